@@ -1,1 +1,37 @@
+//! GGUF files: header, key-values, tensor types, shards, expert slices, offset map and its checks.
+//!
+//! A model is opened with [`Gguf::open`]: every file of it is memory mapped and its header parsed
+//! once. [`map::OffsetMap`] says which bytes of which file belong to which tensor and expert,
+//! [`check::check`] says whether those bytes fit the file.
+//!
+//! ```no_run
+//! let gguf = moe_gguf::Gguf::open("model.gguf")?;
+//! for row in &moe_gguf::map::OffsetMap::new(&gguf).rows {
+//!     println!("{} {:?} {} {}", row.tensor, row.expert_id, row.file_offset, row.size_bytes);
+//! }
+//! # Ok::<(), moe_gguf::Error>(())
+//! ```
+//!
+//! Nothing that a file says is trusted: a header that breaks a rule of ggml's own reader is an
+//! [`Error`] naming the file, the byte and the rule, and no input panics. Tensor data is never
+//! read here unless it is asked for, so the cost of opening grows with the header alone.
 
+#![warn(missing_docs)]
+
+mod bytes;
+pub mod check;
+mod cursor;
+mod error;
+mod gguf;
+mod header;
+pub mod map;
+mod metadata;
+mod names;
+mod types;
+mod value;
+
+pub use error::{Error, Fault};
+pub use gguf::{Gguf, GgufFile, Tensor};
+pub use metadata::Metadata;
+pub use types::{GgmlType, TypeError};
+pub use value::{Array, Value, ValueType};

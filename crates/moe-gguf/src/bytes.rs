@@ -1,0 +1,49 @@
+//! The bytes of one file: mapped, or embedded in the binary. Cheap to clone and to share.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use memmap2::Mmap;
+
+#[derive(Clone, Debug)]
+pub(crate) enum Bytes {
+    Mapped(Arc<Mmap>),
+    Static(&'static [u8]),
+}
+
+impl Bytes {
+    /// Maps a whole file for reading.
+    pub(crate) fn map(path: &Path) -> io::Result<Bytes> {
+        let file = File::open(path)?;
+        let metadata = file.metadata()?;
+        if metadata.is_dir() {
+            return Err(io::Error::new(
+                io::ErrorKind::IsADirectory,
+                "it is a directory, not a file",
+            ));
+        }
+        if metadata.len() == 0 {
+            return Ok(Bytes::Static(&[])); // an empty range cannot be mapped on every system
+        }
+        // SAFETY: the mapping is read-only and private to this process. A file that another
+        // program cuts short meanwhile raises SIGBUS, as for every reader of a mapped model.
+        let map = unsafe { Mmap::map(&file)? };
+        Ok(Bytes::Mapped(Arc::new(map)))
+    }
+
+    pub(crate) fn as_slice(&self) -> &[u8] {
+        match self {
+            Bytes::Mapped(map) => map,
+            Bytes::Static(bytes) => bytes,
+        }
+    }
+
+    /// The bytes `offset .. offset + size`, or `None` where the file does not hold all of them.
+    pub(crate) fn range(&self, offset: u64, size: u64) -> Option<&[u8]> {
+        let start = usize::try_from(offset).ok()?;
+        let end = usize::try_from(offset.checked_add(size)?).ok()?;
+        self.as_slice().get(start..end)
+    }
+}

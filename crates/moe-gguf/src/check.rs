@@ -1,0 +1,211 @@
+//! Whether the map fits the files: overlaps, gaps, bytes past the end.
+
+use serde::Serialize;
+
+use crate::gguf::{Gguf, GgufFile, Tensor};
+use crate::map::Category;
+use crate::names::Role;
+
+/// What [`check`] found. Tensors are named by their index in the table.
+///
+/// For every file, header + padding + tensors - overlaps + gaps + trailing - missing is its size.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Report {
+    /// Pairs of tensors that claim the same bytes.
+    pub overlaps: Vec<Overlap>,
+    /// Bytes of a data section, beyond alignment padding, that belong to no tensor.
+    pub gaps: Vec<Gap>,
+    /// Tensors whose data the file does not wholly hold.
+    pub past_end: Vec<PastEnd>,
+    /// Why llama.cpp will refuse the model, if it will: one reason a file at most. It demands that
+    /// every tensor begins where the one before it in the table ends, padded.
+    pub llama_cpp_refuses: Vec<Misplaced>,
+    /// Bytes of alignment padding, that after the headers included.
+    pub padding_bytes: u64,
+    /// Bytes after the last tensor and its padding; no fault.
+    pub trailing_bytes: u64,
+    /// Bytes of the headers.
+    pub header_bytes: u64,
+    /// Bytes that the tensors claim.
+    pub tensor_bytes: u64,
+    /// Bytes of each category, those with none left out.
+    pub shares: Vec<Share>,
+}
+
+/// Two tensors that claim the same bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Overlap {
+    /// Index of the file.
+    pub file: u16,
+    /// The tensor that begins first, or reaches farthest.
+    pub first: u32,
+    /// The tensor that begins inside it.
+    pub second: u32,
+    /// First byte claimed twice.
+    pub offset: u64,
+    /// Bytes claimed twice.
+    pub size_bytes: u64,
+}
+
+/// Bytes that belong to no tensor.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Gap {
+    /// Index of the file.
+    pub file: u16,
+    /// The tensor before it; none at the start of the data section.
+    pub after: Option<u32>,
+    /// The tensor behind it.
+    pub before: u32,
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub size_bytes: u64,
+}
+
+/// A tensor that its file does not wholly hold.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PastEnd {
+    /// Index of the file.
+    pub file: u16,
+    /// The tensor.
+    pub tensor: u32,
+    /// Bytes that are missing.
+    pub missing_bytes: u64,
+}
+
+/// A tensor that does not lie where llama.cpp demands it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Misplaced {
+    /// Index of the file.
+    pub file: u16,
+    /// The first such tensor.
+    pub tensor: u32,
+    /// Where it lies, relative to the data section as in the file.
+    pub offset: u64,
+    /// Where llama.cpp demands it.
+    pub expected: u64,
+}
+
+/// Bytes of one category.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Share {
+    /// The category.
+    pub category: Category,
+    /// Its tensors.
+    pub n_tensors: u32,
+    /// Their bytes.
+    pub size_bytes: u64,
+}
+
+impl Report {
+    /// Whether nothing was found: no overlap, no gap, nothing past an end.
+    pub fn is_sound(&self) -> bool {
+        self.overlaps.is_empty() && self.gaps.is_empty() && self.past_end.is_empty()
+    }
+}
+
+/// Checks every file of a model against its tensor table. Reads no data.
+pub fn check(gguf: &Gguf) -> Report {
+    let mut report = Report {
+        shares: shares(gguf.tensors()),
+        ..Report::default()
+    };
+    for (index, file) in gguf.files().iter().enumerate() {
+        let tensors: Vec<&Tensor> = gguf
+            .tensors()
+            .iter()
+            .filter(|t| usize::from(t.file) == index)
+            .collect();
+        check_file(&mut report, index as u16, file, tensors);
+    }
+    report
+}
+
+fn check_file(report: &mut Report, index: u16, file: &GgufFile, mut tensors: Vec<&Tensor>) {
+    report.header_bytes += file.header_size;
+    report.tensor_bytes += tensors.iter().map(|t| t.size_bytes).sum::<u64>();
+    report
+        .llama_cpp_refuses
+        .extend(misplaced(index, file, &tensors));
+
+    tensors.retain(|t| t.size_bytes > 0); // nothing lies nowhere
+    tensors.sort_by_key(|t| (t.offset, t.index));
+
+    // The tensor that reaches farthest so far, and how far.
+    let mut last: Option<&Tensor> = None;
+    let mut end = file.header_size;
+    for tensor in tensors {
+        let tensor_end = tensor.offset + tensor.size_bytes;
+        if tensor.offset < end {
+            report.overlaps.push(Overlap {
+                file: index,
+                first: last.map_or(tensor.index, |t| t.index),
+                second: tensor.index,
+                offset: tensor.offset,
+                size_bytes: end.min(tensor_end) - tensor.offset,
+            });
+        } else {
+            let padded = end.next_multiple_of(file.alignment).min(tensor.offset);
+            report.padding_bytes += padded - end;
+            if tensor.offset > padded {
+                report.gaps.push(Gap {
+                    file: index,
+                    after: last.map(|t| t.index),
+                    before: tensor.index,
+                    offset: padded,
+                    size_bytes: tensor.offset - padded,
+                });
+            }
+        }
+        if tensor_end > file.size_bytes {
+            report.past_end.push(PastEnd {
+                file: index,
+                tensor: tensor.index,
+                missing_bytes: tensor_end - file.size_bytes.max(tensor.offset),
+            });
+        }
+        if tensor_end > end {
+            end = tensor_end;
+            last = Some(tensor);
+        }
+    }
+
+    let padded = end.next_multiple_of(file.alignment);
+    report.padding_bytes += padded.min(file.size_bytes).saturating_sub(end);
+    report.trailing_bytes += file.size_bytes.saturating_sub(padded);
+}
+
+fn misplaced(index: u16, file: &GgufFile, tensors: &[&Tensor]) -> Option<Misplaced> {
+    let mut expected = file.data_offset;
+    for tensor in tensors {
+        if tensor.offset != expected {
+            return Some(Misplaced {
+                file: index,
+                tensor: tensor.index,
+                offset: tensor.offset - file.data_offset,
+                expected: expected - file.data_offset,
+            });
+        }
+        expected += tensor.size_bytes.next_multiple_of(file.alignment);
+    }
+    None
+}
+
+fn shares(tensors: &[Tensor]) -> Vec<Share> {
+    let mut shares = Category::ALL.map(|category| Share {
+        category,
+        n_tensors: 0,
+        size_bytes: 0,
+    });
+    for tensor in tensors {
+        let category = Role::of(&tensor.name).category;
+        if let Some(share) = shares.iter_mut().find(|share| share.category == category) {
+            share.n_tensors += 1;
+            share.size_bytes += tensor.size_bytes;
+        }
+    }
+    shares
+        .into_iter()
+        .filter(|share| share.n_tensors > 0)
+        .collect()
+}

@@ -1,0 +1,201 @@
+//! A model: all its files, mapped, and what their headers say.
+
+use std::path::{Path, PathBuf};
+
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::bytes::Bytes;
+use crate::error::{Error, Fault};
+use crate::header::Header;
+use crate::map::{MAX_EXPERT_ROWS, n_stacked};
+use crate::metadata::Metadata;
+use crate::types::GgmlType;
+
+/// A tensor of a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tensor {
+    /// Name, `blk.3.ffn_gate_exps.weight`.
+    pub name: String,
+    /// Index in the model's tensor table; shards are counted on.
+    pub index: u32,
+    /// Index of its file in [`Gguf::files`].
+    pub file: u16,
+    /// Type of its elements.
+    pub ty: GgmlType,
+    /// Dimensions that the file lists, 0 to 4.
+    pub n_dims: u32,
+    /// Elements in each dimension, innermost first; 1 beyond `n_dims`.
+    pub ne: [u64; 4],
+    /// First byte of its data, counted from the start of its file.
+    pub offset: u64,
+    /// Bytes of its data.
+    pub size_bytes: u64,
+}
+
+/// One file of a model.
+#[derive(Clone, Debug)]
+pub struct GgufFile {
+    /// Path as it was opened; for an embedded model, its name.
+    pub path: PathBuf,
+    /// Last part of the path.
+    pub name: String,
+    /// Bytes that the file has.
+    pub size_bytes: u64,
+    /// Bytes of its header: one past the last byte of the tensor table.
+    pub header_size: u64,
+    /// First byte of its data section: the header's size, padded.
+    pub data_offset: u64,
+    /// `general.alignment`, 32 where the file has none.
+    pub alignment: u64,
+    bytes: Bytes,
+}
+
+/// A model: all its files memory mapped, their headers parsed once.
+#[derive(Debug)]
+pub struct Gguf {
+    version: u32,
+    metadata: Metadata,
+    files: Vec<GgufFile>,
+    tensors: Vec<Tensor>,
+    /// Indices into `tensors`, sorted by name.
+    by_name: Vec<u32>,
+}
+
+impl Gguf {
+    /// Opens the model at `path`.
+    ///
+    /// A file whose data is cut opens all the same: its map is what tells how much is missing.
+    ///
+    /// # Errors
+    /// The file cannot be read, or its header breaks a rule of the format.
+    pub fn open(path: impl AsRef<Path>) -> Result<Gguf, Error> {
+        let path = path.as_ref();
+        let bytes = Bytes::map(path).map_err(Error::io(path, "open it"))?;
+        Self::from_bytes(path, bytes)
+    }
+
+    /// Opens a model that is embedded in the binary; `name` stands for its path.
+    ///
+    /// # Errors
+    /// The header breaks a rule of the format.
+    pub fn from_static(name: &str, bytes: &'static [u8]) -> Result<Gguf, Error> {
+        Self::from_bytes(Path::new(name), Bytes::Static(bytes))
+    }
+
+    fn from_bytes(path: &Path, bytes: Bytes) -> Result<Gguf, Error> {
+        let header = Header::parse(path, &bytes)?;
+        let file = GgufFile {
+            path: path.to_owned(),
+            name: path
+                .file_name()
+                .unwrap_or(path.as_os_str())
+                .to_string_lossy()
+                .into_owned(),
+            size_bytes: bytes.as_slice().len() as u64,
+            header_size: header.size,
+            data_offset: header.data_offset,
+            alignment: header.alignment,
+            bytes,
+        };
+        let whole = |fault| Error::Model {
+            path: path.to_owned(),
+            fault: Box::new(fault),
+        };
+        let by_name = sort_by_name(&header.tensors).map_err(whole)?;
+        limit_experts(&header.tensors).map_err(whole)?;
+        Ok(Gguf {
+            version: header.version,
+            metadata: header.metadata,
+            files: vec![file],
+            tensors: header.tensors,
+            by_name,
+        })
+    }
+
+    /// Version of the GGUF format, 2 or 3.
+    pub fn version(&self) -> u32 {
+        self.version
+    }
+
+    /// The model's key-values.
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// The tensors in the order of the table; a tensor's place here is its `tensor_idx`.
+    pub fn tensors(&self) -> &[Tensor] {
+        &self.tensors
+    }
+
+    /// The tensor of that name.
+    pub fn tensor(&self, name: &str) -> Option<&Tensor> {
+        let tensor = |i: u32| &self.tensors[i as usize];
+        let found = self
+            .by_name
+            .binary_search_by(|&i| tensor(i).name.as_str().cmp(name))
+            .ok()?;
+        Some(tensor(self.by_name[found]))
+    }
+
+    /// The data of a tensor, borrowed from the mapped file.
+    ///
+    /// # Errors
+    /// The file ends before the data does.
+    pub fn data(&self, tensor: &Tensor) -> Result<&[u8], Error> {
+        let file = self.files.get(usize::from(tensor.file));
+        file.and_then(|file| file.bytes.range(tensor.offset, tensor.size_bytes))
+            .ok_or_else(|| Error::Cut {
+                path: file.map(|file| file.path.clone()).unwrap_or_default(),
+                tensor: tensor.name.clone(),
+                offset: tensor.offset,
+                end: tensor.offset.saturating_add(tensor.size_bytes),
+                file_size: file.map_or(0, |file| file.size_bytes),
+            })
+    }
+
+    /// The files of the model, in the order of their split numbers.
+    pub fn files(&self) -> &[GgufFile] {
+        &self.files
+    }
+
+    /// XXH3 (64 bits) of the headers of all files, one after the other: names a model without
+    /// reading its data.
+    pub fn header_xxh3(&self) -> u64 {
+        let mut hash = Xxh3::new();
+        for file in &self.files {
+            hash.update(file.bytes.range(0, file.header_size).unwrap_or_default());
+        }
+        hash.digest()
+    }
+}
+
+/// Refuses a model whose map would be out of all proportion to its header.
+fn limit_experts(tensors: &[Tensor]) -> Result<(), Fault> {
+    let claimed = tensors
+        .iter()
+        .filter_map(n_stacked)
+        .fold(0, u64::saturating_add);
+    match claimed <= MAX_EXPERT_ROWS {
+        true => Ok(()),
+        false => Err(Fault::TooManyExperts {
+            claimed,
+            limit: MAX_EXPERT_ROWS,
+        }),
+    }
+}
+
+/// Indices of the tensors, sorted by name; a name that appears twice is refused.
+fn sort_by_name(tensors: &[Tensor]) -> Result<Vec<u32>, Fault> {
+    let name = |i: u32| tensors[i as usize].name.as_str();
+    let mut by_name: Vec<u32> = (0..tensors.len() as u32).collect();
+    by_name.sort_unstable_by(|&a, &b| name(a).cmp(name(b)));
+    match by_name
+        .windows(2)
+        .find(|pair| name(pair[0]) == name(pair[1]))
+    {
+        Some(pair) => Err(Fault::DuplicateTensor {
+            tensor: name(pair[0]).to_owned(),
+        }),
+        None => Ok(by_name),
+    }
+}

@@ -1,0 +1,170 @@
+//! The key-values of a model, with typed look-ups.
+
+use std::path::{Path, PathBuf};
+
+use crate::error::Error;
+use crate::value::{Array, Value};
+
+/// The key-values of a model, in the order of the file. Of a model in several files they are the
+/// first one's: the others hold their own `split.*` keys only.
+#[derive(Clone, Debug)]
+pub struct Metadata {
+    path: PathBuf,
+    entries: Vec<Entry>,
+    /// Indices into `entries`, sorted by key.
+    by_key: Vec<u32>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    pub(crate) key: Box<str>,
+    pub(crate) value: Value,
+}
+
+impl Metadata {
+    /// Takes the entries of a file; `Err` is the index of an entry whose key came before.
+    pub(crate) fn new(path: &Path, entries: Vec<Entry>) -> Result<Metadata, usize> {
+        let mut by_key: Vec<u32> = (0..entries.len() as u32).collect();
+        let key = |i: u32| &*entries[i as usize].key;
+        by_key.sort_by(|&a, &b| key(a).cmp(key(b)).then(a.cmp(&b)));
+        if let Some(pair) = by_key.windows(2).find(|pair| key(pair[0]) == key(pair[1])) {
+            return Err(pair[1] as usize);
+        }
+        Ok(Metadata {
+            path: path.to_owned(),
+            entries,
+            by_key,
+        })
+    }
+
+    /// The value of `key`.
+    pub fn get(&self, key: &str) -> Option<&Value> {
+        let entry = |i: u32| &self.entries[i as usize];
+        let found = self
+            .by_key
+            .binary_search_by(|&i| (*entry(i).key).cmp(key))
+            .ok()?;
+        Some(&entry(self.by_key[found]).value)
+    }
+
+    /// Keys and values in the order of the file.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &Value)> {
+        self.entries.iter().map(|entry| (&*entry.key, &entry.value))
+    }
+
+    /// Number of keys.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether there are no keys.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// The value of `key` as `u32`, whatever integer type the file chose.
+    ///
+    /// # Errors
+    /// The value is no integer, or does not fit. An absent key is `Ok(None)`, here and below.
+    pub fn u32(&self, key: &str) -> Result<Option<u32>, Error> {
+        self.typed(key, "a u32", |value| u32::try_from(value.as_i128()?).ok())
+    }
+
+    /// The value of `key` as `u64`, whatever integer type the file chose.
+    ///
+    /// # Errors
+    /// The value is no integer, or is negative.
+    pub fn u64(&self, key: &str) -> Result<Option<u64>, Error> {
+        self.typed(key, "a u64", |value| u64::try_from(value.as_i128()?).ok())
+    }
+
+    /// The value of `key` as `f32`.
+    ///
+    /// # Errors
+    /// The value is not a floating-point number.
+    pub fn f32(&self, key: &str) -> Result<Option<f32>, Error> {
+        self.typed(key, "an f32", |value| Some(value.as_f64()? as f32))
+    }
+
+    /// The value of `key` as a boolean.
+    ///
+    /// # Errors
+    /// The value is no boolean.
+    pub fn bool(&self, key: &str) -> Result<Option<bool>, Error> {
+        self.typed(key, "a bool", |value| match value {
+            Value::Bool(v) => Some(*v),
+            _ => None,
+        })
+    }
+
+    /// The value of `key` as a string.
+    ///
+    /// # Errors
+    /// The value is no string.
+    pub fn str(&self, key: &str) -> Result<Option<&str>, Error> {
+        self.typed(key, "a string", |value| match value {
+            Value::String(v) => Some(v.as_str()),
+            _ => None,
+        })
+    }
+
+    /// The value of `key` as an array of strings, decoded on the first call.
+    ///
+    /// # Errors
+    /// The value is no array of strings.
+    pub fn strings(&self, key: &str) -> Result<Option<&[String]>, Error> {
+        self.typed(key, "an array of strings", |value| {
+            as_array(value)?.strings()
+        })
+    }
+
+    /// The value of `key` as an array of integers, whatever integer type the file chose.
+    ///
+    /// # Errors
+    /// The value is no array of integers, or one of them does not fit an `i64`.
+    pub fn i64s(&self, key: &str) -> Result<Option<Vec<i64>>, Error> {
+        self.typed(key, "an array of integers", |value| {
+            as_array(value)?
+                .iter()
+                .map(|v| i64::try_from(v.as_i128()?).ok())
+                .collect()
+        })
+    }
+
+    /// The value of `key` as an array of `f32`.
+    ///
+    /// # Errors
+    /// The value is no array of floating-point numbers.
+    pub fn f32s(&self, key: &str) -> Result<Option<Vec<f32>>, Error> {
+        self.typed(key, "an array of f32", |value| {
+            as_array(value)?
+                .iter()
+                .map(|v| Some(v.as_f64()? as f32))
+                .collect()
+        })
+    }
+
+    fn typed<'a, T>(
+        &'a self,
+        key: &str,
+        wanted: &'static str,
+        convert: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>, Error> {
+        let Some(value) = self.get(key) else {
+            return Ok(None);
+        };
+        convert(value).map(Some).ok_or_else(|| Error::WrongType {
+            path: self.path.clone(),
+            key: key.to_owned(),
+            found: value.describe(),
+            wanted,
+        })
+    }
+}
+
+fn as_array(value: &Value) -> Option<&Array> {
+    match value {
+        Value::Array(array) => Some(array),
+        _ => None,
+    }
+}

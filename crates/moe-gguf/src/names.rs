@@ -1,0 +1,216 @@
+//! What a tensor is, told by its name as llama.cpp's converters write it.
+
+use std::fmt;
+
+use serde::Serialize;
+
+/// Which of the matrices of a feed-forward block a tensor belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Projection {
+    /// Gate, n_embd to n_ff.
+    Gate,
+    /// Up, n_embd to n_ff.
+    Up,
+    /// Down, n_ff to n_embd.
+    Down,
+    /// Gate and up in one tensor, n_embd to 2 n_ff.
+    GateUp,
+}
+
+/// What a tensor is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Category {
+    /// Weights of routed experts, stacked or one tensor an expert.
+    Expert,
+    /// Biases and scales of routed experts.
+    ExpertBias,
+    /// Weights of the expert that every token visits, and its gate.
+    SharedExpert,
+    /// The router's weights and biases.
+    Router,
+    /// All that mixes tokens: attention, linear attention and state-space layers.
+    Attention,
+    /// Normalisation weights.
+    Norm,
+    /// Embeddings of tokens, positions and token types.
+    Embedding,
+    /// The output matrix.
+    Output,
+    /// Dense feed-forward blocks, rope factors and whatever else.
+    Other,
+}
+
+impl Projection {
+    /// The name used in tables.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Projection::Gate => "gate",
+            Projection::Up => "up",
+            Projection::Down => "down",
+            Projection::GateUp => "gate_up",
+        }
+    }
+}
+
+impl Category {
+    /// Every category, in the order in which reports list them.
+    pub const ALL: [Category; 9] = [
+        Category::Expert,
+        Category::ExpertBias,
+        Category::SharedExpert,
+        Category::Router,
+        Category::Attention,
+        Category::Norm,
+        Category::Embedding,
+        Category::Output,
+        Category::Other,
+    ];
+
+    /// The name used in tables.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Category::Expert => "expert",
+            Category::ExpertBias => "expert_bias",
+            Category::SharedExpert => "shared_expert",
+            Category::Router => "router",
+            Category::Attention => "attention",
+            Category::Norm => "norm",
+            Category::Embedding => "embedding",
+            Category::Output => "output",
+            Category::Other => "other",
+        }
+    }
+}
+
+impl fmt::Display for Projection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl fmt::Display for Category {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// What a name tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Role {
+    pub(crate) layer_id: Option<u16>,
+    pub(crate) projection: Option<Projection>,
+    pub(crate) category: Category,
+    /// The expert of a tensor that holds one expert alone, as older converters wrote them.
+    pub(crate) expert_id: Option<u32>,
+    /// Whether the name is that of weights stacked over the experts.
+    pub(crate) stacked: bool,
+}
+
+impl Role {
+    pub(crate) fn of(name: &str) -> Role {
+        let (layer_id, part) = split_layer(name);
+        // `ffn_gate_exps.weight`, `ffn_gate.7.weight`, `ffn_gate_exps.7.weight`: stem, expert, kind.
+        let mut pieces = part.split('.');
+        let stem = pieces.next().unwrap_or_default();
+        let mut kind = pieces.next().unwrap_or_default();
+        let mut expert_id = None;
+        if let Some(id) = number(kind)
+            && stem.starts_with("ffn_")
+            && layer_id.is_some()
+        {
+            expert_id = u32::try_from(id).ok();
+            kind = pieces.next().unwrap_or_default();
+        }
+
+        let projection = projection(stem);
+        let routed = projection.is_some()
+            && (expert_id.is_some() || stem.ends_with("_exps") || stem.ends_with("_chexps"));
+        if !routed {
+            let category = category(stem, layer_id.is_some());
+            return Role {
+                layer_id,
+                projection,
+                category,
+                expert_id: None,
+                stacked: false,
+            };
+        }
+        let weight = kind == "weight" || kind.is_empty();
+        Role {
+            layer_id,
+            projection,
+            category: if weight {
+                Category::Expert
+            } else {
+                Category::ExpertBias
+            },
+            expert_id,
+            stacked: weight && expert_id.is_none(),
+        }
+    }
+}
+
+/// `blk.12.attn_q.weight` into 12 and `attn_q.weight`. 65535 stands for "no layer" in the trace
+/// format, so it is no layer here either.
+fn split_layer(name: &str) -> (Option<u16>, &str) {
+    let split = name.strip_prefix("blk.").and_then(|rest| {
+        let (id, part) = rest.split_once('.')?;
+        let id = u16::try_from(number(id)?)
+            .ok()
+            .filter(|&id| id != u16::MAX)?;
+        Some((id, part))
+    });
+    match split {
+        Some((id, part)) => (Some(id), part),
+        None => (None, name),
+    }
+}
+
+/// A decimal number, digits only.
+fn number(text: &str) -> Option<u64> {
+    let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    if digits { text.parse().ok() } else { None }
+}
+
+fn projection(stem: &str) -> Option<Projection> {
+    let rest = stem.strip_prefix("ffn_")?;
+    let is = |base: &str| {
+        rest.strip_prefix(base)
+            .is_some_and(|suffix| matches!(suffix, "" | "_exps" | "_chexps" | "_shexp"))
+    };
+    match () {
+        () if is("gate_up") => Some(Projection::GateUp),
+        () if is("gate") => Some(Projection::Gate),
+        () if is("up") => Some(Projection::Up),
+        () if is("down") => Some(Projection::Down),
+        () => None,
+    }
+}
+
+fn category(stem: &str, in_layer: bool) -> Category {
+    if stem.contains("_shexp") {
+        return Category::SharedExpert;
+    }
+    if stem.starts_with("ffn_gate_inp")
+        || stem.starts_with("exp_probs")
+        || stem == "ffn_gate_tid2eid"
+    {
+        return Category::Router;
+    }
+    if stem == "norm" || stem.ends_with("_norm") || stem.contains("_norm_") {
+        return Category::Norm;
+    }
+    if stem.starts_with("attn_") || stem.starts_with("ssm_") {
+        return Category::Attention;
+    }
+    if stem.contains("token_embd") || matches!(stem, "position_embd" | "token_types") {
+        return Category::Embedding;
+    }
+    if stem == "output" && !in_layer {
+        Category::Output
+    } else {
+        Category::Other
+    }
+}
