@@ -5,6 +5,7 @@ use serde::Serialize;
 use crate::gguf::{Gguf, GgufFile, Tensor};
 use crate::map::Category;
 use crate::names::Role;
+use crate::types::GgmlType;
 
 /// What [`check`] found. Tensors are named by their index in the table.
 ///
@@ -17,9 +18,8 @@ pub struct Report {
     pub gaps: Vec<Gap>,
     /// Tensors whose data the file does not wholly hold.
     pub past_end: Vec<PastEnd>,
-    /// Why llama.cpp will refuse the model, if it will: one reason a file at most. It demands that
-    /// every tensor begins where the one before it in the table ends, padded.
-    pub llama_cpp_refuses: Vec<Misplaced>,
+    /// Why llama.cpp will refuse the model, if it will: of each reason, the first tensor in a file.
+    pub llama_cpp_refuses: Vec<Refusal>,
     /// Bytes of alignment padding, that after the headers included.
     pub padding_bytes: u64,
     /// Bytes after the last tensor and its padding; no fault.
@@ -73,17 +73,30 @@ pub struct PastEnd {
     pub missing_bytes: u64,
 }
 
-/// A tensor that does not lie where llama.cpp demands it.
+/// What llama.cpp does not load, though the file can be read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Misplaced {
-    /// Index of the file.
-    pub file: u16,
-    /// The first such tensor.
-    pub tensor: u32,
-    /// Where it lies, relative to the data section as in the file.
-    pub offset: u64,
-    /// Where llama.cpp demands it.
-    pub expected: u64,
+#[serde(tag = "reason", rename_all = "snake_case")]
+pub enum Refusal {
+    /// llama.cpp demands that a tensor begins where the one before it in the table ends, padded.
+    Misplaced {
+        /// Index of the file.
+        file: u16,
+        /// The first such tensor.
+        tensor: u32,
+        /// Where it lies, relative to the data section as in the file.
+        offset: u64,
+        /// Where llama.cpp demands it.
+        expected: u64,
+    },
+    /// A type that only ik_llama.cpp knows.
+    IkType {
+        /// Index of the file.
+        file: u16,
+        /// The first such tensor.
+        tensor: u32,
+        /// Its type.
+        ty: GgmlType,
+    },
 }
 
 /// Bytes of one category.
@@ -101,6 +114,84 @@ impl Report {
     /// Whether nothing was found: no overlap, no gap, nothing past an end.
     pub fn is_sound(&self) -> bool {
         self.overlaps.is_empty() && self.gaps.is_empty() && self.past_end.is_empty()
+    }
+}
+
+impl Overlap {
+    /// One line for people.
+    pub fn describe(&self, gguf: &Gguf) -> String {
+        let (first, second) = (name(gguf, self.first), name(gguf, self.second));
+        format!(
+            "{second} overlaps {first} by {} bytes from offset {}",
+            self.size_bytes, self.offset
+        ) + &in_file(gguf, self.file)
+    }
+}
+
+impl Gap {
+    /// One line for people.
+    pub fn describe(&self, gguf: &Gguf) -> String {
+        let after = self
+            .after
+            .map_or("the header".to_owned(), |tensor| name(gguf, tensor));
+        let before = name(gguf, self.before);
+        format!(
+            "{} bytes at offset {} between {after} and {before} belong to no tensor",
+            self.size_bytes, self.offset
+        ) + &in_file(gguf, self.file)
+    }
+}
+
+impl PastEnd {
+    /// One line for people.
+    pub fn describe(&self, gguf: &Gguf) -> String {
+        let tensor = name(gguf, self.tensor);
+        format!(
+            "{tensor} lacks {} bytes: the file ends before it does",
+            self.missing_bytes
+        ) + &in_file(gguf, self.file)
+    }
+}
+
+impl Refusal {
+    /// One line for people.
+    pub fn describe(&self, gguf: &Gguf) -> String {
+        match self {
+            Refusal::Misplaced {
+                file,
+                tensor,
+                offset,
+                expected,
+            } => {
+                let tensor = name(gguf, *tensor);
+                format!(
+                    "llama.cpp will refuse the file: {tensor} has offset {offset}, where the tensors before it in the table end at {expected}"
+                ) + &in_file(gguf, *file)
+            }
+            Refusal::IkType { file, tensor, ty } => {
+                let tensor = name(gguf, *tensor);
+                format!(
+                    "llama.cpp will refuse the file: {tensor} is of type {ty}, which only ik_llama.cpp knows"
+                ) + &in_file(gguf, *file)
+            }
+        }
+    }
+}
+
+fn name(gguf: &Gguf, tensor: u32) -> String {
+    gguf.tensors()
+        .get(tensor as usize)
+        .map_or_else(|| format!("tensor {tensor}"), |t| format!("{:?}", t.name))
+}
+
+/// Where a model has several files, which one is meant.
+fn in_file(gguf: &Gguf, file: u16) -> String {
+    match gguf.files() {
+        [_, _, ..] => gguf
+            .files()
+            .get(usize::from(file))
+            .map_or_else(String::new, |f| format!(" (in {})", f.name)),
+        _ => String::new(),
     }
 }
 
@@ -175,11 +266,11 @@ fn check_file(report: &mut Report, index: u16, file: &GgufFile, mut tensors: Vec
     report.trailing_bytes += file.size_bytes.saturating_sub(padded);
 }
 
-fn misplaced(index: u16, file: &GgufFile, tensors: &[&Tensor]) -> Option<Misplaced> {
+fn misplaced(index: u16, file: &GgufFile, tensors: &[&Tensor]) -> Option<Refusal> {
     let mut expected = file.data_offset;
     for tensor in tensors {
         if tensor.offset != expected {
-            return Some(Misplaced {
+            return Some(Refusal::Misplaced {
                 file: index,
                 tensor: tensor.index,
                 offset: tensor.offset - file.data_offset,
@@ -189,6 +280,15 @@ fn misplaced(index: u16, file: &GgufFile, tensors: &[&Tensor]) -> Option<Misplac
         expected += tensor.size_bytes.next_multiple_of(file.alignment);
     }
     None
+}
+
+fn ik_type(index: u16, tensors: &[&Tensor]) -> Option<Refusal> {
+    let tensor = tensors.iter().find(|t| t.ty.is_ik())?;
+    Some(Refusal::IkType {
+        file: index,
+        tensor: tensor.index,
+        ty: tensor.ty,
+    })
 }
 
 fn shares(tensors: &[Tensor]) -> Vec<Share> {

@@ -19,9 +19,31 @@ pub enum TypeError {
         /// The name that the id had.
         name: &'static str,
     },
+    /// ggml dropped this type, but ik_llama.cpp stores one under the same id.
+    #[error(
+        "type {id} is {name}, which ggml has removed; ik_llama.cpp stores {ik} under it, whose size this program does not know: requantize the model"
+    )]
+    RemovedButIk {
+        /// Id as in the file.
+        id: u32,
+        /// The name that the id had in ggml.
+        name: &'static str,
+        /// What ik_llama.cpp means by it.
+        ik: &'static str,
+    },
+    /// A type of ik_llama.cpp that has a name here, but no size.
+    #[error(
+        "type {id} is ik_llama.cpp's {name}, which is not meant for files and whose size this program does not know: requantize the model"
+    )]
+    Unsized {
+        /// Id as in the file.
+        id: u32,
+        /// Its name.
+        name: &'static str,
+    },
     /// No such type is known.
     #[error(
-        "type {id} is not known (ggml's types are 0 to 42): its size cannot be told; the file is damaged or newer than this program"
+        "type {id} is not known (ggml's are 0 to 42, ik_llama.cpp's 97 to 399): its size cannot be told; the file is damaged or newer than this program"
     )]
     Unknown {
         /// Id as in the file.
@@ -32,15 +54,18 @@ pub enum TypeError {
 /// Defines the enum, its look-ups and, for every row, an assertion that the bytes of a block are
 /// the sum of the block's fields.
 macro_rules! ggml_types {
-    ($($name:ident = $id:literal, $block:literal / $bytes:literal = $($field:literal)*;)*) => {
-        /// A tensor type of ggml. The discriminant is the id that a GGUF file stores.
+    ($($name:ident = $id:literal, $block:literal / $bytes:literal = $($field:literal)*
+        $(, row $row_meta:literal)?;)*) => {
+        /// A tensor type of ggml, or of ik_llama.cpp. The discriminant is the id that a GGUF file
+        /// stores.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[non_exhaustive]
         #[allow(non_camel_case_types)] // the names are ggml's
         #[repr(u32)]
         pub enum GgmlType {
             $(#[doc = concat!("`", stringify!($name), "`: ", stringify!($bytes), " bytes for ",
-                stringify!($block), " elements.")]
+                stringify!($block), " elements", $("; every row begins with ", stringify!($row_meta),
+                " bytes of its own",)? ".")]
             $name = $id,)*
         }
 
@@ -63,6 +88,12 @@ macro_rules! ggml_types {
             /// Bytes of a block.
             pub const fn type_size(self) -> u64 {
                 match self { $(GgmlType::$name => $bytes,)* }
+            }
+
+            /// Bytes that a row has besides its blocks: the row's scale, in some types of
+            /// ik_llama.cpp.
+            pub const fn row_meta_size(self) -> u64 {
+                match self { $(GgmlType::$name => 0 $(+ $row_meta)?,)* }
             }
 
             const fn known(id: u32) -> Option<GgmlType> {
@@ -109,18 +140,87 @@ ggml_types! {
     NVFP4   = 40,  64 /  36 = 4 32;
     Q1_0    = 41, 128 /  18 = 2 16;
     Q2_0    = 42,  64 /  18 = 2 16;
+
+    // ik_llama.cpp's. Interleaved rows (_R4, _R8, _R16) take the space of plain ones.
+    Q6_0       = 133,  32 /  26 = 2 8 16;
+    IQ1_BN     = 134,  64 /  13 = 12 1, row 2;
+    IQ2_BN     = 135,  64 /  16 = 16, row 4;
+    IQ2_K      = 137, 256 /  76 = 2 2 8 64;
+    IQ3_K      = 138, 256 / 110 = 2 2 2 8 64 32;
+    IQ4_K      = 139, 256 / 144 = 2 2 4 8 128;
+    IQ5_K      = 140, 256 / 176 = 2 2 4 8 128 32;
+    IQ6_K      = 141, 256 / 212 = 2 2 16 128 64;
+    IQ4_KS     = 144, 256 / 136 = 8 128, row 4;
+    IQ2_KS     = 145, 256 /  70 = 2 4 64, row 2;
+    IQ4_KSS    = 146, 256 / 128 = 128, row 4;
+    Q8_KV      = 151,  32 /  32 = 32, row 8;
+    IQ5_KS     = 152, 256 / 168 = 8 128 32, row 4;
+    IQ2_KT     = 153, 256 /  68 = 4 64, row 4;
+    IQ3_KT     = 154, 256 / 100 = 4 64 32, row 4;
+    IQ4_KT     = 155, 256 / 128 = 128, row 4;
+    IQ3_KS     = 156, 256 / 102 = 2 4 64 32, row 2;
+    IQ2_KL     = 157, 256 /  86 = 2 4 64 16, row 2;
+    IQ1_KT     = 158, 256 /  56 = 8 32 16, row 4;
+    Q4_0_R8    = 202,  32 /  18 = 2 16;
+    Q5_0_R4    = 206,  32 /  22 = 2 4 16;
+    Q8_0_R8    = 208,  32 /  34 = 2 32;
+    Q2_K_R4    = 210, 256 /  84 = 16 64 2 2;
+    Q3_K_R4    = 211, 256 / 110 = 32 64 12 2;
+    Q4_K_R4    = 212, 256 / 144 = 2 2 12 128;
+    Q5_K_R4    = 213, 256 / 176 = 2 2 12 32 128;
+    Q6_K_R4    = 214, 256 / 210 = 128 64 16 2;
+    IQ2_XXS_R4 = 216, 256 /  66 = 2 64;
+    IQ2_XS_R4  = 217, 256 /  74 = 2 64 8;
+    IQ3_XXS_R4 = 218, 256 /  98 = 2 96;
+    IQ1_S_R4   = 219,  32 /   6 = 4 2, row 2;
+    IQ4_NL_R4  = 220,  32 /  18 = 2 16;
+    IQ3_S_R4   = 221, 256 / 110 = 2 64 8 32 4;
+    IQ2_S_R4   = 222, 256 /  82 = 2 64 8 8;
+    IQ4_XS_R8  = 223, 256 / 136 = 2 2 4 128;
+    IQ1_M_R4   = 229,  32 /   7 = 4 2 1, row 2;
+    BF16_R16   = 230,   1 /   2 = 2;
+    Q6_0_R4    = 233,  32 /  26 = 2 8 16;
+    IQ2_BN_R4  = 335,  64 /  16 = 16, row 4;
+    IQ2_K_R4   = 337, 256 /  76 = 2 2 8 64;
+    IQ3_K_R4   = 338, 256 / 110 = 2 2 2 8 64 32;
+    IQ4_K_R4   = 339, 256 / 144 = 2 2 4 8 128;
+    IQ5_K_R4   = 340, 256 / 176 = 2 2 4 8 128 32;
+    IQ4_KS_R4  = 344, 256 / 136 = 8 128, row 4;
+    IQ5_KS_R4  = 352, 256 / 168 = 8 128 32, row 4;
+    Q8_KV_R8   = 398,  32 /  32 = 32, row 4;
+    Q8_K_R8    = 399, 256 / 258 = 2 256;
 }
 
-/// Ids that ggml gave to a type once and refuses now.
-const REMOVED: &[(u32, &str)] = &[
-    (4, "Q4_2"),
-    (5, "Q4_3"),
-    (31, "Q4_0_4_4"),
-    (32, "Q4_0_4_8"),
-    (33, "Q4_0_8_8"),
-    (36, "IQ4_NL_4_4"),
-    (37, "IQ4_NL_4_8"),
-    (38, "IQ4_NL_8_8"),
+/// ik_llama.cpp numbers its own types from here; ggml has come to 42.
+const FIRST_IK: u32 = 97;
+
+/// Ids that ggml gave to a type once and refuses now: id, name, and the type that ik_llama.cpp
+/// stores under it today.
+const REMOVED: &[(u32, &str, Option<&str>)] = &[
+    (4, "Q4_2", None),
+    (5, "Q4_3", None),
+    (31, "Q4_0_4_4", Some("Q4_0_4_4")),
+    (32, "Q4_0_4_8", Some("Q4_0_4_8")),
+    (33, "Q4_0_8_8", Some("Q4_0_8_8")),
+    (36, "IQ4_NL_4_4", Some("I2_S")),
+    (37, "IQ4_NL_4_8", None),
+    (38, "IQ4_NL_8_8", None),
+];
+
+/// Types of ik_llama.cpp whose bytes a row this program does not know for certain: most exist only
+/// while a product is computed, the last two are gone.
+const IK_UNSIZED: &[(u32, &str)] = &[
+    (97, "Q8_0_X4"),
+    (98, "Q8_1_X4"),
+    (99, "Q8_2_X4"),
+    (136, "Q8_K64"),
+    (147, "Q8_K16"),
+    (148, "Q8_K32"),
+    (149, "Q8_KR8"),
+    (150, "Q8_K128"),
+    (397, "Q8_K_R16"),
+    (142, "IQ2_TN"),
+    (143, "IQ1_TN"),
 ];
 
 impl GgmlType {
@@ -133,10 +233,21 @@ impl GgmlType {
         if let Some(ty) = Self::known(id) {
             return Ok(ty);
         }
-        match REMOVED.iter().find(|(removed, _)| *removed == id) {
-            Some(&(id, name)) => Err(TypeError::Removed { id, name }),
+        if let Some(&(id, name, ik)) = REMOVED.iter().find(|removed| removed.0 == id) {
+            return Err(match ik {
+                Some(ik) => TypeError::RemovedButIk { id, name, ik },
+                None => TypeError::Removed { id, name },
+            });
+        }
+        match IK_UNSIZED.iter().find(|unsized_| unsized_.0 == id) {
+            Some(&(id, name)) => Err(TypeError::Unsized { id, name }),
             None => Err(TypeError::Unknown { id }),
         }
+    }
+
+    /// Whether the type is one of ik_llama.cpp's own, which llama.cpp refuses.
+    pub const fn is_ik(self) -> bool {
+        self.id() >= FIRST_IK
     }
 
     /// The id that a GGUF file stores.
@@ -150,7 +261,10 @@ impl GgmlType {
         if !ne0.is_multiple_of(self.block_size()) {
             return None;
         }
-        (ne0 / self.block_size()).checked_mul(self.type_size())
+        match (ne0 / self.block_size()).checked_mul(self.type_size()) {
+            Some(blocks) => blocks.checked_add(self.row_meta_size()),
+            None => None,
+        }
     }
 }
 
