@@ -1,0 +1,246 @@
+//! Rows of activations in the form that weights are multiplied with.
+//!
+//! The numbers are ggml's, its x86 path's rounding included. The layout is not: a row keeps its codes together and its
+//! scales together behind them, so that a kernel reads whole vectors of either.
+
+use half::slice::HalfFloatSliceExt;
+use zerocopy::byteorder::little_endian::{F32, I16};
+use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
+
+use super::format::QK_K;
+
+/// What a row of activations is converted to before a product.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ActivationType {
+    /// As it is.
+    F32,
+    /// Rounded to half precision; kept as `f32`.
+    F16,
+    /// Rounded to bfloat16; kept as `f32`.
+    Bf16,
+    /// 8 bits, a half-precision scale for 32 elements.
+    Q8_0,
+    /// As Q8_0, with the scaled sum of each 32 elements rounded to half precision, for formats with minima.
+    Q8_1,
+    /// 8 bits, an `f32` scale for 256 elements.
+    Q8K,
+}
+
+/// Rows start at multiples of this many bytes from the first.
+const ROW_ALIGN: usize = 64;
+
+impl ActivationType {
+    /// Elements that share a scale.
+    fn block(self) -> usize {
+        match self {
+            ActivationType::F32 | ActivationType::F16 | ActivationType::Bf16 => 1,
+            ActivationType::Q8_0 | ActivationType::Q8_1 => 32,
+            ActivationType::Q8K => QK_K,
+        }
+    }
+
+    /// Bytes of a row of `n` elements.
+    pub fn row_size(self, n: usize) -> usize {
+        let bytes = match self {
+            ActivationType::F32 | ActivationType::F16 | ActivationType::Bf16 => 4 * n,
+            ActivationType::Q8_0 | ActivationType::Q8K => n + 4 * (n / self.block()) + 2 * (n / 16),
+            ActivationType::Q8_1 => n + 8 * (n / 32) + 2 * (n / 16),
+        };
+        bytes.next_multiple_of(ROW_ALIGN)
+    }
+
+    /// Converts a row.
+    ///
+    /// # Panics
+    /// If `out` is not [`ActivationType::row_size`] long, or the row is not a whole number of blocks.
+    pub fn quantize(self, row: &[f32], out: &mut [u8]) {
+        let n = row.len();
+        assert_eq!(
+            out.len(),
+            self.row_size(n),
+            "length of a row of {n} {self:?} activations"
+        );
+        assert_eq!(
+            n % self.block(),
+            0,
+            "{n} activations are not whole blocks of {self:?}"
+        );
+        match self {
+            ActivationType::F32 => {
+                for (value, bytes) in row.iter().zip(out.chunks_exact_mut(4)) {
+                    bytes.copy_from_slice(&value.to_le_bytes());
+                }
+            }
+            ActivationType::F16 => round_to_f16(row, out),
+            ActivationType::Bf16 => {
+                for (value, bytes) in row.iter().zip(out.chunks_exact_mut(4)) {
+                    bytes.copy_from_slice(&round_to_bf16(*value).to_le_bytes());
+                }
+            }
+            ActivationType::Q8_0 | ActivationType::Q8_1 => quantize_q8_0(self, row, out),
+            ActivationType::Q8K => quantize_q8_k(row, out),
+        }
+    }
+}
+
+/// The parts of a row of Q8_0, Q8_1 or Q8_K.
+#[derive(Clone, Copy)]
+pub struct Q8Row<'a> {
+    /// The codes, -127 to 127.
+    pub q: &'a [i8],
+    /// A scale for each [`ActivationType::block`].
+    pub scale: &'a [F32],
+    /// The sum of the codes of each 16 elements.
+    pub sum: &'a [I16],
+    /// Q8_1 alone: scale times sum of each 32 elements.
+    pub scaled_sum: &'a [F32],
+}
+
+struct Q8RowMut<'a> {
+    q: &'a mut [i8],
+    scale: &'a mut [F32],
+    sum: &'a mut [I16],
+    scaled_sum: &'a mut [F32],
+}
+
+impl<'a> Q8Row<'a> {
+    /// Splits a row of `n` elements.
+    #[inline(always)]
+    pub fn new(ty: ActivationType, n: usize, row: &'a [u8]) -> Q8Row<'a> {
+        let (q, row) = prefix(row, n);
+        let (scale, row) = prefix(row, n / ty.block());
+        let (sum, row) = prefix(row, n / 16);
+        let (scaled_sum, _) = prefix(
+            row,
+            if ty == ActivationType::Q8_1 {
+                n / 32
+            } else {
+                0
+            },
+        );
+        Q8Row {
+            q,
+            scale,
+            sum,
+            scaled_sum,
+        }
+    }
+}
+
+impl<'a> Q8RowMut<'a> {
+    fn new(ty: ActivationType, n: usize, row: &'a mut [u8]) -> Q8RowMut<'a> {
+        let (q, row) = row.split_at_mut(n);
+        let (scale, row) = row.split_at_mut(4 * (n / ty.block()));
+        let (sum, row) = row.split_at_mut(2 * (n / 16));
+        let (scaled_sum, _) = row.split_at_mut(if ty == ActivationType::Q8_1 {
+            4 * (n / 32)
+        } else {
+            0
+        });
+        Q8RowMut {
+            q: whole_mut(q),
+            scale: whole_mut(scale),
+            sum: whole_mut(sum),
+            scaled_sum: whole_mut(scaled_sum),
+        }
+    }
+
+    fn fill_sums(&mut self) {
+        for (sum, codes) in self.sum.iter_mut().zip(self.q.chunks_exact(16)) {
+            sum.set(codes.iter().map(|&q| i16::from(q)).sum());
+        }
+    }
+}
+
+/// The elements of a row of F32, F16 or BF16.
+#[inline(always)]
+pub fn floats(n: usize, row: &[u8]) -> &[F32] {
+    prefix(row, n).0
+}
+
+#[inline(always)]
+fn prefix<T: FromBytes + Immutable + KnownLayout + Unaligned>(
+    bytes: &[u8],
+    n: usize,
+) -> (&[T], &[u8]) {
+    <[T]>::ref_from_prefix_with_elems(bytes, n)
+        .expect("an activation row was made for fewer elements")
+}
+
+fn whole_mut<T: FromBytes + zerocopy::IntoBytes + KnownLayout + Unaligned>(
+    bytes: &mut [u8],
+) -> &mut [T] {
+    <[T]>::mut_from_bytes(bytes).expect("sections are whole numbers of elements")
+}
+
+fn round_to_f16(row: &[f32], out: &mut [u8]) {
+    let mut halves = [half::f16::ZERO; 256];
+    let mut rounded = [0.0f32; 256];
+    for (values, bytes) in row.chunks(256).zip(out.chunks_mut(4 * 256)) {
+        let (halves, rounded) = (&mut halves[..values.len()], &mut rounded[..values.len()]);
+        halves.convert_from_f32_slice(values);
+        halves.convert_to_f32_slice(rounded);
+        for (value, bytes) in rounded.iter().zip(bytes.chunks_exact_mut(4)) {
+            bytes.copy_from_slice(&value.to_le_bytes());
+        }
+    }
+}
+
+#[inline(always)]
+fn round_to_bf16(value: f32) -> f32 {
+    let bits = value.to_bits();
+    if value.is_nan() {
+        return f32::from_bits((bits | 0x0040_0000) & 0xffff_0000);
+    }
+    f32::from_bits((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff_0000)
+}
+
+/// Adding this to a number of small magnitude rounds it to the nearest integer, ties to even, and leaves that integer
+/// in the low bits.
+const ROUND: f32 = 12_582_912.0;
+
+#[inline(always)]
+fn round_to_i8(value: f32) -> i8 {
+    (value + ROUND).to_bits() as i8
+}
+
+fn quantize_q8_0(ty: ActivationType, row: &[f32], out: &mut [u8]) {
+    let mut out = Q8RowMut::new(ty, row.len(), out);
+    for (block, values) in row.chunks_exact(32).enumerate() {
+        let amax = values.iter().fold(0.0f32, |max, v| max.max(v.abs()));
+        let inverse = if amax != 0.0 { 127.0 / amax } else { 0.0 };
+        for (code, value) in out.q[block * 32..][..32].iter_mut().zip(values) {
+            *code = round_to_i8(value * inverse);
+        }
+        let scale = amax / 127.0;
+        out.scale[block].set(half::f16::from_f32(scale).to_f32());
+        if ty == ActivationType::Q8_1 {
+            let sum: i32 = out.q[block * 32..][..32]
+                .iter()
+                .map(|&q| i32::from(q))
+                .sum();
+            out.scaled_sum[block].set(half::f16::from_f32(scale * sum as f32).to_f32());
+        }
+    }
+    out.fill_sums();
+}
+
+/// The element of largest magnitude becomes -127, whatever its sign: scales may be negative.
+fn quantize_q8_k(row: &[f32], out: &mut [u8]) {
+    let mut out = Q8RowMut::new(ActivationType::Q8K, row.len(), out);
+    for (block, values) in row.chunks_exact(QK_K).enumerate() {
+        let codes = &mut out.q[block * QK_K..][..QK_K];
+        let amax = values.iter().fold(0.0f32, |max, v| max.max(v.abs()));
+        let Some(&peak) = values.iter().find(|v| v.abs() == amax && amax != 0.0) else {
+            codes.fill(0);
+            out.scale[block].set(0.0);
+            continue;
+        };
+        let inverse = -127.0 / peak;
+        for (code, value) in codes.iter_mut().zip(values) {
+            *code = round_to_i8(value * inverse);
+        }
+        out.scale[block].set(1.0 / inverse);
+    }
+    out.fill_sums();
+}

@@ -1,0 +1,149 @@
+//! Blocks of 32 elements with one scale: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0.
+//!
+//! The 4-bit parts hold element `j` in the low half of byte `j` and element `j + 16` in its high half.
+
+use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
+
+use super::ActivationType;
+use super::format::{F16, Format, Unpacked};
+
+/// `d * (q - 8)`, q of 4 bits.
+#[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Q4_0 {
+    pub d: F16,
+    pub qs: [u8; 16],
+}
+
+/// `d * q + m`, q of 4 bits.
+#[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Q4_1 {
+    pub d: F16,
+    pub m: F16,
+    pub qs: [u8; 16],
+}
+
+/// `d * (q - 16)`, q of 5 bits; bit `j` of `qh` is the fifth of element `j`.
+#[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Q5_0 {
+    pub d: F16,
+    pub qh: [u8; 4],
+    pub qs: [u8; 16],
+}
+
+/// `d * q + m`, q of 5 bits.
+#[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Q5_1 {
+    pub d: F16,
+    pub m: F16,
+    pub qh: [u8; 4],
+    pub qs: [u8; 16],
+}
+
+/// `d * q`, q of 8 bits with a sign.
+#[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Q8_0 {
+    pub d: F16,
+    pub qs: [i8; 32],
+}
+
+const _: () = {
+    assert!(size_of::<Q4_0>() == 18);
+    assert!(size_of::<Q4_1>() == 20);
+    assert!(size_of::<Q5_0>() == 22);
+    assert!(size_of::<Q5_1>() == 24);
+    assert!(size_of::<Q8_0>() == 34);
+};
+
+/// Spreads 16 bytes of two 4-bit codes each over 32 elements.
+#[inline(always)]
+pub fn nibbles(qs: &[u8; 16]) -> [i8; 32] {
+    let mut q = [0; 32];
+    for j in 0..16 {
+        q[j] = (qs[j] & 15) as i8;
+        q[j + 16] = (qs[j] >> 4) as i8;
+    }
+    q
+}
+
+/// The fifth bit of each element, as 0 or 16.
+#[inline(always)]
+fn fifth_bits(qh: [u8; 4]) -> [i8; 32] {
+    std::array::from_fn(|j| (qh[j / 8] >> (j % 8) << 4 & 16) as i8)
+}
+
+impl Format for Q4_0 {
+    const BLOCK: usize = 32;
+    const GROUP: usize = 32;
+    const ACTIVATION: ActivationType = ActivationType::Q8_0;
+
+    #[inline(always)]
+    fn unpack(&self, out: &mut Unpacked) {
+        for (out, q) in out.q.iter_mut().zip(nibbles(&self.qs)) {
+            *out = q - 8;
+        }
+        out.scale[0] = self.d.to_f32();
+    }
+}
+
+impl Format for Q4_1 {
+    const BLOCK: usize = 32;
+    const GROUP: usize = 32;
+    const ACTIVATION: ActivationType = ActivationType::Q8_1;
+    const MIN: bool = true;
+
+    #[inline(always)]
+    fn unpack(&self, out: &mut Unpacked) {
+        out.q[..32].copy_from_slice(&nibbles(&self.qs));
+        out.scale[0] = self.d.to_f32();
+        out.min[0] = -self.m.to_f32();
+    }
+}
+
+impl Format for Q5_0 {
+    const BLOCK: usize = 32;
+    const GROUP: usize = 32;
+    const ACTIVATION: ActivationType = ActivationType::Q8_0;
+
+    #[inline(always)]
+    fn unpack(&self, out: &mut Unpacked) {
+        let (q, h) = (nibbles(&self.qs), fifth_bits(self.qh));
+        for j in 0..32 {
+            out.q[j] = (q[j] | h[j]) - 16;
+        }
+        out.scale[0] = self.d.to_f32();
+    }
+}
+
+impl Format for Q5_1 {
+    const BLOCK: usize = 32;
+    const GROUP: usize = 32;
+    const ACTIVATION: ActivationType = ActivationType::Q8_1;
+    const MIN: bool = true;
+
+    #[inline(always)]
+    fn unpack(&self, out: &mut Unpacked) {
+        let (q, h) = (nibbles(&self.qs), fifth_bits(self.qh));
+        for j in 0..32 {
+            out.q[j] = q[j] | h[j];
+        }
+        out.scale[0] = self.d.to_f32();
+        out.min[0] = -self.m.to_f32();
+    }
+}
+
+impl Format for Q8_0 {
+    const BLOCK: usize = 32;
+    const GROUP: usize = 32;
+    const ACTIVATION: ActivationType = ActivationType::Q8_0;
+
+    #[inline(always)]
+    fn unpack(&self, out: &mut Unpacked) {
+        out.q[..32].copy_from_slice(&self.qs);
+        out.scale[0] = self.d.to_f32();
+    }
+}

@@ -1,0 +1,249 @@
+//! Inner products on the block formats of GGUF files, as ggml does them.
+//!
+//! Weights stay as they are in the file. Activations are converted once for each product to the type that ggml
+//! multiplies the weights' type with ([`ActivationType`]); products within a group of elements that share a scale are
+//! exact, in integers. [`Kernel`] picks the code for a type and for this processor.
+//!
+//! A format is a struct with the layout of its block and one method that decodes it ([`format::Format`]). Decoding rows
+//! and products for any machine follow from that; where it pays, a format has vector code of its own in `x86`.
+
+/// `Some` of an expression in which `$format` is the [`format::Format`] of a type with blocks, `None` for other types.
+macro_rules! with_format {
+    ($ty:expr, $format:ident => $body:expr) => {
+        with_format!(@match $ty, $format => $body;
+            Q4_0: legacy::Q4_0, Q4_1: legacy::Q4_1, Q5_0: legacy::Q5_0, Q5_1: legacy::Q5_1, Q8_0: legacy::Q8_0,
+            Q2_K: k_quants::Q2K, Q3_K: k_quants::Q3K, Q4_K: k_quants::Q4K, Q5_K: k_quants::Q5K, Q6_K: k_quants::Q6K,
+            MXFP4: fp4::Mxfp4, NVFP4: fp4::Nvfp4,
+        )
+    };
+    (@match $ty:expr, $format:ident => $body:expr; $($name:ident: $module:ident::$block:ident,)*) => {
+        match $ty {
+            $(moe_gguf::GgmlType::$name => {
+                type $format = $crate::cpu::quant::$module::$block;
+                Some($body)
+            })*
+            _ => None,
+        }
+    };
+}
+
+mod activation;
+mod float;
+mod format;
+mod fp4;
+mod k_quants;
+mod legacy;
+mod portable;
+#[cfg(test)]
+mod tests;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+use moe_gguf::GgmlType;
+use zerocopy::byteorder::little_endian::F32;
+
+pub use activation::ActivationType;
+use float::{Bf16, FloatFormat};
+use format::{F16, Format};
+
+/// Errors of the kernels.
+#[derive(Debug, thiserror::Error, PartialEq)]
+#[non_exhaustive]
+pub enum Error {
+    /// There is no kernel for the type.
+    #[error("no kernel for type {ty}; there are kernels for {}", supported())]
+    Unsupported {
+        /// The type asked for.
+        ty: GgmlType,
+    },
+    /// A row is no whole number of blocks.
+    #[error("a row of {n} elements is not a whole number of {ty} blocks of {}", ty.block_size())]
+    PartialBlock {
+        /// Type of the row.
+        ty: GgmlType,
+        /// Its elements.
+        n: usize,
+    },
+    /// A row has another length than its elements need.
+    #[error("a row of {n} {ty} elements takes {expected} bytes, not {found}")]
+    RowSize {
+        /// Type of the row.
+        ty: GgmlType,
+        /// Its elements.
+        n: usize,
+        /// Bytes that they take.
+        expected: u64,
+        /// Bytes given.
+        found: usize,
+    },
+}
+
+/// Rows, bytes of a row, elements of a row, activations, results. The functions trust the caller on the lengths no
+/// further than memory safety allows; those for x86 need the processor features of their [`Isa`].
+type Gemv = unsafe fn(&[u8], usize, usize, &[u8], &mut [f32]);
+
+/// The instructions that a kernel uses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Isa {
+    /// Those that every processor of the target has.
+    Portable,
+    /// x86 with AVX2, FMA and F16C.
+    Avx2,
+    /// x86 with AVX-512 F, BW, DQ, VL and VNNI.
+    Avx512,
+}
+
+impl Isa {
+    /// The instruction sets that this processor has, the widest last.
+    pub fn available() -> Vec<Isa> {
+        let mut found = vec![Isa::Portable];
+        #[cfg(target_arch = "x86_64")]
+        {
+            if x86::has_avx2() {
+                found.push(Isa::Avx2);
+            }
+            if x86::has_avx512() {
+                found.push(Isa::Avx512);
+            }
+        }
+        found
+    }
+}
+
+/// Products of rows of one type with activations.
+#[derive(Clone, Copy)]
+pub struct Kernel {
+    /// What activations have to be converted to.
+    pub activation: ActivationType,
+    ty: GgmlType,
+    gemv: Gemv,
+    dequantize: fn(&[u8], &mut [f32]),
+}
+
+impl Kernel {
+    /// The fastest kernel for a type on this processor.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`], which lists the types that have one.
+    pub fn for_type(ty: GgmlType) -> Result<Kernel, Error> {
+        let isa = Isa::available().pop().unwrap_or(Isa::Portable);
+        Kernel::for_isa(ty, isa).ok_or(Error::Unsupported { ty })
+    }
+
+    /// The kernel for a type that uses one of the [`Isa::available`] instruction sets.
+    ///
+    /// # Panics
+    /// If this processor does not have it.
+    fn for_isa(ty: GgmlType, isa: Isa) -> Option<Kernel> {
+        assert!(
+            Isa::available().contains(&isa),
+            "this processor has no {isa:?}"
+        );
+        match ty {
+            GgmlType::F32 => Some(Kernel::float::<F32>(ty, isa)),
+            GgmlType::F16 => Some(Kernel::float::<F16>(ty, isa)),
+            GgmlType::BF16 => Some(Kernel::float::<Bf16>(ty, isa)),
+            _ => with_format!(ty, F => Kernel::quantized::<F>(ty, isa)),
+        }
+    }
+
+    fn quantized<F: Format>(ty: GgmlType, isa: Isa) -> Kernel {
+        let gemv: Gemv = match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => x86::avx2::gemv::<F>,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => x86::avx512::gemv::<F>,
+            _ => portable::gemv::<F>,
+        };
+        Kernel {
+            activation: F::ACTIVATION,
+            ty,
+            gemv,
+            dequantize: portable::dequantize::<F>,
+        }
+    }
+
+    fn float<F: FloatFormat>(ty: GgmlType, isa: Isa) -> Kernel {
+        let gemv: Gemv = match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => x86::avx2::gemv_float::<F>,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => x86::avx512::gemv_float::<F>,
+            _ => portable::gemv_float::<F>,
+        };
+        Kernel {
+            activation: F::ACTIVATION,
+            ty,
+            gemv,
+            dequantize: portable::dequantize_float::<F>,
+        }
+    }
+
+    /// The type of the rows.
+    pub fn ty(&self) -> GgmlType {
+        self.ty
+    }
+
+    /// `out[r] = row r · act`: the products of `out.len()` rows of `n` elements, `row_size` bytes each, with one row of
+    /// converted activations.
+    ///
+    /// # Panics
+    /// If the lengths do not fit together.
+    pub fn gemv(&self, rows: &[u8], row_size: usize, n: usize, act: &[u8], out: &mut [f32]) {
+        let expected = self.ty.row_size(n as u64);
+        assert_eq!(
+            Some(row_size as u64),
+            expected,
+            "bytes of a row of {n} {} elements",
+            self.ty
+        );
+        assert_eq!(
+            rows.len(),
+            row_size * out.len(),
+            "bytes of {} rows",
+            out.len()
+        );
+        assert_eq!(
+            act.len(),
+            self.activation.row_size(n),
+            "bytes of {n} activations"
+        );
+        if n == 0 {
+            out.fill(0.0);
+            return;
+        }
+        // SAFETY: `for_isa` has asserted that the processor has what the function needs, and the lengths fit.
+        unsafe { (self.gemv)(rows, row_size, n, act, out) }
+    }
+}
+
+/// Decodes a row of `out.len()` elements.
+///
+/// # Errors
+/// If the type has no kernel, or the lengths do not fit together.
+pub fn dequantize_row(ty: GgmlType, row: &[u8], out: &mut [f32]) -> Result<(), Error> {
+    let n = out.len();
+    let kernel = Kernel::for_isa(ty, Isa::Portable).ok_or(Error::Unsupported { ty })?;
+    let expected = ty.row_size(n as u64).ok_or(Error::PartialBlock { ty, n })?;
+    if row.len() as u64 != expected {
+        return Err(Error::RowSize {
+            ty,
+            n,
+            expected,
+            found: row.len(),
+        });
+    }
+    (kernel.dequantize)(row, out);
+    Ok(())
+}
+
+/// The names of the types that have a kernel.
+fn supported() -> String {
+    let has_kernel = |ty: &&GgmlType| Kernel::for_isa(**ty, Isa::Portable).is_some();
+    let names: Vec<_> = GgmlType::ALL
+        .iter()
+        .filter(has_kernel)
+        .map(|ty| ty.name())
+        .collect();
+    names.join(", ")
+}
