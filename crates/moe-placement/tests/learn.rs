@@ -1,0 +1,303 @@
+//! Learn files: what is written, what the schema refuses, and the runtime's parser rules.
+
+use moe_placement::learn::{
+    Error, ExpertObservation, LayerCounts, LearnFile, is_usable, parse_observations,
+};
+use serde_json::{Value, json};
+
+fn example() -> LearnFile {
+    LearnFile::from_counts(
+        5,
+        2,
+        3,
+        [
+            LayerCounts {
+                layer: 4,
+                calls: 3,
+                experts: vec![0, 7, 0, 2, 1],
+            },
+            LayerCounts {
+                layer: 2,
+                calls: 0,
+                experts: vec![0; 5],
+            },
+            LayerCounts {
+                layer: 0,
+                calls: 4,
+                experts: vec![5, 0, 1, 0, 0],
+            },
+        ],
+    )
+}
+
+#[test]
+fn text_is_the_runtimes_to_the_byte() {
+    let expected = concat!(
+        r#"{"enabled":true,"mode":"update","schema":"llama.cpp.moe_layer_opt_perf.v1","n_expert":5,"n_expert_used":2,"#,
+        r#""updates":3,"overflow_resets":0,"summary":{"layer_calls":7,"hot_slot_ratio":0.0},"layers":["#,
+        r#"{"layer":0,"calls":4,"hot_slots_total":0,"cold_slots_total":6,"hot_slots_per_call":0.0,"cold_slots_per_call":1.5,"#,
+        r#""hot_slot_ratio":0.0,"experts":[[0,5],[2,1]],"hot_experts":[],"cold_experts":[[0,5],[2,1]]},"#,
+        r#"{"layer":4,"calls":3,"hot_slots_total":0,"cold_slots_total":10,"hot_slots_per_call":0.0,"#,
+        r#""cold_slots_per_call":3.3333333333333335,"hot_slot_ratio":0.0,"experts":[[1,7],[3,2],[4,1]],"hot_experts":[],"#,
+        r#""cold_experts":[[1,7],[3,2],[4,1]]}]}"#,
+    );
+    assert_eq!(example().to_json(), expected);
+}
+
+#[test]
+fn what_is_written_reads_back() {
+    let observations = parse_observations(&example().to_json()).unwrap();
+    assert!(is_usable(&observations));
+    assert_eq!(
+        observations.iter().map(|o| o.layer).collect::<Vec<_>>(),
+        [0, 4]
+    );
+    let last = &observations[1];
+    assert!(last.has_branch_counts);
+    assert_eq!(last.cold_slots_per_call, 10.0 / 3.0);
+    assert_eq!(
+        last.experts[0],
+        ExpertObservation {
+            expert: 1,
+            raw: 0,
+            hot: 0,
+            cold: 7
+        }
+    );
+}
+
+fn schema() -> jsonschema::Validator {
+    let path = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../schemas/learn.schema.json"
+    );
+    let schema: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    jsonschema::validator_for(&schema).unwrap()
+}
+
+#[test]
+fn schema_takes_what_is_written() {
+    let file: Value = serde_json::from_str(&example().to_json()).unwrap();
+    schema().validate(&file).unwrap();
+}
+
+#[test]
+fn schema_refuses_broken_files() {
+    let schema = schema();
+    let good: Value = serde_json::from_str(&example().to_json()).unwrap();
+
+    // Every key is required, at every level.
+    for pointer in ["", "/summary", "/layers/0"] {
+        let keys: Vec<String> = good
+            .pointer(pointer)
+            .unwrap()
+            .as_object()
+            .unwrap()
+            .keys()
+            .cloned()
+            .collect();
+        for key in keys {
+            let mut broken = good.clone();
+            broken
+                .pointer_mut(pointer)
+                .unwrap()
+                .as_object_mut()
+                .unwrap()
+                .remove(&key);
+            assert!(!schema.is_valid(&broken), "without {pointer}/{key}");
+        }
+    }
+
+    let changes = [
+        ("/schema", json!("llama.cpp.moe_layer_perf.v1")),
+        ("/mode", json!("full")),
+        ("/enabled", json!(false)),
+        ("/n_expert", json!(0)),
+        ("/n_expert", json!("5")),
+        ("/updates", json!(-1)),
+        ("/summary/hot_slot_ratio", json!(0.5)),
+        ("/layers", json!([])),
+        ("/layers", json!({})),
+        ("/layers/0/layer", json!(-1)),
+        ("/layers/0/calls", json!(1.5)),
+        ("/layers/0/hot_slots_total", json!(3)),
+        ("/layers/0/experts", json!([[1, 0]])),
+        ("/layers/0/experts", json!([[1]])),
+        ("/layers/0/experts", json!([[1, 2, 3]])),
+        ("/layers/0/experts", json!([[1, 2.5]])),
+        ("/layers/0/experts", json!({"1": 2})),
+        ("/layers/0/hot_experts", json!([[1, 2]])),
+    ];
+    for (pointer, value) in changes {
+        let mut broken = good.clone();
+        *broken.pointer_mut(pointer).unwrap() = value.clone();
+        assert!(!schema.is_valid(&broken), "{pointer} = {value}");
+    }
+
+    let mut unknown = good.clone();
+    unknown["layers"][0]["hit_count"] = json!(1);
+    assert!(!schema.is_valid(&unknown), "an unknown key");
+}
+
+/// The runtime's own unit test, retold.
+#[test]
+fn branch_counts_and_derived_waits() {
+    let text = json!({"schema": "llama.cpp.moe_layer_perf.v1", "layers": [
+        {"layer": 2, "experts": [[4, 9]], "cold_slots_per_call": 4.0,
+         "parallel_cold_lane_wall_time_per_call_us": 30.0, "parallel_hot_lane_wall_time_per_call_us": 10.0},
+        {"layer": 1, "calls": 4, "cold_slots_total": 12, "parallel_join_wait_time_per_call_us": 18.0,
+         "experts": [[9, 99]], "hot_experts": [[3, 2], [1, 10], [1, 4], [2, 0]], "cold_experts": [[3, 5], [2, 6]]},
+    ]});
+    let observations = parse_observations(&text.to_string()).unwrap();
+    let [first, second] = observations.as_slice() else {
+        panic!("{observations:?}")
+    };
+
+    assert_eq!(first.layer, 1);
+    assert!(first.has_branch_counts);
+    let split: Vec<_> = first
+        .experts
+        .iter()
+        .map(|e| (e.expert, e.hot, e.cold, e.raw))
+        .collect();
+    assert_eq!(split, [(1, 14, 0, 0), (2, 0, 6, 0), (3, 2, 5, 0)]);
+    assert_eq!(first.cold_slots_per_call, 3.0);
+    assert_eq!(first.wait_per_cold_slot_us, 6.0);
+
+    assert!(!second.has_branch_counts);
+    assert_eq!(
+        second.experts,
+        [ExpertObservation {
+            expert: 4,
+            raw: 9,
+            hot: 0,
+            cold: 0
+        }]
+    );
+    assert_eq!(second.wait_per_cold_slot_us, 5.0);
+}
+
+fn with_layers(layers: Value) -> String {
+    json!({"schema": "llama.cpp.moe_layer_opt_perf.v1", "layers": layers}).to_string()
+}
+
+#[test]
+fn counts_saturate_repeated_layers_stay_and_empty_ones_go() {
+    let text = with_layers(json!([
+        {"layer": 0, "experts": [[1, u64::MAX], [1, 5]]},
+        {"layer": 0, "experts": [[1, 2]]},
+        {"layer": 1, "experts": [[1, 0]], "hot_experts": [], "cold_slots_per_call": "ignored, as the layer is dropped"},
+        {"layer": 2},
+        {"layer": 3, "experts": [[4294967297u64, 1]], "a key of tomorrow": null},
+    ]));
+    let observations = parse_observations(&text).unwrap();
+    let seen: Vec<_> = observations
+        .iter()
+        .map(|o| (o.layer, o.experts[0].expert, o.experts[0].raw))
+        .collect();
+    assert_eq!(seen, [(0, 1, u64::MAX), (0, 1, 2), (3, 1, 1)]);
+}
+
+#[test]
+fn smallest_file_and_unusable_files() {
+    let text = r#"{"schema":"llama.cpp.moe_layer_opt_perf.v1","layers":[{"layer":0,"experts":[[12,100],[42,90]]}]}"#;
+    assert!(is_usable(&parse_observations(text).unwrap()));
+    let off =
+        r#"{"enabled":false,"mode":"off","schema":"llama.cpp.moe_layer_opt_perf.v1","layers":[]}"#;
+    assert!(!is_usable(&parse_observations(off).unwrap()));
+}
+
+#[test]
+fn faults_are_named() {
+    let cases: [(String, fn(&Error) -> bool); 14] = [
+        ("{".into(), |e| matches!(e, Error::Json(_))),
+        ("[]".into(), |e| matches!(e, Error::Schema { .. })),
+        ("{\"layers\":[]}".into(), |e| {
+            matches!(e, Error::Schema { .. })
+        }),
+        ("{\"schema\":7,\"layers\":[]}".into(), |e| {
+            matches!(e, Error::Schema { .. })
+        }),
+        (
+            "{\"schema\":\"llama.cpp.moe_layer_opt_perf.v1\"}".into(),
+            |e| matches!(e, Error::Layers),
+        ),
+        (with_layers(json!({})), |e| matches!(e, Error::Layers)),
+        (with_layers(json!([{"layer": 1}, 5])), |e| {
+            matches!(e, Error::LayerId { index: 1 })
+        }),
+        (with_layers(json!([{"layer": -1}])), |e| {
+            matches!(e, Error::LayerId { index: 0 })
+        }),
+        (with_layers(json!([{"layer": 1.0}])), |e| {
+            matches!(e, Error::LayerId { index: 0 })
+        }),
+        (
+            with_layers(json!([{"layer": 0, "hot_experts": null}])),
+            |e| {
+                matches!(
+                    e,
+                    Error::Experts {
+                        index: 0,
+                        key: "hot_experts"
+                    }
+                )
+            },
+        ),
+        (
+            with_layers(json!([{"layer": 0, "experts": [[1, 2, 3]]}])),
+            |e| {
+                matches!(
+                    e,
+                    Error::Experts {
+                        index: 0,
+                        key: "experts"
+                    }
+                )
+            },
+        ),
+        (
+            with_layers(json!([{"layer": 0, "cold_experts": [[1, -2]]}])),
+            |e| {
+                matches!(
+                    e,
+                    Error::Experts {
+                        index: 0,
+                        key: "cold_experts"
+                    }
+                )
+            },
+        ),
+        (
+            with_layers(json!([{"layer": 0, "experts": [[1, 2.0]]}])),
+            |e| {
+                matches!(
+                    e,
+                    Error::Experts {
+                        index: 0,
+                        key: "experts"
+                    }
+                )
+            },
+        ),
+        (
+            with_layers(
+                json!([{"layer": 0, "experts": [[1, 2]], "total_moe_time_per_call_us": "3"}]),
+            ),
+            |e| {
+                matches!(
+                    e,
+                    Error::Number {
+                        index: 0,
+                        key: "total_moe_time_per_call_us"
+                    }
+                )
+            },
+        ),
+    ];
+    for (text, is_expected) in cases {
+        let error = parse_observations(&text).expect_err(&text);
+        assert!(is_expected(&error), "{text}: {error}");
+        assert!(!error.to_string().contains('\n'));
+    }
+}
