@@ -1,4 +1,5 @@
-//! The bytes of one file: mapped, or embedded in the binary. Cheap to clone and to share.
+//! Bytes that are cheap to clone and to share: of a file, mapped or embedded in the binary, or of
+//! an array value that was made in memory.
 
 use std::fs::File;
 use std::io;
@@ -11,6 +12,7 @@ use memmap2::Mmap;
 pub(crate) enum Bytes {
     Mapped(Arc<Mmap>),
     Static(&'static [u8]),
+    Owned(Arc<[u8]>),
 }
 
 impl Bytes {
@@ -37,6 +39,7 @@ impl Bytes {
         match self {
             Bytes::Mapped(map) => map,
             Bytes::Static(bytes) => bytes,
+            Bytes::Owned(bytes) => bytes,
         }
     }
 

@@ -215,9 +215,10 @@ pub fn check(gguf: &Gguf) -> Report {
 fn check_file(report: &mut Report, index: u16, file: &GgufFile, mut tensors: Vec<&Tensor>) {
     report.header_bytes += file.header_size;
     report.tensor_bytes += tensors.iter().map(|t| t.size_bytes).sum::<u64>();
+    let refusals = [misplaced(index, file, &tensors), ik_type(index, &tensors)];
     report
         .llama_cpp_refuses
-        .extend(misplaced(index, file, &tensors));
+        .extend(refusals.into_iter().flatten());
 
     tensors.retain(|t| t.size_bytes > 0); // nothing lies nowhere
     tensors.sort_by_key(|t| (t.offset, t.index));

@@ -10,10 +10,10 @@ use crate::metadata::{Entry, Metadata};
 use crate::types::GgmlType;
 use crate::value::{Value, ValueType};
 
-const DEFAULT_ALIGNMENT: u32 = 32;
-const MAX_DIMS: u32 = 4;
+pub(crate) const DEFAULT_ALIGNMENT: u32 = 32;
+pub(crate) const MAX_DIMS: u32 = 4;
 /// ggml keeps a name in 64 bytes with its terminating zero.
-const MAX_NAME: u64 = 63;
+pub(crate) const MAX_NAME: u64 = 63;
 /// Key length, one byte of key, value type, one byte of value.
 const MIN_KEY_VALUE: u64 = 8 + 1 + 4 + 1;
 /// Name length, number of dimensions, type, offset.
@@ -21,7 +21,7 @@ const MIN_TENSOR: u64 = 8 + 4 + 4 + 8;
 /// A count is believed as the elements come, not in advance.
 const FIRST_CAPACITY: u64 = 4096;
 /// ggml counts elements and bytes in 63 bits.
-const MAX_I64: u64 = i64::MAX as u64;
+pub(crate) const MAX_I64: u64 = i64::MAX as u64;
 
 /// What one file's header says.
 #[derive(Debug)]
@@ -71,17 +71,12 @@ fn parse(path: &Path, bytes: &Bytes) -> Located<Header> {
 }
 
 fn read_version(cursor: &mut Cursor<'_>) -> Located<u32> {
-    let magic = cursor.take(cursor.left().min(4), "the magic")?;
-    match magic {
+    match cursor.take(4, "the magic")? {
         b"GGUF" => {}
         b"FUGG" => return Err((0, Fault::BigEndian)),
-        _ => {
-            return Err((
-                0,
-                Fault::BadMagic {
-                    found: magic.to_owned(),
-                },
-            ));
+        magic => {
+            let found = magic.to_owned();
+            return Err((0, Fault::BadMagic { found }));
         }
     }
     let at = cursor.pos();
@@ -101,57 +96,32 @@ fn read_metadata(
     cursor: &mut Cursor<'_>,
     n_kv: u64,
 ) -> Located<Metadata> {
-    let start = cursor.clone();
     let mut entries = Vec::with_capacity(n_kv.min(FIRST_CAPACITY) as usize);
     for _ in 0..n_kv {
         entries.push(read_entry(bytes, cursor)?);
     }
-    Metadata::new(path, entries).map_err(|duplicate| locate_duplicate(bytes, start, duplicate))
+    Metadata::new(path, bytes, entries, cursor.pos())
 }
 
 fn read_entry(bytes: &Bytes, cursor: &mut Cursor<'_>) -> Located<Entry> {
-    let at = cursor.pos();
-    let key =
-        utf8(cursor.string("a metadata key")?, "a metadata key").map_err(|fault| (at, fault))?;
+    let offset = cursor.pos();
+    let key = cursor.string("a metadata key")?;
+    let key = utf8(key, "a metadata key").map_err(|fault| (offset, fault))?;
     if key.is_empty() {
-        return Err((at, Fault::EmptyKey));
+        return Err((offset, Fault::EmptyKey));
     }
-    let at = cursor.pos();
+    let type_offset = cursor.pos();
     let id = cursor.u32("a value type")?;
-    let ty = ValueType::from_id(id).ok_or_else(|| {
-        (
-            at,
-            Fault::BadValueType {
-                key: key.to_owned(),
-                id,
-            },
-        )
-    })?;
+    let Some(ty) = ValueType::from_id(id) else {
+        let key = key.to_owned();
+        return Err((type_offset, Fault::BadValueType { key, id }));
+    };
     let value = Value::read(cursor, bytes, ty, key)?;
     Ok(Entry {
         key: key.into(),
         value,
+        type_offset: type_offset as u32, // a header has less than 32 bits of bytes
     })
-}
-
-/// Reads once more up to the second appearance of a key, so that the entries need not keep where
-/// they came from.
-fn locate_duplicate(bytes: &Bytes, mut cursor: Cursor<'_>, index: usize) -> (u64, Fault) {
-    for _ in 0..index {
-        if let Err(located) = read_entry(bytes, &mut cursor) {
-            return located;
-        }
-    }
-    let at = cursor.pos();
-    match read_entry(bytes, &mut cursor) {
-        Ok(entry) => (
-            at,
-            Fault::DuplicateKey {
-                key: entry.key.into(),
-            },
-        ),
-        Err(located) => located,
-    }
 }
 
 fn read_alignment(metadata: &Metadata) -> Result<u64, Fault> {
@@ -234,7 +204,7 @@ fn read_tensor(cursor: &mut Cursor<'_>, index: u32) -> Located<Tensor> {
 }
 
 /// Bytes of a tensor: bytes of a row, times its rows.
-fn tensor_size(tensor: &str, ty: GgmlType, ne: [u64; 4]) -> Result<u64, Fault> {
+pub(crate) fn tensor_size(tensor: &str, ty: GgmlType, ne: [u64; 4]) -> Result<u64, Fault> {
     let tensor = || tensor.to_owned();
     let elements = ne.iter().try_fold(1, |product, &n| below_i64(product, n));
     if elements.is_none() {

@@ -29,6 +29,7 @@ mod metadata;
 mod names;
 mod types;
 mod value;
+pub mod write;
 
 pub use error::{Error, Fault};
 pub use gguf::{Gguf, GgufFile, Tensor};

@@ -2,7 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::error::Error;
+use crate::bytes::Bytes;
+use crate::cursor::Located;
+use crate::error::{Error, Fault};
 use crate::value::{Array, Value};
 
 /// The key-values of a model, in the order of the file. Of a model in several files they are the
@@ -10,30 +12,44 @@ use crate::value::{Array, Value};
 #[derive(Clone, Debug)]
 pub struct Metadata {
     path: PathBuf,
+    bytes: Bytes,
     entries: Vec<Entry>,
     /// Indices into `entries`, sorted by key.
     by_key: Vec<u32>,
+    /// One past the last byte of the last value.
+    end: u64,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
     pub(crate) key: Box<str>,
     pub(crate) value: Value,
+    /// Where the value's type stands in the file; the value follows.
+    pub(crate) type_offset: u32,
 }
 
 impl Metadata {
-    /// Takes the entries of a file; `Err` is the index of an entry whose key came before.
-    pub(crate) fn new(path: &Path, entries: Vec<Entry>) -> Result<Metadata, usize> {
+    /// Takes the entries of a file, which end at `end`; refuses a key that appears twice.
+    pub(crate) fn new(
+        path: &Path,
+        bytes: &Bytes,
+        entries: Vec<Entry>,
+        end: u64,
+    ) -> Located<Metadata> {
         let mut by_key: Vec<u32> = (0..entries.len() as u32).collect();
         let key = |i: u32| &*entries[i as usize].key;
         by_key.sort_by(|&a, &b| key(a).cmp(key(b)).then(a.cmp(&b)));
         if let Some(pair) = by_key.windows(2).find(|pair| key(pair[0]) == key(pair[1])) {
-            return Err(pair[1] as usize);
+            let key = key(pair[1]).to_owned();
+            let at = entries[pair[1] as usize].type_offset;
+            return Err((at.into(), Fault::DuplicateKey { key }));
         }
         Ok(Metadata {
             path: path.to_owned(),
+            bytes: bytes.clone(),
             entries,
             by_key,
+            end,
         })
     }
 
@@ -50,6 +66,21 @@ impl Metadata {
     /// Keys and values in the order of the file.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &Value)> {
         self.entries.iter().map(|entry| (&*entry.key, &entry.value))
+    }
+
+    /// Keys, and their values' types and values as they lie in the file: what a copy needs to be
+    /// byte-exact.
+    pub fn iter_raw(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        self.entries.iter().enumerate().map(|(i, entry)| {
+            let start = u64::from(entry.type_offset);
+            let end = match self.entries.get(i + 1) {
+                // Between two values lie the length of the next key and the key.
+                Some(next) => u64::from(next.type_offset) - next.key.len() as u64 - 8,
+                None => self.end,
+            };
+            let raw = self.bytes.range(start, end - start).unwrap_or_default();
+            (&*entry.key, raw)
+        })
     }
 
     /// Number of keys.

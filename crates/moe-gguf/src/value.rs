@@ -163,6 +163,29 @@ impl Value {
         }
     }
 
+    /// Appends the value as it lies in a file, its type not included.
+    pub fn write(&self, out: &mut Vec<u8>) {
+        match self {
+            Value::U8(v) => out.push(*v),
+            Value::I8(v) => out.extend(v.to_le_bytes()),
+            Value::U16(v) => out.extend(v.to_le_bytes()),
+            Value::I16(v) => out.extend(v.to_le_bytes()),
+            Value::U32(v) => out.extend(v.to_le_bytes()),
+            Value::I32(v) => out.extend(v.to_le_bytes()),
+            Value::F32(v) => out.extend(v.to_le_bytes()),
+            Value::Bool(v) => out.push((*v).into()),
+            Value::String(v) => write_string(v, out),
+            Value::Array(v) => {
+                out.extend(v.element_type.id().to_le_bytes());
+                out.extend(v.len.to_le_bytes());
+                out.extend(v.raw());
+            }
+            Value::U64(v) => out.extend(v.to_le_bytes()),
+            Value::I64(v) => out.extend(v.to_le_bytes()),
+            Value::F64(v) => out.extend(v.to_le_bytes()),
+        }
+    }
+
     /// Reads a value of type `ty` at the cursor, which reads from the start of `bytes`.
     pub(crate) fn read(
         cursor: &mut Cursor<'_>,
@@ -222,6 +245,30 @@ pub struct Array {
 }
 
 impl Array {
+    /// An array made in memory; `None` unless every element is of that type, and none an array.
+    pub fn new(
+        element_type: ValueType,
+        elements: impl IntoIterator<Item = Value>,
+    ) -> Option<Array> {
+        let mut bytes = Vec::new();
+        let mut len = 0;
+        for element in elements {
+            if element.value_type() != element_type {
+                return None;
+            }
+            element.write(&mut bytes);
+            len += 1;
+        }
+        (element_type != ValueType::Array).then(|| Array {
+            element_type,
+            len,
+            start: 0,
+            size: bytes.len() as u64,
+            bytes: Bytes::Owned(bytes.into()),
+            strings: OnceLock::new(),
+        })
+    }
+
     fn read(cursor: &mut Cursor<'_>, bytes: &Bytes, key: &str) -> Located<Array> {
         const WHAT: &str = "an array";
         let at = cursor.pos();
@@ -307,6 +354,12 @@ impl Array {
         };
         Some(self.strings.get_or_init(decode))
     }
+}
+
+/// Appends a GGUF string: 64-bit length, then the bytes.
+pub(crate) fn write_string(text: &str, out: &mut Vec<u8>) {
+    out.extend((text.len() as u64).to_le_bytes());
+    out.extend(text.as_bytes());
 }
 
 fn lossy(bytes: &[u8]) -> String {
