@@ -1,0 +1,329 @@
+//! Choosing the next token from a row of logits.
+//!
+//! The filters run in llama.cpp's default order: top-k, top-p, min-p, temperature, then a draw.
+//! Their results agree with llama.cpp's; the random sequence is our own (SplitMix64), so that the
+//! same seed gives the same tokens here on every machine, but not the tokens that llama.cpp draws.
+
+use std::cmp::Ordering;
+
+/// How to choose. The default is greedy.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SamplerParams {
+    /// Divides the logits before the draw; 0 (or less) takes the highest logit: greedy.
+    pub temperature: f32,
+    /// Only the `top_k` highest logits stay; 0 keeps all.
+    pub top_k: usize,
+    /// Only the fewest tokens stay whose probabilities (before the temperature) add up to `top_p`;
+    /// 1 keeps all.
+    pub top_p: f32,
+    /// Only tokens stay that are at least `min_p` times as probable as the best; 0 keeps all.
+    pub min_p: f32,
+    /// Start of the random sequence.
+    pub seed: u64,
+}
+
+impl Default for SamplerParams {
+    fn default() -> SamplerParams {
+        SamplerParams {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            seed: 0,
+        }
+    }
+}
+
+/// Chooses one token a call. The buffer of candidates is kept between calls.
+#[derive(Clone, Debug)]
+pub struct Sampler {
+    params: SamplerParams,
+    random: SplitMix64,
+    candidates: Vec<Candidate>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Candidate {
+    id: u32,
+    logit: f32,
+}
+
+impl Candidate {
+    /// Highest logit first, then lowest id. No logit is NaN.
+    fn order(&self, other: &Candidate) -> Ordering {
+        other
+            .logit
+            .total_cmp(&self.logit)
+            .then(self.id.cmp(&other.id))
+    }
+}
+
+impl Sampler {
+    /// A sampler at the start of its random sequence.
+    pub fn new(params: SamplerParams) -> Sampler {
+        Sampler {
+            params,
+            random: SplitMix64(params.seed),
+            candidates: Vec::new(),
+        }
+    }
+
+    /// The id of the chosen token; `logits` has one value a token of the vocabulary. NaN is never
+    /// chosen, and a row without any number gives 0.
+    pub fn sample(&mut self, logits: &[f32]) -> u32 {
+        if self.params.temperature > 0.0 {
+            self.draw(logits)
+        } else {
+            greedy(logits)
+        }
+    }
+
+    fn draw(&mut self, logits: &[f32]) -> u32 {
+        let params = self.params;
+        let candidates = &mut self.candidates;
+        candidates.clear();
+        candidates.extend(
+            (0u32..)
+                .zip(logits)
+                .filter(|(_, logit)| !logit.is_nan())
+                // Adding zero makes -0 equal to 0 in the total order.
+                .map(|(id, logit)| Candidate {
+                    id,
+                    logit: logit + 0.0,
+                }),
+        );
+        if params.top_k > 0 && params.top_k < candidates.len() {
+            candidates.select_nth_unstable_by(params.top_k, Candidate::order);
+            candidates.truncate(params.top_k);
+        }
+        candidates.sort_unstable_by(Candidate::order);
+        let Some(best) = candidates.first().map(|c| c.logit) else {
+            return 0;
+        };
+
+        if params.top_p < 1.0 {
+            let total: f64 = candidates.iter().map(|c| weight(c.logit, best, 1.0)).sum();
+            let wanted = f64::from(params.top_p) * total;
+            let mut sum = 0.0;
+            let below = candidates
+                .iter()
+                .take_while(|c| {
+                    sum += weight(c.logit, best, 1.0);
+                    sum < wanted
+                })
+                .count();
+            candidates.truncate(below + 1);
+        }
+        if params.min_p > 0.0 {
+            let least = best + params.min_p.ln();
+            let kept = candidates.partition_point(|c| c.logit >= least);
+            candidates.truncate(kept.max(1));
+        }
+
+        let temperature = params.temperature;
+        let total: f64 = candidates
+            .iter()
+            .map(|c| weight(c.logit, best, temperature))
+            .sum();
+        let mut left = self.random.unit() * total;
+        for candidate in candidates.iter() {
+            left -= weight(candidate.logit, best, temperature);
+            if left < 0.0 {
+                return candidate.id;
+            }
+        }
+        candidates[0].id // rounding used up the last candidate
+    }
+}
+
+/// The lowest id of the highest logit; 0 where every logit is NaN.
+fn greedy(logits: &[f32]) -> u32 {
+    let mut best = 0;
+    let mut highest = None;
+    for (id, &logit) in (0u32..).zip(logits) {
+        if !logit.is_nan() && highest.is_none_or(|h| logit > h) {
+            (best, highest) = (id, Some(logit));
+        }
+    }
+    best
+}
+
+/// Softmax's numerator at `temperature`. A logit equal to the best weighs 1 even at infinity.
+fn weight(logit: f32, best: f32, temperature: f32) -> f64 {
+    if logit == best {
+        1.0
+    } else {
+        (f64::from(logit - best) / f64::from(temperature)).exp()
+    }
+}
+
+/// Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014).
+#[derive(Clone, Debug)]
+struct SplitMix64(u64);
+
+impl SplitMix64 {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// Uniform in [0, 1): the 53 bits that an f64 holds exactly.
+    fn unit(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOGITS: [f32; 5] = [0.0, 2.0, -1.0, 2.0, 1.0];
+
+    fn params(temperature: f32, seed: u64) -> SamplerParams {
+        SamplerParams {
+            temperature,
+            seed,
+            ..SamplerParams::default()
+        }
+    }
+
+    /// Share of each of `n` tokens in many draws.
+    fn shares(params: SamplerParams, logits: &[f32]) -> Vec<f64> {
+        const DRAWS: usize = 200_000;
+        let mut sampler = Sampler::new(params);
+        let mut shares = vec![0.0; logits.len()];
+        for _ in 0..DRAWS {
+            shares[sampler.sample(logits) as usize] += 1.0 / DRAWS as f64;
+        }
+        shares
+    }
+
+    fn assert_close(found: &[f64], expected: &[f64]) {
+        assert_eq!(found.len(), expected.len());
+        for (f, e) in found.iter().zip(expected) {
+            // Over four standard deviations of a share in 200,000 draws.
+            assert!((f - e).abs() < 0.005, "{found:?} is not {expected:?}");
+        }
+    }
+
+    #[test]
+    fn greedy_takes_the_highest_logit_and_the_lowest_id_of_a_tie() {
+        let mut sampler = Sampler::new(SamplerParams::default());
+        assert_eq!(sampler.sample(&LOGITS), 1);
+        assert_eq!(sampler.sample(&[-3.0, -2.0, -2.5]), 1);
+        assert_eq!(sampler.sample(&[-0.0, 0.0]), 0);
+    }
+
+    #[test]
+    fn odd_logits_do_not_panic() {
+        let nan = f32::NAN;
+        let inf = f32::INFINITY;
+        for temperature in [0.0, 1.0, f32::NAN, -1.0] {
+            let mut sampler = Sampler::new(SamplerParams {
+                top_k: 2,
+                top_p: 0.9,
+                min_p: 0.1,
+                ..params(temperature, 1)
+            });
+            assert_eq!(sampler.sample(&[]), 0);
+            assert_eq!(sampler.sample(&[nan, nan]), 0);
+            assert_eq!(sampler.sample(&[nan, -5.0, nan]), 1);
+            assert_eq!(sampler.sample(&[1.0, inf, nan]), 1);
+            assert_eq!(sampler.sample(&[-inf, 3.0, -inf]), 1);
+            assert!(sampler.sample(&[-inf, -inf]) < 2);
+        }
+    }
+
+    #[test]
+    fn the_random_sequence_is_splitmix64() {
+        let mut random = SplitMix64(1234567);
+        assert_eq!(random.next(), 6457827717110365317);
+        assert_eq!(random.next(), 3203168211198807973);
+    }
+
+    #[test]
+    fn a_seed_gives_the_same_tokens_again() {
+        let draw = |seed| {
+            let mut sampler = Sampler::new(params(1.0, seed));
+            (0..64).map(|_| sampler.sample(&LOGITS)).collect::<Vec<_>>()
+        };
+        assert_eq!(draw(7), draw(7));
+        assert_ne!(draw(7), draw(8));
+    }
+
+    #[test]
+    fn the_buffer_is_kept() {
+        let mut sampler = Sampler::new(params(1.0, 3));
+        sampler.sample(&LOGITS);
+        let buffer = sampler.candidates.as_ptr();
+        sampler.sample(&LOGITS);
+        assert_eq!(sampler.candidates.as_ptr(), buffer);
+    }
+
+    #[test]
+    fn draws_follow_the_softmax_at_the_temperature() {
+        // Logits ln 1, ln 2, ln 4, ln 1: eighths; at temperature 0.5 the weights are squared.
+        let logits = [1.0f32, 2.0, 4.0, 1.0].map(f32::ln);
+        assert_close(&shares(params(1.0, 5), &logits), &[0.125, 0.25, 0.5, 0.125]);
+        assert_close(
+            &shares(params(0.5, 5), &logits),
+            &[1.0 / 22.0, 4.0 / 22.0, 16.0 / 22.0, 1.0 / 22.0],
+        );
+    }
+
+    #[test]
+    fn top_k_keeps_the_highest() {
+        let logits = [1.0f32, 2.0, 4.0, 1.0].map(f32::ln);
+        let two = SamplerParams {
+            top_k: 2,
+            ..params(1.0, 5)
+        };
+        assert_close(&shares(two, &logits), &[0.0, 1.0 / 3.0, 2.0 / 3.0, 0.0]);
+        let one = SamplerParams {
+            top_k: 1,
+            ..params(2.0, 5)
+        };
+        let mut sampler = Sampler::new(one);
+        for row in [&LOGITS[..], &logits, &[5.0, 5.0]] {
+            assert_eq!(sampler.sample(row), greedy(row));
+        }
+    }
+
+    #[test]
+    fn top_p_keeps_the_fewest_that_reach_it_before_the_temperature() {
+        let logits = [1.0f32, 2.0, 4.0, 1.0].map(f32::ln); // eighths: 1 2 4 1
+        let top_p = |top_p| SamplerParams {
+            top_p,
+            ..params(100.0, 5)
+        };
+        // A high temperature makes what stays (nearly) equally likely.
+        let t = 0.01f64;
+        let (a, b) = (2f64.powf(t), 4f64.powf(t));
+        assert_close(
+            &shares(top_p(0.7), &logits),
+            &[0.0, a / (a + b), b / (a + b), 0.0],
+        );
+        assert_close(&shares(top_p(0.4), &logits), &[0.0, 0.0, 1.0, 0.0]);
+        assert_close(&shares(top_p(0.0), &logits), &[0.0, 0.0, 1.0, 0.0]);
+        let s = a + b + 1.0;
+        assert_close(&shares(top_p(0.8), &logits), &[1.0 / s, a / s, b / s, 0.0]);
+    }
+
+    #[test]
+    fn min_p_is_relative_to_the_best() {
+        let logits = [1.0f32, 2.0, 4.0, 1.0].map(f32::ln);
+        let min_p = |min_p| SamplerParams {
+            min_p,
+            ..params(1.0, 5)
+        };
+        assert_close(
+            &shares(min_p(0.4), &logits),
+            &[0.0, 1.0 / 3.0, 2.0 / 3.0, 0.0],
+        );
+        assert_close(&shares(min_p(2.0), &logits), &[0.0, 0.0, 1.0, 0.0]);
+        assert_close(&shares(min_p(0.2), &logits), &[0.125, 0.25, 0.5, 0.125]);
+    }
+}

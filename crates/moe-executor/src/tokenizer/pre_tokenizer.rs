@@ -1,0 +1,268 @@
+//! Cutting text into the words that merges stay within: the meaning of `tokenizer.ggml.pre`.
+//!
+//! The expressions are llama.cpp's, which differ from the models' own in places (gpt-4o's upper
+//! and lower case are ASCII's only). Its character classes are those of Unicode 15.1; newer
+//! characters are unassigned to it, so the classes here are limited to that version too.
+
+use tokenizers::utils::SysRegex;
+
+use super::Error;
+
+/// What one value of `tokenizer.ggml.pre` stands for.
+struct Rule {
+    names: &'static [&'static str],
+    /// Each cuts the words that the one before it left; what lies between matches is a word too.
+    regexes: &'static [&'static str],
+    /// A word that is a token is not taken apart.
+    ignore_merges: bool,
+    /// Whether texts start with BOS where the file does not say.
+    add_bos: bool,
+}
+
+const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+const LLAMA3: &str = r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+const RULES: [Rule; 12] = [
+    Rule {
+        names: &[
+            "qwen2",
+            "deepseek-r1-qwen",
+            "megrez",
+            "stablelm2",
+            "hunyuan",
+            "solar-open",
+            "grok-2",
+        ],
+        regexes: &[
+            r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ],
+        ignore_merges: false,
+        add_bos: false,
+    },
+    Rule {
+        names: &["qwen35"],
+        regexes: &[
+            r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ],
+        ignore_merges: false,
+        add_bos: false,
+    },
+    Rule {
+        names: &["gpt-4o", "llama4", "kanana2", "minimax-m2"],
+        regexes: &[
+            r"[^\r\n\p{L}\p{N}]?[\p{L}--[a-z]]*[\p{L}--[A-Z]]+(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])?|[^\r\n\p{L}\p{N}]?[\p{L}--[a-z]]+[\p{L}--[A-Z]]*(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ],
+        ignore_merges: false,
+        add_bos: false,
+    },
+    Rule {
+        names: &["tekken"],
+        regexes: &[
+            r"[^\r\n\p{L}\p{N}]?[\p{L}--[a-z]]*[\p{L}--[A-Z]]+|[^\r\n\p{L}\p{N}]?[\p{L}--[a-z]]+[\p{L}--[A-Z]]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ],
+        ignore_merges: true,
+        add_bos: true,
+    },
+    Rule {
+        names: &[
+            "llama-bpe",
+            "llama3",
+            "llama-v3",
+            "falcon3",
+            "falcon-h1",
+            "pixtral",
+            "midm-2.0",
+            "lfm2",
+        ],
+        regexes: &[LLAMA3],
+        ignore_merges: true,
+        add_bos: true,
+    },
+    Rule {
+        names: &["glm4", "glm5"],
+        regexes: &[LLAMA3],
+        ignore_merges: true,
+        add_bos: false,
+    },
+    Rule {
+        names: &["dbrx", "smaug-bpe", "chatglm-bpe"],
+        regexes: &[LLAMA3],
+        ignore_merges: false,
+        add_bos: false,
+    },
+    Rule {
+        names: &[
+            "gpt-2",
+            "phi-2",
+            "mpt",
+            "olmo",
+            "jais",
+            "trillion",
+            "granite-docling",
+            "exaone4",
+        ],
+        regexes: &[GPT2],
+        ignore_merges: false,
+        add_bos: false,
+    },
+    Rule {
+        names: &[
+            "starcoder",
+            "refact",
+            "command-r",
+            "smollm",
+            "codeshell",
+            "exaone",
+            "minerva-7b",
+        ],
+        regexes: &[r"\p{N}", GPT2],
+        ignore_merges: false,
+        add_bos: false,
+    },
+    Rule {
+        names: &["deepseek-v3", "hunyuan-dense", "joyai-llm"],
+        regexes: &[
+            r"\p{N}{1,3}",
+            r"[一-龥぀-ゟ゠-ヿ]+",
+            r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##,
+        ],
+        ignore_merges: false,
+        add_bos: false,
+    },
+    Rule {
+        names: &["default"],
+        regexes: &[r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"],
+        ignore_merges: false,
+        add_bos: false,
+    },
+    Rule {
+        names: &["bailingmoe", "bailingmoe2", "llada-moe"],
+        regexes: &[
+            r"'(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
+        ],
+        ignore_merges: false,
+        add_bos: false,
+    },
+];
+
+/// The rule of one vocabulary, ready for use.
+pub(super) struct PreTokenizer {
+    regexes: Vec<SysRegex>,
+    pub(super) ignore_merges: bool,
+    pub(super) add_bos: bool,
+}
+
+impl PreTokenizer {
+    /// The rule called `name` in `tokenizer.ggml.pre`.
+    pub(super) fn new(name: &str) -> Result<PreTokenizer, Error> {
+        let rule = RULES
+            .iter()
+            .find(|rule| rule.names.contains(&name))
+            .ok_or_else(|| Error::PreTokenizer {
+                found: name.to_owned(),
+                supported: RULES
+                    .each_ref()
+                    .map(|rule| rule.names.join(", "))
+                    .join(", "),
+            })?;
+        let compile = |regex: &&str| SysRegex::new(&pin_unicode(regex)).map_err(Error::Bpe);
+        Ok(PreTokenizer {
+            regexes: rule.regexes.iter().map(compile).collect::<Result<_, _>>()?,
+            ignore_merges: rule.ignore_merges,
+            add_bos: rule.add_bos,
+        })
+    }
+
+    /// The words of `text`, in order and without gaps.
+    pub(super) fn split<'t>(&self, text: &'t str) -> Vec<&'t str> {
+        let mut words = vec![text];
+        for regex in &self.regexes {
+            words = words
+                .into_iter()
+                .flat_map(|word| cut(regex, word))
+                .collect();
+        }
+        words
+    }
+}
+
+/// The matches in `word`, and what lies between them.
+fn cut<'t>(regex: &SysRegex, word: &'t str) -> Vec<&'t str> {
+    let mut parts = Vec::new();
+    let mut done = 0;
+    for (start, end) in regex.find_iter(word) {
+        parts.extend([&word[done..start], &word[start..end]]);
+        done = end;
+    }
+    parts.push(&word[done..]);
+    parts.retain(|part| !part.is_empty());
+    parts
+}
+
+/// Limits the general categories in `regex` to the characters of Unicode 15.1.
+fn pin_unicode(regex: &str) -> String {
+    ["L", "M", "N", "P", "S"]
+        .iter()
+        .fold(regex.to_owned(), |regex, category| {
+            regex.replace(
+                &format!(r"\p{{{category}}}"),
+                &format!(r"[\p{{{category}}}&&\p{{Age:15.1}}]"),
+            )
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words<'t>(name: &str, text: &'t str) -> Vec<&'t str> {
+        PreTokenizer::new(name).unwrap().split(text)
+    }
+
+    #[test]
+    fn every_rule_compiles_and_loses_nothing() {
+        let text = "It's 12345 kilo\u{301}s,\r\n\n  of\tÄÖ中文 'LL ٣٤ \u{1C89}\u{85}x//\n ";
+        for rule in &RULES {
+            for name in rule.names {
+                let words = words(name, text);
+                assert_eq!(words.concat(), text, "{name}");
+                assert!(words.iter().all(|word| !word.is_empty()), "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn qwen2_cuts_single_digits_and_contractions() {
+        assert_eq!(
+            words("qwen2", "We'LL  see 42\n\n end "),
+            ["We", "'LL", " ", " see", " ", "4", "2", "\n\n", " end", " "]
+        );
+    }
+
+    #[test]
+    fn gpt_4o_cuts_case_changes_of_ascii_only() {
+        assert_eq!(
+            words("gpt-4o", "HTTPServer'S äÄa 1234 a//\nb"),
+            ["HTTPServer'S", " äÄa", " ", "123", "4", " a", "//\n", "b"]
+        );
+        assert_eq!(words("gpt-4o", "camelCase"), ["camel", "Case"]);
+    }
+
+    #[test]
+    fn characters_newer_than_unicode_15_1_are_not_letters() {
+        // U+1C89, a letter since Unicode 16; U+10D0 has always been one.
+        assert_eq!(words("qwen2", "a\u{1C89}b"), ["a", "\u{1C89}b"]);
+        assert_eq!(words("qwen2", "a\u{1C89}\u{1C89}b").len(), 3);
+        assert_eq!(words("qwen2", "a\u{10D0}b").len(), 1);
+    }
+
+    #[test]
+    fn an_unknown_rule_names_the_known_ones() {
+        let error = PreTokenizer::new("made-up").err().unwrap().to_string();
+        assert!(error.contains("`made-up`"), "{error}");
+        assert!(
+            error.contains("qwen2") && error.contains("gpt-4o"),
+            "{error}"
+        );
+    }
+}

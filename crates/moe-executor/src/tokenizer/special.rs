@@ -1,0 +1,266 @@
+//! Tokens that are not pieces of ordinary text: what they mean, and finding them in a text.
+//!
+//! Files often mark such tokens wrongly, so llama.cpp goes by well-known texts as well. The same
+//! rules are here, because whether a `<|fim_prefix|>` in a prompt is one token or six depends on
+//! them.
+
+use std::collections::{HashMap, HashSet};
+
+/// What a vocabulary can name a token for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Begins a text.
+    Bos,
+    /// Ends a text.
+    Eos,
+    /// Ends a turn.
+    Eot,
+    /// Ends a message.
+    Eom,
+    /// Fill in the middle: what comes before the gap.
+    FimPrefix,
+    /// Fill in the middle: what comes after the gap.
+    FimSuffix,
+    /// Fill in the middle: the gap.
+    FimMiddle,
+    /// Fill in the middle: padding.
+    FimPad,
+    /// Fill in the middle: name of the repository.
+    FimRepository,
+    /// Fill in the middle: name of a file.
+    FimFile,
+}
+
+impl Role {
+    pub(super) const ALL: [Role; 10] = [
+        Role::Bos,
+        Role::Eos,
+        Role::Eot,
+        Role::Eom,
+        Role::FimPrefix,
+        Role::FimSuffix,
+        Role::FimMiddle,
+        Role::FimPad,
+        Role::FimRepository,
+        Role::FimFile,
+    ];
+
+    /// The GGUF keys that hold the id; where there are two, the later one wins.
+    pub(super) fn keys(self) -> &'static [&'static str] {
+        match self {
+            Role::Bos => &["tokenizer.ggml.bos_token_id"],
+            Role::Eos => &["tokenizer.ggml.eos_token_id"],
+            Role::Eot => &["tokenizer.ggml.eot_token_id"],
+            Role::Eom => &["tokenizer.ggml.eom_token_id"],
+            Role::FimPrefix => &[
+                "tokenizer.ggml.fim_pre_token_id",
+                "tokenizer.ggml.prefix_token_id",
+            ],
+            Role::FimSuffix => &[
+                "tokenizer.ggml.fim_suf_token_id",
+                "tokenizer.ggml.suffix_token_id",
+            ],
+            Role::FimMiddle => &[
+                "tokenizer.ggml.fim_mid_token_id",
+                "tokenizer.ggml.middle_token_id",
+            ],
+            Role::FimPad => &["tokenizer.ggml.fim_pad_token_id"],
+            Role::FimRepository => &["tokenizer.ggml.fim_rep_token_id"],
+            Role::FimFile => &["tokenizer.ggml.fim_sep_token_id"],
+        }
+    }
+
+    /// Texts by which the token is found where the file does not name it. The ends of turns and
+    /// messages are not here: [`END_TEXTS`] holds them all.
+    fn texts(self) -> &'static [&'static str] {
+        match self {
+            Role::Bos | Role::Eos | Role::Eot | Role::Eom => &[],
+            Role::FimPrefix => &[
+                "<|fim_prefix|>",
+                "<fim-prefix>",
+                "<fim_prefix>",
+                "<｜fim▁begin｜>",
+                "<PRE>",
+                "▁<PRE>",
+                "<|code_prefix|>",
+                "<|prefix|>",
+            ],
+            Role::FimSuffix => &[
+                "<|fim_suffix|>",
+                "<fim-suffix>",
+                "<fim_suffix>",
+                "<｜fim▁hole｜>",
+                "<SUF>",
+                "▁<SUF>",
+                "<|code_suffix|>",
+                "<|suffix|>",
+            ],
+            Role::FimMiddle => &[
+                "<|fim_middle|>",
+                "<fim-middle>",
+                "<fim_middle>",
+                "<｜fim▁end｜>",
+                "<MID>",
+                "▁<MID>",
+                "<|code_middle|>",
+                "<|middle|>",
+            ],
+            Role::FimPad => &["<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"],
+            Role::FimRepository => &[
+                "<|fim_repo|>",
+                "<|repo_name|>",
+                "<fim-repo>",
+                "<REPO>",
+                "<reponame>",
+            ],
+            Role::FimFile => &["<|file_sep|>"],
+        }
+    }
+
+    /// Whether generation stops at the token.
+    fn ends_generation(self) -> bool {
+        matches!(
+            self,
+            Role::Eos | Role::Eot | Role::Eom | Role::FimPad | Role::FimRepository | Role::FimFile
+        )
+    }
+}
+
+/// Tokens at which generation stops, in whichever vocabulary they are.
+const END_TEXTS: [&str; 22] = [
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|flush|>",
+    "<|calls|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "</s>",
+    "<|eom_id|>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "<|end_of_text|>",
+    "<end_of_utterance>",
+    "<eos>",
+    "<turn|>",
+    "<|tool_response>",
+    "<｜end▁of▁sentence｜>",
+    "[e~[",
+];
+
+/// Tokens of the harmony format that are part of the text, whatever the file calls them.
+const HARMONY_TEXTS: [&str; 4] = ["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"];
+
+/// How a token takes part in encoding and decoding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A piece of text in the byte alphabet.
+    Normal,
+    /// Control or unknown: found in a text only on demand.
+    Special,
+    /// Found in every text before it is cut into words.
+    UserDefined,
+    /// One byte, spelled `<0x2A>`.
+    Byte,
+    /// Stands for nothing.
+    Unused,
+}
+
+impl Kind {
+    /// From GGUF's number.
+    fn from_type(number: i64) -> Kind {
+        match number {
+            1 => Kind::Normal,
+            2 | 3 => Kind::Special,
+            4 => Kind::UserDefined,
+            6 => Kind::Byte,
+            _ => Kind::Unused,
+        }
+    }
+}
+
+/// The kinds of all tokens, and those at which generation stops.
+///
+/// `types` are GGUF's, empty or one a token; `id_of` finds a token by its text.
+pub(super) fn classify(
+    n_vocab: usize,
+    types: &[i64],
+    roles: &HashMap<Role, u32>,
+    id_of: impl Fn(&str) -> Option<u32>,
+) -> (Vec<Kind>, HashSet<u32>) {
+    let mut kinds: Vec<Kind> = types
+        .iter()
+        .map(|&number| Kind::from_type(number))
+        .collect();
+    kinds.resize(n_vocab, Kind::Normal);
+    let mut set_kind = |id: u32, kind| {
+        if let Some(slot) = kinds.get_mut(id as usize) {
+            *slot = kind;
+        }
+    };
+    let mut ends = HashSet::new();
+    for role in Role::ALL {
+        let found = roles.get(&role).copied().or_else(|| {
+            let id = role.texts().iter().find_map(|text| id_of(text))?;
+            set_kind(id, Kind::Special);
+            Some(id)
+        });
+        ends.extend(found.filter(|_| role.ends_generation()));
+    }
+    for id in END_TEXTS.iter().filter_map(|text| id_of(text)) {
+        set_kind(id, Kind::Special);
+        ends.insert(id);
+    }
+    for id in HARMONY_TEXTS.iter().filter_map(|text| id_of(text)) {
+        set_kind(id, Kind::UserDefined);
+    }
+    // In the harmony format (and solar-open's) `<|end|>` only ends a message.
+    let stops = |text| id_of(text).is_some_and(|id| ends.contains(&id));
+    let harmony = stops("<|return|>") && (stops("<|call|>") || stops("<|calls|>"));
+    let solar = stops("<|flush|>") && (stops("<|call|>") || stops("<|calls|>"));
+    if let Some(id) = id_of("<|end|>").filter(|_| harmony || solar) {
+        ends.remove(&id);
+        set_kind(id, Kind::UserDefined);
+    }
+    (kinds, ends)
+}
+
+/// A part of a text: a special token, or text between such tokens.
+#[derive(Debug, PartialEq)]
+pub(super) enum Fragment<'t> {
+    Token(u32),
+    Text(&'t str),
+}
+
+/// Cuts `text` at the tokens of `specials`, each searched for in the whole text before the next.
+pub(super) fn partition<'t, 's>(
+    text: &'t str,
+    specials: impl Iterator<Item = (u32, &'s str)>,
+) -> Vec<Fragment<'t>> {
+    let mut fragments = vec![Fragment::Text(text)];
+    for (id, special) in specials.filter(|(_, special)| text.contains(special)) {
+        let mut cut = Vec::with_capacity(fragments.len() + 2);
+        for fragment in fragments {
+            let Fragment::Text(mut rest) = fragment else {
+                cut.push(fragment);
+                continue;
+            };
+            while let Some((before, after)) = rest.split_once(special) {
+                if !before.is_empty() {
+                    cut.push(Fragment::Text(before));
+                }
+                cut.push(Fragment::Token(id));
+                rest = after;
+            }
+            if !rest.is_empty() {
+                cut.push(Fragment::Text(rest));
+            }
+        }
+        fragments = cut;
+    }
+    fragments
+}
