@@ -1,0 +1,268 @@
+//! The tokenizer against llama.cpp's tokens (`fixtures/reference`), and on faulty vocabularies.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+use moe_executor::tokenizer::{Role, Tokenizer, Vocabulary};
+use moe_gguf::Gguf;
+use serde_json::Value;
+
+fn fixtures() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures")
+}
+
+fn json(name: &str) -> Value {
+    let text = std::fs::read_to_string(fixtures().join("reference").join(name)).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    let id = |v: &Value| u32::try_from(v.as_u64().unwrap()).unwrap();
+    value.as_array().unwrap().iter().map(id).collect()
+}
+
+/// The tokenizers of the models that have been asked for.
+#[derive(Default)]
+struct Tokenizers(HashMap<String, Tokenizer>);
+
+impl Tokenizers {
+    fn of(&mut self, model: &str) -> &Tokenizer {
+        self.0.entry(model.to_owned()).or_insert_with(|| {
+            let gguf = Gguf::open(fixtures().join(model)).unwrap();
+            Tokenizer::from_gguf(gguf.metadata()).unwrap()
+        })
+    }
+}
+
+#[test]
+fn encodes_and_decodes_as_llama_cpp() {
+    let mut tokenizers = Tokenizers::default();
+    let cases = json("tokenization.json");
+    let cases = cases.as_array().unwrap();
+    assert_eq!(cases.len(), 398);
+    for case in cases {
+        let tokenizer = tokenizers.of(case["model"].as_str().unwrap());
+        let text = case["text"].as_str().unwrap();
+        let flag = |name: &str| case[name].as_bool().unwrap();
+        let tokens = tokenizer
+            .encode(text, flag("add_special"), flag("parse_special"))
+            .unwrap();
+        assert_eq!(tokens, ids(&case["tokens"]), "{text:?} with {case}");
+        assert_eq!(tokenizer.decode(&tokens), case["detokenized"], "{text:?}");
+    }
+}
+
+#[test]
+fn prompts_and_generated_texts_are_llama_cpps() {
+    let mut tokenizers = Tokenizers::default();
+    let mut runs = 0;
+    for entry in std::fs::read_dir(fixtures().join("reference")).unwrap() {
+        let run = json(entry.unwrap().file_name().to_str().unwrap());
+        let Some(prompt) = run.get("prompt").and_then(Value::as_str) else {
+            continue;
+        };
+        let tokenizer = tokenizers.of(run["model"].as_str().unwrap());
+        assert_eq!(
+            tokenizer.encode(prompt, true, true).unwrap(),
+            ids(&run["prompt_tokens"]),
+            "{prompt:?}"
+        );
+        let generated = ids(&run["generated_tokens"]);
+        assert_eq!(tokenizer.decode(&generated), run["text"], "{prompt:?}");
+        runs += 1;
+    }
+    assert!(runs >= 16, "only {runs} runs in fixtures/reference");
+}
+
+#[test]
+fn special_tokens_of_a_model() {
+    let mut tokenizers = Tokenizers::default();
+    let tokenizer = tokenizers.of("tiny-qwen3moe-Q4_K_M.gguf");
+    assert_eq!(tokenizer.n_vocab(), 4096);
+    assert_eq!((tokenizer.bos(), tokenizer.eos()), (Some(0), Some(0)));
+    assert!(tokenizer.is_eog(0));
+    assert!(!tokenizer.is_eog(1));
+    assert!(!tokenizer.is_eog(4096));
+    assert_eq!(tokenizer.piece(0), b"<|endoftext|>");
+    assert_eq!(tokenizer.piece(4096), b"");
+    assert_eq!(tokenizer.decode(&[u32::MAX]), "");
+}
+
+/// A small vocabulary: `extra` tokens after one of each byte, and a few merges.
+fn vocabulary(extra: &[&str], merges: &[&str]) -> Vocabulary {
+    // GPT-2's alphabet, in the order of the characters.
+    let printable = (0x21..=0x7E).chain(0xA1..=0xAC).chain(0xAE..=0xFF);
+    let alphabet = printable.chain(0x100..=0x143).filter_map(char::from_u32);
+    Vocabulary {
+        tokens: alphabet
+            .map(String::from)
+            .chain(extra.iter().map(|text| text.to_string()))
+            .collect(),
+        merges: merges.iter().map(|merge| merge.to_string()).collect(),
+        pre: Some("qwen2".to_owned()),
+        ..Vocabulary::default()
+    }
+}
+
+/// Pieces of `text`, with a bar between.
+fn pieces(vocabulary: Vocabulary, text: &str, parse_special: bool) -> String {
+    let tokenizer = Tokenizer::new(vocabulary).unwrap();
+    let tokens = tokenizer.encode(text, true, parse_special).unwrap();
+    let pieces: Vec<_> = tokens.iter().map(|&id| tokenizer.decode(&[id])).collect();
+    pieces.join("|")
+}
+
+fn error(vocabulary: Vocabulary) -> String {
+    let error = Tokenizer::new(vocabulary).err().expect("an error");
+    let text = error.to_string();
+    assert!(!text.contains('\n'), "{text}");
+    text
+}
+
+#[test]
+fn merges_run_by_rank_then_from_the_left() {
+    let merged = vocabulary(&["ab", "bc", "aba"], &["b c", "a b", "ab a"]);
+    assert_eq!(pieces(merged.clone(), "abc", false), "a|bc");
+    assert_eq!(pieces(merged, "ababa", false), "ab|aba");
+    let pairs = vocabulary(&["aa"], &["a a"]);
+    assert_eq!(pieces(pairs, "aaa", false), "aa|a");
+    // A pair that comes again keeps its first rank.
+    let again = vocabulary(&["ab", "bc"], &["b c", "a b", "b c"]);
+    assert_eq!(pieces(again, "abc", false), "a|bc");
+}
+
+#[test]
+fn words_that_are_tokens_stay_whole_where_the_rule_says_so() {
+    let mut whole = vocabulary(&["ab", "abc", "<s>"], &["a b"]);
+    assert_eq!(pieces(whole.clone(), "abc", false), "ab|c");
+    whole.pre = Some("llama-bpe".to_owned());
+    whole.roles.insert(Role::Bos, 258);
+    assert_eq!(pieces(whole.clone(), "abc", false), "<s>|abc");
+    whole.add_bos = Some(false);
+    assert_eq!(pieces(whole, "abc", false), "abc");
+}
+
+#[test]
+fn a_byte_without_a_token_is_left_out_and_keeps_its_neighbours_apart() {
+    let mut gap = vocabulary(&["ab"], &["a b"]);
+    let x = gap.tokens.iter().position(|text| text == "x").unwrap();
+    gap.tokens[x] = "xx".to_owned();
+    assert_eq!(pieces(gap.clone(), "axb", false), "a|b");
+    assert_eq!(pieces(gap, "ab", false), "ab");
+}
+
+#[test]
+fn special_tokens_are_found_longest_first() {
+    let mut special = vocabulary(&["<a>", "<a><b>", "<c>", "<u>"], &[]);
+    special.token_types = vec![1; 256];
+    special.token_types.extend([3, 3, 2, 4]);
+    assert_eq!(
+        pieces(special.clone(), "<a><a><b>x<c><u>", true),
+        "<a>|<a><b>|x|<c>|<u>"
+    );
+    // Without parsing only user-defined tokens are.
+    assert_eq!(pieces(special, "<a>x<c><u>", false), "<|a|>|x|<|c|>|<u>");
+}
+
+#[test]
+fn bos_and_eos_are_added_on_demand() {
+    let mut both = vocabulary(&["<s>", "<e>"], &[]);
+    both.roles = HashMap::from([(Role::Bos, 256), (Role::Eos, 257)]);
+    both.add_bos = Some(true);
+    both.add_eos = Some(true);
+    let tokenizer = Tokenizer::new(both).unwrap();
+    assert_eq!(tokenizer.encode("", true, false).unwrap(), [256, 257]);
+    assert!(tokenizer.encode("", false, false).unwrap().is_empty());
+    assert!(tokenizer.is_eog(257) && !tokenizer.is_eog(256));
+}
+
+#[test]
+fn well_known_texts_are_special_whatever_their_type() {
+    let texts = ["<|im_end|>", "<|fim_prefix|>", "<|repo_name|>", "<|start|>"];
+    let mut known = vocabulary(&texts, &[]);
+    known.token_types = vec![1; 256];
+    known.token_types.extend([4, 4, 1, 3]);
+    let tokenizer = Tokenizer::new(known).unwrap();
+    let ends: Vec<u32> = (0..260).filter(|&id| tokenizer.is_eog(id)).collect();
+    assert_eq!(ends, [256, 258]);
+    for (id, text) in (256..).zip(texts) {
+        assert_eq!(tokenizer.encode(text, false, true).unwrap(), [id]);
+        let found = tokenizer.encode(text, false, false).unwrap() == [id];
+        assert_eq!(found, text == "<|start|>", "{text}");
+    }
+}
+
+#[test]
+fn harmonys_end_of_message_does_not_end_generation() {
+    let plain = Tokenizer::new(vocabulary(&["<|end|>"], &[])).unwrap();
+    assert!(plain.is_eog(256));
+    let harmony = vocabulary(&["<|end|>", "<|return|>", "<|call|>"], &[]);
+    let harmony = Tokenizer::new(harmony).unwrap();
+    assert!(!harmony.is_eog(256) && harmony.is_eog(257) && harmony.is_eog(258));
+    assert_eq!(harmony.encode("<|end|>", false, false).unwrap(), [256]);
+}
+
+#[test]
+fn pieces_of_odd_tokens() {
+    let mut odd = vocabulary(&["<0x0A>", "", "unused", "Ġ▁"], &[]);
+    odd.token_types = vec![1; 256];
+    odd.token_types.extend([6, 1, 5, 1]);
+    let tokenizer = Tokenizer::new(odd).unwrap();
+    assert_eq!(tokenizer.piece(256), b"\n");
+    assert_eq!(tokenizer.piece(257), b"[EMPTY_257]");
+    assert_eq!(tokenizer.piece(258), b"");
+    assert_eq!(tokenizer.piece(259), " ▁".as_bytes());
+    // Half of a character, and both halves.
+    let halves = tokenizer.encode("é", false, false).unwrap();
+    assert_eq!(halves.len(), 2);
+    assert_eq!(tokenizer.decode(&halves[..1]), "\u{FFFD}");
+    assert_eq!(tokenizer.decode(&halves), "é");
+}
+
+#[test]
+fn faulty_vocabularies_are_errors() {
+    let faulty = |merge: &str| error(vocabulary(&["ab"], &["a b", merge]));
+    assert_eq!(
+        faulty("a c"),
+        "tokenizer.ggml.merges: entry 1, `a c`, needs `ac`, which is not a token"
+    );
+    assert!(faulty("ab zz").contains("needs `zz`"));
+    for merge in ["", " ", "ab", "a ", " b"] {
+        assert!(faulty(merge).contains("not two tokens"), "{merge:?}");
+    }
+    assert_eq!(
+        error(vocabulary(&["ab", "x", "ab"], &[])),
+        "tokenizer.ggml.tokens: ids 87 and 257 are both `x`"
+    );
+
+    let mut types = vocabulary(&[], &[]);
+    types.token_types = vec![1; 255];
+    assert_eq!(
+        error(types),
+        "tokenizer.ggml.token_type has 255 entries for 256 tokens"
+    );
+
+    let mut byte = vocabulary(&["<0xZZ>"], &[]);
+    byte.token_types = vec![1; 256];
+    byte.token_types.push(6);
+    assert!(error(byte).contains("id 256 is a byte token"));
+
+    let mut range = vocabulary(&[], &[]);
+    range.roles.insert(Role::Eos, 256);
+    assert_eq!(
+        error(range),
+        "metadata key `tokenizer.ggml.eos_token_id` is 256, the vocabulary has 256 tokens"
+    );
+
+    let mut bos = vocabulary(&[], &[]);
+    bos.add_bos = Some(true);
+    assert!(error(bos).contains("`tokenizer.ggml.bos_token_id` is missing"));
+
+    let mut pre = vocabulary(&[], &[]);
+    pre.pre = Some("made-up".to_owned());
+    assert!(error(pre).contains("tokenizer.ggml.pre is `made-up`, supported are qwen2"));
+
+    let empty = Tokenizer::new(Vocabulary::default()).unwrap();
+    assert!(empty.encode("text", true, true).unwrap().is_empty());
+    assert_eq!(empty.n_vocab(), 0);
+}
