@@ -52,10 +52,16 @@ impl Unpacked {
 pub struct F16([u8; 2]);
 
 impl F16 {
+    /// The bits.
+    #[inline(always)]
+    pub fn bits(self) -> u16 {
+        u16::from_le_bytes(self.0)
+    }
+
     /// The value, exactly.
     #[inline(always)]
     pub fn to_f32(self) -> f32 {
-        f16_to_f32(u16::from_le_bytes(self.0))
+        f16_to_f32(self.bits())
     }
 }
 

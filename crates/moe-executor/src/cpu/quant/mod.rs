@@ -134,47 +134,33 @@ impl Kernel {
     ///
     /// # Panics
     /// If this processor does not have it.
-    fn for_isa(ty: GgmlType, isa: Isa) -> Option<Kernel> {
+    pub fn for_isa(ty: GgmlType, isa: Isa) -> Option<Kernel> {
         assert!(
             Isa::available().contains(&isa),
             "this processor has no {isa:?}"
         );
-        match ty {
-            GgmlType::F32 => Some(Kernel::float::<F32>(ty, isa)),
-            GgmlType::F16 => Some(Kernel::float::<F16>(ty, isa)),
-            GgmlType::BF16 => Some(Kernel::float::<Bf16>(ty, isa)),
-            _ => with_format!(ty, F => Kernel::quantized::<F>(ty, isa)),
+        let kernel = match ty {
+            GgmlType::F32 => Some(Kernel::float::<F32>(ty)),
+            GgmlType::F16 => Some(Kernel::float::<F16>(ty)),
+            GgmlType::BF16 => Some(Kernel::float::<Bf16>(ty)),
+            _ => with_format!(ty, F => Kernel::quantized::<F>(ty)),
+        }?;
+        #[cfg(target_arch = "x86_64")]
+        if let Some(gemv) = x86::gemv(ty, isa) {
+            return Some(Kernel { gemv, ..kernel });
         }
+        Some(kernel)
     }
 
-    fn quantized<F: Format>(ty: GgmlType, isa: Isa) -> Kernel {
-        let gemv: Gemv = match isa {
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => x86::avx2::gemv::<F>,
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => x86::avx512::gemv::<F>,
-            _ => portable::gemv::<F>,
-        };
+    fn quantized<F: Format>(ty: GgmlType) -> Kernel {
+        Kernel { activation: F::ACTIVATION, ty, gemv: portable::gemv::<F>, dequantize: portable::dequantize::<F> }
+    }
+
+    fn float<F: FloatFormat>(ty: GgmlType) -> Kernel {
         Kernel {
             activation: F::ACTIVATION,
             ty,
-            gemv,
-            dequantize: portable::dequantize::<F>,
-        }
-    }
-
-    fn float<F: FloatFormat>(ty: GgmlType, isa: Isa) -> Kernel {
-        let gemv: Gemv = match isa {
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => x86::avx2::gemv_float::<F>,
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => x86::avx512::gemv_float::<F>,
-            _ => portable::gemv_float::<F>,
-        };
-        Kernel {
-            activation: F::ACTIVATION,
-            ty,
-            gemv,
+            gemv: portable::gemv_float::<F>,
             dequantize: portable::dequantize_float::<F>,
         }
     }

@@ -1,0 +1,1 @@
+//! Kernels for AVX2 with FMA and F16C.

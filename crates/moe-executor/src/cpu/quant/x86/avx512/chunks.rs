@@ -1,0 +1,227 @@
+//! Formats with an activation scale for 32 elements, in steps of 64.
+//!
+//! VNNI multiplies unsigned by signed bytes. Codes are made unsigned by an offset, and the offset's share is taken off
+//! again by starting the sum at minus offset times the activations.
+
+use std::arch::x86_64::*;
+
+use super::Steps;
+use crate::cpu::quant::activation::Q8Row;
+use crate::cpu::quant::format::{F16, Format};
+use crate::cpu::quant::fp4::{E2M1_DOUBLED, Mxfp4, Nvfp4, e8m0_halved, ue4m3_halved};
+use crate::cpu::quant::legacy::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
+
+/// 64 elements in their order.
+trait Chunk: Format {
+    /// What is added to `q` of [`Format`].
+    const OFFSET: u8;
+
+    /// The codes plus [`Chunk::OFFSET`].
+    unsafe fn codes(blocks: *const Self) -> __m512i;
+
+    /// The scale of each four elements.
+    unsafe fn scales(blocks: *const Self) -> __m512;
+
+    /// In the first lane of each block of 32 its negative minimum, zero elsewhere.
+    #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+    #[inline]
+    unsafe fn minima(_blocks: *const Self) -> __m512 {
+        _mm512_setzero_ps()
+    }
+}
+
+/// 64 activations.
+#[derive(Clone, Copy)]
+pub struct Activations {
+    codes: __m512i,
+    /// Minus offset times the codes, summed by fours.
+    start: __m512i,
+    /// The scale of each four.
+    scales: __m512,
+    /// Scale times sum, the same in all lanes of a block of 32.
+    scaled_sums: __m512,
+}
+
+impl<F: Chunk> Steps for F {
+    const STEP: usize = 64;
+    type Activations = Activations;
+
+    #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+    #[inline]
+    unsafe fn load(act: &Q8Row, step: usize) -> Activations {
+        // SAFETY: the activations have 64 codes and two scales for each step.
+        unsafe {
+            let codes = _mm512_loadu_si512(act.q.as_ptr().add(step * 64).cast());
+            let zero = _mm512_setzero_si512();
+            let start = match F::OFFSET {
+                0 => zero,
+                offset => _mm512_sub_epi32(zero, _mm512_dpbusd_epi32(zero, _mm512_set1_epi8(offset as i8), codes)),
+            };
+            let scales = two_floats(act.scale.as_ptr().add(step * 2).cast());
+            let scaled_sums = match F::MIN {
+                true => two_floats(act.scaled_sum.as_ptr().add(step * 2).cast()),
+                false => _mm512_setzero_ps(),
+            };
+            Activations { codes, start, scales, scaled_sums }
+        }
+    }
+
+    #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+    #[inline]
+    unsafe fn step(blocks: *const F, act: &Activations, acc: __m512) -> __m512 {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let sums = _mm512_dpbusd_epi32(act.start, F::codes(blocks), act.codes);
+            let scales = _mm512_mul_ps(F::scales(blocks), act.scales);
+            let acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums), scales, acc);
+            match F::MIN {
+                true => _mm512_fmadd_ps(F::minima(blocks), act.scaled_sums, acc),
+                false => acc,
+            }
+        }
+    }
+}
+
+/// Two floats, each in half of the lanes.
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+#[inline]
+unsafe fn two_floats(at: *const f32) -> __m512 {
+    // SAFETY: the caller passes the address of two floats.
+    let both = unsafe { _mm512_castsi512_ps(_mm512_castsi128_si512(_mm_loadl_epi64(at.cast()))) };
+    _mm512_permutexvar_ps(_mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0), both)
+}
+
+/// Two half-precision numbers, each in half of the lanes.
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+#[inline]
+fn two_halves(first: F16, second: F16) -> __m512 {
+    let first = _mm256_set1_epi16(first.bits() as i16);
+    _mm512_cvtph_ps(_mm256_mask_set1_epi16(first, 0xff00, second.bits() as i16))
+}
+
+/// Two half-precision numbers, in lanes 0 and 8.
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+#[inline]
+fn two_halves_apart(first: F16, second: F16) -> __m512 {
+    let first = _mm256_maskz_set1_epi16(0x0001, first.bits() as i16);
+    _mm512_cvtph_ps(_mm256_mask_set1_epi16(first, 0x0100, second.bits() as i16))
+}
+
+/// The 4-bit codes of two blocks: low halves of the first, its high halves, low halves of the second, its high halves.
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+#[inline]
+unsafe fn nibbles(first: *const [u8; 16], second: *const [u8; 16]) -> __m512i {
+    // SAFETY: the caller passes addresses of readable blocks.
+    let both = unsafe {
+        let first = _mm512_broadcast_i32x4(_mm_loadu_si128(first.cast()));
+        _mm512_mask_broadcast_i32x4(first, 0xff00, _mm_loadu_si128(second.cast()))
+    };
+    let shift = _mm512_set_epi64(4, 4, 0, 0, 4, 4, 0, 0);
+    _mm512_and_si512(_mm512_srlv_epi64(both, shift), _mm512_set1_epi8(15))
+}
+
+/// Adds 16 to the codes whose bit of `qh` is set.
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+#[inline]
+fn add_fifth_bits(codes: __m512i, first: [u8; 4], second: [u8; 4]) -> __m512i {
+    let bits = u64::from(u32::from_le_bytes(first)) | u64::from(u32::from_le_bytes(second)) << 32;
+    _mm512_mask_add_epi8(codes, bits, codes, _mm512_set1_epi8(16))
+}
+
+/// Looks 4-bit codes up in a table, plus `offset`.
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+#[inline]
+pub fn look_up(table: &'static [i8; 16], offset: u8, codes: __m512i) -> __m512i {
+    // SAFETY: the table has 16 bytes.
+    let table = unsafe { _mm_loadu_si128(table.as_ptr().cast()) };
+    let table = _mm_add_epi8(table, _mm_set1_epi8(offset as i8));
+    _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), codes)
+}
+
+/// Two blocks of 32 whose scale is a half-precision `d`, and perhaps an `m`.
+macro_rules! chunk_of_two {
+    ($format:ty, offset $offset:expr, |$first:ident, $second:ident| $codes:expr $(, minima $m:ident)?) => {
+        impl Chunk for $format {
+            const OFFSET: u8 = $offset;
+
+            #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+            #[inline]
+            unsafe fn codes(blocks: *const Self) -> __m512i {
+                // SAFETY: two blocks follow.
+                unsafe {
+                    let ($first, $second) = (&*blocks, &*blocks.add(1));
+                    $codes
+                }
+            }
+
+            #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+            #[inline]
+            unsafe fn scales(blocks: *const Self) -> __m512 {
+                // SAFETY: two blocks follow.
+                unsafe { two_halves((*blocks).d, (*blocks.add(1)).d) }
+            }
+
+            $(#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+            #[inline]
+            unsafe fn minima(blocks: *const Self) -> __m512 {
+                // SAFETY: two blocks follow.
+                unsafe { two_halves_apart((*blocks).$m, (*blocks.add(1)).$m) }
+            })?
+        }
+    };
+}
+
+chunk_of_two!(Q4_0, offset 8, |a, b| nibbles(&a.qs, &b.qs));
+chunk_of_two!(Q4_1, offset 0, |a, b| nibbles(&a.qs, &b.qs), minima m);
+chunk_of_two!(Q5_0, offset 16, |a, b| add_fifth_bits(nibbles(&a.qs, &b.qs), a.qh, b.qh));
+chunk_of_two!(Q5_1, offset 0, |a, b| add_fifth_bits(nibbles(&a.qs, &b.qs), a.qh, b.qh), minima m);
+chunk_of_two!(Q8_0, offset 128, |a, b| {
+    let first = _mm256_loadu_si256(a.qs.as_ptr().cast());
+    let second = _mm256_loadu_si256(b.qs.as_ptr().cast());
+    let both = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(first), second);
+    _mm512_xor_si512(both, _mm512_set1_epi8(-128))
+});
+
+impl Chunk for Mxfp4 {
+    const OFFSET: u8 = 12;
+
+    #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+    #[inline]
+    unsafe fn codes(blocks: *const Mxfp4) -> __m512i {
+        // SAFETY: two blocks follow.
+        unsafe { look_up(&E2M1_DOUBLED, Self::OFFSET, nibbles(&(*blocks).qs, &(*blocks.add(1)).qs)) }
+    }
+
+    #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+    #[inline]
+    unsafe fn scales(blocks: *const Mxfp4) -> __m512 {
+        // SAFETY: two blocks follow.
+        let (first, second) = unsafe { (e8m0_halved((*blocks).e), e8m0_halved((*blocks.add(1)).e)) };
+        _mm512_mask_broadcastss_ps(_mm512_set1_ps(first), 0xff00, _mm_set_ss(second))
+    }
+}
+
+impl Chunk for Nvfp4 {
+    const OFFSET: u8 = 12;
+
+    #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+    #[inline]
+    unsafe fn codes(block: *const Nvfp4) -> __m512i {
+        // SAFETY: a block follows.
+        let bytes = unsafe { _mm256_loadu_si256((&raw const (*block).qs).cast()) };
+        // Each eight bytes hold the low halves of eight elements and the high halves of the next eight.
+        let twice = _mm512_set_epi64(3, 3, 2, 2, 1, 1, 0, 0);
+        let twice = _mm512_permutexvar_epi64(twice, _mm512_castsi256_si512(bytes));
+        let nibbles = _mm512_srlv_epi64(twice, _mm512_set_epi64(4, 0, 4, 0, 4, 0, 4, 0));
+        look_up(&E2M1_DOUBLED, Self::OFFSET, _mm512_and_si512(nibbles, _mm512_set1_epi8(15)))
+    }
+
+    #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+    #[inline]
+    unsafe fn scales(block: *const Nvfp4) -> __m512 {
+        // SAFETY: a block follows.
+        let d = unsafe { (*block).d };
+        let [a, b, c, d] = [ue4m3_halved(d[0]), ue4m3_halved(d[1]), ue4m3_halved(d[2]), ue4m3_halved(d[3])];
+        _mm512_set_ps(d, d, d, d, c, c, c, c, b, b, b, b, a, a, a, a)
+    }
+}
