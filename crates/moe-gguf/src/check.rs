@@ -201,12 +201,11 @@ pub fn check(gguf: &Gguf) -> Report {
         shares: shares(gguf.tensors()),
         ..Report::default()
     };
-    for (index, file) in gguf.files().iter().enumerate() {
-        let tensors: Vec<&Tensor> = gguf
-            .tensors()
-            .iter()
-            .filter(|t| usize::from(t.file) == index)
-            .collect();
+    let mut by_file = vec![Vec::new(); gguf.files().len()];
+    for tensor in gguf.tensors() {
+        by_file[usize::from(tensor.file)].push(tensor);
+    }
+    for (index, (file, tensors)) in gguf.files().iter().zip(by_file).enumerate() {
         check_file(&mut report, index as u16, file, tensors);
     }
     report

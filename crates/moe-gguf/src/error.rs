@@ -44,6 +44,14 @@ pub enum Error {
         /// What was asked for.
         wanted: &'static str,
     },
+    /// A model in several files is not whole, or not one model.
+    #[error("{}: {fault}", path.display())]
+    Shard {
+        /// The shard that is at fault, or that is missing.
+        path: PathBuf,
+        /// What is wrong with it.
+        fault: ShardFault,
+    },
     /// The headers, each in order, do not make one model.
     #[error("{}: {fault}", path.display())]
     Model {
@@ -85,6 +93,38 @@ impl Error {
             _ => None,
         }
     }
+}
+
+/// What is wrong with a model in several files.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+#[allow(missing_docs)] // the fields are what the messages print
+pub enum ShardFault {
+    #[error(
+        "this shard of the model ({number} of {count}) is missing: fetch it, beside the others"
+    )]
+    Missing { number: u64, count: u64 },
+    #[error(
+        "it is shard {number} of {count}, but is not named …-{number:05}-of-{count:05}.gguf, so the others cannot be found"
+    )]
+    Unnamed { number: u64, count: u64 },
+    #[error(
+        "its split.no says shard {found}, its name says {number}: it is a copy of another shard, or was renamed"
+    )]
+    Repeated { number: u64, found: u64 },
+    #[error("it is one of {count} shards, at most {limit} are allowed")]
+    TooMany { count: u64, limit: u64 },
+    #[error("it is not of the same model as {}: {key} is {found} here and {expected} there", first.display())]
+    Foreign {
+        first: PathBuf,
+        key: &'static str,
+        found: String,
+        expected: String,
+    },
+    #[error(
+        "the shards have {found} tensors, but split.tensors.count promises {expected}: one of them is of another model"
+    )]
+    TensorCount { found: u64, expected: u64 },
 }
 
 /// A rule of the GGUF format that a header breaks.

@@ -6,9 +6,10 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::bytes::Bytes;
 use crate::error::{Error, Fault};
-use crate::header::Header;
+use crate::header::MAX_I64;
 use crate::map::{MAX_EXPERT_ROWS, n_stacked};
 use crate::metadata::Metadata;
+use crate::shards::{self, Part};
 use crate::types::GgmlType;
 
 /// A tensor of a model.
@@ -47,7 +48,7 @@ pub struct GgufFile {
     pub data_offset: u64,
     /// `general.alignment`, 32 where the file has none.
     pub alignment: u64,
-    bytes: Bytes,
+    pub(crate) bytes: Bytes,
 }
 
 /// A model: all its files memory mapped, their headers parsed once.
@@ -62,52 +63,52 @@ pub struct Gguf {
 }
 
 impl Gguf {
-    /// Opens the model at `path`.
+    /// Opens the model at `path`; of a model in several files, any of them.
     ///
     /// A file whose data is cut opens all the same: its map is what tells how much is missing.
     ///
     /// # Errors
-    /// The file cannot be read, or its header breaks a rule of the format.
+    /// A file cannot be read, its header breaks a rule of the format, or a shard is missing,
+    /// repeated or of another model.
     pub fn open(path: impl AsRef<Path>) -> Result<Gguf, Error> {
-        let path = path.as_ref();
-        let bytes = Bytes::map(path).map_err(Error::io(path, "open it"))?;
-        Self::from_bytes(path, bytes)
+        let (first, others) = shards::gather(Part::open(path.as_ref())?)?;
+        Self::from_parts(first, others)
     }
 
-    /// Opens a model that is embedded in the binary; `name` stands for its path.
+    /// Opens a model that is embedded in the binary; `name` stands for its path. It must be whole in
+    /// one file.
     ///
     /// # Errors
     /// The header breaks a rule of the format.
     pub fn from_static(name: &str, bytes: &'static [u8]) -> Result<Gguf, Error> {
-        Self::from_bytes(Path::new(name), Bytes::Static(bytes))
+        let part = Part::parse(Path::new(name), Bytes::Static(bytes))?;
+        Self::from_parts(part, Vec::new())
     }
 
-    fn from_bytes(path: &Path, bytes: Bytes) -> Result<Gguf, Error> {
-        let header = Header::parse(path, &bytes)?;
-        let file = GgufFile {
-            path: path.to_owned(),
-            name: path
-                .file_name()
-                .unwrap_or(path.as_os_str())
-                .to_string_lossy()
-                .into_owned(),
-            size_bytes: bytes.as_slice().len() as u64,
-            header_size: header.size,
-            data_offset: header.data_offset,
-            alignment: header.alignment,
-            bytes,
-        };
-        let whole = |fault| Error::Model {
-            path: path.to_owned(),
+    fn from_parts(first: Part, others: Vec<Part>) -> Result<Gguf, Error> {
+        let path = first.file.path.clone();
+        let mut files = vec![first.file];
+        let mut tensors = first.tensors;
+        for part in others {
+            let (file, index) = (files.len() as u16, tensors.len() as u32);
+            let renumber = |t: Tensor| Tensor {
+                file,
+                index: index + t.index,
+                ..t
+            };
+            tensors.extend(part.tensors.into_iter().map(renumber));
+            files.push(part.file);
+        }
+        let by_name = sort_by_name(&tensors).and_then(|by_name| limit(&tensors).map(|()| by_name));
+        let by_name = by_name.map_err(|fault| Error::Model {
+            path,
             fault: Box::new(fault),
-        };
-        let by_name = sort_by_name(&header.tensors).map_err(whole)?;
-        limit_experts(&header.tensors).map_err(whole)?;
+        })?;
         Ok(Gguf {
-            version: header.version,
-            metadata: header.metadata,
-            files: vec![file],
-            tensors: header.tensors,
+            version: first.version,
+            metadata: first.metadata,
+            files,
+            tensors,
             by_name,
         })
     }
@@ -172,18 +173,26 @@ impl Gguf {
     }
 }
 
-/// Refuses a model whose map would be out of all proportion to its header.
-fn limit_experts(tensors: &[Tensor]) -> Result<(), Fault> {
+/// Refuses a model whose map would be out of all proportion to its headers, or whose sizes do not
+/// add up in 63 bits over all its files.
+fn limit(tensors: &[Tensor]) -> Result<(), Fault> {
     let claimed = tensors
         .iter()
         .filter_map(n_stacked)
         .fold(0, u64::saturating_add);
-    match claimed <= MAX_EXPERT_ROWS {
-        true => Ok(()),
-        false => Err(Fault::TooManyExperts {
+    if claimed > MAX_EXPERT_ROWS {
+        return Err(Fault::TooManyExperts {
             claimed,
             limit: MAX_EXPERT_ROWS,
-        }),
+        });
+    }
+    let total = tensors
+        .iter()
+        .fold(0, |sum: u64, t| sum.saturating_add(t.size_bytes));
+    if total > MAX_I64 {
+        Err(Fault::TotalOverflow)
+    } else {
+        Ok(())
     }
 }
 

@@ -27,11 +27,12 @@ mod header;
 pub mod map;
 mod metadata;
 mod names;
+mod shards;
 mod types;
 mod value;
 pub mod write;
 
-pub use error::{Error, Fault};
+pub use error::{Error, Fault, ShardFault};
 pub use gguf::{Gguf, GgufFile, Tensor};
 pub use metadata::Metadata;
 pub use types::{GgmlType, TypeError};

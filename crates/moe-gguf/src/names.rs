@@ -214,3 +214,183 @@ fn category(stem: &str, in_layer: bool) -> Category {
         Category::Other
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Category::*;
+    use Projection::*;
+
+    #[test]
+    fn names_of_llama_cpp() {
+        // name, layer, projection, category, expert of its own, stacked
+        let names = [
+            (
+                "blk.0.ffn_gate_exps.weight",
+                Some(0),
+                Some(Gate),
+                Expert,
+                None,
+                true,
+            ),
+            (
+                "blk.7.ffn_up_exps.weight",
+                Some(7),
+                Some(Up),
+                Expert,
+                None,
+                true,
+            ),
+            (
+                "blk.47.ffn_down_exps.weight",
+                Some(47),
+                Some(Down),
+                Expert,
+                None,
+                true,
+            ),
+            (
+                "blk.3.ffn_gate_up_exps.weight",
+                Some(3),
+                Some(GateUp),
+                Expert,
+                None,
+                true,
+            ),
+            (
+                "blk.3.ffn_up_chexps.weight",
+                Some(3),
+                Some(Up),
+                Expert,
+                None,
+                true,
+            ),
+            (
+                "blk.3.ffn_gate_exps.bias",
+                Some(3),
+                Some(Gate),
+                ExpertBias,
+                None,
+                false,
+            ),
+            (
+                "blk.3.ffn_down_exps.scale",
+                Some(3),
+                Some(Down),
+                ExpertBias,
+                None,
+                false,
+            ),
+            (
+                "blk.2.ffn_gate.5.weight",
+                Some(2),
+                Some(Gate),
+                Expert,
+                Some(5),
+                false,
+            ),
+            (
+                "blk.2.ffn_down_exps.31.weight",
+                Some(2),
+                Some(Down),
+                Expert,
+                Some(31),
+                false,
+            ),
+            (
+                "blk.2.ffn_up.7.bias",
+                Some(2),
+                Some(Up),
+                ExpertBias,
+                Some(7),
+                false,
+            ),
+            (
+                "blk.2.ffn_gate_shexp.weight",
+                Some(2),
+                Some(Gate),
+                SharedExpert,
+                None,
+                false,
+            ),
+            (
+                "blk.2.ffn_gate_inp_shexp.weight",
+                Some(2),
+                None,
+                SharedExpert,
+                None,
+                false,
+            ),
+            (
+                "blk.2.ffn_gate_inp.weight",
+                Some(2),
+                None,
+                Router,
+                None,
+                false,
+            ),
+            ("blk.2.exp_probs_b.bias", Some(2), None, Router, None, false),
+            (
+                "blk.1.ffn_gate.weight",
+                Some(1),
+                Some(Gate),
+                Other,
+                None,
+                false,
+            ),
+            ("blk.1.ffn_norm.weight", Some(1), None, Norm, None, false),
+            ("blk.1.attn_q_norm.weight", Some(1), None, Norm, None, false),
+            (
+                "blk.1.post_attention_norm.weight",
+                Some(1),
+                None,
+                Norm,
+                None,
+                false,
+            ),
+            (
+                "blk.1.attn_sinks.weight",
+                Some(1),
+                None,
+                Attention,
+                None,
+                false,
+            ),
+            (
+                "blk.1.attn_output.weight",
+                Some(1),
+                None,
+                Attention,
+                None,
+                false,
+            ),
+            (
+                "blk.1.ssm_conv1d.weight",
+                Some(1),
+                None,
+                Attention,
+                None,
+                false,
+            ),
+            ("blk.1.ssm_norm.weight", Some(1), None, Norm, None, false),
+            ("token_embd.weight", None, None, Embedding, None, false),
+            ("token_embd_norm.weight", None, None, Norm, None, false),
+            ("output_norm.weight", None, None, Norm, None, false),
+            ("output.weight", None, None, Output, None, false),
+            ("rope_freqs.weight", None, None, Other, None, false),
+            ("blk.65535.attn_q.weight", None, None, Other, None, false),
+            ("blk..attn_q.weight", None, None, Other, None, false),
+            ("", None, None, Other, None, false),
+        ];
+        for (name, layer_id, projection, category, expert_id, stacked) in names {
+            let role = Role {
+                layer_id,
+                projection,
+                category,
+                expert_id,
+                stacked,
+            };
+            assert_eq!(Role::of(name), role, "{name}");
+        }
+    }
+}
