@@ -1,1 +1,29 @@
+//! The 1024-byte record, the run directory, writing and reading it, and Parquet tables.
+//!
+//! A recorder writes a run through [`RunWriter`]; everything else opens it with [`Run`] and walks
+//! [`Trace::operations`], or turns it into tables with [`tables`].
 
+#![warn(missing_docs)]
+
+mod blocks;
+mod error;
+mod files;
+pub mod manifest;
+pub mod map_table;
+mod operations;
+pub mod ops;
+mod parquet_file;
+pub mod record;
+mod routing;
+mod run;
+mod trace;
+mod writer;
+
+pub use error::Error;
+pub use manifest::Manifest;
+pub use operations::{Expert, Operation, Operations, TokenExperts};
+pub use record::{NO_LAYER, NO_TENSOR, SourceLog, TensorAccessLog};
+pub use routing::RoutingOperations;
+pub use run::{Run, TRACE_FILE};
+pub use trace::Trace;
+pub use writer::{RunOptions, RunWriter};

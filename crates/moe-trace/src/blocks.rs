@@ -1,0 +1,193 @@
+//! Records go to the file in blocks, through a thread of their own.
+//!
+//! The recording thread fills the block in its hand; full blocks travel to the writing thread over a bounded channel and
+//! come back empty. A record costs no lock, no allocation and no system call; memory is bounded by the number of blocks;
+//! if the disk cannot keep up, the recording thread waits for an empty block.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+
+use zerocopy::IntoBytes;
+
+use crate::record::{RECORD_SIZE, TensorAccessLog};
+
+/// Records in a block: small enough that a block written and handed over is still in the second-level cache.
+const BLOCK_RECORDS: usize = 256;
+/// Blocks that can exist, 8 MiB together. Fewer do, as long as the writing thread keeps up.
+const MAX_BLOCKS: usize = 32;
+
+struct Block {
+    records: Box<[TensorAccessLog]>,
+    len: usize,
+}
+
+impl Block {
+    fn new() -> Self {
+        Self {
+            records: vec![TensorAccessLog::default(); BLOCK_RECORDS].into(),
+            len: 0,
+        }
+    }
+}
+
+/// A write that failed.
+#[derive(Clone, Debug)]
+pub(crate) struct WriteFailure {
+    /// Bytes that were written before it.
+    pub offset: u64,
+    pub source: Arc<io::Error>,
+}
+
+/// Writes records to a file from a thread of its own.
+pub(crate) struct BlockWriter {
+    block: Block,
+    blocks: usize,
+    filled: Option<SyncSender<Block>>,
+    empty: Receiver<Block>,
+    failure: Arc<OnceLock<WriteFailure>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl BlockWriter {
+    pub(crate) fn new(file: File) -> io::Result<Self> {
+        let (filled, filled_receiver) = sync_channel(MAX_BLOCKS);
+        let (empty_sender, empty) = sync_channel(MAX_BLOCKS);
+        let failure = Arc::new(OnceLock::new());
+        let thread = std::thread::Builder::new()
+            .name("trace-writer".into())
+            .spawn({
+                let failure = failure.clone();
+                move || {
+                    if let Err(error) = write_blocks(file, &filled_receiver, &empty_sender) {
+                        // Set before the receiver is dropped, so that whoever finds the channel closed finds the reason.
+                        let _ = failure.set(error);
+                    }
+                }
+            })?;
+        Ok(Self {
+            block: Block::new(),
+            blocks: 1,
+            filled: Some(filled),
+            empty,
+            failure,
+            thread: Some(thread),
+        })
+    }
+
+    /// The next slot, with stale contents but for a zero timestamp, and whether it is a new one: a slot that was handed out
+    /// and got no timestamp is handed out again.
+    #[inline]
+    pub(crate) fn next(&mut self) -> Result<(&mut TensorAccessLog, bool), WriteFailure> {
+        let pending = self.pending();
+        if !pending {
+            if self.block.len == BLOCK_RECORDS {
+                self.hand_over()?;
+            }
+            self.block.len += 1;
+        }
+        let slot = &mut self.block.records[self.block.len - 1];
+        slot.timestamp_ns.set(0);
+        Ok((slot, !pending))
+    }
+
+    /// Whether the last slot handed out has no timestamp yet.
+    #[inline]
+    pub(crate) fn pending(&self) -> bool {
+        self.block
+            .len
+            .checked_sub(1)
+            .is_some_and(|last| self.block.records[last].timestamp_ns.get() == 0)
+    }
+
+    /// Hands the records so far to the writing thread, without waiting for them to be written.
+    pub(crate) fn flush(&mut self) -> Result<(), WriteFailure> {
+        if self.pending() {
+            self.block.len -= 1;
+        }
+        if self.block.len == 0 {
+            Ok(())
+        } else {
+            self.hand_over()
+        }
+    }
+
+    /// Waits until everything is written; calling it again does nothing more.
+    pub(crate) fn close(&mut self) -> Result<(), WriteFailure> {
+        let flushed = self.flush();
+        self.filled = None;
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            return Err(self.failure());
+        }
+        match self.failure.get() {
+            Some(failure) => Err(failure.clone()),
+            None => flushed,
+        }
+    }
+
+    fn hand_over(&mut self) -> Result<(), WriteFailure> {
+        let fresh = match self.empty.try_recv() {
+            Ok(block) => block,
+            Err(_) if self.blocks < MAX_BLOCKS => {
+                self.blocks += 1;
+                Block::new()
+            }
+            Err(_) => self.empty.recv().map_err(|_| self.failure())?,
+        };
+        let full = std::mem::replace(&mut self.block, fresh);
+        let Some(filled) = &self.filled else {
+            return Err(self.failure());
+        };
+        filled.send(full).map_err(|_| self.failure())
+    }
+
+    fn failure(&self) -> WriteFailure {
+        self.failure.get().cloned().unwrap_or_else(|| WriteFailure {
+            offset: 0,
+            source: Arc::new(io::Error::other("the writing thread has ended")),
+        })
+    }
+}
+
+fn write_blocks(
+    mut file: File,
+    filled: &Receiver<Block>,
+    empty: &SyncSender<Block>,
+) -> Result<(), WriteFailure> {
+    let mut offset = 0;
+    while let Ok(mut block) = filled.recv() {
+        let bytes = block.records[..block.len].as_bytes();
+        write_counted(&mut file, bytes, &mut offset).map_err(|source| {
+            // A cut last record would be skipped by every reader; without it the file is whole as it is.
+            let _ = file.set_len(offset - offset % RECORD_SIZE as u64);
+            WriteFailure {
+                offset,
+                source: Arc::new(source),
+            }
+        })?;
+        block.len = 0;
+        // The recording thread may be gone already; what it handed over is still written.
+        let _ = empty.send(block);
+    }
+    Ok(())
+}
+
+/// As `write_all`, but `offset` tells how far it got.
+fn write_counted(file: &mut File, mut bytes: &[u8], offset: &mut u64) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match file.write(bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(n) => {
+                *offset += n as u64;
+                bytes = bytes.get(n..).unwrap_or_default();
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}

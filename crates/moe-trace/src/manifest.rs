@@ -1,0 +1,247 @@
+//! `manifest.json`: what was run, on what, and how to read the trace beside it.
+
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::error::Error;
+use crate::files;
+use crate::ops::OpTable;
+
+/// Name of the file in a run directory.
+pub const FILE_NAME: &str = "manifest.json";
+/// Value of `schema`.
+pub const SCHEMA: &str = "moe-analyze.run.v1";
+/// Value of `record_format` for traces of this crate.
+pub const RECORD_FORMAT: &str = "TensorAccessLog-1024-v4-ext1";
+
+/// What a run directory says about itself; `schemas/run.schema.json` is its JSON Schema.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Manifest {
+    /// [`SCHEMA`].
+    pub schema: String,
+    /// Names the run in datasets: `<started, compact>-<8 hexadecimal digits>`; see [`Manifest::new_run_id`].
+    pub run_id: String,
+    /// Program that recorded.
+    pub engine: Engine,
+    /// The command line, program first.
+    pub command: Vec<String>,
+    /// The model that ran.
+    pub model: Model,
+    /// Layout of `trace.bin`, [`RECORD_FORMAT`].
+    pub record_format: String,
+    /// Records in `trace.bin`; absent while recording and after a recorder that was killed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub records: Option<u64>,
+    /// Why the recording ended before its time (interrupted, trace limit, full disk); absent if it did not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stopped: Option<String>,
+    /// Operation numbers of the trace.
+    pub ops: OpTable,
+    /// How many tokens ran.
+    pub tokens: Tokens,
+    /// How tokens were chosen.
+    pub sampling: Sampling,
+    /// Placement policy: `cpu`, `gpu`, `post-fetch`, ...
+    pub policy: String,
+    /// Threads that computed.
+    pub n_threads: u32,
+    /// The machine.
+    pub host: Host,
+    /// The GPU that took part, if one did.
+    pub gpu: Option<Gpu>,
+    /// Flags of the model's memory map (`MAP_SHARED`, `MAP_POPULATE`, ...); empty if the model was not mapped.
+    pub mmap: Vec<String>,
+    /// Start of the run, RFC 3339, UTC.
+    pub started: String,
+    /// Clock of `timestamp_ns`.
+    pub clock: String,
+    /// Text of the prompts, only if the user asked to keep it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompts: Option<Vec<String>>,
+    /// Keys that this version does not know, kept as they are.
+    #[serde(flatten)]
+    pub extra: Map<String, Value>,
+}
+
+/// A program and its version.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Engine {
+    /// Name of the program.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+}
+
+/// The model of a run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Model {
+    /// Path as given, or the name of an embedded model.
+    pub path: String,
+    /// Its files, first shard first; `source_file` and the tables' `file` count in this list.
+    pub files: Vec<ModelFile>,
+    /// XXH3-64 of the header's bytes, 16 hexadecimal digits.
+    pub header_xxh3: String,
+    /// XXH3-64 of the whole model, only if the user asked for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub xxh3: Option<String>,
+    /// `general.architecture`.
+    pub arch: String,
+    /// Number of layers.
+    pub n_layer: u32,
+    /// Experts in a layer.
+    pub n_expert: u32,
+    /// Experts that a token is routed to.
+    pub n_expert_used: u32,
+    /// Types of the expert weights (`Q4_K`, ...), each once.
+    pub expert_types: Vec<String>,
+}
+
+/// A file of a model.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ModelFile {
+    /// File name without directories.
+    pub name: String,
+    /// Size in bytes.
+    pub size_bytes: u64,
+}
+
+/// Token counts of a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Tokens {
+    /// Prompt tokens, all sequences together.
+    pub prompt: u64,
+    /// Generated tokens, all sequences together.
+    pub generated: u64,
+    /// Sequences (requests).
+    pub sequences: u64,
+}
+
+/// How tokens were chosen.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Sampling {
+    /// `greedy` or `random`; `none` where routing was replayed.
+    pub method: String,
+    /// Seed of the random choice.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seed: Option<u64>,
+    /// Further parameters (`temperature`, `top_k`, `top_p`, ...).
+    #[serde(flatten)]
+    pub parameters: Map<String, Value>,
+}
+
+/// The machine of a run.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Host {
+    /// Model name of the processor.
+    pub cpu: String,
+    /// Memory in bytes.
+    pub ram_bytes: u64,
+    /// Operating system.
+    pub os: String,
+}
+
+/// The GPU of a run.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Gpu {
+    /// Name of the device.
+    pub name: String,
+    /// Its memory in bytes.
+    pub memory_bytes: u64,
+    /// Version of its driver.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub driver: Option<String>,
+}
+
+impl Default for Manifest {
+    fn default() -> Self {
+        Self {
+            schema: SCHEMA.to_owned(),
+            run_id: String::new(),
+            engine: Engine::default(),
+            command: Vec::new(),
+            model: Model::default(),
+            record_format: RECORD_FORMAT.to_owned(),
+            records: None,
+            stopped: None,
+            ops: OpTable::default(),
+            tokens: Tokens::default(),
+            sampling: Sampling::default(),
+            policy: String::new(),
+            n_threads: 0,
+            host: Host::default(),
+            gpu: None,
+            mmap: Vec::new(),
+            started: String::new(),
+            clock: "monotonic".to_owned(),
+            prompts: None,
+            extra: Map::new(),
+        }
+    }
+}
+
+impl Manifest {
+    /// Reads `path`; refuses a schema that this version does not know.
+    pub fn read(path: &Path) -> Result<Self, Error> {
+        let bytes = std::fs::read(path).map_err(Error::io("read", path))?;
+        let manifest: Self = serde_json::from_slice(&bytes).map_err(|source| Error::Manifest {
+            path: path.to_owned(),
+            reason: source.to_string(),
+        })?;
+        if manifest.schema != SCHEMA {
+            let reason = format!(
+                "its schema is {:?}, this version reads {SCHEMA:?}",
+                manifest.schema
+            );
+            return Err(Error::Manifest {
+                path: path.to_owned(),
+                reason,
+            });
+        }
+        Ok(manifest)
+    }
+
+    /// Writes `path`, whole or not at all.
+    pub fn write(&self, path: &Path) -> Result<(), Error> {
+        let reason = |source: serde_json::Error| Error::Manifest {
+            path: path.to_owned(),
+            reason: source.to_string(),
+        };
+        let mut json = serde_json::to_vec_pretty(self).map_err(reason)?;
+        json.push(b'\n');
+        files::write_whole(path, &json)
+    }
+
+    /// A run id that is unique in practice and safe as a file name: `started` without punctuation, then eight
+    /// hexadecimal digits of a hash of the manifest, the process and the time.
+    pub fn new_run_id(&self) -> String {
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        let mut seed = serde_json::to_vec(self).unwrap_or_default();
+        seed.extend_from_slice(&std::process::id().to_le_bytes());
+        seed.extend_from_slice(&now.as_nanos().to_le_bytes());
+        let started: String = self
+            .started
+            .chars()
+            .filter(char::is_ascii_alphanumeric)
+            .collect();
+        let started = if started.is_empty() {
+            now.as_secs().to_string()
+        } else {
+            started
+        };
+        format!("{started}-{:08x}", xxh3_64(&seed) as u32)
+    }
+}

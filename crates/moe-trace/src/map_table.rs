@@ -1,0 +1,162 @@
+//! `gguf-map.parquet`: the offset map of a model, one row a tensor or an expert of it.
+
+use std::path::Path;
+use std::sync::{Arc, LazyLock};
+
+use arrow::array::{
+    ArrayRef, RecordBatch, StringDictionaryBuilder, UInt16Array, UInt32Array, UInt64Array,
+};
+use arrow::datatypes::{
+    DataType, Int32Type, Schema, SchemaRef, UInt16Type, UInt32Type, UInt64Type,
+};
+use moe_gguf::GgmlType;
+use moe_gguf::map::{Category, MapRow, OffsetMap, Projection};
+use parquet::arrow::ArrowWriter;
+
+use crate::error::Error;
+use crate::files::PendingFile;
+use crate::manifest::ModelFile;
+use crate::parquet_file::{self, key_value, name_type, numbers, optional, parsed_names, required};
+
+/// Name of the file in a run directory.
+pub const FILE_NAME: &str = "gguf-map.parquet";
+/// Schema and version in the file's metadata.
+pub const SCHEMA: &str = "moe-analyze.gguf-map.v1";
+/// Metadata key of the model's files, a JSON array of `{name, size_bytes}` in which `file` counts.
+pub const FILES_KEY: &str = "moe-analyze.files";
+
+const PROJECTIONS: [Projection; 4] = [
+    Projection::Gate,
+    Projection::Up,
+    Projection::Down,
+    Projection::GateUp,
+];
+
+static COLUMNS: LazyLock<SchemaRef> = LazyLock::new(|| {
+    Arc::new(Schema::new(vec![
+        required("file", DataType::UInt16),
+        required("tensor", name_type()),
+        required("tensor_idx", DataType::UInt32),
+        optional("expert_id", DataType::UInt32),
+        optional("layer_id", DataType::UInt16),
+        optional("projection", name_type()),
+        required("category", name_type()),
+        required("type", name_type()),
+        required("ne0", DataType::UInt64),
+        required("ne1", DataType::UInt64),
+        required("ne2", DataType::UInt64),
+        required("ne3", DataType::UInt64),
+        required("file_offset", DataType::UInt64),
+        required("size_bytes", DataType::UInt64),
+    ]))
+});
+
+/// Writes the map of a model whose files are `files`. Refuses a `path` that exists, unless `force`.
+pub fn write(path: &Path, map: &OffsetMap, files: &[ModelFile], force: bool) -> Result<(), Error> {
+    let files = serde_json::to_string(files).map_err(Error::parquet(path))?;
+    let metadata = vec![
+        key_value(parquet_file::SCHEMA_KEY, SCHEMA),
+        key_value(FILES_KEY, files),
+    ];
+    let (pending, file) = PendingFile::create(path, force)?;
+    let mut writer = ArrowWriter::try_new(
+        file,
+        COLUMNS.clone(),
+        Some(parquet_file::properties(metadata)),
+    )
+    .map_err(Error::parquet(path))?;
+    let batch =
+        RecordBatch::try_new(COLUMNS.clone(), columns(&map.rows)).map_err(Error::parquet(path))?;
+    writer.write(&batch).map_err(Error::parquet(path))?;
+    writer.close().map_err(Error::parquet(path))?;
+    pending.commit()
+}
+
+/// Reads a map.
+pub fn read(path: &Path) -> Result<OffsetMap, Error> {
+    let mut rows = Vec::new();
+    for batch in parquet_file::open(path, &COLUMNS)? {
+        let batch = batch.map_err(Error::parquet(path))?;
+        let batch = parquet_file::conform(path, &batch, &COLUMNS)?;
+        read_rows(&batch, &mut rows).map_err(Error::parquet(path))?;
+    }
+    Ok(OffsetMap { rows })
+}
+
+fn columns(rows: &[MapRow]) -> Vec<ArrayRef> {
+    let u64s = |of: fn(&MapRow) -> u64| {
+        Arc::new(UInt64Array::from_iter_values(rows.iter().map(of))) as ArrayRef
+    };
+    vec![
+        Arc::new(UInt16Array::from_iter_values(
+            rows.iter().map(|row| row.file),
+        )),
+        names(rows.iter().map(|row| Some(&*row.tensor))),
+        Arc::new(UInt32Array::from_iter_values(
+            rows.iter().map(|row| row.tensor_idx),
+        )),
+        Arc::new(UInt32Array::from_iter(rows.iter().map(|row| row.expert_id))),
+        Arc::new(UInt16Array::from_iter(rows.iter().map(|row| row.layer_id))),
+        names(
+            rows.iter()
+                .map(|row| row.projection.map(Projection::as_str)),
+        ),
+        names(rows.iter().map(|row| Some(row.category.as_str()))),
+        names(rows.iter().map(|row| Some(row.ty.name()))),
+        u64s(|row| row.ne[0]),
+        u64s(|row| row.ne[1]),
+        u64s(|row| row.ne[2]),
+        u64s(|row| row.ne[3]),
+        u64s(|row| row.file_offset),
+        u64s(|row| row.size_bytes),
+    ]
+}
+
+fn names<'a>(values: impl Iterator<Item = Option<&'a str>>) -> ArrayRef {
+    let mut builder = StringDictionaryBuilder::<Int32Type>::new();
+    builder.extend(values);
+    Arc::new(builder.finish())
+}
+
+fn read_rows(batch: &RecordBatch, rows: &mut Vec<MapRow>) -> Result<(), String> {
+    let u64s = |name| numbers::<UInt64Type>(batch, name).values();
+    let file = numbers::<UInt16Type>(batch, "file").values();
+    let tensor_idx = numbers::<UInt32Type>(batch, "tensor_idx").values();
+    let ne = [u64s("ne0"), u64s("ne1"), u64s("ne2"), u64s("ne3")];
+    let file_offset = u64s("file_offset");
+    let size_bytes = u64s("size_bytes");
+    let mut expert_id = numbers::<UInt32Type>(batch, "expert_id").iter();
+    let mut layer_id = numbers::<UInt16Type>(batch, "layer_id").iter();
+    let tensor = parsed_names(batch, "tensor", |name| Some(Arc::<str>::from(name)))?;
+    let projection = parsed_names(batch, "projection", |name| {
+        PROJECTIONS.into_iter().find(|p| p.as_str() == name)
+    })?;
+    let category = parsed_names(batch, "category", |name| {
+        Category::ALL.into_iter().find(|c| c.as_str() == name)
+    })?;
+    let ty = parsed_names(batch, "type", |name| {
+        GgmlType::ALL.iter().copied().find(|ty| ty.name() == name)
+    })?;
+    let missing = |name: &str| format!("column {name}: a value is missing");
+    for i in 0..batch.num_rows() {
+        let size_bytes = size_bytes[i];
+        let file_offset = file_offset[i];
+        file_offset
+            .checked_add(size_bytes)
+            .ok_or_else(|| format!("row {i}: its range ends beyond 64 bits"))?;
+        rows.push(MapRow {
+            file: file[i],
+            tensor: tensor[i].clone().ok_or_else(|| missing("tensor"))?,
+            tensor_idx: tensor_idx[i],
+            expert_id: expert_id.next().flatten(),
+            layer_id: layer_id.next().flatten(),
+            projection: projection[i],
+            category: category[i].ok_or_else(|| missing("category"))?,
+            ty: ty[i].ok_or_else(|| missing("type"))?,
+            ne: ne.map(|column| column[i]),
+            file_offset,
+            size_bytes,
+        });
+    }
+    Ok(())
+}

@@ -1,0 +1,170 @@
+//! Records grouped into operations, and an operation's records into tokens.
+
+use zerocopy::little_endian::I32;
+
+use crate::record::{TensorAccessLog, lane};
+
+/// The operations of a trace in order.
+#[derive(Clone, Debug)]
+pub struct Operations<'a> {
+    rest: &'a [TensorAccessLog],
+    next_record: u64,
+}
+
+impl<'a> Operations<'a> {
+    /// Groups `records`; a zero timestamp ends them.
+    pub fn new(records: &'a [TensorAccessLog]) -> Self {
+        Self::starting_at(records, 0)
+    }
+
+    /// As [`Operations::new`], where `records` begin at record `first_record` of the trace.
+    pub(crate) fn starting_at(records: &'a [TensorAccessLog], first_record: u64) -> Self {
+        Self {
+            rest: records,
+            next_record: first_record,
+        }
+    }
+}
+
+impl<'a> Iterator for Operations<'a> {
+    type Item = Operation<'a>;
+
+    fn next(&mut self) -> Option<Operation<'a>> {
+        let first = self
+            .rest
+            .first()
+            .filter(|record| record.timestamp_ns.get() != 0)?;
+        let more = self.rest[1..]
+            .iter()
+            .take_while(|record| same_operation(first, record))
+            .count();
+        let (records, rest) = self.rest.split_at(1 + more);
+        self.rest = rest;
+        let first_record = self.next_record;
+        self.next_record += records.len() as u64;
+        Some(Operation {
+            first_record,
+            records,
+        })
+    }
+}
+
+/// Records of one operation agree in timestamp, operation and result.
+fn same_operation(a: &TensorAccessLog, b: &TensorAccessLog) -> bool {
+    a.timestamp_ns == b.timestamp_ns
+        && a.operation_type == b.operation_type
+        && a.dst_name_bytes() == b.dst_name_bytes()
+}
+
+/// One operation: one record, or, for an expert operation, one and more for each token of its batch.
+#[derive(Clone, Copy, Debug)]
+pub struct Operation<'a> {
+    first_record: u64,
+    records: &'a [TensorAccessLog],
+}
+
+impl<'a> Operation<'a> {
+    /// Its records; never empty.
+    pub fn records(&self) -> &'a [TensorAccessLog] {
+        self.records
+    }
+
+    /// Its first record, which has what all share: operation, result, layer, sources, times.
+    pub fn head(&self) -> &'a TensorAccessLog {
+        &self.records[0]
+    }
+
+    /// Index of its first record in the trace.
+    pub fn first_record(&self) -> u64 {
+        self.first_record
+    }
+
+    /// The tokens of the batch, continuation records joined to the record that they continue.
+    pub fn tokens(&self) -> impl Iterator<Item = TokenExperts<'a>> + use<'a> {
+        let mut rest = self.records;
+        std::iter::from_fn(move || {
+            let (_, more) = rest.split_first()?;
+            let n = 1 + more
+                .iter()
+                .take_while(|record| record.is_continuation())
+                .count();
+            let (records, tail) = rest.split_at(n);
+            rest = tail;
+            Some(TokenExperts { records })
+        })
+    }
+}
+
+/// The experts of one token in one expert operation.
+#[derive(Clone, Copy, Debug)]
+pub struct TokenExperts<'a> {
+    records: &'a [TensorAccessLog],
+}
+
+/// One expert that a token was routed to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Expert {
+    /// Rank in the token's top-k, best 0.
+    pub slot: u16,
+    /// Expert in the layer.
+    pub expert_id: u32,
+    /// Router weight as applied; `None` in plain v4 records.
+    pub weight: Option<f32>,
+    /// Where it was computed, [`lane::UNKNOWN`] in plain v4 records.
+    pub lane: u8,
+}
+
+impl<'a> TokenExperts<'a> {
+    /// The token's first record.
+    pub fn head(&self) -> &'a TensorAccessLog {
+        &self.records[0]
+    }
+
+    /// Position of the token in its sequence.
+    pub fn token_id(&self) -> u32 {
+        self.head().token_id.get()
+    }
+
+    /// Sequence of the token; 0 in plain v4 records.
+    pub fn sequence_id(&self) -> u32 {
+        if self.head().has_extension() {
+            self.head().sequence_id.get()
+        } else {
+            0
+        }
+    }
+
+    /// Its experts, best first. Negative ids, which mark an empty slot, are left out.
+    pub fn experts(&self) -> impl Iterator<Item = Expert> + use<'a> {
+        self.records.iter().flat_map(|record| {
+            let extended = record.has_extension();
+            let base = if extended {
+                u16::from(record.expert_slot_base)
+            } else {
+                0
+            };
+            record
+                .expert_ids()
+                .iter()
+                .zip(0u16..)
+                .filter_map(move |(id, i)| {
+                    let k = usize::from(i);
+                    Some(Expert {
+                        slot: base + i,
+                        expert_id: expert_id(id)?,
+                        weight: extended.then(|| record.expert_weights[k].get()),
+                        lane: if extended {
+                            record.expert_lane[k]
+                        } else {
+                            lane::UNKNOWN
+                        },
+                    })
+                })
+        })
+    }
+}
+
+/// An expert id as a number; `None` marks an empty slot.
+pub(crate) fn expert_id(id: &I32) -> Option<u32> {
+    u32::try_from(id.get()).ok()
+}

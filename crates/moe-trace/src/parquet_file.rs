@@ -1,0 +1,159 @@
+//! What all Parquet files of this crate share: compression, metadata, dictionaries, and reading with the types expected.
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+
+use arrow::array::{
+    Array, ArrayRef, AsArray, DictionaryArray, PrimitiveArray, RecordBatch, StringArray,
+};
+use arrow::compute::cast;
+use arrow::datatypes::{ArrowPrimitiveType, DataType, Field, Int32Type, Schema, SchemaRef};
+use parquet::arrow::ProjectionMask;
+use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
+use parquet::basic::{Compression, ZstdLevel};
+use parquet::file::metadata::KeyValue;
+use parquet::file::properties::WriterProperties;
+
+use crate::error::Error;
+
+/// Rows that a reader is handed at once.
+const READ_ROWS: usize = 16 * 1024;
+
+/// Metadata key of a table's schema and its version.
+pub(crate) const SCHEMA_KEY: &str = "moe-analyze.schema";
+
+/// Properties of every table: zstd, and who wrote what.
+pub(crate) fn properties(metadata: Vec<KeyValue>) -> WriterProperties {
+    WriterProperties::builder()
+        .set_compression(Compression::ZSTD(ZstdLevel::default()))
+        .set_created_by(concat!("moe-analyze ", env!("CARGO_PKG_VERSION")).to_owned())
+        .set_key_value_metadata(Some(metadata))
+        .build()
+}
+
+/// A key with its value.
+pub(crate) fn key_value(key: &str, value: impl Into<String>) -> KeyValue {
+    KeyValue::new(key.to_owned(), value.into())
+}
+
+/// The type of a column of names: a dictionary with signed keys, which every reader of Parquet takes.
+pub(crate) fn name_type() -> DataType {
+    DataType::Dictionary(Box::new(DataType::Int32), Box::new(DataType::Utf8))
+}
+
+/// A column that is never null.
+pub(crate) fn required(name: &str, data_type: DataType) -> Field {
+    Field::new(name, data_type, false)
+}
+
+/// A column that may be null.
+pub(crate) fn optional(name: &str, data_type: DataType) -> Field {
+    Field::new(name, data_type, true)
+}
+
+/// Opens a table for reading `schema`'s columns, whichever others it has.
+pub(crate) fn open(path: &Path, schema: &Schema) -> Result<ParquetRecordBatchReader, Error> {
+    let file = File::open(path).map_err(Error::io("open", path))?;
+    let builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(Error::parquet(path))?;
+    let names = schema.fields().iter().map(|field| field.name().as_str());
+    let mask = ProjectionMask::columns(builder.parquet_schema(), names);
+    builder
+        .with_projection(mask)
+        .with_batch_size(READ_ROWS)
+        .build()
+        .map_err(Error::parquet(path))
+}
+
+/// Brings a batch to `schema`: columns by name, each cast to its type.
+///
+/// Other programs rewrite tables with other integer types and plain strings; what does not fit the type is an error.
+pub(crate) fn conform(
+    path: &Path,
+    batch: &RecordBatch,
+    schema: &SchemaRef,
+) -> Result<RecordBatch, Error> {
+    let columns = schema
+        .fields()
+        .iter()
+        .map(|field| conform_column(batch, field))
+        .collect::<Result<Vec<_>, String>>();
+    let columns = columns.map_err(Error::parquet(path))?;
+    RecordBatch::try_new(schema.clone(), columns).map_err(Error::parquet(path))
+}
+
+fn conform_column(batch: &RecordBatch, field: &Field) -> Result<ArrayRef, String> {
+    let name = field.name();
+    let column = batch
+        .column_by_name(name)
+        .ok_or_else(|| format!("no column {name}; this is not the table that is wanted"))?;
+    let column = if column.data_type() == field.data_type() {
+        column.clone()
+    } else {
+        let cast =
+            cast(column, field.data_type()).map_err(|error| format!("column {name}: {error}"))?;
+        if cast.null_count() > column.logical_null_count() {
+            return Err(format!(
+                "column {name}: a value does not fit {}",
+                field.data_type()
+            ));
+        }
+        cast
+    };
+    if !field.is_nullable() && column.logical_null_count() > 0 {
+        return Err(format!("column {name}: a value is missing"));
+    }
+    Ok(column)
+}
+
+/// A column of numbers in a batch that [`conform`] made.
+pub(crate) fn numbers<'a, T: ArrowPrimitiveType>(
+    batch: &'a RecordBatch,
+    name: &str,
+) -> &'a PrimitiveArray<T> {
+    batch
+        .column_by_name(name)
+        .map(|column| column.as_primitive())
+        .expect("a conforming batch has the column")
+}
+
+/// A column of names in a batch that [`conform`] made: its keys, and their strings.
+pub(crate) fn names<'a>(
+    batch: &'a RecordBatch,
+    name: &str,
+) -> (&'a PrimitiveArray<Int32Type>, &'a StringArray) {
+    let column: &DictionaryArray<Int32Type> = batch
+        .column_by_name(name)
+        .map(|column| column.as_dictionary())
+        .expect("a conforming batch has the column");
+    (column.keys(), column.values().as_string())
+}
+
+/// The values of a column of names, each key looked up once: `of` turns a string into a value or says what is wrong.
+pub(crate) fn parsed_names<V: Clone>(
+    batch: &RecordBatch,
+    name: &str,
+    of: impl Fn(&str) -> Option<V>,
+) -> Result<Vec<Option<V>>, String> {
+    let (keys, strings) = names(batch, name);
+    let values: Vec<Option<V>> = strings.iter().map(|string| string.and_then(&of)).collect();
+    keys.iter()
+        .map(|key| {
+            let Some(key) = key else { return Ok(None) };
+            let key = usize::try_from(key).unwrap_or(usize::MAX);
+            match values.get(key) {
+                Some(Some(value)) => Ok(Some(value.clone())),
+                _ if key < strings.len() => Err(format!(
+                    "column {name}: {:?} is not known",
+                    strings.value(key)
+                )),
+                _ => Err(format!("column {name}: a key lies outside its dictionary")),
+            }
+        })
+        .collect()
+}
+
+/// A dictionary column from keys and the strings that they count in.
+pub(crate) fn dictionary(keys: PrimitiveArray<Int32Type>, strings: &Arc<StringArray>) -> ArrayRef {
+    Arc::new(DictionaryArray::new(keys, strings.clone()))
+}

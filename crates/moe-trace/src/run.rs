@@ -1,0 +1,92 @@
+//! Opening what a path argument names: a run directory or a bare trace.
+
+use std::path::{Path, PathBuf};
+
+use moe_gguf::map::OffsetMap;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::error::Error;
+use crate::manifest::{self, Manifest};
+use crate::map_table;
+use crate::ops::{self, OpTable};
+use crate::routing::RoutingOperations;
+use crate::trace::Trace;
+
+/// Name of the trace in a run directory.
+pub const TRACE_FILE: &str = "trace.bin";
+
+/// A run directory, or a trace without one.
+#[derive(Debug)]
+pub struct Run {
+    /// The path that was opened.
+    pub path: PathBuf,
+    /// The manifest; a bare trace has none.
+    pub manifest: Option<Manifest>,
+    /// The records.
+    pub trace: Trace,
+    /// The model's offset map; a bare trace has none.
+    pub map: Option<OffsetMap>,
+}
+
+impl Run {
+    /// Opens a run directory, or a bare `trace.bin` (which then has no manifest and no map).
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
+        let path = path.as_ref().to_owned();
+        if !path.is_dir() {
+            let trace = Trace::open(&path)?;
+            return Ok(Self {
+                path,
+                manifest: None,
+                trace,
+                map: None,
+            });
+        }
+        let trace = path.join(TRACE_FILE);
+        if !trace.exists() {
+            return Err(Error::NotARun { path });
+        }
+        let manifest = existing(path.join(manifest::FILE_NAME))
+            .map(|file| Manifest::read(&file))
+            .transpose()?;
+        let map = existing(path.join(map_table::FILE_NAME))
+            .map(|file| map_table::read(&file))
+            .transpose()?;
+        Ok(Self {
+            manifest,
+            trace: Trace::open(&trace)?,
+            map,
+            path,
+        })
+    }
+
+    /// Operation numbers of the trace.
+    pub fn ops(&self) -> &OpTable {
+        self.manifest
+            .as_ref()
+            .map_or_else(|| ops::default_table(), |manifest| &manifest.ops)
+    }
+
+    /// The operations that tell the routing: one of every layer in every pass, not three for gate, up and down.
+    ///
+    /// [`Operation::tokens`](crate::Operation::tokens) gives their tokens with the experts chosen.
+    pub fn routing(&self) -> RoutingOperations<'_> {
+        RoutingOperations::new(self.trace.operations(), self.ops().number("MUL_MAT_ID"))
+    }
+
+    /// Names the run in datasets: the manifest's `run_id`, or, without one, `trace-` and a hash of the trace's size and
+    /// its first MiB.
+    pub fn id(&self) -> String {
+        if let Some(manifest) = &self.manifest
+            && !manifest.run_id.is_empty()
+        {
+            return manifest.run_id.clone();
+        }
+        let bytes = self.trace.bytes();
+        let head = xxh3_64(&bytes[..bytes.len().min(1 << 20)]);
+        format!("trace-{:016x}", head ^ (bytes.len() as u64).rotate_left(32))
+    }
+}
+
+fn existing(path: PathBuf) -> Option<PathBuf> {
+    path.exists().then_some(path)
+}

@@ -1,0 +1,92 @@
+//! Reading `trace.bin`, mapped.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use memmap2::Mmap;
+use zerocopy::FromBytes;
+
+use crate::error::Error;
+use crate::operations::Operations;
+use crate::record::{RECORD_SIZE, TensorAccessLog};
+
+/// A mapped trace; its records are borrowed from the file.
+#[derive(Debug)]
+pub struct Trace {
+    path: PathBuf,
+    /// `None` for an empty file, which cannot be mapped.
+    map: Option<Mmap>,
+    records: OnceLock<usize>,
+}
+
+impl Trace {
+    /// Maps `path`. Any file can be a trace: what it says is checked where it is used.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
+        let path = path.as_ref();
+        let file = File::open(path).map_err(Error::io("open", path))?;
+        let size = file
+            .metadata()
+            .map_err(Error::io("read the size of", path))?
+            .len();
+        let map = if size == 0 {
+            None
+        } else {
+            // SAFETY: the map is read only and its bytes are valid as any type used here. Should another process cut the
+            // file, reading past its end raises SIGBUS; a recorder only appends.
+            Some(unsafe { Mmap::map(&file) }.map_err(Error::io("map", path))?)
+        };
+        Ok(Self {
+            path: path.to_owned(),
+            map,
+            records: OnceLock::new(),
+        })
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The records before the first one whose timestamp is zero.
+    ///
+    /// The first call looks at every timestamp; [`Trace::operations`] does without.
+    pub fn records(&self) -> &[TensorAccessLog] {
+        let all = self.all_records();
+        let n = *self.records.get_or_init(|| {
+            all.iter()
+                .position(|record| record.timestamp_ns.get() == 0)
+                .unwrap_or(all.len())
+        });
+        &all[..n]
+    }
+
+    /// The operations in order, up to the first zero timestamp.
+    pub fn operations(&self) -> Operations<'_> {
+        Operations::new(self.all_records())
+    }
+
+    /// Size of the file in bytes.
+    pub fn size_bytes(&self) -> u64 {
+        self.bytes().len() as u64
+    }
+
+    /// Bytes of a record that was cut at the end of the file; 0 if none was.
+    pub fn cut_bytes(&self) -> u64 {
+        self.size_bytes() % RECORD_SIZE as u64
+    }
+
+    /// The file's bytes.
+    pub fn bytes(&self) -> &[u8] {
+        self.map.as_deref().unwrap_or_default()
+    }
+
+    /// All whole records of the file, a tail of zeros included.
+    fn all_records(&self) -> &[TensorAccessLog] {
+        let n = self.bytes().len() / RECORD_SIZE;
+        match <[TensorAccessLog]>::ref_from_prefix_with_elems(self.bytes(), n) {
+            Ok((records, _)) => records,
+            Err(_) => &[],
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! Writing a run directory.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use moe_gguf::map::OffsetMap;
+
+use crate::blocks::{BlockWriter, WriteFailure};
+use crate::error::Error;
+use crate::manifest::{self, Manifest};
+use crate::map_table;
+use crate::record::{RECORD_SIZE, TensorAccessLog};
+use crate::run::TRACE_FILE;
+
+/// How to write a run.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RunOptions {
+    /// Replace a run directory that is there.
+    pub force: bool,
+    /// Bytes that `trace.bin` may have; `None` = any number.
+    pub max_trace_bytes: Option<u64>,
+}
+
+/// Writes a run directory, which is valid at every moment.
+///
+/// [`next_record`](Self::next_record) hands out the slot of the next record in a block; a thread of the writer's own brings
+/// blocks to the file. [`flush`](Self::flush) at the end of every token or pass bounds what a killed recorder loses.
+/// Dropping the writer keeps what was recorded; [`finish`](Self::finish) also tells the manifest how much that is.
+///
+/// A failed write shows at one of the next calls as [`Error::WriteTrace`], at the latest in `finish`.
+pub struct RunWriter {
+    dir: PathBuf,
+    manifest: Manifest,
+    records: u64,
+    max_records: u64,
+    blocks: BlockWriter,
+}
+
+impl RunWriter {
+    /// Creates `dir` with `manifest.json`, `gguf-map.parquet` and an empty `trace.bin`.
+    ///
+    /// Gives the manifest a run id if it has none. A directory that exists must be empty, or a run directory and
+    /// `options.force` set: then the files of the old run are removed, other files stay.
+    pub fn create(
+        dir: &Path,
+        mut manifest: Manifest,
+        map: &OffsetMap,
+        options: RunOptions,
+    ) -> Result<Self, Error> {
+        make_room(dir, options.force)?;
+        if manifest.run_id.is_empty() {
+            manifest.run_id = manifest.new_run_id();
+        }
+        manifest.records = None;
+        manifest.write(&dir.join(manifest::FILE_NAME))?;
+        map_table::write(
+            &dir.join(map_table::FILE_NAME),
+            map,
+            &manifest.model.files,
+            true,
+        )?;
+        let trace = dir.join(TRACE_FILE);
+        let file = File::create_new(&trace).map_err(Error::io("create", &trace))?;
+        let blocks = BlockWriter::new(file).map_err(Error::io("start a writer for", &trace))?;
+        let max_records = options
+            .max_trace_bytes
+            .map_or(u64::MAX, |bytes| bytes / RECORD_SIZE as u64);
+        Ok(Self {
+            dir: dir.to_owned(),
+            manifest,
+            records: 0,
+            max_records,
+            blocks,
+        })
+    }
+
+    /// The next record's slot.
+    ///
+    /// It has the contents of some earlier record, but for a zero timestamp: overwrite all of it. A slot that is left without
+    /// a timestamp is no record, the next call hands it out again.
+    ///
+    /// Errors: [`Error::TraceFull`] at the limit (nothing is lost; `finish` as usual), [`Error::WriteTrace`].
+    #[inline]
+    pub fn next_record(&mut self) -> Result<&mut TensorAccessLog, Error> {
+        if self.records >= self.max_records && !self.blocks.pending() {
+            return Err(self.full());
+        }
+        match self.blocks.next() {
+            Ok((slot, is_new)) => {
+                self.records += u64::from(is_new);
+                Ok(slot)
+            }
+            Err(failure) => Err(write_error(&self.dir, failure)),
+        }
+    }
+
+    /// Whether `n_records` more fit under the limit: ask before a pass, so that the trace ends with a whole one.
+    pub fn has_room(&self, n_records: u64) -> bool {
+        n_records <= self.max_records.saturating_sub(self.records())
+    }
+
+    /// Records so far.
+    pub fn records(&self) -> u64 {
+        self.records - u64::from(self.blocks.pending())
+    }
+
+    /// The run directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The manifest, to complete before [`finish`](Self::finish) (token counts, `stopped`).
+    pub fn manifest_mut(&mut self) -> &mut Manifest {
+        &mut self.manifest
+    }
+
+    /// Hands the records so far to the writing thread, without waiting for it: about a microsecond.
+    pub fn flush(&mut self) -> Result<(), Error> {
+        self.records -= u64::from(self.blocks.pending());
+        self.blocks
+            .flush()
+            .map_err(|failure| write_error(&self.dir, failure))
+    }
+
+    /// Waits for the last record to be written and writes the manifest with `records`; returns their number.
+    ///
+    /// After a failed write the manifest tells how many records were kept, and the failure is returned.
+    pub fn finish(mut self) -> Result<u64, Error> {
+        self.records = self.records();
+        match self.blocks.close() {
+            Ok(()) => {
+                self.manifest.records = Some(self.records);
+                self.manifest.write(&self.dir.join(manifest::FILE_NAME))?;
+                Ok(self.records)
+            }
+            Err(failure) => Err(self.note_failure(failure)),
+        }
+    }
+
+    /// Tells the manifest about a failed write, as far as the disk lets it.
+    fn note_failure(&mut self, failure: WriteFailure) -> Error {
+        let error = write_error(&self.dir, failure);
+        if let Error::WriteTrace {
+            records, source, ..
+        } = &error
+        {
+            self.manifest.records = Some(*records);
+            self.manifest.stopped =
+                Some(format!("the trace could not be written further: {source}"));
+            let _ = self.manifest.write(&self.dir.join(manifest::FILE_NAME));
+        }
+        error
+    }
+
+    #[cold]
+    fn full(&self) -> Error {
+        let max_bytes = self.max_records.saturating_mul(RECORD_SIZE as u64);
+        Error::TraceFull {
+            path: self.dir.join(TRACE_FILE),
+            max_bytes,
+        }
+    }
+}
+
+impl Drop for RunWriter {
+    fn drop(&mut self) {
+        // After `finish` there is nothing left to write.
+        if let Err(failure) = self.blocks.close() {
+            self.note_failure(failure);
+        }
+    }
+}
+
+#[cold]
+fn write_error(dir: &Path, failure: WriteFailure) -> Error {
+    Error::WriteTrace {
+        path: dir.join(TRACE_FILE),
+        offset: failure.offset,
+        records: failure.offset / RECORD_SIZE as u64,
+        source: failure.source,
+    }
+}
+
+/// Makes `dir` an empty place for a run.
+fn make_room(dir: &Path, force: bool) -> Result<(), Error> {
+    if dir.symlink_metadata().is_err() {
+        return fs::create_dir_all(dir).map_err(Error::io("create", dir));
+    }
+    if !dir.is_dir() {
+        return Err(Error::NotReplaceable {
+            path: dir.to_owned(),
+        });
+    }
+    let is_empty = fs::read_dir(dir)
+        .map_err(Error::io("list", dir))?
+        .next()
+        .is_none();
+    if is_empty {
+        return Ok(());
+    }
+    if !force {
+        return Err(Error::Exists {
+            path: dir.to_owned(),
+        });
+    }
+    if Manifest::read(&dir.join(manifest::FILE_NAME)).is_err() {
+        return Err(Error::NotReplaceable {
+            path: dir.to_owned(),
+        });
+    }
+    // The manifest goes last: until then the directory can be replaced again.
+    for name in [TRACE_FILE, map_table::FILE_NAME, manifest::FILE_NAME] {
+        let file = dir.join(name);
+        match fs::remove_file(&file) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(Error::io("remove", &file)(error));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}

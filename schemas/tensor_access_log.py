@@ -1,0 +1,88 @@
+"""The 1024-byte trace record as NumPy dtypes, for notebooks and scripts.
+
+    from tensor_access_log import load
+    records = load("runs/demo/trace.bin")
+    records["token_id"], records["expert_ids"][0, : records["num_experts"][0]]
+
+The layout is that of tensor_access_log.h beside this file.
+"""
+
+import os
+
+import numpy as np
+
+NO_LAYER = 0xFFFF
+NO_TENSOR = 0xFFFFFFFF
+PHASES = ("PROMPT", "GENERATE")
+MEMORY_SOURCES = ("DISK", "BUFFER")
+LANES = (
+    "unknown",
+    "cpu",
+    "gpu_resident",
+    "hot_cache",
+    "post_fetched",
+    "post_fetch_miss",
+    "cache_hit",
+    "cache_miss",
+)
+
+SOURCE = np.dtype(
+    [
+        ("name", "S128"),
+        ("tensor_ptr", "<u8"),
+        ("size_bytes", "<u4"),
+        ("layer_id", "<u2"),
+        ("memory_source", "u1"),
+        ("pad", "u1"),
+        ("offset_or_buffer_id", "<u8"),
+        ("tensor_idx", "<u4"),
+        ("pad2", "u1", 4),
+    ]
+)
+
+RECORD = np.dtype(
+    [
+        ("timestamp_ns", "<u8"),
+        ("token_id", "<u4"),
+        ("layer_id", "<u2"),
+        ("thread_id", "<u2"),
+        ("operation_type", "u1"),
+        ("phase", "u1"),
+        ("num_sources", "u1"),
+        ("pad", "u1", 5),
+        ("dst_name", "S128"),
+        ("sources", SOURCE, 4),
+        ("expert_ids", "<i4", 16),
+        ("num_experts", "u1"),
+        ("ext_version", "u1"),
+        ("flags", "u1"),
+        ("expert_slot_base", "u1"),
+        ("duration_ns", "<u8"),
+        ("n_tokens", "<u4"),
+        ("sequence_id", "<u4"),
+        ("size_bytes_high", "<u4", 4),
+        ("expert_weights", "<f4", 16),
+        ("expert_lane", "u1", 16),
+        ("source_file", "<u2", 4),
+        ("reserved", "u1", 44),
+    ]
+)
+
+assert SOURCE.itemsize == 160
+assert RECORD.itemsize == 1024
+
+
+def load(path):
+    """The records of a trace.bin, mapped read-only, up to the first zero timestamp or the last whole record."""
+    n = os.path.getsize(path) // RECORD.itemsize
+    if n == 0:
+        return np.empty(0, RECORD)
+    records = np.memmap(path, RECORD, mode="r", shape=(n,))
+    ends = np.flatnonzero(records["timestamp_ns"] == 0)
+    return records[: ends[0]] if ends.size else records
+
+
+def source_sizes(records):
+    """Sizes of the sources in bytes, shape (n, 4): the v4 field wraps at 4 GiB, the extension has the high half."""
+    high = np.where(records["ext_version"][:, None] >= 1, records["size_bytes_high"], 0)
+    return high.astype(np.uint64) << np.uint64(32) | records["sources"]["size_bytes"]
