@@ -131,8 +131,17 @@ impl Q8Row<'_> {
     /// The part of the row from element `first` on, which begins a block.
     pub fn from_element(&self, first: usize) -> Self {
         let block = self.q.len() / self.scale.len();
-        let scaled_sum = if self.scaled_sum.is_empty() { self.scaled_sum } else { &self.scaled_sum[first / 32..] };
-        Q8Row { q: &self.q[first..], scale: &self.scale[first / block..], sum: &self.sum[first / 16..], scaled_sum }
+        let scaled_sum = if self.scaled_sum.is_empty() {
+            self.scaled_sum
+        } else {
+            &self.scaled_sum[first / 32..]
+        };
+        Q8Row {
+            q: &self.q[first..],
+            scale: &self.scale[first / block..],
+            sum: &self.sum[first / 16..],
+            scaled_sum,
+        }
     }
 }
 

@@ -31,31 +31,37 @@ const _: () = {
     assert!(size_of::<Nvfp4>() == 36);
 };
 
-/// Half of the E8M0 number `2^(e - 127)`. The two smallest are subnormal; 255 (a NaN in the standard) is taken as a
+/// Half of each E8M0 number `2^(e - 127)`. The two smallest are subnormal; 255 (a NaN in the standard) is taken as a
 /// number, as ggml does.
-#[inline(always)]
-pub fn e8m0_halved(e: u8) -> f32 {
-    let e = u32::from(e);
-    f32::from_bits(if e < 2 {
-        0x0020_0000 << e
-    } else {
-        (e - 1) << 23
-    })
-}
+pub static E8M0_HALVED: [f32; 256] = {
+    let mut table = [0.0; 256];
+    let mut e = 0;
+    while e < 256 {
+        table[e as usize] = f32::from_bits(if e < 2 {
+            0x0020_0000 << e
+        } else {
+            (e - 1) << 23
+        });
+        e += 1;
+    }
+    table
+};
 
-/// Half of the unsigned E4M3 number; 0x7f (a NaN in the standard) is zero, as in ggml.
-#[inline(always)]
-pub fn ue4m3_halved(bits: u8) -> f32 {
-    if bits == 0x7f {
-        return 0.0;
+/// Half of each unsigned E4M3 number; 0x7f (a NaN in the standard) is zero, and the top bit is ignored, as in ggml.
+pub static UE4M3_HALVED: [f32; 256] = {
+    let mut table = [0.0; 256];
+    let mut bits = 0u32;
+    while bits < 256 {
+        let (exponent, mantissa) = (bits >> 3 & 15, (bits & 7) as f32);
+        table[bits as usize] = match (bits, exponent) {
+            (0x7f, _) => 0.0,
+            (_, 0) => mantissa / 1024.0,
+            _ => (1.0 + mantissa / 8.0) * f32::from_bits((exponent + 127 - 8) << 23),
+        };
+        bits += 1;
     }
-    let (exponent, mantissa) = (u32::from(bits >> 3 & 15), f32::from(bits & 7));
-    if exponent == 0 {
-        mantissa / 1024.0
-    } else {
-        (1.0 + mantissa / 8.0) * f32::from_bits((exponent + 127 - 8) << 23)
-    }
-}
+    table
+};
 
 impl Format for Mxfp4 {
     const BLOCK: usize = 32;
@@ -68,7 +74,7 @@ impl Format for Mxfp4 {
             out.q[j] = E2M1_DOUBLED[usize::from(self.qs[j] & 15)];
             out.q[j + 16] = E2M1_DOUBLED[usize::from(self.qs[j] >> 4)];
         }
-        out.scale[0] = e8m0_halved(self.e);
+        out.scale[0] = E8M0_HALVED[usize::from(self.e)];
     }
 }
 
@@ -85,7 +91,7 @@ impl Format for Nvfp4 {
                 out.q[group * 16 + j] = E2M1_DOUBLED[usize::from(byte & 15)];
                 out.q[group * 16 + j + 8] = E2M1_DOUBLED[usize::from(byte >> 4)];
             }
-            out.scale[group] = ue4m3_halved(self.d[group]);
+            out.scale[group] = UE4M3_HALVED[usize::from(self.d[group])];
         }
     }
 }

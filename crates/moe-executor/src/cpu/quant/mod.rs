@@ -153,7 +153,12 @@ impl Kernel {
     }
 
     fn quantized<F: Format>(ty: GgmlType) -> Kernel {
-        Kernel { activation: F::ACTIVATION, ty, gemv: portable::gemv::<F>, dequantize: portable::dequantize::<F> }
+        Kernel {
+            activation: F::ACTIVATION,
+            ty,
+            gemv: portable::gemv::<F>,
+            dequantize: portable::dequantize::<F>,
+        }
     }
 
     fn float<F: FloatFormat>(ty: GgmlType) -> Kernel {

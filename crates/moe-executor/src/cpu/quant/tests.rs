@@ -6,7 +6,7 @@ use moe_gguf::GgmlType;
 
 use super::activation::{Q8Row, floats};
 use super::format::{Format, Unpacked, bf16_to_f32, f16_to_f32};
-use super::fp4::{e8m0_halved, ue4m3_halved};
+use super::fp4::{E8M0_HALVED, UE4M3_HALVED};
 use super::portable::blocks;
 use super::{ActivationType, Error, Isa, Kernel, dequantize_row};
 
@@ -273,18 +273,18 @@ fn half_precision_numbers_widen_exactly() {
 
 #[test]
 fn scales_of_4_bit_floats() {
-    assert_eq!(e8m0_halved(0), 2f32.powi(-64) * 2f32.powi(-64));
-    assert_eq!(e8m0_halved(1), 2f32.powi(-64) * 2f32.powi(-63));
-    assert_eq!(e8m0_halved(2), f32::MIN_POSITIVE);
-    assert_eq!(e8m0_halved(127), 0.5);
-    assert_eq!(e8m0_halved(254), 2f32.powi(126));
-    assert_eq!(e8m0_halved(255), 2f32.powi(127));
-    assert_eq!(ue4m3_halved(0), 0.0);
-    assert_eq!(ue4m3_halved(1), 2f32.powi(-10));
-    assert_eq!(ue4m3_halved(0x38), 0.5);
-    assert_eq!(ue4m3_halved(0x3b), 1.375 / 2.0);
-    assert_eq!(ue4m3_halved(0x7e), 224.0);
-    assert_eq!(ue4m3_halved(0x7f), 0.0);
+    assert_eq!(E8M0_HALVED[0], 2f32.powi(-64) * 2f32.powi(-64));
+    assert_eq!(E8M0_HALVED[1], 2f32.powi(-64) * 2f32.powi(-63));
+    assert_eq!(E8M0_HALVED[2], f32::MIN_POSITIVE);
+    assert_eq!(E8M0_HALVED[127], 0.5);
+    assert_eq!(E8M0_HALVED[254], 2f32.powi(126));
+    assert_eq!(E8M0_HALVED[255], 2f32.powi(127));
+    assert_eq!(UE4M3_HALVED[0], 0.0);
+    assert_eq!(UE4M3_HALVED[1], 2f32.powi(-10));
+    assert_eq!(UE4M3_HALVED[0x38], 0.5);
+    assert_eq!(UE4M3_HALVED[0x3b], 1.375 / 2.0);
+    assert_eq!(UE4M3_HALVED[0x7e], 224.0);
+    assert_eq!(UE4M3_HALVED[0x7f], 0.0);
 }
 
 #[test]

@@ -17,7 +17,24 @@ use super::{Gemv, Isa, portable};
 pub fn gemv(ty: T, isa: Isa) -> Option<Gemv> {
     match isa {
         Isa::Portable => None,
-        Isa::Avx2 => with_format!(ty, F => portable_for_avx2::<F> as Gemv),
+        Isa::Avx2 => Some(match ty {
+            T::F32 => avx2::gemv_float::<F32>,
+            T::F16 => avx2::gemv_float::<F16>,
+            T::BF16 => avx2::gemv_float::<Bf16>,
+            T::Q4_0 => avx2::gemv::<Q4_0>,
+            T::Q4_1 => avx2::gemv::<Q4_1>,
+            T::Q5_0 => avx2::gemv::<Q5_0>,
+            T::Q5_1 => avx2::gemv::<Q5_1>,
+            T::Q8_0 => avx2::gemv::<Q8_0>,
+            T::Q2_K => avx2::gemv::<Q2K>,
+            T::Q3_K => avx2::gemv::<Q3K>,
+            T::Q4_K => avx2::gemv::<Q4K>,
+            T::Q5_K => avx2::gemv::<Q5K>,
+            T::Q6_K => avx2::gemv::<Q6K>,
+            T::MXFP4 => avx2::gemv::<Mxfp4>,
+            T::NVFP4 => avx2::gemv::<Nvfp4>,
+            _ => return with_format!(ty, F => portable_for_avx2::<F> as Gemv),
+        }),
         Isa::Avx512 => Some(match ty {
             T::F32 => avx512::gemv_float::<F32>,
             T::F16 => avx512::gemv_float::<F16>,
@@ -41,13 +58,25 @@ pub fn gemv(ty: T, isa: Isa) -> Option<Gemv> {
 
 /// The portable product compiled for 256-bit vectors.
 #[target_feature(enable = "avx2,fma,f16c")]
-fn portable_for_avx2<F: Format>(rows: &[u8], row_size: usize, n: usize, act: &[u8], out: &mut [f32]) {
+fn portable_for_avx2<F: Format>(
+    rows: &[u8],
+    row_size: usize,
+    n: usize,
+    act: &[u8],
+    out: &mut [f32],
+) {
     portable::gemv::<F>(rows, row_size, n, act, out);
 }
 
 /// The portable product compiled for 512-bit vectors.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn portable_for_avx512<F: Format>(rows: &[u8], row_size: usize, n: usize, act: &[u8], out: &mut [f32]) {
+fn portable_for_avx512<F: Format>(
+    rows: &[u8],
+    row_size: usize,
+    n: usize,
+    act: &[u8],
+    out: &mut [f32],
+) {
     portable::gemv::<F>(rows, row_size, n, act, out);
 }
 

@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 use super::Steps;
 use crate::cpu::quant::activation::Q8Row;
 use crate::cpu::quant::format::{F16, Format};
-use crate::cpu::quant::fp4::{E2M1_DOUBLED, Mxfp4, Nvfp4, e8m0_halved, ue4m3_halved};
+use crate::cpu::quant::fp4::{E2M1_DOUBLED, E8M0_HALVED, Mxfp4, Nvfp4, UE4M3_HALVED};
 use crate::cpu::quant::legacy::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 
 /// 64 elements in their order.
@@ -55,14 +55,22 @@ impl<F: Chunk> Steps for F {
             let zero = _mm512_setzero_si512();
             let start = match F::OFFSET {
                 0 => zero,
-                offset => _mm512_sub_epi32(zero, _mm512_dpbusd_epi32(zero, _mm512_set1_epi8(offset as i8), codes)),
+                offset => _mm512_sub_epi32(
+                    zero,
+                    _mm512_dpbusd_epi32(zero, _mm512_set1_epi8(offset as i8), codes),
+                ),
             };
             let scales = two_floats(act.scale.as_ptr().add(step * 2).cast());
             let scaled_sums = match F::MIN {
                 true => two_floats(act.scaled_sum.as_ptr().add(step * 2).cast()),
                 false => _mm512_setzero_ps(),
             };
-            Activations { codes, start, scales, scaled_sums }
+            Activations {
+                codes,
+                start,
+                scales,
+                scaled_sums,
+            }
         }
     }
 
@@ -88,7 +96,10 @@ impl<F: Chunk> Steps for F {
 unsafe fn two_floats(at: *const f32) -> __m512 {
     // SAFETY: the caller passes the address of two floats.
     let both = unsafe { _mm512_castsi512_ps(_mm512_castsi128_si512(_mm_loadl_epi64(at.cast()))) };
-    _mm512_permutexvar_ps(_mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0), both)
+    _mm512_permutexvar_ps(
+        _mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0),
+        both,
+    )
 }
 
 /// Two half-precision numbers, each in half of the lanes.
@@ -189,14 +200,24 @@ impl Chunk for Mxfp4 {
     #[inline]
     unsafe fn codes(blocks: *const Mxfp4) -> __m512i {
         // SAFETY: two blocks follow.
-        unsafe { look_up(&E2M1_DOUBLED, Self::OFFSET, nibbles(&(*blocks).qs, &(*blocks.add(1)).qs)) }
+        unsafe {
+            look_up(
+                &E2M1_DOUBLED,
+                Self::OFFSET,
+                nibbles(&(*blocks).qs, &(*blocks.add(1)).qs),
+            )
+        }
     }
 
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
     #[inline]
     unsafe fn scales(blocks: *const Mxfp4) -> __m512 {
         // SAFETY: two blocks follow.
-        let (first, second) = unsafe { (e8m0_halved((*blocks).e), e8m0_halved((*blocks.add(1)).e)) };
+        let (first, second) = unsafe { ((*blocks).e, (*blocks.add(1)).e) };
+        let (first, second) = (
+            E8M0_HALVED[usize::from(first)],
+            E8M0_HALVED[usize::from(second)],
+        );
         _mm512_mask_broadcastss_ps(_mm512_set1_ps(first), 0xff00, _mm_set_ss(second))
     }
 }
@@ -213,7 +234,11 @@ impl Chunk for Nvfp4 {
         let twice = _mm512_set_epi64(3, 3, 2, 2, 1, 1, 0, 0);
         let twice = _mm512_permutexvar_epi64(twice, _mm512_castsi256_si512(bytes));
         let nibbles = _mm512_srlv_epi64(twice, _mm512_set_epi64(4, 0, 4, 0, 4, 0, 4, 0));
-        look_up(&E2M1_DOUBLED, Self::OFFSET, _mm512_and_si512(nibbles, _mm512_set1_epi8(15)))
+        look_up(
+            &E2M1_DOUBLED,
+            Self::OFFSET,
+            _mm512_and_si512(nibbles, _mm512_set1_epi8(15)),
+        )
     }
 
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
@@ -221,7 +246,7 @@ impl Chunk for Nvfp4 {
     unsafe fn scales(block: *const Nvfp4) -> __m512 {
         // SAFETY: a block follows.
         let d = unsafe { (*block).d };
-        let [a, b, c, d] = [ue4m3_halved(d[0]), ue4m3_halved(d[1]), ue4m3_halved(d[2]), ue4m3_halved(d[3])];
+        let [a, b, c, d] = d.map(|d| UE4M3_HALVED[usize::from(d)]);
         _mm512_set_ps(d, d, d, d, c, c, c, c, b, b, b, b, a, a, a, a)
     }
 }

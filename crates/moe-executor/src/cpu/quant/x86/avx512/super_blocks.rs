@@ -33,7 +33,11 @@ unsafe fn load(act: &Q8Row, step: usize, starts: [[usize; 2]; 4]) -> Activations
             *codes = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high);
         }
         let sums = _mm256_loadu_si256(act.sum.as_ptr().add(step * 16).cast());
-        Activations { codes, sums, scale: act.scale.get_unchecked(step).get() }
+        Activations {
+            codes,
+            sums,
+            scale: act.scale.get_unchecked(step).get(),
+        }
     }
 }
 
@@ -47,7 +51,13 @@ const BY_HALF: [[usize; 2]; 4] = [[0, 128], [32, 160], [64, 192], [96, 224]];
 /// Adds `codes · act` times the scales that `index` picks from the sixteen in `scales`.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 #[inline]
-fn add_products(sum: __m512i, codes: __m512i, act: __m512i, scales: __m256i, index: __m512i) -> __m512i {
+fn add_products(
+    sum: __m512i,
+    codes: __m512i,
+    act: __m512i,
+    scales: __m256i,
+    index: __m512i,
+) -> __m512i {
     let scales = _mm512_permutexvar_epi16(index, _mm512_castsi256_si512(scales));
     _mm512_dpwssd_epi32(sum, _mm512_maddubs_epi16(codes, act), scales)
 }
@@ -56,7 +66,10 @@ fn add_products(sum: __m512i, codes: __m512i, act: __m512i, scales: __m256i, ind
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 #[inline]
 fn groups_of_32(low: i16, high: i16) -> __m512i {
-    _mm512_inserti64x4::<1>(_mm512_castsi256_si512(_mm256_set1_epi16(low)), _mm256_set1_epi16(high))
+    _mm512_inserti64x4::<1>(
+        _mm512_castsi256_si512(_mm256_set1_epi16(low)),
+        _mm256_set1_epi16(high),
+    )
 }
 
 /// Eight copies each of two group numbers and their successors; a group has 16 elements.
@@ -72,14 +85,21 @@ fn groups_of_16(low: i16, high: i16) -> __m512i {
 #[inline]
 fn add_scaled(acc: __m512, sum: __m512i, d: __m512, minima: __m256i, dmin: __m512) -> __m512 {
     let acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), d, acc);
-    _mm512_fnmadd_ps(_mm512_zextps256_ps512(_mm256_cvtepi32_ps(minima)), dmin, acc)
+    _mm512_fnmadd_ps(
+        _mm512_zextps256_ps512(_mm256_cvtepi32_ps(minima)),
+        dmin,
+        acc,
+    )
 }
 
 /// `sum - 2^SHIFT * minima`.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 #[inline]
 fn take_off<const SHIFT: i32>(sum: __m512i, minima: __m256i) -> __m512i {
-    _mm512_sub_epi32(sum, _mm512_zextsi256_si512(_mm256_slli_epi32::<SHIFT>(minima)))
+    _mm512_sub_epi32(
+        sum,
+        _mm512_zextsi256_si512(_mm256_slli_epi32::<SHIFT>(minima)),
+    )
 }
 
 /// Eight unsigned bytes as 16 bits.
@@ -165,7 +185,13 @@ super_block!(Q2K, BY_HALF, |block, act, acc| {
         sum = add_products(sum, codes, act.codes[part as usize], scales, index);
     }
     let minima = _mm256_madd_epi16(mins, act.sums);
-    add_scaled(acc, sum, scale(block.d, act.scale), minima, scale(block.dmin, act.scale))
+    add_scaled(
+        acc,
+        sum,
+        scale(block.d, act.scale),
+        minima,
+        scale(block.dmin, act.scale),
+    )
 });
 
 super_block!(Q3K, BY_HALF, |block, act, acc| {
@@ -195,12 +221,30 @@ super_block!(Q4K, BY_NIBBLE, |block, act, acc| {
         let bytes = load_64(bytes);
         let group = 4 * half as i16;
         let codes = _mm512_and_si512(bytes, low);
-        sum = add_products(sum, codes, act.codes[half * 2], scales, groups_of_32(group, group + 2));
+        sum = add_products(
+            sum,
+            codes,
+            act.codes[half * 2],
+            scales,
+            groups_of_32(group, group + 2),
+        );
         let codes = _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), low);
-        sum = add_products(sum, codes, act.codes[half * 2 + 1], scales, groups_of_32(group + 1, group + 3));
+        sum = add_products(
+            sum,
+            codes,
+            act.codes[half * 2 + 1],
+            scales,
+            groups_of_32(group + 1, group + 3),
+        );
     }
     let minima = minima_of_32(mins, act.sums);
-    add_scaled(acc, sum, scale(block.d, act.scale), minima, scale(block.dmin, act.scale))
+    add_scaled(
+        acc,
+        sum,
+        scale(block.d, act.scale),
+        minima,
+        scale(block.dmin, act.scale),
+    )
 });
 
 super_block!(Q5K, BY_NIBBLE, |block, act, acc| {
@@ -219,14 +263,23 @@ super_block!(Q5K, BY_NIBBLE, |block, act, acc| {
                 0 => _mm512_and_si512(bytes, low),
                 _ => _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), low),
             };
-            let fifth = _mm512_test_epi8_mask(high, _mm512_sll_epi16(first, _mm_cvtsi32_si128(group as i32)));
+            let fifth = _mm512_test_epi8_mask(
+                high,
+                _mm512_sll_epi16(first, _mm_cvtsi32_si128(group as i32)),
+            );
             let codes = _mm512_mask_add_epi8(codes, fifth, codes, sixteen);
             let index = groups_of_32(group as i16, group as i16 + 2);
             sum = add_products(sum, codes, act.codes[half * 2 + upper], scales, index);
         }
     }
     let minima = minima_of_32(mins, act.sums);
-    add_scaled(acc, sum, scale(block.d, act.scale), minima, scale(block.dmin, act.scale))
+    add_scaled(
+        acc,
+        sum,
+        scale(block.d, act.scale),
+        minima,
+        scale(block.dmin, act.scale),
+    )
 });
 
 super_block!(Q6K, IN_ORDER, |block, act, acc| {
@@ -241,11 +294,26 @@ super_block!(Q6K, IN_ORDER, |block, act, acc| {
         let high_of_low = _mm512_and_si512(_mm512_sllv_epi64(high, left), upper);
         let codes = _mm512_or_si512(_mm512_and_si512(bytes, low), high_of_low);
         let group = 8 * half as i16;
-        sum = add_products(sum, codes, act.codes[half * 2], scales, groups_of_16(group, group + 2));
+        sum = add_products(
+            sum,
+            codes,
+            act.codes[half * 2],
+            scales,
+            groups_of_16(group, group + 2),
+        );
         let right = _mm512_set_epi64(2, 2, 2, 2, 0, 0, 0, 0);
         let high_of_high = _mm512_and_si512(_mm512_srlv_epi64(high, right), upper);
-        let codes = _mm512_or_si512(_mm512_and_si512(_mm512_srli_epi16::<4>(bytes), low), high_of_high);
-        sum = add_products(sum, codes, act.codes[half * 2 + 1], scales, groups_of_16(group + 4, group + 6));
+        let codes = _mm512_or_si512(
+            _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), low),
+            high_of_high,
+        );
+        sum = add_products(
+            sum,
+            codes,
+            act.codes[half * 2 + 1],
+            scales,
+            groups_of_16(group + 4, group + 6),
+        );
     }
     let sum = take_off::<5>(sum, _mm256_madd_epi16(scales, act.sums));
     _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale(block.d, act.scale), acc)
