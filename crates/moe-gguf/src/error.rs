@@ -156,6 +156,8 @@ pub enum Fault {
         count: u64,
         left: u64,
     },
+    #[error("the header has {count} tensors, at most {limit} are allowed")]
+    TooManyTensors { count: u64, limit: u64 },
     #[error("{what} is not valid UTF-8")]
     NotUtf8 { what: &'static str },
     #[error("a metadata key is empty")]

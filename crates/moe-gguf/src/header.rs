@@ -18,6 +18,9 @@ pub(crate) const MAX_NAME: u64 = 63;
 const MIN_KEY_VALUE: u64 = 8 + 1 + 4 + 1;
 /// Name length, number of dimensions, type, offset.
 const MIN_TENSOR: u64 = 8 + 4 + 4 + 8;
+/// Five times what the largest model of today has with one tensor an expert. What a tensor takes in
+/// memory is more than eight times the least that it takes in a header.
+const MAX_TENSORS: u64 = 1 << 18;
 /// A count is believed as the elements come, not in advance.
 const FIRST_CAPACITY: u64 = 4096;
 /// ggml counts elements and bytes in 63 bits.
@@ -50,7 +53,12 @@ impl Header {
 fn parse(path: &Path, bytes: &Bytes) -> Located<Header> {
     let mut cursor = Cursor::new(bytes.as_slice());
     let version = read_version(&mut cursor)?;
+    let at = cursor.pos();
     let n_tensors = cursor.count(MIN_TENSOR, "tensors")?;
+    if n_tensors > MAX_TENSORS {
+        let (count, limit) = (n_tensors, MAX_TENSORS);
+        return Err((at, Fault::TooManyTensors { count, limit }));
+    }
     let n_kv = cursor.count(MIN_KEY_VALUE, "key-values")?;
 
     let metadata = read_metadata(path, bytes, &mut cursor, n_kv)?;

@@ -52,7 +52,12 @@ pub struct MapRow {
 impl OffsetMap {
     /// Makes the map of a model.
     pub fn new(gguf: &Gguf) -> OffsetMap {
-        let mut rows = Vec::with_capacity(gguf.tensors().len());
+        let n_rows = gguf
+            .tensors()
+            .iter()
+            .map(|t| n_stacked(t).unwrap_or(1))
+            .sum::<u64>();
+        let mut rows = Vec::with_capacity(n_rows as usize);
         for tensor in gguf.tensors() {
             push_rows(&mut rows, tensor);
         }

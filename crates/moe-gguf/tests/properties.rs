@@ -4,7 +4,9 @@ mod common;
 
 use common::open;
 use moe_gguf::check::{Refusal, check};
+use moe_gguf::layers::layer_order;
 use moe_gguf::map::OffsetMap;
+use moe_gguf::thesis::{memory_map, write_gguf_dump_csv};
 use moe_gguf::write::{Header, Writer};
 use moe_gguf::{Array, GgmlType, Gguf, Value, ValueType};
 use proptest::collection::{btree_map, vec};
@@ -127,6 +129,9 @@ fn use_all(gguf: &Gguf) {
         );
     }
     gguf.header_xxh3();
+    layer_order(gguf);
+    write_gguf_dump_csv(&mut std::io::sink(), gguf, &map).unwrap();
+    assert_eq!(memory_map(gguf, &map).tensors.len(), map.rows.len());
 }
 
 /// What `check` must find, found the slow way: byte by byte.

@@ -1,0 +1,222 @@
+//! The forms in which the tensor tracer of Keri's thesis exchanges a map: the CSV of its
+//! `gguf-dump` and the `memory-map.json` made of it.
+//!
+//! The tracer's own CSV has wrong sizes for several types and knows one alignment only; here the
+//! form is kept and the numbers are right. Neither form names a file, so a model in several files
+//! has offsets that repeat.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+use crate::gguf::Gguf;
+use crate::map::{Category, MapRow, OffsetMap, Projection};
+
+/// First line of the CSV.
+const CSV_HEADER: &str =
+    "tensor_name,file_offset,size_bytes,layer_id,component_type,n_dims,dim0,dim1,dim2,dim3";
+
+/// `memory-map.json`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[allow(missing_docs)] // the keys are the form's
+pub struct MemoryMap {
+    /// Name of the first file, without its extension.
+    pub model_name: String,
+    /// Where the last tensor ends.
+    pub total_size_bytes: u64,
+    pub metadata: MemoryMapMetadata,
+    /// In the order of their offsets.
+    pub tensors: Vec<MemoryMapTensor>,
+}
+
+/// `metadata` in `memory-map.json`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[allow(missing_docs)]
+pub struct MemoryMapMetadata {
+    pub n_layers: u32,
+    pub n_vocab: u64,
+    pub n_embd: u64,
+    /// Entries of the list: an expert of a stacked tensor counts as one.
+    pub n_tensors: usize,
+}
+
+/// A tensor, or an expert of a stacked one, in `memory-map.json`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[allow(missing_docs)]
+pub struct MemoryMapTensor {
+    /// The tensor's name; of an expert of a stacked one, `name[3]`.
+    pub name: String,
+    pub offset_start: u64,
+    pub offset_end: u64,
+    pub size_bytes: u64,
+    pub shape: Vec<u64>,
+    /// `embedding`, `attention`, `ffn`, `norm`, `output` or `other`.
+    pub category: &'static str,
+    pub layer_id: Option<u16>,
+    /// `query`, `key`, `value`, `output`, `gate`, `up`, `down`, `norm` or `other`.
+    pub component: &'static str,
+    pub component_type: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expert_id: Option<u32>,
+}
+
+/// Makes the `memory-map.json` of a model.
+pub fn memory_map(gguf: &Gguf, map: &OffsetMap) -> MemoryMap {
+    let mut tensors: Vec<MemoryMapTensor> = map.rows.iter().map(|row| entry(gguf, row)).collect();
+    tensors.sort_by_key(|tensor| tensor.offset_start);
+
+    let model_name = gguf.files().first().map_or("", |file| &file.name);
+    let n_layers = map.rows.iter().filter_map(|row| row.layer_id).max();
+    let [n_embd, n_vocab, ..] = gguf.tensor("token_embd.weight").map_or([0; 4], |t| t.ne);
+    MemoryMap {
+        model_name: model_name
+            .strip_suffix(".gguf")
+            .unwrap_or(model_name)
+            .to_owned(),
+        total_size_bytes: tensors
+            .iter()
+            .map(|tensor| tensor.offset_end)
+            .max()
+            .unwrap_or(0),
+        metadata: MemoryMapMetadata {
+            n_layers: n_layers.map_or(0, |layer| u32::from(layer) + 1),
+            n_vocab,
+            n_embd,
+            n_tensors: tensors.len(),
+        },
+        tensors,
+    }
+}
+
+/// Writes the CSV of a model, in the order of its tensor table.
+///
+/// # Errors
+/// `out` cannot be written.
+pub fn write_gguf_dump_csv(out: &mut dyn Write, gguf: &Gguf, map: &OffsetMap) -> io::Result<()> {
+    writeln!(out, "{CSV_HEADER}")?;
+    for row in &map.rows {
+        let shape = shape(gguf, row);
+        let dim = |i: usize| shape.get(i).copied().unwrap_or(0);
+        writeln!(
+            out,
+            "{},{},{},{},{},{},{},{},{},{}",
+            quoted(&name(gguf, row)),
+            row.file_offset,
+            row.size_bytes,
+            row.layer_id.map_or(-1, i32::from),
+            component_type(row),
+            shape.len(),
+            dim(0),
+            dim(1),
+            dim(2),
+            dim(3),
+        )?;
+    }
+    Ok(())
+}
+
+fn entry(gguf: &Gguf, row: &MapRow) -> MemoryMapTensor {
+    MemoryMapTensor {
+        name: name(gguf, row),
+        offset_start: row.file_offset,
+        offset_end: row.file_offset + row.size_bytes,
+        size_bytes: row.size_bytes,
+        shape: shape(gguf, row),
+        category: category(row),
+        layer_id: row.layer_id,
+        component: component(row),
+        component_type: component_type(row),
+        expert_id: row.expert_id,
+    }
+}
+
+/// Whether a row is an expert of a stacked tensor, rather than a tensor.
+fn is_slice(gguf: &Gguf, row: &MapRow) -> bool {
+    let tensor = gguf.tensors().get(row.tensor_idx as usize);
+    row.expert_id.is_some() && tensor.is_some_and(|tensor| tensor.n_dims >= 3)
+}
+
+fn name(gguf: &Gguf, row: &MapRow) -> String {
+    match row.expert_id.filter(|_| is_slice(gguf, row)) {
+        Some(expert) => format!("{}[{expert}]", row.tensor),
+        None => row.tensor.to_string(),
+    }
+}
+
+/// Dimensions as the file lists them; an expert of a stacked tensor has two.
+fn shape(gguf: &Gguf, row: &MapRow) -> Vec<u64> {
+    let tensor = gguf.tensors().get(row.tensor_idx as usize);
+    let n_dims = if is_slice(gguf, row) {
+        2
+    } else {
+        tensor.map_or(4, |tensor| tensor.n_dims)
+    };
+    row.ne.iter().copied().take(n_dims as usize).collect()
+}
+
+/// Whether the tensor is one of attention's `attn_{part}`, its norms excluded.
+fn is_attention(row: &MapRow, part: &str) -> bool {
+    row.category == Category::Attention && row.tensor.contains(&format!(".attn_{part}."))
+}
+
+fn component_type(row: &MapRow) -> String {
+    let name = match (row.category, row.projection) {
+        (Category::Embedding, _) => "Token Embeddings",
+        (Category::Output, _) => "Output Projection",
+        (Category::Norm, _) if row.tensor.contains("attn") => "Attention Norm",
+        (Category::Norm, _) if row.tensor.contains("ffn") => "FFN Norm",
+        (Category::Norm, _) => "Norm",
+        (_, Some(Projection::Gate)) => "FFN Gate",
+        (_, Some(Projection::Up)) => "FFN Up",
+        (_, Some(Projection::Down)) => "FFN Down",
+        (_, Some(Projection::GateUp)) => "FFN Gate Up",
+        (Category::Router, _) => "FFN Router",
+        _ if is_attention(row, "q") => "Attention Q",
+        _ if is_attention(row, "k") => "Attention K",
+        _ if is_attention(row, "v") => "Attention V",
+        _ if is_attention(row, "output") => "Attention Output",
+        _ => "Other",
+    };
+    match row.expert_id {
+        Some(expert) => format!("{name} Expert {expert}"),
+        None => name.to_owned(),
+    }
+}
+
+fn category(row: &MapRow) -> &'static str {
+    match row.category {
+        Category::Embedding => "embedding",
+        Category::Attention => "attention",
+        Category::Norm => "norm",
+        Category::Output => "output",
+        Category::Expert | Category::ExpertBias | Category::SharedExpert | Category::Router => {
+            "ffn"
+        }
+        Category::Other if row.projection.is_some() => "ffn",
+        Category::Other => "other",
+    }
+}
+
+fn component(row: &MapRow) -> &'static str {
+    match (row.category, row.projection) {
+        (Category::Norm, _) => "norm",
+        (Category::Output, _) => "output",
+        (_, Some(Projection::Gate)) => "gate",
+        (_, Some(Projection::Up)) => "up",
+        (_, Some(Projection::Down)) => "down",
+        _ if is_attention(row, "q") => "query",
+        _ if is_attention(row, "k") => "key",
+        _ if is_attention(row, "v") => "value",
+        _ if is_attention(row, "output") => "output",
+        _ => "other",
+    }
+}
+
+/// A CSV field: in quotes where it needs them.
+fn quoted(field: &str) -> String {
+    if field.contains([',', '"', '\n', '\r']) {
+        format!("\"{}\"", field.replace('"', "\"\""))
+    } else {
+        field.to_owned()
+    }
+}
