@@ -16,6 +16,7 @@ mod parquet_file;
 pub mod record;
 mod routing;
 mod run;
+pub mod tables;
 mod trace;
 mod writer;
 

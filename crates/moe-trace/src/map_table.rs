@@ -62,7 +62,7 @@ pub fn write(path: &Path, map: &OffsetMap, files: &[ModelFile], force: bool) -> 
     let mut writer = ArrowWriter::try_new(
         file,
         COLUMNS.clone(),
-        Some(parquet_file::properties(metadata)),
+        Some(parquet_file::properties(metadata, &[])),
     )
     .map_err(Error::parquet(path))?;
     let batch =

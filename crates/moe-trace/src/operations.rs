@@ -120,18 +120,21 @@ impl<'a> TokenExperts<'a> {
         &self.records[0]
     }
 
+    /// Its records: one, or more where it has more than 16 experts.
+    pub fn records(&self) -> &'a [TensorAccessLog] {
+        self.records
+    }
+
     /// Position of the token in its sequence.
     pub fn token_id(&self) -> u32 {
         self.head().token_id.get()
     }
 
-    /// Sequence of the token; 0 in plain v4 records.
-    pub fn sequence_id(&self) -> u32 {
-        if self.head().has_extension() {
-            self.head().sequence_id.get()
-        } else {
-            0
-        }
+    /// Sequence of the token; `None` in plain v4 records.
+    pub fn sequence_id(&self) -> Option<u32> {
+        self.head()
+            .has_extension()
+            .then(|| self.head().sequence_id.get())
     }
 
     /// Its experts, best first. Negative ids, which mark an empty slot, are left out.

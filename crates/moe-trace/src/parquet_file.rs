@@ -11,9 +11,10 @@ use arrow::compute::cast;
 use arrow::datatypes::{ArrowPrimitiveType, DataType, Field, Int32Type, Schema, SchemaRef};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
-use parquet::basic::{Compression, ZstdLevel};
+use parquet::basic::{Compression, Encoding, ZstdLevel};
 use parquet::file::metadata::KeyValue;
 use parquet::file::properties::WriterProperties;
+use parquet::schema::types::ColumnPath;
 
 use crate::error::Error;
 
@@ -24,12 +25,20 @@ const READ_ROWS: usize = 16 * 1024;
 pub(crate) const SCHEMA_KEY: &str = "moe-analyze.schema";
 
 /// Properties of every table: zstd, and who wrote what.
-pub(crate) fn properties(metadata: Vec<KeyValue>) -> WriterProperties {
-    WriterProperties::builder()
+///
+/// Columns of `ascending` hold values that grow from row to row, or rarely repeat: no dictionary helps them, differences do.
+pub(crate) fn properties(metadata: Vec<KeyValue>, ascending: &[&str]) -> WriterProperties {
+    let mut builder = WriterProperties::builder()
         .set_compression(Compression::ZSTD(ZstdLevel::default()))
         .set_created_by(concat!("moe-analyze ", env!("CARGO_PKG_VERSION")).to_owned())
-        .set_key_value_metadata(Some(metadata))
-        .build()
+        .set_key_value_metadata(Some(metadata));
+    for &name in ascending {
+        let column = ColumnPath::from(name);
+        builder = builder
+            .set_column_dictionary_enabled(column.clone(), false)
+            .set_column_encoding(column, Encoding::DELTA_BINARY_PACKED);
+    }
+    builder.build()
 }
 
 /// A key with its value.

@@ -82,7 +82,7 @@ impl Trace {
     }
 
     /// All whole records of the file, a tail of zeros included.
-    fn all_records(&self) -> &[TensorAccessLog] {
+    pub(crate) fn all_records(&self) -> &[TensorAccessLog] {
         let n = self.bytes().len() / RECORD_SIZE;
         match <[TensorAccessLog]>::ref_from_prefix_with_elems(self.bytes(), n) {
             Ok((records, _)) => records,

@@ -1,0 +1,31 @@
+//! Tables of a run: `ops`, `accesses` and `routing`, as Parquet.
+//!
+//! `schemas/parquet.md` describes the columns. [`write_tables`] puts them into a directory, [`add_to_dataset`] into a
+//! Hive-partitioned dataset, [`read_routing`] reads routing back.
+
+mod accesses;
+mod chunks;
+mod names;
+mod ops;
+mod ranges;
+mod read;
+mod routing;
+mod rows;
+mod table;
+mod write;
+
+pub use read::{RoutingBatch, RoutingReader, read_routing};
+pub use write::{TableOptions, TableSummary, add_to_dataset, write_tables};
+
+/// Names of the tables, of their files and of a dataset's directories.
+pub const TABLES: [&str; 3] = ["ops", "accesses", "routing"];
+
+/// Metadata key of the run's id.
+pub const RUN_ID_KEY: &str = "moe-analyze.run_id";
+/// Metadata key of the model, the manifest's `model` as JSON.
+pub const MODEL_KEY: &str = "moe-analyze.model";
+
+/// Names of the phases, by number.
+pub const PHASES: [&str; 2] = ["PROMPT", "GENERATE"];
+/// Names of the memory sources, by number.
+pub const MEMORY_SOURCES: [&str; 2] = ["DISK", "BUFFER"];

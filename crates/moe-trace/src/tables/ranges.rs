@@ -1,0 +1,94 @@
+//! Where an expert's bytes are, by the offset map.
+
+use std::collections::HashMap;
+
+use moe_gguf::map::{Category, MapRow, OffsetMap};
+
+/// A range of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Range {
+    pub file: u16,
+    pub file_offset: u64,
+    pub size_bytes: u64,
+}
+
+/// One tensor whose bytes belong to experts.
+pub(crate) enum ExpertTensor<'a> {
+    /// Stacked weights: one row of the map an expert.
+    Weights(&'a [MapRow]),
+    /// Biases `[n, n_expert]`: one row of the map, in which each expert has a row of equal size.
+    Bias(&'a MapRow),
+}
+
+impl ExpertTensor<'_> {
+    /// Number of experts.
+    pub(crate) fn n_expert(&self) -> u64 {
+        match self {
+            Self::Weights(rows) => rows.len() as u64,
+            Self::Bias(row) => row.ne[1],
+        }
+    }
+
+    /// The range of one expert; `None` if the tensor has no such expert.
+    pub(crate) fn range(&self, expert_id: u32) -> Option<Range> {
+        match self {
+            Self::Weights(rows) => {
+                let row = rows
+                    .get(expert_id as usize)
+                    .filter(|row| row.expert_id == Some(expert_id))?;
+                Some(Range {
+                    file: row.file,
+                    file_offset: row.file_offset,
+                    size_bytes: row.size_bytes,
+                })
+            }
+            Self::Bias(row) => {
+                let size_bytes = row.size_bytes.checked_div(row.ne[1])?;
+                let file_offset = row
+                    .file_offset
+                    .checked_add(size_bytes.checked_mul(expert_id.into())?)?;
+                (u64::from(expert_id) < row.ne[1]).then_some(Range {
+                    file: row.file,
+                    file_offset,
+                    size_bytes,
+                })
+            }
+        }
+    }
+}
+
+/// The tensors of a map whose bytes belong to experts, by their index in the tensor table.
+#[derive(Default)]
+pub(crate) struct ExpertRanges<'a> {
+    tensors: HashMap<u32, ExpertTensor<'a>>,
+}
+
+impl<'a> ExpertRanges<'a> {
+    pub(crate) fn new(map: &'a OffsetMap) -> Self {
+        let tensors = map
+            .rows
+            .chunk_by(|a, b| a.tensor_idx == b.tensor_idx)
+            .filter_map(|rows| Some((rows.first()?.tensor_idx, expert_tensor(rows)?)))
+            .collect();
+        Self { tensors }
+    }
+
+    /// The tensor, if its bytes belong to experts.
+    pub(crate) fn get(&self, tensor_idx: u32) -> Option<&ExpertTensor<'a>> {
+        self.tensors.get(&tensor_idx)
+    }
+}
+
+fn expert_tensor(rows: &[MapRow]) -> Option<ExpertTensor<'_>> {
+    let first = rows.first()?;
+    match first.category {
+        // A tensor of one expert alone, as older files have them, is its own range.
+        Category::Expert if first.expert_id == Some(0) => Some(ExpertTensor::Weights(rows)),
+        Category::ExpertBias
+            if first.expert_id.is_none() && first.ne[1] > 1 && first.ne[2] == 1 =>
+        {
+            Some(ExpertTensor::Bias(first))
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,195 @@
+//! Reading `routing` back.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arrow::array::{Float32Array, RecordBatch, UInt32Array};
+use arrow::datatypes::{UInt16Type, UInt32Type, UInt64Type};
+use parquet::arrow::arrow_reader::ParquetRecordBatchReader;
+
+use super::PHASES;
+use super::routing::ROUTING;
+use crate::error::Error;
+use crate::parquet_file::{self, numbers, parsed_names};
+use crate::record::lane;
+
+/// Reads a `routing` table: a Parquet file, a directory that holds `routing.parquet`, or a dataset with
+/// `routing/run=ID/*.parquet`.
+///
+/// Tables that other programs wrote or rewrote are read too, as long as they have the columns.
+pub fn read_routing(path: impl AsRef<Path>) -> Result<RoutingReader, Error> {
+    let path = path.as_ref();
+    let mut files = routing_files(path)?;
+    if files.is_empty() {
+        let reason = "no routing.parquet and no routing/run=ID/*.parquet in it; write them with `moe-analyze parquet`";
+        return Err(Error::Parquet {
+            path: path.to_owned(),
+            reason: reason.to_owned(),
+        });
+    }
+    files.reverse();
+    Ok(RoutingReader {
+        files,
+        current: None,
+    })
+}
+
+/// The batches of a `routing` table, in the order of files and rows.
+pub struct RoutingReader {
+    /// Files to come, last one first.
+    files: Vec<PathBuf>,
+    current: Option<(Arc<Path>, ParquetRecordBatchReader)>,
+}
+
+impl Iterator for RoutingReader {
+    type Item = Result<RoutingBatch, Error>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            if let Some((file, reader)) = &mut self.current {
+                if let Some(batch) = reader.next() {
+                    return Some(
+                        batch
+                            .map_err(Error::parquet(file))
+                            .and_then(|batch| RoutingBatch::new(file, &batch)),
+                    );
+                }
+                self.current = None;
+            }
+            let file: Arc<Path> = self.files.pop()?.into();
+            match parquet_file::open(&file, &ROUTING) {
+                Ok(reader) => self.current = Some((file, reader)),
+                Err(error) => return Some(Err(error)),
+            }
+        }
+    }
+}
+
+/// Some rows of `routing`; its columns all have [`RoutingBatch::len`] values.
+#[derive(Clone, Debug)]
+pub struct RoutingBatch {
+    file: Arc<Path>,
+    batch: RecordBatch,
+    phase: Vec<u8>,
+    lane: Vec<u8>,
+}
+
+impl RoutingBatch {
+    fn new(file: &Arc<Path>, batch: &RecordBatch) -> Result<Self, Error> {
+        let batch = parquet_file::conform(file, batch, &ROUTING)?;
+        let phase = parsed_names(&batch, "phase", |name| number(&PHASES, name))
+            .map_err(Error::parquet(file))?;
+        let lane = parsed_names(&batch, "lane", |name| number(&lane::NAMES, name))
+            .map_err(Error::parquet(file))?;
+        Ok(Self {
+            file: file.clone(),
+            phase: phase.into_iter().map(Option::unwrap_or_default).collect(),
+            lane: lane
+                .into_iter()
+                .map(|lane| lane.unwrap_or(lane::UNKNOWN))
+                .collect(),
+            batch,
+        })
+    }
+
+    /// Rows.
+    pub fn len(&self) -> usize {
+        self.batch.num_rows()
+    }
+
+    /// Whether there are no rows.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The file that the rows come from: one run, where a dataset has several.
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// Position of the token in its sequence.
+    pub fn token_id(&self) -> &[u32] {
+        numbers::<UInt32Type>(&self.batch, "token_id").values()
+    }
+
+    /// Sequence of the token; null where the source of the trace did not tell.
+    pub fn sequence_id(&self) -> &UInt32Array {
+        numbers(&self.batch, "sequence_id")
+    }
+
+    /// [`PHASE_PROMPT`](crate::record::PHASE_PROMPT) or [`PHASE_GENERATE`](crate::record::PHASE_GENERATE).
+    pub fn phase(&self) -> &[u8] {
+        &self.phase
+    }
+
+    /// Layer.
+    pub fn layer_id(&self) -> &[u16] {
+        numbers::<UInt16Type>(&self.batch, "layer_id").values()
+    }
+
+    /// Rank of the expert in the token's top-k, best 0.
+    pub fn slot(&self) -> &[u16] {
+        numbers::<UInt16Type>(&self.batch, "slot").values()
+    }
+
+    /// Expert in the layer.
+    pub fn expert_id(&self) -> &[u32] {
+        numbers::<UInt32Type>(&self.batch, "expert_id").values()
+    }
+
+    /// Router weight as applied; null where the source of the trace did not tell.
+    pub fn weight(&self) -> &Float32Array {
+        numbers(&self.batch, "weight")
+    }
+
+    /// Where the expert was computed, a number of [`lane`]; [`lane::UNKNOWN`] where the trace does not tell.
+    pub fn lane(&self) -> &[u8] {
+        &self.lane
+    }
+
+    /// Start of the operation; equal for all tokens of a batch in a layer.
+    pub fn timestamp_ns(&self) -> &[u64] {
+        numbers::<UInt64Type>(&self.batch, "timestamp_ns").values()
+    }
+}
+
+/// Position of `name` among `names`.
+fn number(names: &[&str], name: &str) -> Option<u8> {
+    names
+        .iter()
+        .position(|&n| n == name)
+        .and_then(|i| u8::try_from(i).ok())
+}
+
+/// The files of a `routing` table, sorted by name.
+fn routing_files(path: &Path) -> Result<Vec<PathBuf>, Error> {
+    if !path.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let table = path.join("routing.parquet");
+    if table.is_file() {
+        return Ok(vec![table]);
+    }
+    let mut files = Vec::new();
+    for partition in entries(&path.join("routing"))? {
+        files.extend(entries(&partition)?);
+    }
+    files.retain(|file| {
+        file.extension()
+            .is_some_and(|extension| extension == "parquet")
+    });
+    Ok(files)
+}
+
+/// What is in a directory, sorted by name; nothing, if there is no such directory.
+fn entries(dir: &Path) -> Result<Vec<PathBuf>, Error> {
+    if !dir.is_dir() {
+        return Ok(Vec::new());
+    }
+    let entries: std::io::Result<Vec<_>> =
+        fs::read_dir(dir).and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect());
+    let mut entries = entries.map_err(Error::io("list", dir))?;
+    entries.sort();
+    Ok(entries)
+}

@@ -1,0 +1,136 @@
+//! `routing`: a row is one expert of one token in one layer, once.
+
+use std::sync::{Arc, LazyLock};
+
+use arrow::array::{
+    ArrayBuilder, ArrayRef, Float32Builder, Int32Builder, RecordBatch, StringArray, UInt16Builder,
+    UInt32Builder, UInt64Builder,
+};
+use arrow::datatypes::{DataType, Schema, SchemaRef};
+use arrow::error::ArrowError;
+
+use super::rows::{Context, PHASE_NAMES, Rows, strings};
+use crate::error::Error;
+use crate::operations::Operation;
+use crate::parquet_file::{dictionary, name_type, optional, required};
+use crate::record::lane;
+use crate::routing::FirstOfLayer;
+
+/// Columns of the table.
+pub(crate) static ROUTING: LazyLock<SchemaRef> = LazyLock::new(|| {
+    Arc::new(Schema::new(vec![
+        required("token_id", DataType::UInt32),
+        optional("sequence_id", DataType::UInt32),
+        required("phase", name_type()),
+        required("layer_id", DataType::UInt16),
+        required("slot", DataType::UInt16),
+        required("expert_id", DataType::UInt32),
+        optional("weight", DataType::Float32),
+        optional("lane", name_type()),
+        required("timestamp_ns", DataType::UInt64),
+    ]))
+});
+
+static LANE_NAMES: LazyLock<Arc<StringArray>> = LazyLock::new(|| strings(&lane::NAMES));
+
+/// Rows of `routing`.
+pub(crate) struct RoutingRows<'a> {
+    first_of_layer: FirstOfLayer<'a>,
+    token_id: UInt32Builder,
+    sequence_id: UInt32Builder,
+    phase: Int32Builder,
+    layer_id: UInt16Builder,
+    slot: UInt16Builder,
+    expert_id: UInt32Builder,
+    weight: Float32Builder,
+    lane: Int32Builder,
+    timestamp_ns: UInt64Builder,
+}
+
+impl<'a> RoutingRows<'a> {
+    /// No rows; `first_of_layer` knows the operations before the first one to come.
+    pub(crate) fn new(first_of_layer: FirstOfLayer<'a>) -> Self {
+        Self {
+            first_of_layer,
+            token_id: Default::default(),
+            sequence_id: Default::default(),
+            phase: Default::default(),
+            layer_id: Default::default(),
+            slot: Default::default(),
+            expert_id: Default::default(),
+            weight: Default::default(),
+            lane: Default::default(),
+            timestamp_ns: Default::default(),
+        }
+    }
+}
+
+impl<'a> Rows<'a> for RoutingRows<'a> {
+    const ASCENDING: &'static [&'static str] = &["timestamp_ns"];
+
+    fn schema() -> &'static SchemaRef {
+        &ROUTING
+    }
+
+    fn len(&self) -> usize {
+        self.expert_id.len()
+    }
+
+    fn push(
+        &mut self,
+        _op_index: u64,
+        operation: &Operation<'a>,
+        context: &Context<'_>,
+    ) -> Result<(), Error> {
+        if !self.first_of_layer.takes(operation) {
+            return Ok(());
+        }
+        let head = operation.head();
+        let mut record = operation.first_record();
+        let layer = head
+            .layer()
+            .ok_or_else(|| context.record_error(record, "experts were chosen, but in no layer"))?;
+        for token in operation.tokens() {
+            let phase = context.phase(token.head(), record)?;
+            for expert in token.experts() {
+                if usize::from(expert.lane) >= lane::NAMES.len() {
+                    return Err(context.record_error(
+                        record,
+                        format!(
+                            "lane {} is not known; the last one is {}",
+                            expert.lane,
+                            lane::NAMES.len() - 1
+                        ),
+                    ));
+                }
+                self.token_id.append_value(token.token_id());
+                self.sequence_id.append_option(token.sequence_id());
+                self.phase.append_value(phase);
+                self.layer_id.append_value(layer);
+                self.slot.append_value(expert.slot);
+                self.expert_id.append_value(expert.expert_id);
+                self.weight.append_option(expert.weight);
+                self.lane
+                    .append_option((expert.lane != lane::UNKNOWN).then(|| expert.lane.into()));
+                self.timestamp_ns.append_value(head.timestamp_ns.get());
+            }
+            record += token.records().len() as u64;
+        }
+        Ok(())
+    }
+
+    fn take(&mut self) -> Result<RecordBatch, ArrowError> {
+        let columns: Vec<ArrayRef> = vec![
+            Arc::new(self.token_id.finish()),
+            Arc::new(self.sequence_id.finish()),
+            dictionary(self.phase.finish(), &PHASE_NAMES),
+            Arc::new(self.layer_id.finish()),
+            Arc::new(self.slot.finish()),
+            Arc::new(self.expert_id.finish()),
+            Arc::new(self.weight.finish()),
+            dictionary(self.lane.finish(), &LANE_NAMES),
+            Arc::new(self.timestamp_ns.finish()),
+        ];
+        RecordBatch::try_new(ROUTING.clone(), columns)
+    }
+}

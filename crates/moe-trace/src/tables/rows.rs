@@ -1,0 +1,74 @@
+//! What the three tables have in common: operations become rows, rows become batches.
+
+use std::path::Path;
+use std::sync::{Arc, LazyLock};
+
+use arrow::array::{RecordBatch, StringArray};
+use arrow::datatypes::SchemaRef;
+use arrow::error::ArrowError;
+
+use super::PHASES;
+use super::ranges::ExpertRanges;
+use crate::error::Error;
+use crate::operations::Operation;
+use crate::ops::OpTable;
+use crate::record::TensorAccessLog;
+
+/// What rows are made with.
+pub(crate) struct Context<'a> {
+    pub trace: &'a Path,
+    pub ops: &'a OpTable,
+    pub experts: ExpertRanges<'a>,
+}
+
+impl Context<'_> {
+    pub(crate) fn record_error(&self, record: u64, reason: impl Into<String>) -> Error {
+        Error::Record {
+            path: self.trace.to_owned(),
+            record,
+            reason: reason.into(),
+        }
+    }
+
+    /// The key of a record's phase in [`PHASE_NAMES`].
+    pub(crate) fn phase(&self, record: &TensorAccessLog, index: u64) -> Result<i32, Error> {
+        if usize::from(record.phase) < PHASES.len() {
+            return Ok(record.phase.into());
+        }
+        Err(self.record_error(
+            index,
+            format!(
+                "phase {} is neither 0 (prompt) nor 1 (generate)",
+                record.phase
+            ),
+        ))
+    }
+}
+
+/// Rows of one table, collected into batches.
+pub(crate) trait Rows<'a> {
+    /// Columns whose values grow from row to row, or rarely repeat: a dictionary does not help them, differences do.
+    const ASCENDING: &'static [&'static str];
+
+    /// Columns of the table.
+    fn schema() -> &'static SchemaRef;
+    /// Rows collected.
+    fn len(&self) -> usize;
+    /// Adds the rows of one operation.
+    fn push(
+        &mut self,
+        op_index: u64,
+        operation: &Operation<'a>,
+        context: &Context<'_>,
+    ) -> Result<(), Error>;
+    /// The rows collected, as a batch.
+    fn take(&mut self) -> Result<RecordBatch, ArrowError>;
+}
+
+/// The strings of a `phase` column.
+pub(crate) static PHASE_NAMES: LazyLock<Arc<StringArray>> = LazyLock::new(|| strings(&PHASES));
+
+/// The strings of a column whose keys are numbers of the record.
+pub(crate) fn strings(names: &[&str]) -> Arc<StringArray> {
+    Arc::new(StringArray::from_iter_values(names))
+}

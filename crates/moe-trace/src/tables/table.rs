@@ -1,0 +1,159 @@
+//! One table as a Parquet file: row groups are encoded anywhere and appended in order.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::sync::Arc;
+
+use parquet::arrow::ArrowWriter;
+use parquet::arrow::arrow_writer::{
+    ArrowColumnChunk, ArrowColumnWriter, ArrowRowGroupWriterFactory, ArrowWriterOptions,
+    compute_leaves,
+};
+use parquet::errors::ParquetError;
+use parquet::file::metadata::KeyValue;
+use parquet::file::writer::SerializedFileWriter;
+
+use super::rows::{Context, Rows};
+use crate::error::Error;
+use crate::files::PendingFile;
+use crate::operations::Operation;
+use crate::parquet_file::properties;
+
+/// Rows that are handed to the encoders at once.
+const BATCH_ROWS: usize = 8 * 1024;
+
+/// A table being written under a temporary name.
+pub(crate) struct Table {
+    pending: PendingFile,
+    writer: SerializedFileWriter<File>,
+    rows: u64,
+}
+
+/// Makes encoders of a table's row groups, on any thread.
+#[derive(Clone)]
+pub(crate) struct EncoderFactory(Arc<ArrowRowGroupWriterFactory>);
+
+/// Encodes one row group.
+pub(crate) struct Encoder<R> {
+    rows: R,
+    n_rows: u64,
+    columns: Vec<ArrowColumnWriter>,
+}
+
+/// An encoded row group.
+pub(crate) struct RowGroup {
+    n_rows: u64,
+    columns: Vec<ArrowColumnChunk>,
+}
+
+impl Table {
+    /// Creates the table's file, its directory if need be.
+    pub(crate) fn create<'a, R: Rows<'a>>(
+        path: &Path,
+        metadata: Vec<KeyValue>,
+        force: bool,
+    ) -> Result<(Self, EncoderFactory), Error> {
+        if let Some(dir) = path.parent() {
+            fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
+        }
+        let (pending, file) = PendingFile::create(path, force)?;
+        let options = ArrowWriterOptions::new().with_properties(properties(metadata, R::ASCENDING));
+        let (writer, factory) =
+            ArrowWriter::try_new_with_options(file, R::schema().clone(), options)
+                .and_then(ArrowWriter::into_serialized_writer)
+                .map_err(Error::parquet(path))?;
+        Ok((
+            Self {
+                pending,
+                writer,
+                rows: 0,
+            },
+            EncoderFactory(Arc::new(factory)),
+        ))
+    }
+
+    /// Appends a row group. Empty ones are left out.
+    pub(crate) fn append(&mut self, row_group: RowGroup) -> Result<(), Error> {
+        if row_group.n_rows == 0 {
+            return Ok(());
+        }
+        self.rows += row_group.n_rows;
+        self.write(row_group)
+            .map_err(Error::parquet(self.pending.path()))
+    }
+
+    fn write(&mut self, row_group: RowGroup) -> Result<(), ParquetError> {
+        let mut writer = self.writer.next_row_group()?;
+        for column in row_group.columns {
+            column.append_to_row_group(&mut writer)?;
+        }
+        writer.close()?;
+        Ok(())
+    }
+
+    /// Completes the file, still under its temporary name; returns its number of rows.
+    pub(crate) fn complete(self) -> Result<(PendingFile, u64), Error> {
+        self.writer
+            .close()
+            .map_err(Error::parquet(self.pending.path()))?;
+        Ok((self.pending, self.rows))
+    }
+}
+
+impl EncoderFactory {
+    /// An encoder for the row group of `rows`.
+    pub(crate) fn encoder<R>(&self, rows: R) -> Result<Encoder<R>, ParquetError> {
+        // The index matters to encryption alone.
+        Ok(Encoder {
+            rows,
+            n_rows: 0,
+            columns: self.0.create_column_writers(0)?,
+        })
+    }
+}
+
+impl<'a, R: Rows<'a>> Encoder<R> {
+    /// Adds the rows of an operation.
+    pub(crate) fn push(
+        &mut self,
+        op_index: u64,
+        operation: &Operation<'a>,
+        context: &Context<'_>,
+    ) -> Result<(), Error> {
+        self.rows.push(op_index, operation, context)?;
+        if self.rows.len() >= BATCH_ROWS {
+            self.encode_batch().map_err(Error::parquet(context.trace))?;
+        }
+        Ok(())
+    }
+
+    /// The row group.
+    pub(crate) fn finish(mut self) -> Result<RowGroup, ParquetError> {
+        self.encode_batch()?;
+        let columns = self
+            .columns
+            .into_iter()
+            .map(ArrowColumnWriter::close)
+            .collect::<Result<_, _>>()?;
+        Ok(RowGroup {
+            n_rows: self.n_rows,
+            columns,
+        })
+    }
+
+    fn encode_batch(&mut self) -> Result<(), ParquetError> {
+        if self.rows.len() == 0 {
+            return Ok(());
+        }
+        let batch = self.rows.take()?;
+        self.n_rows += batch.num_rows() as u64;
+        // No column is nested, so each has one leaf.
+        let fields = R::schema().fields().iter().zip(batch.columns());
+        for ((field, array), column) in fields.zip(&mut self.columns) {
+            for leaf in compute_leaves(field, array)? {
+                column.write(&leaf)?;
+            }
+        }
+        Ok(())
+    }
+}
