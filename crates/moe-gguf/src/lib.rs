@@ -32,6 +32,8 @@ mod shards;
 pub mod thesis;
 mod types;
 mod value;
+mod values;
+pub mod verify;
 pub mod write;
 
 pub use error::{Error, Fault, ShardFault};
@@ -39,3 +41,4 @@ pub use gguf::{Gguf, GgufFile, Tensor};
 pub use metadata::Metadata;
 pub use types::{GgmlType, TypeError};
 pub use value::{Array, Value, ValueType};
+pub use values::Impossible;

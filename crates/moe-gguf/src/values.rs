@@ -1,0 +1,121 @@
+//! Values that no model has: not-a-number and infinite elements and block scales.
+
+use serde::Serialize;
+
+use crate::gguf::Tensor;
+use crate::types::GgmlType;
+
+/// Impossible values of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Impossible {
+    /// How many elements, or block scales, are not finite.
+    pub count: u64,
+    /// Where the first of them lies, from the start of the file.
+    pub first_offset: u64,
+}
+
+/// How a number that must be finite is stored.
+#[derive(Clone, Copy)]
+enum Float {
+    F16,
+    Bf16,
+    F32,
+    F64,
+    /// An exponent alone, as MXFP4's scale: 255 is not-a-number.
+    E8m0,
+    /// IQ1_M's scale: an F16 in the top four bits of each of four 16-bit words.
+    Iq1m,
+}
+
+/// Looks for impossible values in the data of a tensor; `None` where its type is not looked into.
+pub(crate) fn impossible(tensor: &Tensor, data: &[u8]) -> Option<Option<Impossible>> {
+    let (row_floats, block_floats) = floats(tensor.ty)?;
+    let block = tensor.ty.type_size() as usize;
+    let row_meta = tensor.ty.row_meta_size() as usize;
+    let row = usize::try_from(tensor.ty.row_size(tensor.ne[0])?).ok()?;
+
+    let mut found: Option<Impossible> = None;
+    let mut look = |bytes: &[u8], at: usize, floats: &[(usize, Float)]| {
+        for &(offset, float) in floats {
+            if !bytes
+                .get(offset..)
+                .is_none_or(|bytes| is_finite(bytes, float))
+            {
+                let first_offset = tensor.offset + (at + offset) as u64;
+                found
+                    .get_or_insert(Impossible {
+                        count: 0,
+                        first_offset,
+                    })
+                    .count += 1;
+            }
+        }
+    };
+    for (i, row_bytes) in data.chunks_exact(row.max(1)).enumerate() {
+        look(row_bytes, i * row, row_floats);
+        let Some(blocks) = row_bytes.get(row_meta..) else {
+            continue;
+        };
+        for (j, bytes) in blocks.chunks_exact(block).enumerate() {
+            look(bytes, i * row + row_meta + j * block, block_floats);
+        }
+    }
+    Some(found)
+}
+
+/// Offset in a row, or in a block, and form of a number.
+type Floats = &'static [(usize, Float)];
+
+/// The numbers of each row and of each block of a type that must be finite. `None` for the
+/// interleaved types of ik_llama.cpp, whose rows share their blocks.
+fn floats(ty: GgmlType) -> Option<(Floats, Floats)> {
+    use Float::*;
+    use GgmlType as T;
+    Some(match ty {
+        // Every scale of NVFP4 is a number: ggml takes the one that is none for zero.
+        T::I8 | T::I16 | T::I32 | T::I64 | T::NVFP4 => (&[], &[]),
+        T::F64 => (&[], &[(0, F64)]),
+        T::F32 | T::Q8_K => (&[], &[(0, F32)]),
+        T::BF16 => (&[], &[(0, Bf16)]),
+        T::F16 | T::Q4_0 | T::Q5_0 | T::Q8_0 | T::Q6_0 => (&[], &[(0, F16)]),
+        T::Q4_1 | T::Q5_1 | T::Q8_1 | T::Q4_K | T::Q5_K => (&[], &[(0, F16), (2, F16)]),
+        T::Q2_K => (&[], &[(80, F16), (82, F16)]),
+        T::Q3_K => (&[], &[(108, F16)]),
+        T::Q6_K => (&[], &[(208, F16)]),
+        T::IQ1_S | T::IQ2_XXS | T::IQ2_XS | T::IQ2_S | T::IQ3_XXS | T::IQ3_S => (&[], &[(0, F16)]),
+        T::IQ4_NL | T::IQ4_XS | T::Q1_0 | T::Q2_0 => (&[], &[(0, F16)]),
+        T::IQ1_M => (&[], &[(48, Iq1m)]),
+        T::TQ1_0 => (&[], &[(52, F16)]),
+        T::TQ2_0 => (&[], &[(64, F16)]),
+        T::MXFP4 => (&[], &[(0, E8m0)]),
+        T::IQ2_K | T::IQ3_K | T::IQ4_K | T::IQ5_K | T::IQ6_K => (&[], &[(0, F16)]),
+        T::IQ2_KS | T::IQ3_KS | T::IQ2_KL => (&[(0, F16)], &[]),
+        T::IQ4_KS | T::IQ4_KSS | T::IQ5_KS => (&[(0, F32)], &[]),
+        T::IQ1_KT | T::IQ2_KT | T::IQ3_KT | T::IQ4_KT => (&[(0, F32)], &[]),
+        _ => return None,
+    })
+}
+
+fn is_finite(bytes: &[u8], float: Float) -> bool {
+    // A number cut off by the end of its block would be a fault of the table above.
+    let u16_at = |i: usize| {
+        bytes
+            .get(i..i + 2)
+            .map_or(0, |b| u16::from_le_bytes([b[0], b[1]]))
+    };
+    match float {
+        Float::F16 => f16_is_finite(u16_at(0)),
+        Float::Bf16 => u16_at(0) & 0x7F80 != 0x7F80,
+        Float::F32 => u16_at(2) & 0x7F80 != 0x7F80,
+        Float::F64 => u16_at(6) & 0x7FF0 != 0x7FF0,
+        Float::E8m0 => bytes.first() != Some(&0xFF),
+        Float::Iq1m => {
+            let nibble = |i: usize| u16_at(2 * i) & 0xF000;
+            f16_is_finite(nibble(0) >> 12 | nibble(1) >> 8 | nibble(2) >> 4 | nibble(3))
+        }
+    }
+}
+
+fn f16_is_finite(bits: u16) -> bool {
+    bits & 0x7C00 != 0x7C00
+}

@@ -1,0 +1,225 @@
+//! Reading the data: hashes, manifests, impossible values.
+
+mod common;
+
+use std::path::PathBuf;
+
+use common::{Raw, open};
+use moe_gguf::verify::{Algorithm, Difference, compare, manifest, parse_manifest, verify};
+use moe_gguf::write::{Header, Writer};
+use moe_gguf::{GgmlType, Gguf, Impossible};
+
+fn fixture(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("../../fixtures")
+        .join(name)
+}
+
+fn abc() -> Gguf {
+    Raw::new(1, 0)
+        .tensor("t", &[3], 24, 0)
+        .data(32, 0)
+        .raw(b"abc")
+        .open()
+        .unwrap()
+}
+
+#[test]
+fn hashes_are_the_published_ones() {
+    let hash = |algorithm| verify(&abc(), algorithm, |_| ()).unwrap()[0].hash.clone();
+    // FIPS 180-4's example, and xxHash's own value for "abc".
+    assert_eq!(
+        hash(Algorithm::Sha256),
+        "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    );
+    assert_eq!(hash(Algorithm::Xxh3), "78af5f94892f3950");
+}
+
+#[test]
+fn progress_counts_every_byte() {
+    let gguf = Gguf::open(fixture("tiny-gpt-oss-MXFP4.gguf")).unwrap();
+    let mut read = 0;
+    verify(&gguf, Algorithm::Xxh3, |n| read += n).unwrap();
+    assert_eq!(
+        read,
+        gguf.tensors().iter().map(|t| t.size_bytes).sum::<u64>()
+    );
+}
+
+#[test]
+fn fixtures_have_no_impossible_values() {
+    for name in [
+        "random-gpt-oss-F16.gguf",
+        "random-qwen3moe-F16.gguf",
+        "tiny-gpt-oss-MXFP4.gguf",
+        "tiny-qwen3moe-Q4_K_M.gguf",
+    ] {
+        let verified =
+            verify(&Gguf::open(fixture(name)).unwrap(), Algorithm::Xxh3, |_| ()).unwrap();
+        assert!(
+            verified
+                .iter()
+                .all(|v| v.values_checked && v.impossible.is_none()),
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn a_manifest_finds_the_tensor_that_changed() {
+    let path = fixture("random-qwen3moe-F16.gguf");
+    let gguf = Gguf::open(&path).unwrap();
+    let verified = verify(&gguf, Algorithm::Xxh3, |_| ()).unwrap();
+    let text = manifest(&gguf, Algorithm::Xxh3, &verified);
+    assert_eq!(text.lines().count(), gguf.tensors().len());
+    assert!(
+        text.lines().all(|line| line.starts_with("xxh3  ")),
+        "{text}"
+    );
+
+    let entries = parse_manifest(&gguf, &format!("# made by a test\n\n{text}")).unwrap();
+    assert_eq!(compare(&gguf, Algorithm::Xxh3, &verified, &entries), []);
+
+    let mut bytes = std::fs::read(&path).unwrap();
+    let changed = gguf.tensor("blk.2.ffn_up_exps.weight").unwrap();
+    bytes[changed.offset as usize + 77] ^= 4;
+    let broken = open(&bytes).unwrap();
+    let verified = verify(&broken, Algorithm::Xxh3, |_| ()).unwrap();
+    // The file has another name now; the tensors' names count.
+    let entries = parse_manifest(&broken, &text).unwrap();
+    let differences = compare(&broken, Algorithm::Xxh3, &verified, &entries);
+    assert_eq!(differences.len(), 1);
+    assert!(
+        matches!(&differences[0], Difference::Changed { tensor, .. } if *tensor == changed.name)
+    );
+    assert!(differences[0].to_string().contains("has changed"));
+}
+
+#[test]
+fn a_manifest_of_another_model_is_told() {
+    let gguf = abc();
+    let verified = verify(&gguf, Algorithm::Xxh3, |_| ()).unwrap();
+    let entries = parse_manifest(&gguf, "xxh3  00  other.gguf:u\n").unwrap();
+    let differences = compare(&gguf, Algorithm::Xxh3, &verified, &entries);
+    let missing = Difference::Missing { tensor: "u".into() };
+    assert_eq!(
+        differences,
+        [missing, Difference::Unlisted { tensor: "t".into() }]
+    );
+}
+
+#[test]
+fn a_bad_manifest_names_its_line() {
+    let error = parse_manifest(&abc(), "xxh3  00  f.gguf:t\nmd5  00  f.gguf:t\n").unwrap_err();
+    assert_eq!(error.line, 2);
+    assert!(error.to_string().contains("\"md5\""), "{error}");
+    assert_eq!(parse_manifest(&abc(), "nonsense").unwrap_err().line, 1);
+}
+
+#[test]
+fn cut_data_is_an_error() {
+    let gguf = Raw::new(1, 0)
+        .tensor("t", &[3], 24, 0)
+        .data(32, 2)
+        .open()
+        .unwrap();
+    assert!(verify(&gguf, Algorithm::Xxh3, |_| ()).is_err());
+}
+
+/// Two rows of two blocks of a type, all zero but for `bytes` at `offset` in the last block.
+fn spoiled(ty: GgmlType, offset: usize, bytes: &[u8]) -> (Gguf, u64) {
+    let mut header = Header::new();
+    header.tensor("t", ty, &[2 * ty.block_size(), 2]).unwrap();
+    let size = header.tensors()[0].size_bytes as usize;
+    let at = size - ty.type_size() as usize + offset;
+    let mut data = vec![0; size];
+    data[at..at + bytes.len()].copy_from_slice(bytes);
+    let mut writer = Writer::new(Vec::new(), header).unwrap();
+    writer.write(&data).unwrap();
+    let gguf = open(&writer.finish().unwrap()).unwrap();
+    let first_offset = gguf.tensors()[0].offset + at as u64;
+    (gguf, first_offset)
+}
+
+/// The place of each scale, from ggml's structs: a NaN written there is found, and there alone.
+#[test]
+fn not_a_number_scales_are_found_in_place() {
+    use GgmlType::*;
+    const F16_NAN: &[u8] = &[0x00, 0x7E];
+    const F16_INF: &[u8] = &[0x00, 0xFC];
+    const F32_NAN: &[u8] = &[0x00, 0x00, 0xC0, 0x7F];
+    let scales: [(GgmlType, usize, &[u8]); 26] = [
+        (F32, 0, F32_NAN),
+        (F16, 0, F16_INF),
+        (BF16, 0, &[0x80, 0x7F]),
+        (F64, 0, &[0, 0, 0, 0, 0, 0, 0xF0, 0x7F]),
+        (Q4_0, 0, F16_NAN),
+        (Q4_1, 2, F16_NAN),
+        (Q5_0, 0, F16_INF),
+        (Q5_1, 2, F16_NAN),
+        (Q8_0, 0, F16_NAN),
+        (Q2_K, 80, F16_NAN),
+        (Q2_K, 82, F16_NAN),
+        (Q3_K, 108, F16_NAN),
+        (Q4_K, 2, F16_NAN),
+        (Q5_K, 0, F16_NAN),
+        (Q6_K, 208, F16_NAN),
+        (Q8_K, 0, F32_NAN),
+        (IQ1_S, 0, F16_NAN),
+        (IQ2_XXS, 0, F16_NAN),
+        (IQ3_S, 0, F16_NAN),
+        (IQ4_NL, 0, F16_NAN),
+        (IQ4_XS, 0, F16_NAN),
+        (TQ1_0, 52, F16_NAN),
+        (TQ2_0, 64, F16_NAN),
+        (MXFP4, 0, &[0xFF]),
+        (Q1_0, 0, F16_NAN),
+        (IQ4_K, 0, F16_NAN),
+    ];
+    for (ty, offset, bytes) in scales {
+        let (gguf, first_offset) = spoiled(ty, offset, bytes);
+        let verified = verify(&gguf, Algorithm::Xxh3, |_| ()).unwrap();
+        assert_eq!(
+            verified[0].impossible,
+            Some(Impossible {
+                count: 1,
+                first_offset
+            }),
+            "{ty}"
+        );
+    }
+}
+
+#[test]
+fn iq1_m_has_its_scale_in_pieces() {
+    // 0x7E00, a nibble in the top of each of four words; the last has the highest.
+    let (gguf, _) = spoiled(GgmlType::IQ1_M, 48, &[0, 0, 0, 0, 0, 0xE0, 0, 0x70]);
+    assert_eq!(
+        verify(&gguf, Algorithm::Xxh3, |_| ()).unwrap()[0]
+            .impossible
+            .unwrap()
+            .count,
+        1
+    );
+    let (gguf, _) = spoiled(
+        GgmlType::IQ1_M,
+        48,
+        &[0xFF, 0x0F, 0xFF, 0x0F, 0xFF, 0x0F, 0xFF, 0x0F],
+    );
+    assert_eq!(
+        verify(&gguf, Algorithm::Xxh3, |_| ()).unwrap()[0].impossible,
+        None
+    );
+}
+
+#[test]
+fn every_type_of_ggml_is_looked_into() {
+    for &ty in GgmlType::ALL.iter().filter(|ty| !ty.is_ik()) {
+        let (gguf, _) = spoiled(ty, 0, &[]);
+        let verified = verify(&gguf, Algorithm::Xxh3, |_| ()).unwrap();
+        assert!(
+            verified[0].values_checked && verified[0].impossible.is_none(),
+            "{ty}"
+        );
+    }
+}
