@@ -1,1 +1,26 @@
+//! An instrumented executor of mixture-of-experts models in GGUF files.
+//!
+//! ```text
+//! Model (GGUF) ──► Session: tokens in, logits out ──► Recorder: one record an operation
+//!                    decoder ─► layers of arch/* ─► ops/* (what a trace names) ─► cpu/* (how it is computed)
+//! ```
+#![warn(missing_docs)]
 
+pub mod activation;
+pub mod arch;
+pub mod cpu;
+mod error;
+pub mod hparams;
+pub mod kv_cache;
+pub mod model;
+pub mod moe;
+pub mod ops;
+pub mod recorder;
+pub mod sampler;
+pub mod session;
+pub mod tokenizer;
+pub mod weights;
+
+pub use error::{Error, Result};
+pub use model::Model;
+pub use session::Session;

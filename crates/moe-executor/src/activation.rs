@@ -1,0 +1,126 @@
+//! Buffers that operations read and write, and the names that they carry in a trace.
+
+use std::fmt;
+
+/// Name of a graph node as llama.cpp spells it: `attn_norm-3`, `result_norm`, `cache_k_l3`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NodeName {
+    stem: &'static str,
+    separator: &'static str,
+    layer: Option<u16>,
+    suffix: &'static str,
+}
+
+impl NodeName {
+    /// A node of a layer, `stem-layer`.
+    pub fn of(stem: &'static str, layer: usize) -> NodeName {
+        NodeName {
+            stem,
+            separator: "-",
+            layer: Some(layer as u16),
+            suffix: "",
+        }
+    }
+
+    /// A node outside the layers.
+    pub fn global(stem: &'static str) -> NodeName {
+        NodeName {
+            stem,
+            separator: "",
+            layer: None,
+            suffix: "",
+        }
+    }
+
+    /// A cache of a layer: the number follows the stem directly.
+    pub fn cache(stem: &'static str, layer: usize) -> NodeName {
+        NodeName {
+            stem,
+            separator: "",
+            layer: Some(layer as u16),
+            suffix: "",
+        }
+    }
+
+    /// The node seen through a view: `cache_k_l3 (view)`.
+    pub fn view(self) -> NodeName {
+        NodeName {
+            suffix: " (view)",
+            ..self
+        }
+    }
+
+    /// The layer, for nodes of a layer.
+    pub fn layer(&self) -> Option<u16> {
+        self.layer
+    }
+}
+
+impl fmt::Display for NodeName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.stem)?;
+        if let Some(layer) = self.layer {
+            write!(f, "{}{layer}", self.separator)?;
+        }
+        f.write_str(self.suffix)
+    }
+}
+
+/// Rows of f32 that operations fill; reused from token to token.
+pub struct Activation {
+    /// Identity of the memory, constant through a run.
+    pub buffer_id: u64,
+    /// Name of the node that wrote it last.
+    pub name: NodeName,
+    /// Elements of a row.
+    pub width: usize,
+    /// Rows.
+    pub rows: usize,
+    data: Vec<f32>,
+}
+
+impl Activation {
+    /// An empty buffer.
+    pub fn new(buffer_id: u64) -> Activation {
+        Activation {
+            buffer_id,
+            name: NodeName::global(""),
+            width: 0,
+            rows: 0,
+            data: Vec::new(),
+        }
+    }
+
+    /// Makes it `rows` rows of `width`, contents unspecified. Allocates only to grow beyond any earlier size.
+    pub fn shape(&mut self, name: NodeName, width: usize, rows: usize) {
+        self.name = name;
+        self.width = width;
+        self.rows = rows;
+        self.data.resize(width * rows, 0.0);
+    }
+
+    /// All rows, row after row.
+    pub fn data(&self) -> &[f32] {
+        &self.data
+    }
+
+    /// All rows, to write.
+    pub fn data_mut(&mut self) -> &mut [f32] {
+        &mut self.data
+    }
+
+    /// One row.
+    pub fn row(&self, i: usize) -> &[f32] {
+        &self.data[i * self.width..(i + 1) * self.width]
+    }
+
+    /// Bytes in use.
+    pub fn size_bytes(&self) -> u64 {
+        std::mem::size_of_val(self.data.as_slice()) as u64
+    }
+
+    /// Address, for the trace.
+    pub fn address(&self) -> u64 {
+        self.data.as_ptr() as u64
+    }
+}

@@ -1,0 +1,160 @@
+//! Matrix products of quantized weights and activations.
+
+use crate::cpu::threads::{Disjoint, Threads};
+use crate::weights::Matrix;
+
+/// Activations of one product in the form that the weights' inner product reads; reused between products.
+#[derive(Default)]
+pub struct Quantized {
+    bytes: Vec<u8>,
+    row_size: usize,
+}
+
+impl Quantized {
+    fn fill(&mut self, threads: &Threads, weights: &Matrix, rows: &[f32]) {
+        let n_in = weights.n_in;
+        let activation = weights.kernel.activation;
+        self.row_size = activation.row_size(n_in);
+        self.bytes.resize(self.row_size * (rows.len() / n_in), 0);
+        let (row_size, bytes) = (self.row_size, &mut self.bytes);
+        threads.zip_rows(rows, n_in, bytes, row_size, |row, out| {
+            activation.quantize(row, out)
+        });
+    }
+
+    fn row(&self, i: usize) -> &[u8] {
+        &self.bytes[i * self.row_size..(i + 1) * self.row_size]
+    }
+}
+
+/// `out[t] = weights · rows[t]` for every row; `rows (t, n_in)`, `out (t, n_out)`.
+pub fn mul_mat(
+    threads: &Threads,
+    weights: &Matrix,
+    rows: &[f32],
+    out: &mut [f32],
+    scratch: &mut Quantized,
+) {
+    let n_out = weights.n_out;
+    let n_rows = rows.len() / weights.n_in;
+    scratch.fill(threads, weights, rows);
+    let out = Disjoint::new(out);
+    let scratch = &*scratch;
+    threads.split(n_out, n_out * weights.row_size * n_rows.max(1), |range| {
+        let block = weights.rows(0, range.clone());
+        for t in 0..n_rows {
+            // SAFETY: ranges of output rows do not overlap between threads.
+            let out = unsafe { out.slice(t * n_out + range.start..t * n_out + range.end) };
+            weights
+                .kernel
+                .gemv(block, weights.row_size, weights.n_in, scratch.row(t), out);
+        }
+    });
+}
+
+/// Which rows each expert computes: a counting sort of the router's choice.
+#[derive(Default)]
+pub struct Worklist {
+    /// Experts with work, ascending.
+    pub active: Vec<u32>,
+    /// Start of each active expert's entries; one more than `active`.
+    starts: Vec<usize>,
+    /// `token * n_expert_used + slot` of each entry, grouped by expert.
+    entries: Vec<u32>,
+    counts: Vec<usize>,
+}
+
+impl Worklist {
+    /// Groups `ids (token, slot)` by expert.
+    pub fn fill(&mut self, ids: &[i32], n_expert: usize) {
+        self.counts.clear();
+        self.counts.resize(n_expert + 1, 0);
+        for &id in ids {
+            self.counts[id as usize + 1] += 1;
+        }
+        self.active.clear();
+        self.starts.clear();
+        let mut total = 0;
+        for expert in 0..n_expert {
+            let count = self.counts[expert + 1];
+            self.counts[expert] = total;
+            if count > 0 {
+                self.active.push(expert as u32);
+                self.starts.push(total);
+            }
+            total += count;
+        }
+        self.starts.push(total);
+        self.entries.resize(total, 0);
+        for (entry, &id) in ids.iter().enumerate() {
+            let at = &mut self.counts[id as usize];
+            self.entries[*at] = entry as u32;
+            *at += 1;
+        }
+    }
+
+    fn entries(&self, i: usize) -> &[u32] {
+        &self.entries[self.starts[i]..self.starts[i + 1]]
+    }
+}
+
+/// Products of the chosen experts: `out[entry] = weights[expert of entry] · rows[row of entry]`, where an entry is
+/// `token * n_expert_used + slot` and reads row `entry / rows_per`. `out (entries, n_out)`.
+///
+/// The rows of all experts with work are one range that the threads share, so that a hot expert does not hold a
+/// layer up.
+pub fn mul_mat_id(
+    threads: &Threads,
+    weights: &Matrix,
+    rows: &[f32],
+    rows_per: usize,
+    work: &Worklist,
+    out: &mut [f32],
+    scratch: &mut Quantized,
+) {
+    let n_out = weights.n_out;
+    scratch.fill(threads, weights, rows);
+    let out = Disjoint::new(out);
+    let scratch = &*scratch;
+    let total = work.active.len() * n_out;
+    threads.split(
+        total,
+        work.entries.len() * n_out * weights.row_size,
+        |range| {
+            let mut at = range.start;
+            while at < range.end {
+                let (i, first) = (at / n_out, at % n_out);
+                let last = n_out.min(first + range.end - at);
+                let block = weights.rows(work.active[i] as usize, first..last);
+                for &entry in work.entries(i) {
+                    let base = entry as usize * n_out;
+                    // SAFETY: an entry belongs to one expert, and ranges of its output rows do not overlap.
+                    let out = unsafe { out.slice(base + first..base + last) };
+                    let row = scratch.row(entry as usize / rows_per);
+                    weights
+                        .kernel
+                        .gemv(block, weights.row_size, weights.n_in, row, out);
+                }
+                at += last - first;
+            }
+        },
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn worklist_groups_entries_by_expert_in_order() {
+        let mut work = Worklist::default();
+        // three tokens, two experts each
+        work.fill(&[5, 1, 1, 0, 5, 1], 8);
+        assert_eq!(work.active, [0, 1, 5]);
+        assert_eq!(work.entries(0), [3]);
+        assert_eq!(work.entries(1), [1, 2, 5]);
+        assert_eq!(work.entries(2), [0, 4]);
+        work.fill(&[], 8);
+        assert!(work.active.is_empty());
+    }
+}

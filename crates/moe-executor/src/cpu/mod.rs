@@ -1,0 +1,7 @@
+//! Arithmetic on the CPU: quantized blocks, matrix products, attention, threads.
+
+pub mod attention;
+pub mod matmul;
+pub mod quant;
+pub mod rope;
+pub mod threads;

@@ -1,0 +1,119 @@
+//! What can go wrong while a model is loaded or run.
+
+use std::path::PathBuf;
+
+/// Errors of the executor. Each names the file, key or tensor at fault and what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The GGUF file cannot be read.
+    #[error(transparent)]
+    Gguf(#[from] moe_gguf::Error),
+    /// The trace cannot be written.
+    #[error(transparent)]
+    Trace(#[from] moe_trace::Error),
+    /// The vocabulary cannot be used.
+    #[error(transparent)]
+    Tokenizer(#[from] crate::tokenizer::Error),
+    /// No executor for this architecture.
+    #[error("{file}: architecture `{arch}` is not supported; this executor runs {supported}")]
+    Architecture {
+        /// Model file.
+        file: PathBuf,
+        /// Value of `general.architecture`.
+        arch: String,
+        /// The architectures that can be run.
+        supported: String,
+    },
+    /// A hyper-parameter is missing.
+    #[error("{file}: key `{key}` is missing; the file is not a complete {arch} model")]
+    MissingKey {
+        /// Model file.
+        file: PathBuf,
+        /// The GGUF key.
+        key: String,
+        /// Architecture that needs it.
+        arch: String,
+    },
+    /// A hyper-parameter has a value that cannot be run.
+    #[error("{file}: key `{key}` is {value}: {reason}")]
+    BadKey {
+        /// Model file.
+        file: PathBuf,
+        /// The GGUF key.
+        key: String,
+        /// Its value.
+        value: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A tensor is missing.
+    #[error("{file}: tensor `{tensor}` is missing; the file is not a complete {arch} model")]
+    MissingTensor {
+        /// Model file.
+        file: PathBuf,
+        /// Tensor name.
+        tensor: String,
+        /// Architecture that needs it.
+        arch: String,
+    },
+    /// A tensor has another shape than the hyper-parameters ask for.
+    #[error(
+        "{file}: tensor `{tensor}` has shape {found:?}, the hyper-parameters ask for {expected:?}"
+    )]
+    Shape {
+        /// Model file.
+        file: PathBuf,
+        /// Tensor name.
+        tensor: String,
+        /// Shape in the file, `ne` order.
+        found: Vec<u64>,
+        /// Shape wanted, `ne` order.
+        expected: Vec<u64>,
+    },
+    /// No kernel for the type of a tensor.
+    #[error("{file}: tensor `{tensor}`: {source}")]
+    Kernel {
+        /// Model file.
+        file: PathBuf,
+        /// Tensor name.
+        tensor: String,
+        /// The type at fault, and those that work.
+        source: crate::cpu::quant::Error,
+    },
+    /// The prompt does not fit the context.
+    #[error(
+        "the prompt has {tokens} tokens, the context holds {context}; shorten the prompt or raise --ctx-size (the model was trained with {trained})"
+    )]
+    ContextFull {
+        /// Tokens asked for.
+        tokens: usize,
+        /// Tokens that fit.
+        context: usize,
+        /// Context length of the model's training.
+        trained: usize,
+    },
+    /// A token id outside the vocabulary.
+    #[error(
+        "token id {token} at position {position} is outside the vocabulary of {n_vocab} tokens"
+    )]
+    TokenOutOfRange {
+        /// The id.
+        token: u32,
+        /// Position in the sequence.
+        position: usize,
+        /// Size of the vocabulary.
+        n_vocab: usize,
+    },
+    /// The thread pool could not be started.
+    #[error("cannot start {threads} threads: {reason}; ask for fewer with --threads")]
+    Threads {
+        /// Threads asked for.
+        threads: usize,
+        /// The system's reason.
+        reason: String,
+    },
+}
+
+/// Result of the executor.
+pub type Result<T, E = Error> = std::result::Result<T, E>;

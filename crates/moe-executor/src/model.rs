@@ -1,0 +1,83 @@
+//! A model ready to run: hyper-parameters, weights, vocabulary.
+
+use moe_gguf::Gguf;
+
+use crate::arch::{self, Architecture};
+use crate::error::Result;
+use crate::hparams::{HParams, Keys};
+use crate::tokenizer::Tokenizer;
+use crate::weights::{Loader, Matrix, Vector};
+
+/// A model whose weights stay in the mapped file.
+pub struct Model<'g> {
+    gguf: &'g Gguf,
+    hparams: HParams,
+    tokenizer: Tokenizer,
+    /// `(n_embd, n_vocab)`
+    pub(crate) tok_embd: Matrix<'g>,
+    /// `(n_embd)`
+    pub(crate) output_norm: Vector,
+    /// `(n_embd, n_vocab)`; a model without one uses its embeddings.
+    pub(crate) output: Matrix<'g>,
+    pub(crate) architecture: Box<dyn Architecture + 'g>,
+}
+
+impl<'g> Model<'g> {
+    /// Loads the model of a file whose data is whole.
+    ///
+    /// # Errors
+    /// An architecture, tensor type or vocabulary that cannot be run, a missing key or tensor, a shape that does not
+    /// fit the hyper-parameters, or data that is cut off.
+    pub fn load(gguf: &'g Gguf) -> Result<Model<'g>> {
+        let keys = Keys::new(gguf)?;
+        let loader = Loader {
+            gguf,
+            arch: keys.arch().to_owned(),
+        };
+        let load = arch::find(&loader)?;
+        let hparams = HParams::read(&keys, gguf)?;
+        let (n_embd, n_vocab) = (hparams.n_embd, hparams.n_vocab);
+        let output = if loader.has("output.weight") {
+            "output.weight"
+        } else {
+            "token_embd.weight"
+        };
+        Ok(Model {
+            gguf,
+            tokenizer: Tokenizer::from_gguf(gguf.metadata())?,
+            tok_embd: loader.matrix("token_embd.weight", n_embd, n_vocab)?,
+            output_norm: loader.vector("output_norm.weight", n_embd)?,
+            output: loader.matrix(output, n_embd, n_vocab)?,
+            architecture: load(&loader, &hparams)?,
+            hparams,
+        })
+    }
+
+    /// The file.
+    pub fn gguf(&self) -> &'g Gguf {
+        self.gguf
+    }
+
+    /// Hyper-parameters.
+    pub fn hparams(&self) -> &HParams {
+        &self.hparams
+    }
+
+    /// Vocabulary.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// Records that a pass over `n_tokens` leaves at most.
+    pub fn records_per_pass(&self, n_tokens: usize) -> u64 {
+        // embeddings, two for the final norm, the output product, and up to two cuts
+        const OUTSIDE_LAYERS: usize = 6;
+        let (pass, token) = self.architecture.ops_per_layer();
+        let per_token = token
+            * self
+                .hparams
+                .n_expert_used
+                .div_ceil(moe_trace::record::MAX_EXPERTS);
+        (self.hparams.n_layer * (pass + per_token * n_tokens) + OUTSIDE_LAYERS) as u64
+    }
+}

@@ -1,0 +1,161 @@
+//! Rotary embedding, the store into the cache, and attention.
+
+use crate::activation::{Activation, NodeName};
+use crate::cpu::attention::{self, Inputs, Shape};
+use crate::cpu::rope;
+use crate::hparams::Rope;
+use crate::kv_cache::KvCache;
+use crate::ops::elementwise::input;
+use crate::ops::{Ops, number};
+use crate::recorder::Source;
+use crate::weights::Vector;
+
+/// What one attention needs besides its inputs.
+pub struct AttentionSpec<'a> {
+    /// Heads, window and scale.
+    pub shape: Shape,
+    /// Scores without a value, one a head (gpt-oss).
+    pub sinks: Option<&'a Vector>,
+}
+
+impl Ops<'_> {
+    /// Rotates every head of every row by its position, in place.
+    pub fn rope(&mut self, name: NodeName, rope: &Rope, head_dim: usize, x: &mut Activation) {
+        let start = self.recorder.start();
+        let before = Source::from(&*x);
+        let width = x.width;
+        self.angles.resize(rope.n_dims, 0.0);
+        for (row, &position) in x.data_mut().chunks_exact_mut(width).zip(&self.positions) {
+            rope::angles(rope, position as usize, &mut self.angles);
+            for head in row.chunks_exact_mut(head_dim) {
+                rope::rotate(&mut head[..rope.n_dims], &self.angles);
+            }
+        }
+        x.name = name;
+        let positions = input("inp_pos", &self.positions);
+        self.record(start, number::ROPE, name, &[before, positions]);
+    }
+
+    /// Stores the rows of `k` and `v` at their positions in the cache of layer `il`.
+    pub fn store_kv(&mut self, il: usize, k: &Activation, v: &Activation, cache: &mut KvCache) {
+        let width = cache.width();
+        let layer = cache.layer_mut(il);
+        let halves = [
+            ("cache_k_l", "attn_inp_k_idxs", k, &mut layer.k),
+            ("cache_v_l", "attn_inp_v_idxs", v, &mut layer.v),
+        ];
+        for (at, (stem, idxs, rows, cache)) in halves.into_iter().enumerate() {
+            let start = self.recorder.start();
+            for (row, &position) in rows.data().chunks_exact(width).zip(&self.positions) {
+                let position = position as usize;
+                cache[position * width..(position + 1) * width].copy_from_slice(row);
+            }
+            let name = NodeName::cache(stem, il);
+            let sources = [
+                Source::view(rows, " (view)"),
+                input(idxs, &self.positions),
+                cached(name, "", il, at, cache, rows.rows * width),
+            ];
+            self.record(start, number::SET_ROWS, name.view(), &sources);
+        }
+    }
+
+    /// Attention of the rows of `q` over the cache of layer `il`.
+    pub fn attention(
+        &mut self,
+        name: NodeName,
+        il: usize,
+        spec: &AttentionSpec,
+        q: &Activation,
+        cache: &KvCache,
+        dst: &mut Activation,
+    ) {
+        let start = self.recorder.start();
+        dst.shape(name, q.width, q.rows);
+        let layer = cache.layer(il);
+        let sinks = spec.sinks.map(|s| s.data.as_slice());
+        let inputs = Inputs {
+            q: q.data(),
+            k: &layer.k,
+            v: &layer.v,
+            positions: &self.positions,
+            sinks,
+        };
+        attention::attention(self.threads, &spec.shape, &inputs, dst.data_mut());
+        let (first, last) = (
+            self.positions.first().copied(),
+            self.positions.last().copied(),
+        );
+        let seen = match (first, last) {
+            (Some(first), Some(last)) => {
+                spec.shape.visible(last as usize).end - spec.shape.visible(first as usize).start
+            }
+            _ => 0,
+        };
+        let view = " (view) (permuted)";
+        // ggml's fourth source is the mask; here the rule of the mask is computed, and nothing is read.
+        let mask = Source::Buffer {
+            name: NodeName::global(if spec.shape.window.is_some() {
+                "attn_inp_kq_mask_swa"
+            } else {
+                "attn_inp_kq_mask"
+            }),
+            suffix: "",
+            buffer_id: 0,
+            address: 0,
+            size_bytes: 0,
+        };
+        let sources = [
+            Source::view(q, view),
+            cached(
+                NodeName::cache("cache_k_l", il),
+                view,
+                il,
+                0,
+                &layer.k,
+                seen * cache.width(),
+            ),
+            cached(
+                NodeName::cache("cache_v_l", il),
+                view,
+                il,
+                1,
+                &layer.v,
+                seen * cache.width(),
+            ),
+            mask,
+        ];
+        match spec.sinks {
+            Some(sinks) => {
+                let [q, k, v, mask] = sources;
+                self.record(
+                    start,
+                    number::FLASH_ATTN_EXT,
+                    name,
+                    &[q, k, v, mask, sinks.into()],
+                );
+            }
+            None => self.record(start, number::FLASH_ATTN_EXT, name, &sources),
+        }
+    }
+}
+
+/// Buffer ids of the caches lie above those of the activations.
+const CACHE_BUFFERS: u64 = 1 << 16;
+
+fn cached<'a>(
+    name: NodeName,
+    suffix: &'static str,
+    il: usize,
+    half: usize,
+    data: &[f32],
+    elements: usize,
+) -> Source<'a> {
+    Source::Buffer {
+        name,
+        suffix,
+        buffer_id: CACHE_BUFFERS + (il * 2 + half) as u64,
+        address: data.as_ptr() as u64,
+        size_bytes: (elements * size_of::<f32>()) as u64,
+    }
+}

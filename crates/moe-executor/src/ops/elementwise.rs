@@ -1,0 +1,124 @@
+//! Operations that work row by row: norms, sums, look-ups.
+
+use crate::activation::{Activation, NodeName};
+use crate::cpu::quant::dequantize_row;
+use crate::ops::{Ops, number};
+use crate::recorder::Source;
+use crate::weights::{Matrix, Vector};
+
+impl Ops<'_> {
+    /// Rows of the embedding matrix. `inp_tokens` is the buffer of the token ids.
+    pub fn get_embeddings(
+        &mut self,
+        name: NodeName,
+        weights: &Matrix,
+        tokens: &[u32],
+        dst: &mut Activation,
+    ) {
+        let start = self.recorder.start();
+        dst.shape(name, weights.n_in, tokens.len());
+        for (&token, out) in tokens
+            .iter()
+            .zip(dst.data_mut().chunks_exact_mut(weights.n_in))
+        {
+            let token = token as usize;
+            dequantize_row(weights.ty, weights.rows(0, token..token + 1), out)
+                .expect("the matrix has a kernel, so its type can be read");
+        }
+        let ids = input("inp_tokens", tokens);
+        self.record(start, number::GET_ROWS, name, &[weights.into(), ids]);
+    }
+
+    /// The rows `rows` of `src`; the positions of the operations that follow are cut alike by the caller.
+    pub fn get_rows(
+        &mut self,
+        name: NodeName,
+        src: &Activation,
+        rows: &[u32],
+        dst: &mut Activation,
+    ) {
+        let start = self.recorder.start();
+        dst.shape(name, src.width, rows.len());
+        for (&row, out) in rows.iter().zip(dst.data_mut().chunks_exact_mut(src.width)) {
+            out.copy_from_slice(src.row(row as usize));
+        }
+        self.record(
+            start,
+            number::GET_ROWS,
+            name,
+            &[src.into(), input("out_ids", rows)],
+        );
+    }
+
+    /// `x / sqrt(mean(x²) + eps)` over every `width` elements ("Root Mean Square Layer Normalization", Zhang and
+    /// Sennrich, 2019), then times `weight` as an operation of its own.
+    pub fn rms_norm(
+        &mut self,
+        norm: NodeName,
+        name: NodeName,
+        src: &Activation,
+        weight: &Vector,
+        eps: f32,
+        dst: &mut Activation,
+    ) {
+        let start = self.recorder.start();
+        let width = weight.n;
+        dst.shape(norm, src.width, src.rows);
+        for (x, out) in src
+            .data()
+            .chunks_exact(width)
+            .zip(dst.data_mut().chunks_exact_mut(width))
+        {
+            let sum: f64 = x.iter().map(|&x| f64::from(x * x)).sum();
+            let scale = 1.0 / ((sum / width as f64) as f32 + eps).sqrt();
+            for (o, x) in out.iter_mut().zip(x) {
+                *o = x * scale;
+            }
+        }
+        self.record(start, number::RMS_NORM, norm, &[src.into()]);
+
+        let start = self.recorder.start();
+        let normed = Source::from(&*dst);
+        for row in dst.data_mut().chunks_exact_mut(width) {
+            for (x, w) in row.iter_mut().zip(&weight.data) {
+                *x *= w;
+            }
+        }
+        dst.name = name;
+        self.record(start, number::MUL, name, &[normed, weight.into()]);
+    }
+
+    /// Adds `bias` to every row, in place.
+    pub fn add_bias(&mut self, name: NodeName, bias: &Vector, x: &mut Activation) {
+        let start = self.recorder.start();
+        let before = Source::from(&*x);
+        for row in x.data_mut().chunks_exact_mut(bias.n) {
+            for (x, b) in row.iter_mut().zip(&bias.data) {
+                *x += b;
+            }
+        }
+        x.name = name;
+        self.record(start, number::ADD, name, &[before, bias.into()]);
+    }
+
+    /// `dst = a + b`.
+    pub fn add(&mut self, name: NodeName, a: &Activation, b: &Activation, dst: &mut Activation) {
+        let start = self.recorder.start();
+        dst.shape(name, a.width, a.rows);
+        for ((out, a), b) in dst.data_mut().iter_mut().zip(a.data()).zip(b.data()) {
+            *out = a + b;
+        }
+        self.record(start, number::ADD, name, &[a.into(), b.into()]);
+    }
+}
+
+/// Integers that the caller of the graph supplies: token ids, positions, row numbers.
+pub(super) fn input<'a>(stem: &'static str, values: &[u32]) -> Source<'a> {
+    Source::Buffer {
+        name: NodeName::global(stem),
+        suffix: "",
+        buffer_id: 0,
+        address: values.as_ptr() as u64,
+        size_bytes: std::mem::size_of_val(values) as u64,
+    }
+}

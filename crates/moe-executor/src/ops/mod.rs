@@ -1,0 +1,101 @@
+//! The operations of a graph: each computes, and leaves a record under the name that llama.cpp gives the node.
+//!
+//! Where llama.cpp leaves a node unnamed (`node_57`) the record has a name of its own: `attn_out-N` for the attention's
+//! output product, `kqv_out-N` for the fused attention itself, `ffn_moe_sum-N` for the partial sums of the experts,
+//! `attn_out_rows-N` and `l_out_rows-N` where a prompt is cut to the rows that are wanted.
+
+mod attention;
+mod elementwise;
+mod experts;
+pub mod number;
+mod router;
+
+use std::time::Instant;
+
+use crate::activation::{Activation, NodeName};
+use crate::cpu::matmul::{self, Quantized, Worklist};
+use crate::cpu::threads::Threads;
+use crate::recorder::{Recorder, Routing, Source};
+use crate::weights::Matrix;
+
+pub use attention::AttentionSpec;
+pub use experts::Glu;
+pub use router::{Gating, RouterSpec};
+
+/// What the router chose for the rows of one layer; handed to the observer of a session.
+pub struct Routed<'a> {
+    /// Layer.
+    pub layer: usize,
+    /// Position of each row in its sequence.
+    pub positions: &'a [u32],
+    /// Router scores before any softmax, bias included `(row, n_expert)`.
+    pub logits: &'a [f32],
+    /// The choice.
+    pub routing: &'a Routing,
+}
+
+/// Called after every router.
+pub type Observer<'a> = Box<dyn FnMut(&Routed) + 'a>;
+
+/// Runs operations and records them.
+pub struct Ops<'a> {
+    /// Threads that compute.
+    pub threads: &'a Threads,
+    /// Where records go.
+    pub recorder: Recorder,
+    /// Told of every routing.
+    pub observer: Option<Observer<'a>>,
+    /// Position of each row of the current operations.
+    pub positions: Vec<u32>,
+    quantized: Quantized,
+    work: Worklist,
+    /// Rotation of one position.
+    angles: Vec<f32>,
+    /// Experts of a row while the best are found.
+    order: Vec<u32>,
+    /// Sums of the chosen weights.
+    sums: Vec<f32>,
+}
+
+impl<'a> Ops<'a> {
+    /// Operations on `threads`, recorded by `recorder`.
+    pub fn new(threads: &'a Threads, recorder: Recorder) -> Ops<'a> {
+        Ops {
+            threads,
+            recorder,
+            observer: None,
+            positions: Vec::new(),
+            quantized: Quantized::default(),
+            work: Worklist::default(),
+            angles: Vec::new(),
+            order: Vec::new(),
+            sums: Vec::new(),
+        }
+    }
+
+    fn record(&mut self, start: Instant, op: u8, dst: NodeName, sources: &[Source]) {
+        let first = self.positions.first().copied().unwrap_or(0);
+        self.recorder
+            .op(start, op, dst, sources, first, self.positions.len());
+    }
+
+    /// `dst = weights · src` for every row.
+    pub fn mul_mat(
+        &mut self,
+        name: NodeName,
+        weights: &Matrix,
+        src: &Activation,
+        dst: &mut Activation,
+    ) {
+        let start = self.recorder.start();
+        dst.shape(name, weights.n_out, src.rows);
+        matmul::mul_mat(
+            self.threads,
+            weights,
+            src.data(),
+            dst.data_mut(),
+            &mut self.quantized,
+        );
+        self.record(start, number::MUL_MAT, name, &[weights.into(), src.into()]);
+    }
+}

@@ -1,0 +1,41 @@
+//! Numbers of the operations that this executor runs, in the table that its traces carry (`moe_trace::ops`).
+
+pub use moe_trace::ops::{ADD_ID, GET_ROWS, MUL_MAT, MUL_MAT_ID};
+
+macro_rules! numbers {
+    ($($name:ident = $number:literal),+ $(,)?) => {
+        $(
+            #[doc = concat!("Number of `", stringify!($name), "`.")]
+            pub const $name: u8 = $number;
+        )+
+
+        #[cfg(test)]
+        const ALL: &[(&str, u8)] = &[$((stringify!($name), $name)),+];
+    };
+}
+
+numbers! {
+    ADD = 2,
+    MUL = 7,
+    DIV = 8,
+    SUM_ROWS = 15,
+    RMS_NORM = 25,
+    CONT = 35,
+    SET_ROWS = 42,
+    SOFT_MAX = 46,
+    ROPE = 48,
+    CLAMP = 50,
+    ARGSORT = 68,
+    FLASH_ATTN_EXT = 73,
+    GLU = 94,
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn numbers_are_those_of_the_trace_table() {
+        for (name, number) in super::ALL {
+            assert_eq!(moe_trace::ops::name(*number), Some(*name));
+        }
+    }
+}

@@ -1,0 +1,341 @@
+//! Writes a [`TensorAccessLog`] for every operation that the executor runs.
+//!
+//! The hot path copies a ready record and patches what changes from token to token. The ready records are made in the
+//! first pass and found again by their place in the pass: the operations of a pass come in the same order every time.
+
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use moe_trace::record::{self, MAX_EXPERTS, MAX_SOURCES};
+use moe_trace::{RunWriter, TensorAccessLog};
+
+use crate::activation::{Activation, NodeName};
+use crate::error::{Error, Result};
+use crate::weights::{Matrix, Place, Vector};
+
+/// What an operation reads.
+#[derive(Clone, Copy)]
+pub enum Source<'a> {
+    /// A tensor of the model's file.
+    Weight(&'a Place, u64),
+    /// Memory that the executor owns.
+    Buffer {
+        /// Name of the node that wrote it.
+        name: NodeName,
+        /// What llama.cpp appends when the node is read through a view, such as ` (reshaped)`.
+        suffix: &'static str,
+        /// Identity of the memory.
+        buffer_id: u64,
+        /// Address of the first byte.
+        address: u64,
+        /// Bytes read.
+        size_bytes: u64,
+    },
+}
+
+impl<'a> From<&'a Matrix<'_>> for Source<'a> {
+    fn from(matrix: &'a Matrix<'_>) -> Self {
+        Source::Weight(&matrix.place, matrix.address())
+    }
+}
+
+impl<'a> From<&'a Vector> for Source<'a> {
+    fn from(vector: &'a Vector) -> Self {
+        Source::Weight(&vector.place, vector.data.as_ptr() as u64)
+    }
+}
+
+impl From<&Activation> for Source<'_> {
+    fn from(activation: &Activation) -> Self {
+        Source::view(activation, "")
+    }
+}
+
+impl Source<'_> {
+    /// A buffer read through a view that llama.cpp names with a suffix.
+    pub fn view(activation: &Activation, suffix: &'static str) -> Self {
+        Source::Buffer {
+            name: activation.name,
+            suffix,
+            buffer_id: activation.buffer_id,
+            address: activation.address(),
+            size_bytes: activation.size_bytes(),
+        }
+    }
+}
+
+/// The router's choice for some rows.
+#[derive(Default)]
+pub struct Routing {
+    /// Chosen experts `(row, n_expert_used)`, best first.
+    pub ids: Vec<i32>,
+    /// Weight of each as applied `(row, n_expert_used)`.
+    pub weights: Vec<f32>,
+    /// Experts of a row.
+    pub n_expert_used: usize,
+}
+
+/// The pass that operations belong to.
+#[derive(Clone, Copy)]
+pub struct Pass {
+    /// Request.
+    pub sequence_id: u32,
+    /// [`record::PHASE_PROMPT`] or [`record::PHASE_GENERATE`].
+    pub phase: u8,
+}
+
+/// Monotonic time in nanoseconds, counted from the Unix time at which the clock was made.
+pub struct Clock {
+    origin: Instant,
+    origin_ns: u64,
+}
+
+impl Clock {
+    /// A clock that starts now.
+    pub fn new() -> Clock {
+        let unix = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        // A timestamp of zero would end the trace.
+        Clock {
+            origin: Instant::now(),
+            origin_ns: (unix.as_nanos() as u64).max(1),
+        }
+    }
+
+    fn ns(&self, at: Instant) -> u64 {
+        self.origin_ns + at.saturating_duration_since(self.origin).as_nanos() as u64
+    }
+}
+
+impl Default for Clock {
+    fn default() -> Self {
+        Clock::new()
+    }
+}
+
+/// A record made ready, and what it was made for.
+struct Template {
+    op: u8,
+    dst: NodeName,
+    record: TensorAccessLog,
+}
+
+/// Writes records; without a writer it does nothing.
+pub struct Recorder {
+    writer: Option<RunWriter>,
+    clock: Clock,
+    pass: Pass,
+    templates: Vec<Template>,
+    next: usize,
+    failed: Option<moe_trace::Error>,
+}
+
+impl Recorder {
+    /// A recorder into a run directory, or one that records nothing.
+    pub fn new(writer: Option<RunWriter>) -> Recorder {
+        Recorder {
+            writer,
+            clock: Clock::new(),
+            pass: Pass {
+                sequence_id: 0,
+                phase: record::PHASE_PROMPT,
+            },
+            templates: Vec::new(),
+            next: 0,
+            failed: None,
+        }
+    }
+
+    /// Begins a pass over the graph.
+    pub fn begin(&mut self, pass: Pass) {
+        self.pass = pass;
+        self.next = 0;
+    }
+
+    /// Ends a pass: hands what was recorded to the file.
+    ///
+    /// # Errors
+    /// The first write that failed in this pass.
+    pub fn end(&mut self) -> Result<()> {
+        if let Some(error) = self.failed.take() {
+            return Err(Error::Trace(error));
+        }
+        if let Some(writer) = &mut self.writer {
+            writer.flush()?;
+        }
+        Ok(())
+    }
+
+    /// The writer, when the run is over.
+    pub fn into_writer(self) -> Option<RunWriter> {
+        self.writer
+    }
+
+    /// The writer while the run goes on.
+    pub fn writer(&self) -> Option<&RunWriter> {
+        self.writer.as_ref()
+    }
+
+    /// Time before an operation; pass it to [`Recorder::op`].
+    pub fn start(&self) -> Instant {
+        match self.writer {
+            Some(_) => Instant::now(),
+            None => self.clock.origin,
+        }
+    }
+
+    /// Records an operation on rows whose first is at `position`.
+    pub fn op(
+        &mut self,
+        start: Instant,
+        op: u8,
+        dst: NodeName,
+        sources: &[Source],
+        position: u32,
+        n_tokens: usize,
+    ) {
+        self.write(start, op, dst, sources, n_tokens, |record, _| {
+            record.token_id.set(position);
+            true
+        });
+    }
+
+    /// Records an expert operation: one record a row, more when the row has over 16 experts.
+    pub fn experts(
+        &mut self,
+        start: Instant,
+        op: u8,
+        dst: NodeName,
+        sources: &[Source],
+        positions: &[u32],
+        routing: &Routing,
+    ) {
+        let k = routing.n_expert_used;
+        let per_row = k.div_ceil(MAX_EXPERTS);
+        self.write(start, op, dst, sources, positions.len(), |record, i| {
+            let (row, base) = (i / per_row, i % per_row * MAX_EXPERTS);
+            let slots = row * k + base..row * k + (base + MAX_EXPERTS).min(k);
+            record.token_id.set(positions[row]);
+            record.num_experts = slots.len() as u8;
+            record.expert_slot_base = base as u8;
+            if base > 0 {
+                record.flags |= record::FLAG_CONTINUATION;
+            }
+            for (at, slot) in slots.enumerate() {
+                record.expert_ids[at].set(routing.ids[slot]);
+                record.expert_weights[at].set(routing.weights[slot]);
+                record.expert_lane[at] = record::lane::CPU;
+            }
+            i + 1 == positions.len() * per_row
+        });
+    }
+
+    /// Writes records of one operation until `fill` says that it was the last.
+    fn write(
+        &mut self,
+        start: Instant,
+        op: u8,
+        dst: NodeName,
+        sources: &[Source],
+        n_tokens: usize,
+        mut fill: impl FnMut(&mut TensorAccessLog, usize) -> bool,
+    ) {
+        let Some(writer) = &mut self.writer else {
+            return;
+        };
+        if self.failed.is_some() || n_tokens == 0 {
+            return;
+        }
+        let duration = start.elapsed().as_nanos() as u64;
+        let known = self
+            .templates
+            .get(self.next)
+            .is_some_and(|t| t.op == op && t.dst == dst);
+        if !known {
+            self.templates.truncate(self.next);
+            self.templates.push(Template {
+                op,
+                dst,
+                record: template(op, dst, sources),
+            });
+        }
+        let record = &mut self.templates[self.next].record;
+        self.next += 1;
+        record.timestamp_ns.set(self.clock.ns(start));
+        record.phase = self.pass.phase;
+        record.sequence_id.set(self.pass.sequence_id);
+        record.duration_ns.set(duration);
+        record.n_tokens.set(n_tokens as u32);
+        for (at, source) in sources.iter().take(MAX_SOURCES).enumerate() {
+            if let Source::Buffer {
+                address,
+                size_bytes,
+                ..
+            } = source
+            {
+                record.sources[at].tensor_ptr.set(*address);
+                record.set_source_size(at, *size_bytes);
+            }
+        }
+        for i in 0.. {
+            match writer.next_record() {
+                Ok(slot) => {
+                    slot.clone_from(record);
+                    if fill(slot, i) {
+                        break;
+                    }
+                }
+                Err(error) => {
+                    self.failed = Some(error);
+                    break;
+                }
+            }
+        }
+    }
+}
+
+fn template(op: u8, dst: NodeName, sources: &[Source]) -> TensorAccessLog {
+    let mut record = TensorAccessLog::default();
+    record.ext_version = record::EXT_V1;
+    record.operation_type = op;
+    record
+        .layer_id
+        .set(dst.layer().unwrap_or(moe_trace::NO_LAYER));
+    record::set_name(&mut record.dst_name, &dst.to_string());
+    record.num_sources = sources.len().min(MAX_SOURCES) as u8;
+    if sources.len() > MAX_SOURCES {
+        record.flags |= record::FLAG_SOURCES_OMITTED;
+    }
+    for (at, source) in sources.iter().take(MAX_SOURCES).enumerate() {
+        let log = &mut record.sources[at];
+        match source {
+            Source::Weight(place, address) => {
+                record::set_name(&mut log.name, &place.name);
+                log.tensor_ptr.set(*address);
+                log.layer_id.set(place.layer.unwrap_or(moe_trace::NO_LAYER));
+                log.memory_source = record::SOURCE_DISK;
+                log.offset_or_buffer_id.set(place.offset);
+                log.tensor_idx.set(place.tensor_idx);
+                record.source_file[at].set(place.file);
+                record.set_source_size(at, place.size_bytes);
+            }
+            Source::Buffer {
+                name,
+                suffix,
+                buffer_id,
+                address,
+                size_bytes,
+            } => {
+                record::set_name(&mut log.name, &format!("{name}{suffix}"));
+                log.tensor_ptr.set(*address);
+                log.layer_id
+                    .set(name.layer().unwrap_or(moe_trace::NO_LAYER));
+                log.memory_source = record::SOURCE_BUFFER;
+                log.offset_or_buffer_id.set(*buffer_id);
+                log.tensor_idx.set(moe_trace::NO_TENSOR);
+                record.set_source_size(at, *size_bytes);
+            }
+        }
+    }
+    record
+}

@@ -1,0 +1,167 @@
+//! One run of a model: tokens in, logits out, every operation recorded.
+
+use crate::activation::NodeName;
+use crate::arch::{Cut, State};
+use crate::cpu::threads::Threads;
+use crate::error::{Error, Result};
+use crate::kv_cache::KvCache;
+use crate::model::Model;
+use crate::ops::{Observer, Ops};
+use crate::recorder::{Pass, Recorder};
+
+/// State of a run. Sequences follow one another; each begins with an empty cache.
+pub struct Session<'a, 'g> {
+    model: &'a Model<'g>,
+    ops: Ops<'a>,
+    state: State,
+    cache: KvCache,
+    n_past: usize,
+    sequence_id: u32,
+}
+
+/// Which rows of a batch get logits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Logits {
+    /// None: an earlier batch of a prompt.
+    None,
+    /// The last token's.
+    Last,
+}
+
+impl<'a, 'g> Session<'a, 'g> {
+    /// A session with a context of `n_ctx` positions.
+    pub fn new(
+        model: &'a Model<'g>,
+        threads: &'a Threads,
+        recorder: Recorder,
+        n_ctx: usize,
+    ) -> Session<'a, 'g> {
+        let hp = model.hparams();
+        Session {
+            model,
+            ops: Ops::new(threads, recorder),
+            state: State::default(),
+            cache: KvCache::new(hp.n_layer, hp.n_head_kv * hp.head_dim, n_ctx),
+            n_past: 0,
+            sequence_id: 0,
+        }
+    }
+
+    /// Has `observer` told of every routing.
+    pub fn observe(&mut self, observer: Observer<'a>) {
+        self.ops.observer = Some(observer);
+    }
+
+    /// Begins a new sequence.
+    pub fn begin_sequence(&mut self, sequence_id: u32) {
+        self.sequence_id = sequence_id;
+        self.n_past = 0;
+    }
+
+    /// Positions evaluated so far in this sequence.
+    pub fn n_past(&self) -> usize {
+        self.n_past
+    }
+
+    /// Positions that the context holds.
+    pub fn n_ctx(&self) -> usize {
+        self.cache.capacity()
+    }
+
+    /// Evaluates `tokens` as one batch and gives the logits `(n_vocab)` of the last, if wanted. `phase` is
+    /// [`moe_trace::record::PHASE_PROMPT`] or [`moe_trace::record::PHASE_GENERATE`].
+    ///
+    /// # Errors
+    /// A token outside the vocabulary, a full context, or a trace that cannot be written.
+    pub fn decode(&mut self, tokens: &[u32], phase: u8, logits: Logits) -> Result<&[f32]> {
+        self.check(tokens)?;
+        let hp = self.model.hparams();
+        let (ops, s) = (&mut self.ops, &mut self.state);
+        ops.recorder.begin(Pass {
+            sequence_id: self.sequence_id,
+            phase,
+        });
+        ops.positions.clear();
+        ops.positions
+            .extend((self.n_past..self.n_past + tokens.len()).map(|p| p as u32));
+        s.wanted.clear();
+        if logits == Logits::Last {
+            s.wanted.push(tokens.len() as u32 - 1);
+        }
+        self.cache.reserve(self.n_past + tokens.len());
+
+        ops.get_embeddings(
+            NodeName::global("embd"),
+            &self.model.tok_embd,
+            tokens,
+            &mut s.x,
+        );
+        for il in 0..hp.n_layer {
+            self.model.architecture.layer(il, ops, s, &mut self.cache);
+        }
+        if !s.wanted.is_empty() {
+            self.head();
+        }
+        self.n_past += tokens.len();
+        self.ops.recorder.end()?;
+        Ok(match logits {
+            Logits::None => &[],
+            Logits::Last => self.state.logits.data(),
+        })
+    }
+
+    /// Final norm and output product on the wanted rows.
+    fn head(&mut self) {
+        let (ops, s, model) = (&mut self.ops, &mut self.state, self.model);
+        if model.architecture.cut() == Cut::BehindLastLayer {
+            ops.positions = s
+                .wanted
+                .iter()
+                .map(|&row| ops.positions[row as usize])
+                .collect();
+            ops.get_rows(NodeName::global("l_out_rows"), &s.x, &s.wanted, &mut s.kept);
+            std::mem::swap(&mut s.x, &mut s.kept);
+        }
+        let [norm, result_norm, result] =
+            ["norm", "result_norm", "result_output"].map(NodeName::global);
+        ops.rms_norm(
+            norm,
+            result_norm,
+            &s.x,
+            &model.output_norm,
+            model.hparams().rms_eps,
+            &mut s.normed,
+        );
+        ops.mul_mat(result, &model.output, &s.normed, &mut s.logits);
+    }
+
+    fn check(&self, tokens: &[u32]) -> Result<()> {
+        let hp = self.model.hparams();
+        let wanted = self.n_past + tokens.len();
+        if wanted > self.n_ctx() || tokens.is_empty() {
+            return Err(Error::ContextFull {
+                tokens: wanted,
+                context: self.n_ctx(),
+                trained: hp.n_ctx_train,
+            });
+        }
+        match tokens.iter().position(|&t| t as usize >= hp.n_vocab) {
+            Some(at) => Err(Error::TokenOutOfRange {
+                token: tokens[at],
+                position: self.n_past + at,
+                n_vocab: hp.n_vocab,
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// The recorder, to look at while the run goes on.
+    pub fn recorder(&self) -> &Recorder {
+        &self.ops.recorder
+    }
+
+    /// Ends the session; the recorder's writer can then be finished.
+    pub fn into_recorder(self) -> Recorder {
+        self.ops.recorder
+    }
+}

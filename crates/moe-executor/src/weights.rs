@@ -1,0 +1,180 @@
+//! Weights of a model: borrowed quantized matrices, and vectors converted to f32 once.
+
+use std::path::PathBuf;
+
+use moe_gguf::{GgmlType, Gguf, Tensor};
+
+use crate::cpu::quant::{Kernel, dequantize_row};
+use crate::error::{Error, Result};
+
+/// Where a weight lies in the model's file; what a trace record says of it.
+#[derive(Debug, Clone)]
+pub struct Place {
+    /// Tensor name.
+    pub name: String,
+    /// Index in the GGUF tensor table.
+    pub tensor_idx: u32,
+    /// Shard, 0 = first file.
+    pub file: u16,
+    /// Layer of the tensor's name.
+    pub layer: Option<u16>,
+    /// Absolute offset in the file, bytes.
+    pub offset: u64,
+    /// Size of the whole tensor, bytes.
+    pub size_bytes: u64,
+}
+
+impl Place {
+    fn of(tensor: &Tensor) -> Place {
+        Place {
+            name: tensor.name.clone(),
+            tensor_idx: tensor.index,
+            file: tensor.file,
+            layer: layer_of(&tensor.name),
+            offset: tensor.offset,
+            size_bytes: tensor.size_bytes,
+        }
+    }
+}
+
+/// The layer in `blk.N.…`.
+fn layer_of(name: &str) -> Option<u16> {
+    name.strip_prefix("blk.")?.split('.').next()?.parse().ok()
+}
+
+/// A matrix, or a stack of one matrix an expert, in the file's own quantization. `ne = [n_in, n_out, n_expert]`.
+pub struct Matrix<'g> {
+    /// Its place in the file.
+    pub place: Place,
+    /// Type of its blocks.
+    pub ty: GgmlType,
+    /// Inner products for its type.
+    pub kernel: Kernel,
+    /// Length of a row, elements.
+    pub n_in: usize,
+    /// Rows of one matrix.
+    pub n_out: usize,
+    /// Matrices in the stack, 1 for a plain matrix.
+    pub n_expert: usize,
+    /// Bytes of a row.
+    pub row_size: usize,
+    data: &'g [u8],
+}
+
+impl<'g> Matrix<'g> {
+    /// The rows `rows` of matrix `expert`, row after row.
+    pub fn rows(&self, expert: usize, rows: std::ops::Range<usize>) -> &'g [u8] {
+        let first = expert * self.n_out;
+        &self.data[(first + rows.start) * self.row_size..(first + rows.end) * self.row_size]
+    }
+
+    /// Address of the first byte, for the trace.
+    pub fn address(&self) -> u64 {
+        self.data.as_ptr() as u64
+    }
+}
+
+/// A vector, or one vector an expert, in f32. `(n, n_expert)`.
+pub struct Vector {
+    /// Its place in the file.
+    pub place: Place,
+    /// Values.
+    pub data: Vec<f32>,
+    /// Length of one vector.
+    pub n: usize,
+}
+
+/// Looks tensors up and checks their shapes.
+pub(crate) struct Loader<'g> {
+    pub gguf: &'g Gguf,
+    pub arch: String,
+}
+
+impl<'g> Loader<'g> {
+    pub(crate) fn file(&self) -> PathBuf {
+        self.gguf.files()[0].path.clone()
+    }
+
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.gguf.tensor(name).is_some()
+    }
+
+    fn tensor(&self, name: &str, expected: &[usize]) -> Result<&'g Tensor> {
+        let tensor = self.gguf.tensor(name).ok_or_else(|| Error::MissingTensor {
+            file: self.file(),
+            tensor: name.into(),
+            arch: self.arch.clone(),
+        })?;
+        let mut want = [1u64; 4];
+        for (w, &e) in want.iter_mut().zip(expected) {
+            *w = e as u64;
+        }
+        if tensor.ne != want {
+            return Err(Error::Shape {
+                file: self.file(),
+                tensor: name.into(),
+                found: tensor.ne.to_vec(),
+                expected: want.to_vec(),
+            });
+        }
+        Ok(tensor)
+    }
+
+    fn kernel_error(&self, name: &str, source: crate::cpu::quant::Error) -> Error {
+        Error::Kernel {
+            file: self.file(),
+            tensor: name.into(),
+            source,
+        }
+    }
+
+    /// A matrix of `ne = [n_in, n_out]`.
+    pub(crate) fn matrix(&self, name: &str, n_in: usize, n_out: usize) -> Result<Matrix<'g>> {
+        self.stack(name, n_in, n_out, 1)
+    }
+
+    /// A stack of expert matrices of `ne = [n_in, n_out, n_expert]`.
+    pub(crate) fn stack(
+        &self,
+        name: &str,
+        n_in: usize,
+        n_out: usize,
+        n_expert: usize,
+    ) -> Result<Matrix<'g>> {
+        let tensor = self.tensor(name, &[n_in, n_out, n_expert])?;
+        let kernel = Kernel::for_type(tensor.ty).map_err(|e| self.kernel_error(name, e))?;
+        let data = self.gguf.data(tensor)?;
+        let row_size = data.len() / (n_out * n_expert);
+        Ok(Matrix {
+            place: Place::of(tensor),
+            ty: tensor.ty,
+            kernel,
+            n_in,
+            n_out,
+            n_expert,
+            row_size,
+            data,
+        })
+    }
+
+    /// A vector of `ne = [n]`, converted to f32.
+    pub(crate) fn vector(&self, name: &str, n: usize) -> Result<Vector> {
+        self.vectors(name, n, 1)
+    }
+
+    /// One vector an expert, `ne = [n, n_expert]`, converted to f32.
+    pub(crate) fn vectors(&self, name: &str, n: usize, n_expert: usize) -> Result<Vector> {
+        let tensor = self.tensor(name, &[n, n_expert])?;
+        let bytes = self.gguf.data(tensor)?;
+        let mut data = vec![0.0; n * n_expert];
+        let row_size = bytes.len() / n_expert;
+        for (row, out) in bytes.chunks_exact(row_size).zip(data.chunks_exact_mut(n)) {
+            dequantize_row(tensor.ty, row, out).map_err(|e| self.kernel_error(name, e))?;
+        }
+        Ok(Vector {
+            place: Place::of(tensor),
+            data,
+            n,
+        })
+    }
+}
