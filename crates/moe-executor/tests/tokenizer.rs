@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-use moe_executor::tokenizer::{Role, Tokenizer, Vocabulary};
-use moe_gguf::Gguf;
+use moe_executor::tokenizer::{Error, Role, Tokenizer, Vocabulary};
+use moe_gguf::{Gguf, write};
 use serde_json::Value;
 
 fn fixtures() -> PathBuf {
@@ -86,6 +86,40 @@ fn special_tokens_of_a_model() {
     assert_eq!(tokenizer.piece(0), b"<|endoftext|>");
     assert_eq!(tokenizer.piece(4096), b"");
     assert_eq!(tokenizer.decode(&[u32::MAX]), "");
+}
+
+/// The tokenizer of a model whose key `key` is replaced, or left out.
+fn with_key(key: &str, value: Option<moe_gguf::Value>) -> Result<Tokenizer, Error> {
+    let gguf = Gguf::open(fixtures().join("tiny-qwen3moe-Q4_K_M.gguf")).unwrap();
+    let mut header = write::Header::like(&gguf, |k| k == key).unwrap();
+    if let Some(value) = value {
+        header.set(key, &value).unwrap();
+    }
+    let bytes = header.encode().unwrap().leak();
+    Tokenizer::from_gguf(Gguf::from_static("changed", bytes).unwrap().metadata())
+}
+
+#[test]
+fn unusable_metadata_is_an_error() {
+    let string = |text: &str| Some(moe_gguf::Value::String(text.to_owned()));
+    let error = |key: &str, value| with_key(key, value).err().expect("an error").to_string();
+    assert_eq!(
+        error("tokenizer.ggml.model", string("llama")),
+        "tokenizer.ggml.model is `llama`, only `gpt2` (byte-level BPE) is supported"
+    );
+    for key in ["model", "tokens", "merges"] {
+        let key = format!("tokenizer.ggml.{key}");
+        let text = error(&key, None);
+        assert!(
+            text.starts_with(&format!("metadata key `{key}` is missing")),
+            "{text}"
+        );
+    }
+    let text = error("tokenizer.ggml.tokens", Some(moe_gguf::Value::U32(1)));
+    assert!(text.contains("\"tokenizer.ggml.tokens\""), "{text}");
+    assert!(with_key("tokenizer.ggml.token_type", None).is_ok());
+    assert!(with_key("tokenizer.ggml.pre", string("gpt-4o")).is_ok());
+    assert!(with_key("tokenizer.ggml.pre", None).is_ok());
 }
 
 /// A small vocabulary: `extra` tokens after one of each byte, and a few merges.

@@ -75,6 +75,9 @@ pub enum Error {
         /// Number of tokens.
         n_vocab: usize,
     },
+    /// The text cannot be cut into words.
+    #[error("the text has a run of about a million whitespace characters; shorten it")]
+    WhitespaceRun,
     /// The BPE library refused the vocabulary or a text.
     #[error("byte-level BPE: {0}")]
     Bpe(Box<dyn std::error::Error + Send + Sync>),

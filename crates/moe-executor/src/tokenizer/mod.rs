@@ -154,7 +154,7 @@ impl Tokenizer {
     /// it, it is text like any other.
     ///
     /// # Errors
-    /// The BPE library fails.
+    /// The text has a run of a million whitespace characters.
     pub fn encode(
         &self,
         text: &str,
@@ -180,7 +180,7 @@ impl Tokenizer {
 
     /// Appends the ids of text without special tokens.
     fn encode_text(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), Error> {
-        for word in self.pre.split(text) {
+        for word in self.pre.split(text)? {
             if self.pre.ignore_merges
                 && let Some(id) = self.bpe.token_to_id(&spell(word.as_bytes()))
             {

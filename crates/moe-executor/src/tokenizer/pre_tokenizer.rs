@@ -174,29 +174,39 @@ impl PreTokenizer {
     }
 
     /// The words of `text`, in order and without gaps.
-    pub(super) fn split<'t>(&self, text: &'t str) -> Vec<&'t str> {
+    pub(super) fn split<'t>(&self, text: &'t str) -> Result<Vec<&'t str>, Error> {
         let mut words = vec![text];
         for regex in &self.regexes {
-            words = words
-                .into_iter()
-                .flat_map(|word| cut(regex, word))
-                .collect();
+            let mut parts = Vec::with_capacity(words.len());
+            for word in words {
+                cut(regex, word, &mut parts)?;
+            }
+            words = parts;
         }
-        words
+        Ok(words)
     }
 }
 
-/// The matches in `word`, and what lies between them.
-fn cut<'t>(regex: &SysRegex, word: &'t str) -> Vec<&'t str> {
-    let mut parts = Vec::new();
+/// Appends the matches in `word`, and what lies between them.
+fn cut<'t>(regex: &SysRegex, word: &'t str, parts: &mut Vec<&'t str>) -> Result<(), Error> {
     let mut done = 0;
     for (start, end) in regex.find_iter(word) {
-        parts.extend([&word[done..start], &word[start..end]]);
+        let between = &word[done..start];
+        parts.extend(
+            [between, &word[start..end]]
+                .iter()
+                .filter(|part| !part.is_empty()),
+        );
         done = end;
     }
-    parts.push(&word[done..]);
-    parts.retain(|part| !part.is_empty());
-    parts
+    let rest = &word[done..];
+    // The matches end early, without a word, where the regex runs out of stack: at a run of a
+    // million whitespace characters. Rules that match whitespace leave none of it otherwise.
+    if rest.starts_with(char::is_whitespace) && regex.find_iter(" ").next().is_some() {
+        return Err(Error::WhitespaceRun);
+    }
+    parts.extend(Some(rest).filter(|rest| !rest.is_empty()));
+    Ok(())
 }
 
 /// Limits the general categories in `regex` to the characters of Unicode 15.1.
@@ -216,7 +226,7 @@ mod tests {
     use super::*;
 
     fn words<'t>(name: &str, text: &'t str) -> Vec<&'t str> {
-        PreTokenizer::new(name).unwrap().split(text)
+        PreTokenizer::new(name).unwrap().split(text).unwrap()
     }
 
     #[test]
@@ -254,6 +264,42 @@ mod tests {
         assert_eq!(words("qwen2", "a\u{1C89}b"), ["a", "\u{1C89}b"]);
         assert_eq!(words("qwen2", "a\u{1C89}\u{1C89}b").len(), 3);
         assert_eq!(words("qwen2", "a\u{10D0}b").len(), 1);
+    }
+
+    #[test]
+    fn too_long_a_run_of_whitespace_is_an_error() {
+        let rule = PreTokenizer::new("qwen2").unwrap();
+        let run = |n| " ".repeat(n) + "a";
+        assert_eq!(rule.split(&run(900_000)).unwrap().len(), 2);
+        assert!(matches!(
+            rule.split(&run(1_100_000)),
+            Err(Error::WhitespaceRun)
+        ));
+    }
+
+    #[test]
+    fn words_are_llama_cpps() {
+        let file = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../fixtures/reference/pre-tokenizers.json"
+        );
+        let cases: serde_json::Value =
+            serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
+        let cases = cases.as_object().unwrap();
+        assert_eq!(cases.len(), RULES.len());
+        for (name, texts) in cases {
+            let rule = PreTokenizer::new(name).unwrap();
+            for words in texts.as_array().unwrap() {
+                let words: Vec<&str> = words
+                    .as_array()
+                    .unwrap()
+                    .iter()
+                    .map(|word| word.as_str().unwrap())
+                    .collect();
+                let text = words.concat();
+                assert_eq!(rule.split(&text).unwrap(), words, "{name}");
+            }
+        }
     }
 
     #[test]
