@@ -104,6 +104,9 @@ struct Q8RowMut<'a> {
 }
 
 impl<'a> Q8Row<'a> {
+    /// No elements.
+    pub const EMPTY: Q8Row<'static> = Q8Row { q: &[], scale: &[], sum: &[], scaled_sum: &[] };
+
     /// Splits a row of `n` elements.
     #[inline(always)]
     pub fn new(ty: ActivationType, n: usize, row: &'a [u8]) -> Q8Row<'a> {
@@ -129,7 +132,7 @@ impl<'a> Q8Row<'a> {
 
 impl Q8Row<'_> {
     /// The part of the row from element `first` on, which begins a block.
-    pub fn from_element(&self, first: usize) -> Self {
+    pub fn starting_at(&self, first: usize) -> Self {
         let block = self.q.len() / self.scale.len();
         let scaled_sum = if self.scaled_sum.is_empty() {
             self.scaled_sum

@@ -37,7 +37,7 @@ pub struct Unpacked {
 
 impl Unpacked {
     /// All zero.
-    pub fn new() -> Unpacked {
+    pub const fn new() -> Unpacked {
         Unpacked {
             q: [0; QK_K],
             scale: [0.0; QK_K / 16],

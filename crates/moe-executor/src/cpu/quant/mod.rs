@@ -31,6 +31,7 @@ mod activation;
 mod float;
 mod format;
 mod fp4;
+mod gemm;
 mod k_quants;
 mod legacy;
 mod portable;
@@ -45,6 +46,8 @@ use zerocopy::byteorder::little_endian::F32;
 pub use activation::ActivationType;
 use float::{Bf16, FloatFormat};
 use format::{F16, Format};
+pub use gemm::Scratch;
+use gemm::{Product, Put};
 
 /// Errors of the kernels.
 #[derive(Debug, thiserror::Error, PartialEq)]
@@ -82,6 +85,12 @@ pub enum Error {
 /// further than memory safety allows; those for x86 need the processor features of their [`Isa`].
 type Gemv = unsafe fn(&[u8], usize, usize, &[u8], &mut [f32]);
 
+/// A product with many rows of activations. The same holds as for [`Gemv`].
+type Gemm = unsafe fn(&Product, &mut Scratch, &mut Put);
+
+/// With fewer rows of activations, decoding the weights once does not pay.
+const MIN_TOKENS: usize = 4;
+
 /// The instructions that a kernel uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Isa {
@@ -117,6 +126,7 @@ pub struct Kernel {
     pub activation: ActivationType,
     ty: GgmlType,
     gemv: Gemv,
+    gemm: Option<Gemm>,
     dequantize: fn(&[u8], &mut [f32]),
 }
 
@@ -147,7 +157,7 @@ impl Kernel {
         }?;
         #[cfg(target_arch = "x86_64")]
         if let Some(gemv) = x86::gemv(ty, isa) {
-            return Some(Kernel { gemv, ..kernel });
+            return Some(Kernel { gemv, gemm: x86::gemm(ty, isa), ..kernel });
         }
         Some(kernel)
     }
@@ -157,6 +167,7 @@ impl Kernel {
             activation: F::ACTIVATION,
             ty,
             gemv: portable::gemv::<F>,
+            gemm: None,
             dequantize: portable::dequantize::<F>,
         }
     }
@@ -166,6 +177,7 @@ impl Kernel {
             activation: F::ACTIVATION,
             ty,
             gemv: portable::gemv_float::<F>,
+            gemm: None,
             dequantize: portable::dequantize_float::<F>,
         }
     }
@@ -205,6 +217,50 @@ impl Kernel {
         }
         // SAFETY: `for_isa` has asserted that the processor has what the function needs, and the lengths fit.
         unsafe { (self.gemv)(rows, row_size, n, act, out) }
+    }
+
+    /// The products of `n_rows` rows with `n_tokens` rows of converted activations, `act(t)`. Results are handed to
+    /// `put(t, r, products)`: those of token `t` with row `r` and the rows after it, each once, in no promised order.
+    ///
+    /// # Panics
+    /// If the lengths do not fit together.
+    #[allow(clippy::too_many_arguments)]
+    pub fn gemm<'a>(
+        &self,
+        rows: &'a [u8],
+        row_size: usize,
+        n: usize,
+        n_rows: usize,
+        n_tokens: usize,
+        act: &'a (dyn Fn(usize) -> &'a [u8] + 'a),
+        put: &mut Put,
+        scratch: &mut Scratch,
+    ) {
+        self.check_rows(rows, row_size, n, n_rows);
+        match self.gemm {
+            Some(gemm) if n_tokens >= MIN_TOKENS && n > 0 && n_rows > 0 => {
+                let product = Product { rows, row_size, n, n_tokens, act };
+                // SAFETY: as in `gemv`; the function checks the activations' length as it reads them.
+                unsafe { gemm(&product, scratch, put) }
+            }
+            _ => {
+                let mut out = [0.0; 64];
+                for first in (0..n_rows).step_by(out.len()) {
+                    let out = &mut out[..64.min(n_rows - first)];
+                    let rows = &rows[first * row_size..][..out.len() * row_size];
+                    for token in 0..n_tokens {
+                        self.gemv(rows, row_size, n, act(token), out);
+                        put(token, first, out);
+                    }
+                }
+            }
+        }
+    }
+
+    fn check_rows(&self, rows: &[u8], row_size: usize, n: usize, n_rows: usize) {
+        let expected = self.ty.row_size(n as u64);
+        assert_eq!(Some(row_size as u64), expected, "bytes of a row of {n} {} elements", self.ty);
+        assert_eq!(rows.len(), row_size * n_rows, "bytes of {n_rows} rows");
     }
 }
 

@@ -8,7 +8,7 @@ use super::activation::{Q8Row, floats};
 use super::format::{Format, Unpacked, bf16_to_f32, f16_to_f32};
 use super::fp4::{E8M0_HALVED, UE4M3_HALVED};
 use super::portable::blocks;
-use super::{ActivationType, Error, Isa, Kernel, dequantize_row};
+use super::{ActivationType, Error, Isa, Kernel, Scratch, dequantize_row};
 
 /// Elements of the row in each file of `fixtures/quants`.
 const GOLDEN_N: usize = 2048;
@@ -87,6 +87,20 @@ fn rows_of_blocks(ty: GgmlType, n_rows: usize, n: usize, random: &mut Random) ->
         let b = random.next() as usize % (GOLDEN_N / block);
         if values[b * block..][..block].iter().all(|v| v.abs() < 1e30) {
             rows.extend_from_slice(&bytes[b * size..][..size]);
+        }
+    }
+    rows
+}
+
+/// `n_rows` rows of a type without blocks.
+fn float_rows(ty: GgmlType, n_rows: usize, n: usize, random: &mut Random) -> Vec<u8> {
+    let mut rows = Vec::new();
+    for _ in 0..n_rows * n {
+        let value = random.unit() * [1.0, 1e-6][usize::from(random.next().is_multiple_of(50))];
+        match ty {
+            GgmlType::F32 => rows.extend(value.to_le_bytes()),
+            GgmlType::F16 => rows.extend(half::f16::from_f32(value).to_le_bytes()),
+            _ => rows.extend(half::bf16::from_f32(value).to_le_bytes()),
         }
     }
     rows
@@ -228,20 +242,7 @@ fn products_of_float_rows() {
     for ty in FLOATS {
         for n in [1, 15, 16, 31, 64, 100, 255, 1024] {
             let n_rows = 6;
-            let mut rows = Vec::new();
-            for _ in 0..n_rows * n {
-                let value = random.unit()
-                    * if random.next().is_multiple_of(50) {
-                        1e-6
-                    } else {
-                        1.0
-                    };
-                match ty {
-                    GgmlType::F32 => rows.extend(value.to_le_bytes()),
-                    GgmlType::F16 => rows.extend(half::f16::from_f32(value).to_le_bytes()),
-                    _ => rows.extend(half::bf16::from_f32(value).to_le_bytes()),
-                }
-            }
+            let rows = float_rows(ty, n_rows, n, &mut random);
             for_each_product(
                 ty,
                 n,
@@ -254,6 +255,49 @@ fn products_of_float_rows() {
                     assert_close(found, float_reference(&decoded, act), n / 8 + 16, what);
                 },
             );
+        }
+    }
+}
+
+#[test]
+fn products_with_many_tokens_are_those_with_each() {
+    let mut random = Random(3);
+    for ty in GgmlType::ALL.iter().copied().filter(|ty| Kernel::for_type(*ty).is_ok()) {
+        for (n, n_rows, n_tokens) in [(256, 1, 4), (512, 33, 5), (2304, 70, 13), (4352, 32, 6)] {
+            let rows = match FLOATS.contains(&ty) {
+                true => float_rows(ty, n_rows, n, &mut random),
+                false => rows_of_blocks(ty, n_rows, n, &mut random),
+            };
+            let acts: Vec<_> = (0..n_tokens)
+                .map(|t| activation_rows(n, &mut random).swap_remove(t % 4))
+                .collect();
+            for isa in Isa::available() {
+                check_gemm(Kernel::for_isa(ty, isa).unwrap(), &rows, n, n_rows, &acts, isa);
+            }
+        }
+    }
+}
+
+fn check_gemm(kernel: Kernel, rows: &[u8], n: usize, n_rows: usize, acts: &[Vec<f32>], isa: Isa) {
+    let (ty, n_tokens) = (kernel.ty(), acts.len());
+    let acts: Vec<_> = acts.iter().map(|act| convert(kernel.activation, act)).collect();
+    let row_size = rows.len() / n_rows;
+    let mut found = vec![f32::NAN; n_tokens * n_rows];
+    let mut put = |token: usize, first: usize, products: &[f32]| {
+        found[token * n_rows + first..][..products.len()].copy_from_slice(products);
+    };
+    let act = |t: usize| acts[t].as_slice();
+    kernel.gemm(rows, row_size, n, n_rows, n_tokens, &act, &mut put, &mut Scratch::default());
+    for (t, act) in acts.iter().enumerate() {
+        for r in 0..n_rows {
+            let row = &rows[r * row_size..][..row_size];
+            let expected = with_format!(ty, F => reference::<F>(row, n, act)).unwrap_or_else(|| {
+                let mut decoded = vec![0.0; n];
+                dequantize_row(ty, row, &mut decoded).unwrap();
+                float_reference(&decoded, act)
+            });
+            let what = format_args!("{ty} {isa:?} n = {n} row {r} of {n_rows} token {t} of {n_tokens}");
+            assert_close(found[t * n_rows + r], expected, n / 8 + 16, what);
         }
     }
 }

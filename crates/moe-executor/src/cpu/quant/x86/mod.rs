@@ -1,5 +1,8 @@
 //! Kernels with x86 vector instructions.
 
+// Loops over lanes and parts index several arrays at once.
+#![allow(clippy::needless_range_loop)]
+
 mod avx2;
 mod avx512;
 
@@ -11,7 +14,7 @@ use super::format::{F16, Format};
 use super::fp4::{Mxfp4, Nvfp4};
 use super::k_quants::{Q2K, Q3K, Q4K, Q5K, Q6K};
 use super::legacy::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
-use super::{Gemv, Isa, portable};
+use super::{Gemm, Gemv, Isa, portable};
 
 /// The product for a type with the vector instructions of `isa`.
 pub fn gemv(ty: T, isa: Isa) -> Option<Gemv> {
@@ -53,6 +56,14 @@ pub fn gemv(ty: T, isa: Isa) -> Option<Gemv> {
             T::NVFP4 => avx512::gemv::<Nvfp4>,
             _ => return with_format!(ty, F => portable_for_avx512::<F> as Gemv),
         }),
+    }
+}
+
+/// The product with many rows of activations for a type with the vector instructions of `isa`.
+pub fn gemm(ty: T, isa: Isa) -> Option<Gemm> {
+    match isa {
+        Isa::Portable | Isa::Avx2 => None,
+        Isa::Avx512 => with_format!(ty, F => avx512::gemm::<F> as Gemm),
     }
 }
 

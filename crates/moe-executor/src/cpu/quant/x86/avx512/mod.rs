@@ -4,11 +4,13 @@
 
 mod chunks;
 mod float;
+mod gemm;
 mod super_blocks;
 
 use std::arch::x86_64::*;
 
 pub use float::gemv_float;
+pub use gemm::gemm;
 
 use crate::cpu::quant::activation::Q8Row;
 use crate::cpu::quant::format::{F16, Format};
@@ -72,7 +74,7 @@ fn dot<F: Steps, const R: usize>(rows: &[u8], row_size: usize, act: &Q8Row) -> [
         out[r] = _mm512_reduce_add_ps(acc[r]);
         let done = n_steps * blocks_per_step;
         if done < row[r].len() {
-            out[r] += portable::dot(&row[r][done..], &act.from_element(n_steps * F::STEP));
+            out[r] += portable::dot(&row[r][done..], &act.starting_at(n_steps * F::STEP));
         }
     }
     out
