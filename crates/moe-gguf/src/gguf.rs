@@ -1,6 +1,7 @@
 //! A model: all its files, mapped, and what their headers say.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use xxhash_rust::xxh3::Xxh3;
 
@@ -82,6 +83,16 @@ impl Gguf {
     /// The header breaks a rule of the format.
     pub fn from_static(name: &str, bytes: &'static [u8]) -> Result<Gguf, Error> {
         let part = Part::parse(Path::new(name), Bytes::Static(bytes))?;
+        Self::from_parts(part, Vec::new())
+    }
+
+    /// Opens a model that is held in memory; `name` stands for its path. It must be whole in one
+    /// file.
+    ///
+    /// # Errors
+    /// The header breaks a rule of the format.
+    pub fn from_bytes(name: &str, bytes: impl Into<Arc<[u8]>>) -> Result<Gguf, Error> {
+        let part = Part::parse(Path::new(name), Bytes::Owned(bytes.into()))?;
         Self::from_parts(part, Vec::new())
     }
 

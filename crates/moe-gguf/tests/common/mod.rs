@@ -88,5 +88,5 @@ impl Raw {
 
 /// Opens bytes as if they were the file `test.gguf`.
 pub fn open(bytes: &[u8]) -> Result<Gguf, Error> {
-    Gguf::from_static("test.gguf", bytes.to_vec().leak())
+    Gguf::from_bytes("test.gguf", bytes)
 }
