@@ -1,0 +1,248 @@
+//! Hotness: how often each expert of each layer was chosen, and with what router weight.
+//!
+//! A token that is routed in a layer is one *row* there and chooses `n_expert_used` experts, so the counts of a layer sum to
+//! rows × `n_expert_used`. A pass of a layer over a batch of tokens is one *call*, whatever the batch's size.
+
+mod counting;
+mod frame;
+mod readers;
+mod summary;
+
+use moe_placement::learn::{LayerCounts, LearnFile};
+
+pub use summary::LayerSummary;
+
+/// Layer and expert ids at or above this are no model's: a trace that holds one is damaged.
+pub const MAX_ID: u32 = 4096;
+
+/// Why hotness could not be computed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Nothing was routed.
+    #[error(
+        "no token was routed to an expert in {place}; record a run with a mixture-of-experts model, or choose another --phase"
+    )]
+    Empty {
+        /// The file or run.
+        place: String,
+    },
+    /// An id that the model cannot have.
+    #[error(
+        "{what} {id} in {place} is out of range (below {limit}); the file is damaged, or belongs to another model"
+    )]
+    Id {
+        /// `layer`, `expert` or the like.
+        what: &'static str,
+        /// The id found.
+        id: u32,
+        /// Ids must be below.
+        limit: u32,
+        /// File, and record or row.
+        place: String,
+    },
+    /// Two inputs that are not of one model.
+    #[error(
+        "the inputs are of different models: {left} against {right} {what}; give runs of one model"
+    )]
+    Mixed {
+        /// What differs.
+        what: &'static str,
+        /// Value in the inputs before.
+        left: u32,
+        /// Value in this input.
+        right: u32,
+    },
+    /// A trace or a table could not be read.
+    #[error(transparent)]
+    Trace(#[from] moe_trace::Error),
+    /// The data frame library refused.
+    #[error("table of hotness: {0}")]
+    Polars(#[from] polars::error::PolarsError),
+}
+
+/// Which tokens to count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phases {
+    /// Prompt and generated tokens.
+    All,
+    /// The prompt's tokens.
+    Prompt,
+    /// Generated tokens that were fed back.
+    Generate,
+}
+
+impl Phases {
+    /// Indices of the phases that are meant: 0 prompt, 1 generate.
+    fn indices(self) -> &'static [usize] {
+        match self {
+            Phases::All => &[0, 1],
+            Phases::Prompt => &[0],
+            Phases::Generate => &[1],
+        }
+    }
+}
+
+/// One expert's share of the work.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Tally {
+    /// Times the expert was chosen.
+    pub count: u64,
+    /// Sum of the router weights with which it was chosen.
+    pub mass: f64,
+}
+
+/// One layer in one phase.
+#[derive(Debug, Clone, PartialEq, Default)]
+struct LayerPhase {
+    calls: u64,
+    rows: u64,
+    /// `[up to n_expert]`, by expert id
+    experts: Vec<Tally>,
+}
+
+/// Counts and router mass of every expert in every layer, by phase.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Hotness {
+    n_expert: u32,
+    n_expert_used: u32,
+    /// `[n_layer][phase]`
+    layers: Vec<[LayerPhase; 2]>,
+}
+
+impl Hotness {
+    /// Experts in a layer: as the model says, else the highest id seen plus one.
+    pub fn n_expert(&self) -> u32 {
+        self.n_expert
+    }
+
+    /// Experts chosen for a token in a layer.
+    pub fn n_expert_used(&self) -> u32 {
+        self.n_expert_used
+    }
+
+    /// Block numbers of the layers that routed something in these phases, ascending.
+    pub fn layers(&self, phases: Phases) -> Vec<u32> {
+        (0..self.layers.len() as u32)
+            .filter(|&layer| self.rows(layer, phases) > 0)
+            .collect()
+    }
+
+    /// Tokens routed in a layer.
+    pub fn rows(&self, layer: u32, phases: Phases) -> u64 {
+        self.phases_of(layer, phases).map(|phase| phase.rows).sum()
+    }
+
+    /// Passes in which a layer routed something.
+    pub fn calls(&self, layer: u32, phases: Phases) -> u64 {
+        self.phases_of(layer, phases).map(|phase| phase.calls).sum()
+    }
+
+    /// Tokens that the counts rest upon: those of the layer that routed most. A last layer may route fewer, as only
+    /// positions whose output is wanted go through it.
+    pub fn tokens(&self, phases: Phases) -> u64 {
+        (0..self.layers.len() as u32)
+            .map(|layer| self.rows(layer, phases))
+            .max()
+            .unwrap_or(0)
+    }
+
+    /// Count and mass of each expert of a layer (`[n_expert]`).
+    pub fn experts(&self, layer: u32, phases: Phases) -> Vec<Tally> {
+        let mut experts = vec![Tally::default(); self.n_expert as usize];
+        for phase in self.phases_of(layer, phases) {
+            for (sum, tally) in experts.iter_mut().zip(&phase.experts) {
+                sum.count += tally.count;
+                sum.mass += tally.mass;
+            }
+        }
+        experts
+    }
+
+    /// Adds another run of the same model.
+    ///
+    /// # Errors
+    /// [`Error::Mixed`] if the models' numbers of experts differ.
+    pub fn merge(&mut self, other: &Hotness) -> Result<(), Error> {
+        let mixed = |what, left, right| Err(Error::Mixed { what, left, right });
+        if self.n_expert != other.n_expert {
+            return mixed("experts in a layer", self.n_expert, other.n_expert);
+        }
+        if self.n_expert_used != other.n_expert_used {
+            return mixed(
+                "experts for a token",
+                self.n_expert_used,
+                other.n_expert_used,
+            );
+        }
+        if self.layers.len() < other.layers.len() {
+            self.layers.resize(other.layers.len(), Default::default());
+        }
+        let pairs = self
+            .layers
+            .iter_mut()
+            .flatten()
+            .zip(other.layers.iter().flatten());
+        for (phase, more) in pairs {
+            phase.calls += more.calls;
+            phase.rows += more.rows;
+            for (expert, tally) in more.experts.iter().enumerate() {
+                let sum = phase.expert(expert);
+                sum.count += tally.count;
+                sum.mass += tally.mass;
+            }
+        }
+        Ok(())
+    }
+
+    /// The learn file of the hot-cache runtime for these phases.
+    ///
+    /// # Errors
+    /// [`Error::Empty`] if nothing was routed in them: the runtime refuses a file without counts.
+    pub fn learn_file(&self, phases: Phases) -> Result<LearnFile, Error> {
+        let layers = self.layers(phases);
+        if layers.is_empty() {
+            return Err(Error::Empty {
+                place: "the chosen phase".into(),
+            });
+        }
+        // Every pass goes through every layer, so the layer with the most calls tells their number.
+        let passes = layers
+            .iter()
+            .map(|&layer| self.calls(layer, phases))
+            .max()
+            .unwrap_or(0);
+        let counts = layers.into_iter().map(|layer| LayerCounts {
+            layer,
+            calls: self.calls(layer, phases),
+            experts: self
+                .experts(layer, phases)
+                .iter()
+                .map(|tally| tally.count)
+                .collect(),
+        });
+        Ok(LearnFile::from_counts(
+            self.n_expert,
+            self.n_expert_used,
+            passes,
+            counts,
+        ))
+    }
+
+    fn phases_of(&self, layer: u32, phases: Phases) -> impl Iterator<Item = &LayerPhase> {
+        let layer = self.layers.get(layer as usize);
+        phases
+            .indices()
+            .iter()
+            .filter_map(move |&phase| layer.map(|layer| &layer[phase]))
+    }
+}
+
+impl LayerPhase {
+    fn expert(&mut self, expert: usize) -> &mut Tally {
+        if self.experts.len() <= expert {
+            self.experts.resize(expert + 1, Tally::default());
+        }
+        &mut self.experts[expert]
+    }
+}
