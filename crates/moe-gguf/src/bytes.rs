@@ -1,7 +1,7 @@
 //! Bytes that are cheap to clone and to share: of a file, mapped or embedded in the binary, or of
 //! an array value that was made in memory.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -18,14 +18,18 @@ pub(crate) enum Bytes {
 impl Bytes {
     /// Maps a whole file for reading.
     pub(crate) fn map(path: &Path) -> io::Result<Bytes> {
-        let file = File::open(path)?;
-        let metadata = file.metadata()?;
-        if metadata.is_dir() {
-            return Err(io::Error::new(
-                io::ErrorKind::IsADirectory,
-                "it is a directory, not a file",
-            ));
+        // Looked at before it is opened: opening a pipe would wait for a writer.
+        let metadata = fs::metadata(path)?;
+        if !metadata.is_file() {
+            let kind = if metadata.is_dir() {
+                "a directory"
+            } else {
+                "a pipe or device"
+            };
+            let message = format!("it is {kind}, not a file");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
         }
+        let file = File::open(path)?;
         if metadata.len() == 0 {
             return Ok(Bytes::Static(&[])); // an empty range cannot be mapped on every system
         }

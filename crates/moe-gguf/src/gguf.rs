@@ -52,6 +52,13 @@ pub struct GgufFile {
     pub(crate) bytes: Bytes,
 }
 
+impl GgufFile {
+    /// All bytes of the file.
+    pub fn contents(&self) -> &[u8] {
+        self.bytes.as_slice()
+    }
+}
+
 /// A model: all its files memory mapped, their headers parsed once.
 #[derive(Debug)]
 pub struct Gguf {

@@ -5,6 +5,7 @@ mod common;
 
 use common::{ARRAY, F32, Raw, STRING, U32};
 use moe_gguf::check::{Refusal, check};
+use moe_gguf::map::{Category, OffsetMap, Projection};
 use moe_gguf::{Fault, GgmlType, TypeError, ValueType};
 
 // --- header ---
@@ -696,4 +697,90 @@ fn data_offset_0_is_valid() {
         .unwrap();
     assert_eq!(gguf.tensors()[0].offset, gguf.files()[0].data_offset);
     assert!(check(&gguf).is_sound());
+}
+
+// --- types and experts ---
+
+/// gguf-parser-go#38, mistral.rs#2117: the newest types are types too.
+#[test]
+fn types_above_38_are_read() {
+    for (id, ne0, bytes) in [(39, 32, 17), (40, 64, 36), (41, 128, 18), (42, 64, 18)] {
+        let gguf = Raw::new(1, 0)
+            .tensor("t", &[ne0], id, 0)
+            .data(32, bytes)
+            .open()
+            .unwrap();
+        assert_eq!(gguf.tensors()[0].size_bytes, bytes as u64);
+        assert!(check(&gguf).is_sound());
+    }
+}
+
+/// ik_llama.cpp#432: a table of blocks alone misses the metadata of each row, here 4 bytes of 1024.
+#[test]
+fn types_with_row_metadata_are_sized_with_it() {
+    let size = (136 + 4) * 1024;
+    let gguf = Raw::new(2, 0)
+        .tensor("a", &[256, 1024], 144, 0) // IQ4_KS
+        .tensor("b", &[8], F32, size)
+        .data(32, size as usize + 32)
+        .open()
+        .unwrap();
+    let report = check(&gguf);
+    assert!(report.is_sound());
+    let refusal = Refusal::IkType {
+        file: 0,
+        tensor: 0,
+        ty: GgmlType::IQ4_KS,
+    };
+    assert_eq!(report.llama_cpp_refuses, [refusal]);
+}
+
+/// mistral.rs#352: experts stacked in one tensor, gate and up fused, or a tensor each.
+#[test]
+fn experts_are_found_stacked_fused_and_alone() {
+    let gguf = Raw::new(4, 0)
+        .tensor("blk.0.ffn_down_exps.weight", &[8, 2, 3], F32, 0)
+        .tensor("blk.0.ffn_gate_up_exps.weight", &[8, 4, 3], F32, 192)
+        .tensor("blk.1.ffn_gate.2.weight", &[8, 2], F32, 576)
+        .tensor("blk.1.ffn_up_exps.7.weight", &[8, 2], F32, 640)
+        .data(32, 704)
+        .open()
+        .unwrap();
+    assert!(check(&gguf).is_sound());
+    let map = OffsetMap::new(&gguf);
+    let rows: Vec<_> = map
+        .rows
+        .iter()
+        .map(|r| (r.tensor_idx, r.expert_id, r.size_bytes))
+        .collect();
+    let stacked = (0..3)
+        .map(|e| (0, Some(e), 64))
+        .chain((0..3).map(|e| (1, Some(e), 128)));
+    let expected: Vec<_> = stacked
+        .chain([(2, Some(2), 64), (3, Some(7), 64)])
+        .collect();
+    assert_eq!(rows, expected);
+    assert!(map.rows.iter().all(|row| row.category == Category::Expert));
+    assert_eq!(map.rows[3].projection, Some(Projection::GateUp));
+}
+
+// --- not files ---
+
+#[test]
+fn a_directory_is_no_file() {
+    let error = moe_gguf::Gguf::open(env!("CARGO_MANIFEST_DIR"))
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("it is a directory"), "{error}");
+}
+
+#[test]
+fn an_absent_file_is_named() {
+    let error = moe_gguf::Gguf::open("no/such.gguf")
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.starts_with("no/such.gguf: cannot open it: "),
+        "{error}"
+    );
 }
