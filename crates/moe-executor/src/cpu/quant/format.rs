@@ -21,8 +21,18 @@ pub trait Format: FromBytes + Immutable + KnownLayout + Unaligned + Sized {
     /// Whether groups have a minimum. If so, `q` is never negative.
     const MIN: bool = false;
 
+    /// Decodes the integer codes.
+    fn decode_codes(&self, q: &mut [i8; QK_K]);
+
+    /// Decodes the scale of each group, and its minimum if [`Format::MIN`].
+    fn decode_scales(&self, scale: &mut [f32; QK_K / 16], min: &mut [f32; QK_K / 16]);
+
     /// Decodes the block.
-    fn unpack(&self, out: &mut Unpacked);
+    #[inline(always)]
+    fn unpack(&self, out: &mut Unpacked) {
+        self.decode_codes(&mut out.q);
+        self.decode_scales(&mut out.scale, &mut out.min);
+    }
 }
 
 /// A decoded block; formats with shorter blocks use the front of each array.

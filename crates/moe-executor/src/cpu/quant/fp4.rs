@@ -5,7 +5,8 @@
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use super::ActivationType;
-use super::format::{Format, Unpacked};
+use super::format::{Format, QK_K};
+use super::legacy::nibbles;
 
 /// Twice the value of each E2M1 code.
 pub const E2M1_DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
@@ -69,12 +70,14 @@ impl Format for Mxfp4 {
     const ACTIVATION: ActivationType = ActivationType::Q8_0;
 
     #[inline(always)]
-    fn unpack(&self, out: &mut Unpacked) {
-        for j in 0..16 {
-            out.q[j] = E2M1_DOUBLED[usize::from(self.qs[j] & 15)];
-            out.q[j + 16] = E2M1_DOUBLED[usize::from(self.qs[j] >> 4)];
-        }
-        out.scale[0] = E8M0_HALVED[usize::from(self.e)];
+    fn decode_codes(&self, q: &mut [i8; QK_K]) {
+        let codes = nibbles(&self.qs).map(|code| E2M1_DOUBLED[code as usize]);
+        q[..32].copy_from_slice(&codes);
+    }
+
+    #[inline(always)]
+    fn decode_scales(&self, scale: &mut [f32; QK_K / 16], _min: &mut [f32; QK_K / 16]) {
+        scale[0] = E8M0_HALVED[usize::from(self.e)];
     }
 }
 
@@ -84,14 +87,21 @@ impl Format for Nvfp4 {
     const ACTIVATION: ActivationType = ActivationType::Q8_0;
 
     #[inline(always)]
-    fn unpack(&self, out: &mut Unpacked) {
-        for group in 0..4 {
+    fn decode_codes(&self, q: &mut [i8; QK_K]) {
+        // Each eight bytes hold the low halves of eight elements and the high halves of the next eight.
+        let (groups, _) = self.qs.as_chunks::<8>();
+        for (q, bytes) in q.chunks_exact_mut(16).zip(groups) {
             for j in 0..8 {
-                let byte = self.qs[group * 8 + j];
-                out.q[group * 16 + j] = E2M1_DOUBLED[usize::from(byte & 15)];
-                out.q[group * 16 + j + 8] = E2M1_DOUBLED[usize::from(byte >> 4)];
+                q[j] = E2M1_DOUBLED[usize::from(bytes[j] & 15)];
+                q[j + 8] = E2M1_DOUBLED[usize::from(bytes[j] >> 4)];
             }
-            out.scale[group] = UE4M3_HALVED[usize::from(self.d[group])];
+        }
+    }
+
+    #[inline(always)]
+    fn decode_scales(&self, scale: &mut [f32; QK_K / 16], _min: &mut [f32; QK_K / 16]) {
+        for (scale, &d) in scale.iter_mut().zip(&self.d) {
+            *scale = UE4M3_HALVED[usize::from(d)];
         }
     }
 }

@@ -3,7 +3,7 @@
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use super::ActivationType;
-use super::format::{F16, Format, QK_K, Unpacked};
+use super::format::{F16, Format, QK_K};
 
 /// 2 bits; each 16 elements have a scale (low half of a byte) and a minimum (high half), 4 bits each.
 #[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
@@ -94,6 +94,24 @@ pub fn q3_k_scales(packed: &[u8; 12]) -> [u8; 16] {
     })
 }
 
+/// `out[j] = code(j)` for the 32 elements from `first` on.
+#[inline(always)]
+fn fill_32(q: &mut [i8; QK_K], first: usize, code: impl Fn(usize) -> u8) {
+    let codes: [i8; 32] = std::array::from_fn(|j| code(j) as i8);
+    q[first..][..32].copy_from_slice(&codes);
+}
+
+/// Scales and minima of Q4_K and Q5_K as floating-point numbers.
+#[inline(always)]
+fn float_scales_and_mins(d: F16, dmin: F16, packed: &[u8; 12], scale: &mut [f32], min: &mut [f32]) {
+    let (d, dmin) = (d.to_f32(), dmin.to_f32());
+    let (scales, mins) = scales_and_mins(packed);
+    for group in 0..8 {
+        scale[group] = d * f32::from(scales[group]);
+        min[group] = dmin * f32::from(mins[group]);
+    }
+}
+
 impl Format for Q2K {
     const BLOCK: usize = QK_K;
     const GROUP: usize = 16;
@@ -101,20 +119,21 @@ impl Format for Q2K {
     const MIN: bool = true;
 
     #[inline(always)]
-    fn unpack(&self, out: &mut Unpacked) {
+    fn decode_codes(&self, q: &mut [i8; QK_K]) {
         // Each half of the super-block has 32 bytes, which hold four times 32 elements.
-        for half in 0..2 {
-            for part in 0..4 {
-                for j in 0..32 {
-                    out.q[half * 128 + part * 32 + j] =
-                        (self.qs[half * 32 + j] >> (2 * part) & 3) as i8;
-                }
-            }
+        let (halves, _) = self.qs.as_chunks::<32>();
+        for i in 0..8 {
+            let (bytes, shift) = (&halves[i / 4], i % 4 * 2);
+            fill_32(q, i * 32, |j| bytes[j] >> shift & 3);
         }
+    }
+
+    #[inline(always)]
+    fn decode_scales(&self, scale: &mut [f32; QK_K / 16], min: &mut [f32; QK_K / 16]) {
         let (d, dmin) = (self.d.to_f32(), self.dmin.to_f32());
         for group in 0..16 {
-            out.scale[group] = d * f32::from(self.scales[group] & 15);
-            out.min[group] = dmin * f32::from(self.scales[group] >> 4);
+            scale[group] = d * f32::from(self.scales[group] & 15);
+            min[group] = dmin * f32::from(self.scales[group] >> 4);
         }
     }
 }
@@ -125,20 +144,21 @@ impl Format for Q3K {
     const ACTIVATION: ActivationType = ActivationType::Q8K;
 
     #[inline(always)]
-    fn unpack(&self, out: &mut Unpacked) {
-        for half in 0..2 {
-            for part in 0..4 {
-                for j in 0..32 {
-                    let low = self.qs[half * 32 + j] >> (2 * part) & 3;
-                    let high = self.hmask[j] >> (half * 4 + part) & 1;
-                    out.q[half * 128 + part * 32 + j] = (low | high << 2) as i8 - 4;
-                }
-            }
+    fn decode_codes(&self, q: &mut [i8; QK_K]) {
+        // The low bits lie as in Q2_K; bit `i` of `hmask` belongs to the `i`th 32 elements.
+        let (halves, _) = self.qs.as_chunks::<32>();
+        for i in 0..8 {
+            let (bytes, shift) = (&halves[i / 4], i % 4 * 2);
+            let third = |j: usize| self.hmask[j] >> i & 1;
+            fill_32(q, i * 32, |j| (bytes[j] >> shift & 3 | third(j) << 2).wrapping_sub(4));
         }
+    }
+
+    #[inline(always)]
+    fn decode_scales(&self, scale: &mut [f32; QK_K / 16], _min: &mut [f32; QK_K / 16]) {
         let d = self.d.to_f32();
-        let scales = q3_k_scales(&self.scales);
-        for (out, scale) in out.scale.iter_mut().zip(scales) {
-            *out = d * (f32::from(scale) - 32.0);
+        for (scale, integer) in scale.iter_mut().zip(q3_k_scales(&self.scales)) {
+            *scale = d * (f32::from(integer) - 32.0);
         }
     }
 }
@@ -150,15 +170,17 @@ impl Format for Q4K {
     const MIN: bool = true;
 
     #[inline(always)]
-    fn unpack(&self, out: &mut Unpacked) {
-        for pair in 0..4 {
-            for j in 0..32 {
-                let byte = self.qs[pair * 32 + j];
-                out.q[pair * 64 + j] = (byte & 15) as i8;
-                out.q[pair * 64 + 32 + j] = (byte >> 4) as i8;
-            }
+    fn decode_codes(&self, q: &mut [i8; QK_K]) {
+        let (pairs, _) = self.qs.as_chunks::<32>();
+        for i in 0..8 {
+            let (bytes, shift) = (&pairs[i / 2], i % 2 * 4);
+            fill_32(q, i * 32, |j| bytes[j] >> shift & 15);
         }
-        unpack_scales(self.d, self.dmin, &self.scales, out);
+    }
+
+    #[inline(always)]
+    fn decode_scales(&self, scale: &mut [f32; QK_K / 16], min: &mut [f32; QK_K / 16]) {
+        float_scales_and_mins(self.d, self.dmin, &self.scales, scale, min);
     }
 }
 
@@ -169,26 +191,17 @@ impl Format for Q5K {
     const MIN: bool = true;
 
     #[inline(always)]
-    fn unpack(&self, out: &mut Unpacked) {
-        for pair in 0..4 {
-            for j in 0..32 {
-                let byte = self.qs[pair * 32 + j];
-                let high = self.qh[j] >> (2 * pair);
-                out.q[pair * 64 + j] = (byte & 15 | (high & 1) << 4) as i8;
-                out.q[pair * 64 + 32 + j] = (byte >> 4 | (high >> 1 & 1) << 4) as i8;
-            }
+    fn decode_codes(&self, q: &mut [i8; QK_K]) {
+        let (pairs, _) = self.qs.as_chunks::<32>();
+        for i in 0..8 {
+            let (bytes, shift) = (&pairs[i / 2], i % 2 * 4);
+            fill_32(q, i * 32, |j| bytes[j] >> shift & 15 | (self.qh[j] >> i & 1) << 4);
         }
-        unpack_scales(self.d, self.dmin, &self.scales, out);
     }
-}
 
-#[inline(always)]
-fn unpack_scales(d: F16, dmin: F16, packed: &[u8; 12], out: &mut Unpacked) {
-    let (d, dmin) = (d.to_f32(), dmin.to_f32());
-    let (scales, mins) = scales_and_mins(packed);
-    for group in 0..8 {
-        out.scale[group] = d * f32::from(scales[group]);
-        out.min[group] = dmin * f32::from(mins[group]);
+    #[inline(always)]
+    fn decode_scales(&self, scale: &mut [f32; QK_K / 16], min: &mut [f32; QK_K / 16]) {
+        float_scales_and_mins(self.d, self.dmin, &self.scales, scale, min);
     }
 }
 
@@ -198,22 +211,24 @@ impl Format for Q6K {
     const ACTIVATION: ActivationType = ActivationType::Q8K;
 
     #[inline(always)]
-    fn unpack(&self, out: &mut Unpacked) {
-        // Each half: the low halves of 64 bytes are elements 0..64, the high halves elements 64..128.
-        for half in 0..2 {
-            let ql = &self.ql[half * 64..][..64];
-            let qh = &self.qh[half * 32..][..32];
-            let q = &mut out.q[half * 128..][..128];
-            for j in 0..32 {
-                q[j] = (ql[j] & 15 | (qh[j] & 3) << 4) as i8 - 32;
-                q[j + 32] = (ql[j + 32] & 15 | (qh[j] >> 2 & 3) << 4) as i8 - 32;
-                q[j + 64] = (ql[j] >> 4 | (qh[j] >> 4 & 3) << 4) as i8 - 32;
-                q[j + 96] = (ql[j + 32] >> 4 | (qh[j] >> 6) << 4) as i8 - 32;
-            }
+    fn decode_codes(&self, q: &mut [i8; QK_K]) {
+        // Each half of the super-block: the low halves of 64 bytes are its first 64 elements, the high halves the rest;
+        // each 32 elements have two bits of the same 32 bytes.
+        let (low, _) = self.ql.as_chunks::<32>();
+        let (high, _) = self.qh.as_chunks::<32>();
+        for i in 0..8 {
+            let (half, part) = (i / 4, i % 4);
+            let (low, high) = (&low[half * 2 + part % 2], &high[half]);
+            let code = |j: usize| low[j] >> (part / 2 * 4) & 15 | (high[j] >> (part * 2) & 3) << 4;
+            fill_32(q, i * 32, |j| code(j).wrapping_sub(32));
         }
+    }
+
+    #[inline(always)]
+    fn decode_scales(&self, scale: &mut [f32; QK_K / 16], _min: &mut [f32; QK_K / 16]) {
         let d = self.d.to_f32();
-        for group in 0..16 {
-            out.scale[group] = d * f32::from(self.scales[group]);
+        for (scale, &integer) in scale.iter_mut().zip(&self.scales) {
+            *scale = d * f32::from(integer);
         }
     }
 }

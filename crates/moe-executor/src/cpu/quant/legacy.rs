@@ -5,7 +5,7 @@
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use super::ActivationType;
-use super::format::{F16, Format, Unpacked};
+use super::format::{F16, Format, QK_K};
 
 /// `d * (q - 8)`, q of 4 bits.
 #[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
@@ -70,10 +70,14 @@ pub fn nibbles(qs: &[u8; 16]) -> [i8; 32] {
     q
 }
 
-/// The fifth bit of each element, as 0 or 16.
+/// As [`nibbles`], with bit `j` of `qh` as the fifth of element `j`.
 #[inline(always)]
-fn fifth_bits(qh: [u8; 4]) -> [i8; 32] {
-    std::array::from_fn(|j| (qh[j / 8] >> (j % 8) << 4 & 16) as i8)
+fn five_bits(qs: &[u8; 16], qh: [u8; 4]) -> [i8; 32] {
+    let mut q = nibbles(qs);
+    for (j, q) in q.iter_mut().enumerate() {
+        *q |= (qh[j / 8] >> (j % 8) << 4 & 16) as i8;
+    }
+    q
 }
 
 impl Format for Q4_0 {
@@ -82,11 +86,14 @@ impl Format for Q4_0 {
     const ACTIVATION: ActivationType = ActivationType::Q8_0;
 
     #[inline(always)]
-    fn unpack(&self, out: &mut Unpacked) {
-        for (out, q) in out.q.iter_mut().zip(nibbles(&self.qs)) {
-            *out = q - 8;
-        }
-        out.scale[0] = self.d.to_f32();
+    fn decode_codes(&self, q: &mut [i8; QK_K]) {
+        let codes = nibbles(&self.qs).map(|code| code - 8);
+        q[..32].copy_from_slice(&codes);
+    }
+
+    #[inline(always)]
+    fn decode_scales(&self, scale: &mut [f32; QK_K / 16], _min: &mut [f32; QK_K / 16]) {
+        scale[0] = self.d.to_f32();
     }
 }
 
@@ -97,10 +104,14 @@ impl Format for Q4_1 {
     const MIN: bool = true;
 
     #[inline(always)]
-    fn unpack(&self, out: &mut Unpacked) {
-        out.q[..32].copy_from_slice(&nibbles(&self.qs));
-        out.scale[0] = self.d.to_f32();
-        out.min[0] = -self.m.to_f32();
+    fn decode_codes(&self, q: &mut [i8; QK_K]) {
+        q[..32].copy_from_slice(&nibbles(&self.qs));
+    }
+
+    #[inline(always)]
+    fn decode_scales(&self, scale: &mut [f32; QK_K / 16], min: &mut [f32; QK_K / 16]) {
+        scale[0] = self.d.to_f32();
+        min[0] = -self.m.to_f32();
     }
 }
 
@@ -110,12 +121,14 @@ impl Format for Q5_0 {
     const ACTIVATION: ActivationType = ActivationType::Q8_0;
 
     #[inline(always)]
-    fn unpack(&self, out: &mut Unpacked) {
-        let (q, h) = (nibbles(&self.qs), fifth_bits(self.qh));
-        for j in 0..32 {
-            out.q[j] = (q[j] | h[j]) - 16;
-        }
-        out.scale[0] = self.d.to_f32();
+    fn decode_codes(&self, q: &mut [i8; QK_K]) {
+        let codes = five_bits(&self.qs, self.qh).map(|code| code - 16);
+        q[..32].copy_from_slice(&codes);
+    }
+
+    #[inline(always)]
+    fn decode_scales(&self, scale: &mut [f32; QK_K / 16], _min: &mut [f32; QK_K / 16]) {
+        scale[0] = self.d.to_f32();
     }
 }
 
@@ -126,13 +139,14 @@ impl Format for Q5_1 {
     const MIN: bool = true;
 
     #[inline(always)]
-    fn unpack(&self, out: &mut Unpacked) {
-        let (q, h) = (nibbles(&self.qs), fifth_bits(self.qh));
-        for j in 0..32 {
-            out.q[j] = q[j] | h[j];
-        }
-        out.scale[0] = self.d.to_f32();
-        out.min[0] = -self.m.to_f32();
+    fn decode_codes(&self, q: &mut [i8; QK_K]) {
+        q[..32].copy_from_slice(&five_bits(&self.qs, self.qh));
+    }
+
+    #[inline(always)]
+    fn decode_scales(&self, scale: &mut [f32; QK_K / 16], min: &mut [f32; QK_K / 16]) {
+        scale[0] = self.d.to_f32();
+        min[0] = -self.m.to_f32();
     }
 }
 
@@ -142,8 +156,12 @@ impl Format for Q8_0 {
     const ACTIVATION: ActivationType = ActivationType::Q8_0;
 
     #[inline(always)]
-    fn unpack(&self, out: &mut Unpacked) {
-        out.q[..32].copy_from_slice(&self.qs);
-        out.scale[0] = self.d.to_f32();
+    fn decode_codes(&self, q: &mut [i8; QK_K]) {
+        q[..32].copy_from_slice(&self.qs);
+    }
+
+    #[inline(always)]
+    fn decode_scales(&self, scale: &mut [f32; QK_K / 16], _min: &mut [f32; QK_K / 16]) {
+        scale[0] = self.d.to_f32();
     }
 }

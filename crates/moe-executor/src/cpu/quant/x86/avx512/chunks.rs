@@ -44,11 +44,11 @@ pub struct Activations {
 
 impl<F: Chunk> Steps for F {
     const STEP: usize = 64;
-    type Activations = Activations;
+    type Activations<'a> = Activations;
 
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
     #[inline]
-    unsafe fn load(act: &Q8Row, step: usize) -> Activations {
+    unsafe fn load<'a>(act: &Q8Row<'a>, step: usize) -> Activations {
         // SAFETY: the activations have 64 codes and two scales for each step.
         unsafe {
             let codes = _mm512_loadu_si512(act.q.as_ptr().add(step * 64).cast());
@@ -86,6 +86,16 @@ impl<F: Chunk> Steps for F {
                 true => _mm512_fmadd_ps(F::minima(blocks), act.scaled_sums, acc),
                 false => acc,
             }
+        }
+    }
+
+    #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+    #[inline]
+    unsafe fn decode(blocks: *const F, q: *mut i8) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let codes = _mm512_sub_epi8(F::codes(blocks), _mm512_set1_epi8(F::OFFSET as i8));
+            _mm512_storeu_si512(q.cast(), codes);
         }
     }
 }

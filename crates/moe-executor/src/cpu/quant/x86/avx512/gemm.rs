@@ -6,9 +6,10 @@
 
 use std::arch::x86_64::*;
 
+use super::Steps;
 use crate::cpu::quant::ActivationType;
 use crate::cpu::quant::activation::Q8Row;
-use crate::cpu::quant::format::{Format, QK_K, Unpacked};
+use crate::cpu::quant::format::{Format, QK_K};
 use crate::cpu::quant::gemm::{Product, Put, Scratch, reserve};
 use crate::cpu::quant::portable::blocks;
 
@@ -33,7 +34,7 @@ struct Panel {
 
 /// `put(t, r, [row r · act(t), ..])` for all.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub fn gemm<F: Format>(product: &Product, scratch: &mut Scratch, put: &mut Put) {
+pub fn gemm<F: Steps>(product: &Product, scratch: &mut Scratch, put: &mut Put) {
     let n_groups = product.n.min(DEPTH) / F::GROUP;
     let panel = Panel {
         weights: reserve(&mut scratch.weights, n_groups * F::GROUP * ROWS),
@@ -80,43 +81,72 @@ pub fn gemm<F: Format>(product: &Product, scratch: &mut Scratch, put: &mut Put) 
 /// Decodes elements `start..start + depth` of sixteen rows into one half of the panel. Rows beyond the last are copies
 /// of it; their sums are not used.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn pack<F: Format>(product: &Product, first_row: usize, start: usize, depth: usize, half: usize, panel: &Panel) {
+unsafe fn pack<F: Steps>(product: &Product, first_row: usize, start: usize, depth: usize, half: usize, panel: &Panel) {
     let last = product.n_rows() - 1;
     let mut row = [&[] as &[F]; 16];
     for r in 0..16 {
         let at = (first_row + r).min(last) * product.row_size;
         row[r] = &blocks(&product.rows[at..][..product.row_size])[start / F::BLOCK..][..depth / F::BLOCK];
     }
-    let mut decoded = [const { Unpacked::new() }; 16];
-    let groups_per_block = F::BLOCK / F::GROUP;
-    for block in 0..depth / F::BLOCK {
+    let mut q = [[0i8; QK_K]; 16];
+    let whole = depth / F::STEP * F::STEP;
+    for element in (0..whole).step_by(F::STEP) {
+        // SAFETY: the rows have `depth` elements, of which a whole step is left; the panel has room for them.
+        unsafe {
+            for r in 0..16 {
+                F::decode(row[r].as_ptr().add(element / F::BLOCK), q[r].as_mut_ptr());
+            }
+            pack_codes::<F>(&q, element, F::STEP, half, panel);
+        }
+    }
+    if whole < depth {
         for r in 0..16 {
-            row[r][block].unpack(&mut decoded[r]);
+            row[r][whole / F::BLOCK].decode_codes(&mut q[r]);
         }
         // SAFETY: the panel has room for `depth` elements.
-        unsafe {
-            for segment in 0..F::BLOCK / 32 {
-                let vectors = transpose(&decoded, segment * 32);
-                let groups_per_segment = 32 / F::GROUP;
-                for part in 0..groups_per_segment {
-                    let group = block * groups_per_block + segment * groups_per_segment + part;
-                    let mut start = _mm512_setzero_si512();
-                    for i in 0..F::GROUP / 4 {
-                        let vector = vectors[part * (F::GROUP / 4) + i];
-                        start = _mm512_dpbusd_epi32(start, _mm512_set1_epi8(-128), vector);
-                        panel.weights.add((group * (F::GROUP / 4) + i) * 2 + half).write(vector);
-                    }
-                    let start = _mm512_sub_epi32(_mm512_setzero_si512(), start);
-                    panel.start.add(group * 2 + half).write(start);
+        unsafe { pack_codes::<F>(&q, whole, F::BLOCK, half, panel) }
+    }
+    // SAFETY: the panel has room for `depth` elements.
+    unsafe { pack_scales(&row, half, panel) }
+}
+
+/// Puts `n` decoded elements of sixteen rows, the first of which is number `element`, into the panel.
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+#[inline]
+unsafe fn pack_codes<F: Format>(q: &[[i8; QK_K]; 16], element: usize, n: usize, half: usize, panel: &Panel) {
+    for at in (0..n).step_by(32) {
+        let vectors = transpose(q, at);
+        for (part, vectors) in vectors.chunks_exact(F::GROUP / 4).enumerate() {
+            let group = (element + at) / F::GROUP + part;
+            let zero = _mm512_setzero_si512();
+            let mut sum = zero;
+            // SAFETY: the caller has room for the elements.
+            unsafe {
+                for (i, &vector) in vectors.iter().enumerate() {
+                    panel.weights.add((group * (F::GROUP / 4) + i) * 2 + half).write(vector);
+                    sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi8(-128), vector);
                 }
+                panel.start.add(group * 2 + half).write(_mm512_sub_epi32(zero, sum));
             }
-            for part in 0..groups_per_block {
-                let at = (block * groups_per_block + part) * 2 + half;
-                let (scale, min) = (panel.scale.add(at).cast::<f32>(), panel.min.add(at).cast::<f32>());
-                for r in 0..16 {
-                    scale.add(r).write(decoded[r].scale[part]);
+        }
+    }
+}
+
+/// Puts the scales and minima of sixteen rows into the panel.
+#[inline(always)]
+unsafe fn pack_scales<F: Format>(row: &[&[F]; 16], half: usize, panel: &Panel) {
+    let (mut scales, mut mins) = ([0.0; QK_K / 16], [0.0; QK_K / 16]);
+    let groups = F::BLOCK / F::GROUP;
+    for r in 0..16 {
+        for (b, block) in row[r].iter().enumerate() {
+            block.decode_scales(&mut scales, &mut mins);
+            for i in 0..groups {
+                let at = (b * groups + i) * 2 + half;
+                // SAFETY: the caller has room for all groups.
+                unsafe {
+                    panel.scale.add(at).cast::<f32>().add(r).write(scales[i]);
                     if F::MIN {
-                        min.add(r).write(decoded[r].min[part]);
+                        panel.min.add(at).cast::<f32>().add(r).write(mins[i]);
                     }
                 }
             }
@@ -127,10 +157,10 @@ unsafe fn pack<F: Format>(product: &Product, first_row: usize, start: usize, dep
 /// Turns 32 elements of sixteen rows into eight vectors of four elements of each row.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 #[inline]
-fn transpose(decoded: &[Unpacked; 16], at: usize) -> [__m512i; 8] {
+fn transpose(q: &[[i8; QK_K]; 16], at: usize) -> [__m512i; 8] {
     let mut v = [_mm512_setzero_si512(); 8];
     for r in 0..8 {
-        let (low, high) = (&decoded[r].q[at..][..32], &decoded[r + 8].q[at..][..32]);
+        let (low, high) = (&q[r][at..][..32], &q[r + 8][at..][..32]);
         // SAFETY: the slices have 32 bytes.
         let (low, high) =
             unsafe { (_mm256_loadu_si256(low.as_ptr().cast()), _mm256_loadu_si256(high.as_ptr().cast())) };
@@ -143,13 +173,12 @@ fn transpose(decoded: &[Unpacked; 16], at: usize) -> [__m512i; 8] {
         w[2 * r + 1] = _mm512_unpackhi_epi32(v[2 * r], v[2 * r + 1]);
     }
     for r in [0, 1, 4, 5] {
-        let (a, b) = (w[r], w[r + 2]);
-        v[r] = _mm512_unpacklo_epi64(a, b);
-        v[r + 2] = _mm512_unpackhi_epi64(a, b);
+        v[r] = _mm512_unpacklo_epi64(w[r], w[r + 2]);
+        v[r + 2] = _mm512_unpackhi_epi64(w[r], w[r + 2]);
     }
     let low = _mm512_set_epi64(13, 12, 5, 4, 9, 8, 1, 0);
     let high = _mm512_set_epi64(15, 14, 7, 6, 11, 10, 3, 2);
-    // The unpacking has left elements 0, 2, 1, 3 (and 4 more in the upper lanes) in rows 0 to 3.
+    // The rounds before have left elements 0, 2, 1, 3 (and 4 more in the upper lanes) in rows 0 to 3.
     for (r, i) in [(0, 0), (2, 1), (1, 2), (3, 3)] {
         w[i] = _mm512_permutex2var_epi64(v[r], low, v[r + 4]);
         w[i + 4] = _mm512_permutex2var_epi64(v[r], high, v[r + 4]);

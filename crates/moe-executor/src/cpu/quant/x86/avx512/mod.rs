@@ -13,7 +13,7 @@ pub use float::gemv_float;
 pub use gemm::gemm;
 
 use crate::cpu::quant::activation::Q8Row;
-use crate::cpu::quant::format::{F16, Format};
+use crate::cpu::quant::format::Format;
 use crate::cpu::quant::portable;
 
 /// A format whose product is taken in steps of a few vectors.
@@ -21,19 +21,25 @@ pub trait Steps: Format {
     /// Elements of a step, a multiple of [`Format::BLOCK`].
     const STEP: usize;
     /// The activations of a step in registers.
-    type Activations: Copy;
+    type Activations<'a>: Copy;
 
     /// Loads the activations of a step.
     ///
     /// # Safety
     /// The processor has the instructions of this module, and `act` has all elements of step `step`.
-    unsafe fn load(act: &Q8Row, step: usize) -> Self::Activations;
+    unsafe fn load<'a>(act: &Q8Row<'a>, step: usize) -> Self::Activations<'a>;
 
     /// Adds the products of a step to the partial sums `acc`.
     ///
     /// # Safety
     /// The processor has the instructions of this module, and the blocks of a whole step follow `blocks`.
-    unsafe fn step(blocks: *const Self, act: &Self::Activations, acc: __m512) -> __m512;
+    unsafe fn step(blocks: *const Self, act: &Self::Activations<'_>, acc: __m512) -> __m512;
+
+    /// Writes the codes of a step, `q` of [`Format`].
+    ///
+    /// # Safety
+    /// The processor has the instructions of this module, the blocks of a whole step follow `blocks`, and `q` has room.
+    unsafe fn decode(blocks: *const Self, q: *mut i8);
 }
 
 /// `out[r] = row r · act`.
@@ -78,12 +84,4 @@ fn dot<F: Steps, const R: usize>(rows: &[u8], row_size: usize, act: &Q8Row) -> [
         }
     }
     out
-}
-
-/// A half-precision number in all lanes, times `factor`.
-#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-#[inline]
-fn scale(d: F16, factor: f32) -> __m512 {
-    let d = _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(d.bits()))));
-    _mm512_set1_ps(d * factor)
 }
