@@ -22,6 +22,16 @@ trait Chunk: Format {
     /// The scale of each four elements.
     unsafe fn scales(blocks: *const Self) -> __m512;
 
+    /// As in [`Steps::decode_scales_of_16`].
+    unsafe fn write_scales_of_16(blocks: [&Self; 16], scale: *mut __m512);
+
+    /// The minima of sixteen blocks.
+    #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+    #[inline]
+    unsafe fn minima_of_16(_blocks: [&Self; 16]) -> __m512 {
+        _mm512_setzero_ps()
+    }
+
     /// In the first lane of each block of 32 its negative minimum, zero elsewhere.
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
     #[inline]
@@ -98,6 +108,18 @@ impl<F: Chunk> Steps for F {
             _mm512_storeu_si512(q.cast(), codes);
         }
     }
+
+    #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+    #[inline]
+    unsafe fn decode_scales_of_16(blocks: [&F; 16], scale: *mut __m512, min: *mut __m512) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            F::write_scales_of_16(blocks, scale);
+            if F::MIN {
+                min.write(F::minima_of_16(blocks));
+            }
+        }
+    }
 }
 
 /// Two floats, each in half of the lanes.
@@ -118,6 +140,15 @@ unsafe fn two_floats(at: *const f32) -> __m512 {
 fn two_halves(first: F16, second: F16) -> __m512 {
     let first = _mm256_set1_epi16(first.bits() as i16);
     _mm512_cvtph_ps(_mm256_mask_set1_epi16(first, 0xff00, second.bits() as i16))
+}
+
+/// Sixteen half-precision numbers.
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+#[inline]
+fn sixteen_halves(numbers: [F16; 16]) -> __m512 {
+    let bits = numbers.map(F16::bits);
+    // SAFETY: the array has 32 bytes.
+    _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(bits.as_ptr().cast()) })
 }
 
 /// Two half-precision numbers, in lanes 0 and 8.
@@ -182,11 +213,25 @@ macro_rules! chunk_of_two {
                 unsafe { two_halves((*blocks).d, (*blocks.add(1)).d) }
             }
 
+            #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+            #[inline]
+            unsafe fn write_scales_of_16(blocks: [&Self; 16], scale: *mut __m512) {
+                // SAFETY: the caller's promise.
+                unsafe { scale.write(sixteen_halves(blocks.map(|block| block.d))) }
+            }
+
             $(#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
             #[inline]
             unsafe fn minima(blocks: *const Self) -> __m512 {
                 // SAFETY: two blocks follow.
                 unsafe { two_halves_apart((*blocks).$m, (*blocks.add(1)).$m) }
+            }
+
+            #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+            #[inline]
+            unsafe fn minima_of_16(blocks: [&Self; 16]) -> __m512 {
+                // The sign bits are turned: `m` is added, minima are taken off.
+                _mm512_xor_ps(sixteen_halves(blocks.map(|block| block.$m)), _mm512_set1_ps(-0.0))
             })?
         }
     };
@@ -230,6 +275,13 @@ impl Chunk for Mxfp4 {
         );
         _mm512_mask_broadcastss_ps(_mm512_set1_ps(first), 0xff00, _mm_set_ss(second))
     }
+
+    #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+    #[inline]
+    unsafe fn write_scales_of_16(blocks: [&Mxfp4; 16], scale: *mut __m512) {
+        // SAFETY: the caller's promise.
+        unsafe { scale.cast::<[f32; 16]>().write(blocks.map(|block| E8M0_HALVED[usize::from(block.e)])) }
+    }
 }
 
 impl Chunk for Nvfp4 {
@@ -258,5 +310,15 @@ impl Chunk for Nvfp4 {
         let d = unsafe { (*block).d };
         let [a, b, c, d] = d.map(|d| UE4M3_HALVED[usize::from(d)]);
         _mm512_set_ps(d, d, d, d, c, c, c, c, b, b, b, b, a, a, a, a)
+    }
+
+    #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+    #[inline]
+    unsafe fn write_scales_of_16(blocks: [&Nvfp4; 16], scale: *mut __m512) {
+        for group in 0..4 {
+            let scales = blocks.map(|block| UE4M3_HALVED[usize::from(block.d[group])]);
+            // SAFETY: the caller's promise.
+            unsafe { scale.add(group * 2).cast::<[f32; 16]>().write(scales) }
+        }
     }
 }

@@ -7,6 +7,7 @@
 use std::arch::x86_64::*;
 
 use super::Steps;
+use super::transpose::transpose;
 use crate::cpu::quant::ActivationType;
 use crate::cpu::quant::activation::Q8Row;
 use crate::cpu::quant::format::{Format, QK_K};
@@ -106,17 +107,24 @@ unsafe fn pack<F: Steps>(product: &Product, first_row: usize, start: usize, dept
         // SAFETY: the panel has room for `depth` elements.
         unsafe { pack_codes::<F>(&q, whole, F::BLOCK, half, panel) }
     }
-    // SAFETY: the panel has room for `depth` elements.
-    unsafe { pack_scales(&row, half, panel) }
+    for b in 0..depth / F::BLOCK {
+        let mut block = [&row[0][b]; 16];
+        for r in 1..16 {
+            block[r] = &row[r][b];
+        }
+        let at = b * (F::BLOCK / F::GROUP) * 2 + half;
+        // SAFETY: the panel has room for `depth` elements.
+        unsafe { F::decode_scales_of_16(block, panel.scale.add(at), panel.min.add(at)) }
+    }
 }
 
 /// Puts `n` decoded elements of sixteen rows, the first of which is number `element`, into the panel.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 #[inline]
 unsafe fn pack_codes<F: Format>(q: &[[i8; QK_K]; 16], element: usize, n: usize, half: usize, panel: &Panel) {
-    for at in (0..n).step_by(32) {
-        let vectors = transpose(q, at);
-        for (part, vectors) in vectors.chunks_exact(F::GROUP / 4).enumerate() {
+    for at in (0..n).step_by(64) {
+        let vectors = transpose(load_64(q, at));
+        for (part, vectors) in vectors[..(n - at).min(64) / 4].chunks_exact(F::GROUP / 4).enumerate() {
             let group = (element + at) / F::GROUP + part;
             let zero = _mm512_setzero_si512();
             let mut sum = zero;
@@ -132,58 +140,16 @@ unsafe fn pack_codes<F: Format>(q: &[[i8; QK_K]; 16], element: usize, n: usize, 
     }
 }
 
-/// Puts the scales and minima of sixteen rows into the panel.
-#[inline(always)]
-unsafe fn pack_scales<F: Format>(row: &[&[F]; 16], half: usize, panel: &Panel) {
-    let (mut scales, mut mins) = ([0.0; QK_K / 16], [0.0; QK_K / 16]);
-    let groups = F::BLOCK / F::GROUP;
-    for r in 0..16 {
-        for (b, block) in row[r].iter().enumerate() {
-            block.decode_scales(&mut scales, &mut mins);
-            for i in 0..groups {
-                let at = (b * groups + i) * 2 + half;
-                // SAFETY: the caller has room for all groups.
-                unsafe {
-                    panel.scale.add(at).cast::<f32>().add(r).write(scales[i]);
-                    if F::MIN {
-                        panel.min.add(at).cast::<f32>().add(r).write(mins[i]);
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// Turns 32 elements of sixteen rows into eight vectors of four elements of each row.
+/// Loads 64 codes of sixteen rows.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 #[inline]
-fn transpose(q: &[[i8; QK_K]; 16], at: usize) -> [__m512i; 8] {
-    let mut v = [_mm512_setzero_si512(); 8];
-    for r in 0..8 {
-        let (low, high) = (&q[r][at..][..32], &q[r + 8][at..][..32]);
-        // SAFETY: the slices have 32 bytes.
-        let (low, high) =
-            unsafe { (_mm256_loadu_si256(low.as_ptr().cast()), _mm256_loadu_si256(high.as_ptr().cast())) };
-        v[r] = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high);
+fn load_64(q: &[[i8; QK_K]; 16], at: usize) -> [__m512i; 16] {
+    let mut v = [_mm512_setzero_si512(); 16];
+    for r in 0..16 {
+        // SAFETY: the slice has 64 bytes.
+        v[r] = unsafe { _mm512_loadu_si512(q[r][at..][..64].as_ptr().cast()) };
     }
-    // Three rounds exchange single elements, pairs and halves between rows 1, 2 and 4 apart, in each 256 bits.
-    let mut w = v;
-    for r in 0..4 {
-        w[2 * r] = _mm512_unpacklo_epi32(v[2 * r], v[2 * r + 1]);
-        w[2 * r + 1] = _mm512_unpackhi_epi32(v[2 * r], v[2 * r + 1]);
-    }
-    for r in [0, 1, 4, 5] {
-        v[r] = _mm512_unpacklo_epi64(w[r], w[r + 2]);
-        v[r + 2] = _mm512_unpackhi_epi64(w[r], w[r + 2]);
-    }
-    let low = _mm512_set_epi64(13, 12, 5, 4, 9, 8, 1, 0);
-    let high = _mm512_set_epi64(15, 14, 7, 6, 11, 10, 3, 2);
-    // The rounds before have left elements 0, 2, 1, 3 (and 4 more in the upper lanes) in rows 0 to 3.
-    for (r, i) in [(0, 0), (2, 1), (1, 2), (3, 3)] {
-        w[i] = _mm512_permutex2var_epi64(v[r], low, v[r + 4]);
-        w[i + 4] = _mm512_permutex2var_epi64(v[r], high, v[r + 4]);
-    }
-    w
+    v
 }
 
 /// Adds (or, at the start of a row, sets) the products of the panel and `T` tokens to `sums[t][2]`.
@@ -198,15 +164,20 @@ unsafe fn tile<F: Format, const T: usize>(
     sums: *mut __m512,
 ) {
     let mut rows = [Q8Row::EMPTY; T];
+    // Scale times sum of the activations of each group.
+    let mut scaled_sums = [[0.0f32; DEPTH / 16]; T];
     for t in 0..T {
         rows[t] = Q8Row::new(F::ACTIVATION, product.n, (product.act)(token + t)).starting_at(start);
-        let source = &rows[t].q[..depth];
         // SAFETY: `codes` has room for `T` rows.
         let target = unsafe { std::slice::from_raw_parts_mut(codes.add(t * DEPTH), depth) };
-        for (target, source) in target.iter_mut().zip(source) {
+        for (target, source) in target.iter_mut().zip(rows[t].q) {
             *target = (*source as u8) ^ 0x80;
         }
+        if F::MIN {
+            sum_groups::<F>(&rows[t], &mut scaled_sums[t][..depth / F::GROUP]);
+        }
     }
+    let block = if F::ACTIVATION == ActivationType::Q8K { QK_K } else { 32 };
     let mut acc = [[_mm512_setzero_ps(); 2]; T];
     // SAFETY: the panel and the activations have `depth` elements, `sums` has room for `T` tokens.
     unsafe {
@@ -229,13 +200,14 @@ unsafe fn tile<F: Format, const T: usize>(
             for half in 0..2 {
                 let scale = *panel.scale.add(group * 2 + half);
                 for t in 0..T {
-                    let scale = _mm512_mul_ps(scale, _mm512_set1_ps(act_scale::<F>(&rows[t], group)));
+                    let act_scale = rows[t].scale.get_unchecked(group * F::GROUP / block).get();
+                    let scale = _mm512_mul_ps(scale, _mm512_set1_ps(act_scale));
                     acc[t][half] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[t][half]), scale, acc[t][half]);
                 }
                 if F::MIN {
                     let min = *panel.min.add(group * 2 + half);
                     for t in 0..T {
-                        let sum = _mm512_set1_ps(scaled_sum::<F>(&rows[t], group));
+                        let sum = _mm512_set1_ps(*scaled_sums[t].get_unchecked(group));
                         acc[t][half] = _mm512_fnmadd_ps(min, sum, acc[t][half]);
                     }
                 }
@@ -248,26 +220,19 @@ unsafe fn tile<F: Format, const T: usize>(
     }
 }
 
-/// The scale of the activations of a group.
+/// Scale times sum of the activations of each group.
 #[inline(always)]
-unsafe fn act_scale<F: Format>(row: &Q8Row, group: usize) -> f32 {
-    let block = if F::ACTIVATION == ActivationType::Q8K { QK_K } else { 32 };
-    // SAFETY: the caller passes a group of the row.
-    unsafe { row.scale.get_unchecked(group * F::GROUP / block).get() }
-}
-
-/// Scale times sum of the activations of a group.
-#[inline(always)]
-unsafe fn scaled_sum<F: Format>(row: &Q8Row, group: usize) -> f32 {
-    // SAFETY: the caller passes a group of the row.
-    unsafe {
-        match (F::ACTIVATION, F::GROUP) {
-            (ActivationType::Q8_1, _) => row.scaled_sum.get_unchecked(group).get(),
-            (_, 16) => act_scale::<F>(row, group) * f32::from(row.sum.get_unchecked(group).get()),
-            _ => {
-                let sums = [row.sum.get_unchecked(group * 2).get(), row.sum.get_unchecked(group * 2 + 1).get()];
-                act_scale::<F>(row, group) * f32::from(sums[0] + sums[1])
-            }
+fn sum_groups<F: Format>(row: &Q8Row, out: &mut [f32]) {
+    if F::ACTIVATION == ActivationType::Q8_1 {
+        for (out, sum) in out.iter_mut().zip(row.scaled_sum) {
+            *out = sum.get();
         }
+        return;
+    }
+    let per_block = QK_K / F::GROUP;
+    let sums = row.sum.chunks_exact(F::GROUP / 16);
+    for (group, (out, sums)) in out.iter_mut().zip(sums).enumerate() {
+        let sum: i16 = sums.iter().map(|s| s.get()).sum();
+        *out = row.scale[group / per_block].get() * f32::from(sum);
     }
 }

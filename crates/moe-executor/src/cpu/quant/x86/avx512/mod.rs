@@ -6,6 +6,7 @@ mod chunks;
 mod float;
 mod gemm;
 mod super_blocks;
+mod transpose;
 
 use std::arch::x86_64::*;
 
@@ -40,6 +41,13 @@ pub trait Steps: Format {
     /// # Safety
     /// The processor has the instructions of this module, the blocks of a whole step follow `blocks`, and `q` has room.
     unsafe fn decode(blocks: *const Self, q: *mut i8);
+
+    /// Writes the scales and, if [`Format::MIN`], the minima of one block of sixteen rows: those of group `i` of row `r`
+    /// to lane `r` of `scale[2 * i]` and `min[2 * i]`.
+    ///
+    /// # Safety
+    /// The processor has the instructions of this module, and `scale` and `min` have room.
+    unsafe fn decode_scales_of_16(blocks: [&Self; 16], scale: *mut __m512, min: *mut __m512);
 }
 
 /// `out[r] = row r · act`.

@@ -6,6 +6,7 @@
 use std::arch::x86_64::*;
 
 use super::Steps;
+use super::transpose::transpose;
 use crate::cpu::quant::activation::Q8Row;
 use crate::cpu::quant::format::{F16, Format, QK_K};
 use crate::cpu::quant::k_quants::{Q2K, Q3K, Q4K, Q5K, Q6K, q3_k_scales, scales_and_mins};
@@ -107,6 +108,40 @@ unsafe fn decode<F: SuperBlock>(block: *const F, q: *mut i8) {
             _mm256_storeu_si256(q.add(high).cast(), _mm512_extracti64x4_epi64::<1>(vector));
         }
     }
+}
+
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+#[inline]
+unsafe fn decode_scales_of_16<F: SuperBlock>(blocks: [&F; 16], scale: *mut __m512, min: *mut __m512) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut scales = [_mm512_setzero_si512(); 16];
+        for (scales, block) in scales.iter_mut().zip(blocks) {
+            *scales = _mm512_castps_si512(times(block.integer_scales(), block.d()));
+        }
+        let scales = transpose(scales);
+        for i in 0..QK_K / F::GROUP {
+            scale.add(i * 2).write(_mm512_castsi512_ps(scales[i]));
+        }
+        if F::MIN {
+            let mut mins = [_mm512_setzero_si512(); 16];
+            for (mins, block) in mins.iter_mut().zip(blocks) {
+                let (integers, dmin) = block.minima();
+                *mins = _mm512_castps_si512(times(integers, dmin));
+            }
+            let mins = transpose(mins);
+            for i in 0..QK_K / F::GROUP {
+                min.add(i * 2).write(_mm512_castsi512_ps(mins[i * F::GROUP / 16]));
+            }
+        }
+    }
+}
+
+/// Sixteen integers times a half-precision number.
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+#[inline]
+fn times(integers: __m256i, d: F16) -> __m512 {
+    _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(integers)), scale(d, 1.0))
 }
 
 /// The number of each lane's group, in vectors of 16 bits whose halves begin at two elements.
@@ -214,6 +249,13 @@ macro_rules! super_block {
             unsafe fn decode(block: *const Self, q: *mut i8) {
                 // SAFETY: the caller's promise.
                 unsafe { decode(block, q) }
+            }
+
+            #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+            #[inline]
+            unsafe fn decode_scales_of_16(blocks: [&Self; 16], scale: *mut __m512, min: *mut __m512) {
+                // SAFETY: the caller's promise.
+                unsafe { decode_scales_of_16(blocks, scale, min) }
             }
         }
 
