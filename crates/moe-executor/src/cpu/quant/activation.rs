@@ -105,7 +105,12 @@ struct Q8RowMut<'a> {
 
 impl<'a> Q8Row<'a> {
     /// No elements.
-    pub const EMPTY: Q8Row<'static> = Q8Row { q: &[], scale: &[], sum: &[], scaled_sum: &[] };
+    pub const EMPTY: Q8Row<'static> = Q8Row {
+        q: &[],
+        scale: &[],
+        sum: &[],
+        scaled_sum: &[],
+    };
 
     /// Splits a row of `n` elements.
     #[inline(always)]

@@ -150,7 +150,9 @@ impl Format for Q3K {
         for i in 0..8 {
             let (bytes, shift) = (&halves[i / 4], i % 4 * 2);
             let third = |j: usize| self.hmask[j] >> i & 1;
-            fill_32(q, i * 32, |j| (bytes[j] >> shift & 3 | third(j) << 2).wrapping_sub(4));
+            fill_32(q, i * 32, |j| {
+                (bytes[j] >> shift & 3 | third(j) << 2).wrapping_sub(4)
+            });
         }
     }
 
@@ -195,7 +197,9 @@ impl Format for Q5K {
         let (pairs, _) = self.qs.as_chunks::<32>();
         for i in 0..8 {
             let (bytes, shift) = (&pairs[i / 2], i % 2 * 4);
-            fill_32(q, i * 32, |j| bytes[j] >> shift & 15 | (self.qh[j] >> i & 1) << 4);
+            fill_32(q, i * 32, |j| {
+                bytes[j] >> shift & 15 | (self.qh[j] >> i & 1) << 4
+            });
         }
     }
 

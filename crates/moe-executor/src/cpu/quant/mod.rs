@@ -157,7 +157,11 @@ impl Kernel {
         }?;
         #[cfg(target_arch = "x86_64")]
         if let Some(gemv) = x86::gemv(ty, isa) {
-            return Some(Kernel { gemv, gemm: x86::gemm(ty, isa), ..kernel });
+            return Some(Kernel {
+                gemv,
+                gemm: x86::gemm(ty, isa),
+                ..kernel
+            });
         }
         Some(kernel)
     }
@@ -239,7 +243,13 @@ impl Kernel {
         self.check_rows(rows, row_size, n, n_rows);
         match self.gemm {
             Some(gemm) if n_tokens >= MIN_TOKENS && n > 0 && n_rows > 0 => {
-                let product = Product { rows, row_size, n, n_tokens, act };
+                let product = Product {
+                    rows,
+                    row_size,
+                    n,
+                    n_tokens,
+                    act,
+                };
                 // SAFETY: as in `gemv`; the function checks the activations' length as it reads them.
                 unsafe { gemm(&product, scratch, put) }
             }
@@ -259,7 +269,12 @@ impl Kernel {
 
     fn check_rows(&self, rows: &[u8], row_size: usize, n: usize, n_rows: usize) {
         let expected = self.ty.row_size(n as u64);
-        assert_eq!(Some(row_size as u64), expected, "bytes of a row of {n} {} elements", self.ty);
+        assert_eq!(
+            Some(row_size as u64),
+            expected,
+            "bytes of a row of {n} {} elements",
+            self.ty
+        );
         assert_eq!(rows.len(), row_size * n_rows, "bytes of {n_rows} rows");
     }
 }

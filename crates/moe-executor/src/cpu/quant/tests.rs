@@ -262,7 +262,11 @@ fn products_of_float_rows() {
 #[test]
 fn products_with_many_tokens_are_those_with_each() {
     let mut random = Random(3);
-    for ty in GgmlType::ALL.iter().copied().filter(|ty| Kernel::for_type(*ty).is_ok()) {
+    for ty in GgmlType::ALL
+        .iter()
+        .copied()
+        .filter(|ty| Kernel::for_type(*ty).is_ok())
+    {
         for (n, n_rows, n_tokens) in [(256, 1, 4), (512, 33, 5), (2304, 70, 13), (4352, 32, 6)] {
             let rows = match FLOATS.contains(&ty) {
                 true => float_rows(ty, n_rows, n, &mut random),
@@ -272,7 +276,14 @@ fn products_with_many_tokens_are_those_with_each() {
                 .map(|t| activation_rows(n, &mut random).swap_remove(t % 4))
                 .collect();
             for isa in Isa::available() {
-                check_gemm(Kernel::for_isa(ty, isa).unwrap(), &rows, n, n_rows, &acts, isa);
+                check_gemm(
+                    Kernel::for_isa(ty, isa).unwrap(),
+                    &rows,
+                    n,
+                    n_rows,
+                    &acts,
+                    isa,
+                );
             }
         }
     }
@@ -280,23 +291,37 @@ fn products_with_many_tokens_are_those_with_each() {
 
 fn check_gemm(kernel: Kernel, rows: &[u8], n: usize, n_rows: usize, acts: &[Vec<f32>], isa: Isa) {
     let (ty, n_tokens) = (kernel.ty(), acts.len());
-    let acts: Vec<_> = acts.iter().map(|act| convert(kernel.activation, act)).collect();
+    let acts: Vec<_> = acts
+        .iter()
+        .map(|act| convert(kernel.activation, act))
+        .collect();
     let row_size = rows.len() / n_rows;
     let mut found = vec![f32::NAN; n_tokens * n_rows];
     let mut put = |token: usize, first: usize, products: &[f32]| {
         found[token * n_rows + first..][..products.len()].copy_from_slice(products);
     };
     let act = |t: usize| acts[t].as_slice();
-    kernel.gemm(rows, row_size, n, n_rows, n_tokens, &act, &mut put, &mut Scratch::default());
+    kernel.gemm(
+        rows,
+        row_size,
+        n,
+        n_rows,
+        n_tokens,
+        &act,
+        &mut put,
+        &mut Scratch::default(),
+    );
     for (t, act) in acts.iter().enumerate() {
         for r in 0..n_rows {
             let row = &rows[r * row_size..][..row_size];
-            let expected = with_format!(ty, F => reference::<F>(row, n, act)).unwrap_or_else(|| {
-                let mut decoded = vec![0.0; n];
-                dequantize_row(ty, row, &mut decoded).unwrap();
-                float_reference(&decoded, act)
-            });
-            let what = format_args!("{ty} {isa:?} n = {n} row {r} of {n_rows} token {t} of {n_tokens}");
+            let expected =
+                with_format!(ty, F => reference::<F>(row, n, act)).unwrap_or_else(|| {
+                    let mut decoded = vec![0.0; n];
+                    dequantize_row(ty, row, &mut decoded).unwrap();
+                    float_reference(&decoded, act)
+                });
+            let what =
+                format_args!("{ty} {isa:?} n = {n} row {r} of {n_rows} token {t} of {n_tokens}");
             assert_close(found[t * n_rows + r], expected, n / 8 + 16, what);
         }
     }

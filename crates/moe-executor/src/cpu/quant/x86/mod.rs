@@ -63,7 +63,13 @@ pub fn gemv(ty: T, isa: Isa) -> Option<Gemv> {
 pub fn gemm(ty: T, isa: Isa) -> Option<Gemm> {
     match isa {
         Isa::Portable | Isa::Avx2 => None,
-        Isa::Avx512 => with_format!(ty, F => avx512::gemm::<F> as Gemm),
+        Isa::Avx512 => match ty {
+            T::F32 => Some(avx512::gemm_float::<F32>),
+            T::F16 => Some(avx512::gemm_float::<F16>),
+            T::BF16 if is_x86_feature_detected!("avx512bf16") => Some(avx512::gemm_bf16),
+            T::BF16 => Some(avx512::gemm_float::<Bf16>),
+            _ => with_format!(ty, F => avx512::gemm::<F> as Gemm),
+        },
     }
 }
 

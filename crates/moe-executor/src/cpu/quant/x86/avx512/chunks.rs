@@ -280,7 +280,11 @@ impl Chunk for Mxfp4 {
     #[inline]
     unsafe fn write_scales_of_16(blocks: [&Mxfp4; 16], scale: *mut __m512) {
         // SAFETY: the caller's promise.
-        unsafe { scale.cast::<[f32; 16]>().write(blocks.map(|block| E8M0_HALVED[usize::from(block.e)])) }
+        unsafe {
+            scale
+                .cast::<[f32; 16]>()
+                .write(blocks.map(|block| E8M0_HALVED[usize::from(block.e)]))
+        }
     }
 }
 

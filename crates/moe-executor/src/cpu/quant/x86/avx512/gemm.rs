@@ -56,11 +56,9 @@ pub fn gemm<F: Steps>(product: &Product, scratch: &mut Scratch, put: &mut Put) {
                 for half in 0..2 {
                     pack::<F>(product, first_row + half * 16, start, depth, half, &panel);
                 }
-                let mut token = 0;
-                while token < n_tokens {
-                    let n = TOKENS.min(n_tokens - token);
+                for token in (0..n_tokens).step_by(TOKENS) {
                     let sums = sums.add(token * 2);
-                    match n {
+                    match n_tokens - token {
                         1 => tile::<F, 1>(product, token, start, depth, &panel, act, sums),
                         2 => tile::<F, 2>(product, token, start, depth, &panel, act, sums),
                         3 => tile::<F, 3>(product, token, start, depth, &panel, act, sums),
@@ -68,13 +66,14 @@ pub fn gemm<F: Steps>(product: &Product, scratch: &mut Scratch, put: &mut Put) {
                         5 => tile::<F, 5>(product, token, start, depth, &panel, act, sums),
                         _ => tile::<F, TOKENS>(product, token, start, depth, &panel, act, sums),
                     }
-                    token += n;
                 }
             }
         }
         for token in 0..n_tokens {
             // SAFETY: `sums` has `ROWS` floats for each token, written above.
-            put(token, first_row, unsafe { std::slice::from_raw_parts(sums.add(token * 2).cast(), n_rows) });
+            put(token, first_row, unsafe {
+                std::slice::from_raw_parts(sums.add(token * 2).cast(), n_rows)
+            });
         }
     }
 }
@@ -82,12 +81,20 @@ pub fn gemm<F: Steps>(product: &Product, scratch: &mut Scratch, put: &mut Put) {
 /// Decodes elements `start..start + depth` of sixteen rows into one half of the panel. Rows beyond the last are copies
 /// of it; their sums are not used.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn pack<F: Steps>(product: &Product, first_row: usize, start: usize, depth: usize, half: usize, panel: &Panel) {
+unsafe fn pack<F: Steps>(
+    product: &Product,
+    first_row: usize,
+    start: usize,
+    depth: usize,
+    half: usize,
+    panel: &Panel,
+) {
     let last = product.n_rows() - 1;
     let mut row = [&[] as &[F]; 16];
     for r in 0..16 {
         let at = (first_row + r).min(last) * product.row_size;
-        row[r] = &blocks(&product.rows[at..][..product.row_size])[start / F::BLOCK..][..depth / F::BLOCK];
+        row[r] = &blocks(&product.rows[at..][..product.row_size])[start / F::BLOCK..]
+            [..depth / F::BLOCK];
     }
     let mut q = [[0i8; QK_K]; 16];
     let whole = depth / F::STEP * F::STEP;
@@ -121,20 +128,35 @@ unsafe fn pack<F: Steps>(product: &Product, first_row: usize, start: usize, dept
 /// Puts `n` decoded elements of sixteen rows, the first of which is number `element`, into the panel.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 #[inline]
-unsafe fn pack_codes<F: Format>(q: &[[i8; QK_K]; 16], element: usize, n: usize, half: usize, panel: &Panel) {
+unsafe fn pack_codes<F: Format>(
+    q: &[[i8; QK_K]; 16],
+    element: usize,
+    n: usize,
+    half: usize,
+    panel: &Panel,
+) {
     for at in (0..n).step_by(64) {
         let vectors = transpose(load_64(q, at));
-        for (part, vectors) in vectors[..(n - at).min(64) / 4].chunks_exact(F::GROUP / 4).enumerate() {
+        for (part, vectors) in vectors[..(n - at).min(64) / 4]
+            .chunks_exact(F::GROUP / 4)
+            .enumerate()
+        {
             let group = (element + at) / F::GROUP + part;
             let zero = _mm512_setzero_si512();
             let mut sum = zero;
             // SAFETY: the caller has room for the elements.
             unsafe {
                 for (i, &vector) in vectors.iter().enumerate() {
-                    panel.weights.add((group * (F::GROUP / 4) + i) * 2 + half).write(vector);
+                    panel
+                        .weights
+                        .add((group * (F::GROUP / 4) + i) * 2 + half)
+                        .write(vector);
                     sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi8(-128), vector);
                 }
-                panel.start.add(group * 2 + half).write(_mm512_sub_epi32(zero, sum));
+                panel
+                    .start
+                    .add(group * 2 + half)
+                    .write(_mm512_sub_epi32(zero, sum));
             }
         }
     }
@@ -177,7 +199,11 @@ unsafe fn tile<F: Format, const T: usize>(
             sum_groups::<F>(&rows[t], &mut scaled_sums[t][..depth / F::GROUP]);
         }
     }
-    let block = if F::ACTIVATION == ActivationType::Q8K { QK_K } else { 32 };
+    let block = if F::ACTIVATION == ActivationType::Q8K {
+        QK_K
+    } else {
+        32
+    };
     let mut acc = [[_mm512_setzero_ps(); 2]; T];
     // SAFETY: the panel and the activations have `depth` elements, `sums` has room for `T` tokens.
     unsafe {
@@ -192,7 +218,9 @@ unsafe fn tile<F: Format, const T: usize>(
                 let at = group * (F::GROUP / 4) + i;
                 let weights = [*panel.weights.add(at * 2), *panel.weights.add(at * 2 + 1)];
                 for t in 0..T {
-                    let values = _mm512_set1_epi32(codes.add(t * DEPTH + at * 4).cast::<i32>().read_unaligned());
+                    let values = _mm512_set1_epi32(
+                        codes.add(t * DEPTH + at * 4).cast::<i32>().read_unaligned(),
+                    );
                     sum[t][0] = _mm512_dpbusd_epi32(sum[t][0], values, weights[0]);
                     sum[t][1] = _mm512_dpbusd_epi32(sum[t][1], values, weights[1]);
                 }
@@ -202,7 +230,8 @@ unsafe fn tile<F: Format, const T: usize>(
                 for t in 0..T {
                     let act_scale = rows[t].scale.get_unchecked(group * F::GROUP / block).get();
                     let scale = _mm512_mul_ps(scale, _mm512_set1_ps(act_scale));
-                    acc[t][half] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[t][half]), scale, acc[t][half]);
+                    acc[t][half] =
+                        _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[t][half]), scale, acc[t][half]);
                 }
                 if F::MIN {
                     let min = *panel.min.add(group * 2 + half);

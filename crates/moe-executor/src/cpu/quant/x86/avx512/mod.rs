@@ -5,6 +5,7 @@
 mod chunks;
 mod float;
 mod gemm;
+mod gemm_float;
 mod super_blocks;
 mod transpose;
 
@@ -12,6 +13,7 @@ use std::arch::x86_64::*;
 
 pub use float::gemv_float;
 pub use gemm::gemm;
+pub use gemm_float::{gemm_bf16, gemm_float};
 
 use crate::cpu::quant::activation::Q8Row;
 use crate::cpu::quant::format::Format;

@@ -64,7 +64,11 @@ unsafe fn load<F: SuperBlock>(act: &Q8Row, step: usize) -> Activations {
             *codes = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high);
         }
         let sums = _mm256_loadu_si256(act.sum.as_ptr().add(step * 16).cast());
-        Activations { codes, sums, scale: act.scale.get_unchecked(step).get() }
+        Activations {
+            codes,
+            sums,
+            scale: act.scale.get_unchecked(step).get(),
+        }
     }
 }
 
@@ -79,7 +83,11 @@ unsafe fn step<F: SuperBlock>(block: *const F, act: &Activations, acc: __m512) -
         for i in 0..4 {
             let index = groups::<F>(F::ORDER[i]);
             let scales = _mm512_permutexvar_epi16(index, _mm512_castsi256_si512(scales));
-            sum = _mm512_dpwssd_epi32(sum, _mm512_maddubs_epi16(block.vector(i), act.codes[i]), scales);
+            sum = _mm512_dpwssd_epi32(
+                sum,
+                _mm512_maddubs_epi16(block.vector(i), act.codes[i]),
+                scales,
+            );
         }
         if F::OFFSET != 0 {
             let scales = _mm256_mullo_epi16(scales, _mm256_set1_epi16(F::OFFSET));
@@ -112,7 +120,11 @@ unsafe fn decode<F: SuperBlock>(block: *const F, q: *mut i8) {
 
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 #[inline]
-unsafe fn decode_scales_of_16<F: SuperBlock>(blocks: [&F; 16], scale: *mut __m512, min: *mut __m512) {
+unsafe fn decode_scales_of_16<F: SuperBlock>(
+    blocks: [&F; 16],
+    scale: *mut __m512,
+    min: *mut __m512,
+) {
     // SAFETY: the caller's promise.
     unsafe {
         let mut scales = [_mm512_setzero_si512(); 16];
@@ -131,7 +143,8 @@ unsafe fn decode_scales_of_16<F: SuperBlock>(blocks: [&F; 16], scale: *mut __m51
             }
             let mins = transpose(mins);
             for i in 0..QK_K / F::GROUP {
-                min.add(i * 2).write(_mm512_castsi512_ps(mins[i * F::GROUP / 16]));
+                min.add(i * 2)
+                    .write(_mm512_castsi512_ps(mins[i * F::GROUP / 16]));
             }
         }
     }
@@ -141,7 +154,10 @@ unsafe fn decode_scales_of_16<F: SuperBlock>(blocks: [&F; 16], scale: *mut __m51
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 #[inline]
 fn times(integers: __m256i, d: F16) -> __m512 {
-    _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(integers)), scale(d, 1.0))
+    _mm512_mul_ps(
+        _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(integers)),
+        scale(d, 1.0),
+    )
 }
 
 /// The number of each lane's group, in vectors of 16 bits whose halves begin at two elements.
@@ -169,7 +185,9 @@ fn scale(d: F16, factor: f32) -> __m512 {
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 #[inline]
 fn widen_8(bytes: [u8; 8]) -> __m256i {
-    _mm256_castsi128_si256(_mm_cvtepu8_epi16(_mm_cvtsi64_si128(i64::from_le_bytes(bytes))))
+    _mm256_castsi128_si256(_mm_cvtepu8_epi16(_mm_cvtsi64_si128(i64::from_le_bytes(
+        bytes,
+    ))))
 }
 
 /// Eight unsigned bytes as 16 bits, each twice.
@@ -209,15 +227,24 @@ fn load_64(bytes: &[u8; 64]) -> __m512i {
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 #[inline]
 fn bits(v: __m512i, first: usize, mask: i8) -> __m512i {
-    _mm512_and_si512(_mm512_srl_epi16(v, _mm_cvtsi32_si128(first as i32)), _mm512_set1_epi8(mask))
+    _mm512_and_si512(
+        _mm512_srl_epi16(v, _mm_cvtsi32_si128(first as i32)),
+        _mm512_set1_epi8(mask),
+    )
 }
 
 /// Adds `value` to the codes of which a bit is set: bit `low` of the bytes in the lower half, `high` in the upper half.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 #[inline]
 fn add_where(codes: __m512i, bytes: __m512i, low: usize, high: usize, value: i8) -> __m512i {
-    let (low, high) = (_mm256_set1_epi8((1u8 << low) as i8), _mm256_set1_epi8((1u8 << high) as i8));
-    let mask = _mm512_test_epi8_mask(bytes, _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high));
+    let (low, high) = (
+        _mm256_set1_epi8((1u8 << low) as i8),
+        _mm256_set1_epi8((1u8 << high) as i8),
+    );
+    let mask = _mm512_test_epi8_mask(
+        bytes,
+        _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high),
+    );
     _mm512_mask_add_epi8(codes, mask, codes, _mm512_set1_epi8(value))
 }
 

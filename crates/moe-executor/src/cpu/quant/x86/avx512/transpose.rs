@@ -21,9 +21,14 @@ pub fn transpose(mut v: [__m512i; 16]) -> [__m512i; 16] {
     // Now vector `4 * a + b` has columns `b`, `b + 4`, `b + 8`, `b + 12` of rows `4 * a` to `4 * a + 3`, 128 bits each;
     // these are exchanged between rows 4 apart, then 8 apart.
     for b in 0..4 {
-        let (low, high) = (_mm512_shuffle_i32x4::<0x88>(v[b], v[b + 4]), _mm512_shuffle_i32x4::<0xdd>(v[b], v[b + 4]));
-        let (low_8, high_8) =
-            (_mm512_shuffle_i32x4::<0x88>(v[b + 8], v[b + 12]), _mm512_shuffle_i32x4::<0xdd>(v[b + 8], v[b + 12]));
+        let (low, high) = (
+            _mm512_shuffle_i32x4::<0x88>(v[b], v[b + 4]),
+            _mm512_shuffle_i32x4::<0xdd>(v[b], v[b + 4]),
+        );
+        let (low_8, high_8) = (
+            _mm512_shuffle_i32x4::<0x88>(v[b + 8], v[b + 12]),
+            _mm512_shuffle_i32x4::<0xdd>(v[b + 8], v[b + 12]),
+        );
         w[b] = _mm512_shuffle_i32x4::<0x88>(low, low_8);
         w[b + 8] = _mm512_shuffle_i32x4::<0xdd>(low, low_8);
         w[b + 4] = _mm512_shuffle_i32x4::<0x88>(high, high_8);
