@@ -1,1 +1,24 @@
-fn main() {}
+//! `moe-analyze`: traces of mixture-of-experts models in GGUF files, and what can be learnt from them.
+
+mod cli;
+mod commands;
+mod files;
+mod inputs;
+mod output;
+mod plot;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    let outcome = cli::Cli::parse().run();
+    match outcome {
+        Ok(status) => status.into(),
+        Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("moe-analyze: {}", output::one_line(&error));
+            ExitCode::from(2)
+        }
+    }
+}

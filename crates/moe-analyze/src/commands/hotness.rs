@@ -1,0 +1,223 @@
+//! `hotness`: which experts are hot, as a summary, a matrix, a picture, and a learn file for the hot-cache runtime.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use moe_analysis::hotness::{Hotness, Phases};
+use moe_trace::Run;
+
+use crate::cli::{Context, ExitStatus};
+use crate::files;
+use crate::inputs::Kind;
+use crate::output::{self, Cell, Format, write_rows};
+use crate::plot::{self, HeatMap};
+
+/// Experts that the summary names in each layer.
+const N_TOP: usize = 4;
+
+/// Count how often each expert of each layer was chosen
+///
+/// Without -o a summary of each layer is printed; with it, a row for each layer and expert, the hottest of a layer first.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Runs, traces, or directories of tables, all of one model
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<PathBuf>,
+    /// Tokens to count
+    #[arg(long, value_enum, default_value_t = PhaseChoice::All)]
+    phase: PhaseChoice,
+    /// Write a learn file for the hot-cache runtime
+    #[arg(long, value_name = "FILE.json")]
+    out: Option<PathBuf>,
+    /// Draw the layer × expert matrix; the extension chooses: png, svg
+    #[arg(long, value_name = "FILE.png|svg")]
+    plot: Option<PathBuf>,
+    /// Print the whole matrix instead of the summary
+    #[arg(short, long = "output", value_name = "FORMAT")]
+    output: Option<Format>,
+    /// Replace the files of --out and --plot if they exist
+    #[arg(long)]
+    force: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum PhaseChoice {
+    All,
+    Prompt,
+    Generate,
+}
+
+impl PhaseChoice {
+    fn phases(self) -> Phases {
+        match self {
+            PhaseChoice::All => Phases::All,
+            PhaseChoice::Prompt => Phases::Prompt,
+            PhaseChoice::Generate => Phases::Generate,
+        }
+    }
+
+    fn describe(self) -> &'static str {
+        match self {
+            PhaseChoice::All => "prompt and generated",
+            PhaseChoice::Prompt => "prompt",
+            PhaseChoice::Generate => "generated",
+        }
+    }
+}
+
+pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
+    if let Some(plot) = &args.plot {
+        plot::check_extension(plot)?;
+    }
+    for out in args.out.iter().chain(&args.plot) {
+        files::check_output(out, args.force)?;
+    }
+
+    let hotness = read_all(&args.paths)?;
+    let phases = args.phase.phases();
+    let learn = hotness
+        .learn_file(phases)
+        .with_context(|| format!("--phase {:?}", args.phase))?;
+    match args.output {
+        None => output::to_stdout(|stdout| print_summary(stdout, &hotness, args.phase))?,
+        Some(format) => print_matrix(&hotness, phases, format)?,
+    }
+    if let Some(out) = &args.out {
+        files::write_whole(out, args.force, |file| {
+            Ok(file.write_all(learn.to_json().as_bytes())?)
+        })?;
+        ctx.remark(format_args!("wrote {}", out.display()));
+    }
+    if let Some(plot) = &args.plot {
+        heat_map(&hotness, args.phase, &args.paths).write(plot, args.force)?;
+        ctx.remark(format_args!("drew {}", plot.display()));
+    }
+    Ok(ExitStatus::Done)
+}
+
+fn read_all(paths: &[PathBuf]) -> anyhow::Result<Hotness> {
+    let mut total: Option<Hotness> = None;
+    for path in paths {
+        let hotness = read(path)?;
+        match &mut total {
+            None => total = Some(hotness),
+            Some(total) => total
+                .merge(&hotness)
+                .with_context(|| path.display().to_string())?,
+        }
+    }
+    total.context("no input; name a run")
+}
+
+fn read(path: &Path) -> anyhow::Result<Hotness> {
+    Ok(match Kind::of(path)? {
+        Kind::Run | Kind::Trace => Hotness::from_run(&Run::open(path)?)?,
+        Kind::Parquet | Kind::Tables => Hotness::from_routing_table(path)?,
+        Kind::Gguf => bail!(
+            "{} is a model, which does not tell what its router chose; record a run with it",
+            path.display()
+        ),
+        Kind::Json => bail!("{} is JSON; give a run, a trace or tables", path.display()),
+    })
+}
+
+fn print_summary(
+    out: &mut dyn Write,
+    hotness: &Hotness,
+    phase: PhaseChoice,
+) -> std::io::Result<()> {
+    let phases = phase.phases();
+    let layers = hotness.summary(phases, N_TOP);
+    writeln!(
+        out,
+        "{} {} tokens in {} layers, {} of {} experts for a token\n",
+        hotness.tokens(phases),
+        phase.describe(),
+        layers.len(),
+        hotness.n_expert_used(),
+        hotness.n_expert(),
+    )?;
+    let columns = [
+        "layer",
+        "rows",
+        "active",
+        "hottest experts (share %)",
+        "top 10 %",
+        "top 25 %",
+        "entropy",
+        "max/mean",
+    ];
+    let rows = layers.into_iter().map(|layer| {
+        let top: Vec<String> = layer
+            .top
+            .iter()
+            .map(|&(expert, share)| format!("{expert} ({:.1})", 100.0 * share))
+            .collect();
+        vec![
+            layer.layer.into(),
+            layer.rows.into(),
+            layer.n_active.into(),
+            top.join("  ").into(),
+            format!("{:5.1} %", 100.0 * layer.share_top_10).into(),
+            format!("{:5.1} %", 100.0 * layer.share_top_25).into(),
+            format!("{:.3}", layer.entropy).into(),
+            format!("{:5.2}", layer.max_over_mean).into(),
+        ]
+    });
+    write_rows(out, Format::Table, &columns, rows)
+}
+
+fn print_matrix(hotness: &Hotness, phases: Phases, format: Format) -> anyhow::Result<()> {
+    let ranked = hotness.ranked(phases)?;
+    let columns = ["layer_id", "expert_id", "count", "share", "mass"];
+    let layer_id = ranked.column("layer_id")?.u32()?;
+    let expert_id = ranked.column("expert_id")?.u32()?;
+    let count = ranked.column("count")?.u64()?;
+    let share = ranked.column("share")?.f64()?;
+    let mass = ranked.column("mass")?.f64()?;
+    let rows = (0..ranked.height()).map(|row| -> Vec<Cell> {
+        vec![
+            layer_id.get(row).into(),
+            expert_id.get(row).into(),
+            count.get(row).into(),
+            share.get(row).into(),
+            mass.get(row).into(),
+        ]
+    });
+    output::to_stdout(|stdout| write_rows(stdout, format, &columns, rows))
+}
+
+fn heat_map(hotness: &Hotness, phase: PhaseChoice, paths: &[PathBuf]) -> HeatMap {
+    let phases = phase.phases();
+    let layers = hotness.layers(phases);
+    let n_expert = f64::from(hotness.n_expert());
+    let values = layers.iter().map(|&layer| {
+        let experts = hotness.experts(layer, phases);
+        let total: u64 = experts.iter().map(|tally| tally.count).sum();
+        experts
+            .iter()
+            .map(|tally| tally.count as f64 / total.max(1) as f64 * n_expert)
+            .collect()
+    });
+    let source = match paths {
+        [path] => path
+            .file_name()
+            .unwrap_or(path.as_os_str())
+            .to_string_lossy()
+            .into_owned(),
+        _ => format!("{} inputs", paths.len()),
+    };
+    HeatMap {
+        title: "How often each expert is chosen".into(),
+        subtitle: format!(
+            "{source}: {} {} tokens, {} of {} experts for a token",
+            hotness.tokens(phases),
+            phase.describe(),
+            hotness.n_expert_used(),
+            hotness.n_expert(),
+        ),
+        values: values.collect(),
+        layers,
+    }
+}

@@ -1,0 +1,78 @@
+//! What a run directory or a bare trace is.
+
+use std::path::Path;
+
+use moe_trace::{Manifest, Run};
+
+use super::{Findings, records};
+use crate::output::human_bytes;
+
+pub fn describe(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
+    let run = Run::open(path)?;
+    let is_directory = path.is_dir();
+    findings.fact(
+        "kind",
+        if is_directory {
+            "run directory"
+        } else {
+            "trace without a run directory"
+        },
+    );
+    findings.fact("run id", run.id());
+    match &run.manifest {
+        Some(manifest) => describe_manifest(manifest, findings),
+        None if is_directory => findings
+            .fault("manifest.json is missing: the model and the operations' names are unknown"),
+        None => {}
+    }
+    if is_directory && run.map.is_none() {
+        findings.fault("gguf-map.parquet is missing: expert ranges cannot be told; write it with `moe-analyze gguf-map`");
+    }
+
+    let n_records = run.trace.records().len() as u64;
+    findings.fact("records", n_records);
+    findings.fact("trace size", human_bytes(run.trace.size_bytes()));
+    let cut = run.trace.cut_bytes();
+    if cut > 0 {
+        findings.fault(format!(
+            "trace.bin ends in a cut record of {cut} bytes; the whole ones before it are read"
+        ));
+    }
+    let zeros = run
+        .trace
+        .size_bytes()
+        .saturating_sub(cut + n_records * 1024);
+    if zeros > 0 {
+        findings.fact("behind the last record", human_bytes(zeros));
+    }
+    match run.manifest.as_ref().map(|manifest| manifest.records) {
+        Some(Some(promised)) if promised != n_records => findings.fault(format!(
+            "manifest.json promises {promised} records, trace.bin holds {n_records}; the missing ones are lost"
+        )),
+        Some(None) => findings.fact("state", "still recording, or the recorder was killed"),
+        _ => {}
+    }
+    records::check(&run, findings);
+    Ok(())
+}
+
+fn describe_manifest(manifest: &Manifest, findings: &mut Findings) {
+    let model = &manifest.model;
+    findings.fact(
+        "engine",
+        format!("{} {}", manifest.engine.name, manifest.engine.version),
+    );
+    findings.fact("model", model.path.clone());
+    findings.fact("architecture", model.arch.clone());
+    findings.fact("layers", model.n_layer);
+    findings.fact("experts in a layer", model.n_expert);
+    findings.fact("experts for a token", model.n_expert_used);
+    findings.fact("policy", manifest.policy.clone());
+    findings.fact("started", manifest.started.clone());
+    findings.fact("prompt tokens", manifest.tokens.prompt);
+    findings.fact("generated tokens", manifest.tokens.generated);
+    findings.fact("sequences", manifest.tokens.sequences);
+    if let Some(reason) = &manifest.stopped {
+        findings.fact("stopped", reason.clone());
+    }
+}

@@ -1,0 +1,9 @@
+//! The subcommands, one file each.
+
+pub mod completions;
+pub mod gguf_map;
+pub mod hotness;
+pub mod info;
+pub mod man;
+pub mod parquet;
+pub mod record;

@@ -1,0 +1,87 @@
+//! `parquet`: the tables of a run.
+
+use std::path::PathBuf;
+
+use anyhow::bail;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use moe_trace::Run;
+use moe_trace::tables::{TableOptions, TableSummary, add_to_dataset, write_tables};
+
+use crate::cli::{Context, ExitStatus};
+use crate::inputs::Kind;
+
+/// Turn a run into Parquet tables: ops, accesses, routing
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// A run directory, or a trace
+    run: PathBuf,
+    /// Directory for ops.parquet, accesses.parquet and routing.parquet
+    #[arg(long, value_name = "DIR", required_unless_present = "dataset")]
+    out: Option<PathBuf>,
+    /// Add the run to a dataset, partitioned by run
+    #[arg(long, value_name = "DIR")]
+    dataset: Option<PathBuf>,
+    /// Replace tables that exist
+    #[arg(long)]
+    force: bool,
+}
+
+pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
+    match Kind::of(&args.run)? {
+        Kind::Run | Kind::Trace => {}
+        _ => bail!(
+            "{} is not a run; give a run directory or its trace.bin",
+            args.run.display()
+        ),
+    }
+    let run = Run::open(&args.run)?;
+    let records = run.trace.size_bytes() / moe_trace::record::RECORD_SIZE as u64;
+    if let Some(out) = &args.out {
+        let summary = with_progress(ctx, records, args.force, |options| {
+            write_tables(&run, out, options)
+        })?;
+        remark(ctx, &summary, &out.display());
+    }
+    if let Some(dataset) = &args.dataset {
+        let summary = with_progress(ctx, records, args.force, |options| {
+            add_to_dataset(&run, dataset, options)
+        })?;
+        remark(
+            ctx,
+            &summary,
+            &format_args!("{}, run={}", dataset.display(), run.id()),
+        );
+    }
+    Ok(ExitStatus::Done)
+}
+
+fn with_progress(
+    ctx: &Context,
+    records: u64,
+    force: bool,
+    write: impl FnOnce(TableOptions) -> Result<TableSummary, moe_trace::Error>,
+) -> anyhow::Result<TableSummary> {
+    let target = if ctx.quiet {
+        ProgressDrawTarget::hidden()
+    } else {
+        ProgressDrawTarget::stderr()
+    };
+    let style =
+        ProgressStyle::with_template("{bar:40} {human_pos} of {human_len} records, {eta} left")?;
+    let bar = ProgressBar::with_draw_target(Some(records), target).with_style(style);
+    let progress = |n_records| bar.inc(n_records);
+    let summary = write(TableOptions {
+        force,
+        progress: Some(&progress),
+        ..TableOptions::default()
+    });
+    bar.finish_and_clear();
+    Ok(summary?)
+}
+
+fn remark(ctx: &Context, summary: &TableSummary, place: &dyn std::fmt::Display) {
+    ctx.remark(format_args!(
+        "{} records: {} operations, {} accesses, {} routing rows in {place}",
+        summary.records, summary.ops, summary.accesses, summary.routing,
+    ));
+}

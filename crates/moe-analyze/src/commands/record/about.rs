@@ -1,0 +1,188 @@
+//! What a run says of itself: model, machine, command line.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use moe_executor::Model;
+use moe_gguf::map::{Category, OffsetMap};
+use moe_trace::Manifest;
+use moe_trace::manifest::{self, Engine, Host, ModelFile, Sampling};
+use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+use time::macros::format_description;
+use xxhash_rust::xxh3::Xxh3;
+
+use super::Args;
+use super::prompts::Prompt;
+
+/// `runs/<time>`, with a number behind it if that exists.
+pub fn default_run_dir() -> PathBuf {
+    let format = format_description!("[year][month][day]-[hour][minute][second]");
+    let now = OffsetDateTime::now_utc()
+        .format(&format)
+        .unwrap_or_else(|_| "run".into());
+    let base = PathBuf::from("runs").join(&now);
+    let numbered = (2..).map(|n| PathBuf::from("runs").join(format!("{now}-{n}")));
+    std::iter::once(base)
+        .chain(numbered)
+        .find(|dir| !dir.exists())
+        .unwrap_or_default()
+}
+
+/// The manifest at the start of a run.
+pub fn manifest(
+    args: &Args,
+    model: &Model,
+    prompts: &[Prompt],
+    n_threads: usize,
+) -> anyhow::Result<Manifest> {
+    let kept = args
+        .keep_prompt
+        .then(|| prompts.iter().filter_map(|p| p.prompt.clone()).collect());
+    Ok(Manifest {
+        engine: Engine {
+            name: "moe-analyze".into(),
+            version: env!("CARGO_PKG_VERSION").into(),
+        },
+        command: command(std::env::args().collect(), args.keep_prompt),
+        model: about_model(args, model)?,
+        sampling: sampling(args),
+        policy: "cpu".into(),
+        n_threads: n_threads as u32,
+        host: host(),
+        mmap: if args.model.is_some() {
+            vec!["MAP_SHARED".into()]
+        } else {
+            Vec::new()
+        },
+        started: OffsetDateTime::now_utc().format(&Rfc3339)?,
+        clock: "monotonic, nanoseconds, counted from the Unix time at the start".into(),
+        prompts: kept,
+        ..Manifest::default()
+    })
+}
+
+/// The command line, without the prompt's text unless it is to be kept.
+fn command(mut argv: Vec<String>, keep_prompt: bool) -> Vec<String> {
+    if keep_prompt {
+        return argv;
+    }
+    const HIDDEN: &str = "<prompt>";
+    let mut hide_next = false;
+    for arg in &mut argv {
+        if std::mem::take(&mut hide_next) {
+            *arg = HIDDEN.into();
+        } else if matches!(arg.as_str(), "-p" | "--prompt") {
+            hide_next = true;
+        } else if arg.starts_with("--prompt=") {
+            *arg = format!("--prompt={HIDDEN}");
+        } else if arg.starts_with("-p") && !arg.starts_with("--") {
+            *arg = format!("-p{HIDDEN}");
+        }
+    }
+    argv
+}
+
+fn about_model(args: &Args, model: &Model) -> anyhow::Result<manifest::Model> {
+    let (gguf, hp) = (model.gguf(), model.hparams());
+    let map = OffsetMap::new(gguf);
+    let experts = map
+        .rows
+        .iter()
+        .filter(|row| row.category == Category::Expert);
+    let types: BTreeSet<&str> = experts.map(|row| row.ty.name()).collect();
+    let xxh3 = match args.hash_model {
+        true => {
+            let mut hash = Xxh3::new();
+            for file in gguf.files() {
+                hash.update(file.contents());
+            }
+            Some(format!("{:016x}", hash.digest()))
+        }
+        false => None,
+    };
+    Ok(manifest::Model {
+        path: gguf.files()[0].path.display().to_string(),
+        files: gguf
+            .files()
+            .iter()
+            .map(|file| ModelFile {
+                name: file.name.clone(),
+                size_bytes: file.size_bytes,
+            })
+            .collect(),
+        header_xxh3: format!("{:016x}", gguf.header_xxh3()),
+        xxh3,
+        arch: hp.arch.clone(),
+        n_layer: hp.n_layer as u32,
+        n_expert: hp.n_expert as u32,
+        n_expert_used: hp.n_expert_used as u32,
+        expert_types: types.into_iter().map(str::to_owned).collect(),
+    })
+}
+
+fn sampling(args: &Args) -> Sampling {
+    if args.temp <= 0.0 {
+        return Sampling {
+            method: "greedy".into(),
+            ..Sampling::default()
+        };
+    }
+    let parameters = serde_json::json!({
+        "temperature": args.temp,
+        "top_k": args.top_k,
+        "top_p": args.top_p,
+        "min_p": args.min_p,
+    });
+    Sampling {
+        method: "random".into(),
+        seed: Some(args.seed),
+        parameters: parameters.as_object().cloned().unwrap_or_default(),
+    }
+}
+
+fn host() -> Host {
+    let kind = RefreshKind::nothing()
+        .with_cpu(CpuRefreshKind::nothing())
+        .with_memory(MemoryRefreshKind::nothing().with_ram());
+    let system = System::new_with_specifics(kind);
+    Host {
+        cpu: system
+            .cpus()
+            .first()
+            .map(|cpu| cpu.brand().trim().to_owned())
+            .unwrap_or_default(),
+        ram_bytes: system.total_memory(),
+        os: System::long_os_version().unwrap_or_else(|| std::env::consts::OS.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::command;
+
+    #[test]
+    fn the_prompt_is_kept_out_of_the_command_line() {
+        let argv = |args: &[&str]| args.iter().map(|s| s.to_string()).collect::<Vec<_>>();
+        for (given, hidden) in [
+            (
+                &["record", "--prompt", "secret", "-n", "4"][..],
+                &["record", "--prompt", "<prompt>", "-n", "4"][..],
+            ),
+            (
+                &["record", "--prompt=secret"],
+                &["record", "--prompt=<prompt>"],
+            ),
+            (&["record", "-p", "secret"], &["record", "-p", "<prompt>"]),
+            (&["record", "-psecret"], &["record", "-p<prompt>"]),
+            (
+                &["record", "--prompt-file", "f"],
+                &["record", "--prompt-file", "f"],
+            ),
+        ] {
+            assert_eq!(command(argv(given), false), argv(hidden));
+            assert_eq!(command(argv(given), true), argv(given));
+        }
+    }
+}

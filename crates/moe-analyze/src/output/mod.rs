@@ -1,0 +1,223 @@
+//! What commands print: rows of named columns, in the format that `-o` names.
+
+mod csv;
+mod json;
+mod markdown;
+mod table;
+
+use std::borrow::Cow;
+use std::io::{self, Write};
+
+/// How rows are printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Format {
+    /// Aligned columns for reading
+    Table,
+    /// Comma-separated values with a header line
+    Csv,
+    /// One JSON array of objects
+    Json,
+    /// One JSON object a line
+    Jsonl,
+    /// A Markdown table
+    Md,
+}
+
+/// One value of a row.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Cell<'a> {
+    /// Nothing: empty in text, `null` in JSON.
+    Null,
+    /// A number without a fraction.
+    Int(u64),
+    /// A number; shown rounded in tables, whole elsewhere.
+    Float(f64),
+    /// Text.
+    Text(Cow<'a, str>),
+}
+
+macro_rules! cell_from {
+    ($($int:ty),+) => {$(
+        impl From<$int> for Cell<'_> {
+            fn from(value: $int) -> Self {
+                Cell::Int(value.into())
+            }
+        }
+    )+};
+}
+cell_from!(u16, u32, u64);
+
+impl From<f64> for Cell<'_> {
+    fn from(value: f64) -> Self {
+        Cell::Float(value)
+    }
+}
+
+impl<'a> From<&'a str> for Cell<'a> {
+    fn from(value: &'a str) -> Self {
+        Cell::Text(Cow::Borrowed(value))
+    }
+}
+
+impl From<String> for Cell<'_> {
+    fn from(value: String) -> Self {
+        Cell::Text(Cow::Owned(value))
+    }
+}
+
+impl<'a, T: Into<Cell<'a>>> From<Option<T>> for Cell<'a> {
+    fn from(value: Option<T>) -> Self {
+        value.map_or(Cell::Null, Into::into)
+    }
+}
+
+impl Cell<'_> {
+    fn is_number(&self) -> bool {
+        matches!(self, Cell::Int(_) | Cell::Float(_))
+    }
+
+    /// The value as a person reads it in a table, on one line whatever the text holds.
+    fn for_reading(&self) -> Cow<'_, str> {
+        match self {
+            Cell::Null => "".into(),
+            Cell::Int(value) => value.to_string().into(),
+            Cell::Float(value) => format!("{value:.4}").into(),
+            Cell::Text(text) if text.contains(char::is_control) => {
+                text.replace(char::is_control, " ").into()
+            }
+            Cell::Text(text) => Cow::Borrowed(text),
+        }
+    }
+}
+
+/// A format of rows. Calls come as one `begin`, a `row` for each row, one `end`.
+trait RowWriter {
+    fn begin(&mut self, columns: &[&str]) -> io::Result<()>;
+    fn row(&mut self, cells: &[Cell]) -> io::Result<()>;
+    fn end(&mut self) -> io::Result<()>;
+}
+
+/// Writes rows in a format. Every row has one cell for each column.
+pub fn write_rows<'a>(
+    out: &mut dyn Write,
+    format: Format,
+    columns: &[&str],
+    rows: impl IntoIterator<Item = Vec<Cell<'a>>>,
+) -> io::Result<()> {
+    let mut writer: Box<dyn RowWriter + '_> = match format {
+        Format::Table => Box::new(table::Table::new(out)),
+        Format::Csv => Box::new(csv::Csv::new(out)),
+        Format::Json => Box::new(json::Json::array(out)),
+        Format::Jsonl => Box::new(json::Json::lines(out)),
+        Format::Md => Box::new(markdown::Markdown::new(out)),
+    };
+    writer.begin(columns)?;
+    for row in rows {
+        writer.row(&row)?;
+    }
+    writer.end()
+}
+
+/// Buffers stdout for the length of a command's printing.
+pub fn to_stdout(print: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> anyhow::Result<()> {
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    print(&mut out)?;
+    Ok(out.flush()?)
+}
+
+/// A number of bytes as a person reads it.
+pub fn human_bytes(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let mut value = bytes as f64 / 1024.0;
+    let mut unit = 0;
+    while value >= 1023.95 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    format!("{value:.1} {}", UNITS[unit])
+}
+
+/// An error with its causes on one line.
+pub fn one_line(error: &anyhow::Error) -> String {
+    format!("{error:#}")
+        .split_whitespace()
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+/// Whether the reader of our output went away, which is its right and no error.
+pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error
+        .chain()
+        .filter_map(|cause| cause.downcast_ref::<io::Error>())
+        .any(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn print(format: Format) -> String {
+        let rows = [
+            vec!["plain".into(), 7u64.into(), 0.25.into()],
+            vec!["a,\"b\"|c\n".into(), Cell::Null, f64::NAN.into()],
+        ];
+        let mut out = Vec::new();
+        write_rows(&mut out, format, &["name", "count", "share"], rows).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn csv_quotes_what_needs_it() {
+        assert_eq!(
+            print(Format::Csv),
+            "name,count,share\nplain,7,0.25\n\"a,\"\"b\"\"|c\n\",,\n"
+        );
+    }
+
+    #[test]
+    fn json_is_an_array_and_lines_are_objects() {
+        let array: serde_json::Value = serde_json::from_str(&print(Format::Json)).unwrap();
+        assert_eq!(
+            array[0],
+            serde_json::json!({"name": "plain", "count": 7, "share": 0.25})
+        );
+        assert_eq!(array[1]["name"], "a,\"b\"|c\n");
+        assert!(array[1]["share"].is_null() && array[1]["count"].is_null());
+        let lines = print(Format::Jsonl);
+        assert_eq!(lines.lines().count(), 2);
+        let second: serde_json::Value =
+            serde_json::from_str(lines.lines().nth(1).unwrap()).unwrap();
+        assert_eq!(second, array[1]);
+    }
+
+    #[test]
+    fn json_of_no_rows_is_an_empty_array() {
+        let mut out = Vec::new();
+        write_rows(&mut out, Format::Json, &["name"], []).unwrap();
+        assert_eq!(out, b"[]\n");
+    }
+
+    #[test]
+    fn table_aligns_and_markdown_escapes() {
+        assert_eq!(
+            print(Format::Table),
+            "name      count   share\nplain         7  0.2500\na,\"b\"|c              NaN\n"
+        );
+        assert_eq!(
+            print(Format::Md),
+            "| name | count | share |\n|---|---:|---:|\n| plain | 7 | 0.2500 |\n| a,\"b\"\\|c  |  | NaN |\n"
+        );
+    }
+
+    #[test]
+    fn bytes_for_reading() {
+        assert_eq!(human_bytes(1023), "1023 B");
+        assert_eq!(human_bytes(1536), "1.5 KiB");
+        assert_eq!(human_bytes(1 << 20), "1.0 MiB");
+        assert_eq!(human_bytes(u64::MAX), "16384.0 PiB");
+    }
+}

@@ -1,0 +1,305 @@
+//! Heat maps of layers × experts, as PNG or SVG.
+
+mod colour;
+
+use std::path::Path;
+use std::sync::Once;
+
+use anyhow::{anyhow, bail};
+use plotters::coord::Shift;
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+use plotters::style::{FontStyle, register_font};
+
+use crate::files;
+
+/// DejaVu Sans travels in the binary for PNG; in an SVG the viewer falls back to its own font where it is missing.
+const FONT: &str = "DejaVu Sans, sans-serif";
+
+const LEFT: i32 = 76;
+const TOP: i32 = 68;
+const RIGHT: i32 = 132;
+const BOTTOM: i32 = 64;
+const BAR_WIDTH: i32 = 18;
+const TEXT: RGBColor = RGBColor(40, 40, 48);
+const FRAME: RGBColor = RGBColor(150, 150, 158);
+
+/// What a heat map shows: for each layer and expert, how often it was chosen relative to an even spread.
+pub struct HeatMap {
+    /// First line.
+    pub title: String,
+    /// Second line, smaller.
+    pub subtitle: String,
+    /// Block numbers of the rows, top to bottom.
+    pub layers: Vec<u32>,
+    /// `[n_layer][n_expert]`; 1 is an even share.
+    pub values: Vec<Vec<f64>>,
+}
+
+/// Refuses a file name whose extension names no picture format.
+pub fn check_extension(path: &Path) -> anyhow::Result<()> {
+    format_of(path).map(|_| ())
+}
+
+enum PictureFormat {
+    Png,
+    Svg,
+}
+
+fn format_of(path: &Path) -> anyhow::Result<PictureFormat> {
+    let extension = path
+        .extension()
+        .map(|extension| extension.to_ascii_lowercase());
+    match extension
+        .as_deref()
+        .and_then(|extension| extension.to_str())
+    {
+        Some("png") => Ok(PictureFormat::Png),
+        Some("svg") => Ok(PictureFormat::Svg),
+        _ => bail!(
+            "{}: no picture format has that extension; name a .png or .svg file",
+            path.display()
+        ),
+    }
+}
+
+impl HeatMap {
+    /// Draws the map into a file, PNG or SVG by its extension.
+    pub fn write(&self, path: &Path, force: bool) -> anyhow::Result<()> {
+        register_fonts();
+        let layout = self.layout();
+        let size = (layout.width as u32, layout.height as u32);
+        match format_of(path)? {
+            PictureFormat::Png => files::replace(path, force, |temporary| {
+                self.draw(
+                    &layout,
+                    BitMapBackend::new(temporary, size).into_drawing_area(),
+                )
+            }),
+            PictureFormat::Svg => files::write_whole(path, force, |out| {
+                let mut svg = String::new();
+                self.draw(
+                    &layout,
+                    SVGBackend::with_string(&mut svg, size).into_drawing_area(),
+                )?;
+                Ok(std::io::Write::write_all(out, svg.as_bytes())?)
+            }),
+        }
+    }
+
+    fn n_expert(&self) -> i32 {
+        self.values.iter().map(Vec::len).max().unwrap_or(0) as i32
+    }
+
+    /// Cells are as large as fits a screen, never so small that a layer or an expert vanishes.
+    fn layout(&self) -> Layout {
+        let (columns, rows) = (self.n_expert().max(1), (self.layers.len() as i32).max(1));
+        let cell_width = (1200 / columns).clamp(2, 40);
+        let cell_height = (640 / rows).clamp(4, 40);
+        let grid_width = columns * cell_width;
+        let grid_height = rows * cell_height;
+        Layout {
+            cell_width,
+            cell_height,
+            grid_width,
+            grid_height,
+            // A small grid still needs room for the title and the scale.
+            width: (LEFT + grid_width + RIGHT).max(640),
+            height: TOP + grid_height.max(180) + BOTTOM,
+        }
+    }
+
+    fn draw<B: DrawingBackend>(
+        &self,
+        layout: &Layout,
+        area: DrawingArea<B, Shift>,
+    ) -> anyhow::Result<()> {
+        let highest = self.values.iter().flatten().copied().fold(1.0, f64::max);
+        let canvas = Canvas { area, highest };
+        canvas.area.fill(&WHITE).map_err(drawing)?;
+        canvas.text(&self.title, (LEFT, 14), 20, HPos::Left, VPos::Top)?;
+        canvas.text(&self.subtitle, (LEFT, 42), 13, HPos::Left, VPos::Top)?;
+        self.draw_cells(layout, &canvas)?;
+        self.draw_axes(layout, &canvas)?;
+        draw_scale(layout, &canvas)?;
+        canvas.area.present().map_err(drawing)
+    }
+
+    fn draw_cells<B: DrawingBackend>(
+        &self,
+        layout: &Layout,
+        canvas: &Canvas<B>,
+    ) -> anyhow::Result<()> {
+        // Large cells get a gap between them; small ones would drown in it.
+        let gap = i32::from(layout.cell_width >= 10 && layout.cell_height >= 10);
+        if gap == 0 {
+            let corner = (LEFT + layout.grid_width, TOP + layout.grid_height);
+            canvas.rectangle([(LEFT, TOP), corner], colour::colour(0.0).filled())?;
+        }
+        for (row, values) in (0..).zip(&self.values) {
+            for (column, &value) in (0..).zip(values) {
+                if value == 0.0 && gap == 0 {
+                    continue;
+                }
+                let x = LEFT + column * layout.cell_width;
+                let y = TOP + row * layout.cell_height;
+                let corner = (x + layout.cell_width - gap, y + layout.cell_height - gap);
+                canvas.rectangle([(x, y), corner], canvas.colour_of(value).filled())?;
+            }
+        }
+        let frame = [
+            (LEFT - 1, TOP - 1),
+            (LEFT + layout.grid_width, TOP + layout.grid_height),
+        ];
+        canvas.rectangle(frame, FRAME.stroke_width(1))
+    }
+
+    fn draw_axes<B: DrawingBackend>(
+        &self,
+        layout: &Layout,
+        canvas: &Canvas<B>,
+    ) -> anyhow::Result<()> {
+        let bottom = TOP + layout.grid_height;
+        for expert in (0..self.n_expert()).step_by(tick_step(layout.cell_width, 40)) {
+            let x = LEFT + expert * layout.cell_width + layout.cell_width / 2;
+            canvas.line((x, bottom), (x, bottom + 4))?;
+            canvas.text(
+                &expert.to_string(),
+                (x, bottom + 8),
+                12,
+                HPos::Center,
+                VPos::Top,
+            )?;
+        }
+        for row in (0..self.layers.len()).step_by(tick_step(layout.cell_height, 20)) {
+            let y = TOP + row as i32 * layout.cell_height + layout.cell_height / 2;
+            canvas.line((LEFT - 5, y), (LEFT - 1, y))?;
+            let label = self.layers[row].to_string();
+            canvas.text(&label, (LEFT - 9, y), 12, HPos::Right, VPos::Center)?;
+        }
+        let middle = (LEFT + layout.grid_width / 2, bottom + 32);
+        canvas.text("expert", middle, 14, HPos::Center, VPos::Top)?;
+        let middle = (22, TOP + layout.grid_height / 2);
+        canvas.upright_text("layer", middle, 14)
+    }
+}
+
+/// Sizes in pixels.
+struct Layout {
+    cell_width: i32,
+    cell_height: i32,
+    grid_width: i32,
+    grid_height: i32,
+    width: i32,
+    height: i32,
+}
+
+/// The colour bar: value 0 at its foot, the highest value at its head.
+fn draw_scale<B: DrawingBackend>(layout: &Layout, canvas: &Canvas<B>) -> anyhow::Result<()> {
+    let left = LEFT + layout.grid_width + 28;
+    let height = layout.grid_height.clamp(140, 360);
+    let foot = TOP + height;
+    for step in 0..height {
+        let y = foot - step - 1;
+        let shade = colour::colour(f64::from(step) / f64::from(height - 1));
+        canvas.rectangle([(left, y), (left + BAR_WIDTH, y + 1)], shade.filled())?;
+    }
+    canvas.rectangle(
+        [(left, TOP - 1), (left + BAR_WIDTH, foot)],
+        FRAME.stroke_width(1),
+    )?;
+
+    let place = |value: f64| foot - (canvas.fraction(value) * f64::from(height)).round() as i32;
+    let mut free_below = TOP + 16;
+    let tick = |value: f64, label: String| -> anyhow::Result<()> {
+        let y = place(value);
+        canvas.line((left + BAR_WIDTH, y), (left + BAR_WIDTH + 4, y))?;
+        canvas.text(
+            &label,
+            (left + BAR_WIDTH + 8, y),
+            12,
+            HPos::Left,
+            VPos::Center,
+        )
+    };
+    tick(canvas.highest, format!("{:.1}", canvas.highest))?;
+    for value in [64.0, 32.0, 16.0, 8.0, 4.0, 2.0, 1.0, 0.5, 0.0] {
+        if place(value) >= free_below {
+            tick(value, value.to_string())?;
+            free_below = place(value) + 16;
+        }
+    }
+    canvas.text(
+        "× even share",
+        (left - 8, TOP - 12),
+        12,
+        HPos::Left,
+        VPos::Bottom,
+    )
+}
+
+/// The smallest of 1, 2, 5, 10, 20, 50, … at which labels are `room` pixels apart.
+fn tick_step(cell: i32, room: i32) -> usize {
+    let mut steps = (0..).flat_map(|power| [1, 2, 5].map(|digit| digit * 10usize.pow(power)));
+    steps
+        .find(|&step| step as i32 * cell >= room)
+        .unwrap_or(usize::MAX)
+}
+
+/// A drawing area with the few things that are drawn on it.
+struct Canvas<B: DrawingBackend> {
+    area: DrawingArea<B, Shift>,
+    highest: f64,
+}
+
+impl<B: DrawingBackend> Canvas<B> {
+    /// Place of a value on the scale. The root spreads the crowd of small values, which a few very hot experts would
+    /// otherwise press together.
+    fn fraction(&self, value: f64) -> f64 {
+        (value / self.highest).sqrt()
+    }
+
+    fn colour_of(&self, value: f64) -> RGBColor {
+        colour::colour(self.fraction(value))
+    }
+
+    fn rectangle(&self, corners: [(i32, i32); 2], style: ShapeStyle) -> anyhow::Result<()> {
+        self.area
+            .draw(&Rectangle::new(corners, style))
+            .map_err(drawing)
+    }
+
+    fn line(&self, from: (i32, i32), to: (i32, i32)) -> anyhow::Result<()> {
+        self.area
+            .draw(&PathElement::new([from, to], FRAME))
+            .map_err(drawing)
+    }
+
+    fn text(&self, text: &str, at: (i32, i32), size: i32, h: HPos, v: VPos) -> anyhow::Result<()> {
+        let style = TextStyle::from((FONT, size))
+            .color(&TEXT)
+            .pos(Pos::new(h, v));
+        self.area.draw_text(text, &style, at).map_err(drawing)
+    }
+
+    /// Text that reads from bottom to top, centred on `at`.
+    fn upright_text(&self, text: &str, at: (i32, i32), size: i32) -> anyhow::Result<()> {
+        let style = TextStyle::from((FONT, size))
+            .color(&TEXT)
+            .transform(FontTransform::Rotate270)
+            .pos(Pos::new(HPos::Center, VPos::Center));
+        self.area.draw_text(text, &style, at).map_err(drawing)
+    }
+}
+
+fn register_fonts() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // The bytes are part of the binary; a font that did not parse would show as an error of the first text.
+        let _ = register_font(FONT, FontStyle::Normal, dejavu::sans::regular());
+    });
+}
+
+fn drawing<E: std::error::Error + Send + Sync>(error: DrawingAreaErrorKind<E>) -> anyhow::Error {
+    anyhow!("drawing: {error}")
+}

@@ -1,0 +1,90 @@
+//! What is common to all subcommands: help, versions, usage errors, completions, the manual, a closed pipe.
+
+mod support;
+
+use std::io::Read;
+use std::process::Stdio;
+
+use support::{moe_analyze, repository, stdout_of};
+
+const SUBCOMMANDS: [&str; 6] = [
+    "gguf-map",
+    "parquet",
+    "hotness",
+    "info",
+    "completions",
+    "man",
+];
+
+#[test]
+fn help_names_every_subcommand_and_every_subcommand_has_help() {
+    let help = stdout_of(&["--help"]);
+    for subcommand in SUBCOMMANDS {
+        assert!(
+            help.contains(&format!("\n  {subcommand} ")),
+            "{subcommand} in {help}"
+        );
+        assert!(stdout_of(&[subcommand, "--help"]).contains("Usage: moe-analyze"));
+    }
+    assert!(stdout_of(&["--version"]).starts_with("moe-analyze 0."));
+}
+
+#[test]
+fn usage_errors_are_exit_2() {
+    for args in [
+        &["no-such-command"][..],
+        &["gguf-map"],
+        &["gguf-map", "x", "-o", "xml"],
+        &["hotness", "x", "--phase", "y"],
+        &[],
+    ] {
+        let assert = moe_analyze().args(args).assert().code(2).stdout("");
+        assert!(!assert.get_output().stderr.is_empty(), "{args:?}");
+    }
+}
+
+#[test]
+fn completions_for_the_common_shells() {
+    for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
+        let script = stdout_of(&["completions", shell]);
+        assert!(
+            script.contains("gguf-map") && script.contains("check-overlaps"),
+            "{shell}"
+        );
+    }
+}
+
+#[test]
+fn manual_is_roff_and_covers_every_subcommand() {
+    let page = stdout_of(&["man"]);
+    assert!(
+        page.contains(".TH moe-analyze 1"),
+        "{}",
+        &page[..page.len().min(200)]
+    );
+    for subcommand in SUBCOMMANDS {
+        assert!(
+            page.contains(&format!("moe\\-analyze\\-{}", subcommand.replace('-', "\\-"))),
+            "{subcommand}"
+        );
+    }
+}
+
+/// `moe-analyze gguf-map … | head -1` must end quietly.
+#[test]
+fn a_closed_pipe_is_no_error() {
+    let mut child = std::process::Command::new(assert_cmd::cargo::cargo_bin!("moe-analyze"))
+        .arg("--quiet")
+        .arg("gguf-map")
+        .arg(repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf"))
+        .args(["-o", "jsonl"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut first = [0; 1];
+    child.stdout.take().unwrap().read_exact(&mut first).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    assert_eq!(output.status.code(), Some(0));
+}

@@ -1,0 +1,195 @@
+//! `info`: what things are, and the faults that it must find.
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+use support::{arg, failure_of, known_run, moe_analyze, repository, stdout_of};
+
+/// `info -o json` of a path: its exit code, the facts by name, and the faults.
+fn info(path: &Path) -> (i32, Vec<(String, Value)>, Vec<String>) {
+    let output = moe_analyze()
+        .args(["info", arg(path), "-o", "json"])
+        .output()
+        .unwrap();
+    let rows: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+    let rows = rows.into_iter().map(|row| {
+        (
+            row["property"].as_str().unwrap().to_owned(),
+            row["value"].clone(),
+        )
+    });
+    let (faults, facts): (Vec<_>, Vec<_>) = rows.partition(|(name, _)| name == "fault");
+    let faults = faults
+        .into_iter()
+        .map(|(_, value)| value.as_str().unwrap().to_owned())
+        .collect();
+    (output.status.code().unwrap(), facts, faults)
+}
+
+fn fact<'a>(facts: &'a [(String, Value)], name: &str) -> &'a Value {
+    &facts
+        .iter()
+        .find(|(fact, _)| fact == name)
+        .unwrap_or_else(|| panic!("{name} in {facts:?}"))
+        .1
+}
+
+fn sound(path: &Path) -> Vec<(String, Value)> {
+    let (code, facts, faults) = info(path);
+    assert_eq!((code, faults), (0, Vec::new()));
+    assert_eq!(fact(&facts, "sound"), "yes");
+    facts
+}
+
+/// Expects exactly one fault that says `expected`.
+fn unsound(path: &Path, expected: &str) {
+    let (code, facts, faults) = info(path);
+    assert_eq!(code, 1, "{faults:?}");
+    assert_eq!(fact(&facts, "sound"), "no");
+    assert_eq!(faults.len(), 1, "{faults:?}");
+    assert!(faults[0].contains(expected), "{faults:?}");
+}
+
+#[test]
+fn models() {
+    let facts = sound(&repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf"));
+    assert_eq!(fact(&facts, "architecture"), "qwen3moe");
+    assert_eq!(fact(&facts, "layers"), 6);
+    assert_eq!(fact(&facts, "experts in a layer"), 32);
+    assert_eq!(fact(&facts, "experts for a token"), 4);
+
+    let dir = tempfile::tempdir().unwrap();
+    let cut = dir.path().join("cut.gguf");
+    let whole = fs::read(repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf")).unwrap();
+    fs::write(&cut, &whole[..whole.len() - 64]).unwrap();
+    unsound(&cut, " lacks ");
+    fs::write(&cut, &whole[..1000]).unwrap();
+    assert!(failure_of(&["info", arg(&cut)]).contains("cut"));
+}
+
+#[test]
+fn runs_and_traces() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    known_run(&run);
+    let trace_file = run.join("trace.bin");
+    let trace = fs::read(&trace_file).unwrap();
+    let n_records = trace.len() / 1024;
+
+    let facts = sound(&run);
+    assert_eq!(fact(&facts, "kind"), "run directory");
+    assert_eq!(fact(&facts, "records"), n_records);
+    assert_eq!(fact(&facts, "architecture"), "qwen3moe");
+    let facts = sound(&trace_file);
+    assert_eq!(fact(&facts, "kind"), "trace without a run directory");
+    assert_eq!(fact(&facts, "records"), n_records);
+
+    let with = |at: usize, bytes: &[u8]| {
+        let mut broken = trace.clone();
+        broken[at..at + bytes.len()].copy_from_slice(bytes);
+        fs::write(&trace_file, broken).unwrap();
+    };
+    let expert_record = 1024
+        * trace
+            .chunks(1024)
+            .position(|record| record[856] == 4)
+            .unwrap();
+    with(expert_record + 792, &32i32.to_le_bytes());
+    unsound(&run, "an expert that the model does not have");
+    with(expert_record + 12, &6u16.to_le_bytes());
+    unsound(&run, "a layer that the model does not have");
+    with(expert_record, &1u64.to_le_bytes());
+    unsound(&run, "begin before");
+    with(expert_record + 17, &[2]);
+    unsound(&run, "phase");
+    with(expert_record + 16, &[200]);
+    unsound(&run, "operation");
+    with(expert_record + 856, &[17]);
+    unsound(&run, "more sources or experts");
+    with(expert_record + 152 + 144, &7u64.to_le_bytes());
+    unsound(&run, "not the named tensor's");
+
+    let mut cut = trace.clone();
+    cut.extend_from_slice(&trace[..100]);
+    fs::write(&trace_file, cut).unwrap();
+    unsound(&run, "a cut record of 100 bytes");
+    fs::write(&trace_file, &trace[..trace.len() - 1024]).unwrap();
+    unsound(&run, "promises");
+    fs::write(&trace_file, &trace).unwrap();
+    fs::remove_file(run.join("manifest.json")).unwrap();
+    unsound(&run, "manifest.json is missing");
+}
+
+#[test]
+fn tables_and_datasets() {
+    let dir = tempfile::tempdir().unwrap();
+    let (run, tables, dataset) = (
+        dir.path().join("run"),
+        dir.path().join("tables"),
+        dir.path().join("dataset"),
+    );
+    known_run(&run);
+    stdout_of(&[
+        "parquet",
+        arg(&run),
+        "--out",
+        arg(&tables),
+        "--dataset",
+        arg(&dataset),
+    ]);
+
+    assert_eq!(fact(&sound(&tables), "kind"), "tables of one run");
+    assert_eq!(
+        fact(&sound(&dataset), "kind"),
+        "dataset of tables, partitioned by run"
+    );
+    let table = tables.join("routing.parquet");
+    let facts = sound(&table);
+    assert_eq!(fact(&facts, "kind"), "Parquet table");
+    let rows = support::known_counts(&support::ALL).values().sum::<u64>();
+    assert_eq!(fact(&facts, "rows"), rows);
+    sound(&run.join("gguf-map.parquet"));
+
+    let mut bytes = fs::read(&table).unwrap();
+    bytes[4..60].fill(0xa5);
+    fs::write(&table, &bytes).unwrap();
+    unsound(&table, "routing.parquet");
+    unsound(&tables, "routing.parquet");
+    fs::remove_file(tables.join("ops.parquet")).unwrap();
+    let (_, _, faults) = info(&tables);
+    assert!(
+        faults.iter().any(|fault| fault.contains("no table ops")),
+        "{faults:?}"
+    );
+}
+
+#[test]
+fn learn_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let learn = dir.path().join("learn.json");
+    let text = |layers: &str| {
+        format!(r#"{{"schema":"llama.cpp.moe_layer_opt_perf.v1","layers":[{layers}]}}"#)
+    };
+    fs::write(&learn, text(r#"{"layer":0,"experts":[[12,100],[42,90]]}"#)).unwrap();
+    let facts = sound(&learn);
+    assert_eq!(fact(&facts, "choices"), 190);
+    fs::write(&learn, text("")).unwrap();
+    unsound(&learn, "counts nothing");
+    fs::write(&learn, text(r#"{"layer":"0"}"#)).unwrap();
+    assert!(failure_of(&["info", arg(&learn)]).contains("layers[0]"));
+}
+
+#[test]
+fn what_is_not_known_is_exit_2() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("notes.txt");
+    fs::write(&file, "notes").unwrap();
+    assert!(failure_of(&["info", arg(&file)]).contains("not a file that is known"));
+    fs::write(&file, "").unwrap();
+    assert!(failure_of(&["info", arg(&file)]).contains("is empty"));
+    assert!(failure_of(&["info", arg(dir.path())]).contains("neither a run directory"));
+    assert!(failure_of(&["info", arg(&dir.path().join("absent"))]).contains("cannot open"));
+}

@@ -1,0 +1,204 @@
+//! What the binary's tests share: the binary, the fixtures, and a small run with routing that is known beforehand.
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use assert_cmd::Command;
+use moe_gguf::Gguf;
+use moe_gguf::map::OffsetMap;
+use moe_trace::manifest::{Engine, Manifest, Model, ModelFile};
+use moe_trace::record::{
+    EXT_V1, PHASE_GENERATE, PHASE_PROMPT, SOURCE_BUFFER, SOURCE_DISK, lane, set_name,
+};
+use moe_trace::{NO_LAYER, NO_TENSOR, RunOptions, RunWriter, TensorAccessLog, ops};
+
+/// The binary under test.
+pub fn moe_analyze() -> Command {
+    Command::new(assert_cmd::cargo::cargo_bin!("moe-analyze"))
+}
+
+/// A file of the repository.
+pub fn repository(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../..")
+        .join(path)
+}
+
+/// Runs the binary and expects success; gives stdout.
+pub fn stdout_of(args: &[&str]) -> String {
+    let assert = moe_analyze().args(args).assert().success();
+    String::from_utf8(assert.get_output().stdout.clone()).unwrap()
+}
+
+/// Runs the binary and expects that it could not be done: exit 2, nothing on stdout, one line on stderr. Gives the line.
+pub fn failure_of(args: &[&str]) -> String {
+    let assert = moe_analyze().args(args).assert().code(2).stdout("");
+    let stderr = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
+    assert_eq!(stderr.lines().count(), 1, "one line: {stderr}");
+    assert!(stderr.starts_with("moe-analyze: "), "{stderr}");
+    assert!(!stderr.contains("panicked"), "{stderr}");
+    stderr
+}
+
+/// The path as an argument.
+pub fn arg(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+pub const N_LAYER: u32 = 6;
+pub const N_EXPERT: u32 = 32;
+pub const N_EXPERT_USED: u32 = 4;
+pub const N_PROMPT: u32 = 10;
+pub const N_GENERATED: u32 = 6;
+
+/// The weights with which every token of the known run goes to its four experts. Their sums are exact in binary.
+pub const WEIGHTS: [f32; 4] = [0.5, 0.25, 0.125, 0.125];
+
+/// The experts of a token in a layer of the known run, best first.
+pub fn experts_of(token: u32, layer: u32) -> [u32; 4] {
+    // Expert 3 is in every choice, 20 in every other; the rest wander.
+    let wander = (token * 5 + layer * 7) % 10;
+    [
+        3,
+        if token % 2 == 0 { 20 } else { 21 },
+        4 + wander,
+        22 + wander,
+    ]
+}
+
+/// Tokens that a layer of the known run routes in a phase: the prompt goes through the last layer with its last token alone.
+pub fn tokens_of(layer: u32, phase: u8) -> std::ops::Range<u32> {
+    match phase {
+        PHASE_PROMPT if layer == N_LAYER - 1 => N_PROMPT - 1..N_PROMPT,
+        PHASE_PROMPT => 0..N_PROMPT,
+        _ => N_PROMPT..N_PROMPT + N_GENERATED,
+    }
+}
+
+/// (layer, expert) → count that the known run must give.
+pub fn known_counts(phases: &[u8]) -> BTreeMap<(u32, u32), u64> {
+    let mut counts = BTreeMap::new();
+    for layer in 0..N_LAYER {
+        for token in phases.iter().flat_map(|&phase| tokens_of(layer, phase)) {
+            for expert in experts_of(token, layer) {
+                *counts.entry((layer, expert)).or_default() += 1;
+            }
+        }
+    }
+    counts
+}
+
+/// Both phases.
+pub const ALL: [u8; 2] = [PHASE_PROMPT, PHASE_GENERATE];
+
+/// Writes the known run: one prompt pass, then one pass for each generated token, over the qwen3moe fixture.
+pub fn known_run(dir: &Path) {
+    let gguf = Gguf::open(repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf")).unwrap();
+    let file = &gguf.files()[0];
+    let manifest = Manifest {
+        engine: Engine {
+            name: "test".into(),
+            version: "1".into(),
+        },
+        model: Model {
+            path: file.name.clone(),
+            files: vec![ModelFile {
+                name: file.name.clone(),
+                size_bytes: file.size_bytes,
+            }],
+            header_xxh3: format!("{:016x}", gguf.header_xxh3()),
+            arch: "qwen3moe".into(),
+            n_layer: N_LAYER,
+            n_expert: N_EXPERT,
+            n_expert_used: N_EXPERT_USED,
+            ..Model::default()
+        },
+        started: "2025-01-02T03:04:05Z".into(),
+        ..Manifest::default()
+    };
+    let mut writer =
+        RunWriter::create(dir, manifest, &OffsetMap::new(&gguf), RunOptions::default()).unwrap();
+    let mut clock = 1_000_000;
+    pass(&mut writer, &gguf, &mut clock, PHASE_PROMPT, |layer| {
+        tokens_of(layer, PHASE_PROMPT)
+    });
+    for token in N_PROMPT..N_PROMPT + N_GENERATED {
+        pass(&mut writer, &gguf, &mut clock, PHASE_GENERATE, |_| {
+            token..token + 1
+        });
+    }
+    writer.finish().unwrap();
+}
+
+fn pass(
+    writer: &mut RunWriter,
+    gguf: &Gguf,
+    clock: &mut u64,
+    phase: u8,
+    tokens: impl Fn(u32) -> std::ops::Range<u32>,
+) {
+    for layer in 0..N_LAYER {
+        let tokens = tokens(layer);
+        let n_tokens = tokens.len() as u32;
+        let mut log = |op: u8, dst: String, weights: String, token: u32, is_expert: bool| {
+            let mut record = TensorAccessLog {
+                operation_type: op,
+                phase,
+                ext_version: EXT_V1,
+                ..Default::default()
+            };
+            record.timestamp_ns.set(*clock);
+            record.duration_ns.set(500);
+            record.token_id.set(token);
+            record.layer_id.set(layer as u16);
+            record.n_tokens.set(n_tokens);
+            set_name(&mut record.dst_name, &dst);
+            record.num_sources = 2;
+
+            let tensor = gguf.tensor(&weights).unwrap();
+            let source = &mut record.sources[0];
+            set_name(&mut source.name, &weights);
+            source.layer_id.set(layer as u16);
+            source.memory_source = SOURCE_DISK;
+            source.offset_or_buffer_id.set(tensor.offset);
+            source.tensor_idx.set(tensor.index);
+            record.set_source_size(0, tensor.size_bytes);
+
+            let source = &mut record.sources[1];
+            set_name(&mut source.name, &format!("ffn_norm-{layer}"));
+            source.layer_id.set(NO_LAYER);
+            source.memory_source = SOURCE_BUFFER;
+            source.offset_or_buffer_id.set(1);
+            source.tensor_idx.set(NO_TENSOR);
+            record.set_source_size(1, 1024 * u64::from(n_tokens));
+
+            if is_expert {
+                record.num_experts = 4;
+                for (slot, expert) in experts_of(token, layer).into_iter().enumerate() {
+                    record.expert_ids[slot].set(expert as i32);
+                    record.expert_weights[slot].set(WEIGHTS[slot]);
+                    record.expert_lane[slot] = lane::CPU;
+                }
+            }
+            *writer.next_record().unwrap() = record;
+        };
+        let first = tokens.start;
+        log(
+            ops::MUL_MAT,
+            format!("Qcur-{layer}"),
+            format!("blk.{layer}.attn_q.weight"),
+            first,
+            false,
+        );
+        for projection in ["gate", "up", "down"] {
+            let weights = format!("blk.{layer}.ffn_{projection}_exps.weight");
+            *clock += 1000;
+            for token in tokens.clone() {
+                let dst = format!("ffn_moe_{projection}-{layer}");
+                log(ops::MUL_MAT_ID, dst, weights.clone(), token, true);
+            }
+        }
+        *clock += 1000;
+    }
+}

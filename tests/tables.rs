@@ -1,0 +1,190 @@
+//! `parquet`: the tables of a known run, as other programs will read them.
+
+mod support;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+use arrow::array::{Array, AsArray, RecordBatch};
+use arrow::compute::{cast, concat_batches};
+use arrow::datatypes::{DataType, UInt64Type};
+use moe_gguf::Gguf;
+use moe_gguf::map::OffsetMap;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use support::{
+    ALL, N_GENERATED, N_LAYER, arg, failure_of, known_counts, known_run, repository, stdout_of,
+    tokens_of,
+};
+
+/// A table as one batch.
+fn table(path: &Path) -> RecordBatch {
+    let reader = ParquetRecordBatchReaderBuilder::try_new(fs::File::open(path).unwrap()).unwrap();
+    let schema = reader.schema().clone();
+    let batches: Vec<_> = reader.build().unwrap().map(Result::unwrap).collect();
+    concat_batches(&schema, &batches).unwrap()
+}
+
+/// A column of numbers, null where there is none.
+fn numbers(batch: &RecordBatch, name: &str) -> Vec<Option<u64>> {
+    let column = cast(batch.column_by_name(name).unwrap(), &DataType::UInt64).unwrap();
+    column.as_primitive::<UInt64Type>().iter().collect()
+}
+
+/// A column of names.
+fn names(batch: &RecordBatch, name: &str) -> Vec<String> {
+    let column = cast(batch.column_by_name(name).unwrap(), &DataType::Utf8).unwrap();
+    column
+        .as_string::<i32>()
+        .iter()
+        .map(|name| name.unwrap_or_default().to_owned())
+        .collect()
+}
+
+fn known_tables(dir: &Path) -> std::path::PathBuf {
+    let (run, tables) = (dir.join("run"), dir.join("tables"));
+    known_run(&run);
+    stdout_of(&["parquet", arg(&run), "--out", arg(&tables)]);
+    tables
+}
+
+#[test]
+fn routing_has_each_choice_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let routing = table(&known_tables(dir.path()).join("routing.parquet"));
+    let mut counts: BTreeMap<(u32, u32), u64> = BTreeMap::new();
+    for (layer, expert) in numbers(&routing, "layer_id")
+        .into_iter()
+        .zip(numbers(&routing, "expert_id"))
+    {
+        *counts
+            .entry((layer.unwrap() as u32, expert.unwrap() as u32))
+            .or_default() += 1;
+    }
+    assert_eq!(counts, known_counts(&ALL));
+}
+
+#[test]
+fn operations_of_many_tokens_are_one_row() {
+    let dir = tempfile::tempdir().unwrap();
+    let ops = table(&known_tables(dir.path()).join("ops.parquet"));
+    // In every pass and layer: an attention product, gate, up, down.
+    assert_eq!(ops.num_rows() as u32, (1 + N_GENERATED) * N_LAYER * 4);
+    let n_tokens: u64 = numbers(&ops, "n_tokens").into_iter().flatten().sum();
+    let routed: usize = (0..N_LAYER)
+        .flat_map(|layer| ALL.map(|phase| tokens_of(layer, phase).len()))
+        .sum();
+    assert_eq!(n_tokens, 4 * routed as u64);
+}
+
+#[test]
+fn ranges_of_experts_lie_inside_their_entries_of_the_map() {
+    let dir = tempfile::tempdir().unwrap();
+    let accesses = table(&known_tables(dir.path()).join("accesses.parquet"));
+    let map =
+        OffsetMap::new(&Gguf::open(repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf")).unwrap());
+    let map: BTreeMap<(&str, Option<u32>), (u64, u64)> = map
+        .rows
+        .iter()
+        .map(|row| {
+            (
+                (&*row.tensor, row.expert_id),
+                (row.file_offset, row.size_bytes),
+            )
+        })
+        .collect();
+
+    let tensors = names(&accesses, "tensor");
+    let (experts, ops) = (
+        numbers(&accesses, "expert_id"),
+        numbers(&accesses, "op_index"),
+    );
+    let (offsets, sizes) = (
+        numbers(&accesses, "file_offset"),
+        numbers(&accesses, "size_bytes"),
+    );
+    let mut seen = BTreeSet::new();
+    for row in 0..accesses.num_rows() {
+        let Some(expert) = experts[row] else { continue };
+        let (offset, size) = map[&(tensors[row].as_str(), Some(expert as u32))];
+        let (begin, end) = (
+            offsets[row].unwrap(),
+            offsets[row].unwrap() + sizes[row].unwrap(),
+        );
+        assert!(
+            offset <= begin && end <= offset + size,
+            "{} expert {expert}",
+            tensors[row]
+        );
+        assert!(
+            seen.insert((ops[row], &tensors[row], expert)),
+            "each expert of an operation once"
+        );
+    }
+    assert!(!seen.is_empty());
+}
+
+#[test]
+fn a_dataset_takes_several_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let dataset = dir.path().join("dataset");
+    for name in ["a", "b"] {
+        let run = dir.path().join(name);
+        known_run(&run);
+        stdout_of(&["parquet", arg(&run), "--dataset", arg(&dataset)]);
+    }
+    for table in ["ops", "accesses", "routing"] {
+        let runs = fs::read_dir(dataset.join(table))
+            .unwrap()
+            .map(|run| run.unwrap());
+        let runs: Vec<_> = runs.collect();
+        assert_eq!(runs.len(), 2);
+        for run in runs {
+            assert!(run.file_name().to_str().unwrap().starts_with("run=2025"));
+            assert!(run.path().join("part-0.parquet").is_file());
+        }
+    }
+    let summary = stdout_of(&["hotness", arg(&dataset)]);
+    assert!(
+        summary.starts_with("32 prompt and generated tokens"),
+        "{summary}"
+    );
+}
+
+#[test]
+fn existing_tables_are_kept_without_force() {
+    let dir = tempfile::tempdir().unwrap();
+    let tables = known_tables(dir.path());
+    let run = dir.path().join("run");
+    fs::write(tables.join("accesses.parquet"), "precious").unwrap();
+    let line = failure_of(&["parquet", arg(&run), "--out", arg(&tables)]);
+    assert!(line.contains("--force"), "{line}");
+    assert_eq!(
+        fs::read(tables.join("accesses.parquet")).unwrap(),
+        b"precious"
+    );
+    stdout_of(&["parquet", arg(&run), "--out", arg(&tables), "--force"]);
+    assert!(table(&tables.join("accesses.parquet")).num_rows() > 0);
+}
+
+#[test]
+fn bad_input_is_one_line_and_exit_2() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("tables");
+    let text = dir.path().join("text.bin");
+    fs::write(&text, "no trace at all").unwrap();
+    let model = repository("fixtures/random-qwen3moe-F16.gguf");
+    for (input, expected) in [
+        (dir.path().join("absent"), "cannot open"),
+        (text, "not a file that is known"),
+        (model, "is not a run"),
+        (dir.path().to_owned(), "neither a run directory"),
+    ] {
+        let line = failure_of(&["parquet", arg(&input), "--out", arg(&out)]);
+        assert!(
+            line.contains(expected) && line.contains(arg(&input)),
+            "{line}"
+        );
+        assert!(!out.exists());
+    }
+}
