@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::io::{self, Write};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SendError, SyncSender, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
@@ -107,10 +107,10 @@ impl BlockWriter {
         if self.pending() {
             self.block.len -= 1;
         }
-        if self.block.len == 0 {
-            Ok(())
-        } else {
-            self.hand_over()
+        match self.failure.get() {
+            Some(failure) => Err(failure.clone()),
+            None if self.block.len == 0 => Ok(()),
+            None => self.hand_over(),
         }
     }
 
@@ -142,7 +142,12 @@ impl BlockWriter {
         let Some(filled) = &self.filled else {
             return Err(self.failure());
         };
-        filled.send(full).map_err(|_| self.failure())
+        if let Err(SendError(full)) = filled.send(full) {
+            // The block stays full, so that the next call fails too.
+            self.block = full;
+            return Err(self.failure());
+        }
+        Ok(())
     }
 
     fn failure(&self) -> WriteFailure {

@@ -1,0 +1,117 @@
+//! Tables that other programs rewrote, or that are not what they should be.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, Float64Array, Int64Array, RecordBatch, StringArray};
+use moe_trace::{map_table, tables::read_routing};
+use parquet::arrow::ArrowWriter;
+
+fn write(path: &Path, columns: Vec<(&str, ArrayRef)>) {
+    let batch = RecordBatch::try_from_iter(columns).unwrap();
+    let mut writer =
+        ArrowWriter::try_new(File::create(path).unwrap(), batch.schema(), None).unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+}
+
+fn ints(values: &[i64]) -> ArrayRef {
+    Arc::new(Int64Array::from(values.to_vec()))
+}
+
+/// Plain strings, 64-bit numbers, another order of columns and one more.
+fn rewritten() -> Vec<(&'static str, ArrayRef)> {
+    vec![
+        ("expert_id", ints(&[31, 7])),
+        ("run", Arc::new(StringArray::from(vec!["a", "a"]))),
+        ("token_id", ints(&[5, 5])),
+        ("sequence_id", ints(&[0, 0])),
+        (
+            "phase",
+            Arc::new(StringArray::from(vec!["GENERATE", "PROMPT"])),
+        ),
+        ("layer_id", ints(&[2, 2])),
+        ("slot", ints(&[0, 1])),
+        (
+            "weight",
+            Arc::new(Float64Array::from(vec![Some(0.75), None])),
+        ),
+        (
+            "lane",
+            Arc::new(StringArray::from(vec![Some("hot_cache"), None])),
+        ),
+        ("timestamp_ns", ints(&[1, 1])),
+    ]
+}
+
+#[test]
+fn a_rewritten_routing_table_is_read() {
+    let tmp = tempfile::tempdir().unwrap();
+    let path = tmp.path().join("any-name.parquet");
+    write(&path, rewritten());
+    let batches: Vec<_> = read_routing(&path).unwrap().map(Result::unwrap).collect();
+    assert_eq!(batches.len(), 1);
+    let batch = &batches[0];
+    assert_eq!(
+        (
+            batch.expert_id(),
+            batch.token_id(),
+            batch.layer_id(),
+            batch.slot()
+        ),
+        (&[31, 7][..], &[5, 5][..], &[2, 2][..], &[0, 1][..])
+    );
+    assert_eq!((batch.phase(), batch.lane()), (&[1, 0][..], &[3, 0][..]));
+    assert_eq!(
+        batch.weight().iter().collect::<Vec<_>>(),
+        [Some(0.75), None]
+    );
+}
+
+#[test]
+fn a_table_that_is_wrong_says_where() {
+    let tmp = tempfile::tempdir().unwrap();
+    let path = tmp.path().join("routing.parquet");
+    let wrong: [(&str, Option<ArrayRef>, &str); 5] = [
+        ("layer_id", None, "no column layer_id"),
+        ("layer_id", Some(ints(&[2, 70_000])), "layer_id"),
+        ("expert_id", Some(ints(&[-1, 0])), "expert_id"),
+        (
+            "phase",
+            Some(Arc::new(StringArray::from(vec!["PROMPT", "dream"]))),
+            "dream",
+        ),
+        (
+            "phase",
+            Some(Arc::new(StringArray::from(vec![Some("PROMPT"), None]))),
+            "phase: a value is missing",
+        ),
+    ];
+    for (name, column, reason) in wrong {
+        let mut columns = rewritten();
+        let i = columns.iter().position(|(n, _)| *n == name).unwrap();
+        match column {
+            Some(column) => columns[i].1 = column,
+            None => drop(columns.remove(i)),
+        }
+        write(&path, columns);
+        let error = read_routing(tmp.path())
+            .unwrap()
+            .find_map(Result::err)
+            .unwrap()
+            .to_string();
+        assert!(
+            error.contains(reason) && error.contains("routing.parquet") && !error.contains('\n'),
+            "{error}"
+        );
+    }
+    fs::write(&path, "PAR1 but no table").unwrap();
+    assert!(read_routing(&path).unwrap().next().unwrap().is_err());
+    assert!(map_table::read(&path).is_err());
+    let error = read_routing(Path::new(env!("CARGO_MANIFEST_DIR")))
+        .err()
+        .unwrap()
+        .to_string();
+    assert!(error.contains("moe-analyze parquet"), "{error}");
+}

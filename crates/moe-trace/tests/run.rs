@@ -1,0 +1,337 @@
+//! Run directories: written, refused, replaced, cut, read back.
+
+mod common;
+
+use std::fs;
+
+use common::{expert_operation, gpt_oss, manifest, record};
+use moe_trace::ops::{MUL_MAT, MUL_MAT_ID};
+use moe_trace::{Error, Manifest, Run, RunOptions, RunWriter, Trace};
+use zerocopy::IntoBytes;
+
+#[test]
+fn a_run_reads_back_as_written() {
+    let (_, map) = gpt_oss();
+    let tmp = tempfile::tempdir().unwrap();
+    let dir = tmp.path().join("runs/demo");
+    let mut writer = RunWriter::create(&dir, manifest(), &map, RunOptions::default()).unwrap();
+    // Several blocks, one of them handed over before it is full.
+    for i in 1..=1000 {
+        *writer.next_record().unwrap() = record(i, MUL_MAT, &format!("node-{i}"));
+        if i == 300 {
+            writer.flush().unwrap();
+        }
+    }
+    writer.manifest_mut().tokens.generated = 9;
+    assert_eq!(writer.finish().unwrap(), 1000);
+
+    let run = Run::open(&dir).unwrap();
+    assert_eq!(run.trace.records().len(), 1000);
+    for (i, read) in (1..).zip(run.trace.records()) {
+        assert_eq!(
+            read.as_bytes(),
+            record(i, MUL_MAT, &format!("node-{i}")).as_bytes()
+        );
+    }
+    assert_eq!(run.trace.cut_bytes(), 0);
+    assert_eq!(run.map.as_ref(), Some(&map));
+    let read = run.manifest.as_ref().unwrap();
+    assert_eq!(read.records, Some(1000));
+    assert_eq!(read.tokens.generated, 9);
+    assert_eq!(read.model, manifest().model);
+    assert!(
+        read.run_id.starts_with("20260701T123456Z-"),
+        "{}",
+        read.run_id
+    );
+    assert_eq!(run.id(), read.run_id);
+    assert_eq!(run.ops().name(MUL_MAT_ID), Some("MUL_MAT_ID"));
+}
+
+#[test]
+fn the_manifest_follows_its_schema() {
+    let (_, map) = gpt_oss();
+    let tmp = tempfile::tempdir().unwrap();
+    let schema = fs::read_to_string(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../schemas/run.schema.json"
+    ))
+    .unwrap();
+    let schema = jsonschema::validator_for(&serde_json::from_str(&schema).unwrap()).unwrap();
+    let check = |dir: &std::path::Path| {
+        let json: serde_json::Value =
+            serde_json::from_slice(&fs::read(dir.join("manifest.json")).unwrap()).unwrap();
+        let faults: Vec<_> = schema
+            .iter_errors(&json)
+            .map(|error| error.to_string())
+            .collect();
+        assert!(faults.is_empty(), "{faults:?}");
+        json
+    };
+    let mut full = manifest();
+    full.gpu = Some(moe_trace::manifest::Gpu {
+        name: "GPU".into(),
+        memory_bytes: 1 << 34,
+        driver: None,
+    });
+    full.sampling.seed = Some(3);
+    full.sampling
+        .parameters
+        .insert("temperature".into(), 0.8.into());
+    full.prompts = Some(vec!["The".into()]);
+    let dir = tmp.path().join("run");
+    let writer = RunWriter::create(&dir, full, &map, RunOptions::default()).unwrap();
+    let json = check(&dir);
+    assert_eq!(json.get("records"), None);
+    assert_eq!(json["ops"]["30"], "MUL_MAT_ID");
+    assert_eq!(json["sampling"]["temperature"], 0.8);
+    writer.finish().unwrap();
+    assert_eq!(check(&dir)["records"], 0);
+
+    let mut wrong = json.clone();
+    wrong["model"]["files"][0]["size_bytes"] = (-1).into();
+    assert!(!schema.is_valid(&wrong));
+}
+
+#[test]
+fn keys_of_later_versions_are_kept() {
+    let tmp = tempfile::tempdir().unwrap();
+    let path = tmp.path().join("manifest.json");
+    fs::write(
+        &path,
+        r#"{"schema":"moe-analyze.run.v1","later":{"a":[1]}}"#,
+    )
+    .unwrap();
+    Manifest::read(&path).unwrap().write(&path).unwrap();
+    let json: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    assert_eq!(json["later"]["a"][0], 1);
+
+    fs::write(&path, r#"{"schema":"moe-analyze.run.v9"}"#).unwrap();
+    let message = Manifest::read(&path).unwrap_err().to_string();
+    assert!(
+        message.contains("v9") && message.contains("manifest.json") && !message.contains('\n'),
+        "{message}"
+    );
+}
+
+#[test]
+fn what_was_flushed_is_readable_before_the_end() {
+    let (_, map) = gpt_oss();
+    let tmp = tempfile::tempdir().unwrap();
+    let mut writer =
+        RunWriter::create(tmp.path(), manifest(), &map, RunOptions::default()).unwrap();
+    *writer.next_record().unwrap() = record(1, MUL_MAT, "a");
+    writer.flush().unwrap();
+    writer.flush().unwrap();
+    // A slot that is not filled is no record, now or later.
+    writer.next_record().unwrap();
+    writer.flush().unwrap();
+    assert_eq!(writer.records(), 1);
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    while Trace::open(tmp.path().join("trace.bin"))
+        .unwrap()
+        .records()
+        .is_empty()
+    {
+        assert!(
+            std::time::Instant::now() < deadline,
+            "the flushed record never arrived"
+        );
+        std::thread::yield_now();
+    }
+    writer.next_record().unwrap();
+    *writer.next_record().unwrap() = record(2, MUL_MAT, "b");
+    assert_eq!(writer.records(), 2);
+    writer.next_record().unwrap();
+    drop(writer);
+
+    let run = Run::open(tmp.path()).unwrap();
+    assert_eq!(
+        run.trace
+            .records()
+            .iter()
+            .map(|r| r.timestamp_ns.get())
+            .collect::<Vec<_>>(),
+        [1, 2]
+    );
+    assert_eq!(run.trace.size_bytes(), 2048);
+    assert_eq!(
+        run.manifest.unwrap().records,
+        None,
+        "a writer that was dropped has not finished"
+    );
+}
+
+#[test]
+fn the_limit_stops_the_recording_and_loses_nothing() {
+    let (_, map) = gpt_oss();
+    let tmp = tempfile::tempdir().unwrap();
+    let options = RunOptions {
+        max_trace_bytes: Some(3 * 1024 + 5),
+        ..Default::default()
+    };
+    let mut writer = RunWriter::create(tmp.path(), manifest(), &map, options).unwrap();
+    assert!(writer.has_room(3) && !writer.has_room(4));
+    for i in 1..=3 {
+        *writer.next_record().unwrap() = record(i, MUL_MAT, "a");
+    }
+    for _ in 0..2 {
+        let Err(Error::TraceFull {
+            max_bytes: 3072, ..
+        }) = writer.next_record()
+        else {
+            panic!("the limit holds")
+        };
+    }
+    assert!(writer.has_room(0) && !writer.has_room(1));
+    assert_eq!(writer.finish().unwrap(), 3);
+    assert_eq!(
+        Trace::open(tmp.path().join("trace.bin"))
+            .unwrap()
+            .records()
+            .len(),
+        3
+    );
+}
+
+#[test]
+fn only_a_run_directory_is_replaced_and_only_when_told() {
+    let (_, map) = gpt_oss();
+    let tmp = tempfile::tempdir().unwrap();
+    let force = RunOptions {
+        force: true,
+        ..Default::default()
+    };
+    let dir = tmp.path().join("run");
+    let mut writer = RunWriter::create(&dir, manifest(), &map, RunOptions::default()).unwrap();
+    *writer.next_record().unwrap() = record(1, MUL_MAT, "a");
+    writer.finish().unwrap();
+    fs::write(dir.join("notes.txt"), "mine").unwrap();
+
+    let error = RunWriter::create(&dir, manifest(), &map, RunOptions::default())
+        .err()
+        .unwrap();
+    assert!(
+        matches!(error, Error::Exists { .. }) && error.to_string().contains("--force"),
+        "{error}"
+    );
+    assert_eq!(Run::open(&dir).unwrap().trace.records().len(), 1);
+    RunWriter::create(&dir, manifest(), &map, force)
+        .unwrap()
+        .finish()
+        .unwrap();
+    assert_eq!(Run::open(&dir).unwrap().trace.records().len(), 0);
+    assert_eq!(fs::read_to_string(dir.join("notes.txt")).unwrap(), "mine");
+
+    let other = tmp.path().join("home");
+    fs::create_dir(&other).unwrap();
+    fs::write(other.join("thesis.tex"), "text").unwrap();
+    for place in [&other, &other.join("thesis.tex")] {
+        let error = RunWriter::create(place, manifest(), &map, force)
+            .err()
+            .unwrap();
+        assert!(matches!(error, Error::NotReplaceable { .. }), "{error}");
+    }
+    assert_eq!(fs::read_dir(&other).unwrap().count(), 1);
+}
+
+#[test]
+fn a_killed_recorder_leaves_what_is_whole() {
+    let tmp = tempfile::tempdir().unwrap();
+    let path = tmp.path().join("trace.bin");
+    let records: Vec<_> = (1..=5).map(|i| record(i, MUL_MAT, "a")).collect();
+    let bytes = records.as_bytes();
+    for (len, whole, cut) in [
+        (5120, 5, 0),
+        (5119, 4, 1023),
+        (4096, 4, 0),
+        (1, 0, 1),
+        (0, 0, 0),
+    ] {
+        fs::write(&path, &bytes[..len]).unwrap();
+        let trace = Trace::open(&path).unwrap();
+        assert_eq!((trace.records().len(), trace.cut_bytes()), (whole, cut));
+        assert_eq!(trace.operations().count(), whole);
+    }
+    // A file made at full capacity has a tail of zeros; what lies behind it is not looked at.
+    let mut padded = bytes[..2048].to_vec();
+    padded.extend([0; 3072]);
+    padded.extend(&bytes[..1024]);
+    fs::write(&path, padded).unwrap();
+    let trace = Trace::open(&path).unwrap();
+    assert_eq!((trace.records().len(), trace.operations().count()), (2, 2));
+}
+
+#[test]
+fn operations_group_records_and_tokens_join_continuations() {
+    let ids: Vec<i32> = (0..20).rev().collect();
+    let head = record(10, MUL_MAT_ID, "ffn_moe_gate-3");
+    let mut records = vec![record(9, MUL_MAT, "router-3")];
+    records.extend(expert_operation(&head, 3, 100, &[&ids, &[5, -1, 4]]));
+    records.push(record(10, MUL_MAT_ID, "ffn_moe_up-3"));
+    let tmp = tempfile::tempdir().unwrap();
+    let path = tmp.path().join("trace.bin");
+    fs::write(&path, records.as_bytes()).unwrap();
+    let trace = Trace::open(&path).unwrap();
+
+    let operations: Vec<_> = trace.operations().collect();
+    assert_eq!(
+        operations
+            .iter()
+            .map(|op| (op.first_record(), op.records().len()))
+            .collect::<Vec<_>>(),
+        [(0, 1), (1, 3), (4, 1)]
+    );
+    let tokens: Vec<_> = operations[1].tokens().collect();
+    assert_eq!(
+        tokens
+            .iter()
+            .map(|token| token.token_id())
+            .collect::<Vec<_>>(),
+        [100, 101]
+    );
+    let first: Vec<_> = tokens[0]
+        .experts()
+        .map(|e| (i32::from(e.slot), e.expert_id as i32))
+        .collect();
+    assert_eq!(first, (0..20).zip(ids).collect::<Vec<_>>());
+    assert_eq!(tokens[0].experts().last().unwrap().weight, Some(0.05));
+    let second: Vec<_> = tokens[1].experts().map(|e| (e.slot, e.expert_id)).collect();
+    assert_eq!(second, [(0, 5), (2, 4)], "a negative id is an empty slot");
+}
+
+#[test]
+fn a_plain_v4_record_has_no_extension() {
+    let mut records = expert_operation(&record(1, MUL_MAT_ID, "ffn_moe_gate-0"), 0, 0, &[&[1, 2]]);
+    records[0].ext_version = 0;
+    records[0].flags = 1;
+    records[0].sequence_id.set(9);
+    assert!(!records[0].is_continuation());
+    let operation = moe_trace::Operations::new(&records).next().unwrap();
+    let token = operation.tokens().next().unwrap();
+    assert_eq!(token.sequence_id(), None);
+    assert!(token.experts().all(|e| e.weight.is_none() && e.lane == 0));
+}
+
+#[test]
+fn what_is_no_run_says_so() {
+    let tmp = tempfile::tempdir().unwrap();
+    let error = Run::open(tmp.path()).unwrap_err();
+    assert!(matches!(error, Error::NotARun { .. }), "{error}");
+    let error = Run::open(tmp.path().join("absent")).unwrap_err();
+    assert!(error.to_string().contains("absent"), "{error}");
+}
+
+#[test]
+fn a_bare_trace_is_a_run_with_an_id_of_its_content() {
+    let tmp = tempfile::tempdir().unwrap();
+    let (a, b) = (tmp.path().join("a.bin"), tmp.path().join("b.bin"));
+    fs::write(&a, record(1, MUL_MAT, "a").as_bytes()).unwrap();
+    fs::write(&b, record(2, MUL_MAT, "a").as_bytes()).unwrap();
+    let (run, other) = (Run::open(&a).unwrap(), Run::open(&b).unwrap());
+    assert!(run.manifest.is_none() && run.map.is_none());
+    assert!(run.id().starts_with("trace-"));
+    assert_eq!(run.id(), Run::open(&a).unwrap().id());
+    assert_ne!(run.id(), other.id());
+    assert_eq!(run.ops().number("ADD_ID"), Some(3));
+}
