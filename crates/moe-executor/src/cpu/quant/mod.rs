@@ -13,7 +13,10 @@ macro_rules! with_format {
         with_format!(@match $ty, $format => $body;
             Q4_0: legacy::Q4_0, Q4_1: legacy::Q4_1, Q5_0: legacy::Q5_0, Q5_1: legacy::Q5_1, Q8_0: legacy::Q8_0,
             Q2_K: k_quants::Q2K, Q3_K: k_quants::Q3K, Q4_K: k_quants::Q4K, Q5_K: k_quants::Q5K, Q6_K: k_quants::Q6K,
-            MXFP4: fp4::Mxfp4, NVFP4: fp4::Nvfp4,
+            IQ1_S: iq1::Iq1S, IQ1_M: iq1::Iq1M,
+            IQ2_XXS: iq2::Iq2Xxs, IQ2_XS: iq2::Iq2Xs, IQ2_S: iq2::Iq2S,
+            IQ3_XXS: iq3::Iq3Xxs, IQ3_S: iq3::Iq3S, IQ4_NL: iq4::Iq4Nl, IQ4_XS: iq4::Iq4Xs,
+            MXFP4: fp4::Mxfp4, NVFP4: fp4::Nvfp4, TQ1_0: ternary::Tq1_0, TQ2_0: ternary::Tq2_0,
         )
     };
     (@match $ty:expr, $format:ident => $body:expr; $($name:ident: $module:ident::$block:ident,)*) => {
@@ -32,9 +35,15 @@ mod float;
 mod format;
 mod fp4;
 mod gemm;
+mod iq1;
+mod iq2;
+mod iq3;
+mod iq4;
+mod iq_grids;
 mod k_quants;
 mod legacy;
 mod portable;
+mod ternary;
 #[cfg(test)]
 mod tests;
 #[cfg(target_arch = "x86_64")]

@@ -8,6 +8,7 @@ use super::{Steps, load_16, load_32, widen};
 use crate::cpu::quant::activation::Q8Row;
 use crate::cpu::quant::format::Format;
 use crate::cpu::quant::fp4::{E2M1_DOUBLED, E8M0_HALVED, Mxfp4, Nvfp4, UE4M3_HALVED};
+use crate::cpu::quant::iq4::{IQ4_VALUES, Iq4Nl};
 use crate::cpu::quant::legacy::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 
 /// 32 elements in their order.
@@ -55,7 +56,7 @@ unsafe fn load(act: &Q8Row, chunk: usize, with_sum: bool) -> Activations {
 /// Products of signed bytes, summed by fours.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn products(codes: __m256i, act: __m256i) -> __m256i {
+pub fn products(codes: __m256i, act: __m256i) -> __m256i {
     let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(act, codes));
     _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
 }
@@ -91,7 +92,7 @@ impl<F: Chunk> Steps for F {
 /// 4-bit codes: the low halves of sixteen bytes, then the high halves.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn nibbles(bytes: &[u8; 16]) -> __m256i {
+pub fn nibbles(bytes: &[u8; 16]) -> __m256i {
     let low = load_16(bytes);
     let both = _mm256_set_m128i(_mm_srli_epi16::<4>(low), low);
     _mm256_and_si256(both, _mm256_set1_epi8(15))
@@ -115,7 +116,7 @@ fn spread_bits(qh: [u8; 4]) -> __m256i {
 /// Looks 4-bit codes up in a table.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn look_up(table: &[i8; 16], codes: __m256i) -> __m256i {
+pub fn look_up(table: &[i8; 16], codes: __m256i) -> __m256i {
     _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load_16(table)), codes)
 }
 
@@ -159,6 +160,8 @@ chunk!(Q5_1, |b| codes {
 }, scale widen(b.d), minimum widen(b.m));
 chunk!(Q8_0, |b| codes load_32(&b.qs), scale widen(b.d));
 chunk!(Mxfp4, |b| codes look_up(&E2M1_DOUBLED, nibbles(&b.qs)), scale E8M0_HALVED[usize::from(b.e)]);
+
+chunk!(Iq4Nl, |b| codes look_up(&IQ4_VALUES, nibbles(&b.qs)), scale widen(b.d));
 
 /// A block of 64 is two chunks.
 impl Steps for Nvfp4 {

@@ -3,6 +3,7 @@
 //! Rows are taken four at a time: they share the loads of the activations, and their sums do not wait for one another.
 
 mod chunks;
+mod decoded;
 mod float;
 mod super_blocks;
 

@@ -9,6 +9,7 @@ use super::Steps;
 use crate::cpu::quant::activation::Q8Row;
 use crate::cpu::quant::format::{F16, Format};
 use crate::cpu::quant::fp4::{E2M1_DOUBLED, E8M0_HALVED, Mxfp4, Nvfp4, UE4M3_HALVED};
+use crate::cpu::quant::iq4::{IQ4_VALUES, Iq4Nl};
 use crate::cpu::quant::legacy::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 
 /// 64 elements in their order.
@@ -247,6 +248,8 @@ chunk_of_two!(Q8_0, offset 128, |a, b| {
     let both = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(first), second);
     _mm512_xor_si512(both, _mm512_set1_epi8(-128))
 });
+
+chunk_of_two!(Iq4Nl, offset 128, |a, b| look_up(&IQ4_VALUES, 128, nibbles(&a.qs, &b.qs)));
 
 impl Chunk for Mxfp4 {
     const OFFSET: u8 = 12;

@@ -1,0 +1,96 @@
+//! Super-blocks whose groups of eight are entries of a ternary codebook, shifted by an eighth up or down: IQ1_S, IQ1_M.
+//!
+//! The codes here are eight times as large, so that the shift is a whole number, and the scales an eighth.
+
+use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
+
+use super::ActivationType;
+use super::format::{F16, Format, QK_K, f16_to_f32};
+use super::iq_grids;
+
+/// Entries of 11 bits. Each 32 elements have in `qh` four times three upper bits, a scale of 3 bits, and whether the shift
+/// is down.
+#[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Iq1S {
+    pub d: F16,
+    pub qs: [u8; 32],
+    pub qh: [[u8; 2]; 8],
+}
+
+/// Entries of 11 bits; `qh` has for each its three upper bits and whether the shift is down. Each 16 elements have a scale
+/// of 3 bits; the upper four bits of the words of scales are together the half-precision scale of the super-block.
+#[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Iq1M {
+    pub qs: [u8; 32],
+    pub qh: [u8; 16],
+    pub scales: [[u8; 2]; 4],
+}
+
+const _: () = {
+    assert!(size_of::<Iq1S>() == 50);
+    assert!(size_of::<Iq1M>() == 56);
+};
+
+/// Eight times an entry, shifted by an eighth.
+#[inline(always)]
+fn shifted(entry: usize, down: bool) -> [i8; 8] {
+    let shift = if down { -1 } else { 1 };
+    iq_grids::IQ1[entry].map(|v| 8 * v + shift)
+}
+
+impl Format for Iq1S {
+    const BLOCK: usize = QK_K;
+    const GROUP: usize = 32;
+    const ACTIVATION: ActivationType = ActivationType::Q8K;
+
+    #[inline(always)]
+    fn decode_codes(&self, q: &mut [i8; QK_K]) {
+        let (groups, _) = q.as_chunks_mut::<8>();
+        for (i, group) in groups.iter_mut().enumerate() {
+            let word = u16::from_le_bytes(self.qh[i / 4]);
+            let upper = word >> (i % 4 * 3) & 7;
+            *group = shifted(
+                usize::from(self.qs[i]) | usize::from(upper) << 8,
+                word >> 15 == 1,
+            );
+        }
+    }
+
+    #[inline(always)]
+    fn decode_scales(&self, scale: &mut [f32; QK_K / 16], _min: &mut [f32; QK_K / 16]) {
+        let d = self.d.to_f32() / 8.0;
+        for (scale, &word) in scale.iter_mut().zip(&self.qh) {
+            *scale = d * f32::from(2 * (u16::from_le_bytes(word) >> 12 & 7) + 1);
+        }
+    }
+}
+
+impl Format for Iq1M {
+    const BLOCK: usize = QK_K;
+    const GROUP: usize = 16;
+    const ACTIVATION: ActivationType = ActivationType::Q8K;
+
+    #[inline(always)]
+    fn decode_codes(&self, q: &mut [i8; QK_K]) {
+        let (groups, _) = q.as_chunks_mut::<8>();
+        for (i, group) in groups.iter_mut().enumerate() {
+            let nibble = self.qh[i / 2] >> (i % 2 * 4);
+            *group = shifted(
+                usize::from(self.qs[i]) | usize::from(nibble & 7) << 8,
+                nibble >> 3 & 1 == 1,
+            );
+        }
+    }
+
+    #[inline(always)]
+    fn decode_scales(&self, scale: &mut [f32; QK_K / 16], _min: &mut [f32; QK_K / 16]) {
+        let words = self.scales.map(u16::from_le_bytes);
+        let d = words[0] >> 12 | words[1] >> 12 << 4 | words[2] >> 12 << 8 | words[3] >> 12 << 12;
+        let d = f16_to_f32(d) / 8.0;
+        for (i, scale) in scale.iter_mut().enumerate() {
+            *scale = d * f32::from(2 * (words[i / 4] >> (i % 4 * 3) & 7) + 1);
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! Super-blocks whose groups of four are entries of a codebook with signs: IQ3_XXS, IQ3_S.
+
+use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
+
+use super::ActivationType;
+use super::format::{F16, Format, QK_K};
+use super::iq_grids;
+use super::iq2::{even_signs, with_signs};
+
+/// Entries of 8 bits; each 32 elements have a word of four times seven signs and a scale of 4 bits.
+#[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Iq3Xxs {
+    pub d: F16,
+    pub qs: [u8; 64],
+    pub signs_and_scales: [[u8; 4]; 8],
+}
+
+/// Entries of 9 bits, of which one is in `qh`, and eight signs for each eight elements. 4-bit scales for each 32.
+#[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Iq3S {
+    pub d: F16,
+    pub qs: [u8; 64],
+    pub qh: [u8; 8],
+    pub signs: [u8; 32],
+    pub scales: [u8; 4],
+}
+
+const _: () = {
+    assert!(size_of::<Iq3Xxs>() == 98);
+    assert!(size_of::<Iq3S>() == 110);
+};
+
+/// Two entries of four.
+#[inline(always)]
+fn join(first: [i8; 4], second: [i8; 4]) -> [i8; 8] {
+    let [a, b, c, d] = first;
+    let [e, f, g, h] = second;
+    [a, b, c, d, e, f, g, h]
+}
+
+impl Format for Iq3Xxs {
+    const BLOCK: usize = QK_K;
+    const GROUP: usize = 32;
+    const ACTIVATION: ActivationType = ActivationType::Q8K;
+
+    #[inline(always)]
+    fn decode_codes(&self, q: &mut [i8; QK_K]) {
+        let (groups, _) = q.as_chunks_mut::<8>();
+        for (i, group) in groups.iter_mut().enumerate() {
+            let signs = u32::from_le_bytes(self.signs_and_scales[i / 4]) >> (i % 4 * 7);
+            let entry = |k: usize| iq_grids::IQ3_XXS[usize::from(self.qs[2 * i + k])];
+            *group = with_signs(join(entry(0), entry(1)), even_signs(signs));
+        }
+    }
+
+    #[inline(always)]
+    fn decode_scales(&self, scale: &mut [f32; QK_K / 16], _min: &mut [f32; QK_K / 16]) {
+        let d = self.d.to_f32() / 4.0;
+        for (scale, &word) in scale.iter_mut().zip(&self.signs_and_scales) {
+            *scale = d * (2 * (u32::from_le_bytes(word) >> 28) + 1) as f32;
+        }
+    }
+}
+
+impl Format for Iq3S {
+    const BLOCK: usize = QK_K;
+    const GROUP: usize = 32;
+    const ACTIVATION: ActivationType = ActivationType::Q8K;
+
+    #[inline(always)]
+    fn decode_codes(&self, q: &mut [i8; QK_K]) {
+        let (groups, _) = q.as_chunks_mut::<8>();
+        for (i, group) in groups.iter_mut().enumerate() {
+            let entry = |k: usize| {
+                let upper = self.qh[i / 4] >> (i % 4 * 2 + k) & 1;
+                iq_grids::IQ3_S[usize::from(self.qs[2 * i + k]) | usize::from(upper) << 8]
+            };
+            *group = with_signs(join(entry(0), entry(1)), self.signs[i]);
+        }
+    }
+
+    #[inline(always)]
+    fn decode_scales(&self, scale: &mut [f32; QK_K / 16], _min: &mut [f32; QK_K / 16]) {
+        let d = self.d.to_f32();
+        for i in 0..8 {
+            let s = self.scales[i / 2] >> (i % 2 * 4) & 15;
+            scale[i] = d * f32::from(2 * s + 1);
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! Super-blocks that are decoded before they are multiplied: ternary ones and those with codebooks.
+
+use std::arch::x86_64::*;
+
+use super::Steps;
+use super::transpose::transpose;
+use crate::cpu::quant::activation::Q8Row;
+use crate::cpu::quant::format::{Format, QK_K};
+use crate::cpu::quant::iq1::{Iq1M, Iq1S};
+use crate::cpu::quant::iq2::{Iq2S, Iq2Xs, Iq2Xxs};
+use crate::cpu::quant::iq3::{Iq3S, Iq3Xxs};
+use crate::cpu::quant::iq4::{IQ4_VALUES, Iq4Xs};
+use crate::cpu::quant::ternary::{Tq1_0, Tq2_0};
+
+/// A super-block as four vectors of codes in their order.
+trait Decoded: Format {
+    /// The codes, `q` of [`Format`].
+    unsafe fn vectors(&self) -> [__m512i; 4];
+}
+
+/// The activations of a super-block.
+#[derive(Clone, Copy)]
+pub struct Activations {
+    codes: [__m512i; 4],
+    /// Minus 128 times the codes, summed by fours: the weights' codes are offset by 128 to make them unsigned.
+    starts: [__m512i; 4],
+    scale: f32,
+}
+
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+#[inline]
+unsafe fn load(act: &Q8Row, step: usize) -> Activations {
+    let zero = _mm512_setzero_si512();
+    // SAFETY: the activations have 256 codes and a scale for each step.
+    unsafe {
+        let mut codes = [zero; 4];
+        let mut starts = [zero; 4];
+        for i in 0..4 {
+            codes[i] = _mm512_loadu_si512(act.q.as_ptr().add(step * QK_K + i * 64).cast());
+            let offset = _mm512_dpbusd_epi32(zero, _mm512_set1_epi8(-128), codes[i]);
+            starts[i] = _mm512_sub_epi32(zero, offset);
+        }
+        Activations {
+            codes,
+            starts,
+            scale: act.scale.get_unchecked(step).get(),
+        }
+    }
+}
+
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+#[inline]
+unsafe fn step<F: Decoded>(block: &F, act: &Activations, mut acc: __m512) -> __m512 {
+    let scales = _mm512_mul_ps(float_scales(block), _mm512_set1_ps(act.scale));
+    // SAFETY: the caller's promise.
+    let vectors = unsafe { block.vectors() };
+    for i in 0..4 {
+        let codes = _mm512_xor_si512(vectors[i], _mm512_set1_epi8(-128));
+        let sums = _mm512_dpbusd_epi32(act.starts[i], codes, act.codes[i]);
+        // A lane has the sum of four products, so that a group is four or eight lanes.
+        let first = (i * 64 / F::GROUP) as i32;
+        let group = match F::GROUP {
+            16 => _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0),
+            _ => _mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0),
+        };
+        let scales =
+            _mm512_permutexvar_ps(_mm512_add_epi32(group, _mm512_set1_epi32(first)), scales);
+        acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums), scales, acc);
+    }
+    acc
+}
+
+/// The scale of each group; eight lanes are not used if a group has 32 elements.
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+#[inline]
+fn float_scales<F: Format>(block: &F) -> __m512 {
+    let (mut scales, mut mins) = ([0.0; QK_K / 16], [0.0; QK_K / 16]);
+    block.decode_scales(&mut scales, &mut mins);
+    // SAFETY: there are sixteen floats.
+    unsafe { _mm512_loadu_ps(scales.as_ptr()) }
+}
+
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+#[inline]
+unsafe fn decode<F: Decoded>(block: &F, q: *mut i8) {
+    // SAFETY: the caller has room for 256 codes.
+    unsafe {
+        for (i, vector) in block.vectors().into_iter().enumerate() {
+            _mm512_storeu_si512(q.add(i * 64).cast(), vector);
+        }
+    }
+}
+
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+#[inline]
+unsafe fn decode_scales_of_16<F: Decoded>(blocks: [&F; 16], scale: *mut __m512) {
+    let mut scales = [_mm512_setzero_si512(); 16];
+    for (scales, block) in scales.iter_mut().zip(blocks) {
+        *scales = _mm512_castps_si512(float_scales(block));
+    }
+    let scales = transpose(scales);
+    for i in 0..QK_K / F::GROUP {
+        // SAFETY: the caller has room for all groups.
+        unsafe { scale.add(i * 2).write(_mm512_castsi512_ps(scales[i])) }
+    }
+}
+
+impl Decoded for Iq4Xs {
+    #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+    #[inline]
+    unsafe fn vectors(&self) -> [__m512i; 4] {
+        // SAFETY: the arrays have 16 and 128 bytes.
+        unsafe {
+            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(IQ4_VALUES.as_ptr().cast()));
+            let mut vectors = [table; 4];
+            for (i, vector) in vectors.iter_mut().enumerate() {
+                let bytes = _mm256_loadu_si256(self.qs.as_ptr().add(i * 32).cast());
+                // Each sixteen bytes hold the low halves of sixteen elements and the high halves of the next sixteen.
+                let twice = _mm512_set_epi64(3, 2, 3, 2, 1, 0, 1, 0);
+                let twice = _mm512_permutexvar_epi64(twice, _mm512_castsi256_si512(bytes));
+                let nibbles = _mm512_srlv_epi64(twice, _mm512_set_epi64(4, 4, 0, 0, 4, 4, 0, 0));
+                *vector =
+                    _mm512_shuffle_epi8(table, _mm512_and_si512(nibbles, _mm512_set1_epi8(15)));
+            }
+            vectors
+        }
+    }
+}
+
+/// Formats whose codes no vector instructions help to decode.
+macro_rules! decoded_without_vectors {
+    ($($format:ty),*) => {
+        $(impl Decoded for $format {
+            #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+            #[inline]
+            unsafe fn vectors(&self) -> [__m512i; 4] {
+                let mut q = [0; QK_K];
+                self.decode_codes(&mut q);
+                let (parts, _) = q.as_chunks::<64>();
+                let mut vectors = [_mm512_setzero_si512(); 4];
+                for (vector, part) in vectors.iter_mut().zip(parts) {
+                    // SAFETY: the part has 64 bytes.
+                    *vector = unsafe { _mm512_loadu_si512(part.as_ptr().cast()) };
+                }
+                vectors
+            }
+        })*
+    };
+}
+
+decoded_without_vectors!(Iq1S, Iq1M, Iq2Xxs, Iq2Xs, Iq2S, Iq3Xxs, Iq3S, Tq1_0, Tq2_0);
+
+macro_rules! steps {
+    ($($format:ty),*) => {
+        $(impl Steps for $format {
+            const STEP: usize = QK_K;
+            type Activations<'a> = Activations;
+
+            #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+            #[inline]
+            unsafe fn load<'a>(act: &Q8Row<'a>, step: usize) -> Activations {
+                // SAFETY: the caller's promise.
+                unsafe { load(act, step) }
+            }
+
+            #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+            #[inline]
+            unsafe fn step(block: *const Self, act: &Activations, acc: __m512) -> __m512 {
+                // SAFETY: the caller's promise.
+                unsafe { step(&*block, act, acc) }
+            }
+
+            #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+            #[inline]
+            unsafe fn decode(block: *const Self, q: *mut i8) {
+                // SAFETY: the caller's promise.
+                unsafe { decode(&*block, q) }
+            }
+
+            #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+            #[inline]
+            unsafe fn decode_scales_of_16(blocks: [&Self; 16], scale: *mut __m512, _min: *mut __m512) {
+                // SAFETY: the caller's promise.
+                unsafe { decode_scales_of_16(blocks, scale) }
+            }
+        })*
+    };
+}
+
+steps!(
+    Iq4Xs, Iq1S, Iq1M, Iq2Xxs, Iq2Xs, Iq2S, Iq3Xxs, Iq3S, Tq1_0, Tq2_0
+);
