@@ -73,13 +73,18 @@ impl Run {
         RoutingOperations::new(self.trace.operations(), self.ops().number("MUL_MAT_ID"))
     }
 
-    /// Names the run in datasets: the manifest's `run_id`, or, without one, `trace-` and a hash of the trace's size and
-    /// its first MiB.
+    /// Names the run in datasets: the manifest's `run_id` (what is no letter, digit, `.`, `_` or `-` becomes `_`: the id
+    /// is part of a path), or, without one, `trace-` and a hash of the trace's size and its first MiB.
     pub fn id(&self) -> String {
         if let Some(manifest) = &self.manifest
             && !manifest.run_id.is_empty()
         {
-            return manifest.run_id.clone();
+            let safe = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+            return manifest
+                .run_id
+                .chars()
+                .map(|c| if safe(c) { c } else { '_' })
+                .collect();
         }
         let bytes = self.trace.bytes();
         let head = xxh3_64(&bytes[..bytes.len().min(1 << 20)]);

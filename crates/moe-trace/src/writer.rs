@@ -114,7 +114,7 @@ impl RunWriter {
         &mut self.manifest
     }
 
-    /// Hands the records so far to the writing thread, without waiting for it: about a microsecond.
+    /// Hands the records so far to the writing thread, without waiting for it.
     pub fn flush(&mut self) -> Result<(), Error> {
         self.records -= u64::from(self.blocks.pending());
         self.blocks

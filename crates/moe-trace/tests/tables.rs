@@ -495,6 +495,28 @@ fn a_dataset_has_a_partition_a_run() {
 }
 
 #[test]
+fn a_run_id_is_no_path() {
+    let tmp = tempfile::tempdir().unwrap();
+    let (_, map) = gpt_oss();
+    let manifest = moe_trace::Manifest {
+        run_id: "../a/b".into(),
+        ..manifest()
+    };
+    let dir = tmp.path().join("run");
+    RunWriter::create(&dir, manifest, &map, RunOptions::default())
+        .unwrap()
+        .finish()
+        .unwrap();
+    let run = Run::open(&dir).unwrap();
+    add_to_dataset(&run, &tmp.path().join("dataset"), TableOptions::default()).unwrap();
+    assert!(
+        tmp.path()
+            .join("dataset/ops/run=.._a_b/part-0.parquet")
+            .is_file()
+    );
+}
+
+#[test]
 fn a_bare_trace_keeps_whole_tensors() {
     let tmp = tempfile::tempdir().unwrap();
     let (gguf, _) = gpt_oss();
