@@ -1,5 +1,6 @@
 //! The command line: which subcommands there are, and what is common to them.
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -47,7 +48,8 @@ impl Context {
     /// A remark for the person at the terminal: on stderr, unless `--quiet`.
     pub fn remark(&self, text: impl std::fmt::Display) {
         if !self.quiet {
-            eprintln!("{text}");
+            // A closed stderr is no reason to stop.
+            let _ = writeln!(std::io::stderr(), "{text}");
         }
     }
 }

@@ -7,6 +7,7 @@ mod inputs;
 mod output;
 mod plot;
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -17,7 +18,11 @@ fn main() -> ExitCode {
         Ok(status) => status.into(),
         Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("moe-analyze: {}", output::one_line(&error));
+            let _ = writeln!(
+                std::io::stderr(),
+                "moe-analyze: {}",
+                output::one_line(&error)
+            );
             ExitCode::from(2)
         }
     }

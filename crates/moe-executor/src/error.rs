@@ -81,6 +81,11 @@ pub enum Error {
         /// The type at fault, and those that work.
         source: crate::cpu::quant::Error,
     },
+    /// There is no token to start from.
+    #[error(
+        "the prompt is empty, and the model's vocabulary puts no token before it; give a prompt"
+    )]
+    EmptyPrompt,
     /// The prompt does not fit the context.
     #[error(
         "the prompt has {tokens} tokens, the context holds {context}; shorten the prompt or raise --ctx-size (the model was trained with {trained})"

@@ -10,6 +10,7 @@ pub mod activation;
 pub mod arch;
 pub mod cpu;
 mod error;
+pub mod generate;
 pub mod hparams;
 pub mod kv_cache;
 pub mod model;

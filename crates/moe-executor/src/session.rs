@@ -47,6 +47,11 @@ impl<'a, 'g> Session<'a, 'g> {
         }
     }
 
+    /// The model.
+    pub fn model(&self) -> &'a Model<'g> {
+        self.model
+    }
+
     /// Has `observer` told of every routing.
     pub fn observe(&mut self, observer: Observer<'a>) {
         self.ops.observer = Some(observer);

@@ -68,7 +68,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     if format.is_none_or(|format| format == Format::Table) {
         output::to_stdout(|stdout| stdout.write_all(findings.as_bytes()))?;
     } else {
-        eprint!("{findings}");
+        let _ = io::stderr().write_all(findings.as_bytes());
     }
     Ok(if report.is_sound() {
         ExitStatus::Done

@@ -205,7 +205,7 @@ mod tests {
     fn table_aligns_and_markdown_escapes() {
         assert_eq!(
             print(Format::Table),
-            "name      count   share\nplain         7  0.2500\na,\"b\"|c              NaN\n"
+            "name      count   share\nplain         7  0.2500\na,\"b\"|c             NaN\n"
         );
         assert_eq!(
             print(Format::Md),

@@ -8,7 +8,8 @@ pub struct Table<'a> {
     out: &'a mut dyn Write,
     header: Vec<String>,
     rows: Vec<Vec<String>>,
-    is_number: Vec<bool>,
+    /// Columns that hold some text; the others are aligned to the right.
+    has_text: Vec<bool>,
 }
 
 impl<'a> Table<'a> {
@@ -17,24 +18,24 @@ impl<'a> Table<'a> {
             out,
             header: Vec::new(),
             rows: Vec::new(),
-            is_number: Vec::new(),
+            has_text: Vec::new(),
         }
     }
 
     fn line(&mut self, texts: &[String], widths: &[usize]) -> io::Result<()> {
         let mut line = String::new();
-        let columns = texts.iter().zip(widths).zip(&self.is_number);
-        for (index, ((text, &width), &is_number)) in columns.enumerate() {
+        let columns = texts.iter().zip(widths).zip(&self.has_text);
+        for (index, ((text, &width), &has_text)) in columns.enumerate() {
             if index > 0 {
                 line.push_str("  ");
             }
             let padding = " ".repeat(width.saturating_sub(text.chars().count()));
-            if is_number {
-                line.push_str(&padding);
+            if has_text {
                 line.push_str(text);
+                line.push_str(&padding);
             } else {
-                line.push_str(text);
                 line.push_str(&padding);
+                line.push_str(text);
             }
         }
         writeln!(self.out, "{}", line.trim_end())
@@ -44,13 +45,13 @@ impl<'a> Table<'a> {
 impl RowWriter for Table<'_> {
     fn begin(&mut self, columns: &[&str]) -> io::Result<()> {
         self.header = columns.iter().map(ToString::to_string).collect();
-        self.is_number = vec![false; columns.len()];
+        self.has_text = vec![false; columns.len()];
         Ok(())
     }
 
     fn row(&mut self, cells: &[Cell]) -> io::Result<()> {
-        for (is_number, cell) in self.is_number.iter_mut().zip(cells) {
-            *is_number |= cell.is_number();
+        for (has_text, cell) in self.has_text.iter_mut().zip(cells) {
+            *has_text |= matches!(cell, Cell::Text(_));
         }
         self.rows.push(
             cells

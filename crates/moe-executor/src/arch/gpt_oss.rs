@@ -134,6 +134,6 @@ impl Architecture for GptOss<'_> {
 
     fn ops_per_layer(&self) -> (usize, usize) {
         let (pass, token) = MOE.ops(self.hp.n_expert_used);
-        (17 + pass, token)
+        (19 + pass, token)
     }
 }

@@ -95,11 +95,7 @@ impl Ops<'_> {
         let view = " (view) (permuted)";
         // ggml's fourth source is the mask; here the rule of the mask is computed, and nothing is read.
         let mask = Source::Buffer {
-            name: NodeName::global(if spec.shape.window.is_some() {
-                "attn_inp_kq_mask_swa"
-            } else {
-                "attn_inp_kq_mask"
-            }),
+            name: NodeName::global("attn_inp_kq_mask"),
             suffix: "",
             buffer_id: 0,
             address: 0,

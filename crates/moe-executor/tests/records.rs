@@ -1,0 +1,199 @@
+//! What a run leaves in its trace: the operations of llama.cpp's graph under its names, and as many as announced.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+
+use moe_executor::cpu::threads::Threads;
+use moe_executor::generate::{Generated, Limits, Stop, generate, max_records};
+use moe_executor::recorder::Recorder;
+use moe_executor::sampler::{Sampler, SamplerParams};
+use moe_executor::{Model, Session};
+use moe_gguf::Gguf;
+use moe_gguf::map::OffsetMap;
+use moe_trace::record::{FLAG_SOURCES_OMITTED, PHASE_GENERATE, PHASE_PROMPT};
+use moe_trace::{Manifest, RunOptions, RunWriter, TensorAccessLog, Trace, ops};
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures")
+}
+
+/// Nodes that llama.cpp computes for a prompt with flash attention: operation, name, names of the sources.
+type Nodes = BTreeMap<String, Vec<(String, String, Vec<String>)>>;
+
+struct Recorded {
+    records: Vec<TensorAccessLog>,
+    announced: u64,
+    generated: Generated,
+}
+
+fn record(file: &str, prompt: &[u32], limits: Limits, options: RunOptions) -> Recorded {
+    let gguf = Gguf::open(fixtures().join(file)).unwrap();
+    let model = Model::load(&gguf).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    let map = OffsetMap::new(&gguf);
+    let writer = RunWriter::create(&run, Manifest::default(), &map, options).unwrap();
+    let threads = Threads::new(1).unwrap();
+    let mut session = Session::new(&model, &threads, Recorder::new(Some(writer)), 1024);
+    let mut sampler = Sampler::new(SamplerParams::default());
+    let go_on = AtomicBool::new(false);
+    let generated = generate(&mut session, &mut sampler, prompt, &limits, &go_on, |_| {}).unwrap();
+    session
+        .into_recorder()
+        .into_writer()
+        .unwrap()
+        .finish()
+        .unwrap();
+    Recorded {
+        records: Trace::open(run.join("trace.bin"))
+            .unwrap()
+            .records()
+            .to_vec(),
+        announced: max_records(&model, prompt.len(), 1024, &limits),
+        generated,
+    }
+}
+
+const LIMITS: Limits = Limits {
+    n_predict: 3,
+    n_batch: 512,
+    ignore_eos: true,
+};
+
+/// Where llama.cpp has no name, the record has one of its own.
+fn same_name(theirs: &str, ours: &str) -> bool {
+    theirs.starts_with("node_") || theirs == ours
+}
+
+fn follows_llama_cpp(file: &str, arch: &str) {
+    let json = std::fs::read(fixtures().join("reference/nodes.json")).unwrap();
+    let nodes: Nodes = serde_json::from_slice(&json).unwrap();
+    let prompt: Vec<u32> = (300..309).collect();
+    let recorded = record(file, &prompt, LIMITS, RunOptions::default());
+
+    // one record an operation: the first of every group with the same start
+    let mut operations: Vec<&TensorAccessLog> = Vec::new();
+    for record in recorded.records.iter().filter(|r| r.phase == PHASE_PROMPT) {
+        let same = |last: &&TensorAccessLog| {
+            (last.timestamp_ns, last.dst_name) == (record.timestamp_ns, record.dst_name)
+        };
+        if !operations.last().is_some_and(same) {
+            operations.push(record);
+        }
+    }
+    assert_eq!(operations.len(), nodes[arch].len());
+    for ((op, name, sources), record) in nodes[arch].iter().zip(operations) {
+        assert_eq!(
+            ops::name(record.operation_type),
+            Some(op.as_str()),
+            "{name}"
+        );
+        let ours = record.dst_name();
+        assert!(same_name(name, &ours), "{name} is recorded as {ours}");
+        assert_eq!(
+            record.sources().len(),
+            sources.len().min(4),
+            "sources of {name}"
+        );
+        assert_eq!(
+            record.has_flag(FLAG_SOURCES_OMITTED),
+            sources.len() > 4,
+            "{name}"
+        );
+        for (theirs, ours) in sources.iter().zip(record.sources()) {
+            assert!(
+                same_name(theirs, &ours.name()),
+                "{name} reads {theirs}, not {}",
+                ours.name()
+            );
+        }
+    }
+}
+
+#[test]
+fn qwen3moe_records_the_nodes_of_llama_cpp() {
+    follows_llama_cpp("random-qwen3moe-F16.gguf", "qwen3moe");
+}
+
+#[test]
+fn gpt_oss_records_the_nodes_of_llama_cpp() {
+    follows_llama_cpp("random-gpt-oss-F16.gguf", "gpt-oss");
+}
+
+#[test]
+fn as_many_records_as_announced() {
+    let prompt: Vec<u32> = (300..320).collect();
+    let recorded = record(
+        "random-gpt-oss-F16.gguf",
+        &prompt,
+        LIMITS,
+        RunOptions::default(),
+    );
+    // gpt-oss routes every token in every layer: the bound is met but for a second cut in each pass
+    assert_eq!(recorded.announced - 4, recorded.records.len() as u64);
+
+    let recorded = record(
+        "random-qwen3moe-F16.gguf",
+        &prompt,
+        LIMITS,
+        RunOptions::default(),
+    );
+    // the last layer of a prompt routes one row of twenty
+    assert_eq!(
+        recorded.announced - 19 * 3,
+        recorded.records.len() as u64
+    );
+}
+
+#[test]
+fn every_token_of_a_batch_has_its_experts() {
+    let prompt: Vec<u32> = (300..320).collect();
+    let recorded = record(
+        "random-qwen3moe-F16.gguf",
+        &prompt,
+        LIMITS,
+        RunOptions::default(),
+    );
+    let routed = |layer: u16| -> Vec<(u8, u32)> {
+        let gate = format!("ffn_moe_gate-{layer}");
+        let records = recorded.records.iter().filter(|r| r.dst_name() == gate);
+        records.map(|r| (r.phase, r.token_id.get())).collect()
+    };
+    let prompt = (0..20).map(|p| (PHASE_PROMPT, p));
+    let generated = (20..23).map(|p| (PHASE_GENERATE, p));
+    assert_eq!(
+        routed(0),
+        prompt.chain(generated.clone()).collect::<Vec<_>>()
+    );
+    assert_eq!(
+        routed(3),
+        [(PHASE_PROMPT, 19)]
+            .into_iter()
+            .chain(generated)
+            .collect::<Vec<_>>()
+    );
+    for record in recorded.records.iter().filter(|r| r.num_experts > 0) {
+        let mut ids: Vec<i32> = record.expert_ids().iter().map(|id| id.get()).collect();
+        let sum: f32 = record.expert_weights[..4].iter().map(|w| w.get()).sum();
+        assert!((sum - 1.0).abs() < 1e-5, "weights of a token sum to {sum}");
+        ids.sort_unstable();
+        ids.dedup();
+        assert_eq!(ids.len(), 4);
+        assert!(ids.iter().all(|id| (0..16).contains(id)));
+        assert_eq!(record.expert_lane[..5], [1, 1, 1, 1, 0]);
+    }
+}
+
+#[test]
+fn a_full_trace_ends_between_passes() {
+    let prompt: Vec<u32> = (300..320).collect();
+    let options = RunOptions {
+        max_trace_bytes: Some(600 << 10),
+        ..RunOptions::default()
+    };
+    let recorded = record("random-qwen3moe-F16.gguf", &prompt, LIMITS, options);
+    assert_eq!(recorded.generated.stop, Stop::TraceFull);
+    assert!(recorded.records.len() <= 600);
+    assert_eq!(recorded.records.last().unwrap().dst_name(), "result_output");
+}
