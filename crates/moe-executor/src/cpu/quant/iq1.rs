@@ -36,8 +36,12 @@ const _: () = {
 /// Eight times an entry, shifted by an eighth.
 #[inline(always)]
 fn shifted(entry: usize, down: bool) -> [i8; 8] {
-    let shift = if down { -1 } else { 1 };
-    iq_grids::IQ1[entry].map(|v| 8 * v + shift)
+    let entry = u64::from_ne_bytes(iq_grids::IQ1[entry].map(|v| v as u8));
+    let shift = if down { u64::MAX } else { 0x0101_0101_0101_0101 };
+    // Addition in all bytes at once: the top bits are added without a carry.
+    let top = 0x8080_8080_8080_8080;
+    let sum = ((entry & !top) + (shift & !top)) ^ ((entry ^ shift) & top);
+    sum.to_ne_bytes().map(|v| v as i8)
 }
 
 impl Format for Iq1S {

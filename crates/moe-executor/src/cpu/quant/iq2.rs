@@ -40,20 +40,46 @@ const _: () = {
     assert!(size_of::<Iq2S>() == 82);
 };
 
-/// Eight signs of which seven are stored: the number of negative ones is even.
-#[inline(always)]
-pub fn even_signs(seven: u32) -> u8 {
-    let seven = seven as u8 & 0x7f;
-    seven | (seven.count_ones() as u8 & 1) << 7
-}
+/// All ones in the bytes whose bit of the index is set.
+static MASKS: [u64; 256] = {
+    let mut masks = [0; 256];
+    let mut bits = 0;
+    while bits < 256 {
+        let mut j = 0;
+        while j < 8 {
+            masks[bits] |= (bits as u64 >> j & 1) * 0xff << (8 * j);
+            j += 1;
+        }
+        bits += 1;
+    }
+    masks
+};
 
-/// The magnitudes with a minus where a bit of `signs` is set.
+/// Eight signs of which seven are stored: the number of negative ones is even.
+static EVEN_SIGNS: [u8; 128] = {
+    let mut signs = [0; 128];
+    let mut seven = 0;
+    while seven < 128u32 {
+        signs[seven as usize] = (seven | (seven.count_ones() & 1) << 7) as u8;
+        seven += 1;
+    }
+    signs
+};
+
+/// The magnitudes with a minus where a bit of `signs` is set. None of them may be zero.
 #[inline(always)]
 pub fn with_signs(magnitudes: [i8; 8], signs: u8) -> [i8; 8] {
-    std::array::from_fn(|j| {
-        let minus = -((signs >> j & 1) as i8);
-        (magnitudes[j] ^ minus) - minus
-    })
+    let mask = MASKS[usize::from(signs)];
+    let magnitudes = u64::from_ne_bytes(magnitudes.map(|m| m as u8));
+    // Two's complement in all bytes at once; no carry leaves a byte, because none is zero.
+    let negated = (magnitudes ^ mask).wrapping_add(mask & 0x0101_0101_0101_0101);
+    negated.to_ne_bytes().map(|v| v as i8)
+}
+
+/// As [`with_signs`], with the lowest seven bits as signs and the eighth such that an even number is negative.
+#[inline(always)]
+pub fn with_even_signs(magnitudes: [i8; 8], seven: u32) -> [i8; 8] {
+    with_signs(magnitudes, EVEN_SIGNS[(seven & 127) as usize])
 }
 
 /// Scales of 4 bits for each 16 elements: `d * (2 * s + 1) / 8`.
@@ -84,7 +110,7 @@ impl Format for Iq2Xxs {
         for (i, group) in groups.iter_mut().enumerate() {
             let (entries, signs) = words(&self.qs, i / 4);
             let entry = iq_grids::IQ2_XXS[usize::from(entries[i % 4])];
-            *group = with_signs(entry, even_signs(signs >> (i % 4 * 7)));
+            *group = with_even_signs(entry, signs >> (i % 4 * 7));
         }
     }
 
@@ -108,7 +134,7 @@ impl Format for Iq2Xs {
         for (group, &code) in groups.iter_mut().zip(&self.qs) {
             let code = u16::from_le_bytes(code);
             let entry = iq_grids::IQ2_XS[usize::from(code & 511)];
-            *group = with_signs(entry, even_signs(u32::from(code >> 9)));
+            *group = with_even_signs(entry, u32::from(code >> 9));
         }
     }
 

@@ -5,7 +5,7 @@ use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 use super::ActivationType;
 use super::format::{F16, Format, QK_K};
 use super::iq_grids;
-use super::iq2::{even_signs, with_signs};
+use super::iq2::{with_even_signs, with_signs};
 
 /// Entries of 8 bits; each 32 elements have a word of four times seven signs and a scale of 4 bits.
 #[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
@@ -51,7 +51,7 @@ impl Format for Iq3Xxs {
         for (i, group) in groups.iter_mut().enumerate() {
             let signs = u32::from_le_bytes(self.signs_and_scales[i / 4]) >> (i % 4 * 7);
             let entry = |k: usize| iq_grids::IQ3_XXS[usize::from(self.qs[2 * i + k])];
-            *group = with_signs(join(entry(0), entry(1)), even_signs(signs));
+            *group = with_even_signs(join(entry(0), entry(1)), signs);
         }
     }
 

@@ -33,8 +33,8 @@ pub static IQ2_S: [[i8; 8]; 1024] = expand(IQ2_S_PACKED, 2, IQ2_VALUES);
 pub static IQ3_XXS: [[i8; 4]; 256] = expand(IQ3_XXS_PACKED, 3, [4, 12, 20, 28, 36, 44, 52, 62]);
 /// Groups of four of IQ3_S.
 pub static IQ3_S: [[i8; 4]; 512] = expand(IQ3_S_PACKED, 3, [1, 3, 5, 7, 9, 11, 13, 15]);
-/// Groups of eight of IQ1_S and IQ1_M.
-pub static IQ1: [[i8; 8]; 2048] = expand(IQ1_PACKED, 2, [-1, 0, 1, 0, 0, 0, 0, 0]);
+/// Groups of eight of IQ1_S and IQ1_M, times eight.
+pub static IQ1: [[i8; 8]; 2048] = expand(IQ1_PACKED, 2, [-8, 0, 8, 0, 0, 0, 0, 0]);
 
 #[rustfmt::skip]
 const IQ2_XXS_PACKED: [u16; 256] = [

@@ -10,12 +10,22 @@ use crate::cpu::quant::iq1::{Iq1M, Iq1S};
 use crate::cpu::quant::iq2::{Iq2S, Iq2Xs, Iq2Xxs};
 use crate::cpu::quant::iq3::{Iq3S, Iq3Xxs};
 use crate::cpu::quant::iq4::{IQ4_VALUES, Iq4Xs};
-use crate::cpu::quant::ternary::{Tq1_0, Tq2_0};
+use crate::cpu::quant::ternary::Tq1_0;
 
 /// A super-block as four vectors of codes in their order.
 trait Decoded: Format {
     /// The codes, `q` of [`Format`].
     unsafe fn vectors(&self) -> [__m512i; 4];
+
+    /// The scale of each group; eight lanes are not used if a group has 32 elements.
+    #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+    #[inline]
+    unsafe fn scales(&self) -> __m512 {
+        let (mut scales, mut mins) = ([0.0; QK_K / 16], [0.0; QK_K / 16]);
+        self.decode_scales(&mut scales, &mut mins);
+        // SAFETY: there are sixteen floats.
+        unsafe { _mm512_loadu_ps(scales.as_ptr()) }
+    }
 }
 
 /// The activations of a super-block.
@@ -51,9 +61,9 @@ unsafe fn load(act: &Q8Row, step: usize) -> Activations {
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 #[inline]
 unsafe fn step<F: Decoded>(block: &F, act: &Activations, mut acc: __m512) -> __m512 {
-    let scales = _mm512_mul_ps(float_scales(block), _mm512_set1_ps(act.scale));
     // SAFETY: the caller's promise.
-    let vectors = unsafe { block.vectors() };
+    let (vectors, scales) = unsafe { (block.vectors(), block.scales()) };
+    let scales = _mm512_mul_ps(scales, _mm512_set1_ps(act.scale));
     for i in 0..4 {
         let codes = _mm512_xor_si512(vectors[i], _mm512_set1_epi8(-128));
         let sums = _mm512_dpbusd_epi32(act.starts[i], codes, act.codes[i]);
@@ -68,16 +78,6 @@ unsafe fn step<F: Decoded>(block: &F, act: &Activations, mut acc: __m512) -> __m
         acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums), scales, acc);
     }
     acc
-}
-
-/// The scale of each group; eight lanes are not used if a group has 32 elements.
-#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-#[inline]
-fn float_scales<F: Format>(block: &F) -> __m512 {
-    let (mut scales, mut mins) = ([0.0; QK_K / 16], [0.0; QK_K / 16]);
-    block.decode_scales(&mut scales, &mut mins);
-    // SAFETY: there are sixteen floats.
-    unsafe { _mm512_loadu_ps(scales.as_ptr()) }
 }
 
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
@@ -96,7 +96,8 @@ unsafe fn decode<F: Decoded>(block: &F, q: *mut i8) {
 unsafe fn decode_scales_of_16<F: Decoded>(blocks: [&F; 16], scale: *mut __m512) {
     let mut scales = [_mm512_setzero_si512(); 16];
     for (scales, block) in scales.iter_mut().zip(blocks) {
-        *scales = _mm512_castps_si512(float_scales(block));
+        // SAFETY: the caller's promise.
+        *scales = _mm512_castps_si512(unsafe { block.scales() });
     }
     let scales = transpose(scales);
     for i in 0..QK_K / F::GROUP {
@@ -125,6 +126,29 @@ impl Decoded for Iq4Xs {
             vectors
         }
     }
+
+    #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+    #[inline]
+    unsafe fn scales(&self) -> __m512 {
+        _mm512_zextps256_ps512(self.eight_scales())
+    }
+}
+
+impl Iq4Xs {
+    /// The scales of the groups in eight lanes.
+    #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+    #[inline]
+    fn eight_scales(&self) -> __m256 {
+        let low = _mm256_set1_epi32(i32::from_le_bytes(self.scales_l));
+        let low = _mm256_srlv_epi32(low, _mm256_set_epi32(28, 24, 20, 16, 12, 8, 4, 0));
+        let high = _mm256_set1_epi32(i32::from(u16::from_le_bytes(self.scales_h)));
+        let high = _mm256_srlv_epi32(high, _mm256_set_epi32(14, 12, 10, 8, 6, 4, 2, 0));
+        let low = _mm256_and_si256(low, _mm256_set1_epi32(15));
+        let high = _mm256_slli_epi32::<4>(_mm256_and_si256(high, _mm256_set1_epi32(3)));
+        let integers = _mm256_sub_epi32(_mm256_or_si256(low, high), _mm256_set1_epi32(32));
+        let d = _mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(self.d.bits())));
+        _mm256_mul_ps(_mm256_cvtepi32_ps(integers), _mm256_broadcastss_ps(d))
+    }
 }
 
 /// Formats whose codes no vector instructions help to decode.
@@ -148,7 +172,7 @@ macro_rules! decoded_without_vectors {
     };
 }
 
-decoded_without_vectors!(Iq1S, Iq1M, Iq2Xxs, Iq2Xs, Iq2S, Iq3Xxs, Iq3S, Tq1_0, Tq2_0);
+decoded_without_vectors!(Iq1S, Iq1M, Iq2Xxs, Iq2Xs, Iq2S, Iq3Xxs, Iq3S, Tq1_0);
 
 macro_rules! steps {
     ($($format:ty),*) => {
@@ -188,5 +212,5 @@ macro_rules! steps {
 }
 
 steps!(
-    Iq4Xs, Iq1S, Iq1M, Iq2Xxs, Iq2Xs, Iq2S, Iq3Xxs, Iq3S, Tq1_0, Tq2_0
+    Iq4Xs, Iq1S, Iq1M, Iq2Xxs, Iq2Xs, Iq2S, Iq3Xxs, Iq3S, Tq1_0
 );

@@ -10,6 +10,7 @@ use super::transpose::transpose;
 use crate::cpu::quant::activation::Q8Row;
 use crate::cpu::quant::format::{F16, Format, QK_K};
 use crate::cpu::quant::k_quants::{Q2K, Q3K, Q4K, Q5K, Q6K, q3_k_scales, scales_and_mins};
+use crate::cpu::quant::ternary::Tq2_0;
 
 /// A super-block as four vectors of codes.
 trait SuperBlock: Format {
@@ -362,4 +363,13 @@ super_block!(Q6K, IN_ORDER, offset 32, |block|
         _mm512_or_si512(low, _mm512_and_si512(in_place, _mm512_set1_epi8(0x30)))
     },
     scales _mm256_cvtepi8_epi16(load_16(&block.scales))
+);
+
+// One scale for all, and three codes.
+super_block!(Tq2_0, BY_HALF, offset 1, |block|
+    vector(i) bits(load_64(&block.qs), 2 * i, 3),
+    scales {
+        let _ = block;
+        _mm256_set1_epi16(1)
+    }
 );
