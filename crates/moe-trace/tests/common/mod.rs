@@ -1,6 +1,8 @@
 //! Records and models that several tests use.
 #![allow(dead_code)] // each test takes what it needs
 
+pub mod tables;
+
 use std::path::PathBuf;
 
 use moe_gguf::Gguf;
