@@ -236,6 +236,39 @@ fn products_of_quantized_rows() {
     }
 }
 
+/// `fixtures/quants/vec_dot.cpp` wrote the products of slices of the golden rows with these activations.
+#[test]
+fn products_are_ggmls() {
+    let path = format!("{}/../../fixtures/quants/vec_dot.csv", env!("CARGO_MANIFEST_DIR"));
+    let table = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path}: {e}"));
+    let n = 256;
+    let mut compared = 0;
+    for line in table.lines().skip(1) {
+        let fields: Vec<&str> = line.split(',').collect();
+        let ty = *GgmlType::ALL.iter().find(|ty| ty.name() == fields[0]).unwrap();
+        let slice: usize = fields[1].parse().unwrap();
+        let expected: f32 = fields[2].parse().unwrap();
+        if !expected.is_finite() {
+            continue;
+        }
+        let activation = |i: usize| (i * 37 % 251) as f32 - 125.0;
+        let values = (slice * n..(slice + 1) * n).map(|i| activation(i) / 16.0 + (i % 7) as f32 / 1024.0);
+        let row_size = ty.row_size(n as u64).unwrap() as usize;
+        let (bytes, _) = golden(ty);
+        let row = &bytes[slice * row_size..][..row_size];
+        for isa in Isa::available() {
+            let kernel = Kernel::for_isa(ty, isa).unwrap();
+            let act = convert(kernel.activation, &values.clone().collect::<Vec<f32>>());
+            let mut found = [0.0];
+            kernel.gemv(row, row_size, n, &act, &mut found);
+            let (_, magnitude) = with_format!(ty, F => reference::<F>(row, n, &act)).unwrap();
+            assert_close(found[0], (expected.into(), magnitude), n / 4, format_args!("{ty} {isa:?} slice {slice}"));
+            compared += 1;
+        }
+    }
+    assert!(compared > 150, "only {compared} products compared");
+}
+
 #[test]
 fn products_of_float_rows() {
     let mut random = Random(2);
