@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# The main job on a model of the repository: record a run, check the model's offset map, make tables, learn hotness.
+# Usage: scripts/demo.sh [OUT]      results go to OUT (default: runs/demo)
+# MOE_ANALYZE names a binary that is built already.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+out=${1:-runs/demo}
+
+if [ -n "${MOE_ANALYZE:-}" ]; then
+  moe=("$MOE_ANALYZE")
+else
+  moe=(cargo run --quiet --package moe-analyze --)
+  echo "building (the first time takes some minutes) ..." >&2
+fi
+
+step() {
+  printf '\n$ moe-analyze' >&2
+  printf ' %q' "$@" >&2
+  printf '\n' >&2
+  "${moe[@]}" "$@"
+}
+
+step record --model fixtures/tiny-qwen3moe-Q4_K_M.gguf \
+  --prompt "The kernel driver is responsible for" --n-predict 64 --out "$out" --force
+step gguf-map fixtures/tiny-gpt-oss-MXFP4.gguf --check-overlaps --out "$out/gpt-oss-map.csv" --force
+step parquet "$out" --out "$out/tables" --force
+step hotness "$out" --out "$out/learn.json" --plot "$out/hotness.png" --force
