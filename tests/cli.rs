@@ -7,7 +7,8 @@ use std::process::Stdio;
 
 use support::{moe_analyze, repository, stdout_of};
 
-const SUBCOMMANDS: [&str; 6] = [
+const SUBCOMMANDS: [&str; 7] = [
+    "record",
     "gguf-map",
     "parquet",
     "hotness",
@@ -64,7 +65,10 @@ fn manual_is_roff_and_covers_every_subcommand() {
     );
     for subcommand in SUBCOMMANDS {
         assert!(
-            page.contains(&format!("moe\\-analyze\\-{}", subcommand.replace('-', "\\-"))),
+            page.contains(&format!(
+                "moe\\-analyze\\-{}",
+                subcommand.replace('-', "\\-")
+            )),
             "{subcommand}"
         );
     }

@@ -307,7 +307,7 @@ fn bad_input_is_one_line_and_exit_2() {
         (file("text.gguf", b"this is not a model"), "not a GGUF file"),
         (file("empty.gguf", b""), "empty.gguf"),
         (file("magic.gguf", b"GGUF"), "magic.gguf"),
-        (file("header.gguf", &whole[..5000]), "cut"),
+        (file("header.gguf", &whole[..5000]), "bytes left can hold"),
         (dir.path().join("absent.gguf"), "absent.gguf"),
         (dir.path().to_owned(), arg(dir.path())),
     ];

@@ -141,50 +141,52 @@ fn pass(
     for layer in 0..N_LAYER {
         let tokens = tokens(layer);
         let n_tokens = tokens.len() as u32;
-        let mut log = |op: u8, dst: String, weights: String, token: u32, is_expert: bool| {
-            let mut record = TensorAccessLog {
-                operation_type: op,
-                phase,
-                ext_version: EXT_V1,
-                ..Default::default()
-            };
-            record.timestamp_ns.set(*clock);
-            record.duration_ns.set(500);
-            record.token_id.set(token);
-            record.layer_id.set(layer as u16);
-            record.n_tokens.set(n_tokens);
-            set_name(&mut record.dst_name, &dst);
-            record.num_sources = 2;
+        let mut log =
+            |clock: u64, op: u8, dst: String, weights: String, token: u32, is_expert: bool| {
+                let mut record = TensorAccessLog {
+                    operation_type: op,
+                    phase,
+                    ext_version: EXT_V1,
+                    ..Default::default()
+                };
+                record.timestamp_ns.set(clock);
+                record.duration_ns.set(500);
+                record.token_id.set(token);
+                record.layer_id.set(layer as u16);
+                record.n_tokens.set(n_tokens);
+                set_name(&mut record.dst_name, &dst);
+                record.num_sources = 2;
 
-            let tensor = gguf.tensor(&weights).unwrap();
-            let source = &mut record.sources[0];
-            set_name(&mut source.name, &weights);
-            source.layer_id.set(layer as u16);
-            source.memory_source = SOURCE_DISK;
-            source.offset_or_buffer_id.set(tensor.offset);
-            source.tensor_idx.set(tensor.index);
-            record.set_source_size(0, tensor.size_bytes);
+                let tensor = gguf.tensor(&weights).unwrap();
+                let source = &mut record.sources[0];
+                set_name(&mut source.name, &weights);
+                source.layer_id.set(layer as u16);
+                source.memory_source = SOURCE_DISK;
+                source.offset_or_buffer_id.set(tensor.offset);
+                source.tensor_idx.set(tensor.index);
+                record.set_source_size(0, tensor.size_bytes);
 
-            let source = &mut record.sources[1];
-            set_name(&mut source.name, &format!("ffn_norm-{layer}"));
-            source.layer_id.set(NO_LAYER);
-            source.memory_source = SOURCE_BUFFER;
-            source.offset_or_buffer_id.set(1);
-            source.tensor_idx.set(NO_TENSOR);
-            record.set_source_size(1, 1024 * u64::from(n_tokens));
+                let source = &mut record.sources[1];
+                set_name(&mut source.name, &format!("ffn_norm-{layer}"));
+                source.layer_id.set(NO_LAYER);
+                source.memory_source = SOURCE_BUFFER;
+                source.offset_or_buffer_id.set(1);
+                source.tensor_idx.set(NO_TENSOR);
+                record.set_source_size(1, 1024 * u64::from(n_tokens));
 
-            if is_expert {
-                record.num_experts = 4;
-                for (slot, expert) in experts_of(token, layer).into_iter().enumerate() {
-                    record.expert_ids[slot].set(expert as i32);
-                    record.expert_weights[slot].set(WEIGHTS[slot]);
-                    record.expert_lane[slot] = lane::CPU;
+                if is_expert {
+                    record.num_experts = 4;
+                    for (slot, expert) in experts_of(token, layer).into_iter().enumerate() {
+                        record.expert_ids[slot].set(expert as i32);
+                        record.expert_weights[slot].set(WEIGHTS[slot]);
+                        record.expert_lane[slot] = lane::CPU;
+                    }
                 }
-            }
-            *writer.next_record().unwrap() = record;
-        };
+                *writer.next_record().unwrap() = record;
+            };
         let first = tokens.start;
         log(
+            *clock,
             ops::MUL_MAT,
             format!("Qcur-{layer}"),
             format!("blk.{layer}.attn_q.weight"),
@@ -196,7 +198,7 @@ fn pass(
             *clock += 1000;
             for token in tokens.clone() {
                 let dst = format!("ffn_moe_{projection}-{layer}");
-                log(ops::MUL_MAT_ID, dst, weights.clone(), token, true);
+                log(*clock, ops::MUL_MAT_ID, dst, weights.clone(), token, true);
             }
         }
         *clock += 1000;

@@ -148,11 +148,12 @@ fn print_summary(
         "entropy",
         "max/mean",
     ];
+    let width = hotness.n_expert().saturating_sub(1).to_string().len();
     let rows = layers.into_iter().map(|layer| {
         let top: Vec<String> = layer
             .top
             .iter()
-            .map(|&(expert, share)| format!("{expert} ({:.1})", 100.0 * share))
+            .map(|&(expert, share)| format!("{expert:>width$} ({:4.1})", 100.0 * share))
             .collect();
         vec![
             layer.layer.into(),

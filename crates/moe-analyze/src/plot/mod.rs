@@ -18,9 +18,10 @@ const FONT: &str = "DejaVu Sans, sans-serif";
 
 const LEFT: i32 = 76;
 const TOP: i32 = 68;
-const RIGHT: i32 = 132;
+const RIGHT: i32 = 104;
 const BOTTOM: i32 = 64;
 const BAR_WIDTH: i32 = 18;
+const SCALE_MIN_HEIGHT: i32 = 140;
 const TEXT: RGBColor = RGBColor(40, 40, 48);
 const FRAME: RGBColor = RGBColor(150, 150, 158);
 
@@ -94,18 +95,20 @@ impl HeatMap {
     /// Cells are as large as fits a screen, never so small that a layer or an expert vanishes.
     fn layout(&self) -> Layout {
         let (columns, rows) = (self.n_expert().max(1), (self.layers.len() as i32).max(1));
-        let cell_width = (1200 / columns).clamp(2, 40);
+        let cell_width = (1200 / columns).clamp(2, 64);
         let cell_height = (640 / rows).clamp(4, 40);
         let grid_width = columns * cell_width;
         let grid_height = rows * cell_height;
+        // Beside a small grid the scale leaves room for the title.
+        let scale_left = (LEFT + grid_width + 28).max(500);
         Layout {
             cell_width,
             cell_height,
             grid_width,
             grid_height,
-            // A small grid still needs room for the title and the scale.
-            width: (LEFT + grid_width + RIGHT).max(640),
-            height: TOP + grid_height.max(180) + BOTTOM,
+            width: scale_left + RIGHT,
+            height: TOP + grid_height.max(SCALE_MIN_HEIGHT) + BOTTOM,
+            scale_left,
         }
     }
 
@@ -160,7 +163,7 @@ impl HeatMap {
         canvas: &Canvas<B>,
     ) -> anyhow::Result<()> {
         let bottom = TOP + layout.grid_height;
-        for expert in (0..self.n_expert()).step_by(tick_step(layout.cell_width, 40)) {
+        for expert in (0..self.n_expert()).step_by(tick_step(layout.cell_width, 28) as usize) {
             let x = LEFT + expert * layout.cell_width + layout.cell_width / 2;
             canvas.line((x, bottom), (x, bottom + 4))?;
             canvas.text(
@@ -171,11 +174,20 @@ impl HeatMap {
                 VPos::Top,
             )?;
         }
-        for row in (0..self.layers.len()).step_by(tick_step(layout.cell_height, 20)) {
-            let y = TOP + row as i32 * layout.cell_height + layout.cell_height / 2;
+        let step = tick_step(layout.cell_height, 20);
+        for (row, layer) in (0..).zip(&self.layers) {
+            if !layer.is_multiple_of(step) {
+                continue;
+            }
+            let y = TOP + row * layout.cell_height + layout.cell_height / 2;
             canvas.line((LEFT - 5, y), (LEFT - 1, y))?;
-            let label = self.layers[row].to_string();
-            canvas.text(&label, (LEFT - 9, y), 12, HPos::Right, VPos::Center)?;
+            canvas.text(
+                &layer.to_string(),
+                (LEFT - 9, y),
+                12,
+                HPos::Right,
+                VPos::Center,
+            )?;
         }
         let middle = (LEFT + layout.grid_width / 2, bottom + 32);
         canvas.text("expert", middle, 14, HPos::Center, VPos::Top)?;
@@ -190,14 +202,15 @@ struct Layout {
     cell_height: i32,
     grid_width: i32,
     grid_height: i32,
+    scale_left: i32,
     width: i32,
     height: i32,
 }
 
 /// The colour bar: value 0 at its foot, the highest value at its head.
 fn draw_scale<B: DrawingBackend>(layout: &Layout, canvas: &Canvas<B>) -> anyhow::Result<()> {
-    let left = LEFT + layout.grid_width + 28;
-    let height = layout.grid_height.clamp(140, 360);
+    let left = layout.scale_left;
+    let height = layout.grid_height.clamp(SCALE_MIN_HEIGHT, 360);
     let foot = TOP + height;
     for step in 0..height {
         let y = foot - step - 1;
@@ -239,11 +252,11 @@ fn draw_scale<B: DrawingBackend>(layout: &Layout, canvas: &Canvas<B>) -> anyhow:
 }
 
 /// The smallest of 1, 2, 5, 10, 20, 50, … at which labels are `room` pixels apart.
-fn tick_step(cell: i32, room: i32) -> usize {
-    let mut steps = (0..).flat_map(|power| [1, 2, 5].map(|digit| digit * 10usize.pow(power)));
+fn tick_step(cell: i32, room: i32) -> u32 {
+    let mut steps = (0..6).flat_map(|power| [1, 2, 5].map(|digit| digit * 10u32.pow(power)));
     steps
         .find(|&step| step as i32 * cell >= room)
-        .unwrap_or(usize::MAX)
+        .unwrap_or(u32::MAX)
 }
 
 /// A drawing area with the few things that are drawn on it.
@@ -302,4 +315,51 @@ fn register_fonts() {
 
 fn drawing<E: std::error::Error + Send + Sync>(error: DrawingAreaErrorKind<E>) -> anyhow::Error {
     anyhow!("drawing: {error}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A map with a few hot experts and a long tail.
+    fn example(n_layer: u32, n_expert: u32) -> HeatMap {
+        let weight = |layer: u32, expert: u32| {
+            let place = (expert * 37 + layer * 101) % n_expert;
+            if place % 5 == 4 {
+                0.0
+            } else {
+                1.0 / f64::from(1 + place)
+            }
+        };
+        let values = (0..n_layer).map(|layer| {
+            let weights: Vec<f64> = (0..n_expert).map(|expert| weight(layer, expert)).collect();
+            let even = weights.iter().sum::<f64>() / f64::from(n_expert);
+            weights.into_iter().map(|weight| weight / even).collect()
+        });
+        HeatMap {
+            title: "How often each expert is chosen".into(),
+            subtitle: format!("an example of {n_layer} layers and {n_expert} experts"),
+            layers: (3..3 + n_layer).collect(),
+            values: values.collect(),
+        }
+    }
+
+    #[test]
+    fn small_and_large_models_are_drawn() {
+        let dir = tempfile::tempdir().unwrap();
+        for (n_layer, n_expert) in [(1, 1), (2, 8), (48, 128), (94, 512)] {
+            for extension in ["png", "svg"] {
+                let path = dir.path().join(format!("{n_layer}x{n_expert}.{extension}"));
+                example(n_layer, n_expert).write(&path, false).unwrap();
+                assert!(path.metadata().unwrap().len() > 1000);
+            }
+        }
+    }
+
+    #[test]
+    fn ticks_leave_room_for_their_labels() {
+        assert_eq!(tick_step(40, 28), 1);
+        assert_eq!(tick_step(9, 28), 5);
+        assert_eq!(tick_step(2, 28), 20);
+    }
 }

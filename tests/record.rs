@@ -1,0 +1,389 @@
+//! `record`, and the whole way from a model to a learn file.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use moe_trace::{Run, TensorAccessLog};
+use serde_json::Value;
+use support::{arg, failure_of, moe_analyze, repository, stdout_of};
+
+const PROMPT: &str = "The kernel driver is responsible for";
+
+fn tiny_qwen3moe() -> PathBuf {
+    repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf")
+}
+
+/// Records a few tokens; gives the generated text.
+fn record(model: &Path, out: &Path) -> String {
+    stdout_of(&[
+        "record",
+        "--model",
+        arg(model),
+        "--prompt",
+        PROMPT,
+        "--n-predict",
+        "12",
+        "--out",
+        arg(out),
+    ])
+}
+
+/// Rows that each layer routed, from `routing`'s counts: layer → (rows, Σ counts).
+fn sums(hotness: &[Value]) -> BTreeMap<u64, u64> {
+    let mut sums = BTreeMap::new();
+    for row in hotness {
+        *sums.entry(row["layer_id"].as_u64().unwrap()).or_default() +=
+            row["count"].as_u64().unwrap();
+    }
+    sums
+}
+
+#[test]
+fn the_main_job_on_every_fixture() {
+    for model in [
+        "tiny-qwen3moe-Q4_K_M",
+        "tiny-gpt-oss-MXFP4",
+        "random-qwen3moe-F16",
+        "random-gpt-oss-F16",
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let (run, tables) = (dir.path().join("run"), dir.path().join("run/tables"));
+        record(&repository(&format!("fixtures/{model}.gguf")), &run);
+        stdout_of(&["info", arg(&run)]);
+        stdout_of(&["parquet", arg(&run), "--out", arg(&tables)]);
+        stdout_of(&["info", arg(&tables)]);
+        let learn = dir.path().join("learn.json");
+        stdout_of(&["hotness", arg(&run), "--out", arg(&learn)]);
+        moe_placement::learn::parse_observations(&fs::read_to_string(learn).unwrap()).unwrap();
+
+        let opened = Run::open(&run).unwrap();
+        let manifest = opened.manifest.as_ref().unwrap();
+        let (n_layer, k) = (
+            manifest.model.n_layer,
+            u64::from(manifest.model.n_expert_used),
+        );
+        let n_tokens = manifest.tokens.prompt + manifest.tokens.generated;
+        let mut texts = Vec::new();
+        for source in [&run, &tables] {
+            texts.push(stdout_of(&["hotness", arg(source), "-o", "json"]));
+        }
+        assert_eq!(
+            texts[0], texts[1],
+            "{model}: a run and its tables count the same"
+        );
+        let sums = sums(&serde_json::from_str::<Vec<Value>>(&texts[0]).unwrap());
+        assert_eq!(sums.len() as u32, n_layer, "{model}");
+        for (layer, sum) in sums {
+            // In the last layer the prompt's last token alone is routed, where llama.cpp prunes.
+            let rows = sum / k;
+            assert_eq!(sum % k, 0, "{model}, layer {layer}");
+            if layer + 1 < u64::from(n_layer) {
+                assert_eq!(rows, n_tokens, "{model}, layer {layer}");
+            } else {
+                assert!(
+                    rows == n_tokens || rows == manifest.tokens.generated + 1,
+                    "{model}: {rows}"
+                );
+            }
+        }
+    }
+}
+
+/// The records of a run without what differs from run to run: times and addresses.
+fn comparable(run: &Path) -> Vec<TensorAccessLog> {
+    let run = Run::open(run).unwrap();
+    let mut records = run.trace.records().to_vec();
+    for record in &mut records {
+        record.timestamp_ns.set(0);
+        record.duration_ns.set(0);
+        for source in &mut record.sources {
+            source.tensor_ptr.set(0);
+        }
+    }
+    records
+}
+
+#[test]
+fn a_run_can_be_repeated() {
+    let dir = tempfile::tempdir().unwrap();
+    let (a, b) = (dir.path().join("a"), dir.path().join("b"));
+    let text = record(&tiny_qwen3moe(), &a);
+    assert!(!text.trim().is_empty());
+    assert_eq!(text, record(&tiny_qwen3moe(), &b));
+    let (a, b) = (comparable(&a), comparable(&b));
+    assert_eq!(a.len(), b.len());
+    for (index, (a, b)) in a.iter().zip(&b).enumerate() {
+        assert!(
+            zerocopy::IntoBytes::as_bytes(a) == zerocopy::IntoBytes::as_bytes(b),
+            "record {index}"
+        );
+    }
+}
+
+#[test]
+fn without_arguments_the_embedded_model_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let assert = moe_analyze()
+        .current_dir(dir.path())
+        .arg("record")
+        .assert()
+        .success();
+    assert!(!assert.get_output().stdout.is_empty());
+    let runs: Vec<_> = fs::read_dir(dir.path().join("runs"))
+        .unwrap()
+        .map(|run| run.unwrap().path())
+        .collect();
+    assert_eq!(runs.len(), 1);
+    let summary = stdout_of(&["hotness", arg(&runs[0])]);
+    assert!(
+        summary.contains("in 6 layers, 4 of 32 experts for a token"),
+        "{summary}"
+    );
+    stdout_of(&["info", arg(&runs[0])]);
+}
+
+#[test]
+fn prompts_come_from_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = tiny_qwen3moe();
+    let (run, text) = (dir.path().join("run"), dir.path().join("prompt.txt"));
+    fs::write(&text, format!("{PROMPT}\n")).unwrap();
+    let from_file = stdout_of(&[
+        "record",
+        "--model",
+        arg(&model),
+        "--prompt-file",
+        arg(&text),
+        "--n-predict",
+        "12",
+        "--out",
+        arg(&run),
+    ]);
+    assert_eq!(from_file, record(&model, &dir.path().join("other")));
+
+    let lines = dir.path().join("prompts.jsonl");
+    fs::write(&lines, "{\"prompt\":\"The kernel\"}\n{\"prompt\":\"def main\",\"n_predict\":2}\n{\"tokens\":[5,6,7]}\n").unwrap();
+    let many = dir.path().join("many");
+    let stdout = stdout_of(&[
+        "record",
+        "--model",
+        arg(&model),
+        "--prompts",
+        arg(&lines),
+        "--n-predict",
+        "3",
+        "--out",
+        arg(&many),
+    ]);
+    assert_eq!(stdout, "");
+    let opened = Run::open(&many).unwrap();
+    let tokens = opened.manifest.unwrap().tokens;
+    assert_eq!((tokens.sequences, tokens.generated), (3, 8));
+    let sequences: std::collections::BTreeSet<u32> = opened
+        .trace
+        .records()
+        .iter()
+        .map(|record| record.sequence_id.get())
+        .collect();
+    assert_eq!(sequences.into_iter().collect::<Vec<_>>(), [0, 1, 2]);
+}
+
+#[test]
+fn a_run_that_exists_is_kept_without_force() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    record(&tiny_qwen3moe(), &run);
+    let before = fs::read(run.join("trace.bin")).unwrap();
+    let again = [
+        "record",
+        "--prompt",
+        "Something else",
+        "--n-predict",
+        "2",
+        "--quiet",
+        "--out",
+        arg(&run),
+    ];
+    let line = failure_of(&again);
+    assert!(line.contains("--force"), "{line}");
+    assert_eq!(fs::read(run.join("trace.bin")).unwrap(), before);
+
+    stdout_of(&[&again[..], &["--force"]].concat());
+    assert_ne!(fs::read(run.join("trace.bin")).unwrap(), before);
+    stdout_of(&["info", arg(&run)]);
+
+    // A directory that is no run is not replaced even so.
+    let precious = dir.path().join("precious");
+    fs::create_dir(&precious).unwrap();
+    fs::write(precious.join("thesis.txt"), "precious").unwrap();
+    failure_of(&["record", "--quiet", "--force", "--out", arg(&precious)]);
+    assert_eq!(
+        fs::read_to_string(precious.join("thesis.txt")).unwrap(),
+        "precious"
+    );
+}
+
+#[test]
+fn a_bounded_trace_ends_with_a_whole_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    stdout_of(&[
+        "record",
+        "--prompt",
+        PROMPT,
+        "--n-predict",
+        "200",
+        "--max-trace-mib",
+        "3",
+        "--out",
+        arg(&run),
+    ]);
+    assert!(fs::metadata(run.join("trace.bin")).unwrap().len() <= 3 << 20);
+    stdout_of(&["info", arg(&run)]);
+    let manifest: Value =
+        serde_json::from_slice(&fs::read(run.join("manifest.json")).unwrap()).unwrap();
+    assert!(manifest["stopped"].is_string(), "{manifest}");
+    stdout_of(&["hotness", arg(&run)]);
+}
+
+/// A copy of a model with some bytes replaced by others of the same length, everywhere.
+fn patched(dir: &Path, name: &str, from: &str, to: &str) -> PathBuf {
+    assert_eq!(from.len(), to.len());
+    let mut bytes = fs::read(repository("fixtures/random-qwen3moe-F16.gguf")).unwrap();
+    let mut at = 0;
+    while let Some(found) = bytes[at..]
+        .windows(from.len())
+        .position(|window| window == from.as_bytes())
+    {
+        at += found;
+        bytes[at..at + from.len()].copy_from_slice(to.as_bytes());
+    }
+    let path = dir.join(name);
+    fs::write(&path, bytes).unwrap();
+    path
+}
+
+#[test]
+fn bad_input_is_one_line_exit_2_and_no_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, bytes: &[u8]| {
+        let path = dir.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        path
+    };
+    let whole = fs::read(repository("fixtures/random-qwen3moe-F16.gguf")).unwrap();
+    let models = [
+        (file("text.gguf", b"no model"), "not a GGUF file"),
+        (file("empty.gguf", b""), "empty.gguf"),
+        (file("header.gguf", &whole[..3000]), "header.gguf"),
+        (file("cut.gguf", &whole[..whole.len() - 10_000]), "cut"),
+        (dir.path().join("absent.gguf"), "absent.gguf"),
+        (dir.path().to_owned(), arg(dir.path())),
+        (
+            patched(dir.path(), "arch.gguf", "qwen3moe", "qwen9moe"),
+            "qwen9moe",
+        ),
+    ];
+    let out = dir.path().join("run");
+    for (model, expected) in &models {
+        let line = failure_of(&[
+            "--quiet",
+            "record",
+            "--model",
+            arg(model),
+            "--out",
+            arg(&out),
+        ]);
+        assert!(line.contains(expected), "{expected}: {line}");
+        assert!(!out.exists(), "{expected}");
+    }
+    let unsupported = failure_of(&[
+        "--quiet",
+        "record",
+        "--model",
+        arg(&models[6].0),
+        "--out",
+        arg(&out),
+    ]);
+    assert!(
+        unsupported.contains("qwen3moe") && unsupported.contains("gpt-oss"),
+        "lists what is supported: {unsupported}"
+    );
+
+    let prompts = file("prompts.jsonl", b"{\"prompt\":\"a\"}\n{\"prompt\":1}\n");
+    let long = file("long.txt", "word ".repeat(20_000).as_bytes());
+    let absent = dir.path().join("absent.txt");
+    let cases: [(&[&str], &str); 6] = [
+        (&["--prompts", arg(&prompts)], "line 2"),
+        (&["--prompt-file", arg(&absent)], "absent.txt"),
+        (&["--prompt-file", arg(&long)], "context"),
+        (&["--prompt", PROMPT, "--ctx-size", "4"], "context"),
+        (&["--prompt", ""], "empty"),
+        (&["--batch-size", "0"], "--batch-size"),
+    ];
+    for (args, expected) in cases {
+        let line = failure_of(&[&["--quiet", "record", "--out", arg(&out)], args].concat());
+        assert!(line.contains(expected), "{expected}: {line}");
+        assert!(!out.exists(), "{expected}");
+    }
+}
+
+/// Ctrl-C leaves a run that every other command reads.
+#[cfg(unix)]
+#[test]
+fn an_interrupted_run_can_be_read() {
+    use std::process::{Command, Stdio};
+
+    let dir = tempfile::tempdir().unwrap();
+    let (run, prompts) = (dir.path().join("run"), dir.path().join("prompts.jsonl"));
+    fs::write(
+        &prompts,
+        "{\"prompt\":\"The kernel driver\"}\n".repeat(3000),
+    )
+    .unwrap();
+    let child = Command::new(assert_cmd::cargo::cargo_bin!("moe-analyze"))
+        .args([
+            "--quiet",
+            "record",
+            "--prompts",
+            arg(&prompts),
+            "--max-trace-mib",
+            "400",
+            "--out",
+            arg(&run),
+        ])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let trace = run.join("trace.bin");
+    while fs::metadata(&trace).map_or(0, |trace| trace.len()) < 1 << 20 {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    assert!(
+        Command::new("kill")
+            .args(["-INT", &child.id().to_string()])
+            .status()
+            .unwrap()
+            .success()
+    );
+    let output = child.wait_with_output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("interrupted"), "{stderr}");
+    assert!(
+        fs::metadata(&trace).unwrap().len() < 400 << 20,
+        "it did not run to its end"
+    );
+    stdout_of(&["info", arg(&run)]);
+    stdout_of(&["hotness", arg(&run)]);
+    stdout_of(&[
+        "parquet",
+        arg(&run),
+        "--out",
+        arg(&dir.path().join("tables")),
+    ]);
+}
