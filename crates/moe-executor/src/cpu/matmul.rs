@@ -1,5 +1,8 @@
 //! Matrix products of quantized weights and activations.
 
+use std::cell::RefCell;
+
+use crate::cpu::quant::Scratch;
 use crate::cpu::threads::{Disjoint, Threads};
 use crate::weights::Matrix;
 
@@ -42,13 +45,39 @@ pub fn mul_mat(
     let scratch = &*scratch;
     threads.split(n_out, n_out * weights.row_size * n_rows.max(1), |range| {
         let block = weights.rows(0, range.clone());
-        for t in 0..n_rows {
+        let act = |t| scratch.row(t);
+        products(weights, block, n_rows, &act, &mut |t, row, values| {
+            let at = t * n_out + range.start + row;
             // SAFETY: ranges of output rows do not overlap between threads.
-            let out = unsafe { out.slice(t * n_out + range.start..t * n_out + range.end) };
-            weights
-                .kernel
-                .gemv(block, weights.row_size, weights.n_in, scratch.row(t), out);
-        }
+            unsafe { out.slice(at..at + values.len()) }.copy_from_slice(values);
+        });
+    });
+}
+
+/// Products of a block of rows with the activations `act(0..n)`; `put(i, r, values)` takes those of activation `i` with
+/// row `r` of the block and the rows after it.
+fn products<'a>(
+    weights: &Matrix<'a>,
+    block: &'a [u8],
+    n: usize,
+    act: &'a (dyn Fn(usize) -> &'a [u8] + 'a),
+    put: &mut dyn FnMut(usize, usize, &[f32]),
+) {
+    thread_local! {
+        static PANELS: RefCell<Scratch> = RefCell::default();
+    }
+    let n_rows = block.len() / weights.row_size;
+    PANELS.with_borrow_mut(|panels| {
+        weights.kernel.gemm(
+            block,
+            weights.row_size,
+            weights.n_in,
+            n_rows,
+            n,
+            act,
+            put,
+            panels,
+        );
     });
 }
 
@@ -126,15 +155,19 @@ pub fn mul_mat_id(
                 let (i, first) = (at / n_out, at % n_out);
                 let last = n_out.min(first + range.end - at);
                 let block = weights.rows(work.active[i] as usize, first..last);
-                for &entry in work.entries(i) {
-                    let base = entry as usize * n_out;
-                    // SAFETY: an entry belongs to one expert, and ranges of its output rows do not overlap.
-                    let out = unsafe { out.slice(base + first..base + last) };
-                    let row = scratch.row(entry as usize / rows_per);
-                    weights
-                        .kernel
-                        .gemv(block, weights.row_size, weights.n_in, row, out);
-                }
+                let entries = work.entries(i);
+                let act = |e: usize| scratch.row(entries[e] as usize / rows_per);
+                products(
+                    weights,
+                    block,
+                    entries.len(),
+                    &act,
+                    &mut |e, row, values| {
+                        let at = entries[e] as usize * n_out + first + row;
+                        // SAFETY: an entry belongs to one expert, and ranges of its output rows do not overlap.
+                        unsafe { out.slice(at..at + values.len()) }.copy_from_slice(values);
+                    },
+                );
                 at += last - first;
             }
         },
