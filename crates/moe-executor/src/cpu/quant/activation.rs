@@ -3,7 +3,6 @@
 //! The numbers are ggml's, its x86 path's rounding included. The layout is not: a row keeps its codes together and its
 //! scales together behind them, so that a kernel reads whole vectors of either.
 
-use half::slice::HalfFloatSliceExt;
 use zerocopy::byteorder::little_endian::{F32, I16};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
@@ -65,18 +64,20 @@ impl ActivationType {
             0,
             "{n} activations are not whole blocks of {self:?}"
         );
+        #[cfg(target_arch = "x86_64")]
+        if super::x86::has_avx2() {
+            // SAFETY: the processor has the instructions.
+            return unsafe { super::x86::avx2::quantize(self, row, out) };
+        }
+        self.convert(row, out);
+    }
+
+    /// As [`ActivationType::quantize`], on any processor.
+    pub fn convert(self, row: &[f32], out: &mut [u8]) {
         match self {
-            ActivationType::F32 => {
-                for (value, bytes) in row.iter().zip(out.chunks_exact_mut(4)) {
-                    bytes.copy_from_slice(&value.to_le_bytes());
-                }
-            }
-            ActivationType::F16 => round_to_f16(row, out),
-            ActivationType::Bf16 => {
-                for (value, bytes) in row.iter().zip(out.chunks_exact_mut(4)) {
-                    bytes.copy_from_slice(&round_to_bf16(*value).to_le_bytes());
-                }
-            }
+            ActivationType::F32 => round_each(row, out, |value| value),
+            ActivationType::F16 => round_each(row, out, round_to_f16),
+            ActivationType::Bf16 => round_each(row, out, round_to_bf16),
             ActivationType::Q8_0 | ActivationType::Q8_1 => quantize_q8_0(self, row, out),
             ActivationType::Q8K => quantize_q8_k(row, out),
         }
@@ -96,11 +97,12 @@ pub struct Q8Row<'a> {
     pub scaled_sum: &'a [F32],
 }
 
-struct Q8RowMut<'a> {
-    q: &'a mut [i8],
-    scale: &'a mut [F32],
-    sum: &'a mut [I16],
-    scaled_sum: &'a mut [F32],
+/// A [`Q8Row`] to write.
+pub struct Q8RowMut<'a> {
+    pub q: &'a mut [i8],
+    pub scale: &'a mut [F32],
+    pub sum: &'a mut [I16],
+    pub scaled_sum: &'a mut [F32],
 }
 
 impl<'a> Q8Row<'a> {
@@ -154,7 +156,8 @@ impl Q8Row<'_> {
 }
 
 impl<'a> Q8RowMut<'a> {
-    fn new(ty: ActivationType, n: usize, row: &'a mut [u8]) -> Q8RowMut<'a> {
+    /// Splits a row of `n` elements.
+    pub fn new(ty: ActivationType, n: usize, row: &'a mut [u8]) -> Q8RowMut<'a> {
         let (q, row) = row.split_at_mut(n);
         let (scale, row) = row.split_at_mut(4 * (n / ty.block()));
         let (sum, row) = row.split_at_mut(2 * (n / 16));
@@ -193,26 +196,24 @@ fn prefix<T: FromBytes + Immutable + KnownLayout + Unaligned>(
         .expect("an activation row was made for fewer elements")
 }
 
-fn whole_mut<T: FromBytes + zerocopy::IntoBytes + KnownLayout + Unaligned>(
+/// Bytes as whole numbers of elements.
+pub fn whole_mut<T: FromBytes + zerocopy::IntoBytes + KnownLayout + Unaligned>(
     bytes: &mut [u8],
 ) -> &mut [T] {
     <[T]>::mut_from_bytes(bytes).expect("sections are whole numbers of elements")
 }
 
-fn round_to_f16(row: &[f32], out: &mut [u8]) {
-    let mut halves = [half::f16::ZERO; 256];
-    let mut rounded = [0.0f32; 256];
-    for (values, bytes) in row.chunks(256).zip(out.chunks_mut(4 * 256)) {
-        let (halves, rounded) = (&mut halves[..values.len()], &mut rounded[..values.len()]);
-        halves.convert_from_f32_slice(values);
-        halves.convert_to_f32_slice(rounded);
-        for (value, bytes) in rounded.iter().zip(bytes.chunks_exact_mut(4)) {
-            bytes.copy_from_slice(&value.to_le_bytes());
-        }
+fn round_each(row: &[f32], out: &mut [u8], round: impl Fn(f32) -> f32) {
+    let (out, _) = out.as_chunks_mut::<4>();
+    for (value, out) in row.iter().zip(out) {
+        *out = round(*value).to_le_bytes();
     }
 }
 
-#[inline(always)]
+fn round_to_f16(value: f32) -> f32 {
+    half::f16::from_f32(value).to_f32()
+}
+
 fn round_to_bf16(value: f32) -> f32 {
     let bits = value.to_bits();
     if value.is_nan() {
@@ -225,27 +226,32 @@ fn round_to_bf16(value: f32) -> f32 {
 /// in the low bits.
 const ROUND: f32 = 12_582_912.0;
 
-#[inline(always)]
 fn round_to_i8(value: f32) -> i8 {
     (value + ROUND).to_bits() as i8
 }
 
+/// The bits of the largest magnitude; those of a NaN are larger than all others.
+fn max_magnitude(values: &[f32]) -> u32 {
+    values.iter().fold(0, |max, v| max.max(magnitude(*v)))
+}
+
+fn magnitude(value: f32) -> u32 {
+    value.to_bits() & 0x7fff_ffff
+}
+
 fn quantize_q8_0(ty: ActivationType, row: &[f32], out: &mut [u8]) {
     let mut out = Q8RowMut::new(ty, row.len(), out);
-    for (block, values) in row.chunks_exact(32).enumerate() {
-        let amax = values.iter().fold(0.0f32, |max, v| max.max(v.abs()));
+    let (blocks, _) = row.as_chunks::<32>();
+    let (codes, _) = out.q.as_chunks_mut::<32>();
+    for (i, values) in blocks.iter().enumerate() {
+        let amax = f32::from_bits(max_magnitude(values));
         let inverse = if amax != 0.0 { 127.0 / amax } else { 0.0 };
-        for (code, value) in out.q[block * 32..][..32].iter_mut().zip(values) {
-            *code = round_to_i8(value * inverse);
-        }
+        codes[i] = values.map(|value| round_to_i8(value * inverse));
         let scale = amax / 127.0;
-        out.scale[block].set(half::f16::from_f32(scale).to_f32());
+        out.scale[i].set(round_to_f16(scale));
         if ty == ActivationType::Q8_1 {
-            let sum: i32 = out.q[block * 32..][..32]
-                .iter()
-                .map(|&q| i32::from(q))
-                .sum();
-            out.scaled_sum[block].set(half::f16::from_f32(scale * sum as f32).to_f32());
+            let sum: i32 = codes[i].iter().map(|&q| i32::from(q)).sum();
+            out.scaled_sum[i].set(round_to_f16(scale * sum as f32));
         }
     }
     out.fill_sums();
@@ -254,19 +260,23 @@ fn quantize_q8_0(ty: ActivationType, row: &[f32], out: &mut [u8]) {
 /// The element of largest magnitude becomes -127, whatever its sign: scales may be negative.
 fn quantize_q8_k(row: &[f32], out: &mut [u8]) {
     let mut out = Q8RowMut::new(ActivationType::Q8K, row.len(), out);
-    for (block, values) in row.chunks_exact(QK_K).enumerate() {
-        let codes = &mut out.q[block * QK_K..][..QK_K];
-        let amax = values.iter().fold(0.0f32, |max, v| max.max(v.abs()));
-        let Some(&peak) = values.iter().find(|v| v.abs() == amax && amax != 0.0) else {
-            codes.fill(0);
-            out.scale[block].set(0.0);
+    let (blocks, _) = row.as_chunks::<QK_K>();
+    let (codes, _) = out.q.as_chunks_mut::<QK_K>();
+    for (i, values) in blocks.iter().enumerate() {
+        let max = max_magnitude(values);
+        let peak = values
+            .iter()
+            .find(|v| magnitude(**v) == max)
+            .copied()
+            .unwrap_or(0.0);
+        if peak == 0.0 {
+            codes[i].fill(0);
+            out.scale[i].set(0.0);
             continue;
-        };
-        let inverse = -127.0 / peak;
-        for (code, value) in codes.iter_mut().zip(values) {
-            *code = round_to_i8(value * inverse);
         }
-        out.scale[block].set(1.0 / inverse);
+        let inverse = -127.0 / peak;
+        codes[i] = values.map(|value| round_to_i8(value * inverse));
+        out.scale[i].set(1.0 / inverse);
     }
     out.fill_sums();
 }

@@ -37,7 +37,11 @@ const _: () = {
 #[inline(always)]
 fn shifted(entry: usize, down: bool) -> [i8; 8] {
     let entry = u64::from_ne_bytes(iq_grids::IQ1[entry].map(|v| v as u8));
-    let shift = if down { u64::MAX } else { 0x0101_0101_0101_0101 };
+    let shift = if down {
+        u64::MAX
+    } else {
+        0x0101_0101_0101_0101
+    };
     // Addition in all bytes at once: the top bits are added without a carry.
     let top = 0x8080_8080_8080_8080;
     let sum = ((entry & !top) + (shift & !top)) ^ ((entry ^ shift) & top);

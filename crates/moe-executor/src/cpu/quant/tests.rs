@@ -239,20 +239,27 @@ fn products_of_quantized_rows() {
 /// `fixtures/quants/vec_dot.cpp` wrote the products of slices of the golden rows with these activations.
 #[test]
 fn products_are_ggmls() {
-    let path = format!("{}/../../fixtures/quants/vec_dot.csv", env!("CARGO_MANIFEST_DIR"));
+    let path = format!(
+        "{}/../../fixtures/quants/vec_dot.csv",
+        env!("CARGO_MANIFEST_DIR")
+    );
     let table = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path}: {e}"));
     let n = 256;
     let mut compared = 0;
     for line in table.lines().skip(1) {
         let fields: Vec<&str> = line.split(',').collect();
-        let ty = *GgmlType::ALL.iter().find(|ty| ty.name() == fields[0]).unwrap();
+        let ty = *GgmlType::ALL
+            .iter()
+            .find(|ty| ty.name() == fields[0])
+            .unwrap();
         let slice: usize = fields[1].parse().unwrap();
         let expected: f32 = fields[2].parse().unwrap();
         if !expected.is_finite() {
             continue;
         }
         let activation = |i: usize| (i * 37 % 251) as f32 - 125.0;
-        let values = (slice * n..(slice + 1) * n).map(|i| activation(i) / 16.0 + (i % 7) as f32 / 1024.0);
+        let values =
+            (slice * n..(slice + 1) * n).map(|i| activation(i) / 16.0 + (i % 7) as f32 / 1024.0);
         let row_size = ty.row_size(n as u64).unwrap() as usize;
         let (bytes, _) = golden(ty);
         let row = &bytes[slice * row_size..][..row_size];
@@ -262,7 +269,12 @@ fn products_are_ggmls() {
             let mut found = [0.0];
             kernel.gemv(row, row_size, n, &act, &mut found);
             let (_, magnitude) = with_format!(ty, F => reference::<F>(row, n, &act)).unwrap();
-            assert_close(found[0], (expected.into(), magnitude), n / 4, format_args!("{ty} {isa:?} slice {slice}"));
+            assert_close(
+                found[0],
+                (expected.into(), magnitude),
+                n / 4,
+                format_args!("{ty} {isa:?} slice {slice}"),
+            );
             compared += 1;
         }
     }
@@ -422,6 +434,49 @@ fn q8_k_makes_the_largest_magnitude_minus_127() {
     assert_eq!(found.scale[0].get(), -2.0);
     assert_eq!(found.scale[1].get(), 0.0);
     assert_eq!(found.sum[15].get(), -2);
+}
+
+#[test]
+fn activations_are_the_same_bytes_on_every_processor() {
+    let mut random = Random(4);
+    for n in [256, 512, 1280] {
+        for row in activation_rows(n, &mut random) {
+            for ty in [
+                ActivationType::F16,
+                ActivationType::Bf16,
+                ActivationType::Q8_0,
+                ActivationType::Q8_1,
+                ActivationType::Q8K,
+            ] {
+                let mut expected = vec![0xa5; ty.row_size(n)];
+                ty.convert(&row, &mut expected);
+                assert_eq!(convert(ty, &row), expected, "{ty:?} n = {n}");
+            }
+        }
+    }
+    let odd = [0.1, 70000.0, -1e-8, 3.0e-5, 2049.0];
+    let mut expected = vec![0xa5; ActivationType::F16.row_size(5)];
+    ActivationType::F16.convert(&odd, &mut expected);
+    assert_eq!(convert(ActivationType::F16, &odd), expected);
+}
+
+#[test]
+fn what_is_not_a_number_stays_visible() {
+    let mut row = vec![1.0; 256];
+    row[100] = f32::NAN;
+    for ty in [
+        ActivationType::Q8_0,
+        ActivationType::Q8_1,
+        ActivationType::Q8K,
+    ] {
+        let bytes = convert(ty, &row);
+        let found = Q8Row::new(ty, 256, &bytes);
+        assert_eq!(
+            found.scale.iter().filter(|s| s.get().is_nan()).count(),
+            1,
+            "{ty:?}"
+        );
+    }
 }
 
 #[test]

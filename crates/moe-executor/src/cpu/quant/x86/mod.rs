@@ -3,7 +3,7 @@
 // Loops over lanes and parts index several arrays at once.
 #![allow(clippy::needless_range_loop)]
 
-mod avx2;
+pub mod avx2;
 mod avx512;
 
 use moe_gguf::GgmlType as T;

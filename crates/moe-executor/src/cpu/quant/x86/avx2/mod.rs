@@ -5,11 +5,13 @@
 mod chunks;
 mod decoded;
 mod float;
+mod quantize;
 mod super_blocks;
 
 use std::arch::x86_64::*;
 
 pub use float::gemv_float;
+pub use quantize::quantize;
 
 use crate::cpu::quant::activation::Q8Row;
 use crate::cpu::quant::format::{F16, Format};
