@@ -140,12 +140,22 @@ pub fn human_bytes(bytes: u64) -> String {
     format!("{value:.1} {}", UNITS[unit])
 }
 
-/// An error with its causes on one line.
+/// An error with its causes on one line; a cause that the text before it tells already is not told again.
 pub fn one_line(error: &anyhow::Error) -> String {
-    format!("{error:#}")
-        .split_whitespace()
-        .collect::<Vec<_>>()
-        .join(" ")
+    let mut line = String::new();
+    for cause in error.chain() {
+        let text = cause
+            .to_string()
+            .split_whitespace()
+            .collect::<Vec<_>>()
+            .join(" ");
+        if line.is_empty() {
+            line = text;
+        } else if !line.contains(&text) {
+            line = format!("{line}: {text}");
+        }
+    }
+    line
 }
 
 /// Whether the reader of our output went away, which is its right and no error.
@@ -159,6 +169,16 @@ pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cause_is_told_once() {
+        let cause = io::Error::other("disk\nfull");
+        let error = anyhow::Error::new(cause)
+            .context("a: disk full")
+            .context("writing b");
+        assert_eq!(one_line(&error), "writing b: a: disk full");
+        assert_eq!(one_line(&error.context("c")), "c: writing b: a: disk full");
+    }
 
     fn print(format: Format) -> String {
         let rows = [

@@ -52,9 +52,9 @@ pub struct Args {
     /// Replace the run directory if it exists
     #[arg(long)]
     force: bool,
-    /// Threads that compute [default: one a core]
-    #[arg(short, long, value_name = "N")]
-    threads: Option<usize>,
+    /// Threads that compute, 1 to 1024 [default: one a core]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
     /// Prompt tokens evaluated at once (llama.cpp's ubatch)
     #[arg(short, long, value_name = "N", default_value_t = 512)]
     batch_size: usize,
@@ -105,6 +105,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     check_fit(&tokens, n_ctx, &model, &args)?;
     let n_threads = args
         .threads
+        .map(usize::from)
         .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let threads = Threads::new(n_threads)?;
 
@@ -118,7 +119,6 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         .zip(&limits)
         .map(|(t, l)| max_records(&model, t.len(), n_ctx, l))
         .sum();
-    announce(ctx, &args, records, &out);
 
     let manifest = about::manifest(&args, &model, &prompts, threads.n())?;
     let options = RunOptions {
@@ -126,6 +126,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         max_trace_bytes: args.max_trace_mib.map(|mib| mib.saturating_mul(1 << 20)),
     };
     let writer = RunWriter::create(&out, manifest, &OffsetMap::new(&gguf), options)?;
+    announce(ctx, &args, records, &out);
 
     let interrupted = Arc::new(AtomicBool::new(false));
     let flag = interrupted.clone();
