@@ -315,13 +315,14 @@ fn bad_input_is_one_line_exit_2_and_no_run() {
 
     let prompts = file("prompts.jsonl", b"{\"prompt\":\"a\"}\n{\"prompt\":1}\n");
     let long = file("long.txt", "word ".repeat(20_000).as_bytes());
+    let nothing = file("nothing.jsonl", b"{\"tokens\":[]}\n");
     let absent = dir.path().join("absent.txt");
     let cases: [(&[&str], &str); 6] = [
         (&["--prompts", arg(&prompts)], "line 2"),
         (&["--prompt-file", arg(&absent)], "absent.txt"),
         (&["--prompt-file", arg(&long)], "context"),
         (&["--prompt", PROMPT, "--ctx-size", "4"], "context"),
-        (&["--prompt", ""], "empty"),
+        (&["--prompts", arg(&nothing)], "sequence 1"),
         (&["--batch-size", "0"], "--batch-size"),
     ];
     for (args, expected) in cases {

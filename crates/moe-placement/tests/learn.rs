@@ -207,9 +207,12 @@ fn smallest_file_and_unusable_files() {
     assert!(!is_usable(&parse_observations(off).unwrap()));
 }
 
+/// Tells whether an error is the one expected.
+type IsExpected = fn(&Error) -> bool;
+
 #[test]
 fn faults_are_named() {
-    let cases: [(String, fn(&Error) -> bool); 14] = [
+    let cases: [(String, IsExpected); 14] = [
         ("{".into(), |e| matches!(e, Error::Json(_))),
         ("[]".into(), |e| matches!(e, Error::Schema { .. })),
         ("{\"layers\":[]}".into(), |e| {
