@@ -6,7 +6,7 @@
 use zerocopy::byteorder::little_endian::{F32, I16};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
-use super::format::QK_K;
+use super::format::{Format, QK_K};
 
 /// What a row of activations is converted to before a product.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,7 +30,7 @@ const ROW_ALIGN: usize = 64;
 
 impl ActivationType {
     /// Elements that share a scale.
-    fn block(self) -> usize {
+    const fn block(self) -> usize {
         match self {
             ActivationType::F32 | ActivationType::F16 | ActivationType::Bf16 => 1,
             ActivationType::Q8_0 | ActivationType::Q8_1 => 32,
@@ -152,6 +152,29 @@ impl Q8Row<'_> {
             sum: &self.sum[first / 16..],
             scaled_sum,
         }
+    }
+}
+
+/// Elements that share a scale in the activations of a format.
+#[inline(always)]
+pub const fn act_block<F: Format>() -> usize {
+    F::ACTIVATION.block()
+}
+
+/// Scale times sum of the activations of each group.
+#[inline(always)]
+pub fn sum_groups<F: Format>(row: &Q8Row, out: &mut [f32]) {
+    if F::ACTIVATION == ActivationType::Q8_1 {
+        for (out, sum) in out.iter_mut().zip(row.scaled_sum) {
+            *out = sum.get();
+        }
+        return;
+    }
+    let per_block = QK_K / F::GROUP;
+    let sums = row.sum.chunks_exact(F::GROUP / 16);
+    for (group, (out, sums)) in out.iter_mut().zip(sums).enumerate() {
+        let sum: i16 = sums.iter().map(|s| s.get()).sum();
+        *out = row.scale[group / per_block].get() * f32::from(sum);
     }
 }
 

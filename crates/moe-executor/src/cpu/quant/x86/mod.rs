@@ -30,15 +30,17 @@ pub fn gemv(ty: T, isa: Isa) -> Option<Gemv> {
 
 /// The product with many rows of activations for a type with the vector instructions of `isa`.
 pub fn gemm(ty: T, isa: Isa) -> Option<Gemm> {
-    match isa {
-        Isa::Portable | Isa::Avx2 => None,
-        Isa::Avx512 => match ty {
-            T::F32 => Some(avx512::gemm_float::<F32>),
-            T::F16 => Some(avx512::gemm_float::<F16>),
-            T::BF16 if is_x86_feature_detected!("avx512bf16") => Some(avx512::gemm_bf16),
-            T::BF16 => Some(avx512::gemm_float::<Bf16>),
-            _ => with_format!(ty, F => avx512::gemm::<F> as Gemm),
-        },
+    match (isa, ty) {
+        (Isa::Portable, _) => None,
+        (Isa::Avx2, T::F32) => Some(avx2::gemm_float::<F32>),
+        (Isa::Avx2, T::F16) => Some(avx2::gemm_float::<F16>),
+        (Isa::Avx2, T::BF16) => Some(avx2::gemm_float::<Bf16>),
+        (Isa::Avx2, _) => with_format!(ty, F => avx2::gemm::<F> as Gemm),
+        (Isa::Avx512, T::F32) => Some(avx512::gemm_float::<F32>),
+        (Isa::Avx512, T::F16) => Some(avx512::gemm_float::<F16>),
+        (Isa::Avx512, T::BF16) if is_x86_feature_detected!("avx512bf16") => Some(avx512::gemm_bf16),
+        (Isa::Avx512, T::BF16) => Some(avx512::gemm_float::<Bf16>),
+        (Isa::Avx512, _) => with_format!(ty, F => avx512::gemm::<F> as Gemm),
     }
 }
 

@@ -5,12 +5,17 @@
 mod chunks;
 mod decoded;
 mod float;
+mod gemm;
+mod gemm_float;
 mod quantize;
 mod super_blocks;
+mod transpose;
 
 use std::arch::x86_64::*;
 
 pub use float::gemv_float;
+pub use gemm::gemm;
+pub use gemm_float::gemm_float;
 pub use quantize::quantize;
 
 use crate::cpu::quant::activation::Q8Row;

@@ -8,8 +8,7 @@ use std::arch::x86_64::*;
 
 use super::Steps;
 use super::transpose::transpose;
-use crate::cpu::quant::ActivationType;
-use crate::cpu::quant::activation::Q8Row;
+use crate::cpu::quant::activation::{Q8Row, act_block, sum_groups};
 use crate::cpu::quant::format::{Format, QK_K};
 use crate::cpu::quant::gemm::{Product, Put, Scratch, reserve};
 use crate::cpu::quant::portable::blocks;
@@ -199,11 +198,6 @@ unsafe fn tile<F: Format, const T: usize>(
             sum_groups::<F>(&rows[t], &mut scaled_sums[t][..depth / F::GROUP]);
         }
     }
-    let block = if F::ACTIVATION == ActivationType::Q8K {
-        QK_K
-    } else {
-        32
-    };
     let mut acc = [[_mm512_setzero_ps(); 2]; T];
     // SAFETY: the panel and the activations have `depth` elements, `sums` has room for `T` tokens.
     unsafe {
@@ -228,7 +222,7 @@ unsafe fn tile<F: Format, const T: usize>(
             for half in 0..2 {
                 let scale = *panel.scale.add(group * 2 + half);
                 for t in 0..T {
-                    let act_scale = rows[t].scale.get_unchecked(group * F::GROUP / block).get();
+                    let act_scale = rows[t].scale.get_unchecked(group * F::GROUP / act_block::<F>()).get();
                     let scale = _mm512_mul_ps(scale, _mm512_set1_ps(act_scale));
                     acc[t][half] =
                         _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[t][half]), scale, acc[t][half]);
@@ -246,22 +240,5 @@ unsafe fn tile<F: Format, const T: usize>(
             *sums.add(t * 2) = acc[t][0];
             *sums.add(t * 2 + 1) = acc[t][1];
         }
-    }
-}
-
-/// Scale times sum of the activations of each group.
-#[inline(always)]
-fn sum_groups<F: Format>(row: &Q8Row, out: &mut [f32]) {
-    if F::ACTIVATION == ActivationType::Q8_1 {
-        for (out, sum) in out.iter_mut().zip(row.scaled_sum) {
-            *out = sum.get();
-        }
-        return;
-    }
-    let per_block = QK_K / F::GROUP;
-    let sums = row.sum.chunks_exact(F::GROUP / 16);
-    for (group, (out, sums)) in out.iter_mut().zip(sums).enumerate() {
-        let sum: i16 = sums.iter().map(|s| s.get()).sum();
-        *out = row.scale[group / per_block].get() * f32::from(sum);
     }
 }
