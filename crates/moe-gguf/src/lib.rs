@@ -28,6 +28,7 @@ pub mod layers;
 pub mod map;
 mod metadata;
 mod names;
+pub mod relayout;
 mod shards;
 pub mod thesis;
 mod types;

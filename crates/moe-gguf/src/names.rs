@@ -154,7 +154,7 @@ impl Role {
 
 /// `blk.12.attn_q.weight` into 12 and `attn_q.weight`. 65535 stands for "no layer" in the trace
 /// format, so it is no layer here either.
-fn split_layer(name: &str) -> (Option<u16>, &str) {
+pub(crate) fn split_layer(name: &str) -> (Option<u16>, &str) {
     let split = name.strip_prefix("blk.").and_then(|rest| {
         let (id, part) = rest.split_once('.')?;
         let id = u16::try_from(number(id)?)

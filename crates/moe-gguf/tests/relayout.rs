@@ -1,0 +1,282 @@
+//! Models laid out anew: nothing changes but places.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use moe_gguf::check::check;
+use moe_gguf::layers::layer_order;
+use moe_gguf::relayout::{Error, ExpertOrders, Layout, Order, n_experts};
+use moe_gguf::write::{Header, Writer};
+use moe_gguf::{GgmlType, Gguf, Value};
+
+fn fixture(name: &str) -> Gguf {
+    Gguf::open(
+        Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../../fixtures")
+            .join(name),
+    )
+    .unwrap()
+}
+
+/// Lays a model out anew and makes sure of everything that holds of every layout.
+fn relayout(gguf: &Gguf, order: Order, experts: &ExpertOrders) -> Gguf {
+    let layout = Layout::new(gguf, order, experts).unwrap();
+    let bytes = layout.write(gguf, Vec::new()).unwrap();
+    assert_eq!(bytes.len() as u64, layout.file_size());
+    let new = Gguf::from_bytes("new.gguf", bytes).unwrap();
+    assert_eq!(layout.differences(gguf, &new).unwrap(), [""; 0]);
+    let report = check(&new);
+    assert!(report.is_sound() && report.llama_cpp_refuses.is_empty());
+    new
+}
+
+fn data<'g>(gguf: &'g Gguf, name: &str) -> &'g [u8] {
+    gguf.data(gguf.tensor(name).unwrap()).unwrap()
+}
+
+/// A model of small F32 tensors; element `i` of tensor `t` is `1000 t + i`.
+fn model(keys: &[(&str, Value)], tensors: &[(&str, &[u64])]) -> Gguf {
+    let mut header = Header::new();
+    for (key, value) in keys {
+        header.set(key, value).unwrap();
+    }
+    for (name, ne) in tensors {
+        header.tensor(name, GgmlType::F32, ne).unwrap();
+    }
+    let mut writer = Writer::new(Vec::new(), header).unwrap();
+    for (t, (_, ne)) in tensors.iter().enumerate() {
+        for i in 0..ne.iter().product() {
+            writer
+                .write(&(1000.0 * t as f32 + i as f32).to_le_bytes())
+                .unwrap();
+        }
+    }
+    Gguf::from_bytes("model.gguf", writer.finish().unwrap()).unwrap()
+}
+
+fn f32s(gguf: &Gguf, name: &str) -> Vec<f32> {
+    let bytes = data(gguf, name).as_chunks::<4>().0;
+    bytes.iter().map(|&b| f32::from_le_bytes(b)).collect()
+}
+
+#[test]
+fn as_it_is_gives_the_same_file() {
+    for name in ["tiny-qwen3moe-Q4_K_M.gguf", "tiny-gpt-oss-MXFP4.gguf"] {
+        let gguf = fixture(name);
+        let new = relayout(&gguf, Order::File, &ExpertOrders::new());
+        assert!(
+            new.files()[0].contents() == gguf.files()[0].contents(),
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn numeric_lays_the_layers_in_order() {
+    let names = [
+        "blk.10.ffn_norm.weight",
+        "blk.1.ffn_norm.weight",
+        "blk.2.ffn_norm.weight",
+    ];
+    let shapes: Vec<(&str, &[u64])> = names.iter().map(|&name| (name, &[8][..])).collect();
+    let gguf = model(&[], &shapes);
+    assert!(!layer_order(&gguf).is_sequential());
+    let new = relayout(&gguf, Order::Numeric, &ExpertOrders::new());
+    let order = layer_order(&new);
+    assert!(order.is_sequential() && order.seeks == 0);
+    assert_eq!(f32s(&new, names[0])[..2], [0.0, 1.0]);
+    assert_eq!(f32s(&new, names[2])[..2], [2000.0, 2001.0]);
+}
+
+#[test]
+fn everything_of_an_expert_moves_with_it() {
+    let gguf = fixture("tiny-gpt-oss-MXFP4.gguf");
+    let n_expert = n_experts(&gguf)[&3];
+    assert_eq!(n_expert, 32);
+    let order: Vec<u32> = (0..n_expert).map(|i| (i * 5 + 3) % n_expert).collect();
+    let new = relayout(&gguf, Order::File, &BTreeMap::from([(3, order.clone())]));
+
+    let mut moved = Vec::new();
+    for tensor in gguf.tensors() {
+        let (old, new) = (data(&gguf, &tensor.name), data(&new, &tensor.name));
+        if old == new {
+            continue;
+        }
+        moved.push(tensor.name.as_str());
+        let size = old.len() / n_expert as usize;
+        for (place, &expert) in order.iter().enumerate() {
+            let old = &old[expert as usize * size..][..size];
+            assert!(
+                new[place * size..][..size] == *old,
+                "{} {place}",
+                tensor.name
+            );
+        }
+    }
+    moved.sort_unstable();
+    assert_eq!(
+        moved,
+        [
+            "blk.3.ffn_down_exps.bias",
+            "blk.3.ffn_down_exps.weight",
+            "blk.3.ffn_gate_exps.bias",
+            "blk.3.ffn_gate_exps.weight",
+            "blk.3.ffn_gate_inp.bias",
+            "blk.3.ffn_gate_inp.weight",
+            "blk.3.ffn_up_exps.bias",
+            "blk.3.ffn_up_exps.weight",
+        ]
+    );
+}
+
+#[test]
+fn scales_and_selection_biases_move_too_and_shared_experts_do_not() {
+    let tensors: [(&str, &[u64]); 6] = [
+        ("blk.0.ffn_up_exps.weight", &[2, 1, 3]),
+        ("blk.0.ffn_up_exps.scale", &[3]),
+        ("blk.0.exp_probs_b.bias", &[3]),
+        ("blk.0.ffn_gate_inp.weight", &[2, 3]),
+        ("blk.0.ffn_gate_inp_shexp.weight", &[3]),
+        ("blk.0.ffn_up_shexp.weight", &[2, 3]),
+    ];
+    let new = relayout(
+        &model(&[], &tensors),
+        Order::File,
+        &BTreeMap::from([(0, vec![2, 0, 1])]),
+    );
+    assert_eq!(f32s(&new, tensors[0].0), [4.0, 5.0, 0.0, 1.0, 2.0, 3.0]);
+    assert_eq!(f32s(&new, tensors[1].0), [1002.0, 1000.0, 1001.0]);
+    assert_eq!(f32s(&new, tensors[2].0), [2002.0, 2000.0, 2001.0]);
+    assert_eq!(
+        f32s(&new, tensors[3].0),
+        [3004.0, 3005.0, 3000.0, 3001.0, 3002.0, 3003.0]
+    );
+    assert_eq!(f32s(&new, tensors[4].0), [4000.0, 4001.0, 4002.0]);
+    assert_eq!(f32s(&new, tensors[5].0)[..2], [5000.0, 5001.0]);
+}
+
+#[test]
+fn experts_in_tensors_of_their_own_are_renamed() {
+    let tensors: [(&str, &[u64]); 4] = [
+        ("blk.1.ffn_gate_inp.weight", &[1, 3]),
+        ("blk.1.ffn_up.0.weight", &[2]),
+        ("blk.1.ffn_up.1.weight", &[2]),
+        ("blk.1.ffn_up.2.weight", &[2]),
+    ];
+    let new = relayout(
+        &model(&[], &tensors),
+        Order::HotFirst,
+        &BTreeMap::from([(1, vec![1, 2, 0])]),
+    );
+    let names: Vec<&str> = new.tensors().iter().map(|t| t.name.as_str()).collect();
+    assert_eq!(names, tensors.map(|t| t.0));
+    assert_eq!(f32s(&new, "blk.1.ffn_up.0.weight"), [2000.0, 2001.0]);
+    assert_eq!(f32s(&new, "blk.1.ffn_up.1.weight"), [3000.0, 3001.0]);
+    assert_eq!(f32s(&new, "blk.1.ffn_up.2.weight"), [1000.0, 1001.0]);
+    assert_eq!(f32s(&new, tensors[0].0), [1.0, 2.0, 0.0]);
+}
+
+#[test]
+fn shards_become_one_file_without_the_keys_of_shards() {
+    let dir = tempfile::tempdir().unwrap();
+    for (no, tensor) in ["blk.1.attn_q.weight", "blk.0.attn_q.weight"]
+        .iter()
+        .enumerate()
+    {
+        let mut header = Header::new();
+        if no == 0 {
+            header
+                .set("general.architecture", &Value::String("x".into()))
+                .unwrap();
+        }
+        header.set("split.no", &Value::U16(no as u16)).unwrap();
+        header.set("split.count", &Value::U16(2)).unwrap();
+        header.set("split.tensors.count", &Value::I32(2)).unwrap();
+        header.tensor(tensor, GgmlType::F32, &[2, 2]).unwrap();
+        let mut writer = Writer::new(Vec::new(), header).unwrap();
+        writer.write(&[no as u8 + 1; 16]).unwrap();
+        let name = format!("m-{:05}-of-00002.gguf", no + 1);
+        std::fs::write(dir.path().join(name), writer.finish().unwrap()).unwrap();
+    }
+    let gguf = Gguf::open(dir.path().join("m-00002-of-00002.gguf")).unwrap();
+    let new = relayout(&gguf, Order::Numeric, &ExpertOrders::new());
+    let keys: Vec<&str> = new.metadata().iter().map(|(key, _)| key).collect();
+    assert_eq!(keys, ["general.architecture"]);
+    assert_eq!(new.tensors()[0].name, "blk.0.attn_q.weight");
+    assert_eq!(data(&new, "blk.0.attn_q.weight"), [2; 16]);
+}
+
+#[test]
+fn a_changed_byte_is_found() {
+    let gguf = fixture("random-qwen3moe-F16.gguf");
+    let layout = Layout::new(&gguf, Order::Numeric, &ExpertOrders::new()).unwrap();
+    let mut bytes = layout.write(&gguf, Vec::new()).unwrap();
+    let name = gguf.tensors()[5].name.clone();
+    let at = {
+        let new = Gguf::from_bytes("new", bytes.clone()).unwrap();
+        new.tensor(&name).unwrap().offset as usize
+    };
+    bytes[at] ^= 1;
+    let found = layout
+        .differences(&gguf, &Gguf::from_bytes("new", bytes).unwrap())
+        .unwrap();
+    assert_eq!(found, [format!("the data of tensor {name:?} differs")]);
+}
+
+/// The error of laying out a model of the given tensors with an order for layer 0.
+fn refusal(keys: &[(&str, Value)], tensors: &[(&str, &[u64])], order: &[u32]) -> Error {
+    let orders = BTreeMap::from([(0, order.to_vec())]);
+    Layout::new(&model(keys, tensors), Order::File, &orders).unwrap_err()
+}
+
+#[test]
+fn orders_that_do_not_fit_are_refused() {
+    let experts: (&str, &[u64]) = ("blk.0.ffn_up_exps.weight", &[2, 1, 4]);
+    let not_an_order = |order: &[u32], part: &str| {
+        let error = refusal(&[], &[experts], order);
+        assert!(
+            matches!(error, Error::NotAnOrder { layer: 0, .. }),
+            "{error}"
+        );
+        assert!(error.to_string().contains(part), "{error}");
+    };
+    not_an_order(&[0, 1, 2], "names 3 experts, the layer has 4");
+    not_an_order(&[0, 1, 2, 2], "names expert 2 twice");
+    not_an_order(&[0, 1, 2, 4], "names expert 4");
+    let error = refusal(
+        &[],
+        &[("blk.1.ffn_up_exps.weight", &[2, 1, 4])],
+        &[0, 1, 2, 3],
+    );
+    assert!(matches!(error, Error::NoExperts { layer: 0 }), "{error}");
+
+    let grouped = [
+        ("general.architecture", Value::String("deepseek2".into())),
+        ("deepseek2.expert_group_count", Value::U32(2)),
+    ];
+    let error = refusal(&grouped, &[experts], &[0, 2, 1, 3]);
+    assert!(
+        matches!(
+            error,
+            Error::Groups {
+                layer: 0,
+                n_group: 2
+            }
+        ),
+        "{error}"
+    );
+    let whole = BTreeMap::from([(0, vec![3, 2, 0, 1])]);
+    assert!(Layout::new(&model(&grouped, &[experts]), Order::File, &whole).is_ok());
+
+    for (name, ne) in [
+        ("blk.0.ffn_up_chexps.weight", &[2, 1, 2][..]),
+        ("blk.0.ffn_gate_tid2eid.weight", &[2, 9]),
+        ("blk.0.ffn_up_exps.bias", &[2, 3]),
+    ] {
+        let error = refusal(&[], &[experts, (name, ne)], &[3, 2, 1, 0]);
+        assert!(
+            matches!(&error, Error::Immovable { tensor, .. } if tensor == name),
+            "{error}"
+        );
+    }
+}
