@@ -6,7 +6,7 @@ use std::arch::x86_64::*;
 
 use super::{Steps, load_16, load_32, widen};
 use crate::cpu::quant::activation::Q8Row;
-use crate::cpu::quant::format::Format;
+use crate::cpu::quant::format::{Format, QK_K};
 use crate::cpu::quant::fp4::{E2M1_DOUBLED, E8M0_HALVED, Mxfp4, Nvfp4, UE4M3_HALVED};
 use crate::cpu::quant::iq4::{IQ4_VALUES, Iq4Nl};
 use crate::cpu::quant::legacy::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
@@ -86,6 +86,13 @@ impl<F: Chunk> Steps for F {
                 false => acc,
             }
         }
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    #[inline]
+    unsafe fn decode(&self, q: &mut [i8; QK_K]) {
+        // SAFETY: the caller's promise; there is room for 32 codes.
+        unsafe { _mm256_storeu_si256(q.as_mut_ptr().cast(), self.codes()) }
     }
 }
 
@@ -177,14 +184,8 @@ impl Steps for Nvfp4 {
     #[target_feature(enable = "avx2,fma,f16c")]
     #[inline]
     unsafe fn step(block: &Nvfp4, act: &[Activations; 2], mut acc: __m256) -> __m256 {
-        let (bytes, _) = block.qs.as_chunks::<16>();
         for chunk in 0..2 {
-            // Each eight bytes hold the low halves of eight elements and the high halves of the next eight.
-            let low = load_16(&bytes[chunk]);
-            let high = _mm_srli_epi16::<4>(low);
-            let both =
-                _mm256_set_m128i(_mm_unpackhi_epi64(low, high), _mm_unpacklo_epi64(low, high));
-            let codes = look_up(&E2M1_DOUBLED, _mm256_and_si256(both, _mm256_set1_epi8(15)));
+            let codes = nvfp4_codes(block, chunk);
             let sums = _mm256_cvtepi32_ps(products(codes, act[chunk].codes));
             let scale = |group: usize| {
                 UE4M3_HALVED[usize::from(block.d[chunk * 2 + group])] * act[chunk].scale
@@ -194,4 +195,27 @@ impl Steps for Nvfp4 {
         }
         acc
     }
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    #[inline]
+    unsafe fn decode(&self, q: &mut [i8; QK_K]) {
+        let (parts, _) = q.as_chunks_mut::<32>();
+        for chunk in 0..2 {
+            // SAFETY: the part has 32 bytes.
+            unsafe {
+                _mm256_storeu_si256(parts[chunk].as_mut_ptr().cast(), nvfp4_codes(self, chunk))
+            }
+        }
+    }
+}
+
+/// The codes of half a block of NVFP4.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn nvfp4_codes(block: &Nvfp4, chunk: usize) -> __m256i {
+    // Each eight bytes hold the low halves of eight elements and the high halves of the next eight.
+    let low = load_16(&block.qs.as_chunks().0[chunk]);
+    let high = _mm_srli_epi16::<4>(low);
+    let both = _mm256_set_m128i(_mm_unpackhi_epi64(low, high), _mm_unpacklo_epi64(low, high));
+    look_up(&E2M1_DOUBLED, _mm256_and_si256(both, _mm256_set1_epi8(15)))
 }

@@ -10,7 +10,7 @@ use crate::cpu::quant::iq1::{Iq1M, Iq1S};
 use crate::cpu::quant::iq2::{Iq2S, Iq2Xs, Iq2Xxs};
 use crate::cpu::quant::iq3::{Iq3S, Iq3Xxs};
 use crate::cpu::quant::iq4::{IQ4_VALUES, Iq4Xs};
-use crate::cpu::quant::ternary::{Tq1_0, Tq2_0};
+use crate::cpu::quant::ternary::Tq1_0;
 
 /// A super-block as eight vectors of codes in their order.
 trait Decoded: Format {
@@ -42,6 +42,18 @@ unsafe fn step<F: Decoded>(block: &F, act: &Activations, mut acc: __m256) -> __m
         acc = _mm256_fmadd_ps(sums, scales, acc);
     }
     acc
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+unsafe fn decode<F: Decoded>(block: &F, q: &mut [i8; QK_K]) {
+    let (parts, _) = q.as_chunks_mut::<32>();
+    // SAFETY: the caller's promise; each part has 32 bytes.
+    unsafe {
+        for (part, vector) in parts.iter_mut().zip(block.vectors()) {
+            _mm256_storeu_si256(part.as_mut_ptr().cast(), vector);
+        }
+    }
 }
 
 impl Decoded for Iq4Xs {
@@ -77,7 +89,7 @@ macro_rules! decoded_without_vectors {
     };
 }
 
-decoded_without_vectors!(Iq1S, Iq1M, Iq2Xxs, Iq2Xs, Iq2S, Iq3Xxs, Iq3S, Tq1_0, Tq2_0);
+decoded_without_vectors!(Iq1S, Iq1M, Iq2Xxs, Iq2Xs, Iq2S, Iq3Xxs, Iq3S, Tq1_0);
 
 macro_rules! steps {
     ($($format:ty),*) => {
@@ -102,10 +114,15 @@ macro_rules! steps {
                 // SAFETY: the caller's promise.
                 unsafe { step(block, act, acc) }
             }
+
+            #[target_feature(enable = "avx2,fma,f16c")]
+            #[inline]
+            unsafe fn decode(&self, q: &mut [i8; QK_K]) {
+                // SAFETY: the caller's promise.
+                unsafe { decode(self, q) }
+            }
         })*
     };
 }
 
-steps!(
-    Iq4Xs, Iq1S, Iq1M, Iq2Xxs, Iq2Xs, Iq2S, Iq3Xxs, Iq3S, Tq1_0, Tq2_0
-);
+steps!(Iq4Xs, Iq1S, Iq1M, Iq2Xxs, Iq2Xs, Iq2S, Iq3Xxs, Iq3S, Tq1_0);

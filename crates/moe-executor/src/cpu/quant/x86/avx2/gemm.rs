@@ -5,6 +5,7 @@
 
 use std::arch::x86_64::*;
 
+use super::Steps;
 use super::transpose::transpose;
 use crate::cpu::quant::activation::{Q8Row, act_block, sum_groups};
 use crate::cpu::quant::format::{Format, QK_K};
@@ -30,7 +31,7 @@ struct Panel {
 
 /// `put(t, r, [row r · act(t), ..])` for all.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub fn gemm<F: Format>(product: &Product, scratch: &mut Scratch, put: &mut Put) {
+pub fn gemm<F: Steps>(product: &Product, scratch: &mut Scratch, put: &mut Put) {
     let panel = Panel {
         weights: reserve(&mut scratch.weights, DEPTH * ROWS * 2),
         scale: reserve(&mut scratch.scale, DEPTH / F::GROUP * ROWS * 4),
@@ -62,7 +63,9 @@ pub fn gemm<F: Format>(product: &Product, scratch: &mut Scratch, put: &mut Put) 
         }
         for token in 0..n_tokens {
             // SAFETY: `sums` has `ROWS` floats for each token, written above.
-            put(token, first_row, unsafe { std::slice::from_raw_parts(sums.add(token * 2).cast(), n_rows) });
+            put(token, first_row, unsafe {
+                std::slice::from_raw_parts(sums.add(token * 2).cast(), n_rows)
+            });
         }
     }
 }
@@ -70,18 +73,27 @@ pub fn gemm<F: Format>(product: &Product, scratch: &mut Scratch, put: &mut Put) 
 /// Decodes elements `start..start + depth` of eight rows into one half of the panel. Rows beyond the last are copies of
 /// it; their sums are not used.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn pack<F: Format>(product: &Product, first_row: usize, start: usize, depth: usize, half: usize, panel: &Panel) {
+unsafe fn pack<F: Steps>(
+    product: &Product,
+    first_row: usize,
+    start: usize,
+    depth: usize,
+    half: usize,
+    panel: &Panel,
+) {
     let last = product.n_rows() - 1;
     let mut q = [[0i8; QK_K]; 8];
     let (mut scales, mut mins) = ([0.0; QK_K / 16], [0.0; QK_K / 16]);
     let mut row = [&[] as &[F]; 8];
     for r in 0..8 {
         let at = (first_row + r).min(last) * product.row_size;
-        row[r] = &blocks(&product.rows[at..][..product.row_size])[start / F::BLOCK..][..depth / F::BLOCK];
+        row[r] = &blocks(&product.rows[at..][..product.row_size])[start / F::BLOCK..]
+            [..depth / F::BLOCK];
     }
     for b in 0..depth / F::BLOCK {
         for r in 0..8 {
-            row[r][b].decode_codes(&mut q[r]);
+            // SAFETY: this function has the instructions.
+            unsafe { row[r][b].decode(&mut q[r]) };
             row[r][b].decode_scales(&mut scales, &mut mins);
             for i in 0..F::BLOCK / F::GROUP {
                 let at = (b * (F::BLOCK / F::GROUP) + i) * 2 + half;
@@ -96,7 +108,9 @@ unsafe fn pack<F: Format>(product: &Product, first_row: usize, start: usize, dep
             let mut v = [_mm256_setzero_si256(); 8];
             for r in 0..8 {
                 // SAFETY: the slice has sixteen bytes.
-                v[r] = unsafe { _mm256_cvtepi8_epi16(_mm_loadu_si128(q[r][first..][..16].as_ptr().cast())) };
+                v[r] = unsafe {
+                    _mm256_cvtepi8_epi16(_mm_loadu_si128(q[r][first..][..16].as_ptr().cast()))
+                };
             }
             for (i, vector) in transpose(v).into_iter().enumerate() {
                 let at = (b * F::BLOCK + first) / 2 + i;
@@ -145,7 +159,8 @@ unsafe fn tile<F: Format, const T: usize>(
                 let at = group * (F::GROUP / 2) + i;
                 let weights = [*panel.weights.add(at * 2), *panel.weights.add(at * 2 + 1)];
                 for t in 0..T {
-                    let values = _mm256_set1_epi32(act.add(t * DEPTH + at * 2).cast::<i32>().read());
+                    let values =
+                        _mm256_set1_epi32(act.add(t * DEPTH + at * 2).cast::<i32>().read());
                     sum[t][0] = _mm256_add_epi32(sum[t][0], _mm256_madd_epi16(weights[0], values));
                     sum[t][1] = _mm256_add_epi32(sum[t][1], _mm256_madd_epi16(weights[1], values));
                 }
@@ -153,9 +168,13 @@ unsafe fn tile<F: Format, const T: usize>(
             for half in 0..2 {
                 let scale = *panel.scale.add(group * 2 + half);
                 for t in 0..T {
-                    let act_scale = rows[t].scale.get_unchecked(group * F::GROUP / act_block::<F>()).get();
+                    let act_scale = rows[t]
+                        .scale
+                        .get_unchecked(group * F::GROUP / act_block::<F>())
+                        .get();
                     let scale = _mm256_mul_ps(scale, _mm256_set1_ps(act_scale));
-                    acc[t][half] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[t][half]), scale, acc[t][half]);
+                    acc[t][half] =
+                        _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[t][half]), scale, acc[t][half]);
                 }
                 if F::MIN {
                     let min = *panel.min.add(group * 2 + half);

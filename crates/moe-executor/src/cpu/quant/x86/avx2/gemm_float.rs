@@ -47,7 +47,9 @@ pub fn gemm_float<F: Widen>(product: &Product, scratch: &mut Scratch, put: &mut 
         }
         for token in 0..n_tokens {
             // SAFETY: `sums` has `ROWS` floats for each token, written above.
-            put(token, first_row, unsafe { std::slice::from_raw_parts(sums.add(token * 2).cast(), n_rows) });
+            put(token, first_row, unsafe {
+                std::slice::from_raw_parts(sums.add(token * 2).cast(), n_rows)
+            });
         }
     }
 }
@@ -55,7 +57,13 @@ pub fn gemm_float<F: Widen>(product: &Product, scratch: &mut Scratch, put: &mut 
 /// Widens `n` elements of eight rows from element `start` on into one half of the panel. Rows beyond the last are copies of
 /// it; their sums are not used.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn pack<F: Widen>(product: &Product, first_row: usize, start: usize, n: usize, panel: *mut __m256) {
+unsafe fn pack<F: Widen>(
+    product: &Product,
+    first_row: usize,
+    start: usize,
+    n: usize,
+    panel: *mut __m256,
+) {
     let last = product.n_rows() - 1;
     let mut row = [&[] as &[F]; 8];
     for r in 0..8 {
@@ -71,13 +79,23 @@ unsafe fn pack<F: Widen>(product: &Product, first_row: usize, start: usize, n: u
         }
         for (i, vector) in transpose(v).into_iter().enumerate() {
             // SAFETY: the panel has room for `n` elements.
-            unsafe { panel.add((first + i) * 2).write(_mm256_castsi256_ps(vector)) }
+            unsafe {
+                panel
+                    .add((first + i) * 2)
+                    .write(_mm256_castsi256_ps(vector))
+            }
         }
     }
     for i in whole..n {
         for r in 0..8 {
             // SAFETY: the panel has room for `n` elements.
-            unsafe { panel.add(i * 2).cast::<f32>().add(r).write(row[r][i].to_f32()) }
+            unsafe {
+                panel
+                    .add(i * 2)
+                    .cast::<f32>()
+                    .add(r)
+                    .write(row[r][i].to_f32())
+            }
         }
     }
 }
@@ -94,7 +112,9 @@ unsafe fn tile<const T: usize>(
 ) {
     let mut rows = [std::ptr::null::<f32>(); T];
     for t in 0..T {
-        rows[t] = floats(product.n, (product.act)(token + t))[start..][..n].as_ptr().cast();
+        rows[t] = floats(product.n, (product.act)(token + t))[start..][..n]
+            .as_ptr()
+            .cast();
     }
     // SAFETY: the panel and the activations have `n` elements, `sums` has room for `T` tokens.
     unsafe {

@@ -19,7 +19,7 @@ pub use gemm_float::gemm_float;
 pub use quantize::quantize;
 
 use crate::cpu::quant::activation::Q8Row;
-use crate::cpu::quant::format::{F16, Format};
+use crate::cpu::quant::format::{F16, Format, QK_K};
 use crate::cpu::quant::portable;
 
 /// A format whose product is taken in steps of a few vectors.
@@ -38,6 +38,12 @@ pub trait Steps: Format {
     /// # Safety
     /// The processor has the instructions of this module, and `act` is from [`Steps::load`].
     unsafe fn step(block: &Self, act: &Self::Activations<'_>, acc: __m256) -> __m256;
+
+    /// Decodes the codes, `q` of [`Format`].
+    ///
+    /// # Safety
+    /// The processor has the instructions of this module.
+    unsafe fn decode(&self, q: &mut [i8; QK_K]);
 }
 
 /// `out[r] = row r · act`.

@@ -222,7 +222,10 @@ unsafe fn tile<F: Format, const T: usize>(
             for half in 0..2 {
                 let scale = *panel.scale.add(group * 2 + half);
                 for t in 0..T {
-                    let act_scale = rows[t].scale.get_unchecked(group * F::GROUP / act_block::<F>()).get();
+                    let act_scale = rows[t]
+                        .scale
+                        .get_unchecked(group * F::GROUP / act_block::<F>())
+                        .get();
                     let scale = _mm512_mul_ps(scale, _mm512_set1_ps(act_scale));
                     acc[t][half] =
                         _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[t][half]), scale, acc[t][half]);
