@@ -203,7 +203,7 @@ impl Hotness {
         let layers = self.layers(phases);
         if layers.is_empty() {
             return Err(Error::Empty {
-                place: "the chosen phase".into(),
+                place: "this phase".into(),
             });
         }
         // Every pass goes through every layer, so the layer with the most calls tells their number.

@@ -1,11 +1,10 @@
 //! `completions`: shell completions on stdout.
 
-use std::io::Write;
-
 use clap::CommandFactory;
 use clap_complete::Shell;
 
 use crate::cli::{Cli, ExitStatus};
+use crate::output;
 
 /// Print completions for a shell
 ///
@@ -19,6 +18,6 @@ pub struct Args {
 pub fn run(args: Args) -> anyhow::Result<ExitStatus> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "moe-analyze", &mut script);
-    std::io::stdout().write_all(&script)?;
+    output::to_stdout(|stdout| stdout.write_all(&script))?;
     Ok(ExitStatus::Done)
 }

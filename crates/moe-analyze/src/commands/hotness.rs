@@ -78,7 +78,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let phases = args.phase.phases();
     let learn = hotness
         .learn_file(phases)
-        .with_context(|| format!("--phase {:?}", args.phase))?;
+        .with_context(|| format!("{} tokens", args.phase.describe()))?;
     match args.output {
         None => output::to_stdout(|stdout| print_summary(stdout, &hotness, args.phase))?,
         Some(format) => print_matrix(&hotness, phases, format)?,

@@ -1,10 +1,9 @@
 //! `man`: the manual page on stdout, in roff.
 
-use std::io::Write;
-
 use clap::CommandFactory;
 
 use crate::cli::{Cli, ExitStatus};
+use crate::output;
 
 /// Print the manual page
 ///
@@ -27,6 +26,6 @@ pub fn run(_: Args) -> anyhow::Result<ExitStatus> {
         man.render_description_section(&mut page)?;
         man.render_options_section(&mut page)?;
     }
-    std::io::stdout().write_all(&page)?;
+    output::to_stdout(|stdout| stdout.write_all(&page))?;
     Ok(ExitStatus::Done)
 }

@@ -8,6 +8,8 @@ mod table;
 use std::borrow::Cow;
 use std::io::{self, Write};
 
+use anyhow::Context;
+
 /// How rows are printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
@@ -121,8 +123,9 @@ pub fn write_rows<'a>(
 /// Buffers stdout for the length of a command's printing.
 pub fn to_stdout(print: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> anyhow::Result<()> {
     let mut out = io::BufWriter::new(io::stdout().lock());
-    print(&mut out)?;
-    Ok(out.flush()?)
+    print(&mut out)
+        .and_then(|()| out.flush())
+        .context("writing to stdout")
 }
 
 /// A number of bytes as a person reads it.

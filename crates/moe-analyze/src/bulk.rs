@@ -1,0 +1,87 @@
+//! Files of many gigabytes: room for them first, a bar with bytes and time left, and Ctrl-C that leaves nothing behind.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context as _, bail};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::cli::Context;
+use crate::files;
+use crate::output::human_bytes;
+
+/// A file of which every write moves the bar, and which takes no more once the user has pressed Ctrl-C.
+pub struct Meter {
+    file: BufWriter<File>,
+    bar: ProgressBar,
+    interrupted: Arc<AtomicBool>,
+}
+
+impl Write for Meter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.interrupted.load(Ordering::Relaxed) {
+            // Not ErrorKind::Interrupted, after which writers try again.
+            return Err(io::Error::other("interrupted; nothing was written"));
+        }
+        let n = self.file.write(bytes)?;
+        self.bar.inc(n as u64);
+        Ok(n)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+/// Makes a file of `size` bytes at `path`, which must have passed [`files::check_output`]. `make` writes it whole.
+pub fn write(
+    ctx: &Context,
+    path: &Path,
+    force: bool,
+    size: u64,
+    make: impl FnOnce(&mut Meter) -> io::Result<()>,
+) -> anyhow::Result<()> {
+    check_room(path, size)?;
+    let interrupted = Arc::new(AtomicBool::new(false));
+    let flag = interrupted.clone();
+    ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed))
+        .context("cannot catch Ctrl-C")?;
+    files::replace(path, force, |temporary| {
+        let mut meter = Meter {
+            file: BufWriter::new(File::create_new(temporary)?),
+            bar: bar(ctx, size),
+            interrupted,
+        };
+        make(&mut meter)?;
+        meter.flush()?;
+        meter.bar.finish_and_clear();
+        Ok(())
+    })
+}
+
+/// Refuses a file that does not fit where it is to lie. Where the system does not tell, nothing is refused.
+fn check_room(path: &Path, size: u64) -> anyhow::Result<()> {
+    match fs4::available_space(files::parent_of(path)) {
+        Ok(free) if free < size => bail!(
+            "{} needs {size} bytes ({}), {free} ({}) are free there; make room or name another place",
+            path.display(),
+            human_bytes(size),
+            human_bytes(free)
+        ),
+        _ => Ok(()),
+    }
+}
+
+fn bar(ctx: &Context, size: u64) -> ProgressBar {
+    if ctx.quiet {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template(
+        "{bar:40} {binary_bytes} of {binary_total_bytes}, {binary_bytes_per_sec}, {eta} left",
+    )
+    .unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(size).with_style(style)
+}

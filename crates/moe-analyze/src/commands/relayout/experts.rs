@@ -1,0 +1,152 @@
+//! The order of each layer's experts: from counts, from a list, or from which were chosen together.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use moe_gguf::Gguf;
+use moe_gguf::relayout::{ExpertOrders, keep_groups, n_experts, n_groups};
+use moe_placement::learn;
+use moe_trace::{NO_LAYER, Run};
+
+/// Reads a learn file, whose experts come hottest first, or lists of experts by layer.
+pub fn from_file(path: &Path, gguf: &Gguf) -> anyhow::Result<ExpertOrders> {
+    let read = || -> anyhow::Result<ExpertOrders> {
+        let text = fs::read_to_string(path)?;
+        let value: serde_json::Value = serde_json::from_str(&text)?;
+        if value.get("schema").is_some() {
+            return by_hotness(&learn::parse_observations(&text)?, gguf);
+        }
+        serde_json::from_value(value)
+            .context("it is neither a learn file nor of the form {\"LAYER\": [expert, …]}")
+    };
+    read().with_context(|| format!("cannot take an order of experts from {}", path.display()))
+}
+
+/// Each layer's experts by how often they were chosen; those that never were come last.
+fn by_hotness(layers: &[learn::LayerObservation], gguf: &Gguf) -> anyhow::Result<ExpertOrders> {
+    let n_experts = n_experts(gguf);
+    let mut counts: BTreeMap<u16, Vec<u64>> = BTreeMap::new();
+    for observed in layers {
+        let (layer, counts) = layer_counts(&mut counts, &n_experts, observed.layer)?;
+        for expert in &observed.experts {
+            let count = expert.raw.saturating_add(expert.hot).saturating_add(expert.cold);
+            let slot = counts.get_mut(expert.expert as usize);
+            let slot = slot.with_context(|| unknown_expert(layer, expert.expert))?;
+            *slot = slot.saturating_add(count);
+        }
+    }
+    let hottest_first = |counts: &Vec<u64>| {
+        let mut order: Vec<u32> = (0..counts.len() as u32).collect();
+        order.sort_by_key(|&expert| std::cmp::Reverse(counts[expert as usize]));
+        order
+    };
+    grouped(gguf, counts.iter().map(|(&layer, counts)| (layer, hottest_first(counts))))
+}
+
+/// How often experts of a layer were chosen, and how often each two of them by the same token.
+struct Together {
+    counts: Vec<u64>,
+    /// `(n_expert, n_expert)`
+    pairs: Vec<u32>,
+}
+
+/// Each layer's experts in a chain, beginning with the hottest: next comes, of those left, the one
+/// that tokens chose most often together with the one before.
+pub fn by_coactivation(trace: &Path, gguf: &Gguf) -> anyhow::Result<ExpertOrders> {
+    let n_experts = n_experts(gguf);
+    let run = Run::open(trace)?;
+    let mut layers: BTreeMap<u16, Together> = BTreeMap::new();
+    for operation in run.routing() {
+        let layer = operation.head().layer_id.get();
+        let n = n_experts.get(&layer).filter(|_| layer != NO_LAYER);
+        let n = *n.with_context(|| format!("{}: {}", trace.display(), unknown_layer(layer)))? as usize;
+        let together = layers.entry(layer).or_insert_with(|| Together {
+            counts: vec![0; n],
+            pairs: vec![0; n * n],
+        });
+        for token in operation.tokens() {
+            let chosen: Vec<usize> = token.experts().map(|e| e.expert_id as usize).collect();
+            if let Some(&expert) = chosen.iter().find(|&&expert| expert >= n) {
+                bail!("{}: {}", trace.display(), unknown_expert(layer, expert as u32));
+            }
+            for &a in &chosen {
+                together.counts[a] += 1;
+                for &b in chosen.iter().filter(|&&b| b != a) {
+                    let pair = &mut together.pairs[a * n + b];
+                    *pair = pair.saturating_add(1);
+                }
+            }
+        }
+    }
+    if layers.is_empty() {
+        bail!("{} has no routing; record a run with the model", trace.display());
+    }
+    grouped(gguf, layers.iter().map(|(&layer, together)| (layer, together.chain())))
+}
+
+impl Together {
+    fn chain(&self) -> Vec<u32> {
+        let n = self.counts.len();
+        let mut left: Vec<usize> = (0..n).collect();
+        let mut chain: Vec<u32> = Vec::with_capacity(n);
+        while !left.is_empty() {
+            let last = chain.last().map(|&last| last as usize);
+            let with_last = |expert: usize| last.map_or(0, |last| self.pairs[last * n + expert]);
+            // Of equals the hotter one, then the lower number.
+            let next = left.iter().enumerate().max_by_key(|&(_, &expert)| {
+                (with_last(expert), self.counts[expert], std::cmp::Reverse(expert))
+            });
+            let next = next.map_or(0, |(at, _)| at);
+            chain.push(left.remove(next) as u32);
+        }
+        chain
+    }
+}
+
+/// The orders, with groups kept whole where the model's router chooses groups first.
+fn grouped(
+    gguf: &Gguf,
+    orders: impl Iterator<Item = (u16, Vec<u32>)>,
+) -> anyhow::Result<ExpertOrders> {
+    let n_group = n_groups(gguf)?;
+    Ok(orders.map(|(layer, order)| (layer, keep_groups(&order, n_group))).collect())
+}
+
+/// The counts of a layer that the model must have.
+fn layer_counts<'a>(
+    counts: &'a mut BTreeMap<u16, Vec<u64>>,
+    n_experts: &BTreeMap<u16, u32>,
+    layer: u32,
+) -> anyhow::Result<(u16, &'a mut Vec<u64>)> {
+    let known = u16::try_from(layer).ok().and_then(|id| Some((id, *n_experts.get(&id)?)));
+    let (id, n) = known.with_context(|| unknown_layer(layer))?;
+    Ok((id, counts.entry(id).or_insert_with(|| vec![0; n as usize])))
+}
+
+fn unknown_layer(layer: impl std::fmt::Display) -> String {
+    format!("it tells of experts of layer {layer}, where the model has none; is it of another model?")
+}
+
+fn unknown_expert(layer: u16, expert: u32) -> String {
+    format!("it tells of expert {expert} of layer {layer}, which the model does not have; is it of another model?")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chain_follows_the_company_that_experts_keep() {
+        let mut together = Together {
+            counts: vec![5, 9, 4, 6],
+            pairs: vec![0; 16],
+        };
+        for (a, b, n) in [(1, 2, 3), (2, 0, 2), (1, 3, 1)] {
+            together.pairs[a * 4 + b] = n;
+            together.pairs[b * 4 + a] = n;
+        }
+        assert_eq!(together.chain(), [1, 2, 0, 3]);
+    }
+}

@@ -1,0 +1,153 @@
+//! Whether the new file is the old model: byte by byte, and by what both compute.
+
+use std::io::{self, Write};
+
+use moe_executor::cpu::threads::Threads;
+use moe_executor::recorder::Recorder;
+use moe_executor::session::Logits;
+use moe_executor::{Model, Session};
+use moe_gguf::Gguf;
+use moe_gguf::check::check;
+use moe_gguf::relayout::Layout;
+use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
+
+use crate::cli::{Context, ExitStatus};
+use crate::output;
+
+/// Tokens that both models go on for after the prompt.
+const N_PREDICT: usize = 8;
+
+/// The largest difference of a logit, as a share of the largest logit, that moved experts may make: a softmax over all of
+/// them is summed in another order.
+const TOLERANCE: f32 = 1e-4;
+
+/// Compares the new file with the model, prints what was found, a line each, and tells whether all is well.
+pub fn verify(
+    ctx: &Context,
+    layout: &Layout,
+    permuted: bool,
+    [old, new]: [&Gguf; 2],
+    prompt: &str,
+) -> anyhow::Result<ExitStatus> {
+    let mut found = layout.differences(old, new)?;
+    let report = check(new);
+    let refusals = report.llama_cpp_refuses.iter();
+    found.extend(refusals.map(|refusal| refusal.describe(new)));
+    let mut lines = vec![match found.is_empty() {
+        true => format!(
+            "bytes: all {} tensors and {} keys are as they were",
+            new.tensors().len(),
+            new.metadata().len()
+        ),
+        false => "bytes: DIFFERENT".to_owned(),
+    }];
+    lines.append(&mut found);
+    let same_bytes = lines.len() == 1;
+
+    let same_logits = match Model::load(old) {
+        Ok(old) => {
+            let difference = difference(&old, &Model::load(new)?, prompt)?;
+            lines.push(difference.describe());
+            difference.is_within(if permuted { TOLERANCE } else { 0.0 })
+        }
+        Err(error) => {
+            ctx.remark(format_args!("the model cannot be run here, so only its bytes were compared: {error}"));
+            true
+        }
+    };
+    output::to_stdout(|stdout| -> io::Result<()> {
+        lines.iter().try_for_each(|line| writeln!(stdout, "{line}"))
+    })?;
+    Ok(match same_bytes && same_logits {
+        true => ExitStatus::Done,
+        false => ExitStatus::Found,
+    })
+}
+
+/// How far the logits of two models are apart.
+struct Difference {
+    positions: usize,
+    n_vocab: usize,
+    /// Logits whose bits differ.
+    different: usize,
+    largest_difference: f32,
+    largest_logit: f32,
+}
+
+impl Difference {
+    fn is_within(&self, share: f32) -> bool {
+        // Written so that a difference that is not a number is not within anything.
+        self.different == 0 || self.largest_difference <= share * self.largest_logit
+    }
+
+    fn describe(&self) -> String {
+        let (positions, n_vocab) = (self.positions, self.n_vocab);
+        if self.different == 0 {
+            return format!("logits: identical at {positions} positions of {n_vocab}");
+        }
+        format!(
+            "logits: {} of {positions} × {n_vocab} differ, by {:e} at most; the largest logit is {}",
+            self.different, self.largest_difference, self.largest_logit
+        )
+    }
+}
+
+/// Runs both models on the prompt and on what the old one goes on with.
+fn difference(old: &Model, new: &Model, prompt: &str) -> anyhow::Result<Difference> {
+    let mut tokens = old.tokenizer().encode(prompt, true, false)?;
+    let n_ctx = old.hparams().n_ctx_train;
+    tokens.truncate(n_ctx.saturating_sub(N_PREDICT).max(1));
+    if tokens.is_empty() {
+        anyhow::bail!("the text of --prompt has no tokens; give another");
+    }
+    let (expected, continuation) = run(old, &tokens, None)?;
+    let (found, _) = run(new, &tokens, Some(&continuation))?;
+
+    let mut difference = Difference {
+        positions: expected.len(),
+        n_vocab: old.hparams().n_vocab,
+        different: 0,
+        largest_difference: 0.0,
+        largest_logit: 0.0,
+    };
+    for (expected, found) in expected.iter().flatten().zip(found.iter().flatten()) {
+        difference.largest_logit = difference.largest_logit.max(expected.abs());
+        if expected.to_bits() != found.to_bits() {
+            difference.different += 1;
+            let apart = (expected - found).abs();
+            if !(apart <= difference.largest_difference) {
+                difference.largest_difference = apart;
+            }
+        }
+    }
+    Ok(difference)
+}
+
+/// The logits after the prompt and after each token of `continuation`, or, without one, of the
+/// most likely tokens, which are given back.
+fn run(
+    model: &Model,
+    prompt: &[u32],
+    continuation: Option<&[u32]>,
+) -> anyhow::Result<(Vec<Vec<f32>>, Vec<u32>)> {
+    let n_threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = Threads::new(n_threads)?;
+    let n_ctx = prompt.len() + N_PREDICT;
+    let mut session = Session::new(model, &threads, Recorder::new(None), n_ctx);
+    let mut logits = vec![session.decode(prompt, PHASE_PROMPT, Logits::Last)?.to_vec()];
+    let mut tokens = Vec::new();
+    for i in 0..N_PREDICT {
+        let token = match continuation {
+            Some(continuation) => continuation.get(i).copied().unwrap_or(0),
+            None => most_likely(logits.last().map_or(&[], Vec::as_slice)),
+        };
+        tokens.push(token);
+        logits.push(session.decode(&[token], PHASE_GENERATE, Logits::Last)?.to_vec());
+    }
+    Ok((logits, tokens))
+}
+
+fn most_likely(logits: &[f32]) -> u32 {
+    let best = (0u32..).zip(logits).max_by(|a, b| a.1.total_cmp(b.1));
+    best.map_or(0, |(token, _)| token)
+}
