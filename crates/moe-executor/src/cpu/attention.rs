@@ -5,7 +5,8 @@
 
 use std::ops::Range;
 
-use crate::cpu::threads::{Disjoint, Threads};
+use crate::cpu::disjoint::Disjoint;
+use crate::cpu::threads::Threads;
 
 /// Positions handled between two rescalings.
 const BLOCK: usize = 64;

@@ -2,8 +2,9 @@
 
 use std::cell::RefCell;
 
+use crate::cpu::disjoint::Disjoint;
 use crate::cpu::quant::Scratch;
-use crate::cpu::threads::{Disjoint, Threads};
+use crate::cpu::threads::Threads;
 use crate::weights::Matrix;
 
 /// Activations of one product in the form that the weights' inner product reads; reused between products.

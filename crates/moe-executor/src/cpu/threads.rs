@@ -1,62 +1,121 @@
-//! Work spread over threads.
+//! Work spread over threads that wait awake.
+//!
+//! A decoded token runs some hundred small products one after the other; waking a sleeping thread for each would cost as
+//! much as the product. So the workers spin for a while before they sleep. The caller works too, and never waits for a
+//! worker that has not begun: a chunk belongs to whoever claims it.
 
 use std::ops::Range;
-
-use rayon::prelude::*;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 
-/// Below this many bytes of weights or activations a second thread costs more than it brings
-/// (waking one takes several microseconds).
-const MIN_BYTES: usize = 128 * 1024;
+/// Below this many bytes of weights or activations a second thread costs more than it brings.
+const MIN_BYTES: usize = 32 * 1024;
+
+/// Chunks of a job for each thread: a thread that is slow or late leaves chunks to the others.
+const CHUNKS_PER_THREAD: usize = 4;
+
+/// How long a worker waits awake for the next job.
+const AWAKE: Duration = Duration::from_micros(300);
 
 /// A pool of threads.
 pub struct Threads {
-    pool: Option<rayon::ThreadPool>,
-    n: usize,
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
 }
 
+/// One piece of work, on the caller's stack.
+struct Job<'a> {
+    work: &'a (dyn Fn(Range<usize>) + Sync),
+    n: usize,
+    chunk: usize,
+    /// Chunks that are done.
+    done: AtomicUsize,
+    panicked: AtomicBool,
+}
+
+struct Shared {
+    /// Number of the job in the upper half, chunks left to claim in the lower.
+    state: AtomicU64,
+    /// The job that `state` speaks of. Valid while one of its chunks is claimed and not done.
+    job: AtomicPtr<Job<'static>>,
+    /// Whether a job runs.
+    busy: AtomicBool,
+    stop: AtomicBool,
+    sleepers: AtomicUsize,
+    lock: Mutex<()>,
+    wake: Condvar,
+}
+
+const CHUNKS: u64 = u32::MAX as u64;
+
 impl Threads {
-    /// A pool of `n` threads.
+    /// A pool of `n` threads, the caller's own counted; 0 counts as 1.
     ///
     /// # Errors
     /// When the system does not give the threads.
     pub fn new(n: usize) -> Result<Threads> {
-        let n = n.max(1);
-        let pool = match n {
-            1 => None,
-            _ => {
-                let built = rayon::ThreadPoolBuilder::new().num_threads(n).build();
-                Some(built.map_err(|e| Error::Threads {
-                    threads: n,
-                    reason: e.to_string(),
-                })?)
-            }
+        let shared = Arc::new(Shared {
+            state: AtomicU64::new(0),
+            job: AtomicPtr::new(std::ptr::null_mut()),
+            busy: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            sleepers: AtomicUsize::new(0),
+            lock: Mutex::new(()),
+            wake: Condvar::new(),
+        });
+        let mut threads = Threads {
+            shared,
+            workers: Vec::new(),
         };
-        Ok(Threads { pool, n })
+        for i in 1..n {
+            let shared = threads.shared.clone();
+            let builder = std::thread::Builder::new().name(format!("compute-{i}"));
+            let worker = builder.spawn(move || shared.work());
+            let worker = worker.map_err(|e| Error::Threads {
+                threads: n,
+                reason: e.to_string(),
+            })?;
+            threads.workers.push(worker);
+        }
+        Ok(threads)
     }
 
     /// Number of threads.
     pub fn n(&self) -> usize {
-        self.n
+        self.workers.len() + 1
     }
 
     /// Runs `work` on ranges that together cover `0..n` once. `bytes` is the memory that the whole work touches.
+    ///
+    /// # Panics
+    /// If `work` does.
     pub fn split(&self, n: usize, bytes: usize, work: impl Fn(Range<usize>) + Sync) {
-        match &self.pool {
-            Some(pool) if bytes >= MIN_BYTES && n > 1 => {
-                // Several chunks a thread, so that a slow thread does not hold the others up.
-                let chunk = n
-                    .div_ceil((self.n * 4).min((bytes / (MIN_BYTES / 4)).max(self.n)))
-                    .max(1);
-                pool.install(|| {
-                    (0..n.div_ceil(chunk))
-                        .into_par_iter()
-                        .for_each(|i| work(i * chunk..((i + 1) * chunk).min(n)));
-                });
-            }
-            _ => work(0..n),
+        if self.workers.is_empty() || bytes < MIN_BYTES || n < 2 {
+            return work(0..n);
         }
+        // A job within a job, or beside one, has this thread alone.
+        if self.shared.busy.swap(true, Ordering::Acquire) {
+            return work(0..n);
+        }
+        let chunks = (self.n() * CHUNKS_PER_THREAD).min(bytes.div_ceil(MIN_BYTES / 4));
+        let chunk = n.div_ceil(chunks);
+        let job = Job {
+            work: &work,
+            n,
+            chunk,
+            done: AtomicUsize::new(0),
+            panicked: AtomicBool::new(false),
+        };
+        self.shared.run(&job);
+        self.shared.busy.store(false, Ordering::Release);
+        assert!(
+            !job.panicked.load(Ordering::Relaxed),
+            "a compute thread panicked"
+        );
     }
 
     /// Calls `work` on each row of `input` and the matching row of `output`.
@@ -68,67 +127,145 @@ impl Threads {
         out_width: usize,
         work: impl Fn(&[T], &mut [U]) + Sync,
     ) {
-        let rows = input.len() / in_width;
-        match &self.pool {
-            Some(pool) if rows > 1 && std::mem::size_of_val(input) >= MIN_BYTES => {
-                pool.install(|| {
-                    let pairs = input
-                        .par_chunks_exact(in_width)
-                        .zip(output.par_chunks_exact_mut(out_width));
-                    pairs.for_each(|(row, out)| work(row, out));
-                })
-            }
-            _ => {
-                let pairs = input
-                    .chunks_exact(in_width)
-                    .zip(output.chunks_exact_mut(out_width));
-                pairs.for_each(|(row, out)| work(row, out));
-            }
+        let output = super::disjoint::Disjoint::new(output);
+        self.split(input.len() / in_width, size_of_val(input), |rows| {
+            // SAFETY: ranges of rows do not overlap between threads.
+            let output = unsafe { output.slice(rows.start * out_width..rows.end * out_width) };
+            let input = input[rows.start * in_width..rows.end * in_width].chunks_exact(in_width);
+            input
+                .zip(output.chunks_exact_mut(out_width))
+                .for_each(|(row, out)| work(row, out));
+        });
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        self.shared.wake_all();
+        for worker in self.workers.drain(..) {
+            // A worker that panicked has told its job so.
+            let _ = worker.join();
         }
     }
 }
 
-/// A slice that several threads write at places that do not overlap.
-pub(crate) struct Disjoint<'a> {
-    ptr: *mut f32,
-    len: usize,
-    _slice: std::marker::PhantomData<&'a mut [f32]>,
-}
-
-// SAFETY: the pointer comes from an exclusive borrow that lives as long as `Disjoint`; `write` and `slice` leave
-// it to the caller that no two threads touch the same element.
-unsafe impl Sync for Disjoint<'_> {}
-
-impl<'a> Disjoint<'a> {
-    pub(crate) fn new(slice: &'a mut [f32]) -> Disjoint<'a> {
-        Disjoint {
-            ptr: slice.as_mut_ptr(),
-            len: slice.len(),
-            _slice: std::marker::PhantomData,
+impl Shared {
+    /// Publishes a job, works on it, and returns when all of it is done.
+    fn run(&self, job: &Job) {
+        let chunks = job.n.div_ceil(job.chunk);
+        self.job
+            .store(std::ptr::from_ref(job).cast_mut().cast(), Ordering::Relaxed);
+        let number = (self.state.load(Ordering::Relaxed) >> 32).wrapping_add(1);
+        // SeqCst here and at the sleeper's count: either this thread sees the sleeper, or it sees the job.
+        self.state
+            .store(number << 32 | chunks as u64, Ordering::SeqCst);
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
+            self.wake_all();
+        }
+        while self.claim() {}
+        let mut spins = 0u32;
+        while job.done.load(Ordering::Acquire) < chunks {
+            spins += 1;
+            // The chunk's owner may be waiting for this core.
+            if spins.is_multiple_of(1 << 12) {
+                std::thread::yield_now();
+            }
+            std::hint::spin_loop();
         }
     }
 
-    /// The elements `range`.
-    ///
-    /// # Safety
-    /// No other thread may use an element of `range` while the returned slice lives.
-    #[allow(clippy::mut_from_ref)]
-    pub(crate) unsafe fn slice(&self, range: Range<usize>) -> &mut [f32] {
-        assert!(range.start <= range.end && range.end <= self.len);
-        // SAFETY: in bounds by the assertion, exclusive by the caller's promise.
-        unsafe { std::slice::from_raw_parts_mut(self.ptr.add(range.start), range.len()) }
+    /// Runs one chunk of the current job; false if none is left.
+    fn claim(&self) -> bool {
+        let state = self.state.load(Ordering::Acquire);
+        let left = state & CHUNKS;
+        if left == 0 {
+            return false;
+        }
+        let job = self.job.load(Ordering::Relaxed);
+        // Success says that `state` is still that of the job loaded above: the next job is published only when every
+        // chunk of this one is claimed and done, and its number differs.
+        let claimed =
+            self.state
+                .compare_exchange(state, state - 1, Ordering::AcqRel, Ordering::Relaxed);
+        if claimed.is_err() {
+            return true;
+        }
+        // SAFETY: the chunk is claimed and not done, so the caller of `run` still waits and its job is alive.
+        let job = unsafe { &*job };
+        let first = (left as usize - 1) * job.chunk;
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            (job.work)(first..(first + job.chunk).min(job.n));
+        }));
+        if outcome.is_err() {
+            job.panicked.store(true, Ordering::Relaxed);
+        }
+        job.done.fetch_add(1, Ordering::Release);
+        true
+    }
+
+    /// Life of a worker.
+    fn work(&self) {
+        let mut idle_since = Instant::now();
+        let mut spins = 0u32;
+        while !self.stop.load(Ordering::Acquire) {
+            if self.claim() {
+                spins = 0;
+                continue;
+            }
+            if spins == 0 {
+                idle_since = Instant::now();
+            }
+            spins = spins.wrapping_add(1);
+            std::hint::spin_loop();
+            // Looking at the clock costs more than a turn.
+            if spins.is_multiple_of(64) && idle_since.elapsed() > AWAKE {
+                self.sleep();
+                spins = 0;
+            }
+        }
+    }
+
+    fn sleep(&self) {
+        let mut guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        while self.state.load(Ordering::SeqCst) & CHUNKS == 0 && !self.stop.load(Ordering::Acquire)
+        {
+            guard = self
+                .wake
+                .wait(guard)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn wake_all(&self) {
+        // Taking the lock makes sure that no worker is between its last look and its sleep.
+        drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner));
+        self.wake.notify_all();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::atomic::AtomicU32;
+
+    fn visits(pool: &Threads, n: usize, bytes: usize) -> Vec<u32> {
+        let seen: Vec<AtomicU32> = (0..n).map(|_| AtomicU32::new(0)).collect();
+        pool.split(n, bytes, |range| {
+            for i in range {
+                seen[i].fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        seen.into_iter().map(AtomicU32::into_inner).collect()
+    }
 
     #[test]
     fn every_index_is_visited_once() {
-        for threads in [1, 2, 3] {
+        for threads in [1, 2, 5] {
             let pool = Threads::new(threads).unwrap();
+            assert_eq!(pool.n(), threads);
             for (n, bytes) in [
                 (0, 1 << 20),
                 (1, 1 << 20),
@@ -136,17 +273,61 @@ mod tests {
                 (1000, 1 << 24),
                 (5, 8),
             ] {
-                let seen: Vec<AtomicU32> = (0..n).map(|_| AtomicU32::new(0)).collect();
-                pool.split(n, bytes, |range| {
-                    for i in range {
-                        seen[i].fetch_add(1, Ordering::Relaxed);
-                    }
-                });
-                assert!(
-                    seen.iter().all(|s| s.load(Ordering::Relaxed) == 1),
+                assert_eq!(
+                    visits(&pool, n, bytes),
+                    vec![1; n],
                     "{threads} threads, n = {n}"
                 );
             }
         }
+    }
+
+    #[test]
+    fn jobs_follow_each_other_closely_and_after_a_pause() {
+        let pool = Threads::new(3).unwrap();
+        for round in 0..300 {
+            assert_eq!(visits(&pool, 50 + round, 1 << 20), vec![1; 50 + round]);
+            if round % 100 == 0 {
+                std::thread::sleep(AWAKE * 4);
+            }
+        }
+    }
+
+    #[test]
+    fn a_job_within_a_job_runs() {
+        let pool = Threads::new(2).unwrap();
+        let sum = AtomicU32::new(0);
+        pool.split(4, 1 << 20, |outer| {
+            pool.split(10, 1 << 20, |inner| {
+                sum.fetch_add((outer.len() * inner.len()) as u32, Ordering::Relaxed);
+            });
+        });
+        assert_eq!(sum.into_inner(), 40);
+    }
+
+    #[test]
+    fn two_callers_share_a_pool() {
+        let pool = Threads::new(3).unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    for n in 2..200 {
+                        assert_eq!(visits(&pool, n, 1 << 20), vec![1; n]);
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_leaves_the_pool_usable() {
+        let pool = Threads::new(2).unwrap();
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            pool.split(100, 1 << 20, |range| {
+                assert!(!range.contains(&42), "expected")
+            });
+        }));
+        assert!(outcome.is_err());
+        assert_eq!(visits(&pool, 100, 1 << 20), vec![1; 100]);
     }
 }

@@ -47,7 +47,7 @@ pub struct Args {
     #[arg(short, long, value_name = "N", default_value_t = 64)]
     n_predict: usize,
     /// Run directory to write [default: runs/<time>]
-    #[arg(short, long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Replace the run directory if it exists
     #[arg(long)]
