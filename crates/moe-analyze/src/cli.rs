@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{completions, gguf_map, hotness, info, man, parquet, record};
+use crate::commands::{completions, gguf_map, hotness, info, man, parquet, record, relayout};
 
 /// Offline trace analysis for mixture-of-experts models in GGUF files.
 ///
@@ -30,6 +30,7 @@ pub struct Cli {
 enum Command {
     Record(record::Args),
     GgufMap(gguf_map::Args),
+    Relayout(relayout::Args),
     Parquet(parquet::Args),
     Hotness(hotness::Args),
     Info(info::Args),
@@ -79,6 +80,7 @@ impl Cli {
         match self.command {
             Command::Record(args) => record::run(args, &ctx),
             Command::GgufMap(args) => gguf_map::run(args, &ctx),
+            Command::Relayout(args) => relayout::run(args, &ctx),
             Command::Parquet(args) => parquet::run(args, &ctx),
             Command::Hotness(args) => hotness::run(args, &ctx),
             Command::Info(args) => info::run(args, &ctx),

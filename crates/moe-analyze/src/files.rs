@@ -89,7 +89,8 @@ impl Drop for Temporary {
     }
 }
 
-fn parent_of(path: &Path) -> &Path {
+/// The directory that `path` lies in.
+pub fn parent_of(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),

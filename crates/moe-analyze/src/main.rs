@@ -1,5 +1,6 @@
 //! `moe-analyze`: traces of mixture-of-experts models in GGUF files, and what can be learnt from them.
 
+mod bulk;
 mod cli;
 mod commands;
 mod files;

@@ -7,3 +7,4 @@ pub mod info;
 pub mod man;
 pub mod parquet;
 pub mod record;
+pub mod relayout;

@@ -34,12 +34,7 @@ pub fn n_experts(gguf: &Gguf) -> BTreeMap<u16, u32> {
 /// Checks that every order names each expert of its layer once, and keeps groups whole where the
 /// router chooses groups first (`expert_group_count`).
 pub(super) fn check(gguf: &Gguf, orders: &ExpertOrders) -> Result<(), Error> {
-    let counts = n_experts(gguf);
-    let arch = gguf.metadata().str("general.architecture")?.unwrap_or("");
-    let n_group = gguf
-        .metadata()
-        .u32(&format!("{arch}.expert_group_count"))?
-        .unwrap_or(1);
+    let (counts, n_group) = (n_experts(gguf), n_groups(gguf)?);
     for (&layer, order) in orders {
         let Some(&n_expert) = counts.get(&layer) else {
             return Err(Error::NoExperts { layer });
@@ -72,6 +67,16 @@ pub(super) fn check(gguf: &Gguf, orders: &ExpertOrders) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+/// Groups of experts among which the router chooses first (`expert_group_count`); 1 where it does not.
+///
+/// # Errors
+/// The model's keys are of another type than they should be.
+pub fn n_groups(gguf: &Gguf) -> Result<u32, crate::Error> {
+    let arch = gguf.metadata().str("general.architecture")?.unwrap_or("");
+    let n_group = gguf.metadata().u32(&format!("{arch}.expert_group_count"))?;
+    Ok(n_group.unwrap_or(1).max(1))
 }
 
 /// The same order with groups kept whole: groups in the order of their first experts.

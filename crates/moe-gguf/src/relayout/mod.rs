@@ -20,7 +20,7 @@ use crate::gguf::{Gguf, Tensor};
 use crate::names::Role;
 use crate::write::{Header, Writer};
 
-pub use experts::{ExpertOrders, keep_groups, n_experts};
+pub use experts::{ExpertOrders, keep_groups, n_experts, n_groups};
 pub use order::Order;
 
 use experts::Share;

@@ -31,7 +31,10 @@ fn by_hotness(layers: &[learn::LayerObservation], gguf: &Gguf) -> anyhow::Result
     for observed in layers {
         let (layer, counts) = layer_counts(&mut counts, &n_experts, observed.layer)?;
         for expert in &observed.experts {
-            let count = expert.raw.saturating_add(expert.hot).saturating_add(expert.cold);
+            let count = expert
+                .raw
+                .saturating_add(expert.hot)
+                .saturating_add(expert.cold);
             let slot = counts.get_mut(expert.expert as usize);
             let slot = slot.with_context(|| unknown_expert(layer, expert.expert))?;
             *slot = slot.saturating_add(count);
@@ -42,7 +45,12 @@ fn by_hotness(layers: &[learn::LayerObservation], gguf: &Gguf) -> anyhow::Result
         order.sort_by_key(|&expert| std::cmp::Reverse(counts[expert as usize]));
         order
     };
-    grouped(gguf, counts.iter().map(|(&layer, counts)| (layer, hottest_first(counts))))
+    grouped(
+        gguf,
+        counts
+            .iter()
+            .map(|(&layer, counts)| (layer, hottest_first(counts))),
+    )
 }
 
 /// How often experts of a layer were chosen, and how often each two of them by the same token.
@@ -61,7 +69,8 @@ pub fn by_coactivation(trace: &Path, gguf: &Gguf) -> anyhow::Result<ExpertOrders
     for operation in run.routing() {
         let layer = operation.head().layer_id.get();
         let n = n_experts.get(&layer).filter(|_| layer != NO_LAYER);
-        let n = *n.with_context(|| format!("{}: {}", trace.display(), unknown_layer(layer)))? as usize;
+        let n =
+            *n.with_context(|| format!("{}: {}", trace.display(), unknown_layer(layer)))? as usize;
         let together = layers.entry(layer).or_insert_with(|| Together {
             counts: vec![0; n],
             pairs: vec![0; n * n],
@@ -69,7 +78,11 @@ pub fn by_coactivation(trace: &Path, gguf: &Gguf) -> anyhow::Result<ExpertOrders
         for token in operation.tokens() {
             let chosen: Vec<usize> = token.experts().map(|e| e.expert_id as usize).collect();
             if let Some(&expert) = chosen.iter().find(|&&expert| expert >= n) {
-                bail!("{}: {}", trace.display(), unknown_expert(layer, expert as u32));
+                bail!(
+                    "{}: {}",
+                    trace.display(),
+                    unknown_expert(layer, expert as u32)
+                );
             }
             for &a in &chosen {
                 together.counts[a] += 1;
@@ -81,9 +94,17 @@ pub fn by_coactivation(trace: &Path, gguf: &Gguf) -> anyhow::Result<ExpertOrders
         }
     }
     if layers.is_empty() {
-        bail!("{} has no routing; record a run with the model", trace.display());
+        bail!(
+            "{} has no routing; record a run with the model",
+            trace.display()
+        );
     }
-    grouped(gguf, layers.iter().map(|(&layer, together)| (layer, together.chain())))
+    grouped(
+        gguf,
+        layers
+            .iter()
+            .map(|(&layer, together)| (layer, together.chain())),
+    )
 }
 
 impl Together {
@@ -96,7 +117,11 @@ impl Together {
             let with_last = |expert: usize| last.map_or(0, |last| self.pairs[last * n + expert]);
             // Of equals the hotter one, then the lower number.
             let next = left.iter().enumerate().max_by_key(|&(_, &expert)| {
-                (with_last(expert), self.counts[expert], std::cmp::Reverse(expert))
+                (
+                    with_last(expert),
+                    self.counts[expert],
+                    std::cmp::Reverse(expert),
+                )
             });
             let next = next.map_or(0, |(at, _)| at);
             chain.push(left.remove(next) as u32);
@@ -111,7 +136,9 @@ fn grouped(
     orders: impl Iterator<Item = (u16, Vec<u32>)>,
 ) -> anyhow::Result<ExpertOrders> {
     let n_group = n_groups(gguf)?;
-    Ok(orders.map(|(layer, order)| (layer, keep_groups(&order, n_group))).collect())
+    Ok(orders
+        .map(|(layer, order)| (layer, keep_groups(&order, n_group)))
+        .collect())
 }
 
 /// The counts of a layer that the model must have.
@@ -120,17 +147,23 @@ fn layer_counts<'a>(
     n_experts: &BTreeMap<u16, u32>,
     layer: u32,
 ) -> anyhow::Result<(u16, &'a mut Vec<u64>)> {
-    let known = u16::try_from(layer).ok().and_then(|id| Some((id, *n_experts.get(&id)?)));
+    let known = u16::try_from(layer)
+        .ok()
+        .and_then(|id| Some((id, *n_experts.get(&id)?)));
     let (id, n) = known.with_context(|| unknown_layer(layer))?;
     Ok((id, counts.entry(id).or_insert_with(|| vec![0; n as usize])))
 }
 
 fn unknown_layer(layer: impl std::fmt::Display) -> String {
-    format!("it tells of experts of layer {layer}, where the model has none; is it of another model?")
+    format!(
+        "it tells of experts of layer {layer}, where the model has none; is it of another model?"
+    )
 }
 
 fn unknown_expert(layer: u16, expert: u32) -> String {
-    format!("it tells of expert {expert} of layer {layer}, which the model does not have; is it of another model?")
+    format!(
+        "it tells of expert {expert} of layer {layer}, which the model does not have; is it of another model?"
+    )
 }
 
 #[cfg(test)]

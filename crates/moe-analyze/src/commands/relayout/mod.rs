@@ -45,7 +45,12 @@ pub struct Args {
     #[arg(long)]
     verify: bool,
     /// Text on which both are run
-    #[arg(long, value_name = "TEXT", default_value = "The kernel driver is responsible for", requires = "verify")]
+    #[arg(
+        long,
+        value_name = "TEXT",
+        default_value = "The kernel driver is responsible for",
+        requires = "verify"
+    )]
     prompt: String,
 }
 
@@ -61,9 +66,9 @@ enum OrderChoice {
 
 pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     match (args.order, &args.hotness) {
-        (OrderChoice::HotFirst, None) => bail!(
-            "--order hot-first needs --hotness FILE.json, which `hotness --out` writes"
-        ),
+        (OrderChoice::HotFirst, None) => {
+            bail!("--order hot-first needs --hotness FILE.json, which `hotness --out` writes")
+        }
         (OrderChoice::Numeric | OrderChoice::File, Some(_)) => bail!(
             "--hotness goes with --order hot-first; to move experts alone give the file to --permute-experts"
         ),
@@ -114,7 +119,9 @@ fn expert_orders(args: &Args, gguf: &Gguf) -> anyhow::Result<ExpertOrders> {
     let coactivation = args.permute_experts.as_deref() == Some(Path::new("coactivation"));
     match (&args.trace, coactivation) {
         (Some(trace), true) => return experts::by_coactivation(trace, gguf),
-        (None, true) => bail!("--permute-experts coactivation needs --trace RUN, a run of the model"),
+        (None, true) => {
+            bail!("--permute-experts coactivation needs --trace RUN, a run of the model")
+        }
         (Some(_), false) => bail!("--trace is of use with --permute-experts coactivation alone"),
         (None, false) => {}
     }
@@ -137,5 +144,9 @@ fn check_distinct(gguf: &Gguf, out: &Path) -> anyhow::Result<()> {
 }
 
 fn seeks(order: &LayerOrder) -> String {
-    format!("{} seeks over {}", order.seeks, human_bytes(order.seek_bytes))
+    format!(
+        "{} seeks over {}",
+        order.seeks,
+        human_bytes(order.seek_bytes)
+    )
 }

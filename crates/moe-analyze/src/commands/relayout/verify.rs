@@ -1,6 +1,6 @@
 //! Whether the new file is the old model: byte by byte, and by what both compute.
 
-use std::io::{self, Write};
+use std::io;
 
 use moe_executor::cpu::threads::Threads;
 use moe_executor::recorder::Recorder;
@@ -51,7 +51,9 @@ pub fn verify(
             difference.is_within(if permuted { TOLERANCE } else { 0.0 })
         }
         Err(error) => {
-            ctx.remark(format_args!("the model cannot be run here, so only its bytes were compared: {error}"));
+            ctx.remark(format_args!(
+                "the model cannot be run here, so only its bytes were compared: {error}"
+            ));
             true
         }
     };
@@ -76,7 +78,6 @@ struct Difference {
 
 impl Difference {
     fn is_within(&self, share: f32) -> bool {
-        // Written so that a difference that is not a number is not within anything.
         self.different == 0 || self.largest_difference <= share * self.largest_logit
     }
 
@@ -115,9 +116,8 @@ fn difference(old: &Model, new: &Model, prompt: &str) -> anyhow::Result<Differen
         if expected.to_bits() != found.to_bits() {
             difference.different += 1;
             let apart = (expected - found).abs();
-            if !(apart <= difference.largest_difference) {
-                difference.largest_difference = apart;
-            }
+            let apart = if apart.is_nan() { f32::INFINITY } else { apart };
+            difference.largest_difference = difference.largest_difference.max(apart);
         }
     }
     Ok(difference)
@@ -142,7 +142,11 @@ fn run(
             None => most_likely(logits.last().map_or(&[], Vec::as_slice)),
         };
         tokens.push(token);
-        logits.push(session.decode(&[token], PHASE_GENERATE, Logits::Last)?.to_vec());
+        logits.push(
+            session
+                .decode(&[token], PHASE_GENERATE, Logits::Last)?
+                .to_vec(),
+        );
     }
     Ok((logits, tokens))
 }

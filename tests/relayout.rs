@@ -1,0 +1,224 @@
+//! `relayout`: models with their tensors and experts in another order compute the same.
+
+mod support;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use moe_gguf::Gguf;
+use moe_gguf::layers::layer_order;
+use support::{N_EXPERT, N_LAYER, arg, failure_of, known_run, moe_analyze, repository, stdout_of};
+
+fn fixture(name: &str) -> PathBuf {
+    repository(&format!("fixtures/{name}.gguf"))
+}
+
+fn temporary() -> (tempfile::TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("new.gguf");
+    (dir, out)
+}
+
+/// Records a run and writes its learn file.
+fn learn(model: &Path, dir: &Path) -> (PathBuf, PathBuf) {
+    let (run, learn) = (dir.join("run"), dir.join("learn.json"));
+    let record = [
+        "record",
+        "--model",
+        arg(model),
+        "-n",
+        "8",
+        "--out",
+        arg(&run),
+    ];
+    stdout_of(&record);
+    stdout_of(&["hotness", arg(&run), "--out", arg(&learn)]);
+    (run, learn)
+}
+
+#[test]
+fn numeric_is_verified_to_the_bit() {
+    for model in ["tiny-qwen3moe-Q4_K_M", "random-gpt-oss-F16"] {
+        let (_dir, out) = temporary();
+        let model = fixture(model);
+        let text = stdout_of(&["relayout", arg(&model), "--out", arg(&out), "--verify"]);
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[0].starts_with("bytes: all ") && lines[0].ends_with("are as they were"));
+        assert_eq!(lines[1], "logits: identical at 9 positions of 4096");
+        let order = layer_order(&Gguf::open(&out).unwrap());
+        assert!(order.is_sequential());
+        assert_eq!(order.seeks, 0);
+    }
+}
+
+#[test]
+fn hot_first_puts_the_hottest_expert_first_and_computes_the_same() {
+    for name in ["tiny-qwen3moe-Q4_K_M", "tiny-gpt-oss-MXFP4"] {
+        let (dir, out) = temporary();
+        let model = fixture(name);
+        let (_, learn) = learn(&model, dir.path());
+        let args = [
+            "--order",
+            "hot-first",
+            "--hotness",
+            arg(&learn),
+            "--out",
+            arg(&out),
+        ];
+        let text = stdout_of(&[&["relayout", arg(&model)], &args[..], &["--verify"]].concat());
+        assert!(text.starts_with("bytes: all "), "{name}: {text}");
+        assert!(text.contains("\nlogits: "), "{name}: {text}");
+
+        // The hottest expert of layer 2 by the learn file lies first in the new file.
+        let learn = fs::read_to_string(learn).unwrap();
+        let layers = moe_placement::learn::parse_observations(&learn).unwrap();
+        let hottest = layers[2]
+            .experts
+            .iter()
+            .max_by_key(|e| (e.cold, std::cmp::Reverse(e.expert)));
+        let hottest = hottest.unwrap().expert as usize;
+        let (old, new) = (Gguf::open(&model).unwrap(), Gguf::open(&out).unwrap());
+        let slice = |gguf: &Gguf, expert: usize| {
+            let data = gguf
+                .data(gguf.tensor("blk.2.ffn_down_exps.weight").unwrap())
+                .unwrap();
+            let size = data.len() / 32;
+            data[expert * size..][..size].to_vec()
+        };
+        assert_eq!(slice(&new, 0), slice(&old, hottest));
+        // Every token's tensors come before the experts, the embeddings after them.
+        let place = |name: &str| new.tensors().iter().position(|t| t.name == name).unwrap();
+        assert!(place("blk.5.attn_q.weight") < place("blk.0.ffn_gate_exps.weight"));
+        assert_eq!(place("token_embd.weight"), new.tensors().len() - 1);
+    }
+}
+
+#[test]
+fn experts_chosen_together_come_side_by_side() {
+    let (dir, out) = temporary();
+    let run = dir.path().join("run");
+    known_run(&run);
+    let model = fixture("tiny-qwen3moe-Q4_K_M");
+    let args = [
+        "--permute-experts",
+        "coactivation",
+        "--trace",
+        arg(&run),
+        "--out",
+        arg(&out),
+    ];
+    let text = stdout_of(&[&["relayout", arg(&model)], &args[..], &["--verify"]].concat());
+    assert!(text.starts_with("bytes: all "), "{text}");
+    // Expert 3 is in every choice of the known run, so it comes first in every layer.
+    let (old, new) = (Gguf::open(&model).unwrap(), Gguf::open(&out).unwrap());
+    for layer in 0..N_LAYER {
+        let row = |gguf: &Gguf, expert: usize| {
+            let name = format!("blk.{layer}.ffn_gate_inp.weight");
+            let data = gguf.data(gguf.tensor(&name).unwrap()).unwrap();
+            let size = data.len() / N_EXPERT as usize;
+            data[expert * size..][..size].to_vec()
+        };
+        assert_eq!(row(&new, 0), row(&old, 3), "layer {layer}");
+    }
+}
+
+#[test]
+fn experts_in_a_given_order_and_back_again() {
+    let (dir, out) = temporary();
+    let model = fixture("random-qwen3moe-F16");
+    let order = dir.path().join("order.json");
+    let reversed: Vec<u32> = (0..16).rev().collect();
+    fs::write(
+        &order,
+        serde_json::json!({ "1": reversed, "3": reversed }).to_string(),
+    )
+    .unwrap();
+    let args = ["--order", "file", "--permute-experts", arg(&order)];
+    stdout_of(
+        &[
+            &["relayout", arg(&model), "--out", arg(&out), "--verify"],
+            &args[..],
+        ]
+        .concat(),
+    );
+    let back = dir.path().join("back.gguf");
+    stdout_of(&[&["relayout", arg(&out), "--out", arg(&back)], &args[..]].concat());
+    assert!(fs::read(&out).unwrap() != fs::read(&model).unwrap());
+    assert!(fs::read(&back).unwrap() == fs::read(&model).unwrap());
+}
+
+#[test]
+fn a_model_that_cannot_be_run_is_compared_byte_by_byte() {
+    use moe_gguf::write::{Header, Writer};
+    let (dir, out) = temporary();
+    let model = dir.path().join("odd.gguf");
+    let mut header = Header::new();
+    header
+        .set(
+            "general.architecture",
+            &moe_gguf::Value::String("odd".into()),
+        )
+        .unwrap();
+    header
+        .tensor("blk.0.attn_q.weight", moe_gguf::GgmlType::F32, &[4])
+        .unwrap();
+    let mut writer = Writer::new(fs::File::create(&model).unwrap(), header).unwrap();
+    writer.write(&[7; 16]).unwrap();
+    writer.finish().unwrap();
+    let assert = moe_analyze()
+        .args(["relayout", arg(&model), "--out", arg(&out), "--verify"])
+        .assert()
+        .success()
+        .stdout("bytes: all 1 tensors and 1 keys are as they were\n");
+    let stderr = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
+    assert!(
+        stderr.contains("cannot be run here") && stderr.contains("odd"),
+        "{stderr}"
+    );
+}
+
+#[test]
+fn what_cannot_be_done_is_refused_and_nothing_is_written() {
+    let (dir, out) = temporary();
+    let model = fixture("random-qwen3moe-F16");
+    let refused = |args: &[&str], part: &str| {
+        let line = failure_of(&[&["relayout", arg(&model), "--out", arg(&out)], args].concat());
+        assert!(line.contains(part), "{line}");
+        assert!(!out.exists());
+    };
+    refused(&["--order", "hot-first"], "needs --hotness");
+    let order = dir.path().join("order.json");
+    fs::write(&order, "{\"1\": [0, 0]}").unwrap();
+    refused(&["--hotness", arg(&order)], "--permute-experts");
+    refused(&["--permute-experts", "coactivation"], "needs --trace");
+    refused(&["--trace", arg(&order)], "coactivation");
+    refused(
+        &["--permute-experts", arg(&order)],
+        "names 2 experts, the layer has 16",
+    );
+    fs::write(&order, "{\"9\": [0]}").unwrap();
+    refused(&["--permute-experts", arg(&order)], "layer 9");
+    fs::write(&order, "[1]").unwrap();
+    refused(&["--permute-experts", arg(&order)], "order.json");
+    // A learn file of a model with more experts.
+    let (_, learn) = learn(&fixture("tiny-qwen3moe-Q4_K_M"), dir.path());
+    refused(
+        &["--order", "hot-first", "--hotness", arg(&learn)],
+        "another model",
+    );
+}
+
+#[test]
+fn an_existing_file_and_the_model_itself_are_spared() {
+    let (dir, out) = temporary();
+    let model = fixture("random-gpt-oss-F16");
+    fs::write(&out, "mine").unwrap();
+    let line = failure_of(&["relayout", arg(&model), "--out", arg(&out)]);
+    assert!(line.contains("--force"), "{line}");
+    assert_eq!(fs::read(&out).unwrap(), b"mine");
+    stdout_of(&["relayout", arg(&model), "--out", arg(&out), "--force"]);
+    let line = failure_of(&["relayout", arg(&out), "--out", arg(&out), "--force"]);
+    assert!(line.contains("is the model itself"), "{line}");
+    let left: Vec<_> = fs::read_dir(dir.path()).unwrap().collect();
+    assert_eq!(left.len(), 1, "no temporary file is left");
+}
