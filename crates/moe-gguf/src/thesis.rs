@@ -7,7 +7,7 @@
 
 use std::io::{self, Write};
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::gguf::Gguf;
 use crate::map::{Category, MapRow, OffsetMap, Projection};
@@ -17,16 +17,40 @@ const CSV_HEADER: &str =
     "tensor_name,file_offset,size_bytes,layer_id,component_type,n_dims,dim0,dim1,dim2,dim3";
 
 /// `memory-map.json`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 #[allow(missing_docs)] // the keys are the form's
-pub struct MemoryMap {
+pub struct MemoryMap<'a> {
     /// Name of the first file, without its extension.
     pub model_name: String,
     /// Where the last tensor ends.
     pub total_size_bytes: u64,
     pub metadata: MemoryMapMetadata,
     /// In the order of their offsets.
-    pub tensors: Vec<MemoryMapTensor>,
+    pub tensors: MemoryMapTensors<'a>,
+}
+
+/// The list of tensors in `memory-map.json`: made one at a time, since a header of a few bytes can
+/// claim many experts.
+#[derive(Clone, Debug)]
+pub struct MemoryMapTensors<'a> {
+    gguf: &'a Gguf,
+    map: &'a OffsetMap,
+    /// Indices of the map's rows, by their offsets.
+    order: Vec<u32>,
+}
+
+impl MemoryMapTensors<'_> {
+    /// The entries, in the order of their offsets.
+    pub fn iter(&self) -> impl Iterator<Item = MemoryMapTensor> {
+        let rows = self.order.iter().map(|&i| &self.map.rows[i as usize]);
+        rows.map(|row| entry(self.gguf, row))
+    }
+}
+
+impl Serialize for MemoryMapTensors<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.iter())
+    }
 }
 
 /// `metadata` in `memory-map.json`.
@@ -61,30 +85,31 @@ pub struct MemoryMapTensor {
 }
 
 /// Makes the `memory-map.json` of a model.
-pub fn memory_map(gguf: &Gguf, map: &OffsetMap) -> MemoryMap {
-    let mut tensors: Vec<MemoryMapTensor> = map.rows.iter().map(|row| entry(gguf, row)).collect();
-    tensors.sort_by_key(|tensor| tensor.offset_start);
+pub fn memory_map<'a>(gguf: &'a Gguf, map: &'a OffsetMap) -> MemoryMap<'a> {
+    let rows = &map.rows;
+    let mut order: Vec<u32> = (0..rows.len() as u32).collect();
+    order.sort_unstable_by_key(|&i| (rows[i as usize].file_offset, i));
 
     let model_name = gguf.files().first().map_or("", |file| &file.name);
-    let n_layers = map.rows.iter().filter_map(|row| row.layer_id).max();
+    let n_layers = rows.iter().filter_map(|row| row.layer_id).max();
+    let end = rows
+        .iter()
+        .map(|row| row.file_offset + row.size_bytes)
+        .max();
     let [n_embd, n_vocab, ..] = gguf.tensor("token_embd.weight").map_or([0; 4], |t| t.ne);
     MemoryMap {
         model_name: model_name
             .strip_suffix(".gguf")
             .unwrap_or(model_name)
             .to_owned(),
-        total_size_bytes: tensors
-            .iter()
-            .map(|tensor| tensor.offset_end)
-            .max()
-            .unwrap_or(0),
+        total_size_bytes: end.unwrap_or(0),
         metadata: MemoryMapMetadata {
             n_layers: n_layers.map_or(0, |layer| u32::from(layer) + 1),
             n_vocab,
             n_embd,
-            n_tensors: tensors.len(),
+            n_tensors: order.len(),
         },
-        tensors,
+        tensors: MemoryMapTensors { gguf, map, order },
     }
 }
 

@@ -153,10 +153,12 @@ pub struct ManifestError {
 }
 
 /// Reads a manifest. The files' names in it may differ from those of the model that it is to be
-/// checked against; the tensors' names count. Empty lines and those beginning with `#` are skipped.
+/// checked against; the tensors' names count. Empty lines and those beginning with `#` are skipped,
+/// and so is what `gguf-hash` writes beside the hashes of tensors that are known here: its other
+/// hashes, and those of a whole file.
 ///
 /// # Errors
-/// A line has another form, or names a hash that is not known.
+/// A line has another form, or names a hash that nobody knows.
 pub fn parse_manifest(gguf: &Gguf, text: &str) -> Result<Vec<ManifestEntry>, ManifestError> {
     let mut entries = Vec::new();
     for (i, line) in text.lines().enumerate() {
@@ -164,7 +166,7 @@ pub fn parse_manifest(gguf: &Gguf, text: &str) -> Result<Vec<ManifestEntry>, Man
             continue;
         }
         let entry = parse_line(gguf.files(), line);
-        entries.push(entry.map_err(|problem| ManifestError {
+        entries.extend(entry.map_err(|problem| ManifestError {
             line: i + 1,
             problem,
         })?);
@@ -172,7 +174,8 @@ pub fn parse_manifest(gguf: &Gguf, text: &str) -> Result<Vec<ManifestEntry>, Man
     Ok(entries)
 }
 
-fn parse_line(files: &[GgufFile], line: &str) -> Result<ManifestEntry, String> {
+/// The entry on a line; none on a line of `gguf-hash` that is of no use here.
+fn parse_line(files: &[GgufFile], line: &str) -> Result<Option<ManifestEntry>, String> {
     const FORM: &str = "not of the form HASH-NAME  HASH  FILE:TENSOR";
     let (algorithm, rest) = line.split_once(char::is_whitespace).ok_or(FORM)?;
     let (hash, place) = rest
@@ -180,6 +183,9 @@ fn parse_line(files: &[GgufFile], line: &str) -> Result<ManifestEntry, String> {
         .split_once(char::is_whitespace)
         .ok_or(FORM)?;
     let place = place.trim_start();
+    if place.ends_with(".gguf") || ["xxh64", "sha1", "uuid"].contains(&algorithm) {
+        return Ok(None);
+    }
     // Names may hold colons, so the model's own files are tried first.
     let own = files
         .iter()
@@ -187,11 +193,11 @@ fn parse_line(files: &[GgufFile], line: &str) -> Result<ManifestEntry, String> {
     let tensor = own
         .or_else(|| Some(place.rsplit_once(':')?.1))
         .ok_or(FORM)?;
-    Ok(ManifestEntry {
+    Ok(Some(ManifestEntry {
         algorithm: algorithm.parse()?,
         hash: hash.to_ascii_lowercase(),
         tensor: tensor.to_owned(),
-    })
+    }))
 }
 
 /// A difference between a model and a manifest.

@@ -116,6 +116,24 @@ fn a_bad_manifest_names_its_line() {
     assert_eq!(parse_manifest(&abc(), "nonsense").unwrap_err().line, 1);
 }
 
+/// As `gguf-hash --all` of llama.cpp writes it.
+#[test]
+fn a_manifest_of_gguf_hash_is_read() {
+    let text = "\
+xxh64     44bc2cf5ad770999  models/m.gguf:t
+sha1      a9993e364706816aba3e25717850c26c9cd0d89d  models/m.gguf:t
+sha256    ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad  models/m.gguf:t
+xxh64     0000000000000000  models/m.gguf
+sha256    0000000000000000000000000000000000000000000000000000000000000000  models/m.gguf
+uuid      00000000-0000-5000-8000-000000000000  models/m.gguf
+";
+    let gguf = abc();
+    let entries = parse_manifest(&gguf, text).unwrap();
+    assert_eq!(entries.len(), 1);
+    let verified = verify(&gguf, Algorithm::Sha256, |_| ()).unwrap();
+    assert_eq!(compare(&gguf, Algorithm::Sha256, &verified, &entries), []);
+}
+
 #[test]
 fn cut_data_is_an_error() {
     let gguf = Raw::new(1, 0)
