@@ -5,7 +5,9 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{completions, gguf_map, hotness, info, man, parquet, record, relayout};
+use crate::commands::{
+    bench, completions, gguf_map, hotness, info, man, parquet, record, relayout,
+};
 
 /// Offline trace analysis for mixture-of-experts models in GGUF files.
 ///
@@ -34,6 +36,7 @@ enum Command {
     Parquet(parquet::Args),
     Hotness(hotness::Args),
     Info(info::Args),
+    Bench(bench::Args),
     Completions(completions::Args),
     Man(man::Args),
 }
@@ -84,6 +87,7 @@ impl Cli {
             Command::Parquet(args) => parquet::run(args, &ctx),
             Command::Hotness(args) => hotness::run(args, &ctx),
             Command::Info(args) => info::run(args, &ctx),
+            Command::Bench(args) => bench::run(args, &ctx),
             Command::Completions(args) => completions::run(args),
             Command::Man(args) => man::run(args),
         }

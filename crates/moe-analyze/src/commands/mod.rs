@@ -1,5 +1,6 @@
 //! The subcommands, one file each.
 
+pub mod bench;
 pub mod completions;
 pub mod gguf_map;
 pub mod hotness;

@@ -1,6 +1,7 @@
 //! Arithmetic on the CPU: quantized blocks, matrix products, attention, threads.
 
 pub mod attention;
+pub mod bandwidth;
 mod disjoint;
 pub mod matmul;
 pub mod quant;

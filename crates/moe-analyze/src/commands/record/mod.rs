@@ -1,7 +1,7 @@
 //! `record`: runs a model and records which experts every token uses and which bytes that touches.
 
 mod about;
-mod model;
+pub mod model;
 mod prompts;
 
 use std::io::{self, Write};

@@ -1,0 +1,289 @@
+//! `bench`: speed of prompt processing and decoding, in llama-bench's manner.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::bail;
+use moe_executor::cpu::bandwidth::read_bandwidth;
+use moe_executor::cpu::threads::Threads;
+use moe_executor::recorder::Recorder;
+use moe_executor::session::Logits;
+use moe_executor::{Model, Session};
+use moe_gguf::map::{Category, OffsetMap};
+use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
+
+use super::record::model;
+use crate::cli::{Context, ExitStatus};
+use crate::output::{self, Cell, Format, write_rows};
+
+/// Measure tokens per second of prompt processing and of decoding, and the share of the machine's bandwidth
+///
+/// Nothing is recorded. Each test runs once to warm up and then -r times; tokens are pseudo-random, as in llama-bench.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Model, a GGUF file [default: the embedded model]
+    #[arg(short, long, value_name = "FILE")]
+    model: Option<PathBuf>,
+    /// Prompt lengths to test; 0 = none
+    #[arg(
+        short = 'p',
+        long,
+        value_name = "N",
+        value_delimiter = ',',
+        default_value = "512"
+    )]
+    n_prompt: Vec<usize>,
+    /// Numbers of tokens to decode; 0 = none
+    #[arg(
+        short = 'n',
+        long,
+        value_name = "N",
+        value_delimiter = ',',
+        default_value = "128"
+    )]
+    n_gen: Vec<usize>,
+    /// Repetitions of each test
+    #[arg(short, long, value_name = "N", default_value_t = 5)]
+    repetitions: usize,
+    /// Threads that compute, 1 to 1024 [default: one a core]
+    #[arg(short, long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Vec<u16>,
+    /// Prompt tokens evaluated at once
+    #[arg(short = 'b', long, value_name = "N", default_value_t = 512)]
+    batch_size: usize,
+    /// Format on stdout
+    #[arg(short, long, value_name = "FORMAT", default_value = "table")]
+    output: Format,
+}
+
+/// llama-bench's names where it has one.
+const COLUMNS: [&str; 14] = [
+    "model_filename",
+    "model_size",
+    "n_batch",
+    "n_threads",
+    "n_prompt",
+    "n_gen",
+    "avg_ns",
+    "stddev_ns",
+    "avg_ts",
+    "stddev_ts",
+    "weight_bytes_per_token",
+    "gb_per_s",
+    "bandwidth_gb_per_s",
+    "bandwidth_share",
+];
+
+/// Memory that the bandwidth is measured over: beyond the caches of today's processors.
+const BANDWIDTH_BYTES: usize = 512 << 20;
+
+/// One test: a prompt or a run of decoded tokens.
+#[derive(Clone, Copy)]
+struct Test {
+    n_prompt: usize,
+    n_gen: usize,
+}
+
+impl Test {
+    fn n_tokens(&self) -> usize {
+        self.n_prompt + self.n_gen
+    }
+}
+
+pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
+    if args.repetitions == 0 || args.batch_size == 0 {
+        bail!("--repetitions and --batch-size must be at least 1");
+    }
+    let prompts = args.n_prompt.iter().map(|&n| Test {
+        n_prompt: n,
+        n_gen: 0,
+    });
+    let decodes = args.n_gen.iter().map(|&n| Test {
+        n_prompt: 0,
+        n_gen: n,
+    });
+    let tests: Vec<Test> = prompts
+        .chain(decodes)
+        .filter(|t| t.n_tokens() > 0)
+        .collect();
+
+    let gguf = model::open(args.model.as_deref())?;
+    let model = Model::load(&gguf)?;
+    let n_ctx = model.hparams().n_ctx_train;
+    if let Some(test) = tests.iter().find(|t| t.n_tokens() > n_ctx) {
+        bail!(
+            "a test of {} tokens does not fit the model's context of {n_ctx}",
+            test.n_tokens()
+        );
+    }
+    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = match args.threads.is_empty() {
+        true => vec![cores()],
+        false => args.threads.iter().map(|&n| usize::from(n)).collect(),
+    };
+
+    let mut rows = Vec::new();
+    for n in threads {
+        let threads = Threads::new(n)?;
+        let bandwidth = read_bandwidth(&threads, BANDWIDTH_BYTES);
+        for &test in &tests {
+            ctx.remark(format_args!(
+                "{n} threads, prompt {}, decode {} ...",
+                test.n_prompt, test.n_gen
+            ));
+            rows.push(row(&args, &model, &threads, bandwidth, test)?);
+        }
+    }
+    output::to_stdout(|out| write_rows(out, args.output, &COLUMNS, rows))?;
+    Ok(ExitStatus::Done)
+}
+
+fn row(
+    args: &Args,
+    model: &Model,
+    threads: &Threads,
+    bandwidth: f64,
+    test: Test,
+) -> anyhow::Result<Vec<Cell<'static>>> {
+    let bytes = weight_bytes(args, model, threads, test)?;
+    let mut times = Vec::new();
+    for _ in 0..args.repetitions {
+        let mut session = Session::new(
+            model,
+            threads,
+            Recorder::new(None),
+            model.hparams().n_ctx_train,
+        );
+        times.push(time(args, &mut session, test)?);
+    }
+    let (avg_ns, stddev_ns) = mean(times.iter().map(|t| t.as_nanos() as f64));
+    let speeds = times
+        .iter()
+        .map(|t| test.n_tokens() as f64 / t.as_secs_f64());
+    let (avg_ts, stddev_ts) = mean(speeds);
+    let per_token = bytes as f64 / test.n_tokens() as f64;
+    let read = per_token * avg_ts;
+    let round = |value: f64, digits: i32| (value * 10f64.powi(digits)).round() / 10f64.powi(digits);
+    let file = &model.gguf().files()[0];
+    let size: u64 = model.gguf().tensors().iter().map(|t| t.size_bytes).sum();
+    Ok(vec![
+        file.name.clone().into(),
+        size.into(),
+        (args.batch_size as u64).into(),
+        (threads.n() as u64).into(),
+        (test.n_prompt as u64).into(),
+        (test.n_gen as u64).into(),
+        (avg_ns as u64).into(),
+        (stddev_ns as u64).into(),
+        round(avg_ts, 2).into(),
+        round(stddev_ts, 2).into(),
+        (per_token as u64).into(),
+        round(read / 1e9, 3).into(),
+        round(bandwidth / 1e9, 3).into(),
+        round(read / bandwidth, 4).into(),
+    ])
+}
+
+/// Mean and sample standard deviation.
+fn mean(values: impl Iterator<Item = f64> + Clone) -> (f64, f64) {
+    let n = values.clone().count() as f64;
+    let mean = values.clone().sum::<f64>() / n;
+    let squares: f64 = values.map(|v| (v - mean).powi(2)).sum();
+    (
+        mean,
+        if n > 1.0 {
+            (squares / (n - 1.0)).sqrt()
+        } else {
+            0.0
+        },
+    )
+}
+
+/// Token ids that look like text to a router: spread over the vocabulary, the same in every run.
+fn tokens(model: &Model, n: usize) -> Vec<u32> {
+    let n_vocab = model.hparams().n_vocab as u64;
+    let mut state = 1u64;
+    (0..n)
+        .map(|_| {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            ((state >> 33) % n_vocab) as u32
+        })
+        .collect()
+}
+
+/// Runs a test once.
+fn time(args: &Args, session: &mut Session, test: Test) -> anyhow::Result<Duration> {
+    let tokens = tokens(session.model(), test.n_tokens());
+    let start = Instant::now();
+    if test.n_prompt > 0 {
+        let batches = tokens.chunks(args.batch_size);
+        let last = batches.len() - 1;
+        for (i, batch) in batches.enumerate() {
+            let wanted = if i == last {
+                Logits::Last
+            } else {
+                Logits::None
+            };
+            session.decode(batch, PHASE_PROMPT, wanted)?;
+        }
+    } else {
+        for token in tokens {
+            session.decode(&[token], PHASE_GENERATE, Logits::Last)?;
+        }
+    }
+    Ok(start.elapsed())
+}
+
+/// Bytes of weights that a test touches, counted in the run that warms up: every pass reads all tensors but the
+/// embeddings, of the experts those that a batch chose.
+fn weight_bytes(args: &Args, model: &Model, threads: &Threads, test: Test) -> anyhow::Result<u64> {
+    let chosen: Arc<Mutex<u64>> = Arc::default();
+    let seen = chosen.clone();
+    let mut session = Session::new(
+        model,
+        threads,
+        Recorder::new(None),
+        model.hparams().n_ctx_train,
+    );
+    session.observe(Box::new(move |routed| {
+        let distinct: BTreeSet<i32> = routed.routing.ids.iter().copied().collect();
+        *seen.lock().unwrap_or_else(PoisonError::into_inner) += distinct.len() as u64;
+    }));
+    time(args, &mut session, test)?;
+    drop(session);
+
+    let (mut dense, mut experts) = (0, 0);
+    for row in OffsetMap::new(model.gguf()).rows {
+        match row.category {
+            Category::Expert => experts += row.size_bytes,
+            Category::Embedding if model.gguf().tensor("output.weight").is_some() => {}
+            _ => dense += row.size_bytes,
+        }
+    }
+    let hp = model.hparams();
+    let one_expert = experts as f64 / (hp.n_layer * hp.n_expert) as f64;
+    let passes = if test.n_prompt > 0 {
+        test.n_prompt.div_ceil(args.batch_size)
+    } else {
+        test.n_gen
+    } as u64;
+    let chosen = *chosen.lock().unwrap_or_else(PoisonError::into_inner);
+    Ok(passes * dense + (chosen as f64 * one_expert) as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::mean;
+
+    #[test]
+    fn mean_and_deviation() {
+        let (m, s) = mean([2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0].into_iter());
+        assert_eq!(m, 5.0);
+        assert!((s - 2.138).abs() < 1e-3);
+        assert_eq!(mean([3.0].into_iter()), (3.0, 0.0));
+    }
+}
