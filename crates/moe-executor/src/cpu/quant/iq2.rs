@@ -47,7 +47,7 @@ static MASKS: [u64; 256] = {
     while bits < 256 {
         let mut j = 0;
         while j < 8 {
-            masks[bits] |= (bits as u64 >> j & 1) * 0xff << (8 * j);
+            masks[bits] |= ((bits as u64 >> j & 1) * 0xff) << (8 * j);
             j += 1;
         }
         bits += 1;
@@ -117,8 +117,8 @@ impl Format for Iq2Xxs {
     #[inline(always)]
     fn decode_scales(&self, scale: &mut [f32; QK_K / 16], _min: &mut [f32; QK_K / 16]) {
         let d = self.d.to_f32() / 8.0;
-        for i in 0..8 {
-            scale[i] = d * (2 * (words(&self.qs, i).1 >> 28) + 1) as f32;
+        for (i, scale) in scale[..8].iter_mut().enumerate() {
+            *scale = d * (2 * (words(&self.qs, i).1 >> 28) + 1) as f32;
         }
     }
 }

@@ -84,9 +84,9 @@ impl Format for Iq3S {
     #[inline(always)]
     fn decode_scales(&self, scale: &mut [f32; QK_K / 16], _min: &mut [f32; QK_K / 16]) {
         let d = self.d.to_f32();
-        for i in 0..8 {
+        for (i, scale) in scale[..8].iter_mut().enumerate() {
             let s = self.scales[i / 2] >> (i % 2 * 4) & 15;
-            scale[i] = d * f32::from(2 * s + 1);
+            *scale = d * f32::from(2 * s + 1);
         }
     }
 }

@@ -41,7 +41,8 @@ impl Iq4Xs {
         let high = u16::from_le_bytes(self.scales_h);
         std::array::from_fn(|i| {
             let low = self.scales_l[i / 2] >> (i % 2 * 4) & 15;
-            (low | (high >> (2 * i) & 3) as u8 * 16) as i8 - 32
+            let upper = (high >> (2 * i) & 3) as u8;
+            (low | upper << 4) as i8 - 32
         })
     }
 }

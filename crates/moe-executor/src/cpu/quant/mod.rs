@@ -114,17 +114,20 @@ pub enum Isa {
 impl Isa {
     /// The instruction sets that this processor has, the widest last.
     pub fn available() -> Vec<Isa> {
-        let mut found = vec![Isa::Portable];
-        #[cfg(target_arch = "x86_64")]
-        {
-            if x86::has_avx2() {
-                found.push(Isa::Avx2);
-            }
-            if x86::has_avx512() {
-                found.push(Isa::Avx512);
-            }
+        let all = [Isa::Portable, Isa::Avx2, Isa::Avx512];
+        all.into_iter().filter(|isa| isa.is_available()).collect()
+    }
+
+    fn is_available(self) -> bool {
+        match self {
+            Isa::Portable => true,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => x86::has_avx2(),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => x86::has_avx512(),
+            #[cfg(not(target_arch = "x86_64"))]
+            Isa::Avx2 | Isa::Avx512 => false,
         }
-        found
     }
 }
 
@@ -154,10 +157,7 @@ impl Kernel {
     /// # Panics
     /// If this processor does not have it.
     pub fn for_isa(ty: GgmlType, isa: Isa) -> Option<Kernel> {
-        assert!(
-            Isa::available().contains(&isa),
-            "this processor has no {isa:?}"
-        );
+        assert!(isa.is_available(), "this processor has no {isa:?}");
         let kernel = match ty {
             GgmlType::F32 => Some(Kernel::float::<F32>(ty)),
             GgmlType::F16 => Some(Kernel::float::<F16>(ty)),
