@@ -35,6 +35,21 @@ pub trait Format: FromBytes + Immutable + KnownLayout + Unaligned + Sized {
     }
 }
 
+/// A super-block whose codes come in groups of eight that do not depend on one another.
+pub trait Codebook {
+    /// Group `i` of 32.
+    fn group(&self, i: usize) -> [i8; 8];
+}
+
+/// [`Format::decode_codes`] of a [`Codebook`].
+#[inline(always)]
+pub fn decode_groups(block: &impl Codebook, q: &mut [i8; QK_K]) {
+    let (groups, _) = q.as_chunks_mut::<8>();
+    for (i, group) in groups.iter_mut().enumerate() {
+        *group = block.group(i);
+    }
+}
+
 /// A decoded block; formats with shorter blocks use the front of each array.
 pub struct Unpacked {
     /// The integer codes, in the order of the row's elements.

@@ -5,7 +5,7 @@
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use super::ActivationType;
-use super::format::{F16, Format, QK_K, f16_to_f32};
+use super::format::{Codebook, F16, Format, QK_K, decode_groups, f16_to_f32};
 use super::iq_grids;
 
 /// Entries of 11 bits. Each 32 elements have in `qh` four times three upper bits, a scale of 3 bits, and whether the shift
@@ -48,6 +48,18 @@ fn shifted(entry: usize, down: bool) -> [i8; 8] {
     sum.to_ne_bytes().map(|v| v as i8)
 }
 
+impl Codebook for Iq1S {
+    #[inline(always)]
+    fn group(&self, i: usize) -> [i8; 8] {
+        let word = u16::from_le_bytes(self.qh[i / 4]);
+        let upper = word >> (i % 4 * 3) & 7;
+        shifted(
+            usize::from(self.qs[i]) | usize::from(upper) << 8,
+            word >> 15 == 1,
+        )
+    }
+}
+
 impl Format for Iq1S {
     const BLOCK: usize = QK_K;
     const GROUP: usize = 32;
@@ -55,15 +67,7 @@ impl Format for Iq1S {
 
     #[inline(always)]
     fn decode_codes(&self, q: &mut [i8; QK_K]) {
-        let (groups, _) = q.as_chunks_mut::<8>();
-        for (i, group) in groups.iter_mut().enumerate() {
-            let word = u16::from_le_bytes(self.qh[i / 4]);
-            let upper = word >> (i % 4 * 3) & 7;
-            *group = shifted(
-                usize::from(self.qs[i]) | usize::from(upper) << 8,
-                word >> 15 == 1,
-            );
-        }
+        decode_groups(self, q);
     }
 
     #[inline(always)]
@@ -75,6 +79,17 @@ impl Format for Iq1S {
     }
 }
 
+impl Codebook for Iq1M {
+    #[inline(always)]
+    fn group(&self, i: usize) -> [i8; 8] {
+        let nibble = self.qh[i / 2] >> (i % 2 * 4);
+        shifted(
+            usize::from(self.qs[i]) | usize::from(nibble & 7) << 8,
+            nibble >> 3 & 1 == 1,
+        )
+    }
+}
+
 impl Format for Iq1M {
     const BLOCK: usize = QK_K;
     const GROUP: usize = 16;
@@ -82,14 +97,7 @@ impl Format for Iq1M {
 
     #[inline(always)]
     fn decode_codes(&self, q: &mut [i8; QK_K]) {
-        let (groups, _) = q.as_chunks_mut::<8>();
-        for (i, group) in groups.iter_mut().enumerate() {
-            let nibble = self.qh[i / 2] >> (i % 2 * 4);
-            *group = shifted(
-                usize::from(self.qs[i]) | usize::from(nibble & 7) << 8,
-                nibble >> 3 & 1 == 1,
-            );
-        }
+        decode_groups(self, q);
     }
 
     #[inline(always)]

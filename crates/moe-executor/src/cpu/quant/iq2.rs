@@ -3,7 +3,7 @@
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use super::ActivationType;
-use super::format::{F16, Format, QK_K};
+use super::format::{Codebook, F16, Format, QK_K, decode_groups};
 use super::iq_grids;
 
 /// Each 32 elements have eight bytes: four entries, then four times seven signs and a scale of 4 bits.
@@ -99,6 +99,15 @@ fn words(qs: &[u8; 64], i: usize) -> ([u8; 4], u32) {
     (words[2 * i], u32::from_le_bytes(words[2 * i + 1]))
 }
 
+impl Codebook for Iq2Xxs {
+    #[inline(always)]
+    fn group(&self, i: usize) -> [i8; 8] {
+        let (entries, signs) = words(&self.qs, i / 4);
+        let entry = iq_grids::IQ2_XXS[usize::from(entries[i % 4])];
+        with_even_signs(entry, signs >> (i % 4 * 7))
+    }
+}
+
 impl Format for Iq2Xxs {
     const BLOCK: usize = QK_K;
     const GROUP: usize = 32;
@@ -106,12 +115,7 @@ impl Format for Iq2Xxs {
 
     #[inline(always)]
     fn decode_codes(&self, q: &mut [i8; QK_K]) {
-        let (groups, _) = q.as_chunks_mut::<8>();
-        for (i, group) in groups.iter_mut().enumerate() {
-            let (entries, signs) = words(&self.qs, i / 4);
-            let entry = iq_grids::IQ2_XXS[usize::from(entries[i % 4])];
-            *group = with_even_signs(entry, signs >> (i % 4 * 7));
-        }
+        decode_groups(self, q);
     }
 
     #[inline(always)]
@@ -123,6 +127,15 @@ impl Format for Iq2Xxs {
     }
 }
 
+impl Codebook for Iq2Xs {
+    #[inline(always)]
+    fn group(&self, i: usize) -> [i8; 8] {
+        let code = u16::from_le_bytes(self.qs[i]);
+        let entry = iq_grids::IQ2_XS[usize::from(code & 511)];
+        with_even_signs(entry, u32::from(code >> 9))
+    }
+}
+
 impl Format for Iq2Xs {
     const BLOCK: usize = QK_K;
     const GROUP: usize = 16;
@@ -130,17 +143,21 @@ impl Format for Iq2Xs {
 
     #[inline(always)]
     fn decode_codes(&self, q: &mut [i8; QK_K]) {
-        let (groups, _) = q.as_chunks_mut::<8>();
-        for (group, &code) in groups.iter_mut().zip(&self.qs) {
-            let code = u16::from_le_bytes(code);
-            let entry = iq_grids::IQ2_XS[usize::from(code & 511)];
-            *group = with_even_signs(entry, u32::from(code >> 9));
-        }
+        decode_groups(self, q);
     }
 
     #[inline(always)]
     fn decode_scales(&self, scale: &mut [f32; QK_K / 16], _min: &mut [f32; QK_K / 16]) {
         nibble_scales(self.d, &self.scales, scale);
+    }
+}
+
+impl Codebook for Iq2S {
+    #[inline(always)]
+    fn group(&self, i: usize) -> [i8; 8] {
+        let upper = self.qh[i / 4] >> (i % 4 * 2) & 3;
+        let entry = usize::from(self.qs[i]) | usize::from(upper) << 8;
+        with_signs(iq_grids::IQ2_S[entry], self.signs[i])
     }
 }
 
@@ -151,12 +168,7 @@ impl Format for Iq2S {
 
     #[inline(always)]
     fn decode_codes(&self, q: &mut [i8; QK_K]) {
-        let (groups, _) = q.as_chunks_mut::<8>();
-        for (i, group) in groups.iter_mut().enumerate() {
-            let upper = self.qh[i / 4] >> (i % 4 * 2) & 3;
-            let entry = usize::from(self.qs[i]) | usize::from(upper) << 8;
-            *group = with_signs(iq_grids::IQ2_S[entry], self.signs[i]);
-        }
+        decode_groups(self, q);
     }
 
     #[inline(always)]

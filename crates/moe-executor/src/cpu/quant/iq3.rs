@@ -3,7 +3,7 @@
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use super::ActivationType;
-use super::format::{F16, Format, QK_K};
+use super::format::{Codebook, F16, Format, QK_K, decode_groups};
 use super::iq_grids;
 use super::iq2::{with_even_signs, with_signs};
 
@@ -40,6 +40,15 @@ fn join(first: [i8; 4], second: [i8; 4]) -> [i8; 8] {
     [a, b, c, d, e, f, g, h]
 }
 
+impl Codebook for Iq3Xxs {
+    #[inline(always)]
+    fn group(&self, i: usize) -> [i8; 8] {
+        let signs = u32::from_le_bytes(self.signs_and_scales[i / 4]) >> (i % 4 * 7);
+        let entry = |k: usize| iq_grids::IQ3_XXS[usize::from(self.qs[2 * i + k])];
+        with_even_signs(join(entry(0), entry(1)), signs)
+    }
+}
+
 impl Format for Iq3Xxs {
     const BLOCK: usize = QK_K;
     const GROUP: usize = 32;
@@ -47,12 +56,7 @@ impl Format for Iq3Xxs {
 
     #[inline(always)]
     fn decode_codes(&self, q: &mut [i8; QK_K]) {
-        let (groups, _) = q.as_chunks_mut::<8>();
-        for (i, group) in groups.iter_mut().enumerate() {
-            let signs = u32::from_le_bytes(self.signs_and_scales[i / 4]) >> (i % 4 * 7);
-            let entry = |k: usize| iq_grids::IQ3_XXS[usize::from(self.qs[2 * i + k])];
-            *group = with_even_signs(join(entry(0), entry(1)), signs);
-        }
+        decode_groups(self, q);
     }
 
     #[inline(always)]
@@ -64,6 +68,17 @@ impl Format for Iq3Xxs {
     }
 }
 
+impl Codebook for Iq3S {
+    #[inline(always)]
+    fn group(&self, i: usize) -> [i8; 8] {
+        let entry = |k: usize| {
+            let upper = self.qh[i / 4] >> (i % 4 * 2 + k) & 1;
+            iq_grids::IQ3_S[usize::from(self.qs[2 * i + k]) | usize::from(upper) << 8]
+        };
+        with_signs(join(entry(0), entry(1)), self.signs[i])
+    }
+}
+
 impl Format for Iq3S {
     const BLOCK: usize = QK_K;
     const GROUP: usize = 32;
@@ -71,14 +86,7 @@ impl Format for Iq3S {
 
     #[inline(always)]
     fn decode_codes(&self, q: &mut [i8; QK_K]) {
-        let (groups, _) = q.as_chunks_mut::<8>();
-        for (i, group) in groups.iter_mut().enumerate() {
-            let entry = |k: usize| {
-                let upper = self.qh[i / 4] >> (i % 4 * 2 + k) & 1;
-                iq_grids::IQ3_S[usize::from(self.qs[2 * i + k]) | usize::from(upper) << 8]
-            };
-            *group = with_signs(join(entry(0), entry(1)), self.signs[i]);
-        }
+        decode_groups(self, q);
     }
 
     #[inline(always)]

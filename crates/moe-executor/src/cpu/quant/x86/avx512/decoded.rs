@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 use super::Steps;
 use super::transpose::transpose;
 use crate::cpu::quant::activation::Q8Row;
-use crate::cpu::quant::format::{Format, QK_K};
+use crate::cpu::quant::format::{Codebook, Format, QK_K};
 use crate::cpu::quant::iq1::{Iq1M, Iq1S};
 use crate::cpu::quant::iq2::{Iq2S, Iq2Xs, Iq2Xxs};
 use crate::cpu::quant::iq3::{Iq3S, Iq3Xxs};
@@ -151,6 +151,28 @@ impl Iq4Xs {
     }
 }
 
+/// Formats whose codes are put together from groups. Storing the groups and loading whole vectors from there would have
+/// the loads wait for the stores.
+macro_rules! codebooks {
+    ($($format:ty),*) => {
+        $(impl Decoded for $format {
+            #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+            #[inline]
+            unsafe fn vectors(&self) -> [__m512i; 4] {
+                let group = |i: usize| i64::from_ne_bytes(self.group(i).map(|v| v as u8));
+                let mut vectors = [_mm512_setzero_si512(); 4];
+                for (k, vector) in vectors.iter_mut().enumerate() {
+                    let g = |i: usize| group(8 * k + i);
+                    *vector = _mm512_set_epi64(g(7), g(6), g(5), g(4), g(3), g(2), g(1), g(0));
+                }
+                vectors
+            }
+        })*
+    };
+}
+
+codebooks!(Iq1S, Iq1M, Iq2Xxs, Iq2Xs, Iq2S, Iq3Xxs, Iq3S);
+
 /// Formats whose codes no vector instructions help to decode.
 macro_rules! decoded_without_vectors {
     ($($format:ty),*) => {
@@ -172,7 +194,7 @@ macro_rules! decoded_without_vectors {
     };
 }
 
-decoded_without_vectors!(Iq1S, Iq1M, Iq2Xxs, Iq2Xs, Iq2S, Iq3Xxs, Iq3S, Tq1_0);
+decoded_without_vectors!(Tq1_0);
 
 macro_rules! steps {
     ($($format:ty),*) => {
