@@ -75,7 +75,8 @@ fn check_room(path: &Path, size: u64) -> anyhow::Result<()> {
     }
 }
 
-fn bar(ctx: &Context, size: u64) -> ProgressBar {
+/// A bar over `size` bytes; hidden where stderr is no terminal, and with `--quiet`.
+pub fn bar(ctx: &Context, size: u64) -> ProgressBar {
     if ctx.quiet {
         return ProgressBar::hidden();
     }

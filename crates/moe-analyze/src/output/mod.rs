@@ -99,15 +99,17 @@ trait RowWriter {
     fn end(&mut self) -> io::Result<()>;
 }
 
-/// Writes rows in a format. Every row has one cell for each column.
+/// Writes rows in a format. Every row has one cell for each column. Holds one row at a time; a table goes through them
+/// twice.
 pub fn write_rows<'a>(
     out: &mut dyn Write,
     format: Format,
     columns: &[&str],
-    rows: impl IntoIterator<Item = Vec<Cell<'a>>>,
+    rows: impl IntoIterator<Item = Vec<Cell<'a>>, IntoIter: Clone>,
 ) -> io::Result<()> {
+    let rows = rows.into_iter();
     let mut writer: Box<dyn RowWriter + '_> = match format {
-        Format::Table => Box::new(table::Table::new(out)),
+        Format::Table => Box::new(table::Table::measured(out, columns, rows.clone())),
         Format::Csv => Box::new(csv::Csv::new(out)),
         Format::Json => Box::new(json::Json::array(out)),
         Format::Jsonl => Box::new(json::Json::lines(out)),

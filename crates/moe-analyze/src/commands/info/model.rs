@@ -3,10 +3,11 @@
 use std::path::Path;
 
 use moe_gguf::check::check;
+use moe_gguf::layers::layer_order;
 use moe_gguf::{Gguf, map::OffsetMap};
 
 use super::Findings;
-use crate::commands::gguf_map::verdict;
+use crate::commands::gguf_map::{layers, verdict};
 use crate::output::human_bytes;
 
 pub fn describe(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
@@ -37,6 +38,7 @@ pub fn describe(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
     findings.fact("tensors", gguf.tensors().len() as u64);
     findings.fact("map rows", OffsetMap::new(&gguf).rows.len() as u64);
     findings.fact("tensor types", tensor_types(&gguf));
+    findings.fact("layers lie", layers(&layer_order(&gguf)));
     findings.fact("header hash", format!("{:016x}", gguf.header_xxh3()));
 
     let report = check(&gguf);

@@ -1,0 +1,133 @@
+//! `gguf-map`: which bytes of a model's files are which tensor and expert, and whether they can be.
+
+mod data;
+mod form;
+mod report;
+mod rows;
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use clap::builder::{PossibleValuesParser, TypedValueParser as _};
+use moe_gguf::Gguf;
+use moe_gguf::map::OffsetMap;
+use moe_gguf::verify::Algorithm;
+
+use crate::cli::{Context, ExitStatus};
+use crate::files;
+use crate::output::{self, Format};
+
+use form::{FileFormat, Form};
+use report::{Survey, summary, write_findings};
+pub use report::{layers, verdict};
+
+/// Print or write the offset map of a GGUF model, one row an expert of a stacked tensor
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The model, a GGUF file; of a model in several files, any of them
+    file: PathBuf,
+    /// Report overlaps, gaps and bytes past the end of the file; exit 1 if there are any
+    #[arg(long)]
+    check_overlaps: bool,
+    /// Check overlaps, then read the data: hash every tensor, look for values that no model has; exit 1 if there are any
+    #[arg(long)]
+    verify: bool,
+    /// Hash of --verify [default: that of --check-manifest, or xxh3]
+    #[arg(
+        long,
+        requires = "verify",
+        value_parser = PossibleValuesParser::new(["xxh3", "sha256"]).try_map(|name| name.parse::<Algorithm>())
+    )]
+    hash: Option<Algorithm>,
+    /// Write the hashes to a manifest
+    #[arg(long, value_name = "FILE", requires = "verify")]
+    manifest_out: Option<PathBuf>,
+    /// Compare the hashes with a manifest, one of llama.cpp's gguf-hash too; exit 1 if they differ
+    #[arg(long, value_name = "FILE", requires = "verify")]
+    check_manifest: Option<PathBuf>,
+    /// What is printed or written
+    #[arg(long, value_enum, default_value_t = Form::Rows)]
+    form: Form,
+    /// Format on stdout [default: the form's first; nothing is printed with --out]
+    #[arg(short, long = "output", value_name = "FORMAT")]
+    output: Option<Format>,
+    /// Write to a file; its extension chooses: csv, json, jsonl, md, parquet
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Replace the files of --out and --manifest-out if they exist
+    #[arg(long)]
+    force: bool,
+}
+
+pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
+    let format = match (args.output, &args.out) {
+        (None, Some(_)) => None,
+        (format, _) => Some(args.form.format(format)?),
+    };
+    let out = match &args.out {
+        Some(path) => Some((path, args.form.file_format(path)?)),
+        None => None,
+    };
+    for path in args.out.iter().chain(&args.manifest_out) {
+        files::check_output(path, args.force)?;
+    }
+
+    let gguf = Gguf::open(&args.file)?;
+    let map = OffsetMap::new(&gguf);
+    let manifest = args.check_manifest.as_deref();
+    let manifest = manifest.map(|path| data::read_manifest(&gguf, path, args.hash));
+    let manifest = manifest.transpose()?;
+
+    let mut survey = Survey::of(&gguf);
+    let mut written = Vec::new();
+    if args.verify && survey.is_readable() {
+        let data = data::read(&gguf, args.hash, manifest.as_ref(), ctx)?;
+        if let Some(path) = &args.manifest_out {
+            data::write_manifest(&gguf, &data, path, args.force)?;
+            written.push(path);
+        }
+        survey.data = Some(data);
+    }
+
+    if let Some((path, file_format)) = out {
+        write_file(&survey, &map, args.form, path, file_format, args.force)?;
+        written.push(path);
+    }
+    if let Some(format) = format {
+        output::to_stdout(|stdout| args.form.write(stdout, format, &survey, &map))?;
+    }
+    ctx.remark(summary(&survey, &map));
+    for path in written {
+        ctx.remark(format_args!("wrote {}", path.display()));
+    }
+    if !args.check_overlaps && !args.verify {
+        return Ok(ExitStatus::Done);
+    }
+
+    if format.is_none_or(|format| format == Format::Table) {
+        output::to_stdout(|stdout| write_findings(stdout, &survey, args.verify))?;
+    } else {
+        let _ = write_findings(&mut io::BufWriter::new(io::stderr()), &survey, args.verify);
+    }
+    Ok(if survey.is_sound() {
+        ExitStatus::Done
+    } else {
+        ExitStatus::Found
+    })
+}
+
+fn write_file(
+    survey: &Survey,
+    map: &OffsetMap,
+    form: Form,
+    path: &Path,
+    format: FileFormat,
+    force: bool,
+) -> anyhow::Result<()> {
+    match format {
+        FileFormat::Text(format) => files::write_whole(path, force, |file| {
+            Ok(form.write(file, format, survey, map)?)
+        }),
+        FileFormat::Parquet => rows::write_parquet(survey.gguf, map, path, force),
+    }
+}

@@ -1,0 +1,261 @@
+//! What was found, for people and as JSON.
+
+use std::fmt::Write as _;
+use std::io::{self, Write};
+
+use moe_gguf::Gguf;
+use moe_gguf::check::{Report, check};
+use moe_gguf::layers::{LayerOrder, layer_order};
+use moe_gguf::map::OffsetMap;
+use serde::{Serialize, Serializer};
+
+use super::data::Data;
+use crate::output::{Format, human_bytes, write_rows};
+
+/// Runs of layers that are written out; of a file that is laid out at random there are as many as layers.
+const MAX_RUNS: usize = 32;
+
+/// Everything that is told of a model beside its map.
+#[derive(Serialize)]
+pub struct Survey<'a> {
+    #[serde(rename = "files", serialize_with = "files")]
+    pub gguf: &'a Gguf,
+    pub check: Report,
+    pub layers: LayerOrder,
+    /// With `--verify`.
+    pub data: Option<Data>,
+}
+
+impl Survey<'_> {
+    /// Looks at the headers.
+    pub fn of(gguf: &Gguf) -> Survey<'_> {
+        Survey {
+            gguf,
+            check: check(gguf),
+            layers: layer_order(gguf),
+            data: None,
+        }
+    }
+
+    /// Whether there is something to read for each tensor, and no byte twice. Without the second, a small file could
+    /// claim more to read than any machine can.
+    pub fn is_readable(&self) -> bool {
+        self.check.past_end.is_empty() && self.check.overlaps.is_empty()
+    }
+
+    pub fn is_sound(&self) -> bool {
+        self.check.is_sound() && self.data.as_ref().is_none_or(Data::is_sound)
+    }
+}
+
+/// The names and sizes of the model's files, in the order in which the column `file` counts them.
+fn files<S: Serializer>(gguf: &Gguf, serializer: S) -> Result<S::Ok, S::Error> {
+    #[derive(Serialize)]
+    struct File<'a> {
+        name: &'a str,
+        size_bytes: u64,
+        header_bytes: u64,
+        alignment: u64,
+    }
+    serializer.collect_seq(gguf.files().iter().map(|file| File {
+        name: &file.name,
+        size_bytes: file.size_bytes,
+        header_bytes: file.header_size,
+        alignment: file.alignment,
+    }))
+}
+
+/// What the model is made of and how it lies, for reading.
+pub fn summary(survey: &Survey, map: &OffsetMap) -> String {
+    let (gguf, check) = (survey.gguf, &survey.check);
+    let mut text = format!(
+        "{} tensors, {} rows, {} of tensors behind {} of header\n",
+        gguf.tensors().len(),
+        map.rows.len(),
+        human_bytes(check.tensor_bytes),
+        human_bytes(check.header_bytes),
+    );
+    if gguf.files().len() > 1 {
+        for (index, file) in gguf.files().iter().enumerate() {
+            let size = human_bytes(file.size_bytes);
+            // Memory takes every write.
+            let _ = writeln!(text, "file {index}: {:?}, {size}", file.name);
+        }
+    }
+    if let Some(layers) = layers(&survey.layers) {
+        let _ = writeln!(text, "layers: {layers}");
+    }
+    text + shares(check).trim_end()
+}
+
+/// What part of the model each category is.
+fn shares(check: &Report) -> String {
+    let columns = ["category", "tensors", "bytes", "", "share %"];
+    let rows = check.shares.iter().map(|share| {
+        let percent = 100.0 * share.size_bytes as f64 / check.tensor_bytes.max(1) as f64;
+        vec![
+            share.category.as_str().into(),
+            share.n_tensors.into(),
+            share.size_bytes.into(),
+            human_bytes(share.size_bytes).into(),
+            format!("{percent:5.1}").into(),
+        ]
+    });
+    let mut text = Vec::new();
+    write_rows(&mut text, Format::Table, &columns, rows).expect("memory takes every write");
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+/// In which order the layers lie, and what it costs; `None` for a model without layers.
+pub fn layers(layers: &LayerOrder) -> Option<String> {
+    if layers.order.is_empty() {
+        return None;
+    }
+    let order = runs(&layers.order);
+    let reading = match layers.seeks {
+        0 => "read without a seek".to_owned(),
+        1 => format!("read with 1 seek over {}", human_bytes(layers.seek_bytes)),
+        n => format!(
+            "read with {n} seeks over {}",
+            human_bytes(layers.seek_bytes)
+        ),
+    };
+    Some(if layers.is_sequential() {
+        format!("{order}, in order of execution, {reading}")
+    } else if layers.string_sorted {
+        format!("{order}, sorted as strings; in order of execution {reading}")
+    } else {
+        format!("{order}; in order of execution {reading}")
+    })
+}
+
+/// `0, 1, 10, 11, 12, 2` as `0-1, 10-12, 2`.
+fn runs(order: &[u16]) -> String {
+    let runs = order.chunk_by(|&a, &b| a.checked_add(1) == Some(b));
+    let n_runs = runs.clone().count();
+    let mut texts: Vec<String> = runs
+        .take(MAX_RUNS)
+        .map(|run| match run {
+            [first, .., last] => format!("{first}-{last}"),
+            run => run.iter().map(u16::to_string).collect(),
+        })
+        .collect();
+    if n_runs > MAX_RUNS {
+        texts.push(format!("and {} runs more", n_runs - MAX_RUNS));
+    }
+    texts.join(", ")
+}
+
+/// Everything that the checks found, a line each, and a verdict.
+pub fn write_findings(out: &mut dyn Write, survey: &Survey, verify: bool) -> io::Result<()> {
+    let (gguf, check) = (survey.gguf, &survey.check);
+    for found in &check.overlaps {
+        writeln!(out, "overlap: {}", found.describe(gguf))?;
+    }
+    for found in &check.gaps {
+        writeln!(out, "gap: {}", found.describe(gguf))?;
+    }
+    for found in &check.past_end {
+        writeln!(out, "past end: {}", found.describe(gguf))?;
+    }
+    for found in &check.llama_cpp_refuses {
+        writeln!(out, "note: {}", found.describe(gguf))?;
+    }
+    if survey.layers.string_sorted {
+        writeln!(
+            out,
+            "note: the layers are sorted as strings, 10 before 2, so that a run seeks: `relayout --order numeric` mends it"
+        )?;
+    }
+    if let Some(data) = &survey.data {
+        write_data_findings(out, gguf, data)?;
+    }
+    writeln!(out, "{}", verdict(check))?;
+    match &survey.data {
+        Some(data) => writeln!(out, "{}", data_verdict(data)),
+        None if verify => writeln!(
+            out,
+            "FAULTY data: not read, because tensors overlap or reach past the end"
+        ),
+        None => Ok(()),
+    }
+}
+
+fn write_data_findings(out: &mut dyn Write, gguf: &Gguf, data: &Data) -> io::Result<()> {
+    for verified in &data.tensors {
+        let tensor = gguf.tensors().get(verified.tensor as usize);
+        if let (Some(tensor), Some(found)) = (tensor, verified.impossible) {
+            let file = gguf.files().get(usize::from(tensor.file));
+            writeln!(
+                out,
+                "impossible: {:?} has {} values or block scales that are not finite, the first at byte {} of {}",
+                tensor.name,
+                found.count,
+                found.first_offset,
+                file.map_or("", |file| &file.name),
+            )?;
+        }
+    }
+    for difference in data.differences.iter().flatten() {
+        writeln!(out, "manifest: {difference}")?;
+    }
+    Ok(())
+}
+
+/// Whether the map fits the file, on one line.
+pub fn verdict(report: &Report) -> String {
+    format!(
+        "{}: {} overlaps, {} gaps, {} tensors past the end; {} bytes of padding, {} bytes after the last tensor",
+        if report.is_sound() { "sound" } else { "FAULTY" },
+        report.overlaps.len(),
+        report.gaps.len(),
+        report.past_end.len(),
+        report.padding_bytes,
+        report.trailing_bytes,
+    )
+}
+
+/// Whether the data can be a model's, on one line.
+fn data_verdict(data: &Data) -> String {
+    let unchecked = data.tensors.iter().filter(|t| !t.values_checked).count();
+    let mut text = format!(
+        "{} data: {} tensors read, {} of them with impossible values",
+        if data.is_sound() { "sound" } else { "FAULTY" },
+        data.tensors.len(),
+        data.n_impossible(),
+    );
+    // Memory takes every write.
+    if unchecked > 0 {
+        let _ = write!(
+            text,
+            ", {unchecked} of types whose values are not looked into"
+        );
+    }
+    if data.differences.is_some() {
+        let _ = write!(
+            text,
+            "; {} differences from the manifest ({})",
+            data.n_different(),
+            data.hash
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_are_told_in_runs() {
+        assert_eq!(runs(&[3]), "3");
+        assert_eq!(runs(&[0, 1, 10, 11, 12, 2]), "0-1, 10-12, 2");
+        assert_eq!(runs(&[65535, 0]), "65535, 0");
+        let backwards: Vec<u16> = (0..40).rev().collect();
+        let text = runs(&backwards);
+        assert!(
+            text.starts_with("39, 38, ") && text.ends_with(", 8, and 8 runs more"),
+            "{text}"
+        );
+    }
+}
