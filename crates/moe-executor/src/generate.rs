@@ -6,6 +6,7 @@ use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
 
 use crate::error::{Error, Result};
 use crate::model::Model;
+use crate::recorder::Mode;
 use crate::sampler::Sampler;
 use crate::session::{Logits, Session};
 
@@ -81,11 +82,9 @@ pub fn generate(
         if interrupted.load(Ordering::Relaxed) {
             return Err(Stop::Interrupted);
         }
-        let records = model.records_per_pass(n_tokens);
-        let room = session
-            .recorder()
-            .writer()
-            .is_none_or(|w| w.has_room(records));
+        let recorder = session.recorder();
+        let records = model.records_per_pass(n_tokens, recorder.mode());
+        let room = recorder.writer().is_none_or(|w| w.has_room(records));
         if room { Ok(()) } else { Err(Stop::TraceFull) }
     };
     let stopped = |done: Generated, stop| Ok(Generated { stop, ..done });
@@ -129,16 +128,17 @@ pub fn generate(
 }
 
 /// Records that [`generate`] leaves at most for a prompt of `n_prompt` tokens.
-pub fn max_records(model: &Model, n_prompt: usize, n_ctx: usize, limits: &Limits) -> u64 {
+pub fn max_records(
+    model: &Model,
+    n_prompt: usize,
+    n_ctx: usize,
+    limits: &Limits,
+    mode: Mode,
+) -> u64 {
+    let pass = |n_tokens| model.records_per_pass(n_tokens, mode);
     let n_batch = limits.n_batch.max(1);
     let (full, rest) = (n_prompt / n_batch, n_prompt % n_batch);
-    let rest = if rest > 0 {
-        model.records_per_pass(rest)
-    } else {
-        0
-    };
     let generated = limits.n_predict.min(n_ctx.saturating_sub(n_prompt));
-    full as u64 * model.records_per_pass(n_batch)
-        + rest
-        + generated as u64 * model.records_per_pass(1)
+    let rest = if rest > 0 { pass(rest) } else { 0 };
+    full as u64 * pass(n_batch) + rest + generated as u64 * pass(1)
 }

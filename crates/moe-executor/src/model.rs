@@ -5,6 +5,7 @@ use moe_gguf::Gguf;
 use crate::arch::{self, Architecture};
 use crate::error::Result;
 use crate::hparams::{HParams, Keys};
+use crate::recorder::Mode;
 use crate::tokenizer::Tokenizer;
 use crate::weights::{Loader, Matrix, Vector};
 
@@ -69,7 +70,7 @@ impl<'g> Model<'g> {
     }
 
     /// Records that a pass over `n_tokens` leaves at most.
-    pub fn records_per_pass(&self, n_tokens: usize) -> u64 {
+    pub fn records_per_pass(&self, n_tokens: usize, mode: Mode) -> u64 {
         // embeddings, two for the final norm, the output product, and up to two cuts
         const OUTSIDE_LAYERS: usize = 6;
         let (pass, token) = self.architecture.ops_per_layer();
@@ -78,6 +79,11 @@ impl<'g> Model<'g> {
                 .hparams
                 .n_expert_used
                 .div_ceil(moe_trace::record::MAX_EXPERTS);
-        (self.hparams.n_layer * (pass + per_token * n_tokens) + OUTSIDE_LAYERS) as u64
+        let experts = self.hparams.n_layer * per_token * n_tokens;
+        let others = match mode {
+            Mode::All => self.hparams.n_layer * pass + OUTSIDE_LAYERS,
+            Mode::Experts => 0,
+        };
+        (experts + others) as u64
     }
 }

@@ -83,6 +83,16 @@ pub struct Pass {
     pub phase: u8,
 }
 
+/// Which operations leave records.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Mode {
+    /// All of them.
+    #[default]
+    All,
+    /// The expert operations alone (`MUL_MAT_ID`, `ADD_ID`).
+    Experts,
+}
+
 /// Monotonic time in nanoseconds, counted from the Unix time at which the clock was made.
 pub struct Clock {
     origin: Instant,
@@ -123,6 +133,7 @@ struct Template {
 /// Writes records; without a writer it does nothing.
 pub struct Recorder {
     writer: Option<RunWriter>,
+    mode: Mode,
     clock: Clock,
     pass: Pass,
     templates: Vec<Template>,
@@ -135,6 +146,7 @@ impl Recorder {
     pub fn new(writer: Option<RunWriter>) -> Recorder {
         Recorder {
             writer,
+            mode: Mode::All,
             clock: Clock::new(),
             pass: Pass {
                 sequence_id: 0,
@@ -144,6 +156,16 @@ impl Recorder {
             next: 0,
             failed: None,
         }
+    }
+
+    /// Has only some operations recorded.
+    pub fn with_mode(self, mode: Mode) -> Recorder {
+        Recorder { mode, ..self }
+    }
+
+    /// Which operations are recorded.
+    pub fn mode(&self) -> Mode {
+        self.mode
     }
 
     /// Begins a pass over the graph.
@@ -194,6 +216,9 @@ impl Recorder {
         position: u32,
         n_tokens: usize,
     ) {
+        if self.mode == Mode::Experts {
+            return;
+        }
         self.write(start, op, dst, sources, n_tokens, |record, _| {
             record.token_id.set(position);
             true

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 
 use moe_executor::cpu::threads::Threads;
 use moe_executor::generate::{Generated, Limits, Stop, generate, max_records};
-use moe_executor::recorder::Recorder;
+use moe_executor::recorder::{Mode, Recorder};
 use moe_executor::sampler::{Sampler, SamplerParams};
 use moe_executor::{Model, Session};
 use moe_gguf::Gguf;
@@ -28,6 +28,16 @@ struct Recorded {
 }
 
 fn record(file: &str, prompt: &[u32], limits: Limits, options: RunOptions) -> Recorded {
+    record_mode(file, prompt, limits, options, Mode::All)
+}
+
+fn record_mode(
+    file: &str,
+    prompt: &[u32],
+    limits: Limits,
+    options: RunOptions,
+    mode: Mode,
+) -> Recorded {
     let gguf = Gguf::open(fixtures().join(file)).unwrap();
     let model = Model::load(&gguf).unwrap();
     let dir = tempfile::tempdir().unwrap();
@@ -35,7 +45,8 @@ fn record(file: &str, prompt: &[u32], limits: Limits, options: RunOptions) -> Re
     let map = OffsetMap::new(&gguf);
     let writer = RunWriter::create(&run, Manifest::default(), &map, options).unwrap();
     let threads = Threads::new(1).unwrap();
-    let mut session = Session::new(&model, &threads, Recorder::new(Some(writer)), 1024);
+    let recorder = Recorder::new(Some(writer)).with_mode(mode);
+    let mut session = Session::new(&model, &threads, recorder, 1024);
     let mut sampler = Sampler::new(SamplerParams::default());
     let go_on = AtomicBool::new(false);
     let generated = generate(&mut session, &mut sampler, prompt, &limits, &go_on, |_| {}).unwrap();
@@ -50,7 +61,7 @@ fn record(file: &str, prompt: &[u32], limits: Limits, options: RunOptions) -> Re
             .unwrap()
             .records()
             .to_vec(),
-        announced: max_records(&model, prompt.len(), 1024, &limits),
+        announced: max_records(&model, prompt.len(), 1024, &limits, mode),
         generated,
     }
 }
@@ -140,10 +151,7 @@ fn as_many_records_as_announced() {
         RunOptions::default(),
     );
     // the last layer of a prompt routes one row of twenty
-    assert_eq!(
-        recorded.announced - 19 * 3,
-        recorded.records.len() as u64
-    );
+    assert_eq!(recorded.announced - 19 * 3, recorded.records.len() as u64);
 }
 
 #[test]
@@ -196,4 +204,27 @@ fn a_full_trace_ends_between_passes() {
     assert_eq!(recorded.generated.stop, Stop::TraceFull);
     assert!(recorded.records.len() <= 600);
     assert_eq!(recorded.records.last().unwrap().dst_name(), "result_output");
+}
+
+#[test]
+fn experts_alone_leave_the_same_routing() {
+    let prompt: Vec<u32> = (300..320).collect();
+    let routing = |mode| -> Vec<(String, u32, Vec<i32>)> {
+        let file = "random-gpt-oss-F16.gguf";
+        let recorded = record_mode(file, &prompt, LIMITS, RunOptions::default(), mode);
+        if mode == Mode::Experts {
+            assert_eq!(recorded.announced, recorded.records.len() as u64);
+        }
+        let experts = recorded.records.iter().filter(|r| r.num_experts > 0);
+        experts
+            .map(|r| {
+                let ids = r.expert_ids().iter().map(|id| id.get()).collect();
+                (r.dst_name().into_owned(), r.token_id.get(), ids)
+            })
+            .collect()
+    };
+    let experts = routing(Mode::Experts);
+    // four layers, six expert operations, twenty prompt and three generated tokens
+    assert_eq!(experts.len(), 4 * 6 * 23);
+    assert_eq!(experts, routing(Mode::All));
 }

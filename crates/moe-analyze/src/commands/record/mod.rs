@@ -3,25 +3,27 @@
 mod about;
 pub mod model;
 mod prompts;
+mod tell;
+mod usage;
 
-use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context as _, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use moe_executor::cpu::threads::Threads;
-use moe_executor::generate::{Generated, Limits, Stop, generate, max_records};
-use moe_executor::recorder::Recorder;
+use moe_executor::generate::{Limits, Stop, generate, max_records};
+use moe_executor::recorder::{Mode, Recorder};
 use moe_executor::sampler::{Sampler, SamplerParams};
 use moe_executor::{Model, Session};
 use moe_gguf::map::OffsetMap;
-use moe_trace::manifest::Tokens;
 use moe_trace::record::RECORD_SIZE;
 use moe_trace::{RunOptions, RunWriter};
 use prompts::Prompt;
+use tell::{Echo, Totals};
+use usage::{Usage, UsageArgs};
 
 use crate::cli::{Context, ExitStatus};
 use crate::output::human_bytes;
@@ -82,12 +84,38 @@ pub struct Args {
     /// Stop, with a whole run, before trace.bin grows over this size
     #[arg(long, value_name = "N")]
     max_trace_mib: Option<u64>,
+    /// What to record: everything, the expert operations alone (a tenth of it), or nothing
+    #[arg(long, value_enum, default_value_t)]
+    trace: TraceMode,
+    #[command(flatten)]
+    usage: UsageArgs,
     /// Store the text of the prompts in the manifest
     #[arg(long)]
     keep_prompt: bool,
     /// Hash the whole model, not its header alone (reads all of it)
     #[arg(long)]
     hash_model: bool,
+}
+
+/// Values of `--trace`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+enum TraceMode {
+    /// No run directory is written
+    Off,
+    /// MUL_MAT_ID and ADD_ID
+    Experts,
+    /// Every operation
+    #[default]
+    All,
+}
+
+impl TraceMode {
+    fn mode(self) -> Mode {
+        match self {
+            TraceMode::Experts => Mode::Experts,
+            TraceMode::Off | TraceMode::All => Mode::All,
+        }
+    }
 }
 
 pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
@@ -117,23 +145,39 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let records: u64 = tokens
         .iter()
         .zip(&limits)
-        .map(|(t, l)| max_records(&model, t.len(), n_ctx, l))
+        .map(|(t, l)| max_records(&model, t.len(), n_ctx, l, args.trace.mode()))
         .sum();
 
-    let manifest = about::manifest(&args, &model, &prompts, threads.n())?;
-    let options = RunOptions {
-        force: args.force,
-        max_trace_bytes: args.max_trace_mib.map(|mib| mib.saturating_mul(1 << 20)),
+    let usage = Usage::new(
+        &args.usage,
+        model.hparams().n_layer,
+        model.hparams().n_expert,
+        args.force,
+    )?;
+    let writer = match args.trace {
+        TraceMode::Off => None,
+        TraceMode::Experts | TraceMode::All => {
+            let manifest = about::manifest(&args, &model, &prompts, threads.n())?;
+            let options = RunOptions {
+                force: args.force,
+                max_trace_bytes: args.max_trace_mib.map(|mib| mib.saturating_mul(1 << 20)),
+            };
+            let writer = RunWriter::create(&out, manifest, &OffsetMap::new(&gguf), options)?;
+            announce(ctx, &args, records, &out);
+            Some(writer)
+        }
     };
-    let writer = RunWriter::create(&out, manifest, &OffsetMap::new(&gguf), options)?;
-    announce(ctx, &args, records, &out);
 
     let interrupted = Arc::new(AtomicBool::new(false));
     let flag = interrupted.clone();
     ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed))
         .context("cannot catch Ctrl-C")?;
 
-    let mut session = Session::new(&model, &threads, Recorder::new(Some(writer)), n_ctx);
+    let recorder = Recorder::new(writer).with_mode(args.trace.mode());
+    let mut session = Session::new(&model, &threads, recorder, n_ctx);
+    if let Some(usage) = &usage {
+        session.observe(usage.observer());
+    }
     let mut sampler = Sampler::new(sampler_params(&args));
     let progress = progress(ctx, prompts.len());
     let mut totals = Totals::default();
@@ -165,28 +209,43 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     }
     progress.finish_and_clear();
 
-    let mut writer = session
-        .into_recorder()
-        .into_writer()
-        .context("the recorder has lost its writer")?;
-    writer.manifest_mut().tokens = totals.tokens;
-    writer.manifest_mut().stopped = match (&failed, totals.stop) {
-        (Some(error), _) => Some(error.to_string()),
-        (None, stop) => stop.and_then(reason).map(str::to_owned),
+    let records = match session.into_recorder().into_writer() {
+        Some(writer) => Some(finish(writer, &totals, &failed)),
+        None => None,
     };
-    let finished = writer.finish();
+    if let Some(usage) = &usage {
+        usage.finish(totals.tokens.prompt + totals.tokens.generated)?;
+    }
     if let Some(error) = failed {
         return Err(error).with_context(|| format!("{} keeps what was recorded", out.display()));
     }
-    let records = finished?;
+    let records = records.transpose()?;
     ctx.remark(totals.summary(records, &out));
-    if totals.stop == Some(Stop::Interrupted) {
-        bail!(
-            "interrupted; {} is whole up to the {records} records written",
-            out.display()
-        );
+    match (totals.stop, records) {
+        (Some(Stop::Interrupted), Some(n)) => {
+            bail!(
+                "interrupted; {} is whole up to the {n} records written",
+                out.display()
+            )
+        }
+        (Some(Stop::Interrupted), None) => bail!("interrupted"),
+        _ => Ok(ExitStatus::Done),
     }
-    Ok(ExitStatus::Done)
+}
+
+/// Completes the run directory; gives the number of records.
+fn finish(
+    mut writer: RunWriter,
+    totals: &Totals,
+    failed: &Option<moe_executor::Error>,
+) -> anyhow::Result<u64> {
+    let manifest = writer.manifest_mut();
+    manifest.tokens = totals.tokens;
+    manifest.stopped = match failed {
+        Some(error) => Some(error.to_string()),
+        None => totals.stop.and_then(tell::reason).map(str::to_owned),
+    };
+    Ok(writer.finish()?)
 }
 
 fn limits(args: &Args, prompt: &Prompt) -> Limits {
@@ -249,95 +308,4 @@ fn progress(ctx: &Context, sequences: usize) -> ProgressBar {
     let style = ProgressStyle::with_template("{bar:40} {pos}/{len} sequences, {eta} left")
         .unwrap_or_else(|_| ProgressStyle::default_bar());
     ProgressBar::new(sequences as u64).with_style(style)
-}
-
-/// Shows the generated text of a single sequence as it comes.
-struct Echo<'a> {
-    model: Option<&'a Model<'a>>,
-    wrote: bool,
-}
-
-impl<'a> Echo<'a> {
-    fn new(prompts: &[Prompt], model: &'a Model<'a>) -> Echo<'a> {
-        Echo {
-            model: (prompts.len() == 1).then_some(model),
-            wrote: false,
-        }
-    }
-
-    fn token(&mut self, token: u32) {
-        if let Some(model) = self.model {
-            // A reader who has gone away does not end the recording.
-            let mut stdout = io::stdout().lock();
-            let _ = stdout.write_all(model.tokenizer().piece(token));
-            let _ = stdout.flush();
-            self.wrote = true;
-        }
-    }
-
-    fn end(&self) {
-        if self.wrote {
-            let _ = io::stdout().lock().write_all(b"\n");
-        }
-    }
-}
-
-/// What all sequences came to.
-#[derive(Default)]
-struct Totals {
-    tokens: Tokens,
-    time: Duration,
-    stop: Option<Stop>,
-    contexts_full: usize,
-}
-
-impl Totals {
-    fn add(&mut self, generated: Generated, time: Duration) {
-        self.tokens.prompt += generated.n_prompt as u64;
-        self.tokens.generated += generated.n_generated as u64;
-        self.tokens.sequences += 1;
-        self.time += time;
-        self.stop = Some(generated.stop);
-        self.contexts_full += usize::from(generated.stop == Stop::ContextFull);
-    }
-
-    fn ended_early(&self) -> bool {
-        matches!(self.stop, Some(Stop::Interrupted | Stop::TraceFull))
-    }
-
-    fn summary(&self, records: u64, out: &std::path::Path) -> String {
-        let Tokens {
-            prompt,
-            generated,
-            sequences,
-        } = self.tokens;
-        let n = prompt + generated;
-        let mut text = format!(
-            "{prompt} prompt and {generated} generated tokens in {sequences} sequence{}, {:.0} tokens/s; {records} records, \
-             {}, in {}",
-            if sequences == 1 { "" } else { "s" },
-            n as f64 / self.time.as_secs_f64().max(1e-9),
-            human_bytes(records * RECORD_SIZE as u64),
-            out.display()
-        );
-        if self.contexts_full > 0 {
-            text += &format!(
-                "\nthe context was full before all tokens were generated, {} times",
-                self.contexts_full
-            );
-        }
-        if self.stop == Some(Stop::TraceFull) {
-            text += "\nstopped at --max-trace-mib; the run is whole up to there";
-        }
-        text
-    }
-}
-
-/// What the manifest says of a run that ended before its time.
-fn reason(stop: Stop) -> Option<&'static str> {
-    match stop {
-        Stop::Interrupted => Some("interrupted"),
-        Stop::TraceFull => Some("trace limit reached"),
-        Stop::Length | Stop::EndOfGeneration | Stop::ContextFull => None,
-    }
 }
