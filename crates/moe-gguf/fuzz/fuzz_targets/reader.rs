@@ -32,6 +32,10 @@ fuzz_target!(|bytes: &[u8]| {
     }
 
     let map = OffsetMap::new(&gguf);
+    // A few bytes can claim many experts, which are all alike: most of the time would go into them.
+    if map.rows.len() > 1 << 10 {
+        return;
+    }
     let mut rows = map.rows.iter().peekable();
     for tensor in gguf.tensors() {
         assert_eq!(gguf.tensor(&tensor.name), Some(tensor));
