@@ -6,6 +6,8 @@
 pub mod avx2;
 mod avx512;
 
+use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+
 use moe_gguf::GgmlType as T;
 use zerocopy::byteorder::little_endian::F32;
 
@@ -41,6 +43,17 @@ pub fn gemm(ty: T, isa: Isa) -> Option<Gemm> {
         (Isa::Avx512, T::BF16) if is_x86_feature_detected!("avx512bf16") => Some(avx512::gemm_bf16),
         (Isa::Avx512, T::BF16) => Some(avx512::gemm_float::<Bf16>),
         (Isa::Avx512, _) => with_format!(ty, F => avx512::gemm::<F> as Gemm),
+    }
+}
+
+/// Asks for the memory of `n` elements or blocks `distance` bytes behind `at`, where the rows taken next are. Four rows at
+/// a time are four short streams, whose starts the processor does not foresee.
+#[inline(always)]
+fn prefetch<T>(at: *const T, n: usize, distance: usize) {
+    for line in (0..n * size_of::<T>()).step_by(64) {
+        let line = at.cast::<i8>().wrapping_add(distance + line);
+        // SAFETY: a prefetch gives the program no access; the address may be anything.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line) };
     }
 }
 

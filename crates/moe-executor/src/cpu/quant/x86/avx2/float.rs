@@ -8,6 +8,7 @@ use super::sum_lanes;
 use crate::cpu::quant::activation::floats;
 use crate::cpu::quant::float::{Bf16, FloatFormat};
 use crate::cpu::quant::format::F16;
+use crate::cpu::quant::x86::prefetch;
 
 /// A floating-point format that is widened eight elements at a time.
 pub trait Widen: FloatFormat {
@@ -72,6 +73,9 @@ fn dot<F: Widen, const R: usize>(rows: &[u8], row_size: usize, act: &[F32]) -> [
     let mut acc = [[_mm256_setzero_ps(); 2]; R];
     let whole = act.len() / 16 * 16;
     for at in (0..whole).step_by(16) {
+        for r in 0..R {
+            prefetch(row[r].as_ptr().wrapping_add(at), 16, R * row_size);
+        }
         for part in 0..2 {
             // SAFETY: elements `at..at + 16` exist in each row and in the activations.
             unsafe {

@@ -21,6 +21,7 @@ pub use quantize::quantize;
 use crate::cpu::quant::activation::Q8Row;
 use crate::cpu::quant::format::{F16, Format, QK_K};
 use crate::cpu::quant::portable;
+use crate::cpu::quant::x86::prefetch;
 
 /// A format whose product is taken in steps of a few vectors.
 pub trait Steps: Format {
@@ -74,6 +75,7 @@ fn dot<F: Steps, const R: usize>(rows: &[u8], row_size: usize, n: usize, act: &Q
         unsafe {
             let values = F::load(act, block);
             for r in 0..R {
+                prefetch(&raw const row[r][block], 1, R * row_size);
                 acc[r] = F::step(&row[r][block], &values, acc[r]);
             }
         }

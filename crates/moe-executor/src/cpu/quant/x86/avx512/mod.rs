@@ -19,6 +19,7 @@ pub use gemm_float::{gemm_bf16, gemm_float};
 use crate::cpu::quant::activation::Q8Row;
 use crate::cpu::quant::format::Format;
 use crate::cpu::quant::portable;
+use crate::cpu::quant::x86::prefetch;
 
 /// A format whose product is taken in steps of a few vectors.
 pub trait Steps: Format {
@@ -82,6 +83,11 @@ fn dot<F: Steps, const R: usize>(rows: &[u8], row_size: usize, act: &Q8Row) -> [
         unsafe {
             let values = F::load(act, step);
             for r in 0..R {
+                prefetch::<F>(
+                    row[r].as_ptr().add(step * blocks_per_step),
+                    blocks_per_step,
+                    R * row_size,
+                );
                 acc[r] = F::step(row[r].as_ptr().add(step * blocks_per_step), &values, acc[r]);
             }
         }
