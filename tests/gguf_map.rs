@@ -1,14 +1,28 @@
-//! `gguf-map`: rows in every format, files, checks and their exit codes, bad input.
+//! `gguf-map`: rows and forms, checks, the data verified, models in several files, and hostile files.
 
+#[path = "gguf_map/checks.rs"]
+mod checks;
+#[path = "../crates/moe-gguf/tests/common/mod.rs"]
+mod common;
+#[path = "gguf_map/data.rs"]
+mod data;
+#[path = "gguf_map/forms.rs"]
+mod forms;
+#[path = "gguf_map/hostile.rs"]
+mod hostile;
+#[path = "gguf_map/memory.rs"]
+mod memory;
+#[path = "gguf_map/rows.rs"]
+mod rows;
+#[path = "gguf_map/shards.rs"]
+mod shards;
 mod support;
 
-use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use moe_gguf::Gguf;
-use serde_json::Value;
-use support::{arg, failure_of, moe_analyze, repository, stdout_of};
+use common::Raw;
+use support::moe_analyze;
 
 const MODELS: [&str; 4] = [
     "fixtures/tiny-qwen3moe-Q4_K_M.gguf",
@@ -17,305 +31,19 @@ const MODELS: [&str; 4] = [
     "fixtures/random-gpt-oss-F16.gguf",
 ];
 
-const HEADER: &str = "file,tensor,tensor_idx,expert_id,layer_id,projection,category,type,ne0,ne1,ne2,ne3,file_offset,size_bytes";
-
-fn rows_of(model: &Path) -> Vec<Value> {
-    serde_json::from_str(&stdout_of(&["gguf-map", arg(model), "-o", "json"])).unwrap()
+/// Writes a file built by hand to `test.gguf`.
+fn write(dir: &Path, raw: Raw) -> PathBuf {
+    let path = dir.join("test.gguf");
+    fs::write(&path, raw.bytes).unwrap();
+    path
 }
 
-#[test]
-fn rows_of_a_tensor_tile_it() {
-    for model in MODELS.map(repository) {
-        let gguf = Gguf::open(&model).unwrap();
-        let mut ranges: BTreeMap<u64, Vec<(u64, u64)>> = BTreeMap::new();
-        for row in rows_of(&model) {
-            let range = (
-                row["file_offset"].as_u64().unwrap(),
-                row["size_bytes"].as_u64().unwrap(),
-            );
-            ranges
-                .entry(row["tensor_idx"].as_u64().unwrap())
-                .or_default()
-                .push(range);
-        }
-        assert_eq!(ranges.len(), gguf.tensors().len());
-        for (tensor, ranges) in gguf.tensors().iter().zip(ranges.values()) {
-            let mut next = tensor.offset;
-            for &(offset, size) in ranges {
-                assert_eq!(offset, next, "{}", tensor.name);
-                next += size;
-            }
-            assert_eq!(next, tensor.offset + tensor.size_bytes, "{}", tensor.name);
-        }
-    }
-}
-
-#[test]
-fn experts_have_a_row_each() {
-    let rows = rows_of(&repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf"));
-    let is = |row: &Value, name: &str| row["tensor"] == name;
-    let gate: Vec<&Value> = rows
-        .iter()
-        .filter(|row| is(row, "blk.3.ffn_gate_exps.weight"))
-        .collect();
-    assert_eq!(gate.len(), 32);
-    for (expert, row) in gate.iter().enumerate() {
-        assert_eq!(row["expert_id"], expert);
-        assert_eq!(row["layer_id"], 3);
-        assert_eq!(row["projection"], "gate");
-        assert_eq!(row["category"], "expert");
-        assert_eq!(row["ne2"], 1);
-    }
-    let norm = rows
-        .iter()
-        .find(|row| is(row, "output_norm.weight"))
-        .unwrap();
-    assert!(
-        norm["expert_id"].is_null() && norm["layer_id"].is_null() && norm["projection"].is_null()
-    );
-    assert_eq!(norm["category"], "norm");
-    assert_eq!(norm["type"], "F32");
-}
-
-#[test]
-fn formats_agree() {
-    let model = repository("fixtures/tiny-gpt-oss-MXFP4.gguf");
-    let rows = rows_of(&model);
-    let print = |format| stdout_of(&["gguf-map", arg(&model), "-o", format]);
-
-    let lines: Vec<Value> = print("jsonl")
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect();
-    assert_eq!(lines, rows);
-
-    let csv = print("csv");
-    let mut lines = csv.lines();
-    assert_eq!(lines.next(), Some(HEADER));
-    for (line, row) in lines.by_ref().zip(&rows) {
-        let row = row.as_object().unwrap();
-        assert_eq!(
-            row.keys().map(String::as_str).collect::<Vec<_>>().join(","),
-            HEADER
-        );
-        let text = |value: &Value| match value {
-            Value::Null => String::new(),
-            Value::String(text) => text.clone(),
-            other => other.to_string(),
-        };
-        assert_eq!(line, row.values().map(text).collect::<Vec<_>>().join(","));
-    }
-    assert_eq!(csv.lines().count(), rows.len() + 1);
-    assert_eq!(print("table").lines().count(), rows.len() + 1);
-    assert_eq!(print("md").lines().count(), rows.len() + 2);
-}
-
-#[test]
-fn files_hold_the_same_rows_as_stdout() {
-    let model = repository("fixtures/tiny-gpt-oss-MXFP4.gguf");
-    let dir = tempfile::tempdir().unwrap();
-    for format in ["csv", "json", "jsonl", "md"] {
-        let out = dir.path().join(format!("map.{format}"));
-        assert_eq!(
-            stdout_of(&["gguf-map", arg(&model), "--out", arg(&out)]),
-            ""
-        );
-        assert_eq!(
-            fs::read_to_string(&out).unwrap(),
-            stdout_of(&["gguf-map", arg(&model), "-o", format])
-        );
-    }
-
-    let out = dir.path().join("map.parquet");
-    stdout_of(&["gguf-map", arg(&model), "--out", arg(&out)]);
-    let map = moe_trace::map_table::read(&out).unwrap();
-    assert_eq!(
-        map,
-        moe_gguf::map::OffsetMap::new(&Gguf::open(&model).unwrap())
-    );
-    assert_eq!(
-        fs::read_dir(dir.path()).unwrap().count(),
-        5,
-        "no temporary file is left"
-    );
-}
-
-#[test]
-fn an_existing_output_is_kept_without_force() {
-    let model = repository("fixtures/random-qwen3moe-F16.gguf");
-    let dir = tempfile::tempdir().unwrap();
-    for name in ["map.csv", "map.parquet"] {
-        let out = dir.path().join(name);
-        fs::write(&out, "precious").unwrap();
-        let line = failure_of(&["gguf-map", arg(&model), "--out", arg(&out)]);
-        assert!(
-            line.contains("exists") && line.contains("--force"),
-            "{line}"
-        );
-        assert_eq!(fs::read_to_string(&out).unwrap(), "precious");
-        stdout_of(&["gguf-map", arg(&model), "--out", arg(&out), "--force"]);
-        assert_ne!(fs::read(&out).unwrap(), b"precious");
-    }
-}
-
-#[test]
-fn outputs_that_cannot_be() {
-    let model = repository("fixtures/random-qwen3moe-F16.gguf");
-    let dir = tempfile::tempdir().unwrap();
-    let absent = dir.path().join("absent/map.csv");
-    assert!(
-        failure_of(&["gguf-map", arg(&model), "--out", arg(&absent)]).contains("does not exist")
-    );
-    let unknown = dir.path().join("map.xlsx");
-    assert!(failure_of(&["gguf-map", arg(&model), "--out", arg(&unknown)]).contains(".parquet"));
-    let directory = dir.path().join("map.csv");
-    fs::create_dir(&directory).unwrap();
-    let line = failure_of(&["gguf-map", arg(&model), "--out", arg(&directory), "--force"]);
-    assert!(line.contains("is a directory"), "{line}");
-}
-
-#[test]
-fn sound_models_pass_the_check() {
-    for model in MODELS.map(repository) {
-        let out = stdout_of(&["gguf-map", arg(&model), "--check-overlaps"]);
-        assert!(
-            out.lines()
-                .last()
-                .unwrap()
-                .starts_with("sound: 0 overlaps, 0 gaps"),
-            "{out}"
-        );
-    }
-}
-
-#[test]
-fn findings_leave_machine_readable_stdout_alone() {
-    let model = repository("fixtures/random-qwen3moe-F16.gguf");
-    let assert = moe_analyze()
-        .args([
-            "--quiet",
-            "gguf-map",
-            arg(&model),
-            "--check-overlaps",
-            "-o",
-            "csv",
-        ])
-        .assert()
-        .success();
-    let output = assert.get_output();
-    assert!(!String::from_utf8_lossy(&output.stdout).contains("sound"));
-    assert!(String::from_utf8_lossy(&output.stderr).starts_with("sound: "));
-}
-
-/// A model whose data is cut still gives its map, and the check finds what is missing.
-#[test]
-fn cut_data_is_found() {
-    let dir = tempfile::tempdir().unwrap();
-    let cut = dir.path().join("cut.gguf");
-    let whole = fs::read(repository("fixtures/random-qwen3moe-F16.gguf")).unwrap();
-    fs::write(&cut, &whole[..whole.len() - 1000]).unwrap();
-
-    let rows = stdout_of(&["gguf-map", arg(&cut), "-o", "csv"]);
-    assert_eq!(
-        rows,
-        stdout_of(&[
-            "gguf-map",
-            arg(&repository("fixtures/random-qwen3moe-F16.gguf")),
-            "-o",
-            "csv"
-        ])
-    );
-    let assert = moe_analyze()
-        .args(["gguf-map", arg(&cut), "--check-overlaps"])
-        .assert()
-        .code(1);
-    let out = String::from_utf8_lossy(&assert.get_output().stdout).into_owned();
-    assert!(
-        out.contains("past end: ") && out.contains(" lacks "),
-        "{out}"
-    );
-    assert!(out.lines().last().unwrap().starts_with("FAULTY"), "{out}");
-}
-
-/// Moves a tensor in the header of a model: its offset in the data section becomes `offset`.
-fn move_tensor(bytes: &mut [u8], name: &str, n_dims: usize, offset: u64) {
-    let at = bytes
-        .windows(name.len())
-        .position(|window| window == name.as_bytes())
-        .unwrap();
-    // After the name: u32 n_dims, u64 ne[n_dims], u32 type, u64 offset.
-    let field = at + name.len() + 4 + 8 * n_dims + 4;
-    bytes[field..field + 8].copy_from_slice(&offset.to_le_bytes());
-}
-
-#[test]
-fn overlaps_and_gaps_are_found() {
-    let model = repository("fixtures/random-qwen3moe-F16.gguf");
-    let gguf = Gguf::open(&model).unwrap();
-    let first = gguf
-        .tensors()
-        .iter()
-        .min_by_key(|tensor| tensor.offset)
-        .unwrap();
-    let moved = gguf.tensor("blk.1.attn_norm.weight").unwrap();
-
-    // On top of the first tensor: an overlap there, a gap where it was.
-    let mut bytes = fs::read(&model).unwrap();
-    move_tensor(&mut bytes, &moved.name, moved.n_dims as usize, 0);
-    let dir = tempfile::tempdir().unwrap();
-    let broken = dir.path().join("broken.gguf");
-    fs::write(&broken, &bytes).unwrap();
-
-    let assert = moe_analyze()
-        .args(["gguf-map", arg(&broken), "--check-overlaps"])
-        .assert()
-        .code(1);
-    let out = String::from_utf8_lossy(&assert.get_output().stdout).into_owned();
-    let overlap = out
-        .lines()
-        .find(|line| line.starts_with("overlap: "))
-        .unwrap();
-    assert!(
-        overlap.contains(&first.name) && overlap.contains(&moved.name),
-        "{overlap}"
-    );
-    let gap = out.lines().find(|line| line.starts_with("gap: ")).unwrap();
-    assert!(
-        gap.contains(&format!(
-            "{} bytes at offset {}",
-            moved.size_bytes, moved.offset
-        )),
-        "{gap}"
-    );
-    // Without the check the map is all that was asked for.
-    moe_analyze()
-        .args(["gguf-map", arg(&broken)])
-        .assert()
-        .code(0);
-}
-
-#[test]
-fn bad_input_is_one_line_and_exit_2() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = |name: &str, bytes: &[u8]| {
-        let path = dir.path().join(name);
-        fs::write(&path, bytes).unwrap();
-        path
-    };
-    let whole = fs::read(repository("fixtures/random-qwen3moe-F16.gguf")).unwrap();
-    let inputs = [
-        (file("text.gguf", b"this is not a model"), "not a GGUF file"),
-        (file("empty.gguf", b""), "empty.gguf"),
-        (file("magic.gguf", b"GGUF"), "magic.gguf"),
-        (file("header.gguf", &whole[..5000]), "bytes left can hold"),
-        (dir.path().join("absent.gguf"), "absent.gguf"),
-        (dir.path().to_owned(), arg(dir.path())),
-    ];
-    for (path, expected) in &inputs {
-        let line = failure_of(&["gguf-map", arg(path), "--check-overlaps"]);
-        assert!(
-            line.contains(expected) && line.contains(arg(path)),
-            "{expected}: {line}"
-        );
-    }
+/// Exit code, stdout and stderr of the binary.
+fn output_of(args: &[&str]) -> (i32, String, String) {
+    let output = moe_analyze().args(args).output().unwrap();
+    (
+        output.status.code().expect("the program ends by itself"),
+        String::from_utf8(output.stdout).unwrap(),
+        String::from_utf8(output.stderr).unwrap(),
+    )
 }

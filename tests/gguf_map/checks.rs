@@ -1,0 +1,250 @@
+//! What is told beside the rows: checks and their exit codes, refusals by llama.cpp, how the layers lie.
+
+use std::fs;
+
+use moe_gguf::Gguf;
+
+use crate::common::{F32, Raw};
+use crate::support::{arg, moe_analyze, repository, stdout_of};
+use crate::{MODELS, output_of, write};
+
+#[test]
+fn sound_models_pass_the_check() {
+    for model in MODELS.map(repository) {
+        let out = stdout_of(&["gguf-map", arg(&model), "--check-overlaps"]);
+        assert!(
+            out.lines()
+                .last()
+                .unwrap()
+                .starts_with("sound: 0 overlaps, 0 gaps"),
+            "{out}"
+        );
+    }
+}
+
+#[test]
+fn findings_leave_machine_readable_stdout_alone() {
+    let model = repository("fixtures/random-qwen3moe-F16.gguf");
+    let assert = moe_analyze()
+        .args([
+            "--quiet",
+            "gguf-map",
+            arg(&model),
+            "--check-overlaps",
+            "-o",
+            "csv",
+        ])
+        .assert()
+        .success();
+    let output = assert.get_output();
+    assert!(!String::from_utf8_lossy(&output.stdout).contains("sound"));
+    assert!(String::from_utf8_lossy(&output.stderr).starts_with("sound: "));
+}
+
+/// A model whose data is cut still gives its map, and the check finds what is missing.
+#[test]
+fn cut_data_is_found() {
+    let dir = tempfile::tempdir().unwrap();
+    let cut = dir.path().join("cut.gguf");
+    let whole = fs::read(repository("fixtures/random-qwen3moe-F16.gguf")).unwrap();
+    fs::write(&cut, &whole[..whole.len() - 1000]).unwrap();
+
+    let rows = stdout_of(&["gguf-map", arg(&cut), "-o", "csv"]);
+    assert_eq!(
+        rows,
+        stdout_of(&[
+            "gguf-map",
+            arg(&repository("fixtures/random-qwen3moe-F16.gguf")),
+            "-o",
+            "csv"
+        ])
+    );
+    let assert = moe_analyze()
+        .args(["gguf-map", arg(&cut), "--check-overlaps"])
+        .assert()
+        .code(1);
+    let out = String::from_utf8_lossy(&assert.get_output().stdout).into_owned();
+    assert!(
+        out.contains("past end: ") && out.contains(" lacks "),
+        "{out}"
+    );
+    assert!(out.lines().last().unwrap().starts_with("FAULTY"), "{out}");
+}
+
+/// Moves a tensor in the header of a model: its offset in the data section becomes `offset`.
+fn move_tensor(bytes: &mut [u8], name: &str, n_dims: usize, offset: u64) {
+    let at = bytes
+        .windows(name.len())
+        .position(|window| window == name.as_bytes())
+        .unwrap();
+    // After the name: u32 n_dims, u64 ne[n_dims], u32 type, u64 offset.
+    let field = at + name.len() + 4 + 8 * n_dims + 4;
+    bytes[field..field + 8].copy_from_slice(&offset.to_le_bytes());
+}
+
+#[test]
+fn overlaps_and_gaps_are_found() {
+    let model = repository("fixtures/random-qwen3moe-F16.gguf");
+    let gguf = Gguf::open(&model).unwrap();
+    let first = gguf
+        .tensors()
+        .iter()
+        .min_by_key(|tensor| tensor.offset)
+        .unwrap();
+    let moved = gguf.tensor("blk.1.attn_norm.weight").unwrap();
+
+    // On top of the first tensor: an overlap there, a gap where it was.
+    let mut bytes = fs::read(&model).unwrap();
+    move_tensor(&mut bytes, &moved.name, moved.n_dims as usize, 0);
+    let dir = tempfile::tempdir().unwrap();
+    let broken = dir.path().join("broken.gguf");
+    fs::write(&broken, &bytes).unwrap();
+
+    let assert = moe_analyze()
+        .args(["gguf-map", arg(&broken), "--check-overlaps"])
+        .assert()
+        .code(1);
+    let out = String::from_utf8_lossy(&assert.get_output().stdout).into_owned();
+    let overlap = out
+        .lines()
+        .find(|line| line.starts_with("overlap: "))
+        .unwrap();
+    assert!(
+        overlap.contains(&first.name) && overlap.contains(&moved.name),
+        "{overlap}"
+    );
+    let gap = out.lines().find(|line| line.starts_with("gap: ")).unwrap();
+    assert!(
+        gap.contains(&format!(
+            "{} bytes at offset {}",
+            moved.size_bytes, moved.offset
+        )),
+        "{gap}"
+    );
+    // Without the check the map is all that was asked for.
+    moe_analyze()
+        .args(["gguf-map", arg(&broken)])
+        .assert()
+        .code(0);
+}
+
+/// A file with more behind its last tensor is no fault; its bytes are counted.
+#[test]
+fn trailing_bytes_are_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let raw = Raw::new(1, 0).tensor("t", &[6], F32, 0).data(32, 24);
+    // Unpadded, padded, and with 100 bytes more.
+    for (n, expected) in [
+        (0, "0 bytes after the last"),
+        (8, "0 bytes after the last"),
+        (108, "100 bytes after the last"),
+    ] {
+        let path = write(dir.path(), raw.clone().raw(&vec![7; n]));
+        let (code, out, _) = output_of(&["gguf-map", arg(&path), "--check-overlaps"]);
+        assert_eq!(code, 0, "{out}");
+        let last = out.lines().last().unwrap();
+        assert!(
+            last.starts_with("sound: ") && last.contains(expected),
+            "{n}: {last}"
+        );
+    }
+}
+
+/// What only llama.cpp minds is a note, and no fault.
+#[test]
+fn what_llama_cpp_refuses_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let swapped = Raw::new(2, 0)
+        .tensor("a", &[8], F32, 32)
+        .tensor("b", &[8], F32, 0)
+        .data(32, 64);
+    let path = write(dir.path(), swapped);
+    let (code, out, _) = output_of(&["gguf-map", arg(&path), "--check-overlaps"]);
+    assert_eq!(code, 0, "{out}");
+    let note = out.lines().find(|line| line.starts_with("note: ")).unwrap();
+    for part in ["llama.cpp will refuse", "\"a\"", "offset 32", " 0"] {
+        assert!(note.contains(part), "{part}: {note}");
+    }
+
+    // 137 is IQ2_K, which has no row of metadata: 76 bytes a block of 256.
+    let path = write(
+        dir.path(),
+        Raw::new(1, 0).tensor("t", &[256], 137, 0).data(32, 76),
+    );
+    let (code, out, _) = output_of(&["gguf-map", arg(&path), "--check-overlaps"]);
+    assert_eq!(code, 0, "{out}");
+    assert!(
+        out.contains("note: ") && out.contains("ik_llama.cpp"),
+        "{out}"
+    );
+    assert!(
+        out.lines()
+            .any(|line| line.contains(" IQ2_K ") && line.ends_with(" 76")),
+        "{out}"
+    );
+}
+
+/// Layers of one tensor of 32 bytes, in the order given.
+fn layers(order: &[u16]) -> Raw {
+    let raw = order
+        .iter()
+        .zip(0..)
+        .fold(Raw::new(order.len() as u64, 0), |raw, (layer, i)| {
+            raw.tensor(&format!("blk.{layer}.attn_q.weight"), &[8], F32, 32 * i)
+        });
+    raw.data(32, 32 * order.len())
+}
+
+#[test]
+fn how_the_layers_lie_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    for (order, line, called_out) in [
+        (
+            &[0, 1, 2, 3][..],
+            "layers: 0-3, in order of execution, read without a seek",
+            false,
+        ),
+        (
+            &[0, 1, 10, 11, 2, 3, 4, 5, 6, 7, 8, 9],
+            // Over 10 and 11, and from the end back to them.
+            "layers: 0-1, 10-11, 2-9, sorted as strings; in order of execution read with 2 seeks over 384 B",
+            true,
+        ),
+        (
+            &[0, 2, 1],
+            "layers: 0, 2, 1; in order of execution read with 2 seeks over 96 B",
+            false,
+        ),
+    ] {
+        let path = write(dir.path(), layers(order));
+        let (code, out, remarks) = output_of(&["gguf-map", arg(&path), "--check-overlaps"]);
+        assert_eq!(code, 0, "{out}");
+        assert!(
+            remarks.lines().any(|remark| remark == line),
+            "{line}: {remarks}"
+        );
+        let is_called_out = out
+            .lines()
+            .any(|line| line.starts_with("note: the layers are sorted as strings"));
+        assert_eq!(is_called_out, called_out, "{out}");
+    }
+}
+
+#[test]
+fn shares_add_up() {
+    let model = repository("fixtures/tiny-gpt-oss-MXFP4.gguf");
+    let (_, _, remarks) = output_of(&["gguf-map", arg(&model), "-o", "csv"]);
+    let share = |category: &str| {
+        let line = remarks.lines().find(|line| line.starts_with(category));
+        let cells: Vec<&str> = line.unwrap().split_whitespace().collect();
+        (
+            cells[1].parse::<u32>().unwrap(),
+            cells[2].parse::<u64>().unwrap(),
+            cells.last().unwrap().parse::<f64>().unwrap(),
+        )
+    };
+    // 6 layers × 3 matrices × 32 experts of 8704 bytes, of 9,019,232 bytes in all.
+    assert_eq!(share("expert "), (18, 18 * 32 * 8704, 55.6));
+    assert_eq!(share("embedding "), (1, 1_114_112, 12.4));
+    assert_eq!(share("attention ").0, 54);
+}

@@ -1,0 +1,337 @@
+//! `--verify`: hashes, manifests, and values that no model has.
+
+use std::fs;
+use std::path::Path;
+
+use moe_gguf::Gguf;
+use serde_json::{Value, json};
+
+use crate::common::{F32, Raw};
+use crate::support::{arg, failure_of, moe_analyze, repository, stdout_of};
+use crate::{MODELS, output_of, write};
+
+/// Type I8: any byte is a value.
+const I8: u32 = 24;
+
+/// The three bytes of which XXH3's and SHA-256's values are published.
+fn abc() -> Raw {
+    Raw::new(1, 0)
+        .tensor("t", &[3], I8, 0)
+        .data(32, 0)
+        .raw(b"abc")
+}
+
+const XXH3: &str = "xxh3  78af5f94892f3950  test.gguf:t\n";
+const SHA256: &str =
+    "sha256  ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad  test.gguf:t\n";
+
+fn verify(model: &Path, more: &[&str]) -> (i32, String, String) {
+    output_of(&[&["gguf-map", arg(model), "--verify"], more].concat())
+}
+
+#[test]
+fn sound_models_are_sound() {
+    for model in MODELS.map(repository) {
+        let n_tensors = Gguf::open(&model).unwrap().tensors().len();
+        let (code, out, _) = verify(&model, &[]);
+        assert_eq!(code, 0, "{out}");
+        let lines: Vec<&str> = out.lines().collect();
+        assert!(
+            lines[lines.len() - 2].starts_with("sound: 0 overlaps"),
+            "{out}"
+        );
+        assert_eq!(
+            lines[lines.len() - 1],
+            format!("sound data: {n_tensors} tensors read, 0 of them with impossible values")
+        );
+    }
+}
+
+#[test]
+fn manifests_have_the_published_hashes() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = write(dir.path(), abc());
+    for (hash, expected) in [
+        (&[][..], XXH3),
+        (&["--hash", "xxh3"], XXH3),
+        (&["--hash", "sha256"], SHA256),
+    ] {
+        let manifest = dir.path().join("manifest");
+        let (code, _, err) = verify(
+            &model,
+            &[hash, &["--manifest-out", arg(&manifest), "--force"]].concat(),
+        );
+        assert_eq!(code, 0, "{err}");
+        assert!(err.contains("wrote ") && err.contains("manifest"), "{err}");
+        assert_eq!(fs::read_to_string(&manifest).unwrap(), expected);
+
+        // The manifest says which hash it is of.
+        let (code, out, _) = verify(&model, &["--check-manifest", arg(&manifest)]);
+        assert_eq!(code, 0);
+        let last = out.lines().last().unwrap();
+        let name = expected.split_once(' ').unwrap().0;
+        assert!(
+            last.ends_with(&format!("0 differences from the manifest ({name})")),
+            "{last}"
+        );
+    }
+}
+
+#[test]
+fn a_changed_tensor_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let whole = repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
+    let manifest = dir.path().join("manifest");
+    stdout_of(&[
+        "gguf-map",
+        arg(&whole),
+        "--verify",
+        "--manifest-out",
+        arg(&manifest),
+    ]);
+
+    let gguf = Gguf::open(&whole).unwrap();
+    let changed = gguf.tensor("blk.3.ffn_down_exps.weight").unwrap();
+    let mut bytes = fs::read(&whole).unwrap();
+    // A bit of a quant: no scale, so that the value stays possible.
+    bytes[(changed.offset + changed.size_bytes) as usize - 3] ^= 4;
+    let model = dir.path().join("changed.gguf");
+    fs::write(&model, bytes).unwrap();
+
+    let (code, out, _) = verify(&model, &["--check-manifest", arg(&manifest)]);
+    assert_eq!(code, 1);
+    let found: Vec<&str> = out
+        .lines()
+        .filter(|line| line.starts_with("manifest: "))
+        .collect();
+    assert_eq!(found.len(), 1, "{out}");
+    assert!(
+        found[0].contains("\"blk.3.ffn_down_exps.weight\" has changed"),
+        "{}",
+        found[0]
+    );
+    let last = out.lines().last().unwrap();
+    assert!(
+        last.starts_with("FAULTY data: ") && last.contains("1 differences"),
+        "{last}"
+    );
+}
+
+#[test]
+fn a_manifest_of_another_model_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = write(dir.path(), abc());
+    let manifest = dir.path().join("manifest");
+    fs::write(&manifest, "xxh3  0011223344556677  other.gguf:u\n").unwrap();
+    let (code, out, _) = verify(&model, &["--check-manifest", arg(&manifest)]);
+    assert_eq!(code, 1);
+    assert!(
+        out.contains("manifest: \"u\" is in the manifest, but not in the model"),
+        "{out}"
+    );
+    assert!(
+        out.contains("manifest: \"t\" is in the model, but not in the manifest"),
+        "{out}"
+    );
+}
+
+/// As `gguf-hash --all` of llama.cpp writes it; its xxh64, sha1 and hashes of a whole file are not ours to check.
+#[test]
+fn a_manifest_of_gguf_hash_is_checked() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = write(dir.path(), abc());
+    let manifest = dir.path().join("manifest");
+    let digest = SHA256.split_whitespace().nth(1).unwrap();
+    let text = format!(
+        "xxh64     44bc2cf5ad770999  test.gguf:t\nsha256    {digest}  test.gguf:t\nsha256    {:064}  test.gguf\n",
+        0
+    );
+    fs::write(&manifest, text).unwrap();
+    let (code, out, _) = verify(&model, &["--check-manifest", arg(&manifest)]);
+    assert_eq!(code, 0, "{out}");
+    assert!(
+        out.ends_with("0 differences from the manifest (sha256)\n"),
+        "{out}"
+    );
+}
+
+#[test]
+fn manifests_that_cannot_be_used() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = write(dir.path(), abc());
+    let manifest = dir.path().join("manifest");
+    let check = [
+        "gguf-map",
+        arg(&model),
+        "--verify",
+        "--check-manifest",
+        arg(&manifest),
+    ];
+    assert!(failure_of(&check).contains("cannot read the manifest"));
+    for (text, expected) in [
+        ("", "neither xxh3 nor sha256"),
+        ("xxh64  00  test.gguf:t\n", "neither xxh3 nor sha256"),
+        (
+            "xxh3  00  test.gguf:t\nmd5  00  test.gguf:t\n",
+            "line 2 of the manifest",
+        ),
+        ("nonsense\n", "line 1 of the manifest"),
+    ] {
+        fs::write(&manifest, text).unwrap();
+        let line = failure_of(&check);
+        assert!(
+            line.contains(expected) && line.contains(arg(&manifest)),
+            "{line}"
+        );
+    }
+    fs::write(&manifest, XXH3).unwrap();
+    let line = failure_of(&[&check[..], &["--hash", "sha256"]].concat());
+    assert!(
+        line.contains("no sha256") && line.contains("--hash xxh3"),
+        "{line}"
+    );
+    fs::write(&manifest, XXH3.repeat(10_000)).unwrap();
+    assert!(failure_of(&check).contains("longer than a manifest of 1 tensors can be"));
+}
+
+#[test]
+fn an_existing_manifest_is_kept_without_force() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = write(dir.path(), abc());
+    let manifest = dir.path().join("manifest");
+    fs::write(&manifest, "precious").unwrap();
+    let line = failure_of(&[
+        "gguf-map",
+        arg(&model),
+        "--verify",
+        "--manifest-out",
+        arg(&manifest),
+    ]);
+    assert!(
+        line.contains("exists") && line.contains("--force"),
+        "{line}"
+    );
+    assert_eq!(fs::read_to_string(&manifest).unwrap(), "precious");
+}
+
+/// A name with a line break in it could pass itself off as other tensors' lines.
+#[test]
+fn a_manifest_holds_no_forged_lines() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = write(
+        dir.path(),
+        Raw::new(1, 0).tensor("t\nu", &[8], F32, 0).data(32, 32),
+    );
+    let manifest = dir.path().join("manifest");
+    let line = failure_of(&[
+        "gguf-map",
+        arg(&model),
+        "--verify",
+        "--manifest-out",
+        arg(&manifest),
+    ]);
+    assert!(
+        line.contains(r#""t\nu""#) && line.contains("line break"),
+        "{line}"
+    );
+    assert!(!manifest.exists());
+}
+
+#[test]
+fn impossible_values_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    // Q8_0, two blocks; the scale of the second is infinite. Behind it an F32 that is no number.
+    let mut data = vec![0; 68];
+    data[34..36].copy_from_slice(&[0x00, 0x7C]);
+    let raw = Raw::new(2, 0)
+        .tensor("q", &[64], 8, 0)
+        .tensor("f", &[3], F32, 96)
+        .data(32, 0)
+        .raw(&data)
+        .data(32, 0)
+        .raw(&[0, 0, 0, 0, 0, 0, 0xC0, 0x7F, 0, 0, 0xC0, 0xFF]);
+    let model = write(dir.path(), raw);
+    let gguf = Gguf::open(&model).unwrap();
+    let start = gguf.files()[0].data_offset;
+
+    let (code, out, _) = verify(&model, &[]);
+    assert_eq!(code, 1);
+    for (name, count, at) in [("q", 1, start + 34), ("f", 2, start + 96 + 4)] {
+        let line = format!(
+            "impossible: \"{name}\" has {count} values or block scales that are not finite, the first at byte {at} of test.gguf"
+        );
+        assert!(out.lines().any(|found| found == line), "{line}: {out}");
+    }
+    assert!(
+        out.ends_with("FAULTY data: 2 tensors read, 2 of them with impossible values\n"),
+        "{out}"
+    );
+
+    let (code, out, _) = verify(&model, &["--form", "report"]);
+    assert_eq!(code, 1);
+    let report: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(report["data"]["hash"], "xxh3");
+    assert_eq!(
+        report["data"]["tensors"][0]["impossible"],
+        json!({ "count": 1, "first_offset": start + 34 })
+    );
+    // Without --verify no data is read.
+    moe_analyze()
+        .args(["gguf-map", arg(&model), "--check-overlaps"])
+        .assert()
+        .code(0);
+}
+
+/// Cut, or claimed twice: a fault of the map, and nothing to hash.
+#[test]
+fn data_that_cannot_be_is_not_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let manifest = dir.path().join("manifest");
+    let mut cut = abc();
+    cut.bytes.pop();
+    let twice = Raw::new(2, 0)
+        .tensor("a", &[8], F32, 0)
+        .tensor("b", &[8], F32, 0)
+        .data(32, 32);
+    for raw in [cut, twice] {
+        let model = write(dir.path(), raw);
+        let (code, out, err) = verify(&model, &["--manifest-out", arg(&manifest)]);
+        assert_eq!(code, 1, "{out}");
+        assert!(out.contains("\nFAULTY: "), "{out}");
+        assert!(
+            out.lines()
+                .last()
+                .unwrap()
+                .starts_with("FAULTY data: not read"),
+            "{out}"
+        );
+        assert!(!manifest.exists() && !err.contains("wrote"), "{err}");
+    }
+}
+
+#[test]
+fn options_of_the_data_need_verify() {
+    let model = repository(MODELS[0]);
+    for option in [
+        ["--hash", "xxh3"],
+        ["--manifest-out", "m"],
+        ["--check-manifest", "m"],
+    ] {
+        let (code, out, err) = output_of(&[&["gguf-map", arg(&model)], &option[..]].concat());
+        assert!(
+            code == 2 && out.is_empty() && err.contains("--verify"),
+            "{err}"
+        );
+    }
+}
+
+#[test]
+fn quiet_is_quiet() {
+    let (code, _, err) = output_of(&[
+        "--quiet",
+        "gguf-map",
+        arg(&repository(MODELS[0])),
+        "--verify",
+    ]);
+    assert_eq!((code, err.as_str()), (0, ""));
+}

@@ -1,0 +1,102 @@
+//! Hostile headers: no form of the map takes more anonymous memory than 64 MiB + 8 × the header's size.
+#![cfg(target_os = "linux")] // RLIMIT_DATA counts private writable memory there alone
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use crate::common::{ARRAY, F32, Raw};
+use crate::support::arg;
+
+/// Runs the binary in a process that is refused more than `limit_kib` of private writable memory.
+fn limited(limit_kib: usize, args: &[&str]) -> Output {
+    Command::new("sh")
+        .args(["-c", "ulimit -d $0 && exec \"$@\" >/dev/null"])
+        .arg(limit_kib.to_string())
+        .arg(assert_cmd::cargo::cargo_bin!("moe-analyze"))
+        .args(args)
+        .output()
+        .unwrap()
+}
+
+const FORMS: [&[&str]; 8] = [
+    &["-o", "table"],
+    &["-o", "csv"],
+    &["-o", "json"],
+    &["-o", "jsonl"],
+    &["-o", "md"],
+    &["--form", "report"],
+    &["--form", "memory-map"],
+    &["--form", "gguf-dump"],
+];
+
+/// `code` is the exit code that the checks give.
+fn assert_bounded(what: &str, dir: &Path, raw: Raw, code: i32, forms: &[&[&str]]) {
+    let header = raw.bytes.len();
+    let limit = (64 << 10) + 8 * header / 1024;
+    let path = dir.join(format!("{what}.gguf"));
+    fs::write(&path, raw.bytes).unwrap();
+    let out = dir.join(format!("{what}.parquet"));
+    let parquet: &[&str] = &["--out", arg(&out)];
+    for form in forms.iter().chain(&[parquet]) {
+        let own = ["--quiet", "gguf-map", arg(&path), "--check-overlaps"];
+        let output = limited(limit, &[&own, *form].concat());
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        let told: String = stderr.chars().take(200).collect();
+        assert_eq!(
+            output.status.code(),
+            Some(code),
+            "{what}, {form:?}: {limit} KiB for a header of {header} bytes: {told}"
+        );
+    }
+}
+
+/// A name of three to four bytes, different for every number.
+fn short_name(i: u64) -> String {
+    (0..4)
+        .map(|digit| char::from(b'!' + (i / 85_u64.pow(digit) % 85) as u8))
+        .collect()
+}
+
+#[test]
+fn memory_stays_in_proportion_to_the_header() {
+    let dir = tempfile::tempdir().unwrap();
+
+    // A hundred bytes that claim a quarter of a million rows.
+    let experts = Raw::new(1, 0).tensor("blk.0.ffn_up_exps.weight", &[1, 1, 1 << 18], F32, 0);
+    assert_bounded("experts", dir.path(), experts.clone(), 1, &FORMS);
+
+    // As many tensors as are allowed, all on top of each other: each is found twice.
+    let n = 1 << 18;
+    let tensors = (0..n).fold(Raw::new(n, 0), |raw, i| {
+        raw.tensor(&short_name(i), &[8], F32, 0)
+    });
+    assert_bounded("tensors", dir.path(), tensors.data(32, 32), 1, &FORMS[..1]);
+
+    // Layers without end, backwards.
+    let n = 65_000;
+    let layers = (0..n).fold(Raw::new(n, 0), |raw, i| {
+        raw.tensor(&format!("blk.{}.x", n - i), &[8], F32, 32 * i)
+    });
+    assert_bounded(
+        "layers",
+        dir.path(),
+        layers.data(32, 32 * n as usize),
+        0,
+        &FORMS[5..6],
+    );
+
+    let n = 1_000_000;
+    let keys = (0..n).fold(Raw::new(0, n), |raw, i| {
+        raw.string(&short_name(i)).u32(ARRAY).u32(0).u64(0)
+    });
+    assert_bounded("keys", dir.path(), keys, 0, &FORMS[..1]);
+
+    // The limit does limit: what takes 20 MB of rows does not fit into 16.
+    let path = dir.path().join("experts.gguf");
+    let output = limited(16 << 10, &["gguf-map", arg(&path)]);
+    assert!(
+        !output.status.success(),
+        "no limit is kept here, so nothing was tested"
+    );
+}
