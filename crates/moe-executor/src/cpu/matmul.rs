@@ -44,7 +44,10 @@ pub fn mul_mat(
     scratch.fill(threads, weights, rows);
     let out = Disjoint::new(out);
     let scratch = &*scratch;
-    threads.split(n_out, n_out * weights.row_size * n_rows.max(1), |range| {
+    let panel = panel(n_rows);
+    let bytes = n_out * weights.row_size * n_rows.max(1);
+    threads.split(n_out.div_ceil(panel), bytes, |panels| {
+        let range = panels.start * panel..n_out.min(panels.end * panel);
         let block = weights.rows(0, range.clone());
         let act = |t| scratch.row(t);
         products(weights, block, n_rows, &act, &mut |t, row, values| {
@@ -53,6 +56,11 @@ pub fn mul_mat(
             unsafe { out.slice(at..at + values.len()) }.copy_from_slice(values);
         });
     });
+}
+
+/// Rows of weights that a thread takes at least: for many tokens, those that a kernel decodes together.
+fn panel(n_tokens: usize) -> usize {
+    if n_tokens > 1 { 32 } else { 4 }
 }
 
 /// Products of a block of rows with the activations `act(0..n)`; `put(i, r, values)` takes those of activation `i` with
@@ -146,33 +154,32 @@ pub fn mul_mat_id(
     scratch.fill(threads, weights, rows);
     let out = Disjoint::new(out);
     let scratch = &*scratch;
-    let total = work.active.len() * n_out;
-    threads.split(
-        total,
-        work.entries.len() * n_out * weights.row_size,
-        |range| {
-            let mut at = range.start;
-            while at < range.end {
-                let (i, first) = (at / n_out, at % n_out);
-                let last = n_out.min(first + range.end - at);
-                let block = weights.rows(work.active[i] as usize, first..last);
-                let entries = work.entries(i);
-                let act = |e: usize| scratch.row(entries[e] as usize / rows_per);
-                products(
-                    weights,
-                    block,
-                    entries.len(),
-                    &act,
-                    &mut |e, row, values| {
-                        let at = entries[e] as usize * n_out + first + row;
-                        // SAFETY: an entry belongs to one expert, and ranges of its output rows do not overlap.
-                        unsafe { out.slice(at..at + values.len()) }.copy_from_slice(values);
-                    },
-                );
-                at += last - first;
-            }
-        },
-    );
+    let panel = panel(work.entries.len() / work.active.len().max(1));
+    let panels = n_out.div_ceil(panel);
+    let bytes = work.entries.len() * n_out * weights.row_size;
+    threads.split(work.active.len() * panels, bytes, |range| {
+        let mut at = range.start;
+        while at < range.end {
+            let (i, p) = (at / panels, at % panels);
+            let end = panels.min(p + range.end - at);
+            let first = p * panel;
+            let block = weights.rows(work.active[i] as usize, first..n_out.min(end * panel));
+            let entries = work.entries(i);
+            let act = |e: usize| scratch.row(entries[e] as usize / rows_per);
+            products(
+                weights,
+                block,
+                entries.len(),
+                &act,
+                &mut |e, row, values| {
+                    let at = entries[e] as usize * n_out + first + row;
+                    // SAFETY: an entry belongs to one expert, and ranges of its output rows do not overlap.
+                    unsafe { out.slice(at..at + values.len()) }.copy_from_slice(values);
+                },
+            );
+            at += end - p;
+        }
+    });
 }
 
 #[cfg(test)]
