@@ -81,7 +81,7 @@ pub fn bar(ctx: &Context, size: u64) -> ProgressBar {
         return ProgressBar::hidden();
     }
     let style = ProgressStyle::with_template(
-        "{bar:40} {binary_bytes} of {binary_total_bytes}, {binary_bytes_per_sec}, {eta} left",
+        "{wide_bar} {binary_bytes} of {binary_total_bytes}, {binary_bytes_per_sec}, {eta} left",
     )
     .unwrap_or_else(|_| ProgressStyle::default_bar());
     ProgressBar::new(size).with_style(style)
