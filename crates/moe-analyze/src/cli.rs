@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::commands::{
-    bench, completions, gguf_map, hotness, info, man, parquet, record, relayout,
+    bench, completions, gguf_map, hotness, info, man, parquet, record, relayout, synth,
 };
 
 /// Offline trace analysis for mixture-of-experts models in GGUF files.
@@ -33,6 +33,7 @@ enum Command {
     Record(record::Args),
     GgufMap(gguf_map::Args),
     Relayout(relayout::Args),
+    Synth(synth::Args),
     Parquet(parquet::Args),
     Hotness(hotness::Args),
     Info(info::Args),
@@ -84,6 +85,7 @@ impl Cli {
             Command::Record(args) => record::run(args, &ctx),
             Command::GgufMap(args) => gguf_map::run(args, &ctx),
             Command::Relayout(args) => relayout::run(args, &ctx),
+            Command::Synth(args) => synth::run(args, &ctx),
             Command::Parquet(args) => parquet::run(args, &ctx),
             Command::Hotness(args) => hotness::run(args, &ctx),
             Command::Info(args) => info::run(args, &ctx),

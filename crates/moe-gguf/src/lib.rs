@@ -30,6 +30,7 @@ mod metadata;
 mod names;
 pub mod relayout;
 mod shards;
+pub mod synth;
 pub mod thesis;
 mod types;
 mod value;

@@ -9,3 +9,4 @@ pub mod man;
 pub mod parquet;
 pub mod record;
 pub mod relayout;
+pub mod synth;

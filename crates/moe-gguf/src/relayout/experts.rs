@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::gguf::{Gguf, Tensor};
+use crate::map::n_stacked;
 use crate::names::{Category, Role};
 use crate::types::GgmlType;
 
@@ -13,20 +14,25 @@ use super::Error;
 pub type ExpertOrders = BTreeMap<u16, Vec<u32>>;
 
 /// Experts of each layer that has any, counted by their weights.
+///
+/// A count never exceeds what the header has room for, whatever the names and shapes in it say.
 pub fn n_experts(gguf: &Gguf) -> BTreeMap<u16, u32> {
     let mut counts = BTreeMap::new();
+    let n_tensors = gguf.tensors().len() as u64;
     for tensor in gguf.tensors() {
         let role = Role::of(&tensor.name);
         let Some(layer) = role.layer_id.filter(|_| role.category == Category::Expert) else {
             continue;
         };
         let n = match role.expert_id {
-            Some(expert) => u64::from(expert) + 1,
-            None if is_chunked(&tensor.name) => continue,
-            None => tensor.ne[2],
+            Some(expert) => Some(u64::from(expert) + 1).filter(|&n| n <= n_tensors),
+            None if is_chunked(&tensor.name) => None,
+            None => n_stacked(tensor),
         };
-        let count = counts.entry(layer).or_insert(0);
-        *count = u32::try_from(n).unwrap_or(u32::MAX).max(*count);
+        if let Some(n) = n.and_then(|n| u32::try_from(n).ok()) {
+            let count = counts.entry(layer).or_insert(0);
+            *count = n.max(*count);
+        }
     }
     counts
 }

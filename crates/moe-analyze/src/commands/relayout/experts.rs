@@ -60,6 +60,9 @@ struct Together {
     pairs: Vec<u32>,
 }
 
+/// The most experts of a layer that are chained: their pairs are counted in a square.
+const MAX_CHAINED: usize = 1 << 12;
+
 /// Each layer's experts in a chain, beginning with the hottest: next comes, of those left, the one
 /// that tokens chose most often together with the one before.
 pub fn by_coactivation(trace: &Path, gguf: &Gguf) -> anyhow::Result<ExpertOrders> {
@@ -71,6 +74,11 @@ pub fn by_coactivation(trace: &Path, gguf: &Gguf) -> anyhow::Result<ExpertOrders
         let n = n_experts.get(&layer).filter(|_| layer != NO_LAYER);
         let n =
             *n.with_context(|| format!("{}: {}", trace.display(), unknown_layer(layer)))? as usize;
+        if n > MAX_CHAINED {
+            bail!(
+                "layer {layer} has {n} experts; up to {MAX_CHAINED} can be put in order by coactivation"
+            );
+        }
         let together = layers.entry(layer).or_insert_with(|| Together {
             counts: vec![0; n],
             pairs: vec![0; n * n],

@@ -36,7 +36,7 @@ pub struct Args {
     #[arg(long, value_name = "RUN")]
     trace: Option<PathBuf>,
     /// The new file
-    #[arg(short, long, value_name = "FILE.gguf")]
+    #[arg(long, value_name = "FILE.gguf")]
     out: PathBuf,
     /// Replace the new file if it exists
     #[arg(long)]

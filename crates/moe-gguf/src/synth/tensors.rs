@@ -1,0 +1,244 @@
+//! The tensors of each architecture: names, shapes, and what their weights are.
+//!
+//! Names and shapes are those that llama.cpp asks for when it loads a model (`src/models/openai-moe.cpp`,
+//! `qwen3moe.cpp`, `qwen3next.cpp`, `llama.cpp`, `olmoe.cpp` in its source tree), in the order in which a
+//! pass uses them.
+
+use super::quant::Use;
+use super::spec::{Arch, Spec};
+
+/// What a tensor's weights are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Fill {
+    /// All the same.
+    Constant(f32),
+    /// Random, with this standard deviation.
+    Noise(f64),
+    /// Random with standard deviation 1, with a part that all tokens share.
+    Embedding,
+    /// The router of a layer.
+    Router(u32),
+}
+
+/// A tensor to be made.
+#[derive(Clone, Debug)]
+pub(super) struct Made {
+    pub(super) name: String,
+    pub(super) usage: Use,
+    pub(super) fill: Fill,
+    pub(super) ne: Vec<u64>,
+    pub(super) layer: u32,
+}
+
+/// Standard deviation of biases and attention sinks.
+const SMALL: f64 = 0.01;
+
+/// Standard deviation of the logits.
+const LOGITS: f64 = 4.0;
+
+/// Variance that all layers together add to that of the embeddings, which is 1. It is small, so that
+/// what the router sees is, in every layer, mostly the token.
+const ADDED_VARIANCE: f64 = 0.1;
+
+/// The tensors of a model.
+pub(super) fn tensors(spec: &Spec) -> Vec<Made> {
+    let mut list = List {
+        made: Vec::new(),
+        layer: None,
+        // Attention and experts of each layer add to the residual stream.
+        residual: (ADDED_VARIANCE / (2.0 * f64::from(spec.n_layer))).sqrt(),
+    };
+    let (n_embd, n_vocab) = (spec.n_embd, u64::from(spec.vocab.n_tokens));
+    list.add(
+        "token_embd.weight",
+        Use::Embedding,
+        Fill::Embedding,
+        &[n_embd, n_vocab],
+    );
+    for layer in 0..spec.n_layer {
+        list.layer = Some(layer);
+        list.norm("attn_norm", n_embd);
+        if spec.is_linear(layer) {
+            linear_attention(&mut list, spec);
+        } else {
+            attention(&mut list, spec);
+        }
+        let ffn_norm = match spec.arch {
+            Arch::GptOss | Arch::Qwen3Next => "post_attention_norm",
+            Arch::Qwen3Moe | Arch::Llama | Arch::Olmoe => "ffn_norm",
+        };
+        list.norm(ffn_norm, n_embd);
+        experts(&mut list, spec, layer);
+    }
+    list.layer = None;
+    list.norm("output_norm", n_embd);
+    list.matrix("output", Use::Output, LOGITS, n_embd, n_vocab);
+    list.made
+}
+
+fn attention(list: &mut List, spec: &Spec) {
+    let (n_embd, d) = (spec.n_embd, spec.head_dim());
+    let (n_q, n_kv) = (spec.n_head * d, spec.n_head_kv() * d);
+    let biases = spec.arch == Arch::GptOss;
+    // Each query of qwen3next has a gate of its own width beside it.
+    let gates = if spec.arch == Arch::Qwen3Next { 2 } else { 1 };
+    let mut projection = |name: &str, usage, gain, n_in, n_out| {
+        list.matrix(name, usage, gain, n_in, n_out);
+        if biases {
+            list.bias(name, &[n_out]);
+        }
+    };
+    projection("attn_q", Use::Matrix, 1.0, n_embd, gates * n_q);
+    projection("attn_k", Use::Matrix, 1.0, n_embd, n_kv);
+    projection("attn_v", Use::AttnV, 1.0, n_embd, n_kv);
+    match spec.arch {
+        Arch::GptOss => list.add(
+            "attn_sinks.weight",
+            Use::Small,
+            Fill::Noise(SMALL),
+            &[spec.n_head],
+        ),
+        Arch::Qwen3Moe | Arch::Qwen3Next => {
+            list.norm("attn_q_norm", d);
+            list.norm("attn_k_norm", d);
+        }
+        Arch::Olmoe => {
+            list.norm("attn_q_norm", n_embd);
+            list.norm("attn_k_norm", n_embd);
+        }
+        Arch::Llama => {}
+    }
+    list.matrix("attn_output", Use::Matrix, list.residual, n_q, n_embd);
+    if biases {
+        list.bias("attn_output", &[n_embd]);
+    }
+}
+
+fn linear_attention(list: &mut List, spec: &Spec) {
+    let Some(linear) = spec.linear_attention else {
+        return;
+    };
+    let n_embd = spec.n_embd;
+    let key = linear.state_size * linear.group_count;
+    let value = linear.state_size * linear.time_step_rank;
+    let conv = 2 * key + value;
+    list.matrix("attn_qkv", Use::Matrix, 1.0, n_embd, conv);
+    list.matrix("attn_gate", Use::Matrix, 1.0, n_embd, value);
+    list.matrix(
+        "ssm_ba",
+        Use::Matrix,
+        1.0,
+        n_embd,
+        2 * linear.time_step_rank,
+    );
+    let kernel = Fill::Noise(1.0 / (linear.conv_kernel as f64).sqrt());
+    list.add(
+        "ssm_conv1d.weight",
+        Use::Small,
+        kernel,
+        &[linear.conv_kernel, conv],
+    );
+    list.bias("ssm_dt", &[linear.time_step_rank]);
+    // Decay is exp(a · …), so a is negative.
+    list.add(
+        "ssm_a",
+        Use::Small,
+        Fill::Constant(-1.0),
+        &[linear.time_step_rank],
+    );
+    list.norm("ssm_norm", linear.state_size);
+    list.matrix("ssm_out", Use::Matrix, list.residual, value, n_embd);
+}
+
+fn experts(list: &mut List, spec: &Spec, layer: u32) {
+    let (n_embd, n_ff, n_expert) = (spec.n_embd, spec.n_ff_exp, spec.n_expert);
+    let biases = spec.arch == Arch::GptOss;
+    list.add(
+        "ffn_gate_inp.weight",
+        Use::Small,
+        Fill::Router(layer),
+        &[n_embd, n_expert],
+    );
+    if biases {
+        list.add(
+            "ffn_gate_inp.bias",
+            Use::Small,
+            Fill::Constant(0.0),
+            &[n_expert],
+        );
+    }
+    for (name, usage, gain, n_in, n_out) in [
+        ("ffn_gate_exps", Use::Expert, 1.0, n_embd, n_ff),
+        ("ffn_up_exps", Use::Expert, 1.0, n_embd, n_ff),
+        (
+            "ffn_down_exps",
+            Use::ExpertDown,
+            list.residual,
+            n_ff,
+            n_embd,
+        ),
+    ] {
+        let noise = Fill::Noise(gain / (n_in as f64).sqrt());
+        list.add(
+            &format!("{name}.weight"),
+            usage,
+            noise,
+            &[n_in, n_out, n_expert],
+        );
+        if biases {
+            list.bias(name, &[n_out, n_expert]);
+        }
+    }
+    if spec.arch == Arch::Qwen3Next {
+        let n_ff = spec.n_ff_shexp();
+        let gate = Fill::Noise(1.0 / (n_embd as f64).sqrt());
+        list.add("ffn_gate_inp_shexp.weight", Use::Small, gate, &[n_embd]);
+        list.matrix("ffn_gate_shexp", Use::Matrix, 1.0, n_embd, n_ff);
+        list.matrix("ffn_up_shexp", Use::Matrix, 1.0, n_embd, n_ff);
+        list.matrix("ffn_down_shexp", Use::Matrix, list.residual, n_ff, n_embd);
+    }
+}
+
+/// Tensors as they are added.
+struct List {
+    made: Vec<Made>,
+    /// The layer of the tensors that are added next.
+    layer: Option<u32>,
+    /// Standard deviation that an addition to the residual stream shall have.
+    residual: f64,
+}
+
+impl List {
+    fn add(&mut self, name: &str, usage: Use, fill: Fill, ne: &[u64]) {
+        let name = match self.layer {
+            Some(layer) => format!("blk.{layer}.{name}"),
+            None => name.to_owned(),
+        };
+        self.made.push(Made {
+            name,
+            usage,
+            fill,
+            ne: ne.to_vec(),
+            layer: self.layer.unwrap_or(0),
+        });
+    }
+
+    fn norm(&mut self, name: &str, n: u64) {
+        self.add(
+            &format!("{name}.weight"),
+            Use::Small,
+            Fill::Constant(1.0),
+            &[n],
+        );
+    }
+
+    fn bias(&mut self, name: &str, ne: &[u64]) {
+        self.add(&format!("{name}.bias"), Use::Small, Fill::Noise(SMALL), ne);
+    }
+
+    /// A matrix that turns inputs of standard deviation 1 into outputs of standard deviation `gain`.
+    fn matrix(&mut self, name: &str, usage: Use, gain: f64, n_in: u64, n_out: u64) {
+        let noise = Fill::Noise(gain / (n_in as f64).sqrt());
+        self.add(&format!("{name}.weight"), usage, noise, &[n_in, n_out]);
+    }
+}
