@@ -80,6 +80,21 @@ fn any_shard_opens_the_model() {
     );
 }
 
+/// The thesis's forms are of one file.
+#[test]
+fn forms_without_files_say_so() {
+    let dir = model();
+    for (form, is_told) in [("memory-map", true), ("gguf-dump", true), ("rows", false)] {
+        let (code, _, remarks) = output_of(&["gguf-map", arg(&path(&dir, 1)), "--form", form]);
+        assert_eq!(code, 0);
+        assert_eq!(
+            remarks.contains("names no files"),
+            is_told,
+            "{form}: {remarks}"
+        );
+    }
+}
+
 #[test]
 fn a_manifest_names_the_files() {
     let dir = model();

@@ -39,6 +39,11 @@ impl Form {
         value.map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
+    /// Whether it says in which file of the model an offset is.
+    pub fn names_files(self) -> bool {
+        matches!(self, Form::Rows | Form::Report)
+    }
+
     /// The only format that a form has, and the extension of its files; none for rows, which have all.
     fn only(self) -> Option<(Format, &'static str)> {
         match self {

@@ -97,6 +97,9 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         output::to_stdout(|stdout| args.form.write(stdout, format, &survey, &map))?;
     }
     ctx.remark(summary(&survey, &map));
+    if gguf.files().len() > 1 && !args.form.names_files() {
+        ctx.remark("this form names no files: each offset is in the tensor's own file, which --form rows tells");
+    }
     for path in written {
         ctx.remark(format_args!("wrote {}", path.display()));
     }
