@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # The main job on a model of the repository: record a run, check the model's offset map, make tables, learn hotness.
-# Usage: scripts/demo.sh [OUT]      results go to OUT (default: runs/demo)
+# Usage: scripts/demo.sh [OUT]      results go to OUT (default: runs/first in the repository)
 # MOE_ANALYZE names a binary that is built already.
 set -euo pipefail
+out=$(realpath -m "${1:-$(dirname "$0")/../runs/first}")
 cd "$(dirname "$0")/.."
-out=${1:-runs/demo}
 
 if [ -n "${MOE_ANALYZE:-}" ]; then
   moe=("$MOE_ANALYZE")

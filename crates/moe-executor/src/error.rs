@@ -13,8 +13,39 @@ pub enum Error {
     #[error(transparent)]
     Trace(#[from] moe_trace::Error),
     /// The vocabulary cannot be used.
+    #[error("{file}: {source}")]
+    Vocabulary {
+        /// Model file.
+        file: PathBuf,
+        /// What is wrong with it.
+        source: Box<crate::tokenizer::Error>,
+    },
+    /// A text cannot be turned into tokens.
     #[error(transparent)]
     Tokenizer(#[from] crate::tokenizer::Error),
+    /// The model computes something that is no number.
+    #[error(
+        "{node} at position {position} has values that are not finite; the weights or hyper-parameters of the model are \
+         damaged (`gguf-map --verify` looks at the weights)"
+    )]
+    NotFinite {
+        /// Graph node where it showed.
+        node: String,
+        /// Position in the sequence.
+        position: u32,
+    },
+    /// A tensor of a layer that the hyper-parameters do not have.
+    #[error(
+        "{file}: tensor `{tensor}` belongs to no layer: the model has {n_layer} (`block_count`)"
+    )]
+    ExtraLayer {
+        /// Model file.
+        file: PathBuf,
+        /// Tensor name.
+        tensor: String,
+        /// Layers of the model.
+        n_layer: usize,
+    },
     /// No executor for this architecture.
     #[error("{file}: architecture `{arch}` is not supported; this executor runs {supported}")]
     Architecture {

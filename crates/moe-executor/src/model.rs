@@ -3,7 +3,7 @@
 use moe_gguf::Gguf;
 
 use crate::arch::{self, Architecture};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::hparams::{HParams, Keys};
 use crate::recorder::Mode;
 use crate::tokenizer::Tokenizer;
@@ -37,6 +37,7 @@ impl<'g> Model<'g> {
         };
         let load = arch::find(&loader)?;
         let hparams = HParams::read(&keys, gguf)?;
+        loader.refuse_extra_layers(hparams.n_layer)?;
         let (n_embd, n_vocab) = (hparams.n_embd, hparams.n_vocab);
         let output = if loader.has("output.weight") {
             "output.weight"
@@ -45,7 +46,12 @@ impl<'g> Model<'g> {
         };
         Ok(Model {
             gguf,
-            tokenizer: Tokenizer::from_gguf(gguf.metadata())?,
+            tokenizer: Tokenizer::from_gguf(gguf.metadata()).map_err(|source| {
+                Error::Vocabulary {
+                    file: loader.file(),
+                    source: Box::new(source),
+                }
+            })?,
             tok_embd: loader.matrix("token_embd.weight", n_embd, n_vocab)?,
             output_norm: loader.vector("output_norm.weight", n_embd)?,
             output: loader.matrix(output, n_embd, n_vocab)?,

@@ -77,7 +77,7 @@ impl<'a, 'g> Session<'a, 'g> {
     /// [`moe_trace::record::PHASE_PROMPT`] or [`moe_trace::record::PHASE_GENERATE`].
     ///
     /// # Errors
-    /// A token outside the vocabulary, a full context, or a trace that cannot be written.
+    /// A token outside the vocabulary, a full context, results that are not finite, or a trace that cannot be written.
     pub fn decode(&mut self, tokens: &[u32], phase: u8, logits: Logits) -> Result<&[f32]> {
         self.check(tokens)?;
         let hp = self.model.hparams();
@@ -109,6 +109,12 @@ impl<'a, 'g> Session<'a, 'g> {
         }
         self.n_past += tokens.len();
         self.ops.recorder.end()?;
+        if let Some((node, position)) = self.ops.not_finite.take() {
+            return Err(Error::NotFinite {
+                node: node.to_string(),
+                position,
+            });
+        }
         Ok(match logits {
             Logits::None => &[],
             Logits::Last => self.state.logits.data(),
@@ -138,6 +144,7 @@ impl<'a, 'g> Session<'a, 'g> {
             &mut s.normed,
         );
         ops.mul_mat(result, &model.output, &s.normed, &mut s.logits);
+        ops.check_finite(&s.logits);
     }
 
     fn check(&self, tokens: &[u32]) -> Result<()> {

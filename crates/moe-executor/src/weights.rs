@@ -99,6 +99,19 @@ impl<'g> Loader<'g> {
         self.gguf.tensor(name).is_some()
     }
 
+    /// Refuses a file with more layers than its hyper-parameters say: the rest would be left out silently.
+    pub(crate) fn refuse_extra_layers(&self, n_layer: usize) -> Result<()> {
+        let extra = |t: &&Tensor| layer_of(&t.name).is_some_and(|l| usize::from(l) >= n_layer);
+        match self.gguf.tensors().iter().find(extra) {
+            Some(tensor) => Err(Error::ExtraLayer {
+                file: self.file(),
+                tensor: tensor.name.clone(),
+                n_layer,
+            }),
+            None => Ok(()),
+        }
+    }
+
     fn tensor(&self, name: &str, expected: &[usize]) -> Result<&'g Tensor> {
         let tensor = self.gguf.tensor(name).ok_or_else(|| Error::MissingTensor {
             file: self.file(),

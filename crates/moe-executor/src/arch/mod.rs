@@ -65,7 +65,6 @@ pub struct State {
 
 impl Default for State {
     fn default() -> Self {
-        // Id 0 is the caller's input.
         let mut id = 0;
         let mut next = || {
             id += 1;

@@ -97,7 +97,7 @@ impl Ops<'_> {
         let mask = Source::Buffer {
             name: NodeName::global("attn_inp_kq_mask"),
             suffix: "",
-            buffer_id: 0,
+            buffer_id: MASK_BUFFER,
             address: 0,
             size_bytes: 0,
         };
@@ -135,6 +135,9 @@ impl Ops<'_> {
         }
     }
 }
+
+/// The mask that is no memory.
+const MASK_BUFFER: u64 = (1 << 16) - 4;
 
 /// Buffer ids of the caches lie above those of the activations.
 const CACHE_BUFFERS: u64 = 1 << 16;

@@ -112,13 +112,24 @@ impl Ops<'_> {
     }
 }
 
-/// Integers that the caller of the graph supplies: token ids, positions, row numbers.
+/// Integers that the caller of the graph supplies: token ids, positions, row numbers. Each kind has a buffer id of its
+/// own, behind those of the activations.
 pub(super) fn input<'a>(stem: &'static str, values: &[u32]) -> Source<'a> {
+    const INPUTS: [&str; 5] = [
+        "inp_tokens",
+        "inp_pos",
+        "out_ids",
+        "attn_inp_k_idxs",
+        "attn_inp_v_idxs",
+    ];
+    let kind = INPUTS.iter().position(|&input| input == stem);
     Source::Buffer {
         name: NodeName::global(stem),
         suffix: "",
-        buffer_id: 0,
+        buffer_id: FIRST_INPUT_BUFFER + kind.unwrap_or(INPUTS.len()) as u64,
         address: values.as_ptr() as u64,
         size_bytes: std::mem::size_of_val(values) as u64,
     }
 }
+
+const FIRST_INPUT_BUFFER: u64 = 1 << 12;

@@ -47,6 +47,8 @@ pub struct Ops<'a> {
     pub observer: Option<Observer<'a>>,
     /// Position of each row of the current operations.
     pub positions: Vec<u32>,
+    /// Where a value that is no number showed first in this pass.
+    pub not_finite: Option<(NodeName, u32)>,
     quantized: Quantized,
     work: Worklist,
     /// Rotation of one position.
@@ -65,6 +67,7 @@ impl<'a> Ops<'a> {
             recorder,
             observer: None,
             positions: Vec::new(),
+            not_finite: None,
             quantized: Quantized::default(),
             work: Worklist::default(),
             angles: Vec::new(),
@@ -77,6 +80,18 @@ impl<'a> Ops<'a> {
         let first = self.positions.first().copied().unwrap_or(0);
         self.recorder
             .op(start, op, dst, sources, first, self.positions.len());
+    }
+
+    /// Notes the first row of `x` that has a value which is not finite.
+    pub fn check_finite(&mut self, x: &Activation) {
+        if self.not_finite.is_some() {
+            return;
+        }
+        let rows = x.data().chunks_exact(x.width).zip(&self.positions);
+        let bad = rows
+            .into_iter()
+            .find(|(row, _)| row.iter().any(|v| !v.is_finite()));
+        self.not_finite = bad.map(|(_, &position)| (x.name, position));
     }
 
     /// `dst = weights · src` for every row.

@@ -55,6 +55,7 @@ impl Ops<'_> {
             };
             self.add_bias(name(biased), bias, scores);
         }
+        self.check_finite(scores);
         if softmax {
             let start = self.recorder.start();
             probs.shape(name("ffn_moe_probs"), scores.width, scores.rows);

@@ -45,7 +45,7 @@ pub fn manifest(
             name: "moe-analyze".into(),
             version: env!("CARGO_PKG_VERSION").into(),
         },
-        command: command(std::env::args().collect(), args.keep_prompt),
+        command: command(argv(), args.keep_prompt),
         model: about_model(args, model)?,
         sampling: sampling(args),
         policy: "cpu".into(),
@@ -61,6 +61,13 @@ pub fn manifest(
         prompts: kept,
         ..Manifest::default()
     })
+}
+
+/// The command line; bytes that are not UTF-8 are replaced.
+fn argv() -> Vec<String> {
+    std::env::args_os()
+        .map(|arg| arg.to_string_lossy().into_owned())
+        .collect()
 }
 
 /// The command line, without the prompt's text unless it is to be kept.

@@ -30,7 +30,7 @@ use crate::output::human_bytes;
 
 /// Run a model and record which experts every token uses and which bytes of the file that touches
 ///
-/// The generated text goes to stdout (not with --prompts). Without --model a small model that is part of this program runs.
+/// The generated text of a single sequence goes to stdout. Without --model a small model that is part of this program runs.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Model, a GGUF file (any shard of a model in several files) [default: the embedded model]
@@ -47,7 +47,7 @@ pub struct Args {
     prompts: Option<PathBuf>,
     /// Tokens to generate, for each sequence
     #[arg(short, long, value_name = "N", default_value_t = 64)]
-    n_predict: usize,
+    n_predict: u32,
     /// Run directory to write [default: runs/<time>]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -58,22 +58,22 @@ pub struct Args {
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
     /// Prompt tokens evaluated at once (llama.cpp's ubatch)
-    #[arg(short, long, value_name = "N", default_value_t = 512)]
-    batch_size: usize,
+    #[arg(short, long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    batch_size: u32,
     /// Positions that a sequence may have [default: the model's training context]
-    #[arg(short, long, value_name = "N")]
-    ctx_size: Option<usize>,
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    ctx_size: Option<u32>,
     /// Temperature of the choice; 0 takes the most likely token
-    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true, value_parser = temperature)]
     temp: f32,
     /// Choose among the K most likely tokens alone; 0 = all
     #[arg(long, value_name = "K", default_value_t = 40)]
     top_k: usize,
     /// Choose among the fewest tokens that together have probability P
-    #[arg(long, value_name = "P", default_value_t = 0.95)]
+    #[arg(long, value_name = "P", default_value_t = 0.95, allow_negative_numbers = true, value_parser = probability)]
     top_p: f32,
     /// Choose among tokens at least P times as probable as the best
-    #[arg(long, value_name = "P", default_value_t = 0.05)]
+    #[arg(long, value_name = "P", default_value_t = 0.05, allow_negative_numbers = true, value_parser = probability)]
     min_p: f32,
     /// Seed of the choice
     #[arg(short, long, value_name = "N", default_value_t = 0)]
@@ -82,7 +82,7 @@ pub struct Args {
     #[arg(long)]
     ignore_eos: bool,
     /// Stop, with a whole run, before trace.bin grows over this size
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     max_trace_mib: Option<u64>,
     /// What to record: everything, the expert operations alone (a tenth of it), or nothing
     #[arg(long, value_enum, default_value_t)]
@@ -119,18 +119,14 @@ impl TraceMode {
 }
 
 pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
-    if args.batch_size == 0 {
-        bail!("--batch-size is 0; a batch needs a token");
-    }
-    if !(args.temp.is_finite() && args.top_p.is_finite() && args.min_p.is_finite()) {
-        bail!("--temp, --top-p and --min-p must be finite numbers");
-    }
     let prompts = prompts::read(&args)?;
     let gguf = model::open(args.model.as_deref())?;
     let model = Model::load(&gguf)?;
     let tokens = prompts::tokenize(&prompts, &model)?;
-    let n_ctx = args.ctx_size.unwrap_or(model.hparams().n_ctx_train);
-    check_fit(&tokens, n_ctx, &model, &args)?;
+    let n_ctx = args
+        .ctx_size
+        .map_or(model.hparams().n_ctx_train, |n| n as usize);
+    check_fit(&prompts, &tokens, n_ctx, &model)?;
     let n_threads = args
         .threads
         .map(usize::from)
@@ -181,7 +177,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let mut sampler = Sampler::new(sampler_params(&args));
     let progress = progress(ctx, prompts.len());
     let mut totals = Totals::default();
-    let mut failed = None;
+    let (mut failed, mut lost) = (None, None);
     for (i, (tokens, limits)) in tokens.iter().zip(&limits).enumerate() {
         session.begin_sequence(i as u32);
         let mut echo = Echo::new(&prompts, &model);
@@ -201,7 +197,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
             Ok(generated) => totals.add(generated, started.elapsed()),
             Err(error) => failed = Some(error),
         }
-        echo.end();
+        lost = lost.or(echo.end());
         progress.inc(1);
         if failed.is_some() || totals.ended_early() {
             break;
@@ -209,10 +205,8 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     }
     progress.finish_and_clear();
 
-    let records = match session.into_recorder().into_writer() {
-        Some(writer) => Some(finish(writer, &totals, &failed)),
-        None => None,
-    };
+    let writer = session.into_recorder().into_writer();
+    let records = writer.map(|writer| finish(writer, &totals, &failed));
     if let Some(usage) = &usage {
         usage.finish(totals.tokens.prompt + totals.tokens.generated)?;
     }
@@ -221,6 +215,10 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     }
     let records = records.transpose()?;
     ctx.remark(totals.summary(records, &out));
+    if let Some(error) = lost {
+        return Err(error)
+            .context("the generated text cannot be written to stdout; the run is whole");
+    }
     match (totals.stop, records) {
         (Some(Stop::Interrupted), Some(n)) => {
             bail!(
@@ -250,8 +248,8 @@ fn finish(
 
 fn limits(args: &Args, prompt: &Prompt) -> Limits {
     Limits {
-        n_predict: prompt.n_predict.unwrap_or(args.n_predict),
-        n_batch: args.batch_size,
+        n_predict: prompt.n_predict.unwrap_or(args.n_predict) as usize,
+        n_batch: args.batch_size as usize,
         ignore_eos: args.ignore_eos,
     }
 }
@@ -267,25 +265,39 @@ fn sampler_params(args: &Args) -> SamplerParams {
 }
 
 /// Refuses a prompt that cannot run before anything is written.
-fn check_fit(tokens: &[Vec<u32>], n_ctx: usize, model: &Model, args: &Args) -> anyhow::Result<()> {
-    for (i, tokens) in tokens.iter().enumerate() {
-        if tokens.is_empty() || tokens.len() > n_ctx {
-            let error = match tokens.len() {
-                0 => moe_executor::Error::EmptyPrompt,
-                n => moe_executor::Error::ContextFull {
-                    tokens: n,
-                    context: n_ctx,
-                    trained: model.hparams().n_ctx_train,
-                },
-            };
-            let error = anyhow::Error::new(error);
-            return Err(match &args.prompts {
-                Some(file) => error.context(format!("{}, sequence {}", file.display(), i + 1)),
-                None => error,
-            });
-        }
+fn check_fit(
+    prompts: &[Prompt],
+    tokens: &[Vec<u32>],
+    n_ctx: usize,
+    model: &Model,
+) -> anyhow::Result<()> {
+    for (prompt, tokens) in prompts.iter().zip(tokens) {
+        let error = match tokens.len() {
+            0 => moe_executor::Error::EmptyPrompt,
+            n if n > n_ctx => moe_executor::Error::ContextFull {
+                tokens: n,
+                context: n_ctx,
+                trained: model.hparams().n_ctx_train,
+            },
+            _ => continue,
+        };
+        return Err(prompt.at_its_place(error.into()));
     }
     Ok(())
+}
+
+fn temperature(text: &str) -> Result<f32, String> {
+    in_range(text, 0.0, f32::MAX).ok_or_else(|| "a temperature is a number from 0 on".into())
+}
+
+fn probability(text: &str) -> Result<f32, String> {
+    in_range(text, 0.0, 1.0).ok_or_else(|| "a probability is a number from 0 to 1".into())
+}
+
+fn in_range(text: &str, least: f32, most: f32) -> Option<f32> {
+    text.parse()
+        .ok()
+        .filter(|value| (least..=most).contains(value))
 }
 
 fn announce(ctx: &Context, args: &Args, records: u64, out: &std::path::Path) {

@@ -2,14 +2,15 @@
 
 use std::path::Path;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use moe_gguf::Gguf;
+use moe_gguf::check::check;
 
 /// Name of the embedded model in messages and manifests.
 #[cfg(feature = "embedded-model")]
 const EMBEDDED: &str = "embedded:tiny-qwen3moe-Q4_K_M.gguf";
 
-/// Opens the model and refuses one whose data is cut off.
+/// Opens the model and refuses one whose data is cut off or whose tensors overlap.
 pub fn open(path: Option<&Path>) -> anyhow::Result<Gguf> {
     let gguf = match path {
         Some(path) => Gguf::open(path)?,
@@ -18,6 +19,14 @@ pub fn open(path: Option<&Path>) -> anyhow::Result<Gguf> {
     for tensor in gguf.tensors() {
         gguf.data(tensor)
             .context("a model that is not whole cannot run")?;
+    }
+    let report = check(&gguf);
+    if let Some(overlap) = report.overlaps.first() {
+        bail!(
+            "{} ({} overlaps); such a model would compute nonsense: see `gguf-map --check-overlaps`",
+            overlap.describe(&gguf),
+            report.overlaps.len()
+        );
     }
     Ok(gguf)
 }
@@ -30,7 +39,5 @@ fn embedded() -> anyhow::Result<Gguf> {
 
 #[cfg(not(feature = "embedded-model"))]
 fn embedded() -> anyhow::Result<Gguf> {
-    anyhow::bail!(
-        "this program was built without the embedded model; give one with --model FILE.gguf"
-    )
+    bail!("this program was built without the embedded model; give one with --model FILE.gguf")
 }

@@ -1,8 +1,10 @@
 //! What to evaluate: one text, or a file of sequences.
 
-use std::fs;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use moe_executor::Model;
 use serde::Deserialize;
 
@@ -10,6 +12,9 @@ use super::Args;
 
 /// The prompt when none is given: one that the embedded model has something to say on.
 const DEFAULT: &str = "The kernel driver is responsible for";
+
+/// Larger prompt files are refused: no context holds them.
+const MAX_BYTES: u64 = 256 << 20;
 
 /// A sequence to run.
 #[derive(Debug, Default, Deserialize)]
@@ -20,14 +25,26 @@ pub struct Prompt {
     /// Token ids instead of text, taken as they are.
     pub tokens: Option<Vec<u32>>,
     /// Tokens to generate, where it is not `--n-predict`.
-    pub n_predict: Option<usize>,
+    pub n_predict: Option<u32>,
+    /// File and line that it comes from.
+    #[serde(skip)]
+    place: Option<String>,
 }
 
 impl Prompt {
-    fn text(text: String) -> Prompt {
+    fn text(text: String, place: Option<String>) -> Prompt {
         Prompt {
             prompt: Some(text),
+            place,
             ..Prompt::default()
+        }
+    }
+
+    /// An error of this sequence, with its file and line.
+    pub fn at_its_place(&self, error: anyhow::Error) -> anyhow::Error {
+        match &self.place {
+            Some(place) => error.context(place.clone()),
+            None => error,
         }
     }
 }
@@ -35,53 +52,86 @@ impl Prompt {
 /// The sequences that the command line asks for; at least one.
 pub fn read(args: &Args) -> anyhow::Result<Vec<Prompt>> {
     if let Some(path) = &args.prompts {
-        let text =
-            fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        return lines(&text).with_context(|| path.display().to_string());
+        return lines(&read_text(path)?, &path.display().to_string());
     }
-    let text = match (&args.prompt, &args.prompt_file) {
-        (Some(prompt), _) => prompt.clone(),
+    Ok(vec![match (&args.prompt, &args.prompt_file) {
+        (Some(prompt), _) => Prompt::text(prompt.clone(), None),
         (None, Some(path)) => {
-            let text = fs::read_to_string(path)
-                .with_context(|| format!("cannot read {}", path.display()))?;
-            text.strip_suffix('\n').unwrap_or(&text).to_owned()
+            let text = read_text(path)?;
+            let text = text.strip_suffix('\n').unwrap_or(&text).to_owned();
+            Prompt::text(text, Some(path.display().to_string()))
         }
-        (None, None) => DEFAULT.to_owned(),
-    };
-    Ok(vec![Prompt::text(text)])
+        (None, None) => Prompt::text(DEFAULT.to_owned(), None),
+    }])
 }
 
-fn lines(text: &str) -> anyhow::Result<Vec<Prompt>> {
+fn read_text(path: &Path) -> anyhow::Result<String> {
+    let mut bytes = Vec::new();
+    File::open(path)
+        .and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut bytes))
+        .with_context(|| format!("cannot read {}", path.display()))?;
+    if bytes.len() as u64 > MAX_BYTES {
+        bail!(
+            "{} has over {} MiB; split it",
+            path.display(),
+            MAX_BYTES >> 20
+        );
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        let line = error.as_bytes()[..at]
+            .iter()
+            .filter(|&&byte| byte == b'\n')
+            .count()
+            + 1;
+        anyhow!(
+            "{}, line {line}: byte {at} is not UTF-8; prompts are UTF-8 text",
+            path.display()
+        )
+    })
+}
+
+fn lines(text: &str, file: &str) -> anyhow::Result<Vec<Prompt>> {
     let mut prompts = Vec::new();
     for (i, line) in text.lines().enumerate() {
         if line.trim().is_empty() {
             continue;
         }
-        let prompt: Prompt = serde_json::from_str(line).with_context(|| {
-            format!(
-                "line {}: want {{\"prompt\": \"text\"}} or {{\"tokens\": [ids]}}",
-                i + 1
+        let place = format!("{file}, line {}", i + 1);
+        let mut prompt: Prompt = serde_json::from_str(line).map_err(|error| {
+            let reason = error.to_string();
+            let reason = reason
+                .split(" at line ")
+                .next()
+                .unwrap_or_default()
+                .to_owned();
+            anyhow!(
+                "{place}: {reason} in column {}; a line is {FORM}",
+                error.column()
             )
         })?;
         if prompt.prompt.is_some() == prompt.tokens.is_some() {
-            bail!("line {}: give either \"prompt\" or \"tokens\"", i + 1);
+            bail!("{place}: give either \"prompt\" or \"tokens\": {FORM}");
         }
+        prompt.place = Some(place);
         prompts.push(prompt);
     }
     if prompts.is_empty() {
-        bail!("no sequence in it; give a line of JSON for each");
+        bail!("{file}: no sequence in it; a line is {FORM}");
     }
     Ok(prompts)
 }
 
+/// What a line of `--prompts` is.
+const FORM: &str = r#"{"prompt": "text"} or {"tokens": [ids]}"#;
+
 /// Token ids of every sequence.
 pub fn tokenize(prompts: &[Prompt], model: &Model) -> anyhow::Result<Vec<Vec<u32>>> {
     let n_vocab = model.hparams().n_vocab;
-    let one = |(i, prompt): (usize, &Prompt)| match (&prompt.tokens, &prompt.prompt) {
+    let one = |prompt: &Prompt| match (&prompt.tokens, &prompt.prompt) {
         (Some(tokens), _) => match tokens.iter().position(|&t| t as usize >= n_vocab) {
             Some(at) => bail!(
-                "sequence {}: token id {} at position {at} is outside the vocabulary of {n_vocab} tokens",
-                i + 1,
+                "token id {} at position {at} is outside the vocabulary of {n_vocab} tokens",
                 tokens[at]
             ),
             None => Ok(tokens.clone()),
@@ -91,7 +141,10 @@ pub fn tokenize(prompts: &[Prompt], model: &Model) -> anyhow::Result<Vec<Vec<u32
             Ok(model.tokenizer().encode(text, true, true)?)
         }
     };
-    prompts.iter().enumerate().map(one).collect()
+    prompts
+        .iter()
+        .map(|prompt| one(prompt).map_err(|e| prompt.at_its_place(e)))
+        .collect()
 }
 
 #[cfg(test)]
@@ -100,7 +153,11 @@ mod tests {
 
     #[test]
     fn lines_name_what_is_wrong() {
-        let ok = lines("{\"prompt\":\"a\"}\n\n{\"tokens\":[1,2],\"n_predict\":3}\n").unwrap();
+        let ok = lines(
+            "{\"prompt\":\"a\"}\n\n{\"tokens\":[1,2],\"n_predict\":3}\n",
+            "f",
+        )
+        .unwrap();
         assert_eq!(ok.len(), 2);
         assert_eq!(
             (ok[1].tokens.as_deref(), ok[1].n_predict),
@@ -108,12 +165,15 @@ mod tests {
         );
         for (text, expected) in [
             ("", "no sequence"),
-            ("{\"prompt\":\"a\"}\n{\"prompt\":1}", "line 2"),
+            (
+                "{\"prompt\":\"a\"}\n{\"prompt\":1}",
+                "f, line 2: invalid type: integer `1`, expected a string in column 11;",
+            ),
             ("{\"prompt\":\"a\",\"tokens\":[1]}", "line 1: give either"),
             ("{}", "line 1: give either"),
             ("{\"promt\":\"a\"}", "line 1"),
         ] {
-            let error = format!("{:#}", lines(text).unwrap_err());
+            let error = format!("{:#}", lines(text, "f").unwrap_err());
             assert!(error.contains(expected), "{text}: {error}");
         }
     }

@@ -16,6 +16,7 @@ use crate::output::human_bytes;
 pub struct Echo<'a> {
     model: Option<&'a Model<'a>>,
     wrote: bool,
+    failed: Option<io::Error>,
 }
 
 impl<'a> Echo<'a> {
@@ -24,24 +25,33 @@ impl<'a> Echo<'a> {
         Echo {
             model: (prompts.len() == 1).then_some(model),
             wrote: false,
+            failed: None,
         }
     }
 
     /// One more token.
     pub fn token(&mut self, token: u32) {
         if let Some(model) = self.model {
-            // A reader who has gone away does not end the recording.
-            let mut stdout = io::stdout().lock();
-            let _ = stdout.write_all(model.tokenizer().piece(token));
-            let _ = stdout.flush();
             self.wrote = true;
+            self.write(model.tokenizer().piece(token));
         }
     }
 
-    /// The end of the sequence.
-    pub fn end(&self) {
+    /// The end of the sequence; gives what kept the text from being written. A reader who has gone away is no error.
+    pub fn end(mut self) -> Option<io::Error> {
         if self.wrote {
-            let _ = io::stdout().lock().write_all(b"\n");
+            self.write(b"\n");
+        }
+        self.failed
+            .filter(|error| error.kind() != io::ErrorKind::BrokenPipe)
+    }
+
+    /// A failed write does not end the recording.
+    fn write(&mut self, bytes: &[u8]) {
+        if self.failed.is_none() {
+            let mut stdout = io::stdout().lock();
+            let written = stdout.write_all(bytes).and_then(|()| stdout.flush());
+            self.failed = written.err();
         }
     }
 }
@@ -54,7 +64,8 @@ pub struct Totals {
     time: Duration,
     /// Why the last sequence ended.
     pub stop: Option<Stop>,
-    contexts_full: usize,
+    contexts_full: u64,
+    texts_ended: u64,
 }
 
 impl Totals {
@@ -65,7 +76,8 @@ impl Totals {
         self.tokens.sequences += 1;
         self.time += time;
         self.stop = Some(generated.stop);
-        self.contexts_full += usize::from(generated.stop == Stop::ContextFull);
+        self.contexts_full += u64::from(generated.stop == Stop::ContextFull);
+        self.texts_ended += u64::from(generated.stop == Stop::EndOfGeneration);
     }
 
     /// Whether no further sequence is to be run.
@@ -90,11 +102,13 @@ impl Totals {
             let size = human_bytes(records * RECORD_SIZE as u64);
             text += &format!("; {records} records, {size}, in {}", out.display());
         }
-        if self.contexts_full > 0 {
-            text += &format!(
-                "\nthe context was full before all tokens were generated, {} times",
-                self.contexts_full
-            );
+        for (n, why) in [
+            (self.contexts_full, "the context was full"),
+            (self.texts_ended, "the model ended the text"),
+        ] {
+            if n > 0 {
+                text += &format!("\n{why} before all tokens were generated in {n} of {sequences}");
+            }
         }
         if self.stop == Some(Stop::TraceFull) {
             text += "\nstopped at --max-trace-mib; the run is whole up to there";
