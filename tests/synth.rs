@@ -296,4 +296,13 @@ fn what_makes_no_model_is_refused() {
         &[],
         "linear_attention",
     );
+    // 36 PiB: nobody has room for it.
+    let huge = spec.replace("\"n_embd\":512", "\"n_embd\":1048576");
+    let huge = huge.replace("\"n_ff_exp\":256", "\"n_ff_exp\":1048576");
+    let huge = huge.replace("\"n_expert\":32", "\"n_expert\":16384");
+    refused(
+        &huge,
+        &["--quant", "Q4_0", "--layers", "1"],
+        "are free there",
+    );
 }

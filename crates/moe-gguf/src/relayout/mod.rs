@@ -97,9 +97,13 @@ impl Layout {
     /// Plans the new file. The table comes in the order of the data, as llama.cpp demands.
     ///
     /// # Errors
-    /// An order of experts does not fit the model, or moves what cannot be moved.
+    /// An order of experts does not fit the model, or moves what cannot be moved, or the model's data
+    /// is cut.
     pub fn new(gguf: &Gguf, order: Order, experts: &ExpertOrders) -> Result<Layout, Error> {
         experts::check(gguf, experts)?;
+        for tensor in gguf.tensors() {
+            gguf.data(tensor)?;
+        }
         let placed = gguf.tensors().iter().map(|tensor| place(tensor, experts));
         let mut tensors = placed.collect::<Result<Vec<_>, _>>()?;
         let tied = gguf.tensor("output.weight").is_none();

@@ -223,8 +223,8 @@ pub(super) struct Blocks {
     d: u16,
     min: u16,
     byte: ByteScale,
-    /// Values that elements of their own take, little-endian, and those of lifted ones.
-    values: [Vec<u8>; 2],
+    /// Bits of the values that elements of their own take, and of those of lifted ones.
+    values: [Vec<u32>; 2],
 }
 
 /// Values that elements without blocks take: as many as 12 random bits name.
@@ -266,8 +266,28 @@ impl Blocks {
     pub(super) fn fill_row(&self, random: &mut Random, lifted: bool, row: &mut [u8]) {
         random.fill(row);
         let size = self.ty.type_size() as usize;
+        if matches!(self.scale, Scale::Values) {
+            return match size {
+                2 => self.put_values::<2>(lifted, row),
+                _ => self.put_values::<4>(lifted, row),
+            };
+        }
         for (i, block) in row.chunks_exact_mut(size).enumerate() {
             self.finish(random, lifted && i % LIFT_EVERY == 0, block);
+        }
+    }
+
+    /// Turns random bytes into elements of `SIZE` bytes that are numbers of their own.
+    fn put_values<const SIZE: usize>(&self, lifted: bool, row: &mut [u8]) {
+        let [plain, with_mean] = &self.values;
+        for (i, element) in row.as_chunks_mut::<SIZE>().0.iter_mut().enumerate() {
+            let at = usize::from(u16::from_le_bytes([element[0], element[1]])) % N_VALUES;
+            let values = if lifted && i % LIFT_EVERY == 0 {
+                with_mean
+            } else {
+                plain
+            };
+            element.copy_from_slice(&values[at].to_le_bytes()[..SIZE]);
         }
     }
 
@@ -284,12 +304,7 @@ impl Blocks {
         }
         let mut put = |at: usize, bits: u16| block[at..at + 2].copy_from_slice(&bits.to_le_bytes());
         match self.scale {
-            Scale::Values => {
-                let values = &self.values[usize::from(lifted)];
-                let i = usize::from(u16::from_le_bytes([block[0], block[1]])) % N_VALUES;
-                let size = block.len();
-                block.copy_from_slice(&values[i * size..(i + 1) * size]);
-            }
+            Scale::Values => {}
             Scale::F16 { at } => put(at, self.signed_scale(random, lifted)),
             Scale::F16Min {
                 at, min_at, sub, ..
@@ -329,17 +344,17 @@ impl Blocks {
     }
 }
 
-/// [`N_VALUES`] evenly spaced values of a type without blocks, of that mean and standard deviation.
-fn values(ty: GgmlType, mean: f64, std: f64) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(N_VALUES * ty.type_size() as usize);
-    for i in 0..N_VALUES {
+/// The bits of [`N_VALUES`] evenly spaced values of a type without blocks, of that mean and standard
+/// deviation.
+fn values(ty: GgmlType, mean: f64, std: f64) -> Vec<u32> {
+    let value = |i: usize| {
         let even = ((2 * i + 1) as f64 / N_VALUES as f64 - 1.0) * 3f64.sqrt();
         let value = mean + std * even;
         match ty {
-            GgmlType::F16 => bytes.extend(f16::from_f64(value).to_le_bytes()),
-            GgmlType::BF16 => bytes.extend(bf16::from_f64(value).to_le_bytes()),
-            _ => bytes.extend((value as f32).to_le_bytes()),
+            GgmlType::F16 => f16::from_f64(value).to_bits().into(),
+            GgmlType::BF16 => bf16::from_f64(value).to_bits().into(),
+            _ => (value as f32).to_bits(),
         }
-    }
-    bytes
+    };
+    (0..N_VALUES).map(value).collect()
 }

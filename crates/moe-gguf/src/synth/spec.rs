@@ -277,6 +277,12 @@ impl Spec {
             );
         }
         let heads = self.n_head * self.head_dim();
+        if heads > MAX_WIDTH {
+            return bad(
+                "head_dim",
+                format!("the heads are {heads} wide, at most {MAX_WIDTH}"),
+            );
+        }
         if self.arch == Arch::Olmoe && heads != self.n_embd {
             return bad(
                 "head_dim",
@@ -298,11 +304,12 @@ impl Spec {
                 full_attention_interval,
             } = linear;
             let widths = [conv_kernel, state_size, group_count, time_step_rank];
-            if widths.iter().any(|&n| n == 0 || n > MAX_WIDTH) || full_attention_interval == 0 {
-                return bad(
-                    "linear_attention",
-                    format!("its numbers must lie in 1..={MAX_WIDTH}"),
-                );
+            let fits = |n: u64| n > 0 && n <= MAX_WIDTH;
+            let heads = group_count.max(time_step_rank);
+            let fit = widths.into_iter().all(fits) && fits(state_size * heads);
+            if !fit || full_attention_interval == 0 {
+                let problem = format!("its widths must lie in 1..={MAX_WIDTH}");
+                return bad("linear_attention", problem);
             }
         }
         self.vocab.check()

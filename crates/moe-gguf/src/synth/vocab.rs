@@ -54,7 +54,7 @@ fn byte_level(spec: &VocabSpec) -> Result<Vocab, Error> {
     let n_special = spec.n_special() as usize;
     let n_words = (spec.n_tokens as usize).saturating_sub(N_BYTES + n_special);
     let n_merges = spec.n_merges.map_or(n_words, |n| n as usize);
-    let names = special_names(spec.n_tokens as usize - n_special, n_special);
+    let names = special_names(spec, n_special);
     let bytes: Vec<String> = byte_alphabet().map(String::from).collect();
     let fixed = text_size(&bytes) + text_size(&names);
 
@@ -80,16 +80,17 @@ fn byte_level(spec: &VocabSpec) -> Result<Vocab, Error> {
                 }
             }
             let (words, merges, size) = make(low)?;
-            let Some(rest) = wanted.checked_sub(size).filter(|_| n_special > 0) else {
+            let rest = wanted.checked_sub(size);
+            let Some(names) = rest.and_then(|rest| lengthened(names, rest as usize)) else {
                 let problem = format!(
-                    "it is {wanted}, the shortest texts have {size} bytes, and control tokens are needed to fill up the rest"
+                    "it is {wanted}, the shortest texts have {size} bytes, and two control tokens are needed to fill up the rest"
                 );
                 return Err(Error::Spec {
                     key: "vocab.text_bytes",
                     problem,
                 });
             };
-            (words, merges, lengthened(names, rest as usize))
+            (words, merges, names)
         }
     };
 
@@ -107,20 +108,29 @@ fn byte_level(spec: &VocabSpec) -> Result<Vocab, Error> {
     })
 }
 
-fn special_names(first: usize, n: usize) -> Vec<String> {
-    (first..first + n)
-        .map(|id| format!("<|control_{id}|>"))
-        .collect()
+/// The text by which runtimes know the token that ends a text.
+const EOS: &str = "<|endoftext|>";
+
+fn special_names(spec: &VocabSpec, n_special: usize) -> Vec<String> {
+    let first = spec.n_tokens - n_special as u32;
+    let name = |id| match id == spec.eos.unwrap_or(first) {
+        true => EOS.to_owned(),
+        false => format!("<|control_{id}|>"),
+    };
+    (first..spec.n_tokens).map(name).collect()
 }
 
-/// The same names, with `bytes` more letters among them.
-fn lengthened(names: Vec<String>, bytes: usize) -> Vec<String> {
-    let (n, rest) = (bytes / names.len().max(1), bytes % names.len().max(1));
-    let longer = |(i, name): (usize, String)| {
-        let letters = "a".repeat(n + usize::from(i < rest));
-        name.replace("|>", &format!("{letters}|>"))
-    };
-    names.into_iter().enumerate().map(longer).collect()
+/// The same names, with `bytes` more letters among those that have no meaning; `None` if there are no
+/// such.
+fn lengthened(mut names: Vec<String>, bytes: usize) -> Option<Vec<String>> {
+    let mut meaningless: Vec<&mut String> = names.iter_mut().filter(|name| *name != EOS).collect();
+    let n = meaningless.len();
+    let (each, rest) = (bytes.checked_div(n)?, bytes % n);
+    for (i, name) in meaningless.iter_mut().enumerate() {
+        let letters = "a".repeat(each + usize::from(i < rest));
+        **name = name.replace("|>", &format!("{letters}|>"));
+    }
+    Some(names)
 }
 
 fn text_size(texts: &[String]) -> u64 {
