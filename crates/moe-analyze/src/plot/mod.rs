@@ -222,25 +222,11 @@ fn draw_scale<B: DrawingBackend>(layout: &Layout, canvas: &Canvas<B>) -> anyhow:
         FRAME.stroke_width(1),
     )?;
 
-    let place = |value: f64| foot - (canvas.fraction(value) * f64::from(height)).round() as i32;
-    let mut free_below = TOP + 16;
-    let tick = |value: f64, label: String| -> anyhow::Result<()> {
-        let y = place(value);
-        canvas.line((left + BAR_WIDTH, y), (left + BAR_WIDTH + 4, y))?;
-        canvas.text(
-            &label,
-            (left + BAR_WIDTH + 8, y),
-            12,
-            HPos::Left,
-            VPos::Center,
-        )
-    };
-    tick(canvas.highest, format!("{:.1}", canvas.highest))?;
-    for value in [64.0, 32.0, 16.0, 8.0, 4.0, 2.0, 1.0, 0.5, 0.0] {
-        if place(value) >= free_below {
-            tick(value, value.to_string())?;
-            free_below = place(value) + 16;
-        }
+    for tick in scale_ticks(canvas.highest, height) {
+        let bar = left + BAR_WIDTH;
+        canvas.line((bar, TOP + tick.y), (bar + 4, TOP + tick.y))?;
+        let at = (bar + 8, TOP + tick.label_y);
+        canvas.text(&tick.label, at, 12, HPos::Left, VPos::Center)?;
     }
     canvas.text(
         "× even share",
@@ -249,6 +235,50 @@ fn draw_scale<B: DrawingBackend>(layout: &Layout, canvas: &Canvas<B>) -> anyhow:
         HPos::Left,
         VPos::Bottom,
     )
+}
+
+/// A mark on the colour bar; places are pixels below the bar's head.
+struct Tick {
+    y: i32,
+    label_y: i32,
+    label: String,
+}
+
+/// The marks on a colour bar of `height` pixels: its ends and the even share always, the rest where there is room.
+fn scale_ticks(highest: f64, height: i32) -> Vec<Tick> {
+    const LABEL: i32 = 16;
+    let mut ticks = vec![Tick {
+        y: 0,
+        label_y: 0,
+        label: format!("{highest:.1}"),
+    }];
+    if ticks[0].label == "1.0" {
+        ticks[0].label = "1".into();
+    }
+    for value in [1.0, 0.0, 64.0, 32.0, 16.0, 8.0, 4.0, 2.0, 0.5] {
+        let label = value.to_string();
+        if value > highest || label == ticks[0].label {
+            continue;
+        }
+        let y = height - (scale_fraction(value, highest) * f64::from(height)).round() as i32;
+        let label_y = if value == 1.0 {
+            // Right below the highest value the label gives way, for the even share must be there.
+            y.clamp(LABEL, height - LABEL)
+        } else {
+            y
+        };
+        let is_free = |tick: &Tick| (tick.label_y - label_y).abs() >= LABEL;
+        if ticks.iter().all(is_free) {
+            ticks.push(Tick { y, label_y, label });
+        }
+    }
+    ticks
+}
+
+/// Place of a value on the scale. The root spreads the crowd of small values, which a few very hot experts would
+/// otherwise press together.
+fn scale_fraction(value: f64, highest: f64) -> f64 {
+    (value / highest).sqrt()
 }
 
 /// The smallest of 1, 2, 5, 10, 20, 50, … at which labels are `room` pixels apart.
@@ -266,14 +296,8 @@ struct Canvas<B: DrawingBackend> {
 }
 
 impl<B: DrawingBackend> Canvas<B> {
-    /// Place of a value on the scale. The root spreads the crowd of small values, which a few very hot experts would
-    /// otherwise press together.
-    fn fraction(&self, value: f64) -> f64 {
-        (value / self.highest).sqrt()
-    }
-
     fn colour_of(&self, value: f64) -> RGBColor {
-        colour::colour(self.fraction(value))
+        colour::colour(scale_fraction(value, self.highest))
     }
 
     fn rectangle(&self, corners: [(i32, i32); 2], style: ShapeStyle) -> anyhow::Result<()> {
@@ -352,6 +376,24 @@ mod tests {
                 let path = dir.path().join(format!("{n_layer}x{n_expert}.{extension}"));
                 example(n_layer, n_expert).write(&path, false).unwrap();
                 assert!(path.metadata().unwrap().len() > 1000);
+            }
+        }
+    }
+
+    #[test]
+    fn the_scale_always_marks_its_ends_and_the_even_share() {
+        for height in [140, 360] {
+            for highest in [1.0, 1.02, 1.06, 1.2, 2.1, 8.0, 64.0, 500.0] {
+                let ticks = scale_ticks(highest, height);
+                let y = |label: &str| ticks.iter().find(|t| t.label == label).map(|t| t.y);
+                let even = f64::from(height) * (1.0 - (1.0f64 / highest).sqrt());
+                // A pixel for rounding, another for a highest value that is told as 1.
+                let is_even = |y: i32| (f64::from(y) - even).abs() < 2.0;
+                assert!(y("1").is_some_and(is_even), "{highest} {height}");
+                assert_eq!((ticks[0].y, y("0")), (0, Some(height)));
+                let mut labels: Vec<i32> = ticks.iter().map(|t| t.label_y).collect();
+                labels.sort_unstable();
+                assert!(labels.windows(2).all(|pair| pair[1] - pair[0] >= 16));
             }
         }
     }
