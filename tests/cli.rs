@@ -5,7 +5,7 @@ mod support;
 use std::io::Read;
 use std::process::Stdio;
 
-use support::{moe_analyze, repository, stdout_of};
+use support::{arg, closed_pipe, code_with_stdout, moe_analyze, repository, stdout_of};
 
 const SUBCOMMANDS: [&str; 7] = [
     "record",
@@ -91,4 +91,22 @@ fn a_closed_pipe_is_no_error() {
     let output = child.wait_with_output().unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
     assert_eq!(output.status.code(), Some(0));
+}
+
+/// The verdict is the exit code's, whether or not somebody reads the rows before it.
+#[test]
+fn a_closed_pipe_hides_no_fault() {
+    let dir = tempfile::tempdir().unwrap();
+    let cut = dir.path().join("cut.gguf");
+    let whole = std::fs::read(repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf")).unwrap();
+    std::fs::write(&cut, &whole[..whole.len() - 64]).unwrap();
+    for format in ["table", "csv", "json", "jsonl", "md"] {
+        for args in [
+            &["gguf-map", arg(&cut), "--check-overlaps", "-o", format][..],
+            &["gguf-map", arg(&cut), "--verify", "-o", format],
+            &["info", arg(&cut), "-o", format],
+        ] {
+            assert_eq!(code_with_stdout(args, closed_pipe()), 1, "{args:?}");
+        }
+    }
 }

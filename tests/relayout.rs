@@ -209,6 +209,17 @@ fn what_cannot_be_done_is_refused_and_nothing_is_written() {
 }
 
 #[test]
+fn a_cut_model_is_refused_before_anything_is_written() {
+    let (dir, out) = temporary();
+    let cut = dir.path().join("cut.gguf");
+    let whole = fs::read(fixture("random-gpt-oss-F16")).unwrap();
+    fs::write(&cut, &whole[..whole.len() - 1000]).unwrap();
+    let line = failure_of(&["relayout", arg(&cut), "--out", arg(&out)]);
+    assert!(line.contains("it is cut"), "{line}");
+    assert!(!out.exists());
+}
+
+#[test]
 fn an_existing_file_and_the_model_itself_are_spared() {
     let (dir, out) = temporary();
     let model = fixture("random-gpt-oss-F16");
@@ -221,4 +232,18 @@ fn an_existing_file_and_the_model_itself_are_spared() {
     assert!(line.contains("is the model itself"), "{line}");
     let left: Vec<_> = fs::read_dir(dir.path()).unwrap().collect();
     assert_eq!(left.len(), 1, "no temporary file is left");
+}
+
+#[test]
+fn the_new_file_is_gguf() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("new.bin");
+    let line = failure_of(&[
+        "relayout",
+        arg(&fixture("tiny-qwen3moe-Q4_K_M")),
+        "--out",
+        arg(&out),
+    ]);
+    assert!(line.contains(".gguf file"), "{line}");
+    assert!(!out.exists());
 }

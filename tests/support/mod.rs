@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
 use assert_cmd::Command;
 use moe_gguf::Gguf;
@@ -39,6 +40,28 @@ pub fn failure_of(args: &[&str]) -> String {
     assert!(stderr.starts_with("moe-analyze: "), "{stderr}");
     assert!(!stderr.contains("panicked"), "{stderr}");
     stderr
+}
+
+/// The exit code with some stdout; stderr is left alone.
+pub fn code_with_stdout(args: &[&str], stdout: impl Into<Stdio>) -> i32 {
+    let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin!("moe-analyze"));
+    command.args(args).stdout(stdout).stderr(Stdio::null());
+    command.status().unwrap().code().unwrap()
+}
+
+/// A pipe that nobody reads.
+pub fn closed_pipe() -> Stdio {
+    let (_, writer) = std::io::pipe().unwrap();
+    writer.into()
+}
+
+/// Stdouts that take nothing, each with the exit code of a command without a verdict: a closed pipe, and, where the
+/// system has it, a full device.
+pub fn bad_stdouts() -> Vec<(Stdio, i32)> {
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full");
+    let mut stdouts = vec![(closed_pipe(), 0)];
+    stdouts.extend(full.ok().map(|full| (full.into(), 2)));
+    stdouts
 }
 
 /// The path as an argument.

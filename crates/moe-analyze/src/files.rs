@@ -41,6 +41,18 @@ pub fn check_output(path: &Path, force: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Refuses an output whose extension is not that of the one format that can be written.
+pub fn require_extension(path: &Path, extension: &str) -> anyhow::Result<()> {
+    let found = path.extension();
+    if !found.is_some_and(|found| found.eq_ignore_ascii_case(extension)) {
+        bail!(
+            "{}: only .{extension} files are written there; name a .{extension} file",
+            path.display()
+        );
+    }
+    Ok(())
+}
+
 /// Makes a file under a temporary name beside `path` and renames it once it is whole.
 ///
 /// `path` must have passed [`check_output`]. On an error the temporary file is removed and `path` is as before.

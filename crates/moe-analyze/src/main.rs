@@ -17,7 +17,6 @@ fn main() -> ExitCode {
     let outcome = cli::Cli::parse().run();
     match outcome {
         Ok(status) => status.into(),
-        Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             let _ = writeln!(
                 std::io::stderr(),

@@ -2,18 +2,19 @@
 
 use moe_trace::manifest::Model;
 
+use super::origin::Origin;
 use super::{Error, Hotness, LayerPhase, MAX_ID};
 
 /// What the model says of its experts; without a model, what is seen decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Shape {
+struct Shape {
     n_expert: u32,
     n_expert_used: u32,
 }
 
 impl Shape {
     /// The shape of a recorded model, if its recorder told it.
-    pub fn of(model: &Model) -> Option<Shape> {
+    fn of(model: &Model) -> Option<Shape> {
         let Model {
             n_expert,
             n_expert_used,
@@ -43,6 +44,7 @@ pub(super) struct Choice {
 /// Sums choices; they must come in the order of the passes, and a token's in the order of the slots.
 pub(super) struct Counter {
     shape: Option<Shape>,
+    origin: Origin,
     highest_slot: u32,
     /// `[n_layer][phase]`
     layers: Vec<[LayerPhase; 2]>,
@@ -51,9 +53,10 @@ pub(super) struct Counter {
 }
 
 impl Counter {
-    pub fn new(shape: Option<Shape>) -> Counter {
+    pub fn new(origin: Origin) -> Counter {
         Counter {
-            shape,
+            shape: origin.model().and_then(Shape::of),
+            origin,
             highest_slot: 0,
             layers: Vec::new(),
             last_pass: Vec::new(),
@@ -117,6 +120,7 @@ impl Counter {
             n_expert: shape.n_expert,
             n_expert_used: shape.n_expert_used,
             layers: self.layers,
+            origins: vec![self.origin],
         })
     }
 }

@@ -5,11 +5,15 @@
 
 mod counting;
 mod frame;
+mod origin;
 mod readers;
 mod summary;
 
+use std::path::PathBuf;
+
 use moe_placement::learn::{LayerCounts, LearnFile};
 
+use origin::Origin;
 pub use summary::LayerSummary;
 
 /// Layer and expert ids at or above this are no model's: a trace that holds one is damaged.
@@ -52,6 +56,31 @@ pub enum Error {
         left: u32,
         /// Value in this input.
         right: u32,
+    },
+    /// Two inputs that say of which models they are.
+    #[error("the inputs are of different models: {left} against {right}; give runs of one model")]
+    OtherModel {
+        /// Name and hash of the model of the inputs before.
+        left: String,
+        /// Name and hash of the model of this input.
+        right: String,
+    },
+    /// A run that was counted already.
+    #[error("run {id} is counted already; give each run once, as a run or as tables")]
+    SameRun {
+        /// Its id.
+        id: String,
+    },
+    /// A table that holds something else.
+    #[error(
+        "{} is not a table of routing (it is {schema}); give routing.parquet, or the directory that `moe-analyze parquet` wrote",
+        path.display()
+    )]
+    NotRouting {
+        /// The file.
+        path: PathBuf,
+        /// The schema that its metadata names.
+        schema: String,
     },
     /// A trace or a table could not be read.
     #[error(transparent)]
@@ -108,6 +137,8 @@ pub struct Hotness {
     n_expert_used: u32,
     /// `[n_layer][phase]`
     layers: Vec<[LayerPhase; 2]>,
+    /// The runs that were counted.
+    origins: Vec<Origin>,
 }
 
 impl Hotness {
@@ -159,11 +190,30 @@ impl Hotness {
         experts
     }
 
-    /// Adds another run of the same model.
+    /// Runs that were counted, and how many of them do not tell of which model they are: bare traces, and tables that
+    /// other programs wrote.
+    pub fn n_runs(&self) -> (usize, usize) {
+        let unknown = self.origins.iter().filter(|origin| !origin.is_known());
+        (self.origins.len(), unknown.count())
+    }
+
+    /// Adds another run of the same model. Where one of them does not tell its model, the numbers of experts decide.
     ///
     /// # Errors
-    /// [`Error::Mixed`] if the models' numbers of experts differ.
+    /// [`Error::OtherModel`] or [`Error::Mixed`] if the models differ, [`Error::SameRun`] if a run would count twice.
     pub fn merge(&mut self, other: &Hotness) -> Result<(), Error> {
+        for origin in &self.origins {
+            for other in &other.origins {
+                origin.check(other)?;
+            }
+        }
+        self.add_counts(other)?;
+        self.origins.extend_from_slice(&other.origins);
+        Ok(())
+    }
+
+    /// Adds counts, whichever run they are of.
+    fn add_counts(&mut self, other: &Hotness) -> Result<(), Error> {
         let mixed = |what, left, right| Err(Error::Mixed { what, left, right });
         if self.n_expert != other.n_expert {
             return mixed("experts in a layer", self.n_expert, other.n_expert);

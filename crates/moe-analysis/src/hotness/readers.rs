@@ -1,14 +1,12 @@
 //! Hotness from the records of a trace and from tables of routing.
 
-use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use moe_trace::manifest::Model;
-use moe_trace::tables::{MODEL_KEY, RoutingBatch, read_routing};
+use moe_trace::tables::{RoutingBatch, read_routing};
 use moe_trace::{Error as TraceError, Run};
-use parquet::file::reader::{FileReader, SerializedFileReader};
 
-use super::counting::{Choice, Counter, Shape};
+use super::counting::{Choice, Counter};
+use super::origin::Origin;
 use super::{Error, Hotness};
 
 impl Hotness {
@@ -17,11 +15,7 @@ impl Hotness {
     /// # Errors
     /// [`Error::Empty`] if nothing was routed, [`Error::Id`] if a record names an expert that the model does not have.
     pub fn from_run(run: &Run) -> Result<Hotness, Error> {
-        let shape = run
-            .manifest
-            .as_ref()
-            .and_then(|manifest| Shape::of(&manifest.model));
-        let mut counter = Counter::new(shape);
+        let mut counter = Counter::new(Origin::of_run(run));
         for operation in run.routing() {
             let head = operation.head();
             let Some(layer) = head.layer() else { continue };
@@ -53,42 +47,64 @@ impl Hotness {
     /// Counts a `routing` table: a Parquet file, a directory that holds `routing.parquet`, or a dataset of several runs.
     ///
     /// # Errors
-    /// [`Error::Trace`] if it cannot be read, [`Error::Mixed`] if its runs are of different models, else as
-    /// [`Hotness::from_run`].
+    /// [`Error::Trace`] if it cannot be read, [`Error::NotRouting`] if it is another table, as [`Hotness::merge`] for
+    /// several runs, else as [`Hotness::from_run`].
     pub fn from_routing_table(path: &Path) -> Result<Hotness, Error> {
-        let mut total = None;
+        let (mut total, mut last_parent) = (None, None);
         let mut file = None;
         for batch in read_routing(path)? {
-            let batch = batch?;
+            let batch = batch.map_err(not_routing)?;
             let (current, counter) = match &mut file {
                 Some((current, counter)) if *current == batch.file() => (current, counter),
                 other => {
-                    add_file(&mut total, other.take())?;
-                    let counter = Counter::new(shape_of(batch.file())?);
+                    add_file(&mut total, &mut last_parent, other.take())?;
+                    let counter = Counter::new(Origin::of_table(batch.file())?);
                     let (current, counter) = other.insert((batch.file().to_owned(), counter));
                     (current, counter)
                 }
             };
             add_batch(counter, &batch, current)?;
         }
-        add_file(&mut total, file)?;
+        add_file(&mut total, &mut last_parent, file)?;
         total.ok_or_else(|| Error::Empty {
             place: path.display().to_string(),
         })
     }
 }
 
-/// Adds a file that is read to its end.
-fn add_file<P>(total: &mut Option<Hotness>, file: Option<(P, Counter)>) -> Result<(), Error> {
-    let hotness = file.and_then(|(_, counter)| counter.finish());
-    match (total.as_mut(), hotness) {
-        (_, None) => Ok(()),
-        (Some(total), Some(hotness)) => total.merge(&hotness),
-        (None, hotness) => {
-            *total = hotness;
+/// Adds a file that is read to its end. Several files in one directory of a dataset are parts of one run.
+fn add_file(
+    total: &mut Option<Hotness>,
+    last_parent: &mut Option<PathBuf>,
+    file: Option<(PathBuf, Counter)>,
+) -> Result<(), Error> {
+    let Some((path, counter)) = file else {
+        return Ok(());
+    };
+    let Some(hotness) = counter.finish() else {
+        return Ok(());
+    };
+    let parent = path.parent().map(Path::to_owned);
+    let is_same_run = parent == *last_parent;
+    *last_parent = parent;
+    match total {
+        Some(total) if is_same_run => total.add_counts(&hotness),
+        Some(total) => total.merge(&hotness),
+        None => {
+            *total = Some(hotness);
             Ok(())
         }
     }
+}
+
+/// A table that cannot be read as routing is perhaps another one, which tells more than the column that is missing.
+fn not_routing(error: TraceError) -> Error {
+    if let TraceError::Parquet { path, .. } = &error
+        && let Err(other @ Error::NotRouting { .. }) = Origin::of_table(path)
+    {
+        return other;
+    }
+    error.into()
 }
 
 fn add_batch(counter: &mut Counter, batch: &RoutingBatch, file: &Path) -> Result<(), Error> {
@@ -106,23 +122,4 @@ fn add_batch(counter: &mut Counter, batch: &RoutingBatch, file: &Path) -> Result
         counter.add(choice, || file.display().to_string())?;
     }
     Ok(())
-}
-
-/// What a table's metadata tells of the model.
-fn shape_of(file: &Path) -> Result<Option<Shape>, Error> {
-    let unreadable = |reason: String| TraceError::Parquet {
-        path: file.to_owned(),
-        reason,
-    };
-    let reader = File::open(file).map_err(|error| unreadable(error.to_string()))?;
-    let reader =
-        SerializedFileReader::new(reader).map_err(|error| unreadable(error.to_string()))?;
-    let entries = reader.metadata().file_metadata().key_value_metadata();
-    let model = entries
-        .into_iter()
-        .flatten()
-        .find(|entry| entry.key == MODEL_KEY);
-    let model = model.and_then(|entry| entry.value.as_deref());
-    let model: Option<Model> = model.and_then(|json| serde_json::from_str(json).ok());
-    Ok(model.as_ref().and_then(Shape::of))
 }

@@ -10,7 +10,7 @@ use moe_trace::Run;
 use crate::cli::{Context, ExitStatus};
 use crate::files;
 use crate::inputs::Kind;
-use crate::output::{self, Cell, Format, write_rows};
+use crate::output::{self, Cell, Format, count, write_rows};
 use crate::plot::{self, HeatMap};
 
 /// Experts that the summary names in each layer.
@@ -57,6 +57,12 @@ impl PhaseChoice {
         }
     }
 
+    /// What `n` tokens of the phase are called.
+    fn tokens(self, n: u64) -> String {
+        let tokens = if n == 1 { "token" } else { "tokens" };
+        format!("{} {tokens}", self.describe())
+    }
+
     fn describe(self) -> &'static str {
         match self {
             PhaseChoice::All => "prompt and generated",
@@ -70,19 +76,24 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     if let Some(plot) = &args.plot {
         plot::check_extension(plot)?;
     }
+    if let Some(out) = &args.out {
+        files::require_extension(out, "json")?;
+    }
     for out in args.out.iter().chain(&args.plot) {
         files::check_output(out, args.force)?;
     }
 
     let hotness = read_all(&args.paths)?;
+    if let (2.., unknown @ 1..) = hotness.n_runs() {
+        ctx.remark(format_args!(
+            "{} not tell the model; that all are of one was judged by their numbers of experts alone",
+            if unknown == 1 { "1 input does".into() } else { format!("{unknown} inputs do") }
+        ));
+    }
     let phases = args.phase.phases();
     let learn = hotness
         .learn_file(phases)
         .with_context(|| format!("{} tokens", args.phase.describe()))?;
-    match args.output {
-        None => output::to_stdout(|stdout| print_summary(stdout, &hotness, args.phase))?,
-        Some(format) => print_matrix(&hotness, phases, format)?,
-    }
     if let Some(out) = &args.out {
         files::write_whole(out, args.force, |file| {
             Ok(file.write_all(learn.to_json().as_bytes())?)
@@ -92,6 +103,10 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     if let Some(plot) = &args.plot {
         heat_map(&hotness, args.phase, &args.paths).write(plot, args.force)?;
         ctx.remark(format_args!("drew {}", plot.display()));
+    }
+    match args.output {
+        None => output::to_stdout(|stdout| print_summary(stdout, &hotness, args.phase))?,
+        Some(format) => print_matrix(&hotness, phases, format)?,
     }
     Ok(ExitStatus::Done)
 }
@@ -131,12 +146,12 @@ fn print_summary(
     let layers = hotness.summary(phases, N_TOP);
     writeln!(
         out,
-        "{} {} tokens in {} layers, {} of {} experts for a token\n",
+        "{} {} in {}, {} of {} for a token\n",
         hotness.tokens(phases),
-        phase.describe(),
-        layers.len(),
+        phase.tokens(hotness.tokens(phases)),
+        count(layers.len() as u64, "layer"),
         hotness.n_expert_used(),
-        hotness.n_expert(),
+        count(hotness.n_expert().into(), "expert"),
     )?;
     let columns = [
         "layer",
@@ -174,14 +189,14 @@ fn print_matrix(hotness: &Hotness, phases: Phases, format: Format) -> anyhow::Re
     let columns = ["layer_id", "expert_id", "count", "share", "mass"];
     let layer_id = ranked.column("layer_id")?.u32()?;
     let expert_id = ranked.column("expert_id")?.u32()?;
-    let count = ranked.column("count")?.u64()?;
+    let counts = ranked.column("count")?.u64()?;
     let share = ranked.column("share")?.f64()?;
     let mass = ranked.column("mass")?.f64()?;
     let rows = (0..ranked.height()).map(|row| -> Vec<Cell> {
         vec![
             layer_id.get(row).into(),
             expert_id.get(row).into(),
-            count.get(row).into(),
+            counts.get(row).into(),
             share.get(row).into(),
             mass.get(row).into(),
         ]
@@ -212,11 +227,11 @@ fn heat_map(hotness: &Hotness, phase: PhaseChoice, paths: &[PathBuf]) -> HeatMap
     HeatMap {
         title: "How often each expert is chosen".into(),
         subtitle: format!(
-            "{source}: {} {} tokens, {} of {} experts for a token",
+            "{source}: {} {}, {} of {} for a token",
             hotness.tokens(phases),
-            phase.describe(),
+            phase.tokens(hotness.tokens(phases)),
             hotness.n_expert_used(),
-            hotness.n_expert(),
+            count(hotness.n_expert().into(), "expert"),
         ),
         values: values.collect(),
         layers,

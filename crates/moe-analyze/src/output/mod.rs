@@ -122,12 +122,19 @@ pub fn write_rows<'a>(
     writer.end()
 }
 
-/// Buffers stdout for the length of a command's printing.
+/// Buffers stdout for the length of a command's printing. A reader who goes away, as `head` does, ends the printing
+/// alone: files are still written, and the exit code is what it would have been.
 pub fn to_stdout(print: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> anyhow::Result<()> {
     let mut out = io::BufWriter::new(io::stdout().lock());
-    print(&mut out)
-        .and_then(|()| out.flush())
-        .context("writing to stdout")
+    match print(&mut out).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        printed => printed.context("writing to stdout"),
+    }
+}
+
+/// A number of things in words: `1 layer`, `2 layers`.
+pub fn count(n: u64, thing: &str) -> String {
+    format!("{n} {thing}{}", if n == 1 { "" } else { "s" })
 }
 
 /// A number of bytes as a person reads it.
@@ -161,14 +168,6 @@ pub fn one_line(error: &anyhow::Error) -> String {
         }
     }
     line
-}
-
-/// Whether the reader of our output went away, which is its right and no error.
-pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    error
-        .chain()
-        .filter_map(|cause| cause.downcast_ref::<io::Error>())
-        .any(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
 }
 
 #[cfg(test)]

@@ -74,6 +74,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         ),
         _ => {}
     }
+    files::require_extension(&args.out, "gguf")?;
     files::check_output(&args.out, args.force)?;
     let gguf = Gguf::open(&args.model)?;
     check_distinct(&gguf, &args.out)?;

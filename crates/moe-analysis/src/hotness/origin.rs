@@ -1,0 +1,104 @@
+//! Where counts come from: which run, of which model.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::path::Path;
+
+use moe_trace::manifest::Model;
+use moe_trace::tables::{MODEL_KEY, RUN_ID_KEY};
+use moe_trace::{Error as TraceError, Run};
+use parquet::file::reader::{FileReader, SerializedFileReader};
+
+use super::Error;
+
+/// Metadata key of a table's schema.
+const SCHEMA_KEY: &str = "moe-analyze.schema";
+/// What a table of routing says there, whatever its version.
+const ROUTING_SCHEMA: &str = "moe-analyze.routing.";
+
+/// One run that was counted.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Origin {
+    run_id: Option<String>,
+    /// The recorded model; a bare trace does not tell.
+    model: Option<Model>,
+}
+
+impl Origin {
+    pub fn of_run(run: &Run) -> Origin {
+        Origin {
+            run_id: Some(run.id()),
+            model: run.manifest.as_ref().map(|manifest| manifest.model.clone()),
+        }
+    }
+
+    /// What a table's metadata tells; the run also by its directory in a dataset, `run=ID`.
+    ///
+    /// # Errors
+    /// [`Error::NotRouting`] for another table, [`Error::Trace`] for a file that is no table.
+    pub fn of_table(file: &Path) -> Result<Origin, Error> {
+        let unreadable = |reason: String| TraceError::Parquet {
+            path: file.to_owned(),
+            reason,
+        };
+        let reader = File::open(file).map_err(|error| unreadable(error.to_string()))?;
+        let reader =
+            SerializedFileReader::new(reader).map_err(|error| unreadable(error.to_string()))?;
+        let entries = reader.metadata().file_metadata().key_value_metadata();
+        let value = |key: &str| {
+            let entry = entries.into_iter().flatten().find(|entry| entry.key == key);
+            entry.and_then(|entry| entry.value.clone())
+        };
+        if let Some(schema) = value(SCHEMA_KEY)
+            && !schema.starts_with(ROUTING_SCHEMA)
+        {
+            return Err(Error::NotRouting {
+                path: file.to_owned(),
+                schema,
+            });
+        }
+        Ok(Origin {
+            run_id: value(RUN_ID_KEY).or_else(|| partition(file)),
+            model: value(MODEL_KEY).and_then(|json| serde_json::from_str(&json).ok()),
+        })
+    }
+
+    pub fn model(&self) -> Option<&Model> {
+        self.model.as_ref()
+    }
+
+    /// Whether it is told of which model the run is.
+    pub fn is_known(&self) -> bool {
+        self.model()
+            .is_some_and(|model| !model.header_xxh3.is_empty())
+    }
+
+    /// Refuses to count `other` beside this one: another model, or the same run.
+    pub fn check(&self, other: &Origin) -> Result<(), Error> {
+        if let (Some(left), Some(right)) = (&self.model, &other.model)
+            && self.is_known()
+            && other.is_known()
+            && left.header_xxh3 != right.header_xxh3
+        {
+            return Err(Error::OtherModel {
+                left: name(left),
+                right: name(right),
+            });
+        }
+        match &self.run_id {
+            Some(id) if other.run_id.as_ref() == Some(id) => Err(Error::SameRun { id: id.clone() }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A model as a person knows it, and what tells it from others of that name.
+fn name(model: &Model) -> String {
+    format!("{:?} (header hash {})", model.path, model.header_xxh3)
+}
+
+fn partition(file: &Path) -> Option<String> {
+    let directory = file.parent().and_then(Path::file_name);
+    let id = directory.and_then(OsStr::to_str)?.strip_prefix("run=")?;
+    Some(id.to_owned())
+}
