@@ -5,7 +5,7 @@ mod support;
 use std::io::Read;
 use std::process::Stdio;
 
-use support::{arg, closed_pipe, code_with_stdout, moe_analyze, repository, stdout_of};
+use support::{arg, bad_stdouts, closed_pipe, code_with_stdout, failure_of, repository, stdout_of};
 
 const SUBCOMMANDS: [&str; 7] = [
     "record",
@@ -31,16 +31,57 @@ fn help_names_every_subcommand_and_every_subcommand_has_help() {
 }
 
 #[test]
-fn usage_errors_are_exit_2() {
-    for args in [
-        &["no-such-command"][..],
-        &["gguf-map"],
-        &["gguf-map", "x", "-o", "xml"],
-        &["hotness", "x", "--phase", "y"],
-        &[],
+fn usage_errors_are_one_line_and_exit_2() {
+    for (args, expected) in [
+        (
+            &["no-such-command"][..],
+            "unrecognized subcommand 'no-such-command'",
+        ),
+        (&["gguf-map"], "arguments were not provided: <FILE>"),
+        (
+            &["gguf-map", "x", "-o", "xml"],
+            "invalid value 'xml' for '--output <FORMAT>' [possible values: table,",
+        ),
+        (
+            &["hotness", "x", "--phase", "y"],
+            "invalid value 'y' for '--phase <PHASE>'",
+        ),
+        (
+            &["hotness", "x", "--wrong"],
+            "unexpected argument '--wrong'",
+        ),
+        (&[], "a subcommand is missing"),
+        (
+            &["record", "-n", "-1"],
+            "invalid value '-1' for '--n-predict <N>'",
+        ),
+        (
+            &["record", "--threads", "-1"],
+            "invalid value '-1' for '--threads <N>'",
+        ),
+        (
+            &["bench", "-r", "-2"],
+            "invalid value '-2' for '--repetitions <N>'",
+        ),
     ] {
-        let assert = moe_analyze().args(args).assert().code(2).stdout("");
-        assert!(!assert.get_output().stderr.is_empty(), "{args:?}");
+        let line = failure_of(args);
+        assert!(line.contains(expected), "{args:?}: {line}");
+        assert!(line.ends_with("; see --help\n"), "{line}");
+    }
+}
+
+#[test]
+fn help_that_cannot_be_written_is_exit_2() {
+    for args in [
+        &["--help"][..],
+        &["--version"],
+        &["help", "info"],
+        &["man"],
+        &["completions", "bash"],
+    ] {
+        for (stdout, expected) in bad_stdouts() {
+            assert_eq!(code_with_stdout(args, stdout), expected, "{args:?}");
+        }
     }
 }
 
@@ -55,23 +96,30 @@ fn completions_for_the_common_shells() {
     }
 }
 
+/// Every page that the manual names can be printed.
 #[test]
-fn manual_is_roff_and_covers_every_subcommand() {
+fn manual_is_roff_and_names_pages_that_are_there() {
     let page = stdout_of(&["man"]);
-    assert!(
-        page.contains(".TH moe-analyze 1"),
-        "{}",
-        &page[..page.len().min(200)]
-    );
+    assert!(page.contains(".TH moe-analyze 1"), "{page}");
+    let named: Vec<String> = page
+        .lines()
+        .filter_map(|line| line.strip_prefix("moe\\-analyze\\-")?.strip_suffix("(1)"))
+        .map(|name| name.replace('\\', ""))
+        .collect();
     for subcommand in SUBCOMMANDS {
         assert!(
-            page.contains(&format!(
-                "moe\\-analyze\\-{}",
-                subcommand.replace('-', "\\-")
-            )),
-            "{subcommand}"
+            named.iter().any(|name| name == subcommand),
+            "{subcommand} in {named:?}"
         );
     }
+    for name in named {
+        let page = stdout_of(&["man", &name]);
+        assert!(
+            page.contains(&format!(".TH moe-analyze-{name} 1")),
+            "{page}"
+        );
+    }
+    assert!(failure_of(&["man", "nothing"]).contains("no subcommand \"nothing\""));
 }
 
 /// `moe-analyze gguf-map … | head -1` must end quietly.

@@ -468,7 +468,7 @@ fn bad_input_is_one_line_and_exit_2() {
         (file("zeros.bin", &[0; 4096]), "not a file that is known"),
         (
             file("table.parquet", b"PAR1 and then nothing"),
-            "table.parquet",
+            "table.parquet is damaged: Invalid Parquet file. Corrupt footer",
         ),
         (file("learn.json", b"{}"), "JSON"),
         (

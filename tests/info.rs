@@ -193,3 +193,33 @@ fn what_is_not_known_is_exit_2() {
     assert!(failure_of(&["info", arg(dir.path())]).contains("neither a run directory"));
     assert!(failure_of(&["info", arg(&dir.path().join("absent"))]).contains("cannot open"));
 }
+
+/// Neither is waited for, nor told as something that it is not.
+#[cfg(unix)]
+#[test]
+fn pipes_and_what_cannot_be_looked_at() {
+    let dir = tempfile::tempdir().unwrap();
+    let fifo = dir.path().join("fifo");
+    let made = std::process::Command::new("mkfifo").arg(&fifo).status();
+    assert!(made.unwrap().success());
+    let out = dir.path().join("out");
+    for args in [
+        &["info", arg(&fifo)][..],
+        &["hotness", arg(&fifo)],
+        &["parquet", arg(&fifo), "--out", arg(&out)],
+    ] {
+        assert!(failure_of(args).contains("neither a regular file nor a directory"));
+    }
+
+    // A link to itself cannot be looked at even by root, whom permissions do not stop.
+    let closed = dir.path().join("closed");
+    fs::create_dir(&closed).unwrap();
+    std::os::unix::fs::symlink("trace.bin", closed.join("trace.bin")).unwrap();
+    for command in ["info", "hotness"] {
+        let line = failure_of(&[command, arg(&closed)]);
+        assert!(
+            line.contains("cannot open") && line.contains("trace.bin"),
+            "{line}"
+        );
+    }
+}

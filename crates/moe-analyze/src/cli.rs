@@ -3,7 +3,9 @@
 use std::io::Write;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use anyhow::{Context as _, anyhow};
+use clap::error::ErrorKind;
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::commands::{
     bench, completions, gguf_map, hotness, info, man, parquet, record, relayout, synth,
@@ -78,6 +80,36 @@ impl From<ExitStatus> for ExitCode {
 }
 
 impl Cli {
+    /// Reads the command line; nothing where it asked for help or the version, which are printed.
+    pub fn read() -> anyhow::Result<Option<Cli>> {
+        // What follows an option that takes a value is its value, so that `-n -1` is told as a number that is too small.
+        let mut command = Cli::command().mut_subcommands(|subcommand| {
+            subcommand.mut_args(|arg| {
+                let takes_value = !arg.is_positional() && arg.get_action().takes_values();
+                arg.allow_negative_numbers(takes_value)
+            })
+        });
+        let cli = command
+            .try_get_matches_from_mut(std::env::args_os())
+            .and_then(|mut matches| Cli::from_arg_matches_mut(&mut matches))
+            .map_err(|error| error.format(&mut command));
+        match cli {
+            Ok(cli) => Ok(Some(cli)),
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
+                ) =>
+            {
+                match error.print().and_then(|()| std::io::stdout().flush()) {
+                    Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(None),
+                    printed => printed.context("writing to stdout").map(|()| None),
+                }
+            }
+            Err(error) => Err(anyhow!("{}; see --help", usage_error(&error))),
+        }
+    }
+
     /// Runs the subcommand.
     pub fn run(self) -> anyhow::Result<ExitStatus> {
         let ctx = Context { quiet: self.quiet };
@@ -94,4 +126,19 @@ impl Cli {
             Command::Man(args) => man::run(args),
         }
     }
+}
+
+/// What is wrong with the command line: the first paragraph of clap's message, which ends at an empty line.
+fn usage_error(error: &clap::Error) -> String {
+    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        return "a subcommand is missing".into();
+    }
+    let text = error.to_string();
+    let paragraph: Vec<&str> = text
+        .lines()
+        .map(str::trim)
+        .take_while(|line| !line.is_empty())
+        .collect();
+    let line = paragraph.join(" ");
+    line.strip_prefix("error: ").unwrap_or(&line).to_owned()
 }

@@ -1,11 +1,11 @@
 //! What a path argument is, told by content.
 
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
-use moe_trace::{TRACE_FILE, TensorAccessLog, record};
+use anyhow::{Context, anyhow, bail};
+use moe_trace::{Error as TraceError, TRACE_FILE, TensorAccessLog, record};
 use zerocopy::FromBytes;
 
 /// What lies at a path.
@@ -35,16 +35,22 @@ impl Kind {
             fs::metadata(path).with_context(|| format!("cannot open {}", path.display()))?;
         if found.is_dir() {
             Kind::of_directory(path)
-        } else {
+        } else if found.is_file() {
             Kind::of_file(path)
+        } else {
+            // A pipe without a writer would be waited for without end.
+            bail!(
+                "{} is neither a regular file nor a directory; give a path to one",
+                path.display()
+            )
         }
     }
 
     fn of_directory(path: &Path) -> anyhow::Result<Kind> {
-        if path.join(TRACE_FILE).is_file() {
+        if is_file(&path.join(TRACE_FILE))? {
             return Ok(Kind::Run);
         }
-        if path.join("routing.parquet").is_file() || !dataset_parts(path, "routing")?.is_empty() {
+        if is_file(&path.join("routing.parquet"))? || !dataset_parts(path, "routing")?.is_empty() {
             return Ok(Kind::Tables);
         }
         bail!(
@@ -107,9 +113,25 @@ pub fn dataset_parts(dataset: &Path, table: &str) -> anyhow::Result<Vec<PathBuf>
     Ok(parts)
 }
 
+/// Whether there is a regular file. That it cannot be told, for want of permission, is an error.
+fn is_file(path: &Path) -> anyhow::Result<bool> {
+    Ok(metadata(path)?.is_some_and(|found| found.is_file()))
+}
+
+/// What is known of a path; nothing where there is none.
+fn metadata(path: &Path) -> anyhow::Result<Option<fs::Metadata>> {
+    match fs::metadata(path) {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            Ok(None)
+        }
+        Err(error) => Err(error).with_context(|| format!("cannot open {}", path.display())),
+    }
+}
+
 /// The entries of a directory in order of their names; none where there is no directory.
 fn directory_entries(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    if !path.is_dir() {
+    if !metadata(path)?.is_some_and(|found| found.is_dir()) {
         return Ok(Vec::new());
     }
     let entries = fs::read_dir(path).and_then(|entries| {
@@ -120,4 +142,67 @@ fn directory_entries(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut entries = entries.with_context(|| format!("cannot list {}", path.display()))?;
     entries.sort();
     Ok(entries)
+}
+
+/// How the Parquet library begins its messages.
+const PARQUET_PREFIXES: [&str; 6] = [
+    "Parquet error: ",
+    "Parquet argument error: ",
+    "Arrow: ",
+    "EOF: ",
+    "External: ",
+    "External error: ",
+];
+/// Characters of a message of the Parquet library that are told.
+const MAX_DAMAGE: usize = 120;
+
+/// What the Parquet library says of a damaged file, shortened; nothing for a message of another origin.
+pub fn damage(text: &str) -> Option<String> {
+    let mut rest = text.trim();
+    while let Some(inner) = PARQUET_PREFIXES
+        .iter()
+        .find_map(|prefix| rest.strip_prefix(prefix))
+    {
+        rest = inner.trim_start();
+    }
+    if rest == text.trim() {
+        return None;
+    }
+    let line = rest.split_whitespace().collect::<Vec<_>>().join(" ");
+    let short = match line.char_indices().nth(MAX_DAMAGE) {
+        Some((end, _)) => format!("{} …", line[..end].trim_end()),
+        None => line,
+    };
+    Some(format!("damaged: {short}"))
+}
+
+/// Says that a table is damaged, where the Parquet library gave up on it.
+pub fn tell_damage(error: anyhow::Error) -> anyhow::Error {
+    let trace = match error.downcast_ref::<moe_analysis::hotness::Error>() {
+        Some(moe_analysis::hotness::Error::Trace(trace)) => Some(trace),
+        _ => error.downcast_ref::<TraceError>(),
+    };
+    if let Some(TraceError::Parquet { path, reason }) = trace
+        && let Some(damage) = damage(reason)
+    {
+        return anyhow!("{} is {damage}; get or write it anew", path.display());
+    }
+    error
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn damage_is_one_short_line_without_the_librarys_names() {
+        let text = "Parquet argument error: Parquet error: Required field\n type_ is missing";
+        assert_eq!(
+            damage(text).as_deref(),
+            Some("damaged: Required field type_ is missing")
+        );
+        assert_eq!(damage("no column slot"), None);
+        let long = damage(&format!("EOF: {}", "é".repeat(500))).unwrap();
+        assert_eq!(long, format!("damaged: {} …", "é".repeat(MAX_DAMAGE)));
+    }
 }

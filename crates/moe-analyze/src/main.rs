@@ -11,11 +11,13 @@ mod plot;
 use std::io::Write;
 use std::process::ExitCode;
 
-use clap::Parser;
-
 fn main() -> ExitCode {
-    let outcome = cli::Cli::parse().run();
-    match outcome {
+    let outcome = match cli::Cli::read() {
+        Ok(Some(cli)) => cli.run(),
+        Ok(None) => Ok(cli::ExitStatus::Done),
+        Err(error) => Err(error),
+    };
+    match outcome.map_err(inputs::tell_damage) {
         Ok(status) => status.into(),
         Err(error) => {
             let _ = writeln!(

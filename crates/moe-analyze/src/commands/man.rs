@@ -1,31 +1,36 @@
-//! `man`: the manual page on stdout, in roff.
+//! `man`: the manual pages on stdout, in roff.
 
+use anyhow::Context as _;
 use clap::CommandFactory;
+use clap_mangen::Man;
 
 use crate::cli::{Cli, ExitStatus};
 use crate::output;
 
-/// Print the manual page
+/// Print the manual page, or that of a subcommand
 ///
-/// To read it: moe-analyze man | man -l -
+/// To read it: moe-analyze man | man -l -. To install all, as moe-analyze.1, moe-analyze-record.1 and so on, print each.
 #[derive(Debug, clap::Args)]
-pub struct Args {}
+pub struct Args {
+    /// The subcommand whose page is printed
+    subcommand: Option<String>,
+}
 
-pub fn run(_: Args) -> anyhow::Result<ExitStatus> {
-    let mut command = Cli::command();
+pub fn run(args: Args) -> anyhow::Result<ExitStatus> {
+    // The page would name one for `help`.
+    let mut command = Cli::command().disable_help_subcommand(true);
     command.build();
+    let command = match args.subcommand {
+        None => command,
+        Some(name) => command
+            .find_subcommand(&name)
+            .with_context(|| {
+                format!("there is no subcommand {name:?}; `moe-analyze --help` names all")
+            })?
+            .clone(),
+    };
     let mut page = Vec::new();
-    clap_mangen::Man::new(command.clone()).render(&mut page)?;
-    for subcommand in command
-        .get_subcommands()
-        .filter(|command| command.get_name() != "help")
-    {
-        let man = clap_mangen::Man::new(subcommand.clone());
-        man.render_name_section(&mut page)?;
-        man.render_synopsis_section(&mut page)?;
-        man.render_description_section(&mut page)?;
-        man.render_options_section(&mut page)?;
-    }
+    Man::new(command).render(&mut page)?;
     output::to_stdout(|stdout| stdout.write_all(&page))?;
     Ok(ExitStatus::Done)
 }

@@ -3,12 +3,12 @@
 use std::fs::File;
 use std::path::Path;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use moe_trace::tables::TABLES;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
 use super::Findings;
-use crate::inputs::dataset_parts;
+use crate::inputs::{damage, dataset_parts};
 
 pub fn describe_file(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
     let builder = open(path)?;
@@ -68,8 +68,14 @@ pub fn describe_directory(path: &Path, findings: &mut Findings) -> anyhow::Resul
 fn open(path: &Path) -> anyhow::Result<ParquetRecordBatchReaderBuilder<File>> {
     File::open(path)
         .map_err(anyhow::Error::from)
-        .and_then(|file| Ok(ParquetRecordBatchReaderBuilder::try_new(file)?))
-        .with_context(|| format!("{} cannot be read as Parquet", path.display()))
+        .with_context(|| format!("cannot open {}", path.display()))
+        .and_then(|file| {
+            ParquetRecordBatchReaderBuilder::try_new(file).map_err(|error| {
+                let reason = error.to_string();
+                let reason = damage(&reason).unwrap_or(reason);
+                anyhow!("{} is {reason}; get or write it anew", path.display())
+            })
+        })
 }
 
 /// Decodes every row; a fault if some cannot be. Gives the number of rows that could.
@@ -94,7 +100,9 @@ fn check_rows(path: &Path, findings: &mut Findings) -> u64 {
             rows
         }
         Err(error) => {
-            findings.fault(format!("{}: {error:#}", path.display()));
+            let reason = error.root_cause().to_string();
+            let reason = damage(&reason).unwrap_or(reason);
+            findings.fault(format!("{}: {reason}", path.display()));
             0
         }
     }
