@@ -8,39 +8,25 @@ use std::path::Path;
 use serde_json::Value;
 use support::{arg, failure_of, known_run, moe_analyze, repository, stdout_of};
 
-/// `info -o json` of a path: its exit code, the facts by name, and the faults.
-fn info(path: &Path) -> (i32, Vec<(String, Value)>, Vec<String>) {
+/// `info -o json` of a path: its exit code, the object, and the faults.
+fn info(path: &Path) -> (i32, Value, Vec<String>) {
     let output = moe_analyze()
         .args(["info", arg(path), "-o", "json"])
         .output()
         .unwrap();
-    let rows: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
-    let rows = rows.into_iter().map(|row| {
-        (
-            row["property"].as_str().unwrap().to_owned(),
-            row["value"].clone(),
-        )
-    });
-    let (faults, facts): (Vec<_>, Vec<_>) = rows.partition(|(name, _)| name == "fault");
-    let faults = faults
-        .into_iter()
-        .map(|(_, value)| value.as_str().unwrap().to_owned())
-        .collect();
-    (output.status.code().unwrap(), facts, faults)
+    let object: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let faults = serde_json::from_value(object["faults"].clone()).unwrap();
+    (output.status.code().unwrap(), object, faults)
 }
 
-fn fact<'a>(facts: &'a [(String, Value)], name: &str) -> &'a Value {
-    &facts
-        .iter()
-        .find(|(fact, _)| fact == name)
-        .unwrap_or_else(|| panic!("{name} in {facts:?}"))
-        .1
+fn fact<'a>(facts: &'a Value, key: &str) -> &'a Value {
+    facts.get(key).unwrap_or_else(|| panic!("{key} in {facts}"))
 }
 
-fn sound(path: &Path) -> Vec<(String, Value)> {
+fn sound(path: &Path) -> Value {
     let (code, facts, faults) = info(path);
     assert_eq!((code, faults), (0, Vec::new()));
-    assert_eq!(fact(&facts, "sound"), "yes");
+    assert_eq!(fact(&facts, "sound"), true);
     facts
 }
 
@@ -48,9 +34,44 @@ fn sound(path: &Path) -> Vec<(String, Value)> {
 fn unsound(path: &Path, expected: &str) {
     let (code, facts, faults) = info(path);
     assert_eq!(code, 1, "{faults:?}");
-    assert_eq!(fact(&facts, "sound"), "no");
+    assert_eq!(fact(&facts, "sound"), false);
     assert_eq!(faults.len(), 1, "{faults:?}");
     assert!(faults[0].contains(expected), "{faults:?}");
+}
+
+/// A program gets exact numbers under keys, a person sentences.
+#[test]
+fn values_are_typed() {
+    let model = repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
+    let size = fs::metadata(&model).unwrap().len();
+    let facts = sound(&model);
+    assert_eq!(fact(&facts, "size_bytes"), size);
+    assert_eq!(fact(&facts, "version"), 3);
+    assert_eq!(fact(&facts, "notes"), &serde_json::json!([]));
+    assert_eq!(fact(&facts, "check")["past_end"], 0);
+    let n_typed: u64 = fact(&facts, "tensor_types")
+        .as_object()
+        .unwrap()
+        .values()
+        .map(|n| n.as_u64().unwrap())
+        .sum();
+    assert_eq!(fact(&facts, "tensors"), n_typed);
+    for key in facts.as_object().unwrap().keys() {
+        let snake = |c: char| c.is_ascii_lowercase() || c == '_';
+        assert!(key.chars().all(snake), "{key}");
+    }
+    let line = stdout_of(&["info", arg(&model), "-o", "jsonl"]);
+    assert_eq!(serde_json::from_str::<Value>(&line).unwrap(), facts);
+    assert_eq!(line.lines().count(), 1);
+
+    let csv = stdout_of(&["info", arg(&model), "-o", "csv"]);
+    assert!(csv.contains(&format!("\nsize_bytes,{size}\n")), "{csv}");
+    let table = stdout_of(&["info", arg(&model)]);
+    assert!(
+        table.contains("\nexperts in a layer") && table.contains(" MiB\n"),
+        "{table}"
+    );
+    assert!(!table.contains("size bytes"), "{table}");
 }
 
 #[test]
@@ -58,8 +79,8 @@ fn models() {
     let facts = sound(&repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf"));
     assert_eq!(fact(&facts, "architecture"), "qwen3moe");
     assert_eq!(fact(&facts, "layers"), 6);
-    assert_eq!(fact(&facts, "experts in a layer"), 32);
-    assert_eq!(fact(&facts, "experts for a token"), 4);
+    assert_eq!(fact(&facts, "experts_in_a_layer"), 32);
+    assert_eq!(fact(&facts, "experts_for_a_token"), 4);
 
     let dir = tempfile::tempdir().unwrap();
     let cut = dir.path().join("cut.gguf");

@@ -1,5 +1,6 @@
 //! `info`: what a path is, and whether it is sound.
 
+mod findings;
 mod model;
 mod records;
 mod run;
@@ -12,7 +13,9 @@ use moe_placement::learn;
 
 use crate::cli::{Context, ExitStatus};
 use crate::inputs::Kind;
-use crate::output::{self, Cell, Format, write_rows};
+use crate::output::{self, Format};
+
+use findings::Findings;
 
 /// Tell what a run, a trace, a table, a dataset or a model is, and whether it is sound
 ///
@@ -26,23 +29,6 @@ pub struct Args {
     output: Format,
 }
 
-/// What was learnt about a path: facts first, then what is wrong.
-#[derive(Debug, Default)]
-struct Findings {
-    rows: Vec<(&'static str, Cell<'static>)>,
-    faults: Vec<String>,
-}
-
-impl Findings {
-    fn fact(&mut self, name: &'static str, value: impl Into<Cell<'static>>) {
-        self.rows.push((name, value.into()));
-    }
-
-    fn fault(&mut self, what: impl Into<String>) {
-        self.faults.push(what.into());
-    }
-}
-
 pub fn run(args: Args, _: &Context) -> anyhow::Result<ExitStatus> {
     let path = &args.path;
     let mut findings = Findings::default();
@@ -53,15 +39,8 @@ pub fn run(args: Args, _: &Context) -> anyhow::Result<ExitStatus> {
         Kind::Tables => tables::describe_directory(path, &mut findings)?,
         Kind::Json => describe_learn_file(path, &mut findings)?,
     }
-    let Findings { mut rows, faults } = findings;
-    let is_sound = faults.is_empty();
-    rows.push(("sound", if is_sound { "yes" } else { "no" }.into()));
-    rows.extend(faults.into_iter().map(|fault| ("fault", fault.into())));
-    let rows = rows
-        .into_iter()
-        .map(|(name, value)| vec![name.into(), value]);
-    output::to_stdout(|stdout| write_rows(stdout, args.output, &["property", "value"], rows))?;
-    Ok(if is_sound {
+    output::to_stdout(|stdout| findings.write(stdout, args.output))?;
+    Ok(if findings.is_sound() {
         ExitStatus::Done
     } else {
         ExitStatus::Found

@@ -5,10 +5,10 @@ use std::path::Path;
 use moe_gguf::check::check;
 use moe_gguf::layers::layer_order;
 use moe_gguf::{Gguf, map::OffsetMap};
+use serde_json::{Value, json};
 
 use super::Findings;
 use crate::commands::gguf_map::{layers, verdict};
-use crate::output::human_bytes;
 
 pub fn describe(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
     let gguf = Gguf::open(path)?;
@@ -17,7 +17,8 @@ pub fn describe(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
         .str("general.architecture")?
         .unwrap_or("unknown")
         .to_owned();
-    findings.fact("kind", format!("GGUF model, version {}", gguf.version()));
+    findings.fact("kind", "GGUF model");
+    findings.fact("version", gguf.version());
     findings.fact("name", metadata.str("general.name")?.map(str::to_owned));
     findings.fact("architecture", arch.clone());
     findings.fact("layers", metadata.u32(&format!("{arch}.block_count"))?);
@@ -30,14 +31,15 @@ pub fn describe(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
         metadata.u32(&format!("{arch}.expert_used_count"))?,
     );
     findings.fact("files", gguf.files().len() as u64);
-    findings.fact(
+    findings.size(
         "size",
-        human_bytes(gguf.files().iter().map(|file| file.size_bytes).sum()),
+        gguf.files().iter().map(|file| file.size_bytes).sum(),
     );
     findings.fact("metadata keys", metadata.len() as u64);
     findings.fact("tensors", gguf.tensors().len() as u64);
     findings.fact("map rows", OffsetMap::new(&gguf).rows.len() as u64);
-    findings.fact("tensor types", tensor_types(&gguf));
+    let types = tensor_types(&gguf);
+    findings.parts("tensor types", told(&types), counts(&types));
     findings.fact("layers lie", layers(&layer_order(&gguf)));
     findings.fact("header hash", format!("{:016x}", gguf.header_xxh3()));
 
@@ -45,16 +47,23 @@ pub fn describe(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
     let faults = report.overlaps.iter().map(|found| found.describe(&gguf));
     let faults = faults.chain(report.gaps.iter().map(|found| found.describe(&gguf)));
     let faults = faults.chain(report.past_end.iter().map(|found| found.describe(&gguf)));
-    findings.faults.extend(faults);
+    faults.for_each(|fault| findings.fault(fault));
     for refusal in &report.llama_cpp_refuses {
-        findings.fact("note", refusal.describe(&gguf));
+        findings.note(refusal.describe(&gguf));
     }
-    findings.fact("check", verdict(&report));
+    let check = json!({
+        "overlaps": report.overlaps.len(),
+        "gaps": report.gaps.len(),
+        "past_end": report.past_end.len(),
+        "padding_bytes": report.padding_bytes,
+        "trailing_bytes": report.trailing_bytes,
+    });
+    findings.parts("check", verdict(&report), check);
     Ok(())
 }
 
 /// Types with the number of tensors of each, in order of appearance.
-fn tensor_types(gguf: &Gguf) -> String {
+fn tensor_types(gguf: &Gguf) -> Vec<(&'static str, u32)> {
     let mut types: Vec<(&str, u32)> = Vec::new();
     for tensor in gguf.tensors() {
         let name = tensor.ty.name();
@@ -64,8 +73,14 @@ fn tensor_types(gguf: &Gguf) -> String {
         }
     }
     types
-        .iter()
-        .map(|(name, count)| format!("{name} {count}"))
-        .collect::<Vec<_>>()
-        .join(", ")
+}
+
+fn told(types: &[(&str, u32)]) -> String {
+    let texts = types.iter().map(|(name, count)| format!("{name} {count}"));
+    texts.collect::<Vec<_>>().join(", ")
+}
+
+fn counts(types: &[(&str, u32)]) -> Value {
+    let counts = types.iter().map(|&(name, n)| (name.to_owned(), n.into()));
+    Value::Object(counts.collect())
 }

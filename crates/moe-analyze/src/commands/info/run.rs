@@ -5,7 +5,6 @@ use std::path::Path;
 use moe_trace::{Manifest, Run};
 
 use super::{Findings, records};
-use crate::output::human_bytes;
 
 pub fn describe(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
     let run = Run::open(path)?;
@@ -31,7 +30,7 @@ pub fn describe(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
 
     let n_records = run.trace.records().len() as u64;
     findings.fact("records", n_records);
-    findings.fact("trace size", human_bytes(run.trace.size_bytes()));
+    findings.size("trace size", run.trace.size_bytes());
     let cut = run.trace.cut_bytes();
     if cut > 0 {
         findings.fault(format!(
@@ -43,7 +42,7 @@ pub fn describe(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
         .size_bytes()
         .saturating_sub(cut + n_records * 1024);
     if zeros > 0 {
-        findings.fact("behind the last record", human_bytes(zeros));
+        findings.size("behind the last record", zeros);
     }
     match run.manifest.as_ref().map(|manifest| manifest.records) {
         Some(Some(promised)) if promised != n_records => findings.fault(format!(

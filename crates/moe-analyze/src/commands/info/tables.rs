@@ -6,9 +6,11 @@ use std::path::Path;
 use anyhow::{Context, anyhow};
 use moe_trace::tables::TABLES;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use serde_json::json;
 
 use super::Findings;
 use crate::inputs::{damage, dataset_parts};
+use crate::output::count;
 
 pub fn describe_file(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
     let builder = open(path)?;
@@ -29,7 +31,7 @@ pub fn describe_file(path: &Path, findings: &mut Findings) -> anyhow::Result<()>
         .iter()
         .map(|field| field.name().as_str())
         .collect();
-    findings.fact("columns", columns.join(", "));
+    findings.parts("columns", columns.join(", "), json!(columns));
     check_rows(path, findings);
     Ok(())
 }
@@ -60,7 +62,9 @@ pub fn describe_directory(path: &Path, findings: &mut Findings) -> anyhow::Resul
             .iter()
             .map(|part| check_rows(part, findings))
             .sum::<u64>();
-        findings.fact(table, format!("{rows} rows in {} files", parts.len()));
+        let n_files = parts.len() as u64;
+        let told = format!("{} in {}", count(rows, "row"), count(n_files, "file"));
+        findings.parts(table, told, json!({"rows": rows, "files": n_files}));
     }
     Ok(())
 }
