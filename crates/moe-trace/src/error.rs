@@ -4,6 +4,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use parquet::errors::ParquetError;
+
 /// Errors of this crate; each tells what, where and what to do, on one line.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -14,6 +16,14 @@ pub enum Error {
         /// What was tried.
         action: &'static str,
         /// On which file.
+        path: PathBuf,
+        /// Why it failed.
+        source: Arc<io::Error>,
+    },
+    /// A file could not be written to its end.
+    #[error("cannot write {}: {source}; make room or choose another place", path.display())]
+    Write {
+        /// The file.
         path: PathBuf,
         /// Why it failed.
         source: Arc<io::Error>,
@@ -45,6 +55,12 @@ pub enum Error {
     #[error("{} exists; choose another place, or pass --force to replace it", path.display())]
     Exists {
         /// The output.
+        path: PathBuf,
+    },
+    /// Another recorder is writing the run directory.
+    #[error("{} is in use by another recorder; wait until it has ended, or choose another place", path.display())]
+    InUse {
+        /// The directory.
         path: PathBuf,
     },
     /// `--force` does not replace what is no run directory.
@@ -94,6 +110,25 @@ impl Error {
             action,
             path: path.to_owned(),
             source: Arc::new(source),
+        }
+    }
+
+    /// For `map_err` on writing a file.
+    pub(crate) fn writing(path: &Path) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Write {
+            path: path.to_owned(),
+            source: Arc::new(source),
+        }
+    }
+
+    /// For `map_err` on writing a Parquet file: a failure of the disk is told as such.
+    pub(crate) fn writing_parquet(path: &Path) -> impl Fn(ParquetError) -> Self {
+        move |source| match source {
+            ParquetError::External(source) => match source.downcast::<io::Error>() {
+                Ok(source) => Self::writing(path)(*source),
+                Err(source) => Self::parquet(path)(source),
+            },
+            source => Self::parquet(path)(source),
         }
     }
 

@@ -58,10 +58,44 @@ impl Drop for PendingFile {
     }
 }
 
-/// Writes `bytes` to `path` through a temporary file, replacing what is there.
-pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+/// Directories that were made for files to come; dropping it before [`MadeDirectories::keep`] removes those that are empty.
+#[derive(Debug, Default)]
+pub(crate) struct MadeDirectories {
+    /// Innermost last.
+    made: Vec<PathBuf>,
+}
+
+impl MadeDirectories {
+    /// Makes `dir` and what is missing above it.
+    pub(crate) fn create(&mut self, dir: &Path) -> Result<(), Error> {
+        let missing = dir
+            .ancestors()
+            .take_while(|dir| !dir.as_os_str().is_empty() && dir.symlink_metadata().is_err());
+        let missing: Vec<PathBuf> = missing.map(Path::to_owned).collect();
+        fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
+        self.made.extend(missing.into_iter().rev());
+        Ok(())
+    }
+
+    /// Lets them stay.
+    pub(crate) fn keep(mut self) {
+        self.made.clear();
+    }
+}
+
+impl Drop for MadeDirectories {
+    fn drop(&mut self) {
+        for dir in self.made.iter().rev() {
+            // What is not empty stays.
+            let _ = fs::remove_dir(dir);
+        }
+    }
+}
+
+/// Writes `bytes` for `path`, which is as before until the file is committed.
+pub(crate) fn write_pending(path: &Path, bytes: &[u8]) -> Result<PendingFile, Error> {
     use std::io::Write;
     let (pending, mut file) = PendingFile::create(path, true)?;
-    file.write_all(bytes).map_err(Error::io("write", path))?;
-    pending.commit()
+    file.write_all(bytes).map_err(Error::writing(path))?;
+    Ok(pending)
 }

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::Error;
-use crate::files;
+use crate::files::{self, PendingFile};
 use crate::ops::OpTable;
 
 /// Name of the file in a run directory.
@@ -214,13 +214,25 @@ impl Manifest {
 
     /// Writes `path`, whole or not at all.
     pub fn write(&self, path: &Path) -> Result<(), Error> {
+        self.write_pending(path)?.commit()
+    }
+
+    /// Writes the manifest for `path`, which is as before until the file is committed.
+    pub(crate) fn write_pending(&self, path: &Path) -> Result<PendingFile, Error> {
         let reason = |source: serde_json::Error| Error::Manifest {
             path: path.to_owned(),
             reason: source.to_string(),
         };
         let mut json = serde_json::to_vec_pretty(self).map_err(reason)?;
         json.push(b'\n');
-        files::write_whole(path, &json)
+        files::write_pending(path, &json)
+    }
+
+    /// The run id as part of a path: what is no letter, digit, `.`, `_` or `-` becomes `_`.
+    pub(crate) fn safe_run_id(&self) -> String {
+        let safe = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+        let chars = self.run_id.chars();
+        chars.map(|c| if safe(c) { c } else { '_' }).collect()
     }
 
     /// A run id that is unique in practice and safe as a file name: `started` without punctuation, then eight

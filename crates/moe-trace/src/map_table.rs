@@ -12,11 +12,13 @@ use arrow::datatypes::{
 use moe_gguf::GgmlType;
 use moe_gguf::map::{Category, MapRow, OffsetMap, Projection};
 use parquet::arrow::ArrowWriter;
+use parquet::file::metadata::KeyValue;
 
 use crate::error::Error;
 use crate::files::PendingFile;
-use crate::manifest::ModelFile;
+use crate::manifest::{Manifest, Model, ModelFile};
 use crate::parquet_file::{self, key_value, name_type, numbers, optional, parsed_names, required};
+use crate::tables::{MODEL_KEY, RUN_ID_KEY};
 
 /// Name of the file in a run directory.
 pub const FILE_NAME: &str = "gguf-map.parquet";
@@ -51,25 +53,76 @@ static COLUMNS: LazyLock<SchemaRef> = LazyLock::new(|| {
     ]))
 });
 
+/// What a map's metadata tells of the model that it is of.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Identity {
+    /// The model's files; empty if the metadata does not tell.
+    pub files: Vec<ModelFile>,
+    /// The model, if the map was written beside a run.
+    pub model: Option<Model>,
+}
+
 /// Writes the map of a model whose files are `files`. Refuses a `path` that exists, unless `force`.
 pub fn write(path: &Path, map: &OffsetMap, files: &[ModelFile], force: bool) -> Result<(), Error> {
+    write_pending(path, map, files_metadata(path, files)?, force)?.commit()
+}
+
+/// Writes the map of a run for `path`, which is as before until the file is committed; its metadata names run and model.
+pub(crate) fn write_for_run(
+    path: &Path,
+    map: &OffsetMap,
+    manifest: &Manifest,
+) -> Result<PendingFile, Error> {
+    let mut metadata = files_metadata(path, &manifest.model.files)?;
+    let model = serde_json::to_string(&manifest.model).map_err(Error::parquet(path))?;
+    metadata.push(key_value(RUN_ID_KEY, manifest.safe_run_id()));
+    metadata.push(key_value(MODEL_KEY, model));
+    write_pending(path, map, metadata, true)
+}
+
+fn files_metadata(path: &Path, files: &[ModelFile]) -> Result<Vec<KeyValue>, Error> {
     let files = serde_json::to_string(files).map_err(Error::parquet(path))?;
-    let metadata = vec![
+    Ok(vec![
         key_value(parquet_file::SCHEMA_KEY, SCHEMA),
         key_value(FILES_KEY, files),
-    ];
+    ])
+}
+
+fn write_pending(
+    path: &Path,
+    map: &OffsetMap,
+    metadata: Vec<KeyValue>,
+    force: bool,
+) -> Result<PendingFile, Error> {
     let (pending, file) = PendingFile::create(path, force)?;
     let mut writer = ArrowWriter::try_new(
         file,
         COLUMNS.clone(),
         Some(parquet_file::properties(metadata, &[])),
     )
-    .map_err(Error::parquet(path))?;
+    .map_err(Error::writing_parquet(path))?;
     let batch =
         RecordBatch::try_new(COLUMNS.clone(), columns(&map.rows)).map_err(Error::parquet(path))?;
-    writer.write(&batch).map_err(Error::parquet(path))?;
-    writer.close().map_err(Error::parquet(path))?;
-    pending.commit()
+    writer.write(&batch).map_err(Error::writing_parquet(path))?;
+    writer.close().map_err(Error::writing_parquet(path))?;
+    Ok(pending)
+}
+
+/// Which model a map is of, as far as its metadata tells.
+pub fn identity(path: &Path) -> Result<Identity, Error> {
+    let value = |key: &str| parquet_file::metadata_value(path, key);
+    let parse_error = Error::parquet(path);
+    Ok(Identity {
+        files: value(FILES_KEY)?
+            .map(|json| serde_json::from_str(&json))
+            .transpose()
+            .map_err(&parse_error)?
+            .unwrap_or_default(),
+        model: value(MODEL_KEY)?
+            .map(|json| serde_json::from_str(&json))
+            .transpose()
+            .map_err(&parse_error)?,
+    })
 }
 
 /// Reads a map.

@@ -46,6 +46,15 @@ pub(crate) fn key_value(key: &str, value: impl Into<String>) -> KeyValue {
     KeyValue::new(key.to_owned(), value.into())
 }
 
+/// The value of a key in a file's metadata.
+pub(crate) fn metadata_value(path: &Path, key: &str) -> Result<Option<String>, Error> {
+    let file = File::open(path).map_err(Error::io("open", path))?;
+    let builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(Error::parquet(path))?;
+    let entries = builder.metadata().file_metadata().key_value_metadata();
+    let entry = entries.into_iter().flatten().find(|entry| entry.key == key);
+    Ok(entry.and_then(|entry| entry.value.clone()))
+}
+
 /// The type of a column of names: a dictionary with signed keys, which every reader of Parquet takes.
 pub(crate) fn name_type() -> DataType {
     DataType::Dictionary(Box::new(DataType::Int32), Box::new(DataType::Utf8))

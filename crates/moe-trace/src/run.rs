@@ -79,12 +79,7 @@ impl Run {
         if let Some(manifest) = &self.manifest
             && !manifest.run_id.is_empty()
         {
-            let safe = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
-            return manifest
-                .run_id
-                .chars()
-                .map(|c| if safe(c) { c } else { '_' })
-                .collect();
+            return manifest.safe_run_id();
         }
         let bytes = self.trace.bytes();
         let head = xxh3_64(&bytes[..bytes.len().min(1 << 20)]);

@@ -1,12 +1,13 @@
 //! Writing a run directory.
 
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 
 use moe_gguf::map::OffsetMap;
 
 use crate::blocks::{BlockWriter, WriteFailure};
 use crate::error::Error;
+use crate::files::{MadeDirectories, PendingFile};
 use crate::manifest::{self, Manifest};
 use crate::map_table;
 use crate::record::{RECORD_SIZE, TensorAccessLog};
@@ -34,34 +35,39 @@ pub struct RunWriter {
     records: u64,
     max_records: u64,
     blocks: BlockWriter,
+    /// Keeps other recorders out as long as it is open.
+    _lock: Option<File>,
 }
 
 impl RunWriter {
     /// Creates `dir` with `manifest.json`, `gguf-map.parquet` and an empty `trace.bin`.
     ///
     /// Gives the manifest a run id if it has none. A directory that exists must be empty, or a run directory and
-    /// `options.force` set: then the files of the old run are removed, other files stay.
+    /// `options.force` set: then the files of the old run are replaced once those of the new one are ready, other files stay.
+    ///
+    /// Errors: [`Error::InUse`] while another writer records into `dir`.
     pub fn create(
         dir: &Path,
         mut manifest: Manifest,
         map: &OffsetMap,
         options: RunOptions,
     ) -> Result<Self, Error> {
-        make_room(dir, options.force)?;
+        let mut directory = MadeDirectories::default();
+        let lock = take_directory(dir, options.force, &mut directory)?;
         if manifest.run_id.is_empty() {
             manifest.run_id = manifest.new_run_id();
         }
         manifest.records = None;
-        manifest.write(&dir.join(manifest::FILE_NAME))?;
-        map_table::write(
-            &dir.join(map_table::FILE_NAME),
-            map,
-            &manifest.model.files,
-            true,
-        )?;
+        let new_manifest = manifest.write_pending(&dir.join(manifest::FILE_NAME))?;
+        let new_map = map_table::write_for_run(&dir.join(map_table::FILE_NAME), map, &manifest)?;
         let trace = dir.join(TRACE_FILE);
-        let file = File::create_new(&trace).map_err(Error::io("create", &trace))?;
+        let (new_trace, file) = PendingFile::create(&trace, true)?;
         let blocks = BlockWriter::new(file).map_err(Error::io("start a writer for", &trace))?;
+        // Everything that can fail has succeeded. The trace goes first: beside a new manifest an old one could pass for it.
+        for file in [new_trace, new_map, new_manifest] {
+            file.commit()?;
+        }
+        directory.keep();
         let max_records = options
             .max_trace_bytes
             .map_or(u64::MAX, |bytes| bytes / RECORD_SIZE as u64);
@@ -71,6 +77,7 @@ impl RunWriter {
             records: 0,
             max_records,
             blocks,
+            _lock: lock,
         })
     }
 
@@ -181,42 +188,49 @@ fn write_error(dir: &Path, failure: WriteFailure) -> Error {
     }
 }
 
-/// Makes `dir` an empty place for a run.
-fn make_room(dir: &Path, force: bool) -> Result<(), Error> {
-    if dir.symlink_metadata().is_err() {
-        return fs::create_dir_all(dir).map_err(Error::io("create", dir));
-    }
-    if !dir.is_dir() {
+/// Makes `dir` if need be and takes it for a run: it is empty, or may be replaced, and no other recorder has it.
+fn take_directory(
+    dir: &Path,
+    force: bool,
+    made: &mut MadeDirectories,
+) -> Result<Option<File>, Error> {
+    if dir.symlink_metadata().is_ok() && !dir.is_dir() {
         return Err(Error::NotReplaceable {
             path: dir.to_owned(),
         });
     }
+    made.create(dir)?;
+    let lock = lock_directory(dir)?;
     let is_empty = fs::read_dir(dir)
         .map_err(Error::io("list", dir))?
         .next()
         .is_none();
-    if is_empty {
-        return Ok(());
-    }
-    if !force {
+    if !is_empty && !force {
         return Err(Error::Exists {
             path: dir.to_owned(),
         });
     }
-    if Manifest::read(&dir.join(manifest::FILE_NAME)).is_err() {
+    if !is_empty && Manifest::read(&dir.join(manifest::FILE_NAME)).is_err() {
         return Err(Error::NotReplaceable {
             path: dir.to_owned(),
         });
     }
-    // The manifest goes last: until then the directory can be replaced again.
-    for name in [TRACE_FILE, map_table::FILE_NAME, manifest::FILE_NAME] {
-        let file = dir.join(name);
-        match fs::remove_file(&file) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(Error::io("remove", &file)(error));
-            }
-            _ => {}
-        }
+    Ok(lock)
+}
+
+/// Locks a directory against other recorders until the file is closed; readers do not ask for the lock.
+///
+/// `None` where a directory cannot be opened or locked (other systems than Unix, some network file systems): nothing
+/// keeps two recorders apart there.
+fn lock_directory(dir: &Path) -> Result<Option<File>, Error> {
+    let Ok(file) = File::open(dir) else {
+        return Ok(None);
+    };
+    match file.try_lock() {
+        Ok(()) => Ok(Some(file)),
+        Err(TryLockError::WouldBlock) => Err(Error::InUse {
+            path: dir.to_owned(),
+        }),
+        Err(TryLockError::Error(_)) => Ok(None),
     }
-    Ok(())
 }

@@ -236,6 +236,107 @@ fn only_a_run_directory_is_replaced_and_only_when_told() {
 }
 
 #[test]
+fn a_run_that_is_being_recorded_is_not_replaced() {
+    let (_, map) = gpt_oss();
+    let tmp = tempfile::tempdir().unwrap();
+    let dir = tmp.path().join("run");
+    let mut writer = RunWriter::create(&dir, manifest(), &map, RunOptions::default()).unwrap();
+    *writer.next_record().unwrap() = record(1, MUL_MAT, "a");
+    for force in [false, true] {
+        let options = RunOptions {
+            force,
+            ..Default::default()
+        };
+        let error = RunWriter::create(&dir, manifest(), &map, options)
+            .err()
+            .unwrap();
+        assert!(
+            error.to_string().contains("in use by another recorder"),
+            "{error}"
+        );
+    }
+    assert!(Run::open(&dir).is_ok(), "readers are not kept out");
+    assert_eq!(writer.finish().unwrap(), 1);
+    assert_eq!(Run::open(&dir).unwrap().trace.records().len(), 1);
+    assert_eq!(fs::read_dir(&dir).unwrap().count(), 3);
+}
+
+#[test]
+fn of_recorders_that_start_together_one_records() {
+    let (_, map) = gpt_oss();
+    let tmp = tempfile::tempdir().unwrap();
+    let dir = tmp.path().join("deep/run");
+    let started = std::sync::Barrier::new(4);
+    let outcomes: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..4)
+            .map(|_| {
+                scope.spawn(|| {
+                    let writer = RunWriter::create(&dir, manifest(), &map, RunOptions::default());
+                    started.wait();
+                    writer.map(drop).map_err(|error| error.to_string())
+                })
+            })
+            .collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    });
+    assert_eq!(outcomes.iter().filter(|o| o.is_ok()).count(), 1);
+    for error in outcomes.iter().filter_map(|outcome| outcome.as_ref().err()) {
+        assert!(error.contains("in use by another recorder"), "{error}");
+    }
+    assert!(Run::open(&dir).unwrap().manifest.is_some());
+}
+
+#[cfg(unix)]
+#[test]
+fn a_run_that_cannot_be_replaced_stays() {
+    let (_, map) = gpt_oss();
+    let tmp = tempfile::tempdir().unwrap();
+    let dir = tmp.path().join("run");
+    let mut writer = RunWriter::create(&dir, manifest(), &map, RunOptions::default()).unwrap();
+    *writer.next_record().unwrap() = record(1, MUL_MAT, "a");
+    writer.finish().unwrap();
+    // The new map cannot be made under its temporary name.
+    let temporary = format!(".gguf-map.parquet.{}.tmp", std::process::id());
+    fs::create_dir(dir.join(&temporary)).unwrap();
+    let options = RunOptions {
+        force: true,
+        ..Default::default()
+    };
+    let error = RunWriter::create(&dir, manifest(), &map, options)
+        .err()
+        .unwrap();
+    assert!(error.to_string().contains("gguf-map"), "{error}");
+    fs::remove_dir(dir.join(&temporary)).unwrap();
+    let run = Run::open(&dir).unwrap();
+    assert_eq!(run.trace.records().len(), 1);
+    assert_eq!(run.manifest.unwrap().records, Some(1));
+    assert_eq!(fs::read_dir(&dir).unwrap().count(), 3);
+}
+
+#[test]
+fn the_map_of_a_run_names_run_and_model() {
+    let (_, map) = gpt_oss();
+    let tmp = tempfile::tempdir().unwrap();
+    let writer = RunWriter::create(tmp.path(), manifest(), &map, RunOptions::default()).unwrap();
+    let id = writer.finish().map(|_| Run::open(tmp.path()).unwrap().id());
+    let file = fs::File::open(tmp.path().join("gguf-map.parquet")).unwrap();
+    let reader =
+        parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder::try_new(file).unwrap();
+    let metadata = reader.metadata().file_metadata().key_value_metadata();
+    let value = |key: &str| {
+        let entries = metadata.into_iter().flat_map(|entries| entries.iter());
+        entries
+            .filter(|entry| entry.key == key)
+            .find_map(|entry| entry.value.clone())
+            .unwrap()
+    };
+    assert_eq!(value("moe-analyze.run_id"), id.unwrap());
+    let model: moe_trace::manifest::Model =
+        serde_json::from_str(&value("moe-analyze.model")).unwrap();
+    assert_eq!(model, manifest().model);
+}
+
+#[test]
 fn a_killed_recorder_leaves_what_is_whole() {
     let tmp = tempfile::tempdir().unwrap();
     let path = tmp.path().join("trace.bin");

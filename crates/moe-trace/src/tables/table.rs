@@ -61,7 +61,7 @@ impl Table {
         let (writer, factory) =
             ArrowWriter::try_new_with_options(file, R::schema().clone(), options)
                 .and_then(ArrowWriter::into_serialized_writer)
-                .map_err(Error::parquet(path))?;
+                .map_err(Error::writing_parquet(path))?;
         Ok((
             Self {
                 pending,
@@ -79,7 +79,7 @@ impl Table {
         }
         self.rows += row_group.n_rows;
         self.write(row_group)
-            .map_err(Error::parquet(self.pending.path()))
+            .map_err(Error::writing_parquet(self.pending.path()))
     }
 
     fn write(&mut self, row_group: RowGroup) -> Result<(), ParquetError> {
@@ -95,7 +95,7 @@ impl Table {
     pub(crate) fn complete(self) -> Result<(PendingFile, u64), Error> {
         self.writer
             .close()
-            .map_err(Error::parquet(self.pending.path()))?;
+            .map_err(Error::writing_parquet(self.pending.path()))?;
         Ok((self.pending, self.rows))
     }
 }
