@@ -71,6 +71,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
+    files::require_extension(&args.out, "gguf")?;
     files::check_output(&args.out, args.force)?;
     let synth = Synth::new(
         &spec(&args)?,
