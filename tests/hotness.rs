@@ -168,6 +168,23 @@ fn summary_tells_the_tokens_first() {
 }
 
 #[test]
+fn one_is_not_many() {
+    let fixture = Fixture::new();
+    let trace = fs::read(fixture.path("run/trace.bin")).unwrap();
+    // The prompt goes through the last layer with one token.
+    let last = trace
+        .chunks(1024)
+        .filter(|record| record[17] == PHASE_PROMPT && u32::from(record[12]) == N_LAYER - 1);
+    let one = fixture.path("one.bin");
+    fs::write(&one, last.flatten().copied().collect::<Vec<u8>>()).unwrap();
+    let summary = stdout_of(&["hotness", arg(&one), "--phase", "prompt"]);
+    assert!(
+        summary.starts_with("1 prompt token in 1 layer, 4 of 23 experts for a token\n"),
+        "{summary}"
+    );
+}
+
+#[test]
 fn learn_file_is_the_runtimes() {
     let fixture = Fixture::new();
     let schema = fs::read_to_string(support::repository("schemas/learn.schema.json")).unwrap();

@@ -247,3 +247,20 @@ fn the_new_file_is_gguf() {
     assert!(line.contains(".gguf file"), "{line}");
     assert!(!out.exists());
 }
+
+#[test]
+fn what_is_no_run_has_no_company() {
+    let (_dir, out) = temporary();
+    let model = fixture("tiny-qwen3moe-Q4_K_M");
+    let line = failure_of(&[
+        "relayout",
+        arg(&model),
+        "--permute-experts",
+        "coactivation",
+        "--trace",
+        arg(&model),
+        "--out",
+        arg(&out),
+    ]);
+    assert!(line.contains("is not a run"), "{line}");
+}

@@ -10,6 +10,8 @@ use moe_gguf::relayout::{ExpertOrders, keep_groups, n_experts, n_groups};
 use moe_placement::learn;
 use moe_trace::{NO_LAYER, Run};
 
+use crate::inputs::Kind;
+
 /// Reads a learn file, whose experts come hottest first, or lists of experts by layer.
 pub fn from_file(path: &Path, gguf: &Gguf) -> anyhow::Result<ExpertOrders> {
     let read = || -> anyhow::Result<ExpertOrders> {
@@ -67,6 +69,12 @@ const MAX_CHAINED: usize = 1 << 12;
 /// that tokens chose most often together with the one before.
 pub fn by_coactivation(trace: &Path, gguf: &Gguf) -> anyhow::Result<ExpertOrders> {
     let n_experts = n_experts(gguf);
+    if !matches!(Kind::of(trace)?, Kind::Run | Kind::Trace) {
+        bail!(
+            "{} is not a run; give a run directory or its trace.bin",
+            trace.display()
+        );
+    }
     let run = Run::open(trace)?;
     let mut layers: BTreeMap<u16, Together> = BTreeMap::new();
     for operation in run.routing() {
