@@ -322,7 +322,7 @@ fn bad_input_is_one_line_exit_2_and_no_run() {
         (&["--prompt-file", arg(&absent)], "absent.txt"),
         (&["--prompt-file", arg(&long)], "context"),
         (&["--prompt", PROMPT, "--ctx-size", "4"], "context"),
-        (&["--prompts", arg(&nothing)], "sequence 1"),
+        (&["--prompts", arg(&nothing)], "nothing.jsonl, line 1"),
         (&["--batch-size", "0"], "--batch-size"),
     ];
     for (args, expected) in cases {
