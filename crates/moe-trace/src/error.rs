@@ -83,6 +83,12 @@ pub enum Error {
         /// What is wrong.
         reason: String,
     },
+    /// The user stopped the work.
+    #[error("interrupted; {} was not written", path.display())]
+    Interrupted {
+        /// What was to be written.
+        path: PathBuf,
+    },
     /// A record makes no sense.
     #[error("{}: record {record} at byte {}: {reason}", path.display(), record * 1024)]
     Record {
@@ -110,6 +116,15 @@ impl Error {
             action,
             path: path.to_owned(),
             source: Arc::new(source),
+        }
+    }
+
+    /// A record that makes no sense.
+    pub(crate) fn record(trace: &Path, record: u64, reason: impl Into<String>) -> Self {
+        Self::Record {
+            path: trace.to_owned(),
+            record,
+            reason: reason.into(),
         }
     }
 

@@ -6,6 +6,7 @@
 #![warn(missing_docs)]
 
 mod blocks;
+pub mod check;
 mod error;
 mod files;
 pub mod manifest;
@@ -17,6 +18,7 @@ pub mod record;
 mod routing;
 mod run;
 pub mod tables;
+mod tensor_ranges;
 mod trace;
 mod writer;
 

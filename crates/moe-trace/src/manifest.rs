@@ -18,6 +18,38 @@ pub const SCHEMA: &str = "moe-analyze.run.v1";
 /// Value of `record_format` for traces of this crate.
 pub const RECORD_FORMAT: &str = "TensorAccessLog-1024-v4-ext1";
 
+/// Keys that the schema requires, as JSON pointers.
+const REQUIRED: [&str; 28] = [
+    "/schema",
+    "/run_id",
+    "/engine/name",
+    "/engine/version",
+    "/command",
+    "/model/path",
+    "/model/files",
+    "/model/header_xxh3",
+    "/model/arch",
+    "/model/n_layer",
+    "/model/n_expert",
+    "/model/n_expert_used",
+    "/model/expert_types",
+    "/record_format",
+    "/ops",
+    "/tokens/prompt",
+    "/tokens/generated",
+    "/tokens/sequences",
+    "/sampling/method",
+    "/policy",
+    "/n_threads",
+    "/host/cpu",
+    "/host/ram_bytes",
+    "/host/os",
+    "/gpu",
+    "/mmap",
+    "/started",
+    "/clock",
+];
+
 /// What a run directory says about itself; `schemas/run.schema.json` is its JSON Schema.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -210,6 +242,19 @@ impl Manifest {
             });
         }
         Ok(manifest)
+    }
+
+    /// Keys that the schema requires and `path` lacks, as JSON pointers; [`Manifest::read`] does without them.
+    pub fn missing_keys(path: &Path) -> Result<Vec<&'static str>, Error> {
+        let bytes = std::fs::read(path).map_err(Error::io("read", path))?;
+        let json: Value = serde_json::from_slice(&bytes).map_err(|source| Error::Manifest {
+            path: path.to_owned(),
+            reason: source.to_string(),
+        })?;
+        let missing = REQUIRED
+            .into_iter()
+            .filter(|key| json.pointer(key).is_none());
+        Ok(missing.collect())
     }
 
     /// Writes `path`, whole or not at all.

@@ -236,6 +236,33 @@ impl TensorAccessLog {
         &self.expert_ids[..usize::from(self.num_experts).min(MAX_EXPERTS)]
     }
 
+    /// Whether the counts of sources and experts are not beyond what a record holds.
+    pub fn counts_fit(&self) -> bool {
+        usize::from(self.num_sources) <= MAX_SOURCES && usize::from(self.num_experts) <= MAX_EXPERTS
+    }
+
+    /// Whether this version knows what the extension's bytes mean.
+    pub fn is_version_known(&self) -> bool {
+        self.ext_version <= EXT_V1
+    }
+
+    /// Why the record cannot be read: counts beyond what it holds, or an extension that is not known.
+    pub(crate) fn check_readable(&self) -> Result<(), String> {
+        if !self.is_version_known() {
+            return Err(format!(
+                "ext_version {} is not known, this version reads up to {EXT_V1}; read it with a newer moe-analyze",
+                self.ext_version
+            ));
+        }
+        if !self.counts_fit() {
+            return Err(format!(
+                "it counts {} sources and {} experts, a record holds {MAX_SOURCES} and {MAX_EXPERTS}; the trace is damaged",
+                self.num_sources, self.num_experts
+            ));
+        }
+        Ok(())
+    }
+
     /// Whether the extension fields mean anything.
     pub fn has_extension(&self) -> bool {
         self.ext_version >= EXT_V1

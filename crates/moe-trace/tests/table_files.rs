@@ -237,7 +237,13 @@ fn a_record_that_makes_no_sense_is_named_and_leaves_no_table() {
     read_tensor(&mut source, &gguf, "token_embd.weight");
     let mut beyond = source;
     beyond.sources[0].offset_or_buffer_id.set(u64::MAX);
+    let mut elsewhere = source;
+    elsewhere.sources[0].offset_or_buffer_id.set(7);
     source.sources[0].memory_source = 2;
+    let mut many = expert_layer(&gguf, 2, 0, 0, &[&[1]])[0];
+    many.num_experts = 17;
+    let mut later = good;
+    later.ext_version = 2;
     for (bad, reason) in [
         (phase, "phase 7"),
         (expert, "expert 16"),
@@ -245,6 +251,9 @@ fn a_record_that_makes_no_sense_is_named_and_leaves_no_table() {
         (lane, "lane 99"),
         (source, "memory source 2"),
         (beyond, "64 bits"),
+        (elsewhere, "is this the model's map"),
+        (many, "a record holds 4 and 16"),
+        (later, "ext_version 2 is not known"),
     ] {
         let mut bad = bad;
         bad.timestamp_ns.set(2);
@@ -261,6 +270,20 @@ fn a_record_that_makes_no_sense_is_named_and_leaves_no_table() {
             message.contains("record 1 at byte 1024") && message.contains(reason),
             "{message}"
         );
-        assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
+        assert!(!dir.exists(), "what was made for the tables goes with them");
     }
+}
+
+#[test]
+fn an_interrupted_writer_leaves_nothing() {
+    let tmp = tempfile::tempdir().unwrap();
+    let run = run_of(&tmp.path().join("run"), &[record(1, MUL_MAT, "a")]);
+    let interrupted = std::sync::atomic::AtomicBool::new(true);
+    let options = TableOptions {
+        interrupted: Some(&interrupted),
+        ..Default::default()
+    };
+    let error = write_tables(&run, &tmp.path().join("deep/tables"), options).unwrap_err();
+    assert!(matches!(error, Error::Interrupted { .. }), "{error}");
+    assert!(!tmp.path().join("deep").exists());
 }

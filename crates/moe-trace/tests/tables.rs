@@ -8,10 +8,10 @@ use arrow::array::{Array, AsArray};
 use arrow::datatypes::Float32Type;
 use common::tables::{ints, names, read, tables_of};
 use common::*;
-use moe_trace::Run;
 use moe_trace::ops::{ADD_ID, GET_ROWS, MUL_MAT, MUL_MAT_ID};
 use moe_trace::record::{EXT_NONE, FLAG_CPU_FALLBACK, PHASE_GENERATE};
 use moe_trace::tables::{TableOptions, TableSummary, read_routing, write_tables};
+use moe_trace::{NO_TENSOR, Run};
 use zerocopy::IntoBytes;
 
 #[test]
@@ -88,6 +88,8 @@ fn accesses_have_each_expert_of_an_operation_once_with_its_own_bytes() {
     records.extend(expert_operation(&bias, 1, 0, &[&[3, 1], &[1, 15]]));
     let mut dense = record(220, MUL_MAT, "attn-1");
     read_tensor(&mut dense, &gguf, "blk.1.attn_q.weight");
+    // Larger than any tensor of the map: of a file that it does not know.
+    dense.sources[0].tensor_idx.set(NO_TENSOR);
     dense.source_file[0].set(2);
     dense.set_source_size(0, 5 << 32);
     records.push(dense);

@@ -101,17 +101,24 @@ impl<'a> Rows<'a> for AccessRows {
                 self.push_row(&source, None, None, None, size_bytes, Some(location));
                 continue;
             }
+            if location.checked_add(size_bytes).is_none() {
+                return Err(error(format!(
+                    "{size_bytes} bytes at {location} end beyond 64 bits"
+                )));
+            }
+            if !context.tensors.hold(head, i) {
+                return Err(error(format!(
+                    "{size_bytes} bytes at {location} are not those of {} (tensor {}) in gguf-map.parquet; is this the model's map?",
+                    log.name(),
+                    log.tensor_idx.get()
+                )));
+            }
             if head.num_experts > 0
                 && let Some(tensor) = context.experts.get(log.tensor_idx.get())
             {
                 self.push_experts(&source, operation, tensor)
                     .map_err(error)?;
                 continue;
-            }
-            if location.checked_add(size_bytes).is_none() {
-                return Err(error(format!(
-                    "{size_bytes} bytes at {location} end beyond 64 bits"
-                )));
             }
             let file = if head.has_extension() {
                 head.source_file[i].get()

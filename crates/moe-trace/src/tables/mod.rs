@@ -15,7 +15,9 @@ mod table;
 mod write;
 
 pub use read::{RoutingBatch, RoutingReader, read_routing};
-pub use write::{TableOptions, TableSummary, add_to_dataset, write_tables};
+pub use write::{
+    TableOptions, TableSummary, add_to_dataset, dataset_paths, table_paths, write_tables,
+};
 
 /// Names of the tables, of their files and of a dataset's directories.
 pub const TABLES: [&str; 3] = ["ops", "accesses", "routing"];

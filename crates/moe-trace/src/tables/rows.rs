@@ -13,21 +13,19 @@ use crate::error::Error;
 use crate::operations::Operation;
 use crate::ops::OpTable;
 use crate::record::TensorAccessLog;
+use crate::tensor_ranges::TensorRanges;
 
 /// What rows are made with.
 pub(crate) struct Context<'a> {
     pub trace: &'a Path,
     pub ops: &'a OpTable,
     pub experts: ExpertRanges<'a>,
+    pub tensors: TensorRanges,
 }
 
 impl Context<'_> {
     pub(crate) fn record_error(&self, record: u64, reason: impl Into<String>) -> Error {
-        Error::Record {
-            path: self.trace.to_owned(),
-            record,
-            reason: reason.into(),
-        }
+        Error::record(self.trace, record, reason)
     }
 
     /// The key of a record's phase in [`PHASE_NAMES`].

@@ -1,6 +1,6 @@
 //! One table as a Parquet file: row groups are encoded anywhere and appended in order.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use parquet::file::writer::SerializedFileWriter;
 
 use super::rows::{Context, Rows};
 use crate::error::Error;
-use crate::files::PendingFile;
+use crate::files::{MadeDirectories, PendingFile};
 use crate::operations::Operation;
 use crate::parquet_file::properties;
 
@@ -52,9 +52,10 @@ impl Table {
         path: &Path,
         metadata: Vec<KeyValue>,
         force: bool,
+        directories: &mut MadeDirectories,
     ) -> Result<(Self, EncoderFactory), Error> {
         if let Some(dir) = path.parent() {
-            fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
+            directories.create(dir)?;
         }
         let (pending, file) = PendingFile::create(path, force)?;
         let options = ArrowWriterOptions::new().with_properties(properties(metadata, R::ASCENDING));
@@ -70,6 +71,11 @@ impl Table {
             },
             EncoderFactory(Arc::new(factory)),
         ))
+    }
+
+    /// Where the table will be.
+    pub(crate) fn path(&self) -> &Path {
+        self.pending.path()
     }
 
     /// Appends a row group. Empty ones are left out.

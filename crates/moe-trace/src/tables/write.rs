@@ -5,6 +5,7 @@
 
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::accesses::AccessRows;
@@ -16,8 +17,10 @@ use super::rows::Context;
 use super::table::{EncoderFactory, RowGroup, Table};
 use super::{MODEL_KEY, RUN_ID_KEY, TABLES};
 use crate::error::Error;
+use crate::files::MadeDirectories;
 use crate::parquet_file::{SCHEMA_KEY, key_value};
 use crate::run::Run;
+use crate::tensor_ranges::TensorRanges;
 
 /// How to write tables.
 #[derive(Clone, Copy, Default)]
@@ -26,6 +29,8 @@ pub struct TableOptions<'a> {
     pub force: bool,
     /// Threads; `None` = as many as the machine has processors.
     pub threads: Option<NonZero<usize>>,
+    /// Set to stop the work; then nothing is written.
+    pub interrupted: Option<&'a AtomicBool>,
     /// Told how many records each step forward had.
     pub progress: Option<&'a (dyn Fn(u64) + Sync)>,
 }
@@ -51,11 +56,7 @@ pub fn write_tables(
     dir: &Path,
     options: TableOptions<'_>,
 ) -> Result<TableSummary, Error> {
-    write(
-        run,
-        TABLES.map(|table| dir.join(format!("{table}.parquet"))),
-        options,
-    )
+    write(run, table_paths(dir), options)
 }
 
 /// Adds a run to a dataset: `DIR/ops/run=ID/part-0.parquet` and so on, where `ID` is [`Run::id`].
@@ -66,12 +67,18 @@ pub fn add_to_dataset(
     dir: &Path,
     options: TableOptions<'_>,
 ) -> Result<TableSummary, Error> {
+    write(run, dataset_paths(run, dir), options)
+}
+
+/// Where [`write_tables`] puts the tables, in the order of [`TABLES`].
+pub fn table_paths(dir: &Path) -> [PathBuf; 3] {
+    TABLES.map(|table| dir.join(format!("{table}.parquet")))
+}
+
+/// Where [`add_to_dataset`] puts the tables, in the order of [`TABLES`].
+pub fn dataset_paths(run: &Run, dir: &Path) -> [PathBuf; 3] {
     let partition = format!("run={}", run.id());
-    write(
-        run,
-        TABLES.map(|table| dir.join(table).join(&partition).join("part-0.parquet")),
-        options,
-    )
+    TABLES.map(|table| dir.join(table).join(&partition).join("part-0.parquet"))
 }
 
 /// `paths` are those of [`TABLES`].
@@ -92,13 +99,27 @@ fn write(run: &Run, paths: [PathBuf; 3], options: TableOptions<'_>) -> Result<Ta
         trace: run.trace.path(),
         ops: run.ops(),
         experts: run.map.as_ref().map(ExpertRanges::new).unwrap_or_default(),
+        tensors: run.map.as_ref().map(TensorRanges::new).unwrap_or_default(),
     };
-    let (ops, ops_encoders) =
-        Table::create::<OpRows>(&paths[0], metadata(TABLES[0]), options.force)?;
-    let (accesses, accesses_encoders) =
-        Table::create::<AccessRows>(&paths[1], metadata(TABLES[1]), options.force)?;
-    let (routing, routing_encoders) =
-        Table::create::<RoutingRows<'_>>(&paths[2], metadata(TABLES[2]), options.force)?;
+    let mut directories = MadeDirectories::default();
+    let (ops, ops_encoders) = Table::create::<OpRows>(
+        &paths[0],
+        metadata(TABLES[0]),
+        options.force,
+        &mut directories,
+    )?;
+    let (accesses, accesses_encoders) = Table::create::<AccessRows>(
+        &paths[1],
+        metadata(TABLES[1]),
+        options.force,
+        &mut directories,
+    )?;
+    let (routing, routing_encoders) = Table::create::<RoutingRows<'_>>(
+        &paths[2],
+        metadata(TABLES[2]),
+        options.force,
+        &mut directories,
+    )?;
 
     let job = Job {
         context,
@@ -115,6 +136,7 @@ fn write(run: &Run, paths: [PathBuf; 3], options: TableOptions<'_>) -> Result<Ta
         }),
         turn: Condvar::new(),
         progress: options.progress,
+        interrupted: options.interrupted,
     };
     let threads = options
         .threads
@@ -139,6 +161,7 @@ fn write(run: &Run, paths: [PathBuf; 3], options: TableOptions<'_>) -> Result<Ta
     for file in [ops, accesses, routing] {
         file.commit()?;
     }
+    directories.keep();
     Ok(TableSummary {
         records: output.records,
         ops: n_ops,
@@ -156,6 +179,7 @@ struct Job<'a> {
     /// Signals that `output.next` or `output.failed` has changed.
     turn: Condvar,
     progress: Option<&'a (dyn Fn(u64) + Sync)>,
+    interrupted: Option<&'a AtomicBool>,
 }
 
 struct Output {
@@ -185,6 +209,13 @@ impl<'a> Job<'a> {
             if output.failed.is_some() {
                 return;
             }
+            let row_groups = match self.interrupted {
+                Some(interrupted) if interrupted.load(Ordering::Relaxed) => {
+                    let path = output.tables[0].path().to_owned();
+                    Err(Error::Interrupted { path })
+                }
+                _ => row_groups,
+            };
             match row_groups.and_then(|row_groups| output.append(row_groups)) {
                 Ok(()) => {
                     output.next += 1;
@@ -210,6 +241,10 @@ impl<'a> Job<'a> {
             .encoder(RoutingRows::new(chunk.routing))
             .map_err(&parquet)?;
         for (op_index, operation) in (chunk.first_op..).zip(chunk.operations) {
+            for (record, log) in (operation.first_record()..).zip(operation.records()) {
+                log.check_readable()
+                    .map_err(|reason| self.context.record_error(record, reason))?;
+            }
             ops.push(op_index, &operation, &self.context)?;
             accesses.push(op_index, &operation, &self.context)?;
             routing.push(op_index, &operation, &self.context)?;
