@@ -133,6 +133,21 @@ fn runs_and_traces() {
     with(expert_record + 152 + 144, &7u64.to_le_bytes());
     unsound(&run, "not the named tensor's");
 
+    with(expert_record + 956, &[99]);
+    unsound(&run, "expert_lane");
+    with(expert_record + 859, &[255]);
+    unsound(&run, "expert_slot_base");
+
+    fs::write(&trace_file, &trace).unwrap();
+    let manifest = fs::read(run.join("manifest.json")).unwrap();
+    let lacking = br#"{"schema":"moe-analyze.run.v1"}"#;
+    fs::write(run.join("manifest.json"), lacking).unwrap();
+    let (code, facts, faults) = info(&run);
+    assert_eq!(code, 1);
+    assert!(faults[0].contains("lacks 27 keys"), "{faults:?}");
+    assert!(facts.get("prompt_tokens").is_none());
+    fs::write(run.join("manifest.json"), manifest).unwrap();
+
     let mut cut = trace.clone();
     cut.extend_from_slice(&trace[..100]);
     fs::write(&trace_file, cut).unwrap();

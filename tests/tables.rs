@@ -197,6 +197,39 @@ fn existing_tables_are_kept_without_force() {
 }
 
 #[test]
+fn both_outputs_are_looked_at_before_one_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let (run, dataset) = (dir.path().join("run"), dir.path().join("dataset"));
+    let out = dir.path().join("tables");
+    known_run(&run);
+    stdout_of(&["parquet", arg(&run), "--dataset", arg(&dataset)]);
+    let both = ["--out", arg(&out), "--dataset", arg(&dataset)];
+    let line = failure_of(&[&["parquet", arg(&run)], &both[..]].concat());
+    assert!(line.contains("part-0.parquet exists"), "{line}");
+    assert!(!out.exists());
+}
+
+#[test]
+fn a_run_that_is_not_whole_is_remarked() {
+    let dir = tempfile::tempdir().unwrap();
+    let (run, out) = (dir.path().join("run"), dir.path().join("tables"));
+    known_run(&run);
+    let trace = fs::read(run.join("trace.bin")).unwrap();
+    fs::write(run.join("trace.bin"), &trace[..trace.len() - 24]).unwrap();
+    fs::remove_file(run.join("gguf-map.parquet")).unwrap();
+    let parquet = ["parquet", arg(&run), "--out", arg(&out)];
+    for (args, expected) in [
+        (&parquet[..], "accesses name whole tensors"),
+        (&["hotness", arg(&run)][..], "promises"),
+    ] {
+        let output = support::moe_analyze().args(args).assert().success();
+        let remarks = String::from_utf8(output.get_output().stderr.clone()).unwrap();
+        assert!(remarks.contains("a cut record of 1000 bytes"), "{remarks}");
+        assert!(remarks.contains(expected), "{remarks}");
+    }
+}
+
+#[test]
 fn bad_input_is_one_line_and_exit_2() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("tables");

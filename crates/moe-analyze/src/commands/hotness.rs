@@ -83,7 +83,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         files::check_output(out, args.force)?;
     }
 
-    let hotness = read_all(&args.paths)?;
+    let hotness = read_all(&args.paths, ctx)?;
     if let (2.., unknown @ 1..) = hotness.n_runs() {
         ctx.remark(format_args!(
             "{} not tell the model; that all are of one was judged by their numbers of experts alone",
@@ -111,10 +111,10 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     Ok(ExitStatus::Done)
 }
 
-fn read_all(paths: &[PathBuf]) -> anyhow::Result<Hotness> {
+fn read_all(paths: &[PathBuf], ctx: &Context) -> anyhow::Result<Hotness> {
     let mut total: Option<Hotness> = None;
     for path in paths {
-        let hotness = read(path)?;
+        let hotness = read(path, ctx)?;
         match &mut total {
             None => total = Some(hotness),
             Some(total) => total
@@ -125,9 +125,13 @@ fn read_all(paths: &[PathBuf]) -> anyhow::Result<Hotness> {
     total.context("no input; name a run")
 }
 
-fn read(path: &Path) -> anyhow::Result<Hotness> {
+fn read(path: &Path, ctx: &Context) -> anyhow::Result<Hotness> {
     Ok(match Kind::of(path)? {
-        Kind::Run | Kind::Trace => Hotness::from_run(&Run::open(path)?)?,
+        Kind::Run | Kind::Trace => {
+            let run = Run::open(path)?;
+            run.remarks()?.iter().for_each(|remark| ctx.remark(remark));
+            Hotness::from_run(&run)?
+        }
         Kind::Parquet | Kind::Tables => Hotness::from_routing_table(path)?,
         Kind::Gguf => bail!(
             "{} is a model, which does not tell what its router chose; record a run with it",

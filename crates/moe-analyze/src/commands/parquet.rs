@@ -1,11 +1,15 @@
 //! `parquet`: the tables of a run.
 
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use moe_trace::Run;
-use moe_trace::tables::{TableOptions, TableSummary, add_to_dataset, write_tables};
+use moe_trace::tables::{
+    TableOptions, TableSummary, add_to_dataset, dataset_paths, table_paths, write_tables,
+};
 
 use crate::cli::{Context, ExitStatus};
 use crate::inputs::Kind;
@@ -35,16 +39,48 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         ),
     }
     let run = Run::open(&args.run)?;
+    if !args.force {
+        refuse_existing(&args, &run)?;
+    }
+    let interrupted = Arc::new(AtomicBool::new(false));
+    let flag = interrupted.clone();
+    ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed))
+        .context("cannot catch Ctrl-C")?;
+    for remark in run.remarks()? {
+        ctx.remark(remark);
+    }
+    if run.map.is_none() {
+        ctx.remark(format_args!(
+            "{} has no gguf-map.parquet: where each expert is is not known, accesses name whole tensors",
+            args.run.display()
+        ));
+    }
     let records = run.trace.size_bytes() / moe_trace::record::RECORD_SIZE as u64;
     if let Some(out) = &args.out {
-        let summary = with_progress(ctx, records, args.force, |options| {
-            write_tables(&run, out, options)
+        let summary = with_progress(ctx, records, |options| {
+            write_tables(
+                &run,
+                out,
+                TableOptions {
+                    force: args.force,
+                    interrupted: Some(&interrupted),
+                    ..options
+                },
+            )
         })?;
         remark(ctx, &summary, &out.display());
     }
     if let Some(dataset) = &args.dataset {
-        let summary = with_progress(ctx, records, args.force, |options| {
-            add_to_dataset(&run, dataset, options)
+        let summary = with_progress(ctx, records, |options| {
+            add_to_dataset(
+                &run,
+                dataset,
+                TableOptions {
+                    force: args.force,
+                    interrupted: Some(&interrupted),
+                    ..options
+                },
+            )
         })?;
         remark(
             ctx,
@@ -55,10 +91,25 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     Ok(ExitStatus::Done)
 }
 
+/// Looks at all outputs before the first one is written.
+fn refuse_existing(args: &Args, run: &Run) -> Result<(), moe_trace::Error> {
+    let tables = args.out.iter().flat_map(|out| table_paths(out));
+    let parts = args
+        .dataset
+        .iter()
+        .flat_map(|dataset| dataset_paths(run, dataset));
+    match tables
+        .chain(parts)
+        .find(|path| path.symlink_metadata().is_ok())
+    {
+        Some(path) => Err(moe_trace::Error::Exists { path }),
+        None => Ok(()),
+    }
+}
+
 fn with_progress(
     ctx: &Context,
     records: u64,
-    force: bool,
     write: impl FnOnce(TableOptions) -> Result<TableSummary, moe_trace::Error>,
 ) -> anyhow::Result<TableSummary> {
     let target = if ctx.quiet {
@@ -71,7 +122,6 @@ fn with_progress(
     let bar = ProgressBar::with_draw_target(Some(records), target).with_style(style);
     let progress = |n_records| bar.inc(n_records);
     let summary = write(TableOptions {
-        force,
         progress: Some(&progress),
         ..TableOptions::default()
     });

@@ -2,7 +2,6 @@
 
 mod findings;
 mod model;
-mod records;
 mod run;
 mod tables;
 

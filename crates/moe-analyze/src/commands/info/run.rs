@@ -2,9 +2,11 @@
 
 use std::path::Path;
 
+use moe_trace::check::{check, foreign_map, stale_tables, v4_traps};
+use moe_trace::manifest::{self, Tokens};
 use moe_trace::{Manifest, Run};
 
-use super::{Findings, records};
+use super::Findings;
 
 pub fn describe(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
     let run = Run::open(path)?;
@@ -19,7 +21,17 @@ pub fn describe(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
     );
     findings.fact("run id", run.id());
     match &run.manifest {
-        Some(manifest) => describe_manifest(manifest, findings),
+        Some(manifest) => {
+            describe_manifest(manifest, findings);
+            let missing = Manifest::missing_keys(&path.join(manifest::FILE_NAME))?;
+            if !missing.is_empty() {
+                findings.fault(format!(
+                    "manifest.json lacks {} keys that its schema requires: {}",
+                    missing.len(),
+                    missing.join(", ")
+                ));
+            }
+        }
         None if is_directory => findings
             .fault("manifest.json is missing: the model and the operations' names are unknown"),
         None => {}
@@ -30,6 +42,7 @@ pub fn describe(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
 
     let n_records = run.trace.records().len() as u64;
     findings.fact("records", n_records);
+    findings.fact("record format", record_format(&run));
     findings.size("trace size", run.trace.size_bytes());
     let cut = run.trace.cut_bytes();
     if cut > 0 {
@@ -51,8 +64,28 @@ pub fn describe(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
         Some(None) => findings.fact("state", "still recording, or the recorder was killed"),
         _ => {}
     }
-    records::check(&run, findings);
+    if let Some(error) = foreign_map(&run)? {
+        findings.fault(error.to_string());
+    }
+    for fault in check(&run) {
+        findings.fault(fault.to_string());
+    }
+    for remark in v4_traps(&run).into_iter().chain(stale_tables(&run)) {
+        findings.note(remark);
+    }
     Ok(())
+}
+
+/// Which layout the records have, by their own word.
+fn record_format(run: &Run) -> &'static str {
+    let records = run.trace.records();
+    let n_extended = records.iter().filter(|r| r.has_extension()).count();
+    match n_extended {
+        0 if records.is_empty() => "no records",
+        0 => "plain v4: no durations, sequences, router weights or lanes",
+        n if n == records.len() => "v4 with extension 1",
+        _ => "v4, some records with extension 1",
+    }
 }
 
 fn describe_manifest(manifest: &Manifest, findings: &mut Findings) {
@@ -68,9 +101,12 @@ fn describe_manifest(manifest: &Manifest, findings: &mut Findings) {
     findings.fact("experts for a token", model.n_expert_used);
     findings.fact("policy", manifest.policy.clone());
     findings.fact("started", manifest.started.clone());
-    findings.fact("prompt tokens", manifest.tokens.prompt);
-    findings.fact("generated tokens", manifest.tokens.generated);
-    findings.fact("sequences", manifest.tokens.sequences);
+    // Counts are written at the end: a recorder that was killed, or whose disk was full, left them at zero.
+    if manifest.tokens != Tokens::default() {
+        findings.fact("prompt tokens", manifest.tokens.prompt);
+        findings.fact("generated tokens", manifest.tokens.generated);
+        findings.fact("sequences", manifest.tokens.sequences);
+    }
     if let Some(reason) = &manifest.stopped {
         findings.fact("stopped", reason.clone());
     }
