@@ -332,6 +332,8 @@ fn runs_of_other_models_are_not_added() {
     manifest["model"]["header_xxh3"] = "0123456789abcdef".into();
     manifest["model"]["path"] = "other.gguf".into();
     fs::write(other.join("manifest.json"), manifest.to_string()).unwrap();
+    // The map is the known model's, and says so.
+    fs::remove_file(other.join("gguf-map.parquet")).unwrap();
     add_to_dataset(&fixture, "run");
     add_to_dataset(&fixture, "other");
     let (run, dataset) = (fixture.path("run"), fixture.path("dataset"));
@@ -419,7 +421,7 @@ fn without_routing_there_is_no_hotness() {
         fs::copy(fixture.path("run/manifest.json"), run.join("manifest.json")).unwrap();
         fs::write(run.join("trace.bin"), bytes).unwrap();
         let out = fixture.path("learn.json");
-        let line = failure_of(&["hotness", arg(&run), "--out", arg(&out)]);
+        let line = failure_of(&["--quiet", "hotness", arg(&run), "--out", arg(&out)]);
         assert!(line.contains("no token was routed"), "{line}");
         assert!(!out.exists());
     }
