@@ -6,12 +6,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::cli::Context;
-use crate::files;
 use crate::output::human_bytes;
+use crate::{files, interrupt};
 
 /// A file of which every write moves the bar, and which takes no more once the user has pressed Ctrl-C.
 pub struct Meter {
@@ -45,10 +45,7 @@ pub fn write(
     make: impl FnOnce(&mut Meter) -> io::Result<()>,
 ) -> anyhow::Result<()> {
     check_room(path, size)?;
-    let interrupted = Arc::new(AtomicBool::new(false));
-    let flag = interrupted.clone();
-    ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed))
-        .context("cannot catch Ctrl-C")?;
+    let interrupted = interrupt::flag()?;
     files::replace(path, force, |temporary| {
         let mut meter = Meter {
             file: BufWriter::new(File::create_new(temporary)?),

@@ -5,6 +5,7 @@ mod cli;
 mod commands;
 mod files;
 mod inputs;
+mod interrupt;
 mod output;
 mod plot;
 

@@ -1,10 +1,8 @@
 //! `parquet`: the tables of a run.
 
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use moe_trace::Run;
 use moe_trace::tables::{
@@ -13,6 +11,7 @@ use moe_trace::tables::{
 
 use crate::cli::{Context, ExitStatus};
 use crate::inputs::Kind;
+use crate::interrupt;
 
 /// Turn a run into Parquet tables: ops, accesses, routing
 #[derive(Debug, clap::Args)]
@@ -42,10 +41,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     if !args.force {
         refuse_existing(&args, &run)?;
     }
-    let interrupted = Arc::new(AtomicBool::new(false));
-    let flag = interrupted.clone();
-    ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed))
-        .context("cannot catch Ctrl-C")?;
+    let interrupted = interrupt::flag()?;
     for remark in run.remarks()? {
         ctx.remark(remark);
     }

@@ -7,8 +7,6 @@ mod tell;
 mod usage;
 
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use anyhow::{Context as _, bail};
@@ -26,6 +24,7 @@ use tell::{Echo, Totals};
 use usage::{Usage, UsageArgs};
 
 use crate::cli::{Context, ExitStatus};
+use crate::interrupt;
 use crate::output::human_bytes;
 
 /// Run a model and record which experts every token uses and which bytes of the file that touches
@@ -164,10 +163,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         }
     };
 
-    let interrupted = Arc::new(AtomicBool::new(false));
-    let flag = interrupted.clone();
-    ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed))
-        .context("cannot catch Ctrl-C")?;
+    let interrupted = interrupt::flag()?;
 
     let recorder = Recorder::new(writer).with_mode(args.trace.mode());
     let mut session = Session::new(&model, &threads, recorder, n_ctx);
