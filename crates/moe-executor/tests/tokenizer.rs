@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-use moe_executor::tokenizer::{Error, Role, Tokenizer, Vocabulary};
+use moe_executor::tokenizer::{Error, Model, Role, Tokenizer, Vocabulary};
 use moe_gguf::{Gguf, write};
 use serde_json::Value;
 
@@ -34,6 +34,16 @@ impl Tokenizers {
     }
 }
 
+fn holds(tokenizer: &Tokenizer, case: &Value) {
+    let text = case["text"].as_str().unwrap();
+    let flag = |name: &str| case[name].as_bool().unwrap();
+    let tokens = tokenizer
+        .encode(text, flag("add_special"), flag("parse_special"))
+        .unwrap();
+    assert_eq!(tokens, ids(&case["tokens"]), "{text:?} with {case}");
+    assert_eq!(tokenizer.decode(&tokens), case["detokenized"], "{text:?}");
+}
+
 #[test]
 fn encodes_and_decodes_as_llama_cpp() {
     let mut tokenizers = Tokenizers::default();
@@ -41,15 +51,35 @@ fn encodes_and_decodes_as_llama_cpp() {
     let cases = cases.as_array().unwrap();
     assert_eq!(cases.len(), 398);
     for case in cases {
-        let tokenizer = tokenizers.of(case["model"].as_str().unwrap());
-        let text = case["text"].as_str().unwrap();
-        let flag = |name: &str| case[name].as_bool().unwrap();
-        let tokens = tokenizer
-            .encode(text, flag("add_special"), flag("parse_special"))
-            .unwrap();
-        assert_eq!(tokens, ids(&case["tokens"]), "{text:?} with {case}");
-        assert_eq!(tokenizer.decode(&tokens), case["detokenized"], "{text:?}");
+        holds(tokenizers.of(case["model"].as_str().unwrap()), case);
     }
+}
+
+#[test]
+fn encodes_and_decodes_with_scores_as_llama_cpp() {
+    let prefixed = with_key("random-llama-F16.gguf", "", None).unwrap();
+    let no = Some(moe_gguf::Value::Bool(false));
+    let plain = with_key(
+        "random-llama-F16.gguf",
+        "tokenizer.ggml.add_space_prefix",
+        no,
+    )
+    .unwrap();
+    let cases = json("tokenization-llama.json");
+    let (mut n_prefixed, mut n_plain) = (0, 0);
+    for case in cases.as_array().unwrap() {
+        match case.get("add_space_prefix") {
+            Some(_) => {
+                holds(&plain, case);
+                n_plain += 1;
+            }
+            None => {
+                holds(&prefixed, case);
+                n_prefixed += 1;
+            }
+        }
+    }
+    assert_eq!((n_prefixed, n_plain), (323, 40));
 }
 
 #[test]
@@ -89,8 +119,8 @@ fn special_tokens_of_a_model() {
 }
 
 /// The tokenizer of a model whose key `key` is replaced, or left out.
-fn with_key(key: &str, value: Option<moe_gguf::Value>) -> Result<Tokenizer, Error> {
-    let gguf = Gguf::open(fixtures().join("tiny-qwen3moe-Q4_K_M.gguf")).unwrap();
+fn with_key(model: &str, key: &str, value: Option<moe_gguf::Value>) -> Result<Tokenizer, Error> {
+    let gguf = Gguf::open(fixtures().join(model)).unwrap();
     let mut header = write::Header::like(&gguf, |k| k == key).unwrap();
     if let Some(value) = value {
         header.set(key, &value).unwrap();
@@ -101,11 +131,12 @@ fn with_key(key: &str, value: Option<moe_gguf::Value>) -> Result<Tokenizer, Erro
 
 #[test]
 fn unusable_metadata_is_an_error() {
+    let with_key = |key: &str, value| with_key("tiny-qwen3moe-Q4_K_M.gguf", key, value);
     let string = |text: &str| Some(moe_gguf::Value::String(text.to_owned()));
     let error = |key: &str, value| with_key(key, value).err().expect("an error").to_string();
     assert_eq!(
-        error("tokenizer.ggml.model", string("llama")),
-        "tokenizer.ggml.model is `llama`, only `gpt2` (byte-level BPE) is supported"
+        error("tokenizer.ggml.model", string("bert")),
+        "tokenizer.ggml.model is `bert`, supported are `gpt2` (byte-level BPE) and `llama` (SentencePiece)"
     );
     for key in ["model", "tokens", "merges"] {
         let key = format!("tokenizer.ggml.{key}");
@@ -299,4 +330,84 @@ fn faulty_vocabularies_are_errors() {
     let empty = Tokenizer::new(Vocabulary::default()).unwrap();
     assert!(empty.encode("text", true, true).unwrap().is_empty());
     assert_eq!(empty.n_vocab(), 0);
+}
+
+/// Pieces with scores behind the special tokens and one token of each byte.
+fn pieces_with_scores(scored: &[(&str, f32)]) -> Vocabulary {
+    let special = ["<unk>", "<s>", "</s>"].map(String::from);
+    let bytes = (0..=255).map(|byte| format!("<0x{byte:02X}>"));
+    let mut vocabulary = Vocabulary {
+        model: Model::Spm,
+        tokens: special.into_iter().chain(bytes).collect(),
+        token_types: [2, 3, 3].into_iter().chain([6; 256]).collect(),
+        scores: vec![0.0; 259],
+        ..Vocabulary::default()
+    };
+    for (text, score) in scored {
+        vocabulary.tokens.push((*text).to_owned());
+        vocabulary.token_types.push(1);
+        vocabulary.scores.push(*score);
+    }
+    vocabulary
+}
+
+#[test]
+fn pairs_merge_by_score_then_from_the_left() {
+    let scored = pieces_with_scores(&[("ab", -2.0), ("bc", -1.0), ("▁a", -3.0)]);
+    assert_eq!(pieces(scored, "abc", false), "<s>|a|bc");
+    // zero and minus zero are the same score
+    let equal = pieces_with_scores(&[("ab", -0.0), ("bc", 0.0), ("▁", -9.0)]);
+    assert_eq!(pieces(equal, "abc", false), "<s>||ab|c");
+    // a pair that was queued before one of the two grew is no pair any more
+    let grown = pieces_with_scores(&[("aa", -1.0), ("aaa", -2.0), ("aaaa", -3.0)]);
+    assert_eq!(
+        pieces(grown, "aaaaa", false),
+        "<s>|\u{FFFD}|\u{FFFD}|\u{FFFD}|aa|aaa"
+    );
+}
+
+#[test]
+fn what_no_piece_covers_is_spelled_in_bytes() {
+    let mut spelled = pieces_with_scores(&[("▁x", 0.0), ("▁", 0.0), ("x", 0.0)]);
+    let tokenizer = Tokenizer::new(spelled.clone()).unwrap();
+    let tokens = tokenizer.encode("xé\n", true, false).unwrap();
+    assert_eq!(tokens, [1, 259, 3 + 0xC3, 3 + 0xA9, 3 + 0x0A]);
+    assert_eq!(tokenizer.decode(&tokens), "<s> xé\n");
+    assert_eq!(tokenizer.decode(&tokens[1..]), "xé\n");
+
+    spelled.tokens[3 + 0xA9] = "no byte".to_owned();
+    spelled.token_types[3 + 0xA9] = 1;
+    let tokenizer = Tokenizer::new(spelled).unwrap();
+    let error = tokenizer.encode("é", true, false).unwrap_err().to_string();
+    assert!(error.contains("byte 0xA9"), "{error}");
+}
+
+#[test]
+fn ends_of_texts_have_ids_where_the_file_is_silent() {
+    let tokenizer = Tokenizer::new(pieces_with_scores(&[])).unwrap();
+    assert_eq!((tokenizer.bos(), tokenizer.eos()), (Some(1), Some(2)));
+    assert!(tokenizer.is_eog(2));
+    assert_eq!(tokenizer.encode("", true, true).unwrap(), [1]);
+    let mut none = pieces_with_scores(&[]);
+    none.add_bos = Some(false);
+    let tokenizer = Tokenizer::new(none).unwrap();
+    assert!(tokenizer.encode("", true, true).unwrap().is_empty());
+}
+
+#[test]
+fn faulty_scores_are_errors() {
+    let mut short = pieces_with_scores(&[("a", 1.0)]);
+    short.scores.pop();
+    assert_eq!(
+        error(short),
+        "tokenizer.ggml.scores has 259 entries for 260 tokens"
+    );
+    let nan = pieces_with_scores(&[("a", f32::NAN)]);
+    assert_eq!(
+        error(nan),
+        "tokenizer.ggml.scores: entry 259 is not a number"
+    );
+    let mut silent = pieces_with_scores(&[("ab", 1.0), ("▁", 1.0)]);
+    silent.scores.clear();
+    assert_eq!(pieces(silent, "ab", false), "<s>||ab");
 }

@@ -16,7 +16,9 @@ pub enum Error {
         reason: &'static str,
     },
     /// The vocabulary is not of a kind that is supported.
-    #[error("tokenizer.ggml.model is `{found}`, only `gpt2` (byte-level BPE) is supported")]
+    #[error(
+        "tokenizer.ggml.model is `{found}`, supported are `gpt2` (byte-level BPE) and `llama` (SentencePiece)"
+    )]
     Model {
         /// The value in the file.
         found: String,
@@ -46,6 +48,28 @@ pub enum Error {
         types: usize,
         /// Length of the list of tokens.
         tokens: usize,
+    },
+    /// The list of scores does not belong to the list of tokens.
+    #[error("tokenizer.ggml.scores has {scores} entries for {tokens} tokens")]
+    Scores {
+        /// Length of the list of scores.
+        scores: usize,
+        /// Length of the list of tokens.
+        tokens: usize,
+    },
+    /// A score that cannot be compared with the others.
+    #[error("tokenizer.ggml.scores: entry {id} is not a number")]
+    Score {
+        /// The token.
+        id: usize,
+    },
+    /// A byte of a text is in no token.
+    #[error(
+        "the text has a byte 0x{byte:02X} that no token of the vocabulary stands for; leave its character out"
+    )]
+    NoByteToken {
+        /// The byte.
+        byte: u8,
     },
     /// A token marked as a single byte is not spelled as one.
     #[error("tokenizer.ggml.tokens: id {id} is a byte token, but `{}` is not of the form <0x2A>", text.escape_debug())]

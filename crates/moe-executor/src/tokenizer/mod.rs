@@ -1,40 +1,33 @@
 //! Text to tokens and back, by the vocabulary in the model's own file.
 //!
-//! Byte-level BPE that gives the same ids as llama.cpp. The order is llama.cpp's:
+//! The same ids as llama.cpp, by its order:
 //!
 //! ```text
-//! text ─► special tokens cut out ─► words (pre-tokenizer) ─► bytes as characters ─► merges ─► ids
+//! text ─► special tokens cut out ─┬─► words (pre-tokenizer) ─► bytes as characters ─► merges by rank  ─► ids   (gpt2)
+//!                                 └─► spaces as ▁, one before the text ─► merges by score ─► bytes   ─► ids   (llama)
 //! ```
-//!
-//! Text is not normalized, and no space is put before it.
 
+mod bpe;
 mod byte_level;
 mod error;
 mod pre_tokenizer;
 mod special;
+mod spm;
 mod vocabulary;
 
 use std::collections::{HashMap, HashSet};
 
-use tokenizers::Model;
-use tokenizers::models::bpe::BPE;
-
 pub use error::Error;
 pub use special::Role;
-pub use vocabulary::Vocabulary;
+pub use vocabulary::{Model, Vocabulary};
 
-use pre_tokenizer::PreTokenizer;
+use bpe::Bpe;
 use special::{Fragment, Kind};
-
-/// The pre-tokenizer of files that name none.
-const DEFAULT_PRE: &str = "default";
+use spm::Spm;
 
 /// Encodes and decodes with one vocabulary.
 pub struct Tokenizer {
-    pre: PreTokenizer,
-    bpe: BPE,
-    /// Bytes that have no token; llama.cpp leaves them out.
-    missing: [bool; 256],
+    encoder: Encoder,
     /// Texts that are tokens before a text is cut into words; longest first, as llama.cpp
     /// searches for them.
     specials: Vec<Special>,
@@ -45,6 +38,14 @@ pub struct Tokenizer {
     eos: Option<u32>,
     add_bos: Option<u32>,
     add_eos: Option<u32>,
+    /// Whether a space was put before texts, which decoding takes off again.
+    add_space_prefix: bool,
+}
+
+/// What turns text between special tokens into ids.
+enum Encoder {
+    Bpe(Box<Bpe>),
+    Spm(Box<Spm>),
 }
 
 struct Special {
@@ -58,7 +59,7 @@ impl Tokenizer {
     /// The tokenizer of a model.
     ///
     /// # Errors
-    /// The file has no byte-level BPE vocabulary, or a faulty one, or one whose pre-tokenizer is
+    /// The file has no vocabulary of a known kind, or a faulty one, or one whose pre-tokenizer is
     /// not known.
     pub fn from_gguf(metadata: &moe_gguf::Metadata) -> Result<Tokenizer, Error> {
         Tokenizer::new(Vocabulary::from_metadata(metadata)?)
@@ -69,16 +70,20 @@ impl Tokenizer {
     /// # Errors
     /// The vocabulary is faulty, or its pre-tokenizer is not known.
     pub fn new(mut vocabulary: Vocabulary) -> Result<Tokenizer, Error> {
-        let pre = PreTokenizer::new(vocabulary.pre.as_deref().unwrap_or(DEFAULT_PRE))?;
         for (id, text) in vocabulary.tokens.iter_mut().enumerate() {
             if text.is_empty() {
                 *text = format!("[EMPTY_{id}]"); // as llama.cpp, so that texts stay different
             }
         }
+        vocabulary.add_default_roles();
         let ids = ids_by_text(&vocabulary.tokens)?;
         let id_of = |text: &str| ids.get(text).copied();
         check_types(&vocabulary)?;
         check_roles(&vocabulary)?;
+        let encoder = match vocabulary.model {
+            Model::Bpe => Encoder::Bpe(Box::new(Bpe::new(&vocabulary, &ids)?)),
+            Model::Spm => Encoder::Spm(Box::new(Spm::new(&vocabulary, &ids)?)),
+        };
 
         let (kinds, ends) = special::classify(
             vocabulary.tokens.len(),
@@ -88,7 +93,7 @@ impl Tokenizer {
         );
         let tokens = || (0u32..).zip(&vocabulary.tokens).zip(&kinds);
         let pieces = tokens()
-            .map(|((id, text), &kind)| piece(id, text, kind))
+            .map(|((id, text), &kind)| piece(vocabulary.model, id, text, kind))
             .collect::<Result<_, _>>()?;
         let mut specials: Vec<Special> = tokens()
             .filter(|(_, kind)| matches!(kind, Kind::Special | Kind::UserDefined))
@@ -108,8 +113,12 @@ impl Tokenizer {
                 reason,
             }),
         };
+        let adds_bos = match &encoder {
+            Encoder::Bpe(bpe) => bpe.adds_bos(),
+            Encoder::Spm(_) => true,
+        };
         let add_bos = added(
-            vocabulary.add_bos.unwrap_or(pre.add_bos),
+            vocabulary.add_bos.unwrap_or(adds_bos),
             Role::Bos,
             "but texts are to start with the BOS token",
         )?;
@@ -119,24 +128,8 @@ impl Tokenizer {
             "but texts are to end with the EOS token",
         )?;
 
-        let mut missing = [false; 256];
-        for (slot, byte) in missing.iter_mut().zip(0u8..=255) {
-            *slot = id_of(byte_level::char_of(byte).encode_utf8(&mut [0; 4])).is_none();
-        }
-        let merges = merges(&vocabulary.merges, id_of)?;
-        let bpe = BPE::builder()
-            .vocab_and_merges(
-                ids.iter()
-                    .map(|(text, &id)| ((*text).to_owned(), id))
-                    .collect::<tokenizers::models::bpe::Vocab>(),
-                merges,
-            )
-            .build()
-            .map_err(Error::Bpe)?;
         Ok(Tokenizer {
-            pre,
-            bpe,
-            missing,
+            encoder,
             specials,
             pieces,
             ends,
@@ -144,6 +137,7 @@ impl Tokenizer {
             eos: vocabulary.roles.get(&Role::Eos).copied(),
             add_bos,
             add_eos,
+            add_space_prefix: vocabulary.adds_space_prefix(),
         })
     }
 
@@ -154,7 +148,7 @@ impl Tokenizer {
     /// it, it is text like any other.
     ///
     /// # Errors
-    /// The text has a run of a million whitespace characters.
+    /// The text has a run of a million whitespace characters, or a byte that has no token.
     pub fn encode(
         &self,
         text: &str,
@@ -168,41 +162,29 @@ impl Tokenizer {
             .iter()
             .filter(|special| parse_special || special.always)
             .map(|special| (special.id, special.text.as_str()));
+        let mut first = true;
         for fragment in special::partition(text, specials) {
             match fragment {
                 Fragment::Token(id) => ids.push(id),
-                Fragment::Text(text) => self.encode_text(text, &mut ids)?,
+                Fragment::Text(text) => match &self.encoder {
+                    Encoder::Bpe(bpe) => bpe.encode(text, &mut ids)?,
+                    Encoder::Spm(spm) => spm.encode(text, first, &mut ids)?,
+                },
             }
+            first = matches!(fragment, Fragment::Token(_));
         }
         ids.extend(self.add_eos.filter(|_| add_special));
         Ok(ids)
     }
 
-    /// Appends the ids of text without special tokens.
-    fn encode_text(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), Error> {
-        for word in self.pre.split(text)? {
-            if self.pre.ignore_merges
-                && let Some(id) = self.bpe.token_to_id(&spell(word.as_bytes()))
-            {
-                ids.push(id);
-                continue;
-            }
-            // Merges do not reach across a byte that has no token.
-            for part in word
-                .as_bytes()
-                .split(|&byte| self.missing[usize::from(byte)])
-            {
-                let tokens = self.bpe.tokenize(&spell(part)).map_err(Error::Bpe)?;
-                ids.extend(tokens.iter().map(|token| token.id));
-            }
-        }
-        Ok(())
-    }
-
-    /// The text of `ids`, special tokens included. Bytes that are not UTF-8 become U+FFFD, and ids
-    /// outside the vocabulary add nothing.
+    /// The text of `ids`, special tokens included, without the space that encoding puts before a
+    /// text. Bytes that are not UTF-8 become U+FFFD, and ids outside the vocabulary add nothing.
     pub fn decode(&self, ids: &[u32]) -> String {
-        let bytes: Vec<u8> = ids.iter().flat_map(|&id| self.piece(id)).copied().collect();
+        let mut bytes: Vec<u8> = ids.iter().flat_map(|&id| self.piece(id)).copied().collect();
+        let first = ids.first().map_or(&[][..], |&id| self.piece(id));
+        if self.add_space_prefix && first.starts_with(b" ") {
+            bytes.remove(0);
+        }
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
@@ -231,14 +213,6 @@ impl Tokenizer {
     pub fn is_eog(&self, id: u32) -> bool {
         self.ends.contains(&id)
     }
-}
-
-/// Bytes in the alphabet of the merges.
-fn spell(bytes: &[u8]) -> String {
-    bytes
-        .iter()
-        .map(|&byte| byte_level::char_of(byte))
-        .collect()
 }
 
 fn ids_by_text(tokens: &[String]) -> Result<HashMap<&str, u32>, Error> {
@@ -278,9 +252,12 @@ fn check_roles(vocabulary: &Vocabulary) -> Result<(), Error> {
 }
 
 /// What a token adds to the output.
-fn piece(id: u32, text: &str, kind: Kind) -> Result<Box<[u8]>, Error> {
+fn piece(model: Model, id: u32, text: &str, kind: Kind) -> Result<Box<[u8]>, Error> {
     let bytes = match kind {
-        Kind::Normal => byte_level::decode(text),
+        Kind::Normal => match model {
+            Model::Bpe => byte_level::decode(text),
+            Model::Spm => spm::decode(text),
+        },
         Kind::Special | Kind::UserDefined => text.as_bytes().to_vec(),
         Kind::Unused => Vec::new(),
         Kind::Byte => text
@@ -293,34 +270,4 @@ fn piece(id: u32, text: &str, kind: Kind) -> Result<Box<[u8]>, Error> {
             })?,
     };
     Ok(bytes.into_boxed_slice())
-}
-
-/// The pairs of the merges, checked against the vocabulary. Of a pair that comes twice the first
-/// counts.
-fn merges(
-    lines: &[String],
-    id_of: impl Fn(&str) -> Option<u32>,
-) -> Result<Vec<(String, String)>, Error> {
-    let mut pairs = Vec::with_capacity(lines.len());
-    let mut seen = HashSet::with_capacity(lines.len());
-    for (index, line) in lines.iter().enumerate() {
-        let fault = |fault| Error::Merge {
-            index,
-            merge: line.clone(),
-            fault,
-        };
-        let (left, right) = line
-            .split_once(' ')
-            .filter(|(left, right)| !left.is_empty() && !right.is_empty())
-            .ok_or_else(|| fault("is not two tokens with a space between".to_owned()))?;
-        for text in [left, right, &[left, right].concat()] {
-            if id_of(text).is_none() {
-                return Err(fault(format!("needs `{text}`, which is not a token")));
-            }
-        }
-        if seen.insert((left, right)) {
-            pairs.push((left.to_owned(), right.to_owned()));
-        }
-    }
-    Ok(pairs)
 }

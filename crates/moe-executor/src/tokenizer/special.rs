@@ -241,7 +241,8 @@ pub(super) fn partition<'t, 's>(
     text: &'t str,
     specials: impl Iterator<Item = (u32, &'s str)>,
 ) -> Vec<Fragment<'t>> {
-    let mut fragments = vec![Fragment::Text(text)];
+    let mut fragments = Vec::new();
+    fragments.extend((!text.is_empty()).then_some(Fragment::Text(text)));
     for (id, special) in specials.filter(|(_, special)| text.contains(special)) {
         let mut cut = Vec::with_capacity(fragments.len() + 2);
         for fragment in fragments {
