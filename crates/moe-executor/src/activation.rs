@@ -50,6 +50,14 @@ impl NodeName {
         }
     }
 
+    /// The node in another shape: `ffn_moe_weights-3 (reshaped)`.
+    pub fn reshaped(self) -> NodeName {
+        NodeName {
+            suffix: " (reshaped)",
+            ..self
+        }
+    }
+
     /// The layer, for nodes of a layer.
     pub fn layer(&self) -> Option<u16> {
         self.layer

@@ -88,6 +88,18 @@ pub enum Error {
         /// Architecture that needs it.
         arch: String,
     },
+    /// A tensor that the executor would leave out.
+    #[error(
+        "{file}: tensor `{tensor}` is not known in {arch} models, and without it the model would be another; record it with llama.cpp, or convert it again"
+    )]
+    UnknownTensor {
+        /// Model file.
+        file: PathBuf,
+        /// Tensor name.
+        tensor: String,
+        /// Architecture that has no such tensor.
+        arch: String,
+    },
     /// A tensor has another shape than the hyper-parameters ask for.
     #[error(
         "{file}: tensor `{tensor}` has shape {found:?}, the hyper-parameters ask for {expected:?}"

@@ -3,6 +3,7 @@
 use moe_gguf::Gguf;
 
 use crate::error::{Error, Result};
+use crate::ops::{Gating, Groups};
 
 /// Reads the keys of one architecture, with errors that name file and key.
 pub(crate) struct Keys<'g> {
@@ -71,6 +72,37 @@ impl<'g> Keys<'g> {
         Ok(value)
     }
 
+    /// Hidden width of an expert, by its key or as a share of the dense width.
+    pub(crate) fn expert_width(&self) -> Result<usize> {
+        if self.opt_usize("expert_feed_forward_length")?.unwrap_or(0) > 0 {
+            return self.count("expert_feed_forward_length", MAX_WIDTH);
+        }
+        let n_ff = self.count("feed_forward_length", MAX_WIDTH)?;
+        let n_expert_used = self.count("expert_used_count", n_ff)?;
+        Ok(n_ff / n_expert_used)
+    }
+
+    /// How the router's scores become probabilities.
+    pub(crate) fn gating(&self) -> Result<Gating> {
+        const KEY: &str = "expert_gating_func";
+        match self.usize(KEY)? {
+            1 => Ok(Gating::Softmax),
+            2 => Ok(Gating::Sigmoid),
+            3 => Ok(Gating::SoftmaxOfChosen),
+            other => Err(self.bad(
+                KEY,
+                other,
+                "supported are 1 (softmax), 2 (sigmoid) and 3 (softmax of the chosen)",
+            )),
+        }
+    }
+
+    /// Factor on the weights of the chosen experts; zero is a file's way to say that there is none.
+    pub(crate) fn weights_scale(&self) -> Result<f32> {
+        let scale = self.f32_or("expert_weights_scale", 1.0)?;
+        Ok(if scale == 0.0 { 1.0 } else { scale })
+    }
+
     pub(crate) fn count_or(&self, suffix: &str, default: usize, max: usize) -> Result<usize> {
         match self.opt_usize(suffix)? {
             Some(value) => self.bounded(suffix, value, max),
@@ -91,6 +123,11 @@ impl<'g> Keys<'g> {
             .metadata()
             .f32(&self.key(suffix))?
             .ok_or_else(|| self.missing(suffix))
+    }
+
+    pub(crate) fn bool_or(&self, suffix: &str, default: bool) -> Result<bool> {
+        let value = self.gguf.metadata().bool(&self.key(suffix))?;
+        Ok(value.unwrap_or(default))
     }
 
     pub(crate) fn opt_str(&self, suffix: &str) -> Result<Option<&'g str>> {
@@ -121,14 +158,27 @@ pub struct HParams {
     pub n_expert_used: usize,
     /// Hidden width of one expert.
     pub n_ff_exp: usize,
+    /// Groups that experts are chosen from.
+    pub expert_groups: Option<Groups>,
     /// Tokens in the vocabulary.
     pub n_vocab: usize,
     /// Epsilon of the RMS norms.
     pub rms_eps: f32,
     /// Rotary embedding.
     pub rope: Rope,
+    /// Rotary embedding of the layers that see a window.
+    pub rope_swa: Rope,
     /// Width of the sliding attention window, where the architecture has one.
     pub n_swa: Option<usize>,
+}
+
+/// Which elements of a head are turned together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RopeLayout {
+    /// Element `i` and `i + n_dims / 2` (GPT-NeoX).
+    Halves,
+    /// Element `2 i` and `2 i + 1` (llama).
+    Neighbours,
 }
 
 /// Parameters of the rotary position embedding, YaRN included.
@@ -136,21 +186,30 @@ pub struct HParams {
 pub struct Rope {
     /// Rotated dimensions of a head.
     pub n_dims: usize,
+    /// Which elements are turned together; no key tells it, the architecture does.
+    pub layout: RopeLayout,
     /// Base of the frequencies.
     pub freq_base: f32,
     /// 1 / context scaling factor.
     pub freq_scale: f32,
     /// 1 with YaRN, 0 without.
     pub ext_factor: f32,
+    /// Factor on the rotated vectors, beside YaRN's own.
+    pub attn_factor: f32,
     /// Context length before scaling.
     pub n_ctx_orig: usize,
     /// YaRN's fast and slow rotation bounds.
     pub beta: (f32, f32),
 }
 
+/// Largest width of a vector inside the model.
+pub(crate) const MAX_WIDTH: usize = 1 << 20;
+
 impl HParams {
-    pub(crate) fn read(keys: &Keys, gguf: &Gguf) -> Result<HParams> {
-        let n_embd = keys.count("embedding_length", 1 << 20)?;
+    /// Reads what all architectures have. Where the width of an expert stands is told by the architecture.
+    pub(crate) fn read(keys: &Keys, n_ff_exp: usize) -> Result<HParams> {
+        let gguf = keys.gguf;
+        let n_embd = keys.count("embedding_length", MAX_WIDTH)?;
         let n_head = keys.count("attention.head_count", 1 << 14)?;
         let head_dim = keys.count_or("attention.key_length", n_embd / n_head, 1 << 14)?;
         if keys.count_or("attention.value_length", head_dim, 1 << 14)? != head_dim {
@@ -179,6 +238,7 @@ impl HParams {
                 tensor: "token_embd.weight".into(),
                 arch: keys.arch().into(),
             })?;
+        let rope = Rope::read(keys, head_dim, n_ctx_train)?;
         Ok(HParams {
             arch: keys.arch().to_owned(),
             n_layer: keys.count("block_count", 1 << 12)?,
@@ -189,15 +249,33 @@ impl HParams {
             head_dim,
             n_expert,
             n_expert_used,
-            n_ff_exp: keys.count("expert_feed_forward_length", 1 << 20)?,
+            n_ff_exp,
+            expert_groups: read_groups(keys, n_expert)?,
             n_vocab: embd.ne[1] as usize,
             rms_eps: keys.f32("attention.layer_norm_rms_epsilon")?,
-            rope: Rope::read(keys, head_dim, n_ctx_train)?,
+            rope,
+            rope_swa: Rope {
+                freq_base: keys.f32_or("rope.freq_base_swa", rope.freq_base)?,
+                ..rope
+            },
             n_swa: keys
                 .opt_usize("attention.sliding_window")?
                 .filter(|&n| n > 0),
         })
     }
+}
+
+fn read_groups(keys: &Keys, n_expert: usize) -> Result<Option<Groups>> {
+    let n = keys.opt_usize("expert_group_count")?.unwrap_or(0);
+    if n < 2 {
+        return Ok(None);
+    }
+    if n >= n_expert || !n_expert.is_multiple_of(n) {
+        let reason = format!("it must divide the {n_expert} experts into groups of two or more");
+        return Err(keys.bad("expert_group_count", n, &reason));
+    }
+    let n_used = keys.count("expert_group_used_count", n - 1)?;
+    Ok(Some(Groups { n, n_used }))
 }
 
 impl Rope {
@@ -206,8 +284,10 @@ impl Rope {
         if n_dims % 2 != 0 {
             return Err(keys.bad("rope.dimension_count", n_dims, "it must be even"));
         }
-        let scaling = keys.opt_str("rope.scaling.type")?.unwrap_or("none");
-        let factor = keys.f32_or("rope.scaling.factor", 0.0)?;
+        // Files from before the key had another name for the factor, and scaled linearly.
+        let scaling = keys.opt_str("rope.scaling.type")?.unwrap_or("linear");
+        let old_factor = keys.f32_or("rope.scale_linear", 0.0)?;
+        let factor = keys.f32_or("rope.scaling.factor", old_factor)?;
         let (freq_scale, ext_factor) = match scaling {
             "none" => (1.0, 0.0),
             "linear" | "yarn" => (
@@ -224,9 +304,11 @@ impl Rope {
         };
         Ok(Rope {
             n_dims,
+            layout: RopeLayout::Halves,
             freq_base: keys.f32_or("rope.freq_base", 10_000.0)?,
             freq_scale,
             ext_factor,
+            attn_factor: keys.f32_or("rope.scaling.attn_factor", 1.0)?,
             n_ctx_orig: keys.count_or(
                 "rope.scaling.original_context_length",
                 n_ctx_train,

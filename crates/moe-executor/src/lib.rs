@@ -2,14 +2,16 @@
 //!
 //! ```text
 //! Model (GGUF) ──► Session: tokens in, logits out ──► Recorder: one record an operation
-//!                    decoder ─► layers of arch/* ─► ops/* (what a trace names) ─► cpu/* (how it is computed)
+//!                    arch/* (data) ─► attention, moe ─► ops/* (what a trace names) ─► cpu/* (how it is computed)
 //! ```
 #![warn(missing_docs)]
 
 pub mod activation;
 pub mod arch;
+pub mod attention;
 pub mod cpu;
 mod error;
+pub mod ffn;
 pub mod generate;
 pub mod hparams;
 pub mod kv_cache;

@@ -2,7 +2,8 @@
 
 use moe_gguf::Gguf;
 
-use crate::arch::{self, Architecture};
+use crate::arch;
+use crate::arch::decoder::Decoder;
 use crate::error::{Error, Result};
 use crate::hparams::{HParams, Keys};
 use crate::recorder::Mode;
@@ -12,7 +13,6 @@ use crate::weights::{Loader, Matrix, Vector};
 /// A model whose weights stay in the mapped file.
 pub struct Model<'g> {
     gguf: &'g Gguf,
-    hparams: HParams,
     tokenizer: Tokenizer,
     /// `(n_embd, n_vocab)`
     pub(crate) tok_embd: Matrix<'g>,
@@ -20,7 +20,7 @@ pub struct Model<'g> {
     pub(crate) output_norm: Vector,
     /// `(n_embd, n_vocab)`; a model without one uses its embeddings.
     pub(crate) output: Matrix<'g>,
-    pub(crate) architecture: Box<dyn Architecture + 'g>,
+    pub(crate) decoder: Decoder<'g>,
 }
 
 impl<'g> Model<'g> {
@@ -31,20 +31,16 @@ impl<'g> Model<'g> {
     /// fit the hyper-parameters, or data that is cut off.
     pub fn load(gguf: &'g Gguf) -> Result<Model<'g>> {
         let keys = Keys::new(gguf)?;
-        let loader = Loader {
-            gguf,
-            arch: keys.arch().to_owned(),
-        };
-        let load = arch::find(&loader)?;
-        let hparams = HParams::read(&keys, gguf)?;
-        loader.refuse_extra_layers(hparams.n_layer)?;
-        let (n_embd, n_vocab) = (hparams.n_embd, hparams.n_vocab);
+        let loader = Loader::new(gguf, keys.arch());
+        let decoder = arch::find(&loader)?(&loader, &keys)?;
+        loader.refuse_extra_layers(decoder.hparams().n_layer)?;
+        let (n_embd, n_vocab) = (decoder.hparams().n_embd, decoder.hparams().n_vocab);
         let output = if loader.has("output.weight") {
             "output.weight"
         } else {
             "token_embd.weight"
         };
-        Ok(Model {
+        let model = Model {
             gguf,
             tokenizer: Tokenizer::from_gguf(gguf.metadata()).map_err(|source| {
                 Error::Vocabulary {
@@ -55,9 +51,10 @@ impl<'g> Model<'g> {
             tok_embd: loader.matrix("token_embd.weight", n_embd, n_vocab)?,
             output_norm: loader.vector("output_norm.weight", n_embd)?,
             output: loader.matrix(output, n_embd, n_vocab)?,
-            architecture: load(&loader, &hparams)?,
-            hparams,
-        })
+            decoder,
+        };
+        loader.check_all_used()?;
+        Ok(model)
     }
 
     /// The file.
@@ -67,7 +64,7 @@ impl<'g> Model<'g> {
 
     /// Hyper-parameters.
     pub fn hparams(&self) -> &HParams {
-        &self.hparams
+        self.decoder.hparams()
     }
 
     /// Vocabulary.
@@ -77,19 +74,15 @@ impl<'g> Model<'g> {
 
     /// Records that a pass over `n_tokens` leaves at most.
     pub fn records_per_pass(&self, n_tokens: usize, mode: Mode) -> u64 {
-        // embeddings, two for the final norm, the output product, and up to two cuts
-        const OUTSIDE_LAYERS: usize = 6;
-        let (pass, token) = self.architecture.ops_per_layer();
-        let per_token = token
-            * self
-                .hparams
-                .n_expert_used
-                .div_ceil(moe_trace::record::MAX_EXPERTS);
-        let experts = self.hparams.n_layer * per_token * n_tokens;
+        // embeddings, two for the final norm, the output product
+        const OUTSIDE_LAYERS: usize = 4;
+        let (pass, token) = self.decoder.ops();
+        let n_expert_used = self.hparams().n_expert_used;
+        let per_token = token * n_expert_used.div_ceil(moe_trace::record::MAX_EXPERTS);
         let others = match mode {
-            Mode::All => self.hparams.n_layer * pass + OUTSIDE_LAYERS,
+            Mode::All => pass + OUTSIDE_LAYERS,
             Mode::Experts => 0,
         };
-        (experts + others) as u64
+        (per_token * n_tokens + others) as u64
     }
 }

@@ -1,72 +1,121 @@
-//! The MoE layer: router, worklist, experts, merge. What differs between architectures is data.
+//! The MoE layer: router, worklist, experts, merge, shared expert. What differs between architectures is data.
 
 use crate::activation::{Activation, NodeName};
 use crate::error::Result;
+use crate::ffn::{FFN_OPS, Ffn, FfnState};
 use crate::hparams::HParams;
-use crate::ops::{Gating, Glu, Ops, RouterSpec};
+use crate::ops::{Gating, Glu, Groups, Ops, RouterSpec, RouterState};
 use crate::recorder::Routing;
-use crate::weights::{Loader, Matrix, Vector};
+use crate::weights::{Linear, Loader, Matrix, Vector};
 
 /// How a MoE layer of an architecture works.
 #[derive(Clone, Copy)]
 pub struct MoeSpec {
     /// How router scores become probabilities.
     pub gating: Gating,
+    /// Whether a bias is added to the probabilities for the choice of experts.
+    pub selection_bias: bool,
     /// Whether the weights of the chosen experts are made to sum to one.
     pub norm_weights: bool,
+    /// Factor on the weights.
+    pub weights_scale: f32,
     /// Activation of an expert.
     pub glu: Glu,
     /// Whether router and experts have biases.
     pub biases: bool,
+    /// An expert that every token passes.
+    pub shared: Option<SharedExpert>,
+}
+
+/// An expert that every token passes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SharedExpert {
+    /// Hidden width.
+    pub n_ff: usize,
+    /// Whether its output is weighed by the sigmoid of a score of its own.
+    pub gated: bool,
 }
 
 impl MoeSpec {
+    /// Softmax over all experts, whose probabilities are the weights; nothing added.
+    pub const PLAIN: MoeSpec = MoeSpec {
+        gating: Gating::Softmax,
+        selection_bias: false,
+        norm_weights: false,
+        weights_scale: 1.0,
+        glu: Glu::Swiglu,
+        biases: false,
+        shared: None,
+    };
+
     /// Operations of one layer that leave one record a pass, and those that leave one for every token.
-    pub fn ops(&self, n_expert_used: usize) -> (usize, usize) {
-        let softmax = usize::from(self.gating == Gating::Softmax);
+    pub fn ops(&self, hp: &HParams) -> (usize, usize) {
         let router = 1
             + usize::from(self.biases)
-            + softmax
-            + 2
-            + (1 - softmax)
-            + 3 * usize::from(self.norm_weights);
-        let merge = 1 + (n_expert_used.max(2) - 1);
-        (router + 1 + merge, if self.biases { 6 } else { 3 })
+            + 1 // softmax or sigmoid, of all or of the chosen
+            + usize::from(self.selection_bias)
+            + 2 * usize::from(hp.expert_groups.is_some())
+            + 2 // argsort, weights
+            + 3 * usize::from(self.norm_weights)
+            + usize::from(self.weights_scale != 1.0);
+        let merge = 1 + (hp.n_expert_used.max(2) - 1);
+        let shared = match self.shared {
+            Some(SharedExpert { gated: true, .. }) => FFN_OPS + 5,
+            Some(SharedExpert { gated: false, .. }) => FFN_OPS + 1,
+            None => 0,
+        };
+        let per_token = if self.biases { 6 } else { 3 };
+        (router + 1 + merge + shared, per_token)
     }
-}
-
-/// Weights of one expert projection.
-struct Projection<'g> {
-    weights: Matrix<'g>,
-    bias: Option<Vector>,
 }
 
 /// Weights of one MoE layer.
 pub struct MoeLayer<'g> {
     il: usize,
     spec: MoeSpec,
+    groups: Option<Groups>,
     n_expert: usize,
     n_expert_used: usize,
     /// `(n_embd, n_expert)`
-    router: Matrix<'g>,
+    router: Linear<'g>,
     /// `(n_expert)`
-    router_bias: Option<Vector>,
+    selection_bias: Option<Vector>,
     /// `(n_embd, n_ff_exp, n_expert)`
-    gate: Projection<'g>,
+    gate: Linear<'g>,
     /// `(n_embd, n_ff_exp, n_expert)`
-    up: Projection<'g>,
+    up: Linear<'g>,
     /// `(n_ff_exp, n_embd, n_expert)`
-    down: Projection<'g>,
+    down: Linear<'g>,
+    shared: Option<Shared<'g>>,
+}
+
+/// Weights of a shared expert.
+struct Shared<'g> {
+    ffn: Ffn<'g>,
+    /// `(n_embd, 1)`
+    gate: Option<Matrix<'g>>,
 }
 
 /// Buffers of a MoE layer, shared by all layers.
 pub struct MoeState {
-    scores: Activation,
-    probs: Activation,
+    router: RouterState,
     gate: Activation,
     up: Activation,
     down: Activation,
+    ffn: FfnState,
+    shared: SharedState,
     routing: Routing,
+}
+
+/// Buffers of a shared expert.
+struct SharedState {
+    /// Score of each token `(token, 1)`.
+    score: Activation,
+    /// Its sigmoid.
+    weight: Activation,
+    /// Output of the chosen experts, and of the shared one `(token, n_embd)`.
+    chosen: Activation,
+    out: Activation,
 }
 
 impl MoeState {
@@ -74,11 +123,17 @@ impl MoeState {
     pub fn new(first_id: u64) -> MoeState {
         let buffer = |i| Activation::new(first_id + i);
         MoeState {
-            scores: buffer(0),
-            probs: buffer(1),
-            gate: buffer(2),
-            up: buffer(3),
-            down: buffer(4),
+            router: RouterState::new(first_id),
+            gate: buffer(3),
+            up: buffer(4),
+            down: buffer(5),
+            ffn: FfnState::new(first_id + 6),
+            shared: SharedState {
+                score: buffer(8),
+                weight: buffer(9),
+                chosen: buffer(10),
+                out: buffer(11),
+            },
             routing: Routing::default(),
         }
     }
@@ -89,47 +144,50 @@ impl<'g> MoeLayer<'g> {
         loader: &Loader<'g>,
         hp: &HParams,
         il: usize,
-        spec: MoeSpec,
+        spec: &MoeSpec,
     ) -> Result<MoeLayer<'g>> {
         let (n_embd, n_ff, n_expert) = (hp.n_embd, hp.n_ff_exp, hp.n_expert);
-        let name = |part: &str, kind: &str| format!("blk.{il}.{part}.{kind}");
-        let projection = |part: &str, n_in, n_out| -> Result<Projection<'g>> {
-            let weights = loader.stack(&name(part, "weight"), n_in, n_out, n_expert)?;
-            let bias = spec
-                .biases
-                .then(|| loader.vectors(&name(part, "bias"), n_out, n_expert))
-                .transpose()?;
-            Ok(Projection { weights, bias })
-        };
-        let router_bias = spec
-            .biases
-            .then(|| loader.vector(&name("ffn_gate_inp", "bias"), n_expert))
-            .transpose()?;
+        let linear = |part: &str, ne| loader.linear(&format!("blk.{il}.{part}"), ne, spec.biases);
+        let selection_bias = spec
+            .selection_bias
+            .then(|| loader.vector(&format!("blk.{il}.exp_probs_b.bias"), n_expert));
+        let shared = spec.shared.map(|shared| {
+            let name = format!("blk.{il}.ffn_gate_inp_shexp.weight");
+            let gate = shared.gated.then(|| loader.matrix(&name, n_embd, 1));
+            Ok::<_, crate::Error>(Shared {
+                ffn: Ffn::load(loader, il, "_shexp", n_embd, shared.n_ff)?,
+                gate: gate.transpose()?,
+            })
+        });
         Ok(MoeLayer {
             il,
-            spec,
+            spec: *spec,
+            groups: hp.expert_groups,
             n_expert,
             n_expert_used: hp.n_expert_used,
-            router: loader.matrix(&name("ffn_gate_inp", "weight"), n_embd, n_expert)?,
-            router_bias,
-            gate: projection("ffn_gate_exps", n_embd, n_ff)?,
-            up: projection("ffn_up_exps", n_embd, n_ff)?,
-            down: projection("ffn_down_exps", n_ff, n_embd)?,
+            router: linear("ffn_gate_inp", [n_embd, n_expert, 1])?,
+            selection_bias: selection_bias.transpose()?,
+            gate: linear("ffn_gate_exps", [n_embd, n_ff, n_expert])?,
+            up: linear("ffn_up_exps", [n_embd, n_ff, n_expert])?,
+            down: linear("ffn_down_exps", [n_ff, n_embd, n_expert])?,
+            shared: shared.transpose()?,
         })
     }
 
-    /// `out = Σ weight · expert(x)` over the chosen experts, for every row of `x (token, n_embd)`.
+    /// `out = Σ weight · expert(x) + shared expert(x)` over the chosen experts, for every row of `x (token, n_embd)`.
     pub fn forward(&self, ops: &mut Ops, s: &mut MoeState, x: &Activation, out: &mut Activation) {
         let il = self.il;
         let name = |stem| NodeName::of(stem, il);
         let router = RouterSpec {
-            weights: &self.router,
-            bias: self.router_bias.as_ref(),
+            scores: &self.router,
             gating: self.spec.gating,
+            selection_bias: self.selection_bias.as_ref(),
+            groups: self.groups,
             norm_weights: self.spec.norm_weights,
+            weights_scale: self.spec.weights_scale,
             n_expert_used: self.n_expert_used,
         };
-        let weights_name = ops.route(il, &router, x, &mut s.scores, &mut s.probs, &mut s.routing);
+        let weights_name = ops.route(il, &router, x, &mut s.router, &mut s.routing);
         ops.plan_experts(&s.routing, self.n_expert);
 
         let names = ["ffn_moe_gate", "ffn_moe_gate_biased"].map(name);
@@ -143,14 +201,33 @@ impl<'g> MoeLayer<'g> {
         ops.glu(name(activated), self.spec.glu, &mut s.gate, &s.up);
         let names = ["ffn_moe_down", "ffn_moe_down_biased"].map(name);
         self.project(ops, names, &self.down, &s.gate, &s.routing, &mut s.down);
-        ops.merge_experts(il, weights_name, &s.routing, &mut s.down, out);
+        let Some(shared) = &self.shared else {
+            ops.merge_experts(il, weights_name, &s.routing, &mut s.down, out);
+            return;
+        };
+        let (chosen, own) = (&mut s.shared.chosen, &mut s.shared.out);
+        ops.merge_experts(il, weights_name, &s.routing, &mut s.down, chosen);
+        shared
+            .ffn
+            .forward(ops, &mut s.ffn, name("ffn_shexp"), x, own);
+        if let Some(gate) = &shared.gate {
+            let (score, weight) = (&mut s.shared.score, &mut s.shared.weight);
+            ops.mul_mat(name("ffn_shexp_gate_inp"), gate, x, score);
+            ops.sigmoid(
+                [name("ffn_shexp_gate_silu"), name("ffn_shexp_gate")],
+                score,
+                weight,
+            );
+            ops.scale_rows(name("ffn_shexp_out"), weight, own);
+        }
+        ops.add(name("ffn_out"), chosen, own, out);
     }
 
     fn project(
         &self,
         ops: &mut Ops,
         [product, biased]: [NodeName; 2],
-        projection: &Projection,
+        projection: &Linear,
         src: &Activation,
         routing: &Routing,
         dst: &mut Activation,

@@ -1,7 +1,7 @@
 //! One run of a model: tokens in, logits out, every operation recorded.
 
 use crate::activation::NodeName;
-use crate::arch::{Cut, State};
+use crate::arch::decoder::State;
 use crate::cpu::threads::Threads;
 use crate::error::{Error, Result};
 use crate::kv_cache::KvCache;
@@ -80,7 +80,6 @@ impl<'a, 'g> Session<'a, 'g> {
     /// A token outside the vocabulary, a full context, results that are not finite, or a trace that cannot be written.
     pub fn decode(&mut self, tokens: &[u32], phase: u8, logits: Logits) -> Result<&[f32]> {
         self.check(tokens)?;
-        let hp = self.model.hparams();
         let (ops, s) = (&mut self.ops, &mut self.state);
         ops.recorder.begin(Pass {
             sequence_id: self.sequence_id,
@@ -101,9 +100,7 @@ impl<'a, 'g> Session<'a, 'g> {
             tokens,
             &mut s.x,
         );
-        for il in 0..hp.n_layer {
-            self.model.architecture.layer(il, ops, s, &mut self.cache);
-        }
+        self.model.decoder.forward(ops, s, &mut self.cache);
         if !s.wanted.is_empty() {
             self.head();
         }
@@ -124,15 +121,6 @@ impl<'a, 'g> Session<'a, 'g> {
     /// Final norm and output product on the wanted rows.
     fn head(&mut self) {
         let (ops, s, model) = (&mut self.ops, &mut self.state, self.model);
-        if model.architecture.cut() == Cut::BehindLastLayer {
-            ops.positions = s
-                .wanted
-                .iter()
-                .map(|&row| ops.positions[row as usize])
-                .collect();
-            ops.get_rows(NodeName::global("l_out_rows"), &s.x, &s.wanted, &mut s.kept);
-            std::mem::swap(&mut s.x, &mut s.kept);
-        }
         let [norm, result_norm, result] =
             ["norm", "result_norm", "result_output"].map(NodeName::global);
         ops.rms_norm(

@@ -1,5 +1,7 @@
 //! Weights of a model: borrowed quantized matrices, and vectors converted to f32 once.
 
+use std::cell::RefCell;
+use std::collections::HashSet;
 use std::path::PathBuf;
 
 use moe_gguf::{GgmlType, Gguf, Tensor};
@@ -84,15 +86,47 @@ pub struct Vector {
     pub n: usize,
 }
 
+/// A matrix, or one an expert, with a bias on its output where the architecture has one.
+pub struct Linear<'g> {
+    /// `(n_in, n_out, n_expert)`
+    pub weights: Matrix<'g>,
+    /// `(n_out, n_expert)`
+    pub bias: Option<Vector>,
+}
+
 /// Looks tensors up and checks their shapes.
 pub(crate) struct Loader<'g> {
     pub gguf: &'g Gguf,
     pub arch: String,
+    /// Indices of the tensors that were asked for.
+    used: RefCell<HashSet<u32>>,
 }
 
 impl<'g> Loader<'g> {
+    pub(crate) fn new(gguf: &'g Gguf, arch: &str) -> Loader<'g> {
+        Loader {
+            gguf,
+            arch: arch.to_owned(),
+            used: RefCell::default(),
+        }
+    }
+
     pub(crate) fn file(&self) -> PathBuf {
         self.gguf.files()[0].path.clone()
+    }
+
+    /// Every tensor must have been asked for: one that is left out makes another model of it.
+    pub(crate) fn check_all_used(&self) -> Result<()> {
+        let used = self.used.borrow();
+        let unused = |t: &&Tensor| !used.contains(&t.index);
+        match self.gguf.tensors().iter().find(unused) {
+            Some(tensor) => Err(Error::UnknownTensor {
+                file: self.file(),
+                tensor: tensor.name.clone(),
+                arch: self.arch.clone(),
+            }),
+            None => Ok(()),
+        }
     }
 
     pub(crate) fn has(&self, name: &str) -> bool {
@@ -118,6 +152,7 @@ impl<'g> Loader<'g> {
             tensor: name.into(),
             arch: self.arch.clone(),
         })?;
+        self.used.borrow_mut().insert(tensor.index);
         let mut want = [1u64; 4];
         for (w, &e) in want.iter_mut().zip(expected) {
             *w = e as u64;
@@ -168,6 +203,20 @@ impl<'g> Loader<'g> {
             row_size,
             data,
         })
+    }
+
+    /// The matrices `part.weight` of `ne = [n_in, n_out, n_expert]`, with `part.bias` if there is to be one.
+    pub(crate) fn linear(
+        &self,
+        part: &str,
+        [n_in, n_out, n_expert]: [usize; 3],
+        bias: bool,
+    ) -> Result<Linear<'g>> {
+        let weights = self.stack(&format!("{part}.weight"), n_in, n_out, n_expert)?;
+        let bias = bias
+            .then(|| self.vectors(&format!("{part}.bias"), n_out, n_expert))
+            .transpose()?;
+        Ok(Linear { weights, bias })
     }
 
     /// A vector of `ne = [n]`, converted to f32.

@@ -129,6 +129,26 @@ fn qwen3moe_records_the_nodes_of_llama_cpp() {
 }
 
 #[test]
+fn llama_records_the_nodes_of_llama_cpp() {
+    follows_llama_cpp("random-llama-F16.gguf", "llama");
+}
+
+#[test]
+fn qwen2moe_records_the_nodes_of_llama_cpp() {
+    follows_llama_cpp("random-qwen2moe-F16.gguf", "qwen2moe");
+}
+
+#[test]
+fn olmoe_records_the_nodes_of_llama_cpp() {
+    follows_llama_cpp("random-olmoe-F16.gguf", "olmoe");
+}
+
+#[test]
+fn dots1_records_the_nodes_of_llama_cpp() {
+    follows_llama_cpp("random-dots1-F16.gguf", "dots1");
+}
+
+#[test]
 fn gpt_oss_records_the_nodes_of_llama_cpp() {
     follows_llama_cpp("random-gpt-oss-F16.gguf", "gpt-oss");
 }
@@ -136,23 +156,20 @@ fn gpt_oss_records_the_nodes_of_llama_cpp() {
 #[test]
 fn as_many_records_as_announced() {
     let prompt: Vec<u32> = (300..320).collect();
-    let recorded = record(
-        "random-gpt-oss-F16.gguf",
-        &prompt,
-        LIMITS,
-        RunOptions::default(),
-    );
+    let recorded = |file: &str| {
+        let recorded = record(file, &prompt, LIMITS, RunOptions::default());
+        recorded.announced - recorded.records.len() as u64
+    };
     // gpt-oss routes every token in every layer: the bound is met but for a second cut in each pass
-    assert_eq!(recorded.announced - 4, recorded.records.len() as u64);
-
-    let recorded = record(
-        "random-qwen3moe-F16.gguf",
-        &prompt,
-        LIMITS,
-        RunOptions::default(),
-    );
-    // the last layer of a prompt routes one row of twenty
-    assert_eq!(recorded.announced - 19 * 3, recorded.records.len() as u64);
+    assert_eq!(recorded("random-gpt-oss-F16.gguf"), 4);
+    // elsewhere the last layer of a prompt routes one row of twenty
+    for arch in ["dots1", "llama", "olmoe", "qwen2moe", "qwen3moe"] {
+        assert_eq!(
+            recorded(&format!("random-{arch}-F16.gguf")),
+            19 * 3,
+            "{arch}"
+        );
+    }
 }
 
 #[test]

@@ -1,13 +1,14 @@
-//! Rotary position embedding in the NeoX layout: element `i` of a head is paired with `i + n_dims / 2`.
+//! Rotary position embedding.
 
-use crate::hparams::Rope;
+use crate::hparams::{Rope, RopeLayout};
 
-/// Angles of one position, interleaved `(cos, sin)` for each pair; `n_dims` values.
+/// Angles of one position, interleaved `(cos, sin)` for each pair; `n_dims` values. `divisors (n_dims / 2)` divide the
+/// frequencies of a model that brings them.
 ///
 /// YaRN as in "YaRN: Efficient Context Window Extension of Large Language Models" (Peng et al., 2023), section 3:
 /// dimensions that turn fast keep their frequency, slow ones are interpolated, and the magnitude grows by
 /// `1 + 0.1 ln(factor)`.
-pub fn angles(rope: &Rope, position: usize, out: &mut [f32]) {
+pub fn angles(rope: &Rope, divisors: Option<&[f32]>, position: usize, out: &mut [f32]) {
     let n_dims = rope.n_dims;
     let theta_scale = rope.freq_base.powf(-2.0 / n_dims as f32);
     let correction = |beta: f32| {
@@ -17,14 +18,14 @@ pub fn angles(rope: &Rope, position: usize, out: &mut [f32]) {
     let low = correction(rope.beta.0).floor().max(0.0);
     let high = correction(rope.beta.1).ceil().min(n_dims as f32 - 1.0);
     let yarn = rope.ext_factor != 0.0;
-    let magnitude = if yarn {
-        1.0 + 0.1 * (1.0 / rope.freq_scale).ln()
-    } else {
-        1.0
+    let magnitude = match yarn && rope.freq_scale < 1.0 {
+        true => rope.attn_factor * (1.0 + 0.1 * (1.0 / rope.freq_scale).ln()),
+        false => rope.attn_factor,
     };
 
-    let mut theta = position as f32;
+    let mut turned = position as f32;
     for (i, pair) in out[..n_dims].chunks_exact_mut(2).enumerate() {
+        let theta = divisors.map_or(turned, |d| turned / d[i]);
         let mut angle = rope.freq_scale * theta;
         if yarn {
             let ramp = (i as f32 - low) / (high - low).max(0.001);
@@ -33,18 +34,30 @@ pub fn angles(rope: &Rope, position: usize, out: &mut [f32]) {
         }
         pair[0] = angle.cos() * magnitude;
         pair[1] = angle.sin() * magnitude;
-        theta *= theta_scale;
+        turned *= theta_scale;
     }
 }
 
 /// Rotates one head in place by the angles of its position.
-pub fn rotate(head: &mut [f32], angles: &[f32]) {
-    let half = angles.len() / 2;
-    let (first, second) = head.split_at_mut(half);
-    for ((a, b), pair) in first.iter_mut().zip(second).zip(angles.chunks_exact(2)) {
-        let (x, y) = (*a, *b);
-        *a = x * pair[0] - y * pair[1];
-        *b = x * pair[1] + y * pair[0];
+pub fn rotate(layout: RopeLayout, head: &mut [f32], angles: &[f32]) {
+    let turn = |a: &mut f32, b: &mut f32, angle: &[f32]| {
+        (*a, *b) = (*a * angle[0] - *b * angle[1], *a * angle[1] + *b * angle[0]);
+    };
+    let angles = angles.chunks_exact(2);
+    match layout {
+        RopeLayout::Halves => {
+            let (first, second) = head.split_at_mut(head.len() / 2);
+            let pairs = first.iter_mut().zip(second);
+            pairs
+                .zip(angles)
+                .for_each(|((a, b), angle)| turn(a, b, angle));
+        }
+        RopeLayout::Neighbours => {
+            let pairs = head.as_chunks_mut().0.iter_mut();
+            pairs
+                .zip(angles)
+                .for_each(|([a, b], angle)| turn(a, b, angle));
+        }
     }
 }
 
@@ -55,9 +68,11 @@ mod tests {
     fn plain(n_dims: usize) -> Rope {
         Rope {
             n_dims,
+            layout: RopeLayout::Halves,
             freq_base: 10_000.0,
             freq_scale: 1.0,
             ext_factor: 0.0,
+            attn_factor: 1.0,
             n_ctx_orig: 1024,
             beta: (32.0, 1.0),
         }
@@ -66,21 +81,37 @@ mod tests {
     #[test]
     fn position_zero_is_the_identity() {
         let mut cache = [0.0; 8];
-        angles(&plain(8), 0, &mut cache);
+        angles(&plain(8), None, 0, &mut cache);
         let mut head = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0];
-        rotate(&mut head, &cache);
+        rotate(RopeLayout::Halves, &mut head, &cache);
         assert_eq!(head, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]);
     }
 
     #[test]
     fn first_pair_turns_by_one_radian_a_position() {
         let mut cache = [0.0; 4];
-        angles(&plain(4), 1, &mut cache);
+        angles(&plain(4), None, 1, &mut cache);
         let mut head = [1.0, 0.0, 0.0, 0.0];
-        rotate(&mut head, &cache);
+        rotate(RopeLayout::Halves, &mut head, &cache);
         assert!((head[0] - 1f32.cos()).abs() < 1e-6 && (head[2] - 1f32.sin()).abs() < 1e-6);
         // the second pair turns by freq_base^(-2/4) = 0.01
         assert!((cache[3] - 0.01f32.sin()).abs() < 1e-6);
+    }
+
+    #[test]
+    fn neighbours_turn_as_halves_do() {
+        let mut cache = [0.0; 6];
+        angles(&plain(6), Some(&[1.0, 2.0, 4.0]), 3, &mut cache);
+        let mut halves = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+        let mut neighbours = [1.0, 4.0, 2.0, 5.0, 3.0, 6.0];
+        rotate(RopeLayout::Halves, &mut halves, &cache);
+        rotate(RopeLayout::Neighbours, &mut neighbours, &cache);
+        for i in 0..3 {
+            assert_eq!(neighbours[2 * i..2 * i + 2], [halves[i], halves[i + 3]]);
+        }
+        // the second pair of three turns by freq_base^(-2/6), here half of that
+        let slow = 3.0 * 10_000f32.powf(-1.0 / 3.0) / 2.0;
+        assert!((cache[2] - slow.cos()).abs() < 1e-6 && (cache[3] - slow.sin()).abs() < 1e-6);
     }
 
     #[test]
@@ -88,14 +119,16 @@ mod tests {
         // gpt-oss: 64 dimensions, base 150000, factor 32, original context 4096
         let rope = Rope {
             n_dims: 64,
+            layout: RopeLayout::Halves,
             freq_base: 150_000.0,
             freq_scale: 1.0 / 32.0,
             ext_factor: 1.0,
+            attn_factor: 1.0,
             n_ctx_orig: 4096,
             beta: (32.0, 1.0),
         };
         let mut cache = [0.0; 64];
-        angles(&rope, 1, &mut cache);
+        angles(&rope, None, 1, &mut cache);
         let magnitude = 1.0 + 0.1 * 32f32.ln();
         assert!(
             (cache[0] - 1f32.cos() * magnitude).abs() < 1e-5,

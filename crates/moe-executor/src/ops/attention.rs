@@ -10,30 +10,40 @@ use crate::ops::{Ops, number};
 use crate::recorder::Source;
 use crate::weights::Vector;
 
-/// What one attention needs besides its inputs.
-pub struct AttentionSpec<'a> {
-    /// Heads, window and scale.
-    pub shape: Shape,
-    /// Scores without a value, one a head (gpt-oss).
-    pub sinks: Option<&'a Vector>,
-}
-
 impl Ops<'_> {
-    /// Rotates every head of every row by its position, in place.
-    pub fn rope(&mut self, name: NodeName, rope: &Rope, head_dim: usize, x: &mut Activation) {
+    /// Rotates every head of every row by its position, in place. `factors (n_dims / 2)` divide the frequencies.
+    pub fn rope(
+        &mut self,
+        name: NodeName,
+        rope: &Rope,
+        factors: Option<&Vector>,
+        head_dim: usize,
+        x: &mut Activation,
+    ) {
         let start = self.recorder.start();
         let before = Source::from(&*x);
         let width = x.width;
+        let divisors = factors.map(|f| f.data.as_slice());
         self.angles.resize(rope.n_dims, 0.0);
         for (row, &position) in x.data_mut().chunks_exact_mut(width).zip(&self.positions) {
-            rope::angles(rope, position as usize, &mut self.angles);
+            rope::angles(rope, divisors, position as usize, &mut self.angles);
             for head in row.chunks_exact_mut(head_dim) {
-                rope::rotate(&mut head[..rope.n_dims], &self.angles);
+                rope::rotate(rope.layout, &mut head[..rope.n_dims], &self.angles);
             }
         }
         x.name = name;
         let positions = input("inp_pos", &self.positions);
-        self.record(start, number::ROPE, name, &[before, positions]);
+        match factors {
+            Some(factors) => {
+                self.record(
+                    start,
+                    number::ROPE,
+                    name,
+                    &[before, positions, factors.into()],
+                );
+            }
+            None => self.record(start, number::ROPE, name, &[before, positions]),
+        }
     }
 
     /// Stores the rows of `k` and `v` at their positions in the cache of layer `il`.
@@ -60,35 +70,35 @@ impl Ops<'_> {
         }
     }
 
-    /// Attention of the rows of `q` over the cache of layer `il`.
+    /// Attention of the rows of `q` over the cache of layer `il`. `sinks (n_head)` are scores without a value.
     pub fn attention(
         &mut self,
-        name: NodeName,
         il: usize,
-        spec: &AttentionSpec,
+        shape: &Shape,
+        sinks: Option<&Vector>,
         q: &Activation,
         cache: &KvCache,
         dst: &mut Activation,
     ) {
         let start = self.recorder.start();
+        let name = NodeName::of("kqv_out", il);
         dst.shape(name, q.width, q.rows);
         let layer = cache.layer(il);
-        let sinks = spec.sinks.map(|s| s.data.as_slice());
         let inputs = Inputs {
             q: q.data(),
             k: &layer.k,
             v: &layer.v,
             positions: &self.positions,
-            sinks,
+            sinks: sinks.map(|s| s.data.as_slice()),
         };
-        attention::attention(self.threads, &spec.shape, &inputs, dst.data_mut());
+        attention::attention(self.threads, shape, &inputs, dst.data_mut());
         let (first, last) = (
             self.positions.first().copied(),
             self.positions.last().copied(),
         );
         let seen = match (first, last) {
             (Some(first), Some(last)) => {
-                spec.shape.visible(last as usize).end - spec.shape.visible(first as usize).start
+                shape.visible(last as usize).end - shape.visible(first as usize).start
             }
             _ => 0,
         };
@@ -121,7 +131,7 @@ impl Ops<'_> {
             ),
             mask,
         ];
-        match spec.sinks {
+        match sinks {
             Some(sinks) => {
                 let [q, k, v, mask] = sources;
                 self.record(

@@ -101,6 +101,36 @@ impl Ops<'_> {
         self.record(start, number::ADD, name, &[before, bias.into()]);
     }
 
+    /// `dst = sigmoid(x)` the way llama.cpp's graph does it: `silu(x) / x`.
+    pub fn sigmoid(&mut self, [silu, name]: [NodeName; 2], x: &Activation, dst: &mut Activation) {
+        let start = self.recorder.start();
+        dst.shape(silu, x.width, x.rows);
+        for (out, x) in dst.data_mut().iter_mut().zip(x.data()) {
+            *out = x / (1.0 + (-x).exp());
+        }
+        self.record(start, number::UNARY, silu, &[x.into()]);
+
+        let start = self.recorder.start();
+        let before = Source::from(&*dst);
+        for (out, x) in dst.data_mut().iter_mut().zip(x.data()) {
+            *out = if *x == 0.0 { 0.5 } else { *out / x };
+        }
+        dst.name = name;
+        self.record(start, number::DIV, name, &[before, x.into()]);
+    }
+
+    /// Multiplies every row of `x` by its own `weight (row, 1)`, in place.
+    pub fn scale_rows(&mut self, name: NodeName, weight: &Activation, x: &mut Activation) {
+        let start = self.recorder.start();
+        let before = Source::from(&*x);
+        let width = x.width;
+        for (row, w) in x.data_mut().chunks_exact_mut(width).zip(weight.data()) {
+            row.iter_mut().for_each(|x| *x *= w);
+        }
+        x.name = name;
+        self.record(start, number::MUL, name, &[before, weight.into()]);
+    }
+
     /// `dst = a + b`.
     pub fn add(&mut self, name: NodeName, a: &Activation, b: &Activation, dst: &mut Activation) {
         let start = self.recorder.start();

@@ -126,12 +126,7 @@ impl Ops<'_> {
             row.iter_mut().for_each(|x| *x *= weight);
         }
         experts.name = name("ffn_moe_weighted");
-        let suffix = if weights_name == name("ffn_moe_weights_norm") {
-            " (reshaped)"
-        } else {
-            ""
-        };
-        let sources = [before, router::weights(weights_name, suffix, routing)];
+        let sources = [before, router::weights(weights_name, routing)];
         self.record(start, number::MUL, experts.name, &sources);
 
         let tokens = experts.rows / k;

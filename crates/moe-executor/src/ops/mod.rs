@@ -2,7 +2,8 @@
 //!
 //! Where llama.cpp leaves a node unnamed (`node_57`) the record has a name of its own: `attn_out-N` for the attention's
 //! output product, `kqv_out-N` for the fused attention itself, `ffn_moe_sum-N` for the partial sums of the experts,
-//! `attn_out_rows-N` and `l_out_rows-N` where a prompt is cut to the rows that are wanted.
+//! `attn_out_rows-N` and `l_out_rows-N` where a prompt is cut to the rows that are wanted. The choice of expert groups,
+//! seven nodes there, is two operations here.
 
 mod attention;
 mod elementwise;
@@ -16,11 +17,10 @@ use crate::activation::{Activation, NodeName};
 use crate::cpu::matmul::{self, Quantized, Worklist};
 use crate::cpu::threads::Threads;
 use crate::recorder::{Recorder, Routing, Source};
-use crate::weights::Matrix;
+use crate::weights::{Linear, Matrix};
 
-pub use attention::AttentionSpec;
 pub use experts::Glu;
-pub use router::{Gating, RouterSpec};
+pub use router::{Gating, Groups, RouterSpec, RouterState};
 
 /// What the router chose for the rows of one layer; handed to the observer of a session.
 pub struct Routed<'a> {
@@ -55,6 +55,8 @@ pub struct Ops<'a> {
     angles: Vec<f32>,
     /// Experts of a row while the best are found.
     order: Vec<u32>,
+    /// Groups that the rows choose from.
+    groups: Vec<u32>,
     /// Sums of the chosen weights.
     sums: Vec<f32>,
 }
@@ -72,6 +74,7 @@ impl<'a> Ops<'a> {
             work: Worklist::default(),
             angles: Vec::new(),
             order: Vec::new(),
+            groups: Vec::new(),
             sums: Vec::new(),
         }
     }
@@ -112,5 +115,19 @@ impl<'a> Ops<'a> {
             &mut self.quantized,
         );
         self.record(start, number::MUL_MAT, name, &[weights.into(), src.into()]);
+    }
+
+    /// The product of a matrix, then its bias if it has one, each under its own name.
+    pub fn linear(
+        &mut self,
+        [product, biased]: [NodeName; 2],
+        linear: &Linear,
+        src: &Activation,
+        dst: &mut Activation,
+    ) {
+        self.mul_mat(product, &linear.weights, src, dst);
+        if let Some(bias) = &linear.bias {
+            self.add_bias(biased, bias, dst);
+        }
     }
 }

@@ -20,6 +20,7 @@ numbers! {
     DIV = 8,
     SUM_ROWS = 15,
     RMS_NORM = 25,
+    SCALE = 32,
     CONT = 35,
     SET_ROWS = 42,
     SOFT_MAX = 46,
@@ -27,6 +28,7 @@ numbers! {
     CLAMP = 50,
     ARGSORT = 68,
     FLASH_ATTN_EXT = 73,
+    UNARY = 85,
     GLU = 94,
 }
 

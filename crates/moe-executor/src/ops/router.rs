@@ -3,132 +3,227 @@
 use crate::activation::{Activation, NodeName};
 use crate::ops::{Ops, Routed, number};
 use crate::recorder::{Routing, Source};
-use crate::weights::{Matrix, Vector};
+use crate::weights::{Linear, Vector};
 
 /// How scores become probabilities.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Gating {
     /// Softmax over all experts.
     Softmax,
+    /// Every expert by itself.
+    Sigmoid,
     /// Softmax over the scores of the chosen experts alone (gpt-oss).
     SoftmaxOfChosen,
+}
+
+/// Experts are chosen from the best groups only ("DeepSeek-V3 Technical Report", 2024, section 2.1.2).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Groups {
+    /// Groups of the same size, two experts or more.
+    pub n: usize,
+    /// Groups that a token uses, those whose two best experts have the highest sum.
+    pub n_used: usize,
 }
 
 /// The router of one layer.
 pub struct RouterSpec<'a, 'g> {
     /// Scores `(n_embd, n_expert)`.
-    pub weights: &'a Matrix<'g>,
-    /// Added to the scores.
-    pub bias: Option<&'a Vector>,
+    pub scores: &'a Linear<'g>,
     /// How scores become probabilities.
     pub gating: Gating,
+    /// Added to the probabilities for the choice, not for the weights `(n_expert)`.
+    pub selection_bias: Option<&'a Vector>,
+    /// Groups that experts are chosen from.
+    pub groups: Option<Groups>,
     /// Whether the weights of the chosen are made to sum to one.
     pub norm_weights: bool,
+    /// Factor on the weights.
+    pub weights_scale: f32,
     /// Experts that a token uses.
     pub n_expert_used: usize,
+}
+
+/// Buffers of a router, each `(row, n_expert)`.
+pub struct RouterState {
+    scores: Activation,
+    probs: Activation,
+    selection: Activation,
+}
+
+impl RouterState {
+    /// Buffers whose ids start at `first_id`.
+    pub fn new(first_id: u64) -> RouterState {
+        RouterState {
+            scores: Activation::new(first_id),
+            probs: Activation::new(first_id + 1),
+            selection: Activation::new(first_id + 2),
+        }
+    }
 }
 
 /// Smallest sum that the weights are divided by, as in llama.cpp: the smallest normal number of F16.
 const MIN_WEIGHT_SUM: f32 = 6.103_515_6e-5;
 
 impl Ops<'_> {
-    /// Chooses experts for every row of `src`; `scores` and `probs` are scratch. Gives the name of the node that the
-    /// weights come from.
+    /// Chooses experts for every row of `src`. Gives the name of the node that the weights come from.
     pub fn route(
         &mut self,
         il: usize,
         spec: &RouterSpec,
         src: &Activation,
-        scores: &mut Activation,
-        probs: &mut Activation,
+        state: &mut RouterState,
         routing: &mut Routing,
     ) -> NodeName {
         let name = |stem| NodeName::of(stem, il);
-        let softmax = spec.gating == Gating::Softmax;
-        self.mul_mat(name("ffn_moe_logits"), spec.weights, src, scores);
-        if let Some(bias) = spec.bias {
-            // llama.cpp's name for biased scores that are taken as they are
-            let biased = if softmax {
-                "ffn_moe_logits_biased"
-            } else {
-                "ffn_moe_probs"
-            };
-            self.add_bias(name(biased), bias, scores);
+        let of_chosen = spec.gating == Gating::SoftmaxOfChosen;
+        let biased = match of_chosen {
+            true => "ffn_moe_probs", // llama.cpp's name for scores that are taken as they are
+            false => "ffn_moe_logits_biased",
+        };
+        let names = ["ffn_moe_logits", biased].map(name);
+        self.linear(names, spec.scores, src, &mut state.scores);
+        self.check_finite(&state.scores);
+        if !of_chosen {
+            self.gate(name("ffn_moe_probs"), spec.gating, state);
         }
-        self.check_finite(scores);
-        if softmax {
-            let start = self.recorder.start();
-            probs.shape(name("ffn_moe_probs"), scores.width, scores.rows);
-            probs.data_mut().copy_from_slice(scores.data());
-            let width = probs.width;
-            probs.data_mut().chunks_exact_mut(width).for_each(soft_max);
-            self.record(start, number::SOFT_MAX, probs.name, &[(&*scores).into()]);
+        let probs = if of_chosen {
+            &state.scores
+        } else {
+            &state.probs
+        };
+        let mut chosen_by = probs;
+        if spec.selection_bias.is_some() || spec.groups.is_some() {
+            let selection = &mut state.selection;
+            selection.shape(probs.name, probs.width, probs.rows);
+            selection.data_mut().copy_from_slice(probs.data());
+            if let Some(bias) = spec.selection_bias {
+                self.bias_selection(name("ffn_moe_probs_biased"), bias, probs, selection);
+            }
+            if let Some(groups) = spec.groups {
+                self.keep_best_groups(il, groups, selection);
+            }
+            chosen_by = selection;
         }
-        let probs: &Activation = if softmax { probs } else { scores };
-        self.choose(il, probs, spec.n_expert_used, routing);
-        let mut weights_name = name("ffn_moe_weights");
-        if !softmax {
-            weights_name = self.soft_max_chosen(il, weights_name, routing);
+        self.choose(il, chosen_by, spec.n_expert_used, routing);
+        let mut from = self.weigh(il, probs, routing);
+        if of_chosen {
+            from = self.soft_max_chosen(il, from, routing);
         }
         if spec.norm_weights {
-            weights_name = self.normalise(il, weights_name, routing);
+            from = self.normalise(il, from, routing);
+        }
+        if spec.weights_scale != 1.0 {
+            from = self.scale_weights(il, from, spec.weights_scale, routing);
         }
         if let Some(mut observer) = self.observer.take() {
-            let logits = scores.data();
             observer(&Routed {
                 layer: il,
                 positions: &self.positions,
-                logits,
+                logits: state.scores.data(),
                 routing,
             });
             self.observer = Some(observer);
         }
-        weights_name
+        from
     }
 
-    /// The `k` best of every row, best first, ties to the lower id; their probabilities become the first weights.
-    fn choose(&mut self, il: usize, probs: &Activation, k: usize, routing: &mut Routing) {
+    /// Probabilities of all experts.
+    fn gate(&mut self, name: NodeName, gating: Gating, state: &mut RouterState) {
+        let start = self.recorder.start();
+        let (scores, probs) = (&state.scores, &mut state.probs);
+        let width = scores.width;
+        probs.shape(name, width, scores.rows);
+        probs.data_mut().copy_from_slice(scores.data());
+        let op = match gating {
+            Gating::Sigmoid => {
+                let sigmoid = |x: &mut f32| *x = 1.0 / (1.0 + (-*x).exp());
+                probs.data_mut().iter_mut().for_each(sigmoid);
+                number::UNARY
+            }
+            Gating::Softmax | Gating::SoftmaxOfChosen => {
+                probs.data_mut().chunks_exact_mut(width).for_each(soft_max);
+                number::SOFT_MAX
+            }
+        };
+        self.record(start, op, name, &[scores.into()]);
+    }
+
+    /// Adds the bias of the choice to a copy of the probabilities.
+    fn bias_selection(
+        &mut self,
+        name: NodeName,
+        bias: &Vector,
+        probs: &Activation,
+        selection: &mut Activation,
+    ) {
+        let start = self.recorder.start();
+        for row in selection.data_mut().chunks_exact_mut(bias.n) {
+            row.iter_mut().zip(&bias.data).for_each(|(x, b)| *x += b);
+        }
+        selection.name = name;
+        self.record(start, number::ADD, name, &[probs.into(), bias.into()]);
+    }
+
+    /// Sets all experts but those of the best groups to minus infinity.
+    fn keep_best_groups(&mut self, il: usize, groups: Groups, selection: &mut Activation) {
+        let start = self.recorder.start();
+        let width = selection.width;
+        let size = width / groups.n;
+        self.sums.resize(groups.n, 0.0);
+        self.groups.clear();
+        for row in selection.data().chunks_exact(width) {
+            for (sum, group) in self.sums.iter_mut().zip(row.chunks_exact(size)) {
+                best(group, 2, &mut self.order);
+                *sum = self.order[..2].iter().map(|&i| group[i as usize]).sum();
+            }
+            best(&self.sums, groups.n_used, &mut self.order);
+            self.groups.extend(&self.order[..groups.n_used]);
+        }
+        let name = NodeName::of("ffn_moe_group_topk", il);
+        self.record(start, number::ARGSORT, name, &[(&*selection).into()]);
+
+        let start = self.recorder.start();
+        let before = Source::from(&*selection);
+        let rows = selection.data_mut().chunks_exact_mut(width);
+        for (row, kept) in rows.zip(self.groups.chunks_exact(groups.n_used)) {
+            for (group, values) in (0u32..).zip(row.chunks_exact_mut(size)) {
+                if !kept.contains(&group) {
+                    values.fill(f32::NEG_INFINITY);
+                }
+            }
+        }
+        selection.name = NodeName::of("ffn_moe_probs_masked", il);
+        let kept = small(name, GROUPS_BUFFER, &self.groups);
+        self.record(start, number::SET_ROWS, selection.name, &[before, kept]);
+    }
+
+    /// The `k` best of every row, best first.
+    fn choose(&mut self, il: usize, selection: &Activation, k: usize, routing: &mut Routing) {
         let start = self.recorder.start();
         routing.n_expert_used = k;
         routing.ids.clear();
-        for row in probs.data().chunks_exact(probs.width) {
-            self.order.clear();
-            self.order.extend(0..row.len() as u32);
-            let better =
-                |a: &u32, b: &u32| row[*b as usize].total_cmp(&row[*a as usize]).then(a.cmp(b));
-            if k < row.len() {
-                self.order.select_nth_unstable_by(k - 1, better);
-            }
-            self.order[..k].sort_unstable_by(better);
-            routing
-                .ids
-                .extend(self.order[..k].iter().map(|&id| id as i32));
+        for row in selection.data().chunks_exact(selection.width) {
+            best(row, k, &mut self.order);
+            let ids = self.order[..k].iter().map(|&id| id as i32);
+            routing.ids.extend(ids);
         }
-        self.record(
-            start,
-            number::ARGSORT,
-            NodeName::of("ffn_moe_argsort", il),
-            &[probs.into()],
-        );
+        let name = NodeName::of("ffn_moe_argsort", il);
+        self.record(start, number::ARGSORT, name, &[selection.into()]);
+    }
 
+    /// The probabilities of the chosen become their first weights.
+    fn weigh(&mut self, il: usize, probs: &Activation, routing: &mut Routing) -> NodeName {
         let start = self.recorder.start();
         routing.weights.clear();
-        for (row, ids) in probs
-            .data()
-            .chunks_exact(probs.width)
-            .zip(routing.ids.chunks_exact(k))
-        {
-            routing
-                .weights
-                .extend(ids.iter().map(|&id| row[id as usize]));
+        let rows = probs.data().chunks_exact(probs.width);
+        for (row, ids) in rows.zip(routing.ids.chunks_exact(routing.n_expert_used)) {
+            let weights = ids.iter().map(|&id| row[id as usize]);
+            routing.weights.extend(weights);
         }
+        let name = NodeName::of("ffn_moe_weights", il);
         let sources = [Source::view(probs, " (reshaped)"), ids(il, routing)];
-        self.record(
-            start,
-            number::GET_ROWS,
-            NodeName::of("ffn_moe_weights", il),
-            &sources,
-        );
+        self.record(start, number::GET_ROWS, name, &sources);
+        name
     }
 
     /// Softmax over the weights of every row.
@@ -139,95 +234,94 @@ impl Ops<'_> {
             .chunks_exact_mut(routing.n_expert_used)
             .for_each(soft_max);
         let name = NodeName::of("ffn_moe_weights_softmax", il);
-        self.record(
-            start,
-            number::SOFT_MAX,
-            name,
-            &[weights(from, " (reshaped)", routing)],
-        );
+        let sources = [weights(from.reshaped(), routing)];
+        self.record(start, number::SOFT_MAX, name, &sources);
         name
     }
 
     /// Divides the weights of every row by their sum.
     fn normalise(&mut self, il: usize, from: NodeName, routing: &mut Routing) -> NodeName {
-        let name = |stem| NodeName::of(stem, il);
-        let before = weights(from, " (reshaped)", routing);
+        let k = routing.n_expert_used;
+        let [sum, clamped, norm] = [
+            "ffn_moe_weights_sum",
+            "ffn_moe_weights_sum_clamped",
+            "ffn_moe_weights_norm",
+        ]
+        .map(|stem| NodeName::of(stem, il));
+        let before = weights(from.reshaped(), routing);
 
         let start = self.recorder.start();
         self.sums.clear();
-        self.sums.extend(
-            routing
-                .weights
-                .chunks_exact(routing.n_expert_used)
-                .map(|row| row.iter().sum::<f32>()),
-        );
-        self.record(
-            start,
-            number::SUM_ROWS,
-            name("ffn_moe_weights_sum"),
-            &[before],
-        );
+        let rows = routing.weights.chunks_exact(k);
+        self.sums.extend(rows.map(|row| row.iter().sum::<f32>()));
+        self.record(start, number::SUM_ROWS, sum, &[before]);
 
         let start = self.recorder.start();
-        self.sums
-            .iter_mut()
-            .for_each(|sum| *sum = sum.max(MIN_WEIGHT_SUM));
-        let sums = |stem, sums: &[f32]| small(name(stem), "", SUMS_BUFFER, sums);
-        let source = sums("ffn_moe_weights_sum", &self.sums);
-        self.record(
-            start,
-            number::CLAMP,
-            name("ffn_moe_weights_sum_clamped"),
-            &[source],
-        );
+        let sums = self.sums.iter_mut();
+        sums.for_each(|sum| *sum = sum.max(MIN_WEIGHT_SUM));
+        let source = small(sum, SUMS_BUFFER, &self.sums);
+        self.record(start, number::CLAMP, clamped, &[source]);
 
         let start = self.recorder.start();
-        for (row, sum) in routing
-            .weights
-            .chunks_exact_mut(routing.n_expert_used)
-            .zip(&self.sums)
-        {
+        let rows = routing.weights.chunks_exact_mut(k);
+        for (row, sum) in rows.zip(&self.sums) {
             row.iter_mut().for_each(|w| *w /= sum);
         }
-        let source = sums("ffn_moe_weights_sum_clamped", &self.sums);
-        self.record(
-            start,
-            number::DIV,
-            name("ffn_moe_weights_norm"),
-            &[before, source],
-        );
-        name("ffn_moe_weights_norm")
+        let source = small(clamped, SUMS_BUFFER, &self.sums);
+        self.record(start, number::DIV, norm, &[before, source]);
+        norm.reshaped()
+    }
+
+    /// Multiplies all weights by the factor of the model.
+    fn scale_weights(
+        &mut self,
+        il: usize,
+        from: NodeName,
+        scale: f32,
+        routing: &mut Routing,
+    ) -> NodeName {
+        let start = self.recorder.start();
+        routing.weights.iter_mut().for_each(|w| *w *= scale);
+        let name = NodeName::of("ffn_moe_weights_scaled", il);
+        self.record(start, number::SCALE, name, &[weights(from, routing)]);
+        name
     }
 }
 
+/// The `k` best of `row` at the beginning of `order`, best first, ties to the lower index.
+fn best(row: &[f32], k: usize, order: &mut Vec<u32>) {
+    order.clear();
+    order.extend(0..row.len() as u32);
+    let better = |a: &u32, b: &u32| row[*b as usize].total_cmp(&row[*a as usize]).then(a.cmp(b));
+    if k < row.len() {
+        order.select_nth_unstable_by(k - 1, better);
+    }
+    order[..k].sort_unstable_by(better);
+}
+
 /// Ids of the router's own small buffers, between those of the activations and the caches.
+const GROUPS_BUFFER: u64 = (1 << 16) - 5;
 const IDS_BUFFER: u64 = (1 << 16) - 3;
 const WEIGHTS_BUFFER: u64 = (1 << 16) - 2;
 const SUMS_BUFFER: u64 = (1 << 16) - 1;
 
 /// The chosen ids as a source.
 pub(super) fn ids<'a>(il: usize, routing: &Routing) -> Source<'a> {
-    small(
-        NodeName::of("ffn_moe_topk", il),
-        "",
-        IDS_BUFFER,
-        &routing.ids,
-    )
+    small(NodeName::of("ffn_moe_topk", il), IDS_BUFFER, &routing.ids)
 }
 
 /// The weights of the chosen as a source.
-pub(super) fn weights<'a>(name: NodeName, suffix: &'static str, routing: &Routing) -> Source<'a> {
-    small(name, suffix, WEIGHTS_BUFFER, &routing.weights)
+pub(super) fn weights<'a>(name: NodeName, routing: &Routing) -> Source<'a> {
+    small(name, WEIGHTS_BUFFER, &routing.weights)
 }
 
-fn small<'a, T>(name: NodeName, suffix: &'static str, buffer_id: u64, values: &[T]) -> Source<'a> {
-    let (address, size_bytes) = (values.as_ptr() as u64, size_of_val(values) as u64);
+fn small<'a, T>(name: NodeName, buffer_id: u64, values: &[T]) -> Source<'a> {
     Source::Buffer {
         name,
-        suffix,
+        suffix: "",
         buffer_id,
-        address,
-        size_bytes,
+        address: values.as_ptr() as u64,
+        size_bytes: size_of_val(values) as u64,
     }
 }
 

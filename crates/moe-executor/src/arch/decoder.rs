@@ -1,0 +1,230 @@
+//! The decoder that all architectures here are: layers of attention and experts, each on a normed copy of the residual
+//! stream.
+
+use crate::activation::{Activation, NodeName};
+use crate::attention::{AttentionLayer, AttentionSpec, AttentionState};
+use crate::error::Result;
+use crate::ffn::{FFN_OPS, Ffn, FfnState};
+use crate::hparams::HParams;
+use crate::kv_cache::KvCache;
+use crate::moe::{MoeLayer, MoeSpec, MoeState};
+use crate::ops::Ops;
+use crate::weights::{Loader, Vector};
+
+/// How the layers of an architecture work.
+#[derive(Clone, Copy)]
+pub struct DecoderSpec {
+    /// Attention.
+    pub attention: AttentionSpec,
+    /// Norm before the experts: its tensor and its node.
+    pub ffn_norm: (&'static str, &'static str),
+    /// First layers, which have one block for all tokens in the place of experts.
+    pub dense: DenseLead,
+    /// Experts.
+    pub moe: MoeSpec,
+    /// Where a prompt is cut to the rows whose logits are wanted.
+    pub cut: Cut,
+}
+
+/// Layers without experts before those with experts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DenseLead {
+    /// How many.
+    pub n_layer: usize,
+    /// Hidden width of their block.
+    pub n_ff: usize,
+}
+
+/// Where llama.cpp cuts a prompt to the rows whose logits are wanted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Cut {
+    /// In the last layer, between attention and experts.
+    InLastLayer,
+    /// Behind the last layer.
+    BehindLastLayer,
+}
+
+impl DecoderSpec {
+    /// Plain attention, plain experts.
+    pub const PLAIN: DecoderSpec = DecoderSpec {
+        attention: AttentionSpec::PLAIN,
+        ffn_norm: ("ffn_norm", "ffn_norm"),
+        dense: DenseLead {
+            n_layer: 0,
+            n_ff: 0,
+        },
+        moe: MoeSpec::PLAIN,
+        cut: Cut::InLastLayer,
+    };
+}
+
+/// Layers of a model with their weights loaded.
+pub struct Decoder<'g> {
+    hp: HParams,
+    spec: DecoderSpec,
+    layers: Vec<Layer<'g>>,
+}
+
+struct Layer<'g> {
+    attention: AttentionLayer<'g>,
+    /// `(n_embd)`
+    ffn_norm: Vector,
+    block: Block<'g>,
+}
+
+enum Block<'g> {
+    Dense(Box<Ffn<'g>>),
+    Moe(Box<MoeLayer<'g>>),
+}
+
+impl<'g> Decoder<'g> {
+    pub(crate) fn load(loader: &Loader<'g>, hp: HParams, spec: DecoderSpec) -> Result<Decoder<'g>> {
+        let layer = |il| -> Result<Layer<'g>> {
+            let block = if il < spec.dense.n_layer {
+                let n_ff = spec.dense.n_ff;
+                Block::Dense(Box::new(Ffn::load(loader, il, "", hp.n_embd, n_ff)?))
+            } else {
+                Block::Moe(Box::new(MoeLayer::load(loader, &hp, il, &spec.moe)?))
+            };
+            let ffn_norm = format!("blk.{il}.{}.weight", spec.ffn_norm.0);
+            Ok(Layer {
+                attention: AttentionLayer::load(loader, &hp, il, &spec.attention)?,
+                ffn_norm: loader.vector(&ffn_norm, hp.n_embd)?,
+                block,
+            })
+        };
+        let layers = (0..hp.n_layer).map(layer).collect::<Result<_>>()?;
+        Ok(Decoder { hp, spec, layers })
+    }
+
+    /// Hyper-parameters.
+    pub fn hparams(&self) -> &HParams {
+        &self.hp
+    }
+
+    /// Runs all layers on the residual stream `s.x`, which comes out with the rows whose logits are wanted.
+    pub fn forward(&self, ops: &mut Ops, s: &mut State, cache: &mut KvCache) {
+        for (il, layer) in self.layers.iter().enumerate() {
+            let last = il + 1 == self.layers.len();
+            let name = |stem| NodeName::of(stem, il);
+            layer
+                .attention
+                .forward(ops, &mut s.attention, &s.x, cache, &mut s.block);
+            if last && self.spec.cut == Cut::InLastLayer {
+                s.keep_positions(ops);
+                let State {
+                    block,
+                    x,
+                    kept,
+                    wanted,
+                    ..
+                } = s;
+                cut(ops, name("attn_out_rows"), block, wanted, kept);
+                cut(ops, name("l_out_rows"), x, wanted, kept);
+                if wanted.is_empty() {
+                    return;
+                }
+            }
+            ops.add(name("ffn_inp"), &s.block, &s.x, &mut s.ffn_inp);
+            let (norm, normed) = (name("norm"), name(self.spec.ffn_norm.1));
+            let eps = self.hp.rms_eps;
+            ops.rms_norm(
+                norm,
+                normed,
+                &s.ffn_inp,
+                &layer.ffn_norm,
+                eps,
+                &mut s.normed,
+            );
+            match &layer.block {
+                Block::Dense(ffn) => {
+                    let out = &mut s.block;
+                    ffn.forward(ops, &mut s.dense, name("ffn_out"), &s.normed, out);
+                }
+                Block::Moe(moe) => moe.forward(ops, &mut s.moe, &s.normed, &mut s.block),
+            }
+            ops.add(name("l_out"), &s.block, &s.ffn_inp, &mut s.x);
+        }
+        if self.spec.cut == Cut::BehindLastLayer && !s.wanted.is_empty() {
+            s.keep_positions(ops);
+            let name = NodeName::global("l_out_rows");
+            cut(ops, name, &mut s.x, &s.wanted, &mut s.kept);
+        }
+    }
+
+    /// Operations of a pass that leave one record, and those that leave one for every token.
+    pub fn ops(&self) -> (usize, usize) {
+        // the two sums, and the norm before the experts
+        const OWN: usize = 4;
+        // of `block` and `x`, or of `x` alone
+        const CUTS: usize = 2;
+        let (mut pass, mut token) = (CUTS, 0);
+        for layer in &self.layers {
+            let (block_pass, block_token) = match &layer.block {
+                Block::Dense(_) => (FFN_OPS, 0),
+                Block::Moe(_) => self.spec.moe.ops(&self.hp),
+            };
+            pass += self.spec.attention.ops() + OWN + block_pass;
+            token += block_token;
+        }
+        (pass, token)
+    }
+}
+
+/// Cuts `x` to the wanted rows.
+fn cut(ops: &mut Ops, name: NodeName, x: &mut Activation, wanted: &[u32], kept: &mut Activation) {
+    ops.get_rows(name, x, wanted, kept);
+    std::mem::swap(x, kept);
+}
+
+/// Buffers of a pass, shared by all layers.
+pub struct State {
+    /// Residual stream `(token, n_embd)`.
+    pub x: Activation,
+    /// Normed input of the experts or of the output `(token, n_embd)`.
+    pub normed: Activation,
+    /// Output of attention, later of the experts `(token, n_embd)`.
+    pub block: Activation,
+    /// Residual stream between attention and experts `(token, n_embd)`.
+    pub ffn_inp: Activation,
+    /// Scratch for rows that are kept.
+    pub kept: Activation,
+    /// Logits `(wanted, n_vocab)`.
+    pub logits: Activation,
+    /// Buffers of attention.
+    pub attention: AttentionState,
+    /// Buffers of layers without experts.
+    pub dense: FfnState,
+    /// Buffers of the experts.
+    pub moe: MoeState,
+    /// Rows whose logits are wanted.
+    pub wanted: Vec<u32>,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        State {
+            x: Activation::new(1),
+            normed: Activation::new(2),
+            block: Activation::new(3),
+            ffn_inp: Activation::new(4),
+            kept: Activation::new(5),
+            logits: Activation::new(6),
+            attention: AttentionState::new(32),
+            dense: FfnState::new(48),
+            moe: MoeState::new(64),
+            wanted: Vec::new(),
+        }
+    }
+}
+
+impl State {
+    /// Keeps the positions of the wanted rows, for the operations that follow.
+    fn keep_positions(&self, ops: &mut Ops) {
+        // Rows are ascending, so that each is read before its place is written.
+        for (at, &row) in self.wanted.iter().enumerate() {
+            ops.positions[at] = ops.positions[row as usize];
+        }
+        ops.positions.truncate(self.wanted.len());
+    }
+}

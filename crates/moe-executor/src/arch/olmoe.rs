@@ -1,0 +1,20 @@
+//! `olmoe`: queries and keys normed over all heads together, softmax router whose probabilities are the weights.
+
+use crate::arch::decoder::{Decoder, DecoderSpec};
+use crate::attention::{AttentionSpec, QkNorm};
+use crate::error::Result;
+use crate::hparams::{HParams, Keys, MAX_WIDTH};
+use crate::weights::Loader;
+
+const SPEC: DecoderSpec = DecoderSpec {
+    attention: AttentionSpec {
+        qk_norm: Some(QkNorm::Row),
+        ..AttentionSpec::PLAIN
+    },
+    ..DecoderSpec::PLAIN
+};
+
+pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> {
+    let hp = HParams::read(keys, keys.count("feed_forward_length", MAX_WIDTH)?)?;
+    Decoder::load(loader, hp, SPEC)
+}

@@ -1,0 +1,248 @@
+//! The attention of a layer: norm, projections, rotation, heads, output. What differs between architectures is data.
+
+use crate::activation::{Activation, NodeName};
+use crate::cpu::attention::Shape;
+use crate::error::Result;
+use crate::hparams::{HParams, Rope};
+use crate::kv_cache::KvCache;
+use crate::ops::Ops;
+use crate::weights::{Linear, Loader, Vector};
+
+/// What queries and keys are normed over.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum QkNorm {
+    /// Each head by itself.
+    Head,
+    /// All heads of a token together.
+    Row,
+}
+
+/// How the attention of an architecture works.
+#[derive(Clone, Copy)]
+pub struct AttentionSpec {
+    /// Whether queries, keys and values have biases.
+    pub qkv_bias: bool,
+    /// Whether the output has a bias.
+    pub output_bias: bool,
+    /// Norm of queries and keys.
+    pub qk_norm: Option<QkNorm>,
+    /// Whether each head has a score without a value.
+    pub sinks: bool,
+    /// Of so many layers, all but the last see only a window.
+    pub window_period: Option<usize>,
+    /// Whether a file may bring divisors of the rotation's frequencies.
+    pub rope_factors: bool,
+}
+
+impl AttentionSpec {
+    /// Grouped-query attention with nothing added.
+    pub const PLAIN: AttentionSpec = AttentionSpec {
+        qkv_bias: false,
+        output_bias: false,
+        qk_norm: None,
+        sinks: false,
+        window_period: None,
+        rope_factors: false,
+    };
+
+    /// Operations of one layer; each leaves one record a pass.
+    pub fn ops(&self) -> usize {
+        let bias = usize::from(self.qkv_bias);
+        let qk = 2 + bias + 2 * usize::from(self.qk_norm.is_some());
+        let (norm, v, store, heads) = (2, 1 + bias, 2, 1);
+        norm + 2 * qk + v + store + heads + 1 + usize::from(self.output_bias)
+    }
+}
+
+/// Weights of one attention.
+pub struct AttentionLayer<'g> {
+    il: usize,
+    eps: f32,
+    shape: Shape,
+    /// llama.cpp's graph computes keys before values where some layers see a window, after them elsewhere.
+    keys_first: bool,
+    rope: Rope,
+    /// `(n_dims / 2)`
+    rope_factors: Option<Vector>,
+    /// `(n_embd)`
+    norm: Vector,
+    /// `(n_embd, n_head * head_dim)`
+    q: Linear<'g>,
+    /// `(n_embd, n_head_kv * head_dim)`
+    k: Linear<'g>,
+    /// `(n_embd, n_head_kv * head_dim)`
+    v: Linear<'g>,
+    /// `(head_dim)` or `(n_head * head_dim)`
+    q_norm: Option<Vector>,
+    /// `(head_dim)` or `(n_head_kv * head_dim)`
+    k_norm: Option<Vector>,
+    /// `(n_head)`
+    sinks: Option<Vector>,
+    /// `(n_head * head_dim, n_embd)`
+    output: Linear<'g>,
+}
+
+/// Buffers of an attention, shared by all layers.
+pub struct AttentionState {
+    /// Normed input `(token, n_embd)`.
+    normed: Activation,
+    /// Queries `(token, n_head * head_dim)`.
+    q: Activation,
+    /// Keys `(token, n_head_kv * head_dim)`.
+    k: Activation,
+    /// Values `(token, n_head_kv * head_dim)`.
+    v: Activation,
+    /// Normed queries or keys.
+    qk_normed: Activation,
+    /// Output of the heads `(token, n_head * head_dim)`.
+    heads: Activation,
+}
+
+impl AttentionState {
+    /// Buffers whose ids start at `first_id`.
+    pub fn new(first_id: u64) -> AttentionState {
+        let buffer = |i| Activation::new(first_id + i);
+        AttentionState {
+            normed: buffer(0),
+            q: buffer(1),
+            k: buffer(2),
+            v: buffer(3),
+            qk_normed: buffer(4),
+            heads: buffer(5),
+        }
+    }
+}
+
+impl<'g> AttentionLayer<'g> {
+    pub(crate) fn load(
+        loader: &Loader<'g>,
+        hp: &HParams,
+        il: usize,
+        spec: &AttentionSpec,
+    ) -> Result<AttentionLayer<'g>> {
+        let (n_embd, d) = (hp.n_embd, hp.head_dim);
+        let (n_q, n_kv) = (hp.n_head * d, hp.n_head_kv * d);
+        let name = |part: &str| format!("blk.{il}.{part}");
+        let vector = |part: &str, n| loader.vector(&format!("blk.{il}.{part}.weight"), n);
+        let input = |part, n| loader.linear(&name(part), [n_embd, n, 1], spec.qkv_bias);
+        let qk_norm = |part, n_row| {
+            let width = |norm| if norm == QkNorm::Head { d } else { n_row };
+            let norm = spec.qk_norm.map(|norm| vector(part, width(norm)));
+            norm.transpose()
+        };
+        let windowed = spec
+            .window_period
+            .is_some_and(|n| !(il + 1).is_multiple_of(n));
+        let rope_factors = (spec.rope_factors && loader.has(ROPE_FACTORS))
+            .then(|| loader.vector(ROPE_FACTORS, hp.rope.n_dims / 2));
+        Ok(AttentionLayer {
+            il,
+            eps: hp.rms_eps,
+            shape: Shape {
+                n_head: hp.n_head,
+                n_head_kv: hp.n_head_kv,
+                head_dim: d,
+                window: hp.n_swa.filter(|_| windowed),
+                scale: 1.0 / (d as f32).sqrt(),
+            },
+            keys_first: spec.window_period.is_some(),
+            rope: if windowed { hp.rope_swa } else { hp.rope },
+            rope_factors: rope_factors.transpose()?,
+            norm: vector("attn_norm", n_embd)?,
+            q: input("attn_q", n_q)?,
+            k: input("attn_k", n_kv)?,
+            v: input("attn_v", n_kv)?,
+            q_norm: qk_norm("attn_q_norm", n_q)?,
+            k_norm: qk_norm("attn_k_norm", n_kv)?,
+            sinks: spec
+                .sinks
+                .then(|| vector("attn_sinks", hp.n_head))
+                .transpose()?,
+            output: loader.linear(&name("attn_output"), [n_q, n_embd, 1], spec.output_bias)?,
+        })
+    }
+
+    /// `out = attention(norm(x))` for every row of `x (token, n_embd)`, whose keys and values are added to the cache.
+    pub fn forward(
+        &self,
+        ops: &mut Ops,
+        s: &mut AttentionState,
+        x: &Activation,
+        cache: &mut KvCache,
+        out: &mut Activation,
+    ) {
+        let il = self.il;
+        let name = |stem| NodeName::of(stem, il);
+        let (norm, attn_norm) = (name("norm"), name("attn_norm"));
+        ops.rms_norm(norm, attn_norm, x, &self.norm, self.eps, &mut s.normed);
+        let (src, scratch) = (&s.normed, &mut s.qk_normed);
+        let values = ["Vcur"; 2].map(name);
+        let queries = ["Qcur", "Qcur_normed"].map(name);
+        let keys = ["Kcur", "Kcur_normed"].map(name);
+        self.rotated(
+            ops,
+            queries,
+            &self.q,
+            self.q_norm.as_ref(),
+            src,
+            &mut s.q,
+            scratch,
+        );
+        if !self.keys_first {
+            ops.linear(values, &self.v, src, &mut s.v);
+        }
+        self.rotated(
+            ops,
+            keys,
+            &self.k,
+            self.k_norm.as_ref(),
+            src,
+            &mut s.k,
+            scratch,
+        );
+        if self.keys_first {
+            ops.linear(values, &self.v, src, &mut s.v);
+        }
+        ops.store_kv(il, &s.k, &s.v, cache);
+        ops.attention(
+            il,
+            &self.shape,
+            self.sinks.as_ref(),
+            &s.q,
+            cache,
+            &mut s.heads,
+        );
+        let names = match self.output.bias {
+            Some(_) => ["kqv_wo", "attn_out"],
+            None => ["attn_out"; 2],
+        };
+        ops.linear(names.map(name), &self.output, &s.heads, out);
+    }
+
+    /// Queries or keys: product, norm if there is one, rotation.
+    #[allow(clippy::too_many_arguments)]
+    fn rotated(
+        &self,
+        ops: &mut Ops,
+        [name, normed]: [NodeName; 2],
+        linear: &Linear,
+        norm: Option<&Vector>,
+        src: &Activation,
+        dst: &mut Activation,
+        scratch: &mut Activation,
+    ) {
+        ops.linear([name; 2], linear, src, dst);
+        if let Some(norm) = norm {
+            let of_norm = NodeName::of("norm", self.il);
+            ops.rms_norm(of_norm, normed, dst, norm, self.eps, scratch);
+            std::mem::swap(dst, scratch);
+            if norm.n == dst.width {
+                dst.name = normed.reshaped(); // into heads, which it is not when it is normed
+            }
+        }
+        let (factors, d) = (self.rope_factors.as_ref(), self.shape.head_dim);
+        ops.rope(name, &self.rope, factors, d, dst);
+    }
+}
+
+const ROPE_FACTORS: &str = "rope_freqs.weight";

@@ -1,0 +1,72 @@
+//! A gated feed-forward block that every token passes: a shared expert, or the block of a layer without experts.
+
+use crate::activation::{Activation, NodeName};
+use crate::error::Result;
+use crate::ops::{Glu, Ops};
+use crate::weights::{Loader, Matrix};
+
+/// Weights of one block.
+pub struct Ffn<'g> {
+    il: usize,
+    /// `(n_embd, n_ff)`
+    gate: Matrix<'g>,
+    /// `(n_embd, n_ff)`
+    up: Matrix<'g>,
+    /// `(n_ff, n_embd)`
+    down: Matrix<'g>,
+}
+
+/// Operations of a block; each leaves one record a pass.
+pub const FFN_OPS: usize = 4;
+
+/// Buffers of a block, `(token, n_ff)`; shared by all layers.
+pub struct FfnState {
+    gate: Activation,
+    up: Activation,
+}
+
+impl FfnState {
+    /// Buffers whose ids start at `first_id`.
+    pub fn new(first_id: u64) -> FfnState {
+        FfnState {
+            gate: Activation::new(first_id),
+            up: Activation::new(first_id + 1),
+        }
+    }
+}
+
+impl<'g> Ffn<'g> {
+    /// `suffix` is what the tensors' names end with: `_shexp` for a shared expert.
+    pub(crate) fn load(
+        loader: &Loader<'g>,
+        il: usize,
+        suffix: &str,
+        n_embd: usize,
+        n_ff: usize,
+    ) -> Result<Ffn<'g>> {
+        let name = |part: &str| format!("blk.{il}.ffn_{part}{suffix}.weight");
+        Ok(Ffn {
+            il,
+            gate: loader.matrix(&name("gate"), n_embd, n_ff)?,
+            up: loader.matrix(&name("up"), n_embd, n_ff)?,
+            down: loader.matrix(&name("down"), n_ff, n_embd)?,
+        })
+    }
+
+    /// `out = down · (silu(gate · x) * (up · x))` for every row of `x (token, n_embd)`.
+    pub fn forward(
+        &self,
+        ops: &mut Ops,
+        s: &mut FfnState,
+        name: NodeName,
+        x: &Activation,
+        out: &mut Activation,
+    ) {
+        let [gate, up, swiglu] =
+            ["ffn_gate", "ffn_up", "ffn_swiglu"].map(|stem| NodeName::of(stem, self.il));
+        ops.mul_mat(gate, &self.gate, x, &mut s.gate);
+        ops.mul_mat(up, &self.up, x, &mut s.up);
+        ops.glu(swiglu, Glu::Swiglu, &mut s.gate, &s.up);
+        ops.mul_mat(name, &self.down, &s.gate, out);
+    }
+}
