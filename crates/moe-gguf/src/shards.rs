@@ -112,6 +112,9 @@ pub(crate) fn gather(part: Part) -> Result<(Part, Vec<Part>), Error> {
     let others = (2..=count)
         .map(shard)
         .collect::<Result<Vec<Part>, Error>>()?;
+    for part in &others {
+        compare_models(part, &first)?;
+    }
 
     let found = others
         .iter()
@@ -172,6 +175,24 @@ fn compare(part: &Part, number: u64, expected: &Split, first: &Path) -> Result<(
             found: found.unwrap_or(u64::MAX),
         })),
     }
+}
+
+/// Whether what a shard says of its model, if it does, is what the first one says.
+fn compare_models(part: &Part, first: &Part) -> Result<(), Error> {
+    for key in ["general.architecture", "general.name"] {
+        let (found, expected) = (part.metadata.str(key)?, first.metadata.str(key)?);
+        if let (Some(found), Some(expected)) = (found, expected)
+            && found != expected
+        {
+            return Err(part.fault(ShardFault::Foreign {
+                first: first.file.path.clone(),
+                key,
+                found: format!("{found:?}"),
+                expected: format!("{expected:?}"),
+            }));
+        }
+    }
+    Ok(())
 }
 
 fn shard_name(prefix: &str, number: u64, count: u64) -> String {

@@ -15,15 +15,14 @@ struct Shard<'a> {
     count: u16,
     n_tensors: i32,
     tensors: &'a [&'a str],
+    keys: &'a [(&'a str, &'a str)],
 }
 
 fn write(path: &Path, shard: &Shard<'_>) {
     let mut header = Header::new();
-    if shard.no == 0 {
-        // As gguf-split does: only the first shard has the model's keys.
-        header
-            .set("general.architecture", &Value::String("qwen3moe".into()))
-            .unwrap();
+    for (key, value) in shard.keys {
+        let value = Value::String((*value).into());
+        header.set(key, &value).unwrap();
     }
     header.set("split.no", &Value::U16(shard.no)).unwrap();
     header.set("split.count", &Value::U16(shard.count)).unwrap();
@@ -45,18 +44,25 @@ const FIRST: Shard = Shard {
     count: 3,
     n_tensors: 3,
     tensors: &[],
+    // As gguf-split does: only the first shard has the model's keys.
+    keys: &[
+        ("general.architecture", "qwen3moe"),
+        ("general.name", "Mine"),
+    ],
 };
 const SECOND: Shard = Shard {
     no: 1,
     count: 3,
     n_tensors: 3,
     tensors: &["token_embd.weight"],
+    keys: &[],
 };
 const THIRD: Shard = Shard {
     no: 2,
     count: 3,
     n_tensors: 3,
     tensors: &["blk.0.ffn_up_exps.weight", "output.weight"],
+    keys: &[],
 };
 
 fn path(dir: &TempDir, number: u32) -> PathBuf {
@@ -157,6 +163,43 @@ fn a_shard_of_another_split_is_named() {
         ),
         "{fault}"
     );
+}
+
+#[test]
+fn a_shard_that_says_it_is_of_another_model_is_named() {
+    let dir = model();
+    for (key, found, own) in [
+        ("general.architecture", "llama", "qwen3moe"),
+        ("general.name", "Another", "Mine"),
+    ] {
+        let keys = [(key, found)];
+        write(
+            &path(&dir, 2),
+            &Shard {
+                keys: &keys,
+                ..SECOND
+            },
+        );
+        for number in 1..=3 {
+            let expected = ShardFault::Foreign {
+                first: path(&dir, 1),
+                key,
+                found: format!("{found:?}"),
+                expected: format!("{own:?}"),
+            };
+            assert_eq!(fault(&path(&dir, number)), (path(&dir, 2), expected));
+        }
+        // What agrees with the first, or is told by this one alone, is no contradiction.
+        let keys = [(key, own), ("general.author", "somebody")];
+        write(
+            &path(&dir, 2),
+            &Shard {
+                keys: &keys,
+                ..SECOND
+            },
+        );
+        assert!(Gguf::open(path(&dir, 3)).is_ok());
+    }
 }
 
 #[test]
