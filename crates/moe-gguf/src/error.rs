@@ -200,6 +200,12 @@ pub enum Fault {
     OffsetOverflow { tensor: String, offset: u64 },
     #[error("the tensors' sizes, padded, add up to more than 63 bits count")]
     TotalOverflow,
-    #[error("the 3-D expert tensors claim {claimed} experts in all, at most {limit} are allowed")]
-    TooManyExperts { claimed: u64, limit: u64 },
+    #[error(
+        "the 3-D expert tensors up to {tensor:?} claim {claimed} experts, at most {limit} are allowed in a model: if it is no faulty file, keep the experts of fewer layers in one"
+    )]
+    TooManyExperts {
+        tensor: String,
+        claimed: u64,
+        limit: u64,
+    },
 }

@@ -194,15 +194,16 @@ impl Gguf {
 /// Refuses a model whose map would be out of all proportion to its headers, or whose sizes do not
 /// add up in 63 bits over all its files.
 fn limit(tensors: &[Tensor]) -> Result<(), Fault> {
-    let claimed = tensors
-        .iter()
-        .filter_map(n_stacked)
-        .fold(0, u64::saturating_add);
-    if claimed > MAX_EXPERT_ROWS {
-        return Err(Fault::TooManyExperts {
-            claimed,
-            limit: MAX_EXPERT_ROWS,
-        });
+    let mut claimed: u64 = 0;
+    for tensor in tensors {
+        claimed = claimed.saturating_add(n_stacked(tensor).unwrap_or(0));
+        if claimed > MAX_EXPERT_ROWS {
+            return Err(Fault::TooManyExperts {
+                tensor: tensor.name.clone(),
+                claimed,
+                limit: MAX_EXPERT_ROWS,
+            });
+        }
     }
     let total = tensors
         .iter()

@@ -282,6 +282,21 @@ fn tensors_claim_more_experts_than_any_model() {
             ..
         }
     ));
+    // 107 layers of 3 × 1024 experts are more than 327,680; the tensor that is one too many is named.
+    let raw = (0..3 * 107).fold(Raw::new(3 * 107, 0), |raw, i| {
+        let name = format!(
+            "blk.{}.ffn_{}_exps.weight",
+            i / 3,
+            ["gate", "up", "down"][i % 3]
+        );
+        raw.tensor(&name, &[1, 1, 1024], 24, 0)
+    });
+    let expected = Fault::TooManyExperts {
+        tensor: "blk.106.ffn_down_exps.weight".into(),
+        claimed: 328_704,
+        limit: 327_680,
+    };
+    assert_eq!(raw.fault(), expected);
 }
 
 #[test]

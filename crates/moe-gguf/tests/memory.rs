@@ -107,7 +107,7 @@ fn memory_stays_in_proportion_to_the_header() {
     });
     assert_bounded("as many tensors as are allowed", tensors);
 
-    let n = 1 << 10;
+    let n = 5 << 8;
     let experts = (0..n).fold(Raw::new(n, 0), |raw, i| {
         raw.tensor(
             &format!("blk.{i}.ffn_up_exps.weight"),
