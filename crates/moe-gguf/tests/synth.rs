@@ -121,6 +121,21 @@ fn fewer_layers_leave_everything_else() {
     assert_eq!(synth.tensors().len(), 2 * 12 + 3);
 }
 
+/// As many experts as the map of a model may have can be read again.
+#[test]
+fn a_thousand_experts_in_a_hundred_layers() {
+    let mut spec = small("Q4_0");
+    (spec.n_layer, spec.n_expert) = (96, 1024);
+    let Some((_file, gguf)) = sparse(&spec) else {
+        return;
+    };
+    let rows = OffsetMap::new(&gguf).rows;
+    let is_expert = |row: &&moe_gguf::map::MapRow| row.category == Category::Expert;
+    assert_eq!(rows.iter().filter(is_expert).count(), 294_912);
+    spec.n_layer = 107;
+    assert!(Synth::new(&spec, Options::default()).is_err());
+}
+
 fn small(quant: &str) -> Spec {
     let text = format!(
         r#"{{"arch": "qwen3next", "n_layer": 4, "n_embd": 256, "n_head": 2, "head_dim": 128, "n_expert": 8,

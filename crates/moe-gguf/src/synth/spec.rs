@@ -3,6 +3,7 @@
 use serde::Deserialize;
 
 use super::Error;
+use crate::map::MAX_EXPERT_ROWS;
 
 /// An architecture whose keys and tensors are known here, by llama.cpp's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -283,6 +284,19 @@ impl Spec {
                 format!("the heads are {heads} wide, at most {MAX_WIDTH}"),
             );
         }
+        // Rotary position encoding turns elements in pairs.
+        if !self.head_dim().is_multiple_of(2) {
+            let problem = format!("it is {}, but must be even", self.head_dim());
+            return bad("head_dim", problem);
+        }
+        if let Some(dims) = self.rope_dims.map(u64::from) {
+            let most = self.head_dim();
+            if dims == 0 || dims > most || !dims.is_multiple_of(2) {
+                let problem =
+                    format!("it is {dims}, but must be even and lie in 2..={most} (head_dim)");
+                return bad("rope_dims", problem);
+            }
+        }
         if self.arch == Arch::Olmoe && heads != self.n_embd {
             return bad(
                 "head_dim",
@@ -311,6 +325,22 @@ impl Spec {
                 let problem = format!("its widths must lie in 1..={MAX_WIDTH}");
                 return bad("linear_attention", problem);
             }
+            if self.n_layer < full_attention_interval {
+                let problem = format!(
+                    "it is {}, but must be {full_attention_interval} (full_attention_interval) or more: no layer would have full attention",
+                    self.n_layer
+                );
+                return bad("n_layer", problem);
+            }
+        }
+        // The most that a model may have for all its tools: three stacked matrices a layer.
+        let n_rows = 3 * u64::from(self.n_layer) * self.n_expert;
+        if n_rows > MAX_EXPERT_ROWS {
+            let problem = format!(
+                "{} layers of 3 × {} experts are {n_rows}, at most {MAX_EXPERT_ROWS} can be read: take fewer experts or layers",
+                self.n_layer, self.n_expert
+            );
+            return bad("n_expert", problem);
         }
         self.vocab.check()
     }
