@@ -4,7 +4,7 @@
 //! on a quantized one the rounding of activations makes near ties fall either way.
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -12,7 +12,7 @@ use moe_executor::cpu::threads::Threads;
 use moe_executor::recorder::Recorder;
 use moe_executor::session::Logits;
 use moe_executor::{Model, Session};
-use moe_gguf::Gguf;
+use moe_gguf::{GgmlType, Gguf, Value, write};
 use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
 use serde::Deserialize;
 
@@ -25,6 +25,12 @@ struct Reference {
     top5_logits_per_generated_position: Vec<Vec<(u32, f32)>>,
     /// layer with experts, row, slot
     expert_ids_by_layer: Vec<Vec<Vec<i32>>>,
+    /// Keys that llama.cpp was told to read instead of the file's.
+    #[serde(default)]
+    overrides: BTreeMap<String, serde_json::Value>,
+    /// F32 vectors that the file had in addition.
+    #[serde(default)]
+    tensors: BTreeMap<String, Vec<f32>>,
 }
 
 /// How far a model may stray from llama.cpp.
@@ -114,13 +120,22 @@ fn top1(logits: &[f32]) -> u32 {
     best.unwrap().0 as u32
 }
 
+fn reference(name: &str) -> Reference {
+    let path = fixtures().join(format!("reference/{name}.json"));
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
 fn compare(file: &str, bounds: &Bounds) {
     let gguf = Gguf::open(fixtures().join(file)).unwrap();
-    let model = Model::load(&gguf).unwrap();
     let stem = file.trim_end_matches(".gguf");
-    for prompt in PROMPTS {
-        let path = fixtures().join(format!("reference/{stem}.{prompt}.json"));
-        let reference: Reference = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    compare_with(&gguf, stem, &PROMPTS, bounds);
+}
+
+/// Holds a model against `reference/STEM.PROMPT.json`.
+fn compare_with(gguf: &Gguf, file: &str, prompts: &[&str], bounds: &Bounds) {
+    let model = Model::load(gguf).unwrap();
+    for prompt in prompts {
+        let reference = reference(&format!("{file}.{prompt}"));
         let tokenizer = model.tokenizer();
         assert_eq!(
             tokenizer.encode(&reference.prompt, true, true).unwrap(),
@@ -240,12 +255,92 @@ fn tiny_gpt_oss_mxfp4() {
     compare("tiny-gpt-oss-MXFP4.gguf", &QUANTIZED);
 }
 
+/// The model of a fixture with the keys and tensors of a reference added.
+fn changed(file: &str, reference: &Reference) -> Gguf {
+    let gguf = Gguf::open(fixtures().join(file)).unwrap();
+    let overridden = |key: &str| reference.overrides.contains_key(key);
+    let mut header = write::Header::like(&gguf, overridden).unwrap();
+    for (key, value) in &reference.overrides {
+        let value = match (value.as_str(), value.as_u64(), value.as_f64()) {
+            (Some(text), ..) => Value::String(text.to_owned()),
+            (_, Some(n), _) => Value::U32(n as u32),
+            (_, _, Some(x)) => Value::F32(x as f32),
+            _ => panic!("{key} is {value}"),
+        };
+        header.set(key, &value).unwrap();
+    }
+    for t in gguf.tensors() {
+        header
+            .tensor(&t.name, t.ty, &t.ne[..t.n_dims as usize])
+            .unwrap();
+    }
+    for (name, values) in &reference.tensors {
+        header
+            .tensor(name, GgmlType::F32, &[values.len() as u64])
+            .unwrap();
+    }
+    let mut writer = write::Writer::new(Vec::new(), header).unwrap();
+    for t in gguf.tensors() {
+        writer.write(gguf.data(t).unwrap()).unwrap();
+    }
+    for value in reference.tensors.values().flatten() {
+        writer.write(&value.to_le_bytes()).unwrap();
+    }
+    Gguf::from_bytes(file, writer.finish().unwrap()).unwrap()
+}
+
+/// What a header can ask for and no fixture does: scaled rotations, divisors of their frequencies, groups of experts.
+#[test]
+fn keys_that_change_a_model() {
+    for (model, change, prompts) in [
+        ("random-gpt-oss-F16", "yarn", &["python", "long"][..]),
+        ("random-gpt-oss-F16", "yarn-attn", &["python"]),
+        ("random-llama-F16", "linear", &["python"]),
+        ("random-llama-F16", "factors", &["python"]),
+        ("random-dots1-F16", "groups", &["python", "long"]),
+        ("random-olmoe-F16", "groups", &["python"]),
+    ] {
+        let stem = format!("{model}.{change}");
+        let first = reference(&format!("{stem}.{}", prompts[0]));
+        assert!(!(first.overrides.is_empty() && first.tensors.is_empty()));
+        let gguf = changed(&format!("{model}.gguf"), &first);
+        compare_with(&gguf, &stem, prompts, &F16);
+    }
+}
+
+#[test]
+fn a_tensor_that_would_be_left_out_is_refused() {
+    let mut reference = reference("random-llama-F16.factors.python");
+    let factors = reference.tensors.remove("rope_freqs.weight").unwrap();
+    let name = "blk.1.attn_q.scale";
+    reference.tensors.insert(name.into(), factors);
+    let gguf = changed("random-llama-F16.gguf", &reference);
+    let error = Model::load(&gguf).err().unwrap().to_string();
+    assert!(
+        error.contains(name) && error.contains("not known in llama models"),
+        "{error}"
+    );
+}
+
+#[test]
+fn an_unknown_architecture_names_the_known_ones() {
+    let mut reference = reference("random-llama-F16.kernel");
+    reference
+        .overrides
+        .insert("general.architecture".into(), "bert".into());
+    let gguf = changed("random-llama-F16.gguf", &reference);
+    let error = Model::load(&gguf).err().unwrap().to_string();
+    assert!(
+        error.ends_with("`bert` is not supported; this executor runs dots1, gpt-oss, llama, olmoe, qwen2moe, qwen3moe"),
+        "{error}"
+    );
+}
+
 /// A prompt cut into small batches gives the same result as in one, and routes the last layer of qwen3moe only where
 /// logits are wanted.
 #[test]
 fn batches_do_not_change_the_result() {
-    let path = fixtures().join("reference/random-qwen3moe-F16.long.json");
-    let reference: Reference = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let reference = reference("random-qwen3moe-F16.long");
     let gguf = Gguf::open(fixtures().join("random-qwen3moe-F16.gguf")).unwrap();
     let model = Model::load(&gguf).unwrap();
     let (whole, _) = run(&model, &reference, 512);
