@@ -5,6 +5,8 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
+use moe_gguf::map::MAX_EXPERT_ROWS;
+
 use crate::common::{ARRAY, F32, Raw};
 use crate::support::arg;
 
@@ -62,8 +64,9 @@ fn short_name(i: u64) -> String {
 fn memory_stays_in_proportion_to_the_header() {
     let dir = tempfile::tempdir().unwrap();
 
-    // A hundred bytes that claim a quarter of a million rows.
-    let experts = Raw::new(1, 0).tensor("blk.0.ffn_up_exps.weight", &[1, 1, 1 << 18], F32, 0);
+    // A hundred bytes that claim as many rows as are allowed.
+    let ne = [1, 1, MAX_EXPERT_ROWS];
+    let experts = Raw::new(1, 0).tensor("blk.0.ffn_up_exps.weight", &ne, F32, 0);
     assert_bounded("experts", dir.path(), experts.clone(), 1, &FORMS);
 
     // As many tensors as are allowed, all on top of each other: each is found twice.

@@ -27,6 +27,9 @@ pub const SCHEMA: &str = "moe-analyze.gguf-map.v1";
 /// Metadata key of the model's files, a JSON array of `{name, size_bytes}` in which `file` counts.
 pub const FILES_KEY: &str = "moe-analyze.files";
 
+/// Rows that are held as columns at a time: a header of a few bytes can claim many experts.
+const BATCH_ROWS: usize = 1 << 14;
+
 const PROJECTIONS: [Projection; 4] = [
     Projection::Gate,
     Projection::Up,
@@ -101,9 +104,11 @@ fn write_pending(
         Some(parquet_file::properties(metadata, &[])),
     )
     .map_err(Error::writing_parquet(path))?;
-    let batch =
-        RecordBatch::try_new(COLUMNS.clone(), columns(&map.rows)).map_err(Error::parquet(path))?;
-    writer.write(&batch).map_err(Error::writing_parquet(path))?;
+    for rows in map.rows.chunks(BATCH_ROWS) {
+        let batch =
+            RecordBatch::try_new(COLUMNS.clone(), columns(rows)).map_err(Error::parquet(path))?;
+        writer.write(&batch).map_err(Error::writing_parquet(path))?;
+    }
     writer.close().map_err(Error::writing_parquet(path))?;
     Ok(pending)
 }
