@@ -1,10 +1,13 @@
 //! `relayout`: models with their tensors and experts in another order compute the same.
 
+#[path = "../crates/moe-gguf/tests/common/mod.rs"]
+mod common;
 mod support;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use common::{F32, Raw};
 use moe_gguf::Gguf;
 use moe_gguf::layers::layer_order;
 use support::{N_EXPERT, N_LAYER, arg, failure_of, known_run, moe_analyze, repository, stdout_of};
@@ -43,7 +46,7 @@ fn numeric_is_verified_to_the_bit() {
         let model = fixture(model);
         let text = stdout_of(&["relayout", arg(&model), "--out", arg(&out), "--verify"]);
         let lines: Vec<&str> = text.lines().collect();
-        assert!(lines[0].starts_with("bytes: all ") && lines[0].ends_with("are as they were"));
+        assert!(lines[0].starts_with("bytes: ") && lines[0].ends_with(" keys are as they were"));
         assert_eq!(lines[1], "logits: identical at 9 positions of 4096");
         let order = layer_order(&Gguf::open(&out).unwrap());
         assert!(order.is_sequential());
@@ -66,8 +69,10 @@ fn hot_first_puts_the_hottest_expert_first_and_computes_the_same() {
             arg(&out),
         ];
         let text = stdout_of(&[&["relayout", arg(&model)], &args[..], &["--verify"]].concat());
-        assert!(text.starts_with("bytes: all "), "{name}: {text}");
-        assert!(text.contains("\nlogits: "), "{name}: {text}");
+        assert!(
+            text.contains(" are as they were, apart from the experts' new places\nlogits: "),
+            "{name}: {text}"
+        );
 
         // The hottest expert of layer 2 by the learn file lies first in the new file.
         let learn = fs::read_to_string(learn).unwrap();
@@ -108,7 +113,10 @@ fn experts_chosen_together_come_side_by_side() {
         arg(&out),
     ];
     let text = stdout_of(&[&["relayout", arg(&model)], &args[..], &["--verify"]].concat());
-    assert!(text.starts_with("bytes: all "), "{text}");
+    assert!(
+        text.contains("apart from the experts' new places\n"),
+        "{text}"
+    );
     // Expert 3 is in every choice of the known run, so it comes first in every layer.
     let (old, new) = (Gguf::open(&model).unwrap(), Gguf::open(&out).unwrap());
     for layer in 0..N_LAYER {
@@ -120,6 +128,45 @@ fn experts_chosen_together_come_side_by_side() {
         };
         assert_eq!(row(&new, 0), row(&old, 3), "layer {layer}");
     }
+}
+
+#[test]
+fn a_run_of_another_model_is_refused_and_a_bare_trace_remarked_on() {
+    let (dir, out) = temporary();
+    let run = dir.path().join("run");
+    known_run(&run);
+    let coactivation = |model: &Path, trace: &Path| {
+        moe_analyze()
+            .args(["relayout", arg(model), "--out", arg(&out)])
+            .args(["--permute-experts", "coactivation", "--trace", arg(trace)])
+            .output()
+            .unwrap()
+    };
+    // A model of the same shape and another name: its first letter follows the key, a type and a length.
+    let (own, other) = (
+        fixture("tiny-qwen3moe-Q4_K_M"),
+        dir.path().join("other.gguf"),
+    );
+    let mut bytes = fs::read(&own).unwrap();
+    let key = b"general.name";
+    let at = bytes.windows(key.len()).position(|window| window == key);
+    bytes[at.unwrap() + key.len() + 4 + 8] = b'X';
+    fs::write(&other, bytes).unwrap();
+    let hash = |path: &Path| format!("{:016x}", Gguf::open(path).unwrap().header_xxh3());
+    let refused = coactivation(&other, &run);
+    let stderr = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!(refused.status.code(), Some(2), "{stderr}");
+    for part in ["is a run of another model", &hash(&own), &hash(&other)] {
+        assert!(stderr.contains(part), "{part}: {stderr}");
+    }
+    assert!(!out.exists());
+
+    let bare = coactivation(&own, &run.join("trace.bin"));
+    let stderr = String::from_utf8(bare.stderr).unwrap();
+    assert_eq!(bare.status.code(), Some(0), "{stderr}");
+    assert!(stderr.contains("cannot be checked"), "{stderr}");
+    // Experts have moved, so what names them by number is out of date.
+    assert!(stderr.contains("experts have other numbers"), "{stderr}");
 }
 
 #[test]
@@ -169,7 +216,7 @@ fn a_model_that_cannot_be_run_is_compared_byte_by_byte() {
         .args(["relayout", arg(&model), "--out", arg(&out), "--verify"])
         .assert()
         .success()
-        .stdout("bytes: all 1 tensors and 1 keys are as they were\n");
+        .stdout("bytes: 1 tensor and 1 key are as they were\n");
     let stderr = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
     assert!(
         stderr.contains("cannot be run here") && stderr.contains("odd"),
@@ -216,6 +263,21 @@ fn a_cut_model_is_refused_before_anything_is_written() {
     fs::write(&cut, &whole[..whole.len() - 1000]).unwrap();
     let line = failure_of(&["relayout", arg(&cut), "--out", arg(&out)]);
     assert!(line.contains("it is cut"), "{line}");
+    assert!(!out.exists());
+}
+
+/// Written anew, each tensor would have bytes of its own, and the file would look sound.
+#[test]
+fn overlapping_tensors_are_refused() {
+    let (dir, out) = temporary();
+    let model = dir.path().join("overlap.gguf");
+    let raw = Raw::new(2, 0)
+        .tensor("a", &[8], F32, 0)
+        .tensor("b", &[8], F32, 0)
+        .data(32, 64);
+    fs::write(&model, raw.bytes).unwrap();
+    let line = failure_of(&["relayout", arg(&model), "--out", arg(&out)]);
+    assert!(line.contains("\"b\" overlaps \"a\" by 32 bytes"), "{line}");
     assert!(!out.exists());
 }
 

@@ -121,11 +121,16 @@ fn overlaps_and_gaps_are_found() {
         )),
         "{gap}"
     );
-    // Without the check the map is all that was asked for.
-    moe_analyze()
-        .args(["gguf-map", arg(&broken)])
-        .assert()
-        .code(0);
+    // Without the check the map is all that was asked for; that it is faulty is told in a line.
+    let told = |path: &std::path::Path| {
+        let (code, _, stderr) = output_of(&["gguf-map", arg(path)]);
+        assert_eq!(code, 0, "{stderr}");
+        stderr.contains("the file is faulty; --check-overlaps tells how\n")
+    };
+    assert!(told(&broken));
+    assert!(!told(&model));
+    fs::write(&broken, &fs::read(&model).unwrap()[..bytes.len() - 1000]).unwrap();
+    assert!(told(&broken));
 }
 
 /// A file with more behind its last tensor is no fault; its bytes are counted.

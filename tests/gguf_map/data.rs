@@ -112,7 +112,7 @@ fn a_changed_tensor_is_named() {
     );
     let last = out.lines().last().unwrap();
     assert!(
-        last.starts_with("FAULTY data: ") && last.contains("1 differences"),
+        last.starts_with("FAULTY data: ") && last.contains("1 difference from"),
         "{last}"
     );
 }

@@ -122,8 +122,9 @@ impl Overlap {
     pub fn describe(&self, gguf: &Gguf) -> String {
         let (first, second) = (name(gguf, self.first), name(gguf, self.second));
         format!(
-            "{second} overlaps {first} by {} bytes from offset {}",
-            self.size_bytes, self.offset
+            "{second} overlaps {first} by {} from offset {}",
+            bytes(self.size_bytes),
+            self.offset
         ) + &in_file(gguf, self.file)
     }
 }
@@ -136,8 +137,14 @@ impl Gap {
             .map_or("the header".to_owned(), |tensor| name(gguf, tensor));
         let before = name(gguf, self.before);
         format!(
-            "{} bytes at offset {} between {after} and {before} belong to no tensor",
-            self.size_bytes, self.offset
+            "{} at offset {} between {after} and {before} {} to no tensor",
+            bytes(self.size_bytes),
+            self.offset,
+            if self.size_bytes == 1 {
+                "belongs"
+            } else {
+                "belong"
+            }
         ) + &in_file(gguf, self.file)
     }
 }
@@ -147,8 +154,8 @@ impl PastEnd {
     pub fn describe(&self, gguf: &Gguf) -> String {
         let tensor = name(gguf, self.tensor);
         format!(
-            "{tensor} lacks {} bytes: the file ends before it does",
-            self.missing_bytes
+            "{tensor} lacks {}: the file ends before it does",
+            bytes(self.missing_bytes)
         ) + &in_file(gguf, self.file)
     }
 }
@@ -175,6 +182,13 @@ impl Refusal {
                 ) + &in_file(gguf, *file)
             }
         }
+    }
+}
+
+fn bytes(n: u64) -> String {
+    match n {
+        1 => "1 byte".to_owned(),
+        n => format!("{n} bytes"),
     }
 }
 

@@ -1,8 +1,11 @@
 //! Models laid out anew: nothing changes but places.
 
+mod common;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use common::{F32, Raw};
 use moe_gguf::check::check;
 use moe_gguf::layers::layer_order;
 use moe_gguf::relayout::{Error, ExpertOrders, Layout, Order, n_experts};
@@ -163,8 +166,18 @@ fn experts_in_tensors_of_their_own_are_renamed() {
         ("blk.1.ffn_up.1.weight", &[2]),
         ("blk.1.ffn_up.2.weight", &[2]),
     ];
+    let gguf = model(&[], &tensors);
+    let n_permuted = |order: &[u32]| {
+        let orders = BTreeMap::from([(1, order.to_vec())]);
+        let layout = Layout::new(&gguf, Order::HotFirst, &orders).unwrap();
+        layout.n_permuted()
+    };
+    // The router, and the tensors that get another name.
+    assert_eq!(n_permuted(&[1, 2, 0]), 1 + 3);
+    assert_eq!(n_permuted(&[0, 2, 1]), 1 + 2);
+    assert_eq!(n_permuted(&[0, 1, 2]), 0);
     let new = relayout(
-        &model(&[], &tensors),
+        &gguf,
         Order::HotFirst,
         &BTreeMap::from([(1, vec![1, 2, 0])]),
     );
@@ -174,6 +187,24 @@ fn experts_in_tensors_of_their_own_are_renamed() {
     assert_eq!(f32s(&new, "blk.1.ffn_up.1.weight"), [3000.0, 3001.0]);
     assert_eq!(f32s(&new, "blk.1.ffn_up.2.weight"), [1000.0, 1001.0]);
     assert_eq!(f32s(&new, tensors[0].0), [1.0, 2.0, 0.0]);
+}
+
+/// Written anew, each tensor would have bytes of its own, and the file would look sound.
+#[test]
+fn overlapping_tensors_are_refused() {
+    let raw = Raw::new(2, 0)
+        .tensor("a", &[8], F32, 0)
+        .tensor("b", &[8], F32, 0)
+        .data(32, 64);
+    let gguf = Gguf::from_bytes("overlap.gguf", raw.bytes).unwrap();
+    let error = Layout::new(&gguf, Order::File, &ExpertOrders::new()).unwrap_err();
+    let Error::Overlap { overlap, count: 1 } = error else {
+        panic!("{error}");
+    };
+    assert!(
+        overlap.starts_with("\"b\" overlaps \"a\" by 32 bytes"),
+        "{overlap}"
+    );
 }
 
 #[test]

@@ -8,6 +8,7 @@ use std::time::Instant;
 use anyhow::Context as _;
 use moe_gguf::synth::{Options, Spec, Synth};
 
+use super::gguf_map::counted;
 use crate::cli::{Context, ExitStatus};
 use crate::output::human_bytes;
 use crate::{bulk, files};
@@ -98,9 +99,9 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     }
     let seconds = started.elapsed().as_secs_f64();
     ctx.remark(format_args!(
-        "wrote {}: {} tensors, {}{}",
+        "wrote {}: {}, {}{}",
         args.out.display(),
-        synth.tensors().len(),
+        counted(synth.tensors().len(), "tensor"),
         human_bytes(size),
         match args.sparse {
             true => ", all but the header a hole".to_owned(),

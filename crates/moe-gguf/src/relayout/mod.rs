@@ -15,6 +15,7 @@ use std::io::{self, Write};
 
 use thiserror::Error;
 
+use crate::check::check;
 use crate::error::Fault;
 use crate::gguf::{Gguf, Tensor};
 use crate::names::Role;
@@ -45,6 +46,16 @@ pub enum Error {
     NoExperts {
         /// The layer.
         layer: u16,
+    },
+    /// Tensors claim the same bytes, which a new file would give to each of them.
+    #[error(
+        "the model is faulty: {overlap} (overlaps in all: {count}), which a new file would hide; fetch the model again"
+    )]
+    Overlap {
+        /// The first overlap.
+        overlap: String,
+        /// Overlaps that the model has.
+        count: usize,
     },
     /// An order that is none.
     #[error("the order of the experts of layer {layer} is of no use: {problem}")]
@@ -84,6 +95,8 @@ struct Placed {
     name: String,
     /// The experts whose slices it is made of; `None` where it stays as it is.
     experts: Option<Vec<u32>>,
+    /// Whether an expert of it changes its number.
+    is_permuted: bool,
 }
 
 /// How a model will lie in its new file.
@@ -98,11 +111,18 @@ impl Layout {
     ///
     /// # Errors
     /// An order of experts does not fit the model, or moves what cannot be moved, or the model's data
-    /// is cut.
+    /// is cut or claimed twice.
     pub fn new(gguf: &Gguf, order: Order, experts: &ExpertOrders) -> Result<Layout, Error> {
         experts::check(gguf, experts)?;
         for tensor in gguf.tensors() {
             gguf.data(tensor)?;
+        }
+        let overlaps = check(gguf).overlaps;
+        if let Some(first) = overlaps.first() {
+            return Err(Error::Overlap {
+                overlap: first.describe(gguf),
+                count: overlaps.len(),
+            });
         }
         let placed = gguf.tensors().iter().map(|tensor| place(tensor, experts));
         let mut tensors = placed.collect::<Result<Vec<_>, _>>()?;
@@ -130,11 +150,7 @@ impl Layout {
 
     /// Tensors whose experts change places.
     pub fn n_permuted(&self) -> usize {
-        let changed = |placed: &&Placed| {
-            let experts = placed.experts.as_ref();
-            experts.is_some_and(|experts| !experts.is_sorted())
-        };
-        self.tensors.iter().filter(changed).count()
+        self.tensors.iter().filter(|t| t.is_permuted).count()
     }
 
     /// Writes the new file. Data is copied from the mapped model a piece at a time.
@@ -225,6 +241,7 @@ fn place(tensor: &Tensor, experts: &ExpertOrders) -> Result<Placed, Error> {
         source: tensor.index,
         name: tensor.name.clone(),
         experts: None,
+        is_permuted: false,
     };
     let order = role.layer_id.and_then(|layer| experts.get(&layer));
     let Some(order) = order else {
@@ -233,11 +250,15 @@ fn place(tensor: &Tensor, experts: &ExpertOrders) -> Result<Placed, Error> {
     let n_expert = u32::try_from(order.len()).unwrap_or(u32::MAX);
     match experts::share(tensor, &role, n_expert)? {
         Share::None => {}
-        Share::All => placed.experts = Some(order.clone()),
+        Share::All => {
+            placed.experts = Some(order.clone());
+            placed.is_permuted = !order.is_sorted();
+        }
         Share::One(expert) => {
             let places = experts::places(order);
             if let Some(place) = places.get(expert as usize) {
                 placed.name = renamed(&tensor.name, expert, *place);
+                placed.is_permuted = *place != expert;
             }
         }
     }

@@ -19,7 +19,7 @@ use crate::output::{self, Format};
 
 use form::{FileFormat, Form};
 use report::{Survey, summary, write_findings};
-pub use report::{layers, verdict};
+pub use report::{counted, layers, verdict};
 
 /// Print or write the offset map of a GGUF model, one row an expert of a stacked tensor
 #[derive(Debug, clap::Args)]
@@ -104,6 +104,9 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         ctx.remark(format_args!("wrote {}", path.display()));
     }
     if !args.check_overlaps && !args.verify {
+        if !survey.check.is_sound() {
+            ctx.remark("the file is faulty; --check-overlaps tells how");
+        }
         return Ok(ExitStatus::Done);
     }
 

@@ -1,6 +1,6 @@
 //! What was found, for people and as JSON.
 
-use std::fmt::Write as _;
+use std::fmt::{Display, Write as _};
 use std::io::{self, Write};
 
 use moe_gguf::Gguf;
@@ -69,9 +69,9 @@ fn files<S: Serializer>(gguf: &Gguf, serializer: S) -> Result<S::Ok, S::Error> {
 pub fn summary(survey: &Survey, map: &OffsetMap) -> String {
     let (gguf, check) = (survey.gguf, &survey.check);
     let mut text = format!(
-        "{} tensors, {} rows, {} of tensors behind {} of header\n",
-        gguf.tensors().len(),
-        map.rows.len(),
+        "{}, {}, {} of tensors behind {} of header\n",
+        counted(gguf.tensors().len(), "tensor"),
+        counted(map.rows.len(), "row"),
         human_bytes(check.tensor_bytes),
         human_bytes(check.header_bytes),
     );
@@ -106,6 +106,12 @@ fn shares(check: &Report) -> String {
     String::from_utf8_lossy(&text).into_owned()
 }
 
+/// `1 gap`, `2 gaps`.
+pub fn counted<N: PartialEq + From<u8> + Display>(n: N, what: &str) -> String {
+    let s = if n == N::from(1) { "" } else { "s" };
+    format!("{n} {what}{s}")
+}
+
 /// In which order the layers lie, and what it costs; `None` for a model without layers.
 pub fn layers(layers: &LayerOrder) -> Option<String> {
     if layers.order.is_empty() {
@@ -114,9 +120,9 @@ pub fn layers(layers: &LayerOrder) -> Option<String> {
     let order = runs(&layers.order);
     let reading = match layers.seeks {
         0 => "read without a seek".to_owned(),
-        1 => format!("read with 1 seek over {}", human_bytes(layers.seek_bytes)),
         n => format!(
-            "read with {n} seeks over {}",
+            "read with {} over {}",
+            counted(n, "seek"),
             human_bytes(layers.seek_bytes)
         ),
     };
@@ -141,7 +147,7 @@ fn runs(order: &[u16]) -> String {
         })
         .collect();
     if n_runs > MAX_RUNS {
-        texts.push(format!("and {} runs more", n_runs - MAX_RUNS));
+        texts.push(format!("and {} more", counted(n_runs - MAX_RUNS, "run")));
     }
     texts.join(", ")
 }
@@ -205,13 +211,13 @@ fn write_data_findings(out: &mut dyn Write, gguf: &Gguf, data: &Data) -> io::Res
 /// Whether the map fits the file, on one line.
 pub fn verdict(report: &Report) -> String {
     format!(
-        "{}: {} overlaps, {} gaps, {} tensors past the end; {} bytes of padding, {} bytes after the last tensor",
+        "{}: {}, {}, {} past the end; {} of padding, {} after the last tensor",
         if report.is_sound() { "sound" } else { "FAULTY" },
-        report.overlaps.len(),
-        report.gaps.len(),
-        report.past_end.len(),
-        report.padding_bytes,
-        report.trailing_bytes,
+        counted(report.overlaps.len(), "overlap"),
+        counted(report.gaps.len(), "gap"),
+        counted(report.past_end.len(), "tensor"),
+        counted(report.padding_bytes, "byte"),
+        counted(report.trailing_bytes, "byte"),
     )
 }
 
@@ -219,9 +225,9 @@ pub fn verdict(report: &Report) -> String {
 fn data_verdict(data: &Data) -> String {
     let unchecked = data.tensors.iter().filter(|t| !t.values_checked).count();
     let mut text = format!(
-        "{} data: {} tensors read, {} of them with impossible values",
+        "{} data: {} read, {} of them with impossible values",
         if data.is_sound() { "sound" } else { "FAULTY" },
-        data.tensors.len(),
+        counted(data.tensors.len(), "tensor"),
         data.n_impossible(),
     );
     // Memory takes every write.
@@ -234,8 +240,8 @@ fn data_verdict(data: &Data) -> String {
     if data.differences.is_some() {
         let _ = write!(
             text,
-            "; {} differences from the manifest ({})",
-            data.n_different(),
+            "; {} from the manifest ({})",
+            counted(data.n_different(), "difference"),
             data.hash
         );
     }
@@ -244,7 +250,30 @@ fn data_verdict(data: &Data) -> String {
 
 #[cfg(test)]
 mod tests {
+    use moe_gguf::check::Overlap;
+
     use super::*;
+
+    #[test]
+    fn one_has_no_plural() {
+        let counts = [0_u64, 1, 2].map(|n| counted(n, "gap"));
+        assert_eq!(counts, ["0 gaps", "1 gap", "2 gaps"]);
+        let report = Report {
+            overlaps: vec![Overlap {
+                file: 0,
+                first: 0,
+                second: 1,
+                offset: 0,
+                size_bytes: 1,
+            }],
+            trailing_bytes: 1,
+            ..Report::default()
+        };
+        assert_eq!(
+            verdict(&report),
+            "FAULTY: 1 overlap, 0 gaps, 0 tensors past the end; 0 bytes of padding, 1 byte after the last tensor"
+        );
+    }
 
     #[test]
     fn layers_are_told_in_runs() {

@@ -10,6 +10,7 @@ use moe_gguf::relayout::{ExpertOrders, keep_groups, n_experts, n_groups};
 use moe_placement::learn;
 use moe_trace::{NO_LAYER, Run};
 
+use crate::cli;
 use crate::inputs::Kind;
 
 /// Reads a learn file, whose experts come hottest first, or lists of experts by layer.
@@ -67,7 +68,11 @@ const MAX_CHAINED: usize = 1 << 12;
 
 /// Each layer's experts in a chain, beginning with the hottest: next comes, of those left, the one
 /// that tokens chose most often together with the one before.
-pub fn by_coactivation(trace: &Path, gguf: &Gguf) -> anyhow::Result<ExpertOrders> {
+pub fn by_coactivation(
+    ctx: &cli::Context,
+    trace: &Path,
+    gguf: &Gguf,
+) -> anyhow::Result<ExpertOrders> {
     let n_experts = n_experts(gguf);
     if !matches!(Kind::of(trace)?, Kind::Run | Kind::Trace) {
         bail!(
@@ -76,6 +81,7 @@ pub fn by_coactivation(trace: &Path, gguf: &Gguf) -> anyhow::Result<ExpertOrders
         );
     }
     let run = Run::open(trace)?;
+    check_model(ctx, &run, gguf)?;
     let mut layers: BTreeMap<u16, Together> = BTreeMap::new();
     for operation in run.routing() {
         let layer = operation.head().layer_id.get();
@@ -121,6 +127,25 @@ pub fn by_coactivation(trace: &Path, gguf: &Gguf) -> anyhow::Result<ExpertOrders
             .iter()
             .map(|(&layer, together)| (layer, together.chain())),
     )
+}
+
+/// Refuses a run of another model, whose experts have the same numbers and are others.
+fn check_model(ctx: &cli::Context, run: &Run, gguf: &Gguf) -> anyhow::Result<()> {
+    let path = run.path.display();
+    let header = run.manifest.as_ref().map(|m| m.model.header_xxh3.as_str());
+    let Some(found) = header.filter(|header| !header.is_empty()) else {
+        ctx.remark(format_args!(
+            "{path} does not name its model by a header hash, so whether it is a run of this one cannot be checked"
+        ));
+        return Ok(());
+    };
+    let own = format!("{:016x}", gguf.header_xxh3());
+    if !found.eq_ignore_ascii_case(&own) {
+        bail!(
+            "{path} is a run of another model (header hash {found}, this one has {own}); record a run of this model"
+        );
+    }
+    Ok(())
 }
 
 impl Together {

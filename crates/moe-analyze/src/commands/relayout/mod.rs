@@ -10,6 +10,7 @@ use moe_gguf::Gguf;
 use moe_gguf::layers::{LayerOrder, layer_order};
 use moe_gguf::relayout::{ExpertOrders, Layout, Order};
 
+use super::gguf_map::counted;
 use crate::cli::{Context, ExitStatus};
 use crate::output::human_bytes;
 use crate::{bulk, files};
@@ -78,7 +79,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     files::check_output(&args.out, args.force)?;
     let gguf = Gguf::open(&args.model)?;
     check_distinct(&gguf, &args.out)?;
-    let orders = expert_orders(&args, &gguf)?;
+    let orders = expert_orders(ctx, &args, &gguf)?;
     let order = match args.order {
         OrderChoice::Numeric => Order::Numeric,
         OrderChoice::HotFirst => Order::HotFirst,
@@ -98,12 +99,17 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
 
     let new = Gguf::open(&args.out)?;
     ctx.remark(format_args!(
-        "wrote {}: {} tensors, {}; experts changed places in {} tensors",
+        "wrote {}: {}, {}; experts changed places in {}",
         args.out.display(),
-        new.tensors().len(),
+        counted(new.tensors().len(), "tensor"),
         human_bytes(size),
-        layout.n_permuted()
+        counted(layout.n_permuted(), "tensor")
     ));
+    if layout.n_permuted() > 0 {
+        ctx.remark(
+            "experts have other numbers in the new file: learn files, plans and traces of the old one no longer fit; record it anew",
+        );
+    }
     ctx.remark(format_args!(
         "the layers, read in order: {} before, {} now",
         seeks(&layer_order(&gguf)),
@@ -116,10 +122,10 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     Ok(ExitStatus::Done)
 }
 
-fn expert_orders(args: &Args, gguf: &Gguf) -> anyhow::Result<ExpertOrders> {
+fn expert_orders(ctx: &Context, args: &Args, gguf: &Gguf) -> anyhow::Result<ExpertOrders> {
     let coactivation = args.permute_experts.as_deref() == Some(Path::new("coactivation"));
     match (&args.trace, coactivation) {
-        (Some(trace), true) => return experts::by_coactivation(trace, gguf),
+        (Some(trace), true) => return experts::by_coactivation(ctx, trace, gguf),
         (None, true) => {
             bail!("--permute-experts coactivation needs --trace RUN, a run of the model")
         }
@@ -146,8 +152,8 @@ fn check_distinct(gguf: &Gguf, out: &Path) -> anyhow::Result<()> {
 
 fn seeks(order: &LayerOrder) -> String {
     format!(
-        "{} seeks over {}",
-        order.seeks,
+        "{} over {}",
+        counted(order.seeks, "seek"),
         human_bytes(order.seek_bytes)
     )
 }

@@ -12,6 +12,7 @@ use moe_gguf::relayout::Layout;
 use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
 
 use crate::cli::{Context, ExitStatus};
+use crate::commands::gguf_map::counted;
 use crate::output;
 
 /// Tokens that both models go on for after the prompt.
@@ -35,9 +36,14 @@ pub fn verify(
     found.extend(refusals.map(|refusal| refusal.describe(new)));
     let mut lines = vec![match found.is_empty() {
         true => format!(
-            "bytes: all {} tensors and {} keys are as they were",
-            new.tensors().len(),
-            new.metadata().len()
+            "bytes: {} and {} are as they were{}",
+            counted(new.tensors().len(), "tensor"),
+            counted(new.metadata().len(), "key"),
+            if permuted {
+                ", apart from the experts' new places"
+            } else {
+                ""
+            }
         ),
         false => "bytes: DIFFERENT".to_owned(),
     }];
