@@ -107,6 +107,12 @@ impl Activation {
         self.data.resize(width * rows, 0.0);
     }
 
+    /// Takes name, shape and contents of another buffer.
+    pub fn copy_from(&mut self, other: &Activation) {
+        self.shape(other.name, other.width, other.rows);
+        self.data.copy_from_slice(&other.data);
+    }
+
     /// All rows, row after row.
     pub fn data(&self) -> &[f32] {
         &self.data

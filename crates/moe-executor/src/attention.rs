@@ -72,6 +72,7 @@ pub struct AttentionLayer<'g> {
     k: Linear<'g>,
     /// `(n_embd, n_head_kv * head_dim)`
     v: Linear<'g>,
+    qk_norm: Option<QkNorm>,
     /// `(head_dim)` or `(n_head * head_dim)`
     q_norm: Option<Vector>,
     /// `(head_dim)` or `(n_head_kv * head_dim)`
@@ -92,8 +93,8 @@ pub struct AttentionState {
     k: Activation,
     /// Values `(token, n_head_kv * head_dim)`.
     v: Activation,
-    /// Normed queries or keys.
-    qk_normed: Activation,
+    /// Queries or keys before their norm.
+    projected: Activation,
     /// Output of the heads `(token, n_head * head_dim)`.
     heads: Activation,
 }
@@ -107,7 +108,7 @@ impl AttentionState {
             q: buffer(1),
             k: buffer(2),
             v: buffer(3),
-            qk_normed: buffer(4),
+            projected: buffer(4),
             heads: buffer(5),
         }
     }
@@ -152,6 +153,7 @@ impl<'g> AttentionLayer<'g> {
             q: input("attn_q", n_q)?,
             k: input("attn_k", n_kv)?,
             v: input("attn_v", n_kv)?,
+            qk_norm: spec.qk_norm,
             q_norm: qk_norm("attn_q_norm", n_q)?,
             k_norm: qk_norm("attn_k_norm", n_kv)?,
             sinks: spec
@@ -175,7 +177,7 @@ impl<'g> AttentionLayer<'g> {
         let name = |stem| NodeName::of(stem, il);
         let (norm, attn_norm) = (name("norm"), name("attn_norm"));
         ops.rms_norm(norm, attn_norm, x, &self.norm, self.eps, &mut s.normed);
-        let (src, scratch) = (&s.normed, &mut s.qk_normed);
+        let (src, scratch) = (&s.normed, &mut s.projected);
         let values = ["Vcur"; 2].map(name);
         let queries = ["Qcur", "Qcur_normed"].map(name);
         let keys = ["Kcur", "Kcur_normed"].map(name);
@@ -231,14 +233,16 @@ impl<'g> AttentionLayer<'g> {
         dst: &mut Activation,
         scratch: &mut Activation,
     ) {
-        ops.linear([name; 2], linear, src, dst);
-        if let Some(norm) = norm {
-            let of_norm = NodeName::of("norm", self.il);
-            ops.rms_norm(of_norm, normed, dst, norm, self.eps, scratch);
-            std::mem::swap(dst, scratch);
-            if norm.n == dst.width {
-                dst.name = normed.reshaped(); // into heads, which it is not when it is normed
+        match norm {
+            Some(norm) => {
+                ops.linear([name; 2], linear, src, scratch);
+                let of_norm = NodeName::of("norm", self.il);
+                ops.rms_norm(of_norm, normed, scratch, norm, self.eps, dst);
+                if self.qk_norm == Some(QkNorm::Row) {
+                    dst.name = normed.reshaped(); // into heads, which the others are in already
+                }
             }
+            None => ops.linear([name; 2], linear, src, dst),
         }
         let (factors, d) = (self.rope_factors.as_ref(), self.shape.head_dim);
         ops.rope(name, &self.rope, factors, d, dst);

@@ -12,7 +12,7 @@ use moe_executor::session::Logits;
 use moe_executor::{Model, Session};
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
-use moe_trace::record::{FLAG_SOURCES_OMITTED, PHASE_GENERATE, PHASE_PROMPT};
+use moe_trace::record::{FLAG_SOURCES_OMITTED, PHASE_GENERATE, PHASE_PROMPT, SOURCE_BUFFER};
 use moe_trace::{Manifest, RunOptions, RunWriter, TensorAccessLog, Trace, ops};
 
 fn fixtures() -> PathBuf {
@@ -208,6 +208,30 @@ fn every_token_of_a_batch_has_its_experts() {
         assert_eq!(ids.len(), 4);
         assert!(ids.iter().all(|id| (0..16).contains(id)));
         assert_eq!(record.expert_lane[..5], [1, 1, 1, 1, 0]);
+    }
+}
+
+#[test]
+fn a_buffer_keeps_its_identity() {
+    let prompt: Vec<u32> = (300..320).collect();
+    for arch in ["dots1", "gpt-oss", "olmoe", "qwen2moe"] {
+        let file = format!("random-{arch}-F16.gguf");
+        let recorded = record(&file, &prompt, LIMITS, RunOptions::default());
+        let mut addresses = BTreeMap::new();
+        let generated = recorded.records.iter();
+        for record in generated.filter(|r| r.phase == PHASE_GENERATE) {
+            let buffers = record.sources().iter();
+            for source in buffers.filter(|s| s.memory_source == SOURCE_BUFFER) {
+                let id = source.offset_or_buffer_id.get();
+                // above are inputs, of which the caller owns some
+                if id < 1 << 12 {
+                    let address = source.tensor_ptr.get();
+                    let first = *addresses.entry(id).or_insert(address);
+                    assert_eq!(first, address, "{arch}: {} of buffer {id}", source.name());
+                }
+            }
+        }
+        assert!(addresses.len() > 10, "{addresses:?}");
     }
 }
 

@@ -174,7 +174,7 @@ impl<'g> Decoder<'g> {
 /// Cuts `x` to the wanted rows.
 fn cut(ops: &mut Ops, name: NodeName, x: &mut Activation, wanted: &[u32], kept: &mut Activation) {
     ops.get_rows(name, x, wanted, kept);
-    std::mem::swap(x, kept);
+    x.copy_from(kept);
 }
 
 /// Buffers of a pass, shared by all layers.

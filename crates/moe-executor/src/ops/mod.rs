@@ -2,7 +2,7 @@
 //!
 //! Where llama.cpp leaves a node unnamed (`node_57`) the record has a name of its own: `attn_out-N` for the attention's
 //! output product, `kqv_out-N` for the fused attention itself, `ffn_moe_sum-N` for the partial sums of the experts,
-//! `attn_out_rows-N` and `l_out_rows-N` where a prompt is cut to the rows that are wanted. The choice of expert groups,
+//! `ffn_shexp_gate_silu-N` for half of a sigmoid, `attn_out_rows-N` and `l_out_rows-N` where a prompt is cut to the rows that are wanted. The choice of expert groups,
 //! seven nodes there, is two operations here.
 
 mod attention;
