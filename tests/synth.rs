@@ -252,6 +252,8 @@ fn a_shortened_model_of_every_architecture_runs() {
         if arch == "olmoe" {
             // every head has its own keys, and together they are as wide as the residual stream
             (spec["n_head"], spec["n_head_kv"]) = (8.into(), 8.into());
+            let heads = spec["n_head"].as_u64().unwrap();
+            spec["head_dim"] = (spec["n_embd"].as_u64().unwrap() / heads).into();
         }
         let out = synth(dir.path(), &spec, &["--layers", "1", "--quant", quant]);
         assert_eq!(Gguf::open(&out).unwrap().tensors().len(), n_tensors);
@@ -299,6 +301,39 @@ fn what_makes_no_model_is_refused() {
         &spec.replace("qwen3moe", "qwen3next"),
         &[],
         "linear_attention",
+    );
+    let head = |dim: &str| spec.replace("\"head_dim\":64", dim);
+    refused(
+        &head("\"head_dim\":63"),
+        &[],
+        "`head_dim` of the description is of no use: it is 63, but must be even",
+    );
+    for dims in [0, 31, 66] {
+        let with = head(&format!("\"head_dim\":64,\"rope_dims\":{dims}"));
+        let part = format!("it is {dims}, but must be even and lie in 2..=64 (head_dim)");
+        refused(&with, &[], &part);
+    }
+    // 3 × 1024 × 107 experts are more than any model may have that is read.
+    let many = spec.replace("\"n_expert\":32", "\"n_expert\":1024");
+    refused(
+        &many,
+        &["--layers", "107"],
+        "are 328704, at most 327680 can be read",
+    );
+    fs::write(&file, &spec).unwrap();
+    let next = [
+        "synth",
+        "--like",
+        "qwen3-next-80b",
+        "--layers",
+        "3",
+        "--out",
+        arg(&out),
+    ];
+    let line = failure_of(&next);
+    assert!(
+        line.contains("it is 3, but must be 4 (full_attention_interval) or more"),
+        "{line}"
     );
     // 36 PiB: nobody has room for it.
     let huge = spec.replace("\"n_embd\":512", "\"n_embd\":1048576");
