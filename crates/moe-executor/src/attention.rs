@@ -66,21 +66,25 @@ pub struct AttentionLayer<'g> {
     rope_factors: Option<Vector>,
     /// `(n_embd)`
     norm: Vector,
-    /// `(n_embd, n_head * head_dim)`
-    q: Linear<'g>,
-    /// `(n_embd, n_head_kv * head_dim)`
-    k: Linear<'g>,
+    qk_norm: Option<QkNorm>,
+    /// Queries.
+    q: Rotated<'g>,
+    /// Keys.
+    k: Rotated<'g>,
     /// `(n_embd, n_head_kv * head_dim)`
     v: Linear<'g>,
-    qk_norm: Option<QkNorm>,
-    /// `(head_dim)` or `(n_head * head_dim)`
-    q_norm: Option<Vector>,
-    /// `(head_dim)` or `(n_head_kv * head_dim)`
-    k_norm: Option<Vector>,
     /// `(n_head)`
     sinks: Option<Vector>,
     /// `(n_head * head_dim, n_embd)`
     output: Linear<'g>,
+}
+
+/// Weights of what is normed and rotated, queries or keys. `n` is `n_head` or `n_head_kv`.
+struct Rotated<'g> {
+    /// `(n_embd, n * head_dim)`
+    linear: Linear<'g>,
+    /// `(head_dim)` or `(n * head_dim)`
+    norm: Option<Vector>,
 }
 
 /// Buffers of an attention, shared by all layers.
@@ -125,11 +129,16 @@ impl<'g> AttentionLayer<'g> {
         let (n_q, n_kv) = (hp.n_head * d, hp.n_head_kv * d);
         let name = |part: &str| format!("blk.{il}.{part}");
         let vector = |part: &str, n| loader.vector(&format!("blk.{il}.{part}.weight"), n);
-        let input = |part, n| loader.linear(&name(part), [n_embd, n, 1], spec.qkv_bias);
-        let qk_norm = |part, n_row| {
-            let width = |norm| if norm == QkNorm::Head { d } else { n_row };
-            let norm = spec.qk_norm.map(|norm| vector(part, width(norm)));
-            norm.transpose()
+        let input = |part: &str, n| loader.linear(&name(part), [n_embd, n, 1], spec.qkv_bias);
+        let rotated = |part: &str, n| -> Result<Rotated<'g>> {
+            let width = |norm| if norm == QkNorm::Head { d } else { n };
+            let norm = spec
+                .qk_norm
+                .map(|norm| vector(&format!("{part}_norm"), width(norm)));
+            Ok(Rotated {
+                linear: input(part, n)?,
+                norm: norm.transpose()?,
+            })
         };
         let windowed = spec
             .window_period
@@ -150,12 +159,10 @@ impl<'g> AttentionLayer<'g> {
             rope: if windowed { hp.rope_swa } else { hp.rope },
             rope_factors: rope_factors.transpose()?,
             norm: vector("attn_norm", n_embd)?,
-            q: input("attn_q", n_q)?,
-            k: input("attn_k", n_kv)?,
-            v: input("attn_v", n_kv)?,
             qk_norm: spec.qk_norm,
-            q_norm: qk_norm("attn_q_norm", n_q)?,
-            k_norm: qk_norm("attn_k_norm", n_kv)?,
+            q: rotated("attn_q", n_q)?,
+            k: rotated("attn_k", n_kv)?,
+            v: input("attn_v", n_kv)?,
             sinks: spec
                 .sinks
                 .then(|| vector("attn_sinks", hp.n_head))
@@ -178,30 +185,14 @@ impl<'g> AttentionLayer<'g> {
         let (norm, attn_norm) = (name("norm"), name("attn_norm"));
         ops.rms_norm(norm, attn_norm, x, &self.norm, self.eps, &mut s.normed);
         let (src, scratch) = (&s.normed, &mut s.projected);
-        let values = ["Vcur"; 2].map(name);
         let queries = ["Qcur", "Qcur_normed"].map(name);
         let keys = ["Kcur", "Kcur_normed"].map(name);
-        self.rotated(
-            ops,
-            queries,
-            &self.q,
-            self.q_norm.as_ref(),
-            src,
-            &mut s.q,
-            scratch,
-        );
+        let values = ["Vcur"; 2].map(name);
+        self.rotated(ops, queries, &self.q, src, &mut s.q, scratch);
         if !self.keys_first {
             ops.linear(values, &self.v, src, &mut s.v);
         }
-        self.rotated(
-            ops,
-            keys,
-            &self.k,
-            self.k_norm.as_ref(),
-            src,
-            &mut s.k,
-            scratch,
-        );
+        self.rotated(ops, keys, &self.k, src, &mut s.k, scratch);
         if self.keys_first {
             ops.linear(values, &self.v, src, &mut s.v);
         }
@@ -222,27 +213,25 @@ impl<'g> AttentionLayer<'g> {
     }
 
     /// Queries or keys: product, norm if there is one, rotation.
-    #[allow(clippy::too_many_arguments)]
     fn rotated(
         &self,
         ops: &mut Ops,
         [name, normed]: [NodeName; 2],
-        linear: &Linear,
-        norm: Option<&Vector>,
+        weights: &Rotated,
         src: &Activation,
         dst: &mut Activation,
         scratch: &mut Activation,
     ) {
-        match norm {
+        match &weights.norm {
             Some(norm) => {
-                ops.linear([name; 2], linear, src, scratch);
+                ops.linear([name; 2], &weights.linear, src, scratch);
                 let of_norm = NodeName::of("norm", self.il);
                 ops.rms_norm(of_norm, normed, scratch, norm, self.eps, dst);
                 if self.qk_norm == Some(QkNorm::Row) {
                     dst.name = normed.reshaped(); // into heads, which the others are in already
                 }
             }
-            None => ops.linear([name; 2], linear, src, dst),
+            None => ops.linear([name; 2], &weights.linear, src, dst),
         }
         let (factors, d) = (self.rope_factors.as_ref(), self.shape.head_dim);
         ops.rope(name, &self.rope, factors, d, dst);
