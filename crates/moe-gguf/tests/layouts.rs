@@ -26,7 +26,7 @@ fn data_not_enough_data() {
     assert!(
         report.past_end[0]
             .describe(&gguf)
-            .contains("\"t\" lacks 1 byte ")
+            .contains("\"t\" lacks 1 byte:")
     );
 }
 

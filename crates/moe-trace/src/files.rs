@@ -78,7 +78,7 @@ impl MadeDirectories {
     }
 
     /// Lets them stay.
-    pub(crate) fn keep(mut self) {
+    pub(crate) fn keep(&mut self) {
         self.made.clear();
     }
 }

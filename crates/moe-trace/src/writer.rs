@@ -200,7 +200,8 @@ fn take_directory(
         });
     }
     made.create(dir)?;
-    let lock = lock_directory(dir)?;
+    // Somebody else records there, and may not have written yet: the directory is theirs now.
+    let lock = lock_directory(dir).inspect_err(|_| made.keep())?;
     let is_empty = fs::read_dir(dir)
         .map_err(Error::io("list", dir))?
         .next()
