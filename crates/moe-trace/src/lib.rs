@@ -1,4 +1,4 @@
-//! The 1024-byte record, the run directory, writing and reading it, and Parquet tables.
+//! The 1024-byte record, the run directory, writing and reading it, Parquet tables, and traces of other tools.
 //!
 //! A recorder writes a run through [`RunWriter`]; everything else opens it with [`Run`] and walks
 //! [`Trace::operations`], or turns it into tables with [`tables`].
@@ -9,6 +9,7 @@ mod blocks;
 pub mod check;
 mod error;
 mod files;
+pub mod foreign;
 pub mod manifest;
 pub mod map_table;
 mod operations;

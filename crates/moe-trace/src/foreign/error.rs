@@ -1,0 +1,134 @@
+//! What can go wrong with a foreign trace.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::MAX_ID;
+
+/// A place in a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum At {
+    /// A line, counted from 1.
+    Line(u64),
+    /// A record, counted from 0, and the byte where it begins.
+    Record {
+        /// Its number.
+        record: u64,
+        /// Its first byte.
+        offset: u64,
+    },
+    /// A byte, counted from 0.
+    Byte(u64),
+    /// An element of a document, as `layers[3].experts[0]`.
+    Element(String),
+}
+
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Line(line) => write!(f, "line {line}"),
+            Self::Record { record, offset } => write!(f, "record {record} at byte {offset}"),
+            Self::Byte(offset) => write!(f, "byte {offset}"),
+            Self::Element(path) => write!(f, "element {path}"),
+        }
+    }
+}
+
+/// Why a foreign trace could not be read; each tells what, where and what to do, on one line.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ForeignError {
+    /// A file operation failed.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// A place in the file makes no sense.
+    #[error("{}: {at}: {reason}", path.display())]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// Where.
+        at: At,
+        /// What is wrong, and what to do.
+        reason: String,
+    },
+    /// The file as a whole cannot be used.
+    #[error("{}: {reason}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and what to do.
+        reason: String,
+    },
+    /// The trace holds nothing.
+    #[error("{} holds no routing ({format}); give a trace of a mixture-of-experts model", path.display())]
+    Nothing {
+        /// The file or directory.
+        path: PathBuf,
+        /// Name of its format.
+        format: &'static str,
+    },
+    /// The trace and the model that the user named do not fit.
+    #[error("{}: the trace says {trace} {what}, the model of --model has {model}; give the model of the trace", path.display())]
+    OtherModel {
+        /// The file or directory.
+        path: PathBuf,
+        /// What differs.
+        what: &'static str,
+        /// Value in the trace.
+        trace: u32,
+        /// Value in the model.
+        model: u32,
+    },
+    /// Where the rows go, something failed.
+    #[error(transparent)]
+    Sink(#[from] Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl ForeignError {
+    /// A place in a file that makes no sense; `reason` says also what to do.
+    pub fn invalid(path: &Path, at: At, reason: impl Into<String>) -> Self {
+        Self::Invalid {
+            path: path.to_owned(),
+            at,
+            reason: reason.into(),
+        }
+    }
+
+    /// A file that cannot be used as a whole; `reason` says also what to do.
+    pub fn file(path: &Path, reason: impl Into<String>) -> Self {
+        Self::File {
+            path: path.to_owned(),
+            reason: reason.into(),
+        }
+    }
+
+    /// For `map_err` on a file operation.
+    pub fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Io {
+            action,
+            path: path.to_owned(),
+            source,
+        }
+    }
+
+    pub(crate) fn id(path: &Path, at: At, what: &str, id: u64, limit: u32) -> Self {
+        let hint = if limit == MAX_ID {
+            "the file is damaged"
+        } else {
+            "the file is damaged, or belongs to another model"
+        };
+        Self::invalid(
+            path,
+            at,
+            format!("{what} {id} is out of range (below {limit}); {hint}"),
+        )
+    }
+}

@@ -1,0 +1,143 @@
+//! Any trace, as rows: a run, tables, or a foreign format.
+
+use std::path::{Path, PathBuf};
+
+use arrow::array::Array;
+
+use super::error::ForeignError;
+use super::output::{Output, Sink, Summary};
+use super::rows::{Facts, Phase, RoutingRow};
+use super::source::Source;
+use super::{At, Detected, Options};
+use crate::error::Error;
+use crate::manifest::Model;
+use crate::record::{NO_LAYER, RECORD_SIZE, lane};
+use crate::run::Run;
+use crate::tables::{MODEL_KEY, read_routing};
+use crate::{parquet_file, tables};
+
+/// A trace that can be read as often as one wants.
+pub enum Input {
+    /// A run directory, or a bare trace of this program's records.
+    Run(Box<Run>),
+    /// A table of routing: a Parquet file, a directory that holds one, or a dataset.
+    Tables(PathBuf),
+    /// Another tool's trace.
+    Foreign(Detected),
+}
+
+impl Input {
+    /// Reads all of it into `sink`.
+    ///
+    /// # Errors
+    /// As [`import`](super::import).
+    pub fn read(&self, options: &Options, sink: &mut dyn Sink) -> Result<Summary, ForeignError> {
+        match self {
+            Self::Foreign(Detected { importer, source }) => {
+                super::import(*importer, source, options, sink)
+            }
+            Self::Run(run) => {
+                let source = Source::file(run.trace.path());
+                let mut output = Output::new("run", &source, options, sink)?;
+                read_run(run, &mut output)?;
+                output.finish()
+            }
+            Self::Tables(path) => {
+                let source = Source::file(path);
+                let mut output = Output::new("tables", &source, options, sink)?;
+                read_tables(path, &mut output)?;
+                output.finish()
+            }
+        }
+    }
+}
+
+fn read_run(run: &Run, output: &mut Output<'_>) -> Result<(), ForeignError> {
+    if let Some(manifest) = &run.manifest {
+        output.facts(&facts_of(&manifest.model))?;
+    }
+    for operation in run.routing() {
+        let head = operation.head();
+        let mut record = operation.first_record();
+        for token in operation.tokens() {
+            let at = || At::Record {
+                record,
+                offset: record * RECORD_SIZE as u64,
+            };
+            let mut row = RoutingRow {
+                token_id: token.token_id(),
+                sequence_id: token.sequence_id(),
+                phase: Some(
+                    Phase::of(token.head().phase)
+                        .ok_or_else(|| output.invalid(at(), "its phase is not known"))?,
+                ),
+                layer_id: head.layer().unwrap_or(NO_LAYER),
+                slot: 0,
+                expert_id: 0,
+                weight: None,
+                lane: None,
+                timestamp_ns: Some(head.timestamp_ns.get()),
+            };
+            for expert in token.experts() {
+                row.slot = expert.slot;
+                row.expert_id = expert.expert_id;
+                row.weight = expert.weight;
+                row.lane = Some(expert.lane).filter(|&lane| lane != lane::UNKNOWN);
+                output.routing(at, &row)?;
+            }
+            record += token.records().len() as u64;
+        }
+    }
+    Ok(())
+}
+
+fn read_tables(path: &Path, output: &mut Output<'_>) -> Result<(), ForeignError> {
+    let failed = |error: Error| ForeignError::Sink(Box::new(error));
+    let mut file = PathBuf::new();
+    let mut first_row = 0;
+    for batch in read_routing(path).map_err(failed)? {
+        let batch: tables::RoutingBatch = batch.map_err(failed)?;
+        if batch.file() != file {
+            batch.file().clone_into(&mut file);
+            first_row = 0;
+            output.begin_file(&file);
+            let model = parquet_file::metadata_value(&file, MODEL_KEY).map_err(failed)?;
+            let model = model.and_then(|json| serde_json::from_str(&json).ok());
+            if let Some(model) = model {
+                output.facts(&facts_of(&model))?;
+            }
+        }
+        for i in 0..batch.len() {
+            let weight = batch.weight();
+            let sequence_id = batch.sequence_id();
+            let row = RoutingRow {
+                token_id: batch.token_id()[i],
+                sequence_id: sequence_id.is_valid(i).then(|| sequence_id.value(i)),
+                phase: Phase::of(batch.phase()[i]),
+                layer_id: batch.layer_id()[i],
+                slot: batch.slot()[i],
+                expert_id: batch.expert_id()[i],
+                weight: weight.is_valid(i).then(|| weight.value(i)),
+                lane: Some(batch.lane()[i]).filter(|&lane| lane != lane::UNKNOWN),
+                timestamp_ns: Some(batch.timestamp_ns()[i]).filter(|&ns| ns != 0),
+            };
+            output.routing(|| At::Element(format!("row {}", first_row + i)), &row)?;
+        }
+        first_row += batch.len();
+    }
+    Ok(())
+}
+
+/// What a manifest says of its model.
+fn facts_of(model: &Model) -> Facts {
+    let text = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
+    let number = |number: u32| Some(number).filter(|&number| number > 0);
+    Facts {
+        model: text(&model.path),
+        arch: text(&model.arch),
+        n_layer: number(model.n_layer),
+        n_expert: number(model.n_expert),
+        n_expert_used: number(model.n_expert_used),
+        expert_bytes: Default::default(),
+    }
+}

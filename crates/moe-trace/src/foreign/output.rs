@@ -1,0 +1,259 @@
+//! Where an importer's rows go, checked on the way.
+
+use std::path::{Path, PathBuf};
+
+use super::error::{At, ForeignError};
+use super::rows::{CountRow, Facts, LayerRow, RoutingRow};
+use super::source::Source;
+use super::{MAX_ID, Options};
+
+/// Takes what an importer reads. Ids are in range, and of the model if it is known.
+pub trait Sink {
+    /// What is known about the model before the first row; not called where a format tells nothing there.
+    fn facts(&mut self, facts: &Facts) -> Result<(), SinkError> {
+        let _ = facts;
+        Ok(())
+    }
+
+    /// One row of routing.
+    fn routing(&mut self, row: &RoutingRow) -> Result<(), SinkError>;
+
+    /// One count.
+    fn count(&mut self, row: &CountRow) -> Result<(), SinkError>;
+
+    /// Totals of a layer, where counts are told.
+    fn layer(&mut self, row: &LayerRow) -> Result<(), SinkError> {
+        let _ = row;
+        Ok(())
+    }
+}
+
+/// Why a sink takes no more.
+#[derive(Debug)]
+pub enum SinkError {
+    /// The row makes no sense; the place where it was read is added to the reason.
+    Refused(String),
+    /// Something else failed.
+    Failed(Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl<E: std::error::Error + Send + Sync + 'static> From<E> for SinkError {
+    fn from(error: E) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+/// What was read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Summary {
+    /// Name of the format.
+    pub format: &'static str,
+    /// What the trace says about its model, filled up with what the user's model says.
+    pub facts: Facts,
+    /// Rows of routing.
+    pub rows: u64,
+    /// Counts.
+    pub counts: u64,
+    /// What the format has lost, and what was left out.
+    pub notes: Vec<String>,
+}
+
+impl Summary {
+    /// Whether the trace has an order: rows of routing, not counts alone.
+    pub fn is_ordered(&self) -> bool {
+        self.rows > 0
+    }
+}
+
+/// Notes of one import, at most.
+const MAX_NOTES: usize = 64;
+
+/// What an importer hands its rows to.
+pub struct Output<'a> {
+    format: &'static str,
+    path: PathBuf,
+    /// File that is being read, in a directory.
+    file: PathBuf,
+    options: &'a Options,
+    sink: &'a mut dyn Sink,
+    facts: Facts,
+    rows: u64,
+    counts: u64,
+    notes: Vec<String>,
+}
+
+impl<'a> Output<'a> {
+    pub(super) fn new(
+        format: &'static str,
+        source: &Source,
+        options: &'a Options,
+        sink: &'a mut dyn Sink,
+    ) -> Result<Self, ForeignError> {
+        let mut output = Self {
+            format,
+            path: source.path().to_owned(),
+            file: source.path().to_owned(),
+            options,
+            sink,
+            facts: Facts::default(),
+            rows: 0,
+            counts: 0,
+            notes: Vec::new(),
+        };
+        if let Some(model) = &options.model {
+            output.facts(model)?;
+        }
+        if source.left_out() > 0 {
+            output.note(format!(
+                "{} other files in {} were left out",
+                source.left_out(),
+                source.path().display()
+            ));
+        }
+        Ok(output)
+    }
+
+    /// Names the file that the rows to come are in.
+    pub fn begin_file(&mut self, file: &Path) {
+        self.file = file.to_owned();
+    }
+
+    /// What the trace says about its model, as soon as it is known. May be called again with more.
+    ///
+    /// # Errors
+    /// [`ForeignError::OtherModel`] if it contradicts the model that the user named.
+    pub fn facts(&mut self, facts: &Facts) -> Result<(), ForeignError> {
+        if let Some(model) = &self.options.model {
+            let pairs = [
+                ("layers", facts.n_layer, model.n_layer),
+                ("experts in a layer", facts.n_expert, model.n_expert),
+            ];
+            for (what, trace, model) in pairs {
+                if let (Some(trace), Some(model)) = (trace, model)
+                    && trace != model
+                {
+                    return Err(ForeignError::OtherModel {
+                        path: self.path.clone(),
+                        what,
+                        trace,
+                        model,
+                    });
+                }
+            }
+        }
+        // What the trace says of itself goes before what the user's model says: its top-k may have been overridden.
+        let mut facts = facts.clone();
+        facts.fill_from(&self.facts);
+        self.facts = facts;
+        let told = self.sink.facts(&self.facts);
+        self.check(told, || At::Byte(0))
+    }
+
+    /// What is known about the model so far.
+    pub fn known(&self) -> &Facts {
+        &self.facts
+    }
+
+    /// Hands over a row of routing that was read at `at`.
+    pub fn routing(&mut self, at: impl Fn() -> At, row: &RoutingRow) -> Result<(), ForeignError> {
+        self.check_ids(&at, row.layer_id.into(), row.expert_id)?;
+        self.rows += 1;
+        let taken = self.sink.routing(row);
+        self.check(taken, at)
+    }
+
+    /// Hands over a token's experts, best first: `row` with one slot after the other. Negative ids mark empty slots.
+    pub fn token(
+        &mut self,
+        at: impl Fn() -> At,
+        row: &RoutingRow,
+        experts: impl IntoIterator<Item = (i64, Option<f32>)>,
+    ) -> Result<(), ForeignError> {
+        for (slot, (expert, weight)) in experts.into_iter().enumerate() {
+            if expert < 0 {
+                continue;
+            }
+            let row = RoutingRow {
+                slot: self.id(&at, "slot", slot as u64)?,
+                expert_id: self.id(&at, "expert", expert as u64)?.into(),
+                weight,
+                ..*row
+            };
+            self.routing(&at, &row)?;
+        }
+        Ok(())
+    }
+
+    /// Hands over a count that was read at `at`. Zeros are left out.
+    pub fn count(&mut self, at: impl Fn() -> At, row: &CountRow) -> Result<(), ForeignError> {
+        self.check_ids(&at, row.layer_id.into(), row.expert_id)?;
+        if row.count == 0 {
+            return Ok(());
+        }
+        self.counts += 1;
+        let taken = self.sink.count(row);
+        self.check(taken, at)
+    }
+
+    /// Hands over totals of a layer, after its counts.
+    pub fn layer(&mut self, at: impl Fn() -> At, row: &LayerRow) -> Result<(), ForeignError> {
+        self.check_ids(&at, row.layer_id.into(), 0)?;
+        let taken = self.sink.layer(row);
+        self.check(taken, at)
+    }
+
+    /// Tells the user what the format has lost, or what was left out. The same note twice is told once.
+    pub fn note(&mut self, note: impl Into<String>) {
+        let note = note.into();
+        if self.notes.len() < MAX_NOTES && !self.notes.contains(&note) {
+            self.notes.push(note);
+        }
+    }
+
+    /// A layer, expert or slot number of any width, as the 16 bits that hold all real ones.
+    pub fn id(&self, at: impl Fn() -> At, what: &str, id: u64) -> Result<u16, ForeignError> {
+        match u16::try_from(id) {
+            Ok(id) if u32::from(id) < MAX_ID => Ok(id),
+            _ => Err(ForeignError::id(&self.file, at(), what, id, MAX_ID)),
+        }
+    }
+
+    /// An error at a place in the file that is being read.
+    pub fn invalid(&self, at: At, reason: impl Into<String>) -> ForeignError {
+        ForeignError::invalid(&self.file, at, reason)
+    }
+
+    pub(super) fn finish(self) -> Result<Summary, ForeignError> {
+        if self.rows == 0 && self.counts == 0 {
+            return Err(ForeignError::Nothing {
+                path: self.path,
+                format: self.format,
+            });
+        }
+        Ok(Summary {
+            format: self.format,
+            facts: self.facts,
+            rows: self.rows,
+            counts: self.counts,
+            notes: self.notes,
+        })
+    }
+
+    fn check_ids(&self, at: &impl Fn() -> At, layer: u32, expert: u32) -> Result<(), ForeignError> {
+        let n_layer = self.facts.n_layer.unwrap_or(MAX_ID).min(MAX_ID);
+        let n_expert = self.facts.n_expert.unwrap_or(MAX_ID).min(MAX_ID);
+        for (what, id, limit) in [("layer", layer, n_layer), ("expert", expert, n_expert)] {
+            if id >= limit {
+                return Err(ForeignError::id(&self.file, at(), what, id.into(), limit));
+            }
+        }
+        Ok(())
+    }
+
+    fn check(&self, taken: Result<(), SinkError>, at: impl Fn() -> At) -> Result<(), ForeignError> {
+        taken.map_err(|error| match error {
+            SinkError::Refused(reason) => self.invalid(at(), reason),
+            SinkError::Failed(error) => ForeignError::Sink(error),
+        })
+    }
+}

@@ -1,0 +1,123 @@
+//! What foreign traces say.
+
+use std::collections::BTreeMap;
+
+use crate::record::{PHASE_GENERATE, PHASE_PROMPT};
+
+/// Whether a token was read or written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Phase {
+    /// A token of the prompt.
+    Prompt,
+    /// A generated token that was fed back.
+    Generate,
+}
+
+impl Phase {
+    /// The number in records.
+    pub fn number(self) -> u8 {
+        match self {
+            Self::Prompt => PHASE_PROMPT,
+            Self::Generate => PHASE_GENERATE,
+        }
+    }
+
+    /// The phase of a number in records.
+    pub fn of(number: u8) -> Option<Self> {
+        match number {
+            PHASE_PROMPT => Some(Self::Prompt),
+            PHASE_GENERATE => Some(Self::Generate),
+            _ => None,
+        }
+    }
+}
+
+/// One expert of one token in one layer; rows come in the order of the trace, those of a token in the order of their slots.
+///
+/// The columns of the table `routing`. What the format does not tell is `None`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RoutingRow {
+    /// Position of the token in its sequence.
+    pub token_id: u32,
+    /// Sequence (request, turn) of the token.
+    pub sequence_id: Option<u32>,
+    /// Prompt or generated.
+    pub phase: Option<Phase>,
+    /// Layer.
+    pub layer_id: u16,
+    /// Rank of the expert in the token's top-k, best 0.
+    pub slot: u16,
+    /// Expert in the layer.
+    pub expert_id: u32,
+    /// Router weight as applied.
+    pub weight: Option<f32>,
+    /// Where it was computed, a number of [`lane`](crate::record::lane).
+    pub lane: Option<u8>,
+    /// Start of the operation; equal for all tokens of a batch in a layer, never 0.
+    pub timestamp_ns: Option<u64>,
+}
+
+/// How often an expert was chosen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CountRow {
+    /// Layer.
+    pub layer_id: u16,
+    /// Expert in the layer.
+    pub expert_id: u32,
+    /// The tokens that were counted; `None` = both phases, or not told.
+    pub phase: Option<Phase>,
+    /// Times it was chosen.
+    pub count: u64,
+    /// Sum of the router weights with which it was chosen.
+    pub mass: Option<f64>,
+}
+
+/// What a format of counts says of a whole layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerRow {
+    /// Layer.
+    pub layer_id: u16,
+    /// The tokens that were counted; `None` = both phases, or not told.
+    pub phase: Option<Phase>,
+    /// Passes in which the layer routed something.
+    pub calls: Option<u64>,
+    /// Tokens that it routed.
+    pub rows: Option<u64>,
+}
+
+/// What a trace, or a model's file, says about the model.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Facts {
+    /// Path or name of the model.
+    pub model: Option<String>,
+    /// `general.architecture`.
+    pub arch: Option<String>,
+    /// Number of layers.
+    pub n_layer: Option<u32>,
+    /// Experts in a layer.
+    pub n_expert: Option<u32>,
+    /// Experts that a token is routed to.
+    pub n_expert_used: Option<u32>,
+    /// Bytes of one expert (gate, up, down, biases) of a layer. Absent layers are not known.
+    pub expert_bytes: BTreeMap<u16, u64>,
+}
+
+impl Facts {
+    /// Adds what `other` knows beyond this.
+    pub fn fill_from(&mut self, other: &Facts) {
+        fill(&mut self.model, &other.model);
+        fill(&mut self.arch, &other.arch);
+        fill(&mut self.n_layer, &other.n_layer);
+        fill(&mut self.n_expert, &other.n_expert);
+        fill(&mut self.n_expert_used, &other.n_expert_used);
+        for (&layer, &bytes) in &other.expert_bytes {
+            self.expert_bytes.entry(layer).or_insert(bytes);
+        }
+    }
+}
+
+fn fill<T: Clone>(to: &mut Option<T>, from: &Option<T>) {
+    if to.is_none() {
+        to.clone_from(from);
+    }
+}

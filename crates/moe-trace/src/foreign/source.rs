@@ -1,0 +1,186 @@
+//! Files of a foreign trace, read in pieces.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+use super::error::{At, ForeignError};
+
+/// Bytes of a file by which its format is recognised.
+pub const SAMPLE_SIZE: usize = 64 * 1024;
+/// Bytes of a line, at most.
+const MAX_LINE: u64 = 64 << 20;
+/// Bytes of a file that is read as a whole, at most.
+const MAX_DOCUMENT: u64 = 256 << 20;
+
+/// A file, or a directory of files, of one format.
+#[derive(Clone, Debug)]
+pub struct Source {
+    path: PathBuf,
+    files: Vec<PathBuf>,
+    left_out: usize,
+}
+
+impl Source {
+    /// One file.
+    pub fn file(path: &Path) -> Self {
+        Self::directory(path, vec![path.to_owned()], 0)
+    }
+
+    /// A directory of which `files` are read and `left_out` others are not.
+    pub fn directory(path: &Path, files: Vec<PathBuf>, left_out: usize) -> Self {
+        Self {
+            path: path.to_owned(),
+            files,
+            left_out,
+        }
+    }
+
+    /// What the user named.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The files to read, in order of their names.
+    pub fn files(&self) -> &[PathBuf] {
+        &self.files
+    }
+
+    /// Files of the directory that are of no known format, or of another one.
+    pub fn left_out(&self) -> usize {
+        self.left_out
+    }
+}
+
+/// The first [`SAMPLE_SIZE`] bytes of a file.
+pub(super) fn sample(path: &Path) -> Result<Vec<u8>, ForeignError> {
+    let mut sample = Vec::new();
+    open(path)?
+        .take(SAMPLE_SIZE as u64)
+        .read_to_end(&mut sample)
+        .map_err(ForeignError::io("read", path))?;
+    Ok(sample)
+}
+
+/// The regular files of a directory in order of their names, hidden ones left out.
+pub(super) fn files(dir: &Path) -> Result<Vec<PathBuf>, ForeignError> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(dir).map_err(ForeignError::io("list", dir))? {
+        let entry = entry.map_err(ForeignError::io("list", dir))?;
+        let is_hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
+        if !is_hidden && entry.path().is_file() {
+            files.push(entry.path());
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// Opens a regular file; anything else could be waited for without end.
+pub(crate) fn open(path: &Path) -> Result<File, ForeignError> {
+    let file = File::open(path).map_err(ForeignError::io("open", path))?;
+    let metadata = file.metadata().map_err(ForeignError::io("open", path))?;
+    if !metadata.is_file() {
+        return Err(ForeignError::file(
+            path,
+            "not a regular file; give a path to one",
+        ));
+    }
+    Ok(file)
+}
+
+/// A whole file, where its format cannot be read in pieces.
+///
+/// # Errors
+/// It cannot be read, or is larger than 256 MiB.
+pub fn read_whole(path: &Path) -> Result<Vec<u8>, ForeignError> {
+    let mut bytes = Vec::new();
+    open(path)?
+        .take(MAX_DOCUMENT + 1)
+        .read_to_end(&mut bytes)
+        .map_err(ForeignError::io("read", path))?;
+    if bytes.len() as u64 > MAX_DOCUMENT {
+        let reason = format!("larger than {MAX_DOCUMENT} bytes, which no file of this format is");
+        return Err(ForeignError::file(path, reason));
+    }
+    Ok(bytes)
+}
+
+/// The lines of a text, one at a time in the same buffer.
+pub struct Lines {
+    path: PathBuf,
+    reader: BufReader<File>,
+    buffer: Vec<u8>,
+    line: u64,
+}
+
+impl Lines {
+    /// Opens a text.
+    pub fn open(path: &Path) -> Result<Self, ForeignError> {
+        Ok(Self {
+            path: path.to_owned(),
+            reader: BufReader::with_capacity(128 * 1024, open(path)?),
+            buffer: Vec::new(),
+            line: 0,
+        })
+    }
+
+    /// The next line that holds anything, white space around it removed, and where it is; `None` at the end.
+    ///
+    /// # Errors
+    /// The line is not UTF-8, or longer than 64 MiB.
+    pub fn next_line(&mut self) -> Result<Option<(u64, &str)>, ForeignError> {
+        loop {
+            self.buffer.clear();
+            self.line += 1;
+            let n = self
+                .reader
+                .by_ref()
+                .take(MAX_LINE)
+                .read_until(b'\n', &mut self.buffer)
+                .map_err(ForeignError::io("read", &self.path))?;
+            if n == 0 {
+                return Ok(None);
+            }
+            if n as u64 == MAX_LINE {
+                let reason = format!("longer than {MAX_LINE} bytes; this is not the text expected");
+                return Err(ForeignError::invalid(
+                    &self.path,
+                    At::Line(self.line),
+                    reason,
+                ));
+            }
+            if !self.buffer.trim_ascii().is_empty() {
+                break;
+            }
+        }
+        match std::str::from_utf8(self.buffer.trim_ascii()) {
+            Ok(text) => Ok(Some((self.line, text))),
+            Err(_) => Err(ForeignError::invalid(
+                &self.path,
+                At::Line(self.line),
+                "not UTF-8; the file is damaged",
+            )),
+        }
+    }
+
+    /// An error in the line that was handed out last.
+    pub fn invalid(&self, reason: impl Into<String>) -> ForeignError {
+        ForeignError::invalid(&self.path, At::Line(self.line), reason)
+    }
+}
+
+/// The whole lines of a sample; the last one only if the sample is the whole file or ends with it.
+pub fn sample_lines(sample: &[u8]) -> impl Iterator<Item = &str> {
+    let whole = if sample.len() < SAMPLE_SIZE {
+        sample
+    } else {
+        let end = sample.iter().rposition(|&byte| byte == b'\n');
+        &sample[..end.unwrap_or(sample.len())]
+    };
+    whole
+        .split(|&byte| byte == b'\n')
+        .map_while(|line| std::str::from_utf8(line).ok())
+        .map(str::trim)
+        .filter(|line| !line.is_empty())
+}
