@@ -22,6 +22,7 @@ mod bytes;
 pub mod check;
 mod cursor;
 mod error;
+pub mod experts;
 mod gguf;
 mod header;
 pub mod layers;

@@ -168,6 +168,11 @@ pub(crate) fn split_layer(name: &str) -> (Option<u16>, &str) {
     }
 }
 
+/// Whether the tensor holds chunk experts, which the router does not choose one by one.
+pub(crate) fn is_chunked(name: &str) -> bool {
+    name.contains("_chexps")
+}
+
 /// A decimal number, digits only.
 fn number(text: &str) -> Option<u64> {
     let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());

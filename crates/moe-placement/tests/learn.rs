@@ -188,7 +188,7 @@ fn counts_saturate_repeated_layers_stay_and_empty_ones_go() {
         {"layer": 0, "experts": [[1, 2]]},
         {"layer": 1, "experts": [[1, 0]], "hot_experts": [], "cold_slots_per_call": "ignored, as the layer is dropped"},
         {"layer": 2},
-        {"layer": 3, "experts": [[4294967297u64, 1]], "a key of tomorrow": null},
+        {"layer": 3, "experts": [[1, 1], [4294967297u64, 0]], "a key of tomorrow": null},
     ]));
     let observations = parse_observations(&text).unwrap();
     let seen: Vec<_> = observations
@@ -196,6 +196,76 @@ fn counts_saturate_repeated_layers_stay_and_empty_ones_go() {
         .map(|o| (o.layer, o.experts[0].expert, o.experts[0].raw))
         .collect();
     assert_eq!(seen, [(0, 1, u64::MAX), (0, 1, 2), (3, 1, 1)]);
+}
+
+/// The runtime would take expert 2^32 + 1 for expert 1. The only input that it accepts and we do not.
+#[test]
+fn an_id_that_would_be_cut_is_refused() {
+    let wide = u64::from(u32::MAX) + 2;
+    let cases = [
+        (json!([{"layer": 0, "experts": [[wide, 1]]}]), "experts"),
+        (json!([{"layer": wide, "experts": [[1, 1]]}]), "layer"),
+    ];
+    for (layers, faulty) in cases {
+        let error = parse_observations(&with_layers(layers)).unwrap_err();
+        assert!(
+            matches!(error, Error::WideId { index: 0, key, id } if key == faulty && id == wide),
+            "{error}"
+        );
+        assert!(
+            error.to_string().contains("would take it for 1;"),
+            "{error}"
+        );
+    }
+}
+
+/// As the runtime's JSON library: a byte order mark is passed over, the last of repeated keys counts, `calls` may be any
+/// number.
+#[test]
+fn oddities_that_the_runtime_accepts() {
+    let text = concat!(
+        "\u{feff}{\"schema\":\"other\",\"schema\":\"llama.cpp.moe_layer_perf.v1\",\"layers\":[",
+        "{\"layer\":0,\"experts\":[[1,2]],\"calls\":2.5,\"cold_slots_total\":6}]}"
+    );
+    let observations = parse_observations(text).unwrap();
+    assert_eq!(observations[0].cold_slots_per_call, 3.0);
+}
+
+/// Unknown keys stay where they are, at every level, in a file that is only read, and in one that is cut.
+#[test]
+fn unknown_keys_are_kept() {
+    let text = concat!(
+        r#"{"tomorrow":{"b":1,"a":[null]},"schema":"llama.cpp.moe_layer_opt_perf.v1","layers":["#,
+        r#"{"x":1.5,"layer":3,"experts":[[7,2],[9,1]],"y":"z"},{"layer":4,"experts":[[1,1]]}],"more":true}"#
+    );
+    let file = LearnFile::parse(text).unwrap();
+    assert_eq!(file.to_json(), text);
+    let cut = file.cut(|layer, expert| (layer, expert) == (3, 9));
+    assert_eq!(
+        cut.to_json(),
+        concat!(
+            r#"{"tomorrow":{"b":1,"a":[null]},"schema":"llama.cpp.moe_layer_opt_perf.v1","layers":["#,
+            r#"{"x":1.5,"layer":3,"experts":[[9,1]],"y":"z"}],"more":true}"#
+        )
+    );
+}
+
+/// Slot totals are told only by a live report.
+#[test]
+fn slots_of_a_live_report() {
+    let report = |enabled: Value| {
+        let report = json!({"enabled": enabled, "schema": "llama.cpp.moe_layer_perf.v1", "layers": [
+            {"layer": 1, "hot_slots_total": 3, "cold_slots_total": 5}, {"layer": 2}]});
+        LearnFile::parse(&report.to_string()).unwrap().layer_slots()
+    };
+    let slots: Vec<_> = report(json!(true))
+        .unwrap()
+        .iter()
+        .map(|slots| (slots.layer, slots.hot, slots.cold))
+        .collect();
+    assert_eq!(slots, [(1, 3, 5), (2, 0, 0)]);
+    assert!(report(json!(false)).is_none());
+    assert!(report(json!(null)).is_none());
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::gguf::{Gguf, Tensor};
 use crate::map::n_stacked;
-use crate::names::{Category, Role};
+use crate::names::{Category, Role, is_chunked};
 use crate::types::GgmlType;
 
 use super::Error;
@@ -151,10 +151,6 @@ pub(super) fn share(tensor: &Tensor, role: &Role, n_expert: u32) -> Result<Share
         2 if interleaves_rows(tensor.ty) => immovable("its type interleaves the rows of experts"),
         _ => Ok(Share::All),
     }
-}
-
-fn is_chunked(name: &str) -> bool {
-    name.contains("_chexps")
 }
 
 /// Whether the type is one of ik_llama.cpp's that store several rows in common blocks.

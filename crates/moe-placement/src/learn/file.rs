@@ -1,8 +1,9 @@
-//! Writing a learn file: the key set and key order of the runtime's serializer, without its timings.
+//! A learn file as a document: read, made from counts, cut, written.
 
-use serde::Serialize;
+use serde_json::{Map, Value, json};
 
-use super::SCHEMA;
+use super::observations::{COUNT_KEYS, LayerObservation, LayerSlots, layer_slots, observe};
+use super::{Error, OLD_SCHEMA, SCHEMA};
 
 /// What one layer did, as input to [`LearnFile::from_counts`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,50 +16,44 @@ pub struct LayerCounts {
     pub experts: Vec<u64>,
 }
 
-/// `[expert_id, count]`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct ExpertCount(pub u32, pub u64);
-
-/// A learn file as the runtime writes it after a learn run: mode `update`, no hot cache, hence every slot cold.
-///
-/// Keys are serialized in the order of the fields, which is the runtime's.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+/// A learn file with all its keys in their order, the unknown ones too.
+#[derive(Debug, Clone, PartialEq)]
 pub struct LearnFile {
-    enabled: bool,
-    mode: &'static str,
-    schema: &'static str,
-    n_expert: u32,
-    n_expert_used: u32,
-    updates: u64,
-    overflow_resets: u64,
-    summary: Summary,
-    layers: Vec<LearnLayer>,
-}
-
-/// Totals over all layers.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Summary {
-    layer_calls: u64,
-    hot_slot_ratio: f64,
-}
-
-/// One layer of a [`LearnFile`].
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct LearnLayer {
-    layer: u32,
-    calls: u64,
-    hot_slots_total: u64,
-    cold_slots_total: u64,
-    hot_slots_per_call: f64,
-    cold_slots_per_call: f64,
-    hot_slot_ratio: f64,
-    experts: Vec<ExpertCount>,
-    hot_experts: Vec<ExpertCount>,
-    cold_experts: Vec<ExpertCount>,
+    pub(super) root: Map<String, Value>,
 }
 
 impl LearnFile {
-    /// Builds the file from counts. `updates` is the number of passes through the model.
+    /// Reads a file and checks it as the runtime does.
+    ///
+    /// # Errors
+    /// As [`Error`] tells; the whole file is refused at the first fault. JSON nested more than 128 deep is refused too.
+    pub fn parse(text: &str) -> Result<LearnFile, Error> {
+        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+        let Value::Object(root) = serde_json::from_str(text)? else {
+            return Err(Error::Schema {
+                found: "missing (the file is not a JSON object)".into(),
+            });
+        };
+        match root.get("schema") {
+            Some(Value::String(schema)) if schema == SCHEMA || schema == OLD_SCHEMA => {}
+            Some(other) => {
+                return Err(Error::Schema {
+                    found: other.to_string(),
+                });
+            }
+            None => {
+                return Err(Error::Schema {
+                    found: "missing".into(),
+                });
+            }
+        }
+        let file = LearnFile { root };
+        file.observations()?;
+        Ok(file)
+    }
+
+    /// Makes the file that the runtime writes after a learn run: mode `update`, no hot cache, hence every slot cold, and no
+    /// timings. `updates` is the number of passes through the model.
     ///
     /// Layers are put in ascending order; a layer in which nothing was counted is left out, as the runtime does.
     pub fn from_counts(
@@ -67,79 +62,119 @@ impl LearnFile {
         updates: u64,
         layers: impl IntoIterator<Item = LayerCounts>,
     ) -> LearnFile {
-        let mut layers: Vec<LearnLayer> = layers
-            .into_iter()
-            .filter_map(LearnLayer::from_counts)
-            .collect();
+        let is_counted = |layer: &LayerCounts| layer.experts.iter().any(|&count| count > 0);
+        let mut layers: Vec<LayerCounts> = layers.into_iter().filter(is_counted).collect();
         layers.sort_by_key(|layer| layer.layer);
-        let layer_calls = layers
-            .iter()
-            .fold(0u64, |calls, layer| calls.saturating_add(layer.calls));
-        LearnFile {
-            enabled: true,
-            mode: "update",
-            schema: SCHEMA,
-            n_expert,
-            n_expert_used,
-            updates,
-            overflow_resets: 0,
-            summary: Summary {
-                layer_calls,
-                hot_slot_ratio: 0.0,
+        let layer_calls = layers.iter().map(|layer| layer.calls);
+        let root = json!({
+            "enabled": true,
+            "mode": "update",
+            "schema": SCHEMA,
+            "n_expert": n_expert,
+            "n_expert_used": n_expert_used,
+            "updates": updates,
+            "overflow_resets": 0,
+            "summary": {
+                "layer_calls": layer_calls.fold(0, u64::saturating_add),
+                "hot_slot_ratio": 0.0,
             },
-            layers,
+            "layers": layers.iter().map(learnt_layer).collect::<Vec<_>>(),
+        });
+        match root {
+            Value::Object(root) => LearnFile { root },
+            _ => unreachable!("an object was made"),
         }
     }
 
-    /// The layers that have data, ascending.
-    pub fn layers(&self) -> &[LearnLayer] {
-        &self.layers
+    /// What the runtime takes from the file: layers ascending, repeated layer objects apart, layers with nothing counted
+    /// dropped.
+    ///
+    /// # Errors
+    /// As [`LearnFile::parse`]; none for a file that was parsed or made here.
+    pub fn observations(&self) -> Result<Vec<LayerObservation>, Error> {
+        observe(self.layers()?)
+    }
+
+    /// The slot totals of a live report, by which the runtime tells its hit rate; nothing if the report says that recording
+    /// is off.
+    pub fn layer_slots(&self) -> Option<Vec<LayerSlots>> {
+        let enabled = self.root.get("enabled") == Some(&Value::Bool(true));
+        enabled.then(|| layer_slots(self.layers().unwrap_or_default()))
+    }
+
+    /// Experts in a layer of the model, if the file tells it.
+    pub fn n_expert(&self) -> Option<u64> {
+        self.root.get("n_expert")?.as_u64()
+    }
+
+    /// The file with only the experts of `keep(layer, expert)`; a layer without any is left out. Times and slot totals stay
+    /// what they were: they are the layer's, and its weight comes from them.
+    pub fn cut(&self, keep: impl Fn(u32, u32) -> bool) -> LearnFile {
+        let mut cut = self.clone();
+        if let Some(Value::Array(layers)) = cut.root.get_mut("layers") {
+            layers.retain_mut(|layer| cut_layer(layer, &keep));
+        }
+        cut
     }
 
     /// The file's text: compact JSON, no white space.
     pub fn to_json(&self) -> String {
-        serde_json::to_string(self).expect("numbers and fixed keys always serialize")
+        // A map with string keys always serializes.
+        serde_json::to_string(&self.root).unwrap_or_default()
+    }
+
+    pub(super) fn layers(&self) -> Result<&[Value], Error> {
+        match self.root.get("layers") {
+            Some(Value::Array(layers)) => Ok(layers),
+            _ => Err(Error::Layers),
+        }
     }
 }
 
-impl LearnLayer {
-    fn from_counts(counts: LayerCounts) -> Option<LearnLayer> {
-        let experts: Vec<ExpertCount> = (0u32..)
-            .zip(counts.experts)
-            .filter(|&(_, count)| count > 0)
-            .map(|(expert, count)| ExpertCount(expert, count))
-            .collect();
-        if experts.is_empty() {
-            return None;
+/// A layer of a learn run, with the keys of the runtime's serializer in its order.
+fn learnt_layer(counts: &LayerCounts) -> Value {
+    let experts: Vec<(u32, u64)> = (0u32..)
+        .zip(counts.experts.iter().copied())
+        .filter(|&(_, count)| count > 0)
+        .collect();
+    let slots = experts
+        .iter()
+        .fold(0u64, |slots, &(_, count)| slots.saturating_add(count));
+    let slots_per_call = if counts.calls > 0 {
+        slots as f64 / counts.calls as f64
+    } else {
+        0.0
+    };
+    json!({
+        "layer": counts.layer,
+        "calls": counts.calls,
+        "hot_slots_total": 0,
+        "cold_slots_total": slots,
+        "hot_slots_per_call": 0.0,
+        "cold_slots_per_call": slots_per_call,
+        "hot_slot_ratio": 0.0,
+        "experts": experts,
+        "hot_experts": [],
+        "cold_experts": experts,
+    })
+}
+
+/// Drops the experts of a layer that are not kept; tells whether a count is left.
+fn cut_layer(layer: &mut Value, keep: &impl Fn(u32, u32) -> bool) -> bool {
+    let id = layer.get("layer").and_then(Value::as_u64);
+    let Some(id) = id.and_then(|id| u32::try_from(id).ok()) else {
+        return false;
+    };
+    let mut is_counted = false;
+    for key in COUNT_KEYS {
+        if let Some(Value::Array(pairs)) = layer.get_mut(key) {
+            pairs.retain(|pair| {
+                let expert = pair.get(0).and_then(Value::as_u64);
+                expert.is_some_and(|expert| u32::try_from(expert).is_ok_and(|e| keep(id, e)))
+            });
+            let count = |pair: &Value| pair.get(1).and_then(Value::as_u64);
+            is_counted |= pairs.iter().any(|pair| count(pair) > Some(0));
         }
-        let slots = experts
-            .iter()
-            .fold(0u64, |slots, expert| slots.saturating_add(expert.1));
-        Some(LearnLayer {
-            layer: counts.layer,
-            calls: counts.calls,
-            hot_slots_total: 0,
-            cold_slots_total: slots,
-            hot_slots_per_call: 0.0,
-            cold_slots_per_call: if counts.calls > 0 {
-                slots as f64 / counts.calls as f64
-            } else {
-                0.0
-            },
-            hot_slot_ratio: 0.0,
-            hot_experts: Vec::new(),
-            cold_experts: experts.clone(),
-            experts,
-        })
     }
-
-    /// Block number in the model.
-    pub fn layer(&self) -> u32 {
-        self.layer
-    }
-
-    /// The experts that were chosen at least once, ids ascending.
-    pub fn experts(&self) -> &[ExpertCount] {
-        &self.experts
-    }
+    is_counted
 }

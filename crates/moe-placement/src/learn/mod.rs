@@ -1,13 +1,19 @@
 //! The learn file of the hot-cache runtime: how often each layer's experts were chosen.
 //!
-//! One JSON schema serves the runtime's learn files and its live performance report. [`LearnFile`] writes the form of a learn
-//! run in which no cache was loaded; [`parse_observations`] reads any form by the runtime's own rules.
+//! One JSON schema serves the runtime's learn files and its live performance report. [`LearnFile`] reads any form by the
+//! runtime's own rules and keeps what it does not know; it also makes the form of a learn run in which no cache was loaded.
+//! [`LayerObservation`] is what the runtime takes from a file.
 
+mod error;
 mod file;
+mod merge;
 mod observations;
 
-pub use file::{ExpertCount, LayerCounts, LearnFile, LearnLayer, Summary};
-pub use observations::{Error, ExpertObservation, LayerObservation, is_usable, parse_observations};
+pub use error::Error;
+pub use file::{LayerCounts, LearnFile};
+pub use observations::{
+    ExpertObservation, LayerObservation, LayerSlots, is_usable, parse_observations,
+};
 
 /// The schema name that is written, in use since May 2026.
 pub const SCHEMA: &str = "llama.cpp.moe_layer_opt_perf.v1";

@@ -1,53 +1,14 @@
-//! Reading a learn file by the rules of the hot-cache runtime's own parser: what it refuses is refused, what it ignores is
-//! ignored, and what it derives is derived.
+//! What the hot-cache runtime's own parser takes from a learn file: what it refuses is refused, what it ignores is ignored,
+//! and what it derives is derived.
 
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use super::{OLD_SCHEMA, SCHEMA};
+use super::{Error, LearnFile};
 
-/// Why a learn file is refused. The runtime refuses the same files.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum Error {
-    /// The text is not JSON.
-    #[error("the learn file is not JSON: {0}; write it anew with `hotness --out`")]
-    Json(#[from] serde_json::Error),
-    /// The root is not an object, or its schema is not one of the two known names.
-    #[error("the learn file's `schema` is {found}; it must be \"{SCHEMA}\" or \"{OLD_SCHEMA}\"")]
-    Schema {
-        /// What stands there instead.
-        found: String,
-    },
-    /// No `layers` array.
-    #[error("the learn file has no `layers` array; it must hold one object for each layer")]
-    Layers,
-    /// A layer without an unsigned id.
-    #[error("layers[{index}] of the learn file has no unsigned integer `layer`")]
-    LayerId {
-        /// Position in `layers`.
-        index: usize,
-    },
-    /// An array of counts that is not made of pairs.
-    #[error(
-        "`{key}` in layers[{index}] of the learn file must be an array of [expert_id, count] pairs of unsigned integers"
-    )]
-    Experts {
-        /// Position in `layers`.
-        index: usize,
-        /// Key of the faulty array.
-        key: &'static str,
-    },
-    /// A number of the wrong JSON type.
-    #[error("`{key}` in layers[{index}] of the learn file must be a number")]
-    Number {
-        /// Position in `layers`.
-        index: usize,
-        /// Key of the faulty value.
-        key: &'static str,
-    },
-}
+/// The arrays of counts in a layer.
+pub(super) const COUNT_KEYS: [&str; 3] = ["experts", "hot_experts", "cold_experts"];
 
 /// What a learn file says of one layer.
 #[derive(Debug, Clone, PartialEq)]
@@ -85,40 +46,31 @@ pub struct ExpertObservation {
     pub cold: u64,
 }
 
-/// Reads a learn file. Layers come in ascending order; repeated layer objects stay apart, layers with nothing counted are
-/// dropped, and an id that does not fit 32 bits is cut to them, as in the runtime.
+impl ExpertObservation {
+    /// How often the expert was chosen: hot and cold together, or the raw count where they were not told apart (then both
+    /// are 0). Saturates.
+    pub fn hits(&self) -> u64 {
+        self.raw.saturating_add(self.hot).saturating_add(self.cold)
+    }
+}
+
+/// How many expert slots of a layer were served hot and cold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LayerSlots {
+    /// Block number in the model.
+    pub layer: u32,
+    /// Slots served by the cache.
+    pub hot: u64,
+    /// Slots served by the cold lane.
+    pub cold: u64,
+}
+
+/// Reads a learn file, as [`LearnFile::parse`] and [`LearnFile::observations`] do.
 ///
 /// # Errors
 /// As [`Error`] tells; the whole file is refused at the first fault.
 pub fn parse_observations(text: &str) -> Result<Vec<LayerObservation>, Error> {
-    let root: Value = serde_json::from_str(text)?;
-    let Value::Object(root) = root else {
-        return Err(Error::Schema {
-            found: "missing (the file is not a JSON object)".into(),
-        });
-    };
-    match root.get("schema") {
-        Some(Value::String(schema)) if schema == SCHEMA || schema == OLD_SCHEMA => {}
-        Some(other) => {
-            return Err(Error::Schema {
-                found: other.to_string(),
-            });
-        }
-        None => {
-            return Err(Error::Schema {
-                found: "missing".into(),
-            });
-        }
-    }
-    let Some(Value::Array(layers)) = root.get("layers") else {
-        return Err(Error::Layers);
-    };
-    let mut observations = Vec::new();
-    for (index, layer) in layers.iter().enumerate() {
-        observations.extend(parse_layer(layer, index)?);
-    }
-    observations.sort_by_key(|observation| observation.layer);
-    Ok(observations)
+    LearnFile::parse(text)?.observations()
 }
 
 /// Whether a cache can be planned from these observations: the file parsed and counted something.
@@ -126,13 +78,39 @@ pub fn is_usable(observations: &[LayerObservation]) -> bool {
     !observations.is_empty()
 }
 
-fn parse_layer(layer: &Value, index: usize) -> Result<Option<LayerObservation>, Error> {
-    let Value::Object(layer) = layer else {
-        return Err(Error::LayerId { index });
-    };
-    let Some(id) = layer.get("layer").and_then(Value::as_u64) else {
-        return Err(Error::LayerId { index });
-    };
+pub(super) fn observe(layers: &[Value]) -> Result<Vec<LayerObservation>, Error> {
+    let mut observations = Vec::new();
+    for (index, layer) in layers.iter().enumerate() {
+        observations.extend(observe_layer(layer, index)?);
+    }
+    observations.sort_by_key(|observation| observation.layer);
+    Ok(observations)
+}
+
+pub(super) fn layer_slots(layers: &[Value]) -> Vec<LayerSlots> {
+    let slots = layers.iter().filter_map(|layer| {
+        let slots = |key| layer.get(key).map_or(0, unsigned);
+        Some(LayerSlots {
+            layer: layer.get("layer")?.as_u64()?.try_into().ok()?,
+            hot: slots("hot_slots_total"),
+            cold: slots("cold_slots_total"),
+        })
+    });
+    slots.collect()
+}
+
+/// The id and the object of an entry of `layers`.
+pub(super) fn layer_id(layer: &Value, index: usize) -> Result<(u32, &Map<String, Value>), Error> {
+    let object = layer.as_object().ok_or(Error::LayerId { index })?;
+    let id = object.get("layer").and_then(Value::as_u64);
+    let id = id.ok_or(Error::LayerId { index })?;
+    let key = "layer";
+    let layer = u32::try_from(id).map_err(|_| Error::WideId { index, key, id })?;
+    Ok((layer, object))
+}
+
+fn observe_layer(layer: &Value, index: usize) -> Result<Option<LayerObservation>, Error> {
+    let (id, layer) = layer_id(layer, index)?;
 
     let mut experts = BTreeMap::new();
     let hot = add_counts(layer, index, "hot_experts", &mut experts, |e| &mut e.hot)?;
@@ -145,12 +123,12 @@ fn parse_layer(layer: &Value, index: usize) -> Result<Option<LayerObservation>, 
     let number = |key| number(layer, index, key);
     let mut cold_slots_per_call = number("cold_slots_per_call")?;
     if cold_slots_per_call <= 0.0 {
-        let (calls, slots) = (
-            number("calls")?.trunc(),
-            number("cold_slots_total")?.trunc(),
-        );
-        if calls > 0.0 && slots > 0.0 {
-            cold_slots_per_call = slots / calls;
+        number("calls")?;
+        number("cold_slots_total")?;
+        let total = |key| layer.get(key).map_or(0, unsigned);
+        let (calls, slots) = (total("calls"), total("cold_slots_total"));
+        if calls > 0 && slots > 0 {
+            cold_slots_per_call = slots as f64 / calls as f64;
         }
     }
     let join_wait_us = number("parallel_join_wait_time_per_call_us")?;
@@ -168,7 +146,7 @@ fn parse_layer(layer: &Value, index: usize) -> Result<Option<LayerObservation>, 
         0.0
     };
     Ok(Some(LayerObservation {
-        layer: id as u32,
+        layer: id,
         has_branch_counts,
         cold_slots_per_call,
         join_wait_us,
@@ -180,7 +158,8 @@ fn parse_layer(layer: &Value, index: usize) -> Result<Option<LayerObservation>, 
     }))
 }
 
-/// Adds the pairs of one array to `experts` and tells whether any count was above zero. A missing array adds nothing.
+/// Adds the pairs of one array to `experts` and tells whether any count was above zero. A missing array adds nothing; the
+/// id of a zero count is not looked at.
 fn add_counts(
     layer: &Map<String, Value>,
     index: usize,
@@ -196,16 +175,16 @@ fn add_counts(
     let mut any = false;
     for pair in pairs {
         let pair = pair.as_array().map(Vec::as_slice);
-        let Some([expert, count]) = pair else {
+        let Some([id, count]) = pair else {
             return Err(Error::Experts { index, key });
         };
-        let (Some(expert), Some(count)) = (expert.as_u64(), count.as_u64()) else {
+        let (Some(id), Some(count)) = (id.as_u64(), count.as_u64()) else {
             return Err(Error::Experts { index, key });
         };
         if count == 0 {
             continue;
         }
-        let expert = expert as u32;
+        let expert = u32::try_from(id).map_err(|_| Error::WideId { index, key, id })?;
         let entry = experts.entry(expert).or_insert(ExpertObservation {
             expert,
             ..Default::default()
@@ -222,4 +201,13 @@ fn number(layer: &Map<String, Value>, index: usize, key: &'static str) -> Result
         None => Ok(0.0),
         Some(value) => value.as_f64().ok_or(Error::Number { index, key }),
     }
+}
+
+/// A number as the runtime reads an unsigned one: a negative one wraps, a fraction is cut off.
+pub(super) fn unsigned(value: &Value) -> u64 {
+    value
+        .as_u64()
+        .or_else(|| value.as_i64().map(|value| value as u64))
+        .or_else(|| value.as_f64().map(|value| value as u64))
+        .unwrap_or(0)
 }

@@ -1,0 +1,120 @@
+//! Arithmetic with 64 bits of mantissa: the runtime scores in x87 extended precision, and a plain `f64` falls on the other
+//! side of a rounding tie now and then.
+
+/// A number that is not negative: `mantissa × 2^exponent`, the mantissa's top bit set, or 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Extended {
+    mantissa: u64,
+    exponent: i32,
+}
+
+impl Extended {
+    /// `a × b`, rounded once. `b` must be finite; a negative one counts as 0.
+    pub(super) fn product(a: u64, b: f64) -> Extended {
+        if b <= 0.0 {
+            return Extended::rounded(0, 0);
+        }
+        let bits = b.to_bits();
+        let (exponent, fraction) = ((bits >> 52) as i32, bits & ((1 << 52) - 1));
+        let (mantissa, exponent) = match exponent {
+            0 => (fraction, -1074), // subnormal
+            _ => (fraction | 1 << 52, exponent - 1075),
+        };
+        Extended::rounded(u128::from(a) * u128::from(mantissa), exponent)
+    }
+
+    /// `self + other`, rounded once.
+    pub(super) fn plus(self, other: Extended) -> Extended {
+        let (high, low) =
+            if (self.mantissa == 0, -self.exponent) <= (other.mantissa == 0, -other.exponent) {
+                (self, other)
+            } else {
+                (other, self)
+            };
+        // 63 bits below the higher number's last: what falls off there is only told by a last bit that is set.
+        let low_bits = u128::from(low.mantissa) << 63;
+        let shift = (i64::from(high.exponent) - i64::from(low.exponent)).clamp(0, 127) as u32;
+        let lost = low_bits & ((1 << shift) - 1) != 0;
+        let sum = (u128::from(high.mantissa) << 63) + ((low_bits >> shift) | u128::from(lost));
+        Extended::rounded(sum, high.exponent - 63)
+    }
+
+    /// The score: half is added, rounded as every sum is, and the fraction cut off; at least 1, at most `u64::MAX`.
+    /// 0 stays 0.
+    pub(super) fn to_score(self) -> u64 {
+        if self.mantissa == 0 {
+            return 0;
+        }
+        if self.exponent > 0 || (self.exponent == 0 && self.mantissa == u64::MAX) {
+            return u64::MAX;
+        }
+        let Extended { mantissa, exponent } = self.plus(Extended::product(1, 0.5));
+        let score = match exponent {
+            0 => mantissa,
+            1.. => u64::MAX,
+            _ => mantissa.checked_shr(exponent.unsigned_abs()).unwrap_or(0),
+        };
+        score.max(1)
+    }
+
+    /// `value × 2^exponent` to 64 bits of mantissa, ties to even.
+    fn rounded(value: u128, exponent: i32) -> Extended {
+        if value == 0 {
+            return Extended {
+                mantissa: 0,
+                exponent: 0,
+            };
+        }
+        let zeros = value.leading_zeros();
+        let value = value << zeros;
+        let exponent = exponent - zeros as i32 + 64;
+        let (mantissa, rest) = ((value >> 64) as u64, value as u64);
+        let half = 1 << 63;
+        let up = rest > half || (rest == half && mantissa & 1 == 1);
+        match mantissa.checked_add(u64::from(up)) {
+            Some(mantissa) => Extended { mantissa, exponent },
+            None => Extended {
+                mantissa: 1 << 63,
+                exponent: exponent + 1,
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn score(hits: u64, weight: f64, hot: u64) -> u64 {
+        let product = Extended::product(hits, weight);
+        product.plus(Extended::product(hot, 0.05)).to_score()
+    }
+
+    #[test]
+    fn rounds_half_up() {
+        assert_eq!(score(3, 0.5, 0), 2); // 1.5
+        assert_eq!(score(1, 0.25, 0), 1); // at least 1
+        assert_eq!(score(0, 1.0, 0), 0);
+        assert_eq!(score(7, 1.0, 0), 7);
+    }
+
+    /// The double nearest to 0.05 is above a twentieth, so 30 + 10 × 0.05 is above 30.5; that nearest to 0.35 is below, and
+    /// 10 × 0.35 + 20 × 0.05 is 4.5 - 1.67e-16, which plain doubles round to 4.5.
+    #[test]
+    fn ties_fall_as_the_doubles_do() {
+        assert_eq!(score(30, 1.0, 10), 31);
+        assert_eq!(10.0f64 * 0.35 + 20.0 * 0.05, 4.5);
+        assert_eq!(score(10, 0.35, 20), 4);
+    }
+
+    #[test]
+    fn large_counts() {
+        assert_eq!(score(u64::MAX, 1.0, 0), u64::MAX);
+        assert_eq!(score(u64::MAX, 1.6, 0), u64::MAX);
+        assert_eq!(score(u64::MAX - 1, 1.0, 0), u64::MAX - 1);
+        assert_eq!(score(u64::MAX - 1, 1.0, u64::MAX), u64::MAX);
+        assert_eq!(score(1 << 63, 1.0, 0), 1 << 63);
+        // 6456360425798342656.7 in exact arithmetic on the double nearest to 0.7.
+        assert_eq!(score((1 << 63) + 1, 0.7, 0), 6_456_360_425_798_342_657);
+    }
+}

@@ -1,0 +1,455 @@
+//! Plans: the runtime's own answers to forty cases, its published vectors, and what holds of every plan.
+
+use moe_placement::learn::{LearnFile, parse_observations};
+use moe_placement::plan::{
+    Entry, Error, ExpertSizes, Explanation, LayerCurve, Plan, Strategy, Verdict, Weighting, rank,
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+/// A case of `fixtures/hot-cache/plans.json`, answered by the runtime's own parser, weighting and planner.
+#[derive(Deserialize)]
+struct Case {
+    learn: Value,
+    weighting: String,
+    layer_curve: f64,
+    sizes: Vec<(u32, u32, u64)>,
+    lane_budgets: Vec<u64>,
+    strategy: String,
+    expected: Expected,
+}
+
+#[derive(Deserialize)]
+struct Expected {
+    ranking: Vec<(u32, u32, u64)>,
+    lanes: Vec<ExpectedLane>,
+}
+
+#[derive(Debug, Deserialize, PartialEq)]
+struct ExpectedLane {
+    selected: Vec<(u32, u32)>,
+    used_bytes: u64,
+}
+
+fn cases() -> Vec<Case> {
+    let path = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../fixtures/hot-cache/plans.json"
+    );
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+impl Case {
+    fn ranking(&self) -> Vec<Entry> {
+        let observations = parse_observations(&self.learn.to_string()).unwrap();
+        rank(
+            &observations,
+            self.weighting.parse().unwrap(),
+            LayerCurve::new(self.layer_curve),
+        )
+    }
+
+    fn sizes(&self) -> ExpertSizes {
+        self.sizes.iter().copied().collect()
+    }
+
+    fn plan(&self) -> Plan {
+        Plan::new(
+            &self.ranking(),
+            &self.sizes(),
+            &self.lane_budgets,
+            self.strategy.parse().unwrap(),
+            None,
+        )
+        .unwrap()
+    }
+}
+
+fn pairs(entries: impl IntoIterator<Item = Entry>) -> Vec<(u32, u32)> {
+    entries
+        .into_iter()
+        .map(|entry| (entry.layer, entry.expert))
+        .collect()
+}
+
+#[test]
+fn the_runtimes_forty_cases() {
+    let cases = cases();
+    assert_eq!(cases.len(), 40);
+    for (number, case) in cases.iter().enumerate() {
+        let ranking: Vec<_> = case
+            .ranking()
+            .iter()
+            .map(|entry| (entry.layer, entry.expert, entry.score))
+            .collect();
+        assert_eq!(ranking, case.expected.ranking, "ranking of case {number}");
+        let lanes: Vec<ExpectedLane> = case
+            .plan()
+            .lanes
+            .iter()
+            .map(|lane| ExpectedLane {
+                selected: pairs(lane.selected.iter().map(|selected| selected.entry)),
+                used_bytes: lane.used_bytes,
+            })
+            .collect();
+        assert_eq!(lanes, case.expected.lanes, "lanes of case {number}");
+    }
+}
+
+/// With one lane, the file that is cut to a plan makes the runtime load exactly that plan: its layers are charged the same
+/// whatever the order.
+#[test]
+fn a_cut_file_gives_the_plan_again() {
+    for (number, case) in cases()
+        .iter()
+        .enumerate()
+        .filter(|(_, case)| case.lane_budgets.len() == 1)
+    {
+        let plan = case.plan();
+        let mut chosen = pairs(plan.selected().map(|(_, selected)| selected.entry));
+        chosen.sort_unstable();
+        let learn = LearnFile::parse(&case.learn.to_string()).unwrap();
+        let cut = learn.cut(|layer, expert| chosen.contains(&(layer, expert)));
+        let again = Case {
+            learn: serde_json::from_str(&cut.to_json()).unwrap(),
+            ..serde_json::from_value(json!({
+                "learn": null, "weighting": case.weighting, "layer_curve": case.layer_curve, "sizes": case.sizes,
+                "lane_budgets": case.lane_budgets, "strategy": case.strategy,
+                "expected": {"ranking": [], "lanes": []}}))
+            .unwrap()
+        };
+        let mut found = pairs(again.plan().selected().map(|(_, selected)| selected.entry));
+        found.sort_unstable();
+        assert_eq!(found, chosen, "case {number}");
+    }
+}
+
+fn ranked(layers: Value, weighting: Weighting, curve: f64) -> Vec<(u32, u32, u64)> {
+    let text = json!({"schema": "llama.cpp.moe_layer_opt_perf.v1", "layers": layers}).to_string();
+    let ranking = rank(
+        &parse_observations(&text).unwrap(),
+        weighting,
+        LayerCurve::new(curve),
+    );
+    ranking
+        .iter()
+        .map(|entry| (entry.layer, entry.expert, entry.score))
+        .collect()
+}
+
+/// The runtime's unit tests, retold. Weights: mean wait 15, 1 + (20/15 - 1)/2 = 1.1667 and max(0.8333, 0.85).
+#[test]
+fn published_scores() {
+    let wait = "parallel_join_wait_time_per_call_us";
+    let raw = json!([{"layer": 0, wait: 20, "experts": [[3, 10]]}, {"layer": 1, wait: 10, "experts": [[4, 11]]}]);
+    for curve in [0.5, -0.1, 1.1] {
+        // A curve out of range is 0.5.
+        assert_eq!(
+            ranked(raw.clone(), Weighting::Pressure, curve),
+            [(0, 3, 12), (1, 4, 9)]
+        );
+    }
+    assert_eq!(
+        ranked(raw, Weighting::Pressure, 0.0),
+        [(1, 4, 11), (0, 3, 10)]
+    );
+
+    let split = json!([
+        {"layer": 0, wait: 20, "hot_experts": [[1, 10]], "cold_experts": [[2, 10]]},
+        {"layer": 1, wait: 10, "hot_experts": [[5, 12]]},
+    ]);
+    assert_eq!(
+        ranked(split, Weighting::Pressure, 0.5),
+        [(0, 1, 12), (0, 2, 12), (1, 5, 11)]
+    );
+}
+
+/// Two layers with 3 and 1 experts: `flat` ranks every layer's first before every second, `balanced` the fuller layer first.
+#[test]
+fn flat_and_balanced_by_hand() {
+    let layers = json!([
+        {"layer": 7, "experts": [[0, 5], [1, 2_000_000], [2, 5]]},
+        {"layer": 2, "experts": [[9, 1]]},
+    ]);
+    assert_eq!(
+        ranked(layers.clone(), Weighting::Flat, 0.5),
+        [
+            (7, 1, 3_999_999),
+            (2, 9, 3_000_001),
+            (7, 0, 2_000_005),
+            (7, 2, 1_000_005)
+        ]
+    );
+    assert_eq!(
+        ranked(layers, Weighting::Balanced, 0.5),
+        [
+            (7, 1, 3_999_999),
+            (7, 0, 2_000_005),
+            (7, 2, 1_000_005),
+            (2, 9, 1_000_001)
+        ]
+    );
+}
+
+/// Pressures 10, 20 and 50. `smooth`: percentiles 12 and 44, so 1, 1 + 0.3 √(8/32) and 1.3. `time`: 0.4, 0.4 + 1.4/4 and 1.8.
+#[test]
+fn smooth_and_time_by_hand() {
+    let (wait, total) = (
+        "parallel_join_wait_time_per_call_us",
+        "total_moe_time_per_call_us",
+    );
+    let waits = json!([
+        {"layer": 0, wait: 10, "experts": [[0, 100]]},
+        {"layer": 1, wait: 20, "experts": [[0, 100]]},
+        {"layer": 2, "parallel_cold_lane_wall_time_per_call_us": 80, "parallel_hot_lane_wall_time_per_call_us": 30,
+         "experts": [[0, 100]]},
+        {"layer": 3, "experts": [[0, 99]]},
+    ]);
+    assert_eq!(
+        ranked(waits, Weighting::Smooth, 1.0),
+        [(2, 0, 130), (1, 0, 115), (0, 0, 100), (3, 0, 99)]
+    );
+    let times = json!([
+        {"layer": 0, total: 10, "experts": [[0, 100]]},
+        {"layer": 1, wait: 20, "experts": [[0, 100]]},
+        {"layer": 2, total: 50, wait: 1000, "experts": [[0, 100]]},
+        {"layer": 3, "experts": [[0, 99]]},
+    ]);
+    assert_eq!(
+        ranked(times, Weighting::Time, 1.0),
+        [(2, 0, 180), (3, 0, 99), (1, 0, 75), (0, 0, 40)]
+    );
+}
+
+#[test]
+fn names_and_aliases() {
+    let names = [
+        (Weighting::Flat, vec!["flat"]),
+        (Weighting::Pressure, vec!["pressure"]),
+        (
+            Weighting::Smooth,
+            vec![
+                "smooth",
+                "smooth-pressure",
+                "capped",
+                "capped-pressure",
+                "soft-pressure",
+            ],
+        ),
+        (Weighting::Time, vec!["time", "moe-time", "decode-time"]),
+        (Weighting::Balanced, vec!["balanced", "rank", "layer-rank"]),
+    ];
+    for (weighting, names) in names {
+        for name in names {
+            assert_eq!(name.parse::<Weighting>().unwrap(), weighting);
+        }
+    }
+    assert!(matches!(
+        "smooth_pressure".parse::<Weighting>(),
+        Err(Error::Weighting { .. })
+    ));
+    assert!(matches!(
+        "even".parse::<Strategy>(),
+        Err(Error::Strategy { .. })
+    ));
+}
+
+/// A ranking in the order of the experts given.
+fn ranking(experts: &[(u32, u32)]) -> Vec<Entry> {
+    let scores = (1..=experts.len() as u64).rev();
+    let entry = |(&(layer, expert), score)| Entry {
+        layer,
+        expert,
+        hits: score,
+        score,
+    };
+    experts.iter().zip(scores).map(entry).collect()
+}
+
+fn even_sizes(n_layer: u32, n_expert: u32, bytes: u64) -> ExpertSizes {
+    let layers =
+        (0..n_layer).flat_map(|layer| (0..n_expert).map(move |expert| (layer, expert, bytes)));
+    layers.collect()
+}
+
+fn chosen(plan: &Plan) -> Vec<Vec<(u32, u32)>> {
+    let lane = |lane: &moe_placement::plan::Lane| pairs(lane.selected.iter().map(|s| s.entry));
+    plan.lanes.iter().map(lane).collect()
+}
+
+#[test]
+fn published_packing() {
+    let sizes = even_sizes(2, 2, 10);
+    let plan = Plan::new(
+        &ranking(&[(0, 0), (0, 1), (1, 0)]),
+        &sizes,
+        &[30],
+        Strategy::Warm,
+        None,
+    )
+    .unwrap();
+    assert_eq!(chosen(&plan), [[(0, 0), (0, 1)]]);
+    assert_eq!(plan.used_bytes(), 30);
+}
+
+/// Experts of 10 bytes; every lane pays for a layer's empty expert.
+#[test]
+fn strategies_by_hand() {
+    let order = [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2)];
+    let (sizes, ranking) = (even_sizes(2, 3, 10), ranking(&order));
+    let plan = |strategy, budgets: &[u64]| {
+        let plan = Plan::new(&ranking, &sizes, budgets, strategy, None).unwrap();
+        chosen(&plan)
+    };
+    // 20 + 20 fill the first lane; (0, 1) opens its layer anew in the second.
+    assert_eq!(
+        plan(Strategy::Warm, &[40, 40]),
+        [vec![(0, 0), (1, 0)], vec![(0, 1), (1, 1)]]
+    );
+    // The first lane has room for an odd one later.
+    assert_eq!(
+        plan(Strategy::Warm, &[50, 20]),
+        [vec![(0, 0), (1, 0), (0, 1)], vec![(1, 1)]]
+    );
+    // Layer 1 goes first to the lane with fewer bytes; then each layer to the lane that has none of it.
+    assert_eq!(
+        plan(Strategy::HotEven, &[100, 100]),
+        [vec![(0, 0), (1, 1), (0, 2)], vec![(1, 0), (0, 1)]]
+    );
+    // Half the budget is one layer of two, in the order of the layers.
+    assert_eq!(
+        plan(Strategy::EvenSplit, &[40, 40]),
+        [vec![(0, 0), (0, 1), (0, 2)], vec![(1, 0), (1, 1)]]
+    );
+    // A quarter of two layers is half a layer, which rounds to one.
+    assert_eq!(
+        plan(Strategy::EvenSplit, &[20, 60]),
+        [vec![(0, 0)], vec![(1, 0), (1, 1)]]
+    );
+    assert!(matches!(
+        Plan::new(&ranking, &sizes, &[1; 4], Strategy::Warm, None),
+        Err(Error::Lanes { n: 4 })
+    ));
+    assert!(matches!(
+        Plan::new(&ranking, &sizes, &[], Strategy::Warm, None),
+        Err(Error::Lanes { n: 0 })
+    ));
+}
+
+/// The counter-example to "more budget keeps what less budget held", under `flat` and with experts of one size: 50 bytes
+/// hold the best of two layers and the second of the first; 60 bytes hold the best of three, and nothing else.
+#[test]
+fn more_budget_can_drop_an_expert() {
+    let layers = json!([
+        {"layer": 0, "experts": [[0, 9], [1, 8]]},
+        {"layer": 1, "experts": [[0, 9]]},
+        {"layer": 2, "experts": [[0, 9]]},
+    ]);
+    let text = json!({"schema": "llama.cpp.moe_layer_opt_perf.v1", "layers": layers}).to_string();
+    let ranking = rank(
+        &parse_observations(&text).unwrap(),
+        Weighting::Flat,
+        LayerCurve::DEFAULT,
+    );
+    let sizes = even_sizes(3, 2, 10);
+    let plan =
+        |budget| chosen(&Plan::new(&ranking, &sizes, &[budget], Strategy::Warm, None).unwrap());
+    assert_eq!(plan(50), [[(0, 0), (1, 0), (0, 1)]]);
+    assert_eq!(plan(60), [[(0, 0), (1, 0), (2, 0)]]);
+}
+
+/// Experts that were never chosen fill the room, in an order that the seed alone gives; what the file ranks comes first.
+#[test]
+fn room_is_filled_only_when_asked_for() {
+    let sizes = even_sizes(4, 16, 10);
+    let observed = ranking(&[(0, 3), (1, 5)]);
+    let plan = |fill, strategy, budgets: &[u64]| {
+        Plan::new(&observed, &sizes, budgets, strategy, fill).unwrap()
+    };
+    assert_eq!(
+        chosen(&plan(None, Strategy::Warm, &[400])),
+        [[(0, 3), (1, 5)]]
+    );
+    let filled = plan(Some(1), Strategy::Warm, &[400]);
+    let all = &chosen(&filled)[0];
+    assert_eq!(all[..2], [(0, 3), (1, 5)]);
+    assert_eq!(filled.used_bytes(), 400, "40 of one size fit exactly");
+    assert_eq!(filled, plan(Some(1), Strategy::Warm, &[400]));
+    assert_ne!(
+        chosen(&filled),
+        chosen(&plan(Some(2), Strategy::Warm, &[400]))
+    );
+    let mut distinct = all.clone();
+    distinct.sort_unstable();
+    distinct.dedup();
+    assert_eq!(distinct.len(), all.len());
+    let split = plan(Some(1), Strategy::EvenSplit, &[200, 200]);
+    assert!(
+        split.lanes[0]
+            .selected
+            .iter()
+            .all(|selected| selected.entry.layer < 2)
+    );
+    assert_eq!(split.used_bytes(), 400);
+}
+
+#[test]
+fn explanations() {
+    let sizes: ExpertSizes = [(0, 0, 10), (0, 1, 10), (1, 0, 30), (0, 2, 10)]
+        .into_iter()
+        .collect();
+    let ranking = ranking(&[(0, 0), (1, 0), (9, 9), (0, 1)]);
+    let plan = Plan::new(&ranking, &sizes, &[70], Strategy::Warm, None).unwrap();
+    let explain = |layer, expert| Explanation::new(&plan, &ranking, layer, expert);
+    assert_eq!(
+        explain(0, 0).to_string(),
+        "expert 0 of layer 0 is in: place 1 of 4 with score 4 for 4 hits; it takes 10 bytes of lane 0, and as many for the \
+         empty expert of its layer, whose first it is there"
+    );
+    assert_eq!(
+        explain(1, 0).verdict,
+        Some(Verdict::NoRoom {
+            lane: 0,
+            cost: 60,
+            free: 50
+        })
+    );
+    assert_eq!(
+        explain(1, 0).to_string(),
+        "expert 0 of layer 1 is out: place 2 of 4 with score 3 for 3 hits; when its turn came it needed 60 bytes and lane 0 \
+         had 50 left"
+    );
+    assert_eq!(explain(9, 9).verdict, Some(Verdict::UnknownSize));
+    assert!(
+        explain(0, 1).is_in()
+            && explain(0, 1)
+                .to_string()
+                .ends_with("it takes 10 bytes of lane 0")
+    );
+    assert_eq!(
+        explain(0, 2).to_string(),
+        "expert 2 of layer 0 is out: the learn file counts no choice of it"
+    );
+}
+
+#[test]
+fn sizes_from_csv() {
+    let sizes = ExpertSizes::from_csv("layer,expert,bytes\r\n0,1,5\r\n\n3, 2 ,7\n").unwrap();
+    assert_eq!(sizes.iter().collect::<Vec<_>>(), [(0, 1, 5), (3, 2, 7)]);
+    let faults = [
+        ("", 1),
+        ("layer,expert\n", 1),
+        ("layer,expert,bytes\n0,1\n", 2),
+        ("layer,expert,bytes\n0,1,5\n0,1,-5\n", 3),
+        ("layer,expert,bytes\n\n0,1,0\n", 3),
+        ("layer,expert,bytes\n0,1,5\n0,1,5\n", 3),
+        ("layer,expert,bytes\n4294967296,1,5\n", 2),
+    ];
+    for (text, faulty) in faults {
+        let error = ExpertSizes::from_csv(text).unwrap_err();
+        assert!(
+            matches!(error, Error::Sizes { line, .. } if line == faulty),
+            "{text:?}: {error}"
+        );
+    }
+}

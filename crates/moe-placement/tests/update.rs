@@ -1,0 +1,96 @@
+//! Updates of a running cache.
+
+use moe_placement::learn::LayerSlots;
+use moe_placement::plan::Entry;
+use moe_placement::update::{Cache, Exchange, Update, max_exchange};
+
+#[test]
+fn published_limits() {
+    assert_eq!(max_exchange(0.25, 10, 8), 3);
+    assert_eq!(max_exchange(1.5, 10, 8), 8);
+    assert_eq!(max_exchange(-1.0, 10, 8), 0);
+    assert_eq!(max_exchange(0.25, 0, 8), 0);
+    assert_eq!(max_exchange(1.0, 2, 1), 1);
+    assert_eq!(max_exchange(f64::NAN, 10, 8), 0);
+}
+
+fn entries(scores: &[(u32, u32, u64)]) -> Vec<Entry> {
+    let entry = |&(layer, expert, score)| Entry {
+        layer,
+        expert,
+        hits: score,
+        score,
+    };
+    scores.iter().map(entry).collect()
+}
+
+fn tuples(exchanges: &[Exchange]) -> Vec<(u32, u32, u32, u64)> {
+    let tuple = |e: &Exchange| (e.layer, e.evict, e.add, e.gain());
+    exchanges.iter().map(tuple).collect()
+}
+
+/// Layer 0 holds 0, 1, 2 of which 0 is wanted; 8 (score 9, told in two parts) and 5 (7) are missing, 1 (unseen) and 2 (3) go.
+/// Layer 1 holds 4, which ties with 3: the lower id is wanted, for a gain of 0. Layer 2 holds an expert, but nothing was
+/// chosen there; layer 3 is not in the cache.
+#[test]
+fn exchanges_by_hand() {
+    let cache: Cache = [(0, 0), (0, 1), (0, 2), (1, 4), (2, 6)]
+        .into_iter()
+        .collect();
+    let scores = entries(&[
+        (0, 0, 20),
+        (0, 8, 4),
+        (0, 8, 5),
+        (0, 5, 7),
+        (0, 2, 3),
+        (0, 99, 50),
+        (1, 3, 6),
+        (1, 4, 6),
+        (3, 0, 100),
+    ]);
+    let slots = [
+        LayerSlots {
+            layer: 0,
+            hot: 23,
+            cold: 17,
+        },
+        LayerSlots {
+            layer: 3,
+            hot: 0,
+            cold: 60,
+        },
+    ];
+    let update = |rate| Update::new(&cache, &scores, &slots, 64, rate);
+    let all = update(1.0);
+    assert_eq!(
+        tuples(&all.candidates),
+        [(0, 1, 8, 9), (0, 2, 5, 4), (1, 4, 3, 0)]
+    );
+    assert_eq!(all.hot_experts, 4, "layer 2 takes no part");
+    assert_eq!(
+        all.exchanges(),
+        all.candidates,
+        "a gain of 0 is exchanged too"
+    );
+    assert_eq!(all.hit_rate(), 0.23);
+    // A quarter of four is one; a little more is rounded up.
+    assert_eq!(tuples(update(0.25).exchanges()), [(0, 1, 8, 9)]);
+    assert_eq!(update(0.26).exchanges().len(), 2);
+    assert!(update(0.0).exchanges().is_empty());
+}
+
+/// An expert beyond the model's is never wanted, whatever its score.
+#[test]
+fn ids_beyond_the_model_are_left_out() {
+    let cache: Cache = [(0, 0)].into_iter().collect();
+    let scores = entries(&[(0, 99, 50), (0, 0, 1)]);
+    assert!(
+        Update::new(&cache, &scores, &[], 64, 1.0)
+            .candidates
+            .is_empty()
+    );
+    assert_eq!(
+        tuples(&Update::new(&cache, &scores, &[], 100, 1.0).candidates),
+        [(0, 0, 99, 49)]
+    );
+}
