@@ -1,5 +1,6 @@
-//! Measures over the routing of mixture-of-experts models: tables in, tables out.
+//! Measures over the routing of mixture-of-experts models: runs and tables in, tables out.
 
 #![warn(missing_docs)]
 
+pub mod diff;
 pub mod hotness;

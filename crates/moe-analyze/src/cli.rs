@@ -8,7 +8,7 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::commands::{
-    bench, completions, gguf_map, hotness, info, man, parquet, record, relayout, synth,
+    bench, completions, diff, gguf_map, hotness, info, man, parquet, record, relayout, synth,
 };
 
 /// Offline trace analysis for mixture-of-experts models in GGUF files.
@@ -38,6 +38,7 @@ enum Command {
     Synth(synth::Args),
     Parquet(parquet::Args),
     Hotness(hotness::Args),
+    Diff(diff::Args),
     Info(info::Args),
     Bench(bench::Args),
     Completions(completions::Args),
@@ -120,6 +121,7 @@ impl Cli {
             Command::Synth(args) => synth::run(args, &ctx),
             Command::Parquet(args) => parquet::run(args, &ctx),
             Command::Hotness(args) => hotness::run(args, &ctx),
+            Command::Diff(args) => diff::run(args, &ctx),
             Command::Info(args) => info::run(args, &ctx),
             Command::Bench(args) => bench::run(args, &ctx),
             Command::Completions(args) => completions::run(args),

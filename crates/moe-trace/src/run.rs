@@ -1,5 +1,6 @@
 //! Opening what a path argument names: a run directory or a bare trace.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use moe_gguf::map::OffsetMap;
@@ -71,6 +72,12 @@ impl Run {
     /// [`Operation::tokens`](crate::Operation::tokens) gives their tokens with the experts chosen.
     pub fn routing(&self) -> RoutingOperations<'_> {
         RoutingOperations::new(self.trace.operations(), self.ops().number("MUL_MAT_ID"))
+    }
+
+    /// As [`Run::routing`], of one pass: the operations at `records`, see [`Trace::operations_in`].
+    pub fn routing_in(&self, records: Range<u64>) -> RoutingOperations<'_> {
+        let operations = self.trace.operations_in(records);
+        RoutingOperations::new(operations, self.ops().number("MUL_MAT_ID"))
     }
 
     /// Names the run in datasets: the manifest's `run_id` (what is no letter, digit, `.`, `_` or `-` becomes `_`: the id

@@ -1,6 +1,7 @@
 //! Reading `trace.bin`, mapped.
 
 use std::fs::File;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -64,6 +65,15 @@ impl Trace {
     /// The operations in order, up to the first zero timestamp.
     pub fn operations(&self) -> Operations<'_> {
         Operations::new(self.all_records())
+    }
+
+    /// The operations of some records, whose first must be an operation's first; none where the trace is shorter.
+    pub fn operations_in(&self, records: Range<u64>) -> Operations<'_> {
+        let index = |record| usize::try_from(record).unwrap_or(usize::MAX);
+        let some = self
+            .all_records()
+            .get(index(records.start)..index(records.end));
+        Operations::starting_at(some.unwrap_or_default(), records.start)
     }
 
     /// Size of the file in bytes.

@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod completions;
+pub mod diff;
 pub mod gguf_map;
 pub mod hotness;
 pub mod info;

@@ -14,6 +14,7 @@ mod rows;
 mod table;
 mod write;
 
+pub use ranges::{ByteRange, ExpertRanges, ExpertTensor};
 pub use read::{RoutingBatch, RoutingReader, read_routing};
 pub use write::{
     TableOptions, TableSummary, add_to_dataset, dataset_paths, table_paths, write_tables,

@@ -4,16 +4,19 @@ use std::collections::HashMap;
 
 use moe_gguf::map::{Category, MapRow, OffsetMap};
 
-/// A range of a file.
+/// A range of a model's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Range {
+pub struct ByteRange {
+    /// Shard of the model.
     pub file: u16,
+    /// First byte in it.
     pub file_offset: u64,
+    /// Bytes.
     pub size_bytes: u64,
 }
 
 /// One tensor whose bytes belong to experts.
-pub(crate) enum ExpertTensor<'a> {
+pub enum ExpertTensor<'a> {
     /// Stacked weights: one row of the map an expert.
     Weights(&'a [MapRow]),
     /// Biases `[n, n_expert]`: one row of the map, in which each expert has a row of equal size.
@@ -22,7 +25,7 @@ pub(crate) enum ExpertTensor<'a> {
 
 impl ExpertTensor<'_> {
     /// Number of experts.
-    pub(crate) fn n_expert(&self) -> u64 {
+    pub fn n_expert(&self) -> u64 {
         match self {
             Self::Weights(rows) => rows.len() as u64,
             Self::Bias(row) => row.ne[1],
@@ -30,13 +33,13 @@ impl ExpertTensor<'_> {
     }
 
     /// The range of one expert; `None` if the tensor has no such expert.
-    pub(crate) fn range(&self, expert_id: u32) -> Option<Range> {
+    pub fn range(&self, expert_id: u32) -> Option<ByteRange> {
         match self {
             Self::Weights(rows) => {
                 let row = rows
                     .get(expert_id as usize)
                     .filter(|row| row.expert_id == Some(expert_id))?;
-                Some(Range {
+                Some(ByteRange {
                     file: row.file,
                     file_offset: row.file_offset,
                     size_bytes: row.size_bytes,
@@ -47,7 +50,7 @@ impl ExpertTensor<'_> {
                 let file_offset = row
                     .file_offset
                     .checked_add(size_bytes.checked_mul(expert_id.into())?)?;
-                (u64::from(expert_id) < row.ne[1]).then_some(Range {
+                (u64::from(expert_id) < row.ne[1]).then_some(ByteRange {
                     file: row.file,
                     file_offset,
                     size_bytes,
@@ -59,12 +62,13 @@ impl ExpertTensor<'_> {
 
 /// The tensors of a map whose bytes belong to experts, by their index in the tensor table.
 #[derive(Default)]
-pub(crate) struct ExpertRanges<'a> {
+pub struct ExpertRanges<'a> {
     tensors: HashMap<u32, ExpertTensor<'a>>,
 }
 
 impl<'a> ExpertRanges<'a> {
-    pub(crate) fn new(map: &'a OffsetMap) -> Self {
+    /// Finds them in the map.
+    pub fn new(map: &'a OffsetMap) -> Self {
         let tensors = map
             .rows
             .chunk_by(|a, b| a.tensor_idx == b.tensor_idx)
@@ -74,7 +78,7 @@ impl<'a> ExpertRanges<'a> {
     }
 
     /// The tensor, if its bytes belong to experts.
-    pub(crate) fn get(&self, tensor_idx: u32) -> Option<&ExpertTensor<'a>> {
+    pub fn get(&self, tensor_idx: u32) -> Option<&ExpertTensor<'a>> {
         self.tensors.get(&tensor_idx)
     }
 }

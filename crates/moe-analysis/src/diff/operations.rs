@@ -1,0 +1,315 @@
+//! Which operations two runs did, and what they read.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fmt;
+
+use moe_trace::{Operation, Run, SourceLog};
+
+use super::passes::Step;
+
+/// Kinds of differences that are kept apart; further kinds are counted together. Names come from the traces.
+const MAX_KINDS: usize = 4096;
+
+/// Operations of two runs, matched pass by pass by operation and name of the result.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct OperationsDiff {
+    /// Operations `[in A, in B]`.
+    pub n: [u64; 2],
+    /// Operations without a match, `[in A, in B]`.
+    pub only: [OperationKinds; 2],
+    /// Matched operations that read other sources, or work on another number of tokens.
+    pub n_other_sources: u64,
+    /// How they differ, and how often each kind occurs.
+    pub sources: BTreeMap<SourceDifference, u64>,
+    /// Passes whose matched operations come in another order.
+    pub other_order: u64,
+}
+
+/// Operations by kind.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct OperationKinds {
+    /// All of them.
+    pub n: u64,
+    /// By operation and by name of the result without its layer. At most 4096 kinds are told apart.
+    pub kinds: BTreeMap<(String, String), u64>,
+}
+
+/// What differs between two operations that match.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SourceDifference {
+    /// The operation.
+    pub op: String,
+    /// Name of its result, without its layer.
+    pub dst_name: String,
+    /// What is compared.
+    pub what: SourceAspect,
+    /// What it is in A; nothing where A has no such source, or where sizes are compared.
+    pub a: Option<String>,
+    /// What it is in B.
+    pub b: Option<String>,
+}
+
+/// What is compared of two operations that match.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum SourceAspect {
+    /// Tokens of the batch.
+    Tokens,
+    /// Name of a source, by its place.
+    Name(u8),
+    /// Whether a source is of the model's file or a buffer.
+    Memory(u8),
+    /// Size of a buffer.
+    Size(u8),
+}
+
+impl fmt::Display for SourceAspect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SourceAspect::Tokens => write!(f, "n_tokens"),
+            SourceAspect::Name(i) => write!(f, "source {i} name"),
+            SourceAspect::Memory(i) => write!(f, "source {i} memory"),
+            SourceAspect::Size(i) => write!(f, "source {i} size"),
+        }
+    }
+}
+
+impl OperationsDiff {
+    /// Whether both runs did the same.
+    pub fn is_equal(&self) -> bool {
+        self.only.iter().all(|only| only.n == 0)
+            && self.n_other_sources == 0
+            && self.other_order == 0
+    }
+
+    /// How matched operations differ, the most frequent first.
+    pub fn sorted_sources(&self) -> Vec<(&SourceDifference, u64)> {
+        most_frequent(&self.sources)
+    }
+}
+
+impl OperationKinds {
+    /// The kinds, the most frequent first.
+    pub fn sorted(&self) -> Vec<(&(String, String), u64)> {
+        most_frequent(&self.kinds)
+    }
+}
+
+fn most_frequent<K>(kinds: &BTreeMap<K, u64>) -> Vec<(&K, u64)> {
+    let mut kinds: Vec<(&K, u64)> = kinds.iter().map(|(kind, n)| (kind, *n)).collect();
+    kinds.sort_by_key(|&(_, n)| std::cmp::Reverse(n));
+    kinds
+}
+
+/// An operation as both runs can name it: their numbers may differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Key<'r> {
+    op: OpName<'r>,
+    dst_name: &'r [u8],
+}
+
+/// Name of an operation, or its number where the run does not name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum OpName<'r> {
+    Name(&'r str),
+    Number(u8),
+}
+
+impl fmt::Display for OpName<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            OpName::Name(name) => f.write_str(name),
+            OpName::Number(number) => write!(f, "{number}"),
+        }
+    }
+}
+
+/// Compares step by step.
+pub(super) struct OperationsComparer<'r> {
+    runs: [&'r Run; 2],
+    found: OperationsDiff,
+}
+
+impl<'r> OperationsComparer<'r> {
+    pub fn new(runs: [&'r Run; 2]) -> Self {
+        OperationsComparer {
+            runs,
+            found: OperationsDiff::default(),
+        }
+    }
+
+    pub fn step(&mut self, step: &Step<'_>) {
+        let operations = |side: usize| -> Vec<(Key<'r>, Operation<'r>)> {
+            let run = self.runs[side];
+            let passes = step.passes[side].iter();
+            let operations = passes.flat_map(|pass| run.trace.operations_in(pass.records.clone()));
+            operations
+                .map(|operation| (key(run, &operation), operation))
+                .collect()
+        };
+        let (a, b) = (operations(0), operations(1));
+        self.found.n[0] += a.len() as u64;
+        self.found.n[1] += b.len() as u64;
+
+        let in_step = a.iter().zip(&b).take_while(|(a, b)| a.0 == b.0).count();
+        for ((key, a), (_, b)) in a[..in_step].iter().zip(&b) {
+            self.pair(key, a, b);
+        }
+        self.by_name(&a[in_step..], &b[in_step..]);
+    }
+
+    /// Matches operations that do not follow one another alike: the first of a name in A with the first in B, and so on.
+    fn by_name(&mut self, a: &[(Key<'r>, Operation<'r>)], b: &[(Key<'r>, Operation<'r>)]) {
+        let mut waiting: HashMap<Key, VecDeque<usize>> = HashMap::new();
+        for (i, (key, _)) in b.iter().enumerate() {
+            waiting.entry(*key).or_default().push_back(i);
+        }
+        let mut is_matched = vec![false; b.len()];
+        let (mut last, mut in_order) = (0, true);
+        for (key, operation) in a {
+            match waiting.get_mut(key).and_then(VecDeque::pop_front) {
+                Some(i) => {
+                    in_order &= last <= i;
+                    last = i;
+                    is_matched[i] = true;
+                    self.pair(key, operation, &b[i].1);
+                }
+                None => self.found.only[0].add(key, operation),
+            }
+        }
+        for ((key, operation), is_matched) in b.iter().zip(is_matched) {
+            if !is_matched {
+                self.found.only[1].add(key, operation);
+            }
+        }
+        self.found.other_order += u64::from(!in_order);
+    }
+
+    fn pair(&mut self, key: &Key, a: &Operation, b: &Operation) {
+        let mut differences = Vec::new();
+        let (head_a, head_b) = (a.head(), b.head());
+        if head_a.has_extension() && head_b.has_extension() && head_a.n_tokens != head_b.n_tokens {
+            let n_tokens = [head_a, head_b].map(|head| Some(head.n_tokens.get().to_string()));
+            differences.push((SourceAspect::Tokens, n_tokens));
+        }
+        let n_sources = head_a.sources().len().max(head_b.sources().len());
+        for i in 0..n_sources {
+            let sources = [head_a, head_b].map(|head| head.sources().get(i));
+            let sizes = [head_a.source_size(i), head_b.source_size(i)];
+            differences.extend(source_difference(i as u8, sources, sizes));
+        }
+        self.found.n_other_sources += u64::from(!differences.is_empty());
+        for (what, [a, b]) in differences {
+            let (op, dst_name) = key.kind(head_a.layer());
+            let kind = SourceDifference {
+                op,
+                dst_name,
+                what,
+                a,
+                b,
+            };
+            count(&mut self.found.sources, kind);
+        }
+    }
+
+    pub fn finish(self) -> OperationsDiff {
+        self.found
+    }
+}
+
+/// How two sources at one place differ. Bytes of the model's file are compared elsewhere.
+fn source_difference(
+    i: u8,
+    sources: [Option<&SourceLog>; 2],
+    sizes: [u64; 2],
+) -> Option<(SourceAspect, [Option<String>; 2])> {
+    let both = |of: fn(&SourceLog) -> String| sources.map(|source| source.map(of));
+    let [Some(a), Some(b)] = sources else {
+        return Some((SourceAspect::Name(i), both(source_name)));
+    };
+    if a.name_bytes() != b.name_bytes() {
+        Some((SourceAspect::Name(i), both(source_name)))
+    } else if a.memory_source != b.memory_source {
+        let memory = |source: &SourceLog| if source.is_disk() { "disk" } else { "buffer" }.into();
+        Some((SourceAspect::Memory(i), both(memory)))
+    } else if !a.is_disk() && sizes[0] != sizes[1] {
+        // The sizes themselves change from token to token.
+        Some((SourceAspect::Size(i), [None, None]))
+    } else {
+        None
+    }
+}
+
+fn source_name(source: &SourceLog) -> String {
+    without_layer(&source.name(), source.layer())
+}
+
+fn key<'r>(run: &'r Run, operation: &Operation<'r>) -> Key<'r> {
+    let head = operation.head();
+    let number = head.operation_type;
+    Key {
+        op: run
+            .ops()
+            .name(number)
+            .map_or(OpName::Number(number), OpName::Name),
+        dst_name: head.dst_name_bytes(),
+    }
+}
+
+impl Key<'_> {
+    fn kind(&self, layer: Option<u16>) -> (String, String) {
+        let name = String::from_utf8_lossy(self.dst_name);
+        (self.op.to_string(), without_layer(&name, layer))
+    }
+}
+
+impl OperationKinds {
+    fn add(&mut self, key: &Key, operation: &Operation) {
+        self.n += 1;
+        count(&mut self.kinds, key.kind(operation.head().layer()));
+    }
+}
+
+fn count<K: Ord>(kinds: &mut BTreeMap<K, u64>, kind: K) {
+    if let Some(n) = kinds.get_mut(&kind) {
+        *n += 1;
+    } else if kinds.len() < MAX_KINDS {
+        kinds.insert(kind, 1);
+    }
+}
+
+/// The name with `N` in the place of its layer's number: `Qcur-3` is `Qcur-N` in layer 3.
+fn without_layer(name: &str, layer: Option<u16>) -> String {
+    let Some(layer) = layer else {
+        return name.to_owned();
+    };
+    let number = layer.to_string();
+    let is_digit = |c: Option<char>| c.is_some_and(|c| c.is_ascii_digit());
+    let found = name.match_indices(&number).find(|(at, _)| {
+        let (before, behind) = (&name[..*at], &name[at + number.len()..]);
+        !is_digit(before.chars().next_back()) && !is_digit(behind.chars().next())
+    });
+    match found {
+        Some((at, _)) => format!("{}N{}", &name[..at], &name[at + number.len()..]),
+        None => name.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::without_layer;
+
+    #[test]
+    fn layers_are_taken_out_of_names() {
+        for (name, layer, expected) in [
+            ("Qcur-3", Some(3), "Qcur-N"),
+            ("cache_k_l12 (view)", Some(12), "cache_k_lN (view)"),
+            ("blk.1.attn_q.weight", Some(1), "blk.N.attn_q.weight"),
+            ("Qcur-13", Some(3), "Qcur-13"),
+            ("Qcur-1 (view 1)", Some(1), "Qcur-N (view 1)"),
+            ("result_norm", None, "result_norm"),
+            ("", Some(0), ""),
+        ] {
+            assert_eq!(without_layer(name, layer), expected);
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! The passes of a trace, and which passes of two traces evaluate the same tokens.
+
+use std::ops::Range;
+
+use moe_trace::Run;
+
+/// Tokens that went through the graph together, or what was recorded of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Pass {
+    pub sequence_id: u32,
+    pub phase: u8,
+    /// Positions in the sequence.
+    pub tokens: Range<u64>,
+    /// Records in the trace.
+    pub records: Range<u64>,
+}
+
+impl Pass {
+    fn key(&self) -> (u32, u8, u64) {
+        (self.sequence_id, self.phase, self.tokens.start)
+    }
+}
+
+/// The passes of a run by sequence, phase and position, whatever the order in which they ran.
+///
+/// An operation belongs to the pass before it if it is of the same sequence and phase and begins at one of its
+/// positions. A plain v4 record tells neither its sequence, taken as 0, nor its batch, taken as one token.
+pub(super) fn passes(run: &Run) -> Vec<Pass> {
+    let mut passes: Vec<Pass> = Vec::new();
+    for operation in run.trace.operations() {
+        let head = operation.head();
+        let (sequence_id, n_tokens) = match head.has_extension() {
+            true => (head.sequence_id.get(), head.n_tokens.get().max(1)),
+            false => (0, 1),
+        };
+        let first = u64::from(head.token_id.get());
+        let tokens = first..first + u64::from(n_tokens);
+        let end = operation.first_record() + operation.records().len() as u64;
+        match passes.last_mut() {
+            Some(pass)
+                if (pass.sequence_id, pass.phase) == (sequence_id, head.phase)
+                    && pass.tokens.contains(&first) =>
+            {
+                pass.tokens.end = pass.tokens.end.max(tokens.end);
+                pass.records.end = end;
+            }
+            _ => passes.push(Pass {
+                sequence_id,
+                phase: head.phase,
+                tokens,
+                records: operation.first_record()..end,
+            }),
+        }
+    }
+    passes.sort_by_key(Pass::key);
+    passes
+}
+
+/// The fewest passes of both traces that together evaluate the same positions; of one trace alone where the other does
+/// not evaluate them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Step<'p> {
+    /// `[of A, of B]`
+    pub passes: [&'p [Pass]; 2],
+}
+
+/// Goes through the passes of two traces side by side.
+pub(super) struct Steps<'p> {
+    /// What is left, `[of A, of B]`.
+    rest: [&'p [Pass]; 2],
+}
+
+impl<'p> Steps<'p> {
+    pub fn new(a: &'p [Pass], b: &'p [Pass]) -> Self {
+        Steps { rest: [a, b] }
+    }
+}
+
+impl<'p> Iterator for Steps<'p> {
+    type Item = Step<'p>;
+
+    fn next(&mut self) -> Option<Step<'p>> {
+        let first = self.rest.iter().filter_map(|rest| rest.first());
+        let first = first.min_by_key(|pass| pass.key())?;
+        let mut end = first.tokens.end;
+        let mut n = [0, 0];
+        // A pass that is taken may reach further, and so may touch others of the other side.
+        loop {
+            let before = n;
+            for (rest, n) in self.rest.iter().zip(&mut n) {
+                while let Some(pass) = rest.get(*n)
+                    && (pass.sequence_id, pass.phase) == (first.sequence_id, first.phase)
+                    && pass.tokens.start < end
+                {
+                    end = end.max(pass.tokens.end);
+                    *n += 1;
+                }
+            }
+            if n == before {
+                break;
+            }
+        }
+        let [a, b] = self.rest;
+        let ((a, rest_a), (b, rest_b)) = (a.split_at(n[0]), b.split_at(n[1]));
+        self.rest = [rest_a, rest_b];
+        Some(Step { passes: [a, b] })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pass(sequence_id: u32, phase: u8, tokens: Range<u64>) -> Pass {
+        Pass {
+            sequence_id,
+            phase,
+            tokens,
+            records: 0..0,
+        }
+    }
+
+    fn sizes(a: &[Pass], b: &[Pass]) -> Vec<[usize; 2]> {
+        let steps = Steps::new(a, b);
+        steps.map(|step| step.passes.map(<[Pass]>::len)).collect()
+    }
+
+    #[test]
+    fn batches_of_another_size_are_taken_together() {
+        let a = [pass(0, 0, 0..8), pass(0, 0, 8..10), pass(0, 1, 10..11)];
+        let b = [
+            pass(0, 0, 0..4),
+            pass(0, 0, 4..8),
+            pass(0, 0, 8..10),
+            pass(0, 1, 10..11),
+        ];
+        assert_eq!(sizes(&a, &b), [[1, 2], [1, 1], [1, 1]]);
+        // Boundaries that meet only at the end.
+        let b = [pass(0, 0, 0..6), pass(0, 0, 6..10)];
+        assert_eq!(sizes(&a, &b), [[2, 2], [1, 0]]);
+    }
+
+    #[test]
+    fn what_one_side_lacks_stands_alone() {
+        let a = [pass(0, 0, 0..3), pass(1, 0, 0..3), pass(1, 1, 3..4)];
+        let b = [pass(1, 0, 0..3), pass(2, 0, 0..3)];
+        assert_eq!(sizes(&a, &b), [[1, 0], [1, 1], [1, 0], [0, 1]]);
+        assert_eq!(sizes(&[], &[]), Vec::<[usize; 2]>::new());
+    }
+}

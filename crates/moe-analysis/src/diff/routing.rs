@@ -1,0 +1,298 @@
+//! Which experts the tokens of two runs went to.
+
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+
+use moe_trace::{Expert, Operation, Run, TokenExperts};
+
+use super::passes::Step;
+
+/// Routing of two runs, row by row. A row is a token in a layer.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RoutingDiff {
+    /// By block number.
+    pub layers: BTreeMap<u16, LayerRouting>,
+    /// The first rows that differ: other experts first, then rows of one run alone, another order, other weights.
+    pub first: Vec<RowDifference>,
+}
+
+/// Routing of one layer in two runs.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LayerRouting {
+    /// Rows `[in A, in B]`.
+    pub rows: [u64; 2],
+    /// Rows that the other run does not have, `[in A, in B]`.
+    pub only: [u64; 2],
+    /// Rows of both runs with another set of experts.
+    pub other_experts: u64,
+    /// Rows of both with the same set of experts in another order.
+    pub other_order: u64,
+    /// Rows of both with the same experts in the same order, and a weight further apart than is tolerated.
+    pub other_weights: u64,
+    /// Largest difference of the two weights of an expert, over the rows with the same set.
+    pub max_weight_difference: f64,
+    /// Sum of these differences, and how many there are. Plain v4 records have no weights.
+    pub weight_differences: (f64, u64),
+}
+
+/// How a row differs; in the order in which differences are told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum RowKind {
+    /// Another set of experts.
+    Experts,
+    /// The row is in A alone.
+    OnlyA,
+    /// The row is in B alone.
+    OnlyB,
+    /// The same set in another order.
+    Order,
+    /// A weight further apart than is tolerated.
+    Weights,
+}
+
+impl RowKind {
+    const N: usize = 5;
+}
+
+/// A row that differs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RowDifference {
+    /// How.
+    pub kind: RowKind,
+    /// Sequence of the token.
+    pub sequence_id: u32,
+    /// 0 prompt, 1 generate.
+    pub phase: u8,
+    /// Position of the token in its sequence.
+    pub token_id: u32,
+    /// Block number.
+    pub layer: u16,
+    /// Experts, best first, `[in A, in B]`; empty where the run does not have the row.
+    pub experts: [Vec<Expert>; 2],
+}
+
+impl LayerRouting {
+    /// Rows that both runs have.
+    pub fn in_both(&self) -> u64 {
+        self.rows[0] - self.only[0]
+    }
+
+    /// Share of the rows of both runs that have the same set of experts; 1 of none.
+    pub fn share_same_experts(&self) -> f64 {
+        match self.in_both() {
+            0 => 1.0,
+            n => (n - self.other_experts) as f64 / n as f64,
+        }
+    }
+
+    /// Mean difference of the weights; nothing where none were compared.
+    pub fn mean_weight_difference(&self) -> Option<f64> {
+        let (sum, n) = self.weight_differences;
+        (n > 0).then(|| sum / n as f64)
+    }
+
+    /// Whether no row differs.
+    pub fn is_equal(&self) -> bool {
+        self.only == [0, 0] && self.other_experts + self.other_order + self.other_weights == 0
+    }
+
+    fn add(&mut self, more: &LayerRouting) {
+        for side in 0..2 {
+            self.rows[side] += more.rows[side];
+            self.only[side] += more.only[side];
+        }
+        self.other_experts += more.other_experts;
+        self.other_order += more.other_order;
+        self.other_weights += more.other_weights;
+        self.max_weight_difference = self.max_weight_difference.max(more.max_weight_difference);
+        self.weight_differences.0 += more.weight_differences.0;
+        self.weight_differences.1 += more.weight_differences.1;
+    }
+}
+
+impl RoutingDiff {
+    /// All layers together.
+    pub fn total(&self) -> LayerRouting {
+        let mut total = LayerRouting::default();
+        self.layers.values().for_each(|layer| total.add(layer));
+        total
+    }
+
+    /// Whether no row differs.
+    pub fn is_equal(&self) -> bool {
+        self.layers.values().all(LayerRouting::is_equal)
+    }
+}
+
+/// Compares step by step.
+pub(super) struct RoutingComparer<'r> {
+    runs: [&'r Run; 2],
+    limit: usize,
+    weight_tolerance: f64,
+    layers: BTreeMap<u16, LayerRouting>,
+    /// By [`RowKind`], at most `limit` of each.
+    first: [Vec<RowDifference>; RowKind::N],
+}
+
+/// A token in a layer of one run.
+#[derive(Clone, Copy)]
+struct Row<'r> {
+    sequence_id: u32,
+    token_id: u32,
+    experts: TokenExperts<'r>,
+}
+
+impl Row<'_> {
+    fn key(&self) -> (u32, u32) {
+        (self.sequence_id, self.token_id)
+    }
+}
+
+impl<'r> RoutingComparer<'r> {
+    pub fn new(runs: [&'r Run; 2], limit: usize, weight_tolerance: f64) -> Self {
+        RoutingComparer {
+            runs,
+            limit,
+            weight_tolerance,
+            layers: BTreeMap::new(),
+            first: Default::default(),
+        }
+    }
+
+    pub fn step(&mut self, step: &Step<'_>) {
+        let mut layers: BTreeMap<u16, [Vec<Operation<'r>>; 2]> = BTreeMap::new();
+        for side in 0..2 {
+            for pass in step.passes[side] {
+                for operation in self.runs[side].routing_in(pass.records.clone()) {
+                    if let Some(layer) = operation.head().layer() {
+                        layers.entry(layer).or_default()[side].push(operation);
+                    }
+                }
+            }
+        }
+        for (layer, operations) in layers {
+            self.layer(layer, operations.map(|operations| rows(&operations)));
+        }
+    }
+
+    /// Pairs the rows of a layer, which are in the order of their keys.
+    fn layer(&mut self, layer: u16, [a, b]: [Vec<Row<'r>>; 2]) {
+        let counts = self.layers.entry(layer).or_default();
+        counts.rows[0] += a.len() as u64;
+        counts.rows[1] += b.len() as u64;
+        let (mut a, mut b) = (a.into_iter().peekable(), b.into_iter().peekable());
+        loop {
+            let order = match (a.peek(), b.peek()) {
+                (None, None) => return,
+                (Some(_), None) => Ordering::Less,
+                (None, Some(_)) => Ordering::Greater,
+                (Some(a), Some(b)) => a.key().cmp(&b.key()),
+            };
+            let a = if order.is_le() { a.next() } else { None };
+            let b = if order.is_ge() { b.next() } else { None };
+            self.row(layer, a, b);
+        }
+    }
+
+    /// Compares a row, of which at least one run has something.
+    fn row(&mut self, layer: u16, a: Option<Row<'r>>, b: Option<Row<'r>>) {
+        let counts = self.layers.entry(layer).or_default();
+        let kind = match (&a, &b) {
+            (Some(a), Some(b)) => counts.compare(a, b, self.weight_tolerance),
+            (Some(_), None) => {
+                counts.only[0] += 1;
+                Some(RowKind::OnlyA)
+            }
+            (None, _) => {
+                counts.only[1] += 1;
+                Some(RowKind::OnlyB)
+            }
+        };
+        let (Some(kind), Some(row)) = (kind, a.or(b)) else {
+            return;
+        };
+        let first = &mut self.first[kind as usize];
+        if first.len() < self.limit {
+            let experts = |row: Option<Row>| -> Vec<Expert> {
+                row.into_iter()
+                    .flat_map(|row| row.experts.experts())
+                    .collect()
+            };
+            first.push(RowDifference {
+                kind,
+                sequence_id: row.sequence_id,
+                phase: row.experts.head().phase,
+                token_id: row.token_id,
+                layer,
+                experts: [experts(a), experts(b)],
+            });
+        }
+    }
+
+    pub fn finish(self) -> RoutingDiff {
+        let mut first: Vec<RowDifference> = self.first.into_iter().flatten().collect();
+        first.truncate(self.limit);
+        RoutingDiff {
+            layers: self.layers,
+            first,
+        }
+    }
+}
+
+impl LayerRouting {
+    /// Counts how a row of both runs differs.
+    fn compare(&mut self, a: &Row, b: &Row, weight_tolerance: f64) -> Option<RowKind> {
+        let mut experts = [a, b].map(|row| row.experts.experts().collect::<Vec<Expert>>());
+        let ids = |experts: &[Expert]| experts.iter().map(|e| e.expert_id).collect::<Vec<u32>>();
+        let same_order = ids(&experts[0]) == ids(&experts[1]);
+        for experts in &mut experts {
+            experts.sort_by_key(|expert| expert.expert_id);
+        }
+        let [a, b] = experts;
+        if ids(&a) != ids(&b) {
+            self.other_experts += 1;
+            return Some(RowKind::Experts);
+        }
+        let mut furthest = 0.0f64;
+        for (a, b) in a.iter().zip(&b) {
+            if let (Some(a), Some(b)) = (a.weight, b.weight) {
+                let apart = difference(a, b);
+                furthest = furthest.max(apart);
+                self.weight_differences.0 += apart;
+                self.weight_differences.1 += 1;
+            }
+        }
+        self.max_weight_difference = self.max_weight_difference.max(furthest);
+        if !same_order {
+            self.other_order += 1;
+            Some(RowKind::Order)
+        } else if furthest > weight_tolerance {
+            self.other_weights += 1;
+            Some(RowKind::Weights)
+        } else {
+            None
+        }
+    }
+}
+
+/// The tokens of a layer's operations, by sequence and position.
+fn rows<'r>(operations: &[Operation<'r>]) -> Vec<Row<'r>> {
+    let tokens = operations.iter().flat_map(Operation::tokens);
+    let row = |experts: TokenExperts<'r>| Row {
+        sequence_id: experts.sequence_id().unwrap_or(0),
+        token_id: experts.token_id(),
+        experts,
+    };
+    let mut rows: Vec<Row> = tokens.map(row).collect();
+    rows.sort_by_key(Row::key);
+    rows
+}
+
+/// How far two weights are apart; weights that are no numbers are as far as can be, unless they are the same.
+fn difference(a: f32, b: f32) -> f64 {
+    if a.to_bits() == b.to_bits() {
+        return 0.0;
+    }
+    let apart = (f64::from(a) - f64::from(b)).abs();
+    if apart.is_nan() { f64::INFINITY } else { apart }
+}

@@ -1,0 +1,106 @@
+//! `diff`: where two runs differ.
+
+mod rows;
+mod tell;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::bail;
+use moe_analysis::diff::{self, Options};
+use moe_trace::Run;
+
+use crate::cli::{Context, ExitStatus};
+use crate::inputs::Kind;
+use crate::output::{self, Format, write_rows};
+
+/// Tell where two recorded runs differ: routing, operations, bytes
+///
+/// The runs may be of two engines, two quantizations of a model or two settings. Tokens are matched by sequence, phase,
+/// position and layer, operations by their names. What the manifests tell differently is shown, and counts for nothing.
+/// Exit 1 if the runs differ.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// A run directory, or a trace
+    run_a: PathBuf,
+    /// The run to compare it with
+    run_b: PathBuf,
+    /// What to compare
+    #[arg(
+        long,
+        value_enum,
+        value_name = "PART",
+        value_delimiter = ',',
+        default_values_t = [Part::Routing, Part::Operations, Part::Bytes]
+    )]
+    only: Vec<Part>,
+    /// Differing tokens to list, and kinds of operations and ranges of bytes of each way to differ
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    limit: usize,
+    /// Router weights this close count as equal
+    #[arg(long, value_name = "W", default_value_t = 0.0, allow_negative_numbers = true, value_parser = tolerance)]
+    weight_tolerance: f64,
+    /// Format on stdout; all but table are rows for programs
+    #[arg(short, long = "output", value_name = "FORMAT", default_value = "table")]
+    output: Format,
+}
+
+/// What is compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Part {
+    /// The experts of each token in each layer
+    Routing,
+    /// The operations and what they read from
+    Operations,
+    /// The ranges of the model's file that were read
+    Bytes,
+}
+
+pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
+    let (a, b) = (open(&args.run_a, ctx)?, open(&args.run_b, ctx)?);
+    let report = diff::diff(
+        &a,
+        &b,
+        &Options {
+            routing: args.only.contains(&Part::Routing),
+            operations: args.only.contains(&Part::Operations),
+            bytes: args.only.contains(&Part::Bytes),
+            limit: args.limit,
+            weight_tolerance: args.weight_tolerance,
+        },
+    )?;
+    match args.output {
+        Format::Table => output::to_stdout(|out| {
+            tell::report(out, &report, [&args.run_a, &args.run_b], args.limit)
+        })?,
+        format => {
+            ctx.remark(tell::verdict(&report));
+            let rows = rows::rows(&report, args.limit);
+            output::to_stdout(|out| write_rows(out, format, &rows::COLUMNS, rows))?;
+        }
+    }
+    Ok(match report.is_equal() {
+        true => ExitStatus::Done,
+        false => ExitStatus::Found,
+    })
+}
+
+fn open(path: &Path, ctx: &Context) -> anyhow::Result<Run> {
+    match Kind::of(path)? {
+        Kind::Run | Kind::Trace => {}
+        _ => bail!(
+            "{} is not a run; give a run directory or its trace.bin",
+            path.display()
+        ),
+    }
+    let run = Run::open(path)?;
+    run.remarks()?.iter().for_each(|remark| ctx.remark(remark));
+    Ok(run)
+}
+
+fn tolerance(text: &str) -> Result<f64, String> {
+    let value = text
+        .parse()
+        .ok()
+        .filter(|value| (0.0..=f64::MAX).contains(value));
+    value.ok_or_else(|| "a difference of weights is a number from 0 on".into())
+}

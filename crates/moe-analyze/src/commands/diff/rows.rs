@@ -1,0 +1,247 @@
+//! What was found, for a program: one table of all parts.
+
+use moe_analysis::diff::{
+    BytesDiff, LayerBytes, LayerRouting, OperationsDiff, RangeKind, Report, RoutingDiff, RowKind,
+};
+
+use super::tell::{experts, phase};
+use crate::output::Cell;
+
+/// `part` and `what` tell what a row is; the columns that it has no use for are empty. `value` is of both runs together.
+pub const COLUMNS: [&str; 12] = [
+    "part",
+    "what",
+    "sequence_id",
+    "phase",
+    "token_id",
+    "layer_id",
+    "op",
+    "name",
+    "expert_id",
+    "value",
+    "a",
+    "b",
+];
+
+/// One row, to be filled in.
+#[derive(Clone)]
+struct Row<'a> {
+    part: &'static str,
+    what: Cell<'a>,
+    sequence_id: Cell<'a>,
+    phase: Cell<'a>,
+    token_id: Cell<'a>,
+    layer_id: Cell<'a>,
+    op: Cell<'a>,
+    name: Cell<'a>,
+    expert_id: Cell<'a>,
+    value: Cell<'a>,
+    a: Cell<'a>,
+    b: Cell<'a>,
+}
+
+impl<'a> Row<'a> {
+    fn new(part: &'static str, what: impl Into<Cell<'a>>) -> Row<'a> {
+        Row {
+            part,
+            what: what.into(),
+            sequence_id: Cell::Null,
+            phase: Cell::Null,
+            token_id: Cell::Null,
+            layer_id: Cell::Null,
+            op: Cell::Null,
+            name: Cell::Null,
+            expert_id: Cell::Null,
+            value: Cell::Null,
+            a: Cell::Null,
+            b: Cell::Null,
+        }
+    }
+
+    fn layer(self, layer: Option<u16>) -> Row<'a> {
+        Row {
+            layer_id: layer.into(),
+            ..self
+        }
+    }
+
+    fn value(self, value: impl Into<Cell<'a>>) -> Row<'a> {
+        Row {
+            value: value.into(),
+            ..self
+        }
+    }
+
+    fn pair<T: Into<Cell<'a>>>(self, [a, b]: [T; 2]) -> Row<'a> {
+        Row {
+            a: a.into(),
+            b: b.into(),
+            ..self
+        }
+    }
+
+    fn cells(self) -> Vec<Cell<'a>> {
+        vec![
+            self.part.into(),
+            self.what,
+            self.sequence_id,
+            self.phase,
+            self.token_id,
+            self.layer_id,
+            self.op,
+            self.name,
+            self.expert_id,
+            self.value,
+            self.a,
+            self.b,
+        ]
+    }
+}
+
+/// All that was found.
+pub fn rows(report: &Report, limit: usize) -> Vec<Vec<Cell<'_>>> {
+    let mut rows = Vec::new();
+    for fact in &report.manifest {
+        rows.push(
+            Row::new("manifest", key(fact.name)).pair([fact.a.as_deref(), fact.b.as_deref()]),
+        );
+    }
+    if let Some(routing) = &report.routing {
+        push_routing(&mut rows, routing);
+    }
+    if let Some(operations) = &report.operations {
+        push_operations(&mut rows, operations, limit);
+    }
+    if let Some(bytes) = &report.bytes {
+        push_bytes(&mut rows, bytes);
+    }
+    rows.into_iter().map(Row::cells).collect()
+}
+
+fn push_routing<'a>(rows: &mut Vec<Row<'a>>, routing: &'a RoutingDiff) {
+    for (layer, counts) in &routing.layers {
+        push_routing_counts(rows, "routing", Some(*layer), counts);
+    }
+    push_routing_counts(rows, "routing_total", None, &routing.total());
+    for row in &routing.first {
+        rows.push(Row {
+            sequence_id: row.sequence_id.into(),
+            phase: phase(row.phase).into(),
+            token_id: row.token_id.into(),
+            layer_id: row.layer.into(),
+            ..Row::new("routing_row", key(row_kind(row.kind)))
+                .pair([&row.experts[0], &row.experts[1]].map(|side| experts(side)))
+        });
+    }
+}
+
+fn push_routing_counts(
+    rows: &mut Vec<Row<'_>>,
+    part: &'static str,
+    layer: Option<u16>,
+    counts: &LayerRouting,
+) {
+    let row = |what| Row::new(part, what).layer(layer);
+    rows.push(row("rows").pair(counts.rows));
+    rows.push(row("only").pair(counts.only));
+    rows.push(row("other_experts").value(counts.other_experts));
+    rows.push(row("other_order").value(counts.other_order));
+    rows.push(row("other_weights").value(counts.other_weights));
+    rows.push(row("share_same_experts").value(counts.share_same_experts()));
+    if let Some(mean) = counts.mean_weight_difference() {
+        rows.push(row("max_weight_difference").value(counts.max_weight_difference));
+        rows.push(row("mean_weight_difference").value(mean));
+    }
+}
+
+fn push_operations<'a>(rows: &mut Vec<Row<'a>>, operations: &'a OperationsDiff, limit: usize) {
+    let [a, b] = &operations.only;
+    rows.push(Row::new("operations", "operations").pair(operations.n));
+    rows.push(Row::new("operations", "only").pair([a.n, b.n]));
+    rows.push(Row::new("operations", "other_sources").value(operations.n_other_sources));
+    rows.push(Row::new("operations", "other_order").value(operations.other_order));
+    for (only, what) in [(a, "only_in_A"), (b, "only_in_B")] {
+        for ((op, dst_name), n) in only.sorted().into_iter().take(limit) {
+            rows.push(Row {
+                op: op.as_str().into(),
+                name: dst_name.as_str().into(),
+                ..Row::new("operation", what).value(n)
+            });
+        }
+    }
+    for (source, n) in operations.sorted_sources().into_iter().take(limit) {
+        rows.push(Row {
+            op: source.op.as_str().into(),
+            name: source.dst_name.as_str().into(),
+            ..Row::new("operation", key(&source.what.to_string()))
+                .value(n)
+                .pair([source.a.as_deref(), source.b.as_deref()])
+        });
+    }
+}
+
+fn push_bytes<'a>(rows: &mut Vec<Row<'a>>, bytes: &'a BytesDiff) {
+    for (layer, counts) in &bytes.layers {
+        push_byte_counts(rows, "bytes", *layer, counts);
+    }
+    push_byte_counts(rows, "bytes_total", None, &bytes.total());
+    for range in &bytes.first {
+        let text = range.reads.map(|reads| {
+            reads.map(|r| {
+                format!(
+                    "file {} offset {} bytes {} reads {}",
+                    r.file, r.file_offset, r.size_bytes, r.n
+                )
+            })
+        });
+        rows.push(Row {
+            name: range.tensor.as_str().into(),
+            expert_id: range.expert_id.into(),
+            ..Row::new("range", key(range_kind(range.kind)))
+                .layer(range.layer)
+                .pair(text)
+        });
+    }
+}
+
+fn push_byte_counts(
+    rows: &mut Vec<Row<'_>>,
+    part: &'static str,
+    layer: Option<u16>,
+    counts: &LayerBytes,
+) {
+    let row = |what| Row::new(part, what).layer(layer);
+    rows.push(row("read").pair(counts.read));
+    rows.push(row("ranges").pair(counts.ranges));
+    rows.push(row("only").pair(counts.only));
+    rows.push(row("other_size").value(counts.other_size));
+    rows.push(row("other_place").value(counts.other_place));
+    rows.push(row("other_reads").value(counts.other_reads));
+}
+
+/// A text for people as a key for programs.
+fn key(text: &str) -> String {
+    text.replace(' ', "_")
+}
+
+/// How a row of routing differs.
+pub fn row_kind(kind: RowKind) -> &'static str {
+    match kind {
+        RowKind::Experts => "other experts",
+        RowKind::OnlyA => "only in A",
+        RowKind::OnlyB => "only in B",
+        RowKind::Order => "other order",
+        RowKind::Weights => "other weights",
+    }
+}
+
+/// How a range of bytes differs.
+pub fn range_kind(kind: RangeKind) -> &'static str {
+    match kind {
+        RangeKind::OnlyA => "only in A",
+        RangeKind::OnlyB => "only in B",
+        RangeKind::Size => "other size",
+        RangeKind::Place => "other place",
+        RangeKind::Reads => "other reads",
+    }
+}
