@@ -3,6 +3,7 @@
 mod bulk;
 mod cli;
 mod commands;
+mod engine;
 mod files;
 mod inputs;
 mod interrupt;

@@ -153,6 +153,9 @@ pub enum Error {
         /// Size of the vocabulary.
         n_vocab: usize,
     },
+    /// Another engine than this executor failed.
+    #[error(transparent)]
+    Engine(Box<dyn std::error::Error + Send + Sync>),
     /// The thread pool could not be started.
     #[error("cannot start {threads} threads: {reason}; ask for fewer with --threads")]
     Threads {

@@ -5,10 +5,37 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
 
 use crate::error::{Error, Result};
-use crate::model::Model;
-use crate::recorder::Mode;
 use crate::sampler::Sampler;
-use crate::session::{Logits, Session};
+use crate::session::Logits;
+
+/// What evaluates tokens: this executor's session, or another engine's. Sequences follow one another, each with an empty
+/// cache at its begin.
+pub trait Decode {
+    /// Begins a new sequence.
+    fn begin_sequence(&mut self, sequence_id: u32);
+
+    /// Positions evaluated so far in this sequence.
+    fn n_past(&self) -> usize;
+
+    /// Positions that a sequence may have.
+    fn n_ctx(&self) -> usize;
+
+    /// Context length of the model's training.
+    fn n_ctx_train(&self) -> usize;
+
+    /// Whether a token ends a text.
+    fn is_eog(&self, token: u32) -> bool;
+
+    /// Whether the trace has room for a pass over `n_tokens`.
+    fn has_room(&self, n_tokens: usize) -> bool;
+
+    /// Evaluates `tokens` as one batch and gives the logits `(n_vocab)` of the last, if wanted. `phase` is
+    /// [`PHASE_PROMPT`] or [`PHASE_GENERATE`].
+    ///
+    /// # Errors
+    /// A token outside the vocabulary, a full context, results that are not finite, or a trace that cannot be written.
+    fn decode(&mut self, tokens: &[u32], phase: u8, logits: Logits) -> Result<&[f32]>;
+}
 
 /// How far to go.
 #[derive(Clone, Copy, Debug)]
@@ -54,14 +81,13 @@ pub struct Generated {
 /// # Errors
 /// A prompt that does not fit the context, a token outside the vocabulary, or a trace that cannot be written.
 pub fn generate(
-    session: &mut Session,
+    session: &mut dyn Decode,
     sampler: &mut Sampler,
     prompt: &[u32],
     limits: &Limits,
     interrupted: &AtomicBool,
     mut on_token: impl FnMut(u32),
 ) -> Result<Generated> {
-    let model = session.model();
     let room = session.n_ctx() - session.n_past();
     if prompt.is_empty() {
         return Err(Error::EmptyPrompt);
@@ -70,7 +96,7 @@ pub fn generate(
         return Err(Error::ContextFull {
             tokens: prompt.len(),
             context: room,
-            trained: model.hparams().n_ctx_train,
+            trained: session.n_ctx_train(),
         });
     }
     let mut done = Generated {
@@ -78,13 +104,11 @@ pub fn generate(
         n_generated: 0,
         stop: Stop::Length,
     };
-    let may_go_on = |session: &Session, n_tokens: usize| {
+    let may_go_on = |session: &dyn Decode, n_tokens: usize| {
         if interrupted.load(Ordering::Relaxed) {
             return Err(Stop::Interrupted);
         }
-        let recorder = session.recorder();
-        let records = model.records_per_pass(n_tokens, recorder.mode());
-        let room = recorder.writer().is_none_or(|w| w.has_room(records));
+        let room = session.has_room(n_tokens);
         if room { Ok(()) } else { Err(Stop::TraceFull) }
     };
     let stopped = |done: Generated, stop| Ok(Generated { stop, ..done });
@@ -107,7 +131,7 @@ pub fn generate(
         }
     }
     while let Some(token) = next {
-        if model.tokenizer().is_eog(token) && !limits.ignore_eos {
+        if session.is_eog(token) && !limits.ignore_eos {
             return stopped(done, Stop::EndOfGeneration);
         }
         if session.n_past() == session.n_ctx() {
@@ -127,18 +151,17 @@ pub fn generate(
     Ok(done)
 }
 
-/// Records that [`generate`] leaves at most for a prompt of `n_prompt` tokens.
+/// Records that [`generate`] leaves at most for a prompt of `n_prompt` tokens, where a pass over some tokens leaves at most
+/// `records_per_pass`.
 pub fn max_records(
-    model: &Model,
+    records_per_pass: impl Fn(usize) -> u64,
     n_prompt: usize,
     n_ctx: usize,
     limits: &Limits,
-    mode: Mode,
 ) -> u64 {
-    let pass = |n_tokens| model.records_per_pass(n_tokens, mode);
     let n_batch = limits.n_batch.max(1);
     let (full, rest) = (n_prompt / n_batch, n_prompt % n_batch);
     let generated = limits.n_predict.min(n_ctx.saturating_sub(n_prompt));
-    let rest = if rest > 0 { pass(rest) } else { 0 };
-    full as u64 * pass(n_batch) + rest + generated as u64 * pass(1)
+    let rest = if rest > 0 { records_per_pass(rest) } else { 0 };
+    full as u64 * records_per_pass(n_batch) + rest + generated as u64 * records_per_pass(1)
 }

@@ -112,7 +112,8 @@ impl Clock {
         }
     }
 
-    fn ns(&self, at: Instant) -> u64 {
+    /// The time of an instant.
+    pub fn ns(&self, at: Instant) -> u64 {
         self.origin_ns + at.saturating_duration_since(self.origin).as_nanos() as u64
     }
 }

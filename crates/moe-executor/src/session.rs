@@ -4,6 +4,7 @@ use crate::activation::NodeName;
 use crate::arch::decoder::State;
 use crate::cpu::threads::Threads;
 use crate::error::{Error, Result};
+use crate::generate::Decode;
 use crate::kv_cache::KvCache;
 use crate::model::Model;
 use crate::ops::{Observer, Ops};
@@ -57,67 +58,6 @@ impl<'a, 'g> Session<'a, 'g> {
         self.ops.observer = Some(observer);
     }
 
-    /// Begins a new sequence.
-    pub fn begin_sequence(&mut self, sequence_id: u32) {
-        self.sequence_id = sequence_id;
-        self.n_past = 0;
-    }
-
-    /// Positions evaluated so far in this sequence.
-    pub fn n_past(&self) -> usize {
-        self.n_past
-    }
-
-    /// Positions that the context holds.
-    pub fn n_ctx(&self) -> usize {
-        self.cache.capacity()
-    }
-
-    /// Evaluates `tokens` as one batch and gives the logits `(n_vocab)` of the last, if wanted. `phase` is
-    /// [`moe_trace::record::PHASE_PROMPT`] or [`moe_trace::record::PHASE_GENERATE`].
-    ///
-    /// # Errors
-    /// A token outside the vocabulary, a full context, results that are not finite, or a trace that cannot be written.
-    pub fn decode(&mut self, tokens: &[u32], phase: u8, logits: Logits) -> Result<&[f32]> {
-        self.check(tokens)?;
-        let (ops, s) = (&mut self.ops, &mut self.state);
-        ops.recorder.begin(Pass {
-            sequence_id: self.sequence_id,
-            phase,
-        });
-        ops.positions.clear();
-        ops.positions
-            .extend((self.n_past..self.n_past + tokens.len()).map(|p| p as u32));
-        s.wanted.clear();
-        if logits == Logits::Last {
-            s.wanted.push(tokens.len() as u32 - 1);
-        }
-        self.cache.reserve(self.n_past + tokens.len());
-
-        ops.get_embeddings(
-            NodeName::global("embd"),
-            &self.model.tok_embd,
-            tokens,
-            &mut s.x,
-        );
-        self.model.decoder.forward(ops, s, &mut self.cache);
-        if !s.wanted.is_empty() {
-            self.head();
-        }
-        self.n_past += tokens.len();
-        self.ops.recorder.end()?;
-        if let Some((node, position)) = self.ops.not_finite.take() {
-            return Err(Error::NotFinite {
-                node: node.to_string(),
-                position,
-            });
-        }
-        Ok(match logits {
-            Logits::None => &[],
-            Logits::Last => self.state.logits.data(),
-        })
-    }
-
     /// Final norm and output product on the wanted rows.
     fn head(&mut self) {
         let (ops, s, model) = (&mut self.ops, &mut self.state, self.model);
@@ -155,13 +95,77 @@ impl<'a, 'g> Session<'a, 'g> {
         }
     }
 
-    /// The recorder, to look at while the run goes on.
-    pub fn recorder(&self) -> &Recorder {
-        &self.ops.recorder
-    }
-
     /// Ends the session; the recorder's writer can then be finished.
     pub fn into_recorder(self) -> Recorder {
         self.ops.recorder
+    }
+}
+
+impl Decode for Session<'_, '_> {
+    fn begin_sequence(&mut self, sequence_id: u32) {
+        self.sequence_id = sequence_id;
+        self.n_past = 0;
+    }
+
+    fn n_past(&self) -> usize {
+        self.n_past
+    }
+
+    fn n_ctx(&self) -> usize {
+        self.cache.capacity()
+    }
+
+    fn n_ctx_train(&self) -> usize {
+        self.model.hparams().n_ctx_train
+    }
+
+    fn is_eog(&self, token: u32) -> bool {
+        self.model.tokenizer().is_eog(token)
+    }
+
+    fn has_room(&self, n_tokens: usize) -> bool {
+        let recorder = &self.ops.recorder;
+        let records = self.model.records_per_pass(n_tokens, recorder.mode());
+        recorder.writer().is_none_or(|w| w.has_room(records))
+    }
+
+    fn decode(&mut self, tokens: &[u32], phase: u8, logits: Logits) -> Result<&[f32]> {
+        self.check(tokens)?;
+        let (ops, s) = (&mut self.ops, &mut self.state);
+        ops.recorder.begin(Pass {
+            sequence_id: self.sequence_id,
+            phase,
+        });
+        ops.positions.clear();
+        ops.positions
+            .extend((self.n_past..self.n_past + tokens.len()).map(|p| p as u32));
+        s.wanted.clear();
+        if logits == Logits::Last {
+            s.wanted.push(tokens.len() as u32 - 1);
+        }
+        self.cache.reserve(self.n_past + tokens.len());
+
+        ops.get_embeddings(
+            NodeName::global("embd"),
+            &self.model.tok_embd,
+            tokens,
+            &mut s.x,
+        );
+        self.model.decoder.forward(ops, s, &mut self.cache);
+        if !s.wanted.is_empty() {
+            self.head();
+        }
+        self.n_past += tokens.len();
+        self.ops.recorder.end()?;
+        if let Some((node, position)) = self.ops.not_finite.take() {
+            return Err(Error::NotFinite {
+                node: node.to_string(),
+                position,
+            });
+        }
+        Ok(match logits {
+            Logits::None => &[],
+            Logits::Last => self.state.logits.data(),
+        })
     }
 }

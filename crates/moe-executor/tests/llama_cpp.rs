@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use moe_executor::cpu::threads::Threads;
+use moe_executor::generate::Decode;
 use moe_executor::recorder::Recorder;
 use moe_executor::session::Logits;
 use moe_executor::{Model, Session};

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use moe_executor::cpu::threads::Threads;
-use moe_executor::generate::{Generated, Limits, Stop, generate, max_records};
+use moe_executor::generate::{Decode, Generated, Limits, Stop, generate, max_records};
 use moe_executor::recorder::{Mode, Recorder};
 use moe_executor::sampler::{Sampler, SamplerParams};
 use moe_executor::session::Logits;
@@ -62,7 +62,12 @@ fn record_mode(
             .unwrap()
             .records()
             .to_vec(),
-        announced: max_records(&model, prompt.len(), 1024, &limits, mode),
+        announced: max_records(
+            |n_tokens| model.records_per_pass(n_tokens, mode),
+            prompt.len(),
+            1024,
+            &limits,
+        ),
         generated,
     }
 }

@@ -8,24 +8,29 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use moe_executor::cpu::bandwidth::read_bandwidth;
 use moe_executor::cpu::threads::Threads;
-use moe_executor::recorder::Recorder;
+use moe_executor::ops::Observer;
+use moe_executor::recorder::Mode;
 use moe_executor::session::Logits;
-use moe_executor::{Model, Session};
+use moe_gguf::Gguf;
 use moe_gguf::map::{Category, OffsetMap};
 use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
 
 use super::record::model;
 use crate::cli::{Context, ExitStatus};
+use crate::engine::{self, Engine, Session, Setup};
 use crate::output::{self, Cell, Format, write_rows};
 
 /// Measure tokens per second of prompt processing and of decoding, and the share of the machine's bandwidth
 ///
-/// Nothing is recorded. Each test runs once to warm up and then -r times; tokens are pseudo-random, as in llama-bench.
+/// Nothing is recorded. Each test runs twice to warm up and then -r times; tokens are pseudo-random, as in llama-bench.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Model, a GGUF file [default: the embedded model]
     #[arg(short, long, value_name = "FILE")]
     model: Option<PathBuf>,
+    /// What runs the model
+    #[arg(long, value_enum, default_value_t)]
+    engine: engine::Kind,
     /// Prompt lengths to test; 0 = none
     #[arg(
         short = 'p',
@@ -110,14 +115,6 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         .collect();
 
     let gguf = model::open(args.model.as_deref())?;
-    let model = Model::load(&gguf)?;
-    let n_ctx = model.hparams().n_ctx_train;
-    if let Some(test) = tests.iter().find(|t| t.n_tokens() > n_ctx) {
-        bail!(
-            "a test of {} tokens does not fit the model's context of {n_ctx}",
-            test.n_tokens()
-        );
-    }
     let cores = || std::thread::available_parallelism().map_or(1, usize::from);
     let threads = match args.threads.is_empty() {
         true => vec![cores()],
@@ -126,64 +123,153 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
 
     let mut rows = Vec::new();
     for n in threads {
-        let threads = Threads::new(n)?;
-        let bandwidth = read_bandwidth(&threads, BANDWIDTH_BYTES);
+        let bandwidth = read_bandwidth(&Threads::new(n)?, BANDWIDTH_BYTES);
+        let engine = engine::load(args.engine, &gguf, n)?;
+        let n_ctx = engine.about().n_ctx_train;
+        if let Some(test) = tests.iter().find(|t| t.n_tokens() > n_ctx) {
+            bail!(
+                "a test of {} tokens does not fit the model's context of {n_ctx}",
+                test.n_tokens()
+            );
+        }
+        let bench = Bench {
+            args: &args,
+            gguf: &gguf,
+            engine: engine.as_ref(),
+            n_threads: n,
+            bandwidth,
+        };
         for &test in &tests {
             ctx.remark(format_args!(
                 "{n} threads, prompt {}, decode {} ...",
                 test.n_prompt, test.n_gen
             ));
-            rows.push(row(&args, &model, &threads, bandwidth, test)?);
+            rows.push(bench.row(test)?);
         }
     }
     output::to_stdout(|out| write_rows(out, args.output, &COLUMNS, rows))?;
     Ok(ExitStatus::Done)
 }
 
-fn row(
-    args: &Args,
-    model: &Model,
-    threads: &Threads,
+/// What tests have in common.
+struct Bench<'a> {
+    args: &'a Args,
+    gguf: &'a Gguf,
+    engine: &'a dyn Engine,
+    n_threads: usize,
+    /// Bytes that the machine reads in a second.
     bandwidth: f64,
-    test: Test,
-) -> anyhow::Result<Vec<Cell<'static>>> {
-    let bytes = weight_bytes(args, model, threads, test)?;
-    let mut times = Vec::new();
-    for _ in 0..args.repetitions {
-        let mut session = Session::new(
-            model,
-            threads,
-            Recorder::new(None),
-            model.hparams().n_ctx_train,
-        );
-        times.push(time(args, &mut session, test)?);
+}
+
+impl Bench<'_> {
+    fn row(&self, test: Test) -> anyhow::Result<Vec<Cell<'static>>> {
+        let bytes = self.weight_bytes(test)?;
+        let mut times = Vec::new();
+        let mut session = self.session(test, None)?;
+        // The first time touches the session's memory, and is not counted.
+        self.time(session.as_mut(), test)?;
+        for i in 0..self.args.repetitions {
+            session.begin_sequence(i as u32);
+            times.push(self.time(session.as_mut(), test)?);
+        }
+        let (avg_ns, stddev_ns) = mean(times.iter().map(|t| t.as_nanos() as f64));
+        let speeds = times
+            .iter()
+            .map(|t| test.n_tokens() as f64 / t.as_secs_f64());
+        let (avg_ts, stddev_ts) = mean(speeds);
+        let per_token = bytes as f64 / test.n_tokens() as f64;
+        let read = per_token * avg_ts;
+        let round =
+            |value: f64, digits: i32| (value * 10f64.powi(digits)).round() / 10f64.powi(digits);
+        let size: u64 = self.gguf.tensors().iter().map(|t| t.size_bytes).sum();
+        Ok(vec![
+            self.gguf.files()[0].name.clone().into(),
+            size.into(),
+            (self.args.batch_size as u64).into(),
+            (self.n_threads as u64).into(),
+            (test.n_prompt as u64).into(),
+            (test.n_gen as u64).into(),
+            (avg_ns as u64).into(),
+            (stddev_ns as u64).into(),
+            round(avg_ts, 2).into(),
+            round(stddev_ts, 2).into(),
+            (per_token as u64).into(),
+            round(read / 1e9, 3).into(),
+            round(self.bandwidth / 1e9, 3).into(),
+            round(read / self.bandwidth, 4).into(),
+        ])
     }
-    let (avg_ns, stddev_ns) = mean(times.iter().map(|t| t.as_nanos() as f64));
-    let speeds = times
-        .iter()
-        .map(|t| test.n_tokens() as f64 / t.as_secs_f64());
-    let (avg_ts, stddev_ts) = mean(speeds);
-    let per_token = bytes as f64 / test.n_tokens() as f64;
-    let read = per_token * avg_ts;
-    let round = |value: f64, digits: i32| (value * 10f64.powi(digits)).round() / 10f64.powi(digits);
-    let file = &model.gguf().files()[0];
-    let size: u64 = model.gguf().tensors().iter().map(|t| t.size_bytes).sum();
-    Ok(vec![
-        file.name.clone().into(),
-        size.into(),
-        (args.batch_size as u64).into(),
-        (threads.n() as u64).into(),
-        (test.n_prompt as u64).into(),
-        (test.n_gen as u64).into(),
-        (avg_ns as u64).into(),
-        (stddev_ns as u64).into(),
-        round(avg_ts, 2).into(),
-        round(stddev_ts, 2).into(),
-        (per_token as u64).into(),
-        round(read / 1e9, 3).into(),
-        round(bandwidth / 1e9, 3).into(),
-        round(read / bandwidth, 4).into(),
-    ])
+
+    /// A session that records nothing.
+    fn session<'s>(
+        &'s self,
+        test: Test,
+        observer: Option<Observer<'s>>,
+    ) -> anyhow::Result<Box<dyn Session + 's>> {
+        self.engine.session(Setup {
+            writer: None,
+            mode: Mode::All,
+            observer,
+            n_ctx: self.engine.about().n_ctx_train,
+            n_positions: test.n_tokens(),
+            n_batch: self.args.batch_size,
+        })
+    }
+
+    /// Runs a test once.
+    fn time(&self, session: &mut dyn Session, test: Test) -> anyhow::Result<Duration> {
+        let tokens = tokens(self.engine.about().n_vocab, test.n_tokens());
+        let start = Instant::now();
+        if test.n_prompt > 0 {
+            let batches = tokens.chunks(self.args.batch_size);
+            let last = batches.len() - 1;
+            for (i, batch) in batches.enumerate() {
+                let wanted = if i == last {
+                    Logits::Last
+                } else {
+                    Logits::None
+                };
+                session.decode(batch, PHASE_PROMPT, wanted)?;
+            }
+        } else {
+            for token in tokens {
+                session.decode(&[token], PHASE_GENERATE, Logits::Last)?;
+            }
+        }
+        Ok(start.elapsed())
+    }
+
+    /// Bytes of weights that a test touches, counted in the run that warms up: every pass reads all tensors but the
+    /// embeddings, of the experts those that a batch chose.
+    fn weight_bytes(&self, test: Test) -> anyhow::Result<u64> {
+        let chosen: Arc<Mutex<u64>> = Arc::default();
+        let seen = chosen.clone();
+        let observer: Observer = Box::new(move |routed| {
+            let distinct: BTreeSet<i32> = routed.routing.ids.iter().copied().collect();
+            *seen.lock().unwrap_or_else(PoisonError::into_inner) += distinct.len() as u64;
+        });
+        let mut session = self.session(test, Some(observer))?;
+        self.time(session.as_mut(), test)?;
+        drop(session);
+
+        let (mut dense, mut experts) = (0, 0);
+        for row in OffsetMap::new(self.gguf).rows {
+            match row.category {
+                Category::Expert => experts += row.size_bytes,
+                Category::Embedding if self.gguf.tensor("output.weight").is_some() => {}
+                _ => dense += row.size_bytes,
+            }
+        }
+        let about = self.engine.about();
+        let one_expert = experts as f64 / (about.n_layer * about.n_expert).max(1) as f64;
+        let passes = if test.n_prompt > 0 {
+            test.n_prompt.div_ceil(self.args.batch_size)
+        } else {
+            test.n_gen
+        } as u64;
+        let chosen = *chosen.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(passes * dense + (chosen as f64 * one_expert) as u64)
+    }
 }
 
 /// Mean and sample standard deviation.
@@ -202,8 +288,8 @@ fn mean(values: impl Iterator<Item = f64> + Clone) -> (f64, f64) {
 }
 
 /// Token ids that look like text to a router: spread over the vocabulary, the same in every run.
-fn tokens(model: &Model, n: usize) -> Vec<u32> {
-    let n_vocab = model.hparams().n_vocab as u64;
+fn tokens(n_vocab: usize, n: usize) -> Vec<u32> {
+    let n_vocab = (n_vocab as u64).max(1);
     let mut state = 1u64;
     (0..n)
         .map(|_| {
@@ -213,66 +299,6 @@ fn tokens(model: &Model, n: usize) -> Vec<u32> {
             ((state >> 33) % n_vocab) as u32
         })
         .collect()
-}
-
-/// Runs a test once.
-fn time(args: &Args, session: &mut Session, test: Test) -> anyhow::Result<Duration> {
-    let tokens = tokens(session.model(), test.n_tokens());
-    let start = Instant::now();
-    if test.n_prompt > 0 {
-        let batches = tokens.chunks(args.batch_size);
-        let last = batches.len() - 1;
-        for (i, batch) in batches.enumerate() {
-            let wanted = if i == last {
-                Logits::Last
-            } else {
-                Logits::None
-            };
-            session.decode(batch, PHASE_PROMPT, wanted)?;
-        }
-    } else {
-        for token in tokens {
-            session.decode(&[token], PHASE_GENERATE, Logits::Last)?;
-        }
-    }
-    Ok(start.elapsed())
-}
-
-/// Bytes of weights that a test touches, counted in the run that warms up: every pass reads all tensors but the
-/// embeddings, of the experts those that a batch chose.
-fn weight_bytes(args: &Args, model: &Model, threads: &Threads, test: Test) -> anyhow::Result<u64> {
-    let chosen: Arc<Mutex<u64>> = Arc::default();
-    let seen = chosen.clone();
-    let mut session = Session::new(
-        model,
-        threads,
-        Recorder::new(None),
-        model.hparams().n_ctx_train,
-    );
-    session.observe(Box::new(move |routed| {
-        let distinct: BTreeSet<i32> = routed.routing.ids.iter().copied().collect();
-        *seen.lock().unwrap_or_else(PoisonError::into_inner) += distinct.len() as u64;
-    }));
-    time(args, &mut session, test)?;
-    drop(session);
-
-    let (mut dense, mut experts) = (0, 0);
-    for row in OffsetMap::new(model.gguf()).rows {
-        match row.category {
-            Category::Expert => experts += row.size_bytes,
-            Category::Embedding if model.gguf().tensor("output.weight").is_some() => {}
-            _ => dense += row.size_bytes,
-        }
-    }
-    let hp = model.hparams();
-    let one_expert = experts as f64 / (hp.n_layer * hp.n_expert) as f64;
-    let passes = if test.n_prompt > 0 {
-        test.n_prompt.div_ceil(args.batch_size)
-    } else {
-        test.n_gen
-    } as u64;
-    let chosen = *chosen.lock().unwrap_or_else(PoisonError::into_inner);
-    Ok(passes * dense + (chosen as f64 * one_expert) as u64)
 }
 
 #[cfg(test)]

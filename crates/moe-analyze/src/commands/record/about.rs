@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use moe_executor::Model;
+use moe_gguf::Gguf;
 use moe_gguf::map::{Category, OffsetMap};
 use moe_trace::Manifest;
 use moe_trace::manifest::{self, Engine, Host, ModelFile, Sampling};
@@ -15,6 +15,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::Args;
 use super::prompts::Prompt;
+use crate::engine::About;
 
 /// `runs/<time>`, with a number behind it if that exists.
 pub fn default_run_dir() -> PathBuf {
@@ -33,7 +34,8 @@ pub fn default_run_dir() -> PathBuf {
 /// The manifest at the start of a run.
 pub fn manifest(
     args: &Args,
-    model: &Model,
+    gguf: &Gguf,
+    about: &About,
     prompts: &[Prompt],
     n_threads: usize,
 ) -> anyhow::Result<Manifest> {
@@ -42,17 +44,18 @@ pub fn manifest(
         .then(|| prompts.iter().filter_map(|p| p.prompt.clone()).collect());
     Ok(Manifest {
         engine: Engine {
-            name: "moe-analyze".into(),
-            version: env!("CARGO_PKG_VERSION").into(),
+            name: about.name.clone(),
+            version: about.version.clone(),
         },
         command: command(argv(), args.keep_prompt),
-        model: about_model(args, model)?,
+        model: about_model(args, gguf, about)?,
+        ops: about.ops.clone(),
         sampling: sampling(args),
         policy: "cpu".into(),
         n_threads: n_threads as u32,
         host: host(),
         mmap: if args.model.is_some() {
-            vec!["MAP_SHARED".into()]
+            about.mmap.clone()
         } else {
             Vec::new()
         },
@@ -91,8 +94,7 @@ fn command(mut argv: Vec<String>, keep_prompt: bool) -> Vec<String> {
     argv
 }
 
-fn about_model(args: &Args, model: &Model) -> anyhow::Result<manifest::Model> {
-    let (gguf, hp) = (model.gguf(), model.hparams());
+fn about_model(args: &Args, gguf: &Gguf, about: &About) -> anyhow::Result<manifest::Model> {
     let map = OffsetMap::new(gguf);
     let experts = map
         .rows
@@ -121,10 +123,10 @@ fn about_model(args: &Args, model: &Model) -> anyhow::Result<manifest::Model> {
             .collect(),
         header_xxh3: format!("{:016x}", gguf.header_xxh3()),
         xxh3,
-        arch: hp.arch.clone(),
-        n_layer: hp.n_layer as u32,
-        n_expert: hp.n_expert as u32,
-        n_expert_used: hp.n_expert_used as u32,
+        arch: about.arch.clone(),
+        n_layer: about.n_layer as u32,
+        n_expert: about.n_expert as u32,
+        n_expert_used: about.n_expert_used as u32,
         expert_types: types.into_iter().map(str::to_owned).collect(),
     })
 }

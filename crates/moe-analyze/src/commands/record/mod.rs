@@ -11,11 +11,9 @@ use std::time::Instant;
 
 use anyhow::{Context as _, bail};
 use indicatif::{ProgressBar, ProgressStyle};
-use moe_executor::cpu::threads::Threads;
 use moe_executor::generate::{Limits, Stop, generate, max_records};
-use moe_executor::recorder::{Mode, Recorder};
+use moe_executor::recorder::Mode;
 use moe_executor::sampler::{Sampler, SamplerParams};
-use moe_executor::{Model, Session};
 use moe_gguf::map::OffsetMap;
 use moe_trace::record::RECORD_SIZE;
 use moe_trace::{RunOptions, RunWriter};
@@ -24,6 +22,7 @@ use tell::{Echo, Totals};
 use usage::{Usage, UsageArgs};
 
 use crate::cli::{Context, ExitStatus};
+use crate::engine::{self, Setup};
 use crate::interrupt;
 use crate::output::human_bytes;
 
@@ -35,6 +34,9 @@ pub struct Args {
     /// Model, a GGUF file (any shard of a model in several files) [default: the embedded model]
     #[arg(short, long, value_name = "FILE")]
     model: Option<PathBuf>,
+    /// What runs the model
+    #[arg(long, value_enum, default_value_t)]
+    engine: engine::Kind,
     /// Text to go on from
     #[arg(short, long, value_name = "TEXT", conflicts_with_all = ["prompt_file", "prompts"])]
     prompt: Option<String>,
@@ -120,39 +122,34 @@ impl TraceMode {
 pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let prompts = prompts::read(&args)?;
     let gguf = model::open(args.model.as_deref())?;
-    let model = Model::load(&gguf)?;
-    let tokens = prompts::tokenize(&prompts, &model)?;
-    let n_ctx = args
-        .ctx_size
-        .map_or(model.hparams().n_ctx_train, |n| n as usize);
-    check_fit(&prompts, &tokens, n_ctx, &model)?;
     let n_threads = args
         .threads
         .map(usize::from)
         .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
-    let threads = Threads::new(n_threads)?;
+    let engine = engine::load(args.engine, &gguf, n_threads)?;
+    let about = engine.about();
+    let tokens = prompts::tokenize(&prompts, engine.as_ref())?;
+    let n_ctx = args.ctx_size.map_or(about.n_ctx_train, |n| n as usize);
+    check_fit(&prompts, &tokens, n_ctx, about.n_ctx_train)?;
 
     let out = match &args.out {
         Some(out) => out.clone(),
         None => about::default_run_dir(),
     };
     let limits: Vec<Limits> = prompts.iter().map(|p| limits(&args, p)).collect();
+    let mode = args.trace.mode();
+    let records_per_pass = |n_tokens| engine.records_per_pass(n_tokens, mode);
     let records: u64 = tokens
         .iter()
         .zip(&limits)
-        .map(|(t, l)| max_records(&model, t.len(), n_ctx, l, args.trace.mode()))
+        .map(|(tokens, limits)| max_records(records_per_pass, tokens.len(), n_ctx, limits))
         .sum();
 
-    let usage = Usage::new(
-        &args.usage,
-        model.hparams().n_layer,
-        model.hparams().n_expert,
-        args.force,
-    )?;
+    let usage = Usage::new(&args.usage, about.n_layer, about.n_expert, args.force)?;
     let writer = match args.trace {
         TraceMode::Off => None,
         TraceMode::Experts | TraceMode::All => {
-            let manifest = about::manifest(&args, &model, &prompts, threads.n())?;
+            let manifest = about::manifest(&args, &gguf, about, &prompts, n_threads)?;
             let options = RunOptions {
                 force: args.force,
                 max_trace_bytes: args.max_trace_mib.map(|mib| mib.saturating_mul(1 << 20)),
@@ -165,25 +162,32 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
 
     let interrupted = interrupt::flag()?;
 
-    let recorder = Recorder::new(writer).with_mode(args.trace.mode());
-    let mut session = Session::new(&model, &threads, recorder, n_ctx);
-    if let Some(usage) = &usage {
-        session.observe(usage.observer());
-    }
+    let lengths = tokens.iter().zip(&limits);
+    let longest = lengths
+        .map(|(tokens, limits)| tokens.len() + limits.n_predict)
+        .max();
+    let mut session = engine.session(Setup {
+        writer,
+        mode,
+        observer: usage.as_ref().map(Usage::observer),
+        n_ctx,
+        n_positions: longest.unwrap_or(n_ctx),
+        n_batch: args.batch_size as usize,
+    })?;
     let mut sampler = Sampler::new(sampler_params(&args));
     let progress = progress(ctx, prompts.len());
     let mut totals = Totals::default();
     let (mut failed, mut lost) = (None, None);
     for (i, (tokens, limits)) in tokens.iter().zip(&limits).enumerate() {
         session.begin_sequence(i as u32);
-        let mut echo = Echo::new(&prompts, &model);
+        let mut echo = Echo::new(&prompts, engine.as_ref());
         let started = Instant::now();
         let on_token = |token| {
             echo.token(token);
             progress.tick();
         };
         match generate(
-            &mut session,
+            session.as_mut(),
             &mut sampler,
             tokens,
             limits,
@@ -201,7 +205,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     }
     progress.finish_and_clear();
 
-    let writer = session.into_recorder().into_writer();
+    let writer = session.into_writer();
     let records = writer.map(|writer| finish(writer, &totals, &failed));
     if let Some(usage) = &usage {
         usage.finish(totals.tokens.prompt + totals.tokens.generated)?;
@@ -265,7 +269,7 @@ fn check_fit(
     prompts: &[Prompt],
     tokens: &[Vec<u32>],
     n_ctx: usize,
-    model: &Model,
+    n_ctx_train: usize,
 ) -> anyhow::Result<()> {
     for (prompt, tokens) in prompts.iter().zip(tokens) {
         let error = match tokens.len() {
@@ -273,7 +277,7 @@ fn check_fit(
             n if n > n_ctx => moe_executor::Error::ContextFull {
                 tokens: n,
                 context: n_ctx,
-                trained: model.hparams().n_ctx_train,
+                trained: n_ctx_train,
             },
             _ => continue,
         };

@@ -5,10 +5,10 @@ use std::io::Read;
 use std::path::Path;
 
 use anyhow::{Context, anyhow, bail};
-use moe_executor::Model;
 use serde::Deserialize;
 
 use super::Args;
+use crate::engine::Engine;
 
 /// The prompt when none is given: one that the embedded model has something to say on.
 const DEFAULT: &str = "The kernel driver is responsible for";
@@ -126,8 +126,8 @@ fn lines(text: &str, file: &str) -> anyhow::Result<Vec<Prompt>> {
 const FORM: &str = r#"{"prompt": "text"} or {"tokens": [ids]}"#;
 
 /// Token ids of every sequence.
-pub fn tokenize(prompts: &[Prompt], model: &Model) -> anyhow::Result<Vec<Vec<u32>>> {
-    let n_vocab = model.hparams().n_vocab;
+pub fn tokenize(prompts: &[Prompt], engine: &dyn Engine) -> anyhow::Result<Vec<Vec<u32>>> {
+    let n_vocab = engine.about().n_vocab;
     let one = |prompt: &Prompt| match (&prompt.tokens, &prompt.prompt) {
         (Some(tokens), _) => match tokens.iter().position(|&t| t as usize >= n_vocab) {
             Some(at) => bail!(
@@ -136,10 +136,7 @@ pub fn tokenize(prompts: &[Prompt], model: &Model) -> anyhow::Result<Vec<Vec<u32
             ),
             None => Ok(tokens.clone()),
         },
-        (None, text) => {
-            let text = text.as_deref().unwrap_or_default();
-            Ok(model.tokenizer().encode(text, true, true)?)
-        }
+        (None, text) => engine.encode(text.as_deref().unwrap_or_default()),
     };
     prompts
         .iter()

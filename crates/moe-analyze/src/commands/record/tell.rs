@@ -4,26 +4,26 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::time::Duration;
 
-use moe_executor::Model;
 use moe_executor::generate::{Generated, Stop};
 use moe_trace::manifest::Tokens;
 use moe_trace::record::RECORD_SIZE;
 
 use super::prompts::Prompt;
+use crate::engine::Engine;
 use crate::output::human_bytes;
 
 /// Shows the generated text of a single sequence as it comes.
 pub struct Echo<'a> {
-    model: Option<&'a Model<'a>>,
+    engine: Option<&'a dyn Engine>,
     wrote: bool,
     failed: Option<io::Error>,
 }
 
 impl<'a> Echo<'a> {
     /// Shows nothing where there are several sequences.
-    pub fn new(prompts: &[Prompt], model: &'a Model<'a>) -> Echo<'a> {
+    pub fn new(prompts: &[Prompt], engine: &'a dyn Engine) -> Echo<'a> {
         Echo {
-            model: (prompts.len() == 1).then_some(model),
+            engine: (prompts.len() == 1).then_some(engine),
             wrote: false,
             failed: None,
         }
@@ -31,9 +31,9 @@ impl<'a> Echo<'a> {
 
     /// One more token.
     pub fn token(&mut self, token: u32) {
-        if let Some(model) = self.model {
+        if let Some(engine) = self.engine {
             self.wrote = true;
-            self.write(model.tokenizer().piece(token));
+            self.write(&engine.piece(token));
         }
     }
 

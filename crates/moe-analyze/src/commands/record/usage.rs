@@ -93,7 +93,10 @@ impl Usage {
         Box::new(move |routed: &Routed| {
             let mut counts = counts.borrow_mut();
             for &expert in &routed.routing.ids {
-                counts[routed.layer][expert as usize] += 1;
+                let layer = counts.get_mut(routed.layer);
+                if let Some(count) = layer.and_then(|layer| layer.get_mut(expert as usize)) {
+                    *count += 1;
+                }
                 if names {
                     print_names(routed.layer, expert);
                 }

@@ -1,0 +1,96 @@
+//! llama.cpp as an engine.
+
+use anyhow::{Context, bail};
+use moe_executor::recorder::Mode;
+use moe_gguf::Gguf;
+use moe_llama_cpp::{Model, OpNumbers, Params, Recording, Session};
+use moe_trace::RunWriter;
+
+use super::{About, Engine, Setup};
+
+/// A model in llama.cpp's memory.
+pub struct LlamaCpp<'g> {
+    gguf: &'g Gguf,
+    model: Model,
+    n_threads: u32,
+    about: About,
+}
+
+impl<'g> LlamaCpp<'g> {
+    /// Has llama.cpp load the file, too.
+    pub fn load(gguf: &'g Gguf, n_threads: usize) -> anyhow::Result<LlamaCpp<'g>> {
+        let path = &gguf.files()[0].path;
+        if !path.is_file() {
+            bail!("llama.cpp reads a model from its file; give one with --model FILE.gguf");
+        }
+        let model = Model::load(path)?;
+        let metadata = gguf.metadata();
+        let arch = metadata
+            .str("general.architecture")?
+            .with_context(|| format!("{}: general.architecture is missing", path.display()))?;
+        let number = |key: &str| -> anyhow::Result<usize> {
+            let number = metadata.u64(&format!("{arch}.{key}"))?;
+            Ok(usize::try_from(number.unwrap_or(0))?)
+        };
+        // llama.cpp reads ahead as it maps.
+        let flags = match cfg!(target_os = "linux") {
+            true => &["MAP_SHARED", "MAP_POPULATE"][..],
+            false => &["MAP_SHARED"],
+        };
+        let about = About {
+            name: "llama.cpp".to_owned(),
+            version: moe_llama_cpp::version(),
+            arch: arch.to_owned(),
+            n_layer: number("block_count")?,
+            n_expert: number("expert_count")?,
+            n_expert_used: number("expert_used_count")?,
+            n_vocab: model.n_vocab(),
+            n_ctx_train: model.n_ctx_train(),
+            ops: OpNumbers::new().table().clone(),
+            mmap: flags.iter().map(|&flag| flag.to_owned()).collect(),
+        };
+        Ok(LlamaCpp {
+            gguf,
+            model,
+            n_threads: n_threads as u32,
+            about,
+        })
+    }
+}
+
+impl Engine for LlamaCpp<'_> {
+    fn about(&self) -> &About {
+        &self.about
+    }
+
+    fn encode(&self, text: &str) -> anyhow::Result<Vec<u32>> {
+        Ok(self.model.tokenize(text, true, true)?)
+    }
+
+    fn piece(&self, token: u32) -> Vec<u8> {
+        self.model.piece(token)
+    }
+
+    fn records_per_pass(&self, n_tokens: usize, mode: Mode) -> u64 {
+        Session::records_per_pass(self.gguf, n_tokens, mode)
+    }
+
+    fn session<'s>(&'s self, setup: Setup<'s>) -> anyhow::Result<Box<dyn super::Session + 's>> {
+        let params = Params {
+            n_ctx: setup.n_positions.min(setup.n_ctx) as u32,
+            n_batch: setup.n_batch as u32,
+            n_threads: self.n_threads,
+            flash_attention: None,
+            kv_f32: false,
+        };
+        let recording = Recording::new(self.gguf, setup.writer, setup.mode, setup.observer);
+        let session = Session::new(&self.model, self.gguf, params, setup.n_ctx, recording)?;
+        Ok(Box::new(session))
+    }
+}
+
+impl super::Session for Session<'_> {
+    fn into_writer(self: Box<Self>) -> Option<RunWriter> {
+        Session::into_writer(*self)
+    }
+}

@@ -1,0 +1,74 @@
+//! The executor of this program as an engine.
+
+use moe_executor::cpu::threads::Threads;
+use moe_executor::recorder::{Mode, Recorder};
+use moe_executor::{Model, Session};
+use moe_gguf::Gguf;
+use moe_trace::RunWriter;
+
+use super::{About, Engine, Setup};
+
+/// A model, and the threads that compute it.
+pub struct Native<'g> {
+    model: Model<'g>,
+    threads: Threads,
+    about: About,
+}
+
+impl<'g> Native<'g> {
+    /// Loads the model of a file whose data is whole.
+    pub fn load(gguf: &'g Gguf, n_threads: usize) -> anyhow::Result<Native<'g>> {
+        let model = Model::load(gguf)?;
+        let hp = model.hparams();
+        let about = About {
+            name: "moe-analyze".to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            arch: hp.arch.clone(),
+            n_layer: hp.n_layer,
+            n_expert: hp.n_expert,
+            n_expert_used: hp.n_expert_used,
+            n_vocab: hp.n_vocab,
+            n_ctx_train: hp.n_ctx_train,
+            mmap: vec!["MAP_SHARED".to_owned()],
+            ..About::default()
+        };
+        Ok(Native {
+            model,
+            threads: Threads::new(n_threads)?,
+            about,
+        })
+    }
+}
+
+impl Engine for Native<'_> {
+    fn about(&self) -> &About {
+        &self.about
+    }
+
+    fn encode(&self, text: &str) -> anyhow::Result<Vec<u32>> {
+        Ok(self.model.tokenizer().encode(text, true, true)?)
+    }
+
+    fn piece(&self, token: u32) -> Vec<u8> {
+        self.model.tokenizer().piece(token).to_vec()
+    }
+
+    fn records_per_pass(&self, n_tokens: usize, mode: Mode) -> u64 {
+        self.model.records_per_pass(n_tokens, mode)
+    }
+
+    fn session<'s>(&'s self, setup: Setup<'s>) -> anyhow::Result<Box<dyn super::Session + 's>> {
+        let recorder = Recorder::new(setup.writer).with_mode(setup.mode);
+        let mut session = Session::new(&self.model, &self.threads, recorder, setup.n_ctx);
+        if let Some(observer) = setup.observer {
+            session.observe(observer);
+        }
+        Ok(Box::new(session))
+    }
+}
+
+impl super::Session for Session<'_, '_> {
+    fn into_writer(self: Box<Self>) -> Option<RunWriter> {
+        self.into_recorder().into_writer()
+    }
+}

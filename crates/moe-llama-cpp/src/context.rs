@@ -1,0 +1,220 @@
+//! Evaluating tokens, with a look at every node of the graph.
+
+use std::ffi::c_void;
+use std::ptr::{self, NonNull};
+
+use llama_cpp_sys_2 as sys;
+
+use crate::backend;
+use crate::error::{Error, Result};
+use crate::model::Model;
+use crate::node::Node;
+
+/// How to evaluate.
+#[derive(Clone, Copy, Debug)]
+pub struct Params {
+    /// Positions that a sequence may have.
+    pub n_ctx: u32,
+    /// Tokens of a batch at most; llama.cpp's `ubatch` too, so that a batch is one pass over the graph.
+    pub n_batch: u32,
+    /// Threads that compute.
+    pub n_threads: u32,
+    /// Flash attention; llama.cpp decides by default.
+    pub flash_attention: Option<bool>,
+    /// Keys and values in F32 rather than llama.cpp's default, F16.
+    pub kv_f32: bool,
+}
+
+/// Is shown the nodes of every graph.
+pub trait Watch {
+    /// A node is about to be computed; says whether it is to be computed by itself, and shown again then. Nodes that are
+    /// not wanted are computed together with the next that is.
+    fn before(&mut self, node: Node<'_>) -> bool;
+
+    /// A node that was wanted has been computed.
+    fn after(&mut self, node: Node<'_>);
+}
+
+/// Looks at nothing.
+impl Watch for () {
+    fn before(&mut self, _: Node<'_>) -> bool {
+        false
+    }
+
+    fn after(&mut self, _: Node<'_>) {}
+}
+
+/// A cache, and the buffers of a graph.
+pub struct Context<'m, W> {
+    model: &'m Model,
+    raw: NonNull<sys::llama_context>,
+    /// Made by `Box::into_raw`: llama.cpp keeps the pointer.
+    watch: NonNull<W>,
+    n_batch: usize,
+    has_logits: bool,
+}
+
+impl<'m, W: Watch> Context<'m, W> {
+    /// A context with an empty cache. No graph is evaluated to warm it up.
+    ///
+    /// # Errors
+    /// There is not enough memory, or the model cannot be run so.
+    pub fn new(model: &'m Model, params: Params, watch: W) -> Result<Context<'m, W>> {
+        // SAFETY: a function without conditions.
+        let mut raw_params = unsafe { sys::llama_context_default_params() };
+        raw_params.n_ctx = params.n_ctx;
+        raw_params.n_batch = params.n_batch;
+        raw_params.n_ubatch = params.n_batch;
+        raw_params.n_seq_max = 1;
+        raw_params.n_threads = params.n_threads as i32;
+        raw_params.n_threads_batch = params.n_threads as i32;
+        raw_params.flash_attn_type = match params.flash_attention {
+            None => sys::LLAMA_FLASH_ATTN_TYPE_AUTO,
+            Some(true) => sys::LLAMA_FLASH_ATTN_TYPE_ENABLED,
+            Some(false) => sys::LLAMA_FLASH_ATTN_TYPE_DISABLED,
+        };
+        if params.kv_f32 {
+            raw_params.type_k = sys::GGML_TYPE_F32;
+            raw_params.type_v = sys::GGML_TYPE_F32;
+        }
+        // As llama.cpp's own programs: a cache of sliding attention is as long as its window.
+        raw_params.swa_full = false;
+        let watch = NonNull::from(Box::leak(Box::new(watch)));
+        // llama.cpp installs this again with every graph that it builds.
+        raw_params.cb_eval = Some(show::<W>);
+        raw_params.cb_eval_user_data = watch.as_ptr().cast();
+        backend::forget_log();
+        // SAFETY: the model lives through `'m`; the callback and its data as long as the context, see `drop`.
+        let raw = unsafe { sys::llama_init_from_model(model.raw.as_ptr(), raw_params) };
+        let Some(raw) = NonNull::new(raw) else {
+            // SAFETY: leaked above; no context has the pointer.
+            drop(unsafe { Box::from_raw(watch.as_ptr()) });
+            return Err(Error::Context {
+                n_ctx: params.n_ctx,
+                reason: backend::logged(),
+            });
+        };
+        Ok(Context {
+            model,
+            raw,
+            watch,
+            n_batch: params.n_batch as usize,
+            has_logits: false,
+        })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &'m Model {
+        self.model
+    }
+
+    /// What looks at the nodes.
+    pub fn watch(&self) -> &W {
+        // SAFETY: leaked by `new`; llama.cpp uses it only within `decode`, which borrows the context mutably.
+        unsafe { self.watch.as_ref() }
+    }
+
+    /// As [`Context::watch`], to change it.
+    pub fn watch_mut(&mut self) -> &mut W {
+        // SAFETY: as in `watch`.
+        unsafe { self.watch.as_mut() }
+    }
+
+    /// Empties the cache.
+    pub fn clear(&mut self) {
+        // SAFETY: the context and its memory live.
+        unsafe { sys::llama_memory_clear(sys::llama_get_memory(self.raw.as_ptr()), false) };
+    }
+
+    /// Evaluates a batch whose first token is at `position`, the cache holding those before. `wanted` asks for the
+    /// [`Context::logits`] of the last token.
+    ///
+    /// # Errors
+    /// A batch of no tokens or too many, a token outside the vocabulary, a full cache.
+    pub fn decode(&mut self, tokens: &[u32], position: usize, wanted: bool) -> Result<()> {
+        let n_vocab = self.model.n_vocab();
+        if tokens.is_empty() || tokens.len() > self.n_batch {
+            return Err(Error::Batch {
+                n_tokens: tokens.len(),
+                n_batch: self.n_batch,
+            });
+        }
+        if let Some(&token) = tokens.iter().find(|&&token| token as usize >= n_vocab) {
+            return Err(Error::Token { token, n_vocab });
+        }
+        let mut ids: Vec<i32> = tokens.iter().map(|&token| token as i32).collect();
+        let mut positions: Vec<i32> = (position..).take(tokens.len()).map(|p| p as i32).collect();
+        let mut outputs = vec![0i8; tokens.len()];
+        if let Some(last) = outputs.last_mut() {
+            *last = i8::from(wanted);
+        }
+        let batch = sys::llama_batch {
+            n_tokens: tokens.len() as i32,
+            token: ids.as_mut_ptr(),
+            embd: ptr::null_mut(),
+            pos: positions.as_mut_ptr(),
+            // null: all tokens are of sequence 0
+            n_seq_id: ptr::null_mut(),
+            seq_id: ptr::null_mut(),
+            logits: outputs.as_mut_ptr(),
+        };
+        self.has_logits = false;
+        backend::forget_log();
+        // SAFETY: the arrays of the batch have `n_tokens` elements and live through the call.
+        let code = unsafe { sys::llama_decode(self.raw.as_ptr(), batch) };
+        if code != 0 {
+            return Err(Error::Decode {
+                n_tokens: tokens.len(),
+                position,
+                code,
+                reason: backend::logged(),
+            });
+        }
+        self.has_logits = wanted;
+        Ok(())
+    }
+
+    /// Logits `(n_vocab)` of the last token of the batch before; empty if they were not wanted.
+    pub fn logits(&self) -> &[f32] {
+        if !self.has_logits {
+            return &[];
+        }
+        // SAFETY: the last token has logits, which live until the next batch.
+        let logits = unsafe { sys::llama_get_logits_ith(self.raw.as_ptr(), -1) };
+        match NonNull::new(logits) {
+            // SAFETY: a row of logits has a value for each token of the vocabulary.
+            Some(logits) => unsafe {
+                std::slice::from_raw_parts(logits.as_ptr(), self.model.n_vocab())
+            },
+            None => &[],
+        }
+    }
+}
+
+impl<W> Drop for Context<'_, W> {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`, freed once.
+        unsafe { sys::llama_free(self.raw.as_ptr()) };
+        // SAFETY: leaked by `new`; the context that had the pointer is gone.
+        drop(unsafe { Box::from_raw(self.watch.as_ptr()) });
+    }
+}
+
+/// llama.cpp's callback: asks before a node, tells after it. Its answer after a node is whether to go on.
+unsafe extern "C" fn show<W: Watch>(
+    node: *mut sys::ggml_tensor,
+    before: bool,
+    watch: *mut c_void,
+) -> bool {
+    // SAFETY: the pointer is the context's `watch`, to which nobody else has a reference during `decode`.
+    let watch = unsafe { &mut *watch.cast::<W>() };
+    // SAFETY: the node and its sources live through the call.
+    match unsafe { Node::new(node) } {
+        Some(node) if before => watch.before(node),
+        Some(node) => {
+            watch.after(node);
+            true
+        }
+        None => false,
+    }
+}

@@ -1,0 +1,47 @@
+//! The layer that a name of llama.cpp's tells.
+
+/// The layer of a weight (`blk.3.attn_q.weight`), a result (`Qcur-3`, `Qcur-3 (reshaped)`) or a cache (`cache_k_l3`).
+pub fn layer_of(name: &str) -> Option<u16> {
+    if let Some(rest) = name.strip_prefix("blk.") {
+        return rest.split('.').next()?.parse().ok();
+    }
+    let name = name.split(' ').next()?;
+    if name.starts_with("cache_") {
+        return name.rsplit_once("_l")?.1.parse().ok();
+    }
+    name.rsplit_once('-')?.1.parse().ok()
+}
+
+/// Whether llama.cpp has given the node no name of its own.
+pub fn is_unnamed(name: &str) -> bool {
+    name.strip_prefix("node_")
+        .is_some_and(|number| number.parse::<u32>().is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_tell_layers() {
+        for (name, layer) in [
+            ("blk.12.ffn_gate_exps.weight", Some(12)),
+            ("blk.0.attn_sinks.weight", Some(0)),
+            ("ffn_moe_topk-7", Some(7)),
+            ("Qcur-3 (view) (permuted)", Some(3)),
+            ("cache_k_l11", Some(11)),
+            ("cache_v_l0 (view)", Some(0)),
+            ("token_embd.weight", None),
+            ("result_output", None),
+            ("node_35", None),
+            ("attn_inp_kq_mask", None),
+            ("blk.x.y", None),
+            ("a-b", None),
+            ("", None),
+        ] {
+            assert_eq!(layer_of(name), layer, "{name}");
+        }
+        assert!(is_unnamed("node_35"));
+        assert!(!is_unnamed("node_") && !is_unnamed("norm-0"));
+    }
+}

@@ -1,0 +1,29 @@
+//! llama.cpp in process: runs a GGUF model, shows every node of its graph, and records them as the executor does its own.
+//!
+//! ```text
+//! Model ──► Context::decode ──► llama.cpp ──► a Node before and after it is computed
+//! Session (Decode) ─┘                            └► Recording ──► RunWriter
+//! ```
+//!
+//! Without the feature `llama-cpp` this crate is empty: compiling llama.cpp takes minutes, and needs cmake and libclang.
+#![cfg(feature = "llama-cpp")]
+#![warn(missing_docs)]
+
+mod backend;
+mod context;
+mod error;
+mod layer;
+mod model;
+mod node;
+mod ops;
+mod recording;
+mod session;
+
+pub use backend::version;
+pub use context::{Context, Params, Watch};
+pub use error::{Error, Result};
+pub use model::Model;
+pub use node::Node;
+pub use ops::OpNumbers;
+pub use recording::Recording;
+pub use session::Session;

@@ -1,0 +1,139 @@
+//! A model that llama.cpp has loaded, and its vocabulary.
+
+use std::ffi::{CString, c_char};
+use std::path::Path;
+use std::ptr::NonNull;
+
+use llama_cpp_sys_2 as sys;
+
+use crate::backend;
+use crate::error::{Error, Result};
+
+/// A model in memory: mapped from its file, but for weights that llama.cpp rearranges for the processor.
+pub struct Model {
+    pub(crate) raw: NonNull<sys::llama_model>,
+    n_vocab: usize,
+}
+
+impl Model {
+    /// Loads a model onto the CPU. Of a model in several files, `path` is the first.
+    ///
+    /// # Errors
+    /// llama.cpp cannot read or run the model; one with an encoder.
+    pub fn load(path: &Path) -> Result<Model> {
+        backend::start();
+        let unusable = || Error::Path {
+            path: path.to_owned(),
+        };
+        let c_path = CString::new(path.to_str().ok_or_else(unusable)?).map_err(|_| unusable())?;
+        // SAFETY: a function without conditions.
+        let mut params = unsafe { sys::llama_model_default_params() };
+        params.n_gpu_layers = 0;
+        backend::forget_log();
+        // SAFETY: the path ends in a NUL, and the parameters are llama.cpp's own but for a number.
+        let raw = unsafe { sys::llama_model_load_from_file(c_path.as_ptr(), params) };
+        let raw = NonNull::new(raw).ok_or_else(|| Error::Load {
+            path: path.to_owned(),
+            reason: backend::logged(),
+        })?;
+        let mut model = Model { raw, n_vocab: 0 };
+        // SAFETY: the model is loaded.
+        if unsafe { sys::llama_model_has_encoder(raw.as_ptr()) } {
+            return Err(Error::Encoder {
+                path: path.to_owned(),
+            });
+        }
+        // SAFETY: the vocabulary lives as long as the model.
+        let n_vocab = unsafe { sys::llama_vocab_n_tokens(model.vocab()) };
+        model.n_vocab = usize::try_from(n_vocab).unwrap_or(0);
+        Ok(model)
+    }
+
+    fn vocab(&self) -> *const sys::llama_vocab {
+        // SAFETY: the model is loaded.
+        unsafe { sys::llama_model_get_vocab(self.raw.as_ptr()) }
+    }
+
+    /// Tokens of the vocabulary.
+    pub fn n_vocab(&self) -> usize {
+        self.n_vocab
+    }
+
+    /// Context length of the model's training.
+    pub fn n_ctx_train(&self) -> usize {
+        // SAFETY: the model is loaded.
+        let n_ctx = unsafe { sys::llama_model_n_ctx_train(self.raw.as_ptr()) };
+        usize::try_from(n_ctx).unwrap_or(0)
+    }
+
+    /// Whether a token ends a text.
+    pub fn is_eog(&self, token: u32) -> bool {
+        // SAFETY: the vocabulary lives as long as the model; the token is in it.
+        (token as usize) < self.n_vocab
+            && unsafe { sys::llama_vocab_is_eog(self.vocab(), token as i32) }
+    }
+
+    /// Tokens of a text; `add_special` adds those that the vocabulary wants around it, `parse_special` takes the names of
+    /// control tokens for the tokens.
+    ///
+    /// # Errors
+    /// A text that is too long, or has a character that the vocabulary has no token for.
+    pub fn tokenize(&self, text: &str, add_special: bool, parse_special: bool) -> Result<Vec<u32>> {
+        let error = || Error::Tokenize { bytes: text.len() };
+        let n_bytes = i32::try_from(text.len()).map_err(|_| error())?;
+        // A token has a byte at least, but for those around the text.
+        let n_max = n_bytes.checked_add(16).ok_or_else(error)?;
+        let mut tokens = vec![0; n_max as usize];
+        // SAFETY: the text has `n_bytes` bytes and `tokens` room for `n_max` tokens.
+        let n = unsafe {
+            sys::llama_tokenize(
+                self.vocab(),
+                text.as_ptr().cast::<c_char>(),
+                n_bytes,
+                tokens.as_mut_ptr(),
+                n_max,
+                add_special,
+                parse_special,
+            )
+        };
+        let n = usize::try_from(n).map_err(|_| error())?;
+        tokens.truncate(n);
+        Ok(tokens.into_iter().map(|token| token as u32).collect())
+    }
+
+    /// The bytes of a token; control tokens by their names. Of none, there are none.
+    pub fn piece(&self, token: u32) -> Vec<u8> {
+        if token as usize >= self.n_vocab {
+            return Vec::new();
+        }
+        let mut bytes = vec![0u8; 64];
+        loop {
+            // SAFETY: the buffer has as many bytes as it is said to have, and the token is in the vocabulary.
+            let n = unsafe {
+                sys::llama_token_to_piece(
+                    self.vocab(),
+                    token as i32,
+                    bytes.as_mut_ptr().cast::<c_char>(),
+                    bytes.len() as i32,
+                    0,
+                    true,
+                )
+            };
+            // A negative number asks for so many bytes.
+            match usize::try_from(n) {
+                Ok(n) => {
+                    bytes.truncate(n);
+                    return bytes;
+                }
+                Err(_) => bytes.resize(n.unsigned_abs() as usize, 0),
+            }
+        }
+    }
+}
+
+impl Drop for Model {
+    fn drop(&mut self) {
+        // SAFETY: loaded by `load` and freed once; contexts borrow the model and are gone.
+        unsafe { sys::llama_model_free(self.raw.as_ptr()) };
+    }
+}

@@ -1,0 +1,150 @@
+//! A node of a graph while it is computed.
+
+use std::ffi::CStr;
+
+use llama_cpp_sys_2 as sys;
+
+/// A tensor of a graph: a result, or what a result is made of.
+#[derive(Clone, Copy)]
+pub struct Node<'a>(&'a sys::ggml_tensor);
+
+impl<'a> Node<'a> {
+    /// A node of a graph that is being computed.
+    ///
+    /// # Safety
+    /// `raw` is null or a tensor of ggml's that lives through `'a`, its sources and their memory too.
+    pub(crate) unsafe fn new(raw: *const sys::ggml_tensor) -> Option<Node<'a>> {
+        // SAFETY: as the caller promises.
+        unsafe { raw.as_ref() }.map(Node)
+    }
+
+    /// Its name, less bytes that are not UTF-8.
+    pub fn name(&self) -> &'a str {
+        // SAFETY: an array of bytes is seen as bytes.
+        let bytes: &'a [u8] =
+            unsafe { std::slice::from_raw_parts(self.0.name.as_ptr().cast(), self.0.name.len()) };
+        let name = CStr::from_bytes_until_nul(bytes).map_or(bytes, CStr::to_bytes);
+        match std::str::from_utf8(name) {
+            Ok(name) => name,
+            Err(error) => std::str::from_utf8(&name[..error.valid_up_to()]).unwrap_or_default(),
+        }
+    }
+
+    /// llama.cpp's number of its operation.
+    pub fn op(&self) -> sys::ggml_op {
+        self.0.op
+    }
+
+    /// Elements in each dimension.
+    pub fn ne(&self) -> [usize; 4] {
+        self.0.ne.map(|n| usize::try_from(n).unwrap_or(0))
+    }
+
+    /// Bytes that its elements span.
+    pub fn size_bytes(&self) -> u64 {
+        // SAFETY: reads the tensor's own fields.
+        (unsafe { sys::ggml_nbytes(self.0) }) as u64
+    }
+
+    /// Address of its first byte.
+    pub fn address(&self) -> u64 {
+        self.0.data as u64
+    }
+
+    /// Whether it computes something: it is no view, and not there only to keep the shape of the graph.
+    pub fn is_operation(&self) -> bool {
+        const VIEWS: [sys::ggml_op; 5] = [
+            sys::GGML_OP_NONE,
+            sys::GGML_OP_VIEW,
+            sys::GGML_OP_RESHAPE,
+            sys::GGML_OP_PERMUTE,
+            sys::GGML_OP_TRANSPOSE,
+        ];
+        self.0.flags & sys::GGML_TENSOR_FLAG_COMPUTE as i32 != 0 && !VIEWS.contains(&self.0.op)
+    }
+
+    /// Whether it is computed: an operation with a result that is not empty.
+    pub fn is_computed(&self) -> bool {
+        self.is_operation() && !self.0.ne.contains(&0)
+    }
+
+    /// Whether it leaves a record for each row that is routed.
+    pub fn is_expert_operation(&self) -> bool {
+        [sys::GGML_OP_MUL_MAT_ID, sys::GGML_OP_ADD_ID].contains(&self.0.op)
+    }
+
+    /// Source `i`.
+    pub fn source(&self, i: usize) -> Option<Node<'a>> {
+        // SAFETY: sources live as long as the node.
+        self.0.src.get(i).and_then(|&raw| unsafe { Node::new(raw) })
+    }
+
+    /// All sources, in ggml's order.
+    pub fn sources(&self) -> impl Iterator<Item = Node<'a>> {
+        let node = *self;
+        (0..self.0.src.len()).filter_map(move |i| node.source(i))
+    }
+
+    /// The tensor whose memory it has, and where in it: another one if it is a view.
+    pub fn storage(&self) -> (Node<'a>, u64) {
+        // SAFETY: what a node is a view of lives as long as the node.
+        match unsafe { Node::new(self.0.view_src) } {
+            Some(viewed) => (viewed, self.0.view_offs as u64),
+            None => (*self, 0),
+        }
+    }
+
+    /// Whether its memory is that of the model's weights.
+    pub fn is_weight(&self) -> bool {
+        let buffer = self.storage().0.0.buffer;
+        // SAFETY: a buffer of a tensor lives as long as the tensor.
+        !buffer.is_null()
+            && unsafe { sys::ggml_backend_buffer_get_usage(buffer) }
+                == sys::GGML_BACKEND_BUFFER_USAGE_WEIGHTS
+    }
+
+    /// Its elements in order, the first dimension fastest, read with their strides. `None` where it has no F32 in memory
+    /// that the processor reads.
+    pub fn f32s(&self) -> Option<Vec<f32>> {
+        self.elements(sys::GGML_TYPE_F32)
+    }
+
+    /// As [`Node::f32s`], of I32.
+    pub fn i32s(&self) -> Option<Vec<i32>> {
+        self.elements(sys::GGML_TYPE_I32)
+    }
+
+    fn elements<T: Copy>(&self, ty: sys::ggml_type) -> Option<Vec<T>> {
+        if self.0.type_ != ty || self.0.data.is_null() || !self.in_host_memory() {
+            return None;
+        }
+        let (ne, nb) = (self.ne(), self.0.nb);
+        let mut elements = Vec::with_capacity(ne.iter().product());
+        for i3 in 0..ne[3] {
+            for i2 in 0..ne[2] {
+                for i1 in 0..ne[1] {
+                    for i0 in 0..ne[0] {
+                        let at = i0 * nb[0] + i1 * nb[1] + i2 * nb[2] + i3 * nb[3];
+                        // SAFETY: `T` is the tensor's type and the element lies in it, by its own strides.
+                        let element = unsafe {
+                            self.0
+                                .data
+                                .cast::<u8>()
+                                .add(at)
+                                .cast::<T>()
+                                .read_unaligned()
+                        };
+                        elements.push(element);
+                    }
+                }
+            }
+        }
+        Some(elements)
+    }
+
+    fn in_host_memory(&self) -> bool {
+        let buffer = self.storage().0.0.buffer;
+        // SAFETY: a buffer of a tensor lives as long as the tensor.
+        !buffer.is_null() && unsafe { sys::ggml_backend_buffer_is_host(buffer) }
+    }
+}

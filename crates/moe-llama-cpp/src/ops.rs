@@ -1,0 +1,61 @@
+//! llama.cpp's operation numbers in the table of a run.
+
+use std::collections::BTreeMap;
+
+use llama_cpp_sys_2 as sys;
+use moe_trace::ops::{OpTable, default_table};
+
+use crate::backend;
+
+/// From llama.cpp's number of an operation to that of the run's table.
+///
+/// The same name has the same number as in runs of the executor; names that its table does not have come behind its last.
+pub struct OpNumbers {
+    numbers: Vec<u8>,
+    table: OpTable,
+}
+
+impl OpNumbers {
+    /// The numbers of the llama.cpp that this program has.
+    pub fn new() -> OpNumbers {
+        let known = default_table();
+        let mut names: BTreeMap<u8, String> =
+            known.iter().map(|(n, name)| (n, name.to_owned())).collect();
+        let mut next = names
+            .last_key_value()
+            .map_or(0, |(&last, _)| u16::from(last) + 1);
+        let numbers = (0..sys::GGML_OP_COUNT)
+            .map(|op| {
+                // SAFETY: the number is one of an operation, the name a constant.
+                let name = unsafe { backend::text(sys::ggml_op_name(op)) };
+                known.number(&name).unwrap_or_else(|| {
+                    // There are about a hundred operations; the last number would stand for all beyond it.
+                    let number = u8::try_from(next).unwrap_or(u8::MAX);
+                    next += 1;
+                    names.insert(number, name);
+                    number
+                })
+            })
+            .collect();
+        OpNumbers {
+            numbers,
+            table: names.into_iter().collect(),
+        }
+    }
+
+    /// The run's number of an operation.
+    pub fn number(&self, op: sys::ggml_op) -> u8 {
+        self.numbers.get(op as usize).copied().unwrap_or(u8::MAX)
+    }
+
+    /// Numbers and names, for the manifest.
+    pub fn table(&self) -> &OpTable {
+        &self.table
+    }
+}
+
+impl Default for OpNumbers {
+    fn default() -> OpNumbers {
+        OpNumbers::new()
+    }
+}

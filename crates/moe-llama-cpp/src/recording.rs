@@ -1,0 +1,371 @@
+//! Turns the nodes of llama.cpp's graphs into records.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use llama_cpp_sys_2 as sys;
+use moe_executor::ops::{Observer, Routed};
+use moe_executor::recorder::{Clock, Mode, Pass, Routing};
+use moe_gguf::Gguf;
+use moe_trace::record::{self, MAX_EXPERTS, MAX_SOURCES};
+use moe_trace::{NO_LAYER, NO_TENSOR, RunWriter, TensorAccessLog};
+
+use crate::context::Watch;
+use crate::layer::{is_unnamed, layer_of};
+use crate::node::Node;
+use crate::ops::OpNumbers;
+
+/// Where a tensor lies in the model's files.
+struct Place {
+    tensor_idx: u32,
+    file: u16,
+    offset: u64,
+    size_bytes: u64,
+}
+
+/// What a layer's router said in this pass, row by row.
+#[derive(Default)]
+struct Router {
+    logits: Vec<f32>,
+    weights: Vec<f32>,
+}
+
+/// Watches a context: writes a record for every node that is computed, and tells an observer of the routing.
+pub struct Recording<'a> {
+    writer: Option<RunWriter>,
+    mode: Mode,
+    observer: Option<Observer<'a>>,
+    clock: Clock,
+    numbers: OpNumbers,
+    places: HashMap<String, Place>,
+    pass: Pass,
+    /// Position of each token of the batch.
+    positions: Vec<u32>,
+    /// Positions whose logits are wanted: the rows that are left where llama.cpp cuts the batch to them.
+    wanted: Vec<u32>,
+    /// Whether the nodes now are on the wanted rows alone.
+    cut: bool,
+    start: Instant,
+    /// Layer of the node before.
+    layer: u16,
+    routers: HashMap<u16, Router>,
+    /// The last layer that the observer was told of.
+    told: Option<u16>,
+    /// Nodes of this pass that leave one record, and those that leave one a row.
+    n_ops: [u64; 2],
+    failed: Option<moe_trace::Error>,
+}
+
+impl<'a> Recording<'a> {
+    /// Records into a run directory, if there is one, and tells `observer` of every routing. Sources are looked up by
+    /// their names among the tensors of `gguf`.
+    pub fn new(
+        gguf: &Gguf,
+        writer: Option<RunWriter>,
+        mode: Mode,
+        observer: Option<Observer<'a>>,
+    ) -> Recording<'a> {
+        let place = |t: &moe_gguf::Tensor| Place {
+            tensor_idx: t.index,
+            file: t.file,
+            offset: t.offset,
+            size_bytes: t.size_bytes,
+        };
+        let tensors = gguf.tensors().iter();
+        Recording {
+            writer,
+            mode,
+            observer,
+            clock: Clock::new(),
+            numbers: OpNumbers::new(),
+            places: tensors.map(|t| (t.name.clone(), place(t))).collect(),
+            pass: Pass {
+                sequence_id: 0,
+                phase: record::PHASE_PROMPT,
+            },
+            positions: Vec::new(),
+            wanted: Vec::new(),
+            cut: false,
+            start: Instant::now(),
+            layer: NO_LAYER,
+            routers: HashMap::new(),
+            told: None,
+            n_ops: [0; 2],
+            failed: None,
+        }
+    }
+
+    /// Begins a pass over `n_tokens` from `position`; the last has its logits wanted, or none.
+    pub fn begin(&mut self, pass: Pass, position: usize, n_tokens: usize, wanted: bool) {
+        self.pass = pass;
+        self.positions.clear();
+        self.positions
+            .extend((position..).take(n_tokens).map(|p| p as u32));
+        self.wanted.clear();
+        let last = self.positions.last().filter(|_| wanted);
+        self.wanted.extend(last);
+        self.cut = false;
+        self.layer = NO_LAYER;
+        for router in self.routers.values_mut() {
+            router.logits.clear();
+            router.weights.clear();
+        }
+        self.told = None;
+        self.n_ops = [0; 2];
+    }
+
+    /// Ends a pass: hands what was recorded to the file. Gives how many of its nodes leave one record, and how many one a
+    /// row.
+    ///
+    /// # Errors
+    /// The first write that failed in this pass.
+    pub fn end(&mut self) -> Result<[u64; 2], moe_trace::Error> {
+        if let Some(error) = self.failed.take() {
+            return Err(error);
+        }
+        if let Some(writer) = &mut self.writer {
+            writer.flush()?;
+        }
+        Ok(self.n_ops)
+    }
+
+    /// The writer while the run goes on.
+    pub fn writer(&self) -> Option<&RunWriter> {
+        self.writer.as_ref()
+    }
+
+    /// Takes the writer when the run is over.
+    pub fn take_writer(&mut self) -> Option<RunWriter> {
+        self.writer.take()
+    }
+
+    /// Which operations leave records.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// Positions of the rows that a node is computed on.
+    fn rows(&self) -> &[u32] {
+        if self.cut {
+            &self.wanted
+        } else {
+            &self.positions
+        }
+    }
+
+    /// The layer of a node: by its name; a node without one belongs where its sources do, or the node before.
+    fn find_layer(&self, node: Node<'_>) -> u16 {
+        let name = node.name();
+        if !is_unnamed(name) {
+            return layer_of(name).unwrap_or(NO_LAYER);
+        }
+        let of_a_source = node.sources().find_map(|source| layer_of(source.name()));
+        of_a_source.unwrap_or(self.layer)
+    }
+
+    /// Keeps what a router's node says.
+    fn look_at_router(&mut self, node: Node<'_>) {
+        let name = node.name();
+        let is_logits = name.starts_with("ffn_moe_logits")
+            // scores that are taken as they are have llama.cpp's name for probabilities
+            || name.starts_with("ffn_moe_probs-") && node.op() == sys::GGML_OP_ADD;
+        if !is_logits && !is_weights(name) {
+            return;
+        }
+        let (Some(layer), Some(values)) = (layer_of(name), node.f32s()) else {
+            return;
+        };
+        let router = self.routers.entry(layer).or_default();
+        match is_logits {
+            true => router.logits = values,
+            false => router.weights = values,
+        }
+    }
+
+    /// The experts of a `MUL_MAT_ID` or `ADD_ID`, with the weights that the router gave them.
+    fn routing(&self, node: Node<'_>, layer: u16) -> Option<Routing> {
+        let ids = node.source(2)?;
+        let n_expert_used = ids.ne()[0];
+        let ids = ids.i32s()?;
+        let known = self.routers.get(&layer).map(|router| &router.weights);
+        let weights = match known {
+            Some(weights) if weights.len() == ids.len() => weights.clone(),
+            _ => vec![0.0; ids.len()],
+        };
+        Some(Routing {
+            ids,
+            weights,
+            n_expert_used,
+        })
+    }
+
+    /// Tells the observer of a layer's routing, once in a pass.
+    fn tell(&mut self, layer: u16, routing: &Routing) {
+        let Some(mut observer) = self.observer.take() else {
+            return;
+        };
+        if self.told != Some(layer) {
+            self.told = Some(layer);
+            let logits = self.routers.get(&layer).map(|router| &router.logits);
+            observer(&Routed {
+                layer: layer.into(),
+                positions: self.rows(),
+                logits: logits.map_or(&[], Vec::as_slice),
+                routing,
+            });
+        }
+        self.observer = Some(observer);
+    }
+
+    /// The record of a node, without experts.
+    fn record_of(&self, node: Node<'_>, layer: u16, duration: u64) -> TensorAccessLog {
+        let rows = self.rows();
+        let mut log = TensorAccessLog {
+            ext_version: record::EXT_V1,
+            operation_type: self.numbers.number(node.op()),
+            phase: self.pass.phase,
+            ..TensorAccessLog::default()
+        };
+        log.timestamp_ns.set(self.clock.ns(self.start));
+        log.duration_ns.set(duration);
+        log.token_id.set(rows.first().copied().unwrap_or(0));
+        log.layer_id.set(layer);
+        log.sequence_id.set(self.pass.sequence_id);
+        log.n_tokens.set(rows.len() as u32);
+        record::set_name(&mut log.dst_name, node.name());
+        for (at, source) in node.sources().enumerate() {
+            if at == MAX_SOURCES {
+                log.flags |= record::FLAG_SOURCES_OMITTED;
+                break;
+            }
+            log.num_sources += 1;
+            self.set_source(&mut log, at, source);
+        }
+        log
+    }
+
+    fn set_source(&self, log: &mut TensorAccessLog, at: usize, source: Node<'_>) {
+        let (storage, offset) = source.storage();
+        let mut size_bytes = source.size_bytes();
+        let slot = &mut log.sources[at];
+        record::set_name(&mut slot.name, source.name());
+        slot.tensor_ptr.set(source.address());
+        slot.layer_id
+            .set(layer_of(source.name()).unwrap_or(NO_LAYER));
+        // A weight is told by its place in the file even where llama.cpp keeps a rearranged copy of it.
+        let place = self
+            .places
+            .get(storage.name())
+            .filter(|_| source.is_weight());
+        match place {
+            Some(place) => {
+                size_bytes = size_bytes.min(place.size_bytes.saturating_sub(offset));
+                slot.memory_source = record::SOURCE_DISK;
+                slot.offset_or_buffer_id
+                    .set(place.offset.saturating_add(offset));
+                slot.tensor_idx.set(place.tensor_idx);
+                log.source_file[at].set(place.file);
+            }
+            None => {
+                slot.memory_source = record::SOURCE_BUFFER;
+                slot.offset_or_buffer_id.set(storage.address());
+                slot.tensor_idx.set(NO_TENSOR);
+            }
+        }
+        log.set_source_size(at, size_bytes);
+    }
+
+    /// Writes the record of a node: of an expert operation one a row, more where the row has over 16 experts.
+    fn write(&mut self, log: &TensorAccessLog, routing: Option<&Routing>) {
+        let Some(writer) = self.writer.as_mut().filter(|_| self.failed.is_none()) else {
+            return;
+        };
+        let rows = if self.cut {
+            &self.wanted
+        } else {
+            &self.positions
+        };
+        let mut put = |log: &TensorAccessLog| match writer.next_record() {
+            Ok(slot) => slot.clone_from(log),
+            Err(error) => self.failed = self.failed.take().or(Some(error)),
+        };
+        let Some(routing) = routing else {
+            put(log);
+            return;
+        };
+        let k = routing.n_expert_used.max(1);
+        let of_rows = routing
+            .ids
+            .chunks_exact(k)
+            .zip(routing.weights.chunks_exact(k));
+        for (row, (ids, weights)) in of_rows.enumerate() {
+            let pieces = ids.chunks(MAX_EXPERTS).zip(weights.chunks(MAX_EXPERTS));
+            for (piece, (ids, weights)) in pieces.enumerate() {
+                let mut log = *log;
+                if let Some(&position) = rows.get(row) {
+                    log.token_id.set(position);
+                }
+                log.num_experts = ids.len() as u8;
+                log.expert_slot_base = (piece * MAX_EXPERTS) as u8;
+                if piece > 0 {
+                    log.flags |= record::FLAG_CONTINUATION;
+                }
+                for (at, (&id, &weight)) in ids.iter().zip(weights).enumerate() {
+                    log.expert_ids[at].set(id);
+                    log.expert_weights[at].set(weight);
+                    log.expert_lane[at] = record::lane::CPU;
+                }
+                put(&log);
+            }
+        }
+    }
+}
+
+/// Nodes with the weights of the chosen experts; the last of a layer are those that are applied.
+fn is_weights(name: &str) -> bool {
+    name.starts_with("ffn_moe_weights") && !name.starts_with("ffn_moe_weights_sum")
+}
+
+/// A cut of the batch to the rows whose logits are wanted.
+fn is_cut(node: Node<'_>) -> bool {
+    node.op() == sys::GGML_OP_GET_ROWS && node.source(1).is_some_and(|ids| ids.name() == "out_ids")
+}
+
+impl Watch for Recording<'_> {
+    fn before(&mut self, node: Node<'_>) -> bool {
+        if self.writer.is_none() && self.observer.is_none() {
+            return false;
+        }
+        if node.is_operation() {
+            self.n_ops[usize::from(node.is_expert_operation())] += 1;
+        }
+        self.start = Instant::now();
+        // softmax weights get their name as they are reshaped
+        node.is_computed() || is_weights(node.name())
+    }
+
+    fn after(&mut self, node: Node<'_>) {
+        let duration = self.start.elapsed().as_nanos() as u64;
+        self.look_at_router(node);
+        if !node.is_computed() {
+            return;
+        }
+        let cuts = is_cut(node);
+        // Several cuts may follow one another, each of a whole batch.
+        self.cut &= !cuts;
+        let layer = self.find_layer(node);
+        self.layer = layer;
+        let routing = match node.is_expert_operation() {
+            true => self.routing(node, layer),
+            false => None,
+        };
+        if let Some(routing) = &routing {
+            self.tell(layer, routing);
+        }
+        if self.writer.is_some() && (routing.is_some() || self.mode == Mode::All) {
+            let log = self.record_of(node, layer, duration);
+            self.write(&log, routing.as_ref());
+        }
+        self.cut |= cuts;
+    }
+}

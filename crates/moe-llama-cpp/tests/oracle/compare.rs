@@ -1,0 +1,159 @@
+//! How far two answers lie apart, and how far they may.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::Path;
+
+use moe_gguf::Gguf;
+
+use crate::engines::{Answer, OTHERS, PLAIN, llama_cpp, native};
+
+/// From one answer to another.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Distance {
+    n_positions: usize,
+    other_top1: usize,
+    sum_top5: f64,
+    n_rows: usize,
+    other_experts: usize,
+    /// The widest gap between the scores of two experts of which each answer chose another.
+    pub widest_tie: f32,
+}
+
+impl Distance {
+    /// `b` as seen from `a`.
+    pub fn of(a: &Answer, b: &Answer) -> Distance {
+        let mut distance = Distance::default();
+        assert_eq!(a.logits.len(), b.logits.len());
+        for (a, b) in a.logits.iter().zip(&b.logits) {
+            let mut order: Vec<usize> = (0..a.len()).collect();
+            order.sort_by(|&i, &j| a[j].total_cmp(&a[i]));
+            let best = (0..b.len()).max_by(|&i, &j| b[i].total_cmp(&b[j]).then(j.cmp(&i)));
+            distance.n_positions += 1;
+            distance.other_top1 += usize::from(best != Some(order[0]));
+            for &i in &order[..5] {
+                distance.sum_top5 += f64::from((a[i] - b[i]).abs()) / 5.0;
+            }
+        }
+        let routed = |answer: &Answer| answer.rows.keys().copied().collect::<Vec<_>>();
+        assert_eq!(routed(a), routed(b), "other tokens are routed");
+        for (a, b) in a.rows.values().zip(b.rows.values()) {
+            let set = |ids: &[i32]| ids.iter().copied().collect::<BTreeSet<i32>>();
+            let (chosen_a, chosen_b) = (set(&a.ids), set(&b.ids));
+            assert_eq!(chosen_a.len(), chosen_b.len());
+            distance.n_rows += 1;
+            distance.other_experts += usize::from(chosen_a != chosen_b);
+            let score = |e: &i32| b.logits[*e as usize];
+            let lost = chosen_a
+                .difference(&chosen_b)
+                .map(score)
+                .fold(f32::INFINITY, f32::min);
+            let won = chosen_b
+                .difference(&chosen_a)
+                .map(score)
+                .fold(f32::NEG_INFINITY, f32::max);
+            if chosen_a != chosen_b {
+                distance.widest_tie = distance.widest_tie.max(won - lost);
+            }
+        }
+        distance
+    }
+
+    /// Mean difference of the five best logits.
+    pub fn mean_top5(&self) -> f64 {
+        self.sum_top5 / self.n_positions.max(1) as f64
+    }
+
+    /// Share of the positions with the same best token.
+    pub fn same_top1(&self) -> f64 {
+        1.0 - self.other_top1 as f64 / self.n_positions.max(1) as f64
+    }
+
+    /// Share of the rows with the same set of experts.
+    pub fn same_experts(&self) -> f64 {
+        1.0 - self.other_experts as f64 / self.n_rows.max(1) as f64
+    }
+
+    /// Both distances in one.
+    pub fn and(self, other: Distance) -> Distance {
+        Distance {
+            n_positions: self.n_positions + other.n_positions,
+            other_top1: self.other_top1 + other.other_top1,
+            sum_top5: self.sum_top5 + other.sum_top5,
+            n_rows: self.n_rows + other.n_rows,
+            other_experts: self.other_experts + other.other_experts,
+            widest_tie: self.widest_tie.max(other.widest_tie),
+        }
+    }
+}
+
+impl fmt::Display for Distance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "top-1 {:6.2} %, mean |Δ| {:.4}, experts {:6.2} %, widest tie {:.3}",
+            self.same_top1() * 100.0,
+            self.mean_top5(),
+            self.same_experts() * 100.0,
+            self.widest_tie
+        )
+    }
+}
+
+/// Tokens that look like text to a model, the same in every run.
+pub fn some_tokens(n: usize, n_vocab: u32, seed: u64) -> Vec<u32> {
+    let mut state = seed;
+    let next = |_| {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        ((state >> 33) % u64::from(n_vocab)) as u32
+    };
+    (0..n).map(next).collect()
+}
+
+/// Holds the executor against llama.cpp on a model whose weights are no blocks.
+pub fn holds_exactly(name: &str, path: &Path, n_vocab: u32) {
+    let gguf = Gguf::open(path).unwrap();
+    let (ours, own) = distances(path, &gguf, n_vocab);
+    println!("{name:24} ours {ours}\n{name:24} own  {own}");
+    assert!(ours.same_top1() >= 0.99, "{name}: {ours}");
+    assert!(ours.same_experts() >= 0.99, "{name}: {ours}");
+    assert!(ours.mean_top5() <= 0.02, "{name}: {ours}");
+    assert!(ours.widest_tie < 0.05, "{name}: {ours}");
+}
+
+/// Holds the executor against llama.cpp on a quantized model: not further from it than llama.cpp is from itself.
+pub fn holds_within_spread(name: &str, path: &Path, n_vocab: u32) {
+    let gguf = Gguf::open(path).unwrap();
+    let (ours, own) = distances(path, &gguf, n_vocab);
+    println!("{name:24} ours {ours}\n{name:24} own  {own}");
+    let within = |ours: f64, own: f64| ours <= 1.25 * own;
+    assert!(
+        within(ours.mean_top5(), own.mean_top5()),
+        "{name}: {ours}; llama.cpp itself: {own}"
+    );
+    assert!(
+        within(1.0 - ours.same_top1(), 1.0 - own.same_top1()),
+        "{name}: {ours}; llama.cpp itself: {own}"
+    );
+    assert!(
+        within(1.0 - ours.same_experts(), 1.0 - own.same_experts()),
+        "{name}: {ours}; llama.cpp itself: {own}"
+    );
+    assert!(ours.widest_tie < 0.5, "{name}: {ours}");
+}
+
+/// From llama.cpp's plainest arithmetic to the executor, and to that variant of llama.cpp that is the furthest from it.
+fn distances(path: &Path, gguf: &Gguf, n_vocab: u32) -> (Distance, Distance) {
+    const N_PROMPT: usize = 96;
+    const N_TOKENS: usize = 256;
+    let tokens = some_tokens(N_TOKENS, n_vocab, 1);
+    let variants: Vec<_> = std::iter::once(PLAIN).chain(OTHERS).collect();
+    let theirs = llama_cpp(path, gguf, &tokens, N_PROMPT, &variants);
+    let (plain, others) = theirs.split_first().unwrap();
+    let ours = native(gguf, &tokens, N_PROMPT);
+    let own = others.iter().map(|other| Distance::of(plain, other));
+    let furthest = own.max_by(|a, b| a.mean_top5().total_cmp(&b.mean_top5()));
+    (Distance::of(plain, &ours), furthest.unwrap())
+}

@@ -1,0 +1,12 @@
+//! llama.cpp as the oracle of the executor: the same files, the same tokens, in one process.
+//!
+//! Nothing here is recorded beforehand: models are made, both engines run them, and the results are compared.
+
+mod architectures;
+mod compare;
+mod engines;
+mod kernels;
+mod models;
+mod records;
+mod tokenizers;
+mod types;

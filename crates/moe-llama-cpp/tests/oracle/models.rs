@@ -1,0 +1,115 @@
+//! Small models: made up, or fixtures in other types.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::ptr;
+
+use llama_cpp_sys_2 as sys;
+use moe_gguf::synth::{Options, Spec, Synth};
+use moe_gguf::{GgmlType, Gguf, write};
+
+/// Tokens of a made-up vocabulary.
+pub const N_VOCAB: u32 = 512;
+
+/// A file of the repository.
+pub fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../fixtures")
+        .join(name)
+}
+
+/// The header of a published model, with fewer and narrower layers.
+pub fn small(like: &str, quant: &str) -> Spec {
+    let mut spec = Spec::like(like).unwrap();
+    spec.n_layer = 4;
+    spec.n_embd = 256;
+    spec.n_head = 4;
+    spec.n_head_kv = spec.n_head_kv.map(|_| 2);
+    spec.head_dim = spec.head_dim.map(|_| 64);
+    spec.n_expert = 16;
+    spec.n_expert_used = spec.n_expert_used.min(4);
+    spec.n_ff_exp = 256;
+    spec.n_ff = spec.n_ff.map(|_| 256);
+    spec.context_length = 4096;
+    spec.sliding_window = 64;
+    spec.quant = quant.to_owned();
+    let vocab = &mut spec.vocab;
+    vocab.n_tokens = N_VOCAB;
+    vocab.n_merges = vocab.n_merges.map(|_| 200);
+    vocab.n_special = vocab.n_special.min(8);
+    vocab.text_bytes = None;
+    for id in [&mut vocab.bos, &mut vocab.eos, &mut vocab.pad] {
+        *id = id.map(|id| id.min(N_VOCAB - 1));
+    }
+    spec
+}
+
+/// Writes a made-up model.
+pub fn make(dir: &Path, name: &str, spec: &Spec) -> PathBuf {
+    let path = dir.join(format!("{name}.gguf"));
+    let options = Options { seed: 7, zipf: 0.5 };
+    let synth = Synth::new(spec, options).unwrap();
+    synth.write(File::create(&path).unwrap(), 1).unwrap();
+    path
+}
+
+/// Writes a model in F16 with its weights in another type, by ggml's own quantizer; rows that are no whole number of
+/// blocks stay as they are.
+pub fn in_type(dir: &Path, model: &Path, ty: GgmlType) -> PathBuf {
+    let gguf = Gguf::open(model).unwrap();
+    let mut header = write::Header::like(&gguf, |_| false).unwrap();
+    let becomes = |t: &moe_gguf::Tensor| t.ty == GgmlType::F16 && ty.row_size(t.ne[0]).is_some();
+    for t in gguf.tensors() {
+        let new = if becomes(t) { ty } else { t.ty };
+        header
+            .tensor(&t.name, new, &t.ne[..t.n_dims as usize])
+            .unwrap();
+    }
+    let stem = model.file_stem().unwrap().to_str().unwrap();
+    let path = dir.join(format!("{stem}-{}.gguf", ty.name()));
+    let mut writer = write::Writer::new(File::create(&path).unwrap(), header).unwrap();
+    for t in gguf.tensors() {
+        let data = gguf.data(t).unwrap();
+        if becomes(t) {
+            let values: Vec<f32> = data
+                .chunks_exact(2)
+                .map(|b| half::f16::from_le_bytes([b[0], b[1]]).to_f32())
+                .collect();
+            writer
+                .write(&quantize(ty, &values, t.ne[0] as usize))
+                .unwrap();
+        } else {
+            writer.write(data).unwrap();
+        }
+    }
+    writer.finish().unwrap();
+    path
+}
+
+/// Rows of `n` values in another type, by ggml's quantizer, which takes all of them for equally important.
+pub fn quantize(ty: GgmlType, values: &[f32], n: usize) -> Vec<u8> {
+    let n_rows = values.len() / n;
+    let mut bytes = vec![0u8; n_rows * ty.row_size(n as u64).unwrap() as usize];
+    let importance = vec![1.0f32; n];
+    // SAFETY: a function without conditions.
+    let wanted = unsafe { sys::ggml_quantize_requires_imatrix(ty.id()) };
+    let importance = if wanted {
+        importance.as_ptr()
+    } else {
+        ptr::null()
+    };
+    // SAFETY: `values` are `n_rows` rows of `n`, `bytes` has room for as many of the type, `importance` has `n` values.
+    let written = unsafe {
+        sys::ggml_quantize_chunk(
+            ty.id(),
+            values.as_ptr(),
+            bytes.as_mut_ptr().cast(),
+            0,
+            n_rows as i64,
+            n as i64,
+            importance,
+        )
+    };
+    assert_eq!(written, bytes.len(), "{}", ty.name());
+    bytes
+}

@@ -1,0 +1,164 @@
+//! Texts cut into tokens by both, for every way to cut them.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use moe_executor::tokenizer::Tokenizer;
+use moe_gguf::{Gguf, Value, write};
+use moe_llama_cpp::Model;
+
+use crate::compare::some_tokens;
+use crate::models::{fixture, make, small};
+
+/// Texts with something to stumble over, and some made of such pieces.
+fn texts() -> Vec<String> {
+    let cases = std::fs::read(fixture("reference/tokenization.json")).unwrap();
+    let cases: serde_json::Value = serde_json::from_slice(&cases).unwrap();
+    let cases = cases.as_array().unwrap().iter();
+    let mut texts: BTreeSet<String> = cases
+        .map(|case| case["text"].as_str().unwrap().to_owned())
+        .collect();
+    const PIECES: [&str; 48] = [
+        "a",
+        "The",
+        "kernel",
+        "ing",
+        "HTTP",
+        "x",
+        "'s",
+        "'LL",
+        "’t",
+        " ",
+        "  ",
+        "\n",
+        "\r\n",
+        "\t",
+        "0",
+        "12",
+        "1234567",
+        "½",
+        "٣",
+        ".",
+        "...",
+        "!?",
+        "//",
+        "_",
+        "-",
+        "(",
+        "<|endoftext|>",
+        "<s>",
+        "é",
+        "É",
+        "e\u{301}",
+        "ß",
+        "ж",
+        "Ж",
+        "日本",
+        "語",
+        "한",
+        "न",
+        "मस्ते",
+        "😀",
+        "👩‍🔬",
+        "\u{a0}",
+        "\u{3000}",
+        "\u{200b}",
+        "\u{feff}",
+        "\u{1c}",
+        "▁",
+        "=",
+    ];
+    for seed in 0..400 {
+        let n = 2 + seed as usize % 14;
+        let pieces = some_tokens(n, PIECES.len() as u32, seed);
+        texts.insert(pieces.iter().map(|&i| PIECES[i as usize]).collect());
+    }
+    texts.into_iter().collect()
+}
+
+fn agree(path: &Path, texts: &[String]) {
+    let gguf = Gguf::open(path).unwrap();
+    let ours = Tokenizer::from_gguf(gguf.metadata()).unwrap();
+    let theirs = Model::load(path).unwrap();
+    let file = path.file_name().unwrap().display();
+    assert_eq!(ours.n_vocab(), theirs.n_vocab(), "{file}");
+    for text in texts {
+        for (add_special, parse_special) in [(true, true), (false, false)] {
+            let a = ours.encode(text, add_special, parse_special).unwrap();
+            let b = theirs.tokenize(text, add_special, parse_special).unwrap();
+            assert_eq!(a, b, "{file}: {text:?}, special {add_special}");
+        }
+    }
+    for token in 0..ours.n_vocab() as u32 {
+        assert_eq!(ours.piece(token), theirs.piece(token), "{file}: {token}");
+        assert_eq!(ours.is_eog(token), theirs.is_eog(token), "{file}: {token}");
+    }
+}
+
+/// A fixture with another value of a key.
+fn changed(dir: &Path, model: &str, key: &str, value: &Value) -> PathBuf {
+    let gguf = Gguf::open(fixture(model)).unwrap();
+    let mut header = write::Header::like(&gguf, |k| k == key).unwrap();
+    header.set(key, value).unwrap();
+    for t in gguf.tensors() {
+        let ne = &t.ne[..t.n_dims as usize];
+        header.tensor(&t.name, t.ty, ne).unwrap();
+    }
+    let path = dir.join("changed.gguf");
+    let mut writer = write::Writer::new(File::create(&path).unwrap(), header).unwrap();
+    for t in gguf.tensors() {
+        writer.write(gguf.data(t).unwrap()).unwrap();
+    }
+    writer.finish().unwrap();
+    path
+}
+
+#[test]
+fn vocabularies_of_fixtures() {
+    let texts = texts();
+    for model in ["gpt-oss", "llama", "olmoe", "qwen2moe", "qwen3moe"] {
+        agree(&fixture(&format!("random-{model}-F16.gguf")), &texts);
+    }
+}
+
+#[test]
+fn every_pre_tokenizer() {
+    let (dir, texts) = (tempfile::tempdir().unwrap(), texts());
+    let rules = std::fs::read(fixture("reference/pre-tokenizers.json")).unwrap();
+    let rules: serde_json::Value = serde_json::from_slice(&rules).unwrap();
+    for name in rules.as_object().unwrap().keys() {
+        let value = Value::String(name.clone());
+        let key = "tokenizer.ggml.pre";
+        agree(
+            &changed(dir.path(), "random-qwen2moe-F16.gguf", key, &value),
+            &texts,
+        );
+    }
+}
+
+#[test]
+fn sentence_pieces_without_a_space_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let key = "tokenizer.ggml.add_space_prefix";
+    let path = changed(
+        dir.path(),
+        "random-llama-F16.gguf",
+        key,
+        &Value::Bool(false),
+    );
+    agree(&path, &texts());
+}
+
+#[test]
+fn made_up_vocabularies() {
+    let (dir, texts) = (tempfile::tempdir().unwrap(), texts());
+    for like in [
+        "gpt-oss-20b",
+        "mixtral-8x7b",
+        "olmoe-1b-7b",
+        "qwen3-30b-a3b",
+    ] {
+        agree(&make(dir.path(), like, &small(like, "F16")), &texts);
+    }
+}

@@ -1,0 +1,85 @@
+//! Every type of weights, on a model that is made of it.
+
+use moe_gguf::GgmlType;
+
+use crate::compare::{holds_exactly, holds_within_spread};
+use crate::models::{N_VOCAB, fixture, in_type, make, small};
+
+fn exactly(like: &str, quants: &[&str]) {
+    let dir = tempfile::tempdir().unwrap();
+    for quant in quants {
+        let name = format!("{like}-{quant}");
+        let path = make(dir.path(), &name, &small(like, quant));
+        holds_exactly(&name, &path, N_VOCAB);
+    }
+}
+
+fn within_spread(like: &str, quants: &[&str]) {
+    let dir = tempfile::tempdir().unwrap();
+    for quant in quants {
+        let name = format!("{like}-{quant}");
+        let path = make(dir.path(), &name, &small(like, quant));
+        holds_within_spread(&name, &path, N_VOCAB);
+    }
+}
+
+#[test]
+fn floats() {
+    exactly("qwen3-30b-a3b", &["F32", "F16", "BF16"]);
+}
+
+#[test]
+fn blocks_of_32() {
+    let quants = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL"];
+    within_spread("qwen3-30b-a3b", &quants);
+}
+
+#[test]
+fn super_blocks() {
+    let quants = ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q4_K_M"];
+    within_spread("qwen3-30b-a3b", &quants);
+}
+
+#[test]
+fn codebooks() {
+    let quants = [
+        "IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_S", "IQ1_M",
+    ];
+    within_spread("qwen3-30b-a3b", &quants);
+}
+
+#[test]
+fn four_bit_floats_and_ternary() {
+    within_spread("qwen3-30b-a3b", &["MXFP4", "NVFP4", "TQ1_0", "TQ2_0"]);
+}
+
+#[test]
+fn other_architectures_in_other_types() {
+    within_spread("gpt-oss-20b", &["MXFP4", "Q8_0"]);
+    within_spread("mixtral-8x7b", &["Q4_K_M", "Q5_0"]);
+    within_spread("olmoe-1b-7b", &["Q4_K_M", "Q6_K"]);
+}
+
+/// Fixtures in types that the quantizer of ggml made of them.
+#[test]
+fn fixtures_in_other_types() {
+    let dir = tempfile::tempdir().unwrap();
+    for model in ["random-dots1-F16", "random-qwen2moe-F16"] {
+        let file = fixture(&format!("{model}.gguf"));
+        for ty in [GgmlType::F32, GgmlType::BF16] {
+            let path = in_type(dir.path(), &file, ty);
+            holds_exactly(&format!("{model}-{}", ty.name()), &path, 2048);
+        }
+        for ty in [GgmlType::Q8_0, GgmlType::Q4_0] {
+            let path = in_type(dir.path(), &file, ty);
+            holds_within_spread(&format!("{model}-{}", ty.name()), &path, 2048);
+        }
+    }
+}
+
+#[test]
+fn trained_models() {
+    for model in ["tiny-qwen3moe-Q4_K_M", "tiny-gpt-oss-MXFP4"] {
+        holds_within_spread(model, &fixture(&format!("{model}.gguf")), 4096);
+    }
+}

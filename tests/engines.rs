@@ -1,0 +1,232 @@
+//! `--engine`: llama.cpp in the place of this program's executor.
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+
+use support::{arg, failure_of, repository, stdout_of};
+
+const PROMPT: &str = "The kernel driver is responsible for";
+
+/// Arguments that record a few tokens.
+fn record<'a>(engine: &'a str, model: &'a Path, out: &'a Path) -> Vec<&'a str> {
+    vec![
+        "--quiet",
+        "record",
+        "--engine",
+        engine,
+        "--model",
+        arg(model),
+        "--prompt",
+        PROMPT,
+        "--n-predict",
+        "12",
+        "--ignore-eos",
+        "--out",
+        arg(out),
+    ]
+}
+
+#[cfg(not(feature = "llama-cpp"))]
+#[test]
+fn a_program_without_llama_cpp_says_how_to_get_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("run");
+    let model = repository("fixtures/random-qwen3moe-F16.gguf");
+    let line = failure_of(&record("llama.cpp", &model, &out));
+    assert!(line.contains("--features llama-cpp"), "{line}");
+    assert!(!out.exists());
+    let bench = ["bench", "--engine", "llama.cpp", "--model", arg(&model)];
+    assert!(failure_of(&bench).contains("--features llama-cpp"));
+    stdout_of(&record("native", &model, &out));
+    assert!(out.exists());
+}
+
+#[cfg(feature = "llama-cpp")]
+mod with_llama_cpp {
+    use moe_trace::Run;
+    use serde_json::Value;
+
+    use super::*;
+
+    fn json(args: &[&str]) -> Value {
+        serde_json::from_str(&stdout_of(args)).unwrap()
+    }
+
+    /// A model that computes in F16 gives the same text and the same routing in both engines.
+    #[test]
+    fn both_engines_record_the_same() {
+        let dir = tempfile::tempdir().unwrap();
+        let model = repository("fixtures/random-gpt-oss-F16.gguf");
+        let runs = ["native", "llama.cpp"].map(|engine| dir.path().join(engine));
+        let texts = [
+            stdout_of(&record("native", &model, &runs[0])),
+            stdout_of(&record("llama.cpp", &model, &runs[1])),
+        ];
+        assert_eq!(texts[0], texts[1]);
+        let counts = runs.each_ref().map(|run| {
+            stdout_of(&["info", arg(run)]);
+            let rows = json(&["hotness", arg(run), "-o", "json"]);
+            let count = |row: &Value| {
+                ["layer_id", "expert_id", "count"].map(|key| row[key].as_u64().unwrap())
+            };
+            rows.as_array()
+                .unwrap()
+                .iter()
+                .map(count)
+                .collect::<Vec<_>>()
+        });
+        assert_eq!(counts[0], counts[1]);
+
+        let run = Run::open(&runs[1]).unwrap();
+        let manifest = run.manifest.as_ref().unwrap();
+        assert_eq!(manifest.engine.name, "llama.cpp");
+        assert!(manifest.engine.version.starts_with("llama-cpp-sys-2 "));
+        assert_eq!(manifest.records, Some(run.trace.records().len() as u64));
+        assert_eq!((manifest.model.n_layer, manifest.model.n_expert), (4, 16));
+        assert_eq!(manifest.tokens.generated, 12);
+        assert!(manifest.prompts.is_none() && !manifest.command.contains(&PROMPT.to_owned()));
+        // names that the usual table does not have stand behind its last
+        assert_eq!(run.ops().number("MUL_MAT_ID"), Some(30));
+        assert!(run.ops().iter().count() > 95);
+
+        let tables = dir.path().join("tables");
+        stdout_of(&["parquet", arg(&runs[1]), "--out", arg(&tables)]);
+        stdout_of(&["info", arg(&tables)]);
+    }
+
+    /// Linear attention is something that this program's executor does not have.
+    #[test]
+    fn an_architecture_of_llama_cpp_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let [spec, model, run] =
+            ["spec.json", "model.gguf", "run"].map(|name| dir.path().join(name));
+        let description = r#"{"arch": "qwen3next", "n_layer": 4, "n_embd": 256, "n_head": 4, "n_head_kv": 2, "head_dim": 64,
+            "n_expert": 16, "n_expert_used": 4, "n_ff_exp": 256, "rope_dims": 32, "quant": "Q8_0",
+            "linear_attention": {"conv_kernel": 4, "state_size": 64, "group_count": 2, "time_step_rank": 4,
+            "full_attention_interval": 4}, "vocab": {"n_tokens": 600, "pre": "qwen2", "n_merges": 200}}"#;
+        fs::write(&spec, description).unwrap();
+        stdout_of(&[
+            "--quiet",
+            "synth",
+            "--spec",
+            arg(&spec),
+            "--out",
+            arg(&model),
+        ]);
+        let line = failure_of(&record("native", &model, &run));
+        assert!(line.contains("`qwen3next` is not supported"), "{line}");
+        stdout_of(&record("llama.cpp", &model, &run));
+        stdout_of(&["info", arg(&run)]);
+        let rows = json(&["hotness", arg(&run), "-o", "json"]);
+        let count = |row: &Value| row["count"].as_u64().unwrap();
+        let layer = |layer: u64| {
+            let rows = rows.as_array().unwrap().iter();
+            rows.filter(move |row| row["layer_id"] == layer)
+                .map(count)
+                .sum::<u64>()
+        };
+        // four experts of every token; of the prompt the last layer has the last token alone
+        let n_prompt = json(&["info", arg(&run), "-o", "json"])["tokens"].clone();
+        let run = Run::open(&run).unwrap();
+        let tokens = run.manifest.as_ref().unwrap().tokens;
+        assert_eq!(layer(0), 4 * (tokens.prompt + 12), "{n_prompt}");
+        assert_eq!(layer(3), 4 * 13);
+    }
+
+    #[test]
+    fn expert_operations_alone_of_several_sequences() {
+        let dir = tempfile::tempdir().unwrap();
+        let [prompts, run] = ["prompts.jsonl", "run"].map(|name| dir.path().join(name));
+        fs::write(
+            &prompts,
+            "{\"tokens\":[5,6,7]}\n{\"tokens\":[9,8],\"n_predict\":2}\n",
+        )
+        .unwrap();
+        let model = repository("fixtures/random-qwen3moe-F16.gguf");
+        stdout_of(&[
+            "--quiet",
+            "record",
+            "--engine",
+            "llama.cpp",
+            "--model",
+            arg(&model),
+            "--prompts",
+            arg(&prompts),
+            "--n-predict",
+            "4",
+            "--trace",
+            "experts",
+            "--ignore-eos",
+            "--out",
+            arg(&run),
+        ]);
+        let run = Run::open(&run).unwrap();
+        // three layers route all tokens, the last the generated and the last of each prompt; gate, up, down
+        let rows = [(0, 3 + 4, 1 + 4), (1, 2 + 2, 1 + 2)];
+        for (sequence, all, last) in rows {
+            let records = run.trace.records().iter();
+            let n = records.filter(|r| r.sequence_id.get() == sequence).count();
+            assert_eq!(n, 3 * (3 * all + last), "sequence {sequence}");
+        }
+    }
+
+    #[test]
+    fn what_llama_cpp_cannot_do_is_one_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let out = dir.path().join("run");
+        let embedded = ["record", "--engine", "llama.cpp", "--out", arg(&out)];
+        assert!(failure_of(&embedded).contains("--model"));
+        // a whole GGUF file, but for a key that llama.cpp misses
+        let model = dir.path().join("model.gguf");
+        let mut bytes = fs::read(repository("fixtures/random-qwen3moe-F16.gguf")).unwrap();
+        let key = b"qwen3moe.attention.head_count_kv";
+        let at = bytes.windows(key.len()).position(|w| w == key).unwrap();
+        bytes[at] = b'Q';
+        fs::write(&model, bytes).unwrap();
+        let line = failure_of(&record("llama.cpp", &model, &out));
+        assert!(line.contains("llama.cpp cannot load the model: "), "{line}");
+        failure_of(&record("llama.cpp", &dir.path().join("none.gguf"), &out));
+        assert!(!out.exists());
+    }
+
+    #[test]
+    fn the_bench_has_the_same_columns() {
+        let model = repository("fixtures/random-gpt-oss-F16.gguf");
+        let rows = |engine| {
+            json(&[
+                "--quiet",
+                "bench",
+                "--engine",
+                engine,
+                "--model",
+                arg(&model),
+                "-p",
+                "32",
+                "-n",
+                "4",
+                "-r",
+                "2",
+                "-t",
+                "1",
+                "-o",
+                "json",
+            ])
+        };
+        let [ours, theirs] = ["native", "llama.cpp"].map(rows);
+        for (ours, theirs) in ours
+            .as_array()
+            .unwrap()
+            .iter()
+            .zip(theirs.as_array().unwrap())
+        {
+            let keys = |row: &Value| row.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+            assert_eq!(keys(ours), keys(theirs));
+            for key in ["n_prompt", "n_gen", "n_threads", "weight_bytes_per_token"] {
+                assert_eq!(ours[key], theirs[key], "{key}");
+            }
+            assert!(theirs["avg_ts"].as_f64().unwrap() > 0.0);
+        }
+    }
+}
