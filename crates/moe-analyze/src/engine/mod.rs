@@ -48,6 +48,10 @@ pub struct About {
 }
 
 /// How a model is to be run.
+#[cfg_attr(
+    not(feature = "llama-cpp"),
+    expect(dead_code, reason = "the executor makes room as it goes")
+)]
 pub struct Setup<'s> {
     /// Where records go.
     pub writer: Option<RunWriter>,
