@@ -1,6 +1,6 @@
 //! Writing traces for other tools.
 
-use std::io::Write;
+use std::io::{self, Write};
 
 use super::counts::Counts;
 use super::error::ForeignError;
@@ -21,6 +21,26 @@ pub trait Exporter: Sync {
     /// # Errors
     /// [`ExportError`]; what was written so far is then dropped.
     fn export(&self, export: &Export<'_>, out: &mut dyn Write) -> Result<Vec<String>, ExportError>;
+}
+
+/// Writes one foreign format that is a directory of files.
+pub trait FilesExporter: Sync {
+    /// As [`Exporter::name`].
+    fn name(&self) -> &'static str;
+
+    /// As [`Exporter::description`].
+    fn description(&self) -> &'static str;
+
+    /// Writes `export` to files, each of which `create` opens by its name, one after the other; returns what the format could
+    /// not hold, for the user.
+    ///
+    /// # Errors
+    /// As [`Exporter::export`].
+    fn export(
+        &self,
+        export: &Export<'_>,
+        create: &mut dyn FnMut(&str) -> io::Result<Box<dyn Write>>,
+    ) -> Result<Vec<String>, ExportError>;
 }
 
 /// Why a trace could not be written in a format.

@@ -24,7 +24,7 @@ pub fn line<'a, T: Deserialize<'a>>(
 }
 
 /// What serde_json says, with the line in the file; `lines_before` are those before the text that it read.
-fn invalid(path: &Path, error: &serde_json::Error, lines_before: u64) -> ForeignError {
+pub(super) fn invalid(path: &Path, error: &serde_json::Error, lines_before: u64) -> ForeignError {
     let text = error.to_string();
     let place = format!(" at line {} column {}", error.line(), error.column());
     let reason = text.strip_suffix(&place).unwrap_or(&text);

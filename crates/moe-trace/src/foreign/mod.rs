@@ -7,6 +7,8 @@
 //! [`detect`] finds the importer of a path, [`import`] runs it. Importers of other crates join by being in the slice that both
 //! are given.
 
+mod arrays;
+mod binary;
 mod counts;
 mod error;
 mod export;
@@ -24,8 +26,8 @@ use crate::ops::OpTable;
 
 pub use counts::{Counts, LayerCounts, Tally};
 pub use error::{At, ForeignError};
-pub use export::{Export, ExportError, Exporter};
-pub use exporters::EXPORTERS;
+pub use export::{Export, ExportError, Exporter, FilesExporter};
+pub use exporters::{EXPORTERS, FILES_EXPORTERS};
 pub use importers::IMPORTERS;
 pub use input::Input;
 pub use json::{document, line as json_line};

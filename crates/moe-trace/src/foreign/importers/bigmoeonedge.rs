@@ -139,7 +139,7 @@ fn read_row(text: &str) -> Result<RoutingRow, String> {
         layer_id,
         slot,
         expert_id,
-        weight: Some(weight),
+        weight: Some(weight).filter(|weight: &f32| !weight.is_nan()), // how our exporter writes one that is not known
         lane: match (residency, expert_bytes) {
             (1.., _) => Some(lane::CACHE_HIT),
             (0, 1..) => Some(lane::CACHE_MISS),

@@ -1,0 +1,253 @@
+//! Numbers in an n-dimensional array that lies in a file: a view, nothing is copied.
+
+/// The types of elements that ids, counts and scores come in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ElementType {
+    Bool,
+    U8,
+    I8,
+    U16,
+    I16,
+    U32,
+    I32,
+    U64,
+    I64,
+    F32,
+    F64,
+}
+
+impl ElementType {
+    /// Bytes of an element.
+    pub(crate) fn size(self) -> usize {
+        match self {
+            Self::Bool | Self::U8 | Self::I8 => 1,
+            Self::U16 | Self::I16 => 2,
+            Self::U32 | Self::I32 | Self::F32 => 4,
+            Self::U64 | Self::I64 | Self::F64 => 8,
+        }
+    }
+
+    pub(crate) fn is_float(self) -> bool {
+        matches!(self, Self::F32 | Self::F64)
+    }
+}
+
+/// An element, widened.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Number {
+    Int(i64),
+    /// Beyond what an `i64` holds.
+    Big(u64),
+    Float(f64),
+}
+
+/// A view of an array. Every element of it lies in the bytes, and no two elements share bytes.
+#[derive(Clone, Debug)]
+pub(crate) struct Array<'a> {
+    /// From its first element on.
+    bytes: &'a [u8],
+    ty: ElementType,
+    big_endian: bool,
+    shape: Vec<usize>,
+    /// In elements.
+    strides: Vec<usize>,
+}
+
+impl<'a> Array<'a> {
+    /// Views `bytes` as an array, `strides` counted in elements.
+    ///
+    /// The elements must be no more than the bytes hold, so that walking through them is bounded by the file, whatever
+    /// its header says; why they are not is the error.
+    pub(crate) fn new(
+        bytes: &'a [u8],
+        ty: ElementType,
+        big_endian: bool,
+        shape: Vec<usize>,
+        strides: Vec<usize>,
+    ) -> Result<Self, String> {
+        if shape.len() != strides.len() {
+            return Err(format!(
+                "{} dimensions with {} strides",
+                shape.len(),
+                strides.len()
+            ));
+        }
+        let held = bytes.len() / ty.size();
+        let product = |all: &[usize]| all.iter().try_fold(1usize, |n, &ne| n.checked_mul(ne));
+        // An empty array has no elements to look for, but its other dimensions must not be walked in vain.
+        let shape = if shape.contains(&0) {
+            vec![0; shape.len()]
+        } else {
+            shape
+        };
+        let is_within = |n: Option<usize>| n.is_some_and(|n| n <= held);
+        if !is_within(product(&shape)) {
+            return Err(format!(
+                "an array of shape {shape:?} does not fit the {} bytes that are there",
+                bytes.len()
+            ));
+        }
+        let last = shape
+            .iter()
+            .zip(&strides)
+            .try_fold(0usize, |last, (&ne, &stride)| {
+                last.checked_add(ne.saturating_sub(1).checked_mul(stride)?)
+            });
+        if !shape.contains(&0) && !is_within(last.and_then(|last| last.checked_add(1))) {
+            return Err(format!(
+                "an array of shape {shape:?} with strides {strides:?} reaches past the {} bytes that are there",
+                bytes.len()
+            ));
+        }
+        Ok(Self {
+            bytes,
+            ty,
+            big_endian,
+            shape,
+            strides,
+        })
+    }
+
+    /// As [`Array::new`], with the last index running fastest, or, in Fortran's order, the first.
+    pub(crate) fn contiguous(
+        bytes: &'a [u8],
+        ty: ElementType,
+        big_endian: bool,
+        shape: Vec<usize>,
+        fortran_order: bool,
+    ) -> Result<Self, String> {
+        let mut strides = vec![0; shape.len()];
+        let mut stride = 1usize;
+        for i in 0..shape.len() {
+            let dim = if fortran_order {
+                i
+            } else {
+                shape.len() - 1 - i
+            };
+            strides[dim] = stride;
+            stride = stride.saturating_mul(shape[dim]);
+        }
+        Self::new(bytes, ty, big_endian, shape, strides)
+    }
+
+    /// Elements in each dimension; all 0 where there are no elements.
+    pub(crate) fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    pub(crate) fn element_type(&self) -> ElementType {
+        self.ty
+    }
+
+    /// The element at `index`, one number a dimension, if it is whole; a float counts as whole where it is.
+    pub(crate) fn integer(&self, index: &[usize]) -> Option<i64> {
+        match self.number(index)? {
+            Number::Int(n) => Some(n),
+            // Beyond 2^53 a float does not tell one whole number from the next.
+            Number::Float(x) if x.fract() == 0.0 && x.abs() <= (1u64 << 53) as f64 => {
+                Some(x as i64)
+            }
+            Number::Big(_) | Number::Float(_) => None,
+        }
+    }
+
+    /// The element at `index` as a float.
+    pub(crate) fn float(&self, index: &[usize]) -> Option<f64> {
+        Some(match self.number(index)? {
+            Number::Int(n) => n as f64,
+            Number::Big(n) => n as f64,
+            Number::Float(x) => x,
+        })
+    }
+
+    fn number(&self, index: &[usize]) -> Option<Number> {
+        if index.len() != self.shape.len() {
+            return None;
+        }
+        let mut element = 0;
+        for ((&i, &ne), &stride) in index.iter().zip(&self.shape).zip(&self.strides) {
+            if i >= ne {
+                return None;
+            }
+            element += i * stride; // the last element's place was computed with checks
+        }
+        let size = self.ty.size();
+        let mut bytes = [0; 8];
+        let place = bytes.get_mut(..size)?;
+        place.copy_from_slice(self.bytes.get(element * size..)?.get(..size)?);
+        if self.big_endian {
+            place.reverse();
+        }
+        let low = u64::from_le_bytes(bytes);
+        Some(match self.ty {
+            ElementType::Bool | ElementType::U8 | ElementType::U16 | ElementType::U32 => {
+                Number::Int(low as i64)
+            }
+            ElementType::I8 => Number::Int((low as i8).into()),
+            ElementType::I16 => Number::Int((low as i16).into()),
+            ElementType::I32 => Number::Int((low as i32).into()),
+            ElementType::I64 => Number::Int(low as i64),
+            ElementType::U64 => i64::try_from(low).map_or(Number::Big(low), Number::Int),
+            ElementType::F32 => Number::Float(f32::from_bits(low as u32).into()),
+            ElementType::F64 => Number::Float(f64::from_bits(low)),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn elements_lie_where_the_strides_say() {
+        let bytes: Vec<u8> = (0u16..6).flat_map(u16::to_be_bytes).collect();
+        let row_major =
+            Array::contiguous(&bytes, ElementType::I16, true, vec![2, 3], false).unwrap();
+        assert_eq!(row_major.integer(&[1, 0]), Some(3));
+        let fortran = Array::contiguous(&bytes, ElementType::I16, true, vec![2, 3], true).unwrap();
+        assert_eq!(fortran.integer(&[1, 0]), Some(1));
+        assert_eq!(fortran.integer(&[1, 2]), Some(5));
+        assert_eq!(fortran.integer(&[2, 0]), None);
+        assert_eq!(fortran.integer(&[0]), None);
+    }
+
+    #[test]
+    fn a_claimed_shape_is_held_against_the_bytes() {
+        let bytes = [0; 24];
+        let view = |shape: &[usize], strides: &[usize]| {
+            Array::new(
+                &bytes,
+                ElementType::I32,
+                false,
+                shape.to_vec(),
+                strides.to_vec(),
+            )
+        };
+        assert!(view(&[2, 3], &[3, 1]).is_ok());
+        assert!(view(&[2, 3], &[4, 1]).is_err(), "the last row reaches out");
+        assert!(
+            view(&[1 << 40, 1], &[0, 1]).is_err(),
+            "one element shown many times"
+        );
+        assert!(view(&[usize::MAX, 2], &[1, 1]).is_err());
+        assert!(view(&[2, 2], &[usize::MAX, 1]).is_err());
+        assert!(view(&[2], &[1, 1]).is_err());
+        let empty = view(&[usize::MAX, 0], &[1, 1]).unwrap();
+        assert_eq!(empty.shape(), [0, 0], "nothing to walk through");
+    }
+
+    #[test]
+    fn whole_numbers_are_told_from_others() {
+        let bytes: Vec<u8> = [2.0f64, 2.5, f64::NAN, 1e300]
+            .into_iter()
+            .flat_map(f64::to_le_bytes)
+            .collect();
+        let floats = Array::contiguous(&bytes, ElementType::F64, false, vec![4], false).unwrap();
+        assert_eq!(floats.integer(&[0]), Some(2));
+        assert!((1..4).all(|i| floats.integer(&[i]).is_none()));
+        assert_eq!(floats.float(&[1]), Some(2.5));
+        let big = u64::MAX.to_le_bytes();
+        let big = Array::contiguous(&big, ElementType::U64, false, vec![1], false).unwrap();
+        assert_eq!(big.integer(&[0]), None);
+    }
+}

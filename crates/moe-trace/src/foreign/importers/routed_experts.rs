@@ -1,0 +1,56 @@
+//! Routing in the responses of servers: base64, or nested lists.
+
+use std::fmt;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde::de::value::SeqAccessDeserializer;
+use serde::de::{self, Deserialize, Deserializer, SeqAccess, Visitor};
+
+use crate::foreign::binary::nested::Nested;
+
+/// The value of `routed_experts`.
+#[derive(Debug)]
+pub(super) enum RoutedExperts {
+    /// `[tokens, layers, top_k]`.
+    Lists(Nested),
+    /// Decoded base64.
+    Bytes(Vec<u8>),
+}
+
+impl<'de> Deserialize<'de> for RoutedExperts {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Either;
+
+        impl<'de> Visitor<'de> for Either {
+            type Value = RoutedExperts;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("base64, or nested lists of experts")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<RoutedExperts, E> {
+                let bytes = STANDARD.decode(text).map_err(E::custom)?;
+                Ok(RoutedExperts::Bytes(bytes))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<RoutedExperts, A::Error> {
+                Nested::deserialize(SeqAccessDeserializer::new(list)).map(RoutedExperts::Lists)
+            }
+        }
+
+        deserializer.deserialize_any(Either)
+    }
+}
+
+/// Whether a sample is JSON, or lines of JSON, that has all these keys.
+pub(super) fn has_keys(sample: &[u8], keys: &[&str]) -> bool {
+    let begins = matches!(sample.trim_ascii_start().first(), Some(b'{' | b'['));
+    begins
+        && keys.iter().all(|key| {
+            let key = format!("\"{key}\"");
+            sample
+                .windows(key.len())
+                .any(|bytes| bytes == key.as_bytes())
+        })
+}
