@@ -21,7 +21,7 @@ pub struct OperationsDiff {
     pub n_other_sources: u64,
     /// How they differ, and how often each kind occurs.
     pub sources: BTreeMap<SourceDifference, u64>,
-    /// Passes whose matched operations come in another order.
+    /// Passes whose matched operations come in another order; batches of another size are not asked.
     pub other_order: u64,
 }
 
@@ -154,11 +154,14 @@ impl<'r> OperationsComparer<'r> {
         for ((key, a), (_, b)) in a[..in_step].iter().zip(&b) {
             self.pair(key, a, b);
         }
-        self.by_name(&a[in_step..], &b[in_step..]);
+        let in_order = self.by_name(&a[in_step..], &b[in_step..]);
+        let [passes_a, passes_b] = step.passes.map(|passes| passes.len());
+        self.found.other_order += u64::from(!in_order && passes_a == passes_b);
     }
 
     /// Matches operations that do not follow one another alike: the first of a name in A with the first in B, and so on.
-    fn by_name(&mut self, a: &[(Key<'r>, Operation<'r>)], b: &[(Key<'r>, Operation<'r>)]) {
+    /// Tells whether the matches of A come in order in B.
+    fn by_name(&mut self, a: &[(Key<'r>, Operation<'r>)], b: &[(Key<'r>, Operation<'r>)]) -> bool {
         let mut waiting: HashMap<Key, VecDeque<usize>> = HashMap::new();
         for (i, (key, _)) in b.iter().enumerate() {
             waiting.entry(*key).or_default().push_back(i);
@@ -181,7 +184,7 @@ impl<'r> OperationsComparer<'r> {
                 self.found.only[1].add(key, operation);
             }
         }
-        self.found.other_order += u64::from(!in_order);
+        in_order
     }
 
     fn pair(&mut self, key: &Key, a: &Operation, b: &Operation) {

@@ -77,12 +77,10 @@ impl LayerRouting {
         self.rows[0] - self.only[0]
     }
 
-    /// Share of the rows of both runs that have the same set of experts; 1 of none.
-    pub fn share_same_experts(&self) -> f64 {
-        match self.in_both() {
-            0 => 1.0,
-            n => (n - self.other_experts) as f64 / n as f64,
-        }
+    /// Share of the rows of both runs that have the same set of experts; nothing where there is no such row.
+    pub fn share_same_experts(&self) -> Option<f64> {
+        let n = self.in_both();
+        (n > 0).then(|| (n - self.other_experts) as f64 / n as f64)
     }
 
     /// Mean difference of the weights; nothing where none were compared.

@@ -130,7 +130,7 @@ fn push_routing<'a>(rows: &mut Vec<Row<'a>>, routing: &'a RoutingDiff) {
             token_id: row.token_id.into(),
             layer_id: row.layer.into(),
             ..Row::new("routing_row", key(row_kind(row.kind)))
-                .pair([&row.experts[0], &row.experts[1]].map(|side| experts(side)))
+                .pair([&row.experts[0], &row.experts[1]].map(|side| experts(side, false)))
         });
     }
 }
@@ -147,7 +147,9 @@ fn push_routing_counts(
     rows.push(row("other_experts").value(counts.other_experts));
     rows.push(row("other_order").value(counts.other_order));
     rows.push(row("other_weights").value(counts.other_weights));
-    rows.push(row("share_same_experts").value(counts.share_same_experts()));
+    if let Some(share) = counts.share_same_experts() {
+        rows.push(row("share_same_experts").value(share));
+    }
     if let Some(mean) = counts.mean_weight_difference() {
         rows.push(row("max_weight_difference").value(counts.max_weight_difference));
         rows.push(row("mean_weight_difference").value(mean));

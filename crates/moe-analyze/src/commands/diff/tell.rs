@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use moe_analysis::diff::{
-    BytesDiff, LayerBytes, LayerRouting, OperationsDiff, Report, RoutingDiff,
+    BytesDiff, LayerBytes, LayerRouting, OperationsDiff, Report, RoutingDiff, RowKind,
 };
 use moe_trace::Expert;
 use moe_trace::tables::PHASES;
@@ -81,7 +81,7 @@ fn differing_operations(operations: &OperationsDiff) -> String {
         (operations.only[0].n, "only in A"),
         (operations.only[1].n, "only in B"),
         (operations.n_other_sources, "with other sources"),
-        (operations.other_order, "passes in another order"),
+        (operations.other_order, "times in another order"),
     ])
 }
 
@@ -150,6 +150,7 @@ fn tell_routing(out: &mut dyn Write, routing: &RoutingDiff) -> io::Result<()> {
     let rows = layers.chain([total]).map(|(layer, counts)| -> Vec<Cell> {
         let difference = |value: f64| Cell::from(format!("{value:.1e}"));
         let mean = counts.mean_weight_difference();
+        let share = counts.share_same_experts();
         vec![
             layer.into(),
             counts.rows[0].into(),
@@ -158,7 +159,7 @@ fn tell_routing(out: &mut dyn Write, routing: &RoutingDiff) -> io::Result<()> {
             counts.only[1].into(),
             counts.other_experts.into(),
             counts.other_order.into(),
-            format!("{:.2} %", 100.0 * counts.share_same_experts()).into(),
+            share.map(|share| format!("{:.2} %", 100.0 * share)).into(),
             mean.map_or(Cell::Null, |_| difference(counts.max_weight_difference)),
             mean.map_or(Cell::Null, difference),
         ]
@@ -180,14 +181,15 @@ fn tell_routing(out: &mut dyn Write, routing: &RoutingDiff) -> io::Result<()> {
         return Ok(());
     }
     let rows = routing.first.iter().map(|row| -> Vec<Cell> {
+        let rounded = row.kind != RowKind::Weights;
         vec![
             row_kind(row.kind).into(),
             row.sequence_id.into(),
             phase(row.phase).into(),
             row.token_id.into(),
             row.layer.into(),
-            experts(&row.experts[0]).into(),
-            experts(&row.experts[1]).into(),
+            experts(&row.experts[0], rounded).into(),
+            experts(&row.experts[1], rounded).into(),
         ]
     });
     let columns = [
@@ -309,9 +311,10 @@ pub fn phase(phase: u8) -> String {
 }
 
 /// Experts with their weights, best first.
-pub fn experts(experts: &[Expert]) -> String {
+pub fn experts(experts: &[Expert], rounded: bool) -> String {
     let one = |expert: &Expert| match expert.weight {
-        Some(weight) => format!("{}:{weight:.4}", expert.expert_id),
+        Some(weight) if rounded => format!("{}:{weight:.4}", expert.expert_id),
+        Some(weight) => format!("{}:{weight}", expert.expert_id),
         None => expert.expert_id.to_string(),
     };
     experts.iter().map(one).collect::<Vec<_>>().join(" ")
