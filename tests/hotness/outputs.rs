@@ -1,0 +1,135 @@
+//! Learn files and pictures.
+
+use std::fs;
+
+use serde_json::Value;
+
+use crate::Fixture;
+use crate::support::{
+    self, ALL, N_EXPERT, N_EXPERT_USED, N_GENERATED, N_LAYER, arg, failure_of, known_counts,
+    stdout_of,
+};
+
+#[test]
+fn learn_file_is_the_runtimes() {
+    let fixture = Fixture::new();
+    let schema = fs::read_to_string(support::repository("schemas/learn.schema.json")).unwrap();
+    let schema = jsonschema::validator_for(&serde_json::from_str(&schema).unwrap()).unwrap();
+
+    let mut texts = Vec::new();
+    for source in ["run", "tables"] {
+        let out = fixture.path(&format!("{source}.json"));
+        stdout_of(&["hotness", arg(&fixture.path(source)), "--out", arg(&out)]);
+        texts.push(fs::read_to_string(out).unwrap());
+    }
+    assert_eq!(
+        texts[0], texts[1],
+        "a run and its tables give the same file"
+    );
+    assert!(!texts[0].contains([' ', '\n']));
+
+    let learn: Value = serde_json::from_str(&texts[0]).unwrap();
+    schema.validate(&learn).unwrap();
+    assert_eq!(
+        (&learn["n_expert"], &learn["n_expert_used"]),
+        (&N_EXPERT.into(), &N_EXPERT_USED.into())
+    );
+    // One prompt pass and one for each generated token.
+    assert_eq!(learn["updates"], 1 + N_GENERATED);
+    assert_eq!(learn["summary"]["layer_calls"], N_LAYER * (1 + N_GENERATED));
+    let counts = known_counts(&ALL);
+    let layers = learn["layers"].as_array().unwrap();
+    assert_eq!(layers.len() as u32, N_LAYER);
+    for (layer, entry) in (0..).zip(layers) {
+        assert_eq!(entry["layer"], layer);
+        assert_eq!(entry["calls"], 1 + N_GENERATED);
+        let known: Vec<(u32, u64)> = counts
+            .range((layer, 0)..(layer + 1, 0))
+            .map(|(cell, count)| (cell.1, *count))
+            .collect();
+        assert_eq!(entry["experts"], serde_json::json!(known));
+        assert_eq!(entry["cold_experts"], entry["experts"]);
+        assert_eq!(
+            entry["cold_slots_total"],
+            known.iter().map(|(_, count)| count).sum::<u64>()
+        );
+    }
+    let observations = moe_placement::learn::parse_observations(&texts[0]).unwrap();
+    assert!(moe_placement::learn::is_usable(&observations));
+}
+
+#[test]
+fn files_are_written_whoever_reads_stdout() {
+    let fixture = Fixture::new();
+    let run = fixture.path("run");
+    for (stdout, expected) in support::bad_stdouts() {
+        let out = fixture.path(&format!("{expected}.json"));
+        let plot = fixture.path(&format!("{expected}.png"));
+        let args = [
+            "hotness",
+            arg(&run),
+            "--out",
+            arg(&out),
+            "--plot",
+            arg(&plot),
+        ];
+        assert_eq!(support::code_with_stdout(&args, stdout), expected);
+        let learn = fs::read_to_string(&out).unwrap();
+        assert!(learn.starts_with('{') && learn.ends_with('}'), "{learn}");
+        assert!(fs::read(&plot).unwrap().ends_with(b"IEND\xaeB`\x82"));
+    }
+}
+
+#[test]
+fn a_learn_file_is_json() {
+    let fixture = Fixture::new();
+    for name in ["learn.txt", "learn", "learn.json.gz"] {
+        let out = fixture.path(name);
+        let line = failure_of(&["hotness", arg(&fixture.path("run")), "--out", arg(&out)]);
+        assert!(line.contains(".json file"), "{line}");
+        assert!(!out.exists());
+    }
+}
+
+#[test]
+fn pictures_are_drawn() {
+    let fixture = Fixture::new();
+    let (png, svg) = (fixture.path("hotness.png"), fixture.path("hotness.svg"));
+    for picture in [&png, &svg] {
+        stdout_of(&["hotness", arg(&fixture.path("run")), "--plot", arg(picture)]);
+    }
+    let png = fs::read(png).unwrap();
+    assert!(png.starts_with(b"\x89PNG\r\n\x1a\n") && png.ends_with(b"IEND\xaeB`\x82"));
+    let svg = fs::read_to_string(svg).unwrap();
+    assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
+    for text in [
+        "layer",
+        "expert",
+        "How often each expert is chosen",
+        "× even share",
+    ] {
+        assert!(svg.contains(text), "{text}");
+    }
+    assert!(svg.matches("<rect").count() as u32 > N_LAYER * N_EXPERT);
+}
+
+#[test]
+fn outputs_are_not_overwritten() {
+    let fixture = Fixture::new();
+    let run = fixture.path("run");
+    for (option, name) in [
+        ("--out", "learn.json"),
+        ("--plot", "plot.svg"),
+        ("--plot", "plot.png"),
+    ] {
+        let out = fixture.path(name);
+        fs::write(&out, "precious").unwrap();
+        let line = failure_of(&["hotness", arg(&run), option, arg(&out)]);
+        assert!(line.contains("--force"), "{line}");
+        assert_eq!(fs::read(&out).unwrap(), b"precious");
+        stdout_of(&["hotness", arg(&run), option, arg(&out), "--force"]);
+        assert_ne!(fs::read(&out).unwrap(), b"precious");
+    }
+    let picture = fixture.path("plot.gif");
+    assert!(failure_of(&["hotness", arg(&run), "--plot", arg(&picture)]).contains(".png"));
+}

@@ -1,0 +1,110 @@
+//! Several inputs, which must be of one model and count once, and tables.
+
+use std::fs;
+
+use serde_json::Value;
+
+use crate::Fixture;
+use crate::support::{arg, failure_of, known_run, moe_analyze, stdout_of};
+
+#[test]
+fn several_runs_are_added() {
+    let fixture = Fixture::new();
+    let (tables, other) = (fixture.path("tables"), fixture.path("other"));
+    known_run(&other);
+    let both = stdout_of(&["hotness", arg(&tables), arg(&other)]);
+    assert!(both.starts_with("32 prompt and generated tokens"), "{both}");
+
+    // A bare trace does not tell its model, which is remarked.
+    let trace = other.join("trace.bin");
+    let assert = moe_analyze()
+        .args(["hotness", arg(&tables), arg(&trace)])
+        .assert()
+        .success();
+    let stderr = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
+    assert!(
+        stderr.starts_with("1 input does not tell the model"),
+        "{stderr}"
+    );
+}
+
+/// Adds a run to a dataset beside the fixture.
+fn add_to_dataset(fixture: &Fixture, run: &str) {
+    let (run, dataset) = (fixture.path(run), fixture.path("dataset"));
+    stdout_of(&["--quiet", "parquet", arg(&run), "--dataset", arg(&dataset)]);
+}
+
+#[test]
+fn a_run_counts_once() {
+    let fixture = Fixture::new();
+    add_to_dataset(&fixture, "run");
+    fs::copy(fixture.path("run/trace.bin"), fixture.path("copy.bin")).unwrap();
+    for pair in [
+        ["run", "run"],
+        ["run", "tables"],
+        ["dataset", "tables/routing.parquet"],
+        ["run/trace.bin", "copy.bin"],
+    ] {
+        let [left, right] = pair.map(|name| fixture.path(name));
+        let line = failure_of(&["hotness", arg(&left), arg(&right)]);
+        assert!(
+            line.contains("is counted already") && line.contains(arg(&right)),
+            "{pair:?}: {line}"
+        );
+    }
+    // One run under two names in a dataset; but the parts of one directory are one run.
+    let runs = fixture.path("dataset/routing");
+    let run = fs::read_dir(&runs).unwrap().next().unwrap().unwrap().path();
+    let part = fs::read_dir(&run).unwrap().next().unwrap().unwrap().path();
+    fs::copy(&part, run.join("part-2.parquet")).unwrap();
+    let parts = stdout_of(&["hotness", arg(&fixture.path("dataset"))]);
+    assert!(parts.starts_with("32 prompt"), "{parts}");
+    fs::create_dir(runs.join("run=other")).unwrap();
+    fs::copy(&part, runs.join("run=other/part-0.parquet")).unwrap();
+    assert!(failure_of(&["hotness", arg(&fixture.path("dataset"))]).contains("counted already"));
+}
+
+#[test]
+fn runs_of_other_models_are_not_added() {
+    let fixture = Fixture::new();
+    let other = fixture.path("other");
+    known_run(&other);
+    let manifest = fs::read_to_string(other.join("manifest.json")).unwrap();
+    let mut manifest: Value = serde_json::from_str(&manifest).unwrap();
+    manifest["model"]["header_xxh3"] = "0123456789abcdef".into();
+    manifest["model"]["path"] = "other.gguf".into();
+    fs::write(other.join("manifest.json"), manifest.to_string()).unwrap();
+    // The map is the known model's, and says so.
+    fs::remove_file(other.join("gguf-map.parquet")).unwrap();
+    add_to_dataset(&fixture, "run");
+    add_to_dataset(&fixture, "other");
+    let (run, dataset) = (fixture.path("run"), fixture.path("dataset"));
+    for args in [
+        &["hotness", arg(&run), arg(&other)][..],
+        &["hotness", arg(&dataset)],
+    ] {
+        let line = failure_of(args);
+        for part in [
+            "of different models",
+            "\"tiny-qwen3moe-Q4_K_M.gguf\"",
+            "\"other.gguf\" (header hash 0123456789abcdef)",
+        ] {
+            assert!(line.contains(part), "{part}: {line}");
+        }
+    }
+}
+
+#[test]
+fn other_tables_are_named_as_such() {
+    let fixture = Fixture::new();
+    for table in ["ops", "accesses"] {
+        let table = fixture.path(&format!("tables/{table}.parquet"));
+        let line = failure_of(&["hotness", arg(&table)]);
+        assert!(
+            line.contains("is not a table of routing") && line.contains(arg(&table)),
+            "{line}"
+        );
+    }
+    let map = fixture.path("run/gguf-map.parquet");
+    assert!(failure_of(&["hotness", arg(&map)]).contains("not a table of routing"));
+}
