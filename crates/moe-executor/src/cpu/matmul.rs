@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use crate::cpu::disjoint::Disjoint;
-use crate::cpu::quant::Scratch;
+use crate::cpu::quant::{Product, Scratch};
 use crate::cpu::threads::Threads;
 use crate::weights::Matrix;
 
@@ -75,19 +75,14 @@ fn products<'a>(
     thread_local! {
         static PANELS: RefCell<Scratch> = RefCell::default();
     }
-    let n_rows = block.len() / weights.row_size;
-    PANELS.with_borrow_mut(|panels| {
-        weights.kernel.gemm(
-            block,
-            weights.row_size,
-            weights.n_in,
-            n_rows,
-            n,
-            act,
-            put,
-            panels,
-        );
-    });
+    let product = Product {
+        rows: block,
+        row_size: weights.row_size,
+        n: weights.n_in,
+        n_tokens: n,
+        act,
+    };
+    PANELS.with_borrow_mut(|panels| weights.kernel.gemm(&product, panels, put));
 }
 
 /// Which rows each expert computes: a counting sort of the router's choice.

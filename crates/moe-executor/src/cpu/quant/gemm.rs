@@ -3,7 +3,8 @@
 //! Rows of weights are decoded once into a panel, a few rows wide, that all activations pass through. A panel is cut
 //! along the rows' length so that it stays in the cache.
 
-/// A product of `n_rows` rows of weights with `n_tokens` rows of activations.
+/// A product of rows of weights with `n_tokens` rows of activations.
+#[derive(Clone, Copy)]
 pub struct Product<'a> {
     /// The rows of weights.
     pub rows: &'a [u8],
@@ -18,9 +19,9 @@ pub struct Product<'a> {
 }
 
 impl Product<'_> {
-    /// Rows of weights.
+    /// Rows of weights; 0 where a row has no bytes.
     pub fn n_rows(&self) -> usize {
-        self.rows.len() / self.row_size
+        self.rows.len().checked_div(self.row_size).unwrap_or(0)
     }
 }
 

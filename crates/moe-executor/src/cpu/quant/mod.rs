@@ -55,8 +55,7 @@ use zerocopy::byteorder::little_endian::F32;
 pub use activation::ActivationType;
 use float::{Bf16, FloatFormat};
 use format::{F16, Format};
-pub use gemm::Scratch;
-use gemm::{Product, Put};
+pub use gemm::{Product, Put, Scratch};
 
 /// Errors of the kernels.
 #[derive(Debug, thiserror::Error, PartialEq)]
@@ -232,35 +231,25 @@ impl Kernel {
         unsafe { (self.gemv)(rows, row_size, n, act, out) }
     }
 
-    /// The products of `n_rows` rows with `n_tokens` rows of converted activations, `act(t)`. Results are handed to
-    /// `put(t, r, products)`: those of token `t` with row `r` and the rows after it, each once, in no promised order.
+    /// A product with many rows of activations. Results are handed to `put(t, r, products)`: those of token `t` with
+    /// row `r` and the rows after it, each once, in no promised order.
     ///
     /// # Panics
     /// If the lengths do not fit together.
-    #[allow(clippy::too_many_arguments)]
-    pub fn gemm<'a>(
-        &self,
-        rows: &'a [u8],
-        row_size: usize,
-        n: usize,
-        n_rows: usize,
-        n_tokens: usize,
-        act: &'a (dyn Fn(usize) -> &'a [u8] + 'a),
-        put: &mut Put,
-        scratch: &mut Scratch,
-    ) {
+    pub fn gemm(&self, product: &Product, scratch: &mut Scratch, put: &mut Put) {
+        let Product {
+            rows,
+            row_size,
+            n,
+            n_tokens,
+            act,
+        } = *product;
+        let n_rows = product.n_rows();
         self.check_rows(rows, row_size, n, n_rows);
         match self.gemm {
             Some(gemm) if n_tokens >= MIN_TOKENS && n > 0 && n_rows > 0 => {
-                let product = Product {
-                    rows,
-                    row_size,
-                    n,
-                    n_tokens,
-                    act,
-                };
                 // SAFETY: as in `gemv`; the function checks the activations' length as it reads them.
-                unsafe { gemm(&product, scratch, put) }
+                unsafe { gemm(product, scratch, put) }
             }
             _ => {
                 let mut out = [0.0; 64];

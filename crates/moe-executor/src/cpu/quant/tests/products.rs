@@ -6,7 +6,7 @@ use super::{FLOATS, GOLDEN_N, Random, activation_rows, convert, golden, quantize
 use crate::cpu::quant::activation::{Q8Row, floats};
 use crate::cpu::quant::format::{Format, Unpacked};
 use crate::cpu::quant::portable::blocks;
-use crate::cpu::quant::{ActivationType, Isa, Kernel, Scratch, dequantize_row};
+use crate::cpu::quant::{ActivationType, Isa, Kernel, Product, Scratch, dequantize_row};
 
 /// `n_rows` rows of blocks picked from the golden row, without those whose products overflow.
 fn rows_of_blocks(ty: GgmlType, n_rows: usize, n: usize, random: &mut Random) -> Vec<u8> {
@@ -264,16 +264,14 @@ fn check_gemm(kernel: Kernel, rows: &[u8], n: usize, n_rows: usize, acts: &[Vec<
         found[token * n_rows + first..][..products.len()].copy_from_slice(products);
     };
     let act = |t: usize| acts[t].as_slice();
-    kernel.gemm(
+    let product = Product {
         rows,
         row_size,
         n,
-        n_rows,
         n_tokens,
-        &act,
-        &mut put,
-        &mut Scratch::default(),
-    );
+        act: &act,
+    };
+    kernel.gemm(&product, &mut Scratch::default(), &mut put);
     for (t, act) in acts.iter().enumerate() {
         for r in 0..n_rows {
             let row = &rows[r * row_size..][..row_size];
