@@ -128,6 +128,11 @@ impl Activation {
         &self.data[i * self.width..(i + 1) * self.width]
     }
 
+    /// The memory, for the inventory of buffers.
+    pub(crate) fn room(&self) -> &Vec<f32> {
+        &self.data
+    }
+
     /// Bytes in use.
     pub fn size_bytes(&self) -> u64 {
         std::mem::size_of_val(self.data.as_slice()) as u64

@@ -1,6 +1,7 @@
 //! The attention of a layer: norm, projections, rotation, heads, output. What differs between architectures is data.
 
 use crate::activation::{Activation, NodeName};
+use crate::buffers::Inventory;
 use crate::cpu::attention::Shape;
 use crate::error::Result;
 use crate::hparams::{HParams, Rope};
@@ -115,6 +116,18 @@ impl AttentionState {
             projected: buffer(4),
             heads: buffer(5),
         }
+    }
+}
+
+impl AttentionState {
+    /// Its buffers.
+    pub(crate) fn buffers(&self, inventory: &mut Inventory) {
+        inventory.activation("attention input", &self.normed);
+        inventory.activation("queries", &self.q);
+        inventory.activation("keys", &self.k);
+        inventory.activation("values", &self.v);
+        inventory.activation("queries or keys before their norm", &self.projected);
+        inventory.activation("attention heads", &self.heads);
     }
 }
 

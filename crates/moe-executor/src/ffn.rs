@@ -1,6 +1,7 @@
 //! A gated feed-forward block that every token passes: a shared expert, or the block of a layer without experts.
 
 use crate::activation::{Activation, NodeName};
+use crate::buffers::Inventory;
 use crate::error::Result;
 use crate::ops::{Glu, Ops};
 use crate::weights::{Loader, Matrix};
@@ -32,6 +33,14 @@ impl FfnState {
             gate: Activation::new(first_id),
             up: Activation::new(first_id + 1),
         }
+    }
+}
+
+impl FfnState {
+    /// Its buffers.
+    pub(crate) fn buffers(&self, inventory: &mut Inventory) {
+        inventory.activation("dense gate", &self.gate);
+        inventory.activation("dense up", &self.up);
     }
 }
 

@@ -1,5 +1,9 @@
 //! Keys and values of the positions so far.
 
+use moe_trace::buffers::{Buffer, usage};
+
+use crate::buffers::Inventory;
+
 /// Key-value cache of one sequence, f32. Grows up to its capacity.
 pub struct KvCache {
     layers: Vec<Layer>,
@@ -47,6 +51,35 @@ impl KvCache {
                 layer.v.resize(grown, 0.0);
             }
         }
+    }
+
+    /// Positions that there is memory for, in every layer alike.
+    pub(crate) fn reserved(&self) -> usize {
+        let elements = self.layers.first().map_or(0, |layer| layer.k.len());
+        elements / self.width.max(1)
+    }
+
+    /// Its buffers, under the names of the trace.
+    pub(crate) fn buffers(&self, inventory: &mut Inventory) {
+        for (il, layer) in self.layers.iter().enumerate() {
+            for (half, (stem, data)) in [("k", &layer.k), ("v", &layer.v)].into_iter().enumerate() {
+                inventory.add(Buffer {
+                    buffer_id: KvCache::buffer_id(il, half),
+                    buffer_ptr: data.as_ptr() as u64,
+                    size: (data.capacity() * size_of::<f32>()) as u64,
+                    name: format!("cache_{stem}_l{il}"),
+                    backend: "CPU".to_owned(),
+                    usage: usage::ANY,
+                    layer: il as u16,
+                });
+            }
+        }
+    }
+
+    /// Identity of a layer's keys (`half` 0) or values (1), above those of the activations.
+    pub(crate) fn buffer_id(il: usize, half: usize) -> u64 {
+        const FIRST: u64 = 1 << 16;
+        FIRST + (il * 2 + half) as u64
     }
 
     /// One layer.

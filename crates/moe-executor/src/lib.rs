@@ -9,6 +9,8 @@
 pub mod activation;
 pub mod arch;
 pub mod attention;
+mod buffers;
+mod capture;
 pub mod cpu;
 mod error;
 pub mod ffn;

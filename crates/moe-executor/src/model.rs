@@ -1,9 +1,12 @@
 //! A model ready to run: hyper-parameters, weights, vocabulary.
 
 use moe_gguf::Gguf;
+use moe_trace::NO_LAYER;
+use moe_trace::buffers::{Buffer, usage};
 
 use crate::arch;
 use crate::arch::decoder::Decoder;
+use crate::buffers::{Inventory, WEIGHT_BUFFERS};
 use crate::error::{Error, Result};
 use crate::hparams::{HParams, Keys};
 use crate::recorder::Mode;
@@ -21,6 +24,8 @@ pub struct Model<'g> {
     /// `(n_embd, n_vocab)`; a model without one uses its embeddings.
     pub(crate) output: Matrix<'g>,
     pub(crate) decoder: Decoder<'g>,
+    /// Bytes of the vectors that were converted to f32.
+    converted_bytes: u64,
 }
 
 impl<'g> Model<'g> {
@@ -40,8 +45,9 @@ impl<'g> Model<'g> {
         } else {
             "token_embd.weight"
         };
-        let model = Model {
+        let mut model = Model {
             gguf,
+            converted_bytes: 0,
             tokenizer: Tokenizer::from_gguf(gguf.metadata()).map_err(|source| {
                 Error::Vocabulary {
                     file: loader.file(),
@@ -54,6 +60,7 @@ impl<'g> Model<'g> {
             decoder,
         };
         loader.check_all_used()?;
+        model.converted_bytes = loader.converted_bytes();
         Ok(model)
     }
 
@@ -70,6 +77,24 @@ impl<'g> Model<'g> {
     /// Vocabulary.
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
+    }
+
+    /// The weights: each file of the model as it is mapped, and the vectors that were converted to f32.
+    pub(crate) fn buffers(&self, inventory: &mut Inventory) {
+        let weights = |i: u64, name: &str, backend: &str, address, size| Buffer {
+            buffer_id: WEIGHT_BUFFERS + i,
+            buffer_ptr: address,
+            size,
+            name: name.to_owned(),
+            backend: backend.to_owned(),
+            usage: usage::WEIGHTS,
+            layer: NO_LAYER,
+        };
+        inventory.add(weights(0, "vectors as f32", "CPU", 0, self.converted_bytes));
+        for (i, file) in (1..).zip(self.gguf.files()) {
+            let address = file.contents().as_ptr() as u64;
+            inventory.add(weights(i, &file.name, "mmap", address, file.size_bytes));
+        }
     }
 
     /// Records that a pass over `n_tokens` leaves at most.

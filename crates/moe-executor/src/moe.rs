@@ -1,6 +1,7 @@
 //! The MoE layer: router, worklist, experts, merge, shared expert. What differs between architectures is data.
 
 use crate::activation::{Activation, NodeName};
+use crate::buffers::Inventory;
 use crate::error::Result;
 use crate::ffn::{FFN_OPS, Ffn, FfnState};
 use crate::hparams::HParams;
@@ -136,6 +137,22 @@ impl MoeState {
             },
             routing: Routing::default(),
         }
+    }
+}
+
+impl MoeState {
+    /// Its buffers.
+    pub(crate) fn buffers(&self, inventory: &mut Inventory) {
+        self.router.buffers(inventory);
+        self.routing.buffers(inventory);
+        self.ffn.buffers(inventory);
+        inventory.activation("expert gate", &self.gate);
+        inventory.activation("expert up", &self.up);
+        inventory.activation("expert down", &self.down);
+        inventory.activation("shared expert score", &self.shared.score);
+        inventory.activation("shared expert weight", &self.shared.weight);
+        inventory.activation("chosen experts together", &self.shared.chosen);
+        inventory.activation("shared expert", &self.shared.out);
     }
 }
 

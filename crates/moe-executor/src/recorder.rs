@@ -5,10 +5,13 @@
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use moe_trace::buffers::BufferEvent;
 use moe_trace::record::{self, MAX_EXPERTS, MAX_SOURCES};
+use moe_trace::tables::PHASES;
 use moe_trace::{RunWriter, TensorAccessLog};
 
 use crate::activation::{Activation, NodeName};
+use crate::capture::Capture;
 use crate::error::{Error, Result};
 use crate::weights::{Matrix, Place, Vector};
 
@@ -29,6 +32,10 @@ pub enum Source<'a> {
         address: u64,
         /// Bytes read.
         size_bytes: u64,
+        /// Elements of a row, and rows.
+        ne: [u64; 2],
+        /// Type of the elements.
+        dtype: &'static str,
     },
 }
 
@@ -59,6 +66,8 @@ impl Source<'_> {
             buffer_id: activation.buffer_id,
             address: activation.address(),
             size_bytes: activation.size_bytes(),
+            ne: [activation.width as u64, activation.rows as u64],
+            dtype: "f32",
         }
     }
 }
@@ -81,6 +90,8 @@ pub struct Pass {
     pub sequence_id: u32,
     /// [`record::PHASE_PROMPT`] or [`record::PHASE_GENERATE`].
     pub phase: u8,
+    /// Whether all operations of the graph run: a batch of a prompt whose logits nobody wants ends before the last.
+    pub is_whole: bool,
 }
 
 /// Which operations leave records.
@@ -140,6 +151,10 @@ pub struct Recorder {
     templates: Vec<Template>,
     next: usize,
     failed: Option<moe_trace::Error>,
+    /// The graph of this pass, if it is the first whole one of its phase.
+    capture: Option<Capture>,
+    /// Phases whose graph is in the run.
+    captured: [bool; PHASES.len()],
 }
 
 impl Recorder {
@@ -152,10 +167,13 @@ impl Recorder {
             pass: Pass {
                 sequence_id: 0,
                 phase: record::PHASE_PROMPT,
+                is_whole: false,
             },
             templates: Vec::new(),
             next: 0,
             failed: None,
+            capture: None,
+            captured: [false; PHASES.len()],
         }
     }
 
@@ -173,6 +191,26 @@ impl Recorder {
     pub fn begin(&mut self, pass: Pass) {
         self.pass = pass;
         self.next = 0;
+        let is_wanted = self.captured.get(usize::from(pass.phase)) == Some(&false);
+        self.capture = (is_wanted && pass.is_whole && self.writer.is_some()).then(Capture::default);
+    }
+
+    /// Tells of the last result of a pass, which no operation reads.
+    pub fn result(&mut self, result: Source) {
+        if let Some(capture) = &mut self.capture {
+            capture.result(&result);
+        }
+    }
+
+    /// Tells the run of buffers that came or went.
+    ///
+    /// # Errors
+    /// They cannot be written.
+    pub(crate) fn buffers(&mut self, events: &[BufferEvent]) -> Result<()> {
+        match &mut self.writer {
+            Some(writer) => Ok(writer.write_buffer_events(events)?),
+            None => Ok(()),
+        }
     }
 
     /// Ends a pass: hands what was recorded to the file.
@@ -183,8 +221,16 @@ impl Recorder {
         if let Some(error) = self.failed.take() {
             return Err(Error::Trace(error));
         }
-        if let Some(writer) = &mut self.writer {
-            writer.flush()?;
+        let Some(writer) = &mut self.writer else {
+            return Ok(());
+        };
+        writer.flush()?;
+        if let Some(capture) = self.capture.take() {
+            let phase = self.pass.phase;
+            writer.write_graph(phase, &capture.finish(phase))?;
+            if let Some(captured) = self.captured.get_mut(usize::from(phase)) {
+                *captured = true;
+            }
         }
         Ok(())
     }
@@ -217,13 +263,15 @@ impl Recorder {
         position: u32,
         n_tokens: usize,
     ) {
-        if self.mode == Mode::Experts {
-            return;
+        if self.mode == Mode::All {
+            self.write(start, op, dst, sources, n_tokens, |record, _| {
+                record.token_id.set(position);
+                true
+            });
         }
-        self.write(start, op, dst, sources, n_tokens, |record, _| {
-            record.token_id.set(position);
-            true
-        });
+        if let Some(capture) = &mut self.capture {
+            capture.operation(op, dst, sources, position, n_tokens);
+        }
     }
 
     /// Records an expert operation: one record a row, more when the row has over 16 experts.
@@ -254,6 +302,10 @@ impl Recorder {
             }
             i + 1 == positions.len() * per_row
         });
+        if let Some(capture) = &mut self.capture {
+            let first = positions.first().copied().unwrap_or(0);
+            capture.operation(op, dst, sources, first, positions.len());
+        }
     }
 
     /// Writes records of one operation until `fill` says that it was the last.
@@ -351,6 +403,7 @@ fn template(op: u8, dst: NodeName, sources: &[Source]) -> TensorAccessLog {
                 buffer_id,
                 address,
                 size_bytes,
+                ..
             } => {
                 record::set_name(&mut log.name, &format!("{name}{suffix}"));
                 log.tensor_ptr.set(*address);

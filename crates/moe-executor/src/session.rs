@@ -1,7 +1,10 @@
 //! One run of a model: tokens in, logits out, every operation recorded.
 
+use std::time::Instant;
+
 use crate::activation::NodeName;
 use crate::arch::decoder::State;
+use crate::buffers::{Inventory, Ledger};
 use crate::cpu::threads::Threads;
 use crate::error::{Error, Result};
 use crate::generate::Decode;
@@ -18,6 +21,10 @@ pub struct Session<'a, 'g> {
     cache: KvCache,
     n_past: usize,
     sequence_id: u32,
+    ledger: Ledger,
+    /// Most tokens of a pass so far, with and without logits; and positions in the
+    /// cache. Buffers grow with these alone.
+    grown: [u64; 3],
 }
 
 /// Which rows of a batch get logits.
@@ -40,6 +47,8 @@ impl<'a, 'g> Session<'a, 'g> {
         let hp = model.hparams();
         Session {
             model,
+            ledger: Ledger::new(),
+            grown: [0; 3],
             ops: Ops::new(threads, recorder),
             state: State::default(),
             cache: KvCache::new(hp.n_layer, hp.n_head_kv * hp.head_dim, n_ctx),
@@ -73,6 +82,28 @@ impl<'a, 'g> Session<'a, 'g> {
         );
         ops.mul_mat(result, &model.output, &s.normed, &mut s.logits);
         ops.check_finite(&s.logits);
+        ops.recorder.result((&s.logits).into());
+    }
+
+    /// Tells the run of buffers that the pass made or grew.
+    fn tell_buffers(&mut self, n_tokens: usize, logits: Logits, start: Instant) -> Result<()> {
+        let n_tokens = n_tokens as u64;
+        let with_logits = if logits == Logits::None { 0 } else { n_tokens };
+        let now = [n_tokens, with_logits, self.cache.reserved() as u64];
+        let pairs = || now.iter().zip(&self.grown);
+        if pairs().all(|(now, before)| now <= before) {
+            return Ok(());
+        }
+        for (before, now) in self.grown.iter_mut().zip(now) {
+            *before = now.max(*before);
+        }
+        let mut inventory = Inventory::default();
+        self.model.buffers(&mut inventory);
+        self.cache.buffers(&mut inventory);
+        self.state.buffers(&mut inventory);
+        self.ops.buffers(&mut inventory);
+        let events = self.ledger.changes(inventory, start);
+        self.ops.recorder.buffers(&events)
     }
 
     fn check(&self, tokens: &[u32]) -> Result<()> {
@@ -96,7 +127,9 @@ impl<'a, 'g> Session<'a, 'g> {
     }
 
     /// Ends the session; the recorder's writer can then be finished.
-    pub fn into_recorder(self) -> Recorder {
+    pub fn into_recorder(mut self) -> Recorder {
+        // The run is whole without these; a disk that is full is told by the writer.
+        let _ = self.ops.recorder.buffers(&self.ledger.end());
         self.ops.recorder
     }
 }
@@ -131,10 +164,12 @@ impl Decode for Session<'_, '_> {
 
     fn decode(&mut self, tokens: &[u32], phase: u8, logits: Logits) -> Result<&[f32]> {
         self.check(tokens)?;
+        let start = Instant::now();
         let (ops, s) = (&mut self.ops, &mut self.state);
         ops.recorder.begin(Pass {
             sequence_id: self.sequence_id,
             phase,
+            is_whole: logits != Logits::None,
         });
         ops.positions.clear();
         ops.positions
@@ -157,6 +192,7 @@ impl Decode for Session<'_, '_> {
         }
         self.n_past += tokens.len();
         self.ops.recorder.end()?;
+        self.tell_buffers(tokens.len(), logits, start)?;
         if let Some((node, position)) = self.ops.not_finite.take() {
             return Err(Error::NotFinite {
                 node: node.to_string(),

@@ -1,6 +1,6 @@
 //! Weights of a model: borrowed quantized matrices, and vectors converted to f32 once.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
 use std::path::PathBuf;
 
@@ -24,6 +24,10 @@ pub struct Place {
     pub offset: u64,
     /// Size of the whole tensor, bytes.
     pub size_bytes: u64,
+    /// Elements in each dimension of the whole tensor.
+    pub ne: [u64; 4],
+    /// Type of its elements in the file.
+    pub ty: GgmlType,
 }
 
 impl Place {
@@ -35,6 +39,8 @@ impl Place {
             layer: layer_of(&tensor.name),
             offset: tensor.offset,
             size_bytes: tensor.size_bytes,
+            ne: tensor.ne,
+            ty: tensor.ty,
         }
     }
 }
@@ -100,6 +106,8 @@ pub(crate) struct Loader<'g> {
     pub arch: String,
     /// Indices of the tensors that were asked for.
     used: RefCell<HashSet<u32>>,
+    /// Bytes of the vectors that were converted to f32.
+    converted_bytes: Cell<u64>,
 }
 
 impl<'g> Loader<'g> {
@@ -108,6 +116,7 @@ impl<'g> Loader<'g> {
             gguf,
             arch: arch.to_owned(),
             used: RefCell::default(),
+            converted_bytes: Cell::new(0),
         }
     }
 
@@ -127,6 +136,11 @@ impl<'g> Loader<'g> {
             }),
             None => Ok(()),
         }
+    }
+
+    /// Bytes of the vectors that were converted to f32 so far.
+    pub(crate) fn converted_bytes(&self) -> u64 {
+        self.converted_bytes.get()
     }
 
     pub(crate) fn has(&self, name: &str) -> bool {
@@ -229,6 +243,8 @@ impl<'g> Loader<'g> {
         let tensor = self.tensor(name, &[n, n_expert])?;
         let bytes = self.gguf.data(tensor)?;
         let mut data = vec![0.0; n * n_expert];
+        let converted = self.converted_bytes.get() + size_of_val(data.as_slice()) as u64;
+        self.converted_bytes.set(converted);
         let row_size = bytes.len() / n_expert;
         for (row, out) in bytes.chunks_exact(row_size).zip(data.chunks_exact_mut(n)) {
             dequantize_row(tensor.ty, row, out).map_err(|e| self.kernel_error(name, e))?;

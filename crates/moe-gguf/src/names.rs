@@ -68,6 +68,11 @@ impl Category {
         Category::Other,
     ];
 
+    /// What a tensor of that name is for.
+    pub fn of(tensor: &str) -> Category {
+        Role::of(tensor).category
+    }
+
     /// The name used in tables.
     pub const fn as_str(self) -> &'static str {
         match self {

@@ -83,6 +83,26 @@ pub enum Error {
         /// What is wrong.
         reason: String,
     },
+    /// A JSON file is not what it should be.
+    #[error("{}: not a {what} that can be read or written: {reason}; record the run again", path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// What it should be.
+        what: &'static str,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A line of a text file makes no sense.
+    #[error("{}: line {line}: {reason}; mend or remove the line", path.display())]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// Which line, the first is 1.
+        line: u64,
+        /// What is wrong.
+        reason: String,
+    },
     /// The user stopped the work.
     #[error("interrupted; {} was not written", path.display())]
     Interrupted {

@@ -6,15 +6,19 @@
 #![warn(missing_docs)]
 
 mod blocks;
+pub mod buffers;
 pub mod check;
 mod error;
 mod files;
 pub mod foreign;
+pub mod graph;
 pub mod manifest;
 pub mod map_table;
+pub mod names;
 mod operations;
 pub mod ops;
 mod parquet_file;
+pub mod passes;
 pub mod record;
 mod routing;
 mod run;

@@ -1,16 +1,19 @@
 //! Writing a run directory.
 
 use std::fs::{self, File, TryLockError};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use moe_gguf::map::OffsetMap;
 
 use crate::blocks::{BlockWriter, WriteFailure};
+use crate::buffers::{self, BufferEvent};
 use crate::error::Error;
 use crate::files::{MadeDirectories, PendingFile};
+use crate::graph::{self, Graph};
 use crate::manifest::{self, Manifest};
 use crate::map_table;
-use crate::record::{RECORD_SIZE, TensorAccessLog};
+use crate::record::{PHASE_GENERATE, PHASE_PROMPT, RECORD_SIZE, TensorAccessLog};
 use crate::run::TRACE_FILE;
 
 /// How to write a run.
@@ -35,12 +38,13 @@ pub struct RunWriter {
     records: u64,
     max_records: u64,
     blocks: BlockWriter,
+    buffers: File,
     /// Keeps other recorders out as long as it is open.
     _lock: Option<File>,
 }
 
 impl RunWriter {
-    /// Creates `dir` with `manifest.json`, `gguf-map.parquet` and an empty `trace.bin`.
+    /// Creates `dir` with `manifest.json`, `gguf-map.parquet`, and empty `trace.bin` and `buffers.jsonl`.
     ///
     /// Gives the manifest a run id if it has none. A directory that exists must be empty, or a run directory and
     /// `options.force` set: then the files of the old run are replaced once those of the new one are ready, other files stay.
@@ -62,10 +66,14 @@ impl RunWriter {
         let new_map = map_table::write_for_run(&dir.join(map_table::FILE_NAME), map, &manifest)?;
         let trace = dir.join(TRACE_FILE);
         let (new_trace, file) = PendingFile::create(&trace, true)?;
+        let (new_buffers, buffers) = PendingFile::create(&dir.join(buffers::FILE_NAME), true)?;
         let blocks = BlockWriter::new(file).map_err(Error::io("start a writer for", &trace))?;
         // Everything that can fail has succeeded. The trace goes first: beside a new manifest an old one could pass for it.
-        for file in [new_trace, new_map, new_manifest] {
+        for file in [new_trace, new_buffers, new_map, new_manifest] {
             file.commit()?;
+        }
+        for phase in [PHASE_PROMPT, PHASE_GENERATE] {
+            remove_old(&graph::path(dir, phase))?;
         }
         directory.keep();
         let max_records = options
@@ -77,6 +85,7 @@ impl RunWriter {
             records: 0,
             max_records,
             blocks,
+            buffers,
             _lock: lock,
         })
     }
@@ -119,6 +128,32 @@ impl RunWriter {
     /// The manifest, to complete before [`finish`](Self::finish) (token counts, `stopped`).
     pub fn manifest_mut(&mut self) -> &mut Manifest {
         &mut self.manifest
+    }
+
+    /// Writes the graph of a phase ([`PHASE_PROMPT`] or [`PHASE_GENERATE`]) into the run.
+    pub fn write_graph(&mut self, phase: u8, graph: &Graph) -> Result<(), Error> {
+        let path = graph::path(&self.dir, phase);
+        if let Some(directory) = path.parent() {
+            fs::create_dir_all(directory).map_err(Error::io("create", directory))?;
+        }
+        graph.write_pending(&path)?.commit()
+    }
+
+    /// Adds events to `buffers.jsonl`, at once.
+    pub fn write_buffer_events(&mut self, events: &[BufferEvent]) -> Result<(), Error> {
+        let path = self.dir.join(buffers::FILE_NAME);
+        let mut lines = Vec::new();
+        for event in events {
+            serde_json::to_writer(&mut lines, event).map_err(|error| Error::Json {
+                path: path.clone(),
+                what: "buffer event",
+                reason: error.to_string(),
+            })?;
+            lines.push(b'\n');
+        }
+        self.buffers
+            .write_all(&lines)
+            .map_err(Error::writing(&path))
     }
 
     /// Hands the records so far to the writing thread, without waiting for it.
@@ -185,6 +220,16 @@ fn write_error(dir: &Path, failure: WriteFailure) -> Error {
         offset: failure.offset,
         records: failure.offset / RECORD_SIZE as u64,
         source: failure.source,
+    }
+}
+
+/// Removes a file of the run that was replaced.
+fn remove_old(path: &Path) -> Result<(), Error> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(Error::io("remove", path)(error))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -3,6 +3,7 @@
 
 use crate::activation::{Activation, NodeName};
 use crate::attention::{AttentionLayer, AttentionSpec, AttentionState};
+use crate::buffers::Inventory;
 use crate::error::Result;
 use crate::ffn::{FFN_OPS, Ffn, FfnState};
 use crate::hparams::HParams;
@@ -219,6 +220,19 @@ impl Default for State {
 }
 
 impl State {
+    /// Its buffers.
+    pub(crate) fn buffers(&self, inventory: &mut Inventory) {
+        inventory.activation("residual stream", &self.x);
+        inventory.activation("block input", &self.normed);
+        inventory.activation("block output", &self.block);
+        inventory.activation("residual stream before the experts", &self.ffn_inp);
+        inventory.activation("kept rows", &self.kept);
+        inventory.activation("logits", &self.logits);
+        self.attention.buffers(inventory);
+        self.dense.buffers(inventory);
+        self.moe.buffers(inventory);
+    }
+
     /// Keeps the positions of the wanted rows, for the operations that follow.
     fn keep_positions(&self, ops: &mut Ops) {
         // Rows are ascending, so that each is read before its place is written.

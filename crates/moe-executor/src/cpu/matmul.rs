@@ -26,6 +26,11 @@ impl Quantized {
         });
     }
 
+    /// The memory, for the inventory of buffers.
+    pub(crate) fn room(&self) -> &Vec<u8> {
+        &self.bytes
+    }
+
     fn row(&self, i: usize) -> &[u8] {
         &self.bytes[i * self.row_size..(i + 1) * self.row_size]
     }

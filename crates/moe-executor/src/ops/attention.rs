@@ -64,7 +64,7 @@ impl Ops<'_> {
             let sources = [
                 Source::view(rows, " (view)"),
                 input(idxs, &self.positions),
-                cached(name, "", il, at, cache, rows.rows * width),
+                cached(name, "", il, at, cache, [width, rows.rows]),
             ];
             self.record(start, number::SET_ROWS, name.view(), &sources);
         }
@@ -110,6 +110,8 @@ impl Ops<'_> {
             buffer_id: MASK_BUFFER,
             address: 0,
             size_bytes: 0,
+            ne: [0, 0],
+            dtype: "f32",
         };
         let sources = [
             Source::view(q, view),
@@ -119,7 +121,7 @@ impl Ops<'_> {
                 il,
                 0,
                 &layer.k,
-                seen * cache.width(),
+                [cache.width(), seen],
             ),
             cached(
                 NodeName::cache("cache_v_l", il),
@@ -127,7 +129,7 @@ impl Ops<'_> {
                 il,
                 1,
                 &layer.v,
-                seen * cache.width(),
+                [cache.width(), seen],
             ),
             mask,
         ];
@@ -149,22 +151,21 @@ impl Ops<'_> {
 /// The mask that is no memory.
 const MASK_BUFFER: u64 = (1 << 16) - 4;
 
-/// Buffer ids of the caches lie above those of the activations.
-const CACHE_BUFFERS: u64 = 1 << 16;
-
 fn cached<'a>(
     name: NodeName,
     suffix: &'static str,
     il: usize,
     half: usize,
     data: &[f32],
-    elements: usize,
+    [width, rows]: [usize; 2],
 ) -> Source<'a> {
     Source::Buffer {
         name,
         suffix,
-        buffer_id: CACHE_BUFFERS + (il * 2 + half) as u64,
+        buffer_id: KvCache::buffer_id(il, half),
         address: data.as_ptr() as u64,
-        size_bytes: (elements * size_of::<f32>()) as u64,
+        size_bytes: (width * rows * size_of::<f32>()) as u64,
+        ne: [width as u64, rows as u64],
+        dtype: "f32",
     }
 }

@@ -159,6 +159,8 @@ pub(super) fn input<'a>(stem: &'static str, values: &[u32]) -> Source<'a> {
         buffer_id: FIRST_INPUT_BUFFER + kind.unwrap_or(INPUTS.len()) as u64,
         address: values.as_ptr() as u64,
         size_bytes: std::mem::size_of_val(values) as u64,
+        ne: [values.len() as u64, 1],
+        dtype: "i32",
     }
 }
 

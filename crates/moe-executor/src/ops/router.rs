@@ -1,6 +1,7 @@
 //! The router of a MoE layer: scores, choice of the best experts, and their weights.
 
 use crate::activation::{Activation, NodeName};
+use crate::buffers::Inventory;
 use crate::ops::{Ops, Routed, number};
 use crate::recorder::{Routing, Source};
 use crate::weights::{Linear, Vector};
@@ -61,10 +62,38 @@ impl RouterState {
     }
 }
 
+impl RouterState {
+    /// Its buffers.
+    pub(crate) fn buffers(&self, inventory: &mut Inventory) {
+        inventory.activation("router scores", &self.scores);
+        inventory.activation("router probabilities", &self.probs);
+        inventory.activation("router selection", &self.selection);
+    }
+}
+
+impl Routing {
+    /// Its buffers.
+    pub(crate) fn buffers(&self, inventory: &mut Inventory) {
+        inventory.vector(IDS_BUFFER, "chosen experts", &self.ids);
+        inventory.vector(WEIGHTS_BUFFER, "weights of the chosen", &self.weights);
+    }
+}
+
 /// Smallest sum that the weights are divided by, as in llama.cpp: the smallest normal number of F16.
 const MIN_WEIGHT_SUM: f32 = 6.103_515_6e-5;
 
 impl Ops<'_> {
+    /// Buffers that operations use beside those of their results.
+    pub(crate) fn buffers(&self, inventory: &mut Inventory) {
+        inventory.vector(GROUPS_BUFFER, "expert groups", &self.groups);
+        inventory.vector(SUMS_BUFFER, "sums of weights", &self.sums);
+        inventory.vector(
+            QUANTIZED_BUFFER,
+            "quantized activations",
+            self.quantized.room(),
+        );
+    }
+
     /// Chooses experts for every row of `src`. Gives the name of the node that the weights come from.
     pub fn route(
         &mut self,
@@ -193,7 +222,7 @@ impl Ops<'_> {
             }
         }
         selection.name = NodeName::of("ffn_moe_probs_masked", il);
-        let kept = small(name, GROUPS_BUFFER, &self.groups);
+        let kept = small(name, GROUPS_BUFFER, &self.groups, groups.n_used, "i32");
         self.record(start, number::SET_ROWS, selection.name, &[before, kept]);
     }
 
@@ -259,7 +288,7 @@ impl Ops<'_> {
         let start = self.recorder.start();
         let sums = self.sums.iter_mut();
         sums.for_each(|sum| *sum = sum.max(MIN_WEIGHT_SUM));
-        let source = small(sum, SUMS_BUFFER, &self.sums);
+        let source = small(sum, SUMS_BUFFER, &self.sums, 1, "f32");
         self.record(start, number::CLAMP, clamped, &[source]);
 
         let start = self.recorder.start();
@@ -267,7 +296,7 @@ impl Ops<'_> {
         for (row, sum) in rows.zip(&self.sums) {
             row.iter_mut().for_each(|w| *w /= sum);
         }
-        let source = small(clamped, SUMS_BUFFER, &self.sums);
+        let source = small(clamped, SUMS_BUFFER, &self.sums, 1, "f32");
         self.record(start, number::DIV, norm, &[before, source]);
         norm.reshaped()
     }
@@ -301,27 +330,39 @@ fn best(row: &[f32], k: usize, order: &mut Vec<u32>) {
 
 /// Ids of the router's own small buffers, between those of the activations and the caches.
 const GROUPS_BUFFER: u64 = (1 << 16) - 5;
+const QUANTIZED_BUFFER: u64 = (1 << 16) - 6;
 const IDS_BUFFER: u64 = (1 << 16) - 3;
 const WEIGHTS_BUFFER: u64 = (1 << 16) - 2;
 const SUMS_BUFFER: u64 = (1 << 16) - 1;
 
 /// The chosen ids as a source.
 pub(super) fn ids<'a>(il: usize, routing: &Routing) -> Source<'a> {
-    small(NodeName::of("ffn_moe_topk", il), IDS_BUFFER, &routing.ids)
+    let name = NodeName::of("ffn_moe_topk", il);
+    small(name, IDS_BUFFER, &routing.ids, routing.n_expert_used, "i32")
 }
 
 /// The weights of the chosen as a source.
 pub(super) fn weights<'a>(name: NodeName, routing: &Routing) -> Source<'a> {
-    small(name, WEIGHTS_BUFFER, &routing.weights)
+    let k = routing.n_expert_used;
+    small(name, WEIGHTS_BUFFER, &routing.weights, k, "f32")
 }
 
-fn small<'a, T>(name: NodeName, buffer_id: u64, values: &[T]) -> Source<'a> {
+/// Rows of `width` elements.
+fn small<'a, T>(
+    name: NodeName,
+    buffer_id: u64,
+    values: &[T],
+    width: usize,
+    dtype: &'static str,
+) -> Source<'a> {
     Source::Buffer {
         name,
         suffix: "",
         buffer_id,
         address: values.as_ptr() as u64,
         size_bytes: size_of_val(values) as u64,
+        ne: [width as u64, (values.len() / width.max(1)) as u64],
+        dtype,
     }
 }
 

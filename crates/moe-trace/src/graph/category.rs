@@ -1,0 +1,131 @@
+//! What a node is for, in the words of the thesis's viewers.
+
+use std::fmt;
+
+use moe_gguf::map;
+use serde::{Deserialize, Serialize};
+
+/// What a node is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Category {
+    /// Token ids, positions, embeddings.
+    Input,
+    /// Queries, keys, values, the cache, the heads and their output.
+    Attention,
+    /// Router and experts, dense feed-forward blocks.
+    Ffn,
+    /// Norms.
+    Norm,
+    /// The output product.
+    Output,
+    /// The residual stream, and what is not known.
+    #[serde(other)]
+    Other,
+}
+
+/// How the names of nodes begin; the first that fits decides, so that `ffn_moe_weights_norm` is no norm.
+const BEGINNINGS: [(&str, Category); 17] = [
+    ("inp_", Category::Input),
+    ("attn_inp_", Category::Input),
+    ("embd", Category::Input),
+    ("out_ids", Category::Input),
+    ("Qcur", Category::Attention),
+    ("Kcur", Category::Attention),
+    ("Vcur", Category::Attention),
+    ("cache_", Category::Attention),
+    ("kq", Category::Attention),
+    ("__fattn__", Category::Attention),
+    ("attn_out", Category::Attention),
+    ("ffn_moe_", Category::Ffn),
+    ("ffn_shexp", Category::Ffn),
+    ("ffn_norm", Category::Norm),
+    ("ffn_", Category::Ffn),
+    ("result_norm", Category::Norm),
+    ("result_output", Category::Output),
+];
+
+impl Category {
+    /// The name used in JSON.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Category::Input => "input",
+            Category::Attention => "attention",
+            Category::Ffn => "ffn",
+            Category::Norm => "norm",
+            Category::Output => "output",
+            Category::Other => "other",
+        }
+    }
+
+    /// Of the result of an operation, by its name.
+    pub fn of_node(name: &str) -> Category {
+        let begins = BEGINNINGS.iter().find(|(begin, _)| name.starts_with(begin));
+        match begins {
+            Some((_, category)) => *category,
+            None if name.contains("norm") => Category::Norm,
+            None => Category::Other,
+        }
+    }
+
+    /// Of a tensor of the model.
+    pub fn of_weight(name: &str) -> Category {
+        match map::Category::of(name) {
+            map::Category::Embedding => Category::Input,
+            map::Category::Attention => Category::Attention,
+            map::Category::Norm => Category::Norm,
+            map::Category::Output => Category::Output,
+            map::Category::Expert
+            | map::Category::ExpertBias
+            | map::Category::SharedExpert
+            | map::Category::Router => Category::Ffn,
+            map::Category::Other if name.contains(".ffn_") => Category::Ffn,
+            map::Category::Other => Category::Other,
+        }
+    }
+}
+
+impl fmt::Display for Category {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Category::{self, *};
+
+    #[test]
+    fn names_tell_what_a_node_is_for() {
+        for (name, category) in [
+            ("embd", Input),
+            ("attn_inp_kq_mask", Input),
+            ("attn_norm-3", Norm),
+            ("norm-3", Norm),
+            ("Kcur_normed-3", Attention),
+            ("attn_out_rows-5", Attention),
+            ("ffn_norm-3", Norm),
+            ("attn_post_norm-3", Norm),
+            ("ffn_moe_weights_norm-3", Ffn),
+            ("ffn_inp-3", Ffn),
+            ("l_out-3", Other),
+            ("result_norm", Norm),
+            ("result_output", Output),
+            ("node_57", Other),
+        ] {
+            assert_eq!(Category::of_node(name), category, "{name}");
+        }
+        for (name, category) in [
+            ("token_embd.weight", Input),
+            ("blk.3.attn_q.bias", Attention),
+            ("blk.3.attn_norm.weight", Norm),
+            ("blk.3.ffn_gate_inp.weight", Ffn),
+            ("blk.3.ffn_down_exps.weight", Ffn),
+            ("blk.3.ffn_down.weight", Ffn),
+            ("output.weight", Output),
+            ("rope_freqs.weight", Other),
+        ] {
+            assert_eq!(Category::of_weight(name), category, "{name}");
+        }
+    }
+}
