@@ -8,7 +8,8 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::commands::{
-    bench, completions, diff, gguf_map, hotness, info, man, parquet, record, relayout, synth,
+    bench, buffers, completions, diff, gguf_map, graph, hotness, info, man, parquet, record,
+    relayout, synth,
 };
 
 /// Offline trace analysis for mixture-of-experts models in GGUF files.
@@ -39,6 +40,8 @@ enum Command {
     Parquet(parquet::Args),
     Hotness(hotness::Args),
     Diff(diff::Args),
+    Graph(graph::Args),
+    Buffers(buffers::Args),
     Info(info::Args),
     Bench(bench::Args),
     Completions(completions::Args),
@@ -122,6 +125,8 @@ impl Cli {
             Command::Parquet(args) => parquet::run(args, &ctx),
             Command::Hotness(args) => hotness::run(args, &ctx),
             Command::Diff(args) => diff::run(args, &ctx),
+            Command::Graph(args) => graph::run(args, &ctx),
+            Command::Buffers(args) => buffers::run(args, &ctx),
             Command::Info(args) => info::run(args, &ctx),
             Command::Bench(args) => bench::run(args, &ctx),
             Command::Completions(args) => completions::run(args),

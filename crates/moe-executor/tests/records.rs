@@ -12,6 +12,9 @@ use moe_executor::session::Logits;
 use moe_executor::{Model, Session};
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
+use moe_trace::buffers::{self, BufferEvent, Change, Timeline};
+use moe_trace::graph::{self, Graph};
+use moe_trace::names::base_name;
 use moe_trace::record::{FLAG_SOURCES_OMITTED, PHASE_GENERATE, PHASE_PROMPT, SOURCE_BUFFER};
 use moe_trace::{Manifest, RunOptions, RunWriter, TensorAccessLog, Trace, ops};
 
@@ -24,6 +27,9 @@ type Nodes = BTreeMap<String, Vec<(String, String, Vec<String>)>>;
 
 struct Recorded {
     records: Vec<TensorAccessLog>,
+    /// Of the prompt and of a generated token.
+    graphs: [Graph; 2],
+    buffers: Vec<BufferEvent>,
     announced: u64,
     generated: Generated,
 }
@@ -58,6 +64,9 @@ fn record_mode(
         .finish()
         .unwrap();
     Recorded {
+        graphs: [PHASE_PROMPT, PHASE_GENERATE]
+            .map(|phase| Graph::read(&graph::path(&run, phase)).unwrap()),
+        buffers: buffers::read(&run.join(buffers::FILE_NAME)).unwrap(),
         records: Trace::open(run.join("trace.bin"))
             .unwrap()
             .records()
@@ -88,6 +97,10 @@ fn follows_llama_cpp(file: &str, arch: &str) {
     let nodes: Nodes = serde_json::from_slice(&json).unwrap();
     let prompt: Vec<u32> = (300..309).collect();
     let recorded = record(file, &prompt, LIMITS, RunOptions::default());
+    for (graph, n_tokens) in recorded.graphs.iter().zip([9, 1]) {
+        graph_follows_llama_cpp(&nodes[arch], graph);
+        assert_eq!(graph.metadata.n_tokens, Some(n_tokens));
+    }
 
     // one record an operation: the first of every group with the same start
     let mut operations: Vec<&TensorAccessLog> = Vec::new();
@@ -126,6 +139,43 @@ fn follows_llama_cpp(file: &str, arch: &str) {
             );
         }
     }
+}
+
+/// The graph that the recorder wrote, against the nodes of llama.cpp: operations in order, and for each the names of all
+/// that it reads, the fifth source included.
+fn graph_follows_llama_cpp(nodes: &[(String, String, Vec<String>)], graph: &Graph) {
+    let (operations, leaves) = graph.nodes.split_at(nodes.len());
+    assert!(leaves.iter().all(|node| node.operation == "CONST"));
+    let place = |id: &str| -> usize { id.strip_prefix("node_").unwrap().parse().unwrap() };
+    let mut edges = graph.edges.iter();
+    for (i, ((op, name, sources), node)) in nodes.iter().zip(operations).enumerate() {
+        assert_eq!(&node.operation, op, "{name}");
+        assert!(
+            same_name(name, &node.label) || base_name(name) == node.label,
+            "{name}"
+        );
+        assert!(!node.shape.is_empty(), "{name}");
+        for (n, theirs) in sources.iter().enumerate() {
+            let edge = edges.next().unwrap();
+            assert_eq!(place(&edge.target), i, "{name}");
+            assert!(edge.label.starts_with(&format!("src {n}")), "{name}");
+            let source = place(&edge.source);
+            let ours = &graph.nodes[source];
+            // The chosen experts are a view of their sorting, under a name of its own.
+            let renamed = theirs.replace("_topk-", "_argsort-");
+            let read = base_name(&renamed);
+            assert!(
+                same_name(theirs, &ours.label) || read == ours.label,
+                "{name} reads {theirs}"
+            );
+            assert!(
+                source < i || ours.operation == "CONST",
+                "{name} reads what comes later"
+            );
+        }
+    }
+    assert!(edges.next().is_none());
+    assert_eq!(graph.metadata.total_edges as usize, graph.edges.len());
 }
 
 #[test]
@@ -238,6 +288,72 @@ fn a_buffer_keeps_its_identity() {
         }
         assert!(addresses.len() > 10, "{addresses:?}");
     }
+}
+
+#[test]
+fn every_buffer_that_is_read_was_told() {
+    let prompt: Vec<u32> = (300..320).collect();
+    for arch in ["dots1", "gpt-oss", "qwen2moe", "qwen3moe"] {
+        let file = format!("random-{arch}-F16.gguf");
+        let recorded = record(&file, &prompt, LIMITS, RunOptions::default());
+        let mut sizes: BTreeMap<u64, u64> = BTreeMap::new();
+        for event in &recorded.buffers {
+            if let Change::Alloc(buffer) = &event.change {
+                let size = sizes.entry(buffer.buffer_id).or_default();
+                *size = buffer.size.max(*size);
+            }
+        }
+        for record in &recorded.records {
+            let sources = record.sources().iter().enumerate();
+            for (i, source) in sources.filter(|(_, s)| s.memory_source == SOURCE_BUFFER) {
+                let id = source.offset_or_buffer_id.get();
+                // Inputs are the caller's, and the mask is no memory.
+                let is_input = source.name().contains("inp_") || source.name() == "out_ids";
+                if !is_input {
+                    let told = sizes.get(&id).copied().unwrap_or(0);
+                    let read = record.source_size(i);
+                    assert!(read <= told, "{arch}: {} of buffer {id}", source.name());
+                }
+            }
+        }
+        let (timeline, n_strange) = Timeline::new(&recorded.buffers);
+        assert_eq!(n_strange, 0);
+        // At the end the weights alone are left: the file, and its vectors as f32.
+        let left: Vec<_> = timeline
+            .buffers
+            .iter()
+            .filter(|b| b.dealloc_time_ms.is_none())
+            .collect();
+        assert!(left.iter().all(|b| b.usage_name == "WEIGHTS"), "{left:?}");
+        let size = std::fs::metadata(fixtures().join(&file)).unwrap().len();
+        assert!(left.iter().any(|b| b.name == file && b.size == size));
+        // Four layers of keys and values, 24 positions at least.
+        let caches = timeline
+            .buffers
+            .iter()
+            .filter(|b| b.name.starts_with("cache_"));
+        assert!(caches.count() >= 6, "{arch}");
+    }
+}
+
+#[test]
+fn buffers_are_told_when_they_grow_and_not_for_every_token() {
+    let prompt: Vec<u32> = (300..320).collect();
+    let limits = Limits {
+        n_predict: 100,
+        ..LIMITS
+    };
+    let recorded = record(
+        "random-qwen3moe-F16.gguf",
+        &prompt,
+        limits,
+        RunOptions::default(),
+    );
+    let mut times: Vec<f64> = recorded.buffers.iter().map(|e| e.timestamp_ms).collect();
+    times.dedup();
+    // The prompt's 20 positions, then 40, 80 and 160 in the cache, and the end.
+    assert_eq!(times.len(), 5, "{times:?}");
+    assert!(times.is_sorted());
 }
 
 #[test]

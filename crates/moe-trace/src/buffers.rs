@@ -178,6 +178,24 @@ pub struct TimelineEvent {
 }
 
 impl Timeline {
+    /// The buffers that are there when most memory is taken, for the first time.
+    pub fn at_peak(&self) -> Vec<&TimelineBuffer> {
+        let peak = self.metadata.peak_occupancy_bytes;
+        let mut made = self.buffers.iter();
+        let mut active: BTreeMap<u64, &TimelineBuffer> = BTreeMap::new();
+        for event in &self.timeline {
+            active.remove(&event.buffer_id);
+            if event.event == "alloc" {
+                // Buffers are in the order of the events that made them.
+                active.extend(made.next().map(|buffer| (event.buffer_id, buffer)));
+            }
+            if event.cumulative_size == peak {
+                break;
+            }
+        }
+        active.into_values().collect()
+    }
+
     /// The timeline of events in order of time. Also gives how many of them give back a buffer that is not there; those
     /// are left out. A buffer made twice under one id without being given back between replaces the first.
     pub fn new(events: &[BufferEvent]) -> (Timeline, u64) {

@@ -56,8 +56,8 @@ fn cut_suffix(name: &str) -> Option<&str> {
         return None;
     }
     let (base, rest) = name.rsplit_once(" (")?;
-    let begun = |suffix: &&str| suffix.starts_with(rest) || rest.starts_with(COPY_OF);
-    (SUFFIXES.iter().any(|suffix| begun(&suffix)) || COPY_OF.starts_with(rest)).then_some(base)
+    let mut begun = SUFFIXES.iter().chain([&COPY_OF]).copied();
+    (begun.any(|what| what.starts_with(rest)) || rest.starts_with(COPY_OF)).then_some(base)
 }
 
 #[cfg(test)]

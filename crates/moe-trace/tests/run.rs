@@ -5,7 +5,10 @@ mod common;
 use std::fs;
 
 use common::{expert_operation, gpt_oss, manifest, record};
+use moe_trace::buffers::{self, BufferEvent, Change};
+use moe_trace::graph::{self, Graph, GraphBuilder};
 use moe_trace::ops::{MUL_MAT, MUL_MAT_ID};
+use moe_trace::record::PHASE_PROMPT;
 use moe_trace::{Error, Manifest, Run, RunOptions, RunWriter, Trace};
 use zerocopy::IntoBytes;
 
@@ -258,7 +261,39 @@ fn a_run_that_is_being_recorded_is_not_replaced() {
     assert!(Run::open(&dir).is_ok(), "readers are not kept out");
     assert_eq!(writer.finish().unwrap(), 1);
     assert_eq!(Run::open(&dir).unwrap().trace.records().len(), 1);
-    assert_eq!(fs::read_dir(&dir).unwrap().count(), 3);
+    assert_eq!(fs::read_dir(&dir).unwrap().count(), 4);
+}
+
+#[test]
+fn a_run_that_replaces_another_leaves_none_of_its_graphs_and_buffers() {
+    let (_, map) = gpt_oss();
+    let tmp = tempfile::tempdir().unwrap();
+    let options = RunOptions {
+        force: true,
+        ..Default::default()
+    };
+    let mut writer = RunWriter::create(tmp.path(), manifest(), &map, options).unwrap();
+    let graph = GraphBuilder::new().finish("PROMPT", 0);
+    writer.write_graph(PHASE_PROMPT, &graph).unwrap();
+    let event = BufferEvent {
+        timestamp_ms: 0.5,
+        change: Change::Dealloc { buffer_id: 3 },
+    };
+    writer
+        .write_buffer_events(std::slice::from_ref(&event))
+        .unwrap();
+    writer
+        .write_buffer_events(std::slice::from_ref(&event))
+        .unwrap();
+    writer.finish().unwrap();
+    let written = graph::path(tmp.path(), PHASE_PROMPT);
+    assert_eq!(Graph::read(&written).unwrap(), graph);
+    let events = || buffers::read(&tmp.path().join(buffers::FILE_NAME)).unwrap();
+    assert_eq!(events(), [event.clone(), event]);
+
+    drop(RunWriter::create(tmp.path(), manifest(), &map, options).unwrap());
+    assert!(!written.exists());
+    assert!(events().is_empty());
 }
 
 #[test]
@@ -310,7 +345,7 @@ fn a_run_that_cannot_be_replaced_stays() {
     let run = Run::open(&dir).unwrap();
     assert_eq!(run.trace.records().len(), 1);
     assert_eq!(run.manifest.unwrap().records, Some(1));
-    assert_eq!(fs::read_dir(&dir).unwrap().count(), 3);
+    assert_eq!(fs::read_dir(&dir).unwrap().count(), 4);
 }
 
 #[test]

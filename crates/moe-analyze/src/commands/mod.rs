@@ -1,9 +1,11 @@
 //! The subcommands, one file each.
 
 pub mod bench;
+pub mod buffers;
 pub mod completions;
 pub mod diff;
 pub mod gguf_map;
+pub mod graph;
 pub mod hotness;
 pub mod info;
 pub mod man;

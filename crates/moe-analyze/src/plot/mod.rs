@@ -1,6 +1,7 @@
-//! Heat maps of layers × experts, as PNG or SVG.
+//! Pictures as PNG or SVG: heat maps of layers × experts, and memory over time.
 
 mod colour;
+mod occupancy;
 
 use std::path::Path;
 use std::sync::Once;
@@ -12,6 +13,8 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{FontStyle, register_font};
 
 use crate::files;
+
+pub use occupancy::Occupancy;
 
 /// DejaVu Sans travels in the binary for PNG; in an SVG the viewer falls back to its own font where it is missing.
 const FONT: &str = "DejaVu Sans, sans-serif";
@@ -67,25 +70,11 @@ fn format_of(path: &Path) -> anyhow::Result<PictureFormat> {
 impl HeatMap {
     /// Draws the map into a file, PNG or SVG by its extension.
     pub fn write(&self, path: &Path, force: bool) -> anyhow::Result<()> {
-        register_fonts();
-        let layout = self.layout();
-        let size = (layout.width as u32, layout.height as u32);
-        match format_of(path)? {
-            PictureFormat::Png => files::replace(path, force, |temporary| {
-                self.draw(
-                    &layout,
-                    BitMapBackend::new(temporary, size).into_drawing_area(),
-                )
-            }),
-            PictureFormat::Svg => files::write_whole(path, force, |out| {
-                let mut svg = String::new();
-                self.draw(
-                    &layout,
-                    SVGBackend::with_string(&mut svg, size).into_drawing_area(),
-                )?;
-                Ok(std::io::Write::write_all(out, svg.as_bytes())?)
-            }),
-        }
+        write_picture(self, path, force)
+    }
+
+    fn highest(&self) -> f64 {
+        self.values.iter().flatten().copied().fold(1.0, f64::max)
     }
 
     fn n_expert(&self) -> i32 {
@@ -112,27 +101,12 @@ impl HeatMap {
         }
     }
 
-    fn draw<B: DrawingBackend>(
-        &self,
-        layout: &Layout,
-        area: DrawingArea<B, Shift>,
-    ) -> anyhow::Result<()> {
-        let highest = self.values.iter().flatten().copied().fold(1.0, f64::max);
-        let canvas = Canvas { area, highest };
-        canvas.area.fill(&WHITE).map_err(drawing)?;
-        canvas.text(&self.title, (LEFT, 14), 20, HPos::Left, VPos::Top)?;
-        canvas.text(&self.subtitle, (LEFT, 42), 13, HPos::Left, VPos::Top)?;
-        self.draw_cells(layout, &canvas)?;
-        self.draw_axes(layout, &canvas)?;
-        draw_scale(layout, &canvas)?;
-        canvas.area.present().map_err(drawing)
-    }
-
     fn draw_cells<B: DrawingBackend>(
         &self,
         layout: &Layout,
         canvas: &Canvas<B>,
     ) -> anyhow::Result<()> {
+        let highest = self.highest();
         // Large cells get a gap between them; small ones would drown in it.
         let gap = i32::from(layout.cell_width >= 10 && layout.cell_height >= 10);
         if gap == 0 {
@@ -147,7 +121,7 @@ impl HeatMap {
                 let x = LEFT + column * layout.cell_width;
                 let y = TOP + row * layout.cell_height;
                 let corner = (x + layout.cell_width - gap, y + layout.cell_height - gap);
-                canvas.rectangle([(x, y), corner], canvas.colour_of(value).filled())?;
+                canvas.rectangle([(x, y), corner], colour_of(value, highest).filled())?;
             }
         }
         let frame = [
@@ -196,6 +170,22 @@ impl HeatMap {
     }
 }
 
+impl Picture for HeatMap {
+    fn size(&self) -> (u32, u32) {
+        let layout = self.layout();
+        (layout.width as u32, layout.height as u32)
+    }
+
+    fn draw<B: DrawingBackend>(&self, canvas: &Canvas<B>) -> anyhow::Result<()> {
+        let layout = self.layout();
+        canvas.text(&self.title, (LEFT, 14), 20, HPos::Left, VPos::Top)?;
+        canvas.text(&self.subtitle, (LEFT, 42), 13, HPos::Left, VPos::Top)?;
+        self.draw_cells(&layout, canvas)?;
+        self.draw_axes(&layout, canvas)?;
+        draw_scale(&layout, canvas, self.highest())
+    }
+}
+
 /// Sizes in pixels.
 struct Layout {
     cell_width: i32,
@@ -208,7 +198,11 @@ struct Layout {
 }
 
 /// The colour bar: value 0 at its foot, the highest value at its head.
-fn draw_scale<B: DrawingBackend>(layout: &Layout, canvas: &Canvas<B>) -> anyhow::Result<()> {
+fn draw_scale<B: DrawingBackend>(
+    layout: &Layout,
+    canvas: &Canvas<B>,
+    highest: f64,
+) -> anyhow::Result<()> {
     let left = layout.scale_left;
     let height = layout.grid_height.clamp(SCALE_MIN_HEIGHT, 360);
     let foot = TOP + height;
@@ -222,7 +216,7 @@ fn draw_scale<B: DrawingBackend>(layout: &Layout, canvas: &Canvas<B>) -> anyhow:
         FRAME.stroke_width(1),
     )?;
 
-    for tick in scale_ticks(canvas.highest, height) {
+    for tick in scale_ticks(highest, height) {
         let bar = left + BAR_WIDTH;
         canvas.line((bar, TOP + tick.y), (bar + 4, TOP + tick.y))?;
         let at = (bar + 8, TOP + tick.label_y);
@@ -289,17 +283,50 @@ fn tick_step(cell: i32, room: i32) -> u32 {
         .unwrap_or(u32::MAX)
 }
 
+fn colour_of(value: f64, highest: f64) -> RGBColor {
+    colour::colour(scale_fraction(value, highest))
+}
+
+/// What can be drawn into a file.
+trait Picture {
+    /// Width and height in pixels.
+    fn size(&self) -> (u32, u32);
+
+    /// Draws it on a white canvas of that size.
+    fn draw<B: DrawingBackend>(&self, canvas: &Canvas<B>) -> anyhow::Result<()>;
+}
+
+/// Draws a picture into a file, PNG or SVG by its extension.
+fn write_picture(picture: &impl Picture, path: &Path, force: bool) -> anyhow::Result<()> {
+    register_fonts();
+    let size = picture.size();
+    match format_of(path)? {
+        PictureFormat::Png => files::replace(path, force, |temporary| {
+            draw_on(picture, BitMapBackend::new(temporary, size))
+        }),
+        PictureFormat::Svg => files::write_whole(path, force, |out| {
+            let mut svg = String::new();
+            draw_on(picture, SVGBackend::with_string(&mut svg, size))?;
+            Ok(std::io::Write::write_all(out, svg.as_bytes())?)
+        }),
+    }
+}
+
+fn draw_on<B: DrawingBackend>(picture: &impl Picture, backend: B) -> anyhow::Result<()> {
+    let canvas = Canvas {
+        area: backend.into_drawing_area(),
+    };
+    canvas.area.fill(&WHITE).map_err(drawing)?;
+    picture.draw(&canvas)?;
+    canvas.area.present().map_err(drawing)
+}
+
 /// A drawing area with the few things that are drawn on it.
 struct Canvas<B: DrawingBackend> {
     area: DrawingArea<B, Shift>,
-    highest: f64,
 }
 
 impl<B: DrawingBackend> Canvas<B> {
-    fn colour_of(&self, value: f64) -> RGBColor {
-        colour::colour(scale_fraction(value, self.highest))
-    }
-
     fn rectangle(&self, corners: [(i32, i32); 2], style: ShapeStyle) -> anyhow::Result<()> {
         self.area
             .draw(&Rectangle::new(corners, style))

@@ -1,0 +1,188 @@
+//! `buffers`: which buffers a run had, and how much memory they took over time.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::bail;
+use moe_trace::buffers::{self, Timeline, TimelineBuffer};
+use moe_trace::record::NO_LAYER;
+
+use crate::cli::{Context, ExitStatus};
+use crate::files;
+use crate::output::{self, Cell, Format, count, human_bytes, write_rows};
+use crate::plot::{self, Occupancy};
+
+/// Show which buffers a run had and how much memory they took over time
+///
+/// Without -o a summary is printed; with it, a row for each buffer.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// A run directory, or the buffers.jsonl or buffer_stats.jsonl of one
+    run: PathBuf,
+    /// Print a row for each buffer instead of the summary
+    #[arg(short, long = "output", value_name = "FORMAT")]
+    output: Option<Format>,
+    /// Write the buffer-timeline JSON of the thesis's viewers
+    #[arg(long, value_name = "FILE.json")]
+    out: Option<PathBuf>,
+    /// Draw the memory taken over time; the extension chooses: png, svg
+    #[arg(long, value_name = "FILE.png|svg")]
+    plot: Option<PathBuf>,
+    /// Replace the files of --out and --plot if they exist
+    #[arg(long)]
+    force: bool,
+}
+
+pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
+    if let Some(plot) = &args.plot {
+        plot::check_extension(plot)?;
+    }
+    if let Some(out) = &args.out {
+        files::require_extension(out, "json")?;
+    }
+    for out in args.out.iter().chain(&args.plot) {
+        files::check_output(out, args.force)?;
+    }
+    let path = events_path(&args.run)?;
+    let events = buffers::read(&path)?;
+    if events.is_empty() {
+        bail!(
+            "{} has no buffer events; record the run again, the recorder writes them",
+            path.display()
+        );
+    }
+    let (timeline, n_strange) = Timeline::new(&events);
+    if n_strange > 0 {
+        ctx.remark(format_args!(
+            "{}: {} of buffers that were not there are left out",
+            path.display(),
+            count(n_strange, "dealloc event")
+        ));
+    }
+    if let Some(out) = &args.out {
+        files::write_whole(out, args.force, |file| {
+            serde_json::to_writer(&mut *file, &timeline)?;
+            Ok(file.write_all(b"\n")?)
+        })?;
+        ctx.remark(format_args!("wrote {}", out.display()));
+    }
+    if let Some(plot) = &args.plot {
+        Occupancy::new(title(&args.run), &timeline).write(plot, args.force)?;
+        ctx.remark(format_args!("drew {}", plot.display()));
+    }
+    output::to_stdout(|stdout| match args.output {
+        None => print_summary(stdout, &timeline),
+        Some(format) => print_buffers(stdout, &timeline, format),
+    })?;
+    Ok(ExitStatus::Done)
+}
+
+/// Where the events are: a file, or what the recorder wrote into a run.
+fn events_path(path: &Path) -> anyhow::Result<PathBuf> {
+    if !path.is_dir() {
+        return Ok(path.to_owned());
+    }
+    let events = path.join(buffers::FILE_NAME);
+    if !events.is_file() {
+        bail!(
+            "{} has no {}; give a run that this version recorded, or a buffer_stats.jsonl",
+            path.display(),
+            buffers::FILE_NAME
+        );
+    }
+    Ok(events)
+}
+
+fn title(path: &Path) -> String {
+    let name = path.file_name().unwrap_or(path.as_os_str());
+    name.to_string_lossy().into_owned()
+}
+
+/// Buffers of one usage at the moment at which most memory is taken.
+struct AtPeak {
+    usage: &'static str,
+    n: u64,
+    bytes: u64,
+}
+
+fn print_summary(out: &mut dyn Write, timeline: &Timeline) -> std::io::Result<()> {
+    let metadata = &timeline.metadata;
+    let mut at_peak: Vec<AtPeak> = Vec::new();
+    for buffer in timeline.at_peak() {
+        let usage = buffer.usage_name;
+        let place = at_peak.iter().position(|row| row.usage == usage);
+        let place = place.unwrap_or_else(|| {
+            let (n, bytes) = (0, 0);
+            at_peak.push(AtPeak { usage, n, bytes });
+            at_peak.len() - 1
+        });
+        at_peak[place].n += 1;
+        at_peak[place].bytes = at_peak[place].bytes.saturating_add(buffer.size);
+    }
+    writeln!(
+        out,
+        "{} over {:.1} ms; {} at most ({} bytes)\n",
+        count(metadata.total_events, "event"),
+        metadata.duration_ms,
+        human_bytes(metadata.peak_occupancy_bytes),
+        metadata.peak_occupancy_bytes,
+    )?;
+    let rows = at_peak.iter().map(|row| -> Vec<Cell> {
+        vec![
+            row.usage.into(),
+            row.n.into(),
+            row.bytes.into(),
+            human_bytes(row.bytes).into(),
+        ]
+    });
+    write_rows(
+        out,
+        Format::Table,
+        &["at the peak", "buffers", "bytes", ""],
+        rows,
+    )?;
+    let mut largest: Vec<&TimelineBuffer> = timeline.at_peak();
+    largest.sort_by_key(|buffer| std::cmp::Reverse(buffer.size));
+    let rows = largest.into_iter().take(10).map(|buffer| -> Vec<Cell> {
+        vec![
+            buffer.name.as_str().into(),
+            buffer.usage_name.into(),
+            buffer.backend.as_str().into(),
+            buffer.size.into(),
+            human_bytes(buffer.size).into(),
+        ]
+    });
+    writeln!(out)?;
+    write_rows(
+        out,
+        Format::Table,
+        &["largest", "usage", "backend", "bytes", ""],
+        rows,
+    )
+}
+
+fn print_buffers(out: &mut dyn Write, timeline: &Timeline, format: Format) -> std::io::Result<()> {
+    let columns = [
+        "buffer_id",
+        "name",
+        "size",
+        "backend",
+        "usage",
+        "layer_id",
+        "alloc_time_ms",
+        "dealloc_time_ms",
+    ];
+    let rows = timeline.buffers.iter().map(|buffer| -> Vec<Cell> {
+        vec![
+            buffer.id.into(),
+            buffer.name.as_str().into(),
+            buffer.size.into(),
+            buffer.backend.as_str().into(),
+            buffer.usage_name.into(),
+            Some(buffer.layer).filter(|&layer| layer != NO_LAYER).into(),
+            buffer.alloc_time_ms.into(),
+            buffer.dealloc_time_ms.into(),
+        ]
+    });
+    write_rows(out, format, &columns, rows)
+}

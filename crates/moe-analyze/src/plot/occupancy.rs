@@ -1,0 +1,225 @@
+//! Memory over time: stacked steps, one colour a usage.
+
+use std::path::Path;
+
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, VPos};
+
+use moe_trace::buffers::{Timeline, usage};
+
+use super::{Canvas, Picture, TEXT, write_picture};
+use crate::output::human_bytes;
+
+const WIDTH: i32 = 960;
+const HEIGHT: i32 = 560;
+const LEFT: i32 = 96;
+const RIGHT: i32 = 28;
+const TOP: i32 = 92;
+const BOTTOM: i32 = 60;
+/// Between the panels.
+const GAP: i32 = 52;
+
+/// The bands from below, with what they are called and how they look.
+const BANDS: [(u8, &str, RGBColor); 3] = [
+    (usage::WEIGHTS, "weights", RGBColor(166, 178, 196)),
+    (usage::ANY, "key-value cache, other", RGBColor(196, 66, 92)),
+    (
+        usage::COMPUTE,
+        "results of operations",
+        RGBColor(250, 178, 106),
+    ),
+];
+
+/// Memory that the buffers of a run take over time. Above, all of it; below, without the weights, which dwarf the rest.
+pub struct Occupancy {
+    title: String,
+    peak: u64,
+    /// (milliseconds, bytes of each band) after each event.
+    steps: Vec<(f64, [u64; BANDS.len()])>,
+}
+
+impl Occupancy {
+    /// The picture of a run's timeline; `title` names the run.
+    pub fn new(title: String, timeline: &Timeline) -> Occupancy {
+        let mut steps: Vec<(f64, [u64; BANDS.len()])> = Vec::new();
+        let mut taken = [0u64; BANDS.len()];
+        let band = |usage: u8| BANDS.iter().position(|(of, ..)| *of == usage).unwrap_or(1);
+        let begins = timeline.buffers.iter().map(|b| (b.alloc_time_ms, true, b));
+        let ends = timeline
+            .buffers
+            .iter()
+            .filter_map(|b| Some((b.dealloc_time_ms?, false, b)));
+        let mut changes: Vec<_> = begins.chain(ends).collect();
+        // At one moment what goes goes first: a buffer that grows is given back before it is made anew.
+        changes.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        for (time, is_begin, buffer) in changes {
+            let bytes = &mut taken[band(buffer.usage)];
+            *bytes = match is_begin {
+                true => bytes.saturating_add(buffer.size),
+                false => bytes.saturating_sub(buffer.size),
+            };
+            match steps.last_mut() {
+                Some(last) if last.0 == time => last.1 = taken,
+                _ => steps.push((time, taken)),
+            }
+        }
+        let peak = timeline.metadata.peak_occupancy_bytes;
+        Occupancy { title, peak, steps }
+    }
+
+    /// Draws the picture into a file, PNG or SVG by its extension.
+    pub fn write(&self, path: &Path, force: bool) -> anyhow::Result<()> {
+        write_picture(self, path, force)
+    }
+
+    fn duration(&self) -> f64 {
+        let last = self.steps.last().map_or(0.0, |step| step.0);
+        if last > 0.0 { last } else { 1.0 }
+    }
+
+    /// One panel: the bands from `first_band` on, stacked.
+    fn draw_panel<B: DrawingBackend>(
+        &self,
+        canvas: &Canvas<B>,
+        [top, bottom]: [i32; 2],
+        first_band: usize,
+        title: &str,
+    ) -> anyhow::Result<()> {
+        let sum = |bands: &[u64; BANDS.len()]| bands[first_band..].iter().sum::<u64>();
+        let highest = self
+            .steps
+            .iter()
+            .map(|(_, bands)| sum(bands))
+            .max()
+            .unwrap_or(0);
+        let (step, n_ticks) = byte_ticks(highest);
+        let scale = (step * n_ticks).max(1) as f64;
+        let x = |ms: f64| LEFT + (ms / self.duration() * f64::from(WIDTH - LEFT - RIGHT)) as i32;
+        let y = |bytes: u64| bottom - (bytes as f64 / scale * f64::from(bottom - top)) as i32;
+        canvas.text(title, (LEFT, top - 10), 13, HPos::Left, VPos::Bottom)?;
+        for tick in 0..=n_ticks {
+            let at = y(tick * step);
+            canvas.line((LEFT, at), (WIDTH - RIGHT, at))?;
+            let label = human_bytes(tick * step);
+            canvas.text(&label, (LEFT - 8, at), 12, HPos::Right, VPos::Center)?;
+        }
+        let ends = self.steps.iter().skip(1).map(|step| step.0);
+        for ((from, bands), to) in self.steps.iter().zip(ends.chain([self.duration()])) {
+            let mut below = 0;
+            for (bytes, (_, _, colour)) in bands.iter().zip(BANDS).skip(first_band) {
+                let above = below + bytes;
+                if *bytes > 0 {
+                    let corners = [(x(*from), y(above)), (x(to).max(x(*from) + 1), y(below))];
+                    canvas.rectangle(corners, colour.filled())?;
+                }
+                below = above;
+            }
+        }
+        let frame = [(LEFT, top), (WIDTH - RIGHT, bottom)];
+        canvas.rectangle(frame, TEXT.mix(0.4).stroke_width(1))
+    }
+
+    fn draw_time<B: DrawingBackend>(&self, canvas: &Canvas<B>) -> anyhow::Result<()> {
+        let (divisor, unit) = if self.duration() >= 10_000.0 {
+            (1000.0, "s")
+        } else {
+            (1.0, "ms")
+        };
+        let whole = self.duration() / divisor;
+        let step = nice_step(whole, 8.0);
+        let n = (whole / step + 1e-9) as i32;
+        let foot = HEIGHT - BOTTOM;
+        for tick in 0..=n {
+            let value = f64::from(tick) * step;
+            let x = LEFT + (value / whole * f64::from(WIDTH - LEFT - RIGHT)) as i32;
+            canvas.line((x, foot), (x, foot + 4))?;
+            let label = format!("{value:.prec$}", prec = if step < 1.0 { 1 } else { 0 });
+            canvas.text(&label, (x, foot + 8), 12, HPos::Center, VPos::Top)?;
+        }
+        let middle = (LEFT + (WIDTH - LEFT - RIGHT) / 2, foot + 30);
+        canvas.text(
+            &format!("time, {unit}"),
+            middle,
+            14,
+            HPos::Center,
+            VPos::Top,
+        )
+    }
+}
+
+impl Picture for Occupancy {
+    fn size(&self) -> (u32, u32) {
+        (WIDTH as u32, HEIGHT as u32)
+    }
+
+    fn draw<B: DrawingBackend>(&self, canvas: &Canvas<B>) -> anyhow::Result<()> {
+        canvas.text(
+            "Memory taken by buffers",
+            (LEFT, 14),
+            20,
+            HPos::Left,
+            VPos::Top,
+        )?;
+        let subtitle = format!("{}: {} at most", self.title, human_bytes(self.peak));
+        canvas.text(&subtitle, (LEFT, 42), 13, HPos::Left, VPos::Top)?;
+        let mut right = WIDTH - RIGHT;
+        for (_, name, colour) in BANDS.iter().rev() {
+            canvas.text(name, (right, 22), 12, HPos::Right, VPos::Center)?;
+            right -= 6 * name.len() as i32 + 16;
+            canvas.rectangle([(right, 17), (right + 10, 27)], colour.filled())?;
+            right -= 16;
+        }
+        let height = (HEIGHT - TOP - BOTTOM - GAP) / 2;
+        let lower = HEIGHT - BOTTOM - height;
+        self.draw_panel(canvas, [TOP, TOP + height], 0, "everything")?;
+        self.draw_panel(canvas, [lower, HEIGHT - BOTTOM], 1, "without the weights")?;
+        self.draw_time(canvas)
+    }
+}
+
+/// A step of 1, 2 or 5 times a power of ten that divides `whole` in at most `n` parts.
+fn nice_step(whole: f64, n: f64) -> f64 {
+    let power = 10f64.powf((whole / n).max(1e-12).log10().floor());
+    let steps = [1.0, 2.0, 5.0, 10.0].map(|digit| digit * power);
+    steps
+        .into_iter()
+        .find(|step| whole / step <= n)
+        .unwrap_or(10.0 * power)
+}
+
+/// A power of two, and how often it is needed to reach `highest`: two to four times.
+fn byte_ticks(highest: u64) -> (u64, u64) {
+    let step = (highest / 4)
+        .max(1)
+        .checked_next_power_of_two()
+        .unwrap_or(1 << 62);
+    (step, highest.div_ceil(step).max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_are_round_and_few() {
+        for (whole, step) in [
+            (8.0, 1.0),
+            (9.0, 2.0),
+            (73.4, 10.0),
+            (0.5, 0.1),
+            (1234.0, 200.0),
+        ] {
+            assert_eq!(nice_step(whole, 8.0), step, "{whole}");
+        }
+        for (highest, expected) in [
+            (0, (1, 1)),
+            (4096, (1024, 4)),
+            (4097, (1024, 5)),
+            (9 << 20, (4 << 20, 3)),
+        ] {
+            assert_eq!(byte_ticks(highest), expected);
+        }
+        let (step, n) = byte_ticks(u64::MAX);
+        assert!(n <= 4 && step.is_power_of_two());
+    }
+}

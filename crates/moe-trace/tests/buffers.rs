@@ -1,0 +1,106 @@
+//! Buffer events and the timeline made of them.
+
+use std::fs;
+
+use moe_trace::Error;
+use moe_trace::buffers::{self, BufferEvent, Timeline};
+use serde_json::{Value, json};
+
+/// Weights of 1000 bytes; a cache of 100 that grows to 300; a result of 50 that goes.
+const EVENTS: &str = r#"{"timestamp_ms":0.5,"event":"alloc","buffer_id":9,"buffer_ptr":4096,"size":1000,"name":"model.gguf","backend":"mmap","usage":1,"layer":65535}
+{"timestamp_ms":0.5,"event":"alloc","buffer_id":1,"buffer_ptr":8192,"size":100,"name":"cache_k_l0","backend":"CPU","usage":0,"layer":0}
+{"timestamp_ms":1.0,"event":"alloc","buffer_id":2,"buffer_ptr":1,"size":50,"name":"logits","backend":"CPU","usage":2,"layer":65535}
+
+{"timestamp_ms":3.0,"event":"dealloc","buffer_id":1}
+{"timestamp_ms":3.0,"event":"alloc","buffer_id":1,"buffer_ptr":8192,"size":300,"name":"cache_k_l0","backend":"CPU","usage":0,"layer":0}
+{"timestamp_ms":4.25,"event":"dealloc","buffer_id":2}
+{"timestamp_ms":4.5,"event":"dealloc","buffer_id":77}
+"#;
+
+fn read(text: &str) -> Result<Vec<BufferEvent>, Error> {
+    let tmp = tempfile::tempdir().unwrap();
+    let path = tmp.path().join("buffers.jsonl");
+    fs::write(&path, text).unwrap();
+    buffers::read(&path)
+}
+
+#[test]
+fn the_timeline_adds_up() {
+    let events = read(EVENTS).unwrap();
+    let (timeline, n_strange) = Timeline::new(&events);
+    assert_eq!(n_strange, 1);
+    let json = serde_json::to_value(&timeline).unwrap();
+    assert_eq!(
+        json["metadata"],
+        json!({
+            "total_events": 7, "total_buffers": 4, "peak_occupancy_bytes": 1350, "peak_occupancy_mb": 0.0,
+            "duration_ms": 4.0, "usage_breakdown": {"ANY": 2, "COMPUTE": 1, "WEIGHTS": 1},
+        })
+    );
+    let taken: Vec<_> = timeline
+        .timeline
+        .iter()
+        .map(|e| (e.event, e.cumulative_size, e.num_active_buffers))
+        .collect();
+    assert_eq!(
+        taken,
+        [
+            ("alloc", 1000, 1),
+            ("alloc", 1100, 2),
+            ("alloc", 1150, 3),
+            ("dealloc", 1050, 2),
+            ("alloc", 1350, 3),
+            ("dealloc", 1300, 2),
+        ]
+    );
+    assert_eq!(
+        json["buffers"][1],
+        json!({"id": 1, "name": "cache_k_l0", "size": 100, "backend": "CPU", "usage": 0, "usage_name": "ANY",
+               "layer": 0, "alloc_time_ms": 0.5, "dealloc_time_ms": 3.0})
+    );
+    assert_eq!(json["buffers"][3]["dealloc_time_ms"], Value::Null);
+    assert_eq!(json["timeline"][5]["buffer_name"], "logits");
+    let at_peak: Vec<_> = timeline.at_peak().iter().map(|b| (b.id, b.size)).collect();
+    assert_eq!(at_peak, [(1, 300), (2, 50), (9, 1000)]);
+}
+
+#[test]
+fn no_events_have_an_empty_timeline() {
+    let (timeline, n_strange) = Timeline::new(&read("").unwrap());
+    assert_eq!((timeline.metadata.peak_occupancy_bytes, n_strange), (0, 0));
+    assert!(timeline.at_peak().is_empty());
+}
+
+#[test]
+fn lines_that_are_wrong_are_named_and_a_cut_one_is_left_out() {
+    assert_eq!(read(&EVENTS[..EVENTS.len() - 20]).unwrap().len(), 6);
+    for (wrong, line) in [
+        (
+            EVENTS.replace("\"dealloc\",\"buffer_id\":1", "\"lost\",\"buffer_id\":1"),
+            5,
+        ),
+        (EVENTS.replacen("1000", "-1", 1), 1),
+        (format!("{EVENTS}nonsense\n"), 9),
+    ] {
+        match read(&wrong) {
+            Err(Error::Line { line: found, .. }) => assert_eq!(found, line),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn events_follow_their_schema() {
+    let schema = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../schemas/buffers.schema.json"
+    );
+    let schema = serde_json::from_str(&fs::read_to_string(schema).unwrap()).unwrap();
+    let schema = jsonschema::validator_for(&schema).unwrap();
+    for event in read(EVENTS).unwrap() {
+        let json = serde_json::to_value(&event).unwrap();
+        assert!(schema.is_valid(&json), "{json}");
+        assert_eq!(serde_json::from_value::<BufferEvent>(json).unwrap(), event);
+    }
+    assert!(!schema.is_valid(&json!({"timestamp_ms": 1, "event": "alloc", "buffer_id": 1})));
+}
