@@ -17,6 +17,7 @@ mod importers;
 mod input;
 mod json;
 mod output;
+mod passes;
 mod rows;
 mod source;
 
@@ -32,6 +33,7 @@ pub use importers::IMPORTERS;
 pub use input::Input;
 pub use json::{document, line as json_line};
 pub use output::{Output, Sink, SinkError, Summary};
+pub use passes::Passes;
 pub use rows::{CountRow, Facts, LayerRow, Phase, RoutingRow};
 pub use source::{Lines, SAMPLE_SIZE, Source, read_whole, sample_lines};
 

@@ -57,6 +57,23 @@ pub struct RoutingRow {
     pub timestamp_ns: Option<u64>,
 }
 
+impl RoutingRow {
+    /// Token 0, slot 0, expert 0 of a layer, nothing else told: to be filled in with what a format tells.
+    pub fn at_layer(layer_id: u16) -> Self {
+        Self {
+            token_id: 0,
+            sequence_id: None,
+            phase: None,
+            layer_id,
+            slot: 0,
+            expert_id: 0,
+            weight: None,
+            lane: None,
+            timestamp_ns: None,
+        }
+    }
+}
+
 /// How often an expert was chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CountRow {

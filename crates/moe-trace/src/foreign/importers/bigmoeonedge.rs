@@ -17,6 +17,8 @@ use crate::foreign::{
 };
 use crate::record::lane;
 
+use super::text::number;
+
 const MAGIC: &str = "# route_trace v1";
 const HEADER: &str = "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes";
 
@@ -82,28 +84,16 @@ fn read_comment(comment: &str, facts: &mut Facts) -> Result<(), String> {
         .split_whitespace()
         .filter_map(|word| word.split_once('='))
     {
-        let number = || {
-            value
-                .parse::<u64>()
-                .map_err(|_| format!("{key}={value} is not a number; the preamble is damaged"))
-        };
-        let count = || {
-            u32::try_from(number()?)
-                .map_err(|_| format!("{key}={value} is too large; the preamble is damaged"))
-        };
         match key {
             "model" => facts.model = Some(value.to_owned()),
             "arch" => facts.arch = Some(value.to_owned()),
-            "n_layer" => facts.n_layer = Some(count()?),
-            "n_expert" => facts.n_expert = Some(count()?),
-            "n_expert_used" => facts.n_expert_used = Some(count()?),
-            "layer" => {
-                let layer_id = u16::try_from(number()?);
-                layer = Some(layer_id.map_err(|_| format!("layer={value} is too large"))?);
-            }
+            "n_layer" => facts.n_layer = Some(number(key, value)?),
+            "n_expert" => facts.n_expert = Some(number(key, value)?),
+            "n_expert_used" => facts.n_expert_used = Some(number(key, value)?),
+            "layer" => layer = Some(number(key, value)?),
             "expert_bytes" => {
                 let layer = layer.ok_or("expert_bytes without a layer; the preamble is damaged")?;
-                facts.expert_bytes.insert(layer, number()?);
+                facts.expert_bytes.insert(layer, number(key, value)?);
             }
             _ => {}
         }
@@ -114,11 +104,6 @@ fn read_comment(comment: &str, facts: &mut Facts) -> Result<(), String> {
 fn read_row(text: &str) -> Result<RoutingRow, String> {
     let mut fields = text.split(',');
     let mut next = |name: &'static str| fields.next().ok_or(format!("no {name} in the row"));
-    fn number<T: std::str::FromStr>(name: &str, text: &str) -> Result<T, String> {
-        text.trim()
-            .parse()
-            .map_err(|_| format!("{name} {text:?} is not a number that fits; the row is damaged"))
-    }
     let turn = number("turn", next("turn")?)?;
     let phase: u8 = number("phase", next("phase")?)?;
     let step = number("step", next("step")?)?;

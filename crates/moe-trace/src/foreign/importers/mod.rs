@@ -1,17 +1,28 @@
 //! The formats, one file each.
 
 mod bigmoeonedge;
+mod coli_usage;
+mod colibri_trace;
+mod ds4_hotlist;
 mod eplb;
+mod expert_tracer;
 mod iku1;
 mod imatrix;
+mod jsonl;
+mod lattice;
+mod layer_expert;
 mod mbolt;
+mod megatron;
 mod mesh_llm;
+mod moe_balance;
 mod npy;
 mod routed_experts;
 mod rtrace;
 mod sglang_json;
 mod sglang_pt;
 mod sglang_response;
+mod text;
+mod token_jsonl;
 mod vllm;
 
 use super::Importer;
@@ -30,4 +41,13 @@ pub const IMPORTERS: &[&dyn Importer] = &[
     &vllm::Vllm,
     &sglang_json::SglangJson,
     &eplb::Eplb,
+    &ds4_hotlist::Ds4Hotlist,
+    &expert_tracer::ExpertTracer,
+    &lattice::Lattice,
+    &megatron::Megatron,
+    &moe_balance::MoeBalance,
+    &token_jsonl::TokenJsonl,
+    &layer_expert::LayerExpert,
+    &colibri_trace::ColibriTrace,
+    &coli_usage::ColiUsage,
 ];

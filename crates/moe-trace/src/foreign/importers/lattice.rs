@@ -1,0 +1,59 @@
+//! lattice's JSONL: `{"layer_idx":0,"token_idx":0,"selected_ids":[9,5],"gate_weights":[0.6,0.4]}`.
+
+use serde::Deserialize;
+
+use crate::foreign::{
+    At, ForeignError, Importer, Lines, Options, Output, RoutingRow, Source, json_line,
+};
+
+use super::jsonl::{first_line_has, zip_weights};
+
+/// lattice's JSONL.
+pub struct Lattice;
+
+#[derive(Deserialize)]
+struct Line {
+    layer_idx: u16,
+    token_idx: u32,
+    selected_ids: Vec<i64>,
+    gate_weights: Option<Vec<f32>>,
+}
+
+impl Importer for Lattice {
+    fn name(&self) -> &'static str {
+        "lattice"
+    }
+
+    fn description(&self) -> &'static str {
+        "lattice's JSONL: layer_idx, token_idx, selected_ids, gate_weights"
+    }
+
+    fn is_applicable(&self, sample: &[u8]) -> bool {
+        first_line_has(sample, &["layer_idx", "token_idx", "selected_ids"])
+    }
+
+    fn import(
+        &self,
+        source: &Source,
+        _options: &Options,
+        output: &mut Output<'_>,
+    ) -> Result<(), ForeignError> {
+        for file in source.files() {
+            output.begin_file(file);
+            let mut lines = Lines::open(file)?;
+            while let Some((number, text)) = lines.next_line()? {
+                let line: Line = json_line(file, number, text)?;
+                let at = || At::Line(number);
+                let row = RoutingRow {
+                    token_id: line.token_idx,
+                    ..RoutingRow::at_layer(line.layer_idx)
+                };
+                let experts = zip_weights(&line.selected_ids, line.gate_weights.as_deref())
+                    .map_err(|reason| output.invalid(at(), reason))?;
+                output.token(at, &row, experts)?;
+            }
+        }
+        output.note("phases are not told");
+        Ok(())
+    }
+}

@@ -1,0 +1,84 @@
+//! moe-balance's JSONL: a line for each batch and layer, `{"layer":0,"batch_id":12,"origin_rows":[0,1],"topk_experts":[[9,5],[3,1]]}`,
+//! perhaps with `topk_weights`, `request_id` and `source_file`.
+//!
+//! `origin_rows` are rows of devices, not positions. A batch is told as a sequence, which it often is; its tokens count from 0.
+
+use serde::Deserialize;
+
+use crate::foreign::{
+    At, ForeignError, Importer, Lines, Options, Output, RoutingRow, Source, json_line,
+};
+
+use super::jsonl::{Nested, first_line_has, zip_weights};
+
+/// moe-balance's JSONL.
+pub struct MoeBalance;
+
+#[derive(Deserialize)]
+struct Line {
+    layer: u16,
+    batch_id: u32,
+    topk_experts: Nested<i64>,
+    topk_weights: Option<Nested<f32>>,
+}
+
+impl Importer for MoeBalance {
+    fn name(&self) -> &'static str {
+        "moe-balance"
+    }
+
+    fn description(&self) -> &'static str {
+        "moe-balance's JSONL: a line for each batch and layer, with topk_experts"
+    }
+
+    fn is_applicable(&self, sample: &[u8]) -> bool {
+        first_line_has(sample, &["layer", "batch_id", "topk_experts"])
+    }
+
+    fn import(
+        &self,
+        source: &Source,
+        _options: &Options,
+        output: &mut Output<'_>,
+    ) -> Result<(), ForeignError> {
+        for file in source.files() {
+            output.begin_file(file);
+            let mut lines = Lines::open(file)?;
+            while let Some((number, text)) = lines.next_line()? {
+                let line: Line = json_line(file, number, text)?;
+                hand_over(&line, number, output)?;
+            }
+        }
+        output.note(
+            "each batch is told as a sequence; origin_rows (rows of devices), request_id and source_file were left out; \
+             phases are not told",
+        );
+        Ok(())
+    }
+}
+
+fn hand_over(line: &Line, number: u64, output: &mut Output<'_>) -> Result<(), ForeignError> {
+    let at = || At::Line(number);
+    if let Some(weights) = &line.topk_weights
+        && weights.len() != line.topk_experts.len()
+    {
+        let reason = format!(
+            "topk_weights of {} tokens, topk_experts of {}; the line is damaged",
+            weights.len(),
+            line.topk_experts.len()
+        );
+        return Err(output.invalid(at(), reason));
+    }
+    let mut weights = line.topk_weights.iter().flat_map(Nested::iter);
+    for (token_id, experts) in (0..).zip(line.topk_experts.iter()) {
+        let row = RoutingRow {
+            token_id,
+            sequence_id: Some(line.batch_id),
+            ..RoutingRow::at_layer(line.layer)
+        };
+        let experts =
+            zip_weights(experts, weights.next()).map_err(|reason| output.invalid(at(), reason))?;
+        output.token(at, &row, experts)?;
+    }
+    Ok(())
+}
