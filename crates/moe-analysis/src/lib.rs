@@ -3,4 +3,5 @@
 #![warn(missing_docs)]
 
 pub mod diff;
+pub mod foreign;
 pub mod hotness;

@@ -18,6 +18,8 @@ pub const NO_TENSOR: u32 = u32::MAX;
 pub const PHASE_PROMPT: u8 = 0;
 /// `phase` of an operation on generated tokens.
 pub const PHASE_GENERATE: u8 = 1;
+/// Stands for a phase that a foreign trace did not tell; never in a record.
+pub const PHASE_UNKNOWN: u8 = u8::MAX;
 
 /// `memory_source` of a tensor in the model's file.
 pub const SOURCE_DISK: u8 = 0;

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, Float64Array, Int64Array, RecordBatch, StringArray};
+use moe_trace::record::{PHASE_PROMPT, PHASE_UNKNOWN};
 use moe_trace::{map_table, tables::read_routing};
 use parquet::arrow::ArrowWriter;
 
@@ -69,6 +70,25 @@ fn a_rewritten_routing_table_is_read() {
     );
 }
 
+/// Traces of other tools may tell neither phases nor times.
+#[test]
+fn phases_and_times_may_be_missing() {
+    let tmp = tempfile::tempdir().unwrap();
+    let path = tmp.path().join("routing.parquet");
+    let mut columns = rewritten();
+    for (name, column) in &mut columns {
+        match *name {
+            "phase" => *column = Arc::new(StringArray::from(vec![Some("PROMPT"), None])),
+            "timestamp_ns" => *column = Arc::new(Int64Array::from(vec![None, Some(9)])),
+            _ => {}
+        }
+    }
+    write(&path, columns);
+    let batch = read_routing(&path).unwrap().next().unwrap().unwrap();
+    assert_eq!(batch.phase(), [PHASE_PROMPT, PHASE_UNKNOWN]);
+    assert_eq!(batch.timestamp_ns(), [0, 9]);
+}
+
 #[test]
 fn a_table_that_is_wrong_says_where() {
     let tmp = tempfile::tempdir().unwrap();
@@ -83,9 +103,9 @@ fn a_table_that_is_wrong_says_where() {
             "dream",
         ),
         (
-            "phase",
-            Some(Arc::new(StringArray::from(vec![Some("PROMPT"), None]))),
-            "phase: a value is missing",
+            "slot",
+            Some(Arc::new(Int64Array::from(vec![Some(0), None]))),
+            "slot: a value is missing",
         ),
     ];
     for (name, column, reason) in wrong {

@@ -75,6 +75,14 @@ pub enum ForeignError {
         /// Name of its format.
         format: &'static str,
     },
+    /// The trace has counts alone.
+    #[error("{} has counts alone ({format}), and this needs tokens in their order; count it with `hotness`, or give a trace of tokens", path.display())]
+    NoOrder {
+        /// The file or directory.
+        path: PathBuf,
+        /// Name of its format.
+        format: &'static str,
+    },
     /// The trace and the model that the user named do not fit.
     #[error("{}: the trace says {trace} {what}, the model of --model has {model}; give the model of the trace", path.display())]
     OtherModel {

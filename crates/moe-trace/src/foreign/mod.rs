@@ -9,6 +9,7 @@
 
 mod arrays;
 mod binary;
+mod collected;
 mod counts;
 mod error;
 mod export;
@@ -20,11 +21,13 @@ mod output;
 mod passes;
 mod rows;
 mod source;
+mod table;
 
 use std::path::Path;
 
 use crate::ops::OpTable;
 
+pub use collected::Collected;
 pub use counts::{Counts, LayerCounts, Tally};
 pub use error::{At, ForeignError};
 pub use export::{Export, ExportError, Exporter, FilesExporter};
@@ -36,6 +39,7 @@ pub use output::{Output, Sink, SinkError, Summary};
 pub use passes::Passes;
 pub use rows::{CountRow, Facts, LayerRow, Phase, RoutingRow};
 pub use source::{Lines, SAMPLE_SIZE, Source, read_whole, sample_lines};
+pub use table::RoutingTable;
 
 /// Layer and expert ids at or above this are no model's: a trace that holds one is damaged.
 pub const MAX_ID: u32 = 4096;

@@ -33,6 +33,8 @@ pub trait Sink {
 pub enum SinkError {
     /// The row makes no sense; the place where it was read is added to the reason.
     Refused(String),
+    /// Counts have no order, and the sink needs one.
+    NeedsOrder,
     /// Something else failed.
     Failed(Box<dyn std::error::Error + Send + Sync>),
 }
@@ -253,6 +255,10 @@ impl<'a> Output<'a> {
     fn check(&self, taken: Result<(), SinkError>, at: impl Fn() -> At) -> Result<(), ForeignError> {
         taken.map_err(|error| match error {
             SinkError::Refused(reason) => self.invalid(at(), reason),
+            SinkError::NeedsOrder => ForeignError::NoOrder {
+                path: self.path.clone(),
+                format: self.format,
+            },
             SinkError::Failed(error) => ForeignError::Sink(error),
         })
     }

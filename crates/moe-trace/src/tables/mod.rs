@@ -14,6 +14,9 @@ mod rows;
 mod table;
 mod write;
 
+pub(crate) use routing::{LANE_NAMES, READ_ROUTING};
+pub(crate) use rows::PHASE_NAMES;
+
 pub use ranges::{ByteRange, ExpertRanges, ExpertTensor};
 pub use read::{RoutingBatch, RoutingReader, read_routing};
 pub use write::{
@@ -27,6 +30,11 @@ pub const TABLES: [&str; 3] = ["ops", "accesses", "routing"];
 pub const RUN_ID_KEY: &str = "moe-analyze.run_id";
 /// Metadata key of the model, the manifest's `model` as JSON.
 pub const MODEL_KEY: &str = "moe-analyze.model";
+
+/// Metadata key of the format that a foreign trace had.
+pub const FORMAT_KEY: &str = "moe-analyze.format";
+/// Metadata key of the bytes of one expert of each layer, a JSON object by layer, where a foreign trace or its model told.
+pub const EXPERT_BYTES_KEY: &str = "moe-analyze.expert_bytes";
 
 /// Names of the phases, by number.
 pub const PHASES: [&str; 2] = ["PROMPT", "GENERATE"];

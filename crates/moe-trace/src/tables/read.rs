@@ -4,15 +4,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use arrow::array::{Float32Array, RecordBatch, UInt32Array};
-use arrow::datatypes::{UInt16Type, UInt32Type, UInt64Type};
+use arrow::array::{Array, Float32Array, RecordBatch, UInt32Array, UInt64Array};
+use arrow::buffer::ScalarBuffer;
+use arrow::datatypes::{UInt16Type, UInt32Type};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReader;
 
 use super::PHASES;
-use super::routing::ROUTING;
+use super::routing::READ_ROUTING;
 use crate::error::Error;
 use crate::parquet_file::{self, numbers, parsed_names};
-use crate::record::lane;
+use crate::record::{PHASE_UNKNOWN, lane};
 
 /// Reads a `routing` table: a Parquet file, a directory that holds `routing.parquet`, or a dataset with
 /// `routing/run=ID/*.parquet`.
@@ -58,7 +59,7 @@ impl Iterator for RoutingReader {
                 self.current = None;
             }
             let file: Arc<Path> = self.files.pop()?.into();
-            match parquet_file::open(&file, &ROUTING) {
+            match parquet_file::open(&file, &READ_ROUTING) {
                 Ok(reader) => self.current = Some((file, reader)),
                 Err(error) => return Some(Err(error)),
             }
@@ -73,18 +74,23 @@ pub struct RoutingBatch {
     batch: RecordBatch,
     phase: Vec<u8>,
     lane: Vec<u8>,
+    timestamp_ns: ScalarBuffer<u64>,
 }
 
 impl RoutingBatch {
     fn new(file: &Arc<Path>, batch: &RecordBatch) -> Result<Self, Error> {
-        let batch = parquet_file::conform(file, batch, &ROUTING)?;
+        let batch = parquet_file::conform(file, batch, &READ_ROUTING)?;
         let phase = parsed_names(&batch, "phase", |name| number(&PHASES, name))
             .map_err(Error::parquet(file))?;
         let lane = parsed_names(&batch, "lane", |name| number(&lane::NAMES, name))
             .map_err(Error::parquet(file))?;
         Ok(Self {
             file: file.clone(),
-            phase: phase.into_iter().map(Option::unwrap_or_default).collect(),
+            phase: phase
+                .into_iter()
+                .map(|phase| phase.unwrap_or(PHASE_UNKNOWN))
+                .collect(),
+            timestamp_ns: times(numbers(&batch, "timestamp_ns")),
             lane: lane
                 .into_iter()
                 .map(|lane| lane.unwrap_or(lane::UNKNOWN))
@@ -118,7 +124,8 @@ impl RoutingBatch {
         numbers(&self.batch, "sequence_id")
     }
 
-    /// [`PHASE_PROMPT`](crate::record::PHASE_PROMPT) or [`PHASE_GENERATE`](crate::record::PHASE_GENERATE).
+    /// [`PHASE_PROMPT`](crate::record::PHASE_PROMPT) or [`PHASE_GENERATE`](crate::record::PHASE_GENERATE);
+    /// [`PHASE_UNKNOWN`] where the source of the trace did not tell.
     pub fn phase(&self) -> &[u8] {
         &self.phase
     }
@@ -148,10 +155,18 @@ impl RoutingBatch {
         &self.lane
     }
 
-    /// Start of the operation; equal for all tokens of a batch in a layer.
+    /// Start of the operation; equal for all tokens of a batch in a layer. 0 where the source of the trace did not tell.
     pub fn timestamp_ns(&self) -> &[u64] {
-        numbers::<UInt64Type>(&self.batch, "timestamp_ns").values()
+        &self.timestamp_ns
     }
+}
+
+/// The times of a column, 0 for null.
+fn times(column: &UInt64Array) -> ScalarBuffer<u64> {
+    if column.null_count() == 0 {
+        return column.values().clone();
+    }
+    column.iter().map(Option::unwrap_or_default).collect()
 }
 
 /// Position of `name` among `names`.

@@ -31,7 +31,19 @@ pub(crate) static ROUTING: LazyLock<SchemaRef> = LazyLock::new(|| {
     ]))
 });
 
-static LANE_NAMES: LazyLock<Arc<StringArray>> = LazyLock::new(|| strings(&lane::NAMES));
+/// The same columns as a reader takes them: a foreign trace may tell neither phases nor times.
+pub(crate) static READ_ROUTING: LazyLock<SchemaRef> = LazyLock::new(|| {
+    let fields = ROUTING.fields().iter().map(|field| {
+        let is_told = !["phase", "timestamp_ns"].contains(&field.name().as_str());
+        field
+            .as_ref()
+            .clone()
+            .with_nullable(field.is_nullable() || !is_told)
+    });
+    Arc::new(Schema::new(fields.collect::<Vec<_>>()))
+});
+
+pub(crate) static LANE_NAMES: LazyLock<Arc<StringArray>> = LazyLock::new(|| strings(&lane::NAMES));
 
 /// Rows of `routing`.
 pub(crate) struct RoutingRows<'a> {

@@ -17,6 +17,10 @@ pub(super) fn for_each_token(
     export.rows(format, &mut tokens)?;
     tokens.finish().map_err(|error| match error {
         SinkError::Refused(reason) => ExportError::Unfit { format, reason },
+        SinkError::NeedsOrder => ExportError::NoOrder {
+            format,
+            from: export.summary.format,
+        },
         SinkError::Failed(error) => ForeignError::Sink(error).into(),
     })
 }

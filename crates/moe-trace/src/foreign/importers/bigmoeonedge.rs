@@ -103,7 +103,11 @@ fn read_comment(comment: &str, facts: &mut Facts) -> Result<(), String> {
 
 fn read_row(text: &str) -> Result<RoutingRow, String> {
     let mut fields = text.split(',');
-    let mut next = |name: &'static str| fields.next().ok_or(format!("no {name} in the row"));
+    let mut next = |name: &'static str| {
+        fields
+            .next()
+            .ok_or(format!("no {name}; the line is damaged"))
+    };
     let turn = number("turn", next("turn")?)?;
     let phase: u8 = number("phase", next("phase")?)?;
     let step = number("step", next("step")?)?;
@@ -114,13 +118,15 @@ fn read_row(text: &str) -> Result<RoutingRow, String> {
     let residency: u8 = number("residency", next("residency")?)?;
     let expert_bytes: u64 = number("expert_bytes", next("expert_bytes")?)?;
     if fields.next().is_some() {
-        return Err("more than nine values in the row; the row is damaged".into());
+        return Err("more than nine values; the line is damaged".into());
     }
     let phase = Phase::of(phase);
     Ok(RoutingRow {
         token_id: step,
         sequence_id: Some(turn),
-        phase: Some(phase.ok_or("phase is neither 0 (prompt) nor 1 (decode)")?),
+        phase: Some(
+            phase.ok_or("phase is neither 0 (prompt) nor 1 (decode); the line is damaged")?,
+        ),
         layer_id,
         slot,
         expert_id,

@@ -115,7 +115,8 @@ impl Tokens {
                 Ok(choice) => choice,
                 Err(reason) => return Err(lines.invalid(reason)),
             };
-            let is_full = self.experts.len() >= MAX_HELD && self.experts.len().is_multiple_of(self.top_k);
+            let is_full =
+                self.experts.len() >= MAX_HELD && self.experts.len().is_multiple_of(self.top_k);
             if layer_id != self.layer_id || is_full {
                 self.hand_over(output, false)?;
             }
