@@ -8,7 +8,7 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::commands::{
-    bench, buffers, completions, diff, gguf_map, graph, hotness, info, man, parquet, record,
+    bench, buffers, completions, diff, gguf_map, graph, hotness, info, man, parquet, plan, record,
     relayout, synth,
 };
 
@@ -39,6 +39,7 @@ enum Command {
     Synth(synth::Args),
     Parquet(parquet::Args),
     Hotness(hotness::Args),
+    Plan(plan::Args),
     Diff(diff::Args),
     Graph(graph::Args),
     Buffers(buffers::Args),
@@ -124,6 +125,7 @@ impl Cli {
             Command::Synth(args) => synth::run(args, &ctx),
             Command::Parquet(args) => parquet::run(args, &ctx),
             Command::Hotness(args) => hotness::run(args, &ctx),
+            Command::Plan(args) => plan::run(args, &ctx),
             Command::Diff(args) => diff::run(args, &ctx),
             Command::Graph(args) => graph::run(args, &ctx),
             Command::Buffers(args) => buffers::run(args, &ctx),

@@ -125,7 +125,8 @@ fn read_all(paths: &[PathBuf], ctx: &Context) -> anyhow::Result<Hotness> {
     total.context("no input; name a run")
 }
 
-fn read(path: &Path, ctx: &Context) -> anyhow::Result<Hotness> {
+/// Counts one input.
+pub fn read(path: &Path, ctx: &Context) -> anyhow::Result<Hotness> {
     Ok(match Kind::of(path)? {
         Kind::Run | Kind::Trace => {
             let run = Run::open(path)?;

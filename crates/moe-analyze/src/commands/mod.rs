@@ -10,6 +10,7 @@ pub mod hotness;
 pub mod info;
 pub mod man;
 pub mod parquet;
+pub mod plan;
 pub mod record;
 pub mod relayout;
 pub mod synth;

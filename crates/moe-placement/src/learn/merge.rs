@@ -121,7 +121,7 @@ impl LearnFile {
     }
 
     /// Fades files that are given from the oldest to the newest: the counters of a file halve with every `half_life` files
-    /// that come after it, and all are merged. Nothing where there is no file.
+    /// that come after it, and all are merged; with an endless half-life nothing fades. Nothing where there is no file.
     ///
     /// # Errors
     /// As [`LearnFile::merge`].
@@ -129,8 +129,9 @@ impl LearnFile {
         let mut merged: Option<LearnFile> = None;
         for (file, later) in files.iter().zip((0..files.len()).rev()) {
             let mut file = file.clone();
-            if later > 0 {
-                file.decay((-(later as f64) / half_life).exp2())?;
+            let factor = (-(later as f64) / half_life).exp2();
+            if factor < 1.0 {
+                file.decay(factor)?;
             }
             match &mut merged {
                 None => merged = Some(file),

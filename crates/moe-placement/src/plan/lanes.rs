@@ -157,7 +157,7 @@ impl Plan {
     }
 
     /// All experts in the cache with their lane, lane by lane.
-    pub fn selected(&self) -> impl Iterator<Item = (usize, &Selected)> {
+    pub fn selected(&self) -> impl Iterator<Item = (usize, &Selected)> + Clone {
         let lanes = self.lanes.iter().enumerate();
         lanes.flat_map(|(lane, plan)| plan.selected.iter().map(move |selected| (lane, selected)))
     }

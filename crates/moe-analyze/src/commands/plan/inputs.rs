@@ -1,0 +1,123 @@
+//! What a plan is made from: learn files, and the bytes of each expert.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use moe_analysis::hotness::Phases;
+use moe_gguf::Gguf;
+use moe_gguf::experts::{expert_layer_bytes, expert_sizes};
+use moe_placement::learn::LearnFile;
+use moe_placement::plan::ExpertSizes;
+
+use crate::cli::Context;
+use crate::commands::hotness;
+use crate::inputs::Kind;
+use crate::output::human_bytes;
+
+/// Reads learn files and adds them, fading older ones if asked to. Anything that `hotness` counts does as well.
+pub fn read_learn_files(
+    paths: &[PathBuf],
+    half_life: Option<f64>,
+    ctx: &Context,
+) -> anyhow::Result<LearnFile> {
+    let files = paths
+        .iter()
+        .map(|path| read_learn_file(path, ctx).with_context(|| path.display().to_string()));
+    let files = files.collect::<anyhow::Result<Vec<_>>>()?;
+    // Without a half-life nothing fades, as if it had no end.
+    let merged = LearnFile::merge_fading(&files, half_life.unwrap_or(f64::INFINITY))?;
+    merged.context("no input; name a learn file")
+}
+
+/// Reads one learn file, or makes it from what `hotness` counts.
+pub fn read_learn_file(path: &Path, ctx: &Context) -> anyhow::Result<LearnFile> {
+    match Kind::of(path)? {
+        Kind::Json => Ok(LearnFile::parse(&fs::read_to_string(path)?)?),
+        Kind::Gguf => bail!("it is a model; pass it with --model, and name a learn file"),
+        _ => Ok(hotness::read(path, ctx)?.learn_file(Phases::All)?),
+    }
+}
+
+/// The experts of a model.
+pub struct Experts {
+    /// Bytes of each, as the runtime counts them.
+    pub sizes: ExpertSizes,
+    /// Bytes of all of a layer's expert tensors.
+    pub layer_bytes: BTreeMap<u32, u64>,
+    /// Where the model lies, if it was given.
+    pub model: Option<PathBuf>,
+    arch: Option<String>,
+}
+
+impl Experts {
+    /// Reads the model or the table of sizes; nothing if neither is given.
+    pub fn read(
+        model: Option<&Path>,
+        sizes: Option<&Path>,
+        ctx: &Context,
+    ) -> anyhow::Result<Option<Experts>> {
+        match (model, sizes) {
+            (Some(model), _) => Experts::from_model(model, ctx).map(Some),
+            (None, Some(sizes)) => Experts::from_csv(sizes).map(Some),
+            (None, None) => Ok(None),
+        }
+    }
+
+    fn from_model(path: &Path, ctx: &Context) -> anyhow::Result<Experts> {
+        let gguf = Gguf::open(path)?;
+        let sizes: ExpertSizes = expert_sizes(&gguf)
+            .into_iter()
+            .map(|size| (size.layer.into(), size.expert, size.bytes))
+            .collect();
+        if sizes.is_empty() {
+            bail!(
+                "{} has no routed experts; give a mixture-of-experts model",
+                path.display()
+            );
+        }
+        let layer_bytes: BTreeMap<u32, u64> = expert_layer_bytes(&gguf)
+            .into_iter()
+            .map(|(layer, bytes)| (layer.into(), bytes))
+            .collect();
+        let sum =
+            |layers: &BTreeMap<u32, u64>| layers.values().copied().fold(0, u64::saturating_add);
+        let uncounted = sum(&layer_bytes).saturating_sub(sum(&sizes.layers()));
+        if uncounted > 0 {
+            ctx.remark(format_args!(
+                "{} of scales and the like belong to no expert's budget, as in the runtime",
+                human_bytes(uncounted)
+            ));
+        }
+        Ok(Experts {
+            sizes,
+            layer_bytes,
+            model: Some(path.to_owned()),
+            arch: gguf
+                .metadata()
+                .str("general.architecture")?
+                .map(str::to_owned),
+        })
+    }
+
+    fn from_csv(path: &Path) -> anyhow::Result<Experts> {
+        let text =
+            fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+        let sizes = ExpertSizes::from_csv(&text).with_context(|| path.display().to_string())?;
+        if sizes.is_empty() {
+            bail!("{} names no expert; add a line for each", path.display());
+        }
+        Ok(Experts {
+            layer_bytes: sizes.layers(),
+            sizes,
+            model: None,
+            arch: None,
+        })
+    }
+
+    /// Whether the runtime has other defaults for the model.
+    pub fn is_gpt_oss(&self) -> bool {
+        self.arch.as_deref() == Some("gpt-oss")
+    }
+}

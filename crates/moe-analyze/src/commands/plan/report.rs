@@ -1,0 +1,242 @@
+//! What is told of a plan.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+
+use moe_placement::plan::{Explanation, Ranked, Selected, Verdict};
+use serde_json::{Value, json};
+
+use super::Planned;
+use super::command_line::{Stock, caveats, hits_by_layer, hot_cache, share};
+use crate::output::{self, Cell, Format, count, human_bytes, write_rows};
+
+/// Experts of a layer that the summary names.
+const N_NAMED: usize = 12;
+
+/// Prints a plan: a summary, rows of its experts, one JSON object, or only what was asked for with --explain.
+pub fn print(planned: &Planned) -> anyhow::Result<()> {
+    output::to_stdout(|out| match planned.args.output {
+        Some(Format::Json) => {
+            serde_json::to_writer_pretty(&mut *out, &to_json(planned))?;
+            writeln!(out)
+        }
+        Some(format) if planned.explanations.is_empty() => write_selected(out, format, planned),
+        None if planned.explanations.is_empty() => write_summary(out, planned),
+        Some(format) => write_explanations(out, format, &planned.explanations),
+        None => {
+            for explanation in &planned.explanations {
+                writeln!(out, "{explanation}")?;
+            }
+            Ok(())
+        }
+    })
+}
+
+/// Share of the choices that fell on experts in the cache.
+fn hit_share(planned: &Planned) -> f64 {
+    let cached = planned
+        .plan
+        .selected()
+        .map(|(_, selected)| selected.entry.hits);
+    let total = planned.ranking.iter().map(|entry| entry.hits);
+    share(
+        cached.fold(0, u64::saturating_add),
+        total.fold(0, u64::saturating_add),
+    )
+}
+
+fn write_selected(out: &mut dyn Write, format: Format, planned: &Planned) -> io::Result<()> {
+    let columns = ["layer", "expert", "bytes", "score", "lane", "hits"];
+    let rows = planned
+        .plan
+        .selected()
+        .map(|(lane, selected)| -> Vec<Cell> {
+            let Selected { entry, bytes } = *selected;
+            vec![
+                entry.layer.into(),
+                entry.expert.into(),
+                bytes.into(),
+                entry.score.into(),
+                (lane as u64).into(),
+                entry.hits.into(),
+            ]
+        });
+    write_rows(out, format, &columns, rows)
+}
+
+fn write_explanations(
+    out: &mut dyn Write,
+    format: Format,
+    explanations: &[Explanation],
+) -> io::Result<()> {
+    let columns = ["layer", "expert", "cached", "hits", "score", "place", "why"];
+    let rows = explanations.iter().map(|explanation| -> Vec<Cell> {
+        let ranked = explanation.ranked;
+        vec![
+            explanation.layer.into(),
+            explanation.expert.into(),
+            if explanation.is_in() { "yes" } else { "no" }.into(),
+            ranked.map(|ranked| ranked.hits).into(),
+            ranked.map(|ranked| ranked.score).into(),
+            ranked.map(|ranked| ranked.place as u64).into(),
+            explanation.to_string().into(),
+        ]
+    });
+    write_rows(out, format, &columns, rows)
+}
+
+/// The experts of a layer in a lane.
+#[derive(Default)]
+struct LayerRow {
+    experts: Vec<u32>,
+    hits: u64,
+    bytes: u64,
+}
+
+fn write_summary(out: &mut dyn Write, planned: &Planned) -> io::Result<()> {
+    let hits = hits_by_layer(&planned.ranking);
+    let mut layers: BTreeMap<(u32, usize), LayerRow> = BTreeMap::new();
+    for (lane, selected) in planned.plan.selected() {
+        let row = layers.entry((selected.entry.layer, lane)).or_default();
+        if row.experts.is_empty() {
+            row.bytes = selected.bytes; // the empty expert
+        }
+        row.experts.push(selected.entry.expert);
+        row.hits = row.hits.saturating_add(selected.entry.hits);
+        row.bytes = row.bytes.saturating_add(selected.bytes);
+    }
+    let columns = ["layer", "lane", "experts", "bytes", "hits %", "best first"];
+    let rows = layers.iter().map(|(&(layer, lane), row)| -> Vec<Cell> {
+        let total = hits.get(&layer).copied().unwrap_or(0);
+        let named: Vec<String> = row
+            .experts
+            .iter()
+            .take(N_NAMED)
+            .map(u32::to_string)
+            .collect();
+        let more = if row.experts.len() > N_NAMED {
+            " …"
+        } else {
+            ""
+        };
+        vec![
+            layer.into(),
+            (lane as u64).into(),
+            (row.experts.len() as u64).into(),
+            row.bytes.into(),
+            format!("{:5.1}", 100.0 * share(row.hits, total)).into(),
+            format!("{}{more}", named.join(" ")).into(),
+        ]
+    });
+    write_rows(out, Format::Table, &columns, rows)?;
+    writeln!(out)?;
+    for (number, lane) in planned.plan.lanes.iter().enumerate() {
+        writeln!(
+            out,
+            "lane {number}: {} and {} with an empty one, {} of {}",
+            count(lane.selected.len() as u64, "expert"),
+            count(lane.n_layers() as u64, "layer"),
+            human_bytes(lane.used_bytes),
+            human_bytes(lane.budget_bytes)
+        )?;
+    }
+    writeln!(
+        out,
+        "expected share of hits: {:.1} %, an estimate: what the cache would have hit in the learn file itself",
+        100.0 * hit_share(planned)
+    )?;
+    writeln!(out, "\nhot cache (llama.cpp fork): {}", hot_cache(planned))?;
+    for caveat in caveats(planned) {
+        writeln!(out, "  but {caveat}")?;
+    }
+    let stock = Stock::new(planned);
+    writeln!(out, "llama.cpp itself: {}", stock.command)?;
+    writeln!(
+        out,
+        "  the experts of {} of {} on the GPU, {}; expected share of hits {:.1} %, an estimate",
+        stock.layers.len(),
+        count(planned.experts.layer_bytes.len() as u64, "layer"),
+        human_bytes(stock.bytes),
+        100.0 * stock.hit_share
+    )
+}
+
+fn to_json(planned: &Planned) -> Value {
+    let Planned {
+        args,
+        weighing,
+        plan,
+        ..
+    } = planned;
+    let lanes = plan.lanes.iter().map(|lane| {
+        json!({
+            "budget_bytes": lane.budget_bytes,
+            "used_bytes": lane.used_bytes,
+            "experts": lane.selected.len(),
+            "layers": lane.n_layers(),
+        })
+    });
+    let selected = plan.selected().map(|(lane, selected)| {
+        let Selected { entry, bytes } = selected;
+        json!({
+            "layer": entry.layer,
+            "expert": entry.expert,
+            "bytes": bytes,
+            "score": entry.score,
+            "lane": lane,
+            "hits": entry.hits,
+        })
+    });
+    let stock = Stock::new(planned);
+    json!({
+        "weighting": weighing.weighting.name(),
+        "layer_curve": weighing.curve.get(),
+        "strategy": args.strategy.name(),
+        "lanes": lanes.collect::<Vec<_>>(),
+        "estimated_hit_share": hit_share(planned),
+        "hot_cache": {"command": hot_cache(planned), "caveats": caveats(planned)},
+        "llama_cpp": {
+            "command": stock.command,
+            "layers_on_gpu": stock.layers,
+            "expert_bytes_on_gpu": stock.bytes,
+            "estimated_hit_share": stock.hit_share,
+        },
+        "explanations": planned.explanations.iter().map(explanation).collect::<Vec<_>>(),
+        "selected": selected.collect::<Vec<_>>(),
+    })
+}
+
+fn explanation(explanation: &Explanation) -> Value {
+    let mut object = json!({
+        "layer": explanation.layer,
+        "expert": explanation.expert,
+        "cached": explanation.is_in(),
+        "why": explanation.to_string(),
+    });
+    if let Some(Ranked {
+        hits,
+        score,
+        place,
+        of,
+    }) = explanation.ranked
+    {
+        object["hits"] = json!(hits);
+        object["score"] = json!(score);
+        object["place"] = json!(place);
+        object["of"] = json!(of);
+    }
+    match explanation.verdict {
+        Some(Verdict::Taken { lane, bytes, cost }) => {
+            object["lane"] = json!(lane);
+            object["bytes"] = json!(bytes);
+            object["cost"] = json!(cost);
+        }
+        Some(Verdict::NoRoom { lane, cost, free }) => {
+            object["lane"] = json!(lane);
+            object["cost"] = json!(cost);
+            object["free"] = json!(free);
+        }
+        _ => {}
+    }
+    object
+}

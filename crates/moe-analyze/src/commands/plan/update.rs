@@ -1,0 +1,166 @@
+//! `plan --update`: what the runtime would exchange after a request.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::Path;
+
+use anyhow::{Context as _, bail};
+use moe_placement::learn::LearnFile;
+use moe_placement::plan::Entry;
+use moe_placement::update::{Cache, Update};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::Args;
+use crate::cli::Context;
+use crate::output::{self, Cell, Format, count, write_rows};
+
+/// Plans the update of the cache in `current` by a live report, and prints it.
+pub fn run(
+    args: &Args,
+    current: &Path,
+    live: &LearnFile,
+    ranking: &[Entry],
+    ctx: &Context,
+) -> anyhow::Result<()> {
+    let current = Current::read(current)
+        .with_context(|| format!("cannot take a cache from {}", current.display()))?;
+    let slots = live.layer_slots();
+    let mut rate = args.update_rate;
+    if slots.is_none() {
+        ctx.remark("warning: the report says that recording is off (`enabled`), so the runtime would exchange nothing");
+        rate = 0.0;
+    }
+    if current.n_lanes > 1 {
+        ctx.remark("warning: a cache of several lanes is not updated by the runtime");
+        rate = 0.0;
+    }
+    let n_expert = live.n_expert().filter(|&n| n > 0).unwrap_or(u64::MAX);
+    let slots = slots.unwrap_or_default();
+    let update = Update::new(&current.cache, ranking, &slots, n_expert, rate);
+    output::to_stdout(|out| match args.output {
+        Some(Format::Json) => {
+            serde_json::to_writer_pretty(&mut *out, &to_json(&update, rate))?;
+            writeln!(out)
+        }
+        format => write_exchanges(out, format, &update),
+    })
+}
+
+/// What a running cache holds.
+struct Current {
+    cache: Cache,
+    n_lanes: usize,
+}
+
+/// `plan -o json`.
+#[derive(Deserialize)]
+struct PlanFile {
+    selected: Vec<Place>,
+}
+
+#[derive(Deserialize)]
+struct Place {
+    layer: u32,
+    expert: u32,
+    #[serde(default)]
+    lane: usize,
+}
+
+impl Current {
+    fn read(path: &Path) -> anyhow::Result<Current> {
+        let text = fs::read_to_string(path)?;
+        let value: Value = serde_json::from_str(&text)?;
+        let places: Vec<Place> = if value.get("schema").is_some() {
+            let layers = LearnFile::parse(&text)?.observations()?;
+            let place = |layer, expert| Place {
+                layer,
+                expert,
+                lane: 0,
+            };
+            let experts = layers.iter().flat_map(|layer| {
+                layer
+                    .experts
+                    .iter()
+                    .map(move |expert| place(layer.layer, expert.expert))
+            });
+            experts.collect()
+        } else {
+            let plan: PlanFile = serde_json::from_value(value)
+                .context("it is neither what `plan -o json` prints nor a learn file")?;
+            plan.selected
+        };
+        if places.is_empty() {
+            bail!("it names no expert; give the plan that the cache was built from");
+        }
+        Ok(Current {
+            n_lanes: places
+                .iter()
+                .map(|place| place.lane.saturating_add(1))
+                .max()
+                .unwrap_or(1),
+            cache: places
+                .iter()
+                .map(|place| (place.layer, place.expert))
+                .collect(),
+        })
+    }
+}
+
+fn write_exchanges(out: &mut dyn Write, format: Option<Format>, update: &Update) -> io::Result<()> {
+    let columns = ["layer", "evict", "add", "evict_score", "add_score", "gain"];
+    let rows = update.exchanges().iter().map(|exchange| -> Vec<Cell> {
+        vec![
+            exchange.layer.into(),
+            exchange.evict.into(),
+            exchange.add.into(),
+            exchange.evict_score.into(),
+            exchange.add_score.into(),
+            exchange.gain().into(),
+        ]
+    });
+    write_rows(out, format.unwrap_or(Format::Table), &columns, rows)?;
+    if format.is_none() {
+        writeln!(
+            out,
+            "\n{} of {} that would better the cache of {}; it served {:.1} % of {}",
+            count(update.exchanges().len() as u64, "exchange"),
+            update.candidates.len(),
+            count(update.hot_experts as u64, "expert"),
+            100.0 * update.hit_rate(),
+            count(update.hot_slots.saturating_add(update.cold_slots), "slot")
+        )?;
+    }
+    Ok(())
+}
+
+/// The names of the runtime's own answer, and the exchanges.
+fn to_json(update: &Update, rate: f64) -> Value {
+    let layers: std::collections::BTreeSet<u32> = update
+        .exchanges()
+        .iter()
+        .map(|exchange| exchange.layer)
+        .collect();
+    let exchanges = update.exchanges().iter().map(|exchange| {
+        json!({
+            "layer": exchange.layer,
+            "evict": exchange.evict,
+            "add": exchange.add,
+            "evict_score": exchange.evict_score,
+            "add_score": exchange.add_score,
+            "gain": exchange.gain(),
+        })
+    });
+    json!({
+        "update_rate": rate.clamp(0.0, 1.0),
+        "hit_rate": update.hit_rate(),
+        "hot_slots": update.hot_slots,
+        "cold_slots": update.cold_slots,
+        "hot_experts": update.hot_experts,
+        "candidates": update.candidates.len(),
+        "max_exchange": update.max_exchange,
+        "exchanged": update.exchanges().len(),
+        "layers_changed": layers.len(),
+        "exchanges": exchanges.collect::<Vec<_>>(),
+    })
+}
