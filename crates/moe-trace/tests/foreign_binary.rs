@@ -1,4 +1,4 @@
-//! Binary formats of other tools, as their own libraries wrote them (`fixtures/foreign/make/binary.py`).
+//! Binary formats of other tools, and those of servers, as their own libraries wrote them (`fixtures/foreign/make/binary.py`).
 
 use std::fs;
 use std::io::{Seek, SeekFrom, Write};
@@ -13,31 +13,28 @@ fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/foreign")
 }
 
-/// What the fixtures are, by the importer that must recognise them.
-const FILES: [(&str, &str); 17] = [
-    ("counts-fortran.npy", "npy"),
-    ("counts.npy", "npy"),
-    ("eplb.json", "eplb"),
-    ("fitz-tec.rtrace", "rtrace"),
-    ("imatrix.gguf", "imatrix"),
-    ("inkling.iku1", "iku1"),
-    ("ktransformers.pt", "sglang-pt"),
-    ("mbolt.bin", "mbolt"),
-    ("moe-infinity.npy", "npy"),
-    ("sglang-counts.json", "sglang"),
-    ("sglang-per-pass.pt", "sglang-pt"),
-    ("sglang-per-token.pt", "sglang-pt"),
-    ("sglang-physical.json", "sglang"),
-    ("sglang-response.json", "sglang-response"),
-    ("sglang-stat-protocol4.pt", "sglang-pt"),
-    ("sglang-stat.pt", "sglang-pt"),
-    ("vllm-routed.npy", "npy"),
+/// The files that `make/binary.py` makes; the directory is the importer that must recognise them.
+const FILES: [&str; 19] = [
+    "eplb/small.json",
+    "iku1/small.iku1",
+    "imatrix/small.gguf",
+    "mbolt/small.bin",
+    "npy/counts-fortran.npy",
+    "npy/counts.npy",
+    "npy/moe-infinity.npy",
+    "npy/vllm-routed.npy",
+    "rtrace/small.rtrace",
+    "sglang-pt/ktransformers.pt",
+    "sglang-pt/per-pass.pt",
+    "sglang-pt/per-token.pt",
+    "sglang-pt/stat-protocol4.pt",
+    "sglang-pt/stat.pt",
+    "sglang-response/small.json",
+    "sglang/logical.json",
+    "sglang/physical.json",
+    "vllm/base64.jsonl",
+    "vllm/lists.json",
 ];
-const LINES: [(&str, &str); 2] = [("vllm-base64.jsonl", "vllm"), ("vllm-lists.json", "vllm")];
-
-fn files() -> impl Iterator<Item = (&'static str, &'static str)> {
-    FILES.into_iter().chain(LINES)
-}
 
 /// Keeps what it is given.
 #[derive(Debug, Default)]
@@ -101,9 +98,9 @@ fn as_csv(kept: &Kept) -> String {
 
 #[test]
 fn each_file_says_what_its_library_put_in() {
-    for (name, format) in files() {
+    for name in FILES {
         let (summary, kept) = read(&fixtures().join(name), &options()).expect(name);
-        assert_eq!(summary.format, format, "{name}");
+        assert_eq!(Some(summary.format), name.split('/').next(), "{name}");
         let expected = fixtures().join("expected").join(format!("{name}.csv"));
         assert_eq!(
             as_csv(&kept),
@@ -125,11 +122,16 @@ fn each_file_says_what_its_library_put_in() {
 }
 
 #[test]
-fn every_binary_fixture_is_tested() {
-    let tested: Vec<&str> = files().map(|(name, _)| name).collect();
-    for entry in fs::read_dir(fixtures().join("expected")).unwrap() {
-        let name = entry.unwrap().file_name().into_string().unwrap();
-        assert!(tested.contains(&name.trim_end_matches(".csv")), "{name}");
+fn every_expectation_is_tested() {
+    for format in fs::read_dir(fixtures().join("expected")).unwrap() {
+        let format = format.unwrap();
+        for entry in fs::read_dir(format.path()).unwrap() {
+            let name = Path::new(&format.file_name()).join(entry.unwrap().file_name());
+            let tested = FILES
+                .iter()
+                .any(|file| name == Path::new(&format!("{file}.csv")));
+            assert!(tested, "{}", name.display());
+        }
     }
 }
 
@@ -139,20 +141,20 @@ fn what_is_lost_or_cut_is_told() {
         let (summary, _) = read(&fixtures().join(name), &options()).unwrap();
         summary.notes.join("\n")
     };
-    // The header has 12 bytes; prompt records of 36, 36 and 20 bytes, five of 20; byte 204 is the ninth.
+    // Behind the header of 12 bytes records of 36 (three tokens), 20, 20, 20 and 20 bytes, then the one that is cut.
+    let mbolt = notes("mbolt/small.bin");
     assert!(
-        notes("mbolt.bin").contains("record, 8 at byte 204, is cut off"),
-        "{}",
-        notes("mbolt.bin")
+        mbolt.contains("record, 5 at byte 128, is cut off"),
+        "{mbolt}"
     );
-    assert!(notes("sglang-stat.pt").contains("2 steps were summed"));
-    assert!(notes("sglang-per-pass.pt").contains("2 passes were summed"));
-    assert!(notes("imatrix.gguf").contains("prompt"));
+    assert!(notes("sglang-pt/stat.pt").contains("2 steps were summed"));
+    assert!(notes("sglang-pt/per-pass.pt").contains("2 passes were summed"));
+    assert!(notes("imatrix/small.gguf").contains("prompt"));
 }
 
 #[test]
 fn a_top_k_that_is_not_in_the_file_is_asked_for() {
-    for name in ["fitz-tec.rtrace", "sglang-response.json"] {
+    for name in ["rtrace/small.rtrace", "sglang-response/small.json"] {
         let error = read(&fixtures().join(name), &Options::default()).unwrap_err();
         let message = error.to_string();
         assert!(
@@ -169,28 +171,28 @@ fn a_top_k_that_is_not_in_the_file_is_asked_for() {
         ..Options::default()
     };
     assert_eq!(
-        read(&fixtures().join("fitz-tec.rtrace"), &options)
+        read(&fixtures().join("rtrace/small.rtrace"), &options)
             .unwrap()
             .0
             .rows,
-        28
+        18
     );
 }
 
 #[test]
 fn servers_count_the_layers_that_have_experts() {
-    // A model of five layers, the first two without experts.
+    // A model of four layers, the first two without experts.
     let options = Options {
         model: Some(Facts {
-            n_layer: Some(5),
-            expert_bytes: [(2, 1), (3, 1), (4, 1)].into(),
+            n_layer: Some(4),
+            expert_bytes: [(2, 1), (3, 1)].into(),
             ..Facts::default()
         }),
         ..Options::default()
     };
-    let (_, kept) = read(&fixtures().join("vllm-routed.npy"), &options).unwrap();
+    let (_, kept) = read(&fixtures().join("npy/vllm-routed.npy"), &options).unwrap();
     let layers: Vec<u16> = kept.rows.iter().map(|row| row.layer_id).collect();
-    assert_eq!(layers[..8], [2, 2, 3, 3, 4, 4, 2, 2]);
+    assert_eq!(layers[..6], [2, 2, 3, 3, 2, 2]);
 }
 
 /// A damaged file is read, or refused on one line that names the file and a place in it.
@@ -222,8 +224,8 @@ fn must_not_panic(path: &Path) {
 #[test]
 fn cut_files_are_refused_or_read() {
     let dir = tempfile::tempdir().unwrap();
-    for (name, _) in files() {
-        let path = dir.path().join(name);
+    for name in FILES {
+        let path = dir.path().join("trace");
         let size = fs::copy(fixtures().join(name), &path).unwrap();
         let file = fs::File::options().write(true).open(&path).unwrap();
         for end in (0..size).rev() {
@@ -236,9 +238,9 @@ fn cut_files_are_refused_or_read() {
 #[test]
 fn changed_bytes_are_refused_or_read() {
     let dir = tempfile::tempdir().unwrap();
-    for (name, _) in files() {
+    for name in FILES {
         let whole = fs::read(fixtures().join(name)).unwrap();
-        let path = dir.path().join(name);
+        let path = dir.path().join("trace");
         fs::write(&path, &whole).unwrap();
         let mut file = fs::File::options().write(true).open(&path).unwrap();
         let mut write = |at: usize, byte: u8| {

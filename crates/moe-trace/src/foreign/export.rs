@@ -7,6 +7,7 @@ use super::error::ForeignError;
 use super::input::Input;
 use super::output::{Sink, Summary};
 use super::{Facts, Options};
+use crate::run::Run;
 
 /// Writes one foreign format.
 pub trait Exporter: Sync {
@@ -107,6 +108,14 @@ impl<'a> Export<'a> {
             summary,
             counts,
         })
+    }
+
+    /// The run, where the trace is one.
+    pub fn run(&self) -> Option<&'a Run> {
+        match self.input {
+            Input::Run(run) => Some(run),
+            _ => None,
+        }
     }
 
     /// What is known about the model.

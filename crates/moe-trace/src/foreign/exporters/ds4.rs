@@ -14,7 +14,7 @@ pub struct Ds4;
 
 impl Exporter for Ds4 {
     fn name(&self) -> &'static str {
-        "ds4"
+        "ds4-hotlist"
     }
 
     fn description(&self) -> &'static str {

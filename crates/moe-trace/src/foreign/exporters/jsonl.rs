@@ -1,6 +1,6 @@
 //! JSON lines, one for each token and layer: `{"t":0,"layer":0,"experts":[3,1],"phase":"decode"}`.
 //!
-//! The keys are those of the simplest form that simulators read; `weights` and `sequence` are added where they are known.
+//! The keys are those of the simplest form that simulators read; `weights` and `seq` are added where they are known.
 
 use std::io::Write;
 
@@ -23,7 +23,7 @@ struct Line {
     #[serde(skip_serializing_if = "Option::is_none")]
     phase: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    sequence: Option<u32>,
+    seq: Option<u32>,
 }
 
 impl Exporter for Jsonl {
@@ -49,7 +49,7 @@ impl Exporter for Jsonl {
                     Phase::Prompt => "prefill",
                     Phase::Generate => "decode",
                 }),
-                sequence: first.sequence_id,
+                seq: first.sequence_id,
             };
             serde_json::to_writer(&mut *out, &line)?;
             Ok(out.write_all(b"\n")?)

@@ -7,6 +7,7 @@ mod jsonl;
 mod matrix;
 mod mesh_llm;
 mod npy_routing;
+mod thesis;
 mod tokens;
 
 use super::{Export, Exporter, FilesExporter};
@@ -25,7 +26,7 @@ pub const EXPORTERS: &[&dyn Exporter] = &[
 ];
 
 /// All formats of several files that this crate writes.
-pub const FILES_EXPORTERS: &[&dyn FilesExporter] = &[&mesh_llm::MeshLlm];
+pub const FILES_EXPORTERS: &[&dyn FilesExporter] = &[&mesh_llm::MeshLlm, &thesis::Thesis];
 
 /// What formats of counts leave out.
 fn losses_of_counts(export: &Export<'_>) -> Vec<String> {

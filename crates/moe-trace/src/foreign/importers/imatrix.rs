@@ -4,6 +4,7 @@
 //! and so do the tensors of up and down: one of a layer is read. The old `.dat` form has no counts of experts.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use moe_gguf::{GgmlType, Gguf, Tensor};
 
@@ -40,15 +41,22 @@ impl Importer for Imatrix {
     ) -> Result<(), ForeignError> {
         for file in source.files() {
             output.begin_file(file);
-            let gguf = Gguf::open(file).map_err(|error| ForeignError::Sink(error.into()))?;
-            import_counts(&gguf, output)?;
+            let gguf = Gguf::open(file).map_err(|error| damaged(file, &error))?;
+            import_counts(file, &gguf, output)?;
         }
         output.note("an importance matrix does not tell prompt from generated tokens");
         Ok(())
     }
 }
 
-fn import_counts(gguf: &Gguf, output: &mut Output<'_>) -> Result<(), ForeignError> {
+/// What the reader of GGUF says, without the file's name.
+fn damaged(file: &Path, error: &moe_gguf::Error) -> ForeignError {
+    let text = error.to_string();
+    let named = format!("{}: ", file.display());
+    ForeignError::file(file, text.strip_prefix(&named).unwrap_or(&text))
+}
+
+fn import_counts(file: &Path, gguf: &Gguf, output: &mut Output<'_>) -> Result<(), ForeignError> {
     let mut layers: BTreeMap<u64, (usize, &Tensor)> = BTreeMap::new();
     for tensor in gguf.tensors() {
         let Some((layer, rank)) = counts_of(&tensor.name) else {
@@ -60,12 +68,13 @@ fn import_counts(gguf: &Gguf, output: &mut Output<'_>) -> Result<(), ForeignErro
         }
     }
     for (layer, (_, tensor)) in layers {
-        import_layer(gguf, layer, tensor, output)?;
+        import_layer(file, gguf, layer, tensor, output)?;
     }
     Ok(())
 }
 
 fn import_layer(
+    file: &Path,
     gguf: &Gguf,
     layer: u64,
     tensor: &Tensor,
@@ -82,9 +91,7 @@ fn import_layer(
     if tensor.ty != GgmlType::F32 {
         return Err(output.invalid(at(), format!("its type {} is not F32", tensor.ty)));
     }
-    let data = gguf
-        .data(tensor)
-        .map_err(|error| ForeignError::Sink(error.into()))?;
+    let data = gguf.data(tensor).map_err(|error| damaged(file, &error))?;
     output.facts(&Facts {
         n_expert: u32::try_from(n_expert).ok(),
         ..Facts::default()
