@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The main job on a model of the repository: record a run, check the model's offset map, make tables, learn hotness.
+# The main job on a model of the repository: record a run, check the model's offset map, make tables, learn hotness, plan a cache.
 # Usage: scripts/demo.sh [OUT]      results go to OUT (default: runs/first in the repository)
 # MOE_ANALYZE names a binary that is built already.
 set -euo pipefail
@@ -25,3 +25,4 @@ step record --model fixtures/tiny-qwen3moe-Q4_K_M.gguf \
 step gguf-map fixtures/tiny-gpt-oss-MXFP4.gguf --check-overlaps --out "$out/gpt-oss-map.csv" --force
 step parquet "$out" --out "$out/tables" --force
 step hotness "$out" --out "$out/learn.json" --plot "$out/hotness.png" --force
+step plan "$out/learn.json" --model fixtures/tiny-qwen3moe-Q4_K_M.gguf --budget-mib 2

@@ -1,0 +1,287 @@
+//! How a plan is made: the runtime's answers, sizes, defaults, several files, the cut file.
+
+use std::fs;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::support::{self, arg, failure_of, moe_analyze, repository, stdout_of};
+use crate::{GPT_OSS, GPT_OSS_EXPERT, QWEN, json_of, selected, workplace, write};
+
+/// The answers of the runtime's own parser, weighting and planner.
+#[test]
+fn the_runtimes_forty_cases() {
+    let dir = TempDir::new().unwrap();
+    let cases = fs::read_to_string(repository("fixtures/hot-cache/plans.json")).unwrap();
+    let cases: Vec<Value> = serde_json::from_str(&cases).unwrap();
+    assert_eq!(cases.len(), 40);
+    for (number, case) in cases.iter().enumerate() {
+        let learn = write(&dir, "learn.json", &case["learn"].to_string());
+        let rows = case["sizes"].as_array().unwrap().iter();
+        let rows = rows.map(|row| format!("{},{},{}\n", row[0], row[1], row[2]));
+        let sizes = write(
+            &dir,
+            "sizes.csv",
+            &format!("layer,expert,bytes\n{}", rows.collect::<String>()),
+        );
+        let budgets: Vec<String> = case["lane_budgets"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(Value::to_string)
+            .collect();
+        let plan = json_of(&[
+            "plan",
+            arg(&learn),
+            "--sizes",
+            arg(&sizes),
+            "--budget-bytes",
+            &budgets.join(","),
+            "--weighting",
+            case["weighting"].as_str().unwrap(),
+            "--layer-curve",
+            &case["layer_curve"].to_string(),
+            "--strategy",
+            case["strategy"].as_str().unwrap(),
+            "-o",
+            "json",
+        ]);
+        let expected = &case["expected"];
+        let scores = expected["ranking"].as_array().unwrap();
+        let mut expected_selected = Vec::new();
+        for (lane, expected) in expected["lanes"].as_array().unwrap().iter().enumerate() {
+            assert_eq!(
+                plan["lanes"][lane]["used_bytes"], expected["used_bytes"],
+                "case {number}"
+            );
+            assert_eq!(
+                plan["lanes"][lane]["budget_bytes"], case["lane_budgets"][lane],
+                "case {number}"
+            );
+            for expert in expected["selected"].as_array().unwrap() {
+                let score = scores
+                    .iter()
+                    .find(|row| row[0] == expert[0] && row[1] == expert[1])
+                    .unwrap();
+                expected_selected.push(json!([expert[0], expert[1], score[2], lane]));
+            }
+        }
+        let found = plan["selected"].as_array().unwrap().iter();
+        let found: Vec<Value> = found
+            .map(|entry| {
+                json!([
+                    entry["layer"],
+                    entry["expert"],
+                    entry["score"],
+                    entry["lane"]
+                ])
+            })
+            .collect();
+        assert_eq!(found, expected_selected, "case {number}");
+    }
+}
+
+/// Two experts and an empty one in layer 0, one and an empty one in layer 2: five, to the byte.
+#[test]
+fn sizes_come_from_the_model() {
+    let dir = workplace();
+    let (learn, model) = (dir.path().join("learn.json"), repository(GPT_OSS));
+    let plan = |bytes: u64| {
+        let bytes = bytes.to_string();
+        json_of(&[
+            "plan",
+            arg(&learn),
+            "--model",
+            arg(&model),
+            "--budget-bytes",
+            &bytes,
+            "--weighting",
+            "flat",
+            "-o",
+            "json",
+        ])
+    };
+    let five = plan(5 * GPT_OSS_EXPERT);
+    assert_eq!(selected(&five), [(0, 3, 0), (2, 1, 0), (0, 5, 0)]);
+    assert_eq!(five["lanes"][0]["used_bytes"], 5 * GPT_OSS_EXPERT);
+    assert!(
+        five["selected"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|entry| entry["bytes"] == GPT_OSS_EXPERT)
+    );
+    assert_eq!(five["estimated_hit_share"], 21.0 / 22.0);
+    assert_eq!(
+        selected(&plan(5 * GPT_OSS_EXPERT - 1)),
+        [(0, 3, 0), (2, 1, 0)]
+    );
+}
+
+/// Of gpt-oss the runtime weighs by time, with a curve of 1; of other models by place.
+#[test]
+fn defaults_are_the_runtimes() {
+    let dir = workplace();
+    let learn = dir.path().join("learn.json");
+    let defaults = |model: &str, more: &[&str]| {
+        let model = repository(model);
+        let args = [
+            "plan",
+            arg(&learn),
+            "--model",
+            arg(&model),
+            "--budget-mib",
+            "1",
+            "-o",
+            "json",
+        ];
+        let plan = json_of(&[&args, more].concat());
+        (plan["weighting"].clone(), plan["layer_curve"].clone())
+    };
+    assert_eq!(defaults(QWEN, &[]), (json!("flat"), json!(0.5)));
+    assert_eq!(defaults(GPT_OSS, &[]), (json!("time"), json!(1.0)));
+    let told = ["--weighting", "capped", "--layer-curve", "0.25"];
+    assert_eq!(defaults(GPT_OSS, &told), (json!("smooth"), json!(0.25)));
+    // A curve out of range becomes 0.5, and that is told.
+    assert_eq!(
+        defaults(GPT_OSS, &["--layer-curve", "-3"]),
+        (json!("time"), json!(0.5))
+    );
+    let model = repository(GPT_OSS);
+    moe_analyze()
+        .args([
+            "plan",
+            arg(&learn),
+            "--model",
+            arg(&model),
+            "--budget-mib",
+            "1",
+            "--layer-curve",
+            "nan",
+        ])
+        .assert()
+        .success()
+        .stderr("warning: --layer-curve NaN is not from 0 to 1; as in the runtime, 0.5 is taken\n");
+}
+
+/// Both files together have 5 before 3; with a half-life of one file the older one counts half, and 3 is first again.
+#[test]
+fn files_are_merged_and_fade() {
+    let dir = workplace();
+    let older = json!({"schema": "llama.cpp.moe_layer_perf.v1", "layers": [{"layer": 0, "experts": [[5, 8]]}]});
+    let older = write(&dir, "older.json", &older.to_string());
+    let (learn, model) = (dir.path().join("learn.json"), repository(QWEN));
+    let first = |more: &[&str]| {
+        let args = [
+            "plan",
+            arg(&older),
+            arg(&learn),
+            "--model",
+            arg(&model),
+            "--budget-mib",
+            "1",
+            "-o",
+            "json",
+        ];
+        let plan = json_of(&[&args, more].concat());
+        let first = &plan["selected"][0];
+        (
+            first["expert"].as_u64().unwrap(),
+            first["hits"].as_u64().unwrap(),
+        )
+    };
+    assert_eq!(first(&[]), (5, 12));
+    assert_eq!(first(&["--half-life", "1"]), (3, 9));
+}
+
+/// A run is counted as `hotness` counts it.
+#[test]
+fn runs_are_counted() {
+    let dir = TempDir::new().unwrap();
+    let (run, learn) = (dir.path().join("run"), dir.path().join("learn.json"));
+    support::known_run(&run);
+    stdout_of(&["hotness", arg(&run), "--out", arg(&learn)]);
+    let model = repository(QWEN);
+    let plan = |source| {
+        let plan = json_of(&[
+            "plan",
+            source,
+            "--model",
+            arg(&model),
+            "--budget-mib",
+            "1",
+            "-o",
+            "json",
+        ]);
+        plan["selected"].clone()
+    };
+    assert_eq!(plan(arg(&run)), plan(arg(&learn)));
+    // Expert 3 is in every choice of the known run.
+    assert_eq!(plan(arg(&run))[0]["expert"], 3);
+}
+
+/// With experts that were never chosen the room is filled, the same ones for the same seed; not unless asked for.
+#[test]
+fn random_fill() {
+    let dir = workplace();
+    let (learn, model) = (dir.path().join("learn.json"), repository(GPT_OSS));
+    let plan = |more: &[&str]| {
+        let args = [
+            "plan",
+            arg(&learn),
+            "--model",
+            arg(&model),
+            "--budget-mib",
+            "1",
+            "-o",
+            "json",
+        ];
+        json_of(&[&args, more].concat())
+    };
+    assert_eq!(selected(&plan(&[])).len(), 4);
+    let filled = plan(&["--fill-random"]);
+    assert!(selected(&filled).len() > 20);
+    assert_eq!(filled, plan(&["--fill-random=7171941"]));
+    assert_ne!(selected(&filled), selected(&plan(&["--fill-random=1"])));
+    assert!(
+        filled["hot_cache"]["command"]
+            .as_str()
+            .unwrap()
+            .starts_with("LLAMA_MOE_HOT_CACHE_FILL_RANDOM=1 ")
+    );
+}
+
+/// The cut file keeps unknown keys, holds the experts of the plan alone, and gives the same plan again.
+#[test]
+fn the_learn_file_is_cut_to_the_plan() {
+    let dir = workplace();
+    let (learn, cut, model) = (
+        dir.path().join("learn.json"),
+        dir.path().join("cut.json"),
+        repository(QWEN),
+    );
+    let budget = (3 * 29_696).to_string();
+    let args = |learn| {
+        [
+            "plan",
+            learn,
+            "--model",
+            arg(&model),
+            "--budget-bytes",
+            &budget,
+            "-o",
+            "json",
+        ]
+    };
+    let plan = json_of(&[&args(arg(&learn))[..], &["--out", arg(&cut)]].concat());
+    assert_eq!(selected(&plan), [(0, 3, 0), (0, 5, 0)]);
+    let expected = json!({"schema": "llama.cpp.moe_layer_opt_perf.v1", "n_expert": 32, "layers": [
+        {"layer": 0, "calls": 7, "experts": [[3, 9], [5, 4]], "note": "kept"}]});
+    let written: Value = serde_json::from_str(&fs::read_to_string(&cut).unwrap()).unwrap();
+    assert_eq!(written, expected);
+    assert_eq!(selected(&json_of(&args(arg(&cut)))), selected(&plan));
+
+    let again = [&args(arg(&learn))[..], &["--out", arg(&cut)]].concat();
+    assert!(failure_of(&again).contains("--force"));
+    stdout_of(&[&again[..], &["--force"]].concat());
+}

@@ -1,0 +1,226 @@
+//! What is told of a plan, and of what cannot be planned.
+
+use serde_json::json;
+
+use crate::support::{arg, failure_of, repository, stdout_of};
+use crate::{GPT_OSS, QWEN, json_of, workplace, write};
+
+#[test]
+fn explanations() {
+    let dir = workplace();
+    let (learn, model) = (dir.path().join("learn.json"), repository(GPT_OSS));
+    let args = [
+        "plan",
+        arg(&learn),
+        "--model",
+        arg(&model),
+        "--budget-bytes",
+        "120000",
+        "--weighting",
+        "flat",
+        "--explain",
+        "0:3",
+        "--explain",
+        "0:5",
+        "--explain",
+        "1:1",
+    ];
+    let text = stdout_of(&args);
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), 3, "{text}");
+    assert!(
+        lines[0]
+            .starts_with("expert 3 of layer 0 is in: place 1 of 4 with score 3000009 for 9 hits"),
+        "{text}"
+    );
+    // Four experts fit: 3 and 1 of two layers, each with an empty one.
+    assert!(
+        lines[1].contains("needed 27648 bytes and lane 0 had 9408 left"),
+        "{text}"
+    );
+    assert!(lines[2].contains("counts no choice of it"), "{text}");
+    let plan = json_of(&[&args[..], &["-o", "json"]].concat());
+    assert_eq!(plan["explanations"][1]["cached"], false);
+    assert_eq!(plan["explanations"][1]["cost"], 27_648);
+    assert_eq!(plan["explanations"][1]["free"], 9408);
+    let csv = stdout_of(&[&args[..], &["-o", "csv"]].concat());
+    assert!(
+        csv.starts_with("layer,expert,cached,hits,score,place,why\n0,3,yes,9,3000009,1,"),
+        "{csv}"
+    );
+}
+
+/// What is printed for a person ends with the commands; a program gets the same ones.
+#[test]
+fn command_lines() {
+    let dir = workplace();
+    let (learn, model) = (dir.path().join("learn.json"), repository(GPT_OSS));
+    let args = [
+        "plan",
+        arg(&learn),
+        "--model",
+        arg(&model),
+        "--budget-mib",
+        "2,1",
+        "--strategy",
+        "hot-even",
+        "--layer-curve",
+        "0.25",
+    ];
+    let text = stdout_of(&args);
+    let hot_cache = format!(
+        "LLAMA_MOE_HOT_CACHE_FILL_RANDOM=0 llama-server --model {} --cpu-moe --moe-hot-cache {} --moe-hot-cache-device CUDA0 \
+         --moe-hot-cache-max-mib 2 --moe-hot-cache-second-device CUDA1 --moe-hot-cache-second-max-mib 1 \
+         --moe-hot-cache-device-strategy hot-even --moe-hot-cache-weighting time --moe-hot-cache-layer-curve 0.25",
+        arg(&model),
+        arg(&learn)
+    );
+    assert!(text.contains(&hot_cache), "{text}");
+    assert!(text.contains("an estimate"), "{text}");
+    // A layer's experts are 32 × 27,648 bytes: three fit into 3 MiB, and the best are the two that were chosen and a third.
+    assert!(
+        text.contains(
+            r"--override-tensor 'blk\.(1|3|4)\.ffn_(up|down|gate|gate_up)_(ch|)exps=CPU'"
+        ),
+        "{text}"
+    );
+    let plan = json_of(&[&args[..], &["-o", "json"]].concat());
+    assert_eq!(plan["hot_cache"]["command"], hot_cache);
+    assert_eq!(plan["llama_cpp"]["layers_on_gpu"], json!([0, 2, 5]));
+    assert_eq!(plan["llama_cpp"]["estimated_hit_share"], 1.0);
+
+    // Where the last layers do as well, they are counted; where all or none fit, there is nothing to count.
+    let uniform = json!({"schema": "llama.cpp.moe_layer_perf.v1", "layers":
+        (0..6).map(|layer| json!({"layer": layer, "experts": [[0, 5]]})).collect::<Vec<_>>()});
+    let uniform = write(&dir, "uniform.json", &uniform.to_string());
+    let stock = |mib: &str| {
+        let plan = json_of(&[
+            "plan",
+            arg(&uniform),
+            "--model",
+            arg(&model),
+            "--budget-mib",
+            mib,
+            "-o",
+            "json",
+        ]);
+        let command = plan["llama_cpp"]["command"].as_str().unwrap().to_owned();
+        command
+            .split_once("--n-gpu-layers 99")
+            .unwrap()
+            .1
+            .trim()
+            .to_owned()
+    };
+    assert_eq!(stock("3"), "--n-cpu-moe 3");
+    assert_eq!(stock("0"), "--cpu-moe");
+    assert_eq!(stock("6"), "");
+}
+
+#[test]
+fn rows_in_every_format() {
+    let dir = workplace();
+    let (learn, model) = (dir.path().join("learn.json"), repository(QWEN));
+    let print = |format| {
+        stdout_of(&[
+            "plan",
+            arg(&learn),
+            "--model",
+            arg(&model),
+            "--budget-mib",
+            "1",
+            "-o",
+            format,
+        ])
+    };
+    assert_eq!(
+        print("csv"),
+        "layer,expert,bytes,score,lane,hits\n0,3,29696,3000009,0,9\n2,1,35840,3000008,0,8\n0,5,29696,2000004,0,4\n0,6,29696,1000001,0,1\n"
+    );
+    assert_eq!(print("jsonl").lines().count(), 4);
+    assert_eq!(print("md").lines().count(), 2 + 4);
+    assert_eq!(print("table").lines().count(), 1 + 4);
+}
+
+#[test]
+fn what_cannot_be_done_is_told_in_a_line() {
+    let dir = workplace();
+    let file = |name: &str, text: &str| write(&dir, name, text);
+    let (learn, model) = (dir.path().join("learn.json"), repository(QWEN));
+    let wide = file(
+        "wide.json",
+        r#"{"schema":"llama.cpp.moe_layer_perf.v1","layers":[{"layer":0,"experts":[[4294967296,1]]}]}"#,
+    );
+    let off = file(
+        "off.json",
+        r#"{"enabled":false,"schema":"llama.cpp.moe_layer_perf.v1","layers":[]}"#,
+    );
+    let other = file(
+        "other.json",
+        r#"{"schema":"llama.cpp.moe_layer_perf.v1","n_expert":8,"layers":[]}"#,
+    );
+    let sizes = file("sizes.csv", "layer,expert,bytes\n0,1,x\n");
+    let none = dir.path().join("none.json");
+    let (learn, model, sizes) = (arg(&learn), arg(&model), arg(&sizes));
+    let with = |learn| vec!["plan", learn, "--model", model, "--budget-mib", "1"];
+    let cases = [
+        (with(arg(&wide)), "4294967296"),
+        (with(arg(&off)), "record a longer run"),
+        (with(model), "--model"),
+        (with(arg(&none)), "none.json"),
+        ([with(learn), vec![arg(&other)]].concat(), "n_expert"),
+        (
+            [with(learn), vec!["--weighting", "smooth_pressure"]].concat(),
+            "smooth-pressure",
+        ),
+        (
+            [with(learn), vec!["--strategy", "even"]].concat(),
+            "even-split",
+        ),
+        ([with(learn), vec!["--explain", "3"]].concat(), "3:17"),
+        ([with(learn), vec!["--half-life", "0"]].concat(), "above 0"),
+        ([with(learn), vec!["--free-mib", "9"]].concat(), "auto"),
+        ([with(learn), vec!["--out", "plan.txt"]].concat(), ".json"),
+        ([with(learn), vec!["--sizes", sizes]].concat(), "--sizes"),
+        (vec!["plan", learn, "--model", model], "--budget-mib"),
+        (vec!["plan", learn, "--budget-mib", "1"], "--model"),
+        (
+            vec!["plan", learn, "--model", model, "--budget-mib", "1,1,1,1"],
+            "1 to 3",
+        ),
+        (
+            vec!["plan", learn, "--model", model, "--budget-mib", "1.5"],
+            "whole number",
+        ),
+        (
+            vec![
+                "plan",
+                learn,
+                "--model",
+                model,
+                "--budget-mib",
+                "auto",
+                "--free-mib",
+                "1,2",
+            ],
+            "--free-mib",
+        ),
+        (
+            vec!["plan", learn, "--model", learn, "--budget-mib", "1"],
+            "learn.json",
+        ),
+        (
+            vec!["plan", learn, "--sizes", sizes, "--budget-mib", "1"],
+            "line 2",
+        ),
+        (vec!["plan", learn, "--update", sizes], "sizes.csv"),
+        (
+            vec!["plan", learn, "--update", arg(&off)],
+            "names no expert",
+        ),
+    ];
+    for (args, told) in cases {
+        let error = failure_of(&args);
+        assert!(error.contains(told), "{args:?}: {error}");
+    }
+}

@@ -1,0 +1,83 @@
+//! Updates of a running cache.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::support::{arg, repository, stdout_of};
+use crate::{QWEN, json_of, workplace, write};
+
+/// Expert 9 was chosen more than the cached 5, which gives way; the rate lets one of two exchanges through.
+#[test]
+fn updates() {
+    let dir = workplace();
+    let (learn, model) = (dir.path().join("learn.json"), repository(QWEN));
+    let plan = stdout_of(&[
+        "plan",
+        arg(&learn),
+        "--model",
+        arg(&model),
+        "--budget-mib",
+        "1",
+        "-o",
+        "json",
+    ]);
+    let plan = write(&dir, "plan.json", &plan);
+    let live = |enabled: bool| {
+        json!({"enabled": enabled, "mode": "update", "schema": "llama.cpp.moe_layer_opt_perf.v1", "n_expert": 32,
+            "layers": [
+                {"layer": 0, "calls": 10, "hot_slots_total": 30, "cold_slots_total": 10,
+                 "hot_experts": [[3, 20], [5, 4], [6, 6]], "cold_experts": [[9, 10]]},
+                {"layer": 2, "calls": 10, "hot_slots_total": 0, "cold_slots_total": 40, "cold_experts": [[7, 40]]}]})
+        .to_string()
+    };
+    let report = write(&dir, "live.json", &live(true));
+    let update = |current: &Path, more: &[&str]| {
+        json_of(
+            &[
+                &["plan", arg(&report), "--update", arg(current), "-o", "json"],
+                more,
+            ]
+            .concat(),
+        )
+    };
+    let all = update(&plan, &[]);
+    let swaps = |update: &Value| -> Vec<Value> {
+        let exchanges = update["exchanges"].as_array().unwrap().iter();
+        exchanges
+            .map(|e| json!([e["layer"], e["evict"], e["add"]]))
+            .collect()
+    };
+    // `flat` scores: in layer 2 expert 7 comes for 1, which was not chosen at all; in layer 0 expert 9 is second of four.
+    assert_eq!(swaps(&all), [json!([2, 1, 7]), json!([0, 5, 9])]);
+    assert_eq!(all["exchanges"][0]["gain"], 4_000_040);
+    assert_eq!(all["exchanges"][1]["gain"], 3_000_010 - 1_000_004);
+    assert_eq!(all["hit_rate"], 0.375);
+    assert_eq!(
+        (
+            &all["hot_experts"],
+            &all["candidates"],
+            &all["exchanged"],
+            &all["layers_changed"]
+        ),
+        (&json!(4), &json!(2), &json!(2), &json!(2))
+    );
+    // A quarter of four cached experts is one.
+    assert_eq!(
+        swaps(&update(&plan, &["--update-rate", "0.25"])),
+        [json!([2, 1, 7])]
+    );
+    assert_eq!(update(&plan, &["--update-rate", "-1"])["exchanged"], 0);
+    // A learn file tells a cache too.
+    assert_eq!(update(&learn, &[]), all);
+    let table = stdout_of(&["plan", arg(&report), "--update", arg(&plan)]);
+    assert!(
+        table.contains("2 exchanges of 2") && table.contains("37.5 % of 80 slots"),
+        "{table}"
+    );
+
+    // Recording was off: the runtime does nothing.
+    fs::write(&report, live(false)).unwrap();
+    assert_eq!(update(&plan, &[])["exchanged"], 0);
+}
