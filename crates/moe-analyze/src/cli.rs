@@ -8,8 +8,8 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::commands::{
-    bench, buffers, completions, diff, gguf_map, graph, hotness, info, man, parquet, plan, record,
-    relayout, synth,
+    bench, buffers, completions, convert, diff, gguf_map, graph, hotness, info, man, parquet, plan,
+    record, relayout, synth,
 };
 
 /// Offline trace analysis for mixture-of-experts models in GGUF files.
@@ -38,6 +38,7 @@ enum Command {
     Relayout(relayout::Args),
     Synth(synth::Args),
     Parquet(parquet::Args),
+    Convert(convert::Args),
     Hotness(hotness::Args),
     Plan(plan::Args),
     Diff(diff::Args),
@@ -124,6 +125,7 @@ impl Cli {
             Command::Relayout(args) => relayout::run(args, &ctx),
             Command::Synth(args) => synth::run(args, &ctx),
             Command::Parquet(args) => parquet::run(args, &ctx),
+            Command::Convert(args) => convert::run(args, &ctx),
             Command::Hotness(args) => hotness::run(args, &ctx),
             Command::Plan(args) => plan::run(args, &ctx),
             Command::Diff(args) => diff::run(args, &ctx),

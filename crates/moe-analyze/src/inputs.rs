@@ -84,7 +84,8 @@ impl Kind {
             return Ok(Kind::Trace);
         }
         bail!(
-            "{} is not a file that is known here: no GGUF model, no Parquet table, no trace of 1024-byte records, no learn file",
+            "{} is not a file that is known here: no GGUF model, no Parquet table, no trace of 1024-byte records, no learn file, \
+             and none that `convert --list` names",
             path.display()
         );
     }

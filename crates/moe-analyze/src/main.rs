@@ -9,6 +9,7 @@ mod inputs;
 mod interrupt;
 mod output;
 mod plot;
+mod traces;
 
 use std::io::Write;
 use std::process::ExitCode;

@@ -1,6 +1,7 @@
 //! All foreign formats: those of `moe-trace`, and learn files, whose rules `moe-placement` knows.
 
 mod learn;
+mod learn_export;
 
 use std::sync::LazyLock;
 
@@ -14,6 +15,12 @@ static ALL_IMPORTERS: LazyLock<Vec<&'static dyn Importer>> = LazyLock::new(|| {
     importers
 });
 
+static ALL_EXPORTERS: LazyLock<Vec<&'static dyn Exporter>> = LazyLock::new(|| {
+    let mut exporters: Vec<&'static dyn Exporter> = EXPORTERS.to_vec();
+    exporters.push(&learn_export::LearnExport);
+    exporters
+});
+
 /// All formats that can be read; the first one that recognises a file reads it.
 pub fn importers() -> &'static [&'static dyn Importer] {
     &ALL_IMPORTERS
@@ -21,7 +28,7 @@ pub fn importers() -> &'static [&'static dyn Importer] {
 
 /// All formats of one file that can be written.
 pub fn exporters() -> &'static [&'static dyn Exporter] {
-    EXPORTERS
+    &ALL_EXPORTERS
 }
 
 /// All formats of several files that can be written.

@@ -3,7 +3,7 @@
 use moe_trace::manifest::Model;
 
 use super::origin::Origin;
-use super::{Error, Hotness, LayerPhase, MAX_ID};
+use super::{Error, Hotness, LayerPhase, MAX_ID, Tally};
 
 /// What the model says of its experts; without a model, what is seen decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,9 +31,9 @@ impl Shape {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Choice {
     pub layer: u32,
-    /// 0 prompt, 1 generate
+    /// 0 prompt, 1 generate, [`super::UNTOLD`]
     pub phase: usize,
-    /// Tells passes of a layer apart.
+    /// Tells passes of a layer apart; 0 = not told, then they are not counted.
     pub timestamp_ns: u64,
     /// Rank in the token's top-k.
     pub slot: u32,
@@ -47,7 +47,7 @@ pub(super) struct Counter {
     origin: Origin,
     highest_slot: u32,
     /// `[n_layer][phase]`
-    layers: Vec<[LayerPhase; 2]>,
+    layers: Vec<[LayerPhase; 3]>,
     /// `[n_layer]`: timestamp of the last pass seen.
     last_pass: Vec<u64>,
 }
@@ -82,13 +82,10 @@ impl Counter {
             choice.expert,
             self.shape.map_or(MAX_ID, |shape| shape.n_expert),
         )?;
-        check("phase", choice.phase as u32, 2)?;
+        check("phase", choice.phase as u32, 3)?;
 
+        self.make_room(choice.layer);
         let layer = choice.layer as usize;
-        if self.layers.len() <= layer {
-            self.layers.resize(layer + 1, Default::default());
-            self.last_pass.resize(layer + 1, 0);
-        }
         let phase = &mut self.layers[layer][choice.phase];
         if self.last_pass[layer] != choice.timestamp_ns {
             self.last_pass[layer] = choice.timestamp_ns;
@@ -102,6 +99,59 @@ impl Counter {
         tally.count += 1;
         tally.mass += choice.weight;
         Ok(())
+    }
+
+    /// Adds counts of one layer and phase, whose ids are in range.
+    pub fn add_counts(&mut self, layer: u32, phase: usize, expert: u32, tally: Tally) {
+        self.make_room(layer);
+        let sum = self.layers[layer as usize][phase].expert(expert as usize);
+        sum.count = sum.count.saturating_add(tally.count);
+        sum.mass += tally.mass;
+    }
+
+    /// Adds passes and tokens of one layer and phase, whose ids are in range.
+    pub fn add_totals(&mut self, layer: u32, phase: usize, calls: u64, rows: u64) {
+        self.make_room(layer);
+        let sum = &mut self.layers[layer as usize][phase];
+        sum.calls = sum.calls.saturating_add(calls);
+        sum.rows = sum.rows.saturating_add(rows);
+    }
+
+    fn make_room(&mut self, layer: u32) {
+        let n_layer = layer as usize + 1;
+        if self.layers.len() < n_layer {
+            self.layers.resize(n_layer, Default::default());
+            self.last_pass.resize(n_layer, 0);
+        }
+    }
+
+    /// The sums of a trace of another tool, of which `n_expert` and `n_expert_used` are told or not; nothing if nothing was
+    /// counted. Where tokens are not told, the choices and `n_expert_used` tell them.
+    pub fn finish_foreign(
+        mut self,
+        origin: Origin,
+        n_expert: Option<u32>,
+        n_expert_used: Option<u32>,
+    ) -> Option<Hotness> {
+        let phases = self.layers.iter_mut().flatten();
+        let mut is_ordered = false;
+        for phase in phases {
+            is_ordered |= phase.rows > 0;
+            if phase.rows == 0
+                && let Some(used @ 1..) = n_expert_used
+            {
+                let choices = phase.experts.iter();
+                let choices = choices.fold(0u64, |sum, tally| sum.saturating_add(tally.count));
+                phase.rows = choices / u64::from(used);
+            }
+        }
+        let seen = is_ordered.then_some(self.highest_slot + 1);
+        self.origin = origin;
+        self.shape = None;
+        let mut hotness = self.finish()?;
+        hotness.n_expert = n_expert.unwrap_or(hotness.n_expert);
+        hotness.n_expert_used = n_expert_used.or(seen).unwrap_or(0);
+        Some(hotness)
     }
 
     /// The sums; nothing if nothing was counted.

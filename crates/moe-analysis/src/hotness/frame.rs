@@ -3,21 +3,19 @@
 use moe_trace::tables::PHASES;
 use polars::prelude::*;
 
-use super::{Error, Hotness, Phases};
+use super::{Error, Hotness, Phases, Tally};
 
 impl Hotness {
-    /// One row for each layer that routed something, expert and phase: `layer_id`, `expert_id`, `phase`, `count`, `mass`.
+    /// One row for each layer that routed something, expert and phase: `layer_id`, `expert_id`, `phase` (null where it is not
+    /// told: such rows are there only for layers that have such choices), `count`, `mass`.
     pub fn frame(&self) -> Result<DataFrame, Error> {
         let mut columns = Columns::default();
         for layer in self.layers(Phases::All) {
             for (name, phase) in PHASES.iter().zip([Phases::Prompt, Phases::Generate]) {
-                for (expert, tally) in (0u32..).zip(self.experts(layer, phase)) {
-                    columns.layer_id.push(layer);
-                    columns.expert_id.push(expert);
-                    columns.phase.push(*name);
-                    columns.count.push(tally.count);
-                    columns.mass.push(tally.mass);
-                }
+                columns.push(layer, Some(name), self.experts(layer, phase));
+            }
+            if self.is_untold(layer) {
+                columns.push(layer, None, self.untold_experts(layer));
             }
         }
         Ok(df!(
@@ -33,12 +31,11 @@ impl Hotness {
     ///
     /// Layers ascend; equal counts are in the order of their ids. Experts that were never chosen are there, with count 0.
     pub fn ranked(&self, phases: Phases) -> Result<DataFrame, Error> {
-        let wanted = phases
-            .indices()
-            .iter()
-            .map(|&phase| col("phase").eq(lit(PHASES[phase])))
-            .reduce(Expr::or)
-            .unwrap_or(lit(true));
+        let wanted = match phases {
+            Phases::All => lit(true),
+            Phases::Prompt => col("phase").eq(lit(PHASES[0])),
+            Phases::Generate => col("phase").eq(lit(PHASES[1])),
+        };
         let layer = [col("layer_id")];
         let ranked = self
             .frame()?
@@ -70,7 +67,20 @@ impl Hotness {
 struct Columns {
     layer_id: Vec<u32>,
     expert_id: Vec<u32>,
-    phase: Vec<&'static str>,
+    phase: Vec<Option<&'static str>>,
     count: Vec<u64>,
     mass: Vec<f64>,
+}
+
+impl Columns {
+    /// Rows of the experts of a layer in a phase (`[n_expert]`).
+    fn push(&mut self, layer: u32, phase: Option<&'static str>, experts: Vec<Tally>) {
+        for (expert, tally) in (0u32..).zip(experts) {
+            self.layer_id.push(layer);
+            self.expert_id.push(expert);
+            self.phase.push(phase);
+            self.count.push(tally.count);
+            self.mass.push(tally.mass);
+        }
+    }
 }

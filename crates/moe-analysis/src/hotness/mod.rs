@@ -4,6 +4,7 @@
 //! rows × `n_expert_used`. A pass of a layer over a batch of tokens is one *call*, whatever the batch's size.
 
 mod counting;
+mod foreign;
 mod frame;
 mod origin;
 mod readers;
@@ -31,6 +32,11 @@ pub enum Error {
         /// The file or run.
         place: String,
     },
+    /// Prompt and generated tokens are not told apart.
+    #[error(
+        "it is not told there which tokens are of the prompt; count them all, with --phase all"
+    )]
+    NoPhases,
     /// An id that the model cannot have.
     #[error(
         "{what} {id} in {place} is out of range (below {limit}); the file is damaged, or belongs to another model"
@@ -82,6 +88,9 @@ pub enum Error {
         /// The schema that its metadata names.
         schema: String,
     },
+    /// A trace of another tool could not be read.
+    #[error(transparent)]
+    Foreign(#[from] moe_trace::foreign::ForeignError),
     /// A trace or a table could not be read.
     #[error(transparent)]
     Trace(#[from] moe_trace::Error),
@@ -90,10 +99,13 @@ pub enum Error {
     Polars(#[from] polars::error::PolarsError),
 }
 
+/// Index of the tokens of which it is not told whether they are of the prompt, as in many traces of other tools.
+const UNTOLD: usize = 2;
+
 /// Which tokens to count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phases {
-    /// Prompt and generated tokens.
+    /// Prompt and generated tokens, and those of which it is not told.
     All,
     /// The prompt's tokens.
     Prompt,
@@ -102,10 +114,10 @@ pub enum Phases {
 }
 
 impl Phases {
-    /// Indices of the phases that are meant: 0 prompt, 1 generate.
+    /// Indices of the phases that are meant: 0 prompt, 1 generate, [`UNTOLD`].
     fn indices(self) -> &'static [usize] {
         match self {
-            Phases::All => &[0, 1],
+            Phases::All => &[0, 1, UNTOLD],
             Phases::Prompt => &[0],
             Phases::Generate => &[1],
         }
@@ -136,7 +148,7 @@ pub struct Hotness {
     n_expert: u32,
     n_expert_used: u32,
     /// `[n_layer][phase]`
-    layers: Vec<[LayerPhase; 2]>,
+    layers: Vec<[LayerPhase; 3]>,
     /// The runs that were counted.
     origins: Vec<Origin>,
 }
@@ -147,7 +159,7 @@ impl Hotness {
         self.n_expert
     }
 
-    /// Experts chosen for a token in a layer.
+    /// Experts chosen for a token in a layer; 0 = not told, by a trace of counts alone.
     pub fn n_expert_used(&self) -> u32 {
         self.n_expert_used
     }
@@ -155,16 +167,24 @@ impl Hotness {
     /// Block numbers of the layers that routed something in these phases, ascending.
     pub fn layers(&self, phases: Phases) -> Vec<u32> {
         (0..self.layers.len() as u32)
-            .filter(|&layer| self.rows(layer, phases) > 0)
+            .filter(|&layer| self.choices(layer, phases) > 0)
             .collect()
     }
 
-    /// Tokens routed in a layer.
+    /// Choices of a layer: rows × experts for a token, as far as rows are told.
+    pub fn choices(&self, layer: u32, phases: Phases) -> u64 {
+        let experts = self
+            .phases_of(layer, phases)
+            .flat_map(|phase| &phase.experts);
+        experts.fold(0, |sum, tally| sum.saturating_add(tally.count))
+    }
+
+    /// Tokens routed in a layer; 0 where a trace of counts does not tell.
     pub fn rows(&self, layer: u32, phases: Phases) -> u64 {
         self.phases_of(layer, phases).map(|phase| phase.rows).sum()
     }
 
-    /// Passes in which a layer routed something.
+    /// Passes in which a layer routed something; 0 where a trace of another tool does not tell.
     pub fn calls(&self, layer: u32, phases: Phases) -> u64 {
         self.phases_of(layer, phases).map(|phase| phase.calls).sum()
     }
@@ -252,6 +272,13 @@ impl Hotness {
     pub fn learn_file(&self, phases: Phases) -> Result<LearnFile, Error> {
         let layers = self.layers(phases);
         if layers.is_empty() {
+            if self
+                .layers(Phases::All)
+                .iter()
+                .any(|&layer| self.is_untold(layer))
+            {
+                return Err(Error::NoPhases);
+            }
             return Err(Error::Empty {
                 place: "this phase".into(),
             });
@@ -277,6 +304,23 @@ impl Hotness {
             passes,
             counts,
         ))
+    }
+
+    /// Count and mass of each expert of a layer (`[n_expert]`) in tokens of which the phase is not told.
+    fn untold_experts(&self, layer: u32) -> Vec<Tally> {
+        let mut experts = vec![Tally::default(); self.n_expert as usize];
+        let told = self.layers.get(layer as usize);
+        let told = told.into_iter().flat_map(|layer| &layer[UNTOLD].experts);
+        for (expert, tally) in experts.iter_mut().zip(told) {
+            *expert = *tally;
+        }
+        experts
+    }
+
+    /// Whether a layer has choices of which the phase is not told.
+    fn is_untold(&self, layer: u32) -> bool {
+        let layer = self.layers.get(layer as usize);
+        layer.is_some_and(|layer| !layer[UNTOLD].experts.is_empty())
     }
 
     fn phases_of(&self, layer: u32, phases: Phases) -> impl Iterator<Item = &LayerPhase> {

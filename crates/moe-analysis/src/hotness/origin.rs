@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::path::Path;
 
+use moe_trace::foreign::Facts;
 use moe_trace::manifest::Model;
 use moe_trace::tables::{MODEL_KEY, RUN_ID_KEY};
 use moe_trace::{Error as TraceError, Run};
@@ -25,6 +26,19 @@ pub(super) struct Origin {
 }
 
 impl Origin {
+    /// A trace of another tool: its path stands for the run that it is of.
+    pub fn of_foreign(path: &Path, facts: &Facts) -> Origin {
+        let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        Origin {
+            run_id: Some(path.display().to_string()),
+            model: Some(Model {
+                path: facts.model.clone().unwrap_or_default(),
+                arch: facts.arch.clone().unwrap_or_default(),
+                ..Model::default()
+            }),
+        }
+    }
+
     pub fn of_run(run: &Run) -> Origin {
         Origin {
             run_id: Some(run.id()),

@@ -2,12 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
+use moe_trace::record::{PHASE_GENERATE, PHASE_UNKNOWN};
 use moe_trace::tables::{RoutingBatch, read_routing};
 use moe_trace::{Error as TraceError, Run};
 
 use super::counting::{Choice, Counter};
 use super::origin::Origin;
-use super::{Error, Hotness};
+use super::{Error, Hotness, UNTOLD};
 
 impl Hotness {
     /// Counts the records of a run, or of a bare trace.
@@ -23,7 +24,7 @@ impl Hotness {
                 for expert in token.experts() {
                     let choice = Choice {
                         layer: layer.into(),
-                        phase: token.head().phase.into(),
+                        phase: told(token.head().phase),
                         timestamp_ns: head.timestamp_ns.get(),
                         slot: expert.slot.into(),
                         expert: expert.expert_id,
@@ -107,13 +108,25 @@ fn not_routing(error: TraceError) -> Error {
     error.into()
 }
 
+/// The index of a phase; a number that is none is out of range.
+fn told(phase: u8) -> usize {
+    if phase <= PHASE_GENERATE {
+        phase.into()
+    } else {
+        UNTOLD + usize::from(phase)
+    }
+}
+
 fn add_batch(counter: &mut Counter, batch: &RoutingBatch, file: &Path) -> Result<(), Error> {
     let (layer, slot, expert) = (batch.layer_id(), batch.slot(), batch.expert_id());
     let (phase, timestamp_ns) = (batch.phase(), batch.timestamp_ns());
     for (row, weight) in batch.weight().iter().enumerate() {
         let choice = Choice {
             layer: layer[row].into(),
-            phase: phase[row].into(),
+            phase: match phase[row] {
+                PHASE_UNKNOWN => UNTOLD,
+                phase => told(phase),
+            },
             timestamp_ns: timestamp_ns[row],
             slot: slot[row].into(),
             expert: expert[row],

@@ -3,15 +3,15 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use moe_analysis::hotness::{Hotness, Phases};
-use moe_trace::Run;
+use moe_trace::foreign::{Input, Options};
 
 use crate::cli::{Context, ExitStatus};
 use crate::files;
-use crate::inputs::Kind;
 use crate::output::{self, Cell, Format, count, write_rows};
 use crate::plot::{self, HeatMap};
+use crate::traces::{self, TraceArgs};
 
 /// Experts that the summary names in each layer.
 const N_TOP: usize = 4;
@@ -21,7 +21,7 @@ const N_TOP: usize = 4;
 /// Without -o a summary of each layer is printed; with it, a row for each layer and expert, the hottest of a layer first.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Runs, traces, or directories of tables, all of one model
+    /// Runs, traces, directories of tables, or traces of other tools, all of one model
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
     /// Tokens to count
@@ -39,6 +39,8 @@ pub struct Args {
     /// Replace the files of --out and --plot if they exist
     #[arg(long)]
     force: bool,
+    #[command(flatten)]
+    trace: TraceArgs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -83,7 +85,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         files::check_output(out, args.force)?;
     }
 
-    let hotness = read_all(&args.paths, ctx)?;
+    let hotness = read_all(&args.paths, &args.trace.options()?, ctx)?;
     if let (2.., unknown @ 1..) = hotness.n_runs() {
         ctx.remark(format_args!(
             "{} not tell the model; that all are of one was judged by their numbers of experts alone",
@@ -111,10 +113,10 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     Ok(ExitStatus::Done)
 }
 
-fn read_all(paths: &[PathBuf], ctx: &Context) -> anyhow::Result<Hotness> {
+fn read_all(paths: &[PathBuf], options: &Options, ctx: &Context) -> anyhow::Result<Hotness> {
     let mut total: Option<Hotness> = None;
     for path in paths {
-        let hotness = read(path, ctx)?;
+        let hotness = read(path, options, ctx)?;
         match &mut total {
             None => total = Some(hotness),
             Some(total) => total
@@ -125,21 +127,39 @@ fn read_all(paths: &[PathBuf], ctx: &Context) -> anyhow::Result<Hotness> {
     total.context("no input; name a run")
 }
 
-/// Counts one input.
-pub fn read(path: &Path, ctx: &Context) -> anyhow::Result<Hotness> {
-    Ok(match Kind::of(path)? {
-        Kind::Run | Kind::Trace => {
-            let run = Run::open(path)?;
+/// Counts one input, a trace of another tool with what the user tells about it.
+pub fn read(path: &Path, options: &Options, ctx: &Context) -> anyhow::Result<Hotness> {
+    Ok(match traces::open(path)? {
+        Input::Run(run) => {
             run.remarks()?.iter().for_each(|remark| ctx.remark(remark));
             Hotness::from_run(&run)?
         }
-        Kind::Parquet | Kind::Tables => Hotness::from_routing_table(path)?,
-        Kind::Gguf => bail!(
-            "{} is a model, which does not tell what its router chose; record a run with it",
-            path.display()
-        ),
-        Kind::Json => bail!("{} is JSON; give a run, a trace or tables", path.display()),
+        Input::Tables(path) => Hotness::from_routing_table(&path)?,
+        Input::Foreign(trace) => {
+            let (hotness, summary) = Hotness::from_foreign(&trace, options)?;
+            traces::tell(ctx, path, &summary);
+            hotness
+        }
     })
+}
+
+/// How much was counted: `73 prompt and generated tokens in 6 layers, 4 of 32 experts for a token`.
+fn counted(hotness: &Hotness, phase: PhaseChoice) -> String {
+    let phases = phase.phases();
+    let layers = hotness.layers(phases);
+    let experts = count(hotness.n_expert().into(), "expert");
+    let tokens = hotness.tokens(phases);
+    let place = count(layers.len() as u64, "layer");
+    if tokens == 0 {
+        let choices = layers.iter().map(|&layer| hotness.choices(layer, phases));
+        let choices = choices.fold(0u64, u64::saturating_add);
+        return format!("{} in {place} of {experts}", count(choices, "choice"));
+    }
+    format!(
+        "{tokens} {} in {place}, {} of {experts} for a token",
+        phase.tokens(tokens),
+        hotness.n_expert_used(),
+    )
 }
 
 fn print_summary(
@@ -149,15 +169,7 @@ fn print_summary(
 ) -> std::io::Result<()> {
     let phases = phase.phases();
     let layers = hotness.summary(phases, N_TOP);
-    writeln!(
-        out,
-        "{} {} in {}, {} of {} for a token\n",
-        hotness.tokens(phases),
-        phase.tokens(hotness.tokens(phases)),
-        count(layers.len() as u64, "layer"),
-        hotness.n_expert_used(),
-        count(hotness.n_expert().into(), "expert"),
-    )?;
+    writeln!(out, "{}\n", counted(hotness, phase))?;
     let columns = [
         "layer",
         "rows",
@@ -177,7 +189,7 @@ fn print_summary(
             .collect();
         vec![
             layer.layer.into(),
-            layer.rows.into(),
+            Some(layer.rows).filter(|&rows| rows > 0).into(),
             layer.n_active.into(),
             top.join("  ").into(),
             format!("{:5.1} %", 100.0 * layer.share_top_10).into(),
@@ -231,13 +243,7 @@ fn heat_map(hotness: &Hotness, phase: PhaseChoice, paths: &[PathBuf]) -> HeatMap
     };
     HeatMap {
         title: "How often each expert is chosen".into(),
-        subtitle: format!(
-            "{source}: {} {}, {} of {} for a token",
-            hotness.tokens(phases),
-            phase.tokens(hotness.tokens(phases)),
-            hotness.n_expert_used(),
-            count(hotness.n_expert().into(), "expert"),
-        ),
+        subtitle: format!("{source}: {}", counted(hotness, phase)),
         values: values.collect(),
         layers,
     }

@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod buffers;
 pub mod completions;
+pub mod convert;
 pub mod diff;
 pub mod gguf_map;
 pub mod graph;

@@ -17,6 +17,7 @@ mod exporters;
 mod importers;
 mod input;
 mod json;
+mod model;
 mod output;
 mod passes;
 mod rows;

@@ -10,11 +10,13 @@ use moe_gguf::Gguf;
 use moe_gguf::experts::{expert_layer_bytes, expert_sizes};
 use moe_placement::learn::LearnFile;
 use moe_placement::plan::ExpertSizes;
+use moe_trace::foreign::Options;
 
 use crate::cli::Context;
 use crate::commands::hotness;
 use crate::inputs::Kind;
 use crate::output::human_bytes;
+use crate::traces;
 
 /// Reads learn files and adds them, fading older ones if asked to. Anything that `hotness` counts does as well.
 pub fn read_learn_files(
@@ -33,10 +35,15 @@ pub fn read_learn_files(
 
 /// Reads one learn file, or makes it from what `hotness` counts.
 pub fn read_learn_file(path: &Path, ctx: &Context) -> anyhow::Result<LearnFile> {
-    match Kind::of(path)? {
-        Kind::Json => Ok(LearnFile::parse(&fs::read_to_string(path)?)?),
-        Kind::Gguf => bail!("it is a model; pass it with --model, and name a learn file"),
-        _ => Ok(hotness::read(path, ctx)?.learn_file(Phases::All)?),
+    let format = || traces::format(path);
+    match Kind::of(path) {
+        Ok(Kind::Json) if format()?.is_none_or(|format| format == "learn") => {
+            Ok(LearnFile::parse(&fs::read_to_string(path)?)?)
+        }
+        Ok(Kind::Gguf) if format()?.is_none() => {
+            bail!("it is a model; pass it with --model, and name a learn file")
+        }
+        _ => Ok(hotness::read(path, &Options::default(), ctx)?.learn_file(Phases::All)?),
     }
 }
 

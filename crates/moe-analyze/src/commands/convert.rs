@@ -1,0 +1,197 @@
+//! `convert`: a trace in the format of another tool.
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use moe_analysis::foreign::{exporters, files_exporters, importers};
+use moe_trace::foreign::{Export, FilesExporter, Input};
+
+use crate::cli::{Context, ExitStatus};
+use crate::output::{self, Cell, Format, write_rows};
+use crate::traces::{self, TraceArgs};
+use crate::{files, output::count};
+
+/// Write a trace in the format of another tool
+///
+/// Reads a run, tables, or a trace of any tool that `--list` names.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// A run, a trace, tables, or a trace of another tool
+    #[arg(required_unless_present = "list")]
+    input: Option<PathBuf>,
+    /// Format to write
+    #[arg(long, value_name = "FORMAT", required_unless_present = "list")]
+    to: Option<String>,
+    /// File to write, or directory where the format is of several files
+    #[arg(long, value_name = "FILE", required_unless_present = "list")]
+    out: Option<PathBuf>,
+    /// Replace what exists
+    #[arg(long)]
+    force: bool,
+    /// Name the formats that are read and written, and do nothing else
+    #[arg(long, conflicts_with_all = ["input", "to", "out"])]
+    list: bool,
+    /// Format of --list
+    #[arg(short, long = "output", value_name = "FORMAT", default_value = "table")]
+    output: Format,
+    #[command(flatten)]
+    trace: TraceArgs,
+}
+
+pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
+    let (Some(path), Some(to), Some(out)) = (&args.input, &args.to, &args.out) else {
+        list(args.output)?;
+        return Ok(ExitStatus::Done);
+    };
+    let Some(writer) = Writer::of(to) else {
+        let names: Vec<&str> = Writer::all().map(|writer| writer.name()).collect();
+        bail!(
+            "--to {to} is no format that is written; there are {}",
+            names.join(", ")
+        );
+    };
+    writer.check_output(out, args.force)?;
+
+    let options = args.trace.options()?;
+    let input = traces::open(path)?;
+    let export = Export::new(&input, &options)?;
+    if let Input::Foreign(_) = input {
+        traces::tell(ctx, path, &export.summary);
+    }
+    let losses = writer.write(&export, out, args.force)?;
+    ctx.remark(format_args!("wrote {} ({to})", out.display()));
+    for loss in losses {
+        ctx.remark(format_args!("  {loss}"));
+    }
+    Ok(ExitStatus::Done)
+}
+
+/// A format of one file, or of several.
+enum Writer {
+    File(&'static dyn moe_trace::foreign::Exporter),
+    Files(&'static dyn FilesExporter),
+}
+
+impl Writer {
+    fn all() -> impl Iterator<Item = Writer> {
+        let one = exporters().iter().copied().map(Writer::File);
+        one.chain(files_exporters().iter().copied().map(Writer::Files))
+    }
+
+    fn of(name: &str) -> Option<Writer> {
+        Writer::all().find(|writer| writer.name() == name)
+    }
+
+    fn name(&self) -> &'static str {
+        match self {
+            Writer::File(exporter) => exporter.name(),
+            Writer::Files(exporter) => exporter.name(),
+        }
+    }
+
+    fn description(&self) -> &'static str {
+        match self {
+            Writer::File(exporter) => exporter.description(),
+            Writer::Files(exporter) => exporter.description(),
+        }
+    }
+
+    fn check_output(&self, out: &Path, force: bool) -> anyhow::Result<()> {
+        match self {
+            Writer::File(_) => files::check_output(out, force),
+            Writer::Files(_) if out.is_dir() && !force => bail!(
+                "{} exists already; pass --force to replace files in it, or name another directory",
+                out.display()
+            ),
+            Writer::Files(_) if out.exists() && !out.is_dir() => bail!(
+                "{} is a file, and {} writes a directory; name one",
+                out.display(),
+                self.name()
+            ),
+            Writer::Files(_) => Ok(()),
+        }
+    }
+
+    fn write(&self, export: &Export<'_>, out: &Path, force: bool) -> anyhow::Result<Vec<String>> {
+        match self {
+            Writer::File(exporter) => {
+                let mut losses = Vec::new();
+                files::write_whole(out, force, |file| {
+                    losses = exporter.export(export, file)?;
+                    Ok(())
+                })?;
+                Ok(losses)
+            }
+            Writer::Files(exporter) => write_files(*exporter, export, out),
+        }
+    }
+}
+
+/// Writes the files of a format under temporary names and renames them once all are whole.
+fn write_files(
+    exporter: &dyn FilesExporter,
+    export: &Export<'_>,
+    out: &Path,
+) -> anyhow::Result<Vec<String>> {
+    let is_new = !out.is_dir();
+    fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
+    let mut written: Vec<(PathBuf, PathBuf)> = Vec::new();
+    let outcome = exporter.export(export, &mut |name| {
+        if Path::new(name).file_name().is_none_or(|file| file != name) {
+            return Err(io::Error::other(format!("{name:?} is no name of a file")));
+        }
+        let temporary = out.join(format!(".{}.{name}", std::process::id()));
+        let file = BufWriter::new(File::create(&temporary)?);
+        written.push((temporary, out.join(name)));
+        Ok(Box::new(file) as Box<dyn Write>)
+    });
+    let renamed = outcome.map_err(anyhow::Error::from).and_then(|losses| {
+        for (temporary, path) in &written {
+            fs::rename(temporary, path)
+                .with_context(|| format!("cannot write {}", path.display()))?;
+        }
+        Ok(losses)
+    });
+    if renamed.is_err() {
+        for (temporary, _) in &written {
+            let _ = fs::remove_file(temporary);
+        }
+        if is_new {
+            // What is not empty stays.
+            let _ = fs::remove_dir(out);
+        }
+    }
+    renamed.with_context(|| format!("writing {}", count(written.len() as u64, "file")))
+}
+
+fn list(format: Format) -> anyhow::Result<()> {
+    let reads = importers().iter().map(|importer| -> Vec<Cell> {
+        let written = Writer::of(importer.name()).is_some();
+        let direction = if written { "both" } else { "read" };
+        vec![
+            importer.name().into(),
+            direction.into(),
+            importer.description().into(),
+        ]
+    });
+    let is_read = |name: &str| importers().iter().any(|importer| importer.name() == name);
+    let writes = Writer::all().filter(|writer| !is_read(writer.name()));
+    let writes = writes.map(|writer| -> Vec<Cell> {
+        vec![
+            writer.name().into(),
+            "write".into(),
+            writer.description().into(),
+        ]
+    });
+    let rows: Vec<Vec<Cell>> = reads.chain(writes).collect();
+    output::to_stdout(|stdout| {
+        write_rows(
+            stdout,
+            format,
+            &["format", "direction", "description"],
+            rows.into_iter(),
+        )
+    })
+}

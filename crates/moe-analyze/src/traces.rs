@@ -1,0 +1,130 @@
+//! What a path argument names as a trace: a run, tables, or a trace of another tool.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use moe_analysis::foreign::importers;
+use moe_gguf::Gguf;
+use moe_trace::Run;
+use moe_trace::foreign::{self, Facts, Input, Options, Summary};
+use moe_trace::ops::OpTable;
+
+use crate::cli::Context;
+use crate::inputs::Kind;
+
+/// What the user can tell about traces of other tools.
+#[derive(Debug, Default, clap::Args)]
+pub struct TraceArgs {
+    /// Model of a trace of another tool, for what the trace does not tell: experts, bytes of an expert
+    #[arg(long, value_name = "FILE.gguf")]
+    model: Option<PathBuf>,
+    /// Experts for a token, for a trace of another tool that does not tell
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    top_k: Option<u32>,
+    /// Operation numbers of a bare trace of 1024-byte records: lines `number,name`
+    #[arg(long, value_name = "FILE.csv")]
+    ops: Option<PathBuf>,
+}
+
+impl TraceArgs {
+    /// Reads the files that are named.
+    pub fn options(&self) -> anyhow::Result<Options> {
+        Ok(Options {
+            top_k: self.top_k,
+            ops: self.ops.as_deref().map(read_ops).transpose()?,
+            model: self.gguf()?.map(|(facts, _)| facts),
+        })
+    }
+
+    /// The model that is named, and what it tells.
+    pub fn gguf(&self) -> anyhow::Result<Option<(Facts, Gguf)>> {
+        let Some(path) = &self.model else {
+            return Ok(None);
+        };
+        let gguf = Gguf::open(path)?;
+        Ok(Some((
+            Facts::of_model(&path.to_string_lossy(), &gguf)?,
+            gguf,
+        )))
+    }
+}
+
+/// Opens the trace at `path`.
+///
+/// # Errors
+/// There is none that is known.
+pub fn open(path: &Path) -> anyhow::Result<Input> {
+    let kind = Kind::of(path);
+    match kind {
+        Ok(Kind::Run) => return Ok(Input::Run(Box::new(Run::open(path)?))),
+        Ok(Kind::Parquet | Kind::Tables) => return Ok(Input::Tables(path.to_owned())),
+        _ => {}
+    }
+    let can_be_trace = fs::metadata(path).is_ok_and(|found| found.is_file() || found.is_dir());
+    if can_be_trace && let Some(detected) = foreign::detect(path, importers())? {
+        return Ok(Input::Foreign(detected));
+    }
+    match kind? {
+        Kind::Trace => Ok(Input::Run(Box::new(Run::open(path)?))),
+        Kind::Gguf => bail!(
+            "{} is a model, which does not tell what its router chose; record a run with it",
+            path.display()
+        ),
+        _ => bail!(
+            "{} is JSON of no trace that is known; `convert --list` names the formats that are",
+            path.display()
+        ),
+    }
+}
+
+/// Name of the format of a trace of another tool; nothing if no one knows it.
+pub fn format(path: &Path) -> anyhow::Result<Option<&'static str>> {
+    let detected = foreign::detect(path, importers())?;
+    Ok(detected.map(|detected| detected.importer.name()))
+}
+
+/// Tells the user how a trace of another tool was read, and what it has lost.
+pub fn tell(ctx: &Context, path: &Path, summary: &Summary) {
+    let (n, what) = if summary.is_ordered() {
+        (summary.rows, "rows of routing")
+    } else {
+        (summary.counts, "counts")
+    };
+    ctx.remark(format_args!(
+        "{}: {} ({n} {what})",
+        path.display(),
+        summary.format
+    ));
+    for note in &summary.notes {
+        ctx.remark(format_args!("  {note}"));
+    }
+}
+
+/// Reads lines `number,name`; a header line is passed over.
+fn read_ops(path: &Path) -> anyhow::Result<OpTable> {
+    let text =
+        fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let mut ops = Vec::new();
+    for (line, text) in (1u64..).zip(text.lines().map(str::trim)) {
+        let parsed = text.split_once(',').and_then(|(number, name)| {
+            let name = name.trim();
+            Some((number.trim().parse().ok()?, name.to_owned())).filter(|_| !name.is_empty())
+        });
+        match parsed {
+            Some(op) => ops.push(op),
+            None if line == 1 || text.is_empty() => {}
+            None => bail!(
+                "{}: line {line}: not `number,name` with a number up to 255; write one operation a line",
+                path.display()
+            ),
+        }
+    }
+    if ops.is_empty() {
+        bail!(
+            "{}: no operation in it; write lines `number,name`",
+            path.display()
+        );
+    }
+    Ok(ops.into_iter().collect())
+}
