@@ -232,3 +232,6 @@ fn entries(bytes: &[u8]) -> Result<HashMap<String, Range<usize>>, Fault> {
     }
     Ok(entries)
 }
+
+#[cfg(test)]
+mod tests;
