@@ -182,7 +182,7 @@ pub enum RopeLayout {
 }
 
 /// Parameters of the rotary position embedding, YaRN included.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rope {
     /// Rotated dimensions of a head.
     pub n_dims: usize,

@@ -3,7 +3,9 @@
 pub mod attention;
 pub mod bandwidth;
 mod disjoint;
+pub mod glu;
 pub mod matmul;
 pub mod quant;
 pub mod rope;
+mod simd;
 pub mod threads;

@@ -1,6 +1,38 @@
 //! Rotary position embedding.
 
+use crate::cpu::threads::Threads;
 use crate::hparams::{Rope, RopeLayout};
+
+/// Angles of the positions of a batch: queries and keys of all layers turn alike, so they are worked out once.
+#[derive(Default)]
+pub struct Angles {
+    rope: Option<Rope>,
+    positions: Vec<u32>,
+    values: Vec<f32>,
+}
+
+impl Angles {
+    /// Those of [`angles`] for each position `(position, n_dims)`. `divisors` belong to `rope`: another model has other
+    /// `Angles`.
+    pub fn of(
+        &mut self,
+        threads: &Threads,
+        rope: &Rope,
+        divisors: Option<&[f32]>,
+        positions: &[u32],
+    ) -> &[f32] {
+        if self.rope != Some(*rope) || self.positions != positions {
+            self.rope = Some(*rope);
+            self.positions.clear();
+            self.positions.extend(positions);
+            self.values.resize(positions.len() * rope.n_dims, 0.0);
+            threads.rows(&mut self.values, rope.n_dims, |i, out| {
+                angles(rope, divisors, positions[i] as usize, out);
+            });
+        }
+        &self.values
+    }
+}
 
 /// Angles of one position, interleaved `(cos, sin)` for each pair; `n_dims` values. `divisors (n_dims / 2)` divide the
 /// frequencies of a model that brings them.
@@ -85,6 +117,29 @@ mod tests {
         let mut head = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0];
         rotate(RopeLayout::Halves, &mut head, &cache);
         assert_eq!(head, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]);
+    }
+
+    #[test]
+    fn angles_follow_rope_and_positions() {
+        let threads = Threads::new(1).unwrap();
+        let mut kept = Angles::default();
+        let other = Rope {
+            freq_base: 500.0,
+            ..plain(8)
+        };
+        for (rope, positions) in [
+            (plain(8), [3, 4]),
+            (plain(8), [3, 4]),
+            (other, [3, 4]),
+            (other, [4, 9]),
+        ] {
+            let got = kept.of(&threads, &rope, None, &positions).to_vec();
+            for (got, position) in got.chunks_exact(8).zip(positions) {
+                let mut want = [0.0; 8];
+                angles(&rope, None, position as usize, &mut want);
+                assert_eq!(got, want);
+            }
+        }
     }
 
     #[test]

@@ -137,6 +137,24 @@ impl Threads {
                 .for_each(|(row, out)| work(row, out));
         });
     }
+
+    /// Calls `work` on each row of `data` and its number.
+    pub(crate) fn rows<T: Send>(
+        &self,
+        data: &mut [T],
+        width: usize,
+        work: impl Fn(usize, &mut [T]) + Sync,
+    ) {
+        let bytes = size_of_val(data);
+        let n = data.len() / width;
+        let data = super::disjoint::Disjoint::new(data);
+        self.split(n, bytes, |rows| {
+            // SAFETY: ranges of rows do not overlap between threads.
+            let part = unsafe { data.slice(rows.start * width..rows.end * width) };
+            let part = part.chunks_exact_mut(width);
+            rows.zip(part).for_each(|(i, row)| work(i, row));
+        });
+    }
 }
 
 impl Drop for Threads {

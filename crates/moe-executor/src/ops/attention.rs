@@ -24,13 +24,15 @@ impl Ops<'_> {
         let before = Source::from(&*x);
         let width = x.width;
         let divisors = factors.map(|f| f.data.as_slice());
-        self.angles.resize(rope.n_dims, 0.0);
-        for (row, &position) in x.data_mut().chunks_exact_mut(width).zip(&self.positions) {
-            rope::angles(rope, divisors, position as usize, &mut self.angles);
+        let angles = self
+            .angles
+            .of(self.threads, rope, divisors, &self.positions);
+        self.threads.rows(x.data_mut(), width, |i, row| {
+            let angles = &angles[i * rope.n_dims..][..rope.n_dims];
             for head in row.chunks_exact_mut(head_dim) {
-                rope::rotate(rope.layout, &mut head[..rope.n_dims], &self.angles);
+                rope::rotate(rope.layout, &mut head[..rope.n_dims], angles);
             }
-        }
+        });
         x.name = name;
         let positions = input("inp_pos", &self.positions);
         match factors {

@@ -17,14 +17,11 @@ impl Ops<'_> {
     ) {
         let start = self.recorder.start();
         dst.shape(name, weights.n_in, tokens.len());
-        for (&token, out) in tokens
-            .iter()
-            .zip(dst.data_mut().chunks_exact_mut(weights.n_in))
-        {
-            let token = token as usize;
+        self.threads.rows(dst.data_mut(), weights.n_in, |i, out| {
+            let token = tokens[i] as usize;
             dequantize_row(weights.ty, weights.rows(0, token..token + 1), out)
                 .expect("the matrix has a kernel, so its type can be read");
-        }
+        });
         let ids = input("inp_tokens", tokens);
         self.record(start, number::GET_ROWS, name, &[weights.into(), ids]);
     }
@@ -64,26 +61,19 @@ impl Ops<'_> {
         let start = self.recorder.start();
         let width = weight.n;
         dst.shape(norm, src.width, src.rows);
-        for (x, out) in src
-            .data()
-            .chunks_exact(width)
-            .zip(dst.data_mut().chunks_exact_mut(width))
-        {
-            let sum: f64 = x.iter().map(|&x| f64::from(x * x)).sum();
-            let scale = 1.0 / ((sum / width as f64) as f32 + eps).sqrt();
-            for (o, x) in out.iter_mut().zip(x) {
-                *o = x * scale;
-            }
-        }
+        self.threads
+            .zip_rows(src.data(), width, dst.data_mut(), width, |x, out| {
+                let mean = sum_of_squares(x) / width as f64;
+                let scale = 1.0 / (mean as f32 + eps).sqrt();
+                out.iter_mut().zip(x).for_each(|(o, x)| *o = x * scale);
+            });
         self.record(start, number::RMS_NORM, norm, &[src.into()]);
 
         let start = self.recorder.start();
         let normed = Source::from(&*dst);
-        for row in dst.data_mut().chunks_exact_mut(width) {
-            for (x, w) in row.iter_mut().zip(&weight.data) {
-                *x *= w;
-            }
-        }
+        self.threads.rows(dst.data_mut(), width, |_, row| {
+            row.iter_mut().zip(&weight.data).for_each(|(x, w)| *x *= w);
+        });
         dst.name = name;
         self.record(start, number::MUL, name, &[normed, weight.into()]);
     }
@@ -92,11 +82,9 @@ impl Ops<'_> {
     pub fn add_bias(&mut self, name: NodeName, bias: &Vector, x: &mut Activation) {
         let start = self.recorder.start();
         let before = Source::from(&*x);
-        for row in x.data_mut().chunks_exact_mut(bias.n) {
-            for (x, b) in row.iter_mut().zip(&bias.data) {
-                *x += b;
-            }
-        }
+        self.threads.rows(x.data_mut(), bias.n, |_, row| {
+            row.iter_mut().zip(&bias.data).for_each(|(x, b)| *x += b);
+        });
         x.name = name;
         self.record(start, number::ADD, name, &[before, bias.into()]);
     }
@@ -140,6 +128,19 @@ impl Ops<'_> {
         }
         self.record(start, number::ADD, name, &[a.into(), b.into()]);
     }
+}
+
+/// In lanes that do not wait for each other.
+fn sum_of_squares(x: &[f32]) -> f64 {
+    let (chunks, rest) = x.as_chunks::<16>();
+    let mut lanes = [0.0f64; 16];
+    for chunk in chunks {
+        for (lane, x) in lanes.iter_mut().zip(chunk) {
+            *lane += f64::from(x * x);
+        }
+    }
+    let rest = rest.iter().map(|&x| f64::from(x * x));
+    lanes.into_iter().chain(rest).sum()
 }
 
 /// Integers that the caller of the graph supplies: token ids, positions, row numbers. Each kind has a buffer id of its

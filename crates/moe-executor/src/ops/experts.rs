@@ -1,19 +1,11 @@
 //! Operations of the chosen experts.
 
 use crate::activation::{Activation, NodeName};
+use crate::cpu::glu::Glu;
 use crate::cpu::matmul;
 use crate::ops::{Ops, number, router};
 use crate::recorder::{Routing, Source};
 use crate::weights::{Matrix, Vector};
-
-/// Activation between the up and the down projection of an expert.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Glu {
-    /// `silu(gate) · up`.
-    Swiglu,
-    /// gpt-oss: gate and up clamped to ±7, `gate · sigmoid(1.702 gate) · (up + 1)`.
-    SwigluOai,
-}
 
 impl Ops<'_> {
     /// Groups the rows by expert for the products that follow.
@@ -72,10 +64,10 @@ impl Ops<'_> {
     ) {
         let start = self.recorder.start();
         let before = Source::from(&*x);
-        for (row, &id) in x.data_mut().chunks_exact_mut(bias.n).zip(&routing.ids) {
-            let bias = &bias.data[id as usize * bias.n..][..bias.n];
+        self.threads.rows(x.data_mut(), bias.n, |i, row| {
+            let bias = &bias.data[routing.ids[i] as usize * bias.n..][..bias.n];
             row.iter_mut().zip(bias).for_each(|(x, b)| *x += b);
-        }
+        });
         x.name = name;
         let sources = [before, bias.into(), router::ids(il, routing)];
         self.recorder.experts(
@@ -92,14 +84,7 @@ impl Ops<'_> {
     pub fn glu(&mut self, name: NodeName, glu: Glu, gate: &mut Activation, up: &Activation) {
         let start = self.recorder.start();
         let before = Source::from(&*gate);
-        let pairs = gate.data_mut().iter_mut().zip(up.data());
-        match glu {
-            Glu::Swiglu => pairs.for_each(|(g, u)| *g = *g / (1.0 + (-*g).exp()) * u),
-            Glu::SwigluOai => pairs.for_each(|(g, u)| {
-                let x = g.min(7.0);
-                *g = x / (1.0 + (-1.702 * x).exp()) * (u.clamp(-7.0, 7.0) + 1.0);
-            }),
-        }
+        glu.apply(self.threads, gate.data_mut(), up.data());
         gate.name = name;
         self.record(start, number::GLU, name, &[before, up.into()]);
     }
@@ -118,13 +103,9 @@ impl Ops<'_> {
 
         let start = self.recorder.start();
         let before = Source::from(&*experts);
-        for (row, weight) in experts
-            .data_mut()
-            .chunks_exact_mut(width)
-            .zip(&routing.weights)
-        {
-            row.iter_mut().for_each(|x| *x *= weight);
-        }
+        self.threads.rows(experts.data_mut(), width, |i, row| {
+            row.iter_mut().for_each(|x| *x *= routing.weights[i]);
+        });
         experts.name = name("ffn_moe_weighted");
         let sources = [before, router::weights(weights_name, routing)];
         self.record(start, number::MUL, experts.name, &sources);
@@ -135,9 +116,9 @@ impl Ops<'_> {
         for slot in 1..k.max(2) {
             let start = self.recorder.start();
             let summed = Source::from(&*dst);
-            let rows = experts.data().chunks_exact(width * k);
-            for (row, out) in rows.zip(dst.data_mut().chunks_exact_mut(width)) {
-                let slot_row = |slot: usize| &row[slot * width..(slot + 1) * width];
+            let rows = experts.data();
+            self.threads.rows(dst.data_mut(), width, |t, out| {
+                let slot_row = |slot: usize| &rows[(t * k + slot) * width..][..width];
                 match (slot, k) {
                     (1, 1) => out.copy_from_slice(slot_row(0)),
                     (1, _) => {
@@ -149,7 +130,7 @@ impl Ops<'_> {
                         .zip(slot_row(slot))
                         .for_each(|(o, x)| *o += x),
                 }
-            }
+            });
             let last = slot + 1 >= k;
             dst.name = name(if last { "ffn_moe_out" } else { "ffn_moe_sum" });
             let view = Source::view(experts, " (view)");

@@ -15,11 +15,12 @@ use std::time::Instant;
 
 use crate::activation::{Activation, NodeName};
 use crate::cpu::matmul::{self, Quantized, Worklist};
+use crate::cpu::rope::Angles;
 use crate::cpu::threads::Threads;
 use crate::recorder::{Recorder, Routing, Source};
 use crate::weights::{Linear, Matrix};
 
-pub use experts::Glu;
+pub use crate::cpu::glu::Glu;
 pub use router::{Gating, Groups, RouterSpec, RouterState};
 
 /// What the router chose for the rows of one layer; handed to the observer of a session.
@@ -51,8 +52,7 @@ pub struct Ops<'a> {
     pub not_finite: Option<(NodeName, u32)>,
     quantized: Quantized,
     work: Worklist,
-    /// Rotation of one position.
-    angles: Vec<f32>,
+    angles: Angles,
     /// Experts of a row while the best are found.
     order: Vec<u32>,
     /// Groups that the rows choose from.
@@ -72,7 +72,7 @@ impl<'a> Ops<'a> {
             not_finite: None,
             quantized: Quantized::default(),
             work: Worklist::default(),
-            angles: Vec::new(),
+            angles: Angles::default(),
             order: Vec::new(),
             groups: Vec::new(),
             sums: Vec::new(),

@@ -49,6 +49,8 @@ mod tests;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+use std::sync::OnceLock;
+
 use moe_gguf::GgmlType;
 use zerocopy::byteorder::little_endian::F32;
 
@@ -117,6 +119,12 @@ impl Isa {
         all.into_iter().filter(|isa| isa.is_available()).collect()
     }
 
+    /// The widest instruction set of this processor.
+    pub fn best() -> Isa {
+        static BEST: OnceLock<Isa> = OnceLock::new();
+        *BEST.get_or_init(|| Isa::available().pop().unwrap_or(Isa::Portable))
+    }
+
     fn is_available(self) -> bool {
         match self {
             Isa::Portable => true,
@@ -147,8 +155,7 @@ impl Kernel {
     /// # Errors
     /// [`Error::Unsupported`], which lists the types that have one.
     pub fn for_type(ty: GgmlType) -> Result<Kernel, Error> {
-        let isa = Isa::available().pop().unwrap_or(Isa::Portable);
-        Kernel::for_isa(ty, isa).ok_or(Error::Unsupported { ty })
+        Kernel::for_isa(ty, Isa::best()).ok_or(Error::Unsupported { ty })
     }
 
     /// The kernel for a type that uses one of the [`Isa::available`] instruction sets.

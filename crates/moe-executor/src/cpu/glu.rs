@@ -1,0 +1,150 @@
+//! Gated activations of a feed-forward block.
+
+use crate::cpu::simd::{self, Kernel, Simd, exp};
+use crate::cpu::threads::Threads;
+
+/// What is done to a pair of gate and up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Glu {
+    /// `silu(gate) · up`.
+    Swiglu,
+    /// gpt-oss: gate and up clamped to ±7, `gate · sigmoid(1.702 gate) · (up + 1)`.
+    SwigluOai,
+}
+
+/// Values of one call to the vectors' code.
+const CHUNK: usize = 1024;
+
+impl Glu {
+    /// Replaces every value of `gate` by the activation of it and its value of `up`.
+    pub fn apply(self, threads: &Threads, gate: &mut [f32], up: &[f32]) {
+        let whole = gate.len() / CHUNK * CHUNK;
+        let (chunks, rest) = gate.split_at_mut(whole);
+        threads.rows(chunks, CHUNK, |i, gate| {
+            self.pairs(gate, &up[i * CHUNK..][..CHUNK])
+        });
+        self.pairs(rest, &up[whole..]);
+    }
+
+    fn pairs(self, gate: &mut [f32], up: &[f32]) {
+        let glu = self;
+        simd::dispatch(Pairs { glu, gate, up });
+    }
+}
+
+struct Pairs<'a> {
+    glu: Glu,
+    gate: &'a mut [f32],
+    up: &'a [f32],
+}
+
+impl Kernel for Pairs<'_> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let mut gate = self.gate.chunks_exact_mut(S::LANES);
+        let mut up = self.up.chunks_exact(S::LANES);
+        for (gate, up) in gate.by_ref().zip(up.by_ref()) {
+            // SAFETY: both have `LANES` values; the instructions by the caller's promise.
+            unsafe {
+                let value = vector::<S>(self.glu, S::load(gate.as_ptr()), S::load(up.as_ptr()));
+                S::store(gate.as_mut_ptr(), value);
+            }
+        }
+        for (gate, up) in gate.into_remainder().iter_mut().zip(up.remainder()) {
+            // SAFETY: the instructions by the caller's promise.
+            *gate = unsafe { first::<S>(vector::<S>(self.glu, S::splat(*gate), S::splat(*up))) };
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn vector<S: Simd>(glu: Glu, gate: S::Vector, up: S::Vector) -> S::Vector {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        match glu {
+            Glu::Swiglu => S::mul(silu::<S>(gate, 1.0), up),
+            Glu::SwigluOai => {
+                let gate = S::min(S::splat(7.0), gate);
+                let up = S::min(S::splat(7.0), S::max(S::splat(-7.0), up));
+                S::mul(silu::<S>(gate, 1.702), S::add(up, S::splat(1.0)))
+            }
+        }
+    }
+}
+
+/// `x · sigmoid(alpha x)`
+#[inline(always)]
+unsafe fn silu<S: Simd>(x: S::Vector, alpha: f32) -> S::Vector {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        let e = exp::<S>(S::mul(x, S::splat(-alpha)));
+        S::div(x, S::add(S::splat(1.0), e))
+    }
+}
+
+/// The first lane.
+#[inline(always)]
+unsafe fn first<S: Simd>(x: S::Vector) -> f32 {
+    let mut lanes = [0.0; 16];
+    // SAFETY: no vector has more lanes.
+    unsafe { S::store(lanes.as_mut_ptr(), x) };
+    lanes[0]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::quant::Isa;
+
+    #[test]
+    fn activations_follow_their_formulas() {
+        let gate: Vec<f32> = (0..2100).map(|i| (i as f32 - 1000.0) * 0.02).collect();
+        let up: Vec<f32> = (0..2100)
+            .map(|i| ((i * 37) % 200) as f32 * 0.1 - 10.0)
+            .collect();
+        let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+        for glu in [Glu::Swiglu, Glu::SwigluOai] {
+            let want = |g: f32, u: f32| {
+                let (g, u) = (f64::from(g), f64::from(u));
+                match glu {
+                    Glu::Swiglu => g * sigmoid(g) * u,
+                    Glu::SwigluOai => {
+                        g.min(7.0) * sigmoid(1.702 * g.min(7.0)) * (u.clamp(-7.0, 7.0) + 1.0)
+                    }
+                }
+            };
+            for isa in Isa::available() {
+                let mut out = gate.clone();
+                simd::dispatch_with(
+                    isa,
+                    Pairs {
+                        glu,
+                        gate: &mut out,
+                        up: &up,
+                    },
+                );
+                for (i, got) in out.iter().enumerate() {
+                    let want = want(gate[i], up[i]);
+                    let error = (f64::from(*got) - want).abs();
+                    assert!(
+                        error <= 1e-6 * want.abs() + 1e-9,
+                        "{glu:?} {isa:?} at {i}: {got}, not {want}"
+                    );
+                }
+            }
+            let mut out = gate.clone();
+            glu.apply(&Threads::new(2).unwrap(), &mut out, &up);
+            assert!((f64::from(out[2099]) - want(gate[2099], up[2099])).abs() < 1e-4);
+            assert!((f64::from(out[5]) - want(gate[5], up[5])).abs() < 1e-4);
+        }
+    }
+
+    #[test]
+    fn no_number_stays_none() {
+        for glu in [Glu::Swiglu, Glu::SwigluOai] {
+            let mut gate = [f32::NAN, 1.0];
+            glu.apply(&Threads::new(1).unwrap(), &mut gate, &[1.0, f32::NAN]);
+            assert!(gate.iter().all(|x| x.is_nan()));
+        }
+    }
+}
