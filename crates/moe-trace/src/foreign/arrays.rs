@@ -212,12 +212,7 @@ pub(crate) fn tokens(
                 token_id,
                 sequence_id: tokens.sequence_id,
                 phase,
-                layer_id,
-                slot: 0,
-                expert_id: 0,
-                weight: None,
-                lane: None,
-                timestamp_ns: None,
+                ..RoutingRow::at_layer(layer_id)
             };
             experts.clear();
             for slot in 0..top_k {

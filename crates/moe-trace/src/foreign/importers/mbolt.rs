@@ -5,6 +5,7 @@
 //! tokens, as that of a prompt, routes fewer of them in its last layer.
 
 use crate::foreign::binary::mapped::Mapped;
+use crate::foreign::passes::Passes;
 use crate::foreign::{
     At, Facts, ForeignError, Importer, MAX_ID, Options, Output, RoutingRow, Source,
 };
@@ -43,29 +44,6 @@ impl Importer for Mbolt {
     }
 }
 
-/// The pass that is being read.
-#[derive(Default)]
-struct Pass {
-    last_layer: Option<u32>,
-    /// Position of its first token.
-    first: u64,
-    /// Tokens of its first layer, which are all.
-    n_tokens: u64,
-}
-
-impl Pass {
-    /// Moves to a record and returns the position of its first token.
-    fn enter(&mut self, layer: u32, n_tokens: u64) -> u64 {
-        if self.last_layer.is_none_or(|last| layer <= last) {
-            self.first += self.n_tokens;
-            self.n_tokens = n_tokens;
-        }
-        self.last_layer = Some(layer);
-        // Fewer tokens than the pass has are its last ones: their output is the one that is wanted.
-        self.first + self.n_tokens.saturating_sub(n_tokens)
-    }
-}
-
 fn import_file(bytes: &[u8], output: &mut Output<'_>) -> Result<(), ForeignError> {
     match (number(bytes, 4), number(bytes, 8)) {
         (Some(1), Some(n_expert)) => output.facts(&Facts {
@@ -80,7 +58,7 @@ fn import_file(bytes: &[u8], output: &mut Output<'_>) -> Result<(), ForeignError
         }
         _ => return Err(output.invalid(At::Byte(4), "the header is cut off")),
     }
-    let mut pass = Pass::default();
+    let mut passes = Passes::default();
     let (mut offset, mut record) = (HEADER, 0);
     while offset < bytes.len() {
         let at = || At::Record {
@@ -95,21 +73,12 @@ fn import_file(bytes: &[u8], output: &mut Output<'_>) -> Result<(), ForeignError
             ));
             break;
         };
-        let first = pass.enter(entry.layer, entry.n_tokens() as u64);
         let layer_id = output.id(at, "layer", entry.layer.into())?;
-        for (i, experts) in entry.ids.chunks_exact(4 * entry.k).enumerate() {
-            let token_id = u32::try_from(first + i as u64)
-                .map_err(|_| output.invalid(at(), "more tokens than can be counted"))?;
+        let first = passes.layer(layer_id, entry.n_tokens);
+        for (token_id, experts) in (first..).zip(entry.ids.chunks_exact(4 * entry.k)) {
             let row = RoutingRow {
                 token_id,
-                sequence_id: None,
-                phase: None,
-                layer_id,
-                slot: 0,
-                expert_id: 0,
-                weight: None,
-                lane: None,
-                timestamp_ns: None,
+                ..RoutingRow::at_layer(layer_id)
             };
             let (experts, _) = experts.as_chunks::<4>();
             let experts = experts
@@ -127,6 +96,7 @@ fn import_file(bytes: &[u8], output: &mut Output<'_>) -> Result<(), ForeignError
 struct Entry<'a> {
     layer: u32,
     k: usize,
+    n_tokens: u32,
     /// `[n_tokens][k]`
     ids: &'a [u8],
 }
@@ -149,11 +119,12 @@ impl<'a> Entry<'a> {
             .checked_mul(n_tokens as usize)
             .and_then(|n| n.checked_mul(4));
         let ids = size.and_then(|size| bytes[12..].get(..size));
-        Ok(ids.map(|ids| Self { layer, k, ids }))
-    }
-
-    fn n_tokens(&self) -> usize {
-        self.ids.len() / 4 / self.k
+        Ok(ids.map(|ids| Self {
+            layer,
+            k,
+            n_tokens,
+            ids,
+        }))
     }
 }
 

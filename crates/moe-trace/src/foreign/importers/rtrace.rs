@@ -90,14 +90,7 @@ fn import_file(
         rank(&bytes[8..], &mut ranked).map_err(|reason| output.invalid(at(), reason))?;
         let row = RoutingRow {
             token_id: word(bytes),
-            sequence_id: None,
-            phase: None,
-            layer_id: output.id(at, "layer", word(&bytes[4..]).into())?,
-            slot: 0,
-            expert_id: 0,
-            weight: None,
-            lane: None,
-            timestamp_ns: None,
+            ..RoutingRow::at_layer(output.id(at, "layer", word(&bytes[4..]).into())?)
         };
         if i32::try_from(row.token_id).is_err() {
             return Err(output.invalid(at(), "a token before the first; the file is damaged"));

@@ -172,14 +172,8 @@ impl<'p> Pass<'p> {
                     token_id: self.position(token).ok_or_else(|| {
                         output.invalid(at(), "the token has no position; the file is damaged")
                     })?,
-                    sequence_id: None,
                     phase: self.phase,
-                    layer_id: output.id(at, "layer", layer as u64)?,
-                    slot: 0,
-                    expert_id: 0,
-                    weight: None,
-                    lane: None,
-                    timestamp_ns: None,
+                    ..RoutingRow::at_layer(output.id(at, "layer", layer as u64)?)
                 };
                 let mut chosen = Vec::new();
                 for slot in 0..n_slots {

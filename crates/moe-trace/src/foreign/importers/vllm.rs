@@ -9,7 +9,7 @@ use serde::Deserialize;
 use crate::foreign::arrays::{Tokens, element, tokens};
 use crate::foreign::binary::npy;
 use crate::foreign::source::read_whole;
-use crate::foreign::{At, ForeignError, Importer, Options, Output, Source, json};
+use crate::foreign::{At, ForeignError, Importer, Options, Output, SAMPLE_SIZE, Source, json};
 
 use super::routed_experts::{RoutedExperts, has_keys};
 
@@ -46,9 +46,11 @@ impl Importer for Vllm {
     }
 
     fn is_applicable(&self, sample: &[u8]) -> bool {
+        // A long answer may come before its routing.
         has_keys(sample, &["choices"])
             && (has_keys(sample, &["routed_experts"])
-                || has_keys(sample, &["prompt_routed_experts"]))
+                || has_keys(sample, &["prompt_routed_experts"])
+                || sample.len() == SAMPLE_SIZE)
     }
 
     fn import(

@@ -1,0 +1,59 @@
+//! What `convert` writes, read by another program: `exports.py`, which knows the formats from their descriptions and reads the
+//! run's records itself.
+
+mod support;
+
+use std::process::Command;
+
+use support::python::python;
+use support::{arg, known_run, repository, stdout_of};
+
+/// Formats and the names of what is written.
+const FORMATS: [(&str, &str); 12] = [
+    ("bigmoeonedge", "route.csv"),
+    ("coli-usage", "coli_usage"),
+    ("ds4-hotlist", "hotlist"),
+    ("eplb", "eplb.json"),
+    ("eplb-csv", "eplb.csv"),
+    ("jsonl", "tokens.jsonl"),
+    ("learn", "learn.json"),
+    ("mesh-llm", "rankings"),
+    ("npy", "routing.npy"),
+    ("npy-counts", "counts.npy"),
+    ("sglang", "sglang.json"),
+    ("thesis-json", "tokens"),
+];
+
+#[test]
+fn other_programs_read_what_is_written() {
+    let Some(python) = python("other_programs_read_what_is_written", "numpy") else {
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    known_run(&run);
+    for (format, name) in FORMATS {
+        let out = dir.path().join(name);
+        stdout_of(&[
+            "--quiet",
+            "convert",
+            arg(&run),
+            "--to",
+            format,
+            "--out",
+            arg(&out),
+        ]);
+    }
+    let script = repository("tests/exports.py");
+    let output = Command::new(python)
+        .args([arg(&script), arg(dir.path())])
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let checked = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(checked.lines().count(), FORMATS.len(), "{checked}");
+}
