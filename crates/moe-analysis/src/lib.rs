@@ -2,6 +2,7 @@
 
 #![warn(missing_docs)]
 
+pub mod accesses;
 pub mod diff;
 pub mod foreign;
 pub mod hotness;

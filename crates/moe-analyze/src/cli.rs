@@ -8,8 +8,8 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::commands::{
-    bench, buffers, completions, convert, diff, gguf_map, graph, hotness, info, man, parquet, plan,
-    record, relayout, synth,
+    accesses, bench, buffers, completions, convert, diff, gguf_map, graph, hotness, info, man,
+    parquet, plan, record, relayout, synth,
 };
 
 /// Offline trace analysis for mixture-of-experts models in GGUF files.
@@ -42,6 +42,7 @@ enum Command {
     Hotness(hotness::Args),
     Plan(plan::Args),
     Diff(diff::Args),
+    Accesses(accesses::Args),
     Graph(graph::Args),
     Buffers(buffers::Args),
     Info(info::Args),
@@ -129,6 +130,7 @@ impl Cli {
             Command::Hotness(args) => hotness::run(args, &ctx),
             Command::Plan(args) => plan::run(args, &ctx),
             Command::Diff(args) => diff::run(args, &ctx),
+            Command::Accesses(args) => accesses::run(args, &ctx),
             Command::Graph(args) => graph::run(args, &ctx),
             Command::Buffers(args) => buffers::run(args, &ctx),
             Command::Info(args) => info::run(args, &ctx),

@@ -13,6 +13,7 @@ use moe_executor::{Model, Session};
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
 use moe_trace::buffers::{self, BufferEvent, Change, Timeline};
+use moe_trace::correlation::Correlation;
 use moe_trace::graph::{self, Graph};
 use moe_trace::names::base_name;
 use moe_trace::record::{FLAG_SOURCES_OMITTED, PHASE_GENERATE, PHASE_PROMPT, SOURCE_BUFFER};
@@ -287,6 +288,46 @@ fn a_buffer_keeps_its_identity() {
             }
         }
         assert!(addresses.len() > 10, "{addresses:?}");
+    }
+}
+
+#[test]
+fn every_access_to_the_file_is_an_entry_of_its_map() {
+    let prompt: Vec<u32> = (300..320).collect();
+    for arch in ["dots1", "gpt-oss", "llama", "olmoe", "qwen2moe", "qwen3moe"] {
+        let file = format!("random-{arch}-F16.gguf");
+        let recorded = record(&file, &prompt, LIMITS, RunOptions::default());
+        let gguf = Gguf::open(fixtures().join(&file)).unwrap();
+        let map = OffsetMap::new(&gguf);
+        let correlation = Correlation::new(&map);
+        let mut read = std::collections::BTreeSet::new();
+        for record in &recorded.records {
+            for (i, source) in record.sources().iter().enumerate() {
+                let tensor = correlation.resolve(record, i);
+                assert_eq!(
+                    tensor.is_some(),
+                    source.is_disk(),
+                    "{arch}: {}",
+                    source.name()
+                );
+                // By the name alone it is the same tensor.
+                let named = gguf
+                    .tensor(base_name(&source.name()))
+                    .map(|tensor| tensor.index);
+                assert_eq!(tensor, named, "{arch}: {}", source.name());
+                read.extend(tensor);
+            }
+        }
+        // All of the model is read, but for what a record has no place for.
+        let unread = gguf
+            .tensors()
+            .iter()
+            .filter(|tensor| !read.contains(&tensor.index));
+        let unread: Vec<&str> = unread.map(|tensor| tensor.name.as_str()).collect();
+        assert!(
+            unread.iter().all(|name| name.contains("attn_sinks")),
+            "{arch}: {unread:?}"
+        );
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::correlation::Correlation;
 use crate::error::Error;
 use crate::map_table;
 use crate::operations::TokenExperts;
@@ -12,7 +13,6 @@ use crate::record::{
 };
 use crate::run::Run;
 use crate::tables::{RUN_ID_KEY, TABLES};
-use crate::tensor_ranges::TensorRanges;
 
 /// A rule that records break.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,7 +87,7 @@ struct Rules<'a> {
     n_layer: u32,
     n_expert: u32,
     expert_operations: [Option<u8>; 2],
-    tensors: TensorRanges,
+    tensors: Correlation<'a>,
 }
 
 impl<'a> Rules<'a> {
@@ -99,7 +99,7 @@ impl<'a> Rules<'a> {
             n_layer: known(model.map(|model| model.n_layer)),
             n_expert: known(model.map(|model| model.n_expert)),
             expert_operations: ["MUL_MAT_ID", "ADD_ID"].map(|name| run.ops().number(name)),
-            tensors: run.map.as_ref().map(TensorRanges::new).unwrap_or_default(),
+            tensors: run.map.as_ref().map(Correlation::new).unwrap_or_default(),
         }
     }
 
@@ -140,7 +140,7 @@ impl<'a> Rules<'a> {
                 "read from a memory source that does not exist",
             );
         }
-        if !(0..sources.len()).all(|i| self.tensors.hold(record, i)) {
+        if !(0..sources.len()).all(|i| self.tensors.holds(record, i)) {
             faults.add(
                 "sources.offset_or_buffer_id",
                 "read bytes that are not the named tensor's",

@@ -5,9 +5,11 @@
 
 #![warn(missing_docs)]
 
+mod accesses;
 mod blocks;
 pub mod buffers;
 pub mod check;
+pub mod correlation;
 mod error;
 mod files;
 pub mod foreign;
@@ -23,10 +25,10 @@ pub mod record;
 mod routing;
 mod run;
 pub mod tables;
-mod tensor_ranges;
 mod trace;
 mod writer;
 
+pub use accesses::{Access, FileAccesses};
 pub use error::Error;
 pub use manifest::Manifest;
 pub use operations::{Expert, Operation, Operations, TokenExperts};

@@ -1,5 +1,6 @@
 //! The subcommands, one file each.
 
+pub mod accesses;
 pub mod bench;
 pub mod buffers;
 pub mod completions;

@@ -51,6 +51,9 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
             args.run.display()
         ));
     }
+    if let Some(remark) = run.unresolved_remark() {
+        ctx.remark(remark);
+    }
     let records = run.trace.size_bytes() / moe_trace::record::RECORD_SIZE as u64;
     if let Some(out) = &args.out {
         let summary = with_progress(ctx, records, |options| {

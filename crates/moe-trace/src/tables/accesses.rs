@@ -11,10 +11,10 @@ use arrow::error::ArrowError;
 
 use super::MEMORY_SOURCES;
 use super::names::NameTable;
-use super::ranges::ExpertTensor;
 use super::rows::{Context, Rows, strings};
+use crate::accesses::Access;
 use crate::error::Error;
-use crate::operations::{Operation, expert_id};
+use crate::operations::Operation;
 use crate::parquet_file::{dictionary, name_type, optional, required};
 
 static ACCESSES: LazyLock<SchemaRef> = LazyLock::new(|| {
@@ -95,37 +95,18 @@ impl<'a> Rows<'a> for AccessRows {
                 tensor,
                 memory_source: log.memory_source,
             };
-            let location = log.offset_or_buffer_id.get();
-            let size_bytes = head.source_size(i);
             if !log.is_disk() {
-                self.push_row(&source, None, None, None, size_bytes, Some(location));
+                self.push_buffer(&source, head.source_size(i), log.offset_or_buffer_id.get());
                 continue;
             }
-            if location.checked_add(size_bytes).is_none() {
-                return Err(error(format!(
-                    "{size_bytes} bytes at {location} end beyond 64 bits"
-                )));
-            }
-            if !context.tensors.hold(head, i) {
-                return Err(error(format!(
-                    "{size_bytes} bytes at {location} are not those of {} (tensor {}) in gguf-map.parquet; is this the model's map?",
-                    log.name(),
-                    log.tensor_idx.get()
-                )));
-            }
-            if head.num_experts > 0
-                && let Some(tensor) = context.experts.get(log.tensor_idx.get())
-            {
-                self.push_experts(&source, operation, tensor)
-                    .map_err(error)?;
-                continue;
-            }
-            let file = if head.has_extension() {
-                head.source_file[i].get()
-            } else {
-                0
-            };
-            self.push_row(&source, Some(file), None, Some(location), size_bytes, None);
+            let mut experts = std::mem::take(&mut self.experts);
+            context
+                .accesses
+                .of_source(operation, i, &mut experts, |access| {
+                    self.push_file(&source, &access);
+                })
+                .map_err(error)?;
+            self.experts = experts;
         }
         Ok(())
     }
@@ -147,40 +128,20 @@ impl<'a> Rows<'a> for AccessRows {
 }
 
 impl AccessRows {
-    /// A row for each distinct expert of the operation, ids ascending.
-    fn push_experts(
-        &mut self,
-        source: &Source,
-        operation: &Operation<'_>,
-        tensor: &ExpertTensor<'_>,
-    ) -> Result<(), String> {
-        if self.experts.is_empty() {
-            let ids = operation
-                .records()
-                .iter()
-                .flat_map(|record| record.expert_ids());
-            self.experts.extend(ids.filter_map(expert_id));
-            self.experts.sort_unstable();
-            self.experts.dedup();
-        }
-        for i in 0..self.experts.len() {
-            let expert = self.experts[i];
-            let range = tensor.range(expert).ok_or_else(|| {
-                format!(
-                    "expert {expert} is not in its tensor, which has {}; is this the model's map?",
-                    tensor.n_expert()
-                )
-            })?;
-            self.push_row(
-                source,
-                Some(range.file),
-                Some(expert),
-                Some(range.file_offset),
-                range.size_bytes,
-                None,
-            );
-        }
-        Ok(())
+    fn push_buffer(&mut self, source: &Source, size_bytes: u64, buffer_id: u64) {
+        self.push_row(source, None, None, None, size_bytes, Some(buffer_id));
+    }
+
+    fn push_file(&mut self, source: &Source, access: &Access) {
+        let (file, file_offset) = (Some(access.file), Some(access.file_offset));
+        self.push_row(
+            source,
+            file,
+            access.expert_id,
+            file_offset,
+            access.size_bytes,
+            None,
+        );
     }
 
     fn push_row(

@@ -8,19 +8,17 @@ use arrow::datatypes::SchemaRef;
 use arrow::error::ArrowError;
 
 use super::PHASES;
-use super::ranges::ExpertRanges;
+use crate::accesses::FileAccesses;
 use crate::error::Error;
 use crate::operations::Operation;
 use crate::ops::OpTable;
 use crate::record::TensorAccessLog;
-use crate::tensor_ranges::TensorRanges;
 
 /// What rows are made with.
 pub(crate) struct Context<'a> {
     pub trace: &'a Path,
     pub ops: &'a OpTable,
-    pub experts: ExpertRanges<'a>,
-    pub tensors: TensorRanges,
+    pub accesses: FileAccesses<'a>,
 }
 
 impl Context<'_> {

@@ -11,16 +11,15 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use super::accesses::AccessRows;
 use super::chunks::{Chunk, Chunks};
 use super::ops::OpRows;
-use super::ranges::ExpertRanges;
 use super::routing::RoutingRows;
 use super::rows::Context;
 use super::table::{EncoderFactory, RowGroup, Table};
 use super::{MODEL_KEY, RUN_ID_KEY, TABLES};
+use crate::accesses::FileAccesses;
 use crate::error::Error;
 use crate::files::MadeDirectories;
 use crate::parquet_file::{SCHEMA_KEY, key_value};
 use crate::run::Run;
-use crate::tensor_ranges::TensorRanges;
 
 /// How to write tables.
 #[derive(Clone, Copy, Default)]
@@ -98,8 +97,7 @@ fn write(run: &Run, paths: [PathBuf; 3], options: TableOptions<'_>) -> Result<Ta
     let context = Context {
         trace: run.trace.path(),
         ops: run.ops(),
-        experts: run.map.as_ref().map(ExpertRanges::new).unwrap_or_default(),
-        tensors: run.map.as_ref().map(TensorRanges::new).unwrap_or_default(),
+        accesses: FileAccesses::new(run.map.as_ref()),
     };
     let mut directories = MadeDirectories::default();
     let (ops, ops_encoders) = Table::create::<OpRows>(

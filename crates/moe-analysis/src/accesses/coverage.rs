@@ -1,0 +1,56 @@
+//! Which experts are touched at all.
+
+use std::collections::BTreeMap;
+
+use super::Event;
+use super::units::Units;
+
+/// Experts of a layer that were read at least once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LayerCoverage {
+    /// Layer.
+    pub layer: u16,
+    /// Experts in it.
+    pub n_expert: u64,
+    /// Those that a prompt touched.
+    pub prompt: u64,
+    /// Those that a generated token touched.
+    pub generate: u64,
+    /// Those that either touched.
+    pub either: u64,
+}
+
+pub(super) struct Coverage {
+    /// `[n_units][phase]`
+    touched: Vec<[bool; 2]>,
+}
+
+impl Coverage {
+    pub(super) fn new(n_units: usize) -> Self {
+        Self {
+            touched: vec![[false; 2]; n_units],
+        }
+    }
+
+    pub(super) fn access(&mut self, event: &Event) {
+        if let Some(touched) = self.touched.get_mut(event.unit) {
+            touched[event.phase] = true;
+        }
+    }
+
+    pub(super) fn finish(self, units: &Units) -> Vec<LayerCoverage> {
+        let mut layers: BTreeMap<u16, LayerCoverage> = BTreeMap::new();
+        for (unit, &[prompt, generate]) in self.touched.iter().enumerate() {
+            let (Some(layer), Some(_)) = (units.layer(unit), units.expert(unit)) else {
+                continue;
+            };
+            let coverage = layers.entry(layer).or_default();
+            coverage.layer = layer;
+            coverage.n_expert += 1;
+            coverage.prompt += u64::from(prompt);
+            coverage.generate += u64::from(generate);
+            coverage.either += u64::from(prompt || generate);
+        }
+        layers.into_values().collect()
+    }
+}

@@ -1,0 +1,325 @@
+//! Access patterns: how a run reads the model's files.
+//!
+//! A *pass* is one walk over the model's graph, for a batch of a prompt or for one generated token. An *access* is a range
+//! that an operation read, as in the table `accesses`: sources in order, of an expert tensor each distinct expert of the
+//! operation once. Accesses are in the order of the trace.
+//!
+//! A look-up (`GET_ROWS` of a tensor of the model) names the whole tensor and reads a row a token, nobody knows which. Look-ups
+//! are told by themselves ([`Lookups`]) and are in no other figure; nor is an access that the model's map does not have.
+//!
+//! Memory is bounded by the model's map, whatever the trace's length.
+
+mod coverage;
+mod order;
+mod reuse;
+mod seeks;
+mod span;
+mod stack;
+mod units;
+mod volume;
+mod working_set;
+
+use std::path::PathBuf;
+
+use moe_gguf::map::OffsetMap;
+use moe_trace::correlation::{Unresolved, unresolved};
+use moe_trace::passes::PassStarts;
+use moe_trace::{FileAccesses, Operation, Run};
+
+use coverage::Coverage;
+pub use coverage::LayerCoverage;
+pub use order::LayerOrder;
+use order::OrderCounter;
+use reuse::ReuseCounter;
+pub use reuse::{Distances, ExpertReuse, Histogram, Reuse};
+use seeks::SeekCounter;
+pub use seeks::{Direction, SeekBucket, Seeks};
+use span::SpanCounter;
+pub use span::{LayerSpan, Spread};
+use units::{UnitId, Units};
+use volume::VolumeCounter;
+pub use volume::{LayerVolume, Lookups, PhaseVolume};
+use working_set::WindowCounter;
+pub use working_set::WorkingSet;
+
+/// Why accesses could not be reported on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Nobody knows where the model's tensors are.
+    #[error("{} has no gguf-map.parquet; name the model with --model FILE.gguf", path.display())]
+    NoMap {
+        /// The run.
+        path: PathBuf,
+    },
+    /// Nothing was read from the model's files.
+    #[error(
+        "{} reads nothing that is in the model's map; is it the map of this model?",
+        path.display()
+    )]
+    Empty {
+        /// The run.
+        path: PathBuf,
+    },
+    /// A record makes no sense.
+    #[error("{}: record {record} at byte {}: {reason}", path.display(), record * 1024)]
+    Record {
+        /// The trace.
+        path: PathBuf,
+        /// Index of the record.
+        record: u64,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+/// How a run reads the model's files.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AccessReport {
+    /// Whether layers are read in order.
+    pub order: LayerOrder,
+    /// Bytes read, by phase: prompt, generated.
+    pub phases: [PhaseVolume; 2],
+    /// Bytes read in each layer and phase; the layer `None` is what belongs to no layer.
+    pub layers: Vec<LayerVolume>,
+    /// Look-ups, which are in no other figure.
+    pub lookups: Lookups,
+    /// How far apart accesses that follow one another are.
+    pub seeks: Seeks,
+    /// Distinct bytes of windows of generated tokens.
+    pub working_sets: Vec<WorkingSet>,
+    /// Experts touched in each layer.
+    pub coverage: Vec<LayerCoverage>,
+    /// How soon experts are used again.
+    pub reuse: Reuse,
+    /// Time between the first and the last access of each layer in a pass.
+    pub spans: Vec<LayerSpan>,
+    /// Bytes of the model's tensors.
+    pub model_bytes: u64,
+    /// What the run reads that the map does not have.
+    pub unresolved: Vec<Unresolved>,
+}
+
+/// One access, and where it belongs.
+#[derive(Clone, Copy, Debug)]
+struct Event {
+    /// Layer of the tensor.
+    layer: Option<u16>,
+    /// 0 prompt, 1 generated.
+    phase: usize,
+    unit: UnitId,
+    is_expert: bool,
+    file: u16,
+    file_offset: u64,
+    size_bytes: u64,
+    /// Start and end of the operation.
+    time: (u64, u64),
+}
+
+/// A pass that has ended.
+#[derive(Clone, Copy, Debug)]
+struct Pass {
+    phase: usize,
+    n_tokens: u64,
+}
+
+/// Reads a run once and reports on its accesses. `windows` are lengths of working sets in tokens.
+///
+/// # Errors
+/// [`Error::NoMap`], [`Error::Empty`], [`Error::Record`] for a record that cannot be.
+pub fn report(run: &Run, windows: &[u64]) -> Result<AccessReport, Error> {
+    let path = || run.path.clone();
+    let map = run
+        .map
+        .as_ref()
+        .ok_or_else(|| Error::NoMap { path: path() })?;
+    let mut walk = Walk::new(run, map, windows);
+    let mut starts = PassStarts::new();
+    for operation in run.trace.operations() {
+        let error = |reason| Error::Record {
+            path: run.trace.path().to_owned(),
+            record: operation.first_record(),
+            reason,
+        };
+        if starts.begins(&operation) {
+            walk.begin(&operation);
+        }
+        walk.operation(&operation).map_err(error)?;
+    }
+    walk.end_pass();
+    let (unresolved, _) = unresolved(run);
+    walk.finish(unresolved)
+        .ok_or_else(|| Error::Empty { path: path() })
+}
+
+/// Everything that counts, and what they need.
+struct Walk<'a> {
+    units: Units,
+    accesses: FileAccesses<'a>,
+    get_rows: Option<u8>,
+    pass: Option<Pass>,
+    n_accesses: u64,
+    order: OrderCounter,
+    volume: VolumeCounter,
+    seeks: SeekCounter,
+    windows: Vec<WindowCounter>,
+    coverage: Coverage,
+    reuse: ReuseCounter,
+    spans: SpanCounter,
+    /// Room to work in.
+    experts: Vec<u32>,
+    events: Vec<Event>,
+}
+
+impl<'a> Walk<'a> {
+    fn new(run: &'a Run, map: &'a OffsetMap, windows: &[u64]) -> Self {
+        let units = Units::new(map);
+        Self {
+            accesses: FileAccesses::new(Some(map)),
+            get_rows: run.ops().number("GET_ROWS"),
+            pass: None,
+            n_accesses: 0,
+            order: OrderCounter::default(),
+            volume: VolumeCounter::new(units.n_layer()),
+            seeks: SeekCounter::default(),
+            windows: windows
+                .iter()
+                .map(|&n| WindowCounter::new(n, units.len()))
+                .collect(),
+            coverage: Coverage::new(units.len()),
+            reuse: ReuseCounter::new(&units),
+            spans: SpanCounter::new(units.n_layer()),
+            experts: Vec::new(),
+            events: Vec::new(),
+            units,
+        }
+    }
+
+    fn begin(&mut self, operation: &Operation) {
+        self.end_pass();
+        self.pass = Some(Pass {
+            phase: usize::from(operation.head().phase != 0),
+            n_tokens: 0,
+        });
+    }
+
+    /// Looks at the accesses of an operation of the pass.
+    fn operation(&mut self, operation: &Operation) -> Result<(), String> {
+        let head = operation.head();
+        for record in operation.records() {
+            if !record.is_version_known() || !record.counts_fit() {
+                return Err(
+                    "it is damaged, or of a newer version; look at it with `moe-analyze info`"
+                        .into(),
+                );
+            }
+        }
+        let n_tokens = if head.has_extension() {
+            u64::from(head.n_tokens.get())
+        } else {
+            operation.tokens().count() as u64
+        };
+        let Some(pass) = &mut self.pass else {
+            return Ok(());
+        };
+        pass.n_tokens = pass.n_tokens.max(n_tokens);
+        let phase = pass.phase;
+        let is_lookup = Some(head.operation_type) == self.get_rows;
+        let start = head.timestamp_ns.get();
+        let duration = if head.has_extension() {
+            head.duration_ns.get()
+        } else {
+            0
+        };
+        let time = (start, start.saturating_add(duration));
+        let mut experts = std::mem::take(&mut self.experts);
+        let accesses = &self.accesses;
+        let mut events = std::mem::take(&mut self.events);
+        events.clear();
+        let mut lookup_bytes = 0u64;
+        accesses.of_operation(operation, &mut experts, |access| {
+            if is_lookup {
+                let row = access
+                    .tensor_idx
+                    .and_then(|index| self.units.row_bytes(index));
+                lookup_bytes =
+                    lookup_bytes.saturating_add(row.unwrap_or(0).saturating_mul(n_tokens));
+                return;
+            }
+            let Some(unit) = self.units.of(&access) else {
+                return;
+            };
+            events.push(Event {
+                layer: self.units.layer(unit),
+                phase,
+                unit,
+                is_expert: self.units.expert(unit).is_some(),
+                file: access.file,
+                file_offset: access.file_offset,
+                size_bytes: access.size_bytes,
+                time,
+            });
+        })?;
+        self.experts = experts;
+        if is_lookup && head.sources().iter().any(|source| source.is_disk()) {
+            self.volume.lookup(n_tokens, lookup_bytes);
+        }
+        for event in &events {
+            self.access(event);
+        }
+        self.events = events;
+        Ok(())
+    }
+
+    fn access(&mut self, event: &Event) {
+        self.n_accesses += 1;
+        self.order.access(event);
+        self.volume.access(event);
+        self.seeks.access(event);
+        self.coverage.access(event);
+        self.spans.access(event);
+        self.reuse.access(event);
+        if event.phase == 1 {
+            for window in &mut self.windows {
+                window.access(event, self.units.size(event.unit));
+            }
+        }
+    }
+
+    fn end_pass(&mut self) {
+        let Some(pass) = self.pass.take() else { return };
+        self.order.end_pass();
+        self.volume.end_pass(&pass);
+        self.spans.end_pass(&pass);
+        self.reuse.end_pass(&pass);
+        if pass.phase == 1 {
+            for window in &mut self.windows {
+                window.end_pass(&pass);
+            }
+        }
+    }
+
+    fn finish(self, unresolved: Vec<Unresolved>) -> Option<AccessReport> {
+        if self.n_accesses == 0 {
+            return None;
+        }
+        let (phases, layers, lookups) = self.volume.finish();
+        Some(AccessReport {
+            order: self.order.finish(),
+            phases,
+            layers,
+            lookups,
+            seeks: self.seeks.finish(),
+            working_sets: self
+                .windows
+                .into_iter()
+                .map(WindowCounter::finish)
+                .collect(),
+            coverage: self.coverage.finish(&self.units),
+            reuse: self.reuse.finish(&self.units),
+            spans: self.spans.finish(),
+            model_bytes: self.units.total_bytes(),
+            unresolved,
+        })
+    }
+}

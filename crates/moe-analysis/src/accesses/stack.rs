@@ -1,0 +1,110 @@
+//! Bytes of the distinct units used since a unit was used last (Mattson et al., "Evaluation techniques for storage
+//! hierarchies", 1970): an LRU cache that holds these and the unit has it still.
+//!
+//! Units stand in the order of their last use, each in a slot; a binary indexed tree (Fenwick, 1994) sums the bytes behind a
+//! slot in logarithmic time. When the slots are used up they are given out anew, in order.
+
+use super::units::UnitId;
+
+pub(super) struct LruStack {
+    sizes: Vec<u64>,
+    /// Slot of each unit.
+    slots: Vec<Option<usize>>,
+    /// Unit in each slot, if it has not moved on.
+    units: Vec<Option<UnitId>>,
+    /// Sums over slots, `tree[i]` over those that a binary indexed tree gives it; `tree[0]` is not used.
+    tree: Vec<u64>,
+    total: u64,
+}
+
+impl LruStack {
+    /// Units of these sizes, none used yet.
+    pub(super) fn new(sizes: Vec<u64>) -> Self {
+        let n_slots = (2 * sizes.len()).max(16);
+        Self {
+            slots: vec![None; sizes.len()],
+            units: Vec::with_capacity(n_slots),
+            tree: vec![0; n_slots + 1],
+            sizes,
+            total: 0,
+        }
+    }
+
+    /// Uses a unit; gives the bytes of the other units used since its last use, `None` for its first.
+    pub(super) fn touch(&mut self, unit: UnitId) -> Option<u64> {
+        let size = *self.sizes.get(unit)?;
+        let distance = self.slots[unit].take().map(|slot| {
+            let behind = self.total.wrapping_sub(self.sum_to(slot));
+            self.add(slot, size.wrapping_neg());
+            self.units[slot] = None;
+            self.total = self.total.wrapping_sub(size);
+            behind
+        });
+        if self.units.len() + 1 == self.tree.len() {
+            self.compact();
+        }
+        let slot = self.units.len();
+        self.units.push(Some(unit));
+        self.slots[unit] = Some(slot);
+        self.add(slot, size);
+        self.total = self.total.wrapping_add(size);
+        distance
+    }
+
+    /// Gives out the slots anew: at most half of them are in use.
+    fn compact(&mut self) {
+        let units: Vec<UnitId> = self.units.drain(..).flatten().collect();
+        self.tree.fill(0);
+        for unit in units {
+            let slot = self.units.len();
+            self.units.push(Some(unit));
+            self.slots[unit] = Some(slot);
+            self.add(slot, self.sizes[unit]);
+        }
+    }
+
+    fn add(&mut self, slot: usize, bytes: u64) {
+        let mut i = slot + 1;
+        while let Some(sum) = self.tree.get_mut(i) {
+            *sum = sum.wrapping_add(bytes);
+            i += i & i.wrapping_neg();
+        }
+    }
+
+    /// Bytes in the slots up to and with `slot`.
+    fn sum_to(&self, slot: usize) -> u64 {
+        let mut i = slot + 1;
+        let mut sum = 0u64;
+        while i > 0 {
+            sum = sum.wrapping_add(self.tree[i]);
+            i &= i - 1;
+        }
+        sum
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::LruStack;
+
+    #[test]
+    fn the_distance_is_that_of_a_list_in_the_order_of_use() {
+        let sizes = [7u64, 11, 13, 0, 1 << 40];
+        let mut stack = LruStack::new(sizes.to_vec());
+        let mut list: Vec<usize> = Vec::new();
+        let mut state = 1u64;
+        // Far more uses than there are slots.
+        for _ in 0..1000 {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            let unit = (state >> 60) as usize % sizes.len();
+            let place = list.iter().position(|&other| other == unit);
+            let expected = place.map(|place| list[place + 1..].iter().map(|&u| sizes[u]).sum());
+            assert_eq!(stack.touch(unit), expected);
+            list.retain(|&other| other != unit);
+            list.push(unit);
+        }
+        assert_eq!(stack.touch(99), None);
+    }
+}

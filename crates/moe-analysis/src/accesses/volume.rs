@@ -1,0 +1,133 @@
+//! How many bytes are read: by pass, token and layer.
+
+use super::{Event, Pass};
+
+/// Bytes read in a phase.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PhaseVolume {
+    /// Passes.
+    pub passes: u64,
+    /// Tokens evaluated: the sum of the passes' batches.
+    pub tokens: u64,
+    /// Accesses.
+    pub accesses: u64,
+    /// Bytes of all accesses, what is read twice counted twice.
+    pub bytes: u64,
+    /// Those of them that belong to experts.
+    pub expert_bytes: u64,
+    /// Least and most bytes of a pass.
+    pub pass_bytes: Option<(u64, u64)>,
+}
+
+impl PhaseVolume {
+    /// Bytes read for a token: `bytes / tokens`.
+    pub fn bytes_per_token(&self) -> Option<f64> {
+        (self.tokens > 0).then(|| self.bytes as f64 / self.tokens as f64)
+    }
+}
+
+/// Bytes read in a layer and a phase.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerVolume {
+    /// Layer; `None` is what belongs to no layer.
+    pub layer: Option<u16>,
+    /// 0 prompt, 1 generated.
+    pub phase: usize,
+    /// Accesses.
+    pub accesses: u64,
+    /// Bytes of all accesses.
+    pub bytes: u64,
+    /// Those of them that belong to experts.
+    pub expert_bytes: u64,
+}
+
+/// Look-ups: `GET_ROWS` of a tensor of the model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lookups {
+    /// Operations.
+    pub operations: u64,
+    /// Rows read: one for each token of an operation's batch.
+    pub rows: u64,
+    /// Bytes of those rows: rows × the tensor's bytes / its rows.
+    pub bytes: u64,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Sums {
+    accesses: u64,
+    bytes: u64,
+    expert_bytes: u64,
+}
+
+pub(super) struct VolumeCounter {
+    phases: [PhaseVolume; 2],
+    /// `[n_layer + 1][phase]`, last what belongs to no layer.
+    layers: Vec<[Sums; 2]>,
+    lookups: Lookups,
+    pass_bytes: u64,
+}
+
+impl VolumeCounter {
+    pub(super) fn new(n_layer: usize) -> Self {
+        Self {
+            phases: Default::default(),
+            layers: vec![Default::default(); n_layer + 1],
+            lookups: Lookups::default(),
+            pass_bytes: 0,
+        }
+    }
+
+    pub(super) fn access(&mut self, event: &Event) {
+        let bytes = event.size_bytes;
+        let expert_bytes = if event.is_expert { bytes } else { 0 };
+        self.pass_bytes = self.pass_bytes.saturating_add(bytes);
+        let phase = &mut self.phases[event.phase];
+        phase.accesses += 1;
+        phase.bytes = phase.bytes.saturating_add(bytes);
+        phase.expert_bytes = phase.expert_bytes.saturating_add(expert_bytes);
+        let no_layer = self.layers.len() - 1;
+        let layer = event.layer.map_or(no_layer, usize::from);
+        if let Some(layer) = self.layers.get_mut(layer) {
+            let sums = &mut layer[event.phase];
+            sums.accesses += 1;
+            sums.bytes = sums.bytes.saturating_add(bytes);
+            sums.expert_bytes = sums.expert_bytes.saturating_add(expert_bytes);
+        }
+    }
+
+    pub(super) fn lookup(&mut self, rows: u64, bytes: u64) {
+        self.lookups.operations += 1;
+        self.lookups.rows = self.lookups.rows.saturating_add(rows);
+        self.lookups.bytes = self.lookups.bytes.saturating_add(bytes);
+    }
+
+    pub(super) fn end_pass(&mut self, pass: &Pass) {
+        let bytes = std::mem::take(&mut self.pass_bytes);
+        let phase = &mut self.phases[pass.phase];
+        phase.passes += 1;
+        phase.tokens = phase.tokens.saturating_add(pass.n_tokens);
+        let (least, most) = phase.pass_bytes.unwrap_or((bytes, bytes));
+        phase.pass_bytes = Some((least.min(bytes), most.max(bytes)));
+    }
+
+    pub(super) fn finish(self) -> ([PhaseVolume; 2], Vec<LayerVolume>, Lookups) {
+        let no_layer = self.layers.len() - 1;
+        let layers = self.layers.iter().enumerate().flat_map(|(layer, phases)| {
+            let layer = (layer < no_layer)
+                .then(|| u16::try_from(layer).ok())
+                .flatten();
+            phases
+                .iter()
+                .enumerate()
+                .map(move |(phase, sums)| LayerVolume {
+                    layer,
+                    phase,
+                    accesses: sums.accesses,
+                    bytes: sums.bytes,
+                    expert_bytes: sums.expert_bytes,
+                })
+        });
+        let layers = layers.filter(|layer| layer.accesses > 0).collect();
+        (self.phases, layers, self.lookups)
+    }
+}

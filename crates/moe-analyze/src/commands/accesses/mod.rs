@@ -1,0 +1,147 @@
+//! `accesses`: how a run reads the model's files.
+
+mod rows;
+mod summary;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::bail;
+use moe_analysis::accesses::{AccessReport, report};
+use moe_gguf::Gguf;
+use moe_gguf::map::OffsetMap;
+use moe_trace::Run;
+
+use crate::cli::{Context, ExitStatus};
+use crate::files;
+use crate::inputs::Kind;
+use crate::output::{self, Format, write_rows};
+
+/// Report how a run reads the model's files: in which order, how much, how far apart, how soon again
+///
+/// Without -o and --table a summary is printed. Look-ups of embeddings name a whole tensor and read a few rows: they are told
+/// by themselves and are in no other figure.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// A run directory, or a trace
+    run: PathBuf,
+    /// The model, for a trace without a map of it
+    #[arg(long, value_name = "FILE.gguf")]
+    model: Option<PathBuf>,
+    /// Rows to print or write [default: figures]
+    #[arg(long, value_enum)]
+    table: Option<TableChoice>,
+    /// Lengths of the working sets in generated tokens
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [1, 2, 4, 8, 16, 32, 64, 128],
+          value_parser = clap::value_parser!(u64).range(1..))]
+    windows: Vec<u64>,
+    /// Format on stdout [default: table]
+    #[arg(short, long = "output", value_name = "FORMAT")]
+    output: Option<Format>,
+    /// Write the rows to a file; its extension chooses: csv, json, jsonl, md
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Replace the file of --out if it exists
+    #[arg(long)]
+    force: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+enum TableChoice {
+    /// Every figure that is one number
+    #[default]
+    Figures,
+    /// A row a layer and phase: bytes, and time from its first to its last access
+    Layers,
+    /// Histogram of the distance from one access to the next
+    Seeks,
+    /// Distinct bytes of windows of generated tokens
+    WorkingSets,
+    /// A row an expert that was used: how soon it was used again
+    Experts,
+    /// Histograms of the reuse distance of experts, in tokens and in bytes
+    Reuse,
+    /// What the run reads that the model's map does not have
+    Unresolved,
+}
+
+pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
+    let format_out = args.out.as_deref().map(format_of).transpose()?;
+    if let Some(out) = &args.out {
+        files::check_output(out, args.force)?;
+    }
+    let run = open(&args)?;
+    for remark in run.remarks()? {
+        ctx.remark(remark);
+    }
+    if let Some(remark) = run.unresolved_remark() {
+        ctx.remark(remark);
+    }
+    let mut windows = args.windows.clone();
+    windows.sort_unstable();
+    windows.dedup();
+    let report = report(&run, &windows)?;
+    let table = args.table.unwrap_or_default();
+    if let (Some(out), Some(format)) = (&args.out, format_out) {
+        files::write_whole(out, args.force, |file| {
+            Ok(print_table(file, &report, table, format)?)
+        })?;
+        ctx.remark(format_args!("wrote {}", out.display()));
+    }
+    match (args.output, args.table) {
+        (None, None) if args.out.is_none() => {
+            output::to_stdout(|stdout| summary::print(stdout, &report))?;
+        }
+        (None, _) if args.out.is_some() => {}
+        (format, _) => output::to_stdout(|stdout| {
+            print_table(stdout, &report, table, format.unwrap_or(Format::Table))
+        })?,
+    }
+    Ok(ExitStatus::Done)
+}
+
+fn open(args: &Args) -> anyhow::Result<Run> {
+    match Kind::of(&args.run)? {
+        Kind::Run | Kind::Trace => {}
+        _ => bail!(
+            "{} is not a run; give a run directory or its trace.bin",
+            args.run.display()
+        ),
+    }
+    let mut run = Run::open(&args.run)?;
+    if let Some(model) = &args.model {
+        run.map = Some(OffsetMap::new(&Gguf::open(model)?));
+    }
+    Ok(run)
+}
+
+fn format_of(path: &Path) -> anyhow::Result<Format> {
+    let extension = path.extension().and_then(|extension| extension.to_str());
+    Ok(match extension {
+        Some("csv") => Format::Csv,
+        Some("json") => Format::Json,
+        Some("jsonl") => Format::Jsonl,
+        Some("md") => Format::Md,
+        _ => bail!(
+            "{}: no format of rows has that extension; name a .csv, .json, .jsonl or .md file",
+            path.display()
+        ),
+    })
+}
+
+fn print_table(
+    out: &mut dyn std::io::Write,
+    report: &AccessReport,
+    table: TableChoice,
+    format: Format,
+) -> std::io::Result<()> {
+    let (columns, rows) = match table {
+        TableChoice::Figures => rows::figures(report),
+        TableChoice::Layers => rows::layers(report),
+        TableChoice::Seeks => rows::seeks(report),
+        TableChoice::WorkingSets => rows::working_sets(report),
+        TableChoice::Experts => rows::experts(report),
+        TableChoice::Reuse => rows::reuse(report),
+        TableChoice::Unresolved => rows::unresolved(report),
+    };
+    write_rows(out, format, columns, rows)
+}

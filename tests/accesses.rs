@@ -1,0 +1,160 @@
+//! `accesses`: figures of a recorded run against those that DuckDB finds in its tables, and the forms they are printed in.
+
+mod support;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+use support::python::python;
+use support::{arg, failure_of, known_run, repository, stdout_of};
+
+const TABLES: [&str; 6] = [
+    "figures",
+    "layers",
+    "seeks",
+    "working-sets",
+    "experts",
+    "reuse",
+];
+
+fn recorded(dir: &Path, model: &str) -> PathBuf {
+    let run = dir.join("run");
+    let model = repository(&format!("fixtures/{model}.gguf"));
+    let record = [
+        "record",
+        "--model",
+        arg(&model),
+        "--out",
+        arg(&run),
+        "--n-predict",
+        "20",
+    ];
+    stdout_of(
+        &[
+            &record[..],
+            &["--prompt", "The kernel driver is responsible for"],
+        ]
+        .concat(),
+    );
+    run
+}
+
+#[test]
+fn duckdb_finds_the_same_figures_in_the_tables() {
+    let Some(python) = python("duckdb_finds_the_same_figures_in_the_tables", "duckdb") else {
+        return;
+    };
+    for model in [
+        "tiny-qwen3moe-Q4_K_M",
+        "tiny-gpt-oss-MXFP4",
+        "random-qwen2moe-F16",
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let (run, tables) = (recorded(dir.path(), model), dir.path().join("tables"));
+        stdout_of(&["parquet", arg(&run), "--out", arg(&tables)]);
+        for table in TABLES {
+            let out = dir.path().join(format!("{table}.json"));
+            stdout_of(&["accesses", arg(&run), "--table", table, "--out", arg(&out)]);
+        }
+        let witness = repository("tests/accesses/witness.py");
+        let output = Command::new(&python)
+            .args([arg(&witness), arg(&tables), arg(&run), arg(dir.path())])
+            .output()
+            .unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{model}: {stderr}");
+    }
+}
+
+#[test]
+fn our_own_runs_resolve_without_exception() {
+    for model in ["tiny-gpt-oss-MXFP4", "random-dots1-F16"] {
+        let dir = tempfile::tempdir().unwrap();
+        let run = recorded(dir.path(), model);
+        let rows = stdout_of(&["accesses", arg(&run), "--table", "unresolved", "-o", "json"]);
+        assert_eq!(
+            serde_json::from_str::<Vec<Value>>(&rows).unwrap(),
+            Vec::<Value>::new()
+        );
+    }
+}
+
+/// The values of `figures`, by figure and phase.
+fn figure(run: &Path, figure: &str, phase: Option<&str>) -> u64 {
+    let rows = stdout_of(&["accesses", arg(run), "-o", "json"]);
+    let rows: Vec<Value> = serde_json::from_str(&rows).unwrap();
+    let is_it = |row: &&Value| row["figure"] == figure && row["phase"].as_str() == phase;
+    rows.iter().find(is_it).unwrap()["value"].as_u64().unwrap()
+}
+
+#[test]
+fn the_known_run_has_the_figures_that_it_must() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    known_run(&run);
+    // One prompt pass and six tokens, six layers each.
+    assert_eq!(figure(&run, "passes_in_order", None), 7);
+    assert_eq!(figure(&run, "layer_steps", None), 7 * 5);
+    assert_eq!(figure(&run, "tokens", Some("PROMPT")), 10);
+    assert_eq!(
+        figure(&run, "accesses", Some("GENERATE")),
+        6 * 6 * (1 + 3 * 4)
+    );
+    // In the prompt experts 3, 20, 21 and, of ten tokens that wander, two places of five each: 3 + 4 + … per layer.
+    assert!(figure(&run, "experts_touched", None) <= 6 * 32);
+    assert_eq!(figure(&run, "unresolved_accesses", None), 0);
+
+    let summary = stdout_of(&["accesses", arg(&run)]);
+    assert!(
+        summary.starts_with(
+            "layers: in order in 7 of 7 passes; 100.0 % of steps go to the next layer, 0 back\n"
+        ),
+        "{summary}"
+    );
+    let csv = stdout_of(&[
+        "accesses",
+        arg(&run),
+        "--table",
+        "working-sets",
+        "-o",
+        "csv",
+        "--windows",
+        "4,1",
+    ]);
+    let lines: Vec<&str> = csv.lines().collect();
+    assert!(lines[0].starts_with("tokens,windows,mean_bytes"), "{csv}");
+    assert!(
+        lines[1].starts_with("1,6,") && lines[2].starts_with("4,1,"),
+        "{csv}"
+    );
+}
+
+#[test]
+fn a_bare_trace_needs_its_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    known_run(&run);
+    let trace = run.join("trace.bin");
+    let line = failure_of(&["accesses", arg(&trace)]);
+    assert!(line.contains("--model"), "{line}");
+    let model = repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
+    let given = stdout_of(&[
+        "accesses",
+        arg(&trace),
+        "--model",
+        arg(&model),
+        "-o",
+        "json",
+    ]);
+    assert_eq!(given, stdout_of(&["accesses", arg(&run), "-o", "json"]));
+
+    let out = dir.path().join("figures.parquet");
+    let line = failure_of(&["accesses", arg(&run), "--out", arg(&out)]);
+    assert!(line.contains("figures.parquet: no format"), "{line}");
+    let out = dir.path().join("figures.csv");
+    fs::write(&out, "precious").unwrap();
+    let line = failure_of(&["accesses", arg(&run), "--out", arg(&out)]);
+    assert!(line.contains("--force"), "{line}");
+}
