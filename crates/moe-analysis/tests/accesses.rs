@@ -80,9 +80,12 @@ fn experts(gguf: &Gguf, at: &At, tensor: &str, tokens: &[&[i32]]) -> Vec<TensorA
     records.collect()
 }
 
+/// The experts of each token of a batch in a layer.
+type Tokens<'a> = &'a [&'a [i32]];
+
 /// Passes over two layers: embedding, then in each layer the queries and the three expert products with the experts of
 /// each token. Operations start 10 apart and take 4; passes start 1000 apart.
-fn passes(passes: &[(u8, u32, [&[&[i32]]; 2])]) -> Vec<TensorAccessLog> {
+fn passes(passes: &[(u8, u32, [Tokens; 2])]) -> Vec<TensorAccessLog> {
     let gguf = gguf();
     let mut records = Vec::new();
     for (i, &(phase, token, layers)) in (1u64..).zip(passes) {
