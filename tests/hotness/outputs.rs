@@ -133,3 +133,44 @@ fn outputs_are_not_overwritten() {
     let picture = fixture.path("plot.gif");
     assert!(failure_of(&["hotness", arg(&run), "--plot", arg(&picture)]).contains(".png"));
 }
+
+/// Expert 3 is in every choice of the known run: of 5 layers with 16 rows and one with 7, four experts a row.
+#[test]
+fn usage_by_expert_and_by_layer() {
+    let fixture = Fixture::new();
+    let mut texts = Vec::new();
+    for source in ["run", "tables"] {
+        let source = fixture.path(source);
+        let text = stdout_of(&["hotness", arg(&source), "--usage"]);
+        assert!(
+            text.starts_with(
+                "=== Expert Usage Statistics ===\nTotal tokens processed: 16\nExpert activation counts:\n  \
+                 Expert   3:       87 activations (25.00%)\n"
+            ),
+            "{text}"
+        );
+        let last = "Layer 5:\n  Expert   3:        7 activations (25.00%)\n";
+        assert!(text.contains(last), "{text}");
+
+        let json: Value = serde_json::from_str(&stdout_of(&[
+            "hotness",
+            arg(&source),
+            "--usage",
+            "-o",
+            "json",
+        ]))
+        .unwrap();
+        let layers = json["layers"].as_array().unwrap();
+        assert_eq!(layers.len() as u32, N_LAYER);
+        assert_eq!(layers[0]["total_tokens"], 16 * N_EXPERT_USED);
+        assert_eq!(
+            layers[0]["experts"][0],
+            serde_json::json!({"expert_id": 3, "activations": 16, "percentage": 25.0})
+        );
+        let csv = stdout_of(&["hotness", arg(&source), "--usage", "-o", "csv"]);
+        assert_eq!(csv.lines().count(), 1 + known_counts(&ALL).len());
+        assert!(csv.starts_with("layer_id,expert_id,activations,percentage\n0,3,16,25\n"));
+        texts.push(text);
+    }
+    assert_eq!(texts[0], texts[1]);
+}

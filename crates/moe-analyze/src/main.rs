@@ -4,6 +4,7 @@ mod bulk;
 mod cli;
 mod commands;
 mod engine;
+mod expert_usage;
 mod files;
 mod inputs;
 mod interrupt;

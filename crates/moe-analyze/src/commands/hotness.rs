@@ -8,6 +8,7 @@ use moe_analysis::hotness::{Hotness, Phases};
 use moe_trace::foreign::{Input, Options};
 
 use crate::cli::{Context, ExitStatus};
+use crate::expert_usage::{self, LayerUsage};
 use crate::files;
 use crate::output::{self, Cell, Format, count, write_rows};
 use crate::plot::{self, HeatMap};
@@ -36,6 +37,10 @@ pub struct Args {
     /// Print the whole matrix instead of the summary
     #[arg(short, long = "output", value_name = "FORMAT")]
     output: Option<Format>,
+    /// Print how often each expert was used, over all layers and in each, in percent, as the expert usage tracer does;
+    /// with -o json the tracer's JSON
+    #[arg(long)]
+    usage: bool,
     /// Replace the files of --out and --plot if they exist
     #[arg(long)]
     force: bool,
@@ -107,6 +112,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         ctx.remark(format_args!("drew {}", plot.display()));
     }
     match args.output {
+        format if args.usage => print_usage(&hotness, phases, format)?,
         None => output::to_stdout(|stdout| print_summary(stdout, &hotness, args.phase))?,
         Some(format) => print_matrix(&hotness, phases, format)?,
     }
@@ -199,6 +205,24 @@ fn print_summary(
         ]
     });
     write_rows(out, Format::Table, &columns, rows)
+}
+
+fn print_usage(hotness: &Hotness, phases: Phases, format: Option<Format>) -> anyhow::Result<()> {
+    let layers = hotness.layers(phases).into_iter().map(|layer| LayerUsage {
+        layer,
+        counts: hotness
+            .experts(layer, phases)
+            .iter()
+            .map(|tally| tally.count)
+            .collect(),
+    });
+    let layers: Vec<LayerUsage> = layers.collect();
+    let n_tokens = hotness.tokens(phases);
+    output::to_stdout(|stdout| match format {
+        None => stdout.write_all(expert_usage::report(&layers, n_tokens, true).as_bytes()),
+        Some(Format::Json) => stdout.write_all(expert_usage::json(&layers).as_bytes()),
+        Some(format) => expert_usage::write(stdout, format, &layers),
+    })
 }
 
 fn print_matrix(hotness: &Hotness, phases: Phases, format: Format) -> anyhow::Result<()> {
