@@ -77,7 +77,9 @@ impl Kind {
         if head.starts_with(b"PAR1") {
             return Ok(Kind::Parquet);
         }
-        if head.trim_ascii_start().starts_with(b"{") {
+        // A byte order mark before JSON is passed over, as the hot-cache runtime does.
+        let text = head.strip_prefix("\u{feff}".as_bytes()).unwrap_or(&head);
+        if text.trim_ascii_start().starts_with(b"{") {
             return Ok(Kind::Json);
         }
         if TensorAccessLog::ref_from_bytes(&head).is_ok_and(is_plausible) {
