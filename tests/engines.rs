@@ -127,12 +127,12 @@ mod with_llama_cpp {
                 .map(count)
                 .sum::<u64>()
         };
-        // four experts of every token; of the prompt the last layer has the last token alone
-        let n_prompt = json(&["info", arg(&run), "-o", "json"])["tokens"].clone();
+        // Four experts of every token in every layer: llama.cpp cuts a prompt of qwen3next behind its last one.
         let run = Run::open(&run).unwrap();
         let tokens = run.manifest.as_ref().unwrap().tokens;
-        assert_eq!(layer(0), 4 * (tokens.prompt + 12), "{n_prompt}");
-        assert_eq!(layer(3), 4 * 13);
+        for il in 0..4 {
+            assert_eq!(layer(il), 4 * (tokens.prompt + 12));
+        }
     }
 
     #[test]

@@ -18,6 +18,11 @@ pub fn is_unnamed(name: &str) -> bool {
         .is_some_and(|number| number.parse::<u32>().is_ok())
 }
 
+/// Whether the name is that of a layer's result.
+pub fn ends_layer(name: &str) -> bool {
+    name.starts_with("l_out-")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -42,6 +47,7 @@ mod tests {
             assert_eq!(layer_of(name), layer, "{name}");
         }
         assert!(is_unnamed("node_35"));
+        assert!(ends_layer("l_out-3") && !ends_layer("attn_out-3"));
         assert!(!is_unnamed("node_") && !is_unnamed("norm-0"));
     }
 }

@@ -77,28 +77,35 @@ impl Model {
     /// control tokens for the tokens.
     ///
     /// # Errors
-    /// A text that is too long, or has a character that the vocabulary has no token for.
+    /// A text that is too long.
     pub fn tokenize(&self, text: &str, add_special: bool, parse_special: bool) -> Result<Vec<u32>> {
         let error = || Error::Tokenize { bytes: text.len() };
         let n_bytes = i32::try_from(text.len()).map_err(|_| error())?;
-        // A token has a byte at least, but for those around the text.
-        let n_max = n_bytes.checked_add(16).ok_or_else(error)?;
-        let mut tokens = vec![0; n_max as usize];
-        // SAFETY: the text has `n_bytes` bytes and `tokens` room for `n_max` tokens.
-        let n = unsafe {
-            sys::llama_tokenize(
-                self.vocab(),
-                text.as_ptr().cast::<c_char>(),
-                n_bytes,
-                tokens.as_mut_ptr(),
-                n_max,
-                add_special,
-                parse_special,
-            )
-        };
-        let n = usize::try_from(n).map_err(|_| error())?;
-        tokens.truncate(n);
-        Ok(tokens.into_iter().map(|token| token as u32).collect())
+        let mut tokens = vec![0; text.len() + 2];
+        loop {
+            let n_max = i32::try_from(tokens.len()).map_err(|_| error())?;
+            // SAFETY: the text has `n_bytes` bytes and `tokens` room for `n_max` tokens.
+            let n = unsafe {
+                sys::llama_tokenize(
+                    self.vocab(),
+                    text.as_ptr().cast::<c_char>(),
+                    n_bytes,
+                    tokens.as_mut_ptr(),
+                    n_max,
+                    add_special,
+                    parse_special,
+                )
+            };
+            // A negative number asks for room for so many, the least of all says that they cannot be counted.
+            match usize::try_from(n) {
+                Ok(n) => {
+                    tokens.truncate(n);
+                    return Ok(tokens.into_iter().map(|token| token as u32).collect());
+                }
+                Err(_) if n == i32::MIN => return Err(error()),
+                Err(_) => tokens.resize(n.unsigned_abs() as usize, 0),
+            }
+        }
     }
 
     /// The bytes of a token; control tokens by their names. Of none, there are none.

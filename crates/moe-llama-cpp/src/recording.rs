@@ -11,7 +11,7 @@ use moe_trace::record::{self, MAX_EXPERTS, MAX_SOURCES};
 use moe_trace::{NO_LAYER, NO_TENSOR, RunWriter, TensorAccessLog};
 
 use crate::context::Watch;
-use crate::layer::{is_unnamed, layer_of};
+use crate::layer::{ends_layer, is_unnamed, layer_of};
 use crate::node::Node;
 use crate::ops::OpNumbers;
 
@@ -46,7 +46,7 @@ pub struct Recording<'a> {
     /// Whether the nodes now are on the wanted rows alone.
     cut: bool,
     start: Instant,
-    /// Layer of the node before.
+    /// Layer of the node before, if it goes on.
     layer: u16,
     routers: HashMap<u16, Router>,
     /// The last layer that the observer was told of.
@@ -153,14 +153,22 @@ impl<'a> Recording<'a> {
         }
     }
 
-    /// The layer of a node: by its name; a node without one belongs where its sources do, or the node before.
+    /// The layer of a node: by its name. A node without one belongs where its weights do, else where the latest of its
+    /// sources and the node before it do.
     fn find_layer(&self, node: Node<'_>) -> u16 {
         let name = node.name();
         if !is_unnamed(name) {
             return layer_of(name).unwrap_or(NO_LAYER);
         }
-        let of_a_source = node.sources().find_map(|source| layer_of(source.name()));
-        of_a_source.unwrap_or(self.layer)
+        let weights = node.sources().filter(Node::is_weight);
+        if let Some(layer) = weights.filter_map(|w| layer_of(w.name())).next() {
+            return layer;
+        }
+        // What reads the result of a layer is behind it.
+        let sources = node.sources().filter(|source| !ends_layer(source.name()));
+        let sources = sources.filter_map(|source| layer_of(source.name()));
+        let before = (self.layer != NO_LAYER).then_some(self.layer);
+        sources.chain(before).max().unwrap_or(NO_LAYER)
     }
 
     /// Keeps what a router's node says.
@@ -350,11 +358,12 @@ impl Watch for Recording<'_> {
         if !node.is_computed() {
             return;
         }
-        let cuts = is_cut(node);
-        // Several cuts may follow one another, each of a whole batch.
-        self.cut &= !cuts;
+        self.cut |= is_cut(node);
         let layer = self.find_layer(node);
-        self.layer = layer;
+        self.layer = match ends_layer(node.name()) {
+            true => NO_LAYER,
+            false => layer,
+        };
         let routing = match node.is_expert_operation() {
             true => self.routing(node, layer),
             false => None,
@@ -366,6 +375,5 @@ impl Watch for Recording<'_> {
             let log = self.record_of(node, layer, duration);
             self.write(&log, routing.as_ref());
         }
-        self.cut |= cuts;
     }
 }

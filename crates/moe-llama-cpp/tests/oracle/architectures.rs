@@ -1,7 +1,9 @@
 //! Every architecture in F16: fixtures, and small models with the header of a published one.
 
+use moe_gguf::Value;
+
 use crate::compare::holds_exactly;
-use crate::models::{N_VOCAB, fixture, make, small};
+use crate::models::{N_VOCAB, changed, fixture, make, small};
 
 #[test]
 fn fixtures() {
@@ -32,5 +34,82 @@ fn headers_of_published_models() {
         assert_eq!(spec.yarn.is_some(), like.starts_with("gpt-oss"));
         let path = make(dir.path(), like, &spec);
         holds_exactly(like, &path, N_VOCAB);
+    }
+}
+
+/// What a header can ask for and no fixture does.
+#[test]
+fn keys_that_change_a_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let (text, n, x) = (
+        |text: &str| Value::String(text.into()),
+        Value::U32,
+        Value::F32,
+    );
+    let yarn = |arch: &str, factor: f32, original: u32| {
+        vec![
+            (format!("{arch}.rope.scaling.type"), text("yarn")),
+            (format!("{arch}.rope.scaling.factor"), x(factor)),
+            (
+                format!("{arch}.rope.scaling.original_context_length"),
+                n(original),
+            ),
+        ]
+    };
+    let set = |keys: &[(&str, Value)]| {
+        keys.iter()
+            .map(|(key, value)| ((*key).to_owned(), value.clone()))
+            .collect()
+    };
+    let own_base = ("gpt-oss.rope.freq_base_swa".to_owned(), x(1e4));
+    let attn_factor = ("gpt-oss.rope.scaling.attn_factor".to_owned(), x(1.25));
+    let groups = |arch: &str, n_used| {
+        vec![
+            (format!("{arch}.expert_group_count"), n(4)),
+            (format!("{arch}.expert_group_used_count"), n(n_used)),
+        ]
+    };
+    let changes: [(&str, &str, Vec<(String, Value)>); 9] = [
+        ("gpt-oss", "yarn", yarn("gpt-oss", 32.0, 1024)),
+        (
+            "gpt-oss",
+            "yarn and more",
+            [yarn("gpt-oss", 32.0, 128), vec![own_base, attn_factor]].concat(),
+        ),
+        ("qwen3moe", "yarn", yarn("qwen3moe", 4.0, 128)),
+        ("llama", "yarn", yarn("llama", 8.0, 64)),
+        (
+            "llama",
+            "linear",
+            set(&[("llama.rope.scaling.factor", x(4.0))]),
+        ),
+        ("dots1", "groups", groups("dots1", 2)),
+        ("olmoe", "groups", groups("olmoe", 3)),
+        (
+            "dots1",
+            "softmax",
+            set(&[("dots1.expert_gating_func", n(1))]),
+        ),
+        (
+            "dots1",
+            "scale",
+            set(&[
+                ("dots1.expert_weights_scale", x(2.5)),
+                ("dots1.expert_weights_norm", Value::Bool(false)),
+            ]),
+        ),
+    ];
+    for (arch, change, keys) in changes {
+        let keys: Vec<(&str, Value)> = keys
+            .iter()
+            .map(|(key, v)| (key.as_str(), v.clone()))
+            .collect();
+        let path = changed(dir.path(), &format!("random-{arch}-F16"), &keys);
+        let n_vocab = if ["gpt-oss", "qwen3moe"].contains(&arch) {
+            4096
+        } else {
+            2048
+        };
+        holds_exactly(&format!("{arch} {change}"), &path, n_vocab);
     }
 }

@@ -119,15 +119,15 @@ pub fn params(variant: Variant) -> Params {
 }
 
 /// llama.cpp's answers in several variants.
-pub fn llama_cpp(
+pub fn llama_cpp<const N: usize>(
     path: &Path,
     gguf: &Gguf,
     tokens: &[u32],
     n_prompt: usize,
-    variants: &[Variant],
-) -> Vec<Answer> {
+    variants: [Variant; N],
+) -> [Answer; N] {
     let model = moe_llama_cpp::Model::load(path).unwrap();
-    let answer = |&variant: &Variant| {
+    let answer = |variant| {
         let rows = Rows::default();
         let recording = Recording::new(gguf, None, Mode::All, Some(collector(&rows)));
         let session = moe_llama_cpp::Session::new(&model, gguf, params(variant), N_CTX, recording);
@@ -137,5 +137,5 @@ pub fn llama_cpp(
             rows: rows.take(),
         }
     };
-    variants.iter().map(answer).collect()
+    variants.map(answer)
 }

@@ -6,7 +6,7 @@ use std::ptr;
 
 use llama_cpp_sys_2 as sys;
 use moe_gguf::synth::{Options, Spec, Synth};
-use moe_gguf::{GgmlType, Gguf, write};
+use moe_gguf::{GgmlType, Gguf, Value, write};
 
 /// Tokens of a made-up vocabulary.
 pub const N_VOCAB: u32 = 512;
@@ -50,6 +50,27 @@ pub fn make(dir: &Path, name: &str, spec: &Spec) -> PathBuf {
     let options = Options { seed: 7, zipf: 0.5 };
     let synth = Synth::new(spec, options).unwrap();
     synth.write(File::create(&path).unwrap(), 1).unwrap();
+    path
+}
+
+/// Writes a fixture with other values of some keys.
+pub fn changed(dir: &Path, model: &str, keys: &[(&str, Value)]) -> PathBuf {
+    let gguf = Gguf::open(fixture(&format!("{model}.gguf"))).unwrap();
+    let is_changed = |key: &str| keys.iter().any(|(changed, _)| *changed == key);
+    let mut header = write::Header::like(&gguf, is_changed).unwrap();
+    for (key, value) in keys {
+        header.set(key, value).unwrap();
+    }
+    for t in gguf.tensors() {
+        let ne = &t.ne[..t.n_dims as usize];
+        header.tensor(&t.name, t.ty, ne).unwrap();
+    }
+    let path = dir.join(format!("{model}-changed.gguf"));
+    let mut writer = write::Writer::new(File::create(&path).unwrap(), header).unwrap();
+    for t in gguf.tensors() {
+        writer.write(gguf.data(t).unwrap()).unwrap();
+    }
+    writer.finish().unwrap();
     path
 }
 

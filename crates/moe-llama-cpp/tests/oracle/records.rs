@@ -100,7 +100,7 @@ struct Said {
     n_tokens: u32,
     weights: Vec<Weight>,
     n_sources: usize,
-    experts: Vec<i32>,
+    n_experts: usize,
     slot_base: u8,
     flags: u8,
 }
@@ -131,28 +131,49 @@ fn said(run: &Run, record: &TensorAccessLog) -> Said {
             })
             .collect(),
         n_sources: record.sources().len(),
-        experts: record.expert_ids().iter().map(|id| id.get()).collect(),
+        n_experts: record.expert_ids().len(),
         slot_base: record.expert_slot_base,
         flags: record.flags,
     }
 }
 
-/// Compares record by record; llama.cpp's nodes without a name have one here. Gives the number of records.
+/// Experts of a record with their weights, by expert: near ties may change places.
+fn experts(record: &TensorAccessLog) -> BTreeMap<i32, f32> {
+    let ids = record.expert_ids().iter().map(|id| id.get());
+    ids.zip(record.expert_weights.iter().map(|w| w.get()))
+        .collect()
+}
+
+/// Compares record by record; llama.cpp's nodes without a name have one here. Of the tokens, 99 % have the same experts,
+/// with the same weights. Gives the number of records.
 fn agree([ours, theirs]: &[Run; 2]) -> usize {
     let (a, b) = (ours.trace.records(), theirs.trace.records());
+    let (mut n_same, mut n_tokens) = (0, 0);
     for (a, b) in a.iter().zip(b) {
         let (said_a, mut said_b) = (said(ours, a), said(theirs, b));
         if said_b.name.starts_with("node_") {
             said_b.name.clone_from(&said_a.name);
         }
         assert_eq!(said_a, said_b);
-        for (a, b) in a.expert_weights.iter().zip(&b.expert_weights) {
-            let (a, b) = (a.get(), b.get());
+        assert!(b.duration_ns.get() > 0);
+        if said_a.n_experts == 0 {
+            continue;
+        }
+        n_tokens += 1;
+        let (a, b) = (experts(a), experts(b));
+        if !a.keys().eq(b.keys()) {
+            continue;
+        }
+        n_same += 1;
+        for (a, b) in a.values().zip(b.values()) {
             assert!((a - b).abs() < 5e-3, "{}: weights {a} and {b}", said_a.name);
         }
-        assert!(b.duration_ns.get() > 0);
     }
     assert_eq!(a.len(), b.len());
+    assert!(
+        n_tokens > 0 && n_same * 100 >= n_tokens * 99,
+        "{n_same} of {n_tokens}"
+    );
     a.len()
 }
 
@@ -211,26 +232,31 @@ fn tokens_of_more_than_16_experts() {
     let path = make(dir.path(), "model", &spec);
     let [ours, theirs] = both(dir.path(), &path, 512, Mode::Experts);
     let experts = |run: &Run| {
-        let mut seen: BTreeMap<(String, u32, u32, u8), Vec<i32>> = BTreeMap::new();
+        let mut seen: BTreeMap<(String, u32, u32), Vec<i32>> = BTreeMap::new();
         for record in run.trace.records() {
             let said = said(run, record);
-            let key = (said.name, said.sequence_id, said.token_id, said.slot_base);
-            let mut ids = said.experts;
-            assert_eq!(ids.len(), if said.slot_base == 0 { 16 } else { 4 });
-            // near ties may change places
-            ids.sort_unstable();
-            assert!(seen.insert(key, ids).is_none());
+            let (base, n) = if said.flags == 0 { (0, 16) } else { (16, 4) };
+            assert_eq!((said.slot_base, said.n_experts), (base, n));
+            let ids = seen
+                .entry((said.name, said.sequence_id, said.token_id))
+                .or_default();
+            assert_eq!(ids.len(), usize::from(base));
+            ids.extend(record.expert_ids().iter().map(|id| id.get()));
         }
+        // near ties may change places
+        seen.values_mut().for_each(|ids| ids.sort_unstable());
         seen
     };
     let (ours, theirs) = (experts(&ours), experts(&theirs));
-    let keys = |seen: &BTreeMap<(String, u32, u32, u8), Vec<i32>>| {
-        seen.keys().cloned().collect::<Vec<_>>()
-    };
-    assert_eq!(keys(&ours), keys(&theirs));
-    let same = ours
-        .iter()
-        .filter(|(key, ids)| theirs[*key] == **ids)
+    assert!(ours.keys().eq(theirs.keys()));
+    let n_same = ours
+        .values()
+        .zip(theirs.values())
+        .filter(|(a, b)| a == b)
         .count();
-    assert!(same * 100 >= ours.len() * 90, "{same} of {}", ours.len());
+    assert!(
+        n_same * 100 >= ours.len() * 99,
+        "{n_same} of {}",
+        ours.len()
+    );
 }
