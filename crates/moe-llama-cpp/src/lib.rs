@@ -25,5 +25,5 @@ pub use error::{Error, Result};
 pub use model::Model;
 pub use node::Node;
 pub use ops::OpNumbers;
-pub use recording::Recording;
+pub use recording::{Batch, Recording};
 pub use session::Session;

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use llama_cpp_sys_2 as sys;
 use moe_executor::ops::{Observer, Routed};
-use moe_executor::recorder::{Clock, Mode, Pass, Routing};
+use moe_executor::recorder::{Clock, Mode, Routing};
 use moe_gguf::Gguf;
 use moe_trace::record::{self, MAX_EXPERTS, MAX_SOURCES};
 use moe_trace::{NO_LAYER, NO_TENSOR, RunWriter, TensorAccessLog};
@@ -30,6 +30,21 @@ struct Router {
     weights: Vec<f32>,
 }
 
+/// Tokens that are evaluated in one pass.
+#[derive(Clone, Copy, Debug)]
+pub struct Batch {
+    /// Request.
+    pub sequence_id: u32,
+    /// [`record::PHASE_PROMPT`] or [`record::PHASE_GENERATE`].
+    pub phase: u8,
+    /// Position of the first.
+    pub position: usize,
+    /// How many they are.
+    pub n_tokens: usize,
+    /// Whether the logits of the last are wanted; those of the others are not.
+    pub wanted: bool,
+}
+
 /// Watches a context: writes a record for every node that is computed, and tells an observer of the routing.
 pub struct Recording<'a> {
     writer: Option<RunWriter>,
@@ -38,7 +53,8 @@ pub struct Recording<'a> {
     clock: Clock,
     numbers: OpNumbers,
     places: HashMap<String, Place>,
-    pass: Pass,
+    sequence_id: u32,
+    phase: u8,
     /// Position of each token of the batch.
     positions: Vec<u32>,
     /// Positions whose logits are wanted: the rows that are left where llama.cpp cuts the batch to them.
@@ -79,10 +95,8 @@ impl<'a> Recording<'a> {
             clock: Clock::new(),
             numbers: OpNumbers::new(),
             places: tensors.map(|t| (t.name.clone(), place(t))).collect(),
-            pass: Pass {
-                sequence_id: 0,
-                phase: record::PHASE_PROMPT,
-            },
+            sequence_id: 0,
+            phase: record::PHASE_PROMPT,
             positions: Vec::new(),
             wanted: Vec::new(),
             cut: false,
@@ -95,14 +109,15 @@ impl<'a> Recording<'a> {
         }
     }
 
-    /// Begins a pass over `n_tokens` from `position`; the last has its logits wanted, or none.
-    pub fn begin(&mut self, pass: Pass, position: usize, n_tokens: usize, wanted: bool) {
-        self.pass = pass;
+    /// Begins a pass over a batch.
+    pub fn begin(&mut self, batch: Batch) {
+        self.sequence_id = batch.sequence_id;
+        self.phase = batch.phase;
         self.positions.clear();
-        self.positions
-            .extend((position..).take(n_tokens).map(|p| p as u32));
+        let positions = (batch.position..).take(batch.n_tokens);
+        self.positions.extend(positions.map(|p| p as u32));
         self.wanted.clear();
-        let last = self.positions.last().filter(|_| wanted);
+        let last = self.positions.last().filter(|_| batch.wanted);
         self.wanted.extend(last);
         self.cut = false;
         self.layer = NO_LAYER;
@@ -231,14 +246,14 @@ impl<'a> Recording<'a> {
         let mut log = TensorAccessLog {
             ext_version: record::EXT_V1,
             operation_type: self.numbers.number(node.op()),
-            phase: self.pass.phase,
+            phase: self.phase,
             ..TensorAccessLog::default()
         };
         log.timestamp_ns.set(self.clock.ns(self.start));
         log.duration_ns.set(duration);
         log.token_id.set(rows.first().copied().unwrap_or(0));
         log.layer_id.set(layer);
-        log.sequence_id.set(self.pass.sequence_id);
+        log.sequence_id.set(self.sequence_id);
         log.n_tokens.set(rows.len() as u32);
         record::set_name(&mut log.dst_name, node.name());
         for (at, source) in node.sources().enumerate() {

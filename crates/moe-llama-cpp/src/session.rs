@@ -1,7 +1,7 @@
 //! A run of a model in llama.cpp, driven as the executor's own.
 
 use moe_executor::generate::Decode;
-use moe_executor::recorder::{Mode, Pass};
+use moe_executor::recorder::Mode;
 use moe_executor::session::Logits;
 use moe_gguf::Gguf;
 use moe_trace::RunWriter;
@@ -10,7 +10,7 @@ use moe_trace::record::MAX_EXPERTS;
 use crate::context::{Context, Params};
 use crate::error::Result;
 use crate::model::Model;
-use crate::recording::Recording;
+use crate::recording::{Batch, Recording};
 
 /// State of a run. Sequences follow one another; each begins with an empty cache.
 pub struct Session<'a> {
@@ -150,13 +150,13 @@ impl Decode for Session<'_> {
             });
         }
         let (position, wanted) = (self.n_past, logits == Logits::Last);
-        let pass = Pass {
+        self.context.watch_mut().begin(Batch {
             sequence_id: self.sequence_id,
             phase,
-        };
-        self.context
-            .watch_mut()
-            .begin(pass, position, tokens.len(), wanted);
+            position,
+            n_tokens: tokens.len(),
+            wanted,
+        });
         let other = |error| moe_executor::Error::Engine(Box::new(error));
         self.context
             .decode(tokens, position, wanted)
