@@ -37,6 +37,9 @@ fn headers_of_published_models() {
     }
 }
 
+/// Keys of a header with their values.
+type Keys = Vec<(String, Value)>;
+
 /// What a header can ask for and no fixture does.
 #[test]
 fn keys_that_change_a_model() {
@@ -69,7 +72,7 @@ fn keys_that_change_a_model() {
             (format!("{arch}.expert_group_used_count"), n(n_used)),
         ]
     };
-    let changes: [(&str, &str, Vec<(String, Value)>); 9] = [
+    let changes: [(&str, &str, Keys); 9] = [
         ("gpt-oss", "yarn", yarn("gpt-oss", 32.0, 1024)),
         (
             "gpt-oss",
