@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use moe_executor::cpu::bandwidth::read_bandwidth;
-use moe_executor::cpu::threads::Threads;
+use moe_executor::cpu::threads::{Threads, n_cores};
 use moe_executor::ops::Observer;
 use moe_executor::recorder::Mode;
 use moe_executor::session::Logits;
@@ -115,9 +115,8 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         .collect();
 
     let gguf = model::open(args.model.as_deref())?;
-    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
     let threads = match args.threads.is_empty() {
-        true => vec![cores()],
+        true => vec![n_cores()],
         false => args.threads.iter().map(|&n| usize::from(n)).collect(),
     };
 

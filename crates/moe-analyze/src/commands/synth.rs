@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::Context as _;
+use moe_executor::cpu::threads::n_cores;
 use moe_gguf::synth::{Options, Spec, Synth};
 
 use super::gguf_map::counted;
@@ -92,9 +93,8 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
                 .with_context(|| format!("cannot make a hole of {}", human_bytes(size)))
         })?;
     } else {
-        let n_threads = std::thread::available_parallelism().map_or(1, usize::from);
         bulk::write(ctx, &args.out, args.force, size, |out| {
-            synth.write(out, n_threads).map(drop)
+            synth.write(out, n_cores()).map(drop)
         })?;
     }
     let seconds = started.elapsed().as_secs_f64();

@@ -52,6 +52,11 @@ struct Shared {
 
 const CHUNKS: u64 = u32::MAX as u64;
 
+/// Threads that this program may run at once: one a core, unless the system allows fewer.
+pub fn n_cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
 impl Threads {
     /// A pool of `n` threads, the caller's own counted; 0 counts as 1.
     ///

@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, bail};
 use indicatif::{ProgressBar, ProgressStyle};
+use moe_executor::cpu::threads::n_cores;
 use moe_executor::generate::{Limits, Stop, generate, max_records};
 use moe_executor::recorder::Mode;
 use moe_executor::sampler::{Sampler, SamplerParams};
@@ -122,10 +123,7 @@ impl TraceMode {
 pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let prompts = prompts::read(&args)?;
     let gguf = model::open(args.model.as_deref())?;
-    let n_threads = args
-        .threads
-        .map(usize::from)
-        .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+    let n_threads = args.threads.map_or_else(n_cores, usize::from);
     let engine = engine::load(args.engine, &gguf, n_threads)?;
     let about = engine.about();
     let tokens = prompts::tokenize(&prompts, engine.as_ref())?;

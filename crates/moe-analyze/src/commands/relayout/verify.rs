@@ -2,7 +2,7 @@
 
 use std::io;
 
-use moe_executor::cpu::threads::Threads;
+use moe_executor::cpu::threads::{Threads, n_cores};
 use moe_executor::generate::Decode;
 use moe_executor::recorder::Recorder;
 use moe_executor::session::Logits;
@@ -137,8 +137,7 @@ fn run(
     prompt: &[u32],
     continuation: Option<&[u32]>,
 ) -> anyhow::Result<(Vec<Vec<f32>>, Vec<u32>)> {
-    let n_threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = Threads::new(n_threads)?;
+    let threads = Threads::new(n_cores())?;
     let n_ctx = prompt.len() + N_PREDICT;
     let mut session = Session::new(model, &threads, Recorder::new(None), n_ctx);
     let mut logits = vec![session.decode(prompt, PHASE_PROMPT, Logits::Last)?.to_vec()];
