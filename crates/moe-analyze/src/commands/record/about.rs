@@ -35,6 +35,7 @@ pub fn default_run_dir() -> PathBuf {
 pub fn manifest(
     args: &Args,
     gguf: &Gguf,
+    map: &OffsetMap,
     about: &About,
     prompts: &[Prompt],
     n_threads: usize,
@@ -48,7 +49,7 @@ pub fn manifest(
             version: about.version.clone(),
         },
         command: command(argv(), args.keep_prompt),
-        model: about_model(args, gguf, about)?,
+        model: about_model(args, gguf, map, about)?,
         ops: about.ops.clone(),
         sampling: sampling(args),
         policy: "cpu".into(),
@@ -94,8 +95,12 @@ fn command(mut argv: Vec<String>, keep_prompt: bool) -> Vec<String> {
     argv
 }
 
-fn about_model(args: &Args, gguf: &Gguf, about: &About) -> anyhow::Result<manifest::Model> {
-    let map = OffsetMap::new(gguf);
+fn about_model(
+    args: &Args,
+    gguf: &Gguf,
+    map: &OffsetMap,
+    about: &About,
+) -> anyhow::Result<manifest::Model> {
     let experts = map
         .rows
         .iter()

@@ -147,12 +147,13 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let writer = match args.trace {
         TraceMode::Off => None,
         TraceMode::Experts | TraceMode::All => {
-            let manifest = about::manifest(&args, &gguf, about, &prompts, n_threads)?;
+            let map = OffsetMap::new(&gguf);
+            let manifest = about::manifest(&args, &gguf, &map, about, &prompts, n_threads)?;
             let options = RunOptions {
                 force: args.force,
                 max_trace_bytes: args.max_trace_mib.map(|mib| mib.saturating_mul(1 << 20)),
             };
-            let writer = RunWriter::create(&out, manifest, &OffsetMap::new(&gguf), options)?;
+            let writer = RunWriter::create(&out, manifest, &map, options)?;
             announce(ctx, &args, records, &out);
             Some(writer)
         }
