@@ -179,6 +179,83 @@ fn a_top_k_that_is_not_in_the_file_is_asked_for() {
     );
 }
 
+/// Reads a text as a foreign trace.
+fn read_text(text: &str) -> Result<(Summary, Kept), ForeignError> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("trace");
+    fs::write(&path, text).unwrap();
+    read(&path, &options())
+}
+
+#[test]
+fn choices_of_a_response_are_sequences() {
+    // Two answers to a prompt of one token: one layer, two experts.
+    let text = r#"{"choices": [{"routed_experts": [[[3, 4]], [[5, 6]]]}, {"routed_experts": [[[1, 2]]]},
+        {"routed_experts": null}], "prompt_routed_experts": [[[7, 0]]], "usage": {"prompt_tokens": 1}}"#;
+    let (_, kept) = read_text(text).unwrap();
+    assert_eq!(
+        as_csv(&kept),
+        "token_id,sequence_id,phase,layer_id,slot,expert_id\n\
+         0,0,PROMPT,0,0,7\n0,0,PROMPT,0,1,0\n1,0,GENERATE,0,0,3\n1,0,GENERATE,0,1,4\n2,0,GENERATE,0,0,5\n\
+         2,0,GENERATE,0,1,6\n1,1,GENERATE,0,0,1\n1,1,GENERATE,0,1,2\n"
+    );
+}
+
+#[test]
+fn what_servers_fill_is_no_routing() {
+    // A layer without experts, and slots that are not used.
+    let text = r#"{"choices": [{"routed_experts": [[[0, 0], [3, -1]]]}]}"#;
+    let (summary, kept) = read_text(text).unwrap();
+    assert_eq!(kept.rows.len(), 1);
+    assert_eq!((kept.rows[0].layer_id, kept.rows[0].expert_id), (1, 3));
+    assert!(summary.notes.iter().any(|note| note.contains("every slot")));
+}
+
+#[test]
+fn a_list_of_responses_is_read() {
+    let one = fs::read_to_string(fixtures().join("sglang-response/small.json")).unwrap();
+    let (_, kept) = read_text(&format!("[{one}, {one}]")).unwrap();
+    assert_eq!(kept.rows.len(), 40);
+    assert_eq!(kept.rows[20].sequence_id, Some(1));
+}
+
+#[test]
+fn faults_have_a_place() {
+    for (text, place) in [
+        (
+            r#"{"logical_count": [[1, 2], [3, -4]]}"#,
+            "element logical_count[1, 1]",
+        ),
+        (r#"{"logical_count": [1, 2]}"#, "shape [2]"),
+        (r#"{"logical_count": [[1, 2], [3]]}"#, "line 1"),
+        (r#"{"logical_count": [[0.5, 2]]}"#, "0.5 is not a count"),
+        (
+            r#"{"physical_to_logical_map": [[0, 1]]}"#,
+            "placement without counts",
+        ),
+        (
+            r#"{"physical_to_logical_map": [[0, 2]], "global_physical_count": [[1, 1]]}"#,
+            "element global_physical_count[0, 1]",
+        ),
+        (
+            r#"{"choices": [{"routed_experts": [[[3, 4]], [[5, 9999]]]}]}"#,
+            "element choices[0].routed_experts[1, 0]",
+        ),
+        (
+            r#"{"choices": [{"routed_experts": "TlVNUFk="}]}"#,
+            "choices[0].routed_experts[]",
+        ),
+        (r#"{"choices": [{"routed_experts": "?"}]}"#, "line 1"),
+        (
+            r#"{"meta_info": {"prompt_tokens": 2, "completion_tokens": 2, "routed_experts": "AAAAAA=="}}"#,
+            "is the top-k right?",
+        ),
+    ] {
+        let message = read_text(text).unwrap_err().to_string();
+        assert!(message.contains(place), "{text}: {message}");
+    }
+}
+
 #[test]
 fn servers_count_the_layers_that_have_experts() {
     // A model of four layers, the first two without experts.
@@ -212,6 +289,7 @@ fn must_not_panic(path: &Path) {
             "record",
             "element",
             "holds no routing",
+            "more than any model has",
             "tensor",
         ];
         assert!(

@@ -348,6 +348,21 @@ fn an_array_holds_one_sequence() {
     }
 }
 
+#[test]
+fn a_claimed_number_of_layers_is_not_written_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("input");
+    for header in ["-1 4294967295 8", "-1 2 4294967295"] {
+        fs::write(&path, format!("{header}\n0 3 1\n")).unwrap();
+        let error = detected(&path).read(&Options::default(), &mut Kept::default());
+        let message = error.unwrap_err().to_string();
+        assert!(
+            message.contains("4294967295") && message.contains("more than any model"),
+            "{message}"
+        );
+    }
+}
+
 /// A run with a prompt of two tokens and two generated ones, in two layers.
 fn run(dir: &Path) -> Run {
     let (gguf, map) = gpt_oss();

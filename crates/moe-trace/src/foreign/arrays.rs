@@ -41,8 +41,8 @@ pub(crate) struct CountSums {
     sums: Vec<u64>,
 }
 
-/// An element of an array, and what is wrong with it.
-pub(crate) type ElementFault = (At, String);
+/// Index of an element, and what is wrong with it.
+pub(crate) type ElementFault = (Vec<usize>, String);
 
 impl CountSums {
     /// Adds counts `[layers, experts]`, or, over the steps, `[steps, layers, experts]`; with a map, of physical experts.
@@ -67,7 +67,7 @@ impl CountSums {
                     let index = [step, layer, physical];
                     let index = &index[usize::from(n_steps.is_none())..];
                     self.add_one(counts, map, index, layer, physical)
-                        .map_err(|reason| (element(index), reason))?;
+                        .map_err(|reason| (index.to_vec(), reason))?;
                 }
             }
         }
@@ -148,11 +148,16 @@ impl CountSums {
 
 /// A place in an array, by its index.
 pub(crate) fn element(index: &[usize]) -> At {
-    At::Element(format!("{index:?}"))
+    element_of("", index)
+}
+
+/// A place in the array that is called `name`.
+pub(crate) fn element_of(name: &str, index: &[usize]) -> At {
+    At::Element(format!("{name}{index:?}"))
 }
 
 fn whole(reason: String) -> ElementFault {
-    (element(&[]), reason)
+    (Vec::new(), reason)
 }
 
 /// Tokens of one sequence, as [`tokens`] hands them over.

@@ -44,7 +44,11 @@ impl Exporter for Jsonl {
                 t: first.token_id,
                 layer: first.layer_id,
                 experts: rows.iter().map(|row| row.expert_id).collect(),
-                weights: rows.iter().map(|row| row.weight).collect(),
+                // JSON has no number for one that is not finite.
+                weights: rows
+                    .iter()
+                    .map(|row| row.weight.filter(|weight| weight.is_finite()))
+                    .collect(),
                 phase: first.phase.map(|phase| match phase {
                     Phase::Prompt => "prefill",
                     Phase::Generate => "decode",

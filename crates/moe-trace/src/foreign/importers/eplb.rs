@@ -43,7 +43,7 @@ impl Importer for Eplb {
             note_steps(&counts, output);
             let mut sums = CountSums::default();
             sums.add(&counts, None)
-                .map_err(|(at, reason)| output.invalid(at, reason))?;
+                .map_err(|(index, reason)| output.invalid(element(&index), reason))?;
             sums.finish(output)?;
         }
         Ok(())

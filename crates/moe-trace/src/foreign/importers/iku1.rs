@@ -1,6 +1,6 @@
 //! The binary usage file of colibri's inkling engine: magic `IKU1`, layers, experts, then a 32-bit count for each.
 
-use crate::foreign::arrays::CountSums;
+use crate::foreign::arrays::{CountSums, element};
 use crate::foreign::binary::array::{Array, ElementType};
 use crate::foreign::binary::mapped::Mapped;
 use crate::foreign::{At, ForeignError, Importer, Options, Output, Source};
@@ -42,17 +42,12 @@ impl Importer for Iku1 {
                     .map_or(0, |&n| u32::from_le_bytes(n) as usize)
             };
             let shape = vec![size(4), size(8)];
-            let counts = Array::contiguous(counts, ElementType::U32, false, shape, false).map_err(
-                |reason| {
-                    output.invalid(
-                        At::Byte(4),
-                        format!("{reason}; the file is damaged or cut off"),
-                    )
-                },
-            )?;
+            let counts = Array::contiguous(counts, ElementType::U32, false, shape, false)
+                .map_err(|reason| format!("{reason}; the file is damaged or cut off"))
+                .map_err(|reason| output.invalid(At::Byte(4), reason))?;
             let mut sums = CountSums::default();
             sums.add(&counts, None)
-                .map_err(|(at, reason)| output.invalid(at, reason))?;
+                .map_err(|(index, reason)| output.invalid(element(&index), reason))?;
             sums.finish(output)?;
         }
         Ok(())

@@ -42,7 +42,7 @@ impl Importer for Npy {
             }
             let mut sums = CountSums::default();
             sums.add(&array, None)
-                .map_err(|(at, reason)| output.invalid(at, reason))?;
+                .map_err(|(index, reason)| output.invalid(element(&index), reason))?;
             sums.finish(output)?;
         }
         Ok(())

@@ -5,7 +5,7 @@
 
 use serde::Deserialize;
 
-use crate::foreign::arrays::{CountSums, PhysicalMap, element};
+use crate::foreign::arrays::{CountSums, PhysicalMap, element, element_of};
 use crate::foreign::binary::array::Array;
 use crate::foreign::binary::nested::Nested;
 use crate::foreign::{At, ForeignError, Importer, Options, Output, Source, json};
@@ -90,7 +90,7 @@ fn import_document(document: &Document, output: &mut Output<'_>) -> Result<(), F
     note_steps(&counts, output);
     let mut sums = CountSums::default();
     sums.add(&counts, map.as_ref())
-        .map_err(|(at, reason)| output.invalid(At::Element(format!("{key} {at}")), reason))?;
+        .map_err(|(index, reason)| output.invalid(element_of(key, &index), reason))?;
     sums.finish(output)
 }
 

@@ -5,7 +5,7 @@
 //! `[layers, tokens, 8]` too, filled up with -1. Physical experts are those of `last_physical_to_logical_map`. ktransformers also
 //! takes a tensor of counts alone.
 
-use crate::foreign::arrays::{CountSums, PhysicalMap, element};
+use crate::foreign::arrays::{CountSums, PhysicalMap, element, element_of};
 use crate::foreign::binary::array::Array;
 use crate::foreign::binary::fault::Fault;
 use crate::foreign::binary::mapped::Mapped;
@@ -66,7 +66,7 @@ fn import_dump(dump: &TorchFile<'_>, output: &mut Output<'_>) -> Result<(), Fore
         note_steps(&counts, output);
         let mut sums = CountSums::default();
         sums.add(&counts, None)
-            .map_err(|(at, reason)| output.invalid(at, reason))?;
+            .map_err(|(index, reason)| output.invalid(element(&index), reason))?;
         return sums.finish(output);
     }
     let map = match tensor(dump, entry("last_physical_to_logical_map"), output)? {
@@ -93,13 +93,14 @@ fn import_records(
     let mut n_counted = 0;
     for (i, &record) in records.iter().enumerate() {
         let get = |key| dump.pickle().get(record, key);
-        let at = |at: At| At::Element(format!("records[{i}] {at}"));
+        let at = |key: &str, index: &[usize]| element_of(&format!("records[{i}].{key}"), index);
         if let Some(experts) = tensor(dump, get("topk_ids_of_layer"), output)? {
             let pass = Pass::read(dump, record, i);
             pass.import(&experts, map, output)?;
         } else if let Some(counts) = tensor(dump, get("global_physical_count"), output)? {
-            sums.add(&counts, map)
-                .map_err(|(place, reason)| output.invalid(at(place), reason))?;
+            sums.add(&counts, map).map_err(|(index, reason)| {
+                output.invalid(at("global_physical_count", &index), reason)
+            })?;
             n_counted += 1;
         } else {
             let reason = "no topk_ids_of_layer and no global_physical_count; the dump is not of SGLang's recorder";

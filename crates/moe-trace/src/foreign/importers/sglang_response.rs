@@ -5,10 +5,10 @@
 
 use serde::Deserialize;
 
-use crate::foreign::arrays::{Tokens, element, tokens};
+use crate::foreign::arrays::{Tokens, element_of, tokens};
 use crate::foreign::binary::array::{Array, ElementType};
 use crate::foreign::source::read_whole;
-use crate::foreign::{At, ForeignError, Importer, Options, Output, Source, json};
+use crate::foreign::{ForeignError, Importer, Options, Output, Source, json};
 
 use super::routed_experts::{RoutedExperts, has_keys};
 
@@ -81,7 +81,7 @@ fn import_response(
     options: &Options,
     output: &mut Output<'_>,
 ) -> Result<(), ForeignError> {
-    let at = |index: &[usize]| At::Element(format!("meta_info.routed_experts {}", element(index)));
+    let at = |index: &[usize]| element_of("meta_info.routed_experts", index);
     let array = match &response.routed_experts {
         RoutedExperts::Lists(lists) => lists.array(),
         RoutedExperts::Bytes(bytes) => shape(bytes, response, options)

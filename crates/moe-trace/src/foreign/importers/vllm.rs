@@ -6,10 +6,10 @@
 
 use serde::Deserialize;
 
-use crate::foreign::arrays::{Tokens, element, tokens};
+use crate::foreign::arrays::{Tokens, element_of, tokens};
 use crate::foreign::binary::npy;
 use crate::foreign::source::read_whole;
-use crate::foreign::{At, ForeignError, Importer, Options, Output, SAMPLE_SIZE, Source, json};
+use crate::foreign::{ForeignError, Importer, Options, Output, SAMPLE_SIZE, Source, json};
 
 use super::routed_experts::{RoutedExperts, has_keys};
 
@@ -119,7 +119,7 @@ fn import_routed(
     options: &Options,
     output: &mut Output<'_>,
 ) -> Result<usize, ForeignError> {
-    let at = |index: &[usize]| At::Element(format!("{name} {}", element(index)));
+    let at = |index: &[usize]| element_of(name, index);
     let array = match routed {
         RoutedExperts::Lists(lists) => lists
             .array()
