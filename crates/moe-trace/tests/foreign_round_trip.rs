@@ -178,6 +178,30 @@ fn an_exact_copy() {
 }
 
 #[test]
+fn published_traces_come_out_as_they_went_in() {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/bigmoeonedge");
+    let dir = tempfile::tempdir().unwrap();
+    for file in ["gptoss.route.csv", "qwen.route.csv"] {
+        let path = data.join(file);
+        if !path.exists() {
+            eprintln!("{} is not there: not tested", path.display());
+            continue;
+        }
+        let copy = dir.path().join(file);
+        let options = Options::default();
+        export(&detected(&path), exporter("bigmoeonedge"), &options, &copy).unwrap();
+        // Of the preamble the bytes of a layer's dense part are lost.
+        let without_dense = |path: &Path| -> Vec<String> {
+            let text = fs::read_to_string(path).unwrap();
+            let lines = text.lines();
+            let kept = lines.map(|line| line.split(" dense_bytes=").next().unwrap().to_owned());
+            kept.collect()
+        };
+        assert!(without_dense(&copy) == without_dense(&path), "{file}");
+    }
+}
+
+#[test]
 fn formats_of_counts_from_tokens_and_from_counts() {
     let dir = tempfile::tempdir().unwrap();
     for text in [FULL, COUNTS] {
