@@ -379,6 +379,8 @@ fn an_interrupted_run_can_be_read() {
         fs::metadata(&trace).unwrap().len() < 400 << 20,
         "it did not run to its end"
     );
+    let ends = ends(&run);
+    assert_eq!(ends.last().unwrap().2, "interrupted", "{ends:?}");
     stdout_of(&["info", arg(&run)]);
     stdout_of(&["hotness", arg(&run)]);
     stdout_of(&[
@@ -387,4 +389,49 @@ fn an_interrupted_run_can_be_read() {
         "--out",
         arg(&dir.path().join("tables")),
     ]);
+}
+
+/// Prompt and generated tokens of each sequence, and why it ended, as the manifest tells.
+fn ends(run: &Path) -> Vec<(u64, u64, String)> {
+    let manifest = Run::open(run).unwrap().manifest.unwrap();
+    let sequences = manifest.sequences.into_iter();
+    sequences
+        .map(|s| (s.prompt, s.generated, s.stopped))
+        .collect()
+}
+
+#[test]
+fn the_manifest_tells_why_each_sequence_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    let prompts = dir.path().join("prompts.jsonl");
+    let lines = [
+        r#"{"tokens":[5,6,7],"n_predict":1}"#,
+        r#"{"tokens":[5,6,7,8],"n_predict":9}"#,
+        r#"{"tokens":[5],"n_predict":0}"#,
+    ];
+    fs::write(&prompts, lines.join("\n")).unwrap();
+    let record = |name: &str, args: &[&str]| {
+        let out = dir.path().join(name);
+        let own = [
+            "record",
+            "--ignore-eos",
+            "--prompts",
+            arg(&prompts),
+            "--out",
+            arg(&out),
+        ];
+        stdout_of(&[&own, args].concat());
+        ends(&out)
+    };
+    let of = |prompt, generated, stopped: &str| (prompt, generated, stopped.to_owned());
+    // A context of six positions.
+    assert_eq!(
+        record("context", &["--ctx-size", "6"]),
+        [of(3, 1, "limit"), of(4, 2, "context"), of(1, 0, "limit")]
+    );
+    // A trace that ends before the second sequence does: a pass of the embedded model has more than 150 records of 1 KiB.
+    let ends = record("trace", &["--max-trace-mib", "1"]);
+    assert_eq!(ends.len(), 2);
+    assert_eq!(ends[0], of(3, 1, "limit"));
+    assert_eq!((ends[1].0, ends[1].2.as_str()), (4, "trace"));
 }

@@ -76,6 +76,9 @@ pub struct Manifest {
     pub ops: OpTable,
     /// How many tokens ran.
     pub tokens: Tokens,
+    /// The sequences in order, each with why it ended; empty while recording, and where nobody told.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub sequences: Vec<Sequence>,
     /// How tokens were chosen.
     pub sampling: Sampling,
     /// Placement policy: `cpu`, `gpu`, `post-fetch`, ...
@@ -157,6 +160,19 @@ pub struct Tokens {
     pub sequences: u64,
 }
 
+/// One sequence (request) of a run.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Sequence {
+    /// Prompt tokens.
+    pub prompt: u64,
+    /// Generated tokens.
+    pub generated: u64,
+    /// Why it ended: `eos` (the model ended the text), `limit` (all tokens were generated), `context` (it was full),
+    /// `trace` (it was full) or `interrupted`.
+    pub stopped: String,
+}
+
 /// How tokens were chosen.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -209,6 +225,7 @@ impl Default for Manifest {
             stopped: None,
             ops: OpTable::default(),
             tokens: Tokens::default(),
+            sequences: Vec::new(),
             sampling: Sampling::default(),
             policy: String::new(),
             n_threads: 0,

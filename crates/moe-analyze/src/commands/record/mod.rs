@@ -238,6 +238,7 @@ fn finish(
 ) -> anyhow::Result<u64> {
     let manifest = writer.manifest_mut();
     manifest.tokens = totals.tokens;
+    manifest.sequences.clone_from(&totals.sequences);
     manifest.stopped = match failed {
         Some(error) => Some(error.to_string()),
         None => totals.stop.and_then(tell::reason).map(str::to_owned),

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use moe_executor::generate::{Generated, Stop};
-use moe_trace::manifest::Tokens;
+use moe_trace::manifest::{Sequence, Tokens};
 use moe_trace::record::RECORD_SIZE;
 
 use super::prompts::Prompt;
@@ -64,8 +64,8 @@ pub struct Totals {
     time: Duration,
     /// Why the last sequence ended.
     pub stop: Option<Stop>,
-    contexts_full: u64,
-    texts_ended: u64,
+    /// Each of them.
+    pub sequences: Vec<Sequence>,
 }
 
 impl Totals {
@@ -76,8 +76,18 @@ impl Totals {
         self.tokens.sequences += 1;
         self.time += time;
         self.stop = Some(generated.stop);
-        self.contexts_full += u64::from(generated.stop == Stop::ContextFull);
-        self.texts_ended += u64::from(generated.stop == Stop::EndOfGeneration);
+        self.sequences.push(Sequence {
+            prompt: generated.n_prompt as u64,
+            generated: generated.n_generated as u64,
+            stopped: name(generated.stop).to_owned(),
+        });
+    }
+
+    /// Sequences that ended for a reason.
+    fn n_stopped(&self, stop: Stop) -> usize {
+        let stopped = name(stop);
+        let sequences = self.sequences.iter();
+        sequences.filter(|s| s.stopped == stopped).count()
     }
 
     /// Whether no further sequence is to be run.
@@ -103,8 +113,11 @@ impl Totals {
             text += &format!("; {records} records, {size}, in {}", out.display());
         }
         for (n, why) in [
-            (self.contexts_full, "the context was full"),
-            (self.texts_ended, "the model ended the text"),
+            (self.n_stopped(Stop::ContextFull), "the context was full"),
+            (
+                self.n_stopped(Stop::EndOfGeneration),
+                "the model ended the text",
+            ),
         ] {
             if n > 0 {
                 text += &format!("\n{why} before all tokens were generated in {n} of {sequences}");
@@ -117,11 +130,61 @@ impl Totals {
     }
 }
 
+/// What the manifest calls the end of a sequence.
+fn name(stop: Stop) -> &'static str {
+    match stop {
+        Stop::Length => "limit",
+        Stop::EndOfGeneration => "eos",
+        Stop::ContextFull => "context",
+        Stop::TraceFull => "trace",
+        Stop::Interrupted => "interrupted",
+    }
+}
+
 /// What the manifest says of a run that ended before its time.
 pub fn reason(stop: Stop) -> Option<&'static str> {
     match stop {
         Stop::Interrupted => Some("interrupted"),
         Stop::TraceFull => Some("trace limit reached"),
         Stop::Length | Stop::EndOfGeneration | Stop::ContextFull => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sequences_are_told_with_their_ends() {
+        let mut totals = Totals::default();
+        for (n_generated, stop) in [
+            (3, Stop::EndOfGeneration),
+            (9, Stop::Length),
+            (1, Stop::EndOfGeneration),
+        ] {
+            let generated = Generated {
+                n_prompt: 2,
+                n_generated,
+                stop,
+            };
+            totals.add(generated, Duration::from_secs(1));
+        }
+        let stopped: Vec<&str> = totals
+            .sequences
+            .iter()
+            .map(|s| s.stopped.as_str())
+            .collect();
+        assert_eq!(stopped, ["eos", "limit", "eos"]);
+        assert_eq!(totals.sequences[2].generated, 1);
+        let summary = totals.summary(None, Path::new("run"));
+        assert!(
+            summary.starts_with("6 prompt and 13 generated tokens in 3 sequences, "),
+            "{summary}"
+        );
+        assert!(
+            summary
+                .ends_with("the model ended the text before all tokens were generated in 2 of 3"),
+            "{summary}"
+        );
     }
 }
