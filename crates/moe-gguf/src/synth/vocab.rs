@@ -70,6 +70,15 @@ fn byte_level(spec: &VocabSpec) -> Result<Vocab, Error> {
             (words, merges, names)
         }
         Some(wanted) => {
+            let unfit = |problem: String| Error::Spec {
+                key: "vocab.text_bytes",
+                problem,
+            };
+            if wanted > MAX_TEXT_BYTES {
+                return Err(unfit(format!(
+                    "it is {wanted}, at most {MAX_TEXT_BYTES} are made"
+                )));
+            }
             let (mut low, mut high) = (0, MAX_LETTERS);
             while high - low > 1 {
                 let middle = (low + high) / 2;
@@ -80,16 +89,16 @@ fn byte_level(spec: &VocabSpec) -> Result<Vocab, Error> {
                 }
             }
             let (words, merges, size) = make(low)?;
-            let rest = wanted.checked_sub(size);
-            let Some(names) = rest.and_then(|rest| lengthened(names, rest as usize)) else {
-                let problem = format!(
-                    "it is {wanted}, the shortest texts have {size} bytes, and two control tokens are needed to fill up the rest"
-                );
-                return Err(Error::Spec {
-                    key: "vocab.text_bytes",
-                    problem,
-                });
-            };
+            let rest = wanted.checked_sub(size).ok_or_else(|| {
+                unfit(format!(
+                    "it is {wanted}, the shortest texts have {size} bytes; give as many or more"
+                ))
+            })?;
+            let names = lengthened(names, rest as usize).ok_or_else(|| {
+                unfit(format!(
+                    "it is {wanted}, {rest} more than words are made of, and there is no control token to lengthen; raise n_special"
+                ))
+            })?;
             (words, merges, names)
         }
     };
@@ -144,6 +153,9 @@ fn byte_alphabet() -> impl Iterator<Item = char> {
     let n_others = N_BYTES - printable().count();
     printable().chain((0x100u32..).filter_map(char::from_u32).take(n_others))
 }
+
+/// The most bytes of texts that are made: dozens of times those of the largest vocabularies of today.
+const MAX_TEXT_BYTES: u64 = 1 << 28;
 
 /// The most letters that are added to syllables.
 const MAX_LETTERS: usize = 1 << 9;
@@ -374,5 +386,15 @@ mod tests {
         assert_eq!(vocab.types[..4], [UNKNOWN, CONTROL, CONTROL, BYTE]);
         let different: HashSet<&String> = vocab.tokens.iter().collect();
         assert_eq!(different.len(), 32_000);
+    }
+
+    #[test]
+    fn sizes_that_texts_cannot_have_are_told() {
+        let told = |spec: &VocabSpec| vocab(spec).err().unwrap().to_string();
+        assert!(told(&spec(1000, None, Some(100))).contains("the shortest texts have"));
+        assert!(told(&spec(1000, None, Some(1 << 60))).contains("at most 268435456 are made"));
+        let mut alone = spec(1000, None, Some(1 << 24));
+        alone.n_special = 1; // the token that ends a text
+        assert!(told(&alone).contains("raise n_special"));
     }
 }
