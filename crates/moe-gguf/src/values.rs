@@ -21,8 +21,9 @@ enum Float {
     Bf16,
     F32,
     F64,
-    /// An exponent alone, as MXFP4's scale: 255 is not-a-number.
-    E8m0,
+    /// MXFP4's scale, an exponent alone, and the elements behind it: 255 is not-a-number, and 253 and 254 make infinite
+    /// what they scale from 4 or 2 on.
+    Mxfp4,
     /// IQ1_M's scale: an F16 in the top four bits of each of four 16-bit words.
     Iq1m,
 }
@@ -87,7 +88,7 @@ fn floats(ty: GgmlType) -> Option<(Floats, Floats)> {
         T::IQ1_M => (&[], &[(48, Iq1m)]),
         T::TQ1_0 => (&[], &[(52, F16)]),
         T::TQ2_0 => (&[], &[(64, F16)]),
-        T::MXFP4 => (&[], &[(0, E8m0)]),
+        T::MXFP4 => (&[], &[(0, Mxfp4)]),
         T::IQ2_K | T::IQ3_K | T::IQ4_K | T::IQ5_K | T::IQ6_K => (&[], &[(0, F16)]),
         T::IQ2_KS | T::IQ3_KS | T::IQ2_KL => (&[(0, F16)], &[]),
         T::IQ4_KS | T::IQ4_KSS | T::IQ5_KS => (&[(0, F32)], &[]),
@@ -108,12 +109,26 @@ fn is_finite(bytes: &[u8], float: Float) -> bool {
         Float::Bf16 => u16_at(0) & 0x7F80 != 0x7F80,
         Float::F32 => u16_at(2) & 0x7F80 != 0x7F80,
         Float::F64 => u16_at(6) & 0x7FF0 != 0x7FF0,
-        Float::E8m0 => bytes.first() != Some(&0xFF),
+        // The scale is 2^(e - 127); E2M1 codes 4 and 6 are the elements 2 and 4, the top bit of four is the sign.
+        Float::Mxfp4 => match bytes.split_first() {
+            Some((255, _)) => false,
+            Some((254, elements)) => codes_are_below(elements, 4),
+            Some((253, elements)) => codes_are_below(elements, 6),
+            _ => true,
+        },
         Float::Iq1m => {
             let nibble = |i: usize| u16_at(2 * i) & 0xF000;
             f16_is_finite(nibble(0) >> 12 | nibble(1) >> 8 | nibble(2) >> 4 | nibble(3))
         }
     }
+}
+
+/// Whether the magnitudes in an MXFP4 block, two a byte, are all below a code.
+fn codes_are_below(elements: &[u8], code: u8) -> bool {
+    let elements = elements.iter().take(16);
+    elements
+        .flat_map(|byte| [byte & 7, byte >> 4 & 7])
+        .all(|found| found < code)
 }
 
 fn f16_is_finite(bits: u16) -> bool {

@@ -208,6 +208,22 @@ fn not_a_number_scales_are_found_in_place() {
     }
 }
 
+/// A scale of 2^127 or 2^126 is a number; what it multiplies is none from 2^128 on.
+#[test]
+fn mxfp4_scales_that_make_elements_infinite() {
+    let count = |block: &[u8]| {
+        let (gguf, _) = spoiled(GgmlType::MXFP4, 0, block);
+        let verified = verify(&gguf, Algorithm::Xxh3, |_| ()).unwrap();
+        verified[0].impossible.map(|found| found.count)
+    };
+    // Codes 0 to 7 are 0, 0.5, 1, 1.5, 2, 3, 4, 6; 8 is the sign.
+    for (scale, finite, infinite) in [(254, 0xB3, 0x0C), (253, 0x5D, 0x60)] {
+        assert_eq!(count(&[scale, finite]), None, "{scale}");
+        assert_eq!(count(&[scale, infinite]), Some(1), "{scale}");
+    }
+    assert_eq!(count(&[252, 0xFF]), None);
+}
+
 #[test]
 fn iq1_m_has_its_scale_in_pieces() {
     // 0x7E00, a nibble in the top of each of four words; the last has the highest.
