@@ -29,21 +29,21 @@ pub struct Args {
     /// Report overlaps, gaps and bytes past the end of the file; exit 1 if there are any
     #[arg(long)]
     check_overlaps: bool,
-    /// Check overlaps, then read the data: hash every tensor, look for values that no model has; exit 1 if there are any
+    /// Check overlaps, then read the data: hash every tensor, look for values that no model has; exit 1 if there are any.
+    /// --hash, --manifest-out and --check-manifest do so too
     #[arg(long)]
     verify: bool,
     /// Hash of --verify [default: that of --check-manifest, or xxh3]
     #[arg(
         long,
-        requires = "verify",
         value_parser = PossibleValuesParser::new(["xxh3", "sha256"]).try_map(|name| name.parse::<Algorithm>())
     )]
     hash: Option<Algorithm>,
     /// Write the hashes to a manifest
-    #[arg(long, value_name = "FILE", requires = "verify")]
+    #[arg(long, value_name = "FILE")]
     manifest_out: Option<PathBuf>,
     /// Compare the hashes with a manifest, one of llama.cpp's gguf-hash too; exit 1 if they differ
-    #[arg(long, value_name = "FILE", requires = "verify")]
+    #[arg(long, value_name = "FILE")]
     check_manifest: Option<PathBuf>,
     /// What is printed or written
     #[arg(long, value_enum, default_value_t = Form::Rows)]
@@ -59,7 +59,18 @@ pub struct Args {
     force: bool,
 }
 
+impl Args {
+    /// Whether the data is read: `--verify`, or an option that is of no use without.
+    fn verifies(&self) -> bool {
+        self.verify
+            || self.hash.is_some()
+            || self.manifest_out.is_some()
+            || self.check_manifest.is_some()
+    }
+}
+
 pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
+    let verifies = args.verifies();
     let format = match (args.output, &args.out) {
         (None, Some(_)) => None,
         (format, _) => Some(args.form.format(format)?),
@@ -80,7 +91,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
 
     let mut survey = Survey::of(&gguf);
     let mut written = Vec::new();
-    if args.verify && survey.is_readable() {
+    if verifies && survey.is_readable() {
         let data = data::read(&gguf, args.hash, manifest.as_ref(), ctx)?;
         if let Some(path) = &args.manifest_out {
             data::write_manifest(&gguf, &data, path, args.force)?;
@@ -103,7 +114,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     for path in written {
         ctx.remark(format_args!("wrote {}", path.display()));
     }
-    if !args.check_overlaps && !args.verify {
+    if !args.check_overlaps && !verifies {
         if !survey.check.is_sound() {
             ctx.remark("the file is faulty; --check-overlaps tells how");
         }
@@ -111,9 +122,9 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     }
 
     if format.is_none_or(|format| format == Format::Table) {
-        output::to_stdout(|stdout| write_findings(stdout, &survey, args.verify))?;
+        output::to_stdout(|stdout| write_findings(stdout, &survey, verifies))?;
     } else {
-        let _ = write_findings(&mut io::BufWriter::new(io::stderr()), &survey, args.verify);
+        let _ = write_findings(&mut io::BufWriter::new(io::stderr()), &survey, verifies);
     }
     Ok(if survey.is_sound() {
         ExitStatus::Done
