@@ -107,22 +107,30 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     if let Some(format) = format {
         output::to_stdout(|stdout| args.form.write(stdout, format, &survey, &map))?;
     }
-    ctx.remark(summary(&survey, &map));
+    let checks = args.check_overlaps || verifies;
+    // What a check looked at goes where its findings go.
+    let to_stdout = checks && format.is_none_or(|format| format == Format::Table);
+    if !to_stdout {
+        ctx.remark(summary(&survey, &map));
+    }
     if gguf.files().len() > 1 && !args.form.names_files() {
         ctx.remark("this form names no files: each offset is in the tensor's own file, which --form rows tells");
     }
     for path in written {
         ctx.remark(format_args!("wrote {}", path.display()));
     }
-    if !args.check_overlaps && !verifies {
+    if !checks {
         if !survey.check.is_sound() {
             ctx.remark("the file is faulty; --check-overlaps tells how");
         }
         return Ok(ExitStatus::Done);
     }
 
-    if format.is_none_or(|format| format == Format::Table) {
-        output::to_stdout(|stdout| write_findings(stdout, &survey, verifies))?;
+    if to_stdout {
+        output::to_stdout(|stdout| {
+            writeln!(stdout, "{}", summary(&survey, &map))?;
+            write_findings(stdout, &survey, verifies)
+        })?;
     } else {
         let _ = write_findings(&mut io::BufWriter::new(io::stderr()), &survey, verifies);
     }
