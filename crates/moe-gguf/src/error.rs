@@ -8,7 +8,7 @@ use thiserror::Error;
 use crate::types::{GgmlType, TypeError};
 use crate::value::ValueType;
 
-/// An error of this crate. Its text is one line: which file, what, and where in it.
+/// An error of this crate. Its text is one line: which file, what, where in it, and what to do.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -23,7 +23,7 @@ pub enum Error {
         source: io::Error,
     },
     /// The header breaks a rule of the format.
-    #[error("{}: {fault} (at byte {offset})", path.display())]
+    #[error("{}: {fault} (at byte {offset}){}", path.display(), fault.mend())]
     Header {
         /// The file.
         path: PathBuf,
@@ -33,7 +33,7 @@ pub enum Error {
         fault: Box<Fault>,
     },
     /// A key-value is there, but is of another type than the one asked for.
-    #[error("{}: metadata key {key:?} is {found}, but {wanted} is needed", path.display())]
+    #[error("{}: metadata key {key:?} is {found}, but {wanted} is needed; convert the model again, or set the key right", path.display())]
     WrongType {
         /// The file.
         path: PathBuf,
@@ -53,7 +53,7 @@ pub enum Error {
         fault: ShardFault,
     },
     /// The headers, each in order, do not make one model.
-    #[error("{}: {fault}", path.display())]
+    #[error("{}: {fault}{}", path.display(), fault.mend())]
     Model {
         /// The file, or the first of them.
         path: PathBuf,
@@ -105,16 +105,18 @@ pub enum ShardFault {
     )]
     Missing { number: u64, count: u64 },
     #[error(
-        "it is shard {number} of {count}, but is not named …-{number:05}-of-{count:05}.gguf, so the others cannot be found"
+        "it is shard {number} of {count}, but is not named …-{number:05}-of-{count:05}.gguf, so the others cannot be found: give all shards such names again"
     )]
     Unnamed { number: u64, count: u64 },
     #[error(
-        "its split.no says shard {found}, its name says {number}: it is a copy of another shard, or was renamed"
+        "its split.no says shard {found}, its name says {number}: it is a copy of another shard, or was renamed: fetch it again"
     )]
     Repeated { number: u64, found: u64 },
-    #[error("it is one of {count} shards, at most {limit} are allowed")]
+    #[error(
+        "it is one of {count} shards, at most {limit} are allowed: if it is no faulty file, merge shards"
+    )]
     TooMany { count: u64, limit: u64 },
-    #[error("it is not of the same model as {}: {key} is {found} here and {expected} there", first.display())]
+    #[error("it is not of the same model as {}: {key} is {found} here and {expected} there: keep each model's shards apart", first.display())]
     Foreign {
         first: PathBuf,
         key: &'static str,
@@ -122,7 +124,7 @@ pub enum ShardFault {
         expected: String,
     },
     #[error(
-        "the shards have {found} tensors, but split.tensors.count promises {expected}: one of them is of another model"
+        "the shards have {found} tensors, but split.tensors.count promises {expected}: one of them is of another model: fetch the shards again"
     )]
     TensorCount { found: u64, expected: u64 },
 }
@@ -208,4 +210,24 @@ pub enum Fault {
         claimed: u64,
         limit: u64,
     },
+}
+
+impl Fault {
+    /// What to do about a header that breaks the rule, behind a semicolon; nothing where the rule's own text tells it.
+    fn mend(&self) -> &'static str {
+        match self {
+            Fault::BigEndian
+            | Fault::Version1
+            | Fault::BadType { .. }
+            | Fault::TooManyExperts { .. } => "",
+            Fault::BadMagic { .. } => "; give a model as a GGUF file",
+            Fault::BadVersion { .. } => "; convert the model again, or use a newer moe-analyze",
+            Fault::Truncated { .. }
+            | Fault::HeaderTooLong { .. }
+            | Fault::TooMany { .. }
+            | Fault::TooManyTensors { .. }
+            | Fault::NotUtf8 { .. } => "; the file is damaged, fetch it again",
+            _ => "; fetch the file again, and if that is no better convert the model again",
+        }
+    }
 }

@@ -291,3 +291,30 @@ fn kv_wrong_type_align() {
         }
     );
 }
+
+/// Every error says which file, what, where, and what to do, on one line.
+#[test]
+fn errors_say_what_to_do() {
+    let empty_key = Raw::new(0, 1).string("").u32(U32).u32(1);
+    let magic = Raw {
+        bytes: b"GGML".to_vec(),
+    };
+    let version = Raw {
+        bytes: b"GGUF".to_vec(),
+    };
+    for (raw, at, mend) in [
+        (magic.u32(3).u64(0).u64(0), 0, "give a model as a GGUF file"),
+        (version.u32(9).u64(0).u64(0), 4, "use a newer moe-analyze"),
+        (
+            Raw::new(u64::MAX, 0),
+            8,
+            "the file is damaged, fetch it again",
+        ),
+        (empty_key, 24, "convert the model again"),
+    ] {
+        let text = raw.open().unwrap_err().to_string();
+        assert!(text.contains(&format!(" (at byte {at}); ")), "{text}");
+        assert!(text.ends_with(mend), "{text}");
+        assert_eq!(text.lines().count(), 1);
+    }
+}
