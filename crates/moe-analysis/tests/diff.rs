@@ -269,6 +269,35 @@ fn a_missing_operation_and_another_name() {
     assert!(report.routing.unwrap().is_equal());
 }
 
+/// llama.cpp names a node that it has no name for by its place in the graph.
+#[test]
+fn nodes_without_a_name_match_by_operation() {
+    let unname = |records: &mut Vec<TensorAccessLog>| {
+        for (i, record) in named(records, "ffn_moe_up-1").into_iter().enumerate() {
+            set_name(&mut record.dst_name, &format!("node_{}", 31 + i));
+        }
+        for record in named(records, "ffn_moe_down-1") {
+            set_name(&mut record.sources[1].name, "node_40 (reshaped)");
+        }
+    };
+    let operations = changed(&Options::default(), unname).operations.unwrap();
+    assert!(operations.is_equal(), "{operations:?}");
+
+    // Not with another operation.
+    let operations = changed(&Options::default(), |records| {
+        for record in named(records, "result_output") {
+            record.operation_type = GET_ROWS;
+            set_name(&mut record.dst_name, "node_7");
+        }
+    });
+    let operations = operations.operations.unwrap();
+    assert_eq!(operations.only[0].sorted()[0].0.1, "result_output");
+    assert_eq!(
+        operations.only[1].sorted(),
+        [(&("GET_ROWS".into(), "node_N".into()), 3)]
+    );
+}
+
 #[test]
 fn operations_in_another_order() {
     let report = changed(&Options::default(), |records| {

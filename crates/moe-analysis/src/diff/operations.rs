@@ -10,7 +10,8 @@ use super::passes::Step;
 /// Kinds of differences that are kept apart; further kinds are counted together. Names come from the traces.
 const MAX_KINDS: usize = 4096;
 
-/// Operations of two runs, matched pass by pass by operation and name of the result.
+/// Operations of two runs, matched pass by pass by operation and name of the result; where one engine has not named its
+/// result, by operation, layer and order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OperationsDiff {
     /// Operations `[in A, in B]`.
@@ -159,23 +160,26 @@ impl<'r> OperationsComparer<'r> {
         self.found.other_order += u64::from(!in_order && passes_a == passes_b);
     }
 
-    /// Matches operations that do not follow one another alike: the first of a name in A with the first in B, and so on.
-    /// Tells whether the matches of A come in order in B.
+    /// Matches operations that do not follow one another alike: the first of a name in A with the first in B, and so on;
+    /// then those that one side has not named. Tells whether the named ones come in one order.
     fn by_name(&mut self, a: &[(Key<'r>, Operation<'r>)], b: &[(Key<'r>, Operation<'r>)]) -> bool {
         let mut waiting: HashMap<Key, VecDeque<usize>> = HashMap::new();
         for (i, (key, _)) in b.iter().enumerate() {
             waiting.entry(*key).or_default().push_back(i);
         }
+        let mut matches: Vec<Option<usize>> = a
+            .iter()
+            .map(|(key, _)| waiting.get_mut(key).and_then(VecDeque::pop_front))
+            .collect();
+        let in_order = matches.iter().flatten().is_sorted();
         let mut is_matched = vec![false; b.len()];
-        let (mut last, mut in_order) = (0, true);
-        for (key, operation) in a {
-            match waiting.get_mut(key).and_then(VecDeque::pop_front) {
-                Some(i) => {
-                    in_order &= last <= i;
-                    last = i;
-                    is_matched[i] = true;
-                    self.pair(key, operation, &b[i].1);
-                }
+        matches.iter().flatten().for_each(|&i| is_matched[i] = true);
+        match_unnamed(a, b, &mut matches, &mut is_matched);
+
+        for ((key, operation), found) in a.iter().zip(matches) {
+            match found {
+                Some(i) if is_unnamed(key.dst_name) => self.pair(&b[i].0, operation, &b[i].1),
+                Some(i) => self.pair(key, operation, &b[i].1),
                 None => self.found.only[0].add(key, operation),
             }
         }
@@ -219,6 +223,43 @@ impl<'r> OperationsComparer<'r> {
     }
 }
 
+/// Matches what is left where one of both has no name: in order, by operation and layer.
+fn match_unnamed(
+    a: &[(Key, Operation)],
+    b: &[(Key, Operation)],
+    matches: &mut [Option<usize>],
+    is_matched: &mut [bool],
+) {
+    let place =
+        |(key, operation): &(Key, Operation)| (key.op.to_string(), operation.head().layer());
+    let mut waiting: HashMap<_, VecDeque<usize>> = HashMap::new();
+    for (i, of_b) in b.iter().enumerate().filter(|(i, _)| !is_matched[*i]) {
+        waiting.entry(place(of_b)).or_default().push_back(i);
+    }
+    for (of_a, found) in a.iter().zip(matches).filter(|(_, found)| found.is_none()) {
+        let Some(candidates) = waiting.get_mut(&place(of_a)) else {
+            continue;
+        };
+        let fits = |i: &usize| is_unnamed(of_a.0.dst_name) || is_unnamed(b[*i].0.dst_name);
+        if let Some(i) = candidates
+            .iter()
+            .position(fits)
+            .and_then(|at| candidates.remove(at))
+        {
+            is_matched[i] = true;
+            *found = Some(i);
+        }
+    }
+}
+
+/// Whether its engine has given a node no name: ggml then calls it `node_31`, by its place in the graph.
+fn is_unnamed(name: &[u8]) -> bool {
+    name.strip_prefix(b"node_").is_some_and(|rest| {
+        let n_digits = rest.iter().take_while(|c| c.is_ascii_digit()).count();
+        n_digits > 0 && matches!(rest.get(n_digits), None | Some(b' '))
+    })
+}
+
 /// How two sources at one place differ. Bytes of the model's file are compared elsewhere.
 fn source_difference(
     i: u8,
@@ -229,7 +270,8 @@ fn source_difference(
     let [Some(a), Some(b)] = sources else {
         return Some((SourceAspect::Name(i), both(source_name)));
     };
-    if a.name_bytes() != b.name_bytes() {
+    let is_named = !is_unnamed(a.name_bytes()) && !is_unnamed(b.name_bytes());
+    if is_named && a.name_bytes() != b.name_bytes() {
         Some((SourceAspect::Name(i), both(source_name)))
     } else if a.memory_source != b.memory_source {
         let memory = |source: &SourceLog| if source.is_disk() { "disk" } else { "buffer" }.into();
@@ -280,8 +322,11 @@ fn count<K: Ord>(kinds: &mut BTreeMap<K, u64>, kind: K) {
     }
 }
 
-/// The name with `N` in the place of its layer's number: `Qcur-3` is `Qcur-N` in layer 3.
+/// The name with `N` in the place of its layer's number: `Qcur-3` is `Qcur-N` in layer 3. What has no name is `node_N`.
 fn without_layer(name: &str, layer: Option<u16>) -> String {
+    if is_unnamed(name.as_bytes()) {
+        return "node_N".to_owned();
+    }
     let Some(layer) = layer else {
         return name.to_owned();
     };
@@ -311,6 +356,9 @@ mod tests {
             ("Qcur-1 (view 1)", Some(1), "Qcur-N (view 1)"),
             ("result_norm", None, "result_norm"),
             ("", Some(0), ""),
+            ("node_31", Some(1), "node_N"),
+            ("node_1 (view)", None, "node_N"),
+            ("node_x", None, "node_x"),
         ] {
             assert_eq!(without_layer(name, layer), expected);
         }
