@@ -7,6 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use moe_executor::cpu::quant::dequantize_row;
+use moe_executor::generate::Decode;
 use moe_gguf::{Gguf, Tensor};
 use serde_json::json;
 use support::{arg, failure_of, stdout_of};
