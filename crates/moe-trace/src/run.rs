@@ -7,6 +7,7 @@ use moe_gguf::map::OffsetMap;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::Error;
+use crate::foreign::PassTable;
 use crate::manifest::{self, Manifest};
 use crate::map_table;
 use crate::ops::{self, OpTable};
@@ -27,6 +28,10 @@ pub struct Run {
     pub trace: Trace,
     /// The model's offset map; a bare trace has none.
     pub map: Option<OffsetMap>,
+    /// Operation numbers of a trace without manifest, where they are not the default.
+    pub(crate) bare_ops: Option<OpTable>,
+    /// Positions of the tokens, where the records of another tool do not tell them.
+    pub(crate) passes: Option<PassTable>,
 }
 
 impl Run {
@@ -40,6 +45,8 @@ impl Run {
                 manifest: None,
                 trace,
                 map: None,
+                bare_ops: None,
+                passes: None,
             });
         }
         let trace = path.join(TRACE_FILE);
@@ -57,14 +64,17 @@ impl Run {
             trace: Trace::open(&trace)?,
             map,
             path,
+            bare_ops: None,
+            passes: None,
         })
     }
 
     /// Operation numbers of the trace.
     pub fn ops(&self) -> &OpTable {
-        self.manifest
-            .as_ref()
-            .map_or_else(|| ops::default_table(), |manifest| &manifest.ops)
+        let manifest = self.manifest.as_ref().map(|manifest| &manifest.ops);
+        manifest
+            .or(self.bare_ops.as_ref())
+            .unwrap_or(ops::default_table())
     }
 
     /// The operations that tell the routing: one of every layer in every pass, not three for gate, up and down.

@@ -26,6 +26,11 @@ impl Trace {
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         let file = File::open(path).map_err(Error::io("open", path))?;
+        Self::of_file(path, &file)
+    }
+
+    /// Maps an open file, of which `path` tells.
+    pub(crate) fn of_file(path: &Path, file: &File) -> Result<Self, Error> {
         let size = file
             .metadata()
             .map_err(Error::io("read the size of", path))?
@@ -35,7 +40,7 @@ impl Trace {
         } else {
             // SAFETY: the map is read only and its bytes are valid as any type used here. Should another process cut the
             // file, reading past its end raises SIGBUS; a recorder only appends.
-            Some(unsafe { Mmap::map(&file) }.map_err(Error::io("map", path))?)
+            Some(unsafe { Mmap::map(file) }.map_err(Error::io("map", path))?)
         };
         Ok(Self {
             path: path.to_owned(),

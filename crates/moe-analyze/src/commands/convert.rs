@@ -191,7 +191,7 @@ fn list(format: Format) -> anyhow::Result<()> {
             stdout,
             format,
             &["format", "direction", "description"],
-            rows.into_iter(),
+            rows,
         )
     })
 }

@@ -27,6 +27,9 @@ mod table;
 use std::path::Path;
 
 use crate::ops::OpTable;
+use crate::run::Run;
+
+pub(crate) use importers::thesis::passes::PassTable;
 
 pub use collected::Collected;
 pub use counts::{Counts, LayerCounts, Tally};
@@ -62,6 +65,15 @@ pub trait Importer: Sync {
         false
     }
 
+    /// The records of a format that tells every operation; `None` for the others.
+    ///
+    /// # Errors
+    /// As [`Importer::import`].
+    fn records(&self, source: &Source, options: &Options) -> Result<Option<Records>, ForeignError> {
+        let _ = (source, options);
+        Ok(None)
+    }
+
     /// Reads `source` to its end and hands over what it says.
     ///
     /// # Errors
@@ -72,6 +84,15 @@ pub trait Importer: Sync {
         options: &Options,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError>;
+}
+
+/// A trace of whole records: every operation, not the routing alone.
+#[derive(Debug)]
+pub struct Records {
+    /// The records, as a run without manifest and map.
+    pub run: Run,
+    /// What the format has lost, and what is left out of the routing.
+    pub notes: Vec<String>,
 }
 
 /// What the user can tell about a trace that its format does not.

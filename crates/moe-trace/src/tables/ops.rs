@@ -105,7 +105,8 @@ impl<'a> Rows<'a> for OpRows {
         self.timestamp_ns.append_value(head.timestamp_ns.get());
         self.duration_ns
             .append_option(Some(head.duration_ns.get()).filter(|&ns| extended && ns > 0));
-        self.token_id.append_value(head.token_id.get());
+        let token_id = context.token_id(operation.first_record(), head.token_id.get());
+        self.token_id.append_value(token_id);
         self.sequence_id
             .append_option(extended.then(|| head.sequence_id.get()));
         self.phase

@@ -99,6 +99,9 @@ impl<'a> Rows<'a> for RoutingRows<'a> {
         }
         let head = operation.head();
         let mut record = operation.first_record();
+        if context.is_warm_up(record) {
+            return Ok(());
+        }
         let layer = head
             .layer()
             .ok_or_else(|| context.record_error(record, "experts were chosen, but in no layer"))?;
@@ -115,7 +118,8 @@ impl<'a> Rows<'a> for RoutingRows<'a> {
                         ),
                     ));
                 }
-                self.token_id.append_value(token.token_id());
+                self.token_id
+                    .append_value(context.token_id(record, token.token_id()));
                 self.sequence_id.append_option(token.sequence_id());
                 self.phase.append_value(phase);
                 self.layer_id.append_value(layer);

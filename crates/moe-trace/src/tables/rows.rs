@@ -10,6 +10,7 @@ use arrow::error::ArrowError;
 use super::PHASES;
 use crate::accesses::FileAccesses;
 use crate::error::Error;
+use crate::foreign::PassTable;
 use crate::operations::Operation;
 use crate::ops::OpTable;
 use crate::record::TensorAccessLog;
@@ -19,9 +20,23 @@ pub(crate) struct Context<'a> {
     pub trace: &'a Path,
     pub ops: &'a OpTable,
     pub accesses: FileAccesses<'a>,
+    /// Positions of the tokens, where the records do not tell them.
+    pub passes: Option<&'a PassTable>,
 }
 
 impl Context<'_> {
+    /// Position of the first token of a record's pass; as the record tells, where that is a position.
+    pub(crate) fn token_id(&self, record: u64, told: u32) -> u32 {
+        let pass = self.passes.and_then(|passes| passes.at(record));
+        pass.map_or(told, |pass| pass.token_id)
+    }
+
+    /// Whether the record is of a pass that warms up, whose experts no router chose.
+    pub(crate) fn is_warm_up(&self, record: u64) -> bool {
+        let pass = self.passes.and_then(|passes| passes.at(record));
+        pass.is_some_and(|pass| pass.is_warm_up)
+    }
+
     pub(crate) fn record_error(&self, record: u64, reason: impl Into<String>) -> Error {
         Error::record(self.trace, record, reason)
     }

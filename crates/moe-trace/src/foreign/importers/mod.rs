@@ -22,6 +22,7 @@ mod sglang_json;
 mod sglang_pt;
 mod sglang_response;
 mod text;
+pub(crate) mod thesis;
 mod token_jsonl;
 mod vllm;
 
@@ -29,6 +30,8 @@ use super::Importer;
 
 /// All formats that this crate reads; the first one that recognises a file reads it, so the choosy ones come first.
 pub const IMPORTERS: &[&dyn Importer] = &[
+    &thesis::Thesis,
+    &thesis::ThesisJson,
     &bigmoeonedge::BigMoeOnEdge,
     &mesh_llm::MeshLlm,
     &mbolt::Mbolt,

@@ -1,0 +1,143 @@
+//! Traces of the thesis's llama.cpp (TensorAccessLog v4): `trace.bin` and the `token-NNNNN.json` made from it.
+//!
+//! A record is an operation. An expert operation tells the experts of the first token of its batch alone, sixteen at most, and
+//! the graph that llama.cpp warms up with is recorded as any other; [`passes`] tells it apart.
+
+mod json;
+pub(crate) mod passes;
+
+use zerocopy::FromBytes;
+
+use crate::foreign::{
+    At, ForeignError, Importer, Options, Output, Phase, Records, RoutingRow, Source,
+};
+use crate::record::{
+    EXT_NONE, MAX_EXPERTS, NAME_SIZE, PHASE_GENERATE, RECORD_SIZE, TensorAccessLog,
+};
+use crate::run::Run;
+use crate::trace::Trace;
+
+pub use json::ThesisJson;
+use passes::PassTable;
+
+/// `trace.bin`, or `tensor_trace.bin` as its recorder calls it.
+pub struct Thesis;
+
+impl Importer for Thesis {
+    fn name(&self) -> &'static str {
+        "thesis"
+    }
+
+    fn description(&self) -> &'static str {
+        "trace.bin of the BSC thesis's llama.cpp: every operation, of a batch the experts of its first token"
+    }
+
+    fn is_applicable(&self, sample: &[u8]) -> bool {
+        let (records, _) = sample.as_chunks::<RECORD_SIZE>();
+        let mut records = records
+            .iter()
+            .filter_map(|bytes| TensorAccessLog::ref_from_bytes(bytes).ok())
+            .take_while(|record| record.timestamp_ns.get() != 0)
+            .peekable();
+        records.peek().is_some() && records.all(is_plain)
+    }
+
+    fn import(
+        &self,
+        source: &Source,
+        options: &Options,
+        output: &mut Output<'_>,
+    ) -> Result<(), ForeignError> {
+        import_records(self.records(source, options), output)
+    }
+
+    fn records(&self, source: &Source, options: &Options) -> Result<Option<Records>, ForeignError> {
+        let path = source.path();
+        let trace = Trace::open(path).map_err(|error| ForeignError::Sink(Box::new(error)))?;
+        let mut records = Records::new(path, trace, options)?;
+        let tail = records.run.trace.size_bytes() / RECORD_SIZE as u64
+            - records.run.trace.records().len() as u64;
+        if tail > 0 {
+            records.notes.push(format!(
+                "{tail} records behind the first one without a time, the recorder's unused room, were left out"
+            ));
+        }
+        Ok(Some(records))
+    }
+}
+
+/// Whether a record can be one of the thesis's: plain v4, with nothing in its padding.
+fn is_plain(record: &TensorAccessLog) -> bool {
+    record.ext_version == EXT_NONE
+        && record.counts_fit()
+        && record.phase <= PHASE_GENERATE
+        && record.pad == [0; 5]
+        && record.reserved == [0; 44]
+        && record.dst_name_bytes().len() < NAME_SIZE
+        && std::str::from_utf8(record.dst_name_bytes())
+            .is_ok_and(|name| !name.contains(char::is_control))
+}
+
+/// The routing of records, with positions for the thesis's numbers of tokens and without the warm-up.
+fn import_records(
+    records: Result<Option<Records>, ForeignError>,
+    output: &mut Output<'_>,
+) -> Result<(), ForeignError> {
+    let Some(Records { run, notes }) = records? else {
+        return Ok(());
+    };
+    notes.into_iter().for_each(|note| output.note(note));
+    let unknown = PassTable::default();
+    let passes = run.passes.as_ref().unwrap_or(&unknown);
+    for operation in run.routing() {
+        let record = operation.first_record();
+        let at = || At::Record {
+            record,
+            offset: record * RECORD_SIZE as u64,
+        };
+        let pass = passes.at(record);
+        if pass.is_some_and(|pass| pass.is_warm_up) {
+            continue;
+        }
+        let head = operation.head();
+        head.check_readable()
+            .map_err(|reason| output.invalid(at(), reason))?;
+        let (Some(layer), Some(phase)) = (head.layer(), Phase::of(head.phase)) else {
+            let reason =
+                "its experts are of no layer, or its phase is not known; the trace is damaged";
+            return Err(output.invalid(at(), reason));
+        };
+        let row = RoutingRow {
+            token_id: pass.map_or_else(|| head.token_id.get(), |pass| pass.token_id),
+            phase: Some(phase),
+            timestamp_ns: Some(head.timestamp_ns.get()),
+            ..RoutingRow::at_layer(layer)
+        };
+        let experts = head.expert_ids().iter().map(|id| (id.get().into(), None));
+        output.token(at, &row, experts.take(MAX_EXPERTS))?;
+    }
+    Ok(())
+}
+
+impl Records {
+    /// Records of the thesis's recorder, with what is known of their passes.
+    pub(crate) fn new(
+        path: &std::path::Path,
+        trace: Trace,
+        options: &Options,
+    ) -> Result<Self, ForeignError> {
+        let mut run = Run {
+            path: path.to_owned(),
+            manifest: None,
+            trace,
+            map: None,
+            bare_ops: options.ops.clone(),
+            passes: None,
+        };
+        let mul_mat_id = run.ops().number("MUL_MAT_ID");
+        let (passes, notes) = PassTable::of(&run.trace, mul_mat_id, options)
+            .map_err(|reason| ForeignError::file(path, reason))?;
+        run.passes = Some(passes);
+        Ok(Self { run, notes })
+    }
+}
