@@ -37,6 +37,11 @@ impl TraceArgs {
         })
     }
 
+    /// Whether a model is named.
+    pub fn names_model(&self) -> bool {
+        self.model.is_some()
+    }
+
     /// The model that is named, and what it tells.
     pub fn gguf(&self) -> anyhow::Result<Option<(Facts, Gguf)>> {
         let Some(path) = &self.model else {

@@ -26,6 +26,8 @@ mod table;
 
 use std::path::Path;
 
+use xxhash_rust::xxh3::Xxh3;
+
 use crate::ops::OpTable;
 use crate::run::Run;
 
@@ -125,6 +127,23 @@ pub struct Detected {
     pub importer: &'static dyn Importer,
     /// What it reads.
     pub source: Source,
+}
+
+impl Detected {
+    /// Names the trace in datasets: its format, and a hash of the names, sizes and first bytes of its files.
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    pub fn run_id(&self) -> Result<String, ForeignError> {
+        let mut hash = Xxh3::new();
+        for file in self.source.files() {
+            let name = file.file_name().unwrap_or_default();
+            hash.update(name.as_encoded_bytes());
+            hash.update(&source::size(file)?.to_le_bytes());
+            hash.update(&source::sample(file)?);
+        }
+        Ok(format!("{}-{:016x}", self.importer.name(), hash.digest()))
+    }
 }
 
 /// Finds the importer of a file, or of a directory of files of one format; `None` if no one recognises it.

@@ -62,6 +62,12 @@ pub(super) fn sample(path: &Path) -> Result<Vec<u8>, ForeignError> {
     Ok(sample)
 }
 
+/// Bytes of a file.
+pub(super) fn size(path: &Path) -> Result<u64, ForeignError> {
+    let metadata = fs::metadata(path).map_err(ForeignError::io("read the size of", path))?;
+    Ok(metadata.len())
+}
+
 /// The regular files of a directory in order of their names, hidden ones left out.
 pub(super) fn files(dir: &Path) -> Result<Vec<PathBuf>, ForeignError> {
     let mut files = Vec::new();

@@ -20,6 +20,7 @@ use crate::output::{self, Format};
 use form::{FileFormat, Form};
 use report::{Survey, summary, write_findings};
 pub use report::{counted, layers, verdict};
+pub use rows::write_parquet;
 
 /// Print or write the offset map of a GGUF model, one row an expert of a stacked tensor
 #[derive(Debug, clap::Args)]
@@ -153,6 +154,6 @@ fn write_file(
         FileFormat::Text(format) => files::write_whole(path, force, |file| {
             Ok(form.write(file, format, survey, map)?)
         }),
-        FileFormat::Parquet => rows::write_parquet(survey.gguf, map, path, force),
+        FileFormat::Parquet => write_parquet(survey.gguf, map, path, force),
     }
 }

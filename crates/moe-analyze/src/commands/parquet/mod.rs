@@ -1,22 +1,27 @@
 //! `parquet`: the tables of a run.
 
+mod foreign;
+
 use std::path::PathBuf;
 
 use anyhow::bail;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use moe_trace::Run;
+use moe_trace::foreign::{Detected, Input};
 use moe_trace::tables::{
     TableOptions, TableSummary, add_to_dataset, dataset_paths, table_paths, write_tables,
 };
 
 use crate::cli::{Context, ExitStatus};
-use crate::inputs::Kind;
 use crate::interrupt;
+use crate::traces::{self, TraceArgs};
 
 /// Turn a run into Parquet tables: ops, accesses, routing
+///
+/// A trace of another tool gives the tables that it can fill.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A run directory, or a trace
+    /// A run directory, a trace, or a trace of another tool
     run: PathBuf,
     /// Directory for ops.parquet, accesses.parquet and routing.parquet
     #[arg(long, value_name = "DIR", required_unless_present = "dataset")]
@@ -27,19 +32,44 @@ pub struct Args {
     /// Replace tables that exist
     #[arg(long)]
     force: bool,
+    #[command(flatten)]
+    trace: TraceArgs,
 }
 
 pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
-    match Kind::of(&args.run)? {
-        Kind::Run | Kind::Trace => {}
-        _ => bail!(
-            "{} is not a run; give a run directory or its trace.bin",
+    match traces::open(&args.run)? {
+        Input::Run(run) => write(&args, &run, ctx),
+        Input::Tables(_) => bail!(
+            "{} is a table already; give a run directory, its trace.bin, or a trace of another tool",
             args.run.display()
         ),
+        Input::Foreign(trace) => write_foreign(&args, &trace, ctx),
     }
-    let run = Run::open(&args.run)?;
+}
+
+/// A trace of another tool: all tables if it tells every operation, else `routing`.
+fn write_foreign(args: &Args, trace: &Detected, ctx: &Context) -> anyhow::Result<ExitStatus> {
+    let options = args.trace.options()?;
+    let Some(records) = trace.importer.records(&trace.source, &options)? else {
+        return foreign::write_routing(args, trace, &options, ctx);
+    };
+    ctx.remark(format_args!(
+        "{}: {}",
+        args.run.display(),
+        trace.importer.name()
+    ));
+    for note in &records.notes {
+        ctx.remark(format_args!("  {note}"));
+    }
+    foreign::refuse_existing(args, &[])?;
+    let status = write(args, &records.run, ctx)?;
+    foreign::write_map(args, ctx)?;
+    Ok(status)
+}
+
+fn write(args: &Args, run: &Run, ctx: &Context) -> anyhow::Result<ExitStatus> {
     if !args.force {
-        refuse_existing(&args, &run)?;
+        refuse_existing(args, run)?;
     }
     let interrupted = interrupt::flag()?;
     for remark in run.remarks()? {
@@ -58,7 +88,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     if let Some(out) = &args.out {
         let summary = with_progress(ctx, records, |options| {
             write_tables(
-                &run,
+                run,
                 out,
                 TableOptions {
                     force: args.force,
@@ -72,7 +102,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     if let Some(dataset) = &args.dataset {
         let summary = with_progress(ctx, records, |options| {
             add_to_dataset(
-                &run,
+                run,
                 dataset,
                 TableOptions {
                     force: args.force,

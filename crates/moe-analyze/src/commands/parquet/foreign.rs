@@ -1,0 +1,71 @@
+//! The table `routing` of a trace that tells nothing else.
+
+use std::path::PathBuf;
+
+use moe_gguf::map::OffsetMap;
+use moe_trace::foreign::{self, Detected, Options, RoutingTable};
+use moe_trace::map_table;
+
+use super::Args;
+use crate::cli::{Context, ExitStatus};
+use crate::commands::gguf_map::write_parquet;
+use crate::traces;
+
+/// Writes `routing`, and beside it the map of the model if the user named one.
+pub(super) fn write_routing(
+    args: &Args,
+    trace: &Detected,
+    options: &Options,
+    ctx: &Context,
+) -> anyhow::Result<ExitStatus> {
+    let run_id = trace.run_id()?;
+    let mut places = Vec::new();
+    if let Some(out) = &args.out {
+        places.push(out.join("routing.parquet"));
+    }
+    if let Some(dataset) = &args.dataset {
+        let run = format!("run={run_id}");
+        places.push(dataset.join("routing").join(run).join("part-0.parquet"));
+    }
+    refuse_existing(args, &places)?;
+
+    for (i, place) in places.iter().enumerate() {
+        let mut table = RoutingTable::create(place, &run_id, args.force)?;
+        let summary = foreign::import(trace.importer, &trace.source, options, &mut table)?;
+        let rows = table.finish(&summary)?;
+        if i == 0 {
+            traces::tell(ctx, &args.run, &summary);
+        }
+        ctx.remark(format_args!(
+            "{rows} routing rows in {}; ops and accesses are not told",
+            place.display()
+        ));
+    }
+    write_map(args, ctx)?;
+    Ok(ExitStatus::Done)
+}
+
+/// Looks at all outputs before the first one is written.
+pub(super) fn refuse_existing(args: &Args, places: &[PathBuf]) -> Result<(), moe_trace::Error> {
+    let map = map_path(args);
+    let mut paths = places.iter().chain(&map);
+    match paths.find(|path| !args.force && path.symlink_metadata().is_ok()) {
+        Some(path) => Err(moe_trace::Error::Exists { path: path.clone() }),
+        None => Ok(()),
+    }
+}
+
+/// Where the map of the model goes, if the user named one.
+fn map_path(args: &Args) -> Option<PathBuf> {
+    let out = args.out.as_ref().filter(|_| args.trace.names_model())?;
+    Some(out.join(map_table::FILE_NAME))
+}
+
+/// Writes the map of the model beside the tables: with it the bytes of every expert can be joined to them.
+pub(super) fn write_map(args: &Args, ctx: &Context) -> anyhow::Result<()> {
+    if let (Some(path), Some((_, gguf))) = (map_path(args), args.trace.gguf()?) {
+        write_parquet(&gguf, &OffsetMap::new(&gguf), &path, args.force)?;
+        ctx.remark(format_args!("wrote {}", path.display()));
+    }
+    Ok(())
+}
