@@ -7,7 +7,7 @@ use anyhow::{Context as _, bail};
 use moe_analysis::foreign::importers;
 use moe_gguf::Gguf;
 use moe_trace::Run;
-use moe_trace::foreign::{self, Facts, Input, Options, Summary};
+use moe_trace::foreign::{self, Detected, Facts, Input, Options, Summary};
 use moe_trace::ops::OpTable;
 
 use crate::cli::Context;
@@ -66,8 +66,7 @@ pub fn open(path: &Path) -> anyhow::Result<Input> {
         Ok(Kind::Parquet | Kind::Tables) => return Ok(Input::Tables(path.to_owned())),
         _ => {}
     }
-    let can_be_trace = fs::metadata(path).is_ok_and(|found| found.is_file() || found.is_dir());
-    if can_be_trace && let Some(detected) = foreign::detect(path, importers())? {
+    if let Some(detected) = detect(path)? {
         return Ok(Input::Foreign(detected));
     }
     match kind? {
@@ -83,10 +82,19 @@ pub fn open(path: &Path) -> anyhow::Result<Input> {
     }
 }
 
-/// Name of the format of a trace of another tool; nothing if no one knows it.
+/// The trace of another tool at `path`; nothing if it is none that is known.
+pub fn detect(path: &Path) -> anyhow::Result<Option<Detected>> {
+    // A pipe would be waited for without end.
+    let can_be_trace = fs::metadata(path).is_ok_and(|found| found.is_file() || found.is_dir());
+    if !can_be_trace {
+        return Ok(None);
+    }
+    Ok(foreign::detect(path, importers())?)
+}
+
+/// Name of the format of a trace of another tool; nothing if it is none that is known.
 pub fn format(path: &Path) -> anyhow::Result<Option<&'static str>> {
-    let detected = foreign::detect(path, importers())?;
-    Ok(detected.map(|detected| detected.importer.name()))
+    Ok(detect(path)?.map(|detected| detected.importer.name()))
 }
 
 /// Tells the user how a trace of another tool was read, and what it has lost.

@@ -1,6 +1,7 @@
 //! `info`: what a path is, and whether it is sound.
 
 mod findings;
+mod foreign;
 mod model;
 mod run;
 mod tables;
@@ -13,6 +14,7 @@ use moe_placement::learn;
 use crate::cli::{Context, ExitStatus};
 use crate::inputs::Kind;
 use crate::output::{self, Format};
+use crate::traces;
 
 use findings::Findings;
 
@@ -21,7 +23,7 @@ use findings::Findings;
 /// Exit 1 if it is not.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A run directory, a trace, a Parquet table, a directory of tables, a GGUF model or a learn file
+    /// A run directory, a trace, a Parquet table, a directory of tables, a GGUF model, a learn file or a trace of another tool
     path: PathBuf,
     /// Format of the facts on stdout
     #[arg(short, long = "output", value_name = "FORMAT", default_value = "table")]
@@ -31,12 +33,12 @@ pub struct Args {
 pub fn run(args: Args, _: &Context) -> anyhow::Result<ExitStatus> {
     let path = &args.path;
     let mut findings = Findings::default();
-    match Kind::of(path)? {
-        Kind::Run | Kind::Trace => run::describe(path, &mut findings)?,
-        Kind::Gguf => model::describe(path, &mut findings)?,
-        Kind::Parquet => tables::describe_file(path, &mut findings)?,
-        Kind::Tables => tables::describe_directory(path, &mut findings)?,
-        Kind::Json => describe_learn_file(path, &mut findings)?,
+    match (Kind::of(path), traces::detect(path)?) {
+        // What a learn file and a trace of records say of themselves is more than an import tells.
+        (Ok(Kind::Json) | Err(_), Some(trace)) if trace.importer.name() != "learn" => {
+            foreign::describe(&trace, &mut findings)?;
+        }
+        (kind, _) => describe(path, kind?, &mut findings)?,
     }
     output::to_stdout(|stdout| findings.write(stdout, args.output))?;
     Ok(if findings.is_sound() {
@@ -44,6 +46,16 @@ pub fn run(args: Args, _: &Context) -> anyhow::Result<ExitStatus> {
     } else {
         ExitStatus::Found
     })
+}
+
+fn describe(path: &PathBuf, kind: Kind, findings: &mut Findings) -> anyhow::Result<()> {
+    match kind {
+        Kind::Run | Kind::Trace => run::describe(path, findings),
+        Kind::Gguf => model::describe(path, findings),
+        Kind::Parquet => tables::describe_file(path, findings),
+        Kind::Tables => tables::describe_directory(path, findings),
+        Kind::Json => describe_learn_file(path, findings),
+    }
 }
 
 fn describe_learn_file(path: &PathBuf, findings: &mut Findings) -> anyhow::Result<()> {

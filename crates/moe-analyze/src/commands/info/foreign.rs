@@ -1,0 +1,36 @@
+//! `info` of a trace of another tool.
+
+use moe_trace::foreign::{self, Counts, Detected, Options};
+
+use super::findings::Findings;
+
+/// Reads all of it: what cannot be read is no trace.
+pub(super) fn describe(trace: &Detected, findings: &mut Findings) -> anyhow::Result<()> {
+    let mut counts = Counts::default();
+    let options = Options::default();
+    let summary = foreign::import(trace.importer, &trace.source, &options, &mut counts)?;
+    findings.fact("kind", trace.importer.description());
+    findings.fact("format", summary.format);
+    let facts = &summary.facts;
+    if let Some(model) = &facts.model {
+        findings.fact("model", model.clone());
+    }
+    if let Some(arch) = &facts.arch {
+        findings.fact("architecture", arch.clone());
+    }
+    if summary.is_ordered() {
+        findings.fact("rows", summary.rows);
+    } else {
+        findings.fact("counts", summary.counts);
+    }
+    let layers = counts.layers();
+    findings.fact("layers", layers.len() as u64);
+    let n_expert = facts.n_expert.unwrap_or_else(|| counts.n_expert_seen());
+    findings.fact("experts", n_expert);
+    let choices = layers.values().map(|layer| layer.total());
+    findings.fact("choices", choices.fold(0u64, u64::saturating_add));
+    for note in &summary.notes {
+        findings.note(note.clone());
+    }
+    Ok(())
+}

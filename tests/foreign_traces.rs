@@ -1,0 +1,383 @@
+//! Traces of other tools in `hotness`, `parquet` and `convert`. The golden files all tell one story, whose counts are here.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT, PHASE_UNKNOWN};
+use moe_trace::tables::read_routing;
+use serde_json::Value;
+use support::{arg, failure_of, repository, stdout_of};
+
+/// `(layer, expert)` → count of the story in `fixtures/foreign/make/text.py`.
+const COUNTS: [((u64, u64), u64); 9] = [
+    ((0, 0), 1),
+    ((0, 1), 2),
+    ((0, 3), 2),
+    ((0, 5), 4),
+    ((0, 7), 1),
+    ((1, 0), 1),
+    ((1, 2), 2),
+    ((1, 4), 2),
+    ((1, 6), 5),
+];
+
+fn golden(name: &str) -> PathBuf {
+    repository("fixtures/foreign").join(name)
+}
+
+/// Rows that `hotness -o json` prints, without the experts that were never chosen.
+fn hotness(path: &Path, more: &[&str]) -> BTreeMap<(u64, u64), u64> {
+    let args = ["--quiet", "hotness", arg(path), "-o", "json"];
+    let rows: Vec<Value> = serde_json::from_str(&stdout_of(&[&args, more].concat())).unwrap();
+    let number = |row: &Value, key: &str| row[key].as_u64().unwrap();
+    rows.iter()
+        .map(|row| {
+            let place = (number(row, "layer_id"), number(row, "expert_id"));
+            (place, number(row, "count"))
+        })
+        .filter(|&(_, count)| count > 0)
+        .collect()
+}
+
+#[test]
+fn hotness_counts_what_any_tool_traced() {
+    for name in [
+        "bigmoeonedge/small.route.csv",
+        "learn/new.json",
+        "learn/old.json",
+        "coli-usage/small.coli_usage",
+        "expert-tracer/written.json",
+        "expert-tracer/planned.json",
+        "ds4-hotlist/small.hotlist",
+        "jsonl/small.jsonl",
+        "layer-expert/small.csv",
+        "megatron",
+        "mesh-llm",
+    ] {
+        assert_eq!(
+            hotness(&golden(name), &[]),
+            BTreeMap::from(COUNTS),
+            "{name}"
+        );
+    }
+    // Of each pass, the thesis tells the first token alone: 0, 3 and 4, by hand.
+    let counts = hotness(&golden("thesis-json"), &[]);
+    assert_eq!(counts[&(0, 5)], 2);
+    assert_eq!(counts[&(1, 6)], 3);
+    assert_eq!(counts.values().sum::<u64>(), 12);
+}
+
+#[test]
+fn phases_are_counted_where_they_are_told() {
+    let route = golden("bigmoeonedge/small.route.csv");
+    // Tokens 3 and 4.
+    let generated = hotness(&route, &["--phase", "generate"]);
+    let expected = [
+        ((0, 0), 1),
+        ((0, 1), 1),
+        ((0, 3), 1),
+        ((0, 5), 1),
+        ((1, 0), 1),
+        ((1, 4), 1),
+        ((1, 6), 2),
+    ];
+    assert_eq!(generated, BTreeMap::from(expected));
+
+    let untold = golden("lattice/small.jsonl");
+    let error = failure_of(&["--quiet", "hotness", arg(&untold), "--phase", "prompt"]);
+    assert!(error.contains("--phase all"), "{error}");
+}
+
+#[test]
+fn tokens_are_told_by_the_user_or_not_at_all() {
+    let usage = golden("coli-usage/small.coli_usage");
+    let text = stdout_of(&["--quiet", "hotness", arg(&usage)]);
+    assert!(
+        text.starts_with("20 choices in 2 layers of 8 experts\n"),
+        "{text}"
+    );
+    let text = stdout_of(&["--quiet", "hotness", arg(&usage), "--top-k", "2"]);
+    assert!(
+        text.starts_with("5 prompt and generated tokens in 2 layers, 2 of 8 experts for a token\n"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_trace_without_phases_and_times_becomes_a_table_without_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let lattice = golden("lattice/small.jsonl");
+    stdout_of(&[
+        "--quiet",
+        "parquet",
+        arg(&lattice),
+        "--out",
+        arg(dir.path()),
+    ]);
+    let batches: Vec<_> = read_routing(dir.path())
+        .unwrap()
+        .map(Result::unwrap)
+        .collect();
+    let [batch] = batches.as_slice() else {
+        panic!("one batch");
+    };
+    assert_eq!(batch.len(), 20);
+    assert!(batch.phase().iter().all(|&phase| phase == PHASE_UNKNOWN));
+    assert!(batch.timestamp_ns().iter().all(|&time| time == 0));
+    assert_eq!(batch.expert_id()[..6], [5, 1, 3, 5, 5, 7]);
+    assert_eq!(batch.token_id()[..6], [0, 0, 1, 1, 2, 2]);
+    assert_eq!(batch.weight().value(1), 0.25);
+    assert_eq!(hotness(dir.path(), &[]), BTreeMap::from(COUNTS));
+
+    let error = failure_of(&[
+        "--quiet",
+        "parquet",
+        arg(&lattice),
+        "--out",
+        arg(dir.path()),
+    ]);
+    assert!(error.contains("--force"), "{error}");
+}
+
+#[test]
+fn a_dataset_takes_traces_of_several_tools() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["bigmoeonedge/small.route.csv", "jsonl/with-weights.jsonl"] {
+        stdout_of(&[
+            "--quiet",
+            "parquet",
+            arg(&golden(name)),
+            "--dataset",
+            arg(dir.path()),
+        ]);
+    }
+    let counts = hotness(dir.path(), &[]);
+    let twice = COUNTS.map(|(place, count)| (place, 2 * count));
+    assert_eq!(counts, BTreeMap::from(twice));
+}
+
+#[test]
+fn a_thesis_trace_gives_all_three_tables() {
+    let dir = tempfile::tempdir().unwrap();
+    let (binary, json) = (dir.path().join("binary"), dir.path().join("json"));
+    stdout_of(&[
+        "--quiet",
+        "parquet",
+        arg(&golden("thesis/small.bin")),
+        "--out",
+        arg(&binary),
+    ]);
+    stdout_of(&[
+        "--quiet",
+        "parquet",
+        arg(&golden("thesis-json")),
+        "--out",
+        arg(&json),
+    ]);
+    for tables in [&binary, &json] {
+        let batch = read_routing(tables).unwrap().next().unwrap().unwrap();
+        // The warm-up has none, and positions are those of the sequence.
+        assert_eq!(batch.token_id(), [0, 0, 0, 0, 3, 3, 3, 3, 4, 4, 4, 4]);
+        assert_eq!(batch.expert_id(), [5, 1, 2, 6, 1, 5, 6, 0, 0, 3, 6, 4]);
+        assert_eq!(
+            batch.phase(),
+            [[PHASE_PROMPT; 4], [PHASE_GENERATE; 4], [PHASE_GENERATE; 4]].concat()
+        );
+        let info: Value = serde_json::from_str(&stdout_of(&[
+            "info",
+            arg(&tables.join("ops.parquet")),
+            "-o",
+            "json",
+        ]))
+        .unwrap();
+        // Four passes of 17 operations, the warm-up among them.
+        assert!(info.to_string().contains("68"), "{info}");
+        assert!(tables.join("accesses.parquet").exists());
+    }
+}
+
+#[test]
+fn counts_have_no_order_to_write() {
+    let dir = tempfile::tempdir().unwrap();
+    let learn = golden("learn/new.json");
+    let tables = dir.path().join("tables");
+    let error = failure_of(&["--quiet", "parquet", arg(&learn), "--out", arg(&tables)]);
+    assert!(
+        error.contains("counts alone") && error.contains("hotness"),
+        "{error}"
+    );
+    assert!(!tables.exists());
+    let out = dir.path().join("out.jsonl");
+    let error = failure_of(&[
+        "--quiet",
+        "convert",
+        arg(&learn),
+        "--to",
+        "jsonl",
+        "--out",
+        arg(&out),
+    ]);
+    assert!(error.contains("counts alone"), "{error}");
+    assert!(!out.exists());
+}
+
+#[test]
+fn convert_writes_a_learn_file_that_counts_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("learn.json");
+    let learn = golden("learn/new.json");
+    for from in [
+        &golden("bigmoeonedge/small.route.csv"),
+        &golden("coli-usage/old.coli_usage"),
+        &learn,
+    ] {
+        stdout_of(&[
+            "--quiet",
+            "convert",
+            arg(from),
+            "--to",
+            "learn",
+            "--out",
+            arg(&out),
+            "--force",
+        ]);
+        assert_eq!(hotness(&out, &[]), BTreeMap::from(COUNTS));
+    }
+    // A learn file keeps its passes.
+    let (before, after): (Value, Value) = (
+        serde_json::from_slice(&fs::read(&learn).unwrap()).unwrap(),
+        serde_json::from_slice(&fs::read(&out).unwrap()).unwrap(),
+    );
+    assert_eq!(before, after);
+}
+
+#[test]
+fn convert_says_what_it_cannot_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let route = golden("bigmoeonedge/small.route.csv");
+    let out = dir.path().join("out");
+    let convert = |from: &Path, to: &str, out: &Path| {
+        failure_of(&[
+            "--quiet",
+            "convert",
+            arg(from),
+            "--to",
+            to,
+            "--out",
+            arg(out),
+        ])
+    };
+    assert!(convert(&route, "xml", &out).contains("learn, "));
+    fs::write(&out, "mine").unwrap();
+    assert!(convert(&route, "learn", &out).contains("--force"));
+    assert!(convert(&route, "mesh-llm", &out).contains("is a file"));
+    let readme = repository("README.md");
+    assert!(convert(&readme, "learn", &dir.path().join("new")).contains("convert --list"));
+    assert_eq!(fs::read_to_string(&out).unwrap(), "mine");
+
+    let list: Vec<Value> =
+        serde_json::from_str(&stdout_of(&["convert", "--list", "-o", "json"])).unwrap();
+    let of = |name: &str| {
+        list.iter()
+            .find(|row| row["format"] == name)
+            .map(|row| row["direction"].clone())
+    };
+    assert_eq!(of("learn"), Some("both".into()));
+    assert_eq!(of("megatron"), Some("read".into()));
+    let named = list.iter().filter(|row| row["direction"] != "write");
+    let documented = fs::read_to_string(repository("docs/foreign-formats.md")).unwrap();
+    for row in named {
+        let name = row["format"].as_str().unwrap();
+        assert!(
+            documented.contains(&format!("| `{name}` |")),
+            "{name} is in docs/foreign-formats.md"
+        );
+    }
+}
+
+#[test]
+fn the_model_is_held_against_the_trace_and_its_map_comes_along() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
+    let route = golden("bigmoeonedge/small.route.csv");
+    let error = failure_of(&["--quiet", "hotness", arg(&route), "--model", arg(&model)]);
+    assert!(
+        error.contains("the trace says 2 layers") && error.contains("has 6"),
+        "{error}"
+    );
+
+    let trace = golden("jsonl/small.jsonl");
+    let tables = dir.path().join("tables");
+    stdout_of(&[
+        "--quiet",
+        "parquet",
+        arg(&trace),
+        "--model",
+        arg(&model),
+        "--out",
+        arg(&tables),
+    ]);
+    assert!(tables.join("gguf-map.parquet").exists());
+    let text = stdout_of(&["--quiet", "hotness", arg(&tables)]);
+    assert!(text.contains("4 of 32 experts for a token"), "{text}");
+}
+
+#[test]
+fn info_tells_what_it_is_and_what_it_lacks() {
+    let text = stdout_of(&[
+        "info",
+        arg(&golden("ds4-hotlist/small.hotlist")),
+        "-o",
+        "json",
+    ]);
+    let info: Value = serde_json::from_str(&text).unwrap();
+    let text = info.to_string();
+    assert!(
+        text.contains("ds4-hotlist") && text.contains("weight column"),
+        "{text}"
+    );
+}
+
+#[test]
+fn operation_numbers_can_be_given() {
+    let dir = tempfile::tempdir().unwrap();
+    let ops = dir.path().join("ops.csv");
+    let trace = golden("thesis/small.bin");
+    fs::write(&ops, "number,name\n31,MUL_MAT_ID\n").unwrap();
+    let error = failure_of(&["--quiet", "hotness", arg(&trace), "--ops", arg(&ops)]);
+    assert!(error.contains("--ops"), "{error}");
+    fs::write(&ops, "number,name\n30,MUL_MAT_ID\n").unwrap();
+    assert_eq!(
+        hotness(&trace, &["--ops", arg(&ops)]).values().sum::<u64>(),
+        12
+    );
+    fs::write(&ops, "number,name\n300,MUL_MAT_ID\n").unwrap();
+    let error = failure_of(&["--quiet", "hotness", arg(&trace), "--ops", arg(&ops)]);
+    assert!(error.contains("line 2"), "{error}");
+}
+
+/// The published traces; rows and the experts chosen most often as `awk` and `sort` count them in the files.
+#[test]
+fn published_traces_keep_every_row() {
+    let dir = tempfile::tempdir().unwrap();
+    for (file, n_rows) in [("gptoss.route.csv", 10_560), ("qwen.route.csv", 44_766)] {
+        let path = repository("../shared/data/bigmoeonedge").join(file);
+        if !path.exists() {
+            eprintln!("{} is not there: not tested", path.display());
+            continue;
+        }
+        let tables = dir.path().join(file);
+        stdout_of(&["--quiet", "parquet", arg(&path), "--out", arg(&tables)]);
+        let rows: usize = read_routing(&tables)
+            .unwrap()
+            .map(|batch| batch.unwrap().len())
+            .sum();
+        assert_eq!(rows, n_rows);
+        let counts = hotness(&path, &[]);
+        assert_eq!(counts.values().sum::<u64>(), n_rows as u64);
+        assert_eq!(counts, hotness(&tables, &[]));
+    }
+}
