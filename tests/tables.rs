@@ -239,7 +239,7 @@ fn bad_input_is_one_line_and_exit_2() {
     for (input, expected) in [
         (dir.path().join("absent"), "cannot open"),
         (text, "not a file that is known"),
-        (model, "is not a run"),
+        (model, "is a model"),
         (dir.path().to_owned(), "neither a run directory"),
     ] {
         let line = failure_of(&["parquet", arg(&input), "--out", arg(&out)]);
