@@ -410,7 +410,9 @@ fn run(dir: &Path) -> Run {
             records.extend(more);
         }
     }
-    for record in &records {
+    for record in &mut records {
+        // The input has a row for each token.
+        record.set_source_size(1, 1024 * u64::from(record.n_tokens.get()));
         *writer.next_record().unwrap() = *record;
     }
     writer.finish().unwrap();
@@ -450,6 +452,26 @@ fn the_thesis_json_of_a_run() {
     assert_eq!(entry["sources"][2]["buffer_id"], 8);
     assert_eq!(first["entries"][6]["phase"], "GENERATE");
     assert_eq!(first["entries"][11]["entry_id"], 11);
+
+    // Of the prompt's two tokens the first comes back, of the passes after it all.
+    let short = |row: &RoutingRow| {
+        (
+            row.token_id,
+            row.phase,
+            row.layer_id,
+            row.slot,
+            row.expert_id,
+        )
+    };
+    let mut expected = read(&input, &Options::default()).rows;
+    expected.retain(|row| row.token_id != 1);
+    let again = read_again(&out, "thesis-json", &Options::default());
+    let (expected, again): (Vec<_>, Vec<_>) = (
+        expected.iter().map(short).collect(),
+        again.rows.iter().map(short).collect(),
+    );
+    assert_eq!(again, expected);
+    assert_eq!(again.len(), 12);
 
     let second = json("token-00001.json");
     assert_eq!(second["metadata"]["total_entries"], 6);
