@@ -1,5 +1,7 @@
 //! What is told of a plan, and of what cannot be planned.
 
+use std::fs;
+
 use serde_json::json;
 
 use crate::support::{arg, failure_of, repository, stdout_of};
@@ -222,5 +224,41 @@ fn what_cannot_be_done_is_told_in_a_line() {
     for (args, told) in cases {
         let error = failure_of(&args);
         assert!(error.contains(told), "{args:?}: {error}");
+    }
+}
+
+/// Every form of a plan is as the schema says, and the schema refuses what is not.
+#[test]
+fn json_is_as_the_schema_says() {
+    let schema = fs::read_to_string(repository("schemas/plan.schema.json")).unwrap();
+    let schema = jsonschema::validator_for(&serde_json::from_str(&schema).unwrap()).unwrap();
+    let dir = workplace();
+    let (learn, model) = (dir.path().join("learn.json"), repository(GPT_OSS));
+    let forms: [&[&str]; 3] = [
+        &["--budget-mib", "0"],
+        &[
+            "--budget-bytes",
+            "60000,90000,5",
+            "--strategy",
+            "even-split",
+            "--fill-random",
+        ],
+        &[
+            "--budget-bytes",
+            "90000",
+            "--explain",
+            "0:3",
+            "--explain",
+            "0:6",
+            "--explain",
+            "8:0",
+        ],
+    ];
+    for form in forms {
+        let args = ["plan", arg(&learn), "--model", arg(&model), "-o", "json"];
+        let mut plan = json_of(&[&args, form].concat());
+        schema.validate(&plan).unwrap();
+        plan["selected"] = json!([{"layer": 0}]);
+        assert!(!schema.is_valid(&plan));
     }
 }
