@@ -1,0 +1,87 @@
+//! A token that is decoded after the first few takes no memory, recorded or not.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use moe_executor::cpu::threads::Threads;
+use moe_executor::generate::Decode;
+use moe_executor::recorder::{Mode, Recorder};
+use moe_executor::session::Logits;
+use moe_executor::{Model, Session};
+use moe_gguf::Gguf;
+use moe_gguf::map::OffsetMap;
+use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
+use moe_trace::{Manifest, RunOptions, RunWriter};
+
+/// Counts calls, of all threads.
+struct Counting;
+
+static CALLS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call is passed on to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        CALLS.fetch_add(1, Relaxed);
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Allocations while tokens are decoded, between the first few and the next step of the cache.
+fn while_decoding(file: &str, recorder: impl FnOnce(&Gguf) -> Recorder) -> usize {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures");
+    let gguf = Gguf::open(path.join(file)).unwrap();
+    let model = Model::load(&gguf).unwrap();
+    let threads = Threads::new(2).unwrap();
+    let mut session = Session::new(&model, &threads, recorder(&gguf), 256);
+    let prompt: Vec<u32> = (1..81).collect();
+    session.decode(&prompt, PHASE_PROMPT, Logits::Last).unwrap();
+    let mut decode = |n: u32| {
+        for token in 1..=n {
+            session
+                .decode(&[token], PHASE_GENERATE, Logits::Last)
+                .unwrap();
+        }
+    };
+    decode(20);
+    let before = CALLS.load(Relaxed);
+    decode(50);
+    CALLS.load(Relaxed) - before
+}
+
+// One test: the count is of all threads.
+#[test]
+fn decoding_allocates_nothing_after_the_first_tokens() {
+    for file in [
+        "random-llama-F16.gguf",
+        "random-qwen2moe-F16.gguf",
+        "random-qwen3moe-F16.gguf",
+        "random-olmoe-F16.gguf",
+        "random-gpt-oss-F16.gguf",
+        "random-dots1-F16.gguf",
+        "tiny-qwen3moe-Q4_K_M.gguf",
+        "tiny-gpt-oss-MXFP4.gguf",
+    ] {
+        assert_eq!(while_decoding(file, |_| Recorder::new(None)), 0, "{file}");
+        for mode in [Mode::All, Mode::Experts] {
+            let dir = tempfile::tempdir().unwrap();
+            let recorded = while_decoding(file, |gguf| {
+                let run = dir.path().join("run");
+                let map = OffsetMap::new(gguf);
+                let options = RunOptions::default();
+                let writer = RunWriter::create(&run, Manifest::default(), &map, options).unwrap();
+                Recorder::new(Some(writer)).with_mode(mode)
+            });
+            assert_eq!(recorded, 0, "{file}, recorded, {mode:?}");
+        }
+    }
+}
