@@ -12,6 +12,7 @@
 mod backend;
 mod context;
 mod error;
+mod graph;
 mod layer;
 mod model;
 mod node;

@@ -4,6 +4,20 @@ use std::ffi::CStr;
 
 use llama_cpp_sys_2 as sys;
 
+use crate::backend;
+
+/// A piece of memory that llama.cpp has made.
+pub(crate) struct Buffer {
+    /// Address of its first byte.
+    pub address: u64,
+    /// Bytes.
+    pub size_bytes: u64,
+    /// llama.cpp's name for its kind.
+    pub name: String,
+    /// ggml's number of its usage.
+    pub usage: u8,
+}
+
 /// A tensor of a graph: a result, or what a result is made of.
 #[derive(Clone, Copy)]
 pub struct Node<'a>(&'a sys::ggml_tensor);
@@ -38,6 +52,34 @@ impl<'a> Node<'a> {
     /// Elements in each dimension.
     pub fn ne(&self) -> [usize; 4] {
         self.0.ne.map(|n| usize::try_from(n).unwrap_or(0))
+    }
+
+    /// Name of the type of its elements.
+    pub fn type_name(&self) -> &'static str {
+        // SAFETY: the name of a type is a constant, or null.
+        let name = unsafe { sys::ggml_type_name(self.0.type_) };
+        if name.is_null() {
+            return "";
+        }
+        // SAFETY: a constant that ends in a NUL.
+        unsafe { CStr::from_ptr(name) }.to_str().unwrap_or_default()
+    }
+
+    /// The buffer that its memory is in.
+    pub(crate) fn buffer(&self) -> Option<Buffer> {
+        let buffer = self.storage().0.0.buffer;
+        if buffer.is_null() {
+            return None;
+        }
+        // SAFETY: a buffer of a tensor lives as long as the tensor; its name is a constant.
+        unsafe {
+            Some(Buffer {
+                address: sys::ggml_backend_buffer_get_base(buffer) as u64,
+                size_bytes: sys::ggml_backend_buffer_get_size(buffer) as u64,
+                name: backend::text(sys::ggml_backend_buffer_name(buffer)),
+                usage: sys::ggml_backend_buffer_get_usage(buffer) as u8,
+            })
+        }
     }
 
     /// Bytes that its elements span.

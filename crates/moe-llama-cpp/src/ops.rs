@@ -48,6 +48,11 @@ impl OpNumbers {
         self.numbers.get(op as usize).copied().unwrap_or(u8::MAX)
     }
 
+    /// The name of an operation.
+    pub fn name(&self, op: sys::ggml_op) -> &str {
+        self.table.name(self.number(op)).unwrap_or_default()
+    }
+
     /// Numbers and names, for the manifest.
     pub fn table(&self) -> &OpTable {
         &self.table

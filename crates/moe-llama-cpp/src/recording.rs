@@ -7,10 +7,13 @@ use llama_cpp_sys_2 as sys;
 use moe_executor::ops::{Observer, Routed};
 use moe_executor::recorder::{Clock, Mode, Routing};
 use moe_gguf::Gguf;
+use moe_trace::graph::GraphBuilder;
 use moe_trace::record::{self, MAX_EXPERTS, MAX_SOURCES};
+use moe_trace::tables::PHASES;
 use moe_trace::{NO_LAYER, NO_TENSOR, RunWriter, TensorAccessLog};
 
 use crate::context::Watch;
+use crate::graph::{self, Buffers};
 use crate::layer::{ends_layer, is_unnamed, layer_of};
 use crate::node::Node;
 use crate::ops::OpNumbers;
@@ -69,6 +72,10 @@ pub struct Recording<'a> {
     told: Option<u16>,
     /// Nodes of this pass that leave one record, and those that leave one a row.
     n_ops: [u64; 2],
+    /// The graph of this pass, if it is to be kept: that of the first whole pass of each phase.
+    graph: Option<GraphBuilder>,
+    kept: [bool; PHASES.len()],
+    buffers: Buffers,
     failed: Option<moe_trace::Error>,
 }
 
@@ -105,6 +112,9 @@ impl<'a> Recording<'a> {
             routers: HashMap::new(),
             told: None,
             n_ops: [0; 2],
+            graph: None,
+            kept: [false; PHASES.len()],
+            buffers: Buffers::new(),
             failed: None,
         }
     }
@@ -127,6 +137,8 @@ impl<'a> Recording<'a> {
         }
         self.told = None;
         self.n_ops = [0; 2];
+        let is_new = self.kept.get(usize::from(batch.phase)) == Some(&false);
+        self.graph = (is_new && batch.wanted && self.writer.is_some()).then(GraphBuilder::default);
     }
 
     /// Ends a pass: hands what was recorded to the file. Gives how many of its nodes leave one record, and how many one a
@@ -138,8 +150,20 @@ impl<'a> Recording<'a> {
         if let Some(error) = self.failed.take() {
             return Err(error);
         }
-        if let Some(writer) = &mut self.writer {
-            writer.flush()?;
+        let Some(writer) = &mut self.writer else {
+            return Ok(self.n_ops);
+        };
+        writer.flush()?;
+        let new_buffers = self.buffers.take_new();
+        if !new_buffers.is_empty() {
+            writer.write_buffer_events(&new_buffers)?;
+        }
+        let phase = usize::from(self.phase);
+        let kept = self.kept.get_mut(phase).zip(PHASES.get(phase));
+        if let (Some(graph), Some((kept, name))) = (self.graph.take(), kept) {
+            let position = self.positions.first().copied().unwrap_or(0);
+            writer.write_graph(self.phase, &graph.finish(name, position))?;
+            *kept = true;
         }
         Ok(self.n_ops)
     }
@@ -291,7 +315,8 @@ impl<'a> Recording<'a> {
             }
             None => {
                 slot.memory_source = record::SOURCE_BUFFER;
-                slot.offset_or_buffer_id.set(storage.address());
+                let buffer = source.buffer().map_or(0, |buffer| buffer.address);
+                slot.offset_or_buffer_id.set(buffer);
                 slot.tensor_idx.set(NO_TENSOR);
             }
         }
@@ -386,7 +411,17 @@ impl Watch for Recording<'_> {
         if let Some(routing) = &routing {
             self.tell(layer, routing);
         }
-        if self.writer.is_some() && (routing.is_some() || self.mode == Mode::All) {
+        if self.writer.is_none() {
+            return;
+        }
+        self.buffers.see(node);
+        node.sources().for_each(|source| self.buffers.see(source));
+        if let Some(mut builder) = self.graph.take() {
+            let op = self.numbers.name(node.op());
+            graph::add(&mut builder, op, node, layer, self.rows().len());
+            self.graph = Some(builder);
+        }
+        if routing.is_some() || self.mode == Mode::All {
             let log = self.record_of(node, layer, duration);
             self.write(&log, routing.as_ref());
         }

@@ -1,6 +1,6 @@
 //! The same run recorded by both engines: what it routes, and what it reads of the file.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use moe_executor::cpu::threads::Threads;
@@ -10,6 +10,8 @@ use moe_executor::session::Logits;
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
 use moe_llama_cpp::{OpNumbers, Recording};
+use moe_trace::buffers::{self, Change};
+use moe_trace::graph::{self, Graph, LEAF};
 use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
 use moe_trace::{Manifest, Run, RunOptions, RunWriter, TensorAccessLog, check, ops};
 
@@ -193,6 +195,73 @@ fn fixtures_leave_the_same_records() {
             agree(&both(dir.path(), &path, n_vocab, Mode::All)) > 500,
             "{arch}"
         );
+    }
+}
+
+/// Operations of a graph with their layers, and what each reads.
+fn operations(dir: &Path, phase: u8) -> Vec<(String, String, Option<u16>, Vec<(String, String)>)> {
+    let graph = Graph::read(&graph::path(dir, phase)).unwrap();
+    let label = |id: &str| {
+        let node = graph.nodes.iter().find(|node| node.id == id).unwrap();
+        node.label.clone()
+    };
+    let reads = |id: &str| {
+        let edges = graph.edges.iter().filter(|edge| edge.target == id);
+        edges
+            .map(|edge| (label(&edge.source), edge.label.clone()))
+            .collect()
+    };
+    let nodes = graph.nodes.iter().filter(|node| node.operation != LEAF);
+    nodes
+        .map(|n| {
+            (
+                n.operation.clone(),
+                n.label.clone(),
+                n.layer_id,
+                reads(&n.id),
+            )
+        })
+        .collect()
+}
+
+#[test]
+fn graphs_and_buffers_are_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = fixture("random-qwen3moe-F16.gguf");
+    let [ours, theirs] = both(dir.path(), &path, 4096, Mode::All);
+    for phase in [PHASE_PROMPT, PHASE_GENERATE] {
+        let [ours, theirs] = [&ours, &theirs].map(|run| operations(&run.path, phase));
+        assert_eq!(ours.len(), theirs.len());
+        // llama.cpp's nodes without a name have one here
+        let mut names = BTreeMap::new();
+        for (ours, theirs) in ours.iter().zip(&theirs) {
+            if theirs.1.starts_with("node_") {
+                names.insert(theirs.1.clone(), ours.1.clone());
+            }
+        }
+        let renamed = |name: &String| names.get(name).unwrap_or(name).clone();
+        for ((op, name, layer, reads), ours) in theirs.into_iter().zip(ours) {
+            let reads = reads
+                .iter()
+                .map(|(of, as_what)| (renamed(of), as_what.clone()));
+            assert_eq!((op, renamed(&name), layer, reads.collect()), ours);
+        }
+    }
+    let events = buffers::read(&theirs.path.join(buffers::FILE_NAME)).unwrap();
+    let told: BTreeSet<u64> = events
+        .iter()
+        .map(|event| match &event.change {
+            Change::Alloc(buffer) => {
+                assert!(buffer.size > 0 && !buffer.name.is_empty());
+                buffer.buffer_id
+            }
+            Change::Dealloc { .. } => panic!("llama.cpp keeps its buffers"),
+        })
+        .collect();
+    for record in theirs.trace.records() {
+        for source in record.sources().iter().filter(|source| !source.is_disk()) {
+            assert!(told.contains(&source.offset_or_buffer_id.get()));
+        }
     }
 }
 
