@@ -2,11 +2,12 @@
 
 use moe_gguf::Value;
 
-use crate::compare::holds_exactly;
+use crate::compare::Exact;
 use crate::models::{N_VOCAB, changed, fixture, make, small};
 
 #[test]
 fn fixtures() {
+    let mut exact = Exact::default();
     for (arch, n_vocab) in [
         ("dots1", 2048),
         ("gpt-oss", 4096),
@@ -16,13 +17,15 @@ fn fixtures() {
         ("qwen3moe", 4096),
     ] {
         let name = format!("random-{arch}-F16");
-        holds_exactly(&name, &fixture(&format!("{name}.gguf")), n_vocab);
+        exact.holds(&name, &fixture(&format!("{name}.gguf")), n_vocab);
     }
+    exact.end();
 }
 
 #[test]
 fn headers_of_published_models() {
     let dir = tempfile::tempdir().unwrap();
+    let mut exact = Exact::default();
     for like in [
         "gpt-oss-20b",
         "mixtral-8x7b",
@@ -33,8 +36,9 @@ fn headers_of_published_models() {
         // gpt-oss comes with its YaRN scaling
         assert_eq!(spec.yarn.is_some(), like.starts_with("gpt-oss"));
         let path = make(dir.path(), like, &spec);
-        holds_exactly(like, &path, N_VOCAB);
+        exact.holds(like, &path, N_VOCAB);
     }
+    exact.end();
 }
 
 /// Keys of a header with their values.
@@ -102,6 +106,7 @@ fn keys_that_change_a_model() {
             ]),
         ),
     ];
+    let mut exact = Exact::default();
     for (arch, change, keys) in changes {
         let keys: Vec<(&str, Value)> = keys
             .iter()
@@ -113,6 +118,7 @@ fn keys_that_change_a_model() {
         } else {
             2048
         };
-        holds_exactly(&format!("{arch} {change}"), &path, n_vocab);
+        exact.holds(&format!("{arch} {change}"), &path, n_vocab);
     }
+    exact.end();
 }

@@ -13,6 +13,8 @@ use crate::engines::{Answer, OTHERS, PLAIN, llama_cpp, native};
 pub struct Distance {
     n_positions: usize,
     other_top1: usize,
+    /// The widest gap between the best logit of `a` and its logit of what is best in `b`.
+    widest_top1: f32,
     sum_top5: f64,
     n_rows: usize,
     other_experts: usize,
@@ -30,7 +32,9 @@ impl Distance {
             order.sort_by(|&i, &j| a[j].total_cmp(&a[i]));
             let best = (0..b.len()).max_by(|&i, &j| b[i].total_cmp(&b[j]).then(j.cmp(&i)));
             distance.n_positions += 1;
-            distance.other_top1 += usize::from(best != Some(order[0]));
+            let best = best.unwrap();
+            distance.other_top1 += usize::from(best != order[0]);
+            distance.widest_top1 = distance.widest_top1.max(a[order[0]] - a[best]);
             for &i in &order[..5] {
                 distance.sum_top5 += f64::from((a[i] - b[i]).abs()) / 5.0;
             }
@@ -79,6 +83,7 @@ impl Distance {
         Distance {
             n_positions: self.n_positions + other.n_positions,
             other_top1: self.other_top1 + other.other_top1,
+            widest_top1: self.widest_top1.max(other.widest_top1),
             sum_top5: self.sum_top5 + other.sum_top5,
             n_rows: self.n_rows + other.n_rows,
             other_experts: self.other_experts + other.other_experts,
@@ -112,15 +117,30 @@ pub fn some_tokens(n: usize, n_vocab: u32, seed: u64) -> Vec<u32> {
     (0..n).map(next).collect()
 }
 
-/// Holds the executor against llama.cpp on a model whose weights are no blocks.
-pub fn holds_exactly(name: &str, path: &Path, n_vocab: u32) {
-    let gguf = Gguf::open(path).unwrap();
-    let (ours, _) = distances(path, &gguf, n_vocab);
-    println!("{name:24} ours {ours}");
-    assert!(ours.same_top1() >= 0.99, "{name}: {ours}");
-    assert!(ours.same_experts() >= 0.99, "{name}: {ours}");
-    assert!(ours.mean_top5() <= 0.02, "{name}: {ours}");
-    assert!(ours.widest_tie < 0.05, "{name}: {ours}");
+/// Models in F32, F16 and BF16 that are held together. Random weights leave many tokens nearly as good as the best, and
+/// one model has few positions: the share of equal best tokens is that of all models, and each that differs is a near tie.
+#[derive(Default)]
+pub struct Exact {
+    ours: Distance,
+}
+
+impl Exact {
+    /// Holds the executor against llama.cpp on one more model.
+    pub fn holds(&mut self, name: &str, path: &Path, n_vocab: u32) {
+        let gguf = Gguf::open(path).unwrap();
+        let (ours, _) = distances(path, &gguf, n_vocab);
+        println!("{name:24} ours {ours}");
+        assert!(ours.same_experts() >= 0.99, "{name}: {ours}");
+        assert!(ours.mean_top5() <= 0.02, "{name}: {ours}");
+        assert!(ours.widest_tie < 0.05, "{name}: {ours}");
+        assert!(ours.widest_top1 < 0.05, "{name}: {ours:?}");
+        self.ours = self.ours.and(ours);
+    }
+
+    /// Holds all models together.
+    pub fn end(self) {
+        assert!(self.ours.same_top1() >= 0.99, "{}", self.ours);
+    }
 }
 
 /// Quantized models that are held together: the executor may be no further from llama.cpp than 1.25 times as far as

@@ -2,16 +2,18 @@
 
 use moe_gguf::GgmlType;
 
-use crate::compare::{Spread, holds_exactly};
+use crate::compare::{Exact, Spread};
 use crate::models::{N_VOCAB, fixture, in_type, make, small};
 
 fn exactly(like: &str, quants: &[&str]) {
     let dir = tempfile::tempdir().unwrap();
+    let mut exact = Exact::default();
     for quant in quants {
         let name = format!("{like}-{quant}");
         let path = make(dir.path(), &name, &small(like, quant));
-        holds_exactly(&name, &path, N_VOCAB);
+        exact.holds(&name, &path, N_VOCAB);
     }
+    exact.end();
 }
 
 fn within_spread(models: &[(&str, &[&str])]) {
@@ -71,18 +73,19 @@ fn other_architectures_in_other_types() {
 #[test]
 fn fixtures_in_other_types() {
     let dir = tempfile::tempdir().unwrap();
-    let mut spread = Spread::default();
+    let (mut exact, mut spread) = (Exact::default(), Spread::default());
     for model in ["random-dots1-F16", "random-qwen2moe-F16"] {
         let file = fixture(&format!("{model}.gguf"));
         for ty in [GgmlType::F32, GgmlType::BF16] {
             let path = in_type(dir.path(), &file, ty);
-            holds_exactly(&format!("{model}-{}", ty.name()), &path, 2048);
+            exact.holds(&format!("{model}-{}", ty.name()), &path, 2048);
         }
         for ty in [GgmlType::Q8_0, GgmlType::Q4_0] {
             let path = in_type(dir.path(), &file, ty);
             spread.holds(&format!("{model}-{}", ty.name()), &path, 2048);
         }
     }
+    exact.end();
     spread.end();
 }
 
