@@ -2,77 +2,124 @@
 
 mod support;
 
-use std::io::Write;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
+use support::python::python;
 use support::{arg, known_run, repository, stdout_of};
 
-/// Runs a notebook's cells in its own directory and writes nothing.
+/// Runs a notebook's cells in a directory of its own and writes nothing; tells how many outputs and pictures came out.
 const EXECUTE: &str = "
 import sys, nbformat
 from nbclient import NotebookClient
 notebook = nbformat.read(sys.argv[1], as_version=4)
 NotebookClient(notebook, timeout=300, kernel_name='python3', resources={'metadata': {'path': sys.argv[2]}}).execute()
-print(sum(len(cell.get('outputs', [])) for cell in notebook.cells))
+outputs = [output for cell in notebook.cells for output in cell.get('outputs', [])]
+print(len(outputs), sum('image/png' in output.get('data', {}) for output in outputs))
 ";
 
-/// Python with all that the notebooks need, or why there is none.
-fn python() -> Result<String, String> {
-    let environment = repository(".venv/bin/python");
-    let python = match std::env::var("MOE_PYTHON") {
-        Ok(python) => python,
-        Err(_) if environment.exists() => arg(&environment).to_owned(),
-        Err(_) => "python3".to_owned(),
-    };
-    let probe = "import ipykernel, matplotlib, nbclient, nbformat, numpy, polars";
-    match Command::new(&python).args(["-c", probe]).output() {
-        Err(error) => Err(format!("{python} cannot be run: {error}")),
-        Ok(output) if !output.status.success() => {
-            let stderr = String::from_utf8_lossy(&output.stderr);
-            Err(format!(
-                "{python}: {}",
-                stderr.lines().last().unwrap_or("it failed")
-            ))
-        }
-        Ok(_) => Ok(python),
-    }
-}
-
-#[test]
-fn first_look_runs() {
-    let python = match python() {
-        Ok(python) => python,
-        Err(reason) => {
-            // Past the capture of the test harness: a test that was skipped must not look like one that ran.
-            let hint = "install notebooks/requirements.txt into .venv, or name a Python that has it in MOE_PYTHON";
-            let _ = writeln!(
-                std::io::stderr(),
-                "first_look_runs: skipped: {reason}; {hint}"
-            );
-            return;
-        }
-    };
-    let dir = tempfile::tempdir().unwrap();
-    let (run, tables) = (dir.path().join("run"), dir.path().join("tables"));
-    known_run(&run);
-    stdout_of(&["--quiet", "parquet", arg(&run), "--out", arg(&tables)]);
-
-    let notebook = repository("notebooks/01-first-look.ipynb");
+/// Executes `notebook` with `variables`; gives its numbers of outputs and of pictures, or nothing where Python lacks what
+/// it needs.
+fn execute(
+    test: &str,
+    notebook: &str,
+    dir: &Path,
+    variables: &[(&str, &Path)],
+) -> Option<(u32, u32)> {
+    let modules = "duckdb, ipykernel, matplotlib, nbclient, nbformat, numpy, polars";
+    let python = python(test, modules)?;
+    let notebook = repository(&format!("notebooks/{notebook}.ipynb"));
     let output = Command::new(python)
-        .args(["-c", EXECUTE, arg(&notebook), arg(dir.path())])
-        .env("MOE_TABLES", &tables)
+        .args(["-c", EXECUTE, arg(&notebook), arg(dir)])
+        .envs(variables.iter().copied())
         .env("MPLBACKEND", "module://matplotlib_inline.backend_inline")
         .stdin(Stdio::null())
         .output()
         .unwrap();
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    let n_outputs: u32 = String::from_utf8_lossy(&output.stdout)
-        .trim()
-        .parse()
-        .unwrap();
-    assert!(n_outputs >= 7, "tables and pictures came out: {n_outputs}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let numbers: Vec<u32> = stdout
+        .split_whitespace()
+        .map(|n| n.parse().unwrap())
+        .collect();
+    Some((numbers[0], numbers[1]))
+}
+
+/// Records a few tokens of a fixture.
+fn record(run: &Path, model: &str, prompt: &str) {
+    let model = repository(&format!("fixtures/{model}.gguf"));
+    let record = [
+        "--quiet",
+        "record",
+        "--model",
+        arg(&model),
+        "--prompt",
+        prompt,
+    ];
+    stdout_of(&[&record[..], &["--n-predict", "12", "--out", arg(run)]].concat());
+}
+
+#[test]
+fn first_look_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let (run, tables) = (dir.path().join("run"), dir.path().join("tables"));
+    known_run(&run);
+    stdout_of(&["--quiet", "parquet", arg(&run), "--out", arg(&tables)]);
+    let variables = [("MOE_TABLES", &*tables)];
+    let outputs = execute("first_look_runs", "01-first-look", dir.path(), &variables);
+    if let Some((n_outputs, n_pictures)) = outputs {
+        assert!(
+            n_outputs >= 7 && n_pictures == 3,
+            "{n_outputs}, {n_pictures}"
+        );
+    }
+}
+
+#[test]
+fn access_patterns_runs() {
+    for model in ["tiny-gpt-oss-MXFP4", "random-dots1-F16"] {
+        let dir = tempfile::tempdir().unwrap();
+        let run = dir.path().join("run");
+        record(&run, model, "The kernel driver");
+        stdout_of(&[
+            "--quiet",
+            "parquet",
+            arg(&run),
+            "--out",
+            arg(&run.join("tables")),
+        ]);
+        let variables = [("MOE_RUN", &*run)];
+        let outputs = execute(
+            "access_patterns_runs",
+            "02-access-patterns",
+            dir.path(),
+            &variables,
+        );
+        if let Some((n_outputs, n_pictures)) = outputs {
+            assert!(
+                n_outputs >= 11 && n_pictures == 6,
+                "{n_outputs}, {n_pictures}"
+            );
+        }
+    }
+}
+
+#[test]
+fn two_runs_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let dataset = dir.path().join("dataset");
+    for (name, prompt) in [("a", "The kernel driver"), ("b", "Once upon a time")] {
+        let run = dir.path().join(name);
+        record(&run, "tiny-qwen3moe-Q4_K_M", prompt);
+        stdout_of(&["--quiet", "parquet", arg(&run), "--dataset", arg(&dataset)]);
+    }
+    let variables = [("MOE_DATASET", &*dataset)];
+    let outputs = execute("two_runs_runs", "03-two-runs", dir.path(), &variables);
+    if let Some((n_outputs, n_pictures)) = outputs {
+        assert!(
+            n_outputs >= 8 && n_pictures == 4,
+            "{n_outputs}, {n_pictures}"
+        );
+    }
 }
