@@ -9,6 +9,8 @@ use moe_trace::manifest::Manifest;
 use moe_trace::ops::{GET_ROWS, MUL_MAT, MUL_MAT_ID};
 use moe_trace::record::{EXT_V1, PHASE_GENERATE, PHASE_PROMPT, SOURCE_DISK, set_name};
 use moe_trace::{NO_LAYER, NO_TENSOR, Run, RunOptions, RunWriter, TensorAccessLog};
+use proptest::prelude::*;
+use zerocopy::IntoBytes;
 
 /// `random-gpt-oss-F16.gguf`: 16 experts a layer.
 fn gguf() -> Gguf {
@@ -460,4 +462,25 @@ fn runs_that_tell_nothing_are_refused() {
         error.contains("record 2 at byte 2048") && error.contains("expert 99"),
         "{error}"
     );
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whatever bytes a trace has, there is a report of it or an error on one line.
+    #[test]
+    fn changed_bytes(changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..60)) {
+        let tmp = tempfile::tempdir().unwrap();
+        run_of(tmp.path(), &[]);
+        let mut bytes = known().as_bytes().to_vec();
+        for (at, value) in changes {
+            let at = at.index(bytes.len());
+            bytes[at] = value;
+        }
+        std::fs::write(tmp.path().join("trace.bin"), &bytes).unwrap();
+        match report(&Run::open(tmp.path()).unwrap(), &[1, 3]) {
+            Ok(report) => prop_assert!(report.seeks.sequential <= report.seeks.accesses),
+            Err(error) => prop_assert!(!error.to_string().contains('\n')),
+        }
+    }
 }

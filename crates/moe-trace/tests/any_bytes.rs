@@ -2,9 +2,13 @@
 
 mod common;
 
+use std::collections::HashSet;
 use std::fs;
 
 use common::{expert_layer, gpt_oss, manifest};
+use moe_trace::correlation::unresolved;
+use moe_trace::graph;
+use moe_trace::passes::Passes;
 use moe_trace::record::NAME_SIZE;
 use moe_trace::tables::{TableOptions, write_tables};
 use moe_trace::{Error, Run, RunOptions, RunWriter, Trace, map_table};
@@ -39,6 +43,36 @@ fn walk(trace: &Trace) -> usize {
     n
 }
 
+/// A graph's edges are between its nodes, and what does not resolve was looked at.
+fn make_graphs(run: &Run) {
+    for phase in 0..2 {
+        if let Some(graph) = graph::reconstruct(run, phase) {
+            let ids: HashSet<&str> = graph.nodes.iter().map(|node| node.id.as_str()).collect();
+            let ends = graph
+                .edges
+                .iter()
+                .flat_map(|edge| [&edge.source, &edge.target]);
+            assert!(ends.into_iter().all(|id| ids.contains(id.as_str())));
+            let mut dot = Vec::new();
+            graph.write_dot(&mut dot).unwrap();
+            let n_lines = dot.iter().filter(|&&byte| byte == b'\n').count();
+            assert!(n_lines > graph.nodes.len() + graph.edges.len());
+        }
+    }
+    let (unresolved, n_accesses) = unresolved(run);
+    assert!(
+        unresolved
+            .iter()
+            .map(|source| source.n_accesses)
+            .sum::<u64>()
+            <= n_accesses
+    );
+    let n: usize = Passes::new(run.trace.operations())
+        .map(|pass| pass.n_operations())
+        .sum();
+    assert_eq!(n, run.trace.operations().count());
+}
+
 /// Tables either appear, or an error names a record.
 fn make_tables(run: &Run, dir: &std::path::Path) {
     match write_tables(run, dir, options()) {
@@ -60,6 +94,7 @@ proptest! {
         prop_assert_eq!(walk(&run.trace), run.trace.records().len());
         prop_assert_eq!(run.trace.cut_bytes(), bytes.len() as u64 % 1024);
         make_tables(&run, tmp.path());
+        make_graphs(&run);
     }
 
     /// A good run with some of its bytes changed and its end cut.
@@ -80,6 +115,7 @@ proptest! {
         let run = Run::open(&dir).unwrap();
         prop_assert_eq!(walk(&run.trace), run.trace.records().len());
         make_tables(&run, tmp.path());
+        make_graphs(&run);
     }
 
     /// A map with some of its bytes changed is read or refused.

@@ -5,6 +5,9 @@ use std::collections::HashMap;
 use moe_gguf::map::{Category, MapRow, OffsetMap};
 use moe_trace::Access;
 
+/// Experts of a layer that biases can be of; a map that tells more is no model's.
+const MAX_EXPERTS: u64 = 4096;
+
 /// Place of a unit in [`Units`].
 pub(super) type UnitId = usize;
 
@@ -55,8 +58,7 @@ impl Units {
             && first.expert_id.is_none()
             && first.ne[2] == 1)
             .then_some(first.ne[1])
-            // One row of the map cannot hold more experts than bytes.
-            .filter(|&n| n > 1 && n <= first.size_bytes);
+            .filter(|&n| n > 1 && n <= MAX_EXPERTS);
         let whole = match (layer, first.expert_id, biases) {
             (Some(layer), None, Some(n)) => {
                 for expert in (0..n).map_while(|n| u32::try_from(n).ok()) {
@@ -72,7 +74,7 @@ impl Units {
                 let alone = (rows.len() == 1).then(|| (layer, first.expert_id.unwrap_or(0)));
                 alone.and_then(|key| self.by_expert.get(&key).copied())
             }
-            _ => Some(self.push(layer, None, rows.iter().map(|row| row.size_bytes).sum())),
+            _ => Some(self.push(layer, None, sum(rows))),
         };
         let row_bytes = first.size_bytes.checked_div(first.ne[1]);
         let tensor = Tensor {
@@ -144,4 +146,9 @@ impl Units {
     pub(super) fn row_bytes(&self, tensor_idx: u32) -> Option<u64> {
         self.tensors.get(&tensor_idx)?.row_bytes
     }
+}
+
+fn sum(rows: &[MapRow]) -> u64 {
+    let sizes = rows.iter().map(|row| row.size_bytes);
+    sizes.fold(0, u64::saturating_add)
 }

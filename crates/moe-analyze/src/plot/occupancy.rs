@@ -85,7 +85,10 @@ impl Occupancy {
         first_band: usize,
         title: &str,
     ) -> anyhow::Result<()> {
-        let sum = |bands: &[u64; BANDS.len()]| bands[first_band..].iter().sum::<u64>();
+        let sum = |bands: &[u64; BANDS.len()]| {
+            let bands = bands[first_band..].iter().copied();
+            bands.fold(0, u64::saturating_add)
+        };
         let highest = self
             .steps
             .iter()
@@ -93,21 +96,22 @@ impl Occupancy {
             .max()
             .unwrap_or(0);
         let (step, n_ticks) = byte_ticks(highest);
-        let scale = (step * n_ticks).max(1) as f64;
+        let scale = step as f64 * n_ticks as f64;
         let x = |ms: f64| LEFT + (ms / self.duration() * f64::from(WIDTH - LEFT - RIGHT)) as i32;
         let y = |bytes: u64| bottom - (bytes as f64 / scale * f64::from(bottom - top)) as i32;
         canvas.text(title, (LEFT, top - 10), 13, HPos::Left, VPos::Bottom)?;
         for tick in 0..=n_ticks {
-            let at = y(tick * step);
+            let value = step.saturating_mul(tick);
+            let at = y(value);
             canvas.line((LEFT, at), (WIDTH - RIGHT, at))?;
-            let label = human_bytes(tick * step);
+            let label = human_bytes(value);
             canvas.text(&label, (LEFT - 8, at), 12, HPos::Right, VPos::Center)?;
         }
         let ends = self.steps.iter().skip(1).map(|step| step.0);
         for ((from, bands), to) in self.steps.iter().zip(ends.chain([self.duration()])) {
             let mut below = 0;
             for (bytes, (_, _, colour)) in bands.iter().zip(BANDS).skip(first_band) {
-                let above = below + bytes;
+                let above = bytes.saturating_add(below);
                 if *bytes > 0 {
                     let corners = [(x(*from), y(above)), (x(to).max(x(*from) + 1), y(below))];
                     canvas.rectangle(corners, colour.filled())?;

@@ -1,5 +1,6 @@
 //! Graphviz's DOT, with labels as ggml's own dump has them: `name (type)|place [shape]|operation`.
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use super::{Category, Graph, LEAF, Node};
@@ -13,24 +14,25 @@ impl Graph {
         writeln!(out, "digraph G {{")?;
         writeln!(out, "  newrank = true;\n  rankdir = TB;")?;
         writeln!(out, "  node [fontname = \"Helvetica\", fontsize = 10];")?;
-        let layers = self.nodes.iter().filter_map(|node| node.layer_id);
-        let n_layers = layers.max().map_or(0, |layer| u32::from(layer) + 1);
-        let of = |layer: Option<u16>| {
-            let nodes = self.nodes.iter().enumerate();
-            nodes.filter(move |(_, node)| node.layer_id == layer)
-        };
-        for (i, node) in of(None) {
-            write_node(out, "  ", i, node)?;
+        // Nodes of no layer come first.
+        let mut layers: BTreeMap<Option<u16>, Vec<usize>> = BTreeMap::new();
+        for (i, node) in self.nodes.iter().enumerate() {
+            layers.entry(node.layer_id).or_default().push(i);
         }
-        for layer in (0..n_layers).map_while(|layer| u16::try_from(layer).ok()) {
-            writeln!(
-                out,
-                "  subgraph cluster_{layer} {{\n    label = \"layer {layer}\";"
-            )?;
-            for (i, node) in of(Some(layer)) {
-                write_node(out, "    ", i, node)?;
+        for (layer, places) in layers {
+            if let Some(layer) = layer {
+                writeln!(
+                    out,
+                    "  subgraph cluster_{layer} {{\n    label = \"layer {layer}\";"
+                )?;
             }
-            writeln!(out, "  }}")?;
+            let indent = if layer.is_some() { "    " } else { "  " };
+            for i in places {
+                write_node(out, indent, i, &self.nodes[i])?;
+            }
+            if layer.is_some() {
+                writeln!(out, "  }}")?;
+            }
         }
         for edge in &self.edges {
             writeln!(
@@ -72,9 +74,11 @@ fn colour(category: Category) -> &'static str {
     }
 }
 
-/// Text inside quotation marks.
+/// Text inside quotation marks, on one line.
 fn quoted(text: &str) -> String {
-    text.replace('\\', "\\\\").replace('"', "\\\"")
+    text.replace(char::is_control, " ")
+        .replace('\\', "\\\\")
+        .replace('"', "\\\"")
 }
 
 /// Text inside a field of a record-shaped label, where some characters divide fields.
