@@ -71,6 +71,8 @@ fn updates() {
     assert_eq!(update(&plan, &["--update-rate", "-1"])["exchanged"], 0);
     // A learn file tells a cache too.
     assert_eq!(update(&learn, &[]), all);
+    // Of a report, what served a slot is in the cache: 3, 5 and 6 of layer 0.
+    assert_eq!(swaps(&update(&report, &[])), [json!([0, 5, 9])]);
     let table = stdout_of(&["plan", arg(&report), "--update", arg(&plan)]);
     assert!(
         table.contains("2 exchanges of 2") && table.contains("37.5 % of 80 slots"),

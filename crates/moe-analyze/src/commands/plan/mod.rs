@@ -58,7 +58,7 @@ pub struct Args {
     #[arg(long, value_name = "C")]
     layer_curve: Option<f64>,
     /// How several lanes are filled: warm, hot-even, even-split
-    #[arg(long, value_name = "NAME", default_value_t)]
+    #[arg(long, alias = "device-strategy", value_name = "NAME", default_value_t)]
     strategy: Strategy,
     /// Halve the counts of a file with every N files that come after it
     #[arg(long, value_name = "N", value_parser = half_life)]
@@ -69,7 +69,7 @@ pub struct Args {
     /// Say why an expert is in the cache or not; may be repeated
     #[arg(long, value_name = "LAYER:EXPERT", value_parser = layer_expert)]
     explain: Vec<(u32, u32)>,
-    /// Plan an update of a running cache: what it holds, a plan (-o json) or a learn file cut to one
+    /// Plan an update of a running cache, given what it holds: a plan (-o json), a learn file cut to one, or a live report
     #[arg(long, value_name = "CURRENT.json", conflicts_with_all = ["explain", "fill_random", "out"])]
     update: Option<PathBuf>,
     /// Share of the cached experts that an update may exchange, 0 to 1

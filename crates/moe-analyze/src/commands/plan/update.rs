@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use anyhow::{Context as _, bail};
-use moe_placement::learn::LearnFile;
+use moe_placement::learn::{ExpertObservation, LearnFile};
 use moe_placement::plan::Entry;
 use moe_placement::update::{Cache, Update};
 use serde::Deserialize;
@@ -23,7 +23,7 @@ pub fn run(
     ranking: &[Entry],
     ctx: &Context,
 ) -> anyhow::Result<()> {
-    let current = Current::read(current)
+    let current = Current::read(current, ctx)
         .with_context(|| format!("cannot take a cache from {}", current.display()))?;
     let slots = live.layer_slots();
     let mut rate = args.update_rate;
@@ -68,23 +68,11 @@ struct Place {
 }
 
 impl Current {
-    fn read(path: &Path) -> anyhow::Result<Current> {
+    fn read(path: &Path, ctx: &Context) -> anyhow::Result<Current> {
         let text = fs::read_to_string(path)?;
         let value: Value = serde_json::from_str(&text)?;
         let places: Vec<Place> = if value.get("schema").is_some() {
-            let layers = LearnFile::parse(&text)?.observations()?;
-            let place = |layer, expert| Place {
-                layer,
-                expert,
-                lane: 0,
-            };
-            let experts = layers.iter().flat_map(|layer| {
-                layer
-                    .experts
-                    .iter()
-                    .map(move |expert| place(layer.layer, expert.expert))
-            });
-            experts.collect()
+            experts_of(&LearnFile::parse(&text)?, ctx)?
         } else {
             let plan: PlanFile = serde_json::from_value(value)
                 .context("it is neither what `plan -o json` prints nor a learn file")?;
@@ -105,6 +93,30 @@ impl Current {
                 .collect(),
         })
     }
+}
+
+/// The experts that a learn file cut to a plan names; of a live report, those that served a slot.
+fn experts_of(file: &LearnFile, ctx: &Context) -> anyhow::Result<Vec<Place>> {
+    let layers = file.observations()?;
+    let experts = layers.iter().flat_map(|layer| {
+        layer
+            .experts
+            .iter()
+            .map(move |expert| (layer.layer, expert))
+    });
+    let is_report = experts.clone().any(|(_, expert)| expert.hot > 0);
+    if is_report {
+        ctx.remark(
+            "the current cache is taken from hot counts, which do not tell of experts that served nothing; a plan (-o json) tells of all",
+        );
+    }
+    let cached = experts.filter(|(_, expert)| !is_report || expert.hot > 0);
+    let place = |(layer, expert): (u32, &ExpertObservation)| Place {
+        layer,
+        expert: expert.expert,
+        lane: 0,
+    };
+    Ok(cached.map(place).collect())
 }
 
 fn write_exchanges(out: &mut dyn Write, format: Option<Format>, update: &Update) -> io::Result<()> {
