@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# What recording costs: the same text formed with --trace off, experts and all, as whole processes in turn.
+#
+#   docs/measurements/recording.sh [REPETITIONS] > docs/measurements/recording.txt
+#
+# MOE_ANALYZE names the binary (a release build), MODEL a model of 1 GB or more (default: one is made up), THREADS the
+# threads (default: all cores), NOTE is printed.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+repetitions=${1:-7}
+moe_analyze=${MOE_ANALYZE:-target/release/moe-analyze}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+if [ -z "${MODEL:-}" ]; then
+  MODEL=$work/qwen3moe-Q4_K_M.gguf
+  cat > "$work/spec.json" <<'JSON'
+{"arch": "qwen3moe", "n_layer": 8, "n_embd": 2048, "n_head": 32, "n_head_kv": 4, "head_dim": 128, "n_expert": 64, "n_expert_used": 8,
+ "n_ff_exp": 768, "quant": "Q4_K_M", "vocab": {"n_tokens": 32000, "pre": "qwen2"}}
+JSON
+  "$moe_analyze" --quiet synth --spec "$work/spec.json" --out "$MODEL"
+fi
+
+echo "date       $(date -u +%F)"
+echo "machine    $(lscpu | sed -n 's/^Model name: *//p' | head -1), $(nproc) CPUs, $(uname -sr)"
+echo "load       $(cut -d' ' -f1-3 /proc/loadavg)"
+echo "program    $("$moe_analyze" --version), commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown)"
+[ -z "${NOTE:-}" ] || echo "note       $NOTE"
+echo
+
+python3 - "$moe_analyze" "$work" "$repetitions" "${THREADS:-$(nproc)}" "$MODEL" <<'PYTHON'
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+moe_analyze, work, repetitions, threads, big = sys.argv[1:]
+MODES = ("off", "experts", "all")
+
+
+def run(model, mode, n_predict):
+    """Wall time of a process, and its records."""
+    out = Path(work) / "run"
+    command = [moe_analyze, "--quiet", "record", "--model", model, "--prompt", "It was", "--n-predict", str(n_predict)]
+    command += ["--ignore-eos", "-t", threads, "--trace", mode]
+    if mode != "off":
+        command += ["--force", "--out", str(out)]
+    start = time.perf_counter()
+    subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+    seconds = time.perf_counter() - start
+    return seconds, (out / "trace.bin").stat().st_size // 1024 if mode != "off" else 0
+
+
+for model, n_predict in (("fixtures/tiny-qwen3moe-Q4_K_M.gguf", 900), ("fixtures/tiny-gpt-oss-MXFP4.gguf", 900), (big, 100)):
+    times = {mode: [] for mode in MODES}
+    records = {}
+    for mode in MODES:
+        run(model, mode, n_predict)
+    for _ in range(int(repetitions)):
+        for mode in MODES:
+            seconds, records[mode] = run(model, mode, n_predict)
+            times[mode].append(seconds)
+    print(f"{Path(model).stem}, {n_predict} tokens: seconds of each process, in turn")
+    for mode in MODES:
+        print(f"  {mode:8}", *(f"{t:8.4f}" for t in times[mode]), f"  median {median(times[mode]):8.4f}")
+    for mode in MODES[1:]:
+        extra = median(b - a for a, b in zip(times["off"], times[mode]))
+        share = median(b / a for a, b in zip(times["off"], times[mode])) - 1
+        print(f"  {mode}: {records[mode]} records, {1e9 * extra / records[mode]:.0f} ns a record, {100 * share:+.2f} %"
+              f" ({1000 * median(times['off']) / n_predict:.2f} ms a token with recording off)")
+    print()
+PYTHON
