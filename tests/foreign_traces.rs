@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT, PHASE_UNKNOWN};
 use moe_trace::tables::read_routing;
 use serde_json::Value;
-use support::{arg, failure_of, repository, stdout_of};
+use support::{N_LAYER, arg, experts_of, failure_of, known_run, repository, stdout_of, tokens_of};
 
 /// `(layer, expert)` → count of the story in `fixtures/foreign/make/text.py`.
 const COUNTS: [((u64, u64), u64); 9] = [
@@ -197,6 +197,33 @@ fn a_thesis_trace_gives_all_three_tables() {
         assert!(info.to_string().contains("68"), "{info}");
         assert!(tables.join("accesses.parquet").exists());
     }
+}
+
+/// As the thesis's tracer would have seen it: of the prompt the first token of each layer, then every generated one.
+#[test]
+fn a_run_as_thesis_json_and_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let (run, json) = (dir.path().join("run"), dir.path().join("json"));
+    known_run(&run);
+    stdout_of(&[
+        "--quiet",
+        "convert",
+        arg(&run),
+        "--to",
+        "thesis-json",
+        "--out",
+        arg(&json),
+    ]);
+    let mut expected = BTreeMap::new();
+    for layer in 0..N_LAYER {
+        let prompt = tokens_of(layer, PHASE_PROMPT).take(1);
+        for token in prompt.chain(tokens_of(layer, PHASE_GENERATE)) {
+            for expert in experts_of(token, layer) {
+                *expected.entry((layer.into(), expert.into())).or_default() += 1;
+            }
+        }
+    }
+    assert_eq!(hotness(&json, &[]), expected);
 }
 
 #[test]

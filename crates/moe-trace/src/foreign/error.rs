@@ -68,12 +68,14 @@ pub enum ForeignError {
         reason: String,
     },
     /// The trace holds nothing.
-    #[error("{} holds no routing ({format}); give a trace of a mixture-of-experts model", path.display())]
+    #[error("{} holds no routing ({format}{}); give a trace of a mixture-of-experts model", path.display(), after_colon(notes))]
     Nothing {
         /// The file or directory.
         path: PathBuf,
         /// Name of its format.
         format: &'static str,
+        /// What the importer said: perhaps that all there was is left out.
+        notes: Vec<String>,
     },
     /// The trace has counts alone.
     #[error("{} has counts alone ({format}), and this needs tokens in their order; count it with `hotness`, or give a trace of tokens", path.display())]
@@ -98,6 +100,13 @@ pub enum ForeignError {
     /// Where the rows go, something failed.
     #[error(transparent)]
     Sink(#[from] Box<dyn std::error::Error + Send + Sync>),
+}
+
+fn after_colon(notes: &[String]) -> String {
+    match notes {
+        [] => String::new(),
+        notes => format!(": {}", notes.join("; ")),
+    }
 }
 
 impl ForeignError {

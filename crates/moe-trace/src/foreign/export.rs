@@ -6,7 +6,7 @@ use super::counts::Counts;
 use super::error::ForeignError;
 use super::input::Input;
 use super::output::{Sink, Summary};
-use super::{Facts, Options};
+use super::{Facts, Options, Records};
 use crate::run::Run;
 
 /// Writes one foreign format.
@@ -88,6 +88,8 @@ pub enum ExportError {
 pub struct Export<'a> {
     input: &'a Input,
     options: &'a Options,
+    /// The records of another tool's trace that tells every operation.
+    records: Option<Records>,
     /// What was read, model facts and notes included.
     pub summary: Summary,
     /// Its counts, from rows or from counts.
@@ -102,19 +104,24 @@ impl<'a> Export<'a> {
     pub fn new(input: &'a Input, options: &'a Options) -> Result<Self, ForeignError> {
         let mut counts = Counts::default();
         let summary = input.read(options, &mut counts)?;
+        let records = match input {
+            Input::Foreign(trace) => trace.importer.records(&trace.source, options)?,
+            _ => None,
+        };
         Ok(Self {
             input,
             options,
+            records,
             summary,
             counts,
         })
     }
 
-    /// The run, where the trace is one.
-    pub fn run(&self) -> Option<&'a Run> {
+    /// The run, where the trace tells every operation.
+    pub fn run(&self) -> Option<&Run> {
         match self.input {
             Input::Run(run) => Some(run),
-            _ => None,
+            _ => self.records.as_ref().map(|records| &records.run),
         }
     }
 

@@ -244,6 +244,7 @@ impl<'a> Output<'a> {
             return Err(ForeignError::Nothing {
                 path: self.path,
                 format: self.format,
+                notes: self.notes,
             });
         }
         Ok(Summary {

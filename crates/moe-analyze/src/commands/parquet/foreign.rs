@@ -1,14 +1,18 @@
 //! The table `routing` of a trace that tells nothing else.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use moe_gguf::map::OffsetMap;
-use moe_trace::foreign::{self, Detected, Options, RoutingTable};
+use moe_trace::foreign::{
+    self, CountRow, Detected, Options, RoutingRow, RoutingTable, Sink, SinkError,
+};
 use moe_trace::map_table;
 
 use super::Args;
 use crate::cli::{Context, ExitStatus};
 use crate::commands::gguf_map::write_parquet;
+use crate::interrupt;
 use crate::traces;
 
 /// Writes `routing`, and beside it the map of the model if the user named one.
@@ -28,11 +32,16 @@ pub(super) fn write_routing(
         places.push(dataset.join("routing").join(run).join("part-0.parquet"));
     }
     refuse_existing(args, &places)?;
+    let interrupted = interrupt::flag()?;
 
     for (i, place) in places.iter().enumerate() {
-        let mut table = RoutingTable::create(place, &run_id, args.force)?;
-        let summary = foreign::import(trace.importer, &trace.source, options, &mut table)?;
-        let rows = table.finish(&summary)?;
+        let mut sink = Interruptible {
+            table: RoutingTable::create(place, &run_id, args.force)?,
+            interrupted: &interrupted,
+            place,
+        };
+        let summary = foreign::import(trace.importer, &trace.source, options, &mut sink)?;
+        let rows = sink.table.finish(&summary)?;
         if i == 0 {
             traces::tell(ctx, &args.run, &summary);
         }
@@ -43,6 +52,28 @@ pub(super) fn write_routing(
     }
     write_map(args, ctx)?;
     Ok(ExitStatus::Done)
+}
+
+/// A table that takes no more once the user has pressed Ctrl-C.
+struct Interruptible<'a> {
+    table: RoutingTable,
+    interrupted: &'a AtomicBool,
+    place: &'a Path,
+}
+
+impl Sink for Interruptible<'_> {
+    fn routing(&mut self, row: &RoutingRow) -> Result<(), SinkError> {
+        if self.interrupted.load(Ordering::Relaxed) {
+            return Err(SinkError::from(moe_trace::Error::Interrupted {
+                path: self.place.to_owned(),
+            }));
+        }
+        self.table.routing(row)
+    }
+
+    fn count(&mut self, row: &CountRow) -> Result<(), SinkError> {
+        self.table.count(row)
+    }
 }
 
 /// Looks at all outputs before the first one is written.

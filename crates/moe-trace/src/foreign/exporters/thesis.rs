@@ -33,7 +33,7 @@ impl FilesExporter for Thesis {
         let run = export.run().ok_or(ExportError::Missing {
             format: self.name(),
             what: "the operations of a run",
-            hint: "give a run directory or its trace.bin",
+            hint: "give a run directory or a trace.bin",
         })?;
         let tokens = count(run).map_err(|reason| ExportError::Unfit {
             format: self.name(),
