@@ -81,6 +81,45 @@ fn our_own_runs_resolve_without_exception() {
     }
 }
 
+#[test]
+fn a_trace_of_another_recorder_gives_the_same_report() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = recorded(dir.path(), "tiny-gpt-oss-MXFP4");
+    // Plain v4, as the thesis's tracer writes it: no extension, indices of its own, names of views.
+    let mut bytes = fs::read(run.join("trace.bin")).unwrap();
+    for record in bytes.chunks_exact_mut(1024) {
+        record[857] = 0;
+        let n_sources = usize::from(record[18]);
+        let sources = record[152..792].chunks_exact_mut(160).take(n_sources);
+        for source in sources.filter(|source| source[142] == 0) {
+            let end = source.iter().position(|&byte| byte == 0).unwrap();
+            source[end..end + 7].copy_from_slice(b" (view)");
+            source[152..156].copy_from_slice(&7u32.to_le_bytes());
+        }
+    }
+    let foreign = dir.path().join("tensor_trace.bin");
+    fs::write(&foreign, bytes).unwrap();
+    let model = repository("fixtures/tiny-gpt-oss-MXFP4.gguf");
+    for table in ["seeks", "working-sets", "experts", "reuse", "unresolved"] {
+        let rows = ["--table", table, "-o", "jsonl"];
+        let ours = stdout_of(&[&["accesses", arg(&run)], &rows[..]].concat());
+        let given = ["accesses", arg(&foreign), "--model", arg(&model)];
+        assert_eq!(stdout_of(&[&given[..], &rows].concat()), ours, "{table}");
+    }
+    // Of another model, by the same names: all that its file has elsewhere is listed.
+    let other = repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
+    let of_other = [
+        "accesses",
+        arg(&foreign),
+        "--model",
+        arg(&other),
+        "--table",
+        "unresolved",
+    ];
+    let listed = stdout_of(&[&of_other[..], &["-o", "csv"]].concat());
+    assert!(listed.contains("\nblk.0.attn_q.weight (view),"), "{listed}");
+}
+
 /// The values of `figures`, by figure and phase.
 fn figure(run: &Path, figure: &str, phase: Option<&str>) -> u64 {
     let rows = stdout_of(&["accesses", arg(run), "-o", "json"]);
