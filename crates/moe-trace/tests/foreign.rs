@@ -289,7 +289,7 @@ fn megatron() {
     assert_eq!(rows.routing, expected);
     assert_eq!(
         summary.notes[0],
-        "1 lines of blocks other than the decoder were left out"
+        "left out: 1 line of blocks other than the decoder"
     );
     // The directory of all ranks is one trace.
     let (rows, _) = import("megatron", &Options::default());
@@ -361,7 +361,7 @@ fn coli_usage() {
     assert_eq!(summary.facts.n_expert, Some(8));
     assert_eq!(summary.facts.n_layer, Some(2));
     // Layer 2 of two layers is the predictor's.
-    assert!(summary.notes[0].starts_with("1 counts of the multi-token predictor"));
+    assert!(summary.notes[0].starts_with("left out: 1 count of the multi-token predictor"));
     let summary = assert_counts("coli-usage/old.coli_usage");
     assert_eq!(summary.facts, Facts::default());
 
@@ -469,15 +469,11 @@ fn thesis_trace() {
         summary.notes
     );
     assert!(
-        told("1 of 4 passes route to all experts"),
+        told("1 of 4 passes, llama.cpp's warm-up"),
         "{:?}",
         summary.notes
     );
-    assert!(
-        told("1 passes are of several tokens"),
-        "{:?}",
-        summary.notes
-    );
+    assert!(told("in 1 pass of several tokens"), "{:?}", summary.notes);
 }
 
 #[test]
@@ -562,7 +558,7 @@ fn a_warm_up_alone() {
     let options = Options::default();
     let error = refused("thesis", &all, &options);
     assert!(
-        error.starts_with("trace holds no routing (thesis: 1 of 1 passes route to all experts"),
+        error.starts_with("trace holds no routing (thesis: left out of the routing: 1 of 1 pass,"),
         "{error}"
     );
     // Expert operations alone: now only the model tells.

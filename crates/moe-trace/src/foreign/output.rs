@@ -67,6 +67,11 @@ impl Summary {
     }
 }
 
+/// `1 file`, `2 files`.
+pub(crate) fn counted(n: u64, noun: &str) -> String {
+    format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
+}
+
 /// Notes of one import, at most.
 const MAX_NOTES: usize = 64;
 
@@ -107,9 +112,10 @@ impl<'a> Output<'a> {
         }
         if source.left_out() > 0 {
             output.note(format!(
-                "{} other files in {} were left out",
-                source.left_out(),
-                source.path().display()
+                "left out: {} in {} that {} no part of the trace",
+                counted(source.left_out() as u64, "file"),
+                source.path().display(),
+                if source.left_out() == 1 { "is" } else { "are" }
             ));
         }
         Ok(output)

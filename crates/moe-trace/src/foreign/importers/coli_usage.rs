@@ -7,6 +7,8 @@ use crate::foreign::{
     At, CountRow, Facts, ForeignError, Importer, Lines, Options, Output, Source, sample_lines,
 };
 
+use crate::foreign::output::counted;
+
 use super::text::{are_integers, number};
 
 /// The version of the format that is known.
@@ -87,7 +89,8 @@ impl Importer for ColiUsage {
         }
         if left_out > 0 {
             output.note(format!(
-                "{left_out} counts of the multi-token predictor's layer were left out"
+                "left out: {} of the multi-token predictor's layer",
+                counted(left_out, "count")
             ));
         }
         output.note("counts alone: order, tokens, phases and weights are not told");

@@ -13,6 +13,7 @@ use crate::foreign::{
 };
 
 use super::jsonl::{Nested, first_line_has};
+use crate::foreign::output::counted;
 
 /// Megatron-LM's router trace.
 pub struct Megatron;
@@ -92,7 +93,8 @@ impl Importer for Megatron {
         }
         if left_out > 0 {
             output.note(format!(
-                "{left_out} lines of blocks other than the decoder were left out"
+                "left out: {} of blocks other than the decoder",
+                counted(left_out, "line")
             ));
         }
         output.note(

@@ -87,9 +87,14 @@ impl Importer for ThesisJson {
         ];
         for (n, what) in cut {
             if n > 0 {
-                records
-                    .notes
-                    .push(format!("{n} entries have {what}, which were left out"));
+                records.notes.push(format!(
+                    "left out: {what} of {}",
+                    if n == 1 {
+                        "1 entry".into()
+                    } else {
+                        format!("{n} entries")
+                    }
+                ));
             }
         }
         Ok(Some(records))

@@ -8,6 +8,7 @@ pub(crate) mod passes;
 
 use zerocopy::FromBytes;
 
+use crate::foreign::output::counted;
 use crate::foreign::{
     At, ForeignError, Importer, Options, Output, Phase, Records, RoutingRow, Source,
 };
@@ -59,7 +60,8 @@ impl Importer for Thesis {
             - records.run.trace.records().len() as u64;
         if tail > 0 {
             records.notes.push(format!(
-                "{tail} records behind the first one without a time, the recorder's unused room, were left out"
+                "left out: {} behind the first one without a time, the recorder's unused room",
+                counted(tail, "record")
             ));
         }
         Ok(Some(records))

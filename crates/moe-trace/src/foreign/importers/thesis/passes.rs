@@ -120,19 +120,20 @@ impl PassTable {
         }
         if n_warm_up > 0 {
             notes.push(format!(
-                "{n_warm_up} of {} passes route to all experts: llama.cpp's warm-up, left out of the routing",
-                seen.len()
+                "left out of the routing: {n_warm_up} of {}, llama.cpp's warm-up, which routes to all experts",
+                passes_of(seen.len() as u64)
             ));
         }
         if n_batches > 0 {
             notes.push(format!(
-                "{n_batches} passes are of several tokens, of which the first one's experts alone are told"
+                "in {} of several tokens, the experts of the first one alone are told",
+                passes_of(n_batches)
             ));
         }
         if n_cut > 0 {
             notes.push(format!(
-                "{n_cut} passes have records that hold sixteen experts and perhaps had more; give --model or --top-k to have \
-                 warm-up told apart"
+                "records of {} hold sixteen experts and perhaps had more; give --model or --top-k to have warm-up told apart",
+                passes_of(n_cut)
             ));
         }
         if one_token.is_none() && seen.len() > 1 {
@@ -141,6 +142,10 @@ impl PassTable {
         notes.push("router weights, sequences and lanes are not told".into());
         (Self { passes }, notes)
     }
+}
+
+fn passes_of(n: u64) -> String {
+    format!("{n} pass{}", if n == 1 { "" } else { "es" })
 }
 
 /// Input bytes of a pass of one token: the fewest of all, if a generated token is among them.
