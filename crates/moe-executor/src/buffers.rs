@@ -5,7 +5,6 @@
 //! scratch of each thread (a few rows) and what the program needs beside the session.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
 
 use moe_trace::NO_LAYER;
 use moe_trace::buffers::{Buffer, BufferEvent, Change, usage};
@@ -50,7 +49,6 @@ impl Inventory {
 
 /// What was told of buffers so far.
 pub(crate) struct Ledger {
-    origin: Instant,
     /// By id: address and size.
     told: BTreeMap<u64, (u64, u64)>,
 }
@@ -58,15 +56,13 @@ pub(crate) struct Ledger {
 impl Ledger {
     pub(crate) fn new() -> Ledger {
         Ledger {
-            origin: Instant::now(),
             told: BTreeMap::new(),
         }
     }
 
     /// What is new in `inventory`; `at` is the start of the pass in which it became so.
-    pub(crate) fn changes(&mut self, inventory: Inventory, at: Instant) -> Vec<BufferEvent> {
+    pub(crate) fn changes(&mut self, inventory: Inventory, at: Moment) -> Vec<BufferEvent> {
         let mut events = Vec::new();
-        let timestamp_ms = self.ms(at);
         for buffer in inventory.buffers {
             let place = (buffer.buffer_ptr, buffer.size);
             let before = self.told.insert(buffer.buffer_id, place);
@@ -75,35 +71,38 @@ impl Ledger {
             }
             let buffer_id = buffer.buffer_id;
             if before.is_some() {
-                let change = Change::Dealloc { buffer_id };
-                events.push(BufferEvent {
-                    timestamp_ms,
-                    change,
-                });
+                events.push(at.event(Change::Dealloc { buffer_id }));
             }
-            let change = Change::Alloc(buffer);
-            events.push(BufferEvent {
-                timestamp_ms,
-                change,
-            });
+            events.push(at.event(Change::Alloc(buffer)));
         }
         events
     }
 
     /// All that was told and does not outlive the session is given back.
-    pub(crate) fn end(&mut self) -> Vec<BufferEvent> {
-        let timestamp_ms = self.ms(Instant::now());
+    pub(crate) fn end(&mut self, at: Moment) -> Vec<BufferEvent> {
         let told = std::mem::take(&mut self.told).into_keys();
         told.filter(|&id| id < WEIGHT_BUFFERS)
-            .map(|buffer_id| BufferEvent {
-                timestamp_ms,
-                change: Change::Dealloc { buffer_id },
-            })
+            .map(|buffer_id| at.event(Change::Dealloc { buffer_id }))
             .collect()
     }
+}
 
-    fn ms(&self, at: Instant) -> f64 {
-        at.saturating_duration_since(self.origin).as_nanos() as f64 / 1e6
+/// A moment on the clock of the trace.
+#[derive(Clone, Copy)]
+pub(crate) struct Moment {
+    /// Nanoseconds since the clock was made.
+    pub since_start_ns: u64,
+    /// As records have it.
+    pub timestamp_ns: u64,
+}
+
+impl Moment {
+    fn event(self, change: Change) -> BufferEvent {
+        BufferEvent {
+            timestamp_ms: self.since_start_ns as f64 / 1e6,
+            timestamp_ns: Some(self.timestamp_ns),
+            change,
+        }
     }
 }
 
@@ -139,13 +138,18 @@ mod tests {
     #[test]
     fn what_stays_is_told_once_and_what_grows_comes_anew() {
         let mut ledger = Ledger::new();
-        let now = Instant::now();
+        let now = Moment {
+            since_start_ns: 1_500_000,
+            timestamp_ns: 7,
+        };
         let mut changes = |sizes: &[(u64, usize)]| told(&ledger.changes(inventory(sizes), now));
         assert_eq!(changes(&[(1, 10), (2, 0)]), [(1, 10)]);
         assert_eq!(changes(&[(1, 10), (2, 5)]), [(2, 5)]);
         assert_eq!(changes(&[(1, 30), (2, 5)]), [(1, 0), (1, 30)]);
         assert_eq!(changes(&[(WEIGHT_BUFFERS, 7)]), [(WEIGHT_BUFFERS, 7)]);
-        assert_eq!(told(&ledger.end()), [(1, 0), (2, 0)]);
-        assert_eq!(told(&ledger.end()), []);
+        let end = ledger.end(now);
+        assert_eq!(told(&end), [(1, 0), (2, 0)]);
+        assert_eq!((end[0].timestamp_ms, end[0].timestamp_ns), (1.5, Some(7)));
+        assert_eq!(told(&ledger.end(now)), []);
     }
 }

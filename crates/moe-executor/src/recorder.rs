@@ -11,6 +11,7 @@ use moe_trace::tables::PHASES;
 use moe_trace::{RunWriter, TensorAccessLog};
 
 use crate::activation::{Activation, NodeName};
+use crate::buffers::Moment;
 use crate::capture::Capture;
 use crate::error::{Error, Result};
 use crate::weights::{Matrix, Place, Vector};
@@ -199,6 +200,15 @@ impl Recorder {
     pub fn result(&mut self, result: Source) {
         if let Some(capture) = &mut self.capture {
             capture.result(&result);
+        }
+    }
+
+    /// `at` on the clock of the records.
+    pub(crate) fn moment(&self, at: Instant) -> Moment {
+        let timestamp_ns = self.clock.ns(at);
+        Moment {
+            since_start_ns: timestamp_ns - self.clock.origin_ns,
+            timestamp_ns,
         }
     }
 

@@ -102,7 +102,9 @@ impl<'a, 'g> Session<'a, 'g> {
         self.cache.buffers(&mut inventory);
         self.state.buffers(&mut inventory);
         self.ops.buffers(&mut inventory);
-        let events = self.ledger.changes(inventory, start);
+        let events = self
+            .ledger
+            .changes(inventory, self.ops.recorder.moment(start));
         self.ops.recorder.buffers(&events)
     }
 
@@ -129,7 +131,8 @@ impl<'a, 'g> Session<'a, 'g> {
     /// Ends the session; the recorder's writer can then be finished.
     pub fn into_recorder(mut self) -> Recorder {
         // The run is whole without these; a disk that is full is told by the writer.
-        let _ = self.ops.recorder.buffers(&self.ledger.end());
+        let now = self.ops.recorder.moment(Instant::now());
+        let _ = self.ops.recorder.buffers(&self.ledger.end(now));
         self.ops.recorder
     }
 }

@@ -357,6 +357,13 @@ fn every_buffer_that_is_read_was_told() {
                 }
             }
         }
+        // Told for the pass in which they came: none after the first record that reads of it.
+        let first = recorded.records[0].timestamp_ns.get();
+        assert!(
+            recorded.buffers[0]
+                .timestamp_ns
+                .is_some_and(|ns| ns <= first)
+        );
         let (timeline, n_strange) = Timeline::new(&recorded.buffers);
         assert_eq!(n_strange, 0);
         // At the end the weights alone are left: the file, and its vectors as f32.

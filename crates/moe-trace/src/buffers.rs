@@ -39,6 +39,9 @@ pub mod usage {
 pub struct BufferEvent {
     /// Milliseconds since the recorder started.
     pub timestamp_ms: f64,
+    /// The same moment on the clock of the trace's records; recorders of the thesis do not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timestamp_ns: Option<u64>,
     /// What happened.
     #[serde(flatten)]
     pub change: Change,

@@ -277,6 +277,7 @@ fn a_run_that_replaces_another_leaves_none_of_its_graphs_and_buffers() {
     writer.write_graph(PHASE_PROMPT, &graph).unwrap();
     let event = BufferEvent {
         timestamp_ms: 0.5,
+        timestamp_ns: Some(500_000),
         change: Change::Dealloc { buffer_id: 3 },
     };
     writer
