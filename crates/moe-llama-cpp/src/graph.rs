@@ -72,6 +72,7 @@ impl Buffers {
         if self.seen.insert(buffer.address) {
             self.new.push(BufferEvent {
                 timestamp_ms: self.origin.elapsed().as_secs_f64() * 1e3,
+                timestamp_ns: None,
                 change: Change::Alloc(Buffer {
                     buffer_id: buffer.address,
                     buffer_ptr: buffer.address,

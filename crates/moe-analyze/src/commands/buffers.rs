@@ -47,7 +47,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let events = buffers::read(&path)?;
     if events.is_empty() {
         bail!(
-            "{} has no buffer events; record the run with the native engine, which writes them",
+            "{} has no buffer events; record the run anew: this version's recorder writes them",
             path.display()
         );
     }
