@@ -2,6 +2,7 @@
 
 mod support;
 
+#[cfg(feature = "llama-cpp")]
 use std::fs;
 use std::path::Path;
 
