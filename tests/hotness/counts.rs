@@ -123,10 +123,11 @@ fn matrix_is_ranked_and_complete() {
 }
 
 #[test]
-fn summary_tells_the_tokens_first() {
+fn summary_tells_how_far_to_trust_it_and_then_the_tokens() {
     let fixture = Fixture::new();
     let summary = stdout_of(&["hotness", arg(&fixture.path("run"))]);
-    let first = summary.lines().next().unwrap();
+    assert!(summary.starts_with("too short to trust: "), "{summary}");
+    let first = summary.lines().nth(1).unwrap();
     assert_eq!(
         first,
         "16 prompt and generated tokens in 6 layers, 4 of 32 experts for a token"
@@ -137,7 +138,7 @@ fn summary_tells_the_tokens_first() {
     assert!(layer_5.contains("3 (25.0)"), "{layer_5}");
     assert!(
         stdout_of(&["hotness", arg(&fixture.path("run")), "--phase", "prompt"])
-            .starts_with(&format!("{N_PROMPT} prompt tokens in 6 layers"))
+            .contains(&format!("\n{N_PROMPT} prompt tokens in 6 layers"))
     );
 }
 
@@ -153,7 +154,7 @@ fn one_is_not_many() {
     fs::write(&one, last.flatten().copied().collect::<Vec<u8>>()).unwrap();
     let summary = stdout_of(&["hotness", arg(&one), "--phase", "prompt"]);
     assert!(
-        summary.starts_with("1 prompt token in 1 layer, 4 of 23 experts for a token\n"),
+        summary.contains("\n1 prompt token in 1 layer, 4 of 23 experts for a token\n"),
         "{summary}"
     );
 }

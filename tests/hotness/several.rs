@@ -13,7 +13,11 @@ fn several_runs_are_added() {
     let (tables, other) = (fixture.path("tables"), fixture.path("other"));
     known_run(&other);
     let both = stdout_of(&["hotness", arg(&tables), arg(&other)]);
-    assert!(both.starts_with("32 prompt and generated tokens"), "{both}");
+    let counted = both.lines().nth(1).unwrap();
+    assert!(
+        counted.starts_with("32 prompt and generated tokens"),
+        "{both}"
+    );
 
     // A bare trace does not tell its model, which is remarked.
     let trace = other.join("trace.bin");

@@ -6,3 +6,6 @@ pub mod accesses;
 pub mod diff;
 pub mod foreign;
 pub mod hotness;
+pub mod measures;
+pub mod stability;
+pub mod survey;

@@ -95,8 +95,8 @@ fn record(
 fn count(dir: &Path, run: &Run) -> Hotness {
     let tables = dir.join("tables");
     write_tables(run, &tables, TableOptions::default()).unwrap();
-    let from_table = Hotness::from_routing_table(&tables).unwrap();
-    let from_run = Hotness::from_run(run).unwrap();
+    let from_table = Hotness::from_routing_table(&tables, None).unwrap();
+    let from_run = Hotness::from_run(run, None).unwrap();
     assert_eq!(from_run, from_table);
     from_run
 }
@@ -183,12 +183,14 @@ fn runs_of_one_model_add_and_others_do_not() {
         &[pass(1, 0, &[&[0, 2]]), pass(0, 1, &[&[1, 0]])],
     );
     let other = write_run(&dir.path().join("c"), 5, &["up"], &[pass(0, 0, &[&[0, 1]])]);
-    let mut sum = Hotness::from_run(&one).unwrap();
-    sum.merge(&Hotness::from_run(&two).unwrap()).unwrap();
+    let mut sum = Hotness::from_run(&one, None).unwrap();
+    sum.merge(&Hotness::from_run(&two, None).unwrap()).unwrap();
     assert_eq!(counts(&sum, 0, Phases::All), [2, 2, 0, 0]);
     assert_eq!(counts(&sum, 1, Phases::All), [1, 0, 1, 0]);
     assert_eq!(sum.calls(0, Phases::All), 2);
-    let error = sum.merge(&Hotness::from_run(&other).unwrap()).unwrap_err();
+    let error = sum
+        .merge(&Hotness::from_run(&other, None).unwrap())
+        .unwrap_err();
     assert!(
         matches!(
             error,
@@ -240,13 +242,13 @@ fn nothing_routed_and_impossible_ids_are_errors() {
     let dir = tempfile::tempdir().unwrap();
     let empty = write_run(&dir.path().join("empty"), 4, &["up"], &[]);
     assert!(matches!(
-        Hotness::from_run(&empty),
+        Hotness::from_run(&empty, None),
         Err(Error::Empty { .. })
     ));
     let tables = dir.path().join("tables");
     write_tables(&empty, &tables, TableOptions::default()).unwrap();
     assert!(matches!(
-        Hotness::from_routing_table(&tables),
+        Hotness::from_routing_table(&tables, None),
         Err(Error::Empty { .. })
     ));
 
@@ -256,7 +258,7 @@ fn nothing_routed_and_impossible_ids_are_errors() {
         &["up"],
         &[pass(0, 0, &[&[0, 4]])],
     );
-    let error = Hotness::from_run(&unknown).unwrap_err();
+    let error = Hotness::from_run(&unknown, None).unwrap_err();
     assert!(
         matches!(
             error,
@@ -275,7 +277,7 @@ fn nothing_routed_and_impossible_ids_are_errors() {
         &["up"],
         &[pass(5000, 0, &[&[0, 1]])],
     );
-    let error = Hotness::from_run(&bare).unwrap_err();
+    let error = Hotness::from_run(&bare, None).unwrap_err();
     assert!(
         matches!(
             error,
@@ -294,7 +296,10 @@ fn nothing_routed_and_impossible_ids_are_errors() {
         &["up"],
         &[pass(0, 0, &[&[i32::MAX, 1]])],
     );
-    assert!(matches!(Hotness::from_run(&bare), Err(Error::Id { .. })));
+    assert!(matches!(
+        Hotness::from_run(&bare, None),
+        Err(Error::Id { .. })
+    ));
 
     let prompt_only = write_run(
         &dir.path().join("prompt"),
@@ -302,7 +307,7 @@ fn nothing_routed_and_impossible_ids_are_errors() {
         &["up"],
         &[pass(0, 0, &[&[0, 1]])],
     );
-    let hotness = Hotness::from_run(&prompt_only).unwrap();
+    let hotness = Hotness::from_run(&prompt_only, None).unwrap();
     assert!(matches!(
         hotness.learn_file(Phases::Generate),
         Err(Error::Empty { .. })

@@ -4,6 +4,7 @@ use moe_trace::manifest::Model;
 
 use super::origin::Origin;
 use super::{Error, Hotness, LayerPhase, MAX_ID, Tally};
+use crate::survey::Choice;
 
 /// What the model says of its experts; without a model, what is seen decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,20 +26,6 @@ impl Shape {
             n_expert_used,
         })
     }
-}
-
-/// One expert of one token in one layer.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Choice {
-    pub layer: u32,
-    /// 0 prompt, 1 generate, [`super::UNTOLD`]
-    pub phase: usize,
-    /// Tells passes of a layer apart; 0 = not told, then they are not counted.
-    pub timestamp_ns: u64,
-    /// Rank in the token's top-k.
-    pub slot: u32,
-    pub expert: u32,
-    pub weight: f64,
 }
 
 /// Sums choices; they must come in the order of the passes, and a token's in the order of the slots.
@@ -64,7 +51,7 @@ impl Counter {
     }
 
     /// Counts one choice; `place` tells where it was read, should it be impossible.
-    pub fn add(&mut self, choice: Choice, place: impl Fn() -> String) -> Result<(), Error> {
+    pub fn add(&mut self, choice: &Choice, place: impl Fn() -> String) -> Result<(), Error> {
         let check = |what, id: u32, limit: u32| {
             if id < limit {
                 return Ok(());

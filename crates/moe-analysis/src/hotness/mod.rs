@@ -3,9 +3,11 @@
 //! A token that is routed in a layer is one *row* there and chooses `n_expert_used` experts, so the counts of a layer sum to
 //! rows × `n_expert_used`. A pass of a layer over a batch of tokens is one *call*, whatever the batch's size.
 
+mod bytes;
 mod counting;
 mod foreign;
 mod frame;
+mod matrix;
 mod origin;
 mod readers;
 mod summary;
@@ -14,6 +16,8 @@ use std::path::PathBuf;
 
 use moe_placement::learn::{LayerCounts, LearnFile};
 
+pub use bytes::ExpertBytes;
+pub use matrix::{Matrix, MatrixRow, Value};
 use origin::Origin;
 pub use summary::LayerSummary;
 
@@ -91,9 +95,18 @@ pub enum Error {
     /// A trace of another tool could not be read.
     #[error(transparent)]
     Foreign(#[from] moe_trace::foreign::ForeignError),
+    /// The order of the tokens did not give what was asked for.
+    #[error(transparent)]
+    Survey(#[from] crate::survey::Error),
     /// A trace or a table could not be read.
     #[error(transparent)]
     Trace(#[from] moe_trace::Error),
+    /// A file of a matrix could not be written.
+    #[error("writing a matrix: {0}")]
+    Write(#[from] std::io::Error),
+    /// A table of a matrix could not be written.
+    #[error("writing a matrix: {0}")]
+    Parquet(#[from] parquet::errors::ParquetError),
     /// The data frame library refused.
     #[error("table of hotness: {0}")]
     Polars(#[from] polars::error::PolarsError),
@@ -103,9 +116,10 @@ pub enum Error {
 const UNTOLD: usize = 2;
 
 /// Which tokens to count.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Phases {
     /// Prompt and generated tokens, and those of which it is not told.
+    #[default]
     All,
     /// The prompt's tokens.
     Prompt,
@@ -121,6 +135,11 @@ impl Phases {
             Phases::Prompt => &[0],
             Phases::Generate => &[1],
         }
+    }
+
+    /// Whether tokens of this index of a phase are meant.
+    pub(crate) fn has(self, phase: usize) -> bool {
+        self.indices().contains(&phase)
     }
 }
 

@@ -6,16 +6,20 @@ use moe_trace::record::{PHASE_GENERATE, PHASE_UNKNOWN};
 use moe_trace::tables::{RoutingBatch, read_routing};
 use moe_trace::{Error as TraceError, Run};
 
-use super::counting::{Choice, Counter};
+use super::counting::Counter;
 use super::origin::Origin;
 use super::{Error, Hotness, UNTOLD};
+use crate::survey::{Choice, Survey};
 
 impl Hotness {
-    /// Counts the records of a run, or of a bare trace.
+    /// Counts the records of a run, or of a bare trace. A survey takes the same choices.
     ///
     /// # Errors
     /// [`Error::Empty`] if nothing was routed, [`Error::Id`] if a record names an expert that the model does not have.
-    pub fn from_run(run: &Run) -> Result<Hotness, Error> {
+    pub fn from_run(run: &Run, mut survey: Option<&mut Survey>) -> Result<Hotness, Error> {
+        if let Some(survey) = &mut survey {
+            survey.begin_run();
+        }
         let mut counter = Counter::new(Origin::of_run(run));
         for operation in run.routing() {
             let head = operation.head();
@@ -26,17 +30,22 @@ impl Hotness {
                         layer: layer.into(),
                         phase: told(token.head().phase),
                         timestamp_ns: head.timestamp_ns.get(),
+                        token_id: token.token_id(),
+                        sequence_id: token.sequence_id().unwrap_or(0),
                         slot: expert.slot.into(),
                         expert: expert.expert_id,
                         weight: expert.weight.unwrap_or(0.0).into(),
                     };
-                    counter.add(choice, || {
+                    counter.add(&choice, || {
                         let record = operation.first_record();
                         format!(
                             "{}, the operation at record {record}",
                             run.trace.path().display()
                         )
                     })?;
+                    if let Some(survey) = &mut survey {
+                        survey.choice(&choice);
+                    }
                 }
             }
         }
@@ -45,12 +54,16 @@ impl Hotness {
         })
     }
 
-    /// Counts a `routing` table: a Parquet file, a directory that holds `routing.parquet`, or a dataset of several runs.
+    /// Counts a `routing` table: a Parquet file, a directory that holds `routing.parquet`, or a dataset of several runs. A
+    /// survey takes the same choices.
     ///
     /// # Errors
     /// [`Error::Trace`] if it cannot be read, [`Error::NotRouting`] if it is another table, as [`Hotness::merge`] for
     /// several runs, else as [`Hotness::from_run`].
-    pub fn from_routing_table(path: &Path) -> Result<Hotness, Error> {
+    pub fn from_routing_table(
+        path: &Path,
+        mut survey: Option<&mut Survey>,
+    ) -> Result<Hotness, Error> {
         let (mut total, mut last_parent) = (None, None);
         let mut file = None;
         for batch in read_routing(path)? {
@@ -60,11 +73,14 @@ impl Hotness {
                 other => {
                     add_file(&mut total, &mut last_parent, other.take())?;
                     let counter = Counter::new(Origin::of_table(batch.file())?);
+                    if let Some(survey) = &mut survey {
+                        survey.begin_run();
+                    }
                     let (current, counter) = other.insert((batch.file().to_owned(), counter));
                     (current, counter)
                 }
             };
-            add_batch(counter, &batch, current)?;
+            add_batch(counter, &batch, current, survey.as_deref_mut())?;
         }
         add_file(&mut total, &mut last_parent, file)?;
         total.ok_or_else(|| Error::Empty {
@@ -117,10 +133,17 @@ fn told(phase: u8) -> usize {
     }
 }
 
-fn add_batch(counter: &mut Counter, batch: &RoutingBatch, file: &Path) -> Result<(), Error> {
+fn add_batch(
+    counter: &mut Counter,
+    batch: &RoutingBatch,
+    file: &Path,
+    mut survey: Option<&mut Survey>,
+) -> Result<(), Error> {
     let (layer, slot, expert) = (batch.layer_id(), batch.slot(), batch.expert_id());
     let (phase, timestamp_ns) = (batch.phase(), batch.timestamp_ns());
-    for (row, weight) in batch.weight().iter().enumerate() {
+    let token_id = batch.token_id();
+    let columns = batch.sequence_id().iter().zip(batch.weight());
+    for (row, (sequence_id, weight)) in columns.enumerate() {
         let choice = Choice {
             layer: layer[row].into(),
             phase: match phase[row] {
@@ -128,11 +151,16 @@ fn add_batch(counter: &mut Counter, batch: &RoutingBatch, file: &Path) -> Result
                 phase => told(phase),
             },
             timestamp_ns: timestamp_ns[row],
+            token_id: token_id[row],
+            sequence_id: sequence_id.unwrap_or(0),
             slot: slot[row].into(),
             expert: expert[row],
             weight: weight.unwrap_or(0.0).into(),
         };
-        counter.add(choice, || file.display().to_string())?;
+        counter.add(&choice, || file.display().to_string())?;
+        if let Some(survey) = &mut survey {
+            survey.choice(&choice);
+        }
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! Pictures as PNG or SVG: heat maps of layers × experts, and memory over time.
 
+mod chart;
 mod colour;
 mod occupancy;
 
@@ -14,6 +15,7 @@ use plotters::style::{FontStyle, register_font};
 
 use crate::files;
 
+pub use chart::{Chart, Line};
 pub use occupancy::Occupancy;
 
 /// DejaVu Sans travels in the binary for PNG; in an SVG the viewer falls back to its own font where it is missing.
@@ -36,6 +38,8 @@ pub struct HeatMap {
     pub subtitle: String,
     /// Block numbers of the rows, top to bottom.
     pub layers: Vec<u32>,
+    /// What a column is.
+    pub x_label: &'static str,
     /// `[n_layer][n_expert]`; 1 is an even share.
     pub values: Vec<Vec<f64>>,
 }
@@ -164,7 +168,7 @@ impl HeatMap {
             )?;
         }
         let middle = (LEFT + layout.grid_width / 2, bottom + 32);
-        canvas.text("expert", middle, 14, HPos::Center, VPos::Top)?;
+        canvas.text(self.x_label, middle, 14, HPos::Center, VPos::Top)?;
         let middle = (22, TOP + layout.grid_height / 2);
         canvas.upright_text("layer", middle, 14)
     }
@@ -339,6 +343,12 @@ impl<B: DrawingBackend> Canvas<B> {
             .map_err(drawing)
     }
 
+    fn path(&self, points: Vec<(i32, i32)>, style: ShapeStyle) -> anyhow::Result<()> {
+        self.area
+            .draw(&PathElement::new(points, style))
+            .map_err(drawing)
+    }
+
     fn text(&self, text: &str, at: (i32, i32), size: i32, h: HPos, v: VPos) -> anyhow::Result<()> {
         let style = TextStyle::from((FONT, size))
             .color(&TEXT)
@@ -354,6 +364,16 @@ impl<B: DrawingBackend> Canvas<B> {
             .pos(Pos::new(HPos::Center, VPos::Center));
         self.area.draw_text(text, &style, at).map_err(drawing)
     }
+}
+
+/// A step of 1, 2 or 5 times a power of ten that divides `whole` in at most `n` parts.
+fn nice_step(whole: f64, n: f64) -> f64 {
+    let power = 10f64.powf((whole / n).max(1e-12).log10().floor());
+    let steps = [1.0, 2.0, 5.0, 10.0].map(|digit| digit * power);
+    steps
+        .into_iter()
+        .find(|step| whole / step <= n + 1e-9)
+        .unwrap_or(10.0 * power)
 }
 
 fn register_fonts() {
@@ -390,6 +410,7 @@ mod tests {
         HeatMap {
             title: "How often each expert is chosen".into(),
             subtitle: format!("an example of {n_layer} layers and {n_expert} experts"),
+            x_label: "expert",
             layers: (3..3 + n_layer).collect(),
             values: values.collect(),
         }

@@ -7,7 +7,7 @@ use plotters::style::text_anchor::{HPos, VPos};
 
 use moe_trace::buffers::{Timeline, usage};
 
-use super::{Canvas, Picture, TEXT, write_picture};
+use super::{Canvas, Picture, TEXT, nice_step, write_picture};
 use crate::output::human_bytes;
 
 const WIDTH: i32 = 960;
@@ -179,16 +179,6 @@ impl Picture for Occupancy {
         self.draw_panel(canvas, [lower, HEIGHT - BOTTOM], 1, "without the weights")?;
         self.draw_time(canvas)
     }
-}
-
-/// A step of 1, 2 or 5 times a power of ten that divides `whole` in at most `n` parts.
-fn nice_step(whole: f64, n: f64) -> f64 {
-    let power = 10f64.powf((whole / n).max(1e-12).log10().floor());
-    let steps = [1.0, 2.0, 5.0, 10.0].map(|digit| digit * power);
-    steps
-        .into_iter()
-        .find(|step| whole / step <= n)
-        .unwrap_or(10.0 * power)
 }
 
 /// A power of two, and how often it is needed to reach `highest`: two to four times.

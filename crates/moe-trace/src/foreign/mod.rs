@@ -33,6 +33,7 @@ use crate::run::Run;
 
 pub(crate) use importers::thesis::passes::PassTable;
 
+pub use binary::npy::{npy_header_f64, npy_header_u64};
 pub use collected::Collected;
 pub use counts::{Counts, LayerCounts, Tally};
 pub use error::{At, ForeignError};

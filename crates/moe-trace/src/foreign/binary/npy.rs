@@ -70,6 +70,16 @@ pub(crate) fn header(ty: ElementType, shape: &[usize]) -> Vec<u8> {
     bytes
 }
 
+/// The header of a `.npy` file of 64-bit numbers without sign, little-endian, in C order.
+pub fn npy_header_u64(shape: &[usize]) -> Vec<u8> {
+    header(ElementType::U64, shape)
+}
+
+/// The header of a `.npy` file of doubles, little-endian, in C order.
+pub fn npy_header_f64(shape: &[usize]) -> Vec<u8> {
+    header(ElementType::F64, shape)
+}
+
 fn descr(ty: ElementType) -> &'static str {
     match ty {
         ElementType::Bool => "|b1",

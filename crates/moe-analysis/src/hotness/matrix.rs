@@ -1,0 +1,222 @@
+//! Matrices, layers × experts, whole or for each part of a trace, and their files.
+
+use std::io::Write;
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, Float64Array, RecordBatch, StringArray, UInt32Array, UInt64Array};
+use moe_trace::foreign::{npy_header_f64, npy_header_u64};
+use parquet::arrow::ArrowWriter;
+use parquet::basic::{Compression, ZstdLevel};
+use parquet::errors::ParquetError;
+use parquet::file::metadata::KeyValue;
+use parquet::file::properties::WriterProperties;
+
+use super::{Error, ExpertBytes, Hotness, Phases, Tally};
+use crate::survey::Groups;
+
+/// Rows that are held as columns at a time.
+const BATCH_ROWS: usize = 1 << 14;
+/// Schema and version in a table's metadata.
+const SCHEMA: &str = "moe-analyze.hotness.v1";
+
+/// What a cell of an array holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Value {
+    /// Times the expert was chosen.
+    #[default]
+    Count,
+    /// Sum of the router weights with which it was chosen.
+    Mass,
+    /// Bytes of the expert × times it was chosen: what would be read if nothing were kept.
+    Bytes,
+}
+
+/// One cell.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MatrixRow<'a> {
+    /// The part, of a matrix that is split.
+    pub group: Option<&'a str>,
+    /// Block number.
+    pub layer: u32,
+    /// Expert in the layer.
+    pub expert: u32,
+    /// Times chosen, and with what weight.
+    pub tally: Tally,
+    /// Bytes of the expert × times chosen, where they are known.
+    pub bytes: Option<u64>,
+}
+
+/// Counts, mass and bytes by layer and expert, for each part.
+#[derive(Debug, Clone)]
+pub struct Matrix<'a> {
+    parts: Parts<'a>,
+    layers: Vec<u32>,
+    n_expert: u32,
+    bytes: &'a ExpertBytes,
+}
+
+#[derive(Debug, Clone)]
+enum Parts<'a> {
+    /// `[layer][n_expert]`
+    Whole(Vec<Vec<Tally>>),
+    /// What a part is called, and the parts.
+    Split(&'static str, &'a Groups),
+}
+
+impl<'a> Matrix<'a> {
+    /// Everything that was counted in some phases.
+    pub fn whole(hotness: &Hotness, phases: Phases, bytes: &'a ExpertBytes) -> Matrix<'a> {
+        let layers = hotness.layers(phases);
+        let experts = layers.iter().map(|&layer| hotness.experts(layer, phases));
+        Matrix {
+            parts: Parts::Whole(experts.collect()),
+            n_expert: hotness.n_expert(),
+            layers,
+            bytes,
+        }
+    }
+
+    /// One matrix a group; `by` names what a group is.
+    pub fn split(
+        hotness: &Hotness,
+        phases: Phases,
+        by: &'static str,
+        groups: &'a Groups,
+        bytes: &'a ExpertBytes,
+    ) -> Matrix<'a> {
+        Matrix {
+            parts: Parts::Split(by, groups),
+            layers: hotness.layers(phases),
+            n_expert: hotness.n_expert(),
+            bytes,
+        }
+    }
+
+    /// Block numbers of its layers, ascending.
+    pub fn layers(&self) -> &[u32] {
+        &self.layers
+    }
+
+    /// What a part is; nothing if the matrix is whole.
+    pub fn group_by(&self) -> Option<&'static str> {
+        match self.parts {
+            Parts::Whole(_) => None,
+            Parts::Split(by, _) => Some(by),
+        }
+    }
+
+    /// Names of the parts.
+    pub fn groups(&self) -> &[String] {
+        match self.parts {
+            Parts::Whole(_) => &[],
+            Parts::Split(_, groups) => groups.names(),
+        }
+    }
+
+    /// Every cell: parts in the order of the trace, layers and experts ascending, also of experts never chosen.
+    pub fn rows(&self) -> impl Iterator<Item = MatrixRow<'_>> + Clone {
+        let n_part = match self.parts {
+            Parts::Whole(_) => 1,
+            Parts::Split(_, groups) => groups.names().len(),
+        };
+        let places = (0..n_part).flat_map(|part| (0..self.layers.len()).map(move |l| (part, l)));
+        places.flat_map(move |(part, at)| {
+            let layer = self.layers[at];
+            let (group, tallies) = match &self.parts {
+                Parts::Whole(experts) => (None, &experts[at][..]),
+                Parts::Split(_, groups) => (
+                    groups.names().get(part).map(String::as_str),
+                    groups.experts(part, layer),
+                ),
+            };
+            (0..self.n_expert).map(move |expert| {
+                let tally = tallies.get(expert as usize).copied().unwrap_or_default();
+                let bytes = self.bytes.get(layer, expert);
+                MatrixRow {
+                    group,
+                    layer,
+                    expert,
+                    tally,
+                    bytes: bytes.map(|bytes| bytes.saturating_mul(tally.count)),
+                }
+            })
+        })
+    }
+
+    /// Writes an array of NumPy, `[n_layer, n_expert]`, or `[n_part, n_layer, n_expert]` where the matrix is split: counts and bytes as
+    /// `<u8`, mass as `<f8`. Bytes that are not known are 0.
+    ///
+    /// # Errors
+    /// [`Error::Write`].
+    pub fn write_npy(&self, value: Value, out: &mut dyn Write) -> Result<(), Error> {
+        let mut shape = vec![self.layers.len(), self.n_expert as usize];
+        if self.group_by().is_some() {
+            shape.insert(0, self.groups().len());
+        }
+        match value {
+            Value::Mass => out.write_all(&npy_header_f64(&shape))?,
+            Value::Count | Value::Bytes => out.write_all(&npy_header_u64(&shape))?,
+        }
+        for row in self.rows() {
+            let bytes = match value {
+                Value::Count => row.tally.count.to_le_bytes(),
+                Value::Mass => row.tally.mass.to_le_bytes(),
+                Value::Bytes => row.bytes.unwrap_or(0).to_le_bytes(),
+            };
+            out.write_all(&bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Writes a Parquet table: the part (named as [`Self::group_by`], text) where the matrix is split, `layer_id`, `expert_id`, `count`, `mass`,
+    /// `bytes` (null where they are not known).
+    ///
+    /// # Errors
+    /// [`Error::Parquet`].
+    pub fn write_parquet(&self, out: &mut (dyn Write + Send)) -> Result<(), Error> {
+        let metadata = KeyValue::new("moe-analyze.schema".to_owned(), SCHEMA.to_owned());
+        let properties = WriterProperties::builder()
+            .set_compression(Compression::ZSTD(ZstdLevel::default()))
+            .set_created_by(concat!("moe-analyze ", env!("CARGO_PKG_VERSION")).to_owned())
+            .set_key_value_metadata(Some(vec![metadata]))
+            .build();
+        let mut rows = self.rows();
+        let first = self.batch(&mut rows)?;
+        let mut writer = ArrowWriter::try_new(out, first.schema(), Some(properties))?;
+        writer.write(&first)?;
+        loop {
+            let batch = self.batch(&mut rows)?;
+            if batch.num_rows() == 0 {
+                break;
+            }
+            writer.write(&batch)?;
+        }
+        writer.close()?;
+        Ok(())
+    }
+
+    fn batch<'b>(
+        &'b self,
+        rows: &mut impl Iterator<Item = MatrixRow<'b>>,
+    ) -> Result<RecordBatch, ParquetError> {
+        let rows: Vec<MatrixRow> = rows.take(BATCH_ROWS).collect();
+        let numbers = |number: fn(&MatrixRow) -> u32| -> ArrayRef {
+            Arc::new(rows.iter().map(number).map(Some).collect::<UInt32Array>())
+        };
+        let counts: UInt64Array = rows.iter().map(|row| Some(row.tally.count)).collect();
+        let mass: Float64Array = rows.iter().map(|row| Some(row.tally.mass)).collect();
+        let bytes: UInt64Array = rows.iter().map(|row| row.bytes).collect();
+        let mut columns: Vec<(&str, ArrayRef, bool)> = vec![
+            ("layer_id", numbers(|row| row.layer), false),
+            ("expert_id", numbers(|row| row.expert), false),
+            ("count", Arc::new(counts), false),
+            ("mass", Arc::new(mass), false),
+            ("bytes", Arc::new(bytes), true),
+        ];
+        if let Some(by) = self.group_by() {
+            let groups: StringArray = rows.iter().map(|row| row.group).collect();
+            columns.insert(0, (by, Arc::new(groups), true));
+        }
+        Ok(RecordBatch::try_from_iter_with_nullable(columns)?)
+    }
+}

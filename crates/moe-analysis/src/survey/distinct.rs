@@ -1,0 +1,103 @@
+//! How many different experts consecutive tokens of a layer need, for many lengths at once.
+
+/// Lengths: 2⁰ to 2¹⁰ tokens.
+const N_LENGTHS: usize = 11;
+/// Tokens in a batch of which distinct experts are counted.
+pub const BATCHES: [u64; N_LENGTHS] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
+/// Bits of a row number; the place behind them is of experts that were never seen.
+const NEVER: usize = u64::BITS as usize;
+
+/// Distinct experts of aligned blocks of [`BATCHES`] tokens of a layer, in the order of the trace.
+///
+/// An expert chosen at row n and last at row m is new in the block of 2ʲ rows if n and m differ in bit j or above. So one counter for
+/// each highest bit that differs serves all lengths.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Distinct {
+    /// `[n_expert]`: row of the last choice plus one, 0 = never.
+    last: Vec<u64>,
+    /// By the highest bit that differs.
+    new: [u64; NEVER + 1],
+    /// (whole blocks, distinct experts in them) for each length.
+    whole: [(u64, u64); N_LENGTHS],
+}
+
+impl Default for Distinct {
+    fn default() -> Self {
+        Distinct {
+            last: Vec::new(),
+            new: [0; NEVER + 1],
+            whole: [(0, 0); N_LENGTHS],
+        }
+    }
+}
+
+impl Distinct {
+    /// Takes the experts of the next row; rows count from 0. Returns whether they are all different.
+    pub(super) fn add(&mut self, row: u64, experts: &[(u32, f64)]) -> bool {
+        let mut all_differ = true;
+        for &(expert, _) in experts {
+            let expert = expert as usize;
+            if self.last.len() <= expert {
+                self.last.resize(expert + 1, 0);
+            }
+            let last = std::mem::replace(&mut self.last[expert], row + 1);
+            match last.checked_sub(1) {
+                None => self.new[NEVER] += 1,
+                Some(last) if last == row => all_differ = false,
+                Some(last) => self.new[(last ^ row).ilog2() as usize] += 1,
+            }
+        }
+        let n_whole = ((row + 1).trailing_zeros() as usize + 1).min(N_LENGTHS);
+        for (length, whole) in self.whole[..n_whole].iter_mut().enumerate() {
+            let distinct = self.new[length..].iter().sum();
+            *whole = ((row + 1) >> length, distinct);
+        }
+        all_differ
+    }
+
+    /// Mean of the distinct experts in a batch, for each of [`BATCHES`] that the trace fills at least once.
+    pub fn means(&self) -> impl Iterator<Item = (u64, f64)> {
+        let batches = BATCHES.into_iter().zip(self.whole);
+        let filled = batches.filter(|(_, (blocks, _))| *blocks > 0);
+        filled.map(|(batch, (blocks, distinct))| (batch, distinct as f64 / blocks as f64))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn blocks_agree_with_sets() {
+        // A walk over 23 experts, two a token.
+        let rows: Vec<[(u32, f64); 2]> = (0..150u32)
+            .map(|row| [row * row % 23, (row * row + 1 + row % 5) % 23])
+            .map(|experts| experts.map(|expert| (expert, 0.0)))
+            .collect();
+        let mut distinct = Distinct::default();
+        for (row, experts) in (0..).zip(&rows) {
+            assert!(distinct.add(row, experts));
+        }
+        let means: Vec<(u64, f64)> = distinct.means().collect();
+        assert_eq!(means.len(), 8, "128 tokens fit, 256 do not");
+        for (batch, mean) in means {
+            let blocks = rows.chunks_exact(batch as usize);
+            let n = blocks.len();
+            let sizes = blocks.map(|block| {
+                let experts = block.iter().flatten().map(|(expert, _)| expert);
+                experts.collect::<BTreeSet<_>>().len()
+            });
+            assert_eq!(mean, sizes.sum::<usize>() as f64 / n as f64, "{batch}");
+        }
+    }
+
+    #[test]
+    fn an_expert_twice_in_a_token_is_told() {
+        let mut distinct = Distinct::default();
+        assert!(distinct.add(0, &[(1, 0.0), (2, 0.0)]));
+        assert!(!distinct.add(1, &[(3, 0.0), (3, 0.0)]));
+        assert_eq!(distinct.means().next(), Some((1, 1.5)));
+    }
+}

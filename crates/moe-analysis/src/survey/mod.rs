@@ -1,0 +1,393 @@
+//! What a trace tells beyond its sums: the order of its tokens, their sequences and domains.
+//!
+//! A [`Survey`] is fed by the readers of [`crate::hotness`], choice by choice, in one pass. Its memory does not grow with the
+//! trace: time is cut into windows that become longer as the trace does.
+
+mod distinct;
+mod groups;
+mod labels;
+mod order;
+mod windows;
+
+use std::collections::HashMap;
+
+use crate::hotness::{Phases, Tally};
+
+pub use distinct::{BATCHES, Distinct};
+pub use groups::Groups;
+pub use labels::Labels;
+pub use order::Order;
+pub use windows::Windows;
+
+/// Sequences are dealt into so many folds to learn on the others of, at most.
+pub const MAX_FOLDS: usize = 16;
+
+/// Why a survey cannot tell something.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// More parts than fit in memory.
+    #[error(
+        "{n} parts (split by {by}) of the matrix so far are too many to hold; choose longer windows, or split by label"
+    )]
+    TooManyParts {
+        /// `sequence`, `window` or the like.
+        by: &'static str,
+        /// Parts that were there.
+        n: usize,
+    },
+    /// The input holds sums alone.
+    #[error("{what} needs the order of the tokens, and the input holds counts alone; give a trace")]
+    NoOrder {
+        /// What was asked for.
+        what: &'static str,
+    },
+    /// Nothing to learn on or to test on.
+    #[error("{what}: there is only one {part}; give more, or split by time (--split 0.5)")]
+    OnePart {
+        /// What was asked for.
+        what: &'static str,
+        /// `sequence`, `label` or the like.
+        part: &'static str,
+    },
+    /// A file of labels that makes no sense.
+    #[error("line {line}: {reason}; write lines `sequence,label`")]
+    Labels {
+        /// Line, from 1.
+        line: usize,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+/// One expert of one token in one layer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Choice {
+    /// Block number.
+    pub layer: u32,
+    /// 0 prompt, 1 generate, 2 not told.
+    pub phase: usize,
+    /// Tells passes of a layer apart; 0 = not told, then they are not counted.
+    pub timestamp_ns: u64,
+    /// Position of the token in its sequence.
+    pub token_id: u32,
+    /// Sequence of the token; 0 where it is not told.
+    pub sequence_id: u32,
+    /// Rank in the token's top-k.
+    pub slot: u32,
+    /// Expert in the layer.
+    pub expert: u32,
+    /// Router weight as applied; 0 where it is not told.
+    pub weight: f64,
+}
+
+/// By what a matrix is split.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GroupBy {
+    /// Prompt and generated tokens.
+    Phase,
+    /// Sequences (requests).
+    Sequence,
+    /// So many tokens of a layer, in the order of the trace.
+    Window(u64),
+    /// Domains, as the user labels them.
+    Label,
+}
+
+impl GroupBy {
+    /// What a part is called.
+    pub fn name(self) -> &'static str {
+        match self {
+            GroupBy::Phase => "phase",
+            GroupBy::Sequence => "sequence",
+            GroupBy::Window(_) => "window",
+            GroupBy::Label => "label",
+        }
+    }
+}
+
+/// What to look at.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// Tokens that count; all by default.
+    pub phases: Phases,
+    /// Split the matrix.
+    pub group_by: Option<GroupBy>,
+    /// Deal sequences into folds.
+    pub folds: bool,
+    /// Domains of inputs and sequences.
+    pub labels: Labels,
+}
+
+/// A token in a layer, while its choices come in.
+#[derive(Debug, Default)]
+struct Token {
+    layer: u32,
+    phase: usize,
+    sequence: (usize, u32),
+    token_id: u32,
+    /// (expert, weight), best first
+    experts: Vec<(u32, f64)>,
+}
+
+/// What a layer tells in the order of its tokens.
+#[derive(Debug, Clone, Default)]
+struct Layer {
+    rows: u64,
+    order: Order,
+    distinct: Distinct,
+}
+
+/// The survey of one or several inputs of one model.
+#[derive(Debug, Default)]
+pub struct Survey {
+    options: Options,
+    /// Inputs begun.
+    n_inputs: usize,
+    /// Runs begun: a dataset holds several.
+    n_runs: usize,
+    token: Token,
+    layers: Vec<Layer>,
+    windows: Windows,
+    /// (run, sequence) → in the order of their coming
+    sequences: HashMap<(usize, u32), usize>,
+    last_sequence: Option<((usize, u32), usize)>,
+    by_group: Groups,
+    by_fold: Groups,
+    by_label: Groups,
+    has_counts: bool,
+    n_repeated: u64,
+    failure: Option<Error>,
+}
+
+impl Survey {
+    /// A survey of nothing yet.
+    pub fn new(options: Options) -> Survey {
+        Survey {
+            options,
+            ..Survey::default()
+        }
+    }
+
+    /// The next choices are of another input.
+    pub fn begin_input(&mut self) {
+        self.flush();
+        self.n_inputs += 1;
+    }
+
+    /// The next choices are of another run: its sequences are others, whatever their numbers.
+    pub(crate) fn begin_run(&mut self) {
+        self.flush();
+        self.n_runs += 1;
+    }
+
+    /// Takes a choice whose ids are in range. A layer's tokens come in the order of the trace, a token's experts by slot.
+    pub(crate) fn choice(&mut self, choice: &Choice) {
+        if !self.options.phases.has(choice.phase) {
+            return;
+        }
+        let is_more = choice.slot > 0
+            && choice.layer == self.token.layer
+            && choice.token_id == self.token.token_id
+            && choice.sequence_id == self.token.sequence.1
+            && !self.token.experts.is_empty();
+        if !is_more {
+            self.flush();
+            self.token.layer = choice.layer;
+            self.token.phase = choice.phase;
+            self.token.sequence = (self.n_runs, choice.sequence_id);
+            self.token.token_id = choice.token_id;
+        }
+        self.token.experts.push((choice.expert, choice.weight));
+    }
+
+    /// Takes a count of a trace without order, whose ids are in range.
+    pub(crate) fn count(&mut self, layer: u32, phase: usize, expert: u32, tally: Tally) {
+        if !self.options.phases.has(phase) {
+            return;
+        }
+        self.has_counts = true;
+        let label = self.options.labels.of(self.n_inputs, None);
+        let added = self.by_label.add_count(label, layer, expert, tally);
+        self.note(added, GroupBy::Label);
+        match self.options.group_by {
+            Some(GroupBy::Phase) => {
+                let added = self.by_group.add_count(PHASES[phase], layer, expert, tally);
+                self.note(added, GroupBy::Phase);
+            }
+            Some(GroupBy::Label) | None => {}
+            Some(by) => self.fail(Error::NoOrder {
+                what: match by {
+                    GroupBy::Window(_) => "a matrix for each window of time",
+                    _ => "a matrix for each sequence",
+                },
+            }),
+        }
+    }
+
+    /// Takes the token that was being put together.
+    fn flush(&mut self) {
+        if self.token.experts.is_empty() {
+            return;
+        }
+        let mut token = std::mem::take(&mut self.token);
+        self.take(&token);
+        // Its vector is used again.
+        token.experts.clear();
+        self.token = token;
+    }
+
+    fn take(&mut self, token: &Token) {
+        let index = token.layer as usize;
+        if self.layers.len() <= index {
+            self.layers.resize_with(index + 1, Layer::default);
+        }
+        let layer = &mut self.layers[index];
+        let row = layer.rows;
+        layer.rows += 1;
+        layer
+            .order
+            .add(token.sequence, token.token_id, &token.experts);
+        let is_repeated = !layer.distinct.add(row, &token.experts);
+        self.n_repeated += u64::from(is_repeated);
+        self.windows.add(index, row, &token.experts);
+
+        if self.options.folds {
+            let fold = self.ordinal(token.sequence) % MAX_FOLDS;
+            let added = self
+                .by_fold
+                .add(&fold.to_string(), token.layer, &token.experts);
+            self.note(added, GroupBy::Sequence);
+        }
+        if !self.options.labels.is_empty() {
+            let sequence = Some(token.sequence.1);
+            let label = self.options.labels.of(self.n_inputs, sequence);
+            let added = self.by_label.add(label, token.layer, &token.experts);
+            self.note(added, GroupBy::Label);
+        }
+        let Some(by) = self.options.group_by else {
+            return;
+        };
+        let name = match by {
+            GroupBy::Phase => PHASES[token.phase].to_owned(),
+            GroupBy::Window(size) => (row / size.max(1)).to_string(),
+            GroupBy::Label => return,
+            GroupBy::Sequence if self.n_runs > 1 => {
+                format!("{}/{}", token.sequence.0 - 1, token.sequence.1)
+            }
+            GroupBy::Sequence => token.sequence.1.to_string(),
+        };
+        let added = self.by_group.add(&name, token.layer, &token.experts);
+        self.note(added, by);
+    }
+
+    /// Number of a sequence in the order of their coming.
+    fn ordinal(&mut self, sequence: (usize, u32)) -> usize {
+        if let Some((last, ordinal)) = self.last_sequence
+            && last == sequence
+        {
+            return ordinal;
+        }
+        let next = self.sequences.len();
+        let ordinal = *self.sequences.entry(sequence).or_insert(next);
+        self.last_sequence = Some((sequence, ordinal));
+        ordinal
+    }
+
+    fn note(&mut self, added: Result<(), usize>, by: GroupBy) {
+        if let Err(n) = added {
+            let by = by.name();
+            self.fail(Error::TooManyParts { by, n });
+        }
+    }
+
+    /// Keeps the first failure, which is told when its result is asked for.
+    fn fail(&mut self, error: Error) {
+        self.failure.get_or_insert(error);
+    }
+
+    /// Takes what is left at the end of the last input.
+    ///
+    /// # Errors
+    /// A matrix that was asked for is too large, or cannot be had without order.
+    pub fn finish(&mut self) -> Result<(), Error> {
+        self.flush();
+        self.failure.take().map_or(Ok(()), Err)
+    }
+
+    /// Whether there are tokens in order: not counts alone.
+    pub fn is_ordered(&self) -> bool {
+        !self.has_counts && self.tokens() > 0
+    }
+
+    /// Tokens of the layer that routed most.
+    pub fn tokens(&self) -> u64 {
+        self.layers
+            .iter()
+            .map(|layer| layer.rows)
+            .max()
+            .unwrap_or(0)
+    }
+
+    /// Sequences, as far as folds were asked for.
+    pub fn n_sequences(&self) -> usize {
+        self.sequences.len()
+    }
+
+    /// Tokens in a layer that name an expert twice, which no router does.
+    pub fn n_repeated(&self) -> u64 {
+        self.n_repeated
+    }
+
+    /// Layers that routed something, ascending.
+    pub fn layers(&self) -> Vec<u32> {
+        let layers = (0u32..).zip(&self.layers);
+        let used = layers.filter(|(_, layer)| layer.rows > 0);
+        used.map(|(number, _)| number).collect()
+    }
+
+    /// Tokens that a layer routed.
+    pub fn rows(&self, layer: u32) -> u64 {
+        self.layer(layer).map_or(0, |layer| layer.rows)
+    }
+
+    /// Consecutive tokens of a layer.
+    pub fn order(&self, layer: u32) -> Option<&Order> {
+        self.layer(layer).map(|layer| &layer.order)
+    }
+
+    /// Distinct experts of batches of a layer.
+    pub fn distinct(&self, layer: u32) -> Option<&Distinct> {
+        self.layer(layer).map(|layer| &layer.distinct)
+    }
+
+    /// Counts in windows of time.
+    pub fn windows(&self) -> &Windows {
+        &self.windows
+    }
+
+    /// The parts that [`Options::group_by`] asked for.
+    pub fn groups(&self) -> &Groups {
+        match self.options.group_by {
+            Some(GroupBy::Label) => &self.by_label,
+            _ => &self.by_group,
+        }
+    }
+
+    /// Folds of sequences, if they were asked for.
+    pub fn folds(&self) -> &Groups {
+        &self.by_fold
+    }
+
+    /// Domains, if there are labels.
+    pub fn labels(&self) -> &Groups {
+        &self.by_label
+    }
+
+    fn layer(&self, layer: u32) -> Option<&Layer> {
+        self.layers.get(layer as usize)
+    }
+}
+
+/// Names of the phases of [`GroupBy::Phase`], by number.
+const PHASES: [&str; 3] = ["prompt", "generate", "untold"];

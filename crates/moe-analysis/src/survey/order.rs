@@ -1,0 +1,154 @@
+//! What consecutive tokens of a sequence have in common, in one layer.
+
+/// Sequences whose last token is remembered in a layer, at most: so many requests may be interleaved.
+const MAX_OPEN: usize = 64;
+
+/// Consecutive tokens of a layer: positions p and p + 1 of one sequence.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Order {
+    /// Pairs of consecutive tokens.
+    pub pairs: u64,
+    /// Experts that the second tokens of the pairs chose.
+    pub chosen: u64,
+    /// Those that the first token of the pair had chosen as well.
+    pub shared: u64,
+    /// Pairs with the same first choice.
+    pub same_first: u64,
+    /// Pairs that share an expert among the first two choices of both.
+    pub same_first_two: u64,
+    open: Vec<Last>,
+}
+
+/// The last token of a sequence.
+#[derive(Debug, Clone, PartialEq)]
+struct Last {
+    sequence: (usize, u32),
+    token_id: u32,
+    experts: Vec<u32>,
+}
+
+impl Order {
+    /// Takes a token's experts, best first.
+    pub(super) fn add(&mut self, sequence: (usize, u32), token_id: u32, experts: &[(u32, f64)]) {
+        let known = self.open.iter().position(|last| last.sequence == sequence);
+        let Some(at) = known else {
+            if self.open.len() == MAX_OPEN {
+                self.open.remove(0);
+            }
+            self.open.push(Last {
+                sequence,
+                token_id,
+                experts: experts.iter().map(|&(expert, _)| expert).collect(),
+            });
+            return;
+        };
+        let last = &mut self.open[at];
+        if last.token_id.checked_add(1) == Some(token_id) {
+            let is_shared = |&&(expert, _): &&(u32, f64)| last.experts.contains(&expert);
+            let first_two = &last.experts[..last.experts.len().min(2)];
+            let in_first_two = |&(expert, _): &(u32, f64)| first_two.contains(&expert);
+            let first = experts.first().map(|(expert, _)| expert);
+            self.pairs += 1;
+            self.chosen += experts.len() as u64;
+            self.shared += experts.iter().filter(is_shared).count() as u64;
+            self.same_first += u64::from(first == last.experts.first());
+            self.same_first_two += u64::from(experts.iter().take(2).any(in_first_two));
+        }
+        last.token_id = token_id;
+        last.experts.clear();
+        last.experts
+            .extend(experts.iter().map(|&(expert, _)| expert));
+        // The sequences that were seen last stand last.
+        if at + 1 < self.open.len() {
+            self.open[at..].rotate_left(1);
+        }
+    }
+
+    /// Adds the pairs of another layer.
+    pub fn merge(&mut self, other: &Order) {
+        self.pairs += other.pairs;
+        self.chosen += other.chosen;
+        self.shared += other.shared;
+        self.same_first += other.same_first;
+        self.same_first_two += other.same_first_two;
+    }
+
+    /// Share of a token's experts that the token before had chosen as well (k / N if tokens chose evenly and independently):
+    /// what a cache of one token's experts hits (the "previous token" predictor of BigMoeOnEdge).
+    pub fn overlap(&self) -> Option<f64> {
+        ratio(self.shared, self.chosen)
+    }
+
+    /// Share of the pairs with the same first choice (1 / N if even): "First choice" of table 5 of the Mixtral paper
+    /// (Jiang et al. 2024, arXiv 2401.04088).
+    pub fn repeat_first(&self) -> Option<f64> {
+        ratio(self.same_first, self.pairs)
+    }
+
+    /// Share of the pairs in which an expert is first or second choice of both tokens (1 − C(N−2, 2) / C(N, 2) if even, 46 % of
+    /// eight): "First or second choice" of that table.
+    pub fn repeat_first_two(&self) -> Option<f64> {
+        ratio(self.same_first_two, self.pairs)
+    }
+}
+
+fn ratio(part: u64, whole: u64) -> Option<f64> {
+    (whole > 0).then(|| part as f64 / whole as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn order(tokens: &[(u32, u32, [u32; 3])]) -> Order {
+        let mut order = Order::default();
+        for &(sequence, token, experts) in tokens {
+            order.add((1, sequence), token, &experts.map(|expert| (expert, 0.0)));
+        }
+        order
+    }
+
+    /// Pairs: 123→145 (1 shared, first the same), 145→514 (3 shared, first two shared), then a gap in the positions.
+    #[test]
+    fn pairs_by_hand() {
+        let tokens = [
+            (0, 0, [1, 2, 3]),
+            (0, 1, [1, 4, 5]),
+            (0, 2, [5, 1, 4]),
+            (0, 9, [5, 1, 4]),
+        ];
+        let order = order(&tokens);
+        assert_eq!((order.pairs, order.chosen, order.shared), (2, 6, 4));
+        assert_eq!(order.repeat_first(), Some(0.5));
+        assert_eq!(order.repeat_first_two(), Some(1.0));
+        assert_eq!(order.overlap(), Some(4.0 / 6.0));
+    }
+
+    #[test]
+    fn interleaved_sequences_are_told_apart() {
+        let tokens = [
+            (0, 0, [1, 2, 3]),
+            (7, 0, [4, 5, 6]),
+            (0, 1, [1, 2, 3]),
+            (7, 1, [6, 5, 4]),
+        ];
+        let order = order(&tokens);
+        assert_eq!((order.pairs, order.shared, order.same_first), (2, 6, 1));
+    }
+
+    #[test]
+    fn without_pairs_nothing_is_told() {
+        assert_eq!(order(&[(0, 0, [1, 2, 3])]).overlap(), None);
+    }
+
+    #[test]
+    fn memory_is_bounded() {
+        let mut order = Order::default();
+        for sequence in 0..1000 {
+            order.add((1, sequence), 0, &[(1, 0.0)]);
+        }
+        assert_eq!(order.open.len(), MAX_OPEN);
+        order.add((1, 999), 1, &[(1, 0.0)]);
+        assert_eq!(order.pairs, 1);
+    }
+}

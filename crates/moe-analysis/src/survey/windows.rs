@@ -1,0 +1,181 @@
+//! Counts of each layer in windows of its tokens.
+
+use std::ops::Range;
+
+/// Windows of a layer, at most: then two and two become one.
+const MAX_WINDOWS: usize = 128;
+/// Counts held, at most.
+const MAX_CELLS: usize = 1 << 24;
+
+/// Counts by layer, window and expert. All windows have the same number of a layer's rows, a power of two that doubles when
+/// there would be too many of them; only a layer's last window may be shorter.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Windows {
+    size: u64,
+    /// `[n_layer][window][up to n_expert]`
+    counts: Vec<Vec<Vec<u32>>>,
+    /// `[n_layer]`: rows taken.
+    rows: Vec<u64>,
+    n_cells: usize,
+}
+
+impl Default for Windows {
+    fn default() -> Self {
+        Windows {
+            size: 1,
+            counts: Vec::new(),
+            rows: Vec::new(),
+            n_cells: 0,
+        }
+    }
+}
+
+impl Windows {
+    /// Takes the experts of a layer's next row; rows count from 0.
+    pub(super) fn add(&mut self, layer: usize, row: u64, experts: &[(u32, f64)]) {
+        if self.counts.len() <= layer {
+            self.counts.resize(layer + 1, Vec::new());
+            self.rows.resize(layer + 1, 0);
+        }
+        while row / self.size >= MAX_WINDOWS as u64 {
+            self.double();
+        }
+        self.rows[layer] = row + 1;
+        let window = (row / self.size) as usize;
+        let windows = &mut self.counts[layer];
+        if windows.len() <= window {
+            windows.resize(window + 1, Vec::new());
+        }
+        let counts = &mut windows[window];
+        for &(expert, _) in experts {
+            let expert = expert as usize;
+            if counts.len() <= expert {
+                self.n_cells += expert + 1 - counts.len();
+                counts.resize(expert + 1, 0);
+            }
+            counts[expert] = counts[expert].saturating_add(1);
+        }
+        while self.n_cells > MAX_CELLS && self.counts.iter().any(|windows| windows.len() > 1) {
+            self.double();
+        }
+    }
+
+    /// Makes windows twice as long.
+    fn double(&mut self) {
+        self.size *= 2;
+        self.n_cells = 0;
+        for windows in &mut self.counts {
+            let pairs = windows.chunks_mut(2).map(|pair| match pair {
+                [left, right] => sum(std::mem::take(left), right),
+                [last] => std::mem::take(last),
+                _ => Vec::new(),
+            });
+            *windows = pairs.collect();
+            self.n_cells += windows.iter().map(Vec::len).sum::<usize>();
+        }
+    }
+
+    /// Rows of a window.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Windows of a layer.
+    pub fn len(&self, layer: u32) -> usize {
+        self.counts.get(layer as usize).map_or(0, Vec::len)
+    }
+
+    /// Whether a layer has no window.
+    pub fn is_empty(&self, layer: u32) -> bool {
+        self.len(layer) == 0
+    }
+
+    /// Rows of a layer in some of its windows.
+    pub fn rows(&self, layer: u32, windows: &Range<usize>) -> u64 {
+        let rows = self.rows.get(layer as usize).copied().unwrap_or(0);
+        let until = |window: usize| (window as u64 * self.size).min(rows);
+        until(windows.end).saturating_sub(until(windows.start))
+    }
+
+    /// Counts of each expert of a layer in some of its windows, up to the highest that was chosen in them.
+    pub fn counts(&self, layer: u32, windows: &Range<usize>) -> Vec<u64> {
+        let mut sums = Vec::new();
+        self.add_counts(layer, windows, &mut sums);
+        sums
+    }
+
+    /// Adds the counts of each expert of a layer in some of its windows to `sums`.
+    pub(crate) fn add_counts(&self, layer: u32, windows: &Range<usize>, sums: &mut Vec<u64>) {
+        let all = self.counts.get(layer as usize);
+        let windows = all.and_then(|all| all.get(windows.clone()));
+        for counts in windows.into_iter().flatten() {
+            if sums.len() < counts.len() {
+                sums.resize(counts.len(), 0);
+            }
+            for (sum, &count) in sums.iter_mut().zip(counts) {
+                *sum += u64::from(count);
+            }
+        }
+    }
+
+    /// A layer's windows in at most `n` spans of about the same length, each one window or more.
+    pub fn spans(&self, layer: u32, n: usize) -> Vec<Range<usize>> {
+        let len = self.len(layer);
+        let n = n.min(len).max(1);
+        let edge = |span: usize| span * len / n;
+        (0..n).map(|span| edge(span)..edge(span + 1)).collect()
+    }
+}
+
+fn sum(mut left: Vec<u32>, right: &[u32]) -> Vec<u32> {
+    if left.len() < right.len() {
+        left.resize(right.len(), 0);
+    }
+    for (sum, &count) in left.iter_mut().zip(right) {
+        *sum = sum.saturating_add(count);
+    }
+    left
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn windows(rows: u64) -> Windows {
+        let mut windows = Windows::default();
+        for row in 0..rows {
+            windows.add(2, row, &[((row % 3) as u32, 0.0), (5, 0.0)]);
+        }
+        windows
+    }
+
+    #[test]
+    fn windows_double_and_lose_nothing() {
+        let few = windows(7);
+        assert_eq!((few.size(), few.len(2), few.len(0)), (1, 7, 0));
+        assert_eq!(few.counts(2, &(1..3)), [0, 1, 1, 0, 0, 2]);
+        assert_eq!(few.rows(2, &(1..3)), 2);
+
+        let many = windows(129);
+        assert_eq!((many.size(), many.len(2)), (2, 65));
+        assert_eq!(many.counts(2, &(0..65)), [43, 43, 43, 0, 0, 129]);
+        assert_eq!(many.rows(2, &(64..65)), 1, "the last is half full");
+        assert_eq!(many.rows(2, &(0..65)), 129);
+        assert_eq!(many.counts(2, &(64..65)), [0, 0, 1, 0, 0, 1]);
+
+        let long = windows(100_000);
+        assert!(long.len(2) <= MAX_WINDOWS);
+        assert_eq!(long.counts(2, &(0..long.len(2)))[5], 100_000);
+    }
+
+    #[test]
+    fn spans_cover_every_window_once() {
+        let windows = windows(70);
+        let spans = windows.spans(2, 8);
+        assert_eq!(spans.len(), 8);
+        assert_eq!((spans[0].start, spans[7].end), (0, 70));
+        assert!(spans.windows(2).all(|pair| pair[0].end == pair[1].start));
+        assert!(spans.iter().all(|span| (8..=9).contains(&span.len())));
+        assert_eq!(windows.spans(0, 8), [0..0]);
+    }
+}

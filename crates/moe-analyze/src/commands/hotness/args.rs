@@ -1,0 +1,244 @@
+//! The command line of `hotness`.
+
+use std::path::PathBuf;
+
+use anyhow::bail;
+use moe_analysis::hotness::{Phases, Value};
+use moe_analysis::survey::GroupBy;
+
+use crate::output::Format;
+use crate::traces::TraceArgs;
+
+/// Count how often each expert of each layer was chosen, and tell whether that will hold
+///
+/// Without -o and --table a summary of each layer is printed, whose first line says how far to trust it. With -o alone a row for
+/// each layer and expert, the hottest of a layer first.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Runs, traces, directories of tables, or traces of other tools, all of one model
+    #[arg(required = true, value_name = "PATH")]
+    pub paths: Vec<PathBuf>,
+    /// Tokens to count
+    #[arg(long, value_enum, default_value_t = PhaseChoice::All)]
+    pub phase: PhaseChoice,
+    /// Rows to print instead of the summary
+    #[arg(long, value_enum)]
+    pub table: Option<TableChoice>,
+    /// Format on stdout; alone, of the whole matrix
+    #[arg(short, long = "output", value_name = "FORMAT")]
+    pub output: Option<Format>,
+    /// Learn on one part of the trace and test on another: the first 0.5 of the tokens, or all sequences or labels but one
+    #[arg(long, value_name = "0.5|by-sequence|by-label", value_parser = parse_split)]
+    pub split: Option<Split>,
+    /// Domain of an input; once for each PATH, in their order
+    #[arg(long, value_name = "NAME", conflicts_with = "labels")]
+    pub label: Vec<String>,
+    /// Domains of the sequences of one input: lines `sequence,label`
+    #[arg(long, value_name = "FILE.csv")]
+    pub labels: Option<PathBuf>,
+    /// Split the matrix
+    #[arg(long, value_enum)]
+    pub by: Option<ByChoice>,
+    /// Tokens in a window of --by window
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub window: Option<u64>,
+    /// Write the matrix; the extension chooses: csv, json, jsonl, md, parquet, npy
+    #[arg(long, value_name = "FILE")]
+    pub matrix: Option<PathBuf>,
+    /// What an array (.npy) and a heat map hold; bytes need the run's map of its model, or --model
+    #[arg(long, value_enum, default_value_t = ValueChoice::Count)]
+    pub value: ValueChoice,
+    /// Write a learn file for the hot-cache runtime
+    #[arg(long, value_name = "FILE.json")]
+    pub out: Option<PathBuf>,
+    /// Draw a picture; the extension chooses: png, svg
+    #[arg(long, value_name = "FILE.png|svg")]
+    pub plot: Option<PathBuf>,
+    /// What --plot draws
+    #[arg(long, value_enum, default_value_t = PictureChoice::HeatMap)]
+    pub picture: PictureChoice,
+    /// In the heat map, put each layer's hottest experts first
+    #[arg(long)]
+    pub sorted: bool,
+    /// Resamples of --table bootstrap
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub resamples: u32,
+    /// Seed of the resamples
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+    /// Print how often each expert was used, over all layers and in each, in percent, as the expert usage tracer does;
+    /// with -o json the tracer's JSON
+    #[arg(long, conflicts_with = "table")]
+    pub usage: bool,
+    /// Replace the files of --out, --matrix and --plot if they exist
+    #[arg(long)]
+    pub force: bool,
+    #[command(flatten)]
+    pub trace: TraceArgs,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum TableChoice {
+    /// A row a layer and expert
+    Matrix,
+    /// A row a layer: every measure of its spread and its order; the last row is of the whole model
+    Measures,
+    /// A row a measure: the whole model, mean, least and most of the layers
+    Overall,
+    /// What sets of the hottest experts cover of tokens that they were not learned on
+    Split,
+    /// How far hotness moves from one eighth of the tokens to the next
+    Drift,
+    /// Tokens after which the hot set stops changing
+    Settling,
+    /// Distinct experts of batches of tokens, beside what chance would need
+    Batches,
+    /// How experts of a layer belong to the labelled domains
+    Domains,
+    /// Figures with 95 % intervals
+    Bootstrap,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum ByChoice {
+    Phase,
+    Sequence,
+    /// Of --window tokens
+    Window,
+    Label,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum ValueChoice {
+    /// Times chosen
+    Count,
+    /// Sum of the router weights
+    Mass,
+    /// Bytes of the expert × times chosen
+    Bytes,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum PictureChoice {
+    /// Layers × experts
+    HeatMap,
+    /// Share of the choices that the hottest experts cover, also of tokens that they were not learned on
+    Coverage,
+    /// How evenly each layer chooses
+    Entropy,
+}
+
+/// Where to cut a trace.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Split {
+    Time(f64),
+    BySequence,
+    ByLabel,
+}
+
+fn parse_split(text: &str) -> Result<Split, String> {
+    match text {
+        "by-sequence" => Ok(Split::BySequence),
+        "by-label" => Ok(Split::ByLabel),
+        _ => match text.parse::<f64>() {
+            Ok(fraction) if fraction > 0.0 && fraction < 1.0 => Ok(Split::Time(fraction)),
+            _ => Err("neither a fraction between 0 and 1, nor by-sequence, nor by-label".into()),
+        },
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum PhaseChoice {
+    All,
+    Prompt,
+    Generate,
+}
+
+impl PhaseChoice {
+    pub fn phases(self) -> Phases {
+        match self {
+            PhaseChoice::All => Phases::All,
+            PhaseChoice::Prompt => Phases::Prompt,
+            PhaseChoice::Generate => Phases::Generate,
+        }
+    }
+
+    /// What `n` tokens of the phase are called.
+    pub fn tokens(self, n: u64) -> String {
+        let tokens = if n == 1 { "token" } else { "tokens" };
+        format!("{} {tokens}", self.describe())
+    }
+
+    pub fn describe(self) -> &'static str {
+        match self {
+            PhaseChoice::All => "prompt and generated",
+            PhaseChoice::Prompt => "prompt",
+            PhaseChoice::Generate => "generated",
+        }
+    }
+}
+
+impl Args {
+    pub fn phases(&self) -> Phases {
+        self.phase.phases()
+    }
+
+    pub fn value(&self) -> Value {
+        match self.value {
+            ValueChoice::Count => Value::Count,
+            ValueChoice::Mass => Value::Mass,
+            ValueChoice::Bytes => Value::Bytes,
+        }
+    }
+
+    pub fn group_by(&self) -> Option<GroupBy> {
+        Some(match self.by? {
+            ByChoice::Phase => GroupBy::Phase,
+            ByChoice::Sequence => GroupBy::Sequence,
+            ByChoice::Window => GroupBy::Window(self.window.unwrap_or(1)),
+            ByChoice::Label => GroupBy::Label,
+        })
+    }
+
+    /// What was read, for messages and pictures.
+    pub fn source(&self) -> String {
+        match &self.paths[..] {
+            [path] => path
+                .file_name()
+                .unwrap_or(path.as_os_str())
+                .to_string_lossy()
+                .into_owned(),
+            paths => format!("{} inputs", paths.len()),
+        }
+    }
+
+    /// Refuses what cannot go together, before anything is read.
+    pub fn check(&self) -> anyhow::Result<()> {
+        if !self.label.is_empty() && self.label.len() != self.paths.len() {
+            bail!(
+                "{} --label for {} inputs; give one for each, in their order, or --labels FILE.csv for the sequences of one",
+                self.label.len(),
+                self.paths.len()
+            );
+        }
+        if self.labels.is_some() && self.paths.len() != 1 {
+            bail!("--labels names sequences of one input; for several give --label for each");
+        }
+        let has_labels = !self.label.is_empty() || self.labels.is_some();
+        let needs_labels = self.by == Some(ByChoice::Label)
+            || self.split == Some(Split::ByLabel)
+            || self.table == Some(TableChoice::Domains);
+        if needs_labels && !has_labels {
+            bail!("no domain is told; give --label NAME for each input, or --labels FILE.csv");
+        }
+        match (self.by, self.window) {
+            (Some(ByChoice::Window), None) => {
+                bail!("--by window needs the tokens in a window; give --window N")
+            }
+            (by, Some(_)) if by != Some(ByChoice::Window) => {
+                bail!("--window goes with --by window")
+            }
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! Reading what is counted.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::Context as _;
+use moe_analysis::hotness::{ExpertBytes, Hotness};
+use moe_analysis::survey::{self, Labels, Survey};
+use moe_trace::foreign::{Input, Options};
+
+use super::args::{Args, Split};
+use crate::cli::Context;
+use crate::output::count;
+use crate::traces;
+
+/// Everything that was read.
+pub struct Counted {
+    pub hotness: Hotness,
+    pub survey: Survey,
+    /// Empty if nothing tells them.
+    pub bytes: ExpertBytes,
+}
+
+/// Reads all inputs, once.
+pub fn read_all(args: &Args, ctx: &Context) -> anyhow::Result<Counted> {
+    let labels = match &args.labels {
+        Some(path) => {
+            let text = fs::read_to_string(path)
+                .with_context(|| format!("cannot read {}", path.display()))?;
+            Labels::parse(&text).with_context(|| path.display().to_string())?
+        }
+        None => Labels::of_inputs(args.label.clone()),
+    };
+    let mut survey = Survey::new(survey::Options {
+        phases: args.phases(),
+        group_by: args.group_by(),
+        folds: args.split == Some(Split::BySequence),
+        labels,
+    });
+    let mut bytes = match args.trace.gguf()? {
+        Some((_, gguf)) => ExpertBytes::of_model(&gguf),
+        None => ExpertBytes::default(),
+    };
+    let options = args.trace.options()?;
+    let mut total: Option<Hotness> = None;
+    for path in &args.paths {
+        survey.begin_input();
+        let hotness = read_one(path, &options, Some(&mut survey), &mut bytes, ctx)?;
+        match &mut total {
+            None => total = Some(hotness),
+            Some(total) => total
+                .merge(&hotness)
+                .with_context(|| path.display().to_string())?,
+        }
+    }
+    survey.finish()?;
+    if survey.n_repeated() > 0 {
+        ctx.remark(format_args!(
+            "{} an expert twice, which no router does: {} is damaged, or not what it seems",
+            match survey.n_repeated() {
+                1 => "1 choice of a token names".into(),
+                n => format!("{} of tokens name", count(n, "choice")),
+            },
+            args.source()
+        ));
+    }
+    Ok(Counted {
+        hotness: total.context("no input; name a run")?,
+        survey,
+        bytes,
+    })
+}
+
+/// Counts one input, a trace of another tool with what the user tells about it.
+pub fn read(path: &Path, options: &Options, ctx: &Context) -> anyhow::Result<Hotness> {
+    read_one(path, options, None, &mut ExpertBytes::default(), ctx)
+}
+
+fn read_one(
+    path: &Path,
+    options: &Options,
+    survey: Option<&mut Survey>,
+    bytes: &mut ExpertBytes,
+    ctx: &Context,
+) -> anyhow::Result<Hotness> {
+    Ok(match traces::open(path)? {
+        Input::Run(run) => {
+            run.remarks()?.iter().for_each(|remark| ctx.remark(remark));
+            if let Some(map) = run.map.as_ref().filter(|_| bytes.is_empty()) {
+                *bytes = ExpertBytes::of_map(map);
+            }
+            Hotness::from_run(&run, survey)?
+        }
+        Input::Tables(path) => Hotness::from_routing_table(&path, survey)?,
+        Input::Foreign(trace) => {
+            let (hotness, summary) = Hotness::from_foreign(&trace, options, survey)?;
+            traces::tell(ctx, path, &summary);
+            if bytes.is_empty() {
+                let layers = summary.facts.expert_bytes.into_iter();
+                *bytes = ExpertBytes::of_layers(layers.map(|(layer, n)| (layer.into(), n)));
+            }
+            hotness
+        }
+    })
+}

@@ -1,0 +1,120 @@
+//! The matrix, on stdout and in files.
+
+use std::path::Path;
+
+use anyhow::bail;
+use moe_analysis::hotness::{Matrix, Phases, Value};
+
+use super::args::Args;
+use super::input::Counted;
+use crate::files;
+use crate::output::{self, Cell, Format, write_rows};
+
+/// How a file of a matrix is written.
+enum FileFormat {
+    Rows(Format),
+    Parquet,
+    Npy,
+}
+
+/// Refuses a file name whose extension names no format.
+pub fn check_extension(path: &Path) -> anyhow::Result<()> {
+    format_of(path).map(|_| ())
+}
+
+fn format_of(path: &Path) -> anyhow::Result<FileFormat> {
+    let extension = path.extension().and_then(|extension| extension.to_str());
+    Ok(match extension {
+        Some("csv") => FileFormat::Rows(Format::Csv),
+        Some("json") => FileFormat::Rows(Format::Json),
+        Some("jsonl") => FileFormat::Rows(Format::Jsonl),
+        Some("md") => FileFormat::Rows(Format::Md),
+        Some("parquet") => FileFormat::Parquet,
+        Some("npy") => FileFormat::Npy,
+        _ => bail!(
+            "{}: no format of a matrix has that extension; name a .csv, .json, .jsonl, .md, .parquet or .npy file",
+            path.display()
+        ),
+    })
+}
+
+/// The matrix that the user asked for.
+pub fn matrix<'a>(args: &Args, counted: &'a Counted) -> anyhow::Result<Matrix<'a>> {
+    if args.value() == Value::Bytes && counted.bytes.is_empty() {
+        bail!(
+            "the bytes of an expert are not told by {}; name the model with --model FILE.gguf",
+            args.source()
+        );
+    }
+    let (hotness, bytes) = (&counted.hotness, &counted.bytes);
+    Ok(match args.group_by() {
+        None => Matrix::whole(hotness, args.phases(), bytes),
+        Some(by) => Matrix::split(
+            hotness,
+            args.phases(),
+            by.name(),
+            counted.survey.groups(),
+            bytes,
+        ),
+    })
+}
+
+/// Writes the matrix to a file, in the format of its extension.
+pub fn write(args: &Args, counted: &Counted, path: &Path) -> anyhow::Result<()> {
+    let matrix = matrix(args, counted)?;
+    files::write_whole(path, args.force, |out| match format_of(path)? {
+        FileFormat::Rows(format) => Ok(write_cells(out, &matrix, format)?),
+        FileFormat::Parquet => Ok(matrix.write_parquet(out)?),
+        FileFormat::Npy => Ok(matrix.write_npy(args.value(), out)?),
+    })
+}
+
+/// Prints a matrix that is split, layers and experts ascending.
+pub fn print(args: &Args, counted: &Counted, format: Format) -> anyhow::Result<()> {
+    let matrix = matrix(args, counted)?;
+    output::to_stdout(|stdout| write_cells(stdout, &matrix, format))
+}
+
+fn write_cells(
+    out: &mut dyn std::io::Write,
+    matrix: &Matrix<'_>,
+    format: Format,
+) -> std::io::Result<()> {
+    let mut columns = vec!["layer_id", "expert_id", "count", "mass", "bytes"];
+    if let Some(by) = matrix.group_by() {
+        columns.insert(0, by);
+    }
+    let rows = matrix.rows().map(|row| -> Vec<Cell> {
+        let group = matrix.group_by().map(|_| row.group.into());
+        let cells = [
+            row.layer.into(),
+            row.expert.into(),
+            row.tally.count.into(),
+            row.tally.mass.into(),
+            row.bytes.into(),
+        ];
+        group.into_iter().chain(cells).collect()
+    });
+    write_rows(out, format, &columns, rows)
+}
+
+/// Prints the whole matrix, the hottest of a layer first.
+pub fn print_ranked(counted: &Counted, phases: Phases, format: Format) -> anyhow::Result<()> {
+    let ranked = counted.hotness.ranked(phases)?;
+    let columns = ["layer_id", "expert_id", "count", "share", "mass"];
+    let layer_id = ranked.column("layer_id")?.u32()?;
+    let expert_id = ranked.column("expert_id")?.u32()?;
+    let counts = ranked.column("count")?.u64()?;
+    let share = ranked.column("share")?.f64()?;
+    let mass = ranked.column("mass")?.f64()?;
+    let rows = (0..ranked.height()).map(|row| -> Vec<Cell> {
+        vec![
+            layer_id.get(row).into(),
+            expert_id.get(row).into(),
+            counts.get(row).into(),
+            share.get(row).into(),
+            mass.get(row).into(),
+        ]
+    });
+    output::to_stdout(|stdout| write_rows(stdout, format, &columns, rows))
+}

@@ -1,0 +1,124 @@
+//! `hotness`: which experts are hot and whether that will hold, as a summary, tables, matrices, pictures, and a learn file for
+//! the hot-cache runtime.
+
+mod args;
+mod input;
+mod matrix;
+mod pictures;
+mod summary;
+mod tables;
+
+use std::io::Write;
+
+use anyhow::{Context as _, bail};
+use moe_analysis::hotness::Phases;
+
+use crate::cli::{Context, ExitStatus};
+use crate::expert_usage::{self, LayerUsage};
+use crate::files;
+use crate::output::{self, Format};
+use crate::plot;
+
+pub use args::Args;
+use args::{Split, TableChoice};
+pub use input::read;
+use input::{Counted, read_all};
+
+pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
+    args.check()?;
+    if let Some(plot) = &args.plot {
+        plot::check_extension(plot)?;
+    }
+    if let Some(out) = &args.out {
+        files::require_extension(out, "json")?;
+    }
+    if let Some(matrix) = &args.matrix {
+        matrix::check_extension(matrix)?;
+    }
+    for out in args.out.iter().chain(&args.plot).chain(&args.matrix) {
+        files::check_output(out, args.force)?;
+    }
+
+    let counted = read_all(&args, ctx)?;
+    let hotness = &counted.hotness;
+    if let (2.., unknown @ 1..) = hotness.n_runs() {
+        ctx.remark(format_args!(
+            "{} not tell the model; that all are of one was judged by their numbers of experts alone",
+            if unknown == 1 { "1 input does".into() } else { format!("{unknown} inputs do") }
+        ));
+    }
+    let phases = args.phases();
+    let learn = hotness
+        .learn_file(phases)
+        .with_context(|| format!("{} tokens", args.phase.describe()))?;
+    needs_order(&args, &counted)?;
+    if let Some(out) = &args.out {
+        files::write_whole(out, args.force, |file| {
+            Ok(file.write_all(learn.to_json().as_bytes())?)
+        })?;
+        ctx.remark(format_args!("wrote {}", out.display()));
+    }
+    if let Some(path) = &args.matrix {
+        matrix::write(&args, &counted, path)?;
+        ctx.remark(format_args!("wrote {}", path.display()));
+    }
+    if let Some(plot) = &args.plot {
+        pictures::draw(&args, &counted, plot)?;
+        ctx.remark(format_args!("drew {}", plot.display()));
+    }
+    print(&args, &counted)?;
+    Ok(ExitStatus::Done)
+}
+
+fn print(args: &Args, counted: &Counted) -> anyhow::Result<()> {
+    let table = args
+        .table
+        .or_else(|| args.output.map(|_| TableChoice::Matrix));
+    let format = args.output.unwrap_or(Format::Table);
+    match table {
+        _ if args.usage => print_usage(counted, args.phases(), args.output),
+        None => output::to_stdout(|stdout| summary::print(stdout, args, counted)),
+        Some(TableChoice::Matrix) if args.by.is_some() => matrix::print(args, counted, format),
+        Some(TableChoice::Matrix) => matrix::print_ranked(counted, args.phases(), format),
+        Some(table) => {
+            let table = tables::table(args, counted, table, format)?;
+            output::to_stdout(|stdout| table.write(stdout, format))
+        }
+    }
+}
+
+/// Refuses what the user asked for where the input has no order to tell it.
+fn needs_order(args: &Args, counted: &Counted) -> anyhow::Result<()> {
+    let asked = match (args.table, &args.split) {
+        (Some(TableChoice::Drift), _) => "--table drift",
+        (Some(TableChoice::Settling), _) => "--table settling",
+        (Some(TableChoice::Batches), _) => "--table batches",
+        (Some(TableChoice::Bootstrap), _) => "--table bootstrap",
+        (_, Some(Split::Time(_))) => "--split by time",
+        (_, Some(Split::BySequence)) => "--split by-sequence",
+        (Some(TableChoice::Split), None) => "--table split",
+        _ => return Ok(()),
+    };
+    if !counted.survey.is_ordered() {
+        bail!(
+            "{asked} needs the order of the tokens, and {} holds counts alone; give a trace",
+            args.source()
+        );
+    }
+    Ok(())
+}
+
+fn print_usage(counted: &Counted, phases: Phases, format: Option<Format>) -> anyhow::Result<()> {
+    let hotness = &counted.hotness;
+    let layers = hotness.layers(phases).into_iter().map(|layer| LayerUsage {
+        layer,
+        counts: hotness.counts(layer, phases),
+    });
+    let layers: Vec<LayerUsage> = layers.collect();
+    let n_tokens = hotness.tokens(phases);
+    output::to_stdout(|stdout| match format {
+        None => stdout.write_all(expert_usage::report(&layers, n_tokens, true).as_bytes()),
+        Some(Format::Json) => stdout.write_all(expert_usage::json(&layers).as_bytes()),
+        Some(format) => expert_usage::write(stdout, format, &layers),
+    })
+}

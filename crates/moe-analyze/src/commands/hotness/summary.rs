@@ -1,0 +1,143 @@
+//! The summary that a person reads: how far to trust it, how much was counted, a row a layer.
+
+use std::io::Write;
+
+use moe_analysis::hotness::Hotness;
+use moe_analysis::stability::{self, HOT_PERCENT, Trust, Verdict};
+use moe_analysis::survey::{Order, Survey};
+
+use super::args::{Args, PhaseChoice};
+use super::input::Counted;
+use super::tables;
+use crate::output::{Format, count, write_rows};
+
+/// Experts that the summary names in each layer.
+const N_TOP: usize = 4;
+
+/// Prints the summary, and the split if it was asked for.
+pub fn print(out: &mut dyn Write, args: &Args, counted: &Counted) -> std::io::Result<()> {
+    let hotness = &counted.hotness;
+    let trust = stability::trust(&counted.survey, hotness.n_expert());
+    writeln!(out, "{}", tell_trust(&trust))?;
+    writeln!(out, "{}", tell_counted(hotness, args.phase))?;
+    if let Some(order) = tell_order(&counted.survey) {
+        writeln!(out, "{order}")?;
+    }
+    writeln!(out)?;
+    print_layers(out, args, hotness)?;
+    if args.split.is_some() {
+        writeln!(out)?;
+        match tables::split(args, counted) {
+            Ok(table) => table.write(out, Format::Table)?,
+            Err(error) => writeln!(out, "{error}")?,
+        }
+    }
+    Ok(())
+}
+
+/// One line, the verdict first.
+fn tell_trust(trust: &Trust) -> String {
+    let verdict = match trust.verdict {
+        Verdict::Unordered => {
+            return "how far to trust it cannot be told: counts have no order, so nothing can be learned on one part and tested on another".into();
+        }
+        Verdict::TooShort => "too short to trust",
+        Verdict::Even => "nothing to learn, the experts are chosen evenly",
+        Verdict::Holds => "it holds",
+        Verdict::HoldsInPart => "it holds in part",
+        Verdict::DoesNotHold => "it does not hold",
+    };
+    let tokens = count(trust.rows, "token");
+    let hot = trust.split.as_ref().and_then(|split| {
+        let coverage = split.of_percent(HOT_PERCENT)?;
+        Some((split, coverage))
+    });
+    let Some((split, hot)) = hot else {
+        return format!("{verdict}: {tokens}");
+    };
+    let mut line = format!(
+        "{verdict}: the hottest {HOT_PERCENT} % of experts of the first {} cover {:.1} % of the choices of the other {} \
+         ({:.1} % of their own, an even router {:.1} %)",
+        count(split.rows_learned, "token"),
+        100.0 * hot.out_of_sample,
+        split.rows_tested,
+        100.0 * hot.in_sample,
+        100.0 * hot.uniform,
+    );
+    if trust.unsettled > 0 {
+        line += &format!(
+            "; at the end {} still changed",
+            match trust.unsettled {
+                1 => "the hot set of 1 layer".into(),
+                n => format!("the hot sets of {n} layers"),
+            }
+        );
+    }
+    line
+}
+
+/// How much was counted: `73 prompt and generated tokens in 6 layers, 4 of 32 experts for a token`.
+pub fn tell_counted(hotness: &Hotness, phase: PhaseChoice) -> String {
+    let phases = phase.phases();
+    let layers = hotness.layers(phases);
+    let experts = count(hotness.n_expert().into(), "expert");
+    let tokens = hotness.tokens(phases);
+    let place = count(layers.len() as u64, "layer");
+    if tokens == 0 {
+        let choices = layers.iter().map(|&layer| hotness.choices(layer, phases));
+        let choices = choices.fold(0u64, u64::saturating_add);
+        return format!("{} in {place} of {experts}", count(choices, "choice"));
+    }
+    format!(
+        "{tokens} {} in {place}, {} of {experts} for a token",
+        phase.tokens(tokens),
+        hotness.n_expert_used(),
+    )
+}
+
+/// What consecutive tokens have in common.
+fn tell_order(survey: &Survey) -> Option<String> {
+    let mut all = Order::default();
+    for layer in survey.layers() {
+        all.merge(survey.order(layer)?);
+    }
+    Some(format!(
+        "consecutive tokens share {:.1} % of their experts; the first choice repeats in {:.1} %",
+        100.0 * all.overlap()?,
+        100.0 * all.repeat_first()?,
+    ))
+}
+
+fn print_layers(out: &mut dyn Write, args: &Args, hotness: &Hotness) -> std::io::Result<()> {
+    let columns = [
+        "layer",
+        "rows",
+        "active",
+        "hottest experts (share %)",
+        "top 10 %",
+        "top 25 %",
+        "entropy",
+        "max/mean",
+    ];
+    let width = hotness.n_expert().saturating_sub(1).to_string().len();
+    let layers = hotness.summary(args.phases(), N_TOP).into_iter();
+    let rows = layers.map(|layer| {
+        let top: Vec<String> = layer
+            .top
+            .iter()
+            .map(|&(expert, share)| format!("{expert:>width$} ({:4.1})", 100.0 * share))
+            .collect();
+        let spread = layer.spread;
+        vec![
+            layer.layer.into(),
+            Some(layer.rows).filter(|&rows| rows > 0).into(),
+            (spread.n_active as u64).into(),
+            top.join("  ").into(),
+            format!("{:5.1} %", 100.0 * spread.share_top[2]).into(),
+            format!("{:5.1} %", 100.0 * spread.share_top[3]).into(),
+            format!("{:.3}", spread.entropy).into(),
+            format!("{:5.2}", spread.max_over_mean).into(),
+        ]
+    });
+    write_rows(out, Format::Table, &columns, rows)
+}
