@@ -1,8 +1,9 @@
-//! Who lives where: files of observed expert counts, plans of a hot-expert cache made from them, and what an update of such a
-//! cache would exchange.
+//! Who lives where: files of observed expert counts, plans of a hot-expert cache made from them, what an update of such a
+//! cache would exchange, and policies of caches that load what is asked for.
 //!
-//! Everything here is pure: text and numbers in, text and numbers out. No model files, no GPUs, no plots. The rules are those
-//! of a public runtime, the hot-cache fork of llama.cpp (`adrianhoehne/llama.cpp`), to the last expert.
+//! Everything here is pure: text and numbers in, text and numbers out. No model files, no GPUs, no plots. The rules of learn
+//! files, plans and updates are those of a public runtime, the hot-cache fork of llama.cpp (`adrianhoehne/llama.cpp`), to the
+//! last expert.
 //!
 //! ```
 //! use moe_placement::learn::parse_observations;
@@ -20,6 +21,8 @@
 
 #![warn(missing_docs)]
 
+pub mod cache;
 pub mod learn;
 pub mod plan;
+mod random;
 pub mod update;

@@ -1,0 +1,124 @@
+//! The experts of a model under dense numbers.
+
+use crate::plan::ExpertSizes;
+
+/// Number of an expert among those of all layers.
+pub type Key = u32;
+
+/// All experts of a model with their bytes; keys ascend by layer, then by expert.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Experts {
+    layers: Vec<Layer>,
+    /// `[n_keys]`: index in `layers`, expert, bytes.
+    experts: Vec<(u32, u32, u64)>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Layer {
+    /// Block number in the model.
+    layer: u32,
+    first: Key,
+    /// Key of each expert id, `None` for ids that the model has not.
+    keys: Vec<Option<Key>>,
+}
+
+/// Expert ids at or above this are no model's.
+const MAX_EXPERT: u32 = 1 << 16;
+
+impl Experts {
+    /// Numbers the experts of which the size is known.
+    pub fn new(sizes: &ExpertSizes) -> Experts {
+        let mut experts = Experts {
+            layers: Vec::new(),
+            experts: Vec::new(),
+        };
+        let possible = sizes.iter().filter(|&(_, expert, _)| expert < MAX_EXPERT);
+        for ((layer, expert, bytes), key) in possible.zip(0..) {
+            if experts.layers.last().is_none_or(|last| last.layer != layer) {
+                experts.layers.push(Layer {
+                    layer,
+                    first: key,
+                    keys: Vec::new(),
+                });
+            }
+            let index = experts.layers.len() - 1;
+            let keys = &mut experts.layers[index].keys;
+            keys.resize(expert as usize, None);
+            keys.push(Some(key));
+            experts.experts.push((index as u32, expert, bytes));
+        }
+        experts
+    }
+
+    /// The number of an expert, if the model has it.
+    pub fn key(&self, layer: u32, expert: u32) -> Option<Key> {
+        let index = self
+            .layers
+            .binary_search_by_key(&layer, |layer| layer.layer)
+            .ok()?;
+        *self.layers[index].keys.get(expert as usize)?
+    }
+
+    /// Layer and expert of a key.
+    pub fn get(&self, key: Key) -> (u32, u32) {
+        let (index, expert, _) = self.experts[key as usize];
+        (self.layers[index as usize].layer, expert)
+    }
+
+    /// Index of a key's layer among the layers that have experts.
+    pub fn layer_index(&self, key: Key) -> usize {
+        self.experts[key as usize].0 as usize
+    }
+
+    /// Bytes of an expert.
+    pub fn bytes(&self, key: Key) -> u64 {
+        self.experts[key as usize].2
+    }
+
+    /// Number of experts, all layers together.
+    pub fn len(&self) -> usize {
+        self.experts.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.experts.is_empty()
+    }
+
+    /// Layers that have experts.
+    pub fn n_layer(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// Bytes of all experts.
+    pub fn total_bytes(&self) -> u64 {
+        let bytes = self.experts.iter().map(|&(_, _, bytes)| bytes);
+        bytes.fold(0, u64::saturating_add)
+    }
+
+    /// The bytes of an expert, where all have the same.
+    pub fn equal_bytes(&self) -> Option<u64> {
+        let (_, _, first) = *self.experts.first()?;
+        let equal = self.experts.iter().all(|&(_, _, bytes)| bytes == first);
+        equal.then_some(first)
+    }
+
+    /// The experts of each layer as if there were no other, with the key that the first one has here.
+    pub(super) fn by_layer(&self) -> Vec<(Key, Experts)> {
+        let layers = self.layers.iter().map(|layer| {
+            let keys = layer.keys.iter().flatten().copied();
+            let sizes =
+                keys.map(|key| (layer.layer, self.experts[key as usize].1, self.bytes(key)));
+            (layer.first, Experts::new(&sizes.collect()))
+        });
+        layers.collect()
+    }
+
+    /// `(layer, expert, bytes)` of all, in the order of the keys.
+    pub fn sizes(&self) -> ExpertSizes {
+        let experts = self.experts.iter();
+        experts
+            .map(|&(index, expert, bytes)| (self.layers[index as usize].layer, expert, bytes))
+            .collect()
+    }
+}
