@@ -1,8 +1,8 @@
 //! How soon an expert is used again.
 
-use super::stack::LruStack;
 use super::units::{UnitId, Units};
 use super::{Event, Pass};
+use crate::stack::LruStack;
 
 /// Counts by powers of two: bucket 0 holds the value 0, bucket `i` those from `2^(i-1)` to below `2^i`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use moe_gguf::map::{Category, MapRow, OffsetMap};
+use moe_placement::plan::ExpertSizes;
 use moe_trace::Access;
 
 /// Experts of a layer that biases can be of; a map that tells more is no model's.
@@ -10,6 +11,14 @@ const MAX_EXPERTS: u64 = 4096;
 
 /// Place of a unit in [`Units`].
 pub(super) type UnitId = usize;
+
+/// Bytes of each expert of a model: all its tensors, gate, up and down, and its rows of biases.
+pub fn expert_sizes(map: &OffsetMap) -> ExpertSizes {
+    let units = Units::new(map).units.into_iter();
+    let experts =
+        units.filter_map(|unit| Some((unit.layer?.into(), unit.expert?, unit.size_bytes)));
+    experts.collect()
+}
 
 /// The units of a model.
 pub(super) struct Units {

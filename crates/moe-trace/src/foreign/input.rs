@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::manifest::Model;
 use crate::record::{NO_LAYER, RECORD_SIZE, lane};
 use crate::run::Run;
-use crate::tables::{MODEL_KEY, read_routing};
+use crate::tables::{EXPERT_BYTES_KEY, MODEL_KEY, read_routing};
 use crate::{parquet_file, tables};
 
 /// A trace that can be read as often as one wants.
@@ -103,8 +103,12 @@ fn read_tables(path: &Path, output: &mut Output<'_>) -> Result<(), ForeignError>
             output.begin_file(&file);
             let model = parquet_file::metadata_value(&file, MODEL_KEY).map_err(failed)?;
             let model = model.and_then(|json| serde_json::from_str(&json).ok());
-            if let Some(model) = model {
-                output.facts(&facts_of(&model))?;
+            let mut facts = model.as_ref().map(facts_of).unwrap_or_default();
+            let bytes = parquet_file::metadata_value(&file, EXPERT_BYTES_KEY).map_err(failed)?;
+            let bytes = bytes.and_then(|json| serde_json::from_str(&json).ok());
+            facts.expert_bytes = bytes.unwrap_or_default();
+            if facts != Facts::default() {
+                output.facts(&facts)?;
             }
         }
         for i in 0..batch.len() {

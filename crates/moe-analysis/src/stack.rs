@@ -4,9 +4,11 @@
 //! Units stand in the order of their last use, each in a slot; a binary indexed tree (Fenwick, 1994) sums the bytes behind a
 //! slot in logarithmic time. When the slots are used up they are given out anew, in order.
 
-use super::units::UnitId;
+/// A unit's place among the sizes.
+type UnitId = usize;
 
-pub(super) struct LruStack {
+/// The stack.
+pub(crate) struct LruStack {
     sizes: Vec<u64>,
     /// Slot of each unit.
     slots: Vec<Option<usize>>,
@@ -19,7 +21,7 @@ pub(super) struct LruStack {
 
 impl LruStack {
     /// Units of these sizes, none used yet.
-    pub(super) fn new(sizes: Vec<u64>) -> Self {
+    pub(crate) fn new(sizes: Vec<u64>) -> Self {
         let n_slots = (2 * sizes.len()).max(16);
         Self {
             slots: vec![None; sizes.len()],
@@ -30,16 +32,21 @@ impl LruStack {
         }
     }
 
+    /// Bytes of the other units used since a unit's last use, `None` before its first.
+    pub(crate) fn distance(&self, unit: UnitId) -> Option<u64> {
+        let slot = (*self.slots.get(unit)?)?;
+        Some(self.total.wrapping_sub(self.sum_to(slot)))
+    }
+
     /// Uses a unit; gives the bytes of the other units used since its last use, `None` for its first.
-    pub(super) fn touch(&mut self, unit: UnitId) -> Option<u64> {
+    pub(crate) fn touch(&mut self, unit: UnitId) -> Option<u64> {
         let size = *self.sizes.get(unit)?;
-        let distance = self.slots[unit].take().map(|slot| {
-            let behind = self.total.wrapping_sub(self.sum_to(slot));
+        let distance = self.distance(unit);
+        if let Some(slot) = self.slots[unit].take() {
             self.add(slot, size.wrapping_neg());
             self.units[slot] = None;
             self.total = self.total.wrapping_sub(size);
-            behind
-        });
+        }
         if self.units.len() + 1 == self.tree.len() {
             self.compact();
         }
@@ -101,6 +108,7 @@ mod tests {
             let unit = (state >> 60) as usize % sizes.len();
             let place = list.iter().position(|&other| other == unit);
             let expected = place.map(|place| list[place + 1..].iter().map(|&u| sizes[u]).sum());
+            assert_eq!(stack.distance(unit), expected);
             assert_eq!(stack.touch(unit), expected);
             list.retain(|&other| other != unit);
             list.push(unit);

@@ -1,0 +1,169 @@
+//! A trace as the caches see it.
+
+use std::sync::Arc;
+
+use moe_placement::cache::{Experts, Future, Key};
+
+/// Marks a choice of an expert that the batch looked up before.
+const AGAIN: u32 = 1 << 31;
+
+/// Set in the flags of a batch that ends a request; below it is the phase.
+const ENDS_REQUEST: u8 = 1 << 7;
+
+/// The choices of a trace in order, cut into batches: 4 bytes a choice and 5 a batch.
+#[derive(Debug, Clone)]
+pub struct Batches {
+    experts: Arc<Experts>,
+    /// Keys, perhaps with [`AGAIN`].
+    choices: Vec<u32>,
+    /// `[n_batches]`: end in `choices`.
+    ends: Vec<u32>,
+    /// `[n_batches]`
+    flags: Vec<u8>,
+    look_ups: u64,
+}
+
+/// What one layer routes in one pass.
+#[derive(Debug, Clone, Copy)]
+pub struct Batch<'a> {
+    choices: &'a [u32],
+    flags: u8,
+}
+
+impl Batch<'_> {
+    /// Index of the phase: 0 prompt, 1 generate, 2 not told.
+    pub fn phase(&self) -> usize {
+        usize::from(self.flags & !ENDS_REQUEST)
+    }
+
+    /// Whether it is the last one of a request.
+    pub fn ends_request(&self) -> bool {
+        self.flags & ENDS_REQUEST != 0
+    }
+
+    /// The expert of each token and slot, in order, and whether the batch chose it before.
+    pub fn choices(&self) -> impl Iterator<Item = (Key, bool)> {
+        self.choices
+            .iter()
+            .map(|&choice| (choice & !AGAIN, choice & AGAIN != 0))
+    }
+
+    /// The distinct experts, in the order in which they are looked up.
+    pub fn look_ups(&self) -> impl Iterator<Item = Key> {
+        let firsts = self.choices().filter(|&(_, again)| !again);
+        firsts.map(|(key, _)| key)
+    }
+}
+
+impl Batches {
+    /// Of keys of `experts`, cut at `ends`; a prompt after generated tokens begins a request.
+    pub(super) fn new(
+        experts: Arc<Experts>,
+        mut choices: Vec<u32>,
+        ends: Vec<u32>,
+        mut flags: Vec<u8>,
+    ) -> Batches {
+        let mut look_ups = 0;
+        // Number of the batch that looked an expert up last, from 1.
+        let mut last = vec![0u32; experts.len()];
+        let mut start = 0;
+        for (batch, &end) in (1..).zip(&ends) {
+            for choice in &mut choices[start..end as usize] {
+                let last = &mut last[*choice as usize];
+                if std::mem::replace(last, batch) == batch {
+                    *choice |= AGAIN;
+                } else {
+                    look_ups += 1;
+                }
+            }
+            start = end as usize;
+        }
+        for batch in 1..=flags.len() {
+            if flags
+                .get(batch)
+                .is_none_or(|&next| next == 0 && flags[batch - 1] == 1)
+            {
+                flags[batch - 1] |= ENDS_REQUEST;
+            }
+        }
+        Batches {
+            experts,
+            choices,
+            ends,
+            flags,
+            look_ups,
+        }
+    }
+
+    /// The experts of the model.
+    pub fn experts(&self) -> &Arc<Experts> {
+        &self.experts
+    }
+
+    /// The batches in order.
+    pub fn iter(&self) -> impl Iterator<Item = Batch<'_>> {
+        let starts = std::iter::once(0).chain(self.ends.iter().copied());
+        let ranges = starts.zip(&self.ends);
+        ranges
+            .zip(&self.flags)
+            .map(|((start, &end), &flags)| Batch {
+                choices: &self.choices[start as usize..end as usize],
+                flags,
+            })
+    }
+
+    /// Number of choices: each expert of each token.
+    pub fn n_choices(&self) -> u64 {
+        self.choices.len() as u64
+    }
+
+    /// Number of look-ups: each distinct expert of each batch.
+    pub fn n_look_ups(&self) -> u64 {
+        self.look_ups
+    }
+
+    /// How often each expert is looked up (`[n_keys]`).
+    pub fn counts(&self) -> Vec<u64> {
+        let mut counts = vec![0; self.experts.len()];
+        for key in self.look_ups() {
+            counts[key as usize] += 1;
+        }
+        counts
+    }
+
+    /// When each expert is looked up next.
+    pub fn future(&self) -> Option<Future> {
+        Future::new(self.experts.len(), self.look_ups())
+    }
+
+    /// Bytes of the experts of the batch that has most.
+    pub fn largest_batch_bytes(&self) -> u64 {
+        self.iter()
+            .map(|batch| self.bytes(&batch))
+            .max()
+            .unwrap_or(0)
+    }
+
+    fn bytes(&self, batch: &Batch) -> u64 {
+        let bytes = batch.look_ups().map(|key| self.experts.bytes(key));
+        bytes.fold(0, u64::saturating_add)
+    }
+
+    /// Bytes that one pass of a generated token needs in all layers, at most: a cache that goes by the last use and holds
+    /// less has forgotten an expert before its layer comes again. 0 without generated tokens.
+    pub fn cycle_bytes(&self) -> u64 {
+        let mut layers = vec![0u64; self.experts.n_layer()];
+        for batch in self.iter().filter(|batch| batch.phase() == 1) {
+            if let Some(key) = batch.look_ups().next() {
+                let most = &mut layers[self.experts.layer_index(key)];
+                *most = self.bytes(&batch).max(*most);
+            }
+        }
+        layers.into_iter().fold(0, u64::saturating_add)
+    }
+
+    fn look_ups(&self) -> impl Iterator<Item = Key> {
+        let firsts = self.choices.iter().copied();
+        firsts.filter(|choice| choice & AGAIN == 0)
+    }
+}

@@ -1,0 +1,153 @@
+//! Rows of a trace, put into batches.
+//!
+//! Where a trace has times, a batch is an operation: what has the same layer and time. Where it has none, a prompt is one
+//! batch for each layer, in whatever order its rows come, and any other token is a batch of its own.
+
+use std::sync::Arc;
+
+use moe_placement::cache::Experts;
+use moe_placement::plan::ExpertSizes;
+use moe_trace::foreign::{CountRow, Facts, MAX_ID, Phase, RoutingRow, Sink, SinkError};
+
+use super::{Batches, Error};
+
+/// Bits of an expert id in a raw choice, the layer is above.
+const EXPERT_BITS: u32 = MAX_ID.trailing_zeros();
+
+/// Index of tokens of which it is not told whether they are of the prompt.
+const UNTOLD: u8 = 2;
+
+/// Takes rows of routing and refuses counts.
+#[derive(Debug, Default)]
+pub struct Collector {
+    /// Layer and expert of each choice.
+    choices: Vec<u32>,
+    ends: Vec<u32>,
+    phases: Vec<u8>,
+    open: Option<Group>,
+    prompt: Prompt,
+    n_expert: u32,
+    facts: Facts,
+}
+
+/// What the rows of a batch have in common.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Group {
+    Operation(u16, u64),
+    Token(u16, u32, Option<u32>),
+    /// A prompt without times, of a sequence.
+    Prompt(Option<u32>),
+}
+
+/// A prompt without times, until it ends.
+#[derive(Debug, Default)]
+struct Prompt {
+    /// Choices of each layer, in the order in which layers are first met.
+    layers: Vec<(u16, Vec<u32>)>,
+}
+
+impl Prompt {
+    fn push(&mut self, layer_id: u16, choice: u32) {
+        // Rows of a layer come together, or layers ascend: it is the last one or near it.
+        let place = self
+            .layers
+            .iter()
+            .rposition(|(layer, _)| *layer == layer_id);
+        match place {
+            Some(place) => self.layers[place].1.push(choice),
+            None => self.layers.push((layer_id, vec![choice])),
+        }
+    }
+}
+
+impl Collector {
+    /// No rows yet.
+    pub fn new() -> Collector {
+        Collector::default()
+    }
+
+    /// Sizes of all experts by what the trace tells of its layers; none where it does not tell.
+    pub fn told_sizes(&self) -> ExpertSizes {
+        let n_expert = self.facts.n_expert.unwrap_or(0).max(self.n_expert);
+        let layers = self.facts.expert_bytes.iter();
+        layers
+            .flat_map(|(&layer, &bytes)| (0..n_expert).map(move |e| (u32::from(layer), e, bytes)))
+            .collect()
+    }
+
+    /// The batches of a model whose experts have these sizes.
+    ///
+    /// # Errors
+    /// [`Error::NoSize`] if an expert was chosen that has none.
+    pub fn finish(mut self, sizes: &ExpertSizes) -> Result<Batches, Error> {
+        self.close().map_err(|_| Error::TooLong)?;
+        let experts = Experts::new(sizes);
+        for choice in &mut self.choices {
+            let (layer, expert) = (*choice >> EXPERT_BITS, *choice & (MAX_ID - 1));
+            let key = experts.key(layer, expert);
+            *choice = key.ok_or(Error::NoSize { layer, expert })?;
+        }
+        Ok(Batches::new(
+            Arc::new(experts),
+            self.choices,
+            self.ends,
+            self.phases,
+        ))
+    }
+
+    /// Ends the open batch.
+    fn close(&mut self) -> Result<(), SinkError> {
+        match self.open.take() {
+            None => {}
+            Some(Group::Prompt(_)) => {
+                for (_, choices) in self.prompt.layers.drain(..) {
+                    self.choices.extend(choices);
+                    self.ends.push(end(&self.choices)?);
+                    self.phases.push(0);
+                }
+            }
+            Some(_) => self.ends.push(end(&self.choices)?),
+        }
+        Ok(())
+    }
+}
+
+fn end(choices: &[u32]) -> Result<u32, SinkError> {
+    u32::try_from(choices.len()).map_err(|_| {
+        SinkError::Refused("more choices than can be simulated at once; cut the trace".into())
+    })
+}
+
+impl Sink for Collector {
+    fn facts(&mut self, facts: &Facts) -> Result<(), SinkError> {
+        self.facts = facts.clone();
+        Ok(())
+    }
+
+    fn routing(&mut self, row: &RoutingRow) -> Result<(), SinkError> {
+        let phase = row.phase.map_or(UNTOLD, Phase::number);
+        let group = match (row.timestamp_ns, row.phase) {
+            (Some(time), _) => Group::Operation(row.layer_id, time),
+            (None, Some(Phase::Prompt)) => Group::Prompt(row.sequence_id),
+            (None, _) => Group::Token(row.layer_id, row.token_id, row.sequence_id),
+        };
+        self.n_expert = self.n_expert.max(row.expert_id.saturating_add(1));
+        let choice = u32::from(row.layer_id) << EXPERT_BITS | row.expert_id;
+        if self.open != Some(group) {
+            self.close()?;
+            self.open = Some(group);
+            if !matches!(group, Group::Prompt(_)) {
+                self.phases.push(phase);
+            }
+        }
+        match group {
+            Group::Prompt(_) => self.prompt.push(row.layer_id, choice),
+            _ => self.choices.push(choice),
+        }
+        Ok(())
+    }
+
+    fn count(&mut self, _row: &CountRow) -> Result<(), SinkError> {
+        Err(SinkError::NeedsOrder)
+    }
+}

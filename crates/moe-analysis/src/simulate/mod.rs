@@ -1,0 +1,40 @@
+//! Simulated caches of experts: what a cache of so many bytes would have hit on a trace, under which policy.
+//!
+//! [`Collector`] takes the rows of a trace and makes [`Batches`] of them, [`simulate`] replays those under policies and
+//! budgets. What a batch is and how it is looked up, [`moe_placement::cache`] tells.
+
+mod batches;
+mod collect;
+mod grid;
+mod lru_curve;
+mod replay;
+
+use moe_placement::cache::BuildError;
+
+pub use batches::{Batch, Batches};
+pub use collect::Collector;
+pub use grid::{Options, Row, simulate};
+pub use lru_curve::LruCurve;
+pub use replay::{Outcome, replay};
+
+/// Why there is no simulation.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Nobody knows how large an expert is.
+    #[error(
+        "the size of expert {expert} of layer {layer} is not known; name the model with --model, or a table with --sizes"
+    )]
+    NoSize {
+        /// The layer.
+        layer: u32,
+        /// The expert.
+        expert: u32,
+    },
+    /// More look-ups than can be numbered.
+    #[error("the trace has more than {} look-ups; cut it into parts", u32::MAX - 1)]
+    TooLong,
+    /// A policy cannot be made.
+    #[error(transparent)]
+    Policy(#[from] BuildError),
+}

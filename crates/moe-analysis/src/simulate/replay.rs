@@ -1,0 +1,82 @@
+//! One policy, one budget, one trace.
+
+use moe_placement::cache::{Access, Changes, Experts, Key, Policy};
+
+use super::Batches;
+
+/// What a cache did. Arrays are by phase: prompt, generate, not told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Outcome {
+    /// Look-ups: distinct experts of batches.
+    pub look_ups: [u64; 3],
+    /// Those that found their expert.
+    pub hits: [u64; 3],
+    /// Bytes of the experts that were not found.
+    pub read_bytes: u64,
+    /// Bytes that were loaded without a look-up: a plan, an exchange.
+    pub loaded_bytes: u64,
+    /// Experts that went.
+    pub evictions: u64,
+}
+
+impl Outcome {
+    /// Hits of all look-ups, in percent; 0 without look-ups.
+    pub fn hit_pct_cum(&self) -> f64 {
+        percent(self.hits.iter().sum(), self.look_ups.iter().sum())
+    }
+
+    /// Hits of look-ups of generated tokens, in percent; `None` without any.
+    pub fn hit_pct_decode(&self) -> Option<f64> {
+        (self.look_ups[1] > 0).then(|| percent(self.hits[1], self.look_ups[1]))
+    }
+
+    /// Bytes that were moved: read for a look-up, or loaded without one.
+    pub fn moved_bytes(&self) -> u64 {
+        self.read_bytes.saturating_add(self.loaded_bytes)
+    }
+}
+
+fn percent(hits: u64, look_ups: u64) -> f64 {
+    100.0 * hits as f64 / look_ups.max(1) as f64
+}
+
+/// Replays a trace.
+pub fn replay(batches: &Batches, policy: &mut dyn Policy) -> Outcome {
+    let experts = batches.experts();
+    let mut outcome = Outcome::default();
+    let mut changes = Changes::default();
+    policy.start(&mut changes);
+    outcome.note(experts, &mut changes);
+    for batch in batches.iter() {
+        let phase = batch.phase();
+        for (key, again) in batch.choices() {
+            if again {
+                policy.look_up_again(key);
+                continue;
+            }
+            outcome.look_ups[phase] += 1;
+            match policy.look_up(key) {
+                Access::Hit => outcome.hits[phase] += 1,
+                Access::Loaded | Access::Passed => {
+                    let bytes = experts.bytes(key);
+                    outcome.read_bytes = outcome.read_bytes.saturating_add(bytes);
+                }
+            }
+        }
+        policy.end_batch(&mut changes);
+        if batch.ends_request() {
+            policy.end_request(&mut changes);
+        }
+        outcome.note(experts, &mut changes);
+    }
+    outcome
+}
+
+impl Outcome {
+    fn note(&mut self, experts: &Experts, changes: &mut Changes) {
+        self.evictions += changes.evicted.len() as u64;
+        let loaded = changes.loaded.iter().map(|&key: &Key| experts.bytes(key));
+        self.loaded_bytes = loaded.fold(self.loaded_bytes, u64::saturating_add);
+        changes.clear();
+    }
+}
