@@ -9,7 +9,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::commands::{
     accesses, bench, buffers, completions, convert, diff, gguf_map, graph, hotness, info, man,
-    parquet, plan, record, relayout, synth,
+    parquet, plan, record, relayout, simulate, synth,
 };
 
 /// Offline trace analysis for mixture-of-experts models in GGUF files.
@@ -41,6 +41,7 @@ enum Command {
     Convert(convert::Args),
     Hotness(hotness::Args),
     Plan(plan::Args),
+    Simulate(simulate::Args),
     Diff(diff::Args),
     Accesses(accesses::Args),
     Graph(graph::Args),
@@ -129,6 +130,7 @@ impl Cli {
             Command::Convert(args) => convert::run(args, &ctx),
             Command::Hotness(args) => hotness::run(args, &ctx),
             Command::Plan(args) => plan::run(args, &ctx),
+            Command::Simulate(args) => simulate::run(args, &ctx),
             Command::Diff(args) => diff::run(args, &ctx),
             Command::Accesses(args) => accesses::run(args, &ctx),
             Command::Graph(args) => graph::run(args, &ctx),

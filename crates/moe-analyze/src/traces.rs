@@ -42,6 +42,11 @@ impl TraceArgs {
         self.model.is_some()
     }
 
+    /// The model that is named.
+    pub fn model(&self) -> Option<&Path> {
+        self.model.as_deref()
+    }
+
     /// The model that is named, and what it tells.
     pub fn gguf(&self) -> anyhow::Result<Option<(Facts, Gguf)>> {
         let Some(path) = &self.model else {

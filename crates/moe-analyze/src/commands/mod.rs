@@ -15,4 +15,5 @@ pub mod parquet;
 pub mod plan;
 pub mod record;
 pub mod relayout;
+pub mod simulate;
 pub mod synth;

@@ -161,14 +161,14 @@ impl Picture for Chart {
 }
 
 /// Values of 1, 2 or 5 times a power of ten between the ends of an axis, ten at most.
-fn ticks((from, to): (f64, f64)) -> Vec<f64> {
+pub(super) fn ticks((from, to): (f64, f64)) -> Vec<f64> {
     let step = super::nice_step(to - from, 10.0);
     let first = (from / step).ceil() as i64;
     let last = (to / step + 1e-9).floor() as i64;
     (first..=last).map(|n| n as f64 * step).collect()
 }
 
-fn tick_label(value: f64) -> String {
+pub(super) fn tick_label(value: f64) -> String {
     // Ten steps of an axis from 0 to 1 have one decimal.
     format!("{}", (value * 1000.0).round() / 1000.0)
 }

@@ -1,7 +1,8 @@
-//! Pictures as PNG or SVG: heat maps of layers × experts, and memory over time.
+//! Pictures as PNG or SVG: heat maps of layers × experts, memory over time, and curves.
 
 mod chart;
 mod colour;
+mod curves;
 mod occupancy;
 
 use std::path::Path;
@@ -16,6 +17,7 @@ use plotters::style::{FontStyle, register_font};
 use crate::files;
 
 pub use chart::{Chart, Line};
+pub use curves::Curves;
 pub use occupancy::Occupancy;
 
 /// DejaVu Sans travels in the binary for PNG; in an SVG the viewer falls back to its own font where it is missing.

@@ -19,7 +19,7 @@ use crate::files;
 use crate::output::{Format, count};
 
 use budget::Budget;
-use inputs::Experts;
+pub use inputs::{Experts, read_learn_file};
 
 /// Plan which experts a hot-expert cache holds, exactly as the runtime that reads the file
 ///

@@ -1,0 +1,63 @@
+//! What a simulation is made from: a trace, sizes of experts, a learn file.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use moe_analysis::accesses::expert_sizes;
+use moe_analysis::simulate::{Batches, Collector};
+use moe_placement::learn::LayerObservation;
+use moe_trace::foreign::Input;
+
+use crate::cli::Context;
+use crate::commands::plan;
+use crate::traces::{self, TraceArgs};
+
+/// What was read.
+pub struct Inputs {
+    /// The trace.
+    pub batches: Batches,
+    /// The learn file's observations, if one was named.
+    pub learn: Option<Arc<[LayerObservation]>>,
+}
+
+impl Inputs {
+    /// Reads all of it. Sizes are those of the table or the model that is named, else of the run's map, else what the trace
+    /// tells.
+    pub fn read(
+        path: &Path,
+        sizes: Option<&Path>,
+        learn: Option<&Path>,
+        args: &TraceArgs,
+        ctx: &Context,
+    ) -> anyhow::Result<Inputs> {
+        let learn = learn.map(|learn| {
+            let file = plan::read_learn_file(learn, ctx);
+            let file = file.with_context(|| learn.display().to_string())?;
+            anyhow::Ok(file.observations()?.into())
+        });
+        let input = traces::open(path)?;
+        let mut collector = Collector::new();
+        let summary = input.read(&args.options()?, &mut collector)?;
+        match &input {
+            Input::Run(run) => run.remarks()?.iter().for_each(|remark| ctx.remark(remark)),
+            Input::Tables(_) => {}
+            Input::Foreign(_) => traces::tell(ctx, path, &summary),
+        }
+        let named = plan::Experts::read(args.model(), sizes, ctx)?;
+        let sizes = match (named, &input) {
+            (Some(experts), _) => experts.sizes,
+            (None, Input::Run(run)) if run.map.is_some() => {
+                run.map.as_ref().map(expert_sizes).unwrap_or_default()
+            }
+            (None, _) => collector.told_sizes(),
+        };
+        let batches = collector
+            .finish(&sizes)
+            .with_context(|| path.display().to_string())?;
+        Ok(Inputs {
+            batches,
+            learn: learn.transpose()?,
+        })
+    }
+}

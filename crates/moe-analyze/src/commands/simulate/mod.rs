@@ -1,0 +1,198 @@
+//! `simulate`: what a cache of experts would have hit, under which policy, with how many bytes.
+
+mod budget;
+mod inputs;
+mod report;
+
+use std::path::PathBuf;
+
+use anyhow::bail;
+use moe_analysis::simulate::{self, Options, Row};
+use moe_placement::cache::{Online, PolicyName};
+use moe_placement::plan::MIB;
+
+use crate::cli::{Context, ExitStatus};
+use crate::files;
+use crate::output::{self, Format};
+use crate::plot::{self, Curves};
+use crate::traces::TraceArgs;
+use budget::Budgets;
+use inputs::Inputs;
+
+/// Simulate caches of experts: hit rates and bytes moved, for every policy and budget
+///
+/// A row for each budget and policy: hits of all look-ups and of those of generated tokens, in percent; MiB read for what was
+/// missed; bytes moved, with what was loaded without being asked for; MiB moved beyond Belady's policy; experts evicted.
+/// docs/cache-policies.md describes the policies.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// A run, a trace, a directory of tables, or a trace of another tool that tells the tokens in order
+    #[arg(value_name = "TRACE")]
+    path: PathBuf,
+    /// Sizes of the cache: numbers, A..B (doubling from A to B) or A..B+STEP [default: eighths of all experts]
+    #[arg(long, value_name = "MIB[,…]", value_delimiter = ',')]
+    budget_mib: Vec<Budgets>,
+    /// Policies: all, or belady, beladysize, lru, lfu, lfuda, lfru, slru, s3fifo, arc, clock, random; layer and one of them
+    /// for a cache in each layer (layer alone: LRU); static, staticoracle, staticlearn, hotcache
+    #[arg(
+        long,
+        value_name = "NAME[,…]",
+        value_delimiter = ',',
+        default_value = "belady,lru,lfu,random,layer,layerlfu"
+    )]
+    policy: Vec<PolicyChoice>,
+    /// Learn file, or anything that `hotness` counts, that staticlearn and hotcache start from
+    #[arg(long, value_name = "FILE")]
+    learn: Option<PathBuf>,
+    /// Share of the look-ups that static learns from, before it holds anything
+    #[arg(long, value_name = "SHARE", default_value_t = 0.1, value_parser = share)]
+    first: f64,
+    /// Share of the hot cache that is exchanged after a request, at most
+    #[arg(long, value_name = "SHARE", default_value_t = 0.1, value_parser = share)]
+    update_rate: f64,
+    /// Seed of random
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// Bytes of each expert as CSV, layer,expert,bytes [default: what the trace or --model tells]
+    #[arg(long, value_name = "FILE.csv", conflicts_with = "model")]
+    sizes: Option<PathBuf>,
+    /// How rows are printed
+    #[arg(short, long = "output", value_name = "FORMAT", default_value = "table")]
+    output: Format,
+    /// Draw hit rates against budgets; the extension chooses: png, svg
+    #[arg(long, value_name = "FILE.png|svg")]
+    plot: Option<PathBuf>,
+    /// Replace the file of --plot if it exists
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    trace: TraceArgs,
+}
+
+/// What is named on the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PolicyChoice {
+    All,
+    One(PolicyName),
+}
+
+impl std::str::FromStr for PolicyChoice {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<PolicyChoice, String> {
+        match name {
+            "all" => Ok(PolicyChoice::All),
+            _ => name
+                .parse()
+                .map(PolicyChoice::One)
+                .map_err(|error: moe_placement::cache::BuildError| error.to_string()),
+        }
+    }
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(share) if (0.0..=1.0).contains(&share) => Ok(share),
+        _ => Err("give a number from 0 to 1".into()),
+    }
+}
+
+pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
+    if let Some(plot) = &args.plot {
+        plot::check_extension(plot)?;
+        files::check_output(plot, args.force)?;
+    }
+    let policies = policies(&args, ctx)?;
+    let inputs = Inputs::read(
+        &args.path,
+        args.sizes.as_deref(),
+        args.learn.as_deref(),
+        &args.trace,
+        ctx,
+    )?;
+    let batches = &inputs.batches;
+    let budgets = budget::bytes(&args.budget_mib, batches.experts().total_bytes());
+    report::remark(batches, &budgets, &policies, ctx);
+
+    // Regret is against Belady's policy, asked for or not.
+    let mut simulated = policies.clone();
+    if !simulated.contains(&PolicyName::Belady) {
+        simulated.push(PolicyName::Belady);
+    }
+    let options = Options {
+        learn: inputs.learn,
+        first: args.first,
+        update_rate: args.update_rate,
+        seed: args.seed,
+    };
+    let rows = simulate::simulate(batches, &budgets, &simulated, &options)?;
+    if let Some(plot) = &args.plot {
+        let source = args.path.file_name().unwrap_or(args.path.as_os_str());
+        let wanted = rows.iter().filter(|row| policies.contains(&row.policy));
+        curves(&source.to_string_lossy(), &policies, wanted.copied()).write(plot, args.force)?;
+        ctx.remark(format_args!("drew {}", plot.display()));
+    }
+    output::to_stdout(|stdout| report::print(stdout, args.output, &rows, &policies))?;
+    Ok(ExitStatus::Done)
+}
+
+/// The policies that are named, each once, in their order.
+fn policies(args: &Args, ctx: &Context) -> anyhow::Result<Vec<PolicyName>> {
+    let mut policies: Vec<PolicyName> = Vec::new();
+    for choice in &args.policy {
+        let named = match choice {
+            PolicyChoice::One(policy) => vec![*policy],
+            PolicyChoice::All => PolicyName::all(),
+        };
+        for policy in named {
+            if policy.needs_learn_file() && args.learn.is_none() {
+                if *choice != PolicyChoice::All {
+                    bail!("{policy} starts from a learn file; name one with --learn");
+                }
+                ctx.remark(format_args!("{policy} is left out: it needs --learn"));
+            } else if !policies.contains(&policy) {
+                policies.push(policy);
+            }
+        }
+    }
+    Ok(policies)
+}
+
+/// Hit rates of generated tokens, or of all where the trace does not tell them.
+fn curves(source: &str, policies: &[PolicyName], rows: impl Iterator<Item = Row>) -> Curves {
+    let rows: Vec<Row> = rows.collect();
+    let is_decode = rows
+        .iter()
+        .all(|row| row.outcome.hit_pct_decode().is_some());
+    let lines = policies.iter().map(|policy| {
+        let rows = rows.iter().filter(|row| row.policy == *policy);
+        let points = rows.map(|row| {
+            let hit_pct = match row.outcome.hit_pct_decode() {
+                Some(hit_pct) if is_decode => hit_pct,
+                _ => row.outcome.hit_pct_cum(),
+            };
+            (row.budget as f64 / MIB as f64, hit_pct)
+        });
+        (policy.to_string(), points.collect())
+    });
+    let look_ups = if is_decode {
+        "look-ups of generated tokens"
+    } else {
+        "all look-ups"
+    };
+    Curves {
+        title: "What a cache of experts hits".into(),
+        subtitle: format!("{source}: {look_ups}"),
+        x: "size of the cache, MiB".into(),
+        y: "hits, %".into(),
+        lines: lines.collect(),
+    }
+}
+
+/// LRU and its like forget everything below a token's cycle of layers.
+fn goes_by_last_use(policy: PolicyName) -> bool {
+    matches!(
+        policy,
+        PolicyName::Whole(Online::Lru | Online::Clock | Online::Slru | Online::S3Fifo)
+    )
+}

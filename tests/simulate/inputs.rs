@@ -1,0 +1,82 @@
+//! Every kind of trace, and where sizes come from.
+
+use std::fs;
+
+use crate::simulate;
+use crate::support::{arg, failure_of, known_run, repository, stdout_of};
+
+const MODEL: &str = "fixtures/tiny-qwen3moe-Q4_K_M.gguf";
+
+/// A run, a bare trace of it and its tables are one trace; sizes come from the run's map, from the model, or from the table.
+#[test]
+fn a_run_its_trace_and_its_tables_give_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let (run, tables) = (dir.path().join("run"), dir.path().join("tables"));
+    known_run(&run);
+    stdout_of(&["--quiet", "parquet", arg(&run), "--out", arg(&tables)]);
+    let model = repository(MODEL);
+    let model = ["--model", arg(&model)];
+    let of_run = simulate(&run, "0..3+1", "belady,lru,clock", &[]);
+    assert_eq!(of_run.len(), 12);
+    let look_ups = of_run[&(1, "lru".to_owned())]["look_ups"];
+    assert_eq!(look_ups, known_look_ups() as f64);
+    assert_eq!(of_run, simulate(&run, "0..3+1", "belady,lru,clock", &model));
+    assert_eq!(
+        of_run,
+        simulate(&run.join("trace.bin"), "0..3+1", "belady,lru,clock", &model)
+    );
+    assert_eq!(
+        of_run,
+        simulate(&tables, "0..3+1", "belady,lru,clock", &model)
+    );
+}
+
+/// Distinct experts of each batch of the known run, counted anew.
+fn known_look_ups() -> usize {
+    use crate::support::{N_LAYER, experts_of, tokens_of};
+    let distinct = |layer: u32, tokens: std::ops::Range<u32>| {
+        let mut experts: Vec<u32> = tokens.flat_map(|token| experts_of(token, layer)).collect();
+        experts.sort_unstable();
+        experts.dedup();
+        experts.len()
+    };
+    let of_layer = |layer: u32| {
+        let generated = tokens_of(layer, 1).map(|token| distinct(layer, token..token + 1));
+        distinct(layer, tokens_of(layer, 0)) + generated.sum::<usize>()
+    };
+    (0..N_LAYER).map(of_layer).sum()
+}
+
+#[test]
+fn sizes_must_be_known() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    known_run(&run);
+    let trace = run.join("trace.bin");
+    let failure = failure_of(&["--quiet", "simulate", arg(&trace)]);
+    assert!(
+        failure.contains("--model") && failure.contains("--sizes"),
+        "{failure}"
+    );
+
+    let sizes = dir.path().join("sizes.csv");
+    let all: String = (0..6u32)
+        .flat_map(|layer| (0..32).map(move |expert| format!("{layer},{expert},1048576\n")))
+        .collect();
+    fs::write(&sizes, format!("layer,expert,bytes\n{all}")).unwrap();
+    let rows = simulate(&trace, "100,192", "lru", &["--sizes", arg(&sizes)]);
+    let row = &rows[&(192, "lru".to_owned())];
+    // Experts of a MiB: what is read are the misses.
+    assert_eq!(row["read_mib"], row["look_ups"] - row["hits"]);
+    assert_eq!(row["evictions"], 0.0);
+}
+
+#[test]
+fn counts_have_no_order() {
+    let counts = repository("fixtures/foreign/coli-usage/small.coli_usage");
+    let failure = failure_of(&["--quiet", "simulate", arg(&counts)]);
+    assert!(failure.contains("counts alone"), "{failure}");
+    let learn = repository("fixtures/foreign/npy/counts.npy");
+    let failure = failure_of(&["--quiet", "simulate", arg(&learn), "--top-k", "2"]);
+    assert!(failure.contains("counts alone"), "{failure}");
+}

@@ -1,0 +1,117 @@
+//! What is printed, drawn and said.
+
+use crate::support::{arg, failure_of, known_run, moe_analyze, repository, stdout_of};
+
+const SMALL: &str = "fixtures/foreign/bigmoeonedge/small.route.csv";
+
+#[test]
+fn every_format_has_every_row() {
+    let trace = repository(SMALL);
+    let args = [
+        "--quiet",
+        "simulate",
+        arg(&trace),
+        "--budget-mib",
+        "1,2",
+        "--policy",
+        "lru,random",
+    ];
+    let print = |format: &str| stdout_of(&[&args[..], &["-o", format]].concat());
+    assert_eq!(print("csv").lines().count(), 5);
+    assert_eq!(print("md").lines().count(), 6);
+    assert_eq!(print("table").lines().count(), 5);
+    let json: serde_json::Value = serde_json::from_str(&print("json")).unwrap();
+    assert_eq!(json.as_array().unwrap().len(), 4);
+    assert_eq!(json[0]["policy"], "lru");
+    assert_eq!(json[0]["budget_mib"], 1);
+    assert!(json[0]["hit_pct_cum"].is_number());
+}
+
+#[test]
+fn all_leaves_out_what_needs_a_learn_file() {
+    let trace = repository(SMALL);
+    let args = [
+        "simulate",
+        arg(&trace),
+        "--budget-mib",
+        "1",
+        "--policy",
+        "all",
+        "-o",
+        "csv",
+    ];
+    let assert = moe_analyze().args(args).assert().success();
+    let output = assert.get_output();
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        stdout.contains("\n1,arc,") && !stdout.contains("hotcache"),
+        "{stdout}"
+    );
+    assert!(String::from_utf8_lossy(&output.stderr).contains("hotcache is left out"));
+    let failure = failure_of(&["simulate", arg(&trace), "--policy", "hotcache"]);
+    assert!(failure.contains("--learn"), "{failure}");
+    let learnt = stdout_of(&[&args[..], &["--learn", arg(&trace)]].concat());
+    assert!(learnt.contains("\n1,hotcache,"), "{learnt}");
+}
+
+#[test]
+fn curves_are_drawn() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    known_run(&run);
+    for name in ["curve.png", "curve.svg"] {
+        let plot = dir.path().join(name);
+        let args = [
+            "--quiet",
+            "simulate",
+            arg(&run),
+            "--policy",
+            "all",
+            "--plot",
+            arg(&plot),
+        ];
+        stdout_of(&args);
+        assert!(plot.metadata().unwrap().len() > 1000);
+        assert!(failure_of(&args).contains("--force"));
+    }
+    let svg = std::fs::read_to_string(dir.path().join("curve.svg")).unwrap();
+    assert!(svg.contains("belady") && svg.contains("MiB"));
+}
+
+/// A token's cycle through the layers is told with the budgets that are below it.
+#[test]
+fn too_small_a_cache_is_warned_of() {
+    let sizes = (0..6u32).flat_map(|layer| (0..32).map(move |e| format!("{layer},{e},1048576\n")));
+    let dir = tempfile::tempdir().unwrap();
+    let (run, table) = (dir.path().join("run"), dir.path().join("sizes.csv"));
+    known_run(&run);
+    std::fs::write(
+        &table,
+        format!("layer,expert,bytes\n{}", sizes.collect::<String>()),
+    )
+    .unwrap();
+    let budgets = ["--budget-mib", "23,24,192", "--sizes", arg(&table)];
+    let args = [&["simulate", arg(&run), "--policy", "lru"][..], &budgets].concat();
+    let assert = moe_analyze().args(args).assert().success();
+    let stderr = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
+    // Four experts of a MiB in six layers.
+    assert!(
+        stderr.contains("24.0 MiB of experts") && stderr.contains("(23 MiB)"),
+        "{stderr}"
+    );
+    assert!(stderr.contains("all experts fit in 192 MiB"), "{stderr}");
+}
+
+#[test]
+fn nonsense_is_refused() {
+    let trace = repository(SMALL);
+    for (option, value, told) in [
+        ("--policy", "best", "no policy"),
+        ("--budget-mib", "8..4", "range"),
+        ("--first", "2", "0 to 1"),
+        ("--plot", "curve.pdf", ".png"),
+    ] {
+        let failure = failure_of(&["simulate", arg(&trace), option, value]);
+        assert!(failure.contains(told), "{failure}");
+    }
+}
