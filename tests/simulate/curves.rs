@@ -48,3 +48,13 @@ fn published_curves_are_reproduced_to_the_last_digit() {
         reproduces(&data.join(format!("{model}.route.csv")), &curve);
     }
 }
+
+/// A trace with experts of two sizes, two requests and every policy that can be computed by hand: what a few pages of plain
+/// Python make of it (`fixtures/simulate/make.py`).
+#[test]
+fn a_curve_of_another_implementation_is_reproduced() {
+    let curve = repository("fixtures/simulate/mixed-curve.csv");
+    let curve = fs::read_to_string(curve).unwrap();
+    assert_eq!(rows(&curve).len(), 8 * 13);
+    reproduces(&repository("fixtures/simulate/mixed.route.csv"), &curve);
+}
