@@ -2,8 +2,16 @@
 
 #[path = "hotness/counts.rs"]
 mod counts;
+#[path = "hotness/domains.rs"]
+mod domains;
+#[path = "hotness/hold.rs"]
+mod hold;
 #[path = "hotness/inputs.rs"]
 mod inputs;
+#[path = "hotness/matrices.rs"]
+mod matrices;
+#[path = "hotness/measures.rs"]
+mod measures;
 #[path = "hotness/outputs.rs"]
 mod outputs;
 #[path = "hotness/several.rs"]

@@ -9,6 +9,8 @@ mod foreign;
 mod frame;
 mod matrix;
 mod origin;
+#[cfg(test)]
+mod properties;
 mod readers;
 mod summary;
 

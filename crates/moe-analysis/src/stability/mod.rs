@@ -16,3 +16,6 @@ pub use trust::{Trust, Verdict, trust};
 
 /// The share of the experts of a layer that stands for "the hot ones" where one figure is told.
 pub const HOT_PERCENT: usize = 25;
+
+#[cfg(test)]
+mod tests;

@@ -77,7 +77,13 @@ fn print(args: &Args, counted: &Counted) -> anyhow::Result<()> {
     let format = args.output.unwrap_or(Format::Table);
     match table {
         _ if args.usage => print_usage(counted, args.phases(), args.output),
-        None => output::to_stdout(|stdout| summary::print(stdout, args, counted)),
+        None => {
+            let split = args
+                .split
+                .map(|_| tables::split(args, counted))
+                .transpose()?;
+            output::to_stdout(|stdout| summary::print(stdout, args, counted, split.as_ref()))
+        }
         Some(TableChoice::Matrix) if args.by.is_some() => matrix::print(args, counted, format),
         Some(TableChoice::Matrix) => matrix::print_ranked(counted, args.phases(), format),
         Some(table) => {

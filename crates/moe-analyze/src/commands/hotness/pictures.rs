@@ -90,7 +90,7 @@ fn coverage(args: &Args, counted: &Counted) -> anyhow::Result<Chart> {
     };
     let mut lines = vec![
         Line::reference("an even router", vec![(0.0, 0.0), (100.0, 100.0)]),
-        Line::new("the tokens that it was learned on: all", points(&whole)),
+        Line::new("all tokens, learned on themselves", points(&whole)),
     ];
     if let Some(Curve {
         in_sample,
@@ -147,7 +147,7 @@ fn entropy(args: &Args, counted: &Counted) -> Chart {
         title: "How evenly each layer chooses".into(),
         subtitle: subtitle(args, counted),
         x_label: "layer",
-        y_label: "0 to 1",
+        y_label: "entropy and Gini coefficient",
         x: (first, last.max(first + 1.0)),
         y: (0.0, 1.0),
         lines: vec![

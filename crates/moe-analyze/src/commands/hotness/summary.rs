@@ -8,14 +8,19 @@ use moe_analysis::survey::{Order, Survey};
 
 use super::args::{Args, PhaseChoice};
 use super::input::Counted;
-use super::tables;
+use super::tables::Table;
 use crate::output::{Format, count, write_rows};
 
 /// Experts that the summary names in each layer.
 const N_TOP: usize = 4;
 
-/// Prints the summary, and the split if it was asked for.
-pub fn print(out: &mut dyn Write, args: &Args, counted: &Counted) -> std::io::Result<()> {
+/// Prints the summary, and what was learned on one part and tested on another, if that was asked for.
+pub fn print(
+    out: &mut dyn Write,
+    args: &Args,
+    counted: &Counted,
+    split: Option<&Table>,
+) -> std::io::Result<()> {
     let hotness = &counted.hotness;
     let trust = stability::trust(&counted.survey, hotness.n_expert());
     writeln!(out, "{}", tell_trust(&trust))?;
@@ -25,12 +30,9 @@ pub fn print(out: &mut dyn Write, args: &Args, counted: &Counted) -> std::io::Re
     }
     writeln!(out)?;
     print_layers(out, args, hotness)?;
-    if args.split.is_some() {
+    if let Some(split) = split {
         writeln!(out)?;
-        match tables::split(args, counted) {
-            Ok(table) => table.write(out, Format::Table)?,
-            Err(error) => writeln!(out, "{error}")?,
-        }
+        split.write(out, Format::Table)?;
     }
     Ok(())
 }

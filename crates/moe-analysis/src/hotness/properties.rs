@@ -1,0 +1,166 @@
+//! What holds for every trace, whatever it routes.
+
+use proptest::prelude::*;
+
+use super::counting::Counter;
+use super::origin::Origin;
+use super::{Hotness, Phases};
+use crate::measures::{Spread, hottest};
+use crate::survey::{Choice, GroupBy, Options, Survey};
+
+const N_LAYER: u32 = 3;
+const N_EXPERT: u32 = 12;
+const K: usize = 3;
+
+/// A token in a layer.
+#[derive(Debug, Clone)]
+struct Token {
+    layer: u32,
+    phase: usize,
+    sequence: u32,
+    experts: Vec<u32>,
+}
+
+/// Tokens that choose K different experts; the last expert is chosen once, so that every part knows how many there are.
+fn tokens() -> impl Strategy<Value = Vec<Token>> {
+    let ids: Vec<u32> = (0..N_EXPERT).collect();
+    let experts = prop::sample::subsequence(ids, K).prop_shuffle();
+    let token = (0..N_LAYER, 0..2usize, 0..4u32, experts);
+    let token = token.prop_map(|(layer, phase, sequence, experts)| Token {
+        layer,
+        phase,
+        sequence,
+        experts,
+    });
+    prop::collection::vec(token, 1..300).prop_map(|mut tokens| {
+        tokens[0].experts = vec![N_EXPERT - 1, 0, 1];
+        tokens
+    })
+}
+
+fn read(tokens: &[Token], options: Options) -> (Hotness, Survey) {
+    let origin = Origin::of_foreign("".as_ref(), &Default::default());
+    let mut counter = Counter::new(origin);
+    let mut survey = Survey::new(options);
+    survey.begin_input();
+    survey.begin_run();
+    for (token_id, token) in (0..).zip(tokens) {
+        for (slot, &expert) in (0..).zip(&token.experts) {
+            let choice = Choice {
+                layer: token.layer,
+                phase: token.phase,
+                timestamp_ns: u64::from(token_id) + 1,
+                token_id,
+                sequence_id: token.sequence,
+                slot,
+                expert,
+                // Sums of eighths are exact, in whatever order.
+                weight: f64::from(1 + expert % 8) / 8.0,
+            };
+            counter.add(&choice, String::new).unwrap();
+            survey.choice(&choice);
+        }
+    }
+    survey.finish().unwrap();
+    let mut hotness = counter.finish().unwrap();
+    // Parts of one made-up run are added as if they were runs of their own.
+    hotness.origins.clear();
+    (hotness, survey)
+}
+
+fn hotness(tokens: &[Token]) -> Hotness {
+    read(tokens, Options::default()).0
+}
+
+fn rows_of(tokens: &[Token], layer: u32) -> u64 {
+    tokens.iter().filter(|token| token.layer == layer).count() as u64
+}
+
+proptest! {
+    #[test]
+    fn counts_of_a_layer_are_rows_times_k(tokens in tokens()) {
+        let (hotness, survey) = read(&tokens, Options::default());
+        prop_assert_eq!(survey.n_repeated(), 0);
+        for layer in hotness.layers(Phases::All) {
+            let rows = rows_of(&tokens, layer);
+            prop_assert_eq!(hotness.rows(layer, Phases::All), rows);
+            prop_assert_eq!(hotness.choices(layer, Phases::All), rows * K as u64);
+            prop_assert_eq!(survey.rows(layer), rows);
+            let parts = [Phases::Prompt, Phases::Generate].map(|p| hotness.choices(layer, p));
+            prop_assert_eq!(parts.iter().sum::<u64>(), rows * K as u64);
+        }
+    }
+
+    #[test]
+    fn merging_is_associative_and_loses_nothing(
+        (tokens, cuts) in tokens().prop_flat_map(|tokens| {
+            let n = tokens.len();
+            (Just(tokens), [0..=n, 0..=n])
+        })
+    ) {
+        let (a, b) = (cuts[0].min(cuts[1]), cuts[0].max(cuts[1]));
+        // Each part knows all experts, as parts of runs with a manifest do.
+        let first = &tokens[..1];
+        let part = |range: std::ops::Range<usize>| {
+            hotness(&[first, &tokens[range]].concat())
+        };
+        let (one, two, three) = (part(0..a), part(a..b), part(b..tokens.len()));
+        let mut left = one.clone();
+        left.merge(&two).unwrap();
+        left.merge(&three).unwrap();
+        let mut right = two.clone();
+        right.merge(&three).unwrap();
+        let mut outer = one.clone();
+        outer.merge(&right).unwrap();
+        prop_assert_eq!(&left, &outer);
+        let mut whole = hotness(&[first, first, first, &tokens[..]].concat());
+        for layer in whole.layers(Phases::All) {
+            prop_assert_eq!(left.experts(layer, Phases::All), whole.experts(layer, Phases::All));
+        }
+        whole.merge(&one).unwrap();
+        prop_assert!(whole.tokens(Phases::All) >= left.tokens(Phases::All));
+    }
+
+    #[test]
+    fn parts_sum_to_the_whole(tokens in tokens(), size in 1..40u64, by in 0..3usize) {
+        let by = [GroupBy::Phase, GroupBy::Sequence, GroupBy::Window(size)][by];
+        let options = Options { group_by: Some(by), folds: true, ..Options::default() };
+        let (hotness, survey) = read(&tokens, options);
+        for layer in hotness.layers(Phases::All) {
+            let whole = hotness.counts(layer, Phases::All);
+            for groups in [survey.groups(), survey.folds()] {
+                let mut sums = vec![0; whole.len()];
+                let mut rows = 0;
+                for group in 0..groups.names().len() {
+                    rows += groups.rows(group, layer);
+                    let counts = groups.counts(group, layer).into_iter();
+                    sums.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
+                }
+                prop_assert_eq!(&sums, &whole);
+                prop_assert_eq!(rows, rows_of(&tokens, layer));
+            }
+            let windows = survey.windows();
+            let mut counts = windows.counts(layer, &(0..windows.len(layer)));
+            counts.resize(whole.len(), 0);
+            prop_assert_eq!(counts, whole);
+        }
+    }
+
+    #[test]
+    fn measures_are_in_their_ranges(counts in prop::collection::vec(0..1000u64, 1..64)) {
+        let spread = Spread::of(&counts);
+        let n = counts.len() as f64;
+        prop_assert!((-1e-12..=1.0 - 1.0 / n + 1e-12).contains(&spread.gini));
+        prop_assert!((0.0..=1.0 + 1e-12).contains(&spread.entropy));
+        prop_assert!(spread.share_top.is_sorted());
+        prop_assert!(spread.effective <= spread.n_active as f64 + 1e-9);
+        prop_assert_eq!(hottest(&counts, counts.len()).len(), spread.n_active);
+        let mut other = counts.clone();
+        other.reverse();
+        let reversed = Spread::of(&other);
+        prop_assert_eq!(spread, reversed);
+        // Five times as much of everything is as even as before.
+        let more: Vec<u64> = counts.iter().map(|count| count * 5).collect();
+        prop_assert!((Spread::of(&more).gini - spread.gini).abs() < 1e-9);
+    }
+}

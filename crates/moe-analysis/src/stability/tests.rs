@@ -1,0 +1,201 @@
+//! Made-up traces whose figures are known beforehand.
+
+use super::*;
+use crate::survey::{Choice, Options, Survey};
+
+/// A survey of one layer: the experts of each token, and its sequence.
+fn survey(options: Options, tokens: impl IntoIterator<Item = (u32, Vec<u32>)>) -> Survey {
+    let mut survey = Survey::new(options);
+    survey.begin_input();
+    survey.begin_run();
+    for (token, (sequence, experts)) in (0..).zip(tokens) {
+        for (slot, expert) in (0..).zip(experts) {
+            survey.choice(&Choice {
+                layer: 0,
+                phase: 1,
+                timestamp_ns: 0,
+                token_id: token,
+                sequence_id: sequence,
+                slot,
+                expert,
+                weight: 0.0,
+            });
+        }
+    }
+    survey.finish().unwrap();
+    survey
+}
+
+fn one_sequence(tokens: impl IntoIterator<Item = Vec<u32>>) -> Survey {
+    survey(
+        Options::default(),
+        tokens.into_iter().map(|experts| (0, experts)),
+    )
+}
+
+fn folds() -> Options {
+    Options {
+        folds: true,
+        ..Options::default()
+    }
+}
+
+/// Tokens with two of eight experts: 0 and 1 in turn with 2, 3, 4.
+fn steady(n: u32) -> impl Iterator<Item = Vec<u32>> {
+    (0..n).map(|token| vec![token % 2, 2 + token % 3])
+}
+
+#[test]
+fn what_does_not_change_holds() {
+    let survey = one_sequence(steady(120));
+    let split = split_by_time(&survey, 8, 0.5).unwrap();
+    assert_eq!((split.rows_learned, split.rows_tested), (60, 60));
+    // Two of eight experts are 25 %: 0 and 1, half of all choices, in both halves.
+    let hot = split.of_percent(25).unwrap();
+    assert_eq!(
+        (hot.in_sample, hot.out_of_sample, hot.uniform),
+        (0.5, 0.5, 0.25)
+    );
+    let trust = trust(&survey, 8);
+    assert_eq!((trust.verdict, trust.unsettled), (Verdict::Holds, 0));
+    // Expert 1 comes with the second token, and then 0 and 1 stay the hottest, by number or by id.
+    assert_eq!(settling(&survey, 8)[0].settled, 2);
+}
+
+#[test]
+fn another_half_does_not_hold() {
+    let later = steady(120).map(|experts| experts.iter().map(|e| e + 8).collect());
+    let survey = one_sequence(steady(120).chain(later));
+    let split = split_by_time(&survey, 16, 0.5).unwrap();
+    for coverage in &split.coverage {
+        assert_eq!(coverage.out_of_sample, 0.0);
+    }
+    // Four of sixteen: 0, 1 and two of the three others that share a half.
+    let in_sample = split.of_percent(25).unwrap().in_sample;
+    assert!((in_sample - (0.5 + 2.0 / 6.0)).abs() < 1e-12, "{in_sample}");
+    assert_eq!(trust(&survey, 16).verdict, Verdict::DoesNotHold);
+
+    let drifts = drift(&survey, 16);
+    let between = |from, to| {
+        let mut found = drifts.iter().filter(|d| (d.from, d.to) == (from, to));
+        found.find(|d| d.layer == Some(0)).copied().unwrap()
+    };
+    assert_eq!(between(0, 1).total_variation, 0.0);
+    assert_eq!(
+        (between(3, 4).total_variation, between(3, 4).jaccard),
+        (1.0, 0.0)
+    );
+    assert_eq!(between(0, 7).total_variation, 1.0);
+    assert_eq!(between(0, 1).rows, 30);
+}
+
+/// 60 tokens on 0 and 1, then 60 of which some are on 2 and 3. Two of eight experts are 25 %, so the gain of the first half is ¾.
+/// With every other token elsewhere ½ − ¼ is left of it, a third; with every fourth ¾ − ¼, two thirds.
+#[test]
+fn verdicts_go_by_the_gain_over_an_even_router() {
+    let survey = one_sequence((0..120).map(|token| {
+        if token >= 60 && token % 2 == 1 {
+            vec![2, 3]
+        } else {
+            vec![0, 1]
+        }
+    }));
+    let split = split_by_time(&survey, 8, 0.5).unwrap();
+    let hot = split.of_percent(25).unwrap();
+    assert_eq!((hot.in_sample, hot.out_of_sample), (1.0, 0.5));
+    assert_eq!(trust(&survey, 8).verdict, Verdict::DoesNotHold);
+    let survey = one_sequence((0..120).map(|token| {
+        if token >= 60 && token % 4 == 1 {
+            vec![2, 3]
+        } else {
+            vec![0, 1]
+        }
+    }));
+    assert_eq!(trust(&survey, 8).verdict, Verdict::HoldsInPart);
+}
+
+#[test]
+fn few_tokens_and_even_routers_are_told() {
+    let few = one_sequence(steady(38));
+    assert_eq!(trust(&few, 8).verdict, Verdict::TooShort, "19 · 2 / 8 < 5");
+    assert_eq!(trust(&one_sequence(steady(40)), 8).verdict, Verdict::Holds);
+    assert_eq!(
+        trust(&one_sequence(steady(1)), 8).verdict,
+        Verdict::TooShort
+    );
+
+    let even = one_sequence((0..80).map(|token| vec![token % 8, (token + 4) % 8]));
+    assert_eq!(trust(&even, 8).verdict, Verdict::Even);
+    assert_eq!(trust(&one_sequence([]), 8).verdict, Verdict::Unordered);
+}
+
+/// Three sequences with one expert each of their own and one that all share: learned on two of them, a set of 1 expert covers the
+/// shared half of the third.
+#[test]
+fn sequences_are_tested_on_the_others() {
+    let tokens = (0..30u32).map(|token| (token / 10, vec![7, token / 10]));
+    let survey = survey(folds(), tokens);
+    let splits = split_by_group(survey.folds(), &[0], 8, "sequence").unwrap();
+    let names: Vec<&str> = splits.iter().map(|split| split.tested.as_str()).collect();
+    assert_eq!(names, ["0", "1", "2", "all"]);
+    for split in &splits[..3] {
+        assert_eq!((split.rows_learned, split.rows_tested), (20, 10));
+        let half = split.of_percent(50).unwrap();
+        // 7, and the experts of the two others: everything of theirs, half of the third's.
+        assert_eq!((half.in_sample, half.out_of_sample), (1.0, 0.5));
+    }
+    assert_eq!(splits[3].of_percent(50).unwrap().out_of_sample, 0.5);
+}
+
+#[test]
+fn one_sequence_cannot_be_tested_on_others() {
+    let survey = survey(folds(), [(3, vec![0]), (3, vec![1])]);
+    let error = split_by_group(survey.folds(), &[0], 8, "sequence").unwrap_err();
+    assert!(error.to_string().contains("only one sequence"), "{error}");
+}
+
+#[test]
+fn a_set_that_moves_at_the_end_is_unsettled() {
+    // Expert 5 overtakes in the last tokens.
+    let tokens = (0..64).map(|token| vec![if token < 31 { 0 } else { 5 }]);
+    let survey = one_sequence(tokens);
+    // One of four experts is hot: 0 up to the 62nd token, with which both have 31 and the lower id is before.
+    let settling = settling(&survey, 4)[0];
+    assert_eq!((settling.rows, settling.settled), (64, 63));
+    assert_eq!(trust(&survey, 4).unsettled, 1);
+}
+
+#[test]
+fn coverage_curves_begin_at_nothing_and_end_at_everything() {
+    let survey = one_sequence(steady(120));
+    let curve = curves(&survey, 8, 0.5).unwrap();
+    for shares in [&curve.in_sample, &curve.out_of_sample] {
+        assert_eq!((shares.len(), shares[0], shares[8]), (9, 0.0, 1.0));
+        assert_eq!((shares[1], shares[2]), (0.25, 0.5));
+        assert!(shares.is_sorted());
+    }
+    assert_eq!(curves(&one_sequence(steady(1)), 8, 0.5), None);
+}
+
+#[test]
+fn intervals_are_seeded_and_hold_the_value() {
+    let survey = one_sequence((0..320).map(|token| vec![token * token % 7, 7 + token % 5]));
+    let intervals = bootstrap(&survey, 12, 200, 1);
+    assert_eq!(intervals, bootstrap(&survey, 12, 200, 1));
+    assert_ne!(intervals, bootstrap(&survey, 12, 200, 2));
+    for interval in &intervals {
+        assert!(interval.low <= interval.high, "{interval:?}");
+    }
+    let gini = intervals.iter().find(|i| i.measure == "gini").unwrap();
+    assert!(gini.low < gini.high);
+
+    // Every block is the same: there is nothing to vary.
+    let survey = one_sequence((0..64).map(|token| vec![token % 2]));
+    for interval in bootstrap(&survey, 4, 50, 3) {
+        assert_eq!(
+            (interval.low, interval.high),
+            (interval.value, interval.value)
+        );
+    }
+    assert!(bootstrap(&one_sequence(steady(1)), 8, 10, 0).is_empty());
+}

@@ -1,0 +1,138 @@
+//! Labels of inputs and of sequences.
+
+use std::fs;
+
+use crate::Fixture;
+use crate::measures::{close, rows};
+use crate::support::{arg, failure_of, stdout_of};
+
+/// Four tokens of each of two sequences. Sequence 4 has the experts 0 and 1, sequence 9 the experts 0 and 2.
+fn trace(fixture: &Fixture) -> std::path::PathBuf {
+    let line = |t: u32, seq: u32, other: u32| {
+        format!("{{\"t\":{t},\"layer\":2,\"experts\":[0,{other}],\"seq\":{seq}}}\n")
+    };
+    let tokens = (0..8).map(|n| line(n % 4, if n < 4 { 4 } else { 9 }, if n < 4 { 1 } else { 2 }));
+    let path = fixture.path("two.jsonl");
+    fs::write(&path, tokens.collect::<String>()).unwrap();
+    path
+}
+
+#[test]
+fn domains_by_sequence() {
+    let fixture = Fixture::new();
+    let path = trace(&fixture);
+    let labels = fixture.path("labels.csv");
+    fs::write(&labels, "sequence,label\n4,code\n9,law\n").unwrap();
+    let with_labels = ["--labels", arg(&labels)];
+
+    let domains = rows(&path, &[&with_labels[..], &["--table", "domains"]].concat());
+    assert_eq!(domains.len(), 2);
+    for (row, label) in domains.iter().zip(["code", "law"]) {
+        assert_eq!(
+            (&row["label"], &row["layer_id"], &row["rows"]),
+            (&label.into(), &2.into(), &4.into())
+        );
+        // Shares ½ ½ 0 and ½ 0 ½: half of the choices tell the domain.
+        close(row, "information_bits", 0.5);
+        close(row, "total_variation", 0.5);
+        // All tokens go to expert 0, where evenly two of three would.
+        assert_eq!(row["expert_id"], 0);
+        close(row, "specialisation", 1.0);
+        close(row, "over_even", 1.5);
+    }
+
+    let matrix = rows(&path, &[&with_labels[..], &["--by", "label"]].concat());
+    let count = |label: &str, expert: u32| {
+        let mut found = matrix
+            .iter()
+            .filter(|row| row["label"] == label && row["expert_id"] == expert);
+        found.next().unwrap()["count"].as_u64().unwrap()
+    };
+    assert_eq!(
+        [
+            count("code", 1),
+            count("code", 2),
+            count("law", 1),
+            count("law", 2)
+        ],
+        [4, 0, 0, 4]
+    );
+
+    let split = rows(
+        &path,
+        &[
+            &with_labels[..],
+            &["--table", "split", "--split", "by-label"],
+        ]
+        .concat(),
+    );
+    for row in split.iter().filter(|row| row["percent"] == 50) {
+        // Two of three experts, 0 and the other domain's.
+        close(row, "in_sample", 1.0);
+        close(row, "out_of_sample", 0.5);
+        close(row, "uniform", 2.0 / 3.0);
+    }
+}
+
+#[test]
+fn domains_by_input_even_of_counts() {
+    let fixture = Fixture::new();
+    let (a, b) = (fixture.path("a.npy"), fixture.path("b.npy"));
+    let header = |bytes: &[u64]| {
+        let mut file = moe_trace::foreign::npy_header_u64(&[1, 2]);
+        file.extend(bytes.iter().flat_map(|n| n.to_le_bytes()));
+        file
+    };
+    fs::write(&a, header(&[3, 1])).unwrap();
+    fs::write(&b, header(&[2, 2])).unwrap();
+    let text = stdout_of(&[
+        "--quiet",
+        "hotness",
+        arg(&a),
+        arg(&b),
+        "--top-k",
+        "1",
+        "--label",
+        "code",
+        "--label",
+        "law",
+        "--table",
+        "domains",
+        "-o",
+        "csv",
+    ]);
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), 3, "{text}");
+    assert!(
+        lines[1].starts_with("0,code,4,") && lines[2].starts_with("0,law,4,"),
+        "{text}"
+    );
+    // ¾ ¼ against ½ ½.
+    assert!(lines[1].contains(",0.25,0,0.75,1.5"), "{text}");
+}
+
+#[test]
+fn labels_that_do_not_fit_are_refused() {
+    let fixture = Fixture::new();
+    let path = trace(&fixture);
+    let path = arg(&path);
+    let bad = fixture.path("bad.csv");
+    fs::write(&bad, "4,code\n9\n").unwrap();
+    for (more, expected) in [
+        (
+            &["--label", "a", "--label", "b"][..],
+            "2 --label for 1 inputs",
+        ),
+        (&["--by", "label"], "no domain is told"),
+        (&["--split", "by-label"], "no domain is told"),
+        (&["--table", "domains"], "no domain is told"),
+        (&["--labels", arg(&bad)], "line 2: no comma"),
+        (
+            &["--label", "a", "--table", "split", "--split", "by-label"],
+            "only one label",
+        ),
+    ] {
+        let line = failure_of(&[&["--quiet", "hotness", path][..], more].concat());
+        assert!(line.contains(expected), "{line}");
+    }
+}

@@ -1,0 +1,215 @@
+//! Whether hotness will hold: made-up traces that do and do not, and what needs order.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use crate::Fixture;
+use crate::measures::{close, rows};
+use crate::support::{arg, failure_of, moe_analyze, repository, stdout_of};
+
+/// Tokens of one layer as JSON lines: sequence and experts. Expert 15 tells that there are 16.
+fn trace(fixture: &Fixture, name: &str, tokens: impl Iterator<Item = (u32, [u32; 2])>) -> PathBuf {
+    let mut text = String::new();
+    let mut position = [0; 8];
+    for (sequence, [first, second]) in tokens {
+        let t = &mut position[sequence as usize];
+        writeln!(
+            text,
+            r#"{{"t":{t},"layer":0,"experts":[{first},{second}],"seq":{sequence},"phase":"decode"}}"#
+        )
+        .unwrap();
+        *t += 1;
+    }
+    let path = fixture.path(name);
+    fs::write(&path, text).unwrap();
+    path
+}
+
+fn first_line(args: &[&str]) -> String {
+    let args = [&["--quiet", "hotness"], args].concat();
+    stdout_of(&args).lines().next().unwrap().to_owned()
+}
+
+/// 60 tokens on the experts 0 to 3, 60 on 12 to 15: what is learned on the first half is of no use for the second.
+#[test]
+fn what_moves_does_not_hold() {
+    let fixture = Fixture::new();
+    let tokens = (0..120).map(|t| {
+        (
+            0,
+            if t < 60 {
+                [t % 2, 2 + t % 2]
+            } else {
+                [12 + t % 2, 14 + t % 2]
+            },
+        )
+    });
+    let path = trace(&fixture, "moves.jsonl", tokens);
+    let line = first_line(&[arg(&path)]);
+    assert_eq!(
+        line,
+        "it does not hold: the hottest 25 % of experts of the first 60 tokens cover 0.0 % of the choices of the other 60 \
+         (100.0 % of their own, an even router 25.0 %); at the end the hot set of 1 layer still changed"
+    );
+
+    let rows = rows(&path, &["--table", "split", "--split", "0.25"]);
+    assert_eq!(rows.len(), 5);
+    let quarter = &rows[3];
+    assert_eq!(
+        (&quarter["rows_learned"], &quarter["rows_tested"]),
+        (&30.into(), &90.into())
+    );
+    close(quarter, "percent", 25.0);
+    close(quarter, "in_sample", 1.0);
+    // 30 of 90 tokens are still on the first experts.
+    close(quarter, "out_of_sample", 1.0 / 3.0);
+    close(quarter, "uniform", 0.25);
+}
+
+#[test]
+fn what_stays_holds() {
+    let fixture = Fixture::new();
+    let tokens = (0..121).map(|t| {
+        (
+            0,
+            if t == 120 {
+                [0, 15]
+            } else {
+                [t % 2, 2 + t % 2]
+            },
+        )
+    });
+    let path = trace(&fixture, "stays.jsonl", tokens);
+    let line = first_line(&[arg(&path)]);
+    assert!(
+        line.starts_with("it holds: the hottest 25 % of experts of the first 6"),
+        "{line}"
+    );
+    assert!(!line.contains("changed"), "{line}");
+    let summary = stdout_of(&["--quiet", "hotness", arg(&path), "--split", "0.5"]);
+    assert!(summary.contains("out_of_sample"), "{summary}");
+}
+
+/// Three sequences, each with an expert of its own beside 15.
+#[test]
+fn sequences_are_tested_on_each_other() {
+    let fixture = Fixture::new();
+    let path = trace(
+        &fixture,
+        "sequences.jsonl",
+        (0..60).map(|t| (t % 3, [15, t % 3])),
+    );
+    let rows = rows(&path, &["--table", "split", "--split", "by-sequence"]);
+    let tested: Vec<&str> = rows
+        .iter()
+        .map(|row| row["tested"].as_str().unwrap())
+        .collect();
+    assert_eq!(tested.iter().filter(|name| **name == "all").count(), 5);
+    assert_eq!(rows.len(), 4 * 5);
+    for row in rows.iter().filter(|row| row["percent"] == 25) {
+        close(row, "in_sample", 1.0);
+        close(row, "out_of_sample", 0.5);
+    }
+    // One sequence has no other.
+    let one = trace(&fixture, "one.jsonl", (0..20).map(|t| (0, [15, t % 3])));
+    let args = [
+        "--quiet",
+        "hotness",
+        arg(&one),
+        "--table",
+        "split",
+        "--split",
+        "by-sequence",
+    ];
+    assert!(failure_of(&args).contains("only one sequence"));
+    let summary = ["--quiet", "hotness", arg(&one), "--split", "by-sequence"];
+    assert!(failure_of(&summary).contains("only one sequence"));
+}
+
+#[test]
+fn drift_settling_and_intervals_have_their_rows() {
+    let fixture = Fixture::new();
+    let run = fixture.path("run");
+    // Two tokens in a span are one of each kind: nothing moves. Layer 5 has one token in a span, which keeps expert 3 alone.
+    for row in rows(&run, &["--table", "drift"]) {
+        match row["layer_id"].as_u64() {
+            Some(5) if row["to"] == row["from"].as_u64().unwrap() + 1 => {
+                close(&row, "total_variation", 0.75)
+            }
+            Some(0..5) => {
+                close(&row, "total_variation", 0.0);
+                close(&row, "jaccard", 1.0);
+                close(&row, "rows", 2.0);
+            }
+            _ => {}
+        }
+    }
+    // After two tokens all seven experts are there: eight may be hot.
+    for row in rows(&run, &["--table", "settling"]) {
+        assert_eq!(row["settled"], 2, "{row}");
+    }
+    let bootstrap = ["--table", "bootstrap", "--resamples", "50", "--seed", "7"];
+    let intervals = rows(&run, &bootstrap);
+    assert_eq!(intervals, rows(&run, &bootstrap), "seeded");
+    let measures: Vec<&Value> = intervals.iter().map(|row| &row["measure"]).collect();
+    assert_eq!(measures.len(), 9);
+    assert!(measures.contains(&&"held_out".into()));
+}
+
+#[test]
+fn counts_without_order_give_what_they_can() {
+    let counts = repository("fixtures/foreign/imatrix/small.gguf");
+    let line = first_line(&[arg(&counts)]);
+    assert!(
+        line.starts_with("how far to trust it cannot be told"),
+        "{line}"
+    );
+    let rows = rows(&counts, &["--table", "measures"]);
+    assert!(rows[0]["gini"].is_f64() && rows[0]["overlap"].is_null());
+    for asked in [
+        ["--table", "drift"],
+        ["--table", "settling"],
+        ["--table", "batches"],
+        ["--table", "bootstrap"],
+        ["--table", "split"],
+        ["--split", "0.5"],
+        ["--split", "by-sequence"],
+        ["--by", "sequence"],
+    ] {
+        let args = [&["--quiet", "hotness", arg(&counts)][..], &asked].concat();
+        let line = failure_of(&args);
+        assert!(line.contains("order"), "{line}");
+    }
+}
+
+#[test]
+fn an_expert_twice_in_a_token_is_remarked() {
+    let fixture = Fixture::new();
+    let path = trace(
+        &fixture,
+        "twice.jsonl",
+        [(0, [1, 1]), (0, [2, 3])].into_iter(),
+    );
+    let assert = moe_analyze()
+        .args(["hotness", arg(&path)])
+        .assert()
+        .success();
+    let stderr = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
+    assert!(stderr.contains("names an expert twice"), "{stderr}");
+}
+
+#[test]
+fn impossible_splits_are_refused() {
+    let fixture = Fixture::new();
+    let run = fixture.path("run");
+    for split in ["0", "1", "1.5", "-0.5", "nan", "by-moon"] {
+        let split = format!("--split={split}");
+        moe_analyze()
+            .args(["hotness", arg(&run), &split])
+            .assert()
+            .code(2);
+    }
+}
