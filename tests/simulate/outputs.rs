@@ -115,3 +115,35 @@ fn nonsense_is_refused() {
         assert!(failure.contains(told), "{failure}");
     }
 }
+
+/// What is missed decides the speed.
+#[test]
+fn speeds_are_bounded() {
+    let trace = repository("fixtures/simulate/mixed.route.csv");
+    let print = |more: &[&str]| {
+        let args = [
+            "--quiet",
+            "simulate",
+            arg(&trace),
+            "--budget-mib",
+            "2,40",
+            "--policy",
+            "lru",
+        ];
+        stdout_of(&[&args[..], &["-o", "json"], more].concat())
+    };
+    let json = |text: &str| -> serde_json::Value { serde_json::from_str(text).unwrap() };
+    assert!(json(&print(&[]))[0].get("tokens_s_min").is_none());
+    let link = ["--link-gb-s", "0.001048576", "--other-ms", "500"];
+    let rows = json(&print(&link));
+    // At 2 MiB every token misses its eight experts, 7 MiB at a MiB in a second, and works for half a second.
+    assert_eq!(rows[0]["tokens_s_min"], 0.133);
+    assert_eq!(rows[0]["tokens_s_max"], 0.143);
+    assert!(rows[1]["tokens_s_min"].as_f64() > rows[0]["tokens_s_max"].as_f64());
+    assert!(rows[0].get("s_mbu_pct_min").is_none());
+    let memory = ["--memory-gb-s", "1", "--dense-mib", "10"];
+    let rows = json(&print(&[&link[..], &memory].concat()));
+    assert!(rows[0]["s_mbu_pct_max"].is_number());
+    let failure = failure_of(&["simulate", arg(&trace), "--other-ms", "5"]);
+    assert!(failure.contains("--link-gb-s"), "{failure}");
+}

@@ -2,7 +2,9 @@
 
 use std::collections::HashSet;
 
-use moe_analysis::simulate::{Batches, Collector, LruCurve, Options, replay, simulate};
+use moe_analysis::simulate::{
+    Batches, Collector, LruCurve, Machine, Options, Outcome, replay, simulate,
+};
 use moe_placement::cache::{Access, Changes, Key, Online, PolicyName, Setting};
 use moe_placement::plan::ExpertSizes;
 use moe_trace::foreign::{Phase, RoutingRow, Sink};
@@ -150,7 +152,7 @@ fn check_slots(batches: &Batches, name: PolicyName, budget: u64) {
         batches,
         setting.policy(name, experts, budget).unwrap().as_mut(),
     );
-    assert_eq!(outcome.read_bytes, misses_bytes, "{name}");
+    assert_eq!(outcome.total_read_bytes(), misses_bytes, "{name}");
     assert_eq!(outcome.look_ups.iter().sum::<u64>(), batches.n_look_ups());
 }
 
@@ -301,4 +303,37 @@ fn a_prompt_is_a_batch_for_each_layer() {
         [false, false, false, false, false, false, true, false]
     );
     assert!(by_token[5].1 && !by_token[4].1);
+}
+
+/// Worked by hand: ten tokens that need 30 bytes of experts each, of which 100 bytes in 20 misses are read over the link.
+#[test]
+fn a_token_takes_its_loads_and_its_work() {
+    let made: Vec<Made> = (0..30)
+        .map(|i| (i % 3, Phase::Generate, vec![0, 1]))
+        .collect();
+    let batches = batches(&made, |_, _| 5);
+    let outcome = Outcome {
+        look_ups: [0, 60, 0],
+        hits: [0, 40, 0],
+        read_bytes: [7, 100, 0],
+        ..Outcome::default()
+    };
+    let machine = Machine {
+        link_bytes_per_s: 100.0,
+        link_latency_s: 0.05,
+        memory_bytes_per_s: Some(200.0),
+        dense_bytes: 10,
+        other_s: 0.1,
+    };
+    let speed = machine.speed(&batches.needs(), &outcome).unwrap();
+    // Loads: 10 bytes at 100 / s and two latencies, 0.2 s. Work: 40 bytes at 200 / s and 0.1 s, 0.3 s.
+    assert!((speed.tokens_s_min - 1.0 / 0.5).abs() < 1e-9);
+    assert!((speed.tokens_s_max - 1.0 / 0.3).abs() < 1e-9);
+    let (min, max) = speed.s_mbu_pct.unwrap();
+    // 40 bytes in 0.5 s and in 0.3 s of the 100 and 60 bytes that the memory reads in the time.
+    assert!((min - 40.0).abs() < 1e-9 && (max - 200.0 / 3.0).abs() < 1e-9);
+
+    let prompt: Vec<Made> = vec![(0, Phase::Prompt, vec![1])];
+    let prompt = batches_of(&prompt, 1, 8, |_, _| 5);
+    assert_eq!(machine.speed(&prompt.needs(), &outcome), None);
 }

@@ -55,6 +55,15 @@ impl Batch<'_> {
     }
 }
 
+/// What the generated tokens of a trace need.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Needs {
+    /// Passes: as many as the layer has that routed most often. For one sequence, its tokens.
+    pub tokens: u64,
+    /// Bytes of all look-ups.
+    pub bytes: u64,
+}
+
 impl Batches {
     /// Of keys of `experts`, cut at `ends`; a prompt after generated tokens begins a request.
     pub(super) fn new(
@@ -153,13 +162,33 @@ impl Batches {
     /// less has forgotten an expert before its layer comes again. 0 without generated tokens.
     pub fn cycle_bytes(&self) -> u64 {
         let mut layers = vec![0u64; self.experts.n_layer()];
-        for batch in self.iter().filter(|batch| batch.phase() == 1) {
+        for batch in self.generated() {
             if let Some(key) = batch.look_ups().next() {
                 let most = &mut layers[self.experts.layer_index(key)];
                 *most = self.bytes(&batch).max(*most);
             }
         }
         layers.into_iter().fold(0, u64::saturating_add)
+    }
+
+    /// What generated tokens need, whatever is cached.
+    pub fn needs(&self) -> Needs {
+        let mut layers = vec![0u64; self.experts.n_layer()];
+        let mut bytes = 0u64;
+        for batch in self.generated() {
+            bytes = bytes.saturating_add(self.bytes(&batch));
+            if let Some(key) = batch.look_ups().next() {
+                layers[self.experts.layer_index(key)] += 1;
+            }
+        }
+        Needs {
+            tokens: layers.into_iter().max().unwrap_or(0),
+            bytes,
+        }
+    }
+
+    fn generated(&self) -> impl Iterator<Item = Batch<'_>> {
+        self.iter().filter(|batch| batch.phase() == 1)
     }
 
     fn look_ups(&self) -> impl Iterator<Item = Key> {

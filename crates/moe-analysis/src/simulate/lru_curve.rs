@@ -66,14 +66,14 @@ impl LruCurve {
                 *hits += depth;
             }
         }
-        let misses = self.look_ups.iter().sum::<u64>() - hits.iter().sum::<u64>();
+        let misses: [u64; 3] = std::array::from_fn(|phase| self.look_ups[phase] - hits[phase]);
         let held = self.distinct.min(slots.max(self.last_batch));
         Outcome {
             look_ups: self.look_ups,
             hits,
-            read_bytes: misses.saturating_mul(self.bytes),
+            read_bytes: misses.map(|misses| misses.saturating_mul(self.bytes)),
             loaded_bytes: 0,
-            evictions: misses - held,
+            evictions: misses.iter().sum::<u64>() - held,
         }
     }
 }

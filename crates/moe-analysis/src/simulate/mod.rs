@@ -8,14 +8,16 @@ mod collect;
 mod grid;
 mod lru_curve;
 mod replay;
+mod worth;
 
 use moe_placement::cache::BuildError;
 
-pub use batches::{Batch, Batches};
+pub use batches::{Batch, Batches, Needs};
 pub use collect::Collector;
 pub use grid::{Options, Row, simulate};
 pub use lru_curve::LruCurve;
 pub use replay::{Outcome, replay};
+pub use worth::{Machine, Speed};
 
 /// Why there is no simulation.
 #[derive(Debug, thiserror::Error)]

@@ -12,7 +12,7 @@ pub struct Outcome {
     /// Those that found their expert.
     pub hits: [u64; 3],
     /// Bytes of the experts that were not found.
-    pub read_bytes: u64,
+    pub read_bytes: [u64; 3],
     /// Bytes that were loaded without a look-up: a plan, an exchange.
     pub loaded_bytes: u64,
     /// Experts that went.
@@ -30,9 +30,14 @@ impl Outcome {
         (self.look_ups[1] > 0).then(|| percent(self.hits[1], self.look_ups[1]))
     }
 
+    /// Bytes of the experts that were not found, in all phases.
+    pub fn total_read_bytes(&self) -> u64 {
+        self.read_bytes.iter().copied().fold(0, u64::saturating_add)
+    }
+
     /// Bytes that were moved: read for a look-up, or loaded without one.
     pub fn moved_bytes(&self) -> u64 {
-        self.read_bytes.saturating_add(self.loaded_bytes)
+        self.total_read_bytes().saturating_add(self.loaded_bytes)
     }
 }
 
@@ -59,7 +64,8 @@ pub fn replay(batches: &Batches, policy: &mut dyn Policy) -> Outcome {
                 Access::Hit => outcome.hits[phase] += 1,
                 Access::Loaded | Access::Passed => {
                     let bytes = experts.bytes(key);
-                    outcome.read_bytes = outcome.read_bytes.saturating_add(bytes);
+                    let read = &mut outcome.read_bytes[phase];
+                    *read = read.saturating_add(bytes);
                 }
             }
         }

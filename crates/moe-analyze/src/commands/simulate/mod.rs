@@ -2,6 +2,7 @@
 
 mod budget;
 mod inputs;
+mod machine;
 mod report;
 
 use std::path::PathBuf;
@@ -18,11 +19,13 @@ use crate::plot::{self, Curves};
 use crate::traces::TraceArgs;
 use budget::Budgets;
 use inputs::Inputs;
+use machine::MachineArgs;
 
 /// Simulate caches of experts: hit rates and bytes moved, for every policy and budget
 ///
 /// A row for each budget and policy: hits of all look-ups and of those of generated tokens, in percent; MiB read for what was
-/// missed; bytes moved, with what was loaded without being asked for; MiB moved beyond Belady's policy; experts evicted.
+/// missed; bytes moved, with what was loaded without being asked for; MiB moved beyond Belady's policy; experts evicted. With
+/// --link-gb-s, tokens per second, if nothing overlaps and if loads are hidden as well as can be.
 /// docs/cache-policies.md describes the policies.
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -65,6 +68,8 @@ pub struct Args {
     /// Replace the file of --plot if it exists
     #[arg(long)]
     force: bool,
+    #[command(flatten)]
+    machine: MachineArgs,
     #[command(flatten)]
     trace: TraceArgs,
 }
@@ -132,7 +137,13 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         curves(&source.to_string_lossy(), &policies, wanted.copied()).write(plot, args.force)?;
         ctx.remark(format_args!("drew {}", plot.display()));
     }
-    output::to_stdout(|stdout| report::print(stdout, args.output, &rows, &policies))?;
+    let table = report::Table {
+        needs: batches.needs(),
+        rows: &rows,
+        policies: &policies,
+        machine: args.machine.machine(),
+    };
+    output::to_stdout(|stdout| table.print(stdout, args.output))?;
     Ok(ExitStatus::Done)
 }
 

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use moe_analysis::simulate::{Batches, Row};
+use moe_analysis::simulate::{Batches, Machine, Needs, Row, Speed};
 use moe_placement::cache::PolicyName;
 use moe_placement::plan::MIB;
 
@@ -23,39 +23,72 @@ const COLUMNS: [&str; 10] = [
     "hits",
 ];
 
-/// Prints a row for each budget and policy that was asked for. `rows` has Belady's for each budget, too.
-pub fn print(
-    out: &mut dyn Write,
-    format: Format,
-    rows: &[Row],
-    policies: &[PolicyName],
-) -> io::Result<()> {
-    let best = |budget| {
-        let mut same = rows.iter().filter(|row| row.budget == budget);
-        same.find(|row| row.policy == PolicyName::Belady)
-    };
-    let wanted = rows.iter().filter(|row| policies.contains(&row.policy));
-    let cells = wanted.map(|row| -> Vec<Cell> {
+/// Columns where the machine is told, and where its memory is.
+const SPEED_COLUMNS: [&str; 2] = ["tokens_s_min", "tokens_s_max"];
+const S_MBU_COLUMNS: [&str; 2] = ["s_mbu_pct_min", "s_mbu_pct_max"];
+
+/// A row for each budget and policy that was asked for.
+pub struct Table<'a> {
+    /// What the trace's tokens need.
+    pub needs: Needs,
+    /// Results; Belady's for each budget are there, asked for or not.
+    pub rows: &'a [Row],
+    /// What was asked for.
+    pub policies: &'a [PolicyName],
+    /// Whose speed is told.
+    pub machine: Option<Machine>,
+}
+
+impl Table<'_> {
+    /// Prints it.
+    pub fn print(&self, out: &mut dyn Write, format: Format) -> io::Result<()> {
+        let mut columns = COLUMNS.to_vec();
+        if let Some(machine) = &self.machine {
+            columns.extend(SPEED_COLUMNS);
+            if machine.memory_bytes_per_s.is_some() {
+                columns.extend(S_MBU_COLUMNS);
+            }
+        }
+        let wanted = self.rows.iter();
+        let wanted = wanted.filter(|row| self.policies.contains(&row.policy));
+        let cells: Vec<Vec<Cell>> = wanted.map(|row| self.cells(row)).collect();
+        write_rows(out, format, &columns, cells)
+    }
+
+    fn cells(&self, row: &Row) -> Vec<Cell<'static>> {
         let outcome = &row.outcome;
         let mib = |bytes: u64| bytes as f64 / MIB as f64;
-        let moved_mib = mib(outcome.moved_bytes());
-        let regret_mib =
-            best(row.budget).map(|best| rounded(moved_mib - mib(best.outcome.moved_bytes()), 1));
-        vec![
+        let mut same = self.rows.iter().filter(|other| other.budget == row.budget);
+        let best = same.find(|other| other.policy == PolicyName::Belady);
+        let regret_mib = best.map(|best| {
+            let moved_mib = mib(outcome.moved_bytes());
+            rounded(moved_mib - mib(best.outcome.moved_bytes()), 1)
+        });
+        let mut cells: Vec<Cell> = vec![
             (row.budget / MIB).into(),
             row.policy.to_string().into(),
             rounded(outcome.hit_pct_cum(), 3).into(),
             outcome.hit_pct_decode().map(|pct| rounded(pct, 3)).into(),
-            rounded(mib(outcome.read_bytes), 1).into(),
+            rounded(mib(outcome.total_read_bytes()), 1).into(),
             outcome.moved_bytes().into(),
             regret_mib.into(),
             outcome.evictions.into(),
             outcome.look_ups.iter().sum::<u64>().into(),
             outcome.hits.iter().sum::<u64>().into(),
-        ]
-    });
-    let cells: Vec<Vec<Cell>> = cells.collect();
-    write_rows(out, format, &COLUMNS, cells)
+        ];
+        if let Some(machine) = &self.machine {
+            let speed = machine.speed(&self.needs, outcome);
+            let bounds = |value: fn(Speed) -> f64| speed.map(|speed| rounded(value(speed), 3));
+            cells.push(bounds(|speed| speed.tokens_s_min).into());
+            cells.push(bounds(|speed| speed.tokens_s_max).into());
+            if machine.memory_bytes_per_s.is_some() {
+                let s_mbu = speed.and_then(|speed| speed.s_mbu_pct);
+                cells.push(s_mbu.map(|(min, _)| rounded(min, 1)).into());
+                cells.push(s_mbu.map(|(_, max)| rounded(max, 1)).into());
+            }
+        }
+        cells
+    }
 }
 
 /// The number with so many digits behind the point.

@@ -1,0 +1,56 @@
+//! The machine whose speed is bounded, on the command line.
+
+use moe_analysis::simulate::Machine;
+use moe_placement::plan::MIB;
+
+/// Numbers for tokens per second; measured ones make honest bounds.
+#[derive(Debug, clap::Args)]
+pub struct MachineArgs {
+    /// Bandwidth of the link over which missed experts come, in 10^9 bytes per second: adds bounds of tokens per second
+    #[arg(long, value_name = "GB/S", value_parser = positive)]
+    link_gb_s: Option<f64>,
+    /// Latency of each missed expert
+    #[arg(long, value_name = "µS", requires = "link_gb_s", default_value_t = 0.0, value_parser = not_negative)]
+    link_us: f64,
+    /// Bandwidth of the memory that holds the cache, in 10^9 bytes per second: reading takes its time, and S-MBU is told
+    #[arg(long, value_name = "GB/S", requires = "link_gb_s", value_parser = positive)]
+    memory_gb_s: Option<f64>,
+    /// What a token reads there beside its experts: other weights, keys and values
+    #[arg(
+        long,
+        value_name = "MIB",
+        requires = "memory_gb_s",
+        default_value_t = 0
+    )]
+    dense_mib: u32,
+    /// What else a token takes
+    #[arg(long, value_name = "MS", requires = "link_gb_s", default_value_t = 0.0, value_parser = not_negative)]
+    other_ms: f64,
+}
+
+impl MachineArgs {
+    /// The machine, if a link is named.
+    pub fn machine(&self) -> Option<Machine> {
+        Some(Machine {
+            link_bytes_per_s: self.link_gb_s? * 1e9,
+            link_latency_s: self.link_us * 1e-6,
+            memory_bytes_per_s: self.memory_gb_s.map(|gb_s| gb_s * 1e9),
+            dense_bytes: u64::from(self.dense_mib) * MIB,
+            other_s: self.other_ms * 1e-3,
+        })
+    }
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(value) if (1e-9..=1e9).contains(&value) => Ok(value),
+        _ => Err("give a number above 0".into()),
+    }
+}
+
+fn not_negative(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(value) if (0.0..=1e9).contains(&value) => Ok(value),
+        _ => Err("give a number, 0 or more".into()),
+    }
+}
