@@ -81,8 +81,12 @@ pub fn n_of_percent(n: usize, percent: usize) -> usize {
 /// The `n` hottest experts, hottest first; of equal ones the lower id. Experts that were never chosen are not among them.
 pub fn hottest(counts: &[u64], n: usize) -> Vec<usize> {
     let mut experts: Vec<usize> = (0..counts.len()).filter(|&e| counts[e] > 0).collect();
-    experts.sort_unstable_by_key(|&expert| (Reverse(counts[expert]), expert));
-    experts.truncate(n);
+    let by_heat = |&expert: &usize| (Reverse(counts[expert]), expert);
+    if n < experts.len() {
+        experts.select_nth_unstable_by_key(n, by_heat);
+        experts.truncate(n);
+    }
+    experts.sort_unstable_by_key(by_heat);
     experts
 }
 
