@@ -147,3 +147,47 @@ fn speeds_are_bounded() {
     let failure = failure_of(&["simulate", arg(&trace), "--other-ms", "5"]);
     assert!(failure.contains("--link-gb-s"), "{failure}");
 }
+
+/// The trace as its own predictions is never wrong; a predictor needs a link and, of a trace without times, a window.
+#[test]
+fn predictors_are_told_by_what_came_of_them() {
+    let trace = repository("fixtures/simulate/mixed.route.csv");
+    let trace = arg(&trace);
+    let args = [
+        "--quiet",
+        "simulate",
+        trace,
+        "--budget-mib",
+        "8",
+        "--policy",
+        "lru,layer",
+    ];
+    let link = [
+        "--link-gb-s",
+        "10",
+        "--predictor",
+        "previous,hottest,markov,coactivation",
+    ];
+    let failure = failure_of(&[&args[..], &link].concat());
+    assert!(failure.contains("--window-us"), "{failure}");
+    let more = ["--window-us", "1000", "--predictions", trace, "-o", "json"];
+    let rows: serde_json::Value =
+        serde_json::from_str(&stdout_of(&[&args[..], &link, &more].concat())).unwrap();
+    let rows = rows.as_array().unwrap();
+    assert_eq!(rows.len(), 2 * 6);
+    let given = &rows[5];
+    assert_eq!(given["predictor"], "given");
+    assert_eq!(given["precision_pct"], 100.0);
+    assert_eq!(given["wasted"], 0);
+    // The one that is asked for nothing is the first layer after each prompt.
+    assert!(given["missed"].as_u64().unwrap() <= 2 * 2);
+    let none = &rows[0];
+    assert_eq!(none["predictor"], "none");
+    assert!(none["precision_pct"].is_null());
+    assert_eq!(none["hits"], given["hits"]);
+    assert!(none["stall_ms_token"].as_f64() > given["stall_ms_token"].as_f64());
+    let failure = failure_of(&["simulate", trace, "--predictor", "previous"]);
+    assert!(failure.contains("--link-gb-s"), "{failure}");
+    let failure = failure_of(&[&args[..], &link, &more, &["--depth", "4"]].concat());
+    assert!(failure.contains("1 to 3 layers"), "{failure}");
+}

@@ -3,10 +3,12 @@
 use std::collections::HashSet;
 
 use moe_analysis::simulate::{
-    Batches, Collector, LruCurve, Machine, Options, Outcome, replay, simulate,
+    Batches, Collector, LruCurve, Machine, Options, Outcome, Prefetch, Prefetched, prefetch,
+    replay, simulate,
 };
 use moe_placement::cache::{Access, Changes, Key, Online, PolicyName, Setting};
 use moe_placement::plan::ExpertSizes;
+use moe_placement::predict::PredictorName;
 use moe_trace::foreign::{Phase, RoutingRow, Sink};
 use proptest::prelude::*;
 
@@ -203,6 +205,131 @@ proptest! {
         for policy in [PolicyName::Belady, PolicyName::Whole(Online::Lru), PolicyName::StaticOracle] {
             let hits: Vec<u64> = (0..26).map(|budget| hits(&batches, policy, budget)).collect();
             prop_assert!(hits.is_sorted(), "{} {:?}", policy, hits);
+        }
+    }
+}
+
+/// Two tokens in two layers, never an expert twice; an expert takes a second.
+fn two_tokens() -> Batches {
+    let made: Vec<Made> = [(0, 0), (1, 0), (0, 1), (1, 1)]
+        .map(|(layer, expert)| (layer, Phase::Generate, vec![expert]))
+        .into();
+    batches_of(&made, 2, 2, |_, _| 10)
+}
+
+const LINK: Prefetch = Prefetch {
+    link_bytes_per_s: 10.0,
+    link_latency_s: 0.0,
+    window_s: 2.0,
+    depth: 1,
+    n_predict: None,
+};
+
+/// A cache without room, so that every look-up needs the link.
+fn prefetched(batches: &Batches, name: Option<PredictorName>, window_s: f64) -> Prefetched {
+    let lru = PolicyName::Whole(Online::Lru);
+    let experts = batches.experts();
+    let mut policy = Setting::default().policy(lru, experts, 0).unwrap();
+    let how = Prefetch { window_s, ..LINK };
+    match name {
+        Some(name) => {
+            let mut predictor = name.predictor(experts, how.depth);
+            prefetch(batches, policy.as_mut(), predictor.as_mut(), &how)
+        }
+        None => prefetch(
+            batches,
+            policy.as_mut(),
+            &mut batches.as_predictions(),
+            &how,
+        ),
+    }
+}
+
+/// Worked by hand: the first expert comes after a second; each further one is asked for when the layer before begins and
+/// comes a second later, which is within a window of two seconds and half a second late for one of half a second.
+#[test]
+fn predictions_that_are_right_are_timely_or_late() {
+    let batches = two_tokens();
+    let right = Prefetched {
+        passes: 4,
+        look_ups: 4,
+        missed: 1,
+        predicted: 3,
+        correct: 3,
+        moved_bytes: 40,
+        ..Prefetched::default()
+    };
+    let timely = Prefetched {
+        timely: 3,
+        stall_s: 1.0,
+        ..right
+    };
+    assert_eq!(prefetched(&batches, None, 2.0), timely);
+    let late = Prefetched {
+        late: 3,
+        stall_s: 2.5,
+        ..right
+    };
+    assert_eq!(prefetched(&batches, None, 0.5), late);
+}
+
+/// The experts of the token before are wrong each time; the last of them are asked for a token that never comes.
+#[test]
+fn predictions_that_are_wrong_are_wasted() {
+    let result = prefetched(&two_tokens(), Some(PredictorName::Previous), 2.0);
+    let wrong = Prefetched {
+        passes: 4,
+        look_ups: 4,
+        missed: 4,
+        wasted: 3,
+        predicted: 2,
+        moved_bytes: 70,
+        stall_s: 4.0,
+        ..Prefetched::default()
+    };
+    assert_eq!(result, wrong);
+}
+
+/// A model that goes through the same experts in turn: after a round, what follows what is known.
+#[test]
+fn markov_learns_what_follows() {
+    let made: Vec<Made> = (0..40)
+        .map(|i| {
+            let token = i / 2;
+            (i as u16 % 2, Phase::Generate, vec![token % 4 + (i % 2) * 4])
+        })
+        .collect();
+    let batches = batches_of(&made, 2, 8, |_, _| 1);
+    let result = prefetched(&batches, Some(PredictorName::Markov), 2.0);
+    // Layer 1 follows layer 0 of its token, layer 0 follows layer 1 of the token before: known from the second round on.
+    assert_eq!(result.look_ups, 40);
+    assert_eq!(result.correct, 4 * 4 + 4 * 4 - 1);
+    assert_eq!(result.missed, 40 - result.correct);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// The cache changes by look-ups alone, so prefetching hits what it hits without.
+    #[test]
+    fn every_look_up_is_one_of_four(made in traces(4), budget in 0u64..70, depth in 1usize..3) {
+        let batches = batches(&made, |_, _| 3);
+        let experts = batches.experts();
+        let lru = || {
+            Setting::default().policy(PolicyName::Whole(Online::Lru), experts, budget).unwrap()
+        };
+        let plain = replay(&batches, lru().as_mut());
+        for name in PredictorName::ALL {
+            let mut predictor = name.predictor(experts, depth);
+            let how = Prefetch { depth, ..LINK };
+            let result = prefetch(&batches, lru().as_mut(), predictor.as_mut(), &how);
+            prop_assert_eq!(result.hits, plain.hits[1]);
+            prop_assert_eq!(result.look_ups, plain.look_ups[1]);
+            let four = result.hits + result.timely + result.late + result.missed;
+            prop_assert_eq!(four, result.look_ups);
+            let loaded = result.timely + result.late + result.missed + result.wasted;
+            prop_assert_eq!(loaded * 3, result.moved_bytes);
+            prop_assert!(result.stall_s >= 0.0 && result.correct <= result.predicted);
         }
     }
 }

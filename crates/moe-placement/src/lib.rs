@@ -1,5 +1,5 @@
 //! Who lives where: files of observed expert counts, plans of a hot-expert cache made from them, what an update of such a
-//! cache would exchange, and policies of caches that load what is asked for.
+//! cache would exchange, policies of caches that load what is asked for, and predictors of what will be.
 //!
 //! Everything here is pure: text and numbers in, text and numbers out. No model files, no GPUs, no plots. The rules of learn
 //! files, plans and updates are those of a public runtime, the hot-cache fork of llama.cpp (`adrianhoehne/llama.cpp`), to the
@@ -24,5 +24,6 @@
 pub mod cache;
 pub mod learn;
 pub mod plan;
+pub mod predict;
 mod random;
 pub mod update;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use moe_placement::cache::{Experts, Future, Key};
+use moe_placement::predict::Given;
 
 /// Marks a choice of an expert that the batch looked up before.
 const AGAIN: u32 = 1 << 31;
@@ -185,6 +186,18 @@ impl Batches {
             tokens: layers.into_iter().max().unwrap_or(0),
             bytes,
         }
+    }
+
+    /// The trace as predictions: what it says a layer chooses in a pass is what is predicted for that pass.
+    pub fn as_predictions(&self) -> Given {
+        let mut given = Given::new(self.experts.n_layer());
+        for batch in self.generated() {
+            let predicted: Vec<Key> = batch.look_ups().collect();
+            if let Some(&key) = predicted.first() {
+                given.push(self.experts.layer_index(key), predicted);
+            }
+        }
+        given
     }
 
     fn generated(&self) -> impl Iterator<Item = Batch<'_>> {

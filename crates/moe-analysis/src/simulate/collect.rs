@@ -28,6 +28,10 @@ pub struct Collector {
     prompt: Prompt,
     n_expert: u32,
     facts: Facts,
+    /// Layer and time of the last generated operation.
+    last_generated: Option<(u16, u64)>,
+    /// Sum and number of the times from one layer's operation to the next one's in a pass of a generated token.
+    windows: (u64, u64),
 }
 
 /// What the rows of a batch have in common.
@@ -75,6 +79,12 @@ impl Collector {
             .collect()
     }
 
+    /// Time from one layer's choice to the next one's for generated tokens, on average; `None` where the trace has no times.
+    pub fn window_s(&self) -> Option<f64> {
+        let (sum, n) = self.windows;
+        (n > 0).then(|| sum as f64 / n as f64 * 1e-9)
+    }
+
     /// The batches of a model whose experts have these sizes.
     ///
     /// # Errors
@@ -93,6 +103,21 @@ impl Collector {
             self.ends,
             self.phases,
         ))
+    }
+
+    /// Notes the time of the first row of a batch.
+    fn note_time(&mut self, row: &RoutingRow) {
+        let now = match (row.timestamp_ns, row.phase) {
+            (Some(time), Some(Phase::Generate)) => Some((row.layer_id, time)),
+            _ => None,
+        };
+        if let (Some((last_layer, last)), Some((layer, time))) = (self.last_generated, now)
+            && last_layer < layer
+        {
+            self.windows.0 = self.windows.0.saturating_add(time.saturating_sub(last));
+            self.windows.1 += 1;
+        }
+        self.last_generated = now;
     }
 
     /// Ends the open batch.
@@ -139,6 +164,7 @@ impl Sink for Collector {
             if !matches!(group, Group::Prompt(_)) {
                 self.phases.push(phase);
             }
+            self.note_time(row);
         }
         match group {
             Group::Prompt(_) => self.prompt.push(row.layer_id, choice),

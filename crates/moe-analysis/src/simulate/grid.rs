@@ -32,6 +32,31 @@ pub struct Row {
     pub outcome: Outcome,
 }
 
+/// What policies of a trace are made from.
+///
+/// # Errors
+/// [`Error::TooLong`] if a policy must know the future of a trace that is too long.
+pub fn setting(
+    batches: &Batches,
+    policies: &[PolicyName],
+    options: &Options,
+) -> Result<Setting, Error> {
+    let wants = |wanted: &[PolicyName]| policies.iter().any(|policy| wanted.contains(policy));
+    let future = if wants(&[PolicyName::Belady, PolicyName::BeladySize]) {
+        Some(Arc::new(batches.future().ok_or(Error::TooLong)?))
+    } else {
+        None
+    };
+    Ok(Setting {
+        future,
+        counts: wants(&[PolicyName::StaticOracle]).then(|| batches.counts().into()),
+        learn: options.learn.clone(),
+        first_look_ups: (batches.n_look_ups() as f64 * options.first.clamp(0.0, 1.0)) as u64,
+        update_rate: options.update_rate,
+        seed: options.seed,
+    })
+}
+
 /// Simulates all policies at all budgets: a row for each budget and policy, in the order given, budgets outside.
 ///
 /// # Errors
@@ -42,22 +67,10 @@ pub fn simulate(
     policies: &[PolicyName],
     options: &Options,
 ) -> Result<Vec<Row>, Error> {
-    let wants = |wanted: &[PolicyName]| policies.iter().any(|policy| wanted.contains(policy));
-    let future = if wants(&[PolicyName::Belady, PolicyName::BeladySize]) {
-        Some(Arc::new(batches.future().ok_or(Error::TooLong)?))
-    } else {
-        None
-    };
+    let setting = setting(batches, policies, options)?;
     let lru = PolicyName::Whole(Online::Lru);
-    let curve = wants(&[lru]).then(|| LruCurve::new(batches)).flatten();
-    let setting = Setting {
-        future,
-        counts: wants(&[PolicyName::StaticOracle]).then(|| batches.counts().into()),
-        learn: options.learn.clone(),
-        first_look_ups: (batches.n_look_ups() as f64 * options.first.clamp(0.0, 1.0)) as u64,
-        update_rate: options.update_rate,
-        seed: options.seed,
-    };
+    let curve = policies.contains(&lru).then(|| LruCurve::new(batches));
+    let curve = curve.flatten();
     let pairs = budgets
         .iter()
         .flat_map(|&budget| policies.iter().map(move |&policy| (budget, policy)));

@@ -7,6 +7,7 @@ mod batches;
 mod collect;
 mod grid;
 mod lru_curve;
+mod prefetch;
 mod replay;
 mod worth;
 
@@ -14,8 +15,9 @@ use moe_placement::cache::BuildError;
 
 pub use batches::{Batch, Batches, Needs};
 pub use collect::Collector;
-pub use grid::{Options, Row, simulate};
+pub use grid::{Options, Row, setting, simulate};
 pub use lru_curve::LruCurve;
+pub use prefetch::{Prefetch, Prefetched, prefetch};
 pub use replay::{Outcome, replay};
 pub use worth::{Machine, Speed};
 

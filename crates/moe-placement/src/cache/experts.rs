@@ -1,5 +1,7 @@
 //! The experts of a model under dense numbers.
 
+use std::ops::Range;
+
 use crate::plan::ExpertSizes;
 
 /// Number of an expert among those of all layers.
@@ -68,6 +70,13 @@ impl Experts {
     /// Index of a key's layer among the layers that have experts.
     pub fn layer_index(&self, key: Key) -> usize {
         self.experts[key as usize].0 as usize
+    }
+
+    /// The keys of a layer, by its index.
+    pub fn keys_of(&self, layer_index: usize) -> Range<Key> {
+        let first = |index: usize| self.layers.get(index).map(|layer| layer.first);
+        let end = self.experts.len() as Key;
+        first(layer_index).unwrap_or(end)..first(layer_index + 1).unwrap_or(end)
     }
 
     /// Bytes of an expert.

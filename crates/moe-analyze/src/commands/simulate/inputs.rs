@@ -7,6 +7,7 @@ use anyhow::Context as _;
 use moe_analysis::accesses::expert_sizes;
 use moe_analysis::simulate::{Batches, Collector};
 use moe_placement::learn::LayerObservation;
+use moe_placement::predict::Given;
 use moe_trace::foreign::Input;
 
 use crate::cli::Context;
@@ -17,6 +18,10 @@ use crate::traces::{self, TraceArgs};
 pub struct Inputs {
     /// The trace.
     pub batches: Batches,
+    /// What the trace of predictions says, if one was named.
+    pub predictions: Option<Given>,
+    /// Time from layer to layer, if the trace tells it.
+    pub window_s: Option<f64>,
     /// The learn file's observations, if one was named.
     pub learn: Option<Arc<[LayerObservation]>>,
 }
@@ -28,6 +33,7 @@ impl Inputs {
         path: &Path,
         sizes: Option<&Path>,
         learn: Option<&Path>,
+        predictions: Option<&Path>,
         args: &TraceArgs,
         ctx: &Context,
     ) -> anyhow::Result<Inputs> {
@@ -38,7 +44,8 @@ impl Inputs {
         });
         let input = traces::open(path)?;
         let mut collector = Collector::new();
-        let summary = input.read(&args.options()?, &mut collector)?;
+        let options = args.options()?;
+        let summary = input.read(&options, &mut collector)?;
         match &input {
             Input::Run(run) => run.remarks()?.iter().for_each(|remark| ctx.remark(remark)),
             Input::Tables(_) => {}
@@ -52,11 +59,22 @@ impl Inputs {
             }
             (None, _) => collector.told_sizes(),
         };
+        let predictions = predictions.map(|path| {
+            let mut collector = Collector::new();
+            let named = || path.display().to_string();
+            let read = traces::open(path)?.read(&options, &mut collector);
+            read.with_context(named)?;
+            let batches = collector.finish(&sizes).with_context(named)?;
+            anyhow::Ok(batches.as_predictions())
+        });
+        let window_s = collector.window_s();
         let batches = collector
             .finish(&sizes)
             .with_context(|| path.display().to_string())?;
         Ok(Inputs {
             batches,
+            predictions: predictions.transpose()?,
+            window_s,
             learn: learn.transpose()?,
         })
     }

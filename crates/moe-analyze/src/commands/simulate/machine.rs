@@ -48,7 +48,8 @@ fn positive(text: &str) -> Result<f64, String> {
     }
 }
 
-fn not_negative(text: &str) -> Result<f64, String> {
+/// A number for an option that takes 0, too.
+pub fn not_negative(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(value) if (0.0..=1e9).contains(&value) => Ok(value),
         _ => Err("give a number, 0 or more".into()),

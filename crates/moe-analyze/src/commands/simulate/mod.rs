@@ -3,6 +3,7 @@
 mod budget;
 mod inputs;
 mod machine;
+mod prefetch;
 mod report;
 
 use std::path::PathBuf;
@@ -20,6 +21,7 @@ use crate::traces::TraceArgs;
 use budget::Budgets;
 use inputs::Inputs;
 use machine::MachineArgs;
+use prefetch::PrefetchArgs;
 
 /// Simulate caches of experts: hit rates and bytes moved, for every policy and budget
 ///
@@ -71,6 +73,8 @@ pub struct Args {
     #[command(flatten)]
     machine: MachineArgs,
     #[command(flatten)]
+    prefetch: PrefetchArgs,
+    #[command(flatten)]
     trace: TraceArgs,
 }
 
@@ -112,6 +116,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         &args.path,
         args.sizes.as_deref(),
         args.learn.as_deref(),
+        args.prefetch.predictions(),
         &args.trace,
         ctx,
     )?;
@@ -119,17 +124,33 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let budgets = budget::bytes(&args.budget_mib, batches.experts().total_bytes());
     report::remark(batches, &budgets, &policies, ctx);
 
-    // Regret is against Belady's policy, asked for or not.
-    let mut simulated = policies.clone();
-    if !simulated.contains(&PolicyName::Belady) {
-        simulated.push(PolicyName::Belady);
-    }
     let options = Options {
         learn: inputs.learn,
         first: args.first,
         update_rate: args.update_rate,
         seed: args.seed,
     };
+    if let (true, Some(machine)) = (args.prefetch.is_asked(), args.machine.machine()) {
+        let n_layer = batches.experts().n_layer();
+        let how = args.prefetch.prefetch(&machine, inputs.window_s, n_layer)?;
+        let plan = prefetch::Plan {
+            batches,
+            budgets: &budgets,
+            policies: &policies,
+            setting: &simulate::setting(batches, &policies, &options)?,
+        };
+        let rows = args
+            .prefetch
+            .rows(&plan, &how, inputs.predictions.as_ref())?;
+        output::to_stdout(|stdout| prefetch::print(stdout, args.output, rows))?;
+        return Ok(ExitStatus::Done);
+    }
+
+    // Regret is against Belady's policy, asked for or not.
+    let mut simulated = policies.clone();
+    if !simulated.contains(&PolicyName::Belady) {
+        simulated.push(PolicyName::Belady);
+    }
     let rows = simulate::simulate(batches, &budgets, &simulated, &options)?;
     if let Some(plot) = &args.plot {
         let source = args.path.file_name().unwrap_or(args.path.as_os_str());

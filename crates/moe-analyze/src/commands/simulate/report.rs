@@ -92,7 +92,7 @@ impl Table<'_> {
 }
 
 /// The number with so many digits behind the point.
-fn rounded(value: f64, digits: usize) -> f64 {
+pub fn rounded(value: f64, digits: usize) -> f64 {
     // As printing rounds, not as multiplication would.
     format!("{value:.digits$}").parse().unwrap_or(value)
 }

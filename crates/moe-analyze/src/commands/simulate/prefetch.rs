@@ -1,0 +1,179 @@
+//! Predictors beside a cache, on the command line.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use moe_analysis::simulate::{Batches, Machine, Prefetch, Prefetched, prefetch};
+use moe_placement::cache::{PolicyName, Setting};
+use moe_placement::plan::MIB;
+use moe_placement::predict::{Given, Predictor, PredictorName};
+
+use super::report::rounded;
+use crate::output::{Cell, Format, write_rows};
+
+/// Which predictors, and what they are asked for.
+#[derive(Debug, clap::Args)]
+pub struct PrefetchArgs {
+    /// Prefetch what these predict, and tell what became of it: previous, hottest, markov, coactivation
+    #[arg(
+        long,
+        value_name = "NAME[,…]",
+        value_delimiter = ',',
+        requires = "link_gb_s"
+    )]
+    predictor: Vec<PredictorName>,
+    /// Prefetch what a trace of predictions names: its n-th generated token in a layer is what is predicted for that one
+    #[arg(
+        long,
+        value_name = "TRACE",
+        requires = "link_gb_s",
+        conflicts_with = "plot"
+    )]
+    predictions: Option<PathBuf>,
+    /// Layers from a choice to the layer that is predicted then
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    depth: usize,
+    /// Experts to predict [default: as many as the layer before chose]
+    #[arg(long, value_name = "N")]
+    n_predict: Option<usize>,
+    /// Time that a layer works, in which experts can come [default: from the trace's times]
+    #[arg(long, value_name = "µS", value_parser = super::machine::not_negative)]
+    window_us: Option<f64>,
+}
+
+const COLUMNS: [&str; 13] = [
+    "budget_mib",
+    "policy",
+    "predictor",
+    "hit_pct_decode",
+    "hits",
+    "timely",
+    "late",
+    "missed",
+    "wasted",
+    "precision_pct",
+    "moved_bytes",
+    "stall_ms_token",
+    "tokens_s",
+];
+
+/// What is simulated.
+pub struct Plan<'a> {
+    /// The trace.
+    pub batches: &'a Batches,
+    /// Sizes of the cache, bytes.
+    pub budgets: &'a [u64],
+    /// Its policies.
+    pub policies: &'a [PolicyName],
+    /// What policies are made from.
+    pub setting: &'a Setting,
+}
+
+impl PrefetchArgs {
+    /// Whether something is to be predicted.
+    pub fn is_asked(&self) -> bool {
+        !self.predictor.is_empty() || self.predictions.is_some()
+    }
+
+    /// The trace of predictions.
+    pub fn predictions(&self) -> Option<&Path> {
+        self.predictions.as_deref()
+    }
+
+    /// How to prefetch; `told_window_s` is what the trace tells.
+    pub fn prefetch(
+        &self,
+        machine: &Machine,
+        told_window_s: Option<f64>,
+        n_layer: usize,
+    ) -> anyhow::Result<Prefetch> {
+        if self.depth == 0 || self.depth >= n_layer {
+            bail!(
+                "--depth {}: predictions are for 1 to {} layers ahead",
+                self.depth,
+                n_layer.saturating_sub(1)
+            );
+        }
+        let window_s = self.window_us.map(|us| us * 1e-6).or(told_window_s);
+        Ok(Prefetch {
+            link_bytes_per_s: machine.link_bytes_per_s,
+            link_latency_s: machine.link_latency_s,
+            window_s: window_s
+                .context("the trace has no times; tell with --window-us how long a layer works")?,
+            depth: self.depth,
+            n_predict: self.n_predict,
+        })
+    }
+
+    /// A row for each budget, policy and predictor, and one without prediction.
+    pub fn rows(
+        &self,
+        plan: &Plan,
+        how: &Prefetch,
+        given: Option<&Given>,
+    ) -> anyhow::Result<Vec<Vec<Cell<'static>>>> {
+        let experts = plan.batches.experts();
+        let tokens = plan.batches.needs().tokens as f64;
+        let n_layer = experts.n_layer();
+        let mut rows: Vec<Vec<Cell>> = Vec::new();
+        for &budget in plan.budgets {
+            for &policy in plan.policies {
+                let mut predictors: Vec<(String, Box<dyn Predictor>)> =
+                    vec![("none".into(), Box::new(Given::new(n_layer)))];
+                predictors.extend(
+                    self.predictor
+                        .iter()
+                        .map(|name| (name.to_string(), name.predictor(experts, how.depth))),
+                );
+                if let Some(given) = given {
+                    predictors.push(("given".into(), Box::new(given.clone())));
+                }
+                for (name, mut predictor) in predictors {
+                    let mut cache = plan.setting.policy(policy, experts, budget)?;
+                    let result = prefetch(plan.batches, cache.as_mut(), predictor.as_mut(), how);
+                    rows.push(cells(budget, policy, name, &result, how, tokens));
+                }
+            }
+        }
+        Ok(rows)
+    }
+}
+
+/// Prints them.
+pub fn print(out: &mut dyn Write, format: Format, rows: Vec<Vec<Cell>>) -> io::Result<()> {
+    write_rows(out, format, &COLUMNS, rows)
+}
+
+fn cells(
+    budget: u64,
+    policy: PolicyName,
+    predictor: String,
+    result: &Prefetched,
+    how: &Prefetch,
+    tokens: f64,
+) -> Vec<Cell<'static>> {
+    let percent =
+        |part: u64, whole: u64| (whole > 0).then(|| rounded(100.0 * part as f64 / whole as f64, 3));
+    let tokens_s = tokens / (result.stall_s + result.passes as f64 * how.window_s);
+    vec![
+        (budget / MIB).into(),
+        policy.to_string().into(),
+        predictor.into(),
+        percent(result.hits, result.look_ups).into(),
+        result.hits.into(),
+        result.timely.into(),
+        result.late.into(),
+        result.missed.into(),
+        result.wasted.into(),
+        percent(result.correct, result.predicted).into(),
+        result.moved_bytes.into(),
+        (tokens > 0.0)
+            .then(|| rounded(1e3 * result.stall_s / tokens, 3))
+            .into(),
+        Some(tokens_s)
+            .filter(|speed| speed.is_finite())
+            .map(|speed| rounded(speed, 3))
+            .into(),
+    ]
+}
