@@ -1,0 +1,45 @@
+//! Bytes of trace turned into Parquet tables in a second, on one thread and on two, beside a copy of the same bytes in memory.
+//!
+//!   scripts/demo.sh && cargo bench --package moe-trace
+
+mod long_run;
+
+use std::hint::black_box;
+use std::num::NonZero;
+
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use moe_trace::tables::{TableOptions, write_tables};
+use zerocopy::IntoBytes;
+
+fn tables(criterion: &mut Criterion) {
+    let (_dir, run) = long_run::long_run();
+    let trace = run.trace.records().as_bytes();
+    let mut group = criterion.benchmark_group("tables");
+    group.sample_size(10);
+    group.throughput(Throughput::Bytes(trace.len() as u64));
+    let mut copy = vec![0; trace.len()];
+    group.bench_function("copy in memory", |b| {
+        b.iter(|| {
+            copy.copy_from_slice(trace);
+            black_box(&copy);
+        });
+    });
+    drop(copy);
+    for threads in [1, 2] {
+        let out = tempfile::tempdir().expect("a temporary directory");
+        group.bench_function(format!("Parquet, threads: {threads}"), |b| {
+            b.iter(|| {
+                let options = TableOptions {
+                    force: true,
+                    threads: NonZero::new(threads),
+                    ..TableOptions::default()
+                };
+                write_tables(&run, out.path(), options).expect("tables")
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, tables);
+criterion_main!(benches);
