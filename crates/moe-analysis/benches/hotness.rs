@@ -28,13 +28,13 @@ fn hotness(criterion: &mut Criterion) {
         });
     });
     group.bench_function("from trace.bin", |b| {
-        b.iter(|| Hotness::from_run(&run).expect("hotness"));
+        b.iter(|| Hotness::from_run(&run, None).expect("hotness"));
     });
     let out = tempfile::tempdir().expect("a temporary directory");
     write_tables(&run, out.path(), TableOptions::default()).expect("tables");
     let [_, _, routing] = table_paths(out.path());
     group.bench_function("from routing.parquet", |b| {
-        b.iter(|| Hotness::from_routing_table(&routing).expect("hotness"));
+        b.iter(|| Hotness::from_routing_table(&routing, None).expect("hotness"));
     });
     group.finish();
 }
