@@ -3,7 +3,7 @@
 //! The hot path copies a ready record and patches what changes from token to token. The ready records are made in the
 //! first pass and found again by their place in the pass: the operations of a pass come in the same order every time.
 
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use moe_trace::buffers::BufferEvent;
 use moe_trace::record::{self, MAX_EXPERTS, MAX_SOURCES};
@@ -105,6 +105,9 @@ pub enum Mode {
     Experts,
 }
 
+/// How long records may wait to be handed to the file: less is lost to a kill, more wakes the writing thread less often.
+const FLUSH_EVERY: Duration = Duration::from_millis(20);
+
 /// Monotonic time in nanoseconds, counted from the Unix time at which the clock was made.
 pub struct Clock {
     origin: Instant,
@@ -151,6 +154,10 @@ pub struct Recorder {
     pass: Pass,
     templates: Vec<Template>,
     next: usize,
+    /// End of the last recorded operation, or the beginning of the pass.
+    last_end: Instant,
+    /// When records were last handed to the file.
+    flushed: Instant,
     failed: Option<moe_trace::Error>,
     /// The graph of this pass, if it is the first whole one of its phase.
     capture: Option<Capture>,
@@ -161,10 +168,12 @@ pub struct Recorder {
 impl Recorder {
     /// A recorder into a run directory, or one that records nothing.
     pub fn new(writer: Option<RunWriter>) -> Recorder {
+        let clock = Clock::new();
+        let origin = clock.origin;
         Recorder {
             writer,
             mode: Mode::All,
-            clock: Clock::new(),
+            clock,
             pass: Pass {
                 sequence_id: 0,
                 phase: record::PHASE_PROMPT,
@@ -172,6 +181,8 @@ impl Recorder {
             },
             templates: Vec::new(),
             next: 0,
+            last_end: origin,
+            flushed: origin,
             failed: None,
             capture: None,
             captured: [false; PHASES.len()],
@@ -192,6 +203,9 @@ impl Recorder {
     pub fn begin(&mut self, pass: Pass) {
         self.pass = pass;
         self.next = 0;
+        if self.writer.is_some() {
+            self.last_end = Instant::now();
+        }
         let is_wanted = self.captured.get(usize::from(pass.phase)) == Some(&false);
         self.capture = (is_wanted && pass.is_whole && self.writer.is_some()).then(Capture::default);
     }
@@ -223,7 +237,7 @@ impl Recorder {
         }
     }
 
-    /// Ends a pass: hands what was recorded to the file.
+    /// Ends a pass: hands what was recorded to the file, if that was not done a moment ago.
     ///
     /// # Errors
     /// The first write that failed in this pass.
@@ -234,7 +248,10 @@ impl Recorder {
         let Some(writer) = &mut self.writer else {
             return Ok(());
         };
-        writer.flush()?;
+        if self.last_end.duration_since(self.flushed) >= FLUSH_EVERY {
+            writer.flush()?;
+            self.flushed = self.last_end;
+        }
         if let Some(capture) = self.capture.take() {
             let phase = self.pass.phase;
             writer.write_graph(phase, &capture.finish(phase))?;
@@ -255,11 +272,17 @@ impl Recorder {
         self.writer.as_ref()
     }
 
-    /// Time before an operation; pass it to [`Recorder::op`].
+    /// Time before an operation; pass it to [`Recorder::op`]. Operations follow one another, so it is the end of the one
+    /// before: the clock is looked at once for an operation.
     pub fn start(&self) -> Instant {
-        match self.writer {
-            Some(_) => Instant::now(),
-            None => self.clock.origin,
+        self.last_end
+    }
+
+    /// Time before an expert operation; pass it to [`Recorder::experts`].
+    pub fn start_experts(&self) -> Instant {
+        match (&self.writer, self.mode) {
+            (Some(_), Mode::Experts) => Instant::now(),
+            _ => self.last_end,
         }
     }
 
@@ -334,7 +357,8 @@ impl Recorder {
         if self.failed.is_some() || n_tokens == 0 {
             return;
         }
-        let duration = start.elapsed().as_nanos() as u64;
+        let end = Instant::now();
+        let duration = end.duration_since(start).as_nanos() as u64;
         let known = self
             .templates
             .get(self.next)
@@ -370,6 +394,8 @@ impl Recorder {
                 Ok(slot) => {
                     slot.clone_from(record);
                     if fill(slot, i) {
+                        // One record takes no time worth a look at the clock, those of a batch do.
+                        self.last_end = if i == 0 { end } else { Instant::now() };
                         break;
                     }
                 }

@@ -24,7 +24,7 @@ impl Ops<'_> {
         routing: &Routing,
         dst: &mut Activation,
     ) {
-        let start = self.recorder.start();
+        let start = self.recorder.start_experts();
         let entries = routing.ids.len();
         let rows_per = entries / src.rows.max(1);
         dst.shape(name, weights.n_out, entries);
@@ -62,7 +62,7 @@ impl Ops<'_> {
         routing: &Routing,
         x: &mut Activation,
     ) {
-        let start = self.recorder.start();
+        let start = self.recorder.start_experts();
         let before = Source::from(&*x);
         self.threads.rows(x.data_mut(), bias.n, |i, row| {
             let bias = &bias.data[routing.ids[i] as usize * bias.n..][..bias.n];
