@@ -1,0 +1,101 @@
+//! Experts and weights that differ.
+
+use super::*;
+
+#[test]
+fn another_order_of_the_same_experts() {
+    let report = changed(&Options::default(), |records| {
+        for record in of_token(records, 1, 0) {
+            record.expert_ids.swap(0, 1);
+        }
+    });
+    let routing = report.routing.unwrap();
+    let layer = &routing.layers[&0];
+    assert_eq!(
+        (layer.other_order, layer.other_experts, layer.other_weights),
+        (1, 0, 0)
+    );
+    // The weights, 1 and 1/2, did not move with the ids 4 and 5: two of 20 are apart by 1/2.
+    assert_eq!(layer.max_weight_difference, 0.5);
+    assert_eq!(layer.mean_weight_difference(), Some(0.05));
+    assert!(routing.layers[&1].is_equal());
+    let row = &routing.first[..];
+    assert_eq!(row.len(), 1);
+    assert_eq!(
+        (row[0].kind, row[0].token_id, row[0].layer),
+        (RowKind::Order, 1, 0)
+    );
+    let ids = |side: usize| {
+        row[0].experts[side]
+            .iter()
+            .map(|e| e.expert_id)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!((ids(0), ids(1)), (vec![4, 5, 6, 7], vec![5, 4, 6, 7]));
+    assert!(report.operations.unwrap().is_equal());
+    assert!(report.bytes.unwrap().is_equal());
+}
+
+#[test]
+fn another_expert_is_other_bytes_too() {
+    let report = changed(&Options::default(), |records| {
+        for record in of_token(records, 4, 1) {
+            record.expert_ids[0].set(9);
+        }
+    });
+    let routing = report.routing.unwrap();
+    assert_eq!(routing.layers[&1].other_experts, 1);
+    assert_eq!(routing.layers[&1].share_same_experts(), Some(2.0 / 3.0));
+    assert_eq!(routing.total().share_same_experts(), Some(7.0 / 8.0));
+    assert_eq!(routing.first[0].kind, RowKind::Experts);
+    assert_eq!(routing.first[0].phase, PHASE_GENERATE);
+    let bytes = report.bytes.unwrap();
+    let layer = bytes.layers[&Some(1)];
+    // Three tensors: expert 9 was read by B alone, expert 3 twice by A and once by B.
+    assert_eq!((layer.only, layer.other_reads), ([0, 3], 3));
+    let found = bytes
+        .first
+        .iter()
+        .find(|r| r.kind == RangeKind::OnlyB)
+        .unwrap();
+    assert_eq!((found.expert_id, found.layer), (Some(9), Some(1)));
+    let (gguf, _) = gpt_oss();
+    let tensor = gguf.tensor(&found.tensor).unwrap();
+    let reads = found.reads[1].unwrap();
+    assert_eq!(reads.size_bytes, tensor.size_bytes / 16);
+    assert_eq!(
+        reads.file_offset,
+        tensor.offset + 9 * (tensor.size_bytes / 16)
+    );
+    let other = bytes
+        .first
+        .iter()
+        .find(|r| r.kind == RangeKind::Reads)
+        .unwrap();
+    assert_eq!(other.expert_id, Some(3));
+    assert_eq!(other.reads.map(|reads| reads.unwrap().n), [2, 1]);
+}
+
+#[test]
+fn weights_are_compared_up_to_a_tolerance() {
+    let change = |records: &mut Vec<TensorAccessLog>| {
+        for record in of_token(records, 3, 0) {
+            record.expert_weights[2].set(1.0 / 3.0 + 0.25);
+        }
+    };
+    let routing = changed(&Options::default(), change).routing.unwrap();
+    assert_eq!(routing.layers[&0].other_weights, 1);
+    assert_eq!(routing.first[0].kind, RowKind::Weights);
+    assert!((routing.layers[&0].max_weight_difference - 0.25).abs() < 1e-6);
+    let options = Options {
+        weight_tolerance: 0.26,
+        ..Options::default()
+    };
+    assert!(changed(&options, change).is_equal());
+    // What is no number is no weight that is close.
+    let nan = |records: &mut Vec<TensorAccessLog>| {
+        of_token(records, 3, 0).for_each(|record| record.expert_weights[2].set(f32::NAN));
+    };
+    let routing = changed(&options, nan).routing.unwrap();
+    assert_eq!(routing.layers[&0].max_weight_difference, f64::INFINITY);
+}
