@@ -71,6 +71,21 @@ impl Source<'_> {
             dtype: "f32",
         }
     }
+
+    /// One of `n_expert_used` rows of every token, a view. As ggml counts, it takes the bytes from its first row to its last.
+    pub fn slots(experts: &Activation, n_expert_used: usize) -> Self {
+        let tokens = experts.rows / n_expert_used;
+        let rows = (tokens.saturating_sub(1) * n_expert_used + 1).min(experts.rows);
+        Source::Buffer {
+            name: experts.name,
+            suffix: " (view)",
+            buffer_id: experts.buffer_id,
+            address: experts.address(),
+            size_bytes: (rows * experts.width * size_of::<f32>()) as u64,
+            ne: [experts.width as u64, tokens as u64],
+            dtype: "f32",
+        }
+    }
 }
 
 /// The router's choice for some rows.

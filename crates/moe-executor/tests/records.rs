@@ -268,6 +268,21 @@ fn every_token_of_a_batch_has_its_experts() {
 }
 
 #[test]
+fn a_slot_of_the_experts_has_the_bytes_of_ggml_s_view() {
+    let prompt: Vec<u32> = (300..320).collect();
+    let file = "random-qwen3moe-F16.gguf";
+    let recorded = record(file, &prompt, LIMITS, RunOptions::default());
+    let sizes = |phase| -> Vec<u64> {
+        let of_phase = recorded.records.iter().filter(|r| r.phase == phase);
+        let sums = of_phase.filter(|r| r.dst_name() == "ffn_moe_out-0");
+        sums.map(|r| r.source_size(1)).collect()
+    };
+    // rows of 64 f32; from the first of 20 tokens' 4 rows to the last token's
+    assert_eq!(sizes(PHASE_PROMPT), [64 * 4 * (19 * 4 + 1)]);
+    assert_eq!(sizes(PHASE_GENERATE), [256, 256, 256]);
+}
+
+#[test]
 fn a_buffer_keeps_its_identity() {
     let prompt: Vec<u32> = (300..320).collect();
     for arch in ["dots1", "gpt-oss", "olmoe", "qwen2moe"] {

@@ -133,7 +133,7 @@ impl Ops<'_> {
             });
             let last = slot + 1 >= k;
             dst.name = name(if last { "ffn_moe_out" } else { "ffn_moe_sum" });
-            let view = Source::view(experts, " (view)");
+            let view = Source::slots(experts, k);
             match (slot, k) {
                 (1, 1) => self.record(start, number::CONT, dst.name, &[view]),
                 (1, _) => self.record(start, number::ADD, dst.name, &[view, view]),
