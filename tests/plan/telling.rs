@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::json;
 
-use crate::support::{arg, failure_of, repository, stdout_of};
+use crate::support::{arg, failure_of, moe_analyze, repository, stdout_of};
 use crate::{GPT_OSS, QWEN, json_of, workplace, write};
 
 #[test]
@@ -50,6 +50,40 @@ fn explanations() {
         csv.starts_with("layer,expert,cached,hits,score,place,why\n0,3,yes,9,3000009,1,"),
         "{csv}"
     );
+}
+
+/// Experts that the model does not have are counted, in good English.
+#[test]
+fn a_learn_file_of_another_model_is_remarked_upon() {
+    let dir = workplace();
+    let model = repository(GPT_OSS);
+    for (experts, told) in [
+        (
+            "[[1, 8]]",
+            "warning: 1 expert of the learn file is not in the model;",
+        ),
+        (
+            "[[1, 8], [2, 3]]",
+            "warning: 2 experts of the learn file are not in the model;",
+        ),
+    ] {
+        let text = format!(
+            r#"{{"schema": "llama.cpp.moe_layer_opt_perf.v1", "n_expert": 32, "layers": [
+            {{"layer": 0, "calls": 7, "experts": [[3, 9]]}}, {{"layer": 40, "calls": 7, "experts": {experts}}}]}}"#
+        );
+        let learn = write(&dir, "other.json", &text);
+        let args = [
+            "plan",
+            arg(&learn),
+            "--model",
+            arg(&model),
+            "--budget-bytes",
+            "120000",
+        ];
+        let planned = moe_analyze().args(args).assert().success();
+        let remarks = String::from_utf8_lossy(&planned.get_output().stderr).into_owned();
+        assert!(remarks.contains(told), "{remarks}");
+    }
 }
 
 /// What is printed for a person ends with the commands; a program gets the same ones.

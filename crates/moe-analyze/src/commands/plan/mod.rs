@@ -204,11 +204,11 @@ fn remark_on(plan: &Plan, ctx: &Context) {
     let unknown = n(Verdict::UnknownSize);
     if unknown > 0 {
         ctx.remark(format_args!(
-            "warning: {} of the learn file not in the model; is it another model's?",
+            "warning: {} not in the model; is it another model's?",
             if unknown == 1 {
-                "1 expert is".into()
+                "1 expert of the learn file is".into()
             } else {
-                format!("{unknown} experts are")
+                format!("{unknown} experts of the learn file are")
             }
         ));
     }
