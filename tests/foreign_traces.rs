@@ -24,6 +24,16 @@ const COUNTS: [((u64, u64), u64); 9] = [
     ((1, 6), 5),
 ];
 
+/// Of the tiny qwen3moe model: gate and up of 64 × 256 in Q4_K (9216 bytes each), down in Q5_0 (11264) or Q8_0 (17408).
+const EXPERT_BYTES: [&str; 6] = [
+    "# layer=0 expert_bytes=29696",
+    "# layer=1 expert_bytes=29696",
+    "# layer=2 expert_bytes=35840",
+    "# layer=3 expert_bytes=29696",
+    "# layer=4 expert_bytes=29696",
+    "# layer=5 expert_bytes=35840",
+];
+
 fn golden(name: &str) -> PathBuf {
     repository("fixtures/foreign").join(name)
 }
@@ -351,6 +361,37 @@ fn the_model_is_held_against_the_trace_and_its_map_comes_along() {
     assert!(tables.join("gguf-map.parquet").exists());
     let text = stdout_of(&["--quiet", "hotness", arg(&tables)]);
     assert!(text.contains("4 of 32 experts for a token"), "{text}");
+}
+
+/// A run's own map tells the bytes of an expert, as its model would.
+#[test]
+fn a_run_is_converted_with_the_expert_bytes_of_its_map() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    known_run(&run);
+    let model = repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
+    let preamble = |name: &str, more: &[&str]| -> Vec<String> {
+        let out = dir.path().join(name);
+        let args = [
+            "--quiet",
+            "convert",
+            arg(&run),
+            "--to",
+            "bigmoeonedge",
+            "--out",
+            arg(&out),
+        ];
+        stdout_of(&[&args, more].concat());
+        let text = fs::read_to_string(&out).unwrap();
+        let lines = text.lines().filter(|line| line.starts_with("# layer="));
+        lines.map(str::to_owned).collect()
+    };
+    let lines = preamble("route.csv", &[]);
+    assert_eq!(lines, EXPERT_BYTES);
+    assert_eq!(lines, preamble("of-model.csv", &["--model", arg(&model)]));
+    // A run without a map does not tell.
+    fs::remove_file(run.join("gguf-map.parquet")).unwrap();
+    assert!(preamble("without.csv", &[]).is_empty());
 }
 
 #[test]

@@ -81,6 +81,22 @@ impl ExpertBytes {
         }
     }
 
+    /// Bytes of an expert of each layer. A layer whose experts differ in size has none.
+    pub fn by_layer(&self) -> BTreeMap<u16, u64> {
+        let told = self.layers.iter().map(|(&layer, &bytes)| (layer, bytes));
+        let experts = self.experts.iter();
+        let experts = experts.map(|(&(layer, _), &bytes)| (layer, bytes));
+        let mut sizes: BTreeMap<u32, Option<u64>> = BTreeMap::new();
+        for (layer, bytes) in told.chain(experts) {
+            let size = sizes.entry(layer).or_insert(Some(bytes));
+            *size = size.filter(|&size| size == bytes);
+        }
+        sizes
+            .into_iter()
+            .filter_map(|(layer, bytes)| Some((u16::try_from(layer).ok()?, bytes?)))
+            .collect()
+    }
+
     /// Whether nothing is known.
     pub fn is_empty(&self) -> bool {
         self.experts.is_empty() && self.layers.is_empty()
@@ -90,5 +106,26 @@ impl ExpertBytes {
     pub fn get(&self, layer: u32, expert: u32) -> Option<u64> {
         let own = self.experts.get(&(layer, expert));
         own.or_else(|| self.layers.get(&layer)).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ExpertBytes;
+
+    #[test]
+    fn a_layer_of_unequal_experts_has_no_size() {
+        let experts = [
+            ((0, 0), 7),
+            ((0, 1), 7),
+            ((2, 0), 7),
+            ((2, 1), 8),
+            ((2, 2), 7),
+        ];
+        let bytes = ExpertBytes {
+            experts: experts.into(),
+            layers: [(5, 9)].into(),
+        };
+        assert_eq!(bytes.by_layer(), [(0, 7), (5, 9)].into());
     }
 }

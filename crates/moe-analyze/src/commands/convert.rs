@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use moe_analysis::foreign::{exporters, files_exporters, importers};
-use moe_trace::foreign::{Export, FilesExporter, Input};
+use moe_analysis::hotness::ExpertBytes;
+use moe_trace::foreign::{Export, Facts, FilesExporter, Input};
 
 use crate::cli::{Context, ExitStatus};
 use crate::output::{self, Cell, Format, write_rows};
@@ -54,8 +55,17 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     };
     writer.check_output(out, args.force)?;
 
-    let options = args.trace.options()?;
+    let mut options = args.trace.options()?;
     let input = traces::open(path)?;
+    if let Input::Run(run) = &input
+        && let Some(map) = &run.map
+        && options.model.is_none()
+    {
+        options.model = Some(Facts {
+            expert_bytes: ExpertBytes::of_map(map).by_layer(),
+            ..Facts::default()
+        });
+    }
     let export = Export::new(&input, &options)?;
     if let Input::Foreign(_) = input {
         traces::tell(ctx, path, &export.summary);
