@@ -29,6 +29,24 @@ fn record<'a>(engine: &'a str, model: &'a Path, out: &'a Path) -> Vec<&'a str> {
     ]
 }
 
+/// A row for each number of the ranges, the engine last.
+#[test]
+fn the_bench_tells_its_engine_and_takes_ranges() {
+    let model = repository("fixtures/random-gpt-oss-F16.gguf");
+    let sizes = ["-p", "2-8*2", "-n", "1-3+2", "-r", "1", "-t", "1-1"];
+    let bench = ["--quiet", "bench", "--model", arg(&model), "-o", "csv"];
+    let text = stdout_of(&[&bench[..], &sizes].concat());
+    let mut lines = text.lines().map(|line| line.split(',').collect::<Vec<_>>());
+    let header = lines.next().unwrap();
+    assert_eq!(header.last(), Some(&"engine"));
+    let at = |name| header.iter().position(|&column| column == name).unwrap();
+    let tests: Vec<[&str; 4]> = lines
+        .map(|row| ["n_threads", "n_prompt", "n_gen", "engine"].map(|name| row[at(name)]))
+        .collect();
+    let expected = [("2", "0"), ("4", "0"), ("8", "0"), ("0", "1"), ("0", "3")];
+    assert_eq!(tests, expected.map(|(p, n)| ["1", p, n, "native"]));
+}
+
 #[cfg(not(feature = "llama-cpp"))]
 #[test]
 fn a_program_without_llama_cpp_says_how_to_get_it() {
@@ -228,6 +246,8 @@ mod with_llama_cpp {
                 assert_eq!(ours[key], theirs[key], "{key}");
             }
             assert!(theirs["avg_ts"].as_f64().unwrap() > 0.0);
+            assert_eq!(ours["engine"], "native");
+            assert_eq!(theirs["engine"], "llama.cpp");
         }
     }
 }

@@ -1,11 +1,14 @@
 //! `bench`: speed of prompt processing and decoding, in llama-bench's manner.
 
+mod numbers;
+
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
+use clap::ValueEnum;
 use moe_executor::cpu::bandwidth::read_bandwidth;
 use moe_executor::cpu::threads::{Threads, n_cores};
 use moe_executor::ops::Observer;
@@ -15,6 +18,7 @@ use moe_gguf::Gguf;
 use moe_gguf::map::{Category, OffsetMap};
 use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
 
+use self::numbers::Numbers;
 use super::record::model;
 use crate::cli::{Context, ExitStatus};
 use crate::engine::{self, Engine, Session, Setup};
@@ -23,6 +27,7 @@ use crate::output::{self, Cell, Format, write_rows};
 /// Measure tokens per second of prompt processing and of decoding, and the share of the machine's bandwidth
 ///
 /// Nothing is recorded. Each test runs twice to warm up and then -r times; tokens are pseudo-random, as in llama-bench.
+/// -p, -n and -t take numbers and ranges, FIRST-LAST, FIRST-LAST+STEP or FIRST-LAST*FACTOR, with commas between.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Model, a GGUF file [default: the embedded model]
@@ -39,7 +44,7 @@ pub struct Args {
         value_delimiter = ',',
         default_value = "512"
     )]
-    n_prompt: Vec<usize>,
+    n_prompt: Vec<Numbers>,
     /// Numbers of tokens to decode; 0 = none
     #[arg(
         short = 'n',
@@ -48,13 +53,19 @@ pub struct Args {
         value_delimiter = ',',
         default_value = "128"
     )]
-    n_gen: Vec<usize>,
+    n_gen: Vec<Numbers>,
     /// Repetitions of each test
     #[arg(short, long, value_name = "N", default_value_t = 5)]
     repetitions: usize,
     /// Threads that compute, 1 to 1024 [default: one a core]
-    #[arg(short, long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=1024))]
-    threads: Vec<u16>,
+    #[arg(
+        short,
+        long,
+        value_name = "N",
+        value_delimiter = ',',
+        value_parser = |text: &str| Numbers::within(text, 1..=1024)
+    )]
+    threads: Vec<Numbers>,
     /// Prompt tokens evaluated at once
     #[arg(short = 'b', long, value_name = "N", default_value_t = 512)]
     batch_size: usize,
@@ -64,7 +75,7 @@ pub struct Args {
 }
 
 /// llama-bench's names where it has one.
-const COLUMNS: [&str; 14] = [
+const COLUMNS: [&str; 15] = [
     "model_filename",
     "model_size",
     "n_batch",
@@ -79,6 +90,7 @@ const COLUMNS: [&str; 14] = [
     "gb_per_s",
     "bandwidth_gb_per_s",
     "bandwidth_share",
+    "engine",
 ];
 
 /// Memory that the bandwidth is measured over: beyond the caches of today's processors.
@@ -101,11 +113,11 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     if args.repetitions == 0 || args.batch_size == 0 {
         bail!("--repetitions and --batch-size must be at least 1");
     }
-    let prompts = args.n_prompt.iter().map(|&n| Test {
+    let prompts = Numbers::of(&args.n_prompt).map(|n| Test {
         n_prompt: n,
         n_gen: 0,
     });
-    let decodes = args.n_gen.iter().map(|&n| Test {
+    let decodes = Numbers::of(&args.n_gen).map(|n| Test {
         n_prompt: 0,
         n_gen: n,
     });
@@ -117,7 +129,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let gguf = model::open(args.model.as_deref())?;
     let threads = match args.threads.is_empty() {
         true => vec![n_cores()],
-        false => args.threads.iter().map(|&n| usize::from(n)).collect(),
+        false => Numbers::of(&args.threads).collect(),
     };
 
     let mut rows = Vec::new();
@@ -196,7 +208,14 @@ impl Bench<'_> {
             round(read / 1e9, 3).into(),
             round(self.bandwidth / 1e9, 3).into(),
             round(read / self.bandwidth, 4).into(),
+            self.engine_name().into(),
         ])
+    }
+
+    /// As `--engine` calls it.
+    fn engine_name(&self) -> String {
+        let kind = self.args.engine.to_possible_value();
+        kind.map_or(String::new(), |kind| kind.get_name().to_owned())
     }
 
     /// A session that records nothing.

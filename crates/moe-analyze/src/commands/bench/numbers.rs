@@ -1,0 +1,118 @@
+//! Numbers and ranges of them, as llama-bench takes them.
+
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+
+/// Numbers that a range may stand for: each is a test that somebody waits for.
+const MAX_NUMBERS: usize = 1024;
+
+/// `N`, `FIRST-LAST`, `FIRST-LAST+STEP` or `FIRST-LAST*FACTOR`, written out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Numbers(pub Vec<usize>);
+
+impl Numbers {
+    /// All numbers of several ranges.
+    pub fn of(ranges: &[Numbers]) -> impl Iterator<Item = usize> {
+        ranges.iter().flat_map(|range| range.0.iter().copied())
+    }
+
+    /// Reads numbers that lie within bounds.
+    pub fn within(text: &str, bounds: RangeInclusive<usize>) -> Result<Numbers, String> {
+        let numbers: Numbers = text.parse()?;
+        match numbers.0.iter().find(|n| !bounds.contains(n)) {
+            Some(n) => Err(format!(
+                "{n} is not in {}..={}",
+                bounds.start(),
+                bounds.end()
+            )),
+            None => Ok(numbers),
+        }
+    }
+}
+
+impl FromStr for Numbers {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Numbers, String> {
+        let number = |text: &str| -> Result<usize, String> {
+            text.parse()
+                .map_err(|error| format!("{text:?} is no number: {error}"))
+        };
+        let Some((first, rest)) = text.split_once('-') else {
+            return Ok(Numbers(vec![number(text)?]));
+        };
+        let (last, is_factor, step) = match rest.split_once(['+', '*']) {
+            Some((last, step)) => (last, rest[last.len()..].starts_with('*'), number(step)?),
+            None => (rest, false, 1),
+        };
+        let (first, last) = (number(first)?, number(last)?);
+        if last < first {
+            return Err(format!("the range ends at {last}, before it begins"));
+        }
+        let mut numbers = Vec::new();
+        let mut next = Some(first);
+        while let Some(n) = next.filter(|&n| n <= last) {
+            if numbers.len() == MAX_NUMBERS {
+                return Err(format!("the range is of more than {MAX_NUMBERS} numbers"));
+            }
+            numbers.push(n);
+            next = match is_factor {
+                true => n.checked_mul(step),
+                false => n.checked_add(step),
+            };
+            if next.is_some_and(|next| next <= n) {
+                return Err(format!("the range does not grow from {n}"));
+            }
+        }
+        Ok(Numbers(numbers))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Numbers;
+
+    #[test]
+    fn ranges_are_those_of_llama_bench() {
+        for (text, expected) in [
+            ("512", &[512][..]),
+            ("0", &[0]),
+            ("4-4", &[4]),
+            ("1-4", &[1, 2, 3, 4]),
+            ("0-10+4", &[0, 4, 8]),
+            ("1-8*2", &[1, 2, 4, 8]),
+            ("3-30*3", &[3, 9, 27]),
+            (
+                "18446744073709551614-18446744073709551615*2",
+                &[18446744073709551614],
+            ),
+        ] {
+            assert_eq!(text.parse(), Ok(Numbers(expected.to_vec())), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_range_is_refused() {
+        for (text, reason) in [
+            ("", "is no number"),
+            ("x", "is no number"),
+            ("-2", "is no number"),
+            ("1-", "is no number"),
+            ("1-2-3", "is no number"),
+            ("1-8+", "is no number"),
+            ("4-1", "the range ends at 1, before it begins"),
+            ("0-8*2", "the range does not grow from 0"),
+            ("1-8*1", "the range does not grow from 1"),
+            ("1-8+0", "the range does not grow from 1"),
+            ("1-9999999", "more than 1024 numbers"),
+        ] {
+            let error = text.parse::<Numbers>().unwrap_err();
+            assert!(error.contains(reason), "{text}: {error}");
+        }
+        assert_eq!(
+            Numbers::within("1020-1030", 1..=1024).unwrap_err(),
+            "1025 is not in 1..=1024"
+        );
+        assert!(Numbers::within("1-1024", 1..=1024).is_ok());
+    }
+}
