@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT, PHASE_UNKNOWN};
 use moe_trace::tables::read_routing;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::Value;
 use support::{N_LAYER, arg, experts_of, failure_of, known_run, repository, stdout_of, tokens_of};
 
@@ -361,6 +362,65 @@ fn the_model_is_held_against_the_trace_and_its_map_comes_along() {
     assert!(tables.join("gguf-map.parquet").exists());
     let text = stdout_of(&["--quiet", "hotness", arg(&tables)]);
     assert!(text.contains("4 of 32 experts for a token"), "{text}");
+}
+
+/// What a tool does not tell is null, never 0.
+#[test]
+fn mass_is_null_where_router_weights_are_not_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let (run, learn) = (dir.path().join("run"), dir.path().join("learn.json"));
+    known_run(&run);
+    let to_learn = ["--to", "learn", "--out", arg(&learn)];
+    stdout_of(&[&["--quiet", "convert", arg(&run)], &to_learn[..]].concat());
+    let rows = |args: &[&str]| -> Vec<Value> {
+        let hotness = ["--quiet", "hotness", "-o", "json"];
+        serde_json::from_str(&stdout_of(&[&hotness, args].concat())).unwrap()
+    };
+    // Expert 3 of layer 0: 16 tokens with ½.
+    assert_eq!(rows(&[arg(&run)])[0]["mass"], 8.0);
+    let counts = golden("coli-usage/small.coli_usage");
+    for inputs in [
+        &[arg(&counts)][..],
+        &[arg(&learn)],
+        &[arg(&run), arg(&learn)],
+    ] {
+        let rows = rows(inputs);
+        assert!(!rows.is_empty() && rows.iter().all(|row| row["mass"].is_null()));
+    }
+    assert_eq!(rows(&[arg(&run), arg(&learn)])[0]["count"], 32);
+
+    let matrix = |name: &str, more: &[&str]| {
+        let path = dir.path().join(name);
+        let args = ["--quiet", "hotness", arg(&learn), "--matrix", arg(&path)];
+        stdout_of(&[&args, more].concat());
+        path
+    };
+    let json = fs::read_to_string(matrix("matrix.json", &[])).unwrap();
+    let json: Vec<Value> = serde_json::from_str(&json).unwrap();
+    assert!(json.len() == 6 * 32 && json.iter().all(|row| row["mass"].is_null()));
+    let csv = fs::read_to_string(matrix("matrix.csv", &["--by", "label", "--label", "a"])).unwrap();
+    assert!(
+        csv.lines().nth(4).unwrap().starts_with("a,0,3,16,,"),
+        "{csv}"
+    );
+    let file = fs::File::open(matrix("matrix.parquet", &[])).unwrap();
+    let mut batches = ParquetRecordBatchReaderBuilder::try_new(file)
+        .unwrap()
+        .build()
+        .unwrap();
+    let batch = batches.next().unwrap().unwrap();
+    assert_eq!(batch.column_by_name("mass").unwrap().null_count(), 6 * 32);
+    let out = dir.path().join("mass.npy");
+    let args = [
+        "--quiet",
+        "hotness",
+        arg(&learn),
+        "--value",
+        "mass",
+        "--matrix",
+        arg(&out),
+    ];
+    assert!(failure_of(&args).contains("router weights"));
 }
 
 /// A run's own map tells the bytes of an expert, as its model would.

@@ -33,6 +33,8 @@ pub(super) struct Counter {
     shape: Option<Shape>,
     origin: Origin,
     highest_slot: u32,
+    /// Whether all choices so far came with a router weight.
+    pub has_mass: bool,
     /// `[n_layer][phase]`
     layers: Vec<[LayerPhase; 3]>,
     /// `[n_layer]`: timestamp of the last pass seen.
@@ -45,6 +47,7 @@ impl Counter {
             shape: origin.model().and_then(Shape::of),
             origin,
             highest_slot: 0,
+            has_mass: true,
             layers: Vec::new(),
             last_pass: Vec::new(),
         }
@@ -84,7 +87,8 @@ impl Counter {
         self.highest_slot = self.highest_slot.max(choice.slot);
         let tally = phase.expert(choice.expert as usize);
         tally.count += 1;
-        tally.mass += choice.weight;
+        tally.mass += choice.weight.unwrap_or(0.0);
+        self.has_mass &= choice.weight.is_some();
         Ok(())
     }
 
@@ -156,6 +160,7 @@ impl Counter {
         Some(Hotness {
             n_expert: shape.n_expert,
             n_expert_used: shape.n_expert_used,
+            has_mass: self.has_mass,
             layers: self.layers,
             origins: vec![self.origin],
         })

@@ -64,7 +64,7 @@ impl Sink for Counting<'_> {
             sequence_id: row.sequence_id.unwrap_or(0),
             slot: row.slot.into(),
             expert: row.expert_id,
-            weight: row.weight.unwrap_or(0.0).into(),
+            weight: row.weight.map(f64::from),
         };
         let place = || format!("token {}", row.token_id);
         self.counter.add(&choice, place)?;
@@ -80,6 +80,7 @@ impl Sink for Counting<'_> {
             mass: row.mass.unwrap_or(0.0),
         };
         let (layer, phase) = (row.layer_id.into(), index(row.phase));
+        self.counter.has_mass &= row.mass.is_some();
         self.counter.add_counts(layer, phase, row.expert_id, tally);
         if let Some(survey) = &mut self.survey {
             survey.count(layer, phase, row.expert_id, tally);

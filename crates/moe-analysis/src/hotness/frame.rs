@@ -7,7 +7,7 @@ use super::{Error, Hotness, Phases, Tally};
 
 impl Hotness {
     /// One row for each layer that routed something, expert and phase: `layer_id`, `expert_id`, `phase` (null where it is not
-    /// told: such rows are there only for layers that have such choices), `count`, `mass`.
+    /// told: such rows are there only for layers that have such choices), `count`, `mass` (null where router weights are not told).
     pub fn frame(&self) -> Result<DataFrame, Error> {
         let mut columns = Columns::default();
         for layer in self.layers(Phases::All) {
@@ -23,7 +23,7 @@ impl Hotness {
             "expert_id" => columns.expert_id,
             "phase" => columns.phase,
             "count" => columns.count,
-            "mass" => columns.mass,
+            "mass" => columns.mass.into_iter().map(|mass| self.has_mass.then_some(mass)).collect::<Vec<_>>(),
         )?)
     }
 
@@ -36,13 +36,18 @@ impl Hotness {
             Phases::Prompt => col("phase").eq(lit(PHASES[0])),
             Phases::Generate => col("phase").eq(lit(PHASES[1])),
         };
+        // A sum of nulls would be 0.
+        let mass = match self.has_mass {
+            true => col("mass").sum(),
+            false => col("mass").first(),
+        };
         let layer = [col("layer_id")];
         let ranked = self
             .frame()?
             .lazy()
             .filter(wanted)
             .group_by([col("layer_id"), col("expert_id")])
-            .agg([col("count").sum(), col("mass").sum()])
+            .agg([col("count").sum(), mass])
             .filter(col("count").sum().over(layer.clone())?.gt(lit(0)))
             .with_column(
                 (col("count").cast(DataType::Float64) / col("count").sum().over(layer)?)

@@ -40,8 +40,10 @@ pub struct MatrixRow<'a> {
     pub layer: u32,
     /// Expert in the layer.
     pub expert: u32,
-    /// Times chosen, and with what weight.
-    pub tally: Tally,
+    /// Times chosen.
+    pub count: u64,
+    /// Sum of the router weights with which it was chosen, where they are told.
+    pub mass: Option<f64>,
     /// Bytes of the expert × times chosen, where they are known.
     pub bytes: Option<u64>,
 }
@@ -52,6 +54,7 @@ pub struct Matrix<'a> {
     parts: Parts<'a>,
     layers: Vec<u32>,
     n_expert: u32,
+    has_mass: bool,
     bytes: &'a ExpertBytes,
 }
 
@@ -71,6 +74,7 @@ impl<'a> Matrix<'a> {
         Matrix {
             parts: Parts::Whole(experts.collect()),
             n_expert: hotness.n_expert(),
+            has_mass: hotness.has_mass(),
             layers,
             bytes,
         }
@@ -88,6 +92,7 @@ impl<'a> Matrix<'a> {
             parts: Parts::Split(by, groups),
             layers: hotness.layers(phases),
             n_expert: hotness.n_expert(),
+            has_mass: hotness.has_mass(),
             bytes,
         }
     }
@@ -136,7 +141,8 @@ impl<'a> Matrix<'a> {
                     group,
                     layer,
                     expert,
-                    tally,
+                    count: tally.count,
+                    mass: self.has_mass.then_some(tally.mass),
                     bytes: bytes.map(|bytes| bytes.saturating_mul(tally.count)),
                 }
             })
@@ -144,7 +150,7 @@ impl<'a> Matrix<'a> {
     }
 
     /// Writes an array of NumPy, `[n_layer, n_expert]`, or `[n_part, n_layer, n_expert]` where the matrix is split: counts and bytes as
-    /// `<u8`, mass as `<f8`. Bytes that are not known are 0.
+    /// `<u8`, mass as `<f8`. Bytes that are not known are 0, mass is NaN.
     ///
     /// # Errors
     /// [`Error::Write`].
@@ -159,8 +165,8 @@ impl<'a> Matrix<'a> {
         }
         for row in self.rows() {
             let bytes = match value {
-                Value::Count => row.tally.count.to_le_bytes(),
-                Value::Mass => row.tally.mass.to_le_bytes(),
+                Value::Count => row.count.to_le_bytes(),
+                Value::Mass => row.mass.unwrap_or(f64::NAN).to_le_bytes(),
                 Value::Bytes => row.bytes.unwrap_or(0).to_le_bytes(),
             };
             out.write_all(&bytes)?;
@@ -169,7 +175,7 @@ impl<'a> Matrix<'a> {
     }
 
     /// Writes a Parquet table: the part (named as [`Self::group_by`], text) where the matrix is split, `layer_id`, `expert_id`, `count`, `mass`,
-    /// `bytes` (null where they are not known).
+    /// `bytes` (both null where they are not known).
     ///
     /// # Errors
     /// [`Error::Parquet`].
@@ -203,14 +209,14 @@ impl<'a> Matrix<'a> {
         let numbers = |number: fn(&MatrixRow) -> u32| -> ArrayRef {
             Arc::new(rows.iter().map(number).map(Some).collect::<UInt32Array>())
         };
-        let counts: UInt64Array = rows.iter().map(|row| Some(row.tally.count)).collect();
-        let mass: Float64Array = rows.iter().map(|row| Some(row.tally.mass)).collect();
+        let counts: UInt64Array = rows.iter().map(|row| Some(row.count)).collect();
+        let mass: Float64Array = rows.iter().map(|row| row.mass).collect();
         let bytes: UInt64Array = rows.iter().map(|row| row.bytes).collect();
         let mut columns: Vec<(&str, ArrayRef, bool)> = vec![
             ("layer_id", numbers(|row| row.layer), false),
             ("expert_id", numbers(|row| row.expert), false),
             ("count", Arc::new(counts), false),
-            ("mass", Arc::new(mass), false),
+            ("mass", Arc::new(mass), true),
             ("bytes", Arc::new(bytes), true),
         ];
         if let Some(by) = self.group_by() {

@@ -150,7 +150,7 @@ impl Phases {
 pub struct Tally {
     /// Times the expert was chosen.
     pub count: u64,
-    /// Sum of the router weights with which it was chosen.
+    /// Sum of the router weights with which it was chosen, of those that are told; see [`Hotness::has_mass`].
     pub mass: f64,
 }
 
@@ -168,6 +168,8 @@ struct LayerPhase {
 pub struct Hotness {
     n_expert: u32,
     n_expert_used: u32,
+    /// Whether every choice came with a router weight.
+    has_mass: bool,
     /// `[n_layer][phase]`
     layers: Vec<[LayerPhase; 3]>,
     /// The runs that were counted.
@@ -183,6 +185,11 @@ impl Hotness {
     /// Experts chosen for a token in a layer; 0 = not told, by a trace of counts alone.
     pub fn n_expert_used(&self) -> u32 {
         self.n_expert_used
+    }
+
+    /// Whether every choice came with its router weight. Traces of several tools tell none; then no mass is known.
+    pub fn has_mass(&self) -> bool {
+        self.has_mass
     }
 
     /// Block numbers of the layers that routed something in these phases, ascending.
@@ -266,6 +273,7 @@ impl Hotness {
                 other.n_expert_used,
             );
         }
+        self.has_mass &= other.has_mass;
         if self.layers.len() < other.layers.len() {
             self.layers.resize(other.layers.len(), Default::default());
         }

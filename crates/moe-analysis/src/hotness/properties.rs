@@ -55,7 +55,7 @@ fn read(tokens: &[Token], options: Options) -> (Hotness, Survey) {
                 slot,
                 expert,
                 // Sums of eighths are exact, in whatever order.
-                weight: f64::from(1 + expert % 8) / 8.0,
+                weight: Some(f64::from(1 + expert % 8) / 8.0),
             };
             counter.add(&choice, String::new).unwrap();
             survey.choice(&choice);

@@ -34,7 +34,7 @@ impl Hotness {
                         sequence_id: token.sequence_id().unwrap_or(0),
                         slot: expert.slot.into(),
                         expert: expert.expert_id,
-                        weight: expert.weight.unwrap_or(0.0).into(),
+                        weight: expert.weight.map(f64::from),
                     };
                     counter.add(&choice, || {
                         let record = operation.first_record();
@@ -155,7 +155,7 @@ fn add_batch(
             sequence_id: sequence_id.unwrap_or(0),
             slot: slot[row].into(),
             expert: expert[row],
-            weight: weight.unwrap_or(0.0).into(),
+            weight: weight.map(f64::from),
         };
         counter.add(&choice, || file.display().to_string())?;
         if let Some(survey) = &mut survey {

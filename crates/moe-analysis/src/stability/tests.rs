@@ -18,7 +18,7 @@ fn survey(options: Options, tokens: impl IntoIterator<Item = (u32, Vec<u32>)>) -
                 sequence_id: sequence,
                 slot,
                 expert,
-                weight: 0.0,
+                weight: None,
             });
         }
     }

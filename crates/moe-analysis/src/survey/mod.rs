@@ -77,8 +77,8 @@ pub struct Choice {
     pub slot: u32,
     /// Expert in the layer.
     pub expert: u32,
-    /// Router weight as applied; 0 where it is not told.
-    pub weight: f64,
+    /// Router weight as applied, where it is told.
+    pub weight: Option<f64>,
 }
 
 /// By what a matrix is split.
@@ -198,7 +198,8 @@ impl Survey {
             self.token.sequence = (self.n_runs, choice.sequence_id);
             self.token.token_id = choice.token_id;
         }
-        self.token.experts.push((choice.expert, choice.weight));
+        let weight = choice.weight.unwrap_or(0.0);
+        self.token.experts.push((choice.expert, weight));
     }
 
     /// Takes a count of a trace without order, whose ids are in range.

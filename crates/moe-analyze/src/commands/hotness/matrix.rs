@@ -47,6 +47,12 @@ pub fn matrix<'a>(args: &Args, counted: &'a Counted) -> anyhow::Result<Matrix<'a
         );
     }
     let (hotness, bytes) = (&counted.hotness, &counted.bytes);
+    if args.value() == Value::Mass && !hotness.has_mass() {
+        bail!(
+            "the router weights of all choices are not told by {}; choose --value count",
+            args.source()
+        );
+    }
     Ok(match args.group_by() {
         None => Matrix::whole(hotness, args.phases(), bytes),
         Some(by) => Matrix::split(
@@ -89,8 +95,8 @@ fn write_cells(
         let cells = [
             row.layer.into(),
             row.expert.into(),
-            row.tally.count.into(),
-            row.tally.mass.into(),
+            row.count.into(),
+            row.mass.into(),
             row.bytes.into(),
         ];
         group.into_iter().chain(cells).collect()

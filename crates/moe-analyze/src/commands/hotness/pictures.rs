@@ -69,8 +69,8 @@ fn heat_map(args: &Args, counted: &Counted) -> anyhow::Result<HeatMap> {
 
 fn cells(matrix: &Matrix<'_>, value: Value) -> Vec<f64> {
     let cells = matrix.rows().map(|row| match value {
-        Value::Count => row.tally.count as f64,
-        Value::Mass => row.tally.mass,
+        Value::Count => row.count as f64,
+        Value::Mass => row.mass.unwrap_or(0.0),
         Value::Bytes => row.bytes.unwrap_or(0) as f64,
     });
     cells.collect()
