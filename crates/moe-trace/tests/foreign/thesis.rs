@@ -205,3 +205,30 @@ fn other_numbers_of_operations() {
     .unwrap();
     assert_eq!(short(&rows), thesis_story());
 }
+
+/// `fixtures/foreign/thesis/small.bin` with other bytes in the padding before the names, and in names.
+#[test]
+fn padding_and_names_may_hold_anything() {
+    let mut bytes = std::fs::read(fixture("thesis/small.bin")).unwrap();
+    let is_used = |record: &[u8]| record[..8] != [0; 8];
+    for record in bytes
+        .chunks_exact_mut(1024)
+        .filter(|record| is_used(record))
+    {
+        record[19..24].copy_from_slice(&[0xaa, 1, 2, 3, 0xff]);
+        // Not UTF-8.
+        record[24] = 0xff;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("trace.bin");
+    std::fs::write(&path, bytes).unwrap();
+    let detected = foreign::detect(&path, IMPORTERS).unwrap().unwrap();
+    assert_eq!(detected.importer.name(), "thesis");
+    let mut rows = Collected::default();
+    let options = Options::default();
+    let summary =
+        foreign::import(detected.importer, &detected.source, &options, &mut rows).unwrap();
+    assert_eq!(short(&rows), thesis_story());
+    let is_warm_up = |note: &String| note.contains("1 of 4 passes, llama.cpp's warm-up");
+    assert!(summary.notes.iter().any(is_warm_up), "{:?}", summary.notes);
+}

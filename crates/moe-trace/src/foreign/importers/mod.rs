@@ -30,7 +30,6 @@ use super::Importer;
 
 /// All formats that this crate reads; the first one that recognises a file reads it, so the choosy ones come first.
 pub const IMPORTERS: &[&dyn Importer] = &[
-    &thesis::Thesis,
     &thesis::ThesisJson,
     &bigmoeonedge::BigMoeOnEdge,
     &mesh_llm::MeshLlm,
@@ -40,6 +39,7 @@ pub const IMPORTERS: &[&dyn Importer] = &[
     &imatrix::Imatrix,
     &npy::Npy,
     &sglang_pt::SglangPt,
+    &thesis::Thesis,
     &sglang_response::SglangResponse,
     &vllm::Vllm,
     &sglang_json::SglangJson,

@@ -68,16 +68,15 @@ impl Importer for Thesis {
     }
 }
 
-/// Whether a record can be one of the thesis's: plain v4, with nothing in its padding.
+/// Whether a record can be one of the thesis's: plain v4. The padding before the name may hold anything, and so may a name, but
+/// for control characters.
 fn is_plain(record: &TensorAccessLog) -> bool {
     record.ext_version == EXT_NONE
         && record.counts_fit()
         && record.phase <= PHASE_GENERATE
-        && record.pad == [0; 5]
         && record.reserved == [0; 44]
         && record.dst_name_bytes().len() < NAME_SIZE
-        && std::str::from_utf8(record.dst_name_bytes())
-            .is_ok_and(|name| !name.contains(char::is_control))
+        && !record.dst_name_bytes().iter().any(u8::is_ascii_control)
 }
 
 /// The routing of records, with positions for the thesis's numbers of tokens and without the warm-up.
