@@ -161,11 +161,17 @@ pub fn detect(
     let sample = source::sample(path)?;
     let importer = importers
         .iter()
-        .find(|importer| importer.is_applicable(&sample));
+        .find(|&&importer| recognises(importer, &sample));
     Ok(importer.map(|&importer| Detected {
         importer,
         source: Source::file(path),
     }))
+}
+
+/// Whether `importer` reads a file that begins with `sample`; a text may have a byte order mark before it.
+fn recognises(importer: &dyn Importer, sample: &[u8]) -> bool {
+    let text = source::without_mark(sample);
+    importer.is_applicable(sample) || text.len() < sample.len() && importer.is_applicable(text)
 }
 
 /// The first file that is recognised decides; files of other formats are left out.
@@ -181,10 +187,10 @@ fn detect_directory(
         let importer = found.or_else(|| {
             let mut candidates = importers.iter().copied();
             candidates
-                .find(|importer| importer.takes_directories() && importer.is_applicable(&sample))
+                .find(|importer| importer.takes_directories() && recognises(*importer, &sample))
         });
         match importer {
-            Some(importer) if importer.is_applicable(&sample) => {
+            Some(importer) if recognises(importer, &sample) => {
                 found = Some(importer);
                 files.push(file);
             }

@@ -5,9 +5,12 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use super::error::{At, ForeignError};
+use super::output::Output;
 
 /// Bytes of a file by which its format is recognised.
 pub const SAMPLE_SIZE: usize = 64 * 1024;
+/// What some programs write before a text in UTF-8; it is no part of the text.
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 /// Bytes of a line, at most.
 const MAX_LINE: u64 = 64 << 20;
 /// Bytes of a file that is read as a whole, at most.
@@ -62,6 +65,11 @@ pub(super) fn sample(path: &Path) -> Result<Vec<u8>, ForeignError> {
     Ok(sample)
 }
 
+/// Bytes without the byte order mark that they may begin with.
+pub(super) fn without_mark(bytes: &[u8]) -> &[u8] {
+    bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(bytes)
+}
+
 /// Bytes of a file.
 pub(super) fn size(path: &Path) -> Result<u64, ForeignError> {
     let metadata = fs::metadata(path).map_err(ForeignError::io("read the size of", path))?;
@@ -95,7 +103,7 @@ pub(crate) fn open(path: &Path) -> Result<File, ForeignError> {
     Ok(file)
 }
 
-/// A whole file, where its format cannot be read in pieces.
+/// A whole text without its byte order mark, where its format cannot be read in pieces.
 ///
 /// # Errors
 /// It cannot be read, or is larger than 256 MiB.
@@ -109,7 +117,20 @@ pub fn read_whole(path: &Path) -> Result<Vec<u8>, ForeignError> {
         let reason = format!("larger than {MAX_DOCUMENT} bytes, which no file of this format is");
         return Err(ForeignError::file(path, reason));
     }
+    if bytes.starts_with(BYTE_ORDER_MARK) {
+        bytes.drain(..BYTE_ORDER_MARK.len());
+    }
     Ok(bytes)
+}
+
+/// Opens a text, behind its byte order mark if it has one.
+pub(super) fn text_reader(path: &Path) -> Result<BufReader<File>, ForeignError> {
+    let mut reader = BufReader::with_capacity(128 * 1024, open(path)?);
+    let begin = reader.fill_buf().map_err(ForeignError::io("read", path))?;
+    if begin.starts_with(BYTE_ORDER_MARK) {
+        reader.consume(BYTE_ORDER_MARK.len());
+    }
+    Ok(reader)
 }
 
 /// The lines of a text, one at a time in the same buffer.
@@ -121,11 +142,11 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// Opens a text.
+    /// Opens a text, behind its byte order mark if it has one.
     pub fn open(path: &Path) -> Result<Self, ForeignError> {
         Ok(Self {
             path: path.to_owned(),
-            reader: BufReader::with_capacity(128 * 1024, open(path)?),
+            reader: text_reader(path)?,
             buffer: Vec::new(),
             line: 0,
         })
@@ -174,11 +195,28 @@ impl Lines {
     pub fn invalid(&self, reason: impl Into<String>) -> ForeignError {
         ForeignError::invalid(&self.path, At::Line(self.line), reason)
     }
+
+    /// What to do about `error` in the line that was handed out last: without an end it is a last line that was cut as it was
+    /// written, which is noted; any other line is damaged. What is but one line was never of the format.
+    ///
+    /// # Errors
+    /// `error`, if the line is not cut.
+    pub fn cut_or(&self, error: ForeignError, output: &mut Output<'_>) -> Result<(), ForeignError> {
+        if self.line == 1 || self.buffer.ends_with(b"\n") {
+            return Err(error);
+        }
+        output.note(format!(
+            "{} is cut at its end; what is left of line {} was left out",
+            self.path.display(),
+            self.line
+        ));
+        Ok(())
+    }
 }
 
 /// The whole lines of a sample; the last one only if the sample is the whole file or ends with it.
 pub fn sample_lines(sample: &[u8]) -> impl Iterator<Item = &str> {
-    let whole = if sample.len() < SAMPLE_SIZE {
+    let whole = if sample.len() < SAMPLE_SIZE - BYTE_ORDER_MARK.len() {
         sample
     } else {
         let end = sample.iter().rposition(|&byte| byte == b'\n');

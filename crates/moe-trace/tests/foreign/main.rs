@@ -2,6 +2,7 @@
 //! written down again by hand.
 
 mod counts;
+mod texts;
 mod thesis;
 mod tokens;
 

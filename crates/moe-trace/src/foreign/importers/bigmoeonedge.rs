@@ -71,7 +71,7 @@ fn import_file(mut lines: Lines, output: &mut Output<'_>) -> Result<(), ForeignE
         } else {
             match read_row(text) {
                 Ok(row) => output.routing(|| At::Line(line), &row)?,
-                Err(reason) => return Err(lines.invalid(reason)),
+                Err(reason) => lines.cut_or(lines.invalid(reason), output)?,
             }
         }
     }

@@ -47,8 +47,13 @@ impl Importer for ColiUsage {
             let mut lines = Lines::open(file)?;
             while let Some((line, text)) = lines.next_line()? {
                 let at = || At::Line(line);
-                let [layer, second, third] =
-                    parse(text).map_err(|reason| output.invalid(at(), reason))?;
+                let [layer, second, third] = match parse(text) {
+                    Ok(numbers) => numbers,
+                    Err(reason) => {
+                        lines.cut_or(lines.invalid(reason), output)?;
+                        continue;
+                    }
+                };
                 let to_u32 = |what: &str, number: i64, output: &Output<'_>| {
                     u32::try_from(number).map_err(|_| {
                         output.invalid(

@@ -46,7 +46,13 @@ impl Importer for ColibriTrace {
             let mut lines = Lines::open(file)?;
             while let Some((line, text)) = lines.next_line()? {
                 let at = || At::Line(line);
-                let parsed = parse(text).map_err(|reason| output.invalid(at(), reason))?;
+                let parsed = match parse(text) {
+                    Ok(parsed) => parsed,
+                    Err(reason) => {
+                        lines.cut_or(lines.invalid(reason), output)?;
+                        continue;
+                    }
+                };
                 let is_same_layer = last_call.replace(parsed.call) == Some(parsed.call);
                 let row = RoutingRow {
                     token_id: passes.row(parsed.layer, parsed.row, is_same_layer),

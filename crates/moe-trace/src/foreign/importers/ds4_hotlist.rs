@@ -59,8 +59,10 @@ fn import_file(mut lines: Lines, output: &mut Output<'_>) -> Result<(), ForeignE
                 output.facts(&facts)?;
             }
         } else {
-            let row = read_row(text).map_err(|reason| output.invalid(at(), reason))?;
-            output.count(at, &row)?;
+            match read_row(text) {
+                Ok(row) => output.count(at, &row)?,
+                Err(reason) => lines.cut_or(lines.invalid(reason), output)?,
+            }
         }
     }
     Ok(())

@@ -75,7 +75,10 @@ fn count(mut lines: Lines, output: &mut Output<'_>) -> Result<(), ForeignError> 
     while let Some((line, text)) = lines.next_line()? {
         let (layer_id, expert_id) = match choice(text) {
             Ok(choice) => choice,
-            Err(reason) => return Err(lines.invalid(reason)),
+            Err(reason) => {
+                lines.cut_or(lines.invalid(reason), output)?;
+                continue;
+            }
         };
         let row = CountRow {
             layer_id,
@@ -113,7 +116,10 @@ impl Tokens {
         while let Some((line, text)) = lines.next_line()? {
             let (layer_id, expert_id) = match choice(text) {
                 Ok(choice) => choice,
-                Err(reason) => return Err(lines.invalid(reason)),
+                Err(reason) => {
+                    lines.cut_or(lines.invalid(reason), output)?;
+                    continue;
+                }
             };
             let is_full =
                 self.experts.len() >= MAX_HELD && self.experts.len().is_multiple_of(self.top_k);

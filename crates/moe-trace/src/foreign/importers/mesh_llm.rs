@@ -67,7 +67,8 @@ fn import_file(file: &Path, output: &mut Output<'_>) -> Result<(), ForeignError>
             })?;
             let Some((expert, mass, count)) = read_row(text) else {
                 let reason = format!("not a row of {HEADER}; the file is damaged");
-                return Err(output.invalid(at(), reason));
+                lines.cut_or(lines.invalid(reason), output)?;
+                continue;
             };
             let row = CountRow {
                 layer_id: layer.parse().map_err(|_| {

@@ -47,7 +47,13 @@ impl Importer for TokenJsonl {
             output.begin_file(file);
             let mut lines = Lines::open(file)?;
             while let Some((number, text)) = lines.next_line()? {
-                let line: Line = json_line(file, number, text)?;
+                let line: Line = match json_line(file, number, text) {
+                    Ok(line) => line,
+                    Err(error) => {
+                        lines.cut_or(error, output)?;
+                        continue;
+                    }
+                };
                 let at = || At::Line(number);
                 let row = RoutingRow {
                     token_id: line.t,

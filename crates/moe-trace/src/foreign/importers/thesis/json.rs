@@ -5,7 +5,7 @@
 use std::cell::RefCell;
 use std::fmt;
 use std::fs::File;
-use std::io::{BufReader, BufWriter, Seek, Write};
+use std::io::{BufWriter, Seek, Write};
 use std::path::Path;
 
 use serde::Deserialize;
@@ -15,7 +15,7 @@ use zerocopy::little_endian::{I32, U16, U32, U64};
 
 use super::import_records;
 use crate::foreign::json::invalid;
-use crate::foreign::source::open;
+use crate::foreign::source::text_reader;
 use crate::foreign::{At, ForeignError, Importer, Options, Output, Records, Source};
 use crate::ops::OpTable;
 use crate::record::{
@@ -148,7 +148,7 @@ fn read_file(path: &Path, ops: &OpTable, spool: &mut Spool) -> Result<(), Foreig
         let taken = spool.take(entry, ops);
         taken.map_err(|reason| *failed.borrow_mut() = Some(ForeignError::invalid(path, at, reason)))
     };
-    let mut json = serde_json::Deserializer::from_reader(BufReader::new(open(path)?));
+    let mut json = serde_json::Deserializer::from_reader(text_reader(path)?);
     let outcome = Document(&mut take)
         .deserialize(&mut json)
         .and_then(|()| json.end());
