@@ -173,6 +173,10 @@ fn write_files(
             let _ = fs::remove_dir(out);
         }
     }
+    if written.is_empty() {
+        // Nothing was begun: the trace itself is at fault.
+        return renamed;
+    }
     renamed.with_context(|| format!("writing {}", count(written.len() as u64, "file")))
 }
 
