@@ -317,6 +317,11 @@ fn convert_says_what_it_cannot_do() {
     assert!(convert(&readme, "learn", &dir.path().join("new")).contains("convert --list"));
     assert_eq!(fs::read_to_string(&out).unwrap(), "mine");
 
+    let json = dir.path().join("json");
+    let error = convert(&route, "thesis-json", &json);
+    assert!(!error.contains("0 files"), "{error}");
+    assert!(!json.exists());
+
     let list: Vec<Value> =
         serde_json::from_str(&stdout_of(&["convert", "--list", "-o", "json"])).unwrap();
     let of = |name: &str| {
@@ -468,6 +473,26 @@ fn info_tells_what_it_is_and_what_it_lacks() {
         text.contains("ds4-hotlist") && text.contains("weight column"),
         "{text}"
     );
+}
+
+/// The first bytes of these files could be a record of 1024 bytes.
+#[test]
+fn what_looks_like_records_is_told_by_its_format() {
+    for (name, format) in [
+        ("sglang-pt/stat.pt", "sglang-pt"),
+        ("npy/counts.npy", "npy"),
+    ] {
+        let path = golden(name);
+        let facts = stdout_of(&["info", arg(&path), "-o", "json"]);
+        assert!(facts.contains(&format!("\"{format}\"")), "{facts}");
+        for command in ["accesses", "graph"] {
+            let error = failure_of(&["--quiet", command, arg(&path)]);
+            assert!(
+                error.contains(&format!("is of the format {format} (")),
+                "{error}"
+            );
+        }
+    }
 }
 
 #[test]

@@ -87,6 +87,32 @@ pub fn open(path: &Path) -> anyhow::Result<Input> {
     }
 }
 
+/// Makes sure that `path` is a run, or a trace of records, for what needs every operation.
+///
+/// # Errors
+/// It is anything else; a trace of another tool is named.
+pub fn check_run(path: &Path) -> anyhow::Result<()> {
+    let kind = Kind::of(path);
+    if !matches!(kind, Ok(Kind::Run))
+        && let Some(Detected { importer, .. }) = detect(path)?
+        && importer.name() != "thesis"
+    {
+        bail!(
+            "{} is of the format {} ({}); give a run directory or its trace.bin",
+            path.display(),
+            importer.name(),
+            importer.description()
+        );
+    }
+    match kind? {
+        Kind::Run | Kind::Trace => Ok(()),
+        _ => bail!(
+            "{} is not a run; give a run directory or its trace.bin",
+            path.display()
+        ),
+    }
+}
+
 /// The trace of another tool at `path`; nothing if it is none that is known.
 pub fn detect(path: &Path) -> anyhow::Result<Option<Detected>> {
     // A pipe would be waited for without end.

@@ -10,8 +10,8 @@ use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
 
 use crate::cli::{Context, ExitStatus};
 use crate::files;
-use crate::inputs::Kind;
 use crate::output;
+use crate::traces;
 
 /// Write the computation graph of a prompt or of a decode pass, as DOT or as JSON
 ///
@@ -116,13 +116,7 @@ fn format(args: &Args) -> anyhow::Result<GraphFormat> {
 
 fn read(args: &Args, ctx: &Context) -> anyhow::Result<Graph> {
     let phase = args.phase.number();
-    match Kind::of(&args.run)? {
-        Kind::Run | Kind::Trace => {}
-        _ => bail!(
-            "{} is not a run; give a run directory or its trace.bin",
-            args.run.display()
-        ),
-    }
+    traces::check_run(&args.run)?;
     let recorded = graph::path(&args.run, phase);
     if !args.from_records && recorded.is_file() {
         return Ok(Graph::read(&recorded)?);

@@ -13,8 +13,8 @@ use moe_trace::Run;
 
 use crate::cli::{Context, ExitStatus};
 use crate::files;
-use crate::inputs::Kind;
 use crate::output::{self, Format, write_rows};
+use crate::traces;
 
 /// Report how a run reads the model's files: in which order, how much, how far apart, how soon again
 ///
@@ -100,13 +100,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
 }
 
 fn open(args: &Args) -> anyhow::Result<Run> {
-    match Kind::of(&args.run)? {
-        Kind::Run | Kind::Trace => {}
-        _ => bail!(
-            "{} is not a run; give a run directory or its trace.bin",
-            args.run.display()
-        ),
-    }
+    traces::check_run(&args.run)?;
     let mut run = Run::open(&args.run)?;
     if let Some(model) = &args.model {
         run.map = Some(OffsetMap::new(&Gguf::open(model)?));

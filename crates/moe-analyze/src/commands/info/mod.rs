@@ -38,6 +38,10 @@ pub fn run(args: Args, _: &Context) -> anyhow::Result<ExitStatus> {
         (Ok(Kind::Json) | Err(_), Some(trace)) if trace.importer.name() != "learn" => {
             foreign::describe(&trace, &mut findings)?;
         }
+        // Other files may look like records.
+        (Ok(Kind::Trace), Some(trace)) if trace.importer.name() != "thesis" => {
+            foreign::describe(&trace, &mut findings)?;
+        }
         (kind, _) => describe(path, kind?, &mut findings)?,
     }
     output::to_stdout(|stdout| findings.write(stdout, args.output))?;
