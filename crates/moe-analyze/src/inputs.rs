@@ -193,6 +193,17 @@ pub fn tell_damage(error: anyhow::Error) -> anyhow::Error {
     error
 }
 
+/// A panic of the Parquet decoder on a damaged file is caught and told as an error: its own message is not printed.
+pub fn silence_decoders() {
+    let print = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        let of_decoder = |file: &str| file.contains("arrow-") || file.contains("parquet-");
+        if !panic.location().is_some_and(|at| of_decoder(at.file())) {
+            print(panic);
+        }
+    }));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

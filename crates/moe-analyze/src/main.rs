@@ -16,6 +16,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    inputs::silence_decoders();
     let outcome = match cli::Cli::read() {
         Ok(Some(cli)) => cli.run(),
         Ok(None) => Ok(cli::ExitStatus::Done),

@@ -133,9 +133,8 @@ pub fn identity(path: &Path) -> Result<Identity, Error> {
 /// Reads a map.
 pub fn read(path: &Path) -> Result<OffsetMap, Error> {
     let mut rows = Vec::new();
-    for batch in parquet_file::open(path, &COLUMNS)? {
-        let batch = batch.map_err(Error::parquet(path))?;
-        let batch = parquet_file::conform(path, &batch, &COLUMNS)?;
+    let mut reader = parquet_file::open(path, &COLUMNS)?;
+    while let Some(batch) = parquet_file::next_batch(path, &mut reader, &COLUMNS)? {
         read_rows(&batch, &mut rows).map_err(Error::parquet(path))?;
     }
     Ok(OffsetMap { rows })

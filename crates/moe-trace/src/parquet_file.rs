@@ -1,6 +1,7 @@
 //! What all Parquet files of this crate share: compression, metadata, dictionaries, and reading with the types expected.
 
 use std::fs::File;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -49,7 +50,7 @@ pub(crate) fn key_value(key: &str, value: impl Into<String>) -> KeyValue {
 /// The value of a key in a file's metadata.
 pub(crate) fn metadata_value(path: &Path, key: &str) -> Result<Option<String>, Error> {
     let file = File::open(path).map_err(Error::io("open", path))?;
-    let builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(Error::parquet(path))?;
+    let builder = builder(path, file)?;
     let entries = builder.metadata().file_metadata().key_value_metadata();
     let entry = entries.into_iter().flatten().find(|entry| entry.key == key);
     Ok(entry.and_then(|entry| entry.value.clone()))
@@ -70,10 +71,42 @@ pub(crate) fn optional(name: &str, data_type: DataType) -> Field {
     Field::new(name, data_type, true)
 }
 
+/// Runs `read`, which decodes a file. The decoder panics on some damaged files; here that is an error like others.
+pub(crate) fn guarded<T>(path: &Path, read: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+    catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| {
+        let reason = "its pages contradict each other: the file is damaged, write it anew";
+        Err(Error::Parquet {
+            path: path.to_owned(),
+            reason: reason.to_owned(),
+        })
+    })
+}
+
+fn builder(path: &Path, file: File) -> Result<ParquetRecordBatchReaderBuilder<File>, Error> {
+    guarded(path, || {
+        ParquetRecordBatchReaderBuilder::try_new(file).map_err(Error::parquet(path))
+    })
+}
+
+/// The next batch of a table that [`open`] opened, brought to `schema`.
+pub(crate) fn next_batch(
+    path: &Path,
+    reader: &mut ParquetRecordBatchReader,
+    schema: &SchemaRef,
+) -> Result<Option<RecordBatch>, Error> {
+    guarded(path, || {
+        let Some(batch) = reader.next() else {
+            return Ok(None);
+        };
+        let batch = batch.map_err(Error::parquet(path))?;
+        conform(path, &batch, schema).map(Some)
+    })
+}
+
 /// Opens a table for reading `schema`'s columns, whichever others it has.
 pub(crate) fn open(path: &Path, schema: &Schema) -> Result<ParquetRecordBatchReader, Error> {
     let file = File::open(path).map_err(Error::io("open", path))?;
-    let builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(Error::parquet(path))?;
+    let builder = builder(path, file)?;
     let names = schema.fields().iter().map(|field| field.name().as_str());
     let mask = ProjectionMask::columns(builder.parquet_schema(), names);
     builder
@@ -86,11 +119,7 @@ pub(crate) fn open(path: &Path, schema: &Schema) -> Result<ParquetRecordBatchRea
 /// Brings a batch to `schema`: columns by name, each cast to its type.
 ///
 /// Other programs rewrite tables with other integer types and plain strings; what does not fit the type is an error.
-pub(crate) fn conform(
-    path: &Path,
-    batch: &RecordBatch,
-    schema: &SchemaRef,
-) -> Result<RecordBatch, Error> {
+fn conform(path: &Path, batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch, Error> {
     let columns = schema
         .fields()
         .iter()

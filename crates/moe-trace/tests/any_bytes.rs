@@ -136,3 +136,25 @@ proptest! {
         }
     }
 }
+
+/// The decoder of Parquet panics on some of these files.
+#[test]
+fn map_with_any_byte_changed() {
+    let (_, map) = gpt_oss();
+    let tmp = tempfile::tempdir().unwrap();
+    let path = tmp.path().join("map.parquet");
+    map_table::write(&path, &map, &[], false).unwrap();
+    let whole = fs::read(&path).unwrap();
+    for at in 0..whole.len() {
+        let mut bytes = whole.clone();
+        bytes[at] = 125;
+        fs::write(&path, &bytes).unwrap();
+        if let Err(error) = map_table::read(&path) {
+            let error = error.to_string();
+            assert!(
+                error.contains("map.parquet") && !error.contains('\n'),
+                "{error}"
+            );
+        }
+    }
+}

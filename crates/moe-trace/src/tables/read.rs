@@ -49,12 +49,9 @@ impl Iterator for RoutingReader {
     fn next(&mut self) -> Option<Self::Item> {
         loop {
             if let Some((file, reader)) = &mut self.current {
-                if let Some(batch) = reader.next() {
-                    return Some(
-                        batch
-                            .map_err(Error::parquet(file))
-                            .and_then(|batch| RoutingBatch::new(file, &batch)),
-                    );
+                let batch = parquet_file::next_batch(file, reader, &READ_ROUTING);
+                if let Some(batch) = batch.transpose() {
+                    return Some(batch.and_then(|batch| RoutingBatch::new(file, batch)));
                 }
                 self.current = None;
             }
@@ -78,8 +75,8 @@ pub struct RoutingBatch {
 }
 
 impl RoutingBatch {
-    fn new(file: &Arc<Path>, batch: &RecordBatch) -> Result<Self, Error> {
-        let batch = parquet_file::conform(file, batch, &READ_ROUTING)?;
+    /// `batch` has the schema of the table.
+    fn new(file: &Arc<Path>, batch: RecordBatch) -> Result<Self, Error> {
         let phase = parsed_names(&batch, "phase", |name| number(&PHASES, name))
             .map_err(Error::parquet(file))?;
         let lane = parsed_names(&batch, "lane", |name| number(&lane::NAMES, name))
