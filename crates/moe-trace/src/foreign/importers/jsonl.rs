@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use serde::de::{Deserialize, Deserializer, SeqAccess, Visitor};
+use serde::de::{Deserialize, DeserializeOwned, Deserializer, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
-use crate::foreign::SAMPLE_SIZE;
+use crate::foreign::{ForeignError, Lines, Output, SAMPLE_SIZE, Source, json_line};
 
 /// Whether the first line of a sample is a JSON object with these keys. Of a line that the sample cuts, the text tells.
 pub(super) fn first_line_has(sample: &[u8], keys: &[&str]) -> bool {
@@ -22,6 +22,25 @@ pub(super) fn first_line_has(sample: &[u8], keys: &[&str]) -> bool {
     }
     serde_json::from_slice::<Map<String, Value>>(line)
         .is_ok_and(|object| keys.iter().all(|&key| object.contains_key(key)))
+}
+
+/// Hands every line of every file to `take`, with its number. A last line that is cut is noted and left out.
+pub(super) fn each_line<'o, L: DeserializeOwned>(
+    source: &Source,
+    output: &mut Output<'o>,
+    mut take: impl FnMut(&L, u64, &mut Output<'o>) -> Result<(), ForeignError>,
+) -> Result<(), ForeignError> {
+    for file in source.files() {
+        output.begin_file(file);
+        let mut lines = Lines::open(file)?;
+        while let Some((number, text)) = lines.next_line()? {
+            match json_line(file, number, text) {
+                Ok(line) => take(&line, number, output)?,
+                Err(error) => lines.cut_or(error, output)?,
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Experts with their weights, if there are any.

@@ -2,11 +2,9 @@
 
 use serde::Deserialize;
 
-use crate::foreign::{
-    At, ForeignError, Importer, Lines, Options, Output, RoutingRow, Source, json_line,
-};
+use crate::foreign::{At, ForeignError, Importer, Options, Output, RoutingRow, Source};
 
-use super::jsonl::{first_line_has, zip_weights};
+use super::jsonl::{each_line, first_line_has, zip_weights};
 
 /// lattice's JSONL.
 pub struct Lattice;
@@ -38,27 +36,16 @@ impl Importer for Lattice {
         _options: &Options,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
-        for file in source.files() {
-            output.begin_file(file);
-            let mut lines = Lines::open(file)?;
-            while let Some((number, text)) = lines.next_line()? {
-                let line: Line = match json_line(file, number, text) {
-                    Ok(line) => line,
-                    Err(error) => {
-                        lines.cut_or(error, output)?;
-                        continue;
-                    }
-                };
-                let at = || At::Line(number);
-                let row = RoutingRow {
-                    token_id: line.token_idx,
-                    ..RoutingRow::at_layer(line.layer_idx)
-                };
-                let experts = zip_weights(&line.selected_ids, line.gate_weights.as_deref())
-                    .map_err(|reason| output.invalid(at(), reason))?;
-                output.token(at, &row, experts)?;
-            }
-        }
+        each_line(source, output, |line: &Line, number, output| {
+            let at = || At::Line(number);
+            let row = RoutingRow {
+                token_id: line.token_idx,
+                ..RoutingRow::at_layer(line.layer_idx)
+            };
+            let experts = zip_weights(&line.selected_ids, line.gate_weights.as_deref())
+                .map_err(|reason| output.invalid(at(), reason))?;
+            output.token(at, &row, experts)
+        })?;
         output.note("phases are not told");
         Ok(())
     }

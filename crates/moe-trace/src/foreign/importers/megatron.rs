@@ -8,11 +8,9 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use crate::foreign::{
-    At, ForeignError, Importer, Lines, Options, Output, RoutingRow, Source, json_line,
-};
+use crate::foreign::{At, ForeignError, Importer, Options, Output, RoutingRow, Source};
 
-use super::jsonl::{Nested, first_line_has};
+use super::jsonl::{Nested, each_line, first_line_has};
 use crate::foreign::output::counted;
 
 /// Megatron-LM's router trace.
@@ -75,28 +73,17 @@ impl Importer for Megatron {
         // One entry a rank, 65,536 at most.
         let mut ranks: BTreeMap<u16, Steps> = BTreeMap::new();
         let mut left_out = 0u64;
-        for file in source.files() {
-            output.begin_file(file);
-            let mut lines = Lines::open(file)?;
-            while let Some((number, text)) = lines.next_line()? {
-                let line: Line = match json_line(file, number, text) {
-                    Ok(line) => line,
-                    Err(error) => {
-                        lines.cut_or(error, output)?;
-                        continue;
-                    }
-                };
-                if line
-                    .block
-                    .as_deref()
-                    .is_some_and(|block| block != "decoder")
-                {
-                    left_out += 1;
-                    continue;
-                }
-                hand_over(&line, number, &mut ranks, output)?;
+        each_line(source, output, |line: &Line, number, output| {
+            if line
+                .block
+                .as_deref()
+                .is_some_and(|block| block != "decoder")
+            {
+                left_out += 1;
+                return Ok(());
             }
-        }
+            hand_over(line, number, &mut ranks, output)
+        })?;
         if left_out > 0 {
             output.note(format!(
                 "left out: {} of blocks other than the decoder",

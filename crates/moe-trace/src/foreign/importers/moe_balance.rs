@@ -5,11 +5,9 @@
 
 use serde::Deserialize;
 
-use crate::foreign::{
-    At, ForeignError, Importer, Lines, Options, Output, RoutingRow, Source, json_line,
-};
+use crate::foreign::{At, ForeignError, Importer, Options, Output, RoutingRow, Source};
 
-use super::jsonl::{Nested, first_line_has, zip_weights};
+use super::jsonl::{Nested, each_line, first_line_has, zip_weights};
 
 /// moe-balance's JSONL.
 pub struct MoeBalance;
@@ -41,20 +39,7 @@ impl Importer for MoeBalance {
         _options: &Options,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
-        for file in source.files() {
-            output.begin_file(file);
-            let mut lines = Lines::open(file)?;
-            while let Some((number, text)) = lines.next_line()? {
-                let line: Line = match json_line(file, number, text) {
-                    Ok(line) => line,
-                    Err(error) => {
-                        lines.cut_or(error, output)?;
-                        continue;
-                    }
-                };
-                hand_over(&line, number, output)?;
-            }
-        }
+        each_line(source, output, hand_over)?;
         output.note(
             "each batch is told as a sequence; origin_rows (rows of devices), request_id and source_file were left out; \
              phases are not told",

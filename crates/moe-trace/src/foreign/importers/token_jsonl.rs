@@ -5,11 +5,9 @@
 
 use serde::Deserialize;
 
-use crate::foreign::{
-    At, ForeignError, Importer, Lines, Options, Output, Phase, RoutingRow, Source, json_line,
-};
+use crate::foreign::{At, ForeignError, Importer, Options, Output, Phase, RoutingRow, Source};
 
-use super::jsonl::{first_line_has, zip_weights};
+use super::jsonl::{each_line, first_line_has, zip_weights};
 
 /// JSONL per token and layer.
 pub struct TokenJsonl;
@@ -43,29 +41,18 @@ impl Importer for TokenJsonl {
         _options: &Options,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
-        for file in source.files() {
-            output.begin_file(file);
-            let mut lines = Lines::open(file)?;
-            while let Some((number, text)) = lines.next_line()? {
-                let line: Line = match json_line(file, number, text) {
-                    Ok(line) => line,
-                    Err(error) => {
-                        lines.cut_or(error, output)?;
-                        continue;
-                    }
-                };
-                let at = || At::Line(number);
-                let row = RoutingRow {
-                    token_id: line.t,
-                    sequence_id: line.seq,
-                    phase: phase(line.phase.as_deref(), output),
-                    ..RoutingRow::at_layer(line.layer)
-                };
-                let experts = zip_weights(&line.experts, line.weights.as_deref())
-                    .map_err(|reason| output.invalid(at(), reason))?;
-                output.token(at, &row, experts)?;
-            }
-        }
+        each_line(source, output, |line: &Line, number, output| {
+            let at = || At::Line(number);
+            let row = RoutingRow {
+                token_id: line.t,
+                sequence_id: line.seq,
+                phase: phase(line.phase.as_deref(), output),
+                ..RoutingRow::at_layer(line.layer)
+            };
+            let experts = zip_weights(&line.experts, line.weights.as_deref())
+                .map_err(|reason| output.invalid(at(), reason))?;
+            output.token(at, &row, experts)
+        })?;
         Ok(())
     }
 }
