@@ -240,6 +240,8 @@ fn what_is_no_run_is_exit_2() {
     };
     refused(&dir.path().join("absent"), "cannot open");
     refused(&tiny(), "is not a run");
+    let dump = repository("fixtures/foreign/sglang-pt/stat.pt");
+    refused(&dump, "is of the format sglang-pt");
     refused(dir.path(), "neither a run directory");
     let trace = fs::read(run.join("trace.bin")).unwrap();
     let broken = dir.path().join("broken.bin");

@@ -5,13 +5,12 @@ mod tell;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::bail;
 use moe_analysis::diff::{self, Options};
 use moe_trace::Run;
 
 use crate::cli::{Context, ExitStatus};
-use crate::inputs::Kind;
 use crate::output::{self, Format, write_rows};
+use crate::traces;
 
 /// Tell where two recorded runs differ: routing, operations, bytes
 ///
@@ -85,13 +84,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
 }
 
 fn open(path: &Path, ctx: &Context) -> anyhow::Result<Run> {
-    match Kind::of(path)? {
-        Kind::Run | Kind::Trace => {}
-        _ => bail!(
-            "{} is not a run; give a run directory or its trace.bin",
-            path.display()
-        ),
-    }
+    traces::check_run(path)?;
     let run = Run::open(path)?;
     run.remarks()?.iter().for_each(|remark| ctx.remark(remark));
     Ok(run)

@@ -11,7 +11,7 @@ use moe_placement::learn;
 use moe_trace::{NO_LAYER, Run};
 
 use crate::cli;
-use crate::inputs::Kind;
+use crate::traces;
 
 /// Reads a learn file, whose experts come hottest first, or lists of experts by layer.
 pub fn from_file(path: &Path, gguf: &Gguf) -> anyhow::Result<ExpertOrders> {
@@ -74,12 +74,7 @@ pub fn by_coactivation(
     gguf: &Gguf,
 ) -> anyhow::Result<ExpertOrders> {
     let n_experts = n_experts(gguf);
-    if !matches!(Kind::of(trace)?, Kind::Run | Kind::Trace) {
-        bail!(
-            "{} is not a run; give a run directory or its trace.bin",
-            trace.display()
-        );
-    }
+    traces::check_run(trace)?;
     let run = Run::open(trace)?;
     check_model(ctx, &run, gguf)?;
     let mut layers: BTreeMap<u16, Together> = BTreeMap::new();
