@@ -12,6 +12,7 @@ pub mod attention;
 mod buffers;
 mod capture;
 pub mod cpu;
+pub mod cuda;
 mod error;
 pub mod ffn;
 pub mod generate;
