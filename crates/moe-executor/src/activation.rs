@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::mirrored::Mirrored;
+
 /// Name of a graph node as llama.cpp spells it: `attn_norm-3`, `result_norm`, `cache_k_l3`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NodeName {
@@ -74,7 +76,7 @@ impl fmt::Display for NodeName {
     }
 }
 
-/// Rows of f32 that operations fill; reused from token to token.
+/// Rows of f32 that operations fill, on the host or on the GPU; reused from token to token.
 pub struct Activation {
     /// Identity of the memory, constant through a run.
     pub buffer_id: u64,
@@ -84,7 +86,8 @@ pub struct Activation {
     pub width: usize,
     /// Rows.
     pub rows: usize,
-    data: Vec<f32>,
+    /// The values, row after row.
+    pub values: Mirrored<f32>,
 }
 
 impl Activation {
@@ -95,7 +98,7 @@ impl Activation {
             name: NodeName::global(""),
             width: 0,
             rows: 0,
-            data: Vec::new(),
+            values: Mirrored::default(),
         }
     }
 
@@ -104,42 +107,40 @@ impl Activation {
         self.name = name;
         self.width = width;
         self.rows = rows;
-        self.data.resize(width * rows, 0.0);
+        self.values.resize(width * rows);
     }
 
-    /// Takes name, shape and contents of another buffer.
-    pub fn copy_from(&mut self, other: &Activation) {
+    /// Takes name, shape and contents of another buffer, whose own are no longer of use.
+    pub fn take(&mut self, other: &mut Activation) {
         self.shape(other.name, other.width, other.rows);
-        self.data.copy_from_slice(&other.data);
+        match other.values.is_on_device_alone() {
+            true => std::mem::swap(&mut self.values, &mut other.values),
+            false => self.data_mut().copy_from_slice(other.data()),
+        }
     }
 
-    /// All rows, row after row.
+    /// All rows on the host, row after row.
     pub fn data(&self) -> &[f32] {
-        &self.data
+        self.values.host()
     }
 
-    /// All rows, to write.
+    /// All rows on the host, to write.
     pub fn data_mut(&mut self) -> &mut [f32] {
-        &mut self.data
+        self.values.host_mut()
     }
 
-    /// One row.
+    /// One row on the host.
     pub fn row(&self, i: usize) -> &[f32] {
-        &self.data[i * self.width..(i + 1) * self.width]
-    }
-
-    /// The memory, for the inventory of buffers.
-    pub(crate) fn room(&self) -> &Vec<f32> {
-        &self.data
+        &self.data()[i * self.width..(i + 1) * self.width]
     }
 
     /// Bytes in use.
     pub fn size_bytes(&self) -> u64 {
-        std::mem::size_of_val(self.data.as_slice()) as u64
+        (self.values.len() * size_of::<f32>()) as u64
     }
 
     /// Address, for the trace.
     pub fn address(&self) -> u64 {
-        self.data.as_ptr() as u64
+        self.values.address()
     }
 }

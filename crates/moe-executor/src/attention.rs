@@ -189,7 +189,7 @@ impl<'g> AttentionLayer<'g> {
         &self,
         ops: &mut Ops,
         s: &mut AttentionState,
-        x: &Activation,
+        x: &mut Activation,
         cache: &mut KvCache,
         out: &mut Activation,
     ) {
@@ -197,7 +197,7 @@ impl<'g> AttentionLayer<'g> {
         let name = |stem| NodeName::of(stem, il);
         let (norm, attn_norm) = (name("norm"), name("attn_norm"));
         ops.rms_norm(norm, attn_norm, x, &self.norm, self.eps, &mut s.normed);
-        let (src, scratch) = (&s.normed, &mut s.projected);
+        let (src, scratch) = (&mut s.normed, &mut s.projected);
         let queries = ["Qcur", "Qcur_normed"].map(name);
         let keys = ["Kcur", "Kcur_normed"].map(name);
         let values = ["Vcur"; 2].map(name);
@@ -209,12 +209,12 @@ impl<'g> AttentionLayer<'g> {
         if self.keys_first {
             ops.linear(values, &self.v, src, &mut s.v);
         }
-        ops.store_kv(il, &s.k, &s.v, cache);
+        ops.store_kv(il, &mut s.k, &mut s.v, cache);
         ops.attention(
             il,
             &self.shape,
             self.sinks.as_ref(),
-            &s.q,
+            &mut s.q,
             cache,
             &mut s.heads,
         );
@@ -222,7 +222,7 @@ impl<'g> AttentionLayer<'g> {
             Some(_) => ["kqv_wo", "attn_out"],
             None => ["attn_out"; 2],
         };
-        ops.linear(names.map(name), &self.output, &s.heads, out);
+        ops.linear(names.map(name), &self.output, &mut s.heads, out);
     }
 
     /// Queries or keys: product, norm if there is one, rotation.
@@ -231,7 +231,7 @@ impl<'g> AttentionLayer<'g> {
         ops: &mut Ops,
         [name, normed]: [NodeName; 2],
         weights: &Rotated,
-        src: &Activation,
+        src: &mut Activation,
         dst: &mut Activation,
         scratch: &mut Activation,
     ) {

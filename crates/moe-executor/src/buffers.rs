@@ -10,9 +10,22 @@ use moe_trace::NO_LAYER;
 use moe_trace::buffers::{Buffer, BufferEvent, Change, usage};
 
 use crate::activation::Activation;
+use crate::cuda::DeviceBuffer;
+use crate::mirrored::{Mirrored, Plain};
 
 /// Ids of the model's files and of the vectors converted from them, above those of the caches.
 pub(crate) const WEIGHT_BUFFERS: u64 = 1 << 24;
+
+/// Set in the id of a buffer's twin on the GPU.
+pub(crate) const ON_GPU: u64 = 1 << 23;
+
+/// The id of the side that was written last.
+pub(crate) fn twin_id<T: Plain>(buffer_id: u64, values: &Mirrored<T>) -> u64 {
+    match values.is_on_device_alone() {
+        true => buffer_id | ON_GPU,
+        false => buffer_id,
+    }
+}
 
 /// What lies where at the moment, collected from everybody who has buffers.
 #[derive(Default)]
@@ -30,20 +43,44 @@ impl Inventory {
 
     /// The room of a vector that results of operations are put in.
     pub(crate) fn vector<T>(&mut self, buffer_id: u64, name: &str, vector: &Vec<T>) {
-        self.add(Buffer {
-            buffer_id,
-            buffer_ptr: vector.as_ptr() as u64,
-            size: (vector.capacity() * size_of::<T>()) as u64,
-            name: name.to_owned(),
-            backend: "CPU".to_owned(),
-            usage: usage::COMPUTE,
-            layer: NO_LAYER,
-        });
+        self.add(on_host(buffer_id, name, vector));
+    }
+
+    /// The room of values on the host, and of their twin on the GPU if there is one.
+    pub(crate) fn mirrored<T: Plain>(&mut self, buffer_id: u64, name: &str, values: &Mirrored<T>) {
+        let host = on_host(buffer_id, name, values.room_on_host());
+        self.twin(&host, values.room_on_device());
+        self.add(host);
+    }
+
+    /// The twin on the GPU of a buffer of the host.
+    pub(crate) fn twin(&mut self, host: &Buffer, device: Option<&DeviceBuffer>) {
+        if let Some(device) = device {
+            self.add(Buffer {
+                buffer_id: host.buffer_id | ON_GPU,
+                buffer_ptr: device.ptr().0,
+                size: device.size_bytes() as u64,
+                backend: "CUDA0".to_owned(),
+                ..host.clone()
+            });
+        }
     }
 
     /// The room of an activation.
     pub(crate) fn activation(&mut self, name: &str, activation: &Activation) {
-        self.vector(activation.buffer_id, name, activation.room());
+        self.mirrored(activation.buffer_id, name, &activation.values);
+    }
+}
+
+fn on_host<T>(buffer_id: u64, name: &str, vector: &Vec<T>) -> Buffer {
+    Buffer {
+        buffer_id,
+        buffer_ptr: vector.as_ptr() as u64,
+        size: (vector.capacity() * size_of::<T>()) as u64,
+        name: name.to_owned(),
+        backend: "CPU".to_owned(),
+        usage: usage::COMPUTE,
+        layer: NO_LAYER,
     }
 }
 

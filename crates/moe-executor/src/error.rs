@@ -153,6 +153,9 @@ pub enum Error {
         /// Size of the vocabulary.
         n_vocab: usize,
     },
+    /// The GPU failed where the host cannot take over.
+    #[error(transparent)]
+    Cuda(#[from] crate::cuda::Error),
     /// Another engine than this executor failed.
     #[error(transparent)]
     Engine(Box<dyn std::error::Error + Send + Sync>),

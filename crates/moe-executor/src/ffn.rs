@@ -68,14 +68,14 @@ impl<'g> Ffn<'g> {
         ops: &mut Ops,
         s: &mut FfnState,
         name: NodeName,
-        x: &Activation,
+        x: &mut Activation,
         out: &mut Activation,
     ) {
         let [gate, up, swiglu] =
             ["ffn_gate", "ffn_up", "ffn_swiglu"].map(|stem| NodeName::of(stem, self.il));
         ops.mul_mat(gate, &self.gate, x, &mut s.gate);
         ops.mul_mat(up, &self.up, x, &mut s.up);
-        ops.glu(swiglu, Glu::Swiglu, &mut s.gate, &s.up);
-        ops.mul_mat(name, &self.down, &s.gate, out);
+        ops.glu(swiglu, Glu::Swiglu, &mut s.gate, &mut s.up);
+        ops.mul_mat(name, &self.down, &mut s.gate, out);
     }
 }

@@ -3,6 +3,8 @@
 use moe_trace::buffers::{Buffer, usage};
 
 use crate::buffers::Inventory;
+use crate::cuda;
+use crate::mirrored::Mirrored;
 
 /// Key-value cache of one sequence, f32. Grows up to its capacity.
 pub struct KvCache {
@@ -15,9 +17,9 @@ pub struct KvCache {
 #[derive(Default)]
 pub struct Layer {
     /// Keys.
-    pub k: Vec<f32>,
+    pub k: Mirrored<f32>,
     /// Values.
-    pub v: Vec<f32>,
+    pub v: Mirrored<f32>,
 }
 
 impl KvCache {
@@ -42,15 +44,20 @@ impl KvCache {
     }
 
     /// Makes place for `n` positions in all layers. Memory is taken in steps that double, not for every token.
-    pub fn reserve(&mut self, n: usize) {
+    ///
+    /// # Errors
+    /// The GPU has no room for the keys and values that it holds.
+    pub fn reserve(&mut self, n: usize) -> cuda::Result<()> {
         let n = n.min(self.capacity) * self.width;
         for layer in &mut self.layers {
-            if layer.k.len() < n {
-                let grown = n.max(layer.k.len() * 2).min(self.capacity * self.width);
-                layer.k.resize(grown, 0.0);
-                layer.v.resize(grown, 0.0);
+            let held = layer.k.len();
+            if held < n {
+                let grown = n.max(held * 2).min(self.capacity * self.width);
+                layer.k.grow(grown)?;
+                layer.v.grow(grown)?;
             }
         }
+        Ok(())
     }
 
     /// Positions that there is memory for, in every layer alike.
@@ -63,15 +70,17 @@ impl KvCache {
     pub(crate) fn buffers(&self, inventory: &mut Inventory) {
         for (il, layer) in self.layers.iter().enumerate() {
             for (half, (stem, data)) in [("k", &layer.k), ("v", &layer.v)].into_iter().enumerate() {
-                inventory.add(Buffer {
+                let on_host = Buffer {
                     buffer_id: KvCache::buffer_id(il, half),
-                    buffer_ptr: data.as_ptr() as u64,
-                    size: (data.capacity() * size_of::<f32>()) as u64,
+                    buffer_ptr: data.room_on_host().as_ptr() as u64,
+                    size: (data.room_on_host().capacity() * size_of::<f32>()) as u64,
                     name: format!("cache_{stem}_l{il}"),
                     backend: "CPU".to_owned(),
                     usage: usage::ANY,
                     layer: il as u16,
-                });
+                };
+                inventory.twin(&on_host, data.room_on_device());
+                inventory.add(on_host);
             }
         }
     }

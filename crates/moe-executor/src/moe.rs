@@ -5,7 +5,7 @@ use crate::buffers::Inventory;
 use crate::error::Result;
 use crate::ffn::{FFN_OPS, Ffn, FfnState};
 use crate::hparams::HParams;
-use crate::ops::{Gating, Glu, Groups, Ops, RouterSpec, RouterState};
+use crate::ops::{Gating, Glu, Groups, Ops, Projection, RouterSpec, RouterState};
 use crate::recorder::Routing;
 use crate::weights::{Linear, Loader, Matrix, Vector};
 
@@ -75,7 +75,6 @@ pub struct MoeLayer<'g> {
     il: usize,
     spec: MoeSpec,
     groups: Option<Groups>,
-    n_expert: usize,
     n_expert_used: usize,
     /// `(n_embd, n_expert)`
     router: Linear<'g>,
@@ -180,7 +179,6 @@ impl<'g> MoeLayer<'g> {
             il,
             spec: *spec,
             groups: hp.expert_groups,
-            n_expert,
             n_expert_used: hp.n_expert_used,
             router: linear("ffn_gate_inp", [n_embd, n_expert, 1])?,
             selection_bias: selection_bias.transpose()?,
@@ -192,9 +190,13 @@ impl<'g> MoeLayer<'g> {
     }
 
     /// `out = Σ weight · expert(x) + shared expert(x)` over the chosen experts, for every row of `x (token, n_embd)`.
-    pub fn forward(&self, ops: &mut Ops, s: &mut MoeState, x: &Activation, out: &mut Activation) {
-        let il = self.il;
-        let name = |stem| NodeName::of(stem, il);
+    pub fn forward(
+        &self,
+        ops: &mut Ops,
+        s: &mut MoeState,
+        x: &mut Activation,
+        out: &mut Activation,
+    ) {
         let router = RouterSpec {
             scores: &self.router,
             gating: self.spec.gating,
@@ -204,54 +206,52 @@ impl<'g> MoeLayer<'g> {
             weights_scale: self.spec.weights_scale,
             n_expert_used: self.n_expert_used,
         };
-        let weights_name = ops.route(il, &router, x, &mut s.router, &mut s.routing);
-        ops.plan_experts(&s.routing, self.n_expert);
+        let weights_name = ops.route(self.il, &router, x, &mut s.router, &mut s.routing);
+        self.experts(ops, s, weights_name, x, out);
+    }
 
-        let names = ["ffn_moe_gate", "ffn_moe_gate_biased"].map(name);
-        self.project(ops, names, &self.gate, x, &s.routing, &mut s.gate);
-        let names = ["ffn_moe_up", "ffn_moe_up_biased"].map(name);
-        self.project(ops, names, &self.up, x, &s.routing, &mut s.up);
+    /// What follows the router.
+    fn experts(
+        &self,
+        ops: &mut Ops,
+        s: &mut MoeState,
+        weights_name: NodeName,
+        x: &mut Activation,
+        out: &mut Activation,
+    ) {
+        let il = self.il;
+        let name = |stem| NodeName::of(stem, il);
+        let projection = |names: [&'static str; 2], linear| Projection {
+            names: names.map(name),
+            linear,
+        };
+        let gate = projection(["ffn_moe_gate", "ffn_moe_gate_biased"], &self.gate);
+        let up = projection(["ffn_moe_up", "ffn_moe_up_biased"], &self.up);
+        let down = projection(["ffn_moe_down", "ffn_moe_down_biased"], &self.down);
         let activated = match self.spec.glu {
             Glu::Swiglu => "ffn_moe_swiglu",
             Glu::SwigluOai => "ffn_moe_swiglu_oai",
         };
-        ops.glu(name(activated), self.spec.glu, &mut s.gate, &s.up);
-        let names = ["ffn_moe_down", "ffn_moe_down_biased"].map(name);
-        self.project(ops, names, &self.down, &s.gate, &s.routing, &mut s.down);
+        let glu = (name(activated), self.spec.glu);
+        let routing = &mut s.routing;
+        ops.begin_post_fetch(il, &self.down, routing);
+        ops.gate_up(il, [gate, up], glu, x, routing, [&mut s.gate, &mut s.up]);
+        ops.project(il, down, &mut s.gate, routing, &mut s.down);
         let Some(shared) = &self.shared else {
-            ops.merge_experts(il, weights_name, &s.routing, &mut s.down, out);
+            ops.merge_experts(il, weights_name, routing, &mut s.down, out);
             return;
         };
         let (chosen, own) = (&mut s.shared.chosen, &mut s.shared.out);
-        ops.merge_experts(il, weights_name, &s.routing, &mut s.down, chosen);
+        ops.merge_experts(il, weights_name, routing, &mut s.down, chosen);
         shared
             .ffn
             .forward(ops, &mut s.ffn, name("ffn_shexp"), x, own);
         if let Some(gate) = &shared.gate {
             let (score, weight) = (&mut s.shared.score, &mut s.shared.weight);
             ops.mul_mat(name("ffn_shexp_gate_inp"), gate, x, score);
-            ops.sigmoid(
-                [name("ffn_shexp_gate_silu"), name("ffn_shexp_gate")],
-                score,
-                weight,
-            );
-            ops.scale_rows(name("ffn_shexp_out"), weight, own);
+            let names = ["ffn_shexp_gate_silu", "ffn_shexp_gate", "ffn_shexp_out"];
+            ops.scale_by_sigmoid(names.map(name), score, weight, own);
         }
         ops.add(name("ffn_out"), chosen, own, out);
-    }
-
-    fn project(
-        &self,
-        ops: &mut Ops,
-        [product, biased]: [NodeName; 2],
-        projection: &Linear,
-        src: &Activation,
-        routing: &Routing,
-        dst: &mut Activation,
-    ) {
-        ops.mul_mat_id(product, self.il, &projection.weights, src, routing, dst);
-        if let Some(bias) = &projection.bias {
-            ops.add_id(biased, self.il, bias, routing, dst);
-        }
     }
 }

@@ -6,6 +6,7 @@ use crate::activation::NodeName;
 use crate::arch::decoder::State;
 use crate::buffers::{Inventory, Ledger};
 use crate::cpu::threads::Threads;
+use crate::cuda::Device;
 use crate::error::{Error, Result};
 use crate::generate::Decode;
 use crate::kv_cache::KvCache;
@@ -37,19 +38,33 @@ pub enum Logits {
 }
 
 impl<'a, 'g> Session<'a, 'g> {
-    /// A session with a context of `n_ctx` positions.
+    /// A session with a context of `n_ctx` positions, computed by the host alone.
     pub fn new(
         model: &'a Model<'g>,
         threads: &'a Threads,
         recorder: Recorder,
         n_ctx: usize,
     ) -> Session<'a, 'g> {
+        Session::with_device(model, threads, None, recorder, n_ctx)
+    }
+
+    /// A session that a GPU takes part in, if there is one.
+    pub fn with_device(
+        model: &'a Model<'g>,
+        threads: &'a Threads,
+        device: Option<Device<'a>>,
+        mut recorder: Recorder,
+        n_ctx: usize,
+    ) -> Session<'a, 'g> {
         let hp = model.hparams();
+        if device.is_some() {
+            recorder.wait_for_gpu();
+        }
         Session {
             model,
             ledger: Ledger::new(),
             grown: [0; 3],
-            ops: Ops::new(threads, recorder),
+            ops: Ops::new(threads, recorder, device),
             state: State::default(),
             cache: KvCache::new(hp.n_layer, hp.n_head_kv * hp.head_dim, n_ctx),
             n_past: 0,
@@ -75,14 +90,15 @@ impl<'a, 'g> Session<'a, 'g> {
         ops.rms_norm(
             norm,
             result_norm,
-            &s.x,
+            &mut s.x,
             &model.output_norm,
             model.hparams().rms_eps,
             &mut s.normed,
         );
-        ops.mul_mat(result, &model.output, &s.normed, &mut s.logits);
-        ops.check_finite(&s.logits);
+        ops.mul_mat(result, &model.output, &mut s.normed, &mut s.logits);
         ops.recorder.result((&s.logits).into());
+        ops.fetch(&mut s.logits);
+        ops.check_finite(&s.logits);
     }
 
     /// Tells the run of buffers that the pass made or grew.
@@ -126,6 +142,11 @@ impl<'a, 'g> Session<'a, 'g> {
             }),
             None => Ok(()),
         }
+    }
+
+    /// The GPU, where there is one.
+    pub fn device(&self) -> Option<&Device<'a>> {
+        self.ops.device.as_ref()
     }
 
     /// Ends the session; the recorder's writer can then be finished.
@@ -181,7 +202,8 @@ impl Decode for Session<'_, '_> {
         if logits == Logits::Last {
             s.wanted.push(tokens.len() as u32 - 1);
         }
-        self.cache.reserve(self.n_past + tokens.len());
+        self.cache.reserve(self.n_past + tokens.len())?;
+        ops.begin_pass()?;
 
         ops.get_embeddings(
             NodeName::global("embd"),
@@ -194,7 +216,7 @@ impl Decode for Session<'_, '_> {
             self.head();
         }
         self.n_past += tokens.len();
-        self.ops.recorder.end()?;
+        self.ops.end_pass()?;
         self.tell_buffers(tokens.len(), logits, start)?;
         if let Some((node, position)) = self.ops.not_finite.take() {
             return Err(Error::NotFinite {

@@ -76,6 +76,11 @@ impl<'g> Matrix<'g> {
         &self.data[(first + rows.start) * self.row_size..(first + rows.end) * self.row_size]
     }
 
+    /// All rows of all matrices.
+    pub fn all(&self) -> &'g [u8] {
+        self.data
+    }
+
     /// Address of the first byte, for the trace.
     pub fn address(&self) -> u64 {
         self.data.as_ptr() as u64

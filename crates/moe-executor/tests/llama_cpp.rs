@@ -82,7 +82,7 @@ fn run(model: &Model, reference: &Reference, batch: usize) -> (Vec<Vec<f32>>, Ve
         for (row, &position) in routed.positions.iter().enumerate() {
             seen.borrow_mut()[routed.layer].push(Row {
                 position,
-                ids: routed.routing.ids[row * k..][..k].to_vec(),
+                ids: routed.routing.ids.host()[row * k..][..k].to_vec(),
                 logits: routed.logits[row * n_expert..][..n_expert].to_vec(),
             });
         }

@@ -239,11 +239,7 @@ impl<'a> Recording<'a> {
             Some(weights) if weights.len() == ids.len() => weights.clone(),
             _ => vec![0.0; ids.len()],
         };
-        Some(Routing {
-            ids,
-            weights,
-            n_expert_used,
-        })
+        Some(Routing::new(ids, weights, n_expert_used))
     }
 
     /// Tells the observer of a layer's routing, once in a pass.
@@ -344,8 +340,9 @@ impl<'a> Recording<'a> {
         let k = routing.n_expert_used.max(1);
         let of_rows = routing
             .ids
+            .host()
             .chunks_exact(k)
-            .zip(routing.weights.chunks_exact(k));
+            .zip(routing.weights.host().chunks_exact(k));
         for (row, (ids, weights)) in of_rows.enumerate() {
             let pieces = ids.chunks(MAX_EXPERTS).zip(weights.chunks(MAX_EXPERTS));
             for (piece, (ids, weights)) in pieces.enumerate() {

@@ -108,9 +108,10 @@ impl<'g> Decoder<'g> {
         for (il, layer) in self.layers.iter().enumerate() {
             let last = il + 1 == self.layers.len();
             let name = |stem| NodeName::of(stem, il);
+            ops.enter_layer(il);
             layer
                 .attention
-                .forward(ops, &mut s.attention, &s.x, cache, &mut s.block);
+                .forward(ops, &mut s.attention, &mut s.x, cache, &mut s.block);
             if last && self.spec.cut == Cut::InLastLayer {
                 s.keep_positions(ops);
                 let State {
@@ -126,13 +127,13 @@ impl<'g> Decoder<'g> {
                     return;
                 }
             }
-            ops.add(name("ffn_inp"), &s.block, &s.x, &mut s.ffn_inp);
+            ops.add(name("ffn_inp"), &mut s.block, &mut s.x, &mut s.ffn_inp);
             let (norm, normed) = (name("norm"), name(self.spec.ffn_norm.1));
             let eps = self.hp.rms_eps;
             ops.rms_norm(
                 norm,
                 normed,
-                &s.ffn_inp,
+                &mut s.ffn_inp,
                 &layer.ffn_norm,
                 eps,
                 &mut s.normed,
@@ -140,12 +141,13 @@ impl<'g> Decoder<'g> {
             match &layer.block {
                 Block::Dense(ffn) => {
                     let out = &mut s.block;
-                    ffn.forward(ops, &mut s.dense, name("ffn_out"), &s.normed, out);
+                    ffn.forward(ops, &mut s.dense, name("ffn_out"), &mut s.normed, out);
                 }
-                Block::Moe(moe) => moe.forward(ops, &mut s.moe, &s.normed, &mut s.block),
+                Block::Moe(moe) => moe.forward(ops, &mut s.moe, &mut s.normed, &mut s.block),
             }
-            ops.add(name("l_out"), &s.block, &s.ffn_inp, &mut s.x);
+            ops.add(name("l_out"), &mut s.block, &mut s.ffn_inp, &mut s.x);
         }
+        ops.enter_layer(self.layers.len());
         if self.spec.cut == Cut::BehindLastLayer && !s.wanted.is_empty() {
             s.keep_positions(ops);
             let name = NodeName::global("l_out_rows");
@@ -175,7 +177,7 @@ impl<'g> Decoder<'g> {
 /// Cuts `x` to the wanted rows.
 fn cut(ops: &mut Ops, name: NodeName, x: &mut Activation, wanted: &[u32], kept: &mut Activation) {
     ops.get_rows(name, x, wanted, kept);
-    x.copy_from(kept);
+    x.take(kept);
 }
 
 /// Buffers of a pass, shared by all layers.

@@ -103,11 +103,12 @@ pub struct Worklist {
 }
 
 impl Worklist {
-    /// Groups `ids (token, slot)` by expert.
+    /// Groups `ids (token, slot)` by expert; an entry below zero is somebody else's work.
     pub fn fill(&mut self, ids: &[i32], n_expert: usize) {
         self.counts.clear();
         self.counts.resize(n_expert + 1, 0);
-        for &id in ids {
+        let ids = || (0u32..).zip(ids).filter(|(_, id)| **id >= 0);
+        for (_, &id) in ids() {
             self.counts[id as usize + 1] += 1;
         }
         self.active.clear();
@@ -124,9 +125,9 @@ impl Worklist {
         }
         self.starts.push(total);
         self.entries.resize(total, 0);
-        for (entry, &id) in ids.iter().enumerate() {
+        for (entry, &id) in ids() {
             let at = &mut self.counts[id as usize];
-            self.entries[*at] = entry as u32;
+            self.entries[*at] = entry;
             *at += 1;
         }
     }
@@ -195,6 +196,9 @@ mod tests {
         assert_eq!(work.entries(0), [3]);
         assert_eq!(work.entries(1), [1, 2, 5]);
         assert_eq!(work.entries(2), [0, 4]);
+        work.fill(&[5, -1, 1, -1], 8);
+        assert_eq!(work.active, [1, 5]);
+        assert_eq!((work.entries(0), work.entries(1)), (&[2][..], &[0][..]));
         work.fill(&[], 8);
         assert!(work.active.is_empty());
     }

@@ -2,13 +2,14 @@
 
 use crate::cpu::threads::Threads;
 use crate::hparams::{Rope, RopeLayout};
+use crate::mirrored::Mirrored;
 
 /// Angles of the positions of a batch: queries and keys of all layers turn alike, so they are worked out once.
 #[derive(Default)]
 pub struct Angles {
     rope: Option<Rope>,
     positions: Vec<u32>,
-    values: Vec<f32>,
+    values: Mirrored<f32>,
 }
 
 impl Angles {
@@ -20,17 +21,17 @@ impl Angles {
         rope: &Rope,
         divisors: Option<&[f32]>,
         positions: &[u32],
-    ) -> &[f32] {
+    ) -> &mut Mirrored<f32> {
         if self.rope != Some(*rope) || self.positions != positions {
             self.rope = Some(*rope);
             self.positions.clear();
             self.positions.extend(positions);
-            self.values.resize(positions.len() * rope.n_dims, 0.0);
-            threads.rows(&mut self.values, rope.n_dims, |i, out| {
+            self.values.resize(positions.len() * rope.n_dims);
+            threads.rows(self.values.host_mut(), rope.n_dims, |i, out| {
                 angles(rope, divisors, positions[i] as usize, out);
             });
         }
-        &self.values
+        &mut self.values
     }
 }
 
@@ -133,7 +134,7 @@ mod tests {
             (other, [3, 4]),
             (other, [4, 9]),
         ] {
-            let got = kept.of(&threads, &rope, None, &positions).to_vec();
+            let got = kept.of(&threads, &rope, None, &positions).host().to_vec();
             for (got, position) in got.chunks_exact(8).zip(positions) {
                 let mut want = [0.0; 8];
                 angles(&rope, None, position as usize, &mut want);

@@ -4,7 +4,18 @@
 //! kernels/*.cu ──(scripts/compile-kernels.py)──► ptx/*.ptx ──► module: functions by name ──► launch/*: one method a kernel
 //! ```
 
+mod device;
+mod download;
+mod error;
+mod gpu;
 pub mod launch;
+mod memory;
+pub mod post_fetch;
 mod ptr;
 
+pub use device::{Device, Fallbacks, Mark, Policy, Scratch};
+pub use download::Download;
+pub use error::{Error, Result};
+pub use gpu::{About, Gpu};
+pub use memory::{DeviceBuffer, Pinned, Registered};
 pub use ptr::Ptr;

@@ -3,8 +3,11 @@
 use crate::activation::{Activation, NodeName};
 use crate::cpu::attention::{self, Inputs, Shape};
 use crate::cpu::rope;
+use crate::cuda::Scratch;
+use crate::cuda::launch::{Heads, Kernels, Rotation};
 use crate::hparams::Rope;
 use crate::kv_cache::KvCache;
+use crate::mirrored::Mirrored;
 use crate::ops::elementwise::input;
 use crate::ops::{Ops, number};
 use crate::recorder::Source;
@@ -20,19 +23,36 @@ impl Ops<'_> {
         head_dim: usize,
         x: &mut Activation,
     ) {
-        let start = self.recorder.start();
+        let start = self.start();
         let before = Source::from(&*x);
         let width = x.width;
         let divisors = factors.map(|f| f.data.as_slice());
-        let angles = self
-            .angles
-            .of(self.threads, rope, divisors, &self.positions);
-        self.threads.rows(x.data_mut(), width, |i, row| {
-            let angles = &angles[i * rope.n_dims..][..rope.n_dims];
-            for head in row.chunks_exact_mut(head_dim) {
-                rope::rotate(rope.layout, &mut head[..rope.n_dims], angles);
-            }
+        let mut angles = std::mem::take(&mut self.angles);
+        let values = angles.of(self.threads, rope, divisors, &self.positions);
+        let on_gpu = self.on(self.side, |device| {
+            let angles = values.device(device.gpu())?;
+            let rotation = Rotation {
+                x: x.values.update_device(device.gpu())?,
+                angles,
+                rows: x.rows,
+                row_width: width,
+                head_dim,
+                n_dims: rope.n_dims,
+                layout: rope.layout,
+            };
+            device.kernels().rope(device.stream(), &rotation)
         });
+        if !on_gpu {
+            self.to_host(&mut x.values);
+            let angles = values.host();
+            self.threads.rows(x.data_mut(), width, |i, row| {
+                let angles = &angles[i * rope.n_dims..][..rope.n_dims];
+                for head in row.chunks_exact_mut(head_dim) {
+                    rope::rotate(rope.layout, &mut head[..rope.n_dims], angles);
+                }
+            });
+        }
+        self.angles = angles;
         x.name = name;
         let positions = input("inp_pos", &self.positions);
         match factors {
@@ -49,7 +69,13 @@ impl Ops<'_> {
     }
 
     /// Stores the rows of `k` and `v` at their positions in the cache of layer `il`.
-    pub fn store_kv(&mut self, il: usize, k: &Activation, v: &Activation, cache: &mut KvCache) {
+    pub fn store_kv(
+        &mut self,
+        il: usize,
+        k: &mut Activation,
+        v: &mut Activation,
+        cache: &mut KvCache,
+    ) {
         let width = cache.width();
         let layer = cache.layer_mut(il);
         let halves = [
@@ -57,14 +83,28 @@ impl Ops<'_> {
             ("cache_v_l", "attn_inp_v_idxs", v, &mut layer.v),
         ];
         for (at, (stem, idxs, rows, cache)) in halves.into_iter().enumerate() {
-            let start = self.recorder.start();
-            for (row, &position) in rows.data().chunks_exact(width).zip(&self.positions) {
-                let position = position as usize;
-                cache[position * width..(position + 1) * width].copy_from_slice(row);
+            let start = self.start();
+            let positions = std::mem::take(&mut self.positions);
+            let on_gpu = self.on(self.side, |device| {
+                let x = rows.values.device(device.gpu())?;
+                let at = device.positions(&positions)?;
+                let out = cache.update_device(device.gpu())?;
+                let kernels = device.kernels();
+                kernels.store_rows(device.stream(), x, at, rows.rows, width, out)
+            });
+            self.positions = positions;
+            if !on_gpu {
+                self.to_host(&mut rows.values);
+                self.to_host(cache);
+                let cache = cache.host_mut();
+                for (row, &position) in rows.data().chunks_exact(width).zip(&self.positions) {
+                    let position = position as usize;
+                    cache[position * width..(position + 1) * width].copy_from_slice(row);
+                }
             }
             let name = NodeName::cache(stem, il);
             let sources = [
-                Source::view(rows, " (view)"),
+                Source::view(&*rows, " (view)"),
                 input(idxs, &self.positions),
                 cached(name, "", il, at, cache, [width, rows.rows]),
             ];
@@ -78,22 +118,47 @@ impl Ops<'_> {
         il: usize,
         shape: &Shape,
         sinks: Option<&Vector>,
-        q: &Activation,
-        cache: &KvCache,
+        q: &mut Activation,
+        cache: &mut KvCache,
         dst: &mut Activation,
     ) {
-        let start = self.recorder.start();
+        let start = self.start();
         let name = NodeName::of("kqv_out", il);
+        let width = cache.width();
         dst.shape(name, q.width, q.rows);
-        let layer = cache.layer(il);
-        let inputs = Inputs {
-            q: q.data(),
-            k: &layer.k,
-            v: &layer.v,
-            positions: &self.positions,
-            sinks: sinks.map(|s| s.data.as_slice()),
-        };
-        attention::attention(self.threads, shape, &inputs, dst.data_mut());
+        let layer = cache.layer_mut(il);
+        let positions = std::mem::take(&mut self.positions);
+        let on_gpu = self.on(self.side, |device| {
+            let last_position = positions.last().map_or(0, |&p| p as usize);
+            let bytes = Kernels::attention_scratch_size(shape, q.rows, last_position);
+            let heads = Heads {
+                q: q.values.device(device.gpu())?,
+                k: layer.k.device(device.gpu())?,
+                v: layer.v.device(device.gpu())?,
+                sinks: device.optional(sinks)?,
+                positions: device.positions(&positions)?,
+                n_tokens: q.rows,
+                last_position,
+                out: dst.values.fill_device(device.gpu())?,
+                scratch: device.scratch(Scratch::Attention, bytes)?,
+            };
+            let kernels = device.kernels();
+            kernels.attention(device.stream(), shape, &heads)
+        });
+        self.positions = positions;
+        if !on_gpu {
+            self.to_host(&mut q.values);
+            self.to_host(&mut layer.k);
+            self.to_host(&mut layer.v);
+            let inputs = Inputs {
+                q: q.data(),
+                k: layer.k.host(),
+                v: layer.v.host(),
+                positions: &self.positions,
+                sinks: sinks.map(|s| s.data.as_slice()),
+            };
+            attention::attention(self.threads, shape, &inputs, dst.data_mut());
+        }
         let (first, last) = (
             self.positions.first().copied(),
             self.positions.last().copied(),
@@ -116,14 +181,14 @@ impl Ops<'_> {
             dtype: "f32",
         };
         let sources = [
-            Source::view(q, view),
+            Source::view(&*q, view),
             cached(
                 NodeName::cache("cache_k_l", il),
                 view,
                 il,
                 0,
                 &layer.k,
-                [cache.width(), seen],
+                [width, seen],
             ),
             cached(
                 NodeName::cache("cache_v_l", il),
@@ -131,7 +196,7 @@ impl Ops<'_> {
                 il,
                 1,
                 &layer.v,
-                [cache.width(), seen],
+                [width, seen],
             ),
             mask,
         ];
@@ -158,14 +223,14 @@ fn cached<'a>(
     suffix: &'static str,
     il: usize,
     half: usize,
-    data: &[f32],
+    data: &Mirrored<f32>,
     [width, rows]: [usize; 2],
 ) -> Source<'a> {
     Source::Buffer {
         name,
         suffix,
         buffer_id: KvCache::buffer_id(il, half),
-        address: data.as_ptr() as u64,
+        address: data.address(),
         size_bytes: (width * rows * size_of::<f32>()) as u64,
         ne: [width as u64, rows as u64],
         dtype: "f32",

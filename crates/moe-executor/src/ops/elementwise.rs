@@ -2,12 +2,13 @@
 
 use crate::activation::{Activation, NodeName};
 use crate::cpu::quant::dequantize_row;
+use crate::cuda::Scratch;
 use crate::ops::{Ops, number};
 use crate::recorder::Source;
 use crate::weights::{Matrix, Vector};
 
 impl Ops<'_> {
-    /// Rows of the embedding matrix. `inp_tokens` is the buffer of the token ids.
+    /// Rows of the embedding matrix, on the host. `inp_tokens` is the buffer of the token ids.
     pub fn get_embeddings(
         &mut self,
         name: NodeName,
@@ -15,7 +16,7 @@ impl Ops<'_> {
         tokens: &[u32],
         dst: &mut Activation,
     ) {
-        let start = self.recorder.start();
+        let start = self.start();
         dst.shape(name, weights.n_in, tokens.len());
         self.threads.rows(dst.data_mut(), weights.n_in, |i, out| {
             let token = tokens[i] as usize;
@@ -30,21 +31,28 @@ impl Ops<'_> {
     pub fn get_rows(
         &mut self,
         name: NodeName,
-        src: &Activation,
+        src: &mut Activation,
         rows: &[u32],
         dst: &mut Activation,
     ) {
-        let start = self.recorder.start();
+        let start = self.start();
         dst.shape(name, src.width, rows.len());
-        for (&row, out) in rows.iter().zip(dst.data_mut().chunks_exact_mut(src.width)) {
-            out.copy_from_slice(src.row(row as usize));
+        let on_gpu = self.on(self.side, |device| {
+            let x = src.values.device(device.gpu())?;
+            let at = device.scratch(Scratch::Rows, size_of_val(rows))?;
+            device.gpu().upload(at, rows)?;
+            let out = dst.values.fill_device(device.gpu())?;
+            let kernels = device.kernels();
+            kernels.get_rows(device.stream(), x, at, rows.len(), src.width, out)
+        });
+        if !on_gpu {
+            self.to_host(&mut src.values);
+            for (&row, out) in rows.iter().zip(dst.data_mut().chunks_exact_mut(src.width)) {
+                out.copy_from_slice(src.row(row as usize));
+            }
         }
-        self.record(
-            start,
-            number::GET_ROWS,
-            name,
-            &[src.into(), input("out_ids", rows)],
-        );
+        let sources = [(&*src).into(), input("out_ids", rows)];
+        self.record(start, number::GET_ROWS, name, &sources);
     }
 
     /// `x / sqrt(mean(x²) + eps)` over every `width` elements ("Root Mean Square Layer Normalization", Zhang and
@@ -53,80 +61,130 @@ impl Ops<'_> {
         &mut self,
         norm: NodeName,
         name: NodeName,
-        src: &Activation,
+        src: &mut Activation,
         weight: &Vector,
         eps: f32,
         dst: &mut Activation,
     ) {
-        let start = self.recorder.start();
+        let start = self.start();
         let width = weight.n;
         dst.shape(norm, src.width, src.rows);
-        self.threads
-            .zip_rows(src.data(), width, dst.data_mut(), width, |x, out| {
-                let mean = sum_of_squares(x) / width as f64;
-                let scale = 1.0 / (mean as f32 + eps).sqrt();
-                out.iter_mut().zip(x).for_each(|(o, x)| *o = x * scale);
-            });
-        self.record(start, number::RMS_NORM, norm, &[src.into()]);
+        let on_gpu = self.on(self.side, |device| {
+            let w = device.vector(weight)?;
+            let x = src.values.device(device.gpu())?;
+            let out = dst.values.fill_device(device.gpu())?;
+            let groups = src.values.len() / width;
+            let kernels = device.kernels();
+            kernels.rms_norm(device.stream(), x, w, eps, width, groups, out)
+        });
+        if !on_gpu {
+            self.to_host(&mut src.values);
+            self.threads
+                .zip_rows(src.data(), width, dst.data_mut(), width, |x, out| {
+                    let mean = sum_of_squares(x) / width as f64;
+                    let scale = 1.0 / (mean as f32 + eps).sqrt();
+                    out.iter_mut().zip(x).for_each(|(o, x)| *o = x * scale);
+                });
+        }
+        self.record(start, number::RMS_NORM, norm, &[(&*src).into()]);
 
         let start = self.recorder.start();
         let normed = Source::from(&*dst);
-        self.threads.rows(dst.data_mut(), width, |_, row| {
-            row.iter_mut().zip(&weight.data).for_each(|(x, w)| *x *= w);
-        });
+        if !on_gpu {
+            self.threads.rows(dst.data_mut(), width, |_, row| {
+                row.iter_mut().zip(&weight.data).for_each(|(x, w)| *x *= w);
+            });
+        }
         dst.name = name;
         self.record(start, number::MUL, name, &[normed, weight.into()]);
     }
 
-    /// Adds `bias` to every row, in place.
-    pub fn add_bias(&mut self, name: NodeName, bias: &Vector, x: &mut Activation) {
+    /// Adds `bias` to every row, in place; a product on the GPU has added it already.
+    pub(super) fn bias(&mut self, name: NodeName, bias: &Vector, x: &mut Activation, done: bool) {
         let start = self.recorder.start();
         let before = Source::from(&*x);
-        self.threads.rows(x.data_mut(), bias.n, |_, row| {
-            row.iter_mut().zip(&bias.data).for_each(|(x, b)| *x += b);
-        });
+        if !done {
+            self.threads.rows(x.data_mut(), bias.n, |_, row| {
+                row.iter_mut().zip(&bias.data).for_each(|(x, b)| *x += b);
+            });
+        }
         x.name = name;
         self.record(start, number::ADD, name, &[before, bias.into()]);
     }
 
-    /// `dst = sigmoid(x)` the way llama.cpp's graph does it: `silu(x) / x`.
-    pub fn sigmoid(&mut self, [silu, name]: [NodeName; 2], x: &Activation, dst: &mut Activation) {
-        let start = self.recorder.start();
-        dst.shape(silu, x.width, x.rows);
-        for (out, x) in dst.data_mut().iter_mut().zip(x.data()) {
-            *out = x / (1.0 + (-x).exp());
+    /// Multiplies every row of `x` by the sigmoid of its own `score (row, 1)`, in place. The sigmoid is made the way
+    /// llama.cpp's graph does it: `silu(x) / x`.
+    pub fn scale_by_sigmoid(
+        &mut self,
+        [silu, sigmoid, name]: [NodeName; 3],
+        score: &mut Activation,
+        weight: &mut Activation,
+        x: &mut Activation,
+    ) {
+        let start = self.start();
+        weight.shape(silu, score.width, score.rows);
+        let on_gpu = self.on(self.side, |device| {
+            let s = score.values.device(device.gpu())?;
+            let rows = x.values.update_device(device.gpu())?;
+            let kernels = device.kernels();
+            kernels.scale_rows_by_sigmoid(device.stream(), rows, s, x.rows, x.width)
+        });
+        if !on_gpu {
+            self.to_host(&mut score.values);
+            self.to_host(&mut x.values);
+            for (out, x) in weight.data_mut().iter_mut().zip(score.data()) {
+                *out = x / (1.0 + (-x).exp());
+            }
         }
-        self.record(start, number::UNARY, silu, &[x.into()]);
+        self.record(start, number::UNARY, silu, &[(&*score).into()]);
 
         let start = self.recorder.start();
-        let before = Source::from(&*dst);
-        for (out, x) in dst.data_mut().iter_mut().zip(x.data()) {
-            *out = if *x == 0.0 { 0.5 } else { *out / x };
+        let before = Source::from(&*weight);
+        if !on_gpu {
+            for (out, x) in weight.data_mut().iter_mut().zip(score.data()) {
+                *out = if *x == 0.0 { 0.5 } else { *out / x };
+            }
         }
-        dst.name = name;
-        self.record(start, number::DIV, name, &[before, x.into()]);
-    }
+        weight.name = sigmoid;
+        self.record(start, number::DIV, sigmoid, &[before, (&*score).into()]);
 
-    /// Multiplies every row of `x` by its own `weight (row, 1)`, in place.
-    pub fn scale_rows(&mut self, name: NodeName, weight: &Activation, x: &mut Activation) {
         let start = self.recorder.start();
         let before = Source::from(&*x);
-        let width = x.width;
-        for (row, w) in x.data_mut().chunks_exact_mut(width).zip(weight.data()) {
-            row.iter_mut().for_each(|x| *x *= w);
+        if !on_gpu {
+            let width = x.width;
+            for (row, w) in x.data_mut().chunks_exact_mut(width).zip(weight.data()) {
+                row.iter_mut().for_each(|x| *x *= w);
+            }
         }
         x.name = name;
-        self.record(start, number::MUL, name, &[before, weight.into()]);
+        self.record(start, number::MUL, name, &[before, (&*weight).into()]);
     }
 
     /// `dst = a + b`.
-    pub fn add(&mut self, name: NodeName, a: &Activation, b: &Activation, dst: &mut Activation) {
-        let start = self.recorder.start();
+    pub fn add(
+        &mut self,
+        name: NodeName,
+        a: &mut Activation,
+        b: &mut Activation,
+        dst: &mut Activation,
+    ) {
+        let start = self.start();
         dst.shape(name, a.width, a.rows);
-        for ((out, a), b) in dst.data_mut().iter_mut().zip(a.data()).zip(b.data()) {
-            *out = a + b;
+        let on_gpu = self.on(self.side, |device| {
+            let gpu = device.gpu();
+            let (x, y) = (a.values.device(gpu)?, b.values.device(gpu)?);
+            let out = dst.values.fill_device(gpu)?;
+            let n = a.values.len();
+            device.kernels().add(device.stream(), x, y, n, out)
+        });
+        if !on_gpu {
+            self.to_host(&mut a.values);
+            self.to_host(&mut b.values);
+            for ((out, a), b) in dst.data_mut().iter_mut().zip(a.data()).zip(b.data()) {
+                *out = a + b;
+            }
         }
-        self.record(start, number::ADD, name, &[a.into(), b.into()]);
+        self.record(start, number::ADD, name, &[(&*a).into(), (&*b).into()]);
     }
 }
 

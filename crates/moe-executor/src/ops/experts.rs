@@ -1,92 +1,258 @@
 //! Operations of the chosen experts.
 
+use std::time::Instant;
+
+use moe_trace::record::lane;
+
 use crate::activation::{Activation, NodeName};
 use crate::cpu::glu::Glu;
 use crate::cpu::matmul;
+use crate::cuda::launch::{GateUp, Kernels, MulMatId};
+use crate::cuda::{Policy, Scratch};
 use crate::ops::{Ops, number, router};
-use crate::recorder::{Routing, Source};
-use crate::weights::{Matrix, Vector};
+use crate::placement::Side;
+use crate::recorder::{Lanes, Routing, Source};
+use crate::weights::{Linear, Matrix, Vector};
+
+/// Names of a projection's product and of what its bias is added to.
+pub type Names = [NodeName; 2];
+
+/// Layer, begin and lanes of an expert operation.
+#[derive(Clone, Copy)]
+pub(super) struct At<'a> {
+    pub il: usize,
+    pub start: Instant,
+    pub lanes: Lanes<'a>,
+}
+
+/// A projection of the experts: product and bias.
+#[derive(Clone, Copy)]
+pub struct Projection<'a, 'g> {
+    /// Names of its nodes.
+    pub names: Names,
+    /// Its weights.
+    pub linear: &'a Linear<'g>,
+}
 
 impl Ops<'_> {
-    /// Groups the rows by expert for the products that follow.
-    pub fn plan_experts(&mut self, routing: &Routing, n_expert: usize) {
-        self.work.fill(&routing.ids, n_expert);
+    /// Both products of every row with each of its experts, and the gated activation of the two, into `gate (token, slot,
+    /// n_ff)`. `x` has one row a token.
+    pub fn gate_up(
+        &mut self,
+        il: usize,
+        [gate, up]: [Projection; 2],
+        (activated, glu): (NodeName, Glu),
+        x: &mut Activation,
+        routing: &mut Routing,
+        [gate_out, up_out]: [&mut Activation; 2],
+    ) {
+        let start = self.start();
+        let start_of_all = Instant::now();
+        let entries = routing.ids.len();
+        let (gate_rows, up_rows) = (gate, up);
+        let (gate, up) = (gate.linear, up.linear);
+        gate_out.shape(gate_rows.names[0], gate.weights.n_out, entries);
+        up_out.shape(up_rows.names[0], up.weights.n_out, entries);
+        let (side, lane) = self.side_of_experts(&[&gate.weights, &up.weights], routing);
+        let done = self.on(side, |device| {
+            let operands = GateUp {
+                gate: device.experts(&gate.weights, routing, Scratch::Gate)?,
+                up: device.experts(&up.weights, routing, Scratch::Up)?,
+                gate_bias: device.optional(gate.bias.as_ref())?,
+                up_bias: device.optional(up.bias.as_ref())?,
+                glu,
+                x: x.values.device(device.gpu())?,
+                ids: routing.ids.device(device.gpu())?,
+                tokens: x.rows,
+                k: routing.n_expert_used,
+                n_expert: gate.weights.n_expert,
+                out: gate_out.values.fill_device(device.gpu())?,
+                scratch: device.quantized(x.rows, x.width)?,
+                work: device.worklist(routing, gate.weights.n_expert)?,
+            };
+            device.kernels().experts_gate_up(device.stream(), &operands)
+        });
+        if !done {
+            self.to_host(&mut x.values);
+            self.routing_to_host(routing);
+            self.work.fill(routing.ids.host(), gate.weights.n_expert);
+        }
+        let lanes = Lanes::All(if done { lane } else { lane::CPU });
+        let at = At { il, start, lanes };
+        self.project_rows(&at, &gate_rows, x, routing, gate_out, done);
+        let start = self.recorder.start_experts();
+        let at = At { start, ..at };
+        self.project_rows(&at, &up_rows, x, routing, up_out, done);
+        let start = self.recorder.start();
+        let before = Source::from(&*gate_out);
+        if !done {
+            glu.apply(self.threads, gate_out.data_mut(), up_out.data());
+        }
+        self.end_window(start_of_all);
+        gate_out.name = activated;
+        self.record(start, number::GLU, activated, &[before, (&*up_out).into()]);
     }
 
-    /// Product of every row with each of its experts. `src` has one row a token (read through ` (reshaped)`), or one
-    /// for each token and slot; `dst (token, slot, n_out)`.
-    pub fn mul_mat_id(
+    /// Product of every row of `src (token, slot, n_in)` with its expert, into `dst (token, slot, n_out)`.
+    pub fn project(
         &mut self,
-        name: NodeName,
         il: usize,
-        weights: &Matrix,
+        projection: Projection,
+        src: &mut Activation,
+        routing: &mut Routing,
+        dst: &mut Activation,
+    ) {
+        let start = self.start();
+        let Linear { weights, bias } = projection.linear;
+        dst.shape(projection.names[0], weights.n_out, src.rows);
+        if std::mem::take(&mut self.fetches) {
+            self.project_fetched(il, &projection, src, routing, dst);
+            return;
+        }
+        let (side, lane) = self.side_of_experts(&[weights], routing);
+        let done = self.on(side, |device| {
+            let operands = MulMatId {
+                weights: device.experts(weights, routing, Scratch::Down)?,
+                bias: device.optional(bias.as_ref())?,
+                x: src.values.device(device.gpu())?,
+                rows_per: 1,
+                ids: routing.ids.device(device.gpu())?,
+                tokens: src.rows / routing.n_expert_used,
+                k: routing.n_expert_used,
+                n_expert: weights.n_expert,
+                out: dst.values.fill_device(device.gpu())?,
+                scratch: device.quantized(src.rows, src.width)?,
+                work: device.worklist(routing, weights.n_expert)?,
+            };
+            device.kernels().mul_mat_id(device.stream(), &operands)
+        });
+        if !done {
+            self.to_host(&mut src.values);
+            self.routing_to_host(routing);
+            self.work.fill(routing.ids.host(), weights.n_expert);
+        }
+        let lanes = Lanes::All(if done { lane } else { lane::CPU });
+        let at = At { il, start, lanes };
+        self.project_rows(&at, &projection, src, routing, dst, done);
+    }
+
+    /// Product and bias of one projection on the host, unless `done`, and their records. `src` has one row a token (read
+    /// through ` (reshaped)`), or one for each token and slot.
+    pub(super) fn project_rows(
+        &mut self,
+        at: &At,
+        projection: &Projection,
         src: &Activation,
         routing: &Routing,
         dst: &mut Activation,
+        done: bool,
     ) {
-        let start = self.recorder.start_experts();
-        let entries = routing.ids.len();
-        let rows_per = entries / src.rows.max(1);
-        dst.shape(name, weights.n_out, entries);
-        matmul::mul_mat_id(
-            self.threads,
-            weights,
-            src.data(),
-            rows_per,
-            &self.work,
-            dst.data_mut(),
-            &mut self.quantized,
-        );
+        let [product, biased] = projection.names;
+        let Linear { weights, bias } = projection.linear;
+        let rows_per = routing.ids.len() / src.rows.max(1);
+        if !done {
+            matmul::mul_mat_id(
+                self.threads,
+                weights,
+                src.data(),
+                rows_per,
+                &self.work,
+                dst.data_mut(),
+                &mut self.quantized,
+            );
+        }
+        dst.name = product;
         let suffix = if rows_per > 1 { " (reshaped)" } else { "" };
         let sources = [
             weights.into(),
             Source::view(src, suffix),
-            router::ids(il, routing),
+            router::ids(at.il, routing),
         ];
-        self.recorder.experts(
-            start,
-            number::MUL_MAT_ID,
-            name,
-            &sources,
-            &self.positions,
-            routing,
-        );
+        self.record_experts(at, number::MUL_MAT_ID, product, &sources, routing);
+        if let Some(bias) = bias {
+            self.add_id(at, biased, bias, routing, dst, done);
+        }
     }
 
     /// Adds each expert's own bias, in place.
-    pub fn add_id(
+    fn add_id(
         &mut self,
+        at: &At,
         name: NodeName,
-        il: usize,
         bias: &Vector,
         routing: &Routing,
         x: &mut Activation,
+        done: bool,
     ) {
         let start = self.recorder.start_experts();
         let before = Source::from(&*x);
-        self.threads.rows(x.data_mut(), bias.n, |i, row| {
-            let bias = &bias.data[routing.ids[i] as usize * bias.n..][..bias.n];
-            row.iter_mut().zip(bias).for_each(|(x, b)| *x += b);
-        });
+        if !done {
+            let ids = routing.ids.host();
+            self.threads.rows(x.data_mut(), bias.n, |i, row| {
+                let bias = &bias.data[ids[i] as usize * bias.n..][..bias.n];
+                row.iter_mut().zip(bias).for_each(|(x, b)| *x += b);
+            });
+        }
         x.name = name;
-        let sources = [before, bias.into(), router::ids(il, routing)];
-        self.recorder.experts(
-            start,
-            number::ADD_ID,
-            name,
-            &sources,
-            &self.positions,
-            routing,
-        );
+        let sources = [before, bias.into(), router::ids(at.il, routing)];
+        let at = At { start, ..*at };
+        self.record_experts(&at, number::ADD_ID, name, &sources, routing);
     }
 
-    /// The gated activation, into `gate`.
-    pub fn glu(&mut self, name: NodeName, glu: Glu, gate: &mut Activation, up: &Activation) {
-        let start = self.recorder.start();
+    /// Where products with the chosen experts of some stacks are computed, and the lane that says so in records.
+    fn side_of_experts(&mut self, stacks: &[&Matrix], routing: &mut Routing) -> (Side, u8) {
+        let Some(device) = &mut self.device else {
+            return (Side::Host, lane::CPU);
+        };
+        if stacks.iter().all(|stack| device.holds(stack)) {
+            return (Side::Gpu, lane::GPU_RESIDENT);
+        }
+        let tokens = routing.ids.len() / routing.n_expert_used.max(1);
+        let is_copied = device.policy() == Policy::Gpu
+            || stacks.iter().all(|stack| device.copies_for(stack, tokens));
+        if is_copied && stacks.iter().all(|stack| Kernels::supports(stack.ty)) {
+            self.routing_to_host(routing);
+            return (Side::Gpu, lane::CACHE_MISS);
+        }
+        (Side::Host, lane::CPU)
+    }
+
+    pub(super) fn record_experts(
+        &mut self,
+        at: &At,
+        op: u8,
+        dst: NodeName,
+        sources: &[Source],
+        routing: &Routing,
+    ) {
+        let when = self.when(at.start);
+        let positions = &self.positions;
+        self.recorder
+            .experts(when, op, dst, sources, positions, routing, at.lanes);
+    }
+
+    /// The gated activation of a dense block, into `gate`.
+    pub fn glu(&mut self, name: NodeName, glu: Glu, gate: &mut Activation, up: &mut Activation) {
+        let start = self.start();
         let before = Source::from(&*gate);
-        glu.apply(self.threads, gate.data_mut(), up.data());
+        let side = match gate.values.is_on_device_alone() {
+            true => Side::Gpu,
+            false => Side::Host,
+        };
+        let done = self.on(side, |device| {
+            let b = up.values.device(device.gpu())?;
+            let a = gate.values.update_device(device.gpu())?;
+            device
+                .kernels()
+                .glu(device.stream(), glu, a, b, gate.values.len())
+        });
+        if !done {
+            self.to_host(&mut gate.values);
+            self.to_host(&mut up.values);
+            glu.apply(self.threads, gate.data_mut(), up.data());
+        }
         gate.name = name;
-        self.record(start, number::GLU, name, &[before, up.into()]);
+        self.record(start, number::GLU, name, &[before, (&*up).into()]);
     }
 
     /// Weighs the experts of every token and adds them up; `weights_name` is the node that the weights come from.
@@ -94,43 +260,62 @@ impl Ops<'_> {
         &mut self,
         il: usize,
         weights_name: NodeName,
-        routing: &Routing,
+        routing: &mut Routing,
         experts: &mut Activation,
         dst: &mut Activation,
     ) {
         let name = |stem| NodeName::of(stem, il);
         let (width, k) = (experts.width, routing.n_expert_used);
+        let tokens = experts.rows / k;
 
-        let start = self.recorder.start();
+        let start = self.start();
+        dst.shape(name("ffn_moe_out"), width, tokens);
         let before = Source::from(&*experts);
-        self.threads.rows(experts.data_mut(), width, |i, row| {
-            row.iter_mut().for_each(|x| *x *= routing.weights[i]);
+        let side = match experts.values.is_on_device_alone() {
+            true => Side::Gpu,
+            false => Side::Host,
+        };
+        let done = self.on(side, |device| {
+            let gpu = device.gpu();
+            let rows = experts.values.device(gpu)?;
+            let weights = routing.weights.device(gpu)?;
+            let out = dst.values.fill_device(gpu)?;
+            let kernels = device.kernels();
+            kernels.merge(device.stream(), rows, weights, tokens, k, width, out)
         });
+        if !done {
+            self.to_host(&mut experts.values);
+            self.to_host(&mut routing.weights);
+            let weights = routing.weights.host();
+            self.threads.rows(experts.data_mut(), width, |i, row| {
+                row.iter_mut().for_each(|x| *x *= weights[i]);
+            });
+        }
         experts.name = name("ffn_moe_weighted");
         let sources = [before, router::weights(weights_name, routing)];
         self.record(start, number::MUL, experts.name, &sources);
 
-        let tokens = experts.rows / k;
-        dst.shape(name("ffn_moe_out"), width, tokens);
         // The first two slots are one addition; a single slot is llama.cpp's plain copy.
         for slot in 1..k.max(2) {
             let start = self.recorder.start();
             let summed = Source::from(&*dst);
-            let rows = experts.data();
-            self.threads.rows(dst.data_mut(), width, |t, out| {
-                let slot_row = |slot: usize| &rows[(t * k + slot) * width..][..width];
-                match (slot, k) {
-                    (1, 1) => out.copy_from_slice(slot_row(0)),
-                    (1, _) => {
-                        let pairs = slot_row(0).iter().zip(slot_row(1));
-                        out.iter_mut().zip(pairs).for_each(|(o, (a, b))| *o = a + b);
+            if !done {
+                let rows = experts.data();
+                self.threads.rows(dst.data_mut(), width, |t, out| {
+                    let slot_row = |slot: usize| &rows[(t * k + slot) * width..][..width];
+                    match (slot, k) {
+                        (1, 1) => out.copy_from_slice(slot_row(0)),
+                        (1, _) => {
+                            let pairs = slot_row(0).iter().zip(slot_row(1));
+                            out.iter_mut().zip(pairs).for_each(|(o, (a, b))| *o = a + b);
+                        }
+                        _ => out
+                            .iter_mut()
+                            .zip(slot_row(slot))
+                            .for_each(|(o, x)| *o += x),
                     }
-                    _ => out
-                        .iter_mut()
-                        .zip(slot_row(slot))
-                        .for_each(|(o, x)| *o += x),
-                }
-            });
+                });
+            }
             let last = slot + 1 >= k;
             dst.name = name(if last { "ffn_moe_out" } else { "ffn_moe_sum" });
             let view = Source::slots(experts, k);

@@ -4,24 +4,32 @@
 //! output product, `kqv_out-N` for the fused attention itself, `ffn_moe_sum-N` for the partial sums of the experts,
 //! `ffn_shexp_gate_silu-N` for half of a sigmoid, `attn_out_rows-N` and `l_out_rows-N` where a prompt is cut to the rows that are wanted. The choice of expert groups,
 //! seven nodes there, is two operations here.
+//!
+//! An operation runs on the GPU where its weights live there, or its layer does; the host does it where the GPU cannot.
+//! Values move between the two when they are asked for. One kernel may do what several operations are: the first of them
+//! has its time, the others have none.
 
 mod attention;
 mod elementwise;
 mod experts;
 pub mod number;
+mod post_fetch;
 mod router;
-
-use std::time::Instant;
+mod run;
 
 use crate::activation::{Activation, NodeName};
 use crate::cpu::matmul::{self, Quantized, Worklist};
 use crate::cpu::rope::Angles;
 use crate::cpu::threads::Threads;
-use crate::recorder::{Recorder, Routing, Source};
-use crate::weights::{Linear, Matrix};
+use crate::cuda::{self, Device};
+use crate::placement::Side;
+use crate::recorder::{Recorder, Routing};
+use crate::weights::{Linear, Matrix, Vector};
 
 pub use crate::cpu::glu::Glu;
+pub use experts::Projection;
 pub use router::{Gating, Groups, RouterSpec, RouterState};
+use run::Ran;
 
 /// What the router chose for the rows of one layer; handed to the observer of a session.
 pub struct Routed<'a> {
@@ -46,10 +54,19 @@ pub struct Ops<'a> {
     pub recorder: Recorder,
     /// Told of every routing.
     pub observer: Option<Observer<'a>>,
+    /// The GPU, where there is one.
+    pub device: Option<Device<'a>>,
+    /// Where the current layer is computed.
+    pub side: Side,
     /// Position of each row of the current operations.
     pub positions: Vec<u32>,
     /// Where a value that is no number showed first in this pass.
     pub not_finite: Option<(NodeName, u32)>,
+    /// What went wrong on the GPU so that values on it are lost.
+    pub fault: Option<cuda::Error>,
+    ran: Ran,
+    /// Whether the down matrices of the current layer travel to the GPU.
+    fetches: bool,
     quantized: Quantized,
     work: Worklist,
     angles: Angles,
@@ -59,17 +76,25 @@ pub struct Ops<'a> {
     groups: Vec<u32>,
     /// Sums of the chosen weights.
     sums: Vec<f32>,
+    /// Rows of a product that the host did because a transfer was late.
+    missed: Vec<f32>,
 }
 
 impl<'a> Ops<'a> {
-    /// Operations on `threads`, recorded by `recorder`.
-    pub fn new(threads: &'a Threads, recorder: Recorder) -> Ops<'a> {
+    /// Operations on `threads` and `device`, recorded by `recorder`.
+    pub fn new(threads: &'a Threads, recorder: Recorder, device: Option<Device<'a>>) -> Ops<'a> {
         Ops {
             threads,
             recorder,
             observer: None,
+            device,
+            side: Side::Host,
             positions: Vec::new(),
             not_finite: None,
+            fault: None,
+            ran: Ran::Host,
+            fetches: false,
+            missed: Vec::new(),
             quantized: Quantized::default(),
             work: Worklist::default(),
             angles: Angles::default(),
@@ -79,15 +104,16 @@ impl<'a> Ops<'a> {
         }
     }
 
-    fn record(&mut self, start: Instant, op: u8, dst: NodeName, sources: &[Source]) {
-        let first = self.positions.first().copied().unwrap_or(0);
-        self.recorder
-            .op(start, op, dst, sources, first, self.positions.len());
+    /// Has the operations that follow computed where layer `il` lives; `n_layer` stands for the output.
+    pub fn enter_layer(&mut self, il: usize) {
+        let placement = self.device.as_ref().map(Device::placement);
+        self.side = placement.map_or(Side::Host, |placement| placement.layer(il));
     }
 
-    /// Notes the first row of `x` that has a value which is not finite.
+    /// Notes the first row of `x` that has a value which is not finite. On the GPU nobody looks: such a value goes on
+    /// into all that follows, and shows in the logits.
     pub fn check_finite(&mut self, x: &Activation) {
-        if self.not_finite.is_some() {
+        if self.not_finite.is_some() || x.values.is_on_device_alone() {
             return;
         }
         let rows = x.data().chunks_exact(x.width).zip(&self.positions);
@@ -102,32 +128,71 @@ impl<'a> Ops<'a> {
         &mut self,
         name: NodeName,
         weights: &Matrix,
-        src: &Activation,
+        src: &mut Activation,
         dst: &mut Activation,
     ) {
-        let start = self.recorder.start();
-        dst.shape(name, weights.n_out, src.rows);
-        matmul::mul_mat(
-            self.threads,
+        let linear = Product {
             weights,
-            src.data(),
-            dst.data_mut(),
-            &mut self.quantized,
-        );
-        self.record(start, number::MUL_MAT, name, &[weights.into(), src.into()]);
+            bias: None,
+        };
+        self.product([name; 2], &linear, src, dst);
     }
 
     /// The product of a matrix, then its bias if it has one, each under its own name.
     pub fn linear(
         &mut self,
-        [product, biased]: [NodeName; 2],
+        names: [NodeName; 2],
         linear: &Linear,
-        src: &Activation,
+        src: &mut Activation,
         dst: &mut Activation,
     ) {
-        self.mul_mat(product, &linear.weights, src, dst);
-        if let Some(bias) = &linear.bias {
-            self.add_bias(biased, bias, dst);
+        let product = Product {
+            weights: &linear.weights,
+            bias: linear.bias.as_ref(),
+        };
+        self.product(names, &product, src, dst);
+    }
+
+    fn product(
+        &mut self,
+        [name, biased]: [NodeName; 2],
+        product: &Product,
+        src: &mut Activation,
+        dst: &mut Activation,
+    ) {
+        let start = self.start();
+        let weights = product.weights;
+        dst.shape(name, weights.n_out, src.rows);
+        let here = self.side_of(weights, src.rows);
+        let on_gpu = self.on(here, |device| {
+            let w = device.matrix_or_copy(weights)?;
+            let bias = device.optional(product.bias)?;
+            let x = src.values.device(device.gpu())?;
+            let scratch = device.quantized(src.rows, w.n_in)?;
+            let out = dst.values.fill_device(device.gpu())?;
+            let kernels = device.kernels();
+            kernels.mul_mat(device.stream(), &w, bias, x, src.rows, out, scratch)
+        });
+        if !on_gpu {
+            self.to_host(&mut src.values);
+            matmul::mul_mat(
+                self.threads,
+                weights,
+                src.data(),
+                dst.data_mut(),
+                &mut self.quantized,
+            );
+        }
+        let sources = [weights.into(), (&*src).into()];
+        self.record(start, number::MUL_MAT, name, &sources);
+        if let Some(bias) = product.bias {
+            self.bias(biased, bias, dst, on_gpu);
         }
     }
+}
+
+/// A matrix and the bias of its result.
+struct Product<'a, 'g> {
+    weights: &'a Matrix<'g>,
+    bias: Option<&'a Vector>,
 }

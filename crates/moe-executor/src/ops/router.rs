@@ -1,8 +1,11 @@
 //! The router of a MoE layer: scores, choice of the best experts, and their weights.
 
 use crate::activation::{Activation, NodeName};
-use crate::buffers::Inventory;
+use crate::buffers::{Inventory, twin_id};
+use crate::cuda::launch::Route;
+use crate::mirrored::{Mirrored, Plain};
 use crate::ops::{Ops, Routed, number};
+use crate::placement::Side;
 use crate::recorder::{Routing, Source};
 use crate::weights::{Linear, Vector};
 
@@ -74,10 +77,13 @@ impl RouterState {
 impl Routing {
     /// Its buffers.
     pub(crate) fn buffers(&self, inventory: &mut Inventory) {
-        inventory.vector(IDS_BUFFER, "chosen experts", &self.ids);
-        inventory.vector(WEIGHTS_BUFFER, "weights of the chosen", &self.weights);
+        inventory.mirrored(IDS_BUFFER, "chosen experts", &self.ids);
+        inventory.mirrored(WEIGHTS_BUFFER, "weights of the chosen", &self.weights);
     }
 }
+
+/// Experts of a layer that the GPU's router chooses from at most.
+const MAX_EXPERTS_ON_GPU: usize = 512;
 
 /// Smallest sum that the weights are divided by, as in llama.cpp: the smallest normal number of F16.
 const MIN_WEIGHT_SUM: f32 = 6.103_515_6e-5;
@@ -99,7 +105,7 @@ impl Ops<'_> {
         &mut self,
         il: usize,
         spec: &RouterSpec,
-        src: &Activation,
+        src: &mut Activation,
         state: &mut RouterState,
         routing: &mut Routing,
     ) -> NodeName {
@@ -111,6 +117,7 @@ impl Ops<'_> {
         };
         let names = ["ffn_moe_logits", biased].map(name);
         self.linear(names, spec.scores, src, &mut state.scores);
+        self.choose_on_gpu(spec, state, routing);
         self.check_finite(&state.scores);
         if !of_chosen {
             self.gate(name("ffn_moe_probs"), spec.gating, state);
@@ -124,7 +131,9 @@ impl Ops<'_> {
         if spec.selection_bias.is_some() || spec.groups.is_some() {
             let selection = &mut state.selection;
             selection.shape(probs.name, probs.width, probs.rows);
-            selection.data_mut().copy_from_slice(probs.data());
+            if !self.is_done() {
+                selection.data_mut().copy_from_slice(probs.data());
+            }
             if let Some(bias) = spec.selection_bias {
                 self.bias_selection(name("ffn_moe_probs_biased"), bias, probs, selection);
             }
@@ -145,6 +154,8 @@ impl Ops<'_> {
             from = self.scale_weights(il, from, spec.weights_scale, routing);
         }
         if let Some(mut observer) = self.observer.take() {
+            self.to_host(&mut state.scores.values);
+            self.routing_to_host(routing);
             observer(&Routed {
                 layer: il,
                 positions: &self.positions,
@@ -156,23 +167,92 @@ impl Ops<'_> {
         from
     }
 
+    /// Does all that follows the scores in one kernel, if they are on the GPU. The operations of the router then only tell.
+    fn choose_on_gpu(&mut self, spec: &RouterSpec, state: &mut RouterState, routing: &mut Routing) {
+        let scores = &mut state.scores;
+        let (tokens, n_expert, k) = (scores.rows, scores.width, spec.n_expert_used);
+        routing.n_expert_used = k;
+        routing.ids.resize(tokens * k);
+        routing.weights.resize(tokens * k);
+        self.start();
+        let fits = spec.groups.is_none() && n_expert <= MAX_EXPERTS_ON_GPU;
+        let side = match fits && scores.values.is_on_device_alone() {
+            true => Side::Gpu,
+            false => Side::Host,
+        };
+        let done = self.on(side, |device| {
+            let selection_bias = device.optional(spec.selection_bias)?;
+            let gpu = device.gpu();
+            let route = Route {
+                logits: scores.values.device(gpu)?,
+                selection_bias,
+                gating: spec.gating,
+                norm: spec.norm_weights,
+                scale: spec.weights_scale,
+                tokens,
+                n_expert,
+                k,
+                ids: routing.ids.fill_device(gpu)?,
+                weights: routing.weights.fill_device(gpu)?,
+            };
+            device.kernels().route(device.stream(), &route)
+        });
+        routing.copy = None;
+        if done {
+            self.download(routing);
+            self.state_shapes(state);
+        } else {
+            self.to_host(&mut state.scores.values);
+        }
+    }
+
+    /// Begins to copy a choice that only the GPU has, if it is to be recorded.
+    fn download(&mut self, routing: &mut Routing) {
+        if let Some(device) = &mut self.device
+            && self.recorder.is_on()
+            && let Err(error) = device.begin_download(routing)
+        {
+            // Recording then waits for it.
+            device.fallbacks.note(&error);
+            self.routing_to_host(routing);
+        }
+    }
+
+    /// Names and shapes that a kernel for the whole router leaves out.
+    fn state_shapes(&self, state: &mut RouterState) {
+        let (name, width, rows) = (state.scores.name, state.scores.width, state.scores.rows);
+        state.probs.shape(name, width, rows);
+        state.selection.shape(name, width, rows);
+    }
+
+    /// Fetches the choice if only the GPU has it.
+    pub(super) fn routing_to_host(&mut self, routing: &mut Routing) {
+        self.to_host(&mut routing.ids);
+        self.to_host(&mut routing.weights);
+    }
+
     /// Probabilities of all experts.
     fn gate(&mut self, name: NodeName, gating: Gating, state: &mut RouterState) {
         let start = self.recorder.start();
         let (scores, probs) = (&state.scores, &mut state.probs);
         let width = scores.width;
         probs.shape(name, width, scores.rows);
-        probs.data_mut().copy_from_slice(scores.data());
+        if !self.is_done() {
+            let probs = probs.data_mut();
+            probs.copy_from_slice(scores.data());
+            match gating {
+                Gating::Sigmoid => {
+                    let sigmoid = |x: &mut f32| *x = 1.0 / (1.0 + (-*x).exp());
+                    probs.iter_mut().for_each(sigmoid);
+                }
+                Gating::Softmax | Gating::SoftmaxOfChosen => {
+                    probs.chunks_exact_mut(width).for_each(soft_max);
+                }
+            }
+        }
         let op = match gating {
-            Gating::Sigmoid => {
-                let sigmoid = |x: &mut f32| *x = 1.0 / (1.0 + (-*x).exp());
-                probs.data_mut().iter_mut().for_each(sigmoid);
-                number::UNARY
-            }
-            Gating::Softmax | Gating::SoftmaxOfChosen => {
-                probs.data_mut().chunks_exact_mut(width).for_each(soft_max);
-                number::SOFT_MAX
-            }
+            Gating::Sigmoid => number::UNARY,
+            Gating::Softmax | Gating::SoftmaxOfChosen => number::SOFT_MAX,
         };
         self.record(start, op, name, &[scores.into()]);
     }
@@ -186,8 +266,10 @@ impl Ops<'_> {
         selection: &mut Activation,
     ) {
         let start = self.recorder.start();
-        for row in selection.data_mut().chunks_exact_mut(bias.n) {
-            row.iter_mut().zip(&bias.data).for_each(|(x, b)| *x += b);
+        if !self.is_done() {
+            for row in selection.data_mut().chunks_exact_mut(bias.n) {
+                row.iter_mut().zip(&bias.data).for_each(|(x, b)| *x += b);
+            }
         }
         selection.name = name;
         self.record(start, number::ADD, name, &[probs.into(), bias.into()]);
@@ -229,12 +311,13 @@ impl Ops<'_> {
     /// The `k` best of every row, best first.
     fn choose(&mut self, il: usize, selection: &Activation, k: usize, routing: &mut Routing) {
         let start = self.recorder.start();
-        routing.n_expert_used = k;
-        routing.ids.clear();
-        for row in selection.data().chunks_exact(selection.width) {
-            best(row, k, &mut self.order);
-            let ids = self.order[..k].iter().map(|&id| id as i32);
-            routing.ids.extend(ids);
+        if !self.is_done() {
+            let ids = routing.ids.host_mut();
+            ids.clear();
+            for row in selection.data().chunks_exact(selection.width) {
+                best(row, k, &mut self.order);
+                ids.extend(self.order[..k].iter().map(|&id| id as i32));
+            }
         }
         let name = NodeName::of("ffn_moe_argsort", il);
         self.record(start, number::ARGSORT, name, &[selection.into()]);
@@ -243,11 +326,13 @@ impl Ops<'_> {
     /// The probabilities of the chosen become their first weights.
     fn weigh(&mut self, il: usize, probs: &Activation, routing: &mut Routing) -> NodeName {
         let start = self.recorder.start();
-        routing.weights.clear();
-        let rows = probs.data().chunks_exact(probs.width);
-        for (row, ids) in rows.zip(routing.ids.chunks_exact(routing.n_expert_used)) {
-            let weights = ids.iter().map(|&id| row[id as usize]);
-            routing.weights.extend(weights);
+        if !self.is_done() {
+            let weights = routing.weights.host_mut();
+            weights.clear();
+            let rows = probs.data().chunks_exact(probs.width);
+            for (row, ids) in rows.zip(routing.ids.host().chunks_exact(routing.n_expert_used)) {
+                weights.extend(ids.iter().map(|&id| row[id as usize]));
+            }
         }
         let name = NodeName::of("ffn_moe_weights", il);
         let sources = [Source::view(probs, " (reshaped)"), ids(il, routing)];
@@ -258,10 +343,11 @@ impl Ops<'_> {
     /// Softmax over the weights of every row.
     fn soft_max_chosen(&mut self, il: usize, from: NodeName, routing: &mut Routing) -> NodeName {
         let start = self.recorder.start();
-        routing
-            .weights
-            .chunks_exact_mut(routing.n_expert_used)
-            .for_each(soft_max);
+        if !self.is_done() {
+            let rows = routing.weights.host_mut();
+            rows.chunks_exact_mut(routing.n_expert_used)
+                .for_each(soft_max);
+        }
         let name = NodeName::of("ffn_moe_weights_softmax", il);
         let sources = [weights(from.reshaped(), routing)];
         self.record(start, number::SOFT_MAX, name, &sources);
@@ -281,8 +367,10 @@ impl Ops<'_> {
 
         let start = self.recorder.start();
         self.sums.clear();
-        let rows = routing.weights.chunks_exact(k);
-        self.sums.extend(rows.map(|row| row.iter().sum::<f32>()));
+        if !self.is_done() {
+            let rows = routing.weights.host().chunks_exact(k);
+            self.sums.extend(rows.map(|row| row.iter().sum::<f32>()));
+        }
         self.record(start, number::SUM_ROWS, sum, &[before]);
 
         let start = self.recorder.start();
@@ -292,9 +380,11 @@ impl Ops<'_> {
         self.record(start, number::CLAMP, clamped, &[source]);
 
         let start = self.recorder.start();
-        let rows = routing.weights.chunks_exact_mut(k);
-        for (row, sum) in rows.zip(&self.sums) {
-            row.iter_mut().for_each(|w| *w /= sum);
+        if !self.is_done() {
+            let rows = routing.weights.host_mut().chunks_exact_mut(k);
+            for (row, sum) in rows.zip(&self.sums) {
+                row.iter_mut().for_each(|w| *w /= sum);
+            }
         }
         let source = small(clamped, SUMS_BUFFER, &self.sums, 1, "f32");
         self.record(start, number::DIV, norm, &[before, source]);
@@ -310,7 +400,10 @@ impl Ops<'_> {
         routing: &mut Routing,
     ) -> NodeName {
         let start = self.recorder.start();
-        routing.weights.iter_mut().for_each(|w| *w *= scale);
+        if !self.is_done() {
+            let weights = routing.weights.host_mut();
+            weights.iter_mut().for_each(|w| *w *= scale);
+        }
         let name = NodeName::of("ffn_moe_weights_scaled", il);
         self.record(start, number::SCALE, name, &[weights(from, routing)]);
         name
@@ -338,13 +431,32 @@ const SUMS_BUFFER: u64 = (1 << 16) - 1;
 /// The chosen ids as a source.
 pub(super) fn ids<'a>(il: usize, routing: &Routing) -> Source<'a> {
     let name = NodeName::of("ffn_moe_topk", il);
-    small(name, IDS_BUFFER, &routing.ids, routing.n_expert_used, "i32")
+    chosen(name, IDS_BUFFER, &routing.ids, routing.n_expert_used, "i32")
 }
 
 /// The weights of the chosen as a source.
 pub(super) fn weights<'a>(name: NodeName, routing: &Routing) -> Source<'a> {
     let k = routing.n_expert_used;
-    small(name, WEIGHTS_BUFFER, &routing.weights, k, "f32")
+    chosen(name, WEIGHTS_BUFFER, &routing.weights, k, "f32")
+}
+
+/// Rows of `k` elements.
+fn chosen<'a, T: Plain>(
+    name: NodeName,
+    buffer_id: u64,
+    values: &Mirrored<T>,
+    k: usize,
+    dtype: &'static str,
+) -> Source<'a> {
+    Source::Buffer {
+        name,
+        suffix: "",
+        buffer_id: twin_id(buffer_id, values),
+        address: values.address(),
+        size_bytes: (values.len() * size_of::<T>()) as u64,
+        ne: [k as u64, (values.len() / k.max(1)) as u64],
+        dtype,
+    }
 }
 
 /// Rows of `width` elements.

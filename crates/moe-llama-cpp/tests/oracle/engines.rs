@@ -43,7 +43,7 @@ fn collector(rows: &Rows) -> Observer<'static> {
         let n_expert = routed.logits.len() / routed.positions.len();
         for (row, &position) in routed.positions.iter().enumerate() {
             let seen = Row {
-                ids: routed.routing.ids[row * k..][..k].to_vec(),
+                ids: routed.routing.ids.host()[row * k..][..k].to_vec(),
                 logits: routed.logits[row * n_expert..][..n_expert].to_vec(),
             };
             let before = rows.borrow_mut().insert((routed.layer, position), seen);

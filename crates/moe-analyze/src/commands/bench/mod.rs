@@ -263,7 +263,7 @@ impl Bench<'_> {
         let chosen: Arc<Mutex<u64>> = Arc::default();
         let seen = chosen.clone();
         let observer: Observer = Box::new(move |routed| {
-            let distinct: BTreeSet<i32> = routed.routing.ids.iter().copied().collect();
+            let distinct: BTreeSet<i32> = routed.routing.ids.host().iter().copied().collect();
             *seen.lock().unwrap_or_else(PoisonError::into_inner) += distinct.len() as u64;
         });
         let mut session = self.session(test, Some(observer))?;

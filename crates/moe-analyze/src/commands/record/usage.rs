@@ -92,7 +92,7 @@ impl Usage {
         let (counts, names) = (self.counts.clone(), self.names);
         Box::new(move |routed: &Routed| {
             let mut counts = counts.borrow_mut();
-            for &expert in &routed.routing.ids {
+            for &expert in routed.routing.ids.host() {
                 let layer = counts.get_mut(routed.layer);
                 if let Some(count) = layer.and_then(|layer| layer.get_mut(expert as usize)) {
                     *count += 1;

@@ -3,101 +3,27 @@
 //! The hot path copies a ready record and patches what changes from token to token. The ready records are made in the
 //! first pass and found again by their place in the pass: the operations of a pass come in the same order every time.
 
+mod routing;
+mod rows;
+mod source;
+
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use moe_trace::buffers::BufferEvent;
-use moe_trace::record::{self, MAX_EXPERTS, MAX_SOURCES};
+use moe_trace::record::{self, MAX_SOURCES};
 use moe_trace::tables::PHASES;
 use moe_trace::{RunWriter, TensorAccessLog};
 
-use crate::activation::{Activation, NodeName};
+use crate::activation::NodeName;
 use crate::buffers::Moment;
 use crate::capture::Capture;
+use crate::cuda::{Device, Mark};
 use crate::error::{Error, Result};
-use crate::weights::{Matrix, Place, Vector};
 
-/// What an operation reads.
-#[derive(Clone, Copy)]
-pub enum Source<'a> {
-    /// A tensor of the model's file.
-    Weight(&'a Place, u64),
-    /// Memory that the executor owns.
-    Buffer {
-        /// Name of the node that wrote it.
-        name: NodeName,
-        /// What llama.cpp appends when the node is read through a view, such as ` (reshaped)`.
-        suffix: &'static str,
-        /// Identity of the memory.
-        buffer_id: u64,
-        /// Address of the first byte.
-        address: u64,
-        /// Bytes read.
-        size_bytes: u64,
-        /// Elements of a row, and rows.
-        ne: [u64; 2],
-        /// Type of the elements.
-        dtype: &'static str,
-    },
-}
-
-impl<'a> From<&'a Matrix<'_>> for Source<'a> {
-    fn from(matrix: &'a Matrix<'_>) -> Self {
-        Source::Weight(&matrix.place, matrix.address())
-    }
-}
-
-impl<'a> From<&'a Vector> for Source<'a> {
-    fn from(vector: &'a Vector) -> Self {
-        Source::Weight(&vector.place, vector.data.as_ptr() as u64)
-    }
-}
-
-impl From<&Activation> for Source<'_> {
-    fn from(activation: &Activation) -> Self {
-        Source::view(activation, "")
-    }
-}
-
-impl Source<'_> {
-    /// A buffer read through a view that llama.cpp names with a suffix.
-    pub fn view(activation: &Activation, suffix: &'static str) -> Self {
-        Source::Buffer {
-            name: activation.name,
-            suffix,
-            buffer_id: activation.buffer_id,
-            address: activation.address(),
-            size_bytes: activation.size_bytes(),
-            ne: [activation.width as u64, activation.rows as u64],
-            dtype: "f32",
-        }
-    }
-
-    /// One of `n_expert_used` rows of every token, a view. As ggml counts, it takes the bytes from its first row to its last.
-    pub fn slots(experts: &Activation, n_expert_used: usize) -> Self {
-        let tokens = experts.rows / n_expert_used;
-        let rows = (tokens.saturating_sub(1) * n_expert_used + 1).min(experts.rows);
-        Source::Buffer {
-            name: experts.name,
-            suffix: " (view)",
-            buffer_id: experts.buffer_id,
-            address: experts.address(),
-            size_bytes: (rows * experts.width * size_of::<f32>()) as u64,
-            ne: [experts.width as u64, tokens as u64],
-            dtype: "f32",
-        }
-    }
-}
-
-/// The router's choice for some rows.
-#[derive(Default)]
-pub struct Routing {
-    /// Chosen experts `(row, n_expert_used)`, best first.
-    pub ids: Vec<i32>,
-    /// Weight of each as applied `(row, n_expert_used)`.
-    pub weights: Vec<f32>,
-    /// Experts of a row.
-    pub n_expert_used: usize,
-}
+pub use routing::{Lanes, Routing};
+use rows::{Choice, Pending, Rows, one};
+pub use source::Source;
+use source::template;
 
 /// The pass that operations belong to.
 #[derive(Clone, Copy)]
@@ -108,6 +34,17 @@ pub struct Pass {
     pub phase: u8,
     /// Whether all operations of the graph run: a batch of a prompt whose logits nobody wants ends before the last.
     pub is_whole: bool,
+}
+
+/// When an operation ran.
+#[derive(Clone, Copy)]
+pub enum When {
+    /// On the host, from here to now.
+    Host(Instant),
+    /// On the GPU, between two moments of its stream.
+    Gpu(Mark, Mark),
+    /// In the kernel of the operation before.
+    Within,
 }
 
 /// Which operations leave records.
@@ -174,6 +111,11 @@ pub struct Recorder {
     /// When records were last handed to the file.
     flushed: Instant,
     failed: Option<moe_trace::Error>,
+    /// Whether operations wait for the end of their pass.
+    waits: bool,
+    pending: Vec<Pending>,
+    /// Whether the GPU failed at the operation that comes next.
+    fell_back: bool,
     /// The graph of this pass, if it is the first whole one of its phase.
     capture: Option<Capture>,
     /// Phases whose graph is in the run.
@@ -199,6 +141,9 @@ impl Recorder {
             last_end: origin,
             flushed: origin,
             failed: None,
+            waits: false,
+            pending: Vec::new(),
+            fell_back: false,
             capture: None,
             captured: [false; PHASES.len()],
         }
@@ -207,6 +152,28 @@ impl Recorder {
     /// Has only some operations recorded.
     pub fn with_mode(self, mode: Mode) -> Recorder {
         Recorder { mode, ..self }
+    }
+
+    /// Has operations wait for the end of their pass, for one that the GPU takes part in.
+    pub(crate) fn wait_for_gpu(&mut self) {
+        self.waits = true;
+    }
+
+    /// Whether anything is recorded.
+    pub(crate) fn is_on(&self) -> bool {
+        self.writer.is_some()
+    }
+
+    /// The host waited for the GPU: what it does next begins now.
+    pub(crate) fn waited(&mut self) {
+        if self.is_on() {
+            self.last_end = Instant::now();
+        }
+    }
+
+    /// The GPU failed at the operation that comes next, which the host does.
+    pub(crate) fn fell_back(&mut self) {
+        self.fell_back = true;
     }
 
     /// Which operations are recorded.
@@ -252,11 +219,15 @@ impl Recorder {
         }
     }
 
-    /// Ends a pass: hands what was recorded to the file, if that was not done a moment ago.
+    /// Ends a pass: hands what was recorded to the file, if that was not done a moment ago. `device` has come to the end of
+    /// the pass.
     ///
     /// # Errors
-    /// The first write that failed in this pass.
-    pub fn end(&mut self) -> Result<()> {
+    /// The first write that failed in this pass, or the GPU does not tell its times.
+    pub fn end(&mut self, device: Option<&Device>) -> Result<()> {
+        if let Some(device) = device {
+            self.settle(device)?;
+        }
         if let Some(error) = self.failed.take() {
             return Err(Error::Trace(error));
         }
@@ -287,7 +258,7 @@ impl Recorder {
         self.writer.as_ref()
     }
 
-    /// Time before an operation; pass it to [`Recorder::op`]. Operations follow one another, so it is the end of the one
+    /// Time before an operation of the host; pass it to [`Recorder::op`]. Operations follow one another, so it is the end of the one
     /// before: the clock is looked at once for an operation.
     pub fn start(&self) -> Instant {
         self.last_end
@@ -304,18 +275,18 @@ impl Recorder {
     /// Records an operation on rows whose first is at `position`.
     pub fn op(
         &mut self,
-        start: Instant,
+        when: When,
         op: u8,
         dst: NodeName,
         sources: &[Source],
         position: u32,
         n_tokens: usize,
     ) {
-        if self.mode == Mode::All {
-            self.write(start, op, dst, sources, n_tokens, |record, _| {
-                record.token_id.set(position);
-                true
-            });
+        if self.mode == Mode::All
+            && let Some(record) = self.prepare(when, op, dst, sources, n_tokens)
+        {
+            record.token_id.set(position);
+            self.write(when, None);
         }
         if let Some(capture) = &mut self.capture {
             capture.operation(op, dst, sources, position, n_tokens);
@@ -325,55 +296,43 @@ impl Recorder {
     /// Records an expert operation: one record a row, more when the row has over 16 experts.
     pub fn experts(
         &mut self,
-        start: Instant,
+        when: When,
         op: u8,
         dst: NodeName,
         sources: &[Source],
         positions: &[u32],
         routing: &Routing,
+        lanes: Lanes,
     ) {
-        let k = routing.n_expert_used;
-        let per_row = k.div_ceil(MAX_EXPERTS);
-        self.write(start, op, dst, sources, positions.len(), |record, i| {
-            let (row, base) = (i / per_row, i % per_row * MAX_EXPERTS);
-            let slots = row * k + base..row * k + (base + MAX_EXPERTS).min(k);
-            record.token_id.set(positions[row]);
-            record.num_experts = slots.len() as u8;
-            record.expert_slot_base = base as u8;
-            if base > 0 {
-                record.flags |= record::FLAG_CONTINUATION;
-            }
-            for (at, slot) in slots.enumerate() {
-                record.expert_ids[at].set(routing.ids[slot]);
-                record.expert_weights[at].set(routing.weights[slot]);
-                record.expert_lane[at] = record::lane::CPU;
-            }
-            i + 1 == positions.len() * per_row
-        });
+        if self
+            .prepare(when, op, dst, sources, positions.len())
+            .is_some()
+        {
+            let chosen = Choice {
+                positions,
+                routing,
+                lanes,
+            };
+            self.write(when, Some(&chosen));
+        }
         if let Some(capture) = &mut self.capture {
             let first = positions.first().copied().unwrap_or(0);
             capture.operation(op, dst, sources, first, positions.len());
         }
     }
 
-    /// Writes records of one operation until `fill` says that it was the last.
-    fn write(
+    /// The ready record of the operation with what changes from pass to pass, if it is to be written.
+    fn prepare(
         &mut self,
-        start: Instant,
+        when: When,
         op: u8,
         dst: NodeName,
         sources: &[Source],
         n_tokens: usize,
-        mut fill: impl FnMut(&mut TensorAccessLog, usize) -> bool,
-    ) {
-        let Some(writer) = &mut self.writer else {
-            return;
-        };
-        if self.failed.is_some() || n_tokens == 0 {
-            return;
+    ) -> Option<&mut TensorAccessLog> {
+        if self.writer.is_none() || self.failed.is_some() || n_tokens == 0 {
+            return None;
         }
-        let end = Instant::now();
-        let duration = end.duration_since(start).as_nanos() as u64;
         let known = self
             .templates
             .get(self.next)
@@ -387,85 +346,70 @@ impl Recorder {
             });
         }
         let record = &mut self.templates[self.next].record;
-        self.next += 1;
-        record.timestamp_ns.set(self.clock.ns(start));
+        if let When::Host(start) = when {
+            let end = Instant::now();
+            record.timestamp_ns.set(self.clock.ns(start));
+            record
+                .duration_ns
+                .set(end.duration_since(start).as_nanos() as u64);
+            self.last_end = end;
+        }
         record.phase = self.pass.phase;
         record.sequence_id.set(self.pass.sequence_id);
-        record.duration_ns.set(duration);
         record.n_tokens.set(n_tokens as u32);
+        record.flags &= !record::FLAG_CPU_FALLBACK;
+        if std::mem::take(&mut self.fell_back) {
+            record.flags |= record::FLAG_CPU_FALLBACK;
+        }
         for (at, source) in sources.iter().take(MAX_SOURCES).enumerate() {
             if let Source::Buffer {
+                buffer_id,
                 address,
                 size_bytes,
                 ..
             } = source
             {
                 record.sources[at].tensor_ptr.set(*address);
+                record.sources[at].offset_or_buffer_id.set(*buffer_id);
                 record.set_source_size(at, *size_bytes);
             }
         }
-        for i in 0.. {
-            match writer.next_record() {
-                Ok(slot) => {
-                    slot.clone_from(record);
-                    if fill(slot, i) {
-                        // One record takes no time worth a look at the clock, those of a batch do.
-                        self.last_end = if i == 0 { end } else { Instant::now() };
-                        break;
-                    }
-                }
-                Err(error) => {
-                    self.failed = Some(error);
-                    break;
-                }
-            }
-        }
+        Some(record)
     }
-}
 
-fn template(op: u8, dst: NodeName, sources: &[Source]) -> TensorAccessLog {
-    let mut record = TensorAccessLog::default();
-    record.ext_version = record::EXT_V1;
-    record.operation_type = op;
-    record
-        .layer_id
-        .set(dst.layer().unwrap_or(moe_trace::NO_LAYER));
-    record::set_name(&mut record.dst_name, &dst.to_string());
-    record.num_sources = sources.len().min(MAX_SOURCES) as u8;
-    if sources.len() > MAX_SOURCES {
-        record.flags |= record::FLAG_SOURCES_OMITTED;
-    }
-    for (at, source) in sources.iter().take(MAX_SOURCES).enumerate() {
-        let log = &mut record.sources[at];
-        match source {
-            Source::Weight(place, address) => {
-                record::set_name(&mut log.name, &place.name);
-                log.tensor_ptr.set(*address);
-                log.layer_id.set(place.layer.unwrap_or(moe_trace::NO_LAYER));
-                log.memory_source = record::SOURCE_DISK;
-                log.offset_or_buffer_id.set(place.offset);
-                log.tensor_idx.set(place.tensor_idx);
-                record.source_file[at].set(place.file);
-                record.set_source_size(at, place.size_bytes);
-            }
-            Source::Buffer {
-                name,
-                suffix,
-                buffer_id,
-                address,
-                size_bytes,
-                ..
-            } => {
-                record::set_name(&mut log.name, &format!("{name}{suffix}"));
-                log.tensor_ptr.set(*address);
-                log.layer_id
-                    .set(name.layer().unwrap_or(moe_trace::NO_LAYER));
-                log.memory_source = record::SOURCE_BUFFER;
-                log.offset_or_buffer_id.set(*buffer_id);
-                log.tensor_idx.set(moe_trace::NO_TENSOR);
-                record.set_source_size(at, *size_bytes);
-            }
+    /// Writes the record that was prepared, or one for each row of a choice.
+    fn write(&mut self, when: When, choice: Option<&Choice>) {
+        let record = &self.templates[self.next].record;
+        self.next += 1;
+        if self.waits {
+            self.pending.push(Pending {
+                record: record.clone(),
+                when,
+                rows: choice.map(Choice::keep),
+            });
+            return;
         }
+        let Some(writer) = &mut self.writer else {
+            return;
+        };
+        let written = match choice {
+            None => one(writer, record),
+            Some(choice) => {
+                let rows = Rows {
+                    positions: choice.positions,
+                    ids: choice.routing.ids.host(),
+                    weights: choice.routing.weights.host(),
+                    k: choice.routing.n_expert_used,
+                    lanes: choice.lanes,
+                };
+                let written = rows.write(writer, record);
+                if rows.positions.len() > 1 {
+                    // The records of one row take no time worth a look at the clock, those of a batch do.
+                    self.last_end = Instant::now();
+                }
+                written
+            }
+        };
+        self.failed = written.err();
     }
-    record
 }

@@ -1,0 +1,188 @@
+//! One GPU: its stream, its kernels, its memory.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result, sys};
+use zerocopy::{Immutable, IntoBytes};
+
+use super::launch::Kernels;
+use super::memory::Account;
+use super::{DeviceBuffer, Error, Pinned, Ptr, Registered, Result};
+
+/// One GPU.
+pub struct Gpu {
+    context: Arc<CudaContext>,
+    stream: Arc<CudaStream>,
+    kernels: Kernels,
+    account: Arc<Account>,
+    about: About,
+}
+
+/// What a GPU says of itself.
+#[derive(Debug, Clone)]
+pub struct About {
+    /// Its name.
+    pub name: String,
+    /// Compute capability, major and minor.
+    pub compute_capability: (i32, i32),
+    /// Bytes of its memory.
+    pub memory_bytes: u64,
+    /// Bytes of it that were free when it was opened.
+    pub free_bytes: u64,
+    /// Version of CUDA that its driver knows, such as 12040.
+    pub driver: i32,
+}
+
+impl Gpu {
+    /// Whether there is a driver and a GPU.
+    ///
+    /// # Errors
+    /// What is missing.
+    pub fn look() -> Result<()> {
+        // SAFETY: asks the system's loader whether the library can be loaded, and nothing of it.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(Error::NoDriver);
+        }
+        match CudaContext::device_count() {
+            Ok(0) => Err(Error::NoDevice),
+            Ok(_) => Ok(()),
+            Err(source) => Err(Error::driver("looking for a GPU", source)),
+        }
+    }
+
+    /// The first GPU, of whose memory at most `limit` bytes are used.
+    ///
+    /// # Errors
+    /// There is none, or its driver refuses the kernels.
+    pub fn open(limit: Option<u64>) -> Result<Gpu> {
+        Gpu::look()?;
+        let open = |source| Error::driver("opening the GPU", source);
+        let context = CudaContext::new(0).map_err(open)?;
+        // SAFETY: order between streams is made by events of our own; cudarc's would cost a call for every buffer.
+        unsafe { context.disable_event_tracking() };
+        let (free, total) = context.mem_get_info().map_err(open)?;
+        let mut driver = 0;
+        // SAFETY: writes one number.
+        let version = unsafe { sys::cuDriverGetVersion(&mut driver) };
+        version.result().map_err(open)?;
+        let about = About {
+            name: context.name().map_err(open)?,
+            compute_capability: context.compute_capability().map_err(open)?,
+            memory_bytes: total as u64,
+            free_bytes: free as u64,
+            driver,
+        };
+        Ok(Gpu {
+            stream: context.new_stream().map_err(open)?,
+            kernels: Kernels::load(&context)?,
+            account: Account::new(limit.unwrap_or(u64::MAX).min(free as u64)),
+            context,
+            about,
+        })
+    }
+
+    /// What it is.
+    pub fn about(&self) -> &About {
+        &self.about
+    }
+
+    /// The kernels.
+    pub fn kernels(&self) -> &Kernels {
+        &self.kernels
+    }
+
+    /// The stream that computes.
+    pub fn stream(&self) -> &CudaStream {
+        &self.stream
+    }
+
+    /// Another stream, which waits for none.
+    ///
+    /// # Errors
+    /// The driver has none left.
+    pub fn new_stream(&self) -> Result<Arc<CudaStream>> {
+        let stream = self.context.new_stream();
+        stream.map_err(|source| Error::driver("a new stream", source))
+    }
+
+    /// An event that tells the time.
+    ///
+    /// # Errors
+    /// The driver has none left.
+    pub fn event(&self) -> Result<CudaEvent> {
+        let flags = sys::CUevent_flags::CU_EVENT_DEFAULT;
+        let event = self.context.new_event(Some(flags));
+        event.map_err(|source| Error::driver("a new event", source))
+    }
+
+    /// Memory of the GPU.
+    ///
+    /// # Errors
+    /// There is not enough, or not enough under the limit.
+    pub fn alloc(&self, bytes: usize) -> Result<DeviceBuffer> {
+        DeviceBuffer::new(&self.stream, &self.account, bytes)
+    }
+
+    /// Memory of the host that copies to and from the GPU run fastest with, zeros.
+    ///
+    /// # Errors
+    /// The system has no memory to spare.
+    pub fn pinned(&self, bytes: usize) -> Result<Pinned> {
+        Pinned::new(&self.context, bytes)
+    }
+
+    /// Has the GPU read mapped memory by itself, as long as the result lives; `bytes` must stay mapped till then.
+    ///
+    /// # Errors
+    /// The driver does not register such memory.
+    pub fn register(&self, bytes: &[u8]) -> Result<Registered> {
+        Registered::new(&self.context, bytes)
+    }
+
+    /// Bytes in use, most that were in use at once, and those that may be.
+    pub fn memory(&self) -> (u64, u64, u64) {
+        let account = &self.account;
+        (account.used(), account.peak(), account.limit())
+    }
+
+    /// Copies values to the GPU, in the order of its stream. They may change once this returns, unless they are pinned.
+    ///
+    /// # Errors
+    /// The copy failed.
+    pub fn upload<T: IntoBytes + Immutable + ?Sized>(&self, to: Ptr, values: &T) -> Result<()> {
+        self.upload_on(&self.stream, to, values.as_bytes())
+    }
+
+    /// Copies bytes to the GPU on a stream.
+    ///
+    /// # Errors
+    /// The copy failed.
+    pub fn upload_on(&self, stream: &CudaStream, to: Ptr, bytes: &[u8]) -> Result<()> {
+        // SAFETY: the caller has room at `to`; memory that is not pinned is read before the call returns, pinned memory
+        // lives as long as the session.
+        unsafe { result::memcpy_htod_async(to.0, bytes, stream.cu_stream()) }
+            .map_err(|source| Error::driver("a copy to the GPU", source))
+    }
+
+    /// Begins to copy to pinned memory; the bytes are there once the stream has come so far.
+    ///
+    /// # Errors
+    /// The copy failed.
+    pub fn begin_download(&self, from: Ptr, to: &mut Pinned, at: usize, n: usize) -> Result<()> {
+        // SAFETY: pinned memory lives as long as the session, whose passes end with a wait.
+        unsafe {
+            let out = &mut to.bytes_mut()[at..at + n];
+            result::memcpy_dtoh_async(out, from.0, self.stream.cu_stream())
+        }
+        .map_err(|source| Error::driver("a copy from the GPU", source))
+    }
+
+    /// Waits for all that was launched.
+    ///
+    /// # Errors
+    /// Some of it failed.
+    pub fn synchronize(&self) -> Result<()> {
+        let waited = self.stream.synchronize();
+        waited.map_err(|source| Error::driver("the GPU's work", source))
+    }
+}

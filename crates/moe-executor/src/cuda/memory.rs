@@ -1,0 +1,203 @@
+//! Memory of the GPU, counted and capped, and memory of the host that it reads and writes by itself.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, result, sys};
+
+use super::{Error, Ptr, Result};
+
+/// What is allocated, and how much may be.
+#[derive(Debug)]
+pub(super) struct Account {
+    used: AtomicU64,
+    peak: AtomicU64,
+    limit: u64,
+}
+
+impl Account {
+    pub(super) fn new(limit: u64) -> Arc<Account> {
+        Arc::new(Account {
+            used: AtomicU64::new(0),
+            peak: AtomicU64::new(0),
+            limit,
+        })
+    }
+
+    /// Bytes that are allocated.
+    pub(super) fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Most bytes that were allocated at once.
+    pub(super) fn peak(&self) -> u64 {
+        self.peak.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that may be allocated.
+    pub(super) fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    fn take(&self, bytes: u64) -> Result<()> {
+        let used = self.used();
+        if used.saturating_add(bytes) > self.limit {
+            return Err(Error::OutOfMemory {
+                wanted: bytes,
+                used,
+                limit: self.limit,
+            });
+        }
+        self.used.store(used + bytes, Ordering::Relaxed);
+        self.peak.fetch_max(used + bytes, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// Memory of the GPU. Its contents are copied and written in the order of one stream.
+pub struct DeviceBuffer {
+    slice: CudaSlice<u8>,
+    ptr: Ptr,
+    account: Arc<Account>,
+}
+
+impl DeviceBuffer {
+    pub(super) fn new(
+        stream: &Arc<CudaStream>,
+        account: &Arc<Account>,
+        bytes: usize,
+    ) -> Result<DeviceBuffer> {
+        account.take(bytes as u64)?;
+        // SAFETY: whoever reads it has written it before; a kernel that reads what none wrote gets any values, as on the host.
+        let slice = unsafe { stream.alloc::<u8>(bytes) };
+        let slice = slice.map_err(|source| {
+            account.used.fetch_sub(bytes as u64, Ordering::Relaxed);
+            Error::driver("an allocation of GPU memory", source)
+        })?;
+        use cudarc::driver::DevicePtr as _;
+        let ptr = Ptr(slice.device_ptr(stream).0);
+        Ok(DeviceBuffer {
+            slice,
+            ptr,
+            account: account.clone(),
+        })
+    }
+
+    /// Address of the first byte.
+    pub fn ptr(&self) -> Ptr {
+        self.ptr
+    }
+
+    /// Bytes.
+    pub fn size_bytes(&self) -> usize {
+        self.slice.num_bytes()
+    }
+
+    /// Copies its first bytes to the host, once all that was launched before has ended.
+    ///
+    /// # Errors
+    /// The copy failed, or something before it.
+    pub fn download(&self, out: &mut [u8]) -> Result<()> {
+        let out_len = out.len().min(self.size_bytes());
+        let stream = self.slice.stream();
+        // SAFETY: as many bytes as both sides have; the wait below ends before `out` can go.
+        unsafe { result::memcpy_dtoh_async(&mut out[..out_len], self.ptr.0, stream.cu_stream()) }
+            .map_err(|source| Error::driver("a copy from the GPU", source))?;
+        let waited = stream.synchronize();
+        waited.map_err(|source| Error::driver("the GPU's work", source))
+    }
+
+    /// A larger buffer with the first `kept` bytes of this one.
+    pub(crate) fn grown(&self, bytes: usize, kept: usize) -> Result<DeviceBuffer> {
+        let stream = self.slice.stream().clone();
+        let grown = DeviceBuffer::new(&stream, &self.account, bytes)?;
+        let kept = kept.min(self.size_bytes());
+        // SAFETY: both have `kept` bytes, and the stream frees this one after the copy.
+        unsafe { result::memcpy_dtod_async(grown.ptr.0, self.ptr.0, kept, stream.cu_stream()) }
+            .map_err(|source| Error::driver("a copy on the GPU", source))?;
+        Ok(grown)
+    }
+}
+
+impl Drop for DeviceBuffer {
+    fn drop(&mut self) {
+        let bytes = self.size_bytes() as u64;
+        self.account.used.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+/// Memory of the host that stays where it is, so that copies run at the link's full speed and beside other work.
+pub struct Pinned {
+    context: Arc<CudaContext>,
+    address: *mut c_void,
+    bytes: usize,
+}
+
+impl Pinned {
+    pub(super) fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Pinned> {
+        // SAFETY: the context is current on this thread; the memory is given back once, when this is dropped.
+        let address = unsafe { result::malloc_host(bytes.max(1), 0) }
+            .map_err(|source| Error::driver("an allocation of pinned memory", source))?;
+        // SAFETY: as many bytes were allocated.
+        unsafe { std::ptr::write_bytes(address.cast::<u8>(), 0, bytes) };
+        Ok(Pinned {
+            context: context.clone(),
+            address,
+            bytes,
+        })
+    }
+
+    /// The bytes. A copy into them that is under way may change them meanwhile: wait for it first.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: allocated and set to zero in `new`.
+        unsafe { std::slice::from_raw_parts(self.address.cast(), self.bytes) }
+    }
+
+    /// The bytes, to write.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: allocated and set to zero in `new`.
+        unsafe { std::slice::from_raw_parts_mut(self.address.cast(), self.bytes) }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        let _ = self.context.synchronize();
+        // SAFETY: allocated in `new`, and no copy is under way any more. Nothing can be done about an error here.
+        let _ = unsafe { result::free_host(self.address) };
+    }
+}
+
+/// Mapped memory of a file that the GPU may read by itself.
+pub struct Registered {
+    context: Arc<CudaContext>,
+    address: *mut c_void,
+}
+
+impl Registered {
+    /// Registers `bytes`, which must stay mapped until this is dropped.
+    ///
+    /// # Errors
+    /// The driver does not register such memory.
+    pub(super) fn new(context: &Arc<CudaContext>, bytes: &[u8]) -> Result<Registered> {
+        let address = bytes.as_ptr().cast_mut().cast::<c_void>();
+        let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_READ_ONLY;
+        // SAFETY: the caller keeps the mapping; it is registered for reading alone.
+        unsafe { sys::cuMemHostRegister_v2(address, bytes.len(), flags) }
+            .result()
+            .map_err(|source| Error::driver("the registration of mapped memory", source))?;
+        Ok(Registered {
+            context: context.clone(),
+            address,
+        })
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        let _ = self.context.synchronize();
+        // SAFETY: registered in `new`, and no copy is under way any more. Nothing can be done about an error here.
+        let _ = unsafe { sys::cuMemHostUnregister(self.address) };
+    }
+}

@@ -1,0 +1,163 @@
+//! Post-Fetch in a MoE layer: transfers begin behind the router, and the down product takes what has arrived.
+
+use std::time::Instant;
+
+use moe_trace::record::lane;
+
+use crate::activation::Activation;
+use crate::cpu::matmul;
+use crate::cuda::launch::{Fetched, Kernels};
+use crate::cuda::{Policy, Scratch};
+use crate::ops::Ops;
+use crate::ops::experts::{At, Projection};
+use crate::placement::Side;
+use crate::recorder::{Lanes, Routing};
+use crate::weights::Linear;
+
+impl Ops<'_> {
+    /// Begins to copy the down matrices of the chosen experts to the GPU, if that is the policy.
+    pub fn begin_post_fetch(&mut self, il: usize, down: &Linear, routing: &mut Routing) {
+        self.fetches = false;
+        let tokens = routing.ids.len() / routing.n_expert_used.max(1);
+        let stack = &down.weights;
+        let Some(device) = &mut self.device else {
+            return;
+        };
+        if device.policy() != Policy::PostFetch
+            || !Kernels::supports(stack.ty)
+            || device.copies_for(stack, tokens)
+            || device.holds(stack)
+        {
+            return;
+        }
+        self.routing_to_host(routing);
+        if let Some(device) = &mut self.device {
+            self.fetches = device.begin_post_fetch(il, stack, routing.ids.host(), tokens);
+        }
+    }
+
+    /// The host ends gate and up of a layer, which it began at `start`.
+    pub(super) fn end_window(&mut self, start: Instant) {
+        if let (true, Some(device)) = (self.fetches, &mut self.device)
+            && let Some(post_fetch) = &mut device.post_fetch
+        {
+            post_fetch.window(start, Instant::now());
+        }
+    }
+
+    /// The product of a layer whose down matrices travel: on the GPU for those that arrived, on the host for the others.
+    pub(super) fn project_fetched(
+        &mut self,
+        il: usize,
+        projection: &Projection,
+        src: &mut Activation,
+        routing: &mut Routing,
+        dst: &mut Activation,
+    ) {
+        let start = self.start();
+        let Linear { weights, bias } = projection.linear;
+        let mut places = Vec::new();
+        let done = self.on(Side::Gpu, |device| {
+            let gpu = device.gpu();
+            let x = src.values.device(gpu)?;
+            let ids = routing.ids.device(gpu)?;
+            let Some(post_fetch) = &mut device.post_fetch else {
+                return Ok(());
+            };
+            places = post_fetch.land(&device.gpu, routing.ids.host())?;
+            if places.iter().all(|&place| place == 0) {
+                return Ok(());
+            }
+            let from = post_fetch.begin_product(&device.gpu)?;
+            let table = device.scratch(Scratch::Table, size_of_val(places.as_slice()))?;
+            device.gpu().upload(table, places.as_slice())?;
+            let operands = Fetched {
+                table,
+                ty: weights.ty,
+                n_in: weights.n_in,
+                n_out: weights.n_out,
+                row_size: weights.row_size,
+                bias: device.optional(bias.as_ref())?,
+                x,
+                rows_per: 1,
+                ids,
+                entries: src.rows,
+                out: dst.values.fill_device(device.gpu())?,
+                scratch: device.quantized(src.rows, src.width)?,
+            };
+            device
+                .kernels()
+                .mul_mat_fetched(device.stream(), &operands)?;
+            match &mut device.post_fetch {
+                Some(post_fetch) => post_fetch.end_product(&device.gpu, from),
+                None => Ok(()),
+            }
+        });
+        let is_late = |place: &u64| *place == 0;
+        if !done || places.iter().all(is_late) {
+            self.forget_run();
+            self.to_host(&mut src.values);
+            self.work.fill(routing.ids.host(), weights.n_expert);
+            let lanes = Lanes::All(lane::POST_FETCH_MISS);
+            let at = At { il, start, lanes };
+            self.project_rows(&at, projection, src, routing, dst, false);
+            return;
+        }
+        if places.iter().any(is_late) {
+            self.project_missed(projection, src, routing, &places, dst);
+        }
+        let lane = |place: &u64| match is_late(place) {
+            true => lane::POST_FETCH_MISS,
+            false => lane::POST_FETCHED,
+        };
+        let lanes: Vec<u8> = places.iter().map(lane).collect();
+        let lanes = Lanes::Each(&lanes);
+        let at = At { il, start, lanes };
+        self.project_rows(&at, projection, src, routing, dst, true);
+    }
+
+    /// The rows whose transfer was late, by the host, put between those of the GPU.
+    fn project_missed(
+        &mut self,
+        projection: &Projection,
+        src: &Activation,
+        routing: &Routing,
+        places: &[u64],
+        dst: &mut Activation,
+    ) {
+        let Linear { weights, bias } = projection.linear;
+        let late = |(id, place): (&i32, &u64)| if *place == 0 { *id } else { -1 };
+        let ids: Vec<i32> = routing.ids.host().iter().zip(places).map(late).collect();
+        self.work.fill(&ids, weights.n_expert);
+        let n_out = weights.n_out;
+        let mut missed = std::mem::take(&mut self.missed);
+        missed.resize(ids.len() * n_out, 0.0);
+        matmul::mul_mat_id(
+            self.threads,
+            weights,
+            src.data(),
+            1,
+            &self.work,
+            &mut missed,
+            &mut self.quantized,
+        );
+        for (row, &id) in missed.chunks_exact_mut(n_out).zip(&ids) {
+            if let (Some(bias), 0..) = (bias, id) {
+                let bias = &bias.data[id as usize * n_out..][..n_out];
+                row.iter_mut().zip(bias).for_each(|(x, b)| *x += b);
+            }
+        }
+        if let Some(device) = &mut self.device {
+            let put = |(at, row): (usize, &[f32])| {
+                let out = dst.values.update_device(device.gpu())?;
+                device.gpu().upload(out.offset(at * n_out * 4), row)
+            };
+            let rows = missed.chunks_exact(n_out).enumerate();
+            let late = rows.filter(|(at, _)| ids[*at] >= 0);
+            if let Err(error) = late.map(put).collect::<Result<(), _>>() {
+                self.fault.get_or_insert(error);
+            }
+        }
+        self.missed = missed;
+    }
+}

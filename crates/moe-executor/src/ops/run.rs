@@ -1,0 +1,149 @@
+//! Where an operation runs, and when it ran.
+
+use std::time::Instant;
+
+use crate::activation::{Activation, NodeName};
+use crate::cuda::{self, Device, Mark};
+use crate::error::Result;
+use crate::mirrored::{Mirrored, Plain};
+use crate::ops::Ops;
+use crate::placement::Side;
+use crate::recorder::{Source, When};
+use crate::weights::Matrix;
+
+/// How the current operation ran.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ran {
+    /// On the host.
+    Host,
+    /// On the GPU, between two moments if somebody wants to know.
+    Gpu(Option<(Mark, Mark)>),
+    /// On the GPU, in the kernel of an operation before it.
+    Within,
+}
+
+impl Ops<'_> {
+    /// Time before an operation; pass it to [`Ops::record`].
+    pub(super) fn start(&mut self) -> Instant {
+        self.ran = Ran::Host;
+        self.recorder.start()
+    }
+
+    /// Runs `launch` if the operation belongs on the GPU. Gives whether it did; if not, the host does it.
+    pub(super) fn on(
+        &mut self,
+        side: Side,
+        launch: impl FnOnce(&mut Device) -> cuda::Result<()>,
+    ) -> bool {
+        let (Side::Gpu, Some(device)) = (side, &mut self.device) else {
+            return false;
+        };
+        let timed = self.recorder.is_on();
+        let run = || {
+            let from = timed.then(|| device.last_mark()).transpose()?;
+            launch(device)?;
+            let to = timed.then(|| device.mark()).transpose()?;
+            Ok(from.zip(to))
+        };
+        match run() {
+            Ok(marks) => {
+                self.ran = Ran::Gpu(marks);
+                true
+            }
+            Err(error) => {
+                device.fallbacks.ops += 1;
+                device.fallbacks.note(&error);
+                self.recorder.fell_back();
+                false
+            }
+        }
+    }
+
+    /// Fetches values that the host is about to read.
+    pub(super) fn to_host<T: Plain>(&mut self, values: &mut Mirrored<T>) {
+        if !values.is_on_device_alone() {
+            return;
+        }
+        if let Err(error) = values.to_host() {
+            self.fault.get_or_insert(error);
+            // What it holds now is not what was computed; the pass ends with the error.
+            values.host_mut();
+        }
+        if let Some(device) = &mut self.device {
+            device.host_took_over();
+        }
+        self.recorder.waited();
+    }
+
+    /// Fetches rows that the session is about to read.
+    pub fn fetch(&mut self, x: &mut Activation) {
+        self.to_host(&mut x.values);
+    }
+
+    /// Begins a pass.
+    ///
+    /// # Errors
+    /// The GPU cannot begin one.
+    pub fn begin_pass(&mut self) -> Result<()> {
+        self.side = Side::Host;
+        match &mut self.device {
+            Some(device) => Ok(device.begin_pass()?),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends a pass: waits for the GPU, and hands on what was recorded.
+    ///
+    /// # Errors
+    /// The GPU lost values in this pass, or a record could not be written.
+    pub fn end_pass(&mut self) -> Result<()> {
+        if let Some(device) = &self.device {
+            device.gpu().synchronize()?;
+        }
+        if let Some(fault) = self.fault.take() {
+            return Err(fault.into());
+        }
+        self.recorder.end(self.device.as_ref())
+    }
+
+    /// Where a product of `rows` rows with a matrix is computed: where the matrix lives, and on the GPU from so many rows
+    /// on that copying it there is worth while.
+    pub(super) fn side_of(&mut self, weights: &Matrix, rows: usize) -> Side {
+        let Some(device) = &mut self.device else {
+            return Side::Host;
+        };
+        match device.holds(weights) || device.copies_for(weights, rows) {
+            true => Side::Gpu,
+            false => Side::Host,
+        }
+    }
+
+    /// The host does what the GPU had nothing to do for.
+    pub(super) fn forget_run(&mut self) {
+        self.ran = Ran::Host;
+    }
+
+    /// Whether an operation before this one has computed it already.
+    pub(super) fn is_done(&self) -> bool {
+        self.ran != Ran::Host
+    }
+
+    pub(super) fn record(&mut self, start: Instant, op: u8, dst: NodeName, sources: &[Source]) {
+        let first = self.positions.first().copied().unwrap_or(0);
+        let when = self.when(start);
+        self.recorder
+            .op(when, op, dst, sources, first, self.positions.len());
+    }
+
+    /// When the operation ran that began at `start` if it was the host's.
+    pub(super) fn when(&mut self, start: Instant) -> When {
+        match self.ran {
+            Ran::Host => When::Host(start),
+            Ran::Gpu(marks) => {
+                self.ran = Ran::Within;
+                marks.map_or(When::Within, |(from, to)| When::Gpu(from, to))
+            }
+            Ran::Within => When::Within,
+        }
+    }
+}

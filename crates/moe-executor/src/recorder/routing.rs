@@ -1,0 +1,47 @@
+//! The router's choice, as operations and records see it.
+
+use crate::cuda::Download;
+use crate::mirrored::Mirrored;
+
+/// The router's choice for some rows.
+#[derive(Default)]
+pub struct Routing {
+    /// Chosen experts `(row, n_expert_used)`, best first.
+    pub ids: Mirrored<i32>,
+    /// Weight of each as applied `(row, n_expert_used)`.
+    pub weights: Mirrored<f32>,
+    /// Experts of a row.
+    pub n_expert_used: usize,
+    /// Where both are on their way from the GPU to, for the records.
+    pub(crate) copy: Option<Download>,
+}
+
+impl Routing {
+    /// A choice of `n_expert_used` experts for each row.
+    pub fn new(ids: Vec<i32>, weights: Vec<f32>, n_expert_used: usize) -> Routing {
+        Routing {
+            ids: ids.into(),
+            weights: weights.into(),
+            n_expert_used,
+            copy: None,
+        }
+    }
+}
+
+/// Where each expert of an operation was computed, by the numbers of [`moe_trace::record::lane`].
+#[derive(Clone, Copy)]
+pub enum Lanes<'a> {
+    /// All alike.
+    All(u8),
+    /// One by one `(row, n_expert_used)`.
+    Each(&'a [u8]),
+}
+
+impl Lanes<'_> {
+    pub(super) fn of(&self, slot: usize) -> u8 {
+        match self {
+            Lanes::All(lane) => *lane,
+            Lanes::Each(lanes) => lanes[slot],
+        }
+    }
+}
