@@ -10,6 +10,7 @@ mod error;
 mod gpu;
 pub mod launch;
 mod memory;
+mod module;
 pub mod post_fetch;
 mod ptr;
 
@@ -17,5 +18,6 @@ pub use device::{Device, Fallbacks, Mark, Policy, Scratch};
 pub use download::Download;
 pub use error::{Error, Result};
 pub use gpu::{About, Gpu};
+pub use launch::Kernels;
 pub use memory::{DeviceBuffer, Pinned, Registered};
 pub use ptr::Ptr;

@@ -1,0 +1,198 @@
+//! The embedded kernels: PTX for three architectures, translated by the driver when a kernel of it is first asked for.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::driver::sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+use cudarc::driver::{
+    CudaContext, CudaFunction, CudaModule, CudaStream, DriverError, LaunchConfig, result,
+};
+use cudarc::nvrtc::Ptx;
+
+use super::{Error, Ptr, Result};
+
+/// PTX of one source file, by ten times the compute capability that it needs, ascending.
+pub(super) struct Embedded {
+    name: &'static str,
+    versions: [(u32, &'static str); 3],
+}
+
+macro_rules! embedded {
+    ($name:literal) => {
+        Embedded {
+            name: $name,
+            versions: [
+                (75, include_str!(concat!("ptx/", $name, ".sm_75.ptx"))),
+                (80, include_str!(concat!("ptx/", $name, ".sm_80.ptx"))),
+                (90, include_str!(concat!("ptx/", $name, ".sm_90.ptx"))),
+            ],
+        }
+    };
+}
+
+pub(super) static ROWS: Embedded = embedded!("rows");
+
+/// Bytes of shared memory that a block may take without asking.
+const SHARED_WITHOUT_ASKING: u32 = 48 << 10;
+
+/// The kernels of one source file on one device.
+pub(super) struct Module {
+    name: &'static str,
+    ptx: &'static str,
+    context: Arc<CudaContext>,
+    loaded: Mutex<Loaded>,
+}
+
+#[derive(Default)]
+struct Loaded {
+    module: Option<Arc<CudaModule>>,
+    functions: HashMap<&'static str, Function>,
+}
+
+#[derive(Clone)]
+struct Function {
+    function: CudaFunction,
+    /// Dynamic shared memory that it may be started with.
+    shared: u32,
+}
+
+impl Module {
+    /// Nothing is translated yet.
+    pub fn new(context: &Arc<CudaContext>, embedded: &Embedded) -> Result<Module> {
+        let capability = capability(context)?;
+        let fitting = |&&(needed, _): &&(u32, &str)| needed <= capability;
+        let version = embedded.versions.iter().rev().find(fitting);
+        let &(_, ptx) = version.ok_or(Error::Capability { capability })?;
+        Ok(Module {
+            name: embedded.name,
+            ptx,
+            context: context.clone(),
+            loaded: Mutex::default(),
+        })
+    }
+
+    /// Starts `kernel` on `stream`. The arguments must be those of the kernel, in their order; what their pointers show to is
+    /// the caller's promise. An empty grid is no error: there is nothing to do.
+    pub fn launch(
+        &self,
+        stream: &CudaStream,
+        kernel: &'static str,
+        grid: LaunchConfig,
+        args: &[Arg],
+    ) -> Result<()> {
+        let (x, y, z) = grid.grid_dim;
+        if x == 0 || y == 0 || z == 0 {
+            return Ok(());
+        }
+        let failed = |source| Error::Launch { kernel, source };
+        let function = self.function(kernel, grid.shared_mem_bytes)?;
+        stream.context().bind_to_thread().map_err(failed)?;
+        let mut params: Vec<_> = args
+            .iter()
+            .map(|arg| (&raw const arg.0).cast_mut().cast())
+            .collect();
+        // SAFETY: the function is loaded; the driver reads as many parameters, and of each as many bytes, as the kernel
+        // declares, and every method of `Kernels` gives them so.
+        unsafe {
+            result::launch_kernel(
+                function.cu_function(),
+                grid.grid_dim,
+                grid.block_dim,
+                grid.shared_mem_bytes,
+                stream.cu_stream(),
+                &mut params,
+            )
+        }
+        .map_err(failed)
+    }
+
+    /// The function of that name, ready for `shared` bytes of dynamic shared memory.
+    fn function(&self, kernel: &'static str, shared: u32) -> Result<CudaFunction> {
+        // A poisoned lock holds nothing half done: each map entry is whole.
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        if !loaded.functions.contains_key(kernel) {
+            let function = self.load(&mut loaded, kernel)?;
+            loaded.functions.insert(kernel, function);
+        }
+        let Some(found) = loaded.functions.get_mut(kernel) else {
+            unreachable!("it was put there")
+        };
+        if shared > found.shared {
+            let attribute = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            let set = found.function.set_attribute(attribute, shared as i32);
+            set.map_err(|source| Error::Launch { kernel, source })?;
+            found.shared = shared;
+        }
+        Ok(found.function.clone())
+    }
+
+    fn load(&self, loaded: &mut Loaded, kernel: &'static str) -> Result<Function> {
+        let module = match &loaded.module {
+            Some(module) => module,
+            None => {
+                let module = self.context.load_module(Ptx::from_src(self.ptx));
+                loaded.module.insert(module.map_err(|source| Error::Load {
+                    module: self.name,
+                    source,
+                })?)
+            }
+        };
+        let function = module.load_function(kernel);
+        Ok(Function {
+            function: function.map_err(|source| Error::Launch { kernel, source })?,
+            shared: SHARED_WITHOUT_ASKING,
+        })
+    }
+}
+
+/// Ten times the compute capability.
+fn capability(context: &CudaContext) -> Result<u32> {
+    let (major, minor) = context
+        .compute_capability()
+        .map_err(|source: DriverError| {
+            let what = "the GPU's compute capability";
+            Error::Driver { what, source }
+        })?;
+    Ok((major * 10 + minor) as u32)
+}
+
+/// An argument of a kernel: a number of up to eight bytes. The driver reads as many of them as the kernel declares, the low
+/// ones first, so that a `usize` serves for `unsigned` as for `size_t`.
+#[derive(Clone, Copy)]
+pub(super) struct Arg(u64);
+
+impl From<Ptr> for Arg {
+    fn from(ptr: Ptr) -> Arg {
+        Arg(ptr.0)
+    }
+}
+
+impl From<usize> for Arg {
+    fn from(n: usize) -> Arg {
+        Arg(n as u64)
+    }
+}
+
+impl From<u32> for Arg {
+    fn from(n: u32) -> Arg {
+        Arg(n.into())
+    }
+}
+
+impl From<f32> for Arg {
+    fn from(x: f32) -> Arg {
+        Arg(x.to_bits().into())
+    }
+}
+
+impl From<bool> for Arg {
+    fn from(yes: bool) -> Arg {
+        Arg(yes.into())
+    }
+}
+
+/// `[Arg; n]` of what can be arguments.
+macro_rules! args {
+    ($($arg:expr),* $(,)?) => { [$($crate::cuda::module::Arg::from($arg)),*] };
+}
+pub(super) use args;

@@ -1,0 +1,56 @@
+//! The embedded PTX is that of the kernels' sources.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+/// The file and those that it includes, in the order in which they are first included.
+fn sources(path: PathBuf, seen: &mut Vec<PathBuf>) {
+    if seen.contains(&path) {
+        return;
+    }
+    let text = fs::read_to_string(&path).unwrap();
+    seen.push(path.clone());
+    for line in text.lines() {
+        let included = line.strip_prefix("#include \"");
+        if let Some(name) = included.and_then(|rest| rest.strip_suffix('"')) {
+            sources(path.with_file_name(name), seen);
+        }
+    }
+}
+
+#[test]
+fn ptx_is_as_new_as_its_source() {
+    let cuda = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cuda");
+    let mut expected = Vec::new();
+    for kernel in fs::read_dir(cuda.join("kernels")).unwrap() {
+        let kernel = kernel.unwrap().path();
+        if kernel.extension().is_none_or(|e| e != "cu") {
+            continue;
+        }
+        let mut files = Vec::new();
+        sources(kernel.clone(), &mut files);
+        let mut hash = Sha256::new();
+        files
+            .iter()
+            .for_each(|file| hash.update(fs::read(file).unwrap()));
+        let hash: String = hash.finalize().iter().map(|b| format!("{b:02x}")).collect();
+        for architecture in [75, 80, 90] {
+            let stem = kernel.file_stem().unwrap().to_str().unwrap();
+            let name = format!("{stem}.sm_{architecture}.ptx");
+            let ptx = fs::read_to_string(cuda.join("ptx").join(&name)).unwrap_or_default();
+            assert_eq!(
+                ptx.lines().next(),
+                Some(&*format!("// sources: sha256 {hash}")),
+                "{name} is older than its source: run scripts/compile-kernels.py"
+            );
+            expected.push(name);
+        }
+    }
+    let files = fs::read_dir(cuda.join("ptx")).unwrap();
+    let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
+    let strays: Vec<_> = names.filter(|name| !expected.contains(name)).collect();
+    assert!(strays.is_empty(), "PTX without a source: {strays:?}");
+    assert!(!expected.is_empty());
+}
