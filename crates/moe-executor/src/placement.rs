@@ -1,6 +1,8 @@
 //! Which side a tensor lives on: the rules of llama.cpp's `--n-gpu-layers`, `--cpu-moe`, `--n-cpu-moe` and
 //! `--override-tensor`.
 
+use std::str::FromStr;
+
 use fancy_regex::Regex;
 
 use crate::weights::Place;
@@ -22,6 +24,23 @@ pub struct Override {
     pub pattern: Regex,
     /// Where they live.
     pub side: Side,
+}
+
+impl FromStr for Override {
+    type Err = String;
+
+    /// Reads `REGEX=CPU` or `REGEX=CUDA0`.
+    fn from_str(rule: &str) -> Result<Override, String> {
+        let form = "write REGEX=CPU or REGEX=CUDA0";
+        let (pattern, side) = rule.rsplit_once('=').ok_or(form)?;
+        let side = match side {
+            "CPU" => Side::Host,
+            "CUDA0" => Side::Gpu,
+            _ => return Err(form.to_owned()),
+        };
+        let pattern = Regex::new(pattern).map_err(|error| error.to_string())?;
+        Ok(Override { pattern, side })
+    }
 }
 
 /// Where the tensors of a model live.
@@ -115,10 +134,7 @@ mod tests {
 
     #[test]
     fn the_first_rule_that_matches_decides() {
-        let rule = Override {
-            pattern: Regex::new("blk.1.ffn_gate_exps").unwrap(),
-            side: Side::Gpu,
-        };
+        let rule = "blk.1.ffn_gate_exps=CUDA0".parse().unwrap();
         let placement = Placement::new(4, 99, vec![rule]).experts_on_host(None);
         let experts = |il: u16, part: &str| format!("blk.{il}.ffn_{part}_exps.weight");
         assert_eq!(side(&placement, &experts(0, "gate"), Some(0)), Side::Host);
@@ -132,6 +148,13 @@ mod tests {
             side(&placement, "blk.0.ffn_gate_shexp.weight", Some(0)),
             Side::Gpu
         );
+    }
+
+    #[test]
+    fn a_rule_that_is_none_is_told() {
+        for rule in ["exps", "exps=CUDA1", "(=CPU"] {
+            assert!(rule.parse::<Override>().is_err(), "{rule}");
+        }
     }
 
     #[test]

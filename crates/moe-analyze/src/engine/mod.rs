@@ -1,5 +1,6 @@
 //! What runs a model: this program's executor, or llama.cpp.
 
+pub mod device;
 #[cfg(feature = "llama-cpp")]
 mod llama_cpp;
 mod native;
@@ -8,8 +9,11 @@ use moe_executor::generate::Decode;
 use moe_executor::ops::Observer;
 use moe_executor::recorder::Mode;
 use moe_gguf::Gguf;
-use moe_trace::RunWriter;
 use moe_trace::ops::OpTable;
+use moe_trace::{RunWriter, manifest};
+
+use crate::cli::Context;
+use device::DeviceArgs;
 
 /// Values of `--engine`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -87,18 +91,38 @@ pub trait Engine {
 
 /// A run of a model.
 pub trait Session: Decode {
+    /// The GPU that takes part, as the manifest tells it; none for the processor alone.
+    fn gpu(&self) -> Option<manifest::Gpu> {
+        None
+    }
+
+    /// What the GPU could not do and the processor did; none if there was nothing.
+    fn fallbacks(&self) -> Option<String> {
+        None
+    }
+
     /// Ends the run; the writer can then be finished.
     fn into_writer(self: Box<Self>) -> Option<RunWriter>;
 }
 
-/// Loads a model into an engine, to be computed by `n_threads` threads.
+/// Loads a model into an engine, to be computed by `n_threads` threads and by the GPU that `device` asks for.
 pub fn load<'g>(
     kind: Kind,
     gguf: &'g Gguf,
     n_threads: usize,
+    device: &DeviceArgs,
+    ctx: &Context,
 ) -> anyhow::Result<Box<dyn Engine + 'g>> {
+    if kind != Kind::Native && device.device != device::Kind::Cpu {
+        anyhow::bail!("--device is for the executor of this program; leave out --engine");
+    }
     match kind {
-        Kind::Native => Ok(Box::new(native::Native::load(gguf, n_threads)?)),
+        Kind::Native => Ok(Box::new(native::Native::load(
+            gguf,
+            n_threads,
+            device.clone(),
+            *ctx,
+        )?)),
         #[cfg(feature = "llama-cpp")]
         Kind::LlamaCpp => Ok(Box::new(llama_cpp::LlamaCpp::load(gguf, n_threads)?)),
         #[cfg(not(feature = "llama-cpp"))]

@@ -4,20 +4,30 @@ use moe_executor::cpu::threads::Threads;
 use moe_executor::recorder::{Mode, Recorder};
 use moe_executor::{Model, Session};
 use moe_gguf::Gguf;
-use moe_trace::RunWriter;
+use moe_trace::{RunWriter, manifest};
 
+use super::device::DeviceArgs;
 use super::{About, Engine, Setup};
+use crate::cli::Context;
 
 /// A model, and the threads that compute it.
 pub struct Native<'g> {
     model: Model<'g>,
     threads: Threads,
+    device: DeviceArgs,
+    ctx: Context,
     about: About,
 }
 
 impl<'g> Native<'g> {
     /// Loads the model of a file whose data is whole.
-    pub fn load(gguf: &'g Gguf, n_threads: usize) -> anyhow::Result<Native<'g>> {
+    pub fn load(
+        gguf: &'g Gguf,
+        n_threads: usize,
+        device: DeviceArgs,
+        ctx: Context,
+    ) -> anyhow::Result<Native<'g>> {
+        device.check()?;
         let model = Model::load(gguf)?;
         let hp = model.hparams();
         let about = About {
@@ -35,6 +45,8 @@ impl<'g> Native<'g> {
         Ok(Native {
             model,
             threads: Threads::new(n_threads)?,
+            device,
+            ctx,
             about,
         })
     }
@@ -59,7 +71,9 @@ impl Engine for Native<'_> {
 
     fn session<'s>(&'s self, setup: Setup<'s>) -> anyhow::Result<Box<dyn super::Session + 's>> {
         let recorder = Recorder::new(setup.writer).with_mode(setup.mode);
-        let mut session = Session::new(&self.model, &self.threads, recorder, setup.n_ctx);
+        let device = self.device.open(&self.model, &self.ctx)?;
+        let (model, threads, n_ctx) = (&self.model, &self.threads, setup.n_ctx);
+        let mut session = Session::with_device(model, threads, device, recorder, n_ctx);
         if let Some(observer) = setup.observer {
             session.observe(observer);
         }
@@ -68,6 +82,31 @@ impl Engine for Native<'_> {
 }
 
 impl super::Session for Session<'_, '_> {
+    fn gpu(&self) -> Option<manifest::Gpu> {
+        let device = self.device()?;
+        let about = device.gpu().about();
+        Some(manifest::Gpu {
+            name: about.name.clone(),
+            memory_bytes: about.memory_bytes,
+            driver: Some(format!(
+                "CUDA {}.{}",
+                about.driver / 1000,
+                about.driver % 1000 / 10
+            )),
+        })
+    }
+
+    fn fallbacks(&self) -> Option<String> {
+        let fallbacks = &self.device()?.fallbacks;
+        let first = fallbacks.first.as_ref()?;
+        let tensors = fallbacks.tensors.len();
+        Some(format!(
+            "the processor did {} operations in the GPU's place, and {tensors} tensors found no room there; the first \
+             reason: {first}",
+            fallbacks.ops
+        ))
+    }
+
     fn into_writer(self: Box<Self>) -> Option<RunWriter> {
         self.into_recorder().into_writer()
     }

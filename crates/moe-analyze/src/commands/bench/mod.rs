@@ -21,6 +21,7 @@ use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
 use self::numbers::Numbers;
 use super::record::model;
 use crate::cli::{Context, ExitStatus};
+use crate::engine::device::DeviceArgs;
 use crate::engine::{self, Engine, Session, Setup};
 use crate::output::{self, Cell, Format, write_rows};
 
@@ -69,13 +70,15 @@ pub struct Args {
     /// Prompt tokens evaluated at once
     #[arg(short = 'b', long, value_name = "N", default_value_t = 512)]
     batch_size: usize,
+    #[command(flatten)]
+    device: DeviceArgs,
     /// Format on stdout
     #[arg(short, long, value_name = "FORMAT", default_value = "table")]
     output: Format,
 }
 
 /// llama-bench's names where it has one.
-const COLUMNS: [&str; 15] = [
+const COLUMNS: [&str; 17] = [
     "model_filename",
     "model_size",
     "n_batch",
@@ -91,6 +94,8 @@ const COLUMNS: [&str; 15] = [
     "bandwidth_gb_per_s",
     "bandwidth_share",
     "engine",
+    "gpu_info",
+    "policy",
 ];
 
 /// Memory that the bandwidth is measured over: beyond the caches of today's processors.
@@ -135,7 +140,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let mut rows = Vec::new();
     for n in threads {
         let bandwidth = read_bandwidth(&Threads::new(n)?, BANDWIDTH_BYTES);
-        let engine = engine::load(args.engine, &gguf, n)?;
+        let engine = engine::load(args.engine, &gguf, n, &args.device, ctx)?;
         let n_ctx = engine.about().n_ctx_train;
         if let Some(test) = tests.iter().find(|t| t.n_tokens() > n_ctx) {
             bail!(
@@ -209,6 +214,8 @@ impl Bench<'_> {
             round(self.bandwidth / 1e9, 3).into(),
             round(read / self.bandwidth, 4).into(),
             self.engine_name().into(),
+            session.gpu().map(|gpu| gpu.name).unwrap_or_default().into(),
+            self.args.device.policy_name().into(),
         ])
     }
 

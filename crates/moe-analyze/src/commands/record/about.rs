@@ -52,7 +52,7 @@ pub fn manifest(
         model: about_model(args, gguf, map, about)?,
         ops: about.ops.clone(),
         sampling: sampling(args),
-        policy: "cpu".into(),
+        policy: args.device.policy_name().into(),
         n_threads: n_threads as u32,
         host: host(),
         mmap: if args.model.is_some() {

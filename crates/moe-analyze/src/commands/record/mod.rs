@@ -16,6 +16,7 @@ use moe_executor::generate::{Limits, Stop, generate, max_records};
 use moe_executor::recorder::Mode;
 use moe_executor::sampler::{Sampler, SamplerParams};
 use moe_gguf::map::OffsetMap;
+use moe_trace::manifest::Gpu;
 use moe_trace::record::RECORD_SIZE;
 use moe_trace::{RunOptions, RunWriter};
 use prompts::Prompt;
@@ -23,6 +24,7 @@ use tell::{Echo, Totals};
 use usage::{Usage, UsageArgs};
 
 use crate::cli::{Context, ExitStatus};
+use crate::engine::device::DeviceArgs;
 use crate::engine::{self, Setup};
 use crate::interrupt;
 use crate::output::human_bytes;
@@ -90,6 +92,8 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t)]
     trace: TraceMode,
     #[command(flatten)]
+    device: DeviceArgs,
+    #[command(flatten)]
     usage: UsageArgs,
     /// Store the text of the prompts in the manifest
     #[arg(long)]
@@ -124,7 +128,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let prompts = prompts::read(&args)?;
     let gguf = model::open(args.model.as_deref())?;
     let n_threads = args.threads.map_or_else(n_cores, usize::from);
-    let engine = engine::load(args.engine, &gguf, n_threads)?;
+    let engine = engine::load(args.engine, &gguf, n_threads, &args.device, ctx)?;
     let about = engine.about();
     let tokens = prompts::tokenize(&prompts, engine.as_ref())?;
     let n_ctx = args.ctx_size.map_or(about.n_ctx_train, |n| n as usize);
@@ -204,8 +208,12 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     }
     progress.finish_and_clear();
 
+    let gpu = session.gpu();
+    if let Some(fallbacks) = session.fallbacks() {
+        ctx.remark(fallbacks);
+    }
     let writer = session.into_writer();
-    let records = writer.map(|writer| finish(writer, &totals, &failed));
+    let records = writer.map(|writer| finish(writer, &totals, &failed, gpu));
     if let Some(usage) = &usage {
         usage.finish(totals.tokens.prompt + totals.tokens.generated)?;
     }
@@ -235,8 +243,10 @@ fn finish(
     mut writer: RunWriter,
     totals: &Totals,
     failed: &Option<moe_executor::Error>,
+    gpu: Option<Gpu>,
 ) -> anyhow::Result<u64> {
     let manifest = writer.manifest_mut();
+    manifest.gpu = gpu;
     manifest.tokens = totals.tokens;
     manifest.sequences.clone_from(&totals.sequences);
     manifest.stopped = match failed {

@@ -4,10 +4,13 @@
 //! caller promises that the pointers show to device memory of the told shapes.
 
 mod rows;
+mod wanted;
 
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, LaunchConfig};
+
+pub use wanted::*;
 
 use super::Result;
 use super::module::{self, Module};

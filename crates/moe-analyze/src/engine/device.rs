@@ -1,0 +1,305 @@
+//! Options of the GPU: what runs there, and how.
+
+use std::fmt::Display;
+use std::str::FromStr;
+
+use anyhow::{Context as _, anyhow, bail};
+use moe_executor::Model;
+use moe_executor::cuda::post_fetch::Settings;
+use moe_executor::cuda::{Device, Gpu, Policy};
+use moe_executor::placement::{Override, Placement};
+
+use crate::cli::Context;
+
+/// Values of `--device`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Kind {
+    /// The processor alone
+    #[default]
+    Cpu,
+    /// The first NVIDIA GPU, with the processor
+    Cuda,
+    /// A GPU if there is one
+    Auto,
+}
+
+/// Values of `--policy`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum PolicyArg {
+    /// The processor computes them
+    Cpu,
+    /// The GPU does; weights that do not live there are copied when a token chooses them
+    Gpu,
+    /// The processor computes gate and up while down travels to the GPU
+    PostFetch,
+}
+
+/// Options of the GPU.
+#[derive(Clone, Debug, Default, clap::Args)]
+#[command(next_help_heading = "GPU")]
+pub struct DeviceArgs {
+    /// What computes
+    #[arg(long, value_enum, default_value_t)]
+    pub device: Kind,
+    /// Layers on the GPU, the last ones; the output counts as one more, the very last [default: all]
+    #[arg(long, visible_alias = "ngl", value_name = "N")]
+    pub n_gpu_layers: Option<usize>,
+    /// Who computes the chosen experts [default: gpu; cpu with --cpu-moe, --n-cpu-moe or --override-tensor]
+    ///
+    /// cpu and post-fetch keep all experts with the processor unless --n-cpu-moe or --override-tensor say which.
+    #[arg(long, value_enum)]
+    pub policy: Option<PolicyArg>,
+    /// Keep the weights of all experts with the processor
+    #[arg(long)]
+    pub cpu_moe: bool,
+    /// Keep the weights of the experts of the first N layers with the processor
+    #[arg(long, value_name = "N", conflicts_with = "cpu_moe")]
+    pub n_cpu_moe: Option<usize>,
+    /// Where tensors live whose name matches a regular expression: CPU or CUDA0; the first that matches decides
+    #[arg(long, value_name = "REGEX=CPU|CUDA0", value_delimiter = ',')]
+    pub override_tensor: Vec<String>,
+    /// Use at most so much of the GPU's memory
+    #[arg(long, value_name = "N")]
+    pub vram_mib: Option<u64>,
+    /// Rows of a batch from which weights of the processor are copied to the GPU for a product; 0 = never
+    /// [default: GGML_OP_OFFLOAD_MIN_BATCH, or 32 as in llama.cpp]
+    #[arg(long, value_name = "N")]
+    pub offload_min_batch: Option<usize>,
+    #[command(flatten)]
+    pub post_fetch: PostFetchArgs,
+}
+
+/// Options of `--policy post-fetch`. Each has the environment variable of the design it comes from; the option wins.
+#[derive(Clone, Debug, Default, clap::Args)]
+#[command(next_help_heading = "Post-Fetch")]
+pub struct PostFetchArgs {
+    /// 0 = the processor computes all [env: LLAMA_POSTFETCH_ENABLE=] [default: 1]
+    #[arg(long, value_name = "0|1")]
+    pub postfetch_enable: Option<String>,
+    /// 1 = the processor computes all, for comparison [env: LLAMA_POSTFETCH_FORCE_CPU=] [default: 0]
+    #[arg(long, value_name = "0|1")]
+    pub postfetch_force_cpu: Option<String>,
+    /// 1 = wait for a late transfer, 0 = the processor takes over [env: LLAMA_POSTFETCH_BLOCK_ON_MISS=] [default: 1]
+    #[arg(long, value_name = "0|1")]
+    pub postfetch_block_on_miss: Option<String>,
+    /// Transfers of a layer at most [env: LLAMA_POSTFETCH_MAX_TRANSFERS=] [default: 8]
+    #[arg(long, value_name = "N")]
+    pub postfetch_max_transfers: Option<String>,
+    /// Memory for the transfers of a layer; 0 = what they need [env: LLAMA_POSTFETCH_SCRATCHPAD_MB=] [default: 0]
+    #[arg(long, value_name = "MB")]
+    pub postfetch_scratchpad_mb: Option<String>,
+    /// 1 = a stream for transfers alone [env: LLAMA_POSTFETCH_USE_DEDICATED_STREAMS=] [default: 1]
+    #[arg(long, value_name = "0|1")]
+    pub postfetch_use_dedicated_streams: Option<String>,
+    /// Experts of a token whose gate and up the processor computes, the GPU does the others; 0 = all of them
+    /// [env: LLAMA_POSTFETCH_CPU_LIMIT=] [default: 0]
+    #[arg(long, value_name = "N")]
+    pub postfetch_cpu_limit: Option<String>,
+    /// 1 = tell of each transfer on stderr [env: LLAMA_POSTFETCH_DEBUG=] [default: 0]
+    #[arg(long, value_name = "0|1")]
+    pub postfetch_debug: Option<String>,
+}
+
+impl PostFetchArgs {
+    /// The settings that options and environment say.
+    fn settings(&self) -> anyhow::Result<Settings> {
+        let given = Settings::default();
+        let switch = |option: &Option<String>, name, default| match value(option, name)? {
+            None => Ok(default),
+            Some((text, from)) => match text.as_str() {
+                "0" => Ok(false),
+                "1" => Ok(true),
+                _ => bail!("{from} is `{text}`; it must be 0 or 1"),
+            },
+        };
+        let pad: usize = number(&self.postfetch_scratchpad_mb, "SCRATCHPAD_MB", 0, 1 << 20)?;
+        let limit: usize = number(&self.postfetch_cpu_limit, "CPU_LIMIT", 0, 1 << 14)?;
+        Ok(Settings {
+            enable: switch(&self.postfetch_enable, "ENABLE", given.enable)?,
+            force_cpu: switch(&self.postfetch_force_cpu, "FORCE_CPU", given.force_cpu)?,
+            block_on_miss: switch(
+                &self.postfetch_block_on_miss,
+                "BLOCK_ON_MISS",
+                given.block_on_miss,
+            )?,
+            max_transfers: at_least_one(
+                &self.postfetch_max_transfers,
+                "MAX_TRANSFERS",
+                given.max_transfers,
+            )?,
+            scratchpad_bytes: (pad > 0).then_some(pad << 20),
+            dedicated_streams: switch(
+                &self.postfetch_use_dedicated_streams,
+                "USE_DEDICATED_STREAMS",
+                given.dedicated_streams,
+            )?,
+            cpu_limit: (limit > 0).then_some(limit),
+            debug: switch(&self.postfetch_debug, "DEBUG", given.debug)?,
+            fault: None,
+        })
+    }
+}
+
+/// The value of an option or of its variable, and what it is called.
+fn value(option: &Option<String>, name: &str) -> anyhow::Result<Option<(String, String)>> {
+    let flag = name.to_lowercase().replace('_', "-");
+    if let Some(text) = option {
+        return Ok(Some((text.clone(), format!("--postfetch-{flag}"))));
+    }
+    let variable = format!("LLAMA_POSTFETCH_{name}");
+    match std::env::var(&variable) {
+        Ok(text) => Ok(Some((text, variable))),
+        Err(std::env::VarError::NotPresent) => Ok(None),
+        Err(error) => Err(anyhow!("{variable}: {error}")),
+    }
+}
+
+fn number(
+    option: &Option<String>,
+    name: &str,
+    default: usize,
+    most: usize,
+) -> anyhow::Result<usize> {
+    let Some((text, from)) = value(option, name)? else {
+        return Ok(default);
+    };
+    let parsed = text.parse().ok().filter(|n| *n <= most);
+    parsed.ok_or_else(|| anyhow!("{from} is `{text}`; it must be a number from 0 to {most}"))
+}
+
+fn at_least_one(option: &Option<String>, name: &str, default: usize) -> anyhow::Result<usize> {
+    match number(option, name, default, 1 << 14)? {
+        0 => bail!(
+            "LLAMA_POSTFETCH_{name} is 0; it must be at least 1 (LLAMA_POSTFETCH_ENABLE=0 switches Post-Fetch off)"
+        ),
+        n => Ok(n),
+    }
+}
+
+impl DeviceArgs {
+    /// The GPU as it is asked for; none for the processor alone.
+    ///
+    /// # Errors
+    /// There is no GPU where one was asked for, or a setting that cannot be.
+    pub fn open<'g>(&self, model: &Model<'g>, ctx: &Context) -> anyhow::Result<Option<Device<'g>>> {
+        if self.device == Kind::Cpu {
+            return Ok(None);
+        }
+        if let (Kind::Auto, Err(missing)) = (self.device, Gpu::look()) {
+            ctx.remark(format_args!("{missing}; the processor computes"));
+            return Ok(None);
+        }
+        let placement = self.placement(model.hparams().n_layer)?;
+        let settings = self.post_fetch.settings()?;
+        let min_batch = self.min_batch()?;
+        let gpu = Gpu::open(self.vram_mib.map(|mib| mib.saturating_mul(1 << 20)))?;
+        ctx.remark(format_args!(
+            "{}, {:.1} GiB, policy {}",
+            gpu.about().name,
+            gpu.about().memory_bytes as f64 / (1u64 << 30) as f64,
+            self.policy_name()
+        ));
+        let policy = self.policy();
+        let mut device = Device::new(gpu, placement, policy, min_batch);
+        if policy != Policy::Cpu && self.keeps_experts_with_host() {
+            let registered = device.register(model.gguf());
+            if !registered {
+                ctx.remark(
+                    "the driver does not read the mapped model by itself: copies go through other memory",
+                );
+            }
+        }
+        if policy == Policy::PostFetch {
+            device = device.with_post_fetch(settings)?;
+        }
+        Ok(Some(device))
+    }
+
+    /// Refuses settings that cannot be, before a model is loaded.
+    ///
+    /// # Errors
+    /// Which, and what it must be.
+    pub fn check(&self) -> anyhow::Result<()> {
+        if self.device == Kind::Cpu {
+            if self.wants_gpu() {
+                bail!("options of the GPU need --device cuda, or --device auto");
+            }
+            return Ok(());
+        }
+        self.placement(0)?;
+        self.post_fetch.settings()?;
+        self.min_batch()?;
+        match (self.device, Gpu::look()) {
+            (Kind::Cuda, Err(missing)) => Err(anyhow!("--device cuda: {missing}")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether an option was given that is for a GPU alone.
+    fn wants_gpu(&self) -> bool {
+        self.says_where_experts_live()
+            || self.policy.is_some()
+            || self.n_gpu_layers.is_some()
+            || self.vram_mib.is_some()
+            || self.offload_min_batch.is_some()
+    }
+
+    /// Name of the policy, as a manifest says it.
+    pub fn policy_name(&self) -> &'static str {
+        match (self.device, self.policy()) {
+            (Kind::Cpu, _) | (_, Policy::Cpu) => "cpu",
+            (_, Policy::Gpu) => "gpu",
+            (_, Policy::PostFetch) => "post-fetch",
+        }
+    }
+
+    fn policy(&self) -> Policy {
+        match self.policy {
+            Some(PolicyArg::Cpu) => Policy::Cpu,
+            Some(PolicyArg::Gpu) => Policy::Gpu,
+            Some(PolicyArg::PostFetch) => Policy::PostFetch,
+            None if self.says_where_experts_live() => Policy::Cpu,
+            None => Policy::Gpu,
+        }
+    }
+
+    fn says_where_experts_live(&self) -> bool {
+        self.cpu_moe || self.n_cpu_moe.is_some() || !self.override_tensor.is_empty()
+    }
+
+    fn keeps_experts_with_host(&self) -> bool {
+        self.says_where_experts_live() || self.policy() != Policy::Gpu
+    }
+
+    fn min_batch(&self) -> anyhow::Result<Option<usize>> {
+        const VARIABLE: &str = "GGML_OP_OFFLOAD_MIN_BATCH";
+        let rows = match (self.offload_min_batch, std::env::var(VARIABLE)) {
+            (Some(rows), _) => rows,
+            (None, Ok(text)) => parse(&text).with_context(|| format!("{VARIABLE} is `{text}`"))?,
+            (None, Err(_)) => 32,
+        };
+        Ok((rows > 0).then_some(rows))
+    }
+
+    fn placement(&self, n_layer: usize) -> anyhow::Result<Placement> {
+        let rules = self
+            .override_tensor
+            .iter()
+            .map(|rule| parse(rule).with_context(|| format!("--override-tensor {rule}")));
+        let rules = rules.collect::<anyhow::Result<Vec<Override>>>()?;
+        let n_gpu_layers = self.n_gpu_layers.unwrap_or(usize::MAX);
+        let placement = Placement::new(n_layer, n_gpu_layers, rules);
+        Ok(match self.n_cpu_moe {
+            Some(n) => placement.experts_on_host(Some(n.min(n_layer))),
+            None if self.cpu_moe => placement.experts_on_host(None),
+            None if self.policy() != Policy::Gpu && self.override_tensor.is_empty() => {
+                placement.experts_on_host(None)
+            }
+            None => placement,
+        })
+    }
+}
+
+fn parse<T: FromStr<Err: Display>>(text: &str) -> anyhow::Result<T> {
+    text.parse().map_err(|error: T::Err| anyhow!("{error}"))
+}
