@@ -46,7 +46,7 @@ def sources(path, seen=None):
     seen = [] if seen is None else seen
     if path not in seen:
         seen.append(path)
-        for name in re.findall(r'^#include "(.+)"$', path.read_text(), re.MULTILINE):
+        for name in re.findall(r'^#include "(.+)"$', path.read_text("utf-8"), re.MULTILINE):
             sources(path.parent / name, seen)
     return seen
 
@@ -99,8 +99,8 @@ def main():
             out = PTX / f"{name}.sm_{architecture}.ptx"
             ptx = compile_kernel(library, source, architecture)
             if not arguments.check:
-                out.write_text(ptx)
-            elif not out.exists() or out.read_text() != ptx:
+                out.write_text(ptx, "utf-8")
+            elif not out.exists() or out.read_text("utf-8") != ptx:
                 stale.append(out.name)
     if stale:
         sys.exit(f"not what their sources give: {', '.join(stale)}; run scripts/compile-kernels.py and commit the result")

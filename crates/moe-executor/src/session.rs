@@ -97,7 +97,7 @@ impl<'a, 'g> Session<'a, 'g> {
         );
         ops.mul_mat(result, &model.output, &mut s.normed, &mut s.logits);
         ops.recorder.result((&s.logits).into());
-        ops.fetch(&mut s.logits);
+        ops.fetch_rows(&mut s.logits);
         ops.check_finite(&s.logits);
     }
 

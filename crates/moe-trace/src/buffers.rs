@@ -4,13 +4,12 @@
 //! is its `buffer-timeline.json`.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::File;
-use std::io::{BufRead, BufReader};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+use crate::lines;
 use crate::record::NO_LAYER;
 
 /// Name of the file in a run directory.
@@ -92,34 +91,7 @@ fn no_layer() -> u16 {
 /// # Errors
 /// [`Error::Line`] for a line that is no event, [`Error::Io`].
 pub fn read(path: &Path) -> Result<Vec<BufferEvent>, Error> {
-    let mut file = BufReader::new(File::open(path).map_err(Error::io("open", path))?);
-    let mut events = Vec::new();
-    let mut line = Vec::new();
-    for number in 1.. {
-        line.clear();
-        let n = file
-            .read_until(b'\n', &mut line)
-            .map_err(Error::io("read", path))?;
-        if n == 0 {
-            break;
-        }
-        let is_whole = line.ends_with(b"\n");
-        if line.trim_ascii().is_empty() {
-            continue;
-        }
-        match serde_json::from_slice::<BufferEvent>(&line) {
-            Ok(event) => events.push(event),
-            Err(_) if !is_whole => break,
-            Err(error) => {
-                return Err(Error::Line {
-                    path: path.to_owned(),
-                    line: number,
-                    reason: error.to_string(),
-                });
-            }
-        }
-    }
-    Ok(events)
+    lines::read(path, |_| Ok(()))
 }
 
 /// How much memory the buffers of a run take over time.

@@ -14,6 +14,7 @@ mod error;
 mod files;
 pub mod foreign;
 pub mod graph;
+mod lines;
 pub mod manifest;
 pub mod map_table;
 pub mod names;
@@ -26,6 +27,7 @@ mod routing;
 mod run;
 pub mod tables;
 mod trace;
+pub mod transfers;
 mod writer;
 
 pub use accesses::{Access, FileAccesses};

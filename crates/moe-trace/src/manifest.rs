@@ -210,6 +210,15 @@ pub struct Gpu {
     /// Version of its driver.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub driver: Option<String>,
+    /// Bytes of its memory that the run was allowed; absent if all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit_bytes: Option<u64>,
+    /// The most bytes that the run had in use.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peak_bytes: Option<u64>,
+    /// Bytes of Post-Fetch's scratchpad; absent under other policies.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scratchpad_bytes: Option<u64>,
 }
 
 impl Default for Manifest {

@@ -1,7 +1,6 @@
 //! Writing a run directory.
 
 use std::fs::{self, File, TryLockError};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use moe_gguf::map::OffsetMap;
@@ -11,10 +10,12 @@ use crate::buffers::{self, BufferEvent};
 use crate::error::Error;
 use crate::files::{MadeDirectories, PendingFile};
 use crate::graph::{self, Graph};
+use crate::lines;
 use crate::manifest::{self, Manifest};
 use crate::map_table;
 use crate::record::{PHASE_GENERATE, PHASE_PROMPT, RECORD_SIZE, TensorAccessLog};
 use crate::run::TRACE_FILE;
+use crate::transfers::{self, Transfer};
 
 /// How to write a run.
 #[derive(Clone, Copy, Debug, Default)]
@@ -39,6 +40,8 @@ pub struct RunWriter {
     max_records: u64,
     blocks: BlockWriter,
     buffers: File,
+    /// `transfers.jsonl`, from the first transfer on.
+    transfers: Option<File>,
     /// Keeps other recorders out as long as it is open.
     _lock: Option<File>,
 }
@@ -75,6 +78,7 @@ impl RunWriter {
         for phase in [PHASE_PROMPT, PHASE_GENERATE] {
             remove_old(&graph::path(dir, phase))?;
         }
+        remove_old(&dir.join(transfers::FILE_NAME))?;
         directory.keep();
         let max_records = options
             .max_trace_bytes
@@ -86,6 +90,7 @@ impl RunWriter {
             max_records,
             blocks,
             buffers,
+            transfers: None,
             _lock: lock,
         })
     }
@@ -142,18 +147,17 @@ impl RunWriter {
     /// Adds events to `buffers.jsonl`, at once.
     pub fn write_buffer_events(&mut self, events: &[BufferEvent]) -> Result<(), Error> {
         let path = self.dir.join(buffers::FILE_NAME);
-        let mut lines = Vec::new();
-        for event in events {
-            serde_json::to_writer(&mut lines, event).map_err(|error| Error::Json {
-                path: path.clone(),
-                what: "buffer event",
-                reason: error.to_string(),
-            })?;
-            lines.push(b'\n');
-        }
-        self.buffers
-            .write_all(&lines)
-            .map_err(Error::writing(&path))
+        lines::append(&mut self.buffers, &path, "buffer event", events)
+    }
+
+    /// Adds what Post-Fetch did to `transfers.jsonl`, at once. The first call makes the file, also with nothing to add.
+    pub fn write_transfers(&mut self, transfers: &[Transfer]) -> Result<(), Error> {
+        let path = self.dir.join(transfers::FILE_NAME);
+        let file = match &mut self.transfers {
+            Some(file) => file,
+            none => none.insert(File::create(&path).map_err(Error::writing(&path))?),
+        };
+        lines::append(file, &path, "transfer", transfers)
     }
 
     /// Hands the records so far to the writing thread, without waiting for it.

@@ -76,6 +76,9 @@ fn the_manifest_follows_its_schema() {
         name: "GPU".into(),
         memory_bytes: 1 << 34,
         driver: None,
+        limit_bytes: Some(1 << 32),
+        peak_bytes: Some(1 << 31),
+        scratchpad_bytes: Some(1 << 20),
     });
     full.sampling.seed = Some(3);
     full.sampling
@@ -88,11 +91,15 @@ fn the_manifest_follows_its_schema() {
     assert_eq!(json.get("records"), None);
     assert_eq!(json["ops"]["30"], "MUL_MAT_ID");
     assert_eq!(json["sampling"]["temperature"], 0.8);
+    assert_eq!(json["gpu"]["limit_bytes"], 1u64 << 32);
     writer.finish().unwrap();
     assert_eq!(check(&dir)["records"], 0);
 
     let mut wrong = json.clone();
     wrong["model"]["files"][0]["size_bytes"] = (-1).into();
+    assert!(!schema.is_valid(&wrong));
+    let mut wrong = json.clone();
+    wrong["gpu"]["peak_bytes"] = "2 GiB".into();
     assert!(!schema.is_valid(&wrong));
 }
 

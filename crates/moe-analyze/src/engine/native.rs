@@ -85,6 +85,8 @@ impl super::Session for Session<'_, '_> {
     fn gpu(&self) -> Option<manifest::Gpu> {
         let device = self.device()?;
         let about = device.gpu().about();
+        let (_, peak, limit) = device.gpu().memory();
+        let scratchpad = device.scratchpad_bytes() as u64;
         Some(manifest::Gpu {
             name: about.name.clone(),
             memory_bytes: about.memory_bytes,
@@ -93,6 +95,9 @@ impl super::Session for Session<'_, '_> {
                 about.driver / 1000,
                 about.driver % 1000 / 10
             )),
+            limit_bytes: Some(limit),
+            peak_bytes: Some(peak),
+            scratchpad_bytes: (scratchpad > 0).then_some(scratchpad),
         })
     }
 

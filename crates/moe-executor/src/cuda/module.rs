@@ -30,6 +30,8 @@ macro_rules! embedded {
     };
 }
 
+pub(super) static ATTENTION: Embedded = embedded!("attention");
+pub(super) static ROUTER: Embedded = embedded!("router");
 pub(super) static ROWS: Embedded = embedded!("rows");
 
 /// Bytes of shared memory that a block may take without asking.

@@ -4,7 +4,7 @@ use crate::activation::{Activation, NodeName};
 use crate::cpu::attention::{self, Inputs, Shape};
 use crate::cpu::rope;
 use crate::cuda::Scratch;
-use crate::cuda::launch::{Heads, Kernels, Rotation};
+use crate::cuda::launch::{Attention, Rope as Rotation};
 use crate::hparams::Rope;
 use crate::kv_cache::KvCache;
 use crate::mirrored::Mirrored;
@@ -43,7 +43,7 @@ impl Ops<'_> {
             device.kernels().rope(device.stream(), &rotation)
         });
         if !on_gpu {
-            self.to_host(&mut x.values);
+            self.fetch(&mut x.values);
             let angles = values.host();
             self.threads.rows(x.data_mut(), width, |i, row| {
                 let angles = &angles[i * rope.n_dims..][..rope.n_dims];
@@ -94,8 +94,8 @@ impl Ops<'_> {
             });
             self.positions = positions;
             if !on_gpu {
-                self.to_host(&mut rows.values);
-                self.to_host(cache);
+                self.fetch(&mut rows.values);
+                self.fetch(cache);
                 let cache = cache.host_mut();
                 for (row, &position) in rows.data().chunks_exact(width).zip(&self.positions) {
                     let position = position as usize;
@@ -130,8 +130,10 @@ impl Ops<'_> {
         let positions = std::mem::take(&mut self.positions);
         let on_gpu = self.on(self.side, |device| {
             let last_position = positions.last().map_or(0, |&p| p as usize);
-            let bytes = Kernels::attention_scratch_size(shape, q.rows, last_position);
-            let heads = Heads {
+            let kernels = device.kernels();
+            let bytes = kernels.attention_scratch_size(shape, q.rows, last_position)?;
+            let heads = Attention {
+                shape,
                 q: q.values.device(device.gpu())?,
                 k: layer.k.device(device.gpu())?,
                 v: layer.v.device(device.gpu())?,
@@ -143,13 +145,13 @@ impl Ops<'_> {
                 scratch: device.scratch(Scratch::Attention, bytes)?,
             };
             let kernels = device.kernels();
-            kernels.attention(device.stream(), shape, &heads)
+            kernels.attention(device.stream(), &heads)
         });
         self.positions = positions;
         if !on_gpu {
-            self.to_host(&mut q.values);
-            self.to_host(&mut layer.k);
-            self.to_host(&mut layer.v);
+            self.fetch(&mut q.values);
+            self.fetch(&mut layer.k);
+            self.fetch(&mut layer.v);
             let inputs = Inputs {
                 q: q.data(),
                 k: layer.k.host(),

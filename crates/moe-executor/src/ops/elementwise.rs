@@ -46,7 +46,7 @@ impl Ops<'_> {
             kernels.get_rows(device.stream(), x, at, rows.len(), src.width, out)
         });
         if !on_gpu {
-            self.to_host(&mut src.values);
+            self.fetch(&mut src.values);
             for (&row, out) in rows.iter().zip(dst.data_mut().chunks_exact_mut(src.width)) {
                 out.copy_from_slice(src.row(row as usize));
             }
@@ -78,7 +78,7 @@ impl Ops<'_> {
             kernels.rms_norm(device.stream(), x, w, eps, width, groups, out)
         });
         if !on_gpu {
-            self.to_host(&mut src.values);
+            self.fetch(&mut src.values);
             self.threads
                 .zip_rows(src.data(), width, dst.data_mut(), width, |x, out| {
                     let mean = sum_of_squares(x) / width as f64;
@@ -130,8 +130,8 @@ impl Ops<'_> {
             kernels.scale_rows_by_sigmoid(device.stream(), rows, s, x.rows, x.width)
         });
         if !on_gpu {
-            self.to_host(&mut score.values);
-            self.to_host(&mut x.values);
+            self.fetch(&mut score.values);
+            self.fetch(&mut x.values);
             for (out, x) in weight.data_mut().iter_mut().zip(score.data()) {
                 *out = x / (1.0 + (-x).exp());
             }
@@ -178,8 +178,8 @@ impl Ops<'_> {
             device.kernels().add(device.stream(), x, y, n, out)
         });
         if !on_gpu {
-            self.to_host(&mut a.values);
-            self.to_host(&mut b.values);
+            self.fetch(&mut a.values);
+            self.fetch(&mut b.values);
             for ((out, a), b) in dst.data_mut().iter_mut().zip(a.data()).zip(b.data()) {
                 *out = a + b;
             }

@@ -11,7 +11,7 @@ use crate::cuda::launch::{GateUp, Kernels, MulMatId};
 use crate::cuda::{Policy, Scratch};
 use crate::ops::{Ops, number, router};
 use crate::placement::Side;
-use crate::recorder::{Lanes, Routing, Source};
+use crate::recorder::{Choice, Lanes, Routing, Source};
 use crate::weights::{Linear, Matrix, Vector};
 
 /// Names of a projection's product and of what its bias is added to.
@@ -73,7 +73,7 @@ impl Ops<'_> {
             device.kernels().experts_gate_up(device.stream(), &operands)
         });
         if !done {
-            self.to_host(&mut x.values);
+            self.fetch(&mut x.values);
             self.routing_to_host(routing);
             self.work.fill(routing.ids.host(), gate.weights.n_expert);
         }
@@ -127,7 +127,7 @@ impl Ops<'_> {
             device.kernels().mul_mat_id(device.stream(), &operands)
         });
         if !done {
-            self.to_host(&mut src.values);
+            self.fetch(&mut src.values);
             self.routing_to_host(routing);
             self.work.fill(routing.ids.host(), weights.n_expert);
         }
@@ -226,9 +226,12 @@ impl Ops<'_> {
         routing: &Routing,
     ) {
         let when = self.when(at.start);
-        let positions = &self.positions;
-        self.recorder
-            .experts(when, op, dst, sources, positions, routing, at.lanes);
+        let choice = Choice {
+            positions: &self.positions,
+            routing,
+            lanes: at.lanes,
+        };
+        self.recorder.experts(when, op, dst, sources, &choice);
     }
 
     /// The gated activation of a dense block, into `gate`.
@@ -247,8 +250,8 @@ impl Ops<'_> {
                 .glu(device.stream(), glu, a, b, gate.values.len())
         });
         if !done {
-            self.to_host(&mut gate.values);
-            self.to_host(&mut up.values);
+            self.fetch(&mut gate.values);
+            self.fetch(&mut up.values);
             glu.apply(self.threads, gate.data_mut(), up.data());
         }
         gate.name = name;
@@ -284,8 +287,8 @@ impl Ops<'_> {
             kernels.merge(device.stream(), rows, weights, tokens, k, width, out)
         });
         if !done {
-            self.to_host(&mut experts.values);
-            self.to_host(&mut routing.weights);
+            self.fetch(&mut experts.values);
+            self.fetch(&mut routing.weights);
             let weights = routing.weights.host();
             self.threads.rows(experts.data_mut(), width, |i, row| {
                 row.iter_mut().for_each(|x| *x *= weights[i]);

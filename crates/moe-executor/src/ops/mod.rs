@@ -174,7 +174,7 @@ impl<'a> Ops<'a> {
             kernels.mul_mat(device.stream(), &w, bias, x, src.rows, out, scratch)
         });
         if !on_gpu {
-            self.to_host(&mut src.values);
+            self.fetch(&mut src.values);
             matmul::mul_mat(
                 self.threads,
                 weights,

@@ -96,7 +96,7 @@ impl Ops<'_> {
         let is_late = |place: &u64| *place == 0;
         if !done || places.iter().all(is_late) {
             self.forget_run();
-            self.to_host(&mut src.values);
+            self.fetch(&mut src.values);
             self.work.fill(routing.ids.host(), weights.n_expert);
             let lanes = Lanes::All(lane::POST_FETCH_MISS);
             let at = At { il, start, lanes };
@@ -153,8 +153,8 @@ impl Ops<'_> {
                 device.gpu().upload(out.offset(at * n_out * 4), row)
             };
             let rows = missed.chunks_exact(n_out).enumerate();
-            let late = rows.filter(|(at, _)| ids[*at] >= 0);
-            if let Err(error) = late.map(put).collect::<Result<(), _>>() {
+            let mut late = rows.filter(|(at, _)| ids[*at] >= 0);
+            if let Err(error) = late.try_for_each(put) {
                 self.fault.get_or_insert(error);
             }
         }

@@ -2,7 +2,7 @@
 
 use crate::activation::{Activation, NodeName};
 use crate::buffers::{Inventory, twin_id};
-use crate::cuda::launch::Route;
+use crate::cuda::launch::{MAX_EXPERTS, Route};
 use crate::mirrored::{Mirrored, Plain};
 use crate::ops::{Ops, Routed, number};
 use crate::placement::Side;
@@ -82,9 +82,6 @@ impl Routing {
     }
 }
 
-/// Experts of a layer that the GPU's router chooses from at most.
-const MAX_EXPERTS_ON_GPU: usize = 512;
-
 /// Smallest sum that the weights are divided by, as in llama.cpp: the smallest normal number of F16.
 const MIN_WEIGHT_SUM: f32 = 6.103_515_6e-5;
 
@@ -154,7 +151,7 @@ impl Ops<'_> {
             from = self.scale_weights(il, from, spec.weights_scale, routing);
         }
         if let Some(mut observer) = self.observer.take() {
-            self.to_host(&mut state.scores.values);
+            self.fetch(&mut state.scores.values);
             self.routing_to_host(routing);
             observer(&Routed {
                 layer: il,
@@ -175,7 +172,7 @@ impl Ops<'_> {
         routing.ids.resize(tokens * k);
         routing.weights.resize(tokens * k);
         self.start();
-        let fits = spec.groups.is_none() && n_expert <= MAX_EXPERTS_ON_GPU;
+        let fits = spec.groups.is_none() && n_expert <= MAX_EXPERTS;
         let side = match fits && scores.values.is_on_device_alone() {
             true => Side::Gpu,
             false => Side::Host,
@@ -192,17 +189,18 @@ impl Ops<'_> {
                 tokens,
                 n_expert,
                 k,
-                ids: routing.ids.fill_device(gpu)?,
-                weights: routing.weights.fill_device(gpu)?,
             };
-            device.kernels().route(device.stream(), &route)
+            let ids = routing.ids.fill_device(gpu)?;
+            let weights = routing.weights.fill_device(gpu)?;
+            let kernels = device.kernels();
+            kernels.route(device.stream(), &route, ids, weights)
         });
         routing.copy = None;
         if done {
             self.download(routing);
             self.state_shapes(state);
         } else {
-            self.to_host(&mut state.scores.values);
+            self.fetch(&mut state.scores.values);
         }
     }
 
@@ -227,8 +225,8 @@ impl Ops<'_> {
 
     /// Fetches the choice if only the GPU has it.
     pub(super) fn routing_to_host(&mut self, routing: &mut Routing) {
-        self.to_host(&mut routing.ids);
-        self.to_host(&mut routing.weights);
+        self.fetch(&mut routing.ids);
+        self.fetch(&mut routing.weights);
     }
 
     /// Probabilities of all experts.

@@ -60,7 +60,7 @@ impl Ops<'_> {
     }
 
     /// Fetches values that the host is about to read.
-    pub(super) fn to_host<T: Plain>(&mut self, values: &mut Mirrored<T>) {
+    pub(super) fn fetch<T: Plain>(&mut self, values: &mut Mirrored<T>) {
         if !values.is_on_device_alone() {
             return;
         }
@@ -76,8 +76,8 @@ impl Ops<'_> {
     }
 
     /// Fetches rows that the session is about to read.
-    pub fn fetch(&mut self, x: &mut Activation) {
-        self.to_host(&mut x.values);
+    pub fn fetch_rows(&mut self, x: &mut Activation) {
+        self.fetch(&mut x.values);
     }
 
     /// Begins a pass.

@@ -21,7 +21,8 @@ use crate::cuda::{Device, Mark};
 use crate::error::{Error, Result};
 
 pub use routing::{Lanes, Routing};
-use rows::{Choice, Pending, Rows, one};
+pub use rows::Choice;
+use rows::{Pending, Rows, one};
 pub use source::Source;
 use source::template;
 
@@ -300,20 +301,14 @@ impl Recorder {
         op: u8,
         dst: NodeName,
         sources: &[Source],
-        positions: &[u32],
-        routing: &Routing,
-        lanes: Lanes,
+        choice: &Choice,
     ) {
+        let positions = choice.positions;
         if self
             .prepare(when, op, dst, sources, positions.len())
             .is_some()
         {
-            let chosen = Choice {
-                positions,
-                routing,
-                lanes,
-            };
-            self.write(when, Some(&chosen));
+            self.write(when, Some(choice));
         }
         if let Some(capture) = &mut self.capture {
             let first = positions.first().copied().unwrap_or(0);
@@ -383,7 +378,7 @@ impl Recorder {
         self.next += 1;
         if self.waits {
             self.pending.push(Pending {
-                record: record.clone(),
+                record: *record,
                 when,
                 rows: choice.map(Choice::keep),
             });

@@ -38,9 +38,12 @@ enum Chosen {
 }
 
 /// The experts of an operation's rows.
-pub(super) struct Choice<'a> {
+pub struct Choice<'a> {
+    /// Position of each row.
     pub positions: &'a [u32],
+    /// Experts of each row.
     pub routing: &'a Routing,
+    /// Where each was computed.
     pub lanes: Lanes<'a>,
 }
 

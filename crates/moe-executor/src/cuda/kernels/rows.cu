@@ -1,7 +1,106 @@
-// Norms, sums, activations, rotations: row by row, all f32.
+// Norms, sums, activations, rotations: row by row, all f32. Where an output may be an input, every element is read and written
+// by the same thread.
 #include "common.cuh"
+
+// The sum over a block of up to 1024 threads, in every thread.
+__device__ float block_sum(float x) {
+    __shared__ float of_warp[WARP];
+    const unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    x = warp_sum(x);
+    if (lane == 0) of_warp[warp] = x;
+    __syncthreads();
+    return warp_sum(lane < blockDim.x / WARP ? of_warp[lane] : 0.0f);
+}
+
+// x / sqrt(mean(x²) + eps) · weight; one block for each group of `width` elements, whole warps.
+KERNEL rms_norm(const float* x, const float* __restrict__ weight, float eps, unsigned width, float* out) {
+    x += size_t(blockIdx.x) * width;
+    out += size_t(blockIdx.x) * width;
+    float squares = 0.0f;
+#pragma unroll 4
+    for (unsigned i = threadIdx.x; i < width; i += blockDim.x) squares += x[i] * x[i];
+    const float scale = 1.0f / sqrtf(block_sum(squares) / width + eps);
+#pragma unroll 4
+    for (unsigned i = threadIdx.x; i < width; i += blockDim.x) out[i] = x[i] * scale * weight[i];
+}
+
+// sum = x + y, and its norm as above.
+KERNEL add_rms_norm(const float* x, const float* y, const float* __restrict__ weight, float eps, unsigned width, float* sum, float* out) {
+    const size_t row = size_t(blockIdx.x) * width;
+    float squares = 0.0f;
+#pragma unroll 4
+    for (unsigned i = threadIdx.x; i < width; i += blockDim.x) {
+        const float value = x[row + i] + y[row + i];
+        sum[row + i] = value;
+        squares += value * value;
+    }
+    const float scale = 1.0f / sqrtf(block_sum(squares) / width + eps);
+#pragma unroll 4
+    for (unsigned i = threadIdx.x; i < width; i += blockDim.x) out[row + i] = sum[row + i] * scale * weight[i];
+}
 
 KERNEL add(const float* a, const float* b, size_t n, float* out) {
     const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i < n) out[i] = a[i] + b[i];
+}
+
+// The kernels below: block (row, part of its columns).
+__device__ unsigned column() { return blockIdx.y * blockDim.x + threadIdx.x; }
+
+KERNEL add_bias(float* x, const float* __restrict__ bias, unsigned width) {
+    const unsigned i = column();
+    if (i < width) x[size_t(blockIdx.x) * width + i] += bias[i];
+}
+
+KERNEL scale_rows_by_sigmoid(float* x, const float* __restrict__ score, unsigned width) {
+    const unsigned i = column();
+    const float factor = 1.0f / (1.0f + expf(-score[blockIdx.x]));
+    if (i < width) x[size_t(blockIdx.x) * width + i] *= factor;
+}
+
+KERNEL get_rows(const float* __restrict__ x, const unsigned* __restrict__ rows, unsigned width, float* __restrict__ out) {
+    const unsigned i = column();
+    if (i < width) out[size_t(blockIdx.x) * width + i] = x[size_t(rows[blockIdx.x]) * width + i];
+}
+
+KERNEL store_rows(const float* __restrict__ x, const unsigned* __restrict__ positions, unsigned width, float* __restrict__ out) {
+    const unsigned i = column();
+    if (i < width) out[size_t(positions[blockIdx.x]) * width + i] = x[size_t(blockIdx.x) * width + i];
+}
+
+// Turns each pair of a head by the angle (cos, sin) of its row. Pairs are elements `step` apart; of those of a head, pair i
+// begins at element `stride` · i.
+__device__ void rotate(float* x, const float* angles, unsigned row_width, unsigned head_dim, unsigned n_dims, unsigned step, unsigned stride) {
+    const unsigned pairs = n_dims / 2, head = column() / pairs, pair = column() % pairs;
+    if (head >= row_width / head_dim) return;
+    float* a = x + size_t(blockIdx.x) * row_width + head * head_dim + pair * stride;
+    const float* angle = angles + size_t(blockIdx.x) * n_dims + 2 * pair;
+    const float first = a[0], second = a[step], cosine = angle[0], sine = angle[1];
+    a[0] = first * cosine - second * sine;
+    a[step] = first * sine + second * cosine;
+}
+
+KERNEL rope_halves(float* x, const float* __restrict__ angles, unsigned row_width, unsigned head_dim, unsigned n_dims) {
+    rotate(x, angles, row_width, head_dim, n_dims, n_dims / 2, 1);
+}
+
+KERNEL rope_neighbours(float* x, const float* __restrict__ angles, unsigned row_width, unsigned head_dim, unsigned n_dims) {
+    rotate(x, angles, row_width, head_dim, n_dims, 1, 2);
+}
+
+// x · sigmoid(alpha x)
+__device__ float silu(float x, float alpha) { return x / (1.0f + expf(-alpha * x)); }
+
+KERNEL swiglu(float* gate, const float* __restrict__ up, size_t n) {
+    const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i < n) gate[i] = silu(gate[i], 1.0f) * up[i];
+}
+
+KERNEL swiglu_oai(float* gate, const float* __restrict__ up, size_t n) {
+    const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    // Comparisons, not fminf: what is no number stays none.
+    const float g = gate[i] > 7.0f ? 7.0f : gate[i];
+    const float u = up[i] > 7.0f ? 7.0f : up[i] < -7.0f ? -7.0f : up[i];
+    gate[i] = silu(g, 1.702f) * (u + 1.0f);
 }

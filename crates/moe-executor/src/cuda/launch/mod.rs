@@ -3,20 +3,30 @@
 //! Activations are f32, row after row, contiguous. Nothing waits: a method starts kernels on the stream that it is given. The
 //! caller promises that the pointers show to device memory of the told shapes.
 
+mod attention;
+mod router;
 mod rows;
 mod wanted;
 
 use std::sync::Arc;
 
+use cudarc::driver::sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
 use cudarc::driver::{CudaContext, LaunchConfig};
 
-pub use wanted::*;
-
-use super::Result;
 use super::module::{self, Module};
+use super::{Error, Result};
+
+pub use attention::Attention;
+pub use router::{MAX_EXPERTS, Route};
+pub use rows::{AddNorm, Rope};
+pub use wanted::*;
 
 /// All kernels on one device, translated for it when first used.
 pub struct Kernels {
+    /// Multiprocessors of the device.
+    multiprocessors: usize,
+    attention: Module,
+    router: Module,
     rows: Module,
 }
 
@@ -26,7 +36,15 @@ impl Kernels {
     /// # Errors
     /// The device is too old.
     pub fn load(context: &Arc<CudaContext>) -> Result<Kernels> {
+        let multiprocessors = context.attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+        let multiprocessors = multiprocessors.map_err(|source| {
+            let what = "the GPU's multiprocessors";
+            Error::Driver { what, source }
+        })?;
         Ok(Kernels {
+            multiprocessors: multiprocessors.max(1) as usize,
+            attention: Module::new(context, &module::ATTENTION)?,
+            router: Module::new(context, &module::ROUTER)?,
             rows: Module::new(context, &module::ROWS)?,
         })
     }

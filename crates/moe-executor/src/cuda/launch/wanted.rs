@@ -1,16 +1,13 @@
 //! Methods whose kernels are still to come, in the form that the operations call. Each moves to a file of its own with its
 //! kernel; till then the host does the work.
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::too_many_arguments)]
 
 use cudarc::driver::CudaStream;
 use moe_gguf::GgmlType;
 
 use super::Kernels;
-use crate::cpu::attention::Shape;
 use crate::cpu::glu::Glu;
 use crate::cuda::{Error, Ptr, Result};
-use crate::hparams::RopeLayout;
-use crate::ops::Gating;
 
 fn missing(kernel: &'static str) -> Result<()> {
     Err(Error::Unsupported {
@@ -55,38 +52,6 @@ pub struct MulMatId {
     pub scratch: Ptr,
     pub work: Ptr,
 }
-pub struct Route {
-    pub logits: Ptr,
-    pub selection_bias: Ptr,
-    pub gating: Gating,
-    pub norm: bool,
-    pub scale: f32,
-    pub tokens: usize,
-    pub n_expert: usize,
-    pub k: usize,
-    pub ids: Ptr,
-    pub weights: Ptr,
-}
-pub struct Heads {
-    pub q: Ptr,
-    pub k: Ptr,
-    pub v: Ptr,
-    pub sinks: Ptr,
-    pub positions: Ptr,
-    pub n_tokens: usize,
-    pub last_position: usize,
-    pub out: Ptr,
-    pub scratch: Ptr,
-}
-pub struct Rotation {
-    pub x: Ptr,
-    pub angles: Ptr,
-    pub rows: usize,
-    pub row_width: usize,
-    pub head_dim: usize,
-    pub n_dims: usize,
-    pub layout: RopeLayout,
-}
 pub struct Fetched {
     pub table: Ptr,
     pub ty: GgmlType,
@@ -114,9 +79,6 @@ impl Kernels {
     pub fn work_size(_: usize, _: usize, _: usize) -> usize {
         0
     }
-    pub fn attention_scratch_size(_: &Shape, _: usize, _: usize) -> usize {
-        0
-    }
     pub fn mul_mat(
         &self,
         _: &CudaStream,
@@ -135,15 +97,6 @@ impl Kernels {
     pub fn experts_gate_up(&self, _: &CudaStream, _: &GateUp) -> Result<()> {
         missing("experts_gate_up")
     }
-    pub fn route(&self, _: &CudaStream, _: &Route) -> Result<()> {
-        missing("route")
-    }
-    pub fn attention(&self, _: &CudaStream, _: &Shape, _: &Heads) -> Result<()> {
-        missing("attention")
-    }
-    pub fn rope(&self, _: &CudaStream, _: &Rotation) -> Result<()> {
-        missing("rope")
-    }
     pub fn merge(
         &self,
         _: &CudaStream,
@@ -155,52 +108,5 @@ impl Kernels {
         _: Ptr,
     ) -> Result<()> {
         missing("merge")
-    }
-    pub fn glu(&self, _: &CudaStream, _: Glu, _: Ptr, _: Ptr, _: usize) -> Result<()> {
-        missing("glu")
-    }
-    pub fn get_rows(
-        &self,
-        _: &CudaStream,
-        _: Ptr,
-        _: Ptr,
-        _: usize,
-        _: usize,
-        _: Ptr,
-    ) -> Result<()> {
-        missing("get_rows")
-    }
-    pub fn rms_norm(
-        &self,
-        _: &CudaStream,
-        _: Ptr,
-        _: Ptr,
-        _: f32,
-        _: usize,
-        _: usize,
-        _: Ptr,
-    ) -> Result<()> {
-        missing("rms_norm")
-    }
-    pub fn store_rows(
-        &self,
-        _: &CudaStream,
-        _: Ptr,
-        _: Ptr,
-        _: usize,
-        _: usize,
-        _: Ptr,
-    ) -> Result<()> {
-        missing("store_rows")
-    }
-    pub fn scale_rows_by_sigmoid(
-        &self,
-        _: &CudaStream,
-        _: Ptr,
-        _: Ptr,
-        _: usize,
-        _: usize,
-    ) -> Result<()> {
-        missing("scale_rows_by_sigmoid")
     }
 }

@@ -1,0 +1,105 @@
+// The router of a MoE layer: one warp a token, the scores in its registers.
+#include "common.cuh"
+
+enum : unsigned { TOKENS = 4 };                        // tokens (warps) of a block
+enum : unsigned { SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN };  // as launch/router.rs numbers them
+
+constexpr float MIN_WEIGHT_SUM = 6.1035156e-5f;
+
+// Floats as unsigned integers in the order of `f32::total_cmp`; 0 is free for "none".
+__device__ unsigned order(float x) {
+    const unsigned bits = __float_as_uint(x);
+    const unsigned key = bits >> 31 ? ~bits : bits | 0x80000000u;
+    return key > 0 ? key : 1;
+}
+
+__device__ unsigned largest(unsigned x) {
+#if __CUDA_ARCH__ >= 800
+    return __reduce_max_sync(ALL_LANES, x);
+#else
+    for (unsigned step = WARP / 2; step > 0; step /= 2) x = max(x, __shfl_xor_sync(ALL_LANES, x, step));
+    return x;
+#endif
+}
+
+__device__ unsigned smallest(unsigned x) { return ~largest(~x); }
+
+// Probabilities and weights of up to 32 · N experts; lane l holds the experts l, l + 32, ...
+template <unsigned N>
+__device__ void route(const float* logits, const float* bias, unsigned gating, unsigned norm, float scale, unsigned n_tokens, unsigned n_expert, unsigned k, int* ids, float* weights) {
+    __shared__ float chosen[TOKENS][WARP * N];
+    const unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const unsigned token = blockIdx.x * TOKENS + warp;
+    if (token >= n_tokens) return;
+    logits += size_t(token) * n_expert;
+    ids += size_t(token) * k;
+    weights += size_t(token) * k;
+
+    float p[N];
+#pragma unroll
+    for (unsigned i = 0; i < N; ++i) p[i] = i * WARP + lane < n_expert ? logits[i * WARP + lane] : -INFINITE;
+    if (gating == SOFTMAX) {
+        float top = p[0], sum = 0.0f;
+#pragma unroll
+        for (unsigned i = 1; i < N; ++i) top = fmaxf(top, p[i]);
+        top = warp_max(top);
+#pragma unroll
+        for (unsigned i = 0; i < N; ++i) sum += p[i] = expf(p[i] - top);
+        const float factor = 1.0f / warp_sum(sum);
+#pragma unroll
+        for (unsigned i = 0; i < N; ++i) p[i] *= factor;
+    } else if (gating == SIGMOID) {
+#pragma unroll
+        for (unsigned i = 0; i < N; ++i) p[i] = 1.0f / (1.0f + expf(-p[i]));
+    }
+
+    // What the choice goes by; 0 for what is not there.
+    unsigned key[N];
+#pragma unroll
+    for (unsigned i = 0; i < N; ++i) {
+        const unsigned id = i * WARP + lane;
+        key[i] = id < n_expert ? order(bias && id < n_expert ? p[i] + bias[id] : p[i]) : 0;
+    }
+    for (unsigned slot = 0; slot < k; ++slot) {
+        unsigned best = key[0], id = lane;
+        float value = p[0];
+#pragma unroll
+        for (unsigned i = 1; i < N; ++i) {
+            if (key[i] > best) best = key[i], id = i * WARP + lane, value = p[i];
+        }
+        const unsigned winner = smallest(best == largest(best) ? id : ~0u);
+        // The lane of the slot keeps the weight: it is the only one that reads it.
+        value = __shfl_sync(ALL_LANES, value, winner % WARP);
+        if (lane == slot % WARP) {
+            ids[slot] = winner;
+            chosen[warp][slot] = value;
+        }
+#pragma unroll
+        for (unsigned i = 0; i < N; ++i) key[i] = i * WARP + lane == winner ? 0 : key[i];
+    }
+
+    float factor = 1.0f;
+    if (gating == SOFTMAX_OF_CHOSEN) {
+        float top = -INFINITE, sum = 0.0f;
+        for (unsigned slot = lane; slot < k; slot += WARP) top = fmaxf(top, chosen[warp][slot]);
+        top = warp_max(top);
+        for (unsigned slot = lane; slot < k; slot += WARP) sum += chosen[warp][slot] = expf(chosen[warp][slot] - top);
+        factor = 1.0f / warp_sum(sum);
+    }
+    if (norm) {
+        float sum = 0.0f;
+        for (unsigned slot = lane; slot < k; slot += WARP) sum += chosen[warp][slot] * factor;
+        factor /= fmaxf(warp_sum(sum), MIN_WEIGHT_SUM);
+    }
+    for (unsigned slot = lane; slot < k; slot += WARP) weights[slot] = chosen[warp][slot] * factor * scale;
+}
+
+#define ROUTE(N) \
+    KERNEL route_##N(const float* __restrict__ logits, const float* __restrict__ bias, unsigned gating, unsigned norm, float scale, unsigned n_tokens, unsigned n_expert, unsigned k, int* __restrict__ ids, float* __restrict__ weights) { \
+        route<N>(logits, bias, gating, norm, scale, n_tokens, n_expert, k, ids, weights); \
+    }
+ROUTE(1)
+ROUTE(2)
+ROUTE(4)
+ROUTE(8)
+ROUTE(16)

@@ -1,0 +1,173 @@
+//! Attention: which kernel, and into how many parts the positions are split.
+
+use cudarc::driver::{CudaStream, LaunchConfig};
+
+use super::{Kernels, grid};
+use crate::cpu::attention::Shape;
+use crate::cuda::module::args;
+use crate::cuda::{Error, Ptr, Result};
+
+/// Threads of a block, as in the kernels.
+const THREADS: usize = 128;
+/// Splits of the positions at most: the kernel that joins them goes through them one by one.
+const MAX_SPLITS: usize = 128;
+/// Tokens, and rows of queries (tokens times heads that share keys), from which on tiles pay.
+const TILE_TOKENS: usize = 8;
+const TILE_ROWS: usize = 32;
+
+/// What attention reads and writes. The addresses of `q`, `k`, `v`, `out` and `scratch` are multiples of 16.
+pub struct Attention<'a> {
+    /// What every head of the layer shares.
+    pub shape: &'a Shape,
+    /// Queries `(n_tokens, n_head, head_dim)`.
+    pub q: Ptr,
+    /// Keys `(position, n_head_kv, head_dim)`.
+    pub k: Ptr,
+    /// Values `(position, n_head_kv, head_dim)`.
+    pub v: Ptr,
+    /// Place of each query in the cache `(n_tokens)` u32.
+    pub positions: Ptr,
+    /// Extra scores that take part in the softmax and carry no value `(n_head)`; or none.
+    pub sinks: Ptr,
+    /// Rows of `q`.
+    pub n_tokens: usize,
+    /// Largest of the positions; the grid is cut by it, what a token sees is not.
+    pub last_position: usize,
+    /// `(n_tokens, n_head, head_dim)`
+    pub out: Ptr,
+    /// Memory of [`Kernels::attention_scratch_size`] bytes.
+    pub scratch: Ptr,
+}
+
+/// How the work of a call is cut.
+struct Plan {
+    kernel: &'static str,
+    /// Blocks that all see the same positions.
+    blocks: usize,
+    /// Query heads of a block.
+    heads: usize,
+    splits: usize,
+    /// Bytes of dynamic shared memory.
+    shared: usize,
+}
+
+impl Kernels {
+    /// Bytes of scratch memory for batches of up to `n_tokens` tokens at positions up to `last_position`.
+    ///
+    /// # Errors
+    /// As [`Kernels::attention`].
+    pub fn attention_scratch_size(
+        &self,
+        shape: &Shape,
+        n_tokens: usize,
+        last_position: usize,
+    ) -> Result<usize> {
+        let mut parts = 0;
+        for n in 1..=n_tokens {
+            let splits = self.plan(shape, n, last_position)?.splits;
+            if splits > 1 {
+                parts = parts.max(n * shape.n_head * splits);
+            }
+        }
+        Ok(parts * (shape.head_dim + 2) * size_of::<f32>())
+    }
+
+    /// `out[t] = softmax(scale · q[t] · kᵀ) · v` for each head, over the positions that the token sees.
+    ///
+    /// # Errors
+    /// Heads wider than 256 elements, or of a width that is no multiple of four.
+    pub fn attention(&self, stream: &CudaStream, it: &Attention) -> Result<()> {
+        let shape = it.shape;
+        let plan = self.plan(shape, it.n_tokens, it.last_position)?;
+        let args = args![
+            it.q,
+            it.k,
+            it.v,
+            it.positions,
+            it.sinks,
+            it.n_tokens,
+            shape.n_head,
+            shape.n_head_kv,
+            shape.head_dim,
+            shape.window.unwrap_or(0),
+            plan.heads,
+            plan.splits,
+            shape.scale,
+            it.out,
+            it.scratch,
+        ];
+        let cut = LaunchConfig {
+            grid_dim: (grid(plan.blocks, THREADS).grid_dim.0, plan.splits as u32, 1),
+            block_dim: (THREADS as u32, 1, 1),
+            shared_mem_bytes: plan.shared as u32,
+        };
+        self.attention.launch(stream, plan.kernel, cut, &args)?;
+        if plan.splits == 1 {
+            return Ok(());
+        }
+        let args = args![
+            it.scratch,
+            it.sinks,
+            shape.n_head,
+            shape.head_dim,
+            plan.splits,
+            it.out
+        ];
+        let mut rows = grid(it.n_tokens * shape.n_head, THREADS);
+        rows.shared_mem_bytes = (plan.splits * size_of::<f32>()) as u32;
+        self.attention
+            .launch(stream, "attention_combine", rows, &args)
+    }
+
+    fn plan(&self, shape: &Shape, n_tokens: usize, last_position: usize) -> Result<Plan> {
+        let d = shape.head_dim;
+        if d == 0 || d > 256 || !d.is_multiple_of(4) {
+            return Err(Error::Unsupported {
+                kernel: "attention",
+                what: format!("a head of {d} elements (multiples of 4 up to 256 are)"),
+            });
+        }
+        let per_kv = shape.n_head / shape.n_head_kv;
+        // Positions that the tokens of a block see, all together.
+        let seen = shape.visible(last_position).len() + n_tokens.saturating_sub(1);
+        let seen = seen.min(last_position + 1);
+        let share = |most: usize| per_kv.div_ceil(per_kv.div_ceil(most));
+        if n_tokens >= TILE_TOKENS && n_tokens * per_kv >= TILE_ROWS {
+            let (kernel, rows, tile) = match d {
+                ..=128 => ("attention_tokens_128", 64, 32),
+                _ => ("attention_tokens_256", 32, 16),
+            };
+            let heads = share(rows);
+            let blocks = n_tokens.div_ceil(rows / heads) * shape.n_head_kv * per_kv.div_ceil(heads);
+            return Ok(Plan {
+                kernel,
+                blocks,
+                heads,
+                splits: self.splits(blocks, 2, seen.div_ceil(2 * tile)),
+                shared: ((rows + tile) * (d + 4) + rows * (tile + 4)) * size_of::<f32>(),
+            });
+        }
+        let (kernel, most) = match (per_kv, d) {
+            (1, ..=128) => ("attention_token_1_128", 1),
+            (2..=4, ..=128) => ("attention_token_4_128", 4),
+            (_, ..=128) => ("attention_token_8_128", 8),
+            (1, _) => ("attention_token_1_256", 1),
+            _ => ("attention_token_4_256", 4),
+        };
+        let heads = share(most);
+        let blocks = n_tokens * shape.n_head_kv * per_kv.div_ceil(heads);
+        Ok(Plan {
+            kernel,
+            blocks,
+            heads,
+            splits: self.splits(blocks, 4, seen.div_ceil(64)),
+            shared: 0,
+        })
+    }
+
+    /// As many as give every multiprocessor `wanted` blocks, no more than there are `pieces`.
+    fn splits(&self, blocks: usize, wanted: usize, pieces: usize) -> usize {
+        let idle = (wanted * self.multiprocessors) / blocks.max(1);
+        idle.min(pieces).clamp(1, MAX_SPLITS)
+    }
+}

@@ -1,0 +1,285 @@
+//! The router.
+
+use moe_executor::cuda::launch::Route;
+use moe_executor::cuda::{Error, Ptr};
+use moe_executor::ops::Gating;
+
+use crate::device::{Device, Report, noise, wide};
+
+/// A router and its inputs on the host.
+struct Case {
+    gating: Gating,
+    norm: bool,
+    scale: f32,
+    tokens: usize,
+    n_expert: usize,
+    k: usize,
+    logits: Vec<f32>,
+    bias: Option<Vec<f32>>,
+}
+
+impl Case {
+    fn probs(&self, logits: &[f32]) -> Vec<f64> {
+        let logits = wide(logits);
+        match self.gating {
+            Gating::SoftmaxOfChosen => logits,
+            Gating::Sigmoid => logits.iter().map(|x| 1.0 / (1.0 + (-x).exp())).collect(),
+            Gating::Softmax => soft_max(&logits),
+        }
+    }
+
+    fn scores(&self, probs: &[f64]) -> Vec<f64> {
+        let bias = |i: usize| self.bias.as_ref().map_or(0.0, |b| f64::from(b[i]));
+        (0..probs.len()).map(|i| probs[i] + bias(i)).collect()
+    }
+
+    fn weights(&self, probs: &[f64], ids: &[usize]) -> Vec<f64> {
+        let mut weights: Vec<f64> = ids.iter().map(|&id| probs[id]).collect();
+        if self.gating == Gating::SoftmaxOfChosen {
+            weights = soft_max(&weights);
+        }
+        if self.norm {
+            let sum = weights.iter().sum::<f64>().max(6.103_515_6e-5);
+            weights.iter_mut().for_each(|w| *w /= sum);
+        }
+        weights.iter().map(|w| w * f64::from(self.scale)).collect()
+    }
+
+    fn run(&self, device: &Device) -> Result<(Vec<i32>, Vec<f32>), String> {
+        let logits = device.upload(&self.logits);
+        let bias = self.bias.as_ref().map(|bias| device.upload(bias));
+        let ids = device.upload(&vec![-1i32; self.tokens * self.k]);
+        let weights = device.room(self.tokens * self.k);
+        let it = Route {
+            logits: device.at(&logits),
+            selection_bias: bias.as_ref().map_or(Ptr::NULL, |bias| device.at(bias)),
+            gating: self.gating,
+            norm: self.norm,
+            scale: self.scale,
+            tokens: self.tokens,
+            n_expert: self.n_expert,
+            k: self.k,
+        };
+        let (at_ids, at_weights) = (device.at(&ids), device.at(&weights));
+        let done = device
+            .kernels
+            .route(&device.stream, &it, at_ids, at_weights);
+        done.map_err(|e| e.to_string())?;
+        Ok((device.download(&ids)?, device.read(&weights)?))
+    }
+
+    /// What is wrong with the choice of a row, if anything. Scores that differ by rounding may change places.
+    fn wrong_choice(&self, row: &[f32], ids: &[usize]) -> Option<String> {
+        if let Some(id) = ids.iter().find(|id| **id >= self.n_expert) {
+            return Some(format!("no expert has the id {id}"));
+        }
+        let scores = self.scores(&self.probs(row));
+        let key = |id: usize| self.bias.as_ref().map_or(0, |bias| bias[id].to_bits());
+        let mut left: Vec<usize> = (0..self.n_expert).collect();
+        for (slot, id) in ids.iter().enumerate() {
+            let Some(at) = left.iter().position(|left| left == id) else {
+                return Some(format!("slot {slot} has expert {id} a second time"));
+            };
+            let best = left.iter().map(|&i| scores[i]).fold(f64::MIN, f64::max);
+            if best - scores[*id] > 2e-6 * best.abs().max(1e-30) + 1e-7 {
+                return Some(format!(
+                    "slot {slot}: expert {id} of {}, the best left has {best}",
+                    scores[*id]
+                ));
+            }
+            // Of equal inputs the lowest index comes first.
+            let twin = |&i: &usize| row[i].to_bits() == row[*id].to_bits() && key(i) == key(*id);
+            if left[..at].iter().any(twin) {
+                return Some(format!(
+                    "slot {slot}: expert {id} comes before its equal of a lower index"
+                ));
+            }
+            left.remove(at);
+        }
+        None
+    }
+}
+
+fn soft_max(x: &[f64]) -> Vec<f64> {
+    let max = x.iter().copied().fold(f64::MIN, f64::max);
+    let e: Vec<f64> = x.iter().map(|x| (x - max).exp()).collect();
+    let sum: f64 = e.iter().sum();
+    e.iter().map(|e| e / sum).collect()
+}
+
+#[test]
+fn choices_and_weights() {
+    let Some(device) = Device::open() else { return };
+    let mut report = Report::default();
+    let mut seed = 100;
+    for (n_expert, k) in [
+        (1, 1),
+        (2, 1),
+        (8, 2),
+        (31, 31),
+        (32, 4),
+        (33, 6),
+        (60, 4),
+        (64, 8),
+        (65, 40),
+        (128, 8),
+        (129, 6),
+        (256, 8),
+        (300, 100),
+        (512, 10),
+        (512, 512),
+    ] {
+        for gating in [Gating::Softmax, Gating::Sigmoid, Gating::SoftmaxOfChosen] {
+            for (variant, tokens) in [(0, 1), (1, 5), (2, 70), (3, 4)] {
+                seed += 1;
+                // Every second has scores in steps, so that many are equal.
+                let coarse = variant % 2 == 1;
+                let value = |x: f32| {
+                    if coarse {
+                        (x * 8.0).round() / 4.0
+                    } else {
+                        x * 5.0
+                    }
+                };
+                let logits = noise(tokens * n_expert, seed)
+                    .into_iter()
+                    .map(value)
+                    .collect();
+                let bias = noise(n_expert, seed + 1000)
+                    .into_iter()
+                    .map(|x| value(x) * 0.1);
+                let case = Case {
+                    gating,
+                    norm: variant < 2,
+                    scale: [1.0, 2.5, 1.0, 0.5][variant],
+                    tokens,
+                    n_expert,
+                    k,
+                    logits,
+                    bias: (variant >= 2).then(|| bias.collect()),
+                };
+                check(device, &case, coarse, &mut report);
+            }
+        }
+    }
+    report.finish();
+}
+
+fn check(device: &Device, case: &Case, coarse: bool, report: &mut Report) {
+    let name = format!(
+        "route {} × {} of {}, {:?}, norm {}, bias {}, coarse {coarse}",
+        case.tokens,
+        case.k,
+        case.n_expert,
+        case.gating,
+        case.norm,
+        case.bias.is_some()
+    );
+    let (ids, weights) = match case.run(device) {
+        Ok(done) => done,
+        Err(error) => return report.fail(format!("{name}: {error}")),
+    };
+    let ids: Vec<usize> = ids
+        .iter()
+        .map(|&id| usize::try_from(id).unwrap_or(usize::MAX))
+        .collect();
+    let mut want = Vec::new();
+    let rows = case.logits.chunks_exact(case.n_expert);
+    for (token, (row, ids)) in rows.zip(ids.chunks_exact(case.k)).enumerate() {
+        if let Some(wrong) = case.wrong_choice(row, ids) {
+            return report.fail(format!("{name}: token {token}: {wrong}"));
+        }
+        want.extend(case.weights(&case.probs(row), ids));
+    }
+    report.compare(&name, Ok(weights), &want, 5e-6);
+}
+
+#[test]
+fn scores_are_ordered_as_total_cmp_does() {
+    let Some(device) = Device::open() else { return };
+    let mut report = Report::default();
+    let logits = vec![
+        -0.0,
+        0.0,
+        -1.0,
+        3.0,
+        -0.0,
+        3.0,
+        f32::INFINITY,
+        f32::MIN,
+        -1e-40,
+        1e-40,
+    ];
+    let mut want: Vec<i32> = (0..10).collect();
+    want.sort_by(|a, b| logits[*b as usize].total_cmp(&logits[*a as usize]));
+    let case = Case {
+        gating: Gating::SoftmaxOfChosen,
+        norm: false,
+        scale: 1.0,
+        tokens: 1,
+        n_expert: 10,
+        k: 10,
+        logits,
+        bias: None,
+    };
+    match case.run(device) {
+        Ok((ids, _)) if ids == want => {}
+        Ok((ids, _)) => report.fail(format!("chosen {ids:?}, not {want:?}")),
+        Err(error) => report.fail(error),
+    }
+    report.finish();
+}
+
+#[test]
+fn what_is_no_number_chooses_experts_that_are_there() {
+    let Some(device) = Device::open() else { return };
+    let mut report = Report::default();
+    for gating in [Gating::Softmax, Gating::Sigmoid, Gating::SoftmaxOfChosen] {
+        for bits in [u32::MAX, f32::NAN.to_bits()] {
+            let case = Case {
+                gating,
+                norm: true,
+                scale: 1.0,
+                tokens: 2,
+                n_expert: 40,
+                k: 40,
+                logits: vec![f32::from_bits(bits); 80],
+                bias: None,
+            };
+            match case.run(device) {
+                Ok((ids, _)) => {
+                    let wanted = (0..80).map(|i| i % 40);
+                    if !ids.iter().copied().eq(wanted) {
+                        report.fail(format!("{gating:?}, {bits:x}: chosen {ids:?}"));
+                    }
+                }
+                Err(error) => report.fail(format!("{gating:?}: {error}")),
+            }
+        }
+    }
+    report.finish();
+}
+
+#[test]
+fn what_no_kernel_does_is_refused() {
+    let Some(device) = Device::open() else { return };
+    for (n_expert, k) in [(513, 8), (8, 9), (8, 0)] {
+        let it = Route {
+            logits: Ptr::NULL,
+            selection_bias: Ptr::NULL,
+            gating: Gating::Softmax,
+            norm: true,
+            scale: 1.0,
+            tokens: 1,
+            n_expert,
+            k,
+        };
+        let done = device
+            .kernels
+            .route(&device.stream, &it, Ptr::NULL, Ptr::NULL);
+        assert!(
+            matches!(done, Err(Error::Unsupported { .. })),
+            "{k} of {n_expert}: {done:?}"
+        );
+    }
+}

@@ -1,0 +1,279 @@
+//! Norms, sums, activations, rotations.
+
+use moe_executor::cpu::glu::Glu;
+use moe_executor::cpu::rope::rotate;
+use moe_executor::cuda::launch::{AddNorm, Rope};
+use moe_executor::hparams::RopeLayout;
+
+use crate::device::{Device, Report, noise, wide};
+
+const EPS: f32 = 1e-5;
+
+fn norm(x: &[f64], weight: &[f32]) -> Vec<f64> {
+    let groups = x.chunks_exact(weight.len()).flat_map(|row| {
+        let mean = row.iter().map(|x| x * x).sum::<f64>() / row.len() as f64;
+        let scale = 1.0 / (mean + f64::from(EPS)).sqrt();
+        row.iter()
+            .zip(weight)
+            .map(move |(x, w)| x * scale * f64::from(*w))
+    });
+    groups.collect()
+}
+
+#[test]
+fn norms() {
+    let Some(device) = Device::open() else { return };
+    let (stream, kernels) = (&device.stream, &device.kernels);
+    let mut report = Report::default();
+    for (width, rows) in [
+        (2048, 1),
+        (2880, 5),
+        (4096, 33),
+        (8192, 2),
+        (128, 200),
+        (64, 7),
+        (20, 3),
+        (33, 2),
+        (5, 1),
+        (1, 1),
+    ] {
+        let n = width * rows;
+        let (x, y, weight) = (noise(n, 1), noise(n, 2), noise(width, 3));
+        let (dx, dy, dw) = (device.output(&x), device.upload(&y), device.upload(&weight));
+        let (px, py, pw) = (device.at(&dx), device.at(&dy), device.at(&dw));
+        let (sum, out) = (device.room(n), device.room(n));
+
+        let case = format!("rms_norm {rows} × {width}");
+        let done = kernels.rms_norm(stream, px, pw, EPS, width, rows, device.at(&out));
+        let got = done
+            .map_err(|e| e.to_string())
+            .and_then(|()| device.read(&out));
+        report.compare(&case, got, &norm(&wide(&x), &weight), 2e-6);
+
+        let sums: Vec<f64> = x.iter().zip(&y).map(|(a, b)| f64::from(a + b)).collect();
+        // Apart, then over its first input.
+        for (apart, at) in [(true, device.at(&sum)), (false, px)] {
+            let case = format!("add_rms_norm {rows} × {width}, apart: {apart}");
+            let it = AddNorm {
+                x: px,
+                y: py,
+                weight: pw,
+                eps: EPS,
+                width,
+                rows,
+                sum: at,
+                out: device.at(&out),
+            };
+            let done = kernels.add_rms_norm(stream, &it).map_err(|e| e.to_string());
+            let got = done.clone().and_then(|()| device.read(&out));
+            report.compare(&case, got, &norm(&sums, &weight), 2e-6);
+            let got = done.and_then(|()| device.read(if apart { &sum } else { &dx }));
+            report.compare(&format!("{case}: the sum"), got, &sums, 0.0);
+        }
+
+        let case = format!("rms_norm {rows} × {width}, in place");
+        let place = device.output(&y);
+        let at = device.at(&place);
+        let done = kernels.rms_norm(stream, at, pw, EPS, width, rows, at);
+        let got = done
+            .map_err(|e| e.to_string())
+            .and_then(|()| device.read(&place));
+        report.compare(&case, got, &norm(&wide(&y), &weight), 2e-6);
+    }
+    report.finish();
+}
+
+#[test]
+fn sums_and_factors() {
+    let Some(device) = Device::open() else { return };
+    let (stream, kernels) = (&device.stream, &device.kernels);
+    let mut report = Report::default();
+    for (rows, width) in [
+        (1, 1),
+        (3, 85),
+        (1, 256),
+        (1, 257),
+        (70, 300),
+        (2, 2880),
+        (513, 64),
+    ] {
+        let n = rows * width;
+        let (a, b) = (noise(n, 4), noise(n, 5));
+        let (bias, score) = (noise(width, 6), noise(rows, 7));
+        let (da, db) = (device.upload(&a), device.upload(&b));
+        let (dbias, dscore) = (device.upload(&bias), device.upload(&score));
+
+        let out = device.room(n);
+        let done = kernels.add(stream, device.at(&da), device.at(&db), n, device.at(&out));
+        let got = done
+            .map_err(|e| e.to_string())
+            .and_then(|()| device.read(&out));
+        let want: Vec<f64> = a.iter().zip(&b).map(|(a, b)| f64::from(a + b)).collect();
+        report.compare(&format!("add {n}"), got, &want, 0.0);
+
+        let x = device.output(&a);
+        let done = kernels.add_bias(stream, device.at(&x), device.at(&dbias), rows, width);
+        let got = done
+            .map_err(|e| e.to_string())
+            .and_then(|()| device.read(&x));
+        let want: Vec<f64> = (0..n).map(|i| f64::from(a[i] + bias[i % width])).collect();
+        report.compare(&format!("add_bias {rows} × {width}"), got, &want, 0.0);
+
+        let x = device.output(&a);
+        let done =
+            kernels.scale_rows_by_sigmoid(stream, device.at(&x), device.at(&dscore), rows, width);
+        let got = done
+            .map_err(|e| e.to_string())
+            .and_then(|()| device.read(&x));
+        let sigmoid = |x: f32| 1.0 / (1.0 + (-f64::from(x)).exp());
+        let scaled = |i: usize| f64::from(a[i]) * sigmoid(score[i / width]);
+        let want: Vec<f64> = (0..n).map(scaled).collect();
+        report.compare(
+            &format!("scale_rows_by_sigmoid {rows} × {width}"),
+            got,
+            &want,
+            1e-6,
+        );
+    }
+    report.finish();
+}
+
+#[test]
+fn activations() {
+    let Some(device) = Device::open() else { return };
+    let mut report = Report::default();
+    let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+    for n in [1, 255, 256, 1000, 100_003] {
+        let mut gate: Vec<f32> = noise(n, 8).iter().map(|x| x * 12.0).collect();
+        let mut up: Vec<f32> = noise(n, 9).iter().map(|x| x * 12.0).collect();
+        if n > 4 {
+            (gate[0], up[1]) = (f32::NAN, f32::NAN);
+            (gate[2], gate[3]) = (-200.0, 200.0);
+        }
+        let dup = device.upload(&up);
+        for glu in [Glu::Swiglu, Glu::SwigluOai] {
+            let want = |(g, u): (&f32, &f32)| {
+                let (g, u) = (f64::from(*g), f64::from(*u));
+                // Not `min`: what is no number stays none.
+                let least = |x: f64, limit: f64| if x > limit { limit } else { x };
+                match glu {
+                    Glu::Swiglu => g * sigmoid(g) * u,
+                    Glu::SwigluOai => {
+                        let g = least(g, 7.0);
+                        g * sigmoid(1.702 * g) * (u.clamp(-7.0, 7.0) + 1.0)
+                    }
+                }
+            };
+            let want: Vec<f64> = gate.iter().zip(&up).map(want).collect();
+            let x = device.output(&gate);
+            let (stream, at) = (&device.stream, device.at(&x));
+            let done = device.kernels.glu(stream, glu, at, device.at(&dup), n);
+            let got = done
+                .map_err(|e| e.to_string())
+                .and_then(|()| device.read(&x));
+            report.compare(&format!("glu {glu:?} {n}"), got, &want, 2e-6);
+        }
+    }
+    report.finish();
+}
+
+#[test]
+fn rows_by_number() {
+    let Some(device) = Device::open() else { return };
+    let (stream, kernels) = (&device.stream, &device.kernels);
+    let mut report = Report::default();
+    for (rows, width, chosen) in [
+        (9, 2048, vec![8u32, 0, 3, 3]),
+        (1, 1, vec![0]),
+        (40, 300, (0..40).rev().collect()),
+    ] {
+        let (n, x) = (chosen.len(), noise(rows * width, 10));
+        let (dx, dc) = (device.upload(&x), device.upload(&chosen));
+        let out = device.room(n * width);
+        let done = kernels.get_rows(
+            stream,
+            device.at(&dx),
+            device.at(&dc),
+            n,
+            width,
+            device.at(&out),
+        );
+        let got = done
+            .map_err(|e| e.to_string())
+            .and_then(|()| device.read(&out));
+        let row = |i: u32| &x[i as usize * width..][..width];
+        let want: Vec<f64> = chosen.iter().flat_map(|&i| wide(row(i))).collect();
+        report.compare(
+            &format!("get_rows {n} of {rows} × {width}"),
+            got,
+            &want,
+            0.0,
+        );
+
+        // Stored back, each to a place of its own; the others keep what they have.
+        let mut places = chosen.clone();
+        places.sort();
+        places.dedup();
+        let before = noise(rows * width, 11);
+        let (cache, dp) = (device.output(&before), device.upload(&places));
+        let (from, to, n) = (device.at(&dx), device.at(&cache), places.len());
+        let done = kernels.store_rows(stream, from, device.at(&dp), n, width, to);
+        let got = done
+            .map_err(|e| e.to_string())
+            .and_then(|()| device.read(&cache));
+        let mut want = wide(&before);
+        for (i, &place) in places.iter().enumerate() {
+            want[place as usize * width..][..width].copy_from_slice(&wide(row(i as u32)));
+        }
+        report.compare(
+            &format!("store_rows {n} into {rows} × {width}"),
+            got,
+            &want,
+            0.0,
+        );
+    }
+    report.finish();
+}
+
+#[test]
+fn rotations() {
+    let Some(device) = Device::open() else { return };
+    let mut report = Report::default();
+    for layout in [RopeLayout::Halves, RopeLayout::Neighbours] {
+        for (rows, heads, head_dim, n_dims) in [
+            (1, 32, 128, 128),
+            (5, 4, 128, 64),
+            (70, 8, 64, 64),
+            (3, 2, 20, 20),
+            (2, 1, 6, 2),
+        ] {
+            let (x, angles) = (noise(rows * heads * head_dim, 12), noise(rows * n_dims, 13));
+            let mut want = x.clone();
+            for (row, angles) in want
+                .chunks_exact_mut(heads * head_dim)
+                .zip(angles.chunks_exact(n_dims))
+            {
+                for head in row.chunks_exact_mut(head_dim) {
+                    rotate(layout, &mut head[..n_dims], angles);
+                }
+            }
+            let (dx, da) = (device.output(&x), device.upload(&angles));
+            let it = Rope {
+                x: device.at(&dx),
+                angles: device.at(&da),
+                rows,
+                row_width: heads * head_dim,
+                head_dim,
+                n_dims,
+                layout,
+            };
+            let done = device.kernels.rope(&device.stream, &it);
+            let got = done
+                .map_err(|e| e.to_string())
+                .and_then(|()| device.read(&dx));
+            let case = format!("rope {layout:?} {rows} × {heads} × {head_dim}, {n_dims} turn");
+            report.compare(&case, got, &wide(&want), 1e-6);
+        }
+    }
+    report.finish();
+}

@@ -1,0 +1,109 @@
+//! How long kernels take, on request: `cargo test --test cuda_kernels -- --ignored --nocapture`.
+
+use cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT;
+use moe_executor::cpu::attention::Shape;
+use moe_executor::cuda::launch::{Attention, Route};
+use moe_executor::cuda::{Ptr, Result};
+use moe_executor::ops::Gating;
+
+use crate::device::{Device, noise};
+
+/// Microseconds of a call, over many in a row.
+fn time(device: &Device, mut call: impl FnMut() -> Result<()>) -> f64 {
+    const CALLS: usize = 200;
+    for _ in 0..10 {
+        call().unwrap();
+    }
+    let now = || device.stream.record_event(Some(CU_EVENT_DEFAULT)).unwrap();
+    let start = now();
+    for _ in 0..CALLS {
+        call().unwrap();
+    }
+    f64::from(start.elapsed_ms(&now()).unwrap()) * 1e3 / CALLS as f64
+}
+
+#[test]
+#[ignore = "a measurement"]
+fn timings() {
+    let Some(device) = Device::open() else { return };
+    let (stream, kernels) = (&device.stream, &device.kernels);
+    let room = device.room(1 << 16);
+    let x = device.at(&room);
+    let almost_empty = time(device, || kernels.add(stream, x, x, 1, x));
+    println!("add, one element: {almost_empty:.2} µs");
+    let norm = time(device, || kernels.rms_norm(stream, x, x, 1e-5, 2048, 1, x));
+    println!("rms_norm 1 × 2048: {norm:.2} µs");
+
+    for (tokens, n_expert, k) in [(1, 128, 8), (1, 512, 10), (512, 128, 8), (512, 512, 10)] {
+        let logits = device.upload(&noise(tokens * n_expert, 1));
+        let it = Route {
+            logits: device.at(&logits),
+            selection_bias: Ptr::NULL,
+            gating: Gating::Softmax,
+            norm: true,
+            scale: 1.0,
+            tokens,
+            n_expert,
+            k,
+        };
+        let (ids, weights) = (x, x.offset(1 << 16));
+        let took = time(device, || kernels.route(stream, &it, ids, weights));
+        println!(
+            "route {tokens} × {k} of {n_expert}: {took:.2} µs, {:.2} of one element added",
+            took / almost_empty
+        );
+    }
+
+    for (n_head, n_head_kv, head_dim) in [(32, 4, 128), (64, 8, 64), (16, 16, 128)] {
+        for (n_tokens, past) in [
+            (1, 100),
+            (1, 1023),
+            (1, 4095),
+            (1, 16383),
+            (8, 1016),
+            (512, 0),
+        ] {
+            let shape = Shape {
+                n_head,
+                n_head_kv,
+                head_dim,
+                window: None,
+                scale: 0.1,
+            };
+            let last = past + n_tokens - 1;
+            let cached = (last + 1) * n_head_kv * head_dim;
+            let (k, v) = (
+                device.upload(&noise(cached, 1)),
+                device.upload(&noise(cached, 2)),
+            );
+            let q = device.upload(&noise(n_tokens * n_head * head_dim, 3));
+            let positions: Vec<u32> = (past as u32..=last as u32).collect();
+            let positions = device.upload(&positions);
+            let out = device.room(n_tokens * n_head * head_dim);
+            let size = kernels
+                .attention_scratch_size(&shape, n_tokens, last)
+                .unwrap();
+            let scratch = device.room(size / 4);
+            let it = Attention {
+                shape: &shape,
+                q: device.at(&q),
+                k: device.at(&k),
+                v: device.at(&v),
+                positions: device.at(&positions),
+                sinks: Ptr::NULL,
+                n_tokens,
+                last_position: last,
+                out: device.at(&out),
+                scratch: device.at(&scratch),
+            };
+            let took = time(device, || kernels.attention(stream, &it));
+            let seen: usize = (past..=last).map(|p| p + 1).sum();
+            println!(
+                "attention {n_head} heads on {n_head_kv} of {head_dim}, {n_tokens} tokens after {past}: {took:.2} µs, \
+                 {:.0} GB/s of the cache, {:.2} TFLOP/s",
+                (2 * cached * size_of::<f32>()) as f64 / took / 1e3,
+                (4 * seen * n_head * head_dim) as f64 / took / 1e6
+            );
+        }
+    }
+}
