@@ -8,6 +8,7 @@ use cudarc::driver::{
     CudaContext, CudaFunction, CudaModule, CudaStream, DriverError, LaunchConfig, result,
 };
 use cudarc::nvrtc::Ptx;
+use moe_gguf::GgmlType;
 
 use super::{Error, Ptr, Result};
 
@@ -33,6 +34,27 @@ macro_rules! embedded {
 pub(super) static ATTENTION: Embedded = embedded!("attention");
 pub(super) static ROUTER: Embedded = embedded!("router");
 pub(super) static ROWS: Embedded = embedded!("rows");
+pub(super) static EXPERTS: Embedded = embedded!("experts");
+
+/// Products, a module for each type of weights.
+pub(super) static PRODUCTS: [(GgmlType, Embedded); 16] = [
+    (GgmlType::F32, embedded!("products_f32")),
+    (GgmlType::F16, embedded!("products_f16")),
+    (GgmlType::BF16, embedded!("products_bf16")),
+    (GgmlType::Q4_0, embedded!("products_q4_0")),
+    (GgmlType::Q4_1, embedded!("products_q4_1")),
+    (GgmlType::Q5_0, embedded!("products_q5_0")),
+    (GgmlType::Q5_1, embedded!("products_q5_1")),
+    (GgmlType::Q8_0, embedded!("products_q8_0")),
+    (GgmlType::Q2_K, embedded!("products_q2_k")),
+    (GgmlType::Q3_K, embedded!("products_q3_k")),
+    (GgmlType::Q4_K, embedded!("products_q4_k")),
+    (GgmlType::Q5_K, embedded!("products_q5_k")),
+    (GgmlType::Q6_K, embedded!("products_q6_k")),
+    (GgmlType::IQ4_NL, embedded!("products_iq4_nl")),
+    (GgmlType::IQ4_XS, embedded!("products_iq4_xs")),
+    (GgmlType::MXFP4, embedded!("products_mxfp4")),
+];
 
 /// Bytes of shared memory that a block may take without asking.
 const SHARED_WITHOUT_ASKING: u32 = 48 << 10;

@@ -4,6 +4,8 @@
 //! caller promises that the pointers show to device memory of the told shapes.
 
 mod attention;
+mod experts;
+mod products;
 mod router;
 mod rows;
 mod wanted;
@@ -12,11 +14,14 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
 use cudarc::driver::{CudaContext, LaunchConfig};
+use moe_gguf::GgmlType;
 
 use super::module::{self, Module};
 use super::{Error, Result};
 
 pub use attention::Attention;
+pub use experts::{Fetched, GateUp, MulMatId};
+pub use products::Weights;
 pub use router::{MAX_EXPERTS, Route};
 pub use rows::{AddNorm, Rope};
 pub use wanted::*;
@@ -28,6 +33,9 @@ pub struct Kernels {
     attention: Module,
     router: Module,
     rows: Module,
+    experts: Module,
+    /// Products, by the type of the weights.
+    products: Vec<(GgmlType, Module)>,
 }
 
 impl Kernels {
@@ -41,11 +49,15 @@ impl Kernels {
             let what = "the GPU's multiprocessors";
             Error::Driver { what, source }
         })?;
+        let products = module::PRODUCTS.iter();
+        let products = products.map(|(ty, ptx)| Ok((*ty, Module::new(context, ptx)?)));
         Ok(Kernels {
             multiprocessors: multiprocessors.max(1) as usize,
             attention: Module::new(context, &module::ATTENTION)?,
             router: Module::new(context, &module::ROUTER)?,
             rows: Module::new(context, &module::ROWS)?,
+            experts: Module::new(context, &module::EXPERTS)?,
+            products: products.collect::<Result<_>>()?,
         })
     }
 }

@@ -1,0 +1,86 @@
+// Around the products of chosen experts: what they read, who computes what, and the weighted sum of the results.
+#include "activations.cuh"
+
+// Quantizes rows of activations, `n` of them in all, a multiple of 32; `codes` and `groups` as in `Activations`.
+KERNEL quantize(const float* x, size_t n, int* codes, Group* groups) {
+    const size_t block = size_t(blockIdx.x) * blockDim.x;
+    x += 4 * block;
+    codes += block;
+    groups += block / 8;
+    const bool inside = block + threadIdx.x < n / 4;
+    quantize_four(inside ? ((const float4*)x)[threadIdx.x] : float4{}, threadIdx.x, inside, codes, groups);
+}
+
+enum : unsigned { GROUP_WARPS = 8 };
+
+// Sorts the entries (token, slot) by their expert, keeping their order: block e finds those of expert e. `bounds` (n_expert + 1)
+// says where each expert's begin. The list has token and slot in 22 + 10 bits, or, where that is too little, in 32 + 32.
+extern "C" __global__ void __launch_bounds__(GROUP_WARPS* WARP) group_entries(
+    const int* ids, unsigned n, unsigned k, bool wide, unsigned* bounds, void* list
+) {
+    __shared__ unsigned below[GROUP_WARPS], same[GROUP_WARPS];
+    const int expert = blockIdx.x;
+    const unsigned warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    // Each warp takes a piece of the ids, whole times 32.
+    const unsigned piece = (n + GROUP_WARPS * WARP - 1) / (GROUP_WARPS * WARP) * WARP;
+    const unsigned first = min(warp * piece, n), end = min(first + piece, n);
+
+    unsigned n_below = 0, n_same = 0;
+#pragma unroll 4
+    for (unsigned at = first + lane; at < end; at += WARP) {
+        const int id = ids[at];
+        n_below += id < expert;
+        n_same += id == expert;
+    }
+#pragma unroll
+    for (unsigned step = WARP / 2; step > 0; step /= 2) {
+        n_below += __shfl_xor_sync(ALL_LANES, n_below, step);
+        n_same += __shfl_xor_sync(ALL_LANES, n_same, step);
+    }
+    if (lane == 0) {
+        below[warp] = n_below;
+        same[warp] = n_same;
+    }
+    __syncthreads();
+    unsigned begin = 0, place = 0, count = 0;
+    for (unsigned w = 0; w < GROUP_WARPS; w++) {
+        begin += below[w];
+        count += same[w];
+        if (w < warp) place += same[w];
+    }
+    if (threadIdx.x == 0) {
+        bounds[expert] = begin;
+        if (blockIdx.x == gridDim.x - 1) bounds[expert + 1] = begin + count;
+    }
+    if (same[warp] == 0) return;
+    place += begin;
+#pragma unroll 4
+    for (unsigned from = first; from < end; from += WARP) {
+        const unsigned at = from + lane;
+        const bool hit = at < end && ids[at] == expert;
+        const unsigned hits = __ballot_sync(ALL_LANES, hit);
+        if (hit) {
+            const unsigned to = place + __popc(hits & ((1u << lane) - 1));
+            const unsigned token = at / k, slot = at % k;
+            if (wide) ((uint2*)list)[to] = {token, slot};
+            else ((unsigned*)list)[to] = token | slot << 22;
+        }
+        place += __popc(hits);
+    }
+}
+
+// `out (tokens, width)`: the sum of `experts (tokens, k, width)` by their `weights (tokens, k)`, slot after slot; products and
+// sums are rounded each, as on the CPU.
+KERNEL merge(const float* experts, const float* weights, unsigned k, unsigned width, size_t n, float* out) {
+    const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    const size_t token = i / width, column = i % width;
+    experts += token * k * width + column;
+    weights += token * k;
+    float sum = __fmul_rn(experts[0], weights[0]);
+#pragma unroll 8
+    for (unsigned slot = 1; slot < k; slot++) {
+        sum = __fadd_rn(sum, __fmul_rn(experts[size_t(slot) * width], weights[slot]));
+    }
+    out[i] = sum;
+}

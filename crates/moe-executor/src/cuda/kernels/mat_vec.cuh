@@ -1,0 +1,143 @@
+// Matrix times vector: a warp takes a few rows of weights, its lanes the units of a row in turn.
+#pragma once
+#include "entries.cuh"
+#include "weights.cuh"
+
+enum : unsigned { VEC_WARPS = 8, VEC_THREADS = VEC_WARPS * WARP };
+
+// One row of activations for each matrix, quantized by each block for itself. Block y computes entry y; the blocks of an entry
+// share its rows out. With GLU a warp's rows are one of the gate's and the same of the up's.
+template <class W, unsigned ROWS, bool GLU>
+__device__ inline void mat_vec_one(
+    const byte* weights, const byte* up, const unsigned long long* table, const int* ids, size_t expert_size, unsigned row_size,
+    const float* bias, const float* up_bias, const float* x, unsigned rows_per, unsigned n_in, unsigned n_out, unsigned glu,
+    float* out
+) {
+    extern __shared__ int4 shared[];  // (n_in) codes, (n_in / 32) groups
+    const unsigned lane = threadIdx.x % WARP, entry = blockIdx.y;
+    const size_t expert = ids ? ids[entry] : 0;
+    // An entry without a matrix is left out.
+    if (table && table[entry] == 0) return;
+    const byte* matrices[2] = {table ? (const byte*)table[entry] : weights + expert * expert_size, up + expert * expert_size};
+    x += size_t(entry / rows_per) * n_in;
+    out += size_t(entry) * n_out;
+
+    const unsigned units = (n_in + W::UNIT - 1) / W::UNIT;
+    const unsigned sets = GLU ? n_out : (n_out + ROWS - 1) / ROWS, step = gridDim.x * VEC_WARPS;
+    const auto load = [&](typename W::Raw(&raw)[ROWS], unsigned set, unsigned u) {
+#pragma unroll
+        for (unsigned r = 0; r < ROWS; r++) {
+            const unsigned row = GLU ? set : min(set * ROWS + r, n_out - 1);
+            raw[r] = W::load(matrices[GLU ? r : 0] + size_t(row) * row_size, u, n_in);
+        }
+    };
+
+    // Always one unit ahead, across rows too; the first is on its way while the activations are quantized.
+    typename W::Raw next[ROWS];
+    unsigned set = blockIdx.x * VEC_WARPS + threadIdx.x / WARP;
+    if (set < sets && lane < units) load(next, set, lane);
+
+    typename W::Source source;
+    if constexpr (W::QUANTIZED) {
+        Group* groups = (Group*)((signed char*)shared + n_in);
+        quantize_row(x, n_in, (int*)shared, groups);
+        __syncthreads();
+        source = {shared, groups};
+    } else {
+        source = {x};
+    }
+
+    for (; set < sets; set += step) {
+        float sums[ROWS] = {};
+        for (unsigned first = 0; first < units; first += WARP) {
+            const unsigned u = first + lane;
+            typename W::Raw raw[ROWS];
+#pragma unroll
+            for (unsigned r = 0; r < ROWS; r++) raw[r] = next[r];
+            const bool last = first + WARP >= units;
+            const unsigned next_set = last ? set + step : set, next_unit = last ? lane : u + WARP;
+            if (next_set < sets && next_unit < units) load(next, next_set, next_unit);
+            if (u < units) {
+                const typename W::Input in = W::input(source, u, n_in);
+#pragma unroll
+                for (unsigned r = 0; r < ROWS; r++) {
+                    typename W::Decoded decoded;
+                    W::decode(raw[r], u, decoded);
+                    sums[r] += W::dot(decoded, in);
+                }
+            }
+        }
+#pragma unroll
+        for (unsigned r = 0; r < ROWS; r++) sums[r] = warp_sum(sums[r]);
+        if (GLU) {
+            if (lane == 0) {
+                const size_t at = expert * n_out + set;
+                out[set] = activate(glu, sums[0] + (bias ? bias[at] : 0), sums[ROWS - 1] + (up_bias ? up_bias[at] : 0));
+            }
+        } else {
+#pragma unroll
+            for (unsigned r = 0; r < ROWS; r++) {
+                const unsigned row = set * ROWS + r;
+                if (lane == r && row < n_out) {
+                    store(out + row, sums[r] + (bias ? bias[expert * n_out + row] : 0), glu);
+                }
+            }
+        }
+    }
+}
+
+// A few rows of activations for each matrix: TOKENS of them at a time with weights that are decoded once. Block y computes the
+// entries of matrix y.
+template <class W, unsigned TOKENS>
+__device__ inline void mat_vec_several(
+    const byte* weights, size_t expert_size, unsigned row_size, const float* bias, const float* x, const void* quantized,
+    unsigned n_source, const Entries& entries, unsigned n_in, unsigned n_out, unsigned glu, float* out
+) {
+    constexpr unsigned ROWS = 2;
+    const Activations activations(quantized, n_source, n_in);
+    const unsigned lane = threadIdx.x % WARP, expert = blockIdx.y;
+    const unsigned begin = entries.begin(expert), end = entries.end(expert);
+    weights += expert * expert_size;
+    if (bias) bias += size_t(expert) * n_out;
+
+    const unsigned units = (n_in + W::UNIT - 1) / W::UNIT;
+    const unsigned sets = (n_out + ROWS - 1) / ROWS;
+    for (unsigned set = blockIdx.x * VEC_WARPS + threadIdx.x / WARP; set < sets; set += gridDim.x * VEC_WARPS) {
+        for (unsigned chunk = begin; chunk < end; chunk += TOKENS) {
+            unsigned entry[TOKENS];
+            typename W::Source sources[TOKENS];
+#pragma unroll
+            for (unsigned t = 0; t < TOKENS; t++) {
+                // Those past the end repeat the last one and are not stored.
+                entry[t] = entries.at(min(chunk + t, end - 1));
+                sources[t] = W::source(x, activations, entries.row(entry[t]));
+            }
+            float sums[ROWS][TOKENS] = {};
+            for (unsigned u = lane; u < units; u += WARP) {
+                typename W::Decoded decoded[ROWS];
+#pragma unroll
+                for (unsigned r = 0; r < ROWS; r++) {
+                    const unsigned row = min(set * ROWS + r, n_out - 1);
+                    W::decode(W::load(weights + size_t(row) * row_size, u, n_in), u, decoded[r]);
+                }
+#pragma unroll
+                for (unsigned t = 0; t < TOKENS; t++) {
+                    const typename W::Input in = W::input(sources[t], u, n_in);
+#pragma unroll
+                    for (unsigned r = 0; r < ROWS; r++) sums[r][t] += W::dot(decoded[r], in);
+                }
+            }
+#pragma unroll
+            for (unsigned r = 0; r < ROWS; r++) {
+                const unsigned row = set * ROWS + r;
+#pragma unroll
+                for (unsigned t = 0; t < TOKENS; t++) {
+                    const float sum = warp_sum(sums[r][t]);
+                    if (lane == t && chunk + t < end && row < n_out) {
+                        store(out + size_t(entry[t]) * n_out + row, sum + (bias ? bias[row] : 0), glu);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,3 @@
+#include "products.cuh"
+
+PRODUCTS(F16)

@@ -1,0 +1,3 @@
+#include "products.cuh"
+
+PRODUCTS(Quantized<IQ4_XS>)

@@ -1,0 +1,3 @@
+#include "products.cuh"
+
+PRODUCTS(Quantized<Q4_0>)
