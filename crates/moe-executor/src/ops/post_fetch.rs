@@ -83,7 +83,6 @@ impl Ops<'_> {
                 ids,
                 entries: src.rows,
                 out: dst.values.fill_device(device.gpu())?,
-                scratch: device.quantized(src.rows, src.width)?,
             };
             device
                 .kernels()

@@ -8,7 +8,6 @@ mod experts;
 mod products;
 mod router;
 mod rows;
-mod wanted;
 
 use std::sync::Arc;
 
@@ -24,7 +23,6 @@ pub use experts::{Fetched, GateUp, MulMatId};
 pub use products::Weights;
 pub use router::{MAX_EXPERTS, Route};
 pub use rows::{AddNorm, Rope};
-pub use wanted::*;
 
 /// All kernels on one device, translated for it when first used.
 pub struct Kernels {
