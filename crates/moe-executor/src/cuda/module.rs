@@ -1,4 +1,4 @@
-//! The embedded kernels: PTX for three architectures, translated by the driver when a kernel of it is first asked for.
+//! The embedded kernels: PTX for two architectures, translated by the driver when a kernel of it is first asked for.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,7 +15,7 @@ use super::{Error, Ptr, Result};
 /// PTX of one source file, by ten times the compute capability that it needs, ascending.
 pub(super) struct Embedded {
     name: &'static str,
-    versions: [(u32, &'static str); 3],
+    versions: [(u32, &'static str); 2],
 }
 
 macro_rules! embedded {
@@ -25,7 +25,6 @@ macro_rules! embedded {
             versions: [
                 (75, include_str!(concat!("ptx/", $name, ".sm_75.ptx"))),
                 (80, include_str!(concat!("ptx/", $name, ".sm_80.ptx"))),
-                (90, include_str!(concat!("ptx/", $name, ".sm_90.ptx"))),
             ],
         }
     };

@@ -60,6 +60,8 @@ pub struct Ops<'a> {
     pub side: Side,
     /// Position of each row of the current operations.
     pub positions: Vec<u32>,
+    /// Position of the pass's first row.
+    first_position: u32,
     /// Where a value that is no number showed first in this pass.
     pub not_finite: Option<(NodeName, u32)>,
     /// What went wrong on the GPU so that values on it are lost.
@@ -90,6 +92,7 @@ impl<'a> Ops<'a> {
             device,
             side: Side::Host,
             positions: Vec::new(),
+            first_position: 0,
             not_finite: None,
             fault: None,
             ran: Ran::Host,

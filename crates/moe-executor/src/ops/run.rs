@@ -86,6 +86,7 @@ impl Ops<'_> {
     /// The GPU cannot begin one.
     pub fn begin_pass(&mut self) -> Result<()> {
         self.side = Side::Host;
+        self.first_position = self.positions.first().copied().unwrap_or(0);
         match &mut self.device {
             Some(device) => Ok(device.begin_pass()?),
             None => Ok(()),
@@ -102,6 +103,10 @@ impl Ops<'_> {
         }
         if let Some(fault) = self.fault.take() {
             return Err(fault.into());
+        }
+        if let Some(device) = &self.device {
+            let samples = device.samples()?;
+            self.recorder.transfers(&samples, self.first_position)?;
         }
         self.recorder.end(self.device.as_ref())
     }

@@ -12,11 +12,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use moe_trace::buffers::BufferEvent;
 use moe_trace::record::{self, MAX_SOURCES};
 use moe_trace::tables::PHASES;
+use moe_trace::transfers::{Span, Transfer};
 use moe_trace::{RunWriter, TensorAccessLog};
 
 use crate::activation::NodeName;
 use crate::buffers::Moment;
 use crate::capture::Capture;
+use crate::cuda::post_fetch::Sample;
 use crate::cuda::{Device, Mark};
 use crate::error::{Error, Result};
 
@@ -218,6 +220,36 @@ impl Recorder {
             Some(writer) => Ok(writer.write_buffer_events(events)?),
             None => Ok(()),
         }
+    }
+
+    /// Tells the run what Post-Fetch did in a pass whose first row is at `position`.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub(crate) fn transfers(&mut self, samples: &[Sample], position: u32) -> Result<()> {
+        let (Some(writer), false) = (&mut self.writer, samples.is_empty()) else {
+            return Ok(());
+        };
+        let clock = &self.clock;
+        let span = |(start, end): (Instant, Instant)| Span {
+            start_ns: clock.ns(start),
+            end_ns: clock.ns(end.max(start)),
+        };
+        let transfer = |sample: &Sample| Transfer {
+            sequence_id: self.pass.sequence_id,
+            token_id: position,
+            phase: self.pass.phase,
+            layer_id: sample.layer as u16,
+            n_tokens: sample.n_tokens as u32,
+            n_experts: sample.n_experts as u32,
+            n_fetched: sample.n_fetched as u32,
+            bytes: sample.bytes,
+            transfer: sample.transfer.map(span),
+            window: span(sample.window),
+            product: sample.product.map(span),
+        };
+        let transfers: Vec<Transfer> = samples.iter().map(transfer).collect();
+        Ok(writer.write_transfers(&transfers)?)
     }
 
     /// Ends a pass: hands what was recorded to the file, if that was not done a moment ago. `device` has come to the end of

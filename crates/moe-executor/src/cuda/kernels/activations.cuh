@@ -39,7 +39,8 @@ __device__ inline void quantize_four(float4 x, unsigned i, bool store, int* code
     const int second = __shfl_down_sync(ALL_LANES, sum, 4);
     if (!store) return;
     codes[i] = (a & 255) | (b & 255) << 8 | (c & 255) << 16 | d << 24;
-    if (i % 8 == 0) groups[i / 8] = {__fdiv_rn(amax, 127), (unsigned(sum) & 0xffff) | unsigned(second) << 16};
+    // In half precision, as ggml keeps it: near ties of a router fall as they do there.
+    if (i % 8 == 0) groups[i / 8] = {round_to_half(__fdiv_rn(amax, 127)), (unsigned(sum) & 0xffff) | unsigned(second) << 16};
 }
 
 // Quantizes a row of `n` activations with all threads of the block.
