@@ -1,4 +1,4 @@
-//! Measures over the routing of mixture-of-experts models, and caches simulated on it: runs and tables in, tables out.
+//! Measures over the routing and the transfers of mixture-of-experts models, and simulated caches: runs and tables in, tables out.
 
 #![warn(missing_docs)]
 
@@ -7,6 +7,8 @@ pub mod diff;
 pub mod foreign;
 pub mod hotness;
 pub mod measures;
+pub mod overlap;
+mod quantile;
 pub mod simulate;
 pub mod stability;
 mod stack;

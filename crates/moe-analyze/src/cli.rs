@@ -9,7 +9,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::commands::{
     accesses, bench, buffers, completions, convert, diff, gguf_map, graph, hotness, info, man,
-    parquet, plan, record, relayout, simulate, synth,
+    overlap, parquet, plan, record, relayout, simulate, synth,
 };
 
 /// Offline trace analysis for mixture-of-experts models in GGUF files.
@@ -44,6 +44,7 @@ enum Command {
     Simulate(simulate::Args),
     Diff(diff::Args),
     Accesses(accesses::Args),
+    Overlap(overlap::Args),
     Graph(graph::Args),
     Buffers(buffers::Args),
     Info(info::Args),
@@ -133,6 +134,7 @@ impl Cli {
             Command::Simulate(args) => simulate::run(args, &ctx),
             Command::Diff(args) => diff::run(args, &ctx),
             Command::Accesses(args) => accesses::run(args, &ctx),
+            Command::Overlap(args) => overlap::run(args, &ctx),
             Command::Graph(args) => graph::run(args, &ctx),
             Command::Buffers(args) => buffers::run(args, &ctx),
             Command::Info(args) => info::run(args, &ctx),

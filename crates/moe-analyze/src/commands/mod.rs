@@ -11,6 +11,7 @@ pub mod graph;
 pub mod hotness;
 pub mod info;
 pub mod man;
+pub mod overlap;
 pub mod parquet;
 pub mod plan;
 pub mod record;

@@ -1,9 +1,10 @@
-//! Pictures as PNG or SVG: heat maps of layers × experts, memory over time, and curves.
+//! Pictures as PNG or SVG: heat maps of layers × experts, memory and a pass over time, and curves.
 
 mod chart;
 mod colour;
 mod curves;
 mod occupancy;
+mod pass_timeline;
 
 use std::path::Path;
 use std::sync::Once;
@@ -19,6 +20,7 @@ use crate::files;
 pub use chart::{Chart, Line};
 pub use curves::Curves;
 pub use occupancy::Occupancy;
+pub use pass_timeline::PassTimeline;
 
 /// DejaVu Sans travels in the binary for PNG; in an SVG the viewer falls back to its own font where it is missing.
 const FONT: &str = "DejaVu Sans, sans-serif";

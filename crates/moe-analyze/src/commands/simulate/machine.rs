@@ -41,7 +41,8 @@ impl MachineArgs {
     }
 }
 
-fn positive(text: &str) -> Result<f64, String> {
+/// A number for an option that takes no 0.
+pub fn positive(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(value) if (1e-9..=1e9).contains(&value) => Ok(value),
         _ => Err("give a number above 0".into()),

@@ -21,6 +21,7 @@ use crate::traces::TraceArgs;
 use budget::Budgets;
 use inputs::Inputs;
 use machine::MachineArgs;
+pub use machine::positive;
 use prefetch::PrefetchArgs;
 
 /// Simulate caches of experts: hit rates and bytes moved, for every policy and budget

@@ -1,0 +1,296 @@
+//! Figures of transfers, against values computed by hand.
+
+use moe_analysis::overlap::{self, Reads, Report, Verdict};
+use moe_gguf::GgmlType;
+use moe_gguf::map::{Category, MapRow, OffsetMap, Projection};
+
+use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
+use moe_trace::transfers::{Span, Transfer};
+
+/// As the clock has it: more digits than an f64 keeps.
+const CLOCK: u64 = 1_800_000_000_000_000_001;
+
+fn span((start, end): (u64, u64)) -> Span {
+    Span {
+        start_ns: CLOCK + start,
+        end_ns: CLOCK + end,
+    }
+}
+
+type Times = (u64, u64);
+
+/// A layer with four chosen experts; times from [`CLOCK`] on.
+fn run(
+    (token_id, layer_id): (u32, u16),
+    (n_fetched, bytes): (u32, u64),
+    window: Times,
+    transfer: Option<Times>,
+    product: Option<Times>,
+) -> Transfer {
+    Transfer {
+        sequence_id: 0,
+        token_id,
+        phase: PHASE_GENERATE,
+        layer_id,
+        n_tokens: 1,
+        n_experts: 4,
+        n_fetched,
+        bytes,
+        transfer: transfer.map(span),
+        window: span(window),
+        product: product.map(span),
+    }
+}
+
+/// Three passes of two layers. Layer 0 has long windows, and transfers that begin late; layer 1 has windows that are too short.
+fn example() -> Vec<Transfer> {
+    let (of, none) = (Some, None);
+    vec![
+        run(
+            (7, 0),
+            (4, 8000),
+            (1000, 2000),
+            of((1100, 1500)),
+            of((2010, 2030)),
+        ),
+        run(
+            (7, 1),
+            (4, 4000),
+            (3000, 3100),
+            of((2990, 3390)),
+            of((3400, 3410)),
+        ),
+        run(
+            (8, 0),
+            (3, 12000),
+            (11000, 12000),
+            of((11800, 12600)),
+            of((12610, 12650)),
+        ),
+        run(
+            (8, 1),
+            (4, 4000),
+            (13000, 13100),
+            of((13000, 13400)),
+            of((13400, 13410)),
+        ),
+        run((9, 0), (0, 0), (21000, 21500), none, none),
+        run(
+            (9, 1),
+            (4, 3000),
+            (23000, 23100),
+            of((23200, 23500)),
+            of((23510, 23520)),
+        ),
+    ]
+}
+
+fn generated(transfers: &[Transfer], reads: &Reads) -> Report {
+    overlap::report(transfers, PHASE_GENERATE, reads).unwrap()
+}
+
+#[track_caller]
+fn assert_close(found: Option<f64>, expected: f64) {
+    let found = found.expect("a figure");
+    let scale = expected.abs().max(1.0);
+    assert!(
+        (found - expected).abs() < 1e-9 * scale,
+        "{found} {expected}"
+    );
+}
+
+#[test]
+fn a_layer_with_late_transfers() {
+    let report = generated(&example(), &Reads::default());
+    assert_eq!(report.passes, 3);
+    assert_eq!(report.layers.keys().copied().collect::<Vec<_>>(), [0, 1]);
+    let layer = &report.layers[&0];
+    assert_eq!((layer.runs, layer.n_experts, layer.n_fetched), (3, 12, 7));
+    assert_eq!(layer.bytes, 20_000);
+    assert_close(layer.fallback_rate(), 5.0 / 12.0);
+    // Windows of 1000, 1000 and 500 ns.
+    assert_close(layer.window.mean_ns(), 2500.0 / 3.0);
+    assert_close(Some(layer.window.p95_ns), 1000.0);
+    // Transfers of 400 and 800 ns: all of the first and 200 ns of the second lie in their windows.
+    assert_eq!(layer.transfer.n, 2);
+    assert_close(layer.transfer.mean_ns(), 600.0);
+    assert_close(Some(layer.transfer.p95_ns), 780.0);
+    assert_close(layer.hidden_share(), 0.5);
+    assert_close(layer.hideable_share(), 1.0);
+    assert_close(layer.fitting_share(), 1.0);
+    // 0 and 600 ns.
+    assert_close(layer.stall.mean_ns(), 300.0);
+    assert_close(Some(layer.stall.p95_ns), 570.0);
+    // 100 and 800 ns.
+    assert_close(layer.mean_delay_ns(), 450.0);
+    assert_close(layer.product.mean_ns(), 30.0);
+    assert_close(layer.link_bytes_per_s(), 20_000.0 / 1200e-9);
+    assert_eq!(layer.memory_share(), None);
+    assert_eq!(layer.gate_up_bytes_per_s(), None);
+    let verdict = layer.verdict();
+    assert_eq!(verdict.word(), "missed");
+    assert_eq!(
+        verdict.to_string(),
+        "missed: 50.0 % of the transfers lies under gate and up where 100.0 % could; they begin 0.5 µs after them"
+    );
+}
+
+#[test]
+fn a_layer_whose_windows_are_too_short() {
+    let layer = &generated(&example(), &Reads::default()).layers[&1];
+    // Transfers of 400, 400 and 300 ns beside windows of 100 ns: 100, 100 and 0 ns lie there, 100 ns of each could.
+    assert_close(layer.hidden_share(), 200.0 / 1100.0);
+    assert_close(layer.hideable_share(), 300.0 / 1100.0);
+    assert_close(layer.fitting_share(), 0.0);
+    // 290, 300 and 400 ns after the windows; the last transfer does not even begin in its own.
+    assert_close(layer.stall.mean_ns(), 330.0);
+    assert_close(Some(layer.stall.p95_ns), 390.0);
+    // -10, 0 and 200 ns.
+    assert_close(layer.mean_delay_ns(), 190.0 / 3.0);
+    assert_close(layer.fallback_rate(), 0.0);
+    let verdict = layer.verdict();
+    assert_eq!(verdict.word(), "too_long");
+    assert!(
+        verdict.to_string().starts_with("cannot be hidden: a transfer takes 0.4 µs and gate and up 0.1 µs, so that at most 27.3 %"),
+        "{verdict}"
+    );
+}
+
+#[test]
+fn all_layers_together() {
+    let all = generated(&example(), &Reads::default()).all;
+    assert_eq!((all.runs, all.n_experts, all.n_fetched), (6, 24, 19));
+    assert_eq!(all.bytes, 31_000);
+    assert_close(all.hidden_share(), 800.0 / 2300.0);
+    assert_close(all.hideable_share(), 1500.0 / 2300.0);
+    assert_close(all.fitting_share(), 2.0 / 5.0);
+    assert_close(all.link_bytes_per_s(), 31_000.0 / 2300e-9);
+    assert_close(all.stall.mean_ns(), 1590.0 / 5.0);
+}
+
+#[test]
+fn hidden_and_without_gain() {
+    let transfers = vec![run((0, 0), (4, 8000), (0, 1000), Some((0, 400)), None)];
+    let verdict = |gate_up: f64, gb_s: Option<f64>| {
+        let reads = Reads {
+            gate_up_bytes: [(0, gate_up)].into(),
+            memory_bytes_per_s: gb_s.map(|gb_s| gb_s * 1e9),
+        };
+        let all = generated(&transfers, &reads).all;
+        (
+            all.memory_share(),
+            all.memory_share_with_transfers(),
+            all.verdict(),
+        )
+    };
+    // 4 experts of 5000 bytes in 1 µs are 20 GB/s, with the 8000 bytes that travel meanwhile 28 GB/s.
+    let (alone, together, found) = verdict(5000.0, Some(40.0));
+    assert_close(alone, 0.5);
+    assert_close(together, 0.7);
+    assert_eq!(found, Verdict::Hidden { hidden: 1.0 });
+    let (alone, together, found) = verdict(5000.0, Some(30.0));
+    assert_close(alone, 2.0 / 3.0);
+    assert_close(together, 28.0 / 30.0);
+    assert_eq!(found.word(), "no_gain");
+    assert!(
+        found
+            .to_string()
+            .contains("93.3 % of the memory's bandwidth"),
+        "{found}"
+    );
+    let (alone, together, found) = verdict(5000.0, None);
+    assert_eq!((alone, together, found.word()), (None, None, "hidden"));
+}
+
+#[test]
+fn nothing_travelled() {
+    let transfers = vec![run((0, 0), (0, 0), (0, 1000), None, None)];
+    let all = generated(&transfers, &Reads::default()).all;
+    assert_eq!((all.hidden_share(), all.link_bytes_per_s()), (None, None));
+    assert_close(all.fallback_rate(), 1.0);
+    assert_eq!(all.verdict(), Verdict::Nothing);
+    assert_eq!(
+        overlap::report(&transfers, PHASE_PROMPT, &Reads::default()),
+        None
+    );
+    assert_eq!(
+        overlap::report(&[], PHASE_GENERATE, &Reads::default()),
+        None
+    );
+}
+
+/// A damaged or hostile file may claim any numbers: figures are told, nothing overflows.
+#[test]
+fn the_largest_numbers() {
+    let mut transfer = run((0, 0), (4, u64::MAX), (0, 0), None, None);
+    transfer.window = Span {
+        start_ns: 0,
+        end_ns: u64::MAX,
+    };
+    transfer.transfer = Some(transfer.window);
+    transfer.n_experts = u32::MAX;
+    let all = generated(&[transfer.clone(), transfer], &Reads::default()).all;
+    assert_close(all.hidden_share(), 1.0);
+    assert_eq!(all.bytes, u64::MAX);
+}
+
+#[test]
+fn passes_begin_where_the_layers_begin_anew() {
+    let mut transfers = example();
+    // The same token once more, as in a replay; then another request at the same position.
+    transfers.extend_from_within(4..6);
+    transfers.extend_from_within(4..6);
+    transfers[8].sequence_id = 1;
+    transfers[9].sequence_id = 1;
+    let passes = overlap::passes(&transfers);
+    assert_eq!(
+        passes.iter().map(|pass| pass.len()).collect::<Vec<_>>(),
+        [2; 5]
+    );
+    assert_eq!(generated(&transfers, &Reads::default()).passes, 5);
+}
+
+#[test]
+fn the_typical_pass_is_the_median() {
+    let transfers = example();
+    let passes = overlap::passes(&transfers);
+    // 1000 to 3410, 11000 to 13410, 21000 to 23520.
+    assert_eq!(overlap::bounds(passes[2]), Some(span((21000, 23520))));
+    assert_eq!(overlap::typical(&passes), Some(1));
+    assert_eq!(overlap::typical(&passes[1..]), Some(0));
+    assert_eq!(overlap::typical(&[]), None);
+    assert_eq!(overlap::bounds(&[]), None);
+}
+
+#[test]
+fn gate_and_up_of_a_map() {
+    let row = |layer: u16, projection, category, expert: Option<u32>, size_bytes| MapRow {
+        file: 0,
+        tensor: "".into(),
+        tensor_idx: 0,
+        expert_id: expert,
+        layer_id: Some(layer),
+        projection: Some(projection),
+        category,
+        ty: GgmlType::F32,
+        ne: [1; 4],
+        file_offset: 0,
+        size_bytes,
+    };
+    use Category::{Expert, ExpertBias, SharedExpert};
+    use Projection::{Down, Gate, GateUp, Up};
+    let rows = vec![
+        row(0, Gate, Expert, Some(0), 100),
+        row(0, Gate, Expert, Some(1), 100),
+        row(0, Up, Expert, Some(0), 150),
+        row(0, Up, Expert, Some(1), 150),
+        row(0, Down, Expert, Some(0), 999),
+        row(0, Gate, ExpertBias, None, 40),
+        row(0, Up, SharedExpert, None, 999),
+        row(5, GateUp, Expert, Some(0), 70),
+        row(6, Down, Expert, Some(0), 999),
+    ];
+    let bytes = overlap::gate_up_bytes(&OffsetMap { rows });
+    // (2 × 100 + 2 × 150 + 40) / 2
+    assert_eq!(bytes, [(0, 270.0), (5, 70.0)].into());
+}

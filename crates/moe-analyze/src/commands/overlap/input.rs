@@ -1,0 +1,84 @@
+//! What is read of a run: its transfers, what gate and up read, the GPU's memory.
+
+use std::path::Path;
+
+use anyhow::bail;
+use moe_analysis::overlap::{Reads, gate_up_bytes};
+use moe_gguf::Gguf;
+use moe_gguf::map::OffsetMap;
+use moe_trace::manifest::{self, Gpu, Manifest};
+use moe_trace::map_table;
+use moe_trace::transfers::{self, Transfer};
+
+use crate::cli::Context;
+
+/// How to get what is missing.
+const RECORD: &str = "record a run with `moe-analyze record --device cuda --policy post-fetch`";
+
+/// What was read.
+pub struct Input {
+    /// Of all passes, in order; not empty.
+    pub transfers: Vec<Transfer>,
+    /// What gate and up read, and the memory's bandwidth.
+    pub reads: Reads,
+    /// The GPU, if the run has a manifest that tells it.
+    pub gpu: Option<Gpu>,
+}
+
+impl Input {
+    /// Reads a run directory, or a `transfers.jsonl` alone. The model is the one that is named, else the run's map.
+    ///
+    /// # Errors
+    /// There are no transfers, or a file is damaged.
+    pub fn read(
+        run: &Path,
+        model: Option<&Path>,
+        memory_gb_s: Option<f64>,
+        ctx: &Context,
+    ) -> anyhow::Result<Input> {
+        let is_run = run.is_dir();
+        let path = match is_run {
+            true => run.join(transfers::FILE_NAME),
+            false => run.to_owned(),
+        };
+        if is_run && !path.is_file() {
+            bail!(
+                "{} has no {}, which Post-Fetch writes; {RECORD}",
+                run.display(),
+                transfers::FILE_NAME
+            );
+        }
+        let transfers = transfers::read(&path)?;
+        if transfers.is_empty() {
+            bail!("{} holds no transfers; {RECORD}", path.display());
+        }
+        let beside = |name: &str| {
+            let path = run.join(name);
+            (is_run && path.is_file()).then_some(path)
+        };
+        let map = match (model, beside(map_table::FILE_NAME)) {
+            (Some(model), _) => Some(OffsetMap::new(&Gguf::open(model)?)),
+            (None, Some(map)) => Some(map_table::read(&map)?),
+            (None, None) => None,
+        };
+        let reads = Reads {
+            gate_up_bytes: map.as_ref().map(gate_up_bytes).unwrap_or_default(),
+            memory_bytes_per_s: memory_gb_s.map(|gb_s| gb_s * 1e9),
+        };
+        let is_known = |run: &Transfer| reads.gate_up_bytes.contains_key(&run.layer_id);
+        if memory_gb_s.is_some() && !transfers.iter().all(is_known) {
+            ctx.remark(
+                "what gate and up read is not known of every layer, so that their share of the memory's bandwidth is not told: name the model with --model",
+            );
+        }
+        let gpu = match beside(manifest::FILE_NAME) {
+            Some(manifest) => Manifest::read(&manifest)?.gpu,
+            None => None,
+        };
+        Ok(Input {
+            transfers,
+            reads,
+            gpu,
+        })
+    }
+}

@@ -1,0 +1,154 @@
+//! `overlap`: how much of Post-Fetch's transfers hid under gate and up, and how much could.
+
+mod input;
+mod rows;
+mod summary;
+
+use std::path::PathBuf;
+
+use anyhow::{Context as _, bail};
+use moe_analysis::overlap::{self, Report};
+use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
+use moe_trace::transfers::Transfer;
+
+use crate::cli::{Context, ExitStatus};
+use crate::commands::simulate::positive;
+use crate::files;
+use crate::output::{self, Format, write_rows};
+use crate::plot::{self, PassTimeline};
+use input::Input;
+
+/// Tell how much of Post-Fetch's transfers hid under gate and up, in each layer, and how much could
+///
+/// Without -o a summary is printed; with it a row for each layer and phase, and one without a layer for all layers. A
+/// transfer can hide only as far as gate and up take as long as it, and nothing is gained where they use the whole bandwidth
+/// of the memory.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// A run recorded with --policy post-fetch, or its transfers.jsonl
+    run: PathBuf,
+    /// Passes of this phase alone [default: both]
+    #[arg(long, value_enum)]
+    phase: Option<PhaseChoice>,
+    /// Measured bandwidth at which the host reads its memory, as `bench` tells it (bandwidth_gb_per_s): adds the share that
+    /// gate and up use
+    #[arg(long, value_name = "GB/S", value_parser = positive)]
+    memory_gb_s: Option<f64>,
+    /// The model, for a run without a map of it: adds what gate and up read
+    #[arg(long, value_name = "FILE.gguf")]
+    model: Option<PathBuf>,
+    /// Print rows instead of the summary
+    #[arg(short, long = "output", value_name = "FORMAT")]
+    output: Option<Format>,
+    /// Draw a pass over time, and the hidden share of each layer; the extension chooses: png, svg
+    #[arg(long, value_name = "FILE.png|svg")]
+    plot: Option<PathBuf>,
+    /// Which pass to draw, the first of --phase is 0 [default: one of median length, of a generated token if there is one]
+    #[arg(long, value_name = "N", requires = "plot")]
+    pass: Option<usize>,
+    /// Replace the file of --plot if it exists
+    #[arg(long)]
+    force: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum PhaseChoice {
+    Prompt,
+    Generate,
+}
+
+impl PhaseChoice {
+    fn number(self) -> u8 {
+        match self {
+            PhaseChoice::Prompt => PHASE_PROMPT,
+            PhaseChoice::Generate => PHASE_GENERATE,
+        }
+    }
+}
+
+/// What a phase is called where its passes are counted, and in rows.
+fn phase_names(phase: u8) -> (&'static str, &'static str) {
+    match phase {
+        PHASE_PROMPT => ("prompt", "PROMPT"),
+        _ => ("generated", "GENERATE"),
+    }
+}
+
+pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
+    if let Some(plot) = &args.plot {
+        plot::check_extension(plot)?;
+        files::check_output(plot, args.force)?;
+    }
+    let mut input = Input::read(&args.run, args.model.as_deref(), args.memory_gb_s, ctx)?;
+    if let Some(phase) = args.phase.map(PhaseChoice::number) {
+        input.transfers.retain(|transfer| transfer.phase == phase);
+        if input.transfers.is_empty() {
+            let (name, _) = phase_names(phase);
+            bail!(
+                "{} has no transfers of {name} tokens; leave --phase out, or name the other one",
+                args.run.display()
+            );
+        }
+    }
+    let reports: Vec<(u8, Report)> = [PHASE_PROMPT, PHASE_GENERATE]
+        .into_iter()
+        .filter_map(|phase| {
+            let report = overlap::report(&input.transfers, phase, &input.reads);
+            report.map(|report| (phase, report))
+        })
+        .collect();
+    if let Some(plot) = &args.plot {
+        picture(&args, &input.transfers, &reports)?.write(plot, args.force)?;
+        ctx.remark(format_args!("drew {}", plot.display()));
+    }
+    output::to_stdout(|stdout| match args.output {
+        None => summary::print(stdout, &reports, input.gpu.as_ref()),
+        Some(format) => write_rows(stdout, format, &rows::COLUMNS, rows::rows(&reports)),
+    })?;
+    Ok(ExitStatus::Done)
+}
+
+/// The pass that is asked for, or a typical one, beside the figures of its phase.
+fn picture(
+    args: &Args,
+    transfers: &[Transfer],
+    reports: &[(u8, Report)],
+) -> anyhow::Result<PassTimeline> {
+    let passes = overlap::passes(transfers);
+    let place = match args.pass {
+        Some(place) if place >= passes.len() => bail!(
+            "there is no pass {place} in {}; give one from 0 to {}",
+            args.run.display(),
+            passes.len() - 1
+        ),
+        Some(place) => place,
+        None => typical(&passes).context("no pass to draw")?,
+    };
+    let pass = passes[place];
+    let report = reports
+        .iter()
+        .find(|(phase, _)| pass.first().is_some_and(|run| run.phase == *phase))
+        .map(|(_, report)| report)
+        .context("no figures of the pass to draw")?;
+    let run = args.run.file_name().unwrap_or(args.run.as_os_str());
+    let title = format!(
+        "{}, pass {place} of {}",
+        run.to_string_lossy(),
+        passes.len()
+    );
+    Ok(PassTimeline::new(title, pass, report))
+}
+
+/// Place of the pass of median length among those of generated tokens, or, without any, among all.
+fn typical(passes: &[&[Transfer]]) -> Option<usize> {
+    let is_generated = |&place: &usize| {
+        let first = passes[place].first();
+        first.is_some_and(|run| run.phase == PHASE_GENERATE)
+    };
+    let mut places: Vec<usize> = (0..passes.len()).filter(is_generated).collect();
+    if places.is_empty() {
+        places = (0..passes.len()).collect();
+    }
+    let chosen: Vec<&[Transfer]> = places.iter().map(|&place| passes[place]).collect();
+    overlap::typical(&chosen).map(|place| places[place])
+}

@@ -1,0 +1,131 @@
+//! The figures for reading.
+
+use std::io::{self, Write};
+
+use moe_analysis::overlap::{Figures, Report, Times};
+use moe_trace::manifest::Gpu;
+
+use super::phase_names;
+use crate::output::{Cell, Format, count, human_bytes, write_rows};
+
+pub fn print(out: &mut dyn Write, reports: &[(u8, Report)], gpu: Option<&Gpu>) -> io::Result<()> {
+    for (phase, report) in reports {
+        print_phase(out, phase_names(*phase).0, report)?;
+        writeln!(out)?;
+    }
+    if let Some(gpu) = gpu {
+        print_gpu(out, gpu)?;
+    }
+    Ok(())
+}
+
+fn print_phase(out: &mut dyn Write, phase: &str, report: &Report) -> io::Result<()> {
+    let all = &report.all;
+    writeln!(out, "{phase} tokens: {}", all.verdict())?;
+    writeln!(
+        out,
+        "{} pass{} through {}: {} travelled at {} GB/s; the host computed the down product of {} % of the chosen experts",
+        report.passes,
+        if report.passes == 1 { "" } else { "es" },
+        count(report.layers.len() as u64, "layer"),
+        human_bytes(all.bytes),
+        tenths(all.link_bytes_per_s().map(|rate| rate * 1e-9)),
+        percent(all.fallback_rate()),
+    )?;
+    writeln!(
+        out,
+        "a layer's gate and up take {}, its transfer {}, its down product on the GPU {}; {} of waiting for the transfer",
+        time(&all.window),
+        time(&all.transfer),
+        time(&all.product),
+        time(&all.stall),
+    )?;
+    if let Some(rate) = all.gate_up_bytes_per_s() {
+        write!(out, "gate and up read {:.1} GB/s", rate * 1e-9)?;
+        if let Some(share) = all.memory_share() {
+            write!(
+                out,
+                ", {:.1} % of the memory's bandwidth; with the transfers under them {} %",
+                100.0 * share,
+                percent(all.memory_share_with_transfers())
+            )?;
+        }
+        writeln!(out)?;
+    }
+    writeln!(out)?;
+    print_layers(out, report)
+}
+
+fn print_layers(out: &mut dyn Write, report: &Report) -> io::Result<()> {
+    let columns = [
+        "layer",
+        "gate and up µs",
+        "transfer µs",
+        "hidden %",
+        "could %",
+        "waiting µs",
+        "on the host %",
+        "travelled",
+        " GB/s",
+        "",
+    ];
+    let row = |(layer, figures): (&u16, &Figures)| -> Vec<Cell> {
+        let texts = [
+            layer.to_string(),
+            tenths(figures.window.mean_ns().map(us)),
+            tenths(figures.transfer.mean_ns().map(us)),
+            percent(figures.hidden_share()),
+            percent(figures.hideable_share()),
+            tenths(figures.stall.mean_ns().map(us)),
+            percent(figures.fallback_rate()),
+            human_bytes(figures.bytes),
+            tenths(figures.link_bytes_per_s().map(|rate| rate * 1e-9)),
+        ];
+        let mut cells: Vec<Cell> = texts
+            .iter()
+            .zip(columns)
+            .map(|(text, column)| format!("{text:>width$}", width = column.chars().count()).into())
+            .collect();
+        cells.push(figures.verdict().word().into());
+        cells
+    };
+    write_rows(out, Format::Table, &columns, report.layers.iter().map(row))
+}
+
+fn print_gpu(out: &mut dyn Write, gpu: &Gpu) -> io::Result<()> {
+    let allowed = gpu.limit_bytes.unwrap_or(gpu.memory_bytes);
+    if let Some(scratchpad) = gpu.scratchpad_bytes {
+        writeln!(
+            out,
+            "{}: a scratchpad of {}, {:.2} % of the {} allowed",
+            gpu.name,
+            human_bytes(scratchpad),
+            100.0 * scratchpad as f64 / allowed.max(1) as f64,
+            human_bytes(allowed)
+        )?;
+    }
+    if let Some(peak) = gpu.peak_bytes {
+        writeln!(out, "{}: {} in use at most", gpu.name, human_bytes(peak))?;
+    }
+    Ok(())
+}
+
+fn us(ns: f64) -> f64 {
+    ns * 1e-3
+}
+
+/// Mean, and what most are below.
+fn time(times: &Times) -> String {
+    match times.mean_ns() {
+        Some(mean) => format!("{:.1} µs (p95 {:.1})", us(mean), us(times.p95_ns)),
+        None => "nothing".into(),
+    }
+}
+
+fn tenths(value: Option<f64>) -> String {
+    value.map_or("-".into(), |value| format!("{value:.1}"))
+}
+
+fn percent(share: Option<f64>) -> String {
+    tenths(share.map(|share| 100.0 * share))
+}

@@ -1,0 +1,257 @@
+//! `overlap`: from the transfers of a run to figures, a verdict and a picture.
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+
+use moe_gguf::Gguf;
+use moe_gguf::map::OffsetMap;
+use moe_trace::manifest::{Gpu, Manifest};
+use moe_trace::transfers::{Span, Transfer};
+use moe_trace::{RunOptions, RunWriter};
+use serde_json::Value;
+use support::{arg, failure_of, moe_analyze, repository, stdout_of};
+
+const N_LAYER: u16 = 6;
+const N_PASS: u32 = 5;
+
+/// A layer of four experts whose transfer begins with the window.
+fn layer(phase: u8, token_id: u32, layer_id: u16, start_ns: u64, transfer_ns: u64) -> Transfer {
+    let span = |start_ns, length| Span {
+        start_ns,
+        end_ns: start_ns + length,
+    };
+    let window_ns = if phase == 0 { 800_000 } else { 100_000 };
+    Transfer {
+        sequence_id: 0,
+        token_id,
+        phase,
+        layer_id,
+        n_tokens: if phase == 0 { 10 } else { 1 },
+        n_experts: 4,
+        n_fetched: 3,
+        bytes: 1_000_000,
+        transfer: Some(span(start_ns, transfer_ns)),
+        window: span(start_ns, window_ns),
+        product: Some(span(start_ns + transfer_ns.max(window_ns), 10_000)),
+    }
+}
+
+/// A prompt whose transfers of 200 µs hide in windows of 800 µs, and passes of windows of 100 µs: transfers take 50 µs, those
+/// of the last layer 400 µs.
+fn example() -> Vec<Transfer> {
+    let mut clock = 1_800_000_000_000_000_000;
+    let mut transfers = Vec::new();
+    let mut pass = |phase: u8, token: u32| {
+        for layer_id in 0..N_LAYER {
+            let transfer_ns = match (phase, layer_id) {
+                (0, _) => 200_000,
+                (_, 5) => 400_000,
+                _ => 50_000,
+            };
+            transfers.push(layer(phase, token, layer_id, clock, transfer_ns));
+            clock += 1_000_000;
+        }
+    };
+    pass(0, 0);
+    (10..10 + N_PASS).for_each(|token| pass(1, token));
+    transfers
+}
+
+/// A run of the qwen3moe fixture with these transfers.
+fn recorded(dir: &Path, transfers: &[Transfer]) {
+    let gguf = Gguf::open(repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf")).unwrap();
+    let manifest = Manifest {
+        policy: "post-fetch".into(),
+        gpu: Some(Gpu {
+            name: "GPU".into(),
+            memory_bytes: 16 << 30,
+            limit_bytes: Some(4 << 30),
+            peak_bytes: Some(3 << 30),
+            scratchpad_bytes: Some(64 << 20),
+            ..Gpu::default()
+        }),
+        ..Manifest::default()
+    };
+    let map = OffsetMap::new(&gguf);
+    let mut writer = RunWriter::create(dir, manifest, &map, RunOptions::default()).unwrap();
+    writer.write_transfers(transfers).unwrap();
+    writer.finish().unwrap();
+}
+
+fn rows(args: &[&str]) -> Vec<Value> {
+    let text = stdout_of(&[&["overlap"], args, &["-o", "json"]].concat());
+    serde_json::from_str(&text).unwrap()
+}
+
+#[track_caller]
+fn assert_close(found: &Value, expected: f64) {
+    let found = found.as_f64().expect("a number");
+    assert!(
+        (found - expected).abs() < 1e-6 * expected.abs().max(1.0),
+        "{found} {expected}"
+    );
+}
+
+#[test]
+fn rows_of_layers_and_phases() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    recorded(&run, &example());
+    let all = rows(&[arg(&run)]);
+    assert_eq!(all.len(), 2 * (usize::from(N_LAYER) + 1));
+    let generated = rows(&[arg(&run), "--phase", "generate"]);
+    assert_eq!(generated, all[usize::from(N_LAYER) + 1..]);
+    assert!(generated.iter().all(|row| row["phase"] == "GENERATE"));
+
+    let first = &generated[0];
+    assert_eq!(
+        (&first["layer_id"], &first["runs"]),
+        (&0.into(), &N_PASS.into())
+    );
+    assert_close(&first["window_mean_us"], 100.0);
+    assert_close(&first["transfer_p95_us"], 50.0);
+    assert_close(&first["hidden_pct"], 100.0);
+    assert_close(&first["fallback_pct"], 25.0);
+    assert_close(&first["link_gb_s"], 20.0);
+    assert_eq!(first["verdict"], "hidden");
+    let last = &generated[5];
+    assert_close(&last["hidden_pct"], 25.0);
+    assert_close(&last["hideable_pct"], 25.0);
+    assert_close(&last["fitting_pct"], 0.0);
+    assert_close(&last["stall_mean_us"], 300.0);
+    assert_eq!(last["verdict"], "too_long");
+    let whole = &generated[6];
+    assert_eq!(whole["layer_id"], Value::Null);
+    // 5 × 50 and 100 of 400 µs lie in windows, of 650.
+    assert_close(&whole["hidden_pct"], 100.0 * 350.0 / 650.0);
+    assert_eq!(whole["bytes"], 30_000_000);
+}
+
+#[test]
+fn the_share_of_the_memorys_bandwidth() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    recorded(&run, &example());
+    let model = repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
+    // An expert of layer 0 has gate and up of 64 × 256 weights each in Q4_K, 144 bytes for 256 of them.
+    let gate_up_gb_s = 4.0 * 2.0 * (64.0 * 144.0) / 100e-6 * 1e-9;
+    let transfers = run.join("transfers.jsonl");
+    let args = ["--phase", "generate", "--memory-gb-s", "1"];
+    for (path, model) in [(&run, None), (&transfers, Some(&model))] {
+        let model: Vec<&str> = model
+            .iter()
+            .flat_map(|model| ["--model", arg(model)])
+            .collect();
+        let row = &rows(&[&[arg(path)], &args[..], &model].concat())[0];
+        assert_close(&row["gate_up_gb_s"], gate_up_gb_s);
+        assert_close(&row["memory_pct"], 100.0 * gate_up_gb_s);
+        // All of the 1,000,000 bytes travel within the 100 µs.
+        assert_close(
+            &row["memory_with_transfers_pct"],
+            100.0 * (gate_up_gb_s + 10.0),
+        );
+        assert_eq!(row["verdict"], "no_gain");
+    }
+    let assert = moe_analyze()
+        .args([
+            "overlap",
+            arg(&transfers),
+            "--memory-gb-s",
+            "1",
+            "-o",
+            "csv",
+        ])
+        .assert()
+        .success();
+    let remark = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
+    assert!(remark.contains("--model"), "{remark}");
+}
+
+#[test]
+fn the_summary_says_what_came_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    recorded(&run, &example());
+    let text = stdout_of(&["overlap", arg(&run)]);
+    for line in [
+        "prompt tokens: hidden: 100.0 % of the transfers lies under gate and up",
+        "generated tokens: cannot be hidden: a transfer takes 108.3 µs and gate and up 100.0 µs, so that at most 53.8 %",
+        "5 passes through 6 layers: 28.6 MiB travelled at 9.2 GB/s; the host computed the down product of 25.0 % of",
+        "GPU: a scratchpad of 64.0 MiB, 1.56 % of the 4.0 GiB allowed",
+        "GPU: 3.0 GiB in use at most",
+    ] {
+        assert!(text.contains(line), "{line}\n{text}");
+    }
+}
+
+#[test]
+fn pictures_are_drawn() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    recorded(&run, &example());
+    let svg = dir.path().join("a.svg");
+    stdout_of(&["overlap", arg(&run), "--plot", arg(&svg)]);
+    let text = fs::read_to_string(&svg).unwrap();
+    // The prompt's pass is the first, and no generated token's.
+    assert!(
+        text.contains("run, pass 3 of 6: one token of sequence 0 at position 12"),
+        "{text}"
+    );
+    let png = dir.path().join("a.png");
+    stdout_of(&["overlap", arg(&run), "--plot", arg(&png), "--pass", "0"]);
+    assert!(fs::read(&png).unwrap().starts_with(b"\x89PNG"));
+    let error = failure_of(&["overlap", arg(&run), "--plot", arg(&png)]);
+    assert!(error.contains("--force"), "{error}");
+    let args = ["--force", "--pass", "6"];
+    let error = failure_of(&[&["overlap", arg(&run), "--plot", arg(&png)], &args[..]].concat());
+    assert!(error.contains("from 0 to 5"), "{error}");
+    failure_of(&["overlap", arg(&run), "--plot", "a.gif"]);
+    failure_of(&["overlap", arg(&run), "--pass", "0"]);
+}
+
+#[test]
+fn what_is_missing_or_damaged_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let cpu = dir.path().join("cpu");
+    support::known_run(&cpu);
+    let how = "--device cuda --policy post-fetch";
+    let error = failure_of(&["overlap", arg(&cpu)]);
+    assert!(
+        error.contains("transfers.jsonl") && error.contains(how),
+        "{error}"
+    );
+    let run = dir.path().join("run");
+    recorded(&run, &[]);
+    let error = failure_of(&["overlap", arg(&run)]);
+    assert!(error.contains(how), "{error}");
+    failure_of(&["overlap", arg(&dir.path().join("nowhere"))]);
+
+    let run = dir.path().join("whole");
+    recorded(&run, &example());
+    let file = run.join("transfers.jsonl");
+    let good = fs::read_to_string(&file).unwrap();
+    // A recorder that was killed: the last line is cut.
+    fs::write(&file, &good[..good.len() - 30]).unwrap();
+    let cut = rows(&[arg(&run), "--phase", "generate"]);
+    assert_eq!(cut[5]["runs"], N_PASS - 1);
+    let damaged = good.replacen("\"n_fetched\":3", "\"n_fetched\":9", 2);
+    fs::write(&file, damaged).unwrap();
+    let error = failure_of(&["overlap", arg(&run)]);
+    assert!(
+        error.contains("line 1") && error.contains("transfers.jsonl"),
+        "{error}"
+    );
+    fs::write(&file, "{\"window\":1}\n").unwrap();
+    let error = failure_of(&["overlap", arg(&run)]);
+    assert!(error.contains("line 1"), "{error}");
+    let only: String = good
+        .lines()
+        .skip(6)
+        .map(|line| format!("{line}\n"))
+        .collect();
+    fs::write(&file, only).unwrap();
+    let error = failure_of(&["overlap", arg(&run), "--phase", "prompt"]);
+    assert!(error.contains("prompt"), "{error}");
+}
