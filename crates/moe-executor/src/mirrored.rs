@@ -42,18 +42,24 @@ impl<T: Plain> Mirrored<T> {
         self.host.resize(n, T::default());
     }
 
-    /// Makes it at least `n` values and keeps those that are there.
+    /// Makes it at least `n` values and keeps those that are there. Where the GPU has no room for more they come back to the
+    /// host.
     ///
     /// # Errors
-    /// The GPU has no room for values that it holds.
+    /// The GPU failed, now or in what was launched before.
     pub fn grow(&mut self, n: usize) -> Result<()> {
         let old = self.host.len();
         if n <= old {
             return Ok(());
         }
-        if let Some(device) = &mut self.device {
-            let grown = device.grown(n * size_of::<T>(), old * size_of::<T>())?;
-            *device = grown;
+        if let Some(device) = &self.device {
+            match device.grown(n * size_of::<T>(), old * size_of::<T>()) {
+                Ok(grown) => self.device = Some(grown),
+                Err(_) => {
+                    self.to_host()?;
+                    (self.device, self.fresh) = (None, Fresh::Host);
+                }
+            }
         }
         self.host.resize(n, T::default());
         Ok(())

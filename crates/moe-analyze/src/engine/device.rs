@@ -263,7 +263,8 @@ impl DeviceArgs {
         }
     }
 
-    fn says_where_experts_live(&self) -> bool {
+    /// Whether options say so.
+    pub fn says_where_experts_live(&self) -> bool {
         self.cpu_moe || self.n_cpu_moe.is_some() || !self.override_tensor.is_empty()
     }
 

@@ -96,6 +96,11 @@ pub trait Session: Decode {
         None
     }
 
+    /// Bytes that the memory with the weights reads in a second, if all of them live on the GPU.
+    fn gpu_bandwidth(&self) -> Option<f64> {
+        None
+    }
+
     /// What the GPU could not do and the processor did; none if there was nothing.
     fn fallbacks(&self) -> Option<String> {
         None

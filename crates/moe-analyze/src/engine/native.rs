@@ -101,6 +101,11 @@ impl super::Session for Session<'_, '_> {
         })
     }
 
+    fn gpu_bandwidth(&self) -> Option<f64> {
+        const BYTES: usize = 1 << 30;
+        self.device()?.gpu().bandwidth(BYTES).ok()
+    }
+
     fn fallbacks(&self) -> Option<String> {
         let fallbacks = &self.device()?.fallbacks;
         let first = fallbacks.first.as_ref()?;

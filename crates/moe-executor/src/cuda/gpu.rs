@@ -177,6 +177,28 @@ impl Gpu {
         .map_err(|source| Error::driver("a copy from the GPU", source))
     }
 
+    /// Bytes that its memory moves in a second, read and written, in copies of `bytes`: what the reading of weights is held
+    /// against.
+    ///
+    /// # Errors
+    /// There is no room for two such buffers, or the GPU failed.
+    pub fn bandwidth(&self, bytes: usize) -> Result<f64> {
+        let (from, to) = (self.alloc(bytes)?, self.alloc(bytes)?);
+        let (begin, end) = (self.event()?, self.event()?);
+        let failed = |source| Error::driver("a copy on the GPU", source);
+        let mut best = f32::INFINITY;
+        for _ in 0..5 {
+            begin.record(&self.stream).map_err(failed)?;
+            // SAFETY: both buffers have as many bytes.
+            let stream = self.stream.cu_stream();
+            unsafe { result::memcpy_dtod_async(to.ptr().0, from.ptr().0, bytes, stream) }
+                .map_err(failed)?;
+            end.record(&self.stream).map_err(failed)?;
+            best = best.min(begin.elapsed_ms(&end).map_err(failed)?);
+        }
+        Ok(2.0 * bytes as f64 / f64::from(best) * 1e3)
+    }
+
     /// Waits for all that was launched.
     ///
     /// # Errors

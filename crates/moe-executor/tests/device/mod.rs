@@ -3,6 +3,7 @@
 
 use std::sync::{Arc, OnceLock};
 
+use cudarc::driver::result::memcpy_dtod_async;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DeviceRepr, DriverError};
 use moe_executor::cuda::{Kernels, Ptr};
 
@@ -54,6 +55,20 @@ impl Device {
         let mut guarded = values.to_vec();
         guarded.extend([GUARD; GUARDS]);
         self.upload(&guarded)
+    }
+
+    /// `n` bytes of zeros.
+    pub fn zeros(&self, n: usize) -> Memory<u8> {
+        Memory(self.stream.alloc_zeros(n).expect("device memory"))
+    }
+
+    /// Copies the bytes of `from` over those of `to`, as many, on the stream.
+    pub fn copy(&self, from: &Memory<u8>, to: &Memory<u8>) {
+        assert_eq!(from.0.len(), to.0.len());
+        let (stream, n) = (self.stream.cu_stream(), from.0.len());
+        // SAFETY: both have `n` bytes, and no slice of the host shows to them.
+        let done = unsafe { memcpy_dtod_async(self.at(to).0, self.at(from).0, n, stream) };
+        done.expect("a copy on the device");
     }
 
     /// The values of an [`Device::output`] or [`Device::room`]; an error if the guard was written to.

@@ -188,6 +188,12 @@ impl Bench<'_> {
             session.begin_sequence(i as u32);
             times.push(self.time(session.as_mut(), test)?);
         }
+        // Where processor and GPU share the work there is no one bandwidth to hold it against.
+        let bandwidth = match (session.gpu().is_some(), self.args.device.policy_name()) {
+            (false, _) => Some(self.bandwidth),
+            (true, "gpu") if !self.args.device.says_where_experts_live() => session.gpu_bandwidth(),
+            _ => None,
+        };
         let (avg_ns, stddev_ns) = mean(times.iter().map(|t| t.as_nanos() as f64));
         let speeds = times
             .iter()
@@ -211,8 +217,8 @@ impl Bench<'_> {
             round(stddev_ts, 2).into(),
             (per_token as u64).into(),
             round(read / 1e9, 3).into(),
-            round(self.bandwidth / 1e9, 3).into(),
-            round(read / self.bandwidth, 4).into(),
+            bandwidth.map(|b| round(b / 1e9, 3)).into(),
+            bandwidth.map(|b| round(read / b, 4)).into(),
             self.engine_name().into(),
             session.gpu().map(|gpu| gpu.name).unwrap_or_default().into(),
             self.args.device.policy_name().into(),

@@ -1,0 +1,308 @@
+//! Chosen experts: their products, apart and of gate and up together, and the weighted sum.
+
+use moe_executor::cpu::glu::Glu;
+use moe_executor::cuda::Kernels;
+use moe_executor::cuda::launch::{Fetched, GateUp, MulMatId};
+use moe_gguf::GgmlType;
+
+use crate::device::{Device, Memory, Report, noise, wide};
+use crate::operands::{Bias, Matrices, Wanted, in_magnitudes, rounded, tolerance, types};
+
+/// Who computes what.
+struct Choice {
+    tokens: usize,
+    k: usize,
+    n_expert: usize,
+    ids: Vec<i32>,
+}
+
+impl Choice {
+    /// Every token has `k` experts; the first are chosen more often than the last.
+    fn random(tokens: usize, k: usize, n_expert: usize) -> Choice {
+        let of_token = |t: usize| {
+            let mut experts: Vec<(f32, i32)> = noise(n_expert, t as u32)
+                .iter()
+                .enumerate()
+                .map(|(e, x)| (x + e as f32 / n_expert as f32, e as i32))
+                .collect();
+            experts.sort_by(|a, b| a.0.total_cmp(&b.0));
+            experts.into_iter().take(k).map(|(_, e)| e)
+        };
+        Choice {
+            tokens,
+            k,
+            n_expert,
+            ids: (0..tokens).flat_map(of_token).collect(),
+        }
+    }
+
+    fn work(&self, device: &Device) -> Memory<u8> {
+        let bytes = Kernels::work_size(self.tokens, self.k, self.n_expert);
+        device.upload(&vec![0xa5u8; bytes])
+    }
+}
+
+/// From decoding, where each entry is on its own, to a prompt.
+fn choices() -> Vec<Choice> {
+    [
+        (1, 4, 8),
+        (1, 1, 1),
+        (2, 3, 5),
+        (7, 4, 32),
+        (40, 2, 5),
+        (300, 4, 8),
+        (70, 8, 128),
+    ]
+    .map(|(tokens, k, n_expert)| Choice::random(tokens, k, n_expert))
+    .into()
+}
+
+/// The products of every entry with its expert.
+fn wanted(
+    matrices: &Matrices,
+    x: &[f32],
+    rows_per: usize,
+    choice: &Choice,
+    bias: &Bias,
+) -> Vec<Wanted> {
+    let (n_in, n_out) = (matrices.n_in, matrices.n_out);
+    let x: Vec<Vec<f32>> = x
+        .chunks_exact(n_in)
+        .map(|x| rounded(matrices.ty, x))
+        .collect();
+    let entry = |(e, id): (usize, &i32)| {
+        let (expert, x) = (*id as usize, &x[e / rows_per]);
+        let product = |o| {
+            let bias = bias.value(expert * n_out + o);
+            Wanted::product(matrices.row(expert, o), x, bias)
+        };
+        (0..n_out).map(product).collect::<Vec<_>>()
+    };
+    choice.ids.iter().enumerate().flat_map(entry).collect()
+}
+
+/// `(n_in, n_out)`
+fn shape(ty: GgmlType) -> (usize, usize) {
+    match ty.block_size() {
+        1 => (100, 66),
+        32 => (416, 66),
+        _ => (768, 66),
+    }
+}
+
+#[test]
+fn products() {
+    let Some(device) = Device::open() else { return };
+    let mut report = Report::default();
+    for ty in types() {
+        let (n_in, n_out) = shape(ty);
+        for choice in choices() {
+            let entries = choice.ids.len();
+            let matrices = Matrices::random(ty, choice.n_expert, n_in, n_out, 1);
+            let (_memory, weights) = matrices.upload(device);
+            let (ids, work) = (device.upload(&choice.ids), choice.work(device));
+            for rows_per in [choice.k, 1] {
+                let rows = entries / rows_per;
+                let x = noise(rows * n_in, 2);
+                let with_bias = (rows_per == 1).then_some(choice.n_expert * n_out);
+                let bias = Bias::new(device, with_bias, 6);
+                let (dx, out) = (device.upload(&x), device.room(entries * n_out));
+                let scratch = device.upload(&vec![0xa5u8; Kernels::scratch_size(rows, n_in)]);
+                let product = MulMatId {
+                    weights,
+                    bias: bias.at(device),
+                    x: device.at(&dx),
+                    rows_per,
+                    ids: device.at(&ids),
+                    tokens: choice.tokens,
+                    k: choice.k,
+                    n_expert: choice.n_expert,
+                    out: device.at(&out),
+                    scratch: device.at(&scratch),
+                    work: device.at(&work),
+                };
+                let done = device.kernels.mul_mat_id(&device.stream, &product);
+                let got = done
+                    .map_err(|e| e.to_string())
+                    .and_then(|()| device.read(&out));
+                let want = wanted(&matrices, &x, rows_per, &choice, &bias);
+                let (got, want) = in_magnitudes(got, &want);
+                let Choice {
+                    tokens,
+                    k,
+                    n_expert,
+                    ..
+                } = choice;
+                let case = format!(
+                    "mul_mat_id {ty} {n_out} × {n_in}, {tokens} × {k} of {n_expert}, {rows} rows"
+                );
+                report.compare(&case, got, &want, tolerance(n_in));
+            }
+        }
+    }
+    report.finish();
+}
+
+#[test]
+fn fetched_matrices() {
+    let Some(device) = Device::open() else { return };
+    let mut report = Report::default();
+    for ty in types() {
+        let (n_in, n_out) = shape(ty);
+        let choice = Choice::random(3, 4, 8);
+        let entries = choice.ids.len();
+        let matrices = Matrices::random(ty, choice.n_expert, n_in, n_out, 1);
+        // Each expert has memory of its own; one entry has none.
+        let size = matrices.row_size() * n_out;
+        let pads: Vec<Memory<u8>> = matrices
+            .bytes
+            .chunks_exact(size)
+            .map(|expert| device.upload(&[expert, &[0; 4]].concat()))
+            .collect();
+        let missing = 5;
+        let address = |(e, id): (usize, &i32)| match e == missing {
+            true => 0,
+            false => device.at(&pads[*id as usize]).0,
+        };
+        let table: Vec<u64> = choice.ids.iter().enumerate().map(address).collect();
+        let (table, ids) = (device.upload(&table), device.upload(&choice.ids));
+        let x = noise(entries * n_in, 2);
+        let bias = Bias::new(device, Some(choice.n_expert * n_out), 6);
+        let (dx, out) = (
+            device.upload(&x),
+            device.output(&vec![0.25; entries * n_out]),
+        );
+        let product = Fetched {
+            table: device.at(&table),
+            ty,
+            n_in,
+            n_out,
+            row_size: matrices.row_size(),
+            bias: bias.at(device),
+            x: device.at(&dx),
+            rows_per: 1,
+            ids: device.at(&ids),
+            entries,
+            out: device.at(&out),
+        };
+        let done = device.kernels.mul_mat_fetched(&device.stream, &product);
+        let got = done
+            .map_err(|e| e.to_string())
+            .and_then(|()| device.read(&out));
+        let mut want = wanted(&matrices, &x, 1, &choice, &bias);
+        want[missing * n_out..][..n_out].fill(Wanted {
+            value: 0.25,
+            magnitude: 1.0,
+        });
+        let (got, want) = in_magnitudes(got, &want);
+        report.compare(&format!("fetched {ty}"), got, &want, tolerance(n_in));
+    }
+    report.finish();
+}
+
+#[test]
+fn gate_and_up() {
+    let Some(device) = Device::open() else { return };
+    let mut report = Report::default();
+    let alike = types().map(|ty| (ty, ty));
+    let mixed = [
+        (GgmlType::Q4_K, GgmlType::Q6_K),
+        (GgmlType::F16, GgmlType::Q8_0),
+        (GgmlType::Q5_K, GgmlType::F32),
+    ];
+    for (i, (gate_ty, up_ty)) in alike.chain(mixed).enumerate() {
+        let (n_in, n_ff) = match gate_ty == up_ty {
+            true => shape(gate_ty),
+            false => (512, 66),
+        };
+        let glu = [Glu::Swiglu, Glu::SwigluOai][i % 2];
+        for choice in choices() {
+            let entries = choice.ids.len();
+            let matrices = |ty, seed| Matrices::random(ty, choice.n_expert, n_in, n_ff, seed);
+            let (gates, ups) = (matrices(gate_ty, 1), matrices(up_ty, 9));
+            let ((_gate, gate), (_up, up)) = (gates.upload(device), ups.upload(device));
+            let (ids, work) = (device.upload(&choice.ids), choice.work(device));
+            let x = noise(choice.tokens * n_in, 2);
+            let with_bias = choice
+                .tokens
+                .is_multiple_of(2)
+                .then_some(choice.n_expert * n_ff);
+            let gate_bias = Bias::new(device, with_bias, 6);
+            let up_bias = Bias::new(device, with_bias, 7);
+            let (dx, out) = (device.upload(&x), device.room(entries * n_ff));
+            let scratch = device.upload(&vec![0xa5u8; Kernels::scratch_size(choice.tokens, n_in)]);
+            let product = GateUp {
+                gate,
+                up,
+                gate_bias: gate_bias.at(device),
+                up_bias: up_bias.at(device),
+                glu,
+                x: device.at(&dx),
+                ids: device.at(&ids),
+                tokens: choice.tokens,
+                k: choice.k,
+                n_expert: choice.n_expert,
+                out: device.at(&out),
+                scratch: device.at(&scratch),
+                work: device.at(&work),
+            };
+            let done = device.kernels.experts_gate_up(&device.stream, &product);
+            let got = done
+                .map_err(|e| e.to_string())
+                .and_then(|()| device.read(&out));
+            let gate = wanted(&gates, &x, choice.k, &choice, &gate_bias);
+            let up = wanted(&ups, &x, choice.k, &choice, &up_bias);
+            let want: Vec<Wanted> = gate
+                .iter()
+                .zip(&up)
+                .map(|(gate, up)| Wanted::activated(glu, *gate, *up))
+                .collect();
+            let (got, want) = in_magnitudes(got, &want);
+            let Choice {
+                tokens,
+                k,
+                n_expert,
+                ..
+            } = choice;
+            let case = format!(
+                "gate_up {gate_ty} {up_ty} {glu:?} {n_ff} × {n_in}, {tokens} × {k} of {n_expert}"
+            );
+            report.compare(&case, got, &want, tolerance(n_in));
+        }
+    }
+    report.finish();
+}
+
+#[test]
+fn sums_of_experts_are_the_cpus() {
+    let Some(device) = Device::open() else { return };
+    let mut report = Report::default();
+    for (tokens, k, width) in [(1, 8, 2048), (1, 1, 7), (5, 2, 33), (300, 4, 100)] {
+        let (experts, weights) = (noise(tokens * k * width, 1), noise(tokens * k, 2));
+        let (de, dw) = (device.upload(&experts), device.upload(&weights));
+        let out = device.room(tokens * width);
+        let done = device.kernels.merge(
+            &device.stream,
+            device.at(&de),
+            device.at(&dw),
+            tokens,
+            k,
+            width,
+            device.at(&out),
+        );
+        let got = done
+            .map_err(|e| e.to_string())
+            .and_then(|()| device.read(&out));
+        let value = |i: usize| {
+            let (token, column) = (i / width, i % width);
+            let product = |slot: usize| {
+                experts[(token * k + slot) * width + column] * weights[token * k + slot]
+            };
+            (1..k).fold(product(0), |sum, slot| sum + product(slot))
+        };
+        let want: Vec<f32> = (0..tokens * width).map(value).collect();
+        let case = format!("merge {tokens} × {k} of {width}");
+        report.compare(&case, got, &wide(&want), 0.0);
+    }
+    report.finish();
+}

@@ -1,0 +1,140 @@
+//! One matrix and rows of activations.
+
+use moe_executor::cpu::quant::Kernel;
+use moe_executor::cuda::{Kernels, Ptr};
+use moe_gguf::GgmlType;
+
+use crate::device::{Device, Report, noise};
+use crate::operands::{Bias, Matrices, Wanted, in_magnitudes, rounded, tolerance, types};
+
+/// Shapes `(n_in, n_out)` for a type: single blocks, a number of units that no warp divides, real layers.
+fn shapes(ty: GgmlType) -> Vec<(usize, usize)> {
+    match ty.block_size() {
+        1 => vec![(1, 1), (33, 7), (64, 64), (1003, 66), (2048, 130)],
+        32 => vec![(32, 1), (96, 7), (800, 66), (2880, 130), (4096, 256)],
+        _ => vec![(256, 1), (768, 7), (2304, 66), (2048, 130), (4096, 256)],
+    }
+}
+
+#[test]
+fn products() {
+    let Some(device) = Device::open() else { return };
+    let mut report = Report::default();
+    for ty in types() {
+        for (n_in, n_out) in shapes(ty) {
+            let matrix = Matrices::random(ty, 1, n_in, n_out, 1);
+            let (_memory, weights) = matrix.upload(device);
+            for rows in [1, 2, 4, 7, 8, 9, 65, 150] {
+                let x = noise(rows * n_in, rows as u32);
+                let bias = Bias::new(device, rows.is_multiple_of(2).then_some(n_out), 5);
+                let (dx, out) = (device.upload(&x), device.room(rows * n_out));
+                let scratch = device.upload(&vec![0xa5u8; Kernels::scratch_size(rows, n_in)]);
+                let done = device.kernels.mul_mat(
+                    &device.stream,
+                    &weights,
+                    bias.at(device),
+                    device.at(&dx),
+                    rows,
+                    device.at(&out),
+                    device.at(&scratch),
+                );
+                let got = done
+                    .map_err(|e| e.to_string())
+                    .and_then(|()| device.read(&out));
+                let wanted: Vec<Wanted> = x
+                    .chunks_exact(n_in)
+                    .flat_map(|x| {
+                        let x = rounded(ty, x);
+                        let product = |o| Wanted::product(matrix.row(0, o), &x, bias.value(o));
+                        (0..n_out).map(product).collect::<Vec<_>>()
+                    })
+                    .collect();
+                let (got, wanted) = in_magnitudes(got, &wanted);
+                let case = format!("mul_mat {ty} {n_out} × {n_in}, {rows} rows");
+                report.compare(&case, got, &wanted, tolerance(n_in));
+            }
+        }
+    }
+    report.finish();
+}
+
+/// The CPU rounds activations to other steps: both products lie within half a step of either from the exact one.
+#[test]
+fn products_of_the_cpu() {
+    let Some(device) = Device::open() else { return };
+    let mut report = Report::default();
+    for ty in types() {
+        let (n_in, n_out) = (2048, 96);
+        let matrix = Matrices::random(ty, 1, n_in, n_out, 3);
+        let (_memory, weights) = matrix.upload(device);
+        let x = noise(n_in, 4);
+        let kernel = Kernel::for_type(ty).unwrap();
+        let mut act = vec![0; kernel.activation.row_size(n_in)];
+        kernel.activation.quantize(&x, &mut act);
+        let mut cpu = vec![0.0; n_out];
+        kernel.gemv(&matrix.bytes, matrix.row_size(), n_in, &act, &mut cpu);
+
+        let (dx, out) = (device.upload(&x), device.room(n_out));
+        let done = device.kernels.mul_mat(
+            &device.stream,
+            &weights,
+            Ptr::NULL,
+            device.at(&dx),
+            1,
+            device.at(&out),
+            Ptr::NULL,
+        );
+        let got = done
+            .map_err(|e| e.to_string())
+            .and_then(|()| device.read(&out));
+        let quantized = ty.block_size() > 1;
+        let wanted: Vec<Wanted> = (0..n_out)
+            .map(|o| {
+                let row = matrix.row(0, o);
+                let sum: f64 = row.iter().map(|w| f64::from(w.abs())).sum();
+                // Steps of 1/127 at most, and scales of the CPU in half precision, of groups and of their sums.
+                let magnitude = if quantized { sum / 50.0 } else { sum };
+                Wanted {
+                    value: cpu[o].into(),
+                    magnitude,
+                }
+            })
+            .collect();
+        let (got, wanted) = in_magnitudes(got, &wanted);
+        let allowed = if quantized { 1.0 } else { tolerance(n_in) };
+        report.compare(&format!("CPU {ty}"), got, &wanted, allowed);
+    }
+    report.finish();
+}
+
+#[test]
+fn no_number_stays_none() {
+    let Some(device) = Device::open() else { return };
+    let mut report = Report::default();
+    for ty in types() {
+        let (n_in, n_out) = (256, 2);
+        let matrix = Matrices::random(ty, 1, n_in, n_out, 3);
+        let (_memory, weights) = matrix.upload(device);
+        for rows in [1, 3, 20] {
+            let mut x = noise(rows * n_in, 4);
+            x.iter_mut().step_by(n_in).for_each(|x| *x = f32::NAN);
+            let (dx, out) = (device.upload(&x), device.output(&vec![0.0; rows * n_out]));
+            let scratch = device.upload(&vec![0u8; Kernels::scratch_size(rows, n_in)]);
+            let done = device.kernels.mul_mat(
+                &device.stream,
+                &weights,
+                Ptr::NULL,
+                device.at(&dx),
+                rows,
+                device.at(&out),
+                device.at(&scratch),
+            );
+            let got = done
+                .map_err(|e| e.to_string())
+                .and_then(|()| device.read(&out));
+            let case = format!("NaN {ty}, {rows} rows");
+            report.compare(&case, got, &vec![f64::NAN; rows * n_out], 0.0);
+        }
+    }
+    report.finish();
+}
