@@ -194,12 +194,18 @@ fn an_expert_twice_in_a_token_is_remarked() {
         "twice.jsonl",
         [(0, [1, 1]), (0, [2, 3])].into_iter(),
     );
-    let assert = moe_analyze()
-        .args(["hotness", arg(&path)])
-        .assert()
-        .success();
-    let stderr = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
-    assert!(stderr.contains("names an expert twice"), "{stderr}");
+    for more in [&[][..], &["-o", "csv"]] {
+        let assert = moe_analyze()
+            .args(["hotness", arg(&path)])
+            .args(more)
+            .assert()
+            .success();
+        let stderr = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
+        assert!(
+            stderr.contains("1 choice of a token names an expert twice"),
+            "{stderr}"
+        );
+    }
 }
 
 #[test]

@@ -1,5 +1,8 @@
 //! What is printed, drawn and said.
 
+use std::collections::BTreeMap;
+
+use crate::simulate;
 use crate::support::{arg, failure_of, known_run, moe_analyze, repository, stdout_of};
 
 const SMALL: &str = "fixtures/foreign/bigmoeonedge/small.route.csv";
@@ -110,6 +113,8 @@ fn nonsense_is_refused() {
         ("--budget-mib", "8..4", "range"),
         ("--first", "2", "0 to 1"),
         ("--plot", "curve.pdf", ".png"),
+        ("--sample", "0", "above 0"),
+        ("--sample", "0.5", "give --policy lru"),
     ] {
         let failure = failure_of(&["simulate", arg(&trace), option, value]);
         assert!(failure.contains(told), "{failure}");
@@ -190,4 +195,57 @@ fn predictors_are_told_by_what_came_of_them() {
     assert!(failure.contains("--link-gb-s"), "{failure}");
     let failure = failure_of(&[&args[..], &link, &more, &["--depth", "4"]].concat());
     assert!(failure.contains("1 to 3 layers"), "{failure}");
+}
+
+/// A sample of all experts is LRU itself; a smaller one tells its error.
+#[test]
+fn a_sample_tells_its_error() {
+    let trace = repository("fixtures/simulate/mixed.route.csv");
+    let budgets = "4,12,24";
+    let whole = simulate(&trace, budgets, "lru", &[]);
+    let told = |rate: &str| {
+        let args = [
+            "--quiet",
+            "simulate",
+            arg(&trace),
+            "--budget-mib",
+            budgets,
+            "--policy",
+            "lru",
+            "--sample",
+            rate,
+            "-o",
+            "csv",
+        ];
+        let csv = stdout_of(&args);
+        let mut lines = csv
+            .lines()
+            .map(|line| line.split(',').map(str::to_owned).collect());
+        let columns: Vec<String> = lines.next().unwrap();
+        let rows = lines.map(|fields: Vec<String>| -> BTreeMap<String, String> {
+            columns.iter().cloned().zip(fields).collect()
+        });
+        rows.collect::<Vec<_>>()
+    };
+    let all = told("1");
+    assert_eq!(all.len(), 3);
+    for row in &all {
+        let number = |column: &str| row[column].parse::<f64>().unwrap();
+        let exact = &whole[&(row["budget_mib"].parse().unwrap(), "lru".to_owned())];
+        for column in [
+            "hit_pct_cum",
+            "hit_pct_decode",
+            "read_mib",
+            "evictions",
+            "look_ups",
+        ] {
+            assert_eq!(number(column), exact[column], "{column}");
+        }
+        assert_eq!(number("hit_pct_cum_error"), 0.0);
+    }
+    let half = told("0.5");
+    assert!(
+        half.iter()
+            .any(|row| row["hit_pct_cum_error"].parse::<f64>().unwrap() > 0.0)
+    );
 }

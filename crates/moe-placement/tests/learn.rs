@@ -374,3 +374,16 @@ fn faults_are_named() {
         assert!(!error.to_string().contains('\n'));
     }
 }
+
+/// A layer whose hot and cold experts are all cut away is left out: its other counts were not read before, and are not after.
+#[test]
+fn a_cut_does_not_bring_back_counts_that_were_not_read() {
+    let text = r#"{"schema": "llama.cpp.moe_layer_opt_perf.v1", "layers": [
+        {"layer": 3, "calls": 1, "experts": [[1, 50]], "hot_experts": [[0, 3]], "cold_experts": []},
+        {"layer": 4, "calls": 1, "experts": [[1, 7]], "hot_experts": [], "cold_experts": []}
+    ]}"#;
+    let cut = LearnFile::parse(text).unwrap().cut(|_, expert| expert == 1);
+    let layers = cut.observations().unwrap();
+    let left: Vec<(u32, u64)> = layers.iter().map(|l| (l.layer, l.experts[0].raw)).collect();
+    assert_eq!(left, [(4, 7)]);
+}

@@ -11,7 +11,10 @@ use arrow::array::{
 use arrow::compute::cast;
 use arrow::datatypes::{ArrowPrimitiveType, DataType, Field, Int32Type, Schema, SchemaRef};
 use parquet::arrow::ProjectionMask;
-use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
+use parquet::arrow::arrow_reader::{
+    ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReader,
+    ParquetRecordBatchReaderBuilder,
+};
 use parquet::basic::{Compression, Encoding, ZstdLevel};
 use parquet::file::metadata::KeyValue;
 use parquet::file::properties::WriterProperties;
@@ -49,9 +52,8 @@ pub(crate) fn key_value(key: &str, value: impl Into<String>) -> KeyValue {
 
 /// The value of a key in a file's metadata.
 pub(crate) fn metadata_value(path: &Path, key: &str) -> Result<Option<String>, Error> {
-    let file = File::open(path).map_err(Error::io("open", path))?;
-    let builder = builder(path, file)?;
-    let entries = builder.metadata().file_metadata().key_value_metadata();
+    let footer = footer(path)?;
+    let entries = footer.metadata().file_metadata().key_value_metadata();
     let entry = entries.into_iter().flatten().find(|entry| entry.key == key);
     Ok(entry.and_then(|entry| entry.value.clone()))
 }
@@ -82,9 +84,12 @@ pub(crate) fn guarded<T>(path: &Path, read: impl FnOnce() -> Result<T, Error>) -
     })
 }
 
-fn builder(path: &Path, file: File) -> Result<ParquetRecordBatchReaderBuilder<File>, Error> {
+/// What the footer of a file says.
+pub(crate) fn footer(path: &Path) -> Result<ArrowReaderMetadata, Error> {
+    let file = File::open(path).map_err(Error::io("open", path))?;
     guarded(path, || {
-        ParquetRecordBatchReaderBuilder::try_new(file).map_err(Error::parquet(path))
+        ArrowReaderMetadata::load(&file, ArrowReaderOptions::default())
+            .map_err(Error::parquet(path))
     })
 }
 
@@ -105,12 +110,26 @@ pub(crate) fn next_batch(
 
 /// Opens a table for reading `schema`'s columns, whichever others it has.
 pub(crate) fn open(path: &Path, schema: &Schema) -> Result<ParquetRecordBatchReader, Error> {
+    let footer = footer(path)?;
+    let row_groups = (0..footer.metadata().num_row_groups()).collect();
+    open_row_groups(path, &footer, schema, row_groups)
+}
+
+/// Opens some row groups of a table whose footer was read, for `schema`'s columns.
+pub(crate) fn open_row_groups(
+    path: &Path,
+    footer: &ArrowReaderMetadata,
+    schema: &Schema,
+    row_groups: Vec<usize>,
+) -> Result<ParquetRecordBatchReader, Error> {
+    // A file of its own: readers side by side would move each other's position.
     let file = File::open(path).map_err(Error::io("open", path))?;
-    let builder = builder(path, file)?;
+    let builder = ParquetRecordBatchReaderBuilder::new_with_metadata(file, footer.clone());
     let names = schema.fields().iter().map(|field| field.name().as_str());
     let mask = ProjectionMask::columns(builder.parquet_schema(), names);
     builder
         .with_projection(mask)
+        .with_row_groups(row_groups)
         .with_batch_size(READ_ROWS)
         .build()
         .map_err(Error::parquet(path))
@@ -174,6 +193,37 @@ pub(crate) fn names<'a>(
         .map(|column| column.as_dictionary())
         .expect("a conforming batch has the column");
     (column.keys(), column.values().as_string())
+}
+
+/// The values of a column of names, `null` for null.
+///
+/// # Errors
+/// As of [`parsed_names`].
+pub(crate) fn coded_names(
+    batch: &RecordBatch,
+    name: &str,
+    of: impl Fn(&str) -> Option<u8>,
+    null: u8,
+) -> Result<Vec<u8>, String> {
+    let (keys, strings) = names(batch, name);
+    let codes: Vec<Option<u8>> = strings.iter().map(|string| string.and_then(&of)).collect();
+    let code = |key: i32| codes.get(usize::try_from(key).ok()?).copied().flatten();
+    let coded: Option<Vec<u8>> = match keys.null_count() {
+        0 => keys.values().iter().map(|&key| code(key)).collect(),
+        _ => keys
+            .iter()
+            .map(|key| key.map_or(Some(null), code))
+            .collect(),
+    };
+    if let Some(coded) = coded {
+        return Ok(coded);
+    }
+    // It says what is wrong.
+    let parsed = parsed_names(batch, name, of)?;
+    Ok(parsed
+        .into_iter()
+        .map(|code| code.unwrap_or(null))
+        .collect())
 }
 
 /// The values of a column of names, each key looked up once: `of` turns a string into a value or says what is wrong.

@@ -35,10 +35,25 @@ pub(super) struct Counter {
     highest_slot: u32,
     /// Whether all choices so far came with a router weight.
     pub has_mass: bool,
+    /// Choices of an expert that its token has chosen before.
+    n_repeated: u64,
     /// `[n_layer][phase]`
     layers: Vec<[LayerPhase; 3]>,
-    /// `[n_layer]`: timestamp of the last pass seen.
-    last_pass: Vec<u64>,
+    /// `[n_layer]`
+    progress: Vec<Progress>,
+}
+
+/// Where a layer stands in the trace.
+#[derive(Debug, Clone, Default)]
+struct Progress {
+    /// Timestamp and phase of its first choice.
+    first: Option<(u64, usize)>,
+    /// Timestamp of the last pass seen.
+    last_pass: u64,
+    /// Tokens begun.
+    token: u64,
+    /// `[up to n_expert]`: the token that chose an expert last, counted from 1.
+    chosen_by: Vec<u64>,
 }
 
 impl Counter {
@@ -48,12 +63,14 @@ impl Counter {
             origin,
             highest_slot: 0,
             has_mass: true,
+            n_repeated: 0,
             layers: Vec::new(),
-            last_pass: Vec::new(),
+            progress: Vec::new(),
         }
     }
 
     /// Counts one choice; `place` tells where it was read, should it be impossible.
+    #[inline]
     pub fn add(&mut self, choice: &Choice, place: impl Fn() -> String) -> Result<(), Error> {
         let check = |what, id: u32, limit: u32| {
             if id < limit {
@@ -77,19 +94,53 @@ impl Counter {
         self.make_room(choice.layer);
         let layer = choice.layer as usize;
         let phase = &mut self.layers[layer][choice.phase];
-        if self.last_pass[layer] != choice.timestamp_ns {
-            self.last_pass[layer] = choice.timestamp_ns;
+        let progress = &mut self.progress[layer];
+        progress
+            .first
+            .get_or_insert((choice.timestamp_ns, choice.phase));
+        if progress.last_pass != choice.timestamp_ns {
+            progress.last_pass = choice.timestamp_ns;
             phase.calls += 1;
         }
         if choice.slot == 0 {
             phase.rows += 1;
+            progress.token += 1;
         }
         self.highest_slot = self.highest_slot.max(choice.slot);
+        self.n_repeated += u64::from(progress.is_repeated(choice.expert as usize));
         let tally = phase.expert(choice.expert as usize);
         tally.count += 1;
         tally.mass += choice.weight.unwrap_or(0.0);
         self.has_mass &= choice.weight.is_some();
         Ok(())
+    }
+
+    /// Adds what was counted from here on in the same run.
+    pub fn append(&mut self, later: Counter) {
+        self.highest_slot = self.highest_slot.max(later.highest_slot);
+        self.has_mass &= later.has_mass;
+        self.n_repeated += later.n_repeated;
+        if let Some(last) = later.layers.len().checked_sub(1) {
+            self.make_room(last as u32);
+        }
+        for (phase, more) in self
+            .layers
+            .iter_mut()
+            .flatten()
+            .zip(later.layers.iter().flatten())
+        {
+            phase.add(more);
+        }
+        for (layer, (progress, later)) in self.progress.iter_mut().zip(later.progress).enumerate() {
+            if let Some((timestamp_ns, phase)) = later.first {
+                // A pass that began before the border was counted on either side of it.
+                if timestamp_ns != 0 && timestamp_ns == progress.last_pass {
+                    self.layers[layer][phase].calls -= 1;
+                }
+                progress.first.get_or_insert((timestamp_ns, phase));
+                progress.last_pass = later.last_pass;
+            }
+        }
     }
 
     /// Adds counts of one layer and phase, whose ids are in range.
@@ -112,7 +163,7 @@ impl Counter {
         let n_layer = layer as usize + 1;
         if self.layers.len() < n_layer {
             self.layers.resize(n_layer, Default::default());
-            self.last_pass.resize(n_layer, 0);
+            self.progress.resize(n_layer, Progress::default());
         }
     }
 
@@ -161,8 +212,21 @@ impl Counter {
             n_expert: shape.n_expert,
             n_expert_used: shape.n_expert_used,
             has_mass: self.has_mass,
+            n_repeated: self.n_repeated,
             layers: self.layers,
             origins: vec![self.origin],
         })
+    }
+}
+
+impl Progress {
+    /// Notes the choice of an expert; tells whether its token has chosen it before.
+    fn is_repeated(&mut self, expert: usize) -> bool {
+        if self.chosen_by.len() <= expert {
+            self.chosen_by.resize(expert + 1, 0);
+        }
+        // A trace may begin within a token.
+        let token = self.token + 1;
+        std::mem::replace(&mut self.chosen_by[expert], token) == token
     }
 }

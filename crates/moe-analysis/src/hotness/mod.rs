@@ -170,6 +170,7 @@ pub struct Hotness {
     n_expert_used: u32,
     /// Whether every choice came with a router weight.
     has_mass: bool,
+    n_repeated: u64,
     /// `[n_layer][phase]`
     layers: Vec<[LayerPhase; 3]>,
     /// The runs that were counted.
@@ -190,6 +191,11 @@ impl Hotness {
     /// Whether every choice came with its router weight. Traces of several tools tell none; then no mass is known.
     pub fn has_mass(&self) -> bool {
         self.has_mass
+    }
+
+    /// Choices of an expert that their token had chosen before in the layer, which no router does.
+    pub fn n_repeated(&self) -> u64 {
+        self.n_repeated
     }
 
     /// Block numbers of the layers that routed something in these phases, ascending.
@@ -274,6 +280,7 @@ impl Hotness {
             );
         }
         self.has_mass &= other.has_mass;
+        self.n_repeated += other.n_repeated;
         if self.layers.len() < other.layers.len() {
             self.layers.resize(other.layers.len(), Default::default());
         }
@@ -283,13 +290,7 @@ impl Hotness {
             .flatten()
             .zip(other.layers.iter().flatten());
         for (phase, more) in pairs {
-            phase.calls += more.calls;
-            phase.rows += more.rows;
-            for (expert, tally) in more.experts.iter().enumerate() {
-                let sum = phase.expert(expert);
-                sum.count += tally.count;
-                sum.mass += tally.mass;
-            }
+            phase.add(more);
         }
         Ok(())
     }
@@ -362,6 +363,16 @@ impl Hotness {
 }
 
 impl LayerPhase {
+    fn add(&mut self, more: &LayerPhase) {
+        self.calls += more.calls;
+        self.rows += more.rows;
+        for (expert, tally) in more.experts.iter().enumerate() {
+            let sum = self.expert(expert);
+            sum.count += tally.count;
+            sum.mass += tally.mass;
+        }
+    }
+
     fn expert(&mut self, expert: usize) -> &mut Tally {
         if self.experts.len() <= expert {
             self.experts.resize(expert + 1, Tally::default());

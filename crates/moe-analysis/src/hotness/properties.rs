@@ -38,28 +38,38 @@ fn tokens() -> impl Strategy<Value = Vec<Token>> {
     })
 }
 
+fn counter() -> Counter {
+    Counter::new(Origin::of_foreign("".as_ref(), &Default::default()))
+}
+
+fn choices(tokens: &[Token]) -> Vec<Choice> {
+    let tokens = (0u32..).zip(tokens);
+    let choices = tokens.flat_map(|(token_id, token)| {
+        let experts = (0..).zip(&token.experts);
+        experts.map(move |(slot, &expert)| Choice {
+            layer: token.layer,
+            phase: token.phase,
+            // Passes of up to three tokens.
+            timestamp_ns: u64::from(token_id / 3) + 1,
+            token_id,
+            sequence_id: token.sequence,
+            slot,
+            expert,
+            // Sums of eighths are exact, in whatever order.
+            weight: Some(f64::from(1 + expert % 8) / 8.0),
+        })
+    });
+    choices.collect()
+}
+
 fn read(tokens: &[Token], options: Options) -> (Hotness, Survey) {
-    let origin = Origin::of_foreign("".as_ref(), &Default::default());
-    let mut counter = Counter::new(origin);
+    let mut counter = counter();
     let mut survey = Survey::new(options);
     survey.begin_input();
     survey.begin_run();
-    for (token_id, token) in (0..).zip(tokens) {
-        for (slot, &expert) in (0..).zip(&token.experts) {
-            let choice = Choice {
-                layer: token.layer,
-                phase: token.phase,
-                timestamp_ns: u64::from(token_id) + 1,
-                token_id,
-                sequence_id: token.sequence,
-                slot,
-                expert,
-                // Sums of eighths are exact, in whatever order.
-                weight: Some(f64::from(1 + expert % 8) / 8.0),
-            };
-            counter.add(&choice, String::new).unwrap();
-            survey.choice(&choice);
-        }
+    for choice in choices(tokens) {
+        counter.add(&choice, String::new).unwrap();
+        survey.choice(&choice);
     }
     survey.finish().unwrap();
     let mut hotness = counter.finish().unwrap();
@@ -80,7 +90,7 @@ proptest! {
     #[test]
     fn counts_of_a_layer_are_rows_times_k(tokens in tokens()) {
         let (hotness, survey) = read(&tokens, Options::default());
-        prop_assert_eq!(survey.n_repeated(), 0);
+        prop_assert_eq!(hotness.n_repeated(), 0);
         for layer in hotness.layers(Phases::All) {
             let rows = rows_of(&tokens, layer);
             prop_assert_eq!(hotness.rows(layer, Phases::All), rows);
@@ -89,6 +99,32 @@ proptest! {
             let parts = [Phases::Prompt, Phases::Generate].map(|p| hotness.choices(layer, p));
             prop_assert_eq!(parts.iter().sum::<u64>(), rows * K as u64);
         }
+    }
+
+    /// Wherever the trace is cut, within passes and tokens too.
+    #[test]
+    fn parts_counted_side_by_side_are_the_whole(
+        tokens in tokens(),
+        cuts in prop::collection::vec(0.0..=1.0f64, 0..6),
+    ) {
+        let choices = choices(&tokens);
+        let mut cuts: Vec<usize> =
+            cuts.into_iter().map(|cut| (cut * choices.len() as f64) as usize).collect();
+        cuts.extend([0, choices.len()]);
+        cuts.sort();
+        let mut total = counter();
+        for cut in cuts.windows(2) {
+            let mut part = counter();
+            for choice in &choices[cut[0]..cut[1]] {
+                part.add(choice, String::new).unwrap();
+            }
+            total.append(part);
+        }
+        let mut whole = counter();
+        for choice in &choices {
+            whole.add(choice, String::new).unwrap();
+        }
+        prop_assert_eq!(total.finish(), whole.finish());
     }
 
     #[test]

@@ -2,9 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
+use arrow::array::Array;
 use moe_trace::record::{PHASE_GENERATE, PHASE_UNKNOWN};
-use moe_trace::tables::{RoutingBatch, read_routing};
+use moe_trace::tables::{ChoiceBatch, read_routing, routing_files};
 use moe_trace::{Error as TraceError, Run};
+use rayon::prelude::*;
 
 use super::counting::Counter;
 use super::origin::Origin;
@@ -55,38 +57,76 @@ impl Hotness {
     }
 
     /// Counts a `routing` table: a Parquet file, a directory that holds `routing.parquet`, or a dataset of several runs. A
-    /// survey takes the same choices.
+    /// survey takes the same choices; without one the parts of a file are counted side by side, and no column is read that
+    /// counting does not need.
     ///
     /// # Errors
     /// [`Error::Trace`] if it cannot be read, [`Error::NotRouting`] if it is another table, as [`Hotness::merge`] for
     /// several runs, else as [`Hotness::from_run`].
-    pub fn from_routing_table(
-        path: &Path,
-        mut survey: Option<&mut Survey>,
-    ) -> Result<Hotness, Error> {
-        let (mut total, mut last_parent) = (None, None);
-        let mut file = None;
-        for batch in read_routing(path)? {
-            let batch = batch.map_err(not_routing)?;
-            let (current, counter) = match &mut file {
-                Some((current, counter)) if *current == batch.file() => (current, counter),
-                other => {
-                    add_file(&mut total, &mut last_parent, other.take())?;
-                    let counter = Counter::new(Origin::of_table(batch.file())?);
-                    if let Some(survey) = &mut survey {
-                        survey.begin_run();
-                    }
-                    let (current, counter) = other.insert((batch.file().to_owned(), counter));
-                    (current, counter)
-                }
-            };
-            add_batch(counter, &batch, current, survey.as_deref_mut())?;
-        }
-        add_file(&mut total, &mut last_parent, file)?;
+    pub fn from_routing_table(path: &Path, survey: Option<&mut Survey>) -> Result<Hotness, Error> {
+        let total = match survey {
+            Some(survey) => surveyed(path, survey)?,
+            None => counted(path)?,
+        };
         total.ok_or_else(|| Error::Empty {
             place: path.display().to_string(),
         })
     }
+}
+
+/// Reads a table in order, for a survey.
+fn surveyed(path: &Path, survey: &mut Survey) -> Result<Option<Hotness>, Error> {
+    let (mut total, mut last_parent) = (None, None);
+    let mut file = None;
+    for batch in read_routing(path)? {
+        let batch = batch.map_err(not_routing)?;
+        let (_, counter) = match &mut file {
+            Some((current, counter)) if *current == batch.file() => (current, counter),
+            other => {
+                add_file(&mut total, &mut last_parent, other.take())?;
+                let counter = Counter::new(Origin::of_table(batch.file())?);
+                survey.begin_run();
+                let (current, counter) = other.insert((batch.file().to_owned(), counter));
+                (current, counter)
+            }
+        };
+        let (token_id, sequence_id) = (batch.token_id(), batch.sequence_id());
+        add_batch(counter, &batch, |row, choice| {
+            survey.choice(&Choice {
+                token_id: token_id[row],
+                sequence_id: match sequence_id.is_valid(row) {
+                    true => sequence_id.value(row),
+                    false => 0,
+                },
+                ..*choice
+            });
+        })?;
+    }
+    add_file(&mut total, &mut last_parent, file)?;
+    Ok(total)
+}
+
+/// Reads the parts of each file side by side.
+fn counted(path: &Path) -> Result<Option<Hotness>, Error> {
+    let (mut total, mut last_parent) = (None, None);
+    for file in routing_files(path).map_err(not_routing)? {
+        let origin = Origin::of_table(file.path())?;
+        let parts = (0..file.n_parts()).into_par_iter().map(|part| {
+            let mut counter = Counter::new(origin.clone());
+            for batch in file.choices(part).map_err(not_routing)? {
+                add_batch(&mut counter, &batch.map_err(not_routing)?, |_, _| {})?;
+            }
+            Ok(counter)
+        });
+        let parts: Vec<Result<Counter, Error>> = parts.collect();
+        let mut counter = Counter::new(origin);
+        for part in parts {
+            counter.append(part?);
+        }
+        let file = (file.path().to_owned(), counter);
+        add_file(&mut total, &mut last_parent, Some(file))?;
+    }
+    Ok(total)
 }
 
 /// Adds a file that is read to its end. Several files in one directory of a dataset are parts of one run.
@@ -133,17 +173,18 @@ fn told(phase: u8) -> usize {
     }
 }
 
+/// Counts the rows of a batch and hands each on, without its token and sequence.
 fn add_batch(
     counter: &mut Counter,
-    batch: &RoutingBatch,
-    file: &Path,
-    mut survey: Option<&mut Survey>,
+    batch: &ChoiceBatch,
+    mut also: impl FnMut(usize, &Choice),
 ) -> Result<(), Error> {
     let (layer, slot, expert) = (batch.layer_id(), batch.slot(), batch.expert_id());
     let (phase, timestamp_ns) = (batch.phase(), batch.timestamp_ns());
-    let token_id = batch.token_id();
-    let columns = batch.sequence_id().iter().zip(batch.weight());
-    for (row, (sequence_id, weight)) in columns.enumerate() {
+    let weight = batch.weight();
+    let weights = weight.values();
+    let has_weight = |row| weight.null_count() == 0 || weight.is_valid(row);
+    for row in 0..batch.len() {
         let choice = Choice {
             layer: layer[row].into(),
             phase: match phase[row] {
@@ -151,16 +192,14 @@ fn add_batch(
                 phase => told(phase),
             },
             timestamp_ns: timestamp_ns[row],
-            token_id: token_id[row],
-            sequence_id: sequence_id.unwrap_or(0),
+            token_id: 0,
+            sequence_id: 0,
             slot: slot[row].into(),
             expert: expert[row],
-            weight: weight.map(f64::from),
+            weight: has_weight(row).then(|| weights[row].into()),
         };
-        counter.add(&choice, || file.display().to_string())?;
-        if let Some(survey) = &mut survey {
-            survey.choice(&choice);
-        }
+        counter.add(&choice, || batch.file().display().to_string())?;
+        also(row, &choice);
     }
     Ok(())
 }

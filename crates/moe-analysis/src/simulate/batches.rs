@@ -127,6 +127,11 @@ impl Batches {
         self.choices.len() as u64
     }
 
+    /// Number of batches.
+    pub fn n_batches(&self) -> usize {
+        self.ends.len()
+    }
+
     /// Number of look-ups: each distinct expert of each batch.
     pub fn n_look_ups(&self) -> u64 {
         self.look_ups

@@ -9,6 +9,7 @@ mod grid;
 mod lru_curve;
 mod prefetch;
 mod replay;
+mod sampled_lru;
 mod worth;
 
 use moe_placement::cache::BuildError;
@@ -19,6 +20,7 @@ pub use grid::{Options, Row, setting, simulate};
 pub use lru_curve::LruCurve;
 pub use prefetch::{Prefetch, Prefetched, prefetch};
 pub use replay::{Outcome, replay};
+pub use sampled_lru::{Estimate, sampled_lru};
 pub use worth::{Machine, Speed};
 
 /// Why there is no simulation.
@@ -38,6 +40,16 @@ pub enum Error {
     /// More look-ups than can be numbered.
     #[error("the trace has more than {} look-ups; cut it into parts", u32::MAX - 1)]
     TooLong,
+    /// Too few experts are followed.
+    #[error(
+        "a sample of {n} experts is too small to tell its error, {least} are needed; give a higher rate"
+    )]
+    Sample {
+        /// Experts in it.
+        n: usize,
+        /// Experts that are needed.
+        least: usize,
+    },
     /// A policy cannot be made.
     #[error(transparent)]
     Policy(#[from] BuildError),

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use crate::measures::{Spread, TOP_PERCENT, hottest, n_of_percent};
 use crate::quantile::quantile;
+use crate::random::SplitMix64;
 use crate::stability::HOT_PERCENT;
 use crate::survey::Survey;
 
@@ -46,7 +47,7 @@ pub fn bootstrap(survey: &Survey, n_expert: u32, n: usize, seed: u64) -> Vec<Int
     if n_block < 2 || n == 0 {
         return Vec::new();
     }
-    let mut random = SplitMix64(seed);
+    let mut random = SplitMix64::new(seed);
     let all: Vec<usize> = (0..n_block).collect();
     let value = figures(&layers, &all);
     let resamples = (0..n).map(|_| {
@@ -134,36 +135,4 @@ fn figures(layers: &[Blocks], draw: &[usize]) -> Vec<f64> {
     }
     let n = layers.len() as f64;
     sums.into_iter().map(|sum| sum / n).collect()
-}
-
-/// Sebastiano Vigna's SplitMix64: <https://prng.di.unimi.it/splitmix64.c>.
-struct SplitMix64(u64);
-
-impl SplitMix64 {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    /// A number below `n`; for the small `n` here the bias of the product is far below what could be seen.
-    fn below(&mut self, n: usize) -> usize {
-        ((u128::from(self.next()) * n as u128) >> 64) as usize
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_generator_is_splitmix64() {
-        // First values of the published generator for this seed.
-        let mut random = SplitMix64(1_234_567);
-        assert_eq!(random.next(), 6_457_827_717_110_365_317);
-        assert_eq!(random.next(), 3_203_168_211_198_807_973);
-        assert!((0..1000).all(|_| random.below(7) < 7));
-    }
 }

@@ -156,7 +156,6 @@ pub struct Survey {
     by_fold: Groups,
     by_label: Groups,
     has_counts: bool,
-    n_repeated: u64,
     failure: Option<Error>,
 }
 
@@ -249,8 +248,7 @@ impl Survey {
         layer
             .order
             .add(token.sequence, token.token_id, &token.experts);
-        let is_repeated = !layer.distinct.add(row, &token.experts);
-        self.n_repeated += u64::from(is_repeated);
+        layer.distinct.add(row, &token.experts);
         self.windows.add(index, row, &token.experts);
 
         if self.options.folds {
@@ -333,11 +331,6 @@ impl Survey {
     /// Sequences, as far as folds were asked for.
     pub fn n_sequences(&self) -> usize {
         self.sequences.len()
-    }
-
-    /// Tokens in a layer that name an expert twice, which no router does.
-    pub fn n_repeated(&self) -> u64 {
-        self.n_repeated
     }
 
     /// Layers that routed something, ascending.

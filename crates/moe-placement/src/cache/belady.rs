@@ -5,13 +5,15 @@
 //! unequal sizes the optimum is hard to compute (it is NP-hard), and neither [`Belady`] nor [`BeladySize`], which weighs the
 //! time until the next look-up with the bytes that are freed, is a bound; the better of the two is a good guess.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::sync::Arc;
 
-use super::Key;
 use super::demand::Order;
 use super::future::{Future, NEVER};
 use super::ranked::Ranked;
 use super::room::Room;
+use super::{Experts, Key};
 
 /// By the next look-up alone.
 pub struct Belady {
@@ -58,28 +60,79 @@ impl Order for Belady {
     }
 }
 
-/// By the time until the next look-up times bytes. Relations change as time passes, so each eviction looks at all that is
-/// held.
+/// By the time until the next look-up times bytes. Relations change as time passes, but among experts of one size the furthest
+/// stays the furthest: each size has a heap of its own, and an eviction compares the first of each.
 pub struct BeladySize {
     future: Arc<Future>,
     now: u32,
     /// `[n_keys]`: next look-up.
     next: Vec<u32>,
+    /// `[n_keys]`: index in `sizes`.
+    size_of: Vec<u32>,
+    sizes: Vec<OfSize>,
+}
+
+/// The experts of one size.
+struct OfSize {
+    bytes: u64,
+    /// (next look-up, key), the furthest first, of those the lowest key. What was looked up or went since leaves its entry.
+    heap: BinaryHeap<(u32, Reverse<Key>)>,
 }
 
 impl BeladySize {
-    /// Of a model with `n_keys` experts.
-    pub fn new(n_keys: usize, future: Arc<Future>) -> BeladySize {
+    /// Of a model with these experts.
+    pub fn new(experts: &Experts, future: Arc<Future>) -> BeladySize {
+        let keys = 0..experts.len() as Key;
+        let mut sizes: Vec<u64> = keys.clone().map(|key| experts.bytes(key)).collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        let size_of = keys.map(|key| sizes.partition_point(|&size| size < experts.bytes(key)));
         BeladySize {
             future,
             now: 0,
-            next: vec![NEVER; n_keys],
+            next: vec![NEVER; experts.len()],
+            size_of: size_of.map(|index| index as u32).collect(),
+            sizes: sizes
+                .into_iter()
+                .map(|bytes| OfSize {
+                    bytes,
+                    heap: BinaryHeap::new(),
+                })
+                .collect(),
         }
     }
 
     fn look_up(&mut self, key: Key) {
-        self.next[key as usize] = self.future.next(self.now);
+        let next = self.future.next(self.now);
         self.now = self.now.saturating_add(1);
+        self.next[key as usize] = next;
+        let heap = &mut self.sizes[self.size_of[key as usize] as usize].heap;
+        if heap.len() > 4 * self.next.len() {
+            heap.retain(|&(at, Reverse(key))| self.next[key as usize] == at);
+        }
+        heap.push((next, Reverse(key)));
+    }
+}
+
+impl OfSize {
+    /// The entry of the expert that would go first, if any may go.
+    fn first(&mut self, next: &[u32], room: &Room) -> Option<(u32, Key)> {
+        let mut spared = Vec::new();
+        let found = loop {
+            let Some(&entry) = self.heap.peek() else {
+                break None;
+            };
+            let (at, Reverse(key)) = entry;
+            if room.holds(key) && next[key as usize] == at {
+                if !room.is_current(key) {
+                    break Some((at, key));
+                }
+                spared.push(entry);
+            }
+            self.heap.pop();
+        };
+        self.heap.extend(spared);
+        found
     }
 }
 
@@ -95,13 +148,15 @@ impl Order for BeladySize {
     fn again(&mut self, _key: Key, _room: &Room) {}
 
     fn evict(&mut self, room: &Room) -> Option<Key> {
-        room.lowest(|key| {
-            let bytes = u128::from(room.experts().bytes(key));
-            let worth = match self.next[key as usize] {
+        let firsts = self.sizes.iter_mut().filter_map(|of_size| {
+            let (at, key) = of_size.first(&self.next, room)?;
+            let worth = match at {
                 NEVER => u128::MAX,
-                next => u128::from(next.saturating_sub(self.now)) * bytes,
+                at => u128::from(at.saturating_sub(self.now)) * u128::from(of_size.bytes),
             };
-            (u128::MAX - worth, key)
-        })
+            Some((worth, Reverse(key)))
+        });
+        // It stays in its heap until it comes up again, no longer held.
+        firsts.max().map(|(_, Reverse(key))| key)
     }
 }

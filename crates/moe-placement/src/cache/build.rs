@@ -73,7 +73,8 @@ impl Setting {
         Ok(match name {
             PolicyName::Belady => Box::new(Demand::new(experts, budget, Belady::new(n, future()?))),
             PolicyName::BeladySize => {
-                Box::new(Demand::new(experts, budget, BeladySize::new(n, future()?)))
+                let order = BeladySize::new(&experts, future()?);
+                Box::new(Demand::new(experts, budget, order))
             }
             PolicyName::Whole(online) => self.online(online, experts, budget),
             PolicyName::Layered(online) => {

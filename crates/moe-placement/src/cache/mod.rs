@@ -11,6 +11,7 @@
 mod arc;
 mod belady;
 mod build;
+mod by_count;
 mod clock;
 mod demand;
 mod experts;

@@ -95,23 +95,6 @@ impl Room {
         self.used -= self.experts.bytes(key);
     }
 
-    /// The expert with the lowest score of those that may go; of equal ones any.
-    pub fn lowest<S: PartialOrd>(&self, score: impl Fn(Key) -> S) -> Option<Key> {
-        let may_go = self
-            .held
-            .iter()
-            .copied()
-            .filter(|&key| !self.is_current(key));
-        let mut lowest: Option<(S, Key)> = None;
-        for key in may_go {
-            let score = score(key);
-            if lowest.as_ref().is_none_or(|(least, _)| score < *least) {
-                lowest = Some((score, key));
-            }
-        }
-        lowest.map(|(_, key)| key)
-    }
-
     /// Takes out what `victim` names until the budget is kept or nobody may go; then the next batch runs.
     pub fn end_batch(
         &mut self,

@@ -2,7 +2,9 @@
 
 use serde_json::{Map, Value, json};
 
-use super::observations::{COUNT_KEYS, LayerObservation, LayerSlots, layer_slots, observe};
+use super::observations::{
+    COUNT_KEYS, LayerObservation, LayerSlots, SPLIT_KEYS, layer_slots, observe,
+};
 use super::{Error, OLD_SCHEMA, SCHEMA};
 
 /// What one layer did, as input to [`LearnFile::from_counts`].
@@ -159,22 +161,29 @@ fn learnt_layer(counts: &LayerCounts) -> Value {
     })
 }
 
-/// Drops the experts of a layer that are not kept; tells whether a count is left.
+/// Drops the experts of a layer that are not kept; tells whether a count is left of those that are read: of hot and cold
+/// experts, and of `experts` where neither has any.
 fn cut_layer(layer: &mut Value, keep: &impl Fn(u32, u32) -> bool) -> bool {
     let id = layer.get("layer").and_then(Value::as_u64);
     let Some(id) = id.and_then(|id| u32::try_from(id).ok()) else {
         return false;
     };
-    let mut is_counted = false;
+    let is_split = SPLIT_KEYS.iter().any(|key| has_counts(layer, key));
     for key in COUNT_KEYS {
         if let Some(Value::Array(pairs)) = layer.get_mut(key) {
             pairs.retain(|pair| {
                 let expert = pair.get(0).and_then(Value::as_u64);
                 expert.is_some_and(|expert| u32::try_from(expert).is_ok_and(|e| keep(id, e)))
             });
-            let count = |pair: &Value| pair.get(1).and_then(Value::as_u64);
-            is_counted |= pairs.iter().any(|pair| count(pair) > Some(0));
         }
     }
-    is_counted
+    let read: &[&str] = if is_split { &SPLIT_KEYS } else { &COUNT_KEYS };
+    read.iter().any(|key| has_counts(layer, key))
+}
+
+/// Whether an array of a layer has a count above zero.
+fn has_counts(layer: &Value, key: &str) -> bool {
+    let pairs = layer.get(key).and_then(Value::as_array);
+    let count = |pair: &Value| pair.get(1).and_then(Value::as_u64);
+    pairs.is_some_and(|pairs| pairs.iter().any(|pair| count(pair) > Some(0)))
 }

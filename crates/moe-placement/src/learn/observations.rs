@@ -9,6 +9,8 @@ use super::{Error, LearnFile};
 
 /// The arrays of counts in a layer.
 pub(super) const COUNT_KEYS: [&str; 3] = ["experts", "hot_experts", "cold_experts"];
+/// Those of them that are read first; the other counts where neither of these has a count.
+pub(super) const SPLIT_KEYS: [&str; 2] = ["hot_experts", "cold_experts"];
 
 /// What a learn file says of one layer.
 #[derive(Debug, Clone, PartialEq)]

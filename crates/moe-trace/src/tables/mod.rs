@@ -1,7 +1,7 @@
 //! Tables of a run: `ops`, `accesses` and `routing`, as Parquet.
 //!
 //! `schemas/parquet.md` describes the columns. [`write_tables`] puts them into a directory, [`add_to_dataset`] into a
-//! Hive-partitioned dataset, [`read_routing`] reads routing back.
+//! Hive-partitioned dataset, [`read_routing`] reads routing back, [`routing_files`] in parts side by side.
 
 mod accesses;
 mod chunks;
@@ -18,7 +18,9 @@ pub(crate) use routing::{LANE_NAMES, READ_ROUTING};
 pub(crate) use rows::PHASE_NAMES;
 
 pub use ranges::{ByteRange, ExpertRanges, ExpertTensor};
-pub use read::{RoutingBatch, RoutingReader, read_routing};
+pub use read::{
+    ChoiceBatch, RoutingBatch, RoutingFile, RoutingReader, read_routing, routing_files,
+};
 pub use write::{
     TableOptions, TableSummary, add_to_dataset, dataset_paths, table_paths, write_tables,
 };

@@ -1,18 +1,19 @@
 //! Reading `routing` back.
 
 use std::fs;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arrow::array::{Array, Float32Array, RecordBatch, UInt32Array, UInt64Array};
 use arrow::buffer::ScalarBuffer;
-use arrow::datatypes::{UInt16Type, UInt32Type};
-use parquet::arrow::arrow_reader::ParquetRecordBatchReader;
+use arrow::datatypes::{SchemaRef, UInt16Type, UInt32Type};
+use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ParquetRecordBatchReader};
 
 use super::PHASES;
-use super::routing::READ_ROUTING;
+use super::routing::{CHOICES, READ_ROUTING};
 use crate::error::Error;
-use crate::parquet_file::{self, numbers, parsed_names};
+use crate::parquet_file::{self, coded_names, numbers};
 use crate::record::{PHASE_UNKNOWN, lane};
 
 /// Reads a `routing` table: a Parquet file, a directory that holds `routing.parquet`, or a dataset with
@@ -20,20 +21,56 @@ use crate::record::{PHASE_UNKNOWN, lane};
 ///
 /// Tables that other programs wrote or rewrote are read too, as long as they have the columns.
 pub fn read_routing(path: impl AsRef<Path>) -> Result<RoutingReader, Error> {
-    let path = path.as_ref();
-    let mut files = routing_files(path)?;
-    if files.is_empty() {
-        let reason = "no routing.parquet and no routing/run=ID/*.parquet in it; write them with `moe-analyze parquet`";
-        return Err(Error::Parquet {
-            path: path.to_owned(),
-            reason: reason.to_owned(),
-        });
-    }
+    let mut files = routing_paths(path.as_ref())?;
     files.reverse();
     Ok(RoutingReader {
         files,
         current: None,
     })
+}
+
+/// The files of a `routing` table, as [`read_routing`] finds them, to be read in parts.
+pub fn routing_files(path: impl AsRef<Path>) -> Result<Vec<RoutingFile>, Error> {
+    let paths = routing_paths(path.as_ref())?.into_iter();
+    let files = paths.map(|path| {
+        Ok(RoutingFile {
+            footer: parquet_file::footer(&path)?,
+            path: path.into(),
+        })
+    });
+    files.collect()
+}
+
+/// A file of a `routing` table. Its parts, which are its row groups, can be read side by side.
+#[derive(Clone, Debug)]
+pub struct RoutingFile {
+    path: Arc<Path>,
+    footer: ArrowReaderMetadata,
+}
+
+impl RoutingFile {
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// How many parts it has.
+    pub fn n_parts(&self) -> usize {
+        self.footer.metadata().num_row_groups()
+    }
+
+    /// The rows of a part, below [`RoutingFile::n_parts`], as far as counting needs them.
+    pub fn choices(
+        &self,
+        part: usize,
+    ) -> Result<impl Iterator<Item = Result<ChoiceBatch, Error>>, Error> {
+        let path = self.path.clone();
+        let mut reader = parquet_file::open_row_groups(&path, &self.footer, &CHOICES, vec![part])?;
+        Ok(std::iter::from_fn(move || {
+            let batch = next(&path, &mut reader, &CHOICES)?;
+            Some(batch.and_then(|batch| ChoiceBatch::new(&path, batch)))
+        }))
+    }
 }
 
 /// The batches of a `routing` table, in the order of files and rows.
@@ -49,8 +86,7 @@ impl Iterator for RoutingReader {
     fn next(&mut self) -> Option<Self::Item> {
         loop {
             if let Some((file, reader)) = &mut self.current {
-                let batch = parquet_file::next_batch(file, reader, &READ_ROUTING);
-                if let Some(batch) = batch.transpose() {
+                if let Some(batch) = next(file, reader, &READ_ROUTING) {
                     return Some(batch.and_then(|batch| RoutingBatch::new(file, batch)));
                 }
                 self.current = None;
@@ -64,34 +100,32 @@ impl Iterator for RoutingReader {
     }
 }
 
-/// Some rows of `routing`; its columns all have [`RoutingBatch::len`] values.
+fn next(
+    file: &Path,
+    reader: &mut ParquetRecordBatchReader,
+    schema: &SchemaRef,
+) -> Option<Result<RecordBatch, Error>> {
+    parquet_file::next_batch(file, reader, schema).transpose()
+}
+
+/// Some rows of `routing`, as far as counting needs them; its columns all have [`ChoiceBatch::len`] values.
 #[derive(Clone, Debug)]
-pub struct RoutingBatch {
+pub struct ChoiceBatch {
     file: Arc<Path>,
     batch: RecordBatch,
     phase: Vec<u8>,
-    lane: Vec<u8>,
     timestamp_ns: ScalarBuffer<u64>,
 }
 
-impl RoutingBatch {
-    /// `batch` has the schema of the table.
+impl ChoiceBatch {
+    /// `batch` has the columns.
     fn new(file: &Arc<Path>, batch: RecordBatch) -> Result<Self, Error> {
-        let phase = parsed_names(&batch, "phase", |name| number(&PHASES, name))
-            .map_err(Error::parquet(file))?;
-        let lane = parsed_names(&batch, "lane", |name| number(&lane::NAMES, name))
-            .map_err(Error::parquet(file))?;
+        let phase = |name: &str| number(&PHASES, name);
         Ok(Self {
-            file: file.clone(),
-            phase: phase
-                .into_iter()
-                .map(|phase| phase.unwrap_or(PHASE_UNKNOWN))
-                .collect(),
+            phase: coded_names(&batch, "phase", phase, PHASE_UNKNOWN)
+                .map_err(Error::parquet(file))?,
             timestamp_ns: times(numbers(&batch, "timestamp_ns")),
-            lane: lane
-                .into_iter()
-                .map(|lane| lane.unwrap_or(lane::UNKNOWN))
-                .collect(),
+            file: file.clone(),
             batch,
         })
     }
@@ -109,16 +143,6 @@ impl RoutingBatch {
     /// The file that the rows come from: one run, where a dataset has several.
     pub fn file(&self) -> &Path {
         &self.file
-    }
-
-    /// Position of the token in its sequence.
-    pub fn token_id(&self) -> &[u32] {
-        numbers::<UInt32Type>(&self.batch, "token_id").values()
-    }
-
-    /// Sequence of the token; null where the source of the trace did not tell.
-    pub fn sequence_id(&self) -> &UInt32Array {
-        numbers(&self.batch, "sequence_id")
     }
 
     /// [`PHASE_PROMPT`](crate::record::PHASE_PROMPT) or [`PHASE_GENERATE`](crate::record::PHASE_GENERATE);
@@ -147,14 +171,50 @@ impl RoutingBatch {
         numbers(&self.batch, "weight")
     }
 
-    /// Where the expert was computed, a number of [`lane`]; [`lane::UNKNOWN`] where the trace does not tell.
-    pub fn lane(&self) -> &[u8] {
-        &self.lane
-    }
-
     /// Start of the operation; equal for all tokens of a batch in a layer. 0 where the source of the trace did not tell.
     pub fn timestamp_ns(&self) -> &[u64] {
         &self.timestamp_ns
+    }
+}
+
+/// Some rows of `routing` with all columns: those of [`ChoiceBatch`] and these.
+#[derive(Clone, Debug)]
+pub struct RoutingBatch {
+    choices: ChoiceBatch,
+    lane: Vec<u8>,
+}
+
+impl Deref for RoutingBatch {
+    type Target = ChoiceBatch;
+
+    fn deref(&self) -> &ChoiceBatch {
+        &self.choices
+    }
+}
+
+impl RoutingBatch {
+    /// `batch` has the schema of the table.
+    fn new(file: &Arc<Path>, batch: RecordBatch) -> Result<Self, Error> {
+        let lane = |name: &str| number(&lane::NAMES, name);
+        Ok(Self {
+            lane: coded_names(&batch, "lane", lane, lane::UNKNOWN).map_err(Error::parquet(file))?,
+            choices: ChoiceBatch::new(file, batch)?,
+        })
+    }
+
+    /// Position of the token in its sequence.
+    pub fn token_id(&self) -> &[u32] {
+        numbers::<UInt32Type>(&self.batch, "token_id").values()
+    }
+
+    /// Sequence of the token; null where the source of the trace did not tell.
+    pub fn sequence_id(&self) -> &UInt32Array {
+        numbers(&self.batch, "sequence_id")
+    }
+
+    /// Where the expert was computed, a number of [`lane`]; [`lane::UNKNOWN`] where the trace does not tell.
+    pub fn lane(&self) -> &[u8] {
+        &self.lane
     }
 }
 
@@ -174,8 +234,8 @@ fn number(names: &[&str], name: &str) -> Option<u8> {
         .and_then(|i| u8::try_from(i).ok())
 }
 
-/// The files of a `routing` table, sorted by name.
-fn routing_files(path: &Path) -> Result<Vec<PathBuf>, Error> {
+/// The files of a `routing` table, sorted by name; there is one at least.
+fn routing_paths(path: &Path) -> Result<Vec<PathBuf>, Error> {
     if !path.is_dir() {
         return Ok(vec![path.to_owned()]);
     }
@@ -191,6 +251,13 @@ fn routing_files(path: &Path) -> Result<Vec<PathBuf>, Error> {
         file.extension()
             .is_some_and(|extension| extension == "parquet")
     });
+    if files.is_empty() {
+        let reason = "no routing.parquet and no routing/run=ID/*.parquet in it; write them with `moe-analyze parquet`";
+        return Err(Error::Parquet {
+            path: path.to_owned(),
+            reason: reason.to_owned(),
+        });
+    }
     Ok(files)
 }
 

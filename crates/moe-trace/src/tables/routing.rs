@@ -43,6 +43,14 @@ pub(crate) static READ_ROUTING: LazyLock<SchemaRef> = LazyLock::new(|| {
     Arc::new(Schema::new(fields.collect::<Vec<_>>()))
 });
 
+/// The columns that counting needs, as a reader takes them.
+pub(crate) static CHOICES: LazyLock<SchemaRef> = LazyLock::new(|| {
+    let unneeded = ["token_id", "sequence_id", "lane"];
+    let fields = READ_ROUTING.fields().iter();
+    let needed = fields.filter(|field| !unneeded.contains(&field.name().as_str()));
+    Arc::new(Schema::new(needed.cloned().collect::<Vec<_>>()))
+});
+
 pub(crate) static LANE_NAMES: LazyLock<Arc<StringArray>> = LazyLock::new(|| strings(&lane::NAMES));
 
 /// Rows of `routing`.

@@ -200,6 +200,16 @@ impl Args {
         })
     }
 
+    /// Whether something that is asked for needs more than sums: the order of the tokens, their sequences or labels.
+    pub fn needs_survey(&self) -> bool {
+        let prints_sums = match self.table {
+            None => self.usage || self.output.is_some(),
+            Some(table) => table == TableChoice::Matrix,
+        };
+        let draws_sums = self.plot.is_none() || self.picture != PictureChoice::Coverage;
+        !prints_sums || !draws_sums || self.by.is_some() || self.split.is_some()
+    }
+
     /// What was read, for messages and pictures.
     pub fn source(&self) -> String {
         match &self.paths[..] {

@@ -16,6 +16,7 @@ use crate::traces;
 /// Everything that was read.
 pub struct Counted {
     pub hotness: Hotness,
+    /// Empty if nothing that is asked for needs it.
     pub survey: Survey,
     /// Empty if nothing tells them.
     pub bytes: ExpertBytes,
@@ -45,7 +46,8 @@ pub fn read_all(args: &Args, ctx: &Context) -> anyhow::Result<Counted> {
     let mut total: Option<Hotness> = None;
     for path in &args.paths {
         survey.begin_input();
-        let hotness = read_one(path, &options, Some(&mut survey), &mut bytes, ctx)?;
+        let wanted = args.needs_survey().then_some(&mut survey);
+        let hotness = read_one(path, &options, wanted, &mut bytes, ctx)?;
         match &mut total {
             None => total = Some(hotness),
             Some(total) => total
@@ -54,10 +56,11 @@ pub fn read_all(args: &Args, ctx: &Context) -> anyhow::Result<Counted> {
         }
     }
     survey.finish()?;
-    if survey.n_repeated() > 0 {
+    let hotness = total.context("no input; name a run")?;
+    if hotness.n_repeated() > 0 {
         ctx.remark(format_args!(
             "{} an expert twice, which no router does: {} is damaged, or not what it seems",
-            match survey.n_repeated() {
+            match hotness.n_repeated() {
                 1 => "1 choice of a token names".into(),
                 n => format!("{} of tokens name", count(n, "choice")),
             },
@@ -65,7 +68,7 @@ pub fn read_all(args: &Args, ctx: &Context) -> anyhow::Result<Counted> {
         ));
     }
     Ok(Counted {
-        hotness: total.context("no input; name a run")?,
+        hotness,
         survey,
         bytes,
     })

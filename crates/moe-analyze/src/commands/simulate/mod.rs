@@ -5,8 +5,9 @@ mod inputs;
 mod machine;
 mod prefetch;
 mod report;
+mod sample;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use moe_analysis::simulate::{self, Options, Row};
@@ -56,7 +57,10 @@ pub struct Args {
     /// Share of the hot cache that is exchanged after a request, at most
     #[arg(long, value_name = "SHARE", default_value_t = 0.1, value_parser = share)]
     update_rate: f64,
-    /// Seed of random
+    /// Estimate LRU's hits from this share of the experts, for very long traces; half of the 95 % interval is told beside them
+    #[arg(long, value_name = "RATE", value_parser = sample::rate, conflicts_with_all = ["predictor", "predictions"])]
+    sample: Option<f64>,
+    /// Seed of random and of --sample
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
     /// Bytes of each expert as CSV, layer,expert,bytes [default: what the trace or --model tells]
@@ -113,6 +117,10 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         files::check_output(plot, args.force)?;
     }
     let policies = policies(&args, ctx)?;
+    let lru = PolicyName::Whole(Online::Lru);
+    if args.sample.is_some() && policies != [lru] {
+        bail!("--sample estimates lru alone; give --policy lru");
+    }
     let inputs = Inputs::read(
         &args.path,
         args.sizes.as_deref(),
@@ -147,6 +155,20 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         return Ok(ExitStatus::Done);
     }
 
+    if let Some(rate) = args.sample {
+        let estimates = simulate::sampled_lru(batches, &budgets, rate, args.seed)?;
+        if let Some(plot) = &args.plot {
+            let rows = estimates.iter().map(|estimate| Row {
+                budget: estimate.budget,
+                policy: lru,
+                outcome: estimate.outcome,
+            });
+            draw(&args, plot, &policies, rows, ctx)?;
+        }
+        output::to_stdout(|stdout| sample::print(stdout, args.output, &estimates))?;
+        return Ok(ExitStatus::Done);
+    }
+
     // Regret is against Belady's policy, asked for or not.
     let mut simulated = policies.clone();
     if !simulated.contains(&PolicyName::Belady) {
@@ -154,10 +176,8 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     }
     let rows = simulate::simulate(batches, &budgets, &simulated, &options)?;
     if let Some(plot) = &args.plot {
-        let source = args.path.file_name().unwrap_or(args.path.as_os_str());
         let wanted = rows.iter().filter(|row| policies.contains(&row.policy));
-        curves(&source.to_string_lossy(), &policies, wanted.copied()).write(plot, args.force)?;
-        ctx.remark(format_args!("drew {}", plot.display()));
+        draw(&args, plot, &policies, wanted.copied(), ctx)?;
     }
     let table = report::Table {
         needs: batches.needs(),
@@ -189,6 +209,19 @@ fn policies(args: &Args, ctx: &Context) -> anyhow::Result<Vec<PolicyName>> {
         }
     }
     Ok(policies)
+}
+
+fn draw(
+    args: &Args,
+    plot: &Path,
+    policies: &[PolicyName],
+    rows: impl Iterator<Item = Row>,
+    ctx: &Context,
+) -> anyhow::Result<()> {
+    let source = args.path.file_name().unwrap_or(args.path.as_os_str());
+    curves(&source.to_string_lossy(), policies, rows).write(plot, args.force)?;
+    ctx.remark(format_args!("drew {}", plot.display()));
+    Ok(())
 }
 
 /// Hit rates of generated tokens, or of all where the trace does not tell them.

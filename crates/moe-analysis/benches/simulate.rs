@@ -1,0 +1,118 @@
+//! Look-ups simulated in a second, for each policy at an eighth and a half of all experts; LRU's whole curve, from all
+//! experts and from a tenth of them; and policies × budgets on all cores.
+//!
+//!   cargo bench --package moe-analysis --bench simulate
+//!
+//! The trace is made up: 48 layers of 128 experts, eight for a token; a third of them stay from one token to the next, the
+//! others are skewed. `MOE_ANALYZE_TOKENS` is its length (default: 10,000 tokens, 3.84 million look-ups).
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use moe_analysis::simulate::{
+    Batches, Collector, LruCurve, Options, replay, sampled_lru, setting, simulate,
+};
+use moe_placement::cache::PolicyName;
+use moe_trace::foreign::{Phase, RoutingRow, Sink};
+
+const N_LAYER: u16 = 48;
+const N_EXPERT: u32 = 128;
+const N_USED: usize = 8;
+/// Bytes of an expert.
+const BYTES: u64 = 2_654_208;
+
+/// Marsaglia's xorshift64.
+struct Random(u64);
+
+impl Random {
+    /// 0 to `n` - 1.
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        ((u128::from(self.0) * u128::from(n)) >> 64) as u64
+    }
+}
+
+fn made_up(n_token: u32) -> Batches {
+    let mut random = Random(88_172_645_463_325_252);
+    let mut last: Vec<Vec<u32>> = vec![Vec::new(); N_LAYER.into()];
+    let mut collector = Collector::new();
+    for token_id in 0..n_token {
+        for layer_id in 0..N_LAYER {
+            let last = &mut last[usize::from(layer_id)];
+            let mut chosen = Vec::new();
+            while chosen.len() < N_USED {
+                let expert = match random.below(3) {
+                    0 if !last.is_empty() => last[random.below(N_USED as u64) as usize],
+                    _ => {
+                        // The lower of two throws, and another order in each layer.
+                        let rank = random.below(128).min(random.below(128)) as u32;
+                        (rank * 37 + u32::from(layer_id) * 11) % N_EXPERT
+                    }
+                };
+                if !chosen.contains(&expert) {
+                    chosen.push(expert);
+                }
+            }
+            for &expert_id in &chosen {
+                let row = RoutingRow {
+                    token_id,
+                    expert_id,
+                    phase: Some(Phase::Generate),
+                    ..RoutingRow::at_layer(layer_id)
+                };
+                collector.routing(&row).expect("a row of routing");
+            }
+            *last = chosen;
+        }
+    }
+    let layers = 0..u32::from(N_LAYER);
+    let sizes = layers.flat_map(|layer| (0..N_EXPERT).map(move |expert| (layer, expert, BYTES)));
+    collector.finish(&sizes.collect()).expect("batches")
+}
+
+fn caches(criterion: &mut Criterion) {
+    let n_token = std::env::var("MOE_ANALYZE_TOKENS").ok();
+    let n_token = n_token.and_then(|n| n.parse().ok()).unwrap_or(10_000);
+    let batches = made_up(n_token);
+    let total = batches.experts().total_bytes();
+    let options = Options {
+        learn: None,
+        first: 0.1,
+        update_rate: 0.1,
+        seed: 0,
+    };
+    let mut policies = PolicyName::all();
+    policies.retain(|policy| !policy.needs_learn_file());
+    let setting = setting(&batches, &policies, &options).expect("a setting");
+
+    let mut group = criterion.benchmark_group("simulate");
+    group.sample_size(10);
+    group.throughput(Throughput::Elements(batches.n_look_ups()));
+    for &policy in &policies {
+        for part in [8, 2] {
+            let id = BenchmarkId::new(policy.to_string(), format!("1/{part}"));
+            group.bench_function(id, |b| {
+                b.iter(|| {
+                    let cache = setting.policy(policy, batches.experts(), total / part);
+                    replay(&batches, cache.expect("a policy").as_mut())
+                });
+            });
+        }
+    }
+    let budgets: Vec<u64> = (1..=8).map(|part| total * part / 8).collect();
+    group.bench_function("lru at every budget", |b| {
+        b.iter(|| LruCurve::new(&batches))
+    });
+    group.bench_function("lru from a tenth of the experts", |b| {
+        b.iter(|| sampled_lru(&batches, &budgets, 0.1, 0));
+    });
+    let n = batches.n_look_ups() * (budgets.len() * policies.len()) as u64;
+    group.throughput(Throughput::Elements(n));
+    group.bench_function("all policies at eight budgets", |b| {
+        b.iter(|| simulate(&batches, &budgets, &policies, &options));
+    });
+    group.finish();
+}
+
+criterion_group!(benches, caches);
+criterion_main!(benches);
