@@ -137,6 +137,17 @@ impl<T: Plain> Mirrored<T> {
         Ok(ptr)
     }
 
+    /// Puts the first `n` values of the host before those that the GPU has behind them.
+    ///
+    /// # Errors
+    /// As [`Mirrored::device`].
+    pub fn join(&mut self, gpu: &Gpu, n: usize) -> Result<()> {
+        let ptr = self.room(gpu)?;
+        gpu.upload(ptr, &self.host[..n])?;
+        self.fresh = Fresh::Device;
+        Ok(())
+    }
+
     /// The memory on the host, for the inventory of buffers.
     pub fn room_on_host(&self) -> &Vec<T> {
         &self.host

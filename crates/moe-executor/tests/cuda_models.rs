@@ -152,6 +152,14 @@ fn settings_of_post_fetch() {
             dedicated_streams: false,
             ..given
         },
+        Settings {
+            cpu_limit: Some(1),
+            ..given
+        },
+        Settings {
+            cpu_limit: Some(3),
+            ..given
+        },
     ] {
         let set = Case {
             post_fetch,

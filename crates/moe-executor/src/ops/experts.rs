@@ -77,7 +77,21 @@ impl Ops<'_> {
             self.routing_to_host(routing);
             self.work.fill(routing.ids.host(), gate.weights.n_expert);
         }
-        let lanes = Lanes::All(if done { lane } else { lane::CPU });
+        // The slots from here on are the GPU's, those before it the host's.
+        let beyond = match done {
+            true => None,
+            false => self.gate_up_beyond([gate, up], glu, x, routing, gate_out),
+        };
+        let lane = if done { lane } else { lane::CPU };
+        let mut split = vec![lane; if beyond.is_some() { entries } else { 0 }];
+        split
+            .iter_mut()
+            .skip(beyond.unwrap_or(0))
+            .for_each(|lane| *lane = lane::POST_FETCHED);
+        let lanes = match beyond {
+            Some(_) => Lanes::Each(&split),
+            None => Lanes::All(lane),
+        };
         let at = At { il, start, lanes };
         self.project_rows(&at, &gate_rows, x, routing, gate_out, done);
         let start = self.recorder.start_experts();
@@ -87,6 +101,9 @@ impl Ops<'_> {
         let before = Source::from(&*gate_out);
         if !done {
             glu.apply(self.threads, gate_out.data_mut(), up_out.data());
+        }
+        if let Some(slots) = beyond {
+            self.join_halves(gate_out, slots);
         }
         self.end_window(start_of_all);
         gate_out.name = activated;

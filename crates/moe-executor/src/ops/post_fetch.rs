@@ -5,8 +5,9 @@ use std::time::Instant;
 use moe_trace::record::lane;
 
 use crate::activation::Activation;
+use crate::cpu::glu::Glu;
 use crate::cpu::matmul;
-use crate::cuda::launch::{Fetched, Kernels};
+use crate::cuda::launch::{Fetched, GateUp, Kernels};
 use crate::cuda::{Policy, Scratch};
 use crate::ops::Ops;
 use crate::ops::experts::{At, Projection};
@@ -33,6 +34,64 @@ impl Ops<'_> {
         self.routing_to_host(routing);
         if let Some(device) = &mut self.device {
             self.fetches = device.begin_post_fetch(il, stack, routing.ids.host(), tokens);
+        }
+    }
+
+    /// Gate and up of the slots of one token beyond those that the host is to compute, begun on the GPU. Gives the first of
+    /// them; none if the host computes all.
+    pub(super) fn gate_up_beyond(
+        &mut self,
+        [gate, up]: [&Linear; 2],
+        glu: Glu,
+        x: &mut Activation,
+        routing: &mut Routing,
+        out: &mut Activation,
+    ) -> Option<usize> {
+        let k = routing.n_expert_used;
+        let device = self.device.as_ref().filter(|_| self.fetches)?;
+        let limit = device.post_fetch.as_ref()?.settings().cpu_limit?;
+        if routing.ids.len() != k || limit >= k || !Kernels::supports(gate.weights.ty) {
+            return None;
+        }
+        let n_ff = gate.weights.n_out;
+        let done = self.on(Side::Gpu, |device| {
+            let ids = routing.ids.device(device.gpu())?;
+            let chosen = &routing.ids.host()[limit..];
+            let out = out.values.fill_device(device.gpu())?;
+            let operands = GateUp {
+                gate: device.fetch(&gate.weights, chosen, Scratch::Gate)?,
+                up: device.fetch(&up.weights, chosen, Scratch::Up)?,
+                gate_bias: device.optional(gate.bias.as_ref())?,
+                up_bias: device.optional(up.bias.as_ref())?,
+                glu,
+                x: x.values.device(device.gpu())?,
+                ids: ids.offset(limit * size_of::<i32>()),
+                tokens: 1,
+                k: k - limit,
+                n_expert: gate.weights.n_expert,
+                out: out.offset(limit * n_ff * size_of::<f32>()),
+                scratch: device.quantized(1, x.width)?,
+                work: device.worklist(routing, gate.weights.n_expert)?,
+            };
+            device.kernels().experts_gate_up(device.stream(), &operands)
+        });
+        self.forget_run();
+        if !done {
+            return None;
+        }
+        let mut ids = routing.ids.host().to_vec();
+        ids[limit..].fill(-1);
+        self.work.fill(&ids, gate.weights.n_expert);
+        Some(limit)
+    }
+
+    /// Puts what the host computed, the first `slots` rows, before what the GPU did.
+    pub(super) fn join_halves(&mut self, rows: &mut Activation, slots: usize) {
+        let n = slots * rows.width;
+        if let Some(device) = &self.device
+            && let Err(error) = rows.values.join(device.gpu(), n)
+        {
+            self.fault.get_or_insert(error);
         }
     }
 

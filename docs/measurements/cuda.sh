@@ -1,0 +1,115 @@
+#!/usr/bin/env bash
+# The GPU: is it right, is it clean, how fast is it, and what is Post-Fetch worth. Everything is built beforehand; nothing of Rust is
+# needed where this runs, so that it can be carried to a machine with a GPU.
+#
+#   cargo build --release && cargo test --release --no-run -p moe-executor
+#   MOE_ANALYZE=… TESTS=DIR docs/measurements/cuda.sh PART... > docs/measurements/cuda-PART.txt
+#
+# PART: tests (models against llama.cpp, kernels against the CPU), sanitizer, kernels (times of each), speed (whole models),
+# post-fetch. TESTS is a folder with the test binaries cuda_kernels, cuda_products and cuda_models; they look for fixtures where they
+# were built. WORK is a folder for the models that are made, 40 GB; NOTE is printed.
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+moe_analyze=${MOE_ANALYZE:-target/release/moe-analyze}
+tests=${TESTS:-target/release/deps}
+work=${WORK:-$(mktemp -d)}
+
+echo "date       $(date -u +%F)"
+echo "machine    $(lscpu | sed -n 's/^Model name: *//p' | head -1), $(nproc) CPUs, $(uname -sr)"
+echo "gpu        $(nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader)"
+echo "program    $("$moe_analyze" --version)"
+[ -z "${NOTE:-}" ] || echo "note       $NOTE"
+
+# A model of a known shape, made once.
+model() {
+  local file=$work/$1${3:+-$3}.gguf
+  [ -f "$file" ] || "$moe_analyze" --quiet synth --like "$1" ${2:+--quant "$2"} ${3:+--layers "$3"} --out "$file"
+  echo "$file"
+}
+
+bench() {
+  "$moe_analyze" --quiet bench -o json "$@" | python3 -c '
+import json, sys
+for row in json.load(sys.stdin):
+    what = "prompt %d" % row["n_prompt"] if row["n_prompt"] else "decode %d" % row["n_gen"]
+    speed = (row["policy"], row["n_threads"], what, row["avg_ts"], row["stddev_ts"])
+    line = "  %-10s %3d threads  %-11s %9.2f ± %6.2f tokens/s" % speed
+    if row["bandwidth_share"] and row["n_gen"]:
+        share = (row["gb_per_s"], 100 * row["bandwidth_share"], row["bandwidth_gb_per_s"])
+        line += ", %.0f GB/s of weights, %.1f %% of %.0f GB/s" % share
+    print(line)
+'
+}
+
+tests_part() {
+  for name in cuda_kernels cuda_products cuda_models; do
+    printf '\n== %s\n' "$name"
+    "$tests/$name" --nocapture --test-threads=1 2>&1 | grep -v '^$' | grep -E '^(random|tiny|test |running|testing)|FAILED|panicked|not run|outside'
+  done
+}
+
+sanitizer_part() {
+  local fixture=fixtures/tiny-gpt-oss-MXFP4.gguf
+  for tool in memcheck racecheck; do
+    printf '\n== compute-sanitizer --tool %s\n' "$tool"
+    echo "-- kernels"
+    compute-sanitizer --tool "$tool" "$tests/cuda_kernels" --test-threads=1 2>&1 | tail -2
+    for part in plain::products_of_the_cpu plain::no_number experts::fetched; do
+      echo "-- products ($part)"
+      timeout 200 compute-sanitizer --tool "$tool" "$tests/cuda_products" --test-threads=1 "$part" 2>&1 | tail -2
+    done
+    for policy in gpu post-fetch; do
+      echo "-- record --policy $policy"
+      compute-sanitizer --tool "$tool" "$moe_analyze" --quiet record --model "$fixture" --device cuda --policy "$policy" -n 3 \
+        --prompt "a prompt of some length, so that many rows go through at once: one two three four five six seven eight nine" \
+        --out "$work/sanitized-$tool-$policy" --force 2>&1 >/dev/null | tail -1
+    done
+  done
+}
+
+kernels_part() {
+  "$tests/cuda_kernels" timings --ignored --nocapture 2>&1 | grep -v '^$\|^running\|^test '
+  "$tests/cuda_products" timings --ignored --nocapture 2>&1 | grep -v '^$\|^running\|^test '
+}
+
+speed_part() {
+  for shape in "gpt-oss-20b" "qwen3-30b-a3b Q4_K_M"; do
+    set -- $shape
+    printf '\n%s\n' "$shape"
+    local file; file=$(model "$@")
+    bench --model "$file" --device cuda -p 512 -n 64 -r 5 -t 8
+  done
+}
+
+post_fetch_part() {
+  for shape in "gpt-oss-20b" "qwen3-30b-a3b Q4_K_M" "mixtral-8x7b Q4_K_M 8"; do
+    set -- $shape
+    printf '\n%s\n' "$shape"
+    local file; file=$(model "$@")
+    # In turn, so that what else the machine does falls on all alike.
+    for round in 1 2 3; do
+      for threads in 4 8 16; do
+        bench --model "$file" --device cuda --policy cpu -p 0 -n 32 -r 1 -t $threads
+        bench --model "$file" --device cuda --policy post-fetch -p 0 -n 32 -r 1 -t $threads
+      done
+      bench --model "$file" --device cuda --policy gpu --cpu-moe -p 0 -n 32 -r 1 -t 8
+    done
+    for setting in "-t 4" "-t 8" "-t 16" "-t 8 --postfetch-block-on-miss 0" "-t 8 --postfetch-use-dedicated-streams 0"; do
+      printf '\n-- overlap, %s\n' "$setting"
+      "$moe_analyze" --quiet record --model "$file" --device cuda --policy post-fetch $setting -n 48 --ignore-eos \
+        --prompt "hello" --out "$work/run" --force >/dev/null
+      "$moe_analyze" --quiet overlap "$work/run" --phase generate | head -${LINES_OF_OVERLAP:-9}
+      python3 -c '
+import json, sys
+gpu = json.load(open(sys.argv[1] + "/manifest.json"))["gpu"]
+pad, peak = gpu["scratchpad_bytes"], gpu["peak_bytes"]
+print("VRAM: scratchpad %.1f MiB, %.2f %% of the %.2f GiB in use" % (pad / 2**20, 100 * pad / peak, peak / 2**30))
+' "$work/run"
+    done
+  done
+}
+
+for part in "$@"; do
+  printf '\n#### %s\n' "$part"
+  "${part//-/_}_part"
+done
