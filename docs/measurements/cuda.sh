@@ -48,21 +48,29 @@ tests_part() {
   done
 }
 
+# What a tool of compute-sanitizer says of a command at its end.
+sanitize() {
+  local tool=$1; shift
+  compute-sanitizer --tool "$tool" --log-file "$work/sanitizer" "$@" >/dev/null 2>&1
+  tail -1 "$work/sanitizer"
+}
+
 sanitizer_part() {
-  local fixture=fixtures/tiny-gpt-oss-MXFP4.gguf
+  local prompt="a prompt of some length, so that many rows go through at once: one two three four five six seven eight nine ten"
   for tool in memcheck racecheck; do
     printf '\n== compute-sanitizer --tool %s\n' "$tool"
     echo "-- kernels"
-    compute-sanitizer --tool "$tool" "$tests/cuda_kernels" --test-threads=1 2>&1 | tail -2
+    sanitize "$tool" "$tests/cuda_kernels" --test-threads=1
     for part in plain::products_of_the_cpu plain::no_number experts::fetched; do
       echo "-- products ($part)"
-      timeout 200 compute-sanitizer --tool "$tool" "$tests/cuda_products" --test-threads=1 "$part" 2>&1 | tail -2
+      sanitize "$tool" "$tests/cuda_products" --test-threads=1 "$part"
     done
-    for policy in gpu post-fetch; do
-      echo "-- record --policy $policy"
-      compute-sanitizer --tool "$tool" "$moe_analyze" --quiet record --model "$fixture" --device cuda --policy "$policy" -n 3 \
-        --prompt "a prompt of some length, so that many rows go through at once: one two three four five six seven eight nine" \
-        --out "$work/sanitized-$tool-$policy" --force 2>&1 >/dev/null | tail -1
+    for model in tiny-gpt-oss-MXFP4 tiny-qwen3moe-Q4_K_M; do
+      for policy in gpu post-fetch; do
+        echo "-- record --policy $policy, $model"
+        sanitize "$tool" "$moe_analyze" --quiet record --model "fixtures/$model.gguf" --device cuda --policy "$policy" -n 3 \
+          --prompt "$prompt" --out "$work/sanitized" --force
+      done
     done
   done
 }
@@ -94,7 +102,7 @@ post_fetch_part() {
       done
       bench --model "$file" --device cuda --policy gpu --cpu-moe -p 0 -n 32 -r 1 -t 8
     done
-    for setting in "-t 4" "-t 8" "-t 16" "-t 8 --postfetch-block-on-miss 0" "-t 8 --postfetch-use-dedicated-streams 0"; do
+    for setting in "-t 4" "-t 8" "-t 16" "-t 8 --postfetch-block-on-miss 0" "-t 8 --postfetch-use-dedicated-streams 0" "-t 8 --postfetch-cpu-limit 2"; do
       printf '\n-- overlap, %s\n' "$setting"
       "$moe_analyze" --quiet record --model "$file" --device cuda --policy post-fetch $setting -n 48 --ignore-eos \
         --prompt "hello" --out "$work/run" --force >/dev/null

@@ -151,6 +151,7 @@ __device__ void attend_token(INPUTS) {
                 scores[h][lane + i * WARP] = x[i];
             }
             total = warp_sum(total);
+            __syncwarp();  // all lanes have read the top so far
             if (lane == 0) {
                 const float shrink = expf(before - top);
                 shrinks[h] = shrink;

@@ -114,7 +114,8 @@ impl Kernels {
             it.out
         ];
         let mut rows = grid(it.n_tokens * shape.n_head, THREADS);
-        rows.shared_mem_bytes = (plan.splits * size_of::<f32>()) as u32;
+        // In whole steps of the kernel's loop: the compiler joins the reads of a step.
+        rows.shared_mem_bytes = (plan.splits.next_multiple_of(8) * size_of::<f32>()) as u32;
         self.attention
             .launch(stream, "attention_combine", rows, &args)
     }
