@@ -3,14 +3,15 @@
 mod budget;
 mod inputs;
 mod machine;
+mod offload;
 mod prefetch;
 mod report;
 mod sample;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::bail;
-use moe_analysis::simulate::{self, Options, Row};
+use anyhow::{Context as _, bail};
+use moe_analysis::simulate::{self, Offload, Options, Row};
 use moe_placement::cache::{Online, PolicyName};
 use moe_placement::plan::MIB;
 
@@ -29,7 +30,8 @@ use prefetch::PrefetchArgs;
 ///
 /// A row for each budget and policy: hits of all look-ups and of those of generated tokens, in percent; MiB read for what was
 /// missed; bytes moved, with what was loaded without being asked for; MiB moved beyond Belady's policy; experts evicted. With
-/// --link-gb-s, tokens per second, if nothing overlaps and if loads are hidden as well as can be.
+/// --link-gb-s, tokens per second, if nothing overlaps and if loads are hidden as well as can be; with --cpu-expert-us, how
+/// many times those without a cache.
 /// docs/cache-policies.md describes the policies.
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -76,11 +78,14 @@ pub struct Args {
     #[arg(long)]
     force: bool,
     #[command(flatten)]
+    trace: TraceArgs,
+    #[command(flatten)]
     machine: MachineArgs,
+    /// Print instead, by size of a batch, what its experts take on the CPU, and on the GPU after they were copied there
+    #[arg(long, requires = "cpu_expert_us", conflicts_with_all = ["plot", "predictor", "predictions", "policy", "budget_mib"])]
+    offload: bool,
     #[command(flatten)]
     prefetch: PrefetchArgs,
-    #[command(flatten)]
-    trace: TraceArgs,
 }
 
 /// What is named on the command line.
@@ -130,8 +135,18 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         ctx,
     )?;
     let batches = &inputs.batches;
+    let machine = args.machine.machine();
+    let offload = machine.and_then(|machine| Offload::new(batches, &machine));
+    if let Some(offload) = &offload {
+        offload::remark(offload, ctx);
+    }
+    if args.offload {
+        let offload = offload.context("the trace chooses no experts")?;
+        output::to_stdout(|stdout| offload::print(&offload, stdout, args.output))?;
+        return Ok(ExitStatus::Done);
+    }
     let budgets = budget::bytes(&args.budget_mib, batches.experts().total_bytes());
-    report::remark(batches, &budgets, &policies, ctx);
+    report::remark(&inputs, &budgets, &policies, ctx);
 
     let options = Options {
         learn: inputs.learn,
@@ -139,9 +154,8 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         update_rate: args.update_rate,
         seed: args.seed,
     };
-    if let (true, Some(machine)) = (args.prefetch.is_asked(), args.machine.machine()) {
-        let n_layer = batches.experts().n_layer();
-        let how = args.prefetch.prefetch(&machine, inputs.window_s, n_layer)?;
+    if let (true, Some(machine)) = (args.prefetch.is_asked(), machine) {
+        let how = args.prefetch.prefetch(&machine, batches, ctx)?;
         let plan = prefetch::Plan {
             batches,
             budgets: &budgets,
@@ -183,8 +197,9 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         needs: batches.needs(),
         rows: &rows,
         policies: &policies,
-        machine: args.machine.machine(),
+        machine,
     };
+    table.remark(ctx);
     output::to_stdout(|stdout| table.print(stdout, args.output))?;
     Ok(ExitStatus::Done)
 }
