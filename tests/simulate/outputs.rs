@@ -158,7 +158,14 @@ fn speeds_are_bounded() {
 fn what_is_not_worth_having_is_told() {
     let trace = repository("fixtures/simulate/mixed.route.csv");
     let args = |link: &'static str| {
-        let mut args = vec!["simulate", arg(&trace), "--budget-mib", "2,40", "-o", "json"];
+        let mut args = vec![
+            "simulate",
+            arg(&trace),
+            "--budget-mib",
+            "2,40",
+            "-o",
+            "json",
+        ];
         args.extend(["--policy", "lru,staticoracle", "--link-gb-s", link]);
         args.extend(["--cpu-expert-us", "500000"]);
         args
@@ -236,7 +243,14 @@ fn windows_come_from_the_times_of_a_run() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
     known_run(&run);
-    let args = ["simulate", arg(&run), "--budget-mib", "1", "--policy", "lru"];
+    let args = [
+        "simulate",
+        arg(&run),
+        "--budget-mib",
+        "1",
+        "--policy",
+        "lru",
+    ];
     let link = ["--predictor", "previous", "--link-gb-s", "10", "-o", "json"];
     let told = moe_analyze()
         .args([&args[..], &link].concat())

@@ -43,12 +43,13 @@ impl Inputs {
             let file = file.with_context(|| learn.display().to_string())?;
             anyhow::Ok(file.observations()?.into())
         });
-        let input = traces::open(path)?;
-        let mut collector = Collector::new();
+        args.check(&[path])?;
         let options = args.options()?;
+        let input = traces::open(path, &options)?;
+        let mut collector = Collector::new();
         let summary = input.read(&options, &mut collector)?;
         match &input {
-            Input::Run(run) => run.remarks()?.iter().for_each(|remark| ctx.remark(remark)),
+            Input::Run(run) => traces::remark(run, ctx)?,
             Input::Tables(_) => {}
             Input::Foreign(_) => traces::tell(ctx, path, &summary),
         }
@@ -69,7 +70,7 @@ impl Inputs {
         let predictions = predictions.map(|path| {
             let mut collector = Collector::new();
             let named = || path.display().to_string();
-            let read = traces::open(path)?.read(&options, &mut collector);
+            let read = traces::open(path, &options)?.read(&options, &mut collector);
             read.with_context(named)?;
             let batches = collector.finish(&sizes).with_context(named)?;
             anyhow::Ok(batches.as_predictions())
