@@ -18,7 +18,7 @@ use moe_placement::plan::MIB;
 use crate::cli::{Context, ExitStatus};
 use crate::files;
 use crate::output::{self, Format};
-use crate::plot::{self, Curves};
+use crate::plot::{self, Chart, Legend, Line};
 use crate::traces::TraceArgs;
 use budget::Budgets;
 use inputs::Inputs;
@@ -240,7 +240,7 @@ fn draw(
 }
 
 /// Hit rates of generated tokens, or of all where the trace does not tell them.
-fn curves(source: &str, policies: &[PolicyName], rows: impl Iterator<Item = Row>) -> Curves {
+fn curves(source: &str, policies: &[PolicyName], rows: impl Iterator<Item = Row>) -> Chart {
     let rows: Vec<Row> = rows.collect();
     let is_decode = rows
         .iter()
@@ -254,19 +254,23 @@ fn curves(source: &str, policies: &[PolicyName], rows: impl Iterator<Item = Row>
             };
             (row.budget as f64 / MIB as f64, hit_pct)
         });
-        (policy.to_string(), points.collect())
+        Line::coloured(policy.to_string(), points.collect())
     });
     let look_ups = if is_decode {
         "look-ups of generated tokens"
     } else {
         "all look-ups"
     };
-    Curves {
+    let highest = rows.iter().map(|row| row.budget).max().unwrap_or(0);
+    Chart {
         title: "What a cache of experts hits".into(),
         subtitle: format!("{source}: {look_ups}"),
-        x: "size of the cache, MiB".into(),
-        y: "hits, %".into(),
+        x_label: "size of the cache, MiB",
+        y_label: "hits, %",
+        x: (0.0, (highest as f64 / MIB as f64).max(1.0)),
+        y: (0.0, 100.0),
         lines: lines.collect(),
+        legend: Legend::Beside,
     }
 }
 
