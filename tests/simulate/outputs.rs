@@ -119,6 +119,17 @@ fn nonsense_is_refused() {
         let failure = failure_of(&["simulate", arg(&trace), option, value]);
         assert!(failure.contains(told), "{failure}");
     }
+    // An estimate has no speeds.
+    let sampled = [
+        "simulate",
+        arg(&trace),
+        "--policy",
+        "lru",
+        "--sample",
+        "0.5",
+    ];
+    let failure = failure_of(&[&sampled[..], &["--link-gb-s", "25"]].concat());
+    assert!(failure.contains("--link-gb-s"), "{failure}");
 }
 
 /// What is missed decides the speed.

@@ -60,7 +60,7 @@ pub struct Args {
     #[arg(long, value_name = "SHARE", default_value_t = 0.1, value_parser = share)]
     update_rate: f64,
     /// Estimate LRU's hits from this share of the experts, for very long traces; half of the 95 % interval is told beside them
-    #[arg(long, value_name = "RATE", value_parser = sample::rate, conflicts_with_all = ["predictor", "predictions"])]
+    #[arg(long, value_name = "RATE", value_parser = sample::rate, conflicts_with_all = ["predictor", "predictions", "offload", "link_gb_s"])]
     sample: Option<f64>,
     /// Seed of random and of --sample
     #[arg(long, value_name = "N", default_value_t = 0)]
