@@ -123,3 +123,38 @@ fn two_runs_runs() {
         );
     }
 }
+
+#[test]
+fn how_big_a_cache_runs() {
+    const MACHINE: &str = "--link-gb-s 0.5 --link-us 5 --memory-gb-s 4 --dense-mib 1 --gpu-expert-us 10 --cpu-expert-us 60 --cpu-next-us 20";
+    let dir = tempfile::tempdir().unwrap();
+    let cache = dir.path().join("cache");
+    let run = cache.join("run");
+    record(&run, "tiny-qwen3moe-Q4_K_M", "The kernel driver");
+    let predictors = "previous,hottest,markov,coactivation";
+    for (file, args) in [
+        ("curves.csv", "--budget-mib 0..7+1 --policy all"),
+        (
+            "prefetch.csv",
+            &format!("--budget-mib 3 --policy lru --predictor {predictors}"),
+        ),
+        ("offload.csv", "--offload"),
+    ] {
+        let mut command = vec!["--quiet", "simulate", arg(&run), "-o", "csv"];
+        command.extend(args.split(' ').chain(MACHINE.split(' ')));
+        std::fs::write(cache.join(file), stdout_of(&command)).unwrap();
+    }
+    let variables = [("MOE_CACHE", &*cache)];
+    let outputs = execute(
+        "how_big_a_cache_runs",
+        "04-how-big-a-cache",
+        dir.path(),
+        &variables,
+    );
+    if let Some((n_outputs, n_pictures)) = outputs {
+        assert!(
+            n_outputs >= 12 && n_pictures == 5,
+            "{n_outputs}, {n_pictures}"
+        );
+    }
+}

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
@@ -194,16 +194,28 @@ fn an_expert_twice_in_a_token_is_remarked() {
         "twice.jsonl",
         [(0, [1, 1]), (0, [2, 3])].into_iter(),
     );
+    let remarks = |path: &Path, more: &[&str]| {
+        let args = [&["hotness", arg(path)], more].concat();
+        let assert = moe_analyze().args(args).assert().success();
+        String::from_utf8_lossy(&assert.get_output().stderr).into_owned()
+    };
+    let told = remarks(&path, &[]);
+    assert!(
+        told.contains("left out: 1 expert that a token names again"),
+        "{told}"
+    );
+    // A format with a row for each slot hands over what it says.
+    let route = repository("fixtures/foreign/bigmoeonedge/small.route.csv");
+    let rows = fs::read_to_string(route).unwrap();
+    let twice = rows.replace("0,0,0,0,1,1,0.25", "0,0,0,0,1,5,0.25");
+    assert_ne!(twice, rows);
+    let path = fixture.path("twice.route.csv");
+    fs::write(&path, twice).unwrap();
     for more in [&[][..], &["-o", "csv"]] {
-        let assert = moe_analyze()
-            .args(["hotness", arg(&path)])
-            .args(more)
-            .assert()
-            .success();
-        let stderr = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
+        let told = remarks(&path, more);
         assert!(
-            stderr.contains("1 choice of a token names an expert twice"),
-            "{stderr}"
+            told.contains("1 choice of a token names an expert twice"),
+            "{told}"
         );
     }
 }

@@ -3,7 +3,7 @@
 use std::fs;
 
 use crate::simulate;
-use crate::support::{arg, failure_of, known_run, repository, stdout_of};
+use crate::support::{arg, failure_of, known_run, moe_analyze, repository, stdout_of};
 
 const MODEL: &str = "fixtures/tiny-qwen3moe-Q4_K_M.gguf";
 
@@ -79,4 +79,47 @@ fn counts_have_no_order() {
     let learn = repository("fixtures/foreign/npy/counts.npy");
     let failure = failure_of(&["--quiet", "simulate", arg(&learn), "--top-k", "2"]);
     assert!(failure.contains("counts alone"), "{failure}");
+}
+
+/// What the simulated hot cache hits is what real slots hit with the same trace, learn file and budget. `replay` does not
+/// exist yet: the test begins to run when it knows the policy.
+#[test]
+fn real_hot_slots_hit_what_is_simulated() {
+    let help = moe_analyze().args(["replay", "--help"]).output().unwrap();
+    if !String::from_utf8_lossy(&help.stdout).contains("hot-cache") {
+        eprintln!("skipped: no replay with real slots");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    known_run(&run);
+    let (run, model) = (arg(&run), repository(MODEL));
+    let cache = [
+        "--learn",
+        run,
+        "--budget-mib",
+        "2",
+        "--update-rate",
+        "0",
+        "-o",
+        "json",
+    ];
+    let real = [
+        "--quiet",
+        "replay",
+        run,
+        "--model",
+        arg(&model),
+        "--policy",
+        "hot-cache",
+    ];
+    let simulated = ["--quiet", "simulate", run, "--policy", "hotcache"];
+    let row = |args: &[&str]| -> serde_json::Value {
+        let rows = stdout_of(&[args, &cache].concat());
+        serde_json::from_str::<serde_json::Value>(&rows).unwrap()[0].clone()
+    };
+    let (real, simulated) = (row(&real), row(&simulated));
+    for column in ["look_ups", "hits", "hit_pct_decode"] {
+        assert_eq!(real[column], simulated[column], "{column}");
+    }
 }

@@ -119,6 +119,17 @@ fn nonsense_is_refused() {
         let failure = failure_of(&["simulate", arg(&trace), option, value]);
         assert!(failure.contains(told), "{failure}");
     }
+    // An estimate has no speeds.
+    let sampled = [
+        "simulate",
+        arg(&trace),
+        "--policy",
+        "lru",
+        "--sample",
+        "0.5",
+    ];
+    let failure = failure_of(&[&sampled[..], &["--link-gb-s", "25"]].concat());
+    assert!(failure.contains("--link-gb-s"), "{failure}");
 }
 
 /// What is missed decides the speed.
@@ -151,6 +162,121 @@ fn speeds_are_bounded() {
     assert!(rows[0]["s_mbu_pct_max"].is_number());
     let failure = failure_of(&["simulate", arg(&trace), "--other-ms", "5"]);
     assert!(failure.contains("--link-gb-s"), "{failure}");
+}
+
+/// Speeds beside those without a cache: 4 s a token on the CPU, which a cache of 2 MiB over this link cannot reach.
+#[test]
+fn what_is_not_worth_having_is_told() {
+    let trace = repository("fixtures/simulate/mixed.route.csv");
+    let args = |link: &'static str| {
+        let mut args = vec![
+            "simulate",
+            arg(&trace),
+            "--budget-mib",
+            "2,40",
+            "-o",
+            "json",
+        ];
+        args.extend(["--policy", "lru,staticoracle", "--link-gb-s", link]);
+        args.extend(["--cpu-expert-us", "500000"]);
+        args
+    };
+    let run = |link| {
+        let assert = moe_analyze().args(args(link)).assert().success();
+        let output = assert.get_output();
+        let rows: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        (rows, String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    // Eight experts of half a second each; 7 MiB of misses take seven seconds at a MiB in a second.
+    let (rows, stderr) = run("0.001048576");
+    assert!(
+        stderr.contains("all experts on the CPU: 0.25 to 0.25 tokens/s"),
+        "{stderr}"
+    );
+    assert!(stderr.contains("no hits at 2 MiB: lru\n"), "{stderr}");
+    assert!(
+        stderr.contains("not worth having at 2 MiB: lru\n"),
+        "{stderr}"
+    );
+    assert!(!stderr.contains("staticoracle"), "{stderr}");
+    assert_eq!(rows[0]["tokens_s_min"], 0.143);
+    assert_eq!(rows[0]["speedup_serial"], 0.571);
+    // What the plan misses the CPU computes.
+    let missed = 100.0 - rows[1]["hit_pct_decode"].as_f64().unwrap();
+    let speedup = rows[1]["speedup_serial"].as_f64().unwrap();
+    assert!((speedup - 100.0 / missed).abs() < 0.001, "{speedup}");
+    let (_, stderr) = run("0.000001");
+    assert!(
+        stderr.contains("not worth having at 2 MiB: lru"),
+        "{stderr}"
+    );
+}
+
+/// The sizes at which copying a batch's experts is faster than computing them in place.
+#[test]
+fn the_offload_crossover_is_told() {
+    let trace = repository("fixtures/simulate/mixed.route.csv");
+    let args = ["simulate", arg(&trace), "--link-gb-s", "0.1", "-o", "json"];
+    let run = |more: &[&str]| {
+        let assert = moe_analyze()
+            .args([&args[..], more].concat())
+            .assert()
+            .success();
+        let output = assert.get_output();
+        let rows: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        (rows, String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (rows, stderr) = run(&["--offload", "--cpu-expert-us", "4000"]);
+    let rows = rows.as_array().unwrap();
+    assert_eq!(rows.len(), 13);
+    // A token chooses eight experts; each further one takes the CPU as long as the first.
+    assert_eq!(rows[0]["n_tokens"], 1);
+    assert_eq!(rows[0]["distinct_experts"], 8.0);
+    assert_eq!(rows[0]["cpu_ms"], 32.0);
+    assert_eq!(rows[12]["cpu_ms"], 4096.0 * 32.0);
+    assert_eq!(rows[0]["faster"], "cpu");
+    assert_eq!(rows[12]["faster"], "gpu");
+    let told = stderr.split("GGML_OP_OFFLOAD_MIN_BATCH=").nth(1).unwrap();
+    let told: u64 = told.split([' ', '\n']).next().unwrap().parse().unwrap();
+    for row in rows {
+        let is_gpu = row["n_tokens"].as_u64().unwrap() >= told;
+        assert_eq!(row["faster"] == "gpu", is_gpu, "{row} {told}");
+    }
+    let (_, stderr) = run(&["--offload", "--cpu-expert-us", "1", "--cpu-next-us", "0"]);
+    assert!(stderr.contains("not faster"), "{stderr}");
+    let failure = failure_of(&[&args[..], &["--offload"]].concat());
+    assert!(failure.contains("--cpu-expert-us"), "{failure}");
+}
+
+/// The windows of a run are those of its times: layers are told apart, and a named window goes before them.
+#[test]
+fn windows_come_from_the_times_of_a_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    known_run(&run);
+    let args = [
+        "simulate",
+        arg(&run),
+        "--budget-mib",
+        "1",
+        "--policy",
+        "lru",
+    ];
+    let link = ["--predictor", "previous", "--link-gb-s", "10", "-o", "json"];
+    let told = moe_analyze()
+        .args([&args[..], &link].concat())
+        .assert()
+        .success();
+    let stderr = String::from_utf8_lossy(&told.get_output().stderr).into_owned();
+    // Four microseconds from a layer to the next, six layers.
+    let told = "layers work for 4 to 4 µs by the trace's times, 24 µs a token";
+    assert!(stderr.contains(told), "{stderr}");
+    let named = moe_analyze()
+        .args([&args[..], &link, &["--window-us", "7"]].concat())
+        .assert()
+        .success();
+    let stderr = String::from_utf8_lossy(&named.get_output().stderr).into_owned();
+    assert!(!stderr.contains("by the trace's times"), "{stderr}");
 }
 
 /// The trace as its own predictions is never wrong; a predictor needs a link and, of a trace without times, a window.

@@ -3,8 +3,7 @@
 use std::collections::HashSet;
 
 use moe_analysis::simulate::{
-    Batches, Collector, LruCurve, Machine, Options, Outcome, Prefetch, Prefetched, prefetch,
-    replay, simulate,
+    Batches, Collector, LruCurve, Options, Prefetch, Prefetched, prefetch, replay, simulate,
 };
 use moe_placement::cache::{Access, Changes, Key, Online, PolicyName, Setting};
 use moe_placement::plan::ExpertSizes;
@@ -106,7 +105,7 @@ fn check_slots(batches: &Batches, name: PolicyName, budget: u64) {
     policy.start(&mut changes);
     apply(&mut held, &mut changes);
     let is_layered = matches!(name, PolicyName::Layered(_));
-    let mut misses_bytes = 0;
+    let (mut hits, mut misses, mut misses_bytes) = (0, 0, 0);
     for batch in batches.iter() {
         for (key, again) in batch.choices() {
             if again {
@@ -114,12 +113,17 @@ fn check_slots(batches: &Batches, name: PolicyName, budget: u64) {
                 continue;
             }
             match policy.look_up(key) {
-                Access::Hit => assert!(held.contains(&key), "{name}: a hit of what is not there"),
+                Access::Hit => {
+                    hits += 1;
+                    assert!(held.contains(&key), "{name}: a hit of what is not there");
+                }
                 Access::Loaded => {
+                    misses += 1;
                     misses_bytes += experts.bytes(key);
                     assert!(held.insert(key), "{name}: a miss of what is there");
                 }
                 Access::Passed => {
+                    misses += 1;
                     misses_bytes += experts.bytes(key);
                     assert!(!held.contains(&key), "{name}");
                 }
@@ -156,6 +160,12 @@ fn check_slots(batches: &Batches, name: PolicyName, budget: u64) {
     );
     assert_eq!(outcome.total_read_bytes(), misses_bytes, "{name}");
     assert_eq!(outcome.look_ups.iter().sum::<u64>(), batches.n_look_ups());
+    assert_eq!(outcome.hits.iter().sum::<u64>(), hits, "{name}");
+    assert_eq!(hits + misses, batches.n_look_ups(), "{name}");
+    let loads_ahead = matches!(name, PolicyName::Static | PolicyName::StaticOracle);
+    if !loads_ahead {
+        assert_eq!(outcome.moved_bytes(), misses_bytes, "{name}");
+    }
 }
 
 proptest! {
@@ -217,20 +227,23 @@ fn two_tokens() -> Batches {
     batches_of(&made, 2, 2, |_, _| 10)
 }
 
-const LINK: Prefetch = Prefetch {
-    link_bytes_per_s: 10.0,
-    link_latency_s: 0.0,
-    window_s: 2.0,
-    depth: 1,
-    n_predict: None,
-};
+/// A link that takes a second for ten bytes, and layers that work for so long.
+fn link(windows_s: &[f64]) -> Prefetch {
+    Prefetch {
+        link_bytes_per_s: 10.0,
+        link_latency_s: 0.0,
+        windows_s: windows_s.to_vec(),
+        depth: 1,
+        n_predict: None,
+    }
+}
 
 /// A cache without room, so that every look-up needs the link.
-fn prefetched(batches: &Batches, name: Option<PredictorName>, window_s: f64) -> Prefetched {
+fn prefetched(batches: &Batches, name: Option<PredictorName>, windows_s: [f64; 2]) -> Prefetched {
     let lru = PolicyName::Whole(Online::Lru);
     let experts = batches.experts();
     let mut policy = Setting::default().policy(lru, experts, 0).unwrap();
-    let how = Prefetch { window_s, ..LINK };
+    let how = link(&windows_s);
     match name {
         Some(name) => {
             let mut predictor = name.predictor(experts, how.depth);
@@ -262,21 +275,32 @@ fn predictions_that_are_right_are_timely_or_late() {
     let timely = Prefetched {
         timely: 3,
         stall_s: 1.0,
+        work_s: 8.0,
         ..right
     };
-    assert_eq!(prefetched(&batches, None, 2.0), timely);
+    assert_eq!(prefetched(&batches, None, [2.0, 2.0]), timely);
     let late = Prefetched {
         late: 3,
         stall_s: 2.5,
+        work_s: 2.0,
         ..right
     };
-    assert_eq!(prefetched(&batches, None, 0.5), late);
+    assert_eq!(prefetched(&batches, None, [0.5, 0.5]), late);
+    // What is asked for while the long layer works is timely, what the short one asks for is late.
+    let mixed = Prefetched {
+        timely: 2,
+        late: 1,
+        stall_s: 1.5,
+        work_s: 5.0,
+        ..right
+    };
+    assert_eq!(prefetched(&batches, None, [2.0, 0.5]), mixed);
 }
 
 /// The experts of the token before are wrong each time; the last of them are asked for a token that never comes.
 #[test]
 fn predictions_that_are_wrong_are_wasted() {
-    let result = prefetched(&two_tokens(), Some(PredictorName::Previous), 2.0);
+    let result = prefetched(&two_tokens(), Some(PredictorName::Previous), [2.0, 2.0]);
     let wrong = Prefetched {
         passes: 4,
         look_ups: 4,
@@ -285,6 +309,7 @@ fn predictions_that_are_wrong_are_wasted() {
         predicted: 2,
         moved_bytes: 70,
         stall_s: 4.0,
+        work_s: 8.0,
         ..Prefetched::default()
     };
     assert_eq!(result, wrong);
@@ -300,7 +325,7 @@ fn markov_learns_what_follows() {
         })
         .collect();
     let batches = batches_of(&made, 2, 8, |_, _| 1);
-    let result = prefetched(&batches, Some(PredictorName::Markov), 2.0);
+    let result = prefetched(&batches, Some(PredictorName::Markov), [2.0, 2.0]);
     // Layer 1 follows layer 0 of its token, layer 0 follows layer 1 of the token before: known from the second round on.
     assert_eq!(result.look_ups, 40);
     assert_eq!(result.correct, 4 * 4 + 4 * 4 - 1);
@@ -321,7 +346,7 @@ proptest! {
         let plain = replay(&batches, lru().as_mut());
         for name in PredictorName::ALL {
             let mut predictor = name.predictor(experts, depth);
-            let how = Prefetch { depth, ..LINK };
+            let how = Prefetch { depth, ..link(&[2.0, 0.5, 1.0]) };
             let result = prefetch(&batches, lru().as_mut(), predictor.as_mut(), &how);
             prop_assert_eq!(result.hits, plain.hits[1]);
             prop_assert_eq!(result.look_ups, plain.look_ups[1]);
@@ -430,37 +455,4 @@ fn a_prompt_is_a_batch_for_each_layer() {
         [false, false, false, false, false, false, true, false]
     );
     assert!(by_token[5].1 && !by_token[4].1);
-}
-
-/// Worked by hand: ten tokens that need 30 bytes of experts each, of which 100 bytes in 20 misses are read over the link.
-#[test]
-fn a_token_takes_its_loads_and_its_work() {
-    let made: Vec<Made> = (0..30)
-        .map(|i| (i % 3, Phase::Generate, vec![0, 1]))
-        .collect();
-    let batches = batches(&made, |_, _| 5);
-    let outcome = Outcome {
-        look_ups: [0, 60, 0],
-        hits: [0, 40, 0],
-        read_bytes: [7, 100, 0],
-        ..Outcome::default()
-    };
-    let machine = Machine {
-        link_bytes_per_s: 100.0,
-        link_latency_s: 0.05,
-        memory_bytes_per_s: Some(200.0),
-        dense_bytes: 10,
-        other_s: 0.1,
-    };
-    let speed = machine.speed(&batches.needs(), &outcome).unwrap();
-    // Loads: 10 bytes at 100 / s and two latencies, 0.2 s. Work: 40 bytes at 200 / s and 0.1 s, 0.3 s.
-    assert!((speed.tokens_s_min - 1.0 / 0.5).abs() < 1e-9);
-    assert!((speed.tokens_s_max - 1.0 / 0.3).abs() < 1e-9);
-    let (min, max) = speed.s_mbu_pct.unwrap();
-    // 40 bytes in 0.5 s and in 0.3 s of the 100 and 60 bytes that the memory reads in the time.
-    assert!((min - 40.0).abs() < 1e-9 && (max - 200.0 / 3.0).abs() < 1e-9);
-
-    let prompt: Vec<Made> = vec![(0, Phase::Prompt, vec![1])];
-    let prompt = batches_of(&prompt, 1, 8, |_, _| 5);
-    assert_eq!(machine.speed(&prompt.needs(), &outcome), None);
 }

@@ -22,9 +22,69 @@ pub struct TraceArgs {
     /// Experts for a token, for a trace of another tool that does not tell
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..=4096))]
     top_k: Option<u32>,
+    #[command(flatten)]
+    ops: OpsArgs,
+}
+
+/// What the user can tell about records.
+#[derive(Debug, Default, clap::Args)]
+pub struct OpsArgs {
     /// Operation numbers of a bare trace of 1024-byte records: lines `number,name`
     #[arg(long, value_name = "FILE.csv")]
     ops: Option<PathBuf>,
+}
+
+impl OpsArgs {
+    /// Opens a run, or a trace of records, for what needs every operation, and tells what is to be said of it.
+    ///
+    /// # Errors
+    /// It is anything else; a trace of another tool is named.
+    pub fn open(&self, path: &Path, ctx: &Context) -> anyhow::Result<Run> {
+        check_run(path)?;
+        let run = named(Run::open(path)?, self.read()?.as_ref());
+        remark(&run, ctx)?;
+        Ok(run)
+    }
+
+    /// Refuses a table of operations that all runs have of their own.
+    pub fn check(&self, runs: &[&Run]) -> anyhow::Result<()> {
+        match (&self.ops, runs) {
+            (Some(_), [run, ..]) if runs.iter().all(|run| run.manifest.is_some()) => {
+                bail!(ops_are_told(&run.path))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether there are any.
+    pub fn are_named(&self) -> bool {
+        self.ops.is_some()
+    }
+
+    fn read(&self) -> anyhow::Result<Option<OpTable>> {
+        self.ops.as_deref().map(read_ops).transpose()
+    }
+}
+
+fn ops_are_told(path: &Path) -> String {
+    format!(
+        "--ops: {} names its operations itself; leave the option out",
+        path.display()
+    )
+}
+
+/// A trace without manifest has the operations that the user names.
+fn named(run: Run, ops: Option<&OpTable>) -> Run {
+    match ops {
+        Some(ops) if run.manifest.is_none() => run.with_ops(ops.clone()),
+        _ => run,
+    }
+}
+
+/// Tells what is to be said of a run.
+pub fn remark(run: &Run, ctx: &Context) -> anyhow::Result<()> {
+    run.remarks()?.iter().for_each(|remark| ctx.remark(remark));
+    Ok(())
 }
 
 impl TraceArgs {
@@ -32,9 +92,35 @@ impl TraceArgs {
     pub fn options(&self) -> anyhow::Result<Options> {
         Ok(Options {
             top_k: self.top_k,
-            ops: self.ops.as_deref().map(read_ops).transpose()?,
+            ops: self.ops.read()?,
             model: self.gguf()?.map(|(facts, _)| facts),
         })
+    }
+
+    /// Refuses what applies to none of the traces.
+    ///
+    /// # Errors
+    /// An option is named that all of them tell themselves, or have not.
+    pub fn check(&self, paths: &[&Path]) -> anyhow::Result<()> {
+        type Why = fn(&Path, &Input) -> Option<String>;
+        let top_k: Why = why_not_top_k;
+        let options = [
+            (self.top_k.is_some(), top_k),
+            (self.ops.are_named(), why_not_ops),
+        ];
+        for (_, why_not) in options.into_iter().filter(|(is_named, _)| *is_named) {
+            let mut reason = None;
+            for path in paths {
+                reason = why_not(path, &open(path, &Options::default())?);
+                if reason.is_none() {
+                    break;
+                }
+            }
+            if let Some(reason) = reason {
+                bail!(reason);
+            }
+        }
+        Ok(())
     }
 
     /// Whether a model is named.
@@ -60,14 +146,41 @@ impl TraceArgs {
     }
 }
 
-/// Opens the trace at `path`.
+/// Why a trace does not want to be told how many experts a token has.
+fn why_not_top_k(path: &Path, input: &Input) -> Option<String> {
+    match input {
+        Input::Foreign(_) => None,
+        Input::Run(_) | Input::Tables(_) => Some(format!(
+            "--top-k is for traces of other tools that do not tell the experts of a token, and {} does; leave the option out",
+            path.display()
+        )),
+    }
+}
+
+/// Why a trace does not want to be told the names of its operations.
+fn why_not_ops(path: &Path, input: &Input) -> Option<String> {
+    match input {
+        Input::Run(run) => run.manifest.is_some().then(|| ops_are_told(path)),
+        Input::Foreign(trace) if trace.importer.name().starts_with("thesis") => None,
+        Input::Foreign(_) | Input::Tables(_) => Some(format!(
+            "--ops is for traces of 1024-byte records, and {} is none; leave the option out",
+            path.display()
+        )),
+    }
+}
+
+/// Opens the trace at `path`, whose operations `options` may name.
 ///
 /// # Errors
 /// There is none that is known.
-pub fn open(path: &Path) -> anyhow::Result<Input> {
+pub fn open(path: &Path, options: &Options) -> anyhow::Result<Input> {
     let kind = Kind::of(path);
+    let run = || {
+        let run = named(Run::open(path)?, options.ops.as_ref());
+        anyhow::Ok(Input::Run(Box::new(run)))
+    };
     match kind {
-        Ok(Kind::Run) => return Ok(Input::Run(Box::new(Run::open(path)?))),
+        Ok(Kind::Run) => return run(),
         Ok(Kind::Parquet | Kind::Tables) => return Ok(Input::Tables(path.to_owned())),
         _ => {}
     }
@@ -75,7 +188,7 @@ pub fn open(path: &Path) -> anyhow::Result<Input> {
         return Ok(Input::Foreign(detected));
     }
     match kind? {
-        Kind::Trace => Ok(Input::Run(Box::new(Run::open(path)?))),
+        Kind::Trace => run(),
         Kind::Gguf => bail!(
             "{} is a model, which does not tell what its router chose; record a run with it",
             path.display()

@@ -1,8 +1,8 @@
 //! The buffers of a session as they come and go, told when a pass needed more than any before it.
 //!
 //! A buffer is told by its id, which is that of the trace's sources. Told are the model's files, the vectors that were
-//! converted to f32, the caches, the activations, and what the router and the products need beside them. Not told are the
-//! scratch of each thread (a few rows) and what the program needs beside the session.
+//! converted to f32, the caches, the activations, the inputs, and what the router and the products need beside them. Not
+//! told are the scratch of each thread (a few rows) and what the program needs beside the session.
 
 use std::collections::BTreeMap;
 
@@ -24,6 +24,25 @@ pub(crate) fn twin_id<T: Plain>(buffer_id: u64, values: &Mirrored<T>) -> u64 {
     match values.is_on_device_alone() {
         true => buffer_id | ON_GPU,
         false => buffer_id,
+    }
+}
+
+/// Vectors of integers that operations read and none writes. ggml has a tensor for each use, `inp_pos` or the rows of the
+/// cache, say; those that are one vector here are one buffer.
+#[derive(Clone, Copy)]
+pub(crate) enum Input {
+    /// Ids of the batch's tokens.
+    Tokens,
+    /// Their positions.
+    Positions,
+    /// Rows whose output is wanted.
+    Wanted,
+}
+
+impl Input {
+    /// Behind those of the activations.
+    pub(crate) fn buffer_id(self) -> u64 {
+        (1 << 12) + self as u64
     }
 }
 

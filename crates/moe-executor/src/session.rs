@@ -198,6 +198,8 @@ impl Decode for Session<'_, '_> {
         ops.positions.clear();
         ops.positions
             .extend((self.n_past..self.n_past + tokens.len()).map(|p| p as u32));
+        s.tokens.clear();
+        s.tokens.extend_from_slice(tokens);
         s.wanted.clear();
         if logits == Logits::Last {
             s.wanted.push(tokens.len() as u32 - 1);
@@ -208,7 +210,7 @@ impl Decode for Session<'_, '_> {
         ops.get_embeddings(
             NodeName::global("embd"),
             &self.model.tok_embd,
-            tokens,
+            &s.tokens,
             &mut s.x,
         );
         self.model.decoder.forward(ops, s, &mut self.cache);

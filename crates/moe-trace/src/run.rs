@@ -69,6 +69,13 @@ impl Run {
         })
     }
 
+    /// Names the operation numbers of a trace that has no manifest to tell them.
+    #[must_use]
+    pub fn with_ops(mut self, ops: OpTable) -> Self {
+        self.bare_ops = Some(ops);
+        self
+    }
+
     /// Operation numbers of the trace.
     pub fn ops(&self) -> &OpTable {
         let manifest = self.manifest.as_ref().map(|manifest| &manifest.ops);

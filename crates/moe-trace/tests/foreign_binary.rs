@@ -201,6 +201,84 @@ fn choices_of_a_response_are_sequences() {
     );
 }
 
+/// Several prompts in a request: each choice has its own.
+#[test]
+fn a_choice_may_have_a_prompt_of_its_own() {
+    let text = r#"{"choices": [{"prompt_routed_experts": [[[7, 0]]], "routed_experts": [[[3, 4]]]},
+        {"prompt_routed_experts": [[[1, 2]], [[2, 1]]], "routed_experts": [[[5, 6]]]}]}"#;
+    let (_, kept) = read_text(text).unwrap();
+    assert_eq!(
+        as_csv(&kept),
+        "token_id,sequence_id,phase,layer_id,slot,expert_id\n\
+         0,0,PROMPT,0,0,7\n0,0,PROMPT,0,1,0\n1,0,GENERATE,0,0,3\n1,0,GENERATE,0,1,4\n\
+         0,1,PROMPT,0,0,1\n0,1,PROMPT,0,1,2\n1,1,PROMPT,0,0,2\n1,1,PROMPT,0,1,1\n\
+         2,1,GENERATE,0,0,5\n2,1,GENERATE,0,1,6\n"
+    );
+}
+
+/// Without one of the counts the model's layers tell how many tokens the numbers are of.
+#[test]
+fn a_response_needs_not_both_counts() {
+    let whole = fs::read_to_string(fixtures().join("sglang-response/small.json")).unwrap();
+    let (_, expected) = read_text(&whole).unwrap();
+    let model = |n_layer, n_moe: u16| Options {
+        top_k: Some(2),
+        model: Some(Facts {
+            n_layer: Some(n_layer),
+            expert_bytes: (0..n_moe).map(|layer| (layer, 1)).collect(),
+            ..Facts::default()
+        }),
+        ..Options::default()
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("trace");
+    for missing in [r#""prompt_tokens": 3, "#, r#""completion_tokens": 3, "#] {
+        let text = whole.replace(missing, "");
+        assert!(text.len() < whole.len());
+        fs::write(&path, &text).unwrap();
+        let (_, kept) = read(&path, &model(2, 2)).unwrap();
+        let place = |row: &RoutingRow| (row.token_id, row.layer_id, row.slot, row.expert_id);
+        let places = |kept: &Kept| kept.rows.iter().map(place).collect::<Vec<_>>();
+        assert_eq!(places(&kept), places(&expected));
+        // Five tokens in two layers, or ten in one: who knows?
+        for (model, told) in [(model(2, 1), "do not tell"), (options(), "--model")] {
+            let error = read(&path, &model).unwrap_err().to_string();
+            assert!(error.contains(told), "{error}");
+        }
+    }
+}
+
+/// No router names an expert twice for a token: it counts once, and the place is told.
+#[test]
+fn an_expert_that_a_token_names_again_is_left_out() {
+    let text = r#"{"t":0,"layer":0,"experts":[3,4]}
+{"t":1,"layer":0,"experts":[3,3,4,3],"weights":[0.5,0.25,0.125,0.125]}
+{"t":2,"layer":0,"experts":[4,3]}
+"#;
+    let (summary, kept) = read_text(text).unwrap();
+    let rows: Vec<_> = kept
+        .rows
+        .iter()
+        .map(|r| (r.token_id, r.slot, r.expert_id))
+        .collect();
+    let expected = [
+        (0, 0, 3),
+        (0, 1, 4),
+        (1, 0, 3),
+        (1, 2, 4),
+        (2, 0, 4),
+        (2, 1, 3),
+    ];
+    assert_eq!(rows, expected);
+    let told =
+        "left out: 2 experts that a token names again, which no router does (the first at line 2)";
+    assert!(
+        summary.notes.iter().any(|note| note.starts_with(told)),
+        "{:?}",
+        summary.notes
+    );
+}
+
 #[test]
 fn what_servers_fill_is_no_routing() {
     // A layer without experts, and slots that are not used.

@@ -22,6 +22,16 @@ pub struct Batches {
     /// `[n_batches]`
     flags: Vec<u8>,
     look_ups: u64,
+    told: Told,
+}
+
+/// What a trace tells beside its choices.
+#[derive(Debug, Clone)]
+pub(super) struct Told {
+    /// `[n_layer]`: time from a layer's routing to the next one.
+    pub(super) windows_s: Option<Vec<f64>>,
+    /// Experts that a token chooses in a layer.
+    pub(super) n_expert_used: u32,
 }
 
 /// What one layer routes in one pass.
@@ -61,6 +71,8 @@ impl Batch<'_> {
 pub struct Needs {
     /// Passes: as many as the layer has that routed most often. For one sequence, its tokens.
     pub tokens: u64,
+    /// Look-ups.
+    pub look_ups: u64,
     /// Bytes of all look-ups.
     pub bytes: u64,
 }
@@ -72,6 +84,7 @@ impl Batches {
         mut choices: Vec<u32>,
         ends: Vec<u32>,
         mut flags: Vec<u8>,
+        told: Told,
     ) -> Batches {
         let mut look_ups = 0;
         // Number of the batch that looked an expert up last, from 1.
@@ -102,7 +115,18 @@ impl Batches {
             ends,
             flags,
             look_ups,
+            told,
         }
+    }
+
+    /// How long each layer works until the next one routes (`[n_layer]`, seconds), on average over generated tokens; `None`
+    /// where the trace tells no times.
+    ///
+    /// A layer's window is the time from its routing to the routing that follows: its experts, the next layer's attention,
+    /// and after the last layer the output, the sampling and the next token's way to its first routing. What the recorded
+    /// program waited for is in it.
+    pub fn windows_s(&self) -> Option<&[f64]> {
+        self.told.windows_s.as_deref()
     }
 
     /// The experts of the model.
@@ -146,6 +170,25 @@ impl Batches {
         counts
     }
 
+    /// The share of its layer's tokens that chose each expert (`[n_keys]`), prompts included.
+    pub fn shares(&self) -> Vec<f64> {
+        let mut counts = vec![0u64; self.experts.len()];
+        for &choice in &self.choices {
+            counts[(choice & !AGAIN) as usize] += 1;
+        }
+        let mut shares = vec![0.0; counts.len()];
+        for layer in 0..self.experts.n_layer() {
+            let keys = self.experts.keys_of(layer);
+            let keys = keys.start as usize..keys.end as usize;
+            let choices: u64 = counts[keys.clone()].iter().sum();
+            let tokens = choices as f64 / f64::from(self.told.n_expert_used);
+            for (share, &count) in shares[keys.clone()].iter_mut().zip(&counts[keys]) {
+                *share = (count as f64 / tokens.max(1.0)).min(1.0);
+            }
+        }
+        shares
+    }
+
     /// When each expert is looked up next.
     pub fn future(&self) -> Option<Future> {
         Future::new(self.experts.len(), self.look_ups())
@@ -180,8 +223,9 @@ impl Batches {
     /// What generated tokens need, whatever is cached.
     pub fn needs(&self) -> Needs {
         let mut layers = vec![0u64; self.experts.n_layer()];
-        let mut bytes = 0u64;
+        let (mut look_ups, mut bytes) = (0, 0u64);
         for batch in self.generated() {
+            look_ups += batch.look_ups().count() as u64;
             bytes = bytes.saturating_add(self.bytes(&batch));
             if let Some(key) = batch.look_ups().next() {
                 layers[self.experts.layer_index(key)] += 1;
@@ -189,6 +233,7 @@ impl Batches {
         }
         Needs {
             tokens: layers.into_iter().max().unwrap_or(0),
+            look_ups,
             bytes,
         }
     }

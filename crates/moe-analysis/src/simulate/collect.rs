@@ -9,6 +9,8 @@ use moe_placement::cache::Experts;
 use moe_placement::plan::ExpertSizes;
 use moe_trace::foreign::{CountRow, Facts, MAX_ID, Phase, RoutingRow, Sink, SinkError};
 
+use super::batches::Told;
+use super::windows::Windows;
 use super::{Batches, Error};
 
 /// Bits of an expert id in a raw choice, the layer is above.
@@ -27,11 +29,10 @@ pub struct Collector {
     open: Option<Group>,
     prompt: Prompt,
     n_expert: u32,
+    /// One more than the highest slot.
+    n_expert_used: u32,
     facts: Facts,
-    /// Layer and time of the last generated operation.
-    last_generated: Option<(u16, u64)>,
-    /// Sum and number of the times from one layer's operation to the next one's in a pass of a generated token.
-    windows: (u64, u64),
+    windows: Windows,
 }
 
 /// What the rows of a batch have in common.
@@ -79,12 +80,6 @@ impl Collector {
             .collect()
     }
 
-    /// Time from one layer's choice to the next one's for generated tokens, on average; `None` where the trace has no times.
-    pub fn window_s(&self) -> Option<f64> {
-        let (sum, n) = self.windows;
-        (n > 0).then(|| sum as f64 / n as f64 * 1e-9)
-    }
-
     /// The batches of a model whose experts have these sizes.
     ///
     /// # Errors
@@ -97,27 +92,17 @@ impl Collector {
             let key = experts.key(layer, expert);
             *choice = key.ok_or(Error::NoSize { layer, expert })?;
         }
+        let told = Told {
+            windows_s: self.windows.seconds(&experts),
+            n_expert_used: self.n_expert_used.max(1),
+        };
         Ok(Batches::new(
             Arc::new(experts),
             self.choices,
             self.ends,
             self.phases,
+            told,
         ))
-    }
-
-    /// Notes the time of the first row of a batch.
-    fn note_time(&mut self, row: &RoutingRow) {
-        let now = match (row.timestamp_ns, row.phase) {
-            (Some(time), Some(Phase::Generate)) => Some((row.layer_id, time)),
-            _ => None,
-        };
-        if let (Some((last_layer, last)), Some((layer, time))) = (self.last_generated, now)
-            && last_layer < layer
-        {
-            self.windows.0 = self.windows.0.saturating_add(time.saturating_sub(last));
-            self.windows.1 += 1;
-        }
-        self.last_generated = now;
     }
 
     /// Ends the open batch.
@@ -157,6 +142,7 @@ impl Sink for Collector {
             (None, _) => Group::Token(row.layer_id, row.token_id, row.sequence_id),
         };
         self.n_expert = self.n_expert.max(row.expert_id.saturating_add(1));
+        self.n_expert_used = self.n_expert_used.max(u32::from(row.slot) + 1);
         let choice = u32::from(row.layer_id) << EXPERT_BITS | row.expert_id;
         if self.open != Some(group) {
             self.close()?;
@@ -164,7 +150,9 @@ impl Sink for Collector {
             if !matches!(group, Group::Prompt(_)) {
                 self.phases.push(phase);
             }
-            self.note_time(row);
+            let is_generated = row.phase == Some(Phase::Generate);
+            let time_ns = row.timestamp_ns.filter(|_| is_generated);
+            self.windows.note(row.layer_id, time_ns);
         }
         match group {
             Group::Prompt(_) => self.prompt.push(row.layer_id, choice),

@@ -7,9 +7,11 @@ mod batches;
 mod collect;
 mod grid;
 mod lru_curve;
+mod offload;
 mod prefetch;
 mod replay;
 mod sampled_lru;
+mod windows;
 mod worth;
 
 use moe_placement::cache::BuildError;
@@ -18,10 +20,11 @@ pub use batches::{Batch, Batches, Needs};
 pub use collect::Collector;
 pub use grid::{Options, Row, setting, simulate};
 pub use lru_curve::LruCurve;
+pub use offload::{BatchTime, MAX_BATCH, Offload};
 pub use prefetch::{Prefetch, Prefetched, prefetch};
 pub use replay::{Outcome, replay};
 pub use sampled_lru::{Estimate, sampled_lru};
-pub use worth::{Machine, Speed};
+pub use worth::{ExpertTime, Machine, Speed};
 
 /// Why there is no simulation.
 #[derive(Debug, thiserror::Error)]

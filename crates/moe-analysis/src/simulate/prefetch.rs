@@ -1,6 +1,6 @@
 //! Prefetching: experts are loaded before they are chosen, because a predictor named them.
 //!
-//! Time stands still within a layer until its experts are there, then the layer works for the window. When a layer's choice
+//! Time stands still within a layer until its experts are there, then the layer works for its window. When a layer's choice
 //! is known, what it misses is loaded, and behind that the experts that are predicted for the layer `depth` layers on, into
 //! a buffer of its own: the cache changes only by look-ups. The link carries one expert after the other, in the order in
 //! which they were asked for. What is not used when its layer comes is dropped.
@@ -11,14 +11,14 @@ use moe_placement::predict::Predictor;
 use super::Batches;
 
 /// How fast experts come, and how much time there is.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Prefetch {
     /// Bytes in a second over the link.
     pub link_bytes_per_s: f64,
     /// Time that each expert takes beside its bytes.
     pub link_latency_s: f64,
-    /// Time that a layer works once its experts are there.
-    pub window_s: f64,
+    /// Time that each layer works once its experts are there (`[n_layer]`).
+    pub windows_s: Vec<f64>,
     /// Layers ahead, at least 1 and fewer than the model has.
     pub depth: usize,
     /// Experts to predict; `None`: as many as the layer before chose.
@@ -50,6 +50,8 @@ pub struct Prefetched {
     pub moved_bytes: u64,
     /// Time that layers waited for experts.
     pub stall_s: f64,
+    /// Time that layers worked.
+    pub work_s: f64,
 }
 
 /// The state of a replay.
@@ -113,7 +115,8 @@ pub fn prefetch(
             predictor.observe(layer, &chosen);
             replay.ask(layer, &chosen, policy, predictor);
             replay.result.stall_s += ready - replay.now;
-            replay.now = ready + prefetch.window_s;
+            replay.result.work_s += prefetch.windows_s[layer];
+            replay.now = ready + prefetch.windows_s[layer];
         } else {
             let all: Vec<Key> = batch.choices().map(|(key, _)| key).collect();
             predictor.prompt(layer, &all);

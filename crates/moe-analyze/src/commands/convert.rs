@@ -56,7 +56,8 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     writer.check_output(out, args.force)?;
 
     let mut options = args.trace.options()?;
-    let input = traces::open(path)?;
+    args.trace.check(&[path])?;
+    let input = traces::open(path, &options)?;
     if let Input::Run(run) = &input
         && let Some(map) = &run.map
         && options.model.is_none()

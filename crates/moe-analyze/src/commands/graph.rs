@@ -4,14 +4,13 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
-use moe_trace::Run;
 use moe_trace::graph::{self, Graph};
 use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
 
 use crate::cli::{Context, ExitStatus};
 use crate::files;
 use crate::output;
-use crate::traces;
+use crate::traces::{self, OpsArgs};
 
 /// Write the computation graph of a prompt or of a decode pass, as DOT or as JSON
 ///
@@ -35,6 +34,8 @@ pub struct Args {
     /// Replace the file of --out if it exists
     #[arg(long)]
     force: bool,
+    #[command(flatten)]
+    ops: OpsArgs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -118,13 +119,11 @@ fn read(args: &Args, ctx: &Context) -> anyhow::Result<Graph> {
     let phase = args.phase.number();
     traces::check_run(&args.run)?;
     let recorded = graph::path(&args.run, phase);
-    if !args.from_records && recorded.is_file() {
+    if !args.from_records && !args.ops.are_named() && recorded.is_file() {
         return Ok(Graph::read(&recorded)?);
     }
-    let run = Run::open(&args.run)?;
-    for remark in run.remarks()? {
-        ctx.remark(remark);
-    }
+    let run = args.ops.open(&args.run, ctx)?;
+    args.ops.check(&[&run])?;
     ctx.remark(format_args!(
         "the graph is made from the records of {}: of what an operation reads they name four tensors at most",
         run.trace.path().display()

@@ -2,7 +2,6 @@
 
 mod chart;
 mod colour;
-mod curves;
 mod occupancy;
 mod pass_timeline;
 
@@ -17,8 +16,7 @@ use plotters::style::{FontStyle, register_font};
 
 use crate::files;
 
-pub use chart::{Chart, Line};
-pub use curves::Curves;
+pub use chart::{Chart, Legend, Line};
 pub use occupancy::Occupancy;
 pub use pass_timeline::PassTimeline;
 

@@ -3,7 +3,7 @@
 
 use crate::activation::{Activation, NodeName};
 use crate::attention::{AttentionLayer, AttentionSpec, AttentionState};
-use crate::buffers::Inventory;
+use crate::buffers::{Input, Inventory};
 use crate::error::Result;
 use crate::ffn::{FFN_OPS, Ffn, FfnState};
 use crate::hparams::HParams;
@@ -200,6 +200,8 @@ pub struct State {
     pub dense: FfnState,
     /// Buffers of the experts.
     pub moe: MoeState,
+    /// Ids of the batch's tokens.
+    pub tokens: Vec<u32>,
     /// Rows whose logits are wanted.
     pub wanted: Vec<u32>,
 }
@@ -216,6 +218,7 @@ impl Default for State {
             attention: AttentionState::new(32),
             dense: FfnState::new(48),
             moe: MoeState::new(64),
+            tokens: Vec::new(),
             wanted: Vec::new(),
         }
     }
@@ -230,6 +233,8 @@ impl State {
         inventory.activation("residual stream before the experts", &self.ffn_inp);
         inventory.activation("kept rows", &self.kept);
         inventory.activation("logits", &self.logits);
+        inventory.vector(Input::Tokens.buffer_id(), "token ids", &self.tokens);
+        inventory.vector(Input::Wanted.buffer_id(), "wanted rows", &self.wanted);
         self.attention.buffers(inventory);
         self.dense.buffers(inventory);
         self.moe.buffers(inventory);

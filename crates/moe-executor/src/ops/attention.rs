@@ -1,6 +1,7 @@
 //! Rotary embedding, the store into the cache, and attention.
 
 use crate::activation::{Activation, NodeName};
+use crate::buffers::Input;
 use crate::cpu::attention::{self, Inputs, Shape};
 use crate::cpu::rope;
 use crate::cuda::Scratch;
@@ -54,7 +55,7 @@ impl Ops<'_> {
         }
         self.angles = angles;
         x.name = name;
-        let positions = input("inp_pos", &self.positions);
+        let positions = input(Input::Positions, "inp_pos", &self.positions);
         match factors {
             Some(factors) => {
                 self.record(
@@ -105,7 +106,7 @@ impl Ops<'_> {
             let name = NodeName::cache(stem, il);
             let sources = [
                 Source::view(&*rows, " (view)"),
-                input(idxs, &self.positions),
+                input(Input::Positions, idxs, &self.positions),
                 cached(name, "", il, at, cache, [width, rows.rows]),
             ];
             self.record(start, number::SET_ROWS, name.view(), &sources);

@@ -1,6 +1,7 @@
 //! Operations that work row by row: norms, sums, look-ups.
 
 use crate::activation::{Activation, NodeName};
+use crate::buffers::Input;
 use crate::cpu::quant::dequantize_row;
 use crate::cuda::Scratch;
 use crate::ops::{Ops, number};
@@ -23,7 +24,7 @@ impl Ops<'_> {
             dequantize_row(weights.ty, weights.rows(0, token..token + 1), out)
                 .expect("the matrix has a kernel, so its type can be read");
         });
-        let ids = input("inp_tokens", tokens);
+        let ids = input(Input::Tokens, "inp_tokens", tokens);
         self.record(start, number::GET_ROWS, name, &[weights.into(), ids]);
     }
 
@@ -51,7 +52,7 @@ impl Ops<'_> {
                 out.copy_from_slice(src.row(row as usize));
             }
         }
-        let sources = [(&*src).into(), input("out_ids", rows)];
+        let sources = [(&*src).into(), input(Input::Wanted, "out_ids", rows)];
         self.record(start, number::GET_ROWS, name, &sources);
     }
 
@@ -201,26 +202,15 @@ fn sum_of_squares(x: &[f32]) -> f64 {
     lanes.into_iter().chain(rest).sum()
 }
 
-/// Integers that the caller of the graph supplies: token ids, positions, row numbers. Each kind has a buffer id of its
-/// own, behind those of the activations.
-pub(super) fn input<'a>(stem: &'static str, values: &[u32]) -> Source<'a> {
-    const INPUTS: [&str; 5] = [
-        "inp_tokens",
-        "inp_pos",
-        "out_ids",
-        "attn_inp_k_idxs",
-        "attn_inp_v_idxs",
-    ];
-    let kind = INPUTS.iter().position(|&input| input == stem);
+/// Integers of an input under the name of ggml's tensor.
+pub(super) fn input<'a>(input: Input, stem: &'static str, values: &[u32]) -> Source<'a> {
     Source::Buffer {
         name: NodeName::global(stem),
         suffix: "",
-        buffer_id: FIRST_INPUT_BUFFER + kind.unwrap_or(INPUTS.len()) as u64,
+        buffer_id: input.buffer_id(),
         address: values.as_ptr() as u64,
         size_bytes: std::mem::size_of_val(values) as u64,
         ne: [values.len() as u64, 1],
         dtype: "i32",
     }
 }
-
-const FIRST_INPUT_BUFFER: u64 = 1 << 12;

@@ -1,7 +1,7 @@
 //! The router of a MoE layer: scores, choice of the best experts, and their weights.
 
 use crate::activation::{Activation, NodeName};
-use crate::buffers::{Inventory, twin_id};
+use crate::buffers::{Input, Inventory, twin_id};
 use crate::cuda::launch::{MAX_EXPERTS, Route};
 use crate::mirrored::{Mirrored, Plain};
 use crate::ops::{Ops, Routed, number};
@@ -88,6 +88,7 @@ const MIN_WEIGHT_SUM: f32 = 6.103_515_6e-5;
 impl Ops<'_> {
     /// Buffers that operations use beside those of their results.
     pub(crate) fn buffers(&self, inventory: &mut Inventory) {
+        inventory.vector(Input::Positions.buffer_id(), "positions", &self.positions);
         inventory.vector(GROUPS_BUFFER, "expert groups", &self.groups);
         inventory.vector(SUMS_BUFFER, "sums of weights", &self.sums);
         inventory.vector(

@@ -87,6 +87,29 @@ pub struct Output<'a> {
     rows: u64,
     counts: u64,
     notes: Vec<String>,
+    repeated: Repeated,
+}
+
+/// Experts that a token names again.
+#[derive(Default)]
+struct Repeated {
+    /// By expert: number of the last token that named it, from 1.
+    named: Vec<u64>,
+    tokens: u64,
+    /// How many there were, and the place of the first.
+    n: u64,
+    first: Option<String>,
+}
+
+impl Repeated {
+    /// Whether the running token named the expert before.
+    fn is_again(&mut self, expert: u16) -> bool {
+        let expert = usize::from(expert);
+        if self.named.len() <= expert {
+            self.named.resize(expert + 1, 0);
+        }
+        std::mem::replace(&mut self.named[expert], self.tokens) == self.tokens
+    }
 }
 
 impl<'a> Output<'a> {
@@ -106,6 +129,7 @@ impl<'a> Output<'a> {
             rows: 0,
             counts: 0,
             notes: Vec::new(),
+            repeated: Repeated::default(),
         };
         if let Some(model) = &options.model {
             output.facts(model)?;
@@ -184,20 +208,28 @@ impl<'a> Output<'a> {
         self.check(taken, at)
     }
 
-    /// Hands over a token's experts, best first: `row` with one slot after the other. Negative ids mark empty slots.
+    /// Hands over a token's experts, best first: `row` with one slot after the other. Negative ids mark empty slots. An expert
+    /// that the token names again is left out, and the user is told.
     pub fn token(
         &mut self,
         at: impl Fn() -> At,
         row: &RoutingRow,
         experts: impl IntoIterator<Item = (i64, Option<f32>)>,
     ) -> Result<(), ForeignError> {
+        self.repeated.tokens += 1;
         for (slot, (expert, weight)) in experts.into_iter().enumerate() {
             if expert < 0 {
                 continue;
             }
+            let expert = self.id(&at, "expert", expert as u64)?;
+            if self.repeated.is_again(expert) {
+                self.repeated.n += 1;
+                self.repeated.first.get_or_insert_with(|| at().to_string());
+                continue;
+            }
             let row = RoutingRow {
                 slot: self.id(&at, "slot", slot as u64)?,
-                expert_id: self.id(&at, "expert", expert as u64)?.into(),
+                expert_id: expert.into(),
                 weight,
                 ..*row
             };
@@ -245,7 +277,13 @@ impl<'a> Output<'a> {
         ForeignError::invalid(&self.file, at, reason)
     }
 
-    pub(super) fn finish(self) -> Result<Summary, ForeignError> {
+    pub(super) fn finish(mut self) -> Result<Summary, ForeignError> {
+        if let Some(first) = self.repeated.first.take() {
+            self.note(format!(
+                "left out: {} that a token names again, which no router does (the first at {first}); the trace is damaged, or not what it seems",
+                counted(self.repeated.n, "expert")
+            ));
+        }
         if self.rows == 0 && self.counts == 0 {
             return Err(ForeignError::Nothing {
                 path: self.path,

@@ -130,6 +130,9 @@ fn a_warm_up_alone() {
             },
         );
         if op == 30 {
+            for (expert, id) in record[792..856].chunks_exact_mut(4).enumerate() {
+                id.copy_from_slice(&(expert as u32).to_le_bytes());
+            }
             record[856] = 16;
             put(record, 2, 4 * 32 * 2);
         } else if op == 68 {

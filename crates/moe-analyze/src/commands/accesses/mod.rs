@@ -14,7 +14,7 @@ use moe_trace::Run;
 use crate::cli::{Context, ExitStatus};
 use crate::files;
 use crate::output::{self, Format, write_rows};
-use crate::traces;
+use crate::traces::OpsArgs;
 
 /// Report how a run reads the model's files: in which order, how much, how far apart, how soon again
 ///
@@ -43,6 +43,8 @@ pub struct Args {
     /// Replace the file of --out if it exists
     #[arg(long)]
     force: bool,
+    #[command(flatten)]
+    ops: OpsArgs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
@@ -69,10 +71,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     if let Some(out) = &args.out {
         files::check_output(out, args.force)?;
     }
-    let run = open(&args)?;
-    for remark in run.remarks()? {
-        ctx.remark(remark);
-    }
+    let run = open(&args, ctx)?;
     if let Some(remark) = run.unresolved_remark() {
         ctx.remark(remark);
     }
@@ -99,9 +98,9 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     Ok(ExitStatus::Done)
 }
 
-fn open(args: &Args) -> anyhow::Result<Run> {
-    traces::check_run(&args.run)?;
-    let mut run = Run::open(&args.run)?;
+fn open(args: &Args, ctx: &Context) -> anyhow::Result<Run> {
+    let mut run = args.ops.open(&args.run, ctx)?;
+    args.ops.check(&[&run])?;
     if let Some(model) = &args.model {
         run.map = Some(OffsetMap::new(&Gguf::open(model)?));
     }

@@ -3,14 +3,13 @@
 mod rows;
 mod tell;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use moe_analysis::diff::{self, Options};
-use moe_trace::Run;
 
 use crate::cli::{Context, ExitStatus};
 use crate::output::{self, Format, write_rows};
-use crate::traces;
+use crate::traces::OpsArgs;
 
 /// Tell where two recorded runs differ: routing, operations, bytes
 ///
@@ -41,6 +40,8 @@ pub struct Args {
     /// Format on stdout; all but table are rows for programs
     #[arg(short, long = "output", value_name = "FORMAT", default_value = "table")]
     output: Format,
+    #[command(flatten)]
+    ops: OpsArgs,
 }
 
 /// What is compared.
@@ -55,7 +56,9 @@ enum Part {
 }
 
 pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
-    let (a, b) = (open(&args.run_a, ctx)?, open(&args.run_b, ctx)?);
+    let open = |path| args.ops.open(path, ctx);
+    let (a, b) = (open(&args.run_a)?, open(&args.run_b)?);
+    args.ops.check(&[&a, &b])?;
     let report = diff::diff(
         &a,
         &b,
@@ -81,13 +84,6 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         true => ExitStatus::Done,
         false => ExitStatus::Found,
     })
-}
-
-fn open(path: &Path, ctx: &Context) -> anyhow::Result<Run> {
-    traces::check_run(path)?;
-    let run = Run::open(path)?;
-    run.remarks()?.iter().for_each(|remark| ctx.remark(remark));
-    Ok(run)
 }
 
 fn tolerance(text: &str) -> Result<f64, String> {

@@ -1,7 +1,7 @@
 //! Reading what is counted.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use moe_analysis::hotness::{ExpertBytes, Hotness};
@@ -24,6 +24,8 @@ pub struct Counted {
 
 /// Reads all inputs, once.
 pub fn read_all(args: &Args, ctx: &Context) -> anyhow::Result<Counted> {
+    let paths: Vec<&Path> = args.paths.iter().map(PathBuf::as_path).collect();
+    args.trace.check(&paths)?;
     let labels = match &args.labels {
         Some(path) => {
             let text = fs::read_to_string(path)
@@ -86,9 +88,9 @@ fn read_one(
     bytes: &mut ExpertBytes,
     ctx: &Context,
 ) -> anyhow::Result<Hotness> {
-    Ok(match traces::open(path)? {
+    Ok(match traces::open(path, options)? {
         Input::Run(run) => {
-            run.remarks()?.iter().for_each(|remark| ctx.remark(remark));
+            traces::remark(&run, ctx)?;
             if let Some(map) = run.map.as_ref().filter(|_| bytes.is_empty()) {
                 *bytes = ExpertBytes::of_map(map);
             }

@@ -11,7 +11,7 @@ use super::args::{Args, PictureChoice};
 use super::input::Counted;
 use super::matrix;
 use super::summary::tell_counted;
-use crate::plot::{Chart, HeatMap, Line};
+use crate::plot::{Chart, HeatMap, Legend, Line};
 
 /// Draws what the user asked for.
 pub fn draw(args: &Args, counted: &Counted, path: &Path) -> anyhow::Result<()> {
@@ -114,6 +114,7 @@ fn coverage(args: &Args, counted: &Counted) -> anyhow::Result<Chart> {
         x: (0.0, 100.0),
         y: (0.0, 100.0),
         lines,
+        legend: Legend::Below,
     })
 }
 
@@ -154,5 +155,6 @@ fn entropy(args: &Args, counted: &Counted) -> Chart {
             Line::strong("entropy, 1 = even", line(|l| l.spread.entropy)).with_points(),
             Line::new("Gini coefficient, 0 = even", line(|l| l.spread.gini)).with_points(),
         ],
+        legend: Legend::Below,
     }
 }

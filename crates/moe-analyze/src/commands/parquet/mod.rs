@@ -6,8 +6,9 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use moe_gguf::map::OffsetMap;
 use moe_trace::Run;
-use moe_trace::foreign::{Detected, Input};
+use moe_trace::foreign::{Detected, Input, Options};
 use moe_trace::tables::{
     TableOptions, TableSummary, add_to_dataset, dataset_paths, table_paths, write_tables,
 };
@@ -37,21 +38,44 @@ pub struct Args {
 }
 
 pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
-    match traces::open(&args.run)? {
-        Input::Run(run) => write(&args, &run, ctx),
+    args.trace.check(&[&args.run])?;
+    let options = args.trace.options()?;
+    match traces::open(&args.run, &options)? {
+        Input::Run(run) => write_run(&args, *run, ctx),
         Input::Tables(_) => bail!(
             "{} is a table already; give a run directory, its trace.bin, or a trace of another tool",
             args.run.display()
         ),
-        Input::Foreign(trace) => write_foreign(&args, &trace, ctx),
+        Input::Foreign(trace) => write_foreign(&args, &trace, &options, ctx),
     }
 }
 
+/// A run, or a bare trace of one; the user's model takes the place of a map that it has not.
+fn write_run(args: &Args, mut run: Run, ctx: &Context) -> anyhow::Result<ExitStatus> {
+    if let Some((_, gguf)) = args.trace.gguf()? {
+        if run.map.is_some() {
+            bail!(
+                "--model: {} has the map of its model; leave the option out",
+                args.run.display()
+            );
+        }
+        run.map = Some(OffsetMap::new(&gguf));
+        foreign::refuse_existing(args, &[])?;
+    }
+    let status = write(args, &run, ctx)?;
+    foreign::write_map(args, ctx)?;
+    Ok(status)
+}
+
 /// A trace of another tool: all tables if it tells every operation, else `routing`.
-fn write_foreign(args: &Args, trace: &Detected, ctx: &Context) -> anyhow::Result<ExitStatus> {
-    let options = args.trace.options()?;
-    let Some(records) = trace.importer.records(&trace.source, &options)? else {
-        return foreign::write_routing(args, trace, &options, ctx);
+fn write_foreign(
+    args: &Args,
+    trace: &Detected,
+    options: &Options,
+    ctx: &Context,
+) -> anyhow::Result<ExitStatus> {
+    let Some(records) = trace.importer.records(&trace.source, options)? else {
+        return foreign::write_routing(args, trace, options, ctx);
     };
     ctx.remark(format_args!(
         "{}: {}",
@@ -72,12 +96,10 @@ fn write(args: &Args, run: &Run, ctx: &Context) -> anyhow::Result<ExitStatus> {
         refuse_existing(args, run)?;
     }
     let interrupted = interrupt::flag()?;
-    for remark in run.remarks()? {
-        ctx.remark(remark);
-    }
+    traces::remark(run, ctx)?;
     if run.map.is_none() {
         ctx.remark(format_args!(
-            "{} has no gguf-map.parquet: where each expert is is not known, accesses name whole tensors",
+            "{} has no gguf-map.parquet: where each expert is is not known, accesses name whole tensors; --model tells",
             args.run.display()
         ));
     }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use moe_analysis::accesses::expert_sizes;
 use moe_analysis::simulate::{Batches, Collector};
+use moe_gguf::map::OffsetMap;
 use moe_placement::learn::LayerObservation;
 use moe_placement::predict::Given;
 use moe_trace::foreign::Input;
@@ -20,8 +21,8 @@ pub struct Inputs {
     pub batches: Batches,
     /// What the trace of predictions says, if one was named.
     pub predictions: Option<Given>,
-    /// Time from layer to layer, if the trace tells it.
-    pub window_s: Option<f64>,
+    /// Bytes of the whole model's tensors, where its map is known.
+    pub model_bytes: Option<u64>,
     /// The learn file's observations, if one was named.
     pub learn: Option<Arc<[LayerObservation]>>,
 }
@@ -42,12 +43,13 @@ impl Inputs {
             let file = file.with_context(|| learn.display().to_string())?;
             anyhow::Ok(file.observations()?.into())
         });
-        let input = traces::open(path)?;
-        let mut collector = Collector::new();
+        args.check(&[path])?;
         let options = args.options()?;
+        let input = traces::open(path, &options)?;
+        let mut collector = Collector::new();
         let summary = input.read(&options, &mut collector)?;
         match &input {
-            Input::Run(run) => run.remarks()?.iter().for_each(|remark| ctx.remark(remark)),
+            Input::Run(run) => traces::remark(run, ctx)?,
             Input::Tables(_) => {}
             Input::Foreign(_) => traces::tell(ctx, path, &summary),
         }
@@ -59,22 +61,27 @@ impl Inputs {
             }
             (None, _) => collector.told_sizes(),
         };
+        let map = match (args.gguf()?, &input) {
+            (Some((_, gguf)), _) => Some(OffsetMap::new(&gguf)),
+            (None, Input::Run(run)) => run.map.clone(),
+            (None, _) => None,
+        };
+        let model_bytes = map.map(|map| map.rows.iter().map(|row| row.size_bytes).sum());
         let predictions = predictions.map(|path| {
             let mut collector = Collector::new();
             let named = || path.display().to_string();
-            let read = traces::open(path)?.read(&options, &mut collector);
+            let read = traces::open(path, &options)?.read(&options, &mut collector);
             read.with_context(named)?;
             let batches = collector.finish(&sizes).with_context(named)?;
             anyhow::Ok(batches.as_predictions())
         });
-        let window_s = collector.window_s();
         let batches = collector
             .finish(&sizes)
             .with_context(|| path.display().to_string())?;
         Ok(Inputs {
             batches,
             predictions: predictions.transpose()?,
-            window_s,
+            model_bytes,
             learn: learn.transpose()?,
         })
     }

@@ -3,21 +3,22 @@
 mod budget;
 mod inputs;
 mod machine;
+mod offload;
 mod prefetch;
 mod report;
 mod sample;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::bail;
-use moe_analysis::simulate::{self, Options, Row};
+use anyhow::{Context as _, bail};
+use moe_analysis::simulate::{self, Offload, Options, Row};
 use moe_placement::cache::{Online, PolicyName};
 use moe_placement::plan::MIB;
 
 use crate::cli::{Context, ExitStatus};
 use crate::files;
 use crate::output::{self, Format};
-use crate::plot::{self, Curves};
+use crate::plot::{self, Chart, Legend, Line};
 use crate::traces::TraceArgs;
 use budget::Budgets;
 use inputs::Inputs;
@@ -29,7 +30,8 @@ use prefetch::PrefetchArgs;
 ///
 /// A row for each budget and policy: hits of all look-ups and of those of generated tokens, in percent; MiB read for what was
 /// missed; bytes moved, with what was loaded without being asked for; MiB moved beyond Belady's policy; experts evicted. With
-/// --link-gb-s, tokens per second, if nothing overlaps and if loads are hidden as well as can be.
+/// --link-gb-s, tokens per second, if nothing overlaps and if loads are hidden as well as can be; with --cpu-expert-us, how
+/// many times those without a cache.
 /// docs/cache-policies.md describes the policies.
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -58,7 +60,7 @@ pub struct Args {
     #[arg(long, value_name = "SHARE", default_value_t = 0.1, value_parser = share)]
     update_rate: f64,
     /// Estimate LRU's hits from this share of the experts, for very long traces; half of the 95 % interval is told beside them
-    #[arg(long, value_name = "RATE", value_parser = sample::rate, conflicts_with_all = ["predictor", "predictions"])]
+    #[arg(long, value_name = "RATE", value_parser = sample::rate, conflicts_with_all = ["predictor", "predictions", "offload", "link_gb_s"])]
     sample: Option<f64>,
     /// Seed of random and of --sample
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -76,11 +78,14 @@ pub struct Args {
     #[arg(long)]
     force: bool,
     #[command(flatten)]
+    trace: TraceArgs,
+    #[command(flatten)]
     machine: MachineArgs,
+    /// Print instead, by size of a batch, what its experts take on the CPU, and on the GPU after they were copied there
+    #[arg(long, requires = "cpu_expert_us", conflicts_with_all = ["plot", "predictor", "predictions", "policy", "budget_mib"])]
+    offload: bool,
     #[command(flatten)]
     prefetch: PrefetchArgs,
-    #[command(flatten)]
-    trace: TraceArgs,
 }
 
 /// What is named on the command line.
@@ -130,8 +135,18 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         ctx,
     )?;
     let batches = &inputs.batches;
+    let machine = args.machine.machine();
+    let offload = machine.and_then(|machine| Offload::new(batches, &machine));
+    if let Some(offload) = &offload {
+        offload::remark(offload, ctx);
+    }
+    if args.offload {
+        let offload = offload.context("the trace chooses no experts")?;
+        output::to_stdout(|stdout| offload::print(&offload, stdout, args.output))?;
+        return Ok(ExitStatus::Done);
+    }
     let budgets = budget::bytes(&args.budget_mib, batches.experts().total_bytes());
-    report::remark(batches, &budgets, &policies, ctx);
+    report::remark(&inputs, &budgets, &policies, ctx);
 
     let options = Options {
         learn: inputs.learn,
@@ -139,9 +154,8 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         update_rate: args.update_rate,
         seed: args.seed,
     };
-    if let (true, Some(machine)) = (args.prefetch.is_asked(), args.machine.machine()) {
-        let n_layer = batches.experts().n_layer();
-        let how = args.prefetch.prefetch(&machine, inputs.window_s, n_layer)?;
+    if let (true, Some(machine)) = (args.prefetch.is_asked(), machine) {
+        let how = args.prefetch.prefetch(&machine, batches, ctx)?;
         let plan = prefetch::Plan {
             batches,
             budgets: &budgets,
@@ -183,8 +197,9 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         needs: batches.needs(),
         rows: &rows,
         policies: &policies,
-        machine: args.machine.machine(),
+        machine,
     };
+    table.remark(ctx);
     output::to_stdout(|stdout| table.print(stdout, args.output))?;
     Ok(ExitStatus::Done)
 }
@@ -225,7 +240,7 @@ fn draw(
 }
 
 /// Hit rates of generated tokens, or of all where the trace does not tell them.
-fn curves(source: &str, policies: &[PolicyName], rows: impl Iterator<Item = Row>) -> Curves {
+fn curves(source: &str, policies: &[PolicyName], rows: impl Iterator<Item = Row>) -> Chart {
     let rows: Vec<Row> = rows.collect();
     let is_decode = rows
         .iter()
@@ -239,19 +254,23 @@ fn curves(source: &str, policies: &[PolicyName], rows: impl Iterator<Item = Row>
             };
             (row.budget as f64 / MIB as f64, hit_pct)
         });
-        (policy.to_string(), points.collect())
+        Line::coloured(policy.to_string(), points.collect())
     });
     let look_ups = if is_decode {
         "look-ups of generated tokens"
     } else {
         "all look-ups"
     };
-    Curves {
+    let highest = rows.iter().map(|row| row.budget).max().unwrap_or(0);
+    Chart {
         title: "What a cache of experts hits".into(),
         subtitle: format!("{source}: {look_ups}"),
-        x: "size of the cache, MiB".into(),
-        y: "hits, %".into(),
+        x_label: "size of the cache, MiB",
+        y_label: "hits, %",
+        x: (0.0, (highest as f64 / MIB as f64).max(1.0)),
+        y: (0.0, 100.0),
         lines: lines.collect(),
+        legend: Legend::Beside,
     }
 }
 

@@ -3,13 +3,14 @@
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use moe_analysis::simulate::{Batches, Machine, Prefetch, Prefetched, prefetch};
 use moe_placement::cache::{PolicyName, Setting};
 use moe_placement::plan::MIB;
 use moe_placement::predict::{Given, Predictor, PredictorName};
 
 use super::report::rounded;
+use crate::cli::Context;
 use crate::output::{Cell, Format, write_rows};
 
 /// Which predictors, and what they are asked for.
@@ -37,7 +38,7 @@ pub struct PrefetchArgs {
     /// Experts to predict [default: as many as the layer before chose]
     #[arg(long, value_name = "N")]
     n_predict: Option<usize>,
-    /// Time that a layer works, in which experts can come [default: from the trace's times]
+    /// Time that each layer works, in which experts can come [default: each layer's own, from the trace's times]
     #[arg(long, value_name = "µS", value_parser = super::machine::not_negative)]
     window_us: Option<f64>,
 }
@@ -81,13 +82,14 @@ impl PrefetchArgs {
         self.predictions.as_deref()
     }
 
-    /// How to prefetch; `told_window_s` is what the trace tells.
+    /// How to prefetch; what is not named, the trace must tell.
     pub fn prefetch(
         &self,
         machine: &Machine,
-        told_window_s: Option<f64>,
-        n_layer: usize,
+        batches: &Batches,
+        ctx: &Context,
     ) -> anyhow::Result<Prefetch> {
+        let n_layer = batches.experts().n_layer();
         if self.depth == 0 || self.depth >= n_layer {
             bail!(
                 "--depth {}: predictions are for 1 to {} layers ahead",
@@ -95,12 +97,28 @@ impl PrefetchArgs {
                 n_layer.saturating_sub(1)
             );
         }
-        let window_s = self.window_us.map(|us| us * 1e-6).or(told_window_s);
+        let windows_s = match (self.window_us, batches.windows_s()) {
+            (Some(us), _) => vec![us * 1e-6; n_layer],
+            (None, Some(told)) => {
+                let us = |seconds: f64| rounded(1e6 * seconds, 1);
+                let least = told.iter().copied().fold(f64::INFINITY, f64::min);
+                let most = told.iter().copied().fold(0.0, f64::max);
+                ctx.remark(format_args!(
+                    "layers work for {} to {} µs by the trace's times, {} µs a token",
+                    us(least),
+                    us(most),
+                    us(told.iter().sum())
+                ));
+                told.to_vec()
+            }
+            (None, None) => {
+                bail!("the trace has no times; tell with --window-us how long a layer works")
+            }
+        };
         Ok(Prefetch {
             link_bytes_per_s: machine.link_bytes_per_s,
             link_latency_s: machine.link_latency_s,
-            window_s: window_s
-                .context("the trace has no times; tell with --window-us how long a layer works")?,
+            windows_s,
             depth: self.depth,
             n_predict: self.n_predict,
         })
@@ -132,7 +150,7 @@ impl PrefetchArgs {
                 for (name, mut predictor) in predictors {
                     let mut cache = plan.setting.policy(policy, experts, budget)?;
                     let result = prefetch(plan.batches, cache.as_mut(), predictor.as_mut(), how);
-                    rows.push(cells(budget, policy, name, &result, how, tokens));
+                    rows.push(cells(budget, policy, name, &result, tokens));
                 }
             }
         }
@@ -150,12 +168,11 @@ fn cells(
     policy: PolicyName,
     predictor: String,
     result: &Prefetched,
-    how: &Prefetch,
     tokens: f64,
 ) -> Vec<Cell<'static>> {
     let percent =
         |part: u64, whole: u64| (whole > 0).then(|| rounded(100.0 * part as f64 / whole as f64, 3));
-    let tokens_s = tokens / (result.stall_s + result.passes as f64 * how.window_s);
+    let tokens_s = tokens / (result.stall_s + result.work_s);
     vec![
         (budget / MIB).into(),
         policy.to_string().into(),

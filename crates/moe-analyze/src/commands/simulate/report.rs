@@ -2,10 +2,11 @@
 
 use std::io::{self, Write};
 
-use moe_analysis::simulate::{Batches, Machine, Needs, Row, Speed};
+use moe_analysis::simulate::{Machine, Needs, Row, Speed};
 use moe_placement::cache::PolicyName;
 use moe_placement::plan::MIB;
 
+use super::inputs::Inputs;
 use crate::cli::Context;
 use crate::output::{Cell, Format, count, write_rows};
 
@@ -26,6 +27,9 @@ const COLUMNS: [&str; 10] = [
 /// Columns where the machine is told, and where its memory is.
 const SPEED_COLUMNS: [&str; 2] = ["tokens_s_min", "tokens_s_max"];
 const S_MBU_COLUMNS: [&str; 2] = ["s_mbu_pct_min", "s_mbu_pct_max"];
+
+/// Where it is told what the CPU takes: times the speed without a cache, if nothing overlaps in either and if all does.
+const SPEEDUP_COLUMNS: [&str; 2] = ["speedup_serial", "speedup_overlap"];
 
 /// A row for each budget and policy that was asked for.
 pub struct Table<'a> {
@@ -48,11 +52,54 @@ impl Table<'_> {
             if machine.memory_bytes_per_s.is_some() {
                 columns.extend(S_MBU_COLUMNS);
             }
+            if machine.cpu.is_some() {
+                columns.extend(SPEEDUP_COLUMNS);
+            }
         }
-        let wanted = self.rows.iter();
-        let wanted = wanted.filter(|row| self.policies.contains(&row.policy));
-        let cells: Vec<Vec<Cell>> = wanted.map(|row| self.cells(row)).collect();
+        let cells: Vec<Vec<Cell>> = self.wanted().map(|row| self.cells(row)).collect();
         write_rows(out, format, &columns, cells)
+    }
+
+    fn wanted(&self) -> impl Iterator<Item = &Row> {
+        let rows = self.rows.iter();
+        rows.filter(|row| self.policies.contains(&row.policy))
+    }
+
+    /// Tells the speed without a cache, and which caches are not worth having.
+    pub fn remark(&self, ctx: &Context) {
+        self.tell_rows("no hits", ctx, |row| {
+            let [_, generated, _] = row.outcome.look_ups;
+            generated > 0 && row.outcome.hits[1] == 0
+        });
+        let machine = self.machine;
+        let without = machine.and_then(|machine| machine.speed_without(&self.needs));
+        let (Some(machine), Some(without)) = (machine, without) else {
+            return;
+        };
+        ctx.remark(format_args!(
+            "without a cache, all experts on the CPU: {} to {} tokens/s",
+            rounded(without.tokens_s_min, 3),
+            rounded(without.tokens_s_max, 3)
+        ));
+        self.tell_rows("not worth having", ctx, |row| {
+            let speed = machine.speed(&self.needs, row);
+            speed.is_some_and(|speed| speed.is_no_better_than(&without))
+        });
+    }
+
+    /// Tells the caches of which something holds.
+    fn tell_rows(&self, what: &str, ctx: &Context, is_meant: impl Fn(&Row) -> bool) {
+        let rows: Vec<&Row> = self.wanted().filter(|row| is_meant(row)).collect();
+        if rows.len() > 1 && rows.len() == self.wanted().count() {
+            ctx.remark(format_args!("{what}: any of these caches"));
+            return;
+        }
+        // Rows of a budget come together.
+        for rows in rows.chunk_by(|a, b| a.budget == b.budget) {
+            let policies: Vec<String> = rows.iter().map(|row| row.policy.to_string()).collect();
+            let mib = rows[0].budget / MIB;
+            ctx.remark(format_args!("{what} at {mib} MiB: {}", policies.join(", ")));
+        }
     }
 
     fn cells(&self, row: &Row) -> Vec<Cell<'static>> {
@@ -77,7 +124,7 @@ impl Table<'_> {
             outcome.hits.iter().sum::<u64>().into(),
         ];
         if let Some(machine) = &self.machine {
-            let speed = machine.speed(&self.needs, outcome);
+            let speed = machine.speed(&self.needs, row);
             let bounds = |value: fn(Speed) -> f64| speed.map(|speed| rounded(value(speed), 3));
             cells.push(bounds(|speed| speed.tokens_s_min).into());
             cells.push(bounds(|speed| speed.tokens_s_max).into());
@@ -85,6 +132,15 @@ impl Table<'_> {
                 let s_mbu = speed.and_then(|speed| speed.s_mbu_pct);
                 cells.push(s_mbu.map(|(min, _)| rounded(min, 1)).into());
                 cells.push(s_mbu.map(|(_, max)| rounded(max, 1)).into());
+            }
+            if machine.cpu.is_some() {
+                let both = speed.zip(machine.speed_without(&self.needs));
+                let times =
+                    |of: fn(Speed) -> f64| both.map(|(with, without)| of(with) / of(without));
+                let serial = times(|speed| speed.tokens_s_min);
+                let overlap = times(|speed| speed.tokens_s_max);
+                cells.push(serial.map(|times| rounded(times, 3)).into());
+                cells.push(overlap.map(|times| rounded(times, 3)).into());
             }
         }
         cells
@@ -98,7 +154,8 @@ pub fn rounded(value: f64, digits: usize) -> f64 {
 }
 
 /// Tells what was read, and what the figures do not say of themselves.
-pub fn remark(batches: &Batches, budgets: &[u64], policies: &[PolicyName], ctx: &Context) {
+pub fn remark(inputs: &Inputs, budgets: &[u64], policies: &[PolicyName], ctx: &Context) {
+    let batches = &inputs.batches;
     let experts = batches.experts();
     let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / MIB as f64);
     let total = experts.total_bytes();
@@ -132,9 +189,14 @@ pub fn remark(batches: &Batches, budgets: &[u64], policies: &[PolicyName], ctx: 
     }
     let whole = which(&|budget| budget >= total);
     if !whole.is_empty() {
+        let whole_model = inputs.model_bytes.map(|bytes| {
+            let rest = mib(bytes.saturating_sub(total));
+            format!("; with {rest} of other weights the whole model fits")
+        });
         ctx.remark(format_args!(
-            "all experts fit in {} MiB: no cache is needed there",
-            list(&whole)
+            "all experts fit in {} MiB: no cache is needed there{}",
+            list(&whole),
+            whole_model.unwrap_or_default()
         ));
     }
     let large = which(&|budget| budget < batches.largest_batch_bytes());

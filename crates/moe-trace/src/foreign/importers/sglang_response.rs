@@ -1,7 +1,8 @@
 //! Responses of SGLang with `--enable-return-routed-experts`, one or several behind one another.
 //!
 //! `meta_info.routed_experts` is base64 of 32-bit numbers `[prompt + generated - 1, layers, top_k]`; the response does not tell
-//! how many layers and experts those are, so the top-k comes from the user or the model.
+//! how many layers and experts those are, so the top-k comes from the user or the model; where it does not tell the numbers of
+//! tokens either, the model's layers tell how many there are.
 
 use serde::Deserialize;
 
@@ -30,8 +31,8 @@ struct Response {
 
 #[derive(Deserialize)]
 struct MetaInfo {
-    prompt_tokens: usize,
-    completion_tokens: usize,
+    prompt_tokens: Option<usize>,
+    completion_tokens: Option<usize>,
     routed_experts: RoutedExperts,
 }
 
@@ -91,17 +92,40 @@ fn import_response(
     let place = Tokens {
         first: 0,
         sequence_id: Some(sequence_id),
-        n_prompt: Some(response.prompt_tokens),
+        n_prompt: response.prompt_tokens,
     };
     tokens(&array, place, at, options, output)
 }
 
+/// How many layers the numbers are of, by the model: all, or those that have experts.
+fn n_layer(
+    bytes: &[u8],
+    top_k: usize,
+    response: &MetaInfo,
+    options: &Options,
+) -> Result<usize, String> {
+    let model = options.model.as_ref().ok_or(
+        "the response tells not both prompt_tokens and completion_tokens: how many tokens these are only the model tells; name it with --model",
+    )?;
+    let all = model.n_layer.map_or(0, |n| n as usize);
+    let mut possible = vec![all, model.expert_bytes.len()];
+    possible.dedup();
+    let least = response.prompt_tokens.unwrap_or(1).max(1);
+    possible.retain(|&n_layer| {
+        let row = n_layer.saturating_mul(top_k).saturating_mul(4);
+        row > 0 && bytes.len().is_multiple_of(row) && bytes.len() / row >= least
+    });
+    match possible[..] {
+        [n_layer] => Ok(n_layer),
+        _ => Err(format!(
+            "{} bytes: prompt_tokens or completion_tokens is missing, and the model's layers do not tell how many tokens these are",
+            bytes.len()
+        )),
+    }
+}
+
 /// `[tokens, layers, top_k]` of the numbers.
 fn shape(bytes: &[u8], response: &MetaInfo, options: &Options) -> Result<Vec<usize>, String> {
-    let n_tokens = response
-        .prompt_tokens
-        .saturating_add(response.completion_tokens)
-        .saturating_sub(1);
     let Some(top_k) = options.n_expert_used().filter(|&k| k > 0) else {
         return Err(
             "the response does not tell how many experts a token is routed to; say it with --top-k, or name the model with --model"
@@ -109,6 +133,12 @@ fn shape(bytes: &[u8], response: &MetaInfo, options: &Options) -> Result<Vec<usi
         );
     };
     let top_k = top_k as usize;
+    let (Some(prompt), Some(completion)) = (response.prompt_tokens, response.completion_tokens)
+    else {
+        let n_layer = n_layer(bytes, top_k, response, options)?;
+        return Ok(vec![bytes.len() / (n_layer * top_k * 4), n_layer, top_k]);
+    };
+    let n_tokens = prompt.saturating_add(completion).saturating_sub(1);
     let row = n_tokens.saturating_mul(top_k).saturating_mul(4);
     if row == 0 || !bytes.len().is_multiple_of(row) {
         return Err(format!(

@@ -1,7 +1,7 @@
 //! Responses of vLLM with `--enable-return-routed-experts`, one or several behind one another.
 //!
 //! Version 0.21 gives `prompt_routed_experts` `[prompt, layers, top_k]` and, for each choice, `routed_experts`
-//! `[generated, layers, top_k]` as nested lists. Later ones give `routed_experts` as base64 of a `.npy` file,
+//! `[generated, layers, top_k]` as nested lists; several prompts in a request have theirs beside each choice. Later ones give `routed_experts` as base64 of a `.npy` file,
 //! `[prompt + generated - 1, layers, top_k]`: the last token was not fed back.
 
 use serde::Deserialize;
@@ -27,6 +27,8 @@ struct Response {
 
 #[derive(Deserialize)]
 struct Choice {
+    #[serde(default)]
+    prompt_routed_experts: Option<RoutedExperts>,
     #[serde(default)]
     routed_experts: Option<RoutedExperts>,
 }
@@ -73,7 +75,7 @@ impl Importer for Vllm {
     }
 }
 
-/// Hands over each choice as a sequence of its own; the prompt that they share is told with the first.
+/// Hands over each choice as a sequence of its own; a prompt that they share is told with the first.
 fn import_response(
     response: &Response,
     sequence_id: &mut u32,
@@ -81,16 +83,24 @@ fn import_response(
     output: &mut Output<'_>,
 ) -> Result<(), ForeignError> {
     let n_prompt = response.usage.as_ref().map(|usage| usage.prompt_tokens);
-    let mut n_given = 0;
-    if let Some(prompt) = &response.prompt_routed_experts {
+    let import_prompt = |name: &str, prompt, sequence_id, output: &mut Output<'_>| {
         let place = Tokens {
-            sequence_id: Some(*sequence_id),
+            sequence_id: Some(sequence_id),
             n_prompt: Some(usize::MAX),
             ..Tokens::default()
         };
-        n_given = import_routed("prompt_routed_experts", prompt, place, options, output)?;
+        import_routed(name, prompt, place, options, output)
+    };
+    let mut n_shared = 0;
+    if let Some(prompt) = &response.prompt_routed_experts {
+        n_shared = import_prompt("prompt_routed_experts", prompt, *sequence_id, output)?;
     }
     for (i, choice) in response.choices.iter().enumerate() {
+        let mut n_given = n_shared;
+        if let Some(prompt) = &choice.prompt_routed_experts {
+            let name = format!("choices[{i}].prompt_routed_experts");
+            n_given = import_prompt(&name, prompt, *sequence_id, output)?;
+        }
         if let Some(routed) = &choice.routed_experts {
             let is_whole = n_given == 0 && matches!(routed, RoutedExperts::Bytes(_));
             let first = if is_whole {

@@ -1,0 +1,240 @@
+//! Windows, speeds and the offload crossover, worked by hand.
+
+use moe_analysis::simulate::{
+    BatchTime, Batches, Collector, ExpertTime, MAX_BATCH, Machine, Offload, Outcome, Row,
+};
+use moe_placement::cache::{Online, PolicyName};
+use moe_trace::foreign::{Phase, RoutingRow, Sink};
+
+/// A token that a layer routes: time, layer, phase, experts.
+type Routed = (Option<u64>, u16, Phase, [u32; 2]);
+
+/// Of a model with experts of 5 bytes.
+fn batches(routed: &[Routed], n_layer: u32, n_expert: u32) -> Batches {
+    let mut collector = Collector::new();
+    for (&(timestamp_ns, layer_id, phase, experts), token) in routed.iter().zip(0..) {
+        for (expert_id, slot) in experts.into_iter().zip(0..) {
+            let row = RoutingRow {
+                token_id: token,
+                phase: Some(phase),
+                slot,
+                expert_id,
+                timestamp_ns,
+                ..RoutingRow::at_layer(layer_id)
+            };
+            collector.routing(&row).unwrap();
+        }
+    }
+    let keys = (0..n_layer).flat_map(|layer| (0..n_expert).map(move |e| (layer, e, 5)));
+    collector.finish(&keys.collect()).unwrap()
+}
+
+/// Ten tokens in three layers.
+fn ten_tokens() -> Batches {
+    let routed: Vec<Routed> = (0..30)
+        .map(|i| (Some(1 + i), (i % 3) as u16, Phase::Generate, [0, 1]))
+        .collect();
+    batches(&routed, 3, 8)
+}
+
+fn row(policy: PolicyName) -> Row {
+    Row {
+        budget: 0,
+        policy,
+        outcome: Outcome {
+            look_ups: [0, 60, 0],
+            hits: [0, 40, 0],
+            read_bytes: [7, 100, 0],
+            ..Outcome::default()
+        },
+    }
+}
+
+const LRU: PolicyName = PolicyName::Whole(Online::Lru);
+
+const MACHINE: Machine = Machine {
+    link_bytes_per_s: 100.0,
+    link_latency_s: 0.05,
+    ssd_bytes_per_s: None,
+    memory_bytes_per_s: Some(200.0),
+    device: None,
+    cpu: None,
+    dense_bytes: 10,
+    other_s: 0.1,
+};
+
+fn same_for_all(seconds: f64) -> Option<ExpertTime> {
+    Some(ExpertTime {
+        first_s: seconds,
+        next_s: seconds,
+    })
+}
+
+/// The times of a token with a machine and a policy, without and with overlap.
+fn times(machine: &Machine, policy: PolicyName) -> (f64, f64) {
+    let speed = machine.speed(&ten_tokens().needs(), &row(policy)).unwrap();
+    (1.0 / speed.tokens_s_min, 1.0 / speed.tokens_s_max)
+}
+
+#[track_caller]
+fn close(got: (f64, f64), expected: (f64, f64)) {
+    let is_close = (got.0 - expected.0).abs() < 1e-9 && (got.1 - expected.1).abs() < 1e-9;
+    assert!(is_close, "{got:?}, not {expected:?}");
+}
+
+/// Ten tokens that need 30 bytes of experts each, of which 100 bytes in 20 misses are read over the link.
+#[test]
+fn a_token_takes_its_loads_and_its_work() {
+    // Loads: 10 bytes at 100 / s and two latencies, 0.2 s. Work: 40 bytes at 200 / s and 0.1 s, 0.3 s.
+    close(times(&MACHINE, LRU), (0.5, 0.3));
+    let speed = MACHINE.speed(&ten_tokens().needs(), &row(LRU)).unwrap();
+    let (min, max) = speed.s_mbu_pct.unwrap();
+    // 40 bytes in 0.5 s and in 0.3 s of the 100 and 60 bytes that the memory reads in the time.
+    close((min, max), (40.0, 200.0 / 3.0));
+
+    let prompt = batches(&[(None, 0, Phase::Prompt, [1, 2])], 1, 8);
+    assert_eq!(MACHINE.speed(&prompt.needs(), &row(LRU)), None);
+}
+
+#[test]
+fn what_comes_from_an_ssd_passes_the_link_as_well() {
+    let machine = Machine {
+        ssd_bytes_per_s: Some(20.0),
+        ..MACHINE
+    };
+    close(times(&machine, LRU), (1.0, 0.5));
+}
+
+#[test]
+fn seconds_of_an_expert_take_the_place_of_its_bytes() {
+    let machine = Machine {
+        device: same_for_all(0.1),
+        ..MACHINE
+    };
+    // Six experts of 0.1 s, the dense part 0.05 s, 0.1 s of other things, and the loads.
+    close(times(&machine, LRU), (0.95, 0.75));
+}
+
+/// Static policies compute on the CPU what they miss: two experts a token; the device has four, 20 bytes.
+#[test]
+fn experts_that_stay_are_computed_in_place() {
+    let machine = Machine {
+        cpu: same_for_all(0.2),
+        ..MACHINE
+    };
+    close(times(&machine, LRU), (0.5, 0.3));
+    close(times(&machine, PolicyName::HotCache), (0.65, 0.4));
+    // Without its time, the link is the memory that they are read from.
+    close(times(&MACHINE, PolicyName::HotCache), (0.5, 0.3));
+    let needs = ten_tokens().needs();
+    let without = machine.speed_without(&needs).unwrap();
+    // Six experts of 0.2 s on the CPU, 10 bytes and 0.1 s on the device.
+    close(
+        (1.0 / without.tokens_s_min, 1.0 / without.tokens_s_max),
+        (1.35, 1.2),
+    );
+    assert!(without.is_no_better_than(&machine.speed(&needs, &row(LRU)).unwrap()));
+    assert_eq!(MACHINE.speed_without(&needs), None);
+}
+
+/// Two layers, of which each token chooses experts 0 and 1, or 0 and 2.
+fn shared() -> Batches {
+    let routed: Vec<Routed> = (0..40u64)
+        .map(|i| {
+            (
+                Some(1 + i),
+                (i % 2) as u16,
+                Phase::Generate,
+                [0, 1 + (i as u32 / 2) % 2],
+            )
+        })
+        .collect();
+    batches(&routed, 2, 4)
+}
+
+#[test]
+fn a_batch_takes_what_its_distinct_experts_take() {
+    let machine = Machine {
+        link_latency_s: 0.0,
+        cpu: Some(ExpertTime {
+            first_s: 0.03,
+            next_s: 0.02,
+        }),
+        device: Some(ExpertTime {
+            first_s: 0.01,
+            next_s: 0.0,
+        }),
+        ..MACHINE
+    };
+    let offload = Offload::new(&shared(), &machine).unwrap();
+    // Of three tokens expert 0 is sure, the two others are used with 7 / 8 each: 2.75 in each layer, 12 choices in all.
+    let time = offload.time(3);
+    assert!((time.distinct - 5.5).abs() < 1e-9);
+    close(
+        (time.cpu_s, time.load_s),
+        (5.5 * 0.03 + 6.5 * 0.02, 27.5 / 100.0),
+    );
+    close((time.device_s, time.offload_max_s()), (0.055, 0.33));
+    // Loads of 0.05 s an expert: the CPU takes 0.01 D + 0.08 B, copying 0.05 D, with computing 0.06 D; D is 5.5 at 3, 4 at 1.
+    assert_eq!(offload.crossover(BatchTime::offload_min_s), Some(3));
+    assert_eq!(offload.crossover(BatchTime::offload_max_s), Some(4));
+
+    let slow = Machine {
+        link_bytes_per_s: 1e-6,
+        ..machine
+    };
+    let offload = Offload::new(&shared(), &slow).unwrap();
+    assert_eq!(offload.crossover(BatchTime::offload_min_s), None);
+    let fast = Machine {
+        link_bytes_per_s: 1e9,
+        ..machine
+    };
+    let offload = Offload::new(&shared(), &fast).unwrap();
+    assert_eq!(offload.crossover(BatchTime::offload_max_s), Some(1));
+    assert!(Offload::new(&shared(), &MACHINE).is_none());
+}
+
+/// Bisection finds what trying every batch finds.
+#[test]
+fn the_crossover_is_the_first_that_is_faster() {
+    for link_bytes_per_s in [1.0, 5.0, 20.0, 50.0, 90.0, 300.0, 2000.0] {
+        let machine = Machine {
+            link_bytes_per_s,
+            cpu: same_for_all(0.02),
+            ..MACHINE
+        };
+        let offload = Offload::new(&shared(), &machine).unwrap();
+        for of in [BatchTime::offload_min_s, BatchTime::offload_max_s] {
+            let tried = (1..=MAX_BATCH).find(|&n| {
+                let time = offload.time(n);
+                of(&time) <= time.cpu_s
+            });
+            assert_eq!(offload.crossover(of), tried, "{link_bytes_per_s}");
+        }
+    }
+}
+
+/// Two tokens in three layers; a prompt between them and the third ends what is measured.
+#[test]
+fn a_window_is_the_time_to_the_next_routing() {
+    const S: u64 = 1_000_000_000;
+    let at = |time: u64, layer: u16| (Some(time * S), layer, Phase::Generate, [0, 1]);
+    let routed = [
+        at(10, 0),
+        at(11, 1),
+        at(13, 2),
+        at(20, 0),
+        at(23, 1),
+        at(27, 2),
+        (Some(100 * S), 0, Phase::Prompt, [0, 1]),
+        at(200, 0),
+    ];
+    let told = batches(&routed, 3, 2);
+    assert_eq!(told.windows_s(), Some(&[2.0, 3.0, 7.0][..]));
+    // Nothing follows layer 2 here: it has the mean of the others.
+    let told = batches(&routed[..3], 3, 2);
+    assert_eq!(told.windows_s(), Some(&[1.0, 2.0, 1.5][..]));
+    let untold = routed.map(|(_, layer, phase, experts)| (None, layer, phase, experts));
+    assert_eq!(batches(&untold, 3, 2).windows_s(), None);
+    assert_eq!(batches(&routed[6..], 3, 2).windows_s(), None);
+}

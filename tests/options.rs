@@ -1,0 +1,121 @@
+//! What the user tells about traces: taken where it applies, refused where it does not.
+
+mod support;
+
+use std::path::Path;
+
+use support::{arg, failure_of, known_run, moe_analyze, renumbered, repository, stdout_of};
+
+const MODEL: &str = "fixtures/tiny-qwen3moe-Q4_K_M.gguf";
+
+/// A trace whose operations have other numbers is what it was, once they are named.
+#[test]
+fn operations_can_be_named_for_every_command_that_reads_records() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    known_run(&run);
+    let (trace, ops) = renumbered(&run, dir.path());
+    let bare = run.join("trace.bin");
+    let model = repository(MODEL);
+    let named = ["--ops", arg(&ops)];
+    for command in [
+        &["hotness", "-o", "csv"][..],
+        &["accesses", "-o", "csv", "--model", arg(&model)],
+        &["graph", "-o", "json", "--phase", "prompt"],
+        &[
+            "simulate",
+            "-o",
+            "csv",
+            "--model",
+            arg(&model),
+            "--budget-mib",
+            "1",
+        ],
+    ] {
+        let of = |path: &Path, more: &[&str]| {
+            stdout_of(&[&["--quiet"], command, &[arg(path)], more].concat())
+        };
+        assert_eq!(of(&trace, &named), of(&bare, &[]), "{command:?}");
+    }
+    let diff = |more: &[&str]| {
+        let args = ["--quiet", "diff", arg(&run), arg(&trace)];
+        let output = moe_analyze().args([&args, more].concat()).output().unwrap();
+        output.status.code()
+    };
+    assert_eq!(diff(&named), Some(0));
+    assert_ne!(diff(&[]), Some(0));
+}
+
+/// What applies to nothing is no slip that is passed over.
+#[test]
+fn options_that_do_not_apply_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (run, out) = (dir.path().join("run"), dir.path().join("tables"));
+    known_run(&run);
+    let (trace, ops) = renumbered(&run, dir.path());
+    let route = repository("fixtures/foreign/bigmoeonedge/small.route.csv");
+    let model = repository(MODEL);
+    let with_out = ["--out", arg(&out)];
+    for (command, path, option, more) in [
+        ("parquet", &run, ["--top-k", "4"], &with_out[..]),
+        ("parquet", &run, ["--ops", arg(&ops)], &with_out),
+        ("parquet", &run, ["--model", arg(&model)], &with_out),
+        ("parquet", &route, ["--ops", arg(&ops)], &with_out),
+        ("hotness", &run, ["--top-k", "4"], &[]),
+        ("hotness", &run, ["--ops", arg(&ops)], &[]),
+        ("hotness", &route, ["--ops", arg(&ops)], &[]),
+        ("simulate", &run, ["--top-k", "4"], &[]),
+        ("graph", &run, ["--ops", arg(&ops)], &[]),
+        ("accesses", &run, ["--ops", arg(&ops)], &[]),
+        ("diff", &run, ["--ops", arg(&ops)], &[arg(&run)]),
+        (
+            "convert",
+            &run,
+            ["--top-k", "4"],
+            &["--to", "jsonl", "--out", arg(&out)],
+        ),
+    ] {
+        let args = [&["--quiet", command, arg(path)], more, &option].concat();
+        let failure = failure_of(&args);
+        assert!(failure.contains(option[0]), "{args:?}: {failure}");
+        assert!(failure.contains("leave the option out"), "{failure}");
+        assert!(!out.exists(), "{args:?}");
+    }
+    // Of several inputs it is enough that one needs it.
+    stdout_of(&[
+        "--quiet",
+        "hotness",
+        arg(&run),
+        arg(&trace),
+        "--ops",
+        arg(&ops),
+    ]);
+}
+
+/// A bare trace has no map; the model's takes its place.
+#[test]
+fn the_tables_of_a_bare_trace_take_the_map_of_the_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let (run, whole, bare) = (
+        dir.path().join("run"),
+        dir.path().join("whole"),
+        dir.path().join("bare"),
+    );
+    known_run(&run);
+    let trace = run.join("trace.bin");
+    let model = repository(MODEL);
+    stdout_of(&["--quiet", "parquet", arg(&run), "--out", arg(&whole)]);
+    let args = ["--quiet", "parquet", arg(&trace), "--out", arg(&bare)];
+    stdout_of(&[&args[..], &["--model", arg(&model)]].concat());
+    let accesses = |tables: &Path| {
+        let path = tables.join("accesses.parquet");
+        let file = std::fs::File::open(path).unwrap();
+        let reader = parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder::try_new(file);
+        let batches = reader.unwrap().build().unwrap();
+        batches
+            .map(|batch| batch.unwrap().columns().to_vec())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(accesses(&whole), accesses(&bare));
+    assert!(bare.join("gguf-map.parquet").exists());
+}
