@@ -251,3 +251,48 @@ mod with_llama_cpp {
         }
     }
 }
+
+/// Without a GPU one line says what is missing, and nothing is written; with `auto` the processor computes.
+#[test]
+fn a_gpu_that_is_not_there() {
+    if moe_executor::cuda::Gpu::look().is_ok() {
+        println!("not run: this machine has a GPU");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("run");
+    let model = repository("fixtures/random-gpt-oss-F16.gguf");
+    let with_device = |device| {
+        let mut args = record("native", &model, &out);
+        args.extend(["--device", device]);
+        args
+    };
+    let line = failure_of(&with_device("cuda"));
+    assert!(
+        line.contains("--device cuda: no CUDA driver") || line.contains("sees no GPU"),
+        "{line}"
+    );
+    assert!(!out.exists());
+    let bench = ["bench", "--model", arg(&model), "--device", "cuda"];
+    assert!(failure_of(&bench).contains("--device cuda"));
+    stdout_of(&with_device("auto"));
+    let manifest = std::fs::read_to_string(out.join("manifest.json")).unwrap();
+    let manifest: serde_json::Value = serde_json::from_str(&manifest).unwrap();
+    assert!(manifest["gpu"].is_null() && manifest["policy"] == "cpu");
+}
+
+/// Settings that cannot be are refused before a model is run, each with what it must be.
+#[test]
+fn settings_of_the_gpu_are_checked() {
+    let model = repository("fixtures/random-gpt-oss-F16.gguf");
+    let refused = |options: &[&str]| {
+        let args = [&["bench", "--model", arg(&model)], options].concat();
+        failure_of(&args)
+    };
+    assert!(refused(&["--cpu-moe"]).contains("need --device cuda"));
+    let auto = |options: &[&str]| refused(&[&["--device", "auto"], options].concat());
+    assert!(auto(&["--override-tensor", "exps"]).contains("REGEX=CPU"));
+    assert!(auto(&["--postfetch-block-on-miss", "2"]).contains("must be 0 or 1"));
+    assert!(auto(&["--postfetch-max-transfers", "0"]).contains("at least 1"));
+    assert!(auto(&["--postfetch-scratchpad-mb", "much"]).contains("must be a number"));
+}

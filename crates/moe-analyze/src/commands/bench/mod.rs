@@ -189,7 +189,11 @@ impl Bench<'_> {
             times.push(self.time(session.as_mut(), test)?);
         }
         // Where processor and GPU share the work there is no one bandwidth to hold it against.
-        let bandwidth = match (session.gpu().is_some(), self.args.device.policy_name()) {
+        let policy = match session.gpu() {
+            Some(_) => self.args.device.policy_name(),
+            None => "cpu",
+        };
+        let bandwidth = match (session.gpu().is_some(), policy) {
             (false, _) => Some(self.bandwidth),
             (true, "gpu") if !self.args.device.says_where_experts_live() => session.gpu_bandwidth(),
             _ => None,
@@ -221,7 +225,7 @@ impl Bench<'_> {
             bandwidth.map(|b| round(read / b, 4)).into(),
             self.engine_name().into(),
             session.gpu().map(|gpu| gpu.name).unwrap_or_default().into(),
-            self.args.device.policy_name().into(),
+            policy.into(),
         ])
     }
 

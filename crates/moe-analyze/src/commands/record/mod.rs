@@ -246,6 +246,9 @@ fn finish(
     gpu: Option<Gpu>,
 ) -> anyhow::Result<u64> {
     let manifest = writer.manifest_mut();
+    if gpu.is_none() {
+        manifest.policy = "cpu".into(); // whatever was asked for with --device auto
+    }
     manifest.gpu = gpu;
     manifest.tokens = totals.tokens;
     manifest.sequences.clone_from(&totals.sequences);
