@@ -9,7 +9,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::commands::{
     accesses, bench, buffers, completions, convert, diff, gguf_map, graph, hotness, info, man,
-    overlap, parquet, plan, record, relayout, simulate, synth,
+    overlap, parquet, plan, record, relayout, replay, simulate, synth,
 };
 
 /// Offline trace analysis for mixture-of-experts models in GGUF files.
@@ -34,6 +34,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Record(record::Args),
+    Replay(replay::Args),
     GgufMap(gguf_map::Args),
     Relayout(relayout::Args),
     Synth(synth::Args),
@@ -124,6 +125,7 @@ impl Cli {
         let ctx = Context { quiet: self.quiet };
         match self.command {
             Command::Record(args) => record::run(args, &ctx),
+            Command::Replay(args) => replay::run(args, &ctx),
             Command::GgufMap(args) => gguf_map::run(args, &ctx),
             Command::Relayout(args) => relayout::run(args, &ctx),
             Command::Synth(args) => synth::run(args, &ctx),

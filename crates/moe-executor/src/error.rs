@@ -153,6 +153,36 @@ pub enum Error {
         /// Size of the vocabulary.
         n_vocab: usize,
     },
+    /// A token of a trace has another number of experts than those before it.
+    #[error(
+        "the token at position {position} has {found} experts in layer {layer}, the tokens before it have {expected}; every token of a \
+         trace must have as many to be replayed"
+    )]
+    UnevenToken {
+        /// Layer.
+        layer: u16,
+        /// Position of the token in its sequence.
+        position: u32,
+        /// Its experts.
+        found: usize,
+        /// Experts of the first token.
+        expected: usize,
+    },
+    /// An expert that the model does not have.
+    #[error(
+        "expert {expert} of the token at position {position} in layer {layer}: the model has {n_expert}; the trace is of another \
+         model"
+    )]
+    ExpertOutOfRange {
+        /// Layer.
+        layer: u16,
+        /// Position of the token in its sequence.
+        position: u32,
+        /// The expert.
+        expert: i32,
+        /// Experts of a layer.
+        n_expert: usize,
+    },
     /// The GPU failed where the host cannot take over.
     #[error(transparent)]
     Cuda(#[from] crate::cuda::Error),

@@ -62,6 +62,12 @@ impl<'g> Ffn<'g> {
         })
     }
 
+    /// Bytes of its weights.
+    pub(crate) fn size_bytes(&self) -> u64 {
+        let matrices = [&self.gate, &self.up, &self.down];
+        matrices.map(|matrix| matrix.place.size_bytes).iter().sum()
+    }
+
     /// `out = down · (silu(gate · x) * (up · x))` for every row of `x (token, n_embd)`.
     pub fn forward(
         &self,

@@ -24,6 +24,7 @@ pub mod moe;
 pub mod ops;
 pub mod placement;
 pub mod recorder;
+pub mod replay;
 pub mod sampler;
 pub mod session;
 pub mod tokenizer;

@@ -74,6 +74,11 @@ impl<'g> Model<'g> {
         self.decoder.hparams()
     }
 
+    /// Whether layer `il` has experts.
+    pub fn has_experts(&self, il: usize) -> bool {
+        self.decoder.moe(il).is_some()
+    }
+
     /// Vocabulary.
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer

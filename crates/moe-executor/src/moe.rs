@@ -140,6 +140,12 @@ impl MoeState {
 }
 
 impl MoeState {
+    /// The choice of the layer that ran last.
+    #[cfg(test)]
+    pub(crate) fn routing(&self) -> &Routing {
+        &self.routing
+    }
+
     /// Its buffers.
     pub(crate) fn buffers(&self, inventory: &mut Inventory) {
         self.router.buffers(inventory);
@@ -208,6 +214,36 @@ impl<'g> MoeLayer<'g> {
         };
         let weights_name = ops.route(self.il, &router, x, &mut s.router, &mut s.routing);
         self.experts(ops, s, weights_name, x, out);
+    }
+
+    /// As [`MoeLayer::forward`], with experts and weights that are given in the place of the router's: `k` of each for every
+    /// row of `x`.
+    pub(crate) fn forward_chosen(
+        &self,
+        ops: &mut Ops,
+        s: &mut MoeState,
+        (ids, weights, k): (&[i32], &[f32], usize),
+        x: &mut Activation,
+        out: &mut Activation,
+    ) {
+        s.routing.choose(ids, weights, k);
+        let weights_name = NodeName::of("ffn_moe_weights", self.il);
+        self.experts(ops, s, weights_name, x, out);
+    }
+
+    /// Bytes of one expert, and of the shared expert.
+    pub(crate) fn size_bytes(&self) -> [u64; 2] {
+        let stacks = [&self.gate, &self.up, &self.down];
+        let bytes = |linear: &Linear| {
+            let bias = linear.bias.as_ref().map_or(0, |b| b.place.size_bytes);
+            linear.weights.place.size_bytes + bias
+        };
+        let n_expert = self.gate.weights.n_expert as u64;
+        let shared = self.shared.as_ref().map_or(0, |shared| {
+            let gate = shared.gate.as_ref().map_or(0, |g| g.place.size_bytes);
+            shared.ffn.size_bytes() + gate
+        });
+        [stacks.map(bytes).iter().sum::<u64>() / n_expert, shared]
     }
 
     /// What follows the router.

@@ -159,10 +159,10 @@ fn weight(logit: f32, best: f32, temperature: f32) -> f64 {
 
 /// Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014).
 #[derive(Clone, Debug)]
-struct SplitMix64(u64);
+pub(crate) struct SplitMix64(pub u64);
 
 impl SplitMix64 {
-    fn next(&mut self) -> u64 {
+    pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -171,7 +171,7 @@ impl SplitMix64 {
     }
 
     /// Uniform in [0, 1): the 53 bits that an f64 holds exactly.
-    fn unit(&mut self) -> f64 {
+    pub fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 }

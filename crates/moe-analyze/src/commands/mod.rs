@@ -16,5 +16,6 @@ pub mod parquet;
 pub mod plan;
 pub mod record;
 pub mod relayout;
+pub mod replay;
 pub mod simulate;
 pub mod synth;

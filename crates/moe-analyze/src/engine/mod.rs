@@ -3,7 +3,7 @@
 pub mod device;
 #[cfg(feature = "llama-cpp")]
 mod llama_cpp;
-mod native;
+pub mod native;
 
 use moe_executor::generate::Decode;
 use moe_executor::ops::Observer;

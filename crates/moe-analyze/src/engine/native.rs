@@ -1,6 +1,7 @@
 //! The executor of this program as an engine.
 
 use moe_executor::cpu::threads::Threads;
+use moe_executor::cuda::Device;
 use moe_executor::recorder::{Mode, Recorder};
 use moe_executor::{Model, Session};
 use moe_gguf::Gguf;
@@ -29,19 +30,7 @@ impl<'g> Native<'g> {
     ) -> anyhow::Result<Native<'g>> {
         device.check()?;
         let model = Model::load(gguf)?;
-        let hp = model.hparams();
-        let about = About {
-            name: "moe-analyze".to_owned(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            arch: hp.arch.clone(),
-            n_layer: hp.n_layer,
-            n_expert: hp.n_expert,
-            n_expert_used: hp.n_expert_used,
-            n_vocab: hp.n_vocab,
-            n_ctx_train: hp.n_ctx_train,
-            mmap: vec!["MAP_SHARED".to_owned()],
-            ..About::default()
-        };
+        let about = about(&model);
         Ok(Native {
             model,
             threads: Threads::new(n_threads)?,
@@ -49,6 +38,23 @@ impl<'g> Native<'g> {
             ctx,
             about,
         })
+    }
+}
+
+/// What the executor says of itself and of a model.
+pub fn about(model: &Model) -> About {
+    let hp = model.hparams();
+    About {
+        name: "moe-analyze".to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        arch: hp.arch.clone(),
+        n_layer: hp.n_layer,
+        n_expert: hp.n_expert,
+        n_expert_used: hp.n_expert_used,
+        n_vocab: hp.n_vocab,
+        n_ctx_train: hp.n_ctx_train,
+        mmap: vec!["MAP_SHARED".to_owned()],
+        ..About::default()
     }
 }
 
@@ -83,41 +89,55 @@ impl Engine for Native<'_> {
 
 impl super::Session for Session<'_, '_> {
     fn gpu(&self) -> Option<manifest::Gpu> {
-        let device = self.device()?;
-        let about = device.gpu().about();
-        let (_, peak, limit) = device.gpu().memory();
-        let scratchpad = device.scratchpad_bytes() as u64;
-        Some(manifest::Gpu {
-            name: about.name.clone(),
-            memory_bytes: about.memory_bytes,
-            driver: Some(format!(
-                "CUDA {}.{}",
-                about.driver / 1000,
-                about.driver % 1000 / 10
-            )),
-            limit_bytes: Some(limit),
-            peak_bytes: Some(peak),
-            scratchpad_bytes: (scratchpad > 0).then_some(scratchpad),
-        })
+        self.device().map(gpu)
     }
 
     fn gpu_bandwidth(&self) -> Option<f64> {
-        const BYTES: usize = 1 << 30;
-        self.device()?.gpu().bandwidth(BYTES).ok()
+        self.device().and_then(gpu_bandwidth)
     }
 
     fn fallbacks(&self) -> Option<String> {
-        let fallbacks = &self.device()?.fallbacks;
-        let first = fallbacks.first.as_ref()?;
-        let tensors = fallbacks.tensors.len();
-        Some(format!(
-            "the processor did {} operations in the GPU's place, and {tensors} tensors found no room there; the first \
-             reason: {first}",
-            fallbacks.ops
-        ))
+        self.device().and_then(fallbacks)
     }
 
     fn into_writer(self: Box<Self>) -> Option<RunWriter> {
         self.into_recorder().into_writer()
     }
+}
+
+/// The GPU as a manifest tells it.
+pub fn gpu(device: &Device) -> manifest::Gpu {
+    let about = device.gpu().about();
+    let (_, peak, limit) = device.gpu().memory();
+    let scratchpad = device.scratchpad_bytes() as u64;
+    manifest::Gpu {
+        name: about.name.clone(),
+        memory_bytes: about.memory_bytes,
+        driver: Some(format!(
+            "CUDA {}.{}",
+            about.driver / 1000,
+            about.driver % 1000 / 10
+        )),
+        limit_bytes: Some(limit),
+        peak_bytes: Some(peak),
+        scratchpad_bytes: (scratchpad > 0).then_some(scratchpad),
+    }
+}
+
+/// Bytes that the GPU reads from its memory in a second.
+pub fn gpu_bandwidth(device: &Device) -> Option<f64> {
+    const BYTES: usize = 1 << 30;
+    device.gpu().bandwidth(BYTES).ok()
+}
+
+/// What the GPU could not do and the processor did; none if there was nothing.
+pub fn fallbacks(device: &Device) -> Option<String> {
+    let fallbacks = &device.fallbacks;
+    let first = fallbacks.first.as_ref()?;
+    let tensors = fallbacks.tensors.len();
+    Some(format!(
+        "the processor did {} operations in the GPU's place, and {tensors} tensors found no room there; the first \
+         reason: {first}",
+        fallbacks.ops
+    ))
 }

@@ -103,6 +103,14 @@ impl<'g> Decoder<'g> {
         &self.hp
     }
 
+    /// The experts of a layer; none for one without experts, and beyond the last.
+    pub(crate) fn moe(&self, il: usize) -> Option<&MoeLayer<'g>> {
+        match &self.layers.get(il)?.block {
+            Block::Moe(moe) => Some(moe),
+            Block::Dense(_) => None,
+        }
+    }
+
     /// Runs all layers on the residual stream `s.x`, which comes out with the rows whose logits are wanted.
     pub fn forward(&self, ops: &mut Ops, s: &mut State, cache: &mut KvCache) {
         for (il, layer) in self.layers.iter().enumerate() {

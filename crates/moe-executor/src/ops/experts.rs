@@ -242,6 +242,7 @@ impl Ops<'_> {
         sources: &[Source],
         routing: &Routing,
     ) {
+        self.lanes = at.lanes.count(routing.ids.len());
         let when = self.when(at.start);
         let choice = Choice {
             positions: &self.positions,

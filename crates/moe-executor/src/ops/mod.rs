@@ -23,7 +23,7 @@ use crate::cpu::rope::Angles;
 use crate::cpu::threads::Threads;
 use crate::cuda::{self, Device};
 use crate::placement::Side;
-use crate::recorder::{Recorder, Routing};
+use crate::recorder::{LaneCounts, Recorder, Routing};
 use crate::weights::{Linear, Matrix, Vector};
 
 pub use crate::cpu::glu::Glu;
@@ -66,6 +66,8 @@ pub struct Ops<'a> {
     pub not_finite: Option<(NodeName, u32)>,
     /// What went wrong on the GPU so that values on it are lost.
     pub fault: Option<cuda::Error>,
+    /// Where the experts of the last expert operation were computed.
+    pub lanes: LaneCounts,
     ran: Ran,
     /// Whether the down matrices of the current layer travel to the GPU.
     fetches: bool,
@@ -95,6 +97,7 @@ impl<'a> Ops<'a> {
             first_position: 0,
             not_finite: None,
             fault: None,
+            lanes: LaneCounts::default(),
             ran: Ran::Host,
             fetches: false,
             missed: Vec::new(),

@@ -22,7 +22,7 @@ use crate::cuda::post_fetch::Sample;
 use crate::cuda::{Device, Mark};
 use crate::error::{Error, Result};
 
-pub use routing::{Lanes, Routing};
+pub use routing::{LaneCounts, Lanes, Routing};
 pub use rows::Choice;
 use rows::{Pending, Rows, one};
 pub use source::Source;

@@ -1,5 +1,7 @@
 //! The router's choice, as operations and records see it.
 
+use moe_trace::record::lane;
+
 use crate::cuda::Download;
 use crate::mirrored::Mirrored;
 
@@ -26,7 +28,22 @@ impl Routing {
             copy: None,
         }
     }
+
+    /// Makes it another choice, in the memory that it has.
+    pub(crate) fn choose(&mut self, ids: &[i32], weights: &[f32], n_expert_used: usize) {
+        let own = self.ids.host_mut();
+        own.clear();
+        own.extend_from_slice(ids);
+        let own = self.weights.host_mut();
+        own.clear();
+        own.extend_from_slice(weights);
+        self.n_expert_used = n_expert_used;
+        self.copy = None;
+    }
 }
+
+/// How many experts were computed where, by the numbers of [`moe_trace::record::lane`].
+pub type LaneCounts = [u64; lane::NAMES.len()];
 
 /// Where each expert of an operation was computed, by the numbers of [`moe_trace::record::lane`].
 #[derive(Clone, Copy)]
@@ -38,6 +55,17 @@ pub enum Lanes<'a> {
 }
 
 impl Lanes<'_> {
+    /// How many of `n` experts were computed where.
+    pub(crate) fn count(&self, n: usize) -> LaneCounts {
+        let mut counts = LaneCounts::default();
+        let mut add = |lane: u8, n: u64| counts[usize::from(lane)] += n;
+        match self {
+            Lanes::All(lane) => add(*lane, n as u64),
+            Lanes::Each(lanes) => lanes.iter().for_each(|&lane| add(lane, 1)),
+        }
+        counts
+    }
+
     pub(super) fn of(&self, slot: usize) -> u8 {
         match self {
             Lanes::All(lane) => *lane,

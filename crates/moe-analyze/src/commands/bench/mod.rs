@@ -99,7 +99,7 @@ const COLUMNS: [&str; 17] = [
 ];
 
 /// Memory that the bandwidth is measured over: beyond the caches of today's processors.
-const BANDWIDTH_BYTES: usize = 512 << 20;
+pub const BANDWIDTH_BYTES: usize = 512 << 20;
 
 /// One test: a prompt or a run of decoded tokens.
 #[derive(Clone, Copy)]

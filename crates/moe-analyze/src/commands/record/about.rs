@@ -16,6 +16,7 @@ use xxhash_rust::xxh3::Xxh3;
 use super::Args;
 use super::prompts::Prompt;
 use crate::engine::About;
+use crate::engine::device::DeviceArgs;
 
 /// `runs/<time>`, with a number behind it if that exists.
 pub fn default_run_dir() -> PathBuf {
@@ -43,26 +44,47 @@ pub fn manifest(
     let kept = args
         .keep_prompt
         .then(|| prompts.iter().filter_map(|p| p.prompt.clone()).collect());
+    let mut manifest = Manifest {
+        command: command(argv(), args.keep_prompt),
+        sampling: sampling(args),
+        prompts: kept,
+        ..of_engine(gguf, map, about, &args.device, n_threads)?
+    };
+    if args.hash_model {
+        let mut hash = Xxh3::new();
+        for file in gguf.files() {
+            hash.update(file.contents());
+        }
+        manifest.model.xxh3 = Some(format!("{:016x}", hash.digest()));
+    }
+    if args.model.is_none() {
+        manifest.mmap.clear();
+    }
+    Ok(manifest)
+}
+
+/// What any run has in its manifest: engine, model, machine, and that it begins now.
+pub fn of_engine(
+    gguf: &Gguf,
+    map: &OffsetMap,
+    about: &About,
+    device: &DeviceArgs,
+    n_threads: usize,
+) -> anyhow::Result<Manifest> {
     Ok(Manifest {
         engine: Engine {
             name: about.name.clone(),
             version: about.version.clone(),
         },
-        command: command(argv(), args.keep_prompt),
-        model: about_model(args, gguf, map, about)?,
+        command: argv(),
+        model: about_model(gguf, map, about),
         ops: about.ops.clone(),
-        sampling: sampling(args),
-        policy: args.device.policy_name().into(),
+        policy: device.policy_name().into(),
         n_threads: n_threads as u32,
         host: host(),
-        mmap: if args.model.is_some() {
-            about.mmap.clone()
-        } else {
-            Vec::new()
-        },
+        mmap: about.mmap.clone(),
         started: OffsetDateTime::now_utc().format(&Rfc3339)?,
         clock: "monotonic, nanoseconds, counted from the Unix time at the start".into(),
-        prompts: kept,
         ..Manifest::default()
     })
 }
@@ -95,28 +117,13 @@ fn command(mut argv: Vec<String>, keep_prompt: bool) -> Vec<String> {
     argv
 }
 
-fn about_model(
-    args: &Args,
-    gguf: &Gguf,
-    map: &OffsetMap,
-    about: &About,
-) -> anyhow::Result<manifest::Model> {
+fn about_model(gguf: &Gguf, map: &OffsetMap, about: &About) -> manifest::Model {
     let experts = map
         .rows
         .iter()
         .filter(|row| row.category == Category::Expert);
     let types: BTreeSet<&str> = experts.map(|row| row.ty.name()).collect();
-    let xxh3 = match args.hash_model {
-        true => {
-            let mut hash = Xxh3::new();
-            for file in gguf.files() {
-                hash.update(file.contents());
-            }
-            Some(format!("{:016x}", hash.digest()))
-        }
-        false => None,
-    };
-    Ok(manifest::Model {
+    manifest::Model {
         path: gguf.files()[0].path.display().to_string(),
         files: gguf
             .files()
@@ -127,13 +134,13 @@ fn about_model(
             })
             .collect(),
         header_xxh3: format!("{:016x}", gguf.header_xxh3()),
-        xxh3,
+        xxh3: None,
         arch: about.arch.clone(),
         n_layer: about.n_layer as u32,
         n_expert: about.n_expert as u32,
         n_expert_used: about.n_expert_used as u32,
         expert_types: types.into_iter().map(str::to_owned).collect(),
-    })
+    }
 }
 
 fn sampling(args: &Args) -> Sampling {

@@ -1,6 +1,6 @@
 //! `record`: runs a model and records which experts every token uses and which bytes that touches.
 
-mod about;
+pub mod about;
 pub mod model;
 mod prompts;
 mod tell;

@@ -1,0 +1,244 @@
+//! `replay`: the MoE layers of a model with the routing of a trace, measured.
+
+mod report;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context as _, bail};
+use moe_executor::Model;
+use moe_executor::cpu::bandwidth::read_bandwidth;
+use moe_executor::cpu::threads::{Threads, n_cores};
+use moe_executor::recorder::{Mode, Recorder};
+use moe_executor::replay::{Collector, Replay, Routes};
+use moe_gguf::Gguf;
+use moe_gguf::map::OffsetMap;
+use moe_trace::foreign::Input;
+use moe_trace::manifest::{Sampling, Tokens};
+use moe_trace::record::PHASE_PROMPT;
+use moe_trace::{RunOptions, RunWriter};
+
+use crate::cli::{Context, ExitStatus};
+use crate::commands::bench::BANDWIDTH_BYTES;
+use crate::commands::record::{about, model};
+use crate::engine::device::DeviceArgs;
+use crate::engine::native;
+use crate::interrupt;
+use crate::output::{self, Format, count, write_rows};
+use crate::traces::{self, TraceArgs};
+use report::{Bandwidths, COLUMNS, Report};
+
+/// Run the MoE layers of a model with the routing of a trace, and measure them
+///
+/// The router and all that is no MoE layer is left out; what follows the router is what `record` runs. Activations are random,
+/// the same for the same --seed. A row for each layer and phase, and one without a layer for all of them: time for a token, bytes of
+/// the chosen experts (each once a batch) and of shared ones, the share of the memory's measured bandwidth, and how many experts
+/// were computed where. A run before the measured ones warms up.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// A run, a trace, a directory of tables, or a trace of another tool that tells the tokens in order
+    #[arg(value_name = "TRACE")]
+    path: PathBuf,
+    #[command(flatten)]
+    trace: TraceArgs,
+    /// Threads that compute, 1 to 1024 [default: one a core]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    /// Stop after the pass that the N-th token of the trace is in [default: all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    tokens: Option<u64>,
+    /// Prompt tokens computed at once, where the trace does not tell its batches
+    #[arg(short, long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    batch_size: u32,
+    /// Seed of the activations
+    #[arg(short, long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// Measured runs over the trace; times are their mean
+    #[arg(short, long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    repetitions: u32,
+    /// Record one more run over the trace, its expert operations, into a run directory
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Replace the run directory if it exists
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    device: DeviceArgs,
+    /// Format on stdout
+    #[arg(short, long, value_name = "FORMAT", default_value = "table")]
+    output: Format,
+}
+
+pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
+    let Some(path) = args.trace.model() else {
+        bail!("replay computes with the weights of a model; name it with --model FILE.gguf");
+    };
+    args.device.check()?;
+    let gguf = model::open(Some(path))?;
+    let model = Model::load(&gguf)?;
+    let routes = read(&args, ctx)?;
+    tell_layers(&model, &routes, path, ctx)?;
+    let n_threads = args.threads.map_or_else(n_cores, usize::from);
+    let threads = Threads::new(n_threads)?;
+    let writer = args.out.as_deref();
+    let writer = writer.map(|out| begin_run(&args, out, &gguf, &model, n_threads));
+    let writer = writer.transpose()?;
+    let interrupted = interrupt::flag()?;
+
+    let device = args.device.open(&model, ctx)?;
+    let silent = Recorder::new(None);
+    let mut replay = Replay::new(&model, &threads, device, silent, args.seed);
+    over_the_trace(&mut replay, &routes, &interrupted, &mut Report::default())?;
+    let mut report = Report::default();
+    for _ in 0..args.repetitions {
+        over_the_trace(&mut replay, &routes, &interrupted, &mut report)?;
+    }
+    if let Some(writer) = writer {
+        replay.record(Recorder::new(Some(writer)).with_mode(Mode::Experts));
+        over_the_trace(&mut replay, &routes, &interrupted, &mut Report::default())?;
+    }
+    if let Some(fallbacks) = replay.device().and_then(native::fallbacks) {
+        ctx.remark(fallbacks);
+    }
+    let bandwidths = Bandwidths {
+        host: read_bandwidth(&threads, BANDWIDTH_BYTES),
+        gpu: replay.device().and_then(native::gpu_bandwidth),
+    };
+    let gpu = replay.device().map(native::gpu);
+    if let Some(mut writer) = replay.into_recorder().into_writer() {
+        let manifest = writer.manifest_mut();
+        if gpu.is_none() {
+            manifest.policy = "cpu".into(); // whatever was asked for with --device auto
+        }
+        manifest.gpu = gpu;
+        manifest.tokens = tokens(&routes);
+        let dir = writer.dir().to_owned();
+        let records = writer.finish()?;
+        ctx.remark(format_args!(
+            "recorded {} into {}",
+            count(records, "record"),
+            dir.display()
+        ));
+    }
+    let rows = report.rows(args.repetitions, &bandwidths);
+    output::to_stdout(|out| write_rows(out, args.output, &COLUMNS, rows))?;
+    Ok(ExitStatus::Done)
+}
+
+/// The routing of the trace.
+fn read(args: &Args, ctx: &Context) -> anyhow::Result<Routes> {
+    args.trace.check(&[&args.path])?;
+    let options = args.trace.options()?;
+    let input = traces::open(&args.path, &options)?;
+    let mut collector = Collector::new(args.tokens.unwrap_or(u64::MAX), args.batch_size);
+    let summary = input.read(&options, &mut collector)?;
+    match &input {
+        Input::Run(run) => traces::remark(run, ctx)?,
+        Input::Tables(_) => {}
+        Input::Foreign(_) => traces::tell(ctx, &args.path, &summary),
+    }
+    let routes = collector.finish();
+    let routes = routes.with_context(|| args.path.display().to_string())?;
+    if routes.has_even_weights() {
+        ctx.remark("the trace lacks router weights: all experts of a token weigh the same");
+    }
+    Ok(routes)
+}
+
+/// Tells which layers are not replayed.
+fn tell_layers(model: &Model, routes: &Routes, path: &Path, ctx: &Context) -> anyhow::Result<()> {
+    let passes = routes.passes();
+    let in_trace: BTreeSet<usize> = passes
+        .flat_map(|pass| pass.layers())
+        .map(|chosen| chosen.layer.into())
+        .collect();
+    let hp = model.hparams();
+    let with_experts = (0..hp.n_layer).filter(|&layer| model.has_experts(layer));
+    let with_experts: BTreeSet<usize> = with_experts.collect();
+    if with_experts.is_disjoint(&in_trace) {
+        bail!(
+            "no layer of the trace has experts in {}; give the model that it was traced with",
+            path.display()
+        );
+    }
+    let list = |layers: &mut dyn Iterator<Item = &usize>| {
+        let layers: Vec<String> = layers.map(usize::to_string).collect();
+        layers.join(", ")
+    };
+    let dense = list(&mut in_trace.difference(&with_experts));
+    if !dense.is_empty() {
+        ctx.remark(format_args!(
+            "left out: the model has no experts in layer {dense}"
+        ));
+    }
+    let missing = list(&mut with_experts.difference(&in_trace));
+    if !missing.is_empty() {
+        ctx.remark(format_args!(
+            "left out: the trace has nothing of layer {missing}"
+        ));
+    }
+    let (k, own) = (routes.n_expert_used(), hp.n_expert_used);
+    if k != own {
+        ctx.remark(format_args!(
+            "a token has {} here, {own} in the model",
+            count(k as u64, "expert")
+        ));
+    }
+    Ok(())
+}
+
+/// Runs all passes once.
+fn over_the_trace(
+    replay: &mut Replay,
+    routes: &Routes,
+    interrupted: &AtomicBool,
+    report: &mut Report,
+) -> anyhow::Result<()> {
+    for pass in routes.passes() {
+        if interrupted.load(Ordering::Relaxed) {
+            bail!("interrupted");
+        }
+        report.add(pass.phase, &replay.run(&pass)?);
+    }
+    Ok(())
+}
+
+fn begin_run(
+    args: &Args,
+    out: &Path,
+    gguf: &Gguf,
+    model: &Model,
+    n_threads: usize,
+) -> anyhow::Result<RunWriter> {
+    let map = OffsetMap::new(gguf);
+    let about = native::about(model);
+    let mut manifest = about::of_engine(gguf, &map, &about, &args.device, n_threads)?;
+    manifest.sampling = Sampling {
+        method: "none".into(),
+        ..Sampling::default()
+    };
+    let options = RunOptions {
+        force: args.force,
+        max_trace_bytes: None,
+    };
+    Ok(RunWriter::create(out, manifest, &map, options)?)
+}
+
+/// Tokens of the layer that routes most, in each phase.
+fn tokens(routes: &Routes) -> Tokens {
+    let mut layers = std::collections::BTreeMap::<u16, [u64; 2]>::new();
+    for pass in routes.passes() {
+        for chosen in pass.layers() {
+            let phase = usize::from(pass.phase != PHASE_PROMPT);
+            layers.entry(chosen.layer).or_default()[phase] += chosen.positions.len() as u64;
+        }
+    }
+    let most = |phase: usize| layers.values().map(|n| n[phase]).max().unwrap_or(0);
+    let sequences: BTreeSet<u32> = routes.passes().map(|pass| pass.sequence_id).collect();
+    Tokens {
+        prompt: most(0),
+        generated: most(1),
+        sequences: sequences.len() as u64,
+    }
+}

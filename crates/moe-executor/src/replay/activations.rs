@@ -1,0 +1,51 @@
+//! Random activations that are the same in every run.
+
+use std::f64::consts::TAU;
+
+use crate::sampler::SplitMix64;
+
+/// Fills the row of the token at `position` with normal values of mean 0 and variance 1, as a norm leaves them. They are the same
+/// for the same seed and position (Box and Muller, "A note on the generation of random normal deviates", 1958).
+pub(super) fn fill(row: &mut [f32], seed: u64, position: u32) {
+    let mut random = SplitMix64(seed);
+    random.0 = random.next() ^ u64::from(position);
+    random.0 = random.next();
+    for pair in row.chunks_mut(2) {
+        let radius = (-2.0 * (1.0 - random.unit()).ln()).sqrt();
+        let (sin, cos) = (TAU * random.unit()).sin_cos();
+        for (value, part) in pair.iter_mut().zip([cos, sin]) {
+            *value = (radius * part) as f32;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fill;
+
+    fn row(seed: u64, position: u32) -> Vec<f32> {
+        let mut row = vec![0.0; 10_001];
+        fill(&mut row, seed, position);
+        row
+    }
+
+    #[test]
+    fn values_are_normal() {
+        let row = row(1, 0);
+        let n = row.len() as f32;
+        let mean = row.iter().sum::<f32>() / n;
+        let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f32>() / n;
+        let within = row.iter().filter(|x| x.abs() < 1.0).count() as f32 / n;
+        // Six standard errors: of the mean 0.01, of the variance 0.0141, of the share 0.0047.
+        assert!(mean.abs() < 0.06, "{mean}");
+        assert!((variance - 1.0).abs() < 0.085, "{variance}");
+        assert!((within - 0.6827).abs() < 0.028, "{within}");
+    }
+
+    #[test]
+    fn a_seed_and_a_position_give_the_same_values_again() {
+        assert_eq!(row(3, 7), row(3, 7));
+        assert_ne!(row(3, 7), row(3, 8));
+        assert_ne!(row(3, 7), row(4, 7));
+    }
+}

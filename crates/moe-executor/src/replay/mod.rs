@@ -1,0 +1,211 @@
+//! The MoE layers alone, with the routing of a trace: what follows the router is what a session runs.
+//!
+//! Activations are random and seeded; all layers of a pass get the same rows, so that nothing is copied between them. What they
+//! hold changes no time.
+
+mod activations;
+mod collect;
+mod routes;
+
+use std::time::{Duration, Instant};
+
+use crate::activation::{Activation, NodeName};
+use crate::cpu::threads::Threads;
+use crate::cuda::{self, Device, Mark};
+use crate::error::{Error, Result};
+use crate::model::Model;
+use crate::moe::MoeState;
+use crate::ops::Ops;
+use crate::placement::Side;
+use crate::recorder::{self, LaneCounts, Recorder};
+
+pub use collect::Collector;
+pub use routes::{Chosen, Pass, Routes};
+
+/// Runs the MoE layers of a model.
+pub struct Replay<'a, 'g> {
+    model: &'a Model<'g>,
+    ops: Ops<'a>,
+    state: MoeState,
+    /// Input of the experts `(token, n_embd)`.
+    x: Activation,
+    /// What the last layer gave `(token, n_embd)`.
+    out: Activation,
+    seed: u64,
+    /// Positions that the input was drawn for.
+    drawn: Vec<u32>,
+    /// Experts that a layer chose.
+    seen: Vec<bool>,
+}
+
+/// A layer that ran.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ran {
+    /// Layer.
+    pub layer: u16,
+    /// Rows.
+    pub n_tokens: usize,
+    /// From when the rows are where the layer reads them to when its output is there; on the GPU by its own clock.
+    pub time: Duration,
+    /// Bytes of the distinct experts that were chosen, and of the shared one.
+    pub bytes: u64,
+    /// Where the down product of each row's experts was computed.
+    pub lanes: LaneCounts,
+}
+
+/// A moment on the clock of the host, or of the GPU.
+#[derive(Clone, Copy)]
+enum Moment {
+    Host(Instant),
+    Gpu(Mark),
+}
+
+impl<'a, 'g> Replay<'a, 'g> {
+    /// The MoE layers of `model` on `threads`, and on `device` if there is one.
+    pub fn new(
+        model: &'a Model<'g>,
+        threads: &'a Threads,
+        device: Option<Device<'a>>,
+        recorder: Recorder,
+        seed: u64,
+    ) -> Replay<'a, 'g> {
+        let mut replay = Replay {
+            model,
+            ops: Ops::new(threads, Recorder::new(None), device),
+            state: MoeState::new(64),
+            x: Activation::new(2),
+            out: Activation::new(3),
+            seed,
+            drawn: Vec::new(),
+            seen: Vec::new(),
+        };
+        replay.record(recorder);
+        replay
+    }
+
+    /// Has the passes that follow recorded by another recorder.
+    pub fn record(&mut self, mut recorder: Recorder) {
+        if self.ops.device.is_some() {
+            recorder.wait_for_gpu();
+        }
+        self.ops.recorder = recorder;
+    }
+
+    /// The GPU, where there is one.
+    pub fn device(&self) -> Option<&Device<'a>> {
+        self.ops.device.as_ref()
+    }
+
+    /// Ends the replay; the recorder's writer can then be finished.
+    pub fn into_recorder(self) -> Recorder {
+        self.ops.recorder
+    }
+
+    /// Runs the layers of a pass that have experts, one after the other.
+    ///
+    /// # Errors
+    /// An expert that the model does not have, a GPU that failed where the host cannot take over, or a record that cannot be
+    /// written.
+    pub fn run(&mut self, pass: &Pass) -> Result<Vec<Ran>> {
+        let model = self.model;
+        let layers = || {
+            pass.layers()
+                .filter_map(|chosen| Some((chosen, model.decoder.moe(chosen.layer.into())?)))
+        };
+        layers().try_for_each(|(chosen, _)| self.check(&chosen))?;
+        self.ops.recorder.begin(recorder::Pass {
+            sequence_id: pass.sequence_id,
+            phase: pass.phase,
+            is_whole: false,
+        });
+        self.ops.positions.clear();
+        let first = layers().flat_map(|(chosen, _)| chosen.positions).next();
+        self.ops.positions.extend(first);
+        self.ops.begin_pass()?;
+        let mut ran = Vec::new();
+        for (chosen, moe) in layers() {
+            let layer = chosen.layer.into();
+            self.ops.enter_layer(layer);
+            self.draw(layer, chosen.positions)?;
+            let from = self.moment()?;
+            let choice = (chosen.ids, chosen.weights, chosen.k);
+            let (x, out) = (&mut self.x, &mut self.out);
+            moe.forward_chosen(&mut self.ops, &mut self.state, choice, x, out);
+            let span = (from, self.moment()?);
+            let [expert, shared] = moe.size_bytes();
+            let done = Ran {
+                layer: chosen.layer,
+                n_tokens: chosen.positions.len(),
+                time: Duration::ZERO,
+                bytes: expert * self.n_distinct(chosen.ids) + shared,
+                lanes: self.ops.lanes,
+            };
+            ran.push((done, span));
+        }
+        self.ops.end_pass()?;
+        let time = |moment| match (moment, &self.ops.device) {
+            (Moment::Gpu(mark), Some(device)) => device.time(mark),
+            (Moment::Gpu(_), None) => Ok(Instant::now()),
+            (Moment::Host(at), _) => Ok(at),
+        };
+        let timed = ran.into_iter().map(|(ran, (from, to))| {
+            let time = time(to)?.saturating_duration_since(time(from)?);
+            Ok(Ran { time, ..ran })
+        });
+        timed.collect()
+    }
+
+    fn check(&self, chosen: &Chosen) -> Result<()> {
+        let n_expert = self.model.hparams().n_expert;
+        let is_known = |&id: &i32| usize::try_from(id).is_ok_and(|id| id < n_expert);
+        match chosen.ids.iter().position(|id| !is_known(id)) {
+            None => Ok(()),
+            Some(at) => Err(Error::ExpertOutOfRange {
+                layer: chosen.layer,
+                position: chosen.positions[at / chosen.k],
+                expert: chosen.ids[at],
+                n_expert,
+            }),
+        }
+    }
+
+    /// Draws the rows at `positions`, if they are not there, and puts them where a session would have them.
+    fn draw(&mut self, layer: usize, positions: &[u32]) -> Result<()> {
+        let (x, seed) = (&mut self.x, self.seed);
+        if self.drawn != positions {
+            self.drawn.clear();
+            self.drawn.extend_from_slice(positions);
+            let width = self.model.hparams().n_embd;
+            x.shape(NodeName::of("ffn_norm", layer), width, positions.len());
+            let fill = |i: usize, row: &mut [f32]| activations::fill(row, seed, positions[i]);
+            self.ops.threads.rows(x.data_mut(), width, fill);
+        }
+        x.name = NodeName::of("ffn_norm", layer);
+        self.ops.positions.clear();
+        self.ops.positions.extend_from_slice(positions);
+        match (&mut self.ops.device, self.ops.side) {
+            (Some(device), Side::Gpu) => {
+                x.values.update_device(device.gpu())?;
+            }
+            _ => x.values.to_host()?,
+        }
+        Ok(())
+    }
+
+    fn moment(&mut self) -> cuda::Result<Moment> {
+        match &mut self.ops.device {
+            Some(device) => device.mark().map(Moment::Gpu),
+            None => Ok(Moment::Host(Instant::now())),
+        }
+    }
+
+    fn n_distinct(&mut self, ids: &[i32]) -> u64 {
+        self.seen.clear();
+        self.seen.resize(self.model.hparams().n_expert, false);
+        let is_new = |&&id: &&i32| !std::mem::replace(&mut self.seen[id as usize], true);
+        ids.iter().filter(is_new).count() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,139 @@
+//! The routing of a trace, in passes over the layers.
+
+/// Which experts the tokens of a trace go to: passes in the order of the trace, each with its layers upwards.
+#[derive(Debug, Default)]
+pub struct Routes {
+    /// Experts of a token in a layer.
+    pub(super) k: usize,
+    /// Position of each row.
+    pub(super) positions: Vec<u32>,
+    /// `(row, k)`
+    pub(super) ids: Vec<i32>,
+    /// `(row, k)`
+    pub(super) weights: Vec<f32>,
+    /// Layers of all passes, with the end of their rows.
+    pub(super) layers: Vec<(u16, usize)>,
+    pub(super) passes: Vec<PassEnd>,
+    /// Whether the trace lacked weights, so that all experts of a token weigh the same.
+    pub(super) has_even_weights: bool,
+}
+
+/// A pass, with the end of its layers.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PassEnd {
+    pub sequence_id: u32,
+    pub phase: u8,
+    pub end: usize,
+}
+
+/// One walk over the layers, for a batch of a prompt or for one token.
+#[derive(Debug, Clone, Copy)]
+pub struct Pass<'r> {
+    /// Request.
+    pub sequence_id: u32,
+    /// [`PHASE_PROMPT`](moe_trace::record::PHASE_PROMPT) or [`PHASE_GENERATE`](moe_trace::record::PHASE_GENERATE).
+    pub phase: u8,
+    routes: &'r Routes,
+    first_row: usize,
+    layers: &'r [(u16, usize)],
+}
+
+/// What one layer routes in a pass.
+#[derive(Debug, Clone, Copy)]
+pub struct Chosen<'r> {
+    /// Layer.
+    pub layer: u16,
+    /// Experts of a row.
+    pub k: usize,
+    /// Position of each row in its sequence.
+    pub positions: &'r [u32],
+    /// Experts `(row, k)`, best first.
+    pub ids: &'r [i32],
+    /// Their weights `(row, k)`.
+    pub weights: &'r [f32],
+}
+
+impl Routes {
+    /// The passes in order.
+    pub fn passes(&self) -> impl Iterator<Item = Pass<'_>> {
+        let mut begin = 0usize;
+        self.passes.iter().map(move |pass| {
+            let first_row = begin.checked_sub(1).map_or(0, |last| self.layers[last].1);
+            let layers = &self.layers[begin..pass.end];
+            begin = pass.end;
+            Pass {
+                sequence_id: pass.sequence_id,
+                phase: pass.phase,
+                routes: self,
+                first_row,
+                layers,
+            }
+        })
+    }
+
+    /// Experts of a token in a layer.
+    pub fn n_expert_used(&self) -> usize {
+        self.k
+    }
+
+    /// Whether the trace lacked weights, so that all experts of a token weigh the same.
+    pub fn has_even_weights(&self) -> bool {
+        self.has_even_weights
+    }
+
+    /// Whether a pass begins with `layer` in a pass of this request and phase: one of these is another than before, or the layers
+    /// begin anew.
+    pub(super) fn begins_pass(&self, (sequence_id, phase): (u32, u8), layer: u16) -> bool {
+        match (self.passes.last(), self.layers.last()) {
+            (Some(pass), Some(&(last, _))) => {
+                pass.sequence_id != sequence_id || pass.phase != phase || layer <= last
+            }
+            _ => true,
+        }
+    }
+
+    /// Adds rows `(position, experts, weights)` that a layer routes together.
+    pub(super) fn push<'t>(
+        &mut self,
+        pass: (u32, u8),
+        layer: u16,
+        rows: impl Iterator<Item = (u32, &'t [i32], &'t [f32])>,
+    ) {
+        let begins = self.begins_pass(pass, layer);
+        for (position, ids, weights) in rows {
+            self.positions.push(position);
+            self.ids.extend_from_slice(ids);
+            self.weights.extend_from_slice(weights);
+        }
+        if begins {
+            self.passes.push(PassEnd {
+                sequence_id: pass.0,
+                phase: pass.1,
+                end: 0,
+            });
+        }
+        self.layers.push((layer, self.positions.len()));
+        if let Some(pass) = self.passes.last_mut() {
+            pass.end = self.layers.len();
+        }
+    }
+}
+
+impl<'r> Pass<'r> {
+    /// Its layers.
+    pub fn layers(&self) -> impl Iterator<Item = Chosen<'r>> + use<'r> {
+        let (routes, mut from) = (self.routes, self.first_row);
+        self.layers.iter().map(move |&(layer, to)| {
+            let rows = from..to;
+            from = to;
+            let choices = rows.start * routes.k..rows.end * routes.k;
+            Chosen {
+                layer,
+                k: routes.k,
+                positions: &routes.positions[rows],
+                ids: &routes.ids[choices.clone()],
+                weights: &routes.weights[choices],
+            }
+        })
+    }
+}

@@ -1,0 +1,233 @@
+use std::path::Path;
+
+use moe_gguf::Gguf;
+use moe_trace::foreign::{Phase, RoutingRow, Sink};
+use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT, lane};
+
+use super::*;
+use crate::recorder::Mode;
+
+fn row(layer_id: u16, token_id: u32, slot: u16, expert_id: u32, phase: Phase) -> RoutingRow {
+    RoutingRow {
+        token_id,
+        slot,
+        expert_id,
+        phase: Some(phase),
+        ..RoutingRow::at_layer(layer_id)
+    }
+}
+
+/// Layer, positions and experts of each layer of each pass.
+type Told = Vec<(u8, Vec<(u16, Vec<u32>, Vec<i32>)>)>;
+
+fn told(routes: &Routes) -> Told {
+    let layer = |c: Chosen| (c.layer, c.positions.to_vec(), c.ids.to_vec());
+    let passes = routes.passes();
+    passes
+        .map(|pass| (pass.phase, pass.layers().map(layer).collect()))
+        .collect()
+}
+
+#[test]
+fn a_prompt_without_times_is_cut_by_position_and_tokens_are_alone() {
+    let mut collector = Collector::new(u64::MAX, 2);
+    // Token by token; layer 3 has the last token of the prompt alone.
+    for token in 0..3 {
+        for layer in [1, 3] {
+            if layer == 1 || token == 2 {
+                for slot in 0..2 {
+                    let row = row(
+                        layer,
+                        token,
+                        slot,
+                        5 * token + u32::from(slot),
+                        Phase::Prompt,
+                    );
+                    collector.routing(&row).unwrap();
+                }
+            }
+        }
+    }
+    for layer in [1, 3] {
+        for (slot, expert) in [7, 2].into_iter().enumerate() {
+            let row = row(layer, 3, slot as u16, expert, Phase::Generate);
+            collector.routing(&row).unwrap();
+        }
+    }
+    let routes = collector.finish().unwrap();
+    let one = |layer, token, ids: [i32; 2]| (layer, vec![token], ids.to_vec());
+    let expected: Told = vec![
+        (PHASE_PROMPT, vec![(1, vec![0, 1], vec![0, 1, 5, 6])]),
+        (PHASE_PROMPT, vec![one(1, 2, [10, 11]), one(3, 2, [10, 11])]),
+        (PHASE_GENERATE, vec![one(1, 3, [7, 2]), one(3, 3, [7, 2])]),
+    ];
+    assert_eq!(told(&routes), expected);
+    assert!(routes.has_even_weights());
+    let weights: Vec<f32> = routes
+        .passes()
+        .flat_map(|p| p.layers())
+        .flat_map(|c| c.weights)
+        .copied()
+        .collect();
+    assert!(weights.iter().all(|&w| w == 0.5));
+}
+
+#[test]
+fn rows_of_one_time_are_one_batch_whatever_their_request() {
+    let mut collector = Collector::new(u64::MAX, 1);
+    for (time, layer) in [(10, 0), (20, 1), (30, 0)] {
+        for sequence in 0..2 {
+            let row = RoutingRow {
+                timestamp_ns: Some(time),
+                sequence_id: Some(sequence),
+                weight: Some(0.75),
+                ..row(layer, 4, 0, sequence, Phase::Generate)
+            };
+            collector.routing(&row).unwrap();
+        }
+    }
+    let routes = collector.finish().unwrap();
+    let both = |layer| (layer, vec![4, 4], vec![0, 1]);
+    let expected: Told = vec![
+        (PHASE_GENERATE, vec![both(0), both(1)]),
+        (PHASE_GENERATE, vec![both(0)]),
+    ];
+    assert_eq!(told(&routes), expected);
+    assert!(!routes.has_even_weights());
+}
+
+#[test]
+fn whole_passes_are_taken_up_to_the_last_token() {
+    let count = |max_tokens| {
+        let mut collector = Collector::new(max_tokens, 512);
+        for token in 0..5 {
+            let phase = if token < 3 {
+                Phase::Prompt
+            } else {
+                Phase::Generate
+            };
+            for layer in 0..2 {
+                collector.routing(&row(layer, token, 0, 0, phase)).unwrap();
+            }
+        }
+        let routes = collector.finish().unwrap();
+        let rows = |pass: Pass| pass.layers().map(|c| c.positions.len()).collect::<Vec<_>>();
+        routes.passes().map(rows).collect::<Vec<_>>()
+    };
+    assert_eq!(count(1), [[3, 3]]);
+    assert_eq!(count(3), [[3, 3]]);
+    assert_eq!(count(4), [[3, 3], [1, 1]]);
+    assert_eq!(count(99), [[3, 3], [1, 1], [1, 1]]);
+}
+
+#[test]
+fn tokens_with_fewer_experts_or_one_twice_are_refused() {
+    let mut collector = Collector::new(9, 9);
+    for (token, slot) in [(0, 0), (0, 1), (1, 0)] {
+        let row = row(0, token, slot, slot.into(), Phase::Generate);
+        collector.routing(&row).unwrap();
+    }
+    let error = collector.finish().unwrap_err().to_string();
+    assert!(
+        error.contains("position 1 has 1 experts in layer 0"),
+        "{error}"
+    );
+    let mut collector = Collector::new(9, 9);
+    collector
+        .routing(&row(0, 0, 0, 3, Phase::Generate))
+        .unwrap();
+    assert!(
+        collector
+            .routing(&row(0, 0, 1, 3, Phase::Generate))
+            .is_err()
+    );
+}
+
+fn fixture(name: &str) -> Gguf {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures");
+    Gguf::open(fixtures.join(name)).unwrap()
+}
+
+/// Tokens that a layer routes together, each with its experts.
+fn routes(layer: u16, tokens: &[(u32, &[u32])]) -> Routes {
+    let mut collector = Collector::new(u64::MAX, 1);
+    for (token, experts) in tokens {
+        for (slot, &expert) in experts.iter().enumerate() {
+            let weight = Some(0.5 / (1 + slot) as f32);
+            let row = RoutingRow {
+                weight,
+                timestamp_ns: Some(1 + u64::from(layer)),
+                ..row(layer, *token, slot as u16, expert, Phase::Prompt)
+            };
+            collector.routing(&row).unwrap();
+        }
+    }
+    collector.finish().unwrap()
+}
+
+/// What a layer gives for its routes, and what was told of it.
+fn output(model: &Model, routes: &Routes, seed: u64) -> Result<(Vec<f32>, Vec<Ran>)> {
+    let threads = Threads::new(1)?;
+    let recorder = Recorder::new(None).with_mode(Mode::Experts);
+    let mut replay = Replay::new(model, &threads, None, recorder, seed);
+    let mut ran = Vec::new();
+    for pass in routes.passes() {
+        ran.extend(replay.run(&pass)?);
+    }
+    Ok((replay.out.data().to_vec(), ran))
+}
+
+/// Fed the router's own choice, a replayed layer gives what the layer gives.
+#[test]
+fn a_layer_gives_what_it_gives_in_a_session() {
+    for name in ["tiny-gpt-oss-MXFP4.gguf", "random-qwen2moe-F16.gguf"] {
+        let gguf = fixture(name);
+        let model = Model::load(&gguf).unwrap();
+        let threads = Threads::new(1).unwrap();
+        let hp = model.hparams();
+        let (layer, seed, k) = (2, 5, hp.n_expert_used);
+
+        let mut ops = Ops::new(&threads, Recorder::new(None), None);
+        ops.positions = vec![0, 1, 2];
+        let mut x = Activation::new(2);
+        x.shape(NodeName::of("ffn_norm", layer), hp.n_embd, 3);
+        for (row, position) in x.data_mut().chunks_mut(hp.n_embd).zip(0..) {
+            activations::fill(row, seed, position);
+        }
+        let (mut state, mut out) = (MoeState::new(64), Activation::new(3));
+        let moe = model.decoder.moe(layer).unwrap();
+        moe.forward(&mut ops, &mut state, &mut x, &mut out);
+        let (ids, weights) = (state.routing().ids.host(), state.routing().weights.host());
+
+        let mut routes = Routes {
+            k,
+            ..Routes::default()
+        };
+        let rows = ids.chunks(k).zip(weights.chunks(k)).zip(0..);
+        let rows = rows.map(|((ids, weights), position)| (position, ids, weights));
+        routes.push((0, PHASE_PROMPT), layer as u16, rows);
+        let (replayed, ran) = output(&model, &routes, seed).unwrap();
+        assert_eq!(replayed, out.data(), "{name}");
+        assert_eq!(ran[0].lanes[usize::from(lane::CPU)], 3 * k as u64);
+        assert_ne!(output(&model, &routes, seed + 1).unwrap().0, replayed);
+    }
+}
+
+#[test]
+fn bytes_are_those_of_distinct_experts() {
+    let gguf = fixture("tiny-qwen3moe-Q4_K_M.gguf");
+    let model = Model::load(&gguf).unwrap();
+    // Gate and up of 64 × 256 in Q4_K (9216 bytes each), down in Q8_0 (17408).
+    let (_, ran) = output(&model, &routes(2, &[(0, &[1, 2, 3]), (1, &[3, 2, 9])]), 0).unwrap();
+    assert_eq!((ran[0].n_tokens, ran[0].bytes), (2, 4 * 35_840));
+    // More experts than the model's own number, or fewer, are no error.
+    let (_, ran) = output(&model, &routes(2, &[(0, &[1, 2, 3, 4, 5, 6])]), 0).unwrap();
+    assert_eq!(ran[0].bytes, 6 * 35_840);
+    let error = output(&model, &routes(2, &[(7, &[1, 32])]), 0).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("expert 32 of the token at position 7"),
+        "{error}"
+    );
+}

@@ -1,0 +1,302 @@
+//! `replay`: the MoE layers of a model with the routing of a trace.
+
+mod support;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use moe_trace::Run;
+use serde_json::Value;
+use support::{
+    N_GENERATED, N_LAYER, N_PROMPT, arg, experts_of, failure_of, known_run, moe_analyze,
+    repository, stdout_of,
+};
+
+fn model() -> PathBuf {
+    repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf")
+}
+
+/// Rows of a replay on one thread.
+fn replay(trace: &Path, model: &Path, more: &[&str]) -> Vec<Value> {
+    let args = ["--quiet", "replay", arg(trace), "--model", arg(model)];
+    let how = ["-t", "1", "-o", "json"];
+    serde_json::from_str(&stdout_of(&[&args[..], &how, more].concat())).unwrap()
+}
+
+/// `(token, sequence, layer)`, experts and weights of each token of each operation, in order.
+type Routing = Vec<((u32, Option<u32>, Option<u16>), Vec<(u32, Option<f32>)>)>;
+
+fn routing(run: &Path) -> Routing {
+    let run = Run::open(run).unwrap();
+    let mut routing = Vec::new();
+    for operation in run.routing() {
+        let layer = operation.head().layer();
+        for token in operation.tokens() {
+            let experts = token.experts().map(|e| (e.expert_id, e.weight));
+            let place = (token.token_id(), token.sequence_id(), layer);
+            routing.push((place, experts.collect()));
+        }
+    }
+    routing
+}
+
+fn u64_of(row: &Value, key: &str) -> u64 {
+    row[key]
+        .as_u64()
+        .unwrap_or_else(|| panic!("{key} of {row}"))
+}
+
+#[test]
+fn a_replayed_run_has_the_routing_of_the_recorded_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let (recorded, replayed) = (dir.path().join("recorded"), dir.path().join("replayed"));
+    let prompts = dir.path().join("prompts.jsonl");
+    fs::write(
+        &prompts,
+        "{\"prompt\": \"The kernel driver\"}\n{\"tokens\": [5, 6, 7]}\n",
+    )
+    .unwrap();
+    let model = model();
+    stdout_of(&[
+        "--quiet",
+        "record",
+        "--model",
+        arg(&model),
+        "--prompts",
+        arg(&prompts),
+        "-n",
+        "4",
+        "-t",
+        "1",
+        "--batch-size",
+        "2",
+        "--out",
+        arg(&recorded),
+    ]);
+    replay(&recorded, &model, &["--out", arg(&replayed)]);
+    let routing_of_recorded = routing(&recorded);
+    assert!(!routing_of_recorded.is_empty());
+    assert_eq!(routing(&replayed), routing_of_recorded);
+    let manifest = Run::open(&replayed).unwrap().manifest.unwrap();
+    assert_eq!(manifest.sampling.method, "none");
+    assert_eq!(
+        (manifest.tokens.generated, manifest.tokens.sequences),
+        (8, 2)
+    );
+}
+
+#[test]
+fn rows_tell_batches_tokens_bytes_and_lanes() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    known_run(&run);
+    let rows = replay(&run, &model(), &[]);
+    assert_eq!(rows.len(), 2 * (N_LAYER as usize + 1));
+    let row = |phase: &str, layer: Option<u64>| {
+        let is_it = |row: &&Value| row["phase"] == phase && row["layer_id"].as_u64() == layer;
+        rows.iter().find(is_it).unwrap()
+    };
+    let last = row("prompt", Some(u64::from(N_LAYER - 1)));
+    assert_eq!((u64_of(last, "batches"), u64_of(last, "tokens")), (1, 1));
+    // Four experts of 64 × 256: gate and up in Q4_K (9216 bytes each), down in Q8_0 (17408).
+    assert_eq!(u64_of(last, "bytes"), 4 * 35_840);
+    let first = row("prompt", Some(0));
+    let mut chosen: Vec<u32> = (0..N_PROMPT)
+        .flat_map(|token| experts_of(token, 0))
+        .collect();
+    chosen.sort_unstable();
+    chosen.dedup();
+    assert_eq!(
+        (u64_of(first, "batches"), u64_of(first, "tokens")),
+        (1, N_PROMPT.into())
+    );
+    // Here down is in Q5_0 (11264).
+    assert_eq!(u64_of(first, "bytes"), chosen.len() as u64 * 29_696);
+
+    let all = row("generate", None);
+    let n = u64::from(N_GENERATED);
+    assert_eq!((u64_of(all, "batches"), u64_of(all, "tokens")), (n, n));
+    assert_eq!(u64_of(all, "bytes"), n * 4 * (4 * 29_696 + 2 * 35_840));
+    assert_eq!(u64_of(all, "cpu"), n * 4 * u64::from(N_LAYER));
+    assert_eq!(u64_of(all, "gpu_resident") + u64_of(all, "cache_miss"), 0);
+    let number = |key: &str| all[key].as_f64().unwrap();
+    let close = |a: f64, b: f64| assert!((a / b - 1.0).abs() < 1e-9, "{a} {b}");
+    close(number("tokens_per_s"), 1e6 / number("us_per_token"));
+    close(
+        number("gb_per_s"),
+        number("bytes") / (n as f64 * number("us_per_token")) * 1e-3,
+    );
+    close(
+        number("bandwidth_share"),
+        number("gb_per_s") / number("bandwidth_gb_per_s"),
+    );
+
+    let rows = replay(&run, &model(), &["--tokens", "12", "-r", "2"]);
+    assert_eq!(u64_of(rows.last().unwrap(), "tokens"), 2);
+}
+
+/// A route trace of three prompt tokens and two generated ones, two experts each, in layers 1 and 4.
+fn route_trace(dir: &Path, last_expert: u32) -> PathBuf {
+    let mut text = String::from(
+        "# route_trace v1\n# model=m.gguf arch=qwen3moe n_layer=6 n_expert=32 n_expert_used=2\n",
+    );
+    text += "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes\n";
+    for (phase, step) in [(0, 0), (0, 1), (0, 2), (1, 3), (1, 4)] {
+        for layer in [1, 4] {
+            for (slot, expert) in [step, if step == 4 { last_expert } else { 9 }]
+                .into_iter()
+                .enumerate()
+            {
+                text += &format!("0,{phase},{step},{layer},{slot},{expert},0.5,0,1\n");
+            }
+        }
+    }
+    let path = dir.join("small.route.csv");
+    fs::write(&path, text).unwrap();
+    path
+}
+
+#[test]
+fn a_trace_of_another_tool_is_replayed_with_its_own_number_of_experts() {
+    let dir = tempfile::tempdir().unwrap();
+    let trace = route_trace(dir.path(), 31);
+    let run = dir.path().join("run");
+    let args = ["replay", arg(&trace), "--model"];
+    let model = model();
+    let how = [
+        arg(&model),
+        "-t",
+        "1",
+        "-r",
+        "1",
+        "-b",
+        "2",
+        "-o",
+        "csv",
+        "--out",
+        arg(&run),
+    ];
+    let assert = moe_analyze()
+        .args([&args[..], &how].concat())
+        .assert()
+        .success();
+    let told = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
+    assert!(told.contains("nothing of layer 0, 2, 3, 5"), "{told}");
+    assert!(told.contains("2 experts here, 4 in the model"), "{told}");
+    // Batches of two positions and of one; a layer of each in order, then two tokens.
+    let places: Vec<_> = routing(&run)
+        .into_iter()
+        .map(|((token, _, layer), experts)| {
+            let ids = experts.iter().map(|(id, _)| *id).collect::<Vec<_>>();
+            (layer.unwrap(), token, ids)
+        })
+        .collect();
+    let mut expected = Vec::new();
+    for tokens in [&[0, 1][..], &[2], &[3], &[4]] {
+        for layer in [1, 4] {
+            let second = |token| if token == 4 { 31 } else { 9 };
+            expected.extend(tokens.iter().map(|&t| (layer, t, vec![t, second(t)])));
+        }
+    }
+    assert_eq!(places, expected);
+}
+
+#[test]
+fn what_cannot_be_replayed_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let trace = route_trace(dir.path(), 32);
+    let model = model();
+    let error = failure_of(&["--quiet", "replay", arg(&trace), "--model", arg(&model)]);
+    assert!(
+        error.contains("expert 32") && error.contains("line "),
+        "{error}"
+    );
+
+    let trace = route_trace(dir.path(), 31);
+    let error = failure_of(&["replay", arg(&trace)]);
+    assert!(error.contains("--model"), "{error}");
+    let error = failure_of(&[
+        "replay",
+        arg(&trace),
+        "--model",
+        arg(&model),
+        "--policy",
+        "gpu",
+    ]);
+    assert!(error.contains("--device"), "{error}");
+    let other = repository("fixtures/random-olmoe-F16.gguf");
+    let known = dir.path().join("known");
+    known_run(&known);
+    let error = failure_of(&["--quiet", "replay", arg(&known), "--model", arg(&other)]);
+    assert!(
+        error.contains("layers") || error.contains("experts"),
+        "{error}"
+    );
+
+    // The second token of the prompt lacks an expert.
+    let text = fs::read_to_string(&trace).unwrap();
+    fs::write(&trace, text.replacen("0,0,1,1,1,9,0.5,0,1\n", "", 1)).unwrap();
+    let error = failure_of(&["--quiet", "replay", arg(&trace), "--model", arg(&model)]);
+    assert!(error.contains("position 1 has 1 expert"), "{error}");
+
+    let counts = repository("fixtures/foreign/learn/new.json");
+    let error = failure_of(&["--quiet", "replay", arg(&counts), "--model", arg(&model)]);
+    assert!(
+        error.contains("order") || error.contains("model"),
+        "{error}"
+    );
+}
+
+/// What a static plan hits when it is simulated, real slots hit. It runs once there is a policy of real slots, and a GPU.
+#[test]
+fn real_slots_hit_what_a_simulated_plan_hits() {
+    let help = stdout_of(&["replay", "--help"]);
+    let has_gpu = moe_executor::cuda::Gpu::look().is_ok();
+    if !help.contains("hot-cache") || !has_gpu {
+        println!("no --policy hot-cache, or no GPU: nothing is compared");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (run, learn, model) = (
+        dir.path().join("run"),
+        dir.path().join("learn.json"),
+        model(),
+    );
+    known_run(&run);
+    let (run, learn, model) = (arg(&run), arg(&learn), arg(&model));
+    stdout_of(&["--quiet", "hotness", run, "--out", learn]);
+    let simulated = stdout_of(&[
+        "--quiet",
+        "simulate",
+        run,
+        "--policy",
+        "staticlearn",
+        "--learn",
+        learn,
+        "--budget-mib",
+        "2",
+        "-o",
+        "json",
+    ]);
+    let simulated: Vec<Value> = serde_json::from_str(&simulated).unwrap();
+    let cache = [
+        "--device",
+        "cuda",
+        "--policy",
+        "hot-cache",
+        "--learn",
+        learn,
+        "--budget-mib",
+        "2",
+    ];
+    let rows = replay(Path::new(run), Path::new(model), &cache);
+    let all = rows
+        .iter()
+        .find(|row| row["phase"] == "generate" && row["layer_id"].is_null());
+    let all = all.unwrap();
+    // A generated token looks each of its experts up once.
+    let look_ups = u64_of(all, "hot_cache") + u64_of(all, "cpu");
+    let hit_pct = 100.0 * u64_of(all, "hot_cache") as f64 / look_ups as f64;
+    let expected = simulated[0]["hit_pct_decode"].as_f64().unwrap();
+    assert!((hit_pct - expected).abs() < 1e-3, "{hit_pct} {expected}");
+}
