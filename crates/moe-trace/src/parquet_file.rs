@@ -127,10 +127,15 @@ pub(crate) fn open_row_groups(
     let builder = ParquetRecordBatchReaderBuilder::new_with_metadata(file, footer.clone());
     let names = schema.fields().iter().map(|field| field.name().as_str());
     let mask = ProjectionMask::columns(builder.parquet_schema(), names);
+    let rows = row_groups
+        .iter()
+        .map(|&index| builder.metadata().row_group(index).num_rows());
+    let rows = usize::try_from(rows.fold(0i64, i64::saturating_add)).unwrap_or(READ_ROWS);
     builder
         .with_projection(mask)
         .with_row_groups(row_groups)
-        .with_batch_size(READ_ROWS)
+        // Room for a batch is made for each column of each row group.
+        .with_batch_size(rows.clamp(1, READ_ROWS))
         .build()
         .map_err(Error::parquet(path))
 }
@@ -207,15 +212,19 @@ pub(crate) fn coded_names(
 ) -> Result<Vec<u8>, String> {
     let (keys, strings) = names(batch, name);
     let codes: Vec<Option<u8>> = strings.iter().map(|string| string.and_then(&of)).collect();
-    let code = |key: i32| codes.get(usize::try_from(key).ok()?).copied().flatten();
-    let coded: Option<Vec<u8>> = match keys.null_count() {
-        0 => keys.values().iter().map(|&key| code(key)).collect(),
-        _ => keys
-            .iter()
-            .map(|key| key.map_or(Some(null), code))
-            .collect(),
+    let mut is_known = true;
+    let mut code = |key: i32| match codes.get(usize::try_from(key).unwrap_or(usize::MAX)) {
+        Some(&Some(code)) => code,
+        _ => {
+            is_known = false;
+            null
+        }
     };
-    if let Some(coded) = coded {
+    let coded: Vec<u8> = match keys.null_count() {
+        0 => keys.values().iter().map(|&key| code(key)).collect(),
+        _ => keys.iter().map(|key| key.map_or(null, &mut code)).collect(),
+    };
+    if is_known {
         return Ok(coded);
     }
     // It says what is wrong.

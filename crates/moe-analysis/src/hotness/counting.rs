@@ -43,6 +43,16 @@ pub(super) struct Counter {
     progress: Vec<Progress>,
 }
 
+/// One layer at work on a batch of tokens.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Pass {
+    pub layer: u32,
+    /// As of [`Choice::phase`].
+    pub phase: usize,
+    /// As of [`Choice::timestamp_ns`].
+    pub timestamp_ns: u64,
+}
+
 /// Where a layer stands in the trace.
 #[derive(Debug, Clone, Default)]
 struct Progress {
@@ -72,6 +82,24 @@ impl Counter {
     /// Counts one choice; `place` tells where it was read, should it be impossible.
     #[inline]
     pub fn add(&mut self, choice: &Choice, place: impl Fn() -> String) -> Result<(), Error> {
+        let pass = Pass {
+            layer: choice.layer,
+            phase: choice.phase,
+            timestamp_ns: choice.timestamp_ns,
+        };
+        let choices = [(choice.slot, choice.expert, choice.weight)];
+        self.add_all(pass, choices, place)
+    }
+
+    /// Counts choices `(slot, expert, router weight)` of one pass of a layer; `place` tells where they were read, should one
+    /// be impossible.
+    #[inline]
+    pub fn add_all(
+        &mut self,
+        pass: Pass,
+        choices: impl IntoIterator<Item = (u32, u32, Option<f64>)>,
+        place: impl Fn() -> String,
+    ) -> Result<(), Error> {
         let check = |what, id: u32, limit: u32| {
             if id < limit {
                 return Ok(());
@@ -83,35 +111,34 @@ impl Counter {
                 place: place(),
             })
         };
-        check("layer", choice.layer, MAX_ID)?;
-        check(
-            "expert",
-            choice.expert,
-            self.shape.map_or(MAX_ID, |shape| shape.n_expert),
-        )?;
-        check("phase", choice.phase as u32, 3)?;
+        check("layer", pass.layer, MAX_ID)?;
+        check("phase", pass.phase as u32, 3)?;
+        let n_expert = self.shape.map_or(MAX_ID, |shape| shape.n_expert);
 
-        self.make_room(choice.layer);
-        let layer = choice.layer as usize;
-        let phase = &mut self.layers[layer][choice.phase];
+        self.make_room(pass.layer);
+        let layer = pass.layer as usize;
+        let phase = &mut self.layers[layer][pass.phase];
         let progress = &mut self.progress[layer];
         progress
             .first
-            .get_or_insert((choice.timestamp_ns, choice.phase));
-        if progress.last_pass != choice.timestamp_ns {
-            progress.last_pass = choice.timestamp_ns;
+            .get_or_insert((pass.timestamp_ns, pass.phase));
+        if progress.last_pass != pass.timestamp_ns {
+            progress.last_pass = pass.timestamp_ns;
             phase.calls += 1;
         }
-        if choice.slot == 0 {
-            phase.rows += 1;
-            progress.token += 1;
+        for (slot, expert, weight) in choices {
+            check("expert", expert, n_expert)?;
+            if slot == 0 {
+                phase.rows += 1;
+                progress.token += 1;
+            }
+            self.highest_slot = self.highest_slot.max(slot);
+            self.n_repeated += u64::from(progress.is_repeated(expert as usize));
+            let tally = phase.expert(expert as usize);
+            tally.count += 1;
+            tally.mass += weight.unwrap_or(0.0);
+            self.has_mass &= weight.is_some();
         }
-        self.highest_slot = self.highest_slot.max(choice.slot);
-        self.n_repeated += u64::from(progress.is_repeated(choice.expert as usize));
-        let tally = phase.expert(choice.expert as usize);
-        tally.count += 1;
-        tally.mass += choice.weight.unwrap_or(0.0);
-        self.has_mass &= choice.weight.is_some();
         Ok(())
     }
 
@@ -221,6 +248,7 @@ impl Counter {
 
 impl Progress {
     /// Notes the choice of an expert; tells whether its token has chosen it before.
+    #[inline]
     fn is_repeated(&mut self, expert: usize) -> bool {
         if self.chosen_by.len() <= expert {
             self.chosen_by.resize(expert + 1, 0);

@@ -373,6 +373,7 @@ impl LayerPhase {
         }
     }
 
+    #[inline]
     fn expert(&mut self, expert: usize) -> &mut Tally {
         if self.experts.len() <= expert {
             self.experts.resize(expert + 1, Tally::default());

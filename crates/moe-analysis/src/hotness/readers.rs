@@ -8,7 +8,7 @@ use moe_trace::tables::{ChoiceBatch, read_routing, routing_files};
 use moe_trace::{Error as TraceError, Run};
 use rayon::prelude::*;
 
-use super::counting::Counter;
+use super::counting::{Counter, Pass};
 use super::origin::Origin;
 use super::{Error, Hotness, UNTOLD};
 use crate::survey::{Choice, Survey};
@@ -90,17 +90,24 @@ fn surveyed(path: &Path, survey: &mut Survey) -> Result<Option<Hotness>, Error> 
                 (current, counter)
             }
         };
+        add_batch(counter, &batch)?;
+        let passes = Passes::of(&batch);
+        let (slot, expert, weight) = (batch.slot(), batch.expert_id(), batch.weight());
         let (token_id, sequence_id) = (batch.token_id(), batch.sequence_id());
-        add_batch(counter, &batch, |row, choice| {
+        for row in 0..batch.len() {
+            let pass = passes.at(row);
+            let sequence = sequence_id.is_valid(row).then(|| sequence_id.value(row));
             survey.choice(&Choice {
+                layer: pass.layer,
+                phase: pass.phase,
+                timestamp_ns: pass.timestamp_ns,
                 token_id: token_id[row],
-                sequence_id: match sequence_id.is_valid(row) {
-                    true => sequence_id.value(row),
-                    false => 0,
-                },
-                ..*choice
+                sequence_id: sequence.unwrap_or(0),
+                slot: slot[row].into(),
+                expert: expert[row],
+                weight: weight.is_valid(row).then(|| weight.value(row).into()),
             });
-        })?;
+        }
     }
     add_file(&mut total, &mut last_parent, file)?;
     Ok(total)
@@ -114,7 +121,7 @@ fn counted(path: &Path) -> Result<Option<Hotness>, Error> {
         let parts = (0..file.n_parts()).into_par_iter().map(|part| {
             let mut counter = Counter::new(origin.clone());
             for batch in file.choices(part).map_err(not_routing)? {
-                add_batch(&mut counter, &batch.map_err(not_routing)?, |_, _| {})?;
+                add_batch(&mut counter, &batch.map_err(not_routing)?)?;
             }
             Ok(counter)
         });
@@ -173,33 +180,58 @@ fn told(phase: u8) -> usize {
     }
 }
 
-/// Counts the rows of a batch and hands each on, without its token and sequence.
-fn add_batch(
-    counter: &mut Counter,
-    batch: &ChoiceBatch,
-    mut also: impl FnMut(usize, &Choice),
-) -> Result<(), Error> {
-    let (layer, slot, expert) = (batch.layer_id(), batch.slot(), batch.expert_id());
-    let (phase, timestamp_ns) = (batch.phase(), batch.timestamp_ns());
-    let weight = batch.weight();
-    let weights = weight.values();
-    let has_weight = |row| weight.null_count() == 0 || weight.is_valid(row);
-    for row in 0..batch.len() {
-        let choice = Choice {
-            layer: layer[row].into(),
-            phase: match phase[row] {
+/// Counts the rows of a batch, those of a pass at once.
+fn add_batch(counter: &mut Counter, batch: &ChoiceBatch) -> Result<(), Error> {
+    let (slot, expert, weight) = (batch.slot(), batch.expert_id(), batch.weight());
+    let place = || batch.file().display().to_string();
+    let passes = Passes::of(batch);
+    let mut start = 0;
+    while start < batch.len() {
+        let pass = passes.at(start);
+        let more = (start + 1..batch.len()).take_while(|&row| passes.at(row) == pass);
+        let rows = start..start + 1 + more.count();
+        start = rows.end;
+        let chosen = slot[rows.clone()].iter().zip(&expert[rows.clone()]);
+        let chosen = chosen.map(|(&slot, &expert)| (u32::from(slot), expert));
+        if weight.null_count() == 0 {
+            let weights = &weight.values()[rows];
+            let choices = chosen.zip(weights);
+            let choices = choices.map(|((s, e), &weight)| (s, e, Some(f64::from(weight))));
+            counter.add_all(pass, choices, place)?;
+        } else {
+            let weights = rows.map(|row| weight.is_valid(row).then(|| weight.value(row).into()));
+            let choices = chosen.zip(weights).map(|((s, e), weight)| (s, e, weight));
+            counter.add_all(pass, choices, place)?;
+        }
+    }
+    Ok(())
+}
+
+/// The passes that the rows of a batch are of.
+struct Passes<'a> {
+    layer: &'a [u16],
+    phase: &'a [u8],
+    timestamp_ns: &'a [u64],
+}
+
+impl Passes<'_> {
+    fn of(batch: &ChoiceBatch) -> Passes<'_> {
+        Passes {
+            layer: batch.layer_id(),
+            phase: batch.phase(),
+            timestamp_ns: batch.timestamp_ns(),
+        }
+    }
+
+    #[inline]
+    fn at(&self, row: usize) -> Pass {
+        Pass {
+            layer: self.layer[row].into(),
+            phase: match self.phase[row] {
                 PHASE_UNKNOWN => UNTOLD,
                 phase => told(phase),
             },
-            timestamp_ns: timestamp_ns[row],
-            token_id: 0,
-            sequence_id: 0,
-            slot: slot[row].into(),
-            expert: expert[row],
-            weight: has_weight(row).then(|| weights[row].into()),
-        };
-        counter.add(&choice, || batch.file().display().to_string())?;
-        also(row, &choice);
+            timestamp_ns: self.timestamp_ns[row],
+        }
     }
-    Ok(())
 }

@@ -1,12 +1,17 @@
 //! The trace cut into chunks of whole operations, each with what is known before it, so that chunks can be worked on side
 //! by side.
 
+use std::ops::RangeInclusive;
+
 use crate::operations::Operations;
 use crate::record::TensorAccessLog;
 use crate::routing::FirstOfLayer;
 
-/// Records of a chunk, at least; its last operation is whole.
-const CHUNK_RECORDS: usize = 64 * 1024;
+/// Records of a chunk: a row group of few rows is read slowly, as each of its columns has a fixed cost, and one of many takes
+/// memory.
+const CHUNK_RECORDS: RangeInclusive<usize> = 64 * 1024..=256 * 1024;
+/// Chunks of a trace that has records enough, at least: there should be work for many threads.
+const N_CHUNKS: usize = 16;
 
 /// Some operations in a row.
 pub(crate) struct Chunk<'a> {
@@ -25,6 +30,8 @@ pub(crate) struct Chunk<'a> {
 /// Cuts chunks off.
 pub(crate) struct Chunks<'a> {
     rest: &'a [TensorAccessLog],
+    /// Records of a chunk, at least: its last operation is whole.
+    size: usize,
     next: Chunk<'a>,
     next_record: u64,
 }
@@ -40,6 +47,7 @@ impl<'a> Chunks<'a> {
         };
         Self {
             rest: records,
+            size: (records.len() / N_CHUNKS).clamp(*CHUNK_RECORDS.start(), *CHUNK_RECORDS.end()),
             next,
             next_record: 0,
         }
@@ -62,7 +70,7 @@ impl<'a> Iterator for Chunks<'a> {
             self.next.routing.takes(&operation);
             n_ops += 1;
             n_records += operation.records().len();
-            if n_records >= CHUNK_RECORDS {
+            if n_records >= self.size {
                 break;
             }
         }
