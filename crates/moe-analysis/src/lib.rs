@@ -9,7 +9,6 @@ pub mod hotness;
 pub mod measures;
 pub mod overlap;
 mod quantile;
-mod random;
 pub mod simulate;
 pub mod stability;
 mod stack;

@@ -6,6 +6,8 @@
 
 use std::cmp::Ordering;
 
+use moe_random::SplitMix64;
+
 /// How to choose. The default is greedy.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SamplerParams {
@@ -63,7 +65,7 @@ impl Sampler {
     pub fn new(params: SamplerParams) -> Sampler {
         Sampler {
             params,
-            random: SplitMix64(params.seed),
+            random: SplitMix64::new(params.seed),
             candidates: Vec::new(),
         }
     }
@@ -157,25 +159,6 @@ fn weight(logit: f32, best: f32, temperature: f32) -> f64 {
     }
 }
 
-/// Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014).
-#[derive(Clone, Debug)]
-pub(crate) struct SplitMix64(pub u64);
-
-impl SplitMix64 {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    /// Uniform in [0, 1): the 53 bits that an f64 holds exactly.
-    pub fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -235,13 +218,6 @@ mod tests {
             assert_eq!(sampler.sample(&[-inf, 3.0, -inf]), 1);
             assert!(sampler.sample(&[-inf, -inf]) < 2);
         }
-    }
-
-    #[test]
-    fn the_random_sequence_is_splitmix64() {
-        let mut random = SplitMix64(1234567);
-        assert_eq!(random.next(), 6457827717110365317);
-        assert_eq!(random.next(), 3203168211198807973);
     }
 
     #[test]

@@ -25,5 +25,4 @@ pub mod cache;
 pub mod learn;
 pub mod plan;
 pub mod predict;
-mod random;
 pub mod update;

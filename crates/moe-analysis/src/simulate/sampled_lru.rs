@@ -15,9 +15,9 @@
 //! lies from the truth.
 
 use moe_placement::cache::{Experts, Key};
+use moe_random::SplitMix64;
 
 use super::{Batches, Error, Outcome};
-use crate::random::SplitMix64;
 use crate::stack::LruStack;
 
 /// Groups of the sample.
@@ -149,8 +149,8 @@ impl Sample {
             places: vec![NOT_SAMPLED; experts.len()],
         };
         let hash = |key: Key| {
-            let state = SplitMix64::new(seed).next().wrapping_add(key.into());
-            SplitMix64::new(state).next()
+            let state = SplitMix64::new(seed).next_u64().wrapping_add(key.into());
+            SplitMix64::new(state).next_u64()
         };
         for layer in 0..experts.n_layer() {
             let mut keys: Vec<Key> = experts.keys_of(layer).collect();

@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
+use moe_random::SplitMix64;
+
 use crate::measures::{Spread, TOP_PERCENT, hottest, n_of_percent};
 use crate::quantile::quantile;
-use crate::random::SplitMix64;
 use crate::stability::HOT_PERCENT;
 use crate::survey::Survey;
 

@@ -2,14 +2,13 @@
 
 use std::f64::consts::TAU;
 
-use crate::sampler::SplitMix64;
+use moe_random::SplitMix64;
 
 /// Fills the row of the token at `position` with normal values of mean 0 and variance 1, as a norm leaves them. They are the same
 /// for the same seed and position (Box and Muller, "A note on the generation of random normal deviates", 1958).
 pub(super) fn fill(row: &mut [f32], seed: u64, position: u32) {
-    let mut random = SplitMix64(seed);
-    random.0 = random.next() ^ u64::from(position);
-    random.0 = random.next();
+    let of_position = SplitMix64::new(seed).next_u64() ^ u64::from(position);
+    let mut random = SplitMix64::new(SplitMix64::new(of_position).next_u64());
     for pair in row.chunks_mut(2) {
         let radius = (-2.0 * (1.0 - random.unit()).ln()).sqrt();
         let (sin, cos) = (TAU * random.unit()).sin_cos();

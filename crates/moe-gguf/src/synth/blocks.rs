@@ -7,10 +7,11 @@
 //! A block can be *lifted*: its codes are made positive, so that its elements have a known mean.
 
 use half::{bf16, f16};
+use moe_random::SplitMix64;
 
 use crate::types::GgmlType;
 
-use super::random::Random;
+use super::random::fill;
 
 /// Of each row of a lifted matrix every eighth block is lifted, from the first.
 pub(super) const LIFT_EVERY: usize = 8;
@@ -263,8 +264,8 @@ impl Blocks {
     }
 
     /// Fills a row. `lifted`: every eighth block is lifted.
-    pub(super) fn fill_row(&self, random: &mut Random, lifted: bool, row: &mut [u8]) {
-        random.fill(row);
+    pub(super) fn fill_row(&self, random: &mut SplitMix64, lifted: bool, row: &mut [u8]) {
+        fill(random, row);
         let size = self.ty.type_size() as usize;
         if matches!(self.scale, Scale::Values) {
             return match size {
@@ -293,7 +294,7 @@ impl Blocks {
 
     /// Turns random bytes into a block.
     #[inline]
-    fn finish(&self, random: &mut Random, lifted: bool, block: &mut [u8]) {
+    fn finish(&self, random: &mut SplitMix64, lifted: bool, block: &mut [u8]) {
         if lifted && let Some(lift) = self.lift {
             for &(from, to, bits) in lift.set {
                 block[from..to].iter_mut().for_each(|byte| *byte |= bits);
@@ -334,11 +335,11 @@ impl Blocks {
         }
     }
 
-    fn signed_scale(&self, random: &mut Random, lifted: bool) -> u16 {
+    fn signed_scale(&self, random: &mut SplitMix64, lifted: bool) -> u16 {
         let sign = if lifted {
             0
         } else {
-            random.next() as u16 & 0x8000
+            random.next_u64() as u16 & 0x8000
         };
         self.d ^ sign
     }

@@ -20,6 +20,7 @@ use std::io::{self, Write};
 use std::sync::mpsc;
 use std::thread;
 
+use moe_random::SplitMix64;
 use thiserror::Error;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -31,7 +32,6 @@ pub use spec::{Arch, LinearAttention, Spec, VocabModel, VocabSpec, Yarn};
 
 use blocks::Blocks;
 use quant::{Quant, Use};
-use random::Random;
 use router::Router;
 use tensors::Fill;
 
@@ -206,7 +206,7 @@ impl Synth {
         } = *piece;
         let seed = xxh3_64_with_seed(tensor.name.as_bytes(), self.options.seed);
         let mut random =
-            Random::new(seed ^ xxh3_64_with_seed(&piece.first_row.to_le_bytes(), seed));
+            SplitMix64::new(seed ^ xxh3_64_with_seed(&piece.first_row.to_le_bytes(), seed));
         let (std, lifted) = match piece.fill {
             Fill::Constant(value) => {
                 return value
@@ -227,8 +227,8 @@ impl Synth {
         bytes
     }
 
-    fn router_rows(&self, piece: &Piece, layer: u32, random: &mut Random) -> Vec<u8> {
-        let mut shuffle = Random::new(self.options.seed ^ u64::from(layer) << 32);
+    fn router_rows(&self, piece: &Piece, layer: u32, random: &mut SplitMix64) -> Vec<u8> {
+        let mut shuffle = SplitMix64::new(self.options.seed ^ u64::from(layer) << 32);
         let ranks = router::ranks(&mut shuffle, self.n_expert);
         let mut bytes = Vec::with_capacity(piece.row_size * piece.n_rows);
         let first = piece.first_row as usize;

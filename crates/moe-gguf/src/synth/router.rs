@@ -6,10 +6,12 @@
 //! Seen from one expert, being among the best k is having a score above a threshold, so its
 //! bonus is `Φ⁻¹` of the share of tokens that it shall have.
 
+use moe_random::SplitMix64;
+
 use crate::types::GgmlType;
 
 use super::blocks::{LIFT_EVERY, lifted_moments};
-use super::random::Random;
+use super::random::even;
 
 /// No expert is chosen for more tokens than this, however steep the law.
 const MAX_SHARE: f64 = 0.98;
@@ -53,9 +55,9 @@ impl Router {
     }
 
     /// Appends the row of the expert of that rank, as F32.
-    pub(super) fn row(&self, random: &mut Random, rank: usize, out: &mut Vec<u8>) {
+    pub(super) fn row(&self, random: &mut SplitMix64, rank: usize, out: &mut Vec<u8>) {
         let mut row: Vec<f64> = (0..self.n_embd)
-            .map(|_| self.noise * random.even())
+            .map(|_| self.noise * even(random))
             .collect();
         // The noise shall not take up the common part, which would be a bonus too.
         let lifted = || (0..self.n_embd).filter(|&i| is_lifted(i, self.block));
@@ -67,10 +69,10 @@ impl Router {
 }
 
 /// The rank of each expert of a layer: a shuffle of its own for every layer.
-pub(super) fn ranks(random: &mut Random, n_expert: usize) -> Vec<usize> {
+pub(super) fn ranks(random: &mut SplitMix64, n_expert: usize) -> Vec<usize> {
     let mut ranks: Vec<usize> = (0..n_expert).collect();
     for i in (1..n_expert).rev() {
-        ranks.swap(i, random.below(i + 1));
+        ranks.swap(i, (random.next_u64() % (i as u64 + 1)) as usize);
     }
     ranks
 }
@@ -158,7 +160,7 @@ mod tests {
 
     #[test]
     fn every_expert_has_one_rank() {
-        let mut ranks = ranks(&mut Random::new(7), 100);
+        let mut ranks = ranks(&mut SplitMix64::new(7), 100);
         assert_ne!(ranks[..5], [0, 1, 2, 3, 4]);
         ranks.sort_unstable();
         assert!(ranks.into_iter().eq(0..100));

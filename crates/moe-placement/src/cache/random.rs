@@ -1,9 +1,10 @@
 //! Any expert goes, as a seed says.
 
+use moe_random::SplitMix64;
+
 use super::Key;
 use super::demand::Order;
 use super::room::Room;
-use crate::random::SplitMix64;
 
 /// The dice.
 pub struct Random {
@@ -28,7 +29,7 @@ impl Order for Random {
 
     fn evict(&mut self, room: &Room) -> Option<Key> {
         let held = room.held();
-        let first = self.dice.below(held.len() as u64) as usize;
+        let first = self.dice.below(held.len());
         // From there on the first that may go.
         let (before, behind) = held.split_at_checked(first)?;
         let mut candidates = behind.iter().chain(before).copied();

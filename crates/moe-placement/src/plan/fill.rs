@@ -1,12 +1,12 @@
 //! Filling room with experts that were never chosen, in an order that a seed gives.
 
-use crate::random::SplitMix64;
+use moe_random::SplitMix64;
 
 /// Puts items in an order that depends on the seed alone (Fisher-Yates).
 pub(super) fn shuffled<T>(mut items: Vec<T>, seed: u64) -> Vec<T> {
     let mut random = SplitMix64::new(seed);
     for last in (1..items.len()).rev() {
-        items.swap(last, random.below(last as u64 + 1) as usize);
+        items.swap(last, random.below(last + 1));
     }
     items
 }
