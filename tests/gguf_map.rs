@@ -18,11 +18,10 @@ mod rows;
 mod shards;
 mod support;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use common::Raw;
-use support::moe_analyze;
+use support::{file_of, moe_analyze};
 
 const MODELS: [&str; 4] = [
     "fixtures/tiny-qwen3moe-Q4_K_M.gguf",
@@ -33,9 +32,7 @@ const MODELS: [&str; 4] = [
 
 /// Writes a file built by hand to `test.gguf`.
 fn write(dir: &Path, raw: Raw) -> PathBuf {
-    let path = dir.join("test.gguf");
-    fs::write(&path, raw.bytes).unwrap();
-    path
+    file_of(dir, "test.gguf", raw.bytes)
 }
 
 /// Exit code, stdout and stderr of the binary.

@@ -11,10 +11,10 @@ mod telling;
 mod updating;
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use support::stdout_of;
+use support::{arg, file_of, stdout_of};
 use tempfile::TempDir;
 
 const QWEN: &str = "fixtures/tiny-qwen3moe-Q4_K_M.gguf";
@@ -34,13 +34,28 @@ fn workplace() -> TempDir {
 }
 
 fn write(dir: &TempDir, name: &str, text: &str) -> PathBuf {
-    let path = dir.path().join(name);
-    fs::write(&path, text).unwrap();
-    path
+    file_of(dir.path(), name, text)
 }
 
 fn json_of(args: &[&str]) -> Value {
     serde_json::from_str(&stdout_of(args)).unwrap()
+}
+
+/// `plan` of a learn file for a model, with 1 MiB for experts.
+fn plan_of<'a>(learn: &'a Path, model: &'a Path) -> [&'a str; 6] {
+    [
+        "plan",
+        arg(learn),
+        "--model",
+        arg(model),
+        "--budget-mib",
+        "1",
+    ]
+}
+
+/// The plan, as JSON.
+fn planned(learn: &Path, model: &Path, more: &[&str]) -> Value {
+    json_of(&[&plan_of(learn, model), more, &["-o", "json"]].concat())
 }
 
 /// `(layer, expert, lane)` of a plan.

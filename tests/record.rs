@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use moe_trace::{Run, TensorAccessLog};
 use serde_json::Value;
-use support::{arg, failure_of, moe_analyze, repository, stdout_of};
+use support::{arg, failure_of, file_of, moe_analyze, repository, stdout_of};
 
 const PROMPT: &str = "The kernel driver is responsible for";
 
@@ -269,11 +269,7 @@ fn patched(dir: &Path, name: &str, from: &str, to: &str) -> PathBuf {
 #[test]
 fn bad_input_is_one_line_exit_2_and_no_run() {
     let dir = tempfile::tempdir().unwrap();
-    let file = |name: &str, bytes: &[u8]| {
-        let path = dir.path().join(name);
-        fs::write(&path, bytes).unwrap();
-        path
-    };
+    let file = |name, bytes: &[u8]| file_of(dir.path(), name, bytes);
     let whole = fs::read(repository("fixtures/random-qwen3moe-F16.gguf")).unwrap();
     let models = [
         (file("text.gguf", b"no model"), "not a GGUF file"),

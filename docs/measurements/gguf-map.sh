@@ -21,15 +21,11 @@ done
 cp --sparse=always "$models/gpt-oss-20b.gguf" "$models/gpt-oss-20b-and-a-hole.gguf"
 truncate --size=138G "$models/gpt-oss-20b-and-a-hole.gguf"
 
-echo "date       $(date -u +%F)"
-echo "machine    $(lscpu | sed -n 's/^Model name: *//p' | head -1), $(nproc) CPUs, $(uname -sr)"
-echo "load       $(cut -d' ' -f1-3 /proc/loadavg)"
-echo "program    $("$moe_analyze" --version), commit $(git rev-parse --short HEAD)"
+source docs/measurements/head.sh
 echo "package    $("$python" -c '
 import platform
 from importlib.metadata import version
 print("gguf", version("gguf") + ", numpy", version("numpy") + ", Python", platform.python_version())')"
-[ -z "${NOTE:-}" ] || echo "note       $NOTE"
 echo
 
 "$python" - "$moe_analyze" "$models" "$repetitions" <<'PYTHON'

@@ -26,11 +26,7 @@ if [ -z "${BENCH:-}" ]; then
   BENCH=$(find target/release/deps -name 'hotness-*' -executable -printf '%T@ %p\n' | sort -n | tail -1 | cut -d' ' -f2)
 fi
 
-echo "date       $(date -u +%F)"
-echo "machine    $(lscpu | sed -n 's/^Model name: *//p' | head -1), $(nproc) CPUs, $(uname -sr)"
-echo "load       $(cut -d' ' -f1-3 /proc/loadavg)"
-echo "program    $("$moe_analyze" --version), commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown)"
-[ -z "${NOTE:-}" ] || echo "note       $NOTE"
+source docs/measurements/head.sh
 echo
 
 "$python" - "$moe_analyze" "$BENCH" "$ROUTING" <<'PYTHON'

@@ -21,11 +21,7 @@ JSON
   "$moe_analyze" --quiet synth --spec "$work/spec.json" --out "$MODEL"
 fi
 
-echo "date       $(date -u +%F)"
-echo "machine    $(lscpu | sed -n 's/^Model name: *//p' | head -1), $(nproc) CPUs, $(uname -sr)"
-echo "load       $(cut -d' ' -f1-3 /proc/loadavg)"
-echo "program    $("$moe_analyze" --version), commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown)"
-[ -z "${NOTE:-}" ] || echo "note       $NOTE"
+source docs/measurements/head.sh
 echo
 
 python3 - "$moe_analyze" "$work" "$repetitions" "${THREADS:-$(nproc)}" "$MODEL" <<'PYTHON'

@@ -17,11 +17,7 @@ if [ -z "${BENCH:-}" ]; then
   BENCH=$(find target/release/deps -name 'simulate-*' -executable -printf '%T@ %p\n' | sort -n | tail -1 | cut -d' ' -f2)
 fi
 
-echo "date       $(date -u +%F)"
-echo "machine    $(lscpu | sed -n 's/^Model name: *//p' | head -1), $(nproc) CPUs, $(uname -sr)"
-echo "load       $(cut -d' ' -f1-3 /proc/loadavg)"
-echo "program    $("$moe_analyze" --version), commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown)"
-[ -z "${NOTE:-}" ] || echo "note       $NOTE"
+source docs/measurements/head.sh
 
 printf '\nmillions of look-ups in a second: a trace of 3.84 million, a cache of 1/8 and of 1/2 of all 6144 experts\n'
 "$BENCH" --bench --noplot --warm-up-time 0.5 --measurement-time 2 | grep -v '^Benchmarking\|^$\|outliers\|high\|low'

@@ -34,12 +34,8 @@ gpt-oss-MXFP4 gpt-oss 4 2880 64 8 64 32 4 2880 MXFP4_MOE gpt-4o
 qwen3moe-F16 qwen3moe 4 2048 32 4 128 64 8 768 F16 qwen2
 LIST
 
-echo "date       $(date -u +%F)"
-echo "machine    $(lscpu | sed -n 's/^Model name: *//p' | head -1), $(nproc) CPUs, $(uname -sr)"
-echo "load       $(cut -d' ' -f1-3 /proc/loadavg)"
-echo "program    $("$moe_analyze" --version), commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown)"
+source docs/measurements/head.sh
 echo "threads    $threads"
-[ -z "${NOTE:-}" ] || echo "note       $NOTE"
 echo
 
 python3 - "$moe_analyze" "$threads" "$repetitions" fixtures/tiny-qwen3moe-Q4_K_M.gguf fixtures/tiny-gpt-oss-MXFP4.gguf \

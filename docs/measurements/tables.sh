@@ -13,11 +13,7 @@ moe_analyze=${MOE_ANALYZE:-target/release/moe-analyze}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-echo "date       $(date -u +%F)"
-echo "machine    $(lscpu | sed -n 's/^Model name: *//p' | head -1), $(nproc) CPUs, $(uname -sr)"
-echo "load       $(cut -d' ' -f1-3 /proc/loadavg)"
-echo "program    $("$moe_analyze" --version), commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown)"
-[ -z "${NOTE:-}" ] || echo "note       $NOTE"
+source docs/measurements/head.sh
 echo
 
 "${PYTHON:-python3}" - "$moe_analyze" "${RUN:-runs/first}" "$work" <<'PYTHON'

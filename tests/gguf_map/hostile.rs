@@ -4,16 +4,12 @@ use std::fs;
 
 use crate::common::{ARRAY, F32, Raw, STRING, U32};
 use crate::output_of;
-use crate::support::{arg, failure_of, repository};
+use crate::support::{arg, failure_of, file_of, repository};
 
 #[test]
 fn bad_input_is_one_line_and_exit_2() {
     let dir = tempfile::tempdir().unwrap();
-    let file = |name: &str, bytes: &[u8]| {
-        let path = dir.path().join(name);
-        fs::write(&path, bytes).unwrap();
-        path
-    };
+    let file = |name, bytes: &[u8]| file_of(dir.path(), name, bytes);
     let whole = fs::read(repository("fixtures/random-qwen3moe-F16.gguf")).unwrap();
     let inputs = [
         (file("text.gguf", b"this is not a model"), "not a GGUF file"),

@@ -5,7 +5,7 @@ use std::fs;
 use moe_trace::record::PHASE_PROMPT;
 
 use crate::Fixture;
-use crate::support::{self, arg, failure_of, moe_analyze, stdout_of};
+use crate::support::{self, arg, failure_of, file_of, moe_analyze, stdout_of};
 
 #[test]
 fn without_routing_there_is_no_hotness() {
@@ -70,11 +70,7 @@ fn a_cut_trace_counts_its_whole_records() {
 #[test]
 fn bad_input_is_one_line_and_exit_2() {
     let dir = tempfile::tempdir().unwrap();
-    let file = |name: &str, bytes: &[u8]| {
-        let path = dir.path().join(name);
-        fs::write(&path, bytes).unwrap();
-        path
-    };
+    let file = |name, bytes: &[u8]| file_of(dir.path(), name, bytes);
     let inputs = [
         (dir.path().join("absent"), "cannot open"),
         (file("empty.bin", b""), "is empty"),

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::support::{self, arg, failure_of, moe_analyze, repository, stdout_of};
-use crate::{GPT_OSS, GPT_OSS_EXPERT, QWEN, json_of, selected, workplace, write};
+use crate::{GPT_OSS, GPT_OSS_EXPERT, QWEN, json_of, plan_of, planned, selected, workplace, write};
 
 /// The answers of the runtime's own parser, weighting and planner.
 #[test]
@@ -125,17 +125,7 @@ fn defaults_are_the_runtimes() {
     let learn = dir.path().join("learn.json");
     let defaults = |model: &str, more: &[&str]| {
         let model = repository(model);
-        let args = [
-            "plan",
-            arg(&learn),
-            "--model",
-            arg(&model),
-            "--budget-mib",
-            "1",
-            "-o",
-            "json",
-        ];
-        let plan = json_of(&[&args, more].concat());
+        let plan = planned(&learn, &model, more);
         (plan["weighting"].clone(), plan["layer_curve"].clone())
     };
     assert_eq!(defaults(QWEN, &[]), (json!("flat"), json!(0.5)));
@@ -149,16 +139,8 @@ fn defaults_are_the_runtimes() {
     );
     let model = repository(GPT_OSS);
     moe_analyze()
-        .args([
-            "plan",
-            arg(&learn),
-            "--model",
-            arg(&model),
-            "--budget-mib",
-            "1",
-            "--layer-curve",
-            "nan",
-        ])
+        .args(plan_of(&learn, &model))
+        .args(["--layer-curve", "nan"])
         .assert()
         .success()
         .stderr("warning: --layer-curve NaN is not from 0 to 1; as in the runtime, 0.5 is taken\n");
@@ -172,18 +154,7 @@ fn files_are_merged_and_fade() {
     let older = write(&dir, "older.json", &older.to_string());
     let (learn, model) = (dir.path().join("learn.json"), repository(QWEN));
     let first = |more: &[&str]| {
-        let args = [
-            "plan",
-            arg(&older),
-            arg(&learn),
-            "--model",
-            arg(&model),
-            "--budget-mib",
-            "1",
-            "-o",
-            "json",
-        ];
-        let plan = json_of(&[&args, more].concat());
+        let plan = planned(&older, &model, &[&[arg(&learn)], more].concat());
         let first = &plan["selected"][0];
         (
             first["expert"].as_u64().unwrap(),
@@ -202,22 +173,10 @@ fn runs_are_counted() {
     support::known_run(&run);
     stdout_of(&["hotness", arg(&run), "--out", arg(&learn)]);
     let model = repository(QWEN);
-    let plan = |source| {
-        let plan = json_of(&[
-            "plan",
-            source,
-            "--model",
-            arg(&model),
-            "--budget-mib",
-            "1",
-            "-o",
-            "json",
-        ]);
-        plan["selected"].clone()
-    };
-    assert_eq!(plan(arg(&run)), plan(arg(&learn)));
+    let plan = |source| planned(source, &model, &[])["selected"].clone();
+    assert_eq!(plan(&run), plan(&learn));
     // Expert 3 is in every choice of the known run.
-    assert_eq!(plan(arg(&run))[0]["expert"], 3);
+    assert_eq!(plan(&run)[0]["expert"], 3);
 }
 
 /// With experts that were never chosen the room is filled, the same ones for the same seed; not unless asked for.
@@ -225,19 +184,7 @@ fn runs_are_counted() {
 fn random_fill() {
     let dir = workplace();
     let (learn, model) = (dir.path().join("learn.json"), repository(GPT_OSS));
-    let plan = |more: &[&str]| {
-        let args = [
-            "plan",
-            arg(&learn),
-            "--model",
-            arg(&model),
-            "--budget-mib",
-            "1",
-            "-o",
-            "json",
-        ];
-        json_of(&[&args, more].concat())
-    };
+    let plan = |more: &[&str]| planned(&learn, &model, more);
     assert_eq!(selected(&plan(&[])).len(), 4);
     let filled = plan(&["--fill-random"]);
     assert!(selected(&filled).len() > 20);

@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::json;
 
 use crate::support::{arg, failure_of, moe_analyze, repository, stdout_of};
-use crate::{GPT_OSS, QWEN, json_of, workplace, write};
+use crate::{GPT_OSS, QWEN, json_of, plan_of, workplace, write};
 
 #[test]
 fn explanations() {
@@ -157,18 +157,7 @@ fn command_lines() {
 fn rows_in_every_format() {
     let dir = workplace();
     let (learn, model) = (dir.path().join("learn.json"), repository(QWEN));
-    let print = |format| {
-        stdout_of(&[
-            "plan",
-            arg(&learn),
-            "--model",
-            arg(&model),
-            "--budget-mib",
-            "1",
-            "-o",
-            format,
-        ])
-    };
+    let print = |format| stdout_of(&[&plan_of(&learn, &model)[..], &["-o", format]].concat());
     assert_eq!(
         print("csv"),
         "layer,expert,bytes,score,lane,hits\n0,3,29696,3000009,0,9\n2,1,35840,3000008,0,8\n0,5,29696,2000004,0,4\n0,6,29696,1000001,0,1\n"

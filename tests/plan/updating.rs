@@ -6,23 +6,14 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use crate::support::{arg, repository, stdout_of};
-use crate::{QWEN, json_of, workplace, write};
+use crate::{QWEN, json_of, plan_of, workplace, write};
 
 /// Expert 9 was chosen more than the cached 5, which gives way; the rate lets one of two exchanges through.
 #[test]
 fn updates() {
     let dir = workplace();
     let (learn, model) = (dir.path().join("learn.json"), repository(QWEN));
-    let plan = stdout_of(&[
-        "plan",
-        arg(&learn),
-        "--model",
-        arg(&model),
-        "--budget-mib",
-        "1",
-        "-o",
-        "json",
-    ]);
+    let plan = stdout_of(&[&plan_of(&learn, &model)[..], &["-o", "json"]].concat());
     let plan = write(&dir, "plan.json", &plan);
     let live = |enabled: bool| {
         json!({"enabled": enabled, "mode": "update", "schema": "llama.cpp.moe_layer_opt_perf.v1", "n_expert": 32,

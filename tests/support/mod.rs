@@ -83,6 +83,13 @@ pub fn renumbered(run: &Path, dir: &Path) -> (PathBuf, PathBuf) {
     (trace, table)
 }
 
+/// A file of a directory, written now.
+pub fn file_of(dir: &Path, name: &str, contents: impl AsRef<[u8]>) -> PathBuf {
+    let path = dir.join(name);
+    std::fs::write(&path, contents).unwrap();
+    path
+}
+
 /// The path as an argument.
 pub fn arg(path: &Path) -> &str {
     path.to_str().unwrap()

@@ -1,57 +1,21 @@
 //! What holds for every cache, on traces that are made up.
 
+mod made;
+
 use std::collections::HashSet;
 
 use moe_analysis::simulate::{
     Batches, Collector, LruCurve, Options, Prefetch, Prefetched, prefetch, replay, simulate,
 };
 use moe_placement::cache::{Access, Changes, Key, Online, PolicyName, Setting};
-use moe_placement::plan::ExpertSizes;
 use moe_placement::predict::PredictorName;
 use moe_trace::foreign::{Phase, RoutingRow, Sink};
 use proptest::prelude::*;
 
-const N_LAYER: u16 = 3;
-const N_EXPERT: u32 = 8;
-
-/// A batch: its layer, its phase, and the experts of its tokens.
-type Made = (u16, Phase, Vec<u32>);
+use made::{Made, N_EXPERT, N_LAYER, batches_of, traces};
 
 fn batches(made: &[Made], bytes: impl Fn(u32, u32) -> u64) -> Batches {
     batches_of(made, u32::from(N_LAYER), N_EXPERT, bytes)
-}
-
-fn batches_of(
-    made: &[Made],
-    n_layer: u32,
-    n_expert: u32,
-    bytes: impl Fn(u32, u32) -> u64,
-) -> Batches {
-    let mut collector = Collector::new();
-    for ((layer_id, phase, experts), time) in made.iter().zip(1..) {
-        for &expert_id in experts {
-            let row = RoutingRow {
-                expert_id,
-                phase: Some(*phase),
-                timestamp_ns: Some(time),
-                ..RoutingRow::at_layer(*layer_id)
-            };
-            collector.routing(&row).unwrap();
-        }
-    }
-    let keys = (0..n_layer).flat_map(|layer| (0..n_expert).map(move |expert| (layer, expert)));
-    let sizes: ExpertSizes = keys.map(|(l, e)| (l, e, bytes(l, e))).collect();
-    collector.finish(&sizes).unwrap()
-}
-
-/// Batches of up to `most` choices.
-fn traces(most: usize) -> impl Strategy<Value = Vec<Made>> {
-    let experts = prop::collection::vec(0..N_EXPERT, 1..=most);
-    let phase = prop::bool::ANY.prop_map(|is_prompt| match is_prompt {
-        true => Phase::Prompt,
-        false => Phase::Generate,
-    });
-    prop::collection::vec((0..N_LAYER, phase, experts), 1..120)
 }
 
 fn options() -> Options {

@@ -1,30 +1,13 @@
 //! LRU's curve from a sample of the experts, against caches that see every look-up.
 
-use moe_analysis::simulate::{Batches, Collector, Error, Estimate, replay, sampled_lru};
+mod made;
+
+use moe_analysis::simulate::{Batches, Error, Estimate, replay, sampled_lru};
 use moe_placement::cache::{Online, PolicyName, Setting};
-use moe_trace::foreign::{Phase, RoutingRow, Sink};
+use moe_trace::foreign::Phase;
 use proptest::prelude::*;
 
-/// Layer, phase and experts of each batch.
-type Made = (u16, Phase, Vec<u32>);
-
-fn batches(made: &[Made], n_layer: u32, n_expert: u32, bytes: impl Fn(u32, u32) -> u64) -> Batches {
-    let mut collector = Collector::new();
-    for ((layer_id, phase, experts), time) in made.iter().zip(1..) {
-        for &expert_id in experts {
-            let row = RoutingRow {
-                expert_id,
-                phase: Some(*phase),
-                timestamp_ns: Some(time),
-                ..RoutingRow::at_layer(*layer_id)
-            };
-            collector.routing(&row).unwrap();
-        }
-    }
-    let keys = (0..n_layer).flat_map(|layer| (0..n_expert).map(move |expert| (layer, expert)));
-    let sizes = keys.map(|(layer, expert)| (layer, expert, bytes(layer, expert)));
-    collector.finish(&sizes.collect()).unwrap()
-}
+use made::{batches_of, traces};
 
 fn lru(batches: &Batches, budget: u64) -> moe_analysis::simulate::Outcome {
     let name = PolicyName::Whole(Online::Lru);
@@ -32,22 +15,13 @@ fn lru(batches: &Batches, budget: u64) -> moe_analysis::simulate::Outcome {
     replay(batches, policy.unwrap().as_mut())
 }
 
-fn made() -> impl Strategy<Value = Vec<Made>> {
-    let phase = prop::bool::ANY.prop_map(|is_prompt| match is_prompt {
-        true => Phase::Prompt,
-        false => Phase::Generate,
-    });
-    let experts = prop::collection::vec(0..8u32, 1..=7);
-    prop::collection::vec((0..3u16, phase, experts), 1..150)
-}
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
 
     /// Whatever the sizes, and batches larger than the budget and all.
     #[test]
-    fn a_sample_of_all_is_lru(made in made(), mixed: bool) {
-        let batches = batches(&made, 3, 8, |layer, expert| match mixed {
+    fn a_sample_of_all_is_lru(made in traces(7), mixed: bool) {
+        let batches = batches_of(&made, 3, 8, |layer, expert| match mixed {
             true => u64::from(1 + layer * 2 + expert % 3),
             false => 5,
         });
@@ -90,7 +64,7 @@ fn tokens(n_token: usize) -> Batches {
             made.push((layer as u16, Phase::Generate, chosen));
         }
     }
-    batches(&made, N_LAYER, N_EXPERT, |layer, _| {
+    batches_of(&made, N_LAYER, N_EXPERT, |layer, _| {
         5 + u64::from(layer % 2)
     })
 }
@@ -136,7 +110,7 @@ fn the_told_error_holds_the_truth() {
 
 #[test]
 fn too_small_a_sample_is_refused() {
-    let batches = batches(&[(0, Phase::Generate, vec![0])], 3, 5, |_, _| 1);
+    let batches = batches_of(&[(0, Phase::Generate, vec![0])], 3, 5, |_, _| 1);
     let refused = sampled_lru(&batches, &[1], 1.0, 0);
     assert!(matches!(refused, Err(Error::Sample { n: 15, .. })));
 }

@@ -71,8 +71,13 @@ fn path(dir: &TempDir, number: u32) -> PathBuf {
 
 /// A model in three files, the first without tensors.
 fn model() -> TempDir {
+    model_with(SECOND)
+}
+
+/// The model with another second shard.
+fn model_with(second: Shard) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
-    for (number, shard) in [(1, FIRST), (2, SECOND), (3, THIRD)] {
+    for (number, shard) in [(1, FIRST), (2, second), (3, THIRD)] {
         write(&path(&dir, number), &shard);
     }
     dir
@@ -143,14 +148,10 @@ fn a_repeated_shard_is_named() {
 
 #[test]
 fn a_shard_of_another_split_is_named() {
-    let dir = model();
-    write(
-        &path(&dir, 2),
-        &Shard {
-            n_tensors: 7,
-            ..SECOND
-        },
-    );
+    let dir = model_with(Shard {
+        n_tensors: 7,
+        ..SECOND
+    });
     let (at, fault) = fault(&path(&dir, 1));
     assert_eq!(at, path(&dir, 2));
     assert!(
@@ -167,19 +168,15 @@ fn a_shard_of_another_split_is_named() {
 
 #[test]
 fn a_shard_that_says_it_is_of_another_model_is_named() {
-    let dir = model();
     for (key, found, own) in [
         ("general.architecture", "llama", "qwen3moe"),
         ("general.name", "Another", "Mine"),
     ] {
         let keys = [(key, found)];
-        write(
-            &path(&dir, 2),
-            &Shard {
-                keys: &keys,
-                ..SECOND
-            },
-        );
+        let dir = model_with(Shard {
+            keys: &keys,
+            ..SECOND
+        });
         for number in 1..=3 {
             let expected = ShardFault::Foreign {
                 first: path(&dir, 1),
@@ -191,13 +188,10 @@ fn a_shard_that_says_it_is_of_another_model_is_named() {
         }
         // What agrees with the first, or is told by this one alone, is no contradiction.
         let keys = [(key, own), ("general.author", "somebody")];
-        write(
-            &path(&dir, 2),
-            &Shard {
-                keys: &keys,
-                ..SECOND
-            },
-        );
+        let dir = model_with(Shard {
+            keys: &keys,
+            ..SECOND
+        });
         assert!(Gguf::open(path(&dir, 3)).is_ok());
     }
 }
@@ -224,14 +218,10 @@ fn a_file_without_split_keys_is_foreign() {
 /// llama.cpp#27349: the shards' tensors do not add up.
 #[test]
 fn a_wrong_number_of_tensors_is_told() {
-    let dir = model();
-    write(
-        &path(&dir, 2),
-        &Shard {
-            tensors: &[],
-            ..SECOND
-        },
-    );
+    let dir = model_with(Shard {
+        tensors: &[],
+        ..SECOND
+    });
     let expected = ShardFault::TensorCount {
         found: 2,
         expected: 3,
@@ -241,14 +231,10 @@ fn a_wrong_number_of_tensors_is_told() {
 
 #[test]
 fn a_tensor_in_two_shards_is_refused() {
-    let dir = model();
-    write(
-        &path(&dir, 2),
-        &Shard {
-            tensors: &["output.weight"],
-            ..SECOND
-        },
-    );
+    let dir = model_with(Shard {
+        tensors: &["output.weight"],
+        ..SECOND
+    });
     let text = Gguf::open(path(&dir, 1)).unwrap_err().to_string();
     assert!(text.contains("\"output.weight\" appears twice"), "{text}");
 }

@@ -109,9 +109,7 @@ fn check(
         scratch: device.at(&scratch),
     };
     let done = device.kernels.attention(&device.stream, &it);
-    let got = done
-        .map_err(|e| e.to_string())
-        .and_then(|()| device.read(&out));
+    let got = device.after(done, &out);
     report.compare(&case, got, &want, 2e-5);
     if let Err(error) = device.read(&scratch) {
         report.fail(format!("{case}: scratch of {size} bytes: {error}"));

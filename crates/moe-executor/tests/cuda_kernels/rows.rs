@@ -45,9 +45,7 @@ fn norms() {
 
         let case = format!("rms_norm {rows} × {width}");
         let done = kernels.rms_norm(stream, px, pw, EPS, width, rows, device.at(&out));
-        let got = done
-            .map_err(|e| e.to_string())
-            .and_then(|()| device.read(&out));
+        let got = device.after(done, &out);
         report.compare(&case, got, &norm(&wide(&x), &weight), 2e-6);
 
         let sums: Vec<f64> = x.iter().zip(&y).map(|(a, b)| f64::from(a + b)).collect();
@@ -64,10 +62,9 @@ fn norms() {
                 sum: at,
                 out: device.at(&out),
             };
-            let done = kernels.add_rms_norm(stream, &it).map_err(|e| e.to_string());
-            let got = done.clone().and_then(|()| device.read(&out));
+            let got = device.after(kernels.add_rms_norm(stream, &it), &out);
             report.compare(&case, got, &norm(&sums, &weight), 2e-6);
-            let got = done.and_then(|()| device.read(if apart { &sum } else { &dx }));
+            let got = device.read(if apart { &sum } else { &dx });
             report.compare(&format!("{case}: the sum"), got, &sums, 0.0);
         }
 
@@ -75,9 +72,7 @@ fn norms() {
         let place = device.output(&y);
         let at = device.at(&place);
         let done = kernels.rms_norm(stream, at, pw, EPS, width, rows, at);
-        let got = done
-            .map_err(|e| e.to_string())
-            .and_then(|()| device.read(&place));
+        let got = device.after(done, &place);
         report.compare(&case, got, &norm(&wide(&y), &weight), 2e-6);
     }
     report.finish();
@@ -105,26 +100,20 @@ fn sums_and_factors() {
 
         let out = device.room(n);
         let done = kernels.add(stream, device.at(&da), device.at(&db), n, device.at(&out));
-        let got = done
-            .map_err(|e| e.to_string())
-            .and_then(|()| device.read(&out));
+        let got = device.after(done, &out);
         let want: Vec<f64> = a.iter().zip(&b).map(|(a, b)| f64::from(a + b)).collect();
         report.compare(&format!("add {n}"), got, &want, 0.0);
 
         let x = device.output(&a);
         let done = kernels.add_bias(stream, device.at(&x), device.at(&dbias), rows, width);
-        let got = done
-            .map_err(|e| e.to_string())
-            .and_then(|()| device.read(&x));
+        let got = device.after(done, &x);
         let want: Vec<f64> = (0..n).map(|i| f64::from(a[i] + bias[i % width])).collect();
         report.compare(&format!("add_bias {rows} × {width}"), got, &want, 0.0);
 
         let x = device.output(&a);
         let done =
             kernels.scale_rows_by_sigmoid(stream, device.at(&x), device.at(&dscore), rows, width);
-        let got = done
-            .map_err(|e| e.to_string())
-            .and_then(|()| device.read(&x));
+        let got = device.after(done, &x);
         let sigmoid = |x: f32| 1.0 / (1.0 + (-f64::from(x)).exp());
         let scaled = |i: usize| f64::from(a[i]) * sigmoid(score[i / width]);
         let want: Vec<f64> = (0..n).map(scaled).collect();
@@ -168,9 +157,7 @@ fn activations() {
             let x = device.output(&gate);
             let (stream, at) = (&device.stream, device.at(&x));
             let done = device.kernels.glu(stream, glu, at, device.at(&dup), n);
-            let got = done
-                .map_err(|e| e.to_string())
-                .and_then(|()| device.read(&x));
+            let got = device.after(done, &x);
             report.compare(&format!("glu {glu:?} {n}"), got, &want, 2e-6);
         }
     }
@@ -198,9 +185,7 @@ fn rows_by_number() {
             width,
             device.at(&out),
         );
-        let got = done
-            .map_err(|e| e.to_string())
-            .and_then(|()| device.read(&out));
+        let got = device.after(done, &out);
         let row = |i: u32| &x[i as usize * width..][..width];
         let want: Vec<f64> = chosen.iter().flat_map(|&i| wide(row(i))).collect();
         report.compare(
@@ -218,9 +203,7 @@ fn rows_by_number() {
         let (cache, dp) = (device.output(&before), device.upload(&places));
         let (from, to, n) = (device.at(&dx), device.at(&cache), places.len());
         let done = kernels.store_rows(stream, from, device.at(&dp), n, width, to);
-        let got = done
-            .map_err(|e| e.to_string())
-            .and_then(|()| device.read(&cache));
+        let got = device.after(done, &cache);
         let mut want = wide(&before);
         for (i, &place) in places.iter().enumerate() {
             want[place as usize * width..][..width].copy_from_slice(&wide(row(i as u32)));
@@ -268,9 +251,7 @@ fn rotations() {
                 layout,
             };
             let done = device.kernels.rope(&device.stream, &it);
-            let got = done
-                .map_err(|e| e.to_string())
-                .and_then(|()| device.read(&dx));
+            let got = device.after(done, &dx);
             let case = format!("rope {layout:?} {rows} × {heads} × {head_dim}, {n_dims} turn");
             report.compare(&case, got, &wide(&want), 1e-6);
         }

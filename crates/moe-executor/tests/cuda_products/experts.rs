@@ -1,12 +1,14 @@
 //! Chosen experts: their products, apart and of gate and up together, and the weighted sum.
 
+use std::fmt::{self, Display, Formatter};
+
 use moe_executor::cpu::glu::Glu;
 use moe_executor::cuda::Kernels;
 use moe_executor::cuda::launch::{Fetched, GateUp, MulMatId};
 use moe_gguf::GgmlType;
 
 use crate::device::{Device, Memory, Report, noise, wide};
-use crate::operands::{Bias, Matrices, Wanted, in_magnitudes, rounded, tolerance, types};
+use crate::operands::{Bias, Matrices, Wanted, compare, rounded, tolerance, types};
 
 /// Who computes what.
 struct Choice {
@@ -39,6 +41,12 @@ impl Choice {
     fn work(&self, device: &Device) -> Memory<u8> {
         let bytes = Kernels::work_size(self.tokens, self.k, self.n_expert);
         device.upload(&vec![0xa5u8; bytes])
+    }
+}
+
+impl Display for Choice {
+    fn fmt(&self, f: &mut Formatter) -> fmt::Result {
+        write!(f, "{} × {} of {}", self.tokens, self.k, self.n_expert)
     }
 }
 
@@ -122,21 +130,10 @@ fn products() {
                     work: device.at(&work),
                 };
                 let done = device.kernels.mul_mat_id(&device.stream, &product);
-                let got = done
-                    .map_err(|e| e.to_string())
-                    .and_then(|()| device.read(&out));
+                let got = device.after(done, &out);
                 let want = wanted(&matrices, &x, rows_per, &choice, &bias);
-                let (got, want) = in_magnitudes(got, &want);
-                let Choice {
-                    tokens,
-                    k,
-                    n_expert,
-                    ..
-                } = choice;
-                let case = format!(
-                    "mul_mat_id {ty} {n_out} × {n_in}, {tokens} × {k} of {n_expert}, {rows} rows"
-                );
-                report.compare(&case, got, &want, tolerance(n_in));
+                let case = format!("mul_mat_id {ty} {n_out} × {n_in}, {choice}, {rows} rows");
+                compare(&mut report, &case, got, &want, tolerance(n_in));
             }
         }
     }
@@ -186,16 +183,14 @@ fn fetched_matrices() {
             out: device.at(&out),
         };
         let done = device.kernels.mul_mat_fetched(&device.stream, &product);
-        let got = done
-            .map_err(|e| e.to_string())
-            .and_then(|()| device.read(&out));
+        let got = device.after(done, &out);
         let mut want = wanted(&matrices, &x, 1, &choice, &bias);
         want[missing * n_out..][..n_out].fill(Wanted {
             value: 0.25,
             magnitude: 1.0,
         });
-        let (got, want) = in_magnitudes(got, &want);
-        report.compare(&format!("fetched {ty}"), got, &want, tolerance(n_in));
+        let case = format!("fetched {ty}");
+        compare(&mut report, &case, got, &want, tolerance(n_in));
     }
     report.finish();
 }
@@ -247,9 +242,7 @@ fn gate_and_up() {
                 work: device.at(&work),
             };
             let done = device.kernels.experts_gate_up(&device.stream, &product);
-            let got = done
-                .map_err(|e| e.to_string())
-                .and_then(|()| device.read(&out));
+            let got = device.after(done, &out);
             let gate = wanted(&gates, &x, choice.k, &choice, &gate_bias);
             let up = wanted(&ups, &x, choice.k, &choice, &up_bias);
             let want: Vec<Wanted> = gate
@@ -257,17 +250,8 @@ fn gate_and_up() {
                 .zip(&up)
                 .map(|(gate, up)| Wanted::activated(glu, *gate, *up))
                 .collect();
-            let (got, want) = in_magnitudes(got, &want);
-            let Choice {
-                tokens,
-                k,
-                n_expert,
-                ..
-            } = choice;
-            let case = format!(
-                "gate_up {gate_ty} {up_ty} {glu:?} {n_ff} × {n_in}, {tokens} × {k} of {n_expert}"
-            );
-            report.compare(&case, got, &want, tolerance(n_in));
+            let case = format!("gate_up {gate_ty} {up_ty} {glu:?} {n_ff} × {n_in}, {choice}");
+            compare(&mut report, &case, got, &want, tolerance(n_in));
         }
     }
     report.finish();
@@ -290,9 +274,7 @@ fn sums_of_experts_are_the_cpus() {
             width,
             device.at(&out),
         );
-        let got = done
-            .map_err(|e| e.to_string())
-            .and_then(|()| device.read(&out));
+        let got = device.after(done, &out);
         let value = |i: usize| {
             let (token, column) = (i / width, i % width);
             let product = |slot: usize| {

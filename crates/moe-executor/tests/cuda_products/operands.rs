@@ -11,7 +11,7 @@ use moe_executor::cuda::launch::Weights;
 use moe_executor::cuda::{Kernels, Ptr};
 use moe_gguf::GgmlType;
 
-use crate::device::{Device, Memory, noise};
+use crate::device::{Device, Memory, Report, noise};
 
 /// The types that have products.
 pub fn types() -> impl Iterator<Item = GgmlType> {
@@ -174,11 +174,14 @@ impl Wanted {
     }
 }
 
-/// Values and what they should be, both in units of the magnitude: errors are then shares of it.
-pub fn in_magnitudes(
+/// Compares values with what they should be, both in units of the magnitude: errors are then shares of it.
+pub fn compare(
+    report: &mut Report,
+    case: &str,
     got: Result<Vec<f32>, String>,
     wanted: &[Wanted],
-) -> (Result<Vec<f32>, String>, Vec<f64>) {
+    tolerance: f64,
+) {
     let unit = |wanted: &Wanted| wanted.magnitude.max(1e-30);
     let got = got.map(|got| {
         let shares = got.iter().zip(wanted);
@@ -186,7 +189,8 @@ pub fn in_magnitudes(
             .map(|(got, wanted)| (f64::from(*got) / unit(wanted)) as f32)
             .collect()
     });
-    (got, wanted.iter().map(|w| w.value / unit(w)).collect())
+    let wanted: Vec<f64> = wanted.iter().map(|w| w.value / unit(w)).collect();
+    report.compare(case, got, &wanted, tolerance);
 }
 
 /// What the error of a sum of `n` products in f32 may be, as a share of the magnitude.

@@ -1,11 +1,12 @@
 //! One matrix and rows of activations.
 
 use moe_executor::cpu::quant::Kernel;
+use moe_executor::cuda::launch::Weights;
 use moe_executor::cuda::{Kernels, Ptr};
 use moe_gguf::GgmlType;
 
-use crate::device::{Device, Report, noise};
-use crate::operands::{Bias, Matrices, Wanted, in_magnitudes, rounded, tolerance, types};
+use crate::device::{Device, Memory, Report, noise};
+use crate::operands::{Bias, Matrices, Wanted, compare, rounded, tolerance, types};
 
 /// Shapes `(n_in, n_out)` for a type: single blocks, a number of units that no warp divides, real layers.
 fn shapes(ty: GgmlType) -> Vec<(usize, usize)> {
@@ -14,6 +15,29 @@ fn shapes(ty: GgmlType) -> Vec<(usize, usize)> {
         32 => vec![(32, 1), (96, 7), (800, 66), (2880, 130), (4096, 256)],
         _ => vec![(256, 1), (768, 7), (2304, 66), (2048, 130), (4096, 256)],
     }
+}
+
+/// The product of every row of `x`, computed into `out`.
+fn product(
+    device: &Device,
+    weights: &Weights,
+    bias: Ptr,
+    x: &[f32],
+    out: &Memory<f32>,
+) -> Result<Vec<f32>, String> {
+    let rows = x.len() / weights.n_in;
+    let dx = device.upload(x);
+    let scratch = device.upload(&vec![0xa5u8; Kernels::scratch_size(rows, weights.n_in)]);
+    let done = device.kernels.mul_mat(
+        &device.stream,
+        weights,
+        bias,
+        device.at(&dx),
+        rows,
+        device.at(out),
+        device.at(&scratch),
+    );
+    device.after(done, out)
 }
 
 #[test]
@@ -27,20 +51,8 @@ fn products() {
             for rows in [1, 2, 4, 7, 8, 9, 65, 150] {
                 let x = noise(rows * n_in, rows as u32);
                 let bias = Bias::new(device, rows.is_multiple_of(2).then_some(n_out), 5);
-                let (dx, out) = (device.upload(&x), device.room(rows * n_out));
-                let scratch = device.upload(&vec![0xa5u8; Kernels::scratch_size(rows, n_in)]);
-                let done = device.kernels.mul_mat(
-                    &device.stream,
-                    &weights,
-                    bias.at(device),
-                    device.at(&dx),
-                    rows,
-                    device.at(&out),
-                    device.at(&scratch),
-                );
-                let got = done
-                    .map_err(|e| e.to_string())
-                    .and_then(|()| device.read(&out));
+                let out = device.room(rows * n_out);
+                let got = product(device, &weights, bias.at(device), &x, &out);
                 let wanted: Vec<Wanted> = x
                     .chunks_exact(n_in)
                     .flat_map(|x| {
@@ -49,9 +61,8 @@ fn products() {
                         (0..n_out).map(product).collect::<Vec<_>>()
                     })
                     .collect();
-                let (got, wanted) = in_magnitudes(got, &wanted);
                 let case = format!("mul_mat {ty} {n_out} × {n_in}, {rows} rows");
-                report.compare(&case, got, &wanted, tolerance(n_in));
+                compare(&mut report, &case, got, &wanted, tolerance(n_in));
             }
         }
     }
@@ -74,19 +85,8 @@ fn products_of_the_cpu() {
         let mut cpu = vec![0.0; n_out];
         kernel.gemv(&matrix.bytes, matrix.row_size(), n_in, &act, &mut cpu);
 
-        let (dx, out) = (device.upload(&x), device.room(n_out));
-        let done = device.kernels.mul_mat(
-            &device.stream,
-            &weights,
-            Ptr::NULL,
-            device.at(&dx),
-            1,
-            device.at(&out),
-            Ptr::NULL,
-        );
-        let got = done
-            .map_err(|e| e.to_string())
-            .and_then(|()| device.read(&out));
+        let out = device.room(n_out);
+        let got = product(device, &weights, Ptr::NULL, &x, &out);
         let quantized = ty.block_size() > 1;
         let wanted: Vec<Wanted> = (0..n_out)
             .map(|o| {
@@ -100,9 +100,8 @@ fn products_of_the_cpu() {
                 }
             })
             .collect();
-        let (got, wanted) = in_magnitudes(got, &wanted);
         let allowed = if quantized { 1.0 } else { tolerance(n_in) };
-        report.compare(&format!("CPU {ty}"), got, &wanted, allowed);
+        compare(&mut report, &format!("CPU {ty}"), got, &wanted, allowed);
     }
     report.finish();
 }
@@ -118,20 +117,8 @@ fn no_number_stays_none() {
         for rows in [1, 3, 20] {
             let mut x = noise(rows * n_in, 4);
             x.iter_mut().step_by(n_in).for_each(|x| *x = f32::NAN);
-            let (dx, out) = (device.upload(&x), device.output(&vec![0.0; rows * n_out]));
-            let scratch = device.upload(&vec![0u8; Kernels::scratch_size(rows, n_in)]);
-            let done = device.kernels.mul_mat(
-                &device.stream,
-                &weights,
-                Ptr::NULL,
-                device.at(&dx),
-                rows,
-                device.at(&out),
-                device.at(&scratch),
-            );
-            let got = done
-                .map_err(|e| e.to_string())
-                .and_then(|()| device.read(&out));
+            let out = device.output(&vec![0.0; rows * n_out]);
+            let got = product(device, &weights, Ptr::NULL, &x, &out);
             let case = format!("NaN {ty}, {rows} rows");
             report.compare(&case, got, &vec![f64::NAN; rows * n_out], 0.0);
         }

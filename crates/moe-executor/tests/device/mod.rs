@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::result::memcpy_dtod_async;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DeviceRepr, DriverError};
-use moe_executor::cuda::{Kernels, Ptr};
+use moe_executor::cuda::{self, Kernels, Ptr};
 
 /// The first device.
 pub struct Device {
@@ -69,6 +69,16 @@ impl Device {
         // SAFETY: both have `n` bytes, and no slice of the host shows to them.
         let done = unsafe { memcpy_dtod_async(self.at(to).0, self.at(from).0, n, stream) };
         done.expect("a copy on the device");
+    }
+
+    /// What a launch wrote to an [`Device::output`] or [`Device::room`], or why it did not.
+    pub fn after(
+        &self,
+        launch: cuda::Result<()>,
+        memory: &Memory<f32>,
+    ) -> Result<Vec<f32>, String> {
+        launch.map_err(|error| error.to_string())?;
+        self.read(memory)
     }
 
     /// The values of an [`Device::output`] or [`Device::room`]; an error if the guard was written to.

@@ -3,13 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::Path;
-use std::sync::Arc;
 
-use arrow::array::{
-    ArrayRef, Float32Builder, Int32Builder, RecordBatch, UInt16Builder, UInt32Builder,
-    UInt64Builder,
-};
-use arrow::error::ArrowError;
 use parquet::arrow::ArrowWriter;
 use parquet::errors::ParquetError;
 
@@ -18,9 +12,9 @@ use super::rows::{CountRow, RoutingRow};
 use crate::error::Error;
 use crate::files::{MadeDirectories, PendingFile};
 use crate::manifest::Model;
-use crate::parquet_file::{SCHEMA_KEY, dictionary, key_value, properties};
+use crate::parquet_file::{SCHEMA_KEY, key_value, properties};
 use crate::tables::{
-    EXPERT_BYTES_KEY, FORMAT_KEY, LANE_NAMES, MODEL_KEY, PHASE_NAMES, READ_ROUTING, RUN_ID_KEY,
+    EXPERT_BYTES_KEY, FORMAT_KEY, MODEL_KEY, READ_ROUTING, RUN_ID_KEY, RoutingColumns,
 };
 
 /// Rows that are held as columns at a time.
@@ -33,21 +27,7 @@ pub struct RoutingTable {
     pending: PendingFile,
     directories: MadeDirectories,
     writer: ArrowWriter<File>,
-    columns: Columns,
-}
-
-#[derive(Default)]
-struct Columns {
-    n_rows: usize,
-    token_id: UInt32Builder,
-    sequence_id: UInt32Builder,
-    phase: Int32Builder,
-    layer_id: UInt16Builder,
-    slot: UInt16Builder,
-    expert_id: UInt32Builder,
-    weight: Float32Builder,
-    lane: Int32Builder,
-    timestamp_ns: UInt64Builder,
+    columns: RoutingColumns,
 }
 
 impl RoutingTable {
@@ -75,7 +55,7 @@ impl RoutingTable {
             pending,
             directories,
             writer,
-            columns: Columns::default(),
+            columns: RoutingColumns::default(),
         })
     }
 
@@ -121,8 +101,8 @@ impl RoutingTable {
     }
 
     fn write_batch(&mut self) -> Result<(), ParquetError> {
-        if self.columns.n_rows > 0 {
-            let batch = self.columns.take()?;
+        if self.columns.len() > 0 {
+            let batch = self.columns.take(&READ_ROUTING)?;
             self.writer.write(&batch)?;
             if self.writer.in_progress_rows() >= GROUP_ROWS {
                 self.writer.flush()?;
@@ -134,8 +114,19 @@ impl RoutingTable {
 
 impl Sink for RoutingTable {
     fn routing(&mut self, row: &RoutingRow) -> Result<(), SinkError> {
-        self.columns.push(row);
-        if self.columns.n_rows >= BATCH_ROWS {
+        let columns = &mut self.columns;
+        columns.token_id.append_value(row.token_id);
+        columns.sequence_id.append_option(row.sequence_id);
+        columns
+            .phase
+            .append_option(row.phase.map(|phase| phase.number().into()));
+        columns.layer_id.append_value(row.layer_id);
+        columns.slot.append_value(row.slot);
+        columns.expert_id.append_value(row.expert_id);
+        columns.weight.append_option(row.weight);
+        columns.lane.append_option(row.lane.map(i32::from));
+        columns.timestamp_ns.append_option(row.timestamp_ns);
+        if columns.len() >= BATCH_ROWS {
             let written = self.write_batch();
             written.map_err(Error::writing_parquet(self.pending.path()))?;
         }
@@ -144,37 +135,5 @@ impl Sink for RoutingTable {
 
     fn count(&mut self, _: &CountRow) -> Result<(), SinkError> {
         Err(SinkError::NeedsOrder)
-    }
-}
-
-impl Columns {
-    fn push(&mut self, row: &RoutingRow) {
-        self.n_rows += 1;
-        self.token_id.append_value(row.token_id);
-        self.sequence_id.append_option(row.sequence_id);
-        self.phase
-            .append_option(row.phase.map(|phase| phase.number().into()));
-        self.layer_id.append_value(row.layer_id);
-        self.slot.append_value(row.slot);
-        self.expert_id.append_value(row.expert_id);
-        self.weight.append_option(row.weight);
-        self.lane.append_option(row.lane.map(i32::from));
-        self.timestamp_ns.append_option(row.timestamp_ns);
-    }
-
-    fn take(&mut self) -> Result<RecordBatch, ArrowError> {
-        self.n_rows = 0;
-        let columns: Vec<ArrayRef> = vec![
-            Arc::new(self.token_id.finish()),
-            Arc::new(self.sequence_id.finish()),
-            dictionary(self.phase.finish(), &PHASE_NAMES),
-            Arc::new(self.layer_id.finish()),
-            Arc::new(self.slot.finish()),
-            Arc::new(self.expert_id.finish()),
-            Arc::new(self.weight.finish()),
-            dictionary(self.lane.finish(), &LANE_NAMES),
-            Arc::new(self.timestamp_ns.finish()),
-        ];
-        RecordBatch::try_new(READ_ROUTING.clone(), columns)
     }
 }

@@ -14,8 +14,7 @@ mod rows;
 mod table;
 mod write;
 
-pub(crate) use routing::{LANE_NAMES, READ_ROUTING};
-pub(crate) use rows::PHASE_NAMES;
+pub(crate) use routing::{Columns as RoutingColumns, READ_ROUTING};
 
 pub use ranges::{ByteRange, ExpertRanges, ExpertTensor};
 pub use read::{

@@ -51,20 +51,49 @@ pub(crate) static CHOICES: LazyLock<SchemaRef> = LazyLock::new(|| {
     Arc::new(Schema::new(needed.cloned().collect::<Vec<_>>()))
 });
 
-pub(crate) static LANE_NAMES: LazyLock<Arc<StringArray>> = LazyLock::new(|| strings(&lane::NAMES));
+static LANE_NAMES: LazyLock<Arc<StringArray>> = LazyLock::new(|| strings(&lane::NAMES));
+
+/// The columns while they are filled, each with as many entries.
+#[derive(Default)]
+pub(crate) struct Columns {
+    pub(crate) token_id: UInt32Builder,
+    pub(crate) sequence_id: UInt32Builder,
+    pub(crate) phase: Int32Builder,
+    pub(crate) layer_id: UInt16Builder,
+    pub(crate) slot: UInt16Builder,
+    pub(crate) expert_id: UInt32Builder,
+    pub(crate) weight: Float32Builder,
+    pub(crate) lane: Int32Builder,
+    pub(crate) timestamp_ns: UInt64Builder,
+}
+
+impl Columns {
+    /// Rows.
+    pub(crate) fn len(&self) -> usize {
+        self.expert_id.len()
+    }
+
+    /// The rows, under a schema with these columns; none are left.
+    pub(crate) fn take(&mut self, schema: &SchemaRef) -> Result<RecordBatch, ArrowError> {
+        let columns: Vec<ArrayRef> = vec![
+            Arc::new(self.token_id.finish()),
+            Arc::new(self.sequence_id.finish()),
+            dictionary(self.phase.finish(), &PHASE_NAMES),
+            Arc::new(self.layer_id.finish()),
+            Arc::new(self.slot.finish()),
+            Arc::new(self.expert_id.finish()),
+            Arc::new(self.weight.finish()),
+            dictionary(self.lane.finish(), &LANE_NAMES),
+            Arc::new(self.timestamp_ns.finish()),
+        ];
+        RecordBatch::try_new(schema.clone(), columns)
+    }
+}
 
 /// Rows of `routing`.
 pub(crate) struct RoutingRows<'a> {
     first_of_layer: FirstOfLayer<'a>,
-    token_id: UInt32Builder,
-    sequence_id: UInt32Builder,
-    phase: Int32Builder,
-    layer_id: UInt16Builder,
-    slot: UInt16Builder,
-    expert_id: UInt32Builder,
-    weight: Float32Builder,
-    lane: Int32Builder,
-    timestamp_ns: UInt64Builder,
+    columns: Columns,
 }
 
 impl<'a> RoutingRows<'a> {
@@ -72,15 +101,7 @@ impl<'a> RoutingRows<'a> {
     pub(crate) fn new(first_of_layer: FirstOfLayer<'a>) -> Self {
         Self {
             first_of_layer,
-            token_id: Default::default(),
-            sequence_id: Default::default(),
-            phase: Default::default(),
-            layer_id: Default::default(),
-            slot: Default::default(),
-            expert_id: Default::default(),
-            weight: Default::default(),
-            lane: Default::default(),
-            timestamp_ns: Default::default(),
+            columns: Columns::default(),
         }
     }
 }
@@ -93,7 +114,7 @@ impl<'a> Rows<'a> for RoutingRows<'a> {
     }
 
     fn len(&self) -> usize {
-        self.expert_id.len()
+        self.columns.len()
     }
 
     fn push(
@@ -113,6 +134,7 @@ impl<'a> Rows<'a> for RoutingRows<'a> {
         let layer = head
             .layer()
             .ok_or_else(|| context.record_error(record, "experts were chosen, but in no layer"))?;
+        let columns = &mut self.columns;
         for token in operation.tokens() {
             let phase = context.phase(token.head(), record)?;
             for expert in token.experts() {
@@ -126,17 +148,19 @@ impl<'a> Rows<'a> for RoutingRows<'a> {
                         ),
                     ));
                 }
-                self.token_id
+                columns
+                    .token_id
                     .append_value(context.token_id(record, token.token_id()));
-                self.sequence_id.append_option(token.sequence_id());
-                self.phase.append_value(phase);
-                self.layer_id.append_value(layer);
-                self.slot.append_value(expert.slot);
-                self.expert_id.append_value(expert.expert_id);
-                self.weight.append_option(expert.weight);
-                self.lane
+                columns.sequence_id.append_option(token.sequence_id());
+                columns.phase.append_value(phase);
+                columns.layer_id.append_value(layer);
+                columns.slot.append_value(expert.slot);
+                columns.expert_id.append_value(expert.expert_id);
+                columns.weight.append_option(expert.weight);
+                columns
+                    .lane
                     .append_option((expert.lane != lane::UNKNOWN).then(|| expert.lane.into()));
-                self.timestamp_ns.append_value(head.timestamp_ns.get());
+                columns.timestamp_ns.append_value(head.timestamp_ns.get());
             }
             record += token.records().len() as u64;
         }
@@ -144,17 +168,6 @@ impl<'a> Rows<'a> for RoutingRows<'a> {
     }
 
     fn take(&mut self) -> Result<RecordBatch, ArrowError> {
-        let columns: Vec<ArrayRef> = vec![
-            Arc::new(self.token_id.finish()),
-            Arc::new(self.sequence_id.finish()),
-            dictionary(self.phase.finish(), &PHASE_NAMES),
-            Arc::new(self.layer_id.finish()),
-            Arc::new(self.slot.finish()),
-            Arc::new(self.expert_id.finish()),
-            Arc::new(self.weight.finish()),
-            dictionary(self.lane.finish(), &LANE_NAMES),
-            Arc::new(self.timestamp_ns.finish()),
-        ];
-        RecordBatch::try_new(ROUTING.clone(), columns)
+        self.columns.take(&ROUTING)
     }
 }

@@ -77,7 +77,7 @@ pub(crate) trait Rows<'a> {
 }
 
 /// The strings of a `phase` column.
-pub(crate) static PHASE_NAMES: LazyLock<Arc<StringArray>> = LazyLock::new(|| strings(&PHASES));
+pub(super) static PHASE_NAMES: LazyLock<Arc<StringArray>> = LazyLock::new(|| strings(&PHASES));
 
 /// The strings of a column whose keys are numbers of the record.
 pub(crate) fn strings(names: &[&str]) -> Arc<StringArray> {
