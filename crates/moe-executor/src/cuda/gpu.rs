@@ -92,7 +92,7 @@ impl Gpu {
     }
 
     /// The stream that computes.
-    pub fn stream(&self) -> &CudaStream {
+    pub fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
     }
 

@@ -4,6 +4,7 @@
 //! kernels/*.cu ──(scripts/compile-kernels.py)──► ptx/*.ptx ──► module: functions by name ──► launch/*: one method a kernel
 //! ```
 
+mod clock;
 mod device;
 mod download;
 mod error;
@@ -14,7 +15,8 @@ mod module;
 pub mod post_fetch;
 mod ptr;
 
-pub use device::{Device, Fallbacks, Mark, Policy, Scratch};
+pub use clock::Mark;
+pub use device::{Device, Fallbacks, Policy, Scratch};
 pub use download::Download;
 pub use error::{Error, Result};
 pub use gpu::{About, Gpu};

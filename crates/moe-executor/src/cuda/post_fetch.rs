@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use cudarc::driver::{CudaEvent, CudaStream};
 
+use super::clock::{Clock, Mark};
 use super::{DeviceBuffer, Error, Gpu, Ptr, Result};
 
 /// How Post-Fetch works.
@@ -77,8 +78,8 @@ struct Flight {
     expert: i32,
     to: Ptr,
     state: State,
-    /// The event behind its transfer.
-    arrived: usize,
+    /// The moment behind its transfer; none before that began.
+    arrived: Option<Mark>,
 }
 
 /// What one layer of one pass did.
@@ -109,24 +110,22 @@ struct Layer {
     n_experts: usize,
     n_fetched: usize,
     bytes: u64,
-    /// Events before the first and behind the last transfer.
-    transfer: Option<(usize, usize)>,
+    /// Before the first and behind the last transfer.
+    transfer: Option<(Mark, Mark)>,
     window: Option<(Instant, Instant)>,
-    /// Events around the product.
-    product: Option<(usize, usize)>,
+    /// Around the product.
+    product: Option<(Mark, Mark)>,
 }
 
 /// Post-Fetch on one GPU.
 pub struct PostFetch {
     settings: Settings,
+    /// The stream of transfers.
     stream: Arc<CudaStream>,
     pad: Option<DeviceBuffer>,
     /// Whether the last product has read the pad.
     pad_is_read: Option<CudaEvent>,
-    /// Events of this pass, made once and recorded anew.
-    events: Vec<CudaEvent>,
-    used: usize,
-    origin: Option<Instant>,
+    clock: Clock,
     flights: Vec<Flight>,
     layers: Vec<Layer>,
 }
@@ -139,12 +138,13 @@ impl PostFetch {
     pub fn new(gpu: &Gpu, settings: Settings) -> Result<PostFetch> {
         Ok(PostFetch {
             settings,
-            stream: gpu.new_stream()?,
+            stream: match settings.dedicated_streams {
+                true => gpu.new_stream()?,
+                false => gpu.stream().clone(),
+            },
             pad: None,
             pad_is_read: None,
-            events: Vec::new(),
-            used: 0,
-            origin: None,
+            clock: Clock::default(),
             flights: Vec::new(),
             layers: Vec::new(),
         })
@@ -165,11 +165,8 @@ impl PostFetch {
     /// # Errors
     /// An event cannot be recorded.
     pub fn begin_pass(&mut self, gpu: &Gpu) -> Result<()> {
-        self.used = 0;
         self.layers.clear();
-        self.mark(gpu, Side::Fetch)?;
-        self.origin = Some(Instant::now());
-        Ok(())
+        self.clock.restart(gpu, &self.stream)
     }
 
     /// Begins the transfers of the chosen experts `ids` of layer `il`, whose down matrices `bytes_of` gives, each
@@ -190,7 +187,7 @@ impl PostFetch {
                     expert,
                     to: Ptr::NULL,
                     state: State::CpuOnly,
-                    arrived: 0,
+                    arrived: None,
                 });
             }
         }
@@ -220,20 +217,21 @@ impl PostFetch {
         let (pad, room) = self.pad(gpu, wanted * expert_bytes)?;
         let fits = wanted.min(room / expert_bytes.max(1));
         if let Some(read) = &self.pad_is_read {
-            let waits = self.stream_of(gpu).wait(read);
+            let waits = self.stream.wait(read);
             waits.map_err(|source| Error::driver("a wait between streams", source))?;
         }
-        let first = self.mark(gpu, Side::Fetch)?;
+        let first = self.clock.mark(gpu, &self.stream)?;
         for i in 0..fits {
             if self.settings.fault == Some(Fault::Copy) {
                 return Err(Error::Injected { what: "a transfer" });
             }
             // Places follow one another: experts may differ in size from layer to layer.
             let to = pad.offset(i * expert_bytes);
-            gpu.upload_on(self.stream_of(gpu), to, bytes_of(self.flights[i].expert))?;
-            let arrived = self.mark(gpu, Side::Fetch)?;
+            gpu.upload_on(&self.stream, to, bytes_of(self.flights[i].expert))?;
+            let arrived = self.clock.mark(gpu, &self.stream)?;
             let flight = &mut self.flights[i];
-            (flight.to, flight.state, flight.arrived) = (to, State::CopyInFlight, arrived);
+            (flight.to, flight.state) = (to, State::CopyInFlight);
+            flight.arrived = Some(arrived);
             if let Some(layer) = self.layers.last_mut() {
                 layer.bytes += expert_bytes as u64;
                 layer.transfer = Some((first, arrived));
@@ -257,10 +255,11 @@ impl PostFetch {
     /// A transfer failed: the host computes all.
     pub fn land(&mut self, gpu: &Gpu, ids: &[i32]) -> Result<Vec<u64>> {
         for i in 0..self.flights.len() {
-            if self.flights[i].state != State::CopyInFlight {
+            let flight = &self.flights[i];
+            let (State::CopyInFlight, Some(arrived)) = (flight.state, flight.arrived) else {
                 continue;
-            }
-            let arrived = &self.events[self.flights[i].arrived];
+            };
+            let arrived = self.clock.event(arrived);
             let ready = match self.settings.block_on_miss {
                 true => {
                     let waits = gpu.stream().wait(arrived);
@@ -298,16 +297,16 @@ impl PostFetch {
     ///
     /// # Errors
     /// An event cannot be recorded.
-    pub fn begin_product(&mut self, gpu: &Gpu) -> Result<usize> {
-        self.mark(gpu, Side::Compute)
+    pub fn begin_product(&mut self, gpu: &Gpu) -> Result<Mark> {
+        self.clock.mark(gpu, gpu.stream())
     }
 
     /// The product that began at `from` has been launched; the pad may be overwritten behind it.
     ///
     /// # Errors
     /// An event cannot be recorded.
-    pub fn end_product(&mut self, gpu: &Gpu, from: usize) -> Result<()> {
-        let to = self.mark(gpu, Side::Compute)?;
+    pub fn end_product(&mut self, gpu: &Gpu, from: Mark) -> Result<()> {
+        let to = self.clock.mark(gpu, gpu.stream())?;
         if let Some(layer) = self.layers.last_mut() {
             layer.product = Some((from, to));
         }
@@ -324,11 +323,11 @@ impl PostFetch {
     ///
     /// # Errors
     /// The GPU's work failed.
-    pub fn samples(&self, gpu: &Gpu) -> Result<Vec<Sample>> {
-        let waited = self.stream_of(gpu).synchronize();
+    pub fn samples(&self) -> Result<Vec<Sample>> {
+        let waited = self.stream.synchronize();
         waited.map_err(|source| Error::driver("the transfers", source))?;
-        let between = |events: Option<(usize, usize)>| {
-            let times = events.map(|(from, to)| Ok((self.time(from)?, self.time(to)?)));
+        let between = |marks: Option<(Mark, Mark)>| {
+            let times = marks.map(|(from, to)| Ok((self.clock.time(from)?, self.clock.time(to)?)));
             times.transpose()
         };
         let mut samples = Vec::with_capacity(self.layers.len());
@@ -353,34 +352,6 @@ impl PostFetch {
             });
         }
         Ok(samples)
-    }
-
-    fn time(&self, event: usize) -> Result<Instant> {
-        let since = self.events[0].elapsed_ms(&self.events[event]);
-        let since = since.map_err(|source| Error::driver("an event's time", source))?;
-        let since = std::time::Duration::from_nanos((f64::from(since).max(0.0) * 1e6) as u64);
-        Ok(self.origin.unwrap_or_else(Instant::now) + since)
-    }
-
-    fn stream_of<'s>(&'s self, gpu: &'s Gpu) -> &'s CudaStream {
-        match self.settings.dedicated_streams {
-            true => &self.stream,
-            false => gpu.stream(),
-        }
-    }
-
-    fn mark(&mut self, gpu: &Gpu, side: Side) -> Result<usize> {
-        if self.used == self.events.len() {
-            self.events.push(gpu.event()?);
-        }
-        let stream = match side {
-            Side::Fetch => self.stream_of(gpu),
-            Side::Compute => gpu.stream(),
-        };
-        let recorded = self.events[self.used].record(stream);
-        recorded.map_err(|source| Error::driver("an event", source))?;
-        self.used += 1;
-        Ok(self.used - 1)
     }
 
     /// The scratchpad and its bytes, with room for `wanted` if no size was set.
@@ -412,11 +383,4 @@ impl PostFetch {
             eprintln!("post-fetch: layer {layer} expert {expert} {what}");
         }
     }
-}
-
-/// Which stream an event stands on.
-#[derive(Clone, Copy)]
-enum Side {
-    Fetch,
-    Compute,
 }

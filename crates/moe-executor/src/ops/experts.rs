@@ -8,7 +8,7 @@ use crate::activation::{Activation, NodeName};
 use crate::cpu::glu::Glu;
 use crate::cpu::matmul;
 use crate::cuda::launch::{GateUp, Kernels, MulMatId};
-use crate::cuda::{Policy, Scratch};
+use crate::cuda::{self, Device, Policy, Scratch};
 use crate::ops::{Ops, number, router};
 use crate::placement::Side;
 use crate::recorder::{Choice, Lanes, Routing, Source};
@@ -34,6 +34,42 @@ pub struct Projection<'a, 'g> {
     pub linear: &'a Linear<'g>,
 }
 
+/// Gate, up and the activation of the two on the GPU, for the slots of every row from `slot` on, which is 0 if there is more
+/// than one row.
+pub(super) fn experts_gate_up(
+    device: &mut Device,
+    [gate, up]: [&Linear; 2],
+    glu: Glu,
+    x: &mut Activation,
+    routing: &mut Routing,
+    slot: usize,
+    out: &mut Activation,
+) -> cuda::Result<()> {
+    let Matrix {
+        n_out, n_expert, ..
+    } = gate.weights;
+    let ids = routing.ids.device(device.gpu())?;
+    let operands = GateUp {
+        gate: device.experts(&gate.weights, routing, slot, Scratch::Gate)?,
+        up: device.experts(&up.weights, routing, slot, Scratch::Up)?,
+        gate_bias: device.optional(gate.bias.as_ref())?,
+        up_bias: device.optional(up.bias.as_ref())?,
+        glu,
+        x: x.values.device(device.gpu())?,
+        ids: ids.offset(slot * size_of::<i32>()),
+        tokens: x.rows,
+        k: routing.n_expert_used - slot,
+        n_expert,
+        out: out
+            .values
+            .fill_device(device.gpu())?
+            .offset(slot * n_out * size_of::<f32>()),
+        scratch: device.quantized(x.rows, x.width)?,
+        work: device.worklist(routing, n_expert)?,
+    };
+    device.kernels().experts_gate_up(device.stream(), &operands)
+}
+
 impl Ops<'_> {
     /// Both products of every row with each of its experts, and the gated activation of the two, into `gate (token, slot,
     /// n_ff)`. `x` has one row a token.
@@ -55,22 +91,7 @@ impl Ops<'_> {
         up_out.shape(up_rows.names[0], up.weights.n_out, entries);
         let (side, lane) = self.side_of_experts(&[&gate.weights, &up.weights], routing);
         let done = self.on(side, |device| {
-            let operands = GateUp {
-                gate: device.experts(&gate.weights, routing, Scratch::Gate)?,
-                up: device.experts(&up.weights, routing, Scratch::Up)?,
-                gate_bias: device.optional(gate.bias.as_ref())?,
-                up_bias: device.optional(up.bias.as_ref())?,
-                glu,
-                x: x.values.device(device.gpu())?,
-                ids: routing.ids.device(device.gpu())?,
-                tokens: x.rows,
-                k: routing.n_expert_used,
-                n_expert: gate.weights.n_expert,
-                out: gate_out.values.fill_device(device.gpu())?,
-                scratch: device.quantized(x.rows, x.width)?,
-                work: device.worklist(routing, gate.weights.n_expert)?,
-            };
-            device.kernels().experts_gate_up(device.stream(), &operands)
+            experts_gate_up(device, [gate, up], glu, x, routing, 0, gate_out)
         });
         if !done {
             self.fetch(&mut x.values);
@@ -129,7 +150,7 @@ impl Ops<'_> {
         let (side, lane) = self.side_of_experts(&[weights], routing);
         let done = self.on(side, |device| {
             let operands = MulMatId {
-                weights: device.experts(weights, routing, Scratch::Down)?,
+                weights: device.experts(weights, routing, 0, Scratch::Down)?,
                 bias: device.optional(bias.as_ref())?,
                 x: src.values.device(device.gpu())?,
                 rows_per: 1,

@@ -7,10 +7,10 @@ use moe_trace::record::lane;
 use crate::activation::Activation;
 use crate::cpu::glu::Glu;
 use crate::cpu::matmul;
-use crate::cuda::launch::{Fetched, GateUp, Kernels};
+use crate::cuda::launch::{Fetched, Kernels};
 use crate::cuda::{Policy, Scratch};
 use crate::ops::Ops;
-use crate::ops::experts::{At, Projection};
+use crate::ops::experts::{At, Projection, experts_gate_up};
 use crate::placement::Side;
 use crate::recorder::{Lanes, Routing};
 use crate::weights::Linear;
@@ -53,27 +53,8 @@ impl Ops<'_> {
         if routing.ids.len() != k || limit >= k || !Kernels::supports(gate.weights.ty) {
             return None;
         }
-        let n_ff = gate.weights.n_out;
         let done = self.on(Side::Gpu, |device| {
-            let ids = routing.ids.device(device.gpu())?;
-            let chosen = &routing.ids.host()[limit..];
-            let out = out.values.fill_device(device.gpu())?;
-            let operands = GateUp {
-                gate: device.fetch(&gate.weights, chosen, Scratch::Gate)?,
-                up: device.fetch(&up.weights, chosen, Scratch::Up)?,
-                gate_bias: device.optional(gate.bias.as_ref())?,
-                up_bias: device.optional(up.bias.as_ref())?,
-                glu,
-                x: x.values.device(device.gpu())?,
-                ids: ids.offset(limit * size_of::<i32>()),
-                tokens: 1,
-                k: k - limit,
-                n_expert: gate.weights.n_expert,
-                out: out.offset(limit * n_ff * size_of::<f32>()),
-                scratch: device.quantized(1, x.width)?,
-                work: device.worklist(routing, gate.weights.n_expert)?,
-            };
-            device.kernels().experts_gate_up(device.stream(), &operands)
+            experts_gate_up(device, [gate, up], glu, x, routing, limit, out)
         });
         self.forget_run();
         if !done {

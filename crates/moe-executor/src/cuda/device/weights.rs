@@ -1,0 +1,197 @@
+//! Weights on the GPU: those that live there, and copies of those that live with the host.
+
+use half::f16;
+use moe_gguf::{GgmlType, Gguf};
+use zerocopy::IntoBytes;
+
+use super::{Device, Scratch};
+use crate::cpu::quant::dequantize_row;
+use crate::cuda::launch::{Kernels, Weights};
+use crate::cuda::{DeviceBuffer, Error, Ptr, Registered, Result};
+use crate::placement::Side;
+use crate::recorder::Routing;
+use crate::weights::{Matrix, Vector};
+
+/// Bytes behind a matrix that a kernel may read and does not use.
+const SLACK: usize = 256;
+/// Elements that are converted for the GPU at a time.
+const CONVERTED: usize = 1 << 20;
+
+/// A matrix in the GPU's memory.
+pub(super) struct Resident {
+    buffer: DeviceBuffer,
+    ty: GgmlType,
+    row_size: usize,
+}
+
+impl<'g> Device<'g> {
+    /// Has the GPU read the model's mapped files by itself. Gives whether the driver allows it; without, copies of weights
+    /// run at a fraction of the link's speed.
+    pub fn register(&mut self, gguf: &'g Gguf) -> bool {
+        if self.registered.is_empty() {
+            let files = gguf.files().iter();
+            let registered: Result<Vec<Registered>> = files
+                .map(|file| self.gpu.register(file.contents()))
+                .collect();
+            self.registered = registered.unwrap_or_default();
+        }
+        !self.registered.is_empty()
+    }
+
+    /// Whether a matrix lives on the GPU. One that finds no room there is told and stays with the host.
+    pub fn holds(&mut self, matrix: &Matrix) -> bool {
+        self.matrix_if_resident(matrix).is_some()
+    }
+
+    /// The matrix on the GPU, copied there now if it was not yet, if it finds room.
+    pub fn matrix(&mut self, matrix: &Matrix) -> Option<Weights> {
+        let index = matrix.place.tensor_idx;
+        if !self.matrices.contains_key(&index) {
+            let resident = match self.upload(matrix) {
+                Ok(resident) => Some(resident),
+                Err(error) => {
+                    self.fallbacks.tensors.push(matrix.place.name.clone());
+                    self.fallbacks.note(&error);
+                    None
+                }
+            };
+            self.matrices.insert(index, resident);
+        }
+        let resident = self.matrices[&index].as_ref()?;
+        let (ty, row_size) = (resident.ty, resident.row_size);
+        Some(weights(matrix, resident.buffer.ptr(), ty, row_size))
+    }
+
+    /// Whether a matrix that lives with the host is copied to the GPU for a product of `rows` rows.
+    pub fn copies_for(&self, matrix: &Matrix, rows: usize) -> bool {
+        self.min_batch.is_some_and(|min| rows >= min) && Kernels::supports(matrix.ty)
+    }
+
+    /// The matrix on the GPU: where it lives there, or a copy for one product.
+    ///
+    /// # Errors
+    /// There is no room, or a copy failed.
+    pub fn matrix_or_copy(&mut self, matrix: &Matrix) -> Result<Weights> {
+        match self.matrix_if_resident(matrix) {
+            Some(weights) => Ok(weights),
+            None => self.fetch(matrix, &[0], Scratch::Gate),
+        }
+    }
+
+    fn upload(&self, matrix: &Matrix) -> Result<Resident> {
+        let rows = matrix.n_out * matrix.n_expert;
+        if Kernels::supports(matrix.ty) {
+            let bytes = matrix.all();
+            let buffer = self.gpu.alloc(bytes.len() + SLACK)?;
+            self.gpu.upload(buffer.ptr(), bytes)?;
+            return Ok(Resident {
+                buffer,
+                ty: matrix.ty,
+                row_size: matrix.row_size,
+            });
+        }
+        // A type without a kernel of its own there goes as F16.
+        let row_size = matrix.n_in * size_of::<f16>();
+        let buffer = self.gpu.alloc(rows * row_size + SLACK)?;
+        let at_once = (CONVERTED / matrix.n_in).max(1);
+        let (mut values, mut halves) = (vec![0.0; matrix.n_in], Vec::new());
+        for (i, chunk) in matrix.all().chunks(at_once * matrix.row_size).enumerate() {
+            halves.clear();
+            for row in chunk.chunks_exact(matrix.row_size) {
+                dequantize_row(matrix.ty, row, &mut values)
+                    .expect("the matrix has a kernel, so its type can be read");
+                halves.extend(values.iter().map(|&v| f16::from_f32(v).to_bits()));
+            }
+            let at = buffer.ptr().offset(i * at_once * row_size);
+            self.gpu.upload(at, halves.as_bytes())?;
+        }
+        Ok(Resident {
+            buffer,
+            ty: GgmlType::F16,
+            row_size,
+        })
+    }
+
+    /// The chosen experts of a stack that lives with the host, copied into `scratch` at their places in the stack.
+    ///
+    /// # Errors
+    /// There is no room, or a copy failed; or the type has no kernel.
+    fn fetch(&mut self, matrix: &Matrix, ids: &[i32], scratch: Scratch) -> Result<Weights> {
+        if !Kernels::supports(matrix.ty) {
+            return Err(Error::Unsupported {
+                kernel: "mul_mat",
+                what: format!("type {}", matrix.ty.name()),
+            });
+        }
+        let expert_size = matrix.row_size * matrix.n_out;
+        let room = self.scratch(scratch, expert_size * matrix.n_expert + SLACK)?;
+        let mut wanted = vec![false; matrix.n_expert];
+        ids.iter().for_each(|&id| wanted[id as usize] = true);
+        for (expert, _) in wanted.iter().enumerate().filter(|(_, wanted)| **wanted) {
+            let bytes = matrix.rows(expert, 0..matrix.n_out);
+            self.gpu.upload(room.offset(expert * expert_size), bytes)?;
+        }
+        Ok(weights(matrix, room, matrix.ty, matrix.row_size))
+    }
+
+    /// The experts of a choice on the GPU, of the first row from `slot` on: where they live there, or copies in `scratch`, for
+    /// which the host must know the choice.
+    ///
+    /// # Errors
+    /// There is no room, or a copy failed; or the type has no kernel.
+    pub fn experts(
+        &mut self,
+        matrix: &Matrix,
+        routing: &Routing,
+        slot: usize,
+        scratch: Scratch,
+    ) -> Result<Weights> {
+        match self.matrix_if_resident(matrix) {
+            Some(weights) => Ok(weights),
+            None => self.fetch(matrix, &routing.ids.host()[slot..], scratch),
+        }
+    }
+
+    fn matrix_if_resident(&mut self, matrix: &Matrix) -> Option<Weights> {
+        match self.placement.tensor(&matrix.place) {
+            Side::Gpu => self.matrix(matrix),
+            Side::Host => None,
+        }
+    }
+
+    /// A vector on the GPU.
+    ///
+    /// # Errors
+    /// There is no room, or the copy failed.
+    pub fn vector(&mut self, vector: &Vector) -> Result<Ptr> {
+        let index = vector.place.tensor_idx;
+        if let Some(buffer) = self.vectors.get(&index) {
+            return Ok(buffer.ptr());
+        }
+        let buffer = self
+            .gpu
+            .alloc(size_of_val(vector.data.as_slice()) + SLACK)?;
+        self.gpu.upload(buffer.ptr(), vector.data.as_slice())?;
+        Ok(self.vectors.entry(index).or_insert(buffer).ptr())
+    }
+
+    /// A vector that may be missing; none is [`Ptr::NULL`].
+    ///
+    /// # Errors
+    /// As [`Device::vector`].
+    pub fn optional(&mut self, vector: Option<&Vector>) -> Result<Ptr> {
+        vector.map_or(Ok(Ptr::NULL), |vector| self.vector(vector))
+    }
+}
+
+/// How a matrix of the model lies on the GPU from `ptr` on, in rows of a type.
+fn weights(matrix: &Matrix, ptr: Ptr, ty: GgmlType, row_size: usize) -> Weights {
+    Weights {
+        ptr,
+        ty,
+        n_in: matrix.n_in,
+        n_out: matrix.n_out,
+        row_size,
+        expert_size: row_size * matrix.n_out,
+    }
+}
