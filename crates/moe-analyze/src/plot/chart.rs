@@ -19,7 +19,6 @@ const FOOT: i32 = 64;
 /// A line's name in the legend.
 const LEGEND_ROW: i32 = 20;
 const LEGEND_WIDTH: i32 = 140;
-const GRID: RGBColor = RGBColor(228, 228, 232);
 
 /// Colours that can be told apart; of more lines the further ones are thinner.
 const COLOURS: [RGBColor; 8] = [
@@ -179,7 +178,7 @@ impl Chart {
         }
         for value in ticks(self.y) {
             let (_, y) = self.place((self.x.0, value));
-            canvas.path(vec![(LEFT, y), (right, y)], GRID.into())?;
+            canvas.grid_line((LEFT, y), (right, y))?;
             canvas.line((LEFT - 5, y), (LEFT - 1, y))?;
             let label = tick_label(value);
             canvas.text(&label, (LEFT - 9, y), 12, HPos::Right, VPos::Center)?;

@@ -5,6 +5,7 @@ mod colour;
 mod occupancy;
 mod pass_timeline;
 
+use std::fs::File;
 use std::path::Path;
 use std::sync::Once;
 
@@ -31,6 +32,7 @@ const BAR_WIDTH: i32 = 18;
 const SCALE_MIN_HEIGHT: i32 = 140;
 const TEXT: RGBColor = RGBColor(40, 40, 48);
 const FRAME: RGBColor = RGBColor(150, 150, 158);
+const GRID: RGBColor = RGBColor(228, 228, 232);
 
 /// What a heat map shows: for each layer and expert, how often it was chosen relative to an even spread.
 pub struct HeatMap {
@@ -308,6 +310,8 @@ fn write_picture(picture: &impl Picture, path: &Path, force: bool) -> anyhow::Re
     let size = picture.size();
     match format_of(path)? {
         PictureFormat::Png => files::replace(path, force, |temporary| {
+            // The drawing library would tell at length what is wrong with the place.
+            File::create_new(temporary)?;
             draw_on(picture, BitMapBackend::new(temporary, size))
         }),
         PictureFormat::Svg => files::write_whole(path, force, |out| {
@@ -345,6 +349,11 @@ impl<B: DrawingBackend> Canvas<B> {
             .map_err(drawing)
     }
 
+    /// A line behind what is drawn, at a value of an axis.
+    fn grid_line(&self, from: (i32, i32), to: (i32, i32)) -> anyhow::Result<()> {
+        self.path(vec![from, to], GRID.into())
+    }
+
     fn path(&self, points: Vec<(i32, i32)>, style: ShapeStyle) -> anyhow::Result<()> {
         self.area
             .draw(&PathElement::new(points, style))
@@ -356,6 +365,24 @@ impl<B: DrawingBackend> Canvas<B> {
             .color(&TEXT)
             .pos(Pos::new(h, v));
         self.area.draw_text(text, &style, at).map_err(drawing)
+    }
+
+    /// Names of colours in the head of a picture, from left to right up to `right`.
+    fn legend(&self, right: i32, entries: &[(&str, RGBColor)]) -> anyhow::Result<()> {
+        const SIZE: i32 = 12;
+        let style = TextStyle::from((FONT, SIZE));
+        let mut right = right;
+        for &(name, colour) in entries.iter().rev() {
+            self.text(name, (right, 22), SIZE, HPos::Right, VPos::Center)?;
+            let measured = self
+                .area
+                .estimate_text_size(name, &style)
+                .map_err(drawing)?;
+            right -= measured.0 as i32 + 16;
+            self.rectangle([(right, 17), (right + 10, 27)], colour.filled())?;
+            right -= 16;
+        }
+        Ok(())
     }
 
     /// Text that reads from bottom to top, centred on `at`.

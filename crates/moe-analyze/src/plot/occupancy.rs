@@ -103,7 +103,7 @@ impl Occupancy {
         for tick in 0..=n_ticks {
             let value = step.saturating_mul(tick);
             let at = y(value);
-            canvas.line((LEFT, at), (WIDTH - RIGHT, at))?;
+            canvas.grid_line((LEFT, at), (WIDTH - RIGHT, at))?;
             let label = human_bytes(value);
             canvas.text(&label, (LEFT - 8, at), 12, HPos::Right, VPos::Center)?;
         }
@@ -166,13 +166,10 @@ impl Picture for Occupancy {
         )?;
         let subtitle = format!("{}: {} at most", self.title, human_bytes(self.peak));
         canvas.text(&subtitle, (LEFT, 42), 13, HPos::Left, VPos::Top)?;
-        let mut right = WIDTH - RIGHT;
-        for (_, name, colour) in BANDS.iter().rev() {
-            canvas.text(name, (right, 22), 12, HPos::Right, VPos::Center)?;
-            right -= 6 * name.len() as i32 + 16;
-            canvas.rectangle([(right, 17), (right + 10, 27)], colour.filled())?;
-            right -= 16;
-        }
+        canvas.legend(
+            WIDTH - RIGHT,
+            &BANDS.map(|(_, name, colour)| (name, colour)),
+        )?;
         let height = (HEIGHT - TOP - BOTTOM - GAP) / 2;
         let lower = HEIGHT - BOTTOM - height;
         self.draw_panel(canvas, [TOP, TOP + height], 0, "everything")?;

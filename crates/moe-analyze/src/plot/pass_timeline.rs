@@ -88,17 +88,6 @@ impl PassTimeline {
         [TOP, magnified, bars, bars + BARS + BOTTOM]
     }
 
-    fn draw_legend<B: DrawingBackend>(&self, canvas: &Canvas<B>) -> anyhow::Result<()> {
-        let mut right = WIDTH - RIGHT;
-        for (name, colour) in [DOWN, EXPOSED, HIDDEN, GATE_UP] {
-            canvas.text(name, (right, 22), 12, HPos::Right, VPos::Center)?;
-            right -= 6 * name.len() as i32 + 14;
-            canvas.rectangle([(right, 17), (right + 10, 27)], colour.filled())?;
-            right -= 16;
-        }
-        Ok(())
-    }
-
     /// Hidden share of each layer as a bar; what could have hidden as a line above it.
     fn draw_bars<B: DrawingBackend>(&self, canvas: &Canvas<B>, top: i32) -> anyhow::Result<()> {
         let foot = top + BARS;
@@ -107,7 +96,7 @@ impl PassTimeline {
         let y = |share: f64| foot - (share.clamp(0.0, 1.0) * f64::from(BARS)).round() as i32;
         for percent in [0, 25, 50, 75, 100] {
             let at = y(f64::from(percent) / 100.0);
-            canvas.line((LEFT, at), (WIDTH - RIGHT, at))?;
+            canvas.grid_line((LEFT, at), (WIDTH - RIGHT, at))?;
             let label = percent.to_string();
             canvas.text(&label, (LEFT - 8, at), 12, HPos::Right, VPos::Center)?;
         }
@@ -153,7 +142,7 @@ impl Picture for PassTimeline {
             VPos::Top,
         )?;
         canvas.text(&self.subtitle, (LEFT, 42), 13, HPos::Left, VPos::Top)?;
-        self.draw_legend(canvas)?;
+        canvas.legend(WIDTH - RIGHT, &[GATE_UP, HIDDEN, EXPOSED, DOWN])?;
         let [pass, magnified, bars, _] = self.layout();
         Panel::new(&self.pass, pass).draw(canvas, "the pass, by layer")?;
         if let Some(runs) = self.magnified() {
