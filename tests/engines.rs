@@ -289,10 +289,30 @@ fn settings_of_the_gpu_are_checked() {
         let args = [&["bench", "--model", arg(&model)], options].concat();
         failure_of(&args)
     };
-    assert!(refused(&["--cpu-moe"]).contains("need --device cuda"));
+    for options in [
+        &["--cpu-moe"][..],
+        &["--policy", "gpu"],
+        &["--postfetch-enable", "1"],
+    ] {
+        let line = refused(options);
+        assert!(
+            line.contains(&format!("{} is for a GPU; add --device cuda", options[0])),
+            "{line}"
+        );
+    }
     let auto = |options: &[&str]| refused(&[&["--device", "auto"], options].concat());
     assert!(auto(&["--override-tensor", "exps"]).contains("REGEX=CPU"));
-    assert!(auto(&["--postfetch-block-on-miss", "2"]).contains("must be 0 or 1"));
-    assert!(auto(&["--postfetch-max-transfers", "0"]).contains("at least 1"));
-    assert!(auto(&["--postfetch-scratchpad-mb", "much"]).contains("must be a number"));
+    let line = auto(&["--policy", "gpu", "--postfetch-debug", "1"]);
+    assert!(
+        line.contains("--postfetch-debug is for --policy post-fetch"),
+        "{line}"
+    );
+    let post_fetch = |options: &[&str]| auto(&[&["--policy", "post-fetch"], options].concat());
+    assert!(post_fetch(&["--postfetch-block-on-miss", "2"]).contains("must be 0 or 1"));
+    let line = post_fetch(&["--postfetch-max-transfers", "0"]);
+    assert!(
+        line.contains("--postfetch-max-transfers is `0`; it must be a number from 1 to"),
+        "{line}"
+    );
+    assert!(post_fetch(&["--postfetch-scratchpad-mb", "much"]).contains("must be a number"));
 }

@@ -1,6 +1,7 @@
 //! Options of the GPU: what runs there, and how.
 
 use std::fmt::Display;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use anyhow::{Context as _, anyhow, bail};
@@ -101,6 +102,32 @@ pub struct PostFetchArgs {
 }
 
 impl PostFetchArgs {
+    /// An option that was given; variables may be set for all runs.
+    fn given(&self) -> Option<&'static str> {
+        first_given([
+            ("--postfetch-enable", self.postfetch_enable.is_some()),
+            ("--postfetch-force-cpu", self.postfetch_force_cpu.is_some()),
+            (
+                "--postfetch-block-on-miss",
+                self.postfetch_block_on_miss.is_some(),
+            ),
+            (
+                "--postfetch-max-transfers",
+                self.postfetch_max_transfers.is_some(),
+            ),
+            (
+                "--postfetch-scratchpad-mb",
+                self.postfetch_scratchpad_mb.is_some(),
+            ),
+            (
+                "--postfetch-use-dedicated-streams",
+                self.postfetch_use_dedicated_streams.is_some(),
+            ),
+            ("--postfetch-cpu-limit", self.postfetch_cpu_limit.is_some()),
+            ("--postfetch-debug", self.postfetch_debug.is_some()),
+        ])
+    }
+
     /// The settings that options and environment say.
     fn settings(&self) -> anyhow::Result<Settings> {
         let given = Settings::default();
@@ -112,8 +139,13 @@ impl PostFetchArgs {
                 _ => bail!("{from} is `{text}`; it must be 0 or 1"),
             },
         };
-        let pad: usize = number(&self.postfetch_scratchpad_mb, "SCRATCHPAD_MB", 0, 1 << 20)?;
-        let limit: usize = number(&self.postfetch_cpu_limit, "CPU_LIMIT", 0, 1 << 14)?;
+        let pad: usize = number(
+            &self.postfetch_scratchpad_mb,
+            "SCRATCHPAD_MB",
+            0,
+            0..=1 << 20,
+        )?;
+        let limit: usize = number(&self.postfetch_cpu_limit, "CPU_LIMIT", 0, 0..=1 << 14)?;
         Ok(Settings {
             enable: switch(&self.postfetch_enable, "ENABLE", given.enable)?,
             force_cpu: switch(&self.postfetch_force_cpu, "FORCE_CPU", given.force_cpu)?,
@@ -122,10 +154,11 @@ impl PostFetchArgs {
                 "BLOCK_ON_MISS",
                 given.block_on_miss,
             )?,
-            max_transfers: at_least_one(
+            max_transfers: number(
                 &self.postfetch_max_transfers,
                 "MAX_TRANSFERS",
                 given.max_transfers,
+                1..=1 << 14,
             )?,
             scratchpad_bytes: (pad > 0).then_some(pad << 20),
             dedicated_streams: switch(
@@ -138,6 +171,12 @@ impl PostFetchArgs {
             fault: None,
         })
     }
+}
+
+/// The name of the first option that was given.
+fn first_given<const N: usize>(options: [(&'static str, bool); N]) -> Option<&'static str> {
+    let mut given = options.into_iter().filter(|(_, is_given)| *is_given);
+    given.next().map(|(name, _)| name)
 }
 
 /// The value of an option or of its variable, and what it is called.
@@ -158,22 +197,14 @@ fn number(
     option: &Option<String>,
     name: &str,
     default: usize,
-    most: usize,
+    range: RangeInclusive<usize>,
 ) -> anyhow::Result<usize> {
     let Some((text, from)) = value(option, name)? else {
         return Ok(default);
     };
-    let parsed = text.parse().ok().filter(|n| *n <= most);
-    parsed.ok_or_else(|| anyhow!("{from} is `{text}`; it must be a number from 0 to {most}"))
-}
-
-fn at_least_one(option: &Option<String>, name: &str, default: usize) -> anyhow::Result<usize> {
-    match number(option, name, default, 1 << 14)? {
-        0 => bail!(
-            "LLAMA_POSTFETCH_{name} is 0; it must be at least 1 (LLAMA_POSTFETCH_ENABLE=0 switches Post-Fetch off)"
-        ),
-        n => Ok(n),
-    }
+    let parsed = text.parse().ok().filter(|n| range.contains(n));
+    let (least, most) = range.into_inner();
+    parsed.ok_or_else(|| anyhow!("{from} is `{text}`; it must be a number from {least} to {most}"))
 }
 
 impl DeviceArgs {
@@ -221,10 +252,17 @@ impl DeviceArgs {
     /// Which, and what it must be.
     pub fn check(&self) -> anyhow::Result<()> {
         if self.device == Kind::Cpu {
-            if self.wants_gpu() {
-                bail!("options of the GPU need --device cuda, or --device auto");
-            }
-            return Ok(());
+            return match self.for_a_gpu().or(self.post_fetch.given()) {
+                Some(option) => bail!(
+                    "{option} is for a GPU; add --device cuda or --device auto, or leave it out"
+                ),
+                None => Ok(()),
+            };
+        }
+        if let Some(option) = self.post_fetch.given()
+            && self.policy() != Policy::PostFetch
+        {
+            bail!("{option} is for --policy post-fetch; add that, or leave it out");
         }
         self.placement(0)?;
         self.post_fetch.settings()?;
@@ -235,13 +273,18 @@ impl DeviceArgs {
         }
     }
 
-    /// Whether an option was given that is for a GPU alone.
-    fn wants_gpu(&self) -> bool {
-        self.says_where_experts_live()
-            || self.policy.is_some()
-            || self.n_gpu_layers.is_some()
-            || self.vram_mib.is_some()
-            || self.offload_min_batch.is_some()
+    /// An option that was given and is for a GPU alone. The processor has the policy `cpu` in any case.
+    fn for_a_gpu(&self) -> Option<&'static str> {
+        let policy = self.policy.is_some_and(|policy| policy != PolicyArg::Cpu);
+        first_given([
+            ("--policy", policy),
+            ("--n-gpu-layers", self.n_gpu_layers.is_some()),
+            ("--cpu-moe", self.cpu_moe),
+            ("--n-cpu-moe", self.n_cpu_moe.is_some()),
+            ("--override-tensor", !self.override_tensor.is_empty()),
+            ("--vram-mib", self.vram_mib.is_some()),
+            ("--offload-min-batch", self.offload_min_batch.is_some()),
+        ])
     }
 
     /// Name of the policy, as a manifest says it.
@@ -276,7 +319,9 @@ impl DeviceArgs {
         const VARIABLE: &str = "GGML_OP_OFFLOAD_MIN_BATCH";
         let rows = match (self.offload_min_batch, std::env::var(VARIABLE)) {
             (Some(rows), _) => rows,
-            (None, Ok(text)) => parse(&text).with_context(|| format!("{VARIABLE} is `{text}`"))?,
+            (None, Ok(text)) => text.parse().map_err(|_| {
+                anyhow!("{VARIABLE} is `{text}`; it must be a number of rows, 0 = never")
+            })?,
             (None, Err(_)) => 32,
         };
         Ok((rows > 0).then_some(rows))
