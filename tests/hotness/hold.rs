@@ -178,7 +178,7 @@ fn counts_without_order_give_what_they_can() {
         ["--table", "split"],
         ["--split", "0.5"],
         ["--split", "by-sequence"],
-        ["--by", "sequence"],
+        ["--by=sequence", "-ocsv"],
     ] {
         let args = [&["--quiet", "hotness", arg(&counts)][..], &asked].concat();
         let line = failure_of(&args);

@@ -187,6 +187,24 @@ fn files_are_refused_before_anything_is_read() {
     let there = fixture.path("there.csv");
     fs::write(&there, "precious").unwrap();
     assert!(failure_of(&["hotness", arg(&run), "--matrix", arg(&there)]).contains("--force"));
+    // What would show nowhere is refused.
+    for (more, expected) in [
+        (&["--by", "phase"][..], "--matrix"),
+        (&["--by", "phase", "--table", "measures"], "--matrix"),
+        (&["--split", "0.5", "--table", "measures"], "--table split"),
+        (&["--split", "0.5", "--usage"], "--table split"),
+        (&["--picture", "coverage"], "--plot"),
+        (&["--sorted"], "--plot"),
+        (&["--value", "mass"], "--plot"),
+    ] {
+        let line = failure_of(&[&["hotness", arg(&run)], more].concat());
+        assert!(line.contains(expected), "{more:?}: {line}");
+    }
+    let split = |more: &[&str]| stdout_of(&[&["hotness", arg(&run), "-o", "csv"], more].concat());
+    assert_eq!(
+        split(&["--split", "0.25"]),
+        split(&["--split", "0.25", "--table", "split"])
+    );
     assert!(failure_of(&["hotness", arg(&run), "--by", "window"]).contains("--window"));
     assert!(failure_of(&["hotness", arg(&run), "--window", "3"]).contains("--by window"));
     stdout_of(&["hotness", arg(&run), "--matrix", arg(&there), "--force"]);

@@ -12,8 +12,9 @@ use crate::traces::TraceArgs;
 /// Count how often each expert of each layer was chosen, and tell whether that will hold
 ///
 /// Without -o and --table a summary of each layer is printed, whose first line says how far to trust it. With -o alone a row for
-/// each layer and expert, the hottest of a layer first.
+/// each layer and expert, the hottest of a layer first; with -o and --split the rows of --table split.
 #[derive(Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("of_values").args(["matrix", "plot"]).multiple(true))]
 pub struct Args {
     /// Runs, traces, directories of tables, or traces of other tools, all of one model
     #[arg(required = true, value_name = "PATH")]
@@ -46,7 +47,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     pub matrix: Option<PathBuf>,
     /// What an array (.npy) and a heat map hold; bytes need the run's map of its model, or --model
-    #[arg(long, value_enum, default_value_t = ValueChoice::Count)]
+    #[arg(long, value_enum, default_value_t = ValueChoice::Count, requires = "of_values")]
     pub value: ValueChoice,
     /// Write a learn file for the hot-cache runtime
     #[arg(long, value_name = "FILE.json")]
@@ -55,10 +56,10 @@ pub struct Args {
     #[arg(long, value_name = "FILE.png|svg")]
     pub plot: Option<PathBuf>,
     /// What --plot draws
-    #[arg(long, value_enum, default_value_t = PictureChoice::HeatMap)]
+    #[arg(long, value_enum, default_value_t = PictureChoice::HeatMap, requires = "plot")]
     pub picture: PictureChoice,
     /// In the heat map, put each layer's hottest experts first
-    #[arg(long)]
+    #[arg(long, requires = "plot")]
     pub sorted: bool,
     /// Resamples of --table bootstrap
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=100_000))]
@@ -200,12 +201,20 @@ impl Args {
         })
     }
 
+    /// The rows to print instead of the summary: of the table that is named, else of what -o is for.
+    pub fn rows(&self) -> Option<TableChoice> {
+        let of_output = || {
+            Some(match (self.by, self.split) {
+                (None, Some(_)) => TableChoice::Split,
+                _ => TableChoice::Matrix,
+            })
+        };
+        self.table.or_else(|| self.output.and_then(|_| of_output()))
+    }
+
     /// Whether something that is asked for needs more than sums: the order of the tokens, their sequences or labels.
     pub fn needs_survey(&self) -> bool {
-        let prints_sums = match self.table {
-            None => self.usage || self.output.is_some(),
-            Some(table) => table == TableChoice::Matrix,
-        };
+        let prints_sums = self.usage || self.rows() == Some(TableChoice::Matrix);
         let draws_sums = self.plot.is_none() || self.picture != PictureChoice::Coverage;
         !prints_sums || !draws_sums || self.by.is_some() || self.split.is_some()
     }
@@ -248,7 +257,18 @@ impl Args {
             (by, Some(_)) if by != Some(ByChoice::Window) => {
                 bail!("--window goes with --by window")
             }
-            _ => Ok(()),
+            _ => {}
         }
+        let prints_matrix = !self.usage && self.rows() == Some(TableChoice::Matrix);
+        if self.by.is_some() && self.matrix.is_none() && !prints_matrix {
+            bail!("--by splits the matrix; give --matrix FILE or -o FORMAT, or leave it out");
+        }
+        let prints_split = !self.usage && matches!(self.rows(), None | Some(TableChoice::Split));
+        if self.split.is_some() && !prints_split {
+            bail!(
+                "--split is for the summary and --table split; leave out what is printed instead of them"
+            );
+        }
+        Ok(())
     }
 }

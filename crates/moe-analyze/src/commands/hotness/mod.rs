@@ -71,11 +71,8 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
 }
 
 fn print(args: &Args, counted: &Counted) -> anyhow::Result<()> {
-    let table = args
-        .table
-        .or_else(|| args.output.map(|_| TableChoice::Matrix));
     let format = args.output.unwrap_or(Format::Table);
-    match table {
+    match args.rows() {
         _ if args.usage => print_usage(counted, args.phases(), args.output),
         None => {
             let split = args
