@@ -92,6 +92,37 @@ fn options_that_do_not_apply_are_refused() {
     ]);
 }
 
+/// A model of the same shape is another one all the same, if its architecture is.
+#[test]
+fn the_model_that_is_named_is_held_against_the_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let (run, tables) = (dir.path().join("run"), dir.path().join("tables"));
+    known_run(&run);
+    stdout_of(&["--quiet", "parquet", arg(&run), "--out", arg(&tables)]);
+    let other = repository("fixtures/tiny-gpt-oss-MXFP4.gguf");
+    let transfers = run.join("transfers.jsonl");
+    let line = r#"{"sequence_id":0,"token_id":0,"phase":0,"layer_id":0,"n_tokens":1,"n_experts":4,"n_fetched":0,"bytes":0,"window":{"start_ns":1,"end_ns":2}}"#;
+    std::fs::write(transfers, line).unwrap();
+    let of_runs = [&["accesses"][..], &["overlap"]];
+    let of_all = [
+        &["hotness"][..],
+        &["plan", "--budget-mib", "1"],
+        &["simulate"],
+        &["replay"],
+    ];
+    let cases = of_runs.iter().map(|command| (&run, command));
+    let cases = cases.chain([&run, &tables].into_iter().flat_map(|path| {
+        let commands = of_all.iter();
+        commands.map(move |command| (path, command))
+    }));
+    for (path, command) in cases {
+        let args = [&["--quiet"], *command, &[arg(path), "--model", arg(&other)]].concat();
+        let line = failure_of(&args);
+        let said = "the trace says architecture qwen3moe, the model of --model has gpt-oss";
+        assert!(line.contains(said) && line.contains(arg(path)), "{line}");
+    }
+}
+
 /// A bare trace has no map; the model's takes its place.
 #[test]
 fn the_tables_of_a_bare_trace_take_the_map_of_the_model() {

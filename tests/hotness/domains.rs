@@ -4,7 +4,7 @@ use std::fs;
 
 use crate::Fixture;
 use crate::measures::{close, rows};
-use crate::support::{arg, failure_of, stdout_of};
+use crate::support::{arg, failure_of, moe_analyze, stdout_of};
 
 /// Four tokens of each of two sequences. Sequence 4 has the experts 0 and 1, sequence 9 the experts 0 and 2.
 fn trace(fixture: &Fixture) -> std::path::PathBuf {
@@ -109,6 +109,27 @@ fn domains_by_input_even_of_counts() {
     );
     // ¾ ¼ against ½ ½.
     assert!(lines[1].contains(",0.25,0,0.75,1.5"), "{text}");
+}
+
+/// Numbers that begin at another one than the trace's would give every sequence its neighbour's domain.
+#[test]
+fn labels_of_sequences_that_are_not_there_are_remarked() {
+    let fixture = Fixture::new();
+    let path = trace(&fixture);
+    let labels = fixture.path("labels.csv");
+    fs::write(&labels, "4,code\n11,law\n10,law\n").unwrap();
+    let remarks = |more: &[&str]| {
+        let args = ["hotness", arg(&path), "--labels", arg(&labels)];
+        let assert = moe_analyze().args([&args, more].concat()).assert();
+        String::from_utf8_lossy(&assert.success().get_output().stderr).into_owned()
+    };
+    let told = remarks(&["--table", "domains"]);
+    assert!(
+        told.contains("labels 2 sequences that two.jsonl has no token of, the first is 10"),
+        "{told}"
+    );
+    fs::write(&labels, "4,code\n9,law\n").unwrap();
+    assert!(!remarks(&["--table", "domains"]).contains("no token of"));
 }
 
 #[test]

@@ -53,6 +53,72 @@ fn impossible_records_are_named() {
     );
 }
 
+/// Counts are summed exactly, or not at all.
+#[test]
+fn counts_beyond_64_bits_are_refused() {
+    let fixture = Fixture::new();
+    let learn = |name: &str, counts: [u64; 2]| {
+        let path = fixture.path(name);
+        let pairs = serde_json::json!([[0, counts[0]], [1, counts[1]]]);
+        let file = serde_json::json!({
+            "schema": "llama.cpp.moe_layer_opt_perf.v1", "n_expert": 2, "n_expert_used": 1,
+            "layers": [{"layer": 0, "calls": 1, "experts": pairs}],
+        });
+        fs::write(&path, file.to_string()).unwrap();
+        path
+    };
+    let too_many = learn("many.json", [u64::MAX, 1]);
+    let most = learn("most.json", [u64::MAX - 1, 1]);
+    let one = learn("one.json", [1, 0]);
+    let line = failure_of(&["hotness", arg(&too_many), "-o", "csv"]);
+    assert!(
+        line.contains("layer 0") && line.contains("more than 64 bits"),
+        "{line}"
+    );
+    let rows = stdout_of(&["--quiet", "hotness", arg(&most), "-o", "csv"]);
+    assert!(rows.contains("\n0,0,18446744073709551614,1,"), "{rows}");
+    let usage = stdout_of(&["--quiet", "hotness", arg(&most), "--usage"]);
+    assert!(
+        usage.contains("18446744073709551614 activations"),
+        "{usage}"
+    );
+    let line = failure_of(&["--quiet", "hotness", arg(&most), arg(&one)]);
+    assert!(
+        line.contains("more than 64 bits") && line.contains(arg(&one)),
+        "{line}"
+    );
+}
+
+/// No room is made for experts that no model has.
+#[test]
+fn impossible_numbers_of_experts_are_named() {
+    let fixture = Fixture::new();
+    let (run, tables) = (fixture.path("run"), fixture.path("impossible"));
+    let model = support::repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
+    let manifest = fs::read_to_string(run.join("manifest.json")).unwrap();
+    let mut manifest: serde_json::Value = serde_json::from_str(&manifest).unwrap();
+    for (key, n) in [("n_expert_used", 4097u32), ("n_expert", 4_000_000_000)] {
+        manifest["model"][key] = n.into();
+        fs::write(run.join("manifest.json"), manifest.to_string()).unwrap();
+        let args = ["--quiet", "parquet", arg(&run), "--force", "--out"];
+        stdout_of(&[&args[..], &[arg(&tables)]].concat());
+        for path in [&run, &tables] {
+            for more in [
+                &["hotness"][..],
+                &["hotness", "--table", "measures"],
+                &["plan", "--model", arg(&model), "--budget-mib", "1"],
+                &["simulate", "--model", arg(&model)],
+            ] {
+                let line = failure_of(&[&["--quiet"], more, &[arg(path)]].concat());
+                assert!(
+                    line.contains(&n.to_string()) && line.contains(arg(path)),
+                    "{line}"
+                );
+            }
+        }
+    }
+}
+
 #[test]
 fn a_cut_trace_counts_its_whole_records() {
     let fixture = Fixture::new();
@@ -98,4 +164,40 @@ fn bad_input_is_one_line_and_exit_2() {
         );
     }
     moe_analyze().args(["hotness"]).assert().code(2);
+    // Whatever reads a table says so, and names it once.
+    let table = dir.path().join("table.parquet");
+    let model = support::repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
+    for command in [
+        &["simulate"][..],
+        &["replay", "--model", arg(&model)],
+        &["plan", "--model", arg(&model), "--budget-mib", "1"],
+        &["convert", "--to", "jsonl", "--out", "unwritten.jsonl"],
+    ] {
+        let line = failure_of(&[command, &[arg(&table)]].concat());
+        assert!(
+            line.contains("table.parquet is damaged: Invalid Parquet file. Corrupt footer; get"),
+            "{line}"
+        );
+        assert_eq!(line.matches(arg(&table)).count(), 1, "{line}");
+    }
+}
+
+/// A trace of a newer version is told as such, not as one without routing.
+#[test]
+fn records_of_a_newer_version_are_told() {
+    let fixture = Fixture::new();
+    let (run, out) = (fixture.path("run"), fixture.path("out.jsonl"));
+    let model = support::repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
+    let mut trace = fs::read(run.join("trace.bin")).unwrap();
+    trace.chunks_mut(1024).for_each(|record| record[857] = 2);
+    fs::write(run.join("trace.bin"), trace).unwrap();
+    for command in [
+        &["hotness"][..],
+        &["simulate"],
+        &["replay", "--model", arg(&model)],
+        &["convert", "--to", "jsonl", "--out", arg(&out)],
+    ] {
+        let line = failure_of(&[command, &[arg(&run)]].concat());
+        assert!(line.contains("ext_version 2 is not known"), "{line}");
+    }
 }

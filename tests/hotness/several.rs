@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::Value;
 
 use crate::Fixture;
-use crate::support::{arg, failure_of, known_run, moe_analyze, stdout_of};
+use crate::support::{arg, failure_of, known_run, moe_analyze, repository, stdout_of};
 
 #[test]
 fn several_runs_are_added() {
@@ -95,6 +95,16 @@ fn runs_of_other_models_are_not_added() {
         ] {
             assert!(line.contains(part), "{part}: {line}");
         }
+    }
+    // Nor does a plan learn from both, or from one run twice.
+    let model = repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
+    let budget = ["--model", arg(&model), "--budget-mib", "1"];
+    for (again, expected) in [(&other, "of different models"), (&run, "counted already")] {
+        let line = failure_of(&[&["plan", arg(&run), arg(again)], &budget[..]].concat());
+        assert!(
+            line.contains(expected) && line.contains(arg(again)),
+            "{line}"
+        );
     }
 }
 

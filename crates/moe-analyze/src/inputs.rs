@@ -5,6 +5,8 @@ use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail};
+use moe_analysis::hotness;
+use moe_trace::foreign::ForeignError;
 use moe_trace::{Error as TraceError, TRACE_FILE, TensorAccessLog, record};
 use zerocopy::FromBytes;
 
@@ -181,11 +183,17 @@ pub fn damage(text: &str) -> Option<String> {
 
 /// Says that a table is damaged, where the Parquet library gave up on it.
 pub fn tell_damage(error: anyhow::Error) -> anyhow::Error {
-    let trace = match error.downcast_ref::<moe_analysis::hotness::Error>() {
-        Some(moe_analysis::hotness::Error::Trace(trace)) => Some(trace),
-        _ => error.downcast_ref::<TraceError>(),
+    let of_hotness = match error.downcast_ref() {
+        Some(hotness::Error::Trace(trace)) => Some(trace),
+        _ => None,
     };
-    if let Some(TraceError::Parquet { path, reason }) = trace
+    // The rows of tables go where those of other tools' traces go.
+    let of_rows = || match error.downcast_ref() {
+        Some(ForeignError::Sink(inner)) => inner.downcast_ref(),
+        _ => None,
+    };
+    let trace = of_hotness.or_else(of_rows);
+    if let Some(TraceError::Parquet { path, reason }) = trace.or_else(|| error.downcast_ref())
         && let Some(damage) = damage(reason)
     {
         return anyhow!("{} is {damage}; get or write it anew", path.display());

@@ -7,7 +7,8 @@ use anyhow::{Context as _, bail};
 use moe_analysis::foreign::importers;
 use moe_gguf::Gguf;
 use moe_trace::Run;
-use moe_trace::foreign::{self, Detected, Facts, Input, Options, Summary};
+use moe_trace::foreign::{self, Detected, Facts, ForeignError, Input, Options, Sink, Summary};
+use moe_trace::manifest::Manifest;
 use moe_trace::ops::OpTable;
 
 use crate::cli::Context;
@@ -197,6 +198,44 @@ pub fn open(path: &Path, options: &Options) -> anyhow::Result<Input> {
             "{} is JSON of no trace that is known; `convert --list` names the formats that are",
             path.display()
         ),
+    }
+}
+
+/// Reads all of the trace at `path`, and tells what is to be said of it. A run is looked at first, so that one of a newer version
+/// is told as such.
+pub fn read(
+    path: &Path,
+    input: &Input,
+    options: &Options,
+    sink: &mut dyn Sink,
+    ctx: &Context,
+) -> anyhow::Result<()> {
+    if let Input::Run(run) = input {
+        remark(run, ctx)?;
+    }
+    let summary = input.read(options, sink)?;
+    if let Input::Foreign(_) = input {
+        tell(ctx, path, &summary);
+    }
+    Ok(())
+}
+
+/// Makes sure that what was recorded at `path` can be of the model that the user names, if the run tells its own.
+///
+/// # Errors
+/// It cannot; what differs is told.
+pub fn check_model(
+    path: &Path,
+    recorded: Option<&Manifest>,
+    named: &Facts,
+) -> Result<(), ForeignError> {
+    let told = recorded.map(|manifest| Facts::of_manifest(&manifest.model));
+    match told.and_then(|told| named.contradiction(&told)) {
+        Some(contradiction) => Err(ForeignError::OtherModel {
+            path: path.to_owned(),
+            contradiction,
+        }),
+        None => Ok(()),
     }
 }
 

@@ -400,7 +400,7 @@ fn explanations() {
         .collect();
     let ranking = ranking(&[(0, 0), (1, 0), (9, 9), (0, 1)]);
     let plan = Plan::new(&ranking, &sizes, &[70], Strategy::Warm, None).unwrap();
-    let explain = |layer, expert| Explanation::new(&plan, &ranking, layer, expert);
+    let explain = |layer, expert| Explanation::new(&plan, &ranking, &sizes, layer, expert);
     assert_eq!(
         explain(0, 0).to_string(),
         "expert 0 of layer 0 is in: place 1 of 4 with score 4 for 4 hits; it takes 10 bytes of lane 0, and as many for the \
@@ -430,6 +430,13 @@ fn explanations() {
         explain(0, 2).to_string(),
         "expert 2 of layer 0 is out: the learn file counts no choice of it"
     );
+    for (layer, expert) in [(0, 3), (2, 0)] {
+        assert!(
+            explain(layer, expert)
+                .to_string()
+                .ends_with("counts no choice of it; the model has no such expert")
+        );
+    }
 }
 
 #[test]

@@ -194,7 +194,7 @@ fn read_rows(batch: &RecordBatch, rows: &mut Vec<MapRow>) -> Result<(), String> 
     let ty = parsed_names(batch, "type", |name| {
         GgmlType::ALL.iter().copied().find(|ty| ty.name() == name)
     })?;
-    let missing = |name: &str| format!("column {name}: a value is missing");
+    let missing = |name: &str| format!("column {name}: a value is missing; write the table anew");
     for i in 0..batch.num_rows() {
         let size_bytes = size_bytes[i];
         let file_offset = file_offset[i];

@@ -165,14 +165,16 @@ fn conform_column(batch: &RecordBatch, field: &Field) -> Result<ArrayRef, String
             cast(column, field.data_type()).map_err(|error| format!("column {name}: {error}"))?;
         if cast.null_count() > column.logical_null_count() {
             return Err(format!(
-                "column {name}: a value does not fit {}",
+                "column {name}: a value does not fit {}; write the table anew",
                 field.data_type()
             ));
         }
         cast
     };
     if !field.is_nullable() && column.logical_null_count() > 0 {
-        return Err(format!("column {name}: a value is missing"));
+        return Err(format!(
+            "column {name}: a value is missing; write the table anew"
+        ));
     }
     Ok(column)
 }
@@ -250,7 +252,7 @@ pub(crate) fn parsed_names<V: Clone>(
             match values.get(key) {
                 Some(Some(value)) => Ok(Some(value.clone())),
                 _ if key < strings.len() => Err(format!(
-                    "column {name}: {:?} is not known",
+                    "column {name}: {:?} is not known; write the table anew",
                     strings.value(key)
                 )),
                 _ => Err(format!("column {name}: a key lies outside its dictionary")),

@@ -1,5 +1,7 @@
 //! The counter that both readers, of traces and of tables, feed.
 
+use std::path::Path;
+
 use moe_trace::manifest::Model;
 
 use super::origin::Origin;
@@ -15,16 +17,25 @@ struct Shape {
 
 impl Shape {
     /// The shape of a recorded model, if its recorder told it.
-    fn of(model: &Model) -> Option<Shape> {
+    fn of(model: &Model, place: &Path) -> Result<Option<Shape>, Error> {
         let Model {
             n_expert,
             n_expert_used,
             ..
         } = *model;
-        (n_expert > 0 && n_expert_used > 0).then_some(Shape {
+        let numbers = [("n_expert", n_expert), ("n_expert_used", n_expert_used)];
+        if let Some((what, id)) = numbers.into_iter().find(|&(_, n)| n > MAX_ID) {
+            return Err(Error::Id {
+                what,
+                id,
+                limit: MAX_ID + 1,
+                place: place.display().to_string(),
+            });
+        }
+        Ok((n_expert > 0 && n_expert_used > 0).then_some(Shape {
             n_expert,
             n_expert_used,
-        })
+        }))
     }
 }
 
@@ -37,6 +48,8 @@ pub(super) struct Counter {
     pub has_mass: bool,
     /// Choices of an expert that its token has chosen before.
     n_repeated: u64,
+    /// Choices that were told as counts.
+    n_told: u64,
     /// `[n_layer][phase]`
     layers: Vec<[LayerPhase; 3]>,
     /// `[n_layer]`
@@ -67,16 +80,23 @@ struct Progress {
 }
 
 impl Counter {
-    pub fn new(origin: Origin) -> Counter {
-        Counter {
-            shape: origin.model().and_then(Shape::of),
+    /// Begins to count what `origin` says is of its model; `place` is where it says so.
+    ///
+    /// # Errors
+    /// [`Error::Id`] if no model has as many experts.
+    pub fn new(origin: Origin, place: &Path) -> Result<Counter, Error> {
+        let model = origin.model();
+        let shape = model.map(|model| Shape::of(model, place)).transpose()?;
+        Ok(Counter {
+            shape: shape.flatten(),
             origin,
             highest_slot: 0,
             has_mass: true,
             n_repeated: 0,
+            n_told: 0,
             layers: Vec::new(),
             progress: Vec::new(),
-        }
+        })
     }
 
     /// Counts one choice; `place` tells where it was read, should it be impossible.
@@ -170,12 +190,22 @@ impl Counter {
         }
     }
 
-    /// Adds counts of one layer and phase, whose ids are in range.
-    pub fn add_counts(&mut self, layer: u32, phase: usize, expert: u32, tally: Tally) {
+    /// Adds counts of one layer and phase, whose ids are in range. Nothing is added, and nothing returned, where all of them
+    /// would be more than 64 bits hold: so no sum of some of them is.
+    #[must_use]
+    pub fn add_counts(
+        &mut self,
+        layer: u32,
+        phase: usize,
+        expert: u32,
+        tally: Tally,
+    ) -> Option<()> {
+        self.n_told = self.n_told.checked_add(tally.count)?;
         self.make_room(layer);
         let sum = self.layers[layer as usize][phase].expert(expert as usize);
-        sum.count = sum.count.saturating_add(tally.count);
+        sum.count += tally.count;
         sum.mass += tally.mass;
+        Some(())
     }
 
     /// Adds passes and tokens of one layer and phase, whose ids are in range.

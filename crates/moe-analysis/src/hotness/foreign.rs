@@ -25,7 +25,7 @@ impl Hotness {
             survey.begin_run();
         }
         let mut sink = Counting {
-            counter: Counter::new(Origin::of_foreign(path, &Default::default())),
+            counter: Counter::new(Origin::of_foreign(path, &Default::default()), path)?,
             survey,
         };
         let summary = foreign::import(trace.importer, &trace.source, options, &mut sink)?;
@@ -81,7 +81,12 @@ impl Sink for Counting<'_> {
         };
         let (layer, phase) = (row.layer_id.into(), index(row.phase));
         self.counter.has_mass &= row.mass.is_some();
-        self.counter.add_counts(layer, phase, row.expert_id, tally);
+        let counted = self.counter.add_counts(layer, phase, row.expert_id, tally);
+        counted.ok_or_else(|| {
+            SinkError::Refused(
+                "all counts together are more than 64 bits hold; the file is damaged".into(),
+            )
+        })?;
         if let Some(survey) = &mut self.survey {
             survey.count(layer, phase, row.expert_id, tally);
         }

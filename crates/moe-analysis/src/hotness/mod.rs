@@ -17,6 +17,7 @@ mod summary;
 use std::path::PathBuf;
 
 use moe_placement::learn::{LayerCounts, LearnFile};
+use moe_trace::foreign::{Contradiction, Facts};
 
 pub use bytes::ExpertBytes;
 pub use matrix::{Matrix, MatrixRow, Value};
@@ -77,6 +78,9 @@ pub enum Error {
         /// Name and hash of the model of this input.
         right: String,
     },
+    /// Counts beyond what can be summed.
+    #[error("all counts together are more than 64 bits hold; give inputs that are not damaged")]
+    TooMany,
     /// A run that was counted already.
     #[error("run {id} is counted already; give each run once, as a run or as tables")]
     SameRun {
@@ -210,17 +214,19 @@ impl Hotness {
         let experts = self
             .phases_of(layer, phases)
             .flat_map(|phase| &phase.experts);
-        experts.fold(0, |sum, tally| sum.saturating_add(tally.count))
+        experts.map(|tally| tally.count).sum()
     }
 
     /// Tokens routed in a layer; 0 where a trace of counts does not tell.
     pub fn rows(&self, layer: u32, phases: Phases) -> u64 {
-        self.phases_of(layer, phases).map(|phase| phase.rows).sum()
+        let rows = self.phases_of(layer, phases).map(|phase| phase.rows);
+        rows.fold(0, u64::saturating_add)
     }
 
     /// Passes in which a layer routed something; 0 where a trace of another tool does not tell.
     pub fn calls(&self, layer: u32, phases: Phases) -> u64 {
-        self.phases_of(layer, phases).map(|phase| phase.calls).sum()
+        let calls = self.phases_of(layer, phases).map(|phase| phase.calls);
+        calls.fold(0, u64::saturating_add)
     }
 
     /// Tokens that the counts rest upon: those of the layer that routed most. A last layer may route fewer, as only
@@ -256,14 +262,35 @@ impl Hotness {
     /// # Errors
     /// [`Error::OtherModel`] or [`Error::Mixed`] if the models differ, [`Error::SameRun`] if a run would count twice.
     pub fn merge(&mut self, other: &Hotness) -> Result<(), Error> {
-        for origin in &self.origins {
-            for other in &other.origins {
-                origin.check(other)?;
-            }
-        }
+        self.check_beside(other)?;
         self.add_counts(other)?;
         self.origins.extend_from_slice(&other.origins);
         Ok(())
+    }
+
+    /// Makes sure that runs may be counted together, as far as they tell of which model they are.
+    ///
+    /// # Errors
+    /// [`Error::OtherModel`] if the models differ, [`Error::SameRun`] if a run would count twice.
+    pub fn check_beside(&self, other: &Hotness) -> Result<(), Error> {
+        let mut pairs = self.origins.iter().flat_map(|origin| {
+            let others = other.origins.iter();
+            others.map(move |other| origin.check(other))
+        });
+        pairs.try_for_each(|checked| checked)
+    }
+
+    /// Why what was counted cannot be of this model.
+    pub fn contradiction(&self, model: &Facts) -> Option<Contradiction> {
+        let mut origins = self.origins.iter();
+        origins.find_map(|origin| origin.contradiction(model))
+    }
+
+    /// All choices that were counted.
+    fn n_choices(&self) -> u64 {
+        let phases = self.layers.iter().flatten();
+        let experts = phases.flat_map(|phase| &phase.experts);
+        experts.map(|tally| tally.count).sum()
     }
 
     /// Adds counts, whichever run they are of.
@@ -278,6 +305,9 @@ impl Hotness {
                 self.n_expert_used,
                 other.n_expert_used,
             );
+        }
+        if self.n_choices().checked_add(other.n_choices()).is_none() {
+            return Err(Error::TooMany);
         }
         self.has_mass &= other.has_mass;
         self.n_repeated += other.n_repeated;
@@ -364,8 +394,8 @@ impl Hotness {
 
 impl LayerPhase {
     fn add(&mut self, more: &LayerPhase) {
-        self.calls += more.calls;
-        self.rows += more.rows;
+        self.calls = self.calls.saturating_add(more.calls);
+        self.rows = self.rows.saturating_add(more.rows);
         for (expert, tally) in more.experts.iter().enumerate() {
             let sum = self.expert(expert);
             sum.count += tally.count;

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::path::Path;
 
-use moe_trace::foreign::Facts;
+use moe_trace::foreign::{Contradiction, Facts};
 use moe_trace::manifest::Model;
 use moe_trace::tables::{MODEL_KEY, RUN_ID_KEY};
 use moe_trace::{Error as TraceError, Run};
@@ -75,6 +75,11 @@ impl Origin {
             run_id: value(RUN_ID_KEY).or_else(|| partition(file)),
             model: value(MODEL_KEY).and_then(|json| serde_json::from_str(&json).ok()),
         })
+    }
+
+    /// Why the run cannot be of this model.
+    pub fn contradiction(&self, model: &Facts) -> Option<Contradiction> {
+        model.contradiction(&Facts::of_manifest(self.model.as_ref()?))
     }
 
     pub fn model(&self) -> Option<&Model> {

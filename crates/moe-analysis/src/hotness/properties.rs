@@ -39,7 +39,11 @@ fn tokens() -> impl Strategy<Value = Vec<Token>> {
 }
 
 fn counter() -> Counter {
-    Counter::new(Origin::of_foreign("".as_ref(), &Default::default()))
+    Counter::new(
+        Origin::of_foreign("".as_ref(), &Default::default()),
+        "".as_ref(),
+    )
+    .unwrap()
 }
 
 fn choices(tokens: &[Token]) -> Vec<Choice> {

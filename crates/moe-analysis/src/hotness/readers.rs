@@ -22,7 +22,7 @@ impl Hotness {
         if let Some(survey) = &mut survey {
             survey.begin_run();
         }
-        let mut counter = Counter::new(Origin::of_run(run));
+        let mut counter = Counter::new(Origin::of_run(run), &run.path)?;
         for operation in run.routing() {
             let head = operation.head();
             let Some(layer) = head.layer() else { continue };
@@ -84,7 +84,7 @@ fn surveyed(path: &Path, survey: &mut Survey) -> Result<Option<Hotness>, Error> 
             Some((current, counter)) if *current == batch.file() => (current, counter),
             other => {
                 add_file(&mut total, &mut last_parent, other.take())?;
-                let counter = Counter::new(Origin::of_table(batch.file())?);
+                let counter = Counter::new(Origin::of_table(batch.file())?, batch.file())?;
                 survey.begin_run();
                 let (current, counter) = other.insert((batch.file().to_owned(), counter));
                 (current, counter)
@@ -119,14 +119,14 @@ fn counted(path: &Path) -> Result<Option<Hotness>, Error> {
     for file in routing_files(path).map_err(not_routing)? {
         let origin = Origin::of_table(file.path())?;
         let parts = (0..file.n_parts()).into_par_iter().map(|part| {
-            let mut counter = Counter::new(origin.clone());
+            let mut counter = Counter::new(origin.clone(), file.path())?;
             for batch in file.choices(part).map_err(not_routing)? {
                 add_batch(&mut counter, &batch.map_err(not_routing)?)?;
             }
             Ok(counter)
         });
         let parts: Vec<Result<Counter, Error>> = parts.collect();
-        let mut counter = Counter::new(origin);
+        let mut counter = Counter::new(origin, file.path())?;
         for part in parts {
             counter.append(part?);
         }

@@ -12,7 +12,8 @@ const NONE: &str = "(none)";
 pub struct Labels {
     /// One for each input, in their order.
     inputs: Vec<String>,
-    sequences: HashMap<u32, String>,
+    /// Each label, and whether a token was of the sequence.
+    sequences: HashMap<u32, (String, bool)>,
 }
 
 impl Labels {
@@ -45,8 +46,8 @@ impl Labels {
             if label.is_empty() {
                 return fail("the label is missing".into());
             }
-            match sequences.insert(sequence, label.clone()) {
-                Some(before) if before != label => {
+            match sequences.insert(sequence, (label.clone(), false)) {
+                Some((before, _)) if before != label => {
                     return fail(format!("sequence {sequence} was {before:?} before"));
                 }
                 _ => {}
@@ -70,10 +71,22 @@ impl Labels {
     }
 
     /// The label of a sequence of the `n_input`th input, counted from 1.
-    pub(super) fn of(&self, n_input: usize, sequence: Option<u32>) -> &str {
+    pub(super) fn of(&mut self, n_input: usize, sequence: Option<u32>) -> &str {
         let of_input = n_input.checked_sub(1).and_then(|n| self.inputs.get(n));
-        let label = of_input.or_else(|| self.sequences.get(&sequence?));
+        let label = of_input.or_else(|| {
+            let (label, is_used) = self.sequences.get_mut(&sequence?)?;
+            *is_used = true;
+            Some(label)
+        });
         label.map_or(NONE, String::as_str)
+    }
+
+    /// Sequences that have a label and no token, ascending.
+    pub(super) fn unused(&self) -> Vec<u32> {
+        let unused = self.sequences.iter().filter(|(_, (_, is_used))| !is_used);
+        let mut unused: Vec<u32> = unused.map(|(&sequence, _)| sequence).collect();
+        unused.sort_unstable();
+        unused
     }
 }
 
@@ -83,11 +96,14 @@ mod tests {
 
     #[test]
     fn lines_of_sequences() {
-        let labels = Labels::parse("sequence,label\n0,code\n\n 7 , law \n9,\"a,b\"\n").unwrap();
+        let mut labels = Labels::parse("sequence,label\n0,code\n\n 7 , law \n9,\"a,b\"\n").unwrap();
         assert_eq!(labels.of(1, Some(0)), "code");
+        assert_eq!(labels.unused(), [7, 9]);
         assert_eq!(labels.of(1, Some(7)), "law");
         assert_eq!(labels.of(1, Some(9)), "a,b");
-        assert_eq!((labels.of(1, Some(1)), labels.of(1, None)), (NONE, NONE));
+        assert_eq!(labels.of(1, Some(1)), NONE);
+        assert_eq!(labels.of(1, None), NONE);
+        assert!(labels.unused().is_empty());
     }
 
     #[test]
@@ -106,8 +122,9 @@ mod tests {
 
     #[test]
     fn inputs_in_their_order() {
-        let labels = Labels::of_inputs(vec!["a".into(), "b".into()]);
-        assert_eq!((labels.of(1, Some(3)), labels.of(2, None)), ("a", "b"));
+        let mut labels = Labels::of_inputs(vec!["a".into(), "b".into()]);
+        assert_eq!(labels.of(1, Some(3)), "a");
+        assert_eq!(labels.of(2, None), "b");
         assert_eq!(labels.of(3, None), NONE);
     }
 }

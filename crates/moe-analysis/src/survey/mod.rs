@@ -328,6 +328,11 @@ impl Survey {
             .unwrap_or(0)
     }
 
+    /// Sequences that the user labelled and that no token was of, ascending.
+    pub fn unused_labels(&self) -> Vec<u32> {
+        self.options.labels.unused()
+    }
+
     /// Sequences, as far as folds were asked for.
     pub fn n_sequences(&self) -> usize {
         self.sequences.len()

@@ -67,6 +67,9 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
             ..Facts::default()
         });
     }
+    if let Input::Run(run) = &input {
+        traces::remark(run, ctx)?;
+    }
     let export = Export::new(&input, &options)?;
     if let Input::Foreign(_) = input {
         traces::tell(ctx, path, &export.summary);

@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::lanes::{Plan, Verdict};
 use super::ranking::Entry;
+use super::sizes::ExpertSizes;
 
 /// The reason that an expert is in the cache or not.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -32,8 +33,14 @@ pub struct Ranked {
 }
 
 impl Explanation {
-    /// Explains an expert of a plan that was made from `ranking`.
-    pub fn new(plan: &Plan, ranking: &[Entry], layer: u32, expert: u32) -> Explanation {
+    /// Explains an expert of a plan that was made from `ranking` and `sizes`.
+    pub fn new(
+        plan: &Plan,
+        ranking: &[Entry],
+        sizes: &ExpertSizes,
+        layer: u32,
+        expert: u32,
+    ) -> Explanation {
         let is_it = |entry: &Entry| (entry.layer, entry.expert) == (layer, expert);
         let place = ranking.iter().position(is_it);
         let decision = plan
@@ -49,7 +56,11 @@ impl Explanation {
                 place: place + 1,
                 of: ranking.len(),
             }),
-            verdict: decision.map(|decision| decision.verdict),
+            verdict: match (decision, sizes.get(layer, expert)) {
+                (Some(decision), _) => Some(decision.verdict),
+                (None, Some(_)) => None,
+                (None, None) => Some(Verdict::UnknownSize),
+            },
         }
     }
 

@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::MAX_ID;
+use super::rows::Contradiction;
 
 /// A place in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,16 +87,12 @@ pub enum ForeignError {
         format: &'static str,
     },
     /// The trace and the model that the user named do not fit.
-    #[error("{}: the trace says {trace} {what}, the model of --model has {model}; give the model of the trace", path.display())]
+    #[error("{}: the trace says {}, the model of --model has {}; give the model of the trace", path.display(), contradiction.trace, contradiction.model)]
     OtherModel {
         /// The file or directory.
         path: PathBuf,
         /// What differs.
-        what: &'static str,
-        /// Value in the trace.
-        trace: u32,
-        /// Value in the model.
-        model: u32,
+        contradiction: Contradiction,
     },
     /// Where the rows go, something failed.
     #[error(transparent)]

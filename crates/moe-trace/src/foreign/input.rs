@@ -10,7 +10,6 @@ use super::rows::{Facts, Phase, RoutingRow};
 use super::source::Source;
 use super::{At, Detected, Options};
 use crate::error::Error;
-use crate::manifest::Model;
 use crate::record::{NO_LAYER, RECORD_SIZE, lane};
 use crate::run::Run;
 use crate::tables::{EXPERT_BYTES_KEY, MODEL_KEY, read_routing};
@@ -54,7 +53,7 @@ impl Input {
 
 fn read_run(run: &Run, output: &mut Output<'_>) -> Result<(), ForeignError> {
     if let Some(manifest) = &run.manifest {
-        output.facts(&facts_of(&manifest.model))?;
+        output.facts(&Facts::of_manifest(&manifest.model))?;
     }
     for operation in run.routing() {
         let head = operation.head();
@@ -103,7 +102,7 @@ fn read_tables(path: &Path, output: &mut Output<'_>) -> Result<(), ForeignError>
             output.begin_file(&file);
             let model = parquet_file::metadata_value(&file, MODEL_KEY).map_err(failed)?;
             let model = model.and_then(|json| serde_json::from_str(&json).ok());
-            let mut facts = model.as_ref().map(facts_of).unwrap_or_default();
+            let mut facts = model.as_ref().map(Facts::of_manifest).unwrap_or_default();
             let bytes = parquet_file::metadata_value(&file, EXPERT_BYTES_KEY).map_err(failed)?;
             let bytes = bytes.and_then(|json| serde_json::from_str(&json).ok());
             facts.expert_bytes = bytes.unwrap_or_default();
@@ -130,18 +129,4 @@ fn read_tables(path: &Path, output: &mut Output<'_>) -> Result<(), ForeignError>
         first_row += batch.len();
     }
     Ok(())
-}
-
-/// What a manifest says of its model.
-fn facts_of(model: &Model) -> Facts {
-    let text = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
-    let number = |number: u32| Some(number).filter(|&number| number > 0);
-    Facts {
-        model: text(&model.path),
-        arch: text(&model.arch),
-        n_layer: number(model.n_layer),
-        n_expert: number(model.n_expert),
-        n_expert_used: number(model.n_expert_used),
-        expert_bytes: Default::default(),
-    }
 }

@@ -44,7 +44,7 @@ pub use input::Input;
 pub use json::{document, line as json_line};
 pub use output::{Output, Sink, SinkError, Summary};
 pub use passes::Passes;
-pub use rows::{CountRow, Facts, LayerRow, Phase, RoutingRow};
+pub use rows::{Contradiction, CountRow, Facts, LayerRow, Phase, RoutingRow};
 pub use source::{Lines, SAMPLE_SIZE, Source, read_whole, sample_lines};
 pub use table::RoutingTable;
 

@@ -169,23 +169,12 @@ impl<'a> Output<'a> {
                 return Err(ForeignError::file(&self.file, reason));
             }
         }
-        if let Some(model) = &self.options.model {
-            let pairs = [
-                ("layers", facts.n_layer, model.n_layer),
-                ("experts in a layer", facts.n_expert, model.n_expert),
-            ];
-            for (what, trace, model) in pairs {
-                if let (Some(trace), Some(model)) = (trace, model)
-                    && trace != model
-                {
-                    return Err(ForeignError::OtherModel {
-                        path: self.path.clone(),
-                        what,
-                        trace,
-                        model,
-                    });
-                }
-            }
+        let model = self.options.model.as_ref();
+        if let Some(contradiction) = model.and_then(|model| model.contradiction(facts)) {
+            return Err(ForeignError::OtherModel {
+                path: self.path.clone(),
+                contradiction,
+            });
         }
         // What the trace says of itself goes before what the user's model says: its top-k may have been overridden.
         let mut facts = facts.clone();

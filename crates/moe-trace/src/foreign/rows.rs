@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::manifest::Model;
 use crate::record::{PHASE_GENERATE, PHASE_PROMPT};
 
 /// Whether a token was read or written.
@@ -119,7 +120,46 @@ pub struct Facts {
     pub expert_bytes: BTreeMap<u16, u64>,
 }
 
+/// What a trace says of its model, and the model does not have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Contradiction {
+    /// What the trace says: `48 layers`.
+    pub trace: String,
+    /// What the model has instead: `6`.
+    pub model: String,
+}
+
 impl Facts {
+    /// What a manifest says of its model.
+    pub fn of_manifest(model: &Model) -> Facts {
+        let text = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
+        let number = |number: u32| Some(number).filter(|&number| number > 0);
+        Facts {
+            model: text(&model.path),
+            arch: text(&model.arch),
+            n_layer: number(model.n_layer),
+            n_expert: number(model.n_expert),
+            n_expert_used: number(model.n_expert_used),
+            expert_bytes: BTreeMap::new(),
+        }
+    }
+
+    /// Why a trace that says `told` cannot be of this model: another architecture, other numbers of layers or experts.
+    /// Quantizations of one model do not contradict each other, and a run may route a token to fewer experts.
+    pub fn contradiction(&self, told: &Facts) -> Option<Contradiction> {
+        let number = |what, trace: Option<u32>, model: Option<u32>| {
+            Some((format!("{} {what}", trace?), model?.to_string())).filter(|_| trace != model)
+        };
+        let arch = || {
+            let (trace, model) = (told.arch.as_ref()?, self.arch.as_ref()?);
+            (trace != model).then(|| (format!("architecture {trace}"), model.clone()))
+        };
+        let (trace, model) = number("layers", told.n_layer, self.n_layer)
+            .or_else(|| number("experts in a layer", told.n_expert, self.n_expert))
+            .or_else(arch)?;
+        Some(Contradiction { trace, model })
+    }
+
     /// Adds what `other` knows beyond this.
     pub fn fill_from(&mut self, other: &Facts) {
         fill(&mut self.model, &other.model);

@@ -10,11 +10,12 @@ use moe_analysis::accesses::{AccessReport, report};
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
 use moe_trace::Run;
+use moe_trace::foreign::Facts;
 
 use crate::cli::{Context, ExitStatus};
 use crate::files;
 use crate::output::{self, Format, write_rows};
-use crate::traces::OpsArgs;
+use crate::traces::{self, OpsArgs};
 
 /// Report how a run reads the model's files: in which order, how much, how far apart, how soon again
 ///
@@ -102,7 +103,10 @@ fn open(args: &Args, ctx: &Context) -> anyhow::Result<Run> {
     let mut run = args.ops.open(&args.run, ctx)?;
     args.ops.check(&[&run])?;
     if let Some(model) = &args.model {
-        run.map = Some(OffsetMap::new(&Gguf::open(model)?));
+        let gguf = Gguf::open(model)?;
+        let named = Facts::of_model(&model.to_string_lossy(), &gguf)?;
+        traces::check_model(&run.path, run.manifest.as_ref(), &named)?;
+        run.map = Some(OffsetMap::new(&gguf));
     }
     Ok(run)
 }

@@ -3,10 +3,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use moe_analysis::hotness::{ExpertBytes, Hotness};
 use moe_analysis::survey::{self, Labels, Survey};
-use moe_trace::foreign::{Input, Options};
+use moe_trace::foreign::{ForeignError, Input, Options};
 
 use super::args::{Args, Split};
 use crate::cli::Context;
@@ -58,6 +58,17 @@ pub fn read_all(args: &Args, ctx: &Context) -> anyhow::Result<Counted> {
         }
     }
     survey.finish()?;
+    let strangers = survey.unused_labels();
+    if let (Some(labels), Some(first), true) =
+        (&args.labels, strangers.first(), args.needs_survey())
+    {
+        ctx.remark(format_args!(
+            "warning: {} labels {} that {} has no token of, the first is {first}",
+            labels.display(),
+            count(strangers.len() as u64, "sequence"),
+            args.source()
+        ));
+    }
     let hotness = total.context("no input; name a run")?;
     if hotness.n_repeated() > 0 {
         ctx.remark(format_args!(
@@ -88,7 +99,7 @@ fn read_one(
     bytes: &mut ExpertBytes,
     ctx: &Context,
 ) -> anyhow::Result<Hotness> {
-    Ok(match traces::open(path, options)? {
+    let hotness = match traces::open(path, options)? {
         Input::Run(run) => {
             traces::remark(&run, ctx)?;
             if let Some(map) = run.map.as_ref().filter(|_| bytes.is_empty()) {
@@ -106,5 +117,13 @@ fn read_one(
             }
             hotness
         }
-    })
+    };
+    let model = options.model.as_ref();
+    if let Some(contradiction) = model.and_then(|model| hotness.contradiction(model)) {
+        bail!(ForeignError::OtherModel {
+            path: path.to_owned(),
+            contradiction
+        });
+    }
+    Ok(hotness)
 }

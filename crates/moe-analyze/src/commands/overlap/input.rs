@@ -6,11 +6,13 @@ use anyhow::bail;
 use moe_analysis::overlap::{Reads, gate_up_bytes};
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
+use moe_trace::foreign::Facts;
 use moe_trace::manifest::{self, Gpu, Manifest};
 use moe_trace::map_table;
 use moe_trace::transfers::{self, Transfer};
 
 use crate::cli::Context;
+use crate::traces;
 
 /// How to get what is missing.
 const RECORD: &str = "record a run with `moe-analyze record --device cuda --policy post-fetch`";
@@ -56,8 +58,15 @@ impl Input {
             let path = run.join(name);
             (is_run && path.is_file()).then_some(path)
         };
+        let manifest = beside(manifest::FILE_NAME);
+        let manifest = manifest.map(|path| Manifest::read(&path)).transpose()?;
         let map = match (model, beside(map_table::FILE_NAME)) {
-            (Some(model), _) => Some(OffsetMap::new(&Gguf::open(model)?)),
+            (Some(model), _) => {
+                let gguf = Gguf::open(model)?;
+                let named = Facts::of_model(&model.to_string_lossy(), &gguf)?;
+                traces::check_model(run, manifest.as_ref(), &named)?;
+                Some(OffsetMap::new(&gguf))
+            }
             (None, Some(map)) => Some(map_table::read(&map)?),
             (None, None) => None,
         };
@@ -71,14 +80,10 @@ impl Input {
                 "what gate and up read is not known of every layer, so that their share of the memory's bandwidth is not told: name the model with --model",
             );
         }
-        let gpu = match beside(manifest::FILE_NAME) {
-            Some(manifest) => Manifest::read(&manifest)?.gpu,
-            None => None,
-        };
         Ok(Input {
             transfers,
             reads,
-            gpu,
+            gpu: manifest.and_then(|manifest| manifest.gpu),
         })
     }
 }

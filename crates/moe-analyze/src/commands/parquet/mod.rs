@@ -52,13 +52,14 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
 
 /// A run, or a bare trace of one; the user's model takes the place of a map that it has not.
 fn write_run(args: &Args, mut run: Run, ctx: &Context) -> anyhow::Result<ExitStatus> {
-    if let Some((_, gguf)) = args.trace.gguf()? {
+    if let Some((named, gguf)) = args.trace.gguf()? {
         if run.map.is_some() {
             bail!(
                 "--model: {} has the map of its model; leave the option out",
                 args.run.display()
             );
         }
+        traces::check_model(&args.run, run.manifest.as_ref(), &named)?;
         run.map = Some(OffsetMap::new(&gguf));
         foreign::refuse_existing(args, &[])?;
     }

@@ -5,12 +5,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
-use moe_analysis::hotness::Phases;
+use moe_analysis::hotness::{Hotness, Phases};
 use moe_gguf::Gguf;
 use moe_gguf::experts::{expert_layer_bytes, expert_sizes};
 use moe_placement::learn::LearnFile;
 use moe_placement::plan::ExpertSizes;
-use moe_trace::foreign::Options;
+use moe_trace::foreign::{Facts, Options};
 
 use crate::cli::Context;
 use crate::commands::hotness;
@@ -18,16 +18,34 @@ use crate::inputs::Kind;
 use crate::output::human_bytes;
 use crate::traces;
 
-/// Reads learn files and adds them, fading older ones if asked to. Anything that `hotness` counts does as well.
+/// Reads learn files and adds them, fading older ones if asked to. Anything that `hotness` counts does as well, if it can be of
+/// the model.
 pub fn read_learn_files(
     paths: &[PathBuf],
     half_life: Option<f64>,
+    model: Option<Facts>,
     ctx: &Context,
 ) -> anyhow::Result<LearnFile> {
-    let files = paths
-        .iter()
-        .map(|path| read_learn_file(path, ctx).with_context(|| path.display().to_string()));
-    let files = files.collect::<anyhow::Result<Vec<_>>>()?;
+    let options = Options {
+        model,
+        ..Options::default()
+    };
+    let mut files = Vec::new();
+    let mut counted: Vec<Hotness> = Vec::new();
+    for path in paths {
+        files.push(match Learned::read(path, &options, ctx)? {
+            Learned::File(file) => file,
+            Learned::Counted(hotness) => {
+                for earlier in &counted {
+                    let checked = earlier.check_beside(&hotness);
+                    checked.with_context(|| path.display().to_string())?;
+                }
+                let file = hotness.learn_file(Phases::All)?;
+                counted.push(hotness);
+                file
+            }
+        });
+    }
     // Without a half-life nothing fades, as if it had no end.
     let merged = LearnFile::merge_fading(&files, half_life.unwrap_or(f64::INFINITY))?;
     merged.context("no input; name a learn file")
@@ -35,15 +53,35 @@ pub fn read_learn_files(
 
 /// Reads one learn file, or makes it from what `hotness` counts.
 pub fn read_learn_file(path: &Path, ctx: &Context) -> anyhow::Result<LearnFile> {
-    let format = || traces::format(path);
-    match Kind::of(path) {
-        Ok(Kind::Json) if format()?.is_none_or(|format| format == "learn") => {
-            Ok(LearnFile::parse(&fs::read_to_string(path)?)?)
-        }
-        Ok(Kind::Gguf) if format()?.is_none() => {
-            bail!("it is a model; pass it with --model, and name a learn file")
-        }
-        _ => Ok(hotness::read(path, &Options::default(), ctx)?.learn_file(Phases::All)?),
+    match Learned::read(path, &Options::default(), ctx)? {
+        Learned::File(file) => Ok(file),
+        Learned::Counted(hotness) => Ok(hotness.learn_file(Phases::All)?),
+    }
+}
+
+/// What an input holds.
+enum Learned {
+    File(LearnFile),
+    /// A run, tables, or a trace of another tool.
+    Counted(Hotness),
+}
+
+impl Learned {
+    /// Messages name the path.
+    fn read(path: &Path, options: &Options, ctx: &Context) -> anyhow::Result<Learned> {
+        let format = || traces::format(path);
+        let name = || path.display().to_string();
+        Ok(match Kind::of(path) {
+            Ok(Kind::Json) if format()?.is_none_or(|format| format == "learn") => {
+                let text = fs::read_to_string(path).with_context(name)?;
+                Learned::File(LearnFile::parse(&text).with_context(name)?)
+            }
+            Ok(Kind::Gguf) if format()?.is_none() => bail!(
+                "{}: it is a model; pass it with --model, and name a learn file",
+                path.display()
+            ),
+            _ => Learned::Counted(hotness::read(path, options, ctx)?),
+        })
     }
 }
 
@@ -55,7 +93,8 @@ pub struct Experts {
     pub layer_bytes: BTreeMap<u32, u64>,
     /// Where the model lies, if it was given.
     pub model: Option<PathBuf>,
-    arch: Option<String>,
+    /// What the model's header says.
+    pub facts: Option<Facts>,
 }
 
 impl Experts {
@@ -101,10 +140,7 @@ impl Experts {
             sizes,
             layer_bytes,
             model: Some(path.to_owned()),
-            arch: gguf
-                .metadata()
-                .str("general.architecture")?
-                .map(str::to_owned),
+            facts: Some(Facts::of_model(&path.to_string_lossy(), &gguf)?),
         })
     }
 
@@ -119,12 +155,13 @@ impl Experts {
             layer_bytes: sizes.layers(),
             sizes,
             model: None,
-            arch: None,
+            facts: None,
         })
     }
 
     /// Whether the runtime has other defaults for the model.
     pub fn is_gpt_oss(&self) -> bool {
-        self.arch.as_deref() == Some("gpt-oss")
+        let arch = self.facts.as_ref().and_then(|facts| facts.arch.as_deref());
+        arch == Some("gpt-oss")
     }
 }

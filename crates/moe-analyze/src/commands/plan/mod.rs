@@ -158,7 +158,8 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     }
     let experts = Experts::read(args.model.as_deref(), args.sizes.as_deref(), ctx)?;
     let weighing = Weighing::new(&args, experts.as_ref(), ctx);
-    let learn = inputs::read_learn_files(&args.paths, args.half_life, ctx)?;
+    let model = experts.as_ref().and_then(|experts| experts.facts.clone());
+    let learn = inputs::read_learn_files(&args.paths, args.half_life, model, ctx)?;
     let ranking = weighing.rank(&learn)?;
     if let Some(current) = &args.update {
         update::run(&args, current, &learn, &ranking, ctx)?;
@@ -180,7 +181,8 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     if let Some(out) = &args.out {
         write_cut(&plan, &learn, out, args.force, ctx)?;
     }
-    let explain = |&(layer, expert)| Explanation::new(&plan, &ranking, layer, expert);
+    let explain =
+        |&(layer, expert)| Explanation::new(&plan, &ranking, &experts.sizes, layer, expert);
     let planned = Planned {
         explanations: args.explain.iter().map(explain).collect(),
         args: &args,

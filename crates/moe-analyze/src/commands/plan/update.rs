@@ -24,7 +24,10 @@ pub fn run(
     ctx: &Context,
 ) -> anyhow::Result<()> {
     let current = Current::read(current, ctx)
-        .with_context(|| format!("cannot take a cache from {}", current.display()))?;
+        .with_context(|| {
+            let path = current.display();
+            format!("{path} is no cache: give what `plan -o json` prints, a learn file cut to a plan, or a live report")
+        })?;
     let slots = live.layer_slots();
     let mut rate = args.update_rate;
     if slots.is_none() {

@@ -14,7 +14,6 @@ use moe_executor::recorder::{Mode, Recorder};
 use moe_executor::replay::{Collector, Replay, Routes};
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
-use moe_trace::foreign::Input;
 use moe_trace::manifest::{Sampling, Tokens};
 use moe_trace::record::PHASE_PROMPT;
 use moe_trace::{RunOptions, RunWriter};
@@ -132,12 +131,7 @@ fn read(args: &Args, ctx: &Context) -> anyhow::Result<Routes> {
     let options = args.trace.options()?;
     let input = traces::open(&args.path, &options)?;
     let mut collector = Collector::new(args.tokens.unwrap_or(u64::MAX), args.batch_size);
-    let summary = input.read(&options, &mut collector)?;
-    match &input {
-        Input::Run(run) => traces::remark(run, ctx)?,
-        Input::Tables(_) => {}
-        Input::Foreign(_) => traces::tell(ctx, &args.path, &summary),
-    }
+    traces::read(&args.path, &input, &options, &mut collector, ctx)?;
     let routes = collector.finish();
     let routes = routes.with_context(|| args.path.display().to_string())?;
     if routes.has_even_weights() {

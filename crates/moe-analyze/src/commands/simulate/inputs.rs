@@ -39,20 +39,14 @@ impl Inputs {
         ctx: &Context,
     ) -> anyhow::Result<Inputs> {
         let learn = learn.map(|learn| {
-            let file = plan::read_learn_file(learn, ctx);
-            let file = file.with_context(|| learn.display().to_string())?;
+            let file = plan::read_learn_file(learn, ctx)?;
             anyhow::Ok(file.observations()?.into())
         });
         args.check(&[path])?;
         let options = args.options()?;
         let input = traces::open(path, &options)?;
         let mut collector = Collector::new();
-        let summary = input.read(&options, &mut collector)?;
-        match &input {
-            Input::Run(run) => traces::remark(run, ctx)?,
-            Input::Tables(_) => {}
-            Input::Foreign(_) => traces::tell(ctx, path, &summary),
-        }
+        traces::read(path, &input, &options, &mut collector, ctx)?;
         let named = plan::Experts::read(args.model(), sizes, ctx)?;
         let sizes = match (named, &input) {
             (Some(experts), _) => experts.sizes,

@@ -72,7 +72,7 @@ fn expert_time(first_us: Option<f64>, next_us: Option<f64>) -> Option<ExpertTime
 pub fn positive(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(value) if (1e-9..=1e9).contains(&value) => Ok(value),
-        _ => Err("give a number above 0".into()),
+        _ => Err("give a number above 0, up to 1e9".into()),
     }
 }
 
@@ -80,6 +80,6 @@ pub fn positive(text: &str) -> Result<f64, String> {
 pub fn not_negative(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(value) if (0.0..=1e9).contains(&value) => Ok(value),
-        _ => Err("give a number, 0 or more".into()),
+        _ => Err("give a number from 0 to 1e9".into()),
     }
 }
