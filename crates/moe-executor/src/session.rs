@@ -82,6 +82,11 @@ impl<'a, 'g> Session<'a, 'g> {
         self.ops.observer = Some(observer);
     }
 
+    /// Tells the observer of nothing more.
+    pub fn stop_observing(&mut self) {
+        self.ops.observer = None;
+    }
+
     /// Final norm and output product on the wanted rows.
     fn head(&mut self) {
         let (ops, s, model) = (&mut self.ops, &mut self.state, self.model);

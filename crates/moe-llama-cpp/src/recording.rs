@@ -242,6 +242,11 @@ impl<'a> Recording<'a> {
         Some(Routing::new(ids, weights, n_expert_used))
     }
 
+    /// Tells the observer of nothing more.
+    pub fn stop_observing(&mut self) {
+        self.observer = None;
+    }
+
     /// Tells the observer of a layer's routing, once in a pass.
     fn tell(&mut self, layer: u16, routing: &Routing) {
         let Some(mut observer) = self.observer.take() else {

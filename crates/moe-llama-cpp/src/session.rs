@@ -42,6 +42,11 @@ impl<'a> Session<'a> {
         })
     }
 
+    /// Tells the observer of nothing more.
+    pub fn stop_observing(&mut self) {
+        self.context.watch_mut().stop_observing();
+    }
+
     /// Ends the session; the writer can then be finished.
     pub fn into_writer(mut self) -> Option<RunWriter> {
         self.context.watch_mut().take_writer()

@@ -90,6 +90,10 @@ impl Engine for LlamaCpp<'_> {
 }
 
 impl super::Session for Session<'_> {
+    fn stop_observing(&mut self) {
+        Session::stop_observing(self);
+    }
+
     fn into_writer(self: Box<Self>) -> Option<RunWriter> {
         Session::into_writer(*self)
     }

@@ -91,6 +91,9 @@ pub trait Engine {
 
 /// A run of a model.
 pub trait Session: Decode {
+    /// Tells the observer of nothing more.
+    fn stop_observing(&mut self);
+
     /// The GPU that takes part, as the manifest tells it; none for the processor alone.
     fn gpu(&self) -> Option<manifest::Gpu> {
         None

@@ -88,6 +88,10 @@ impl Engine for Native<'_> {
 }
 
 impl super::Session for Session<'_, '_> {
+    fn stop_observing(&mut self) {
+        Session::stop_observing(self);
+    }
+
     fn gpu(&self) -> Option<manifest::Gpu> {
         self.device().map(gpu)
     }

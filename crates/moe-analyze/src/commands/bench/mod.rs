@@ -179,11 +179,15 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     fn row(&self, test: Test) -> anyhow::Result<Vec<Cell<'static>>> {
-        let bytes = self.weight_bytes(test)?;
-        let mut times = Vec::new();
-        let mut session = self.session(test, None)?;
-        // The first time touches the session's memory, and is not counted.
+        let chosen: Arc<Mutex<u64>> = Arc::default();
+        let mut session = self.session(test, chosen.clone())?;
+        // The first run counts, so that the router's choices are waited for; the second is as those that are measured.
         self.time(session.as_mut(), test)?;
+        session.stop_observing();
+        session.begin_sequence(0);
+        self.time(session.as_mut(), test)?;
+        let bytes = self.weight_bytes(test, *chosen.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut times = Vec::new();
         for i in 0..self.args.repetitions {
             session.begin_sequence(i as u32);
             times.push(self.time(session.as_mut(), test)?);
@@ -235,16 +239,20 @@ impl Bench<'_> {
         kind.map_or(String::new(), |kind| kind.get_name().to_owned())
     }
 
-    /// A session that records nothing.
+    /// A session that records nothing, and adds to `chosen` how many experts each layer of a batch chose.
     fn session<'s>(
         &'s self,
         test: Test,
-        observer: Option<Observer<'s>>,
+        chosen: Arc<Mutex<u64>>,
     ) -> anyhow::Result<Box<dyn Session + 's>> {
+        let observer: Observer = Box::new(move |routed| {
+            let distinct: BTreeSet<i32> = routed.routing.ids.host().iter().copied().collect();
+            *chosen.lock().unwrap_or_else(PoisonError::into_inner) += distinct.len() as u64;
+        });
         self.engine.session(Setup {
             writer: None,
             mode: Mode::All,
-            observer,
+            observer: Some(observer),
             n_ctx: self.engine.about().n_ctx_train,
             n_positions: test.n_tokens(),
             n_batch: self.args.batch_size,
@@ -274,19 +282,9 @@ impl Bench<'_> {
         Ok(start.elapsed())
     }
 
-    /// Bytes of weights that a test touches, counted in the run that warms up: every pass reads all tensors but the
-    /// embeddings, of the experts those that a batch chose.
-    fn weight_bytes(&self, test: Test) -> anyhow::Result<u64> {
-        let chosen: Arc<Mutex<u64>> = Arc::default();
-        let seen = chosen.clone();
-        let observer: Observer = Box::new(move |routed| {
-            let distinct: BTreeSet<i32> = routed.routing.ids.host().iter().copied().collect();
-            *seen.lock().unwrap_or_else(PoisonError::into_inner) += distinct.len() as u64;
-        });
-        let mut session = self.session(test, Some(observer))?;
-        self.time(session.as_mut(), test)?;
-        drop(session);
-
+    /// Bytes of weights that a test touches: every pass reads all tensors but the embeddings, of the experts those `chosen` ones
+    /// that its batches chose.
+    fn weight_bytes(&self, test: Test, chosen: u64) -> u64 {
         let (mut dense, mut experts) = (0, 0);
         for row in OffsetMap::new(self.gguf).rows {
             match row.category {
@@ -302,8 +300,7 @@ impl Bench<'_> {
         } else {
             test.n_gen
         } as u64;
-        let chosen = *chosen.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(passes * dense + (chosen as f64 * one_expert) as u64)
+        passes * dense + (chosen as f64 * one_expert) as u64
     }
 }
 
