@@ -96,7 +96,7 @@ pub struct PostFetchArgs {
     /// [env: LLAMA_POSTFETCH_CPU_LIMIT=] [default: 0]
     #[arg(long, value_name = "N")]
     pub postfetch_cpu_limit: Option<String>,
-    /// 1 = tell of each transfer on stderr [env: LLAMA_POSTFETCH_DEBUG=] [default: 0]
+    /// 1 = tell of each transfer on stderr, unless --quiet [env: LLAMA_POSTFETCH_DEBUG=] [default: 0]
     #[arg(long, value_name = "0|1")]
     pub postfetch_debug: Option<String>,
 }
@@ -128,17 +128,14 @@ impl PostFetchArgs {
         ])
     }
 
+    /// Whether each transfer is to be told, as options and environment say.
+    fn debug(&self) -> anyhow::Result<bool> {
+        switch(&self.postfetch_debug, "DEBUG", false)
+    }
+
     /// The settings that options and environment say.
     fn settings(&self) -> anyhow::Result<Settings> {
         let given = Settings::default();
-        let switch = |option: &Option<String>, name, default| match value(option, name)? {
-            None => Ok(default),
-            Some((text, from)) => match text.as_str() {
-                "0" => Ok(false),
-                "1" => Ok(true),
-                _ => bail!("{from} is `{text}`; it must be 0 or 1"),
-            },
-        };
         let pad: usize = number(
             &self.postfetch_scratchpad_mb,
             "SCRATCHPAD_MB",
@@ -167,7 +164,6 @@ impl PostFetchArgs {
                 given.dedicated_streams,
             )?,
             cpu_limit: (limit > 0).then_some(limit),
-            debug: switch(&self.postfetch_debug, "DEBUG", given.debug)?,
             fault: None,
         })
     }
@@ -190,6 +186,17 @@ fn value(option: &Option<String>, name: &str) -> anyhow::Result<Option<(String, 
         Ok(text) => Ok(Some((text, variable))),
         Err(std::env::VarError::NotPresent) => Ok(None),
         Err(error) => Err(anyhow!("{variable}: {error}")),
+    }
+}
+
+fn switch(option: &Option<String>, name: &str, default: bool) -> anyhow::Result<bool> {
+    match value(option, name)? {
+        None => Ok(default),
+        Some((text, from)) => match text.as_str() {
+            "0" => Ok(false),
+            "1" => Ok(true),
+            _ => bail!("{from} is `{text}`; it must be 0 or 1"),
+        },
     }
 }
 
@@ -242,6 +249,12 @@ impl DeviceArgs {
         }
         if policy == Policy::PostFetch {
             device = device.with_post_fetch(settings)?;
+            if self.post_fetch.debug()? {
+                let ctx = *ctx;
+                device.observe_transfers(Box::new(move |transfer| {
+                    ctx.remark(format_args!("post-fetch: {transfer}"));
+                }));
+            }
         }
         Ok(Some(device))
     }
@@ -266,6 +279,7 @@ impl DeviceArgs {
         }
         self.placement(0)?;
         self.post_fetch.settings()?;
+        self.post_fetch.debug()?;
         self.min_batch()?;
         match (self.device, Gpu::look()) {
             (Kind::Cuda, Err(missing)) => Err(anyhow!("--device cuda: {missing}")),

@@ -3,6 +3,7 @@
 //! A transfer begins when the router has chosen and ends before the product that needs it, or the host does that product.
 //! Nothing is kept from layer to layer.
 
+use std::fmt::{self, Display, Formatter};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -28,8 +29,6 @@ pub struct Settings {
     pub dedicated_streams: bool,
     /// Chosen experts of a token whose gate and up the host computes; the GPU does those beyond. None: the host does all.
     pub cpu_limit: Option<usize>,
-    /// Whether each transfer is told on stderr.
-    pub debug: bool,
     /// What is made to fail, for tests.
     pub fault: Option<Fault>,
 }
@@ -55,7 +54,6 @@ impl Default for Settings {
             scratchpad_bytes: None,
             dedicated_streams: true,
             cpu_limit: None,
-            debug: false,
             fault: None,
         }
     }
@@ -72,6 +70,31 @@ pub enum State {
     /// It is there.
     GpuReady,
 }
+
+/// What has become of the down matrix of one chosen expert; displayed in words.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Transfer {
+    /// Layer.
+    pub layer: usize,
+    /// Expert.
+    pub expert: i32,
+    /// What it has come to.
+    pub state: State,
+}
+
+impl Display for Transfer {
+    fn fmt(&self, f: &mut Formatter) -> fmt::Result {
+        let what = match self.state {
+            State::CopyInFlight => "begins to travel",
+            State::GpuReady => "is there",
+            State::CpuOnly => "is late",
+        };
+        write!(f, "layer {} expert {} {what}", self.layer, self.expert)
+    }
+}
+
+/// Called when a transfer begins, and when it has arrived or is late.
+pub type Observer = Box<dyn FnMut(Transfer)>;
 
 /// The down matrix of one chosen expert on its way.
 struct Flight {
@@ -128,6 +151,8 @@ pub struct PostFetch {
     clock: Clock,
     flights: Vec<Flight>,
     layers: Vec<Layer>,
+    /// Told of every transfer.
+    pub observer: Option<Observer>,
 }
 
 impl PostFetch {
@@ -147,6 +172,7 @@ impl PostFetch {
             clock: Clock::default(),
             flights: Vec::new(),
             layers: Vec::new(),
+            observer: None,
         })
     }
 
@@ -236,7 +262,7 @@ impl PostFetch {
                 layer.bytes += expert_bytes as u64;
                 layer.transfer = Some((first, arrived));
             }
-            self.tell(i, "begins to travel");
+            self.tell(i);
         }
         Ok(())
     }
@@ -275,7 +301,7 @@ impl PostFetch {
                 true => State::GpuReady,
                 false => State::CpuOnly,
             };
-            self.tell(i, if ready { "is there" } else { "is late" });
+            self.tell(i);
         }
         let there = |flight: &&Flight| flight.state == State::GpuReady;
         let n_fetched = self.flights.iter().filter(there).count();
@@ -376,11 +402,16 @@ impl PostFetch {
         Ok(place)
     }
 
-    fn tell(&self, flight: usize, what: &str) {
-        if self.settings.debug {
-            let layer = self.layers.last().map_or(0, |layer| layer.il);
-            let expert = self.flights[flight].expert;
-            eprintln!("post-fetch: layer {layer} expert {expert} {what}");
+    /// Tells the observer what the transfer of a flight has come to.
+    fn tell(&mut self, flight: usize) {
+        let Flight { expert, state, .. } = self.flights[flight];
+        let layer = self.layers.last().map_or(0, |layer| layer.il);
+        if let Some(observer) = &mut self.observer {
+            observer(Transfer {
+                layer,
+                expert,
+                state,
+            });
         }
     }
 }

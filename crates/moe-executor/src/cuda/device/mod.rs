@@ -12,7 +12,7 @@ use moe_gguf::Gguf;
 use super::clock::{Clock, Mark};
 use super::download::{Download, Downloads};
 use super::launch::Kernels;
-use super::post_fetch::{PostFetch, Sample, Settings};
+use super::post_fetch::{self, PostFetch, Sample, Settings};
 use super::{DeviceBuffer, Error, Gpu, Pinned, Registered, Result};
 use crate::placement::Placement;
 use crate::recorder::Routing;
@@ -129,6 +129,13 @@ impl<'g> Device<'g> {
         self.policy = Policy::PostFetch;
         self.post_fetch = Some(PostFetch::new(&self.gpu, settings)?);
         Ok(self)
+    }
+
+    /// Has `observer` told of every transfer of Post-Fetch.
+    pub fn observe_transfers(&mut self, observer: post_fetch::Observer) {
+        if let Some(post_fetch) = &mut self.post_fetch {
+            post_fetch.observer = Some(observer);
+        }
     }
 
     /// What the layers of this pass transferred, once the pass is over.
