@@ -237,7 +237,10 @@ fn what_cannot_be_replayed_is_told() {
     let text = fs::read_to_string(&trace).unwrap();
     fs::write(&trace, text.replacen("0,0,1,1,1,9,0.5,0,1\n", "", 1)).unwrap();
     let error = failure_of(&["--quiet", "replay", arg(&trace), "--model", arg(&model)]);
-    assert!(error.contains("position 1 has 1 expert"), "{error}");
+    assert!(
+        error.contains("position 1 has 1 expert in layer 1"),
+        "{error}"
+    );
 
     let counts = repository("fixtures/foreign/learn/new.json");
     let error = failure_of(&["--quiet", "replay", arg(&counts), "--model", arg(&model)]);

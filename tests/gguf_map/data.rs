@@ -191,7 +191,7 @@ fn manifests_that_cannot_be_used() {
         "{line}"
     );
     fs::write(&manifest, XXH3.repeat(10_000)).unwrap();
-    assert!(failure_of(&check).contains("longer than a manifest of 1 tensors can be"));
+    assert!(failure_of(&check).contains("longer than a manifest of 1 tensor can be"));
 }
 
 #[test]
@@ -258,7 +258,7 @@ fn impossible_values_are_named() {
     assert_eq!(code, 1);
     for (name, count, at) in [("q", 1, start + 34), ("f", 2, start + 96 + 4)] {
         let line = format!(
-            "impossible: \"{name}\" has {count} values or block scales that are not finite, the first at byte {at} of test.gguf"
+            "impossible: \"{name}\" has values or block scales that are not finite: {count}, the first at byte {at} of test.gguf"
         );
         assert!(out.lines().any(|found| found == line), "{line}: {out}");
     }

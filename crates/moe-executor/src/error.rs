@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use moe_gguf::text::counted;
+
 /// Errors of the executor. Each names the file, key or tensor at fault and what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -155,8 +157,9 @@ pub enum Error {
     },
     /// A token of a trace has another number of experts than those before it.
     #[error(
-        "the token at position {position} has {found} experts in layer {layer}, the tokens before it have {expected}; every token of a \
-         trace must have as many to be replayed"
+        "the token at position {position} has {} in layer {layer}, the tokens before it have {expected}; every token of a trace must \
+         have as many to be replayed",
+        counted(*.found, "expert")
     )]
     UnevenToken {
         /// Layer.
@@ -190,7 +193,7 @@ pub enum Error {
     #[error(transparent)]
     Engine(Box<dyn std::error::Error + Send + Sync>),
     /// The thread pool could not be started.
-    #[error("cannot start {threads} threads: {reason}; ask for fewer with --threads")]
+    #[error("cannot start {}: {reason}; ask for fewer with --threads", counted(*.threads, "thread"))]
     Threads {
         /// Threads asked for.
         threads: usize,

@@ -5,6 +5,7 @@ use serde::Serialize;
 use crate::gguf::{Gguf, GgufFile, Tensor};
 use crate::map::Category;
 use crate::names::Role;
+use crate::text::counted;
 use crate::types::GgmlType;
 
 /// What [`check`] found. Tensors are named by their index in the table.
@@ -123,7 +124,7 @@ impl Overlap {
         let (first, second) = (name(gguf, self.first), name(gguf, self.second));
         format!(
             "{second} overlaps {first} by {} from offset {}",
-            bytes(self.size_bytes),
+            counted(self.size_bytes, "byte"),
             self.offset
         ) + &in_file(gguf, self.file)
     }
@@ -138,7 +139,7 @@ impl Gap {
         let before = name(gguf, self.before);
         format!(
             "{} at offset {} between {after} and {before} {} to no tensor",
-            bytes(self.size_bytes),
+            counted(self.size_bytes, "byte"),
             self.offset,
             if self.size_bytes == 1 {
                 "belongs"
@@ -155,7 +156,7 @@ impl PastEnd {
         let tensor = name(gguf, self.tensor);
         format!(
             "{tensor} lacks {}: the file ends before it does",
-            bytes(self.missing_bytes)
+            counted(self.missing_bytes, "byte")
         ) + &in_file(gguf, self.file)
     }
 }
@@ -182,13 +183,6 @@ impl Refusal {
                 ) + &in_file(gguf, *file)
             }
         }
-    }
-}
-
-fn bytes(n: u64) -> String {
-    match n {
-        1 => "1 byte".to_owned(),
-        n => format!("{n} bytes"),
     }
 }
 

@@ -32,6 +32,7 @@ mod names;
 pub mod relayout;
 mod shards;
 pub mod synth;
+pub mod text;
 pub mod thesis;
 mod types;
 mod value;

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use moe_gguf::text::counted;
+
 /// Errors of llama.cpp. Each is one line.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -60,7 +62,8 @@ pub enum Error {
     },
     /// A batch cannot be evaluated.
     #[error(
-        "llama.cpp cannot evaluate {n_tokens} tokens from position {position} (code {code}): {reason}"
+        "llama.cpp cannot evaluate {} from position {position} (code {code}): {reason}",
+        counted(*.n_tokens, "token")
     )]
     Decode {
         /// Tokens of the batch.

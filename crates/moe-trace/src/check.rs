@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use moe_gguf::text::counted;
+
 use crate::correlation::Correlation;
 use crate::error::Error;
 use crate::map_table;
@@ -31,8 +33,8 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} records {} ({}; the first is record {})",
-            self.n_records, self.says, self.field, self.first_record
+            "records {}: {} ({}; the first is record {})",
+            self.says, self.n_records, self.field, self.first_record
         )
     }
 }
@@ -265,7 +267,7 @@ pub fn v4_traps(run: &Run) -> Vec<String> {
     );
     if n > 0 && n_full == n && too_many {
         traps.push(format!(
-            "all {n} expert operations name 16 experts, more than a token is routed to: this looks like a warm-up graph, which goes to every expert, not like routing"
+            "all expert operations ({n}) name 16 experts, more than a token is routed to: this looks like a warm-up graph, which goes to every expert, not like routing"
         ));
     }
     let n_prompt = operations()
@@ -281,7 +283,8 @@ pub fn v4_traps(run: &Run) -> Vec<String> {
         .count();
     if n_prompt > 0 {
         traps.push(format!(
-            "{n_prompt} expert operations of prompts name the experts of the first token of their batch alone: prompt tokens are counted too low"
+            "prompt tokens are counted too low: {} of prompts with the experts of their batch's first token alone",
+            counted(n_prompt, "expert operation")
         ));
     }
     traps
@@ -327,15 +330,18 @@ impl Run {
         let cut = self.trace.cut_bytes();
         if cut > 0 {
             remarks.push(format!(
-                "{trace} ends in a cut record of {cut} bytes; the {n_records} whole ones before it are used"
+                "{trace} ends in a cut record of {}; the whole ones before it, {n_records}, are used",
+                counted(cut, "byte")
             ));
         }
         match self.manifest.as_ref().map(|manifest| manifest.records) {
             Some(Some(promised)) if promised != n_records => remarks.push(format!(
-                "manifest.json promises {promised} records, {trace} holds {n_records}; these are used"
+                "manifest.json promises {}, {trace} holds {n_records}; these are used",
+                counted(promised, "record")
             )),
             Some(None) => remarks.push(format!(
-                "{trace} is still being recorded, or its recorder was killed; its {n_records} records are used"
+                "{trace} is still being recorded, or its recorder was killed; what it holds, {}, is used",
+                counted(n_records, "record")
             )),
             _ => {}
         }

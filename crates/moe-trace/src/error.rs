@@ -30,7 +30,7 @@ pub enum Error {
     },
     /// The trace could not be written further.
     #[error(
-        "cannot write {} at byte {offset}: {source}; the {records} records before it are kept and readable; make room, or bound the trace with --max-trace-mib",
+        "cannot write {} at byte {offset}: {source}; the records before it, {records}, are kept and readable; make room, or bound the trace with --max-trace-mib",
         path.display()
     )]
     WriteTrace {

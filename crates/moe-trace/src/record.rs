@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 use std::mem::{offset_of, size_of};
 
+use moe_gguf::text::counted;
 use zerocopy::little_endian::{F32, I32, U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -258,8 +259,9 @@ impl TensorAccessLog {
         }
         if !self.counts_fit() {
             return Err(format!(
-                "it counts {} sources and {} experts, a record holds {MAX_SOURCES} and {MAX_EXPERTS}; the trace is damaged",
-                self.num_sources, self.num_experts
+                "it counts {} and {}, a record holds {MAX_SOURCES} and {MAX_EXPERTS}; the trace is damaged",
+                counted(self.num_sources, "source"),
+                counted(self.num_experts, "expert")
             ));
         }
         Ok(())

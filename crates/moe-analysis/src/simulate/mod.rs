@@ -14,6 +14,7 @@ mod sampled_lru;
 mod windows;
 mod worth;
 
+use moe_gguf::text::counted;
 use moe_placement::cache::BuildError;
 
 pub use batches::{Batch, Batches, Needs};
@@ -45,7 +46,8 @@ pub enum Error {
     TooLong,
     /// Too few experts are followed.
     #[error(
-        "a sample of {n} experts is too small to tell its error, {least} are needed; give a higher rate"
+        "a sample of {} is too small to tell its error, {least} are needed; give a higher rate",
+        counted(*.n, "expert")
     )]
     Sample {
         /// Experts in it.

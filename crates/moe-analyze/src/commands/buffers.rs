@@ -4,12 +4,13 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
+use moe_gguf::text::counted;
 use moe_trace::buffers::{self, Timeline, TimelineBuffer};
 use moe_trace::record::NO_LAYER;
 
 use crate::cli::{Context, ExitStatus};
 use crate::files;
-use crate::output::{self, Cell, Format, count, human_bytes, write_rows};
+use crate::output::{self, Cell, Format, human_bytes, write_rows};
 use crate::plot::{self, Occupancy};
 
 /// Show which buffers a run had and how much memory they took over time
@@ -56,7 +57,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         ctx.remark(format_args!(
             "{}: {} of buffers that were not there are left out",
             path.display(),
-            count(n_strange, "dealloc event")
+            counted(n_strange, "dealloc event")
         ));
     }
     if let Some(out) = &args.out {
@@ -122,7 +123,7 @@ fn print_summary(out: &mut dyn Write, timeline: &Timeline) -> std::io::Result<()
     writeln!(
         out,
         "{} over {:.1} ms; {} at most ({} bytes)\n",
-        count(metadata.total_events, "event"),
+        counted(metadata.total_events, "event"),
         metadata.duration_ms,
         human_bytes(metadata.peak_occupancy_bytes),
         metadata.peak_occupancy_bytes,

@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail};
 use moe_analysis::foreign::{exporters, files_exporters, importers};
 use moe_analysis::hotness::ExpertBytes;
+use moe_gguf::text::counted;
 use moe_trace::foreign::{Export, Facts, FilesExporter, Input};
 
 use crate::cli::{Context, ExitStatus};
+use crate::files;
 use crate::output::{self, Cell, Format, write_rows};
 use crate::traces::{self, TraceArgs};
-use crate::{files, output::count};
 
 /// Write a trace in the format of another tool
 ///
@@ -181,7 +182,7 @@ fn write_files(
         // Nothing was begun: the trace itself is at fault.
         return renamed;
     }
-    renamed.with_context(|| format!("writing {}", count(written.len() as u64, "file")))
+    renamed.with_context(|| format!("writing {}", counted(written.len() as u64, "file")))
 }
 
 fn list(format: Format) -> anyhow::Result<()> {

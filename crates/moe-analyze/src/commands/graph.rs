@@ -4,6 +4,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
+use moe_gguf::text::counted;
 use moe_trace::graph::{self, Graph};
 use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
 
@@ -86,11 +87,11 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         Some(path) => {
             files::write_whole(path, args.force, |file| Ok(write(file)?))?;
             ctx.remark(format_args!(
-                "wrote {}: {} nodes, {} edges, {} layers",
+                "wrote {}: {}, {}, {}",
                 path.display(),
-                graph.metadata.total_nodes,
-                graph.metadata.total_edges,
-                graph.metadata.layers
+                counted(graph.metadata.total_nodes, "node"),
+                counted(graph.metadata.total_edges, "edge"),
+                counted(graph.metadata.layers, "layer")
             ));
         }
         None => output::to_stdout(write)?,

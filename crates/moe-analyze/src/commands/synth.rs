@@ -8,8 +8,8 @@ use std::time::Instant;
 use anyhow::Context as _;
 use moe_executor::cpu::threads::n_cores;
 use moe_gguf::synth::{Options, Spec, Synth};
+use moe_gguf::text::counted;
 
-use super::gguf_map::counted;
 use crate::cli::{Context, ExitStatus};
 use crate::output::human_bytes;
 use crate::{bulk, files};

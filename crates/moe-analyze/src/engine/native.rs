@@ -5,6 +5,7 @@ use moe_executor::cuda::Device;
 use moe_executor::recorder::{Mode, Recorder};
 use moe_executor::{Model, Session};
 use moe_gguf::Gguf;
+use moe_gguf::text::counted;
 use moe_trace::{RunWriter, manifest};
 
 use super::device::DeviceArgs;
@@ -138,10 +139,9 @@ pub fn gpu_bandwidth(device: &Device) -> Option<f64> {
 pub fn fallbacks(device: &Device) -> Option<String> {
     let fallbacks = &device.fallbacks;
     let first = fallbacks.first.as_ref()?;
-    let tensors = fallbacks.tensors.len();
     Some(format!(
-        "the processor did {} operations in the GPU's place, and {tensors} tensors found no room there; the first \
-         reason: {first}",
-        fallbacks.ops
+        "the processor did {} in the GPU's place, and {} found no room there; the first reason: {first}",
+        counted(fallbacks.ops, "operation"),
+        counted(fallbacks.tensors.len(), "tensor")
     ))
 }

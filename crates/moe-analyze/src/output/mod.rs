@@ -132,11 +132,6 @@ pub fn to_stdout(print: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> anyhow
     }
 }
 
-/// A number of things in words: `1 layer`, `2 layers`.
-pub fn count(n: u64, thing: &str) -> String {
-    format!("{n} {thing}{}", if n == 1 { "" } else { "s" })
-}
-
 /// A number of bytes as a person reads it.
 pub fn human_bytes(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];

@@ -129,7 +129,7 @@ fn tokens_with_fewer_experts_or_one_twice_are_refused() {
     }
     let error = collector.finish().unwrap_err().to_string();
     assert!(
-        error.contains("position 1 has 1 experts in layer 0"),
+        error.contains("position 1 has 1 expert in layer 0"),
         "{error}"
     );
     let mut collector = Collector::new(9, 9);

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use crate::gguf::{Gguf, Tensor};
 use crate::map::n_stacked;
 use crate::names::{Category, Role, is_chunked};
+use crate::text::counted;
 use crate::types::GgmlType;
 
 use super::Error;
@@ -48,8 +49,8 @@ pub(super) fn check(gguf: &Gguf, orders: &ExpertOrders) -> Result<(), Error> {
         let problem = |problem: String| Error::NotAnOrder { layer, problem };
         if order.len() as u64 != u64::from(n_expert) {
             return Err(problem(format!(
-                "it names {} experts, the layer has {n_expert}",
-                order.len()
+                "it names {}, the layer has {n_expert}",
+                counted(order.len(), "expert")
             )));
         }
         let mut seen = vec![false; order.len()];

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use moe_gguf::text::counted;
+
 use super::error::{At, ForeignError};
 use super::rows::{CountRow, Facts, LayerRow, RoutingRow};
 use super::source::Source;
@@ -65,11 +67,6 @@ impl Summary {
     pub fn is_ordered(&self) -> bool {
         self.rows > 0
     }
-}
-
-/// `1 file`, `2 files`.
-pub(crate) fn counted(n: u64, noun: &str) -> String {
-    format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
 }
 
 /// Notes of one import, at most.
@@ -137,7 +134,7 @@ impl<'a> Output<'a> {
         if source.left_out() > 0 {
             output.note(format!(
                 "left out: {} in {} that {} no part of the trace",
-                counted(source.left_out() as u64, "file"),
+                counted(source.left_out(), "file"),
                 source.path().display(),
                 if source.left_out() == 1 { "is" } else { "are" }
             ));

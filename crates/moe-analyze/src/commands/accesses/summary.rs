@@ -3,16 +3,17 @@
 use std::io::{self, Write};
 
 use moe_analysis::accesses::{AccessReport, Histogram, PhaseVolume};
+use moe_gguf::text::counted;
 
-use crate::output::{Cell, Format, count, human_bytes, write_rows};
+use crate::output::{Cell, Format, human_bytes, write_rows};
 
 pub fn print(out: &mut dyn Write, report: &AccessReport) -> io::Result<()> {
     let order = &report.order;
     writeln!(
         out,
-        "layers: in order in {} of {} passes; {} % of steps go to the next layer, {} back",
+        "layers: in order in {} of {}; {} % of steps go to the next layer, {} back",
         order.passes_in_order,
-        order.passes,
+        counted(order.passes, "pass"),
         percent(order.steps_to_next, order.steps),
         order.steps_back
     )?;
@@ -44,8 +45,8 @@ pub fn print(out: &mut dyn Write, report: &AccessReport) -> io::Result<()> {
     writeln!(
         out,
         "look-ups: {} of {}, {}\n",
-        count(report.lookups.operations, "operation"),
-        count(report.lookups.rows, "row"),
+        counted(report.lookups.operations, "operation"),
+        counted(report.lookups.rows, "row"),
         human_bytes(report.lookups.bytes)
     )?;
     print_phases(out, &report.phases)?;
@@ -169,7 +170,7 @@ fn median(histogram: &Histogram, share: f64) -> Option<u64> {
 }
 
 fn tokens(below: Option<u64>) -> String {
-    below.map_or("-".into(), |below| count(below - 1, "token"))
+    below.map_or("-".into(), |below| counted(below - 1, "token"))
 }
 
 fn bytes_below(below: Option<u64>) -> String {

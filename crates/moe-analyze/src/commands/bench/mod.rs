@@ -16,6 +16,7 @@ use moe_executor::recorder::Mode;
 use moe_executor::session::Logits;
 use moe_gguf::Gguf;
 use moe_gguf::map::{Category, OffsetMap};
+use moe_gguf::text::counted;
 use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
 
 use self::numbers::Numbers;
@@ -157,8 +158,10 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         };
         for &test in &tests {
             ctx.remark(format_args!(
-                "{n} threads, prompt {}, decode {} ...",
-                test.n_prompt, test.n_gen
+                "{}, prompt {}, decode {} ...",
+                counted(n, "thread"),
+                test.n_prompt,
+                test.n_gen
             ));
             rows.push(bench.row(test)?);
         }

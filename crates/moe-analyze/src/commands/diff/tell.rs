@@ -6,11 +6,12 @@ use std::path::Path;
 use moe_analysis::diff::{
     BytesDiff, LayerBytes, LayerRouting, OperationsDiff, Report, RoutingDiff, RowKind,
 };
+use moe_gguf::text::counted;
 use moe_trace::Expert;
 use moe_trace::tables::PHASES;
 
 use super::rows::{range_kind, row_kind};
-use crate::output::{Cell, Format, count, human_bytes, write_rows};
+use crate::output::{Cell, Format, human_bytes, write_rows};
 
 /// What was found, in one sentence.
 pub fn verdict(report: &Report) -> String {
@@ -24,7 +25,7 @@ pub fn verdict(report: &Report) -> String {
         let total = routing.total();
         tell(
             routing.is_equal(),
-            format!("routing ({})", count(total.rows[0], "row")),
+            format!("routing ({})", counted(total.rows[0], "row")),
             format!("routing ({})", differing_rows(&total)),
         );
     }
@@ -42,7 +43,7 @@ pub fn verdict(report: &Report) -> String {
             format!(
                 "bytes ({} in {})",
                 human_bytes(total.read[0]),
-                count(total.ranges[0], "range")
+                counted(total.ranges[0], "range")
             ),
             format!("bytes ({})", differing_ranges(&total)),
         );
@@ -73,7 +74,10 @@ fn differing_rows(total: &LayerRouting) -> String {
         (total.only[0], "only in A"),
         (total.only[1], "only in B"),
     ]);
-    format!("of {} in both: {differing}", count(total.in_both(), "row"))
+    format!(
+        "of {} in both: {differing}",
+        counted(total.in_both(), "row")
+    )
 }
 
 fn differing_operations(operations: &OperationsDiff) -> String {

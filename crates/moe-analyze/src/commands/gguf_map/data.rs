@@ -6,6 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, bail};
 use moe_gguf::Gguf;
+use moe_gguf::text::counted;
 use moe_gguf::verify::{self, Algorithm, Difference, ManifestEntry, Verified};
 use serde::Serialize;
 
@@ -84,9 +85,9 @@ pub fn read_manifest(
         .with_context(|| format!("cannot read the manifest {}", path.display()))?;
     if text.len() as u64 == limit {
         bail!(
-            "{}: longer than a manifest of {} tensors can be; is it one?",
+            "{}: longer than a manifest of {} can be; is it one?",
             path.display(),
-            gguf.tensors().len()
+            counted(gguf.tensors().len(), "tensor")
         );
     }
     let mut entries =

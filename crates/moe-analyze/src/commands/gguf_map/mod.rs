@@ -19,7 +19,7 @@ use crate::output::{self, Format};
 
 use form::{FileFormat, Form};
 use report::{Survey, summary, write_findings};
-pub use report::{counted, layers, verdict};
+pub use report::{layers, verdict};
 pub use rows::write_parquet;
 
 /// Print or write the offset map of a GGUF model, one row an expert of a stacked tensor

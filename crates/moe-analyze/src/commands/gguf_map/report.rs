@@ -1,12 +1,13 @@
 //! What was found, for people and as JSON.
 
-use std::fmt::{Display, Write as _};
+use std::fmt::Write as _;
 use std::io::{self, Write};
 
 use moe_gguf::Gguf;
 use moe_gguf::check::{Report, check};
 use moe_gguf::layers::{LayerOrder, layer_order};
 use moe_gguf::map::OffsetMap;
+use moe_gguf::text::counted;
 use serde::{Serialize, Serializer};
 
 use super::data::Data;
@@ -106,12 +107,6 @@ fn shares(check: &Report) -> String {
     String::from_utf8_lossy(&text).into_owned()
 }
 
-/// `1 gap`, `2 gaps`.
-pub fn counted<N: PartialEq + From<u8> + Display>(n: N, what: &str) -> String {
-    let s = if n == N::from(1) { "" } else { "s" };
-    format!("{n} {what}{s}")
-}
-
 /// In which order the layers lie, and what it costs; `None` for a model without layers.
 pub fn layers(layers: &LayerOrder) -> Option<String> {
     if layers.order.is_empty() {
@@ -194,7 +189,7 @@ fn write_data_findings(out: &mut dyn Write, gguf: &Gguf, data: &Data) -> io::Res
             let file = gguf.files().get(usize::from(tensor.file));
             writeln!(
                 out,
-                "impossible: {:?} has {} values or block scales that are not finite, the first at byte {} of {}",
+                "impossible: {:?} has values or block scales that are not finite: {}, the first at byte {} of {}",
                 tensor.name,
                 found.count,
                 found.first_offset,

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::bail;
 use moe_analysis::hotness::{Phases, Value};
 use moe_analysis::survey::GroupBy;
+use moe_gguf::text::counted;
 
 use crate::output::Format;
 use crate::traces::TraceArgs;
@@ -164,10 +165,9 @@ impl PhaseChoice {
         }
     }
 
-    /// What `n` tokens of the phase are called.
+    /// `n` tokens of the phase, in words.
     pub fn tokens(self, n: u64) -> String {
-        let tokens = if n == 1 { "token" } else { "tokens" };
-        format!("{} {tokens}", self.describe())
+        counted(n, &format!("{} token", self.describe()))
     }
 
     pub fn describe(self) -> &'static str {

@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail};
 use moe_analysis::hotness::{ExpertBytes, Hotness};
 use moe_analysis::survey::{self, Labels, Survey};
+use moe_gguf::text::counted;
 use moe_trace::foreign::{ForeignError, Input, Options};
 
 use super::args::{Args, Split};
 use crate::cli::Context;
-use crate::output::count;
 use crate::traces;
 
 /// Everything that was read.
@@ -65,7 +65,7 @@ pub fn read_all(args: &Args, ctx: &Context) -> anyhow::Result<Counted> {
         ctx.remark(format_args!(
             "warning: {} labels {} that {} has no token of, the first is {first}",
             labels.display(),
-            count(strangers.len() as u64, "sequence"),
+            counted(strangers.len(), "sequence"),
             args.source()
         ));
     }
@@ -75,7 +75,7 @@ pub fn read_all(args: &Args, ctx: &Context) -> anyhow::Result<Counted> {
             "{} an expert twice, which no router does: {} is damaged, or not what it seems",
             match hotness.n_repeated() {
                 1 => "1 choice of a token names".into(),
-                n => format!("{} of tokens name", count(n, "choice")),
+                n => format!("{} of tokens name", counted(n, "choice")),
             },
             args.source()
         ));

@@ -5,11 +5,12 @@ use std::io::Write;
 use moe_analysis::hotness::Hotness;
 use moe_analysis::stability::{self, HOT_PERCENT, Trust, Verdict};
 use moe_analysis::survey::{Order, Survey};
+use moe_gguf::text::counted;
 
 use super::args::{Args, PhaseChoice};
 use super::input::Counted;
 use super::tables::Table;
-use crate::output::{Format, count, write_rows};
+use crate::output::{Format, write_rows};
 
 /// Experts that the summary names in each layer.
 const N_TOP: usize = 4;
@@ -49,7 +50,7 @@ fn tell_trust(trust: &Trust) -> String {
         Verdict::HoldsInPart => "it holds in part",
         Verdict::DoesNotHold => "it does not hold",
     };
-    let tokens = count(trust.rows, "token");
+    let tokens = counted(trust.rows, "token");
     let hot = trust.split.as_ref().and_then(|split| {
         let coverage = split.of_percent(HOT_PERCENT)?;
         Some((split, coverage))
@@ -60,7 +61,7 @@ fn tell_trust(trust: &Trust) -> String {
     let mut line = format!(
         "{verdict}: the hottest {HOT_PERCENT} % of experts of the first {} cover {:.1} % of the choices of the other {} \
          ({:.1} % of their own, an even router {:.1} %)",
-        count(split.rows_learned, "token"),
+        counted(split.rows_learned, "token"),
         100.0 * hot.out_of_sample,
         split.rows_tested,
         100.0 * hot.in_sample,
@@ -82,16 +83,16 @@ fn tell_trust(trust: &Trust) -> String {
 pub fn tell_counted(hotness: &Hotness, phase: PhaseChoice) -> String {
     let phases = phase.phases();
     let layers = hotness.layers(phases);
-    let experts = count(hotness.n_expert().into(), "expert");
+    let experts = counted(hotness.n_expert(), "expert");
     let tokens = hotness.tokens(phases);
-    let place = count(layers.len() as u64, "layer");
+    let place = counted(layers.len() as u64, "layer");
     if tokens == 0 {
         let choices = layers.iter().map(|&layer| hotness.choices(layer, phases));
         let choices = choices.fold(0u64, u64::saturating_add);
-        return format!("{} in {place} of {experts}", count(choices, "choice"));
+        return format!("{} in {place} of {experts}", counted(choices, "choice"));
     }
     format!(
-        "{tokens} {} in {place}, {} of {experts} for a token",
+        "{} in {place}, {} of {experts} for a token",
         phase.tokens(tokens),
         hotness.n_expert_used(),
     )

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use moe_gguf::text::counted;
 use moe_trace::check::{check, foreign_map, stale_tables, v4_traps};
 use moe_trace::manifest::{self, Tokens};
 use moe_trace::{Manifest, Run};
@@ -26,8 +27,8 @@ pub fn describe(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
             let missing = Manifest::missing_keys(&path.join(manifest::FILE_NAME))?;
             if !missing.is_empty() {
                 findings.fault(format!(
-                    "manifest.json lacks {} keys that its schema requires: {}",
-                    missing.len(),
+                    "manifest.json lacks {} of those that its schema requires: {}",
+                    counted(missing.len(), "key"),
                     missing.join(", ")
                 ));
             }
@@ -47,7 +48,8 @@ pub fn describe(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
     let cut = run.trace.cut_bytes();
     if cut > 0 {
         findings.fault(format!(
-            "trace.bin ends in a cut record of {cut} bytes; the whole ones before it are read"
+            "trace.bin ends in a cut record of {}; the whole ones before it are read",
+            counted(cut, "byte")
         ));
     }
     let zeros = run
@@ -59,7 +61,8 @@ pub fn describe(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
     }
     match run.manifest.as_ref().map(|manifest| manifest.records) {
         Some(Some(promised)) if promised != n_records => findings.fault(format!(
-            "manifest.json promises {promised} records, trace.bin holds {n_records}; the missing ones are lost"
+            "manifest.json promises {}, trace.bin holds {n_records}; the others are lost",
+            counted(promised, "record")
         )),
         Some(None) => findings.fact("state", "still recording, or the recorder was killed"),
         _ => {}

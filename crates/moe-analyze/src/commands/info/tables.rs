@@ -4,13 +4,13 @@ use std::fs::File;
 use std::path::Path;
 
 use anyhow::{Context, anyhow};
+use moe_gguf::text::counted;
 use moe_trace::tables::TABLES;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::json;
 
 use super::Findings;
 use crate::inputs::{damage, dataset_parts};
-use crate::output::count;
 
 pub fn describe_file(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
     let builder = open(path)?;
@@ -63,7 +63,7 @@ pub fn describe_directory(path: &Path, findings: &mut Findings) -> anyhow::Resul
             .map(|part| check_rows(part, findings))
             .sum::<u64>();
         let n_files = parts.len() as u64;
-        let told = format!("{} in {}", count(rows, "row"), count(n_files, "file"));
+        let told = format!("{} in {}", counted(rows, "row"), counted(n_files, "file"));
         findings.parts(table, told, json!({"rows": rows, "files": n_files}));
     }
     Ok(())
@@ -97,8 +97,9 @@ fn check_rows(path: &Path, findings: &mut Findings) -> u64 {
         Ok((promised, rows)) => {
             if promised != rows {
                 findings.fault(format!(
-                    "{} promises {promised} rows and holds {rows}",
-                    path.display()
+                    "{} promises {} and holds {rows}",
+                    path.display(),
+                    counted(promised, "row")
                 ));
             }
             rows

@@ -3,10 +3,11 @@
 use std::io::{self, Write};
 
 use moe_analysis::overlap::{Figures, Report, Times};
+use moe_gguf::text::counted;
 use moe_trace::manifest::Gpu;
 
 use super::phase_names;
-use crate::output::{Cell, Format, count, human_bytes, write_rows};
+use crate::output::{Cell, Format, human_bytes, write_rows};
 
 pub fn print(out: &mut dyn Write, reports: &[(u8, Report)], gpu: Option<&Gpu>) -> io::Result<()> {
     for (phase, report) in reports {
@@ -24,10 +25,9 @@ fn print_phase(out: &mut dyn Write, phase: &str, report: &Report) -> io::Result<
     writeln!(out, "{phase} tokens: {}", all.verdict())?;
     writeln!(
         out,
-        "{} pass{} through {}: {} travelled at {} GB/s; the host computed the down product of {} % of the chosen experts",
-        report.passes,
-        if report.passes == 1 { "" } else { "es" },
-        count(report.layers.len() as u64, "layer"),
+        "{} through {}: {} travelled at {} GB/s; the host computed the down product of {} % of the chosen experts",
+        counted(report.passes, "pass"),
+        counted(report.layers.len() as u64, "layer"),
         human_bytes(all.bytes),
         tenths(all.link_bytes_per_s().map(|rate| rate * 1e-9)),
         percent(all.fallback_rate()),

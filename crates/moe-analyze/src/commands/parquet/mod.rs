@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use anyhow::bail;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use moe_gguf::map::OffsetMap;
+use moe_gguf::text::counted;
 use moe_trace::Run;
 use moe_trace::foreign::{Detected, Input, Options};
 use moe_trace::tables::{
@@ -183,7 +184,10 @@ fn with_progress(
 
 fn remark(ctx: &Context, summary: &TableSummary, place: &dyn std::fmt::Display) {
     ctx.remark(format_args!(
-        "{} records: {} operations, {} accesses, {} routing rows in {place}",
-        summary.records, summary.ops, summary.accesses, summary.routing,
+        "{}: {}, {}, {} in {place}",
+        counted(summary.records, "record"),
+        counted(summary.ops, "operation"),
+        counted(summary.accesses, "access"),
+        counted(summary.routing, "routing row"),
     ));
 }

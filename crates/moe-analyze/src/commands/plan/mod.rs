@@ -9,6 +9,7 @@ mod update;
 use std::path::PathBuf;
 
 use anyhow::bail;
+use moe_gguf::text::counted;
 use moe_placement::learn::{LearnFile, is_usable};
 use moe_placement::plan::{
     Entry, Explanation, LayerCurve, Plan, Strategy, Verdict, Weighting, rank,
@@ -16,7 +17,7 @@ use moe_placement::plan::{
 
 use crate::cli::{Context, ExitStatus};
 use crate::files;
-use crate::output::{Format, count};
+use crate::output::Format;
 
 use budget::Budget;
 pub use inputs::{Experts, read_learn_file};
@@ -248,7 +249,7 @@ fn write_cut(
     if filled > 0 {
         ctx.remark(format_args!(
             "{} that fill room have no counts, so the file does not name them",
-            count(filled, "expert")
+            counted(filled, "expert")
         ));
     }
     Ok(())

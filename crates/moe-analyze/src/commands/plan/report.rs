@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
+use moe_gguf::text::counted;
 use moe_placement::plan::{Explanation, Ranked, Selected, Verdict};
 use serde_json::{Value, json};
 
 use super::Planned;
 use super::command_line::{Stock, caveats, hits_by_layer, hot_cache, share};
-use crate::output::{self, Cell, Format, count, human_bytes, write_rows};
+use crate::output::{self, Cell, Format, human_bytes, write_rows};
 
 /// Experts of a layer that the summary names.
 const N_NAMED: usize = 12;
@@ -134,8 +135,8 @@ fn write_summary(out: &mut dyn Write, planned: &Planned) -> io::Result<()> {
         writeln!(
             out,
             "lane {number}: {} and {} with an empty one, {} of {}",
-            count(lane.selected.len() as u64, "expert"),
-            count(lane.n_layers() as u64, "layer"),
+            counted(lane.selected.len() as u64, "expert"),
+            counted(lane.n_layers() as u64, "layer"),
             human_bytes(lane.used_bytes),
             human_bytes(lane.budget_bytes)
         )?;
@@ -155,7 +156,7 @@ fn write_summary(out: &mut dyn Write, planned: &Planned) -> io::Result<()> {
         out,
         "  the experts of {} of {} on the GPU, {}; expected share of hits {:.1} %, an estimate",
         stock.layers.len(),
-        count(planned.experts.layer_bytes.len() as u64, "layer"),
+        counted(planned.experts.layer_bytes.len() as u64, "layer"),
         human_bytes(stock.bytes),
         100.0 * stock.hit_share
     )

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use anyhow::{Context as _, bail};
+use moe_gguf::text::counted;
 use moe_placement::learn::{ExpertObservation, LearnFile};
 use moe_placement::plan::Entry;
 use moe_placement::update::{Cache, Update};
@@ -13,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::Args;
 use crate::cli::Context;
-use crate::output::{self, Cell, Format, count, write_rows};
+use crate::output::{self, Cell, Format, write_rows};
 
 /// Plans the update of the cache in `current` by a live report, and prints it.
 pub fn run(
@@ -139,11 +140,11 @@ fn write_exchanges(out: &mut dyn Write, format: Option<Format>, update: &Update)
         writeln!(
             out,
             "\n{} of {} that would better the cache of {}; it served {:.1} % of {}",
-            count(update.exchanges().len() as u64, "exchange"),
+            counted(update.exchanges().len() as u64, "exchange"),
             update.candidates.len(),
-            count(update.hot_experts as u64, "expert"),
+            counted(update.hot_experts as u64, "expert"),
             100.0 * update.hit_rate(),
-            count(update.hot_slots.saturating_add(update.cold_slots), "slot")
+            counted(update.hot_slots.saturating_add(update.cold_slots), "slot")
         )?;
     }
     Ok(())

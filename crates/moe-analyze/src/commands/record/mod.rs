@@ -16,6 +16,7 @@ use moe_executor::generate::{Limits, Stop, generate, max_records};
 use moe_executor::recorder::Mode;
 use moe_executor::sampler::{Sampler, SamplerParams};
 use moe_gguf::map::OffsetMap;
+use moe_gguf::text::counted;
 use moe_trace::manifest::Gpu;
 use moe_trace::record::RECORD_SIZE;
 use moe_trace::{RunOptions, RunWriter};
@@ -229,8 +230,9 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     match (totals.stop, records) {
         (Some(Stop::Interrupted), Some(n)) => {
             bail!(
-                "interrupted; {} is whole up to the {n} records written",
-                out.display()
+                "interrupted; {} is whole: {} written",
+                out.display(),
+                counted(n, "record")
             )
         }
         (Some(Stop::Interrupted), None) => bail!("interrupted"),
@@ -320,8 +322,9 @@ fn announce(ctx: &Context, args: &Args, records: u64, out: &std::path::Path) {
         None => String::new(),
     };
     ctx.remark(format_args!(
-        "recording into {}: at most {records} records, {size} of trace{limit}",
-        out.display()
+        "recording into {}: at most {}, {size} of trace{limit}",
+        out.display(),
+        counted(records, "record")
     ));
 }
 

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use moe_executor::generate::{Generated, Stop};
+use moe_gguf::text::counted;
 use moe_trace::manifest::{Sequence, Tokens};
 use moe_trace::record::RECORD_SIZE;
 
@@ -104,13 +105,17 @@ impl Totals {
         } = self.tokens;
         let n = prompt + generated;
         let mut text = format!(
-            "{prompt} prompt and {generated} generated tokens in {sequences} sequence{}, {:.0} tokens/s",
-            if sequences == 1 { "" } else { "s" },
+            "{prompt} prompt and {generated} generated tokens in {}, {:.0} tokens/s",
+            counted(sequences, "sequence"),
             n as f64 / self.time.as_secs_f64().max(1e-9),
         );
         if let Some(records) = records {
             let size = human_bytes(records * RECORD_SIZE as u64);
-            text += &format!("; {records} records, {size}, in {}", out.display());
+            text += &format!(
+                "; {}, {size}, in {}",
+                counted(records, "record"),
+                out.display()
+            );
         }
         for (n, why) in [
             (self.n_stopped(Stop::ContextFull), "the context was full"),

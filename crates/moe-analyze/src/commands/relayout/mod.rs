@@ -9,8 +9,8 @@ use anyhow::bail;
 use moe_gguf::Gguf;
 use moe_gguf::layers::{LayerOrder, layer_order};
 use moe_gguf::relayout::{ExpertOrders, Layout, Order};
+use moe_gguf::text::counted;
 
-use super::gguf_map::counted;
 use crate::cli::{Context, ExitStatus};
 use crate::output::human_bytes;
 use crate::{bulk, files};

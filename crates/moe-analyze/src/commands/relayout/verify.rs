@@ -10,10 +10,10 @@ use moe_executor::{Model, Session};
 use moe_gguf::Gguf;
 use moe_gguf::check::check;
 use moe_gguf::relayout::Layout;
+use moe_gguf::text::counted;
 use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
 
 use crate::cli::{Context, ExitStatus};
-use crate::commands::gguf_map::counted;
 use crate::output;
 
 /// Tokens that both models go on for after the prompt.

@@ -14,6 +14,7 @@ use moe_executor::recorder::{Mode, Recorder};
 use moe_executor::replay::{Collector, Replay, Routes};
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
+use moe_gguf::text::counted;
 use moe_trace::manifest::{Sampling, Tokens};
 use moe_trace::record::PHASE_PROMPT;
 use moe_trace::{RunOptions, RunWriter};
@@ -24,7 +25,7 @@ use crate::commands::record::{about, model};
 use crate::engine::device::DeviceArgs;
 use crate::engine::native;
 use crate::interrupt;
-use crate::output::{self, Format, count, write_rows};
+use crate::output::{self, Format, write_rows};
 use crate::traces::{self, TraceArgs};
 use report::{Bandwidths, COLUMNS, Report};
 
@@ -116,7 +117,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         let records = writer.finish()?;
         ctx.remark(format_args!(
             "recorded {} into {}",
-            count(records, "record"),
+            counted(records, "record"),
             dir.display()
         ));
     }
@@ -176,7 +177,7 @@ fn tell_layers(model: &Model, routes: &Routes, path: &Path, ctx: &Context) -> an
     if k != own {
         ctx.remark(format_args!(
             "a token has {} here, {own} in the model",
-            count(k as u64, "expert")
+            counted(k as u64, "expert")
         ));
     }
     Ok(())

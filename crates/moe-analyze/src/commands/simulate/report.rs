@@ -3,12 +3,13 @@
 use std::io::{self, Write};
 
 use moe_analysis::simulate::{Machine, Needs, Row, Speed};
+use moe_gguf::text::counted;
 use moe_placement::cache::PolicyName;
 use moe_placement::plan::MIB;
 
 use super::inputs::Inputs;
 use crate::cli::Context;
-use crate::output::{Cell, Format, count, write_rows};
+use crate::output::{Cell, Format, write_rows};
 
 /// The columns; the first five are those of published curves.
 const COLUMNS: [&str; 10] = [
@@ -161,9 +162,9 @@ pub fn remark(inputs: &Inputs, budgets: &[u64], policies: &[PolicyName], ctx: &C
     let total = experts.total_bytes();
     ctx.remark(format_args!(
         "{} of {} in {}; all experts take {}",
-        count(batches.n_look_ups(), "look-up"),
-        count(experts.len() as u64, "expert"),
-        count(experts.n_layer() as u64, "layer"),
+        counted(batches.n_look_ups(), "look-up"),
+        counted(experts.len() as u64, "expert"),
+        counted(experts.n_layer() as u64, "layer"),
         mib(total)
     ));
     let list = |budgets: &[u64]| {

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 
+use moe_gguf::text::counted;
+
 use crate::foreign::binary::array::ElementType;
 use crate::foreign::binary::npy;
 use crate::foreign::{Export, ExportError, Exporter, LayerCounts};
@@ -145,7 +147,10 @@ impl Matrix {
         let mut losses = losses_of_counts(export);
         let n_idle = self.n_layer - self.layers.len();
         if n_idle > 0 {
-            losses.push(format!("{n_idle} layers without experts are rows of zeros"));
+            losses.push(format!(
+                "{} of zeros stand for layers without experts",
+                counted(n_idle, "row")
+            ));
         }
         losses
     }

@@ -3,11 +3,11 @@
 //! Lines with a negative layer are headers: `-1 n_layers n_experts`, `-2 version engine_id`; older files have none. Layer
 //! `n_layers` is the multi-token predictor's and is left out.
 
+use moe_gguf::text::counted;
+
 use crate::foreign::{
     At, CountRow, Facts, ForeignError, Importer, Lines, Options, Output, Source, sample_lines,
 };
-
-use crate::foreign::output::counted;
 
 use super::text::{are_integers, number};
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use moe_gguf::text::counted;
 use serde::de::{Deserialize, DeserializeOwned, Deserializer, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
@@ -52,9 +53,9 @@ pub(super) fn zip_weights<'a>(
         && weights.len() != experts.len()
     {
         return Err(format!(
-            "{} weights for {} experts; the line is damaged",
-            weights.len(),
-            experts.len()
+            "{} for {}; the line is damaged",
+            counted(weights.len(), "weight"),
+            counted(experts.len(), "expert")
         ));
     }
     let weight = move |slot: usize| weights.map(|weights| weights[slot]);

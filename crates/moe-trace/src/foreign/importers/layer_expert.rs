@@ -3,6 +3,8 @@
 //! Neither tokens nor their number of experts are told. Where the user names them (`--top-k`, or `--model`), the lines of a
 //! layer are cut into tokens; without them the choices can only be counted.
 
+use moe_gguf::text::counted;
+
 use crate::foreign::passes::Passes;
 use crate::foreign::{
     At, CountRow, ForeignError, Importer, Lines, Options, Output, RoutingRow, Source, sample_lines,
@@ -43,7 +45,8 @@ impl Importer for LayerExpert {
         let top_k = options.n_expert_used().filter(|&k| k > 0);
         output.note(match top_k {
             Some(k) => format!(
-                "tokens were told apart by {k} experts for a token, passes by their layers; phases and weights are not told"
+                "tokens were told apart by {} for a token, passes by their layers; phases and weights are not told",
+                counted(k, "expert")
             ),
             None => "it is not told how many experts a token has, so the choices were counted; pass --top-k or --model to \
                      have them by token"
@@ -139,17 +142,17 @@ impl Tokens {
         let rest = self.experts.len() % self.top_k;
         if rest > 0 && !at_end {
             let reason = format!(
-                "layer {} has {} choices in a row from here, which is no multiple of the {} experts for a token; pass the \
-                 --top-k of the trace",
+                "layer {} has {} in a row from here, which is no multiple of the {} for a token; pass the --top-k of the trace",
                 self.layer_id,
-                self.experts.len(),
-                self.top_k
+                counted(self.experts.len(), "choice"),
+                counted(self.top_k, "expert")
             );
             return Err(output.invalid(At::Line(self.first_line), reason));
         }
         if rest > 0 {
             output.note(format!(
-                "the last token is cut; its {rest} choices were left out"
+                "left out: {} of the last token, which is cut",
+                counted(rest, "choice")
             ));
             self.experts.truncate(self.experts.len() - rest);
         }

@@ -6,12 +6,12 @@
 
 use std::collections::BTreeMap;
 
+use moe_gguf::text::counted;
 use serde::Deserialize;
 
 use crate::foreign::{At, ForeignError, Importer, Options, Output, RoutingRow, Source};
 
 use super::jsonl::{Nested, each_line, first_line_has};
-use crate::foreign::output::counted;
 
 /// Megatron-LM's router trace.
 pub struct Megatron;

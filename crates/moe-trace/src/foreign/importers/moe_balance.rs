@@ -3,6 +3,7 @@
 //!
 //! `origin_rows` are rows of devices, not positions. A batch is told as a sequence, which it often is; its tokens count from 0.
 
+use moe_gguf::text::counted;
 use serde::Deserialize;
 
 use crate::foreign::{At, ForeignError, Importer, Options, Output, RoutingRow, Source};
@@ -54,8 +55,8 @@ fn hand_over(line: &Line, number: u64, output: &mut Output<'_>) -> Result<(), Fo
         && weights.len() != line.topk_experts.len()
     {
         let reason = format!(
-            "topk_weights of {} tokens, topk_experts of {}; the line is damaged",
-            weights.len(),
+            "topk_weights of {}, topk_experts of {}; the line is damaged",
+            counted(weights.len(), "token"),
             line.topk_experts.len()
         );
         return Err(output.invalid(at(), reason));

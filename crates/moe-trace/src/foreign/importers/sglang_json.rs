@@ -3,6 +3,7 @@
 //! `{"logical_count": [[...]]}`, `[layers, experts]` or `[steps, layers, experts]`; or `physical_to_logical_map`,
 //! `[layers, physical]`, with `global_physical_count` of the same shape. A map alone is a placement.
 
+use moe_gguf::text::counted;
 use serde::Deserialize;
 
 use crate::foreign::arrays::{CountSums, PhysicalMap, element, element_of};
@@ -97,6 +98,9 @@ fn import_document(document: &Document, output: &mut Output<'_>) -> Result<(), F
 /// Tells that the order of steps is lost.
 pub(super) fn note_steps(counts: &Array<'_>, output: &mut Output<'_>) {
     if let &[n_steps, _, _] = counts.shape() {
-        output.note(format!("the counts of {n_steps} steps were summed"));
+        output.note(format!(
+            "the counts of {} were summed",
+            counted(n_steps, "step")
+        ));
     }
 }

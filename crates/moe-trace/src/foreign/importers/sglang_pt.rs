@@ -5,6 +5,8 @@
 //! `[layers, tokens, 8]` too, filled up with -1. Physical experts are those of `last_physical_to_logical_map`. ktransformers also
 //! takes a tensor of counts alone.
 
+use moe_gguf::text::counted;
+
 use crate::foreign::arrays::{CountSums, PhysicalMap, element, element_of};
 use crate::foreign::binary::array::Array;
 use crate::foreign::binary::fault::Fault;
@@ -108,7 +110,10 @@ fn import_records(
         }
     }
     if n_counted > 0 {
-        output.note(format!("the counts of {n_counted} passes were summed"));
+        output.note(format!(
+            "the counts of {} were summed",
+            counted(n_counted, "pass")
+        ));
         sums.finish(output)?;
     }
     Ok(())

@@ -6,9 +6,9 @@
 mod json;
 pub(crate) mod passes;
 
+use moe_gguf::text::counted;
 use zerocopy::FromBytes;
 
-use crate::foreign::output::counted;
 use crate::foreign::{
     At, ForeignError, Importer, Options, Output, Phase, Records, RoutingRow, Source,
 };

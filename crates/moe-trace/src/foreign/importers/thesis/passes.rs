@@ -3,6 +3,8 @@
 //! The thesis numbers generated tokens; here a token has its position in the sequence. How many tokens a pass has follows from
 //! the bytes of its first expert operation's input, against those of a pass of one token.
 
+use moe_gguf::text::counted;
+
 use crate::foreign::Options;
 use crate::operations::Operation;
 use crate::ops::OpTable;
@@ -121,19 +123,19 @@ impl PassTable {
         if n_warm_up > 0 {
             notes.push(format!(
                 "left out of the routing: {n_warm_up} of {}, llama.cpp's warm-up, which routes to all experts",
-                passes_of(seen.len() as u64)
+                counted(seen.len() as u64, "pass")
             ));
         }
         if n_batches > 0 {
             notes.push(format!(
                 "in {} of several tokens, the experts of the first one alone are told",
-                passes_of(n_batches)
+                counted(n_batches, "pass")
             ));
         }
         if n_cut > 0 {
             notes.push(format!(
                 "records of {} hold sixteen experts and perhaps had more; give --model or --top-k to have warm-up told apart",
-                passes_of(n_cut)
+                counted(n_cut, "pass")
             ));
         }
         if one_token.is_none() && seen.len() > 1 {
@@ -142,10 +144,6 @@ impl PassTable {
         notes.push("router weights, sequences and lanes are not told".into());
         (Self { passes }, notes)
     }
-}
-
-fn passes_of(n: u64) -> String {
-    format!("{n} pass{}", if n == 1 { "" } else { "es" })
 }
 
 /// Input bytes of a pass of one token: the fewest of all, if a generated token is among them.

@@ -1,0 +1,30 @@
+//! How messages say things.
+
+use std::fmt::Display;
+
+/// A number of things in words: `1 layer`, `2 layers`, `2 passes`.
+pub fn counted<N: PartialEq + From<u8> + Display>(n: N, thing: &str) -> String {
+    let plural = match n == N::from(1) {
+        true => "",
+        false if thing.ends_with('s') => "es",
+        false => "s",
+    };
+    format!("{n} {thing}{plural}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::counted;
+
+    #[test]
+    fn numbers_agree_with_their_nouns() {
+        assert_eq!(
+            [0, 1, 2u64].map(|n| counted(n, "gap")),
+            ["0 gaps", "1 gap", "2 gaps"]
+        );
+        assert_eq!(
+            [1, 2usize].map(|n| counted(n, "pass")),
+            ["1 pass", "2 passes"]
+        );
+    }
+}
