@@ -85,6 +85,36 @@ fn a_replayed_run_has_the_routing_of_the_recorded_one() {
     );
 }
 
+/// On a machine with a GPU there is nothing to look at.
+#[test]
+fn without_a_gpu_auto_is_the_processor() {
+    if moe_executor::cuda::Gpu::look().is_ok() {
+        println!("there is a GPU: --device auto takes it");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (run, replayed) = (dir.path().join("run"), dir.path().join("replayed"));
+    known_run(&run);
+    let model = model();
+    let args = ["replay", arg(&run), "--model", arg(&model), "-t", "1"];
+    let how = ["--device", "auto", "--policy", "gpu", "-o", "json"];
+    let assert = moe_analyze()
+        .args([&args[..], &how, &["--out", arg(&replayed)]].concat())
+        .assert()
+        .success();
+    let told = String::from_utf8_lossy(&assert.get_output().stderr);
+    assert!(told.contains("the processor computes"), "{told}");
+    let rows: Vec<Value> = serde_json::from_slice(&assert.get_output().stdout).unwrap();
+    for row in &rows {
+        let of_gpu = ["gpu_resident", "cache_miss"].map(|lane| u64_of(row, lane));
+        assert_eq!(of_gpu, [0, 0], "{row}");
+        assert!(u64_of(row, "cpu") > 0, "{row}");
+    }
+    let manifest = Run::open(&replayed).unwrap().manifest.unwrap();
+    assert_eq!(manifest.policy, "cpu");
+    assert!(manifest.gpu.is_none());
+}
+
 #[test]
 fn rows_tell_batches_tokens_bytes_and_lanes() {
     let dir = tempfile::tempdir().unwrap();
