@@ -123,6 +123,28 @@ fn the_model_that_is_named_is_held_against_the_run() {
     }
 }
 
+/// A trace that tells how many experts a token has is not overruled, whether its head tells it or its rows.
+#[test]
+fn a_top_k_that_the_trace_contradicts_is_passed_over_and_told() {
+    for trace in ["bigmoeonedge/small.route.csv", "lattice/small.jsonl"] {
+        let trace = repository(&format!("fixtures/foreign/{trace}"));
+        let hotness = |more: &[&str]| {
+            let args = [&["hotness", arg(&trace)], more].concat();
+            let assert = moe_analyze().args(args).assert().success();
+            let output = assert.get_output();
+            [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text).into_owned())
+        };
+        let [plain, _] = hotness(&[]);
+        let [text, remarks] = hotness(&["--top-k", "1"]);
+        let warning =
+            "warning: the trace itself has 2 experts for a token; the top-k of 1 is passed over";
+        assert!(remarks.contains(warning), "{remarks}");
+        assert_eq!(text, plain);
+        let [_, remarks] = hotness(&["--top-k", "2"]);
+        assert!(!remarks.contains("warning"), "{remarks}");
+    }
+}
+
 /// A bare trace has no map; the model's takes its place.
 #[test]
 fn the_tables_of_a_bare_trace_take_the_map_of_the_model() {

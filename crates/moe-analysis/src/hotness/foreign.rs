@@ -30,11 +30,10 @@ impl Hotness {
         };
         let summary = foreign::import(trace.importer, &trace.source, options, &mut sink)?;
         let facts = &summary.facts;
-        let n_expert_used = options.top_k.or(facts.n_expert_used);
         let hotness = sink.counter.finish_foreign(
             Origin::of_foreign(path, facts),
             facts.n_expert,
-            n_expert_used,
+            facts.n_expert_used,
         );
         match hotness {
             Some(hotness) => Ok((hotness, summary)),

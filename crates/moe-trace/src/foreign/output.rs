@@ -81,6 +81,10 @@ pub struct Output<'a> {
     options: &'a Options,
     sink: &'a mut dyn Sink,
     facts: Facts,
+    /// Experts that a token is routed to, as the trace says.
+    top_k: Option<u32>,
+    /// The highest slot of any row, plus one.
+    n_slot: u32,
     rows: u64,
     counts: u64,
     notes: Vec<String>,
@@ -123,13 +127,20 @@ impl<'a> Output<'a> {
             options,
             sink,
             facts: Facts::default(),
+            top_k: None,
+            n_slot: 0,
             rows: 0,
             counts: 0,
             notes: Vec::new(),
             repeated: Repeated::default(),
         };
-        if let Some(model) = &options.model {
-            output.facts(model)?;
+        let told = Facts {
+            n_expert_used: options.n_expert_used(),
+            ..options.model.clone().unwrap_or_default()
+        };
+        if told != Facts::default() {
+            output.facts(&told)?;
+            output.top_k = None; // the user's number, not the trace's
         }
         if source.left_out() > 0 {
             output.note(format!(
@@ -173,7 +184,8 @@ impl<'a> Output<'a> {
                 contradiction,
             });
         }
-        // What the trace says of itself goes before what the user's model says: its top-k may have been overridden.
+        // What the trace says of itself goes before what the user says: the top-k of the model may have been overridden.
+        self.top_k = facts.n_expert_used.or(self.top_k);
         let mut facts = facts.clone();
         facts.fill_from(&self.facts);
         self.facts = facts;
@@ -190,6 +202,7 @@ impl<'a> Output<'a> {
     pub fn routing(&mut self, at: impl Fn() -> At, row: &RoutingRow) -> Result<(), ForeignError> {
         self.check_ids(&at, row.layer_id.into(), row.expert_id)?;
         self.rows += 1;
+        self.n_slot = self.n_slot.max(u32::from(row.slot) + 1);
         let taken = self.sink.routing(row);
         self.check(taken, at)
     }
@@ -270,6 +283,7 @@ impl<'a> Output<'a> {
                 counted(self.repeated.n, "expert")
             ));
         }
+        self.check_top_k();
         if self.rows == 0 && self.counts == 0 {
             return Err(ForeignError::Nothing {
                 path: self.path,
@@ -284,6 +298,21 @@ impl<'a> Output<'a> {
             counts: self.counts,
             notes: self.notes,
         })
+    }
+
+    /// Takes the trace's own number of experts for a token, and says so, where the user names another.
+    fn check_top_k(&mut self) {
+        let Some(named) = self.options.top_k else {
+            return;
+        };
+        let own = self.top_k.or(Some(self.n_slot).filter(|&n| n > named));
+        if let Some(own) = own.filter(|&own| own != named) {
+            self.facts.n_expert_used = Some(own);
+            self.note(format!(
+                "warning: the trace itself has {} for a token; the top-k of {named} is passed over",
+                counted(own, "expert")
+            ));
+        }
     }
 
     fn check_ids(&self, at: &impl Fn() -> At, layer: u32, expert: u32) -> Result<(), ForeignError> {
