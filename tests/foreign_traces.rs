@@ -1,5 +1,7 @@
 //! Traces of other tools in `hotness`, `parquet` and `convert`. The golden files all tell one story, whose counts are here.
 
+#[path = "foreign_traces/converting.rs"]
+mod converting;
 mod support;
 
 use std::collections::BTreeMap;
@@ -10,7 +12,7 @@ use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT, PHASE_UNKNOWN};
 use moe_trace::tables::read_routing;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::Value;
-use support::{N_LAYER, arg, experts_of, failure_of, known_run, repository, stdout_of, tokens_of};
+use support::{arg, failure_of, known_run, repository, stdout_of};
 
 /// `(layer, expert)` → count of the story in `fixtures/foreign/make/text.py`.
 const COUNTS: [((u64, u64), u64); 9] = [
@@ -23,16 +25,6 @@ const COUNTS: [((u64, u64), u64); 9] = [
     ((1, 2), 2),
     ((1, 4), 2),
     ((1, 6), 5),
-];
-
-/// Of the tiny qwen3moe model: gate and up of 64 × 256 in Q4_K (9216 bytes each), down in Q5_0 (11264) or Q8_0 (17408).
-const EXPERT_BYTES: [&str; 6] = [
-    "# layer=0 expert_bytes=29696",
-    "# layer=1 expert_bytes=29696",
-    "# layer=2 expert_bytes=35840",
-    "# layer=3 expert_bytes=29696",
-    "# layer=4 expert_bytes=29696",
-    "# layer=5 expert_bytes=35840",
 ];
 
 fn golden(name: &str) -> PathBuf {
@@ -211,140 +203,6 @@ fn a_thesis_trace_gives_all_three_tables() {
     }
 }
 
-/// As the thesis's tracer would have seen it: of the prompt the first token of each layer, then every generated one.
-#[test]
-fn a_run_as_thesis_json_and_back() {
-    let dir = tempfile::tempdir().unwrap();
-    let (run, json) = (dir.path().join("run"), dir.path().join("json"));
-    known_run(&run);
-    stdout_of(&[
-        "--quiet",
-        "convert",
-        arg(&run),
-        "--to",
-        "thesis-json",
-        "--out",
-        arg(&json),
-    ]);
-    let mut expected = BTreeMap::new();
-    for layer in 0..N_LAYER {
-        let prompt = tokens_of(layer, PHASE_PROMPT).take(1);
-        for token in prompt.chain(tokens_of(layer, PHASE_GENERATE)) {
-            for expert in experts_of(token, layer) {
-                *expected.entry((layer.into(), expert.into())).or_default() += 1;
-            }
-        }
-    }
-    assert_eq!(hotness(&json, &[]), expected);
-}
-
-#[test]
-fn counts_have_no_order_to_write() {
-    let dir = tempfile::tempdir().unwrap();
-    let learn = golden("learn/new.json");
-    let tables = dir.path().join("tables");
-    let error = failure_of(&["--quiet", "parquet", arg(&learn), "--out", arg(&tables)]);
-    assert!(
-        error.contains("counts alone") && error.contains("hotness"),
-        "{error}"
-    );
-    assert!(!tables.exists());
-    let out = dir.path().join("out.jsonl");
-    let error = failure_of(&[
-        "--quiet",
-        "convert",
-        arg(&learn),
-        "--to",
-        "jsonl",
-        "--out",
-        arg(&out),
-    ]);
-    assert!(error.contains("counts alone"), "{error}");
-    assert!(!out.exists());
-}
-
-#[test]
-fn convert_writes_a_learn_file_that_counts_the_same() {
-    let dir = tempfile::tempdir().unwrap();
-    let out = dir.path().join("learn.json");
-    let learn = golden("learn/new.json");
-    for from in [
-        &golden("bigmoeonedge/small.route.csv"),
-        &golden("coli-usage/old.coli_usage"),
-        &learn,
-    ] {
-        stdout_of(&[
-            "--quiet",
-            "convert",
-            arg(from),
-            "--to",
-            "learn",
-            "--out",
-            arg(&out),
-            "--force",
-        ]);
-        assert_eq!(hotness(&out, &[]), BTreeMap::from(COUNTS));
-    }
-    // A learn file keeps its passes.
-    let (before, after): (Value, Value) = (
-        serde_json::from_slice(&fs::read(&learn).unwrap()).unwrap(),
-        serde_json::from_slice(&fs::read(&out).unwrap()).unwrap(),
-    );
-    assert_eq!(before, after);
-}
-
-#[test]
-fn convert_says_what_it_cannot_do() {
-    let dir = tempfile::tempdir().unwrap();
-    let route = golden("bigmoeonedge/small.route.csv");
-    let out = dir.path().join("out");
-    let convert = |from: &Path, to: &str, out: &Path| {
-        failure_of(&[
-            "--quiet",
-            "convert",
-            arg(from),
-            "--to",
-            to,
-            "--out",
-            arg(out),
-        ])
-    };
-    assert!(convert(&route, "xml", &out).contains("learn, "));
-    fs::write(&out, "mine").unwrap();
-    assert!(convert(&route, "learn", &out).contains("--force"));
-    assert!(convert(&route, "mesh-llm", &out).contains("is a file"));
-    let readme = repository("README.md");
-    assert!(convert(&readme, "learn", &dir.path().join("new")).contains("convert --list"));
-    assert_eq!(fs::read_to_string(&out).unwrap(), "mine");
-
-    let json = dir.path().join("json");
-    let error = convert(&route, "thesis-json", &json);
-    assert!(
-        error.starts_with("moe-analyze: thesis-json needs the operations of a run"),
-        "{error}"
-    );
-    assert!(!json.exists());
-
-    let list: Vec<Value> =
-        serde_json::from_str(&stdout_of(&["convert", "--list", "-o", "json"])).unwrap();
-    let of = |name: &str| {
-        list.iter()
-            .find(|row| row["format"] == name)
-            .map(|row| row["direction"].clone())
-    };
-    assert_eq!(of("learn"), Some("both".into()));
-    assert_eq!(of("megatron"), Some("read".into()));
-    let named = list.iter().filter(|row| row["direction"] != "write");
-    let documented = fs::read_to_string(repository("docs/foreign-formats.md")).unwrap();
-    for row in named {
-        let name = row["format"].as_str().unwrap();
-        assert!(
-            documented.contains(&format!("| `{name}` |")),
-            "{name} is in docs/foreign-formats.md"
-        );
-    }
-}
-
 #[test]
 fn the_model_is_held_against_the_trace_and_its_map_comes_along() {
     let dir = tempfile::tempdir().unwrap();
@@ -429,37 +287,6 @@ fn mass_is_null_where_router_weights_are_not_told() {
         arg(&out),
     ];
     assert!(failure_of(&args).contains("router weights"));
-}
-
-/// A run's own map tells the bytes of an expert, as its model would.
-#[test]
-fn a_run_is_converted_with_the_expert_bytes_of_its_map() {
-    let dir = tempfile::tempdir().unwrap();
-    let run = dir.path().join("run");
-    known_run(&run);
-    let model = repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
-    let preamble = |name: &str, more: &[&str]| -> Vec<String> {
-        let out = dir.path().join(name);
-        let args = [
-            "--quiet",
-            "convert",
-            arg(&run),
-            "--to",
-            "bigmoeonedge",
-            "--out",
-            arg(&out),
-        ];
-        stdout_of(&[&args, more].concat());
-        let text = fs::read_to_string(&out).unwrap();
-        let lines = text.lines().filter(|line| line.starts_with("# layer="));
-        lines.map(str::to_owned).collect()
-    };
-    let lines = preamble("route.csv", &[]);
-    assert_eq!(lines, EXPERT_BYTES);
-    assert_eq!(lines, preamble("of-model.csv", &["--model", arg(&model)]));
-    // A run without a map does not tell.
-    fs::remove_file(run.join("gguf-map.parquet")).unwrap();
-    assert!(preamble("without.csv", &[]).is_empty());
 }
 
 #[test]

@@ -1,10 +1,12 @@
 //! The router of a MoE layer: scores, choice of the best experts, and their weights.
 
+mod steps;
+
 use crate::activation::{Activation, NodeName};
 use crate::buffers::{Input, Inventory, twin_id};
 use crate::cuda::launch::{MAX_EXPERTS, Route};
 use crate::mirrored::{Mirrored, Plain};
-use crate::ops::{Ops, Routed, number};
+use crate::ops::{Ops, Routed};
 use crate::placement::Side;
 use crate::recorder::{Routing, Source};
 use crate::weights::{Linear, Vector};
@@ -81,9 +83,6 @@ impl Routing {
         inventory.mirrored(WEIGHTS_BUFFER, "weights of the chosen", &self.weights);
     }
 }
-
-/// Smallest sum that the weights are divided by, as in llama.cpp: the smallest normal number of F16.
-const MIN_WEIGHT_SUM: f32 = 6.103_515_6e-5;
 
 impl Ops<'_> {
     /// Buffers that operations use beside those of their results.
@@ -229,195 +228,6 @@ impl Ops<'_> {
         self.fetch(&mut routing.ids);
         self.fetch(&mut routing.weights);
     }
-
-    /// Probabilities of all experts.
-    fn gate(&mut self, name: NodeName, gating: Gating, state: &mut RouterState) {
-        let start = self.recorder.start();
-        let (scores, probs) = (&state.scores, &mut state.probs);
-        let width = scores.width;
-        probs.shape(name, width, scores.rows);
-        if !self.is_done() {
-            let probs = probs.data_mut();
-            probs.copy_from_slice(scores.data());
-            match gating {
-                Gating::Sigmoid => {
-                    let sigmoid = |x: &mut f32| *x = 1.0 / (1.0 + (-*x).exp());
-                    probs.iter_mut().for_each(sigmoid);
-                }
-                Gating::Softmax | Gating::SoftmaxOfChosen => {
-                    probs.chunks_exact_mut(width).for_each(soft_max);
-                }
-            }
-        }
-        let op = match gating {
-            Gating::Sigmoid => number::UNARY,
-            Gating::Softmax | Gating::SoftmaxOfChosen => number::SOFT_MAX,
-        };
-        self.record(start, op, name, &[scores.into()]);
-    }
-
-    /// Adds the bias of the choice to a copy of the probabilities.
-    fn bias_selection(
-        &mut self,
-        name: NodeName,
-        bias: &Vector,
-        probs: &Activation,
-        selection: &mut Activation,
-    ) {
-        let start = self.recorder.start();
-        if !self.is_done() {
-            for row in selection.data_mut().chunks_exact_mut(bias.n) {
-                row.iter_mut().zip(&bias.data).for_each(|(x, b)| *x += b);
-            }
-        }
-        selection.name = name;
-        self.record(start, number::ADD, name, &[probs.into(), bias.into()]);
-    }
-
-    /// Sets all experts but those of the best groups to minus infinity.
-    fn keep_best_groups(&mut self, il: usize, groups: Groups, selection: &mut Activation) {
-        let start = self.recorder.start();
-        let width = selection.width;
-        let size = width / groups.n;
-        self.sums.resize(groups.n, 0.0);
-        self.groups.clear();
-        for row in selection.data().chunks_exact(width) {
-            for (sum, group) in self.sums.iter_mut().zip(row.chunks_exact(size)) {
-                best(group, 2, &mut self.order);
-                *sum = self.order[..2].iter().map(|&i| group[i as usize]).sum();
-            }
-            best(&self.sums, groups.n_used, &mut self.order);
-            self.groups.extend(&self.order[..groups.n_used]);
-        }
-        let name = NodeName::of("ffn_moe_group_topk", il);
-        self.record(start, number::ARGSORT, name, &[(&*selection).into()]);
-
-        let start = self.recorder.start();
-        let before = Source::from(&*selection);
-        let rows = selection.data_mut().chunks_exact_mut(width);
-        for (row, kept) in rows.zip(self.groups.chunks_exact(groups.n_used)) {
-            for (group, values) in (0u32..).zip(row.chunks_exact_mut(size)) {
-                if !kept.contains(&group) {
-                    values.fill(f32::NEG_INFINITY);
-                }
-            }
-        }
-        selection.name = NodeName::of("ffn_moe_probs_masked", il);
-        let kept = small(name, GROUPS_BUFFER, &self.groups, groups.n_used, "i32");
-        self.record(start, number::SET_ROWS, selection.name, &[before, kept]);
-    }
-
-    /// The `k` best of every row, best first.
-    fn choose(&mut self, il: usize, selection: &Activation, k: usize, routing: &mut Routing) {
-        let start = self.recorder.start();
-        if !self.is_done() {
-            let ids = routing.ids.host_mut();
-            ids.clear();
-            for row in selection.data().chunks_exact(selection.width) {
-                best(row, k, &mut self.order);
-                ids.extend(self.order[..k].iter().map(|&id| id as i32));
-            }
-        }
-        let name = NodeName::of("ffn_moe_argsort", il);
-        self.record(start, number::ARGSORT, name, &[selection.into()]);
-    }
-
-    /// The probabilities of the chosen become their first weights.
-    fn weigh(&mut self, il: usize, probs: &Activation, routing: &mut Routing) -> NodeName {
-        let start = self.recorder.start();
-        if !self.is_done() {
-            let weights = routing.weights.host_mut();
-            weights.clear();
-            let rows = probs.data().chunks_exact(probs.width);
-            for (row, ids) in rows.zip(routing.ids.host().chunks_exact(routing.n_expert_used)) {
-                weights.extend(ids.iter().map(|&id| row[id as usize]));
-            }
-        }
-        let name = NodeName::of("ffn_moe_weights", il);
-        let sources = [Source::view(probs, " (reshaped)"), ids(il, routing)];
-        self.record(start, number::GET_ROWS, name, &sources);
-        name
-    }
-
-    /// Softmax over the weights of every row.
-    fn soft_max_chosen(&mut self, il: usize, from: NodeName, routing: &mut Routing) -> NodeName {
-        let start = self.recorder.start();
-        if !self.is_done() {
-            let rows = routing.weights.host_mut();
-            rows.chunks_exact_mut(routing.n_expert_used)
-                .for_each(soft_max);
-        }
-        let name = NodeName::of("ffn_moe_weights_softmax", il);
-        let sources = [weights(from.reshaped(), routing)];
-        self.record(start, number::SOFT_MAX, name, &sources);
-        name
-    }
-
-    /// Divides the weights of every row by their sum.
-    fn normalise(&mut self, il: usize, from: NodeName, routing: &mut Routing) -> NodeName {
-        let k = routing.n_expert_used;
-        let [sum, clamped, norm] = [
-            "ffn_moe_weights_sum",
-            "ffn_moe_weights_sum_clamped",
-            "ffn_moe_weights_norm",
-        ]
-        .map(|stem| NodeName::of(stem, il));
-        let before = weights(from.reshaped(), routing);
-
-        let start = self.recorder.start();
-        self.sums.clear();
-        if !self.is_done() {
-            let rows = routing.weights.host().chunks_exact(k);
-            self.sums.extend(rows.map(|row| row.iter().sum::<f32>()));
-        }
-        self.record(start, number::SUM_ROWS, sum, &[before]);
-
-        let start = self.recorder.start();
-        let sums = self.sums.iter_mut();
-        sums.for_each(|sum| *sum = sum.max(MIN_WEIGHT_SUM));
-        let source = small(sum, SUMS_BUFFER, &self.sums, 1, "f32");
-        self.record(start, number::CLAMP, clamped, &[source]);
-
-        let start = self.recorder.start();
-        if !self.is_done() {
-            let rows = routing.weights.host_mut().chunks_exact_mut(k);
-            for (row, sum) in rows.zip(&self.sums) {
-                row.iter_mut().for_each(|w| *w /= sum);
-            }
-        }
-        let source = small(clamped, SUMS_BUFFER, &self.sums, 1, "f32");
-        self.record(start, number::DIV, norm, &[before, source]);
-        norm.reshaped()
-    }
-
-    /// Multiplies all weights by the factor of the model.
-    fn scale_weights(
-        &mut self,
-        il: usize,
-        from: NodeName,
-        scale: f32,
-        routing: &mut Routing,
-    ) -> NodeName {
-        let start = self.recorder.start();
-        if !self.is_done() {
-            let weights = routing.weights.host_mut();
-            weights.iter_mut().for_each(|w| *w *= scale);
-        }
-        let name = NodeName::of("ffn_moe_weights_scaled", il);
-        self.record(start, number::SCALE, name, &[weights(from, routing)]);
-        name
-    }
-}
-
-/// The `k` best of `row` at the beginning of `order`, best first, ties to the lower index.
-fn best(row: &[f32], k: usize, order: &mut Vec<u32>) {
-    order.clear();
-    order.extend(0..row.len() as u32);
-    let better = |a: &u32, b: &u32| row[*b as usize].total_cmp(&row[*a as usize]).then(a.cmp(b));
-    if k < row.len() {
-        order.select_nth_unstable_by(k - 1, better);
-    }
-    order[..k].sort_unstable_by(better);
 }
 
 /// Ids of the router's own small buffers, between those of the activations and the caches.
@@ -474,30 +284,5 @@ fn small<'a, T>(
         size_bytes: size_of_val(values) as u64,
         ne: [width as u64, (values.len() / width.max(1)) as u64],
         dtype,
-    }
-}
-
-fn soft_max(row: &mut [f32]) {
-    let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let mut sum = 0.0f64;
-    for x in row.iter_mut() {
-        *x = (*x - max).exp();
-        sum += f64::from(*x);
-    }
-    let scale = (1.0 / sum) as f32;
-    row.iter_mut().for_each(|x| *x *= scale);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::soft_max;
-
-    #[test]
-    fn soft_max_sums_to_one_and_survives_large_scores() {
-        let mut row = [1000.0, 1000.0 + 2f32.ln(), -1000.0];
-        soft_max(&mut row);
-        assert!(
-            (row[0] - 1.0 / 3.0).abs() < 1e-4 && (row[1] - 2.0 / 3.0).abs() < 1e-4 && row[2] == 0.0
-        );
     }
 }
