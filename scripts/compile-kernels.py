@@ -18,8 +18,9 @@ from pathlib import Path
 
 CUDA = Path(__file__).resolve().parent.parent / "crates/moe-executor/src/cuda"
 KERNELS, PTX = CUDA / "kernels", CUDA / "ptx"
-# A driver translates PTX for its own device when the architecture is not above it. For 9.0 these kernels come out as for 8.0.
-ARCHITECTURES = [75, 80]
+# A driver translates PTX for its own device when the architecture is not above it. From 8.0 on there are integer matrix products
+# and copies into shared memory beside computing, from 9.0 on kernels that start before the one before them has ended.
+ARCHITECTURES = [75, 80, 90]
 OPTIONS = ["--std=c++17"]
 # A driver refuses PTX of a newer instruction set than its own: 12.4 writes 8.4.
 NVRTC = (12, 4)

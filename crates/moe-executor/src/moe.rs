@@ -272,13 +272,28 @@ impl<'g> MoeLayer<'g> {
         let routing = &mut s.routing;
         ops.begin_post_fetch(il, &self.down, routing);
         ops.gate_up(il, [gate, up], glu, x, routing, [&mut s.gate, &mut s.up]);
-        ops.project(il, down, &mut s.gate, routing, &mut s.down);
         let Some(shared) = &self.shared else {
-            ops.merge_experts(il, weights_name, routing, &mut s.down, out);
+            ops.down_and_merge(
+                il,
+                down,
+                weights_name,
+                &mut s.gate,
+                routing,
+                &mut s.down,
+                out,
+            );
             return;
         };
         let (chosen, own) = (&mut s.shared.chosen, &mut s.shared.out);
-        ops.merge_experts(il, weights_name, routing, &mut s.down, chosen);
+        ops.down_and_merge(
+            il,
+            down,
+            weights_name,
+            &mut s.gate,
+            routing,
+            &mut s.down,
+            chosen,
+        );
         shared
             .ffn
             .forward(ops, &mut s.ffn, name("ffn_shexp"), x, own);

@@ -36,7 +36,7 @@ fn ptx_is_as_new_as_its_source() {
             .iter()
             .for_each(|file| hash.update(fs::read(file).unwrap()));
         let hash: String = hash.finalize().iter().map(|b| format!("{b:02x}")).collect();
-        for architecture in [75, 80] {
+        for architecture in [75, 80, 90] {
             let stem = kernel.file_stem().unwrap().to_str().unwrap();
             let name = format!("{stem}.sm_{architecture}.ptx");
             let ptx = fs::read_to_string(cuda.join("ptx").join(&name)).unwrap_or_default();
@@ -53,4 +53,25 @@ fn ptx_is_as_new_as_its_source() {
     let strays: Vec<_> = names.filter(|name| !expected.contains(name)).collect();
     assert!(strays.is_empty(), "PTX without a source: {strays:?}");
     assert!(!expected.is_empty());
+}
+
+/// Kernels for these may be started before the one before them has ended: none must forget to wait for it.
+#[test]
+fn kernels_that_may_start_early_wait() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cuda/ptx");
+    let mut n = 0;
+    for file in fs::read_dir(folder).unwrap() {
+        let path = file.unwrap().path();
+        if !path.to_str().unwrap().ends_with(".sm_90.ptx") {
+            continue;
+        }
+        let text = fs::read_to_string(&path).unwrap();
+        for kernel in text.split(".visible .entry ").skip(1) {
+            let name = kernel.split('(').next().unwrap();
+            let waits = kernel.contains("griddepcontrol.wait");
+            assert!(waits, "{name} in {} does not wait", path.display());
+            n += 1;
+        }
+    }
+    assert!(n > 100, "{n} kernels");
 }

@@ -1,21 +1,26 @@
-//! The embedded kernels: PTX for two architectures, translated by the driver when a kernel of it is first asked for.
+//! The embedded kernels: PTX for three architectures, translated by the driver when a kernel of it is first asked for.
 
 use std::collections::HashMap;
+use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
 use cudarc::driver::{
-    CudaContext, CudaFunction, CudaModule, CudaStream, DriverError, LaunchConfig, result,
+    CudaContext, CudaFunction, CudaModule, CudaStream, DriverError, LaunchConfig, sys,
 };
 use cudarc::nvrtc::Ptx;
 use moe_gguf::GgmlType;
 
 use super::{Error, Ptr, Result};
 
+/// Kernels for this capability and above may be started while the one before them on their stream still runs: each waits by
+/// itself for that one, behind what it can do before (`wait_for_previous` in pipeline.cuh).
+const OVERLAP: u32 = 90;
+
 /// PTX of one source file, by ten times the compute capability that it needs, ascending.
 pub(super) struct Embedded {
     name: &'static str,
-    versions: [(u32, &'static str); 2],
+    versions: [(u32, &'static str); 3],
 }
 
 macro_rules! embedded {
@@ -25,6 +30,7 @@ macro_rules! embedded {
             versions: [
                 (75, include_str!(concat!("ptx/", $name, ".sm_75.ptx"))),
                 (80, include_str!(concat!("ptx/", $name, ".sm_80.ptx"))),
+                (OVERLAP, include_str!(concat!("ptx/", $name, ".sm_90.ptx"))),
             ],
         }
     };
@@ -55,6 +61,22 @@ pub(super) static PRODUCTS: [(GgmlType, Embedded); 16] = [
     (GgmlType::MXFP4, embedded!("products_mxfp4")),
 ];
 
+/// The experts of one token, a module for each type of weights.
+pub(super) static TOKEN: [(GgmlType, Embedded); 12] = [
+    (GgmlType::F16, embedded!("token_f16")),
+    (GgmlType::BF16, embedded!("token_bf16")),
+    (GgmlType::Q4_0, embedded!("token_q4_0")),
+    (GgmlType::Q4_1, embedded!("token_q4_1")),
+    (GgmlType::Q5_0, embedded!("token_q5_0")),
+    (GgmlType::Q5_1, embedded!("token_q5_1")),
+    (GgmlType::Q8_0, embedded!("token_q8_0")),
+    (GgmlType::Q4_K, embedded!("token_q4_k")),
+    (GgmlType::Q5_K, embedded!("token_q5_k")),
+    (GgmlType::Q6_K, embedded!("token_q6_k")),
+    (GgmlType::IQ4_NL, embedded!("token_iq4_nl")),
+    (GgmlType::MXFP4, embedded!("token_mxfp4")),
+];
+
 /// Bytes of shared memory that a block may take without asking.
 const SHARED_WITHOUT_ASKING: u32 = 48 << 10;
 
@@ -62,6 +84,7 @@ const SHARED_WITHOUT_ASKING: u32 = 48 << 10;
 pub(super) struct Module {
     name: &'static str,
     ptx: &'static str,
+    overlaps: bool,
     context: Arc<CudaContext>,
     loaded: Mutex<Loaded>,
 }
@@ -85,10 +108,11 @@ impl Module {
         let capability = capability(context)?;
         let fitting = |&&(needed, _): &&(u32, &str)| needed <= capability;
         let version = embedded.versions.iter().rev().find(fitting);
-        let &(_, ptx) = version.ok_or(Error::Capability { capability })?;
+        let &(needed, ptx) = version.ok_or(Error::Capability { capability })?;
         Ok(Module {
             name: embedded.name,
             ptx,
+            overlaps: needed >= OVERLAP,
             context: context.clone(),
             loaded: Mutex::default(),
         })
@@ -114,19 +138,56 @@ impl Module {
             .iter()
             .map(|arg| (&raw const arg.0).cast_mut().cast())
             .collect();
-        // SAFETY: the function is loaded; the driver reads as many parameters, and of each as many bytes, as the kernel
-        // declares, and every method of `Kernels` gives them so.
-        unsafe {
-            result::launch_kernel(
-                function.cu_function(),
-                grid.grid_dim,
-                grid.block_dim,
-                grid.shared_mem_bytes,
-                stream.cu_stream(),
-                &mut params,
-            )
+        let params = params.as_mut_ptr();
+        let (function, stream, shared) = (
+            function.cu_function(),
+            stream.cu_stream(),
+            grid.shared_mem_bytes,
+        );
+        let (width, height, depth) = grid.block_dim;
+        if !self.overlaps {
+            // SAFETY: the function is loaded; the driver reads as many parameters, and of each as many bytes, as the kernel
+            // declares, and every method of `Kernels` gives them so.
+            let launched = unsafe {
+                sys::cuLaunchKernel(
+                    function,
+                    x,
+                    y,
+                    z,
+                    width,
+                    height,
+                    depth,
+                    shared,
+                    stream,
+                    params,
+                    null_mut(),
+                )
+            };
+            return launched.result().map_err(failed);
         }
-        .map_err(failed)
+        let mut overlap = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue {
+                programmaticStreamSerializationAllowed: 1,
+            },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: width,
+            blockDimY: height,
+            blockDimZ: depth,
+            sharedMemBytes: shared,
+            hStream: stream,
+            attrs: &raw mut overlap,
+            numAttrs: 1,
+        };
+        // SAFETY: as above; the attribute outlives the call.
+        let launched =
+            unsafe { sys::cuLaunchKernelEx(&raw const config, function, params, null_mut()) };
+        launched.result().map_err(failed)
     }
 
     /// The function of that name, ready for `shared` bytes of dynamic shared memory.

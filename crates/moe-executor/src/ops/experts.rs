@@ -7,8 +7,8 @@ use moe_trace::record::lane;
 use crate::activation::{Activation, NodeName};
 use crate::cpu::glu::Glu;
 use crate::cpu::matmul;
-use crate::cuda::launch::{GateUp, Kernels, MulMatId};
-use crate::cuda::{self, Device, Policy, Scratch};
+use crate::cuda::launch::{Down, GateUp, Kernels, MulMatId};
+use crate::cuda::{self, Device, Policy, Ptr, Scratch};
 use crate::ops::{Ops, number, router};
 use crate::placement::Side;
 use crate::recorder::{Choice, Lanes, Routing, Source};
@@ -35,7 +35,7 @@ pub struct Projection<'a, 'g> {
 }
 
 /// Gate, up and the activation of the two on the GPU, for the slots of every row from `slot` on, which is 0 if there is more
-/// than one row.
+/// than one row. Gives where the results of one row lie quantized, too, if they do.
 pub(super) fn experts_gate_up(
     device: &mut Device,
     [gate, up]: [&Linear; 2],
@@ -44,11 +44,18 @@ pub(super) fn experts_gate_up(
     routing: &mut Routing,
     slot: usize,
     out: &mut Activation,
-) -> cuda::Result<()> {
+) -> cuda::Result<Option<Ptr>> {
     let Matrix {
         n_out, n_expert, ..
     } = gate.weights;
     let ids = routing.ids.device(device.gpu())?;
+    let quantized = match x.rows {
+        1 => device.scratch(
+            Scratch::Hidden,
+            Kernels::scratch_size(routing.n_expert_used, n_out),
+        )?,
+        _ => Ptr::NULL,
+    };
     let operands = GateUp {
         gate: device.experts(&gate.weights, routing, slot, Scratch::Gate)?,
         up: device.experts(&up.weights, routing, slot, Scratch::Up)?,
@@ -64,10 +71,13 @@ pub(super) fn experts_gate_up(
             .values
             .fill_device(device.gpu())?
             .offset(slot * n_out * size_of::<f32>()),
+        quantized,
         scratch: device.quantized(x.rows, x.width)?,
         work: device.worklist(routing, n_expert)?,
     };
-    device.kernels().experts_gate_up(device.stream(), &operands)
+    let kernels = device.kernels();
+    let is_quantized = kernels.experts_gate_up(device.stream(), &operands)?;
+    Ok(is_quantized.then_some(quantized))
 }
 
 impl Ops<'_> {
@@ -90,9 +100,12 @@ impl Ops<'_> {
         gate_out.shape(gate_rows.names[0], gate.weights.n_out, entries);
         up_out.shape(up_rows.names[0], up.weights.n_out, entries);
         let (side, lane) = self.side_of_experts(&[&gate.weights, &up.weights], routing);
+        let mut hidden = None;
         let done = self.on(side, |device| {
-            experts_gate_up(device, [gate, up], glu, x, routing, 0, gate_out)
+            hidden = experts_gate_up(device, [gate, up], glu, x, routing, 0, gate_out)?;
+            Ok(())
         });
+        self.hidden = hidden;
         if !done {
             self.fetch(&mut x.values);
             self.routing_to_host(routing);
@@ -131,8 +144,63 @@ impl Ops<'_> {
         self.record(start, number::GLU, activated, &[before, (&*up_out).into()]);
     }
 
+    /// Product of every row of `src (token, slot, n_in)` with its expert, into `experts (token, slot, n_out)`, and the experts
+    /// of every token, weighed and added up, into `dst`; `weights_name` is the node that the weights come from. For one token
+    /// on the GPU a kernel does all that, and leaves `experts` as they were.
+    #[allow(clippy::too_many_arguments)] // a layer, its matrices, what is read, what is written
+    pub fn down_and_merge(
+        &mut self,
+        il: usize,
+        projection: Projection,
+        weights_name: NodeName,
+        src: &mut Activation,
+        routing: &mut Routing,
+        experts: &mut Activation,
+        dst: &mut Activation,
+    ) {
+        let Some(hidden) = self.hidden.take().filter(|_| !self.fetches) else {
+            self.project(il, projection, src, routing, experts);
+            return self.merge_experts(il, weights_name, routing, experts, dst);
+        };
+        let start = self.start();
+        let Linear { weights, bias } = projection.linear;
+        let k = routing.n_expert_used;
+        experts.shape(projection.names[0], weights.n_out, src.rows);
+        dst.shape(NodeName::of("ffn_moe_out", il), weights.n_out, 1);
+        let resident = self.device.as_mut().and_then(|device| {
+            let weights = device.resident(weights)?;
+            device.kernels().takes_down(&weights, k).then_some(weights)
+        });
+        let done = resident.is_some_and(|weights| {
+            self.on(Side::Gpu, |device| {
+                let gpu = device.gpu();
+                let [ids, router] = [routing.ids.device(gpu)?, routing.weights.device(gpu)?];
+                let product = Down {
+                    weights,
+                    bias: device.optional(bias.as_ref())?,
+                    ids,
+                    router,
+                    k,
+                    hidden: src.values.device(device.gpu())?,
+                    quantized: hidden,
+                    out: dst.values.fill_device(device.gpu())?,
+                };
+                device.kernels().down(device.stream(), &product)
+            })
+        });
+        if !done {
+            self.project(il, projection, src, routing, experts);
+            return self.merge_experts(il, weights_name, routing, experts, dst);
+        }
+        let lanes = Lanes::All(lane::GPU_RESIDENT);
+        let at = At { il, start, lanes };
+        self.project_rows(&at, &projection, src, routing, experts, true);
+        let start = self.recorder.start();
+        self.merge_rows(il, start, weights_name, routing, experts, dst, true);
+    }
+
     /// Product of every row of `src (token, slot, n_in)` with its expert, into `dst (token, slot, n_out)`.
-    pub fn project(
+    fn project(
         &mut self,
         il: usize,
         projection: Projection,
@@ -297,8 +365,8 @@ impl Ops<'_> {
         self.record(start, number::GLU, name, &[before, (&*up).into()]);
     }
 
-    /// Weighs the experts of every token and adds them up; `weights_name` is the node that the weights come from.
-    pub fn merge_experts(
+    /// Weighs the experts of every token and adds them up.
+    fn merge_experts(
         &mut self,
         il: usize,
         weights_name: NodeName,
@@ -306,13 +374,10 @@ impl Ops<'_> {
         experts: &mut Activation,
         dst: &mut Activation,
     ) {
-        let name = |stem| NodeName::of(stem, il);
         let (width, k) = (experts.width, routing.n_expert_used);
         let tokens = experts.rows / k;
-
         let start = self.start();
-        dst.shape(name("ffn_moe_out"), width, tokens);
-        let before = Source::from(&*experts);
+        dst.shape(NodeName::of("ffn_moe_out", il), width, tokens);
         let side = match experts.values.is_on_device_alone() {
             true => Side::Gpu,
             false => Side::Host,
@@ -328,6 +393,26 @@ impl Ops<'_> {
         if !done {
             self.fetch(&mut experts.values);
             self.fetch(&mut routing.weights);
+        }
+        self.merge_rows(il, start, weights_name, routing, experts, dst, done);
+    }
+
+    /// The weighted sum on the host, unless `done`, and its records.
+    #[allow(clippy::too_many_arguments)] // a layer, a moment, what is read, what is written
+    fn merge_rows(
+        &mut self,
+        il: usize,
+        start: Instant,
+        weights_name: NodeName,
+        routing: &Routing,
+        experts: &mut Activation,
+        dst: &mut Activation,
+        done: bool,
+    ) {
+        let name = |stem| NodeName::of(stem, il);
+        let (width, k) = (experts.width, routing.n_expert_used);
+        let before = Source::from(&*experts);
+        if !done {
             let weights = routing.weights.host();
             self.threads.rows(experts.data_mut(), width, |i, row| {
                 row.iter_mut().for_each(|x| *x *= weights[i]);

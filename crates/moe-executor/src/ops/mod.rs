@@ -21,7 +21,7 @@ use crate::activation::{Activation, NodeName};
 use crate::cpu::matmul::{self, Quantized, Worklist};
 use crate::cpu::rope::Angles;
 use crate::cpu::threads::Threads;
-use crate::cuda::{self, Device};
+use crate::cuda::{self, Device, Ptr};
 use crate::placement::Side;
 use crate::recorder::{LaneCounts, Recorder, Routing};
 use crate::weights::{Linear, Matrix, Vector};
@@ -71,6 +71,8 @@ pub struct Ops<'a> {
     ran: Ran,
     /// Whether the down matrices of the current layer travel to the GPU.
     fetches: bool,
+    /// Where gate and up of a token left their results quantized, for down to go on with.
+    hidden: Option<Ptr>,
     quantized: Quantized,
     work: Worklist,
     angles: Angles,
@@ -100,6 +102,7 @@ impl<'a> Ops<'a> {
             lanes: LaneCounts::default(),
             ran: Ran::Host,
             fetches: false,
+            hidden: None,
             missed: Vec::new(),
             quantized: Quantized::default(),
             work: Worklist::default(),

@@ -54,7 +54,7 @@ impl Ops<'_> {
             return None;
         }
         let done = self.on(Side::Gpu, |device| {
-            experts_gate_up(device, [gate, up], glu, x, routing, limit, out)
+            experts_gate_up(device, [gate, up], glu, x, routing, limit, out).map(|_| ())
         });
         self.forget_run();
         if !done {

@@ -3,24 +3,24 @@
 use std::fmt::{self, Display, Formatter};
 
 use moe_executor::cpu::glu::Glu;
-use moe_executor::cuda::Kernels;
 use moe_executor::cuda::launch::{Fetched, GateUp, MulMatId};
+use moe_executor::cuda::{Kernels, Ptr};
 use moe_gguf::GgmlType;
 
 use crate::device::{Device, Memory, Report, noise, wide};
 use crate::operands::{Bias, Matrices, Wanted, compare, rounded, tolerance, types};
 
 /// Who computes what.
-struct Choice {
-    tokens: usize,
-    k: usize,
-    n_expert: usize,
-    ids: Vec<i32>,
+pub struct Choice {
+    pub tokens: usize,
+    pub k: usize,
+    pub n_expert: usize,
+    pub ids: Vec<i32>,
 }
 
 impl Choice {
     /// Every token has `k` experts; the first are chosen more often than the last.
-    fn random(tokens: usize, k: usize, n_expert: usize) -> Choice {
+    pub fn random(tokens: usize, k: usize, n_expert: usize) -> Choice {
         let of_token = |t: usize| {
             let mut experts: Vec<(f32, i32)> = noise(n_expert, t as u32)
                 .iter()
@@ -38,7 +38,7 @@ impl Choice {
         }
     }
 
-    fn work(&self, device: &Device) -> Memory<u8> {
+    pub fn work(&self, device: &Device) -> Memory<u8> {
         let bytes = Kernels::work_size(self.tokens, self.k, self.n_expert);
         device.upload(&vec![0xa5u8; bytes])
     }
@@ -66,7 +66,7 @@ fn choices() -> Vec<Choice> {
 }
 
 /// The products of every entry with its expert.
-fn wanted(
+pub fn wanted(
     matrices: &Matrices,
     x: &[f32],
     rows_per: usize,
@@ -238,11 +238,12 @@ fn gate_and_up() {
                 k: choice.k,
                 n_expert: choice.n_expert,
                 out: device.at(&out),
+                quantized: Ptr::NULL,
                 scratch: device.at(&scratch),
                 work: device.at(&work),
             };
             let done = device.kernels.experts_gate_up(&device.stream, &product);
-            let got = device.after(done, &out);
+            let got = device.after(done.map(|_| ()), &out);
             let gate = wanted(&gates, &x, choice.k, &choice, &gate_bias);
             let up = wanted(&ups, &x, choice.k, &choice, &up_bias);
             let want: Vec<Wanted> = gate

@@ -6,3 +6,4 @@ mod experts;
 mod operands;
 mod plain;
 mod timings;
+mod token;

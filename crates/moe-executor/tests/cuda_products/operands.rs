@@ -69,7 +69,7 @@ impl Matrices {
     /// On the device, with the few bytes behind it that kernels may read.
     pub fn upload(&self, device: &Device) -> (Memory<u8>, Weights) {
         let mut bytes = self.bytes.clone();
-        bytes.extend([0xff; 4]);
+        bytes.extend([0xff; 16]);
         let memory = device.upload(&bytes);
         let weights = Weights {
             ptr: device.at(&memory),

@@ -3,8 +3,8 @@
 
 use cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT;
 use moe_executor::cpu::glu::Glu;
-use moe_executor::cuda::launch::{GateUp, MulMatId, Weights};
-use moe_executor::cuda::{Ptr, Result};
+use moe_executor::cuda::launch::{Down, GateUp, MulMatId, Weights};
+use moe_executor::cuda::{Kernels, Ptr, Result};
 use moe_gguf::GgmlType;
 
 use crate::device::{Device, Memory};
@@ -101,17 +101,17 @@ impl Bench {
         let layer = (2 * up + down).next_multiple_of(256);
         let layers = (BYTES / layer).max(1);
         // Each token its own experts, spread over all of them.
-        let ids: Vec<Memory<i32>> = (0..layers.max(8))
-            .map(|i| {
-                let id = |e: usize| ((e / k * 7 + e % k * n_expert / k + i * 3) % n_expert) as i32;
-                let ids: Vec<i32> = (0..tokens * k).map(id).collect();
-                self.device.upload(&ids)
-            })
-            .collect();
-        let [x, hidden, out, scratch, work, sum, weights] =
-            [0, 1, 3, 5, 6, 7, 0].map(|i| self.part(i));
+        let choice = |i: usize| {
+            (0..tokens * k)
+                .map(move |e| ((e / k * 7 + e % k * n_expert / k + i * 3) % n_expert) as i32)
+        };
+        let n_choices = layers.max(8);
+        let ids: Vec<i32> = (0..n_choices).flat_map(choice).collect();
+        let ids = self.device.upload(&ids);
+        let [x, hidden, out, scratch, work, sum, weights, quantized] =
+            [0, 1, 3, 5, 6, 7, 0, 2].map(|i| self.part(i));
         let base = |i: usize| i % layers * layer;
-        let ids = |i: usize| self.device.at(&ids[i % ids.len()]);
+        let ids = |i: usize| self.device.at(&ids).offset(i % n_choices * tokens * k * 4);
         let gate_up = |i: usize| {
             let product = GateUp {
                 gate: self.matrices(ty, n_embd, n_ff, base(i)),
@@ -125,14 +125,30 @@ impl Bench {
                 k,
                 n_expert,
                 out: hidden,
+                quantized,
                 scratch,
                 work,
             };
             kernels.experts_gate_up(stream, &product)
         };
+        let is_one = tokens == 1 && Kernels::supports_token(ty);
+        let down_weights = |i| self.matrices(ty, n_ff, n_embd, base(i) + 2 * up);
         let down_product = |i: usize| {
+            if is_one {
+                let product = Down {
+                    weights: down_weights(i),
+                    bias: Ptr::NULL,
+                    ids: ids(i),
+                    router: weights,
+                    k,
+                    hidden,
+                    quantized,
+                    out: sum,
+                };
+                return kernels.down(stream, &product);
+            }
             let product = MulMatId {
-                weights: self.matrices(ty, n_ff, n_embd, base(i) + 2 * up),
+                weights: down_weights(i),
                 bias: Ptr::NULL,
                 x: hidden,
                 rows_per: 1,
@@ -146,7 +162,11 @@ impl Bench {
             };
             kernels.mul_mat_id(stream, &product)
         };
-        let merge = |_| kernels.merge(stream, out, weights, tokens, k, n_embd, sum);
+        // One token's down products are summed as they come.
+        let merge = |_| match is_one {
+            true => Ok(()),
+            false => kernels.merge(stream, out, weights, tokens, k, n_embd, sum),
+        };
         let chosen = (tokens * k).min(n_expert);
         let operations = 2 * tokens * k * n_embd * n_ff;
         let what = |part| {
@@ -155,7 +175,12 @@ impl Bench {
         let calls = if tokens == 1 { 100 } else { 10 };
         let (up, down) = (up / n_expert * chosen, down / n_expert * chosen);
         let parts = [
-            ("gate_up", 2 * up, 2, self.time(calls, gate_up)),
+            (
+                "gate_up",
+                2 * up,
+                2,
+                self.time(calls, |i| gate_up(i).map(|_| ())),
+            ),
             ("down", down, 1, self.time(calls, down_product)),
             ("merge", 0, 0, self.time(calls, merge)),
         ];

@@ -26,10 +26,12 @@ pub enum Scratch {
     Down,
     /// Addresses of matrices.
     Table,
+    /// What a token's experts have between up and down, quantized.
+    Hidden,
 }
 
 impl Scratch {
-    pub(super) const ALL: usize = Scratch::Table as usize + 1;
+    pub(super) const ALL: usize = Scratch::Hidden as usize + 1;
 }
 
 impl Device<'_> {

@@ -40,7 +40,7 @@ impl<'g> Device<'g> {
 
     /// Whether a matrix lives on the GPU. One that finds no room there is told and stays with the host.
     pub fn holds(&mut self, matrix: &Matrix) -> bool {
-        self.matrix_if_resident(matrix).is_some()
+        self.resident(matrix).is_some()
     }
 
     /// The matrix on the GPU, copied there now if it was not yet, if it finds room.
@@ -72,7 +72,7 @@ impl<'g> Device<'g> {
     /// # Errors
     /// There is no room, or a copy failed.
     pub fn matrix_or_copy(&mut self, matrix: &Matrix) -> Result<Weights> {
-        match self.matrix_if_resident(matrix) {
+        match self.resident(matrix) {
             Some(weights) => Ok(weights),
             None => self.fetch(matrix, &[0], Scratch::Gate),
         }
@@ -146,13 +146,14 @@ impl<'g> Device<'g> {
         slot: usize,
         scratch: Scratch,
     ) -> Result<Weights> {
-        match self.matrix_if_resident(matrix) {
+        match self.resident(matrix) {
             Some(weights) => Ok(weights),
             None => self.fetch(matrix, &routing.ids.host()[slot..], scratch),
         }
     }
 
-    fn matrix_if_resident(&mut self, matrix: &Matrix) -> Option<Weights> {
+    /// The matrix where it lives on the GPU, if it does.
+    pub fn resident(&mut self, matrix: &Matrix) -> Option<Weights> {
         match self.placement.tensor(&matrix.place) {
             Side::Gpu => self.matrix(matrix),
             Side::Host => None,

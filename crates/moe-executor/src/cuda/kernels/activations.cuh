@@ -8,6 +8,7 @@ struct alignas(8) Group {
     float scale;
     unsigned sums;
     __device__ int sum(unsigned half) const { return int(short(sums >> 16 * half)); }
+    __device__ int sum() const { return int(short(sums)) + (int(sums) >> 16); }
 };
 
 // Rows of quantized activations in memory: the codes of all rows, then their groups.
@@ -21,33 +22,75 @@ struct Activations {
     __device__ const Group* groups_of(size_t row) const { return groups + row * (n_in / 32); }
 };
 
-// Quantizes the four activations of each lane, eight lanes a group. `i` counts fours; all lanes of the warp take part, those
-// past the end with zeros and `store` false.
-__device__ inline void quantize_four(float4 x, unsigned i, bool store, int* codes, Group* groups) {
+// Sixteen activations of each lane, half a group, the other half its neighbour's. Both lanes take part.
+struct HalfGroup {
+    int codes[4];
+    float scale;
+    int sum;
+};
+
+__device__ inline HalfGroup quantize_sixteen(const float4 (&x)[4]) {
     const auto magnitude = [](float value) { return __float_as_uint(value) & 0x7fffffff; };
     // As integers, so that a NaN is the largest of all and stays.
-    unsigned most = max(max(magnitude(x.x), magnitude(x.y)), max(magnitude(x.z), magnitude(x.w)));
+    unsigned most = 0;
 #pragma unroll
-    for (unsigned step = 1; step < 8; step *= 2) most = max(most, __shfl_xor_sync(ALL_LANES, most, step));
+    for (unsigned i = 0; i < 4; i++) {
+        most = max(most, max(max(magnitude(x[i].x), magnitude(x[i].y)), max(magnitude(x[i].z), magnitude(x[i].w))));
+    }
+    most = max(most, __shfl_xor_sync(ALL_LANES, most, 1));
     const float amax = __uint_as_float(most);
     const float inverse = most == 0 ? 0 : __fdiv_rn(127, amax);
-    const int a = __float2int_rn(x.x * inverse), b = __float2int_rn(x.y * inverse);
-    const int c = __float2int_rn(x.z * inverse), d = __float2int_rn(x.w * inverse);
-    int sum = a + b + c + d;
-    sum += __shfl_xor_sync(ALL_LANES, sum, 1);
-    sum += __shfl_xor_sync(ALL_LANES, sum, 2);
-    const int second = __shfl_down_sync(ALL_LANES, sum, 4);
-    if (!store) return;
-    codes[i] = (a & 255) | (b & 255) << 8 | (c & 255) << 16 | d << 24;
-    // In half precision, as ggml keeps it: near ties of a router fall as they do there.
-    if (i % 8 == 0) groups[i / 8] = {round_to_half(__fdiv_rn(amax, 127)), (unsigned(sum) & 0xffff) | unsigned(second) << 16};
+    // The scale in half precision, as ggml keeps it: near ties of a router fall as they do there.
+    HalfGroup half = {{}, round_to_half(__fdiv_rn(amax, 127)), 0};
+#pragma unroll
+    for (unsigned i = 0; i < 4; i++) {
+        const int a = __float2int_rn(x[i].x * inverse), b = __float2int_rn(x[i].y * inverse);
+        const int c = __float2int_rn(x[i].z * inverse), d = __float2int_rn(x[i].w * inverse);
+        half.codes[i] = __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
+        half.sum = __dp4a(half.codes[i], 0x01010101, half.sum);
+    }
+    return half;
+}
+
+// Sixteens `i` of `x`, `n` of them in all; lanes past the end have zeros.
+__device__ inline HalfGroup quantize_sixteen_of(const float* x, size_t i, size_t n) {
+    float4 four[4] = {};
+    if (i < n) {
+#pragma unroll
+        for (unsigned j = 0; j < 4; j++) four[j] = ((const float4*)x)[4 * i + j];
+    }
+    return quantize_sixteen(four);
+}
+
+// Stores what the lanes of a group know of it.
+__device__ inline void store_group(const HalfGroup& half, size_t i, Group* groups) {
+    if (i % 2 == 0) groups[i / 2].scale = half.scale;
+    ((unsigned short*)&groups[i / 2].sums)[i % 2] = half.sum;
 }
 
 // Quantizes a row of `n` activations with all threads of the block.
-__device__ inline void quantize_row(const float* x, unsigned n, int* codes, Group* groups) {
-    const unsigned fours = n / 4;
-    for (unsigned i = threadIdx.x; i - threadIdx.x % WARP < fours; i += blockDim.x) {
-        const bool inside = i < fours;
-        quantize_four(inside ? ((const float4*)x)[i] : float4{}, i, inside, codes, groups);
+__device__ inline void quantize_row(const float* x, unsigned n, int4* codes, Group* groups) {
+    const unsigned sixteens = n / 16;
+    for (unsigned i = threadIdx.x; i - threadIdx.x % WARP < sixteens; i += blockDim.x) {
+        const HalfGroup half = quantize_sixteen_of(x, i, sixteens);
+        if (i >= sixteens) continue;
+        codes[i] = {half.codes[0], half.codes[1], half.codes[2], half.codes[3]};
+        store_group(half, i, groups);
     }
+}
+
+// One activation of each lane, a group in all.
+__device__ inline void quantize_one(float x, signed char* codes, Group* group) {
+    unsigned most = __float_as_uint(x) & 0x7fffffff;
+#pragma unroll
+    for (unsigned step = WARP / 2; step > 0; step /= 2) most = max(most, __shfl_xor_sync(ALL_LANES, most, step));
+    const float amax = __uint_as_float(most);
+    const int code = __float2int_rn(x * (most == 0 ? 0 : __fdiv_rn(127, amax)));
+    const unsigned lane = threadIdx.x % WARP;
+    codes[lane] = code;
+    int sum = code;
+#pragma unroll
+    for (unsigned step = WARP / 4; step > 0; step /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, step);
+    const int second = __shfl_down_sync(ALL_LANES, sum, WARP / 2);
+    if (lane == 0) *group = {round_to_half(__fdiv_rn(amax, 127)), (unsigned(sum) & 0xffff) | unsigned(second) << 16};
 }

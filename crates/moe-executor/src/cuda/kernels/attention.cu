@@ -2,7 +2,7 @@
 //
 // The running softmax is that of "FlashAttention" (Dao et al., 2022). Where few rows of queries leave the device idle, the
 // positions are split over blocks ("Flash-Decoding", Dao et al., 2023): each leaves a part, which `attention_combine` joins.
-#include "common.cuh"
+#include "pipeline.cuh"
 
 enum : unsigned { THREADS = 128, WARPS = THREADS / WARP };
 
@@ -75,6 +75,7 @@ __device__ Sink sink_of(unsigned token, unsigned head, unsigned split, float top
 // heads), split.
 template <unsigned H, unsigned D>
 __device__ void attend_token(INPUTS) {
+    follow_previous();
     enum : unsigned { CHUNK = 64, LANES = 8 };  // positions between two rescalings; lanes that share a dot product
     __shared__ float4 queries[H][D / 4];
     __shared__ float scores[H][CHUNK];  // then weights
@@ -213,6 +214,7 @@ ATTEND_TOKEN(4, 256)
 // (8 C), rows of head_dim + 4; weights (16 R, 8 C + 4).
 template <unsigned R, unsigned C, unsigned D>
 __device__ void attend_tokens(INPUTS) {
+    follow_previous();
     enum : unsigned { X = 8, Y = THREADS / X, ROWS = Y * R, TILE = X * C, WEIGHTS = TILE / 4 + 1 };
     extern __shared__ float4 shared[];
     __shared__ unsigned seen[2];
@@ -371,6 +373,7 @@ ATTEND_TOKENS(2, 2, 256)
 
 // Joins the splits of a row; block (token, head).
 KERNEL attention_combine(const float* __restrict__ parts, const float* __restrict__ sinks, unsigned n_head, unsigned head_dim, unsigned splits, float* __restrict__ out) {
+    follow_previous();
     extern __shared__ float weights[];
     const size_t row = blockIdx.x, rows = gridDim.x;
     const float* states = parts + rows * splits * head_dim + 2 * row * splits;

@@ -2,13 +2,13 @@
 #include "activations.cuh"
 
 // Quantizes rows of activations, `n` of them in all, a multiple of 32; `codes` and `groups` as in `Activations`.
-KERNEL quantize(const float* x, size_t n, int* codes, Group* groups) {
-    const size_t block = size_t(blockIdx.x) * blockDim.x;
-    x += 4 * block;
-    codes += block;
-    groups += block / 8;
-    const bool inside = block + threadIdx.x < n / 4;
-    quantize_four(inside ? ((const float4*)x)[threadIdx.x] : float4{}, threadIdx.x, inside, codes, groups);
+KERNEL quantize(const float* x, size_t n, int4* codes, Group* groups) {
+    follow_previous();
+    const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    const HalfGroup half = quantize_sixteen_of(x, i, n / 16);
+    if (i >= n / 16) return;
+    codes[i] = {half.codes[0], half.codes[1], half.codes[2], half.codes[3]};
+    store_group(half, i, groups);
 }
 
 enum : unsigned { GROUP_WARPS = 8 };
@@ -18,6 +18,7 @@ enum : unsigned { GROUP_WARPS = 8 };
 extern "C" __global__ void __launch_bounds__(GROUP_WARPS* WARP) group_entries(
     const int* ids, unsigned n, unsigned k, bool wide, unsigned* bounds, void* list
 ) {
+    follow_previous();
     __shared__ unsigned below[GROUP_WARPS], same[GROUP_WARPS];
     const int expert = blockIdx.x;
     const unsigned warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
@@ -72,6 +73,7 @@ extern "C" __global__ void __launch_bounds__(GROUP_WARPS* WARP) group_entries(
 // `out (tokens, width)`: the sum of `experts (tokens, k, width)` by their `weights (tokens, k)`, slot after slot; products and
 // sums are rounded each, as on the CPU.
 KERNEL merge(const float* experts, const float* weights, unsigned k, unsigned width, size_t n, float* out) {
+    follow_previous();
     const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= n) return;
     const size_t token = i / width, column = i % width;

@@ -39,6 +39,11 @@ struct Words {
 #pragma unroll
         for (unsigned i = 0; i < N; i++) words[i] = __ldg(from + i);
     }
+    // From byte `from` of `memory` on.
+    __device__ Words(const unsigned* memory, unsigned from) : shift(ALIGN < 4 ? from % 4 * 8 : 0) {
+#pragma unroll
+        for (unsigned i = 0; i < N; i++) words[i] = memory[from / 4 + i];
+    }
     __device__ Words() {}
     __device__ unsigned at(unsigned b) const {
         const unsigned i = b / 4;

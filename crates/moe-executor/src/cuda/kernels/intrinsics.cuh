@@ -1,8 +1,8 @@
 // Instructions that CUDA C++ has no name for without its headers, which NVRTC does not bring.
 #pragma once
-#include "common.cuh"
+#include "pipeline.cuh"
 
-using byte = unsigned char;
+
 
 // Sixteen bytes that are read once: they need not stay near. `p` is a multiple of 16.
 __device__ inline uint4 load_once(const void* p) {

@@ -15,6 +15,11 @@ __device__ inline void mat_vec_one(
 ) {
     extern __shared__ int4 shared[];  // (n_in) codes, (n_in / 32) groups
     const unsigned lane = threadIdx.x % WARP, entry = blockIdx.y;
+    // Which matrix may be the previous kernel's to say; one alone is known.
+    const bool early = !ids && !table;
+    if (!early) {
+        follow_previous();
+    }
     const size_t expert = ids ? ids[entry] : 0;
     // An entry without a matrix is left out.
     if (table && table[entry] == 0) return;
@@ -36,11 +41,14 @@ __device__ inline void mat_vec_one(
     typename W::Raw next[ROWS];
     unsigned set = blockIdx.x * VEC_WARPS + threadIdx.x / WARP;
     if (set < sets && lane < units) load(next, set, lane);
+    if (early) {
+        follow_previous();
+    }
 
     typename W::Source source;
     if constexpr (W::QUANTIZED) {
         Group* groups = (Group*)((signed char*)shared + n_in);
-        quantize_row(x, n_in, (int*)shared, groups);
+        quantize_row(x, n_in, shared, groups);
         __syncthreads();
         source = {shared, groups};
     } else {

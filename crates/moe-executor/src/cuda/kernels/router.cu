@@ -1,5 +1,5 @@
 // The router of a MoE layer: one warp a token, the scores in its registers.
-#include "common.cuh"
+#include "pipeline.cuh"
 
 enum : unsigned { TOKENS = 4 };                        // tokens (warps) of a block
 enum : unsigned { SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN };  // as launch/router.rs numbers them
@@ -27,6 +27,7 @@ __device__ unsigned smallest(unsigned x) { return ~largest(~x); }
 // Probabilities and weights of up to 32 · N experts; lane l holds the experts l, l + 32, ...
 template <unsigned N>
 __device__ void route(const float* logits, const float* bias, unsigned gating, unsigned norm, float scale, unsigned n_tokens, unsigned n_expert, unsigned k, int* ids, float* weights) {
+    follow_previous();
     __shared__ float chosen[TOKENS][WARP * N];
     const unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const unsigned token = blockIdx.x * TOKENS + warp;

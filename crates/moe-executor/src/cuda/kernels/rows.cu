@@ -1,6 +1,6 @@
 // Norms, sums, activations, rotations: row by row, all f32. Where an output may be an input, every element is read and written
 // by the same thread.
-#include "common.cuh"
+#include "pipeline.cuh"
 
 // The sum over a block of up to 1024 threads, in every thread.
 __device__ float block_sum(float x) {
@@ -14,6 +14,7 @@ __device__ float block_sum(float x) {
 
 // x / sqrt(mean(x²) + eps) · weight; one block for each group of `width` elements, whole warps.
 KERNEL rms_norm(const float* x, const float* __restrict__ weight, float eps, unsigned width, float* out) {
+    follow_previous();
     x += size_t(blockIdx.x) * width;
     out += size_t(blockIdx.x) * width;
     float squares = 0.0f;
@@ -26,6 +27,7 @@ KERNEL rms_norm(const float* x, const float* __restrict__ weight, float eps, uns
 
 // sum = x + y, and its norm as above.
 KERNEL add_rms_norm(const float* x, const float* y, const float* __restrict__ weight, float eps, unsigned width, float* sum, float* out) {
+    follow_previous();
     const size_t row = size_t(blockIdx.x) * width;
     float squares = 0.0f;
 #pragma unroll 4
@@ -40,6 +42,7 @@ KERNEL add_rms_norm(const float* x, const float* y, const float* __restrict__ we
 }
 
 KERNEL add(const float* a, const float* b, size_t n, float* out) {
+    follow_previous();
     const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i < n) out[i] = a[i] + b[i];
 }
@@ -48,22 +51,26 @@ KERNEL add(const float* a, const float* b, size_t n, float* out) {
 __device__ unsigned column() { return blockIdx.y * blockDim.x + threadIdx.x; }
 
 KERNEL add_bias(float* x, const float* __restrict__ bias, unsigned width) {
+    follow_previous();
     const unsigned i = column();
     if (i < width) x[size_t(blockIdx.x) * width + i] += bias[i];
 }
 
 KERNEL scale_rows_by_sigmoid(float* x, const float* __restrict__ score, unsigned width) {
+    follow_previous();
     const unsigned i = column();
     const float factor = 1.0f / (1.0f + expf(-score[blockIdx.x]));
     if (i < width) x[size_t(blockIdx.x) * width + i] *= factor;
 }
 
 KERNEL get_rows(const float* __restrict__ x, const unsigned* __restrict__ rows, unsigned width, float* __restrict__ out) {
+    follow_previous();
     const unsigned i = column();
     if (i < width) out[size_t(blockIdx.x) * width + i] = x[size_t(rows[blockIdx.x]) * width + i];
 }
 
 KERNEL store_rows(const float* __restrict__ x, const unsigned* __restrict__ positions, unsigned width, float* __restrict__ out) {
+    follow_previous();
     const unsigned i = column();
     if (i < width) out[size_t(positions[blockIdx.x]) * width + i] = x[size_t(blockIdx.x) * width + i];
 }
@@ -81,10 +88,12 @@ __device__ void rotate(float* x, const float* angles, unsigned row_width, unsign
 }
 
 KERNEL rope_halves(float* x, const float* __restrict__ angles, unsigned row_width, unsigned head_dim, unsigned n_dims) {
+    follow_previous();
     rotate(x, angles, row_width, head_dim, n_dims, n_dims / 2, 1);
 }
 
 KERNEL rope_neighbours(float* x, const float* __restrict__ angles, unsigned row_width, unsigned head_dim, unsigned n_dims) {
+    follow_previous();
     rotate(x, angles, row_width, head_dim, n_dims, 1, 2);
 }
 
@@ -92,11 +101,13 @@ KERNEL rope_neighbours(float* x, const float* __restrict__ angles, unsigned row_
 __device__ float silu(float x, float alpha) { return x / (1.0f + expf(-alpha * x)); }
 
 KERNEL swiglu(float* gate, const float* __restrict__ up, size_t n) {
+    follow_previous();
     const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i < n) gate[i] = silu(gate[i], 1.0f) * up[i];
 }
 
 KERNEL swiglu_oai(float* gate, const float* __restrict__ up, size_t n) {
+    follow_previous();
     const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= n) return;
     // Comparisons, not fminf: what is no number stays none.

@@ -64,6 +64,8 @@ pub struct GateUp {
     pub n_expert: usize,
     /// f32 `(tokens, k, n_ff)`.
     pub out: Ptr,
+    /// [`Kernels::scratch_size`] bytes for `k` rows of `n_ff`: with one token the same once more, quantized; or none.
+    pub quantized: Ptr,
     /// [`Kernels::scratch_size`] bytes.
     pub scratch: Ptr,
     /// [`Kernels::work_size`] bytes.
@@ -204,23 +206,28 @@ impl Kernels {
         self.multiply(stream, product, None)
     }
 
-    /// Gate, up and the activation of every entry; one kernel where entries are few and gate and up of one type.
+    /// Gate, up and the activation of every entry; one kernel where entries are few and gate and up of one type. Gives whether
+    /// they are in `quantized`, too. `x` must not be what the last kernel on the stream made.
     ///
     /// # Errors
     /// No kernel for a type ([`Kernels::supports`]), or the driver's.
-    pub fn experts_gate_up(&self, stream: &CudaStream, product: &GateUp) -> Result<()> {
+    pub fn experts_gate_up(&self, stream: &CudaStream, product: &GateUp) -> Result<bool> {
         let gate = product.half(product.gate, product.gate_bias);
         let up = product.half(product.up, product.up_bias);
         let choice = gate.choice();
         let alike = |of: fn(&Weights) -> usize| of(&gate.weights) == of(&up.weights);
         let one_type = gate.weights.ty == up.weights.ty && alike(|w| w.expert_size);
+        if product.tokens == 1 && one_type && self.token_gate_up(stream, product)? {
+            return Ok(product.quantized != Ptr::NULL);
+        }
         if choice.is_sparse() && one_type {
             let both = One {
                 up: up.weights.ptr,
                 up_bias: up.bias,
                 ..gate.one(Some(product.glu))
             };
-            return self.mat_vec(stream, &both);
+            self.mat_vec(stream, &both)?;
+            return Ok(false);
         }
         // The gate first; the product of up is stored as the activation of both.
         self.group_entries(stream, &choice)?;
@@ -229,7 +236,8 @@ impl Kernels {
         if !gate.weights.is_quantized() {
             self.quantize_rows(stream, &up)?;
         }
-        self.multiply(stream, &up, Some(product.glu))
+        self.multiply(stream, &up, Some(product.glu))?;
+        Ok(false)
     }
 
     /// The products of entries whose matrices lie at addresses of their own.

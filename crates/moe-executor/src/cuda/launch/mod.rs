@@ -8,14 +8,17 @@ mod experts;
 mod products;
 mod router;
 mod rows;
+mod token;
 
 use std::sync::Arc;
 
-use cudarc::driver::sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+use cudarc::driver::sys::CUdevice_attribute::{
+    CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+};
 use cudarc::driver::{CudaContext, LaunchConfig};
 use moe_gguf::GgmlType;
 
-use super::module::{self, Module};
+use super::module::{self, Embedded, Module};
 use super::{Error, Result};
 
 pub use attention::Attention;
@@ -23,17 +26,22 @@ pub use experts::{Fetched, GateUp, MulMatId};
 pub use products::Weights;
 pub use router::{MAX_EXPERTS, Route};
 pub use rows::{AddNorm, Rope};
+pub use token::Down;
 
 /// All kernels on one device, translated for it when first used.
 pub struct Kernels {
     /// Multiprocessors of the device.
     multiprocessors: usize,
+    /// Bytes of shared memory that a block can have.
+    shared: usize,
     attention: Module,
     router: Module,
     rows: Module,
     experts: Module,
     /// Products, by the type of the weights.
     products: Vec<(GgmlType, Module)>,
+    /// The experts of one token, by the type of the weights.
+    token: Vec<(GgmlType, Module)>,
 }
 
 impl Kernels {
@@ -42,20 +50,31 @@ impl Kernels {
     /// # Errors
     /// The device is too old.
     pub fn load(context: &Arc<CudaContext>) -> Result<Kernels> {
-        let multiprocessors = context.attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
-        let multiprocessors = multiprocessors.map_err(|source| {
-            let what = "the GPU's multiprocessors";
-            Error::Driver { what, source }
-        })?;
-        let products = module::PRODUCTS.iter();
-        let products = products.map(|(ty, ptx)| Ok((*ty, Module::new(context, ptx)?)));
+        let attribute = |attribute, what| {
+            let value = context.attribute(attribute);
+            let value = value.map_err(|source| Error::Driver { what, source })?;
+            Ok::<_, Error>(value.max(1) as usize)
+        };
+        let modules = |embedded: &[(GgmlType, Embedded)]| {
+            let modules = embedded.iter();
+            let modules = modules.map(|(ty, ptx)| Ok((*ty, Module::new(context, ptx)?)));
+            modules.collect::<Result<_>>()
+        };
         Ok(Kernels {
-            multiprocessors: multiprocessors.max(1) as usize,
+            multiprocessors: attribute(
+                CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+                "the GPU's multiprocessors",
+            )?,
+            shared: attribute(
+                CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+                "the GPU's shared memory",
+            )?,
             attention: Module::new(context, &module::ATTENTION)?,
             router: Module::new(context, &module::ROUTER)?,
             rows: Module::new(context, &module::ROWS)?,
             experts: Module::new(context, &module::EXPERTS)?,
-            products: products.collect::<Result<_>>()?,
+            products: modules(&module::PRODUCTS)?,
+            token: modules(&module::TOKEN)?,
         })
     }
 }

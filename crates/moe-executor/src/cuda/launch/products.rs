@@ -11,8 +11,8 @@ use crate::cpu::glu::Glu;
 use crate::cuda::module::{self, Module, args};
 use crate::cuda::{Error, Ptr, Result};
 
-/// Matrices on the device as they lie in a file, at a multiple of 16 bytes. Kernels read whole words: up to three bytes behind
-/// the last row must be readable.
+/// Matrices on the device as they lie in a file, at a multiple of 16 bytes. Kernels read sixteen bytes at a time: up to fifteen
+/// behind the last row must be readable.
 #[derive(Clone, Copy, Debug)]
 pub struct Weights {
     /// The first row of the first matrix.
@@ -173,7 +173,7 @@ impl Kernels {
         if !weights.is_quantized() {
             return Ok(());
         }
-        let grid = grid((n / 4).div_ceil(THREADS), THREADS);
+        let grid = grid((n / 16).div_ceil(THREADS), THREADS);
         let args = args![x, n, scratch, scratch.offset(n)];
         self.experts.launch(stream, "quantize", grid, &args)
     }

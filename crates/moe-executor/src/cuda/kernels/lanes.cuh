@@ -1,0 +1,280 @@
+// Weights of matrix × vector kernels, a piece a lane: whatever the lanes of a warp share of a block is read and taken apart for
+// as many weights at once as one lane can hold.
+//
+// A kind V has
+//   UNIT, BLOCK, SIZE            weights of a piece; weights and bytes of a block
+//   stage, Staged, at            activations as the products want them, in shared memory
+//   dot(words, at, u, x, ux)     the product of piece u of a row that begins at byte `at` of `words`, with piece `ux` of x
+#pragma once
+#include "pipeline.cuh"
+#include "weights.cuh"
+
+// Bytes of (a, b) by the half bytes of `choice`; one with its fourth bit set gives the sign of its byte in all bits.
+__device__ inline unsigned permute(unsigned a, unsigned b, unsigned choice) {
+    unsigned bytes;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(a), "r"(b), "r"(choice));
+    return bytes;
+}
+
+__device__ inline int dot_four(unsigned a, int b, int sum) { return __dp4a(int(a), b, sum); }
+
+// The bytes of a and b, then those of c and d, one after the other.
+__device__ inline int4 take_turns(int a, int b, int c, int d) {
+    const auto low = [](int x, int y) { return int(permute(x, y, 0x5140)); };
+    const auto high = [](int x, int y) { return int(permute(x, y, 0x7362)); };
+    return {low(a, b), high(a, b), low(c, d), high(c, d)};
+}
+
+// Activations as codes and groups. What the lanes of a warp read at once lies side by side: sixteen codes of a piece in each of
+// several planes.
+struct StagedCodes {
+    const int4* codes;
+    const Group* groups;
+    unsigned plane;  // sixteens of a plane
+};
+
+// Where the sixteen codes `i` of a row lie, with PLANES sixteens a piece.
+template <unsigned PLANES>
+struct Straight {
+    static constexpr bool INTERLEAVED = false;
+    __device__ static unsigned place(unsigned i, unsigned plane) { return i % PLANES * plane + i / PLANES; }
+};
+// The first and the second half of a group take turns, code by code.
+struct Interleaved : Straight<2> {
+    static constexpr bool INTERLEAVED = true;
+};
+// Pieces of four sixteens, each the next but one.
+struct Strided {
+    static constexpr bool INTERLEAVED = false;
+    __device__ static unsigned place(unsigned i, unsigned plane) { return i % 8 / 2 * plane + i / 8 * 2 + i % 2; }
+};
+
+template <unsigned PIECE, class P>
+struct Codes {
+    static constexpr unsigned UNIT = PIECE;
+    static constexpr bool QUANTIZED = true;
+    using Staged = StagedCodes;
+    // Row `row` of those staged, `n` activations in all.
+    __device__ static Staged at(const int4* shared, unsigned n, unsigned row, unsigned n_in) {
+        return {shared + row * n_in / 16, (const Group*)((const signed char*)shared + n) + row * n_in / 32, n_in / UNIT};
+    }
+    // A row of activations.
+    __device__ static void stage(const float* x, unsigned n_in, int4* shared) {
+        Group* groups = (Group*)((signed char*)shared + n_in);
+        const unsigned sixteens = n_in / 16;
+        for (unsigned i = threadIdx.x; i - threadIdx.x % WARP < sixteens; i += blockDim.x) {
+            HalfGroup half = quantize_sixteen_of(x, i, sixteens);
+            int(&c)[4] = half.codes;
+            if (P::INTERLEAVED) {
+                // The first lane of a group needs the first two words of the second half, that one the last two of the first.
+                const bool second = i % 2;
+                const int a = __shfl_xor_sync(ALL_LANES, second ? c[0] : c[2], 1);
+                const int b = __shfl_xor_sync(ALL_LANES, second ? c[1] : c[3], 1);
+                const int4 taken = second ? take_turns(a, c[2], b, c[3]) : take_turns(c[0], a, c[1], b);
+                c[0] = taken.x, c[1] = taken.y, c[2] = taken.z, c[3] = taken.w;
+            }
+            if (i >= sixteens) continue;
+            shared[P::place(i, n_in / UNIT)] = {c[0], c[1], c[2], c[3]};
+            store_group(half, i, groups);
+        }
+    }
+
+    // Rows of `n_in` quantized activations, `n` of them in all.
+    __device__ static void stage_quantized(const void* quantized, unsigned n, unsigned n_in, int4* shared) {
+        const int4* codes = (const int4*)quantized;
+        const Group* groups = (const Group*)((const signed char*)quantized + n);
+        Group* to_groups = (Group*)((signed char*)shared + n);
+        for (unsigned i = threadIdx.x; i < n / 32; i += blockDim.x) {
+            int4 a = codes[2 * i], b = codes[2 * i + 1];
+            if (P::INTERLEAVED) {
+                const int4 first = take_turns(a.x, b.x, a.y, b.y);
+                b = take_turns(a.z, b.z, a.w, b.w);
+                a = first;
+            }
+            const unsigned row = 32 * i / n_in, in_row = 2 * i - row * (n_in / 16);
+            int4* to = shared + row * (n_in / 16);
+            to[P::place(in_row, n_in / UNIT)] = a;
+            to[P::place(in_row + 1, n_in / UNIT)] = b;
+            to_groups[i] = groups[i];
+        }
+    }
+};
+
+// Blocks of 32 weights.
+template <class F>
+struct LaneBlock : Codes<32, Straight<2>> {
+    static constexpr unsigned BLOCK = 32, SIZE = F::SIZE;
+    __device__ float dot(const unsigned* words, unsigned at, unsigned u, const Staged& x, unsigned ux) const {
+        const typename F::Raw raw(words, at + u * SIZE);
+        Unit unit;
+        F::decode(raw, u, unit);
+        const int4 a = x.codes[ux], b = x.codes[x.plane + ux];
+        const int codes[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+        const Group group = x.groups[ux];
+        int sum = -int(F::OFFSET) * group.sum();
+#pragma unroll
+        for (unsigned i = 0; i < 8; i++) sum = dot_four(unit.codes[i], codes[i], sum);
+        float product = unit.scale[0] * sum;
+        if (F::MIN) product -= unit.min[0] * group.sum();
+        return group.scale * product;
+    }
+};
+
+// Sixty-four weights with the low and the high halves of 32 bytes, in two groups.
+struct LanePairK : Codes<64, Straight<4>> {
+    static constexpr unsigned BLOCK = 256;
+    // The scales and minima of both groups, in two bytes each; as `scale_and_min`.
+    __device__ static void scales(const uint4& head, unsigned pair, unsigned& scale, unsigned& min) {
+        const unsigned shift = pair % 2 * 16;
+        const unsigned first = head.y >> shift, second = head.z >> shift, third = head.w >> shift;
+        const bool low = pair < 2;
+        scale = low ? first & 0x3f3f : (third & 0x0f0f) | (first >> 2 & 0x3030);
+        min = low ? second & 0x3f3f : (third >> 4 & 0x0f0f) | (second >> 2 & 0x3030);
+    }
+    __device__ static float dot_pair(
+        const uint4& head, unsigned pair, const unsigned (&low)[8], const unsigned (&high)[8], const Staged& x, unsigned ux
+    ) {
+        int sum[2] = {};
+#pragma unroll
+        for (unsigned half = 0; half < 2; half++) {
+            const int4 a = x.codes[half * x.plane + ux], b = x.codes[(2 + half) * x.plane + ux];
+            const int first[4] = {a.x, a.y, a.z, a.w}, second[4] = {b.x, b.y, b.z, b.w};
+#pragma unroll
+            for (unsigned i = 0; i < 4; i++) {
+                sum[0] = dot_four(low[4 * half + i], first[i], sum[0]);
+                sum[1] = dot_four(high[4 * half + i], second[i], sum[1]);
+            }
+        }
+        const uint4 both = *(const uint4*)(x.groups + 2 * ux);
+        const Group group[2] = {{__uint_as_float(both.x), both.y}, {__uint_as_float(both.z), both.w}};
+        unsigned scale, min;
+        scales(head, pair, scale, min);
+        const float plus = group[0].scale * (sum[0] * int(scale & 255)) + group[1].scale * (sum[1] * int(scale >> 8));
+        const float minus = group[0].scale * (group[0].sum() * int(min & 255)) + group[1].scale * (group[1].sum() * int(min >> 8));
+        return half_to_float(head.x) * plus - half_to_float(head.x >> 16) * minus;
+    }
+};
+
+struct LaneQ4_K : LanePairK {
+    static constexpr unsigned SIZE = 144;
+    __device__ float dot(const unsigned* words, unsigned at, unsigned u, const Staged& x, unsigned ux) const {
+        const uint4* block = (const uint4*)words + (at + u / 4 * SIZE) / 16;
+        const uint4 head = block[0], a = block[1 + u % 4 * 2], b = block[2 + u % 4 * 2];
+        unsigned low[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}, high[8];
+#pragma unroll
+        for (unsigned i = 0; i < 8; i++) {
+            high[i] = low[i] >> 4 & 0x0f0f0f0f;
+            low[i] &= 0x0f0f0f0f;
+        }
+        return dot_pair(head, u % 4, low, high, x, ux);
+    }
+};
+
+struct LaneQ5_K : LanePairK {
+    static constexpr unsigned SIZE = 176;
+    __device__ float dot(const unsigned* words, unsigned at, unsigned u, const Staged& x, unsigned ux) const {
+        const uint4* block = (const uint4*)words + (at + u / 4 * SIZE) / 16;
+        const uint4 head = block[0], c = block[1], d = block[2], a = block[3 + u % 4 * 2], b = block[4 + u % 4 * 2];
+        const unsigned fifth[8] = {c.x, c.y, c.z, c.w, d.x, d.y, d.z, d.w};
+        unsigned low[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}, high[8];
+#pragma unroll
+        for (unsigned i = 0; i < 8; i++) {
+            const unsigned bits = fifth[i] >> u % 4 * 2;
+            high[i] = (low[i] >> 4 & 0x0f0f0f0f) | (bits << 3 & 0x10101010);
+            low[i] = (low[i] & 0x0f0f0f0f) | (bits << 4 & 0x10101010);
+        }
+        return dot_pair(head, u % 4, low, high, x, ux);
+    }
+};
+
+struct LaneQ6_K : Codes<64, Strided> {
+    static constexpr unsigned BLOCK = 256, SIZE = 210;
+    __device__ float dot(const unsigned* words, unsigned at, unsigned u, const Staged& x, unsigned ux) const {
+        const unsigned block = at + u / 4 * SIZE, half = u / 2 % 2, side = u % 2;
+        const Words<5, 2> ql[2] = {{words, block + half * 64 + side * 16}, {words, block + half * 64 + 32 + side * 16}};
+        const Words<5, 2> qh(words, block + 128 + half * 32 + side * 16);
+        const signed char* scales = (const signed char*)words + block + 192 + half * 8 + side;
+        const float d = half_to_float(((const unsigned short*)words)[(block + 208) / 2]);
+        const unsigned group = ux / 2 * 4;
+        int sum[4];
+        float by[4];
+#pragma unroll
+        for (unsigned q = 0; q < 4; q++) {
+            const Group g = x.groups[group + q];
+            sum[q] = -32 * (int(g.sums << (side ? 0 : 16)) >> 16);
+            by[q] = g.scale;
+        }
+#pragma unroll
+        for (unsigned q = 0; q < 4; q++) {
+            const int4 c = x.codes[q * x.plane + ux];
+            const int codes[4] = {c.x, c.y, c.z, c.w};
+#pragma unroll
+            for (unsigned i = 0; i < 4; i++) {
+                const unsigned low = ql[q % 2].at(4 * i), high = qh.at(4 * i);
+                const unsigned l = q < 2 ? low & 0x0f0f0f0f : low >> 4 & 0x0f0f0f0f;
+                const unsigned h = q == 0 ? high << 4 : q == 1 ? high << 2 : q == 2 ? high : high >> 2;
+                sum[q] = dot_four(l | (h & 0x30303030), codes[i], sum[q]);
+            }
+        }
+        float total = 0;
+#pragma unroll
+        for (unsigned q = 0; q < 4; q++) total += by[q] * (sum[q] * int(scales[2 * q]));
+        return d * total;
+    }
+};
+
+// Nibble after nibble, as they lie: codes of the first and of the second half take turns, and so do the activations.
+struct LaneMXFP4 : Codes<32, Interleaved> {
+    static constexpr unsigned BLOCK = 32, SIZE = 17;
+    // Twice the magnitudes. Blocks have no second dimension: what is added is 0, and keeps the compiler from taking them for
+    // constants, which it would move into a register before each permutation.
+    unsigned table[2];
+    __device__ LaneMXFP4() : table{0x03020100 + threadIdx.y, 0x0c080604 + threadIdx.y} {}
+    __device__ float dot(const unsigned* words, unsigned at, unsigned u, const Staged& x, unsigned ux) const {
+        const Words<5, 1> raw(words, at + u * SIZE);
+        const int4 a = x.codes[ux], b = x.codes[x.plane + ux];
+        const int codes[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+        int positive = 0, negative = 0;
+#pragma unroll
+        for (unsigned i = 0; i < 4; i++) {
+            // A permutation gives 0 where the fourth bit, the sign, is set: once for each sign.
+            const unsigned qs = raw.at(1 + 4 * i), flipped = qs ^ 0x88888888;
+            positive = dot_four(permute(table[0], table[1], qs), codes[2 * i], positive);
+            negative = dot_four(permute(table[0], table[1], flipped), codes[2 * i], negative);
+            positive = dot_four(permute(table[0], table[1], qs >> 16), codes[2 * i + 1], positive);
+            negative = dot_four(permute(table[0], table[1], flipped >> 16), codes[2 * i + 1], negative);
+        }
+        const unsigned e = raw.words[0] >> raw.shift & 255;
+        const float scale = __uint_as_float(e < 2 ? 0x00200000 << e : (e - 1) << 23);
+        return x.groups[ux].scale * (scale * (positive - negative));
+    }
+};
+
+// Activations rounded to the elements' format.
+template <class E>
+struct LaneFloating {
+    static constexpr bool QUANTIZED = false;
+    static constexpr unsigned UNIT = 8, BLOCK = 1, SIZE = E::SIZE;
+    struct Staged {
+        const float4* x;
+        unsigned plane;
+    };
+    __device__ static Staged at(const int4* shared, unsigned, unsigned row, unsigned n_in) { return {(const float4*)shared + row * n_in / 4, n_in / 8}; }
+    __device__ static void stage(const float* x, unsigned n_in, int4* shared) {
+        float4* to = (float4*)shared;
+        for (unsigned i = threadIdx.x; i < n_in / 4; i += blockDim.x) {
+            const float4 v = ((const float4*)x)[i];
+            to[i % 2 * (n_in / 8) + i / 2] = {E::round(v.x), E::round(v.y), E::round(v.z), E::round(v.w)};
+        }
+    }
+    __device__ float dot(const unsigned* words, unsigned at, unsigned u, const Staged& x, unsigned ux) const {
+        const uint4 raw = ((const uint4*)words)[at / 16 + u];
+        const unsigned w[4] = {raw.x, raw.y, raw.z, raw.w};
+        const float4 a = x.x[ux], b = x.x[x.plane + ux];
+        const float v[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+        float sum = 0;
+#pragma unroll
+        for (unsigned i = 0; i < 8; i++) sum = fmaf(E::value(w[i / 2] >> i % 2 * 16 & 0xffff), v[i], sum);
+        return sum;
+    }
+};

@@ -1,0 +1,3 @@
+#include "token.cuh"
+
+TOKEN_EXPERTS(LaneBlock<Q4_0>)

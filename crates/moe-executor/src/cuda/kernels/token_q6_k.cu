@@ -1,0 +1,3 @@
+#include "token.cuh"
+
+TOKEN_EXPERTS(LaneQ6_K)

@@ -1,0 +1,146 @@
+//! The experts of one token: gate, up and activation, and down with the weighted sum.
+
+use moe_executor::cpu::glu::Glu;
+use moe_executor::cuda::Kernels;
+use moe_executor::cuda::launch::{Down, GateUp};
+use moe_gguf::GgmlType;
+
+use crate::device::{Device, Report, noise};
+use crate::experts::{Choice, wanted};
+use crate::operands::{Bias, Matrices, Wanted, compare, tolerance, types};
+
+/// Experts of the token, experts, width of the layer, width of an expert.
+type Shape = (usize, usize, usize, usize);
+
+/// Whole rows and rows in stages, an expert alone and as many as lanes; widths that no 16 bytes divide where blocks allow it.
+fn shapes(ty: GgmlType) -> Vec<Shape> {
+    let block = ty.block_size() as usize;
+    let odd = match block {
+        256 => (3, 5, 1280, 768),
+        _ => (3, 5, 2880, 352),
+    };
+    vec![
+        (4, 8, 512, 512),
+        (1, 1, 256, 256),
+        (32, 32, 256, 256),
+        (2, 3, 7168, 14336),
+        odd,
+    ]
+}
+
+#[test]
+fn one_token() {
+    let Some(device) = Device::open() else { return };
+    let mut report = Report::default();
+    let alike = types().filter(|ty| Kernels::supports_token(*ty));
+    let cases = alike.map(|ty| (ty, ty)).chain([
+        (GgmlType::Q4_K, GgmlType::Q6_K),
+        (GgmlType::MXFP4, GgmlType::F16),
+        (GgmlType::F16, GgmlType::Q8_0),
+    ]);
+    for (i, (ty, down_ty)) in cases.enumerate() {
+        for (j, (k, n_expert, n_in, n_ff)) in shapes(down_ty).into_iter().enumerate() {
+            // Few rows where they are long: those of the gate are those that down reads.
+            let n_out = if n_ff > 10_000 { 3 } else { 77 };
+            let choice = Choice::random(1, k, n_expert);
+            let matrices = |ty, n_in, n_out, seed| {
+                let it = Matrices::random(ty, n_expert, n_in, n_out, seed);
+                let uploaded = it.upload(device);
+                (it, uploaded)
+            };
+            let n_in = if ty.block_size() == 256 {
+                n_in.next_multiple_of(256)
+            } else {
+                n_in
+            };
+            let (gates, (_gate, gate)) = matrices(ty, n_in, n_ff, 1);
+            let (ups, (_up, up)) = matrices(ty, n_in, n_ff, 9);
+            let (downs, (_down, down)) = matrices(down_ty, n_ff, n_out, 4);
+            let with_bias = j % 2 == 0;
+            let bias = |n, seed| Bias::new(device, with_bias.then_some(n_expert * n), seed);
+            let biases = [bias(n_ff, 6), bias(n_ff, 7), bias(n_out, 8)];
+            let [gate_bias, up_bias, down_bias] = &biases;
+            let glu = [Glu::Swiglu, Glu::SwigluOai][i % 2];
+            let (x, router) = (noise(n_in, 2), noise(k, 3));
+            let (ids, work) = (device.upload(&choice.ids), choice.work(device));
+            let (dx, drouter) = (device.upload(&x), device.upload(&router));
+            let (hidden, out) = (device.room(k * n_ff), device.room(n_out));
+            let bytes = |rows, n| device.upload(&vec![0xa5u8; Kernels::scratch_size(rows, n)]);
+            let (quantized, scratch) = (bytes(k, n_ff), bytes(1, n_in));
+            let gate_up = GateUp {
+                gate,
+                up,
+                gate_bias: gate_bias.at(device),
+                up_bias: up_bias.at(device),
+                glu,
+                x: device.at(&dx),
+                ids: device.at(&ids),
+                tokens: 1,
+                k,
+                n_expert,
+                out: device.at(&hidden),
+                quantized: device.at(&quantized),
+                scratch: device.at(&scratch),
+                work: device.at(&work),
+            };
+            let product = Down {
+                weights: down,
+                bias: down_bias.at(device),
+                ids: device.at(&ids),
+                router: device.at(&drouter),
+                k,
+                hidden: device.at(&hidden),
+                quantized: device.at(&quantized),
+                out: device.at(&out),
+            };
+            let (kernels, stream) = (&device.kernels, &device.stream);
+            // Both at once: the second may begin early.
+            let case = format!("token {ty} {down_ty} {glu:?} {n_out} × {n_ff} × {n_in}, {choice}");
+            let done = kernels
+                .experts_gate_up(stream, &gate_up)
+                .and_then(|quantized| {
+                    assert!(quantized, "{case}: another way");
+                    kernels.down(stream, &product)
+                });
+            let got = device.after(done, &out);
+            let hidden = device.read(&hidden).unwrap();
+            let gate = wanted(&gates, &x, k, &choice, gate_bias);
+            let up = wanted(&ups, &x, k, &choice, up_bias);
+            let pairs = gate.iter().zip(&up);
+            let want: Vec<Wanted> = pairs
+                .map(|(gate, up)| Wanted::activated(glu, *gate, *up))
+                .collect();
+            compare(
+                &mut report,
+                &format!("{case}: gate and up"),
+                Ok(hidden.clone()),
+                &want,
+                tolerance(n_in),
+            );
+            let products = wanted(&downs, &hidden, 1, &choice, down_bias);
+            let sum = |column: usize| {
+                let slots =
+                    (0..k).map(|slot| (products[slot * n_out + column], f64::from(router[slot])));
+                slots.fold(
+                    Wanted {
+                        value: 0.0,
+                        magnitude: 0.0,
+                    },
+                    |sum, (product, weight)| Wanted {
+                        value: sum.value + weight * product.value,
+                        magnitude: sum.magnitude + weight.abs() * product.magnitude,
+                    },
+                )
+            };
+            let want: Vec<Wanted> = (0..n_out).map(sum).collect();
+            compare(
+                &mut report,
+                &format!("{case}: down"),
+                got,
+                &want,
+                tolerance(k * n_ff),
+            );
+        }
+    }
+    report.finish();
+}
