@@ -6,7 +6,7 @@
 #   MOE_ANALYZE=… TESTS=DIR docs/measurements/cuda.sh PART... > docs/measurements/cuda-PART.txt
 #
 # PART: tests (models against llama.cpp, kernels against the CPU), sanitizer, kernels (times of each), speed (whole models),
-# post-fetch. TESTS is a folder with the test binaries cuda_kernels, cuda_products and cuda_models; they look for fixtures where they
+# post-fetch, replay (the MoE layers alone, under every policy). TESTS is a folder with the test binaries cuda_kernels, cuda_products and cuda_models; they look for fixtures where they
 # were built. WORK is a folder for the models that are made, 40 GB; NOTE is printed.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
@@ -61,7 +61,7 @@ sanitizer_part() {
     printf '\n== compute-sanitizer --tool %s\n' "$tool"
     echo "-- kernels"
     sanitize "$tool" "$tests/cuda_kernels" --test-threads=1
-    for part in plain::products_of_the_cpu plain::no_number experts::fetched; do
+    for part in plain::products_of_the_cpu plain::no_number experts::fetched token::; do
       echo "-- products ($part)"
       sanitize "$tool" "$tests/cuda_products" --test-threads=1 "$part"
     done
@@ -113,6 +113,21 @@ gpu = json.load(open(sys.argv[1] + "/manifest.json"))["gpu"]
 pad, peak = gpu["scratchpad_bytes"], gpu["peak_bytes"]
 print("VRAM: scratchpad %.1f MiB, %.2f %% of the %.2f GiB in use" % (pad / 2**20, 100 * pad / peak, peak / 2**30))
 ' "$work/run"
+    done
+  done
+}
+
+replay_part() {
+  for shape in "gpt-oss-20b" "qwen3-30b-a3b Q4_K_M"; do
+    set -- $shape
+    local file; file=$(model "$@")
+    "$moe_analyze" --quiet record --model "$file" --device cuda -n 64 --ignore-eos --prompt "hello" \
+      --out "$work/routing" --force >/dev/null
+    for policy in "gpu" "cpu --cpu-moe" "post-fetch --cpu-moe" "gpu --cpu-moe"; do
+      printf '\n-- %s, --policy %s\n' "$shape" "$policy"
+      # The row of all layers and the head of its columns.
+      "$moe_analyze" --quiet replay "$work/routing" --model "$file" --device cuda --policy $policy -t 8 -r 2 --out "$work/replayed" \
+        --force | sed -n '1,4p;$p'
     done
   done
 }

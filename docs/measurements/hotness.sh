@@ -97,7 +97,7 @@ for _ in range(ROUNDS):
     for threads in THREADS:
         note(f"in process, {threads} threads: moe-analyze", ours(threads))
         for name, sql in QUERIES.items():
-            note(f"in process, {threads} threads: DuckDB, {name}", min(query(sql, threads)[0] for _ in range(3)))
+            note(f"in process, {threads} threads: DuckDB, {name}", median(query(sql, threads)[0] for _ in range(51)))
     note("whole process: moe-analyze hotness -o csv", process([moe_analyze, "--quiet", "hotness", routing, "-o", "csv"]))
     note("whole process: moe-analyze hotness (summary)", process([moe_analyze, "--quiet", "hotness", routing]))
     note("whole process: moe-analyze --version", process([moe_analyze, "--version"]))
@@ -106,7 +106,7 @@ for _ in range(ROUNDS):
     whole = process([sys.executable, "-c", f'{bare}; print(duckdb.sql("""{sql}""").fetchall())'])
     note("whole process: DuckDB, count, weight, without the start of Python and duckdb", whole - start)
 
-print(f"milliseconds in turn, {ROUNDS} rounds; each of moe-analyze in process is a median of criterion's, each of DuckDB the best of three")
+print(f"milliseconds in turn, {ROUNDS} rounds; in process each is a median: of criterion's samples, of 51 queries")
 for name, seconds in times.items():
     print(f"  {name:78}", *(f"{1e3 * s:6.1f}" for s in seconds), f"  median {1e3 * median(seconds):6.1f}")
 PYTHON

@@ -73,5 +73,5 @@ fn kernels_that_may_start_early_wait() {
             n += 1;
         }
     }
-    assert!(n > 100, "{n} kernels");
+    assert!(n > 80, "{n} kernels");
 }

@@ -62,9 +62,7 @@ pub(super) static PRODUCTS: [(GgmlType, Embedded); 16] = [
 ];
 
 /// The experts of one token, a module for each type of weights.
-pub(super) static TOKEN: [(GgmlType, Embedded); 12] = [
-    (GgmlType::F16, embedded!("token_f16")),
-    (GgmlType::BF16, embedded!("token_bf16")),
+pub(super) static TOKEN: [(GgmlType, Embedded); 10] = [
     (GgmlType::Q4_0, embedded!("token_q4_0")),
     (GgmlType::Q4_1, embedded!("token_q4_1")),
     (GgmlType::Q5_0, embedded!("token_q5_0")),
@@ -118,14 +116,37 @@ impl Module {
         })
     }
 
-    /// Starts `kernel` on `stream`. The arguments must be those of the kernel, in their order; what their pointers show to is
-    /// the caller's promise. An empty grid is no error: there is nothing to do.
+    /// Starts `kernel` on `stream`, early if it can be ([`OVERLAP`]). The arguments must be those of the kernel, in their order;
+    /// what their pointers show to is the caller's promise. An empty grid is no error: there is nothing to do.
     pub fn launch(
         &self,
         stream: &CudaStream,
         kernel: &'static str,
         grid: LaunchConfig,
         args: &[Arg],
+    ) -> Result<()> {
+        self.start(stream, kernel, grid, args, self.overlaps)
+    }
+
+    /// As [`Module::launch`], but not before what the stream was given has ended: for blocks that are long at work. Those
+    /// that come early crowd together where there is room.
+    pub fn launch_after(
+        &self,
+        stream: &CudaStream,
+        kernel: &'static str,
+        grid: LaunchConfig,
+        args: &[Arg],
+    ) -> Result<()> {
+        self.start(stream, kernel, grid, args, false)
+    }
+
+    fn start(
+        &self,
+        stream: &CudaStream,
+        kernel: &'static str,
+        grid: LaunchConfig,
+        args: &[Arg],
+        early: bool,
     ) -> Result<()> {
         let (x, y, z) = grid.grid_dim;
         if x == 0 || y == 0 || z == 0 {
@@ -145,7 +166,7 @@ impl Module {
             grid.shared_mem_bytes,
         );
         let (width, height, depth) = grid.block_dim;
-        if !self.overlaps {
+        if !early {
             // SAFETY: the function is loaded; the driver reads as many parameters, and of each as many bytes, as the kernel
             // declares, and every method of `Kernels` gives them so.
             let launched = unsafe {

@@ -181,7 +181,6 @@ impl Ops<'_> {
                     ids,
                     router,
                     k,
-                    hidden: src.values.device(device.gpu())?,
                     quantized: hidden,
                     out: dst.values.fill_device(device.gpu())?,
                 };

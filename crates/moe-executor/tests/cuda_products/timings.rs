@@ -141,7 +141,6 @@ impl Bench {
                     ids: ids(i),
                     router: weights,
                     k,
-                    hidden,
                     quantized,
                     out: sum,
                 };

@@ -214,7 +214,7 @@ ATTEND_TOKEN(4, 256)
 // (8 C), rows of head_dim + 4; weights (16 R, 8 C + 4).
 template <unsigned R, unsigned C, unsigned D>
 __device__ void attend_tokens(INPUTS) {
-    follow_previous();
+    wait_for_previous();
     enum : unsigned { X = 8, Y = THREADS / X, ROWS = Y * R, TILE = X * C, WEIGHTS = TILE / 4 + 1 };
     extern __shared__ float4 shared[];
     __shared__ unsigned seen[2];

@@ -52,7 +52,6 @@ struct Strided {
 template <unsigned PIECE, class P>
 struct Codes {
     static constexpr unsigned UNIT = PIECE;
-    static constexpr bool QUANTIZED = true;
     using Staged = StagedCodes;
     // Row `row` of those staged, `n` activations in all.
     __device__ static Staged at(const int4* shared, unsigned n, unsigned row, unsigned n_in) {
@@ -247,34 +246,5 @@ struct LaneMXFP4 : Codes<32, Interleaved> {
         const unsigned e = raw.words[0] >> raw.shift & 255;
         const float scale = __uint_as_float(e < 2 ? 0x00200000 << e : (e - 1) << 23);
         return x.groups[ux].scale * (scale * (positive - negative));
-    }
-};
-
-// Activations rounded to the elements' format.
-template <class E>
-struct LaneFloating {
-    static constexpr bool QUANTIZED = false;
-    static constexpr unsigned UNIT = 8, BLOCK = 1, SIZE = E::SIZE;
-    struct Staged {
-        const float4* x;
-        unsigned plane;
-    };
-    __device__ static Staged at(const int4* shared, unsigned, unsigned row, unsigned n_in) { return {(const float4*)shared + row * n_in / 4, n_in / 8}; }
-    __device__ static void stage(const float* x, unsigned n_in, int4* shared) {
-        float4* to = (float4*)shared;
-        for (unsigned i = threadIdx.x; i < n_in / 4; i += blockDim.x) {
-            const float4 v = ((const float4*)x)[i];
-            to[i % 2 * (n_in / 8) + i / 2] = {E::round(v.x), E::round(v.y), E::round(v.z), E::round(v.w)};
-        }
-    }
-    __device__ float dot(const unsigned* words, unsigned at, unsigned u, const Staged& x, unsigned ux) const {
-        const uint4 raw = ((const uint4*)words)[at / 16 + u];
-        const unsigned w[4] = {raw.x, raw.y, raw.z, raw.w};
-        const float4 a = x.x[ux], b = x.x[x.plane + ux];
-        const float v[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-        float sum = 0;
-#pragma unroll
-        for (unsigned i = 0; i < 8; i++) sum = fmaf(E::value(w[i / 2] >> i % 2 * 16 & 0xffff), v[i], sum);
-        return sum;
     }
 };

@@ -25,13 +25,13 @@
     BOUNDED(VEC_THREADS) mat_vec_2(ONE_PARAMETERS) { mat_vec_one<W, 2, false>(ONE_ARGUMENTS); }                   \
     BOUNDED(VEC_THREADS) mat_vec_glu(ONE_PARAMETERS) { mat_vec_one<W, 2, true>(ONE_ARGUMENTS); }                  \
     BOUNDED(VEC_THREADS) mat_vec_few(MANY_PARAMETERS) {                                                           \
-        follow_previous();                                                                                    \
+        wait_for_previous();                                                                                      \
         mat_vec_several<W, 4>(                                                                                        \
             weights, expert_size, row_size, bias, x, quantized, n_source, MANY_ENTRIES, n_in, n_out, glu, out     \
         );                                                                                                        \
     }                                                                                                             \
     BOUNDED(MUL_THREADS) mat_mul(MANY_PARAMETERS) {                                                               \
-        follow_previous();                                                                                    \
+        wait_for_previous();                                                                                      \
         if constexpr (W::QUANTIZED) {                                                                             \
             mat_mul_quantized<W>(                                                                                 \
                 weights, expert_size, row_size, bias, quantized, n_source, MANY_ENTRIES, n_in, n_out, glu, out    \

@@ -108,12 +108,12 @@ __device__ inline void token_gate_up(
 }
 
 // A warp computes row r of `out (n_out)`: the sum over the token's `k` experts, up to 32, of weights[i] · (product + bias). The
-// activations are `quantized (k, n_in)`, as `Activations`, for quantized weights, else `hidden (k, n_in)`. Experts and weights
-// must have been there before the kernel that made the activations began; matrices are whole times 16 bytes apart.
+// activations are `quantized (k, n_in)`, as `Activations`. Experts and weights must have been there before the kernel that made
+// the activations began; matrices are whole times 16 bytes apart.
 template <class V>
 __device__ inline void token_down(
     const byte* weights, const int* ids, const float* router, unsigned k, size_t expert_size, unsigned row_size,
-    const float* bias, const float* hidden, const void* quantized, unsigned n_in, unsigned n_out, float* out, const Cut& cut
+    const float* bias, const void* quantized, unsigned n_in, unsigned n_out, float* out, const Cut& cut
 ) {
     extern __shared__ int4 shared[];  // the activations; for each warp its slots: stages of a row of each expert
     __shared__ float by[WARP];
@@ -145,11 +145,7 @@ __device__ inline void token_down(
     const unsigned first_expert = lane / cut.units, first_unit = lane % cut.units;
 
     follow_previous();
-    if constexpr (V::QUANTIZED) {
-        V::stage_quantized(quantized, k * n_in, n_in, shared);
-    } else {
-        for (unsigned e = 0; e < k; e++) V::stage(hidden + e * n_in, n_in, shared + e * n_in / 4);
-    }
+    V::stage_quantized(quantized, k * n_in, n_in, shared);
     __syncthreads();
 
     const V kind;
@@ -192,8 +188,8 @@ __device__ inline void token_down(
     }                                                                                                                          \
     extern "C" __global__ void __launch_bounds__(DOWN_THREADS, 2) down(                                                        \
         const byte* weights, const int* ids, const float* router, unsigned k, size_t expert_size, unsigned row_size,           \
-        const float* bias, const float* hidden, const void* quantized, unsigned n_in, unsigned n_out, float* out,              \
+        const float* bias, const void* quantized, unsigned n_in, unsigned n_out, float* out,              \
         CUT_PARAMETERS                                                                                                         \
     ) {                                                                                                                        \
-        token_down<V>(weights, ids, router, k, expert_size, row_size, bias, hidden, quantized, n_in, n_out, out, CUT);         \
+        token_down<V>(weights, ids, router, k, expert_size, row_size, bias, quantized, n_in, n_out, out, CUT);         \
     }

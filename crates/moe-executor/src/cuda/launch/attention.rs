@@ -101,7 +101,12 @@ impl Kernels {
             block_dim: (THREADS as u32, 1, 1),
             shared_mem_bytes: plan.shared as u32,
         };
-        self.attention.launch(stream, plan.kernel, cut, &args)?;
+        match it.n_tokens {
+            1 => self.attention.launch(stream, plan.kernel, cut, &args)?,
+            _ => self
+                .attention
+                .launch_after(stream, plan.kernel, cut, &args)?,
+        }
         if plan.splits == 1 {
             return Ok(());
         }

@@ -38,6 +38,8 @@ const WARPS: usize = THREADS / 32;
 const TILE: usize = 64;
 /// Blocks of a matrix-times-vector kernel that a multiprocessor has at a time.
 const BLOCKS: usize = 4;
+/// Up to so many products of a row with a matrix are begun early.
+const FEW_ENTRIES: usize = 32;
 /// Shared memory that every device has.
 const SHARED: usize = 48 << 10;
 
@@ -215,8 +217,11 @@ impl Kernels {
             one.glu,
             one.out,
         ];
-        self.products(weights.ty)?
-            .launch(stream, kernel, grid, &args)
+        let module = self.products(weights.ty)?;
+        match one.entries <= FEW_ENTRIES {
+            true => module.launch(stream, kernel, grid, &args),
+            false => module.launch_after(stream, kernel, grid, &args),
+        }
     }
 
     /// Matrices times several rows each, quantized before.
@@ -264,7 +269,7 @@ impl Kernels {
             many.out,
         ];
         self.products(weights.ty)?
-            .launch(stream, kernel, grid, &args)
+            .launch_after(stream, kernel, grid, &args)
     }
 
     fn products(&self, ty: GgmlType) -> Result<&Module> {

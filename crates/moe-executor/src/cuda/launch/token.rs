@@ -21,9 +21,7 @@ pub struct Down {
     pub router: Ptr,
     /// Experts of the token.
     pub k: usize,
-    /// f32 `(k, n_in)`: what [`Kernels::experts_gate_up`] computed.
-    pub hidden: Ptr,
-    /// The same, quantized by it.
+    /// `(k, n_in)`: what [`Kernels::experts_gate_up`] computed and quantized.
     pub quantized: Ptr,
     /// f32 `(n_out)`.
     pub out: Ptr,
@@ -59,7 +57,6 @@ struct Cut {
 fn unit(ty: GgmlType) -> usize {
     match ty {
         GgmlType::Q4_K | GgmlType::Q5_K | GgmlType::Q6_K => 64,
-        GgmlType::F16 | GgmlType::BF16 => 8,
         _ => 32,
     }
 }
@@ -73,13 +70,9 @@ fn cut(
     limit: usize,
 ) -> Option<Cut> {
     let unit = unit(weights.ty);
-    let staged = match weights.is_quantized() {
-        true => Kernels::scratch_size(1, n),
-        false => n * size_of::<f32>(),
-    }
-    .next_multiple_of(16);
+    let staged = Kernels::scratch_size(1, n).next_multiple_of(16);
     let block = weights.ty.block_size() as usize;
-    let pieces = weights.n_in / block.max(unit.min(32));
+    let pieces = weights.n_in / block;
     let fits = |stages: usize| {
         let bytes = weights.row_size / stages;
         // It begins anywhere among sixteen bytes.
@@ -97,9 +90,6 @@ fn cut(
         };
         (shared <= limit).then_some(cut)
     };
-    if pieces == 0 || !weights.n_in.is_multiple_of(unit.max(block)) {
-        return None;
-    }
     (1..=pieces)
         .filter(|stages| pieces.is_multiple_of(*stages))
         .find_map(fits)
@@ -196,7 +186,6 @@ impl Kernels {
             weights.expert_size,
             weights.row_size,
             product.bias,
-            product.hidden,
             product.quantized,
             weights.n_in,
             weights.n_out,

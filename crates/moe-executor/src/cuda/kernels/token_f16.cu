@@ -1,3 +1,0 @@
-#include "token.cuh"
-
-TOKEN_EXPERTS(LaneFloating<Half>)
