@@ -110,7 +110,7 @@ fn jsonl_per_token_and_layer() {
     let text = "{\"t\":0,\"layer\":0,\"experts\":[1,2],\"weights\":[0.5]}\n";
     assert_eq!(
         refused("jsonl", text, &options),
-        "trace: line 1: 1 weights for 2 experts; the line is damaged"
+        "trace: line 1: 1 weight for 2 experts; the line is damaged"
     );
 }
 
