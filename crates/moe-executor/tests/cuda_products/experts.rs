@@ -4,7 +4,7 @@ use std::fmt::{self, Display, Formatter};
 
 use moe_executor::cpu::glu::Glu;
 use moe_executor::cuda::launch::{Fetched, GateUp, MulMatId};
-use moe_executor::cuda::{Kernels, Ptr};
+use moe_executor::cuda::Kernels;
 use moe_gguf::GgmlType;
 
 use crate::device::{Device, Memory, Report, noise, wide};
@@ -226,6 +226,7 @@ fn gate_and_up() {
             let up_bias = Bias::new(device, with_bias, 7);
             let (dx, out) = (device.upload(&x), device.room(entries * n_ff));
             let scratch = device.upload(&vec![0xa5u8; Kernels::scratch_size(choice.tokens, n_in)]);
+            let quantized = device.upload(&vec![0xa5u8; Kernels::scratch_size(choice.k, n_ff)]);
             let product = GateUp {
                 gate,
                 up,
@@ -238,11 +239,15 @@ fn gate_and_up() {
                 k: choice.k,
                 n_expert: choice.n_expert,
                 out: device.at(&out),
-                quantized: Ptr::NULL,
+                quantized: device.at(&quantized),
                 scratch: device.at(&scratch),
                 work: device.at(&work),
             };
             let done = device.kernels.experts_gate_up(&device.stream, &product);
+            // No group of 32 ends where these rows do.
+            assert!(!matches!(done, Ok(true)), "{n_ff} rows in groups of 32");
+            let untouched = device.download(&quantized).unwrap();
+            assert!(untouched.iter().all(|byte| *byte == 0xa5));
             let got = device.after(done.map(|_| ()), &out);
             let gate = wanted(&gates, &x, choice.k, &choice, &gate_bias);
             let up = wanted(&ups, &x, choice.k, &choice, &up_bias);

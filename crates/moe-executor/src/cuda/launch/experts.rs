@@ -64,7 +64,8 @@ pub struct GateUp {
     pub n_expert: usize,
     /// f32 `(tokens, k, n_ff)`.
     pub out: Ptr,
-    /// [`Kernels::scratch_size`] bytes for `k` rows of `n_ff`: with one token the same once more, quantized; or none.
+    /// [`Kernels::scratch_size`] bytes for `k` rows of `n_ff`: with one token the same once more, quantized, where `n_ff` is
+    /// whole times 32; or none.
     pub quantized: Ptr,
     /// [`Kernels::scratch_size`] bytes.
     pub scratch: Ptr,
@@ -217,8 +218,11 @@ impl Kernels {
         let choice = gate.choice();
         let alike = |of: fn(&Weights) -> usize| of(&gate.weights) == of(&up.weights);
         let one_type = gate.weights.ty == up.weights.ty && alike(|w| w.expert_size);
-        if product.tokens == 1 && one_type && self.token_gate_up(stream, product)? {
-            return Ok(product.quantized != Ptr::NULL);
+        if product.tokens == 1
+            && one_type
+            && let Some(is_quantized) = self.token_gate_up(stream, product)?
+        {
+            return Ok(is_quantized);
         }
         if choice.is_sparse() && one_type {
             let both = One {

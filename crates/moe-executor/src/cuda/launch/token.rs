@@ -109,22 +109,30 @@ impl Cut {
 }
 
 impl Kernels {
-    /// Gate, up and their activation of one token's experts. Gives whether it did, which takes kernels for the type and
-    /// room.
-    pub(super) fn token_gate_up(&self, stream: &CudaStream, product: &GateUp) -> Result<bool> {
+    /// Gate, up and their activation of one token's experts, if there are kernels for the type and room. Gives whether the
+    /// results are quantized, too.
+    pub(super) fn token_gate_up(
+        &self,
+        stream: &CudaStream,
+        product: &GateUp,
+    ) -> Result<Option<bool>> {
         let gate = &product.gate;
         let limit = SHARED.min(self.shared);
         // A warp has several rows, one after the other: it can always use all slots.
         let cut = cut(gate, (GATE_WARPS, SLOTS, 2), gate.n_in, limit);
         let (Some(module), Some(cut)) = (self.token_module(gate.ty), cut) else {
-            return Ok(false);
+            return Ok(None);
         };
         let grid = LaunchConfig {
             grid_dim: (gate.n_out.div_ceil(GATE_ROWS) as u32, product.k as u32, 1),
             block_dim: (GATE_WARPS as u32 * 32, 1, 1),
             shared_mem_bytes: cut.shared as u32,
         };
-        let codes = product.quantized;
+        // Groups of 32 must not reach over the end of an expert's row.
+        let codes = match gate.n_out.is_multiple_of(32) {
+            true => product.quantized,
+            false => Ptr::NULL,
+        };
         let groups = codes.offset(product.k * gate.n_out);
         let args = args![
             gate.ptr,
@@ -144,7 +152,7 @@ impl Kernels {
         ];
         let args = [&args[..], &cut.args()].concat();
         module.launch(stream, "gate_up", grid, &args)?;
-        Ok(true)
+        Ok(Some(codes != Ptr::NULL))
     }
 
     /// Whether there are kernels for one token's experts of a type.
