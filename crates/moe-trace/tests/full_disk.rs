@@ -84,7 +84,7 @@ fn record_until_full_and_finish() {
     let message = error.to_string();
     for part in [
         "trace.bin at byte 1024000",
-        "1000 records",
+        "the records before it, 1000,",
         "--max-trace-mib",
     ] {
         assert!(message.contains(part), "{message}");
