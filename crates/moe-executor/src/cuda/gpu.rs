@@ -158,6 +158,7 @@ impl Gpu {
     /// # Errors
     /// The copy failed.
     pub fn upload_on(&self, stream: &CudaStream, to: Ptr, bytes: &[u8]) -> Result<()> {
+        self.kernels.follow_copy();
         // SAFETY: the caller has room at `to`; memory that is not pinned is read before the call returns, pinned memory
         // lives as long as the session.
         unsafe { result::memcpy_htod_async(to.0, bytes, stream.cu_stream()) }
@@ -169,6 +170,7 @@ impl Gpu {
     /// # Errors
     /// The copy failed.
     pub fn begin_download(&self, from: Ptr, to: &mut Pinned, at: usize, n: usize) -> Result<()> {
+        self.kernels.follow_copy();
         // SAFETY: pinned memory lives as long as the session, whose passes end with a wait.
         unsafe {
             let out = &mut to.bytes_mut()[at..at + n];

@@ -116,6 +116,9 @@ impl DeviceBuffer {
         // SAFETY: both have `kept` bytes, and the stream frees this one after the copy.
         unsafe { result::memcpy_dtod_async(grown.ptr.0, self.ptr.0, kept, stream.cu_stream()) }
             .map_err(|source| Error::driver("a copy on the GPU", source))?;
+        // Seldom, and no kernel must start before it has ended.
+        let waited = stream.synchronize();
+        waited.map_err(|source| Error::driver("the GPU's work", source))?;
         Ok(grown)
     }
 }

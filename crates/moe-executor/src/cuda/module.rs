@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
@@ -83,6 +84,8 @@ pub(super) struct Module {
     name: &'static str,
     ptx: &'static str,
     overlaps: bool,
+    /// Set where the next kernel must not start early: it follows a copy.
+    in_order: Arc<AtomicBool>,
     context: Arc<CudaContext>,
     loaded: Mutex<Loaded>,
 }
@@ -102,7 +105,11 @@ struct Function {
 
 impl Module {
     /// Nothing is translated yet.
-    pub fn new(context: &Arc<CudaContext>, embedded: &Embedded) -> Result<Module> {
+    pub fn new(
+        context: &Arc<CudaContext>,
+        embedded: &Embedded,
+        in_order: &Arc<AtomicBool>,
+    ) -> Result<Module> {
         let capability = capability(context)?;
         let fitting = |&&(needed, _): &&(u32, &str)| needed <= capability;
         let version = embedded.versions.iter().rev().find(fitting);
@@ -111,6 +118,7 @@ impl Module {
             name: embedded.name,
             ptx,
             overlaps: needed >= OVERLAP,
+            in_order: in_order.clone(),
             context: context.clone(),
             loaded: Mutex::default(),
         })
@@ -166,7 +174,8 @@ impl Module {
             grid.shared_mem_bytes,
         );
         let (width, height, depth) = grid.block_dim;
-        if !early {
+        let follows_copy = self.in_order.swap(false, Ordering::Relaxed);
+        if !early || follows_copy {
             // SAFETY: the function is loaded; the driver reads as many parameters, and of each as many bytes, as the kernel
             // declares, and every method of `Kernels` gives them so.
             let launched = unsafe {

@@ -288,6 +288,7 @@ impl PostFetch {
             let arrived = self.clock.event(arrived);
             let ready = match self.settings.block_on_miss {
                 true => {
+                    gpu.kernels().follow_copy();
                     let waits = gpu.stream().wait(arrived);
                     waits.map_err(|source| Error::driver("a wait between streams", source))?;
                     true

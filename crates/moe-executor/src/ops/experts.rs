@@ -105,7 +105,7 @@ impl Ops<'_> {
             hidden = experts_gate_up(device, [gate, up], glu, x, routing, 0, gate_out)?;
             Ok(())
         });
-        self.hidden = hidden;
+        self.hidden = hidden.filter(|_| done);
         if !done {
             self.fetch(&mut x.values);
             self.routing_to_host(routing);
@@ -184,6 +184,8 @@ impl Ops<'_> {
                     quantized: hidden,
                     out: dst.values.fill_device(device.gpu())?,
                 };
+                // Nothing is written there; what is recorded of it is the GPU's.
+                experts.values.fill_device(device.gpu())?;
                 device.kernels().down(device.stream(), &product)
             })
         });

@@ -3,8 +3,8 @@
 use std::fmt::{self, Display, Formatter};
 
 use moe_executor::cpu::glu::Glu;
-use moe_executor::cuda::launch::{Fetched, GateUp, MulMatId};
 use moe_executor::cuda::Kernels;
+use moe_executor::cuda::launch::{Fetched, GateUp, MulMatId};
 use moe_gguf::GgmlType;
 
 use crate::device::{Device, Memory, Report, noise, wide};

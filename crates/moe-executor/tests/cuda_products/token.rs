@@ -9,21 +9,31 @@ use crate::device::{Device, Report, noise};
 use crate::experts::{Choice, wanted};
 use crate::operands::{Bias, Matrices, Wanted, compare, tolerance, types};
 
-/// Experts of the token, experts, width of the layer, width of an expert.
-type Shape = (usize, usize, usize, usize);
+/// Experts of the token, experts, width of the layer, width of an expert, rows of down.
+type Shape = (usize, usize, usize, usize, usize);
 
-/// Whole rows and rows in stages, an expert alone and as many as lanes; widths that no 16 bytes divide where blocks allow it.
+/// Whole rows and rows in stages, an expert alone and as many as lanes; widths that no 16 bytes divide where blocks allow it,
+/// and rows that no block of warps divides.
 fn shapes(ty: GgmlType) -> Vec<Shape> {
-    let block = ty.block_size() as usize;
-    let odd = match block {
-        256 => (3, 5, 1280, 768),
-        _ => (3, 5, 2880, 352),
+    let is_super = ty.block_size() == 256;
+    // Room for the rows of 32 experts there is with small blocks.
+    let many = if is_super {
+        (16, 16, 256, 256, 80)
+    } else {
+        (32, 32, 256, 64, 80)
+    };
+    let odd = if is_super {
+        (3, 5, 1280, 768, 88)
+    } else {
+        // Matrices are whole times 16 bytes apart.
+        let n_out = if ty == GgmlType::MXFP4 { 80 } else { 88 };
+        (3, 5, 2880, 352, n_out)
     };
     vec![
-        (4, 8, 512, 512),
-        (1, 1, 256, 256),
-        (16, 16, 256, 256),
-        (2, 2, 3072, 6144),
+        (4, 8, 512, 512, 80),
+        (1, 1, 256, 256, 88),
+        many,
+        (2, 2, 3072, 6144, 24),
         odd,
     ]
 }
@@ -38,9 +48,7 @@ fn one_token() {
         (GgmlType::MXFP4, GgmlType::Q5_0),
     ]);
     for (i, (ty, down_ty)) in cases.enumerate() {
-        for (j, (k, n_expert, n_in, n_ff)) in shapes(down_ty).into_iter().enumerate() {
-            // Few rows where they are long: those of the gate are those that down reads.
-            let n_out = if n_ff > 4096 { 16 } else { 80 };
+        for (j, (k, n_expert, n_in, n_ff, n_out)) in shapes(down_ty).into_iter().enumerate() {
             let choice = Choice::random(1, k, n_expert);
             let matrices = |ty, n_in, n_out, seed| {
                 let it = Matrices::random(ty, n_expert, n_in, n_out, seed);

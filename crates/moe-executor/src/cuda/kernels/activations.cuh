@@ -52,12 +52,12 @@ __device__ inline HalfGroup quantize_sixteen(const float4 (&x)[4]) {
     return half;
 }
 
-// Sixteens `i` of `x`, `n` of them in all; lanes past the end have zeros.
+// Sixteens `i` of `x`, `n` of them in all; lanes past the end have zeros. Read past the first cache: it may be early.
 __device__ inline HalfGroup quantize_sixteen_of(const float* x, size_t i, size_t n) {
     float4 four[4] = {};
     if (i < n) {
 #pragma unroll
-        for (unsigned j = 0; j < 4; j++) four[j] = ((const float4*)x)[4 * i + j];
+        for (unsigned j = 0; j < 4; j++) four[j] = __ldcg((const float4*)x + 4 * i + j);
     }
     return quantize_sixteen(four);
 }

@@ -16,9 +16,9 @@ struct Shape {
 };
 
 #define INPUTS \
-    const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v, const unsigned* __restrict__ positions, \
+    const float *q, const float *k, const float *v, const unsigned *positions, \
     const float* __restrict__ sinks, unsigned n_tokens, unsigned n_head, unsigned n_head_kv, unsigned head_dim, unsigned window, \
-    unsigned heads, unsigned splits, float scale, float* __restrict__ out, float* __restrict__ parts
+    unsigned heads, unsigned splits, float scale, float *out, float *parts
 #define SHAPE Shape{n_head, n_head_kv, head_dim, window, heads, splits}
 
 __device__ float dot(float4 a, float4 b, float sum) {
@@ -372,7 +372,7 @@ ATTEND_TOKENS(4, 4, 128)
 ATTEND_TOKENS(2, 2, 256)
 
 // Joins the splits of a row; block (token, head).
-KERNEL attention_combine(const float* __restrict__ parts, const float* __restrict__ sinks, unsigned n_head, unsigned head_dim, unsigned splits, float* __restrict__ out) {
+KERNEL attention_combine(const float* parts, const float* __restrict__ sinks, unsigned n_head, unsigned head_dim, unsigned splits, float* out) {
     follow_previous();
     extern __shared__ float weights[];
     const size_t row = blockIdx.x, rows = gridDim.x;

@@ -2,7 +2,7 @@
 //
 // A format F has
 //   BLOCK, SIZE          weights and bytes of a block
-//   GROUP                weights that share a scale: 32 (one scale for both halves), 16 + 16 (a scale each)
+//   SCALES               which groups of activations a unit belongs to, and how its scales lie
 //   OFFSET               what is to be subtracted from each code
 //   MIN                  whether weight = scale * code - min
 //   Raw, load(row, u)    the bytes of unit u of a row, as they come

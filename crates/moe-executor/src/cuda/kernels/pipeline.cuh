@@ -7,6 +7,9 @@ using byte = unsigned char;
 // A kernel may be started while the one before it on its stream still runs. Until this it may touch nothing but weights and what
 // was complete before that one began; behind it, all that the stream was given before is complete. Every thread calls it: who
 // waits for this kernel relies on it too.
+//
+// What the kernel before may have made is never read as constant (`__ldg`, `const __restrict__`): such a load may be moved before
+// the wait.
 __device__ inline void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

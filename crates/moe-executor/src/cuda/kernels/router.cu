@@ -96,7 +96,7 @@ __device__ void route(const float* logits, const float* bias, unsigned gating, u
 }
 
 #define ROUTE(N) \
-    KERNEL route_##N(const float* __restrict__ logits, const float* __restrict__ bias, unsigned gating, unsigned norm, float scale, unsigned n_tokens, unsigned n_expert, unsigned k, int* __restrict__ ids, float* __restrict__ weights) { \
+    KERNEL route_##N(const float* logits, const float* __restrict__ bias, unsigned gating, unsigned norm, float scale, unsigned n_tokens, unsigned n_expert, unsigned k, int* ids, float* weights) { \
         route<N>(logits, bias, gating, norm, scale, n_tokens, n_expert, k, ids, weights); \
     }
 ROUTE(1)

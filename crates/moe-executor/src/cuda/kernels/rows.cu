@@ -56,20 +56,20 @@ KERNEL add_bias(float* x, const float* __restrict__ bias, unsigned width) {
     if (i < width) x[size_t(blockIdx.x) * width + i] += bias[i];
 }
 
-KERNEL scale_rows_by_sigmoid(float* x, const float* __restrict__ score, unsigned width) {
+KERNEL scale_rows_by_sigmoid(float* x, const float* score, unsigned width) {
     follow_previous();
     const unsigned i = column();
     const float factor = 1.0f / (1.0f + expf(-score[blockIdx.x]));
     if (i < width) x[size_t(blockIdx.x) * width + i] *= factor;
 }
 
-KERNEL get_rows(const float* __restrict__ x, const unsigned* __restrict__ rows, unsigned width, float* __restrict__ out) {
+KERNEL get_rows(const float* x, const unsigned* rows, unsigned width, float* out) {
     follow_previous();
     const unsigned i = column();
     if (i < width) out[size_t(blockIdx.x) * width + i] = x[size_t(rows[blockIdx.x]) * width + i];
 }
 
-KERNEL store_rows(const float* __restrict__ x, const unsigned* __restrict__ positions, unsigned width, float* __restrict__ out) {
+KERNEL store_rows(const float* x, const unsigned* positions, unsigned width, float* out) {
     follow_previous();
     const unsigned i = column();
     if (i < width) out[size_t(positions[blockIdx.x]) * width + i] = x[size_t(blockIdx.x) * width + i];
@@ -87,12 +87,12 @@ __device__ void rotate(float* x, const float* angles, unsigned row_width, unsign
     a[step] = first * sine + second * cosine;
 }
 
-KERNEL rope_halves(float* x, const float* __restrict__ angles, unsigned row_width, unsigned head_dim, unsigned n_dims) {
+KERNEL rope_halves(float* x, const float* angles, unsigned row_width, unsigned head_dim, unsigned n_dims) {
     follow_previous();
     rotate(x, angles, row_width, head_dim, n_dims, n_dims / 2, 1);
 }
 
-KERNEL rope_neighbours(float* x, const float* __restrict__ angles, unsigned row_width, unsigned head_dim, unsigned n_dims) {
+KERNEL rope_neighbours(float* x, const float* angles, unsigned row_width, unsigned head_dim, unsigned n_dims) {
     follow_previous();
     rotate(x, angles, row_width, head_dim, n_dims, 1, 2);
 }
@@ -100,13 +100,13 @@ KERNEL rope_neighbours(float* x, const float* __restrict__ angles, unsigned row_
 // x · sigmoid(alpha x)
 __device__ float silu(float x, float alpha) { return x / (1.0f + expf(-alpha * x)); }
 
-KERNEL swiglu(float* gate, const float* __restrict__ up, size_t n) {
+KERNEL swiglu(float* gate, const float* up, size_t n) {
     follow_previous();
     const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i < n) gate[i] = silu(gate[i], 1.0f) * up[i];
 }
 
-KERNEL swiglu_oai(float* gate, const float* __restrict__ up, size_t n) {
+KERNEL swiglu_oai(float* gate, const float* up, size_t n) {
     follow_previous();
     const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= n) return;

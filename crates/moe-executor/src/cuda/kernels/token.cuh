@@ -119,8 +119,8 @@ __device__ inline void token_down(
     __shared__ float by[WARP];
     const unsigned warps = blockDim.x / WARP, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const unsigned row = blockIdx.x * warps + warp;
-    const int id = lane < k ? ids[lane] : 0;
-    const float weight = lane < k ? router[lane] : 0;
+    const int id = lane < k ? __ldcg(ids + lane) : 0;
+    const float weight = lane < k ? __ldcg(router + lane) : 0;
     const unsigned steps = row < n_out ? cut.stages : 0;
     const unsigned ring = cut.staged + warp * cut.slots * k * cut.segment;
     const unsigned slots = unsigned(__cvta_generic_to_shared(shared)) + ring;

@@ -157,7 +157,7 @@ struct Floating {
             float4 x = {};
             const unsigned at = 8 * u + i;
             if (n_in % 8 == 0) {
-                x = __ldg((const float4*)(source.x + at));
+                x = *(const float4*)(source.x + at);
             } else {
                 if (at < n_in) x.x = source.x[at];
                 if (at + 1 < n_in) x.y = source.x[at + 1];

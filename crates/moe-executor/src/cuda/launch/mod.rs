@@ -11,6 +11,7 @@ mod rows;
 mod token;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use cudarc::driver::sys::CUdevice_attribute::{
     CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
@@ -34,6 +35,8 @@ pub struct Kernels {
     multiprocessors: usize,
     /// Bytes of shared memory that a block can have.
     shared: usize,
+    /// Whether the next kernel must start after all that the stream was given.
+    in_order: Arc<AtomicBool>,
     attention: Module,
     router: Module,
     rows: Module,
@@ -55,9 +58,11 @@ impl Kernels {
             let value = value.map_err(|source| Error::Driver { what, source })?;
             Ok::<_, Error>(value.max(1) as usize)
         };
+        let in_order = Arc::new(AtomicBool::new(false));
+        let module = |embedded: &Embedded| Module::new(context, embedded, &in_order);
         let modules = |embedded: &[(GgmlType, Embedded)]| {
             let modules = embedded.iter();
-            let modules = modules.map(|(ty, ptx)| Ok((*ty, Module::new(context, ptx)?)));
+            let modules = modules.map(|(ty, ptx)| Ok((*ty, module(ptx)?)));
             modules.collect::<Result<_>>()
         };
         Ok(Kernels {
@@ -69,13 +74,20 @@ impl Kernels {
                 CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
                 "the GPU's shared memory",
             )?,
-            attention: Module::new(context, &module::ATTENTION)?,
-            router: Module::new(context, &module::ROUTER)?,
-            rows: Module::new(context, &module::ROWS)?,
-            experts: Module::new(context, &module::EXPERTS)?,
+            attention: module(&module::ATTENTION)?,
+            router: module(&module::ROUTER)?,
+            rows: module(&module::ROWS)?,
+            experts: module(&module::EXPERTS)?,
             products: modules(&module::PRODUCTS)?,
             token: modules(&module::TOKEN)?,
+            in_order,
         })
+    }
+
+    /// Has the next kernel start after all that its stream was given: told of copies on that stream. Whether a kernel that may
+    /// start early waits for a copy before it, no text of the driver's says.
+    pub(crate) fn follow_copy(&self) {
+        self.in_order.store(true, Ordering::Relaxed);
     }
 }
 

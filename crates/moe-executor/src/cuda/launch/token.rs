@@ -37,6 +37,8 @@ const DOWN_WARPS: [usize; 2] = [8, 16];
 /// of a block of down with whole rows, so that three do beside one of gate and up.
 const SHARED: usize = 102 << 10;
 const SHARED_OF_ROWS: usize = 64 << 10;
+/// Shared memory that the kernels have beside, at most.
+const STATIC: usize = 256;
 /// Experts of a token, at most: a lane each.
 const MAX_EXPERTS_USED: usize = 32;
 
@@ -117,7 +119,7 @@ impl Kernels {
         product: &GateUp,
     ) -> Result<Option<bool>> {
         let gate = &product.gate;
-        let limit = SHARED.min(self.shared);
+        let limit = self.shared_up_to(SHARED);
         // A warp has several rows, one after the other: it can always use all slots.
         let cut = cut(gate, (GATE_WARPS, SLOTS, 2), gate.n_in, limit);
         let (Some(module), Some(cut)) = (self.token_module(gate.ty), cut) else {
@@ -203,6 +205,10 @@ impl Kernels {
         module.launch(stream, "down", grid, &args)
     }
 
+    fn shared_up_to(&self, bytes: usize) -> usize {
+        bytes.min(self.shared.saturating_sub(STATIC))
+    }
+
     fn token_module(&self, ty: GgmlType) -> Option<&Module> {
         let mut modules = self.token.iter();
         modules.find(|(known, _)| *known == ty).map(|(_, it)| it)
@@ -215,11 +221,11 @@ impl Kernels {
         }
         let [few, many] = DOWN_WARPS;
         let n = k * weights.n_in;
-        let whole = cut(weights, (few, 1, k), n, SHARED_OF_ROWS.min(self.shared));
+        let whole = cut(weights, (few, 1, k), n, self.shared_up_to(SHARED_OF_ROWS));
         match whole.filter(|cut| cut.stages == 1) {
             Some(cut) => Some((cut, few)),
             None => {
-                let staged = cut(weights, (many, 1, k), n, SHARED.min(self.shared));
+                let staged = cut(weights, (many, 1, k), n, self.shared_up_to(SHARED));
                 staged.map(|cut| (cut, many))
             }
         }
