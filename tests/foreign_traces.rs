@@ -210,7 +210,7 @@ fn the_model_is_held_against_the_trace_and_its_map_comes_along() {
     let route = golden("bigmoeonedge/small.route.csv");
     let error = failure_of(&["--quiet", "hotness", arg(&route), "--model", arg(&model)]);
     assert!(
-        error.contains("the trace says 2 layers") && error.contains("has 6"),
+        error.contains("it says 2 layers") && error.contains("has 6"),
         "{error}"
     );
 

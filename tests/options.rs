@@ -118,8 +118,11 @@ fn the_model_that_is_named_is_held_against_the_run() {
     for (path, command) in cases {
         let args = [&["--quiet"], *command, &[arg(path), "--model", arg(&other)]].concat();
         let line = failure_of(&args);
-        let said = "the trace says architecture qwen3moe, the model of --model has gpt-oss";
-        assert!(line.contains(said) && line.contains(arg(path)), "{line}");
+        let said = format!(
+            ": it says architecture qwen3moe, the model {} has gpt-oss",
+            arg(&other)
+        );
+        assert!(line.contains(&said) && line.contains(arg(path)), "{line}");
     }
 }
 

@@ -185,6 +185,7 @@ fn what_cannot_be_done_is_told_in_a_line() {
         r#"{"schema":"llama.cpp.moe_layer_perf.v1","n_expert":8,"layers":[]}"#,
     );
     let sizes = file("sizes.csv", "layer,expert,bytes\n0,1,x\n");
+    let good = file("good.csv", "layer,expert,bytes\n0,1,9\n");
     let none = dir.path().join("none.json");
     let (learn, model, sizes) = (arg(&learn), arg(&model), arg(&sizes));
     let with = |learn| vec!["plan", learn, "--model", model, "--budget-mib", "1"];
@@ -193,7 +194,22 @@ fn what_cannot_be_done_is_told_in_a_line() {
         (with(arg(&off)), "record a longer run"),
         (with(model), "--model"),
         (with(arg(&none)), "none.json"),
-        ([with(learn), vec![arg(&other)]].concat(), "n_expert"),
+        (
+            [with(learn), vec![arg(&other)]].concat(),
+            "other.json: it says 8 experts in a layer, the model ",
+        ),
+        (
+            vec![
+                "plan",
+                learn,
+                arg(&other),
+                "--sizes",
+                arg(&good),
+                "--budget-mib",
+                "1",
+            ],
+            "n_expert",
+        ),
         (
             [with(learn), vec!["--weighting", "smooth_pressure"]].concat(),
             "smooth-pressure",

@@ -3,7 +3,7 @@
 use std::fs;
 
 use crate::simulate;
-use crate::support::{arg, failure_of, known_run, moe_analyze, repository, stdout_of};
+use crate::support::{arg, failure_of, file_of, known_run, moe_analyze, repository, stdout_of};
 
 const MODEL: &str = "fixtures/tiny-qwen3moe-Q4_K_M.gguf";
 
@@ -79,6 +79,56 @@ fn counts_have_no_order() {
     let learn = repository("fixtures/foreign/npy/counts.npy");
     let failure = failure_of(&["--quiet", "simulate", arg(&learn), "--top-k", "2"]);
     assert!(failure.contains("counts alone"), "{failure}");
+}
+
+/// What goes with a trace is held against its model, whether the trace tells it or `--model`.
+#[test]
+fn learn_files_and_predictions_are_of_the_traces_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    known_run(&run);
+    let (trace, model) = (run.join("trace.bin"), repository(MODEL));
+    let learn = |name: &str, n_expert: u32, layer: u32| {
+        let text = format!(
+            r#"{{"schema": "llama.cpp.moe_layer_opt_perf.v1", "n_expert": {n_expert}, "layers": [
+            {{"layer": {layer}, "calls": 1, "experts": [[7, 1]]}}]}}"#
+        );
+        file_of(dir.path(), name, text)
+    };
+    let (few, own) = (learn("few.json", 8, 0), learn("own.json", 32, 5));
+    let deep = learn("deep.json", 32, 6);
+    let other = repository("fixtures/foreign/bigmoeonedge/small.route.csv");
+    let learnt = |file| ["--policy", "hotcache", "--learn", arg(file)];
+    let predicted = |file| {
+        let link = ["--policy", "lru", "--link-gb-s", "1", "--window-us", "1"];
+        [&link[..], &["--predictions", arg(file)]].concat()
+    };
+    let told = ["--quiet", "simulate", arg(&run), "--budget-mib", "1"];
+    let bare = ["--quiet", "simulate", arg(&trace), "--budget-mib", "1"];
+    let bare = [&bare[..], &["--model", arg(&model)]].concat();
+    for simulate in [&told[..], &bare] {
+        for (more, path, said) in [
+            (
+                &learnt(&few)[..],
+                &few,
+                "it says 8 experts in a layer, the model",
+            ),
+            (
+                &learnt(&deep),
+                &deep,
+                "it counts expert 7 of layer 6, which",
+            ),
+            (&learnt(&other), &other, "it says 2 layers, the model"),
+            (&predicted(&other), &other, "it says 2 layers, the model"),
+        ] {
+            let line = failure_of(&[simulate, more].concat());
+            let said = format!("moe-analyze: {}: {said}", arg(path));
+            assert!(line.starts_with(&said), "{line}");
+        }
+        stdout_of(&[simulate, &learnt(&own)].concat());
+        stdout_of(&[simulate, &learnt(&run)].concat());
+        stdout_of(&[simulate, &predicted(&run)].concat());
+    }
 }
 
 /// What the simulated hot cache hits is what real slots hit with the same trace, learn file and budget. `replay` does not

@@ -209,7 +209,7 @@ pub fn read(
     options: &Options,
     sink: &mut dyn Sink,
     ctx: &Context,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<Summary> {
     if let Input::Run(run) = input {
         remark(run, ctx)?;
     }
@@ -217,7 +217,7 @@ pub fn read(
     if let Input::Foreign(_) = input {
         tell(ctx, path, &summary);
     }
-    Ok(())
+    Ok(summary)
 }
 
 /// Makes sure that what was recorded at `path` can be of the model that the user names, if the run tells its own.
@@ -229,12 +229,8 @@ pub fn check_model(
     recorded: Option<&Manifest>,
     named: &Facts,
 ) -> Result<(), ForeignError> {
-    let told = recorded.map(|manifest| Facts::of_manifest(&manifest.model));
-    match told.and_then(|told| named.contradiction(&told)) {
-        Some(contradiction) => Err(ForeignError::OtherModel {
-            path: path.to_owned(),
-            contradiction,
-        }),
+    match recorded {
+        Some(manifest) => named.check(&Facts::of_manifest(&manifest.model), path),
         None => Ok(()),
     }
 }

@@ -86,8 +86,8 @@ pub enum ForeignError {
         /// Name of its format.
         format: &'static str,
     },
-    /// The trace and the model that the user named do not fit.
-    #[error("{}: the trace says {}, the model of --model has {}; give the model of the trace", path.display(), contradiction.trace, contradiction.model)]
+    /// The trace is of another model than the one that was named, or that what it goes with is of.
+    #[error("{}: {contradiction}; give what is of one model", path.display())]
     OtherModel {
         /// The file or directory.
         path: PathBuf,

@@ -177,12 +177,8 @@ impl<'a> Output<'a> {
                 return Err(ForeignError::file(&self.file, reason));
             }
         }
-        let model = self.options.model.as_ref();
-        if let Some(contradiction) = model.and_then(|model| model.contradiction(facts)) {
-            return Err(ForeignError::OtherModel {
-                path: self.path.clone(),
-                contradiction,
-            });
+        if let Some(model) = &self.options.model {
+            model.check(facts, &self.path)?;
         }
         // What the trace says of itself goes before what the user says: the top-k of the model may have been overridden.
         self.top_k = facts.n_expert_used.or(self.top_k);

@@ -1,7 +1,10 @@
 //! What foreign traces say.
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
 
+use super::error::ForeignError;
 use crate::manifest::Model;
 use crate::record::{PHASE_GENERATE, PHASE_PROMPT};
 
@@ -125,8 +128,20 @@ pub struct Facts {
 pub struct Contradiction {
     /// What the trace says: `48 layers`.
     pub trace: String,
-    /// What the model has instead: `6`.
-    pub model: String,
+    /// Path or name of the model, where it is known.
+    pub model: Option<String>,
+    /// What it has instead: `6`.
+    pub has: String,
+}
+
+impl fmt::Display for Contradiction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "it says {}, the model", self.trace)?;
+        if let Some(model) = &self.model {
+            write!(f, " {model}")?;
+        }
+        write!(f, " has {}", self.has)
+    }
 }
 
 impl Facts {
@@ -154,10 +169,28 @@ impl Facts {
             let (trace, model) = (told.arch.as_ref()?, self.arch.as_ref()?);
             (trace != model).then(|| (format!("architecture {trace}"), model.clone()))
         };
-        let (trace, model) = number("layers", told.n_layer, self.n_layer)
+        let (trace, has) = number("layers", told.n_layer, self.n_layer)
             .or_else(|| number("experts in a layer", told.n_expert, self.n_expert))
             .or_else(arch)?;
-        Some(Contradiction { trace, model })
+        Some(Contradiction {
+            trace,
+            model: self.model.clone(),
+            has,
+        })
+    }
+
+    /// Makes sure that the trace at `path`, which says `told`, can be of this model.
+    ///
+    /// # Errors
+    /// [`ForeignError::OtherModel`] if it cannot.
+    pub fn check(&self, told: &Facts, path: &Path) -> Result<(), ForeignError> {
+        match self.contradiction(told) {
+            Some(contradiction) => Err(ForeignError::OtherModel {
+                path: path.to_owned(),
+                contradiction,
+            }),
+            None => Ok(()),
+        }
     }
 
     /// Adds what `other` knows beyond this.

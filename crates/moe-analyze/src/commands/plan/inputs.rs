@@ -52,8 +52,8 @@ pub fn read_learn_files(
 }
 
 /// Reads one learn file, or makes it from what `hotness` counts.
-pub fn read_learn_file(path: &Path, ctx: &Context) -> anyhow::Result<LearnFile> {
-    match Learned::read(path, &Options::default(), ctx)? {
+pub fn read_learn_file(path: &Path, options: &Options, ctx: &Context) -> anyhow::Result<LearnFile> {
+    match Learned::read(path, options, ctx)? {
         Learned::File(file) => Ok(file),
         Learned::Counted(hotness) => Ok(hotness.learn_file(Phases::All)?),
     }
@@ -74,7 +74,11 @@ impl Learned {
         Ok(match Kind::of(path) {
             Ok(Kind::Json) if format()?.is_none_or(|format| format == "learn") => {
                 let text = fs::read_to_string(path).with_context(name)?;
-                Learned::File(LearnFile::parse(&text).with_context(name)?)
+                let file = LearnFile::parse(&text).with_context(name)?;
+                if let Some(model) = &options.model {
+                    model.check(&facts_of(&file), path)?;
+                }
+                Learned::File(file)
             }
             Ok(Kind::Gguf) if format()?.is_none() => bail!(
                 "{}: it is a model; pass it with --model, and name a learn file",
@@ -82,6 +86,15 @@ impl Learned {
             ),
             _ => Learned::Counted(hotness::read(path, options, ctx)?),
         })
+    }
+}
+
+/// What a learn file says of its model.
+fn facts_of(file: &LearnFile) -> Facts {
+    let n_expert = file.n_expert().filter(|&n| n > 0);
+    Facts {
+        n_expert: n_expert.map(|n| n.try_into().unwrap_or(u32::MAX)),
+        ..Facts::default()
     }
 }
 

@@ -3,13 +3,14 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use moe_analysis::accesses::expert_sizes;
 use moe_analysis::simulate::{Batches, Collector};
 use moe_gguf::map::OffsetMap;
 use moe_placement::learn::LayerObservation;
+use moe_placement::plan::ExpertSizes;
 use moe_placement::predict::Given;
-use moe_trace::foreign::Input;
+use moe_trace::foreign::{Input, Options};
 
 use crate::cli::Context;
 use crate::commands::plan;
@@ -38,15 +39,13 @@ impl Inputs {
         args: &TraceArgs,
         ctx: &Context,
     ) -> anyhow::Result<Inputs> {
-        let learn = learn.map(|learn| {
-            let file = plan::read_learn_file(learn, ctx)?;
-            anyhow::Ok(file.observations()?.into())
-        });
         args.check(&[path])?;
-        let options = args.options()?;
+        let mut options = args.options()?;
         let input = traces::open(path, &options)?;
         let mut collector = Collector::new();
-        traces::read(path, &input, &options, &mut collector, ctx)?;
+        let summary = traces::read(path, &input, &options, &mut collector, ctx)?;
+        // What goes with the trace must be of its model.
+        options.model = Some(summary.facts);
         let named = plan::Experts::read(args.model(), sizes, ctx)?;
         let sizes = match (named, &input) {
             (Some(experts), _) => experts.sizes,
@@ -61,12 +60,12 @@ impl Inputs {
             (None, _) => None,
         };
         let model_bytes = map.map(|map| map.rows.iter().map(|row| row.size_bytes).sum());
+        let learn = learn.map(|learn| read_learn_file(learn, &sizes, &options, ctx));
         let predictions = predictions.map(|path| {
             let mut collector = Collector::new();
-            let named = || path.display().to_string();
-            let read = traces::open(path, &options)?.read(&options, &mut collector);
-            read.with_context(named)?;
-            let batches = collector.finish(&sizes).with_context(named)?;
+            traces::open(path, &options)?.read(&options, &mut collector)?;
+            let batches = collector.finish(&sizes);
+            let batches = batches.with_context(|| path.display().to_string())?;
             anyhow::Ok(batches.as_predictions())
         });
         let batches = collector
@@ -79,4 +78,25 @@ impl Inputs {
             learn: learn.transpose()?,
         })
     }
+}
+
+/// What a learn file observed of the experts that the trace's model has.
+fn read_learn_file(
+    path: &Path,
+    sizes: &ExpertSizes,
+    options: &Options,
+    ctx: &Context,
+) -> anyhow::Result<Arc<[LayerObservation]>> {
+    let observations = plan::read_learn_file(path, options, ctx)?.observations()?;
+    for layer in &observations {
+        let mut experts = layer.experts.iter().map(|expert| expert.expert);
+        if let Some(expert) = experts.find(|&expert| sizes.get(layer.layer, expert).is_none()) {
+            bail!(
+                "{}: it counts expert {expert} of layer {}, which the model of the trace does not have; give what is of one model",
+                path.display(),
+                layer.layer
+            );
+        }
+    }
+    Ok(observations.into())
 }
