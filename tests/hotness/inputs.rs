@@ -89,17 +89,23 @@ fn counts_beyond_64_bits_are_refused() {
     );
 }
 
-/// No room is made for experts that no model has.
+/// No room is made for layers and experts that no model has.
 #[test]
-fn impossible_numbers_of_experts_are_named() {
+fn impossible_numbers_of_layers_and_experts_are_named() {
     let fixture = Fixture::new();
     let (run, tables) = (fixture.path("run"), fixture.path("impossible"));
     let model = support::repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
     let manifest = fs::read_to_string(run.join("manifest.json")).unwrap();
     let mut manifest: serde_json::Value = serde_json::from_str(&manifest).unwrap();
-    for (key, n) in [("n_expert_used", 4097u32), ("n_expert", 4_000_000_000)] {
+    for (key, n) in [
+        ("n_expert_used", 4097u32),
+        ("n_expert", 4_000_000_000),
+        ("n_layer", 4_000_000_001),
+    ] {
+        let own = manifest["model"][key].clone();
         manifest["model"][key] = n.into();
         fs::write(run.join("manifest.json"), manifest.to_string()).unwrap();
+        manifest["model"][key] = own;
         let args = ["--quiet", "parquet", arg(&run), "--force", "--out"];
         stdout_of(&[&args[..], &[arg(&tables)]].concat());
         for path in [&run, &tables] {
@@ -116,6 +122,14 @@ fn impossible_numbers_of_experts_are_named() {
                 );
             }
         }
+        let info = moe_analyze().args(["info", arg(&run)]).assert().code(1);
+        let facts = String::from_utf8_lossy(&info.get_output().stdout).into_owned();
+        let fault = facts.lines().last().unwrap();
+        assert!(
+            fault.contains(&format!("manifest.json: {n} "))
+                && fault.ends_with("are more than any model has (4096); the file is damaged"),
+            "{facts}"
+        );
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use moe_trace::foreign::Facts;
 use moe_trace::manifest::Model;
 
 use super::origin::Origin;
@@ -23,13 +24,10 @@ impl Shape {
             n_expert_used,
             ..
         } = *model;
-        let numbers = [("n_expert", n_expert), ("n_expert_used", n_expert_used)];
-        if let Some((what, id)) = numbers.into_iter().find(|&(_, n)| n > MAX_ID) {
-            return Err(Error::Id {
-                what,
-                id,
-                limit: MAX_ID + 1,
+        if let Some(reason) = Facts::of_manifest(model).impossible() {
+            return Err(Error::Impossible {
                 place: place.display().to_string(),
+                reason,
             });
         }
         Ok((n_expert > 0 && n_expert_used > 0).then_some(Shape {
@@ -83,7 +81,7 @@ impl Counter {
     /// Begins to count what `origin` says is of its model; `place` is where it says so.
     ///
     /// # Errors
-    /// [`Error::Id`] if no model has as many experts.
+    /// [`Error::Impossible`] if no model has as many layers or experts.
     pub fn new(origin: Origin, place: &Path) -> Result<Counter, Error> {
         let model = origin.model();
         let shape = model.map(|model| Shape::of(model, place)).transpose()?;

@@ -58,6 +58,14 @@ pub enum Error {
         /// File, and record or row.
         place: String,
     },
+    /// A model as there is none.
+    #[error("{place}: {reason}")]
+    Impossible {
+        /// The file or run.
+        place: String,
+        /// Which number cannot be.
+        reason: String,
+    },
     /// Two inputs that are not of one model.
     #[error(
         "the inputs are of different models: {left} against {right} {what}; give runs of one model"

@@ -164,18 +164,8 @@ impl<'a> Output<'a> {
     /// [`ForeignError::OtherModel`] if it contradicts the model that the user named, [`ForeignError::File`] if no model has
     /// as many layers or experts: nobody downstream has to doubt the numbers.
     pub fn facts(&mut self, facts: &Facts) -> Result<(), ForeignError> {
-        let numbers = [
-            ("layers", facts.n_layer),
-            ("experts in a layer", facts.n_expert),
-            ("experts for a token", facts.n_expert_used),
-        ];
-        for (what, n) in numbers {
-            if let Some(n) = n.filter(|&n| n > MAX_ID) {
-                let reason = format!(
-                    "{n} {what} are more than any model has ({MAX_ID}); the file is damaged"
-                );
-                return Err(ForeignError::file(&self.file, reason));
-            }
+        if let Some(reason) = facts.impossible() {
+            return Err(ForeignError::file(&self.file, reason));
         }
         if let Some(model) = &self.options.model {
             model.check(facts, &self.path)?;

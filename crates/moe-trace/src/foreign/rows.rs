@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 
+use super::MAX_ID;
 use super::error::ForeignError;
 use crate::manifest::Model;
 use crate::record::{PHASE_GENERATE, PHASE_PROMPT};
@@ -157,6 +158,20 @@ impl Facts {
             n_expert_used: number(model.n_expert_used),
             expert_bytes: BTreeMap::new(),
         }
+    }
+
+    /// Why there is no such model: it would have more layers or experts than any has.
+    pub fn impossible(&self) -> Option<String> {
+        let numbers = [
+            ("layers", self.n_layer),
+            ("experts in a layer", self.n_expert),
+            ("experts for a token", self.n_expert_used),
+        ];
+        let mut numbers = numbers.into_iter();
+        let (what, n) = numbers.find_map(|(what, n)| Some((what, n.filter(|&n| n > MAX_ID)?)))?;
+        Some(format!(
+            "{n} {what} are more than any model has ({MAX_ID}); the file is damaged"
+        ))
     }
 
     /// Why a trace that says `told` cannot be of this model: another architecture, other numbers of layers or experts.

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use moe_gguf::text::counted;
 use moe_trace::check::{check, foreign_map, stale_tables, v4_traps};
+use moe_trace::foreign::Facts;
 use moe_trace::manifest::{self, Tokens};
 use moe_trace::{Manifest, Run};
 
@@ -102,6 +103,9 @@ fn describe_manifest(manifest: &Manifest, findings: &mut Findings) {
     findings.fact("layers", model.n_layer);
     findings.fact("experts in a layer", model.n_expert);
     findings.fact("experts for a token", model.n_expert_used);
+    if let Some(reason) = Facts::of_manifest(model).impossible() {
+        findings.fault(format!("manifest.json: {reason}"));
+    }
     findings.fact("policy", manifest.policy.clone());
     findings.fact("started", manifest.started.clone());
     // Counts are written at the end: a recorder that was killed, or whose disk was full, left them at zero.
