@@ -56,6 +56,7 @@ fn options_that_do_not_apply_are_refused() {
     let route = repository("fixtures/foreign/bigmoeonedge/small.route.csv");
     let model = repository(MODEL);
     let with_out = ["--out", arg(&out)];
+    let with_budget = ["--model", arg(&model), "--budget-mib", "1"];
     for (command, path, option, more) in [
         ("parquet", &run, ["--top-k", "4"], &with_out[..]),
         ("parquet", &run, ["--ops", arg(&ops)], &with_out),
@@ -65,6 +66,7 @@ fn options_that_do_not_apply_are_refused() {
         ("hotness", &run, ["--ops", arg(&ops)], &[]),
         ("hotness", &route, ["--ops", arg(&ops)], &[]),
         ("simulate", &run, ["--top-k", "4"], &[]),
+        ("plan", &run, ["--top-k", "4"], &with_budget),
         ("graph", &run, ["--ops", arg(&ops)], &[]),
         ("accesses", &run, ["--ops", arg(&ops)], &[]),
         ("diff", &run, ["--ops", arg(&ops)], &[arg(&run)]),
@@ -124,6 +126,40 @@ fn the_model_that_is_named_is_held_against_the_run() {
         );
         assert!(line.contains(&said) && line.contains(arg(path)), "{line}");
     }
+}
+
+/// A trace of probabilities does not tell how many experts a token has: `plan` takes the word for it, as `hotness` does.
+#[test]
+fn plan_is_told_what_a_trace_does_not_tell() {
+    let dir = tempfile::tempdir().unwrap();
+    let trace = repository("fixtures/foreign/rtrace/small.rtrace");
+    let experts = (0..2).flat_map(|layer| (0..8).map(move |e| format!("{layer},{e},1\n")));
+    let sizes = format!("layer,expert,bytes\n{}", experts.collect::<String>());
+    let sizes = support::file_of(dir.path(), "sizes.csv", sizes);
+    let options = ["--sizes", arg(&sizes), "--budget-mib", "1", "-o", "csv"];
+    let plan = [&["--quiet", "plan"], &options[..]].concat();
+    assert!(failure_of(&[&plan[..], &[arg(&trace)]].concat()).contains("--top-k"));
+    let rows = stdout_of(&[&plan[..], &[arg(&trace), "--top-k", "2"]].concat());
+    let hits = |row: &str| {
+        let fields: Vec<u32> = row.split(',').map(|field| field.parse().unwrap()).collect();
+        (fields[0], fields[1], fields[5])
+    };
+    let mut hits: Vec<(u32, u32, u32)> = rows.lines().skip(1).map(hits).collect();
+    hits.sort_unstable();
+    // The two likeliest of each of its nine rows of probabilities, read by a program of its own.
+    let [of_first, of_second] = [
+        &[(0, 1), (1, 2), (3, 2), (5, 4), (7, 1)][..],
+        &[(0, 1), (2, 2), (4, 1), (6, 4)],
+    ];
+    let of_first = of_first.iter().map(|&(expert, n)| (0, expert, n));
+    let of_second = of_second.iter().map(|&(expert, n)| (1, expert, n));
+    assert_eq!(hits, of_first.chain(of_second).collect::<Vec<_>>());
+
+    let learn = r#"{"schema": "llama.cpp.moe_layer_opt_perf.v1", "layers": [{"layer": 0, "experts": [[1, 1]]}]}"#;
+    let learn = support::file_of(dir.path(), "learn.json", learn);
+    let line = failure_of(&[&plan[..], &[arg(&learn), "--top-k", "2"]].concat());
+    assert!(line.contains("--top-k is for traces"), "{line}");
+    assert!(line.contains("leave the option out"), "{line}");
 }
 
 /// A trace that tells how many experts a token has is not overruled, whether its head tells it or its rows.

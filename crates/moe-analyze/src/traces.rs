@@ -14,12 +14,19 @@ use moe_trace::ops::OpTable;
 use crate::cli::Context;
 use crate::inputs::Kind;
 
-/// What the user can tell about traces of other tools.
+/// What the user can tell about traces, their model included.
 #[derive(Debug, Default, clap::Args)]
 pub struct TraceArgs {
     /// Model of a trace of another tool, for what the trace does not tell: experts, bytes of an expert
     #[arg(long, value_name = "FILE.gguf")]
     model: Option<PathBuf>,
+    #[command(flatten)]
+    told: ToldArgs,
+}
+
+/// What the user can tell about traces beside their model.
+#[derive(Debug, Default, clap::Args)]
+pub struct ToldArgs {
     /// Experts for a token, for a trace of another tool that does not tell
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..=4096))]
     top_k: Option<u32>,
@@ -88,14 +95,24 @@ pub fn remark(run: &Run, ctx: &Context) -> anyhow::Result<()> {
     Ok(())
 }
 
-impl TraceArgs {
-    /// Reads the files that are named.
-    pub fn options(&self) -> anyhow::Result<Options> {
+impl ToldArgs {
+    /// Reads the files that are named; `model` is what is known of the traces' model.
+    pub fn options(&self, model: Option<Facts>) -> anyhow::Result<Options> {
         Ok(Options {
             top_k: self.top_k,
             ops: self.ops.read()?,
-            model: self.gguf()?.map(|(facts, _)| facts),
+            model,
         })
+    }
+
+    /// The first option that is named.
+    pub fn named(&self) -> Option<&'static str> {
+        let options = [
+            ("--top-k", self.top_k.is_some()),
+            ("--ops", self.ops.are_named()),
+        ];
+        let mut named = options.into_iter().filter(|(_, is_named)| *is_named);
+        named.next().map(|(option, _)| option)
     }
 
     /// Refuses what applies to none of the traces.
@@ -122,6 +139,18 @@ impl TraceArgs {
             }
         }
         Ok(())
+    }
+}
+
+impl TraceArgs {
+    /// Reads the files that are named.
+    pub fn options(&self) -> anyhow::Result<Options> {
+        self.told.options(self.gguf()?.map(|(facts, _)| facts))
+    }
+
+    /// As [`ToldArgs::check`].
+    pub fn check(&self, paths: &[&Path]) -> anyhow::Result<()> {
+        self.told.check(paths)
     }
 
     /// Whether a model is named.

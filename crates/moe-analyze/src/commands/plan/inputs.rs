@@ -16,24 +16,20 @@ use crate::cli::Context;
 use crate::commands::hotness;
 use crate::inputs::Kind;
 use crate::output::human_bytes;
-use crate::traces;
+use crate::traces::{self, ToldArgs};
 
 /// Reads learn files and adds them, fading older ones if asked to. Anything that `hotness` counts does as well, if it can be of
 /// the model.
 pub fn read_learn_files(
     paths: &[PathBuf],
     half_life: Option<f64>,
-    model: Option<Facts>,
+    options: &Options,
     ctx: &Context,
 ) -> anyhow::Result<LearnFile> {
-    let options = Options {
-        model,
-        ..Options::default()
-    };
     let mut files = Vec::new();
     let mut counted: Vec<Hotness> = Vec::new();
     for path in paths {
-        files.push(match Learned::read(path, &options, ctx)? {
+        files.push(match Learned::read(path, options, ctx)? {
             Learned::File(file) => file,
             Learned::Counted(hotness) => {
                 for earlier in &counted {
@@ -69,24 +65,48 @@ enum Learned {
 impl Learned {
     /// Messages name the path.
     fn read(path: &Path, options: &Options, ctx: &Context) -> anyhow::Result<Learned> {
-        let format = || traces::format(path);
         let name = || path.display().to_string();
-        Ok(match Kind::of(path) {
-            Ok(Kind::Json) if format()?.is_none_or(|format| format == "learn") => {
-                let text = fs::read_to_string(path).with_context(name)?;
-                let file = LearnFile::parse(&text).with_context(name)?;
-                if let Some(model) = &options.model {
-                    model.check(&facts_of(&file), path)?;
-                }
-                Learned::File(file)
+        if is_learn_file(path)? {
+            let text = fs::read_to_string(path).with_context(name)?;
+            let file = LearnFile::parse(&text).with_context(name)?;
+            if let Some(model) = &options.model {
+                model.check(&facts_of(&file), path)?;
             }
-            Ok(Kind::Gguf) if format()?.is_none() => bail!(
+            return Ok(Learned::File(file));
+        }
+        if matches!(Kind::of(path), Ok(Kind::Gguf)) && traces::format(path)?.is_none() {
+            bail!(
                 "{}: it is a model; pass it with --model, and name a learn file",
                 path.display()
-            ),
-            _ => Learned::Counted(hotness::read(path, options, ctx)?),
-        })
+            );
+        }
+        Ok(Learned::Counted(hotness::read(path, options, ctx)?))
     }
+}
+
+fn is_learn_file(path: &Path) -> anyhow::Result<bool> {
+    Ok(matches!(Kind::of(path), Ok(Kind::Json))
+        && traces::format(path)?.is_none_or(|format| format == "learn"))
+}
+
+/// Refuses what the user tells about traces and applies to none of the inputs.
+///
+/// # Errors
+/// An option is named that all of them tell themselves, or have not.
+pub fn check_told(told: &ToldArgs, paths: &[PathBuf]) -> anyhow::Result<()> {
+    let Some(option) = told.named() else {
+        return Ok(());
+    };
+    let mut traces: Vec<&Path> = Vec::new();
+    for path in paths {
+        if !is_learn_file(path)? {
+            traces.push(path);
+        }
+    }
+    if traces.is_empty() {
+        bail!("{option} is for traces, and there are learn files alone; leave the option out");
+    }
+    told.check(&traces)
 }
 
 /// What a learn file says of its model.

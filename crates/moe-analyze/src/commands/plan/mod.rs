@@ -18,6 +18,7 @@ use moe_placement::plan::{
 use crate::cli::{Context, ExitStatus};
 use crate::files;
 use crate::output::Format;
+use crate::traces::ToldArgs;
 
 use budget::Budget;
 pub use inputs::{Experts, read_learn_file};
@@ -38,6 +39,8 @@ pub struct Args {
     /// Bytes of each expert instead of a model: layer,expert,bytes
     #[arg(long, value_name = "FILE.csv")]
     sizes: Option<PathBuf>,
+    #[command(flatten)]
+    told: ToldArgs,
     /// MiB of the cache, or auto; for several lanes a list
     #[arg(
         long,
@@ -157,10 +160,12 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         files::require_extension(out, "json")?;
         files::check_output(out, args.force)?;
     }
+    inputs::check_told(&args.told, &args.paths)?;
     let experts = Experts::read(args.model.as_deref(), args.sizes.as_deref(), ctx)?;
     let weighing = Weighing::new(&args, experts.as_ref(), ctx);
     let model = experts.as_ref().and_then(|experts| experts.facts.clone());
-    let learn = inputs::read_learn_files(&args.paths, args.half_life, model, ctx)?;
+    let options = args.told.options(model)?;
+    let learn = inputs::read_learn_files(&args.paths, args.half_life, &options, ctx)?;
     let ranking = weighing.rank(&learn)?;
     if let Some(current) = &args.update {
         update::run(&args, current, &learn, &ranking, ctx)?;
