@@ -6,7 +6,7 @@ mod support;
 use std::fs;
 use std::path::Path;
 
-use support::{arg, failure_of, repository, stdout_of};
+use support::{arg, failure_of, moe_analyze, repository, stdout_of};
 
 const PROMPT: &str = "The kernel driver is responsible for";
 
@@ -315,4 +315,42 @@ fn settings_of_the_gpu_are_checked() {
         "{line}"
     );
     assert!(post_fetch(&["--postfetch-scratchpad-mb", "much"]).contains("must be a number"));
+}
+
+/// A variable that is set but empty is as none; what it holds else is checked as an option is.
+#[test]
+fn variables_of_post_fetch_may_be_empty() {
+    const NAMES: [&str; 8] = [
+        "ENABLE",
+        "FORCE_CPU",
+        "BLOCK_ON_MISS",
+        "MAX_TRANSFERS",
+        "SCRATCHPAD_MB",
+        "USE_DEDICATED_STREAMS",
+        "CPU_LIMIT",
+        "DEBUG",
+    ];
+    let dir = tempfile::tempdir().unwrap();
+    let (model, out) = (
+        repository("fixtures/random-gpt-oss-F16.gguf"),
+        dir.path().join("run"),
+    );
+    let variables = NAMES.map(|name| format!("LLAMA_POSTFETCH_{name}"));
+    let recording = || {
+        let mut command = moe_analyze();
+        command.args(record("native", &model, &out));
+        command.args(["--device", "auto", "--policy", "post-fetch"]);
+        command
+    };
+    for variable in &variables {
+        let refused = recording().env(variable, "x").assert().code(2);
+        let stderr = String::from_utf8_lossy(&refused.get_output().stderr).into_owned();
+        assert!(
+            stderr.contains(&format!("{variable} is `x`; it must be")),
+            "{stderr}"
+        );
+        assert!(!out.exists());
+    }
+    let empty = variables.iter().map(|variable| (variable, ""));
+    recording().envs(empty).assert().success();
 }

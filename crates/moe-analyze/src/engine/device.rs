@@ -72,7 +72,7 @@ pub struct DeviceArgs {
 
 /// Options of `--policy post-fetch`. Each has the environment variable of the design it comes from; the option wins.
 #[derive(Clone, Debug, Default, clap::Args)]
-#[command(next_help_heading = "Post-Fetch")]
+#[command(next_help_heading = "Post-Fetch (an empty variable counts as unset)")]
 pub struct PostFetchArgs {
     /// 0 = the processor computes all [env: LLAMA_POSTFETCH_ENABLE=] [default: 1]
     #[arg(long, value_name = "0|1")]
@@ -175,7 +175,7 @@ fn first_given<const N: usize>(options: [(&'static str, bool); N]) -> Option<&'s
     given.next().map(|(name, _)| name)
 }
 
-/// The value of an option or of its variable, and what it is called.
+/// The value of an option or of its variable, and what it is called. A variable that is set but empty is as none.
 fn value(option: &Option<String>, name: &str) -> anyhow::Result<Option<(String, String)>> {
     let flag = name.to_lowercase().replace('_', "-");
     if let Some(text) = option {
@@ -183,6 +183,7 @@ fn value(option: &Option<String>, name: &str) -> anyhow::Result<Option<(String, 
     }
     let variable = format!("LLAMA_POSTFETCH_{name}");
     match std::env::var(&variable) {
+        Ok(text) if text.is_empty() => Ok(None),
         Ok(text) => Ok(Some((text, variable))),
         Err(std::env::VarError::NotPresent) => Ok(None),
         Err(error) => Err(anyhow!("{variable}: {error}")),
