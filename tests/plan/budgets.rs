@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::support::{arg, moe_analyze, repository};
+use crate::support::{arg, moe_analyze, repository, stdout_of};
 use crate::{QWEN, workplace, write};
 
 #[test]
@@ -58,6 +58,10 @@ fn budgets() {
         lanes(&["--budget-mib", "auto", "--free-mib", "1025"], None).unwrap(),
         [mib]
     );
+
+    let help = stdout_of(&["plan", "--help"]);
+    let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(help.contains("auto (or -1, as in the runtime)"), "{help}");
 
     let nowhere = dir.path().join("nowhere");
     assert_eq!(lanes(&["--budget-mib", "auto"], Some(&nowhere)), None);

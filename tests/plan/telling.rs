@@ -148,6 +148,19 @@ fn command_lines() {
             .trim()
             .to_owned()
     };
+    // A cache that holds nothing is off, and has no command.
+    for budget in [["--budget-mib", "0"], ["--budget-bytes", "5"]] {
+        let args = ["plan", arg(&learn), "--model", arg(&model)];
+        let args = [&args[..], &budget].concat();
+        let text = stdout_of(&args);
+        assert!(
+            text.contains("hot cache (llama.cpp fork): none, as no expert fits\nllama.cpp itself: llama-server "),
+            "{text}"
+        );
+        assert!(!text.contains("--moe-hot-cache"), "{text}");
+        let plan = json_of(&[&args[..], &["-o", "json"]].concat());
+        assert_eq!(plan["hot_cache"], json!({"command": null, "caveats": []}));
+    }
     assert_eq!(stock("3"), "--n-cpu-moe 3");
     assert_eq!(stock("0"), "--cpu-moe");
     assert_eq!(stock("6"), "");

@@ -156,6 +156,11 @@ impl Plan {
         Ok(plan)
     }
 
+    /// Whether no expert is in the cache: the runtime switches such a one off.
+    pub fn is_empty(&self) -> bool {
+        self.selected().next().is_none()
+    }
+
     /// All experts in the cache with their lane, lane by lane.
     pub fn selected(&self) -> impl Iterator<Item = (usize, &Selected)> + Clone {
         let lanes = self.lanes.iter().enumerate();

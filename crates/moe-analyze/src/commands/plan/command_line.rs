@@ -11,14 +11,17 @@ use crate::inputs::Kind;
 /// The runtime's option of each lane's budget and device.
 const LANES: [&str; 3] = ["", "second-", "third-"];
 
-/// The command that builds the cache of the plan.
-pub fn hot_cache(planned: &Planned) -> String {
+/// The command that builds the cache of the plan, if anything is in it.
+pub fn hot_cache(planned: &Planned) -> Option<String> {
     let Planned {
         args,
         weighing,
         plan,
         ..
     } = planned;
+    if plan.is_empty() {
+        return None;
+    }
     let curve = weighing.curve.get();
     // The runtime fills room at random unless told not to.
     let fill = u8::from(args.fill_random.is_some());
@@ -51,7 +54,7 @@ pub fn hot_cache(planned: &Planned) -> String {
     if weighing.weighting.uses_curve() && !by_variable {
         words.push(format!("--moe-hot-cache-layer-curve {curve}"));
     }
-    words.join(" ")
+    Some(words.join(" "))
 }
 
 /// The file that holds what the plan was made from, if there is one.
@@ -67,6 +70,9 @@ fn learn_file<'a>(planned: &'a Planned) -> Option<&'a Path> {
 pub fn caveats(planned: &Planned) -> Vec<&'static str> {
     let Planned { args, plan, .. } = planned;
     let mut caveats = Vec::new();
+    if plan.is_empty() {
+        return caveats;
+    }
     if plan.lanes.iter().any(|lane| lane.budget_bytes % MIB != 0) {
         caveats
             .push("the runtime's budgets are whole MiB (0 switches a lane off), so its cache may be smaller than the plan");

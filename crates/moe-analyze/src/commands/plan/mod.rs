@@ -41,7 +41,7 @@ pub struct Args {
     sizes: Option<PathBuf>,
     #[command(flatten)]
     told: ToldArgs,
-    /// MiB of the cache, or auto; for several lanes a list
+    /// MiB of the cache; auto (or -1, as in the runtime) takes what the GPU has left; for several lanes a list
     #[arg(
         long,
         value_name = "N|auto[,…]",
@@ -223,7 +223,7 @@ fn remark_on(plan: &Plan, ctx: &Context) {
     if n(Verdict::Repeated) > 0 {
         ctx.remark("warning: the learn file has a layer twice; of experts that are in both, the better score counts");
     }
-    if plan.selected().next().is_none() {
+    if plan.is_empty() {
         ctx.remark("warning: no expert fits the budget, and each layer needs room for an empty one too; the runtime would switch the cache off");
     }
 }

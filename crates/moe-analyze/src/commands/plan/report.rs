@@ -146,7 +146,9 @@ fn write_summary(out: &mut dyn Write, planned: &Planned) -> io::Result<()> {
         "expected share of hits: {:.1} %, an estimate: what the cache would have hit in the learn file itself",
         100.0 * hit_share(planned)
     )?;
-    writeln!(out, "\nhot cache (llama.cpp fork): {}", hot_cache(planned))?;
+    let hot_cache = hot_cache(planned);
+    let hot_cache = hot_cache.as_deref().unwrap_or("none, as no expert fits");
+    writeln!(out, "\nhot cache (llama.cpp fork): {hot_cache}")?;
     for caveat in caveats(planned) {
         writeln!(out, "  but {caveat}")?;
     }
