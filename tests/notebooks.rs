@@ -60,6 +60,38 @@ fn record(run: &Path, model: &str, prompt: &str) {
     stdout_of(&[&record[..], &["--n-predict", "12", "--out", arg(run)]].concat());
 }
 
+/// Who has done as README or a notebook says can do as the next one says: none of them records where another has recorded.
+#[test]
+fn each_records_into_a_directory_of_its_own() {
+    let mut recorded = std::collections::BTreeMap::new();
+    for file in [
+        "README.md",
+        "notebooks/01-first-look.ipynb",
+        "notebooks/02-access-patterns.ipynb",
+        "notebooks/03-two-runs.ipynb",
+        "notebooks/04-how-big-a-cache.ipynb",
+    ] {
+        let text = std::fs::read_to_string(repository(file)).unwrap();
+        let mut n = 0;
+        for line in text
+            .lines()
+            .filter(|line| line.contains("moe-analyze record "))
+        {
+            let Some((_, out)) = line.split_once("--out runs/") else {
+                continue;
+            };
+            let name: String = out.chars().take_while(|c| !" `\\".contains(*c)).collect();
+            let other = recorded.insert(name.clone(), file);
+            assert!(
+                other.is_none_or(|other| other == file),
+                "{name}: {file}, {other:?}"
+            );
+            n += 1;
+        }
+        assert!(n > 0, "{file}");
+    }
+}
+
 #[test]
 fn first_look_runs() {
     let dir = tempfile::tempdir().unwrap();
