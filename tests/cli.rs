@@ -53,7 +53,7 @@ fn usage_errors_are_one_line_and_exit_2() {
         (&[], "a subcommand is missing"),
         (
             &["record", "-n", "-1"],
-            "invalid value '-1' for '--n-predict <N>'",
+            "invalid value '-1' for '--n-predict <N>': give a whole number from 0 on;",
         ),
         (
             &["record", "--threads", "-1"],
@@ -61,7 +61,39 @@ fn usage_errors_are_one_line_and_exit_2() {
         ),
         (
             &["bench", "-r", "-2"],
-            "invalid value '-2' for '--repetitions <N>'",
+            "invalid value '-2' for '--repetitions <N>': give a whole number from 0 on;",
+        ),
+        (
+            &["plan", "x", "--layer-curve", "half"],
+            "invalid value 'half' for '--layer-curve <C>': give a number;",
+        ),
+        (
+            &["bench", "-t", "0"],
+            "invalid value '0' for '--threads <N>': 0 is no number from 1 to 1024;",
+        ),
+        (
+            &["bench", "-p", "x"],
+            "\"x\" is no number: give a whole number from 0 on;",
+        ),
+        (
+            &["record", "--threads", "many"],
+            "invalid value 'many' for '--threads <N>': give a whole number from 1 to 1024;",
+        ),
+        (
+            &["record", "--threads", "1025"],
+            "invalid value '1025' for '--threads <N>': give a whole number from 1 to 1024;",
+        ),
+        (
+            &["record", "--n-predict", "1.5"],
+            "invalid value '1.5' for '--n-predict <N>': give a whole number from 0 on;",
+        ),
+        (
+            &["hotness", "x", "--window", "0"],
+            "invalid value '0' for '--window <N>': give a whole number from 1 on;",
+        ),
+        (
+            &["replay", "x", "--seed", "18446744073709551616"],
+            "invalid value '18446744073709551616' for '--seed <N>': the number is too large;",
         ),
     ] {
         let line = failure_of(args);

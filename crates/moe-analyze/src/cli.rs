@@ -1,5 +1,6 @@
 //! The command line: which subcommands there are, and what is common to them.
 
+use std::error::Error as _;
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -11,6 +12,7 @@ use crate::commands::{
     accesses, bench, buffers, completions, convert, diff, gguf_map, graph, hotness, info, man,
     overlap, parquet, plan, record, relayout, replay, simulate, synth,
 };
+use crate::values;
 
 /// Offline trace analysis for mixture-of-experts models in GGUF files.
 ///
@@ -159,5 +161,13 @@ fn usage_error(error: &clap::Error) -> String {
         .take_while(|line| !line.is_empty())
         .collect();
     let line = paragraph.join(" ");
-    line.strip_prefix("error: ").unwrap_or(&line).to_owned()
+    let line = line.strip_prefix("error: ").unwrap_or(&line);
+    let number = error.source().and_then(|number| {
+        let wanted = values::wanted(number)?;
+        Some(format!(
+            "{}{wanted}",
+            line.strip_suffix(&number.to_string())?
+        ))
+    });
+    number.unwrap_or_else(|| line.to_owned())
 }

@@ -11,6 +11,7 @@ mod interrupt;
 mod output;
 mod plot;
 mod traces;
+mod values;
 
 use std::io::Write;
 use std::process::ExitCode;

@@ -13,6 +13,7 @@ use moe_trace::ops::OpTable;
 
 use crate::cli::Context;
 use crate::inputs::Kind;
+use crate::values::whole;
 
 /// What the user can tell about traces, their model included.
 #[derive(Debug, Default, clap::Args)]
@@ -28,7 +29,7 @@ pub struct TraceArgs {
 #[derive(Debug, Default, clap::Args)]
 pub struct ToldArgs {
     /// Experts for a token, for a trace of another tool that does not tell
-    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(long, value_name = "K", value_parser = whole(1..=4096u32))]
     top_k: Option<u32>,
     #[command(flatten)]
     ops: OpsArgs,

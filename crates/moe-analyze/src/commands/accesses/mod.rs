@@ -16,6 +16,7 @@ use crate::cli::{Context, ExitStatus};
 use crate::files;
 use crate::output::{self, Format, write_rows};
 use crate::traces::{self, OpsArgs};
+use crate::values::at_least;
 
 /// Report how a run reads the model's files: in which order, how much, how far apart, how soon again
 ///
@@ -33,7 +34,7 @@ pub struct Args {
     table: Option<TableChoice>,
     /// Lengths of the working sets in generated tokens
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [1, 2, 4, 8, 16, 32, 64, 128],
-          value_parser = clap::value_parser!(u64).range(1..))]
+          value_parser = at_least(1u64))]
     windows: Vec<u64>,
     /// Format on stdout [default: table]
     #[arg(short, long = "output", value_name = "FORMAT")]

@@ -3,6 +3,8 @@
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
+use crate::values::at_least;
+
 /// Numbers that a range may stand for: each is a test that somebody waits for.
 const MAX_NUMBERS: usize = 1024;
 
@@ -19,12 +21,9 @@ impl Numbers {
     /// Reads numbers that lie within bounds.
     pub fn within(text: &str, bounds: RangeInclusive<usize>) -> Result<Numbers, String> {
         let numbers: Numbers = text.parse()?;
+        let (least, most) = (bounds.start(), bounds.end());
         match numbers.0.iter().find(|n| !bounds.contains(n)) {
-            Some(n) => Err(format!(
-                "{n} is not in {}..={}",
-                bounds.start(),
-                bounds.end()
-            )),
+            Some(n) => Err(format!("{n} is no number from {least} to {most}")),
             None => Ok(numbers),
         }
     }
@@ -35,8 +34,7 @@ impl FromStr for Numbers {
 
     fn from_str(text: &str) -> Result<Numbers, String> {
         let number = |text: &str| -> Result<usize, String> {
-            text.parse()
-                .map_err(|error| format!("{text:?} is no number: {error}"))
+            at_least(0)(text).map_err(|wanted| format!("{text:?} is no number: {wanted}"))
         };
         let Some((first, rest)) = text.split_once('-') else {
             return Ok(Numbers(vec![number(text)?]));
@@ -111,7 +109,7 @@ mod tests {
         }
         assert_eq!(
             Numbers::within("1020-1030", 1..=1024).unwrap_err(),
-            "1025 is not in 1..=1024"
+            "1025 is no number from 1 to 1024"
         );
         assert!(Numbers::within("1-1024", 1..=1024).is_ok());
     }

@@ -9,6 +9,7 @@ use moe_gguf::text::counted;
 
 use crate::output::Format;
 use crate::traces::TraceArgs;
+use crate::values::{at_least, whole};
 
 /// Count how often each expert of each layer was chosen, and tell whether that will hold
 ///
@@ -42,7 +43,7 @@ pub struct Args {
     #[arg(long, value_enum)]
     pub by: Option<ByChoice>,
     /// Tokens in a window of --by window
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = at_least(1u64))]
     pub window: Option<u64>,
     /// Write the matrix; the extension chooses: csv, json, jsonl, md, parquet, npy
     #[arg(long, value_name = "FILE")]
@@ -63,7 +64,7 @@ pub struct Args {
     #[arg(long, requires = "plot")]
     pub sorted: bool,
     /// Resamples of --table bootstrap
-    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = whole(1..=100_000u32))]
     pub resamples: u32,
     /// Seed of the resamples
     #[arg(long, value_name = "N", default_value_t = 0)]

@@ -29,6 +29,7 @@ use crate::engine::device::DeviceArgs;
 use crate::engine::{self, Setup};
 use crate::interrupt;
 use crate::output::human_bytes;
+use crate::values::{at_least, whole};
 
 /// Run a model and record which experts every token uses and which bytes of the file that touches
 ///
@@ -51,7 +52,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE.jsonl")]
     prompts: Option<PathBuf>,
     /// Tokens to generate, for each sequence
-    #[arg(short, long, value_name = "N", default_value_t = 64)]
+    #[arg(short, long, value_name = "N", default_value_t = 64, value_parser = at_least(0u32))]
     n_predict: u32,
     /// Run directory to write [default: runs/<time>]
     #[arg(long, value_name = "DIR")]
@@ -60,13 +61,13 @@ pub struct Args {
     #[arg(long)]
     force: bool,
     /// Threads that compute, 1 to 1024 [default: one a core]
-    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(short, long, value_name = "N", value_parser = whole(1..=1024u16))]
     threads: Option<u16>,
     /// Prompt tokens evaluated at once (llama.cpp's ubatch)
-    #[arg(short, long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    #[arg(short, long, value_name = "N", default_value_t = 512, value_parser = whole(1u32..=1 << 20))]
     batch_size: u32,
     /// Positions that a sequence may have [default: the model's training context]
-    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    #[arg(short, long, value_name = "N", value_parser = whole(1u32..=1 << 24))]
     ctx_size: Option<u32>,
     /// Temperature of the choice; 0 takes the most likely token
     #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true, value_parser = temperature)]
@@ -87,7 +88,7 @@ pub struct Args {
     #[arg(long)]
     ignore_eos: bool,
     /// Stop, with a whole run, before trace.bin grows over this size
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = at_least(1u64))]
     max_trace_mib: Option<u64>,
     /// What to record: everything, the expert operations alone (a tenth of it), or nothing
     #[arg(long, value_enum, default_value_t)]

@@ -27,6 +27,7 @@ use crate::engine::native;
 use crate::interrupt;
 use crate::output::{self, Format, write_rows};
 use crate::traces::{self, TraceArgs};
+use crate::values::{at_least, whole};
 use report::{Bandwidths, COLUMNS, Report};
 
 /// Run the MoE layers of a model with the routing of a trace, and measure them
@@ -43,19 +44,19 @@ pub struct Args {
     #[command(flatten)]
     trace: TraceArgs,
     /// Threads that compute, 1 to 1024 [default: one a core]
-    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(short, long, value_name = "N", value_parser = whole(1..=1024u16))]
     threads: Option<u16>,
     /// Stop after the pass that the N-th token of the trace is in [default: all]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = at_least(1u64))]
     tokens: Option<u64>,
     /// Prompt tokens computed at once, where the trace does not tell its batches
-    #[arg(short, long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    #[arg(short, long, value_name = "N", default_value_t = 512, value_parser = whole(1u32..=1 << 20))]
     batch_size: u32,
     /// Seed of the activations
     #[arg(short, long, value_name = "N", default_value_t = 0)]
     seed: u64,
     /// Measured runs over the trace; times are their mean
-    #[arg(short, long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(short, long, value_name = "N", default_value_t = 3, value_parser = at_least(1u32))]
     repetitions: u32,
     /// Record one more run over the trace, its expert operations, into a run directory
     #[arg(long, value_name = "DIR")]

@@ -3,6 +3,8 @@
 use moe_analysis::simulate::{ExpertTime, Machine};
 use moe_placement::plan::MIB;
 
+use crate::values::at_least;
+
 /// Numbers for tokens per second; measured ones make honest bounds.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "What hits are worth")]
@@ -24,7 +26,8 @@ pub struct MachineArgs {
         long,
         value_name = "MIB",
         requires = "memory_gb_s",
-        default_value_t = 0
+        default_value_t = 0,
+        value_parser = at_least(0u32)
     )]
     dense_mib: u32,
     /// What else a token takes
