@@ -171,3 +171,9 @@ fn usage_error(error: &clap::Error) -> String {
     });
     number.unwrap_or_else(|| line.to_owned())
 }
+
+/// The name of the first option that was given.
+pub fn first_given<const N: usize>(options: [(&'static str, bool); N]) -> Option<&'static str> {
+    let mut given = options.into_iter().filter(|(_, is_given)| *is_given);
+    given.next().map(|(name, _)| name)
+}

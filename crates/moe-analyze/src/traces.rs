@@ -11,7 +11,7 @@ use moe_trace::foreign::{self, Detected, Facts, ForeignError, Input, Options, Si
 use moe_trace::manifest::Manifest;
 use moe_trace::ops::OpTable;
 
-use crate::cli::Context;
+use crate::cli::{Context, first_given};
 use crate::inputs::Kind;
 use crate::values::whole;
 
@@ -108,12 +108,10 @@ impl ToldArgs {
 
     /// The first option that is named.
     pub fn named(&self) -> Option<&'static str> {
-        let options = [
+        first_given([
             ("--top-k", self.top_k.is_some()),
             ("--ops", self.ops.are_named()),
-        ];
-        let mut named = options.into_iter().filter(|(_, is_named)| *is_named);
-        named.next().map(|(option, _)| option)
+        ])
     }
 
     /// Refuses what applies to none of the traces.

@@ -272,28 +272,16 @@ impl<'g> MoeLayer<'g> {
         let routing = &mut s.routing;
         ops.begin_post_fetch(il, &self.down, routing);
         ops.gate_up(il, [gate, up], glu, x, routing, [&mut s.gate, &mut s.up]);
+        let chosen = match &self.shared {
+            Some(_) => &mut s.shared.chosen,
+            None => &mut *out,
+        };
+        let (hidden, experts) = (&mut s.gate, &mut s.down);
+        ops.down_and_merge(il, down, weights_name, hidden, routing, experts, chosen);
         let Some(shared) = &self.shared else {
-            ops.down_and_merge(
-                il,
-                down,
-                weights_name,
-                &mut s.gate,
-                routing,
-                &mut s.down,
-                out,
-            );
             return;
         };
         let (chosen, own) = (&mut s.shared.chosen, &mut s.shared.out);
-        ops.down_and_merge(
-            il,
-            down,
-            weights_name,
-            &mut s.gate,
-            routing,
-            &mut s.down,
-            chosen,
-        );
         shared
             .ffn
             .forward(ops, &mut s.ffn, name("ffn_shexp"), x, own);

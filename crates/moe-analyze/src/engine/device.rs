@@ -10,7 +10,7 @@ use moe_executor::cuda::post_fetch::Settings;
 use moe_executor::cuda::{Device, Gpu, Policy};
 use moe_executor::placement::{Override, Placement};
 
-use crate::cli::Context;
+use crate::cli::{Context, first_given};
 
 /// Values of `--device`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -167,12 +167,6 @@ impl PostFetchArgs {
             fault: None,
         })
     }
-}
-
-/// The name of the first option that was given.
-fn first_given<const N: usize>(options: [(&'static str, bool); N]) -> Option<&'static str> {
-    let mut given = options.into_iter().filter(|(_, is_given)| *is_given);
-    given.next().map(|(name, _)| name)
 }
 
 /// The value of an option or of its variable, and what it is called. A variable that is set but empty is as none.

@@ -158,46 +158,54 @@ impl Ops<'_> {
         experts: &mut Activation,
         dst: &mut Activation,
     ) {
-        let Some(hidden) = self.hidden.take().filter(|_| !self.fetches) else {
+        let Some(start) = self.down_of_token(il, &projection, src.rows, routing, experts, dst)
+        else {
             self.project(il, projection, src, routing, experts);
             return self.merge_experts(il, weights_name, routing, experts, dst);
         };
-        let start = self.start();
-        let Linear { weights, bias } = projection.linear;
-        let k = routing.n_expert_used;
-        experts.shape(projection.names[0], weights.n_out, src.rows);
-        dst.shape(NodeName::of("ffn_moe_out", il), weights.n_out, 1);
-        let resident = self.device.as_mut().and_then(|device| {
-            let weights = device.resident(weights)?;
-            device.kernels().takes_down(&weights, k).then_some(weights)
-        });
-        let done = resident.is_some_and(|weights| {
-            self.on(Side::Gpu, |device| {
-                let gpu = device.gpu();
-                let [ids, router] = [routing.ids.device(gpu)?, routing.weights.device(gpu)?];
-                let product = Down {
-                    weights,
-                    bias: device.optional(bias.as_ref())?,
-                    ids,
-                    router,
-                    k,
-                    quantized: hidden,
-                    out: dst.values.fill_device(device.gpu())?,
-                };
-                // Nothing is written there; what is recorded of it is the GPU's.
-                experts.values.fill_device(device.gpu())?;
-                device.kernels().down(device.stream(), &product)
-            })
-        });
-        if !done {
-            self.project(il, projection, src, routing, experts);
-            return self.merge_experts(il, weights_name, routing, experts, dst);
-        }
         let lanes = Lanes::All(lane::GPU_RESIDENT);
         let at = At { il, start, lanes };
         self.project_rows(&at, &projection, src, routing, experts, true);
         let start = self.recorder.start();
         self.merge_rows(il, start, weights_name, routing, experts, dst, true);
+    }
+
+    /// The weighted sum of one token's experts on the GPU, where its gate and up left their results quantized and down lives
+    /// there. Gives when it began, if it did.
+    fn down_of_token(
+        &mut self,
+        il: usize,
+        projection: &Projection,
+        entries: usize,
+        routing: &mut Routing,
+        experts: &mut Activation,
+        dst: &mut Activation,
+    ) -> Option<Instant> {
+        let quantized = self.hidden.take().filter(|_| !self.fetches)?;
+        let down = projection.linear;
+        let weights = self.device.as_mut()?.resident(&down.weights)?;
+        let start = self.start();
+        experts.shape(projection.names[0], weights.n_out, entries);
+        dst.shape(NodeName::of("ffn_moe_out", il), weights.n_out, 1);
+        let mut has_kernel = false;
+        let done = self.on(Side::Gpu, |device| {
+            let gpu = device.gpu();
+            let [ids, router] = [routing.ids.device(gpu)?, routing.weights.device(gpu)?];
+            let product = Down {
+                weights,
+                bias: device.optional(down.bias.as_ref())?,
+                ids,
+                router,
+                k: routing.n_expert_used,
+                quantized,
+                out: dst.values.fill_device(device.gpu())?,
+            };
+            // Nothing is written there; what is recorded of it is the GPU's.
+            experts.values.fill_device(device.gpu())?;
+            has_kernel = device.kernels().down(device.stream(), &product)?;
+            Ok(())
+        });
+        (done && has_kernel).then_some(start)
     }
 
     /// Product of every row of `src (token, slot, n_in)` with its expert, into `dst (token, slot, n_out)`.

@@ -144,7 +144,7 @@ impl Bench {
                     quantized,
                     out: sum,
                 };
-                return kernels.down(stream, &product);
+                return kernels.down(stream, &product).map(|_| ());
             }
             let product = MulMatId {
                 weights: down_weights(i),

@@ -179,10 +179,13 @@ struct MXFP4 : Block32 {
     static constexpr unsigned SIZE = 17;
     using Raw = Words<5, 1>;
     __device__ static Raw load(const byte* row, unsigned u) { return Raw(row + u * SIZE); }
-    __device__ static void decode(const Raw& raw, unsigned, Unit& out) {
-        // Codes are twice the value, the scale is half of 2^(e - 127); the two smallest are subnormal.
+    // Codes are twice the value, the scale is half of 2^(e - 127); the two smallest are subnormal.
+    __device__ static float scale(const Raw& raw) {
         const unsigned e = raw.words[0] >> raw.shift & 255;
-        out.scale[0] = __uint_as_float(e < 2 ? 0x00200000 << e : (e - 1) << 23);
+        return __uint_as_float(e < 2 ? 0x00200000 << e : (e - 1) << 23);
+    }
+    __device__ static void decode(const Raw& raw, unsigned, Unit& out) {
+        out.scale[0] = scale(raw);
         const unsigned table[4] = {0x03020100, 0x0c080604, 0xfdfeff00, 0xf4f8fafc};
 #pragma unroll
         for (unsigned i = 0; i < 4; i++) look_up(table, raw.at(1 + 4 * i), out.codes[i], out.codes[4 + i]);

@@ -2,7 +2,7 @@
 // as many weights at once as one lane can hold.
 //
 // A kind V has
-//   UNIT, BLOCK, SIZE            weights of a piece; weights and bytes of a block
+//   UNIT, SIZE                   weights of a piece; bytes of a block
 //   stage, Staged, at            activations as the products want them, in shared memory
 //   dot(words, at, u, x, ux)     the product of piece u of a row that begins at byte `at` of `words`, with piece `ux` of x
 #pragma once
@@ -102,7 +102,7 @@ struct Codes {
 // Blocks of 32 weights.
 template <class F>
 struct LaneBlock : Codes<32, Straight<2>> {
-    static constexpr unsigned BLOCK = 32, SIZE = F::SIZE;
+    static constexpr unsigned SIZE = F::SIZE;
     __device__ float dot(const unsigned* words, unsigned at, unsigned u, const Staged& x, unsigned ux) const {
         const typename F::Raw raw(words, at + u * SIZE);
         Unit unit;
@@ -121,7 +121,6 @@ struct LaneBlock : Codes<32, Straight<2>> {
 
 // Sixty-four weights with the low and the high halves of 32 bytes, in two groups.
 struct LanePairK : Codes<64, Straight<4>> {
-    static constexpr unsigned BLOCK = 256;
     // The scales and minima of both groups, in two bytes each; as `scale_and_min`.
     __device__ static void scales(const uint4& head, unsigned pair, unsigned& scale, unsigned& min) {
         const unsigned shift = pair % 2 * 16;
@@ -187,7 +186,7 @@ struct LaneQ5_K : LanePairK {
 };
 
 struct LaneQ6_K : Codes<64, Strided> {
-    static constexpr unsigned BLOCK = 256, SIZE = 210;
+    static constexpr unsigned SIZE = 210;
     __device__ float dot(const unsigned* words, unsigned at, unsigned u, const Staged& x, unsigned ux) const {
         const unsigned block = at + u / 4 * SIZE, half = u / 2 % 2, side = u % 2;
         const Words<5, 2> ql[2] = {{words, block + half * 64 + side * 16}, {words, block + half * 64 + 32 + side * 16}};
@@ -200,7 +199,7 @@ struct LaneQ6_K : Codes<64, Strided> {
 #pragma unroll
         for (unsigned q = 0; q < 4; q++) {
             const Group g = x.groups[group + q];
-            sum[q] = -32 * (int(g.sums << (side ? 0 : 16)) >> 16);
+            sum[q] = -32 * g.sum(side);
             by[q] = g.scale;
         }
 #pragma unroll
@@ -224,7 +223,7 @@ struct LaneQ6_K : Codes<64, Strided> {
 
 // Nibble after nibble, as they lie: codes of the first and of the second half take turns, and so do the activations.
 struct LaneMXFP4 : Codes<32, Interleaved> {
-    static constexpr unsigned BLOCK = 32, SIZE = 17;
+    static constexpr unsigned SIZE = 17;
     // Twice the magnitudes. Blocks have no second dimension: what is added is 0, and keeps the compiler from taking them for
     // constants, which it would move into a register before each permutation.
     unsigned table[2];
@@ -243,8 +242,6 @@ struct LaneMXFP4 : Codes<32, Interleaved> {
             positive = dot_four(permute(table[0], table[1], qs >> 16), codes[2 * i + 1], positive);
             negative = dot_four(permute(table[0], table[1], flipped >> 16), codes[2 * i + 1], negative);
         }
-        const unsigned e = raw.words[0] >> raw.shift & 255;
-        const float scale = __uint_as_float(e < 2 ? 0x00200000 << e : (e - 1) << 23);
-        return x.groups[ux].scale * (scale * (positive - negative));
+        return x.groups[ux].scale * (MXFP4::scale(raw) * (positive - negative));
     }
 };

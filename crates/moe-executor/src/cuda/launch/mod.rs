@@ -91,6 +91,11 @@ impl Kernels {
     }
 }
 
+/// The one for weights of a type.
+fn of_type<T>(all: &[(GgmlType, T)], ty: GgmlType) -> Option<&T> {
+    all.iter().find(|(known, _)| *known == ty).map(|(_, it)| it)
+}
+
 /// A grid of `blocks` of `threads` each, without dynamic shared memory.
 fn grid(blocks: usize, threads: usize) -> LaunchConfig {
     // More blocks than a grid takes are refused by the driver, not cut.

@@ -6,7 +6,7 @@
 use cudarc::driver::{CudaStream, LaunchConfig};
 use moe_gguf::GgmlType;
 
-use super::{Kernels, grid};
+use super::{Kernels, grid, of_type};
 use crate::cpu::glu::Glu;
 use crate::cuda::module::{self, Module, args};
 use crate::cuda::{Error, Ptr, Result};
@@ -98,7 +98,7 @@ pub(super) fn code(glu: Option<Glu>) -> u32 {
 impl Kernels {
     /// Whether there are products for weights of a type.
     pub fn supports(ty: GgmlType) -> bool {
-        module::PRODUCTS.iter().any(|(known, _)| *known == ty)
+        of_type(&module::PRODUCTS, ty).is_some()
     }
 
     /// Bytes of scratch memory for a product of `rows` rows of `n_in` activations: a code an element; a scale and the sums of
@@ -273,8 +273,7 @@ impl Kernels {
     }
 
     fn products(&self, ty: GgmlType) -> Result<&Module> {
-        let found = self.products.iter().find(|(known, _)| *known == ty);
-        found.map(|(_, module)| module).ok_or(Error::Unsupported {
+        of_type(&self.products, ty).ok_or(Error::Unsupported {
             kernel: "mul_mat",
             what: format!("weights of type {ty}"),
         })

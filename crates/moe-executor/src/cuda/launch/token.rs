@@ -4,9 +4,9 @@ use cudarc::driver::{CudaStream, LaunchConfig};
 use moe_gguf::GgmlType;
 
 use super::products::code;
-use super::{GateUp, Kernels, Weights};
-use crate::cuda::module::{self, Arg, Module, args};
-use crate::cuda::{Error, Ptr, Result};
+use super::{GateUp, Kernels, Weights, of_type};
+use crate::cuda::module::{self, Arg, args};
+use crate::cuda::{Ptr, Result};
 
 /// `out = Σ weights[i] · (down of expert ids[i] · hidden[i] + bias of expert ids[i])`, the experts of one token.
 #[derive(Clone, Copy, Debug)]
@@ -122,7 +122,7 @@ impl Kernels {
         let limit = self.shared_up_to(SHARED);
         // A warp has several rows, one after the other: it can always use all slots.
         let cut = cut(gate, (GATE_WARPS, SLOTS, 2), gate.n_in, limit);
-        let (Some(module), Some(cut)) = (self.token_module(gate.ty), cut) else {
+        let (Some(module), Some(cut)) = (of_type(&self.token, gate.ty), cut) else {
             return Ok(None);
         };
         let grid = LaunchConfig {
@@ -159,29 +159,18 @@ impl Kernels {
 
     /// Whether there are kernels for one token's experts of a type.
     pub fn supports_token(ty: GgmlType) -> bool {
-        module::TOKEN.iter().any(|(known, _)| *known == ty)
+        of_type(&module::TOKEN, ty).is_some()
     }
 
-    /// Whether [`Kernels::down`] can compute down products of `k` experts a token.
-    pub fn takes_down(&self, weights: &Weights, k: usize) -> bool {
-        self.token_module(weights.ty).is_some() && self.cut_down(weights, k).is_some()
-    }
-
-    /// The weighted sum of one token's experts.
+    /// The weighted sum of one token's experts, if there is a kernel for the type and room. Gives whether it did.
     ///
     /// # Errors
-    /// No kernel for the type or no room ([`Kernels::takes_down`]), or the driver's.
-    pub fn down(&self, stream: &CudaStream, product: &Down) -> Result<()> {
+    /// The driver's.
+    pub fn down(&self, stream: &CudaStream, product: &Down) -> Result<bool> {
         let (weights, k) = (&product.weights, product.k);
-        let module = self.token_module(weights.ty);
+        let module = of_type(&self.token, weights.ty);
         let Some((module, (cut, warps))) = module.zip(self.cut_down(weights, k)) else {
-            return Err(Error::Unsupported {
-                kernel: "down",
-                what: format!(
-                    "{k} experts of {} rows of type {}",
-                    weights.n_out, weights.ty
-                ),
-            });
+            return Ok(false);
         };
         let grid = LaunchConfig {
             grid_dim: (weights.n_out.div_ceil(warps) as u32, 1, 1),
@@ -202,16 +191,12 @@ impl Kernels {
             product.out,
         ];
         let args = [&args[..], &cut.args()].concat();
-        module.launch(stream, "down", grid, &args)
+        module.launch(stream, "down", grid, &args)?;
+        Ok(true)
     }
 
     fn shared_up_to(&self, bytes: usize) -> usize {
         bytes.min(self.shared.saturating_sub(STATIC))
-    }
-
-    fn token_module(&self, ty: GgmlType) -> Option<&Module> {
-        let mut modules = self.token.iter();
-        modules.find(|(known, _)| *known == ty).map(|(_, it)| it)
     }
 
     /// How down's rows are cut, and the warps of a block.
