@@ -14,11 +14,8 @@ moe_analyze=${MOE_ANALYZE:-target/release/moe-analyze}
 tests=${TESTS:-target/release/deps}
 work=${WORK:-$(mktemp -d)}
 
-echo "date       $(date -u +%F)"
-echo "machine    $(lscpu | sed -n 's/^Model name: *//p' | head -1), $(nproc) CPUs, $(uname -sr)"
+source docs/measurements/head.sh
 echo "gpu        $(nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader)"
-echo "program    $("$moe_analyze" --version)"
-[ -z "${NOTE:-}" ] || echo "note       $NOTE"
 
 # A model of a known shape, made once.
 model() {
