@@ -3,11 +3,19 @@
 
 mod reference;
 
-use moe_executor::Model;
-use moe_executor::cuda::post_fetch::{Fault, Settings};
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use moe_executor::cpu::threads::Threads;
+use moe_executor::cuda::post_fetch::{Fault, Settings, State};
 use moe_executor::cuda::{Device, Gpu, Policy};
+use moe_executor::generate::Decode;
 use moe_executor::placement::Placement;
+use moe_executor::recorder::Recorder;
+use moe_executor::session::Logits;
+use moe_executor::{Model, Session};
 use moe_gguf::Gguf;
+use moe_trace::record::PHASE_PROMPT;
 use reference::{Bounds, Distance, F16, PROMPTS, QUANTIZED, distances, fixtures};
 
 /// As wide as the quantized bounds of the host, which are 1.25 times llama.cpp's own spread.
@@ -101,7 +109,16 @@ fn experts_copied_when_they_are_chosen() {
 
 #[test]
 fn down_travels_while_the_host_computes() {
-    case(Policy::PostFetch).holds(&MODELS, &PROMPTS);
+    for own_thread in [true, false] {
+        let travels = Case {
+            post_fetch: Settings {
+                own_thread,
+                ..Settings::default()
+            },
+            ..case(Policy::PostFetch)
+        };
+        travels.holds(&MODELS, &PROMPTS);
+    }
 }
 
 #[test]
@@ -153,6 +170,11 @@ fn settings_of_post_fetch() {
             ..given
         },
         Settings {
+            own_thread: false,
+            block_on_miss: false,
+            ..given
+        },
+        Settings {
             cpu_limit: Some(1),
             ..given
         },
@@ -171,15 +193,57 @@ fn settings_of_post_fetch() {
 
 #[test]
 fn whatever_fails_the_host_does() {
-    for fault in [Fault::Alloc, Fault::Copy, Fault::Kernel] {
+    for fault in [Fault::Alloc, Fault::Copy, Fault::LaterCopy, Fault::Kernel] {
+        for own_thread in [true, false] {
+            let failing = Case {
+                post_fetch: Settings {
+                    fault: Some(fault),
+                    own_thread,
+                    ..Settings::default()
+                },
+                ..case(Policy::PostFetch)
+            };
+            failing.holds(&MODELS, &["python", "long"]);
+        }
+    }
+}
+
+/// Only the first transfer of each layer begins; the thread of its own hears of the others' failure.
+#[test]
+fn what_began_is_used_and_what_did_not_is_told() {
+    if let Err(missing) = Gpu::look() {
+        println!("not run: {missing}");
+        return;
+    }
+    let gguf = Gguf::open(fixtures().join("tiny-qwen3moe-Q4_K_M.gguf")).unwrap();
+    let model = Model::load(&gguf).unwrap();
+    let (n_layer, k) = (model.hparams().n_layer, model.hparams().n_expert_used);
+    for own_thread in [true, false] {
         let failing = Case {
             post_fetch: Settings {
-                fault: Some(fault),
+                fault: Some(Fault::LaterCopy),
+                own_thread,
                 ..Settings::default()
             },
             ..case(Policy::PostFetch)
         };
-        failing.holds(&MODELS, &["python", "long"]);
+        let mut device = failing.open(&gguf, &model).unwrap();
+        let told = Rc::new(RefCell::new(Vec::new()));
+        let seen = told.clone();
+        device.observe_transfers(Box::new(move |transfer| seen.borrow_mut().push(transfer)));
+        let (threads, recorder) = (Threads::new(2).unwrap(), Recorder::new(None));
+        let mut session = Session::with_device(&model, &threads, Some(device), recorder, 8);
+        session.decode(&[1], PHASE_PROMPT, Logits::Last).unwrap();
+
+        let fallbacks = &session.device().unwrap().fallbacks;
+        assert_eq!(fallbacks.ops, n_layer as u64, "one error a layer");
+        let first = fallbacks.first.as_deref();
+        assert_eq!(first, Some("a transfer was made to fail"));
+        let told = told.borrow();
+        let count = |state| told.iter().filter(|t| t.state == state).count();
+        assert_eq!(count(State::CopyInFlight), n_layer * k);
+        assert_eq!(count(State::GpuReady), n_layer);
+        assert_eq!(count(State::CpuOnly), n_layer * (k - 1));
     }
 }
 

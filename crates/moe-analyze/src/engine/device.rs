@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use anyhow::{Context as _, anyhow, bail};
 use moe_executor::Model;
+use moe_executor::cpu::threads::n_cores;
 use moe_executor::cuda::post_fetch::Settings;
 use moe_executor::cuda::{Device, Gpu, Policy};
 use moe_executor::placement::{Override, Placement};
@@ -133,7 +134,7 @@ impl PostFetchArgs {
         switch(&self.postfetch_debug, "DEBUG", false)
     }
 
-    /// The settings that options and environment say.
+    /// The settings that options and environment say; a core that computes nothing is taken to be there.
     fn settings(&self) -> anyhow::Result<Settings> {
         let given = Settings::default();
         let pad: usize = number(
@@ -164,7 +165,7 @@ impl PostFetchArgs {
                 given.dedicated_streams,
             )?,
             cpu_limit: (limit > 0).then_some(limit),
-            fault: None,
+            ..given
         })
     }
 }
@@ -210,11 +211,16 @@ fn number(
 }
 
 impl DeviceArgs {
-    /// The GPU as it is asked for; none for the processor alone.
+    /// The GPU as it is asked for, beside `n_threads` that compute; none for the processor alone.
     ///
     /// # Errors
     /// There is no GPU where one was asked for, or a setting that cannot be.
-    pub fn open<'g>(&self, model: &Model<'g>, ctx: &Context) -> anyhow::Result<Option<Device<'g>>> {
+    pub fn open<'g>(
+        &self,
+        model: &Model<'g>,
+        n_threads: usize,
+        ctx: &Context,
+    ) -> anyhow::Result<Option<Device<'g>>> {
         if self.device == Kind::Cpu {
             return Ok(None);
         }
@@ -223,7 +229,10 @@ impl DeviceArgs {
             return Ok(None);
         }
         let placement = self.placement(model.hparams().n_layer)?;
-        let settings = self.post_fetch.settings()?;
+        let settings = Settings {
+            own_thread: n_threads < n_cores(),
+            ..self.post_fetch.settings()?
+        };
         let min_batch = self.min_batch()?;
         let gpu = Gpu::open(self.vram_mib.map(|mib| mib.saturating_mul(1 << 20)))?;
         ctx.remark(format_args!(

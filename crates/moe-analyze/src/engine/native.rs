@@ -78,7 +78,7 @@ impl Engine for Native<'_> {
 
     fn session<'s>(&'s self, setup: Setup<'s>) -> anyhow::Result<Box<dyn super::Session + 's>> {
         let recorder = Recorder::new(setup.writer).with_mode(setup.mode);
-        let device = self.device.open(&self.model, &self.ctx)?;
+        let device = self.device.open(&self.model, self.threads.n(), &self.ctx)?;
         let (model, threads, n_ctx) = (&self.model, &self.threads, setup.n_ctx);
         let mut session = Session::with_device(model, threads, device, recorder, n_ctx);
         if let Some(observer) = setup.observer {

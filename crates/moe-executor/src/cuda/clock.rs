@@ -1,5 +1,6 @@
 //! Times of work on the GPU, told by events.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaEvent, CudaStream};
@@ -8,12 +9,12 @@ use super::{Error, Gpu, Result};
 
 /// A moment on a stream of the GPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Mark(usize);
+pub struct Mark(pub(super) usize);
 
 /// The moments of a pass, on any streams of one GPU. Events are made once and recorded anew in every pass.
 #[derive(Default)]
 pub(super) struct Clock {
-    events: Vec<CudaEvent>,
+    events: Vec<Arc<CudaEvent>>,
     used: usize,
     /// When the first was recorded, with nothing before it on its stream.
     origin: Option<Instant>,
@@ -36,13 +37,23 @@ impl Clock {
     /// # Errors
     /// An event cannot be made or recorded.
     pub(super) fn mark(&mut self, gpu: &Gpu, stream: &CudaStream) -> Result<Mark> {
+        let mark = self.reserve(gpu)?;
+        if let Err(source) = self.event(mark).record(stream) {
+            self.used = mark.0;
+            return Err(Error::driver("an event", source));
+        }
+        Ok(mark)
+    }
+
+    /// A moment whose [event](Clock::event) is yet to be recorded; before that it is none.
+    ///
+    /// # Errors
+    /// An event cannot be made.
+    pub(super) fn reserve(&mut self, gpu: &Gpu) -> Result<Mark> {
         let at = self.used;
         if at == self.events.len() {
-            self.events.push(gpu.event()?);
+            self.events.push(Arc::new(gpu.event()?));
         }
-        self.events[at]
-            .record(stream)
-            .map_err(|source| Error::driver("an event", source))?;
         self.used += 1;
         Ok(Mark(at))
     }
@@ -52,8 +63,8 @@ impl Clock {
         self.used.checked_sub(1).map(Mark)
     }
 
-    /// The event of a moment of this pass, for streams to wait for.
-    pub(super) fn event(&self, mark: Mark) -> &CudaEvent {
+    /// The event of a moment of this pass, for streams to wait for and other threads to record.
+    pub(super) fn event(&self, mark: Mark) -> &Arc<CudaEvent> {
         &self.events[mark.0]
     }
 

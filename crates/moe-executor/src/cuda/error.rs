@@ -30,6 +30,11 @@ pub enum Error {
         /// What failed.
         what: &'static str,
     },
+    /// The thread that starts transfers is gone.
+    #[error(
+        "the thread that starts Post-Fetch's transfers has died; the processor computed what it was given"
+    )]
+    Worker,
     /// The device cannot run the kernels.
     #[error(
         "the GPU has compute capability {}.{}; the kernels need 7.5 (Turing) or later: run on the CPU",

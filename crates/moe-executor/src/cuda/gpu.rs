@@ -150,19 +150,8 @@ impl Gpu {
     /// # Errors
     /// The copy failed.
     pub fn upload<T: IntoBytes + Immutable + ?Sized>(&self, to: Ptr, values: &T) -> Result<()> {
-        self.upload_on(&self.stream, to, values.as_bytes())
-    }
-
-    /// Copies bytes to the GPU on a stream.
-    ///
-    /// # Errors
-    /// The copy failed.
-    pub fn upload_on(&self, stream: &CudaStream, to: Ptr, bytes: &[u8]) -> Result<()> {
         self.kernels.follow_copy();
-        // SAFETY: the caller has room at `to`; memory that is not pinned is read before the call returns, pinned memory
-        // lives as long as the session.
-        unsafe { result::memcpy_htod_async(to.0, bytes, stream.cu_stream()) }
-            .map_err(|source| Error::driver("a copy to the GPU", source))
+        upload_on(&self.stream, to, values.as_bytes())
     }
 
     /// Begins to copy to pinned memory; the bytes are there once the stream has come so far.
@@ -209,4 +198,16 @@ impl Gpu {
         let waited = self.stream.synchronize();
         waited.map_err(|source| Error::driver("the GPU's work", source))
     }
+}
+
+/// Copies bytes to the GPU on a stream, by a thread that the GPU's context is bound to. Kernels that are launched behind it on
+/// the same stream have to be [told](Kernels::follow_copy).
+///
+/// # Errors
+/// The copy failed.
+pub(super) fn upload_on(stream: &CudaStream, to: Ptr, bytes: &[u8]) -> Result<()> {
+    // SAFETY: the caller has room at `to`; memory that is not pinned is read before the call returns, pinned memory lives as
+    // long as the session.
+    unsafe { result::memcpy_htod_async(to.0, bytes, stream.cu_stream()) }
+        .map_err(|source| Error::driver("a copy to the GPU", source))
 }

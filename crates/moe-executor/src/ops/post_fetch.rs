@@ -101,10 +101,10 @@ impl Ops<'_> {
             let gpu = device.gpu();
             let x = src.values.device(gpu)?;
             let ids = routing.ids.device(gpu)?;
+            places = device.land_post_fetch(routing.ids.host())?;
             let Some(post_fetch) = &mut device.post_fetch else {
                 return Ok(());
             };
-            places = post_fetch.land(&device.gpu, routing.ids.host())?;
             if places.iter().all(|&place| place == 0) {
                 return Ok(());
             }

@@ -104,7 +104,7 @@ impl Ops<'_> {
         if let Some(fault) = self.fault.take() {
             return Err(fault.into());
         }
-        if let Some(device) = &self.device {
+        if let Some(device) = &mut self.device {
             let samples = device.samples()?;
             self.recorder.transfers(&samples, self.first_position)?;
         }

@@ -87,7 +87,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let writer = writer.transpose()?;
     let interrupted = interrupt::flag()?;
 
-    let device = args.device.open(&model, ctx)?;
+    let device = args.device.open(&model, threads.n(), ctx)?;
     let silent = Recorder::new(None);
     let mut replay = Replay::new(&model, &threads, device, silent, args.seed);
     over_the_trace(&mut replay, &routes, &interrupted, &mut Report::default())?;

@@ -134,7 +134,7 @@ impl<'g> Device<'g> {
     /// Has `observer` told of every transfer of Post-Fetch.
     pub fn observe_transfers(&mut self, observer: post_fetch::Observer) {
         if let Some(post_fetch) = &mut self.post_fetch {
-            post_fetch.observer = Some(observer);
+            post_fetch.observe(observer);
         }
     }
 
@@ -142,9 +142,11 @@ impl<'g> Device<'g> {
     ///
     /// # Errors
     /// The GPU's work failed.
-    pub fn samples(&self) -> Result<Vec<Sample>> {
-        let post_fetch = self.post_fetch.as_ref();
-        post_fetch.map_or(Ok(Vec::new()), PostFetch::samples)
+    pub fn samples(&mut self) -> Result<Vec<Sample>> {
+        let post_fetch = self.post_fetch.as_mut();
+        let samples = post_fetch.map_or(Ok(Vec::new()), PostFetch::samples);
+        self.note_transfers();
+        samples
     }
 
     /// Bytes of the memory that transfers go to.
@@ -174,11 +176,33 @@ impl<'g> Device<'g> {
             Some(copy) => &copy[expert as usize * size..][..size],
             None => stack.rows(expert as usize, 0..stack.n_out),
         };
-        if let Some(error) = post_fetch.begin(&self.gpu, il, ids, tokens, size, bytes_of) {
+        // SAFETY: a session borrows its model, whose mapped files outlive it; pinned copies are kept, and dropped after
+        // `post_fetch`.
+        unsafe { post_fetch.begin(&self.gpu, il, ids, tokens, size, bytes_of) };
+        self.note_transfers();
+        true
+    }
+
+    /// Where the down matrix of each entry of `ids` lies on the GPU, 0 where the host computes: see [`PostFetch::land`].
+    ///
+    /// # Errors
+    /// A transfer failed: the host computes all.
+    pub(crate) fn land_post_fetch(&mut self, ids: &[i32]) -> Result<Vec<u64>> {
+        let Some(post_fetch) = &mut self.post_fetch else {
+            return Ok(Vec::new());
+        };
+        let places = post_fetch.land(&self.gpu, ids);
+        self.note_transfers();
+        places
+    }
+
+    /// Counts that transfers did not begin, and keeps why.
+    fn note_transfers(&mut self) {
+        let post_fetch = self.post_fetch.as_mut();
+        if let Some(error) = post_fetch.and_then(PostFetch::take_error) {
             self.fallbacks.ops += 1;
             self.fallbacks.note(&error);
         }
-        true
     }
 
     /// What becomes of experts that live with the host.

@@ -2,8 +2,18 @@
 //!
 //! A transfer begins when the router has chosen and ends before the product that needs it, or the host does that product.
 //! Nothing is kept from layer to layer.
+//!
+//! ```text
+//! main       begin: room, wait for the pad, 1st copy ──► gate and up ──────────────► land: what was started, what arrived
+//! transfers         └─ the other copies, where a core is free for it ──► outcome ────┘
+//! ```
 
-use std::fmt::{self, Display, Formatter};
+mod flights;
+mod orders;
+mod settings;
+mod worker;
+
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -12,98 +22,11 @@ use cudarc::driver::{CudaEvent, CudaStream};
 use super::clock::{Clock, Mark};
 use super::{DeviceBuffer, Error, Gpu, Ptr, Result};
 
-/// How Post-Fetch works.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Settings {
-    /// Whether it works at all.
-    pub enable: bool,
-    /// Whether the host computes all the same, for comparison.
-    pub force_cpu: bool,
-    /// Whether a product waits for a transfer that is late; if not, the host does it.
-    pub block_on_miss: bool,
-    /// Transfers of a layer at most; the host does the experts beyond them.
-    pub max_transfers: usize,
-    /// Room for the transfers of a layer, bytes; none: what the largest layer's need.
-    pub scratchpad_bytes: Option<usize>,
-    /// Whether transfers have a stream of their own; if not, they stand in the way of what the GPU computes.
-    pub dedicated_streams: bool,
-    /// Chosen experts of a token whose gate and up the host computes; the GPU does those beyond. None: the host does all.
-    pub cpu_limit: Option<usize>,
-    /// What is made to fail, for tests.
-    pub fault: Option<Fault>,
-}
-
-/// A step that is made to fail.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
-    /// The scratchpad's allocation.
-    Alloc,
-    /// Every transfer.
-    Copy,
-    /// Every product with what was transferred.
-    Kernel,
-}
-
-impl Default for Settings {
-    fn default() -> Settings {
-        Settings {
-            enable: true,
-            force_cpu: false,
-            block_on_miss: true,
-            max_transfers: 8,
-            scratchpad_bytes: None,
-            dedicated_streams: true,
-            cpu_limit: None,
-            fault: None,
-        }
-    }
-}
-
-/// What is known of the down matrix of one chosen expert. It goes from the first to the last within a layer, and is forgotten
-/// after the layer's product.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum State {
-    /// The host computes it.
-    CpuOnly,
-    /// It travels.
-    CopyInFlight,
-    /// It is there.
-    GpuReady,
-}
-
-/// What has become of the down matrix of one chosen expert; displayed in words.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Transfer {
-    /// Layer.
-    pub layer: usize,
-    /// Expert.
-    pub expert: i32,
-    /// What it has come to.
-    pub state: State,
-}
-
-impl Display for Transfer {
-    fn fmt(&self, f: &mut Formatter) -> fmt::Result {
-        let what = match self.state {
-            State::CopyInFlight => "begins to travel",
-            State::GpuReady => "is there",
-            State::CpuOnly => "is late",
-        };
-        write!(f, "layer {} expert {} {what}", self.layer, self.expert)
-    }
-}
-
-/// Called when a transfer begins, and when it has arrived or is late.
-pub type Observer = Box<dyn FnMut(Transfer)>;
-
-/// The down matrix of one chosen expert on its way.
-struct Flight {
-    expert: i32,
-    to: Ptr,
-    state: State,
-    /// The moment behind its transfer; none before that began.
-    arrived: Option<Mark>,
-}
+use flights::Flights;
+pub use flights::{Observer, State, Transfer};
+use orders::{Order, Started};
+pub use settings::{Fault, Settings};
+use worker::Worker;
 
 /// What one layer of one pass did.
 #[derive(Clone, Debug)]
@@ -126,33 +49,41 @@ pub struct Sample {
     pub product: Option<(Instant, Instant)>,
 }
 
-/// The layer that is under way.
+/// The layer that is under way, or one before it in the pass.
 struct Layer {
     il: usize,
     n_tokens: usize,
     n_experts: usize,
     n_fetched: usize,
+    /// Bytes of one of its transfers, and of all that were started.
+    expert_bytes: usize,
     bytes: u64,
-    /// Before the first and behind the last transfer.
-    transfer: Option<(Mark, Mark)>,
+    /// Before the first transfer.
+    departure: Option<Mark>,
+    /// Behind the last one that was started.
+    arrival: Option<Mark>,
     window: Option<(Instant, Instant)>,
     /// Around the product.
     product: Option<(Mark, Mark)>,
 }
 
 /// Post-Fetch on one GPU.
-pub struct PostFetch {
+pub(crate) struct PostFetch {
     settings: Settings,
     /// The stream of transfers.
     stream: Arc<CudaStream>,
+    /// The thread that starts transfers behind the first; none where this thread starts them all.
+    worker: Option<Worker<Vec<Order>, Started>>,
+    /// The flights that the worker was given and has not been asked about.
+    given: Range<usize>,
     pad: Option<DeviceBuffer>,
     /// Whether the last product has read the pad.
     pad_is_read: Option<CudaEvent>,
     clock: Clock,
-    flights: Vec<Flight>,
+    flights: Flights,
     layers: Vec<Layer>,
-    /// Told of every transfer.
-    pub observer: Option<Observer>,
+    /// The first error that nobody has asked for.
+    error: Option<Error>,
 }
 
 impl PostFetch {
@@ -161,19 +92,33 @@ impl PostFetch {
     /// # Errors
     /// The driver has no stream left.
     pub fn new(gpu: &Gpu, settings: Settings) -> Result<PostFetch> {
+        let stream = match settings.dedicated_streams {
+            true => gpu.new_stream()?,
+            false => gpu.stream().clone(),
+        };
+        let worker = (settings.own_thread && settings.dedicated_streams).then(|| {
+            let stream = stream.clone();
+            let start = move |orders: Vec<Order>| orders::start(&stream, &orders);
+            // A system that has no thread to give costs some time, and no more.
+            Worker::spawn("transfers", start).ok()
+        });
         Ok(PostFetch {
             settings,
-            stream: match settings.dedicated_streams {
-                true => gpu.new_stream()?,
-                false => gpu.stream().clone(),
-            },
+            stream,
+            worker: worker.flatten(),
+            given: 0..0,
             pad: None,
             pad_is_read: None,
             clock: Clock::default(),
-            flights: Vec::new(),
+            flights: Flights::default(),
             layers: Vec::new(),
-            observer: None,
+            error: None,
         })
+    }
+
+    /// Has `observer` told of every transfer.
+    pub fn observe(&mut self, observer: Observer) {
+        self.flights.observer = Some(observer);
     }
 
     /// How it works.
@@ -186,18 +131,27 @@ impl PostFetch {
         self.pad.as_ref().map_or(0, DeviceBuffer::size_bytes)
     }
 
+    /// The first error of a transfer since this was asked last: the host has computed what could not travel.
+    pub fn take_error(&mut self) -> Option<Error> {
+        self.error.take()
+    }
+
     /// Begins a pass; nothing is under way.
     ///
     /// # Errors
     /// An event cannot be recorded.
     pub fn begin_pass(&mut self, gpu: &Gpu) -> Result<()> {
+        self.collect();
         self.layers.clear();
         self.clock.restart(gpu, &self.stream)
     }
 
     /// Begins the transfers of the chosen experts `ids` of layer `il`, whose down matrices `bytes_of` gives, each
-    /// `expert_bytes` long. What cannot begin is left to the host; the first error is given.
-    pub fn begin<'m>(
+    /// `expert_bytes` long. What cannot begin is left to the host.
+    ///
+    /// # Safety
+    /// The bytes stay as they are while this lives.
+    pub unsafe fn begin<'m>(
         &mut self,
         gpu: &Gpu,
         il: usize,
@@ -205,32 +159,27 @@ impl PostFetch {
         n_tokens: usize,
         expert_bytes: usize,
         bytes_of: impl Fn(i32) -> &'m [u8],
-    ) -> Option<Error> {
-        self.flights.clear();
-        for &expert in ids {
-            if !self.flights.iter().any(|flight| flight.expert == expert) {
-                self.flights.push(Flight {
-                    expert,
-                    to: Ptr::NULL,
-                    state: State::CpuOnly,
-                    arrived: None,
-                });
-            }
-        }
+    ) {
+        self.collect();
+        self.flights.choose(il, ids);
         self.layers.push(Layer {
             il,
             n_tokens,
             n_experts: self.flights.len(),
             n_fetched: 0,
+            expert_bytes,
             bytes: 0,
-            transfer: None,
+            departure: None,
+            arrival: None,
             window: None,
             product: None,
         });
-        if !self.settings.enable || self.settings.force_cpu {
-            return None;
+        if self.settings.enable
+            && !self.settings.force_cpu
+            && let Err(error) = self.launch(gpu, expert_bytes, bytes_of)
+        {
+            self.error.get_or_insert(error);
         }
-        self.launch(gpu, expert_bytes, bytes_of).err()
     }
 
     fn launch<'m>(
@@ -246,25 +195,76 @@ impl PostFetch {
             let waits = self.stream.wait(read);
             waits.map_err(|source| Error::driver("a wait between streams", source))?;
         }
-        let first = self.clock.mark(gpu, &self.stream)?;
+        let departure = self.clock.mark(gpu, &self.stream)?;
+        if let Some(layer) = self.layers.last_mut() {
+            layer.departure = Some(departure);
+        }
+        let mut orders = Vec::with_capacity(fits);
         for i in 0..fits {
-            if self.settings.fault == Some(Fault::Copy) {
-                return Err(Error::Injected { what: "a transfer" });
-            }
             // Places follow one another: experts may differ in size from layer to layer.
             let to = pad.offset(i * expert_bytes);
-            gpu.upload_on(&self.stream, to, bytes_of(self.flights[i].expert))?;
-            let arrived = self.clock.mark(gpu, &self.stream)?;
-            let flight = &mut self.flights[i];
-            (flight.to, flight.state) = (to, State::CopyInFlight);
-            flight.arrived = Some(arrived);
-            if let Some(layer) = self.layers.last_mut() {
-                layer.bytes += expert_bytes as u64;
-                layer.transfer = Some((first, arrived));
-            }
-            self.tell(i);
+            let arrived = self.clock.reserve(gpu)?;
+            let expert = self.flights.plan(i, to, arrived);
+            orders.push(Order {
+                from: bytes_of(expert),
+                to,
+                arrived: self.clock.event(arrived).clone(),
+                fails: match self.settings.fault {
+                    Some(Fault::Copy) => true,
+                    Some(Fault::LaterCopy) => i > 0,
+                    _ => false,
+                },
+            });
         }
+        if !self.settings.dedicated_streams {
+            gpu.kernels().follow_copy();
+        }
+        // The worker takes a while to wake up; the first one keeps the link busy meanwhile.
+        let own = match self.worker {
+            Some(_) => fits.min(1),
+            None => fits,
+        };
+        let others = orders.split_off(own);
+        let started = orders::start(&self.stream, &orders);
+        let mut departed = 0..own;
+        if let (Some(worker), None, false) = (&self.worker, &started.error, others.is_empty()) {
+            worker.give(others);
+            self.given = own..fits;
+            departed.end = fits;
+        }
+        self.flights.depart(departed);
+        self.settle(0..own, started);
         Ok(())
+    }
+
+    /// Waits for the worker to say what it has started, if that is not known. Until then nobody may look at flights, or let
+    /// go of what transfers read, write and record.
+    fn collect(&mut self) {
+        let given = std::mem::take(&mut self.given);
+        let Some(worker) = self.worker.as_ref().filter(|_| !given.is_empty()) else {
+            return;
+        };
+        let started = worker.outcome().unwrap_or_else(|| {
+            self.worker = None;
+            Started {
+                n: 0,
+                error: Some(Error::Worker),
+            }
+        });
+        self.settle(given, started);
+    }
+
+    /// Of the flights `which`, those travel that were started; the host computes the others.
+    fn settle(&mut self, which: Range<usize>, started: Started) {
+        let begun = which.start..which.start + started.n;
+        if let (Some(layer), Some(last)) = (self.layers.last_mut(), begun.clone().last()) {
+            layer.bytes += (begun.len() * layer.expert_bytes) as u64;
+            layer.arrival = self.flights.arrived(last);
+        }
+        self.flights.stay(begun.end..which.end);
+        if let Some(error) = started.error {
+            self.error.get_or_insert(error);
+        }
     }
 
     /// The host computed gate and up from `begin` to `end`.
@@ -280,44 +280,26 @@ impl PostFetch {
     /// # Errors
     /// A transfer failed: the host computes all.
     pub fn land(&mut self, gpu: &Gpu, ids: &[i32]) -> Result<Vec<u64>> {
-        for i in 0..self.flights.len() {
-            let flight = &self.flights[i];
-            let (State::CopyInFlight, Some(arrived)) = (flight.state, flight.arrived) else {
-                continue;
-            };
-            let arrived = self.clock.event(arrived);
-            let ready = match self.settings.block_on_miss {
-                true => {
-                    gpu.kernels().follow_copy();
-                    let waits = gpu.stream().wait(arrived);
-                    waits.map_err(|source| Error::driver("a wait between streams", source))?;
-                    true
-                }
-                false => {
-                    let complete = arrived.try_is_complete();
-                    complete.map_err(|source| Error::driver("a transfer", source))?
-                }
-            };
-            self.flights[i].state = match ready {
-                true => State::GpuReady,
-                false => State::CpuOnly,
-            };
-            self.tell(i);
-        }
-        let there = |flight: &&Flight| flight.state == State::GpuReady;
-        let n_fetched = self.flights.iter().filter(there).count();
+        self.collect();
+        let (clock, waits) = (&self.clock, self.settings.block_on_miss);
+        self.flights.land(|arrived| {
+            let arrived = clock.event(arrived);
+            if !waits {
+                let complete = arrived.try_is_complete();
+                return complete.map_err(|source| Error::driver("a transfer", source));
+            }
+            gpu.kernels().follow_copy();
+            let waits = gpu.stream().wait(arrived);
+            waits.map_err(|source| Error::driver("a wait between streams", source))?;
+            Ok(true)
+        })?;
         if let Some(layer) = self.layers.last_mut() {
-            layer.n_fetched = n_fetched;
+            layer.n_fetched = self.flights.n_there();
         }
         if self.settings.fault == Some(Fault::Kernel) {
             return Err(Error::Injected { what: "a product" });
         }
-        let place = |id: &i32| {
-            let flight = self.flights.iter().find(|flight| flight.expert == *id);
-            let flight = flight.filter(|flight| flight.state == State::GpuReady);
-            flight.map_or(0, |flight| flight.to.0)
-        };
-        Ok(ids.iter().map(place).collect())
+        Ok(ids.iter().map(|&id| self.flights.place(id).0).collect())
     }
 
     /// The product on the GPU is about to be launched.
@@ -350,7 +332,8 @@ impl PostFetch {
     ///
     /// # Errors
     /// The GPU's work failed.
-    pub fn samples(&self) -> Result<Vec<Sample>> {
+    pub fn samples(&mut self) -> Result<Vec<Sample>> {
+        self.collect();
         let waited = self.stream.synchronize();
         waited.map_err(|source| Error::driver("the transfers", source))?;
         let between = |marks: Option<(Mark, Mark)>| {
@@ -373,7 +356,7 @@ impl PostFetch {
                 n_experts: layer.n_experts,
                 n_fetched: fetched,
                 bytes: layer.bytes,
-                transfer: between(layer.transfer)?,
+                transfer: between(layer.departure.zip(layer.arrival))?,
                 window,
                 product: between(layer.product)?,
             });
@@ -392,7 +375,10 @@ impl PostFetch {
         let pad = match self.pad.take() {
             Some(pad) if pad.size_bytes() >= bytes => pad,
             _ => {
-                // Allocations come in the order of one stream, and another is about to write.
+                // Allocations come and go in the order of one stream; another may still write to what goes, and is about to
+                // write to what comes.
+                let waited = self.stream.synchronize();
+                waited.map_err(|source| Error::driver("the transfers", source))?;
                 let pad = gpu.alloc(bytes)?;
                 gpu.synchronize()?;
                 pad
@@ -402,17 +388,12 @@ impl PostFetch {
         self.pad = Some(pad);
         Ok(place)
     }
+}
 
-    /// Tells the observer what the transfer of a flight has come to.
-    fn tell(&mut self, flight: usize) {
-        let Flight { expert, state, .. } = self.flights[flight];
-        let layer = self.layers.last().map_or(0, |layer| layer.il);
-        if let Some(observer) = &mut self.observer {
-            observer(Transfer {
-                layer,
-                expert,
-                state,
-            });
-        }
+impl Drop for PostFetch {
+    fn drop(&mut self) {
+        // Transfers write to the pad, which goes in the order of another stream: the last is started, then all end.
+        self.worker = None;
+        let _ = self.stream.synchronize();
     }
 }
