@@ -2,7 +2,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use crate::cuda::{DeviceBuffer, Gpu, Ptr, Result};
+use crate::cuda::{DeviceBuffer, Gpu, Ptr, Result, Wanted};
 
 /// What can be moved as plain bytes.
 pub trait Plain: FromBytes + IntoBytes + Immutable + Copy + Default {}
@@ -90,6 +90,28 @@ impl<T: Plain> Mirrored<T> {
             self.fresh = Fresh::Both;
         }
         Ok(())
+    }
+
+    /// The copy that would bring the values to the host, if only the GPU holds them. Whoever makes it says so by
+    /// [`Mirrored::fetched`].
+    pub(crate) fn wanted(&mut self) -> Option<Wanted<'_>> {
+        let device = self
+            .device
+            .as_ref()
+            .filter(|_| self.fresh == Fresh::Device)?;
+        let bytes = self.host.as_mut_bytes();
+        let n = bytes.len().min(device.size_bytes());
+        Some(Wanted {
+            from: device.ptr(),
+            to: &mut bytes[..n],
+        })
+    }
+
+    /// The values that were [wanted](Mirrored::wanted) are on the host.
+    pub(crate) fn fetched(&mut self) {
+        if self.fresh == Fresh::Device {
+            self.fresh = Fresh::Both;
+        }
     }
 
     /// The values on the host. They must be there: see [`Mirrored::to_host`].

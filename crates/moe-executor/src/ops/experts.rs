@@ -107,8 +107,8 @@ impl Ops<'_> {
         });
         self.hidden = hidden.filter(|_| done);
         if !done {
-            self.fetch(&mut x.values);
-            self.routing_to_host(routing);
+            // Down matrices that travel are for the GPU, which then weighs the experts.
+            self.fetch_chosen(x, routing, !self.fetches);
             self.work.fill(routing.ids.host(), gate.weights.n_expert);
         }
         // The slots from here on are the GPU's, those before it the host's.
@@ -242,8 +242,7 @@ impl Ops<'_> {
             device.kernels().mul_mat_id(device.stream(), &operands)
         });
         if !done {
-            self.fetch(&mut src.values);
-            self.routing_to_host(routing);
+            self.fetch_chosen(src, routing, true);
             self.work.fill(routing.ids.host(), weights.n_expert);
         }
         let lanes = Lanes::All(if done { lane } else { lane::CPU });
@@ -326,7 +325,7 @@ impl Ops<'_> {
         let is_copied = device.policy() == Policy::Gpu
             || stacks.iter().all(|stack| device.copies_for(stack, tokens));
         if is_copied && stacks.iter().all(|stack| Kernels::supports(stack.ty)) {
-            self.routing_to_host(routing);
+            self.fetch(&mut routing.ids);
             return (Side::Gpu, lane::CACHE_MISS);
         }
         (Side::Host, lane::CPU)

@@ -31,7 +31,7 @@ impl Ops<'_> {
         {
             return;
         }
-        self.routing_to_host(routing);
+        self.fetch(&mut routing.ids);
         if let Some(device) = &mut self.device {
             self.fetches = device.begin_post_fetch(il, stack, routing.ids.host(), tokens);
         }

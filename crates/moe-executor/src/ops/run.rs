@@ -3,12 +3,12 @@
 use std::time::Instant;
 
 use crate::activation::{Activation, NodeName};
-use crate::cuda::{self, Device, Mark};
+use crate::cuda::{self, Device, Mark, Wanted};
 use crate::error::Result;
 use crate::mirrored::{Mirrored, Plain};
 use crate::ops::Ops;
 use crate::placement::Side;
-use crate::recorder::{Source, When};
+use crate::recorder::{Routing, Source, When};
 use crate::weights::Matrix;
 
 /// How the current operation ran.
@@ -69,6 +69,36 @@ impl Ops<'_> {
             // What it holds now is not what was computed; the pass ends with the error.
             values.host_mut();
         }
+        self.waited();
+    }
+
+    /// Fetches what the host is about to compute experts with, with one wait: rows, the choice, and its weights if the host
+    /// weighs the experts, too.
+    pub(super) fn fetch_chosen(&mut self, x: &mut Activation, routing: &mut Routing, weighs: bool) {
+        let weights = match weighs {
+            true => routing.weights.wanted(),
+            false => None,
+        };
+        let wanted = [x.values.wanted(), routing.ids.wanted(), weights];
+        let mut wanted: Vec<Wanted> = wanted.into_iter().flatten().collect();
+        if let Some(device) = &mut self.device
+            && wanted.len() > 1
+            && device.fetch_together(&mut wanted).is_ok()
+        {
+            x.values.fetched();
+            routing.ids.fetched();
+            if weighs {
+                routing.weights.fetched();
+            }
+            self.waited();
+        }
+        // What did not come so comes by itself.
+        self.fetch(&mut x.values);
+        self.fetch(&mut routing.ids);
+    }
+
+    /// The host has waited for the GPU.
+    fn waited(&mut self) {
         if let Some(device) = &mut self.device {
             device.host_took_over();
         }

@@ -11,6 +11,7 @@ use moe_gguf::Gguf;
 
 use super::clock::{Clock, Mark};
 use super::download::{Download, Downloads};
+use super::fetch::{Staging, Wanted};
 use super::launch::Kernels;
 use super::post_fetch::{self, PostFetch, Sample, Settings};
 use super::{DeviceBuffer, Error, Gpu, Pinned, Registered, Result};
@@ -34,6 +35,7 @@ pub struct Device<'g> {
     /// Whether the host did something since the last moment.
     host_took_over: bool,
     downloads: Downloads,
+    staging: Staging,
     /// What becomes of experts that live with the host.
     policy: Policy,
     /// Transfers beside the host's work, with the policy that has them.
@@ -95,6 +97,7 @@ impl<'g> Device<'g> {
             pinned: HashMap::new(),
             min_batch,
             downloads: Downloads::default(),
+            staging: Staging::default(),
             registered: Vec::new(),
             mapped: std::marker::PhantomData,
             fallbacks: Fallbacks::default(),
@@ -208,6 +211,14 @@ impl<'g> Device<'g> {
     /// What becomes of experts that live with the host.
     pub fn policy(&self) -> Policy {
         self.policy
+    }
+
+    /// Copies values to the host, and waits for them once.
+    ///
+    /// # Errors
+    /// There is no memory, or the GPU failed, now or in what was launched before.
+    pub(crate) fn fetch_together(&mut self, wanted: &mut [Wanted]) -> Result<()> {
+        self.staging.fetch(&self.gpu, wanted)
     }
 
     /// Begins to copy a choice to the host, for the records; nobody waits for it before the pass is over.
