@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::cuda::launch::Kernels;
+use crate::cuda::{DeviceBuffer, Gpu, Ptr};
 use crate::mirrored::Mirrored;
 
 /// Name of a graph node as llama.cpp spells it: `attn_norm-3`, `result_norm`, `cache_k_l3`.
@@ -88,6 +90,9 @@ pub struct Activation {
     pub rows: usize,
     /// The values, row after row.
     pub values: Mirrored<f32>,
+    /// One row, quantized.
+    twin: Option<DeviceBuffer>,
+    has_twin: bool,
 }
 
 impl Activation {
@@ -99,6 +104,8 @@ impl Activation {
             width: 0,
             rows: 0,
             values: Mirrored::default(),
+            twin: None,
+            has_twin: false,
         }
     }
 
@@ -108,11 +115,33 @@ impl Activation {
         self.width = width;
         self.rows = rows;
         self.values.resize(width * rows);
+        self.has_twin = false;
+    }
+
+    /// Room on the GPU for the row of an activation that has one alone, quantized: the kernel that is about to write the row
+    /// there must write this, too. Null where a row cannot be quantized, or there is no memory.
+    pub(crate) fn fill_quantized(&mut self, gpu: &Gpu) -> Ptr {
+        let bytes = Kernels::scratch_size(1, self.width);
+        let fits = |twin: &DeviceBuffer| twin.size_bytes() >= bytes;
+        if !self.twin.as_ref().is_some_and(fits) {
+            self.twin = gpu.alloc(bytes).ok();
+        }
+        self.has_twin = self.rows == 1 && self.width.is_multiple_of(32) && self.twin.is_some();
+        self.quantized()
+    }
+
+    /// The row quantized on the GPU, if the kernel that made it did that; or null.
+    pub(crate) fn quantized(&self) -> Ptr {
+        let twin = self.twin.as_ref().filter(|_| self.has_twin);
+        // What the host has written since has none.
+        let twin = twin.filter(|_| self.values.is_on_device_alone());
+        twin.map_or(Ptr::NULL, DeviceBuffer::ptr)
     }
 
     /// Takes name, shape and contents of another buffer, whose own are no longer of use.
     pub fn take(&mut self, other: &mut Activation) {
         self.shape(other.name, other.width, other.rows);
+        // The twin stays behind.
         match other.values.is_on_device_alone() {
             true => std::mem::swap(&mut self.values, &mut other.values),
             false => self.data_mut().copy_from_slice(other.data()),

@@ -75,3 +75,23 @@ fn kernels_that_may_start_early_wait() {
     }
     assert!(n > 80, "{n} kernels");
 }
+
+/// Grids of matrix-times-vector kernels are made for four blocks on a multiprocessor: each kernel must be compiled for that.
+#[test]
+fn as_many_blocks_run_at_a_time_as_grids_are_made_for() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cuda/ptx");
+    let mut n = 0;
+    for file in fs::read_dir(folder).unwrap() {
+        let path = file.unwrap().path();
+        let text = fs::read_to_string(&path).unwrap();
+        for kernel in text.split(".visible .entry ").skip(1) {
+            let name = kernel.split('(').next().unwrap();
+            if ["mat_vec_1", "mat_vec_2", "mat_vec_glu"].contains(&name) {
+                let bound = kernel.contains(".minnctapersm 4");
+                assert!(bound, "{name} in {}", path.display());
+                n += 1;
+            }
+        }
+    }
+    assert_eq!(n, 3 * 3 * 16, "three kernels, architectures, sixteen types");
+}

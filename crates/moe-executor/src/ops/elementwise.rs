@@ -3,7 +3,7 @@
 use crate::activation::{Activation, NodeName};
 use crate::buffers::Input;
 use crate::cpu::quant::dequantize_row;
-use crate::cuda::Scratch;
+use crate::cuda::{Ptr, Scratch};
 use crate::ops::{Ops, number};
 use crate::recorder::Source;
 use crate::weights::{Matrix, Vector};
@@ -75,8 +75,12 @@ impl Ops<'_> {
             let x = src.values.device(device.gpu())?;
             let out = dst.values.fill_device(device.gpu())?;
             let groups = src.values.len() / width;
+            let quantized = match groups {
+                1 => dst.fill_quantized(device.gpu()),
+                _ => Ptr::NULL,
+            };
             let kernels = device.kernels();
-            kernels.rms_norm(device.stream(), x, w, eps, width, groups, out)
+            kernels.rms_norm(device.stream(), x, w, eps, width, groups, out, quantized)
         });
         if !on_gpu {
             self.fetch(&mut src.values);

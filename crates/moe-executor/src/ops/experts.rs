@@ -7,7 +7,7 @@ use moe_trace::record::lane;
 use crate::activation::{Activation, NodeName};
 use crate::cpu::glu::Glu;
 use crate::cpu::matmul;
-use crate::cuda::launch::{Down, GateUp, Kernels, MulMatId};
+use crate::cuda::launch::{Down, GateUp, Kernels, MulMatId, Rows};
 use crate::cuda::{self, Device, Policy, Ptr, Scratch};
 use crate::ops::{Ops, number, router};
 use crate::placement::Side;
@@ -62,7 +62,10 @@ pub(super) fn experts_gate_up(
         gate_bias: device.optional(gate.bias.as_ref())?,
         up_bias: device.optional(up.bias.as_ref())?,
         glu,
-        x: x.values.device(device.gpu())?,
+        x: Rows {
+            x: x.values.device(device.gpu())?,
+            quantized: x.quantized(),
+        },
         ids: ids.offset(slot * size_of::<i32>()),
         tokens: x.rows,
         k: routing.n_expert_used - slot,

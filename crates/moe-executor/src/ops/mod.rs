@@ -21,6 +21,7 @@ use crate::activation::{Activation, NodeName};
 use crate::cpu::matmul::{self, Quantized, Worklist};
 use crate::cpu::rope::Angles;
 use crate::cpu::threads::Threads;
+use crate::cuda::launch::Rows;
 use crate::cuda::{self, Device, Ptr};
 use crate::placement::Side;
 use crate::recorder::{LaneCounts, Recorder, Routing};
@@ -176,7 +177,10 @@ impl<'a> Ops<'a> {
         let on_gpu = self.on(here, |device| {
             let w = device.matrix_or_copy(weights)?;
             let bias = device.optional(product.bias)?;
-            let x = src.values.device(device.gpu())?;
+            let x = Rows {
+                x: src.values.device(device.gpu())?,
+                quantized: src.quantized(),
+            };
             let scratch = device.quantized(src.rows, w.n_in)?;
             let out = dst.values.fill_device(device.gpu())?;
             let kernels = device.kernels();

@@ -1,8 +1,10 @@
 //! Norms, sums, activations, rotations.
 
+use half::f16;
 use moe_executor::cpu::glu::Glu;
 use moe_executor::cpu::rope::rotate;
 use moe_executor::cuda::launch::{AddNorm, Rope};
+use moe_executor::cuda::{Kernels, Ptr};
 use moe_executor::hparams::RopeLayout;
 
 use crate::device::{Device, Report, noise, wide};
@@ -44,7 +46,7 @@ fn norms() {
         let (sum, out) = (device.room(n), device.room(n));
 
         let case = format!("rms_norm {rows} × {width}");
-        let done = kernels.rms_norm(stream, px, pw, EPS, width, rows, device.at(&out));
+        let done = kernels.rms_norm(stream, px, pw, EPS, width, rows, device.at(&out), Ptr::NULL);
         let got = device.after(done, &out);
         report.compare(&case, got, &norm(&wide(&x), &weight), 2e-6);
 
@@ -71,11 +73,60 @@ fn norms() {
         let case = format!("rms_norm {rows} × {width}, in place");
         let place = device.output(&y);
         let at = device.at(&place);
-        let done = kernels.rms_norm(stream, at, pw, EPS, width, rows, at);
+        let done = kernels.rms_norm(stream, at, pw, EPS, width, rows, at, Ptr::NULL);
         let got = device.after(done, &place);
         report.compare(&case, got, &norm(&wide(&y), &weight), 2e-6);
     }
     report.finish();
+}
+
+/// A row's norm is quantized as it is made: 32 codes share a scale, amax / 127 in half precision, and two sums.
+#[test]
+fn a_norm_is_quantized_as_it_is_made() {
+    let Some(device) = Device::open() else { return };
+    for width in [32, 64, 800, 2048, 2880, 5120] {
+        let (x, weight) = (noise(width, 1), noise(width, 2));
+        let (dx, dw, out) = (
+            device.upload(&x),
+            device.upload(&weight),
+            device.room(width),
+        );
+        let twin = device.upload(&vec![0xa5u8; Kernels::scratch_size(1, width) + 8]);
+        let [px, pw, pout, ptwin] = [
+            device.at(&dx),
+            device.at(&dw),
+            device.at(&out),
+            device.at(&twin),
+        ];
+        let done = device
+            .kernels
+            .rms_norm(&device.stream, px, pw, EPS, width, 1, pout, ptwin);
+        let out = device.after(done, &out).unwrap();
+        let twin = device.download(&twin).unwrap();
+        let (codes, groups) = twin.split_at(width);
+        for (g, row) in out.chunks_exact(32).enumerate() {
+            let amax = row.iter().fold(0.0f32, |amax, x| amax.max(x.abs()));
+            let inverse = 127.0 / amax;
+            let wanted: Vec<i8> = row
+                .iter()
+                .map(|x| (x * inverse).round_ties_even() as i8)
+                .collect();
+            let got: Vec<i8> = codes[32 * g..][..32].iter().map(|c| *c as i8).collect();
+            assert_eq!(got, wanted, "group {g} of {width}");
+            let group = &groups[8 * g..][..8];
+            let scale = f32::from_le_bytes(group[..4].try_into().unwrap());
+            assert_eq!(scale, f16::from_f32(amax / 127.0).to_f32(), "group {g}");
+            for half in 0..2 {
+                let sum: i16 = wanted[16 * half..][..16]
+                    .iter()
+                    .map(|c| i16::from(*c))
+                    .sum();
+                let bytes = group[4 + 2 * half..][..2].try_into().unwrap();
+                assert_eq!(i16::from_le_bytes(bytes), sum, "group {g} of {width}");
+            }
+        }
+        assert!(groups[width / 32 * 8..].iter().all(|byte| *byte == 0xa5));
+    }
 }
 
 #[test]

@@ -233,7 +233,7 @@ fn gate_and_up() {
                 gate_bias: gate_bias.at(device),
                 up_bias: up_bias.at(device),
                 glu,
-                x: device.at(&dx),
+                x: device.at(&dx).into(),
                 ids: device.at(&ids),
                 tokens: choice.tokens,
                 k: choice.k,

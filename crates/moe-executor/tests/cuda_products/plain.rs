@@ -1,7 +1,7 @@
 //! One matrix and rows of activations.
 
 use moe_executor::cpu::quant::Kernel;
-use moe_executor::cuda::launch::Weights;
+use moe_executor::cuda::launch::{Rows, Weights};
 use moe_executor::cuda::{Kernels, Ptr};
 use moe_gguf::GgmlType;
 
@@ -32,7 +32,7 @@ fn product(
         &device.stream,
         weights,
         bias,
-        device.at(&dx),
+        device.at(&dx).into(),
         rows,
         device.at(out),
         device.at(&scratch),
@@ -124,4 +124,43 @@ fn no_number_stays_none() {
         }
     }
     report.finish();
+}
+
+/// A row that its norm has quantized gives what the product gives that quantizes it.
+#[test]
+fn a_quantized_row_gives_the_same() {
+    let Some(device) = Device::open() else { return };
+    let (kernels, stream) = (&device.kernels, &device.stream);
+    for ty in types() {
+        let (n_in, n_out) = match ty.block_size() {
+            256 => (2304, 66),
+            _ => (2880, 66),
+        };
+        let matrix = Matrices::random(ty, 1, n_in, n_out, 1);
+        let (_memory, weights) = matrix.upload(device);
+        let (x, by) = (
+            device.upload(&noise(n_in, 3)),
+            device.upload(&noise(n_in, 4)),
+        );
+        let normed = device.room(n_in);
+        let bytes = || device.upload(&vec![0xa5u8; Kernels::scratch_size(1, n_in)]);
+        let (twin, scratch) = (bytes(), bytes());
+        let [px, pby, at, quantized] = [
+            device.at(&x),
+            device.at(&by),
+            device.at(&normed),
+            device.at(&twin),
+        ];
+        let both = Rows { x: at, quantized };
+        let results = [both, at.into()].map(|rows| {
+            let out = device.room(n_out);
+            let norm = kernels.rms_norm(stream, px, pby, 1e-6, n_in, 1, at, quantized);
+            let (to, scratch) = (device.at(&out), device.at(&scratch));
+            let done = norm
+                .and_then(|()| kernels.mul_mat(stream, &weights, Ptr::NULL, rows, 1, to, scratch));
+            let out = device.after(done, &out).unwrap();
+            out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+        });
+        assert_eq!(results[0], results[1], "{ty}");
+    }
 }

@@ -3,7 +3,7 @@
 
 use cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT;
 use moe_executor::cpu::glu::Glu;
-use moe_executor::cuda::launch::{Down, GateUp, MulMatId, Weights};
+use moe_executor::cuda::launch::{Down, GateUp, MulMatId, Rows, Weights};
 use moe_executor::cuda::{Kernels, Ptr, Result};
 use moe_gguf::GgmlType;
 
@@ -108,8 +108,17 @@ impl Bench {
         let n_choices = layers.max(8);
         let ids: Vec<i32> = (0..n_choices).flat_map(choice).collect();
         let ids = self.device.upload(&ids);
-        let [x, hidden, out, scratch, work, sum, weights, quantized] =
-            [0, 1, 3, 5, 6, 7, 0, 2].map(|i| self.part(i));
+        let [
+            x,
+            hidden,
+            out,
+            scratch,
+            work,
+            sum,
+            weights,
+            quantized,
+            x_quantized,
+        ] = [0, 1, 3, 5, 6, 7, 0, 2, 4].map(|i| self.part(i));
         let base = |i: usize| i % layers * layer;
         let ids = |i: usize| self.device.at(&ids).offset(i % n_choices * tokens * k * 4);
         let gate_up = |i: usize| {
@@ -119,7 +128,11 @@ impl Bench {
                 gate_bias: Ptr::NULL,
                 up_bias: Ptr::NULL,
                 glu: Glu::Swiglu,
-                x,
+                // One row is quantized by the norm that makes it.
+                x: Rows {
+                    x,
+                    quantized: x_quantized,
+                },
                 ids: ids(i),
                 tokens,
                 k,
@@ -203,7 +216,7 @@ impl Bench {
         let seconds = self.time(if rows == 1 { 100 } else { 10 }, |i| {
             let weights = self.matrices(ty, n_in, n_out, i % turns * step);
             let (kernels, stream) = (&self.device.kernels, &self.device.stream);
-            kernels.mul_mat(stream, &weights, Ptr::NULL, x, rows, out, scratch)
+            kernels.mul_mat(stream, &weights, Ptr::NULL, x.into(), rows, out, scratch)
         });
         let what = format!("mul_mat {ty} {n_out} × {n_in}, {rows} rows");
         self.report(&what, size, 2 * rows * n_in * n_out, seconds);

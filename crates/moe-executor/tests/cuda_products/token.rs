@@ -1,8 +1,8 @@
 //! The experts of one token: gate, up and activation, and down with the weighted sum.
 
 use moe_executor::cpu::glu::Glu;
-use moe_executor::cuda::Kernels;
-use moe_executor::cuda::launch::{Down, GateUp};
+use moe_executor::cuda::launch::{Down, GateUp, Rows};
+use moe_executor::cuda::{Kernels, Ptr};
 use moe_gguf::GgmlType;
 
 use crate::device::{Device, Report, noise};
@@ -68,11 +68,24 @@ fn one_token() {
             let biases = [bias(n_ff, 6), bias(n_ff, 7), bias(n_out, 8)];
             let [gate_bias, up_bias, down_bias] = &biases;
             let glu = [Glu::Swiglu, Glu::SwigluOai][i % 2];
-            // Small: what is squared must stay far from the largest f16, which a group's scale is kept in.
-            let x: Vec<f32> = noise(n_in, 2).iter().map(|x| x / 64.0).collect();
+            // A norm's; small: what is squared must stay far from the largest f16, which a group's scale is kept in.
+            let (kernels, stream) = (&device.kernels, &device.stream);
+            let by = device.upload(&vec![1.0f32 / 4096.0; n_in]);
+            let (before, normed) = (device.upload(&noise(n_in, 2)), device.room(n_in));
+            let twin = device.upload(&vec![0xa5u8; Kernels::scratch_size(1, n_in)]);
+            let [from, by, at, quantized] = [
+                device.at(&before),
+                device.at(&by),
+                device.at(&normed),
+                device.at(&twin),
+            ];
+            let done = kernels.rms_norm(stream, from, by, 0.0, n_in, 1, at, quantized);
+            let x = device.after(done, &normed).unwrap();
+            // By the norm, or by a kernel of its own.
+            let x_quantized = if with_bias { quantized } else { Ptr::NULL };
             let router = noise(k, 3);
             let (ids, work) = (device.upload(&choice.ids), choice.work(device));
-            let (dx, drouter) = (device.upload(&x), device.upload(&router));
+            let drouter = device.upload(&router);
             let (hidden, out) = (device.room(k * n_ff), device.room(n_out));
             let bytes = |rows, n| device.upload(&vec![0xa5u8; Kernels::scratch_size(rows, n)]);
             let (quantized, scratch) = (bytes(k, n_ff), bytes(1, n_in));
@@ -82,7 +95,10 @@ fn one_token() {
                 gate_bias: gate_bias.at(device),
                 up_bias: up_bias.at(device),
                 glu,
-                x: device.at(&dx),
+                x: Rows {
+                    x: at,
+                    quantized: x_quantized,
+                },
                 ids: device.at(&ids),
                 tokens: 1,
                 k,
@@ -101,7 +117,6 @@ fn one_token() {
                 quantized: device.at(&quantized),
                 out: device.at(&out),
             };
-            let (kernels, stream) = (&device.kernels, &device.stream);
             // Both at once: the second may begin early.
             let case = format!("token {ty} {down_ty} {glu:?} {n_out} × {n_ff} × {n_in}, {choice}");
             let done = kernels

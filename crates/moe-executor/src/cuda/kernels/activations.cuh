@@ -79,18 +79,24 @@ __device__ inline void quantize_row(const float* x, unsigned n, int4* codes, Gro
     }
 }
 
+// Copies a row with all threads of the block.
+__device__ inline void copy_row(const Activations& from, size_t row, int4* codes, Group* groups) {
+    for (unsigned i = threadIdx.x; i < from.n_in / 32; i += blockDim.x) {
+        const int4* source = from.codes_of(row) + 2 * i;
+        const int4 a = source[0], b = source[1];
+        codes[2 * i] = a;
+        codes[2 * i + 1] = b;
+        groups[i] = from.groups_of(row)[i];
+    }
+}
+
 // One activation of each lane, a group in all.
 __device__ inline void quantize_one(float x, signed char* codes, Group* group) {
-    unsigned most = __float_as_uint(x) & 0x7fffffff;
-#pragma unroll
-    for (unsigned step = WARP / 2; step > 0; step /= 2) most = max(most, __shfl_xor_sync(ALL_LANES, most, step));
+    const unsigned most = warp_max(__float_as_uint(x) & 0x7fffffff);
     const float amax = __uint_as_float(most);
     const int code = __float2int_rn(x * (most == 0 ? 0 : __fdiv_rn(127, amax)));
     const unsigned lane = threadIdx.x % WARP;
     codes[lane] = code;
-    int sum = code;
-#pragma unroll
-    for (unsigned step = WARP / 4; step > 0; step /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, step);
-    const int second = __shfl_down_sync(ALL_LANES, sum, WARP / 2);
-    if (lane == 0) *group = {round_to_half(__fdiv_rn(amax, 127)), (unsigned(sum) & 0xffff) | unsigned(second) << 16};
+    const int2 sums = sums_of_halves(code);
+    if (lane == 0) *group = {round_to_half(__fdiv_rn(amax, 127)), (unsigned(sums.x) & 0xffff) | unsigned(sums.y) << 16};
 }

@@ -20,3 +20,38 @@ __device__ inline float warp_max(float x) {
     for (unsigned step = WARP / 2; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, step));
     return x;
 }
+__device__ inline unsigned warp_max(unsigned x) {
+#if __CUDA_ARCH__ >= 800
+    return __reduce_max_sync(ALL_LANES, x);
+#else
+#pragma unroll
+    for (unsigned step = WARP / 2; step > 0; step /= 2) x = max(x, __shfl_xor_sync(ALL_LANES, x, step));
+    return x;
+#endif
+}
+
+// The sums over the first sixteen lanes and over the others, in every lane.
+__device__ inline int2 sums_of_halves(int x) {
+    const bool second = threadIdx.x & 16;
+#if __CUDA_ARCH__ >= 800
+    return {__reduce_add_sync(ALL_LANES, second ? 0 : x), __reduce_add_sync(ALL_LANES, second ? x : 0)};
+#else
+#pragma unroll
+    for (unsigned step = WARP / 4; step > 0; step /= 2) x += __shfl_xor_sync(ALL_LANES, x, step);
+    const int other = __shfl_xor_sync(ALL_LANES, x, 16);
+    return {second ? other : x, second ? x : other};
+#endif
+}
+
+// The sums of `a` over a warp, in its first 16 lanes, and of `b`, in the others.
+__device__ inline float warp_sum_of_two(float a, float b) {
+    const bool second = threadIdx.x & 16;
+    float mine = second ? b : a;
+    mine += __shfl_xor_sync(ALL_LANES, second ? a : b, 16);
+#pragma unroll
+    for (unsigned step = 8; step > 0; step /= 2) mine += __shfl_xor_sync(ALL_LANES, mine, step);
+    return mine;
+}
+
+// Has a value computed here and not later.
+__device__ inline void compute_now(unsigned& x) { asm volatile("" : "+r"(x)); }

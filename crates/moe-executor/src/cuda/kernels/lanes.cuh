@@ -3,7 +3,7 @@
 //
 // A kind V has
 //   UNIT, SIZE                   weights of a piece; bytes of a block
-//   stage, Staged, at            activations as the products want them, in shared memory
+//   stage, Staged, at            quantized activations as the products want them, in shared memory
 //   dot(words, at, u, x, ux)     the product of piece u of a row that begins at byte `at` of `words`, with piece `ux` of x
 #pragma once
 #include "pipeline.cuh"
@@ -17,6 +17,13 @@ __device__ inline unsigned permute(unsigned a, unsigned b, unsigned choice) {
 }
 
 __device__ inline int dot_four(unsigned a, int b, int sum) { return __dp4a(int(a), b, sum); }
+
+// With the bytes of a unsigned.
+__device__ inline int dot_four_unsigned(unsigned a, int b, int sum) {
+    int result;
+    asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(sum));
+    return result;
+}
 
 // The bytes of a and b, then those of c and d, one after the other.
 __device__ inline int4 take_turns(int a, int b, int c, int d) {
@@ -55,46 +62,24 @@ struct Codes {
     using Staged = StagedCodes;
     // Row `row` of those staged, `n` activations in all.
     __device__ static Staged at(const int4* shared, unsigned n, unsigned row, unsigned n_in) {
-        return {shared + row * n_in / 16, (const Group*)((const signed char*)shared + n) + row * n_in / 32, n_in / UNIT};
+        return {shared + row * (n_in / UNIT), (const Group*)((const signed char*)shared + n) + row * (n_in / 32), n / UNIT};
     }
-    // A row of activations.
-    __device__ static void stage(const float* x, unsigned n_in, int4* shared) {
-        Group* groups = (Group*)((signed char*)shared + n_in);
-        const unsigned sixteens = n_in / 16;
-        for (unsigned i = threadIdx.x; i - threadIdx.x % WARP < sixteens; i += blockDim.x) {
-            HalfGroup half = quantize_sixteen_of(x, i, sixteens);
-            int(&c)[4] = half.codes;
-            if (P::INTERLEAVED) {
-                // The first lane of a group needs the first two words of the second half, that one the last two of the first.
-                const bool second = i % 2;
-                const int a = __shfl_xor_sync(ALL_LANES, second ? c[0] : c[2], 1);
-                const int b = __shfl_xor_sync(ALL_LANES, second ? c[1] : c[3], 1);
-                const int4 taken = second ? take_turns(a, c[2], b, c[3]) : take_turns(c[0], a, c[1], b);
-                c[0] = taken.x, c[1] = taken.y, c[2] = taken.z, c[3] = taken.w;
-            }
-            if (i >= sixteens) continue;
-            shared[P::place(i, n_in / UNIT)] = {c[0], c[1], c[2], c[3]};
-            store_group(half, i, groups);
-        }
-    }
-
-    // Rows of `n_in` quantized activations, `n` of them in all.
-    __device__ static void stage_quantized(const void* quantized, unsigned n, unsigned n_in, int4* shared) {
+    // Rows of quantized activations, `n` of them in all, whole pieces: one after the other in every plane. Read past the first
+    // cache: it may be early.
+    __device__ static void stage(const void* quantized, unsigned n, int4* shared) {
         const int4* codes = (const int4*)quantized;
         const Group* groups = (const Group*)((const signed char*)quantized + n);
         Group* to_groups = (Group*)((signed char*)shared + n);
         for (unsigned i = threadIdx.x; i < n / 32; i += blockDim.x) {
-            int4 a = codes[2 * i], b = codes[2 * i + 1];
+            int4 a = __ldcg(codes + 2 * i), b = __ldcg(codes + 2 * i + 1);
             if (P::INTERLEAVED) {
                 const int4 first = take_turns(a.x, b.x, a.y, b.y);
                 b = take_turns(a.z, b.z, a.w, b.w);
                 a = first;
             }
-            const unsigned row = 32 * i / n_in, in_row = 2 * i - row * (n_in / 16);
-            int4* to = shared + row * (n_in / 16);
-            to[P::place(in_row, n_in / UNIT)] = a;
-            to[P::place(in_row + 1, n_in / UNIT)] = b;
-            to_groups[i] = groups[i];
+            shared[P::place(2 * i, n / UNIT)] = a;
+            shared[P::place(2 * i + 1, n / UNIT)] = b;
+            ((uint2*)to_groups)[i] = __ldcg((const uint2*)groups + i);
         }
     }
 };
@@ -121,34 +106,20 @@ struct LaneBlock : Codes<32, Straight<2>> {
 
 // Sixty-four weights with the low and the high halves of 32 bytes, in two groups.
 struct LanePairK : Codes<64, Straight<4>> {
-    // The scales and minima of both groups, in two bytes each; as `scale_and_min`.
-    __device__ static void scales(const uint4& head, unsigned pair, unsigned& scale, unsigned& min) {
-        const unsigned shift = pair % 2 * 16;
-        const unsigned first = head.y >> shift, second = head.z >> shift, third = head.w >> shift;
-        const bool low = pair < 2;
-        scale = low ? first & 0x3f3f : (third & 0x0f0f) | (first >> 2 & 0x3030);
-        min = low ? second & 0x3f3f : (third >> 4 & 0x0f0f) | (second >> 2 & 0x3030);
+    // The scales of both groups, then their minima, a byte each; as `scale_and_min`.
+    __device__ static unsigned scales(const uint4& head, unsigned pair) {
+        const unsigned low = permute(head.y, head.z, pair % 2 ? 0x7632 : 0x5410);
+        const unsigned four = permute(head.w, head.w, pair % 2 ? 0x3232 : 0x1010);
+        const unsigned later = (four & 0x00000f0f) | (four >> 4 & 0x0f0f0000) | (low >> 2 & 0x30303030);
+        return pair < 2 ? low & 0x3f3f3f3f : later;
     }
-    __device__ static float dot_pair(
-        const uint4& head, unsigned pair, const unsigned (&low)[8], const unsigned (&high)[8], const Staged& x, unsigned ux
-    ) {
-        int sum[2] = {};
-#pragma unroll
-        for (unsigned half = 0; half < 2; half++) {
-            const int4 a = x.codes[half * x.plane + ux], b = x.codes[(2 + half) * x.plane + ux];
-            const int first[4] = {a.x, a.y, a.z, a.w}, second[4] = {b.x, b.y, b.z, b.w};
-#pragma unroll
-            for (unsigned i = 0; i < 4; i++) {
-                sum[0] = dot_four(low[4 * half + i], first[i], sum[0]);
-                sum[1] = dot_four(high[4 * half + i], second[i], sum[1]);
-            }
-        }
+    // The product, of the sums of both groups.
+    __device__ static float scale(const uint4& head, unsigned pair, int first, int second, const Staged& x, unsigned ux) {
         const uint4 both = *(const uint4*)(x.groups + 2 * ux);
         const Group group[2] = {{__uint_as_float(both.x), both.y}, {__uint_as_float(both.z), both.w}};
-        unsigned scale, min;
-        scales(head, pair, scale, min);
-        const float plus = group[0].scale * (sum[0] * int(scale & 255)) + group[1].scale * (sum[1] * int(scale >> 8));
-        const float minus = group[0].scale * (group[0].sum() * int(min & 255)) + group[1].scale * (group[1].sum() * int(min >> 8));
+        const unsigned of = scales(head, pair);
+        const float plus = group[0].scale * (first * int(of & 255)) + group[1].scale * (second * int(of >> 8 & 255));
+        const float minus = group[0].scale * (group[0].sum() * int(of >> 16 & 255)) + group[1].scale * (group[1].sum() * int(of >> 24));
         return half_to_float(head.x) * plus - half_to_float(head.x >> 16) * minus;
     }
 };
@@ -158,13 +129,20 @@ struct LaneQ4_K : LanePairK {
     __device__ float dot(const unsigned* words, unsigned at, unsigned u, const Staged& x, unsigned ux) const {
         const uint4* block = (const uint4*)words + (at + u / 4 * SIZE) / 16;
         const uint4 head = block[0], a = block[1 + u % 4 * 2], b = block[2 + u % 4 * 2];
-        unsigned low[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}, high[8];
+        const unsigned qs[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+        int low[2] = {}, high[2] = {};
 #pragma unroll
-        for (unsigned i = 0; i < 8; i++) {
-            high[i] = low[i] >> 4 & 0x0f0f0f0f;
-            low[i] &= 0x0f0f0f0f;
+        for (unsigned half = 0; half < 2; half++) {
+            const int4 c = x.codes[half * x.plane + ux], d = x.codes[(2 + half) * x.plane + ux];
+            const int first[4] = {c.x, c.y, c.z, c.w}, second[4] = {d.x, d.y, d.z, d.w};
+#pragma unroll
+            for (unsigned i = 0; i < 4; i++) {
+                low[half] = dot_four(qs[4 * half + i] & 0x0f0f0f0f, first[i], low[half]);
+                // Sixteen times as much, which saves a shift each.
+                high[half] = dot_four_unsigned(qs[4 * half + i] & 0xf0f0f0f0, second[i], high[half]);
+            }
         }
-        return dot_pair(head, u % 4, low, high, x, ux);
+        return scale(head, u % 4, low[0] + low[1], (high[0] + high[1]) >> 4, x, ux);
     }
 };
 
@@ -172,16 +150,22 @@ struct LaneQ5_K : LanePairK {
     static constexpr unsigned SIZE = 176;
     __device__ float dot(const unsigned* words, unsigned at, unsigned u, const Staged& x, unsigned ux) const {
         const uint4* block = (const uint4*)words + (at + u / 4 * SIZE) / 16;
-        const uint4 head = block[0], c = block[1], d = block[2], a = block[3 + u % 4 * 2], b = block[4 + u % 4 * 2];
-        const unsigned fifth[8] = {c.x, c.y, c.z, c.w, d.x, d.y, d.z, d.w};
-        unsigned low[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}, high[8];
+        const uint4 head = block[0], e = block[1], f = block[2], a = block[3 + u % 4 * 2], b = block[4 + u % 4 * 2];
+        const unsigned qs[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+        const unsigned fifth[8] = {e.x, e.y, e.z, e.w, f.x, f.y, f.z, f.w};
+        int low[2] = {}, high[2] = {};
 #pragma unroll
-        for (unsigned i = 0; i < 8; i++) {
-            const unsigned bits = fifth[i] >> u % 4 * 2;
-            high[i] = (low[i] >> 4 & 0x0f0f0f0f) | (bits << 3 & 0x10101010);
-            low[i] = (low[i] & 0x0f0f0f0f) | (bits << 4 & 0x10101010);
+        for (unsigned half = 0; half < 2; half++) {
+            const int4 c = x.codes[half * x.plane + ux], d = x.codes[(2 + half) * x.plane + ux];
+            const int first[4] = {c.x, c.y, c.z, c.w}, second[4] = {d.x, d.y, d.z, d.w};
+#pragma unroll
+            for (unsigned i = 0; i < 4; i++) {
+                const unsigned four = qs[4 * half + i], bits = fifth[4 * half + i] >> u % 4 * 2;
+                low[half] = dot_four((four & 0x0f0f0f0f) | (bits << 4 & 0x10101010), first[i], low[half]);
+                high[half] = dot_four((four >> 4 & 0x0f0f0f0f) | (bits << 3 & 0x10101010), second[i], high[half]);
+            }
         }
-        return dot_pair(head, u % 4, low, high, x, ux);
+        return scale(head, u % 4, low[0] + low[1], high[0] + high[1], x, ux);
     }
 };
 

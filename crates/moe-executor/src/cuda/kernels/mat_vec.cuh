@@ -3,15 +3,16 @@
 #include "entries.cuh"
 #include "weights.cuh"
 
-enum : unsigned { VEC_WARPS = 8, VEC_THREADS = VEC_WARPS * WARP };
+// Grids are made for VEC_BLOCKS blocks on a multiprocessor at a time: one more register would leave a second round to some.
+enum : unsigned { VEC_WARPS = 8, VEC_THREADS = VEC_WARPS * WARP, VEC_BLOCKS = 4 };
 
-// One row of activations for each matrix, quantized by each block for itself. Block y computes entry y; the blocks of an entry
-// share its rows out. With GLU a warp's rows are one of the gate's and the same of the up's.
+// One row of activations for each matrix, quantized before, or, where `quantized` is null, by each block for itself. Block y
+// computes entry y; the blocks of an entry share its rows out. With GLU a warp's rows are one of the gate's and the same of the up's.
 template <class W, unsigned ROWS, bool GLU>
 __device__ inline void mat_vec_one(
     const byte* weights, const byte* up, const unsigned long long* table, const int* ids, size_t expert_size, unsigned row_size,
-    const float* bias, const float* up_bias, const float* x, unsigned rows_per, unsigned n_in, unsigned n_out, unsigned glu,
-    float* out
+    const float* bias, const float* up_bias, const float* x, const void* quantized, unsigned n_source, unsigned rows_per,
+    unsigned n_in, unsigned n_out, unsigned glu, float* out
 ) {
     extern __shared__ int4 shared[];  // (n_in) codes, (n_in / 32) groups
     const unsigned lane = threadIdx.x % WARP, entry = blockIdx.y;
@@ -24,7 +25,7 @@ __device__ inline void mat_vec_one(
     // An entry without a matrix is left out.
     if (table && table[entry] == 0) return;
     const byte* matrices[2] = {table ? (const byte*)table[entry] : weights + expert * expert_size, up + expert * expert_size};
-    x += size_t(entry / rows_per) * n_in;
+    const size_t row_of_x = entry / rows_per;
     out += size_t(entry) * n_out;
 
     const unsigned units = (n_in + W::UNIT - 1) / W::UNIT;
@@ -48,11 +49,12 @@ __device__ inline void mat_vec_one(
     typename W::Source source;
     if constexpr (W::QUANTIZED) {
         Group* groups = (Group*)((signed char*)shared + n_in);
-        quantize_row(x, n_in, shared, groups);
+        if (quantized) copy_row(Activations(quantized, n_source, n_in), row_of_x, shared, groups);
+        else quantize_row(x + row_of_x * n_in, n_in, shared, groups);
         __syncthreads();
         source = {shared, groups};
     } else {
-        source = {x};
+        source = {x + row_of_x * n_in};
     }
 
     for (; set < sets; set += step) {

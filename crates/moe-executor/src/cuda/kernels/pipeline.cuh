@@ -65,3 +65,49 @@ __device__ inline void wait_for_batches() {
 #endif
     __syncwarp();
 }
+
+// From 9.0 on an engine copies, too: one instruction where threads take many, but less at a time than all threads together.
+#if __CUDA_ARCH__ >= 900
+#define HAS_ENGINE 1
+#else
+#define HAS_ENGINE 0
+#endif
+
+// Tells, once, that the bytes have arrived that it was told to expect. In shared memory.
+struct Arrival {
+    unsigned long long state;
+
+    __device__ unsigned at() const { return unsigned(__cvta_generic_to_shared(this)); }
+    // One thread, before the block's next barrier.
+    __device__ void begin() {
+#if HAS_ENGINE
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(at()) : "memory");
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+    }
+    // One thread, before the copies.
+    __device__ void expect(unsigned bytes) {
+#if HAS_ENGINE
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at()), "r"(bytes) : "memory");
+#endif
+    }
+    // Has the engine do what `copy_ahead` does; `around(from, bytes)` bytes come. One thread.
+    __device__ void copy(unsigned to, const byte* from, unsigned bytes) {
+#if HAS_ENGINE
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                     ::"r"(to), "l"(from - unsigned(size_t(from)) % 16), "r"(around(from, bytes)), "r"(at()) : "memory");
+#endif
+    }
+    // The sixteens around bytes, in bytes.
+    __device__ static unsigned around(const byte* from, unsigned bytes) {
+        return (unsigned(size_t(from)) % 16 + bytes + 15) / 16 * 16;
+    }
+    __device__ void wait() {
+#if HAS_ENGINE
+        asm volatile(
+            "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], 0;\n@!done bra again;\n}"
+            ::"r"(at()) : "memory");
+#endif
+    }
+};

@@ -5,10 +5,10 @@
 
 #define ONE_PARAMETERS                                                                                              \
     const byte *weights, const byte *up, const unsigned long long *table, const int *ids, size_t expert_size,       \
-        unsigned row_size, const float *bias, const float *up_bias, const float *x, unsigned rows_per, unsigned n_in, \
-        unsigned n_out, unsigned glu, float *out
+        unsigned row_size, const float *bias, const float *up_bias, const float *x, const void *quantized,         \
+        unsigned n_source, unsigned rows_per, unsigned n_in, unsigned n_out, unsigned glu, float *out
 #define ONE_ARGUMENTS \
-    weights, up, table, ids, expert_size, row_size, bias, up_bias, x, rows_per, n_in, n_out, glu, out
+    weights, up, table, ids, expert_size, row_size, bias, up_bias, x, quantized, n_source, rows_per, n_in, n_out, glu, out
 
 #define MANY_PARAMETERS                                                                                                  \
     const byte *weights, size_t expert_size, unsigned row_size, const float *bias, const float *x, const void *quantized, \
@@ -16,14 +16,14 @@
         unsigned n_rows, unsigned n_in, unsigned n_out, unsigned glu, float *out
 #define MANY_ENTRIES {list, bounds, wide, k, rows_per, n_rows}
 
-#define BOUNDED(threads) extern "C" __global__ void __launch_bounds__(threads)
+#define BOUNDED(...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__)
 
 // `W`: the kind of weights.
 #define PRODUCTS(...)                                                                                             \
     using W = __VA_ARGS__;                                                                                        \
-    BOUNDED(VEC_THREADS) mat_vec_1(ONE_PARAMETERS) { mat_vec_one<W, 1, false>(ONE_ARGUMENTS); }                   \
-    BOUNDED(VEC_THREADS) mat_vec_2(ONE_PARAMETERS) { mat_vec_one<W, 2, false>(ONE_ARGUMENTS); }                   \
-    BOUNDED(VEC_THREADS) mat_vec_glu(ONE_PARAMETERS) { mat_vec_one<W, 2, true>(ONE_ARGUMENTS); }                  \
+    BOUNDED(VEC_THREADS, VEC_BLOCKS) mat_vec_1(ONE_PARAMETERS) { mat_vec_one<W, 1, false>(ONE_ARGUMENTS); }       \
+    BOUNDED(VEC_THREADS, VEC_BLOCKS) mat_vec_2(ONE_PARAMETERS) { mat_vec_one<W, 2, false>(ONE_ARGUMENTS); }       \
+    BOUNDED(VEC_THREADS, VEC_BLOCKS) mat_vec_glu(ONE_PARAMETERS) { mat_vec_one<W, 2, true>(ONE_ARGUMENTS); }      \
     BOUNDED(VEC_THREADS) mat_vec_few(MANY_PARAMETERS) {                                                           \
         wait_for_previous();                                                                                      \
         mat_vec_several<W, 4>(                                                                                        \

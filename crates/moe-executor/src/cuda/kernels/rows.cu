@@ -1,6 +1,6 @@
 // Norms, sums, activations, rotations: row by row, all f32. Where an output may be an input, every element is read and written
 // by the same thread.
-#include "pipeline.cuh"
+#include "activations.cuh"
 
 // The sum over a block of up to 1024 threads, in every thread.
 __device__ float block_sum(float x) {
@@ -12,8 +12,11 @@ __device__ float block_sum(float x) {
     return warp_sum(lane < blockDim.x / WARP ? of_warp[lane] : 0.0f);
 }
 
-// x / sqrt(mean(x²) + eps) · weight; one block for each group of `width` elements, whole warps.
-KERNEL rms_norm(const float* x, const float* __restrict__ weight, float eps, unsigned width, float* out) {
+// x / sqrt(mean(x²) + eps) · weight; one block for each group of `width` elements, whole warps. If `codes` is not null, one block
+// alone, whose width is whole times 32, and the result quantized, too, as in `Activations`.
+KERNEL rms_norm(
+    const float* x, const float* __restrict__ weight, float eps, unsigned width, float* out, signed char* codes, Group* groups
+) {
     follow_previous();
     x += size_t(blockIdx.x) * width;
     out += size_t(blockIdx.x) * width;
@@ -22,7 +25,11 @@ KERNEL rms_norm(const float* x, const float* __restrict__ weight, float eps, uns
     for (unsigned i = threadIdx.x; i < width; i += blockDim.x) squares += x[i] * x[i];
     const float scale = 1.0f / sqrtf(block_sum(squares) / width + eps);
 #pragma unroll 4
-    for (unsigned i = threadIdx.x; i < width; i += blockDim.x) out[i] = x[i] * scale * weight[i];
+    for (unsigned i = threadIdx.x; i < width; i += blockDim.x) {
+        const float value = x[i] * scale * weight[i];
+        out[i] = value;
+        if (codes) quantize_one(value, codes + i / WARP * WARP, groups + i / WARP);
+    }
 }
 
 // sum = x + y, and its norm as above.

@@ -1,195 +1,38 @@
 // The chosen experts of one token: gate, up and their activation in one kernel; down and the sum by the router's weights in
-// another.
-//
-// Every warp reads whole rows, ahead, into shared memory of its own, a stage at a time: what is in flight takes no registers, and
-// is read as it lies, whatever the blocks' size.
+// another. Every warp reads whole rows, ahead, into shared memory: what is in flight takes no registers, and is read as it lies,
+// whatever the blocks' size.
 #pragma once
-#include "entries.cuh"
-#include "lanes.cuh"
-#include "pipeline.cuh"
+#include "token_staged.cuh"
+#include "token_whole.cuh"
 
-// How rows are cut into stages, and where those lie in shared memory.
-struct Cut {
-    unsigned stages;   // of a row
-    unsigned bytes;    // of a stage
-    unsigned units;    // pieces of a stage
-    unsigned segment;  // bytes that a stage takes there wherever it begins: a multiple of 16
-    unsigned staged;   // bytes of the activations, which lie before the stages: a multiple of 16
-    unsigned slots;    // stages that a warp has there at once, SLOTS or 1
-};
+#define GATE_UP_PARAMETERS                                                                                              \
+    const byte *gate, const byte *up, const int *ids, size_t expert_size, unsigned row_size, const float *gate_bias,    \
+        const float *up_bias, const void *x, unsigned n_in, unsigned n_out, unsigned glu, float *hidden,                \
+        signed char *codes, Group *groups
+#define GATE_UP_ARGUMENTS \
+    gate, up, ids, expert_size, row_size, gate_bias, up_bias, x, n_in, n_out, glu, hidden, codes, groups
 
-enum : unsigned { SLOTS = 2, GATE_WARPS = 16, GATE_THREADS = GATE_WARPS * WARP, GATE_ROWS = 2, DOWN_THREADS = 512 };
-
-// The sums of `a` over a warp, in its first 16 lanes, and of `b`, in the others.
-__device__ inline float warp_sum_of_two(float a, float b) {
-    const bool second = threadIdx.x & 16;
-    float mine = second ? b : a;
-    mine += __shfl_xor_sync(ALL_LANES, second ? a : b, 16);
-#pragma unroll
-    for (unsigned step = 8; step > 0; step /= 2) mine += __shfl_xor_sync(ALL_LANES, mine, step);
-    return mine;
-}
-
-// Block (g, e) computes rows 32 g to 32 g + 31 of `hidden (k, n_out)`, those of the token's expert e, and, if `codes` is not
-// null, the same quantized, as in `Activations`. `x` must have been there before the kernel that chose the experts began.
-template <class V>
-__device__ inline void token_gate_up(
-    const byte* gate, const byte* up, const int* ids, size_t expert_size, unsigned row_size, const float* gate_bias,
-    const float* up_bias, const float* x, unsigned n_in, unsigned n_out, unsigned glu, float* hidden, signed char* codes,
-    Group* groups, const Cut& cut
-) {
-    extern __shared__ int4 shared[];  // x; for each warp its slots: stages of the gate's row and of up's
-    __shared__ float results[2][WARP];
-    const unsigned warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    const unsigned first_row = blockIdx.x * WARP + warp * GATE_ROWS;
-    const unsigned n_rows = first_row < n_out ? min(unsigned(GATE_ROWS), n_out - first_row) : 0;
-    const unsigned steps = n_rows * cut.stages;
-    const unsigned ring = cut.staged + warp * SLOTS * 2 * cut.segment;
-    const unsigned slots = unsigned(__cvta_generic_to_shared(shared)) + ring;
-    V::stage(x, n_in, shared);
-    __syncthreads();
-
-    follow_previous();
-    const size_t expert = ids[blockIdx.y];
-    const byte* next = gate + expert * expert_size + size_t(first_row) * row_size;
-    const size_t to_up = up - gate;
-    unsigned begin = unsigned(size_t(next)) % 16;
-    const auto fill = [&](unsigned slot) {
-        const unsigned to = slots + slot * 2 * cut.segment;
-        copy_ahead(to, next, cut.bytes);
-        copy_ahead(to + cut.segment, next + to_up, cut.bytes);
-        next += cut.bytes;
-    };
-#pragma unroll
-    for (unsigned i = 0; i < SLOTS; i++) {
-        if (i < steps) fill(i);
-        end_batch();
-    }
-    // The first warp finishes the rows, one a lane.
-    const unsigned row = blockIdx.x * WARP + lane;
-    float bias[2] = {};
-    if (warp == 0 && row < n_out) {
-        if (gate_bias) bias[0] = gate_bias[expert * n_out + row];
-        if (up_bias) bias[1] = up_bias[expert * n_out + row];
-    }
-
-    const typename V::Staged staged = V::at(shared, n_in, 0, n_in);
-    const V kind;
-    const unsigned* words = (const unsigned*)((const byte*)shared + ring);
-    float sums[2] = {};
-    unsigned at = warp * GATE_ROWS, used = 0;
-#pragma unroll 1
-    for (unsigned step = 0; step < steps; step++) {
-        wait_for_batches<SLOTS - 1>();
-        const unsigned* here = words + step % SLOTS * (cut.segment / 2);
-#pragma unroll 1
-        for (unsigned u = lane; u < cut.units; u += WARP) {
-            sums[0] += kind.dot(here, begin, u, staged, used + u);
-            sums[1] += kind.dot(here + cut.segment / 4, begin, u, staged, used + u);
-        }
-        __syncwarp();
-        if (step + SLOTS < steps) fill(step % SLOTS);
-        end_batch();
-        begin = (begin + cut.bytes) % 16;
-        used += cut.units;
-        if (used < cut.units * cut.stages) continue;
-        const float sum = warp_sum_of_two(sums[0], sums[1]);
-        if (lane % 16 == 0) results[lane / 16][at] = sum;
-        sums[0] = sums[1] = 0;
-        used = 0;
-        at++;
-    }
-    __syncthreads();
-    if (warp > 0) return;
-    const float value = row < n_out ? activate(glu, results[0][lane] + bias[0], results[1][lane] + bias[1]) : 0;
-    const size_t to = size_t(blockIdx.y) * n_out + blockIdx.x * WARP;
-    if (row < n_out) hidden[to + lane] = value;
-    if (codes) quantize_one(value, codes + to, groups + to / WARP);
-}
-
-// A warp computes row r of `out (n_out)`: the sum over the token's `k` experts, up to 32, of weights[i] · (product + bias). The
-// activations are `quantized (k, n_in)`, as `Activations`. Experts and weights must have been there before the kernel that made
-// the activations began; matrices are whole times 16 bytes apart.
-template <class V>
-__device__ inline void token_down(
-    const byte* weights, const int* ids, const float* router, unsigned k, size_t expert_size, unsigned row_size,
-    const float* bias, const void* quantized, unsigned n_in, unsigned n_out, float* out, const Cut& cut
-) {
-    extern __shared__ int4 shared[];  // the activations; for each warp its slots: stages of a row of each expert
-    __shared__ float by[WARP];
-    const unsigned warps = blockDim.x / WARP, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    const unsigned row = blockIdx.x * warps + warp;
-    const int id = lane < k ? __ldcg(ids + lane) : 0;
-    const float weight = lane < k ? __ldcg(router + lane) : 0;
-    const unsigned steps = row < n_out ? cut.stages : 0;
-    const unsigned ring = cut.staged + warp * cut.slots * k * cut.segment;
-    const unsigned slots = unsigned(__cvta_generic_to_shared(shared)) + ring;
-    const byte* next = weights + size_t(row) * row_size;
-    const unsigned begin = unsigned(size_t(next)) % 16;
-    const auto fill = [&](unsigned slot) {
-#pragma unroll 1
-        for (unsigned e = 0; e < k; e++) {
-            const size_t expert = __shfl_sync(ALL_LANES, id, e);
-            copy_ahead(slots + (slot * k + e) * cut.segment, next + expert * expert_size, cut.bytes);
-        }
-        next += cut.bytes;
-    };
-#pragma unroll
-    for (unsigned i = 0; i < SLOTS; i++) {
-        if (i < steps) fill(i);
-        end_batch();
-    }
-    if (threadIdx.x < k) by[threadIdx.x] = weight;
-    float sum = lane < k && bias && row < n_out ? weight * bias[size_t(id) * n_out + row] : 0;
-    // The rows of all experts follow one another: a lane's first piece, and every 32nd from there on.
-    const unsigned first_expert = lane / cut.units, first_unit = lane % cut.units;
-
-    follow_previous();
-    V::stage_quantized(quantized, k * n_in, n_in, shared);
-    __syncthreads();
-
-    const V kind;
-    const unsigned* words = (const unsigned*)((const byte*)shared + ring);
-#pragma unroll 1
-    for (unsigned step = 0; step < steps; step++) {
-        wait_for_batches<SLOTS - 1>();
-        const unsigned* here = words + step % SLOTS * k * (cut.segment / 4);
-        const unsigned shift = (begin + step * cut.bytes) % 16;
-        unsigned e = first_expert, u = first_unit;
-#pragma unroll 1
-        while (e < k) {
-            const typename V::Staged x = V::at(shared, k * n_in, e, n_in);
-            sum += by[e] * kind.dot(here + e * (cut.segment / 4), shift, u, x, step * cut.units + u);
-            u += WARP;
-            while (u >= cut.units) u -= cut.units, e++;
-        }
-        __syncwarp();
-        if (step + SLOTS < steps) fill(step % SLOTS);
-        end_batch();
-    }
-    sum = warp_sum(sum);
-    if (lane == 0 && row < n_out) out[row] = sum;
-}
+#define DOWN_PARAMETERS                                                                                                 \
+    const byte *weights, const int *ids, const float *router, unsigned k, size_t expert_size, unsigned row_size,        \
+        const float *bias, const void *quantized, unsigned n_in, unsigned n_out, float *out
+#define DOWN_ARGUMENTS weights, ids, router, k, expert_size, row_size, bias, quantized, n_in, n_out, out
 
 #define CUT_PARAMETERS \
     unsigned stages, unsigned bytes, unsigned units, unsigned segment, unsigned staged, unsigned slots
 #define CUT {stages, bytes, units, segment, staged, slots}
 
+#define TWO_OF(threads) extern "C" __global__ void __launch_bounds__(threads, 2)
+
 // `V`: the kind of weights.
-#define TOKEN_EXPERTS(...)                                                                                                     \
-    using V = __VA_ARGS__;                                                                                                     \
-    extern "C" __global__ void __launch_bounds__(GATE_THREADS, 2) gate_up(                                                     \
-        const byte* gate, const byte* up, const int* ids, size_t expert_size, unsigned row_size, const float* gate_bias,       \
-        const float* up_bias, const float* x, unsigned n_in, unsigned n_out, unsigned glu, float* hidden, signed char* codes,  \
-        Group* groups, CUT_PARAMETERS                                                                                          \
-    ) {                                                                                                                        \
-        token_gate_up<V>(gate, up, ids, expert_size, row_size, gate_bias, up_bias, x, n_in, n_out, glu, hidden, codes, groups, \
-                         CUT);                                                                                                 \
-    }                                                                                                                          \
-    extern "C" __global__ void __launch_bounds__(DOWN_THREADS, 2) down(                                                        \
-        const byte* weights, const int* ids, const float* router, unsigned k, size_t expert_size, unsigned row_size,           \
-        const float* bias, const void* quantized, unsigned n_in, unsigned n_out, float* out,              \
-        CUT_PARAMETERS                                                                                                         \
-    ) {                                                                                                                        \
-        token_down<V>(weights, ids, router, k, expert_size, row_size, bias, quantized, n_in, n_out, out, CUT);         \
+#define TOKEN_EXPERTS(...)                                                                                   \
+    using V = __VA_ARGS__;                                                                                   \
+    TWO_OF(GATE_THREADS) gate_up(GATE_UP_PARAMETERS, CUT_PARAMETERS) {                                       \
+        staged_gate_up<V>(GATE_UP_ARGUMENTS, CUT);                                                           \
+    }                                                                                                        \
+    TWO_OF(WHOLE_THREADS) gate_up_whole(GATE_UP_PARAMETERS, unsigned segment, unsigned staged) {             \
+        whole_gate_up<V>(GATE_UP_ARGUMENTS, segment, staged);                                                \
+    }                                                                                                        \
+    TWO_OF(DOWN_THREADS) down(DOWN_PARAMETERS, CUT_PARAMETERS) { staged_down<V>(DOWN_ARGUMENTS, CUT); }      \
+    TWO_OF(WHOLE_THREADS) down_whole(DOWN_PARAMETERS, unsigned segment, unsigned staged) {                   \
+        whole_down<V>(DOWN_ARGUMENTS, segment, staged);                                                      \
     }

@@ -7,7 +7,7 @@ use cudarc::driver::CudaStream;
 use moe_gguf::GgmlType;
 
 use super::products::{Grouped, Many, One, code};
-use super::{Kernels, Weights, grid};
+use super::{Kernels, Rows, Weights, grid};
 use crate::cpu::glu::Glu;
 use crate::cuda::module::args;
 use crate::cuda::{Ptr, Result};
@@ -52,8 +52,8 @@ pub struct GateUp {
     pub up_bias: Ptr,
     /// The activation.
     pub glu: Glu,
-    /// f32 `(tokens, n_in)`.
-    pub x: Ptr,
+    /// `(tokens, n_in)`; quantized with one token alone.
+    pub x: Rows,
     /// i32 `(tokens, k)`, each below `n_expert`.
     pub ids: Ptr,
     /// Number of tokens.
@@ -153,6 +153,14 @@ impl MulMatId {
         self.tokens * self.k / self.rows_per.max(1)
     }
 
+    /// Where [`Kernels::quantize_rows`] leaves the rows.
+    fn quantized_before(&self) -> Ptr {
+        match self.tokens {
+            1 => Ptr::NULL,
+            _ => self.scratch,
+        }
+    }
+
     /// As a product of single entries.
     fn one(&self, glu: Option<Glu>) -> One<'_> {
         One {
@@ -162,7 +170,10 @@ impl MulMatId {
             ids: self.ids,
             bias: self.bias,
             up_bias: Ptr::NULL,
-            x: self.x,
+            x: Rows {
+                x: self.x,
+                quantized: self.quantized_before(),
+            },
             entries: self.tokens * self.k,
             rows_per: self.rows_per,
             glu: code(glu),
@@ -177,7 +188,7 @@ impl GateUp {
         MulMatId {
             weights,
             bias,
-            x: self.x,
+            x: self.x.x,
             rows_per: self.k,
             ids: self.ids,
             tokens: self.tokens,
@@ -208,7 +219,7 @@ impl Kernels {
     }
 
     /// Gate, up and the activation of every entry; one kernel where entries are few and gate and up of one type. Gives whether
-    /// they are in `quantized`, too. `x` must not be what the last kernel on the stream made.
+    /// they are in `quantized`, too. `x` must not be what the last kernel on the stream made, unless that is not quantized.
     ///
     /// # Errors
     /// No kernel for a type ([`Kernels::supports`]), or the driver's.
@@ -225,10 +236,17 @@ impl Kernels {
             return Ok(is_quantized);
         }
         if choice.is_sparse() && one_type {
+            self.quantize_rows(stream, &gate)?;
+            let one = gate.one(Some(product.glu));
+            let x = match product.tokens {
+                1 => product.x,
+                _ => one.x,
+            };
             let both = One {
                 up: up.weights.ptr,
                 up_bias: up.bias,
-                ..gate.one(Some(product.glu))
+                x,
+                ..one
             };
             self.mat_vec(stream, &both)?;
             return Ok(false);
@@ -264,7 +282,7 @@ impl Kernels {
             ids: product.ids,
             bias: product.bias,
             up_bias: Ptr::NULL,
-            x: product.x,
+            x: product.x.into(),
             entries: product.entries,
             rows_per: product.rows_per,
             glu: code(None),
@@ -313,9 +331,9 @@ impl Kernels {
         self.experts.launch(stream, "group_entries", grid, &args)
     }
 
-    /// Quantizes what a product reads; not where its kernel does so itself.
+    /// Quantizes what a product reads; not what one token does: its kernels do so themselves.
     fn quantize_rows(&self, stream: &CudaStream, product: &MulMatId) -> Result<()> {
-        if product.choice().is_sparse() {
+        if product.tokens == 1 {
             return Ok(());
         }
         let n = product.rows() * product.weights.n_in;

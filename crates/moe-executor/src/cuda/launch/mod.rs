@@ -20,7 +20,7 @@ use cudarc::driver::{CudaContext, LaunchConfig};
 use moe_gguf::GgmlType;
 
 use super::module::{self, Embedded, Module};
-use super::{Error, Result};
+use super::{Error, Ptr, Result};
 
 pub use attention::Attention;
 pub use experts::{Fetched, GateUp, MulMatId};
@@ -28,6 +28,24 @@ pub use products::Weights;
 pub use router::{MAX_EXPERTS, Route};
 pub use rows::{AddNorm, Rope};
 pub use token::Down;
+
+/// Rows of activations.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows {
+    /// f32 `(rows, n_in)`.
+    pub x: Ptr,
+    /// The same quantized, [`Kernels::scratch_size`] bytes, if whoever made them did that, too; or none.
+    pub quantized: Ptr,
+}
+
+impl From<Ptr> for Rows {
+    fn from(x: Ptr) -> Rows {
+        Rows {
+            x,
+            quantized: Ptr::NULL,
+        }
+    }
+}
 
 /// All kernels on one device, translated for it when first used.
 pub struct Kernels {

@@ -1,12 +1,12 @@
 //! Products of weights and rows of activations.
 //!
-//! Quantized weights are multiplied with activations of 8 bits, in integers. One row of activations is quantized by the
-//! product's own kernel; more of them by a kernel before it, into `scratch`.
+//! Quantized weights are multiplied with activations of 8 bits, in integers. One row of activations is quantized by the kernel
+//! that made it, or else by the product's own; more of them by a kernel before it, into `scratch`.
 
 use cudarc::driver::{CudaStream, LaunchConfig};
 use moe_gguf::GgmlType;
 
-use super::{Kernels, grid, of_type};
+use super::{Kernels, Rows, grid, of_type};
 use crate::cpu::glu::Glu;
 use crate::cuda::module::{self, Module, args};
 use crate::cuda::{Error, Ptr, Result};
@@ -36,7 +36,7 @@ const THREADS: usize = 256;
 const WARPS: usize = THREADS / 32;
 /// Rows of weights and of activations of a tile.
 const TILE: usize = 64;
-/// Blocks of a matrix-times-vector kernel that a multiprocessor has at a time.
+/// Blocks of a matrix-times-vector kernel that a multiprocessor has at a time: VEC_BLOCKS in mat_vec.cuh.
 const BLOCKS: usize = 4;
 /// Up to so many products of a row with a matrix are begun early.
 const FEW_ENTRIES: usize = 32;
@@ -53,8 +53,9 @@ pub(super) struct One<'a> {
     pub ids: Ptr,
     pub bias: Ptr,
     pub up_bias: Ptr,
-    pub x: Ptr,
+    pub x: Rows,
     pub entries: usize,
+    /// Entries that read the same row of `x`.
     pub rows_per: usize,
     /// [`code`] of what is done to the products.
     pub glu: u32,
@@ -119,7 +120,7 @@ impl Kernels {
         stream: &CudaStream,
         weights: &Weights,
         bias: Ptr,
-        x: Ptr,
+        x: Rows,
         rows: usize,
         out: Ptr,
         scratch: Ptr,
@@ -140,6 +141,7 @@ impl Kernels {
             };
             return self.mat_vec(stream, &one);
         }
+        let x = x.x;
         self.quantize(stream, weights, x, rows * weights.n_in, scratch)?;
         let grouped = Grouped {
             list: Ptr::NULL,
@@ -210,7 +212,9 @@ impl Kernels {
             weights.row_size,
             one.bias,
             one.up_bias,
-            one.x,
+            one.x.x,
+            one.x.quantized,
+            one.entries / one.rows_per.max(1),
             one.rows_per,
             weights.n_in,
             n_out,

@@ -51,7 +51,8 @@ pub struct AddNorm {
 
 impl Kernels {
     /// `out = x / sqrt(mean(x²) + eps) · weight` for each of `groups` groups of `width` elements; `weight (width)`. `out` may
-    /// be `x`.
+    /// be `x`. One group whose width is whole times 32 is quantized, too, into [`Kernels::scratch_size`] bytes at `quantized`,
+    /// if that is not null.
     #[allow(clippy::too_many_arguments)]
     pub fn rms_norm(
         &self,
@@ -62,8 +63,13 @@ impl Kernels {
         width: usize,
         groups: usize,
         out: Ptr,
+        quantized: Ptr,
     ) -> Result<()> {
-        let args = args![x, weight, eps, width, out];
+        let codes = match groups == 1 && width.is_multiple_of(32) {
+            true => quantized,
+            false => Ptr::NULL,
+        };
+        let args = args![x, weight, eps, width, out, codes, codes.offset(width)];
         self.rows
             .launch(stream, "rms_norm", norm_grid(width, groups), &args)
     }

@@ -1,4 +1,5 @@
-//! The chosen experts of one token: two kernels that read their weights ahead into shared memory.
+//! The chosen experts of one token: two kernels that read their weights ahead into shared memory, each in two ways: where a block
+//! has room for all its rows, and where they come in stages.
 
 use cudarc::driver::{CudaStream, LaunchConfig};
 use moe_gguf::GgmlType;
@@ -38,9 +39,15 @@ const DOWN_WARPS: [usize; 2] = [8, 16];
 const SHARED: usize = 102 << 10;
 const SHARED_OF_ROWS: usize = 64 << 10;
 /// Shared memory that the kernels have beside, at most.
-const STATIC: usize = 256;
+const STATIC: usize = 384;
 /// Experts of a token, at most: a lane each.
 const MAX_EXPERTS_USED: usize = 32;
+/// Of the kernels with whole rows: threads of a block, pairs of rows that a block of gate and up has, rows of one of down; and
+/// shared memory of a block of either, so that a multiprocessor of an H100 has two of gate and up and beside them one of down.
+const WHOLE_THREADS: usize = 256;
+const WHOLE_PAIRS: usize = 2 * GATE_ROWS / 2;
+const WHOLE_ROWS: usize = 16;
+const SHARED_OF_WHOLE: [usize; 2] = [80 << 10, 66 << 10];
 
 /// How rows are cut into stages: `Cut` in token.cuh.
 #[derive(Clone, Copy)]
@@ -97,6 +104,39 @@ fn cut(
         .find_map(fits)
 }
 
+/// Whole rows in shared memory: `segment` and `staged` of token_whole.cuh.
+#[derive(Clone, Copy)]
+struct Whole {
+    segment: usize,
+    staged: usize,
+    /// Shared memory of a block.
+    shared: usize,
+}
+
+/// Whole rows: `segments` segments of `rows` rows of `weights` each, and `n` staged activations, if they fit into `limit` bytes.
+fn whole(
+    weights: &Weights,
+    (segments, rows): (usize, usize),
+    n: usize,
+    limit: usize,
+) -> Option<Whole> {
+    // A segment begins anywhere among sixteen bytes.
+    let slack = if weights.row_size.is_multiple_of(16) {
+        0
+    } else {
+        15
+    };
+    let segment = (rows * weights.row_size + slack).next_multiple_of(16);
+    let staged = Kernels::scratch_size(1, n).next_multiple_of(16);
+    let shared = staged + segments * segment;
+    let whole = Whole {
+        segment,
+        staged,
+        shared,
+    };
+    (shared <= limit).then_some(whole)
+}
+
 impl Cut {
     fn args(&self) -> [Arg; 6] {
         args![
@@ -110,6 +150,35 @@ impl Cut {
     }
 }
 
+impl Whole {
+    fn args(&self) -> [Arg; 2] {
+        args![self.segment, self.staged]
+    }
+}
+
+/// A kernel, and what a block of it is like.
+struct Way {
+    kernel: &'static str,
+    threads: usize,
+    /// Rows of a block.
+    rows: usize,
+    /// Bytes of shared memory.
+    shared: usize,
+    /// Where things lie there: the kernel's last arguments.
+    places: Vec<Arg>,
+}
+
+impl Way {
+    /// Blocks for `n_out` rows of each of `experts`.
+    fn grid(&self, n_out: usize, experts: usize) -> LaunchConfig {
+        LaunchConfig {
+            grid_dim: (n_out.div_ceil(self.rows) as u32, experts as u32, 1),
+            block_dim: (self.threads as u32, 1, 1),
+            shared_mem_bytes: self.shared as u32,
+        }
+    }
+}
+
 impl Kernels {
     /// Gate, up and their activation of one token's experts, if there are kernels for the type and room. Gives whether the
     /// results are quantized, too.
@@ -119,16 +188,11 @@ impl Kernels {
         product: &GateUp,
     ) -> Result<Option<bool>> {
         let gate = &product.gate;
-        let limit = self.shared_up_to(SHARED);
-        // A warp has several rows, one after the other: it can always use all slots.
-        let cut = cut(gate, (GATE_WARPS, SLOTS, 2), gate.n_in, limit);
-        let (Some(module), Some(cut)) = (of_type(&self.token, gate.ty), cut) else {
+        let Some(module) = of_type(&self.token, gate.ty) else {
             return Ok(None);
         };
-        let grid = LaunchConfig {
-            grid_dim: (gate.n_out.div_ceil(GATE_ROWS) as u32, product.k as u32, 1),
-            block_dim: (GATE_WARPS as u32 * 32, 1, 1),
-            shared_mem_bytes: cut.shared as u32,
+        let Some(way) = self.gate_up_way(gate) else {
+            return Ok(None);
         };
         // Groups of 32 must not reach over the end of an expert's row.
         let codes = match gate.n_out.is_multiple_of(32) {
@@ -136,6 +200,14 @@ impl Kernels {
             false => Ptr::NULL,
         };
         let groups = codes.offset(product.k * gate.n_out);
+        let is_quantized = product.x.quantized != Ptr::NULL;
+        let x = match is_quantized {
+            true => product.x.quantized,
+            false => {
+                self.quantize(stream, gate, product.x.x, gate.n_in, product.scratch)?;
+                product.scratch
+            }
+        };
         let args = args![
             gate.ptr,
             product.up.ptr,
@@ -144,7 +216,7 @@ impl Kernels {
             gate.row_size,
             product.gate_bias,
             product.up_bias,
-            product.x,
+            x,
             gate.n_in,
             gate.n_out,
             code(Some(product.glu)),
@@ -152,8 +224,13 @@ impl Kernels {
             codes,
             groups,
         ];
-        let args = [&args[..], &cut.args()].concat();
-        module.launch(stream, "gate_up", grid, &args)?;
+        let args = [&args[..], &way.places].concat();
+        let grid = way.grid(gate.n_out, product.k);
+        // It reads x early: what the kernel before it makes, it must not.
+        match is_quantized {
+            true => module.launch(stream, way.kernel, grid, &args)?,
+            false => module.launch_after(stream, way.kernel, grid, &args)?,
+        }
         Ok(Some(codes != Ptr::NULL))
     }
 
@@ -168,14 +245,11 @@ impl Kernels {
     /// The driver's.
     pub fn down(&self, stream: &CudaStream, product: &Down) -> Result<bool> {
         let (weights, k) = (&product.weights, product.k);
-        let module = of_type(&self.token, weights.ty);
-        let Some((module, (cut, warps))) = module.zip(self.cut_down(weights, k)) else {
+        let Some(module) = of_type(&self.token, weights.ty) else {
             return Ok(false);
         };
-        let grid = LaunchConfig {
-            grid_dim: (weights.n_out.div_ceil(warps) as u32, 1, 1),
-            block_dim: (warps as u32 * 32, 1, 1),
-            shared_mem_bytes: cut.shared as u32,
+        let Some(way) = self.down_way(weights, k) else {
+            return Ok(false);
         };
         let args = args![
             weights.ptr,
@@ -190,8 +264,8 @@ impl Kernels {
             weights.n_out,
             product.out,
         ];
-        let args = [&args[..], &cut.args()].concat();
-        module.launch(stream, "down", grid, &args)?;
+        let args = [&args[..], &way.places].concat();
+        module.launch(stream, way.kernel, way.grid(weights.n_out, 1), &args)?;
         Ok(true)
     }
 
@@ -199,20 +273,65 @@ impl Kernels {
         bytes.min(self.shared.saturating_sub(STATIC))
     }
 
-    /// How down's rows are cut, and the warps of a block.
-    fn cut_down(&self, weights: &Weights, k: usize) -> Option<(Cut, usize)> {
+    /// The way for gate and up of a shape, if there is room for one.
+    fn gate_up_way(&self, gate: &Weights) -> Option<Way> {
+        let limit = self.shared_up_to(SHARED_OF_WHOLE[0]);
+        if gate.n_out.is_multiple_of(4)
+            && let Some(whole) = whole(gate, (WHOLE_PAIRS, 2), gate.n_in, limit)
+        {
+            return Some(Way {
+                kernel: "gate_up_whole",
+                threads: WHOLE_THREADS,
+                rows: GATE_ROWS,
+                shared: whole.shared,
+                places: whole.args().to_vec(),
+            });
+        }
+        // A warp has several rows, one after the other: it can always use all slots.
+        let limit = self.shared_up_to(SHARED);
+        let cut = cut(gate, (GATE_WARPS, SLOTS, 2), gate.n_in, limit)?;
+        Some(Way {
+            kernel: "gate_up",
+            threads: GATE_WARPS * 32,
+            rows: GATE_ROWS,
+            shared: cut.shared,
+            places: cut.args().to_vec(),
+        })
+    }
+
+    /// The way for down of a shape, if there is room for one.
+    fn down_way(&self, weights: &Weights, k: usize) -> Option<Way> {
         if k == 0 || k > MAX_EXPERTS_USED || !weights.expert_size.is_multiple_of(16) {
             return None;
         }
-        let [few, many] = DOWN_WARPS;
         let n = k * weights.n_in;
-        let whole = cut(weights, (few, 1, k), n, self.shared_up_to(SHARED_OF_ROWS));
-        match whole.filter(|cut| cut.stages == 1) {
-            Some(cut) => Some((cut, few)),
-            None => {
-                let staged = cut(weights, (many, 1, k), n, self.shared_up_to(SHARED));
-                staged.map(|cut| (cut, many))
-            }
+        let limit = self.shared_up_to(SHARED_OF_WHOLE[1]);
+        if weights.n_out.is_multiple_of(2)
+            && let Some(whole) = whole(weights, (k, WHOLE_ROWS), n, limit)
+        {
+            return Some(Way {
+                kernel: "down_whole",
+                threads: WHOLE_THREADS,
+                rows: WHOLE_ROWS,
+                shared: whole.shared,
+                places: whole.args().to_vec(),
+            });
         }
+        let [few, many] = DOWN_WARPS;
+        let in_one = cut(weights, (few, 1, k), n, self.shared_up_to(SHARED_OF_ROWS));
+        let (cut, warps) = match in_one.filter(|cut| cut.stages == 1) {
+            Some(cut) => (cut, few),
+            None => (
+                cut(weights, (many, 1, k), n, self.shared_up_to(SHARED))?,
+                many,
+            ),
+        };
+        Some(Way {
+            kernel: "down",
+            threads: warps * 32,
+            rows: warps,
+            shared: cut.shared,
+            places: cut.args().to_vec(),
+        })
     }
 }
