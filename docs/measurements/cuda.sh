@@ -6,8 +6,9 @@
 #   MOE_ANALYZE=… TESTS=DIR docs/measurements/cuda.sh PART... > docs/measurements/cuda-PART.txt
 #
 # PART: tests (models against llama.cpp, kernels against the CPU), sanitizer, kernels (times of each), speed (whole models),
-# post-fetch, replay (the MoE layers alone, under every policy). TESTS is a folder with the test binaries cuda_kernels, cuda_products and cuda_models; they look for fixtures where they
-# were built. WORK is a folder for the models that are made, 40 GB; NOTE is printed.
+# post-fetch, replay (the MoE layers alone, under every policy). TESTS is a folder with the test binaries cuda_kernels,
+# cuda_products and cuda_models; they look for fixtures where they were built. WORK is a folder for the models that are made,
+# 40 GB; NOTE is printed. Fewer than all: TOOLS (memcheck racecheck), SHAPES (models of post-fetch, by commas), ROUNDS of it.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 moe_analyze=${MOE_ANALYZE:-target/release/moe-analyze}
@@ -48,13 +49,13 @@ tests_part() {
 # What a tool of compute-sanitizer says of a command at its end.
 sanitize() {
   local tool=$1; shift
-  compute-sanitizer --tool "$tool" --log-file "$work/sanitizer" "$@" >/dev/null 2>&1
-  tail -1 "$work/sanitizer"
+  compute-sanitizer --tool "$tool" --log-file "$work/$tool" "$@" >/dev/null 2>&1
+  tail -1 "$work/$tool"
 }
 
 sanitizer_part() {
   local prompt="a prompt of some length, so that many rows go through at once: one two three four five six seven eight nine ten"
-  for tool in memcheck racecheck; do
+  for tool in ${TOOLS:-memcheck racecheck}; do
     printf '\n== compute-sanitizer --tool %s\n' "$tool"
     echo "-- kernels"
     sanitize "$tool" "$tests/cuda_kernels" --test-threads=1
@@ -66,7 +67,7 @@ sanitizer_part() {
       for policy in gpu post-fetch; do
         echo "-- record --policy $policy, $model"
         sanitize "$tool" "$moe_analyze" --quiet record --model "fixtures/$model.gguf" --device cuda --policy "$policy" -n 3 \
-          --prompt "$prompt" --out "$work/sanitized" --force
+          --prompt "$prompt" --out "$work/sanitized-$tool" --force
       done
     done
   done
@@ -87,17 +88,19 @@ speed_part() {
 }
 
 post_fetch_part() {
-  for shape in "gpt-oss-20b" "qwen3-30b-a3b Q4_K_M" "mixtral-8x7b Q4_K_M 8"; do
+  local shapes shape
+  IFS=, read -ra shapes <<<"${SHAPES:-gpt-oss-20b,qwen3-30b-a3b Q4_K_M,mixtral-8x7b Q4_K_M 8}"
+  for shape in "${shapes[@]}"; do
     set -- $shape
     printf '\n%s\n' "$shape"
     local file; file=$(model "$@")
     # In turn, so that what else the machine does falls on all alike.
-    for round in 1 2 3; do
+    for round in $(seq "${ROUNDS:-3}"); do
       for threads in 4 8 16; do
-        bench --model "$file" --device cuda --policy cpu -p 0 -n 32 -r 1 -t $threads
-        bench --model "$file" --device cuda --policy post-fetch -p 0 -n 32 -r 1 -t $threads
+        bench --model "$file" --device cuda --policy cpu -p 0 -n 32 -r 3 -t $threads
+        bench --model "$file" --device cuda --policy post-fetch -p 0 -n 32 -r 3 -t $threads
       done
-      bench --model "$file" --device cuda --policy gpu --cpu-moe -p 0 -n 32 -r 1 -t 8
+      bench --model "$file" --device cuda --policy gpu --cpu-moe -p 0 -n 32 -r 3 -t 8
     done
     for setting in "-t 4" "-t 8" "-t 16" "-t 8 --postfetch-block-on-miss 0" "-t 8 --postfetch-use-dedicated-streams 0" "-t 8 --postfetch-cpu-limit 2"; do
       printf '\n-- overlap, %s\n' "$setting"

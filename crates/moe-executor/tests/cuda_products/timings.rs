@@ -92,12 +92,17 @@ impl Bench {
         );
     }
 
-    /// A MoE layer's products, other experts with every call.
-    fn layer(&self, ty: GgmlType, (n_embd, n_ff): (usize, usize), (tokens, k, n_expert): Shape) {
+    /// A MoE layer's products, other experts with every call; `down_ty` is the type of down.
+    fn layer(
+        &self,
+        [ty, down_ty]: [GgmlType; 2],
+        (n_embd, n_ff): (usize, usize),
+        (tokens, k, n_expert): Shape,
+    ) {
         let kernels = &self.device.kernels;
         let stream = &self.device.stream;
-        let size = |n_in, n_out| self.matrices(ty, n_in, n_out, 0).expert_size * n_expert;
-        let (up, down) = (size(n_embd, n_ff), size(n_ff, n_embd));
+        let size = |ty, n_in, n_out| self.matrices(ty, n_in, n_out, 0).expert_size * n_expert;
+        let (up, down) = (size(ty, n_embd, n_ff), size(down_ty, n_ff, n_embd));
         let layer = (2 * up + down).next_multiple_of(256);
         let layers = (BYTES / layer).max(1);
         // Each token its own experts, spread over all of them.
@@ -145,7 +150,7 @@ impl Bench {
             kernels.experts_gate_up(stream, &product)
         };
         let is_one = tokens == 1 && Kernels::supports_token(ty);
-        let down_weights = |i| self.matrices(ty, n_ff, n_embd, base(i) + 2 * up);
+        let down_weights = |i| self.matrices(down_ty, n_ff, n_embd, base(i) + 2 * up);
         let down_product = |i: usize| {
             if is_one {
                 let product = Down {
@@ -182,7 +187,11 @@ impl Bench {
         let chosen = (tokens * k).min(n_expert);
         let operations = 2 * tokens * k * n_embd * n_ff;
         let what = |part| {
-            format!("{part} {ty}, {tokens} × {k} of {n_expert} experts of {n_embd} × {n_ff}")
+            let types = match ty == down_ty {
+                true => ty.to_string(),
+                false => format!("{ty} down {down_ty}"),
+            };
+            format!("{part} {types}, {tokens} × {k} of {n_expert} experts of {n_embd} × {n_ff}")
         };
         let calls = if tokens == 1 { 100 } else { 10 };
         let (up, down) = (up / n_expert * chosen, down / n_expert * chosen);
@@ -239,15 +248,17 @@ fn timings() {
     // Decoding: the smallest layers that count, those of qwen3-30b-a3b; gpt-oss-20b; Mixtral 8x7B.
     for ty in types().filter(|ty| ty.block_size() > 1 || *ty == GgmlType::F16) {
         if 768 % ty.block_size() == 0 {
-            bench.layer(ty, (2048, 768), (1, 8, 128));
+            bench.layer([ty; 2], (2048, 768), (1, 8, 128));
         }
     }
-    bench.layer(GgmlType::MXFP4, (2880, 2880), (1, 4, 32));
-    bench.layer(GgmlType::Q4_K, (4096, 14336), (1, 2, 8));
+    // Every other layer of Q4_K_M.
+    bench.layer([GgmlType::Q4_K, GgmlType::Q6_K], (2048, 768), (1, 8, 128));
+    bench.layer([GgmlType::MXFP4; 2], (2880, 2880), (1, 4, 32));
+    bench.layer([GgmlType::Q4_K; 2], (4096, 14336), (1, 2, 8));
     // Several tokens, prompts.
     for tokens in [4, 16, 64, 512] {
-        bench.layer(GgmlType::Q4_K, (2048, 768), (tokens, 8, 128));
-        bench.layer(GgmlType::MXFP4, (2880, 2880), (tokens, 4, 32));
+        bench.layer([GgmlType::Q4_K; 2], (2048, 768), (tokens, 8, 128));
+        bench.layer([GgmlType::MXFP4; 2], (2880, 2880), (tokens, 4, 32));
     }
     // Attention's matrices, the router, the head.
     for rows in [1, 4, 8, 512] {
