@@ -216,19 +216,19 @@ impl<'g> MoeLayer<'g> {
         self.experts(ops, s, weights_name, x, out);
     }
 
-    /// As [`MoeLayer::forward`], with experts and weights that are given in the place of the router's: `k` of each for every
-    /// row of `x`.
+    /// As [`MoeLayer::forward`], with a choice that is given in the place of the router's.
     pub(crate) fn forward_chosen(
         &self,
         ops: &mut Ops,
         s: &mut MoeState,
-        (ids, weights, k): (&[i32], &[f32], usize),
+        chosen: &mut Routing,
         x: &mut Activation,
         out: &mut Activation,
     ) {
-        s.routing.choose(ids, weights, k);
         let weights_name = NodeName::of("ffn_moe_weights", self.il);
+        std::mem::swap(&mut s.routing, chosen);
         self.experts(ops, s, weights_name, x, out);
+        std::mem::swap(&mut s.routing, chosen);
     }
 
     /// Bytes of one expert, and of the shared expert.

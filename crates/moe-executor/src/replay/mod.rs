@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 
 use crate::activation::{Activation, NodeName};
 use crate::cpu::threads::Threads;
-use crate::cuda::{self, Device, Mark};
+use crate::cuda::{self, Device, Mark, Ptr};
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::moe::MoeState;
 use crate::ops::Ops;
 use crate::placement::Side;
-use crate::recorder::{self, LaneCounts, Recorder};
+use crate::recorder::{self, LaneCounts, Recorder, Routing};
 
 pub use collect::Collector;
 pub use routes::{Chosen, Pass, Routes};
@@ -31,6 +31,8 @@ pub struct Replay<'a, 'g> {
     x: Activation,
     /// What the last layer gave `(token, n_embd)`.
     out: Activation,
+    /// The choices of a pass's layers.
+    choices: Vec<Routing>,
     seed: u64,
     /// Positions that the input was drawn for.
     drawn: Vec<u32>,
@@ -75,6 +77,7 @@ impl<'a, 'g> Replay<'a, 'g> {
             state: MoeState::new(64),
             x: Activation::new(2),
             out: Activation::new(3),
+            choices: Vec::new(),
             seed,
             drawn: Vec::new(),
             seen: Vec::new(),
@@ -122,15 +125,20 @@ impl<'a, 'g> Replay<'a, 'g> {
         let first = layers().flat_map(|(chosen, _)| chosen.positions).next();
         self.ops.positions.extend(first);
         self.ops.begin_pass()?;
+        for (i, (chosen, _)) in layers().enumerate() {
+            self.choose(i, &chosen)?;
+        }
         let mut ran = Vec::new();
-        for (chosen, moe) in layers() {
+        for (i, (chosen, moe)) in layers().enumerate() {
             let layer = chosen.layer.into();
             self.ops.enter_layer(layer);
-            self.draw(layer, chosen.positions)?;
-            let from = self.moment()?;
-            let choice = (chosen.ids, chosen.weights, chosen.k);
-            let (x, out) = (&mut self.x, &mut self.out);
-            moe.forward_chosen(&mut self.ops, &mut self.state, choice, x, out);
+            let moved = self.draw(layer, chosen.positions)?;
+            let from = match moved || i == 0 {
+                true => self.moment()?,
+                false => self.last_moment()?,
+            };
+            let (ops, choice) = (&mut self.ops, &mut self.choices[i]);
+            moe.forward_chosen(ops, &mut self.state, choice, &mut self.x, &mut self.out);
             let span = (from, self.moment()?);
             let [expert, shared] = moe.size_bytes();
             let done = Ran {
@@ -169,10 +177,28 @@ impl<'a, 'g> Replay<'a, 'g> {
         }
     }
 
-    /// Draws the rows at `positions`, if they are not there, and puts them where a session would have them.
-    fn draw(&mut self, layer: usize, positions: &[u32]) -> Result<()> {
+    /// Puts the choice of the pass's layer number `i` where a session's router would leave it: behind one on the GPU nobody
+    /// waits for it.
+    fn choose(&mut self, i: usize, chosen: &Chosen) -> Result<()> {
+        if self.choices.len() <= i {
+            self.choices.resize_with(i + 1, Routing::default);
+        }
+        let choice = &mut self.choices[i];
+        choice.choose(chosen.ids, chosen.weights, chosen.k);
+        self.ops.enter_layer(chosen.layer.into());
+        if let (Some(device), Side::Gpu) = (&self.ops.device, self.ops.side) {
+            choice.ids.device(device.gpu())?;
+            choice.weights.device(device.gpu())?;
+        }
+        Ok(())
+    }
+
+    /// Draws the rows at `positions`, if they are not there, and puts them where a session would have them, as its norm leaves
+    /// them: one row on the GPU is quantized, too. Gives whether that took anything.
+    fn draw(&mut self, layer: usize, positions: &[u32]) -> Result<bool> {
         let (x, seed) = (&mut self.x, self.seed);
-        if self.drawn != positions {
+        let (before, is_new) = (x.values.is_on_device_alone(), self.drawn != positions);
+        if is_new {
             self.drawn.clear();
             self.drawn.extend_from_slice(positions);
             let width = self.model.hparams().n_embd;
@@ -185,11 +211,25 @@ impl<'a, 'g> Replay<'a, 'g> {
         self.ops.positions.extend_from_slice(positions);
         match (&mut self.ops.device, self.ops.side) {
             (Some(device), Side::Gpu) => {
-                x.values.update_device(device.gpu())?;
+                let row = x.values.update_device(device.gpu())?;
+                if x.rows == 1 && x.quantized() == Ptr::NULL {
+                    let quantized = x.fill_quantized(device.gpu());
+                    device
+                        .kernels()
+                        .quantize_row(device.stream(), row, x.width, quantized)?;
+                }
             }
             _ => x.values.to_host()?,
         }
-        Ok(())
+        Ok(is_new || x.values.is_on_device_alone() != before)
+    }
+
+    /// On the GPU the last moment, if nothing was done since.
+    fn last_moment(&mut self) -> cuda::Result<Moment> {
+        match &mut self.ops.device {
+            Some(device) => device.last_mark().map(Moment::Gpu),
+            None => Ok(Moment::Host(Instant::now())),
+        }
     }
 
     fn moment(&mut self) -> cuda::Result<Moment> {

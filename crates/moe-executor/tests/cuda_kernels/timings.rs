@@ -1,20 +1,28 @@
 //! How long kernels take, on request: `cargo test --test cuda_kernels -- --ignored --nocapture`.
 
+use std::sync::OnceLock;
+
 use cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT;
 use moe_executor::cpu::attention::Shape;
 use moe_executor::cuda::launch::{Attention, Route};
 use moe_executor::cuda::{Ptr, Result};
 use moe_executor::ops::Gating;
 
-use crate::device::{Device, noise};
+use crate::device::{Device, Memory, noise};
 
-/// Microseconds of a call, over many in a row.
+/// Bytes of a copy that lasts until many calls are queued behind it.
+const BYTES: usize = 2 << 30;
+
+/// Microseconds of a call on the GPU, over many in a row.
 fn time(device: &Device, mut call: impl FnMut() -> Result<()>) -> f64 {
     const CALLS: usize = 200;
     for _ in 0..10 {
         call().unwrap();
     }
+    static COPIED: OnceLock<[Memory<u8>; 2]> = OnceLock::new();
+    let [from, to] = COPIED.get_or_init(|| [device.zeros(BYTES), device.zeros(BYTES)]);
     let now = || device.stream.record_event(Some(CU_EVENT_DEFAULT)).unwrap();
+    device.copy(from, to);
     let start = now();
     for _ in 0..CALLS {
         call().unwrap();

@@ -262,6 +262,33 @@ impl Kernels {
         Ok(false)
     }
 
+    /// A row of `n` activations quantized into [`Kernels::scratch_size`] bytes at `to`, unless that is null; `n` is whole times
+    /// 32. The next kernel starts behind it: some read such a row early.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn quantize_row(&self, stream: &CudaStream, x: Ptr, n: usize, to: Ptr) -> Result<()> {
+        if to == Ptr::NULL {
+            return Ok(());
+        }
+        self.start_quantize(stream, x, n, to)?;
+        self.follow_copy();
+        Ok(())
+    }
+
+    /// Quantizes `n` activations, whole times 32.
+    pub(super) fn start_quantize(
+        &self,
+        stream: &CudaStream,
+        x: Ptr,
+        n: usize,
+        to: Ptr,
+    ) -> Result<()> {
+        let grid = grid((n / 16).div_ceil(THREADS), THREADS);
+        let args = args![x, n, to, to.offset(n)];
+        self.experts.launch(stream, "quantize", grid, &args)
+    }
+
     /// The products of entries whose matrices lie at addresses of their own.
     ///
     /// # Errors

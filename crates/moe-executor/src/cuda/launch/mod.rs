@@ -102,7 +102,7 @@ impl Kernels {
         })
     }
 
-    /// Has the next kernel start after all that its stream was given: told of copies on that stream. Whether a kernel that may
+    /// Has the next kernel start after all that its stream was given, above all of copies on that stream. Whether a kernel that may
     /// start early waits for a copy before it, no text of the driver's says.
     pub(crate) fn follow_copy(&self) {
         self.in_order.store(true, Ordering::Relaxed);

@@ -6,7 +6,7 @@
 use cudarc::driver::{CudaStream, LaunchConfig};
 use moe_gguf::GgmlType;
 
-use super::{Kernels, Rows, grid, of_type};
+use super::{Kernels, Rows, of_type};
 use crate::cpu::glu::Glu;
 use crate::cuda::module::{self, Module, args};
 use crate::cuda::{Error, Ptr, Result};
@@ -177,9 +177,7 @@ impl Kernels {
         if !weights.is_quantized() {
             return Ok(());
         }
-        let grid = grid((n / 16).div_ceil(THREADS), THREADS);
-        let args = args![x, n, scratch, scratch.offset(n)];
-        self.experts.launch(stream, "quantize", grid, &args)
+        self.start_quantize(stream, x, n, scratch)
     }
 
     /// Matrix × vector, an entry a matrix.
