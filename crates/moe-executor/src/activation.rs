@@ -90,9 +90,10 @@ pub struct Activation {
     pub rows: usize,
     /// The values, row after row.
     pub values: Mirrored<f32>,
-    /// One row, quantized.
+    /// One row on the GPU, quantized.
     twin: Option<DeviceBuffer>,
-    has_twin: bool,
+    /// Which values it was made of, by [`Mirrored::written`].
+    twin_of: Option<u64>,
 }
 
 impl Activation {
@@ -105,7 +106,7 @@ impl Activation {
             rows: 0,
             values: Mirrored::default(),
             twin: None,
-            has_twin: false,
+            twin_of: None,
         }
     }
 
@@ -115,26 +116,27 @@ impl Activation {
         self.width = width;
         self.rows = rows;
         self.values.resize(width * rows);
-        self.has_twin = false;
+        self.twin_of = None;
     }
 
     /// Room on the GPU for the row of an activation that has one alone, quantized: the kernel that is about to write the row
-    /// there must write this, too. Null where a row cannot be quantized, or there is no memory.
+    /// there must write this, too. Null where a row cannot be quantized, or there is no memory. It holds until the values are
+    /// written again.
     pub(crate) fn fill_quantized(&mut self, gpu: &Gpu) -> Ptr {
         let bytes = Kernels::scratch_size(1, self.width);
         let fits = |twin: &DeviceBuffer| twin.size_bytes() >= bytes;
         if !self.twin.as_ref().is_some_and(fits) {
             self.twin = gpu.alloc(bytes).ok();
         }
-        self.has_twin = self.rows == 1 && self.width.is_multiple_of(32) && self.twin.is_some();
+        let can_be = self.rows == 1 && self.width.is_multiple_of(32);
+        self.twin_of = can_be.then(|| self.values.written());
         self.quantized()
     }
 
     /// The row quantized on the GPU, if the kernel that made it did that; or null.
     pub(crate) fn quantized(&self) -> Ptr {
-        let twin = self.twin.as_ref().filter(|_| self.has_twin);
-        // What the host has written since has none.
-        let twin = twin.filter(|_| self.values.is_on_device_alone());
+        let is_theirs = self.twin_of == Some(self.values.written());
+        let twin = self.twin.as_ref().filter(|_| is_theirs);
         twin.map_or(Ptr::NULL, DeviceBuffer::ptr)
     }
 

@@ -24,6 +24,8 @@ pub struct Mirrored<T> {
     host: Vec<T>,
     device: Option<DeviceBuffer>,
     fresh: Fresh,
+    /// How often somebody was given the values to write.
+    written: u64,
 }
 
 impl<T> From<Vec<T>> for Mirrored<T> {
@@ -32,6 +34,7 @@ impl<T> From<Vec<T>> for Mirrored<T> {
             host,
             device: None,
             fresh: Fresh::Host,
+            written: 0,
         }
     }
 }
@@ -122,7 +125,7 @@ impl<T: Plain> Mirrored<T> {
 
     /// The values on the host, to write; the GPU's are no longer read.
     pub fn host_mut(&mut self) -> &mut Vec<T> {
-        self.fresh = Fresh::Host;
+        self.write(Fresh::Host);
         &mut self.host
     }
 
@@ -145,7 +148,7 @@ impl<T: Plain> Mirrored<T> {
     /// It has no room for them.
     pub fn fill_device(&mut self, gpu: &Gpu) -> Result<Ptr> {
         let ptr = self.room(gpu)?;
-        self.fresh = Fresh::Device;
+        self.write(Fresh::Device);
         Ok(ptr)
     }
 
@@ -155,7 +158,7 @@ impl<T: Plain> Mirrored<T> {
     /// As [`Mirrored::device`].
     pub fn update_device(&mut self, gpu: &Gpu) -> Result<Ptr> {
         let ptr = self.device(gpu)?;
-        self.fresh = Fresh::Device;
+        self.write(Fresh::Device);
         Ok(ptr)
     }
 
@@ -166,8 +169,18 @@ impl<T: Plain> Mirrored<T> {
     pub fn join(&mut self, gpu: &Gpu, n: usize) -> Result<()> {
         let ptr = self.room(gpu)?;
         gpu.upload(ptr, &self.host[..n])?;
-        self.fresh = Fresh::Device;
+        self.write(Fresh::Device);
         Ok(())
+    }
+
+    /// A number that is another one after every writing, on either side.
+    pub(crate) fn written(&self) -> u64 {
+        self.written
+    }
+
+    fn write(&mut self, fresh: Fresh) {
+        self.fresh = fresh;
+        self.written += 1;
     }
 
     /// The memory on the host, for the inventory of buffers.

@@ -25,7 +25,10 @@ impl Staging {
         let bytes: usize = wanted.iter().map(|one| one.to.len()).sum();
         let memory = match self.memory.take() {
             Some(memory) if memory.bytes().len() >= bytes => memory,
-            _ => gpu.pinned(bytes.next_power_of_two())?,
+            outgrown => {
+                drop(outgrown);
+                gpu.pinned(bytes.next_power_of_two())?
+            }
         };
         let memory = self.memory.insert(memory);
         let mut at = 0;

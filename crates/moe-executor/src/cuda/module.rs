@@ -5,7 +5,9 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::driver::sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+use cudarc::driver::sys::CUfunction_attribute::{
+    CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
+};
 use cudarc::driver::{
     CudaContext, CudaFunction, CudaModule, CudaStream, DriverError, LaunchConfig, sys,
 };
@@ -76,7 +78,7 @@ pub(super) static TOKEN: [(GgmlType, Embedded); 10] = [
     (GgmlType::MXFP4, embedded!("token_mxfp4")),
 ];
 
-/// Bytes of shared memory that a block may take without asking.
+/// Bytes of shared memory, static and dynamic, that a block may take without asking.
 const SHARED_WITHOUT_ASKING: u32 = 48 << 10;
 
 /// The kernels of one source file on one device.
@@ -193,7 +195,10 @@ impl Module {
                     null_mut(),
                 )
             };
-            return launched.result().map_err(failed);
+            return launched.result().map_err(|source| {
+                self.in_order.fetch_or(follows_copy, Ordering::Relaxed);
+                failed(source)
+            });
         }
         let mut overlap = sys::CUlaunchAttribute {
             id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
@@ -251,10 +256,13 @@ impl Module {
                 })?)
             }
         };
-        let function = module.load_function(kernel);
+        let failed = |source| Error::Launch { kernel, source };
+        let function = module.load_function(kernel).map_err(failed)?;
+        let fixed = function.get_attribute(CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES);
+        let fixed = fixed.map_err(failed)?.max(0) as u32;
         Ok(Function {
-            function: function.map_err(|source| Error::Launch { kernel, source })?,
-            shared: SHARED_WITHOUT_ASKING,
+            function,
+            shared: SHARED_WITHOUT_ASKING.saturating_sub(fixed),
         })
     }
 }

@@ -143,6 +143,8 @@ impl Ops<'_> {
             return;
         }
         if places.iter().any(is_late) {
+            // Slots beyond the host's are the GPU's alone.
+            self.fetch(&mut src.values);
             self.project_missed(projection, src, routing, &places, dst);
         }
         let lane = |place: &u64| match is_late(place) {

@@ -211,8 +211,11 @@ impl<'a, 'g> Replay<'a, 'g> {
         self.ops.positions.extend_from_slice(positions);
         match (&mut self.ops.device, self.ops.side) {
             (Some(device), Side::Gpu) => {
-                let row = x.values.update_device(device.gpu())?;
+                if !x.values.is_on_device_alone() {
+                    x.values.update_device(device.gpu())?;
+                }
                 if x.rows == 1 && x.quantized() == Ptr::NULL {
+                    let row = x.values.device(device.gpu())?;
                     let quantized = x.fill_quantized(device.gpu());
                     device
                         .kernels()

@@ -29,7 +29,14 @@ fn shapes(ty: GgmlType) -> Vec<Shape> {
         let n_out = if ty == GgmlType::MXFP4 { 80 } else { 88 };
         (3, 5, 2880, 352, n_out)
     };
+    // Almost as much shared memory as a block has without asking.
+    let asking = if is_super {
+        (6, 6, 256, 1024, 80)
+    } else {
+        (4, 4, 256, 672, 80)
+    };
     vec![
+        asking,
         (4, 8, 512, 512, 80),
         (1, 1, 256, 256, 88),
         many,

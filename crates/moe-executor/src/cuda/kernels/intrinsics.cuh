@@ -2,8 +2,6 @@
 #pragma once
 #include "pipeline.cuh"
 
-
-
 // Sixteen bytes that are read once: they need not stay near. `p` is a multiple of 16.
 __device__ inline uint4 load_once(const void* p) {
     uint4 v;

@@ -13,16 +13,7 @@ __device__ unsigned order(float x) {
     return key > 0 ? key : 1;
 }
 
-__device__ unsigned largest(unsigned x) {
-#if __CUDA_ARCH__ >= 800
-    return __reduce_max_sync(ALL_LANES, x);
-#else
-    for (unsigned step = WARP / 2; step > 0; step /= 2) x = max(x, __shfl_xor_sync(ALL_LANES, x, step));
-    return x;
-#endif
-}
-
-__device__ unsigned smallest(unsigned x) { return ~largest(~x); }
+__device__ unsigned smallest(unsigned x) { return ~warp_max(~x); }
 
 // Probabilities and weights of up to 32 · N experts; lane l holds the experts l, l + 32, ...
 template <unsigned N>
@@ -68,7 +59,7 @@ __device__ void route(const float* logits, const float* bias, unsigned gating, u
         for (unsigned i = 1; i < N; ++i) {
             if (key[i] > best) best = key[i], id = i * WARP + lane, value = p[i];
         }
-        const unsigned winner = smallest(best == largest(best) ? id : ~0u);
+        const unsigned winner = smallest(best == warp_max(best) ? id : ~0u);
         // The lane of the slot keeps the weight: it is the only one that reads it.
         value = __shfl_sync(ALL_LANES, value, winner % WARP);
         if (lane == slot % WARP) {

@@ -1,6 +1,5 @@
 // The chosen experts of one token: gate, up and their activation in one kernel; down and the sum by the router's weights in
-// another. Every warp reads whole rows, ahead, into shared memory: what is in flight takes no registers, and is read as it lies,
-// whatever the blocks' size.
+// another. Rows are read ahead, as they lie, into shared memory: what is in flight takes no registers, whatever the blocks' size.
 #pragma once
 #include "token_staged.cuh"
 #include "token_whole.cuh"

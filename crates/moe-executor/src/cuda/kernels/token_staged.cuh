@@ -15,11 +15,11 @@ struct Cut {
     unsigned slots;    // stages that a warp has there at once, SLOTS or 1
 };
 
-enum : unsigned { SLOTS = 2, GATE_WARPS = 16, GATE_THREADS = GATE_WARPS * WARP, GATE_ROWS = 2, DOWN_THREADS = 512 };
+enum : unsigned { SLOTS = 2, GATE_WARPS = 16, GATE_THREADS = GATE_WARPS * WARP, ROWS_OF_WARP = 2, DOWN_THREADS = 512 };
 
 // Block (g, e) computes rows 32 g to 32 g + 31 of `hidden (k, n_out)`, those of the token's expert e, and, if `codes` is not
 // null, the same quantized, as in `Activations`. `x` is quantized, and must have been there before the kernel that chose the
-// experts began.
+// experts began, or this one starts in order.
 template <class V>
 __device__ inline void staged_gate_up(
     const byte* gate, const byte* up, const int* ids, size_t expert_size, unsigned row_size, const float* gate_bias,
@@ -29,8 +29,8 @@ __device__ inline void staged_gate_up(
     extern __shared__ int4 shared[];  // x; for each warp its slots: stages of the gate's row and of up's
     __shared__ float results[2][WARP];
     const unsigned warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    const unsigned first_row = blockIdx.x * WARP + warp * GATE_ROWS;
-    const unsigned n_rows = first_row < n_out ? min(unsigned(GATE_ROWS), n_out - first_row) : 0;
+    const unsigned first_row = blockIdx.x * WARP + warp * ROWS_OF_WARP;
+    const unsigned n_rows = first_row < n_out ? min(unsigned(ROWS_OF_WARP), n_out - first_row) : 0;
     const unsigned steps = n_rows * cut.stages;
     const unsigned ring = cut.staged + warp * SLOTS * 2 * cut.segment;
     const unsigned slots = unsigned(__cvta_generic_to_shared(shared)) + ring;
@@ -65,7 +65,7 @@ __device__ inline void staged_gate_up(
     const V kind;
     const unsigned* words = (const unsigned*)((const byte*)shared + ring);
     float sums[2] = {};
-    unsigned at = warp * GATE_ROWS, used = 0;
+    unsigned at = warp * ROWS_OF_WARP, used = 0;
 #pragma unroll 1
     for (unsigned step = 0; step < steps; step++) {
         wait_for_batches<SLOTS - 1>();

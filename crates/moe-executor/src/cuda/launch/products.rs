@@ -192,7 +192,7 @@ impl Kernels {
             (false, true) => ("mat_vec_2", n_out.div_ceil(2)),
             (false, false) => ("mat_vec_1", n_out),
         };
-        // No more blocks than run at a time, since each quantizes the activations; the same number of rounds for each.
+        // No more blocks than run at a time, since each has the activations to itself; the same number of rounds for each.
         let at_a_time = (self.multiprocessors * BLOCKS / one.entries.max(1)).max(1);
         let blocks = sets.div_ceil(WARPS);
         let rounds = blocks.div_ceil(at_a_time).max(1);

@@ -28,14 +28,14 @@ pub struct Down {
     pub out: Ptr,
 }
 
-/// Warps of a block of gate and up, rows of one, stages that a warp has in shared memory: as in token.cuh.
+/// Warps of a block of gate and up, rows of one, stages that a warp has in shared memory: as in token_staged.cuh.
 const GATE_WARPS: usize = 16;
 const GATE_ROWS: usize = 32;
 const SLOTS: usize = 2;
 /// Warps of a block of down: few where whole rows find room, more where they come in stages.
 const DOWN_WARPS: [usize; 2] = [8, 16];
 /// Shared memory of a block, so that two find room on a multiprocessor that has as much as an H100, or one on any other; and
-/// of a block of down with whole rows, so that three do beside one of gate and up.
+/// of a block of down whose rows come in one stage, so that two do beside one of gate and up.
 const SHARED: usize = 102 << 10;
 const SHARED_OF_ROWS: usize = 64 << 10;
 /// Shared memory that the kernels have beside, at most.
@@ -47,9 +47,9 @@ const MAX_EXPERTS_USED: usize = 32;
 const WHOLE_THREADS: usize = 256;
 const WHOLE_PAIRS: usize = 2 * GATE_ROWS / 2;
 const WHOLE_ROWS: usize = 16;
-const SHARED_OF_WHOLE: [usize; 2] = [80 << 10, 66 << 10];
+const SHARED_OF_WHOLE: [usize; 2] = [80 << 10, 64 << 10];
 
-/// How rows are cut into stages: `Cut` in token.cuh.
+/// How rows are cut into stages: `Cut` in token_staged.cuh.
 #[derive(Clone, Copy)]
 struct Cut {
     stages: usize,

@@ -143,6 +143,9 @@ impl PostFetch {
     pub fn begin_pass(&mut self, gpu: &Gpu) -> Result<()> {
         self.collect();
         self.layers.clear();
+        // A pass that failed has waited for no transfer.
+        let waited = self.stream.synchronize();
+        waited.map_err(|source| Error::driver("the transfers", source))?;
         self.clock.restart(gpu, &self.stream)
     }
 
@@ -374,11 +377,13 @@ impl PostFetch {
         let bytes = self.settings.scratchpad_bytes.unwrap_or(wanted);
         let pad = match self.pad.take() {
             Some(pad) if pad.size_bytes() >= bytes => pad,
-            _ => {
+            outgrown => {
                 // Allocations come and go in the order of one stream; another may still write to what goes, and is about to
                 // write to what comes.
                 let waited = self.stream.synchronize();
                 waited.map_err(|source| Error::driver("the transfers", source))?;
+                // Both at once may not fit.
+                drop(outgrown);
                 let pad = gpu.alloc(bytes)?;
                 gpu.synchronize()?;
                 pad
