@@ -8,7 +8,8 @@
 # PART: tests (models against llama.cpp, kernels against the CPU), sanitizer, kernels (times of each), speed (whole models),
 # post-fetch, replay (the MoE layers alone, under every policy). TESTS is a folder with the test binaries cuda_kernels,
 # cuda_products and cuda_models; they look for fixtures where they were built. WORK is a folder for the models that are made,
-# 40 GB; NOTE is printed. Fewer than all: TOOLS (memcheck racecheck), SHAPES (models of post-fetch, by commas), ROUNDS of it.
+# 40 GB; NOTE is printed. Fewer than all: TOOLS (memcheck racecheck), SHAPES (models of post-fetch, by commas), ROUNDS of it. JOBS:
+# tests and sanitizers at a time.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 moe_analyze=${MOE_ANALYZE:-target/release/moe-analyze}
@@ -39,37 +40,55 @@ for row in json.load(sys.stdin):
 '
 }
 
+# Runs the commands of its input side by side, a line each, and prints what they said in their order.
+side_by_side() {
+  local n=0 command
+  while read -r command; do
+    while [ "$(jobs -rp | wc -l)" -ge "${JOBS:-8}" ]; do wait -n; done
+    NUMBER=$n bash -c "$command" >"$work/said-$n" 2>&1 &
+    n=$((n + 1))
+  done
+  wait
+  for ((i = 0; i < n; i++)); do cat "$work/said-$i"; done
+}
+
 tests_part() {
   for name in cuda_kernels cuda_products cuda_models; do
     printf '\n== %s\n' "$name"
-    "$tests/$name" --nocapture --test-threads=1 2>&1 | grep -v '^$' | grep -E '^(random|tiny|test |running|testing)|FAILED|panicked|not run|outside'
+    "$tests/$name" --list --format terse 2>/dev/null | sed -n 's/: test$//p' | grep -v timings |
+      sed "s#.*#'$tests/$name' --exact & --nocapture#" | side_by_side |
+      grep -E '^(random|tiny|test |testing)|FAILED|panicked|not run|outside' | grep -v 'test result: ok'
   done
 }
 
-# What a tool of compute-sanitizer says of a command at its end.
+# What a tool of compute-sanitizer says of a command at its end; the command's own exit status if that is not 0.
 sanitize() {
-  local tool=$1; shift
-  compute-sanitizer --tool "$tool" --log-file "$work/$tool" "$@" >/dev/null 2>&1
-  tail -1 "$work/$tool"
+  local tool=$1 log=$work/sanitizer-$NUMBER rc; shift
+  rm -f "$log"
+  timeout 300 compute-sanitizer --tool "$tool" --log-file "$log" "$@" >/dev/null 2>&1
+  rc=$?
+  echo "$(tail -1 "$log" 2>/dev/null || echo "no log")$([ $rc = 0 ] || echo ", exit status $rc")"
 }
 
 sanitizer_part() {
-  local prompt="a prompt of some length, so that many rows go through at once: one two three four five six seven eight nine ten"
+  export -f sanitize
+  export work tests moe_analyze
+  export prompt="a prompt of some length, so that many rows go through at once: one two three four five six seven eight nine ten"
   for tool in ${TOOLS:-memcheck racecheck}; do
     printf '\n== compute-sanitizer --tool %s\n' "$tool"
-    echo "-- kernels"
-    sanitize "$tool" "$tests/cuda_kernels" --test-threads=1
-    for part in plain::products_of_the_cpu plain::no_number experts::fetched token::; do
-      echo "-- products ($part)"
-      sanitize "$tool" "$tests/cuda_products" --test-threads=1 "$part"
-    done
-    for model in tiny-gpt-oss-MXFP4 tiny-qwen3moe-Q4_K_M; do
-      for policy in gpu post-fetch; do
-        echo "-- record --policy $policy, $model"
-        sanitize "$tool" "$moe_analyze" --quiet record --model "fixtures/$model.gguf" --device cuda --policy "$policy" -n 3 \
-          --prompt "$prompt" --out "$work/sanitized-$tool" --force
+    {
+      echo "echo '-- kernels'; sanitize $tool '$tests/cuda_kernels' --test-threads=1"
+      for part in plain::products_of_the_cpu plain::no_number experts::fetched token::; do
+        echo "echo '-- products ($part)'; sanitize $tool '$tests/cuda_products' --test-threads=1 $part"
       done
-    done
+      for model in tiny-gpt-oss-MXFP4 tiny-qwen3moe-Q4_K_M; do
+        for policy in gpu post-fetch; do
+          echo "echo '-- record --policy $policy, $model'; sanitize $tool '$moe_analyze' --quiet record" \
+            "--model 'fixtures/$model.gguf' --device cuda --policy $policy -n 3 --prompt \"\$prompt\"" \
+            "--out '$work/sanitized-$tool-$model-$policy' --force"
+        done
+      done
+    } | side_by_side
   done
 }
 
@@ -97,22 +116,23 @@ post_fetch_part() {
     # In turn, so that what else the machine does falls on all alike.
     for round in $(seq "${ROUNDS:-3}"); do
       for threads in 4 8 16; do
-        bench --model "$file" --device cuda --policy cpu -p 0 -n 32 -r 3 -t $threads
-        bench --model "$file" --device cuda --policy post-fetch -p 0 -n 32 -r 3 -t $threads
+        bench --model "$file" --device cuda --policy cpu -p 0 -n 32 -r 5 -t $threads
+        bench --model "$file" --device cuda --policy post-fetch -p 0 -n 32 -r 5 -t $threads
+        bench --model "$file" --device cuda --policy gpu --cpu-moe -p 0 -n 32 -r 5 -t $threads
       done
-      bench --model "$file" --device cuda --policy gpu --cpu-moe -p 0 -n 32 -r 3 -t 8
     done
-    for setting in "-t 4" "-t 8" "-t 16" "-t 8 --postfetch-block-on-miss 0" "-t 8 --postfetch-use-dedicated-streams 0" "-t 8 --postfetch-cpu-limit 2"; do
+    # Half of a token's experts, and the processor's bandwidth, for the bound that it sets.
+    local half=4 memory
+    case $1 in gpt-oss*) half=2 ;; mixtral*) half=1 ;; esac
+    memory=$("$moe_analyze" --quiet bench -o json --model "$file" --device cpu -p 0 -n 1 -r 1 -t 16 |
+      python3 -c 'import json, sys; print(json.load(sys.stdin)[0]["bandwidth_gb_per_s"])')
+    for setting in "-t 4" "-t 8" "-t 16" "-t 8 --postfetch-block-on-miss 0" "-t 16 --postfetch-block-on-miss 0" \
+      "-t 8 --postfetch-use-dedicated-streams 0" "-t 8 --postfetch-cpu-limit $half"; do
       printf '\n-- overlap, %s\n' "$setting"
       "$moe_analyze" --quiet record --model "$file" --device cuda --policy post-fetch $setting -n 48 --ignore-eos \
         --prompt "hello" --out "$work/run" --force >/dev/null
-      "$moe_analyze" --quiet overlap "$work/run" --phase generate | head -${LINES_OF_OVERLAP:-9}
-      python3 -c '
-import json, sys
-gpu = json.load(open(sys.argv[1] + "/manifest.json"))["gpu"]
-pad, peak = gpu["scratchpad_bytes"], gpu["peak_bytes"]
-print("VRAM: scratchpad %.1f MiB, %.2f %% of the %.2f GiB in use" % (pad / 2**20, 100 * pad / peak, peak / 2**30))
-' "$work/run"
+      # The summary, and the first layers.
+      "$moe_analyze" --quiet overlap "$work/run" --phase generate --memory-gb-s "$memory" | head -${LINES_OF_OVERLAP:-12}
     done
   done
 }
