@@ -113,11 +113,15 @@ fn rows_of_layers_and_phases() {
     assert_close(&first["window_mean_us"], 100.0);
     assert_close(&first["transfer_p95_us"], 50.0);
     assert_close(&first["hidden_pct"], 100.0);
+    assert_close(&first["overlap_mean_us"], 50.0);
+    assert_eq!(first["scratchpad_bytes"], 64 << 20);
+    assert_close(&first["scratchpad_pct"], 100.0 * 64.0 / 4096.0);
     assert_close(&first["fallback_pct"], 25.0);
     assert_close(&first["link_gb_s"], 20.0);
     assert_eq!(first["verdict"], "hidden");
     let last = &generated[5];
     assert_close(&last["hidden_pct"], 25.0);
+    assert_close(&last["overlap_mean_us"], 100.0);
     assert_close(&last["hideable_pct"], 25.0);
     assert_close(&last["fitting_pct"], 0.0);
     assert_close(&last["stall_mean_us"], 300.0);

@@ -70,6 +70,11 @@ pub struct Figures {
 }
 
 impl Figures {
+    /// Mean time of a transfer within its window, nanoseconds.
+    pub fn mean_overlap_ns(&self) -> Option<f64> {
+        ratio(self.hidden_ns, self.transfer.n as f64)
+    }
+
     /// Part of the transfers' time that lay within the windows.
     pub fn hidden_share(&self) -> Option<f64> {
         ratio(self.hidden_ns, self.transfer.total_ns)

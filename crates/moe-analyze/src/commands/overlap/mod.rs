@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, bail};
 use moe_analysis::overlap::{self, Report};
+use moe_trace::manifest::Gpu;
 use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
 use moe_trace::transfers::Transfer;
 
@@ -74,6 +75,17 @@ fn phase_names(phase: u8) -> (&'static str, &'static str) {
     }
 }
 
+/// Bytes of the GPU's memory that a run might use.
+fn allowed_bytes(gpu: &Gpu) -> u64 {
+    gpu.limit_bytes.unwrap_or(gpu.memory_bytes)
+}
+
+/// Part of them that Post-Fetch's scratchpad took.
+fn scratchpad_share(gpu: &Gpu) -> Option<f64> {
+    let share = |bytes| bytes as f64 / allowed_bytes(gpu).max(1) as f64;
+    gpu.scratchpad_bytes.map(share)
+}
+
 pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     if let Some(plot) = &args.plot {
         plot::check_extension(plot)?;
@@ -103,7 +115,12 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     }
     output::to_stdout(|stdout| match args.output {
         None => summary::print(stdout, &reports, input.gpu.as_ref()),
-        Some(format) => write_rows(stdout, format, &rows::COLUMNS, rows::rows(&reports)),
+        Some(format) => write_rows(
+            stdout,
+            format,
+            &rows::COLUMNS,
+            rows::rows(&reports, input.gpu.as_ref()),
+        ),
     })?;
     Ok(ExitStatus::Done)
 }

@@ -6,7 +6,7 @@ use moe_analysis::overlap::{Figures, Report, Times};
 use moe_gguf::text::counted;
 use moe_trace::manifest::Gpu;
 
-use super::phase_names;
+use super::{allowed_bytes, phase_names, scratchpad_share};
 use crate::output::{Cell, Format, human_bytes, write_rows};
 
 pub fn print(out: &mut dyn Write, reports: &[(u8, Report)], gpu: Option<&Gpu>) -> io::Result<()> {
@@ -93,15 +93,14 @@ fn print_layers(out: &mut dyn Write, report: &Report) -> io::Result<()> {
 }
 
 fn print_gpu(out: &mut dyn Write, gpu: &Gpu) -> io::Result<()> {
-    let allowed = gpu.limit_bytes.unwrap_or(gpu.memory_bytes);
-    if let Some(scratchpad) = gpu.scratchpad_bytes {
+    if let (Some(scratchpad), Some(share)) = (gpu.scratchpad_bytes, scratchpad_share(gpu)) {
         writeln!(
             out,
             "{}: a scratchpad of {}, {:.2} % of the {} allowed",
             gpu.name,
             human_bytes(scratchpad),
-            100.0 * scratchpad as f64 / allowed.max(1) as f64,
-            human_bytes(allowed)
+            100.0 * share,
+            human_bytes(allowed_bytes(gpu))
         )?;
     }
     if let Some(peak) = gpu.peak_bytes {
