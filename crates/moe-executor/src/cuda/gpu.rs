@@ -195,8 +195,12 @@ impl Gpu {
     /// # Errors
     /// Some of it failed.
     pub fn synchronize(&self) -> Result<()> {
-        let waited = self.stream.synchronize();
-        waited.map_err(|source| Error::driver("the GPU's work", source))
+        self.account.wait(&self.stream)
+    }
+
+    /// Times that the host has waited for the stream that computes.
+    pub fn waits(&self) -> u64 {
+        self.account.waits()
     }
 }
 

@@ -8,12 +8,13 @@ use cudarc::driver::{CudaContext, CudaSlice, CudaStream, result, sys};
 
 use super::{Error, Ptr, Result};
 
-/// What is allocated, and how much may be.
+/// What is allocated and how much may be, and how often the host waited for the results.
 #[derive(Debug)]
 pub(super) struct Account {
     used: AtomicU64,
     peak: AtomicU64,
     limit: u64,
+    waits: AtomicU64,
 }
 
 impl Account {
@@ -22,7 +23,23 @@ impl Account {
             used: AtomicU64::new(0),
             peak: AtomicU64::new(0),
             limit,
+            waits: AtomicU64::new(0),
         })
+    }
+
+    /// Waits for all that was launched on a stream.
+    ///
+    /// # Errors
+    /// Some of it failed.
+    pub(super) fn wait(&self, stream: &CudaStream) -> Result<()> {
+        self.waits.fetch_add(1, Ordering::Relaxed);
+        let waited = stream.synchronize();
+        waited.map_err(|source| Error::driver("the GPU's work", source))
+    }
+
+    /// Times that the host waited.
+    pub(super) fn waits(&self) -> u64 {
+        self.waits.load(Ordering::Relaxed)
     }
 
     /// Bytes that are allocated.
@@ -104,8 +121,7 @@ impl DeviceBuffer {
         // SAFETY: as many bytes as both sides have; the wait below ends before `out` can go.
         unsafe { result::memcpy_dtoh_async(&mut out[..out_len], self.ptr.0, stream.cu_stream()) }
             .map_err(|source| Error::driver("a copy from the GPU", source))?;
-        let waited = stream.synchronize();
-        waited.map_err(|source| Error::driver("the GPU's work", source))
+        self.account.wait(stream)
     }
 
     /// A larger buffer with the first `kept` bytes of this one.
@@ -117,8 +133,7 @@ impl DeviceBuffer {
         unsafe { result::memcpy_dtod_async(grown.ptr.0, self.ptr.0, kept, stream.cu_stream()) }
             .map_err(|source| Error::driver("a copy on the GPU", source))?;
         // Seldom, and no kernel must start before it has ended.
-        let waited = stream.synchronize();
-        waited.map_err(|source| Error::driver("the GPU's work", source))?;
+        self.account.wait(&stream)?;
         Ok(grown)
     }
 }

@@ -160,6 +160,11 @@ impl Report {
         self.failures.push(failure);
     }
 
+    /// Failures so far.
+    pub fn n_failures(&self) -> usize {
+        self.failures.len()
+    }
+
     /// Fails the test if a case failed.
     pub fn finish(self) {
         let failures = self.failures;
