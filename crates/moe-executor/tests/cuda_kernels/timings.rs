@@ -2,10 +2,12 @@
 
 use std::sync::OnceLock;
 
+use cudarc::driver::LaunchConfig;
 use cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT;
+use cudarc::nvrtc::Ptx;
 use moe_executor::cpu::attention::Shape;
 use moe_executor::cuda::launch::{Attention, Route};
-use moe_executor::cuda::{Ptr, Result};
+use moe_executor::cuda::{Error, Ptr, Result};
 use moe_executor::ops::Gating;
 
 use crate::device::{Device, Memory, noise};
@@ -30,6 +32,26 @@ fn time(device: &Device, mut call: impl FnMut() -> Result<()>) -> f64 {
     f64::from(start.elapsed_ms(&now()).unwrap()) * 1e3 / CALLS as f64
 }
 
+/// A kernel that does nothing.
+const EMPTY: &str =
+    ".version 6.3\n.target sm_75\n.address_size 64\n.visible .entry empty() { ret; }\n";
+
+/// Microseconds of a kernel that does nothing, in one block.
+fn time_empty(device: &Device) -> f64 {
+    let context = device.stream.context();
+    let module = context.load_module(Ptx::from_src(EMPTY)).unwrap();
+    let empty = module.load_function("empty").unwrap();
+    time(device, || {
+        let mut launch = device.stream.launch_builder(&empty);
+        // SAFETY: it has no arguments and touches no memory.
+        let launched = unsafe { launch.launch(LaunchConfig::for_num_elems(32)) };
+        let what = "an empty kernel";
+        launched
+            .map(|_| ())
+            .map_err(|source| Error::Driver { what, source })
+    })
+}
+
 #[test]
 #[ignore = "a measurement"]
 fn timings() {
@@ -37,6 +59,8 @@ fn timings() {
     let (stream, kernels) = (&device.stream, &device.kernels);
     let room = device.room(1 << 16);
     let x = device.at(&room);
+    let empty = time_empty(device);
+    println!("empty kernel: {empty:.2} µs");
     let almost_empty = time(device, || kernels.add(stream, x, x, 1, x));
     println!("add, one element: {almost_empty:.2} µs");
     let norm = time(device, || {
@@ -59,7 +83,8 @@ fn timings() {
         let (ids, weights) = (x, x.offset(1 << 16));
         let took = time(device, || kernels.route(stream, &it, ids, weights));
         println!(
-            "route {tokens} × {k} of {n_expert}: {took:.2} µs, {:.2} of one element added",
+            "route {tokens} × {k} of {n_expert}: {took:.2} µs, {:.2} of an empty kernel, {:.2} of one element added",
+            took / empty,
             took / almost_empty
         );
     }

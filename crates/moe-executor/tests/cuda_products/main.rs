@@ -3,6 +3,7 @@
 #[path = "../device/mod.rs"]
 mod device;
 mod experts;
+mod grouped;
 mod operands;
 mod plain;
 mod timings;

@@ -1,0 +1,134 @@
+//! The entries of a choice, sorted by expert on the device: where each expert's begin, and which they are.
+
+use moe_executor::cuda::Kernels;
+use moe_executor::cuda::launch::MulMatId;
+use moe_gguf::GgmlType;
+
+use crate::device::{Device, Report, noise};
+use crate::experts::{Choice, wanted};
+use crate::operands::{Bias, Matrices, compare, tolerance};
+
+/// Any experts, the same ones several times for a token, so that a token can have more than there are.
+fn any(tokens: usize, k: usize, n_expert: usize) -> Choice {
+    let expert = |x: f32| (((x + 1.0) / 2.0 * n_expert as f32) as i32).min(n_expert as i32 - 1);
+    Choice {
+        tokens,
+        k,
+        n_expert,
+        ids: noise(tokens * k, 3).into_iter().map(expert).collect(),
+    }
+}
+
+/// What the working memory holds: bounds, and token and slot of each entry in the order of the experts.
+fn sorted(choice: &Choice) -> (Vec<u32>, Vec<[u32; 2]>) {
+    let below = |expert: usize| {
+        let ids = choice.ids.iter();
+        ids.filter(|&&id| (id as usize) < expert).count() as u32
+    };
+    let mut entries: Vec<usize> = (0..choice.ids.len()).collect();
+    // Stable: entries of one expert keep their order.
+    entries.sort_by_key(|&entry| choice.ids[entry]);
+    let place = |entry: usize| [(entry / choice.k) as u32, (entry % choice.k) as u32];
+    (
+        (0..=choice.n_expert).map(below).collect(),
+        entries.into_iter().map(place).collect(),
+    )
+}
+
+/// The same as the device left it.
+fn read(work: &[u8], choice: &Choice, wide: bool) -> (Vec<u32>, Vec<[u32; 2]>) {
+    let words: Vec<u32> = work
+        .chunks_exact(4)
+        .map(|word| u32::from_le_bytes(word.try_into().expect("four bytes")))
+        .collect();
+    let bounds = words[..=choice.n_expert].to_vec();
+    // The list begins at a multiple of 16 bytes.
+    let list = &words[(choice.n_expert + 1).next_multiple_of(4)..];
+    let list = match wide {
+        true => list
+            .chunks_exact(2)
+            .map(|code| [code[0], code[1]])
+            .collect(),
+        false => list
+            .iter()
+            .map(|code| [code & 0x3f_ffff, code >> 22])
+            .collect(),
+    };
+    (bounds, list)
+}
+
+#[test]
+fn entries_are_sorted_by_expert() {
+    let Some(device) = Device::open() else { return };
+    let mut report = Report::default();
+    let one_expert = Choice {
+        ids: vec![5; 200 * 3],
+        ..any(200, 3, 9)
+    };
+    // More slots than ten bits tell make the list a wide one: few and many entries of an expert.
+    for (choice, wide) in [
+        (any(33, 3, 7), false),
+        (any(300, 4, 8), false),
+        (any(2, 1024, 8), false),
+        (any(5000, 8, 512), false),
+        (one_expert, false),
+        (any(2, 1025, 8), true),
+        (any(4, 1025, 1024), true),
+        (any(3, 3000, 40), true),
+    ] {
+        let (n_in, n_out, entries) = (64, 10, choice.ids.len());
+        let matrices = Matrices::random(GgmlType::Q8_0, choice.n_expert, n_in, n_out, 1);
+        let (_memory, weights) = matrices.upload(device);
+        let x = noise(choice.tokens * n_in, 2);
+        let (dx, out) = (device.upload(&x), device.room(entries * n_out));
+        let (ids, work) = (device.upload(&choice.ids), choice.work(device));
+        let bias = Bias::new(device, None, 6);
+        let scratch = device.upload(&vec![0xa5u8; Kernels::scratch_size(choice.tokens, n_in)]);
+        let product = MulMatId {
+            weights,
+            bias: bias.at(device),
+            x: device.at(&dx),
+            rows_per: choice.k,
+            ids: device.at(&ids),
+            tokens: choice.tokens,
+            k: choice.k,
+            n_expert: choice.n_expert,
+            out: device.at(&out),
+            scratch: device.at(&scratch),
+            work: device.at(&work),
+        };
+        let done = device.kernels.mul_mat_id(&device.stream, &product);
+        let got = device.after(done, &out);
+        let case = format!("grouped {choice}, wide {wide}");
+        match device.download(&work) {
+            Ok(work) => {
+                let (have, want) = (read(&work, &choice, wide), sorted(&choice));
+                for (what, at) in [
+                    ("bound", differ(&have.0, &want.0)),
+                    ("entry", differ(&have.1, &want.1)),
+                ] {
+                    if let Some(at) = at {
+                        report.fail(format!("{case}: {what} {at}"));
+                    }
+                }
+            }
+            Err(error) => report.fail(format!("{case}: {error}")),
+        }
+        // Whoever reads the list reads it as it was written.
+        let want = wanted(&matrices, &x, choice.k, &choice, &bias);
+        compare(&mut report, &case, got, &want, tolerance(n_in));
+    }
+    report.finish();
+}
+
+/// Where two lists differ first, in words.
+fn differ<T: PartialEq + std::fmt::Debug>(have: &[T], want: &[T]) -> Option<String> {
+    if have.len() != want.len() {
+        return Some(format!("list of {}, not {}", have.len(), want.len()));
+    }
+    let at = have
+        .iter()
+        .zip(want)
+        .position(|(have, want)| have != want)?;
+    Some(format!("{at} is {:?}, not {:?}", have[at], want[at]))
+}
