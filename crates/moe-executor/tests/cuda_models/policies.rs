@@ -128,6 +128,17 @@ fn settings_of_post_fetch() {
             cpu_limit: Some(3),
             ..given
         },
+        // What the host goes on with, the GPU has computed.
+        Settings {
+            cpu_limit: Some(1),
+            max_transfers: 2,
+            ..given
+        },
+        Settings {
+            cpu_limit: Some(1),
+            fault: Some(Fault::LaterCopy),
+            ..given
+        },
     ] {
         let set = Case {
             post_fetch,
