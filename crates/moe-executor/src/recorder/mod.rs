@@ -375,6 +375,8 @@ impl Recorder {
         let record = &mut self.templates[self.next].record;
         if let When::Host(start) = when {
             let end = Instant::now();
+            // One that waited for the GPU began when it had what it reads.
+            let start = start.max(self.last_end);
             record.timestamp_ns.set(self.clock.ns(start));
             record
                 .duration_ns
@@ -438,5 +440,46 @@ impl Recorder {
             }
         };
         self.failed = written.err();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use moe_gguf::Gguf;
+    use moe_gguf::map::OffsetMap;
+    use moe_trace::{Manifest, RunOptions, TRACE_FILE, Trace};
+
+    use super::*;
+
+    #[test]
+    fn the_wait_for_the_gpu_is_no_part_of_the_operation_that_waited() {
+        const WAIT: Duration = Duration::from_millis(200);
+        let dir = tempfile::tempdir().unwrap();
+        let run = dir.path().join("run");
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures");
+        let gguf = Gguf::open(fixtures.join("random-llama-F16.gguf")).unwrap();
+        let (map, options) = (OffsetMap::new(&gguf), RunOptions::default());
+        let writer = RunWriter::create(&run, Manifest::default(), &map, options).unwrap();
+        let mut recorder = Recorder::new(Some(writer));
+        recorder.begin(Pass {
+            sequence_id: 0,
+            phase: record::PHASE_PROMPT,
+            is_whole: false,
+        });
+        let start = recorder.start();
+        std::thread::sleep(WAIT);
+        recorder.waited();
+        let begin = recorder.clock.ns(start);
+        recorder.op(When::Host(start), 0, NodeName::global("x"), &[], 0, 1);
+        recorder.into_writer().unwrap().finish().unwrap();
+        let trace = Trace::open(run.join(TRACE_FILE)).unwrap();
+        let [op] = trace.records() else {
+            panic!("one operation")
+        };
+        let wait = WAIT.as_nanos() as u64;
+        assert!(op.timestamp_ns.get() >= begin + wait);
+        assert!(op.duration_ns.get() < wait);
     }
 }
