@@ -8,7 +8,7 @@ use anyhow::{Context as _, anyhow, bail};
 use moe_executor::Model;
 use moe_executor::cpu::threads::n_cores;
 use moe_executor::cuda::post_fetch::Settings;
-use moe_executor::cuda::{Device, Gpu, Policy};
+use moe_executor::cuda::{self, Device, Gpu, Policy};
 use moe_executor::placement::{Override, Placement};
 
 use crate::cli::{Context, first_given};
@@ -211,10 +211,11 @@ fn number(
 }
 
 impl DeviceArgs {
-    /// The GPU as it is asked for, beside `n_threads` that compute; none for the processor alone.
+    /// The GPU as it is asked for, beside `n_threads` that compute; none for the processor alone, also where `auto` finds
+    /// no GPU that works.
     ///
     /// # Errors
-    /// There is no GPU where one was asked for, or a setting that cannot be.
+    /// The GPU that was asked for does not work, or a setting that cannot be.
     pub fn open<'g>(
         &self,
         model: &Model<'g>,
@@ -224,26 +225,28 @@ impl DeviceArgs {
         if self.device == Kind::Cpu {
             return Ok(None);
         }
-        if let (Kind::Auto, Err(missing)) = (self.device, Gpu::look()) {
-            ctx.remark(format_args!("{missing}; the processor computes"));
-            return Ok(None);
-        }
         let placement = self.placement(model.hparams().n_layer)?;
         let settings = Settings {
             own_thread: n_threads < n_cores(),
             ..self.post_fetch.settings()?
         };
-        let min_batch = self.min_batch()?;
-        let gpu = Gpu::open(self.vram_mib.map(|mib| mib.saturating_mul(1 << 20)))?;
+        let debug = self.post_fetch.debug()?;
+        let mut device = match self.ready(placement, settings, self.min_batch()?) {
+            Ok(device) => device,
+            Err(error) if self.device == Kind::Auto => {
+                ctx.remark(format_args!("{error}; the processor computes"));
+                return Ok(None);
+            }
+            Err(error) => bail!("--device cuda: {error}"),
+        };
+        let about = device.gpu().about();
         ctx.remark(format_args!(
             "{}, {:.1} GiB, policy {}",
-            gpu.about().name,
-            gpu.about().memory_bytes as f64 / (1u64 << 30) as f64,
+            about.name,
+            about.memory_bytes as f64 / (1u64 << 30) as f64,
             self.policy_name()
         ));
-        let policy = self.policy();
-        let mut device = Device::new(gpu, placement, policy, min_batch);
-        if policy != Policy::Cpu && self.keeps_experts_with_host() {
+        if self.policy() != Policy::Cpu && self.keeps_experts_with_host() {
             let registered = device.register(model.gguf());
             if !registered {
                 ctx.remark(
@@ -251,16 +254,29 @@ impl DeviceArgs {
                 );
             }
         }
-        if policy == Policy::PostFetch {
-            device = device.with_post_fetch(settings)?;
-            if self.post_fetch.debug()? {
-                let ctx = *ctx;
-                device.observe_transfers(Box::new(move |transfer| {
-                    ctx.remark(format_args!("post-fetch: {transfer}"));
-                }));
-            }
+        if debug {
+            let ctx = *ctx;
+            device.observe_transfers(Box::new(move |transfer| {
+                ctx.remark(format_args!("post-fetch: {transfer}"));
+            }));
         }
         Ok(Some(device))
+    }
+
+    /// The GPU with all that a session needs of it, or what does not work.
+    fn ready<'g>(
+        &self,
+        placement: Placement,
+        settings: Settings,
+        min_batch: Option<usize>,
+    ) -> cuda::Result<Device<'g>> {
+        let gpu = Gpu::open(self.vram_mib.map(|mib| mib.saturating_mul(1 << 20)))?;
+        let policy = self.policy();
+        let device = Device::new(gpu, placement, policy, min_batch);
+        match policy {
+            Policy::PostFetch => device.with_post_fetch(settings),
+            Policy::Cpu | Policy::Gpu => Ok(device),
+        }
     }
 
     /// Refuses settings that cannot be, before a model is loaded.

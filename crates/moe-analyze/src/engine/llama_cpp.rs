@@ -83,7 +83,8 @@ impl Engine for LlamaCpp<'_> {
             flash_attention: None,
             kv_f32: false,
         };
-        let recording = Recording::new(self.gguf, setup.writer, setup.mode, setup.observer);
+        let writer = setup.begin.map(|begin| begin(None)).transpose()?;
+        let recording = Recording::new(self.gguf, writer, setup.mode, setup.observer);
         let session = Session::new(&self.model, self.gguf, params, setup.n_ctx, recording)?;
         Ok(Box::new(session))
     }

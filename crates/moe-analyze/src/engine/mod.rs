@@ -51,14 +51,17 @@ pub struct About {
     pub mmap: Vec<String>,
 }
 
+/// Begins a run, once all that can fail before it has not: told the GPU that takes part, if one does.
+pub type Begin<'s> = Box<dyn FnOnce(Option<manifest::Gpu>) -> anyhow::Result<RunWriter> + 's>;
+
 /// How a model is to be run.
 #[cfg_attr(
     not(feature = "llama-cpp"),
     expect(dead_code, reason = "the executor makes room as it goes")
 )]
 pub struct Setup<'s> {
-    /// Where records go.
-    pub writer: Option<RunWriter>,
+    /// Begins the run that records go to.
+    pub begin: Option<Begin<'s>>,
     /// Which operations leave records.
     pub mode: Mode,
     /// Told of every routing.

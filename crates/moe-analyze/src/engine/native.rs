@@ -77,8 +77,9 @@ impl Engine for Native<'_> {
     }
 
     fn session<'s>(&'s self, setup: Setup<'s>) -> anyhow::Result<Box<dyn super::Session + 's>> {
-        let recorder = Recorder::new(setup.writer).with_mode(setup.mode);
         let device = self.device.open(&self.model, self.threads.n(), &self.ctx)?;
+        let writer = setup.begin.map(|begin| begin(device.as_ref().map(gpu)));
+        let recorder = Recorder::new(writer.transpose()?).with_mode(setup.mode);
         let (model, threads, n_ctx) = (&self.model, &self.threads, setup.n_ctx);
         let mut session = Session::with_device(model, threads, device, recorder, n_ctx);
         if let Some(observer) = setup.observer {

@@ -2,12 +2,15 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result, sys};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result, sys};
 use zerocopy::{Immutable, IntoBytes};
 
 use super::launch::Kernels;
 use super::memory::Account;
 use super::{DeviceBuffer, Error, Pinned, Ptr, Registered, Result};
+
+/// The first version of CUDA whose driver takes the kernels' PTX (ISA 8.4).
+const OLDEST_DRIVER: i32 = 12040;
 
 /// One GPU.
 pub struct Gpu {
@@ -44,7 +47,7 @@ impl Gpu {
             return Err(Error::NoDriver);
         }
         match CudaContext::device_count() {
-            Ok(0) => Err(Error::NoDevice),
+            Ok(0) | Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => Err(Error::NoDevice),
             Ok(_) => Ok(()),
             Err(source) => Err(Error::driver("looking for a GPU", source)),
         }
@@ -53,18 +56,21 @@ impl Gpu {
     /// The first GPU, of whose memory at most `limit` bytes are used.
     ///
     /// # Errors
-    /// There is none, or its driver refuses the kernels.
+    /// There is none, the driver does not open it, or one of both is too old for the kernels.
     pub fn open(limit: Option<u64>) -> Result<Gpu> {
         Gpu::look()?;
         let open = |source| Error::driver("opening the GPU", source);
-        let context = CudaContext::new(0).map_err(open)?;
-        // SAFETY: order between streams is made by events of our own; cudarc's would cost a call for every buffer.
-        unsafe { context.disable_event_tracking() };
-        let (free, total) = context.mem_get_info().map_err(open)?;
         let mut driver = 0;
         // SAFETY: writes one number.
         let version = unsafe { sys::cuDriverGetVersion(&mut driver) };
         version.result().map_err(open)?;
+        if driver < OLDEST_DRIVER {
+            return Err(Error::OldDriver { version: driver });
+        }
+        let context = CudaContext::new(0).map_err(open)?;
+        // SAFETY: order between streams is made by events of our own; cudarc's would cost a call for every buffer.
+        unsafe { context.disable_event_tracking() };
+        let (free, total) = context.mem_get_info().map_err(open)?;
         let about = About {
             name: context.name().map_err(open)?,
             compute_capability: context.compute_capability().map_err(open)?,

@@ -19,7 +19,7 @@ mod ptr;
 pub use clock::Mark;
 pub use device::{Device, Fallbacks, Policy, Scratch};
 pub use download::Download;
-pub use error::{Error, Result};
+pub use error::{Error, Result, Said};
 pub use fetch::Wanted;
 pub use gpu::{About, Gpu};
 pub use launch::Kernels;

@@ -8,13 +8,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cudarc::driver::sys::CUfunction_attribute::{
     CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
 };
-use cudarc::driver::{
-    CudaContext, CudaFunction, CudaModule, CudaStream, DriverError, LaunchConfig, sys,
-};
+use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream, LaunchConfig, sys};
 use cudarc::nvrtc::Ptx;
 use moe_gguf::GgmlType;
 
-use super::{Error, Ptr, Result};
+use super::{Error, Ptr, Result, Said};
 
 /// Kernels for this capability and above may be started while the one before them on their stream still runs: each waits by
 /// itself for that one, behind what it can do before (`wait_for_previous` in pipeline.cuh).
@@ -162,7 +160,10 @@ impl Module {
         if x == 0 || y == 0 || z == 0 {
             return Ok(());
         }
-        let failed = |source| Error::Launch { kernel, source };
+        let failed = |error| Error::Launch {
+            kernel,
+            said: Said(error),
+        };
         let function = self.function(kernel, grid.shared_mem_bytes)?;
         stream.context().bind_to_thread().map_err(failed)?;
         let mut params: Vec<_> = args
@@ -239,7 +240,10 @@ impl Module {
         if shared > found.shared {
             let attribute = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             let set = found.function.set_attribute(attribute, shared as i32);
-            set.map_err(|source| Error::Launch { kernel, source })?;
+            set.map_err(|error| Error::Launch {
+                kernel,
+                said: Said(error),
+            })?;
             found.shared = shared;
         }
         Ok(found.function.clone())
@@ -250,13 +254,16 @@ impl Module {
             Some(module) => module,
             None => {
                 let module = self.context.load_module(Ptx::from_src(self.ptx));
-                loaded.module.insert(module.map_err(|source| Error::Load {
+                loaded.module.insert(module.map_err(|error| Error::Load {
                     module: self.name,
-                    source,
+                    said: Said(error),
                 })?)
             }
         };
-        let failed = |source| Error::Launch { kernel, source };
+        let failed = |error| Error::Launch {
+            kernel,
+            said: Said(error),
+        };
         let function = module.load_function(kernel).map_err(failed)?;
         let fixed = function.get_attribute(CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES);
         let fixed = fixed.map_err(failed)?.max(0) as u32;
@@ -269,12 +276,9 @@ impl Module {
 
 /// Ten times the compute capability.
 fn capability(context: &CudaContext) -> Result<u32> {
-    let (major, minor) = context
-        .compute_capability()
-        .map_err(|source: DriverError| {
-            let what = "the GPU's compute capability";
-            Error::Driver { what, source }
-        })?;
+    let capability = context.compute_capability();
+    let (major, minor) =
+        capability.map_err(|error| Error::driver("the GPU's compute capability", error))?;
     Ok((major * 10 + minor) as u32)
 }
 

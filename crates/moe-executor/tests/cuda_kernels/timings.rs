@@ -7,7 +7,7 @@ use cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT;
 use cudarc::nvrtc::Ptx;
 use moe_executor::cpu::attention::Shape;
 use moe_executor::cuda::launch::{Attention, Route};
-use moe_executor::cuda::{Error, Ptr, Result};
+use moe_executor::cuda::{Error, Ptr, Result, Said};
 use moe_executor::ops::Gating;
 
 use crate::device::{Device, Memory, noise};
@@ -46,9 +46,10 @@ fn time_empty(device: &Device) -> f64 {
         // SAFETY: it has no arguments and touches no memory.
         let launched = unsafe { launch.launch(LaunchConfig::for_num_elems(32)) };
         let what = "an empty kernel";
-        launched
-            .map(|_| ())
-            .map_err(|source| Error::Driver { what, source })
+        launched.map(|_| ()).map_err(|source| Error::Driver {
+            what,
+            said: Said(source),
+        })
     })
 }
 

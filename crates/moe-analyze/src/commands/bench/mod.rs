@@ -253,7 +253,7 @@ impl Bench<'_> {
             *chosen.lock().unwrap_or_else(PoisonError::into_inner) += distinct.len() as u64;
         });
         self.engine.session(Setup {
-            writer: None,
+            begin: None,
             mode: Mode::All,
             observer: Some(observer),
             n_ctx: self.engine.about().n_ctx_train,

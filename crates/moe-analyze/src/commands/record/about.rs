@@ -89,6 +89,14 @@ pub fn of_engine(
     })
 }
 
+/// Tells which GPU takes part. Without one the processor computes, whatever was asked for with `--device auto`.
+pub fn tell_gpu(manifest: &mut Manifest, gpu: Option<manifest::Gpu>) {
+    if gpu.is_none() {
+        manifest.policy = "cpu".into();
+    }
+    manifest.gpu = gpu;
+}
+
 /// The command line; bytes that are not UTF-8 are replaced.
 fn argv() -> Vec<String> {
     std::env::args_os()

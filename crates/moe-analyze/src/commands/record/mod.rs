@@ -150,19 +150,21 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         .sum();
 
     let usage = Usage::new(&args.usage, about.n_layer, about.n_expert, args.force)?;
-    let writer = match args.trace {
+    let begin = |gpu| {
+        let map = OffsetMap::new(&gguf);
+        let mut manifest = about::manifest(&args, &gguf, &map, about, &prompts, n_threads)?;
+        about::tell_gpu(&mut manifest, gpu);
+        let options = RunOptions {
+            force: args.force,
+            max_trace_bytes: args.max_trace_mib.map(|mib| mib.saturating_mul(1 << 20)),
+        };
+        let writer = RunWriter::create(&out, manifest, &map, options)?;
+        announce(ctx, &args, records, &out);
+        Ok(writer)
+    };
+    let begin: Option<engine::Begin> = match args.trace {
         TraceMode::Off => None,
-        TraceMode::Experts | TraceMode::All => {
-            let map = OffsetMap::new(&gguf);
-            let manifest = about::manifest(&args, &gguf, &map, about, &prompts, n_threads)?;
-            let options = RunOptions {
-                force: args.force,
-                max_trace_bytes: args.max_trace_mib.map(|mib| mib.saturating_mul(1 << 20)),
-            };
-            let writer = RunWriter::create(&out, manifest, &map, options)?;
-            announce(ctx, &args, records, &out);
-            Some(writer)
-        }
+        TraceMode::Experts | TraceMode::All => Some(Box::new(begin)),
     };
 
     let interrupted = interrupt::flag()?;
@@ -172,7 +174,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         .map(|(tokens, limits)| tokens.len() + limits.n_predict)
         .max();
     let mut session = engine.session(Setup {
-        writer,
+        begin,
         mode,
         observer: usage.as_ref().map(Usage::observer),
         n_ctx,
@@ -249,10 +251,7 @@ fn finish(
     gpu: Option<Gpu>,
 ) -> anyhow::Result<u64> {
     let manifest = writer.manifest_mut();
-    if gpu.is_none() {
-        manifest.policy = "cpu".into(); // whatever was asked for with --device auto
-    }
-    manifest.gpu = gpu;
+    about::tell_gpu(manifest, gpu);
     manifest.tokens = totals.tokens;
     manifest.sequences.clone_from(&totals.sequences);
     manifest.stopped = match failed {

@@ -10,6 +10,7 @@ use anyhow::{Context as _, bail};
 use moe_executor::Model;
 use moe_executor::cpu::bandwidth::read_bandwidth;
 use moe_executor::cpu::threads::{Threads, n_cores};
+use moe_executor::cuda::Device;
 use moe_executor::recorder::{Mode, Recorder};
 use moe_executor::replay::{Collector, Replay, Routes};
 use moe_gguf::Gguf;
@@ -82,12 +83,12 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     tell_layers(&model, &routes, path, ctx)?;
     let n_threads = args.threads.map_or_else(n_cores, usize::from);
     let threads = Threads::new(n_threads)?;
+    let device = args.device.open(&model, threads.n(), ctx)?;
     let writer = args.out.as_deref();
-    let writer = writer.map(|out| begin_run(&args, out, &gguf, &model, n_threads));
+    let writer = writer.map(|out| begin_run(&args, out, &gguf, &model, n_threads, device.as_ref()));
     let writer = writer.transpose()?;
     let interrupted = interrupt::flag()?;
 
-    let device = args.device.open(&model, threads.n(), ctx)?;
     let silent = Recorder::new(None);
     let mut replay = Replay::new(&model, &threads, device, silent, args.seed);
     over_the_trace(&mut replay, &routes, &interrupted, &mut Report::default())?;
@@ -109,10 +110,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let gpu = replay.device().map(native::gpu);
     if let Some(mut writer) = replay.into_recorder().into_writer() {
         let manifest = writer.manifest_mut();
-        if gpu.is_none() {
-            manifest.policy = "cpu".into(); // whatever was asked for with --device auto
-        }
-        manifest.gpu = gpu;
+        about::tell_gpu(manifest, gpu);
         manifest.tokens = tokens(&routes);
         let dir = writer.dir().to_owned();
         let records = writer.finish()?;
@@ -206,10 +204,12 @@ fn begin_run(
     gguf: &Gguf,
     model: &Model,
     n_threads: usize,
+    device: Option<&Device>,
 ) -> anyhow::Result<RunWriter> {
     let map = OffsetMap::new(gguf);
     let about = native::about(model);
     let mut manifest = about::of_engine(gguf, &map, &about, &args.device, n_threads)?;
+    about::tell_gpu(&mut manifest, device.map(native::gpu));
     manifest.sampling = Sampling {
         method: "none".into(),
         ..Sampling::default()

@@ -73,7 +73,7 @@ impl Kernels {
     pub fn load(context: &Arc<CudaContext>) -> Result<Kernels> {
         let attribute = |attribute, what| {
             let value = context.attribute(attribute);
-            let value = value.map_err(|source| Error::Driver { what, source })?;
+            let value = value.map_err(|error| Error::driver(what, error))?;
             Ok::<_, Error>(value.max(1) as usize)
         };
         let in_order = Arc::new(AtomicBool::new(false));

@@ -1,0 +1,146 @@
+//! A GPU that is seen and fails, by a stand-in for its driver.
+#![cfg(target_os = "linux")]
+
+mod support;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use support::{arg, moe_analyze, repository};
+
+/// A directory with the stand-in, compiled; none where there is no compiler.
+fn stand_in() -> Option<tempfile::TempDir> {
+    let dir = tempfile::tempdir().unwrap();
+    let mut cc = Command::new("cc");
+    cc.args(["-shared", "-fPIC", "-o"]);
+    cc.arg(dir.path().join("libcuda.so"));
+    cc.arg(repository("tests/support/libcuda.c"));
+    match cc.status() {
+        Ok(status) => assert!(status.success(), "{cc:?}"),
+        Err(missing) => {
+            println!("not run: cc: {missing}");
+            return None;
+        }
+    }
+    Some(dir)
+}
+
+/// The program with the stand-in, which fails at a step.
+fn with_gpu(stand_in: &Path, fails: &str, args: &[&str]) -> assert_cmd::Command {
+    let mut command = moe_analyze();
+    command.env("LD_LIBRARY_PATH", stand_in);
+    command.env("STAND_IN_FAILS", fails).args(args);
+    command
+}
+
+fn model() -> PathBuf {
+    repository("fixtures/random-gpt-oss-F16.gguf")
+}
+
+/// Each step at which a GPU may fail to open, and what is told of it.
+const OPENING: [(&str, &str); 4] = [
+    ("old", "the driver is of CUDA 11.8; the kernels need 12.4"),
+    (
+        "open",
+        "opening the GPU: CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA-capable device(s) is/are busy or unavailable; another process",
+    ),
+    (
+        "capability",
+        "the GPU has compute capability 7.0; the kernels need 7.5",
+    ),
+    (
+        "stream",
+        "a new stream: CUDA_ERROR_OUT_OF_MEMORY, out of memory; ",
+    ),
+];
+
+#[test]
+fn one_that_does_not_open_leaves_the_processor_or_one_line() {
+    let Some(stand_in) = stand_in() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let model = model();
+    for (fails, says) in OPENING {
+        let out = dir.path().join(fails);
+        let record = |device| {
+            let args = [
+                "record",
+                "--model",
+                arg(&model),
+                "-p",
+                "The",
+                "-n",
+                "2",
+                "-t",
+                "1",
+            ];
+            let how = [
+                "--device",
+                device,
+                "--policy",
+                "post-fetch",
+                "--out",
+                arg(&out),
+            ];
+            with_gpu(stand_in.path(), fails, &[&args[..], &how].concat())
+        };
+        let refused = record("cuda").assert().code(2).stdout("");
+        let line = String::from_utf8_lossy(&refused.get_output().stderr);
+        assert_eq!(line.lines().count(), 1, "{line}");
+        assert!(
+            line.starts_with(&format!("moe-analyze: --device cuda: {says}")),
+            "{line}"
+        );
+        assert!(!out.exists(), "{fails}: a run that did not begin");
+
+        let done = record("auto").assert().success();
+        let told = String::from_utf8_lossy(&done.get_output().stderr);
+        assert!(
+            told.contains(says) && told.contains("; the processor computes"),
+            "{told}"
+        );
+        let manifest = moe_trace::Run::open(&out).unwrap().manifest.unwrap();
+        assert_eq!((manifest.policy.as_str(), manifest.gpu), ("cpu", None));
+    }
+}
+
+#[test]
+fn a_replay_does_not_begin_a_run_either() {
+    let Some(stand_in) = stand_in() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let (run, out) = (dir.path().join("run"), dir.path().join("out"));
+    let model = model();
+    let record = [
+        "--quiet",
+        "record",
+        "-p",
+        "The",
+        "-n",
+        "2",
+        "-t",
+        "1",
+        "--model",
+        arg(&model),
+    ];
+    support::stdout_of(&[&record[..], &["--out", arg(&run)]].concat());
+    let replay = |device| {
+        let args = [
+            "replay",
+            arg(&run),
+            "--model",
+            arg(&model),
+            "-t",
+            "1",
+            "--device",
+            device,
+        ];
+        with_gpu(
+            stand_in.path(),
+            "open",
+            &[&args[..], &["--out", arg(&out)]].concat(),
+        )
+    };
+    replay("cuda").assert().code(2).stdout("");
+    assert!(!out.exists());
+    replay("auto").assert().success();
+    assert!(out.exists());
+}
