@@ -13,6 +13,9 @@ use crate::record::PHASE_GENERATE;
 /// Name of the file in a run directory.
 pub const FILE_NAME: &str = "transfers.jsonl";
 
+/// More bytes than any layer has: 256 TiB.
+const MOST_BYTES: u64 = 1 << 48;
+
 /// From when to when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Span {
@@ -79,6 +82,27 @@ impl Transfer {
             return Err(format!(
                 "n_fetched {} is more than n_experts {}",
                 self.n_fetched, self.n_experts
+            ));
+        }
+        if self.n_experts == 0 {
+            return Err("n_experts 0, where a layer's router chooses one at least".to_owned());
+        }
+        if self.bytes > MOST_BYTES {
+            return Err(format!(
+                "bytes {}, more than any layer has ({MOST_BYTES})",
+                self.bytes
+            ));
+        }
+        if (self.bytes > 0) != self.transfer.is_some() {
+            return Err(match self.transfer {
+                Some(_) => "bytes 0 beside a transfer, which has some".to_owned(),
+                None => format!("bytes {} without a transfer that took them", self.bytes),
+            });
+        }
+        if self.n_fetched > 0 && self.bytes == 0 {
+            return Err(format!(
+                "n_fetched {} with bytes 0: what the GPU computed has travelled",
+                self.n_fetched
             ));
         }
         for (name, span) in [

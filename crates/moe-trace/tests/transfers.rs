@@ -118,6 +118,13 @@ fn wrong_lines_are_named_and_a_cut_one_is_left_out() {
     assert_eq!(read(&good[..good.len() - 9]).unwrap(), examples()[..1]);
     assert_eq!(read("").unwrap(), []);
     let [fetched, on_host] = examples();
+    let late = Transfer {
+        n_fetched: 0,
+        product: None,
+        ..fetched.clone()
+    };
+    let read_back = read(&lines(std::slice::from_ref(&late)));
+    assert_eq!(read_back.unwrap(), [late], "all of them were late");
     for (wrong, says) in [
         (
             Transfer {
@@ -150,9 +157,46 @@ fn wrong_lines_are_named_and_a_cut_one_is_left_out() {
         (
             Transfer {
                 product: Some(span(9, 8)),
-                ..fetched
+                ..fetched.clone()
             },
             "product",
+        ),
+        (
+            Transfer {
+                n_experts: 0,
+                n_fetched: 0,
+                ..fetched.clone()
+            },
+            "n_experts 0",
+        ),
+        (
+            Transfer {
+                bytes: 0,
+                transfer: None,
+                ..fetched.clone()
+            },
+            "n_fetched 4 with bytes 0",
+        ),
+        (
+            Transfer {
+                bytes: 0,
+                ..fetched.clone()
+            },
+            "bytes 0 beside a transfer",
+        ),
+        (
+            Transfer {
+                transfer: None,
+                ..fetched.clone()
+            },
+            "bytes 4096 without a transfer",
+        ),
+        (
+            Transfer {
+                bytes: (1 << 63) + 1,
+                ..fetched.clone()
+            },
+            "bytes 9223372036854775809, more than any layer has",
         ),
     ] {
         match read(&lines(&[on_host.clone(), wrong, on_host.clone()])) {
