@@ -8,7 +8,7 @@ use crate::activation::Activation;
 use crate::cpu::glu::Glu;
 use crate::cpu::matmul;
 use crate::cuda::launch::{Fetched, Kernels};
-use crate::cuda::{Policy, Scratch};
+use crate::cuda::{Device, Policy, Scratch};
 use crate::ops::Ops;
 use crate::ops::experts::{At, Projection, experts_gate_up};
 use crate::placement::Side;
@@ -132,6 +132,9 @@ impl Ops<'_> {
                 None => Ok(()),
             }
         });
+        if self.device.as_ref().is_some_and(Device::transfers_failed) {
+            self.recorder.fell_back();
+        }
         let is_late = |place: &u64| *place == 0;
         if !done || places.iter().all(is_late) {
             self.forget_run();

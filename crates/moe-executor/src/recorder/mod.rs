@@ -321,6 +321,8 @@ impl Recorder {
             record.token_id.set(position);
             self.write(when, None);
         }
+        // What failed here is told here or, where this leaves no record, nowhere.
+        self.fell_back = false;
         if let Some(capture) = &mut self.capture {
             capture.operation(op, dst, sources, position, n_tokens);
         }

@@ -40,6 +40,8 @@ pub struct Device<'g> {
     policy: Policy,
     /// Transfers beside the host's work, with the policy that has them.
     pub(crate) post_fetch: Option<PostFetch>,
+    /// Whether a transfer of the layer that is under way could not be started.
+    transfers_failed: bool,
     /// Stacks whose file could not be registered, copied to memory that the GPU reads by itself.
     pinned: HashMap<u32, Option<Pinned>>,
     /// Rows of a product from which a matrix of the host is copied to the GPU for it.
@@ -94,6 +96,7 @@ impl<'g> Device<'g> {
             host_took_over: false,
             policy,
             post_fetch: None,
+            transfers_failed: false,
             pinned: HashMap::new(),
             min_batch,
             downloads: Downloads::default(),
@@ -152,6 +155,16 @@ impl<'g> Device<'g> {
         samples
     }
 
+    /// Rows of a product from which a matrix of the host is copied to the GPU for it; none: never.
+    pub fn min_batch(&self) -> Option<usize> {
+        self.min_batch
+    }
+
+    /// How Post-Fetch works, if that is the policy.
+    pub fn post_fetch_settings(&self) -> Option<&Settings> {
+        self.post_fetch.as_ref().map(PostFetch::settings)
+    }
+
     /// Bytes of the memory that transfers go to.
     pub fn scratchpad_bytes(&self) -> usize {
         self.post_fetch.as_ref().map_or(0, PostFetch::pad_bytes)
@@ -179,6 +192,7 @@ impl<'g> Device<'g> {
             Some(copy) => &copy[expert as usize * size..][..size],
             None => stack.rows(expert as usize, 0..stack.n_out),
         };
+        self.transfers_failed = false;
         // SAFETY: a session borrows its model, whose mapped files outlive it; pinned copies are kept, and dropped after
         // `post_fetch`.
         unsafe { post_fetch.begin(&self.gpu, il, ids, tokens, size, bytes_of) };
@@ -199,10 +213,16 @@ impl<'g> Device<'g> {
         places
     }
 
-    /// Counts that transfers did not begin, and keeps why.
+    /// Whether a transfer of the layer that was begun last could not be started.
+    pub(crate) fn transfers_failed(&self) -> bool {
+        self.transfers_failed
+    }
+
+    /// Counts that transfers could not be started, and keeps why.
     fn note_transfers(&mut self) {
         let post_fetch = self.post_fetch.as_mut();
         if let Some(error) = post_fetch.and_then(PostFetch::take_error) {
+            self.transfers_failed = true;
             self.fallbacks.ops += 1;
             self.fallbacks.note(&error);
         }

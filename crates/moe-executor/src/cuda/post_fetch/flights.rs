@@ -27,20 +27,46 @@ pub struct Transfer {
     pub expert: i32,
     /// What it has come to.
     pub state: State,
+    /// Why the host computes it, if it does.
+    pub reason: Option<Reason>,
+}
+
+/// Why the host computes a down matrix.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reason {
+    /// A layer has no more transfers ([`Settings::max_transfers`](super::Settings::max_transfers)).
+    Beyond,
+    /// The scratchpad has no room for it.
+    NoRoom,
+    /// Its transfer could not be started.
+    NotStarted,
+    /// Its transfer failed on the way.
+    Failed,
+    /// It had not arrived when it was needed.
+    Late,
 }
 
 impl Display for Transfer {
     fn fmt(&self, f: &mut Formatter) -> fmt::Result {
-        let what = match self.state {
-            State::CopyInFlight => "begins to travel",
-            State::GpuReady => "is there",
-            State::CpuOnly => "is late",
+        let what = match (self.state, self.reason) {
+            (State::CopyInFlight, _) => "is to travel",
+            (State::GpuReady, _) => "is there",
+            (State::CpuOnly, Some(Reason::Beyond)) => {
+                "is beyond the transfers of a layer: left to the processor"
+            }
+            (State::CpuOnly, Some(Reason::NoRoom)) => {
+                "has no room in the scratchpad: left to the processor"
+            }
+            (State::CpuOnly, Some(Reason::NotStarted)) => "did not begin to travel",
+            (State::CpuOnly, Some(Reason::Failed)) => "failed on the way",
+            (State::CpuOnly, Some(Reason::Late)) => "is late",
+            (State::CpuOnly, None) => "is left to the processor",
         };
         write!(f, "layer {} expert {} {what}", self.layer, self.expert)
     }
 }
 
-/// Called when a transfer begins, and when it has arrived or is late.
+/// Called when a transfer is about to begin, when it has arrived, and when the host takes over.
 pub type Observer = Box<dyn FnMut(Transfer)>;
 
 /// The down matrix of one chosen expert.
@@ -92,12 +118,12 @@ impl Flights {
 
     /// Some begin to travel.
     pub(super) fn depart(&mut self, which: Range<usize>) {
-        which.for_each(|at| self.come_to(at, State::CopyInFlight));
+        which.for_each(|at| self.come_to(at, State::CopyInFlight, None));
     }
 
-    /// Some do not travel after all: the host computes them.
-    pub(super) fn stay(&mut self, which: Range<usize>) {
-        which.for_each(|at| self.come_to(at, State::CpuOnly));
+    /// Some do not travel: the host computes them.
+    pub(super) fn stay(&mut self, which: Range<usize>, reason: Reason) {
+        which.for_each(|at| self.come_to(at, State::CpuOnly, Some(reason)));
     }
 
     /// The moment behind the transfer of one.
@@ -108,16 +134,23 @@ impl Flights {
     /// Those that travel are there if `is_there` says so of the moment behind their transfer, or else late.
     ///
     /// # Errors
-    /// What `is_there` gives.
+    /// What `is_there` gives; the host computes that one and those behind it.
     pub(super) fn land(&mut self, is_there: impl Fn(Mark) -> Result<bool>) -> Result<()> {
         for at in 0..self.all.len() {
             if let (State::CopyInFlight, Some(arrived)) = (self.all[at].state, self.all[at].arrived)
             {
-                let state = match is_there(arrived)? {
-                    true => State::GpuReady,
-                    false => State::CpuOnly,
-                };
-                self.come_to(at, state);
+                match is_there(arrived) {
+                    Ok(true) => self.come_to(at, State::GpuReady, None),
+                    Ok(false) => self.come_to(at, State::CpuOnly, Some(Reason::Late)),
+                    Err(error) => {
+                        let travels = |at: &usize| self.all[*at].state == State::CopyInFlight;
+                        let rest: Vec<usize> = (at..self.all.len()).filter(travels).collect();
+                        for at in rest {
+                            self.come_to(at, State::CpuOnly, Some(Reason::Failed));
+                        }
+                        return Err(error);
+                    }
+                }
             }
         }
         Ok(())
@@ -137,7 +170,7 @@ impl Flights {
         flight.map_or(Ptr::NULL, |flight| flight.to)
     }
 
-    fn come_to(&mut self, at: usize, state: State) {
+    fn come_to(&mut self, at: usize, state: State, reason: Option<Reason>) {
         let flight = &mut self.all[at];
         flight.state = state;
         if let Some(observer) = &mut self.observer {
@@ -145,6 +178,7 @@ impl Flights {
                 layer: self.layer,
                 expert: flight.expert,
                 state,
+                reason,
             });
         }
     }
@@ -186,7 +220,7 @@ mod tests {
             Ptr::NULL,
             "nothing is there before it has landed"
         );
-        flights.stay(2..3);
+        flights.stay(2..3, Reason::NotStarted);
         flights.land(|mark| Ok(mark == Mark(1))).unwrap();
         let places = [7, 2, 9, 4, 5].map(|expert| flights.place(expert).0);
         assert_eq!(places, [0, 200, 0, 0, 0]);
@@ -194,10 +228,10 @@ mod tests {
         assert_eq!(
             *told.borrow(),
             [
-                "layer 3 expert 7 begins to travel",
-                "layer 3 expert 2 begins to travel",
-                "layer 3 expert 9 begins to travel",
-                "layer 3 expert 9 is late",
+                "layer 3 expert 7 is to travel",
+                "layer 3 expert 2 is to travel",
+                "layer 3 expert 9 is to travel",
+                "layer 3 expert 9 did not begin to travel",
                 "layer 3 expert 7 is late",
                 "layer 3 expert 2 is there",
             ]
@@ -205,14 +239,20 @@ mod tests {
     }
 
     #[test]
-    fn an_error_leaves_what_follows_where_it_was() {
-        let (mut flights, _) = travelling();
+    fn an_error_leaves_the_rest_to_the_host() {
+        let (mut flights, told) = travelling();
         let outcome = flights.land(|mark| match mark {
             Mark(0) => Ok(true),
             _ => Err(Error::NoDevice),
         });
         assert!(matches!(outcome, Err(Error::NoDevice)));
         assert_eq!(flights.n_there(), 1);
+        let rest = [
+            "layer 3 expert 7 is there",
+            "layer 3 expert 2 failed on the way",
+            "layer 3 expert 9 failed on the way",
+        ];
+        assert_eq!(told.borrow()[3..], rest);
     }
 
     #[test]

@@ -23,7 +23,7 @@ use super::clock::{Clock, Mark};
 use super::{DeviceBuffer, Error, Gpu, Ptr, Result};
 
 use flights::Flights;
-pub use flights::{Observer, State, Transfer};
+pub use flights::{Observer, Reason, State, Transfer};
 use orders::{Order, Started};
 pub use settings::{Fault, Settings};
 use worker::Worker;
@@ -181,6 +181,7 @@ impl PostFetch {
             && !self.settings.force_cpu
             && let Err(error) = self.launch(gpu, expert_bytes, bytes_of)
         {
+            self.flights.stay(0..self.flights.len(), Reason::NotStarted);
             self.error.get_or_insert(error);
         }
     }
@@ -194,6 +195,9 @@ impl PostFetch {
         let wanted = self.flights.len().min(self.settings.max_transfers);
         let (pad, room) = self.pad(gpu, wanted * expert_bytes)?;
         let fits = wanted.min(room / expert_bytes.max(1));
+        self.flights.stay(fits..wanted, Reason::NoRoom);
+        self.flights
+            .stay(wanted..self.flights.len(), Reason::Beyond);
         if let Some(read) = &self.pad_is_read {
             let waits = self.stream.wait(read);
             waits.map_err(|source| Error::driver("a wait between streams", source))?;
@@ -264,7 +268,7 @@ impl PostFetch {
             layer.bytes += (begun.len() * layer.expert_bytes) as u64;
             layer.arrival = self.flights.arrived(last);
         }
-        self.flights.stay(begun.end..which.end);
+        self.flights.stay(begun.end..which.end, Reason::NotStarted);
         if let Some(error) = started.error {
             self.error.get_or_insert(error);
         }
