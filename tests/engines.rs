@@ -38,7 +38,7 @@ fn the_bench_tells_its_engine_and_takes_ranges() {
     let text = stdout_of(&[&bench[..], &sizes].concat());
     let mut lines = text.lines().map(|line| line.split(',').collect::<Vec<_>>());
     let header = lines.next().unwrap();
-    assert!(header.ends_with(&["engine", "gpu_info", "policy"]));
+    assert!(header.ends_with(&["engine", "gpu_info", "policy", "fallbacks"]));
     let at = |name| header.iter().position(|&column| column == name).unwrap();
     let tests: Vec<[&str; 4]> = lines
         .map(|row| ["n_threads", "n_prompt", "n_gen", "engine"].map(|name| row[at(name)]))

@@ -6,6 +6,7 @@ mod support;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use moe_trace::record::{FLAG_CPU_FALLBACK, lane};
 use support::{arg, moe_analyze, repository};
 
 /// A directory with the stand-in, compiled; none where there is no compiler.
@@ -143,4 +144,79 @@ fn a_replay_does_not_begin_a_run_either() {
     assert!(!out.exists());
     replay("auto").assert().success();
     assert!(out.exists());
+}
+
+/// A GPU without memory: the processor does all, and records, manifest and rows say so.
+#[test]
+fn what_the_processor_does_in_its_place_is_told_where_the_figures_are() {
+    let Some(stand_in) = stand_in() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let (out, alone) = (dir.path().join("run"), dir.path().join("alone"));
+    let model = model();
+    let record = |out| {
+        let args = ["record", "--ignore-eos", "-p", "The", "-n", "2", "-t", "1"];
+        [&args[..], &["--model", arg(&model), "--out", arg(out)]].concat()
+    };
+    let gpu = ["--device", "cuda", "--policy", "post-fetch"];
+    let small = ["--postfetch-scratchpad-mb", "1", "--postfetch-debug", "1"];
+    let mut command = with_gpu(
+        stand_in.path(),
+        "memory",
+        &[&record(&out)[..], &gpu, &small].concat(),
+    );
+    command.env("LLAMA_POSTFETCH_MAX_TRANSFERS", "3");
+    command.env("GGML_OP_OFFLOAD_MIN_BATCH", "");
+    let done = command.assert().success();
+    let told = String::from_utf8_lossy(&done.get_output().stderr);
+    assert!(told.contains("did not begin to travel"), "{told}");
+    // The text is the processor's own.
+    let own = support::stdout_of(&record(&alone));
+    assert_eq!(String::from_utf8_lossy(&done.get_output().stdout), own);
+
+    let run = moe_trace::Run::open(&out).unwrap();
+    let gpu_of_run = run.manifest.as_ref().unwrap().gpu.clone().unwrap();
+    let fallbacks = gpu_of_run.fallbacks.unwrap();
+    assert!(
+        fallbacks.operations > 0 && fallbacks.tensors > 0,
+        "{fallbacks:?}"
+    );
+    let first = fallbacks.first_error.unwrap();
+    assert!(
+        first.contains("CUDA_ERROR_OUT_OF_MEMORY, out of memory"),
+        "{first}"
+    );
+    assert_eq!(gpu_of_run.offload_min_batch, Some(32));
+    let settings = gpu_of_run.post_fetch.unwrap();
+    assert!(settings.enable && settings.block_on_miss && !settings.force_cpu);
+    assert_eq!((settings.max_transfers, settings.scratchpad_mb), (3, 1));
+    let mut down = 0;
+    for record in run.trace.records() {
+        if record.dst_name().starts_with("ffn_moe_down-") {
+            down += 1;
+            assert!(record.has_flag(FLAG_CPU_FALLBACK), "{}", record.dst_name());
+            assert_eq!(record.expert_lane[0], lane::POST_FETCH_MISS);
+        }
+    }
+    assert!(down > 0);
+
+    let bench = [
+        "--quiet",
+        "bench",
+        "--model",
+        arg(&model),
+        "-t",
+        "1",
+        "-p",
+        "0",
+        "-n",
+        "1",
+        "-r",
+        "1",
+    ];
+    let args = [&bench[..], &gpu, &["-o", "json"]].concat();
+    let done = with_gpu(stand_in.path(), "memory", &args)
+        .assert()
+        .success();
+    let rows: serde_json::Value = serde_json::from_slice(&done.get_output().stdout).unwrap();
+    assert!(rows[0]["fallbacks"].as_u64().unwrap() > 0, "{rows}");
 }

@@ -219,6 +219,50 @@ pub struct Gpu {
     /// Bytes of Post-Fetch's scratchpad; absent under other policies.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scratchpad_bytes: Option<u64>,
+    /// What the processor did in its place; absent where nobody counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fallbacks: Option<Fallbacks>,
+    /// Rows of a batch from which weights of the processor were copied to it for a product, 0 = never; absent where nobody told.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub offload_min_batch: Option<u64>,
+    /// How Post-Fetch worked; absent under other policies.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub post_fetch: Option<PostFetch>,
+}
+
+/// What a GPU could not do, so that the processor did it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Fallbacks {
+    /// Operations that failed, and layers whose transfers did not all begin.
+    pub operations: u64,
+    /// Tensors that found no room in its memory.
+    pub tensors: u64,
+    /// The first error; absent if there was none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub first_error: Option<String>,
+}
+
+/// The settings of Post-Fetch as they were in force, by the names of its variables (`LLAMA_POSTFETCH_…`).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PostFetch {
+    /// Whether anything was to travel.
+    pub enable: bool,
+    /// Whether the processor computed all the same.
+    pub force_cpu: bool,
+    /// Whether late transfers were waited for.
+    pub block_on_miss: bool,
+    /// Transfers of a layer at most.
+    pub max_transfers: u64,
+    /// Room for the transfers of a layer, MiB; 0 = what they need.
+    pub scratchpad_mb: u64,
+    /// Whether transfers had a stream of their own.
+    pub use_dedicated_streams: bool,
+    /// Experts of a token whose gate and up the processor computed; 0 = all.
+    pub cpu_limit: u64,
+    /// Whether a thread of its own started the transfers behind a layer's first: there was a core for it.
+    pub own_thread: bool,
 }
 
 impl Default for Manifest {

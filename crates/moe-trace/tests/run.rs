@@ -79,6 +79,17 @@ fn the_manifest_follows_its_schema() {
         limit_bytes: Some(1 << 32),
         peak_bytes: Some(1 << 31),
         scratchpad_bytes: Some(1 << 20),
+        fallbacks: Some(moe_trace::manifest::Fallbacks {
+            operations: 3,
+            tensors: 1,
+            first_error: Some("no room".into()),
+        }),
+        offload_min_batch: Some(32),
+        post_fetch: Some(moe_trace::manifest::PostFetch {
+            enable: true,
+            max_transfers: 8,
+            ..Default::default()
+        }),
     });
     full.sampling.seed = Some(3);
     full.sampling

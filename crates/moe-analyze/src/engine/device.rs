@@ -11,6 +11,7 @@ use moe_executor::cuda::post_fetch::Settings;
 use moe_executor::cuda::{self, Device, Gpu, Policy};
 use moe_executor::placement::{Override, Placement};
 
+use super::scratchpad;
 use crate::cli::{Context, first_given};
 
 /// Values of `--device`.
@@ -170,19 +171,23 @@ impl PostFetchArgs {
     }
 }
 
-/// The value of an option or of its variable, and what it is called. A variable that is set but empty is as none.
+/// The value of a variable; one that is set but empty is as none.
+fn variable(name: &str) -> anyhow::Result<Option<String>> {
+    match std::env::var(name) {
+        Ok(text) => Ok(Some(text).filter(|text| !text.is_empty())),
+        Err(std::env::VarError::NotPresent) => Ok(None),
+        Err(error) => Err(anyhow!("{name}: {error}")),
+    }
+}
+
+/// The value of an option or of its variable, and what it is called.
 fn value(option: &Option<String>, name: &str) -> anyhow::Result<Option<(String, String)>> {
     let flag = name.to_lowercase().replace('_', "-");
     if let Some(text) = option {
         return Ok(Some((text.clone(), format!("--postfetch-{flag}"))));
     }
-    let variable = format!("LLAMA_POSTFETCH_{name}");
-    match std::env::var(&variable) {
-        Ok(text) if text.is_empty() => Ok(None),
-        Ok(text) => Ok(Some((text, variable))),
-        Err(std::env::VarError::NotPresent) => Ok(None),
-        Err(error) => Err(anyhow!("{variable}: {error}")),
-    }
+    let name = format!("LLAMA_POSTFETCH_{name}");
+    Ok(variable(&name)?.map(|text| (text, name)))
 }
 
 fn switch(option: &Option<String>, name: &str, default: bool) -> anyhow::Result<bool> {
@@ -239,6 +244,11 @@ impl DeviceArgs {
             }
             Err(error) => bail!("--device cuda: {error}"),
         };
+        if let Some(small) =
+            scratchpad::too_small(model, &settings).filter(|_| device.policy() == Policy::PostFetch)
+        {
+            ctx.remark(small);
+        }
         let about = device.gpu().about();
         ctx.remark(format_args!(
             "{}, {:.1} GiB, policy {}",
@@ -351,12 +361,12 @@ impl DeviceArgs {
 
     fn min_batch(&self) -> anyhow::Result<Option<usize>> {
         const VARIABLE: &str = "GGML_OP_OFFLOAD_MIN_BATCH";
-        let rows = match (self.offload_min_batch, std::env::var(VARIABLE)) {
+        let rows = match (self.offload_min_batch, variable(VARIABLE)?) {
             (Some(rows), _) => rows,
-            (None, Ok(text)) => text.parse().map_err(|_| {
+            (None, Some(text)) => text.parse().map_err(|_| {
                 anyhow!("{VARIABLE} is `{text}`; it must be a number of rows, 0 = never")
             })?,
-            (None, Err(_)) => 32,
+            (None, None) => 32,
         };
         Ok((rows > 0).then_some(rows))
     }

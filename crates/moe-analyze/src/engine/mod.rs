@@ -4,6 +4,7 @@ pub mod device;
 #[cfg(feature = "llama-cpp")]
 mod llama_cpp;
 pub mod native;
+mod scratchpad;
 
 use moe_executor::generate::Decode;
 use moe_executor::ops::Observer;

@@ -2,6 +2,7 @@
 
 use moe_executor::cpu::threads::Threads;
 use moe_executor::cuda::Device;
+use moe_executor::cuda::post_fetch::Settings;
 use moe_executor::recorder::{Mode, Recorder};
 use moe_executor::{Model, Session};
 use moe_gguf::Gguf;
@@ -127,6 +128,27 @@ pub fn gpu(device: &Device) -> manifest::Gpu {
         limit_bytes: Some(limit),
         peak_bytes: Some(peak),
         scratchpad_bytes: (scratchpad > 0).then_some(scratchpad),
+        fallbacks: Some(manifest::Fallbacks {
+            operations: device.fallbacks.ops,
+            tensors: device.fallbacks.tensors.len() as u64,
+            first_error: device.fallbacks.first.clone(),
+        }),
+        offload_min_batch: Some(device.min_batch().unwrap_or(0) as u64),
+        post_fetch: device.post_fetch_settings().map(settings),
+    }
+}
+
+/// How Post-Fetch works, as a manifest tells it.
+fn settings(settings: &Settings) -> manifest::PostFetch {
+    manifest::PostFetch {
+        enable: settings.enable,
+        force_cpu: settings.force_cpu,
+        block_on_miss: settings.block_on_miss,
+        max_transfers: settings.max_transfers as u64,
+        scratchpad_mb: settings.scratchpad_bytes.map_or(0, |bytes| bytes >> 20) as u64,
+        use_dedicated_streams: settings.dedicated_streams,
+        cpu_limit: settings.cpu_limit.unwrap_or(0) as u64,
+        own_thread: settings.own_thread && settings.dedicated_streams,
     }
 }
 

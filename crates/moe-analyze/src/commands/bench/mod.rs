@@ -79,7 +79,7 @@ pub struct Args {
 }
 
 /// llama-bench's names where it has one.
-const COLUMNS: [&str; 17] = [
+const COLUMNS: [&str; 18] = [
     "model_filename",
     "model_size",
     "n_batch",
@@ -97,6 +97,8 @@ const COLUMNS: [&str; 17] = [
     "engine",
     "gpu_info",
     "policy",
+    // Operations that a GPU could not do, in all runs of the test; none without a GPU.
+    "fallbacks",
 ];
 
 /// Memory that the bandwidth is measured over: beyond the caches of today's processors.
@@ -195,12 +197,13 @@ impl Bench<'_> {
             session.begin_sequence(i as u32);
             times.push(self.time(session.as_mut(), test)?);
         }
+        let gpu = session.gpu();
         // Where processor and GPU share the work there is no one bandwidth to hold it against.
-        let policy = match session.gpu() {
+        let policy = match gpu {
             Some(_) => self.args.device.policy_name(),
             None => "cpu",
         };
-        let bandwidth = match (session.gpu().is_some(), policy) {
+        let bandwidth = match (gpu.is_some(), policy) {
             (false, _) => Some(self.bandwidth),
             (true, "gpu") if !self.args.device.says_where_experts_live() => session.gpu_bandwidth(),
             _ => None,
@@ -231,8 +234,14 @@ impl Bench<'_> {
             bandwidth.map(|b| round(b / 1e9, 3)).into(),
             bandwidth.map(|b| round(read / b, 4)).into(),
             self.engine_name().into(),
-            session.gpu().map(|gpu| gpu.name).unwrap_or_default().into(),
+            gpu.as_ref()
+                .map(|gpu| gpu.name.clone())
+                .unwrap_or_default()
+                .into(),
             policy.into(),
+            gpu.and_then(|gpu| gpu.fallbacks)
+                .map(|fallbacks| fallbacks.operations)
+                .into(),
         ])
     }
 
