@@ -7,7 +7,7 @@ use std::path::Path;
 
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
-use moe_trace::manifest::{Gpu, Manifest};
+use moe_trace::manifest::{Fallbacks, Gpu, Manifest};
 use moe_trace::transfers::{Span, Transfer};
 use moe_trace::{RunOptions, RunWriter};
 use serde_json::Value;
@@ -70,6 +70,11 @@ fn recorded(dir: &Path, transfers: &[Transfer]) {
             limit_bytes: Some(4 << 30),
             peak_bytes: Some(3 << 30),
             scratchpad_bytes: Some(64 << 20),
+            fallbacks: Some(Fallbacks {
+                operations: 2,
+                tensors: 0,
+                first_error: Some("no memory".into()),
+            }),
             ..Gpu::default()
         }),
         ..Manifest::default()
@@ -185,6 +190,7 @@ fn the_summary_says_what_came_of_it() {
         "5 passes through 6 layers: 28.6 MiB travelled at 9.2 GB/s; the host computed the down product of 25.0 % of",
         "GPU: a scratchpad of 64.0 MiB, 1.56 % of the 4.0 GiB allowed",
         "GPU: 3.0 GiB in use at most",
+        "GPU: the processor did 2 operations in its place, and 0 tensors found no room there; the first reason: no memory",
     ] {
         assert!(text.contains(line), "{line}\n{text}");
     }

@@ -22,7 +22,7 @@ pub enum Kind {
     Cpu,
     /// The first NVIDIA GPU, with the processor
     Cuda,
-    /// A GPU if there is one
+    /// A GPU if there is one that works
     Auto,
 }
 

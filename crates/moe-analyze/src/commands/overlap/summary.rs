@@ -106,6 +106,17 @@ fn print_gpu(out: &mut dyn Write, gpu: &Gpu) -> io::Result<()> {
     if let Some(peak) = gpu.peak_bytes {
         writeln!(out, "{}: {} in use at most", gpu.name, human_bytes(peak))?;
     }
+    if let Some(fallbacks) = &gpu.fallbacks
+        && let Some(first) = &fallbacks.first_error
+    {
+        writeln!(
+            out,
+            "{}: the processor did {} in its place, and {} found no room there; the first reason: {first}",
+            gpu.name,
+            counted(fallbacks.operations, "operation"),
+            counted(fallbacks.tensors, "tensor")
+        )?;
+    }
     Ok(())
 }
 
