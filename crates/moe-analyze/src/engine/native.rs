@@ -79,7 +79,9 @@ impl Engine for Native<'_> {
 
     fn session<'s>(&'s self, setup: Setup<'s>) -> anyhow::Result<Box<dyn super::Session + 's>> {
         let device = self.device.open(&self.model, self.threads.n(), &self.ctx)?;
-        let writer = setup.begin.map(|begin| begin(device.as_ref().map(gpu)));
+        let writer = setup
+            .begin
+            .map(|begin| begin(device.as_ref().map(gpu_at_start)));
         let recorder = Recorder::new(writer.transpose()?).with_mode(setup.mode);
         let (model, threads, n_ctx) = (&self.model, &self.threads, setup.n_ctx);
         let mut session = Session::with_device(model, threads, device, recorder, n_ctx);
@@ -109,6 +111,15 @@ impl super::Session for Session<'_, '_> {
 
     fn into_writer(self: Box<Self>) -> Option<RunWriter> {
         self.into_recorder().into_writer()
+    }
+}
+
+/// The GPU as the manifest tells it while the run goes on: what is counted is known at its end.
+pub fn gpu_at_start(device: &Device) -> manifest::Gpu {
+    manifest::Gpu {
+        peak_bytes: None,
+        fallbacks: None,
+        ..gpu(device)
     }
 }
 

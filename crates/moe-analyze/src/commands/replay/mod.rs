@@ -209,7 +209,7 @@ fn begin_run(
     let map = OffsetMap::new(gguf);
     let about = native::about(model);
     let mut manifest = about::of_engine(gguf, &map, &about, &args.device, n_threads)?;
-    about::tell_gpu(&mut manifest, device.map(native::gpu));
+    about::tell_gpu(&mut manifest, device.map(native::gpu_at_start));
     manifest.sampling = Sampling {
         method: "none".into(),
         ..Sampling::default()
