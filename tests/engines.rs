@@ -354,3 +354,39 @@ fn variables_of_post_fetch_may_be_empty() {
     let empty = variables.iter().map(|variable| (variable, ""));
     recording().envs(empty).assert().success();
 }
+
+/// llama.cpp's names of these options do what its do.
+#[test]
+fn options_are_spelled_as_llama_cpp_spells_them() {
+    let model = repository("fixtures/random-gpt-oss-F16.gguf");
+    let bench = ["--quiet", "bench", "--model", arg(&model), "-o", "csv"];
+    let few = [
+        "-p", "2", "-n", "1", "-r", "1", "-t", "1", "--device", "auto",
+    ];
+    for spelled in [
+        &["-ngl", "-1"][..],
+        &["-ngl", "2", "-ncmoe", "1"],
+        &["-cmoe"],
+        &["-ot", "exps=CPU"],
+    ] {
+        let text = stdout_of(&[&bench[..], &few, spelled].concat());
+        assert_eq!(text.lines().count(), 3, "{spelled:?}: {text}");
+    }
+    for (wrong, expected) in [
+        (
+            &["-ngl", "x"][..],
+            "invalid value 'x' for '--n-gpu-layers <N>'",
+        ),
+        (
+            &["-ncmoe", "1", "-cmoe"],
+            "the argument '--n-cpu-moe <N>' cannot be used with '--cpu-moe'",
+        ),
+        (
+            &["-ngl", "-2"],
+            "invalid value '-2' for '--n-gpu-layers <N>'",
+        ),
+    ] {
+        let error = failure_of(&[&bench[..], &few, wrong].concat());
+        assert!(error.contains(expected), "{wrong:?}: {error}");
+    }
+}

@@ -1,6 +1,7 @@
 //! The command line: which subcommands there are, and what is common to them.
 
 use std::error::Error as _;
+use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -91,6 +92,19 @@ impl From<ExitStatus> for ExitCode {
     }
 }
 
+/// llama.cpp's short names: letters behind one dash, which would be an option each.
+const LLAMA_CPP: [(&str, &str); 4] = [
+    ("-ngl", "--n-gpu-layers"),
+    ("-cmoe", "--cpu-moe"),
+    ("-ncmoe", "--n-cpu-moe"),
+    ("-ot", "--override-tensor"),
+];
+
+fn spelled_out(arg: OsString) -> OsString {
+    let known = LLAMA_CPP.iter().find(|(short, _)| arg == *short);
+    known.map_or(arg, |(_, long)| long.into())
+}
+
 impl Cli {
     /// Reads the command line; nothing where it asked for help or the version, which are printed.
     pub fn read() -> anyhow::Result<Option<Cli>> {
@@ -102,7 +116,7 @@ impl Cli {
             })
         });
         let cli = command
-            .try_get_matches_from_mut(std::env::args_os())
+            .try_get_matches_from_mut(std::env::args_os().map(spelled_out))
             .and_then(|mut matches| Cli::from_arg_matches_mut(&mut matches))
             .map_err(|error| error.format(&mut command));
         match cli {

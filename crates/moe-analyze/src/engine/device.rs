@@ -37,6 +37,14 @@ pub enum PolicyArg {
     PostFetch,
 }
 
+/// A number of layers; -1 is all of them, as in llama.cpp.
+fn layers(text: &str) -> Result<usize, std::num::ParseIntError> {
+    match text {
+        "-1" => Ok(usize::MAX),
+        _ => text.parse(),
+    }
+}
+
 /// Options of the GPU.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "GPU")]
@@ -44,8 +52,8 @@ pub struct DeviceArgs {
     /// What computes
     #[arg(long, value_enum, default_value_t)]
     pub device: Kind,
-    /// Layers on the GPU, the last ones; the output counts as one more, the very last [default: all]
-    #[arg(long, visible_alias = "ngl", value_name = "N")]
+    /// Layers on the GPU, the last ones; the output counts as one more, the very last; -1 = all, the default
+    #[arg(long, visible_alias = "ngl", value_name = "N", value_parser = layers)]
     pub n_gpu_layers: Option<usize>,
     /// Who computes the chosen experts [default: gpu; cpu with --cpu-moe, --n-cpu-moe or --override-tensor]
     ///
