@@ -38,6 +38,12 @@ fn model() -> PathBuf {
     repository("fixtures/random-gpt-oss-F16.gguf")
 }
 
+/// Records a few tokens.
+fn record<'a>(model: &'a Path, out: &'a Path) -> Vec<&'a str> {
+    let few = ["record", "-p", "The", "-n", "2", "-t", "1"];
+    [&few[..], &["--model", arg(model), "--out", arg(out)]].concat()
+}
+
 /// Each step at which a GPU may fail to open, and what is told of it.
 const OPENING: [(&str, &str); 4] = [
     ("old", "the driver is of CUDA 11.8; the kernels need 12.4"),
@@ -62,29 +68,12 @@ fn one_that_does_not_open_leaves_the_processor_or_one_line() {
     let model = model();
     for (fails, says) in OPENING {
         let out = dir.path().join(fails);
-        let record = |device| {
-            let args = [
-                "record",
-                "--model",
-                arg(&model),
-                "-p",
-                "The",
-                "-n",
-                "2",
-                "-t",
-                "1",
-            ];
-            let how = [
-                "--device",
-                device,
-                "--policy",
-                "post-fetch",
-                "--out",
-                arg(&out),
-            ];
-            with_gpu(stand_in.path(), fails, &[&args[..], &how].concat())
+        let recorded = |device| {
+            let how = ["--device", device, "--policy", "post-fetch"];
+            let args = [&record(&model, &out)[..], &how].concat();
+            with_gpu(stand_in.path(), fails, &args)
         };
-        let refused = record("cuda").assert().code(2).stdout("");
+        let refused = recorded("cuda").assert().code(2).stdout("");
         let line = String::from_utf8_lossy(&refused.get_output().stderr);
         assert_eq!(line.lines().count(), 1, "{line}");
         assert!(
@@ -93,7 +82,7 @@ fn one_that_does_not_open_leaves_the_processor_or_one_line() {
         );
         assert!(!out.exists(), "{fails}: a run that did not begin");
 
-        let done = record("auto").assert().success();
+        let done = recorded("auto").assert().success();
         let told = String::from_utf8_lossy(&done.get_output().stderr);
         assert!(
             told.contains(says) && told.contains("; the processor computes"),
@@ -110,19 +99,7 @@ fn a_replay_does_not_begin_a_run_either() {
     let dir = tempfile::tempdir().unwrap();
     let (run, out) = (dir.path().join("run"), dir.path().join("out"));
     let model = model();
-    let record = [
-        "--quiet",
-        "record",
-        "-p",
-        "The",
-        "-n",
-        "2",
-        "-t",
-        "1",
-        "--model",
-        arg(&model),
-    ];
-    support::stdout_of(&[&record[..], &["--out", arg(&run)]].concat());
+    support::stdout_of(&[&["--quiet"], &record(&model, &run)[..]].concat());
     let replay = |device| {
         let args = [
             "replay",
@@ -153,10 +130,7 @@ fn what_the_processor_does_in_its_place_is_told_where_the_figures_are() {
     let dir = tempfile::tempdir().unwrap();
     let (out, alone) = (dir.path().join("run"), dir.path().join("alone"));
     let model = model();
-    let record = |out| {
-        let args = ["record", "--ignore-eos", "-p", "The", "-n", "2", "-t", "1"];
-        [&args[..], &["--model", arg(&model), "--out", arg(out)]].concat()
-    };
+    let record = |out| [&record(&model, out)[..], &["--ignore-eos"]].concat();
     let gpu = ["--device", "cuda", "--policy", "post-fetch"];
     let small = ["--postfetch-scratchpad-mb", "1", "--postfetch-debug", "1"];
     let mut command = with_gpu(

@@ -123,13 +123,15 @@ impl Activation {
     /// there must write this, too. Null where a row cannot be quantized, or there is no memory. It holds until the values are
     /// written again.
     pub(crate) fn fill_quantized(&mut self, gpu: &Gpu) -> Ptr {
+        if self.rows != 1 || !self.width.is_multiple_of(32) {
+            return Ptr::NULL;
+        }
         let bytes = Kernels::scratch_size(1, self.width);
         let fits = |twin: &DeviceBuffer| twin.size_bytes() >= bytes;
         if !self.twin.as_ref().is_some_and(fits) {
             self.twin = gpu.alloc(bytes).ok();
         }
-        let can_be = self.rows == 1 && self.width.is_multiple_of(32);
-        self.twin_of = can_be.then(|| self.values.written());
+        self.twin_of = Some(self.values.written());
         self.quantized()
     }
 

@@ -232,7 +232,7 @@ impl Ops<'_> {
             let operands = MulMatId {
                 weights: device.experts(weights, routing, 0, Scratch::Down)?,
                 bias: device.optional(bias.as_ref())?,
-                x: src.values.device(device.gpu())?,
+                x: src.values.device(device.gpu())?.into(),
                 rows_per: 1,
                 ids: routing.ids.device(device.gpu())?,
                 tokens: src.rows / routing.n_expert_used,

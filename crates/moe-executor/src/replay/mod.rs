@@ -128,15 +128,13 @@ impl<'a, 'g> Replay<'a, 'g> {
         for (i, (chosen, _)) in layers().enumerate() {
             self.choose(i, &chosen)?;
         }
+        self.prepared();
         let mut ran = Vec::new();
         for (i, (chosen, moe)) in layers().enumerate() {
             let layer = chosen.layer.into();
             self.ops.enter_layer(layer);
-            let moved = self.draw(layer, chosen.positions)?;
-            let from = match moved || i == 0 {
-                true => self.moment()?,
-                false => self.last_moment()?,
-            };
+            self.draw(layer, chosen.positions)?;
+            let from = self.last_moment()?;
             let (ops, choice) = (&mut self.ops, &mut self.choices[i]);
             moe.forward_chosen(ops, &mut self.state, choice, &mut self.x, &mut self.out);
             let span = (from, self.moment()?);
@@ -194,8 +192,8 @@ impl<'a, 'g> Replay<'a, 'g> {
     }
 
     /// Draws the rows at `positions`, if they are not there, and puts them where a session would have them, as its norm leaves
-    /// them: one row on the GPU is quantized, too. Gives whether that took anything.
-    fn draw(&mut self, layer: usize, positions: &[u32]) -> Result<bool> {
+    /// them: one row on the GPU is quantized, too.
+    fn draw(&mut self, layer: usize, positions: &[u32]) -> Result<()> {
         let (x, seed) = (&mut self.x, self.seed);
         let (before, is_new) = (x.values.is_on_device_alone(), self.drawn != positions);
         if is_new {
@@ -224,7 +222,17 @@ impl<'a, 'g> Replay<'a, 'g> {
             }
             _ => x.values.to_host()?,
         }
-        Ok(is_new || x.values.is_on_device_alone() != before)
+        if is_new || x.values.is_on_device_alone() != before {
+            self.prepared();
+        }
+        Ok(())
+    }
+
+    /// What a layer reads was put in its place, which is no part of its time.
+    fn prepared(&mut self) {
+        if let Some(device) = &mut self.ops.device {
+            device.host_took_over();
+        }
     }
 
     /// On the GPU the last moment, if nothing was done since.

@@ -4,7 +4,7 @@ use std::fmt::{self, Display, Formatter};
 
 use moe_executor::cpu::glu::Glu;
 use moe_executor::cuda::Kernels;
-use moe_executor::cuda::launch::{Fetched, GateUp, MulMatId};
+use moe_executor::cuda::launch::{Fetched, GateUp, MulMatId, Weights};
 use moe_gguf::GgmlType;
 
 use crate::device::{Device, Memory, Report, noise, wide};
@@ -98,6 +98,36 @@ fn shape(ty: GgmlType) -> (usize, usize) {
     }
 }
 
+/// The product of every entry with its expert, computed; `rows_per` entries read the same row of `x`. The sorted entries are in
+/// `work` then.
+pub fn product_of(
+    device: &Device,
+    choice: &Choice,
+    (weights, bias): (Weights, &Bias),
+    (x, rows_per): (&[f32], usize),
+    work: &Memory<u8>,
+) -> Result<Vec<f32>, String> {
+    let rows = x.len() / weights.n_in;
+    let out = device.room(choice.ids.len() * weights.n_out);
+    let (x, ids) = (device.upload(x), device.upload(&choice.ids));
+    let scratch = device.upload(&vec![0xa5u8; Kernels::scratch_size(rows, weights.n_in)]);
+    let product = MulMatId {
+        weights,
+        bias: bias.at(device),
+        x: device.at(&x).into(),
+        rows_per,
+        ids: device.at(&ids),
+        tokens: choice.tokens,
+        k: choice.k,
+        n_expert: choice.n_expert,
+        out: device.at(&out),
+        scratch: device.at(&scratch),
+        work: device.at(work),
+    };
+    let done = device.kernels.mul_mat_id(&device.stream, &product);
+    device.after(done, &out)
+}
+
 #[test]
 fn products() {
     let Some(device) = Device::open() else { return };
@@ -108,29 +138,13 @@ fn products() {
             let entries = choice.ids.len();
             let matrices = Matrices::random(ty, choice.n_expert, n_in, n_out, 1);
             let (_memory, weights) = matrices.upload(device);
-            let (ids, work) = (device.upload(&choice.ids), choice.work(device));
+            let work = choice.work(device);
             for rows_per in [choice.k, 1] {
                 let rows = entries / rows_per;
                 let x = noise(rows * n_in, 2);
                 let with_bias = (rows_per == 1).then_some(choice.n_expert * n_out);
                 let bias = Bias::new(device, with_bias, 6);
-                let (dx, out) = (device.upload(&x), device.room(entries * n_out));
-                let scratch = device.upload(&vec![0xa5u8; Kernels::scratch_size(rows, n_in)]);
-                let product = MulMatId {
-                    weights,
-                    bias: bias.at(device),
-                    x: device.at(&dx),
-                    rows_per,
-                    ids: device.at(&ids),
-                    tokens: choice.tokens,
-                    k: choice.k,
-                    n_expert: choice.n_expert,
-                    out: device.at(&out),
-                    scratch: device.at(&scratch),
-                    work: device.at(&work),
-                };
-                let done = device.kernels.mul_mat_id(&device.stream, &product);
-                let got = device.after(done, &out);
+                let got = product_of(device, &choice, (weights, &bias), (&x, rows_per), &work);
                 let want = wanted(&matrices, &x, rows_per, &choice, &bias);
                 let case = format!("mul_mat_id {ty} {n_out} × {n_in}, {choice}, {rows} rows");
                 compare(&mut report, &case, got, &want, tolerance(n_in));

@@ -1,11 +1,9 @@
 //! The entries of a choice, sorted by expert on the device: where each expert's begin, and which they are.
 
-use moe_executor::cuda::Kernels;
-use moe_executor::cuda::launch::MulMatId;
 use moe_gguf::GgmlType;
 
 use crate::device::{Device, Report, noise};
-use crate::experts::{Choice, wanted};
+use crate::experts::{Choice, product_of, wanted};
 use crate::operands::{Bias, Matrices, compare, tolerance};
 
 /// Any experts, the same ones several times for a token, so that a token can have more than there are.
@@ -76,29 +74,13 @@ fn entries_are_sorted_by_expert() {
         (any(4, 1025, 1024), true),
         (any(3, 3000, 40), true),
     ] {
-        let (n_in, n_out, entries) = (64, 10, choice.ids.len());
+        let (n_in, n_out) = (64, 10);
         let matrices = Matrices::random(GgmlType::Q8_0, choice.n_expert, n_in, n_out, 1);
         let (_memory, weights) = matrices.upload(device);
         let x = noise(choice.tokens * n_in, 2);
-        let (dx, out) = (device.upload(&x), device.room(entries * n_out));
-        let (ids, work) = (device.upload(&choice.ids), choice.work(device));
+        let work = choice.work(device);
         let bias = Bias::new(device, None, 6);
-        let scratch = device.upload(&vec![0xa5u8; Kernels::scratch_size(choice.tokens, n_in)]);
-        let product = MulMatId {
-            weights,
-            bias: bias.at(device),
-            x: device.at(&dx),
-            rows_per: choice.k,
-            ids: device.at(&ids),
-            tokens: choice.tokens,
-            k: choice.k,
-            n_expert: choice.n_expert,
-            out: device.at(&out),
-            scratch: device.at(&scratch),
-            work: device.at(&work),
-        };
-        let done = device.kernels.mul_mat_id(&device.stream, &product);
-        let got = device.after(done, &out);
+        let got = product_of(device, &choice, (weights, &bias), (&x, choice.k), &work);
         let case = format!("grouped {choice}, wide {wide}");
         match device.download(&work) {
             Ok(work) => {

@@ -167,7 +167,7 @@ impl Bench {
             let product = MulMatId {
                 weights: down_weights(i),
                 bias: Ptr::NULL,
-                x: hidden,
+                x: hidden.into(),
                 rows_per: 1,
                 ids: ids(i),
                 tokens,

@@ -4,6 +4,7 @@
 #include "entries.cuh"
 #include "lanes.cuh"
 #include "pipeline.cuh"
+#include "row_end.cuh"
 
 // How rows are cut into stages, and where those lie in shared memory.
 struct Cut {
@@ -89,10 +90,7 @@ __device__ inline void staged_gate_up(
     }
     __syncthreads();
     if (warp > 0) return;
-    const float value = row < n_out ? activate(glu, results[0][lane] + bias[0], results[1][lane] + bias[1]) : 0;
-    const size_t to = size_t(blockIdx.y) * n_out + blockIdx.x * WARP;
-    if (row < n_out) hidden[to + lane] = value;
-    if (codes) quantize_one(value, codes + to, groups + to / WARP);
+    end_rows(results, bias, glu, n_out, hidden, codes, groups);
 }
 
 // A warp computes row r of `out (n_out)`: the sum over the token's `k` experts, up to 32, of weights[i] · (product + bias). The

@@ -4,6 +4,7 @@
 #include "entries.cuh"
 #include "lanes.cuh"
 #include "pipeline.cuh"
+#include "row_end.cuh"
 
 // Of gate and up a warp has four rows, in two stages; of down two.
 enum : unsigned { WHOLE_WARPS = 8, WHOLE_THREADS = WHOLE_WARPS * WARP, PAIR = 2, DOWN_ROWS = WHOLE_WARPS * PAIR };
@@ -82,10 +83,7 @@ __device__ inline void whole_gate_up(
     }
     __syncthreads();
     if (warp > 0) return;
-    const float value = row < n_out ? activate(glu, results[0][lane] + bias[0], results[1][lane] + bias[1]) : 0;
-    const size_t to = size_t(blockIdx.y) * n_out + blockIdx.x * WARP;
-    if (row < n_out) hidden[to + lane] = value;
-    if (codes) quantize_one(value, codes + to, groups + to / WARP);
+    end_rows(results, bias, glu, n_out, hidden, codes, groups);
 }
 
 // As `staged_down`; `n_out` is even. A block's sixteen rows of an expert take `segment` bytes, the activations `staged`: multiples

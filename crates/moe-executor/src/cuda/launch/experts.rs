@@ -19,8 +19,8 @@ pub struct MulMatId {
     pub weights: Weights,
     /// f32 `(n_expert, n_out)`, or none.
     pub bias: Ptr,
-    /// f32 `(tokens * k / rows_per, n_in)`.
-    pub x: Ptr,
+    /// `(tokens * k / rows_per, n_in)`; quantized with one row alone.
+    pub x: Rows,
     /// Entries that read the same row of `x`: `k` with a row a token, 1 with a row an entry.
     pub rows_per: usize,
     /// i32 `(tokens, k)`, each below `n_expert`.
@@ -153,15 +153,7 @@ impl MulMatId {
         self.tokens * self.k / self.rows_per.max(1)
     }
 
-    /// Where [`Kernels::quantize_rows`] leaves the rows.
-    fn quantized_before(&self) -> Ptr {
-        match self.tokens {
-            1 => Ptr::NULL,
-            _ => self.scratch,
-        }
-    }
-
-    /// As a product of single entries.
+    /// As a product of single entries, behind [`Kernels::quantize_rows`].
     fn one(&self, glu: Option<Glu>) -> One<'_> {
         One {
             weights: &self.weights,
@@ -170,9 +162,12 @@ impl MulMatId {
             ids: self.ids,
             bias: self.bias,
             up_bias: Ptr::NULL,
-            x: Rows {
-                x: self.x,
-                quantized: self.quantized_before(),
+            x: match self.tokens {
+                1 => self.x,
+                _ => Rows {
+                    quantized: self.scratch,
+                    ..self.x
+                },
             },
             entries: self.tokens * self.k,
             rows_per: self.rows_per,
@@ -188,7 +183,7 @@ impl GateUp {
         MulMatId {
             weights,
             bias,
-            x: self.x.x,
+            x: self.x,
             rows_per: self.k,
             ids: self.ids,
             tokens: self.tokens,
@@ -237,16 +232,10 @@ impl Kernels {
         }
         if choice.is_sparse() && one_type {
             self.quantize_rows(stream, &gate)?;
-            let one = gate.one(Some(product.glu));
-            let x = match product.tokens {
-                1 => product.x,
-                _ => one.x,
-            };
             let both = One {
                 up: up.weights.ptr,
                 up_bias: up.bias,
-                x,
-                ..one
+                ..gate.one(Some(product.glu))
             };
             self.mat_vec(stream, &both)?;
             return Ok(false);
@@ -364,7 +353,7 @@ impl Kernels {
             return Ok(());
         }
         let n = product.rows() * product.weights.n_in;
-        self.quantize(stream, &product.weights, product.x, n, product.scratch)
+        self.quantize(stream, &product.weights, product.x.x, n, product.scratch)
     }
 
     /// The products, grouped and quantized as they need.
@@ -376,7 +365,7 @@ impl Kernels {
         let many = Many {
             weights: &product.weights,
             bias: product.bias,
-            x: product.x,
+            x: product.x.x,
             rows: product.rows(),
             scratch: product.scratch,
             grouped: choice.grouped(product.rows_per),

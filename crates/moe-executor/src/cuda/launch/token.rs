@@ -137,25 +137,6 @@ fn whole(
     (shared <= limit).then_some(whole)
 }
 
-impl Cut {
-    fn args(&self) -> [Arg; 6] {
-        args![
-            self.stages,
-            self.bytes,
-            self.units,
-            self.segment,
-            self.staged,
-            self.slots,
-        ]
-    }
-}
-
-impl Whole {
-    fn args(&self) -> [Arg; 2] {
-        args![self.segment, self.staged]
-    }
-}
-
 /// A kernel, and what a block of it is like.
 struct Way {
     kernel: &'static str,
@@ -166,6 +147,40 @@ struct Way {
     shared: usize,
     /// Where things lie there: the kernel's last arguments.
     places: Vec<Arg>,
+}
+
+impl Cut {
+    /// By `kernel`, whose blocks have `threads` threads and `rows` rows.
+    fn by(&self, kernel: &'static str, threads: usize, rows: usize) -> Way {
+        let places = args![
+            self.stages,
+            self.bytes,
+            self.units,
+            self.segment,
+            self.staged,
+            self.slots,
+        ];
+        Way {
+            kernel,
+            threads,
+            rows,
+            shared: self.shared,
+            places: places.into(),
+        }
+    }
+}
+
+impl Whole {
+    /// By `kernel`, whose blocks have `rows` rows.
+    fn by(&self, kernel: &'static str, rows: usize) -> Way {
+        Way {
+            kernel,
+            threads: WHOLE_THREADS,
+            rows,
+            shared: self.shared,
+            places: args![self.segment, self.staged].into(),
+        }
+    }
 }
 
 impl Way {
@@ -279,24 +294,12 @@ impl Kernels {
         if gate.n_out.is_multiple_of(4)
             && let Some(whole) = whole(gate, (WHOLE_PAIRS, 2), gate.n_in, limit)
         {
-            return Some(Way {
-                kernel: "gate_up_whole",
-                threads: WHOLE_THREADS,
-                rows: GATE_ROWS,
-                shared: whole.shared,
-                places: whole.args().to_vec(),
-            });
+            return Some(whole.by("gate_up_whole", GATE_ROWS));
         }
         // A warp has several rows, one after the other: it can always use all slots.
         let limit = self.shared_up_to(SHARED);
         let cut = cut(gate, (GATE_WARPS, SLOTS, 2), gate.n_in, limit)?;
-        Some(Way {
-            kernel: "gate_up",
-            threads: GATE_WARPS * 32,
-            rows: GATE_ROWS,
-            shared: cut.shared,
-            places: cut.args().to_vec(),
-        })
+        Some(cut.by("gate_up", GATE_WARPS * 32, GATE_ROWS))
     }
 
     /// The way for down of a shape, if there is room for one.
@@ -309,13 +312,7 @@ impl Kernels {
         if weights.n_out.is_multiple_of(2)
             && let Some(whole) = whole(weights, (k, WHOLE_ROWS), n, limit)
         {
-            return Some(Way {
-                kernel: "down_whole",
-                threads: WHOLE_THREADS,
-                rows: WHOLE_ROWS,
-                shared: whole.shared,
-                places: whole.args().to_vec(),
-            });
+            return Some(whole.by("down_whole", WHOLE_ROWS));
         }
         let [few, many] = DOWN_WARPS;
         let in_one = cut(weights, (few, 1, k), n, self.shared_up_to(SHARED_OF_ROWS));
@@ -326,12 +323,6 @@ impl Kernels {
                 many,
             ),
         };
-        Some(Way {
-            kernel: "down",
-            threads: warps * 32,
-            rows: warps,
-            shared: cut.shared,
-            places: cut.args().to_vec(),
-        })
+        Some(cut.by("down", warps * 32, warps))
     }
 }
