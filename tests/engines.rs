@@ -372,6 +372,7 @@ fn options_are_spelled_as_llama_cpp_spells_them() {
         let text = stdout_of(&[&bench[..], &few, spelled].concat());
         assert_eq!(text.lines().count(), 3, "{spelled:?}: {text}");
     }
+    assert!(failure_of(&["info", "--", "-ot"]).contains("-ot: "));
     for (wrong, expected) in [
         (
             &["-ngl", "x"][..],

@@ -100,9 +100,16 @@ const LLAMA_CPP: [(&str, &str); 4] = [
     ("-ot", "--override-tensor"),
 ];
 
-fn spelled_out(arg: OsString) -> OsString {
-    let known = LLAMA_CPP.iter().find(|(short, _)| arg == *short);
-    known.map_or(arg, |(_, long)| long.into())
+/// The command line with those names written out; what follows `--` is no option.
+fn spelled_out(args: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
+    let mut are_options = true;
+    args.map(move |arg| {
+        are_options &= arg != "--";
+        let known = LLAMA_CPP
+            .iter()
+            .find(|(short, _)| are_options && arg == *short);
+        known.map_or(arg, |(_, long)| long.into())
+    })
 }
 
 impl Cli {
@@ -116,7 +123,7 @@ impl Cli {
             })
         });
         let cli = command
-            .try_get_matches_from_mut(std::env::args_os().map(spelled_out))
+            .try_get_matches_from_mut(spelled_out(std::env::args_os()))
             .and_then(|mut matches| Cli::from_arg_matches_mut(&mut matches))
             .map_err(|error| error.format(&mut command));
         match cli {
