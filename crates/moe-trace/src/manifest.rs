@@ -261,8 +261,6 @@ pub struct PostFetch {
     pub use_dedicated_streams: bool,
     /// Experts of a token whose gate and up the processor computed; 0 = all.
     pub cpu_limit: u64,
-    /// Whether a thread of its own started the transfers behind a layer's first: there was a core for it.
-    pub own_thread: bool,
 }
 
 impl Default for Manifest {

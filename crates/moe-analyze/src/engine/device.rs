@@ -6,7 +6,6 @@ use std::str::FromStr;
 
 use anyhow::{Context as _, anyhow, bail};
 use moe_executor::Model;
-use moe_executor::cpu::threads::n_cores;
 use moe_executor::cuda::post_fetch::Settings;
 use moe_executor::cuda::{self, Device, Gpu, Policy};
 use moe_executor::placement::{Override, Placement};
@@ -224,25 +223,16 @@ fn number(
 }
 
 impl DeviceArgs {
-    /// The GPU as it is asked for, beside `n_threads` that compute; none for the processor alone, also where `auto` finds
-    /// no GPU that works.
+    /// The GPU as it is asked for; none for the processor alone, also where `auto` finds no GPU that works.
     ///
     /// # Errors
     /// The GPU that was asked for does not work, or a setting that cannot be.
-    pub fn open<'g>(
-        &self,
-        model: &Model<'g>,
-        n_threads: usize,
-        ctx: &Context,
-    ) -> anyhow::Result<Option<Device<'g>>> {
+    pub fn open<'g>(&self, model: &Model<'g>, ctx: &Context) -> anyhow::Result<Option<Device<'g>>> {
         if self.device == Kind::Cpu {
             return Ok(None);
         }
         let placement = self.placement(model.hparams().n_layer)?;
-        let settings = Settings {
-            own_thread: n_threads < n_cores(),
-            ..self.post_fetch.settings()?
-        };
+        let settings = self.post_fetch.settings()?;
         let debug = self.post_fetch.debug()?;
         let mut device = match self.ready(placement, settings, self.min_batch()?) {
             Ok(device) => device,

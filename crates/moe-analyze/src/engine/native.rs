@@ -78,7 +78,7 @@ impl Engine for Native<'_> {
     }
 
     fn session<'s>(&'s self, setup: Setup<'s>) -> anyhow::Result<Box<dyn super::Session + 's>> {
-        let device = self.device.open(&self.model, self.threads.n(), &self.ctx)?;
+        let device = self.device.open(&self.model, &self.ctx)?;
         let writer = setup
             .begin
             .map(|begin| begin(device.as_ref().map(gpu_at_start)));
@@ -159,7 +159,6 @@ fn settings(settings: &Settings) -> manifest::PostFetch {
         scratchpad_mb: settings.scratchpad_bytes.map_or(0, |bytes| bytes >> 20) as u64,
         use_dedicated_streams: settings.dedicated_streams,
         cpu_limit: settings.cpu_limit.unwrap_or(0) as u64,
-        own_thread: settings.own_thread && settings.dedicated_streams,
     }
 }
 

@@ -137,28 +137,39 @@ impl Worklist {
     }
 }
 
-/// Products of the chosen experts: `out[entry] = weights[expert of entry] · rows[row of entry]`, where an entry is
-/// `token * n_expert_used + slot` and reads row `entry / rows_per`. `out (entries, n_out)`.
+/// What the chosen experts multiply: an entry is `token * n_expert_used + slot` and reads row `entry / entries_per_row`.
+#[derive(Clone, Copy)]
+pub struct Entries<'a> {
+    /// Activations `(row, n_in)`.
+    pub rows: &'a [f32],
+    /// Entries that read one row.
+    pub entries_per_row: usize,
+    /// Which expert computes which entries.
+    pub work: &'a Worklist,
+}
+
+/// Products of the chosen experts: `out[entry] = weights[expert of entry] · row of entry`; `out (entries, n_out)`. The calling
+/// thread does `errand` beside it: see [`Threads::split_beside`].
 ///
 /// The rows of all experts with work are one range that the threads share, so that a hot expert does not hold a
 /// layer up.
 pub fn mul_mat_id(
     threads: &Threads,
     weights: &Matrix,
-    rows: &[f32],
-    rows_per: usize,
-    work: &Worklist,
+    x: Entries,
     out: &mut [f32],
     scratch: &mut Quantized,
+    errand: impl FnOnce(),
 ) {
     let n_out = weights.n_out;
-    scratch.fill(threads, weights, rows);
+    let work = x.work;
+    scratch.fill(threads, weights, x.rows);
     let out = Disjoint::new(out);
     let scratch = &*scratch;
     let panel = panel(work.entries.len() / work.active.len().max(1));
     let panels = n_out.div_ceil(panel);
     let bytes = work.entries.len() * n_out * weights.row_size;
-    threads.split(work.active.len() * panels, bytes, |range| {
+    threads.split_beside(work.active.len() * panels, bytes, errand, |range| {
         let mut at = range.start;
         while at < range.end {
             let (i, p) = (at / panels, at % panels);
@@ -166,7 +177,7 @@ pub fn mul_mat_id(
             let first = p * panel;
             let block = weights.rows(work.active[i] as usize, first..n_out.min(end * panel));
             let entries = work.entries(i);
-            let act = |e: usize| scratch.row(entries[e] as usize / rows_per);
+            let act = |e: usize| scratch.row(entries[e] as usize / x.entries_per_row);
             products(
                 weights,
                 block,

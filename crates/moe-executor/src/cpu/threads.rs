@@ -99,11 +99,24 @@ impl Threads {
     /// # Panics
     /// If `work` does.
     pub fn split(&self, n: usize, bytes: usize, work: impl Fn(Range<usize>) + Sync) {
-        if self.workers.is_empty() || bytes < MIN_BYTES || n < 2 {
-            return work(0..n);
-        }
+        self.split_beside(n, bytes, || (), work);
+    }
+
+    /// As [`Threads::split`], while this thread first does `errand`, which is not to hold the work up.
+    ///
+    /// # Panics
+    /// If `work` or `errand` does.
+    pub fn split_beside(
+        &self,
+        n: usize,
+        bytes: usize,
+        errand: impl FnOnce(),
+        work: impl Fn(Range<usize>) + Sync,
+    ) {
+        let is_small = self.workers.is_empty() || bytes < MIN_BYTES || n < 2;
         // A job within a job, or beside one, has this thread alone.
-        if self.shared.busy.swap(true, Ordering::Acquire) {
+        if is_small || self.shared.busy.swap(true, Ordering::Acquire) {
+            errand();
             return work(0..n);
         }
         let chunks = (self.n() * CHUNKS_PER_THREAD).min(bytes.div_ceil(MIN_BYTES / 4));
@@ -115,8 +128,11 @@ impl Threads {
             done: AtomicUsize::new(0),
             panicked: AtomicBool::new(false),
         };
-        self.shared.run(&job);
+        let outcome = self.shared.run(&job, errand);
         self.shared.busy.store(false, Ordering::Release);
+        if let Err(panic) = outcome {
+            std::panic::resume_unwind(panic);
+        }
         assert!(
             !job.panicked.load(Ordering::Relaxed),
             "a compute thread panicked"
@@ -174,8 +190,9 @@ impl Drop for Threads {
 }
 
 impl Shared {
-    /// Publishes a job, works on it, and returns when all of it is done.
-    fn run(&self, job: &Job) {
+    /// Publishes a job, does the errand, works on the job, and returns when all of it is done; an error if the errand
+    /// panicked.
+    fn run(&self, job: &Job, errand: impl FnOnce()) -> std::thread::Result<()> {
         let chunks = job.n.div_ceil(job.chunk);
         self.job
             .store(std::ptr::from_ref(job).cast_mut().cast(), Ordering::Relaxed);
@@ -186,6 +203,8 @@ impl Shared {
         if self.sleepers.load(Ordering::SeqCst) > 0 {
             self.wake_all();
         }
+        // The job is on this thread's stack, which must not unwind before all is done.
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(errand));
         while self.claim() {}
         let mut spins = 0u32;
         while job.done.load(Ordering::Acquire) < chunks {
@@ -196,6 +215,7 @@ impl Shared {
             }
             std::hint::spin_loop();
         }
+        outcome
     }
 
     /// Runs one chunk of the current job; false if none is left.
@@ -329,6 +349,41 @@ mod tests {
     }
 
     #[test]
+    fn an_errand_is_done_once_whatever_the_work() {
+        for threads in [1, 3] {
+            let pool = Threads::new(threads).unwrap();
+            for (n, bytes) in [(0, 0), (5, 8), (100, 1 << 20)] {
+                let (mut errands, rows) = (0, AtomicU32::new(0));
+                pool.split_beside(
+                    n,
+                    bytes,
+                    || errands += 1,
+                    |range| {
+                        rows.fetch_add(range.len() as u32, Ordering::Relaxed);
+                    },
+                );
+                assert_eq!((errands, rows.into_inner()), (1, n as u32));
+            }
+        }
+    }
+
+    #[test]
+    fn the_others_work_while_the_caller_is_on_its_errand() {
+        let pool = Threads::new(2).unwrap();
+        let begun = AtomicBool::new(false);
+        let errand = || {
+            let since = Instant::now();
+            while !begun.load(Ordering::Acquire) {
+                assert!(since.elapsed() < Duration::from_secs(60), "nobody works");
+                std::thread::yield_now();
+            }
+        };
+        pool.split_beside(100, 1 << 20, errand, |_| {
+            begun.store(true, Ordering::Release)
+        });
+    }
+
+    #[test]
     fn two_callers_share_a_pool() {
         let pool = Threads::new(3).unwrap();
         std::thread::scope(|scope| {
@@ -351,6 +406,21 @@ mod tests {
             });
         }));
         assert!(outcome.is_err());
+        assert_eq!(visits(&pool, 100, 1 << 20), vec![1; 100]);
+    }
+
+    #[test]
+    fn a_panic_of_an_errand_comes_when_the_work_is_done() {
+        let pool = Threads::new(2).unwrap();
+        let rows = AtomicU32::new(0);
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let errand = || panic!("expected");
+            pool.split_beside(100, 1 << 20, errand, |range| {
+                rows.fetch_add(range.len() as u32, Ordering::Relaxed);
+            });
+        }));
+        assert!(outcome.is_err());
+        assert_eq!(rows.into_inner(), 100);
         assert_eq!(visits(&pool, 100, 1 << 20), vec![1; 100]);
     }
 }

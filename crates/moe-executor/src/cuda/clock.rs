@@ -1,6 +1,5 @@
 //! Times of work on the GPU, told by events.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaEvent, CudaStream};
@@ -14,7 +13,7 @@ pub struct Mark(pub(super) usize);
 /// The moments of a pass, on any streams of one GPU. Events are made once and recorded anew in every pass.
 #[derive(Default)]
 pub(super) struct Clock {
-    events: Vec<Arc<CudaEvent>>,
+    events: Vec<CudaEvent>,
     used: usize,
     /// When the first was recorded, with nothing before it on its stream.
     origin: Option<Instant>,
@@ -52,7 +51,7 @@ impl Clock {
     pub(super) fn reserve(&mut self, gpu: &Gpu) -> Result<Mark> {
         let at = self.used;
         if at == self.events.len() {
-            self.events.push(Arc::new(gpu.event()?));
+            self.events.push(gpu.event()?);
         }
         self.used += 1;
         Ok(Mark(at))
@@ -63,8 +62,8 @@ impl Clock {
         self.used.checked_sub(1).map(Mark)
     }
 
-    /// The event of a moment of this pass, for streams to wait for and other threads to record.
-    pub(super) fn event(&self, mark: Mark) -> &Arc<CudaEvent> {
+    /// The event of a moment of this pass.
+    pub(super) fn event(&self, mark: Mark) -> &CudaEvent {
         &self.events[mark.0]
     }
 

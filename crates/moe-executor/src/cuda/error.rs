@@ -34,11 +34,6 @@ pub enum Error {
         /// What failed.
         what: &'static str,
     },
-    /// The thread that starts transfers is gone.
-    #[error(
-        "the thread that starts Post-Fetch's transfers has died; the processor computed what it was given"
-    )]
-    Worker,
     /// The driver is older than the kernels.
     #[error(
         "the driver is of CUDA {}.{}; the kernels need 12.4 (driver 550) or later: update it, or run with --device cpu",

@@ -6,7 +6,7 @@ use moe_trace::record::lane;
 
 use crate::activation::{Activation, NodeName};
 use crate::cpu::glu::Glu;
-use crate::cpu::matmul;
+use crate::cpu::matmul::{self, Entries};
 use crate::cuda::launch::{Down, GateUp, Kernels, MulMatId, Rows};
 use crate::cuda::{self, Device, Policy, Ptr, Scratch};
 use crate::ops::{Ops, number, router};
@@ -266,20 +266,27 @@ impl Ops<'_> {
     ) {
         let [product, biased] = projection.names;
         let Linear { weights, bias } = projection.linear;
-        let rows_per = routing.ids.len() / src.rows.max(1);
+        let entries_per_row = routing.ids.len() / src.rows.max(1);
         if !done {
-            matmul::mul_mat_id(
-                self.threads,
-                weights,
-                src.data(),
-                rows_per,
-                &self.work,
-                dst.data_mut(),
-                &mut self.quantized,
-            );
+            let x = Entries {
+                rows: src.data(),
+                entries_per_row,
+                work: &self.work,
+            };
+            let errand = || {
+                if let Some(device) = &mut self.device {
+                    device.start_transfers();
+                }
+            };
+            let (out, quantized) = (dst.data_mut(), &mut self.quantized);
+            matmul::mul_mat_id(self.threads, weights, x, out, quantized, errand);
         }
         dst.name = product;
-        let suffix = if rows_per > 1 { " (reshaped)" } else { "" };
+        let suffix = if entries_per_row > 1 {
+            " (reshaped)"
+        } else {
+            ""
+        };
         let sources = [
             weights.into(),
             Source::view(src, suffix),

@@ -6,7 +6,7 @@ use moe_trace::record::lane;
 
 use crate::activation::Activation;
 use crate::cpu::glu::Glu;
-use crate::cpu::matmul;
+use crate::cpu::matmul::{self, Entries};
 use crate::cuda::launch::{Fetched, Kernels};
 use crate::cuda::{Device, Policy, Scratch};
 use crate::ops::Ops;
@@ -176,15 +176,13 @@ impl Ops<'_> {
         let n_out = weights.n_out;
         let mut missed = std::mem::take(&mut self.missed);
         missed.resize(ids.len() * n_out, 0.0);
-        matmul::mul_mat_id(
-            self.threads,
-            weights,
-            src.data(),
-            1,
-            &self.work,
-            &mut missed,
-            &mut self.quantized,
-        );
+        let x = Entries {
+            rows: src.data(),
+            entries_per_row: 1,
+            work: &self.work,
+        };
+        let out = &mut missed;
+        matmul::mul_mat_id(self.threads, weights, x, out, &mut self.quantized, || ());
         for (row, &id) in missed.chunks_exact_mut(n_out).zip(&ids) {
             if let (Some(bias), 0..) = (bias, id) {
                 let bias = &bias.data[id as usize * n_out..][..n_out];

@@ -27,16 +27,7 @@ fn experts_copied_when_they_are_chosen() {
 
 #[test]
 fn down_travels_while_the_host_computes() {
-    for own_thread in [true, false] {
-        let travels = Case {
-            post_fetch: Settings {
-                own_thread,
-                ..Settings::default()
-            },
-            ..case(Policy::PostFetch)
-        };
-        travels.holds(&MODELS, &PROMPTS);
-    }
+    case(Policy::PostFetch).holds(&MODELS, &PROMPTS);
 }
 
 #[test]
@@ -116,11 +107,6 @@ fn settings_of_post_fetch() {
             ..given
         },
         Settings {
-            own_thread: false,
-            block_on_miss: false,
-            ..given
-        },
-        Settings {
             cpu_limit: Some(1),
             ..given
         },
@@ -151,16 +137,13 @@ fn settings_of_post_fetch() {
 #[test]
 fn whatever_fails_the_host_does() {
     for fault in [Fault::Alloc, Fault::Copy, Fault::LaterCopy, Fault::Kernel] {
-        for own_thread in [true, false] {
-            let failing = Case {
-                post_fetch: Settings {
-                    fault: Some(fault),
-                    own_thread,
-                    ..Settings::default()
-                },
-                ..case(Policy::PostFetch)
-            };
-            failing.holds(&MODELS, &["python", "long"]);
-        }
+        let failing = Case {
+            post_fetch: Settings {
+                fault: Some(fault),
+                ..Settings::default()
+            },
+            ..case(Policy::PostFetch)
+        };
+        failing.holds(&MODELS, &["python", "long"]);
     }
 }

@@ -2,7 +2,6 @@
 
 use moe_executor::Model;
 use moe_executor::cuda::Policy;
-use moe_executor::cuda::post_fetch::Settings;
 use moe_gguf::Gguf;
 use moe_trace::TensorAccessLog;
 use moe_trace::record::{SOURCE_BUFFER, lane};
@@ -66,7 +65,7 @@ fn told(record: &TensorAccessLog) -> Told {
 }
 
 /// Ways to put a model onto the GPU.
-fn cases() -> [Case; 6] {
+fn cases() -> [Case; 5] {
     [
         case(Policy::Gpu),
         case(Policy::Cpu),
@@ -79,13 +78,6 @@ fn cases() -> [Case; 6] {
             ..case(Policy::Cpu)
         },
         case(Policy::PostFetch),
-        Case {
-            post_fetch: Settings {
-                own_thread: false,
-                ..Settings::default()
-            },
-            ..case(Policy::PostFetch)
-        },
     ]
 }
 
@@ -118,8 +110,8 @@ fn they_tell_what_the_host_s_do() {
         let host = record(&gguf, None, false);
         for case in cases() {
             let what = format!(
-                "{name}, {:?}, {} layers' experts with the host, own thread {}",
-                case.policy, case.n_cpu_moe, case.post_fetch.own_thread
+                "{name}, {:?}, {} layers' experts with the host",
+                case.policy, case.n_cpu_moe
             );
             let observed = record(&gguf, Some(&case), true);
             // Without an observer nothing waits for the choices that are recorded.

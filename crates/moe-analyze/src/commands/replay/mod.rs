@@ -83,7 +83,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     tell_layers(&model, &routes, path, ctx)?;
     let n_threads = args.threads.map_or_else(n_cores, usize::from);
     let threads = Threads::new(n_threads)?;
-    let device = args.device.open(&model, threads.n(), ctx)?;
+    let device = args.device.open(&model, ctx)?;
     let writer = args.out.as_deref();
     let writer = writer.map(|out| begin_run(&args, out, &gguf, &model, n_threads, device.as_ref()));
     let writer = writer.transpose()?;

@@ -200,6 +200,13 @@ impl<'g> Device<'g> {
         true
     }
 
+    /// Starts the transfers of this layer that have not been started, if there are any.
+    pub(crate) fn start_transfers(&mut self) {
+        if let Some(post_fetch) = &mut self.post_fetch {
+            post_fetch.start_waiting();
+        }
+    }
+
     /// Where the down matrix of each entry of `ids` lies on the GPU, 0 where the host computes: see [`PostFetch::land`].
     ///
     /// # Errors

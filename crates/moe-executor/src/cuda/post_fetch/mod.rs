@@ -4,16 +4,15 @@
 //! Nothing is kept from layer to layer.
 //!
 //! ```text
-//! main       begin: room, wait for the pad, 1st copy ──► gate and up ──────────────► land: what was started, what arrived
-//! transfers         └─ the other copies, where a core is free for it ──► outcome ────┘
+//! session's thread   begin: room, 1st copy ──► gate published ──► the other copies ──► gate, up ──► land: what arrived
+//! other threads                                gate ───────────────────────────────► gate, up
 //! ```
 
 mod flights;
-mod orders;
+mod order;
 mod settings;
-mod worker;
 
-use std::ops::Range;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -24,9 +23,8 @@ use super::{DeviceBuffer, Error, Gpu, Ptr, Result};
 
 use flights::Flights;
 pub use flights::{Observer, Reason, State, Transfer};
-use orders::{Order, Started};
+use order::Order;
 pub use settings::{Fault, Settings};
-use worker::Worker;
 
 /// What one layer of one pass did.
 #[derive(Clone, Debug)]
@@ -55,8 +53,7 @@ struct Layer {
     n_tokens: usize,
     n_experts: usize,
     n_fetched: usize,
-    /// Bytes of one of its transfers, and of all that were started.
-    expert_bytes: usize,
+    /// Bytes of the transfers that were started.
     bytes: u64,
     /// Before the first transfer.
     departure: Option<Mark>,
@@ -72,10 +69,8 @@ pub(crate) struct PostFetch {
     settings: Settings,
     /// The stream of transfers.
     stream: Arc<CudaStream>,
-    /// The thread that starts transfers behind the first; none where this thread starts them all.
-    worker: Option<Worker<Vec<Order>, Started>>,
-    /// The flights that the worker was given and has not been asked about.
-    given: Range<usize>,
+    /// Transfers of the layer that are yet to be started.
+    waiting: VecDeque<Order>,
     pad: Option<DeviceBuffer>,
     /// Whether the last product has read the pad.
     pad_is_read: Option<CudaEvent>,
@@ -96,17 +91,10 @@ impl PostFetch {
             true => gpu.new_stream()?,
             false => gpu.stream().clone(),
         };
-        let worker = (settings.own_thread && settings.dedicated_streams).then(|| {
-            let stream = stream.clone();
-            let start = move |orders: Vec<Order>| orders::start(&stream, &orders);
-            // A system that has no thread to give costs some time, and no more.
-            Worker::spawn("transfers", start).ok()
-        });
         Ok(PostFetch {
             settings,
             stream,
-            worker: worker.flatten(),
-            given: 0..0,
+            waiting: VecDeque::new(),
             pad: None,
             pad_is_read: None,
             clock: Clock::default(),
@@ -141,7 +129,7 @@ impl PostFetch {
     /// # Errors
     /// An event cannot be recorded.
     pub fn begin_pass(&mut self, gpu: &Gpu) -> Result<()> {
-        self.collect();
+        self.waiting.clear();
         self.layers.clear();
         // A pass that failed has waited for no transfer.
         let waited = self.stream.synchronize();
@@ -163,14 +151,14 @@ impl PostFetch {
         expert_bytes: usize,
         bytes_of: impl Fn(i32) -> &'m [u8],
     ) {
-        self.collect();
+        // Those of a layer that failed before its product.
+        self.waiting.clear();
         self.flights.choose(il, ids);
         self.layers.push(Layer {
             il,
             n_tokens,
             n_experts: self.flights.len(),
             n_fetched: 0,
-            expert_bytes,
             bytes: 0,
             departure: None,
             arrival: None,
@@ -206,71 +194,56 @@ impl PostFetch {
         if let Some(layer) = self.layers.last_mut() {
             layer.departure = Some(departure);
         }
-        let mut orders = Vec::with_capacity(fits);
+        let mut orders = VecDeque::with_capacity(fits);
         for i in 0..fits {
             // Places follow one another: experts may differ in size from layer to layer.
             let to = pad.offset(i * expert_bytes);
             let arrived = self.clock.reserve(gpu)?;
-            let expert = self.flights.plan(i, to, arrived);
-            orders.push(Order {
-                from: bytes_of(expert),
-                to,
-                arrived: self.clock.event(arrived).clone(),
-                fails: match self.settings.fault {
-                    Some(Fault::Copy) => true,
-                    Some(Fault::LaterCopy) => i > 0,
-                    _ => false,
-                },
-            });
+            let bytes = bytes_of(self.flights.plan(i, to, arrived));
+            let fails = match self.settings.fault {
+                Some(Fault::Copy) => true,
+                Some(Fault::LaterCopy) => i > 0,
+                _ => false,
+            };
+            // SAFETY: so asks `begin`.
+            orders.push_back(unsafe { Order::new(i, bytes, to, arrived, fails) });
         }
-        if !self.settings.dedicated_streams {
+        self.flights.depart(0..fits);
+        self.waiting = orders;
+        if self.settings.dedicated_streams {
+            // The link has something to do until the others begin.
+            self.start_next(1);
+        } else {
+            // In the order of the one stream: what the GPU computes next comes behind them.
             gpu.kernels().follow_copy();
+            self.start_next(fits);
         }
-        // The worker takes a while to wake up; the first one keeps the link busy meanwhile.
-        let own = match self.worker {
-            Some(_) => fits.min(1),
-            None => fits,
-        };
-        let others = orders.split_off(own);
-        let started = orders::start(&self.stream, &orders);
-        let mut departed = 0..own;
-        if let (Some(worker), None, false) = (&self.worker, &started.error, others.is_empty()) {
-            worker.give(others);
-            self.given = own..fits;
-            departed.end = fits;
-        }
-        self.flights.depart(departed);
-        self.settle(0..own, started);
         Ok(())
     }
 
-    /// Waits for the worker to say what it has started, if that is not known. Until then nobody may look at flights, or let
-    /// go of what transfers read, write and record.
-    fn collect(&mut self) {
-        let given = std::mem::take(&mut self.given);
-        let Some(worker) = self.worker.as_ref().filter(|_| !given.is_empty()) else {
-            return;
-        };
-        let started = worker.outcome().unwrap_or_else(|| {
-            self.worker = None;
-            Started {
-                n: 0,
-                error: Some(Error::Worker),
-            }
-        });
-        self.settle(given, started);
+    /// Starts the transfers that wait: to be called once other threads are at work on gate and up, since starting eight takes
+    /// some 30 µs.
+    pub fn start_waiting(&mut self) {
+        self.start_next(self.waiting.len());
     }
 
-    /// Of the flights `which`, those travel that were started; the host computes the others.
-    fn settle(&mut self, which: Range<usize>, started: Started) {
-        let begun = which.start..which.start + started.n;
-        if let (Some(layer), Some(last)) = (self.layers.last_mut(), begun.clone().last()) {
-            layer.bytes += (begun.len() * layer.expert_bytes) as u64;
-            layer.arrival = self.flights.arrived(last);
-        }
-        self.flights.stay(begun.end..which.end, Reason::NotStarted);
-        if let Some(error) = started.error {
-            self.error.get_or_insert(error);
+    /// Starts the next `n` transfers. Behind one that fails none is started: the host computes it and those that wait.
+    fn start_next(&mut self, n: usize) {
+        for _ in 0..n {
+            let Some(order) = self.waiting.pop_front() else {
+                return;
+            };
+            if let Err(error) = order.start(&self.stream, &self.clock) {
+                self.error.get_or_insert(error);
+                let end = order.flight + 1 + self.waiting.len();
+                self.flights.stay(order.flight..end, Reason::NotStarted);
+                self.waiting.clear();
+                return;
+            }
+            if let Some(layer) = self.layers.last_mut() {
+                layer.bytes += order.size_bytes();
+                layer.arrival = Some(order.arrived);
+            }
         }
     }
 
@@ -287,7 +260,7 @@ impl PostFetch {
     /// # Errors
     /// A transfer failed: the host computes all.
     pub fn land(&mut self, gpu: &Gpu, ids: &[i32]) -> Result<Vec<u64>> {
-        self.collect();
+        self.start_waiting();
         let (clock, waits) = (&self.clock, self.settings.block_on_miss);
         self.flights.land(|arrived| {
             let arrived = clock.event(arrived);
@@ -340,7 +313,6 @@ impl PostFetch {
     /// # Errors
     /// The GPU's work failed.
     pub fn samples(&mut self) -> Result<Vec<Sample>> {
-        self.collect();
         let waited = self.stream.synchronize();
         waited.map_err(|source| Error::driver("the transfers", source))?;
         let between = |marks: Option<(Mark, Mark)>| {
@@ -401,8 +373,7 @@ impl PostFetch {
 
 impl Drop for PostFetch {
     fn drop(&mut self) {
-        // Transfers write to the pad, which goes in the order of another stream: the last is started, then all end.
-        self.worker = None;
+        // Transfers write to the pad, which goes in the order of another stream.
         let _ = self.stream.synchronize();
     }
 }

@@ -15,9 +15,6 @@ pub struct Settings {
     pub scratchpad_bytes: Option<usize>,
     /// Whether transfers have a stream of their own; if not, they stand in the way of what the GPU computes.
     pub dedicated_streams: bool,
-    /// Whether a thread of its own starts the transfers behind the first, so that the host begins gate and up at once. It
-    /// needs a core that computes nothing, and works with streams of their own alone.
-    pub own_thread: bool,
     /// Chosen experts of a token whose gate and up the host computes; the GPU does those beyond. None: the host does all.
     pub cpu_limit: Option<usize>,
     /// What is made to fail, for tests.
@@ -46,7 +43,6 @@ impl Default for Settings {
             max_transfers: 8,
             scratchpad_bytes: None,
             dedicated_streams: true,
-            own_thread: true,
             cpu_limit: None,
             fault: None,
         }
