@@ -131,8 +131,9 @@ post_fetch_part() {
       printf '\n-- overlap, %s\n' "$setting"
       "$moe_analyze" --quiet record --model "$file" --device cuda --policy post-fetch $setting -n 48 --ignore-eos \
         --prompt "hello" --out "$work/run" --force >/dev/null
-      # The summary, and the first layers.
-      "$moe_analyze" --quiet overlap "$work/run" --phase generate --memory-gb-s "$memory" | head -${LINES_OF_OVERLAP:-12}
+      # The summary, the first layers, and the memory.
+      "$moe_analyze" --quiet overlap "$work/run" --phase generate --memory-gb-s "$memory" |
+        sed -n '1,12p; / scratchpad of \| in use at most/p'
     done
   done
 }
