@@ -126,11 +126,6 @@ impl Flights {
         which.for_each(|at| self.come_to(at, State::CpuOnly, Some(reason)));
     }
 
-    /// The moment behind the transfer of one.
-    pub(super) fn arrived(&self, at: usize) -> Option<Mark> {
-        self.all[at].arrived
-    }
-
     /// Those that travel are there if `is_there` says so of the moment behind their transfer, or else late.
     ///
     /// # Errors
