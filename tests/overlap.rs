@@ -161,7 +161,7 @@ fn the_share_of_the_memorys_bandwidth() {
             &row["memory_with_transfers_pct"],
             100.0 * (gate_up_gb_s + 10.0),
         );
-        assert_eq!(row["verdict"], "no_gain");
+        assert_eq!(row["verdict"], "memory_full");
     }
     let assert = moe_analyze()
         .args([

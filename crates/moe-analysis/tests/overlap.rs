@@ -169,7 +169,7 @@ fn all_layers_together() {
 }
 
 #[test]
-fn hidden_and_without_gain() {
+fn hidden_and_a_full_memory() {
     let transfers = vec![run((0, 0), (4, 8000), (0, 1000), Some((0, 400)), None)];
     let verdict = |gate_up: f64, gb_s: Option<f64>| {
         let reads = Reads {
@@ -191,11 +191,9 @@ fn hidden_and_without_gain() {
     let (alone, together, found) = verdict(5000.0, Some(30.0));
     assert_close(alone, 2.0 / 3.0);
     assert_close(together, 28.0 / 30.0);
-    assert_eq!(found.word(), "no_gain");
+    assert_eq!(found.word(), "memory_full");
     assert!(
-        found
-            .to_string()
-            .contains("93.3 % of the memory's bandwidth"),
+        found.to_string().contains("93.3 % of its bandwidth"),
         "{found}"
     );
     let (alone, together, found) = verdict(5000.0, None);

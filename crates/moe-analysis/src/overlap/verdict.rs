@@ -23,8 +23,9 @@ pub enum Verdict {
         /// What was hidden.
         hidden: f64,
     },
-    /// The memory is busy with gate and up and what travels meanwhile.
-    NoGain {
+    /// The memory is busy with gate and up and what travels meanwhile. Then all bytes of a layer take as long as the memory
+    /// takes for them, whoever reads: something is gained only over a processor that alone does not read so fast.
+    MemoryFull {
         /// Part of its bandwidth.
         memory: f64,
         /// What was hidden.
@@ -61,7 +62,7 @@ impl Verdict {
                 hidden,
             }
         } else if memory >= NEARLY_ALL {
-            Verdict::NoGain { memory, hidden }
+            Verdict::MemoryFull { memory, hidden }
         } else if hidden >= NEARLY_ALL {
             Verdict::Hidden { hidden }
         } else {
@@ -78,7 +79,7 @@ impl Verdict {
         match self {
             Verdict::Nothing => "nothing",
             Verdict::TooLong { .. } => "too_long",
-            Verdict::NoGain { .. } => "no_gain",
+            Verdict::MemoryFull { .. } => "memory_full",
             Verdict::Hidden { .. } => "hidden",
             Verdict::Missed { .. } => "missed",
         }
@@ -106,9 +107,9 @@ impl Display for Verdict {
                 percent(hideable),
                 percent(hidden)
             ),
-            Verdict::NoGain { memory, hidden } => write!(
+            Verdict::MemoryFull { memory, hidden } => write!(
                 f,
-                "no gain: {} of the transfers lies under gate and up, but together they use {} of the memory's bandwidth, so that one waits for the other",
+                "the memory is full: {} of the transfers lies under gate and up, and together they use {} of its bandwidth; there is a gain only if the processor alone reads less",
                 percent(hidden),
                 percent(memory)
             ),

@@ -142,7 +142,7 @@ impl PostFetchArgs {
         switch(&self.postfetch_debug, "DEBUG", false)
     }
 
-    /// The settings that options and environment say; a core that computes nothing is taken to be there.
+    /// The settings that options and environment say.
     fn settings(&self) -> anyhow::Result<Settings> {
         let given = Settings::default();
         let pad: usize = number(

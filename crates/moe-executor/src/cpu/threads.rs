@@ -102,7 +102,8 @@ impl Threads {
         self.split_beside(n, bytes, || (), work);
     }
 
-    /// As [`Threads::split`], while this thread first does `errand`, which is not to hold the work up.
+    /// As [`Threads::split`]; this thread does `errand` first, while the others work already. Where there are no others, or the
+    /// work is small, it comes before the work.
     ///
     /// # Panics
     /// If `work` or `errand` does.

@@ -210,7 +210,8 @@ impl Gpu {
     }
 }
 
-/// Copies bytes to the GPU on a stream, by a thread that the GPU's context is bound to. Kernels that are launched behind it on
+/// Copies bytes to the GPU on a stream; the GPU's context is bound to this thread, as it is once anything was launched or
+/// recorded. Kernels that are launched behind it on
 /// the same stream have to be [told](Kernels::follow_copy).
 ///
 /// # Errors

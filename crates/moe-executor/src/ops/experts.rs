@@ -109,6 +109,10 @@ impl Ops<'_> {
             Ok(())
         });
         self.hidden = hidden.filter(|_| done);
+        if let (true, Some(device)) = (done, &mut self.device) {
+            // The host has no product to start them beside.
+            device.start_transfers();
+        }
         if !done {
             // Down matrices that travel are for the GPU, which then weighs the experts.
             self.fetch_chosen(x, routing, !self.fetches);

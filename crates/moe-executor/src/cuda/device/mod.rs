@@ -179,6 +179,9 @@ impl<'g> Device<'g> {
         ids: &[i32],
         tokens: usize,
     ) -> bool {
+        // What went wrong in the layer before is not this one's.
+        self.note_transfers();
+        self.transfers_failed = false;
         let registered = !self.registered.is_empty();
         let pinned = match registered || self.post_fetch.is_none() {
             true => None,
@@ -192,7 +195,6 @@ impl<'g> Device<'g> {
             Some(copy) => &copy[expert as usize * size..][..size],
             None => stack.rows(expert as usize, 0..stack.n_out),
         };
-        self.transfers_failed = false;
         // SAFETY: a session borrows its model, whose mapped files outlive it; pinned copies are kept, and dropped after
         // `post_fetch`.
         unsafe { post_fetch.begin(&self.gpu, il, ids, tokens, size, bytes_of) };

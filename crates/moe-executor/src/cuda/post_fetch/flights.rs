@@ -12,7 +12,7 @@ use crate::cuda::{Ptr, Result};
 pub enum State {
     /// The host computes it.
     CpuOnly,
-    /// It travels.
+    /// It travels, or is about to.
     CopyInFlight,
     /// It is there.
     GpuReady,
@@ -116,7 +116,7 @@ impl Flights {
         flight.expert
     }
 
-    /// Some begin to travel.
+    /// Some travel, or are about to.
     pub(super) fn depart(&mut self, which: Range<usize>) {
         which.for_each(|at| self.come_to(at, State::CopyInFlight, None));
     }

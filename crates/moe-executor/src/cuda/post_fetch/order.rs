@@ -24,7 +24,7 @@ impl Order {
     /// The transfer of `from` to `to`, which is that of `flight`, with the moment `arrived` behind it.
     ///
     /// # Safety
-    /// The bytes stay as they are until the transfer has arrived, or will not be started any more.
+    /// The bytes stay as they are, and the room is there, until the transfer has arrived or will not be started any more.
     pub(super) unsafe fn new(
         flight: usize,
         from: &[u8],
