@@ -196,6 +196,14 @@ fn hidden_and_a_full_memory() {
         found.to_string().contains("93.3 % of its bandwidth"),
         "{found}"
     );
+    let (alone, together, found) = verdict(5000.0, Some(22.0));
+    assert_close(alone, 20.0 / 22.0);
+    assert_close(together, 28.0 / 22.0);
+    assert_eq!(found.word(), "no_gain");
+    assert!(
+        found.to_string().contains("alone use 90.9 % of the memory"),
+        "{found}"
+    );
     let (alone, together, found) = verdict(5000.0, None);
     assert_eq!((alone, together, found.word()), (None, None, "hidden"));
 }

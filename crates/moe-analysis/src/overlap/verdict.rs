@@ -23,6 +23,13 @@ pub enum Verdict {
         /// What was hidden.
         hidden: f64,
     },
+    /// The memory is busy with gate and up alone.
+    NoGain {
+        /// Part of its bandwidth.
+        memory: f64,
+        /// What was hidden.
+        hidden: f64,
+    },
     /// The memory is busy with gate and up and what travels meanwhile. Then all bytes of a layer take as long as the memory
     /// takes for them, whoever reads: something is gained only over a processor that alone does not read so fast.
     MemoryFull {
@@ -53,6 +60,7 @@ impl Verdict {
         else {
             return Verdict::Nothing;
         };
+        let alone = figures.memory_share().unwrap_or(0.0);
         let memory = figures.memory_share_with_transfers().unwrap_or(0.0);
         if hideable < NEARLY_ALL {
             Verdict::TooLong {
@@ -61,6 +69,9 @@ impl Verdict {
                 hideable,
                 hidden,
             }
+        } else if alone >= NEARLY_ALL {
+            let memory = alone;
+            Verdict::NoGain { memory, hidden }
         } else if memory >= NEARLY_ALL {
             Verdict::MemoryFull { memory, hidden }
         } else if hidden >= NEARLY_ALL {
@@ -79,6 +90,7 @@ impl Verdict {
         match self {
             Verdict::Nothing => "nothing",
             Verdict::TooLong { .. } => "too_long",
+            Verdict::NoGain { .. } => "no_gain",
             Verdict::MemoryFull { .. } => "memory_full",
             Verdict::Hidden { .. } => "hidden",
             Verdict::Missed { .. } => "missed",
@@ -106,6 +118,12 @@ impl Display for Verdict {
                 us(window_ns),
                 percent(hideable),
                 percent(hidden)
+            ),
+            Verdict::NoGain { memory, hidden } => write!(
+                f,
+                "no gain: {} of the transfers lies under gate and up, but these alone use {} of the memory's bandwidth",
+                percent(hidden),
+                percent(memory)
             ),
             Verdict::MemoryFull { memory, hidden } => write!(
                 f,
