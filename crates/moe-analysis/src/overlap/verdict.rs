@@ -61,7 +61,7 @@ impl Verdict {
             return Verdict::Nothing;
         };
         let alone = figures.memory_share().unwrap_or(0.0);
-        let memory = figures.memory_share_with_transfers().unwrap_or(0.0);
+        let together = figures.memory_share_with_transfers().unwrap_or(0.0);
         if hideable < NEARLY_ALL {
             Verdict::TooLong {
                 transfer_ns: figures.transfer.mean_ns().unwrap_or(0.0),
@@ -70,10 +70,15 @@ impl Verdict {
                 hidden,
             }
         } else if alone >= NEARLY_ALL {
-            let memory = alone;
-            Verdict::NoGain { memory, hidden }
-        } else if memory >= NEARLY_ALL {
-            Verdict::MemoryFull { memory, hidden }
+            Verdict::NoGain {
+                memory: alone,
+                hidden,
+            }
+        } else if together >= NEARLY_ALL {
+            Verdict::MemoryFull {
+                memory: together,
+                hidden,
+            }
         } else if hidden >= NEARLY_ALL {
             Verdict::Hidden { hidden }
         } else {

@@ -137,13 +137,13 @@ impl Worklist {
     }
 }
 
-/// What the chosen experts multiply: an entry is `token * n_expert_used + slot` and reads row `entry / entries_per_row`.
+/// What the chosen experts multiply: an entry is `token * n_expert_used + slot` and reads row `entry / rows_per`.
 #[derive(Clone, Copy)]
 pub struct Entries<'a> {
     /// Activations `(row, n_in)`.
     pub rows: &'a [f32],
-    /// Entries that read one row.
-    pub entries_per_row: usize,
+    /// Entries that read the same row.
+    pub rows_per: usize,
     /// Which expert computes which entries.
     pub work: &'a Worklist,
 }
@@ -177,7 +177,7 @@ pub fn mul_mat_id(
             let first = p * panel;
             let block = weights.rows(work.active[i] as usize, first..n_out.min(end * panel));
             let entries = work.entries(i);
-            let act = |e: usize| scratch.row(entries[e] as usize / x.entries_per_row);
+            let act = |e: usize| scratch.row(entries[e] as usize / x.rows_per);
             products(
                 weights,
                 block,

@@ -211,8 +211,7 @@ impl Gpu {
 }
 
 /// Copies bytes to the GPU on a stream; the GPU's context is bound to this thread, as it is once anything was launched or
-/// recorded. Kernels that are launched behind it on
-/// the same stream have to be [told](Kernels::follow_copy).
+/// recorded. Kernels that are launched behind it on the same stream have to be [told](Kernels::follow_copy).
 ///
 /// # Errors
 /// The copy failed.

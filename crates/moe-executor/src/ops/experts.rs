@@ -109,10 +109,6 @@ impl Ops<'_> {
             Ok(())
         });
         self.hidden = hidden.filter(|_| done);
-        if let (true, Some(device)) = (done, &mut self.device) {
-            // The host has no product to start them beside.
-            device.start_transfers();
-        }
         if !done {
             // Down matrices that travel are for the GPU, which then weighs the experts.
             self.fetch_chosen(x, routing, !self.fetches);
@@ -270,27 +266,26 @@ impl Ops<'_> {
     ) {
         let [product, biased] = projection.names;
         let Linear { weights, bias } = projection.linear;
-        let entries_per_row = routing.ids.len() / src.rows.max(1);
-        if !done {
+        let rows_per = routing.ids.len() / src.rows.max(1);
+        // Beside the first product of a layer, or behind its launch.
+        let mut errand = || {
+            if let Some(device) = &mut self.device {
+                device.start_transfers();
+            }
+        };
+        if done {
+            errand();
+        } else {
             let x = Entries {
                 rows: src.data(),
-                entries_per_row,
+                rows_per,
                 work: &self.work,
-            };
-            let errand = || {
-                if let Some(device) = &mut self.device {
-                    device.start_transfers();
-                }
             };
             let (out, quantized) = (dst.data_mut(), &mut self.quantized);
             matmul::mul_mat_id(self.threads, weights, x, out, quantized, errand);
         }
         dst.name = product;
-        let suffix = if entries_per_row > 1 {
-            " (reshaped)"
-        } else {
-            ""
-        };
+        let suffix = if rows_per > 1 { " (reshaped)" } else { "" };
         let sources = [
             weights.into(),
             Source::view(src, suffix),

@@ -178,7 +178,7 @@ impl Ops<'_> {
         missed.resize(ids.len() * n_out, 0.0);
         let x = Entries {
             rows: src.data(),
-            entries_per_row: 1,
+            rows_per: 1,
             work: &self.work,
         };
         let out = &mut missed;

@@ -16,7 +16,8 @@ use crate::device::Report;
 use crate::recorded::{distinct, record, stem};
 use crate::{Case, case, has_gpu, open};
 
-fn failing(fault: Fault) -> Case {
+/// Post-Fetch with a step that fails.
+pub fn failing(fault: Fault) -> Case {
     Case {
         post_fetch: Settings {
             fault: Some(fault),

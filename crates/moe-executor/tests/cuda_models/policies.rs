@@ -3,6 +3,7 @@
 use moe_executor::cuda::Policy;
 use moe_executor::cuda::post_fetch::{Fault, Settings};
 
+use crate::failures::failing;
 use crate::reference::PROMPTS;
 use crate::{Case, MODELS, case};
 
@@ -137,13 +138,6 @@ fn settings_of_post_fetch() {
 #[test]
 fn whatever_fails_the_host_does() {
     for fault in [Fault::Alloc, Fault::Copy, Fault::LaterCopy, Fault::Kernel] {
-        let failing = Case {
-            post_fetch: Settings {
-                fault: Some(fault),
-                ..Settings::default()
-            },
-            ..case(Policy::PostFetch)
-        };
-        failing.holds(&MODELS, &["python", "long"]);
+        failing(fault).holds(&MODELS, &["python", "long"]);
     }
 }
