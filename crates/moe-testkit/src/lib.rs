@@ -1,0 +1,237 @@
+//! Paths and skips shared by the tests of this workspace. Not published; used as a dev-dependency only.
+//!
+//! | variable | meaning | default |
+//! |---|---|---|
+//! | `MOE_FIXTURES` | directory of the fixtures, for test binaries that were copied to another machine | `fixtures` of the repository |
+//! | `MOE_DATA` | directory of data that is not in the repository | `../shared/data`, relative to the repository |
+//! | `MOE_PYTHON` | Python interpreter | `.venv/bin/python` of the repository, then `python3` |
+//! | `MOE_REQUIRE` | comma-separated list of [`Need`]s; a test that lacks one of them fails instead of being skipped | empty |
+
+use std::env;
+use std::fmt::{self, Display};
+use std::io::Write;
+use std::panic::Location;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Something that a test needs and that a machine may not have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// A Python interpreter with the packages that the test imports.
+    Python,
+    /// A file under [`data`].
+    Data,
+    /// A CUDA device.
+    Gpu,
+    /// A build with llama.cpp.
+    LlamaCpp,
+    /// A C or C++ compiler.
+    CCompiler,
+    /// A file system that stores sparse files of several GiB.
+    SparseFiles,
+    /// A machine without a CUDA device: what is tested happens only there.
+    NoGpu,
+}
+
+impl Need {
+    const ALL: [Need; 7] = [
+        Need::Python,
+        Need::Data,
+        Need::Gpu,
+        Need::LlamaCpp,
+        Need::CCompiler,
+        Need::SparseFiles,
+        Need::NoGpu,
+    ];
+
+    /// The name in `MOE_REQUIRE`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Need::Python => "python",
+            Need::Data => "data",
+            Need::Gpu => "gpu",
+            Need::LlamaCpp => "llama-cpp",
+            Need::CCompiler => "cc",
+            Need::SparseFiles => "sparse-files",
+            Need::NoGpu => "no-gpu",
+        }
+    }
+}
+
+impl Display for Need {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Reports on one line of stderr, past the capture of the test harness, that the running test cannot run. The caller returns after it.
+///
+/// # Panics
+///
+/// If `MOE_REQUIRE` contains `need`, or a name that does not exist.
+#[track_caller]
+pub fn skip(need: Need, reason: impl Display) {
+    let required = env::var("MOE_REQUIRE").unwrap_or_default();
+    let line = line(need, &reason.to_string(), Location::caller());
+    if let Some(failure) = failure(need, &required) {
+        panic!("{line}: {failure}");
+    }
+    // `eprintln!` would be captured, and a skipped test would look like one that ran.
+    let _ = writeln!(std::io::stderr(), "skipped: {line}");
+}
+
+fn line(need: Need, reason: &str, location: &Location<'_>) -> String {
+    let thread = std::thread::current();
+    // The harness names the thread of a test after it, except with `--test-threads=1`.
+    let test = match thread.name() {
+        None | Some("main") => "a test",
+        Some(name) => name,
+    };
+    let reason = reason.lines().map(str::trim).collect::<Vec<_>>().join("; ");
+    let (file, line) = (location.file(), location.line());
+    format!("{test} ({file}:{line}) needs {need}: {reason}")
+}
+
+/// Why a test without `need` fails under this `MOE_REQUIRE`.
+fn failure(need: Need, required: &str) -> Option<String> {
+    let mut names = required
+        .split(',')
+        .map(str::trim)
+        .filter(|name| !name.is_empty());
+    if let Some(unknown) = names
+        .clone()
+        .find(|name| !Need::ALL.iter().any(|need| need.name() == *name))
+    {
+        let known = Need::ALL.map(Need::name).join(", ");
+        return Some(format!(
+            "MOE_REQUIRE contains {unknown}, which is not one of {known}"
+        ));
+    }
+    names
+        .any(|name| name == need.name())
+        .then(|| format!("MOE_REQUIRE contains {need}"))
+}
+
+/// A path of the repository.
+pub fn repository(path: impl AsRef<Path>) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../..")
+        .join(path)
+}
+
+/// A path under `fixtures`, or under the directory that `MOE_FIXTURES` names.
+pub fn fixture(path: impl AsRef<Path>) -> PathBuf {
+    match env::var_os("MOE_FIXTURES") {
+        Some(fixtures) => PathBuf::from(fixtures).join(path),
+        None => repository("fixtures").join(path),
+    }
+}
+
+/// A path under the directory of external data; skips the running test if it does not exist.
+///
+/// # Panics
+///
+/// As [`skip`].
+#[track_caller]
+pub fn data(path: impl AsRef<Path>) -> Option<PathBuf> {
+    let directory = match env::var_os("MOE_DATA") {
+        Some(data) => PathBuf::from(data),
+        None => repository("../shared/data"),
+    };
+    let path = directory.join(path);
+    if path.exists() {
+        return Some(path);
+    }
+    let reason = "does not exist; name the directory of the data in MOE_DATA";
+    skip(Need::Data, format_args!("{} {reason}", path.display()));
+    None
+}
+
+/// A Python interpreter that can import `modules` (comma-separated); skips the running test if there is none.
+///
+/// # Panics
+///
+/// As [`skip`].
+#[track_caller]
+pub fn python(modules: &str) -> Option<PathBuf> {
+    let local = repository(".venv/bin/python");
+    let python = match env::var_os("MOE_PYTHON") {
+        Some(python) => PathBuf::from(python),
+        None if local.exists() => local,
+        None => PathBuf::from("python3"),
+    };
+    let probe = format!("import {modules}");
+    let reason = match Command::new(&python).args(["-c", &probe]).output() {
+        Ok(output) if output.status.success() => return Some(python),
+        Ok(output) => {
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            stderr.lines().last().unwrap_or("it failed").to_owned()
+        }
+        Err(error) => format!("cannot be run: {error}"),
+    };
+    let advice = "install notebooks/requirements.txt and tests/requirements.txt into .venv, \
+                  or name a Python that has them in MOE_PYTHON";
+    skip(
+        Need::Python,
+        format_args!("{}: {reason}; {advice}", python.display()),
+    );
+    None
+}
+
+/// Whether `program` (a C or C++ compiler) can be run; skips the running test if not.
+///
+/// # Panics
+///
+/// As [`skip`].
+#[track_caller]
+pub fn has_compiler(program: &str) -> bool {
+    match Command::new(program).arg("--version").output() {
+        Ok(output) if output.status.success() => return true,
+        Ok(output) => skip(
+            Need::CCompiler,
+            format_args!("{program} --version: {}", output.status),
+        ),
+        Err(error) => skip(
+            Need::CCompiler,
+            format_args!("{program} cannot be run: {error}"),
+        ),
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fails_for_required_and_for_unknown_names_only() {
+        assert_eq!(failure(Need::Gpu, ""), None);
+        assert_eq!(failure(Need::Gpu, "python, data,"), None);
+        let required = failure(Need::Gpu, "python, gpu").unwrap();
+        assert_eq!(required, "MOE_REQUIRE contains gpu");
+        assert!(failure(Need::Gpu, "no-gpu").is_none());
+        let unknown = failure(Need::Gpu, "python,gqu").unwrap();
+        assert!(
+            unknown.starts_with("MOE_REQUIRE contains gqu, which is not one of python, data,"),
+            "{unknown}"
+        );
+    }
+
+    #[test]
+    fn every_need_has_its_own_name() {
+        for (i, need) in Need::ALL.iter().enumerate() {
+            let same = |other: &Need| other.name() == need.name();
+            assert_eq!(Need::ALL.iter().position(same), Some(i));
+        }
+    }
+
+    #[test]
+    fn a_reason_of_several_lines_is_one_line() {
+        let line = line(Need::Data, "a\n  b", Location::caller());
+        assert!(
+            line.contains("a_reason_of_several_lines_is_one_line ("),
+            "{line}"
+        );
+        assert!(line.ends_with(") needs data: a; b"), "{line}");
+    }
+}
