@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail};
 use moe_analysis::hotness;
-use moe_trace::foreign::ForeignError;
-use moe_trace::{Error as TraceError, TRACE_FILE, TensorAccessLog, record};
-use zerocopy::FromBytes;
+use moe_gguf::content::Content;
+use moe_gguf::text::without_byte_order_mark;
+use moe_trace::foreign::{ForeignError, SAMPLE_SIZE};
+use moe_trace::{Error as TraceError, TRACE_FILE, is_trace};
 
 /// What lies at a path.
 #[derive(Debug, PartialEq, Eq)]
@@ -65,7 +66,7 @@ impl Kind {
     fn of_file(path: &Path) -> anyhow::Result<Kind> {
         let mut head = Vec::new();
         File::open(path)
-            .and_then(|file| file.take(record::RECORD_SIZE as u64).read_to_end(&mut head))
+            .and_then(|file| file.take(SAMPLE_SIZE as u64).read_to_end(&mut head))
             .with_context(|| format!("cannot read {}", path.display()))?;
         if head.is_empty() {
             bail!(
@@ -73,36 +74,33 @@ impl Kind {
                 path.display()
             );
         }
-        if head.starts_with(b"GGUF") {
-            return Ok(Kind::Gguf);
-        }
-        if head.starts_with(b"PAR1") {
-            return Ok(Kind::Parquet);
-        }
-        // A byte order mark before JSON is passed over, as the hot-cache runtime does.
-        let text = head.strip_prefix("\u{feff}".as_bytes()).unwrap_or(&head);
-        if text.trim_ascii_start().starts_with(b"{") {
+        if without_byte_order_mark(&head)
+            .trim_ascii_start()
+            .starts_with(b"{")
+        {
             return Ok(Kind::Json);
         }
-        if TensorAccessLog::ref_from_bytes(&head).is_ok_and(is_plausible) {
+        if is_trace(&head) {
             return Ok(Kind::Trace);
         }
-        bail!(
-            "{} is not a file that is known here: no GGUF model, no Parquet table, no trace of 1024-byte records, no learn file, \
-             and none that `convert --list` names",
-            path.display()
-        );
+        match Content::of(&head) {
+            Some(Content::Gguf) => Ok(Kind::Gguf),
+            Some(Content::Parquet) => Ok(Kind::Parquet),
+            Some(content) => bail!(
+                "{} is {content}, which is not read; {}",
+                path.display(),
+                match content.advice() {
+                    "" => "give a run, a trace, a table, a GGUF model or a learn file",
+                    advice => advice,
+                }
+            ),
+            None => bail!(
+                "{} is in no known format: not a GGUF model, a Parquet table, a trace of 1024-byte records, a learn file, or a \
+                 format that `convert --list` names",
+                path.display()
+            ),
+        }
     }
-}
-
-/// Whether the first bytes of a file can be a record. A name in a trace is ended by a NUL and is text.
-fn is_plausible(record: &TensorAccessLog) -> bool {
-    record.timestamp_ns.get() != 0
-        && usize::from(record.num_sources) <= record::MAX_SOURCES
-        && usize::from(record.num_experts) <= record::MAX_EXPERTS
-        && record.phase <= record::PHASE_GENERATE
-        && record.dst_name_bytes().len() < record::NAME_SIZE
-        && std::str::from_utf8(record.dst_name_bytes()).is_ok()
 }
 
 /// The Parquet files of one table in a dataset, `DIR/TABLE/run=ID/*.parquet`.

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
+use crate::content::Content;
 use crate::types::{GgmlType, TypeError};
 use crate::value::ValueType;
 
@@ -136,8 +137,10 @@ pub enum ShardFault {
 pub enum Fault {
     #[error("not a GGUF file: it begins with {}, not with \"GGUF\"", found.escape_ascii())]
     BadMagic { found: Vec<u8> },
+    #[error("it is {content}, not a GGUF model{}", after_semicolon(content.advice()))]
+    OtherContent { content: Content },
     #[error(
-        "a big-endian (byte-swapped) GGUF file, which is not supported: convert it to little-endian"
+        "a big-endian (byte-swapped) GGUF file, which is not supported: convert it to little-endian with llama.cpp's gguf_convert_endian.py"
     )]
     BigEndian,
     #[error("GGUF version 1 is no longer supported: convert the model again")]
@@ -217,6 +220,7 @@ impl Fault {
     fn mend(&self) -> &'static str {
         match self {
             Fault::BigEndian
+            | Fault::OtherContent { .. }
             | Fault::Version1
             | Fault::BadType { .. }
             | Fault::TooManyExperts { .. } => "",
@@ -229,5 +233,12 @@ impl Fault {
             | Fault::NotUtf8 { .. } => "; the file is damaged, fetch it again",
             _ => "; fetch the file again, and if that is no better convert the model again",
         }
+    }
+}
+
+fn after_semicolon(advice: &str) -> String {
+    match advice {
+        "" => String::new(),
+        advice => format!("; {advice}"),
     }
 }

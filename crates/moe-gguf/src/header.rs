@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use crate::bytes::Bytes;
+use crate::content::Content;
 use crate::cursor::{Cursor, Located};
 use crate::error::{Error, Fault};
 use crate::gguf::Tensor;
@@ -23,6 +24,8 @@ const MIN_TENSOR: u64 = 8 + 4 + 4 + 8;
 const MAX_TENSORS: u64 = 1 << 18;
 /// A count is believed as the elements come, not in advance.
 const FIRST_CAPACITY: u64 = 4096;
+/// Bytes by which a file that is not GGUF is recognized.
+const SAMPLE_SIZE: usize = 64 * 1024;
 /// ggml counts elements and bytes in 63 bits.
 pub(crate) const MAX_I64: u64 = i64::MAX as u64;
 
@@ -52,7 +55,7 @@ impl Header {
 
 fn parse(path: &Path, bytes: &Bytes) -> Located<Header> {
     let mut cursor = Cursor::new(bytes.as_slice());
-    let version = read_version(&mut cursor)?;
+    let version = read_version(bytes.as_slice(), &mut cursor)?;
     let at = cursor.pos();
     let n_tensors = cursor.count(MIN_TENSOR, "tensors")?;
     if n_tensors > MAX_TENSORS {
@@ -78,13 +81,18 @@ fn parse(path: &Path, bytes: &Bytes) -> Located<Header> {
     })
 }
 
-fn read_version(cursor: &mut Cursor<'_>) -> Located<u32> {
+fn read_version(bytes: &[u8], cursor: &mut Cursor<'_>) -> Located<u32> {
     match cursor.take(4, "the magic")? {
         b"GGUF" => {}
         b"FUGG" => return Err((0, Fault::BigEndian)),
         magic => {
-            let found = magic.to_owned();
-            return Err((0, Fault::BadMagic { found }));
+            let fault = match Content::of(&bytes[..bytes.len().min(SAMPLE_SIZE)]) {
+                Some(content) => Fault::OtherContent { content },
+                None => Fault::BadMagic {
+                    found: magic.to_owned(),
+                },
+            };
+            return Err((0, fault));
         }
     }
     let at = cursor.pos();

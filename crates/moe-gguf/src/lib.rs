@@ -20,6 +20,7 @@
 
 mod bytes;
 pub mod check;
+pub mod content;
 mod cursor;
 mod error;
 pub mod experts;

@@ -37,5 +37,5 @@ pub use operations::{Expert, Operation, Operations, TokenExperts};
 pub use record::{NO_LAYER, NO_TENSOR, SourceLog, TensorAccessLog};
 pub use routing::RoutingOperations;
 pub use run::{Run, TRACE_FILE};
-pub use trace::Trace;
+pub use trace::{Trace, is_trace};
 pub use writer::{RunOptions, RunWriter};

@@ -244,6 +244,22 @@ impl TensorAccessLog {
         usize::from(self.num_sources) <= MAX_SOURCES && usize::from(self.num_experts) <= MAX_EXPERTS
     }
 
+    /// Whether the bytes can be a record: a time, a phase and a memory source that exist, and names without control characters. The version
+    /// of the extension may be unknown.
+    pub(crate) fn is_plausible(&self) -> bool {
+        // A name may be cut within a character, so it need not be UTF-8.
+        let is_name =
+            |name: &[u8]| name.len() < NAME_SIZE && !name.iter().any(u8::is_ascii_control);
+        self.timestamp_ns.get() != 0
+            && self.counts_fit()
+            && self.phase <= PHASE_GENERATE
+            && is_name(self.dst_name_bytes())
+            && self
+                .sources()
+                .iter()
+                .all(|source| source.memory_source <= SOURCE_BUFFER && is_name(source.name_bytes()))
+    }
+
     /// Whether this version knows what the extension's bytes mean.
     pub fn is_version_known(&self) -> bool {
         self.ext_version <= EXT_V1

@@ -6,11 +6,29 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use memmap2::Mmap;
+use moe_gguf::content::Content;
 use zerocopy::FromBytes;
 
 use crate::error::Error;
 use crate::operations::Operations;
 use crate::record::{RECORD_SIZE, TensorAccessLog};
+
+/// Whether a file that starts with `sample` is a trace: its first record and three quarters of the following ones, up to
+/// unused space of zeros, can be records. Damaged records may be among them.
+pub fn is_trace(sample: &[u8]) -> bool {
+    if Content::of(sample).is_some() {
+        return false;
+    }
+    let (records, _) = sample.as_chunks::<RECORD_SIZE>();
+    let records = records
+        .iter()
+        .take_while(|bytes| bytes.iter().any(|&byte| byte != 0))
+        .filter_map(|bytes| TensorAccessLog::ref_from_bytes(bytes).ok())
+        .map(TensorAccessLog::is_plausible);
+    let records: Vec<bool> = records.collect();
+    let n_plausible = records.iter().filter(|&&is_plausible| is_plausible).count();
+    records.first() == Some(&true) && 4 * n_plausible >= 3 * records.len()
+}
 
 /// A mapped trace; its records are borrowed from the file.
 #[derive(Debug)]

@@ -26,6 +26,8 @@ mod table;
 
 use std::path::Path;
 
+use moe_gguf::content::Content;
+use moe_gguf::text::without_byte_order_mark;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::ops::OpTable;
@@ -168,9 +170,16 @@ pub fn detect(
     }))
 }
 
-/// Whether `importer` reads a file that begins with `sample`; a text may have a byte order mark before it.
+/// Whether `importer` reads a file that starts with `sample`; a text may have a byte order mark in front. Of the formats that
+/// [`Content`] recognizes, importance matrices (GGUF) and files of `torch.save` (ZIP) are traces.
 fn recognises(importer: &dyn Importer, sample: &[u8]) -> bool {
-    let text = source::without_mark(sample);
+    if !matches!(
+        Content::of(sample),
+        None | Some(Content::Gguf | Content::Zip)
+    ) {
+        return false;
+    }
+    let text = without_byte_order_mark(sample);
     importer.is_applicable(sample) || text.len() < sample.len() && importer.is_applicable(text)
 }
 

@@ -4,13 +4,13 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
+use moe_gguf::text::without_byte_order_mark;
+
 use super::error::{At, ForeignError};
 use super::output::Output;
 
 /// Bytes of a file by which its format is recognised.
 pub const SAMPLE_SIZE: usize = 64 * 1024;
-/// What some programs write before a text in UTF-8; it is no part of the text.
-const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 /// Bytes of a line, at most.
 const MAX_LINE: u64 = 64 << 20;
 /// Bytes of a file that is read as a whole, at most.
@@ -65,11 +65,6 @@ pub(super) fn sample(path: &Path) -> Result<Vec<u8>, ForeignError> {
     Ok(sample)
 }
 
-/// Bytes without the byte order mark that they may begin with.
-pub(super) fn without_mark(bytes: &[u8]) -> &[u8] {
-    bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(bytes)
-}
-
 /// Bytes of a file.
 pub(super) fn size(path: &Path) -> Result<u64, ForeignError> {
     let metadata = fs::metadata(path).map_err(ForeignError::io("read the size of", path))?;
@@ -117,19 +112,17 @@ pub fn read_whole(path: &Path) -> Result<Vec<u8>, ForeignError> {
         let reason = format!("larger than {MAX_DOCUMENT} bytes, which no file of this format is");
         return Err(ForeignError::file(path, reason));
     }
-    if bytes.starts_with(BYTE_ORDER_MARK) {
-        bytes.drain(..BYTE_ORDER_MARK.len());
-    }
+    let n_mark = bytes.len() - without_byte_order_mark(&bytes).len();
+    bytes.drain(..n_mark);
     Ok(bytes)
 }
 
 /// Opens a text, behind its byte order mark if it has one.
 pub(super) fn text_reader(path: &Path) -> Result<BufReader<File>, ForeignError> {
     let mut reader = BufReader::with_capacity(128 * 1024, open(path)?);
-    let begin = reader.fill_buf().map_err(ForeignError::io("read", path))?;
-    if begin.starts_with(BYTE_ORDER_MARK) {
-        reader.consume(BYTE_ORDER_MARK.len());
-    }
+    let start = reader.fill_buf().map_err(ForeignError::io("read", path))?;
+    let n_mark = start.len() - without_byte_order_mark(start).len();
+    reader.consume(n_mark);
     Ok(reader)
 }
 
@@ -214,9 +207,14 @@ impl Lines {
     }
 }
 
+/// Whether a sample is probably not the complete file; it may lack the byte order mark.
+pub fn is_cut(sample: &[u8]) -> bool {
+    sample.len() >= SAMPLE_SIZE - 16
+}
+
 /// The whole lines of a sample; the last one only if the sample is the whole file or ends with it.
 pub fn sample_lines(sample: &[u8]) -> impl Iterator<Item = &str> {
-    let whole = if sample.len() < SAMPLE_SIZE - BYTE_ORDER_MARK.len() {
+    let whole = if !is_cut(sample) {
         sample
     } else {
         let end = sample.iter().rposition(|&byte| byte == b'\n');

@@ -1,6 +1,7 @@
 //! What the importers make of the golden files; the expected values are the story that `fixtures/foreign/make/text.py` tells,
 //! written down again by hand.
 
+mod content;
 mod counts;
 mod texts;
 mod thesis;

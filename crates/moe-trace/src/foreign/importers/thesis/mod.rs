@@ -16,7 +16,7 @@ use crate::record::{
     EXT_NONE, MAX_EXPERTS, NAME_SIZE, PHASE_GENERATE, RECORD_SIZE, TensorAccessLog,
 };
 use crate::run::Run;
-use crate::trace::Trace;
+use crate::trace::{Trace, is_trace};
 
 pub use json::ThesisJson;
 use passes::PassTable;
@@ -34,6 +34,9 @@ impl Importer for Thesis {
     }
 
     fn is_applicable(&self, sample: &[u8]) -> bool {
+        if !is_trace(sample) {
+            return false;
+        }
         let (records, _) = sample.as_chunks::<RECORD_SIZE>();
         let mut records = records
             .iter()
