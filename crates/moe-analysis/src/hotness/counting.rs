@@ -4,6 +4,7 @@ use std::path::Path;
 
 use moe_trace::foreign::Facts;
 use moe_trace::manifest::Model;
+use moe_trace::{TokenKey, TokenStarts};
 
 use super::origin::Origin;
 use super::{Error, Hotness, LayerPhase, MAX_ID, Tally};
@@ -64,6 +65,21 @@ pub(super) struct Pass {
     pub timestamp_ns: u64,
 }
 
+/// One expert of one token in a pass.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Chosen {
+    /// Sequence of the token, if it is known.
+    pub sequence_id: Option<u32>,
+    /// Position of the token in its sequence.
+    pub token_id: u32,
+    /// Rank in the token's top-k.
+    pub slot: u32,
+    /// Expert in the layer.
+    pub expert: u32,
+    /// Router weight as applied, if it is known.
+    pub weight: Option<f64>,
+}
+
 /// Where a layer stands in the trace.
 #[derive(Debug, Clone, Default)]
 struct Progress {
@@ -71,7 +87,8 @@ struct Progress {
     first: Option<(u64, usize)>,
     /// Timestamp of the last pass seen.
     last_pass: u64,
-    /// Tokens begun.
+    starts: TokenStarts,
+    /// Tokens so far.
     token: u64,
     /// `[up to n_expert]`: the token that chose an expert last, counted from 1.
     chosen_by: Vec<u64>,
@@ -105,17 +122,22 @@ impl Counter {
             phase: choice.phase,
             timestamp_ns: choice.timestamp_ns,
         };
-        let choices = [(choice.slot, choice.expert, choice.weight)];
-        self.add_all(pass, choices, place)
+        let chosen = Chosen {
+            sequence_id: Some(choice.sequence_id),
+            token_id: choice.token_id,
+            slot: choice.slot,
+            expert: choice.expert,
+            weight: choice.weight,
+        };
+        self.add_all(pass, [chosen], place)
     }
 
-    /// Counts choices `(slot, expert, router weight)` of one pass of a layer; `place` tells where they were read, should one
-    /// be impossible.
+    /// Counts choices of one pass of a layer; `place` names where they were read, should one be impossible.
     #[inline]
     pub fn add_all(
         &mut self,
         pass: Pass,
-        choices: impl IntoIterator<Item = (u32, u32, Option<f64>)>,
+        choices: impl IntoIterator<Item = Chosen>,
         place: impl Fn() -> String,
     ) -> Result<(), Error> {
         let check = |what, id: u32, limit: u32| {
@@ -144,18 +166,26 @@ impl Counter {
             progress.last_pass = pass.timestamp_ns;
             phase.calls += 1;
         }
-        for (slot, expert, weight) in choices {
+        for chosen in choices {
+            let expert = chosen.expert;
             check("expert", expert, n_expert)?;
-            if slot == 0 {
+            let token = TokenKey {
+                layer_id: pass.layer,
+                sequence_id: chosen.sequence_id,
+                token_id: chosen.token_id,
+                phase: pass.phase as u8, // below 3
+                timestamp_ns: pass.timestamp_ns,
+            };
+            if progress.starts.is_start(token, chosen.slot) {
                 phase.rows += 1;
                 progress.token += 1;
             }
-            self.highest_slot = self.highest_slot.max(slot);
+            self.highest_slot = self.highest_slot.max(chosen.slot);
             self.n_repeated += u64::from(progress.is_repeated(expert as usize));
             let tally = phase.expert(expert as usize);
             tally.count += 1;
-            tally.mass += weight.unwrap_or(0.0);
-            self.has_mass &= weight.is_some();
+            tally.mass += chosen.weight.unwrap_or(0.0);
+            self.has_mass &= chosen.weight.is_some();
         }
         Ok(())
     }
@@ -178,9 +208,12 @@ impl Counter {
         }
         for (layer, (progress, later)) in self.progress.iter_mut().zip(later.progress).enumerate() {
             if let Some((timestamp_ns, phase)) = later.first {
-                // A pass that began before the border was counted on either side of it.
+                // A pass, or a token, that started before the border was counted on both sides of it.
                 if timestamp_ns != 0 && timestamp_ns == progress.last_pass {
                     self.layers[layer][phase].calls -= 1;
+                }
+                if progress.starts.append(later.starts) {
+                    self.layers[layer][phase].rows -= 1;
                 }
                 progress.first.get_or_insert((timestamp_ns, phase));
                 progress.last_pass = later.last_pass;
@@ -281,8 +314,6 @@ impl Progress {
         if self.chosen_by.len() <= expert {
             self.chosen_by.resize(expert + 1, 0);
         }
-        // A trace may begin within a token.
-        let token = self.token + 1;
-        std::mem::replace(&mut self.chosen_by[expert], token) == token
+        std::mem::replace(&mut self.chosen_by[expert], self.token) == self.token
     }
 }

@@ -8,7 +8,7 @@ use moe_trace::tables::{ChoiceBatch, read_routing, routing_files};
 use moe_trace::{Error as TraceError, Run};
 use rayon::prelude::*;
 
-use super::counting::{Counter, Pass};
+use super::counting::{Chosen, Counter, Pass};
 use super::origin::Origin;
 use super::{Error, Hotness, UNTOLD};
 use crate::survey::{Choice, Survey};
@@ -183,6 +183,7 @@ fn told(phase: u8) -> usize {
 /// Counts the rows of a batch, those of a pass at once.
 fn add_batch(counter: &mut Counter, batch: &ChoiceBatch) -> Result<(), Error> {
     let (slot, expert, weight) = (batch.slot(), batch.expert_id(), batch.weight());
+    let (token_id, sequence_id) = (batch.token_id(), batch.sequence_id());
     let place = || batch.file().display().to_string();
     let passes = Passes::of(batch);
     let mut start = 0;
@@ -191,18 +192,14 @@ fn add_batch(counter: &mut Counter, batch: &ChoiceBatch) -> Result<(), Error> {
         let more = (start + 1..batch.len()).take_while(|&row| passes.at(row) == pass);
         let rows = start..start + 1 + more.count();
         start = rows.end;
-        let chosen = slot[rows.clone()].iter().zip(&expert[rows.clone()]);
-        let chosen = chosen.map(|(&slot, &expert)| (u32::from(slot), expert));
-        if weight.null_count() == 0 {
-            let weights = &weight.values()[rows];
-            let choices = chosen.zip(weights);
-            let choices = choices.map(|((s, e), &weight)| (s, e, Some(f64::from(weight))));
-            counter.add_all(pass, choices, place)?;
-        } else {
-            let weights = rows.map(|row| weight.is_valid(row).then(|| weight.value(row).into()));
-            let choices = chosen.zip(weights).map(|((s, e), weight)| (s, e, weight));
-            counter.add_all(pass, choices, place)?;
-        }
+        let chosen = rows.map(|row| Chosen {
+            sequence_id: sequence_id.is_valid(row).then(|| sequence_id.value(row)),
+            token_id: token_id[row],
+            slot: slot[row].into(),
+            expert: expert[row],
+            weight: weight.is_valid(row).then(|| weight.value(row).into()),
+        });
+        counter.add_all(pass, chosen, place)?;
     }
     Ok(())
 }

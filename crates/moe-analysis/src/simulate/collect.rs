@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use moe_placement::cache::Experts;
 use moe_placement::plan::ExpertSizes;
+use moe_trace::TokenStarts;
 use moe_trace::foreign::{CountRow, Facts, MAX_ID, Phase, RoutingRow, Sink, SinkError};
 
 use super::batches::Told;
@@ -27,6 +28,7 @@ pub struct Collector {
     ends: Vec<u32>,
     phases: Vec<u8>,
     open: Option<Group>,
+    tokens: TokenStarts,
     prompt: Prompt,
     n_expert: u32,
     /// One more than the highest slot.
@@ -39,7 +41,8 @@ pub struct Collector {
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Group {
     Operation(u16, u64),
-    Token(u16, u32, Option<u32>),
+    /// One token without a time; there is another group for each token.
+    Token,
     /// A prompt without times, of a sequence.
     Prompt(Option<u32>),
 }
@@ -139,12 +142,13 @@ impl Sink for Collector {
         let group = match (row.timestamp_ns, row.phase) {
             (Some(time), _) => Group::Operation(row.layer_id, time),
             (None, Some(Phase::Prompt)) => Group::Prompt(row.sequence_id),
-            (None, _) => Group::Token(row.layer_id, row.token_id, row.sequence_id),
+            (None, _) => Group::Token,
         };
         self.n_expert = self.n_expert.max(row.expert_id.saturating_add(1));
         self.n_expert_used = self.n_expert_used.max(u32::from(row.slot) + 1);
         let choice = u32::from(row.layer_id) << EXPERT_BITS | row.expert_id;
-        if self.open != Some(group) {
+        let is_token_start = self.tokens.is_start(row.token(), row.slot.into());
+        if self.open != Some(group) || group == Group::Token && is_token_start {
             self.close()?;
             self.open = Some(group);
             if !matches!(group, Group::Prompt(_)) {

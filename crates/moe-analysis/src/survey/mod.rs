@@ -11,6 +11,8 @@ mod windows;
 
 use std::collections::HashMap;
 
+use moe_trace::{TokenKey, TokenStarts};
+
 use crate::hotness::{Phases, Tally};
 
 pub use distinct::{BATCHES, Distinct};
@@ -81,6 +83,19 @@ pub struct Choice {
     pub weight: Option<f64>,
 }
 
+impl Choice {
+    /// The token in its layer.
+    pub fn token(&self) -> TokenKey {
+        TokenKey {
+            layer_id: self.layer,
+            sequence_id: Some(self.sequence_id),
+            token_id: self.token_id,
+            phase: self.phase as u8, // below 3
+            timestamp_ns: self.timestamp_ns,
+        }
+    }
+}
+
 /// By what a matrix is split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GroupBy {
@@ -128,6 +143,8 @@ struct Token {
     token_id: u32,
     /// (expert, weight), best first
     experts: Vec<(u32, f64)>,
+    /// Experts of slots 0 and 1; a trace may lack them, for example the dump of one expert-parallel rank.
+    top_two: [Option<u32>; 2],
 }
 
 /// What a layer tells in the order of its tokens.
@@ -147,6 +164,7 @@ pub struct Survey {
     /// Runs begun: a dataset holds several.
     n_runs: usize,
     token: Token,
+    starts: TokenStarts,
     layers: Vec<Layer>,
     windows: Windows,
     /// (run, sequence) → in the order of their coming
@@ -185,20 +203,20 @@ impl Survey {
         if !self.options.phases.has(choice.phase) {
             return;
         }
-        let is_more = choice.slot > 0
-            && choice.layer == self.token.layer
-            && choice.token_id == self.token.token_id
-            && choice.sequence_id == self.token.sequence.1
-            && !self.token.experts.is_empty();
-        if !is_more {
+        let is_start = self.starts.is_start(choice.token(), choice.slot);
+        if is_start || self.token.experts.is_empty() {
             self.flush();
             self.token.layer = choice.layer;
             self.token.phase = choice.phase;
             self.token.sequence = (self.n_runs, choice.sequence_id);
             self.token.token_id = choice.token_id;
+            self.token.top_two = [None; 2];
         }
         let weight = choice.weight.unwrap_or(0.0);
         self.token.experts.push((choice.expert, weight));
+        if let Some(expert) = self.token.top_two.get_mut(choice.slot as usize) {
+            *expert = Some(choice.expert);
+        }
     }
 
     /// Takes a count of a trace without order, whose ids are in range.
@@ -245,9 +263,12 @@ impl Survey {
         let layer = &mut self.layers[index];
         let row = layer.rows;
         layer.rows += 1;
-        layer
-            .order
-            .add(token.sequence, token.token_id, &token.experts);
+        layer.order.add(
+            token.sequence,
+            token.token_id,
+            &token.experts,
+            token.top_two,
+        );
         layer.distinct.add(row, &token.experts);
         self.windows.add(index, row, &token.experts);
 

@@ -12,9 +12,13 @@ pub struct Order {
     pub chosen: u64,
     /// Those that the first token of the pair had chosen as well.
     pub shared: u64,
-    /// Pairs with the same first choice.
+    /// Pairs in which the first choice of both tokens is known.
+    pub known_first: u64,
+    /// Of them, those with the same first choice.
     pub same_first: u64,
-    /// Pairs that share an expert among the first two choices of both.
+    /// Pairs in which the first two choices of both tokens are known.
+    pub known_first_two: u64,
+    /// Of them, those that share an expert among these choices.
     pub same_first_two: u64,
     open: Vec<Last>,
 }
@@ -25,11 +29,18 @@ struct Last {
     sequence: (usize, u32),
     token_id: u32,
     experts: Vec<u32>,
+    top_two: [Option<u32>; 2],
 }
 
 impl Order {
-    /// Takes a token's experts, best first.
-    pub(super) fn add(&mut self, sequence: (usize, u32), token_id: u32, experts: &[(u32, f64)]) {
+    /// Takes a token's experts, best first; `top_two` are those of slots 0 and 1, `None` if the trace lacks the slot.
+    pub(super) fn add(
+        &mut self,
+        sequence: (usize, u32),
+        token_id: u32,
+        experts: &[(u32, f64)],
+        top_two: [Option<u32>; 2],
+    ) {
         let known = self.open.iter().position(|last| last.sequence == sequence);
         let Some(at) = known else {
             if self.open.len() == MAX_OPEN {
@@ -39,22 +50,32 @@ impl Order {
                 sequence,
                 token_id,
                 experts: experts.iter().map(|&(expert, _)| expert).collect(),
+                top_two,
             });
             return;
         };
         let last = &mut self.open[at];
         if last.token_id.checked_add(1) == Some(token_id) {
             let is_shared = |&&(expert, _): &&(u32, f64)| last.experts.contains(&expert);
-            let first_two = &last.experts[..last.experts.len().min(2)];
-            let in_first_two = |&(expert, _): &(u32, f64)| first_two.contains(&expert);
-            let first = experts.first().map(|(expert, _)| expert);
             self.pairs += 1;
             self.chosen += experts.len() as u64;
             self.shared += experts.iter().filter(is_shared).count() as u64;
-            self.same_first += u64::from(first == last.experts.first());
-            self.same_first_two += u64::from(experts.iter().take(2).any(in_first_two));
+            if let ([Some(first), _], [Some(last_first), _]) = (top_two, last.top_two) {
+                self.known_first += 1;
+                self.same_first += u64::from(first == last_first);
+            }
+            // Of a token that has one expert, it is the first two choices.
+            let is_known = |top_two: [Option<u32>; 2], n: usize| {
+                top_two[0].is_some() && (top_two[1].is_some() || n == 1)
+            };
+            if is_known(top_two, experts.len()) && is_known(last.top_two, last.experts.len()) {
+                let is_same = |expert: &u32| last.top_two.contains(&Some(*expert));
+                self.known_first_two += 1;
+                self.same_first_two += u64::from(top_two.iter().flatten().any(is_same));
+            }
         }
         last.token_id = token_id;
+        last.top_two = top_two;
         last.experts.clear();
         last.experts
             .extend(experts.iter().map(|&(expert, _)| expert));
@@ -69,7 +90,9 @@ impl Order {
         self.pairs += other.pairs;
         self.chosen += other.chosen;
         self.shared += other.shared;
+        self.known_first += other.known_first;
         self.same_first += other.same_first;
+        self.known_first_two += other.known_first_two;
         self.same_first_two += other.same_first_two;
     }
 
@@ -82,13 +105,13 @@ impl Order {
     /// Share of the pairs with the same first choice (1 / N if even): "First choice" of table 5 of the Mixtral paper
     /// (Jiang et al. 2024, arXiv 2401.04088).
     pub fn repeat_first(&self) -> Option<f64> {
-        ratio(self.same_first, self.pairs)
+        ratio(self.same_first, self.known_first)
     }
 
     /// Share of the pairs in which an expert is first or second choice of both tokens (1 − C(N−2, 2) / C(N, 2) if even, 46 % of
     /// eight): "First or second choice" of that table.
     pub fn repeat_first_two(&self) -> Option<f64> {
-        ratio(self.same_first_two, self.pairs)
+        ratio(self.same_first_two, self.known_first_two)
     }
 }
 
@@ -103,7 +126,13 @@ mod tests {
     fn order(tokens: &[(u32, u32, [u32; 3])]) -> Order {
         let mut order = Order::default();
         for &(sequence, token, experts) in tokens {
-            order.add((1, sequence), token, &experts.map(|expert| (expert, 0.0)));
+            let top_two = [Some(experts[0]), Some(experts[1])];
+            order.add(
+                (1, sequence),
+                token,
+                &experts.map(|expert| (expert, 0.0)),
+                top_two,
+            );
         }
         order
     }
@@ -136,6 +165,26 @@ mod tests {
         assert_eq!((order.pairs, order.shared, order.same_first), (2, 6, 1));
     }
 
+    /// Tokens of a rank that lacks the first choice of the second token and the second choice of the fourth.
+    #[test]
+    fn missing_slots_are_not_first_choices() {
+        let mut order = Order::default();
+        let tokens = [
+            ([1, 2], [Some(1), Some(2)]),
+            ([1, 3], [None, Some(1)]),
+            ([1, 3], [Some(1), Some(3)]),
+            ([1, 4], [Some(1), None]),
+        ];
+        for (token_id, (experts, top_two)) in (0..).zip(tokens) {
+            let experts = experts.map(|expert| (expert, 0.0));
+            order.add((1, 0), token_id, &experts, top_two);
+        }
+        assert_eq!((order.pairs, order.shared), (3, 4));
+        assert_eq!((order.known_first, order.same_first), (1, 1));
+        assert_eq!((order.known_first_two, order.same_first_two), (0, 0));
+        assert_eq!(order.repeat_first_two(), None);
+    }
+
     #[test]
     fn without_pairs_nothing_is_told() {
         assert_eq!(order(&[(0, 0, [1, 2, 3])]).overlap(), None);
@@ -145,10 +194,10 @@ mod tests {
     fn memory_is_bounded() {
         let mut order = Order::default();
         for sequence in 0..1000 {
-            order.add((1, sequence), 0, &[(1, 0.0)]);
+            order.add((1, sequence), 0, &[(1, 0.0)], [Some(1), None]);
         }
         assert_eq!(order.open.len(), MAX_OPEN);
-        order.add((1, 999), 1, &[(1, 0.0)]);
+        order.add((1, 999), 1, &[(1, 0.0)], [Some(1), None]);
         assert_eq!(order.pairs, 1);
     }
 }

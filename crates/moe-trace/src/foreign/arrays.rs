@@ -192,7 +192,7 @@ pub(crate) fn tokens(
     };
     let layers = moe_layers(options, n_layer);
     output.facts(&Facts {
-        n_expert_used: u32::try_from(top_k).ok().filter(|&k| k > 0),
+        n_expert_used: u32::try_from(n_used_slots(array)).ok().filter(|&k| k > 0),
         ..Facts::default()
     })?;
     let mut experts = Vec::new();
@@ -238,6 +238,22 @@ pub(crate) fn tokens(
         }
     }
     Ok(())
+}
+
+/// Slots up to the last one that holds an expert for some token. Servers pad the last dimension, for example to 8.
+fn n_used_slots(array: &Array<'_>) -> usize {
+    let &[n_tokens, n_layer, top_k] = array.shape() else {
+        return 0;
+    };
+    let is_used = |slot: usize| {
+        let mut places =
+            (0..n_tokens).flat_map(|token| (0..n_layer).map(move |l| [token, l, slot]));
+        places.any(|index| array.integer(&index).is_some_and(|expert| expert >= 0))
+    };
+    (0..top_k)
+        .rev()
+        .find(|&slot| is_used(slot))
+        .map_or(0, |slot| slot + 1)
 }
 
 /// The layers that have experts, if the model is known and has `n_layer` of them.

@@ -5,6 +5,7 @@ use std::collections::btree_map::Entry;
 
 use super::output::{Sink, SinkError};
 use super::rows::{CountRow, LayerRow, Phase, RoutingRow};
+use crate::token::TokenStarts;
 
 /// How often one expert was chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -44,6 +45,7 @@ pub struct Counts {
     layers: BTreeMap<(u16, Option<Phase>), LayerCounts>,
     /// Time of the last pass seen, by layer.
     last_pass: BTreeMap<u16, u64>,
+    tokens: TokenStarts,
 }
 
 impl Counts {
@@ -100,7 +102,7 @@ impl LayerCounts {
 impl Sink for Counts {
     fn routing(&mut self, row: &RoutingRow) -> Result<(), SinkError> {
         let layer = self.layers.entry((row.layer_id, row.phase)).or_default();
-        if row.slot == 0 {
+        if self.tokens.is_start(row.token(), row.slot.into()) {
             layer.rows = Some(layer.rows.unwrap_or(0) + 1);
         }
         if let Some(timestamp_ns) = row.timestamp_ns

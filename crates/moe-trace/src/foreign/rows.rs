@@ -7,7 +7,8 @@ use std::path::Path;
 use super::MAX_ID;
 use super::error::ForeignError;
 use crate::manifest::Model;
-use crate::record::{PHASE_GENERATE, PHASE_PROMPT};
+use crate::record::{PHASE_GENERATE, PHASE_PROMPT, PHASE_UNKNOWN};
+use crate::token::TokenKey;
 
 /// Whether a token was read or written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -75,6 +76,17 @@ impl RoutingRow {
             weight: None,
             lane: None,
             timestamp_ns: None,
+        }
+    }
+
+    /// The token in its layer.
+    pub fn token(&self) -> TokenKey {
+        TokenKey {
+            layer_id: self.layer_id.into(),
+            sequence_id: self.sequence_id,
+            token_id: self.token_id,
+            phase: self.phase.map_or(PHASE_UNKNOWN, Phase::number),
+            timestamp_ns: self.timestamp_ns.unwrap_or(0),
         }
     }
 }

@@ -151,6 +151,16 @@ impl ChoiceBatch {
         &self.phase
     }
 
+    /// Position of the token in its sequence.
+    pub fn token_id(&self) -> &[u32] {
+        numbers::<UInt32Type>(&self.batch, "token_id").values()
+    }
+
+    /// Sequence of the token; null where the source of the trace did not tell.
+    pub fn sequence_id(&self) -> &UInt32Array {
+        numbers(&self.batch, "sequence_id")
+    }
+
     /// Layer.
     pub fn layer_id(&self) -> &[u16] {
         numbers::<UInt16Type>(&self.batch, "layer_id").values()
@@ -177,7 +187,7 @@ impl ChoiceBatch {
     }
 }
 
-/// Some rows of `routing` with all columns: those of [`ChoiceBatch`] and these.
+/// Some rows of `routing` with all columns: those of [`ChoiceBatch`], and the lane.
 #[derive(Clone, Debug)]
 pub struct RoutingBatch {
     choices: ChoiceBatch,
@@ -200,16 +210,6 @@ impl RoutingBatch {
             lane: coded_names(&batch, "lane", lane, lane::UNKNOWN).map_err(Error::parquet(file))?,
             choices: ChoiceBatch::new(file, batch)?,
         })
-    }
-
-    /// Position of the token in its sequence.
-    pub fn token_id(&self) -> &[u32] {
-        numbers::<UInt32Type>(&self.batch, "token_id").values()
-    }
-
-    /// Sequence of the token; null where the source of the trace did not tell.
-    pub fn sequence_id(&self) -> &UInt32Array {
-        numbers(&self.batch, "sequence_id")
     }
 
     /// Where the expert was computed, a number of [`lane`]; [`lane::UNKNOWN`] where the trace does not tell.

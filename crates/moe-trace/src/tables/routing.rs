@@ -45,9 +45,8 @@ pub(crate) static READ_ROUTING: LazyLock<SchemaRef> = LazyLock::new(|| {
 
 /// The columns that counting needs, as a reader takes them.
 pub(crate) static CHOICES: LazyLock<SchemaRef> = LazyLock::new(|| {
-    let unneeded = ["token_id", "sequence_id", "lane"];
     let fields = READ_ROUTING.fields().iter();
-    let needed = fields.filter(|field| !unneeded.contains(&field.name().as_str()));
+    let needed = fields.filter(|field| field.name() != "lane");
     Arc::new(Schema::new(needed.cloned().collect::<Vec<_>>()))
 });
 

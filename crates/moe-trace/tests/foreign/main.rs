@@ -3,6 +3,7 @@
 
 mod content;
 mod counts;
+mod slots;
 mod texts;
 mod thesis;
 mod tokens;

@@ -1,6 +1,7 @@
 //! Rows of routing, a token and layer at a time.
 
 use crate::foreign::{CountRow, Export, ExportError, ForeignError, RoutingRow, Sink, SinkError};
+use crate::token::TokenStarts;
 
 /// Hands the rows of a token in a layer over together, best expert first, to the writer of `format`.
 ///
@@ -12,6 +13,7 @@ pub(super) fn for_each_token(
 ) -> Result<(), ExportError> {
     let mut tokens = Tokens {
         rows: Vec::new(),
+        starts: TokenStarts::default(),
         take,
     };
     export.rows(format, &mut tokens)?;
@@ -26,7 +28,9 @@ pub(super) fn for_each_token(
 }
 
 struct Tokens<F> {
+    /// Of the last token.
     rows: Vec<RoutingRow>,
+    starts: TokenStarts,
     take: F,
 }
 
@@ -43,7 +47,7 @@ impl<F: FnMut(&[RoutingRow]) -> Result<(), SinkError>> Tokens<F> {
 
 impl<F: FnMut(&[RoutingRow]) -> Result<(), SinkError>> Sink for Tokens<F> {
     fn routing(&mut self, row: &RoutingRow) -> Result<(), SinkError> {
-        if self.rows.last().is_some_and(|last| !follows(row, last)) {
+        if self.starts.is_start(row.token(), row.slot.into()) {
             self.finish()?;
         }
         self.rows.push(*row);
@@ -53,14 +57,4 @@ impl<F: FnMut(&[RoutingRow]) -> Result<(), SinkError>> Sink for Tokens<F> {
     fn count(&mut self, _: &CountRow) -> Result<(), SinkError> {
         Ok(())
     }
-}
-
-/// Whether `row` is the next expert of the token that `last` is of.
-fn follows(row: &RoutingRow, last: &RoutingRow) -> bool {
-    row.slot > last.slot
-        && row.layer_id == last.layer_id
-        && row.token_id == last.token_id
-        && row.sequence_id == last.sequence_id
-        && row.phase == last.phase
-        && row.timestamp_ns == last.timestamp_ns
 }
