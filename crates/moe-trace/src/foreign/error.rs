@@ -94,6 +94,9 @@ pub enum ForeignError {
         /// What differs.
         contradiction: Contradiction,
     },
+    /// A GGUF file cannot be read.
+    #[error(transparent)]
+    Gguf(#[from] moe_gguf::Error),
     /// Where the rows go, something failed.
     #[error(transparent)]
     Sink(#[from] Box<dyn std::error::Error + Send + Sync>),

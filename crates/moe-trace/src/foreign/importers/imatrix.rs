@@ -1,17 +1,22 @@
 //! The importance matrix of llama.cpp in its GGUF form: how many rows each expert multiplied.
 //!
 //! `blk.N.ffn_gate_exps.weight.counts` is F32 `[1, n_expert]` and counts a row for every token that was routed to the expert,
-//! and so do the tensors of up and down: one of a layer is read. The old `.dat` form has no counts of experts.
+//! and so do the tensors of up and down: one of a layer is read.
+//!
+//! The `.dat` format has one count per tensor. llama.cpp converts it to `[1, 1]`, which does not mean that the layer has one
+//! expert: such a file is refused.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use moe_gguf::{GgmlType, Gguf, Tensor};
 
 use crate::foreign::{At, CountRow, Facts, ForeignError, Importer, Options, Output, Source};
 
-/// How `general.type` stands in the file: key, type (a string), length, value.
-const TYPE: &[u8] = b"general.type\x08\0\0\0\x07\0\0\0\0\0\0\0imatrix";
+/// `general.type` in the file: key, type (a string), length, value; little-endian and big-endian.
+const TYPES: [&[u8]; 2] = [
+    b"general.type\x08\0\0\0\x07\0\0\0\0\0\0\0imatrix",
+    b"general.type\0\0\0\x08\0\0\0\0\0\0\0\x07imatrix",
+];
 /// Projections, the ones to be read first in front.
 const PROJECTIONS: [&str; 4] = ["gate", "gate_up", "up", "down"];
 /// From here on a 32-bit float does not tell one count from the next.
@@ -30,7 +35,8 @@ impl Importer for Imatrix {
     }
 
     fn is_applicable(&self, sample: &[u8]) -> bool {
-        sample.starts_with(b"GGUF") && sample.windows(TYPE.len()).any(|bytes| bytes == TYPE)
+        let has = |key: &[u8]| sample.windows(key.len()).any(|bytes| bytes == key);
+        matches!(sample.first_chunk(), Some(b"GGUF" | b"FUGG")) && TYPES.into_iter().any(has)
     }
 
     fn import(
@@ -41,62 +47,90 @@ impl Importer for Imatrix {
     ) -> Result<(), ForeignError> {
         for file in source.files() {
             output.begin_file(file);
-            let gguf = Gguf::open(file).map_err(|error| damaged(file, &error))?;
-            import_counts(file, &gguf, output)?;
+            import_counts(&Gguf::open(file)?, output)?;
         }
-        output.note("an importance matrix does not tell prompt from generated tokens");
+        output.note("an importance matrix does not distinguish prompt from generated tokens");
         Ok(())
     }
 }
 
-/// What the reader of GGUF says, without the file's name.
-fn damaged(file: &Path, error: &moe_gguf::Error) -> ForeignError {
-    let text = error.to_string();
-    let named = format!("{}: ", file.display());
-    ForeignError::file(file, text.strip_prefix(&named).unwrap_or(&text))
-}
-
-fn import_counts(file: &Path, gguf: &Gguf, output: &mut Output<'_>) -> Result<(), ForeignError> {
+fn import_counts(gguf: &Gguf, output: &mut Output<'_>) -> Result<(), ForeignError> {
     let mut layers: BTreeMap<u64, (usize, &Tensor)> = BTreeMap::new();
     for tensor in gguf.tensors() {
         let Some((layer, rank)) = counts_of(&tensor.name) else {
             continue;
         };
+        check_shape(gguf, tensor).map_err(|reason| {
+            output.invalid(At::Element(tensor.name.clone()), reason.to_string())
+        })?;
         let best = layers.entry(layer).or_insert((rank, tensor));
         if rank < best.0 {
             *best = (rank, tensor);
         }
     }
+    let n_expert = layers.values().map(|(_, tensor)| tensor.ne[1]).max();
+    output.facts(&Facts {
+        n_expert: n_expert.and_then(|n| u32::try_from(n).ok()),
+        ..Facts::default()
+    })?;
     for (layer, (_, tensor)) in layers {
-        import_layer(file, gguf, layer, tensor, output)?;
+        import_layer(gguf, layer, tensor, output)?;
     }
     Ok(())
 }
 
+/// Why a tensor does not hold the counts of a layer's experts.
+#[derive(Debug, thiserror::Error)]
+enum ShapeFault {
+    #[error("its shape {0:?} is not [1, n_expert]")]
+    Shape([u64; 4]),
+    #[error("its type {0} is not F32")]
+    Type(GgmlType),
+    #[error(
+        "it holds one count for all experts of the layer, as after a conversion from the .dat format, which has no counts per \
+         expert; compute the importance matrix again, in the GGUF format"
+    )]
+    OneCount,
+    #[error(
+        "it holds counts of {counts} experts, and {sums_name} sums of {sums}; the file is damaged"
+    )]
+    OtherSums {
+        counts: u64,
+        sums: u64,
+        sums_name: String,
+    },
+}
+
+fn check_shape(gguf: &Gguf, tensor: &Tensor) -> Result<(), ShapeFault> {
+    let [1, n_expert, 1, 1] = tensor.ne else {
+        return Err(ShapeFault::Shape(tensor.ne));
+    };
+    if n_expert == 1 {
+        return Err(ShapeFault::OneCount);
+    }
+    if tensor.ty != GgmlType::F32 {
+        return Err(ShapeFault::Type(tensor.ty));
+    }
+    let name = tensor.name.strip_suffix(".counts").unwrap_or_default();
+    let sums_name = format!("{name}.in_sum2");
+    match gguf.tensor(&sums_name) {
+        Some(sums) if sums.ne[1] != n_expert => Err(ShapeFault::OtherSums {
+            counts: n_expert,
+            sums: sums.ne[1],
+            sums_name,
+        }),
+        _ => Ok(()),
+    }
+}
+
 fn import_layer(
-    file: &Path,
     gguf: &Gguf,
     layer: u64,
     tensor: &Tensor,
     output: &mut Output<'_>,
 ) -> Result<(), ForeignError> {
-    let at = || At::Element(tensor.name.clone());
-    let layer_id = output.id(at, "layer", layer)?;
-    let [1, n_expert, 1, 1] = tensor.ne else {
-        return Err(output.invalid(
-            at(),
-            format!("its shape {:?} is not [1, n_expert]", tensor.ne),
-        ));
-    };
-    if tensor.ty != GgmlType::F32 {
-        return Err(output.invalid(at(), format!("its type {} is not F32", tensor.ty)));
-    }
-    let data = gguf.data(tensor).map_err(|error| damaged(file, &error))?;
-    output.facts(&Facts {
-        n_expert: u32::try_from(n_expert).ok(),
-        ..Facts::default()
-    })?;
-    let (counts, _) = data.as_chunks::<4>();
+    let layer_id = output.id(|| At::Element(tensor.name.clone()), "layer", layer)?;
+    let (counts, _) = gguf.data(tensor)?.as_chunks::<4>();
     for (expert, &count) in counts.iter().enumerate() {
         let at = || At::Element(format!("{}[{expert}]", tensor.name));
         let count = f32::from_le_bytes(count);
