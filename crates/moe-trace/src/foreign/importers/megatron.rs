@@ -1,13 +1,14 @@
 //! Megatron-LM's `router_trace_rank{r}.jsonl`: a line for each step, block and layer, with the experts of all its tokens.
 //!
-//! A rank sees tokens of its own, so each is told as a sequence in which the tokens of its steps are counted on. Routers that
-//! hand out a mask lose the rank of the experts: their ids then ascend. Layers of the multi-token predictor have numbers of
+//! Each rank has tokens of its own, so it is read as a sequence in which the tokens of its steps follow one another. Routers
+//! that return a mask lose the order of the experts: their ids then ascend. Layers of the multi-token predictor have numbers of
 //! their own and are left out.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use moe_gguf::text::counted;
 use serde::Deserialize;
+use xxhash_rust::xxh3::Xxh3;
 
 use crate::foreign::{At, ForeignError, Importer, Options, Output, RoutingRow, Source};
 
@@ -27,24 +28,58 @@ struct Line {
     top_indices: Nested<i64>,
 }
 
-/// Where the step of a rank begins.
+/// The tokens of a rank: its steps one after the other, and in a step its micro-batches.
+///
+/// A step has one or several micro-batches (gradient accumulation). Each goes through the layers once, so the n-th line of a
+/// layer in a step is the n-th micro-batch, in whatever order the pipeline schedule computes layers. With activation
+/// recomputation the backward pass routes a micro-batch again, to the same experts: a line that is equal to an earlier line of
+/// its layer and step is counted once.
 #[derive(Default)]
-struct Steps {
+struct Rank {
     step: u64,
+    /// Position of the first token of the step.
     start: u32,
-    n_tokens: u32,
+    /// Tokens of each layer in the step so far.
+    n_tokens: BTreeMap<u16, u32>,
+    /// Hashes of the lines of the step: layer and experts.
+    lines: HashSet<u128>,
 }
 
-impl Steps {
-    fn start(&mut self, step: u64, n_tokens: u32) -> u32 {
-        if step != self.step {
-            self.step = step;
-            self.start = self.start.saturating_add(self.n_tokens);
-            self.n_tokens = 0;
+impl Rank {
+    /// The position of the first token of a line; `None` if the line is a recomputation.
+    fn first_token(&mut self, line: &Line) -> Option<u32> {
+        if line.step != self.step {
+            self.step = line.step;
+            self.start = self.start.saturating_add(self.step_tokens());
+            self.n_tokens.clear();
+            self.lines.clear();
         }
-        self.n_tokens = self.n_tokens.max(n_tokens);
-        self.start
+        if !self.lines.insert(hash(line)) {
+            return None;
+        }
+        let n_tokens = self.n_tokens.entry(line.layer).or_default();
+        let first = self.start.saturating_add(*n_tokens);
+        *n_tokens = n_tokens.saturating_add(line.num_tokens);
+        Some(first)
     }
+
+    /// Tokens of the step so far: of the layer that has most.
+    fn step_tokens(&self) -> u32 {
+        self.n_tokens.values().copied().max().unwrap_or(0)
+    }
+}
+
+/// A hash of what a line says about its layer.
+fn hash(line: &Line) -> u128 {
+    let mut hash = Xxh3::new();
+    hash.update(&line.layer.to_le_bytes());
+    for experts in line.top_indices.iter() {
+        hash.update(&experts.len().to_le_bytes());
+        for expert in experts {
+            hash.update(&expert.to_le_bytes());
+        }
+    }
+    hash.digest128()
 }
 
 impl Importer for Megatron {
@@ -71,8 +106,8 @@ impl Importer for Megatron {
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
         // One entry a rank, 65,536 at most.
-        let mut ranks: BTreeMap<u16, Steps> = BTreeMap::new();
-        let mut left_out = 0u64;
+        let mut ranks: BTreeMap<u16, Rank> = BTreeMap::new();
+        let (mut left_out, mut n_recomputed) = (0u64, 0u64);
         each_line(source, output, |line: &Line, number, output| {
             if line
                 .block
@@ -82,8 +117,16 @@ impl Importer for Megatron {
                 left_out += 1;
                 return Ok(());
             }
-            hand_over(line, number, &mut ranks, output)
+            let is_recomputed = !hand_over(line, number, &mut ranks, output)?;
+            n_recomputed += u64::from(is_recomputed);
+            Ok(())
         })?;
+        if n_recomputed > 0 {
+            output.note(format!(
+                "counted once: {} equal to an earlier line of their step and layer, as activation recomputation writes them",
+                counted(n_recomputed, "line")
+            ));
+        }
         if left_out > 0 {
             output.note(format!(
                 "left out: {} of blocks other than the decoder",
@@ -91,28 +134,28 @@ impl Importer for Megatron {
             ));
         }
         output.note(
-            "each rank is told as a sequence; slots are ranks only where the router gave them in order; weights and phases are \
-             not told",
+            "each rank is read as a sequence; slots are an order only if the router returned the experts in order; weights and \
+             phases are unknown",
         );
         Ok(())
     }
 }
 
+/// Hands over the tokens of a line; returns whether they are new, not a recomputation.
 fn hand_over(
     line: &Line,
     number: u64,
-    ranks: &mut BTreeMap<u16, Steps>,
+    ranks: &mut BTreeMap<u16, Rank>,
     output: &mut Output<'_>,
-) -> Result<(), ForeignError> {
+) -> Result<bool, ForeignError> {
     let at = || At::Line(number);
     let rank = line.rank.unwrap_or(0);
-    let steps = u16::try_from(rank).map_err(|_| {
+    let key = u16::try_from(rank).map_err(|_| {
         output.invalid(
             at(),
             format!("rank {rank} is above 65535; the line is damaged"),
         )
     })?;
-    let steps = ranks.entry(steps).or_default();
     let is_shape = line.top_indices.len() == line.num_tokens as usize
         && line
             .topk
@@ -121,7 +164,9 @@ fn hand_over(
         let reason = "top_indices is not num_tokens lists of topk ids; the line is damaged";
         return Err(output.invalid(at(), reason));
     }
-    let start = steps.start(line.step, line.num_tokens);
+    let Some(start) = ranks.entry(key).or_default().first_token(line) else {
+        return Ok(false);
+    };
     for (token, experts) in (0..).zip(line.top_indices.iter()) {
         let row = RoutingRow {
             token_id: start.saturating_add(token),
@@ -130,5 +175,5 @@ fn hand_over(
         };
         output.token(at, &row, experts.iter().map(|&expert| (expert, None)))?;
     }
-    Ok(())
+    Ok(true)
 }

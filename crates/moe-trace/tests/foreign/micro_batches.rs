@@ -1,0 +1,165 @@
+//! Steps of training with several micro-batches, and lines that activation recomputation repeats.
+
+use moe_testkit::fixture;
+
+use super::slots::read;
+use super::*;
+
+fn steps(name: &str) -> (Collected, Summary) {
+    read(&fixture("foreign/megatron-steps").join(name))
+}
+
+/// `(layer, token)` of all tokens, in order.
+fn tokens(rows: &Collected) -> Vec<(u16, u32)> {
+    let mut tokens: Vec<_> = rows
+        .routing
+        .iter()
+        .map(|row| (row.layer_id, row.token_id))
+        .collect();
+    tokens.dedup();
+    tokens
+}
+
+#[test]
+fn micro_batches_of_a_step_have_tokens_of_their_own() {
+    let (as_steps, summary) = steps("steps.jsonl");
+    assert_eq!(summary.rows, 4 * 3 * 5 * 4);
+    assert_eq!(steps("microbatches.jsonl").0, as_steps);
+}
+
+#[test]
+fn recomputed_lines_are_counted_once() {
+    let (rows, summary) = steps("recompute.jsonl");
+    let expected: Vec<_> = (0..3)
+        .flat_map(|layer| (0..5).map(move |t| (layer, t)))
+        .collect();
+    assert_eq!(tokens(&rows), expected);
+    assert_eq!(rows.routing.len(), 3 * 5 * 4);
+    assert!(
+        summary.notes[0].starts_with("counted once: 3 lines equal to an earlier line"),
+        "{:?}",
+        summary.notes
+    );
+}
+
+fn line(rank: u32, step: u64, layer: u16, experts: &[[i64; 2]]) -> String {
+    format!(
+        "{{\"step\":{step},\"layer\":{layer},\"rank\":{rank},\"num_tokens\":{},\"topk\":2,\"top_indices\":{experts:?}}}\n",
+        experts.len()
+    )
+}
+
+fn read_lines(lines: &[String]) -> (Collected, Summary) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("router_trace_rank0.jsonl");
+    std::fs::write(&path, lines.concat()).unwrap();
+    read(&path)
+}
+
+/// Two micro-batches of one token, on two ranks, in the order of three pipeline schedules, the third with the recomputation of
+/// the first micro-batch after the second one. The second step follows.
+#[test]
+fn schedules_of_a_pipeline_give_the_same_tokens() {
+    let first = |rank, layer: u16| line(rank, 0, layer, &[[1, 2 + i64::from(layer)]]);
+    let second = |rank, layer: u16| line(rank, 0, layer, &[[3, 4 + i64::from(layer)]]);
+    let next = |rank, layer| line(rank, 1, layer, &[[5, 6]]);
+    let both = |of: &dyn Fn(u32, u16) -> String, layer| [of(0, layer), of(1, layer)].concat();
+    let expected = || -> Vec<(u16, u32, u32)> {
+        let mut rows = Vec::new();
+        for layer in [0, 1] {
+            for (token, experts) in [[1, 2 + u32::from(layer)], [3, 4 + u32::from(layer)], [5, 6]]
+                .into_iter()
+                .enumerate()
+            {
+                rows.extend(experts.map(|expert| (layer, token as u32, expert)));
+            }
+        }
+        rows
+    };
+    let schedules = [
+        vec![
+            both(&first, 0),
+            both(&first, 1),
+            both(&second, 0),
+            both(&second, 1),
+        ],
+        // Interleaved stages: layer 1 is in another stage of the same rank.
+        vec![
+            both(&first, 0),
+            both(&second, 0),
+            both(&first, 1),
+            both(&second, 1),
+        ],
+        vec![
+            both(&first, 0),
+            both(&first, 1),
+            both(&second, 0),
+            both(&second, 1),
+            both(&first, 1),
+            both(&first, 0),
+        ],
+    ];
+    for schedule in schedules {
+        let lines = [schedule, vec![both(&next, 0), both(&next, 1)]].concat();
+        let (rows, _) = read_lines(&lines);
+        for rank in [0, 1] {
+            let mut found: Vec<_> = rows
+                .routing
+                .iter()
+                .filter(|row| row.sequence_id == Some(rank))
+                .map(|row| (row.layer_id, row.token_id, row.expert_id))
+                .collect();
+            found.sort_unstable();
+            assert_eq!(found, expected(), "rank {rank}, {lines:?}");
+        }
+    }
+}
+
+/// Equal lines in different steps are different tokens.
+#[test]
+fn equal_lines_of_two_steps_are_two_batches() {
+    let (rows, summary) = read_lines(&[line(0, 0, 0, &[[1, 2]]), line(0, 1, 0, &[[1, 2]])]);
+    assert_eq!(tokens(&rows), [(0, 0), (0, 1)]);
+    assert!(
+        !summary
+            .notes
+            .iter()
+            .any(|note| note.contains("counted once"))
+    );
+}
+
+/// moe-balance writes a batch in several lines where it came from several devices.
+#[test]
+fn lines_of_one_batch_continue_its_tokens() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("trace.jsonl");
+    let line = |batch: u32, layer: u16, experts: &str| {
+        format!("{{\"layer\":{layer},\"batch_id\":{batch},\"topk_experts\":{experts}}}\n")
+    };
+    let lines = [
+        line(3, 0, "[[1],[2]]"),
+        line(3, 0, "[[3]]"),
+        line(4, 0, "[[4]]"),
+        line(3, 1, "[[5],[6],[7]]"),
+    ];
+    std::fs::write(&path, lines.concat()).unwrap();
+    let (rows, _) = read(&path);
+    let places: Vec<_> = rows
+        .routing
+        .iter()
+        .map(|row| (row.layer_id, row.sequence_id, row.token_id, row.expert_id))
+        .collect();
+    let (a, b) = (Some(3), Some(4));
+    assert_eq!(
+        places,
+        [
+            (0, a, 0, 1),
+            (0, a, 1, 2),
+            (0, a, 2, 3),
+            (0, b, 0, 4),
+            (1, a, 0, 5),
+            (1, a, 1, 6),
+            (1, a, 2, 7)
+        ]
+    );
+}
