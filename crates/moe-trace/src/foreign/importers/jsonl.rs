@@ -4,25 +4,55 @@ use std::fmt;
 
 use moe_gguf::text::counted;
 use serde::de::{Deserialize, DeserializeOwned, Deserializer, SeqAccess, Visitor};
-use serde_json::{Map, Value};
 
-use crate::foreign::{ForeignError, Lines, Output, SAMPLE_SIZE, Source, json_line};
+use crate::foreign::{ForeignError, Lines, Output, Source, json_line};
 
-/// Whether the first line of a sample is a JSON object with these keys. Of a line that the sample cuts, the text tells.
+/// Whether the first line of a sample is an object with these keys. Its values are not looked at: a line that the sample cuts,
+/// or with a value that is not JSON, is recognized, and reading it names the fault.
 pub(super) fn first_line_has(sample: &[u8], keys: &[&str]) -> bool {
     let sample = sample.trim_ascii_start();
-    let end = sample.iter().position(|&byte| byte == b'\n');
-    let is_cut = end.is_none() && sample.len() >= SAMPLE_SIZE - 16;
-    let line = &sample[..end.unwrap_or(sample.len())];
+    let line = sample.split(|&byte| byte == b'\n').next();
+    let found = line.map(object_keys).unwrap_or_default();
+    keys.iter()
+        .all(|key| found.iter().any(|found| *found == key.as_bytes()))
+}
+
+/// The keys of the object that a line starts with, not those of values in it.
+fn object_keys(line: &[u8]) -> Vec<&[u8]> {
+    let mut keys = Vec::new();
     if !line.starts_with(b"{") {
-        return false;
+        return keys;
     }
-    if is_cut {
-        let text = String::from_utf8_lossy(line);
-        return keys.iter().all(|key| text.contains(&format!("\"{key}\"")));
+    let mut depth = 0usize;
+    let mut at = 0;
+    while let Some(&byte) = line.get(at) {
+        match byte {
+            b'{' | b'[' => depth += 1,
+            b'}' | b']' => depth = depth.saturating_sub(1),
+            b'"' => {
+                let start = at + 1;
+                at = start + string_length(&line[start..]);
+                let after = line.get(at + 1..).unwrap_or_default();
+                if depth == 1 && after.trim_ascii_start().starts_with(b":") {
+                    keys.push(&line[start..at]);
+                }
+            }
+            _ => {}
+        }
+        at += 1;
     }
-    serde_json::from_slice::<Map<String, Value>>(line)
-        .is_ok_and(|object| keys.iter().all(|&key| object.contains_key(key)))
+    keys
+}
+
+/// Bytes of a JSON string up to its closing quote, or to the end.
+fn string_length(text: &[u8]) -> usize {
+    let mut is_escaped = false;
+    let end = text.iter().position(|&byte| {
+        let is_end = byte == b'"' && !is_escaped;
+        is_escaped = byte == b'\\' && !is_escaped;
+        is_end
+    });
+    end.unwrap_or(text.len())
 }
 
 /// Hands every line of every file to `take`, with its number. A last line that is cut is noted and left out.
@@ -44,21 +74,28 @@ pub(super) fn each_line<'o, L: DeserializeOwned>(
     Ok(())
 }
 
-/// Experts with their weights, if there are any.
+/// A token with more or fewer weights than experts.
+#[derive(Debug, thiserror::Error)]
+#[error("{} for {}; the line is damaged", counted(*weights, "weight"), counted(*experts, "expert"))]
+pub(super) struct WeightsFault {
+    weights: usize,
+    experts: usize,
+}
+
+/// Experts with their weights, if there are any; `null` is an unknown weight.
 pub(super) fn zip_weights<'a>(
     experts: &'a [i64],
-    weights: Option<&'a [f32]>,
-) -> Result<impl Iterator<Item = (i64, Option<f32>)> + use<'a>, String> {
+    weights: Option<&'a [Option<f32>]>,
+) -> Result<impl Iterator<Item = (i64, Option<f32>)> + use<'a>, WeightsFault> {
     if let Some(weights) = weights
         && weights.len() != experts.len()
     {
-        return Err(format!(
-            "{} for {}; the line is damaged",
-            counted(weights.len(), "weight"),
-            counted(experts.len(), "expert")
-        ));
+        return Err(WeightsFault {
+            weights: weights.len(),
+            experts: experts.len(),
+        });
     }
-    let weight = move |slot: usize| weights.map(|weights| weights[slot]);
+    let weight = move |slot: usize| weights.and_then(|weights| weights[slot]);
     Ok((0..)
         .zip(experts)
         .map(move |(slot, &expert)| (expert, weight(slot))))
@@ -150,14 +187,24 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_first_line_is_judged_by_its_text() {
-        let mut sample = br#"{"layer":0,"topk_experts":["#.to_vec();
-        sample.resize(SAMPLE_SIZE, b'1');
-        assert!(first_line_has(&sample, &["layer", "topk_experts"]));
-        assert!(!first_line_has(&sample, &["layer", "batch_id"]));
-        assert!(!first_line_has(
-            br#"{"layer":0,"topk_experts":["#,
-            &["layer"]
-        ));
+    fn first_line_is_recognized_by_its_keys() {
+        let keys = ["layer", "experts"];
+        for line in [
+            r#"{"layer":0,"experts":[1]}"#,
+            r#"{"layer":0,"experts" : [1,"#,
+            r#"{"layer":NaN,"a":"\"}","experts":[Infinity]}"#,
+        ] {
+            assert!(first_line_has(line.as_bytes(), &keys), "{line}");
+        }
+        for line in [
+            r#"{"layer":0}"#,
+            r#"{"layer":0,"a":"experts"}"#,
+            r#"{"layer":0,"a":{"experts":[1]}}"#,
+            r#"["layer","experts":1]"#,
+            r#"x{"layer":0,"experts":[1]}"#,
+            r#"{"layer":0,"experts"#,
+        ] {
+            assert!(!first_line_has(line.as_bytes(), &keys), "{line}");
+        }
     }
 }

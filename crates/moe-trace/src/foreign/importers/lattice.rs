@@ -14,7 +14,7 @@ struct Line {
     layer_idx: u16,
     token_idx: u32,
     selected_ids: Vec<i64>,
-    gate_weights: Option<Vec<f32>>,
+    gate_weights: Option<Vec<Option<f32>>>,
 }
 
 impl Importer for Lattice {
@@ -43,7 +43,7 @@ impl Importer for Lattice {
                 ..RoutingRow::at_layer(line.layer_idx)
             };
             let experts = zip_weights(&line.selected_ids, line.gate_weights.as_deref())
-                .map_err(|reason| output.invalid(at(), reason))?;
+                .map_err(|fault| output.invalid(at(), fault.to_string()))?;
             output.token(at, &row, experts)
         })?;
         output.note("phases are not told");

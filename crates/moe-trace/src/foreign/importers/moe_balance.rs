@@ -1,7 +1,10 @@
 //! moe-balance's JSONL: a line for each batch and layer, `{"layer":0,"batch_id":12,"origin_rows":[0,1],"topk_experts":[[9,5],[3,1]]}`,
 //! perhaps with `topk_weights`, `request_id` and `source_file`.
 //!
-//! `origin_rows` are rows of devices, not positions. A batch is told as a sequence, which it often is; its tokens count from 0.
+//! `origin_rows` are rows of devices, not positions. A batch is read as a sequence, which it often is; its tokens count from 0,
+//! and a further line of the same batch and layer continues the count.
+
+use std::collections::HashMap;
 
 use moe_gguf::text::counted;
 use serde::Deserialize;
@@ -18,7 +21,7 @@ struct Line {
     layer: u16,
     batch_id: u32,
     topk_experts: Nested<i64>,
-    topk_weights: Option<Nested<f32>>,
+    topk_weights: Option<Nested<Option<f32>>>,
 }
 
 impl Importer for MoeBalance {
@@ -40,16 +43,25 @@ impl Importer for MoeBalance {
         _options: &Options,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
-        each_line(source, output, hand_over)?;
+        let mut n_tokens = HashMap::new();
+        each_line(source, output, |line, number, output| {
+            hand_over(line, number, &mut n_tokens, output)
+        })?;
         output.note(
-            "each batch is told as a sequence; origin_rows (rows of devices), request_id and source_file were left out; \
-             phases are not told",
+            "each batch is read as a sequence; origin_rows (rows of devices), request_id and source_file were left out; \
+             phases are unknown",
         );
         Ok(())
     }
 }
 
-fn hand_over(line: &Line, number: u64, output: &mut Output<'_>) -> Result<(), ForeignError> {
+/// Hands over a line; `n_tokens` are the tokens of each batch and layer in the lines before it.
+fn hand_over(
+    line: &Line,
+    number: u64,
+    n_tokens: &mut HashMap<(u32, u16), u32>,
+    output: &mut Output<'_>,
+) -> Result<(), ForeignError> {
     let at = || At::Line(number);
     if let Some(weights) = &line.topk_weights
         && weights.len() != line.topk_experts.len()
@@ -62,15 +74,17 @@ fn hand_over(line: &Line, number: u64, output: &mut Output<'_>) -> Result<(), Fo
         return Err(output.invalid(at(), reason));
     }
     let mut weights = line.topk_weights.iter().flat_map(Nested::iter);
-    for (token_id, experts) in (0..).zip(line.topk_experts.iter()) {
+    let n_tokens = n_tokens.entry((line.batch_id, line.layer)).or_default();
+    for experts in line.topk_experts.iter() {
         let row = RoutingRow {
-            token_id,
+            token_id: *n_tokens,
             sequence_id: Some(line.batch_id),
             ..RoutingRow::at_layer(line.layer)
         };
-        let experts =
-            zip_weights(experts, weights.next()).map_err(|reason| output.invalid(at(), reason))?;
+        let experts = zip_weights(experts, weights.next())
+            .map_err(|fault| output.invalid(at(), fault.to_string()))?;
         output.token(at, &row, experts)?;
+        *n_tokens = n_tokens.saturating_add(1);
     }
     Ok(())
 }

@@ -18,7 +18,7 @@ struct Line {
     layer: u16,
     experts: Vec<i64>,
     phase: Option<String>,
-    weights: Option<Vec<f32>>,
+    weights: Option<Vec<Option<f32>>>,
     seq: Option<u32>,
 }
 
@@ -50,7 +50,7 @@ impl Importer for TokenJsonl {
                 ..RoutingRow::at_layer(line.layer)
             };
             let experts = zip_weights(&line.experts, line.weights.as_deref())
-                .map_err(|reason| output.invalid(at(), reason))?;
+                .map_err(|fault| output.invalid(at(), fault.to_string()))?;
             output.token(at, &row, experts)
         })?;
         Ok(())
