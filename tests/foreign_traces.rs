@@ -1,5 +1,7 @@
 //! Traces of other tools in `hotness`, `parquet` and `convert`. The golden files all tell one story, whose counts are here.
 
+#[path = "foreign_traces/conditions.rs"]
+mod conditions;
 #[path = "foreign_traces/converting.rs"]
 mod converting;
 mod support;

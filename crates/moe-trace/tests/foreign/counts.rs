@@ -35,7 +35,7 @@ fn coli_usage() {
     );
     assert_eq!(
         refused("coli-usage", "-2 2 77\n0 1 1\n", &options),
-        "trace: line 1: format version 2 is not known, 1 is read; read it with a newer moe-analyze"
+        "trace: line 1: format version 2 is not supported (1 is); read it with a newer moe-analyze"
     );
 }
 

@@ -3,6 +3,7 @@
 
 mod content;
 mod counts;
+mod growth;
 mod micro_batches;
 mod slots;
 mod texts;

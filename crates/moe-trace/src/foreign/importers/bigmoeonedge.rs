@@ -4,12 +4,14 @@
 //! # route_trace v1
 //! # model=... arch=qwen3moe n_layer=48 n_expert=128 n_expert_used=6
 //! # layer=0 expert_bytes=3059712 dense_bytes=11953152
-//! turn,phase,step,layer,slot,expert,weight,residency,expert_bytes
-//! 0,0,0,0,0,83,0.529533,0,13219200
+//! turn,phase,step,layer,slot,expert,weight,residency,expert_bytes,dropped
+//! 0,0,0,0,0,83,0.529533,0,13219200,0
 //! ```
 //!
-//! `expert_bytes` of a row are the bytes that were read for it. An expert that was resident is a cache hit; one that was
-//! read is a miss; one that was neither (it was read for another token of the batch) is left unknown.
+//! Version 1 appends columns (`dropped` came after `expert_bytes`), so columns are read by name. `residency` is 0 for a miss,
+//! above 0 for a hit; `expert_bytes` of a row are the bytes that were read for it. An expert that was resident is a cache hit;
+//! one that was read is a miss; one that was neither (it was read for another token of the batch, or `dropped`: routed, but
+//! neither read nor computed) has no known lane. A negative `step` means that the position of the token is unknown.
 
 use crate::foreign::{
     At, Facts, ForeignError, Importer, Lines, Options, Output, Phase, RoutingRow, Source,
@@ -17,10 +19,24 @@ use crate::foreign::{
 };
 use crate::record::lane;
 
-use super::text::number;
+use super::text::{Columns, TextFault, has_columns, number, optional_number, required_number};
 
-const MAGIC: &str = "# route_trace v1";
-const HEADER: &str = "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes";
+const MAGIC: &str = "# route_trace v";
+const VERSION: &str = "1";
+/// Columns without which a row has no meaning.
+const REQUIRED: [&str; 4] = ["step", "layer", "slot", "expert"];
+const COLUMNS: [&str; 10] = [
+    REQUIRED[0],
+    REQUIRED[1],
+    REQUIRED[2],
+    REQUIRED[3],
+    "turn",
+    "phase",
+    "weight",
+    "residency",
+    "expert_bytes",
+    "dropped",
+];
 
 /// Route CSV.
 pub struct BigMoeOnEdge;
@@ -35,8 +51,11 @@ impl Importer for BigMoeOnEdge {
     }
 
     fn is_applicable(&self, sample: &[u8]) -> bool {
-        sample_lines(sample).next() == Some(MAGIC)
-            || sample_lines(sample).find(|line| !line.starts_with('#')) == Some(HEADER)
+        let header = sample_lines(sample).find(|line| !line.starts_with('#'));
+        sample_lines(sample)
+            .next()
+            .is_some_and(|line| line.starts_with(MAGIC))
+            || header.is_some_and(|line| has_columns(line, &REQUIRED))
     }
 
     fn import(
@@ -45,40 +64,92 @@ impl Importer for BigMoeOnEdge {
         _options: &Options,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
+        let mut lost = Lost::default();
         for file in source.files() {
             output.begin_file(file);
-            import_file(Lines::open(file)?, output)?;
+            import_file(Lines::open(file)?, &mut lost, output)?;
         }
-        output.note("bytes read for a row, and bytes of the dense part of a layer, were left out");
+        lost.note(output);
         Ok(())
     }
 }
 
-fn import_file(mut lines: Lines, output: &mut Output<'_>) -> Result<(), ForeignError> {
+/// What is not handed over as it is in the file.
+#[derive(Default)]
+struct Lost {
+    dropped: u64,
+    without_position: u64,
+}
+
+impl Lost {
+    fn note(&self, output: &mut Output<'_>) {
+        if self.dropped > 0 {
+            output.note(format!(
+                "{} of the routing with dropped = 1: routed, but neither read nor computed; their lane is unknown",
+                rows(self.dropped)
+            ));
+        }
+        if self.without_position > 0 {
+            output.note(format!(
+                "left out: {} with a negative step, whose token has no known position",
+                rows(self.without_position)
+            ));
+        }
+        output.note("bytes read for a row, and bytes of the dense part of a layer, were left out");
+    }
+}
+
+fn rows(n: u64) -> String {
+    moe_gguf::text::counted(n, "row")
+}
+
+fn import_file(
+    mut lines: Lines,
+    lost: &mut Lost,
+    output: &mut Output<'_>,
+) -> Result<(), ForeignError> {
     let mut facts = Facts::default();
-    let mut in_preamble = true;
+    let mut table: Option<(String, Columns<10>)> = None;
     while let Some((line, text)) = lines.next_line()? {
+        if let Some(version) = text.strip_prefix(MAGIC)
+            && version != VERSION
+        {
+            let shown: String = version.chars().take(32).collect();
+            let reason =
+                format!("version {shown:?} of the route trace is not supported ({VERSION} is)");
+            return Err(lines.invalid(reason));
+        }
         if let Some(comment) = text.strip_prefix('#') {
-            if in_preamble && let Err(reason) = read_comment(comment, &mut facts) {
-                return Err(lines.invalid(reason));
+            if table.is_none()
+                && let Err(fault) = read_comment(comment, &mut facts)
+            {
+                return Err(lines.invalid(fault));
             }
-        } else if in_preamble {
-            if text != HEADER {
-                return Err(lines.invalid(format!("this is not the header {HEADER}")));
-            }
+            continue;
+        }
+        let Some((header, columns)) = &table else {
+            let columns = Columns::of(text, COLUMNS, REQUIRED.len(), output);
+            let header = text.to_owned();
+            table = Some((header, columns.map_err(|fault| lines.invalid(fault))?));
             output.facts(&facts)?;
-            in_preamble = false;
-        } else {
-            match read_row(text) {
-                Ok(row) => output.routing(|| At::Line(line), &row)?,
-                Err(reason) => lines.cut_or(lines.invalid(reason), output)?,
+            continue;
+        };
+        if text == header {
+            continue; // files of several runs, one after the other
+        }
+        match read_row(columns, text) {
+            Ok(Row::Routed { row, is_dropped }) => {
+                lost.dropped += u64::from(is_dropped);
+                output.routing(|| At::Line(line), &row)?;
             }
+            Ok(Row::WithoutPosition) => lost.without_position += 1,
+            Err(fault) => lines.cut_or(lines.invalid(fault), output)?,
         }
     }
     Ok(())
 }
 
-fn read_comment(comment: &str, facts: &mut Facts) -> Result<(), String> {
+fn read_comment(comment: &str, facts: &mut Facts) -> Result<(), TextFault> {
     let mut layer = None;
     for (key, value) in comment
         .split_whitespace()
@@ -87,13 +158,15 @@ fn read_comment(comment: &str, facts: &mut Facts) -> Result<(), String> {
         match key {
             "model" => facts.model = Some(value.to_owned()),
             "arch" => facts.arch = Some(value.to_owned()),
-            "n_layer" => facts.n_layer = Some(number(key, value)?),
-            "n_expert" => facts.n_expert = Some(number(key, value)?),
-            "n_expert_used" => facts.n_expert_used = Some(number(key, value)?),
-            "layer" => layer = Some(number(key, value)?),
+            "n_layer" => facts.n_layer = Some(number("n_layer", value)?),
+            "n_expert" => facts.n_expert = Some(number("n_expert", value)?),
+            "n_expert_used" => facts.n_expert_used = Some(number("n_expert_used", value)?),
+            "layer" => layer = Some(number("layer", value)?),
             "expert_bytes" => {
-                let layer = layer.ok_or("expert_bytes without a layer; the preamble is damaged")?;
-                facts.expert_bytes.insert(layer, number(key, value)?);
+                let layer = layer.ok_or(TextFault::Line("expert_bytes without a layer"))?;
+                facts
+                    .expert_bytes
+                    .insert(layer, number("expert_bytes", value)?);
             }
             _ => {}
         }
@@ -101,41 +174,59 @@ fn read_comment(comment: &str, facts: &mut Facts) -> Result<(), String> {
     Ok(())
 }
 
-fn read_row(text: &str) -> Result<RoutingRow, String> {
-    let mut fields = text.split(',');
-    let mut next = |name: &'static str| {
-        fields
-            .next()
-            .ok_or(format!("no {name}; the line is damaged"))
-    };
-    let turn = number("turn", next("turn")?)?;
-    let phase: u8 = number("phase", next("phase")?)?;
-    let step = number("step", next("step")?)?;
-    let layer_id = number("layer", next("layer")?)?;
-    let slot = number("slot", next("slot")?)?;
-    let expert_id = number("expert", next("expert")?)?;
-    let weight = number("weight", next("weight")?)?;
-    let residency: u8 = number("residency", next("residency")?)?;
-    let expert_bytes: u64 = number("expert_bytes", next("expert_bytes")?)?;
-    if fields.next().is_some() {
-        return Err("more than nine values; the line is damaged".into());
-    }
-    let phase = Phase::of(phase);
-    Ok(RoutingRow {
-        token_id: step,
-        sequence_id: Some(turn),
-        phase: Some(
-            phase.ok_or("phase is neither 0 (prompt) nor 1 (decode); the line is damaged")?,
-        ),
-        layer_id,
+/// A row of the table.
+enum Row {
+    Routed { row: RoutingRow, is_dropped: bool },
+    WithoutPosition,
+}
+
+fn read_row(columns: &Columns<10>, text: &str) -> Result<Row, TextFault> {
+    let [
+        step,
+        layer,
         slot,
-        expert_id,
-        weight: Some(weight).filter(|weight: &f32| !weight.is_nan()), // how our exporter writes one that is not known
-        lane: match (residency, expert_bytes) {
-            (1.., _) => Some(lane::CACHE_HIT),
-            (0, 1..) => Some(lane::CACHE_MISS),
-            (0, 0) => None,
+        expert,
+        turn,
+        phase,
+        weight,
+        residency,
+        bytes,
+        dropped,
+    ] = columns.fields(text)?;
+    let step: i64 = required_number("step", step)?;
+    let phase: Option<u8> = optional_number("phase", phase)?;
+    let residency: Option<u8> = optional_number("residency", residency)?;
+    let bytes: Option<u64> = optional_number("expert_bytes", bytes)?;
+    let dropped: Option<u8> = optional_number("dropped", dropped)?;
+    let is_dropped = dropped.is_some_and(|dropped| dropped > 0);
+    let weight: Option<f32> = optional_number("weight", weight)?;
+    let row = RoutingRow {
+        token_id: 0,
+        sequence_id: optional_number("turn", turn)?,
+        phase: match phase {
+            None => None,
+            Some(phase) => Some(Phase::of(phase).ok_or(TextFault::Line(
+                "phase is neither 0 (prompt) nor 1 (decode)",
+            ))?),
+        },
+        layer_id: required_number("layer", layer)?,
+        slot: required_number("slot", slot)?,
+        expert_id: required_number("expert", expert)?,
+        weight: weight.filter(|weight| !weight.is_nan()), // the tool writes nan for an unknown weight
+        lane: match (residency, bytes) {
+            _ if is_dropped => None,
+            (Some(1..), _) => Some(lane::CACHE_HIT),
+            (Some(0), Some(1..)) => Some(lane::CACHE_MISS),
+            _ => None,
         },
         timestamp_ns: None,
+    };
+    if step < 0 {
+        return Ok(Row::WithoutPosition);
+    }
+    let token_id = u32::try_from(step).map_err(|_| TextFault::Line("step is above 2^32 - 1"))?;
+    Ok(Row::Routed {
+        row: RoutingRow { token_id, ..row },
+        is_dropped,
     })
 }

@@ -1,7 +1,8 @@
 //! colibri's `.coli_usage`: lines `layer expert count`, zeros left out.
 //!
-//! Lines with a negative layer are headers: `-1 n_layers n_experts`, `-2 version engine_id`; older files have none. Layer
-//! `n_layers` is the multi-token predictor's and is left out.
+//! Lines with a negative layer are headers: `-1 n_layers n_experts`, `-2 version engine_id`; older files have none, and then
+//! nothing else tells the format from other numbers, so each line must have three of them. With a header, further numbers of a
+//! line are ignored. Layer `n_layers` is the multi-token predictor's and is left out.
 
 use moe_gguf::text::counted;
 
@@ -9,7 +10,7 @@ use crate::foreign::{
     At, CountRow, Facts, ForeignError, Importer, Lines, Options, Output, Source, sample_lines,
 };
 
-use super::text::{are_integers, number};
+use super::text::{TextFault, are_integers, number};
 
 /// The version of the format that is known.
 const VERSION: i64 = 1;
@@ -27,11 +28,14 @@ impl Importer for ColiUsage {
     }
 
     fn is_applicable(&self, sample: &[u8]) -> bool {
-        let is_triple = |line: &str| {
-            line.split_ascii_whitespace().count() == 3
-                && are_integers(line.split_ascii_whitespace())
+        let Some(first) = sample_lines(sample).next() else {
+            return false;
         };
-        sample_lines(sample).next().is_some() && sample_lines(sample).all(is_triple)
+        let has_header = is_header(first);
+        sample_lines(sample).all(|line| {
+            let n = line.split_ascii_whitespace().count();
+            (n == 3 || n > 3 && has_header) && are_integers(line.split_ascii_whitespace())
+        })
     }
 
     fn import(
@@ -45,12 +49,19 @@ impl Importer for ColiUsage {
         for file in source.files() {
             output.begin_file(file);
             let mut lines = Lines::open(file)?;
+            let mut has_header = false;
             while let Some((line, text)) = lines.next_line()? {
                 let at = || At::Line(line);
+                has_header |= is_header(text);
                 let [layer, second, third] = match parse(text) {
-                    Ok(numbers) => numbers,
-                    Err(reason) => {
-                        lines.cut_or(lines.invalid(reason), output)?;
+                    Ok((numbers, false)) => numbers,
+                    Ok((numbers, true)) if has_header => {
+                        output.note("ignored numbers after the third of a line");
+                        numbers
+                    }
+                    Ok(_) => return Err(lines.invalid(TextFault::TooMany(3))),
+                    Err(fault) => {
+                        lines.cut_or(lines.invalid(fault), output)?;
                         continue;
                     }
                 };
@@ -73,7 +84,7 @@ impl Importer for ColiUsage {
                     }
                     -2 if second > VERSION => {
                         let reason = format!(
-                            "format version {second} is not known, {VERSION} is read; read it with a newer moe-analyze"
+                            "format version {second} is not supported ({VERSION} is); read it with a newer moe-analyze"
                         );
                         return Err(output.invalid(at(), reason));
                     }
@@ -98,22 +109,21 @@ impl Importer for ColiUsage {
                 counted(left_out, "count")
             ));
         }
-        output.note("counts alone: order, tokens, phases and weights are not told");
+        output.note("counts alone: order, tokens, phases and weights are unknown");
         Ok(())
     }
 }
 
-fn parse(text: &str) -> Result<[i64; 3], String> {
+/// Whether a line is a header of the format, not a count.
+fn is_header(line: &str) -> bool {
+    let mut words = line.split_ascii_whitespace();
+    matches!(words.next(), Some("-1" | "-2"))
+}
+
+/// The first three numbers of a line, and whether there are more.
+fn parse(text: &str) -> Result<([i64; 3], bool), TextFault> {
     let mut words = text.split_ascii_whitespace();
-    let mut next = |name: &str| {
-        let word = words
-            .next()
-            .ok_or(format!("no {name}; the line is damaged"))?;
-        number(name, word)
-    };
+    let mut next = |name| number(name, words.next().ok_or(TextFault::Missing(name))?);
     let numbers = [next("layer")?, next("expert")?, next("count")?];
-    match words.next() {
-        None => Ok(numbers),
-        Some(_) => Err("more than three numbers; the line is damaged".into()),
-    }
+    Ok((numbers, words.next().is_some()))
 }

@@ -6,7 +6,7 @@ use crate::foreign::{
     At, ForeignError, Importer, Lines, Options, Output, Passes, RoutingRow, Source, sample_lines,
 };
 
-use super::text::{are_integers, number};
+use super::text::{TextFault, are_integers, number};
 
 /// colibri's ROUTE_TRACE.
 pub struct ColibriTrace;
@@ -48,8 +48,8 @@ impl Importer for ColibriTrace {
                 let at = || At::Line(line);
                 let parsed = match parse(text) {
                     Ok(parsed) => parsed,
-                    Err(reason) => {
-                        lines.cut_or(lines.invalid(reason), output)?;
+                    Err(fault) => {
+                        lines.cut_or(lines.invalid(fault), output)?;
                         continue;
                     }
                 };
@@ -74,24 +74,20 @@ struct Parsed {
     experts: Vec<(i64, f32)>,
 }
 
-fn parse(text: &str) -> Result<Parsed, String> {
+fn parse(text: &str) -> Result<Parsed, TextFault> {
     let mut words = text.split_ascii_whitespace();
-    let mut next = |name: &str| {
-        words
-            .next()
-            .ok_or(format!("no {name}; the line is damaged"))
-    };
+    let mut next = |name| words.next().ok_or(TextFault::Missing(name));
     let (call, row, layer) = (next("call")?, next("row")?, next("layer")?);
     let experts = words.map(|word| {
         let (id, gate) = word
             .split_once(':')
-            .ok_or("an expert is not id:gate; the line is damaged")?;
+            .ok_or(TextFault::Line("an expert is not id:gate"))?;
         Ok((number("expert", id)?, number("gate", gate)?))
     });
     Ok(Parsed {
         call: number("call", call)?,
         row: number("row", row)?,
         layer: number("layer", layer)?,
-        experts: experts.collect::<Result<_, String>>()?,
+        experts: experts.collect::<Result<_, TextFault>>()?,
     })
 }

@@ -4,7 +4,7 @@
 
 use crate::foreign::{At, CountRow, Facts, ForeignError, Importer, Lines, Options, Output, Source};
 
-use super::text::number;
+use super::text::{TextFault, number};
 
 const MAGIC: &str = "# ds4 expert hotlist v";
 const VERSION: &str = "1";
@@ -36,7 +36,7 @@ impl Importer for Ds4Hotlist {
             import_file(Lines::open(file)?, output)?;
         }
         output.note(
-            "counts alone: order, tokens and phases are not told; the weight column was left out, as its meaning differs \
+            "counts alone: order, tokens and phases are unknown; the weight column was left out, as its meaning differs \
              between writers",
         );
         Ok(())
@@ -50,18 +50,24 @@ fn import_file(mut lines: Lines, output: &mut Output<'_>) -> Result<(), ForeignE
         if let Some(version) = text.strip_prefix(MAGIC)
             && version != VERSION
         {
-            let reason = format!("hot list version {version:?} is not known, {VERSION} is read");
+            let shown: String = version.chars().take(32).collect();
+            let reason = format!("hot list version {shown:?} is not supported ({VERSION} is)");
             return Err(output.invalid(at(), reason));
         }
         if let Some(comment) = text.strip_prefix('#') {
-            let told = read_comment(comment.trim(), &mut facts);
-            if told.map_err(|reason| output.invalid(at(), reason))? {
+            let is_fact = read_comment(comment.trim(), &mut facts);
+            if is_fact.map_err(|fault| output.invalid(at(), fault))? {
                 output.facts(&facts)?;
             }
         } else {
             match read_row(text) {
-                Ok(row) => output.count(at, &row)?,
-                Err(reason) => lines.cut_or(lines.invalid(reason), output)?,
+                Ok((row, has_more)) => {
+                    if has_more {
+                        output.note("ignored values after the fourth of a line");
+                    }
+                    output.count(at, &row)?;
+                }
+                Err(fault) => lines.cut_or(lines.invalid(fault), output)?,
             }
         }
     }
@@ -69,7 +75,7 @@ fn import_file(mut lines: Lines, output: &mut Output<'_>) -> Result<(), ForeignE
 }
 
 /// Whether the comment says something about the model.
-fn read_comment(comment: &str, facts: &mut Facts) -> Result<bool, String> {
+fn read_comment(comment: &str, facts: &mut Facts) -> Result<bool, TextFault> {
     match comment.split_once(' ') {
         Some(("model", name)) => facts.model = Some(name.to_owned()),
         Some(("layers", n)) => facts.n_layer = Some(number("layers", n)?),
@@ -79,13 +85,10 @@ fn read_comment(comment: &str, facts: &mut Facts) -> Result<bool, String> {
     Ok(true)
 }
 
-fn read_row(text: &str) -> Result<CountRow, String> {
+/// A row, and whether it has values after the weight.
+fn read_row(text: &str) -> Result<(CountRow, bool), TextFault> {
     let mut words = text.split_ascii_whitespace();
-    let mut next = |name: &str| {
-        words
-            .next()
-            .ok_or(format!("no {name}; the line is damaged"))
-    };
+    let mut next = |name| words.next().ok_or(TextFault::Missing(name));
     let row = CountRow {
         layer_id: number("layer", next("layer")?)?,
         expert_id: number("expert", next("expert")?)?,
@@ -94,8 +97,5 @@ fn read_row(text: &str) -> Result<CountRow, String> {
         mass: None,
     };
     number::<f64>("weight", next("weight")?)?;
-    match words.next() {
-        None => Ok(row),
-        Some(_) => Err("more than four values; the line is damaged".into()),
-    }
+    Ok((row, words.next().is_some()))
 }

@@ -9,7 +9,12 @@ use crate::foreign::{
     At, CountRow, ForeignError, Importer, Lines, Options, Output, Source, sample_lines,
 };
 
-const HEADER: &str = "expert_id,total_mass,mass_fraction,selection_count";
+use super::text::{Columns, TextFault, has_columns, required_number};
+
+/// Columns by which a ranking is recognized.
+const REQUIRED: [&str; 3] = ["expert_id", "total_mass", "selection_count"];
+/// The fraction follows from the masses.
+const COLUMNS: [&str; 4] = [REQUIRED[0], REQUIRED[1], REQUIRED[2], "mass_fraction"];
 
 /// Rankings, a file or a directory of them.
 pub struct MeshLlm;
@@ -24,7 +29,9 @@ impl Importer for MeshLlm {
     }
 
     fn is_applicable(&self, sample: &[u8]) -> bool {
-        sample_lines(sample).find(|line| !line.starts_with('#')) == Some(HEADER)
+        sample_lines(sample)
+            .find(|line| !line.starts_with('#'))
+            .is_some_and(|line| has_columns(line, &REQUIRED))
     }
 
     fn takes_directories(&self) -> bool {
@@ -47,7 +54,8 @@ impl Importer for MeshLlm {
 
 fn import_file(file: &Path, output: &mut Output<'_>) -> Result<(), ForeignError> {
     let mut lines = Lines::open(file)?;
-    let (mut layer, mut has_masses, mut in_preamble) = (None, true, true);
+    let (mut layer, mut has_masses) = (None, true);
+    let mut columns: Option<Columns<4>> = None;
     while let Some((line, text)) = lines.next_line()? {
         let at = || At::Line(line);
         if let Some(comment) = text.strip_prefix('#') {
@@ -56,41 +64,50 @@ fn import_file(file: &Path, output: &mut Output<'_>) -> Result<(), ForeignError>
                 Some(("total_mass", "selection_count")) => has_masses = false,
                 _ => {}
             }
-        } else if in_preamble {
-            in_preamble = false;
-        } else {
-            let layer = layer.as_deref().ok_or_else(|| {
-                output.invalid(
-                    at(),
-                    "the ranking does not say which layer it is of (`# layer=N`): Mesh-LLM pools all layers, which tells nothing of one",
-                )
-            })?;
-            let Some((expert, mass, count)) = read_row(text) else {
-                let reason = format!("not a row of {HEADER}; the file is damaged");
-                lines.cut_or(lines.invalid(reason), output)?;
-                continue;
-            };
-            let row = CountRow {
-                layer_id: layer.parse().map_err(|_| {
-                    output.invalid(at(), format!("layer {layer:?} is not a number"))
-                })?,
-                expert_id: output.id(at, "expert", expert)?.into(),
-                phase: None,
-                count,
-                mass: Some(mass).filter(|_| has_masses),
-            };
-            output.count(at, &row)?;
+            continue;
         }
+        let Some(columns) = &columns else {
+            let found = Columns::of(text, COLUMNS, REQUIRED.len(), output);
+            columns = Some(found.map_err(|fault| lines.invalid(fault))?);
+            continue;
+        };
+        let layer = layer.as_deref().ok_or_else(|| {
+            output.invalid(
+                at(),
+                "the ranking does not name its layer (`# layer=N`): Mesh-LLM pools all layers, and a sum over layers says nothing about one of them",
+            )
+        })?;
+        let (expert, mass, count) = match read_row(columns, text) {
+            Ok(row) => row,
+            Err(fault) => {
+                lines.cut_or(lines.invalid(fault), output)?;
+                continue;
+            }
+        };
+        let row = CountRow {
+            layer_id: layer
+                .parse()
+                .map_err(|_| output.invalid(at(), format!("layer {layer:?} is not a number")))?,
+            expert_id: output.id(at, "expert", expert)?.into(),
+            phase: None,
+            count,
+            mass: Some(mass).filter(|_| has_masses),
+        };
+        output.count(at, &row)?;
     }
     Ok(())
 }
 
 /// Expert, mass and count.
-fn read_row(text: &str) -> Option<(u64, f64, u64)> {
-    let fields: Vec<&str> = text.split(',').map(str::trim).collect();
-    let [expert, mass, _fraction, count] = fields[..] else {
-        return None;
-    };
-    let mass: f64 = mass.parse().ok()?;
-    Some((expert.parse().ok()?, mass, count.parse().ok()?)).filter(|_| mass.is_finite())
+fn read_row(columns: &Columns<4>, text: &str) -> Result<(u64, f64, u64), TextFault> {
+    let [expert, mass, count, _fraction] = columns.fields(text)?;
+    let mass: f64 = required_number("total_mass", mass)?;
+    if !mass.is_finite() {
+        return Err(TextFault::Line("total_mass is not finite"));
+    }
+    Ok((
+        required_number("expert_id", expert)?,
+        mass,
+        required_number("selection_count", count)?,
+    ))
 }
