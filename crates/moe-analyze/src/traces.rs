@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail};
 use moe_analysis::foreign::importers;
 use moe_gguf::Gguf;
+use moe_gguf::text::strip_byte_order_mark;
 use moe_trace::Run;
 use moe_trace::foreign::{self, Detected, Facts, ForeignError, Input, Options, Sink, Summary};
 use moe_trace::manifest::Manifest;
@@ -326,7 +327,8 @@ fn read_ops(path: &Path) -> anyhow::Result<OpTable> {
     let text =
         fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     let mut ops = Vec::new();
-    for (line, text) in (1u64..).zip(text.lines().map(str::trim)) {
+    let lines = strip_byte_order_mark(&text).lines();
+    for (line, text) in (1u64..).zip(lines.map(str::trim)) {
         let parsed = text.split_once(',').and_then(|(number, name)| {
             let name = name.trim();
             Some((number.trim().parse().ok()?, name.to_owned())).filter(|_| !name.is_empty())

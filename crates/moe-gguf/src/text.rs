@@ -20,6 +20,12 @@ pub fn without_byte_order_mark(text: &[u8]) -> &[u8] {
     text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text)
 }
 
+/// As [`without_byte_order_mark`], of a string.
+pub fn strip_byte_order_mark(text: &str) -> &str {
+    let n_mark = text.len() - without_byte_order_mark(text.as_bytes()).len();
+    &text[n_mark..]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -31,6 +37,8 @@ mod tests {
         assert_eq!(text("\u{feff}\u{feff}a"), "\u{feff}a".as_bytes());
         assert_eq!(text("a\u{feff}"), "a\u{feff}".as_bytes());
         assert_eq!(without_byte_order_mark(b"\xef\xbb"), b"\xef\xbb");
+        assert_eq!(strip_byte_order_mark("\u{feff}ä"), "ä");
+        assert_eq!(strip_byte_order_mark("ä"), "ä");
     }
 
     #[test]

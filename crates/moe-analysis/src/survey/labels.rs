@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use moe_gguf::text::strip_byte_order_mark;
+
 use super::Error;
 
 /// What tokens without a label are called.
@@ -25,22 +27,43 @@ impl Labels {
         }
     }
 
-    /// Labels of sequences from lines `sequence,label`; a header and empty lines are passed over.
+    /// Labels of sequences from CSV lines `sequence,label`. A first line may name the columns, which may then come in any
+    /// order; other columns are ignored. A label that contains a comma or a quote is quoted as in RFC 4180. Empty lines
+    /// are ignored.
     ///
     /// # Errors
-    /// [`Error::Labels`] for a line that is none, or a sequence that is named twice with two labels.
+    /// [`Error::Labels`] for a line without both, or a sequence that is named twice with two labels.
     pub fn parse(csv: &str) -> Result<Labels, Error> {
         let mut sequences = HashMap::new();
-        for (line, text) in (1..).zip(csv.lines().map(str::trim)) {
+        let mut columns = Columns::default();
+        for (line, text) in (1..).zip(strip_byte_order_mark(csv).lines().map(str::trim)) {
             let fail = |reason: String| Err(Error::Labels { line, reason });
-            if text.is_empty() || (line == 1 && text.starts_with("sequence")) {
+            if text.is_empty() {
                 continue;
             }
-            let Some((sequence, label)) = text.split_once(',') else {
+            let Some(fields) = fields(text) else {
+                return fail("a quoted field has no end".into());
+            };
+            if line == 1
+                && let Some(named) = Columns::of_header(&fields)
+            {
+                columns = named;
+                continue;
+            }
+            if fields.len() > columns.n {
+                return fail(format!(
+                    "{} fields instead of {}: put double quotes around a label that contains a comma",
+                    fields.len(),
+                    columns.n
+                ));
+            }
+            let (Some(sequence), Some(label)) =
+                (fields.get(columns.sequence), fields.get(columns.label))
+            else {
                 return fail("no comma".into());
             };
-            let label = label.trim().trim_matches('"').to_owned();
-            let Ok(sequence) = sequence.trim().parse::<u32>() else {
+            let label = label.clone();
+            let Ok(sequence) = sequence.parse::<u32>() else {
                 return fail(format!("{sequence:?} is not the number of a sequence"));
             };
             if label.is_empty() {
@@ -90,6 +113,77 @@ impl Labels {
     }
 }
 
+/// Where the fields of a line are.
+struct Columns {
+    sequence: usize,
+    label: usize,
+    n: usize,
+}
+
+impl Default for Columns {
+    fn default() -> Columns {
+        Columns {
+            sequence: 0,
+            label: 1,
+            n: 2,
+        }
+    }
+}
+
+impl Columns {
+    /// The columns that a header names; `None` if the line is not a header. Without a column `label`, the labels are in the
+    /// column after that of the sequences.
+    fn of_header(fields: &[String]) -> Option<Columns> {
+        let mut names = fields.iter();
+        let sequence = names.position(|name| name.starts_with("sequence"))?;
+        let label = fields.iter().position(|name| name == "label");
+        Some(Columns {
+            sequence,
+            label: label.unwrap_or(sequence + 1),
+            n: fields.len(),
+        })
+    }
+}
+
+/// The fields of a line of CSV, by RFC 4180, without white space around them; `None` if a quoted field has no end.
+fn fields(line: &str) -> Option<Vec<String>> {
+    let mut fields = Vec::new();
+    let mut rest = line;
+    loop {
+        let text = rest.trim_start();
+        let (field, after) = match text.strip_prefix('"') {
+            Some(quoted) => unquote(quoted)?,
+            None => {
+                let end = text.find(',').unwrap_or(text.len());
+                (text[..end].trim_end().to_owned(), &text[end..])
+            }
+        };
+        fields.push(field);
+        match after.trim_start().strip_prefix(',') {
+            Some(more) => rest = more,
+            None => return Some(fields),
+        }
+    }
+}
+
+/// A quoted field after its first quote, and what follows its last one. Two quotes are one of the field.
+fn unquote(text: &str) -> Option<(String, &str)> {
+    let mut field = String::new();
+    let mut rest = text;
+    loop {
+        let end = rest.find('"')?;
+        field.push_str(&rest[..end]);
+        rest = &rest[end + 1..];
+        match rest.strip_prefix('"') {
+            Some(more) => {
+                field.push('"');
+                rest = more;
+            }
+            None => return Some((field, rest)),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -107,11 +201,22 @@ mod tests {
     }
 
     #[test]
+    fn quotes_and_columns_are_those_of_csv() {
+        let mut labels =
+            Labels::parse("\u{feff}id,label,sequence\nx,\"a \"\"b\"\", c\",0\ny, plain ,1\n")
+                .unwrap();
+        assert_eq!(labels.of(1, Some(0)), "a \"b\", c");
+        assert_eq!(labels.of(1, Some(1)), "plain");
+    }
+
+    #[test]
     fn faults_name_their_line() {
         for (csv, expected) in [
             ("0,a\n1", "line 2: no comma"),
             ("0,a\nx,b", "line 2: \"x\" is not"),
             ("0,a\n1, ", "line 2: the label is missing"),
+            ("0,a,b", "line 1: 3 fields instead of 2"),
+            ("0,\"a", "line 1: a quoted field has no end"),
             ("0,a\n0,b", "line 2: sequence 0 was \"a\""),
             ("sequence,label\n", "line 1: there is no label"),
         ] {

@@ -11,35 +11,42 @@ pub struct ExpertSizes {
 }
 
 impl ExpertSizes {
-    /// Reads CSV with the header `layer,expert,bytes`; empty lines are passed over.
+    /// Reads CSV whose header names `layer`, `expert` and `bytes`, in any order; other columns and empty lines are ignored.
     ///
     /// # Errors
-    /// [`Error::Sizes`] tells the line: no header, not three unsigned numbers, no bytes, or an expert for the second time.
+    /// [`Error::Sizes`] with the line: no header, fewer values than columns, not unsigned numbers, no bytes, or an expert for
+    /// the second time.
     pub fn from_csv(text: &str) -> Result<ExpertSizes, Error> {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let mut lines = (1..)
             .zip(text.lines().map(str::trim))
             .filter(|(_, line)| !line.is_empty());
-        let fields = |line: &str| {
-            line.split(',')
-                .map(|field| field.trim().to_owned())
-                .collect::<Vec<_>>()
-        };
         let fault = |line, fault: String| Error::Sizes { line, fault };
-        match lines.next() {
-            Some((_, header)) if fields(header) == ["layer", "expert", "bytes"] => {}
-            Some((line, header)) => {
-                return Err(fault(line, format!("{header:?} is not the header")));
-            }
-            None => return Err(fault(1, "the file is empty".into())),
-        }
+        let Some((line, header)) = lines.next() else {
+            return Err(fault(1, "the file is empty".into()));
+        };
+        let columns = fields(header);
+        let place = |name: &str| columns.iter().position(|&column| column == name);
+        let (Some(layer), Some(expert), Some(bytes)) =
+            (place("layer"), place("expert"), place("bytes"))
+        else {
+            return Err(fault(line, format!("{header:?} is not the header")));
+        };
         let mut sizes = ExpertSizes::default();
         for (line, text) in lines {
             let fields = fields(text);
-            let numbers = match fields.as_slice() {
-                [layer, expert, bytes] => (layer.parse(), expert.parse(), bytes.parse::<u64>()),
-                _ => return Err(fault(line, format!("{text:?} has not three fields"))),
-            };
+            if fields.len() != columns.len() {
+                let reason = format!(
+                    "{text:?} has not the {} fields of the header",
+                    columns.len()
+                );
+                return Err(fault(line, reason));
+            }
+            let numbers = (
+                fields[layer].parse(),
+                fields[expert].parse(),
+                fields[bytes].parse::<u64>(),
+            );
             let (Ok(layer), Ok(expert), Ok(bytes @ 1..)) = numbers else {
                 return Err(fault(
                     line,
@@ -82,6 +89,13 @@ impl ExpertSizes {
         }
         layers
     }
+}
+
+/// The fields of a line, without white space and quotes around them.
+fn fields(line: &str) -> Vec<&str> {
+    line.split(',')
+        .map(|field| field.trim().trim_matches('"'))
+        .collect()
 }
 
 /// Of an expert that is there twice, the later size counts; one without bytes is left out. Both as in the runtime.

@@ -5,6 +5,7 @@ use std::io::Read;
 use std::path::Path;
 
 use anyhow::{Context, anyhow, bail};
+use moe_gguf::text::strip_byte_order_mark;
 use serde::Deserialize;
 
 use super::Args;
@@ -58,7 +59,8 @@ pub fn read(args: &Args) -> anyhow::Result<Vec<Prompt>> {
         (Some(prompt), _) => Prompt::text(prompt.clone(), None),
         (None, Some(path)) => {
             let text = read_text(path)?;
-            let text = text.strip_suffix('\n').unwrap_or(&text).to_owned();
+            let text = strip_byte_order_mark(&text);
+            let text = text.strip_suffix('\n').unwrap_or(text).to_owned();
             Prompt::text(text, Some(path.display().to_string()))
         }
         (None, None) => Prompt::text(DEFAULT.to_owned(), None),
@@ -93,7 +95,7 @@ fn read_text(path: &Path) -> anyhow::Result<String> {
 
 fn lines(text: &str, file: &str) -> anyhow::Result<Vec<Prompt>> {
     let mut prompts = Vec::new();
-    for (i, line) in text.lines().enumerate() {
+    for (i, line) in strip_byte_order_mark(text).lines().enumerate() {
         if line.trim().is_empty() {
             continue;
         }
@@ -151,7 +153,7 @@ mod tests {
     #[test]
     fn lines_name_what_is_wrong() {
         let ok = lines(
-            "{\"prompt\":\"a\"}\n\n{\"tokens\":[1,2],\"n_predict\":3}\n",
+            "\u{feff}{\"prompt\":\"a\"}\n\n{\"tokens\":[1,2],\"n_predict\":3}\n",
             "f",
         )
         .unwrap();
