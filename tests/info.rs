@@ -223,7 +223,7 @@ fn what_is_not_known_is_exit_2() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("notes.txt");
     fs::write(&file, "notes").unwrap();
-    assert!(failure_of(&["info", arg(&file)]).contains("not a file that is known"));
+    assert!(failure_of(&["info", arg(&file)]).contains("is in no known format"));
     fs::write(&file, "").unwrap();
     assert!(failure_of(&["info", arg(&file)]).contains("is empty"));
     assert!(failure_of(&["info", arg(dir.path())]).contains("neither a run directory"));

@@ -239,7 +239,7 @@ fn bad_input_is_one_line_and_exit_2() {
     let model = repository("fixtures/random-qwen3moe-F16.gguf");
     for (input, expected) in [
         (dir.path().join("absent"), "cannot open"),
-        (text, "not a file that is known"),
+        (text, "is in no known format"),
         (model, "is a model"),
         (dir.path().to_owned(), "neither a run directory"),
     ] {

@@ -156,9 +156,9 @@ fn bad_input_is_one_line_and_exit_2() {
         (file("empty.bin", b""), "is empty"),
         (
             file("text.bin", b"no trace at all"),
-            "not a file that is known",
+            "is in no known format",
         ),
-        (file("zeros.bin", &[0; 4096]), "not a file that is known"),
+        (file("zeros.bin", &[0; 4096]), "is in no known format"),
         (
             file("table.parquet", b"PAR1 and then nothing"),
             "table.parquet is damaged: Invalid Parquet file. Corrupt footer",
