@@ -5,7 +5,8 @@ use std::fs::{self, File};
 use arrow::array::{AsArray, RecordBatch};
 use arrow::datatypes::{Float64Type, UInt32Type, UInt64Type};
 use moe_gguf::Gguf;
-use moe_gguf::experts::expert_sizes;
+use moe_gguf::experts::expert_bytes;
+use moe_gguf::map::OffsetMap;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
 use crate::Fixture;
@@ -126,7 +127,7 @@ fn parts_are_phases_sequences_and_windows() {
 fn bytes_are_those_of_the_model() {
     let fixture = Fixture::new();
     let model = repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
-    let sizes = expert_sizes(&Gguf::open(&model).unwrap());
+    let sizes = expert_bytes(&OffsetMap::new(&Gguf::open(&model).unwrap()));
     let known = known_counts(&ALL);
     let of_map = fixture.path("map.parquet");
     let of_model = fixture.path("model.parquet");
@@ -157,12 +158,12 @@ fn bytes_are_those_of_the_model() {
         let bytes = column("bytes").as_primitive::<UInt64Type>();
         assert_eq!(column("mass").as_primitive::<Float64Type>().value(3), 8.0);
         assert_eq!(batch.num_rows(), sizes.len());
-        for (row, size) in sizes.iter().enumerate() {
-            let cell = (u32::from(size.layer), size.expert);
+        for (row, (&(layer, expert), size)) in sizes.iter().enumerate() {
+            let cell = (u32::from(layer), expert);
             assert_eq!((layer_id.value(row), expert_id.value(row)), cell);
             let known = known.get(&cell).copied().unwrap_or(0);
             assert_eq!(count.value(row), known);
-            assert_eq!(bytes.value(row), known * size.bytes);
+            assert_eq!(bytes.value(row), known * size);
         }
     }
     let out = fixture.path("bytes.npy");

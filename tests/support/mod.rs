@@ -133,12 +133,53 @@ pub fn known_counts(phases: &[u8]) -> BTreeMap<(u32, u32), u64> {
     counts
 }
 
+/// Writes a GGUF file: the keys, and F32 tensors of zeros; `like` gives the keys and tensors that come before them.
+pub fn write_gguf(
+    path: &Path,
+    like: Option<&Gguf>,
+    keys: &[(&str, moe_gguf::Value)],
+    tensors: &[(String, Vec<u64>)],
+) {
+    use moe_gguf::GgmlType;
+    use moe_gguf::write::{Header, Writer};
+
+    let mut header = match like {
+        Some(gguf) => Header::like(gguf, |key| keys.iter().any(|(name, _)| *name == key)).unwrap(),
+        None => Header::new(),
+    };
+    for (key, value) in keys {
+        header.set(key, value).unwrap();
+    }
+    let old = like.map_or(&[][..], |gguf| gguf.tensors());
+    for t in old {
+        let ne = &t.ne[..t.n_dims as usize];
+        header.tensor(&t.name, t.ty, ne).unwrap();
+    }
+    for (name, ne) in tensors {
+        header.tensor(name, GgmlType::F32, ne).unwrap();
+    }
+    let mut writer = Writer::new(std::fs::File::create(path).unwrap(), header).unwrap();
+    for t in old {
+        writer.write(like.unwrap().data(t).unwrap()).unwrap();
+    }
+    for (_, ne) in tensors {
+        let n_bytes = 4 * ne.iter().product::<u64>();
+        writer.write(&vec![0; n_bytes as usize]).unwrap();
+    }
+    writer.finish().unwrap();
+}
+
 /// Both phases.
 pub const ALL: [u8; 2] = [PHASE_PROMPT, PHASE_GENERATE];
 
 /// Writes the known run: one prompt pass, then one pass for each generated token, over the qwen3moe fixture.
 pub fn known_run(dir: &Path) {
     let gguf = Gguf::open(repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf")).unwrap();
+    known_run_of(dir, &gguf);
+}
+
+/// Writes the known run over a model that has the tensors of the qwen3moe fixture, and maybe more.
+pub fn known_run_of(dir: &Path, gguf: &Gguf) {
     let file = &gguf.files()[0];
     let manifest = Manifest {
         engine: Engine {
@@ -162,13 +203,13 @@ pub fn known_run(dir: &Path) {
         ..Manifest::default()
     };
     let mut writer =
-        RunWriter::create(dir, manifest, &OffsetMap::new(&gguf), RunOptions::default()).unwrap();
+        RunWriter::create(dir, manifest, &OffsetMap::new(gguf), RunOptions::default()).unwrap();
     let mut clock = 1_000_000;
-    pass(&mut writer, &gguf, &mut clock, PHASE_PROMPT, |layer| {
+    pass(&mut writer, gguf, &mut clock, PHASE_PROMPT, |layer| {
         tokens_of(layer, PHASE_PROMPT)
     });
     for token in N_PROMPT..N_PROMPT + N_GENERATED {
-        pass(&mut writer, &gguf, &mut clock, PHASE_GENERATE, |_| {
+        pass(&mut writer, gguf, &mut clock, PHASE_GENERATE, |_| {
             token..token + 1
         });
     }

@@ -1,81 +1,107 @@
 //! How many bytes each routed expert takes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use crate::gguf::{Gguf, Tensor};
-use crate::map::n_stacked;
+use crate::gguf::Gguf;
+use crate::map::{MapRow, OffsetMap};
 use crate::names::{Category, Projection, Role, is_chunked};
 
-/// Bytes of one routed expert.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ExpertSize {
-    /// The layer.
-    pub layer: u16,
-    /// The expert within its layer.
-    pub expert: u32,
-    /// Bytes of its rows in every projection's weights and biases.
-    pub bytes: u64,
+/// Bytes of each routed expert by (layer, expert): its weights and biases in all projections, each in its tensor's own type.
+///
+/// Counted as llama.cpp's hot-cache fork does, which copies this much for an expert: a layer without down projection has no
+/// experts; where gate and up are one tensor, separate ones do not count; scales of a whole expert and chunk experts
+/// (`_chexps`) do not count either.
+pub fn expert_bytes(map: &OffsetMap) -> BTreeMap<(u16, u32), u64> {
+    let parts = ExpertParts::of(map);
+    let mut bytes: BTreeMap<(u16, u32), u64> = BTreeMap::new();
+    let mut add = |key, n| {
+        let sum = bytes.entry(key).or_default();
+        *sum = u64::saturating_add(*sum, n);
+    };
+    for row in map.rows.iter().filter(|row| parts.contains(row)) {
+        let Some(layer) = row.layer_id else { continue };
+        match (row.expert_id, row.n_stacked_biases()) {
+            (Some(expert), _) => add((layer, expert), row.size_bytes),
+            (None, Some(n_expert)) => {
+                let experts = parts.experts_of(layer);
+                for key in experts.filter(|&(_, expert)| u64::from(expert) < n_expert) {
+                    add(key, row.size_bytes / n_expert);
+                }
+            }
+            (None, None) => {}
+        }
+    }
+    bytes.retain(|key, _| parts.with_down.contains(key));
+    bytes
 }
 
-/// Bytes of each matrix of an expert, by [`Projection`].
-type Projections = BTreeMap<Projection, u64>;
-
-/// The weights and biases of each routed expert, layers and experts ascending, each in its tensor's own type.
-///
-/// Counted as llama.cpp's hot-cache fork does, which copies so much for an expert: a layer without down projection has no
-/// experts; where gate and up are one tensor, separate ones do not count; scales of a whole expert and chunk experts do not
-/// count either.
-pub fn expert_sizes(gguf: &Gguf) -> Vec<ExpertSize> {
-    // Tensors that hold a part of every expert of a layer, and how many experts that are.
-    let mut stacked: BTreeMap<u16, (u64, Projections)> = BTreeMap::new();
-    // Experts in tensors of their own, as older converters wrote them.
-    let mut single: BTreeMap<(u16, u32), Projections> = BTreeMap::new();
-    for tensor in gguf.tensors() {
-        let role = Role::of(&tensor.name);
-        let (Some(layer), Some(projection)) = (role.layer_id, role.projection) else {
-            continue;
-        };
-        let is_bias = role.category == Category::ExpertBias && tensor.name.ends_with(".bias");
-        if !(role.category == Category::Expert || is_bias) || is_chunked(&tensor.name) {
-            continue;
-        }
-        let (parts, bytes) = match (role.expert_id, share(tensor, is_bias)) {
-            (Some(expert), _) => {
-                let parts = single.entry((layer, expert)).or_default();
-                (parts, tensor.size_bytes)
-            }
-            (None, Some((n_expert, bytes))) => {
-                let (n, parts) = stacked.entry(layer).or_default();
-                if projection == Projection::Down && !is_bias {
-                    *n = n_expert;
-                }
-                (parts, bytes)
-            }
-            (None, None) => continue,
-        };
-        let sum = parts.entry(projection).or_default();
-        *sum = sum.saturating_add(bytes);
+/// Bytes of an expert of each layer; a layer whose experts differ in size is left out.
+pub fn expert_bytes_by_layer(map: &OffsetMap) -> BTreeMap<u16, u64> {
+    let mut layers: BTreeMap<u16, Option<u64>> = BTreeMap::new();
+    for ((layer, _), bytes) in expert_bytes(map) {
+        let size = layers.entry(layer).or_insert(Some(bytes));
+        *size = size.filter(|&size| size == bytes);
     }
-
-    let mut sizes: BTreeMap<(u16, u32), u64> = BTreeMap::new();
-    for (key, parts) in &single {
-        if parts.contains_key(&Projection::Down) {
-            sizes.insert(*key, total(parts));
-        }
-    }
-    for (layer, (n_expert, parts)) in &stacked {
-        let bytes = total(parts);
-        // No more experts than the limit on the rows of the map.
-        sizes.extend((0..*n_expert).map(|expert| ((*layer, expert as u32), bytes)));
-    }
-    sizes
-        .into_iter()
-        .map(|((layer, expert), bytes)| ExpertSize {
-            layer,
-            expert,
-            bytes,
-        })
+    let layers = layers.into_iter();
+    layers
+        .filter_map(|(layer, bytes)| Some((layer, bytes?)))
         .collect()
+}
+
+/// Which rows of a map are parts of routed experts, as [`expert_bytes`] counts them.
+#[derive(Clone, Debug, Default)]
+pub struct ExpertParts {
+    /// Layers whose gate and up are one tensor.
+    fused: BTreeSet<u16>,
+    /// (layer, expert) of all down matrices.
+    with_down: BTreeSet<(u16, u32)>,
+}
+
+impl ExpertParts {
+    /// The parts of a map.
+    pub fn of(map: &OffsetMap) -> ExpertParts {
+        let mut parts = ExpertParts::default();
+        let weights = map.rows.iter();
+        for row in weights.filter(|row| row.category == Category::Expert) {
+            let (Some(layer), Some(expert)) = (row.layer_id, row.expert_id) else {
+                continue;
+            };
+            match row.projection {
+                _ if is_chunked(&row.tensor) => {}
+                Some(Projection::GateUp) => {
+                    parts.fused.insert(layer);
+                }
+                Some(Projection::Down) => {
+                    parts.with_down.insert((layer, expert));
+                }
+                _ => {}
+            }
+        }
+        parts
+    }
+
+    /// Whether a row is a part of an expert, or holds one of each expert of its layer.
+    pub fn contains(&self, row: &MapRow) -> bool {
+        let (Some(layer), Some(projection)) = (row.layer_id, row.projection) else {
+            return false;
+        };
+        let is_part = match row.category {
+            Category::Expert => row.expert_id.is_some(),
+            Category::ExpertBias => row.tensor.ends_with(".bias"),
+            _ => false,
+        };
+        let is_separate = matches!(projection, Projection::Gate | Projection::Up);
+        is_part
+            && !is_chunked(&row.tensor)
+            && !(is_separate && self.fused.contains(&layer))
+            && self.experts_of(layer).next().is_some()
+    }
+
+    /// (layer, expert) of the experts of a layer.
+    fn experts_of(&self, layer: u16) -> impl Iterator<Item = (u16, u32)> {
+        let experts = self.with_down.range((layer, 0)..=(layer, u32::MAX));
+        experts.copied()
+    }
 }
 
 /// Bytes of all tensors of a layer's routed experts, scales included: what leaves the GPU when llama.cpp keeps the experts
@@ -92,23 +118,4 @@ pub fn expert_layer_bytes(gguf: &Gguf) -> BTreeMap<u16, u64> {
         }
     }
     layers
-}
-
-/// Experts in a stacked tensor and the bytes of each: weights are stacked in the third dimension, biases in the second.
-fn share(tensor: &Tensor, is_bias: bool) -> Option<(u64, u64)> {
-    let n_expert = if is_bias {
-        Some(tensor.ne[1]).filter(|&n| n > 0)?
-    } else {
-        n_stacked(tensor)?
-    };
-    Some((n_expert, tensor.size_bytes / n_expert))
-}
-
-fn total(parts: &Projections) -> u64 {
-    let is_fused = parts.contains_key(&Projection::GateUp);
-    let counts = |projection: &Projection| {
-        !is_fused || !matches!(projection, Projection::Gate | Projection::Up)
-    };
-    let parts = parts.iter().filter(|(projection, _)| counts(projection));
-    parts.fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
 }

@@ -105,6 +105,15 @@ fn push_rows(rows: &mut Vec<MapRow>, tensor: &Tensor) {
 }
 
 impl MapRow {
+    /// Experts whose biases the row holds, one after the other: stacked biases (`ffn_*_exps.bias`) are one row of the map
+    /// with `ne = [n, n_expert]`. `None` for everything else; the name decides, not the shape.
+    pub fn n_stacked_biases(&self) -> Option<u64> {
+        let is_bias = self.category == Category::ExpertBias && self.tensor.ends_with(".bias");
+        (is_bias && self.expert_id.is_none())
+            .then_some(self.ne[1])
+            .filter(|&n| n > 0)
+    }
+
     /// The columns of the map, in the order in which every format writes them.
     pub const COLUMNS: [&str; 14] = [
         "file",

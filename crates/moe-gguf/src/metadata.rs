@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::bytes::Bytes;
 use crate::cursor::Located;
 use crate::error::{Error, Fault};
+use crate::per_layer::PerLayer;
 use crate::value::{Array, Value};
 
 /// The key-values of a model, in the order of the file. Of a model in several files they are the
@@ -173,6 +174,23 @@ impl Metadata {
                 .map(|v| Some(v.as_f64()? as f32))
                 .collect()
         })
+    }
+
+    /// The value of `key` as one number, or as one number per layer, whatever integer type the file chose.
+    ///
+    /// # Errors
+    /// The value is neither an integer nor a list of integers, or one of them is negative, or the list is longer than a
+    /// model can have layers.
+    pub fn per_layer(&self, key: &str) -> Result<Option<PerLayer>, Error> {
+        let read = |value| PerLayer::from_value(value).map(Some);
+        self.get(key)
+            .map_or(Ok(None), read)
+            .map_err(|found| Error::WrongType {
+                path: self.path.clone(),
+                key: key.to_owned(),
+                found,
+                wanted: "a non-negative integer, or a list with one for each layer,",
+            })
     }
 
     fn typed<'a, T>(

@@ -6,12 +6,13 @@ use std::path::Path;
 
 use common::{F32, Raw};
 use moe_gguf::Gguf;
-use moe_gguf::experts::{expert_layer_bytes, expert_sizes};
+use moe_gguf::experts::{expert_bytes, expert_bytes_by_layer, expert_layer_bytes};
+use moe_gguf::map::OffsetMap;
 
 fn sizes(gguf: &Gguf) -> Vec<(u16, u32, u64)> {
-    let sizes = expert_sizes(gguf).into_iter();
+    let sizes = expert_bytes(&OffsetMap::new(gguf)).into_iter();
     sizes
-        .map(|size| (size.layer, size.expert, size.bytes))
+        .map(|((layer, expert), bytes)| (layer, expert, bytes))
         .collect()
 }
 
@@ -66,6 +67,10 @@ fn fused_projections_and_scales() {
         .open()
         .unwrap();
     let bytes = 4 * (40 + 10 + 20);
+    assert_eq!(
+        expert_bytes_by_layer(&OffsetMap::new(&gguf)),
+        [(3, bytes)].into()
+    );
     assert_eq!(sizes(&gguf), [(3, 0, bytes), (3, 1, bytes)]);
     // Both halves, the scale, the separate gate and the chunk; not the shared expert.
     let all = 2 * bytes + 4 * (2 + 40 + 20);
@@ -83,4 +88,6 @@ fn experts_in_tensors_of_their_own() {
         .open()
         .unwrap();
     assert_eq!(sizes(&gguf), [(0, 0, 160), (0, 7, 192)]);
+    // Experts that differ have no common size.
+    assert!(expert_bytes_by_layer(&OffsetMap::new(&gguf)).is_empty());
 }

@@ -35,7 +35,6 @@ use seeks::SeekCounter;
 pub use seeks::{Direction, SeekBucket, Seeks};
 use span::SpanCounter;
 pub use span::{LayerSpan, Spread};
-pub use units::expert_sizes;
 use units::{UnitId, Units};
 use volume::VolumeCounter;
 pub use volume::{LayerVolume, Lookups, PhaseVolume};

@@ -2,23 +2,12 @@
 
 use std::collections::HashMap;
 
-use moe_gguf::map::{Category, MapRow, OffsetMap};
-use moe_placement::plan::ExpertSizes;
+use moe_gguf::experts::{ExpertParts, expert_bytes};
+use moe_gguf::map::{MapRow, OffsetMap};
 use moe_trace::Access;
-
-/// Experts of a layer that biases can be of; a map that tells more is no model's.
-const MAX_EXPERTS: u64 = 4096;
 
 /// Place of a unit in [`Units`].
 pub(super) type UnitId = usize;
-
-/// Bytes of each expert of a model: all its tensors, gate, up and down, and its rows of biases.
-pub fn expert_sizes(map: &OffsetMap) -> ExpertSizes {
-    let units = Units::new(map).units.into_iter();
-    let experts =
-        units.filter_map(|unit| Some((unit.layer?.into(), unit.expert?, unit.size_bytes)));
-    experts.collect()
-}
 
 /// The units of a model.
 pub(super) struct Units {
@@ -36,14 +25,23 @@ struct Unit {
 
 struct Tensor {
     layer: Option<u16>,
-    /// The unit that the whole tensor is; `None` for one whose bytes belong to experts.
-    whole: Option<UnitId>,
+    parts: Parts,
     /// Bytes of a row.
     row_bytes: Option<u64>,
 }
 
+/// How the bytes of a tensor belong to units.
+enum Parts {
+    /// The tensor is a unit, or a part of one expert's.
+    Whole(UnitId),
+    /// Each expert of the layer has a part.
+    Experts,
+    /// Slices that the router does not select one by one: a unit each, by number.
+    Slices(HashMap<u32, UnitId>),
+}
+
 impl Units {
-    /// An expert's unit has the bytes of all its tensors: gate, up and down, and its rows of biases.
+    /// An expert's unit has the bytes that [`expert_bytes`] counts; every other tensor is a unit of its own.
     pub(super) fn new(map: &OffsetMap) -> Units {
         let mut units = Units {
             units: Vec::new(),
@@ -51,44 +49,42 @@ impl Units {
             by_expert: HashMap::new(),
             n_layer: 0,
         };
+        for ((layer, expert), bytes) in expert_bytes(map) {
+            let unit = units.push(Some(layer), Some(expert), bytes);
+            units.by_expert.insert((layer, expert), unit);
+        }
+        let parts = ExpertParts::of(map);
         for rows in map.rows.chunk_by(|a, b| a.tensor_idx == b.tensor_idx) {
-            units.add(rows);
+            units.add(rows, &parts);
         }
         units
     }
 
-    fn add(&mut self, rows: &[MapRow]) {
+    /// Adds a tensor by its rows.
+    fn add(&mut self, rows: &[MapRow], expert_parts: &ExpertParts) {
         let Some(first) = rows.first() else { return };
         let layer = first.layer_id;
         if let Some(layer) = layer {
             self.n_layer = self.n_layer.max(usize::from(layer) + 1);
         }
-        let biases = (first.category == Category::ExpertBias
-            && first.expert_id.is_none()
-            && first.ne[2] == 1)
-            .then_some(first.ne[1])
-            .filter(|&n| n > 1 && n <= MAX_EXPERTS);
-        let whole = match (layer, first.expert_id, biases) {
-            (Some(layer), None, Some(n)) => {
-                for expert in (0..n).map_while(|n| u32::try_from(n).ok()) {
-                    self.grow(layer, expert, first.size_bytes / n);
-                }
-                None
-            }
-            (Some(layer), Some(_), _) => {
-                for row in rows {
-                    self.grow(layer, row.expert_id.unwrap_or(0), row.size_bytes);
-                }
-                // A tensor of one expert alone is read as a whole.
-                let alone = (rows.len() == 1).then(|| (layer, first.expert_id.unwrap_or(0)));
-                alone.and_then(|key| self.by_expert.get(&key).copied())
-            }
-            _ => Some(self.push(layer, None, sum(rows))),
-        };
         let row_bytes = first.size_bytes.checked_div(first.ne[1]);
+        let parts = if expert_parts.contains(first) {
+            // A tensor of one expert alone is read as a whole.
+            let key = layer.zip(first.expert_id).filter(|_| rows.len() == 1);
+            let unit = key.and_then(|key| self.by_expert.get(&key).copied());
+            unit.map_or(Parts::Experts, Parts::Whole)
+        } else if rows.len() > 1 {
+            let slices = rows.iter().map(|row| {
+                let unit = self.push(layer, None, row.size_bytes);
+                (row.expert_id.unwrap_or(0), unit)
+            });
+            Parts::Slices(slices.collect())
+        } else {
+            Parts::Whole(self.push(layer, None, first.size_bytes))
+        };
         let tensor = Tensor {
             layer,
-            whole,
+            parts,
             row_bytes,
         };
         self.tensors.insert(first.tensor_idx, tensor);
@@ -103,26 +99,16 @@ impl Units {
         self.units.len() - 1
     }
 
-    /// Adds bytes to an expert's unit.
-    fn grow(&mut self, layer: u16, expert: u32, size_bytes: u64) {
-        match self.by_expert.get(&(layer, expert)) {
-            Some(&unit) => {
-                let unit = &mut self.units[unit];
-                unit.size_bytes = unit.size_bytes.saturating_add(size_bytes);
-            }
-            None => {
-                let unit = self.push(Some(layer), Some(expert), size_bytes);
-                self.by_expert.insert((layer, expert), unit);
-            }
-        }
-    }
-
-    /// The unit that an access reads; `None` for what the map does not have.
+    /// The unit that an access reads; `None` for what the map does not contain.
     pub(super) fn of(&self, access: &Access) -> Option<UnitId> {
         let tensor = self.tensors.get(&access.tensor_idx?)?;
-        match access.expert_id {
-            Some(expert) => self.by_expert.get(&(tensor.layer?, expert)).copied(),
-            None => tensor.whole,
+        match &tensor.parts {
+            Parts::Whole(unit) => Some(*unit),
+            Parts::Experts => {
+                let key = (tensor.layer?, access.expert_id?);
+                self.by_expert.get(&key).copied()
+            }
+            Parts::Slices(units) => units.get(&access.expert_id?).copied(),
         }
     }
 
@@ -157,7 +143,45 @@ impl Units {
     }
 }
 
-fn sum(rows: &[MapRow]) -> u64 {
-    let sizes = rows.iter().map(|row| row.size_bytes);
-    sizes.fold(0, u64::saturating_add)
+#[cfg(test)]
+mod tests {
+    use moe_gguf::write::Header;
+    use moe_gguf::{GgmlType, Gguf};
+
+    use super::*;
+
+    fn access(tensor_idx: u32, expert_id: Option<u32>) -> Access {
+        Access {
+            source: 0,
+            tensor_idx: Some(tensor_idx),
+            expert_id,
+            file: 0,
+            file_offset: 0,
+            size_bytes: 0,
+        }
+    }
+
+    /// GroveMoE: a chunk belongs to several experts, and is neither counted for one nor taken for one.
+    #[test]
+    fn chunk_experts_are_units_of_their_own() {
+        let mut header = Header::new();
+        for (name, ne) in [
+            ("blk.0.ffn_up_exps.weight", [4, 2, 4]),
+            ("blk.0.ffn_down_exps.weight", [2, 4, 4]),
+            ("blk.0.ffn_up_chexps.weight", [4, 1, 2]),
+            ("blk.0.ffn_gate_inp.weight", [4, 4, 1]),
+        ] {
+            header.tensor(name, GgmlType::F32, &ne).unwrap();
+        }
+        let gguf = Gguf::from_bytes("chunks.gguf", header.encode().unwrap()).unwrap();
+        let units = Units::new(&OffsetMap::new(&gguf));
+        let expert = units.of(&access(1, Some(1))).unwrap();
+        assert_eq!(units.of(&access(0, Some(1))), Some(expert));
+        assert_eq!((units.expert(expert), units.size(expert)), (Some(1), 64));
+        let chunk = units.of(&access(2, Some(1))).unwrap();
+        assert_ne!(chunk, expert);
+        assert_eq!((units.expert(chunk), units.size(chunk)), (None, 16));
+        let total: u64 = gguf.tensors().iter().map(|t| t.size_bytes).sum();
+        assert_eq!(units.total_bytes(), total);
+    }
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use moe_analysis::foreign::{exporters, files_exporters, importers};
-use moe_analysis::hotness::ExpertBytes;
+use moe_gguf::experts::expert_bytes_by_layer;
 use moe_gguf::text::counted;
 use moe_trace::foreign::{Export, Facts, FilesExporter, Input};
 
@@ -64,7 +64,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         && options.model.is_none()
     {
         options.model = Some(Facts {
-            expert_bytes: ExpertBytes::of_map(map).by_layer(),
+            expert_bytes: expert_bytes_by_layer(map),
             ..Facts::default()
         });
     }

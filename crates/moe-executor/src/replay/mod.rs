@@ -7,7 +7,11 @@ mod activations;
 mod collect;
 mod routes;
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
+
+use moe_gguf::experts::expert_bytes_by_layer;
+use moe_gguf::map::OffsetMap;
 
 use crate::activation::{Activation, NodeName};
 use crate::cpu::threads::Threads;
@@ -38,6 +42,8 @@ pub struct Replay<'a, 'g> {
     drawn: Vec<u32>,
     /// Experts that a layer chose.
     seen: Vec<bool>,
+    /// Bytes of an expert of each layer.
+    expert_bytes: BTreeMap<u16, u64>,
 }
 
 /// A layer that ran.
@@ -72,6 +78,7 @@ impl<'a, 'g> Replay<'a, 'g> {
         seed: u64,
     ) -> Replay<'a, 'g> {
         let mut replay = Replay {
+            expert_bytes: expert_bytes_by_layer(&OffsetMap::new(model.gguf())),
             model,
             ops: Ops::new(threads, Recorder::new(None), device),
             state: MoeState::new(64),
@@ -138,7 +145,8 @@ impl<'a, 'g> Replay<'a, 'g> {
             let (ops, choice) = (&mut self.ops, &mut self.choices[i]);
             moe.forward_chosen(ops, &mut self.state, choice, &mut self.x, &mut self.out);
             let span = (from, self.moment()?);
-            let [expert, shared] = moe.size_bytes();
+            let expert = self.expert_bytes.get(&chosen.layer).copied().unwrap_or(0);
+            let shared = moe.shared_bytes();
             let done = Ran {
                 layer: chosen.layer,
                 n_tokens: chosen.positions.len(),

@@ -88,11 +88,6 @@ fn expert_tensor(rows: &[MapRow]) -> Option<ExpertTensor<'_>> {
     match first.category {
         // A tensor of one expert alone, as older files have them, is its own range.
         Category::Expert if first.expert_id == Some(0) => Some(ExpertTensor::Weights(rows)),
-        Category::ExpertBias
-            if first.expert_id.is_none() && first.ne[1] > 1 && first.ne[2] == 1 =>
-        {
-            Some(ExpertTensor::Bias(first))
-        }
-        _ => None,
+        _ => first.n_stacked_biases().map(|_| ExpertTensor::Bias(first)),
     }
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail};
 use moe_analysis::hotness::{ExpertBytes, Hotness};
 use moe_analysis::survey::{self, Labels, Survey};
+use moe_gguf::map::OffsetMap;
 use moe_gguf::text::counted;
 use moe_trace::foreign::{ForeignError, Input, Options};
 
@@ -41,7 +42,7 @@ pub fn read_all(args: &Args, ctx: &Context) -> anyhow::Result<Counted> {
         labels,
     });
     let mut bytes = match args.trace.gguf()? {
-        Some((_, gguf)) => ExpertBytes::of_model(&gguf),
+        Some((_, gguf)) => ExpertBytes::of_map(&OffsetMap::new(&gguf)),
         None => ExpertBytes::default(),
     };
     let options = args.trace.options()?;

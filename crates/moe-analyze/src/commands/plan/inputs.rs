@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail};
 use moe_analysis::hotness::{Hotness, Phases};
 use moe_gguf::Gguf;
-use moe_gguf::experts::{expert_layer_bytes, expert_sizes};
+use moe_gguf::experts::{expert_bytes, expert_layer_bytes};
+use moe_gguf::map::OffsetMap;
 use moe_placement::learn::LearnFile;
 use moe_placement::plan::ExpertSizes;
 use moe_trace::foreign::{Facts, Options};
@@ -118,6 +119,14 @@ fn facts_of(file: &LearnFile) -> Facts {
     }
 }
 
+/// Bytes of each expert of a model's map.
+pub fn sizes_of(map: &OffsetMap) -> ExpertSizes {
+    let sizes = expert_bytes(map).into_iter();
+    sizes
+        .map(|((layer, expert), bytes)| (layer.into(), expert, bytes))
+        .collect()
+}
+
 /// The experts of a model.
 pub struct Experts {
     /// Bytes of each, as the runtime counts them.
@@ -146,10 +155,7 @@ impl Experts {
 
     fn from_model(path: &Path, ctx: &Context) -> anyhow::Result<Experts> {
         let gguf = Gguf::open(path)?;
-        let sizes: ExpertSizes = expert_sizes(&gguf)
-            .into_iter()
-            .map(|size| (size.layer.into(), size.expert, size.bytes))
-            .collect();
+        let sizes = sizes_of(&OffsetMap::new(&gguf));
         if sizes.is_empty() {
             bail!(
                 "{} has no routed experts; give a mixture-of-experts model",

@@ -21,7 +21,7 @@ use crate::output::Format;
 use crate::traces::ToldArgs;
 
 use budget::Budget;
-pub use inputs::{Experts, read_learn_file};
+pub use inputs::{Experts, read_learn_file, sizes_of};
 
 /// Plan which experts a hot-expert cache holds, exactly as the runtime that reads the file
 ///

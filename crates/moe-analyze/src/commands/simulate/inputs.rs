@@ -4,7 +4,6 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
-use moe_analysis::accesses::expert_sizes;
 use moe_analysis::simulate::{Batches, Collector};
 use moe_gguf::map::OffsetMap;
 use moe_placement::learn::LayerObservation;
@@ -50,7 +49,7 @@ impl Inputs {
         let sizes = match (named, &input) {
             (Some(experts), _) => experts.sizes,
             (None, Input::Run(run)) if run.map.is_some() => {
-                run.map.as_ref().map(expert_sizes).unwrap_or_default()
+                run.map.as_ref().map(plan::sizes_of).unwrap_or_default()
             }
             (None, _) => collector.told_sizes(),
         };
