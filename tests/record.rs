@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use moe_trace::{Run, TensorAccessLog};
 use serde_json::Value;
-use support::{arg, failure_of, file_of, moe_analyze, repository, stdout_of};
+use support::{arg, failure_of, file_of, moe_analyze, repository, stdout_of, write_gguf};
 
 const PROMPT: &str = "The kernel driver is responsible for";
 
@@ -39,6 +39,69 @@ fn sums(hotness: &[Value]) -> BTreeMap<u64, u64> {
             row["count"].as_u64().unwrap();
     }
     sums
+}
+
+/// Records with a key of the qwen3moe fixture changed: whether it could be done, and stderr.
+fn record_with(key: &str, value: moe_gguf::Value) -> (Option<i32>, String) {
+    let dir = tempfile::tempdir().unwrap();
+    let (model, out) = (dir.path().join("m.gguf"), dir.path().join("run"));
+    let like = moe_gguf::Gguf::open(tiny_qwen3moe()).unwrap();
+    write_gguf(&model, Some(&like), &[(key, value)], &[]);
+    let args = [
+        "record",
+        "--model",
+        arg(&model),
+        "--prompt",
+        PROMPT,
+        "-n",
+        "1",
+    ];
+    let output = moe_analyze().args(args).args(["--out", arg(&out)]).output();
+    let output = output.unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    (output.status.code(), stderr)
+}
+
+#[test]
+fn keys_that_change_the_computation_are_refused() {
+    let list = |values: &[u32]| {
+        let values = values.iter().map(|&value| moe_gguf::Value::U32(value));
+        let array = moe_gguf::Array::new(moe_gguf::ValueType::U32, values);
+        moe_gguf::Value::Array(Box::new(array.unwrap()))
+    };
+    for (key, value, expected) in [
+        (
+            "qwen3moe.attention.causal",
+            moe_gguf::Value::Bool(false),
+            "is false",
+        ),
+        (
+            "qwen3moe.attention.head_count",
+            list(&[4, 4, 4, 4, 4, 2]),
+            "[4, 4, 4, 4, 4, 2]",
+        ),
+        ("qwen3moe.expert_used_count", list(&[4]), "[4]"),
+    ] {
+        let (code, stderr) = record_with(key, value);
+        assert_eq!(code, Some(2), "{stderr}");
+        assert!(
+            stderr.contains(key) && stderr.contains(expected),
+            "{stderr}"
+        );
+    }
+}
+
+#[test]
+fn a_special_id_outside_the_vocabulary_is_a_warning() {
+    let key = "tokenizer.ggml.eos_token_id";
+    let (code, stderr) = record_with(key, moe_gguf::Value::U32(100_000));
+    assert_eq!(code, Some(0), "{stderr}");
+    let warning = stderr.lines().find(|line| line.starts_with("warning: "));
+    let warning = warning.unwrap_or_else(|| panic!("{stderr}"));
+    assert!(
+        warning.contains(key) && warning.contains("100000"),
+        "{warning}"
+    );
 }
 
 #[test]

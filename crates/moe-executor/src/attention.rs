@@ -29,8 +29,6 @@ pub struct AttentionSpec {
     pub qk_norm: Option<QkNorm>,
     /// Whether each head has a score without a value.
     pub sinks: bool,
-    /// Of so many layers, all but the last see only a window.
-    pub window_period: Option<usize>,
     /// Whether a file may bring divisors of the rotation's frequencies.
     pub rope_factors: bool,
 }
@@ -42,7 +40,6 @@ impl AttentionSpec {
         output_bias: false,
         qk_norm: None,
         sinks: false,
-        window_period: None,
         rope_factors: false,
     };
 
@@ -153,9 +150,7 @@ impl<'g> AttentionLayer<'g> {
                 norm: norm.transpose()?,
             })
         };
-        let windowed = spec
-            .window_period
-            .is_some_and(|n| !(il + 1).is_multiple_of(n));
+        let window = hp.window.as_ref().filter(|window| window.layers[il]);
         let rope_factors = (spec.rope_factors && loader.has(ROPE_FACTORS))
             .then(|| loader.vector(ROPE_FACTORS, hp.rope.n_dims / 2));
         Ok(AttentionLayer {
@@ -165,11 +160,11 @@ impl<'g> AttentionLayer<'g> {
                 n_head: hp.n_head,
                 n_head_kv: hp.n_head_kv,
                 head_dim: d,
-                window: hp.n_swa.filter(|_| windowed),
+                window: window.map(|window| window.n_positions),
                 scale: 1.0 / (d as f32).sqrt(),
             },
-            keys_first: spec.window_period.is_some(),
-            rope: if windowed { hp.rope_swa } else { hp.rope },
+            keys_first: hp.window.is_some(),
+            rope: window.map_or(hp.rope, |window| window.rope),
             rope_factors: rope_factors.transpose()?,
             norm: vector("attn_norm", n_embd)?,
             qk_norm: spec.qk_norm,

@@ -202,5 +202,22 @@ pub enum Error {
     },
 }
 
+/// Something in a model's file that does not keep it from being run.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Warning {
+    /// A key that has no effect.
+    #[error("key `{key}` has no effect in {arch} models, as in llama.cpp")]
+    IgnoredKey {
+        /// The GGUF key.
+        key: String,
+        /// Architecture.
+        arch: String,
+    },
+    /// The vocabulary has a fault that llama.cpp warns of, too.
+    #[error(transparent)]
+    Vocabulary(#[from] crate::tokenizer::Warning),
+}
+
 /// Result of the executor.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

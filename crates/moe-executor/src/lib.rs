@@ -30,6 +30,6 @@ pub mod session;
 pub mod tokenizer;
 pub mod weights;
 
-pub use error::{Error, Result};
+pub use error::{Error, Result, Warning};
 pub use model::Model;
 pub use session::Session;

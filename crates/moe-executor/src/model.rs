@@ -7,8 +7,8 @@ use moe_trace::buffers::{Buffer, usage};
 use crate::arch;
 use crate::arch::decoder::Decoder;
 use crate::buffers::{Inventory, WEIGHT_BUFFERS};
-use crate::error::{Error, Result};
-use crate::hparams::{HParams, Keys};
+use crate::error::{Error, Result, Warning};
+use crate::hparams::{self, HParams, Keys};
 use crate::recorder::Mode;
 use crate::tokenizer::Tokenizer;
 use crate::weights::{Loader, Matrix, Vector};
@@ -26,6 +26,7 @@ pub struct Model<'g> {
     pub(crate) decoder: Decoder<'g>,
     /// Bytes of the vectors that were converted to f32.
     converted_bytes: u64,
+    warnings: Vec<Warning>,
 }
 
 impl<'g> Model<'g> {
@@ -48,6 +49,7 @@ impl<'g> Model<'g> {
         let mut model = Model {
             gguf,
             converted_bytes: 0,
+            warnings: hparams::ignored(&keys),
             tokenizer: Tokenizer::from_gguf(gguf.metadata()).map_err(|source| {
                 Error::Vocabulary {
                     file: loader.file(),
@@ -60,6 +62,8 @@ impl<'g> Model<'g> {
             decoder,
         };
         loader.check_all_used()?;
+        let of_vocabulary = model.tokenizer.warnings().iter().cloned();
+        model.warnings.extend(of_vocabulary.map(Warning::from));
         model.converted_bytes = loader.converted_bytes();
         Ok(model)
     }
@@ -72,6 +76,11 @@ impl<'g> Model<'g> {
     /// Hyper-parameters.
     pub fn hparams(&self) -> &HParams {
         self.decoder.hparams()
+    }
+
+    /// What a user should know about the file although it can be run.
+    pub fn warnings(&self) -> &[Warning] {
+        &self.warnings
     }
 
     /// Whether layer `il` has experts.

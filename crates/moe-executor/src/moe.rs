@@ -32,9 +32,18 @@ pub struct MoeSpec {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SharedExpert {
     /// Hidden width.
-    pub n_ff: usize,
+    pub width: SharedWidth,
     /// Whether its output is weighed by the sigmoid of a score of its own.
     pub gated: bool,
+}
+
+/// Hidden width of a shared expert.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SharedWidth {
+    /// The same in all layers.
+    Own(usize),
+    /// This many times the width of one of the layer's routed experts.
+    Experts(usize),
 }
 
 impl MoeSpec {
@@ -49,8 +58,9 @@ impl MoeSpec {
         shared: None,
     };
 
-    /// Operations of one layer that leave one record a pass, and those that leave one for every token.
-    pub fn ops(&self, hp: &HParams) -> (usize, usize) {
+    /// Operations of one layer with `n_expert_used` selected experts that leave one record a pass, and those that leave one
+    /// for every token.
+    pub fn ops(&self, hp: &HParams, n_expert_used: usize) -> (usize, usize) {
         let router = 1
             + usize::from(self.biases)
             + 1 // softmax or sigmoid, of all or of the chosen
@@ -59,7 +69,7 @@ impl MoeSpec {
             + 2 // argsort, weights
             + 3 * usize::from(self.norm_weights)
             + usize::from(self.weights_scale != 1.0);
-        let merge = 1 + (hp.n_expert_used.max(2) - 1);
+        let merge = 1 + (n_expert_used.max(2) - 1);
         let shared = match self.shared {
             Some(SharedExpert { gated: true, .. }) => FFN_OPS + 5,
             Some(SharedExpert { gated: false, .. }) => FFN_OPS + 1,
@@ -168,7 +178,7 @@ impl<'g> MoeLayer<'g> {
         il: usize,
         spec: &MoeSpec,
     ) -> Result<MoeLayer<'g>> {
-        let (n_embd, n_ff, n_expert) = (hp.n_embd, hp.n_ff_exp, hp.n_expert);
+        let (n_embd, n_ff, n_expert) = (hp.n_embd, hp.n_ff_exp_by_layer[il], hp.n_expert);
         let linear = |part: &str, ne| loader.linear(&format!("blk.{il}.{part}"), ne, spec.biases);
         let selection_bias = spec
             .selection_bias
@@ -176,8 +186,12 @@ impl<'g> MoeLayer<'g> {
         let shared = spec.shared.map(|shared| {
             let name = format!("blk.{il}.ffn_gate_inp_shexp.weight");
             let gate = shared.gated.then(|| loader.matrix(&name, n_embd, 1));
+            let width = match shared.width {
+                SharedWidth::Own(width) => width,
+                SharedWidth::Experts(n) => n * n_ff,
+            };
             Ok::<_, crate::Error>(Shared {
-                ffn: Ffn::load(loader, il, "_shexp", n_embd, shared.n_ff)?,
+                ffn: Ffn::load(loader, il, "_shexp", n_embd, width)?,
                 gate: gate.transpose()?,
             })
         });
@@ -185,7 +199,7 @@ impl<'g> MoeLayer<'g> {
             il,
             spec: *spec,
             groups: hp.expert_groups,
-            n_expert_used: hp.n_expert_used,
+            n_expert_used: hp.n_expert_used_by_layer[il],
             router: linear("ffn_gate_inp", [n_embd, n_expert, 1])?,
             selection_bias: selection_bias.transpose()?,
             gate: linear("ffn_gate_exps", [n_embd, n_ff, n_expert])?,
@@ -231,19 +245,12 @@ impl<'g> MoeLayer<'g> {
         std::mem::swap(&mut s.routing, chosen);
     }
 
-    /// Bytes of one expert, and of the shared expert.
-    pub(crate) fn size_bytes(&self) -> [u64; 2] {
-        let stacks = [&self.gate, &self.up, &self.down];
-        let bytes = |linear: &Linear| {
-            let bias = linear.bias.as_ref().map_or(0, |b| b.place.size_bytes);
-            linear.weights.place.size_bytes + bias
-        };
-        let n_expert = self.gate.weights.n_expert as u64;
-        let shared = self.shared.as_ref().map_or(0, |shared| {
+    /// Bytes of the shared expert.
+    pub(crate) fn shared_bytes(&self) -> u64 {
+        self.shared.as_ref().map_or(0, |shared| {
             let gate = shared.gate.as_ref().map_or(0, |g| g.place.size_bytes);
             shared.ffn.size_bytes() + gate
-        });
-        [stacks.map(bytes).iter().sum::<u64>() / n_expert, shared]
+        })
     }
 
     /// What follows the router.

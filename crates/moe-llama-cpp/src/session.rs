@@ -77,7 +77,9 @@ impl Bound {
         let arch = gguf.metadata().str("general.architecture").ok().flatten();
         let number = |key: &str| {
             let key = format!("{}.{key}", arch.unwrap_or_default());
-            let number = gguf.metadata().u64(&key).ok().flatten();
+            // llama.cpp has loaded the model, so that a value of another type is not one that it reads.
+            let values = gguf.metadata().per_layer(&key).ok().flatten();
+            let number = values.and_then(|values| values.max());
             number.unwrap_or(0).min(1 << 16)
         };
         let n_expert_used = number("expert_used_count").max(1);

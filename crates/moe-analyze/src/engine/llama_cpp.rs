@@ -28,8 +28,10 @@ impl<'g> LlamaCpp<'g> {
         let arch = metadata
             .str("general.architecture")?
             .with_context(|| format!("{}: general.architecture is missing", path.display()))?;
+        // Of values that differ between layers, the largest.
         let number = |key: &str| -> anyhow::Result<usize> {
-            let number = metadata.u64(&format!("{arch}.{key}"))?;
+            let values = metadata.per_layer(&format!("{arch}.{key}"))?;
+            let number = values.and_then(|values| values.max());
             Ok(usize::try_from(number.unwrap_or(0))?)
         };
         // llama.cpp reads ahead as it maps.
@@ -95,7 +97,7 @@ impl super::Session for Session<'_> {
         Session::stop_observing(self);
     }
 
-    fn into_writer(self: Box<Self>) -> Option<RunWriter> {
-        Session::into_writer(*self)
+    fn into_writer(self: Box<Self>) -> (Option<RunWriter>, moe_executor::Result<()>) {
+        (Session::into_writer(*self), Ok(()))
     }
 }

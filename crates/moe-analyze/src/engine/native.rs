@@ -32,6 +32,7 @@ impl<'g> Native<'g> {
     ) -> anyhow::Result<Native<'g>> {
         device.check()?;
         let model = Model::load(gguf)?;
+        print_warnings(&model, &ctx);
         let about = about(&model);
         Ok(Native {
             model,
@@ -40,6 +41,14 @@ impl<'g> Native<'g> {
             ctx,
             about,
         })
+    }
+}
+
+/// Prints what a user should know about the model's file although it can be run.
+pub fn print_warnings(model: &Model, ctx: &Context) {
+    for warning in model.warnings() {
+        let file = model.gguf().files()[0].path.display();
+        ctx.remark(format_args!("warning: {file}: {warning}"));
     }
 }
 
@@ -109,8 +118,9 @@ impl super::Session for Session<'_, '_> {
         self.device().and_then(fallbacks)
     }
 
-    fn into_writer(self: Box<Self>) -> Option<RunWriter> {
-        self.into_recorder().into_writer()
+    fn into_writer(self: Box<Self>) -> (Option<RunWriter>, moe_executor::Result<()>) {
+        let (recorder, ended) = self.into_recorder();
+        (recorder.into_writer(), ended)
     }
 }
 

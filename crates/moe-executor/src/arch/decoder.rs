@@ -19,21 +19,12 @@ pub struct DecoderSpec {
     pub attention: AttentionSpec,
     /// Norm before the experts: its tensor and its node.
     pub ffn_norm: (&'static str, &'static str),
-    /// First layers, which have one block for all tokens in the place of experts.
-    pub dense: DenseLead,
+    /// First layers, which have one block for all tokens instead of experts.
+    pub n_dense: usize,
     /// Experts.
     pub moe: MoeSpec,
     /// Where a prompt is cut to the rows whose logits are wanted.
     pub cut: Cut,
-}
-
-/// Layers without experts before those with experts.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct DenseLead {
-    /// How many.
-    pub n_layer: usize,
-    /// Hidden width of their block.
-    pub n_ff: usize,
 }
 
 /// Where llama.cpp cuts a prompt to the rows whose logits are wanted.
@@ -50,10 +41,7 @@ impl DecoderSpec {
     pub const PLAIN: DecoderSpec = DecoderSpec {
         attention: AttentionSpec::PLAIN,
         ffn_norm: ("ffn_norm", "ffn_norm"),
-        dense: DenseLead {
-            n_layer: 0,
-            n_ff: 0,
-        },
+        n_dense: 0,
         moe: MoeSpec::PLAIN,
         cut: Cut::InLastLayer,
     };
@@ -81,8 +69,8 @@ enum Block<'g> {
 impl<'g> Decoder<'g> {
     pub(crate) fn load(loader: &Loader<'g>, hp: HParams, spec: DecoderSpec) -> Result<Decoder<'g>> {
         let layer = |il| -> Result<Layer<'g>> {
-            let block = if il < spec.dense.n_layer {
-                let n_ff = spec.dense.n_ff;
+            let block = if il < spec.n_dense {
+                let n_ff = hp.n_ff_by_layer[il];
                 Block::Dense(Box::new(Ffn::load(loader, il, "", hp.n_embd, n_ff)?))
             } else {
                 Block::Moe(Box::new(MoeLayer::load(loader, &hp, il, &spec.moe)?))
@@ -170,10 +158,10 @@ impl<'g> Decoder<'g> {
         // of `block` and `x`, or of `x` alone
         const CUTS: usize = 2;
         let (mut pass, mut token) = (CUTS, 0);
-        for layer in &self.layers {
+        for (layer, &n_expert_used) in self.layers.iter().zip(&self.hp.n_expert_used_by_layer) {
             let (block_pass, block_token) = match &layer.block {
                 Block::Dense(_) => (FFN_OPS, 0),
-                Block::Moe(_) => self.spec.moe.ops(&self.hp),
+                Block::Moe(_) => self.spec.moe.ops(&self.hp, n_expert_used),
             };
             pass += self.spec.attention.ops() + OWN + block_pass;
             token += block_token;

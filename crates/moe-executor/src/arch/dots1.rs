@@ -1,11 +1,11 @@
 //! `dots1`: queries and keys normed head by head, dense layers first, a router of sigmoids with a bias on the choice, and
 //! a shared expert.
 
-use crate::arch::decoder::{Decoder, DecoderSpec, DenseLead};
+use crate::arch::decoder::{Decoder, DecoderSpec};
 use crate::attention::{AttentionSpec, QkNorm};
 use crate::error::Result;
-use crate::hparams::{HParams, Keys, MAX_WIDTH};
-use crate::moe::{MoeSpec, SharedExpert};
+use crate::hparams::{ExpertWidth, HParams, Keys, Layout, MAX_WIDTH};
+use crate::moe::{MoeSpec, SharedExpert, SharedWidth};
 use crate::weights::Loader;
 
 const ATTENTION: AttentionSpec = AttentionSpec {
@@ -14,19 +14,22 @@ const ATTENTION: AttentionSpec = AttentionSpec {
 };
 
 pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> {
-    let hp = HParams::read(keys, keys.count("expert_feed_forward_length", MAX_WIDTH)?)?;
-    let dense = DenseLead {
-        n_layer: keys.opt_usize("leading_dense_block_count")?.unwrap_or(0),
-        n_ff: keys.count("feed_forward_length", MAX_WIDTH)?,
+    let n_dense = keys.opt_usize("leading_dense_block_count")?.unwrap_or(0);
+    let layout = Layout {
+        expert_width: ExpertWidth::Own,
+        n_dense,
     };
-    let n_shared = keys.count("expert_shared_count", MAX_WIDTH / hp.n_ff_exp)?;
+    let hp = HParams::read(keys, layout)?;
+    // In each layer a multiple of the width of its experts.
+    let widest = hp.n_ff_exp_by_layer.iter().max().copied().unwrap_or(0);
+    let n_shared = keys.count("expert_shared_count", MAX_WIDTH / widest.max(1))?;
     let shared = SharedExpert {
-        n_ff: hp.n_ff_exp * n_shared,
+        width: SharedWidth::Experts(n_shared),
         gated: false,
     };
     let moe = MoeSpec {
         gating: keys.gating()?,
-        selection_bias: loader.has(&format!("blk.{}.exp_probs_b.bias", dense.n_layer)),
+        selection_bias: loader.has(&format!("blk.{}.exp_probs_b.bias", n_dense)),
         norm_weights: keys.bool_or("expert_weights_norm", false)?,
         weights_scale: keys.weights_scale()?,
         shared: Some(shared),
@@ -34,7 +37,7 @@ pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> 
     };
     let spec = DecoderSpec {
         attention: ATTENTION,
-        dense,
+        n_dense,
         moe,
         ..DecoderSpec::PLAIN
     };

@@ -4,7 +4,7 @@
 use crate::arch::decoder::{Cut, Decoder, DecoderSpec};
 use crate::attention::AttentionSpec;
 use crate::error::Result;
-use crate::hparams::{HParams, Keys, MAX_WIDTH};
+use crate::hparams::{ExpertWidth, HParams, Keys, Layout};
 use crate::moe::MoeSpec;
 use crate::ops::{Gating, Glu};
 use crate::weights::Loader;
@@ -14,7 +14,6 @@ const SPEC: DecoderSpec = DecoderSpec {
         qkv_bias: true,
         output_bias: true,
         sinks: true,
-        window_period: Some(2),
         ..AttentionSpec::PLAIN
     },
     ffn_norm: ("post_attention_norm", "attn_post_norm"),
@@ -29,6 +28,7 @@ const SPEC: DecoderSpec = DecoderSpec {
 };
 
 pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> {
-    let hp = HParams::read(keys, keys.count("expert_feed_forward_length", MAX_WIDTH)?)?;
+    let mut hp = HParams::read(keys, Layout::all_moe(ExpertWidth::Own))?;
+    hp.read_window(keys)?;
     Decoder::load(loader, hp, SPEC)
 }

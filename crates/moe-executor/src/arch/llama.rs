@@ -4,7 +4,7 @@
 use crate::arch::decoder::{Decoder, DecoderSpec};
 use crate::attention::AttentionSpec;
 use crate::error::Result;
-use crate::hparams::{HParams, Keys, MAX_WIDTH, RopeLayout};
+use crate::hparams::{ExpertWidth, HParams, Keys, Layout, RopeLayout};
 use crate::moe::MoeSpec;
 use crate::weights::Loader;
 
@@ -21,7 +21,7 @@ const SPEC: DecoderSpec = DecoderSpec {
 };
 
 pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> {
-    let mut hp = HParams::read(keys, keys.count("feed_forward_length", MAX_WIDTH)?)?;
+    let mut hp = HParams::read(keys, Layout::all_moe(ExpertWidth::Dense))?;
     hp.rope.layout = RopeLayout::Neighbours;
     Decoder::load(loader, hp, SPEC)
 }

@@ -3,7 +3,7 @@
 use crate::arch::decoder::{Decoder, DecoderSpec};
 use crate::attention::{AttentionSpec, QkNorm};
 use crate::error::Result;
-use crate::hparams::{HParams, Keys, MAX_WIDTH};
+use crate::hparams::{ExpertWidth, HParams, Keys, Layout};
 use crate::weights::Loader;
 
 const SPEC: DecoderSpec = DecoderSpec {
@@ -15,6 +15,6 @@ const SPEC: DecoderSpec = DecoderSpec {
 };
 
 pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> {
-    let hp = HParams::read(keys, keys.count("feed_forward_length", MAX_WIDTH)?)?;
+    let hp = HParams::read(keys, Layout::all_moe(ExpertWidth::Dense))?;
     Decoder::load(loader, hp, SPEC)
 }

@@ -4,8 +4,8 @@
 use crate::arch::decoder::{Decoder, DecoderSpec};
 use crate::attention::AttentionSpec;
 use crate::error::Result;
-use crate::hparams::{HParams, Keys, MAX_WIDTH};
-use crate::moe::{MoeSpec, SharedExpert};
+use crate::hparams::{ExpertWidth, HParams, Keys, Layout, MAX_WIDTH};
+use crate::moe::{MoeSpec, SharedExpert, SharedWidth};
 use crate::weights::Loader;
 
 const ATTENTION: AttentionSpec = AttentionSpec {
@@ -14,12 +14,13 @@ const ATTENTION: AttentionSpec = AttentionSpec {
 };
 
 pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> {
-    let n_ff_shexp = match keys.opt_usize("expert_shared_feed_forward_length")? {
-        Some(_) => keys.count("expert_shared_feed_forward_length", MAX_WIDTH)?,
-        None => keys.count("feed_forward_length", MAX_WIDTH)?,
+    // Without a width of its own, or with 0, the shared expert is as wide as a dense block.
+    let n_ff_shexp = match keys.is_set("expert_shared_feed_forward_length")? {
+        true => keys.count("expert_shared_feed_forward_length", MAX_WIDTH)?,
+        false => keys.count("feed_forward_length", MAX_WIDTH)?,
     };
     let shared = SharedExpert {
-        n_ff: n_ff_shexp,
+        width: SharedWidth::Own(n_ff_shexp),
         gated: true,
     };
     let spec = DecoderSpec {
@@ -30,6 +31,6 @@ pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> 
         },
         ..DecoderSpec::PLAIN
     };
-    let hp = HParams::read(keys, keys.expert_width()?)?;
+    let hp = HParams::read(keys, Layout::all_moe(ExpertWidth::OwnOrShare))?;
     Decoder::load(loader, hp, spec)
 }

@@ -3,7 +3,7 @@
 use crate::arch::decoder::{Decoder, DecoderSpec};
 use crate::attention::{AttentionSpec, QkNorm};
 use crate::error::Result;
-use crate::hparams::{HParams, Keys};
+use crate::hparams::{ExpertWidth, HParams, Keys, Layout};
 use crate::moe::MoeSpec;
 use crate::weights::Loader;
 
@@ -20,6 +20,6 @@ const SPEC: DecoderSpec = DecoderSpec {
 };
 
 pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> {
-    let hp = HParams::read(keys, keys.expert_width()?)?;
+    let hp = HParams::read(keys, Layout::all_moe(ExpertWidth::OwnOrShare))?;
     Decoder::load(loader, hp, SPEC)
 }

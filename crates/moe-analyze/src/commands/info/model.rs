@@ -4,32 +4,39 @@ use std::path::Path;
 
 use moe_gguf::check::check;
 use moe_gguf::layers::layer_order;
-use moe_gguf::{Gguf, map::OffsetMap};
+use moe_gguf::map::OffsetMap;
+use moe_gguf::text::counted;
+use moe_gguf::{Gguf, Metadata, PerLayer};
 use serde_json::{Value, json};
 
 use super::Findings;
 use crate::commands::gguf_map::{layers, verdict};
+use crate::output::Cell;
 
 pub fn describe(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
     let gguf = Gguf::open(path)?;
     let metadata = gguf.metadata();
-    let arch = metadata
-        .str("general.architecture")?
-        .unwrap_or("unknown")
-        .to_owned();
     findings.fact("kind", "GGUF model");
     findings.fact("version", gguf.version());
-    findings.fact("name", metadata.str("general.name")?.map(str::to_owned));
-    findings.fact("architecture", arch.clone());
-    findings.fact("layers", metadata.u32(&format!("{arch}.block_count"))?);
-    findings.fact(
-        "experts in a layer",
-        metadata.u32(&format!("{arch}.expert_count"))?,
-    );
-    findings.fact(
-        "experts for a token",
-        metadata.u32(&format!("{arch}.expert_used_count"))?,
-    );
+    let name = text(metadata, "general.name", findings);
+    findings.fact("name", name.map(str::to_owned));
+    let arch = text(metadata, "general.architecture", findings).unwrap_or("unknown");
+    findings.fact("architecture", arch.to_owned());
+    let n_block = hyper_parameter(metadata, arch, "block_count", "layers", findings);
+    for (key, name) in [
+        ("expert_count", "experts in a layer"),
+        ("expert_used_count", "experts for a token"),
+    ] {
+        let values = hyper_parameter(metadata, arch, key, name, findings);
+        if let (Some(PerLayer::Each(list)), Some(n_block)) = (values, &n_block)
+            && n_block.uniform() != Some(list.len() as u64)
+        {
+            findings.note(format!(
+                "{arch}.{key} has {}, and the model {n_block} blocks: llama.cpp refuses it",
+                counted(list.len(), "value")
+            ));
+        }
+    }
     findings.fact("files", gguf.files().len() as u64);
     findings.size(
         "size",
@@ -60,6 +67,37 @@ pub fn describe(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
     });
     findings.parts("check", verdict(&report), check);
     Ok(())
+}
+
+/// A key that should be a string; anything else is noted.
+fn text<'g>(metadata: &'g Metadata, key: &str, findings: &mut Findings) -> Option<&'g str> {
+    metadata.str(key).unwrap_or_else(|error| {
+        findings.note(error.to_string());
+        None
+    })
+}
+
+/// Adds a hyper-parameter: a number where all layers share it, else a list with one number per layer. A value of another
+/// type is noted.
+fn hyper_parameter(
+    metadata: &Metadata,
+    arch: &str,
+    key: &str,
+    name: &str,
+    findings: &mut Findings,
+) -> Option<PerLayer> {
+    let values = metadata
+        .per_layer(&format!("{arch}.{key}"))
+        .unwrap_or_else(|error| {
+            findings.note(error.to_string());
+            None
+        });
+    match (&values, values.as_ref().and_then(PerLayer::uniform)) {
+        (None, _) => findings.fact(name, Cell::Null),
+        (Some(_), Some(number)) => findings.fact(name, number),
+        (Some(values), None) => findings.parts(name, values.to_string(), values.values().into()),
+    }
+    values
 }
 
 /// Types with the number of tensors of each, in order of appearance.

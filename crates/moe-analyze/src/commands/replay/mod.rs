@@ -79,6 +79,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     args.device.check()?;
     let gguf = model::open(Some(path))?;
     let model = Model::load(&gguf)?;
+    native::print_warnings(&model, ctx);
     let routes = read(&args, ctx)?;
     tell_layers(&model, &routes, path, ctx)?;
     let n_threads = args.threads.map_or_else(n_cores, usize::from);

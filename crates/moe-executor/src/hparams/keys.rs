@@ -1,0 +1,253 @@
+//! Reads the `<arch>.*` keys of a GGUF file, with errors that name the file, the key and its value.
+
+use std::ops::Range;
+
+use moe_gguf::{Gguf, PerLayer, Value, ValueType};
+
+use crate::error::{Error, Result};
+use crate::ops::Gating;
+
+/// Largest width of a vector inside the model.
+pub(crate) const MAX_WIDTH: usize = 1 << 20;
+
+/// The keys of one architecture.
+pub(crate) struct Keys<'g> {
+    pub(super) gguf: &'g Gguf,
+    arch: String,
+    /// `block_count`: the length of every list with one value per layer, the blocks of an MTP head included.
+    n_block: usize,
+}
+
+impl<'g> Keys<'g> {
+    /// # Errors
+    /// There is no architecture, or no usable number of blocks.
+    pub(crate) fn new(gguf: &'g Gguf) -> Result<Self> {
+        let arch = gguf
+            .metadata()
+            .str("general.architecture")?
+            .map(str::to_owned);
+        let arch = arch.ok_or_else(|| Error::MissingKey {
+            file: gguf.files()[0].path.clone(),
+            key: "general.architecture".into(),
+            arch: "GGUF".into(),
+        })?;
+        let mut keys = Keys {
+            gguf,
+            arch,
+            n_block: 0,
+        };
+        let n_block = gguf.metadata().u64(&keys.key("block_count"))?;
+        keys.n_block = n_block.map_or(0, |n| usize::try_from(n).unwrap_or(usize::MAX));
+        Ok(keys)
+    }
+
+    pub(crate) fn arch(&self) -> &str {
+        &self.arch
+    }
+
+    pub(super) fn key(&self, suffix: &str) -> String {
+        format!("{}.{suffix}", self.arch)
+    }
+
+    fn missing(&self, suffix: &str) -> Error {
+        Error::MissingKey {
+            file: self.gguf.files()[0].path.clone(),
+            key: self.key(suffix),
+            arch: self.arch.clone(),
+        }
+    }
+
+    pub(crate) fn bad(&self, suffix: &str, value: impl ToString, reason: &str) -> Error {
+        Error::BadKey {
+            file: self.gguf.files()[0].path.clone(),
+            key: self.key(suffix),
+            value: value.to_string(),
+            reason: reason.into(),
+        }
+    }
+
+    /// One number for all layers, or a list with one number per block.
+    fn values(&self, suffix: &str) -> Result<Option<PerLayer>> {
+        let values = self.gguf.metadata().per_layer(&self.key(suffix))?;
+        let checked = values.map(|values| self.checked(suffix, values));
+        checked.transpose()
+    }
+
+    fn checked(&self, suffix: &str, values: PerLayer) -> Result<PerLayer> {
+        if let PerLayer::Each(list) = &values
+            && list.len() != self.n_block
+        {
+            let reason = format!(
+                "a list must have one value for each of the {} blocks (`block_count`), this one has {}",
+                self.n_block,
+                list.len()
+            );
+            return Err(self.bad(suffix, values, &reason));
+        }
+        Ok(values)
+    }
+
+    /// A number that is the same in all layers.
+    pub(crate) fn opt_usize(&self, suffix: &str) -> Result<Option<usize>> {
+        let Some(values) = self.values(suffix)? else {
+            return Ok(None);
+        };
+        match values.uniform() {
+            Some(value) => Ok(Some(to_usize(value))),
+            None => Err(self.bad(
+                suffix,
+                values,
+                "it differs between layers, and the executor computes with one value for all",
+            )),
+        }
+    }
+
+    pub(crate) fn usize(&self, suffix: &str) -> Result<usize> {
+        self.opt_usize(suffix)?.ok_or_else(|| self.missing(suffix))
+    }
+
+    /// The value of each layer of `used`, `0` for the others; `None` if the key is missing.
+    ///
+    /// # Errors
+    /// A value of a layer of `used` is not in `1..=max`.
+    pub(crate) fn opt_counts(
+        &self,
+        suffix: &str,
+        used: Range<usize>,
+        max: usize,
+    ) -> Result<Option<Vec<usize>>> {
+        let Some(values) = self.values(suffix)? else {
+            return Ok(None);
+        };
+        let mut counts = vec![0; used.end];
+        for layer in used {
+            let value = values.get(layer).map_or(0, to_usize);
+            if value == 0 || value > max {
+                let reason = format!("it is {value} in layer {layer}, and must lie in 1..={max}");
+                return Err(match values {
+                    PerLayer::Same(_) => self.out_of_range(suffix, value, max),
+                    PerLayer::Each(_) => self.bad(suffix, values, &reason),
+                });
+            }
+            counts[layer] = value;
+        }
+        Ok(Some(counts))
+    }
+
+    /// The value of each layer of `used`, `0` for the others.
+    ///
+    /// # Errors
+    /// The key is missing, or a value of a layer of `used` is not in `1..=max`.
+    pub(crate) fn counts(
+        &self,
+        suffix: &str,
+        used: Range<usize>,
+        max: usize,
+    ) -> Result<Vec<usize>> {
+        let counts = self.opt_counts(suffix, used, max)?;
+        counts.ok_or_else(|| self.missing(suffix))
+    }
+
+    /// Whether the key is there with a value other than zero, or with a list.
+    pub(crate) fn is_set(&self, suffix: &str) -> Result<bool> {
+        let values = self.values(suffix)?;
+        Ok(values.is_some_and(|values| values.max() != Some(0)))
+    }
+
+    /// A count that must lie in `1..=max`: a hostile header must not make the executor allocate without bound.
+    pub(crate) fn count(&self, suffix: &str, max: usize) -> Result<usize> {
+        let value = self.usize(suffix)?;
+        self.bounded(suffix, value, max)
+    }
+
+    pub(crate) fn count_or(&self, suffix: &str, default: usize, max: usize) -> Result<usize> {
+        match self.opt_usize(suffix)? {
+            Some(value) => self.bounded(suffix, value, max),
+            None => Ok(default),
+        }
+    }
+
+    fn bounded(&self, suffix: &str, value: usize, max: usize) -> Result<usize> {
+        if value == 0 || value > max {
+            return Err(self.out_of_range(suffix, value, max));
+        }
+        Ok(value)
+    }
+
+    fn out_of_range(&self, suffix: &str, value: usize, max: usize) -> Error {
+        self.bad(suffix, value, &format!("it must lie in 1..={max}"))
+    }
+
+    /// Which layers see only a window (`attention.sliding_window_pattern`): a list of flags, or a period `n` of which the
+    /// last layer sees everything (0: none does). The period is 2 where the key is missing.
+    pub(crate) fn window_layers(&self, n_layer: usize) -> Result<Vec<bool>> {
+        const KEY: &str = "attention.sliding_window_pattern";
+        let flags = match self.gguf.metadata().get(&self.key(KEY)) {
+            Some(Value::Array(list)) if list.element_type() == ValueType::Bool => {
+                let flags = list.iter().map(|flag| matches!(flag, Value::Bool(true)));
+                Some(flags.map(u64::from).collect())
+            }
+            _ => None,
+        };
+        let values = match flags {
+            Some(flags) => self.checked(KEY, PerLayer::Each(flags))?,
+            None => self.values(KEY)?.unwrap_or(PerLayer::Same(2)),
+        };
+        let is_windowed = |layer: usize| match &values {
+            PerLayer::Same(0) => true,
+            PerLayer::Same(period) => (layer as u64 + 1) % period != 0,
+            PerLayer::Each(flags) => flags.get(layer).is_some_and(|&flag| flag != 0),
+        };
+        Ok((0..n_layer).map(is_windowed).collect())
+    }
+
+    /// How the router's scores become probabilities.
+    pub(crate) fn gating(&self) -> Result<Gating> {
+        const KEY: &str = "expert_gating_func";
+        match self.usize(KEY)? {
+            1 => Ok(Gating::Softmax),
+            2 => Ok(Gating::Sigmoid),
+            3 => Ok(Gating::SoftmaxOfChosen),
+            other => Err(self.bad(
+                KEY,
+                other,
+                "supported are 1 (softmax), 2 (sigmoid) and 3 (softmax of the selected experts)",
+            )),
+        }
+    }
+
+    /// Factor on the weights of the selected experts; zero means that there is none.
+    pub(crate) fn weights_scale(&self) -> Result<f32> {
+        let scale = self.f32_or("expert_weights_scale", 1.0)?;
+        Ok(if scale == 0.0 { 1.0 } else { scale })
+    }
+
+    pub(crate) fn opt_f32(&self, suffix: &str) -> Result<Option<f32>> {
+        let value = self.gguf.metadata().f32(&self.key(suffix))?;
+        match value.filter(|value| !value.is_finite()) {
+            Some(value) => Err(self.bad(suffix, value, "it must be finite")),
+            None => Ok(value),
+        }
+    }
+
+    pub(crate) fn f32_or(&self, suffix: &str, default: f32) -> Result<f32> {
+        Ok(self.opt_f32(suffix)?.unwrap_or(default))
+    }
+
+    pub(crate) fn f32(&self, suffix: &str) -> Result<f32> {
+        self.opt_f32(suffix)?.ok_or_else(|| self.missing(suffix))
+    }
+
+    pub(crate) fn bool_or(&self, suffix: &str, default: bool) -> Result<bool> {
+        let value = self.gguf.metadata().bool(&self.key(suffix))?;
+        Ok(value.unwrap_or(default))
+    }
+
+    pub(crate) fn opt_str(&self, suffix: &str) -> Result<Option<&'g str>> {
+        Ok(self.gguf.metadata().str(&self.key(suffix))?)
+    }
+}
+
+fn to_usize(value: u64) -> usize {
+    usize::try_from(value).unwrap_or(usize::MAX)
+}

@@ -1,0 +1,287 @@
+//! What the executor does with each `<arch>.*` key that llama.cpp knows.
+//!
+//! The list is that of `LLM_KV_NAMES` in llama.cpp's `src/llama-arch.cpp` (llama-cpp-sys-2 0.1.161). llama.cpp reads some keys
+//! for every architecture (`llama_model_base::load_hparams`) and others in `load_arch_hparams` of an architecture; a key that
+//! it does not read for an architecture has no effect there, and none here.
+
+use moe_gguf::Value;
+
+use super::Keys;
+use crate::error::{Result, Warning};
+
+/// What becomes of a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Use {
+    /// Read for all architectures.
+    Read,
+    /// Read for these architectures; llama.cpp ignores it for the others that the executor runs.
+    ReadFor(&'static [&'static str]),
+    /// llama.cpp computes something else if it is not this; the executor refuses other values.
+    Must(bool),
+    /// It does not change what a text model computes: names, embeddings as output, classifiers.
+    Harmless,
+    /// llama.cpp reads it only for architectures that the executor does not run.
+    Ignored,
+}
+
+use Use::{Harmless, Ignored, Must, Read, ReadFor};
+
+const DOTS1: Use = ReadFor(&["dots1"]);
+const GPT_OSS: Use = ReadFor(&["gpt-oss"]);
+
+/// Every key, without its architecture.
+pub(super) const KEYS: &[(&str, Use)] = &[
+    ("vocab_size", Harmless),
+    ("context_length", Read),
+    ("embedding_length", Read),
+    ("embedding_length_out", Harmless),
+    ("embedding_length_per_layer_input", Ignored),
+    ("features_length", Ignored),
+    ("block_count", Read),
+    ("leading_dense_block_count", DOTS1),
+    ("attn_res.block_size", Ignored),
+    ("activation.situ_beta", Ignored),
+    ("activation.situ_linear_beta", Ignored),
+    ("feed_forward_length", Read),
+    (
+        "expert_feed_forward_length",
+        ReadFor(&["dots1", "gpt-oss", "qwen2moe", "qwen3moe"]),
+    ),
+    ("expert_shared_feed_forward_length", ReadFor(&["qwen2moe"])),
+    ("expert_chunk_feed_forward_length", Ignored),
+    ("swiglu_clamp_exp", Ignored),
+    ("swiglu_clamp_shexp", Ignored),
+    ("use_parallel_residual", Ignored),
+    ("tensor_data_layout", Harmless),
+    ("expert_count", Read),
+    ("expert_used_count", Read),
+    ("expert_shared_count", DOTS1),
+    ("expert_group_count", Read),
+    ("expert_group_used_count", Read),
+    ("expert_weights_scale", DOTS1),
+    ("expert_weights_norm", DOTS1),
+    ("expert_latent_length", Ignored),
+    ("expert_gating_func", DOTS1),
+    ("expert_group_scale", Ignored),
+    ("experts_per_group", Ignored),
+    ("moe_every_n_layers", Ignored),
+    ("moe_latent_size", Ignored),
+    ("nextn_predict_layers", Read),
+    ("n_deepstack_layers", Ignored),
+    ("deepstack_mapping", Ignored),
+    ("hidden_activation", Ignored),
+    ("pooling_type", Harmless),
+    ("logit_scale", Ignored),
+    ("decoder_start_token_id", Ignored),
+    ("decoder_block_count", Ignored),
+    ("attn_logit_softcapping", Ignored),
+    ("router_logit_softcapping", Ignored),
+    ("final_logit_softcapping", Ignored),
+    ("swin_norm", Ignored),
+    ("rescale_every_n_layers", Ignored),
+    ("time_mix_extra_dim", Ignored),
+    ("time_decay_extra_dim", Ignored),
+    ("residual_scale", Ignored),
+    ("embedding_scale", Ignored),
+    ("adapters.count", Ignored),
+    ("adapters.token_ids_activate", Ignored),
+    ("adapters.token_ids_substitute", Ignored),
+    ("adapters.lora_rank", Ignored),
+    ("adapters.router_gain", Ignored),
+    ("token_shift_count", Ignored),
+    ("interleave_moe_layer_step", Ignored),
+    ("full_attention_interval", Ignored),
+    ("num_loops", Ignored),
+    ("skip_loop_final_norm", Ignored),
+    ("hrm.layers_per_stack", Ignored),
+    ("hrm.h_cycles", Ignored),
+    ("hrm.l_cycles", Ignored),
+    ("hrm.prefix_lm", Ignored),
+    ("attention.head_count", Read),
+    ("attention.head_count_kv", Read),
+    ("attention.max_alibi_bias", Ignored),
+    ("attention.clamp_kqv", Ignored),
+    ("attention.key_length", Read),
+    ("attention.value_length", Read),
+    ("attention.layer_norm_epsilon", Ignored),
+    ("attention.layer_norm_rms_epsilon", Read),
+    ("attention.group_norm_epsilon", Ignored),
+    ("attention.group_norm_groups", Ignored),
+    ("attention.causal", Must(true)),
+    ("attention.q_lora_rank", Ignored),
+    ("attention.kv_lora_rank", Ignored),
+    ("attention.decay_lora_rank", Ignored),
+    ("attention.iclr_lora_rank", Ignored),
+    ("attention.value_residual_mix_lora_rank", Ignored),
+    ("attention.gate_lora_rank", Ignored),
+    ("attention.relative_buckets_count", Ignored),
+    ("attention.sliding_window", GPT_OSS),
+    ("attention.sliding_window_pattern", GPT_OSS),
+    ("attention.rope_pattern", Ignored),
+    ("attention.scale", Ignored),
+    ("attention.output_scale", Ignored),
+    ("attention.value_scale", Ignored),
+    ("attention.temperature_length", Ignored),
+    ("attention.temperature_scale", Ignored),
+    ("attention.key_length_mla", Ignored),
+    ("attention.value_length_mla", Ignored),
+    ("attention.key_length_swa", GPT_OSS),
+    ("attention.value_length_swa", GPT_OSS),
+    ("attention.key_length_mla_swa", Ignored),
+    ("attention.value_length_mla_swa", Ignored),
+    ("attention.kv_lora_rank_swa", Ignored),
+    ("attention.indexer.head_count", Ignored),
+    ("attention.indexer.key_length", Ignored),
+    ("attention.indexer.top_k", Ignored),
+    ("attention.indexer.block_size", Ignored),
+    ("attention.indexer.local_blocks", Ignored),
+    ("attention.indexer.types", Ignored),
+    ("attention.indexer.kpool", Ignored),
+    ("attention.indexer.kpool_select_tail", Ignored),
+    ("attention.output_group_count", Ignored),
+    ("attention.output_lora_rank", Ignored),
+    ("attention.compress_rope_freq_base", Ignored),
+    ("attention.compress_ratios", Ignored),
+    ("attention.shared_kv_layers", Ignored),
+    ("attention.recurrent_layers", Ignored),
+    ("hyper_connection.count", Ignored),
+    ("hyper_connection.sinkhorn_iterations", Ignored),
+    ("hyper_connection.epsilon", Ignored),
+    ("hyper_connection.magnitude", Ignored),
+    ("hyper_connection.low_rank", Ignored),
+    ("ple.layers", Ignored),
+    ("ple.ngram_size", Ignored),
+    ("ple.heads_per_ngram", Ignored),
+    ("ple.conv_kernel", Ignored),
+    ("ple.layer_multipliers", Ignored),
+    ("ple.head_offsets", Ignored),
+    ("ple.head_vocab_sizes", Ignored),
+    ("ple.eos_token_id", Ignored),
+    ("ple.image_token_id", Ignored),
+    ("hash_layer_count", Ignored),
+    ("rope.dimension_count", Read),
+    ("rope.dimension_count_swa", GPT_OSS),
+    ("rope.dimension_sections", Ignored),
+    ("rope.freq_base", Read),
+    ("rope.freq_base_swa", GPT_OSS),
+    ("rope.scale_linear", Read),
+    ("rope.scaling.type", Read),
+    ("rope.scaling.factor", Read),
+    ("rope.scaling.alpha", Ignored),
+    ("rope.scaling.attn_factor", Read),
+    ("rope.scaling.original_context_length", Read),
+    ("rope.scaling.finetuned", Harmless),
+    ("rope.scaling.yarn_log_multiplier", Ignored),
+    ("rope.scaling.yarn_ext_factor", Ignored),
+    ("rope.scaling.yarn_attn_factor", Ignored),
+    ("rope.scaling.yarn_beta_fast", Ignored),
+    ("rope.scaling.yarn_beta_slow", Ignored),
+    ("ssm.conv_kernel", Ignored),
+    ("ssm.inner_size", Ignored),
+    ("ssm.state_size", Ignored),
+    ("ssm.time_step_rank", Ignored),
+    ("ssm.group_count", Ignored),
+    ("ssm.dt_b_c_rms", Ignored),
+    ("kda.head_dim", Ignored),
+    ("kda.safe_gate", Ignored),
+    ("kda.gate_lower_bound", Ignored),
+    ("wkv.head_size", Ignored),
+    ("posnet.embedding_length", Ignored),
+    ("posnet.block_count", Ignored),
+    ("convnext.embedding_length", Ignored),
+    ("convnext.block_count", Ignored),
+    ("classifier.output_labels", Harmless),
+    ("classifier.pooling_type", Harmless),
+    ("decision.block_count", Ignored),
+    ("decision.routing_block_count", Ignored),
+    ("decision.head_count", Ignored),
+    ("target_layers", Ignored),
+    ("target_hidden_size", Ignored),
+    ("norm_before_residual", Ignored),
+    ("norm_before_fc", Ignored),
+    ("block_size", Ignored),
+    ("conv_kernel_size", Ignored),
+    ("conv_group_size", Ignored),
+    ("selector_rank", Ignored),
+    ("selector_top_k", Ignored),
+    ("shortconv.l_cache", Ignored),
+    ("dense_2_feat_in", Harmless),
+    ("dense_2_feat_out", Harmless),
+    ("dense_3_feat_in", Harmless),
+    ("dense_3_feat_out", Harmless),
+];
+
+/// Refuses keys whose value makes llama.cpp compute something that the executor does not.
+pub(super) fn refuse_unsupported(keys: &Keys) -> Result<()> {
+    for &(suffix, role) in KEYS {
+        if let Must(supported) = role
+            && keys.bool_or(suffix, supported)? != supported
+        {
+            let reason = format!("the executor computes only with {supported}");
+            return Err(keys.bad(suffix, !supported, &reason));
+        }
+    }
+    Ok(())
+}
+
+/// The keys of the architecture that have no effect, here as in llama.cpp, although their values look as if they should.
+pub(crate) fn ignored(keys: &Keys) -> Vec<Warning> {
+    let prefix = keys.key("");
+    let mut warnings = Vec::new();
+    for (key, value) in keys.gguf.metadata().iter() {
+        let Some(suffix) = key.strip_prefix(&prefix) else {
+            continue;
+        };
+        let known = KEYS.iter().find(|(name, _)| *name == suffix);
+        let has_effect = match known.map(|(_, role)| role) {
+            Some(Read | Must(_) | Harmless) => true,
+            Some(ReadFor(archs)) => archs.contains(&keys.arch()),
+            Some(Ignored) | None => false,
+        };
+        if !has_effect && !is_neutral(suffix, value) {
+            warnings.push(Warning::IgnoredKey {
+                key: key.to_owned(),
+                arch: keys.arch().to_owned(),
+            });
+        }
+    }
+    warnings
+}
+
+/// Whether a value says "not used": false, 0, a factor of 1, or llama.cpp's default.
+fn is_neutral(suffix: &str, value: &Value) -> bool {
+    let number = value.as_f64().or(value.as_i128().map(|v| v as f64));
+    match (suffix, value, number) {
+        (_, Value::Bool(value), _) => !value,
+        ("rope.scaling.yarn_beta_fast", _, Some(value)) => value == 32.0,
+        (_, _, Some(value)) => value == 0.0 || value == 1.0,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn every_key_of_llama_cpp_is_listed_once() {
+        let names: HashSet<&str> = KEYS.iter().map(|(name, _)| *name).collect();
+        assert_eq!(names.len(), KEYS.len());
+        // `grep -c '"%s\.' src/llama-arch.cpp` of the version named above, within `LLM_KV_NAMES`.
+        assert_eq!(KEYS.len(), N_KEYS);
+    }
+
+    const N_KEYS: usize = 175;
+
+    #[test]
+    fn only_architectures_that_exist_are_named() {
+        let supported: Vec<&str> = crate::arch::supported().collect();
+        for (name, role) in KEYS {
+            if let ReadFor(archs) = role {
+                assert!(archs.iter().all(|arch| supported.contains(arch)), "{name}");
+            }
+        }
+    }
+}
