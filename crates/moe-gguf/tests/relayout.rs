@@ -158,6 +158,135 @@ fn scales_and_selection_biases_move_too_and_shared_experts_do_not() {
     assert_eq!(f32s(&new, tensors[5].0)[..2], [5000.0, 5001.0]);
 }
 
+/// Like LongCat-Flash: in each layer 8 experts with weights, and 4 outputs of the router that select no weights.
+fn longcat() -> Gguf {
+    let keys = [
+        (
+            "general.architecture",
+            Value::String("longcat-flash".into()),
+        ),
+        ("longcat-flash.block_count", Value::U32(2)),
+        ("longcat-flash.expert_count", Value::U32(8)),
+        ("longcat-flash.expert_used_count", Value::U32(2)),
+    ];
+    let shapes: [(&str, &[u64]); 5] = [
+        ("ffn_gate_inp.weight", &[16, 12]),
+        ("ffn_gate_exps.weight", &[16, 4, 8]),
+        ("ffn_up_exps.weight", &[16, 4, 8]),
+        ("ffn_down_exps.weight", &[4, 16, 8]),
+        ("exp_probs_b.bias", &[12]),
+    ];
+    let tensors = (0..2).flat_map(|layer| {
+        let named = shapes.map(|(name, ne)| (format!("blk.{layer}.{name}"), ne));
+        named.into_iter()
+    });
+    let tensors: Vec<(String, &[u64])> = tensors.collect();
+    let tensors: Vec<_> = tensors
+        .iter()
+        .map(|(name, ne)| (name.as_str(), *ne))
+        .collect();
+    model(&keys, &tensors)
+}
+
+#[test]
+fn router_with_more_rows_than_experts_moves_with_them() {
+    let gguf = longcat();
+    let order: Vec<u32> = (0..8).rev().collect();
+    let orders = BTreeMap::from([(0, order.clone())]);
+    let new = relayout(&gguf, Order::File, &orders);
+    for (name, n_slice) in [
+        ("blk.0.ffn_gate_inp.weight", 12),
+        ("blk.0.exp_probs_b.bias", 12),
+        ("blk.0.ffn_gate_exps.weight", 8),
+        ("blk.0.ffn_up_exps.weight", 8),
+        ("blk.0.ffn_down_exps.weight", 8),
+    ] {
+        let (old, new) = (data(&gguf, name), data(&new, name));
+        let size = old.len() / n_slice;
+        for (place, now) in new.chunks_exact(size).enumerate() {
+            let expert = order.get(place).map_or(place, |&expert| expert as usize);
+            assert!(now == &old[expert * size..][..size], "{name} {place}");
+        }
+    }
+    for name in ["blk.1.ffn_gate_inp.weight", "blk.1.exp_probs_b.bias"] {
+        assert_eq!(data(&new, name), data(&gguf, name));
+    }
+}
+
+#[test]
+fn verification_compares_router_rows_with_experts() {
+    let gguf = longcat();
+    let orders = BTreeMap::from([(0, (0..8).rev().collect())]);
+    let layout = Layout::new(&gguf, Order::File, &orders).unwrap();
+    let good = layout.write(&gguf, Vec::new()).unwrap();
+    let open = |bytes: &[u8]| Gguf::from_bytes("new.gguf", bytes.to_vec()).unwrap();
+    assert_eq!(layout.differences(&gguf, &open(&good)).unwrap(), [""; 0]);
+    for tensor in ["blk.0.ffn_gate_inp.weight", "blk.0.exp_probs_b.bias"] {
+        let mut bad = good.clone();
+        // The router as it was: what a permutation of the experts alone would leave.
+        let at = open(&good).tensor(tensor).unwrap().offset as usize;
+        let old = data(&gguf, tensor);
+        bad[at..at + old.len()].copy_from_slice(old);
+        let found = layout.differences(&gguf, &open(&bad)).unwrap();
+        let expected = format!("row 0 of \"{tensor}\" is not that of the expert that is there");
+        assert!(found.contains(&expected), "{found:?}");
+    }
+}
+
+/// As wide as it has experts: the name says which tensors belong to experts, not the size.
+#[test]
+fn tensors_of_other_meaning_stay_where_sizes_coincide() {
+    let tensors: [(&str, &[u64]); 8] = [
+        ("blk.0.ffn_gate_inp.weight", &[3, 3]),
+        ("blk.0.ffn_gate_inp.scale", &[3]), // gemma4: of the router's input
+        ("blk.0.ffn_up_exps.weight", &[3, 3, 3]),
+        ("blk.0.ffn_up_exps.bias", &[3, 3]),
+        ("blk.0.ffn_down_exps.input_scale", &[3]),
+        ("blk.0.ffn_norm.weight", &[3]),
+        ("blk.0.ffn_latent_up.weight", &[3, 3]),
+        ("blk.0.ffn_gate_inp_shexp.weight", &[3]),
+    ];
+    let gguf = model(&[], &tensors);
+    let new = relayout(&gguf, Order::File, &BTreeMap::from([(0, vec![2, 0, 1])]));
+    let moved: Vec<&str> = tensors
+        .iter()
+        .map(|(name, _)| *name)
+        .filter(|name| data(&gguf, name) != data(&new, name))
+        .collect();
+    assert_eq!(
+        moved,
+        [
+            "blk.0.ffn_gate_inp.weight",
+            "blk.0.ffn_up_exps.weight",
+            "blk.0.ffn_up_exps.bias",
+            "blk.0.ffn_down_exps.input_scale",
+        ]
+    );
+}
+
+#[test]
+fn layers_whose_router_cannot_follow_are_refused() {
+    let experts: (&str, &[u64]) = ("blk.0.ffn_up_exps.weight", &[2, 1, 3]);
+    let router: (&str, &[u64]) = ("blk.0.ffn_gate_inp.weight", &[2, 3]);
+    let refused = |tensors: &[(&str, &[u64])], expected: &str| {
+        let orders = BTreeMap::from([(0, vec![2, 0, 1])]);
+        let error = Layout::new(&model(&[], tensors), Order::File, &orders).unwrap_err();
+        assert!(error.to_string().contains(expected), "{error}");
+    };
+    refused(&[experts], "no tensor blk.0.ffn_gate_inp.weight");
+    let narrow: (&str, &[u64]) = ("blk.0.ffn_gate_inp.weight", &[2, 2]);
+    refused(&[experts, narrow], "fewer rows than its layer has experts");
+    for (name, expected) in [
+        ("blk.0.ffn_gate_tid2eid.weight", "the numbers of experts"),
+        ("blk.0.ffn_gate_inp_new.weight", "its name is not known"),
+        ("blk.0.ffn_up_exps.zero_point", "its name is not known"),
+    ] {
+        refused(&[experts, router, (name, &[3])], expected);
+    }
+    let bias: (&str, &[u64]) = ("blk.0.ffn_up_exps.bias", &[2, 2]);
+    refused(&[experts, router, bias], "one slice for each expert");
+}
+
 #[test]
 fn experts_in_tensors_of_their_own_are_renamed() {
     let tensors: [(&str, &[u64]); 4] = [

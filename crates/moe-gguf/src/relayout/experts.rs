@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::gguf::{Gguf, Tensor};
 use crate::map::n_stacked;
-use crate::names::{Category, Role, is_chunked};
+use crate::names::{Category, Role, is_chunked, split_layer};
 use crate::text::counted;
 use crate::types::GgmlType;
 
@@ -65,6 +65,14 @@ pub(super) fn check(gguf: &Gguf, orders: &ExpertOrders) -> Result<(), Error> {
                 }
             }
         }
+        let router = format!("blk.{layer}.ffn_gate_inp.weight");
+        let router = gguf.tensor(&router).ok_or(Error::NoRouter { layer })?;
+        if n_group > 1 && router.ne[1] != u64::from(n_expert) {
+            return Err(Error::Immovable {
+                tensor: router.name.clone(),
+                problem: "the router selects among groups, and has more rows than experts",
+            });
+        }
         if n_group > 1 && n_expert.is_multiple_of(n_group) {
             let size = n_expert / n_group;
             let whole = |group: &[u32]| group.iter().all(|e| e / size == group[0] / size);
@@ -76,14 +84,22 @@ pub(super) fn check(gguf: &Gguf, orders: &ExpertOrders) -> Result<(), Error> {
     Ok(())
 }
 
-/// Groups of experts among which the router chooses first (`expert_group_count`); 1 where it does not.
+/// Groups of experts among which the router selects first (`expert_group_count`); 1 where it does not.
 ///
 /// # Errors
-/// The model's keys are of another type than they should be.
-pub fn n_groups(gguf: &Gguf) -> Result<u32, crate::Error> {
+/// The model's keys are of another type than they should be, or the number of groups differs between layers.
+pub fn n_groups(gguf: &Gguf) -> Result<u32, Error> {
     let arch = gguf.metadata().str("general.architecture")?.unwrap_or("");
-    let n_group = gguf.metadata().u32(&format!("{arch}.expert_group_count"))?;
-    Ok(n_group.unwrap_or(1).max(1))
+    let key = format!("{arch}.expert_group_count");
+    let Some(values) = gguf.metadata().per_layer(&key)? else {
+        return Ok(1);
+    };
+    let n_group = values.uniform().and_then(|n| u32::try_from(n).ok());
+    let n_group = n_group.ok_or_else(|| Error::GroupCount {
+        key,
+        values: values.to_string(),
+    })?;
+    Ok(n_group.max(1))
 }
 
 /// The same order with groups kept whole: groups in the order of their first experts.
@@ -111,21 +127,57 @@ pub(super) enum Share {
     None,
     /// It belongs to one expert alone, whose number is in its name.
     One(u32),
-    /// It is one slice an expert, one behind the other.
-    All,
+    /// It is so many slices of equal size, of which the first `n_expert` are the experts'.
+    Slices(u32),
 }
+
+/// In which dimension a tensor of a layer with experts has one entry for each expert.
+///
+/// The name decides, as llama.cpp's converters write it: `ffn_gate_inp.scale` of gemma4 scales the router's input and
+/// belongs to no expert, even in a model that is as wide as it has experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ExpertDim {
+    /// Nothing in it belongs to an expert.
+    None,
+    /// Exactly one entry for each expert.
+    Experts(usize),
+    /// One entry for each output of the router: the experts first, then experts without weights (LongCat-Flash).
+    Router(usize),
+    /// It cannot move; why not.
+    Immovable(&'static str),
+}
+
+fn expert_dim(tensor: &Tensor, role: &Role) -> ExpertDim {
+    let (_, part) = split_layer(&tensor.name);
+    let (stem, kind) = part.split_once('.').unwrap_or((part, ""));
+    match (role.category, stem, kind) {
+        (Category::Expert | Category::ExpertBias, ..) if is_chunked(&tensor.name) => {
+            ExpertDim::Immovable("it holds chunks that belong to several experts each")
+        }
+        (Category::Expert, ..) => ExpertDim::Experts(2),
+        (Category::ExpertBias, _, "bias") => ExpertDim::Experts(1),
+        (Category::ExpertBias, _, "scale" | "input_scale") => ExpertDim::Experts(0),
+        (Category::Router, "ffn_gate_inp", "weight" | "") => ExpertDim::Router(1),
+        (Category::Router, "ffn_gate_inp", "bias") => ExpertDim::Router(0),
+        (Category::Router, "ffn_gate_inp", "scale" | "input_scale") => ExpertDim::None,
+        (Category::Router, "exp_probs_b" | "exp_probs_b_vl", _) => ExpertDim::Router(0),
+        (Category::Router, "ffn_gate_tid2eid", _) => {
+            ExpertDim::Immovable("it holds the numbers of experts")
+        }
+        (Category::ExpertBias | Category::Router, ..) => {
+            ExpertDim::Immovable("its name is not known, so that it may belong to experts or not")
+        }
+        _ => ExpertDim::None,
+    }
+}
+
+/// Most outputs of a router.
+const MAX_OUTPUTS: u64 = 1 << 16;
 
 /// What a move of the `n_expert` experts of its layer means for a tensor.
 pub(super) fn share(tensor: &Tensor, role: &Role, n_expert: u32) -> Result<Share, Error> {
     if let Some(expert) = role.expert_id {
         return Ok(Share::One(expert));
-    }
-    let of_experts = matches!(
-        role.category,
-        Category::Expert | Category::ExpertBias | Category::Router
-    );
-    if !of_experts {
-        return Ok(Share::None);
     }
     let immovable = |problem| {
         Err(Error::Immovable {
@@ -133,24 +185,37 @@ pub(super) fn share(tensor: &Tensor, role: &Role, n_expert: u32) -> Result<Share
             problem,
         })
     };
-    if is_chunked(&tensor.name) {
-        return immovable("it holds chunks that belong to several experts each");
+    let (dim, is_router) = match expert_dim(tensor, role) {
+        ExpertDim::None => return Ok(Share::None),
+        ExpertDim::Immovable(problem) => return immovable(problem),
+        ExpertDim::Experts(dim) => (dim, false),
+        ExpertDim::Router(dim) => (dim, true),
+    };
+    let n = tensor.ne[dim];
+    if tensor.ne[dim + 1..].iter().any(|&n| n != 1) {
+        return immovable("it has more dimensions than such tensors have");
     }
-    if tensor.name.contains("tid2eid") {
-        return immovable("it holds the numbers of experts");
+    if n != u64::from(n_expert) && !is_router {
+        return immovable("it does not have one slice for each expert of its layer");
     }
-    let n_dims = (tensor.n_dims as usize).clamp(1, 4);
-    if tensor.ne[n_dims - 1] != u64::from(n_expert) {
-        // Of one router's tensors, such as a scale of its input, no part belongs to an expert.
-        return match role.category {
-            Category::Router => Ok(Share::None),
-            _ => immovable("its last dimension is not the number of experts"),
-        };
+    if n < u64::from(n_expert) || n > MAX_OUTPUTS {
+        return immovable(
+            "it has fewer rows than its layer has experts, or more than a router has",
+        );
     }
-    match n_dims {
-        1 if tensor.ty.block_size() > 1 => immovable("its blocks span several experts"),
-        2 if interleaves_rows(tensor.ty) => immovable("its type interleaves the rows of experts"),
-        _ => Ok(Share::All),
+    match dim {
+        0 if tensor.ty.block_size() > 1 => immovable("its blocks span several experts"),
+        1 if interleaves_rows(tensor.ty) => immovable("its type interleaves the rows of experts"),
+        // At most MAX_OUTPUTS, or the number of experts.
+        _ => Ok(Share::Slices(n as u32)),
+    }
+}
+
+/// Rows of a tensor that selects experts, one for each of them and maybe more; `None` for other tensors.
+pub(super) fn router_rows(tensor: &Tensor) -> Option<u64> {
+    match expert_dim(tensor, &Role::of(&tensor.name)) {
+        ExpertDim::Router(dim) => Some(tensor.ne[dim]),
+        _ => None,
     }
 }
 

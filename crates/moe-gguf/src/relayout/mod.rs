@@ -75,6 +75,23 @@ pub enum Error {
         /// Groups that the model has.
         n_group: u32,
     },
+    /// The number of groups is not one number.
+    #[error("metadata key {key:?} is {values}, but one number for all layers is needed")]
+    GroupCount {
+        /// The key.
+        key: String,
+        /// Its values.
+        values: String,
+    },
+    /// A layer whose router is not known by its name.
+    #[error(
+        "the experts of layer {layer} cannot change places: the model has no tensor blk.{layer}.ffn_gate_inp.weight whose rows could \
+         move with them; leave out the layer"
+    )]
+    NoRouter {
+        /// The layer.
+        layer: u16,
+    },
     /// A tensor whose experts cannot be told apart.
     #[error(
         "the experts of tensor {tensor:?} cannot change places: {problem}; leave out its layer"
@@ -104,6 +121,7 @@ struct Placed {
 pub struct Layout {
     tensors: Vec<Placed>,
     header: Header,
+    experts: ExpertOrders,
 }
 
 impl Layout {
@@ -139,7 +157,11 @@ impl Layout {
             header.tensor(&placed.name, source.ty, ne)?;
         }
         header.encode()?;
-        Ok(Layout { tensors, header })
+        Ok(Layout {
+            tensors,
+            header,
+            experts: experts.clone(),
+        })
     }
 
     /// Bytes of the new file.
@@ -206,6 +228,40 @@ impl Layout {
                 found.push(format!("the data of tensor {name:?} differs"));
             }
         }
+        found.extend(self.router_differences(gguf, new)?);
+        Ok(found)
+    }
+}
+
+impl Layout {
+    /// Rows of routers in `new` that do not select the experts that they selected in `gguf`.
+    ///
+    /// Looks at the data alone, not at what was planned: in each layer, the row of a place must be the old row of the expert
+    /// that is there now, and the rows behind the experts must be the old ones.
+    fn router_differences(&self, gguf: &Gguf, new: &Gguf) -> Result<Vec<String>, crate::Error> {
+        let mut found = Vec::new();
+        for old in gguf.tensors() {
+            let layer = Role::of(&old.name).layer_id;
+            let order = layer.and_then(|layer| self.experts.get(&layer));
+            let n_rows = experts::router_rows(old).filter(|&n| n > 0);
+            let (Some(order), Some(n_rows), Some(tensor)) = (order, n_rows, new.tensor(&old.name))
+            else {
+                continue;
+            };
+            let (was, now) = (gguf.data(old)?, new.data(tensor)?);
+            let row_size = (was.len() / n_rows as usize).max(1);
+            let mut rows = now.chunks_exact(row_size).enumerate();
+            let wrong = rows.find(|&(place, row)| {
+                let expert = order.get(place).map_or(place, |&expert| expert as usize);
+                was.chunks_exact(row_size).nth(expert) != Some(row)
+            });
+            if let Some((place, _)) = wrong {
+                found.push(format!(
+                    "row {place} of {:?} is not that of the expert that is there",
+                    old.name
+                ));
+            }
+        }
         Ok(found)
     }
 }
@@ -221,7 +277,7 @@ impl Placed {
         let size = experts.map_or(data.len(), |experts| data.len() / experts.len().max(1));
         let whole = experts.is_none().then_some(data);
         let slices = experts.unwrap_or_default().iter().map(move |&expert| {
-            // `experts::check` saw to it that every number is below the number of slices.
+            // `experts::check` and `experts::share` have checked that every number is below the number of slices.
             let start = expert as usize * size;
             data.get(start..start + size).unwrap_or_default()
         });
@@ -250,8 +306,10 @@ fn place(tensor: &Tensor, experts: &ExpertOrders) -> Result<Placed, Error> {
     let n_expert = u32::try_from(order.len()).unwrap_or(u32::MAX);
     match experts::share(tensor, &role, n_expert)? {
         Share::None => {}
-        Share::All => {
-            placed.experts = Some(order.clone());
+        Share::Slices(n) => {
+            // What is behind the experts stays.
+            let slices = order.iter().copied().chain(n_expert..n);
+            placed.experts = Some(slices.collect());
             placed.is_permuted = !order.is_sorted();
         }
         Share::One(expert) => {
