@@ -42,7 +42,9 @@ pub enum Error {
         text: String,
     },
     /// The list of token types does not belong to the list of tokens.
-    #[error("tokenizer.ggml.token_type has {types} entries for {tokens} tokens")]
+    #[error(
+        "tokenizer.ggml.token_type has {types} entries for {tokens} tokens; convert the model again"
+    )]
     TokenTypes {
         /// Length of the list of types.
         types: usize,
@@ -50,7 +52,9 @@ pub enum Error {
         tokens: usize,
     },
     /// The list of scores does not belong to the list of tokens.
-    #[error("tokenizer.ggml.scores has {scores} entries for {tokens} tokens")]
+    #[error(
+        "tokenizer.ggml.scores has {scores} entries for {tokens} tokens; convert the model again"
+    )]
     Scores {
         /// Length of the list of scores.
         scores: usize,
@@ -79,30 +83,51 @@ pub enum Error {
         /// Its text.
         text: String,
     },
-    /// A merge is not two tokens that make a third.
-    #[error("tokenizer.ggml.merges: entry {index}, `{}`, {fault}", merge.escape_debug())]
-    Merge {
-        /// Position in the list.
-        index: usize,
-        /// The entry.
-        merge: String,
-        /// What is wrong with it.
-        fault: String,
-    },
+    /// The text cannot be cut into words.
+    #[error("the text cannot be cut into words: {0}; shorten its longest run of whitespace")]
+    Split(#[source] Box<fancy_regex::Error>),
+}
+
+impl Error {
+    pub(super) fn split(error: fancy_regex::Error) -> Error {
+        Error::Split(Box::new(error))
+    }
+}
+
+/// Something in a vocabulary that llama.cpp loads with a warning, too.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Warning {
     /// The id of a special token is outside the vocabulary.
-    #[error("metadata key `{key}` is {id}, the vocabulary has {n_vocab} tokens")]
+    #[error(
+        "metadata key `{key}` is {id}, but the vocabulary has {n_vocab} tokens; {}",
+        match used {
+            Some(used) => format!("the default id {used} is used"),
+            None => "the key is ignored".to_owned(),
+        }
+    )]
     SpecialId {
         /// The GGUF key.
         key: &'static str,
         /// Its value.
-        id: u32,
+        id: i128,
         /// Number of tokens.
         n_vocab: usize,
+        /// The id used instead.
+        used: Option<u32>,
     },
-    /// The text cannot be cut into words.
-    #[error("the text has a run of about a million whitespace characters; shorten it")]
-    WhitespaceRun,
-    /// The BPE library refused the vocabulary or a text.
-    #[error("byte-level BPE: {0}")]
-    Bpe(Box<dyn std::error::Error + Send + Sync>),
+    /// Merges that are not two tokens that make a third.
+    #[error(
+        "tokenizer.ggml.merges: {} not two tokens that make a third, the first is entry {index}, `{}`",
+        if *count == 1 { "1 entry is".to_owned() } else { format!("{count} entries are") },
+        merge.escape_debug()
+    )]
+    Merges {
+        /// How many.
+        count: usize,
+        /// Position of the first in the list.
+        index: u32,
+        /// The first entry.
+        merge: String,
+    },
 }

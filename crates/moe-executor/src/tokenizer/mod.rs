@@ -17,7 +17,7 @@ mod vocabulary;
 
 use std::collections::{HashMap, HashSet};
 
-pub use error::Error;
+pub use error::{Error, Warning};
 pub use special::Role;
 pub use vocabulary::{Model, Vocabulary};
 
@@ -40,6 +40,7 @@ pub struct Tokenizer {
     add_eos: Option<u32>,
     /// Whether a space was put before texts, which decoding takes off again.
     add_space_prefix: bool,
+    warnings: Vec<Warning>,
 }
 
 /// What turns text between special tokens into ids.
@@ -75,13 +76,14 @@ impl Tokenizer {
                 *text = format!("[EMPTY_{id}]"); // as llama.cpp, so that texts stay different
             }
         }
+        check_types(&mut vocabulary)?;
+        vocabulary.check_roles();
         vocabulary.add_default_roles();
+        let mut warnings = std::mem::take(&mut vocabulary.warnings);
         let ids = ids_by_text(&vocabulary.tokens)?;
         let id_of = |text: &str| ids.get(text).copied();
-        check_types(&vocabulary)?;
-        check_roles(&vocabulary)?;
         let encoder = match vocabulary.model {
-            Model::Bpe => Encoder::Bpe(Box::new(Bpe::new(&vocabulary, &ids)?)),
+            Model::Bpe => Encoder::Bpe(Box::new(Bpe::new(&vocabulary, &ids, &mut warnings)?)),
             Model::Spm => Encoder::Spm(Box::new(Spm::new(&vocabulary, &ids)?)),
         };
 
@@ -138,7 +140,13 @@ impl Tokenizer {
             add_bos,
             add_eos,
             add_space_prefix: vocabulary.adds_space_prefix(),
+            warnings,
         })
+    }
+
+    /// What is wrong with the vocabulary and does not keep it from being used.
+    pub fn warnings(&self) -> &[Warning] {
+        &self.warnings
     }
 
     /// The ids of `text`.
@@ -148,7 +156,7 @@ impl Tokenizer {
     /// it, it is text like any other.
     ///
     /// # Errors
-    /// The text has a run of a million whitespace characters, or a byte that has no token.
+    /// The text has a run of about a million whitespace characters, or a byte that has no token.
     pub fn encode(
         &self,
         text: &str,
@@ -229,25 +237,13 @@ fn ids_by_text(tokens: &[String]) -> Result<HashMap<&str, u32>, Error> {
     Ok(ids)
 }
 
-fn check_types(vocabulary: &Vocabulary) -> Result<(), Error> {
+/// A list of types may be longer than that of the tokens, as in llama.cpp.
+fn check_types(vocabulary: &mut Vocabulary) -> Result<(), Error> {
     let (types, tokens) = (vocabulary.token_types.len(), vocabulary.tokens.len());
-    if types != 0 && types != tokens {
+    if types != 0 && types < tokens {
         return Err(Error::TokenTypes { types, tokens });
     }
-    Ok(())
-}
-
-fn check_roles(vocabulary: &Vocabulary) -> Result<(), Error> {
-    let n_vocab = vocabulary.tokens.len();
-    for (role, &id) in &vocabulary.roles {
-        if id as usize >= n_vocab {
-            return Err(Error::SpecialId {
-                key: role.keys()[0],
-                id,
-                n_vocab,
-            });
-        }
-    }
+    vocabulary.token_types.truncate(tokens);
     Ok(())
 }
 

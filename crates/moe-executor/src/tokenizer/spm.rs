@@ -32,7 +32,7 @@ impl Spm {
         if scores.is_empty() {
             scores = vec![0.0; n_vocab];
         }
-        if scores.len() != n_vocab {
+        if scores.len() < n_vocab {
             return Err(Error::Scores {
                 scores: scores.len(),
                 tokens: n_vocab,

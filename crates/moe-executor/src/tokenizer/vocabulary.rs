@@ -1,11 +1,11 @@
-//! What a GGUF file tells about its vocabulary, as it stands there.
+//! The vocabulary in a GGUF file.
 
 use std::collections::HashMap;
 
-use moe_gguf::Metadata;
+use moe_gguf::{Metadata, Value, ValueType};
 
-use super::Error;
 use super::special::Role;
+use super::{Error, Warning};
 
 const MODEL: &str = "tokenizer.ggml.model";
 const SCORES: &str = "tokenizer.ggml.scores";
@@ -53,6 +53,43 @@ pub struct Vocabulary {
     pub add_eos: Option<bool>,
     /// Whether a space is put before a text; `None` means that it is for [`Model::Spm`] only.
     pub add_space_prefix: Option<bool>,
+    /// What is wrong with the file's keys and does not keep the vocabulary from being used.
+    pub warnings: Vec<Warning>,
+}
+
+/// Keys with ids of tokens that only other kinds of vocabularies use.
+const UNUSED_IDS: [&str; 4] = [
+    "tokenizer.ggml.unknown_token_id",
+    "tokenizer.ggml.seperator_token_id",
+    "tokenizer.ggml.padding_token_id",
+    "tokenizer.ggml.mask_token_id",
+];
+
+/// Rules of `tokenizer.ggml.pre` whose vocabularies have no BOS token unless the file names one.
+fn has_no_bos(pre: &str) -> bool {
+    matches!(pre, "glm4" | "glm5" | "chatglm-bpe")
+}
+
+/// The id of a special token, in whichever integer type; it may be outside the vocabulary.
+fn special_id(metadata: &Metadata, key: &'static str) -> Result<Option<i128>, Error> {
+    match metadata.get(key).map(Value::as_i128) {
+        Some(Some(id)) => Ok(Some(id)),
+        // The error of the typed look-up names file and key.
+        _ => Ok(metadata.u32(key)?.map(i128::from)),
+    }
+}
+
+/// Scores may be integers.
+fn scores(metadata: &Metadata) -> Result<Vec<f32>, Error> {
+    let is_integer = |value: &Value| match value {
+        Value::Array(list) => list.element_type() == ValueType::I32,
+        _ => false,
+    };
+    if metadata.get(SCORES).is_some_and(is_integer) {
+        let scores = metadata.i64s(SCORES)?.unwrap_or_default();
+        return Ok(scores.iter().map(|&score| score as f32).collect());
+    }
+    Ok(metadata.f32s(SCORES)?.unwrap_or_default())
 }
 
 impl Vocabulary {
@@ -74,41 +111,89 @@ impl Vocabulary {
         };
         let tokens = metadata.strings(TOKENS)?;
         let merges = metadata.strings(MERGES)?;
-        let mut roles = HashMap::new();
-        for role in Role::ALL {
-            for key in role.keys() {
-                if let Some(id) = metadata.u32(key)? {
-                    roles.insert(role, id);
-                }
-            }
-        }
         let merges = match model {
             Model::Bpe => merges.ok_or_else(|| missing(MERGES, "byte-level BPE needs it"))?,
             Model::Spm => &[],
         };
-        Ok(Vocabulary {
+        let mut vocabulary = Vocabulary {
             model,
             tokens: tokens
                 .ok_or_else(|| missing(TOKENS, "it holds the vocabulary"))?
                 .to_vec(),
             merges: merges.to_vec(),
-            scores: metadata.f32s(SCORES)?.unwrap_or_default(),
+            scores: scores(metadata)?,
             token_types: metadata.i64s(TOKEN_TYPE)?.unwrap_or_default(),
             pre: metadata.str(PRE)?.map(str::to_owned),
-            roles,
+            roles: HashMap::new(),
             add_bos: metadata.bool(ADD_BOS)?,
             add_eos: metadata.bool(ADD_EOS)?,
             add_space_prefix: metadata.bool(ADD_SPACE_PREFIX)?,
-        })
+            warnings: Vec::new(),
+        };
+        let keys = Role::ALL.iter().flat_map(|role| {
+            let keys = role.keys().iter();
+            keys.map(|&key| (key, Some(*role)))
+        });
+        for (key, role) in keys.chain(UNUSED_IDS.map(|key| (key, None))) {
+            if let Some(id) = special_id(metadata, key)? {
+                vocabulary.set_role(key, role, id);
+            }
+        }
+        Ok(vocabulary)
     }
 
-    /// Gives the tokens a meaning that llama.cpp takes them to have where the file is silent.
+    /// Gives a token its meaning (none for `role` `None`). An id outside the vocabulary is ignored with a warning, as in
+    /// llama.cpp.
+    fn set_role(&mut self, key: &'static str, role: Option<Role>, id: i128) {
+        let n_vocab = self.tokens.len();
+        let valid = u32::try_from(id).ok();
+        match (role, valid.filter(|&id| (id as usize) < n_vocab)) {
+            (Some(role), Some(id)) => {
+                self.roles.insert(role, id);
+            }
+            (None, Some(_)) => {}
+            (role, None) => {
+                let other = |role| {
+                    let set = self.roles.get(&role).copied();
+                    set.or_else(|| self.default_id(role))
+                };
+                let used = role.and_then(other);
+                self.warnings.push(Warning::SpecialId {
+                    key,
+                    id,
+                    n_vocab,
+                    used,
+                });
+            }
+        }
+    }
+
+    /// Takes away the meanings of ids outside the vocabulary, with a warning.
+    pub(super) fn check_roles(&mut self) {
+        let mut roles: Vec<(Role, u32)> = std::mem::take(&mut self.roles).into_iter().collect();
+        roles.sort_unstable_by_key(|&(role, _)| role as u8);
+        for (role, id) in roles {
+            self.set_role(role.keys()[0], Some(role), id.into());
+        }
+    }
+
+    /// The id that llama.cpp takes where the file names none.
+    fn default_id(&self, role: Role) -> Option<u32> {
+        let id = match (self.model, role) {
+            (Model::Spm, Role::Bos) => 1,
+            (Model::Spm, Role::Eos) => 2,
+            (Model::Bpe, Role::Bos) if self.pre.as_deref().is_some_and(has_no_bos) => return None,
+            (Model::Bpe, Role::Bos | Role::Eos) => 11,
+            _ => return None,
+        };
+        Some(id).filter(|&id| (id as usize) < self.tokens.len())
+    }
+
+    /// Gives tokens the meaning that they have in llama.cpp where the file names none.
     pub(super) fn add_default_roles(&mut self) {
-        if self.model == Model::Spm {
-            for (role, id) in [(Role::Bos, 1), (Role::Eos, 2)] {
-                if (id as usize) < self.tokens.len() {
-                    self.roles.entry(role).or_insert(id);
-                }
+        for role in [Role::Bos, Role::Eos] {
+            if let Some(id) = self.default_id(role) {
+                self.roles.entry(role).or_insert(id);
             }
         }
     }
