@@ -1,14 +1,12 @@
 //! Options of the GPU: what runs there, and how.
 
-use std::fmt::Display;
 use std::ops::RangeInclusive;
-use std::str::FromStr;
 
 use anyhow::{Context as _, anyhow, bail};
 use moe_executor::Model;
 use moe_executor::cuda::post_fetch::Settings;
 use moe_executor::cuda::{self, Device, Gpu, Policy};
-use moe_executor::placement::{Override, Placement};
+use moe_executor::placement::{Override, Placement, Rules};
 
 use super::scratchpad;
 use crate::cli::{Context, first_given};
@@ -231,7 +229,9 @@ impl DeviceArgs {
         if self.device == Kind::Cpu {
             return Ok(None);
         }
-        let placement = self.placement(model.hparams().n_layer)?;
+        let rules = self.rules(model.hparams().n_layer)?;
+        let names = model.gguf().tensors().iter().map(|t| t.name.as_str());
+        let placement = rules.resolve(names).context("--override-tensor")?;
         let settings = self.post_fetch.settings()?;
         let debug = self.post_fetch.debug()?;
         let mut device = match self.ready(placement, settings, self.min_batch()?) {
@@ -305,7 +305,7 @@ impl DeviceArgs {
         {
             bail!("{option} is for --policy post-fetch; add that, or leave it out");
         }
-        self.placement(0)?;
+        self.rules(0)?;
         self.post_fetch.settings()?;
         self.post_fetch.debug()?;
         self.min_batch()?;
@@ -369,25 +369,19 @@ impl DeviceArgs {
         Ok((rows > 0).then_some(rows))
     }
 
-    fn placement(&self, n_layer: usize) -> anyhow::Result<Placement> {
-        let rules = self
-            .override_tensor
-            .iter()
-            .map(|rule| parse(rule).with_context(|| format!("--override-tensor {rule}")));
-        let rules = rules.collect::<anyhow::Result<Vec<Override>>>()?;
+    fn rules(&self, n_layer: usize) -> anyhow::Result<Rules> {
+        let overrides = self.override_tensor.iter();
+        let overrides = overrides.map(|rule| rule.parse::<Override>().context("--override-tensor"));
+        let overrides = overrides.collect::<anyhow::Result<Vec<Override>>>()?;
         let n_gpu_layers = self.n_gpu_layers.unwrap_or(usize::MAX);
-        let placement = Placement::new(n_layer, n_gpu_layers, rules);
+        let rules = Rules::new(n_layer, n_gpu_layers, overrides);
         Ok(match self.n_cpu_moe {
-            Some(n) => placement.experts_on_host(Some(n.min(n_layer))),
-            None if self.cpu_moe => placement.experts_on_host(None),
+            Some(n) => rules.experts_on_host(Some(n.min(n_layer))),
+            None if self.cpu_moe => rules.experts_on_host(None),
             None if self.policy() != Policy::Gpu && self.override_tensor.is_empty() => {
-                placement.experts_on_host(None)
+                rules.experts_on_host(None)
             }
-            None => placement,
+            None => rules,
         })
     }
-}
-
-fn parse<T: FromStr<Err: Display>>(text: &str) -> anyhow::Result<T> {
-    text.parse().map_err(|error: T::Err| anyhow!("{error}"))
 }

@@ -17,7 +17,7 @@ use device::Report;
 use moe_executor::Model;
 use moe_executor::cuda::post_fetch::Settings;
 use moe_executor::cuda::{Device, Gpu, Policy};
-use moe_executor::placement::Placement;
+use moe_executor::placement::Rules;
 use moe_gguf::Gguf;
 use reference::{
     Bounds, Distance, F16, GPT_OSS, Look, OfPrompt, Open, QWEN3MOE, distances, fixtures,
@@ -86,11 +86,13 @@ impl Case {
         let gpu = Gpu::open(limit).unwrap();
         let n_layer = model.hparams().n_layer;
         let overrides = self.overrides.iter().map(|rule| rule.parse().unwrap());
-        let placement = Placement::new(n_layer, self.n_gpu_layers, overrides.collect());
-        let placement = placement.experts_on_host(match self.n_cpu_moe {
+        let rules = Rules::new(n_layer, self.n_gpu_layers, overrides.collect());
+        let rules = rules.experts_on_host(match self.n_cpu_moe {
             usize::MAX => None,
             n => Some(n),
         });
+        let names = gguf.tensors().iter().map(|tensor| tensor.name.as_str());
+        let placement = rules.resolve(names).unwrap();
         let mut device = Device::new(gpu, placement, self.policy, self.min_batch);
         let some_on_host = self.n_cpu_moe > 0 || !self.overrides.is_empty();
         if some_on_host && !device.register(gguf) {
