@@ -154,12 +154,12 @@ impl<'a, 'g> Session<'a, 'g> {
         self.ops.device.as_ref()
     }
 
-    /// Ends the session; the recorder's writer can then be finished.
-    pub fn into_recorder(mut self) -> Recorder {
-        // The run is whole without these; a disk that is full is told by the writer.
+    /// Ends the session; the recorder's writer can then be finished. The second value is the error of the last events of
+    /// buffers, if they could not be written: the run is complete without them.
+    pub fn into_recorder(mut self) -> (Recorder, Result<()>) {
         let now = self.ops.recorder.moment(Instant::now());
-        let _ = self.ops.recorder.buffers(&self.ledger.end(now));
-        self.ops.recorder
+        let written = self.ops.recorder.buffers(&self.ledger.end(now));
+        (self.ops.recorder, written)
     }
 }
 

@@ -44,14 +44,24 @@ impl fmt::Display for Algorithm {
     }
 }
 
-impl FromStr for Algorithm {
-    type Err = String;
+/// The name of a hash that is not supported.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{name:?} is not a supported hash; xxh3 and sha256 are")]
+pub struct UnknownAlgorithm {
+    /// The name.
+    pub name: String,
+}
 
-    fn from_str(text: &str) -> Result<Algorithm, String> {
+impl FromStr for Algorithm {
+    type Err = UnknownAlgorithm;
+
+    fn from_str(text: &str) -> Result<Algorithm, UnknownAlgorithm> {
         match text {
             "xxh3" => Ok(Algorithm::Xxh3),
             "sha256" => Ok(Algorithm::Sha256),
-            _ => Err(format!("no hash is called {text:?}: xxh3 and sha256 are")),
+            _ => Err(UnknownAlgorithm {
+                name: text.to_owned(),
+            }),
         }
     }
 }
@@ -149,7 +159,20 @@ pub struct ManifestError {
     /// The line, from 1.
     pub line: usize,
     /// What is wrong with it.
-    pub problem: String,
+    #[source]
+    pub problem: ManifestProblem,
+}
+
+/// What is wrong with a line of a manifest.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum ManifestProblem {
+    /// It has another form.
+    #[error("not of the form HASH-NAME  HASH  FILE:TENSOR")]
+    Form,
+    /// Its hash is not supported.
+    #[error(transparent)]
+    Algorithm(#[from] UnknownAlgorithm),
 }
 
 /// Reads a manifest. The files' names in it may differ from those of the model that it is to be
@@ -175,13 +198,13 @@ pub fn parse_manifest(gguf: &Gguf, text: &str) -> Result<Vec<ManifestEntry>, Man
 }
 
 /// The entry on a line; none on a line of `gguf-hash` that is of no use here.
-fn parse_line(files: &[GgufFile], line: &str) -> Result<Option<ManifestEntry>, String> {
-    const FORM: &str = "not of the form HASH-NAME  HASH  FILE:TENSOR";
-    let (algorithm, rest) = line.split_once(char::is_whitespace).ok_or(FORM)?;
+fn parse_line(files: &[GgufFile], line: &str) -> Result<Option<ManifestEntry>, ManifestProblem> {
+    let form = || ManifestProblem::Form;
+    let (algorithm, rest) = line.split_once(char::is_whitespace).ok_or_else(form)?;
     let (hash, place) = rest
         .trim_start()
         .split_once(char::is_whitespace)
-        .ok_or(FORM)?;
+        .ok_or_else(form)?;
     let place = place.trim_start();
     if place.ends_with(".gguf") || ["xxh64", "sha1", "uuid"].contains(&algorithm) {
         return Ok(None);
@@ -192,7 +215,7 @@ fn parse_line(files: &[GgufFile], line: &str) -> Result<Option<ManifestEntry>, S
         .find_map(|file| place.strip_prefix(&file.name)?.strip_prefix(':'));
     let tensor = own
         .or_else(|| Some(place.rsplit_once(':')?.1))
-        .ok_or(FORM)?;
+        .ok_or_else(form)?;
     Ok(Some(ManifestEntry {
         algorithm: algorithm.parse()?,
         hash: hash.to_ascii_lowercase(),

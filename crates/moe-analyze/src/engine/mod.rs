@@ -113,8 +113,8 @@ pub trait Session: Decode {
         None
     }
 
-    /// Ends the run; the writer can then be finished.
-    fn into_writer(self: Box<Self>) -> Option<RunWriter>;
+    /// Ends the run; the writer can then be finished. The second value is what could not be written at the end.
+    fn into_writer(self: Box<Self>) -> (Option<RunWriter>, moe_executor::Result<()>);
 }
 
 /// Loads a model into an engine, to be computed by `n_threads` threads and by the GPU that `device` asks for.

@@ -104,8 +104,9 @@ pub fn record(gguf: &Gguf, case: Option<&Case>, observe: bool) -> Recorded {
     (1..=N_GENERATED).for_each(|token| pass(&[token], PHASE_GENERATE));
 
     let fallbacks = session.device().map(|device| device.fallbacks.clone());
-    let writer = session.into_recorder().into_writer().unwrap();
-    writer.finish().unwrap();
+    let (recorder, ended) = session.into_recorder();
+    ended.unwrap();
+    recorder.into_writer().unwrap().finish().unwrap();
     Recorded {
         records: Trace::open(run.join(TRACE_FILE)).unwrap().records().into(),
         transfers: transfers_of(&run),

@@ -57,12 +57,9 @@ fn record_mode(
     let mut sampler = Sampler::new(SamplerParams::default());
     let go_on = AtomicBool::new(false);
     let generated = generate(&mut session, &mut sampler, prompt, &limits, &go_on, |_| {}).unwrap();
-    session
-        .into_recorder()
-        .into_writer()
-        .unwrap()
-        .finish()
-        .unwrap();
+    let (recorder, ended) = session.into_recorder();
+    ended.unwrap();
+    recorder.into_writer().unwrap().finish().unwrap();
     Recorded {
         graphs: [PHASE_PROMPT, PHASE_GENERATE]
             .map(|phase| Graph::read(&graph::path(&run, phase)).unwrap()),

@@ -61,12 +61,9 @@ fn both(dir: &Path, path: &Path, n_vocab: u32, mode: Mode) -> [Run; 2] {
     let recorder = Recorder::new(Some(writer_of_ours)).with_mode(mode);
     let mut session = moe_executor::Session::new(&model, &threads, recorder, N_CTX);
     feed(&mut session, n_vocab);
-    session
-        .into_recorder()
-        .into_writer()
-        .unwrap()
-        .finish()
-        .unwrap();
+    let (recorder, ended) = session.into_recorder();
+    ended.unwrap();
+    recorder.into_writer().unwrap().finish().unwrap();
 
     let model = moe_llama_cpp::Model::load(path).unwrap();
     let writer_of_theirs = writer(&theirs, &gguf, OpNumbers::new().table().clone());

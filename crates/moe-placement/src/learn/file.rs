@@ -121,8 +121,7 @@ impl LearnFile {
 
     /// The file's text: compact JSON, no white space.
     pub fn to_json(&self) -> String {
-        // A map with string keys always serializes.
-        serde_json::to_string(&self.root).unwrap_or_default()
+        Value::Object(self.root.clone()).to_string()
     }
 
     pub(super) fn layers(&self) -> Result<&[Value], Error> {

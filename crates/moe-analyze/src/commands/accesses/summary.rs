@@ -37,10 +37,10 @@ pub fn print(out: &mut dyn Write, report: &AccessReport) -> io::Result<()> {
     writeln!(
         out,
         "reuse distance: half are within {}, nine of ten within {}; in bytes read between: {} and {}",
-        tokens(median(&report.reuse.tokens, 0.5)),
-        tokens(median(&report.reuse.tokens, 0.9)),
-        bytes_below(median(&report.reuse.bytes, 0.5)),
-        bytes_below(median(&report.reuse.bytes, 0.9)),
+        tokens(quantile(&report.reuse.tokens, 0.5)),
+        tokens(quantile(&report.reuse.tokens, 0.9)),
+        bytes_below(quantile(&report.reuse.bytes, 0.5)),
+        bytes_below(quantile(&report.reuse.bytes, 0.9)),
     )?;
     writeln!(
         out,
@@ -159,8 +159,9 @@ fn percent(part: u64, whole: u64) -> String {
     format!("{:.1}", 100.0 * part as f64 / whole.max(1) as f64)
 }
 
-/// The bound below which a share of the values lie, as fine as the buckets are.
-fn median(histogram: &Histogram, share: f64) -> Option<u64> {
+/// The upper bound of the bucket that contains the quantile `share` (0.5: the median) of the values; `None` without values, or if
+/// the bucket has no bound.
+fn quantile(histogram: &Histogram, share: f64) -> Option<u64> {
     let total: u64 = histogram.buckets().map(|(.., n)| n).sum();
     let mut seen = 0;
     histogram.buckets().find_map(|(_, below, n)| {

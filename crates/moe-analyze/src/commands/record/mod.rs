@@ -216,7 +216,8 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     if let Some(fallbacks) = session.fallbacks() {
         ctx.remark(fallbacks);
     }
-    let writer = session.into_writer();
+    let (writer, ended) = session.into_writer();
+    failed = failed.or(ended.err());
     let records = writer.map(|writer| finish(writer, &totals, &failed, gpu));
     if let Some(usage) = &usage {
         usage.finish(totals.tokens.prompt + totals.tokens.generated)?;
