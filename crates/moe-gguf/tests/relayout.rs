@@ -425,15 +425,21 @@ fn orders_that_do_not_fit_are_refused() {
         ),
         "{error}"
     );
+    let router: (&str, &[u64]) = ("blk.0.ffn_gate_inp.weight", &[2, 4]);
     let whole = BTreeMap::from([(0, vec![3, 2, 0, 1])]);
-    assert!(Layout::new(&model(&grouped, &[experts]), Order::File, &whole).is_ok());
+    let gguf = model(&grouped, &[experts, router]);
+    assert!(Layout::new(&gguf, Order::File, &whole).is_ok());
+    // Groups of which some have experts without weights cannot be told apart.
+    let wide: (&str, &[u64]) = ("blk.0.ffn_gate_inp.weight", &[2, 6]);
+    let error = refusal(&grouped, &[experts, wide], &[3, 2, 0, 1]);
+    assert!(matches!(error, Error::Immovable { .. }), "{error}");
 
     for (name, ne) in [
         ("blk.0.ffn_up_chexps.weight", &[2, 1, 2][..]),
         ("blk.0.ffn_gate_tid2eid.weight", &[2, 9]),
         ("blk.0.ffn_up_exps.bias", &[2, 3]),
     ] {
-        let error = refusal(&[], &[experts, (name, ne)], &[3, 2, 1, 0]);
+        let error = refusal(&[], &[experts, router, (name, ne)], &[3, 2, 1, 0]);
         assert!(
             matches!(&error, Error::Immovable { tensor, .. } if tensor == name),
             "{error}"

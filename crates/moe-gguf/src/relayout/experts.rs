@@ -65,6 +65,16 @@ pub(super) fn check(gguf: &Gguf, orders: &ExpertOrders) -> Result<(), Error> {
                 }
             }
         }
+        if n_group > 1 && n_expert.is_multiple_of(n_group) {
+            let size = n_expert / n_group;
+            let whole = |group: &[u32]| group.iter().all(|e| e / size == group[0] / size);
+            if !order.chunks(size as usize).all(whole) {
+                return Err(Error::Groups { layer, n_group });
+            }
+        }
+        if order.is_sorted() {
+            continue; // nothing moves
+        }
         let router = format!("blk.{layer}.ffn_gate_inp.weight");
         let router = gguf.tensor(&router).ok_or(Error::NoRouter { layer })?;
         if n_group > 1 && router.ne[1] != u64::from(n_expert) {
@@ -72,13 +82,6 @@ pub(super) fn check(gguf: &Gguf, orders: &ExpertOrders) -> Result<(), Error> {
                 tensor: router.name.clone(),
                 problem: "the router selects among groups, and has more rows than experts",
             });
-        }
-        if n_group > 1 && n_expert.is_multiple_of(n_group) {
-            let size = n_expert / n_group;
-            let whole = |group: &[u32]| group.iter().all(|e| e / size == group[0] / size);
-            if !order.chunks(size as usize).all(whole) {
-                return Err(Error::Groups { layer, n_group });
-            }
         }
     }
     Ok(())
