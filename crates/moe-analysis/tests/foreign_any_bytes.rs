@@ -126,14 +126,14 @@ fn import(importer: &dyn Importer, path: &Path, options: &Options) -> Result<u64
                 importer.name()
             );
             // A place in the file, or what is wrong with all of it. Faults of a GGUF are told as everywhere, by tensor and byte.
-            let is_placed = match &error {
+            let is_placed = matches!(
+                &error,
                 ForeignError::Invalid { .. }
-                | ForeignError::File { .. }
-                | ForeignError::Nothing { .. }
-                | ForeignError::Gguf(_)
-                | ForeignError::OtherModel { .. } => true,
-                _ => false,
-            };
+                    | ForeignError::File { .. }
+                    | ForeignError::Nothing { .. }
+                    | ForeignError::Gguf(_)
+                    | ForeignError::OtherModel { .. }
+            );
             assert!(is_placed, "{}: {text}", importer.name());
             Err(error)
         }

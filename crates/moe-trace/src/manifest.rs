@@ -354,7 +354,7 @@ impl Manifest {
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
-        let mut seed = serde_json::to_vec(self).unwrap_or_default();
+        let mut seed = format!("{self:?}").into_bytes();
         seed.extend_from_slice(&std::process::id().to_le_bytes());
         seed.extend_from_slice(&now.as_nanos().to_le_bytes());
         let started: String = self

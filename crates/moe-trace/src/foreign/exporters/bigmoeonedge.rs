@@ -87,7 +87,7 @@ impl Lost {
             ),
             (
                 self.sizes,
-                "cache misses were left out where the expert's size is not known; name the model with --model",
+                "cache misses were left out where the size of an expert is unknown; the model's file has it",
             ),
             (self.sequences, "tokens of no known sequence are of turn 0"),
         ];

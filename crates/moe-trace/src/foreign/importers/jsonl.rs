@@ -13,8 +13,7 @@ pub(super) fn first_line_has(sample: &[u8], keys: &[&str]) -> bool {
     let sample = sample.trim_ascii_start();
     let line = sample.split(|&byte| byte == b'\n').next();
     let found = line.map(object_keys).unwrap_or_default();
-    keys.iter()
-        .all(|key| found.iter().any(|found| *found == key.as_bytes()))
+    keys.iter().all(|key| found.contains(&key.as_bytes()))
 }
 
 /// The keys of the object that a line starts with, not those of values in it.
