@@ -412,3 +412,21 @@ fn changed_bytes_are_refused_or_read() {
         }
     }
 }
+
+/// The dump with another name for its map: which experts of the model were counted is unknown.
+#[test]
+fn physical_counts_without_their_map_are_refused() {
+    let mut bytes = fs::read(fixtures().join("sglang-pt/per-pass.pt")).unwrap();
+    let key = b"last_physical_to_logical_map";
+    let at = bytes.windows(key.len()).position(|b| b == key).unwrap();
+    bytes[at..at + 4].copy_from_slice(b"lost");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("dump.pt");
+    fs::write(&path, bytes).unwrap();
+    let error = read(&path, &Options::default()).unwrap_err().to_string();
+    assert!(
+        error.contains("records[0].global_physical_count")
+            && error.contains("unknown which experts"),
+        "{error}"
+    );
+}

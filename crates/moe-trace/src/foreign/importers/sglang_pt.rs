@@ -100,6 +100,10 @@ fn import_records(
             let pass = Pass::read(dump, record, i);
             pass.import(&experts, map, output)?;
         } else if let Some(counts) = tensor(dump, get("global_physical_count"), output)? {
+            if map.is_none() {
+                let reason = "counts of physical experts without last_physical_to_logical_map: it is unknown which experts of the model they are; give the complete dump";
+                return Err(output.invalid(at("global_physical_count", &[]), reason));
+            }
             sums.add(&counts, map).map_err(|(index, reason)| {
                 output.invalid(at("global_physical_count", &index), reason)
             })?;
