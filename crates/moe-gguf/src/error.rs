@@ -163,6 +163,10 @@ pub enum Fault {
     },
     #[error("the header has {count} tensors, at most {limit} are allowed")]
     TooManyTensors { count: u64, limit: u64 },
+    #[error("the header has {count} key-values, at most {limit} are allowed")]
+    TooManyKeyValues { count: u64, limit: u64 },
+    #[error("metadata key {key:?} has {count} strings, at most {limit} are allowed")]
+    TooManyStrings { key: String, count: u64, limit: u64 },
     #[error("{what} is not valid UTF-8")]
     NotUtf8 { what: &'static str },
     #[error("a metadata key is empty")]
@@ -230,6 +234,8 @@ impl Fault {
             | Fault::HeaderTooLong { .. }
             | Fault::TooMany { .. }
             | Fault::TooManyTensors { .. }
+            | Fault::TooManyKeyValues { .. }
+            | Fault::TooManyStrings { .. }
             | Fault::NotUtf8 { .. } => "; the file is damaged, fetch it again",
             _ => "; fetch the file again, and if that is no better convert the model again",
         }

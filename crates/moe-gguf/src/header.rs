@@ -22,6 +22,9 @@ const MIN_TENSOR: u64 = 8 + 4 + 4 + 8;
 /// Five times what the largest model of today has with one tensor an expert. What a tensor takes in
 /// memory is more than eight times the least that it takes in a header.
 const MAX_TENSORS: u64 = 1 << 18;
+/// A thousand times what a model has. In memory a key-value takes more than eight times the least that it takes in a
+/// header.
+const MAX_KEY_VALUES: u64 = 1 << 16;
 /// A count is believed as the elements come, not in advance.
 const FIRST_CAPACITY: u64 = 4096;
 /// Bytes by which a file that is not GGUF is recognized.
@@ -62,7 +65,12 @@ fn parse(path: &Path, bytes: &Bytes) -> Located<Header> {
         let (count, limit) = (n_tensors, MAX_TENSORS);
         return Err((at, Fault::TooManyTensors { count, limit }));
     }
+    let at = cursor.pos();
     let n_kv = cursor.count(MIN_KEY_VALUE, "key-values")?;
+    if n_kv > MAX_KEY_VALUES {
+        let (count, limit) = (n_kv, MAX_KEY_VALUES);
+        return Err((at, Fault::TooManyKeyValues { count, limit }));
+    }
 
     let metadata = read_metadata(path, bytes, &mut cursor, n_kv)?;
     let alignment = read_alignment(&metadata).map_err(|fault| (cursor.pos(), fault))?;

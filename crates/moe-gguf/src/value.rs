@@ -232,6 +232,10 @@ impl fmt::Display for Value {
     }
 }
 
+/// Strings of an array, at most: twenty times the tokens or merges of the largest vocabulary of today. An empty string
+/// takes three times as much memory as in the file.
+const MAX_STRINGS: u64 = 1 << 22;
+
 /// An array value. Its elements stay in the mapped header until they are asked for: a vocabulary of
 /// 200,000 strings costs nothing to a reader that only wants offsets.
 #[derive(Clone, Debug)]
@@ -296,6 +300,10 @@ impl Array {
         let len = cursor.count(element_type.min_size(), "array elements")?;
         let start = cursor.pos();
         if element_type == ValueType::String {
+            if len > MAX_STRINGS {
+                let (key, count, limit) = (key.to_owned(), len, MAX_STRINGS);
+                return Err((at, Fault::TooManyStrings { key, count, limit }));
+            }
             for _ in 0..len {
                 cursor.string("a string of an array")?;
             }

@@ -318,3 +318,26 @@ fn errors_say_what_to_do() {
         assert_eq!(text.lines().count(), 1);
     }
 }
+
+#[test]
+fn header_too_many_key_values() {
+    let count = (1 << 16) + 1;
+    let raw = Raw::new(0, count).raw(&vec![0; 14 * count as usize]);
+    let limit = 1 << 16;
+    assert_eq!(raw.fault(), Fault::TooManyKeyValues { count, limit });
+}
+
+#[test]
+fn array_of_too_many_strings() {
+    let count = (1 << 22) + 1;
+    let raw = Raw::new(0, 1).string("a").u32(ARRAY).u32(STRING).u64(count);
+    let raw = raw.raw(&vec![0; 8 * count as usize]);
+    assert_eq!(
+        raw.fault(),
+        Fault::TooManyStrings {
+            key: "a".into(),
+            count,
+            limit: 1 << 22
+        }
+    );
+}
