@@ -53,7 +53,7 @@ fn usage_errors_are_one_line_and_exit_2() {
         (&[], "a subcommand is missing"),
         (
             &["record", "-n", "-1"],
-            "invalid value '-1' for '--n-predict <N>': give a whole number from 0 on;",
+            "invalid value '-1' for '--n-predict <N>': give an integer of at least 0;",
         ),
         (
             &["record", "--threads", "-1"],
@@ -61,7 +61,7 @@ fn usage_errors_are_one_line_and_exit_2() {
         ),
         (
             &["bench", "-r", "-2"],
-            "invalid value '-2' for '--repetitions <N>': give a whole number from 0 on;",
+            "invalid value '-2' for '--repetitions <N>': give an integer of at least 0;",
         ),
         (
             &["plan", "x", "--layer-curve", "half"],
@@ -69,27 +69,27 @@ fn usage_errors_are_one_line_and_exit_2() {
         ),
         (
             &["bench", "-t", "0"],
-            "invalid value '0' for '--threads <N>': 0 is no number from 1 to 1024;",
+            "invalid value '0' for '--threads <N>': 0 is out of range (1..=1024);",
         ),
         (
             &["bench", "-p", "x"],
-            "\"x\" is no number: give a whole number from 0 on;",
+            "\"x\" is not a number; give an integer of at least 0;",
         ),
         (
             &["record", "--threads", "many"],
-            "invalid value 'many' for '--threads <N>': give a whole number from 1 to 1024;",
+            "invalid value 'many' for '--threads <N>': give an integer from 1 to 1024;",
         ),
         (
             &["record", "--threads", "1025"],
-            "invalid value '1025' for '--threads <N>': give a whole number from 1 to 1024;",
+            "invalid value '1025' for '--threads <N>': give an integer from 1 to 1024;",
         ),
         (
             &["record", "--n-predict", "1.5"],
-            "invalid value '1.5' for '--n-predict <N>': give a whole number from 0 on;",
+            "invalid value '1.5' for '--n-predict <N>': give an integer of at least 0;",
         ),
         (
             &["hotness", "x", "--window", "0"],
-            "invalid value '0' for '--window <N>': give a whole number from 1 on;",
+            "invalid value '0' for '--window <N>': give an integer of at least 1;",
         ),
         (
             &["replay", "x", "--seed", "18446744073709551616"],

@@ -257,7 +257,7 @@ fn what_is_no_run_is_exit_2() {
             "--weight-tolerance",
             tolerance,
         ]);
-        assert!(line.contains("a number from 0 on"), "{line}");
+        assert!(line.contains("give a number of at least 0"), "{line}");
     }
     assert!(failure_of(&["diff", arg(&run), arg(&run), "--only", "text"]).contains("routing"));
 

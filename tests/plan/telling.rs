@@ -244,7 +244,7 @@ fn what_cannot_be_done_is_told_in_a_line() {
         ),
         (
             vec!["plan", learn, "--model", model, "--budget-mib", "1.5"],
-            "whole number",
+            "an integer",
         ),
         (
             vec![

@@ -13,6 +13,7 @@ use crate::commands::{
     accesses, bench, buffers, completions, convert, diff, gguf_map, graph, hotness, info, man,
     overlap, parquet, plan, record, relayout, replay, simulate, synth,
 };
+use crate::output::message;
 use crate::values;
 
 /// Offline trace analysis for mixture-of-experts models in GGUF files.
@@ -68,8 +69,7 @@ impl Context {
     /// A remark for the person at the terminal: on stderr, unless `--quiet`.
     pub fn remark(&self, text: impl std::fmt::Display) {
         if !self.quiet {
-            // A closed stderr is no reason to stop.
-            let _ = writeln!(std::io::stderr(), "{text}");
+            message::print(text);
         }
     }
 }

@@ -4,12 +4,11 @@ use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, anyhow, bail};
-use moe_analysis::hotness;
+use anyhow::{Context, bail};
 use moe_gguf::content::Content;
 use moe_gguf::text::without_byte_order_mark;
-use moe_trace::foreign::{ForeignError, SAMPLE_SIZE};
-use moe_trace::{Error as TraceError, TRACE_FILE, is_trace};
+use moe_trace::foreign::SAMPLE_SIZE;
+use moe_trace::{TRACE_FILE, is_trace};
 
 /// What lies at a path.
 #[derive(Debug, PartialEq, Eq)]
@@ -145,84 +144,4 @@ fn directory_entries(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut entries = entries.with_context(|| format!("cannot list {}", path.display()))?;
     entries.sort();
     Ok(entries)
-}
-
-/// How the Parquet library begins its messages.
-const PARQUET_PREFIXES: [&str; 6] = [
-    "Parquet error: ",
-    "Parquet argument error: ",
-    "Arrow: ",
-    "EOF: ",
-    "External: ",
-    "External error: ",
-];
-/// Characters of a message of the Parquet library that are told.
-const MAX_DAMAGE: usize = 120;
-
-/// What the Parquet library says of a damaged file, shortened; nothing for a message of another origin.
-pub fn damage(text: &str) -> Option<String> {
-    let mut rest = text.trim();
-    while let Some(inner) = PARQUET_PREFIXES
-        .iter()
-        .find_map(|prefix| rest.strip_prefix(prefix))
-    {
-        rest = inner.trim_start();
-    }
-    if rest == text.trim() {
-        return None;
-    }
-    let line = rest.split_whitespace().collect::<Vec<_>>().join(" ");
-    let short = match line.char_indices().nth(MAX_DAMAGE) {
-        Some((end, _)) => format!("{} …", line[..end].trim_end()),
-        None => line,
-    };
-    Some(format!("damaged: {short}"))
-}
-
-/// Says that a table is damaged, where the Parquet library gave up on it.
-pub fn tell_damage(error: anyhow::Error) -> anyhow::Error {
-    let of_hotness = match error.downcast_ref() {
-        Some(hotness::Error::Trace(trace)) => Some(trace),
-        _ => None,
-    };
-    // The rows of tables go where those of other tools' traces go.
-    let of_rows = || match error.downcast_ref() {
-        Some(ForeignError::Sink(inner)) => inner.downcast_ref(),
-        _ => None,
-    };
-    let trace = of_hotness.or_else(of_rows);
-    if let Some(TraceError::Parquet { path, reason }) = trace.or_else(|| error.downcast_ref())
-        && let Some(damage) = damage(reason)
-    {
-        return anyhow!("{} is {damage}; get or write it anew", path.display());
-    }
-    error
-}
-
-/// A panic of the Parquet decoder on a damaged file is caught and told as an error: its own message is not printed.
-pub fn silence_decoders() {
-    let print = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |panic| {
-        let of_decoder = |file: &str| file.contains("arrow-") || file.contains("parquet-");
-        if !panic.location().is_some_and(|at| of_decoder(at.file())) {
-            print(panic);
-        }
-    }));
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn damage_is_one_short_line_without_the_librarys_names() {
-        let text = "Parquet argument error: Parquet error: Required field\n type_ is missing";
-        assert_eq!(
-            damage(text).as_deref(),
-            Some("damaged: Required field type_ is missing")
-        );
-        assert_eq!(damage("no column slot"), None);
-        let long = damage(&format!("EOF: {}", "é".repeat(500))).unwrap();
-        assert_eq!(long, format!("damaged: {} …", "é".repeat(MAX_DAMAGE)));
-    }
 }

@@ -1,5 +1,6 @@
 //! `moe-analyze`: traces of mixture-of-experts models in GGUF files, and what can be learnt from them.
 
+mod advice;
 mod bulk;
 mod cli;
 mod commands;
@@ -13,24 +14,24 @@ mod plot;
 mod traces;
 mod values;
 
-use std::io::Write;
 use std::process::ExitCode;
 
+use output::message;
+
 fn main() -> ExitCode {
-    inputs::silence_decoders();
     let outcome = match cli::Cli::read() {
         Ok(Some(cli)) => cli.run(),
         Ok(None) => Ok(cli::ExitStatus::Done),
         Err(error) => Err(error),
     };
-    match outcome.map_err(inputs::tell_damage) {
+    match outcome {
         Ok(status) => status.into(),
         Err(error) => {
-            let _ = writeln!(
-                std::io::stderr(),
-                "moe-analyze: {}",
-                output::one_line(&error)
-            );
+            let text = output::one_line(&error);
+            match advice::advice(&error) {
+                Some(advice) => message::print(format_args!("moe-analyze: {text}; {advice}")),
+                None => message::print(format_args!("moe-analyze: {text}")),
+            }
             ExitCode::from(2)
         }
     }

@@ -3,14 +3,13 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use moe_analysis::foreign::importers;
 use moe_gguf::Gguf;
-use moe_gguf::text::strip_byte_order_mark;
-use moe_trace::Run;
 use moe_trace::foreign::{self, Detected, Facts, ForeignError, Input, Options, Sink, Summary};
 use moe_trace::manifest::Manifest;
 use moe_trace::ops::OpTable;
+use moe_trace::{Run, bounded};
 
 use crate::cli::{Context, first_given};
 use crate::inputs::Kind;
@@ -324,10 +323,9 @@ pub fn tell(ctx: &Context, path: &Path, summary: &Summary) {
 
 /// Reads lines `number,name`; a header line is passed over.
 fn read_ops(path: &Path) -> anyhow::Result<OpTable> {
-    let text =
-        fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let text = bounded::read_text(path)?;
     let mut ops = Vec::new();
-    let lines = strip_byte_order_mark(&text).lines();
+    let lines = text.lines();
     for (line, text) in (1u64..).zip(lines.map(str::trim)) {
         let parsed = text.split_once(',').and_then(|(number, name)| {
             let name = name.trim();

@@ -6,27 +6,72 @@ use std::num::{IntErrorKind, ParseFloatError, ParseIntError};
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-/// Reads a whole number of a range. Its type is that of the option, which nothing but a run of the program checks.
-pub fn whole<T>(range: RangeInclusive<T>) -> impl Fn(&str) -> Result<T, String> + Clone
+/// Why the value of an option is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ValueError {
+    /// It is not what the option takes.
+    #[error("give {0}")]
+    Expected(&'static str),
+    /// It is not an integer, or is out of range.
+    #[error("give an integer from {least} to {most}")]
+    OutOfRange {
+        /// Least value.
+        least: String,
+        /// Greatest value.
+        most: String,
+    },
+    /// It is not an integer, or is too small.
+    #[error("give an integer of at least {least}")]
+    TooSmall {
+        /// Least value.
+        least: String,
+    },
+    /// It stands for more values than are taken.
+    #[error("the range has {limit} values or more; give a larger step")]
+    LongRange {
+        /// Values that are too many.
+        limit: usize,
+    },
+    /// It is a range of numbers that makes no sense.
+    #[error("a range goes up, and starts above 0 if it doubles")]
+    BadRange,
+}
+
+/// Reads an integer of a range. Its type is that of the option, which nothing but a run of the program checks.
+pub fn whole<T>(range: RangeInclusive<T>) -> impl Fn(&str) -> Result<T, ValueError> + Clone
 where
     T: FromStr + PartialOrd + Display + Clone,
 {
     move |text| {
         let number = text.parse().ok().filter(|number| range.contains(number));
-        let (least, most) = (range.start(), range.end());
-        number.ok_or_else(|| format!("give a whole number from {least} to {most}"))
+        number.ok_or_else(|| ValueError::OutOfRange {
+            least: range.start().to_string(),
+            most: range.end().to_string(),
+        })
     }
 }
 
-/// Reads a whole number that is not less than another.
-pub fn at_least<T>(least: T) -> impl Fn(&str) -> Result<T, String> + Clone
+/// Reads an integer that is not less than another.
+pub fn at_least<T>(least: T) -> impl Fn(&str) -> Result<T, ValueError> + Clone
 where
     T: FromStr + PartialOrd + Display + Clone,
 {
     move |text| {
         let number = text.parse().ok().filter(|number| *number >= least);
-        number.ok_or_else(|| format!("give a whole number from {least} on"))
+        number.ok_or_else(|| ValueError::TooSmall {
+            least: least.to_string(),
+        })
     }
+}
+
+/// Reads a number for which `is_valid` holds; `expected` says what the option takes.
+pub fn number<T: FromStr>(
+    text: &str,
+    expected: &'static str,
+    is_valid: impl Fn(&T) -> bool,
+) -> Result<T, ValueError> {
+    let number = text.parse().ok().filter(is_valid);
+    number.ok_or(ValueError::Expected(expected))
 }
 
 /// What an option wants that takes every number of its type, in the place of the standard library's words for what it
@@ -38,6 +83,6 @@ pub fn wanted(error: &(dyn Error + 'static)) -> Option<&'static str> {
     let error: &ParseIntError = error.downcast_ref()?;
     Some(match error.kind() {
         IntErrorKind::PosOverflow => "the number is too large",
-        _ => "give a whole number from 0 on",
+        _ => "give an integer of at least 0",
     })
 }

@@ -3,8 +3,9 @@
 use moe_gguf::map::OffsetMap;
 
 use crate::correlation::Correlation;
+use crate::fault::{RecordFault, SourceFault};
 use crate::operations::{Operation, expert_id};
-use crate::tables::{ExpertRanges, ExpertTensor};
+use crate::tables::ExpertRanges;
 
 /// A range of a file that an operation read; of an expert tensor, each distinct expert of the operation once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,18 +43,22 @@ impl<'a> FileAccesses<'a> {
     /// Hands the ranges of an operation to `each`: sources in order, experts by ascending id. `experts` is room to work in.
     ///
     /// # Errors
-    /// As [`FileAccesses::of_source`].
+    /// [`RecordFault::Source`]: a range beyond 64 bits; a record that says of itself that it is of this model and reads
+    /// bytes that are not its tensor's, or an expert that the tensor does not have.
     pub fn of_operation(
         &self,
         operation: &Operation<'_>,
         experts: &mut Vec<u32>,
         mut each: impl FnMut(Access),
-    ) -> Result<(), String> {
+    ) -> Result<(), RecordFault> {
         experts.clear();
         for (i, source) in operation.head().sources().iter().enumerate() {
             if source.is_disk() {
                 self.of_source(operation, i, experts, &mut each)
-                    .map_err(|reason| format!("source {i}: {reason}"))?;
+                    .map_err(|fault| RecordFault::Source {
+                        source_index: i,
+                        fault,
+                    })?;
             }
         }
         Ok(())
@@ -63,31 +68,32 @@ impl<'a> FileAccesses<'a> {
     /// before the first source of an operation.
     ///
     /// # Errors
-    /// A range beyond 64 bits; a record that says of itself that it is of this model and reads bytes that are not its
-    /// tensor's, or an expert that the tensor does not have.
+    /// As [`FileAccesses::of_operation`].
     pub(crate) fn of_source(
         &self,
         operation: &Operation<'_>,
         i: usize,
         experts: &mut Vec<u32>,
         mut each: impl FnMut(Access),
-    ) -> Result<(), String> {
+    ) -> Result<(), SourceFault> {
         let head = operation.head();
         let Some(log) = head.sources().get(i) else {
             return Ok(());
         };
         let (location, size_bytes) = (log.offset_or_buffer_id.get(), head.source_size(i));
         if location.checked_add(size_bytes).is_none() {
-            return Err(format!(
-                "{size_bytes} bytes at {location} end beyond 64 bits"
-            ));
+            return Err(SourceFault::Overflow {
+                size_bytes,
+                offset: location,
+            });
         }
         if !self.correlation.holds(head, i) {
-            return Err(format!(
-                "{size_bytes} bytes at {location} are not those of {} (tensor {}) in gguf-map.parquet; is this the model's map?",
-                log.name(),
-                log.tensor_idx.get()
-            ));
+            return Err(SourceFault::OtherTensor {
+                size_bytes,
+                offset: location,
+                name: log.name().into_owned(),
+                tensor_idx: log.tensor_idx.get(),
+            });
         }
         let source = i as u8;
         let tensor_idx = self.correlation.resolve(head, i);
@@ -118,9 +124,10 @@ impl<'a> FileAccesses<'a> {
             experts.dedup();
         }
         for &expert in experts.iter() {
+            let n_expert = tensor.n_expert();
             let range = tensor
                 .range(expert)
-                .ok_or_else(|| no_expert(tensor, expert))?;
+                .ok_or(SourceFault::NoExpert { expert, n_expert })?;
             each(Access {
                 source,
                 tensor_idx,
@@ -132,11 +139,4 @@ impl<'a> FileAccesses<'a> {
         }
         Ok(())
     }
-}
-
-fn no_expert(tensor: &ExpertTensor<'_>, expert: u32) -> String {
-    format!(
-        "expert {expert} is not in its tensor, which has {}; is this the model's map?",
-        tensor.n_expert()
-    )
 }

@@ -1,20 +1,22 @@
 //! Whether a run makes sense: its records each by itself and against the model, and its files among each other.
 
+use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::Bound;
 
 use moe_gguf::text::counted;
 
 use crate::correlation::Correlation;
 use crate::error::Error;
+use crate::fault::TableFault;
 use crate::map_table;
-use crate::operations::TokenExperts;
-use crate::parquet_file::metadata_value;
+use crate::operations::{Operation, TokenExperts};
 use crate::record::{
     FLAG_CONTINUATION, MAX_EXPERTS, NAME_SIZE, PHASE_GENERATE, PHASE_PROMPT, SOURCE_BUFFER,
     TensorAccessLog, lane,
 };
 use crate::run::Run;
-use crate::tables::{RUN_ID_KEY, TABLES};
+use crate::tables::{RUN_ID_KEY, TABLES, TableMetadata};
 
 /// A rule that records break.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -228,69 +230,100 @@ pub fn foreign_map(run: &Run) -> Result<Option<Error>, Error> {
                 && sizes(&identity.files) != sizes(own_files)
         }
     };
-    let reason = "it is the map of another model than the run's; write the right one with `moe-analyze gguf-map`";
-    Ok(is_foreign.then(|| Error::Parquet {
-        path,
-        reason: reason.to_owned(),
-    }))
+    Ok(is_foreign.then(|| Error::table(&path)(TableFault::OtherModel)))
 }
 
 /// Patterns of plain v4 records whose counts mislead: warm-up graphs, and prompts with their first token alone.
 pub fn v4_traps(run: &Run) -> Vec<String> {
-    let mul_mat_id = run.ops().number("MUL_MAT_ID");
-    let n_expert_used = run
-        .manifest
-        .as_ref()
-        .map(|manifest| manifest.model.n_expert_used)
-        .filter(|&n| n > 0);
-    let operations = || {
-        run.trace
-            .operations()
-            .filter(|op| Some(op.head().operation_type) == mul_mat_id)
-            .filter(|op| !op.head().has_extension() && op.head().num_experts > 0)
-    };
-    let n_ids = |record: &TensorAccessLog| record.source_size(2) / 4;
-    let full = |record: &TensorAccessLog| usize::from(record.num_experts) >= MAX_EXPERTS;
-    let (mut n, mut n_full, mut ids_of_a_token) = (0u64, 0u64, u64::MAX);
-    for operation in operations() {
-        let head = operation.head();
-        n += 1;
-        n_full += u64::from(full(head));
-        if head.phase == PHASE_GENERATE && n_ids(head) > 0 {
-            ids_of_a_token = ids_of_a_token.min(n_ids(head));
-        }
+    let mut traps = V4Traps::new(run);
+    for operation in run.trace.operations() {
+        traps.add(&operation);
     }
-    let mut traps = Vec::new();
-    let too_many = n_expert_used.map_or(
-        ids_of_a_token != u64::MAX && ids_of_a_token > MAX_EXPERTS as u64,
-        |used| (used as usize) < MAX_EXPERTS,
-    );
-    if n > 0 && n_full == n && too_many {
-        traps.push(format!(
-            "all expert operations ({n}) name 16 experts, more than a token is routed to: this looks like a warm-up graph, which goes to every expert, not like routing"
-        ));
-    }
-    let n_prompt = operations()
-        .filter(|operation| {
-            let head = operation.head();
-            let of_a_token = if full(head) {
-                ids_of_a_token
-            } else {
-                head.num_experts.into()
-            };
-            head.phase == PHASE_PROMPT && operation.records().len() == 1 && n_ids(head) > of_a_token
-        })
-        .count();
-    if n_prompt > 0 {
-        traps.push(format!(
-            "prompt tokens are counted too low: {} of prompts with the experts of their batch's first token alone",
-            counted(n_prompt, "expert operation")
-        ));
-    }
-    traps
+    traps.finish()
 }
 
-/// Tables in the run's directory that are of another run, such as the one that this run replaced.
+/// [`v4_traps`] of operations as they come.
+struct V4Traps {
+    mul_mat_id: Option<u8>,
+    /// Experts of a token, where the manifest has it.
+    n_expert_used: Option<u32>,
+    /// Expert operations.
+    n: u64,
+    /// Of them, those with as many experts as a record holds.
+    n_full: u64,
+    /// Least ids of a generated token.
+    ids_of_a_token: u64,
+    /// Operations on a prompt of one record whose experts are fewer than its ids.
+    n_prompt: u64,
+    /// Full operations on a prompt of one record, by number of ids: only the last record tells what a token has.
+    full_prompts: BTreeMap<u64, u64>,
+}
+
+impl V4Traps {
+    fn new(run: &Run) -> Self {
+        let manifest = run.manifest.as_ref();
+        Self {
+            mul_mat_id: run.ops().number("MUL_MAT_ID"),
+            n_expert_used: manifest
+                .map(|manifest| manifest.model.n_expert_used)
+                .filter(|&n| n > 0),
+            n: 0,
+            n_full: 0,
+            ids_of_a_token: u64::MAX,
+            n_prompt: 0,
+            full_prompts: BTreeMap::new(),
+        }
+    }
+
+    fn add(&mut self, operation: &Operation<'_>) {
+        let head = operation.head();
+        if Some(head.operation_type) != self.mul_mat_id
+            || head.has_extension()
+            || head.num_experts == 0
+        {
+            return;
+        }
+        let n_ids = head.source_size(2) / 4;
+        let is_full = usize::from(head.num_experts) >= MAX_EXPERTS;
+        self.n += 1;
+        self.n_full += u64::from(is_full);
+        if head.phase == PHASE_GENERATE && n_ids > 0 {
+            self.ids_of_a_token = self.ids_of_a_token.min(n_ids);
+        }
+        if head.phase == PHASE_PROMPT && operation.records().len() == 1 {
+            if is_full {
+                *self.full_prompts.entry(n_ids).or_default() += 1;
+            } else {
+                self.n_prompt += u64::from(n_ids > u64::from(head.num_experts));
+            }
+        }
+    }
+
+    fn finish(self) -> Vec<String> {
+        let (n, ids_of_a_token) = (self.n, self.ids_of_a_token);
+        let mut traps = Vec::new();
+        let too_many = self.n_expert_used.map_or(
+            ids_of_a_token != u64::MAX && ids_of_a_token > MAX_EXPERTS as u64,
+            |used| (used as usize) < MAX_EXPERTS,
+        );
+        if n > 0 && self.n_full == n && too_many {
+            traps.push(format!(
+                "all expert operations ({n}) name 16 experts, more than a token is routed to: this looks like a warm-up graph, which goes to every expert, not like routing"
+            ));
+        }
+        let above = (Bound::Excluded(ids_of_a_token), Bound::Unbounded);
+        let n_prompt = self.n_prompt + self.full_prompts.range(above).map(|(_, n)| n).sum::<u64>();
+        if n_prompt > 0 {
+            traps.push(format!(
+                "prompt tokens are counted too low: {} of prompts with the experts of their batch's first token alone",
+                counted(n_prompt, "expert operation")
+            ));
+        }
+        traps
+    }
+}
+
+/// Tables in the run's directory that are of another run, such as the one that this run replaced, or cannot be read.
 pub fn stale_tables(run: &Run) -> Vec<String> {
     let id = run.id();
     let directories = [run.path.clone(), run.path.join("tables")];
@@ -299,14 +332,15 @@ pub fn stale_tables(run: &Run) -> Vec<String> {
         .flat_map(|dir| TABLES.map(|table| dir.join(format!("{table}.parquet"))));
     files
         .filter(|file| file.is_file())
-        .filter_map(|file| {
-            let other = metadata_value(&file, RUN_ID_KEY).ok()??;
-            (other != id).then(|| {
-                format!(
+        .filter_map(|file| match TableMetadata::read(&file) {
+            Ok(metadata) => {
+                let other = metadata.value(RUN_ID_KEY).filter(|&other| other != id)?;
+                Some(format!(
                     "{} is of run {other}, not of this one; write it again with `moe-analyze parquet`",
                     file.display()
-                )
-            })
+                ))
+            }
+            Err(error) => Some(error.to_string()),
         })
         .collect()
 }
@@ -320,12 +354,20 @@ impl Run {
         if let Some(error) = foreign_map(self)? {
             return Err(error);
         }
-        for (record, log) in (0..).zip(self.trace.records()) {
-            log.check_readable()
-                .map_err(|reason| Error::record(self.trace.path(), record, reason))?;
+        // One walk for everything: a trace may be larger than the memory.
+        let mut traps = V4Traps::new(self);
+        let mut n_records = 0u64;
+        for operation in self.trace.operations() {
+            for log in operation.records() {
+                log.check_readable()
+                    .map_err(|fault| Error::record(self.trace.path(), n_records, fault))?;
+                n_records += 1;
+            }
+            traps.add(&operation);
         }
+        self.trace
+            .keep_record_count(usize::try_from(n_records).unwrap_or(usize::MAX));
         let trace = self.trace.path().display();
-        let n_records = self.trace.records().len() as u64;
         let mut remarks = Vec::new();
         let cut = self.trace.cut_bytes();
         if cut > 0 {
@@ -345,7 +387,7 @@ impl Run {
             )),
             _ => {}
         }
-        remarks.extend(v4_traps(self));
+        remarks.extend(traps.finish());
         remarks.extend(stale_tables(self));
         Ok(remarks)
     }

@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use parquet::errors::ParquetError;
 
+use crate::fault::{LineFault, RecordFault, TableFault};
+
 /// Errors of this crate; each tells what, where and what to do, on one line.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -30,7 +32,7 @@ pub enum Error {
     },
     /// The trace could not be written further.
     #[error(
-        "cannot write {} at byte {offset}: {source}; the records before it, {records}, are kept and readable; make room, or bound the trace with --max-trace-mib",
+        "cannot write {} at byte {offset}: {source}; the records before it, {records}, are kept and readable; make room, or limit the size of the trace",
         path.display()
     )]
     WriteTrace {
@@ -44,7 +46,7 @@ pub enum Error {
         source: Arc<io::Error>,
     },
     /// The trace has reached the size that the user allowed.
-    #[error("{} has reached its limit of {max_bytes} bytes; raise --max-trace-mib to record more", path.display())]
+    #[error("{} has reached its limit of {max_bytes} bytes", path.display())]
     TraceFull {
         /// The trace.
         path: PathBuf,
@@ -52,7 +54,7 @@ pub enum Error {
         max_bytes: u64,
     },
     /// An output is there already.
-    #[error("{} exists; choose another place, or pass --force to replace it", path.display())]
+    #[error("{} exists", path.display())]
     Exists {
         /// The output.
         path: PathBuf,
@@ -63,8 +65,8 @@ pub enum Error {
         /// The directory.
         path: PathBuf,
     },
-    /// `--force` does not replace what is no run directory.
-    #[error("{} exists and is not a run directory, so --force leaves it alone; choose another place", path.display())]
+    /// What is not a run directory is never replaced.
+    #[error("{} exists and is not a run directory, so it is not replaced; choose another place", path.display())]
     NotReplaceable {
         /// The directory or file.
         path: PathBuf,
@@ -94,14 +96,41 @@ pub enum Error {
         reason: String,
     },
     /// A line of a text file makes no sense.
-    #[error("{}: line {line}: {reason}; mend or remove the line", path.display())]
+    #[error("{}: line {line}: {fault}; fix or remove the line", path.display())]
     Line {
         /// The file.
         path: PathBuf,
         /// Which line, the first is 1.
         line: u64,
         /// What is wrong.
-        reason: String,
+        #[source]
+        fault: LineFault,
+    },
+    /// A line of a text file is longer than any line of such a file.
+    #[error("{}: line {line} is longer than the limit of {limit} bytes; this is not the file expected", path.display())]
+    LineTooLong {
+        /// The file.
+        path: PathBuf,
+        /// Which line, the first is 1.
+        line: u64,
+        /// Bytes that are read at most.
+        limit: u64,
+    },
+    /// A file is larger than any file of its kind.
+    #[error("{}: the file is larger than the limit of {limit} bytes; this is not the file expected", path.display())]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// Bytes that are read at most.
+        limit: u64,
+    },
+    /// A text file is not UTF-8.
+    #[error("{}: byte {offset} is not UTF-8; save the file as UTF-8", path.display())]
+    NotText {
+        /// The file.
+        path: PathBuf,
+        /// The first byte that is not.
+        offset: u64,
     },
     /// The user stopped the work.
     #[error("interrupted; {} was not written", path.display())]
@@ -110,22 +139,24 @@ pub enum Error {
         path: PathBuf,
     },
     /// A record makes no sense.
-    #[error("{}: record {record} at byte {}: {reason}", path.display(), record * 1024)]
+    #[error("{}: record {record} at byte {}: {fault}", path.display(), record * 1024)]
     Record {
         /// The trace.
         path: PathBuf,
         /// Index of the record.
         record: u64,
         /// What is wrong, and what to do.
-        reason: String,
+        #[source]
+        fault: RecordFault,
     },
     /// A Parquet file could not be read or written.
-    #[error("{}: {reason}", path.display())]
-    Parquet {
+    #[error("{}: {fault}", path.display())]
+    Table {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
-        reason: String,
+        /// What is wrong, and what to do.
+        #[source]
+        fault: TableFault,
     },
 }
 
@@ -140,11 +171,20 @@ impl Error {
     }
 
     /// A record that makes no sense.
-    pub(crate) fn record(trace: &Path, record: u64, reason: impl Into<String>) -> Self {
+    pub(crate) fn record(trace: &Path, record: u64, fault: RecordFault) -> Self {
         Self::Record {
             path: trace.to_owned(),
             record,
-            reason: reason.into(),
+            fault,
+        }
+    }
+
+    /// For `map_err` on JSON that is written; `what` it is.
+    pub(crate) fn json(what: &'static str, path: &Path) -> impl FnOnce(serde_json::Error) -> Self {
+        move |error| Self::Json {
+            path: path.to_owned(),
+            what,
+            reason: error.to_string(),
         }
     }
 
@@ -156,26 +196,25 @@ impl Error {
         }
     }
 
-    /// For `map_err` on writing a Parquet file: a failure of the disk is told as such.
-    pub(crate) fn writing_parquet(path: &Path) -> impl Fn(ParquetError) -> Self {
-        move |source| match source {
+    /// For `map_err` on writing a Parquet file: a failure of the disk is [`Error::Write`].
+    pub(crate) fn writing_table<E: Into<ParquetError>>(path: &Path) -> impl Fn(E) -> Self {
+        move |source| match source.into() {
             ParquetError::External(source) => match source.downcast::<io::Error>() {
                 Ok(source) => Self::writing(path)(*source),
-                Err(source) => Self::parquet(path)(source),
+                Err(source) => {
+                    let fault = TableFault::Encode(Arc::new(ParquetError::External(source)));
+                    Self::table(path)(fault)
+                }
             },
-            source => Self::parquet(path)(source),
+            source => Self::table(path)(TableFault::Encode(Arc::new(source))),
         }
     }
 
-    /// For `map_err` on a Parquet or Arrow operation.
-    pub(crate) fn parquet<E: std::fmt::Display>(path: &Path) -> impl Fn(E) -> Self {
-        move |source| Self::Parquet {
+    /// For `map_err` on a Parquet file.
+    pub(crate) fn table(path: &Path) -> impl Fn(TableFault) -> Self {
+        move |fault| Self::Table {
             path: path.to_owned(),
-            reason: one_line(&source.to_string()),
+            fault,
         }
     }
-}
-
-fn one_line(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }

@@ -7,10 +7,12 @@
 
 mod accesses;
 mod blocks;
+pub mod bounded;
 pub mod buffers;
 pub mod check;
 pub mod correlation;
 mod error;
+mod fault;
 mod files;
 pub mod foreign;
 pub mod graph;
@@ -21,6 +23,7 @@ pub mod names;
 mod operations;
 pub mod ops;
 mod parquet_file;
+mod parquet_pages;
 pub mod passes;
 pub mod record;
 mod routing;
@@ -33,6 +36,7 @@ mod writer;
 
 pub use accesses::{Access, FileAccesses};
 pub use error::Error;
+pub use fault::{LineFault, RecordFault, SourceFault, TableFault, TransferFault};
 pub use manifest::Manifest;
 pub use operations::{Expert, Operation, Operations, TokenExperts};
 pub use record::{NO_LAYER, NO_TENSOR, SourceLog, TensorAccessLog};

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::bounded;
 use crate::error::Error;
 use crate::files::{self, PendingFile};
 use crate::ops::OpTable;
@@ -294,7 +295,7 @@ impl Default for Manifest {
 impl Manifest {
     /// Reads `path`; refuses a schema that this version does not know.
     pub fn read(path: &Path) -> Result<Self, Error> {
-        let bytes = std::fs::read(path).map_err(Error::io("read", path))?;
+        let bytes = bounded::read(path, bounded::MAX_DOCUMENT)?;
         let manifest: Self = serde_json::from_slice(&bytes).map_err(|source| Error::Manifest {
             path: path.to_owned(),
             reason: source.to_string(),
@@ -314,7 +315,7 @@ impl Manifest {
 
     /// Keys that the schema requires and `path` lacks, as JSON pointers; [`Manifest::read`] does without them.
     pub fn missing_keys(path: &Path) -> Result<Vec<&'static str>, Error> {
-        let bytes = std::fs::read(path).map_err(Error::io("read", path))?;
+        let bytes = bounded::read(path, bounded::MAX_DOCUMENT)?;
         let json: Value = serde_json::from_slice(&bytes).map_err(|source| Error::Manifest {
             path: path.to_owned(),
             reason: source.to_string(),

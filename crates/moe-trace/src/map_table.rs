@@ -15,10 +15,11 @@ use parquet::arrow::ArrowWriter;
 use parquet::file::metadata::KeyValue;
 
 use crate::error::Error;
+use crate::fault::TableFault;
 use crate::files::PendingFile;
 use crate::manifest::{Manifest, Model, ModelFile};
 use crate::parquet_file::{self, key_value, name_type, numbers, optional, parsed_names, required};
-use crate::tables::{MODEL_KEY, RUN_ID_KEY};
+use crate::tables::{MODEL_KEY, RUN_ID_KEY, TableMetadata};
 
 /// Name of the file in a run directory.
 pub const FILE_NAME: &str = "gguf-map.parquet";
@@ -27,6 +28,10 @@ pub const SCHEMA: &str = "moe-analyze.gguf-map.v1";
 /// Metadata key of the model's files, a JSON array of `{name, size_bytes}` in which `file` counts.
 pub const FILES_KEY: &str = "moe-analyze.files";
 
+/// Rows of a map that is read, at most: seven times what the largest model of today has.
+const MAX_ROWS: usize = 1 << 20;
+/// Longest name of a tensor in a map that is read, in bytes; a GGUF file has 63.
+const MAX_NAME: usize = 255;
 /// Rows that are held as columns at a time: a header of a few bytes can claim many experts.
 const BATCH_ROWS: usize = 1 << 14;
 
@@ -77,14 +82,14 @@ pub(crate) fn write_for_run(
     manifest: &Manifest,
 ) -> Result<PendingFile, Error> {
     let mut metadata = files_metadata(path, &manifest.model.files)?;
-    let model = serde_json::to_string(&manifest.model).map_err(Error::parquet(path))?;
+    let model = serde_json::to_string(&manifest.model).map_err(Error::json("map", path))?;
     metadata.push(key_value(RUN_ID_KEY, manifest.safe_run_id()));
     metadata.push(key_value(MODEL_KEY, model));
     write_pending(path, map, metadata, true)
 }
 
 fn files_metadata(path: &Path, files: &[ModelFile]) -> Result<Vec<KeyValue>, Error> {
-    let files = serde_json::to_string(files).map_err(Error::parquet(path))?;
+    let files = serde_json::to_string(files).map_err(Error::json("map", path))?;
     Ok(vec![
         key_value(parquet_file::SCHEMA_KEY, SCHEMA),
         key_value(FILES_KEY, files),
@@ -103,30 +108,22 @@ fn write_pending(
         COLUMNS.clone(),
         Some(parquet_file::properties(metadata, &[])),
     )
-    .map_err(Error::writing_parquet(path))?;
+    .map_err(Error::writing_table(path))?;
     for rows in map.rows.chunks(BATCH_ROWS) {
-        let batch =
-            RecordBatch::try_new(COLUMNS.clone(), columns(rows)).map_err(Error::parquet(path))?;
-        writer.write(&batch).map_err(Error::writing_parquet(path))?;
+        let batch = RecordBatch::try_new(COLUMNS.clone(), columns(rows))
+            .map_err(Error::writing_table(path))?;
+        writer.write(&batch).map_err(Error::writing_table(path))?;
     }
-    writer.close().map_err(Error::writing_parquet(path))?;
+    writer.close().map_err(Error::writing_table(path))?;
     Ok(pending)
 }
 
 /// Which model a map is of, as far as its metadata tells.
 pub fn identity(path: &Path) -> Result<Identity, Error> {
-    let value = |key: &str| parquet_file::metadata_value(path, key);
-    let parse_error = Error::parquet(path);
+    let metadata = TableMetadata::read(path)?;
     Ok(Identity {
-        files: value(FILES_KEY)?
-            .map(|json| serde_json::from_str(&json))
-            .transpose()
-            .map_err(&parse_error)?
-            .unwrap_or_default(),
-        model: value(MODEL_KEY)?
-            .map(|json| serde_json::from_str(&json))
-            .transpose()
-            .map_err(&parse_error)?,
+        files: metadata.json(FILES_KEY)?.unwrap_or_default(),
+        model: metadata.json(MODEL_KEY)?,
     })
 }
 
@@ -135,7 +132,10 @@ pub fn read(path: &Path) -> Result<OffsetMap, Error> {
     let mut rows = Vec::new();
     let mut reader = parquet_file::open(path, &COLUMNS)?;
     while let Some(batch) = parquet_file::next_batch(path, &mut reader, &COLUMNS)? {
-        read_rows(&batch, &mut rows).map_err(Error::parquet(path))?;
+        if rows.len() + batch.num_rows() > MAX_ROWS {
+            return Err(Error::table(path)(TableFault::Rows { limit: MAX_ROWS }));
+        }
+        read_rows(&batch, &mut rows).map_err(Error::table(path))?;
     }
     Ok(OffsetMap { rows })
 }
@@ -175,7 +175,16 @@ fn names<'a>(values: impl Iterator<Item = Option<&'a str>>) -> ArrayRef {
     Arc::new(builder.finish())
 }
 
-fn read_rows(batch: &RecordBatch, rows: &mut Vec<MapRow>) -> Result<(), String> {
+fn read_rows(batch: &RecordBatch, rows: &mut Vec<MapRow>) -> Result<(), TableFault> {
+    let (_, tensors) = parquet_file::names(batch, "tensor");
+    let longest = tensors.iter().flatten().map(str::len).max().unwrap_or(0);
+    if longest > MAX_NAME {
+        return Err(TableFault::LongName {
+            column: "tensor".to_owned(),
+            bytes: longest,
+            limit: MAX_NAME,
+        });
+    }
     let u64s = |name| numbers::<UInt64Type>(batch, name).values();
     let file = numbers::<UInt16Type>(batch, "file").values();
     let tensor_idx = numbers::<UInt32Type>(batch, "tensor_idx").values();
@@ -194,13 +203,15 @@ fn read_rows(batch: &RecordBatch, rows: &mut Vec<MapRow>) -> Result<(), String> 
     let ty = parsed_names(batch, "type", |name| {
         GgmlType::ALL.iter().copied().find(|ty| ty.name() == name)
     })?;
-    let missing = |name: &str| format!("column {name}: a value is missing; write the table anew");
+    let missing = |name: &str| TableFault::Null {
+        column: name.to_owned(),
+    };
     for i in 0..batch.num_rows() {
         let size_bytes = size_bytes[i];
         let file_offset = file_offset[i];
         file_offset
             .checked_add(size_bytes)
-            .ok_or_else(|| format!("row {i}: its range ends beyond 64 bits"))?;
+            .ok_or(TableFault::Overflow { row: i })?;
         rows.push(MapRow {
             file: file[i],
             tensor: tensor[i].clone().ok_or_else(|| missing("tensor"))?,

@@ -1,9 +1,11 @@
 //! What all Parquet files of this crate share: compression, metadata, dictionaries, and reading with the types expected.
 
+use std::cell::Cell;
 use std::fs::File;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
-use std::sync::Arc;
+use std::io::{Read, Seek, SeekFrom};
+use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Once};
 
 use arrow::array::{
     Array, ArrayRef, AsArray, DictionaryArray, PrimitiveArray, RecordBatch, StringArray,
@@ -16,17 +18,25 @@ use parquet::arrow::arrow_reader::{
     ParquetRecordBatchReaderBuilder,
 };
 use parquet::basic::{Compression, Encoding, ZstdLevel};
+use parquet::errors::ParquetError;
 use parquet::file::metadata::KeyValue;
 use parquet::file::properties::WriterProperties;
 use parquet::schema::types::ColumnPath;
 
-use crate::error::Error;
+use serde::de::DeserializeOwned;
 
+use crate::bounded;
+use crate::error::Error;
+use crate::fault::TableFault;
+use crate::parquet_pages;
+
+/// Longest footer that is read, in bytes. What it says takes up to 150 times as much memory.
+const MAX_FOOTER: u64 = 16 << 20;
 /// Rows that a reader is handed at once.
 const READ_ROWS: usize = 16 * 1024;
 
 /// Metadata key of a table's schema and its version.
-pub(crate) const SCHEMA_KEY: &str = "moe-analyze.schema";
+pub const SCHEMA_KEY: &str = "moe-analyze.schema";
 
 /// Properties of every table: zstd, and who wrote what.
 ///
@@ -50,12 +60,76 @@ pub(crate) fn key_value(key: &str, value: impl Into<String>) -> KeyValue {
     KeyValue::new(key.to_owned(), value.into())
 }
 
-/// The value of a key in a file's metadata.
-pub(crate) fn metadata_value(path: &Path, key: &str) -> Result<Option<String>, Error> {
-    let footer = footer(path)?;
-    let entries = footer.metadata().file_metadata().key_value_metadata();
-    let entry = entries.into_iter().flatten().find(|entry| entry.key == key);
-    Ok(entry.and_then(|entry| entry.value.clone()))
+/// What a file says about itself: texts by key.
+#[derive(Clone, Debug)]
+pub struct TableMetadata {
+    path: PathBuf,
+    footer: ArrowReaderMetadata,
+}
+
+impl TableMetadata {
+    /// Reads the end of a Parquet file.
+    ///
+    /// # Errors
+    /// [`Error::Table`] for a file that is damaged, or not a Parquet file; [`Error::Io`].
+    pub fn read(path: &Path) -> Result<Self, Error> {
+        Ok(Self {
+            path: path.to_owned(),
+            footer: footer(path)?,
+        })
+    }
+
+    /// Rows, as the file claims.
+    pub fn n_rows(&self) -> u64 {
+        let n_rows = self.footer.metadata().file_metadata().num_rows();
+        u64::try_from(n_rows).unwrap_or(0)
+    }
+
+    /// Groups of rows.
+    pub fn n_row_groups(&self) -> usize {
+        self.footer.metadata().num_row_groups()
+    }
+
+    /// Names of the columns.
+    pub fn columns(&self) -> Vec<&str> {
+        let fields = self.footer.schema().fields().iter();
+        fields.map(|field| field.name().as_str()).collect()
+    }
+
+    /// Decodes all rows of all columns; returns how many there are.
+    ///
+    /// # Errors
+    /// [`Error::Table`] for a file that is damaged, or of which a column cannot be decoded within limits.
+    pub fn decode_rows(&self) -> Result<u64, Error> {
+        let row_groups = (0..self.n_row_groups()).collect();
+        let mask = ProjectionMask::all();
+        let mut reader = open_columns(&self.path, &self.footer, mask, row_groups)?;
+        let mut n_rows = 0;
+        let failed = Error::table(&self.path);
+        while let Some(batch) = decoder(|| reader.next().transpose()).map_err(&failed)? {
+            n_rows += batch.num_rows() as u64;
+        }
+        Ok(n_rows)
+    }
+
+    /// The value of a key.
+    pub fn value(&self, key: &str) -> Option<&str> {
+        let entries = self.footer.metadata().file_metadata().key_value_metadata();
+        let entry = entries.into_iter().flatten().find(|entry| entry.key == key);
+        entry.and_then(|entry| entry.value.as_deref())
+    }
+
+    /// The value of a key, read as JSON.
+    ///
+    /// # Errors
+    /// [`TableFault::Metadata`] for a value that is not the JSON expected.
+    pub fn json<T: DeserializeOwned>(&self, key: &'static str) -> Result<Option<T>, Error> {
+        let value = self.value(key).map(serde_json::from_str).transpose();
+        value.map_err(|source| {
+            let source = Arc::new(source);
+            Error::table(&self.path)(TableFault::Metadata { key, source })
+        })
+    }
 }
 
 /// The type of a column of names: a dictionary with signed keys, which every reader of Parquet takes.
@@ -73,23 +147,65 @@ pub(crate) fn optional(name: &str, data_type: DataType) -> Field {
     Field::new(name, data_type, true)
 }
 
-/// Runs `read`, which decodes a file. The decoder panics on some damaged files; here that is an error like others.
-pub(crate) fn guarded<T>(path: &Path, read: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
-    catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| {
-        let reason = "its pages contradict each other: the file is damaged, write it anew";
-        Err(Error::Parquet {
-            path: path.to_owned(),
-            reason: reason.to_owned(),
-        })
-    })
+thread_local! {
+    /// Whether this thread is inside of the Parquet decoder.
+    static IS_DECODING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs `decode`, which calls the Parquet decoder and nothing else. The decoder panics on some damaged files
+/// (apache/arrow-rs#2855, apache/arrow-rs#7806); that becomes [`TableFault::DecoderPanicked`].
+///
+/// The message of such a panic is not printed: the first call wraps the panic hook of the program. A panic of other code
+/// is as before. Nothing can be caught where panics abort.
+fn decoder<T, E: Into<ParquetError>>(
+    decode: impl FnOnce() -> Result<T, E>,
+) -> Result<T, TableFault> {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let print = take_hook();
+        set_hook(Box::new(move |panic| {
+            if !IS_DECODING.get() {
+                print(panic);
+            }
+        }));
+    });
+    IS_DECODING.set(true);
+    let outcome = catch_unwind(AssertUnwindSafe(decode));
+    IS_DECODING.set(false);
+    match outcome {
+        Ok(decoded) => decoded.map_err(TableFault::damaged),
+        Err(_) => Err(TableFault::DecoderPanicked),
+    }
 }
 
 /// What the footer of a file says.
 pub(crate) fn footer(path: &Path) -> Result<ArrowReaderMetadata, Error> {
-    let file = File::open(path).map_err(Error::io("open", path))?;
-    guarded(path, || {
-        ArrowReaderMetadata::load(&file, ArrowReaderOptions::default())
-            .map_err(Error::parquet(path))
+    let mut file = bounded::open(path)?;
+    let bytes = footer_bytes(&mut file).map_err(Error::io("read", path))?;
+    if bytes > MAX_FOOTER {
+        let limit = MAX_FOOTER;
+        return Err(Error::table(path)(TableFault::Footer { bytes, limit }));
+    }
+    decoder(|| ArrowReaderMetadata::load(&file, ArrowReaderOptions::default()))
+        .map_err(Error::table(path))
+}
+
+/// Bytes of a file's footer, as its last eight bytes say; 0 where these are not the end of a Parquet file.
+fn footer_bytes(file: &mut File) -> std::io::Result<u64> {
+    let size = file.metadata()?.len();
+    let Some(start) = size.checked_sub(8) else {
+        return Ok(0);
+    };
+    let mut end = [0; 8];
+    file.seek(SeekFrom::Start(start))?;
+    file.read_exact(&mut end)?;
+    let [a, b, c, d, magic @ ..] = end;
+    let is_parquet = &magic == b"PAR1";
+    // A footer that is longer than its file is an error of the decoder's.
+    Ok(if is_parquet {
+        u64::from(u32::from_le_bytes([a, b, c, d])).min(size)
+    } else {
+        0
     })
 }
 
@@ -99,13 +215,11 @@ pub(crate) fn next_batch(
     reader: &mut ParquetRecordBatchReader,
     schema: &SchemaRef,
 ) -> Result<Option<RecordBatch>, Error> {
-    guarded(path, || {
-        let Some(batch) = reader.next() else {
-            return Ok(None);
-        };
-        let batch = batch.map_err(Error::parquet(path))?;
-        conform(path, &batch, schema).map(Some)
-    })
+    let batch = decoder(|| reader.next().transpose()).map_err(Error::table(path))?;
+    batch
+        .map(|batch| conform(&batch, schema))
+        .transpose()
+        .map_err(Error::table(path))
 }
 
 /// Opens a table for reading `schema`'s columns, whichever others it has.
@@ -122,59 +236,70 @@ pub(crate) fn open_row_groups(
     schema: &Schema,
     row_groups: Vec<usize>,
 ) -> Result<ParquetRecordBatchReader, Error> {
-    // A file of its own: readers side by side would move each other's position.
-    let file = File::open(path).map_err(Error::io("open", path))?;
-    let builder = ParquetRecordBatchReaderBuilder::new_with_metadata(file, footer.clone());
     let names = schema.fields().iter().map(|field| field.name().as_str());
-    let mask = ProjectionMask::columns(builder.parquet_schema(), names);
+    let mask = ProjectionMask::columns(footer.parquet_schema(), names);
+    open_columns(path, footer, mask, row_groups)
+}
+
+/// Opens some columns of some row groups, once their pages are known to fit in memory.
+fn open_columns(
+    path: &Path,
+    footer: &ArrowReaderMetadata,
+    mask: ProjectionMask,
+    row_groups: Vec<usize>,
+) -> Result<ParquetRecordBatchReader, Error> {
+    // A file of its own: readers side by side would move each other's position.
+    let mut file = bounded::open(path)?;
+    let metadata = footer.metadata();
+    let most_rows = parquet_pages::check(&mut file, metadata, &mask, &row_groups)
+        .map_err(Error::table(path))?
+        .min(READ_ROWS);
     let rows = row_groups
         .iter()
-        .map(|&index| builder.metadata().row_group(index).num_rows());
+        .map(|&index| metadata.row_group(index).num_rows());
     let rows = usize::try_from(rows.fold(0i64, i64::saturating_add)).unwrap_or(READ_ROWS);
-    builder
+    let builder = ParquetRecordBatchReaderBuilder::new_with_metadata(file, footer.clone())
         .with_projection(mask)
         .with_row_groups(row_groups)
         // Room for a batch is made for each column of each row group.
-        .with_batch_size(rows.clamp(1, READ_ROWS))
-        .build()
-        .map_err(Error::parquet(path))
+        .with_batch_size(rows.clamp(1, most_rows));
+    decoder(|| builder.build()).map_err(Error::table(path))
 }
 
 /// Brings a batch to `schema`: columns by name, each cast to its type.
 ///
 /// Other programs rewrite tables with other integer types and plain strings; what does not fit the type is an error.
-fn conform(path: &Path, batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch, Error> {
+fn conform(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch, TableFault> {
     let columns = schema
         .fields()
         .iter()
         .map(|field| conform_column(batch, field))
-        .collect::<Result<Vec<_>, String>>();
-    let columns = columns.map_err(Error::parquet(path))?;
-    RecordBatch::try_new(schema.clone(), columns).map_err(Error::parquet(path))
+        .collect::<Result<Vec<_>, _>>()?;
+    RecordBatch::try_new(schema.clone(), columns).map_err(TableFault::damaged)
 }
 
-fn conform_column(batch: &RecordBatch, field: &Field) -> Result<ArrayRef, String> {
-    let name = field.name();
+fn conform_column(batch: &RecordBatch, field: &Field) -> Result<ArrayRef, TableFault> {
+    let name = || field.name().clone();
     let column = batch
-        .column_by_name(name)
-        .ok_or_else(|| format!("no column {name}; this is not the table that is wanted"))?;
+        .column_by_name(field.name())
+        .ok_or_else(|| TableFault::NoColumn { column: name() })?;
     let column = if column.data_type() == field.data_type() {
         column.clone()
     } else {
-        let cast =
-            cast(column, field.data_type()).map_err(|error| format!("column {name}: {error}"))?;
+        let cast = cast(column, field.data_type()).map_err(|source| TableFault::Type {
+            column: name(),
+            source: Arc::new(source),
+        })?;
         if cast.null_count() > column.logical_null_count() {
-            return Err(format!(
-                "column {name}: a value does not fit {}; write the table anew",
-                field.data_type()
-            ));
+            return Err(TableFault::Range {
+                column: name(),
+                data_type: field.data_type().clone(),
+            });
         }
         cast
     };
     if !field.is_nullable() && column.logical_null_count() > 0 {
-        return Err(format!(
-            "column {name}: a value is missing; write the table anew"
-        ));
+        return Err(TableFault::Null { column: name() });
     }
     Ok(column)
 }
@@ -211,7 +336,7 @@ pub(crate) fn coded_names(
     name: &str,
     of: impl Fn(&str) -> Option<u8>,
     null: u8,
-) -> Result<Vec<u8>, String> {
+) -> Result<Vec<u8>, TableFault> {
     let (keys, strings) = names(batch, name);
     let codes: Vec<Option<u8>> = strings.iter().map(|string| string.and_then(&of)).collect();
     let mut is_known = true;
@@ -242,7 +367,7 @@ pub(crate) fn parsed_names<V: Clone>(
     batch: &RecordBatch,
     name: &str,
     of: impl Fn(&str) -> Option<V>,
-) -> Result<Vec<Option<V>>, String> {
+) -> Result<Vec<Option<V>>, TableFault> {
     let (keys, strings) = names(batch, name);
     let values: Vec<Option<V>> = strings.iter().map(|string| string.and_then(&of)).collect();
     keys.iter()
@@ -251,11 +376,13 @@ pub(crate) fn parsed_names<V: Clone>(
             let key = usize::try_from(key).unwrap_or(usize::MAX);
             match values.get(key) {
                 Some(Some(value)) => Ok(Some(value.clone())),
-                _ if key < strings.len() => Err(format!(
-                    "column {name}: {:?} is not known; write the table anew",
-                    strings.value(key)
-                )),
-                _ => Err(format!("column {name}: a key lies outside its dictionary")),
+                _ if key < strings.len() => Err(TableFault::Name {
+                    column: name.to_owned(),
+                    name: strings.value(key).to_owned(),
+                }),
+                _ => Err(TableFault::Key {
+                    column: name.to_owned(),
+                }),
             }
         })
         .collect()

@@ -6,9 +6,10 @@
 use std::borrow::Cow;
 use std::mem::{offset_of, size_of};
 
-use moe_gguf::text::counted;
 use zerocopy::little_endian::{F32, I32, U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::fault::RecordFault;
 
 /// `layer_id` of an operation or source that belongs to no layer.
 pub const NO_LAYER: u16 = u16::MAX;
@@ -265,20 +266,21 @@ impl TensorAccessLog {
         self.ext_version <= EXT_V1
     }
 
-    /// Why the record cannot be read: counts beyond what it holds, or an extension that is not known.
-    pub(crate) fn check_readable(&self) -> Result<(), String> {
+    /// Whether the record can be read.
+    ///
+    /// # Errors
+    /// [`RecordFault::Version`], [`RecordFault::Counts`].
+    pub fn check_readable(&self) -> Result<(), RecordFault> {
         if !self.is_version_known() {
-            return Err(format!(
-                "ext_version {} is not known, this version reads up to {EXT_V1}; read it with a newer moe-analyze",
-                self.ext_version
-            ));
+            return Err(RecordFault::Version {
+                found: self.ext_version,
+            });
         }
         if !self.counts_fit() {
-            return Err(format!(
-                "it counts {} and {}, a record holds {MAX_SOURCES} and {MAX_EXPERTS}; the trace is damaged",
-                counted(self.num_sources, "source"),
-                counted(self.num_experts, "expert")
-            ));
+            return Err(RecordFault::Counts {
+                sources: self.num_sources,
+                experts: self.num_experts,
+            });
         }
         Ok(())
     }

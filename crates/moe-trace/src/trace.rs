@@ -85,6 +85,12 @@ impl Trace {
         &all[..n]
     }
 
+    /// Keeps how many records there are before the first zero timestamp, for a caller that has walked all operations.
+    pub(crate) fn keep_record_count(&self, n: usize) {
+        // A count that is known already is the same.
+        let _ = self.records.set(n);
+    }
+
     /// The operations in order, up to the first zero timestamp.
     pub fn operations(&self) -> Operations<'_> {
         Operations::new(self.all_records())

@@ -7,6 +7,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+use crate::fault::TransferFault;
 use crate::lines;
 use crate::record::PHASE_GENERATE;
 
@@ -59,7 +60,7 @@ pub struct Transfer {
 /// # Errors
 /// [`Error::Line`] for a line that is no transfer or contradicts itself, [`Error::Io`].
 pub fn read(path: &Path) -> Result<Vec<Transfer>, Error> {
-    lines::read(path, Transfer::check)
+    lines::read(path, |transfer: &Transfer| Ok(transfer.check()?))
 }
 
 impl Span {
@@ -70,52 +71,54 @@ impl Span {
 }
 
 impl Transfer {
-    /// Says what cannot be.
-    fn check(&self) -> Result<(), String> {
-        if self.phase > PHASE_GENERATE {
-            return Err(format!(
-                "phase {}, which is 0 (prompt) or 1 (generated)",
-                self.phase
-            ));
+    /// Whether the figures can be true together.
+    fn check(&self) -> Result<(), TransferFault> {
+        let &Transfer {
+            phase,
+            n_experts,
+            n_fetched,
+            bytes,
+            ..
+        } = self;
+        if phase > PHASE_GENERATE {
+            return Err(TransferFault::Phase { phase });
         }
-        if self.n_fetched > self.n_experts {
-            return Err(format!(
-                "n_fetched {} is more than n_experts {}",
-                self.n_fetched, self.n_experts
-            ));
-        }
-        if self.n_experts == 0 {
-            return Err("n_experts 0, where a layer's router chooses one at least".to_owned());
-        }
-        if self.bytes > MOST_BYTES {
-            return Err(format!(
-                "bytes {}, more than any layer has ({MOST_BYTES})",
-                self.bytes
-            ));
-        }
-        if (self.bytes > 0) != self.transfer.is_some() {
-            return Err(match self.transfer {
-                Some(_) => "bytes 0 beside a transfer, which has some".to_owned(),
-                None => format!("bytes {} without a transfer that took them", self.bytes),
+        if n_fetched > n_experts {
+            return Err(TransferFault::Fetched {
+                n_fetched,
+                n_experts,
             });
         }
-        if self.n_fetched > 0 && self.bytes == 0 {
-            return Err(format!(
-                "n_fetched {} with bytes 0: what the GPU computed has travelled",
-                self.n_fetched
-            ));
+        if n_experts == 0 {
+            return Err(TransferFault::NoExperts);
         }
-        for (name, span) in [
+        if bytes > MOST_BYTES {
+            return Err(TransferFault::Bytes {
+                bytes,
+                limit: MOST_BYTES,
+            });
+        }
+        match self.transfer {
+            Some(_) if bytes == 0 => return Err(TransferFault::EmptyTransfer),
+            None if bytes > 0 => return Err(TransferFault::NoTransfer { bytes }),
+            _ => {}
+        }
+        if n_fetched > 0 && bytes == 0 {
+            return Err(TransferFault::FetchedNothing { n_fetched });
+        }
+        for (span, times) in [
             ("transfer", self.transfer),
             ("window", Some(self.window)),
             ("product", self.product),
         ] {
-            if let Some(Span { start_ns, end_ns }) = span
+            if let Some(Span { start_ns, end_ns }) = times
                 && end_ns < start_ns
             {
-                return Err(format!(
-                    "{name} ends at {end_ns}, before its start at {start_ns}"
-                ));
+                return Err(TransferFault::Span {
+                    span,
+                    start_ns,
+                    end_ns,
+                });
             }
         }
         Ok(())

@@ -85,7 +85,7 @@ fn record_until_full_and_finish() {
     for part in [
         "trace.bin at byte 1024000",
         "the records before it, 1000,",
-        "--max-trace-mib",
+        "limit the size of the trace",
     ] {
         assert!(message.contains(part), "{message}");
     }

@@ -5,7 +5,7 @@ mod common;
 use std::fs;
 
 use moe_trace::transfers::{self, FILE_NAME, Span, Transfer};
-use moe_trace::{Error, RunOptions, RunWriter};
+use moe_trace::{Error, LineFault, RunOptions, RunWriter, TransferFault};
 use serde_json::json;
 
 fn span(start_ns: u64, end_ns: u64) -> Span {
@@ -125,41 +125,49 @@ fn wrong_lines_are_named_and_a_cut_one_is_left_out() {
     };
     let read_back = read(&lines(std::slice::from_ref(&late)));
     assert_eq!(read_back.unwrap(), [late], "all of them were late");
-    for (wrong, says) in [
+    let ends_early = |span| TransferFault::Span {
+        span,
+        start_ns: 9,
+        end_ns: 8,
+    };
+    for (wrong, expected) in [
         (
             Transfer {
                 n_fetched: 5,
                 ..fetched.clone()
             },
-            "n_fetched",
+            TransferFault::Fetched {
+                n_fetched: 5,
+                n_experts: fetched.n_experts,
+            },
         ),
         (
             Transfer {
                 phase: 2,
                 ..fetched.clone()
             },
-            "phase",
+            TransferFault::Phase { phase: 2 },
         ),
         (
             Transfer {
                 window: span(9, 8),
                 ..fetched.clone()
             },
-            "window",
+            ends_early("window"),
         ),
         (
             Transfer {
                 transfer: Some(span(9, 8)),
                 ..fetched.clone()
             },
-            "transfer",
+            ends_early("transfer"),
         ),
         (
             Transfer {
                 product: Some(span(9, 8)),
                 ..fetched.clone()
             },
-            "product",
+            ends_early("product"),
         ),
         (
             Transfer {
@@ -167,7 +175,7 @@ fn wrong_lines_are_named_and_a_cut_one_is_left_out() {
                 n_fetched: 0,
                 ..fetched.clone()
             },
-            "n_experts 0",
+            TransferFault::NoExperts,
         ),
         (
             Transfer {
@@ -175,34 +183,39 @@ fn wrong_lines_are_named_and_a_cut_one_is_left_out() {
                 transfer: None,
                 ..fetched.clone()
             },
-            "n_fetched 4 with bytes 0",
+            TransferFault::FetchedNothing { n_fetched: 4 },
         ),
         (
             Transfer {
                 bytes: 0,
                 ..fetched.clone()
             },
-            "bytes 0 beside a transfer",
+            TransferFault::EmptyTransfer,
         ),
         (
             Transfer {
                 transfer: None,
                 ..fetched.clone()
             },
-            "bytes 4096 without a transfer",
+            TransferFault::NoTransfer { bytes: 4096 },
         ),
         (
             Transfer {
                 bytes: (1 << 63) + 1,
                 ..fetched.clone()
             },
-            "bytes 9223372036854775809, more than any layer has",
+            TransferFault::Bytes {
+                bytes: (1 << 63) + 1,
+                limit: 1 << 48,
+            },
         ),
     ] {
         match read(&lines(&[on_host.clone(), wrong, on_host.clone()])) {
             Err(Error::Line {
-                line: 2, reason, ..
-            }) => assert!(reason.contains(says), "{reason}"),
+                line: 2,
+                fault: LineFault::Transfer(fault),
+                ..
+            }) => assert_eq!(fault, expected),
             other => panic!("{other:?}"),
         }
     }

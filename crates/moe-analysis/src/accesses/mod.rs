@@ -23,7 +23,7 @@ use std::path::PathBuf;
 use moe_gguf::map::OffsetMap;
 use moe_trace::correlation::{Unresolved, unresolved};
 use moe_trace::passes::PassStarts;
-use moe_trace::{FileAccesses, Operation, Run};
+use moe_trace::{FileAccesses, Operation, RecordFault, Run};
 
 use coverage::Coverage;
 pub use coverage::LayerCoverage;
@@ -46,7 +46,7 @@ pub use working_set::WorkingSet;
 #[non_exhaustive]
 pub enum Error {
     /// Nobody knows where the model's tensors are.
-    #[error("{} has no gguf-map.parquet; name the model with --model FILE.gguf", path.display())]
+    #[error("{} has no gguf-map.parquet, so the places of the model's tensors are not known", path.display())]
     NoMap {
         /// The run.
         path: PathBuf,
@@ -61,14 +61,15 @@ pub enum Error {
         path: PathBuf,
     },
     /// A record makes no sense.
-    #[error("{}: record {record} at byte {}: {reason}", path.display(), record * 1024)]
+    #[error("{}: record {record} at byte {}: {fault}", path.display(), record * 1024)]
     Record {
         /// The trace.
         path: PathBuf,
         /// Index of the record.
         record: u64,
-        /// What is wrong.
-        reason: String,
+        /// What is wrong, and what to do.
+        #[source]
+        fault: RecordFault,
     },
 }
 
@@ -135,10 +136,10 @@ pub fn report(run: &Run, windows: &[u64]) -> Result<AccessReport, Error> {
     let mut walk = Walk::new(run, map, windows);
     let mut starts = PassStarts::new();
     for operation in run.trace.operations() {
-        let error = |reason| Error::Record {
+        let error = |fault| Error::Record {
             path: run.trace.path().to_owned(),
             record: operation.first_record(),
-            reason,
+            fault,
         };
         if starts.begins(&operation) {
             walk.begin(&operation);
@@ -203,15 +204,10 @@ impl<'a> Walk<'a> {
     }
 
     /// Looks at the accesses of an operation of the pass.
-    fn operation(&mut self, operation: &Operation) -> Result<(), String> {
+    fn operation(&mut self, operation: &Operation) -> Result<(), RecordFault> {
         let head = operation.head();
         for record in operation.records() {
-            if !record.is_version_known() || !record.counts_fit() {
-                return Err(
-                    "it is damaged, or of a newer version; look at it with `moe-analyze info`"
-                        .into(),
-                );
-            }
+            record.check_readable()?;
         }
         let n_tokens = if head.has_extension() {
             u64::from(head.n_tokens.get())

@@ -1,8 +1,9 @@
 //! Learn files of the hot-cache runtime, and its `/moe-layer-perf` responses: one schema under two names.
 
 use moe_placement::learn::{OLD_SCHEMA, SCHEMA, parse_observations};
+use moe_trace::bounded;
 use moe_trace::foreign::{
-    At, CountRow, Facts, ForeignError, Importer, LayerRow, Options, Output, Source, read_whole,
+    At, CountRow, Facts, ForeignError, Importer, LayerRow, Options, Output, Source,
 };
 use serde::Deserialize;
 
@@ -51,7 +52,7 @@ impl Importer for Learn {
     ) -> Result<(), ForeignError> {
         for file in source.files() {
             output.begin_file(file);
-            let bytes = read_whole(file)?;
+            let bytes = bounded::read(file, bounded::MAX_DOCUMENT)?;
             let text = std::str::from_utf8(&bytes).map_err(|error| {
                 let at = At::Byte(error.valid_up_to() as u64);
                 output.invalid(at, "not UTF-8; the file is damaged")

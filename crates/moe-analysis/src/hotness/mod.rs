@@ -33,7 +33,7 @@ pub const MAX_ID: u32 = 4096;
 pub enum Error {
     /// Nothing was routed.
     #[error(
-        "no token was routed to an expert in {place}; record a run with a mixture-of-experts model, or choose another --phase"
+        "no token was routed to an expert in {place}; record a run with a mixture-of-experts model, or count another phase"
     )]
     Empty {
         /// The file or run.
@@ -41,7 +41,7 @@ pub enum Error {
     },
     /// Prompt and generated tokens are not told apart.
     #[error(
-        "it is not told there which tokens are of the prompt; count them all, with --phase all"
+        "the trace does not distinguish prompt tokens from generated tokens; count the tokens of all phases"
     )]
     NoPhases,
     /// An id that the model cannot have.

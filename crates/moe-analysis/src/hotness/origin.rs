@@ -1,19 +1,15 @@
 //! Where counts come from: which run, of which model.
 
 use std::ffi::OsStr;
-use std::fs::File;
 use std::path::Path;
 
+use moe_trace::Run;
 use moe_trace::foreign::{Contradiction, Facts};
 use moe_trace::manifest::Model;
-use moe_trace::tables::{MODEL_KEY, RUN_ID_KEY};
-use moe_trace::{Error as TraceError, Run};
-use parquet::file::reader::{FileReader, SerializedFileReader};
+use moe_trace::tables::{MODEL_KEY, RUN_ID_KEY, SCHEMA_KEY, TableMetadata};
 
 use super::Error;
 
-/// Metadata key of a table's schema.
-const SCHEMA_KEY: &str = "moe-analyze.schema";
 /// What a table of routing says there, whatever its version.
 const ROUTING_SCHEMA: &str = "moe-analyze.routing.";
 
@@ -49,31 +45,23 @@ impl Origin {
     /// What a table's metadata tells; the run also by its directory in a dataset, `run=ID`.
     ///
     /// # Errors
-    /// [`Error::NotRouting`] for another table, [`Error::Trace`] for a file that is no table.
+    /// [`Error::NotRouting`] for another table, [`Error::Trace`] for a file that is no table, or whose model is not JSON.
     pub fn of_table(file: &Path) -> Result<Origin, Error> {
-        let unreadable = |reason: String| TraceError::Parquet {
-            path: file.to_owned(),
-            reason,
-        };
-        let reader = File::open(file).map_err(|error| unreadable(error.to_string()))?;
-        let reader =
-            SerializedFileReader::new(reader).map_err(|error| unreadable(error.to_string()))?;
-        let entries = reader.metadata().file_metadata().key_value_metadata();
-        let value = |key: &str| {
-            let entry = entries.into_iter().flatten().find(|entry| entry.key == key);
-            entry.and_then(|entry| entry.value.clone())
-        };
-        if let Some(schema) = value(SCHEMA_KEY)
+        let metadata = TableMetadata::read(file)?;
+        if let Some(schema) = metadata.value(SCHEMA_KEY)
             && !schema.starts_with(ROUTING_SCHEMA)
         {
             return Err(Error::NotRouting {
                 path: file.to_owned(),
-                schema,
+                schema: schema.to_owned(),
             });
         }
         Ok(Origin {
-            run_id: value(RUN_ID_KEY).or_else(|| partition(file)),
-            model: value(MODEL_KEY).and_then(|json| serde_json::from_str(&json).ok()),
+            run_id: metadata
+                .value(RUN_ID_KEY)
+                .map(str::to_owned)
+                .or_else(|| partition(file)),
+            model: metadata.json(MODEL_KEY)?,
         })
     }
 

@@ -163,7 +163,7 @@ fn add_file(
 
 /// A table that cannot be read as routing is perhaps another one, which tells more than the column that is missing.
 fn not_routing(error: TraceError) -> Error {
-    if let TraceError::Parquet { path, .. } = &error
+    if let TraceError::Table { path, .. } = &error
         && let Err(other @ Error::NotRouting { .. }) = Origin::of_table(path)
     {
         return other;

@@ -32,9 +32,7 @@ pub use worth::{ExpertTime, Machine, Speed};
 #[non_exhaustive]
 pub enum Error {
     /// Nobody knows how large an expert is.
-    #[error(
-        "the size of expert {expert} of layer {layer} is not known; name the model with --model, or a table with --sizes"
-    )]
+    #[error("the size of expert {expert} of layer {layer} is not known")]
     NoSize {
         /// The layer.
         layer: u32,

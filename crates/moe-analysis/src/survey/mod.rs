@@ -45,7 +45,7 @@ pub enum Error {
         what: &'static str,
     },
     /// Nothing to learn on or to test on.
-    #[error("{what}: there is only one {part}; give more, or split by time (--split 0.5)")]
+    #[error("{what}: there is only one {part}, and at least two are needed")]
     OnePart {
         /// What was asked for.
         what: &'static str,

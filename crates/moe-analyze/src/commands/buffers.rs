@@ -71,7 +71,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         Occupancy::new(title(&args.run), &timeline).write(plot, args.force)?;
         ctx.remark(format_args!("drew {}", plot.display()));
     }
-    output::to_stdout(|stdout| match args.output {
+    output::to_stdout(args.output, |stdout| match args.output {
         None => print_summary(stdout, &timeline),
         Some(format) => print_buffers(stdout, &timeline, format),
     })?;

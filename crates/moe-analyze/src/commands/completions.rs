@@ -18,6 +18,6 @@ pub struct Args {
 pub fn run(args: Args) -> anyhow::Result<ExitStatus> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "moe-analyze", &mut script);
-    output::to_stdout(|stdout| stdout.write_all(&script))?;
+    output::data_to_stdout(|stdout| stdout.write_all(&script))?;
     Ok(ExitStatus::Done)
 }

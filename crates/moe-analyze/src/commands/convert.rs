@@ -205,7 +205,7 @@ fn list(format: Format) -> anyhow::Result<()> {
         ]
     });
     let rows: Vec<Vec<Cell>> = reads.chain(writes).collect();
-    output::to_stdout(|stdout| {
+    output::to_stdout(format, |stdout| {
         write_rows(
             stdout,
             format,

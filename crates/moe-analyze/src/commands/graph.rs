@@ -94,7 +94,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
                 counted(graph.metadata.layers, "layer")
             ));
         }
-        None => output::to_stdout(write)?,
+        None => output::data_to_stdout(write)?,
     }
     Ok(ExitStatus::Done)
 }

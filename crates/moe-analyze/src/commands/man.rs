@@ -31,6 +31,6 @@ pub fn run(args: Args) -> anyhow::Result<ExitStatus> {
     };
     let mut page = Vec::new();
     Man::new(command).render(&mut page)?;
-    output::to_stdout(|stdout| stdout.write_all(&page))?;
+    output::data_to_stdout(|stdout| stdout.write_all(&page))?;
     Ok(ExitStatus::Done)
 }

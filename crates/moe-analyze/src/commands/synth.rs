@@ -1,6 +1,5 @@
 //! `synth`: a model with the shapes and header of a real one, and made-up contents.
 
-use std::fs;
 use std::io::Write;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -9,6 +8,7 @@ use anyhow::Context as _;
 use moe_executor::cpu::threads::n_cores;
 use moe_gguf::synth::{Options, Spec, Synth};
 use moe_gguf::text::counted;
+use moe_trace::bounded;
 
 use crate::cli::{Context, ExitStatus};
 use crate::output::human_bytes;
@@ -115,7 +115,7 @@ fn spec(args: &Args) -> anyhow::Result<Spec> {
     let mut spec = match (&args.like, &args.spec) {
         (Some(name), _) => Spec::like(name).with_context(|| format!("no model {name} is known"))?,
         (None, Some(path)) => {
-            let read = || anyhow::Ok(serde_json::from_str(&fs::read_to_string(path)?)?);
+            let read = || anyhow::Ok(serde_json::from_str(&bounded::read_text(path)?)?);
             read().with_context(|| format!("cannot take a description from {}", path.display()))?
         }
         (None, None) => anyhow::bail!("give --like or --spec"),

@@ -3,6 +3,7 @@
 mod csv;
 mod json;
 mod markdown;
+pub mod message;
 mod table;
 
 use std::borrow::Cow;
@@ -84,10 +85,7 @@ impl Cell<'_> {
             Cell::Null => "".into(),
             Cell::Int(value) => value.to_string().into(),
             Cell::Float(value) => format!("{value:.4}").into(),
-            Cell::Text(text) if text.contains(char::is_control) => {
-                text.replace(char::is_control, " ").into()
-            }
-            Cell::Text(text) => Cow::Borrowed(text),
+            Cell::Text(text) => message::cell(text),
         }
     }
 }
@@ -122,10 +120,31 @@ pub fn write_rows<'a>(
     writer.end()
 }
 
-/// Buffers stdout for the length of a command's printing. A reader who goes away, as `head` does, ends the printing
-/// alone: files are still written, and the exit code is what it would have been.
-pub fn to_stdout(print: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> anyhow::Result<()> {
-    let mut out = io::BufWriter::new(io::stdout().lock());
+/// Prints what a command has to say on stdout: text for a person where `format` is a table, Markdown or absent, with
+/// control characters escaped; otherwise data for a program, as it is.
+///
+/// A reader who goes away, as `head` does, ends the printing alone: files are still written, and the exit code is what it
+/// would have been.
+pub fn to_stdout(
+    format: impl Into<Option<Format>>,
+    print: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> anyhow::Result<()> {
+    match format.into() {
+        None | Some(Format::Table | Format::Md) => print_with(print, message::Visible),
+        Some(Format::Csv | Format::Json | Format::Jsonl) => data_to_stdout(print),
+    }
+}
+
+/// Prints data for a program on stdout, as it is; otherwise like [`to_stdout`].
+pub fn data_to_stdout(print: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> anyhow::Result<()> {
+    print_with(print, |out| out)
+}
+
+fn print_with<W: Write>(
+    print: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    wrap: impl FnOnce(io::BufWriter<io::StdoutLock<'static>>) -> W,
+) -> anyhow::Result<()> {
+    let mut out = wrap(io::BufWriter::new(io::stdout().lock()));
     match print(&mut out).and_then(|()| out.flush()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         printed => printed.context("writing to stdout"),

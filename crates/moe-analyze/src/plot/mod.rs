@@ -16,6 +16,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{FontStyle, register_font};
 
 use crate::files;
+use crate::output::message;
 
 pub use chart::{Chart, Legend, Line};
 pub use occupancy::Occupancy;
@@ -364,7 +365,13 @@ impl<B: DrawingBackend> Canvas<B> {
         let style = TextStyle::from((FONT, size))
             .color(&TEXT)
             .pos(Pos::new(h, v));
-        self.area.draw_text(text, &style, at).map_err(drawing)
+        self.draw_text(text, &style, at)
+    }
+
+    fn draw_text(&self, text: &str, style: &TextStyle, at: (i32, i32)) -> anyhow::Result<()> {
+        // Control characters are not valid in the XML of an SVG.
+        let text = message::cell(text);
+        self.area.draw_text(&text, style, at).map_err(drawing)
     }
 
     /// Names of colours in the head of a picture, from left to right up to `right`.
@@ -391,7 +398,7 @@ impl<B: DrawingBackend> Canvas<B> {
             .color(&TEXT)
             .transform(FontTransform::Rotate270)
             .pos(Pos::new(HPos::Center, VPos::Center));
-        self.area.draw_text(text, &style, at).map_err(drawing)
+        self.draw_text(text, &style, at)
     }
 }
 

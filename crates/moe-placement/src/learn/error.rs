@@ -7,7 +7,7 @@ use super::{OLD_SCHEMA, SCHEMA};
 #[non_exhaustive]
 pub enum Error {
     /// The text is not JSON.
-    #[error("the learn file is not JSON: {0}; write it anew with `hotness --out`")]
+    #[error("the learn file is not JSON: {0}; write the file again")]
     Json(#[from] serde_json::Error),
     /// The root is not an object, or its schema is not one of the two known names.
     #[error("the learn file's `schema` is {found}; it must be \"{SCHEMA}\" or \"{OLD_SCHEMA}\"")]

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::MAX_ID;
 use super::rows::Contradiction;
+use crate::error::Error;
 
 /// A place in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,6 +51,9 @@ pub enum ForeignError {
         /// Why it failed.
         source: io::Error,
     },
+    /// The file cannot be read, or is larger than any of its kind.
+    #[error(transparent)]
+    Read(#[from] Error),
     /// A place in the file makes no sense.
     #[error("{}: {at}: {reason}", path.display())]
     Invalid {

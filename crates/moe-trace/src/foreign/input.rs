@@ -9,11 +9,9 @@ use super::output::{Output, Sink, Summary};
 use super::rows::{Facts, Phase, RoutingRow};
 use super::source::Source;
 use super::{At, Detected, Options};
-use crate::error::Error;
 use crate::record::{NO_LAYER, RECORD_SIZE, lane};
 use crate::run::Run;
-use crate::tables::{EXPERT_BYTES_KEY, MODEL_KEY, read_routing};
-use crate::{parquet_file, tables};
+use crate::tables::{self, EXPERT_BYTES_KEY, MODEL_KEY, TableMetadata, read_routing};
 
 /// A trace that can be read as often as one wants.
 pub enum Input {
@@ -91,21 +89,18 @@ fn read_run(run: &Run, output: &mut Output<'_>) -> Result<(), ForeignError> {
 }
 
 fn read_tables(path: &Path, output: &mut Output<'_>) -> Result<(), ForeignError> {
-    let failed = |error: Error| ForeignError::Sink(Box::new(error));
     let mut file = PathBuf::new();
     let mut first_row = 0;
-    for batch in read_routing(path).map_err(failed)? {
-        let batch: tables::RoutingBatch = batch.map_err(failed)?;
+    for batch in read_routing(path)? {
+        let batch: tables::RoutingBatch = batch?;
         if batch.file() != file {
             batch.file().clone_into(&mut file);
             first_row = 0;
             output.begin_file(&file);
-            let model = parquet_file::metadata_value(&file, MODEL_KEY).map_err(failed)?;
-            let model = model.and_then(|json| serde_json::from_str(&json).ok());
+            let metadata = TableMetadata::read(&file)?;
+            let model = metadata.json(MODEL_KEY)?;
             let mut facts = model.as_ref().map(Facts::of_manifest).unwrap_or_default();
-            let bytes = parquet_file::metadata_value(&file, EXPERT_BYTES_KEY).map_err(failed)?;
-            let bytes = bytes.and_then(|json| serde_json::from_str(&json).ok());
-            facts.expert_bytes = bytes.unwrap_or_default();
+            facts.expert_bytes = metadata.json(EXPERT_BYTES_KEY)?.unwrap_or_default();
             if facts != Facts::default() {
                 output.facts(&facts)?;
             }

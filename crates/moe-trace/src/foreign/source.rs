@@ -8,6 +8,7 @@ use moe_gguf::text::without_byte_order_mark;
 
 use super::error::{At, ForeignError};
 use super::output::Output;
+use crate::bounded;
 
 /// Bytes of a file by which its format is recognised.
 pub const SAMPLE_SIZE: usize = 64 * 1024;
@@ -87,15 +88,7 @@ pub(super) fn files(dir: &Path) -> Result<Vec<PathBuf>, ForeignError> {
 
 /// Opens a regular file; anything else could be waited for without end.
 pub(crate) fn open(path: &Path) -> Result<File, ForeignError> {
-    let file = File::open(path).map_err(ForeignError::io("open", path))?;
-    let metadata = file.metadata().map_err(ForeignError::io("open", path))?;
-    if !metadata.is_file() {
-        return Err(ForeignError::file(
-            path,
-            "not a regular file; give a path to one",
-        ));
-    }
-    Ok(file)
+    Ok(bounded::open(path)?)
 }
 
 /// A whole text without its byte order mark, where its format cannot be read in pieces.
@@ -103,18 +96,7 @@ pub(crate) fn open(path: &Path) -> Result<File, ForeignError> {
 /// # Errors
 /// It cannot be read, or is larger than 256 MiB.
 pub fn read_whole(path: &Path) -> Result<Vec<u8>, ForeignError> {
-    let mut bytes = Vec::new();
-    open(path)?
-        .take(MAX_DOCUMENT + 1)
-        .read_to_end(&mut bytes)
-        .map_err(ForeignError::io("read", path))?;
-    if bytes.len() as u64 > MAX_DOCUMENT {
-        let reason = format!("larger than {MAX_DOCUMENT} bytes, which no file of this format is");
-        return Err(ForeignError::file(path, reason));
-    }
-    let n_mark = bytes.len() - without_byte_order_mark(&bytes).len();
-    bytes.drain(..n_mark);
-    Ok(bytes)
+    Ok(bounded::read(path, MAX_DOCUMENT)?)
 }
 
 /// Opens a text, behind its byte order mark if it has one.
@@ -129,9 +111,7 @@ pub(super) fn text_reader(path: &Path) -> Result<BufReader<File>, ForeignError> 
 /// The lines of a text, one at a time in the same buffer.
 pub struct Lines {
     path: PathBuf,
-    reader: BufReader<File>,
-    buffer: Vec<u8>,
-    line: u64,
+    lines: bounded::Lines,
 }
 
 impl Lines {
@@ -139,9 +119,7 @@ impl Lines {
     pub fn open(path: &Path) -> Result<Self, ForeignError> {
         Ok(Self {
             path: path.to_owned(),
-            reader: text_reader(path)?,
-            buffer: Vec::new(),
-            line: 0,
+            lines: bounded::Lines::open(path, MAX_LINE)?,
         })
     }
 
@@ -151,42 +129,22 @@ impl Lines {
     /// The line is not UTF-8, or longer than 64 MiB.
     pub fn next_line(&mut self) -> Result<Option<(u64, &str)>, ForeignError> {
         loop {
-            self.buffer.clear();
-            self.line += 1;
-            let n = self
-                .reader
-                .by_ref()
-                .take(MAX_LINE)
-                .read_until(b'\n', &mut self.buffer)
-                .map_err(ForeignError::io("read", &self.path))?;
-            if n == 0 {
-                return Ok(None);
-            }
-            if n as u64 == MAX_LINE {
-                let reason = format!("longer than {MAX_LINE} bytes; this is not the text expected");
-                return Err(ForeignError::invalid(
-                    &self.path,
-                    At::Line(self.line),
-                    reason,
-                ));
-            }
-            if !self.buffer.trim_ascii().is_empty() {
-                break;
+            match self.lines.next_line()? {
+                None => return Ok(None),
+                Some(line) if line.trim_ascii().is_empty() => {}
+                Some(_) => break,
             }
         }
-        match std::str::from_utf8(self.buffer.trim_ascii()) {
-            Ok(text) => Ok(Some((self.line, text))),
-            Err(_) => Err(ForeignError::invalid(
-                &self.path,
-                At::Line(self.line),
-                "not UTF-8; the file is damaged",
-            )),
+        let number = self.lines.number();
+        match std::str::from_utf8(self.lines.current().trim_ascii()) {
+            Ok(text) => Ok(Some((number, text))),
+            Err(_) => Err(self.invalid("not UTF-8; the file is damaged")),
         }
     }
 
     /// An error in the line that was handed out last.
     pub fn invalid(&self, reason: impl Into<String>) -> ForeignError {
-        ForeignError::invalid(&self.path, At::Line(self.line), reason)
+        ForeignError::invalid(&self.path, At::Line(self.lines.number()), reason)
     }
 
     /// What to do about `error` in the line that was handed out last: without an end it is a last line that was cut as it was
@@ -195,13 +153,13 @@ impl Lines {
     /// # Errors
     /// `error`, if the line is not cut.
     pub fn cut_or(&self, error: ForeignError, output: &mut Output<'_>) -> Result<(), ForeignError> {
-        if self.line == 1 || self.buffer.ends_with(b"\n") {
+        if self.lines.number() == 1 || self.lines.current().ends_with(b"\n") {
             return Err(error);
         }
         output.note(format!(
             "{} is cut at its end; what is left of line {} was left out",
             self.path.display(),
-            self.line
+            self.lines.number()
         ));
         Ok(())
     }

@@ -50,7 +50,7 @@ impl RoutingTable {
             READ_ROUTING.clone(),
             Some(properties(metadata, &["timestamp_ns"])),
         )
-        .map_err(Error::writing_parquet(path))?;
+        .map_err(Error::writing_table(path))?;
         Ok(Self {
             pending,
             directories,
@@ -65,8 +65,8 @@ impl RoutingTable {
     /// The file cannot be written; then it is as before.
     pub fn finish(mut self, summary: &Summary) -> Result<u64, Error> {
         let path = self.pending.path().to_owned();
-        self.write_batch().map_err(Error::writing_parquet(&path))?;
-        let json = |value: serde_json::Result<String>| value.map_err(Error::parquet(&path));
+        self.write_batch().map_err(Error::writing_table(&path))?;
+        let json = |value: serde_json::Result<String>| value.map_err(Error::json("table", &path));
         let facts = &summary.facts;
         let model = Model {
             path: facts.model.clone().unwrap_or_default(),
@@ -94,7 +94,7 @@ impl RoutingTable {
         for entry in metadata {
             self.writer.append_key_value_metadata(entry);
         }
-        self.writer.close().map_err(Error::writing_parquet(&path))?;
+        self.writer.close().map_err(Error::writing_table(&path))?;
         self.pending.commit()?;
         self.directories.keep();
         Ok(summary.rows)
@@ -128,7 +128,7 @@ impl Sink for RoutingTable {
         columns.timestamp_ns.append_option(row.timestamp_ns);
         if columns.len() >= BATCH_ROWS {
             let written = self.write_batch();
-            written.map_err(Error::writing_parquet(self.pending.path()))?;
+            written.map_err(Error::writing_table(self.pending.path()))?;
         }
         Ok(())
     }

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::bounded;
 use crate::error::Error;
 use crate::files::{PendingFile, write_pending};
 use crate::tables::PHASES;
@@ -27,6 +28,8 @@ pub const DIRECTORY: &str = "graph";
 pub const SCHEMA: &str = "moe-analyze.graph.v1";
 /// `operation` of a node that no operation of the graph writes: a tensor of the model, an input, a cache.
 pub const LEAF: &str = "CONST";
+/// Largest file of a graph that is read, in bytes.
+const MAX_BYTES: u64 = 256 << 20;
 /// `dtype` of a node whose type is not known.
 pub const UNKNOWN_TYPE: &str = "unknown";
 
@@ -111,23 +114,15 @@ impl Graph {
     /// Reads a graph.
     ///
     /// # Errors
-    /// [`Error::Json`] for a file that is no graph.
+    /// [`Error::Json`] for a file that is not a graph, [`Error::TooLarge`] for one of more than 256 MiB, [`Error::Io`].
     pub fn read(path: &Path) -> Result<Graph, Error> {
-        let bytes = std::fs::read(path).map_err(Error::io("read", path))?;
-        serde_json::from_slice(&bytes).map_err(|error| Error::Json {
-            path: path.to_owned(),
-            what: "graph",
-            reason: error.to_string(),
-        })
+        let bytes = bounded::read(path, MAX_BYTES)?;
+        serde_json::from_slice(&bytes).map_err(Error::json("graph", path))
     }
 
     /// Writes the graph for `path`, which is as before until the file is committed.
     pub(crate) fn write_pending(&self, path: &Path) -> Result<PendingFile, Error> {
-        let mut json = serde_json::to_vec(self).map_err(|error| Error::Json {
-            path: path.to_owned(),
-            what: "graph",
-            reason: error.to_string(),
-        })?;
+        let mut json = serde_json::to_vec(self).map_err(Error::json("graph", path))?;
         json.push(b'\n');
         write_pending(path, &json)
     }

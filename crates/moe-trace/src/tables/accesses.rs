@@ -14,6 +14,7 @@ use super::names::NameTable;
 use super::rows::{Context, Rows, strings};
 use crate::accesses::Access;
 use crate::error::Error;
+use crate::fault::{RecordFault, SourceFault};
 use crate::operations::Operation;
 use crate::parquet_file::{dictionary, name_type, optional, required};
 
@@ -79,14 +80,17 @@ impl<'a> Rows<'a> for AccessRows {
         self.experts.clear();
         for (log, index) in head.sources().iter().zip(0u8..) {
             let i = usize::from(index);
-            let error = |reason: String| {
-                context.record_error(operation.first_record(), format!("source {i}: {reason}"))
+            let error = |fault| {
+                let source_index = i;
+                let fault = RecordFault::Source {
+                    source_index,
+                    fault,
+                };
+                context.record_error(operation.first_record(), fault)
             };
             if usize::from(log.memory_source) >= MEMORY_SOURCES.len() {
-                return Err(error(format!(
-                    "memory source {} is neither 0 (disk) nor 1 (buffer)",
-                    log.memory_source
-                )));
+                let memory_source = log.memory_source;
+                return Err(error(SourceFault::MemorySource { memory_source }));
             }
             let tensor = self.names.key(log.name_bytes());
             let source = Source {

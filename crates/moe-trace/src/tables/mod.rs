@@ -14,6 +14,7 @@ mod rows;
 mod table;
 mod write;
 
+pub use crate::parquet_file::{SCHEMA_KEY, TableMetadata};
 pub(crate) use routing::{Columns as RoutingColumns, READ_ROUTING};
 
 pub use ranges::{ByteRange, ExpertRanges, ExpertTensor};

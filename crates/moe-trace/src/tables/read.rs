@@ -13,6 +13,7 @@ use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ParquetRecordBatchReader
 use super::PHASES;
 use super::routing::{CHOICES, READ_ROUTING};
 use crate::error::Error;
+use crate::fault::TableFault;
 use crate::parquet_file::{self, coded_names, numbers};
 use crate::record::{PHASE_UNKNOWN, lane};
 
@@ -123,7 +124,7 @@ impl ChoiceBatch {
         let phase = |name: &str| number(&PHASES, name);
         Ok(Self {
             phase: coded_names(&batch, "phase", phase, PHASE_UNKNOWN)
-                .map_err(Error::parquet(file))?,
+                .map_err(Error::table(file))?,
             timestamp_ns: times(numbers(&batch, "timestamp_ns")),
             file: file.clone(),
             batch,
@@ -207,7 +208,7 @@ impl RoutingBatch {
     fn new(file: &Arc<Path>, batch: RecordBatch) -> Result<Self, Error> {
         let lane = |name: &str| number(&lane::NAMES, name);
         Ok(Self {
-            lane: coded_names(&batch, "lane", lane, lane::UNKNOWN).map_err(Error::parquet(file))?,
+            lane: coded_names(&batch, "lane", lane, lane::UNKNOWN).map_err(Error::table(file))?,
             choices: ChoiceBatch::new(file, batch)?,
         })
     }
@@ -252,11 +253,7 @@ fn routing_paths(path: &Path) -> Result<Vec<PathBuf>, Error> {
             .is_some_and(|extension| extension == "parquet")
     });
     if files.is_empty() {
-        let reason = "no routing.parquet and no routing/run=ID/*.parquet in it; write them with `moe-analyze parquet`";
-        return Err(Error::Parquet {
-            path: path.to_owned(),
-            reason: reason.to_owned(),
-        });
+        return Err(Error::table(path)(TableFault::NoRouting));
     }
     Ok(files)
 }

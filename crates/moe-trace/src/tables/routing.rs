@@ -11,6 +11,7 @@ use arrow::error::ArrowError;
 
 use super::rows::{Context, PHASE_NAMES, Rows, strings};
 use crate::error::Error;
+use crate::fault::RecordFault;
 use crate::operations::Operation;
 use crate::parquet_file::{dictionary, name_type, optional, required};
 use crate::record::lane;
@@ -132,20 +133,14 @@ impl<'a> Rows<'a> for RoutingRows<'a> {
         }
         let layer = head
             .layer()
-            .ok_or_else(|| context.record_error(record, "experts were chosen, but in no layer"))?;
+            .ok_or_else(|| context.record_error(record, RecordFault::NoLayer))?;
         let columns = &mut self.columns;
         for token in operation.tokens() {
             let phase = context.phase(token.head(), record)?;
             for expert in token.experts() {
                 if usize::from(expert.lane) >= lane::NAMES.len() {
-                    return Err(context.record_error(
-                        record,
-                        format!(
-                            "lane {} is not known; the last one is {}",
-                            expert.lane,
-                            lane::NAMES.len() - 1
-                        ),
-                    ));
+                    let lane = expert.lane;
+                    return Err(context.record_error(record, RecordFault::Lane { lane }));
                 }
                 columns
                     .token_id

@@ -10,6 +10,7 @@ use arrow::error::ArrowError;
 use super::PHASES;
 use crate::accesses::FileAccesses;
 use crate::error::Error;
+use crate::fault::RecordFault;
 use crate::foreign::PassTable;
 use crate::operations::Operation;
 use crate::ops::OpTable;
@@ -37,8 +38,8 @@ impl Context<'_> {
         pass.is_some_and(|pass| pass.is_warm_up)
     }
 
-    pub(crate) fn record_error(&self, record: u64, reason: impl Into<String>) -> Error {
-        Error::record(self.trace, record, reason)
+    pub(crate) fn record_error(&self, record: u64, fault: RecordFault) -> Error {
+        Error::record(self.trace, record, fault)
     }
 
     /// The key of a record's phase in [`PHASE_NAMES`].
@@ -46,13 +47,8 @@ impl Context<'_> {
         if usize::from(record.phase) < PHASES.len() {
             return Ok(record.phase.into());
         }
-        Err(self.record_error(
-            index,
-            format!(
-                "phase {} is neither 0 (prompt) nor 1 (generate)",
-                record.phase
-            ),
-        ))
+        let phase = record.phase;
+        Err(self.record_error(index, RecordFault::Phase { phase }))
     }
 }
 

@@ -62,7 +62,7 @@ impl Table {
         let (writer, factory) =
             ArrowWriter::try_new_with_options(file, R::schema().clone(), options)
                 .and_then(ArrowWriter::into_serialized_writer)
-                .map_err(Error::writing_parquet(path))?;
+                .map_err(Error::writing_table(path))?;
         Ok((
             Self {
                 pending,
@@ -85,7 +85,7 @@ impl Table {
         }
         self.rows += row_group.n_rows;
         self.write(row_group)
-            .map_err(Error::writing_parquet(self.pending.path()))
+            .map_err(Error::writing_table(self.pending.path()))
     }
 
     fn write(&mut self, row_group: RowGroup) -> Result<(), ParquetError> {
@@ -101,7 +101,7 @@ impl Table {
     pub(crate) fn complete(self) -> Result<(PendingFile, u64), Error> {
         self.writer
             .close()
-            .map_err(Error::writing_parquet(self.pending.path()))?;
+            .map_err(Error::writing_table(self.pending.path()))?;
         Ok((self.pending, self.rows))
     }
 }
@@ -128,7 +128,8 @@ impl<'a, R: Rows<'a>> Encoder<R> {
     ) -> Result<(), Error> {
         self.rows.push(op_index, operation, context)?;
         if self.rows.len() >= BATCH_ROWS {
-            self.encode_batch().map_err(Error::parquet(context.trace))?;
+            self.encode_batch()
+                .map_err(Error::writing_table(context.trace))?;
         }
         Ok(())
     }

@@ -17,6 +17,7 @@ use super::table::{EncoderFactory, RowGroup, Table};
 use super::{MODEL_KEY, RUN_ID_KEY, TABLES};
 use crate::accesses::FileAccesses;
 use crate::error::Error;
+use crate::fault::TableFault;
 use crate::files::MadeDirectories;
 use crate::parquet_file::{SCHEMA_KEY, key_value};
 use crate::run::Run;
@@ -232,7 +233,7 @@ impl<'a> Job<'a> {
 
     /// One row group of each table.
     fn encode(&self, chunk: Chunk<'a>) -> Result<[RowGroup; 3], Error> {
-        let parquet = Error::parquet(self.context.trace);
+        let parquet = Error::writing_table(self.context.trace);
         let [ops, accesses, routing] = &self.encoders;
         let mut ops = ops.encoder(OpRows::default()).map_err(&parquet)?;
         let mut accesses = accesses.encoder(AccessRows::default()).map_err(&parquet)?;
@@ -242,7 +243,7 @@ impl<'a> Job<'a> {
         for (op_index, operation) in (chunk.first_op..).zip(chunk.operations) {
             for (record, log) in (operation.first_record()..).zip(operation.records()) {
                 log.check_readable()
-                    .map_err(|reason| self.context.record_error(record, reason))?;
+                    .map_err(|fault| self.context.record_error(record, fault))?;
             }
             ops.push(op_index, &operation, &self.context)?;
             accesses.push(op_index, &operation, &self.context)?;
@@ -262,11 +263,8 @@ struct StopOnPanic<'j, 'a>(&'j Job<'a>);
 impl Drop for StopOnPanic<'_, '_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let reason = "a worker panicked; please report this".to_owned();
-            lock(&self.0.output).failed = Some(Error::Parquet {
-                path: self.0.context.trace.to_owned(),
-                reason,
-            });
+            let failed = Error::table(self.0.context.trace)(TableFault::WorkerPanicked);
+            lock(&self.0.output).failed = Some(failed);
             self.0.turn.notify_all();
         }
     }

@@ -12,6 +12,7 @@ mod tokens;
 
 use std::path::{Path, PathBuf};
 
+use moe_trace::Error;
 use moe_trace::foreign::{
     self, Collected, Counts, Export, FILES_EXPORTERS, Facts, ForeignError, IMPORTERS, Importer,
     Input, Options, Phase, RoutingRow, Source, Summary,
@@ -191,6 +192,6 @@ fn nothing_is_recognised_in_what_is_not_a_trace() {
     let missing = dir.path().join("missing");
     assert!(matches!(
         foreign::detect(&missing, IMPORTERS),
-        Err(ForeignError::Io { .. })
+        Err(ForeignError::Read(Error::Io { .. }))
     ));
 }

@@ -90,10 +90,10 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     }
     match (args.output, args.table) {
         (None, None) if args.out.is_none() => {
-            output::to_stdout(|stdout| summary::print(stdout, &report))?;
+            output::to_stdout(None, |stdout| summary::print(stdout, &report))?;
         }
         (None, _) if args.out.is_some() => {}
-        (format, _) => output::to_stdout(|stdout| {
+        (format, _) => output::to_stdout(format, |stdout| {
             print_table(stdout, &report, table, format.unwrap_or(Format::Table))
         })?,
     }

@@ -168,7 +168,9 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
             rows.push(bench.row(test)?);
         }
     }
-    output::to_stdout(|out| write_rows(out, args.output, &COLUMNS, rows))?;
+    output::to_stdout(args.output, |out| {
+        write_rows(out, args.output, &COLUMNS, rows)
+    })?;
     Ok(ExitStatus::Done)
 }
 

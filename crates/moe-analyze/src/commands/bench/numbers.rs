@@ -3,10 +3,48 @@
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-use crate::values::at_least;
+use crate::values::{ValueError, at_least};
 
 /// Numbers that a range may stand for: each is a test that somebody waits for.
 const MAX_NUMBERS: usize = 1024;
+
+/// Why a text is not a range of numbers.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NumbersError {
+    /// A part of it is not a number.
+    #[error("{text:?} is not a number; {source}")]
+    NotANumber {
+        /// The part.
+        text: String,
+        /// What to give.
+        source: ValueError,
+    },
+    /// A number that is not allowed.
+    #[error("{n} is out of range ({least}..={most})")]
+    OutOfRange {
+        /// The number.
+        n: usize,
+        /// Least number.
+        least: usize,
+        /// Greatest number.
+        most: usize,
+    },
+    /// Its end is below its start.
+    #[error("the range ends at {last}, before it starts")]
+    Descending {
+        /// The end.
+        last: usize,
+    },
+    /// Too many numbers.
+    #[error("the range has more than {MAX_NUMBERS} numbers")]
+    TooMany,
+    /// A step of 0, or a factor that does not increase the number.
+    #[error("the range does not grow from {n}")]
+    DoesNotGrow {
+        /// The number.
+        n: usize,
+    },
+}
 
 /// `N`, `FIRST-LAST`, `FIRST-LAST+STEP` or `FIRST-LAST*FACTOR`, written out.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,22 +57,28 @@ impl Numbers {
     }
 
     /// Reads numbers that lie within bounds.
-    pub fn within(text: &str, bounds: RangeInclusive<usize>) -> Result<Numbers, String> {
+    pub fn within(text: &str, bounds: RangeInclusive<usize>) -> Result<Numbers, NumbersError> {
         let numbers: Numbers = text.parse()?;
-        let (least, most) = (bounds.start(), bounds.end());
         match numbers.0.iter().find(|n| !bounds.contains(n)) {
-            Some(n) => Err(format!("{n} is no number from {least} to {most}")),
+            Some(&n) => Err(NumbersError::OutOfRange {
+                n,
+                least: *bounds.start(),
+                most: *bounds.end(),
+            }),
             None => Ok(numbers),
         }
     }
 }
 
 impl FromStr for Numbers {
-    type Err = String;
+    type Err = NumbersError;
 
-    fn from_str(text: &str) -> Result<Numbers, String> {
-        let number = |text: &str| -> Result<usize, String> {
-            at_least(0)(text).map_err(|wanted| format!("{text:?} is no number: {wanted}"))
+    fn from_str(text: &str) -> Result<Numbers, NumbersError> {
+        let number = |text: &str| {
+            at_least(0)(text).map_err(|source| NumbersError::NotANumber {
+                text: text.to_owned(),
+                source,
+            })
         };
         let Some((first, rest)) = text.split_once('-') else {
             return Ok(Numbers(vec![number(text)?]));
@@ -45,13 +89,13 @@ impl FromStr for Numbers {
         };
         let (first, last) = (number(first)?, number(last)?);
         if last < first {
-            return Err(format!("the range ends at {last}, before it begins"));
+            return Err(NumbersError::Descending { last });
         }
         let mut numbers = Vec::new();
         let mut next = Some(first);
         while let Some(n) = next.filter(|&n| n <= last) {
             if numbers.len() == MAX_NUMBERS {
-                return Err(format!("the range is of more than {MAX_NUMBERS} numbers"));
+                return Err(NumbersError::TooMany);
             }
             numbers.push(n);
             next = match is_factor {
@@ -59,7 +103,7 @@ impl FromStr for Numbers {
                 false => n.checked_add(step),
             };
             if next.is_some_and(|next| next <= n) {
-                return Err(format!("the range does not grow from {n}"));
+                return Err(NumbersError::DoesNotGrow { n });
             }
         }
         Ok(Numbers(numbers))
@@ -92,24 +136,26 @@ mod tests {
     #[test]
     fn what_is_no_range_is_refused() {
         for (text, reason) in [
-            ("", "is no number"),
-            ("x", "is no number"),
-            ("-2", "is no number"),
-            ("1-", "is no number"),
-            ("1-2-3", "is no number"),
-            ("1-8+", "is no number"),
-            ("4-1", "the range ends at 1, before it begins"),
+            ("", "is not a number"),
+            ("x", "is not a number"),
+            ("-2", "is not a number"),
+            ("1-", "is not a number"),
+            ("1-2-3", "is not a number"),
+            ("1-8+", "is not a number"),
+            ("4-1", "the range ends at 1, before it starts"),
             ("0-8*2", "the range does not grow from 0"),
             ("1-8*1", "the range does not grow from 1"),
             ("1-8+0", "the range does not grow from 1"),
             ("1-9999999", "more than 1024 numbers"),
         ] {
-            let error = text.parse::<Numbers>().unwrap_err();
+            let error = text.parse::<Numbers>().unwrap_err().to_string();
             assert!(error.contains(reason), "{text}: {error}");
         }
         assert_eq!(
-            Numbers::within("1020-1030", 1..=1024).unwrap_err(),
-            "1025 is no number from 1 to 1024"
+            Numbers::within("1020-1030", 1..=1024)
+                .unwrap_err()
+                .to_string(),
+            "1025 is out of range (1..=1024)"
         );
         assert!(Numbers::within("1-1024", 1..=1024).is_ok());
     }

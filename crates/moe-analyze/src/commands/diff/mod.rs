@@ -10,6 +10,7 @@ use moe_analysis::diff::{self, Options};
 use crate::cli::{Context, ExitStatus};
 use crate::output::{self, Format, write_rows};
 use crate::traces::OpsArgs;
+use crate::values::{ValueError, number};
 
 /// Tell where two recorded runs differ: routing, operations, bytes
 ///
@@ -71,13 +72,13 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         },
     )?;
     match args.output {
-        Format::Table => output::to_stdout(|out| {
+        Format::Table => output::to_stdout(Format::Table, |out| {
             tell::report(out, &report, [&args.run_a, &args.run_b], args.limit)
         })?,
         format => {
             ctx.remark(tell::verdict(&report));
             let rows = rows::rows(&report, args.limit);
-            output::to_stdout(|out| write_rows(out, format, &rows::COLUMNS, rows))?;
+            output::to_stdout(format, |out| write_rows(out, format, &rows::COLUMNS, rows))?;
         }
     }
     Ok(match report.is_equal() {
@@ -86,10 +87,8 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     })
 }
 
-fn tolerance(text: &str) -> Result<f64, String> {
-    let value = text
-        .parse()
-        .ok()
-        .filter(|value| (0.0..=f64::MAX).contains(value));
-    value.ok_or_else(|| "a difference of weights is a number from 0 on".into())
+fn tolerance(text: &str) -> Result<f64, ValueError> {
+    number(text, "a number of at least 0", |value| {
+        (0.0..=f64::MAX).contains(value)
+    })
 }

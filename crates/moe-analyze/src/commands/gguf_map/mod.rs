@@ -5,7 +5,6 @@ mod form;
 mod report;
 mod rows;
 
-use std::io;
 use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
@@ -15,7 +14,7 @@ use moe_gguf::verify::Algorithm;
 
 use crate::cli::{Context, ExitStatus};
 use crate::files;
-use crate::output::{self, Format};
+use crate::output::{self, Format, message};
 
 use form::{FileFormat, Form};
 use report::{Survey, summary, write_findings};
@@ -106,13 +105,17 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         written.push(path);
     }
     if let Some(format) = format {
-        output::to_stdout(|stdout| args.form.write(stdout, format, &survey, &map))?;
+        output::to_stdout(format, |stdout| {
+            args.form.write(stdout, format, &survey, &map)
+        })?;
     }
     let checks = args.check_overlaps || verifies;
     // What a check looked at goes where its findings go.
     let to_stdout = checks && format.is_none_or(|format| format == Format::Table);
     if !to_stdout {
-        ctx.remark(summary(&survey, &map));
+        for line in summary(&survey, &map).lines() {
+            ctx.remark(line);
+        }
     }
     if gguf.files().len() > 1 && !args.form.names_files() {
         ctx.remark("this form names no files: each offset is in the tensor's own file, which --form rows tells");
@@ -128,12 +131,16 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     }
 
     if to_stdout {
-        output::to_stdout(|stdout| {
+        output::to_stdout(None, |stdout| {
             writeln!(stdout, "{}", summary(&survey, &map))?;
             write_findings(stdout, &survey, verifies)
         })?;
     } else {
-        let _ = write_findings(&mut io::BufWriter::new(io::stderr()), &survey, verifies);
+        let mut findings = Vec::new();
+        write_findings(&mut findings, &survey, verifies)?;
+        for finding in String::from_utf8_lossy(&findings).lines() {
+            message::print(finding);
+        }
     }
     Ok(if survey.is_sound() {
         ExitStatus::Done

@@ -9,7 +9,7 @@ use moe_gguf::text::counted;
 
 use crate::output::Format;
 use crate::traces::TraceArgs;
-use crate::values::{at_least, whole};
+use crate::values::{ValueError, at_least, number, whole};
 
 /// Count how often each expert of each layer was chosen, and tell whether that will hold
 ///
@@ -139,14 +139,15 @@ pub enum Split {
     ByLabel,
 }
 
-fn parse_split(text: &str) -> Result<Split, String> {
+fn parse_split(text: &str) -> Result<Split, ValueError> {
     match text {
         "by-sequence" => Ok(Split::BySequence),
         "by-label" => Ok(Split::ByLabel),
-        _ => match text.parse::<f64>() {
-            Ok(fraction) if fraction > 0.0 && fraction < 1.0 => Ok(Split::Time(fraction)),
-            _ => Err("neither a fraction between 0 and 1, nor by-sequence, nor by-label".into()),
-        },
+        _ => {
+            let expected = "a fraction between 0 and 1, by-sequence or by-label";
+            let is_valid = |&fraction: &f64| fraction > 0.0 && fraction < 1.0;
+            number(text, expected, is_valid).map(Split::Time)
+        }
     }
 }
 

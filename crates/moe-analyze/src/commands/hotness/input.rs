@@ -1,6 +1,5 @@
 //! Reading what is counted.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
@@ -8,6 +7,7 @@ use moe_analysis::hotness::{ExpertBytes, Hotness};
 use moe_analysis::survey::{self, Labels, Survey};
 use moe_gguf::map::OffsetMap;
 use moe_gguf::text::counted;
+use moe_trace::bounded;
 use moe_trace::foreign::{ForeignError, Input, Options};
 
 use super::args::{Args, Split};
@@ -29,8 +29,7 @@ pub fn read_all(args: &Args, ctx: &Context) -> anyhow::Result<Counted> {
     args.trace.check(&paths)?;
     let labels = match &args.labels {
         Some(path) => {
-            let text = fs::read_to_string(path)
-                .with_context(|| format!("cannot read {}", path.display()))?;
+            let text = bounded::read_text(path)?;
             Labels::parse(&text).with_context(|| path.display().to_string())?
         }
         None => Labels::of_inputs(args.label.clone()),

@@ -78,7 +78,7 @@ pub fn write(args: &Args, counted: &Counted, path: &Path) -> anyhow::Result<()> 
 /// Prints a matrix that is split, layers and experts ascending.
 pub fn print(args: &Args, counted: &Counted, format: Format) -> anyhow::Result<()> {
     let matrix = matrix(args, counted)?;
-    output::to_stdout(|stdout| write_cells(stdout, &matrix, format))
+    output::to_stdout(format, |stdout| write_cells(stdout, &matrix, format))
 }
 
 fn write_cells(
@@ -122,5 +122,5 @@ pub fn print_ranked(counted: &Counted, phases: Phases, format: Format) -> anyhow
             mass.get(row).into(),
         ]
     });
-    output::to_stdout(|stdout| write_rows(stdout, format, &columns, rows))
+    output::to_stdout(format, |stdout| write_rows(stdout, format, &columns, rows))
 }

@@ -79,13 +79,15 @@ fn print(args: &Args, counted: &Counted) -> anyhow::Result<()> {
                 .split
                 .map(|_| tables::split(args, counted))
                 .transpose()?;
-            output::to_stdout(|stdout| summary::print(stdout, args, counted, split.as_ref()))
+            output::to_stdout(None, |stdout| {
+                summary::print(stdout, args, counted, split.as_ref())
+            })
         }
         Some(TableChoice::Matrix) if args.by.is_some() => matrix::print(args, counted, format),
         Some(TableChoice::Matrix) => matrix::print_ranked(counted, args.phases(), format),
         Some(table) => {
             let table = tables::table(args, counted, table, format)?;
-            output::to_stdout(|stdout| table.write(stdout, format))
+            output::to_stdout(format, |stdout| table.write(stdout, format))
         }
     }
 }
@@ -119,7 +121,7 @@ fn print_usage(counted: &Counted, phases: Phases, format: Option<Format>) -> any
     });
     let layers: Vec<LayerUsage> = layers.collect();
     let n_tokens = hotness.tokens(phases);
-    output::to_stdout(|stdout| match format {
+    output::to_stdout(format, |stdout| match format {
         None => stdout.write_all(expert_usage::report(&layers, n_tokens, true).as_bytes()),
         Some(Format::Json) => stdout.write_all(expert_usage::json(&layers).as_bytes()),
         Some(format) => expert_usage::write(stdout, format, &layers),

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 use moe_placement::learn;
+use moe_trace::bounded;
 
 use crate::cli::{Context, ExitStatus};
 use crate::inputs::Kind;
@@ -44,7 +45,7 @@ pub fn run(args: Args, _: &Context) -> anyhow::Result<ExitStatus> {
         }
         (kind, _) => describe(path, kind?, &mut findings)?,
     }
-    output::to_stdout(|stdout| findings.write(stdout, args.output))?;
+    output::to_stdout(args.output, |stdout| findings.write(stdout, args.output))?;
     Ok(if findings.is_sound() {
         ExitStatus::Done
     } else {
@@ -63,8 +64,7 @@ fn describe(path: &PathBuf, kind: Kind, findings: &mut Findings) -> anyhow::Resu
 }
 
 fn describe_learn_file(path: &PathBuf, findings: &mut Findings) -> anyhow::Result<()> {
-    let text =
-        std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+    let text = bounded::read_text(path)?;
     let layers =
         learn::parse_observations(&text).with_context(|| format!("{} is JSON", path.display()))?;
     findings.fact("kind", "learn file of the hot-cache runtime");

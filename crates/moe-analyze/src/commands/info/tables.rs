@@ -1,36 +1,25 @@
 //! What a Parquet table or a directory of tables is.
 
-use std::fs::File;
 use std::path::Path;
 
-use anyhow::{Context, anyhow};
 use moe_gguf::text::counted;
-use moe_trace::tables::TABLES;
-use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use moe_trace::tables::{RUN_ID_KEY, SCHEMA_KEY, TABLES, TableMetadata};
 use serde_json::json;
 
 use super::Findings;
-use crate::inputs::{damage, dataset_parts};
+use crate::inputs::dataset_parts;
 
 pub fn describe_file(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
-    let builder = open(path)?;
-    let metadata = builder.metadata().file_metadata();
+    let metadata = TableMetadata::read(path)?;
     findings.fact("kind", "Parquet table");
-    for entry in metadata.key_value_metadata().into_iter().flatten() {
-        match (entry.key.as_str(), &entry.value) {
-            ("moe-analyze.schema", Some(value)) => findings.fact("schema", value.clone()),
-            ("moe-analyze.run_id", Some(value)) => findings.fact("run id", value.clone()),
-            _ => {}
+    for (key, name) in [(SCHEMA_KEY, "schema"), (RUN_ID_KEY, "run id")] {
+        if let Some(value) = metadata.value(key) {
+            findings.fact(name, value.to_owned());
         }
     }
-    findings.fact("rows", metadata.num_rows() as u64);
-    findings.fact("row groups", builder.metadata().num_row_groups() as u64);
-    let columns: Vec<&str> = builder
-        .schema()
-        .fields()
-        .iter()
-        .map(|field| field.name().as_str())
-        .collect();
+    findings.fact("rows", metadata.n_rows());
+    findings.fact("row groups", metadata.n_row_groups() as u64);
+    let columns = metadata.columns();
     findings.parts("columns", columns.join(", "), json!(columns));
     check_rows(path, findings);
     Ok(())
@@ -69,29 +58,11 @@ pub fn describe_directory(path: &Path, findings: &mut Findings) -> anyhow::Resul
     Ok(())
 }
 
-fn open(path: &Path) -> anyhow::Result<ParquetRecordBatchReaderBuilder<File>> {
-    File::open(path)
-        .map_err(anyhow::Error::from)
-        .with_context(|| format!("cannot open {}", path.display()))
-        .and_then(|file| {
-            ParquetRecordBatchReaderBuilder::try_new(file).map_err(|error| {
-                let reason = error.to_string();
-                let reason = damage(&reason).unwrap_or(reason);
-                anyhow!("{} is {reason}; get or write it anew", path.display())
-            })
-        })
-}
-
 /// Decodes every row; a fault if some cannot be. Gives the number of rows that could.
 fn check_rows(path: &Path, findings: &mut Findings) -> u64 {
-    let read = || -> anyhow::Result<(u64, u64)> {
-        let builder = open(path)?;
-        let promised = builder.metadata().file_metadata().num_rows() as u64;
-        let mut rows = 0;
-        for batch in builder.build()? {
-            rows += batch?.num_rows() as u64;
-        }
-        Ok((promised, rows))
+    let read = || -> Result<(u64, u64), moe_trace::Error> {
+        let metadata = TableMetadata::read(path)?;
+        Ok((metadata.n_rows(), metadata.decode_rows()?))
     };
     match read() {
         Ok((promised, rows)) => {
@@ -105,9 +76,7 @@ fn check_rows(path: &Path, findings: &mut Findings) -> u64 {
             rows
         }
         Err(error) => {
-            let reason = error.root_cause().to_string();
-            let reason = damage(&reason).unwrap_or(reason);
-            findings.fault(format!("{}: {reason}", path.display()));
+            findings.fault(error.to_string());
             0
         }
     }

@@ -113,7 +113,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         picture(&args, &input.transfers, &reports)?.write(plot, args.force)?;
         ctx.remark(format_args!("drew {}", plot.display()));
     }
-    output::to_stdout(|stdout| match args.output {
+    output::to_stdout(args.output, |stdout| match args.output {
         None => summary::print(stdout, &reports, input.gpu.as_ref()),
         Some(format) => write_rows(
             stdout,

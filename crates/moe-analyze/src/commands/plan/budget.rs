@@ -7,6 +7,7 @@ use anyhow::{Context as _, anyhow, bail};
 use moe_placement::plan::{MIB, auto_budget_bytes, mib_to_bytes};
 
 use crate::cli::Context;
+use crate::values::{ValueError, number};
 
 /// MiB that the runtime leaves free on the first lane's GPU, and on those of the others.
 const RESERVE_MIB: [f64; 2] = [1024.0, 512.0];
@@ -21,16 +22,13 @@ pub enum Budget {
 }
 
 impl FromStr for Budget {
-    type Err = String;
+    type Err = ValueError;
 
     /// A number, or `auto`, which the runtime calls -1.
-    fn from_str(text: &str) -> Result<Budget, String> {
+    fn from_str(text: &str) -> Result<Budget, ValueError> {
         match text {
             "auto" | "-1" => Ok(Budget::Auto),
-            _ => text
-                .parse()
-                .map(Budget::Mib)
-                .map_err(|_| "give a whole number of MiB, or auto".into()),
+            _ => number(text, "an integer of MiB, or auto", |_| true).map(Budget::Mib),
         }
     }
 }
@@ -49,11 +47,10 @@ pub struct Room {
     reserve_mib: Vec<f64>,
 }
 
-fn mib(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(value) if (0.0..=1e12).contains(&value) => Ok(value),
-        _ => Err("give a number of MiB".into()),
-    }
+fn mib(text: &str) -> Result<f64, ValueError> {
+    number(text, "a number of MiB", |value| {
+        (0.0..=1e12).contains(value)
+    })
 }
 
 /// The bytes of each lane.

@@ -7,6 +7,7 @@ use moe_placement::plan::{Entry, LayerExperts, MIB, Strategy, WholeLayers};
 
 use super::Planned;
 use crate::inputs::Kind;
+use crate::output::message::is_hidden;
 
 /// The runtime's option of each lane's budget and device.
 const LANES: [&str; 3] = ["", "second-", "third-"];
@@ -183,15 +184,36 @@ fn model(path: Option<&Path>) -> [String; 2] {
     ]
 }
 
-/// A path as a shell takes it for one word.
+/// A path as a shell takes it for one word; characters that control a terminal as escapes of `$'…'`.
 fn quoted(path: &Path) -> String {
     let path = path.to_string_lossy();
+    if path.contains(is_hidden) {
+        return escaped(&path);
+    }
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-./:=,@%+".contains(c);
     if !path.is_empty() && path.chars().all(is_plain) {
         path.into_owned()
     } else {
         format!("'{}'", path.replace('\'', r"'\''"))
     }
+}
+
+fn escaped(path: &str) -> String {
+    let mut word = String::from("$'");
+    for c in path.chars() {
+        match c {
+            '\\' | '\'' => word.extend(['\\', c]),
+            c if is_hidden(c) => {
+                let mut bytes = [0; 4];
+                for byte in c.encode_utf8(&mut bytes).bytes() {
+                    word += &format!("\\x{byte:02x}");
+                }
+            }
+            c => word.push(c),
+        }
+    }
+    word.push('\'');
+    word
 }
 
 #[cfg(test)]
@@ -206,5 +228,9 @@ mod tests {
             r"'my model'\''s.gguf'"
         );
         assert_eq!(quoted(Path::new("$(x)")), "'$(x)'");
+        assert_eq!(
+            quoted(Path::new("a\u{1b}'\u{202e}.gguf")),
+            r"$'a\x1b\'\xe2\x80\xae.gguf'"
+        );
     }
 }

@@ -1,7 +1,6 @@
 //! What a plan is made from: learn files, and the bytes of each expert.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
@@ -11,6 +10,7 @@ use moe_gguf::experts::{expert_bytes, expert_layer_bytes};
 use moe_gguf::map::OffsetMap;
 use moe_placement::learn::LearnFile;
 use moe_placement::plan::ExpertSizes;
+use moe_trace::bounded;
 use moe_trace::foreign::{Facts, Options};
 
 use crate::cli::Context;
@@ -68,7 +68,7 @@ impl Learned {
     fn read(path: &Path, options: &Options, ctx: &Context) -> anyhow::Result<Learned> {
         let name = || path.display().to_string();
         if is_learn_file(path)? {
-            let text = fs::read_to_string(path).with_context(name)?;
+            let text = bounded::read_text(path)?;
             let file = LearnFile::parse(&text).with_context(name)?;
             if let Some(model) = &options.model {
                 model.check(&facts_of(&file), path)?;
@@ -184,8 +184,7 @@ impl Experts {
     }
 
     fn from_csv(path: &Path) -> anyhow::Result<Experts> {
-        let text =
-            fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+        let text = bounded::read_text(path)?;
         let sizes = ExpertSizes::from_csv(&text).with_context(|| path.display().to_string())?;
         if sizes.is_empty() {
             bail!("{} names no expert; add a line for each", path.display());

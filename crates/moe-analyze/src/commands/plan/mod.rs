@@ -19,6 +19,7 @@ use crate::cli::{Context, ExitStatus};
 use crate::files;
 use crate::output::Format;
 use crate::traces::ToldArgs;
+use crate::values::{ValueError, number};
 
 use budget::Budget;
 pub use inputs::{Experts, read_learn_file, sizes_of};
@@ -90,18 +91,15 @@ pub struct Args {
     force: bool,
 }
 
-fn half_life(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(value) if value > 0.0 => Ok(value),
-        _ => Err("give a number of files above 0".into()),
-    }
+fn half_life(text: &str) -> Result<f64, ValueError> {
+    number(text, "a number of files above 0", |&value| value > 0.0)
 }
 
-fn layer_expert(text: &str) -> Result<(u32, u32), String> {
+fn layer_expert(text: &str) -> Result<(u32, u32), ValueError> {
     let parts = text.split_once(':');
     let parsed =
         parts.and_then(|(layer, expert)| Some((layer.parse().ok()?, expert.parse().ok()?)));
-    parsed.ok_or_else(|| "give a layer and an expert as in 3:17".into())
+    parsed.ok_or(ValueError::Expected("a layer and an expert as in 3:17"))
 }
 
 /// How experts are weighed, and what is told of it.

@@ -16,7 +16,7 @@ const N_NAMED: usize = 12;
 
 /// Prints a plan: a summary, rows of its experts, one JSON object, or only what was asked for with --explain.
 pub fn print(planned: &Planned) -> anyhow::Result<()> {
-    output::to_stdout(|out| match planned.args.output {
+    output::to_stdout(planned.args.output, |out| match planned.args.output {
         Some(Format::Json) => {
             serde_json::to_writer_pretty(&mut *out, &to_json(planned))?;
             writeln!(out)

@@ -1,6 +1,5 @@
 //! `plan --update`: what the runtime would exchange after a request.
 
-use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
 
@@ -9,6 +8,7 @@ use moe_gguf::text::counted;
 use moe_placement::learn::{ExpertObservation, LearnFile};
 use moe_placement::plan::Entry;
 use moe_placement::update::{Cache, Update};
+use moe_trace::bounded;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -42,7 +42,7 @@ pub fn run(
     let n_expert = live.n_expert().filter(|&n| n > 0).unwrap_or(u64::MAX);
     let slots = slots.unwrap_or_default();
     let update = Update::new(&current.cache, ranking, &slots, n_expert, rate);
-    output::to_stdout(|out| match args.output {
+    output::to_stdout(args.output, |out| match args.output {
         Some(Format::Json) => {
             serde_json::to_writer_pretty(&mut *out, &to_json(&update, rate))?;
             writeln!(out)
@@ -73,7 +73,7 @@ struct Place {
 
 impl Current {
     fn read(path: &Path, ctx: &Context) -> anyhow::Result<Current> {
-        let text = fs::read_to_string(path)?;
+        let text = bounded::read_text(path)?;
         let value: Value = serde_json::from_str(&text)?;
         let places: Vec<Place> = if value.get("schema").is_some() {
             experts_of(&LearnFile::parse(&text)?, ctx)?

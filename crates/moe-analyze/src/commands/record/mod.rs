@@ -29,7 +29,7 @@ use crate::engine::device::DeviceArgs;
 use crate::engine::{self, Setup};
 use crate::interrupt;
 use crate::output::human_bytes;
-use crate::values::{at_least, whole};
+use crate::values::{ValueError, at_least, number, whole};
 
 /// Run a model and record which experts every token uses and which bytes of the file that touches
 ///
@@ -226,7 +226,9 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         return Err(error).with_context(|| format!("{} keeps what was recorded", out.display()));
     }
     let records = records.transpose()?;
-    ctx.remark(totals.summary(records, &out));
+    for line in totals.summary(records, &out).lines() {
+        ctx.remark(line);
+    }
     if let Some(error) = lost {
         return Err(error)
             .context("the generated text cannot be written to stdout; the run is whole");
@@ -302,18 +304,16 @@ fn check_fit(
     Ok(())
 }
 
-fn temperature(text: &str) -> Result<f32, String> {
-    in_range(text, 0.0, f32::MAX).ok_or_else(|| "a temperature is a number from 0 on".into())
+fn temperature(text: &str) -> Result<f32, ValueError> {
+    number(text, "a number of at least 0", |value| {
+        (0.0..=f32::MAX).contains(value)
+    })
 }
 
-fn probability(text: &str) -> Result<f32, String> {
-    in_range(text, 0.0, 1.0).ok_or_else(|| "a probability is a number from 0 to 1".into())
-}
-
-fn in_range(text: &str, least: f32, most: f32) -> Option<f32> {
-    text.parse()
-        .ok()
-        .filter(|value| (least..=most).contains(value))
+fn probability(text: &str) -> Result<f32, ValueError> {
+    number(text, "a number from 0 to 1", |value| {
+        (0.0..=1.0).contains(value)
+    })
 }
 
 fn announce(ctx: &Context, args: &Args, records: u64, out: &std::path::Path) {

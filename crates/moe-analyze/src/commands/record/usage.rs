@@ -13,7 +13,7 @@ use moe_executor::ops::{Observer, Routed};
 
 use crate::expert_usage::{self, LayerUsage, report};
 use crate::files;
-use crate::output::Format;
+use crate::output::{Format, message};
 
 /// What the tracer tells.
 #[derive(Debug, Default, clap::Args)]
@@ -112,7 +112,9 @@ impl Usage {
             .map(|(layer, counts)| LayerUsage { layer, counts })
             .collect();
         if self.stats {
-            eprint!("{}", report(&layers, n_tokens, self.per_layer));
+            for line in report(&layers, n_tokens, self.per_layer).lines() {
+                message::print(line);
+            }
         }
         if let Some(path) = &self.output {
             files::write_whole(path, self.force, |out| {
@@ -122,7 +124,10 @@ impl Usage {
                 }
                 Ok(())
             })?;
-            eprintln!("[EXPERT-TRACE] Statistics exported to {}", path.display());
+            message::print(format_args!(
+                "[EXPERT-TRACE] Statistics exported to {}",
+                path.display()
+            ));
         }
         Ok(())
     }
@@ -135,8 +140,8 @@ fn extension(path: &Path) -> Option<&str> {
 /// Stacked tensors hold all experts: the expert's number stands behind the tensor's name.
 fn print_names(layer: usize, expert: i32) {
     for projection in ["gate", "up", "down"] {
-        eprintln!(
+        message::print(format_args!(
             "[EXPERT-TRACE] Layer {layer}, Expert {expert}: blk.{layer}.ffn_{projection}_exps.weight[{expert}]"
-        );
+        ));
     }
 }

@@ -1,14 +1,13 @@
 //! The order of each layer's experts: from counts, from a list, or from which were chosen together.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, bail};
 use moe_gguf::Gguf;
 use moe_gguf::relayout::{ExpertOrders, keep_groups, n_experts, n_groups};
 use moe_placement::learn;
-use moe_trace::{NO_LAYER, Run};
+use moe_trace::{NO_LAYER, Run, bounded};
 
 use crate::cli;
 use crate::traces;
@@ -16,7 +15,7 @@ use crate::traces;
 /// Reads a learn file, whose experts come hottest first, or lists of experts by layer.
 pub fn from_file(path: &Path, gguf: &Gguf) -> anyhow::Result<ExpertOrders> {
     let read = || -> anyhow::Result<ExpertOrders> {
-        let text = fs::read_to_string(path)?;
+        let text = bounded::read_text(path)?;
         let value: serde_json::Value = serde_json::from_str(&text)?;
         if value.get("schema").is_some() {
             return by_hotness(&learn::parse_observations(&text)?, gguf);

@@ -64,7 +64,7 @@ pub fn verify(
             true
         }
     };
-    output::to_stdout(|stdout| -> io::Result<()> {
+    output::to_stdout(None, |stdout| -> io::Result<()> {
         lines.iter().try_for_each(|line| writeln!(stdout, "{line}"))
     })?;
     Ok(match same_bytes && same_logits {

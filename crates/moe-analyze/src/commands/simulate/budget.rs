@@ -4,6 +4,8 @@ use std::str::FromStr;
 
 use moe_placement::plan::{MIB, mib_to_bytes};
 
+use crate::values::ValueError;
+
 /// The most sizes that a range may give.
 const MAX_RANGE: usize = 10_000;
 
@@ -12,12 +14,12 @@ const MAX_RANGE: usize = 10_000;
 pub struct Budgets(Vec<u64>);
 
 impl FromStr for Budgets {
-    type Err = String;
+    type Err = ValueError;
 
     /// `A`, `A..B` (doubling) or `A..B+STEP`; B itself is always there.
-    fn from_str(text: &str) -> Result<Budgets, String> {
-        let wrong = || "give whole numbers of MiB, A..B or A..B+STEP".to_owned();
-        let number = |text: &str| text.trim().parse::<u64>().map_err(|_| wrong());
+    fn from_str(text: &str) -> Result<Budgets, ValueError> {
+        let expected = ValueError::Expected("integers of MiB: A, A..B or A..B+STEP");
+        let number = |text: &str| text.trim().parse::<u64>().map_err(|_| expected.clone());
         let Some((from, to)) = text.split_once("..") else {
             return Ok(Budgets(vec![number(text)?]));
         };
@@ -27,7 +29,7 @@ impl FromStr for Budgets {
         };
         let (from, to) = (number(from)?, number(to)?);
         if from > to || step == Some(0) || (step.is_none() && from == 0) {
-            return Err("a range goes up, from a number above 0 where it doubles".into());
+            return Err(ValueError::BadRange);
         }
         let next = |mib: &u64| match step {
             Some(step) => mib.checked_add(step),
@@ -36,9 +38,7 @@ impl FromStr for Budgets {
         let below = std::iter::successors(Some(from), next).take_while(|&mib| mib < to);
         let mut mib: Vec<u64> = below.take(MAX_RANGE).collect();
         if mib.len() == MAX_RANGE {
-            return Err(format!(
-                "a range of {MAX_RANGE} sizes or more; take a larger step"
-            ));
+            return Err(ValueError::LongRange { limit: MAX_RANGE });
         }
         mib.push(to);
         Ok(Budgets(mib))

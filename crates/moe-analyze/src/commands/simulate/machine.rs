@@ -3,7 +3,7 @@
 use moe_analysis::simulate::{ExpertTime, Machine};
 use moe_placement::plan::MIB;
 
-use crate::values::at_least;
+use crate::values::{ValueError, at_least, number};
 
 /// Numbers for tokens per second; measured ones make honest bounds.
 #[derive(Debug, clap::Args)]
@@ -72,17 +72,15 @@ fn expert_time(first_us: Option<f64>, next_us: Option<f64>) -> Option<ExpertTime
 }
 
 /// A number for an option that takes no 0.
-pub fn positive(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(value) if (1e-9..=1e9).contains(&value) => Ok(value),
-        _ => Err("give a number above 0, up to 1e9".into()),
-    }
+pub fn positive(text: &str) -> Result<f64, ValueError> {
+    number(text, "a number above 0, up to 1e9", |value| {
+        (1e-9..=1e9).contains(value)
+    })
 }
 
 /// A number for an option that takes 0, too.
-pub fn not_negative(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(value) if (0.0..=1e9).contains(&value) => Ok(value),
-        _ => Err("give a number from 0 to 1e9".into()),
-    }
+pub fn not_negative(text: &str) -> Result<f64, ValueError> {
+    number(text, "a number from 0 to 1e9", |value| {
+        (0.0..=1e9).contains(value)
+    })
 }

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use moe_analysis::simulate::{self, Offload, Options, Row};
-use moe_placement::cache::{Online, PolicyName};
+use moe_placement::cache::{BuildError, Online, PolicyName};
 use moe_placement::plan::MIB;
 
 use crate::cli::{Context, ExitStatus};
@@ -20,6 +20,7 @@ use crate::files;
 use crate::output::{self, Format};
 use crate::plot::{self, Chart, Legend, Line};
 use crate::traces::TraceArgs;
+use crate::values::{ValueError, number};
 use budget::Budgets;
 use inputs::Inputs;
 use machine::MachineArgs;
@@ -96,24 +97,20 @@ enum PolicyChoice {
 }
 
 impl std::str::FromStr for PolicyChoice {
-    type Err = String;
+    type Err = BuildError;
 
-    fn from_str(name: &str) -> Result<PolicyChoice, String> {
+    fn from_str(name: &str) -> Result<PolicyChoice, BuildError> {
         match name {
             "all" => Ok(PolicyChoice::All),
-            _ => name
-                .parse()
-                .map(PolicyChoice::One)
-                .map_err(|error: moe_placement::cache::BuildError| error.to_string()),
+            _ => name.parse().map(PolicyChoice::One),
         }
     }
 }
 
-fn share(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(share) if (0.0..=1.0).contains(&share) => Ok(share),
-        _ => Err("give a number from 0 to 1".into()),
-    }
+fn share(text: &str) -> Result<f64, ValueError> {
+    number(text, "a number from 0 to 1", |share| {
+        (0.0..=1.0).contains(share)
+    })
 }
 
 pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
@@ -142,7 +139,9 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     }
     if args.offload {
         let offload = offload.context("the trace chooses no experts")?;
-        output::to_stdout(|stdout| offload::print(&offload, stdout, args.output))?;
+        output::to_stdout(args.output, |stdout| {
+            offload::print(&offload, stdout, args.output)
+        })?;
         return Ok(ExitStatus::Done);
     }
     let budgets = budget::bytes(&args.budget_mib, batches.experts().total_bytes());
@@ -165,7 +164,9 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         let rows = args
             .prefetch
             .rows(&plan, &how, inputs.predictions.as_ref())?;
-        output::to_stdout(|stdout| prefetch::print(stdout, args.output, rows))?;
+        output::to_stdout(args.output, |stdout| {
+            prefetch::print(stdout, args.output, rows)
+        })?;
         return Ok(ExitStatus::Done);
     }
 
@@ -179,7 +180,9 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
             });
             draw(&args, plot, &policies, rows, ctx)?;
         }
-        output::to_stdout(|stdout| sample::print(stdout, args.output, &estimates))?;
+        output::to_stdout(args.output, |stdout| {
+            sample::print(stdout, args.output, &estimates)
+        })?;
         return Ok(ExitStatus::Done);
     }
 
@@ -200,7 +203,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         machine,
     };
     table.remark(ctx);
-    output::to_stdout(|stdout| table.print(stdout, args.output))?;
+    output::to_stdout(args.output, |stdout| table.print(stdout, args.output))?;
     Ok(ExitStatus::Done)
 }
 

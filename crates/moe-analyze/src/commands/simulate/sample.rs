@@ -7,6 +7,7 @@ use moe_placement::plan::MIB;
 
 use super::report::rounded;
 use crate::output::{Cell, Format, write_rows};
+use crate::values::{ValueError, number};
 
 /// As of the whole trace, with half of a 95 % interval beside each hit rate.
 const COLUMNS: [&str; 9] = [
@@ -22,11 +23,10 @@ const COLUMNS: [&str; 9] = [
 ];
 
 /// A share of the experts: above 0, at most 1.
-pub fn rate(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(rate) if rate > 0.0 && rate <= 1.0 => Ok(rate),
-        _ => Err("give a number above 0, at most 1".into()),
-    }
+pub fn rate(text: &str) -> Result<f64, ValueError> {
+    number(text, "a number above 0, at most 1", |&rate| {
+        rate > 0.0 && rate <= 1.0
+    })
 }
 
 /// Prints a row for each budget.

@@ -2,10 +2,10 @@
 //!
 //! The entries become records again in a file of the system's temporary directory, so that memory does not grow with them.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::fs::File;
-use std::io::{BufWriter, Seek, Write};
+use std::io::{self, BufWriter, Read, Seek, Write};
 use std::path::Path;
 
 use serde::Deserialize;
@@ -23,6 +23,9 @@ use crate::record::{
     SOURCE_DISK, TensorAccessLog, set_name,
 };
 use crate::trace::Trace;
+
+/// Bytes of an entry, at most; most have less than a thousand.
+const MAX_ENTRY: u64 = 16 << 20;
 
 /// `token-NNNNN.json`, one or a directory of them.
 pub struct ThesisJson;
@@ -78,8 +81,7 @@ impl Importer for ThesisJson {
             .into_inner()
             .map_err(|error| failed(error.into_error()))?;
         file.rewind().map_err(failed)?;
-        let trace = Trace::of_file(source.path(), &file)
-            .map_err(|error| ForeignError::Sink(Box::new(error)))?;
+        let trace = Trace::of_file(source.path(), &file)?;
         let mut records = Records::new(source.path(), trace, options)?;
         let cut = [
             (spool.n_sources_cut, "sources beyond the fourth"),
@@ -142,13 +144,18 @@ fn read_file(path: &Path, ops: &OpTable, spool: &mut Spool) -> Result<(), Foreig
     // An error that is not serde_json's, to be told instead of what serde_json makes of it.
     let failed = RefCell::new(None);
     let mut n_entries = 0u64;
+    let left = Cell::new(MAX_ENTRY);
     let mut take = |entry: Entry| {
+        left.set(MAX_ENTRY);
         let at = At::Element(format!("entries[{n_entries}]"));
         n_entries += 1;
         let taken = spool.take(entry, ops);
         taken.map_err(|reason| *failed.borrow_mut() = Some(ForeignError::invalid(path, at, reason)))
     };
-    let mut json = serde_json::Deserializer::from_reader(text_reader(path)?);
+    let mut json = serde_json::Deserializer::from_reader(Metered {
+        reader: text_reader(path)?,
+        left: &left,
+    });
     let outcome = Document(&mut take)
         .deserialize(&mut json)
         .and_then(|()| json.end());
@@ -156,6 +163,26 @@ fn read_file(path: &Path, ops: &OpTable, spool: &mut Spool) -> Result<(), Foreig
         (Some(error), _) => Err(error),
         (None, Err(error)) => Err(invalid(path, &error, 0)),
         (None, Ok(())) => Ok(()),
+    }
+}
+
+/// A reader that fails once more bytes were read than are left: what is between two entries is held in memory.
+struct Metered<'a, R> {
+    reader: R,
+    left: &'a Cell<u64>,
+}
+
+impl<R: Read> Read for Metered<'_, R> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let n = self.reader.read(bytes)?;
+        match self.left.get().checked_sub(n as u64) {
+            Some(left) => self.left.set(left),
+            None => {
+                let reason = format!("an entry is longer than the limit of {MAX_ENTRY} bytes");
+                return Err(io::Error::other(reason));
+            }
+        }
+        Ok(n)
     }
 }
 

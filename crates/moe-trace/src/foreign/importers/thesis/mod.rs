@@ -57,7 +57,7 @@ impl Importer for Thesis {
 
     fn records(&self, source: &Source, options: &Options) -> Result<Option<Records>, ForeignError> {
         let path = source.path();
-        let trace = Trace::open(path).map_err(|error| ForeignError::Sink(Box::new(error)))?;
+        let trace = Trace::open(path)?;
         let mut records = Records::new(path, trace, options)?;
         let tail = records.run.trace.size_bytes() / RECORD_SIZE as u64
             - records.run.trace.records().len() as u64;
@@ -105,7 +105,7 @@ fn import_records(
         }
         let head = operation.head();
         head.check_readable()
-            .map_err(|reason| output.invalid(at(), reason))?;
+            .map_err(|fault| output.invalid(at(), fault.to_string()))?;
         let (Some(layer), Some(phase)) = (head.layer(), Phase::of(head.phase)) else {
             let reason =
                 "its experts are of no layer, or its phase is not known; the trace is damaged";

@@ -1,0 +1,94 @@
+//! What a user of the command line can do about an error of a library, which knows no options.
+
+use std::error::Error;
+
+use moe_analysis::{accesses, hotness, simulate, survey};
+use moe_placement::learn;
+use moe_trace::foreign::ForeignError;
+
+/// The advice for an error, or for the first of its causes that has one.
+pub fn advice(error: &anyhow::Error) -> Option<&'static str> {
+    error.chain().find_map(of_cause)
+}
+
+fn of_cause(error: &(dyn Error + 'static)) -> Option<&'static str> {
+    if let Some(error) = error.downcast_ref() {
+        return of_trace(error);
+    }
+    if let Some(error) = error.downcast_ref() {
+        return of_foreign(error);
+    }
+    if let Some(error) = error.downcast_ref() {
+        return of_hotness(error);
+    }
+    if let Some(error) = error.downcast_ref() {
+        return of_survey(error);
+    }
+    if let Some(accesses::Error::NoMap { .. }) = error.downcast_ref() {
+        return Some("name the model with --model FILE.gguf");
+    }
+    if let Some(simulate::Error::NoSize { .. }) = error.downcast_ref() {
+        return Some("name the model with --model, or a table of sizes with --sizes");
+    }
+    if let Some(learn::Error::Json(_)) = error.downcast_ref() {
+        return Some("`hotness --out` writes one");
+    }
+    None
+}
+
+fn of_trace(error: &moe_trace::Error) -> Option<&'static str> {
+    match error {
+        moe_trace::Error::Exists { .. } => {
+            Some("pass --force to replace it, or choose another place")
+        }
+        moe_trace::Error::TraceFull { .. } => Some("raise --max-trace-mib to record more"),
+        moe_trace::Error::WriteTrace { .. } => Some("--max-trace-mib limits the trace"),
+        _ => None,
+    }
+}
+
+fn of_foreign(error: &ForeignError) -> Option<&'static str> {
+    match error {
+        ForeignError::Read(error) => of_trace(error),
+        ForeignError::Sink(error) => of_cause(error.as_ref()),
+        _ => None,
+    }
+}
+
+fn of_hotness(error: &hotness::Error) -> Option<&'static str> {
+    match error {
+        hotness::Error::Empty { .. } => Some("--phase chooses the tokens that are counted"),
+        hotness::Error::NoPhases => Some("pass --phase all"),
+        hotness::Error::Survey(error) => of_survey(error),
+        hotness::Error::Foreign(error) => of_foreign(error),
+        hotness::Error::Trace(error) => of_trace(error),
+        _ => None,
+    }
+}
+
+fn of_survey(error: &survey::Error) -> Option<&'static str> {
+    match error {
+        survey::Error::OnePart { .. } => Some("give more inputs, or split by time: --split 0.5"),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+
+    #[test]
+    fn advice_survives_wrapping() {
+        let exists = || moe_trace::Error::Exists {
+            path: PathBuf::from("a"),
+        };
+        let force = Some("pass --force to replace it, or choose another place");
+        assert_eq!(advice(&exists().into()), force);
+        assert_eq!(advice(&anyhow::Error::new(exists()).context("b")), force);
+        assert_eq!(advice(&ForeignError::Sink(exists().into()).into()), force);
+        assert_eq!(advice(&hotness::Error::Trace(exists()).into()), force);
+        assert_eq!(advice(&anyhow::anyhow!("c")), None);
+    }
+}

@@ -1,0 +1,182 @@
+//! Text of files on its way to a terminal: every character that could control the terminal is escaped, and long values are
+//! shortened.
+//!
+//! All text for people passes here: messages on stderr through [`print`], text on stdout through [`Visible`], cells of
+//! tables and text in plots through [`visible`]. CSV and JSON are for programs and hold the text as it is.
+
+use std::borrow::Cow;
+use std::fmt::Display;
+use std::io::{self, Write};
+
+/// Longest value between double quotes in a message, in characters.
+const MAX_QUOTED: usize = 100;
+/// Longest message, in characters.
+const MAX_MESSAGE: usize = 1200;
+/// Longest text of a table's cell, in characters.
+const MAX_CELL: usize = 400;
+
+/// Prints a message as one line on stderr. A closed stderr is ignored: the exit code still reports the outcome.
+pub fn print(message: impl Display) {
+    let _ = writeln!(io::stderr(), "{}", line(&message.to_string()));
+}
+
+/// A message as [`print`] prints it: on one line, without control characters, its long values shortened.
+pub fn line(message: &str) -> String {
+    let message = shorten_quoted(message);
+    let message = message.replace(['\n', '\r', '\t'], " ");
+    shorten(&visible(&message), MAX_MESSAGE).into_owned()
+}
+
+/// A cell of a table as a person reads it.
+pub fn cell(text: &str) -> Cow<'_, str> {
+    if text.len() <= MAX_CELL && !text.contains(is_hidden) {
+        return Cow::Borrowed(text);
+    }
+    let text = text.replace(['\n', '\r', '\t'], " ");
+    shorten(&visible(&text), MAX_CELL).into_owned().into()
+}
+
+/// Text with its control characters and its bidirectional and invisible formatting characters escaped as `\u{1b}`.
+pub fn visible(text: &str) -> Cow<'_, str> {
+    if !text.contains(is_hidden) {
+        return Cow::Borrowed(text);
+    }
+    let mut escaped = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        if is_hidden(c) {
+            escaped.extend(c.escape_unicode());
+        } else {
+            escaped.push(c);
+        }
+    }
+    escaped.into()
+}
+
+/// Whether a terminal obeys the character instead of showing it: control characters (C0, DEL, C1), and the characters of
+/// Unicode that reorder text, separate lines or show nothing.
+pub fn is_hidden(c: char) -> bool {
+    c.is_control()
+        || matches!(c,
+            '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
+}
+
+/// The text, or its beginning and its end with the number of characters between them.
+fn shorten(text: &str, most: usize) -> Cow<'_, str> {
+    // No text has more characters than bytes.
+    let n = if text.len() <= most {
+        return Cow::Borrowed(text);
+    } else {
+        text.chars().count()
+    };
+    if n <= most {
+        return Cow::Borrowed(text);
+    }
+    let place = |n: usize| text.char_indices().nth(n).map_or(text.len(), |(at, _)| at);
+    let (head, tail) = (most * 2 / 3, most - most * 2 / 3);
+    let (head, tail) = (&text[..place(head)], &text[place(n - tail)..]);
+    format!("{head}… ({} characters) …{tail}", n - most).into()
+}
+
+/// A message whose values between double quotes are shortened. A quote that is not closed is no value.
+fn shorten_quoted(message: &str) -> Cow<'_, str> {
+    if message.len() <= MAX_QUOTED {
+        return Cow::Borrowed(message);
+    }
+    let mut shortened = String::new();
+    let mut rest = message;
+    while let Some((before, value)) = rest.split_once('"') {
+        let Some(end) = closing_quote(value) else {
+            break;
+        };
+        shortened.push_str(before);
+        shortened.push('"');
+        shortened.push_str(&shorten(&value[..end], MAX_QUOTED));
+        shortened.push('"');
+        rest = &value[end + 1..];
+    }
+    shortened.push_str(rest);
+    shortened.into()
+}
+
+/// Where the quote is that closes a value, which may hold escaped ones.
+fn closing_quote(value: &str) -> Option<usize> {
+    let mut is_escaped = false;
+    value.bytes().position(|byte| {
+        let closes = byte == b'"' && !is_escaped;
+        is_escaped = byte == b'\\' && !is_escaped;
+        closes
+    })
+}
+
+/// A writer of text for people, which escapes what [`visible`] escapes, except for the ends of lines and tabs.
+pub struct Visible<W>(pub W);
+
+impl<W: Write> Write for Visible<W> {
+    /// Takes all of `bytes`; what is not UTF-8 is written as U+FFFD.
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let text = String::from_utf8_lossy(bytes);
+        for part in text.split_inclusive(['\n', '\t']) {
+            let (part, end) = match part.strip_suffix(['\n', '\t']) {
+                Some(stripped) => part.split_at(stripped.len()),
+                None => (part, ""),
+            };
+            self.0.write_all(visible(part).as_bytes())?;
+            self.0.write_all(end.as_bytes())?;
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn escapes_control_and_bidirectional_characters() {
+        let text = "a\u{1b}[31mb\u{7}c\u{9b}d\u{7f}e\u{202e}f\u{2066}g\u{200f}h\u{feff}";
+        assert_eq!(
+            visible(text),
+            r"a\u{1b}[31mb\u{7}c\u{9b}d\u{7f}e\u{202e}f\u{2066}g\u{200f}h\u{feff}"
+        );
+        assert_eq!(visible("Grüße, 模型 🦙"), "Grüße, 模型 🦙");
+    }
+
+    #[test]
+    fn message_is_one_line() {
+        assert_eq!(line("  a\nb\r\tc\u{1b}"), r"  a b  c\u{1b}");
+    }
+
+    #[test]
+    fn shortens_quoted_values() {
+        let long = "x".repeat(70_000);
+        let message = line(&format!("a: {long:?} is not {:?}; b", "y\"z"));
+        assert!(message.ends_with(r#"" is not "y\"z"; b"#), "{message}");
+        assert!(message.contains("… (69900 characters) …"), "{message}");
+        assert!(message.len() < 250, "{}", message.len());
+        // An apostrophe and a lone quote are no values.
+        let plain = format!("it's 3\" wide, {}", "word ".repeat(50));
+        assert_eq!(line(&plain), plain);
+    }
+
+    #[test]
+    fn shortens_messages_and_cells() {
+        let long = "é".repeat(70_000);
+        let message = line(&format!("a {long} b"));
+        assert!(message.starts_with("a é") && message.ends_with("é b"));
+        assert!(message.chars().count() < MAX_MESSAGE + 40);
+        assert!(cell(&long).chars().count() < MAX_CELL + 40);
+        assert_eq!(cell("a\nb"), "a b");
+    }
+
+    #[test]
+    fn text_on_stdout_keeps_its_lines() {
+        let mut out = Visible(Vec::new());
+        write!(out, "a\u{1b}\n\tb\u{202e}c\n").unwrap();
+        assert_eq!(out.0, b"a\\u{1b}\n\tb\\u{202e}c\n");
+    }
+}

@@ -1,0 +1,200 @@
+//! Files that anybody may have written, read with a limit: what a file claims or holds never decides alone how much memory
+//! a reader takes.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, ErrorKind, Read};
+use std::path::{Path, PathBuf};
+
+use moe_gguf::text::without_byte_order_mark;
+
+use crate::error::Error;
+
+/// Longest line of a file that a recorder writes, in bytes; most have less than a thousand.
+pub const MAX_LINE: u64 = 1 << 20;
+/// Largest document that is read at once, in bytes: a manifest, a learn file, a table in CSV. A tree of JSON values takes up
+/// to fifty times its text.
+pub const MAX_DOCUMENT: u64 = 32 << 20;
+
+/// Opens a regular file. Opening anything else could wait for another process without end.
+///
+/// # Errors
+/// [`Error::Io`], also for what is not a regular file.
+pub fn open(path: &Path) -> Result<File, Error> {
+    let metadata = std::fs::metadata(path).map_err(Error::io("open", path))?;
+    if !metadata.is_file() {
+        let kind = if metadata.is_dir() {
+            ErrorKind::IsADirectory.into()
+        } else {
+            std::io::Error::other("not a regular file")
+        };
+        return Err(Error::io("open", path)(kind));
+    }
+    File::open(path).map_err(Error::io("open", path))
+}
+
+/// The bytes of a file, without its byte order mark.
+///
+/// # Errors
+/// [`Error::TooLarge`] for more than `limit` bytes, of which none are kept; [`Error::Io`].
+pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
+    let too_large = || Error::TooLarge {
+        path: path.to_owned(),
+        limit,
+    };
+    let file = open(path)?;
+    let size = file
+        .metadata()
+        .map_err(Error::io("read the size of", path))?;
+    if size.len() > limit {
+        return Err(too_large());
+    }
+    let mut bytes = Vec::new();
+    // The file may grow while it is read.
+    file.take(limit + 1)
+        .read_to_end(&mut bytes)
+        .map_err(Error::io("read", path))?;
+    if bytes.len() as u64 > limit {
+        return Err(too_large());
+    }
+    let n_mark = bytes.len() - without_byte_order_mark(&bytes).len();
+    bytes.drain(..n_mark);
+    Ok(bytes)
+}
+
+/// The text of a file of at most [`MAX_DOCUMENT`] bytes, without its byte order mark.
+///
+/// # Errors
+/// As [`read`]; [`Error::NotText`] for a file that is not UTF-8.
+pub fn read_text(path: &Path) -> Result<String, Error> {
+    String::from_utf8(read(path, MAX_DOCUMENT)?).map_err(|error| Error::NotText {
+        path: path.to_owned(),
+        offset: error.utf8_error().valid_up_to() as u64,
+    })
+}
+
+/// The lines of a file, one at a time in one buffer.
+#[derive(Debug)]
+pub struct Lines {
+    path: PathBuf,
+    reader: BufReader<File>,
+    limit: u64,
+    buffer: Vec<u8>,
+    line: u64,
+}
+
+impl Lines {
+    /// Opens a file, after its byte order mark if it has one. `limit` is the length of its longest line in bytes.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn open(path: &Path, limit: u64) -> Result<Self, Error> {
+        let mut reader = BufReader::with_capacity(128 * 1024, open(path)?);
+        let start = reader.fill_buf().map_err(Error::io("read", path))?;
+        let n_mark = start.len() - without_byte_order_mark(start).len();
+        reader.consume(n_mark);
+        Ok(Self {
+            path: path.to_owned(),
+            reader,
+            limit,
+            buffer: Vec::new(),
+            line: 0,
+        })
+    }
+
+    /// The next line with its end, which the last line of a file may lack; `None` at the end of the file.
+    ///
+    /// # Errors
+    /// [`Error::LineTooLong`], [`Error::Io`].
+    pub fn next_line(&mut self) -> Result<Option<&[u8]>, Error> {
+        self.buffer.clear();
+        self.line += 1;
+        let n = self
+            .reader
+            .by_ref()
+            .take(self.limit + 1)
+            .read_until(b'\n', &mut self.buffer)
+            .map_err(Error::io("read", &self.path))?;
+        if n as u64 > self.limit {
+            return Err(Error::LineTooLong {
+                path: self.path.clone(),
+                line: self.line,
+                limit: self.limit,
+            });
+        }
+        Ok((n > 0).then_some(&*self.buffer))
+    }
+
+    /// The line that was read last.
+    pub fn current(&self) -> &[u8] {
+        &self.buffer
+    }
+
+    /// Its number; the first line is 1.
+    pub fn number(&self) -> u64 {
+        self.line
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn reads_lines_up_to_the_limit() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lines");
+        fs::write(&path, "\u{feff}1234\n\n123").unwrap();
+        let mut lines = Lines::open(&path, 5).unwrap();
+        assert_eq!(lines.next_line().unwrap(), Some(&b"1234\n"[..]));
+        assert_eq!(lines.next_line().unwrap(), Some(&b"\n"[..]));
+        assert_eq!(lines.next_line().unwrap(), Some(&b"123"[..]));
+        assert_eq!((lines.number(), lines.current()), (3, &b"123"[..]));
+        assert_eq!(lines.next_line().unwrap(), None);
+        let mut lines = Lines::open(&path, 4).unwrap();
+        let error = lines.next_line().unwrap_err();
+        assert!(matches!(
+            error,
+            Error::LineTooLong {
+                line: 1,
+                limit: 4,
+                ..
+            }
+        ));
+    }
+
+    #[test]
+    fn endless_line_takes_no_more_than_the_limit() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("zeros");
+        // A sparse file: 5 GB that take no room.
+        File::create(&path).unwrap().set_len(5 << 30).unwrap();
+        let mut lines = Lines::open(&path, MAX_LINE).unwrap();
+        assert!(matches!(lines.next_line(), Err(Error::LineTooLong { .. })));
+        assert!(lines.buffer.capacity() as u64 <= 4 * MAX_LINE);
+        assert!(matches!(
+            read(&path, MAX_DOCUMENT),
+            Err(Error::TooLarge { .. })
+        ));
+    }
+
+    #[test]
+    fn reads_documents_up_to_the_limit() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("document");
+        fs::write(&path, "\u{feff}{}").unwrap();
+        assert_eq!(read(&path, 5).unwrap(), b"{}");
+        assert!(matches!(
+            read(&path, 4),
+            Err(Error::TooLarge { limit: 4, .. })
+        ));
+        assert_eq!(read_text(&path).unwrap(), "{}");
+        fs::write(&path, b"ab\xff").unwrap();
+        assert!(matches!(
+            read_text(&path),
+            Err(Error::NotText { offset: 2, .. })
+        ));
+        assert!(matches!(read(dir.path(), 4), Err(Error::Io { .. })));
+    }
+}

@@ -1,0 +1,208 @@
+//! Tables that are damaged, or claim more memory than they need.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::sync::Arc;
+
+use arrow::array::{
+    ArrayRef, DictionaryArray, Float32Array, Int32Array, ListArray, RecordBatch, StringArray,
+    UInt16Array, UInt32Array, UInt64Array,
+};
+use arrow::datatypes::{Field, Schema, UInt64Type};
+use moe_trace::tables::{TableMetadata, read_routing};
+use moe_trace::{Error, TableFault, map_table};
+use parquet::arrow::ArrowWriter;
+use parquet::basic::{Compression, Encoding, ZstdLevel};
+use parquet::file::properties::WriterProperties;
+use parquet::schema::types::ColumnPath;
+
+fn write(path: &Path, columns: Vec<(&str, ArrayRef)>, properties: WriterProperties) {
+    let fields = columns
+        .iter()
+        .map(|(name, array)| Field::new(*name, array.data_type().clone(), true));
+    let schema = Arc::new(Schema::new(fields.collect::<Vec<_>>()));
+    let arrays = columns.into_iter().map(|(_, array)| array).collect();
+    let batch = RecordBatch::try_new(schema.clone(), arrays).unwrap();
+    let file = File::create(path).unwrap();
+    let mut writer = ArrowWriter::try_new(file, schema, Some(properties)).unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+}
+
+fn compressed() -> WriterProperties {
+    WriterProperties::builder()
+        .set_compression(Compression::ZSTD(ZstdLevel::default()))
+        .build()
+}
+
+/// A table of routing of `n` rows whose phase is `phase`.
+fn routing(n: usize, phase: &str) -> Vec<(&'static str, ArrayRef)> {
+    let u32s = || Arc::new(UInt32Array::from(vec![0; n])) as ArrayRef;
+    let u16s = || Arc::new(UInt16Array::from(vec![0; n])) as ArrayRef;
+    vec![
+        ("token_id", u32s()),
+        ("sequence_id", u32s()),
+        ("phase", Arc::new(StringArray::from(vec![phase; n]))),
+        ("layer_id", u16s()),
+        ("slot", u16s()),
+        ("expert_id", u32s()),
+        ("weight", Arc::new(Float32Array::from(vec![1.0; n]))),
+        ("lane", Arc::new(StringArray::from(vec!["cpu"; n]))),
+        ("timestamp_ns", Arc::new(UInt64Array::from(vec![1; n]))),
+    ]
+}
+
+#[track_caller]
+fn fault(path: &Path) -> TableFault {
+    let first = read_routing(path).unwrap().find_map(Result::err);
+    match first.expect("the table is refused") {
+        Error::Table { path: found, fault } => {
+            assert_eq!(found, path);
+            fault
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn encodings_without_a_bound_are_refused() {
+    let tmp = tempfile::tempdir().unwrap();
+    let path = tmp.path().join("routing.parquet");
+    for encoding in [
+        Encoding::DELTA_BYTE_ARRAY,
+        Encoding::DELTA_LENGTH_BYTE_ARRAY,
+    ] {
+        let phase = ColumnPath::from("phase");
+        let properties = WriterProperties::builder()
+            .set_column_dictionary_enabled(phase.clone(), false)
+            .set_column_encoding(phase, encoding)
+            .build();
+        write(&path, routing(100, "PROMPT"), properties);
+        let TableFault::Encoding {
+            column,
+            encoding: found,
+        } = fault(&path)
+        else {
+            panic!()
+        };
+        assert_eq!((&*column, found), ("phase", &*encoding.to_string()));
+    }
+    write(&path, routing(100, "PROMPT"), compressed());
+    assert_eq!(
+        read_routing(&path)
+            .unwrap()
+            .map(|batch| batch.unwrap().len())
+            .sum::<usize>(),
+        100
+    );
+}
+
+#[test]
+fn lists_are_refused_before_they_are_decoded() {
+    let tmp = tempfile::tempdir().unwrap();
+    let path = tmp.path().join("routing.parquet");
+    let mut columns = routing(2, "PROMPT");
+    let lists = ListArray::from_iter_primitive::<UInt64Type, _, _>([Some(vec![Some(1)]), None]);
+    columns[8].1 = Arc::new(lists);
+    write(&path, columns, compressed());
+    assert!(
+        matches!(fault(&path), TableFault::Nested { column } if column.starts_with("timestamp_ns"))
+    );
+    let metadata = TableMetadata::read(&path).unwrap();
+    assert_eq!(metadata.n_rows(), 2);
+    assert!(metadata.decode_rows().is_err());
+}
+
+/// A map as its reader takes it, `n` rows of one tensor.
+fn map(n: usize, tensor: &str) -> Vec<(&'static str, ArrayRef)> {
+    let u16s = || Arc::new(UInt16Array::from(vec![0; n])) as ArrayRef;
+    let u32s = || Arc::new(UInt32Array::from(vec![0; n])) as ArrayRef;
+    let u64s = || Arc::new(UInt64Array::from(vec![1; n])) as ArrayRef;
+    let names = |name: &str| {
+        let values = Arc::new(StringArray::from(vec![name]));
+        Arc::new(DictionaryArray::new(Int32Array::from(vec![0; n]), values)) as ArrayRef
+    };
+    vec![
+        ("file", u16s()),
+        ("tensor", names(tensor)),
+        ("tensor_idx", u32s()),
+        ("expert_id", u32s()),
+        ("layer_id", u16s()),
+        ("projection", names("gate")),
+        ("category", names("expert")),
+        ("type", names("F32")),
+        ("ne0", u64s()),
+        ("ne1", u64s()),
+        ("ne2", u64s()),
+        ("ne3", u64s()),
+        ("file_offset", u64s()),
+        ("size_bytes", u64s()),
+    ]
+}
+
+#[test]
+fn maps_have_a_limit_of_rows_and_names() {
+    let tmp = tempfile::tempdir().unwrap();
+    let path = tmp.path().join("gguf-map.parquet");
+    let fault = || match map_table::read(&path) {
+        Err(Error::Table { fault, .. }) => fault,
+        other => panic!("{other:?}"),
+    };
+    write(&path, map((1 << 20) + 1, "a"), compressed());
+    assert!(fs::metadata(&path).unwrap().len() < 100_000);
+    assert!(matches!(fault(), TableFault::Rows { limit: 1_048_576 }));
+    write(&path, map(3, &"a".repeat(256)), compressed());
+    assert!(matches!(
+        fault(),
+        TableFault::LongName {
+            bytes: 256,
+            limit: 255,
+            ..
+        }
+    ));
+}
+
+#[test]
+fn pages_have_a_limit() {
+    let bomb = moe_testkit::fixture("reliability/parquet-string-bomb-gguf-map.parquet");
+    match map_table::read(&bomb) {
+        Err(Error::Table {
+            fault: TableFault::Pages { column, bytes, .. },
+            ..
+        }) => assert!(bytes > 1 << 30, "{column}: {bytes}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The Parquet library panics on this file: the type of a page does not fit its place.
+#[test]
+fn a_panic_of_the_decoder_is_an_error() {
+    let path = moe_testkit::fixture("reliability/decoder-panic-routing.parquet");
+    assert!(matches!(fault(&path), TableFault::DecoderPanicked));
+    let metadata = TableMetadata::read(&path).unwrap();
+    assert!(matches!(
+        metadata.decode_rows(),
+        Err(Error::Table {
+            fault: TableFault::DecoderPanicked,
+            ..
+        })
+    ));
+}
+
+/// Any byte of the pages or the footer may be wrong: the table is read, or refused.
+#[test]
+fn damaged_tables_are_refused_without_a_panic() {
+    let tmp = tempfile::tempdir().unwrap();
+    let path = tmp.path().join("routing.parquet");
+    write(&path, routing(3, "PROMPT"), compressed());
+    let good = fs::read(&path).unwrap();
+    for (at, flip) in (4..good.len()).zip([0x01, 0x10, 0xff].into_iter().cycle()) {
+        let mut bad = good.clone();
+        bad[at] ^= flip;
+        fs::write(&path, &bad).unwrap();
+        match read_routing(&path).map(|mut batches| batches.find_map(Result::err)) {
+            Ok(None) | Ok(Some(Error::Table { .. })) | Err(Error::Table { .. }) => {}
+            other => panic!("byte {at}: {other:?}"),
+        }
+    }
+}

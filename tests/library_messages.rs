@@ -1,0 +1,80 @@
+//! Library crates know no command line: their messages name no option. `moe-analyze` adds what a user can pass
+//! (`src/advice.rs`).
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Options of other programs, which a message may name.
+const OTHER_PROGRAMS: [&str; 1] = ["--init-expert-location"];
+
+/// Files whose messages still name options.
+const PENDING: [&str; 10] = [
+    "moe-executor/src/cuda/error.rs",
+    "moe-executor/src/error.rs",
+    "moe-llama-cpp/src/error.rs",
+    "moe-trace/src/foreign/exporters/bigmoeonedge.rs",
+    "moe-trace/src/foreign/exporters/npy_routing.rs",
+    "moe-trace/src/foreign/importers/layer_expert.rs",
+    "moe-trace/src/foreign/importers/rtrace.rs",
+    "moe-trace/src/foreign/importers/sglang_response.rs",
+    "moe-trace/src/foreign/importers/thesis/json.rs",
+    "moe-trace/src/foreign/importers/thesis/passes.rs",
+];
+
+fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+/// The options that a line of code names, comments aside.
+fn options(line: &str) -> Vec<&str> {
+    let code = line.trim_start();
+    if code.starts_with("//") {
+        return Vec::new();
+    }
+    let words = code.split(|c: char| !(c.is_ascii_alphanumeric() || c == '-'));
+    words
+        .filter(|word| word.starts_with("--") && word.len() > 3)
+        .filter(|word| word[2..].starts_with(|c: char| c.is_ascii_lowercase()))
+        .filter(|word| !OTHER_PROGRAMS.contains(word))
+        .collect()
+}
+
+#[test]
+fn messages_of_libraries_name_no_option() {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut files = Vec::new();
+    for entry in fs::read_dir(&crates).unwrap() {
+        let source = entry.unwrap().path().join("src");
+        let of_program = source.starts_with(crates.join("moe-analyze"))
+            || source.starts_with(crates.join("moe-testkit"));
+        if source.is_dir() && !of_program {
+            sources(&source, &mut files);
+        }
+    }
+    assert!(files.len() > 300, "{} files", files.len());
+    let mut named = Vec::new();
+    for file in files {
+        let name = file.strip_prefix(&crates).unwrap().display().to_string();
+        let text = fs::read_to_string(&file).unwrap();
+        // Tests of a module may run the program.
+        let code = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
+        for (number, line) in (1..).zip(code.lines()) {
+            for option in options(line) {
+                named.push((name.clone(), format!("{name}:{number}: {option}")));
+            }
+        }
+    }
+    let new: Vec<&str> = named
+        .iter()
+        .filter(|(file, _)| !PENDING.contains(&file.as_str()))
+        .map(|(_, place)| place.as_str())
+        .collect();
+    assert!(new.is_empty(), "{}", new.join("\n"));
+}

@@ -1,0 +1,274 @@
+//! What files may hold: no text of a file controls the terminal, and no size in a file decides how much memory is taken.
+
+mod support;
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use support::{arg, failure_of, file_of, known_run, moe_analyze, repository, stdout_of};
+use tempfile::tempdir;
+
+/// An escape sequence, a bell and a right-to-left override: eight bytes, as many as the architecture of the fixture has.
+const HOSTILE: &str = "\u{1b}[1m\u{7}\u{202e}";
+/// The same as it is shown.
+const SHOWN: &str = r"\u{1b}[1m\u{7}\u{202e}";
+/// Bytes of a sparse file that is larger than the memory that a limited command may take.
+const HUGE: u64 = 5 << 30;
+
+#[track_caller]
+fn assert_harmless(text: &str) {
+    let controls = |c: char| c != '\n' && (c.is_control() || c == '\u{202e}');
+    assert!(!text.contains(controls), "{text:?}");
+}
+
+/// The qwen3moe fixture with another architecture.
+fn hostile_model(dir: &Path) -> PathBuf {
+    let mut bytes = fs::read(repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf")).unwrap();
+    let at = bytes.windows(8).position(|window| window == b"qwen3moe");
+    let at = at.unwrap();
+    bytes[at..at + 8].copy_from_slice(HOSTILE.as_bytes());
+    file_of(dir, "hostile.gguf", bytes)
+}
+
+#[test]
+fn messages_and_tables_show_control_characters_escaped() {
+    let dir = tempdir().unwrap();
+    let model = hostile_model(dir.path());
+    let line = failure_of(&[
+        "record",
+        "--model",
+        arg(&model),
+        "--prompt",
+        "x",
+        "--trace",
+        "off",
+    ]);
+    assert_harmless(&line);
+    assert!(line.contains(SHOWN), "{line}");
+
+    let run = dir.path().join(format!("run{HOSTILE}"));
+    known_run(&run);
+    let manifest = run.join("manifest.json");
+    let text = fs::read_to_string(&manifest).unwrap();
+    let json_text = serde_json::to_string(HOSTILE).unwrap();
+    fs::write(&manifest, text.replace("\"qwen3moe\"", &json_text)).unwrap();
+    for format in ["table", "md"] {
+        let table = stdout_of(&["info", arg(&run), "-o", format]);
+        assert_harmless(&table);
+        assert!(table.contains(SHOWN), "{table}");
+    }
+    let json = stdout_of(&["info", arg(&run), "-o", "json"]);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["architecture"], HOSTILE);
+    assert!(stdout_of(&["info", arg(&run), "-o", "csv"]).contains(HOSTILE));
+
+    // A path in an error, in notes, and in a summary on stdout.
+    let missing = dir.path().join(format!("missing{HOSTILE}"));
+    let line = failure_of(&["info", arg(&missing)]);
+    assert_harmless(&line);
+    assert!(line.contains(SHOWN), "{line}");
+    let out = dir.path().join(format!("learn{HOSTILE}.json"));
+    let hotness = moe_analyze()
+        .args(["hotness", arg(&run), "--out", arg(&out)])
+        .assert()
+        .success();
+    let notes = String::from_utf8_lossy(&hotness.get_output().stderr).into_owned();
+    assert_harmless(&notes);
+    assert!(notes.contains(SHOWN), "{notes}");
+    assert_harmless(&String::from_utf8_lossy(&hotness.get_output().stdout));
+}
+
+#[test]
+fn printed_command_lines_can_be_pasted() {
+    let dir = tempdir().unwrap();
+    let model = dir.path().join(format!("m{HOSTILE}.gguf"));
+    fs::copy(repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf"), &model).unwrap();
+    let run = dir.path().join("run");
+    known_run(&run);
+    let plan = stdout_of(&[
+        "plan",
+        arg(&run),
+        "--model",
+        arg(&model),
+        "--budget-mib",
+        "4",
+    ]);
+    assert_harmless(&plan);
+    assert!(plan.contains(r"m\x1b[1m\x07\xe2\x80\xae.gguf'"), "{plan}");
+}
+
+#[test]
+fn plots_are_valid_xml() {
+    let dir = tempdir().unwrap();
+    let run = dir.path().join(format!("run{HOSTILE}"));
+    known_run(&run);
+    let plot = dir.path().join("plot.svg");
+    let events = format!(
+        "{{\"timestamp_ms\":0,\"event\":\"alloc\",\"buffer_id\":1,\"buffer_ptr\":0,\"size\":64,\"name\":{}}}\n",
+        serde_json::to_string(HOSTILE).unwrap()
+    );
+    fs::write(run.join("buffers.jsonl"), events).unwrap();
+    stdout_of(&["buffers", arg(&run), "--plot", arg(&plot)]);
+    let svg = fs::read_to_string(plot).unwrap();
+    assert_harmless(&svg);
+    assert!(svg.contains(SHOWN), "{svg}");
+}
+
+#[test]
+fn long_values_are_shortened() {
+    let dir = tempdir().unwrap();
+    let long = "x".repeat(70_000);
+    let learn = file_of(
+        dir.path(),
+        "learn.json",
+        format!("{{\"schema\":\"{long}\",\"layers\":[]}}"),
+    );
+    let model = repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
+    let line = failure_of(&[
+        "plan",
+        arg(&learn),
+        "--model",
+        arg(&model),
+        "--budget-mib",
+        "1",
+    ]);
+    assert!(line.contains("schema") && line.len() < 600, "{line}");
+    for args in [
+        &["hotness", "x", "--phase", &long][..],
+        &["info", &long],
+        &["record", "--n-predict", &long],
+    ] {
+        let line = failure_of(args);
+        assert!(line.len() < 1400, "{} bytes: {line}", line.len());
+    }
+}
+
+/// Runs the binary in 4 GB of address space and expects exit 2 and one line; returns the line.
+#[cfg(target_os = "linux")]
+#[track_caller]
+fn failure_in_4_gb(args: &[&str]) -> String {
+    let output = std::process::Command::new("sh")
+        .args(["-c", "ulimit -v 4000000; exec \"$0\" \"$@\""])
+        .arg(assert_cmd::cargo::cargo_bin!("moe-analyze"))
+        .args(args)
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{args:?}: {stderr}");
+    let lines: Vec<&str> = stderr
+        .lines()
+        .filter(|line| line.starts_with("moe-analyze: "))
+        .collect();
+    assert_eq!(lines.len(), 1, "{args:?}: {stderr}");
+    lines[0].to_owned()
+}
+
+/// A file whose first bytes are `head`, and whose others are a hole.
+#[cfg(target_os = "linux")]
+fn huge_file(dir: &Path, name: &str, head: &str) -> PathBuf {
+    let path = file_of(dir, name, head);
+    File::options()
+        .write(true)
+        .open(&path)
+        .unwrap()
+        .set_len(HUGE)
+        .unwrap();
+    path
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn huge_files_are_refused_with_their_limit() {
+    let dir = tempdir().unwrap();
+    let dir = dir.path();
+    let run = dir.join("run");
+    known_run(&run);
+    let model = repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
+    let (run, model) = (arg(&run), arg(&model));
+    let huge = huge_file(dir, "huge", "");
+    let huge = arg(&huge);
+    let json = huge_file(dir, "huge.json", "{");
+    let json = arg(&json);
+    let learn = huge_file(dir, "learn.json", "{\"schema\":\"moe-layer-perf\",");
+    let learn = arg(&learn);
+    let trace = Path::new(run).join("trace.bin");
+    let (trace, out) = (arg(&trace), dir.join("out.gguf"));
+    let out = arg(&out);
+    for (args, file) in [
+        (&["buffers", huge][..], huge),
+        (&["overlap", huge], huge),
+        (&["plan", run, "--sizes", huge, "--budget-mib", "1"], huge),
+        (
+            &["plan", learn, "--model", model, "--budget-mib", "1"],
+            learn,
+        ),
+        (&["plan", run, "--update", json], json),
+        (
+            &["hotness", run, "--labels", huge, "--table", "domains"],
+            huge,
+        ),
+        (&["hotness", trace, "--ops", huge], huge),
+        (
+            &["simulate", run, "--sizes", huge, "--budget-mib", "1"],
+            huge,
+        ),
+        (
+            &["relayout", model, "--permute-experts", json, "--out", out],
+            json,
+        ),
+        (&["synth", "--spec", json, "--out", out], json),
+        (&["record", "--prompts", huge, "--trace", "off"], huge),
+        (&["info", learn], learn),
+    ] {
+        let line = failure_in_4_gb(args);
+        assert!(line.contains(file), "{args:?}: {line}");
+        assert!(
+            line.contains("limit of ") || line.contains("over 256 MiB"),
+            "{args:?}: {line}"
+        );
+    }
+    for (name, args) in [
+        ("manifest.json", &["hotness", run][..]),
+        ("buffers.jsonl", &["buffers", run]),
+        ("transfers.jsonl", &["overlap", run]),
+        ("graph/prompt.json", &["graph", run, "--phase", "prefill"]),
+    ] {
+        let path = Path::new(run).join(name);
+        let before = fs::read(&path).ok();
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        huge_file(Path::new(run), name, "{");
+        let line = failure_in_4_gb(args);
+        assert!(
+            line.contains(arg(&path)) && line.contains("limit of "),
+            "{name}: {line}"
+        );
+        match before {
+            Some(bytes) => fs::write(&path, bytes).unwrap(),
+            None => fs::remove_file(&path).unwrap(),
+        }
+    }
+}
+
+/// A map of 52 kB in which a name has 1.5 GB.
+#[cfg(target_os = "linux")]
+#[test]
+fn strings_of_tables_are_limited() {
+    let dir = tempdir().unwrap();
+    let run = dir.path().join("run");
+    known_run(&run);
+    let map = run.join("gguf-map.parquet");
+    let bomb = repository("fixtures/reliability/parquet-string-bomb-gguf-map.parquet");
+    fs::copy(&bomb, &map).unwrap();
+    for args in [&["hotness", arg(&run)][..], &["accesses", arg(&run)]] {
+        let line = failure_in_4_gb(args);
+        assert!(line.contains("gguf-map.parquet: column "), "{line}");
+    }
+    // `info` reports what is wrong.
+    let output = std::process::Command::new("sh")
+        .args(["-c", "ulimit -v 4000000; exec \"$0\" \"$@\""])
+        .arg(assert_cmd::cargo::cargo_bin!("moe-analyze"))
+        .args(["info", arg(&bomb)])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+}
