@@ -231,7 +231,7 @@ fn huge_files_are_refused_with_their_limit() {
         ("manifest.json", &["hotness", run][..]),
         ("buffers.jsonl", &["buffers", run]),
         ("transfers.jsonl", &["overlap", run]),
-        ("graph/prompt.json", &["graph", run, "--phase", "prefill"]),
+        ("graph/prompt.json", &["graph", run, "--phase", "prompt"]),
     ] {
         let path = Path::new(run).join(name);
         let before = fs::read(&path).ok();
