@@ -161,7 +161,7 @@ fn bad_input_is_one_line_and_exit_2() {
         (file("zeros.bin", &[0; 4096]), "is in no known format"),
         (
             file("table.parquet", b"PAR1 and then nothing"),
-            "table.parquet is damaged: Invalid Parquet file. Corrupt footer",
+            "table.parquet: the file is damaged: Parquet error: Invalid Parquet file. Corrupt footer;",
         ),
         (file("learn.json", b"{}"), "JSON"),
         (
@@ -189,7 +189,9 @@ fn bad_input_is_one_line_and_exit_2() {
     ] {
         let line = failure_of(&[command, &[arg(&table)]].concat());
         assert!(
-            line.contains("table.parquet is damaged: Invalid Parquet file. Corrupt footer; get"),
+            line.contains(
+                "table.parquet: the file is damaged: Parquet error: Invalid Parquet file."
+            ),
             "{line}"
         );
         assert_eq!(line.matches(arg(&table)).count(), 1, "{line}");
