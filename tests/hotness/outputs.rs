@@ -1,13 +1,14 @@
 //! Learn files and pictures.
 
 use std::fs;
+use std::path::PathBuf;
 
 use serde_json::Value;
 
 use crate::Fixture;
 use crate::support::{
     self, ALL, N_EXPERT, N_EXPERT_USED, N_GENERATED, N_LAYER, arg, failure_of, known_counts,
-    stdout_of,
+    moe_analyze, stdout_of,
 };
 
 #[test]
@@ -56,6 +57,130 @@ fn learn_file_is_the_runtimes() {
     }
     let observations = moe_placement::learn::parse_observations(&texts[0]).unwrap();
     assert!(moe_placement::learn::is_usable(&observations));
+}
+
+/// The files of `fixtures/foreign` that are traces: of each format all files, or the directory where it is one trace.
+fn foreign_traces() -> Vec<PathBuf> {
+    let mut traces = Vec::new();
+    let root = support::repository("fixtures/foreign");
+    for format in fs::read_dir(&root).unwrap() {
+        let format = format.unwrap().path();
+        let name = format.file_name().unwrap().to_str().unwrap();
+        match name {
+            "expected" | "make" => {}
+            "megatron" | "mesh-llm" | "thesis-json" => traces.push(format),
+            _ => {
+                let files = fs::read_dir(&format).unwrap();
+                traces.extend(files.map(|file| file.unwrap().path()));
+            }
+        }
+    }
+    traces.sort();
+    traces
+}
+
+/// Whatever the input records, of passes, tokens and experts of a token.
+#[test]
+fn learn_files_of_all_formats_follow_the_schema() {
+    let dir = tempfile::tempdir().unwrap();
+    let schema = fs::read_to_string(support::repository("schemas/learn.schema.json")).unwrap();
+    let schema = jsonschema::validator_for(&serde_json::from_str(&schema).unwrap()).unwrap();
+    let traces = foreign_traces();
+    assert!(traces.len() > 30, "{traces:?}");
+    for trace in traces {
+        let is_without_top_k = ["rtrace", "sglang-response"]
+            .iter()
+            .any(|format| trace.components().any(|part| part.as_os_str() == *format));
+        let options: &[&[&str]] = if is_without_top_k {
+            &[&["--top-k", "2"]]
+        } else {
+            &[&[], &["--top-k", "2"]]
+        };
+        for &more in options {
+            let (out, converted) = (
+                dir.path().join("hotness.json"),
+                dir.path().join("convert.json"),
+            );
+            let write: [&[&str]; 2] = [
+                &["hotness", arg(&trace), "--out", arg(&out)],
+                &[
+                    "convert",
+                    arg(&trace),
+                    "--to",
+                    "learn",
+                    "--out",
+                    arg(&converted),
+                ],
+            ];
+            for command in write {
+                stdout_of(&[&["--quiet"], command, &["--force"], more].concat());
+            }
+            for file in [&out, &converted] {
+                let learn: Value =
+                    serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap();
+                if let Err(error) = schema.validate(&learn) {
+                    panic!("{} {more:?}: {error}", trace.display());
+                }
+            }
+            // A learn file of the learn file says the same.
+            let again = dir.path().join("again.json");
+            stdout_of(&[
+                "--quiet",
+                "hotness",
+                arg(&out),
+                "--out",
+                arg(&again),
+                "--force",
+            ]);
+            assert_eq!(
+                fs::read_to_string(&again).unwrap(),
+                fs::read_to_string(&out).unwrap()
+            );
+        }
+    }
+}
+
+#[test]
+fn learn_files_count_tokens_where_passes_are_not_recorded() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("learn.json");
+    let learn = |trace: &str, more: &[&str]| -> (Value, String) {
+        let trace = support::repository("fixtures/foreign").join(trace);
+        let args = ["hotness", arg(&trace), "--out", arg(&out), "--force"];
+        let output = moe_analyze()
+            .args([&args[..], more].concat())
+            .assert()
+            .success();
+        let notes = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
+        (
+            serde_json::from_str(&fs::read_to_string(&out).unwrap()).unwrap(),
+            notes,
+        )
+    };
+    // Five tokens with two experts each, in two layers.
+    for (trace, more) in [
+        ("jsonl/small.jsonl", &[][..]),
+        ("npy/vllm-routed.npy", &[]),
+        ("eplb/small.json", &["--top-k", "2"]),
+    ] {
+        let (file, notes) = learn(trace, more);
+        assert_eq!(
+            (&file["updates"], &file["n_expert_used"]),
+            (&5.into(), &2.into()),
+            "{trace}"
+        );
+        assert_eq!(file["summary"]["layer_calls"], 10);
+        assert_eq!(file["layers"][1]["cold_slots_per_call"], 2.0);
+        assert!(notes.contains("each token counts as one call"), "{notes}");
+    }
+    // Of counts alone each selection is a call.
+    let (file, notes) = learn("eplb/small.json", &[]);
+    assert_eq!(
+        (&file["updates"], &file["n_expert_used"]),
+        (&10.into(), &1.into())
+    );
+    assert_eq!(file["layers"][0]["cold_slots_per_call"], 1.0);
+    assert!(notes.contains("--top-k"), "{notes}");
 }
 
 #[test]

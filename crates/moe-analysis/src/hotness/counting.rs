@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use moe_placement::learn::LayerCounts;
 use moe_trace::foreign::Facts;
 use moe_trace::manifest::Model;
 use moe_trace::{TokenKey, TokenStarts};
@@ -285,13 +286,20 @@ impl Counter {
     }
 
     /// The sums; nothing if nothing was counted.
-    pub fn finish(self) -> Option<Hotness> {
+    pub fn finish(mut self) -> Option<Hotness> {
         let experts = self
             .layers
             .iter()
             .flatten()
             .map(|phase| phase.experts.len() as u32);
         let seen = experts.max().filter(|&experts| experts > 0)?;
+        for phase in self.layers.iter_mut().flatten() {
+            let counts = phase.experts.iter().map(|tally| tally.count);
+            let selections = counts.fold(0, u64::saturating_add);
+            if phase.calls == 0 && selections > 0 {
+                phase.assumed_calls = LayerCounts::calls_without_passes(phase.rows, selections);
+            }
+        }
         let shape = self.shape.unwrap_or(Shape {
             n_expert: seen,
             n_expert_used: self.highest_slot + 1,

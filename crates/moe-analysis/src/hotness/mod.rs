@@ -170,6 +170,8 @@ pub struct Tally {
 #[derive(Debug, Clone, PartialEq, Default)]
 struct LayerPhase {
     calls: u64,
+    /// Calls that a learn file counts although passes are not recorded.
+    assumed_calls: u64,
     rows: u64,
     /// `[up to n_expert]`, by expert id
     experts: Vec<Tally>,
@@ -307,7 +309,11 @@ impl Hotness {
         if self.n_expert != other.n_expert {
             return mixed("experts in a layer", self.n_expert, other.n_expert);
         }
-        if self.n_expert_used != other.n_expert_used {
+        // An input of counts may not tell how many experts a token selects.
+        if self.n_expert_used != other.n_expert_used
+            && self.n_expert_used > 0
+            && other.n_expert_used > 0
+        {
             return mixed(
                 "experts for a token",
                 self.n_expert_used,
@@ -317,6 +323,7 @@ impl Hotness {
         if self.n_choices().checked_add(other.n_choices()).is_none() {
             return Err(Error::TooMany);
         }
+        self.n_expert_used = self.n_expert_used.max(other.n_expert_used);
         self.has_mass &= other.has_mass;
         self.n_repeated += other.n_repeated;
         if self.layers.len() < other.layers.len() {
@@ -333,7 +340,7 @@ impl Hotness {
         Ok(())
     }
 
-    /// The learn file of the hot-cache runtime for these phases.
+    /// The learn file of the hot-cache runtime for these phases. Its `n_expert_used` is 1 where the number is not known.
     ///
     /// # Errors
     /// [`Error::Empty`] if nothing was routed in them: the runtime refuses a file without counts.
@@ -351,27 +358,42 @@ impl Hotness {
                 place: "this phase".into(),
             });
         }
-        // Every pass goes through every layer, so the layer with the most calls tells their number.
-        let passes = layers
-            .iter()
-            .map(|&layer| self.calls(layer, phases))
-            .max()
-            .unwrap_or(0);
-        let counts = layers.into_iter().map(|layer| LayerCounts {
-            layer,
-            calls: self.calls(layer, phases),
-            experts: self
-                .experts(layer, phases)
-                .iter()
-                .map(|tally| tally.count)
-                .collect(),
-        });
+        let counts: Vec<LayerCounts> = layers
+            .into_iter()
+            .map(|layer| LayerCounts {
+                layer,
+                calls: self
+                    .calls(layer, phases)
+                    .saturating_add(self.assumed_calls(layer, phases)),
+                experts: self
+                    .experts(layer, phases)
+                    .iter()
+                    .map(|tally| tally.count)
+                    .collect(),
+            })
+            .collect();
+        // Every pass goes through every layer, so the layer with the most calls has their number.
+        let passes = counts.iter().map(|layer| layer.calls).max().unwrap_or(0);
         Ok(LearnFile::from_counts(
             self.n_expert,
-            self.n_expert_used,
+            self.n_expert_used.max(1),
             passes,
             counts,
         ))
+    }
+
+    /// Whether a part of the inputs does not record passes. [`Hotness::learn_file`] then counts a call for each token, or, where
+    /// tokens are not known either, for each selection of an expert.
+    pub fn has_assumed_calls(&self) -> bool {
+        let mut phases = self.layers.iter().flatten();
+        phases.any(|phase| phase.assumed_calls > 0)
+    }
+
+    fn assumed_calls(&self, layer: u32, phases: Phases) -> u64 {
+        let calls = self
+            .phases_of(layer, phases)
+            .map(|phase| phase.assumed_calls);
+        calls.fold(0, u64::saturating_add)
     }
 
     /// Count and mass of each expert of a layer (`[n_expert]`) in tokens of which the phase is not told.
@@ -403,6 +425,7 @@ impl Hotness {
 impl LayerPhase {
     fn add(&mut self, more: &LayerPhase) {
         self.calls = self.calls.saturating_add(more.calls);
+        self.assumed_calls = self.assumed_calls.saturating_add(more.assumed_calls);
         self.rows = self.rows.saturating_add(more.rows);
         for (expert, tally) in more.experts.iter().enumerate() {
             let sum = self.expert(expert);

@@ -18,6 +18,18 @@ pub struct LayerCounts {
     pub experts: Vec<u64>,
 }
 
+impl LayerCounts {
+    /// The calls of a layer of which only `tokens` (0 = not known) and `selections` of experts were recorded: a pass for each
+    /// token, or, where tokens are not known, for each selection. At least 1, as a layer without calls has no counts.
+    pub fn calls_without_passes(tokens: u64, selections: u64) -> u64 {
+        if tokens > 0 {
+            tokens
+        } else {
+            selections.max(1)
+        }
+    }
+}
+
 /// A learn file with all its keys in their order, the unknown ones too.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LearnFile {

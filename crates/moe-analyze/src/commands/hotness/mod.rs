@@ -11,7 +11,7 @@ mod tables;
 use std::io::Write;
 
 use anyhow::{Context as _, bail};
-use moe_analysis::hotness::Phases;
+use moe_analysis::hotness::{Hotness, Phases};
 
 use crate::cli::{Context, ExitStatus};
 use crate::expert_usage::{self, LayerUsage};
@@ -57,6 +57,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
             Ok(file.write_all(learn.to_json().as_bytes())?)
         })?;
         ctx.remark(format_args!("wrote {}", out.display()));
+        remark_on_learn_file(hotness, ctx);
     }
     if let Some(path) = &args.matrix {
         matrix::write(&args, &counted, path)?;
@@ -68,6 +69,17 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     }
     print(&args, &counted)?;
     Ok(ExitStatus::Done)
+}
+
+/// What the learn file contains in place of what the inputs do not record.
+fn remark_on_learn_file(hotness: &Hotness, ctx: &Context) {
+    if hotness.n_expert_used() == 0 {
+        ctx.remark(
+            "  the number of experts of a token is not known: each selection is a call with n_expert_used 1; pass --top-k or --model",
+        );
+    } else if hotness.has_assumed_calls() {
+        ctx.remark("  passes are not recorded: each token counts as one call");
+    }
 }
 
 fn print(args: &Args, counted: &Counted) -> anyhow::Result<()> {
