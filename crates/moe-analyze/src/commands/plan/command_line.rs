@@ -1,19 +1,43 @@
 //! Command lines that put a plan to use: of llama.cpp's hot-cache fork, and of llama.cpp itself.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use moe_placement::plan::{Entry, LayerExperts, MIB, Strategy, WholeLayers};
 
-use super::Planned;
-use crate::inputs::Kind;
+use super::inputs::is_learn_file;
+use super::{Args, Planned};
 use crate::output::message::is_hidden;
+
+/// Why there is no command where the bytes of experts come from a table.
+pub const NO_MODEL: &str =
+    "the command needs the model's file: name it with --model instead of --sizes";
 
 /// The runtime's option of each lane's budget and device.
 const LANES: [&str; 3] = ["", "second-", "third-"];
 
-/// The command that builds the cache of the plan, if anything is in it.
-pub fn hot_cache(planned: &Planned) -> Option<String> {
+/// The command of the hot-cache runtime for a plan.
+pub enum HotCache {
+    /// The command that builds the cache of the plan.
+    Command(String),
+    /// No expert fits the budget.
+    Empty,
+    /// The command would name a file that does not exist; how to make it.
+    Lacking(&'static str),
+}
+
+impl HotCache {
+    /// The command, if there is one.
+    pub fn command(&self) -> Option<&str> {
+        match self {
+            HotCache::Command(command) => Some(command),
+            HotCache::Empty | HotCache::Lacking(_) => None,
+        }
+    }
+}
+
+/// The command that builds the cache of the plan.
+pub fn hot_cache(planned: &Planned) -> HotCache {
     let Planned {
         args,
         weighing,
@@ -21,8 +45,19 @@ pub fn hot_cache(planned: &Planned) -> Option<String> {
         ..
     } = planned;
     if plan.is_empty() {
-        return None;
+        return HotCache::Empty;
     }
+    let Some(learn) = &planned.learn_file else {
+        return HotCache::Lacking(if args.paths.len() > 1 {
+            "the runtime reads one learn file: run this command again with --out FILE.json, which writes one"
+        } else {
+            "the runtime reads a learn file: run this command again with --out FILE.json, or `moe-analyze hotness` with --out FILE.json, \
+             which write one"
+        });
+    };
+    let Some(path) = &planned.experts.model else {
+        return HotCache::Lacking(NO_MODEL);
+    };
     let curve = weighing.curve.get();
     // The runtime fills room at random unless told not to.
     let fill = u8::from(args.fill_random.is_some());
@@ -35,9 +70,8 @@ pub fn hot_cache(planned: &Planned) -> Option<String> {
         words.push(format!("LLAMA_MOE_HOT_CACHE_LAYER_CURVE={curve}"));
     }
     words.push("llama-server".into());
-    words.extend(model(planned.experts.model.as_deref()));
-    let learn = learn_file(planned).map_or_else(|| "LEARN.json".into(), quoted);
-    words.extend(["--cpu-moe", "--moe-hot-cache", &learn].map(String::from));
+    words.extend(["--model".into(), quoted(path)]);
+    words.extend(["--cpu-moe", "--moe-hot-cache", &quoted(learn)].map(String::from));
     let several = plan.lanes.len() > 1;
     for (number, (lane, name)) in plan.lanes.iter().zip(LANES).enumerate() {
         if several {
@@ -55,16 +89,19 @@ pub fn hot_cache(planned: &Planned) -> Option<String> {
     if weighing.weighting.uses_curve() && !by_variable {
         words.push(format!("--moe-hot-cache-layer-curve {curve}"));
     }
-    Some(words.join(" "))
+    HotCache::Command(words.join(" "))
 }
 
-/// The file that holds what the plan was made from, if there is one.
-fn learn_file<'a>(planned: &'a Planned) -> Option<&'a Path> {
-    match (&planned.args.out, planned.args.paths.as_slice()) {
-        (Some(out), _) => Some(out),
-        (None, [path]) if matches!(Kind::of(path), Ok(Kind::Json)) => Some(path),
+/// The learn file that holds what the plan was made from, if there is one.
+///
+/// # Errors
+/// The input cannot be read.
+pub fn learn_file(args: &Args) -> anyhow::Result<Option<PathBuf>> {
+    Ok(match (&args.out, args.paths.as_slice()) {
+        (Some(out), _) => Some(out.clone()),
+        (None, [path]) if is_learn_file(path)? => Some(path.clone()),
         _ => None,
-    }
+    })
 }
 
 /// Why the runtime would build another cache than the plan's from the same command, if it would.
@@ -81,11 +118,6 @@ pub fn caveats(planned: &Planned) -> Vec<&'static str> {
     if args.fill_random.is_some() {
         caveats.push("the runtime fills room in an order of its own");
     }
-    if args.out.is_none() && args.paths.len() > 1 {
-        caveats.push(
-            "the plan is that of several files together; write them with --out for the runtime",
-        );
-    }
     if args.strategy == Strategy::EvenSplit && plan.lanes.len() == 1 {
         caveats.push("a strategy says nothing where there is one lane");
     }
@@ -94,8 +126,8 @@ pub fn caveats(planned: &Planned) -> Vec<&'static str> {
 
 /// What llama.cpp without a hot cache can do with the budget: whole layers of experts on the GPU.
 pub struct Stock {
-    /// The command.
-    pub command: String,
+    /// The command; `None` if the model's file is not known.
+    pub command: Option<String>,
     /// The layers whose experts are on the GPU.
     pub layers: BTreeSet<u32>,
     /// Bytes of these.
@@ -146,12 +178,16 @@ impl Stock {
             };
             (last, option)
         };
-        let mut words = vec!["llama-server".into()];
-        words.extend(model(planned.experts.model.as_deref()));
-        words.push("--n-gpu-layers 99".into());
-        words.extend(option);
+        let command = planned.experts.model.as_deref().map(|path| {
+            let mut words = vec![format!(
+                "llama-server --model {} --n-gpu-layers 99",
+                quoted(path)
+            )];
+            words.extend(option);
+            words.join(" ")
+        });
         Stock {
-            command: words.join(" "),
+            command,
             layers: kept.layers,
             bytes: kept.bytes,
             hit_share: share(
@@ -177,24 +213,18 @@ pub fn share(part: u64, whole: u64) -> f64 {
     part as f64 / whole.max(1) as f64
 }
 
-fn model(path: Option<&Path>) -> [String; 2] {
-    [
-        "--model".into(),
-        path.map_or_else(|| "MODEL.gguf".into(), quoted),
-    ]
-}
-
-/// A path as a shell takes it for one word; characters that control a terminal as escapes of `$'…'`.
+/// A path as a shell takes it for one word that is no option; characters that control a terminal as escapes of `$'…'`.
 fn quoted(path: &Path) -> String {
     let path = path.to_string_lossy();
+    let dot = if path.starts_with('-') { "./" } else { "" };
     if path.contains(is_hidden) {
-        return escaped(&path);
+        return format!("{dot}{}", escaped(&path));
     }
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-./:=,@%+".contains(c);
     if !path.is_empty() && path.chars().all(is_plain) {
-        path.into_owned()
+        format!("{dot}{path}")
     } else {
-        format!("'{}'", path.replace('\'', r"'\''"))
+        format!("{dot}'{}'", path.replace('\'', r"'\''"))
     }
 }
 

@@ -85,7 +85,8 @@ impl Learned {
     }
 }
 
-fn is_learn_file(path: &Path) -> anyhow::Result<bool> {
+/// Whether a path is a learn file, or a live report, which is one.
+pub fn is_learn_file(path: &Path) -> anyhow::Result<bool> {
     Ok(matches!(Kind::of(path), Ok(Kind::Json))
         && traces::format(path)?.is_none_or(|format| format == "learn"))
 }

@@ -146,6 +146,8 @@ impl Weighing {
 /// Everything that is told of a plan.
 struct Planned<'a> {
     args: &'a Args,
+    /// The learn file that holds what the plan was made from.
+    learn_file: Option<PathBuf>,
     weighing: Weighing,
     experts: Experts,
     ranking: Vec<Entry>,
@@ -189,6 +191,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         |&(layer, expert)| Explanation::new(&plan, &ranking, &experts.sizes, layer, expert);
     let planned = Planned {
         explanations: args.explain.iter().map(explain).collect(),
+        learn_file: command_line::learn_file(&args)?,
         args: &args,
         weighing,
         experts,

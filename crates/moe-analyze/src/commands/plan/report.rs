@@ -8,7 +8,7 @@ use moe_placement::plan::{Explanation, Ranked, Selected, Verdict};
 use serde_json::{Value, json};
 
 use super::Planned;
-use super::command_line::{Stock, caveats, hits_by_layer, hot_cache, share};
+use super::command_line::{HotCache, NO_MODEL, Stock, caveats, hits_by_layer, hot_cache, share};
 use crate::output::{self, Cell, Format, human_bytes, write_rows};
 
 /// Experts of a layer that the summary names.
@@ -146,14 +146,18 @@ fn write_summary(out: &mut dyn Write, planned: &Planned) -> io::Result<()> {
         "expected share of hits: {:.1} %, an estimate: what the cache would have hit in the learn file itself",
         100.0 * hit_share(planned)
     )?;
-    let hot_cache = hot_cache(planned);
-    let hot_cache = hot_cache.as_deref().unwrap_or("none, as no expert fits");
+    let hot_cache = match hot_cache(planned) {
+        HotCache::Command(command) => command,
+        HotCache::Empty => "none, as no expert fits".into(),
+        HotCache::Lacking(why) => why.into(),
+    };
     writeln!(out, "\nhot cache (llama.cpp fork): {hot_cache}")?;
     for caveat in caveats(planned) {
         writeln!(out, "  but {caveat}")?;
     }
     let stock = Stock::new(planned);
-    writeln!(out, "llama.cpp itself: {}", stock.command)?;
+    let command = stock.command.as_deref().unwrap_or(NO_MODEL);
+    writeln!(out, "llama.cpp itself: {command}")?;
     writeln!(
         out,
         "  the experts of {} of {} on the GPU, {}; expected share of hits {:.1} %, an estimate",
@@ -191,13 +195,18 @@ fn to_json(planned: &Planned) -> Value {
         })
     });
     let stock = Stock::new(planned);
+    let hot_cache = hot_cache(planned);
+    let mut caveats = caveats(planned);
+    if let HotCache::Lacking(why) = hot_cache {
+        caveats.insert(0, why);
+    }
     json!({
         "weighting": weighing.weighting.name(),
         "layer_curve": weighing.curve.get(),
         "strategy": args.strategy.name(),
         "lanes": lanes.collect::<Vec<_>>(),
         "estimated_hit_share": hit_share(planned),
-        "hot_cache": {"command": hot_cache(planned), "caveats": caveats(planned)},
+        "hot_cache": {"command": hot_cache.command(), "caveats": caveats},
         "llama_cpp": {
             "command": stock.command,
             "layers_on_gpu": stock.layers,
