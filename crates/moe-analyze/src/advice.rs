@@ -4,7 +4,7 @@ use std::error::Error;
 
 use moe_analysis::{accesses, hotness, simulate, survey};
 use moe_placement::learn;
-use moe_trace::foreign::ForeignError;
+use moe_trace::foreign::{ExportError, ForeignError, Missing};
 
 /// The advice for an error, or for the first of its causes that has one.
 pub fn advice(error: &anyhow::Error) -> Option<&'static str> {
@@ -16,6 +16,9 @@ fn of_cause(error: &(dyn Error + 'static)) -> Option<&'static str> {
         return of_trace(error);
     }
     if let Some(error) = error.downcast_ref() {
+        return of_foreign(error);
+    }
+    if let Some(ExportError::Read(error)) = error.downcast_ref() {
         return of_foreign(error);
     }
     if let Some(error) = error.downcast_ref() {
@@ -49,6 +52,10 @@ fn of_trace(error: &moe_trace::Error) -> Option<&'static str> {
 
 fn of_foreign(error: &ForeignError) -> Option<&'static str> {
     match error {
+        ForeignError::Missing { missing, .. } => Some(match missing {
+            Missing::TopK => "pass --top-k or --model",
+            Missing::Layers => "pass --model",
+        }),
         ForeignError::Read(error) => of_trace(error),
         ForeignError::Sink(error) => of_cause(error.as_ref()),
         _ => None,

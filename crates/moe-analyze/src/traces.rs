@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use anyhow::bail;
 use moe_analysis::foreign::importers;
 use moe_gguf::Gguf;
-use moe_trace::foreign::{self, Detected, Facts, ForeignError, Input, Options, Sink, Summary};
+use moe_trace::foreign::{
+    self, Detected, Facts, ForeignError, Input, Missing, Options, Sink, Summary,
+};
 use moe_trace::manifest::Manifest;
 use moe_trace::ops::OpTable;
 use moe_trace::{Run, bounded};
@@ -318,6 +320,30 @@ pub fn tell(ctx: &Context, path: &Path, summary: &Summary) {
     ));
     for note in &summary.notes {
         ctx.remark(format_args!("  {note}"));
+    }
+    for &missing in &summary.missing {
+        ctx.remark(format_args!("  {}", assumption(missing)));
+    }
+}
+
+/// What was assumed in place of what a trace does not record, and which option names it.
+fn assumption(missing: Missing) -> &'static str {
+    match missing {
+        Missing::TopK => {
+            "the experts of a token are not recorded; pass --top-k or --model to have the choices by token"
+        }
+        Missing::Layers => {
+            "warning: layers are numbered as in the trace, from 0; if the model has layers without experts, pass --model to have \
+             them by its blocks"
+        }
+    }
+}
+
+/// The options that name what a trace does not record.
+pub fn options_for(missing: Missing) -> &'static str {
+    match missing {
+        Missing::TopK => "--top-k or --model",
+        Missing::Layers => "--model",
     }
 }
 

@@ -114,6 +114,10 @@ pub struct Engine {
     pub version: String,
 }
 
+fn is_zero(n: &u32) -> bool {
+    *n == 0
+}
+
 /// The model of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -129,8 +133,11 @@ pub struct Model {
     pub xxh3: Option<String>,
     /// `general.architecture`.
     pub arch: String,
-    /// Number of layers.
+    /// Number of layers: `block_count`, the blocks of the multi-token prediction (MTP) head included.
     pub n_layer: u32,
+    /// Blocks of the MTP head among them (`nextn_predict_layers`), the last ones.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub n_nextn_layer: u32,
     /// Experts in a layer.
     pub n_expert: u32,
     /// Experts that a token is routed to.

@@ -5,8 +5,8 @@ use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use moe_trace::foreign::{
-    self, CountRow, Facts, ForeignError, IMPORTERS, Options, Phase, RoutingRow, Sink, SinkError,
-    Summary,
+    self, CountRow, Facts, ForeignError, IMPORTERS, LayerError, Missing, Options, Phase,
+    RoutingRow, Sink, SinkError, Summary,
 };
 
 fn fixtures() -> PathBuf {
@@ -156,11 +156,10 @@ fn what_is_lost_or_cut_is_told() {
 fn a_top_k_that_is_not_in_the_file_is_asked_for() {
     for name in ["rtrace/small.rtrace", "sglang-response/small.json"] {
         let error = read(&fixtures().join(name), &Options::default()).unwrap_err();
-        let message = error.to_string();
-        assert!(
-            message.contains("--top-k") && message.contains("--model"),
-            "{message}"
-        );
+        let ForeignError::Missing { missing, .. } = error else {
+            panic!("{error}");
+        };
+        assert_eq!(missing, Missing::TopK);
     }
     // The model tells it too.
     let options = Options {
@@ -181,10 +180,32 @@ fn a_top_k_that_is_not_in_the_file_is_asked_for() {
 
 /// Reads a text as a foreign trace.
 fn read_text(text: &str) -> Result<(Summary, Kept), ForeignError> {
+    read_text_of(text, &options())
+}
+
+fn read_text_of(text: &str, options: &Options) -> Result<(Summary, Kept), ForeignError> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("trace");
     fs::write(&path, text).unwrap();
-    read(&path, &options())
+    read(&path, options)
+}
+
+/// A model of `n_block` blocks, the last `n_nextn` of the MTP head, with two experts for a token in the blocks `moe`.
+fn model(n_block: u32, n_nextn: u32, moe: &[u16]) -> Options {
+    Options {
+        model: Some(Facts {
+            n_layer: Some(n_block),
+            n_nextn_layer: n_nextn,
+            n_expert_used: Some(2),
+            moe_layers: moe.iter().copied().collect(),
+            ..Facts::default()
+        }),
+        ..Options::default()
+    }
+}
+
+fn has_note(summary: &Summary, part: &str) -> bool {
+    summary.notes.iter().any(|note| note.contains(part))
 }
 
 #[test]
@@ -216,35 +237,34 @@ fn a_choice_may_have_a_prompt_of_its_own() {
     );
 }
 
-/// Without one of the counts the model's layers tell how many tokens the numbers are of.
+/// Without one of the counts the model's layers determine how many tokens the numbers are of.
 #[test]
 fn a_response_needs_not_both_counts() {
     let whole = fs::read_to_string(fixtures().join("sglang-response/small.json")).unwrap();
     let (_, expected) = read_text(&whole).unwrap();
-    let model = |n_layer, n_moe: u16| Options {
+    let options = Options {
         top_k: Some(2),
-        model: Some(Facts {
-            n_layer: Some(n_layer),
-            expert_bytes: (0..n_moe).map(|layer| (layer, 1)).collect(),
-            ..Facts::default()
-        }),
-        ..Options::default()
+        ..model(2, 0, &[0, 1])
     };
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("trace");
     for missing in [r#""prompt_tokens": 3, "#, r#""completion_tokens": 3, "#] {
         let text = whole.replace(missing, "");
         assert!(text.len() < whole.len());
-        fs::write(&path, &text).unwrap();
-        let (_, kept) = read(&path, &model(2, 2)).unwrap();
+        let (summary, kept) = read_text_of(&text, &options).unwrap();
         let place = |row: &RoutingRow| (row.token_id, row.layer_id, row.slot, row.expert_id);
         let places = |kept: &Kept| kept.rows.iter().map(place).collect::<Vec<_>>();
         assert_eq!(places(&kept), places(&expected));
-        // Five tokens in two layers, or ten in one: who knows?
-        for (model, told) in [(model(2, 1), "do not tell"), (options(), "--model")] {
-            let error = read(&path, &model).unwrap_err().to_string();
-            assert!(error.contains(told), "{error}");
-        }
+        assert!(has_note(&summary, "is not recorded"), "{summary:?}");
+        let error = read_text(&text).unwrap_err();
+        assert!(
+            matches!(
+                error,
+                ForeignError::Missing {
+                    missing: Missing::Layers,
+                    ..
+                }
+            ),
+            "{error}"
+        );
     }
 }
 
@@ -326,7 +346,7 @@ fn faults_have_a_place() {
         (r#"{"choices": [{"routed_experts": "?"}]}"#, "line 1"),
         (
             r#"{"meta_info": {"prompt_tokens": 2, "completion_tokens": 2, "routed_experts": "AAAAAA=="}}"#,
-            "is the top-k right?",
+            "are not 32-bit integers",
         ),
     ] {
         let message = read_text(text).unwrap_err().to_string();
@@ -335,17 +355,13 @@ fn faults_have_a_place() {
 }
 
 #[test]
-fn servers_count_the_layers_that_have_experts() {
+fn rows_of_layers_with_experts_are_mapped_to_their_blocks() {
     // A model of four layers, the first two without experts.
-    let options = Options {
-        model: Some(Facts {
-            n_layer: Some(4),
-            expert_bytes: [(2, 1), (3, 1)].into(),
-            ..Facts::default()
-        }),
-        ..Options::default()
-    };
-    let (_, kept) = read(&fixtures().join("npy/vllm-routed.npy"), &options).unwrap();
+    let (_, kept) = read(
+        &fixtures().join("npy/vllm-routed.npy"),
+        &model(4, 0, &[2, 3]),
+    )
+    .unwrap();
     let layers: Vec<u16> = kept.rows.iter().map(|row| row.layer_id).collect();
     assert_eq!(layers[..6], [2, 2, 3, 3, 2, 2]);
 }
@@ -430,3 +446,7 @@ fn physical_counts_without_their_map_are_refused() {
         "{error}"
     );
 }
+
+/// Where servers put routing, and how they number layers.
+#[path = "foreign_binary/servers.rs"]
+mod servers;

@@ -47,6 +47,7 @@ fn tell(manifest: &Manifest) -> Vec<(&'static str, String)> {
         xxh3: _, // only some runs have it, and the header's is there always
         arch,
         n_layer,
+        n_nextn_layer,
         n_expert,
         n_expert_used,
         expert_types,
@@ -68,6 +69,7 @@ fn tell(manifest: &Manifest) -> Vec<(&'static str, String)> {
         ("header hash", header_xxh3.clone()),
         ("architecture", arch.clone()),
         ("layers", n_layer.to_string()),
+        ("layers of the MTP head", n_nextn_layer.to_string()),
         ("experts in a layer", n_expert.to_string()),
         ("experts for a token", n_expert_used.to_string()),
         ("expert types", expert_types.join(", ")),

@@ -1,8 +1,10 @@
 //! What is known from servers as arrays: counts `[layers, experts]` and routing `[tokens, layers, top_k]`.
 
 use super::binary::array::Array;
-use super::{At, CountRow, ForeignError, Options, Output, Phase, RoutingRow};
-use super::{Facts, MAX_ID};
+use super::layers::{RowBlocks, RowUse, blocks_of_rows};
+use super::{
+    At, CountRow, Facts, ForeignError, MAX_ID, Missing, Options, Output, Phase, RoutingRow,
+};
 
 /// Where experts are replicated: which expert of the model each physical one is a copy of, `[layers, physical]`.
 pub(crate) struct PhysicalMap<'a>(Array<'a>);
@@ -123,14 +125,23 @@ impl CountSums {
         Ok(())
     }
 
-    /// Hands over the sums and how many experts a layer has.
-    pub(crate) fn finish(&self, output: &mut Output<'_>) -> Result<(), ForeignError> {
+    /// Hands over the sums, by the blocks of the model in `options`, and how many experts a layer has.
+    pub(crate) fn finish(
+        &self,
+        options: &Options,
+        output: &mut Output<'_>,
+    ) -> Result<(), ForeignError> {
         output.facts(&Facts {
             n_expert: u32::try_from(self.n_expert).ok().filter(|&n| n > 0),
             ..Facts::default()
         })?;
-        for (layer, experts) in self.sums.chunks(self.n_expert.max(1)).enumerate() {
-            let layer_id = output.id(|| element(&[layer]), "layer", layer as u64)?;
+        let layers: Vec<&[u64]> = self.sums.chunks(self.n_expert.max(1)).collect();
+        let row_use = |layer: usize| RowUse::of_counts(layers[layer]);
+        let blocks = row_blocks(options, layers.len(), row_use, || element(&[]), output)?;
+        for ((layer, experts), block) in layers.into_iter().enumerate().zip(blocks) {
+            let Some(layer_id) = block else {
+                continue;
+            };
             for (expert, &count) in experts.iter().enumerate() {
                 let row = CountRow {
                     layer_id,
@@ -173,9 +184,6 @@ pub(crate) struct Tokens {
 
 /// Hands over routing `[tokens, layers, top_k]`, token by token. Negative ids mark empty slots, and a token has no expert in a
 /// layer where all slots are 0, which is how servers fill what they did not compute.
-///
-/// Servers count only the layers that have experts. Where the model is known and has as many of them, those are meant;
-/// otherwise the layers are counted from 0.
 pub(crate) fn tokens(
     array: &Array<'_>,
     tokens: Tokens,
@@ -190,11 +198,21 @@ pub(crate) fn tokens(
         );
         return Err(output.invalid(element(&[]), reason));
     };
-    let layers = moe_layers(options, n_layer);
+    if n_tokens == 0 {
+        return Ok(());
+    }
     output.facts(&Facts {
         n_expert_used: u32::try_from(n_used_slots(array)).ok().filter(|&k| k > 0),
         ..Facts::default()
     })?;
+    let blocks = row_blocks(
+        options,
+        n_layer,
+        |layer| use_of_layer(array, layer),
+        || element(&[]),
+        output,
+    )?;
+    let mut has_empty = blocks.contains(&None);
     let mut experts = Vec::new();
     for token in 0..n_tokens {
         let position = tokens.first.saturating_add(token);
@@ -207,12 +225,11 @@ pub(crate) fn tokens(
                 Phase::Generate
             }
         });
-        for layer in 0..n_layer {
-            let at = || element(&[token, layer]);
-            let layer_id = match &layers {
-                Some(layers) => layers[layer],
-                None => output.id(at, "layer", layer as u64)?,
+        for (layer, &block) in blocks.iter().enumerate() {
+            let Some(layer_id) = block else {
+                continue;
             };
+            let at = || element(&[token, layer]);
             let row = RoutingRow {
                 token_id,
                 sequence_id: tokens.sequence_id,
@@ -231,11 +248,16 @@ pub(crate) fn tokens(
                 experts.push(expert);
             }
             if top_k > 1 && experts.iter().all(|&expert| expert == 0) {
-                output.note("tokens with expert 0 in every slot of a layer were not routed there and were left out");
+                has_empty = true;
                 continue;
             }
             output.token(at, &row, experts.iter().map(|&expert| (expert, None)))?;
         }
+    }
+    if has_empty {
+        output.note(
+            "tokens with expert 0 in every slot of a layer were not routed there and were left out",
+        );
     }
     Ok(())
 }
@@ -256,8 +278,30 @@ fn n_used_slots(array: &Array<'_>) -> usize {
         .map_or(0, |slot| slot + 1)
 }
 
-/// The layers that have experts, if the model is known and has `n_layer` of them.
-fn moe_layers(options: &Options, n_layer: usize) -> Option<Vec<u16>> {
-    let model = options.model.as_ref()?;
-    (model.expert_bytes.len() == n_layer).then(|| model.expert_bytes.keys().copied().collect())
+/// The block of each row of a server's array; `None` for an empty row of a dense layer. Where the model is not known, `output`
+/// records that the numbering is an assumption.
+pub(crate) fn row_blocks(
+    options: &Options,
+    n_rows: usize,
+    row_use: impl Fn(usize) -> RowUse,
+    at: impl Fn() -> At,
+    output: &mut Output<'_>,
+) -> Result<Vec<Option<u16>>, ForeignError> {
+    let RowBlocks { blocks, is_assumed } = blocks_of_rows(options.model.as_ref(), n_rows, row_use)
+        .map_err(|error| output.layers(at(), error))?;
+    if is_assumed {
+        output.missing(Missing::Layers);
+    }
+    Ok(blocks)
+}
+
+/// What a layer of routing `[tokens, layers, top_k]` holds.
+pub(crate) fn use_of_layer(array: &Array<'_>, layer: usize) -> RowUse {
+    let &[n_tokens, _, top_k] = array.shape() else {
+        return RowUse::Empty;
+    };
+    RowUse::of_tokens((0..n_tokens).map(|token| {
+        let slots = (0..top_k).map(move |slot| [token, layer, slot]);
+        slots.map(|index| array.integer(&index))
+    }))
 }

@@ -5,6 +5,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::MAX_ID;
+use super::importers::ResponseError;
+use super::layers::LayerError;
 use super::rows::Contradiction;
 use crate::error::Error;
 
@@ -34,6 +36,24 @@ impl fmt::Display for At {
             Self::Byte(offset) => write!(f, "byte {offset}"),
             Self::Element(path) => write!(f, "element {path}"),
         }
+    }
+}
+
+/// What a trace does not record and its model's file contains.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Missing {
+    /// The number of experts that a token selects.
+    TopK,
+    /// The number of layers, or which of them have experts.
+    Layers,
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::TopK => "the number of experts that a token selects",
+            Self::Layers => "which blocks of the model the layers are",
+        })
     }
 }
 
@@ -89,6 +109,36 @@ pub enum ForeignError {
         path: PathBuf,
         /// Name of its format.
         format: &'static str,
+    },
+    /// The layers of the trace cannot be mapped to the blocks of the model.
+    #[error("{}: {at}: {source}", path.display())]
+    Layers {
+        /// The file.
+        path: PathBuf,
+        /// The array or row.
+        at: At,
+        /// Why they cannot.
+        source: LayerError,
+    },
+    /// The routing of a server's response makes no sense.
+    #[error("{}: {at}: {source}", path.display())]
+    Response {
+        /// The file.
+        path: PathBuf,
+        /// The key of the routing.
+        at: At,
+        /// What is wrong.
+        source: ResponseError,
+    },
+    /// The trace does not record something without which it cannot be read.
+    #[error("{}: {at}: {missing} is not recorded", path.display())]
+    Missing {
+        /// The file.
+        path: PathBuf,
+        /// Where it would be, or what needs it.
+        at: At,
+        /// What is missing.
+        missing: Missing,
     },
     /// The trace is of another model than the one that was named, or that what it goes with is of.
     #[error("{}: {contradiction}; give what is of one model", path.display())]

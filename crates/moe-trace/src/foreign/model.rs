@@ -1,6 +1,6 @@
 //! What a model's file tells about traces of it.
 
-use moe_gguf::experts::expert_bytes_by_layer;
+use moe_gguf::experts::{expert_bytes, expert_bytes_by_layer};
 use moe_gguf::map::OffsetMap;
 use moe_gguf::{Gguf, PerLayer};
 
@@ -21,12 +21,18 @@ impl Facts {
             let number = values.as_ref().and_then(one);
             Ok::<_, moe_gguf::Error>(number.and_then(|n| u32::try_from(n).ok()))
         };
+        let map = OffsetMap::new(gguf);
         Ok(Facts {
             model: Some(path.to_owned()),
             n_layer: key("block_count", PerLayer::uniform)?,
+            n_nextn_layer: key("nextn_predict_layers", PerLayer::uniform)?.unwrap_or(0),
             n_expert: key("expert_count", PerLayer::max)?.filter(|&n| n > 0),
             n_expert_used: key("expert_used_count", PerLayer::uniform_nonzero)?,
-            expert_bytes: expert_bytes_by_layer(&OffsetMap::new(gguf)),
+            moe_layers: expert_bytes(&map)
+                .into_keys()
+                .map(|(layer, _)| layer)
+                .collect(),
+            expert_bytes: expert_bytes_by_layer(&map),
             arch,
         })
     }

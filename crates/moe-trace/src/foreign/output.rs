@@ -1,10 +1,13 @@
 //! Where an importer's rows go, checked on the way.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use moe_gguf::text::counted;
 
-use super::error::{At, ForeignError};
+use super::error::{At, ForeignError, Missing};
+use super::importers::ResponseError;
+use super::layers::LayerError;
 use super::rows::{CountRow, Facts, LayerRow, RoutingRow};
 use super::source::Source;
 use super::{MAX_ID, Options};
@@ -60,6 +63,8 @@ pub struct Summary {
     pub counts: u64,
     /// What the format has lost, and what was left out.
     pub notes: Vec<String>,
+    /// What was assumed because the trace does not record it.
+    pub missing: BTreeSet<Missing>,
 }
 
 impl Summary {
@@ -88,6 +93,7 @@ pub struct Output<'a> {
     rows: u64,
     counts: u64,
     notes: Vec<String>,
+    missing: BTreeSet<Missing>,
     repeated: Repeated,
 }
 
@@ -132,6 +138,7 @@ impl<'a> Output<'a> {
             rows: 0,
             counts: 0,
             notes: Vec::new(),
+            missing: BTreeSet::new(),
             repeated: Repeated::default(),
         };
         let told = Facts {
@@ -173,6 +180,10 @@ impl<'a> Output<'a> {
         // What the trace says of itself goes before what the user says: the top-k of the model may have been overridden.
         self.top_k = facts.n_expert_used.or(self.top_k);
         let mut facts = facts.clone();
+        if let (Some(model), Some(n_layer)) = (&self.options.model, facts.n_layer) {
+            // A trace may count the blocks of the MTP head or not.
+            facts.n_layer = model.blocks_for(n_layer).or(facts.n_layer);
+        }
         facts.fill_from(&self.facts);
         self.facts = facts;
         let told = self.sink.facts(&self.facts);
@@ -187,6 +198,7 @@ impl<'a> Output<'a> {
     /// Hands over a row of routing that was read at `at`.
     pub fn routing(&mut self, at: impl Fn() -> At, row: &RoutingRow) -> Result<(), ForeignError> {
         self.check_ids(&at, row.layer_id.into(), row.expert_id)?;
+        self.check_has_experts(&at, row.layer_id)?;
         self.rows += 1;
         self.n_slot = self.n_slot.max(u32::from(row.slot) + 1);
         let taken = self.sink.routing(row);
@@ -229,6 +241,7 @@ impl<'a> Output<'a> {
         if row.count == 0 {
             return Ok(());
         }
+        self.check_has_experts(&at, row.layer_id)?;
         self.counts += 1;
         let taken = self.sink.count(row);
         self.check(taken, at)
@@ -246,6 +259,38 @@ impl<'a> Output<'a> {
         let note = note.into();
         if self.notes.len() < MAX_NOTES && !self.notes.contains(&note) {
             self.notes.push(note);
+        }
+    }
+
+    /// Notes that something was assumed because the trace does not record it.
+    pub fn missing(&mut self, missing: Missing) {
+        self.missing.insert(missing);
+    }
+
+    /// An error about the layers of an array in the file that is being read.
+    pub fn layers(&self, at: At, source: LayerError) -> ForeignError {
+        ForeignError::Layers {
+            path: self.file.clone(),
+            at,
+            source,
+        }
+    }
+
+    /// An error about the routing of a response in the file that is being read.
+    pub(super) fn response(&self, at: At, source: ResponseError) -> ForeignError {
+        ForeignError::Response {
+            path: self.file.clone(),
+            at,
+            source,
+        }
+    }
+
+    /// An error about something that is not recorded, without which the file cannot be read.
+    pub fn lacks(&self, at: At, missing: Missing) -> ForeignError {
+        ForeignError::Missing {
+            path: self.file.clone(),
+            at,
+            missing,
         }
     }
 
@@ -283,6 +328,7 @@ impl<'a> Output<'a> {
             rows: self.rows,
             counts: self.counts,
             notes: self.notes,
+            missing: self.missing,
         })
     }
 
@@ -308,6 +354,16 @@ impl<'a> Output<'a> {
             if id >= limit {
                 return Err(ForeignError::id(&self.file, at(), what, id.into(), limit));
             }
+        }
+        Ok(())
+    }
+
+    /// Refuses a layer that is dense in the model that the user named.
+    fn check_has_experts(&self, at: &impl Fn() -> At, layer: u16) -> Result<(), ForeignError> {
+        let moe_layers = self.options.model.as_ref().map(|model| &model.moe_layers);
+        if moe_layers.is_some_and(|layers| !layers.is_empty() && !layers.contains(&layer)) {
+            let layer = layer.into();
+            return Err(self.layers(at(), LayerError::Dense { layer }));
         }
         Ok(())
     }

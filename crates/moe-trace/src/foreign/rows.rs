@@ -1,6 +1,6 @@
 //! What foreign traces say.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::Path;
 
@@ -126,12 +126,17 @@ pub struct Facts {
     pub model: Option<String>,
     /// `general.architecture`.
     pub arch: Option<String>,
-    /// Number of layers.
+    /// Number of layers: the blocks of a GGUF file (`block_count`), those of the MTP head included.
     pub n_layer: Option<u32>,
+    /// Blocks of the multi-token prediction (MTP) head, the last of `n_layer` (`nextn_predict_layers`); 0 if there are none, or
+    /// it is not known.
+    pub n_nextn_layer: u32,
     /// Experts in a layer.
     pub n_expert: Option<u32>,
     /// Experts that a token is routed to.
     pub n_expert_used: Option<u32>,
+    /// Blocks with experts, those of the MTP head included; empty if they are not known.
+    pub moe_layers: BTreeSet<u16>,
     /// Bytes of one expert (gate, up, down, biases) of a layer. Absent layers are not known.
     pub expert_bytes: BTreeMap<u16, u64>,
 }
@@ -166,10 +171,23 @@ impl Facts {
             model: text(&model.path),
             arch: text(&model.arch),
             n_layer: number(model.n_layer),
+            n_nextn_layer: model.n_nextn_layer,
             n_expert: number(model.n_expert),
             n_expert_used: number(model.n_expert_used),
-            expert_bytes: BTreeMap::new(),
+            ..Facts::default()
         }
+    }
+
+    /// Hidden layers, which is what servers and training frameworks call the number of layers: the blocks without those of the
+    /// MTP head.
+    pub fn n_hidden_layer(&self) -> Option<u32> {
+        Some(self.n_layer?.saturating_sub(self.n_nextn_layer))
+    }
+
+    /// The blocks of this model for a trace that counts `n_layer` layers: a trace may count the MTP head's or not.
+    pub(super) fn blocks_for(&self, n_layer: u32) -> Option<u32> {
+        let n_block = self.n_layer?;
+        (n_layer == n_block || Some(n_layer) == self.n_hidden_layer()).then_some(n_block)
     }
 
     /// Why there is no such model: it would have more layers or experts than any has.
@@ -196,7 +214,10 @@ impl Facts {
             let (trace, model) = (told.arch.as_ref()?, self.arch.as_ref()?);
             (trace != model).then(|| (format!("architecture {trace}"), model.clone()))
         };
-        let (trace, has) = number("layers", told.n_layer, self.n_layer)
+        let is_of_hidden = told.n_hidden_layer() == self.n_hidden_layer();
+        let is_counted = told.n_layer.is_some_and(|n| self.blocks_for(n).is_some());
+        let n_layer = told.n_layer.filter(|_| !is_of_hidden && !is_counted);
+        let (trace, has) = number("layers", n_layer, self.n_layer)
             .or_else(|| number("experts in a layer", told.n_expert, self.n_expert))
             .or_else(arch)?;
         Some(Contradiction {
@@ -225,6 +246,12 @@ impl Facts {
         fill(&mut self.model, &other.model);
         fill(&mut self.arch, &other.arch);
         fill(&mut self.n_layer, &other.n_layer);
+        if self.n_nextn_layer == 0 && self.n_layer == other.n_layer {
+            self.n_nextn_layer = other.n_nextn_layer;
+        }
+        if self.moe_layers.is_empty() {
+            self.moe_layers.clone_from(&other.moe_layers);
+        }
         fill(&mut self.n_expert, &other.n_expert);
         fill(&mut self.n_expert_used, &other.n_expert_used);
         for (&layer, &bytes) in &other.expert_bytes {

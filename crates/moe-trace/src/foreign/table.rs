@@ -72,6 +72,7 @@ impl RoutingTable {
             path: facts.model.clone().unwrap_or_default(),
             arch: facts.arch.clone().unwrap_or_default(),
             n_layer: facts.n_layer.unwrap_or(0),
+            n_nextn_layer: facts.n_nextn_layer,
             n_expert: facts.n_expert.unwrap_or(0),
             n_expert_used: facts.n_expert_used.unwrap_or(0),
             ..Model::default()

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use moe_trace::Error;
 use moe_trace::foreign::{
     self, Collected, Counts, Export, FILES_EXPORTERS, Facts, ForeignError, IMPORTERS, Importer,
-    Input, Options, Phase, RoutingRow, Source, Summary,
+    Input, Missing, Options, Phase, RoutingRow, Source, Summary,
 };
 use moe_trace::record::lane;
 

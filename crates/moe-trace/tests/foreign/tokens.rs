@@ -29,6 +29,7 @@ fn bigmoeonedge() {
             n_expert: Some(8),
             n_expert_used: Some(2),
             expert_bytes: [(0, 1000), (1, 1200)].into(),
+            ..Facts::default()
         }
     );
 
@@ -186,7 +187,7 @@ fn colibri_trace() {
 #[test]
 fn layer_expert() {
     let summary = assert_counts_of_choices();
-    assert!(summary.notes[0].contains("pass --top-k"));
+    assert_eq!(summary.missing, [Missing::TopK].into());
     let two = Options {
         top_k: Some(2),
         ..Options::default()
@@ -210,8 +211,8 @@ fn layer_expert() {
     };
     assert_eq!(
         refused("layer-expert", "layer,expert\n0,1\n0,2\n1,3\n", &four),
-        "trace: line 2: layer 0 has 2 choices in a row from here, which is no multiple of the 4 experts for a token; pass the \
-         --top-k of the trace"
+        "trace: line 2: layer 0 has 2 choices in a row from here, which is not a multiple of the 4 experts for a token; is that \
+         the number of the trace?"
     );
 }
 

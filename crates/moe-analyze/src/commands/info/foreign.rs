@@ -1,14 +1,22 @@
 //! `info` of a trace of another tool.
 
-use moe_trace::foreign::{self, Counts, Detected, Options};
+use moe_trace::foreign::{self, Counts, Detected, ForeignError, Missing, Options};
 
 use super::findings::Findings;
+use crate::traces;
 
 /// Reads all of it: what cannot be read is no trace.
 pub(super) fn describe(trace: &Detected, findings: &mut Findings) -> anyhow::Result<()> {
     let mut counts = Counts::default();
     let options = Options::default();
-    let summary = foreign::import(trace.importer, &trace.source, &options, &mut counts)?;
+    let imported = foreign::import(trace.importer, &trace.source, &options, &mut counts);
+    if let Err(ForeignError::Missing { missing, .. }) = imported {
+        findings.fact("kind", trace.importer.description());
+        findings.fact("format", trace.importer.name());
+        findings.note(not_recorded(missing));
+        return Ok(());
+    }
+    let summary = imported?;
     findings.fact("kind", trace.importer.description());
     findings.fact("format", summary.format);
     let facts = &summary.facts;
@@ -32,5 +40,13 @@ pub(super) fn describe(trace: &Detected, findings: &mut Findings) -> anyhow::Res
     for note in &summary.notes {
         findings.note(note.clone());
     }
+    for &missing in &summary.missing {
+        findings.note(not_recorded(missing));
+    }
     Ok(())
+}
+
+fn not_recorded(missing: Missing) -> String {
+    let options = traces::options_for(missing);
+    format!("{missing} is not recorded; commands that read the trace take {options}")
 }

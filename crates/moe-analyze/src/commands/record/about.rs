@@ -145,10 +145,17 @@ fn about_model(gguf: &Gguf, map: &OffsetMap, about: &About) -> manifest::Model {
         xxh3: None,
         arch: about.arch.clone(),
         n_layer: about.n_layer as u32,
+        n_nextn_layer: n_nextn_layer(gguf, &about.arch),
         n_expert: about.n_expert as u32,
         n_expert_used: about.n_expert_used as u32,
         expert_types: types.into_iter().map(str::to_owned).collect(),
     }
+}
+
+/// Blocks of the multi-token prediction head; a model without the key has none.
+fn n_nextn_layer(gguf: &Gguf, arch: &str) -> u32 {
+    let n = gguf.metadata().u32(&format!("{arch}.nextn_predict_layers"));
+    n.ok().flatten().unwrap_or(0)
 }
 
 fn sampling(args: &Args) -> Sampling {

@@ -62,7 +62,8 @@ impl Inputs {
         let learn = learn.map(|learn| read_learn_file(learn, &sizes, &options, ctx));
         let predictions = predictions.map(|path| {
             let mut collector = Collector::new();
-            traces::open(path, &options)?.read(&options, &mut collector)?;
+            let input = traces::open(path, &options)?;
+            traces::read(path, &input, &options, &mut collector, ctx)?;
             let batches = collector.finish(&sizes);
             let batches = batches.with_context(|| path.display().to_string())?;
             anyhow::Ok(batches.as_predictions())

@@ -41,6 +41,35 @@ enum Number {
     Float(f64),
 }
 
+/// Dimensions of an array, at most: no format has more, and errors name them all.
+const MAX_DIMS: usize = 8;
+
+/// Why bytes cannot be viewed as an array.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum ArrayError {
+    #[error("{n} dimensions are more than an array of a trace has ({MAX_DIMS})")]
+    Dimensions { n: usize },
+    #[error("{n_dims} dimensions with {n_strides} strides")]
+    Strides { n_dims: usize, n_strides: usize },
+    #[error("an array of shape {shape:?} does not fit the {n_bytes} bytes that are there")]
+    Size { shape: Vec<usize>, n_bytes: usize },
+    #[error(
+        "an array of shape {shape:?} with strides {strides:?} reaches past the {n_bytes} bytes that are there"
+    )]
+    Reach {
+        shape: Vec<usize>,
+        strides: Vec<usize>,
+        n_bytes: usize,
+    },
+    #[error(
+        "an array of shape {shape:?} with strides {strides:?} has elements that share bytes, as an expanded tensor has"
+    )]
+    Overlap {
+        shape: Vec<usize>,
+        strides: Vec<usize>,
+    },
+}
+
 /// A view of an array. Every element of it lies in the bytes, and no two elements share bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct Array<'a> {
@@ -54,50 +83,67 @@ pub(crate) struct Array<'a> {
 }
 
 impl<'a> Array<'a> {
-    /// Views `bytes` as an array, `strides` counted in elements.
+    /// Views `bytes` as an array, `strides` counted in elements. The stride of a dimension of size 1 has no meaning and may be
+    /// anything, as in NumPy and PyTorch; without elements no stride has.
     ///
-    /// The elements must be no more than the bytes hold, so that walking through them is bounded by the file, whatever
-    /// its header says; why they are not is the error.
+    /// The elements must lie in the bytes and share none, so that walking through them is bounded by the file, whatever its
+    /// header says. Strides that interleave dimensions are refused too, though their elements may differ: no program writes
+    /// such.
+    ///
+    /// # Errors
+    /// [`ArrayError`] if they do not.
     pub(crate) fn new(
         bytes: &'a [u8],
         ty: ElementType,
         big_endian: bool,
         shape: Vec<usize>,
         strides: Vec<usize>,
-    ) -> Result<Self, String> {
-        if shape.len() != strides.len() {
-            return Err(format!(
-                "{} dimensions with {} strides",
-                shape.len(),
-                strides.len()
-            ));
+    ) -> Result<Self, ArrayError> {
+        if shape.len() > MAX_DIMS {
+            return Err(ArrayError::Dimensions { n: shape.len() });
         }
-        let held = bytes.len() / ty.size();
-        let product = |all: &[usize]| all.iter().try_fold(1usize, |n, &ne| n.checked_mul(ne));
+        if shape.len() != strides.len() {
+            return Err(ArrayError::Strides {
+                n_dims: shape.len(),
+                n_strides: strides.len(),
+            });
+        }
         // An empty array has no elements to look for, but its other dimensions must not be walked in vain.
         let shape = if shape.contains(&0) {
             vec![0; shape.len()]
         } else {
             shape
         };
-        let is_within = |n: Option<usize>| n.is_some_and(|n| n <= held);
-        if !is_within(product(&shape)) {
-            return Err(format!(
-                "an array of shape {shape:?} does not fit the {} bytes that are there",
-                bytes.len()
-            ));
+        let n_bytes = bytes.len();
+        let held = n_bytes / ty.size();
+        let n_elements = shape.iter().try_fold(1usize, |n, &ne| n.checked_mul(ne));
+        if n_elements.is_none_or(|n| n > held) {
+            return Err(ArrayError::Size { shape, n_bytes });
         }
-        let last = shape
-            .iter()
-            .zip(&strides)
-            .try_fold(0usize, |last, (&ne, &stride)| {
-                last.checked_add(ne.saturating_sub(1).checked_mul(stride)?)
-            });
-        if !shape.contains(&0) && !is_within(last.and_then(|last| last.checked_add(1))) {
-            return Err(format!(
-                "an array of shape {shape:?} with strides {strides:?} reaches past the {} bytes that are there",
-                bytes.len()
-            ));
+        if !shape.contains(&0) {
+            let mut dims: Vec<(usize, usize)> = (strides.iter().copied())
+                .zip(shape.iter().copied())
+                .filter(|&(_, ne)| ne > 1)
+                .collect();
+            dims.sort_unstable();
+            // The last element of the dimensions so far, which the stride of the next one must go beyond.
+            let mut last = Some(0usize);
+            for (stride, ne) in dims {
+                if last.is_some_and(|last| stride <= last) {
+                    return Err(ArrayError::Overlap { shape, strides });
+                }
+                let reach = stride.checked_mul(ne - 1);
+                last = last
+                    .zip(reach)
+                    .and_then(|(last, reach)| last.checked_add(reach));
+            }
+            if last.is_none_or(|last| last >= held) {
+                return Err(ArrayError::Reach {
+                    shape,
+                    strides,
+                    n_bytes,
+                });
+            }
         }
         Ok(Self {
             bytes,
@@ -115,7 +161,7 @@ impl<'a> Array<'a> {
         big_endian: bool,
         shape: Vec<usize>,
         fortran_order: bool,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, ArrayError> {
         let mut strides = vec![0; shape.len()];
         let mut stride = 1usize;
         for i in 0..shape.len() {
@@ -232,8 +278,47 @@ mod tests {
         assert!(view(&[usize::MAX, 2], &[1, 1]).is_err());
         assert!(view(&[2, 2], &[usize::MAX, 1]).is_err());
         assert!(view(&[2], &[1, 1]).is_err());
+        assert_eq!(
+            view(&[1; 9], &[1; 9]).unwrap_err(),
+            ArrayError::Dimensions { n: 9 }
+        );
         let empty = view(&[usize::MAX, 0], &[1, 1]).unwrap();
         assert_eq!(empty.shape(), [0, 0], "nothing to walk through");
+    }
+
+    #[test]
+    fn elements_that_share_bytes_are_refused() {
+        let bytes = [0; 24];
+        let view = |shape: &[usize], strides: &[usize]| {
+            let (shape, strides) = (shape.to_vec(), strides.to_vec());
+            Array::new(&bytes, ElementType::I32, false, shape, strides).map(|_| ())
+        };
+        for (shape, strides) in [
+            (&[3][..], &[0][..]),
+            (&[2, 2], &[1, 1]),
+            (&[2, 2], &[0, 1]),
+            (&[2, 3], &[2, 1]),
+            (&[3, 2], &[1, 2]),
+            (&[2, 1, 2], &[1, 9, 1]),
+        ] {
+            let (shape, strides) = (shape.to_vec(), strides.to_vec());
+            let error = view(&shape, &strides).unwrap_err();
+            assert_eq!(error, ArrayError::Overlap { shape, strides });
+        }
+        // Transposed, with gaps, and with any stride where there is one element or none.
+        for (shape, strides) in [
+            (&[3, 2][..], &[1, 3][..]),
+            (&[2, 2], &[4, 1]),
+            (&[3], &[2]),
+            (&[1], &[0]),
+            (&[2, 1, 3], &[3, 0, 1]),
+            (&[1, 2], &[usize::MAX, 5]),
+            (&[0, 3], &[0, 0]),
+            (&[], &[]),
+        ] {
+            view(shape, strides).unwrap();
+        }
+        assert!(view(&[4], &[2]).is_err(), "past the end");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde::de::{self, DeserializeSeed, Deserializer, SeqAccess, Visitor};
 use zerocopy::IntoBytes;
 
-use super::array::{Array, ElementType};
+use super::array::{Array, ArrayError, ElementType};
 
 /// Lists within lists, at most; the deepest that is known has three.
 const MAX_DIMS: usize = 4;
@@ -20,7 +20,10 @@ pub(crate) struct Nested {
 
 impl Nested {
     /// The numbers as an array of 64-bit floats; of nothing but a number, one without dimensions.
-    pub(crate) fn array(&self) -> Result<Array<'_>, String> {
+    ///
+    /// # Errors
+    /// [`ArrayError`]; none for lists that were read.
+    pub(crate) fn array(&self) -> Result<Array<'_>, ArrayError> {
         Array::contiguous(
             self.numbers.as_bytes(),
             ElementType::F64,

@@ -23,7 +23,7 @@ impl Exporter for ColiUsage {
 
     fn export(&self, export: &Export<'_>, out: &mut dyn Write) -> Result<Vec<String>, ExportError> {
         let facts = export.facts();
-        if let (Some(n_layer), Some(n_expert)) = (facts.n_layer, facts.n_expert) {
+        if let (Some(n_layer), Some(n_expert)) = (facts.n_hidden_layer(), facts.n_expert) {
             writeln!(out, "-1 {n_layer} {n_expert}")?;
         }
         let mut losses = losses_of_counts(export);

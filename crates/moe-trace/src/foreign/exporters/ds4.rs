@@ -48,7 +48,7 @@ impl Exporter for Ds4 {
         if let Some(model) = &facts.model {
             writeln!(out, "# model {}", one_line(model))?;
         }
-        if let Some(n_layer) = facts.n_layer {
+        if let Some(n_layer) = facts.n_hidden_layer() {
             writeln!(out, "# layers {n_layer}")?;
         }
         writeln!(out, "# experts {}", export.n_expert())?;

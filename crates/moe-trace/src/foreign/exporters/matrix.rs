@@ -9,7 +9,7 @@ use crate::foreign::binary::array::ElementType;
 use crate::foreign::binary::npy;
 use crate::foreign::{Export, ExportError, Exporter, LayerCounts};
 
-use super::losses_of_counts;
+use super::{losses_of_counts, rows_for_servers};
 
 /// Writes `{"logical_count": [[...], ...]}`.
 pub struct Sglang;
@@ -98,24 +98,25 @@ impl Exporter for NpyCounts {
     }
 }
 
-/// Counts of both phases, `[n_layer, n_expert]`; the number of a row is that of the layer.
+/// Counts of both phases, `[n_layer, n_expert]`; the number of a row is that of the hidden layer.
 struct Matrix {
     n_layer: usize,
     n_expert: usize,
     layers: BTreeMap<u16, LayerCounts>,
+    /// What the rows leave out.
+    left_out: Vec<String>,
 }
 
 impl Matrix {
     fn new(export: &Export<'_>) -> Self {
-        let layers = export.counts.layers();
-        let seen = layers
-            .last_key_value()
-            .map_or(0, |(&last, _)| usize::from(last) + 1);
-        let told = export.facts().n_layer.unwrap_or(0) as usize;
+        let (n_layer, left_out) = rows_for_servers(export);
+        let mut layers = export.counts.layers();
+        layers.retain(|&layer, _| usize::from(layer) < n_layer);
         Self {
-            n_layer: told.max(seen),
+            n_layer,
             n_expert: export.n_expert() as usize,
             layers,
+            left_out,
         }
     }
 
@@ -145,6 +146,7 @@ impl Matrix {
 
     fn losses(&self, export: &Export<'_>) -> Vec<String> {
         let mut losses = losses_of_counts(export);
+        losses.extend_from_slice(&self.left_out);
         let n_idle = self.n_layer - self.layers.len();
         if n_idle > 0 {
             losses.push(format!(

@@ -10,6 +10,8 @@ mod npy_routing;
 mod thesis;
 mod tokens;
 
+use moe_gguf::text::counted;
+
 use super::{Export, Exporter, FilesExporter};
 
 /// All formats of one file that this crate writes.
@@ -38,4 +40,25 @@ fn losses_of_counts(export: &Export<'_>) -> Vec<String> {
         losses.push("the counts of prompt and generated tokens were summed".into());
     }
     losses
+}
+
+/// The number of rows in an array for a server, a row for each hidden layer, and what such an array leaves out. Blocks of the MTP
+/// head are no hidden layers. Where the number of layers is not known, the rows end with the last layer that was used.
+fn rows_for_servers(export: &Export<'_>) -> (usize, Vec<String>) {
+    let last = export.counts.iter().map(|(layer, _, _)| layer).max();
+    let n_used = last.map_or(0, |last| usize::from(last) + 1);
+    let Some(n_hidden) = export.facts().n_hidden_layer() else {
+        let note =
+            "the number of layers is not known: the rows end with the last layer that was used";
+        return (n_used, vec![note.into()]);
+    };
+    let n_hidden = n_hidden as usize;
+    let mut losses = Vec::new();
+    if n_used > n_hidden {
+        losses.push(format!(
+            "{} of the MTP head was left out: servers count hidden layers only",
+            counted(n_used - n_hidden, "layer")
+        ));
+    }
+    (n_hidden, losses)
 }

@@ -1,15 +1,15 @@
 //! Routing as an array of NumPy, `[tokens, layers, top_k]`, as vLLM returns it.
 //!
-//! Only layers that have experts are counted, as in vLLM. A token that has no experts in a layer, as those of a prompt in a
-//! last layer that computes only what is wanted, has -1 in its slots.
+//! There is a row for each hidden layer, so that its number is that of the block in the model. A token that has no experts in a
+//! layer, because the layer is dense or computes only what is wanted of a prompt, has -1 in its slots.
 
-use std::collections::BTreeMap;
 use std::io::Write;
 
 use crate::foreign::binary::array::ElementType;
 use crate::foreign::binary::npy;
 use crate::foreign::{Export, ExportError, Exporter, RoutingRow, SinkError};
 
+use super::rows_for_servers;
 use super::tokens::for_each_token;
 
 /// Numbers in an array, at most: it is filled in memory.
@@ -30,23 +30,21 @@ impl Exporter for NpyRouting {
     }
 
     fn export(&self, export: &Export<'_>, out: &mut dyn Write) -> Result<Vec<String>, ExportError> {
-        let layers = export.counts.layers();
-        let layers: BTreeMap<u16, usize> = layers.keys().copied().zip(0..).collect();
-        let mut extent = Extent::default();
+        let (n_layer, left_out) = rows_for_servers(export);
+        let mut extent = Extent {
+            n_layer,
+            ..Extent::default()
+        };
         for_each_token(export, self.name(), |rows| extent.see(rows))?;
+        let n_numbers = extent.numbers().map_err(|reason| self.unfit(reason))?;
         let mut array = Array {
+            n_layer,
             top_k: extent.top_k,
-            numbers: vec![
-                EMPTY;
-                extent
-                    .numbers(&layers)
-                    .map_err(|reason| self.unfit(reason))?
-            ],
-            layers,
+            numbers: vec![EMPTY; n_numbers],
         };
         for_each_token(export, self.name(), |rows| array.fill(rows))?;
 
-        let shape = [extent.n_tokens, array.layers.len(), extent.top_k];
+        let shape = [extent.n_tokens, n_layer, extent.top_k];
         out.write_all(&npy::header(ElementType::I16, &shape))?;
         for number in &array.numbers {
             out.write_all(&number.to_le_bytes())?;
@@ -55,13 +53,7 @@ impl Exporter for NpyRouting {
         if array.numbers.contains(&EMPTY) {
             losses.push("tokens without experts in a layer have -1 there".into());
         }
-        if array
-            .layers
-            .iter()
-            .any(|(&layer, &place)| usize::from(layer) != place)
-        {
-            losses.push("layers without experts are not counted, as in vLLM; name the model with --model where it is read".into());
-        }
+        losses.extend(left_out);
         Ok(losses)
     }
 }
@@ -79,13 +71,17 @@ impl NpyRouting {
 #[derive(Default)]
 struct Extent {
     n_tokens: usize,
+    n_layer: usize,
     top_k: usize,
     sequence: Option<Option<u32>>,
 }
 
 impl Extent {
     fn see(&mut self, rows: &[RoutingRow]) -> Result<(), SinkError> {
-        for row in rows {
+        for row in rows
+            .iter()
+            .filter(|row| usize::from(row.layer_id) < self.n_layer)
+        {
             if *self.sequence.get_or_insert(row.sequence_id) != row.sequence_id {
                 return Err(SinkError::Refused(
                     "the trace has several sequences and the array holds one; convert it to jsonl, or record one prompt".into(),
@@ -97,17 +93,15 @@ impl Extent {
         Ok(())
     }
 
-    fn numbers(&self, layers: &BTreeMap<u16, usize>) -> Result<usize, String> {
+    fn numbers(&self) -> Result<usize, String> {
         let numbers = self
             .n_tokens
-            .saturating_mul(layers.len())
+            .saturating_mul(self.n_layer)
             .saturating_mul(self.top_k);
         if numbers > MAX_NUMBERS {
             return Err(format!(
                 "an array of {} tokens with {} layers and {} experts each is too large; convert the trace to jsonl",
-                self.n_tokens,
-                layers.len(),
-                self.top_k
+                self.n_tokens, self.n_layer, self.top_k
             ));
         }
         Ok(numbers)
@@ -115,9 +109,8 @@ impl Extent {
 }
 
 struct Array {
+    n_layer: usize,
     top_k: usize,
-    /// Place of each layer.
-    layers: BTreeMap<u16, usize>,
     /// `[n_tokens][n_layer][top_k]`
     numbers: Vec<i16>,
 }
@@ -125,13 +118,13 @@ struct Array {
 impl Array {
     fn fill(&mut self, rows: &[RoutingRow]) -> Result<(), SinkError> {
         for row in rows {
-            let layer = self.layers.get(&row.layer_id);
-            let place = layer.and_then(|layer| {
-                let token = row.token_id as usize * self.layers.len() + layer;
-                self.numbers
-                    .get_mut(token * self.top_k + usize::from(row.slot))
-            });
-            let Some(place) = place else {
+            let layer = usize::from(row.layer_id);
+            if layer >= self.n_layer {
+                continue;
+            }
+            let token = row.token_id as usize * self.n_layer + layer;
+            let place = token * self.top_k + usize::from(row.slot);
+            let Some(place) = self.numbers.get_mut(place) else {
                 return Err(SinkError::Refused(
                     "the trace changed while it was read".into(),
                 ));

@@ -41,10 +41,13 @@ impl Importer for ColiUsage {
     fn import(
         &self,
         source: &Source,
-        _options: &Options,
+        options: &Options,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
-        let mut n_layer = None;
+        let model = options.model.as_ref();
+        let mut n_layer = model
+            .filter(|model| model.n_nextn_layer > 0)
+            .and_then(Facts::n_hidden_layer);
         let mut left_out = 0u64;
         for file in source.files() {
             output.begin_file(file);

@@ -31,7 +31,7 @@ impl Importer for Eplb {
     fn import(
         &self,
         source: &Source,
-        _options: &Options,
+        options: &Options,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
         for file in source.files() {
@@ -39,12 +39,12 @@ impl Importer for Eplb {
             let matrix: Nested = json::document(file)?;
             let counts = matrix
                 .array()
-                .map_err(|reason| output.invalid(element(&[]), reason))?;
+                .map_err(|error| output.invalid(element(&[]), error.to_string()))?;
             note_steps(&counts, output);
             let mut sums = CountSums::default();
             sums.add(&counts, None)
                 .map_err(|(index, reason)| output.invalid(element(&index), reason))?;
-            sums.finish(output)?;
+            sums.finish(options, output)?;
         }
         Ok(())
     }

@@ -27,7 +27,7 @@ impl Importer for Iku1 {
     fn import(
         &self,
         source: &Source,
-        _options: &Options,
+        options: &Options,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
         for file in source.files() {
@@ -48,7 +48,7 @@ impl Importer for Iku1 {
             let mut sums = CountSums::default();
             sums.add(&counts, None)
                 .map_err(|(index, reason)| output.invalid(element(&index), reason))?;
-            sums.finish(output)?;
+            sums.finish(options, output)?;
         }
         Ok(())
     }

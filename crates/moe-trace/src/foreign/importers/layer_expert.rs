@@ -1,13 +1,14 @@
 //! `layer,expert` CSV of llama.cpp's `moe-trace` (its PR 28544): a line for each choice, nothing else.
 //!
-//! Neither tokens nor their number of experts are told. Where the user names them (`--top-k`, or `--model`), the lines of a
-//! layer are cut into tokens; without them the choices can only be counted.
+//! Neither tokens nor their number of experts are recorded. Where the number is known from the user or the model, the lines of a
+//! layer are split into tokens; without it the choices can only be counted.
 
 use moe_gguf::text::counted;
 
 use crate::foreign::passes::Passes;
 use crate::foreign::{
-    At, CountRow, ForeignError, Importer, Lines, Options, Output, RoutingRow, Source, sample_lines,
+    At, CountRow, ForeignError, Importer, Lines, Missing, Options, Output, RoutingRow, Source,
+    sample_lines,
 };
 
 use super::text::{are_integers, number};
@@ -43,15 +44,16 @@ impl Importer for LayerExpert {
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
         let top_k = options.n_expert_used().filter(|&k| k > 0);
-        output.note(match top_k {
-            Some(k) => format!(
-                "tokens were told apart by {} for a token, passes by their layers; phases and weights are not told",
+        match top_k {
+            Some(k) => output.note(format!(
+                "tokens were separated by {} for each token, passes by their layers; phases and weights are not recorded",
                 counted(k, "expert")
-            ),
-            None => "it is not told how many experts a token has, so the choices were counted; pass --top-k or --model to \
-                     have them by token"
-                .into(),
-        });
+            )),
+            None => {
+                output.note("the choices were counted, without tokens");
+                output.missing(Missing::TopK);
+            }
+        }
         for file in source.files() {
             output.begin_file(file);
             let mut lines = Lines::open(file)?;
@@ -142,7 +144,7 @@ impl Tokens {
         let rest = self.experts.len() % self.top_k;
         if rest > 0 && !at_end {
             let reason = format!(
-                "layer {} has {} in a row from here, which is no multiple of the {} for a token; pass the --top-k of the trace",
+                "layer {} has {} in a row from here, which is not a multiple of the {} for a token; is that the number of the trace?",
                 self.layer_id,
                 counted(self.experts.len(), "choice"),
                 counted(self.top_k, "expert")

@@ -16,17 +16,18 @@ mod megatron;
 mod mesh_llm;
 mod moe_balance;
 mod npy;
+mod responses;
 mod routed_experts;
 mod rtrace;
 mod sglang_json;
 mod sglang_pt;
-mod sglang_response;
 mod text;
 pub(crate) mod thesis;
 mod token_jsonl;
-mod vllm;
 
 use super::Importer;
+
+pub use responses::ResponseError;
 
 /// All formats that this crate reads; the first one that recognises a file reads it, so the choosy ones come first.
 pub const IMPORTERS: &[&dyn Importer] = &[
@@ -40,8 +41,8 @@ pub const IMPORTERS: &[&dyn Importer] = &[
     &npy::Npy,
     &sglang_pt::SglangPt,
     &thesis::Thesis,
-    &sglang_response::SglangResponse,
-    &vllm::Vllm,
+    &responses::SglangResponse,
+    &responses::Vllm,
     &sglang_json::SglangJson,
     &eplb::Eplb,
     &ds4_hotlist::Ds4Hotlist,

@@ -43,7 +43,7 @@ impl Importer for Npy {
             let mut sums = CountSums::default();
             sums.add(&array, None)
                 .map_err(|(index, reason)| output.invalid(element(&index), reason))?;
-            sums.finish(output)?;
+            sums.finish(options, output)?;
         }
         Ok(())
     }

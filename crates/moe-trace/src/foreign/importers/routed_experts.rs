@@ -43,9 +43,10 @@ impl<'de> Deserialize<'de> for RoutedExperts {
     }
 }
 
-/// Whether a sample is JSON, or lines of JSON, that has all these keys.
+/// Whether a sample is JSON, lines of JSON, or server-sent events with JSON, that has all these keys.
 pub(super) fn has_keys(sample: &[u8], keys: &[&str]) -> bool {
-    let begins = matches!(sample.trim_ascii_start().first(), Some(b'{' | b'['));
+    let text = sample.trim_ascii_start();
+    let begins = matches!(text.first(), Some(b'{' | b'[')) || is_event_stream(sample);
     begins
         && keys.iter().all(|key| {
             let key = format!("\"{key}\"");
@@ -53,4 +54,13 @@ pub(super) fn has_keys(sample: &[u8], keys: &[&str]) -> bool {
                 .windows(key.len())
                 .any(|bytes| bytes == key.as_bytes())
         })
+}
+
+/// Whether a text begins as server-sent events do, which a client that streams receives: with data, the name of an event, or a
+/// comment.
+pub(super) fn is_event_stream(text: &[u8]) -> bool {
+    let text = text.trim_ascii_start();
+    [&b"data:"[..], b"event:", b":"]
+        .iter()
+        .any(|field| text.starts_with(field))
 }

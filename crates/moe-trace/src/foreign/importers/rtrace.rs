@@ -6,7 +6,7 @@
 
 use crate::foreign::binary::mapped::Mapped;
 use crate::foreign::{
-    At, Facts, ForeignError, Importer, MAX_ID, Options, Output, RoutingRow, Source,
+    At, Facts, ForeignError, Importer, MAX_ID, Missing, Options, Output, RoutingRow, Source,
 };
 
 const MAGIC: &[u8] = b"RTRACE01";
@@ -21,7 +21,7 @@ impl Importer for RouterTrace {
     }
 
     fn description(&self) -> &'static str {
-        "router trace of fitz-tec (RTRACE01): probabilities of all experts, needs --top-k or --model"
+        "router trace of fitz-tec (RTRACE01): probabilities of all experts; needs the experts of a token"
     }
 
     fn is_applicable(&self, sample: &[u8]) -> bool {
@@ -64,14 +64,15 @@ fn import_file(
         }
         None => return Err(output.invalid(At::Byte(8), "the header is cut off")),
     };
-    let Some(top_k) = options.n_expert_used().filter(|&k| k > 0 && k <= n_expert) else {
-        return Err(output.invalid(
-            At::Byte(8),
-            format!(
-                "the trace holds probabilities of {n_expert} experts and does not tell how many of them a token is routed to; say it with --top-k, or name the model with --model"
-            ),
-        ));
+    let Some(top_k) = options.n_expert_used().filter(|&k| k > 0) else {
+        return Err(output.lacks(At::Byte(8), Missing::TopK));
     };
+    if top_k > n_expert {
+        let reason = format!(
+            "a token cannot select {top_k} of {n_expert} experts; is that the number of the trace?"
+        );
+        return Err(output.invalid(At::Byte(8), reason));
+    }
     output.facts(&Facts {
         n_expert: Some(n_expert),
         n_expert_used: Some(top_k),

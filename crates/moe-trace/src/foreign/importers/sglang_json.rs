@@ -40,12 +40,12 @@ impl Importer for SglangJson {
     fn import(
         &self,
         source: &Source,
-        _options: &Options,
+        options: &Options,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
         for file in source.files() {
             output.begin_file(file);
-            import_document(&json::document(file)?, output)?;
+            import_document(&json::document(file)?, options, output)?;
         }
         Ok(())
     }
@@ -57,10 +57,14 @@ fn array<'a>(
     output: &Output<'_>,
 ) -> Result<Array<'a>, ForeignError> {
     let array = numbers.array();
-    array.map_err(|reason| output.invalid(At::Element(key.to_owned()), reason))
+    array.map_err(|error| output.invalid(At::Element(key.to_owned()), error.to_string()))
 }
 
-fn import_document(document: &Document, output: &mut Output<'_>) -> Result<(), ForeignError> {
+fn import_document(
+    document: &Document,
+    options: &Options,
+    output: &mut Output<'_>,
+) -> Result<(), ForeignError> {
     let (key, counts, map): (_, Array<'_>, _) = match document {
         Document {
             logical_count: Some(counts),
@@ -92,7 +96,7 @@ fn import_document(document: &Document, output: &mut Output<'_>) -> Result<(), F
     let mut sums = CountSums::default();
     sums.add(&counts, map.as_ref())
         .map_err(|(index, reason)| output.invalid(element_of(key, &index), reason))?;
-    sums.finish(output)
+    sums.finish(options, output)
 }
 
 /// Tells that the order of steps is lost.

@@ -7,12 +7,13 @@
 
 use moe_gguf::text::counted;
 
-use crate::foreign::arrays::{CountSums, PhysicalMap, element, element_of};
+use crate::foreign::arrays::{CountSums, PhysicalMap, element, element_of, row_blocks};
 use crate::foreign::binary::array::Array;
 use crate::foreign::binary::fault::Fault;
 use crate::foreign::binary::mapped::Mapped;
 use crate::foreign::binary::pickle::Value;
 use crate::foreign::binary::torch::{self, TorchFile};
+use crate::foreign::layers::RowUse;
 use crate::foreign::{At, ForeignError, Importer, Options, Output, Phase, RoutingRow, Source};
 
 use super::sglang_json::note_steps;
@@ -40,14 +41,14 @@ impl Importer for SglangPt {
     fn import(
         &self,
         source: &Source,
-        _options: &Options,
+        options: &Options,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
         for file in source.files() {
             output.begin_file(file);
             let bytes = Mapped::open(file)?;
             let dump = TorchFile::open(&bytes).map_err(|fault| invalid(fault, output))?;
-            import_dump(&dump, output)?;
+            import_dump(&dump, options, output)?;
         }
         Ok(())
     }
@@ -57,7 +58,11 @@ fn invalid(fault: Fault, output: &Output<'_>) -> ForeignError {
     output.invalid(At::Byte(fault.offset), fault.reason)
 }
 
-fn import_dump(dump: &TorchFile<'_>, output: &mut Output<'_>) -> Result<(), ForeignError> {
+fn import_dump(
+    dump: &TorchFile<'_>,
+    options: &Options,
+    output: &mut Output<'_>,
+) -> Result<(), ForeignError> {
     let root = dump.pickle().root();
     let entry = |key| dump.pickle().get(root, key);
     let counts = match tensor(dump, Some(root), output)? {
@@ -69,7 +74,7 @@ fn import_dump(dump: &TorchFile<'_>, output: &mut Output<'_>) -> Result<(), Fore
         let mut sums = CountSums::default();
         sums.add(&counts, None)
             .map_err(|(index, reason)| output.invalid(element(&index), reason))?;
-        return sums.finish(output);
+        return sums.finish(options, output);
     }
     let map = match tensor(dump, entry("last_physical_to_logical_map"), output)? {
         None => None,
@@ -82,13 +87,14 @@ fn import_dump(dump: &TorchFile<'_>, output: &mut Output<'_>) -> Result<(), Fore
         let reason = "neither logical_count nor records of SGLang's recorder, nor a tensor of counts; give a dump of the recorder";
         return Err(invalid(dump.fault(reason), output));
     };
-    import_records(dump, records, map.as_ref(), output)
+    import_records(dump, records, map.as_ref(), options, output)
 }
 
 fn import_records(
     dump: &TorchFile<'_>,
     records: &[Value],
     map: Option<&PhysicalMap<'_>>,
+    options: &Options,
     output: &mut Output<'_>,
 ) -> Result<(), ForeignError> {
     let mut sums = CountSums::default();
@@ -98,7 +104,7 @@ fn import_records(
         let at = |key: &str, index: &[usize]| element_of(&format!("records[{i}].{key}"), index);
         if let Some(experts) = tensor(dump, get("topk_ids_of_layer"), output)? {
             let pass = Pass::read(dump, record, i);
-            pass.import(&experts, map, output)?;
+            pass.import(&experts, map, options, output)?;
         } else if let Some(counts) = tensor(dump, get("global_physical_count"), output)? {
             if map.is_none() {
                 let reason = "counts of physical experts without last_physical_to_logical_map: it is unknown which experts of the model they are; give the complete dump";
@@ -118,7 +124,7 @@ fn import_records(
             "the counts of {} were summed",
             counted(n_counted, "pass")
         ));
-        sums.finish(output)?;
+        sums.finish(options, output)?;
     }
     Ok(())
 }
@@ -161,6 +167,7 @@ impl<'p> Pass<'p> {
         &self,
         experts: &Array<'_>,
         map: Option<&PhysicalMap<'_>>,
+        options: &Options,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
         let record = self.record;
@@ -172,7 +179,18 @@ impl<'p> Pass<'p> {
             let at = At::Element(format!("records[{record}].topk_ids_of_layer"));
             return Err(output.invalid(at, reason));
         };
-        for layer in 0..n_layer {
+        let row_use = |layer: usize| {
+            RowUse::of_tokens((0..n_tokens).map(|token| {
+                let slots = (0..n_slots).map(move |slot| [layer, token, slot]);
+                slots.map(|index| experts.integer(&index))
+            }))
+        };
+        let at = || At::Element(format!("records[{record}].topk_ids_of_layer"));
+        let blocks = row_blocks(options, n_layer, row_use, at, output)?;
+        for (layer, block) in blocks.into_iter().enumerate() {
+            let Some(layer_id) = block else {
+                continue;
+            };
             for token in 0..n_tokens {
                 let at = || {
                     let index = [layer, token];
@@ -183,7 +201,7 @@ impl<'p> Pass<'p> {
                         output.invalid(at(), "the token has no position; the file is damaged")
                     })?,
                     phase: self.phase,
-                    ..RoutingRow::at_layer(output.id(at, "layer", layer as u64)?)
+                    ..RoutingRow::at_layer(layer_id)
                 };
                 let mut chosen = Vec::new();
                 for slot in 0..n_slots {
