@@ -6,17 +6,42 @@ use super::{
     At, CountRow, Facts, ForeignError, MAX_ID, Missing, Options, Output, Phase, RoutingRow,
 };
 
+/// Why an array does not hold counts of experts.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub(crate) enum CountError {
+    #[error("physical_to_logical_map of shape {shape:?} is not [layers, physical experts]")]
+    MapShape { shape: Vec<usize> },
+    #[error(
+        "an array of shape {shape:?} is neither [layers, experts] nor [steps, layers, experts]"
+    )]
+    Shape { shape: Vec<usize> },
+    #[error(
+        "{n_layer} layers with {n_expert} experts are more than any model has ({MAX_ID}); the array is of something else"
+    )]
+    TooMany { n_layer: usize, n_expert: usize },
+    #[error(
+        "{n_expert} experts in a layer, {before} in the counts before it; the file is of several models"
+    )]
+    OtherModel { n_expert: usize, before: usize },
+    #[error("{found} is not a count; the array is of something else")]
+    NotCount { found: f64 },
+    #[error(
+        "physical_to_logical_map does not contain which expert {physical} of layer {layer} is; the file is damaged"
+    )]
+    Unmapped { physical: usize, layer: usize },
+}
+
 /// Where experts are replicated: which expert of the model each physical one is a copy of, `[layers, physical]`.
 pub(crate) struct PhysicalMap<'a>(Array<'a>);
 
 impl<'a> PhysicalMap<'a> {
     /// Checks the shape of `physical_to_logical_map`.
-    pub(crate) fn new(map: Array<'a>) -> Result<Self, String> {
+    pub(crate) fn new(map: Array<'a>) -> Result<Self, CountError> {
         match map.shape() {
             [_, _] => Ok(Self(map)),
-            shape => Err(format!(
-                "physical_to_logical_map of shape {shape:?} is not [layers, physical experts]"
-            )),
+            shape => Err(CountError::MapShape {
+                shape: shape.to_vec(),
+            }),
         }
     }
 
@@ -44,7 +69,7 @@ pub(crate) struct CountSums {
 }
 
 /// Index of an element, and what is wrong with it.
-pub(crate) type ElementFault = (Vec<usize>, String);
+pub(crate) type ElementFault = (Vec<usize>, CountError);
 
 impl CountSums {
     /// Adds counts `[layers, experts]`, or, over the steps, `[steps, layers, experts]`; with a map, of physical experts.
@@ -57,9 +82,8 @@ impl CountSums {
             [n_layer, n_physical] => (None, n_layer, n_physical),
             [n_steps, n_layer, n_physical] => (Some(n_steps), n_layer, n_physical),
             ref shape => {
-                return Err(whole(format!(
-                    "an array of shape {shape:?} is neither [layers, experts] nor [steps, layers, experts]"
-                )));
+                let shape = shape.to_vec();
+                return Err(whole(CountError::Shape { shape }));
             }
         };
         self.make_room(n_layer, map.map_or(n_physical, PhysicalMap::n_logical))?;
@@ -78,19 +102,17 @@ impl CountSums {
 
     fn make_room(&mut self, n_layer: usize, n_expert: usize) -> Result<(), ElementFault> {
         if n_layer > MAX_ID as usize || n_expert > MAX_ID as usize {
-            return Err(whole(format!(
-                "{n_layer} layers with {n_expert} experts are more than any model has ({MAX_ID}); the array is of something else"
-            )));
+            return Err(whole(CountError::TooMany { n_layer, n_expert }));
         }
         if self.sums.is_empty() {
             self.n_expert = n_expert;
             self.sums = vec![0; n_layer * n_expert];
         }
         if self.sums.len() != n_layer * n_expert || self.n_expert != n_expert {
-            return Err(whole(format!(
-                "{n_expert} experts in a layer, {} in the counts before it; the file is of several models",
-                self.n_expert
-            )));
+            return Err(whole(CountError::OtherModel {
+                n_expert,
+                before: self.n_expert,
+            }));
         }
         Ok(())
     }
@@ -102,13 +124,11 @@ impl CountSums {
         index: &[usize],
         layer: usize,
         physical: usize,
-    ) -> Result<(), String> {
+    ) -> Result<(), CountError> {
         let count = counts.integer(index);
         let Some(count) = count.and_then(|count| u64::try_from(count).ok()) else {
             let found = counts.float(index).unwrap_or(f64::NAN);
-            return Err(format!(
-                "{found} is not a count; the array is of something else"
-            ));
+            return Err(CountError::NotCount { found });
         };
         let expert = match map {
             _ if count == 0 => return Ok(()),
@@ -117,9 +137,7 @@ impl CountSums {
         };
         let sum = expert.and_then(|expert| self.sums.get_mut(layer * self.n_expert + expert));
         let Some(sum) = sum else {
-            return Err(format!(
-                "physical_to_logical_map does not tell which expert {physical} of layer {layer} is; the file is damaged"
-            ));
+            return Err(CountError::Unmapped { physical, layer });
         };
         *sum = sum.saturating_add(count);
         Ok(())
@@ -167,7 +185,7 @@ pub(crate) fn element_of(name: &str, index: &[usize]) -> At {
     At::Element(format!("{name}{index:?}"))
 }
 
-fn whole(reason: String) -> ElementFault {
+fn whole(reason: CountError) -> ElementFault {
     (Vec::new(), reason)
 }
 

@@ -165,11 +165,11 @@ fn after_colon(notes: &[String]) -> String {
 
 impl ForeignError {
     /// A place in a file that makes no sense; `reason` says also what to do.
-    pub fn invalid(path: &Path, at: At, reason: impl Into<String>) -> Self {
+    pub fn invalid(path: &Path, at: At, reason: impl fmt::Display) -> Self {
         Self::Invalid {
             path: path.to_owned(),
             at,
-            reason: reason.into(),
+            reason: reason.to_string(),
         }
     }
 

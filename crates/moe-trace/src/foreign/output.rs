@@ -1,6 +1,7 @@
 //! Where an importer's rows go, checked on the way.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use moe_gguf::text::counted;
@@ -303,7 +304,7 @@ impl<'a> Output<'a> {
     }
 
     /// An error at a place in the file that is being read.
-    pub fn invalid(&self, at: At, reason: impl Into<String>) -> ForeignError {
+    pub fn invalid(&self, at: At, reason: impl fmt::Display) -> ForeignError {
         ForeignError::invalid(&self.file, at, reason)
     }
 

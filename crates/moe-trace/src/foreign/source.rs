@@ -1,5 +1,6 @@
 //! Files of a foreign trace, read in pieces.
 
+use std::fmt;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -143,7 +144,7 @@ impl Lines {
     }
 
     /// An error in the line that was handed out last.
-    pub fn invalid(&self, reason: impl Into<String>) -> ForeignError {
+    pub fn invalid(&self, reason: impl fmt::Display) -> ForeignError {
         ForeignError::invalid(&self.path, At::Line(self.lines.number()), reason)
     }
 

@@ -39,7 +39,7 @@ impl Importer for Eplb {
             let matrix: Nested = json::document(file)?;
             let counts = matrix
                 .array()
-                .map_err(|error| output.invalid(element(&[]), error.to_string()))?;
+                .map_err(|error| output.invalid(element(&[]), error))?;
             note_steps(&counts, output);
             let mut sums = CountSums::default();
             sums.add(&counts, None)

@@ -57,7 +57,7 @@ fn array<'a>(
     output: &Output<'_>,
 ) -> Result<Array<'a>, ForeignError> {
     let array = numbers.array();
-    array.map_err(|error| output.invalid(At::Element(key.to_owned()), error.to_string()))
+    array.map_err(|error| output.invalid(At::Element(key.to_owned()), error))
 }
 
 fn import_document(

@@ -136,9 +136,7 @@ pub(super) fn array<'e>(
     output: &mut Output<'_>,
 ) -> Result<Array<'e>, ForeignError> {
     match experts {
-        RoutedExperts::Lists(lists) => lists
-            .array()
-            .map_err(|error| output.invalid(at, error.to_string())),
+        RoutedExperts::Lists(lists) => lists.array().map_err(|error| output.invalid(at, error)),
         RoutedExperts::Bytes(bytes) if bytes.starts_with(npy::MAGIC) => {
             npy::read(bytes).map_err(|fault| {
                 let reason = format!(
@@ -173,7 +171,7 @@ fn integers<'e>(
         let n_tokens = n_numbers / (n_layer * top_k);
         let shape = vec![n_tokens, n_layer, top_k];
         Array::contiguous(bytes, ElementType::I32, false, shape, false)
-            .map_err(|error| output.invalid(at.clone(), error.to_string()))
+            .map_err(|error| output.invalid(at.clone(), error))
     };
     let layouts = Layouts::of(options.model.as_ref());
     let n_counted = counts.n_evaluated();
