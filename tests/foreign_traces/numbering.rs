@@ -3,8 +3,8 @@
 use std::fs::File;
 use std::sync::Arc;
 
-use moe_gguf::types::GgmlType;
-use moe_gguf::value::Value as Key;
+use moe_gguf::GgmlType;
+use moe_gguf::Value as Key;
 use moe_gguf::write::{Header, Writer};
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
