@@ -130,9 +130,12 @@ fn import(importer: &dyn Importer, path: &Path, options: &Options) -> Result<u64
                 &error,
                 ForeignError::Invalid { .. }
                     | ForeignError::File { .. }
+                    | ForeignError::Layers { .. }
+                    | ForeignError::Missing { .. }
                     | ForeignError::Nothing { .. }
                     | ForeignError::Gguf(_)
                     | ForeignError::OtherModel { .. }
+                    | ForeignError::Response { .. }
             );
             assert!(is_placed, "{}: {text}", importer.name());
             Err(error)
