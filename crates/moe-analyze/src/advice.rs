@@ -27,6 +27,13 @@ fn of_cause(error: &(dyn Error + 'static)) -> Option<&'static str> {
     if let Some(error) = error.downcast_ref() {
         return of_survey(error);
     }
+    if let Some(error) = error.downcast_ref() {
+        return of_executor(error);
+    }
+    #[cfg(feature = "llama-cpp")]
+    if let Some(moe_llama_cpp::Error::Context { .. }) = error.downcast_ref() {
+        return Some("ask for fewer with --ctx-size");
+    }
     if let Some(accesses::Error::NoMap { .. }) = error.downcast_ref() {
         return Some("name the model with --model FILE.gguf");
     }
@@ -37,6 +44,17 @@ fn of_cause(error: &(dyn Error + 'static)) -> Option<&'static str> {
         return Some("`hotness --out` writes one");
     }
     None
+}
+
+fn of_executor(error: &moe_executor::Error) -> Option<&'static str> {
+    match error {
+        moe_executor::Error::Trace(error) => of_trace(error),
+        moe_executor::Error::Engine(error) => of_cause(error.as_ref()),
+        moe_executor::Error::ContextFull { .. } => Some("or raise --ctx-size"),
+        moe_executor::Error::Threads { .. } => Some("ask for fewer with --threads"),
+        moe_executor::Error::NotFinite { .. } => Some("`gguf-map --verify` checks the weights"),
+        _ => None,
+    }
 }
 
 fn of_trace(error: &moe_trace::Error) -> Option<&'static str> {
@@ -97,5 +115,14 @@ mod tests {
         assert_eq!(advice(&ForeignError::Sink(exists().into()).into()), force);
         assert_eq!(advice(&hotness::Error::Trace(exists()).into()), force);
         assert_eq!(advice(&anyhow::anyhow!("c")), None);
+        let full = || moe_executor::Error::ContextFull {
+            tokens: 9,
+            context: 8,
+            trained: 64,
+        };
+        assert_eq!(advice(&full().into()), Some("or raise --ctx-size"));
+        let engine = moe_executor::Error::Engine(Box::new(full()));
+        assert_eq!(advice(&engine.into()), Some("or raise --ctx-size"));
+        assert_eq!(advice(&moe_executor::Error::Trace(exists()).into()), force);
     }
 }

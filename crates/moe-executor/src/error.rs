@@ -27,8 +27,7 @@ pub enum Error {
     Tokenizer(#[from] crate::tokenizer::Error),
     /// The model computes something that is no number.
     #[error(
-        "{node} at position {position} has values that are not finite; the weights or hyper-parameters of the model are \
-         damaged (`gguf-map --verify` looks at the weights)"
+        "{node} at position {position} has values that are not finite; the weights or hyper-parameters of the model are damaged"
     )]
     NotFinite {
         /// Graph node where it showed.
@@ -133,7 +132,7 @@ pub enum Error {
     EmptyPrompt,
     /// The prompt does not fit the context.
     #[error(
-        "the prompt has {tokens} tokens, the context holds {context}; shorten the prompt or raise --ctx-size (the model was trained with {trained})"
+        "the prompt has {tokens} tokens, the context has room for {context} (the model was trained with {trained}); shorten the prompt"
     )]
     ContextFull {
         /// Tokens asked for.
@@ -193,7 +192,7 @@ pub enum Error {
     #[error(transparent)]
     Engine(Box<dyn std::error::Error + Send + Sync>),
     /// The thread pool could not be started.
-    #[error("cannot start {}: {reason}; ask for fewer with --threads", counted(*.threads, "thread"))]
+    #[error("cannot start {}: {reason}", counted(*.threads, "thread"))]
     Threads {
         /// Threads asked for.
         threads: usize,

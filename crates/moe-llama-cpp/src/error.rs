@@ -29,9 +29,7 @@ pub enum Error {
         path: PathBuf,
     },
     /// There is no memory for the context, or the model cannot be run with it.
-    #[error(
-        "llama.cpp cannot make a context of {n_ctx} positions: {reason}; ask for fewer with --ctx-size"
-    )]
+    #[error("llama.cpp cannot make a context of {n_ctx} positions: {reason}")]
     Context {
         /// Positions asked for.
         n_ctx: u32,
