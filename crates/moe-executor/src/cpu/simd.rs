@@ -182,6 +182,17 @@ mod x86 {
         unsafe { kernel.run::<Avx512>() }
     }
 
+    /// Methods of a [`Simd`] that are one intrinsic, or few.
+    macro_rules! methods {
+        ($(fn $name:ident($($arg:ident: $ty:ty),*) -> $out:ty = $body:expr;)*) => {$(
+            #[inline(always)]
+            unsafe fn $name($($arg: $ty),*) -> $out {
+                // SAFETY: the processor has the instructions, and pointers show to `LANES` values: `Simd` asks it of the caller.
+                unsafe { $body }
+            }
+        )*};
+    }
+
     struct Avx2;
 
     // SAFETY: all methods need AVX2 and FMA alone.
@@ -189,60 +200,26 @@ mod x86 {
         type Vector = __m256;
         const LANES: usize = 8;
 
-        #[inline(always)]
-        unsafe fn splat(x: f32) -> __m256 {
-            unsafe { _mm256_set1_ps(x) }
-        }
-        #[inline(always)]
-        unsafe fn load(at: *const f32) -> __m256 {
-            unsafe { _mm256_loadu_ps(at) }
-        }
-        #[inline(always)]
-        unsafe fn store(at: *mut f32, x: __m256) {
-            unsafe { _mm256_storeu_ps(at, x) }
-        }
-        #[inline(always)]
-        unsafe fn add(a: __m256, b: __m256) -> __m256 {
-            unsafe { _mm256_add_ps(a, b) }
-        }
-        #[inline(always)]
-        unsafe fn mul(a: __m256, b: __m256) -> __m256 {
-            unsafe { _mm256_mul_ps(a, b) }
-        }
-        #[inline(always)]
-        unsafe fn div(a: __m256, b: __m256) -> __m256 {
-            unsafe { _mm256_div_ps(a, b) }
-        }
-        #[inline(always)]
-        unsafe fn mul_add(a: __m256, b: __m256, c: __m256) -> __m256 {
-            unsafe { _mm256_fmadd_ps(a, b, c) }
-        }
-        #[inline(always)]
-        unsafe fn min(a: __m256, b: __m256) -> __m256 {
-            unsafe { _mm256_min_ps(a, b) }
-        }
-        #[inline(always)]
-        unsafe fn max(a: __m256, b: __m256) -> __m256 {
-            unsafe { _mm256_max_ps(a, b) }
-        }
-        #[inline(always)]
-        unsafe fn round(x: __m256) -> __m256 {
-            unsafe { _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(x) }
-        }
-        #[inline(always)]
-        unsafe fn times_power_of_two(x: __m256, n: __m256) -> __m256 {
-            unsafe {
+        methods! {
+            fn splat(x: f32) -> __m256 = _mm256_set1_ps(x);
+            fn load(at: *const f32) -> __m256 = _mm256_loadu_ps(at);
+            fn store(at: *mut f32, x: __m256) -> () = _mm256_storeu_ps(at, x);
+            fn add(a: __m256, b: __m256) -> __m256 = _mm256_add_ps(a, b);
+            fn mul(a: __m256, b: __m256) -> __m256 = _mm256_mul_ps(a, b);
+            fn div(a: __m256, b: __m256) -> __m256 = _mm256_div_ps(a, b);
+            fn mul_add(a: __m256, b: __m256, c: __m256) -> __m256 = _mm256_fmadd_ps(a, b, c);
+            fn min(a: __m256, b: __m256) -> __m256 = _mm256_min_ps(a, b);
+            fn max(a: __m256, b: __m256) -> __m256 = _mm256_max_ps(a, b);
+            fn round(x: __m256) -> __m256 = _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(x);
+            fn times_power_of_two(x: __m256, n: __m256) -> __m256 = {
                 let exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
                 _mm256_mul_ps(x, _mm256_castsi256_ps(_mm256_slli_epi32::<23>(exponent)))
-            }
-        }
-        #[inline(always)]
-        unsafe fn sum(x: __m256) -> f32 {
-            unsafe {
+            };
+            fn sum(x: __m256) -> f32 = {
                 let four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
                 let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
                 _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
-            }
+            };
         }
     }
 
@@ -253,53 +230,19 @@ mod x86 {
         type Vector = __m512;
         const LANES: usize = 16;
 
-        #[inline(always)]
-        unsafe fn splat(x: f32) -> __m512 {
-            unsafe { _mm512_set1_ps(x) }
-        }
-        #[inline(always)]
-        unsafe fn load(at: *const f32) -> __m512 {
-            unsafe { _mm512_loadu_ps(at) }
-        }
-        #[inline(always)]
-        unsafe fn store(at: *mut f32, x: __m512) {
-            unsafe { _mm512_storeu_ps(at, x) }
-        }
-        #[inline(always)]
-        unsafe fn add(a: __m512, b: __m512) -> __m512 {
-            unsafe { _mm512_add_ps(a, b) }
-        }
-        #[inline(always)]
-        unsafe fn mul(a: __m512, b: __m512) -> __m512 {
-            unsafe { _mm512_mul_ps(a, b) }
-        }
-        #[inline(always)]
-        unsafe fn div(a: __m512, b: __m512) -> __m512 {
-            unsafe { _mm512_div_ps(a, b) }
-        }
-        #[inline(always)]
-        unsafe fn mul_add(a: __m512, b: __m512, c: __m512) -> __m512 {
-            unsafe { _mm512_fmadd_ps(a, b, c) }
-        }
-        #[inline(always)]
-        unsafe fn min(a: __m512, b: __m512) -> __m512 {
-            unsafe { _mm512_min_ps(a, b) }
-        }
-        #[inline(always)]
-        unsafe fn max(a: __m512, b: __m512) -> __m512 {
-            unsafe { _mm512_max_ps(a, b) }
-        }
-        #[inline(always)]
-        unsafe fn round(x: __m512) -> __m512 {
-            unsafe { _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(x) }
-        }
-        #[inline(always)]
-        unsafe fn times_power_of_two(x: __m512, n: __m512) -> __m512 {
-            unsafe { _mm512_scalef_ps(x, n) }
-        }
-        #[inline(always)]
-        unsafe fn sum(x: __m512) -> f32 {
-            unsafe { _mm512_reduce_add_ps(x) }
+        methods! {
+            fn splat(x: f32) -> __m512 = _mm512_set1_ps(x);
+            fn load(at: *const f32) -> __m512 = _mm512_loadu_ps(at);
+            fn store(at: *mut f32, x: __m512) -> () = _mm512_storeu_ps(at, x);
+            fn add(a: __m512, b: __m512) -> __m512 = _mm512_add_ps(a, b);
+            fn mul(a: __m512, b: __m512) -> __m512 = _mm512_mul_ps(a, b);
+            fn div(a: __m512, b: __m512) -> __m512 = _mm512_div_ps(a, b);
+            fn mul_add(a: __m512, b: __m512, c: __m512) -> __m512 = _mm512_fmadd_ps(a, b, c);
+            fn min(a: __m512, b: __m512) -> __m512 = _mm512_min_ps(a, b);
+            fn max(a: __m512, b: __m512) -> __m512 = _mm512_max_ps(a, b);
+            fn round(x: __m512) -> __m512 = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(x);
+            fn times_power_of_two(x: __m512, n: __m512) -> __m512 = _mm512_scalef_ps(x, n);
+            fn sum(x: __m512) -> f32 = _mm512_reduce_add_ps(x);
         }
     }
 }
