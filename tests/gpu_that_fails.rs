@@ -4,35 +4,10 @@
 mod support;
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use moe_trace::record::{FLAG_CPU_FALLBACK, lane};
-use support::{arg, moe_analyze, repository};
-
-/// A directory with the stand-in, compiled; none where there is no compiler.
-fn stand_in() -> Option<tempfile::TempDir> {
-    let dir = tempfile::tempdir().unwrap();
-    let mut cc = Command::new("cc");
-    cc.args(["-shared", "-fPIC", "-o"]);
-    cc.arg(dir.path().join("libcuda.so"));
-    cc.arg(repository("tests/support/libcuda.c"));
-    match cc.status() {
-        Ok(status) => assert!(status.success(), "{cc:?}"),
-        Err(missing) => {
-            println!("not run: cc: {missing}");
-            return None;
-        }
-    }
-    Some(dir)
-}
-
-/// The program with the stand-in, which fails at a step.
-fn with_gpu(stand_in: &Path, fails: &str, args: &[&str]) -> assert_cmd::Command {
-    let mut command = moe_analyze();
-    command.env("LD_LIBRARY_PATH", stand_in);
-    command.env("STAND_IN_FAILS", fails).args(args);
-    command
-}
+use support::gpu::{stand_in, with_gpu};
+use support::{arg, repository};
 
 fn model() -> PathBuf {
     repository("fixtures/random-gpt-oss-F16.gguf")

@@ -6,8 +6,8 @@
 #   MOE_ANALYZE=… TESTS=DIR docs/measurements/cuda.sh PART... > docs/measurements/cuda-PART.txt
 #
 # PART: tests (models against llama.cpp, kernels against the CPU), sanitizer, kernels (times of each), speed (whole models),
-# post-fetch, replay (the MoE layers alone, under every policy). TESTS is a folder with the test binaries cuda_kernels,
-# cuda_products and cuda_models; they look for fixtures where they were built. WORK is a folder for the models that are made,
+# post-fetch, replay (the MoE layers alone, under every policy). TESTS is a folder with the test binaries
+# moe_executor (the crate's own) and cuda_models. They look for fixtures in MOE_FIXTURES, or where they were built. WORK is a folder for the models that are made,
 # 40 GB; NOTE is printed. Fewer than all: TOOLS (memcheck racecheck), SHAPES (models of post-fetch, by commas), ROUNDS of it. JOBS:
 # tests and sanitizers at a time.
 set -uo pipefail
@@ -53,9 +53,10 @@ side_by_side() {
 }
 
 tests_part() {
-  for name in cuda_kernels cuda_products cuda_models; do
+  export MOE_REQUIRE=gpu # a test that is skipped fails
+  for name in moe_executor cuda_models; do
     printf '\n== %s\n' "$name"
-    "$tests/$name" --list --format terse 2>/dev/null | sed -n 's/: test$//p' | grep -v timings |
+    "$tests/$name" --list --format terse 2>/dev/null | sed -n 's/: test$//p' | grep -v timings | grep -E "^cuda::tests|^[^:]*::[^:]*$" |
       sed "s#.*#'$tests/$name' --exact & --nocapture#" | side_by_side |
       grep -E '^(random|tiny|test |testing)|FAILED|panicked|not run|outside' | grep -v 'test result: ok'
   done
@@ -77,9 +78,9 @@ sanitizer_part() {
   for tool in ${TOOLS:-memcheck racecheck}; do
     printf '\n== compute-sanitizer --tool %s\n' "$tool"
     {
-      echo "echo '-- kernels'; sanitize $tool '$tests/cuda_kernels' --test-threads=1"
+      echo "echo '-- kernels'; sanitize $tool '$tests/moe_executor' --test-threads=1 cuda::tests::kernels"
       for part in plain::products_of_the_cpu plain::no_number experts::fetched token::; do
-        echo "echo '-- products ($part)'; sanitize $tool '$tests/cuda_products' --test-threads=1 $part"
+        echo "echo '-- products ($part)'; sanitize $tool '$tests/moe_executor' --test-threads=1 products::$part"
       done
       for model in tiny-gpt-oss-MXFP4 tiny-qwen3moe-Q4_K_M; do
         for policy in gpu post-fetch; do
@@ -93,8 +94,8 @@ sanitizer_part() {
 }
 
 kernels_part() {
-  "$tests/cuda_kernels" timings --ignored --nocapture 2>&1 | grep -v '^$\|^running\|^test '
-  "$tests/cuda_products" timings --ignored --nocapture 2>&1 | grep -v '^$\|^running\|^test '
+  "$tests/moe_executor" kernels::timings --ignored --nocapture 2>&1 | grep -v '^$\|^running\|^test '
+  "$tests/moe_executor" products::timings --ignored --nocapture 2>&1 | grep -v '^$\|^running\|^test '
 }
 
 speed_part() {

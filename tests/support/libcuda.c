@@ -1,4 +1,10 @@
-/* A stand-in for the CUDA driver: one GPU that fails at the step which the environment variable STAND_IN_FAILS names:
+/* A stand-in for the CUDA driver: one GPU that computes nothing.
+
+   Streams, copies, events and waits behave as on a GPU: a kernel takes 20 us behind a start that takes 3 us, copies take 5 us, the
+   host goes on meanwhile, and the GPU's clock runs 20 ppm fast with a resolution of half a microsecond. A kernel that chooses
+   experts chooses the first ones; the others write nothing.
+
+   With the environment variable STAND_IN_FAILS it fails at the step of that name:
 
    old         the driver knows no newer CUDA than 11.8
    open        another process holds the GPU
@@ -6,12 +12,16 @@
    stream      there is one stream, and no second
    memory      all opens, but there is no memory: whatever is asked for, the host has to do */
 
+#define _POSIX_C_SOURCE 200809L
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
-enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, DEVICE_UNAVAILABLE = 46 };
+enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, DEVICE_UNAVAILABLE = 46, NOT_READY = 600 };
+/* Nanoseconds. */
+enum { START = 3000, KERNEL = 20000, COPY = 5000, RESOLUTION = 512 };
 enum { CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76, MEMORY_POOLS = 115 };
 
 static int fails_at(const char *step) {
@@ -19,7 +29,7 @@ static int fails_at(const char *step) {
     return at && strcmp(at, step) == 0;
 }
 
-/* Handles are never looked into. */
+/* Handles that are never looked into. */
 static int handle;
 
 static int give(void **out) {
@@ -50,28 +60,131 @@ int cuDevicePrimaryCtxRetain(void **context, int device) {
 int cuDevicePrimaryCtxRelease_v2(int device) { return SUCCESS; }
 int cuCtxGetCurrent(void **context) { return give(context); }
 int cuCtxSetCurrent(void *context) { return SUCCESS; }
-int cuCtxSynchronize(void) { return SUCCESS; }
 
-int cuStreamCreate(void **stream, unsigned flags) {
-    static int streams;
-    return fails_at("stream") && streams++ > 0 ? OUT_OF_MEMORY : give(stream);
+/* A stream: when all that it was given has ended. An event: when its stream comes to it. Both by the host's clock. */
+struct stream { uint64_t end; };
+struct event { uint64_t at; };
+
+static uint64_t last_end;
+
+static uint64_t now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
 }
-int cuStreamDestroy_v2(void *stream) { return SUCCESS; }
-int cuStreamSynchronize(void *stream) { return SUCCESS; }
-int cuStreamWaitEvent(void *stream, void *event, unsigned flags) { return SUCCESS; }
 
-int cuEventCreate(void **event, unsigned flags) { return give(event); }
-int cuEventDestroy_v2(void *event) { return SUCCESS; }
-int cuEventRecord(void *event, void *stream) { return SUCCESS; }
-int cuEventQuery(void *event) { return SUCCESS; }
-int cuEventSynchronize(void *event) { return SUCCESS; }
-int cuEventElapsedTime(float *ms, void *from, void *to) { *ms = 0; return SUCCESS; }
+static uint64_t later(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
+static int wait_until(uint64_t end) {
+    while (now() < end) {}
+    return SUCCESS;
+}
+
+/* Gives a stream work. */
+static int work(struct stream *stream, uint64_t ns) {
+    stream->end = later(stream->end, now() + START) + ns;
+    last_end = later(last_end, stream->end);
+    return SUCCESS;
+}
+
+static int create(void **out, size_t bytes) {
+    *out = calloc(1, bytes);
+    return *out ? SUCCESS : OUT_OF_MEMORY;
+}
+
+static int allocate(void **out, size_t bytes) {
+    return fails_at("memory") ? OUT_OF_MEMORY : create(out, bytes);
+}
+
+int cuCtxSynchronize(void) { return wait_until(last_end); }
+
+int cuStreamCreate(struct stream **stream, unsigned flags) {
+    static int streams;
+    return fails_at("stream") && streams++ > 0 ? OUT_OF_MEMORY : create((void **)stream, sizeof **stream);
+}
+int cuStreamDestroy_v2(struct stream *stream) { free(stream); return SUCCESS; }
+int cuStreamSynchronize(struct stream *stream) { return wait_until(stream->end); }
+int cuStreamWaitEvent(struct stream *stream, struct event *event, unsigned flags) {
+    stream->end = later(stream->end, event->at);
+    return SUCCESS;
+}
+
+int cuEventCreate(struct event **event, unsigned flags) { return create((void **)event, sizeof **event); }
+int cuEventDestroy_v2(struct event *event) { free(event); return SUCCESS; }
+int cuEventRecord(struct event *event, struct stream *stream) {
+    event->at = later(stream->end, now() + START);
+    return SUCCESS;
+}
+int cuEventQuery(struct event *event) { return now() < event->at ? NOT_READY : SUCCESS; }
+int cuEventSynchronize(struct event *event) { return wait_until(event->at); }
+int cuEventElapsedTime(float *ms, struct event *from, struct event *to) {
+    int64_t ns = (int64_t)((double)(int64_t)(to->at - from->at) * 1.00002);
+    *ms = (float)((double)(ns / RESOLUTION * RESOLUTION) * 1e-6);
+    return SUCCESS;
+}
+
+/* Memory of the GPU is the host's. */
 int cuMemGetInfo_v2(size_t *available, size_t *total) { *available = *total = 4ull << 30; return SUCCESS; }
-int cuMemAlloc_v2(uint64_t *address, size_t bytes) { return OUT_OF_MEMORY; }
-int cuMemAllocAsync(uint64_t *address, size_t bytes, void *stream) { return OUT_OF_MEMORY; }
-int cuMemHostAlloc(void **address, size_t bytes, unsigned flags) { return OUT_OF_MEMORY; }
-int cuMemHostRegister_v2(void *address, size_t bytes, unsigned flags) { return OUT_OF_MEMORY; }
+int cuMemAlloc_v2(void **address, size_t bytes) { return allocate(address, bytes); }
+int cuMemAllocAsync(void **address, size_t bytes, struct stream *stream) { return allocate(address, bytes); }
+int cuMemFree_v2(void *address) { free(address); return SUCCESS; }
+int cuMemFreeAsync(void *address, struct stream *stream) { free(address); return SUCCESS; }
+int cuMemHostAlloc(void **address, size_t bytes, unsigned flags) { return allocate(address, bytes); }
+int cuMemFreeHost(void *address) { free(address); return SUCCESS; }
+int cuMemHostRegister_v2(void *address, size_t bytes, unsigned flags) {
+    return fails_at("memory") ? OUT_OF_MEMORY : SUCCESS;
+}
+int cuMemHostUnregister(void *address) { return SUCCESS; }
+
+static int copy(void *to, const void *from, size_t bytes, struct stream *stream) {
+    memcpy(to, from, bytes);
+    return work(stream, COPY);
+}
+int cuMemcpyHtoDAsync_v2(void *to, const void *from, size_t bytes, struct stream *stream) {
+    return copy(to, from, bytes, stream);
+}
+int cuMemcpyDtoHAsync_v2(void *to, const void *from, size_t bytes, struct stream *stream) {
+    return copy(to, from, bytes, stream);
+}
+int cuMemcpyDtoDAsync_v2(void *to, const void *from, size_t bytes, struct stream *stream) {
+    return copy(to, from, bytes, stream);
+}
+
+int cuModuleLoadData(void **module, const void *image) { return give(module); }
+int cuModuleUnload(void *module) { return SUCCESS; }
+/* A function is its name. */
+int cuModuleGetFunction(char **function, void *module, const char *name) {
+    *function = strdup(name);
+    return *function ? SUCCESS : OUT_OF_MEMORY;
+}
+int cuFuncGetAttribute(int *value, int attribute, char *function) { *value = 0; return SUCCESS; }
+int cuFuncSetAttribute(char *function, int attribute, int value) { return SUCCESS; }
+
+static int launch(const char *function, void **args, struct stream *stream) {
+    if (strncmp(function, "route_", 6) == 0) {
+        uint64_t tokens = *(uint32_t *)args[5], k = *(uint32_t *)args[7];
+        int32_t *ids = *(int32_t **)args[8];
+        float *weights = *(float **)args[9];
+        for (uint64_t i = 0; i < tokens * k; i++) {
+            ids[i] = (int32_t)(i % k);
+            weights[i] = 1.0f / (float)k;
+        }
+    }
+    return work(stream, KERNEL);
+}
+
+int cuLaunchKernel(char *function, unsigned x, unsigned y, unsigned z, unsigned width, unsigned height, unsigned depth,
+                   unsigned shared, struct stream *stream, void **args, void **extra) {
+    return launch(function, args, stream);
+}
+
+struct config {
+    unsigned grid[3], block[3], shared;
+    struct stream *stream;
+};
+int cuLaunchKernelEx(const struct config *config, char *function, void **args, void **extra) {
+    return launch(function, args, config->stream);
+}
 
 int cuGetErrorName(int error, const char **name) {
     switch (error) {

@@ -1,6 +1,8 @@
 //! What the binary's tests share: the binary, the fixtures, and a small run with routing that is known beforehand.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
+#[cfg(target_os = "linux")]
+pub mod gpu;
 pub mod python;
 
 use std::collections::BTreeMap;

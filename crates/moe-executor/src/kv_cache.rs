@@ -91,11 +91,6 @@ impl KvCache {
         FIRST + (il * 2 + half) as u64
     }
 
-    /// One layer.
-    pub fn layer(&self, il: usize) -> &Layer {
-        &self.layers[il]
-    }
-
     /// One layer, to write.
     pub fn layer_mut(&mut self, il: usize) -> &mut Layer {
         &mut self.layers[il]

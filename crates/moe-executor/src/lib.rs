@@ -4,23 +4,23 @@
 //! Model (GGUF) ──► Session: tokens in, logits out ──► Recorder: one record an operation
 //!                    arch/* (data) ─► attention, moe ─► ops/* (what a trace names) ─► cpu/* (how it is computed)
 //! ```
-#![warn(missing_docs)]
+#![warn(missing_docs, clippy::undocumented_unsafe_blocks)]
 
-pub mod activation;
-pub mod arch;
-pub mod attention;
+mod activation;
+mod arch;
+mod attention;
 mod buffers;
 mod capture;
 pub mod cpu;
 pub mod cuda;
 mod error;
-pub mod ffn;
+mod ffn;
 pub mod generate;
 pub mod hparams;
-pub mod kv_cache;
+mod kv_cache;
 pub mod mirrored;
 pub mod model;
-pub mod moe;
+mod moe;
 pub mod ops;
 pub mod placement;
 pub mod recorder;
@@ -28,7 +28,7 @@ pub mod replay;
 pub mod sampler;
 pub mod session;
 pub mod tokenizer;
-pub mod weights;
+mod weights;
 
 pub use error::{Error, Result, Warning};
 pub use model::Model;

@@ -41,7 +41,7 @@ impl<T> From<Vec<T>> for Mirrored<T> {
 
 impl<T: Plain> Mirrored<T> {
     /// Makes it `n` values, contents unspecified. Allocates only to grow beyond any earlier size.
-    pub fn resize(&mut self, n: usize) {
+    pub(crate) fn resize(&mut self, n: usize) {
         self.host.resize(n, T::default());
     }
 
@@ -50,7 +50,7 @@ impl<T: Plain> Mirrored<T> {
     ///
     /// # Errors
     /// The GPU failed, now or in what was launched before.
-    pub fn grow(&mut self, n: usize) -> Result<()> {
+    pub(crate) fn grow(&mut self, n: usize) -> Result<()> {
         let old = self.host.len();
         if n <= old {
             return Ok(());
@@ -79,7 +79,7 @@ impl<T: Plain> Mirrored<T> {
     }
 
     /// Whether the host must fetch the values before it reads them.
-    pub fn is_on_device_alone(&self) -> bool {
+    pub(crate) fn is_on_device_alone(&self) -> bool {
         self.fresh == Fresh::Device
     }
 
@@ -87,7 +87,7 @@ impl<T: Plain> Mirrored<T> {
     ///
     /// # Errors
     /// The GPU failed, now or in what was launched before.
-    pub fn to_host(&mut self) -> Result<()> {
+    pub(crate) fn to_host(&mut self) -> Result<()> {
         if let (Fresh::Device, Some(device)) = (self.fresh, &self.device) {
             device.download(self.host.as_mut_bytes())?;
             self.fresh = Fresh::Both;
@@ -124,7 +124,7 @@ impl<T: Plain> Mirrored<T> {
     }
 
     /// The values on the host, to write; the GPU's are no longer read.
-    pub fn host_mut(&mut self) -> &mut Vec<T> {
+    pub(crate) fn host_mut(&mut self) -> &mut Vec<T> {
         self.write(Fresh::Host);
         &mut self.host
     }
@@ -133,7 +133,7 @@ impl<T: Plain> Mirrored<T> {
     ///
     /// # Errors
     /// It has no room for them, or a copy failed.
-    pub fn device(&mut self, gpu: &Gpu) -> Result<Ptr> {
+    pub(crate) fn device(&mut self, gpu: &Gpu) -> Result<Ptr> {
         let ptr = self.room(gpu)?;
         if self.fresh == Fresh::Host {
             gpu.upload(ptr, self.host.as_bytes())?;
@@ -146,7 +146,7 @@ impl<T: Plain> Mirrored<T> {
     ///
     /// # Errors
     /// It has no room for them.
-    pub fn fill_device(&mut self, gpu: &Gpu) -> Result<Ptr> {
+    pub(crate) fn fill_device(&mut self, gpu: &Gpu) -> Result<Ptr> {
         let ptr = self.room(gpu)?;
         self.write(Fresh::Device);
         Ok(ptr)
@@ -156,7 +156,7 @@ impl<T: Plain> Mirrored<T> {
     ///
     /// # Errors
     /// As [`Mirrored::device`].
-    pub fn update_device(&mut self, gpu: &Gpu) -> Result<Ptr> {
+    pub(crate) fn update_device(&mut self, gpu: &Gpu) -> Result<Ptr> {
         let ptr = self.device(gpu)?;
         self.write(Fresh::Device);
         Ok(ptr)
@@ -166,7 +166,7 @@ impl<T: Plain> Mirrored<T> {
     ///
     /// # Errors
     /// As [`Mirrored::device`].
-    pub fn join(&mut self, gpu: &Gpu, n: usize) -> Result<()> {
+    pub(crate) fn join(&mut self, gpu: &Gpu, n: usize) -> Result<()> {
         let ptr = self.room(gpu)?;
         gpu.upload(ptr, &self.host[..n])?;
         self.write(Fresh::Device);
@@ -184,17 +184,17 @@ impl<T: Plain> Mirrored<T> {
     }
 
     /// The memory on the host, for the inventory of buffers.
-    pub fn room_on_host(&self) -> &Vec<T> {
+    pub(crate) fn room_on_host(&self) -> &Vec<T> {
         &self.host
     }
 
     /// The memory on the GPU, for the inventory of buffers.
-    pub fn room_on_device(&self) -> Option<&DeviceBuffer> {
+    pub(crate) fn room_on_device(&self) -> Option<&DeviceBuffer> {
         self.device.as_ref()
     }
 
     /// Address of the values as they were written last.
-    pub fn address(&self) -> u64 {
+    pub(crate) fn address(&self) -> u64 {
         match (&self.device, self.fresh) {
             (Some(device), Fresh::Device) => device.ptr().0,
             _ => self.host.as_ptr() as u64,

@@ -1,7 +1,6 @@
 //! Tokens that are decoded after the first few take no memory; recorded, no more than the writer's blocks.
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use moe_executor::cpu::threads::Threads;
@@ -43,8 +42,7 @@ const MAX_BLOCKS: usize = 32;
 
 /// Allocations while tokens are decoded, between the first few and the next step of the cache.
 fn while_decoding(file: &str, recorder: impl FnOnce(&Gguf) -> Recorder) -> usize {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures");
-    let gguf = Gguf::open(path.join(file)).unwrap();
+    let gguf = Gguf::open(moe_testkit::fixture(file)).unwrap();
     let model = Model::load(&gguf).unwrap();
     // One, since a second takes its own buffers whenever it first finds work.
     let threads = Threads::new(1).unwrap();

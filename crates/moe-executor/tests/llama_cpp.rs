@@ -7,13 +7,13 @@ mod reference;
 
 use moe_executor::Model;
 use moe_gguf::{GgmlType, Gguf, Value, write};
+use moe_testkit::fixture;
 use reference::{
-    Bounds, F16, GPT_OSS, PROMPTS, QWEN3MOE, Ran, Reference, distances, fixtures, host, reference,
-    run,
+    Bounds, F16, GPT_OSS, PROMPTS, QWEN3MOE, Ran, Reference, distances, host, reference, run,
 };
 
 fn compare(file: &str, bounds: &Bounds) {
-    let gguf = Gguf::open(fixtures().join(file)).unwrap();
+    let gguf = Gguf::open(fixture(file)).unwrap();
     let stem = file.trim_end_matches(".gguf");
     compare_with(&gguf, stem, &PROMPTS, bounds);
 }
@@ -67,7 +67,7 @@ fn tiny_gpt_oss_mxfp4() {
 
 /// The model of a fixture with the keys and tensors of a reference added.
 fn changed(file: &str, reference: &Reference) -> Gguf {
-    let gguf = Gguf::open(fixtures().join(file)).unwrap();
+    let gguf = Gguf::open(fixture(file)).unwrap();
     let overridden = |key: &str| reference.overrides.contains_key(key);
     let mut header = write::Header::like(&gguf, overridden).unwrap();
     for (key, value) in &reference.overrides {
@@ -151,7 +151,7 @@ fn an_unknown_architecture_names_the_known_ones() {
 #[test]
 fn batches_do_not_change_the_result() {
     let reference = reference("random-qwen3moe-F16.long");
-    let gguf = Gguf::open(fixtures().join("random-qwen3moe-F16.gguf")).unwrap();
+    let gguf = Gguf::open(fixture("random-qwen3moe-F16.gguf")).unwrap();
     let model = Model::load(&gguf).unwrap();
     let [whole, cut] = [512, 100].map(|batch| run(&model, &reference, batch, &host, &|_| None));
     let logits = |ran: &Ran| ran.logits.concat();

@@ -1,18 +1,15 @@
 //! The tokenizer against llama.cpp's tokens (`fixtures/reference`), and on faulty vocabularies.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::Path;
 
 use moe_executor::tokenizer::{Error, Model, Role, Tokenizer, Vocabulary, Warning};
 use moe_gguf::{Gguf, write};
+use moe_testkit::fixture;
 use serde_json::Value;
 
-fn fixtures() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures")
-}
-
 fn json(name: &str) -> Value {
-    let text = std::fs::read_to_string(fixtures().join("reference").join(name)).unwrap();
+    let text = std::fs::read_to_string(fixture(Path::new("reference").join(name))).unwrap();
     serde_json::from_str(&text).unwrap()
 }
 
@@ -28,7 +25,7 @@ struct Tokenizers(HashMap<String, Tokenizer>);
 impl Tokenizers {
     fn of(&mut self, model: &str) -> &Tokenizer {
         self.0.entry(model.to_owned()).or_insert_with(|| {
-            let gguf = Gguf::open(fixtures().join(model)).unwrap();
+            let gguf = Gguf::open(fixture(model)).unwrap();
             Tokenizer::from_gguf(gguf.metadata()).unwrap()
         })
     }
@@ -86,7 +83,7 @@ fn encodes_and_decodes_with_scores_as_llama_cpp() {
 fn prompts_and_generated_texts_are_llama_cpps() {
     let mut tokenizers = Tokenizers::default();
     let mut runs = 0;
-    for entry in std::fs::read_dir(fixtures().join("reference")).unwrap() {
+    for entry in std::fs::read_dir(fixture("reference")).unwrap() {
         let run = json(entry.unwrap().file_name().to_str().unwrap());
         let Some(prompt) = run.get("prompt").and_then(Value::as_str) else {
             continue;
@@ -120,7 +117,7 @@ fn special_tokens_of_a_model() {
 
 /// The tokenizer of a model whose key `key` is replaced, or left out.
 fn with_key(model: &str, key: &str, value: Option<moe_gguf::Value>) -> Result<Tokenizer, Error> {
-    let gguf = Gguf::open(fixtures().join(model)).unwrap();
+    let gguf = Gguf::open(fixture(model)).unwrap();
     let mut header = write::Header::like(&gguf, |k| k == key).unwrap();
     if let Some(value) = value {
         header.set(key, &value).unwrap();

@@ -7,12 +7,16 @@
 //! | `MOE_PYTHON` | Python interpreter | `.venv/bin/python` of the repository, then `python3` |
 //! | `MOE_REQUIRE` | comma-separated list of [`Need`]s; a test that lacks one of them fails instead of being skipped | empty |
 
+mod report;
+
 use std::env;
 use std::fmt::{self, Display};
 use std::io::Write;
 use std::panic::Location;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+pub use report::Report;
 
 /// Something that a test needs and that a machine may not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -240,7 +240,7 @@ impl DeviceArgs {
                 ctx.remark(format_args!("{error}; the processor computes"));
                 return Ok(None);
             }
-            Err(error) => bail!("--device cuda: {error}"),
+            Err(error) => bail!(with_advice(&error)),
         };
         if let Some(small) =
             scratchpad::too_small(model, &settings).filter(|_| device.policy() == Policy::PostFetch)
@@ -310,7 +310,7 @@ impl DeviceArgs {
         self.post_fetch.debug()?;
         self.min_batch()?;
         match (self.device, Gpu::look()) {
-            (Kind::Cuda, Err(missing)) => Err(anyhow!("--device cuda: {missing}")),
+            (Kind::Cuda, Err(missing)) => Err(anyhow!(with_advice(&missing))),
             _ => Ok(()),
         }
     }
@@ -384,4 +384,13 @@ impl DeviceArgs {
             None => rules,
         })
     }
+}
+
+/// An error of the GPU that was asked for, and the options that avoid it.
+fn with_advice(error: &cuda::Error) -> String {
+    let options = match error.is_out_of_memory() {
+        true => "lower --n-gpu-layers, add --cpu-moe, or run with --device cpu",
+        false => "or run with --device cpu",
+    };
+    format!("--device cuda: {error}; {options}")
 }

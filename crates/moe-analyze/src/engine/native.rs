@@ -182,8 +182,14 @@ pub fn gpu_bandwidth(device: &Device) -> Option<f64> {
 pub fn fallbacks(device: &Device) -> Option<String> {
     let fallbacks = &device.fallbacks;
     let first = fallbacks.first.as_ref()?;
+    let advice = match fallbacks.tensors.is_empty() {
+        true => "",
+        false => {
+            "; --n-gpu-layers, --n-cpu-moe and --override-tensor say what stays with the processor"
+        }
+    };
     Some(format!(
-        "the processor did {} in the GPU's place, and {} found no room there; the first reason: {first}",
+        "the processor did {} in the GPU's place, and {} found no room there; the first reason: {first}{advice}",
         counted(fallbacks.ops, "operation"),
         counted(fallbacks.tensors.len(), "tensor")
     ))

@@ -17,7 +17,7 @@ pub struct Quantized {
 impl Quantized {
     fn fill(&mut self, threads: &Threads, weights: &Matrix, rows: &[f32]) {
         let n_in = weights.n_in;
-        let activation = weights.kernel.activation;
+        let activation = weights.kernel.activation();
         self.row_size = activation.row_size(n_in);
         self.bytes.resize(self.row_size * (rows.len() / n_in), 0);
         let (row_size, bytes) = (self.row_size, &mut self.bytes);

@@ -1,11 +1,11 @@
 //! Arithmetic on the CPU: quantized blocks, matrix products, attention, threads.
 
-pub mod attention;
+pub(crate) mod attention;
 pub mod bandwidth;
 mod disjoint;
-pub mod glu;
-pub mod matmul;
+pub(crate) mod glu;
+pub(crate) mod matmul;
 pub mod quant;
-pub mod rope;
+pub(crate) mod rope;
 mod simd;
 pub mod threads;

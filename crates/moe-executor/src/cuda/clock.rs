@@ -1,80 +1,111 @@
-//! Times of work on the GPU, told by events.
+//! Events of a pass, and their times on the host's clock.
 
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaEvent, CudaStream};
 
+use super::timeline::{Event, Timeline};
 use super::{Error, Gpu, Result};
 
-/// A moment on a stream of the GPU.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Mark(pub(super) usize);
-
-/// The moments of a pass, on any streams of one GPU. Events are made once and recorded anew in every pass.
+/// The events of a pass, on any streams of one GPU. They are created once and recorded again in every pass.
 #[derive(Default)]
-pub(super) struct Clock {
+pub(crate) struct Clock {
     events: Vec<CudaEvent>,
-    used: usize,
-    /// When the first was recorded, with nothing before it on its stream.
-    origin: Option<Instant>,
+    timeline: Timeline,
+    /// The last event on the stream that computes.
+    last: Option<Event>,
 }
 
 impl Clock {
-    /// Forgets all moments and begins with one on `stream`, on which nothing is under way.
+    /// Forgets all events and records the first one, on the stream that computes, which is idle.
     ///
     /// # Errors
-    /// As [`Clock::mark`].
-    pub(super) fn restart(&mut self, gpu: &Gpu, stream: &CudaStream) -> Result<()> {
-        self.used = 0;
-        self.mark(gpu, stream)?;
-        self.origin = Some(Instant::now());
+    /// As [`Clock::record`].
+    pub(super) fn restart(&mut self, gpu: &Gpu) -> Result<()> {
+        self.timeline.clear();
+        self.last = None;
+        self.record(gpu, gpu.stream()).map(|_| ())
+    }
+
+    /// Records an event on `stream`.
+    ///
+    /// # Errors
+    /// It cannot be created or recorded.
+    pub(super) fn record(&mut self, gpu: &Gpu, stream: &CudaStream) -> Result<Event> {
+        let event = self.reserve(gpu)?;
+        self.record_reserved(event, gpu, stream)?;
+        Ok(event)
+    }
+
+    /// An event that is to be recorded later.
+    ///
+    /// # Errors
+    /// It cannot be created.
+    pub(super) fn reserve(&mut self, gpu: &Gpu) -> Result<Event> {
+        if self.timeline.len() == self.events.len() {
+            self.events.push(gpu.event()?);
+        }
+        Ok(self.timeline.reserve())
+    }
+
+    /// Records a [reserved](Clock::reserve) event on `stream`.
+    ///
+    /// # Errors
+    /// It cannot be recorded.
+    pub(super) fn record_reserved(
+        &mut self,
+        event: Event,
+        gpu: &Gpu,
+        stream: &CudaStream,
+    ) -> Result<()> {
+        let issued = Instant::now();
+        let recorded = self.event(event).record(stream);
+        recorded.map_err(|source| Error::driver("an event", source))?;
+        let computes = stream.cu_stream() == gpu.stream().cu_stream();
+        self.timeline.issue(event, issued, computes);
+        if computes {
+            self.last = Some(event);
+        }
         Ok(())
     }
 
-    /// The moment that `stream` comes to next.
-    ///
-    /// # Errors
-    /// An event cannot be made or recorded.
-    pub(super) fn mark(&mut self, gpu: &Gpu, stream: &CudaStream) -> Result<Mark> {
-        let mark = self.reserve(gpu)?;
-        if let Err(source) = self.event(mark).record(stream) {
-            self.used = mark.0;
-            return Err(Error::driver("an event", source));
-        }
-        Ok(mark)
+    /// The last event on the stream that computes.
+    pub(super) fn last(&self) -> Option<Event> {
+        self.last
     }
 
-    /// A moment whose [event](Clock::event) is yet to be recorded; before that it is none.
-    ///
-    /// # Errors
-    /// An event cannot be made.
-    pub(super) fn reserve(&mut self, gpu: &Gpu) -> Result<Mark> {
-        let at = self.used;
-        if at == self.events.len() {
-            self.events.push(gpu.event()?);
-        }
-        self.used += 1;
-        Ok(Mark(at))
+    /// The driver's event.
+    pub(super) fn event(&self, event: Event) -> &CudaEvent {
+        &self.events[event.0]
     }
 
-    /// The last moment of this pass.
-    pub(super) fn last(&self) -> Option<Mark> {
-        self.used.checked_sub(1).map(Mark)
+    /// The host has waited for the stream that computes.
+    pub(super) fn waited(&mut self) {
+        self.timeline.waited(Instant::now());
     }
 
-    /// The event of a moment of this pass.
-    pub(super) fn event(&self, mark: Mark) -> &CudaEvent {
-        &self.events[mark.0]
-    }
-
-    /// When a moment of this pass was, once its stream has come so far.
+    /// Finds the times of all events; the host has waited for all streams.
     ///
     /// # Errors
     /// The GPU's work failed.
-    pub(super) fn time(&self, mark: Mark) -> Result<Instant> {
-        let since = self.events[0].elapsed_ms(self.event(mark));
-        let since = since.map_err(|source| Error::driver("an event's time", source))?;
-        let since = Duration::from_nanos((f64::from(since).max(0.0) * 1e6) as u64);
-        Ok(self.origin.unwrap_or_else(Instant::now) + since)
+    pub(super) fn finish(&mut self) -> Result<()> {
+        let Clock {
+            events, timeline, ..
+        } = self;
+        timeline.resolve(Instant::now(), |event| {
+            let since = events[0].elapsed_ms(&events[event.0]);
+            let since = since.map_err(|source| Error::driver("an event's time", source))?;
+            Ok(Duration::from_nanos(
+                (f64::from(since).max(0.0) * 1e6) as u64,
+            ))
+        })
+    }
+
+    /// When an event was; see [`Clock::finish`].
+    ///
+    /// # Errors
+    /// The pass has not ended.
+    pub(super) fn time(&self, event: Event) -> Result<Instant> {
+        self.timeline.time(event).ok_or(Error::PassNotEnded)
     }
 }

@@ -40,7 +40,7 @@ impl Downloads {
     ) -> Result<Download> {
         let bytes = n * size_of::<i32>();
         while let Some(piece) = self.pieces.get(self.piece)
-            && self.used + 2 * bytes > piece.bytes().len()
+            && self.used + 2 * bytes > piece.len()
         {
             (self.piece, self.used) = (self.piece + 1, 0);
         }
@@ -52,18 +52,26 @@ impl Downloads {
             at: self.used,
             n,
         };
-        let piece = &mut self.pieces[self.piece];
-        gpu.begin_download(ids, piece, self.used, bytes)?;
-        gpu.begin_download(weights, piece, self.used + bytes, bytes)?;
+        let piece = &self.pieces[self.piece];
+        // SAFETY: the place is this copy's until `clear`, which the next pass starts with; `get` reads it once the pass has ended
+        // with a wait. Dropping pinned memory waits for the GPU.
+        unsafe {
+            gpu.begin_download(ids, piece, self.used, bytes)?;
+            gpu.begin_download(weights, piece, self.used + bytes, bytes)?;
+        }
         self.used += 2 * bytes;
         Ok(download)
     }
 
     /// Experts and weights, which have arrived.
-    pub(super) fn get(&self, download: &Download) -> (&[i32], &[f32]) {
+    ///
+    /// # Safety
+    /// The stream that the copies were begun on was waited for, and none was begun since.
+    pub(super) unsafe fn get(&self, download: &Download) -> (&[i32], &[f32]) {
         let bytes = download.n * size_of::<i32>();
-        let (ids, weights) =
-            self.pieces[download.piece].bytes()[download.at..][..2 * bytes].split_at(bytes);
+        // SAFETY: no copy is under way, by the caller's promise; one needs `&mut self` to start.
+        let piece = unsafe { self.pieces[download.piece].bytes() };
+        let (ids, weights) = piece[download.at..][..2 * bytes].split_at(bytes);
         let aligned = "pieces are pages, and what lies in them has four bytes each";
         (
             <[i32]>::ref_from_bytes(ids).expect(aligned),

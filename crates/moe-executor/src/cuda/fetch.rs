@@ -24,7 +24,7 @@ impl Staging {
     pub(super) fn fetch(&mut self, gpu: &Gpu, wanted: &mut [Wanted]) -> Result<()> {
         let bytes: usize = wanted.iter().map(|one| one.to.len()).sum();
         let memory = match self.memory.take() {
-            Some(memory) if memory.bytes().len() >= bytes => memory,
+            Some(memory) if memory.len() >= bytes => memory,
             outgrown => {
                 drop(outgrown);
                 gpu.pinned(bytes.next_power_of_two())?
@@ -33,11 +33,14 @@ impl Staging {
         let memory = self.memory.insert(memory);
         let mut at = 0;
         for one in &*wanted {
-            gpu.begin_download(one.from, memory, at, one.to.len())?;
+            // SAFETY: the memory is read after the wait below. If that is not reached, the next use of the memory starts with copies
+            // in the order of the same stream, and dropping it waits for the GPU.
+            unsafe { gpu.begin_download(one.from, memory, at, one.to.len())? };
             at += one.to.len();
         }
         gpu.synchronize()?;
-        let mut come = memory.bytes();
+        // SAFETY: all copies have ended, and none is started below.
+        let mut come = unsafe { memory.bytes() };
         for one in wanted {
             let (bytes, others) = come.split_at(one.to.len());
             one.to.copy_from_slice(bytes);

@@ -93,12 +93,12 @@ impl Gpu {
     }
 
     /// The kernels.
-    pub fn kernels(&self) -> &Kernels {
+    pub(crate) fn kernels(&self) -> &Kernels {
         &self.kernels
     }
 
     /// The stream that computes.
-    pub fn stream(&self) -> &Arc<CudaStream> {
+    pub(crate) fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
     }
 
@@ -106,7 +106,7 @@ impl Gpu {
     ///
     /// # Errors
     /// The driver has none left.
-    pub fn new_stream(&self) -> Result<Arc<CudaStream>> {
+    pub(crate) fn new_stream(&self) -> Result<Arc<CudaStream>> {
         let stream = self.context.new_stream();
         stream.map_err(|source| Error::driver("a new stream", source))
     }
@@ -115,7 +115,7 @@ impl Gpu {
     ///
     /// # Errors
     /// The driver has none left.
-    pub fn event(&self) -> Result<CudaEvent> {
+    pub(crate) fn event(&self) -> Result<CudaEvent> {
         let flags = sys::CUevent_flags::CU_EVENT_DEFAULT;
         let event = self.context.new_event(Some(flags));
         event.map_err(|source| Error::driver("a new event", source))
@@ -125,7 +125,7 @@ impl Gpu {
     ///
     /// # Errors
     /// There is not enough, or not enough under the limit.
-    pub fn alloc(&self, bytes: usize) -> Result<DeviceBuffer> {
+    pub(crate) fn alloc(&self, bytes: usize) -> Result<DeviceBuffer> {
         DeviceBuffer::new(&self.stream, &self.account, bytes)
     }
 
@@ -133,15 +133,15 @@ impl Gpu {
     ///
     /// # Errors
     /// The system has no memory to spare.
-    pub fn pinned(&self, bytes: usize) -> Result<Pinned> {
+    pub(crate) fn pinned(&self, bytes: usize) -> Result<Pinned> {
         Pinned::new(&self.context, bytes)
     }
 
-    /// Has the GPU read mapped memory by itself, as long as the result lives; `bytes` must stay mapped till then.
+    /// Has the GPU read mapped memory by itself, as long as the result lives.
     ///
     /// # Errors
     /// The driver does not register such memory.
-    pub fn register(&self, bytes: &[u8]) -> Result<Registered> {
+    pub(crate) fn register<'m>(&self, bytes: &'m [u8]) -> Result<Registered<'m>> {
         Registered::new(&self.context, bytes)
     }
 
@@ -155,23 +155,32 @@ impl Gpu {
     ///
     /// # Errors
     /// The copy failed.
-    pub fn upload<T: IntoBytes + Immutable + ?Sized>(&self, to: Ptr, values: &T) -> Result<()> {
+    pub(crate) fn upload<T: IntoBytes + Immutable + ?Sized>(
+        &self,
+        to: Ptr,
+        values: &T,
+    ) -> Result<()> {
         self.kernels.follow_copy();
         upload_on(&self.stream, to, values.as_bytes())
     }
 
-    /// Begins to copy to pinned memory; the bytes are there once the stream has come so far.
+    /// Begins to copy `n` bytes to the place `at` of pinned memory; they are there once the stream has come so far.
+    ///
+    /// # Safety
+    /// As [`Pinned::begin_download`].
     ///
     /// # Errors
-    /// The copy failed.
-    pub fn begin_download(&self, from: Ptr, to: &mut Pinned, at: usize, n: usize) -> Result<()> {
+    /// The copy cannot be started.
+    pub(super) unsafe fn begin_download(
+        &self,
+        from: Ptr,
+        to: &Pinned,
+        at: usize,
+        n: usize,
+    ) -> Result<()> {
         self.kernels.follow_copy();
-        // SAFETY: pinned memory lives as long as the session, whose passes end with a wait.
-        unsafe {
-            let out = &mut to.bytes_mut()[at..at + n];
-            result::memcpy_dtoh_async(out, from.0, self.stream.cu_stream())
-        }
-        .map_err(|source| Error::driver("a copy from the GPU", source))
+        // SAFETY: by the caller's promise.
+        unsafe { to.begin_download(&self.stream, from, at, n) }
     }
 
     /// Bytes that its memory moves in a second, read and written, in copies of `bytes`: what the reading of weights is held
@@ -200,7 +209,7 @@ impl Gpu {
     ///
     /// # Errors
     /// Some of it failed.
-    pub fn synchronize(&self) -> Result<()> {
+    pub(crate) fn synchronize(&self) -> Result<()> {
         self.account.wait(&self.stream)
     }
 

@@ -1,6 +1,7 @@
 //! Memory of the GPU, counted and capped, and memory of the host that it reads and writes by itself.
 
 use std::ffi::c_void;
+use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -57,18 +58,29 @@ impl Account {
         self.limit
     }
 
+    /// Counts `bytes` as allocated, if the limit leaves room for them.
+    ///
+    /// # Errors
+    /// It does not.
     fn take(&self, bytes: u64) -> Result<()> {
-        let used = self.used();
-        if used.saturating_add(bytes) > self.limit {
-            return Err(Error::OutOfMemory {
+        let fits = |used: u64| used.checked_add(bytes).filter(|&used| used <= self.limit);
+        let order = Ordering::Relaxed;
+        match self.used.fetch_update(order, order, fits) {
+            Ok(before) => {
+                self.peak.fetch_max(before + bytes, order);
+                Ok(())
+            }
+            Err(used) => Err(Error::OutOfMemory {
                 wanted: bytes,
                 used,
                 limit: self.limit,
-            });
+            }),
         }
-        self.used.store(used + bytes, Ordering::Relaxed);
-        self.peak.fetch_max(used + bytes, Ordering::Relaxed);
-        Ok(())
+    }
+
+    /// Counts `bytes` as free again.
+    fn give_back(&self, bytes: u64) {
+        self.used.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
 
@@ -89,7 +101,7 @@ impl DeviceBuffer {
         // SAFETY: whoever reads it has written it before; a kernel that reads what none wrote gets any values, as on the host.
         let slice = unsafe { stream.alloc::<u8>(bytes) };
         let slice = slice.map_err(|source| {
-            account.used.fetch_sub(bytes as u64, Ordering::Relaxed);
+            account.give_back(bytes as u64);
             Error::driver("an allocation of GPU memory", source)
         })?;
         use cudarc::driver::DevicePtr as _;
@@ -140,8 +152,7 @@ impl DeviceBuffer {
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
-        let bytes = self.size_bytes() as u64;
-        self.account.used.fetch_sub(bytes, Ordering::Relaxed);
+        self.account.give_back(self.size_bytes() as u64);
     }
 }
 
@@ -166,16 +177,56 @@ impl Pinned {
         })
     }
 
-    /// The bytes. A copy into them that is under way may change them meanwhile: wait for it first.
-    pub fn bytes(&self) -> &[u8] {
-        // SAFETY: allocated and set to zero in `new`.
+    /// Number of bytes.
+    pub(super) fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// The bytes.
+    ///
+    /// # Safety
+    /// No copy into them is under way, and none is started while the result lives.
+    pub(super) unsafe fn bytes(&self) -> &[u8] {
+        // SAFETY: allocated and set to zero in `new`; nobody writes to them, by the caller's promise.
         unsafe { std::slice::from_raw_parts(self.address.cast(), self.bytes) }
     }
 
-    /// The bytes, to write.
-    pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: allocated and set to zero in `new`.
-        unsafe { std::slice::from_raw_parts_mut(self.address.cast(), self.bytes) }
+    /// Overwrites the first bytes.
+    ///
+    /// # Safety
+    /// No copy into them or from them is under way.
+    pub(super) unsafe fn write(&mut self, bytes: &[u8]) {
+        assert!(bytes.len() <= self.bytes, "pinned memory is too small");
+        // SAFETY: both have as many bytes, and this memory is nobody else's, by the caller's promise.
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.address.cast(), bytes.len());
+        }
+    }
+
+    /// Begins to copy `n` bytes of the GPU to the place `at`, in the order of `stream`.
+    ///
+    /// # Safety
+    /// This memory is not read or written, nor dropped, until `stream` has come so far.
+    ///
+    /// # Errors
+    /// The copy cannot be started.
+    pub(super) unsafe fn begin_download(
+        &self,
+        stream: &CudaStream,
+        from: Ptr,
+        at: usize,
+        n: usize,
+    ) -> Result<()> {
+        assert!(
+            at.checked_add(n).is_some_and(|end| end <= self.bytes),
+            "pinned memory is too small"
+        );
+        // SAFETY: in bounds by the assertion above.
+        let to = unsafe { self.address.cast::<u8>().add(at) };
+        // SAFETY: `n` bytes of this memory, which the caller leaves to the copy.
+        unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from.0, n, stream.cu_stream()) }
+            .result()
+            .map_err(|source| Error::driver("a copy from the GPU", source))
     }
 }
 
@@ -188,34 +239,89 @@ impl Drop for Pinned {
 }
 
 /// Mapped memory of a file that the GPU may read by itself.
-pub struct Registered {
+pub struct Registered<'m> {
     context: Arc<CudaContext>,
     address: *mut c_void,
+    mapped: PhantomData<&'m [u8]>,
 }
 
-impl Registered {
-    /// Registers `bytes`, which must stay mapped until this is dropped.
+impl<'m> Registered<'m> {
+    /// Registers `bytes`, which stay mapped for longer than this lives.
     ///
     /// # Errors
     /// The driver does not register such memory.
-    pub(super) fn new(context: &Arc<CudaContext>, bytes: &[u8]) -> Result<Registered> {
+    pub(super) fn new(context: &Arc<CudaContext>, bytes: &'m [u8]) -> Result<Registered<'m>> {
         let address = bytes.as_ptr().cast_mut().cast::<c_void>();
         let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_READ_ONLY;
-        // SAFETY: the caller keeps the mapping; it is registered for reading alone.
+        // SAFETY: the bytes are borrowed until this is dropped; they are registered for reading alone.
         unsafe { sys::cuMemHostRegister_v2(address, bytes.len(), flags) }
             .result()
             .map_err(|source| Error::driver("the registration of mapped memory", source))?;
         Ok(Registered {
             context: context.clone(),
             address,
+            mapped: PhantomData,
         })
     }
 }
 
-impl Drop for Registered {
+impl Drop for Registered<'_> {
     fn drop(&mut self) {
         let _ = self.context.synchronize();
         // SAFETY: registered in `new`, and no copy is under way any more. Nothing can be done about an error here.
         let _ = unsafe { sys::cuMemHostUnregister(self.address) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn account_refuses_what_exceeds_the_limit() {
+        let account = Account::new(100);
+        account.take(60).unwrap();
+        for bytes in [41, u64::MAX, u64::MAX - 60] {
+            let refused = account.take(bytes);
+            let of = |error| match error {
+                Error::OutOfMemory {
+                    wanted,
+                    used,
+                    limit,
+                } => (wanted, used, limit),
+                other => panic!("{other}"),
+            };
+            assert_eq!(refused.map_err(of), Err((bytes, 60, 100)));
+        }
+        account.take(40).unwrap();
+        account.give_back(100);
+        assert_eq!((account.used(), account.peak()), (0, 100));
+    }
+
+    #[test]
+    fn threads_never_take_more_than_the_limit() {
+        const LIMIT: u64 = 3;
+        let account = Account::new(LIMIT);
+        let most = AtomicU64::new(0);
+        let holders = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..20_000 {
+                        if account.take(1).is_ok() {
+                            let now = holders.fetch_add(1, Ordering::SeqCst) + 1;
+                            most.fetch_max(now, Ordering::SeqCst);
+                            std::hint::spin_loop();
+                            holders.fetch_sub(1, Ordering::SeqCst);
+                            account.give_back(1);
+                        }
+                    }
+                });
+            }
+        });
+        let most = most.into_inner();
+        assert!((1..=LIMIT).contains(&most), "{most} at once");
+        assert_eq!(account.used(), 0);
+        assert!(account.peak() <= LIMIT, "{}", account.peak());
     }
 }

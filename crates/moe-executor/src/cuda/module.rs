@@ -12,7 +12,7 @@ use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream, LaunchCo
 use cudarc::nvrtc::Ptx;
 use moe_gguf::GgmlType;
 
-use super::{Error, Ptr, Result, Said};
+use super::{DriverStatus, Error, Ptr, Result};
 
 /// Kernels for this capability and above may be started while the one before them on their stream still runs: each waits by
 /// itself for that one, behind what it can do before (`wait_for_previous` in pipeline.cuh).
@@ -162,7 +162,7 @@ impl Module {
         }
         let failed = |error| Error::Launch {
             kernel,
-            said: Said(error),
+            status: DriverStatus(error),
         };
         let function = self.function(kernel, grid.shared_mem_bytes)?;
         stream.context().bind_to_thread().map_err(failed)?;
@@ -242,7 +242,7 @@ impl Module {
             let set = found.function.set_attribute(attribute, shared as i32);
             set.map_err(|error| Error::Launch {
                 kernel,
-                said: Said(error),
+                status: DriverStatus(error),
             })?;
             found.shared = shared;
         }
@@ -256,13 +256,13 @@ impl Module {
                 let module = self.context.load_module(Ptx::from_src(self.ptx));
                 loaded.module.insert(module.map_err(|error| Error::Load {
                     module: self.name,
-                    said: Said(error),
+                    status: DriverStatus(error),
                 })?)
             }
         };
         let failed = |error| Error::Launch {
             kernel,
-            said: Said(error),
+            status: DriverStatus(error),
         };
         let function = module.load_function(kernel).map_err(failed)?;
         let fixed = function.get_attribute(CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES);

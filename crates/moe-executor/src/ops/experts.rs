@@ -95,7 +95,7 @@ impl Ops<'_> {
         routing: &mut Routing,
         [gate_out, up_out]: [&mut Activation; 2],
     ) {
-        let start = self.start();
+        let start = self.start_experts();
         let start_of_all = Instant::now();
         let entries = routing.ids.len();
         let (gate_rows, up_rows) = (gate, up);
@@ -187,7 +187,7 @@ impl Ops<'_> {
         let quantized = self.hidden.take().filter(|_| !self.fetches)?;
         let down = projection.linear;
         let weights = self.device.as_mut()?.resident(&down.weights)?;
-        let start = self.start();
+        let start = self.start_experts();
         experts.shape(projection.names[0], weights.n_out, entries);
         dst.shape(NodeName::of("ffn_moe_out", il), weights.n_out, 1);
         let mut has_kernel = false;
@@ -220,7 +220,7 @@ impl Ops<'_> {
         routing: &mut Routing,
         dst: &mut Activation,
     ) {
-        let start = self.start();
+        let start = self.start_experts();
         let Linear { weights, bias } = projection.linear;
         dst.shape(projection.names[0], weights.n_out, src.rows);
         if std::mem::take(&mut self.fetches) {

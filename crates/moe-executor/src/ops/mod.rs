@@ -12,7 +12,7 @@
 mod attention;
 mod elementwise;
 mod experts;
-pub mod number;
+pub(crate) mod number;
 mod post_fetch;
 mod router;
 mod run;
@@ -27,9 +27,9 @@ use crate::placement::Side;
 use crate::recorder::{LaneCounts, Recorder, Routing};
 use crate::weights::{Linear, Matrix, Vector};
 
-pub use crate::cpu::glu::Glu;
-pub use experts::Projection;
-pub use router::{Gating, Groups, RouterSpec, RouterState};
+pub(crate) use crate::cpu::glu::Glu;
+pub(crate) use experts::Projection;
+pub(crate) use router::{Gating, Groups, RouterSpec, RouterState};
 use run::Ran;
 
 /// What the router chose for the rows of one layer; handed to the observer of a session.
@@ -48,7 +48,7 @@ pub struct Routed<'a> {
 pub type Observer<'a> = Box<dyn FnMut(&Routed) + 'a>;
 
 /// Runs operations and records them.
-pub struct Ops<'a> {
+pub(crate) struct Ops<'a> {
     /// Threads that compute.
     pub threads: &'a Threads,
     /// Where records go.

@@ -78,10 +78,8 @@ impl Ops<'_> {
 
     /// The host ends gate and up of a layer, which it began at `start`.
     pub(super) fn end_window(&mut self, start: Instant) {
-        if let (true, Some(device)) = (self.fetches, &mut self.device)
-            && let Some(post_fetch) = &mut device.post_fetch
-        {
-            post_fetch.window(start, Instant::now());
+        if let (true, Some(device)) = (self.fetches, &mut self.device) {
+            device.post_fetch_window(start, Instant::now());
         }
     }
 
@@ -94,7 +92,7 @@ impl Ops<'_> {
         routing: &mut Routing,
         dst: &mut Activation,
     ) {
-        let start = self.start();
+        let start = self.start_experts();
         let Linear { weights, bias } = projection.linear;
         let mut places = Vec::new();
         let done = self.on(Side::Gpu, |device| {
@@ -102,13 +100,10 @@ impl Ops<'_> {
             let x = src.values.device(gpu)?;
             let ids = routing.ids.device(gpu)?;
             places = device.land_post_fetch(routing.ids.host())?;
-            let Some(post_fetch) = &mut device.post_fetch else {
-                return Ok(());
-            };
             if places.iter().all(|&place| place == 0) {
                 return Ok(());
             }
-            let from = post_fetch.begin_product(&device.gpu)?;
+            let from = device.begin_fetched_product()?;
             let table = device.scratch(Scratch::Table, size_of_val(places.as_slice()))?;
             device.gpu().upload(table, places.as_slice())?;
             let operands = Fetched {
@@ -127,10 +122,7 @@ impl Ops<'_> {
             device
                 .kernels()
                 .mul_mat_fetched(device.stream(), &operands)?;
-            match &mut device.post_fetch {
-                Some(post_fetch) => post_fetch.end_product(&device.gpu, from),
-                None => Ok(()),
-            }
+            device.end_fetched_product(from)
         });
         if self.device.as_ref().is_some_and(Device::transfers_failed) {
             self.recorder.fell_back();
@@ -190,6 +182,7 @@ impl Ops<'_> {
             }
         }
         if let Some(device) = &mut self.device {
+            device.host_ran();
             let put = |(at, row): (usize, &[f32])| {
                 let out = dst.values.update_device(device.gpu())?;
                 device.gpu().upload(out.offset(at * n_out * 4), row)

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use crate::activation::{Activation, NodeName};
-use crate::cuda::{self, Device, Mark, Wanted};
+use crate::cuda::{self, Device, Event, Wanted};
 use crate::error::Result;
 use crate::mirrored::{Mirrored, Plain};
 use crate::ops::Ops;
@@ -16,8 +16,8 @@ use crate::weights::Matrix;
 pub(super) enum Ran {
     /// On the host.
     Host,
-    /// On the GPU, between two moments if somebody wants to know.
-    Gpu(Option<(Mark, Mark)>),
+    /// On the GPU, between two events if it is recorded.
+    Gpu(Option<(Event, Event)>),
     /// On the GPU, in the kernel of an operation before it.
     Within,
 }
@@ -27,6 +27,12 @@ impl Ops<'_> {
     pub(super) fn start(&mut self) -> Instant {
         self.ran = Ran::Host;
         self.recorder.start()
+    }
+
+    /// Time before an expert operation; pass it to [`Ops::record_experts`].
+    pub(super) fn start_experts(&mut self) -> Instant {
+        self.ran = Ran::Host;
+        self.recorder.start_experts()
     }
 
     /// Runs `launch` if the operation belongs on the GPU. Gives whether it did; if not, the host does it.
@@ -40,14 +46,17 @@ impl Ops<'_> {
         };
         let timed = self.recorder.is_on();
         let run = || {
-            let from = timed.then(|| device.last_mark()).transpose()?;
+            let from = timed.then(|| device.start_event()).transpose()?;
             launch(device)?;
-            let to = timed.then(|| device.mark()).transpose()?;
+            let to = timed.then(|| device.record_event()).transpose()?;
             Ok(from.zip(to))
         };
-        match run() {
-            Ok(marks) => {
-                self.ran = Ran::Gpu(marks);
+        let ran = run();
+        // The host goes on while the GPU computes.
+        self.recorder.host_is_free();
+        match ran {
+            Ok(events) => {
+                self.ran = Ran::Gpu(events);
                 true
             }
             Err(error) => {
@@ -98,11 +107,11 @@ impl Ops<'_> {
     }
 
     /// The host has waited for the GPU.
-    fn waited(&mut self) {
+    pub(crate) fn waited(&mut self) {
         if let Some(device) = &mut self.device {
-            device.host_took_over();
+            device.waited();
         }
-        self.recorder.waited();
+        self.recorder.host_is_free();
     }
 
     /// Fetches rows that the session is about to read.
@@ -128,8 +137,8 @@ impl Ops<'_> {
     /// # Errors
     /// The GPU lost values in this pass, or a record could not be written.
     pub fn end_pass(&mut self) -> Result<()> {
-        if let Some(device) = &self.device {
-            device.gpu().synchronize()?;
+        if let Some(device) = &mut self.device {
+            device.end_pass()?;
         }
         if let Some(fault) = self.fault.take() {
             return Err(fault.into());
@@ -170,13 +179,19 @@ impl Ops<'_> {
             .op(when, op, dst, sources, first, self.positions.len());
     }
 
-    /// When the operation ran that began at `start` if it was the host's.
+    /// When the operation ran that started at `start` if it was the host's.
     pub(super) fn when(&mut self, start: Instant) -> When {
         match self.ran {
-            Ran::Host => When::Host(start),
-            Ran::Gpu(marks) => {
+            Ran::Host => {
+                // What the GPU gets next does not start at the end of what it got last.
+                if let Some(device) = &mut self.device {
+                    device.host_ran();
+                }
+                When::Host(start)
+            }
+            Ran::Gpu(events) => {
                 self.ran = Ran::Within;
-                marks.map_or(When::Within, |(from, to)| When::Gpu(from, to))
+                events.map_or(When::Within, |(from, to)| When::Gpu(from, to))
             }
             Ran::Within => When::Within,
         }

@@ -2,6 +2,21 @@
 //!
 //! The hot path copies a ready record and patches what changes from token to token. The ready records are made in the
 //! first pass and found again by their place in the pass: the operations of a pass come in the same order every time.
+//!
+//! # Times
+//!
+//! All times are on one clock, [`Clock`]. `timestamp_ns` is when the operation started to compute:
+//!
+//! - On the host, when it had all that it reads: the end of the operation before, or the return of the wait for the GPU, or of the
+//!   call that launched the GPU's work before it.
+//! - On the GPU, when its stream came to it: the end of the kernel before, or, if the host ran or waited in between, an event
+//!   recorded before the launch. Events are laid onto the host's clock by [`cuda::timeline`](crate::cuda).
+//! - Several operations in one kernel: the first of them has the kernel's time. The others have no duration and start 1 ns after
+//!   the one before, at most at the kernel's end.
+//! - An operation that failed on the GPU is the host's, and flagged.
+//!
+//! The records of a pass are written in the order of their starts. This is the order of the graph, except for operations of the
+//! host that ran next to the GPU's because neither reads what the other writes. So timestamps never decrease within a run.
 
 mod routing;
 mod rows;
@@ -19,7 +34,7 @@ use crate::activation::NodeName;
 use crate::buffers::Moment;
 use crate::capture::Capture;
 use crate::cuda::post_fetch::Sample;
-use crate::cuda::{Device, Mark};
+use crate::cuda::{Device, Event};
 use crate::error::{Error, Result};
 
 pub use routing::{LaneCounts, Lanes, Routing};
@@ -44,8 +59,8 @@ pub struct Pass {
 pub enum When {
     /// On the host, from here to now.
     Host(Instant),
-    /// On the GPU, between two moments of its stream.
-    Gpu(Mark, Mark),
+    /// On the GPU, between two events of its stream.
+    Gpu(Event, Event),
     /// In the kernel of the operation before.
     Within,
 }
@@ -109,7 +124,9 @@ pub struct Recorder {
     pass: Pass,
     templates: Vec<Template>,
     next: usize,
-    /// End of the last recorded operation, or the beginning of the pass.
+    /// Start of the pass.
+    pass_start: Instant,
+    /// When the host's next operation can start: the end of its last recorded one, or later.
     last_end: Instant,
     /// When records were last handed to the file.
     flushed: Instant,
@@ -117,6 +134,8 @@ pub struct Recorder {
     /// Whether operations wait for the end of their pass.
     waits: bool,
     pending: Vec<Pending>,
+    /// Index of each pending operation, in the order of their starts.
+    order: Vec<usize>,
     /// Whether the GPU failed at the operation that comes next.
     fell_back: bool,
     /// The graph of this pass, if it is the first whole one of its phase.
@@ -141,11 +160,13 @@ impl Recorder {
             },
             templates: Vec::new(),
             next: 0,
+            pass_start: origin,
             last_end: origin,
             flushed: origin,
             failed: None,
             waits: false,
             pending: Vec::new(),
+            order: Vec::new(),
             fell_back: false,
             capture: None,
             captured: [false; PHASES.len()],
@@ -167,8 +188,8 @@ impl Recorder {
         self.writer.is_some()
     }
 
-    /// The host waited for the GPU: what it does next begins now.
-    pub(crate) fn waited(&mut self) {
+    /// The host waited for the GPU, or launched work on it: its next operation starts now.
+    pub(crate) fn host_is_free(&mut self) {
         if self.is_on() {
             self.last_end = Instant::now();
         }
@@ -188,8 +209,11 @@ impl Recorder {
     pub fn begin(&mut self, pass: Pass) {
         self.pass = pass;
         self.next = 0;
+        // Those of a pass that failed.
+        self.pending.clear();
         if self.writer.is_some() {
             self.last_end = Instant::now();
+            self.pass_start = self.last_end;
         }
         let is_wanted = self.captured.get(usize::from(pass.phase)) == Some(&false);
         self.capture = (is_wanted && pass.is_whole && self.writer.is_some()).then(Capture::default);
@@ -256,7 +280,7 @@ impl Recorder {
     /// the pass.
     ///
     /// # Errors
-    /// The first write that failed in this pass, or the GPU does not tell its times.
+    /// The first write that failed in this pass.
     pub fn end(&mut self, device: Option<&Device>) -> Result<()> {
         if let Some(device) = device {
             self.settle(device)?;
@@ -446,42 +470,4 @@ impl Recorder {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::path::Path;
-
-    use moe_gguf::Gguf;
-    use moe_gguf::map::OffsetMap;
-    use moe_trace::{Manifest, RunOptions, TRACE_FILE, Trace};
-
-    use super::*;
-
-    #[test]
-    fn the_wait_for_the_gpu_is_no_part_of_the_operation_that_waited() {
-        const WAIT: Duration = Duration::from_millis(200);
-        let dir = tempfile::tempdir().unwrap();
-        let run = dir.path().join("run");
-        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures");
-        let gguf = Gguf::open(fixtures.join("random-llama-F16.gguf")).unwrap();
-        let (map, options) = (OffsetMap::new(&gguf), RunOptions::default());
-        let writer = RunWriter::create(&run, Manifest::default(), &map, options).unwrap();
-        let mut recorder = Recorder::new(Some(writer));
-        recorder.begin(Pass {
-            sequence_id: 0,
-            phase: record::PHASE_PROMPT,
-            is_whole: false,
-        });
-        let start = recorder.start();
-        std::thread::sleep(WAIT);
-        recorder.waited();
-        let begin = recorder.clock.ns(start);
-        recorder.op(When::Host(start), 0, NodeName::global("x"), &[], 0, 1);
-        recorder.into_writer().unwrap().finish().unwrap();
-        let trace = Trace::open(run.join(TRACE_FILE)).unwrap();
-        let [op] = trace.records() else {
-            panic!("one operation")
-        };
-        let wait = WAIT.as_nanos() as u64;
-        assert!(op.timestamp_ns.get() >= begin + wait);
-        assert!(op.duration_ns.get() < wait);
-    }
-}
+mod tests;

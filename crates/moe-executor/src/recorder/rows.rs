@@ -1,10 +1,12 @@
 //! Records of an operation: one, or one for each row of a choice; at once, or at the end of the pass.
 
+use std::time::Instant;
+
 use moe_trace::record::{self, MAX_EXPERTS};
 use moe_trace::{RunWriter, TensorAccessLog};
 
 use super::{Lanes, Recorder, Routing, When};
-use crate::cuda::{Device, Download};
+use crate::cuda::{self, Device, Download, Event};
 use crate::error::{Error, Result};
 
 /// The rows of an expert operation: one record each, more when a row has over 16 experts.
@@ -103,36 +105,71 @@ impl Rows<'_> {
     }
 }
 
+/// What the GPU knows once a pass has ended.
+pub(super) trait Finished {
+    /// When an event of the pass was.
+    ///
+    /// # Errors
+    /// The pass has not ended.
+    fn time(&self, event: Event) -> cuda::Result<Instant>;
+
+    /// Experts and weights that were copied in the pass.
+    ///
+    /// # Errors
+    /// The pass has not ended.
+    fn downloaded(&self, download: &Download) -> cuda::Result<(&[i32], &[f32])>;
+}
+
+impl Finished for Device<'_> {
+    fn time(&self, event: Event) -> cuda::Result<Instant> {
+        Device::time(self, event)
+    }
+
+    fn downloaded(&self, download: &Download) -> cuda::Result<(&[i32], &[f32])> {
+        Device::downloaded(self, download)
+    }
+}
+
 impl Recorder {
-    /// Writes what waited for the end of the pass.
-    pub(super) fn settle(&mut self, device: &Device) -> Result<()> {
+    /// Writes the operations that waited for the end of the pass, in the order of their starts.
+    pub(super) fn settle(&mut self, gpu: &impl Finished) -> Result<()> {
         let Some(writer) = &mut self.writer else {
             return Ok(());
         };
-        let mut last_ns = 0;
-        for pending in self.pending.drain(..) {
-            let mut record = pending.record;
-            match pending.when {
-                When::Host(_) => {}
+        // Start of the operation before, and end of its kernel.
+        let mut start_ns = self.clock.ns(self.pass_start);
+        let mut end_ns = start_ns;
+        for Pending { record, when, .. } in &mut self.pending {
+            let span = match *when {
+                When::Host(_) => None,
                 When::Gpu(from, to) => {
-                    let (from, to) = (device.time(from)?, device.time(to)?);
-                    record.timestamp_ns.set(self.clock.ns(from));
-                    let duration = to.saturating_duration_since(from);
-                    record.duration_ns.set(duration.as_nanos() as u64);
+                    let (from, to) = (self.clock.ns(gpu.time(from)?), self.clock.ns(gpu.time(to)?));
+                    Some((from, to.saturating_sub(from)))
                 }
-                When::Within => {
-                    // Behind the one that has the kernel's time, so that operations keep their order.
-                    record.timestamp_ns.set(last_ns + 1);
-                    record.duration_ns.set(0);
-                }
+                When::Within => Some((end_ns.min(start_ns + 1), 0)),
+            };
+            if let Some((start, duration)) = span {
+                record.timestamp_ns.set(start);
+                record.duration_ns.set(duration);
             }
-            last_ns = record.timestamp_ns.get();
-            let written = match &pending.rows {
-                None => one(writer, &record),
+            start_ns = record.timestamp_ns.get();
+            if !matches!(when, When::Within) {
+                end_ns = start_ns + record.duration_ns.get();
+            }
+        }
+        let start = |&at: &usize| self.pending[at].record.timestamp_ns.get();
+        self.order.clear();
+        self.order.extend(0..self.pending.len());
+        // Stable: operations with one start keep the order of the graph.
+        self.order.sort_by_key(start);
+        for &at in &self.order {
+            let Pending { record, rows, .. } = &self.pending[at];
+            let written = match rows {
+                None => one(writer, record),
                 Some(rows) => {
                     let (ids, weights) = match &rows.chosen {
                         Chosen::Known(ids, weights) => (ids.as_slice(), weights.as_slice()),
-                        Chosen::OnItsWay(copy) => device.downloaded(copy),
+                        Chosen::OnItsWay(copy) => gpu.downloaded(copy)?,
                     };
                     let lanes = match rows.lanes.as_slice() {
                         [lane] => Lanes::All(*lane),
@@ -145,11 +182,12 @@ impl Recorder {
                         k: rows.k,
                         lanes,
                     };
-                    rows.write(writer, &record)
+                    rows.write(writer, record)
                 }
             };
             written.map_err(Error::Trace)?;
         }
+        self.pending.clear();
         Ok(())
     }
 }

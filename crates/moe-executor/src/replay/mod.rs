@@ -15,7 +15,7 @@ use moe_gguf::map::OffsetMap;
 
 use crate::activation::{Activation, NodeName};
 use crate::cpu::threads::Threads;
-use crate::cuda::{self, Device, Mark, Ptr};
+use crate::cuda::{self, Device, Event, Ptr};
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::moe::MoeState;
@@ -61,11 +61,11 @@ pub struct Ran {
     pub lanes: LaneCounts,
 }
 
-/// A moment on the clock of the host, or of the GPU.
+/// A time that the host took, or an event of the GPU.
 #[derive(Clone, Copy)]
 enum Moment {
     Host(Instant),
-    Gpu(Mark),
+    Gpu(Event),
 }
 
 impl<'a, 'g> Replay<'a, 'g> {
@@ -158,7 +158,7 @@ impl<'a, 'g> Replay<'a, 'g> {
         }
         self.ops.end_pass()?;
         let time = |moment| match (moment, &self.ops.device) {
-            (Moment::Gpu(mark), Some(device)) => device.time(mark),
+            (Moment::Gpu(event), Some(device)) => device.time(event),
             (Moment::Gpu(_), None) => Ok(Instant::now()),
             (Moment::Host(at), _) => Ok(at),
         };
@@ -228,7 +228,13 @@ impl<'a, 'g> Replay<'a, 'g> {
                         .quantize_row(device.stream(), row, x.width, quantized)?;
                 }
             }
-            _ => x.values.to_host()?,
+            (Some(device), Side::Host) => {
+                x.values.to_host()?;
+                // In a session the layer reads what the one before it left on the GPU, and waits for that.
+                device.gpu().synchronize()?;
+                self.ops.waited();
+            }
+            (None, _) => x.values.to_host()?,
         }
         if is_new || x.values.is_on_device_alone() != before {
             self.prepared();
@@ -239,21 +245,22 @@ impl<'a, 'g> Replay<'a, 'g> {
     /// What a layer reads was put in its place, which is no part of its time.
     fn prepared(&mut self) {
         if let Some(device) = &mut self.ops.device {
-            device.host_took_over();
+            device.host_ran();
         }
+        self.ops.recorder.host_is_free();
     }
 
     /// On the GPU the last moment, if nothing was done since.
     fn last_moment(&mut self) -> cuda::Result<Moment> {
         match &mut self.ops.device {
-            Some(device) => device.last_mark().map(Moment::Gpu),
+            Some(device) => device.start_event().map(Moment::Gpu),
             None => Ok(Moment::Host(Instant::now())),
         }
     }
 
     fn moment(&mut self) -> cuda::Result<Moment> {
         match &mut self.ops.device {
-            Some(device) => device.mark().map(Moment::Gpu),
+            Some(device) => device.record_event().map(Moment::Gpu),
             None => Ok(Moment::Host(Instant::now())),
         }
     }

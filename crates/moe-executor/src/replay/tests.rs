@@ -1,5 +1,3 @@
-use std::path::Path;
-
 use moe_gguf::Gguf;
 use moe_trace::foreign::{Phase, RoutingRow, Sink};
 use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT, lane};
@@ -144,8 +142,7 @@ fn tokens_with_fewer_experts_or_one_twice_are_refused() {
 }
 
 fn fixture(name: &str) -> Gguf {
-    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures");
-    Gguf::open(fixtures.join(name)).unwrap()
+    Gguf::open(moe_testkit::fixture(name)).unwrap()
 }
 
 /// Tokens that a layer routes together, each with its experts.

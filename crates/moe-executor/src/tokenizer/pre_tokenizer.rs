@@ -275,10 +275,7 @@ mod tests {
 
     #[test]
     fn words_are_llama_cpps() {
-        let file = concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/../../fixtures/reference/pre-tokenizers.json"
-        );
+        let file = moe_testkit::fixture("reference/pre-tokenizers.json");
         let cases: serde_json::Value =
             serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
         let cases = cases.as_object().unwrap();

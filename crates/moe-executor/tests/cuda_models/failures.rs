@@ -12,9 +12,9 @@ use moe_executor::session::Logits;
 use moe_executor::{Model, Session};
 use moe_trace::record::{FLAG_CPU_FALLBACK, PHASE_PROMPT, lane};
 
-use crate::device::Report;
 use crate::recorded::{distinct, record, stem};
 use crate::{Case, case, has_gpu, open};
+use moe_testkit::Report;
 
 /// Post-Fetch with a step that fails.
 pub fn failing(fault: Fault) -> Case {

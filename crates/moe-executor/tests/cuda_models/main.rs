@@ -1,8 +1,6 @@
 //! Models on the GPU: held to what llama.cpp did under every policy and with every failure, what is recorded of them, how often
-//! the host waits, what memory they take. Without a GPU the tests say so and pass.
+//! the host waits, what memory they take. Without a GPU the tests are skipped.
 
-#[path = "../device/mod.rs"]
-mod device;
 mod failures;
 mod memory;
 mod policies;
@@ -11,17 +9,16 @@ mod records;
 #[path = "../reference/mod.rs"]
 mod reference;
 mod scratchpad;
+mod sound;
 mod waits;
 
-use device::Report;
 use moe_executor::Model;
 use moe_executor::cuda::post_fetch::Settings;
 use moe_executor::cuda::{Device, Gpu, Policy};
 use moe_executor::placement::Rules;
 use moe_gguf::Gguf;
-use reference::{
-    Bounds, Distance, F16, GPT_OSS, Look, OfPrompt, Open, QWEN3MOE, distances, fixtures,
-};
+use moe_testkit::{Need, Report, fixture, skip};
+use reference::{Bounds, Distance, F16, GPT_OSS, Look, OfPrompt, Open, QWEN3MOE, distances};
 
 const MODELS: [(&str, &Bounds); 8] = [
     ("random-qwen3moe-F16", &F16),
@@ -35,16 +32,19 @@ const MODELS: [(&str, &Bounds); 8] = [
 ];
 
 fn open(name: &str) -> Gguf {
-    Gguf::open(fixtures().join(format!("{name}.gguf"))).unwrap()
+    Gguf::open(fixture(format!("{name}.gguf"))).unwrap()
 }
 
-/// Whether there is a GPU; says so if not.
+/// Whether there is a GPU; skips the running test if not.
+#[track_caller]
 fn has_gpu() -> bool {
-    let looked = Gpu::look();
-    if let Err(missing) = &looked {
-        println!("not run, nothing is tested: {missing}");
+    match Gpu::look() {
+        Ok(()) => true,
+        Err(missing) => {
+            skip(Need::Gpu, missing);
+            false
+        }
     }
-    looked.is_ok()
 }
 
 /// How a model is put onto the GPU.

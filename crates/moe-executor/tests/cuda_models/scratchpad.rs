@@ -12,8 +12,8 @@ use moe_executor::session::Logits;
 use moe_executor::{Model, Session};
 use moe_trace::record::PHASE_PROMPT;
 
-use crate::device::Report;
 use crate::{Case, MODELS, case, down_size, has_gpu, open};
+use moe_testkit::Report;
 
 fn with_room_for(experts: f64) -> Case {
     Case {

@@ -3,9 +3,9 @@
 use moe_executor::cuda::Policy;
 use moe_trace::record::{PHASE_GENERATE, lane};
 
-use crate::device::Report;
 use crate::recorded::record;
 use crate::{MODELS, case, has_gpu, open};
+use moe_testkit::Report;
 
 /// With all of a model on the GPU and every operation recorded, a token's layers, its experts and their records cost no wait:
 /// the host waits for the logits and for the end of the pass.

@@ -4,7 +4,6 @@ mod nodes;
 mod refused;
 mod told;
 
-use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use moe_executor::cpu::threads::Threads;
@@ -14,16 +13,13 @@ use moe_executor::sampler::{Sampler, SamplerParams};
 use moe_executor::{Model, Session};
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
+use moe_testkit::fixture;
 use moe_trace::buffers::{self, BufferEvent};
 use moe_trace::correlation::Correlation;
 use moe_trace::graph::{self, Graph};
 use moe_trace::names::base_name;
 use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
 use moe_trace::{Manifest, RunOptions, RunWriter, TensorAccessLog, Trace};
-
-fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures")
-}
 
 struct Recorded {
     records: Vec<TensorAccessLog>,
@@ -45,7 +41,7 @@ fn record_mode(
     options: RunOptions,
     mode: Mode,
 ) -> Recorded {
-    let gguf = Gguf::open(fixtures().join(file)).unwrap();
+    let gguf = Gguf::open(fixture(file)).unwrap();
     let model = Model::load(&gguf).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
@@ -163,7 +159,7 @@ fn every_access_to_the_file_is_an_entry_of_its_map() {
     for arch in ["dots1", "gpt-oss", "llama", "olmoe", "qwen2moe", "qwen3moe"] {
         let file = format!("random-{arch}-F16.gguf");
         let recorded = record(&file, &prompt, LIMITS, RunOptions::default());
-        let gguf = Gguf::open(fixtures().join(&file)).unwrap();
+        let gguf = Gguf::open(fixture(&file)).unwrap();
         let map = OffsetMap::new(&gguf);
         let correlation = Correlation::new(&map);
         let mut read = std::collections::BTreeSet::new();
@@ -231,4 +227,29 @@ fn experts_alone_leave_the_same_routing() {
     // four layers, six expert operations, twenty prompt and three generated tokens
     assert_eq!(experts.len(), 4 * 6 * 23);
     assert_eq!(experts, routing(Mode::All));
+}
+
+/// Attention and router are between the experts of two layers, and leave no records.
+#[test]
+fn experts_alone_do_not_take_the_time_of_operations_between_them() {
+    let prompt: Vec<u32> = (300..320).collect();
+    let file = "random-gpt-oss-F16.gguf";
+    let recorded = record_mode(file, &prompt, LIMITS, RunOptions::default(), Mode::Experts);
+    let generated = recorded.records.iter();
+    let generated: Vec<_> = generated.filter(|r| r.phase == PHASE_GENERATE).collect();
+    let mut gates = 0;
+    for pair in generated.windows(2) {
+        let end = pair[0].timestamp_ns.get() + pair[0].duration_ns.get();
+        let start = pair[1].timestamp_ns.get();
+        if pair[1].dst_name().starts_with("ffn_moe_gate-") {
+            gates += 1;
+            assert!(
+                start > end,
+                "{} starts at {start}, the end of the one before",
+                pair[1].dst_name()
+            );
+        }
+        assert!(start >= end);
+    }
+    assert_eq!(gates, 4 * 3 - 1);
 }

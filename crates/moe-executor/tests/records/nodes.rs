@@ -7,7 +7,9 @@ use moe_trace::names::base_name;
 use moe_trace::record::{FLAG_SOURCES_OMITTED, PHASE_PROMPT};
 use moe_trace::{RunOptions, TensorAccessLog, ops};
 
-use crate::{LIMITS, fixtures, record};
+use moe_testkit::fixture;
+
+use crate::{LIMITS, record};
 
 /// Nodes that llama.cpp computes for a prompt with flash attention: operation, name, names of the sources.
 type Nodes = BTreeMap<String, Vec<(String, String, Vec<String>)>>;
@@ -18,7 +20,7 @@ fn same_name(theirs: &str, ours: &str) -> bool {
 }
 
 fn follows_llama_cpp(file: &str, arch: &str) {
-    let json = std::fs::read(fixtures().join("reference/nodes.json")).unwrap();
+    let json = std::fs::read(fixture("reference/nodes.json")).unwrap();
     let nodes: Nodes = serde_json::from_slice(&json).unwrap();
     let prompt: Vec<u32> = (300..309).collect();
     let recorded = record(file, &prompt, LIMITS, RunOptions::default());

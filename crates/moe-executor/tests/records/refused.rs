@@ -8,11 +8,11 @@ use moe_executor::{Model, Session};
 use moe_gguf::Gguf;
 use moe_trace::record::PHASE_PROMPT;
 
-use crate::fixtures;
+use moe_testkit::fixture;
 
 /// The bytes of a fixture with one F32 of a tensor replaced.
 fn damaged(file: &str, tensor: &str, value: f32) -> Gguf {
-    let path = fixtures().join(file);
+    let path = fixture(file);
     let mut bytes = std::fs::read(&path).unwrap();
     let at = Gguf::open(&path).unwrap().tensor(tensor).unwrap().offset as usize;
     bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
@@ -45,7 +45,7 @@ fn results_that_are_not_finite_end_the_run() {
 
 #[test]
 fn a_layer_that_the_header_does_not_count_is_refused() {
-    let path = fixtures().join("random-qwen3moe-F16.gguf");
+    let path = fixture("random-qwen3moe-F16.gguf");
     let mut bytes = std::fs::read(&path).unwrap();
     let key = b"qwen3moe.block_count";
     let at = bytes.windows(key.len()).position(|w| w == key).unwrap() + key.len() + 4;

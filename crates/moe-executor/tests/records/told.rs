@@ -7,7 +7,9 @@ use moe_trace::RunOptions;
 use moe_trace::buffers::{Change, Timeline};
 use moe_trace::record::{PHASE_GENERATE, SOURCE_BUFFER};
 
-use crate::{LIMITS, fixtures, record};
+use moe_testkit::fixture;
+
+use crate::{LIMITS, record};
 
 #[test]
 fn a_buffer_keeps_its_identity() {
@@ -77,7 +79,7 @@ fn every_buffer_that_is_read_was_told() {
             .filter(|b| b.dealloc_time_ms.is_none())
             .collect();
         assert!(left.iter().all(|b| b.usage_name == "WEIGHTS"), "{left:?}");
-        let size = std::fs::metadata(fixtures().join(&file)).unwrap().len();
+        let size = std::fs::metadata(fixture(&file)).unwrap().len();
         assert!(left.iter().any(|b| b.name == file && b.size == size));
         // Four layers of keys and values, 24 positions at least.
         let caches = timeline

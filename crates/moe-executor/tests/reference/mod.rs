@@ -4,7 +4,6 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use moe_executor::cpu::threads::Threads;
@@ -14,6 +13,7 @@ use moe_executor::recorder::Recorder;
 use moe_executor::session::Logits;
 use moe_executor::{Model, Session};
 use moe_gguf::Gguf;
+use moe_testkit::fixture;
 use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
 use serde::Deserialize;
 
@@ -69,10 +69,6 @@ pub const GPT_OSS: Bounds = Bounds {
 };
 
 pub const PROMPTS: [&str; 4] = ["kernel", "python", "dictionary", "long"];
-
-pub fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures")
-}
 
 /// One row that a layer routed.
 pub struct Row {
@@ -163,7 +159,7 @@ fn top1(logits: &[f32]) -> u32 {
 }
 
 pub fn reference(name: &str) -> Reference {
-    let path = fixtures().join(format!("reference/{name}.json"));
+    let path = fixture(format!("reference/{name}.json"));
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 

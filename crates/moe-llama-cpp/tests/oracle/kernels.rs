@@ -122,8 +122,8 @@ fn products_are_alike() {
             .collect();
         for isa in Isa::available() {
             let kernel = Kernel::for_isa(ty, isa).unwrap();
-            let mut act = vec![0; kernel.activation.row_size(N)];
-            kernel.activation.quantize(&x, &mut act);
+            let mut act = vec![0; kernel.activation().row_size(N)];
+            kernel.activation().quantize(&x, &mut act);
             let mut ours = vec![0.0; N_ROWS];
             kernel.gemv(&rows, row_size, N, &act, &mut ours);
             for ((a, b), row) in ours.iter().zip(&theirs).zip(rows.chunks_exact(row_size)) {

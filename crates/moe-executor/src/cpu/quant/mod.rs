@@ -141,8 +141,7 @@ impl Isa {
 /// Products of rows of one type with activations.
 #[derive(Clone, Copy)]
 pub struct Kernel {
-    /// What activations have to be converted to.
-    pub activation: ActivationType,
+    activation: ActivationType,
     ty: GgmlType,
     gemv: Gemv,
     gemm: Option<Gemm>,
@@ -199,6 +198,11 @@ impl Kernel {
             gemm: None,
             dequantize: portable::dequantize_float::<F>,
         }
+    }
+
+    /// The type that activations have to be converted to.
+    pub fn activation(&self) -> ActivationType {
+        self.activation
     }
 
     /// The type of the rows.

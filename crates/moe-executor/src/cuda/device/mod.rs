@@ -7,13 +7,13 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use cudarc::driver::CudaStream;
-use moe_gguf::Gguf;
 
-use super::clock::{Clock, Mark};
+use super::clock::Clock;
 use super::download::{Download, Downloads};
 use super::fetch::{Staging, Wanted};
 use super::launch::Kernels;
-use super::post_fetch::{self, PostFetch, Sample, Settings};
+use super::post_fetch::{self, Chosen, PostFetch, Sample, Settings};
+use super::timeline::Event;
 use super::{DeviceBuffer, Error, Gpu, Pinned, Registered, Result};
 use crate::placement::Placement;
 use crate::recorder::Routing;
@@ -32,8 +32,10 @@ pub struct Device<'g> {
     scratch: [Option<DeviceBuffer>; Scratch::ALL],
     positions: Vec<u32>,
     clock: Clock,
-    /// Whether the host did something since the last moment.
-    host_took_over: bool,
+    /// Whether the host ran an operation, or waited, since the last event on the stream that computes.
+    host_ran: bool,
+    /// Whether all that was launched in the last pass has been waited for.
+    pass_has_ended: bool,
     downloads: Downloads,
     staging: Staging,
     /// What becomes of experts that live with the host.
@@ -46,9 +48,8 @@ pub struct Device<'g> {
     pinned: HashMap<u32, Option<Pinned>>,
     /// Rows of a product from which a matrix of the host is copied to the GPU for it.
     min_batch: Option<usize>,
-    /// Files whose memory the GPU reads by itself. Dropped before the files, which outlive `'g`.
-    registered: Vec<Registered>,
-    mapped: std::marker::PhantomData<&'g Gguf>,
+    /// Files whose memory the GPU reads by itself.
+    registered: Vec<Registered<'g>>,
     /// What went wrong and was done by the host.
     pub fallbacks: Fallbacks,
 }
@@ -93,7 +94,8 @@ impl<'g> Device<'g> {
             scratch: [const { None }; Scratch::ALL],
             positions: Vec::new(),
             clock: Clock::default(),
-            host_took_over: false,
+            host_ran: false,
+            pass_has_ended: false,
             policy,
             post_fetch: None,
             transfers_failed: false,
@@ -102,7 +104,6 @@ impl<'g> Device<'g> {
             downloads: Downloads::default(),
             staging: Staging::default(),
             registered: Vec::new(),
-            mapped: std::marker::PhantomData,
             fallbacks: Fallbacks::default(),
         }
     }
@@ -113,12 +114,12 @@ impl<'g> Device<'g> {
     }
 
     /// The kernels.
-    pub fn kernels(&self) -> &Kernels {
+    pub(crate) fn kernels(&self) -> &Kernels {
         self.gpu.kernels()
     }
 
     /// The stream that computes.
-    pub fn stream(&self) -> &CudaStream {
+    pub(crate) fn stream(&self) -> &CudaStream {
         self.gpu.stream()
     }
 
@@ -147,10 +148,12 @@ impl<'g> Device<'g> {
     /// What the layers of this pass transferred, once the pass is over.
     ///
     /// # Errors
-    /// The GPU's work failed.
-    pub fn samples(&mut self) -> Result<Vec<Sample>> {
-        let post_fetch = self.post_fetch.as_mut();
-        let samples = post_fetch.map_or(Ok(Vec::new()), PostFetch::samples);
+    /// The pass has not ended.
+    pub(crate) fn samples(&mut self) -> Result<Vec<Sample>> {
+        let samples = match &self.post_fetch {
+            Some(post_fetch) => post_fetch.samples(&self.clock),
+            None => Ok(Vec::new()),
+        };
         self.note_transfers();
         samples
     }
@@ -195,9 +198,15 @@ impl<'g> Device<'g> {
             Some(copy) => &copy[expert as usize * size..][..size],
             None => stack.rows(expert as usize, 0..stack.n_out),
         };
+        let chosen = Chosen {
+            layer: il,
+            ids,
+            n_tokens: tokens,
+            expert_bytes: size,
+        };
         // SAFETY: a session borrows its model, whose mapped files outlive it; pinned copies are kept, and dropped after
         // `post_fetch`.
-        unsafe { post_fetch.begin(&self.gpu, il, ids, tokens, size, bytes_of) };
+        unsafe { post_fetch.begin(&self.gpu, &mut self.clock, &chosen, bytes_of) };
         self.note_transfers();
         true
     }
@@ -205,7 +214,7 @@ impl<'g> Device<'g> {
     /// Starts the transfers of this layer that have not been started, if there are any.
     pub(crate) fn start_transfers(&mut self) {
         if let Some(post_fetch) = &mut self.post_fetch {
-            post_fetch.start_waiting();
+            post_fetch.start_waiting(&self.gpu, &mut self.clock);
         }
     }
 
@@ -217,9 +226,35 @@ impl<'g> Device<'g> {
         let Some(post_fetch) = &mut self.post_fetch else {
             return Ok(Vec::new());
         };
-        let places = post_fetch.land(&self.gpu, ids);
+        let places = post_fetch.land(&self.gpu, &mut self.clock, ids);
         self.note_transfers();
         places
+    }
+
+    /// The product with what was transferred is about to be launched.
+    ///
+    /// # Errors
+    /// An event cannot be recorded.
+    pub(crate) fn begin_fetched_product(&mut self) -> Result<Event> {
+        self.clock.record(&self.gpu, self.gpu.stream())
+    }
+
+    /// The product that started at `start` has been launched; the scratchpad may be overwritten after it.
+    ///
+    /// # Errors
+    /// An event cannot be recorded.
+    pub(crate) fn end_fetched_product(&mut self, start: Event) -> Result<()> {
+        match &mut self.post_fetch {
+            Some(post_fetch) => post_fetch.end_product(&self.gpu, &mut self.clock, start),
+            None => Ok(()),
+        }
+    }
+
+    /// The host computed gate and up of the layer from `start` to `end`.
+    pub(crate) fn post_fetch_window(&mut self, start: Instant, end: Instant) {
+        if let Some(post_fetch) = &mut self.post_fetch {
+            post_fetch.window(start, end);
+        }
     }
 
     /// Whether a transfer of the layer that was begun last could not be started.
@@ -254,7 +289,7 @@ impl<'g> Device<'g> {
     ///
     /// # Errors
     /// There is no memory, or the copy failed.
-    pub fn begin_download(&mut self, routing: &mut Routing) -> Result<()> {
+    pub(crate) fn begin_download(&mut self, routing: &mut Routing) -> Result<()> {
         let n = routing.ids.len();
         let ids = routing.ids.device(&self.gpu)?;
         let weights = routing.weights.device(&self.gpu)?;
@@ -262,56 +297,86 @@ impl<'g> Device<'g> {
         Ok(())
     }
 
-    /// Experts and weights that were copied, once the stream has come so far.
-    pub fn downloaded(&self, download: &Download) -> (&[i32], &[f32]) {
-        self.downloads.get(download)
-    }
-
-    /// Begins a pass; nothing is under way on the stream.
+    /// Experts and weights that were copied in the pass that has ended.
     ///
     /// # Errors
-    /// An event cannot be made or recorded.
-    pub fn begin_pass(&mut self) -> Result<()> {
+    /// The pass has not ended.
+    pub(crate) fn downloaded(&self, download: &Download) -> Result<(&[i32], &[f32])> {
+        if !self.pass_has_ended {
+            return Err(Error::PassNotEnded);
+        }
+        // SAFETY: the pass ended with a wait, and the next copy belongs to another pass.
+        Ok(unsafe { self.downloads.get(download) })
+    }
+
+    /// Begins a pass; nothing is under way on the stream that computes.
+    ///
+    /// # Errors
+    /// An event cannot be created or recorded, or a transfer of a pass before it failed.
+    pub(crate) fn begin_pass(&mut self) -> Result<()> {
         self.downloads.clear();
+        self.pass_has_ended = false;
         if let Some(post_fetch) = &mut self.post_fetch {
-            post_fetch.begin_pass(&self.gpu)?;
+            post_fetch.begin_pass()?;
         }
-        self.host_took_over = false;
-        self.clock.restart(&self.gpu, self.gpu.stream())
+        self.host_ran = false;
+        self.clock.restart(&self.gpu)
     }
 
-    /// A moment of the stream, from here on.
+    /// Ends a pass: waits for all that was launched, and finds the times of its events.
     ///
     /// # Errors
-    /// An event cannot be made or recorded.
-    pub fn mark(&mut self) -> Result<Mark> {
-        let mark = self.clock.mark(&self.gpu, self.gpu.stream())?;
-        self.host_took_over = false;
-        Ok(mark)
+    /// Some of it failed.
+    pub(crate) fn end_pass(&mut self) -> Result<()> {
+        self.gpu.synchronize()?;
+        self.waited();
+        if let Some(post_fetch) = &self.post_fetch {
+            post_fetch.synchronize()?;
+        }
+        self.clock.finish()?;
+        self.pass_has_ended = true;
+        Ok(())
     }
 
-    /// The last moment if the GPU went on from there, or a new one.
+    /// Records an event on the stream that computes.
     ///
     /// # Errors
-    /// As [`Device::mark`].
-    pub fn last_mark(&mut self) -> Result<Mark> {
+    /// It cannot be created or recorded.
+    pub(crate) fn record_event(&mut self) -> Result<Event> {
+        let event = self.clock.record(&self.gpu, self.gpu.stream())?;
+        self.host_ran = false;
+        Ok(event)
+    }
+
+    /// The event at which the operation that is launched next starts: the end of the one before it on the GPU, or a new event if
+    /// the host ran something in between.
+    ///
+    /// # Errors
+    /// As [`Device::record_event`].
+    pub(crate) fn start_event(&mut self) -> Result<Event> {
         match self.clock.last() {
-            Some(mark) if !self.host_took_over => Ok(mark),
-            _ => self.mark(),
+            Some(event) if !self.host_ran => Ok(event),
+            _ => self.record_event(),
         }
     }
 
-    /// The host did something while the GPU waited.
-    pub fn host_took_over(&mut self) {
-        self.host_took_over = true;
+    /// The host ran an operation.
+    pub(crate) fn host_ran(&mut self) {
+        self.host_ran = true;
     }
 
-    /// When a moment of this pass was, once the stream has come so far.
+    /// The host waited for the stream that computes.
+    pub(crate) fn waited(&mut self) {
+        self.clock.waited();
+        self.host_ran = true;
+    }
+
+    /// When an event of the pass that ended last was, on the host's clock.
     ///
     /// # Errors
-    /// The GPU's work failed.
-    pub fn time(&self, mark: Mark) -> Result<Instant> {
-        self.clock.time(mark)
+    /// The pass has not ended.
+    pub(crate) fn time(&self, event: Event) -> Result<Instant> {
+        self.clock.time(event)
     }
 }
 
@@ -323,10 +388,12 @@ fn pinned_copy<'p>(
 ) -> Option<&'p [u8]> {
     let copy = pinned.entry(stack.place.tensor_idx).or_insert_with(|| {
         let mut copy = gpu.pinned(stack.all().len()).ok()?;
-        copy.bytes_mut().copy_from_slice(stack.all());
+        // SAFETY: it is new: nothing copies from it or to it.
+        unsafe { copy.write(stack.all()) };
         Some(copy)
     });
-    copy.as_ref().map(Pinned::bytes)
+    // SAFETY: it is only copied from.
+    copy.as_ref().map(|copy| unsafe { copy.bytes() })
 }
 
 impl Fallbacks {

@@ -39,7 +39,7 @@ impl Device<'_> {
     ///
     /// # Errors
     /// There is no room.
-    pub fn scratch(&mut self, which: Scratch, bytes: usize) -> Result<Ptr> {
+    pub(crate) fn scratch(&mut self, which: Scratch, bytes: usize) -> Result<Ptr> {
         let room = &mut self.scratch[which as usize];
         if let Some(buffer) = room
             && buffer.size_bytes() >= bytes
@@ -56,7 +56,7 @@ impl Device<'_> {
     ///
     /// # Errors
     /// There is no room, or the copy failed.
-    pub fn positions(&mut self, positions: &[u32]) -> Result<Ptr> {
+    pub(crate) fn positions(&mut self, positions: &[u32]) -> Result<Ptr> {
         let room = self.scratch[Scratch::Positions as usize].as_ref();
         let before = room.map(DeviceBuffer::ptr);
         let ptr = self.scratch(Scratch::Positions, size_of_val(positions))?;
@@ -72,7 +72,7 @@ impl Device<'_> {
     ///
     /// # Errors
     /// There is no room.
-    pub fn quantized(&mut self, rows: usize, n_in: usize) -> Result<Ptr> {
+    pub(crate) fn quantized(&mut self, rows: usize, n_in: usize) -> Result<Ptr> {
         self.scratch(Scratch::Quantized, Kernels::scratch_size(rows, n_in))
     }
 
@@ -80,7 +80,7 @@ impl Device<'_> {
     ///
     /// # Errors
     /// There is no room.
-    pub fn worklist(&mut self, routing: &Routing, n_expert: usize) -> Result<Ptr> {
+    pub(crate) fn worklist(&mut self, routing: &Routing, n_expert: usize) -> Result<Ptr> {
         let k = routing.n_expert_used;
         let bytes = Kernels::work_size(routing.ids.len() / k.max(1), k, n_expert);
         self.scratch(Scratch::Worklist, bytes)

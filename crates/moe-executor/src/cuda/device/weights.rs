@@ -30,7 +30,7 @@ impl<'g> Device<'g> {
     pub fn register(&mut self, gguf: &'g Gguf) -> bool {
         if self.registered.is_empty() {
             let files = gguf.files().iter();
-            let registered: Result<Vec<Registered>> = files
+            let registered: Result<Vec<Registered<'g>>> = files
                 .map(|file| self.gpu.register(file.contents()))
                 .collect();
             self.registered = registered.unwrap_or_default();
@@ -39,12 +39,12 @@ impl<'g> Device<'g> {
     }
 
     /// Whether a matrix lives on the GPU. One that finds no room there is told and stays with the host.
-    pub fn holds(&mut self, matrix: &Matrix) -> bool {
+    pub(crate) fn holds(&mut self, matrix: &Matrix) -> bool {
         self.resident(matrix).is_some()
     }
 
     /// The matrix on the GPU, copied there now if it was not yet, if it finds room.
-    pub fn matrix(&mut self, matrix: &Matrix) -> Option<Weights> {
+    pub(crate) fn matrix(&mut self, matrix: &Matrix) -> Option<Weights> {
         let index = matrix.place.tensor_idx;
         if !self.matrices.contains_key(&index) {
             let resident = match self.upload(matrix) {
@@ -63,7 +63,7 @@ impl<'g> Device<'g> {
     }
 
     /// Whether a matrix that lives with the host is copied to the GPU for a product of `rows` rows.
-    pub fn copies_for(&self, matrix: &Matrix, rows: usize) -> bool {
+    pub(crate) fn copies_for(&self, matrix: &Matrix, rows: usize) -> bool {
         self.min_batch.is_some_and(|min| rows >= min) && Kernels::supports(matrix.ty)
     }
 
@@ -71,7 +71,7 @@ impl<'g> Device<'g> {
     ///
     /// # Errors
     /// There is no room, or a copy failed.
-    pub fn matrix_or_copy(&mut self, matrix: &Matrix) -> Result<Weights> {
+    pub(crate) fn matrix_or_copy(&mut self, matrix: &Matrix) -> Result<Weights> {
         match self.resident(matrix) {
             Some(weights) => Ok(weights),
             None => self.fetch(matrix, &[0], Scratch::Gate),
@@ -139,7 +139,7 @@ impl<'g> Device<'g> {
     ///
     /// # Errors
     /// There is no room, or a copy failed; or the type has no kernel.
-    pub fn experts(
+    pub(crate) fn experts(
         &mut self,
         matrix: &Matrix,
         routing: &Routing,
@@ -153,7 +153,7 @@ impl<'g> Device<'g> {
     }
 
     /// The matrix where it lives on the GPU, if it does.
-    pub fn resident(&mut self, matrix: &Matrix) -> Option<Weights> {
+    pub(crate) fn resident(&mut self, matrix: &Matrix) -> Option<Weights> {
         match self.placement.tensor(&matrix.place) {
             Side::Gpu => self.matrix(matrix),
             Side::Host => None,
@@ -164,7 +164,7 @@ impl<'g> Device<'g> {
     ///
     /// # Errors
     /// There is no room, or the copy failed.
-    pub fn vector(&mut self, vector: &Vector) -> Result<Ptr> {
+    pub(crate) fn vector(&mut self, vector: &Vector) -> Result<Ptr> {
         let index = vector.place.tensor_idx;
         if let Some(buffer) = self.vectors.get(&index) {
             return Ok(buffer.ptr());
@@ -180,7 +180,7 @@ impl<'g> Device<'g> {
     ///
     /// # Errors
     /// As [`Device::vector`].
-    pub fn optional(&mut self, vector: Option<&Vector>) -> Result<Ptr> {
+    pub(crate) fn optional(&mut self, vector: Option<&Vector>) -> Result<Ptr> {
         vector.map_or(Ok(Ptr::NULL), |vector| self.vector(vector))
     }
 }

@@ -26,7 +26,7 @@ pub use attention::Attention;
 pub use experts::{Fetched, GateUp, MulMatId};
 pub use products::Weights;
 pub use router::{MAX_EXPERTS, Route};
-pub use rows::{AddNorm, Rope};
+pub use rows::Rope;
 pub use token::Down;
 
 /// Rows of activations.

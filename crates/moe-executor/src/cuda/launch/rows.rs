@@ -29,26 +29,6 @@ pub struct Rope {
     pub layout: RopeLayout,
 }
 
-/// What a sum and its norm are made of.
-pub struct AddNorm {
-    /// `(rows, width)`
-    pub x: Ptr,
-    /// `(rows, width)`
-    pub y: Ptr,
-    /// `(width)`
-    pub weight: Ptr,
-    /// Added to the mean of the squares.
-    pub eps: f32,
-    /// Elements of a row.
-    pub width: usize,
-    /// Rows of all.
-    pub rows: usize,
-    /// Where `x + y` goes `(rows, width)`; may be `x` or `y`.
-    pub sum: Ptr,
-    /// Where its norm goes `(rows, width)`.
-    pub out: Ptr,
-}
-
 impl Kernels {
     /// `out = x / sqrt(mean(x²) + eps) · weight` for each of `groups` groups of `width` elements; `weight (width)`. `out` may
     /// be `x`. One group whose width is whole times 32 is quantized, too, into [`Kernels::scratch_size`] bytes at `quantized`,
@@ -74,31 +54,10 @@ impl Kernels {
             .launch(stream, "rms_norm", norm_grid(width, groups), &args)
     }
 
-    /// `sum = x + y` and `out` = its norm, row by row.
-    pub fn add_rms_norm(&self, stream: &CudaStream, it: &AddNorm) -> Result<()> {
-        let args = args![it.x, it.y, it.weight, it.eps, it.width, it.sum, it.out];
-        let grid = norm_grid(it.width, it.rows);
-        self.rows.launch(stream, "add_rms_norm", grid, &args)
-    }
-
     /// `out = a + b`, `n` elements each. `out` may be `a` or `b`.
     pub fn add(&self, stream: &CudaStream, a: Ptr, b: Ptr, n: usize, out: Ptr) -> Result<()> {
         let grid = grid(n.div_ceil(THREADS), THREADS);
         self.rows.launch(stream, "add", grid, &args![a, b, n, out])
-    }
-
-    /// Adds `bias (width)` to every row of `x (rows, width)`, in place.
-    pub fn add_bias(
-        &self,
-        stream: &CudaStream,
-        x: Ptr,
-        bias: Ptr,
-        rows: usize,
-        width: usize,
-    ) -> Result<()> {
-        let args = args![x, bias, width];
-        self.rows
-            .launch(stream, "add_bias", columns(rows, width), &args)
     }
 
     /// Multiplies every row of `x (rows, width)` by the sigmoid of its own `score (rows)`, in place.

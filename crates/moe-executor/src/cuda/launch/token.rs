@@ -6,7 +6,7 @@ use moe_gguf::GgmlType;
 
 use super::products::code;
 use super::{GateUp, Kernels, Weights, of_type};
-use crate::cuda::module::{self, Arg, args};
+use crate::cuda::module::{Arg, args};
 use crate::cuda::{Ptr, Result};
 
 /// `out = Σ weights[i] · (down of expert ids[i] · hidden[i] + bias of expert ids[i])`, the experts of one token.
@@ -250,8 +250,9 @@ impl Kernels {
     }
 
     /// Whether there are kernels for one token's experts of a type.
+    #[cfg(test)]
     pub fn supports_token(ty: GgmlType) -> bool {
-        of_type(&module::TOKEN, ty).is_some()
+        of_type(&crate::cuda::module::TOKEN, ty).is_some()
     }
 
     /// The weighted sum of one token's experts, if there is a kernel for the type and room. Gives whether it did.

@@ -3,7 +3,7 @@
 use std::fmt::{self, Display, Formatter};
 use std::ops::Range;
 
-use crate::cuda::clock::Mark;
+use crate::cuda::timeline::Event;
 use crate::cuda::{Ptr, Result};
 
 /// What is known of the down matrix of one chosen expert. It goes from the first to the last within a layer, and is forgotten
@@ -74,8 +74,8 @@ struct Flight {
     expert: i32,
     to: Ptr,
     state: State,
-    /// The moment behind its transfer; none if it has no place on the GPU.
-    arrived: Option<Mark>,
+    /// The event after its transfer; unset if it has no place on the GPU.
+    arrived: Option<Event>,
 }
 
 /// The down matrices of the layer that is under way, by index in the order in which their experts were chosen.
@@ -109,8 +109,8 @@ impl Flights {
         self.all.len()
     }
 
-    /// Gives one a place on the GPU and the moment behind its transfer. Gives its expert.
-    pub(super) fn plan(&mut self, at: usize, to: Ptr, arrived: Mark) -> i32 {
+    /// Gives one a place on the GPU and the event after its transfer. Gives its expert.
+    pub(super) fn plan(&mut self, at: usize, to: Ptr, arrived: Event) -> i32 {
         let flight = &mut self.all[at];
         (flight.to, flight.arrived) = (to, Some(arrived));
         flight.expert
@@ -126,11 +126,11 @@ impl Flights {
         which.for_each(|at| self.come_to(at, State::CpuOnly, Some(reason)));
     }
 
-    /// Those that travel are there if `is_there` says so of the moment behind their transfer, or else late.
+    /// Those that travel are there if `is_there` says so of the event after their transfer, or else late.
     ///
     /// # Errors
     /// What `is_there` gives; the host computes that one and those behind it.
-    pub(super) fn land(&mut self, is_there: impl Fn(Mark) -> Result<bool>) -> Result<()> {
+    pub(super) fn land(&mut self, is_there: impl Fn(Event) -> Result<bool>) -> Result<()> {
         for at in 0..self.all.len() {
             if let (State::CopyInFlight, Some(arrived)) = (self.all[at].state, self.all[at].arrived)
             {
@@ -199,7 +199,7 @@ mod tests {
         };
         flights.choose(3, &[7, 2, 7, 9, 4]);
         for at in 0..3 {
-            let expert = flights.plan(at, Ptr(100 * (at as u64 + 1)), Mark(at));
+            let expert = flights.plan(at, Ptr(100 * (at as u64 + 1)), Event(at));
             assert_eq!(expert, [7, 2, 9][at]);
         }
         flights.depart(0..3);
@@ -216,7 +216,7 @@ mod tests {
             "nothing is there before it has landed"
         );
         flights.stay(2..3, Reason::NotStarted);
-        flights.land(|mark| Ok(mark == Mark(1))).unwrap();
+        flights.land(|event| Ok(event == Event(1))).unwrap();
         let places = [7, 2, 9, 4, 5].map(|expert| flights.place(expert).0);
         assert_eq!(places, [0, 200, 0, 0, 0]);
         assert_eq!(flights.n_there(), 1);
@@ -236,8 +236,8 @@ mod tests {
     #[test]
     fn an_error_leaves_the_rest_to_the_host() {
         let (mut flights, told) = travelling();
-        let outcome = flights.land(|mark| match mark {
-            Mark(0) => Ok(true),
+        let outcome = flights.land(|event| match event {
+            Event(0) => Ok(true),
             _ => Err(Error::NoDevice),
         });
         assert!(matches!(outcome, Err(Error::NoDevice)));

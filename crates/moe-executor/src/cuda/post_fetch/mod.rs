@@ -18,7 +18,8 @@ use std::time::Instant;
 
 use cudarc::driver::{CudaEvent, CudaStream};
 
-use super::clock::{Clock, Mark};
+use super::clock::Clock;
+use super::timeline::Event;
 use super::{DeviceBuffer, Error, Gpu, Ptr, Result};
 
 use flights::Flights;
@@ -47,6 +48,18 @@ pub struct Sample {
     pub product: Option<(Instant, Instant)>,
 }
 
+/// Experts that a layer chose and whose down matrices are to be transferred.
+pub(crate) struct Chosen<'a> {
+    /// Layer.
+    pub layer: usize,
+    /// Expert of each row and slot.
+    pub ids: &'a [i32],
+    /// Rows.
+    pub n_tokens: usize,
+    /// Bytes of one down matrix.
+    pub expert_bytes: usize,
+}
+
 /// The layer that is under way, or one before it in the pass.
 struct Layer {
     il: usize,
@@ -56,12 +69,12 @@ struct Layer {
     /// Bytes of the transfers that were started.
     bytes: u64,
     /// Before the first transfer.
-    departure: Option<Mark>,
+    departure: Option<Event>,
     /// Behind the last one that was started.
-    arrival: Option<Mark>,
+    arrival: Option<Event>,
     window: Option<(Instant, Instant)>,
     /// Around the product.
-    product: Option<(Mark, Mark)>,
+    product: Option<(Event, Event)>,
 }
 
 /// Post-Fetch on one GPU.
@@ -74,7 +87,6 @@ pub(crate) struct PostFetch {
     pad: Option<DeviceBuffer>,
     /// Whether the last product has read the pad.
     pad_is_read: Option<CudaEvent>,
-    clock: Clock,
     flights: Flights,
     layers: Vec<Layer>,
     /// The first error that nobody has asked for.
@@ -97,7 +109,6 @@ impl PostFetch {
             waiting: VecDeque::new(),
             pad: None,
             pad_is_read: None,
-            clock: Clock::default(),
             flights: Flights::default(),
             layers: Vec::new(),
             error: None,
@@ -124,39 +135,44 @@ impl PostFetch {
         self.error.take()
     }
 
-    /// Begins a pass; nothing is under way.
+    /// Begins a pass.
     ///
     /// # Errors
-    /// An event cannot be recorded.
-    pub fn begin_pass(&mut self, gpu: &Gpu) -> Result<()> {
+    /// A transfer of a pass before it failed.
+    pub fn begin_pass(&mut self) -> Result<()> {
         self.waiting.clear();
         self.layers.clear();
         // A pass that failed has waited for no transfer.
-        let waited = self.stream.synchronize();
-        waited.map_err(|source| Error::driver("the transfers", source))?;
-        self.clock.restart(gpu, &self.stream)
+        self.synchronize()
     }
 
-    /// Begins the transfers of the chosen experts `ids` of layer `il`, whose down matrices `bytes_of` gives, each
-    /// `expert_bytes` long. What cannot begin is left to the host.
+    /// Waits for all transfers.
+    ///
+    /// # Errors
+    /// One of them failed.
+    pub fn synchronize(&self) -> Result<()> {
+        let waited = self.stream.synchronize();
+        waited.map_err(|source| Error::driver("the transfers", source))
+    }
+
+    /// Begins the transfers of the chosen experts, whose down matrices `bytes_of` returns. What cannot begin is left to the
+    /// host.
     ///
     /// # Safety
     /// The bytes stay as they are while this lives.
     pub unsafe fn begin<'m>(
         &mut self,
         gpu: &Gpu,
-        il: usize,
-        ids: &[i32],
-        n_tokens: usize,
-        expert_bytes: usize,
+        clock: &mut Clock,
+        chosen: &Chosen,
         bytes_of: impl Fn(i32) -> &'m [u8],
     ) {
         // Those of a layer that failed before its product.
         self.waiting.clear();
-        self.flights.choose(il, ids);
+        self.flights.choose(chosen.layer, chosen.ids);
         self.layers.push(Layer {
-            il,
-            n_tokens,
+            il: chosen.layer,
+            n_tokens: chosen.n_tokens,
             n_experts: self.flights.len(),
             n_fetched: 0,
             bytes: 0,
@@ -167,7 +183,7 @@ impl PostFetch {
         });
         if self.settings.enable
             && !self.settings.force_cpu
-            && let Err(error) = self.launch(gpu, expert_bytes, bytes_of)
+            && let Err(error) = self.launch(gpu, clock, chosen.expert_bytes, bytes_of)
         {
             self.flights.stay(0..self.flights.len(), Reason::NotStarted);
             self.error.get_or_insert(error);
@@ -177,6 +193,7 @@ impl PostFetch {
     fn launch<'m>(
         &mut self,
         gpu: &Gpu,
+        clock: &mut Clock,
         expert_bytes: usize,
         bytes_of: impl Fn(i32) -> &'m [u8],
     ) -> Result<()> {
@@ -190,7 +207,7 @@ impl PostFetch {
             let waits = self.stream.wait(read);
             waits.map_err(|source| Error::driver("a wait between streams", source))?;
         }
-        let departure = self.clock.mark(gpu, &self.stream)?;
+        let departure = clock.record(gpu, &self.stream)?;
         if let Some(layer) = self.layers.last_mut() {
             layer.departure = Some(departure);
         }
@@ -198,7 +215,7 @@ impl PostFetch {
         for i in 0..fits {
             // Places follow one another: experts may differ in size from layer to layer.
             let to = pad.offset(i * expert_bytes);
-            let arrived = self.clock.reserve(gpu)?;
+            let arrived = clock.reserve(gpu)?;
             let bytes = bytes_of(self.flights.plan(i, to, arrived));
             let fails = match self.settings.fault {
                 Some(Fault::Copy) => true,
@@ -212,28 +229,28 @@ impl PostFetch {
         self.waiting = orders;
         if self.settings.dedicated_streams {
             // The link has something to do until the others begin.
-            self.start_next(1);
+            self.start_next(gpu, clock, 1);
         } else {
             // In the order of the one stream: what the GPU computes next comes behind them.
             gpu.kernels().follow_copy();
-            self.start_next(fits);
+            self.start_next(gpu, clock, fits);
         }
         Ok(())
     }
 
     /// Starts the transfers that wait: to be called once other threads are at work on gate and up, since starting eight takes
     /// some 30 µs.
-    pub fn start_waiting(&mut self) {
-        self.start_next(self.waiting.len());
+    pub fn start_waiting(&mut self, gpu: &Gpu, clock: &mut Clock) {
+        self.start_next(gpu, clock, self.waiting.len());
     }
 
     /// Starts the next `n` transfers. Behind one that fails none is started: the host computes it and those that wait.
-    fn start_next(&mut self, n: usize) {
+    fn start_next(&mut self, gpu: &Gpu, clock: &mut Clock, n: usize) {
         for _ in 0..n {
             let Some(order) = self.waiting.pop_front() else {
                 return;
             };
-            if let Err(error) = order.start(&self.stream, &self.clock) {
+            if let Err(error) = order.start(gpu, &self.stream, clock) {
                 self.error.get_or_insert(error);
                 let end = order.flight + 1 + self.waiting.len();
                 self.flights.stay(order.flight..end, Reason::NotStarted);
@@ -259,9 +276,9 @@ impl PostFetch {
     ///
     /// # Errors
     /// A transfer failed: the host computes all.
-    pub fn land(&mut self, gpu: &Gpu, ids: &[i32]) -> Result<Vec<u64>> {
-        self.start_waiting();
-        let (clock, waits) = (&self.clock, self.settings.block_on_miss);
+    pub fn land(&mut self, gpu: &Gpu, clock: &mut Clock, ids: &[i32]) -> Result<Vec<u64>> {
+        self.start_waiting(gpu, clock);
+        let waits = self.settings.block_on_miss;
         self.flights.land(|arrived| {
             let arrived = clock.event(arrived);
             if !waits {
@@ -282,20 +299,12 @@ impl PostFetch {
         Ok(ids.iter().map(|&id| self.flights.place(id).0).collect())
     }
 
-    /// The product on the GPU is about to be launched.
+    /// The product that started at `from` has been launched; the pad may be overwritten after it.
     ///
     /// # Errors
     /// An event cannot be recorded.
-    pub fn begin_product(&mut self, gpu: &Gpu) -> Result<Mark> {
-        self.clock.mark(gpu, gpu.stream())
-    }
-
-    /// The product that began at `from` has been launched; the pad may be overwritten behind it.
-    ///
-    /// # Errors
-    /// An event cannot be recorded.
-    pub fn end_product(&mut self, gpu: &Gpu, from: Mark) -> Result<()> {
-        let to = self.clock.mark(gpu, gpu.stream())?;
+    pub fn end_product(&mut self, gpu: &Gpu, clock: &mut Clock, from: Event) -> Result<()> {
+        let to = clock.record(gpu, gpu.stream())?;
         if let Some(layer) = self.layers.last_mut() {
             layer.product = Some((from, to));
         }
@@ -308,15 +317,13 @@ impl PostFetch {
         recorded.map_err(|source| Error::driver("an event", source))
     }
 
-    /// What the layers of this pass did, once both streams have come to its end.
+    /// What the layers of this pass did, once it has ended.
     ///
     /// # Errors
-    /// The GPU's work failed.
-    pub fn samples(&mut self) -> Result<Vec<Sample>> {
-        let waited = self.stream.synchronize();
-        waited.map_err(|source| Error::driver("the transfers", source))?;
-        let between = |marks: Option<(Mark, Mark)>| {
-            let times = marks.map(|(from, to)| Ok((self.clock.time(from)?, self.clock.time(to)?)));
+    /// It has not.
+    pub fn samples(&self, clock: &Clock) -> Result<Vec<Sample>> {
+        let between = |events: Option<(Event, Event)>| {
+            let times = events.map(|(from, to)| Ok((clock.time(from)?, clock.time(to)?)));
             times.transpose()
         };
         let mut samples = Vec::with_capacity(self.layers.len());

@@ -2,9 +2,10 @@
 
 use cudarc::driver::CudaStream;
 
-use crate::cuda::clock::{Clock, Mark};
+use crate::cuda::clock::Clock;
 use crate::cuda::gpu::upload_on;
-use crate::cuda::{Error, Ptr, Result};
+use crate::cuda::timeline::Event;
+use crate::cuda::{Error, Gpu, Ptr, Result};
 
 /// A transfer that is to be started.
 pub(super) struct Order {
@@ -14,14 +15,14 @@ pub(super) struct Order {
     from: *const [u8],
     /// Room for them on the GPU.
     to: Ptr,
-    /// The moment behind the transfer.
-    pub arrived: Mark,
+    /// The event after the transfer.
+    pub arrived: Event,
     /// Whether it is made to fail.
     fails: bool,
 }
 
 impl Order {
-    /// The transfer of `from` to `to`, which is that of `flight`, with the moment `arrived` behind it.
+    /// The transfer of `from` to `to`, which is that of `flight`, with the event `arrived` after it.
     ///
     /// # Safety
     /// The bytes stay as they are, and the room is there, until the transfer has arrived or will not be started any more.
@@ -29,7 +30,7 @@ impl Order {
         flight: usize,
         from: &[u8],
         to: Ptr,
-        arrived: Mark,
+        arrived: Event,
         fails: bool,
     ) -> Order {
         Order {
@@ -50,13 +51,12 @@ impl Order {
     ///
     /// # Errors
     /// The copy or its event cannot be started.
-    pub(super) fn start(&self, stream: &CudaStream, clock: &Clock) -> Result<()> {
+    pub(super) fn start(&self, gpu: &Gpu, stream: &CudaStream, clock: &mut Clock) -> Result<()> {
         if self.fails {
             return Err(Error::Injected { what: "a transfer" });
         }
         // SAFETY: the bytes are there, as `new` asks for.
         upload_on(stream, self.to, unsafe { &*self.from })?;
-        let recorded = clock.event(self.arrived).record(stream);
-        recorded.map_err(|source| Error::driver("an event", source))
+        clock.record_reserved(self.arrived, gpu, stream)
     }
 }

@@ -3,8 +3,6 @@
 mod activations;
 mod products;
 
-use std::path::Path;
-
 use moe_gguf::GgmlType;
 
 use super::format::{bf16_to_f32, f16_to_f32};
@@ -23,11 +21,8 @@ fn quantized_types() -> Vec<GgmlType> {
 
 /// A row of blocks and its elements, decoded by the `gguf` package.
 fn golden(ty: GgmlType) -> (Vec<u8>, Vec<f32>) {
-    let path = format!(
-        "{}/../../fixtures/quants/{ty}.bin",
-        env!("CARGO_MANIFEST_DIR")
-    );
-    let mut bytes = std::fs::read(Path::new(&path)).unwrap_or_else(|e| panic!("{path}: {e}"));
+    let path = moe_testkit::fixture(format!("quants/{ty}.bin"));
+    let mut bytes = std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let values = bytes.split_off(ty.row_size(GOLDEN_N as u64).unwrap() as usize);
     assert_eq!(values.len(), 4 * GOLDEN_N);
     (

@@ -108,7 +108,7 @@ fn for_each_product(
     for (a, act) in activation_rows(n, random).iter().enumerate() {
         for isa in Isa::available() {
             let kernel = Kernel::for_isa(ty, isa).unwrap();
-            let act = convert(kernel.activation, act);
+            let act = convert(kernel.activation(), act);
             let mut out = vec![f32::NAN; n_rows];
             kernel.gemv(rows, row_size, n, &act, &mut out);
             for (r, &found) in out.iter().enumerate() {
@@ -157,11 +157,7 @@ fn products_of_quantized_rows() {
 /// `fixtures/quants/vec_dot.cpp` wrote the products of slices of the golden rows with these activations.
 #[test]
 fn products_are_ggmls() {
-    let path = format!(
-        "{}/../../fixtures/quants/vec_dot.csv",
-        env!("CARGO_MANIFEST_DIR")
-    );
-    let table = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path}: {e}"));
+    let table = std::fs::read_to_string(moe_testkit::fixture("quants/vec_dot.csv")).unwrap();
     let n = 256;
     let mut compared = 0;
     for line in table.lines().skip(1) {
@@ -183,7 +179,7 @@ fn products_are_ggmls() {
         let row = &bytes[slice * row_size..][..row_size];
         for isa in Isa::available() {
             let kernel = Kernel::for_isa(ty, isa).unwrap();
-            let act = convert(kernel.activation, &values.clone().collect::<Vec<f32>>());
+            let act = convert(kernel.activation(), &values.clone().collect::<Vec<f32>>());
             let mut found = [0.0];
             kernel.gemv(row, row_size, n, &act, &mut found);
             let (_, magnitude) = with_format!(ty, F => reference::<F>(row, n, &act)).unwrap();
@@ -256,7 +252,7 @@ fn check_gemm(kernel: Kernel, rows: &[u8], n: usize, n_rows: usize, acts: &[Vec<
     let (ty, n_tokens) = (kernel.ty(), acts.len());
     let acts: Vec<_> = acts
         .iter()
-        .map(|act| convert(kernel.activation, act))
+        .map(|act| convert(kernel.activation(), act))
         .collect();
     let row_size = rows.len() / n_rows;
     let mut found = vec![f32::NAN; n_tokens * n_rows];

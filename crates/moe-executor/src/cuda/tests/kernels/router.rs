@@ -1,10 +1,11 @@
 //! The router.
 
-use moe_executor::cuda::launch::Route;
-use moe_executor::cuda::{Error, Ptr};
-use moe_executor::ops::Gating;
+use crate::cuda::launch::Route;
+use crate::cuda::{Error, Ptr};
+use crate::ops::Gating;
 
-use crate::device::{Device, Report, noise, wide};
+use crate::cuda::tests::device::{Device, noise, wide};
+use moe_testkit::Report;
 
 /// A router and its inputs on the host.
 struct Case {

@@ -1,11 +1,12 @@
 //! Attention.
 
-use moe_executor::cpu::attention::{Inputs, Shape, attention};
-use moe_executor::cpu::threads::Threads;
-use moe_executor::cuda::launch::Attention;
-use moe_executor::cuda::{Error, Ptr};
+use crate::cpu::attention::{Inputs, Shape, attention};
+use crate::cpu::threads::Threads;
+use crate::cuda::launch::Attention;
+use crate::cuda::{Error, Ptr};
 
-use crate::device::{Device, Report, noise, wide};
+use crate::cuda::tests::device::{Device, noise, wide};
+use moe_testkit::Report;
 
 fn shape(n_head: usize, n_head_kv: usize, head_dim: usize, window: Option<usize>) -> Shape {
     Shape {

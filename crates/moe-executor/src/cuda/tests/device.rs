@@ -1,11 +1,13 @@
-//! The GPU of a test, if there is one, and a report of all its cases.
-#![allow(dead_code)] // Not every test uses all of it.
+//! The GPU of a test, if there is one.
 
 use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::result::memcpy_dtod_async;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DeviceRepr, DriverError};
-use moe_executor::cuda::{self, Kernels, Ptr};
+use moe_testkit::{Need, skip};
+
+use crate::cuda::launch::Kernels;
+use crate::cuda::{self, Gpu, Ptr};
 
 /// The first device.
 pub struct Device {
@@ -14,29 +16,25 @@ pub struct Device {
 }
 
 impl Device {
-    /// One for all tests of a binary; none, with a line that says why, where there is no driver or no device.
+    /// One for all tests; skips the running test where there is no driver or no device.
+    #[track_caller]
     pub fn open() -> Option<&'static Device> {
-        static DEVICE: OnceLock<Option<Device>> = OnceLock::new();
-        DEVICE.get_or_init(Device::new).as_ref()
+        static DEVICE: OnceLock<Result<Device, String>> = OnceLock::new();
+        match DEVICE.get_or_init(Device::new) {
+            Ok(device) => Some(device),
+            Err(missing) => {
+                skip(Need::Gpu, missing);
+                None
+            }
+        }
     }
 
-    fn new() -> Option<Device> {
-        // SAFETY: it only looks for the library.
-        if !unsafe { cudarc::driver::sys::is_culib_present() } {
-            println!("no CUDA driver: nothing is tested");
-            return None;
-        }
-        let context = match CudaContext::new(0) {
-            Ok(context) => context,
-            Err(error) => {
-                println!("no CUDA device: nothing is tested ({error})");
-                return None;
-            }
-        };
-        println!("testing on {}", context.name().unwrap_or_default());
+    fn new() -> Result<Device, String> {
+        Gpu::look().map_err(|missing| missing.to_string())?;
+        let context = CudaContext::new(0).expect("the device opens");
         let stream = context.default_stream();
         let kernels = Kernels::load(&context).expect("the kernels fit the device");
-        Some(Device { stream, kernels })
+        Ok(Device { stream, kernels })
     }
 
     /// A copy in device memory.
@@ -108,70 +106,6 @@ const GUARDS: usize = 64;
 
 /// Device memory of a test.
 pub struct Memory<T>(CudaSlice<T>);
-
-/// What came of the cases of a test: a line for each, and all failures at the end.
-#[derive(Default)]
-pub struct Report {
-    failures: Vec<String>,
-}
-
-impl Report {
-    /// Compares values: each may be off by `tolerance · (1 + |wanted|)`; what is no number must be none in both.
-    pub fn compare(
-        &mut self,
-        case: &str,
-        got: Result<Vec<f32>, String>,
-        want: &[f64],
-        tolerance: f64,
-    ) {
-        let got = match got {
-            Ok(got) => got,
-            Err(error) => return self.fail(format!("{case}: {error}")),
-        };
-        if got.len() != want.len() {
-            return self.fail(format!("{case}: {} values, not {}", got.len(), want.len()));
-        }
-        let error = |(got, want): (&f32, &f64)| match (f64::from(*got), *want) {
-            (got, want) if got.is_nan() && want.is_nan() || got == want => 0.0,
-            (got, want) => ((got - want) / (1.0 + want.abs())).abs(),
-        };
-        // A NaN on one side only is the worst error.
-        let errors = got.iter().zip(want).map(error);
-        let errors: Vec<f64> = errors
-            .map(|e| if e.is_nan() { f64::INFINITY } else { e })
-            .collect();
-        let worst = errors.iter().copied().fold(0.0, f64::max);
-        let wrong = errors.iter().filter(|e| **e > tolerance).count();
-        match errors.iter().position(|e| *e > tolerance) {
-            None => println!("{case}: {} values, worst error {worst:.2e}", got.len()),
-            Some(at) => self.fail(format!(
-                "{case}: {wrong} of {} values wrong, worst error {worst:.2e} (tolerance {tolerance:.0e}), the first at {at}: \
-                 {}, not {}",
-                got.len(),
-                got[at],
-                want[at]
-            )),
-        }
-    }
-
-    /// A failure of a case.
-    pub fn fail(&mut self, failure: String) {
-        println!("FAILED {failure}");
-        self.failures.push(failure);
-    }
-
-    /// Failures so far.
-    pub fn n_failures(&self) -> usize {
-        self.failures.len()
-    }
-
-    /// Fails the test if a case failed.
-    pub fn finish(self) {
-        let failures = self.failures;
-        let list = failures.join("\n  ");
-        assert!(failures.is_empty(), "{} cases:\n  {list}", failures.len());
-    }
-}
 
 /// Values in -1..1, the same for the same seed.
 pub fn noise(n: usize, seed: u32) -> Vec<f32> {

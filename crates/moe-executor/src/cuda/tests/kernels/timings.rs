@@ -1,16 +1,16 @@
-//! How long kernels take, on request: `cargo test --test cuda_kernels -- --ignored --nocapture`.
+//! How long kernels take, on request: `cargo test -p moe-executor --release --lib kernels::timings -- --ignored --nocapture`.
 
 use std::sync::OnceLock;
 
+use crate::cpu::attention::Shape;
+use crate::cuda::launch::{Attention, Route};
+use crate::cuda::{DriverStatus, Error, Ptr, Result};
+use crate::ops::Gating;
 use cudarc::driver::LaunchConfig;
 use cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT;
 use cudarc::nvrtc::Ptx;
-use moe_executor::cpu::attention::Shape;
-use moe_executor::cuda::launch::{Attention, Route};
-use moe_executor::cuda::{Error, Ptr, Result, Said};
-use moe_executor::ops::Gating;
 
-use crate::device::{Device, Memory, noise};
+use crate::cuda::tests::device::{Device, Memory, noise};
 
 /// Bytes of a copy that lasts until many calls are queued behind it.
 const BYTES: usize = 2 << 30;
@@ -48,7 +48,7 @@ fn time_empty(device: &Device) -> f64 {
         let what = "an empty kernel";
         launched.map(|_| ()).map_err(|source| Error::Driver {
             what,
-            said: Said(source),
+            status: DriverStatus(source),
         })
     })
 }

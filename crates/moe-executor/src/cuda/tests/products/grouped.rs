@@ -2,9 +2,10 @@
 
 use moe_gguf::GgmlType;
 
-use crate::device::{Device, Report, noise};
-use crate::experts::{Choice, product_of, wanted};
-use crate::operands::{Bias, Matrices, compare, tolerance};
+use super::experts::{Choice, product_of, wanted};
+use super::operands::{Bias, Matrices, compare, tolerance};
+use crate::cuda::tests::device::{Device, noise};
+use moe_testkit::Report;
 
 /// Any experts, the same ones several times for a token, so that a token can have more than there are.
 fn any(tokens: usize, k: usize, n_expert: usize) -> Choice {

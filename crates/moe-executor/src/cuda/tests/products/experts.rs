@@ -2,13 +2,13 @@
 
 use std::fmt::{self, Display, Formatter};
 
-use moe_executor::cpu::glu::Glu;
-use moe_executor::cuda::Kernels;
-use moe_executor::cuda::launch::{Fetched, GateUp, MulMatId, Weights};
+use crate::cpu::glu::Glu;
+use crate::cuda::launch::{Fetched, GateUp, Kernels, MulMatId, Weights};
 use moe_gguf::GgmlType;
 
-use crate::device::{Device, Memory, Report, noise, wide};
-use crate::operands::{Bias, Matrices, Wanted, compare, rounded, tolerance, types};
+use super::operands::{Bias, Matrices, Wanted, compare, rounded, tolerance, types};
+use crate::cuda::tests::device::{Device, Memory, noise, wide};
+use moe_testkit::Report;
 
 /// Who computes what.
 pub struct Choice {

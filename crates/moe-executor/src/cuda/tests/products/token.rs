@@ -1,13 +1,14 @@
 //! The experts of one token: gate, up and activation, and down with the weighted sum.
 
-use moe_executor::cpu::glu::Glu;
-use moe_executor::cuda::launch::{Down, GateUp, Rows};
-use moe_executor::cuda::{Kernels, Ptr};
+use crate::cpu::glu::Glu;
+use crate::cuda::Ptr;
+use crate::cuda::launch::{Down, GateUp, Kernels, Rows};
 use moe_gguf::GgmlType;
 
-use crate::device::{Device, Report, noise};
-use crate::experts::{Choice, wanted};
-use crate::operands::{Bias, Matrices, Wanted, compare, tolerance, types};
+use super::experts::{Choice, wanted};
+use super::operands::{Bias, Matrices, Wanted, compare, tolerance, types};
+use crate::cuda::tests::device::{Device, noise};
+use moe_testkit::Report;
 
 /// Experts of the token, experts, width of the layer, width of an expert, rows of down.
 type Shape = (usize, usize, usize, usize, usize);

@@ -1,12 +1,13 @@
 //! One matrix and rows of activations.
 
-use moe_executor::cpu::quant::Kernel;
-use moe_executor::cuda::launch::{Rows, Weights};
-use moe_executor::cuda::{Kernels, Ptr};
+use crate::cpu::quant::Kernel;
+use crate::cuda::Ptr;
+use crate::cuda::launch::{Kernels, Rows, Weights};
 use moe_gguf::GgmlType;
 
-use crate::device::{Device, Memory, Report, noise};
-use crate::operands::{Bias, Matrices, Wanted, compare, rounded, tolerance, types};
+use super::operands::{Bias, Matrices, Wanted, compare, rounded, tolerance, types};
+use crate::cuda::tests::device::{Device, Memory, noise};
+use moe_testkit::Report;
 
 /// Shapes `(n_in, n_out)` for a type: single blocks, a number of units that no warp divides, real layers.
 fn shapes(ty: GgmlType) -> Vec<(usize, usize)> {
@@ -80,8 +81,8 @@ fn products_of_the_cpu() {
         let (_memory, weights) = matrix.upload(device);
         let x = noise(n_in, 4);
         let kernel = Kernel::for_type(ty).unwrap();
-        let mut act = vec![0; kernel.activation.row_size(n_in)];
-        kernel.activation.quantize(&x, &mut act);
+        let mut act = vec![0; kernel.activation().row_size(n_in)];
+        kernel.activation().quantize(&x, &mut act);
         let mut cpu = vec![0.0; n_out];
         kernel.gemv(&matrix.bytes, matrix.row_size(), n_in, &act, &mut cpu);
 

@@ -1,14 +1,14 @@
-//! How fast products are, on request: `cargo test --release --test cuda_products -- --ignored --nocapture`. Every time is that of
+//! How fast products are, on request: `cargo test -p moe-executor --release --lib products::timings -- --ignored --nocapture`. Every time is that of
 //! the GPU alone: what is measured waits behind a long copy till all of it is queued.
 
+use crate::cpu::glu::Glu;
+use crate::cuda::launch::{Down, GateUp, Kernels, MulMatId, Rows, Weights};
+use crate::cuda::{Ptr, Result};
 use cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT;
-use moe_executor::cpu::glu::Glu;
-use moe_executor::cuda::launch::{Down, GateUp, MulMatId, Rows, Weights};
-use moe_executor::cuda::{Kernels, Ptr, Result};
 use moe_gguf::GgmlType;
 
-use crate::device::{Device, Memory};
-use crate::operands::types;
+use super::operands::types;
+use crate::cuda::tests::device::{Device, Memory};
 
 /// Weights in memory that no cache holds: calls take turns in it.
 const BYTES: usize = 2 << 30;

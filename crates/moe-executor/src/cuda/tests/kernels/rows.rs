@@ -1,13 +1,15 @@
 //! Norms, sums, activations, rotations.
 
+use crate::cpu::glu::Glu;
+use crate::cpu::rope::rotate;
+use crate::cuda::Ptr;
+use crate::cuda::launch::Kernels;
+use crate::cuda::launch::Rope;
+use crate::hparams::RopeLayout;
 use half::f16;
-use moe_executor::cpu::glu::Glu;
-use moe_executor::cpu::rope::rotate;
-use moe_executor::cuda::launch::{AddNorm, Rope};
-use moe_executor::cuda::{Kernels, Ptr};
-use moe_executor::hparams::RopeLayout;
 
-use crate::device::{Device, Report, noise, wide};
+use crate::cuda::tests::device::{Device, noise, wide};
+use moe_testkit::Report;
 
 const EPS: f32 = 1e-5;
 
@@ -41,34 +43,14 @@ fn norms() {
     ] {
         let n = width * rows;
         let (x, y, weight) = (noise(n, 1), noise(n, 2), noise(width, 3));
-        let (dx, dy, dw) = (device.output(&x), device.upload(&y), device.upload(&weight));
-        let (px, py, pw) = (device.at(&dx), device.at(&dy), device.at(&dw));
-        let (sum, out) = (device.room(n), device.room(n));
+        let (dx, dw) = (device.upload(&x), device.upload(&weight));
+        let (px, pw) = (device.at(&dx), device.at(&dw));
+        let out = device.room(n);
 
         let case = format!("rms_norm {rows} × {width}");
         let done = kernels.rms_norm(stream, px, pw, EPS, width, rows, device.at(&out), Ptr::NULL);
         let got = device.after(done, &out);
         report.compare(&case, got, &norm(&wide(&x), &weight), 2e-6);
-
-        let sums: Vec<f64> = x.iter().zip(&y).map(|(a, b)| f64::from(a + b)).collect();
-        // Apart, then over its first input.
-        for (apart, at) in [(true, device.at(&sum)), (false, px)] {
-            let case = format!("add_rms_norm {rows} × {width}, apart: {apart}");
-            let it = AddNorm {
-                x: px,
-                y: py,
-                weight: pw,
-                eps: EPS,
-                width,
-                rows,
-                sum: at,
-                out: device.at(&out),
-            };
-            let got = device.after(kernels.add_rms_norm(stream, &it), &out);
-            report.compare(&case, got, &norm(&sums, &weight), 2e-6);
-            let got = device.read(if apart { &sum } else { &dx });
-            report.compare(&format!("{case}: the sum"), got, &sums, 0.0);
-        }
 
         let case = format!("rms_norm {rows} × {width}, in place");
         let place = device.output(&y);
@@ -145,21 +127,15 @@ fn sums_and_factors() {
     ] {
         let n = rows * width;
         let (a, b) = (noise(n, 4), noise(n, 5));
-        let (bias, score) = (noise(width, 6), noise(rows, 7));
+        let score = noise(rows, 7);
         let (da, db) = (device.upload(&a), device.upload(&b));
-        let (dbias, dscore) = (device.upload(&bias), device.upload(&score));
+        let dscore = device.upload(&score);
 
         let out = device.room(n);
         let done = kernels.add(stream, device.at(&da), device.at(&db), n, device.at(&out));
         let got = device.after(done, &out);
         let want: Vec<f64> = a.iter().zip(&b).map(|(a, b)| f64::from(a + b)).collect();
         report.compare(&format!("add {n}"), got, &want, 0.0);
-
-        let x = device.output(&a);
-        let done = kernels.add_bias(stream, device.at(&x), device.at(&dbias), rows, width);
-        let got = device.after(done, &x);
-        let want: Vec<f64> = (0..n).map(|i| f64::from(a[i] + bias[i % width])).collect();
-        report.compare(&format!("add_bias {rows} × {width}"), got, &want, 0.0);
 
         let x = device.output(&a);
         let done =

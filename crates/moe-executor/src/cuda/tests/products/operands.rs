@@ -1,17 +1,18 @@
 //! Weights of every type, activations, and their products in f64.
 
 use std::collections::HashMap;
-use std::path::Path;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+use crate::cpu::glu::Glu;
+use crate::cpu::quant::dequantize_row;
+use crate::cuda::Ptr;
+use crate::cuda::launch::Kernels;
+use crate::cuda::launch::Weights;
 use half::{bf16, f16};
-use moe_executor::cpu::glu::Glu;
-use moe_executor::cpu::quant::dequantize_row;
-use moe_executor::cuda::launch::Weights;
-use moe_executor::cuda::{Kernels, Ptr};
 use moe_gguf::GgmlType;
 
-use crate::device::{Device, Memory, Report, noise};
+use crate::cuda::tests::device::{Device, Memory, noise};
+use moe_testkit::Report;
 
 /// The types that have products.
 pub fn types() -> impl Iterator<Item = GgmlType> {
@@ -94,8 +95,7 @@ fn blocks(ty: GgmlType) -> Vec<Vec<u8>> {
     let blocks = BLOCKS.get_or_init(Mutex::default);
     let mut blocks = blocks.lock().unwrap_or_else(PoisonError::into_inner);
     let read = || {
-        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/quants");
-        let path = fixtures.join(format!("{ty}.bin"));
+        let path = moe_testkit::fixture(format!("quants/{ty}.bin"));
         let bytes = std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         let (n, size) = (ty.block_size() as usize, ty.type_size() as usize);
         let tame = |block: &&[u8]| {

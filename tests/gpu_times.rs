@@ -1,0 +1,155 @@
+//! Times in runs that a GPU takes part in, with a stand-in for its driver: whatever part of a model is where, a run is sound.
+#![cfg(target_os = "linux")]
+
+mod support;
+
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use moe_trace::Run;
+use support::arg;
+use support::gpu::{stand_in, with_gpu};
+
+const MODELS: [&str; 4] = [
+    "tiny-qwen3moe-Q4_K_M",
+    "tiny-gpt-oss-MXFP4",
+    "random-qwen2moe-F16",
+    "random-dots1-F16",
+];
+
+/// Where the layers, the experts and the matrices are.
+const PLACES: [&[&str]; 9] = [
+    &[],
+    &["-ngl", "0"],
+    &["-ngl", "1"],
+    &["-ngl", "3"],
+    &["--vram-mib", "2"],
+    &["--vram-mib", "6"],
+    &["-ngl", "3", "--n-cpu-moe", "2"],
+    // The shared expert runs on the CPU next to the experts that the GPU computes.
+    &["-ngl", "0", "--override-tensor", "_exps=CUDA0"],
+    // Only some operations of a layer.
+    &[
+        "--override-tensor",
+        "attn_k=CPU,attn_output=CPU,ffn_up_exps=CPU,shexp=CPU",
+    ],
+];
+
+const POLICIES: [&[&str]; 7] = [
+    &["--policy", "cpu"],
+    &["--policy", "gpu"],
+    &["--policy", "gpu", "--offload-min-batch", "1"],
+    &["--policy", "post-fetch"],
+    &["--policy", "post-fetch", "--postfetch-cpu-limit", "2"],
+    &[
+        "--policy",
+        "post-fetch",
+        "--postfetch-cpu-limit",
+        "1",
+        "--postfetch-max-transfers",
+        "1",
+        "--postfetch-block-on-miss",
+        "0",
+    ],
+    &[
+        "--policy",
+        "post-fetch",
+        "--postfetch-use-dedicated-streams",
+        "0",
+    ],
+];
+
+const BATCHES: [&str; 3] = ["1", "3", "512"];
+
+/// Two sequences.
+const PROMPTS: &str = r#"{"prompt": "The quick brown fox jumps"}
+{"prompt": "over"}
+"#;
+
+/// Records a run, and returns what is wrong with it.
+fn faults(stand_in: &Path, model: &Path, out: &Path, options: &[&str]) -> Vec<String> {
+    let prompts = out.with_extension("txt");
+    std::fs::write(&prompts, PROMPTS).unwrap();
+    let always = [
+        "--quiet",
+        "record",
+        "--device",
+        "cuda",
+        "-n",
+        "3",
+        "--ignore-eos",
+        "-t",
+        "1",
+    ];
+    let files = [
+        "--model",
+        arg(model),
+        "--prompts",
+        arg(&prompts),
+        "--out",
+        arg(out),
+    ];
+    let args = [&always, &files[..], options].concat();
+    let done = with_gpu(stand_in, "", &args).output().unwrap();
+    if !done.status.success() {
+        let stderr = String::from_utf8_lossy(&done.stderr).into_owned();
+        return vec![format!("{}: {stderr}", done.status)];
+    }
+    let run = Run::open(out).unwrap();
+    assert!(run.trace.records().len() > 100);
+    let faults = moe_trace::check::check(&run);
+    let mut wrong: Vec<String> = faults.iter().map(ToString::to_string).collect();
+    let gpu = run.manifest.and_then(|manifest| manifest.gpu);
+    let fallbacks = gpu.and_then(|gpu| gpu.fallbacks).unwrap();
+    if fallbacks.operations > 0 {
+        wrong.push(format!("{fallbacks:?}"));
+    }
+    wrong
+}
+
+/// Every policy with every placement; batch sizes and models take turns.
+#[test]
+fn every_policy_and_placement_leaves_a_sound_run() {
+    let Some(stand_in) = stand_in() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let mut cases = Vec::new();
+    for place in PLACES {
+        for policy in POLICIES {
+            let (batch, model) = (cases.len() % BATCHES.len(), cases.len() % MODELS.len());
+            let options = [place, policy, &["--batch-size", BATCHES[batch]]].concat();
+            cases.push((MODELS[model], options));
+        }
+    }
+    let next = Mutex::new(cases.iter().enumerate());
+    let wrong = Mutex::new(Vec::new());
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let Some((i, (model, options))) = next.lock().unwrap().next() else {
+                        return;
+                    };
+                    let file: PathBuf = moe_testkit::fixture(format!("{model}.gguf"));
+                    let out = dir.path().join(i.to_string());
+                    let found = faults(stand_in.path(), &file, &out, options);
+                    std::fs::remove_dir_all(&out).ok();
+                    if !found.is_empty() {
+                        wrong
+                            .lock()
+                            .unwrap()
+                            .push(format!("{model} {}: {found:?}", options.join(" ")));
+                    }
+                }
+            });
+        }
+    });
+    let wrong = wrong.into_inner().unwrap();
+    let n = cases.len();
+    assert!(
+        wrong.is_empty(),
+        "{} of {n} runs:\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
+}

@@ -1,0 +1,30 @@
+//! A stand-in for the driver of a GPU.
+
+use std::path::Path;
+use std::process::Command;
+
+use super::{moe_analyze, repository};
+
+/// A directory with the stand-in, compiled; skips the running test where there is no compiler.
+#[track_caller]
+pub fn stand_in() -> Option<tempfile::TempDir> {
+    if !moe_testkit::has_compiler("cc") {
+        return None;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let mut cc = Command::new("cc");
+    cc.args(["-shared", "-fPIC", "-o"]);
+    cc.arg(dir.path().join("libcuda.so"));
+    cc.arg(repository("tests/support/libcuda.c"));
+    let status = cc.status().unwrap();
+    assert!(status.success(), "{cc:?}");
+    Some(dir)
+}
+
+/// The program with the stand-in, which fails at a step, or at none if that is empty.
+pub fn with_gpu(stand_in: &Path, fails: &str, args: &[&str]) -> assert_cmd::Command {
+    let mut command = moe_analyze();
+    command.env("LD_LIBRARY_PATH", stand_in);
+    command.env("STAND_IN_FAILS", fails).args(args);
+    command
+}
