@@ -112,15 +112,9 @@ fn first_look_runs() {
 fn access_patterns_runs() {
     for model in ["tiny-gpt-oss-MXFP4", "random-dots1-F16"] {
         let dir = tempfile::tempdir().unwrap();
-        let run = dir.path().join("run");
+        let (run, tables) = (dir.path().join("run"), dir.path().join("run-tables"));
         record(&run, model, "The kernel driver");
-        stdout_of(&[
-            "--quiet",
-            "parquet",
-            arg(&run),
-            "--out",
-            arg(&run.join("tables")),
-        ]);
+        stdout_of(&["--quiet", "parquet", arg(&run), "--out", arg(&tables)]);
         let variables = [("MOE_RUN", &*run)];
         let outputs = execute(
             "access_patterns_runs",

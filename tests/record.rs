@@ -113,7 +113,7 @@ fn the_main_job_on_every_fixture() {
         "random-gpt-oss-F16",
     ] {
         let dir = tempfile::tempdir().unwrap();
-        let (run, tables) = (dir.path().join("run"), dir.path().join("run/tables"));
+        let (run, tables) = (dir.path().join("run"), dir.path().join("tables"));
         record(&repository(&format!("fixtures/{model}.gguf")), &run);
         stdout_of(&["info", arg(&run)]);
         stdout_of(&["parquet", arg(&run), "--out", arg(&tables)]);

@@ -291,7 +291,7 @@ fn an_existing_file_and_the_model_itself_are_spared() {
     assert_eq!(fs::read(&out).unwrap(), b"mine");
     stdout_of(&["relayout", arg(&model), "--out", arg(&out), "--force"]);
     let line = failure_of(&["relayout", arg(&out), "--out", arg(&out), "--force"]);
-    assert!(line.contains("is the model itself"), "{line}");
+    assert!(line.contains("is an input"), "{line}");
     let left: Vec<_> = fs::read_dir(dir.path()).unwrap().collect();
     assert_eq!(left.len(), 1, "no temporary file is left");
 }

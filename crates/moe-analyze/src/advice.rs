@@ -6,6 +6,8 @@ use moe_analysis::{accesses, hotness, simulate, survey};
 use moe_placement::learn;
 use moe_trace::foreign::{ExportError, ForeignError, Missing};
 
+const EXISTS: &str = "pass --force to replace it, or choose another place";
+
 /// The advice for an error, or for the first of its causes that has one.
 pub fn advice(error: &anyhow::Error) -> Option<&'static str> {
     error.chain().find_map(of_cause)
@@ -14,6 +16,12 @@ pub fn advice(error: &anyhow::Error) -> Option<&'static str> {
 fn of_cause(error: &(dyn Error + 'static)) -> Option<&'static str> {
     if let Some(error) = error.downcast_ref() {
         return of_trace(error);
+    }
+    if let Some(moe_executor::Error::Trace(error)) = error.downcast_ref() {
+        return of_trace(error);
+    }
+    if let Some(moe_files::Error::Exists { .. }) = error.downcast_ref() {
+        return Some(EXISTS);
     }
     if let Some(error) = error.downcast_ref() {
         return of_foreign(error);
@@ -59,9 +67,8 @@ fn of_executor(error: &moe_executor::Error) -> Option<&'static str> {
 
 fn of_trace(error: &moe_trace::Error) -> Option<&'static str> {
     match error {
-        moe_trace::Error::Exists { .. } => {
-            Some("pass --force to replace it, or choose another place")
-        }
+        moe_trace::Error::Exists { .. } => Some(EXISTS),
+        moe_trace::Error::NotReplaceable { .. } => Some("--force replaces run directories only"),
         moe_trace::Error::TraceFull { .. } => Some("raise --max-trace-mib to record more"),
         moe_trace::Error::WriteTrace { .. } => Some("--max-trace-mib limits the trace"),
         _ => None,
@@ -109,7 +116,7 @@ mod tests {
         let exists = || moe_trace::Error::Exists {
             path: PathBuf::from("a"),
         };
-        let force = Some("pass --force to replace it, or choose another place");
+        let force = Some(EXISTS);
         assert_eq!(advice(&exists().into()), force);
         assert_eq!(advice(&anyhow::Error::new(exists()).context("b")), force);
         assert_eq!(advice(&ForeignError::Sink(exists().into()).into()), force);

@@ -1,26 +1,25 @@
-//! Files of many gigabytes: room for them first, a bar with bytes and time left, and Ctrl-C that leaves nothing behind.
+//! Files of many gigabytes: a check for free space first, a bar with bytes and time left, and interrupts that leave nothing.
 
-use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::bail;
 use indicatif::{ProgressBar, ProgressStyle};
+use moe_files::{AtomicFile, parent_of};
 
 use crate::cli::Context;
 use crate::output::human_bytes;
 use crate::{files, interrupt};
 
-/// A file of which every write moves the bar, and which takes no more once the user has pressed Ctrl-C.
-pub struct Meter {
-    file: BufWriter<File>,
+/// A file of which every write moves the bar, and to which writes fail after an interrupt.
+pub struct Meter<'a> {
+    file: &'a mut BufWriter<AtomicFile>,
     bar: ProgressBar,
-    interrupted: Arc<AtomicBool>,
+    interrupted: &'static AtomicBool,
 }
 
-impl Write for Meter {
+impl Write for Meter<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.interrupted.load(Ordering::Relaxed) {
             // Not ErrorKind::Interrupted, after which writers try again.
@@ -42,13 +41,13 @@ pub fn write(
     path: &Path,
     force: bool,
     size: u64,
-    make: impl FnOnce(&mut Meter) -> io::Result<()>,
+    make: impl FnOnce(&mut Meter<'_>) -> io::Result<()>,
 ) -> anyhow::Result<()> {
     check_room(path, size)?;
-    let interrupted = interrupt::flag()?;
-    files::replace(path, force, |temporary| {
+    let interrupted = interrupt::flag();
+    files::write_whole(path, force, |file| {
         let mut meter = Meter {
-            file: BufWriter::new(File::create_new(temporary)?),
+            file,
             bar: bar(ctx, size),
             interrupted,
         };
@@ -56,12 +55,14 @@ pub fn write(
         meter.flush()?;
         meter.bar.finish_and_clear();
         Ok(())
-    })
+    })?;
+    interrupt::end_program();
+    Ok(())
 }
 
 /// Refuses a file that does not fit where it is to lie. Where the system does not tell, nothing is refused.
 fn check_room(path: &Path, size: u64) -> anyhow::Result<()> {
-    match fs4::available_space(files::parent_of(path)) {
+    match fs4::available_space(parent_of(path)) {
         Ok(free) if free < size => bail!(
             "{} needs {size} bytes ({}), {free} ({}) are free there; make room or name another place",
             path.display(),

@@ -1,18 +1,21 @@
 //! The command line: which subcommands there are, and what is common to them.
 
+use std::any::TypeId;
 use std::error::Error as _;
 use std::ffi::OsString;
 use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, anyhow};
 use clap::error::ErrorKind;
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::commands::{
     accesses, bench, buffers, completions, convert, diff, gguf_map, graph, hotness, info, man,
     overlap, parquet, plan, record, relayout, replay, simulate, synth,
 };
+use crate::files::{self, OutputPath};
 use crate::output::message;
 use crate::values;
 
@@ -122,12 +125,15 @@ impl Cli {
                 arg.allow_negative_numbers(takes_value)
             })
         });
-        let cli = command
+        let parsed = command
             .try_get_matches_from_mut(spelled_out(std::env::args_os()))
-            .and_then(|mut matches| Cli::from_arg_matches_mut(&mut matches))
+            .and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, matches)))
             .map_err(|error| error.format(&mut command));
-        match cli {
-            Ok(cli) => Ok(Some(cli)),
+        match parsed {
+            Ok((cli, matches)) => {
+                check_paths(&command, &matches)?;
+                Ok(Some(cli))
+            }
             Err(error)
                 if matches!(
                     error.kind(),
@@ -170,6 +176,36 @@ impl Cli {
     }
 }
 
+/// Refuses outputs of the command line that would replace its inputs or each other.
+///
+/// An argument of type [`OutputPath`] is an output, every other path an input.
+fn check_paths(command: &clap::Command, matches: &ArgMatches) -> anyhow::Result<()> {
+    let Some((name, matches)) = matches.subcommand() else {
+        return Ok(());
+    };
+    let subcommand = command.find_subcommand(name);
+    let args = || {
+        subcommand
+            .into_iter()
+            .flat_map(clap::Command::get_arguments)
+    };
+    let inputs: Vec<&Path> = values_of::<PathBuf>(args(), matches)
+        .map(PathBuf::as_path)
+        .collect();
+    let outputs: Vec<&OutputPath> = values_of::<OutputPath>(args(), matches).collect();
+    files::check_command_line(&inputs, &outputs)
+}
+
+/// The values of all arguments of one type.
+fn values_of<'m, T: Clone + Send + Sync + 'static>(
+    args: impl Iterator<Item = &'m clap::Arg>,
+    matches: &'m ArgMatches,
+) -> impl Iterator<Item = &'m T> {
+    args.filter(|arg| arg.get_value_parser().type_id() == TypeId::of::<T>())
+        .filter_map(|arg| matches.get_many::<T>(arg.get_id().as_str()))
+        .flatten()
+}
+
 /// What is wrong with the command line: the first paragraph of clap's message, which ends at an empty line.
 fn usage_error(error: &clap::Error) -> String {
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
@@ -197,4 +233,49 @@ fn usage_error(error: &clap::Error) -> String {
 pub fn first_given<const N: usize>(options: [(&'static str, bool); N]) -> Option<&'static str> {
     let mut given = options.into_iter().filter(|(_, is_given)| *is_given);
     given.next().map(|(name, _)| name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every path argument is an input or an output; outputs are the arguments below.
+    #[test]
+    fn outputs_are_declared() {
+        let command = Cli::command();
+        let mut outputs = Vec::new();
+        for subcommand in command.get_subcommands() {
+            for arg in subcommand.get_arguments() {
+                if arg.get_value_parser().type_id() == TypeId::of::<OutputPath>() {
+                    outputs.push(format!("{} {}", subcommand.get_name(), arg.get_id()));
+                }
+            }
+        }
+        outputs.sort();
+        assert_eq!(
+            outputs,
+            [
+                "accesses out",
+                "buffers out",
+                "buffers plot",
+                "convert out",
+                "gguf-map manifest_out",
+                "gguf-map out",
+                "graph out",
+                "hotness matrix",
+                "hotness out",
+                "hotness plot",
+                "overlap plot",
+                "parquet dataset",
+                "parquet out",
+                "plan out",
+                "record expert_trace_output",
+                "record out",
+                "relayout out",
+                "replay out",
+                "simulate plot",
+                "synth out",
+            ]
+        );
+    }
 }

@@ -1,14 +1,105 @@
-//! Output files: whole or absent, and never over something that was there before.
+//! Output files: complete or absent, and never in the place of an input or of a file that was there before.
 
 use std::ffi::OsString;
-use std::fs::{self, File};
-use std::io::{BufWriter, Write};
+use std::fs;
+use std::io::{self, BufWriter};
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use clap::builder::{MapValueParser, PathBufValueParser, TypedValueParser, ValueParserFactory};
+use moe_files::{AtomicFile, inputs, parent_of};
+use moe_trace::TRACE_FILE;
+
+/// A path that a command writes, a file or a directory. Every other path of a command line is an input.
+#[derive(Debug, Clone)]
+pub struct OutputPath(PathBuf);
+
+impl From<PathBuf> for OutputPath {
+    fn from(path: PathBuf) -> Self {
+        OutputPath(path)
+    }
+}
+
+impl From<OsString> for OutputPath {
+    fn from(path: OsString) -> Self {
+        OutputPath(path.into())
+    }
+}
+
+impl Deref for OutputPath {
+    type Target = Path;
+
+    fn deref(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl AsRef<Path> for OutputPath {
+    fn as_ref(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl ValueParserFactory for OutputPath {
+    type Parser = MapValueParser<PathBufValueParser, fn(PathBuf) -> OutputPath>;
+
+    fn value_parser() -> Self::Parser {
+        PathBufValueParser::new().map(OutputPath)
+    }
+}
+
+/// Protects the inputs of a command line, and refuses outputs that would replace one of them or each other.
+///
+/// # Errors
+/// An output is an input, lies inside an input run, or is or contains another output.
+pub fn check_command_line(inputs: &[&Path], outputs: &[&OutputPath]) -> anyhow::Result<()> {
+    if outputs.is_empty() {
+        return Ok(());
+    }
+    for input in inputs {
+        if input.join(TRACE_FILE).is_file() {
+            inputs::protect_directory(input);
+        } else {
+            inputs::protect(input);
+        }
+        for shard in moe_gguf::shard_paths(input) {
+            inputs::protect(&shard);
+        }
+    }
+    for output in outputs {
+        inputs::check_output(output)?;
+    }
+    check_distinct(outputs)
+}
+
+/// Refuses outputs that are one file, or of which one lies inside another.
+pub fn check_distinct(outputs: &[&OutputPath]) -> anyhow::Result<()> {
+    for (i, a) in outputs.iter().enumerate() {
+        for b in &outputs[..i] {
+            let [place_a, place_b] = [a, b].map(|path| inputs::resolved(path));
+            if place_a == place_b {
+                bail!("{} is named for two outputs; name two files", a.display());
+            }
+            let (outer, inner) = match place_a.starts_with(&place_b) {
+                true => (b, a),
+                false => (a, b),
+            };
+            if place_a.starts_with(&place_b) || place_b.starts_with(&place_a) {
+                bail!(
+                    "the output {} lies inside the output {}; name another place",
+                    inner.display(),
+                    outer.display()
+                );
+            }
+        }
+    }
+    Ok(())
+}
 
 /// Refuses an output path that cannot be written, before any work is done for it.
 pub fn check_output(path: &Path, force: bool) -> anyhow::Result<()> {
+    inputs::check_output(path)?;
     match fs::metadata(path) {
         Ok(found) if found.is_dir() => {
             bail!("{} is a directory; name a file inside it", path.display())
@@ -19,11 +110,10 @@ pub fn check_output(path: &Path, force: bool) -> anyhow::Result<()> {
                 path.display()
             )
         }
-        Ok(_) if !force => {
-            bail!(
-                "{} exists already; pass --force to replace it, or name another output",
-                path.display()
-            )
+        _ if !force && path.symlink_metadata().is_ok() => {
+            bail!(moe_files::Error::Exists {
+                path: path.to_owned()
+            })
         }
         _ => {}
     }
@@ -53,58 +143,26 @@ pub fn require_extension(path: &Path, extension: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes a file under a temporary name beside `path` and renames it once it is whole.
+/// Writes a file from front to back; it appears under its path once it is complete.
 ///
-/// `path` must have passed [`check_output`]. On an error the temporary file is removed and `path` is as before.
-pub fn replace(
-    path: &Path,
-    force: bool,
-    make: impl FnOnce(&Path) -> anyhow::Result<()>,
-) -> anyhow::Result<()> {
-    let temporary = Temporary {
-        path: temporary_name(path),
-    };
-    make(&temporary.path)
-        .and_then(|()| check_output(path, force))
-        .and_then(|()| Ok(fs::rename(&temporary.path, path)?))
-        .with_context(|| format!("writing {}", path.display()))
-}
-
-/// As [`replace`], for what is written from front to back.
+/// `path` must have passed [`check_output`]. On an error it is as it was.
 pub fn write_whole(
     path: &Path,
     force: bool,
-    write: impl FnOnce(&mut BufWriter<File>) -> anyhow::Result<()>,
+    write: impl FnOnce(&mut BufWriter<AtomicFile>) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    replace(path, force, |temporary| {
-        let mut out = BufWriter::new(File::create_new(temporary)?);
-        write(&mut out)?;
-        Ok(out.flush()?)
-    })
+    let mut out = BufWriter::new(AtomicFile::create(path, force)?);
+    let written = write(&mut out)
+        .and_then(|()| Ok(out.into_inner().map_err(io::IntoInnerError::into_error)?))
+        .with_context(|| format!("writing {}", path.display()))?;
+    check_inputs()?;
+    Ok(written.commit()?)
 }
 
-/// A hidden name beside `path` that keeps its extension, by which some writers choose their format.
-fn temporary_name(path: &Path) -> PathBuf {
-    let mut name = OsString::from(format!(".{}.", std::process::id()));
-    name.push(path.file_name().unwrap_or_default());
-    parent_of(path).join(name)
-}
-
-/// A file that goes when its writer is done with it; after a rename there is nothing left to remove.
-struct Temporary {
-    path: PathBuf,
-}
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
-    }
-}
-
-/// The directory that `path` lies in.
-pub fn parent_of(path: &Path) -> &Path {
-    match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
+/// Refuses to complete an output whose input was truncated while it was read.
+pub fn check_inputs() -> anyhow::Result<()> {
+    match moe_files::truncated_file() {
+        Some(input) => bail!(moe_files::signals::truncated_message(&input)),
+        None => Ok(()),
     }
 }

@@ -1,17 +1,27 @@
-//! Ctrl-C, as a flag that long work looks at.
+//! Interrupts (Ctrl-C, SIGTERM, SIGHUP) as a flag that long work checks.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
-use anyhow::Context;
+use anyhow::Context as _;
 
-/// A flag that Ctrl-C sets from now on, instead of ending the program. Once in a run of the program.
-///
-/// Only Ctrl-C: a program that `nohup` shields from a hang-up stays shielded.
-pub fn flag() -> anyhow::Result<Arc<AtomicBool>> {
-    let interrupted = Arc::new(AtomicBool::new(false));
-    let flag = interrupted.clone();
-    ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed))
-        .context("cannot catch Ctrl-C")?;
-    Ok(interrupted)
+/// Installs the program's signal handlers, once, at its start.
+#[cfg(unix)]
+pub fn install() -> anyhow::Result<()> {
+    moe_files::signals::install("moe-analyze").context("cannot install signal handlers")
+}
+
+/// Catches Ctrl-C, once, at the start of the program.
+#[cfg(not(unix))]
+pub fn install() -> anyhow::Result<()> {
+    ctrlc::set_handler(moe_files::signals::interrupt).context("cannot catch Ctrl-C")
+}
+
+/// Interrupts end the program again, from now on.
+pub fn end_program() {
+    moe_files::signals::end_on_interrupt();
+}
+
+/// A flag that the first interrupt sets from now on, instead of ending the program.
+pub fn flag() -> &'static AtomicBool {
+    moe_files::signals::interrupted()
 }

@@ -19,12 +19,12 @@ use std::process::ExitCode;
 use output::message;
 
 fn main() -> ExitCode {
-    let outcome = match cli::Cli::read() {
-        Ok(Some(cli)) => cli.run(),
-        Ok(None) => Ok(cli::ExitStatus::Done),
-        Err(error) => Err(error),
-    };
-    match outcome {
+    let outcome = interrupt::install().and_then(|()| match cli::Cli::read()? {
+        Some(cli) => cli.run(),
+        None => Ok(cli::ExitStatus::Done),
+    });
+    // Whatever else a command reports about a file that changed under it follows from that.
+    match files::check_inputs().and(outcome) {
         Ok(status) => status.into(),
         Err(error) => {
             let text = output::one_line(&error);

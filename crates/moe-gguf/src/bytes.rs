@@ -6,11 +6,11 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use memmap2::Mmap;
+use moe_files::MappedFile;
 
 #[derive(Clone, Debug)]
 pub(crate) enum Bytes {
-    Mapped(Arc<Mmap>),
+    Mapped(Arc<MappedFile>),
     Static(&'static [u8]),
     Owned(Arc<[u8]>),
 }
@@ -30,12 +30,7 @@ impl Bytes {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
         }
         let file = File::open(path)?;
-        if metadata.len() == 0 {
-            return Ok(Bytes::Static(&[])); // an empty range cannot be mapped on every system
-        }
-        // SAFETY: the mapping is read-only and private to this process. A file that another
-        // program cuts short meanwhile raises SIGBUS, as for every reader of a mapped model.
-        let map = unsafe { Mmap::map(&file)? };
+        let map = MappedFile::new(&file, path)?;
         Ok(Bytes::Mapped(Arc::new(map)))
     }
 

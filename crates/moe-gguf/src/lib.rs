@@ -46,6 +46,7 @@ pub use error::{Error, Fault, ShardFault};
 pub use gguf::{Gguf, GgufFile, Tensor};
 pub use metadata::Metadata;
 pub use per_layer::PerLayer;
+pub use shards::shard_paths;
 pub use types::{GgmlType, TypeError};
 pub use value::{Array, Value, ValueType};
 pub use values::Impossible;

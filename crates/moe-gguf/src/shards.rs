@@ -1,7 +1,8 @@
 //! A model in several files, as llama.cpp's `gguf-split` writes them: `NAME-00001-of-00003.gguf`,
 //! each a GGUF file of its own, bound together by three keys.
 
-use std::path::Path;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
 
 use crate::bytes::Bytes;
 use crate::error::{Error, ShardFault};
@@ -193,6 +194,25 @@ fn compare_models(part: &Part, first: &Part) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+/// The paths of all files of the model that `path` names a file of, by its name alone.
+///
+/// Empty where the name is not that of a shard.
+pub fn shard_paths(path: &Path) -> Vec<PathBuf> {
+    let count = path.file_name().and_then(OsStr::to_str).and_then(|name| {
+        let (_, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
+        count.parse().ok().filter(|&count| count <= MAX_SHARDS)
+    });
+    let Some((count, (prefix, _))) =
+        count.and_then(|count| Some((count, split_name(path, count)?)))
+    else {
+        return Vec::new();
+    };
+    let name = |number| shard_name(&prefix, number, count);
+    (1..=count)
+        .map(|number| path.with_file_name(name(number)))
+        .collect()
 }
 
 fn shard_name(prefix: &str, number: u64, count: u64) -> String {

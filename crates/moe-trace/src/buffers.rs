@@ -94,6 +94,14 @@ pub fn read(path: &Path) -> Result<Vec<BufferEvent>, Error> {
     lines::read(path, |_| Ok(()))
 }
 
+/// A remark about a file whose last event is incomplete, which [`read`] leaves out.
+///
+/// # Errors
+/// The file cannot be read.
+pub fn truncation(path: &Path) -> Result<Option<String>, Error> {
+    lines::truncation(path)
+}
+
 /// How much memory the buffers of a run take over time.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Timeline {

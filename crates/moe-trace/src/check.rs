@@ -6,9 +6,11 @@ use std::ops::Bound;
 
 use moe_gguf::text::counted;
 
+use crate::buffers;
 use crate::correlation::Correlation;
 use crate::error::Error;
 use crate::fault::TableFault;
+use crate::lines;
 use crate::map_table;
 use crate::operations::{Operation, TokenExperts};
 use crate::record::{
@@ -16,7 +18,9 @@ use crate::record::{
     TensorAccessLog, lane,
 };
 use crate::run::Run;
+use crate::run_directory;
 use crate::tables::{RUN_ID_KEY, TABLES, TableMetadata};
+use crate::transfers;
 
 /// A rule that records break.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -345,6 +349,29 @@ pub fn stale_tables(run: &Run) -> Vec<String> {
         .collect()
 }
 
+/// What is known about a run whose manifest has no number of records.
+pub fn unfinished_state(run: &Run) -> &'static str {
+    match run_directory::is_locked(&run.path) {
+        Some(true) => "is still being recorded",
+        Some(false) => "is incomplete: its recorder was killed, or the disk was full",
+        None => "is still being recorded, or its recorder was killed, or the disk was full",
+    }
+}
+
+/// Remarks about files of events or transfers whose last line is incomplete.
+///
+/// # Errors
+/// A file cannot be read.
+pub fn truncated_files(run: &Run) -> Result<Vec<String>, Error> {
+    if run.manifest.is_none() {
+        return Ok(Vec::new());
+    }
+    let paths = [buffers::FILE_NAME, transfers::FILE_NAME].map(|name| run.path.join(name));
+    let remarks = paths.iter().map(|path| lines::truncation(path));
+    let remarks = remarks.collect::<Result<Vec<_>, _>>()?;
+    Ok(remarks.into_iter().flatten().collect())
+}
+
 impl Run {
     /// What to know before counting on the run: that it is not whole, and patterns of its records that mislead.
     ///
@@ -382,11 +409,13 @@ impl Run {
                 counted(promised, "record")
             )),
             Some(None) => remarks.push(format!(
-                "{trace} is still being recorded, or its recorder was killed; what it holds, {}, is used",
+                "{trace} {}; the {} in it are used",
+                unfinished_state(self),
                 counted(n_records, "record")
             )),
             _ => {}
         }
+        remarks.extend(truncated_files(self)?);
         remarks.extend(traps.finish());
         remarks.extend(stale_tables(self));
         Ok(remarks)

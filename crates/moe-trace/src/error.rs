@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use moe_gguf::text::counted;
 use parquet::errors::ParquetError;
 
 use crate::fault::{LineFault, RecordFault, TableFault};
@@ -32,8 +33,9 @@ pub enum Error {
     },
     /// The trace could not be written further.
     #[error(
-        "cannot write {} at byte {offset}: {source}; the records before it, {records}, are kept and readable; make room, or limit the size of the trace",
-        path.display()
+        "cannot write {} at byte {offset}: {source}; the {} before it are kept and readable; make room, or limit the size of the trace",
+        path.display(),
+        counted(*records, "record")
     )]
     WriteTrace {
         /// The trace.
@@ -45,7 +47,7 @@ pub enum Error {
         /// Why it failed.
         source: Arc<io::Error>,
     },
-    /// The trace has reached the size that the user allowed.
+    /// The trace has reached [`RunOptions::max_trace_bytes`](crate::RunOptions::max_trace_bytes).
     #[error("{} has reached its limit of {max_bytes} bytes", path.display())]
     TraceFull {
         /// The trace.
@@ -53,24 +55,35 @@ pub enum Error {
         /// The limit.
         max_bytes: u64,
     },
-    /// An output is there already.
+    /// An output exists and may not be replaced.
     #[error("{} exists", path.display())]
     Exists {
         /// The output.
         path: PathBuf,
     },
     /// Another recorder is writing the run directory.
-    #[error("{} is in use by another recorder; wait until it has ended, or choose another place", path.display())]
+    #[error("{} is in use by another recorder; wait until it has ended, or choose another directory", path.display())]
     InUse {
         /// The directory.
         path: PathBuf,
     },
-    /// What is not a run directory is never replaced.
-    #[error("{} exists and is not a run directory, so it is not replaced; choose another place", path.display())]
+    /// The directory is not a run, which is all that a recorder replaces.
+    #[error("{} exists and is not a run directory: {reason}; choose another directory", path.display())]
     NotReplaceable {
         /// The directory or file.
         path: PathBuf,
+        /// What a run directory has and it lacks.
+        reason: &'static str,
     },
+    /// A run was being replaced when its recorder was killed.
+    #[error("{} was being replaced when its recorder was killed: trace.bin is the earlier run's; open trace.bin alone, or record the run again", path.display())]
+    Replacing {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// An output could not be written.
+    #[error(transparent)]
+    Output(moe_files::Error),
     /// A directory holds no trace.
     #[error("{} is not a run directory: it has no trace.bin; give the directory that `record` wrote, or a trace.bin", path.display())]
     NotARun {
@@ -215,6 +228,24 @@ impl Error {
         move |fault| Self::Table {
             path: path.to_owned(),
             fault,
+        }
+    }
+}
+
+impl From<moe_files::Error> for Error {
+    fn from(error: moe_files::Error) -> Self {
+        match error {
+            moe_files::Error::Exists { path } => Self::Exists { path },
+            moe_files::Error::Io {
+                action,
+                path,
+                source,
+            } => Self::Io {
+                action,
+                path,
+                source,
+            },
+            error => Self::Output(error),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Files of a run that hold one JSON value a line and grow while it is recorded.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -11,6 +11,9 @@ use serde::de::DeserializeOwned;
 use crate::bounded::{Lines, MAX_LINE};
 use crate::error::Error;
 use crate::fault::LineFault;
+
+/// Bytes of a last line that are looked at; events and transfers have some hundred.
+const MAX_LAST_LINE: u64 = 64 << 10;
 
 /// Reads the values of a file. Empty lines, and a last line that its recorder did not finish, are left out.
 ///
@@ -56,4 +59,36 @@ pub(crate) fn append<T: Serialize>(
         lines.push(b'\n');
     }
     file.write_all(&lines).map_err(Error::writing(path))
+}
+
+/// A remark about a file whose last line its recorder did not finish; nothing where the file does not exist.
+///
+/// # Errors
+/// The file cannot be read.
+pub(crate) fn truncation(path: &Path) -> Result<Option<String>, Error> {
+    let mut file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(Error::io("open", path)(error)),
+    };
+    let size = file.metadata().map_err(Error::io("open", path))?.len();
+    let start = size.saturating_sub(MAX_LAST_LINE);
+    let mut tail = Vec::new();
+    file.seek(SeekFrom::Start(start))
+        .and_then(|_| file.take(MAX_LAST_LINE).read_to_end(&mut tail))
+        .map_err(Error::io("read", path))?;
+    let last = tail
+        .rsplit(|&byte| byte == b'\n')
+        .next()
+        .unwrap_or_default();
+    // Other programs end a file without a newline.
+    let is_complete = last.trim_ascii().is_empty()
+        || serde_json::from_slice::<serde::de::IgnoredAny>(last).is_ok();
+    Ok((!is_complete).then(|| {
+        format!(
+            "{} is truncated: its last line, at byte {}, is incomplete and is not used",
+            path.display(),
+            size - last.len() as u64
+        )
+    }))
 }

@@ -1,15 +1,16 @@
 //! `manifest.json`: what was run, on what, and how to read the trace beside it.
 
+use std::io::Write;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use moe_files::AtomicFile;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::bounded;
 use crate::error::Error;
-use crate::files::{self, PendingFile};
 use crate::ops::OpTable;
 
 /// Name of the file in a run directory.
@@ -73,6 +74,9 @@ pub struct Manifest {
     /// Why the recording ended before its time (interrupted, trace limit, full disk); absent if it did not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stopped: Option<String>,
+    /// Whether the trace is that of an earlier run, which this run was about to replace; absent if not.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub replacing: bool,
     /// Operation numbers of the trace.
     pub ops: OpTable,
     /// How many tokens ran.
@@ -282,6 +286,7 @@ impl Default for Manifest {
             record_format: RECORD_FORMAT.to_owned(),
             records: None,
             stopped: None,
+            replacing: false,
             ops: OpTable::default(),
             tokens: Tokens::default(),
             sequences: Vec::new(),
@@ -300,22 +305,33 @@ impl Default for Manifest {
 }
 
 impl Manifest {
-    /// Reads `path`; refuses a schema that this version does not know.
+    /// Reads `path`. Of the keys that the schema requires only `schema` itself must be there; see
+    /// [`Manifest::missing_keys`].
+    ///
+    /// # Errors
+    /// [`Error::Manifest`] for another file than a manifest, and for a schema that this version does not know.
     pub fn read(path: &Path) -> Result<Self, Error> {
         let bytes = bounded::read(path, bounded::MAX_DOCUMENT)?;
-        let manifest: Self = serde_json::from_slice(&bytes).map_err(|source| Error::Manifest {
+        let invalid = |reason: String| Error::Manifest {
             path: path.to_owned(),
-            reason: source.to_string(),
-        })?;
+            reason,
+        };
+        let json: Value =
+            serde_json::from_slice(&bytes).map_err(|error| invalid(error.to_string()))?;
+        if json.get("schema").is_none() {
+            return Err(invalid(format!(
+                "it has no \"schema\", which is {SCHEMA:?}"
+            )));
+        }
+        // From the bytes, so that a message names line and column.
+        let manifest: Self =
+            serde_json::from_slice(&bytes).map_err(|error| invalid(error.to_string()))?;
         if manifest.schema != SCHEMA {
             let reason = format!(
                 "its schema is {:?}, this version reads {SCHEMA:?}",
                 manifest.schema
             );
-            return Err(Error::Manifest {
-                path: path.to_owned(),
-                reason,
-            });
+            return Err(invalid(reason));
         }
         Ok(manifest)
     }
@@ -333,20 +349,22 @@ impl Manifest {
         Ok(missing.collect())
     }
 
-    /// Writes `path`, whole or not at all.
+    /// Writes `path`, complete or not at all; a manifest that is there is replaced.
     pub fn write(&self, path: &Path) -> Result<(), Error> {
-        self.write_pending(path)?.commit()
+        Ok(self.write_pending(path)?.commit()?)
     }
 
     /// Writes the manifest for `path`, which is as before until the file is committed.
-    pub(crate) fn write_pending(&self, path: &Path) -> Result<PendingFile, Error> {
+    pub(crate) fn write_pending(&self, path: &Path) -> Result<AtomicFile, Error> {
         let reason = |source: serde_json::Error| Error::Manifest {
             path: path.to_owned(),
             reason: source.to_string(),
         };
         let mut json = serde_json::to_vec_pretty(self).map_err(reason)?;
         json.push(b'\n');
-        files::write_pending(path, &json)
+        let mut file = AtomicFile::create(path, true)?;
+        file.write_all(&json).map_err(Error::writing(path))?;
+        Ok(file)
     }
 
     /// The run id as part of a path: what is no letter, digit, `.`, `_` or `-` becomes `_`.

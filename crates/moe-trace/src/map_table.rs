@@ -9,6 +9,7 @@ use arrow::array::{
 use arrow::datatypes::{
     DataType, Int32Type, Schema, SchemaRef, UInt16Type, UInt32Type, UInt64Type,
 };
+use moe_files::AtomicFile;
 use moe_gguf::GgmlType;
 use moe_gguf::map::{Category, MapRow, OffsetMap, Projection};
 use parquet::arrow::ArrowWriter;
@@ -16,7 +17,6 @@ use parquet::file::metadata::KeyValue;
 
 use crate::error::Error;
 use crate::fault::TableFault;
-use crate::files::PendingFile;
 use crate::manifest::{Manifest, Model, ModelFile};
 use crate::parquet_file::{self, key_value, name_type, numbers, optional, parsed_names, required};
 use crate::tables::{MODEL_KEY, RUN_ID_KEY, TableMetadata};
@@ -72,7 +72,7 @@ pub struct Identity {
 
 /// Writes the map of a model whose files are `files`. Refuses a `path` that exists, unless `force`.
 pub fn write(path: &Path, map: &OffsetMap, files: &[ModelFile], force: bool) -> Result<(), Error> {
-    write_pending(path, map, files_metadata(path, files)?, force)?.commit()
+    Ok(write_pending(path, map, files_metadata(path, files)?, force)?.commit()?)
 }
 
 /// Writes the map of a run for `path`, which is as before until the file is committed; its metadata names run and model.
@@ -80,7 +80,7 @@ pub(crate) fn write_for_run(
     path: &Path,
     map: &OffsetMap,
     manifest: &Manifest,
-) -> Result<PendingFile, Error> {
+) -> Result<AtomicFile, Error> {
     let mut metadata = files_metadata(path, &manifest.model.files)?;
     let model = serde_json::to_string(&manifest.model).map_err(Error::json("map", path))?;
     metadata.push(key_value(RUN_ID_KEY, manifest.safe_run_id()));
@@ -101,8 +101,8 @@ fn write_pending(
     map: &OffsetMap,
     metadata: Vec<KeyValue>,
     force: bool,
-) -> Result<PendingFile, Error> {
-    let (pending, file) = PendingFile::create(path, force)?;
+) -> Result<AtomicFile, Error> {
+    let file = AtomicFile::create(path, force)?;
     let mut writer = ArrowWriter::try_new(
         file,
         COLUMNS.clone(),
@@ -114,8 +114,7 @@ fn write_pending(
             .map_err(Error::writing_table(path))?;
         writer.write(&batch).map_err(Error::writing_table(path))?;
     }
-    writer.close().map_err(Error::writing_table(path))?;
-    Ok(pending)
+    writer.into_inner().map_err(Error::writing_table(path))
 }
 
 /// Which model a map is of, as far as its metadata tells.

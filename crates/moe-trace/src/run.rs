@@ -56,6 +56,9 @@ impl Run {
         let manifest = existing(path.join(manifest::FILE_NAME))
             .map(|file| Manifest::read(&file))
             .transpose()?;
+        if manifest.as_ref().is_some_and(|manifest| manifest.replacing) {
+            return Err(Error::Replacing { path });
+        }
         let map = existing(path.join(map_table::FILE_NAME))
             .map(|file| map_table::read(&file))
             .transpose()?;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use memmap2::Mmap;
+use moe_files::MappedFile;
 use moe_gguf::content::Content;
 use zerocopy::FromBytes;
 
@@ -34,8 +34,7 @@ pub fn is_trace(sample: &[u8]) -> bool {
 #[derive(Debug)]
 pub struct Trace {
     path: PathBuf,
-    /// `None` for an empty file, which cannot be mapped.
-    map: Option<Mmap>,
+    map: MappedFile,
     records: OnceLock<usize>,
 }
 
@@ -49,20 +48,9 @@ impl Trace {
 
     /// Maps an open file, of which `path` tells.
     pub(crate) fn of_file(path: &Path, file: &File) -> Result<Self, Error> {
-        let size = file
-            .metadata()
-            .map_err(Error::io("read the size of", path))?
-            .len();
-        let map = if size == 0 {
-            None
-        } else {
-            // SAFETY: the map is read only and its bytes are valid as any type used here. Should another process cut the
-            // file, reading past its end raises SIGBUS; a recorder only appends.
-            Some(unsafe { Mmap::map(file) }.map_err(Error::io("map", path))?)
-        };
         Ok(Self {
             path: path.to_owned(),
-            map,
+            map: MappedFile::new(file, path).map_err(Error::io("map", path))?,
             records: OnceLock::new(),
         })
     }
@@ -117,7 +105,7 @@ impl Trace {
 
     /// The file's bytes.
     pub fn bytes(&self) -> &[u8] {
-        self.map.as_deref().unwrap_or_default()
+        &self.map
     }
 
     /// All whole records of the file, a tail of zeros included.

@@ -1,28 +1,33 @@
 //! Writing a run directory.
 
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use moe_files::{AtomicFile, NewDirectories};
 use moe_gguf::map::OffsetMap;
 
 use crate::blocks::{BlockWriter, WriteFailure};
 use crate::buffers::{self, BufferEvent};
 use crate::error::Error;
-use crate::files::{MadeDirectories, PendingFile};
 use crate::graph::{self, Graph};
 use crate::lines;
 use crate::manifest::{self, Manifest};
 use crate::map_table;
-use crate::record::{PHASE_GENERATE, PHASE_PROMPT, RECORD_SIZE, TensorAccessLog};
+use crate::record::{RECORD_SIZE, TensorAccessLog};
 use crate::run::TRACE_FILE;
+use crate::run_directory::{self, RunDirectory};
 use crate::transfers::{self, Transfer};
+
+/// Bytes that are kept free for the manifest at the end of a run, when the disk may be full.
+const RESERVED_BYTES: usize = 64 << 10;
 
 /// How to write a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RunOptions {
-    /// Replace a run directory that is there.
+    /// Replace a run directory that exists.
     pub force: bool,
-    /// Bytes that `trace.bin` may have; `None` = any number.
+    /// Most bytes of `trace.bin`; `None` = unlimited.
     pub max_trace_bytes: Option<u64>,
 }
 
@@ -42,6 +47,10 @@ pub struct RunWriter {
     buffers: File,
     /// `transfers.jsonl`, from the first transfer on.
     transfers: Option<File>,
+    /// The first write to another file than the trace that failed.
+    failed: Option<Error>,
+    /// An unnamed file, whose room the manifest takes when the disk is full.
+    reserved: Option<File>,
     /// Keeps other recorders out as long as it is open.
     _lock: Option<File>,
 }
@@ -49,37 +58,48 @@ pub struct RunWriter {
 impl RunWriter {
     /// Creates `dir` with `manifest.json`, `gguf-map.parquet`, and empty `trace.bin` and `buffers.jsonl`.
     ///
-    /// Gives the manifest a run id if it has none. A directory that exists must be empty, or a run directory and
-    /// `options.force` set: then the files of the old run are replaced once those of the new one are ready, other files stay.
+    /// Sets a run id where the manifest has none. A directory that exists must be empty, or, with `options.force`, a run:
+    /// a manifest with the schema of this crate, and a trace. Then the files of the old run are replaced once all of the
+    /// new one are complete, `manifest.json` first and `trace.bin` after all others; other files stay. What an
+    /// interrupted creation left counts as empty.
     ///
-    /// Errors: [`Error::InUse`] while another writer records into `dir`.
+    /// # Errors
+    /// [`Error::InUse`] while another writer records into `dir`; [`Error::Exists`], [`Error::NotReplaceable`].
     pub fn create(
         dir: &Path,
         mut manifest: Manifest,
         map: &OffsetMap,
         options: RunOptions,
     ) -> Result<Self, Error> {
-        let mut directory = MadeDirectories::default();
-        let lock = take_directory(dir, options.force, &mut directory)?;
+        let mut new = NewDirectories::default();
+        let RunDirectory { lock, has_run } = run_directory::take(dir, options.force, &mut new)?;
         if manifest.run_id.is_empty() {
             manifest.run_id = manifest.new_run_id();
         }
         manifest.records = None;
-        let new_manifest = manifest.write_pending(&dir.join(manifest::FILE_NAME))?;
+        let manifest_path = dir.join(manifest::FILE_NAME);
+        let new_manifest = manifest.write_pending(&manifest_path)?;
         let new_map = map_table::write_for_run(&dir.join(map_table::FILE_NAME), map, &manifest)?;
         let trace = dir.join(TRACE_FILE);
-        let (new_trace, file) = PendingFile::create(&trace, true)?;
-        let (new_buffers, buffers) = PendingFile::create(&dir.join(buffers::FILE_NAME), true)?;
-        let blocks = BlockWriter::new(file).map_err(Error::io("start a writer for", &trace))?;
-        // Everything that can fail has succeeded. The trace goes first: beside a new manifest an old one could pass for it.
-        for file in [new_trace, new_buffers, new_map, new_manifest] {
-            file.commit()?;
+        let new_trace = AtomicFile::create(&trace, true)?;
+        let new_buffers = AtomicFile::create(&dir.join(buffers::FILE_NAME), true)?;
+        let (trace_file, buffers) = (new_trace.try_clone()?, new_buffers.try_clone()?);
+        let blocks =
+            BlockWriter::new(trace_file).map_err(Error::io("start a writer for", &trace))?;
+        let reserved = reserve(dir).map_err(Error::writing(&manifest_path))?;
+        // All that needs room has succeeded.
+        if has_run {
+            // Between the new manifest and the new trace, the old trace must not pass for the new run's.
+            manifest.replacing = true;
+            manifest.write(&manifest_path)?;
+            manifest.replacing = false;
         }
-        for phase in [PHASE_PROMPT, PHASE_GENERATE] {
-            remove_old(&graph::path(dir, phase))?;
-        }
-        remove_old(&dir.join(transfers::FILE_NAME))?;
-        directory.keep();
+        new_buffers.commit()?;
+        new_map.commit()?;
+        run_directory::remove_optional_files(dir)?;
+        new_trace.commit()?;
+        new_manifest.commit()?;
+        new.keep();
         let max_records = options
             .max_trace_bytes
             .map_or(u64::MAX, |bytes| bytes / RECORD_SIZE as u64);
@@ -91,6 +111,8 @@ impl RunWriter {
             blocks,
             buffers,
             transfers: None,
+            failed: None,
+            reserved,
             _lock: lock,
         })
     }
@@ -138,26 +160,40 @@ impl RunWriter {
     /// Writes the graph of a phase ([`PHASE_PROMPT`] or [`PHASE_GENERATE`]) into the run.
     pub fn write_graph(&mut self, phase: u8, graph: &Graph) -> Result<(), Error> {
         let path = graph::path(&self.dir, phase);
-        if let Some(directory) = path.parent() {
-            fs::create_dir_all(directory).map_err(Error::io("create", directory))?;
-        }
-        graph.write_pending(&path)?.commit()
+        let directory = self.dir.join(graph::DIRECTORY);
+        let written = fs::create_dir_all(&directory)
+            .map_err(Error::io("create", &directory))
+            .and_then(|()| graph.write(&path));
+        self.note(written)
     }
 
     /// Adds events to `buffers.jsonl`, at once.
     pub fn write_buffer_events(&mut self, events: &[BufferEvent]) -> Result<(), Error> {
         let path = self.dir.join(buffers::FILE_NAME);
-        lines::append(&mut self.buffers, &path, "buffer event", events)
+        let written = lines::append(&mut self.buffers, &path, "buffer event", events);
+        self.note(written)
     }
 
     /// Adds what Post-Fetch did to `transfers.jsonl`, at once. The first call makes the file, also with nothing to add.
     pub fn write_transfers(&mut self, transfers: &[Transfer]) -> Result<(), Error> {
         let path = self.dir.join(transfers::FILE_NAME);
-        let file = match &mut self.transfers {
-            Some(file) => file,
-            none => none.insert(File::create(&path).map_err(Error::writing(&path))?),
-        };
-        lines::append(file, &path, "transfer", transfers)
+        let written = match self.transfers.take() {
+            Some(file) => Ok(file),
+            None => File::create_new(&path).map_err(Error::writing(&path)),
+        }
+        .and_then(|file| {
+            let file = self.transfers.insert(file);
+            lines::append(file, &path, "transfer", transfers)
+        });
+        self.note(written)
+    }
+
+    /// Keeps the first failure for [`RunWriter::finish`].
+    fn note(&mut self, written: Result<(), Error>) -> Result<(), Error> {
+        if let Err(error) = &written {
+            self.failed.get_or_insert_with(|| error.clone());
+        }
+        written
     }
 
     /// Hands the records so far to the writing thread, without waiting for it.
@@ -170,14 +206,20 @@ impl RunWriter {
 
     /// Waits for the last record to be written and writes the manifest with `records`; returns their number.
     ///
-    /// After a failed write the manifest tells how many records were kept, and the failure is returned.
+    /// # Errors
+    /// The first write of the run that failed, of the trace or of another file, also where it was returned before. Then
+    /// `stopped` of the manifest is the failure, and `records` is what was kept.
     pub fn finish(mut self) -> Result<u64, Error> {
         self.records = self.records();
         match self.blocks.close() {
             Ok(()) => {
                 self.manifest.records = Some(self.records);
-                self.manifest.write(&self.dir.join(manifest::FILE_NAME))?;
-                Ok(self.records)
+                let failed = self.failed.take();
+                if let (Some(error), None) = (&failed, &self.manifest.stopped) {
+                    self.manifest.stopped = Some(error.to_string());
+                }
+                self.write_manifest()?;
+                failed.map_or(Ok(self.records), Err)
             }
             Err(failure) => Err(self.note_failure(failure)),
         }
@@ -193,9 +235,23 @@ impl RunWriter {
             self.manifest.records = Some(*records);
             self.manifest.stopped =
                 Some(format!("the trace could not be written further: {source}"));
-            let _ = self.manifest.write(&self.dir.join(manifest::FILE_NAME));
+            // The failed write of the trace is what the caller has to know.
+            let _ = self.write_manifest();
         }
         error
+    }
+
+    /// Writes the manifest, where the disk is full into the room that was kept for it.
+    fn write_manifest(&mut self) -> Result<(), Error> {
+        let path = self.dir.join(manifest::FILE_NAME);
+        let written = self.manifest.write(&path);
+        match (written, self.reserved.take()) {
+            (Err(_), Some(reserved)) => {
+                drop(reserved);
+                self.manifest.write(&path)
+            }
+            (written, _) => written,
+        }
     }
 
     #[cold]
@@ -227,60 +283,12 @@ fn write_error(dir: &Path, failure: WriteFailure) -> Error {
     }
 }
 
-/// Removes a file of the run that was replaced.
-fn remove_old(path: &Path) -> Result<(), Error> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(Error::io("remove", path)(error))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Makes `dir` if need be and takes it for a run: it is empty, or may be replaced, and no other recorder has it.
-fn take_directory(
-    dir: &Path,
-    force: bool,
-    made: &mut MadeDirectories,
-) -> Result<Option<File>, Error> {
-    if dir.symlink_metadata().is_ok() && !dir.is_dir() {
-        return Err(Error::NotReplaceable {
-            path: dir.to_owned(),
-        });
-    }
-    made.create(dir)?;
-    // Somebody else records there, and may not have written yet: the directory is theirs now.
-    let lock = lock_directory(dir).inspect_err(|_| made.keep())?;
-    let is_empty = fs::read_dir(dir)
-        .map_err(Error::io("list", dir))?
-        .next()
-        .is_none();
-    if !is_empty && !force {
-        return Err(Error::Exists {
-            path: dir.to_owned(),
-        });
-    }
-    if !is_empty && Manifest::read(&dir.join(manifest::FILE_NAME)).is_err() {
-        return Err(Error::NotReplaceable {
-            path: dir.to_owned(),
-        });
-    }
-    Ok(lock)
-}
-
-/// Locks a directory against other recorders until the file is closed; readers do not ask for the lock.
-///
-/// `None` where a directory cannot be opened or locked (other systems than Unix, some network file systems): nothing
-/// keeps two recorders apart there.
-fn lock_directory(dir: &Path) -> Result<Option<File>, Error> {
-    let Ok(file) = File::open(dir) else {
+/// Takes room in `dir` for the manifest at the end of the run.
+fn reserve(dir: &Path) -> std::io::Result<Option<File>> {
+    // Not every file system has unnamed files; without one, a full disk leaves the manifest as it is.
+    let Ok(mut file) = tempfile::tempfile_in(dir) else {
         return Ok(None);
     };
-    match file.try_lock() {
-        Ok(()) => Ok(Some(file)),
-        Err(TryLockError::WouldBlock) => Err(Error::InUse {
-            path: dir.to_owned(),
-        }),
-        Err(TryLockError::Error(_)) => Ok(None),
-    }
+    file.write_all(&[0; RESERVED_BYTES])?;
+    Ok(Some(file))
 }

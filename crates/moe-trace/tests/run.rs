@@ -232,10 +232,7 @@ fn only_a_run_directory_is_replaced_and_only_when_told() {
     let error = RunWriter::create(&dir, manifest(), &map, RunOptions::default())
         .err()
         .unwrap();
-    assert!(
-        matches!(error, Error::Exists { .. }) && error.to_string().contains("--force"),
-        "{error}"
-    );
+    assert!(matches!(error, Error::Exists { .. }), "{error}");
     assert_eq!(Run::open(&dir).unwrap().trace.records().len(), 1);
     RunWriter::create(&dir, manifest(), &map, force)
         .unwrap()
@@ -254,6 +251,178 @@ fn only_a_run_directory_is_replaced_and_only_when_told() {
         assert!(matches!(error, Error::NotReplaceable { .. }), "{error}");
     }
     assert_eq!(fs::read_dir(&other).unwrap().count(), 1);
+}
+
+/// Files of other programs in a directory that a recorder must not touch.
+#[test]
+fn refuses_a_directory_with_another_programs_manifest() {
+    let (_, map) = gpt_oss();
+    let force = RunOptions {
+        force: true,
+        ..Default::default()
+    };
+    let run_manifest = format!("{{\"schema\": \"{}\"}}", moe_trace::manifest::SCHEMA);
+    for (manifest_json, other) in [
+        (
+            r#"{"manifest_version": 3, "name": "an extension"}"#,
+            "bg.js",
+        ),
+        ("{}", "bg.js"),
+        ("{}", "trace.bin"),
+        (r#"{"schema": "another.v1"}"#, "trace.bin"),
+        ("not JSON", "trace.bin"),
+        (&run_manifest, "bg.js"),
+    ] {
+        let tmp = tempfile::tempdir().unwrap();
+        fs::write(tmp.path().join("manifest.json"), manifest_json).unwrap();
+        fs::write(tmp.path().join(other), "precious").unwrap();
+        let error = RunWriter::create(tmp.path(), manifest(), &map, force)
+            .err()
+            .unwrap();
+        assert!(matches!(error, Error::NotReplaceable { .. }), "{error}");
+        let read = |name| fs::read_to_string(tmp.path().join(name)).unwrap();
+        assert_eq!(
+            (read("manifest.json"), read(other)),
+            (manifest_json.into(), "precious".into())
+        );
+        assert_eq!(fs::read_dir(tmp.path()).unwrap().count(), 2);
+    }
+}
+
+#[test]
+fn takes_a_directory_that_an_interrupted_creation_left() {
+    let (_, map) = gpt_oss();
+    let temporary = |name: &str| format!(".{name}.abcDEF012345.moe-tmp");
+    let states: [&[&str]; 5] = [
+        &[".manifest.json.1.tmp"],
+        &[&temporary("manifest.json")],
+        &[
+            &temporary("manifest.json"),
+            &temporary("trace.bin"),
+            "buffers.jsonl",
+        ],
+        &[
+            &temporary("manifest.json"),
+            "buffers.jsonl",
+            "gguf-map.parquet",
+        ],
+        &[
+            &temporary("manifest.json"),
+            "buffers.jsonl",
+            "gguf-map.parquet",
+            "trace.bin",
+        ],
+    ];
+    for state in states {
+        let tmp = tempfile::tempdir().unwrap();
+        for name in state {
+            fs::write(tmp.path().join(name), "").unwrap();
+        }
+        let writer = RunWriter::create(tmp.path(), manifest(), &map, RunOptions::default());
+        writer.unwrap().finish().unwrap();
+        assert!(Run::open(tmp.path()).is_ok());
+        assert_eq!(fs::read_dir(tmp.path()).unwrap().count(), 4, "{state:?}");
+    }
+    // Without a temporary file, or with records, it is not an interrupted creation.
+    for (name, contents) in [("gguf-map.parquet", ""), ("trace.bin", "records")] {
+        let tmp = tempfile::tempdir().unwrap();
+        fs::write(tmp.path().join(name), contents).unwrap();
+        if name == "trace.bin" {
+            fs::write(tmp.path().join(temporary("manifest.json")), "").unwrap();
+        }
+        let force = RunOptions {
+            force: true,
+            ..Default::default()
+        };
+        let error = RunWriter::create(tmp.path(), manifest(), &map, force)
+            .err()
+            .unwrap();
+        assert!(matches!(error, Error::NotReplaceable { .. }), "{error}");
+        assert_eq!(fs::read_to_string(tmp.path().join(name)).unwrap(), contents);
+    }
+}
+
+#[test]
+fn refuses_to_read_a_run_that_was_being_replaced() {
+    let (_, map) = gpt_oss();
+    let tmp = tempfile::tempdir().unwrap();
+    let mut writer =
+        RunWriter::create(tmp.path(), manifest(), &map, RunOptions::default()).unwrap();
+    *writer.next_record().unwrap() = record(1, MUL_MAT, "a");
+    writer.finish().unwrap();
+    let path = tmp.path().join("manifest.json");
+    let mut written = Manifest::read(&path).unwrap();
+    written.replacing = true;
+    written.write(&path).unwrap();
+    let error = Run::open(tmp.path()).unwrap_err();
+    assert!(matches!(error, Error::Replacing { .. }), "{error}");
+    // The old records are still there.
+    assert_eq!(
+        Run::open(tmp.path().join("trace.bin"))
+            .unwrap()
+            .trace
+            .records()
+            .len(),
+        1
+    );
+    let force = RunOptions {
+        force: true,
+        ..Default::default()
+    };
+    RunWriter::create(tmp.path(), manifest(), &map, force)
+        .unwrap()
+        .finish()
+        .unwrap();
+    assert!(Run::open(tmp.path()).is_ok());
+}
+
+#[cfg(unix)]
+#[test]
+fn follows_no_link_that_was_planted_in_a_run() {
+    use std::os::unix::fs::symlink;
+    let (_, map) = gpt_oss();
+    let tmp = tempfile::tempdir().unwrap();
+    let (dir, victims) = (tmp.path().join("run"), tmp.path().join("victims"));
+    let writer = RunWriter::create(&dir, manifest(), &map, RunOptions::default()).unwrap();
+    writer.finish().unwrap();
+    fs::create_dir(&victims).unwrap();
+    let names = [
+        "buffers.jsonl",
+        "transfers.jsonl",
+        "prompt.json",
+        "manifest.json.tmp",
+    ];
+    for name in names {
+        fs::write(victims.join(name), "precious").unwrap();
+    }
+    fs::remove_file(dir.join("buffers.jsonl")).unwrap();
+    symlink(victims.join("buffers.jsonl"), dir.join("buffers.jsonl")).unwrap();
+    symlink(victims.join("transfers.jsonl"), dir.join("transfers.jsonl")).unwrap();
+    symlink(&victims, dir.join("graph")).unwrap();
+    let process = std::process::id();
+    symlink(
+        victims.join("manifest.json.tmp"),
+        dir.join(format!(".manifest.json.{process}.tmp")),
+    )
+    .unwrap();
+    let force = RunOptions {
+        force: true,
+        ..Default::default()
+    };
+    let mut writer = RunWriter::create(&dir, manifest(), &map, force).unwrap();
+    let graph = GraphBuilder::new().finish("PROMPT", 0);
+    writer.write_graph(PHASE_PROMPT, &graph).unwrap();
+    writer.write_transfers(&[]).unwrap();
+    writer.finish().unwrap();
+    for name in names {
+        assert_eq!(
+            fs::read_to_string(victims.join(name)).unwrap(),
+            "precious",
+            "{name}"
+        );
+    }
+    assert!(Graph::read(&graph::path(&dir, PHASE_PROMPT)).is_ok());
+    assert!(!dir.join("graph").is_symlink());
 }
 
 #[test]

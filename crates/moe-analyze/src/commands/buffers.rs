@@ -9,7 +9,7 @@ use moe_trace::buffers::{self, Timeline, TimelineBuffer};
 use moe_trace::record::NO_LAYER;
 
 use crate::cli::{Context, ExitStatus};
-use crate::files;
+use crate::files::{self, OutputPath};
 use crate::output::{self, Cell, Format, human_bytes, write_rows};
 use crate::plot::{self, Occupancy};
 
@@ -25,10 +25,10 @@ pub struct Args {
     output: Option<Format>,
     /// Write the buffer-timeline JSON of the thesis's viewers
     #[arg(long, value_name = "FILE.json")]
-    out: Option<PathBuf>,
+    out: Option<OutputPath>,
     /// Draw the memory taken over time; the extension chooses: png, svg
     #[arg(long, value_name = "FILE.png|svg")]
-    plot: Option<PathBuf>,
+    plot: Option<OutputPath>,
     /// Replace the files of --out and --plot if they exist
     #[arg(long)]
     force: bool,
@@ -46,6 +46,9 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     }
     let path = events_path(&args.run)?;
     let events = buffers::read(&path)?;
+    if let Some(remark) = buffers::truncation(&path)? {
+        ctx.remark(remark);
+    }
     if events.is_empty() {
         bail!(
             "{} has no buffer events; record the run anew: this version's recorder writes them",

@@ -1,17 +1,17 @@
 //! `convert`: a trace in the format of another tool.
 
-use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use moe_analysis::foreign::{exporters, files_exporters, importers};
+use moe_files::AtomicFiles;
 use moe_gguf::experts::expert_bytes_by_layer;
 use moe_gguf::text::counted;
 use moe_trace::foreign::{Export, Facts, FilesExporter, Input};
 
 use crate::cli::{Context, ExitStatus};
-use crate::files;
+use crate::files::{self, OutputPath};
 use crate::output::{self, Cell, Format, write_rows};
 use crate::traces::{self, TraceArgs};
 
@@ -28,7 +28,7 @@ pub struct Args {
     to: Option<String>,
     /// File to write, or directory where the format is of several files
     #[arg(long, value_name = "FILE", required_unless_present = "list")]
-    out: Option<PathBuf>,
+    out: Option<OutputPath>,
     /// Replace what exists
     #[arg(long)]
     force: bool,
@@ -116,10 +116,11 @@ impl Writer {
     fn check_output(&self, out: &Path, force: bool) -> anyhow::Result<()> {
         match self {
             Writer::File(_) => files::check_output(out, force),
-            Writer::Files(_) if out.is_dir() && !force => bail!(
-                "{} exists already; pass --force to replace files in it, or name another directory",
-                out.display()
-            ),
+            Writer::Files(_) if out.is_dir() && !force => {
+                bail!(moe_files::Error::Exists {
+                    path: out.to_owned()
+                })
+            }
             Writer::Files(_) if out.exists() && !out.is_dir() => bail!(
                 "{} is a file, and {} writes a directory; name one",
                 out.display(),
@@ -139,50 +140,31 @@ impl Writer {
                 })?;
                 Ok(losses)
             }
-            Writer::Files(exporter) => write_files(*exporter, export, out),
+            Writer::Files(exporter) => write_files(*exporter, export, out, force),
         }
     }
 }
 
-/// Writes the files of a format under temporary names and renames them once all are whole.
+/// Writes the files of a format; all of them appear, or none.
 fn write_files(
     exporter: &dyn FilesExporter,
     export: &Export<'_>,
     out: &Path,
+    force: bool,
 ) -> anyhow::Result<Vec<String>> {
-    let is_new = !out.is_dir();
-    fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
-    let mut written: Vec<(PathBuf, PathBuf)> = Vec::new();
-    let outcome = exporter.export(export, &mut |name| {
-        if Path::new(name).file_name().is_none_or(|file| file != name) {
-            return Err(io::Error::other(format!("{name:?} is no name of a file")));
-        }
-        let temporary = out.join(format!(".{}.{name}", std::process::id()));
-        let file = BufWriter::new(File::create(&temporary)?);
-        written.push((temporary, out.join(name)));
-        Ok(Box::new(file) as Box<dyn Write>)
+    let mut files = AtomicFiles::create(out, force)?;
+    let losses = exporter.export(export, &mut |name| {
+        let file = files.file(name).map_err(io::Error::other)?;
+        Ok(Box::new(BufWriter::new(file)) as Box<dyn Write>)
     });
-    let renamed = outcome.map_err(anyhow::Error::from).and_then(|losses| {
-        for (temporary, path) in &written {
-            fs::rename(temporary, path)
-                .with_context(|| format!("cannot write {}", path.display()))?;
-        }
-        Ok(losses)
-    });
-    if renamed.is_err() {
-        for (temporary, _) in &written {
-            let _ = fs::remove_file(temporary);
-        }
-        if is_new {
-            // What is not empty stays.
-            let _ = fs::remove_dir(out);
-        }
-    }
-    if written.is_empty() {
-        // Nothing was begun: the trace itself is at fault.
-        return renamed;
-    }
-    renamed.with_context(|| format!("writing {}", counted(written.len() as u64, "file")))
+    // Where nothing was started, the trace itself is at fault.
+    let losses = match files.len() {
+        0 => losses?,
+        n => losses.with_context(|| format!("writing {}", counted(n as u64, "file")))?,
+    };
+    files::check_inputs()?;
+    files.commit()?;
+    Ok(losses)
 }
 
 fn list(format: Format) -> anyhow::Result<()> {

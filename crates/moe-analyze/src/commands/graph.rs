@@ -9,7 +9,7 @@ use moe_trace::graph::{self, Graph};
 use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
 
 use crate::cli::{Context, ExitStatus};
-use crate::files;
+use crate::files::{self, OutputPath};
 use crate::output;
 use crate::traces::{self, OpsArgs};
 
@@ -28,7 +28,7 @@ pub struct Args {
     output: Option<GraphFormat>,
     /// Write to a file; its extension chooses: dot, gv, json
     #[arg(long, value_name = "FILE")]
-    out: Option<PathBuf>,
+    out: Option<OutputPath>,
     /// Make the graph from the records even where the run has one
     #[arg(long)]
     from_records: bool,

@@ -10,9 +10,10 @@ use moe_gguf::synth::{Options, Spec, Synth};
 use moe_gguf::text::counted;
 use moe_trace::bounded;
 
+use crate::bulk;
 use crate::cli::{Context, ExitStatus};
+use crate::files::{self, OutputPath};
 use crate::output::human_bytes;
-use crate::{bulk, files};
 
 const DESCRIPTION: &str = r#"A description is a JSON object. These keys must be there:
   arch           gpt-oss, qwen3moe, qwen3next, llama (Mixtral) or olmoe
@@ -66,7 +67,7 @@ pub struct Args {
     sparse: bool,
     /// The file to write
     #[arg(long, value_name = "FILE.gguf")]
-    out: PathBuf,
+    out: OutputPath,
     /// Replace the file if it exists
     #[arg(long)]
     force: bool,
@@ -89,6 +90,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
             file.write_all(&synth.header_bytes()?)?;
             file.flush()?;
             file.get_ref()
+                .file()
                 .set_len(size)
                 .with_context(|| format!("cannot make a hole of {}", human_bytes(size)))
         })?;

@@ -5,7 +5,7 @@ mod colour;
 mod occupancy;
 mod pass_timeline;
 
-use std::fs::File;
+use std::io;
 use std::path::Path;
 use std::sync::Once;
 
@@ -25,6 +25,8 @@ pub use pass_timeline::PassTimeline;
 /// DejaVu Sans travels in the binary for PNG; in an SVG the viewer falls back to its own font where it is missing.
 const FONT: &str = "DejaVu Sans, sans-serif";
 
+/// Bytes of a pixel of the bitmap backend.
+const RGB_BYTES: usize = 3;
 const LEFT: i32 = 76;
 const TOP: i32 = 68;
 const RIGHT: i32 = 104;
@@ -310,10 +312,11 @@ fn write_picture(picture: &impl Picture, path: &Path, force: bool) -> anyhow::Re
     register_fonts();
     let size = picture.size();
     match format_of(path)? {
-        PictureFormat::Png => files::replace(path, force, |temporary| {
-            // The drawing library would tell at length what is wrong with the place.
-            File::create_new(temporary)?;
-            draw_on(picture, BitMapBackend::new(temporary, size))
+        PictureFormat::Png => files::write_whole(path, force, |out| {
+            let (width, height) = size;
+            let mut pixels = vec![0; width as usize * height as usize * RGB_BYTES];
+            draw_on(picture, BitMapBackend::with_buffer(&mut pixels, size))?;
+            Ok(write_png(out, size, &pixels)?)
         }),
         PictureFormat::Svg => files::write_whole(path, force, |out| {
             let mut svg = String::new();
@@ -321,6 +324,16 @@ fn write_picture(picture: &impl Picture, path: &Path, force: bool) -> anyhow::Re
             Ok(std::io::Write::write_all(out, svg.as_bytes())?)
         }),
     }
+}
+
+/// Writes rows of RGB pixels as PNG.
+fn write_png(out: impl io::Write, (width, height): (u32, u32), pixels: &[u8]) -> io::Result<()> {
+    let mut encoder = png::Encoder::new(out, width, height);
+    encoder.set_color(png::ColorType::Rgb);
+    encoder.set_depth(png::BitDepth::Eight);
+    let mut writer = encoder.write_header()?;
+    writer.write_image_data(pixels)?;
+    Ok(writer.finish()?)
 }
 
 fn draw_on<B: DrawingBackend>(picture: &impl Picture, backend: B) -> anyhow::Result<()> {

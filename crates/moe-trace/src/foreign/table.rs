@@ -1,16 +1,15 @@
 //! The table `routing` of a foreign trace.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::path::Path;
 
+use moe_files::{AtomicFile, NewDirectories};
 use parquet::arrow::ArrowWriter;
 use parquet::errors::ParquetError;
 
 use super::output::{Sink, SinkError, Summary};
 use super::rows::{CountRow, RoutingRow};
 use crate::error::Error;
-use crate::files::{MadeDirectories, PendingFile};
 use crate::manifest::Model;
 use crate::parquet_file::{SCHEMA_KEY, key_value, properties};
 use crate::tables::{
@@ -24,9 +23,9 @@ const GROUP_ROWS: usize = 512 * 1024;
 
 /// Writes rows to a Parquet table under a temporary name; memory does not grow with them.
 pub struct RoutingTable {
-    pending: PendingFile,
-    directories: MadeDirectories,
-    writer: ArrowWriter<File>,
+    writer: ArrowWriter<AtomicFile>,
+    /// Dropped after the file in them.
+    directories: NewDirectories,
     columns: RoutingColumns,
 }
 
@@ -36,11 +35,11 @@ impl RoutingTable {
     /// # Errors
     /// [`Error::Exists`] unless `force`; the file cannot be created.
     pub fn create(path: &Path, run_id: &str, force: bool) -> Result<Self, Error> {
-        let mut directories = MadeDirectories::default();
+        let mut directories = NewDirectories::default();
         if let Some(dir) = path.parent() {
             directories.create(dir)?;
         }
-        let (pending, file) = PendingFile::create(path, force)?;
+        let file = AtomicFile::create(path, force)?;
         let metadata = vec![
             key_value(SCHEMA_KEY, "moe-analyze.routing.v1"),
             key_value(RUN_ID_KEY, run_id),
@@ -52,7 +51,6 @@ impl RoutingTable {
         )
         .map_err(Error::writing_table(path))?;
         Ok(Self {
-            pending,
             directories,
             writer,
             columns: RoutingColumns::default(),
@@ -64,7 +62,7 @@ impl RoutingTable {
     /// # Errors
     /// The file cannot be written; then it is as before.
     pub fn finish(mut self, summary: &Summary) -> Result<u64, Error> {
-        let path = self.pending.path().to_owned();
+        let path = self.writer.inner().path().to_owned();
         self.write_batch().map_err(Error::writing_table(&path))?;
         let json = |value: serde_json::Result<String>| value.map_err(Error::json("table", &path));
         let facts = &summary.facts;
@@ -95,8 +93,8 @@ impl RoutingTable {
         for entry in metadata {
             self.writer.append_key_value_metadata(entry);
         }
-        self.writer.close().map_err(Error::writing_table(&path))?;
-        self.pending.commit()?;
+        let file = self.writer.into_inner();
+        file.map_err(Error::writing_table(&path))?.commit()?;
         self.directories.keep();
         Ok(summary.rows)
     }
@@ -129,7 +127,7 @@ impl Sink for RoutingTable {
         columns.timestamp_ns.append_option(row.timestamp_ns);
         if columns.len() >= BATCH_ROWS {
             let written = self.write_batch();
-            written.map_err(Error::writing_table(self.pending.path()))?;
+            written.map_err(|error| Error::writing_table(self.writer.inner().path())(error))?;
         }
         Ok(())
     }

@@ -9,13 +9,14 @@ mod category;
 mod dot;
 mod reconstruct;
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use moe_files::AtomicFile;
 use serde::{Deserialize, Serialize};
 
 use crate::bounded;
 use crate::error::Error;
-use crate::files::{PendingFile, write_pending};
 use crate::tables::PHASES;
 
 pub use build::{GraphBuilder, GraphSource};
@@ -120,11 +121,13 @@ impl Graph {
         serde_json::from_slice(&bytes).map_err(Error::json("graph", path))
     }
 
-    /// Writes the graph for `path`, which is as before until the file is committed.
-    pub(crate) fn write_pending(&self, path: &Path) -> Result<PendingFile, Error> {
+    /// Writes `path`, complete or not at all; a graph that is there is replaced.
+    pub(crate) fn write(&self, path: &Path) -> Result<(), Error> {
         let mut json = serde_json::to_vec(self).map_err(Error::json("graph", path))?;
         json.push(b'\n');
-        write_pending(path, &json)
+        let mut file = AtomicFile::create(path, true)?;
+        file.write_all(&json).map_err(Error::writing(path))?;
+        Ok(file.commit()?)
     }
 }
 

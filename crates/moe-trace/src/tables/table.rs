@@ -1,9 +1,9 @@
 //! One table as a Parquet file: row groups are encoded anywhere and appended in order.
 
-use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
+use moe_files::{AtomicFile, NewDirectories};
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_writer::{
     ArrowColumnChunk, ArrowColumnWriter, ArrowRowGroupWriterFactory, ArrowWriterOptions,
@@ -15,7 +15,6 @@ use parquet::file::writer::SerializedFileWriter;
 
 use super::rows::{Context, Rows};
 use crate::error::Error;
-use crate::files::{MadeDirectories, PendingFile};
 use crate::operations::Operation;
 use crate::parquet_file::properties;
 
@@ -24,8 +23,7 @@ const BATCH_ROWS: usize = 8 * 1024;
 
 /// A table being written under a temporary name.
 pub(crate) struct Table {
-    pending: PendingFile,
-    writer: SerializedFileWriter<File>,
+    writer: SerializedFileWriter<AtomicFile>,
     rows: u64,
 }
 
@@ -52,30 +50,23 @@ impl Table {
         path: &Path,
         metadata: Vec<KeyValue>,
         force: bool,
-        directories: &mut MadeDirectories,
+        directories: &mut NewDirectories,
     ) -> Result<(Self, EncoderFactory), Error> {
         if let Some(dir) = path.parent() {
             directories.create(dir)?;
         }
-        let (pending, file) = PendingFile::create(path, force)?;
+        let file = AtomicFile::create(path, force)?;
         let options = ArrowWriterOptions::new().with_properties(properties(metadata, R::ASCENDING));
         let (writer, factory) =
             ArrowWriter::try_new_with_options(file, R::schema().clone(), options)
                 .and_then(ArrowWriter::into_serialized_writer)
                 .map_err(Error::writing_table(path))?;
-        Ok((
-            Self {
-                pending,
-                writer,
-                rows: 0,
-            },
-            EncoderFactory(Arc::new(factory)),
-        ))
+        Ok((Self { writer, rows: 0 }, EncoderFactory(Arc::new(factory))))
     }
 
     /// Where the table will be.
     pub(crate) fn path(&self) -> &Path {
-        self.pending.path()
+        self.writer.inner().path()
     }
 
     /// Appends a row group. Empty ones are left out.
@@ -85,7 +76,7 @@ impl Table {
         }
         self.rows += row_group.n_rows;
         self.write(row_group)
-            .map_err(Error::writing_table(self.pending.path()))
+            .map_err(|error| Error::writing_table(self.path())(error))
     }
 
     fn write(&mut self, row_group: RowGroup) -> Result<(), ParquetError> {
@@ -98,11 +89,10 @@ impl Table {
     }
 
     /// Completes the file, still under its temporary name; returns its number of rows.
-    pub(crate) fn complete(self) -> Result<(PendingFile, u64), Error> {
-        self.writer
-            .close()
-            .map_err(Error::writing_table(self.pending.path()))?;
-        Ok((self.pending, self.rows))
+    pub(crate) fn complete(self) -> Result<(AtomicFile, u64), Error> {
+        let path = self.path().to_owned();
+        let file = self.writer.into_inner();
+        Ok((file.map_err(Error::writing_table(&path))?, self.rows))
     }
 }
 

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
+use moe_files::{NewDirectories, commit_all};
+
 use super::accesses::AccessRows;
 use super::chunks::{Chunk, Chunks};
 use super::ops::OpRows;
@@ -18,7 +20,6 @@ use super::{MODEL_KEY, RUN_ID_KEY, TABLES};
 use crate::accesses::FileAccesses;
 use crate::error::Error;
 use crate::fault::TableFault;
-use crate::files::MadeDirectories;
 use crate::parquet_file::{SCHEMA_KEY, key_value};
 use crate::run::Run;
 
@@ -101,7 +102,7 @@ fn write(run: &Run, paths: [PathBuf; 3], options: TableOptions<'_>) -> Result<Ta
         accesses: FileAccesses::new(run.map.as_ref()),
         passes: run.passes.as_ref(),
     };
-    let mut directories = MadeDirectories::default();
+    let mut directories = NewDirectories::default();
     let (ops, ops_encoders) = Table::create::<OpRows>(
         &paths[0],
         metadata(TABLES[0]),
@@ -158,9 +159,7 @@ fn write(run: &Run, paths: [PathBuf; 3], options: TableOptions<'_>) -> Result<Ta
     }
     let [ops, accesses, routing] = output.tables.map(Table::complete);
     let ((ops, n_ops), (accesses, n_accesses), (routing, n_routing)) = (ops?, accesses?, routing?);
-    for file in [ops, accesses, routing] {
-        file.commit()?;
-    }
+    commit_all(vec![ops, accesses, routing])?;
     directories.keep();
     Ok(TableSummary {
         records: output.records,

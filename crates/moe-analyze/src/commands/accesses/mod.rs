@@ -13,7 +13,7 @@ use moe_trace::Run;
 use moe_trace::foreign::Facts;
 
 use crate::cli::{Context, ExitStatus};
-use crate::files;
+use crate::files::{self, OutputPath};
 use crate::output::{self, Format, write_rows};
 use crate::traces::{self, OpsArgs};
 use crate::values::at_least;
@@ -41,7 +41,7 @@ pub struct Args {
     output: Option<Format>,
     /// Write the rows to a file; its extension chooses: csv, json, jsonl, md
     #[arg(long, value_name = "FILE")]
-    out: Option<PathBuf>,
+    out: Option<OutputPath>,
     /// Replace the file of --out if it exists
     #[arg(long)]
     force: bool,

@@ -13,7 +13,7 @@ use moe_gguf::map::OffsetMap;
 use moe_gguf::verify::Algorithm;
 
 use crate::cli::{Context, ExitStatus};
-use crate::files;
+use crate::files::{self, OutputPath};
 use crate::output::{self, Format, message};
 
 use form::{FileFormat, Form};
@@ -41,7 +41,7 @@ pub struct Args {
     hash: Option<Algorithm>,
     /// Write the hashes to a manifest
     #[arg(long, value_name = "FILE")]
-    manifest_out: Option<PathBuf>,
+    manifest_out: Option<OutputPath>,
     /// Compare the hashes with a manifest, one of llama.cpp's gguf-hash too; exit 1 if they differ
     #[arg(long, value_name = "FILE")]
     check_manifest: Option<PathBuf>,
@@ -53,7 +53,7 @@ pub struct Args {
     output: Option<Format>,
     /// Write to a file; its extension chooses: csv, json, jsonl, md, parquet
     #[arg(long, value_name = "FILE")]
-    out: Option<PathBuf>,
+    out: Option<OutputPath>,
     /// Replace the files of --out and --manifest-out if they exist
     #[arg(long)]
     force: bool,

@@ -7,6 +7,7 @@ use moe_analysis::hotness::{Phases, Value};
 use moe_analysis::survey::GroupBy;
 use moe_gguf::text::counted;
 
+use crate::files::OutputPath;
 use crate::output::Format;
 use crate::traces::TraceArgs;
 use crate::values::{ValueError, at_least, number, whole};
@@ -47,16 +48,16 @@ pub struct Args {
     pub window: Option<u64>,
     /// Write the matrix; the extension chooses: csv, json, jsonl, md, parquet, npy
     #[arg(long, value_name = "FILE")]
-    pub matrix: Option<PathBuf>,
+    pub matrix: Option<OutputPath>,
     /// What an array (.npy) and a heat map hold; bytes need the run's map of its model, or --model
     #[arg(long, value_enum, default_value_t = ValueChoice::Count, requires = "of_values")]
     pub value: ValueChoice,
     /// Write a learn file for the hot-cache runtime
     #[arg(long, value_name = "FILE.json")]
-    pub out: Option<PathBuf>,
+    pub out: Option<OutputPath>,
     /// Draw a picture; the extension chooses: png, svg
     #[arg(long, value_name = "FILE.png|svg")]
-    pub plot: Option<PathBuf>,
+    pub plot: Option<OutputPath>,
     /// What --plot draws
     #[arg(long, value_enum, default_value_t = PictureChoice::HeatMap, requires = "plot")]
     pub picture: PictureChoice,

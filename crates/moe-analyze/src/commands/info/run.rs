@@ -3,7 +3,9 @@
 use std::path::Path;
 
 use moe_gguf::text::counted;
-use moe_trace::check::{check, foreign_map, stale_tables, v4_traps};
+use moe_trace::check::{
+    check, foreign_map, stale_tables, truncated_files, unfinished_state, v4_traps,
+};
 use moe_trace::foreign::Facts;
 use moe_trace::manifest::{self, Tokens};
 use moe_trace::{Manifest, Run};
@@ -65,7 +67,7 @@ pub fn describe(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
             "manifest.json promises {}, trace.bin holds {n_records}; the others are lost",
             counted(promised, "record")
         )),
-        Some(None) => findings.fact("state", "still recording, or the recorder was killed"),
+        Some(None) => findings.fact("state", unfinished_state(&run)),
         _ => {}
     }
     if let Some(error) = foreign_map(&run)? {
@@ -73,6 +75,9 @@ pub fn describe(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
     }
     for fault in check(&run) {
         findings.fault(fault.to_string());
+    }
+    for fault in truncated_files(&run)? {
+        findings.fault(fault);
     }
     for remark in v4_traps(&run).into_iter().chain(stale_tables(&run)) {
         findings.note(remark);

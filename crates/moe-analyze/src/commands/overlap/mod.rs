@@ -14,7 +14,7 @@ use moe_trace::transfers::Transfer;
 
 use crate::cli::{Context, ExitStatus};
 use crate::commands::simulate::positive;
-use crate::files;
+use crate::files::{self, OutputPath};
 use crate::output::{self, Format, write_rows};
 use crate::plot::{self, PassTimeline};
 use input::Input;
@@ -43,7 +43,7 @@ pub struct Args {
     output: Option<Format>,
     /// Draw a pass over time, and the hidden share of each layer; the extension chooses: png, svg
     #[arg(long, value_name = "FILE.png|svg")]
-    plot: Option<PathBuf>,
+    plot: Option<OutputPath>,
     /// Which pass to draw, the first of --phase is 0 [default: one of median length, of a generated token if there is one]
     #[arg(long, value_name = "N", requires = "plot")]
     pass: Option<usize>,

@@ -32,12 +32,12 @@ pub(super) fn write_routing(
         places.push(dataset.join("routing").join(run).join("part-0.parquet"));
     }
     refuse_existing(args, &places)?;
-    let interrupted = interrupt::flag()?;
+    let interrupted = interrupt::flag();
 
     for (i, place) in places.iter().enumerate() {
         let mut sink = Interruptible {
             table: RoutingTable::create(place, &run_id, args.force)?,
-            interrupted: &interrupted,
+            interrupted,
             place,
         };
         let summary = foreign::import(trace.importer, &trace.source, options, &mut sink)?;

@@ -15,6 +15,7 @@ use moe_trace::tables::{
 };
 
 use crate::cli::{Context, ExitStatus};
+use crate::files::OutputPath;
 use crate::interrupt;
 use crate::traces::{self, TraceArgs};
 
@@ -27,10 +28,10 @@ pub struct Args {
     run: PathBuf,
     /// Directory for ops.parquet, accesses.parquet and routing.parquet
     #[arg(long, value_name = "DIR", required_unless_present = "dataset")]
-    out: Option<PathBuf>,
+    out: Option<OutputPath>,
     /// Add the run to a dataset, partitioned by run
     #[arg(long, value_name = "DIR")]
-    dataset: Option<PathBuf>,
+    dataset: Option<OutputPath>,
     /// Replace tables that exist
     #[arg(long)]
     force: bool,
@@ -97,7 +98,7 @@ fn write(args: &Args, run: &Run, ctx: &Context) -> anyhow::Result<ExitStatus> {
     if !args.force {
         refuse_existing(args, run)?;
     }
-    let interrupted = interrupt::flag()?;
+    let interrupted = interrupt::flag();
     traces::remark(run, ctx)?;
     if run.map.is_none() {
         ctx.remark(format_args!(
@@ -116,7 +117,7 @@ fn write(args: &Args, run: &Run, ctx: &Context) -> anyhow::Result<ExitStatus> {
                 out,
                 TableOptions {
                     force: args.force,
-                    interrupted: Some(&interrupted),
+                    interrupted: Some(interrupted),
                     ..options
                 },
             )
@@ -130,7 +131,7 @@ fn write(args: &Args, run: &Run, ctx: &Context) -> anyhow::Result<ExitStatus> {
                 dataset,
                 TableOptions {
                     force: args.force,
-                    interrupted: Some(&interrupted),
+                    interrupted: Some(interrupted),
                     ..options
                 },
             )

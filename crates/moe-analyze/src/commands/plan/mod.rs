@@ -16,7 +16,7 @@ use moe_placement::plan::{
 };
 
 use crate::cli::{Context, ExitStatus};
-use crate::files;
+use crate::files::{self, OutputPath};
 use crate::output::Format;
 use crate::traces::ToldArgs;
 use crate::values::{ValueError, number};
@@ -85,7 +85,7 @@ pub struct Args {
     output: Option<Format>,
     /// Write the learn file, cut to the experts in the cache
     #[arg(long, value_name = "FILE.json")]
-    out: Option<PathBuf>,
+    out: Option<OutputPath>,
     /// Replace the file of --out if it exists
     #[arg(long)]
     force: bool,

@@ -1,12 +1,12 @@
 //! What a run says of itself: model, machine, command line.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::Path;
 
 use moe_gguf::Gguf;
 use moe_gguf::map::{Category, OffsetMap};
-use moe_trace::Manifest;
 use moe_trace::manifest::{self, Engine, Host, ModelFile, Sampling};
+use moe_trace::{Error as TraceError, Manifest, RunWriter};
 use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -18,18 +18,28 @@ use super::prompts::Prompt;
 use crate::engine::About;
 use crate::engine::device::DeviceArgs;
 
-/// `runs/<time>`, with a number behind it if that exists.
-pub fn default_run_dir() -> PathBuf {
+/// Directories that are tried for one time.
+const MAX_DEFAULT_DIRS: u32 = 1000;
+
+/// Creates a run in `runs/<time>`, with a number after it while another run has that directory.
+pub fn create_default(
+    create: impl Fn(&Path) -> Result<RunWriter, TraceError>,
+) -> Result<RunWriter, TraceError> {
     let format = format_description!("[year][month][day]-[hour][minute][second]");
     let now = OffsetDateTime::now_utc()
         .format(&format)
         .unwrap_or_else(|_| "run".into());
-    let base = PathBuf::from("runs").join(&now);
-    let numbered = (2..).map(|n| PathBuf::from("runs").join(format!("{now}-{n}")));
-    std::iter::once(base)
-        .chain(numbered)
-        .find(|dir| !dir.exists())
-        .unwrap_or_default()
+    let runs = Path::new("runs");
+    let mut created = create(&runs.join(&now));
+    for n in 2..MAX_DEFAULT_DIRS {
+        match created {
+            Err(TraceError::Exists { .. } | TraceError::InUse { .. }) => {
+                created = create(&runs.join(format!("{now}-{n}")));
+            }
+            _ => break,
+        }
+    }
+    created
 }
 
 /// The manifest at the start of a run.

@@ -27,6 +27,7 @@ use usage::{Usage, UsageArgs};
 use crate::cli::{Context, ExitStatus};
 use crate::engine::device::DeviceArgs;
 use crate::engine::{self, Setup};
+use crate::files::{self, OutputPath};
 use crate::interrupt;
 use crate::output::human_bytes;
 use crate::values::{ValueError, at_least, number, whole};
@@ -56,7 +57,7 @@ pub struct Args {
     n_predict: u32,
     /// Run directory to write [default: runs/<time>]
     #[arg(long, value_name = "DIR")]
-    out: Option<PathBuf>,
+    out: Option<OutputPath>,
     /// Replace the run directory if it exists
     #[arg(long)]
     force: bool,
@@ -136,10 +137,9 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let n_ctx = args.ctx_size.map_or(about.n_ctx_train, |n| n as usize);
     check_fit(&prompts, &tokens, n_ctx, about.n_ctx_train)?;
 
-    let out = match &args.out {
-        Some(out) => out.clone(),
-        None => about::default_run_dir(),
-    };
+    if let (Some(out), Some(usage)) = (&args.out, args.usage.output()) {
+        files::check_distinct(&[out, &usage])?;
+    }
     let limits: Vec<Limits> = prompts.iter().map(|p| limits(&args, p)).collect();
     let mode = args.trace.mode();
     let records_per_pass = |n_tokens| engine.records_per_pass(n_tokens, mode);
@@ -158,8 +158,13 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
             force: args.force,
             max_trace_bytes: args.max_trace_mib.map(|mib| mib.saturating_mul(1 << 20)),
         };
-        let writer = RunWriter::create(&out, manifest, &map, options)?;
-        announce(ctx, &args, records, &out);
+        let writer = match &args.out {
+            Some(out) => RunWriter::create(out, manifest, &map, options)?,
+            None => about::create_default(|out| {
+                RunWriter::create(out, manifest.clone(), &map, options)
+            })?,
+        };
+        announce(ctx, &args, records, writer.dir());
         Ok(writer)
     };
     let begin: Option<engine::Begin> = match args.trace {
@@ -167,7 +172,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         TraceMode::Experts | TraceMode::All => Some(Box::new(begin)),
     };
 
-    let interrupted = interrupt::flag()?;
+    let interrupted = interrupt::flag();
 
     let lengths = tokens.iter().zip(&limits);
     let longest = lengths
@@ -198,7 +203,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
             &mut sampler,
             tokens,
             limits,
-            &interrupted,
+            interrupted,
             on_token,
         ) {
             Ok(generated) => totals.add(generated, started.elapsed()),
@@ -218,25 +223,33 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     }
     let (writer, ended) = session.into_writer();
     failed = failed.or(ended.err());
+    let out = writer.as_ref().map(|writer| writer.dir().to_owned());
     let records = writer.map(|writer| finish(writer, &totals, &failed, gpu));
     if let Some(usage) = &usage {
         usage.finish(totals.tokens.prompt + totals.tokens.generated)?;
     }
     if let Some(error) = failed {
-        return Err(error).with_context(|| format!("{} keeps what was recorded", out.display()));
+        return Err(match out {
+            Some(out) => anyhow::Error::new(error)
+                .context(format!("{} keeps what was recorded", out.display())),
+            None => error.into(),
+        });
     }
-    let records = records.transpose()?;
-    for line in totals.summary(records, &out).lines() {
+    let recorded = records.transpose()?.zip(out);
+    let recorded = recorded.as_ref().map(|(n, out)| (*n, out.as_path()));
+    for line in totals.summary(recorded).lines() {
         ctx.remark(line);
     }
     if let Some(error) = lost {
-        return Err(error)
-            .context("the generated text cannot be written to stdout; the run is whole");
+        return Err(error).context(match recorded {
+            Some(_) => "the generated text cannot be written to stdout; the run is complete",
+            None => "the generated text cannot be written to stdout",
+        });
     }
-    match (totals.stop, records) {
-        (Some(Stop::Interrupted), Some(n)) => {
+    match (totals.stop, recorded) {
+        (Some(Stop::Interrupted), Some((n, out))) => {
             bail!(
-                "interrupted; {} is whole: {} written",
+                "interrupted; {} is complete: {} written",
                 out.display(),
                 counted(n, "record")
             )

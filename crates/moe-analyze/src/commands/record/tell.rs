@@ -96,8 +96,9 @@ impl Totals {
         matches!(self.stop, Some(Stop::Interrupted | Stop::TraceFull))
     }
 
-    /// What came of the run, for the person at the terminal; `records` is absent where nothing was recorded.
-    pub fn summary(&self, records: Option<u64>, out: &Path) -> String {
+    /// The result of the run for the person at the terminal; `recorded` is the number of records and the run directory,
+    /// absent where nothing was recorded.
+    pub fn summary(&self, recorded: Option<(u64, &Path)>) -> String {
         let Tokens {
             prompt,
             generated,
@@ -109,7 +110,7 @@ impl Totals {
             counted(sequences, "sequence"),
             n as f64 / self.time.as_secs_f64().max(1e-9),
         );
-        if let Some(records) = records {
+        if let Some((records, out)) = recorded {
             let size = human_bytes(records * RECORD_SIZE as u64);
             text += &format!(
                 "; {}, {size}, in {}",
@@ -181,7 +182,7 @@ mod tests {
             .collect();
         assert_eq!(stopped, ["eos", "limit", "eos"]);
         assert_eq!(totals.sequences[2].generated, 1);
-        let summary = totals.summary(None, Path::new("run"));
+        let summary = totals.summary(None);
         assert!(
             summary.starts_with("6 prompt and 13 generated tokens in 3 sequences, "),
             "{summary}"

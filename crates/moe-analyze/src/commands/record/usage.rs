@@ -5,14 +5,14 @@
 
 use std::cell::RefCell;
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::rc::Rc;
 
 use anyhow::bail;
 use moe_executor::ops::{Observer, Routed};
 
 use crate::expert_usage::{self, LayerUsage, report};
-use crate::files;
+use crate::files::{self, OutputPath};
 use crate::output::{Format, message};
 
 /// What the tracer tells.
@@ -33,7 +33,15 @@ pub struct UsageArgs {
     expert_trace_per_layer: bool,
     /// Write the counts to a .json or .csv file [env: LLAMA_EXPERT_TRACE_OUTPUT]
     #[arg(long, value_name = "FILE", help_heading = "Expert usage tracer")]
-    expert_trace_output: Option<PathBuf>,
+    expert_trace_output: Option<OutputPath>,
+}
+
+impl UsageArgs {
+    /// The file to write, from the option or the environment.
+    pub fn output(&self) -> Option<OutputPath> {
+        let from_env = || std::env::var_os("LLAMA_EXPERT_TRACE_OUTPUT").map(OutputPath::from);
+        self.expert_trace_output.clone().or_else(from_env)
+    }
 }
 
 /// Counts of a run, filled by an observer of its session.
@@ -41,7 +49,7 @@ pub struct Usage {
     names: bool,
     stats: bool,
     per_layer: bool,
-    output: Option<PathBuf>,
+    output: Option<OutputPath>,
     force: bool,
     counts: Rc<RefCell<Vec<Vec<u64>>>>,
 }
@@ -64,8 +72,7 @@ impl Usage {
             || set("LLAMA_EXPERT_TRACE_LOGGING");
         let per_layer = args.expert_trace_per_layer || set("LLAMA_EXPERT_TRACE_PER_LAYER");
         let stats = args.expert_trace_stats || set("LLAMA_EXPERT_TRACE_STATS") || per_layer;
-        let from_env = || std::env::var_os("LLAMA_EXPERT_TRACE_OUTPUT").map(PathBuf::from);
-        let output = args.expert_trace_output.clone().or_else(from_env);
+        let output = args.output();
         if let Some(path) = &output {
             if !matches!(extension(path), Some("json" | "csv")) {
                 bail!(

@@ -11,9 +11,10 @@ use moe_gguf::layers::{LayerOrder, layer_order};
 use moe_gguf::relayout::{ExpertOrders, Layout, Order};
 use moe_gguf::text::counted;
 
+use crate::bulk;
 use crate::cli::{Context, ExitStatus};
+use crate::files::{self, OutputPath};
 use crate::output::human_bytes;
-use crate::{bulk, files};
 
 /// Write a model anew with its tensors, and the experts inside them, in another order
 ///
@@ -38,7 +39,7 @@ pub struct Args {
     trace: Option<PathBuf>,
     /// The new file
     #[arg(long, value_name = "FILE.gguf")]
-    out: PathBuf,
+    out: OutputPath,
     /// Replace the new file if it exists
     #[arg(long)]
     force: bool,
@@ -78,7 +79,6 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     files::require_extension(&args.out, "gguf")?;
     files::check_output(&args.out, args.force)?;
     let gguf = Gguf::open(&args.model)?;
-    check_distinct(&gguf, &args.out)?;
     let orders = expert_orders(ctx, &args, &gguf)?;
     let order = match args.order {
         OrderChoice::Numeric => Order::Numeric,
@@ -136,18 +136,6 @@ fn expert_orders(ctx: &Context, args: &Args, gguf: &Gguf) -> anyhow::Result<Expe
         Some(path) => experts::from_file(path, gguf),
         None => Ok(ExpertOrders::new()),
     }
-}
-
-/// Refuses to write over a file of the model that is being read.
-fn check_distinct(gguf: &Gguf, out: &Path) -> anyhow::Result<()> {
-    let Ok(out) = out.canonicalize() else {
-        return Ok(()); // there is nothing yet
-    };
-    let is_input = |path: &Path| path.canonicalize().is_ok_and(|path| path == out);
-    if gguf.files().iter().any(|file| is_input(&file.path)) {
-        bail!("{} is the model itself; name another output", out.display());
-    }
-    Ok(())
 }
 
 fn seeks(order: &LayerOrder) -> String {

@@ -25,6 +25,7 @@ use crate::commands::bench::BANDWIDTH_BYTES;
 use crate::commands::record::{about, model};
 use crate::engine::device::DeviceArgs;
 use crate::engine::native;
+use crate::files::OutputPath;
 use crate::interrupt;
 use crate::output::{self, Format, write_rows};
 use crate::traces::{self, TraceArgs};
@@ -61,7 +62,7 @@ pub struct Args {
     repetitions: u32,
     /// Record one more run over the trace, its expert operations, into a run directory
     #[arg(long, value_name = "DIR")]
-    out: Option<PathBuf>,
+    out: Option<OutputPath>,
     /// Replace the run directory if it exists
     #[arg(long)]
     force: bool,
@@ -88,18 +89,18 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let writer = args.out.as_deref();
     let writer = writer.map(|out| begin_run(&args, out, &gguf, &model, n_threads, device.as_ref()));
     let writer = writer.transpose()?;
-    let interrupted = interrupt::flag()?;
+    let interrupted = interrupt::flag();
 
     let silent = Recorder::new(None);
     let mut replay = Replay::new(&model, &threads, device, silent, args.seed);
-    over_the_trace(&mut replay, &routes, &interrupted, &mut Report::default())?;
+    over_the_trace(&mut replay, &routes, interrupted, &mut Report::default())?;
     let mut report = Report::default();
     for _ in 0..args.repetitions {
-        over_the_trace(&mut replay, &routes, &interrupted, &mut report)?;
+        over_the_trace(&mut replay, &routes, interrupted, &mut report)?;
     }
     if let Some(writer) = writer {
         replay.record(Recorder::new(Some(writer)).with_mode(Mode::Experts));
-        over_the_trace(&mut replay, &routes, &interrupted, &mut Report::default())?;
+        over_the_trace(&mut replay, &routes, interrupted, &mut Report::default())?;
     }
     if let Some(fallbacks) = replay.device().and_then(native::fallbacks) {
         ctx.remark(fallbacks);

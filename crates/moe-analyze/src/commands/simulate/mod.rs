@@ -16,7 +16,7 @@ use moe_placement::cache::{BuildError, Online, PolicyName};
 use moe_placement::plan::MIB;
 
 use crate::cli::{Context, ExitStatus};
-use crate::files;
+use crate::files::{self, OutputPath};
 use crate::output::{self, Format};
 use crate::plot::{self, Chart, Legend, Line};
 use crate::traces::TraceArgs;
@@ -74,7 +74,7 @@ pub struct Args {
     output: Format,
     /// Draw hit rates against budgets; the extension chooses: png, svg
     #[arg(long, value_name = "FILE.png|svg")]
-    plot: Option<PathBuf>,
+    plot: Option<OutputPath>,
     /// Replace the file of --plot if it exists
     #[arg(long)]
     force: bool,

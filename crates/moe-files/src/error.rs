@@ -1,0 +1,52 @@
+//! Errors of this crate.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Why a file was not written.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A file operation failed.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// The operation, a verb.
+        action: &'static str,
+        /// The file or directory.
+        path: PathBuf,
+        /// Why it failed.
+        source: Arc<io::Error>,
+    },
+    /// The output exists and may not be replaced.
+    #[error("{} exists", path.display())]
+    Exists {
+        /// The output.
+        path: PathBuf,
+    },
+    /// The output is one of the inputs, perhaps through a link.
+    #[error("{} is an input; name another output", path.display())]
+    IsInput {
+        /// The output.
+        path: PathBuf,
+    },
+    /// The output lies inside an input directory that must not change.
+    #[error("{} lies inside the input {}; name another output", path.display(), directory.display())]
+    InsideInput {
+        /// The output.
+        path: PathBuf,
+        /// The input directory.
+        directory: PathBuf,
+    },
+}
+
+impl Error {
+    /// For `map_err` on a file operation.
+    pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Io {
+            action,
+            path: path.to_owned(),
+            source: Arc::new(source),
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Output files of one directory that appear together.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use tempfile::TempPath;
+
+use crate::atomic::{Pending, check_path, create_locked, remove_stale_once, rename_all};
+use crate::error::Error;
+use crate::temporary::{NewDirectories, registry};
+
+/// Files that are written into a temporary directory inside their own; [`AtomicFiles::commit`] renames all of them.
+/// Dropped before, they are removed.
+///
+/// Unlike [`AtomicFile`](crate::AtomicFile)s, finished files take no file descriptor, so there may be many.
+#[derive(Debug)]
+pub struct AtomicFiles {
+    dir: PathBuf,
+    new: NewDirectories,
+    temporary: PathBuf,
+    /// Keeps the temporary directory locked.
+    _lock: File,
+    names: Vec<String>,
+    replace: bool,
+}
+
+impl AtomicFiles {
+    /// Makes `dir`, its missing parents, and the temporary directory in it.
+    ///
+    /// # Errors
+    /// A directory cannot be made, or [`inputs`](crate::inputs) protects `dir`.
+    pub fn create(dir: &Path, replace: bool) -> Result<Self, Error> {
+        crate::inputs::check_output(dir)?;
+        let mut new = NewDirectories::default();
+        new.create(dir)?;
+        remove_stale_once(dir);
+        let mut registry = registry();
+        let (lock, temporary) = create_locked(dir, Path::new("files"), |path| {
+            fs::create_dir(path)?;
+            File::open(path)
+        })
+        .map_err(Error::io("create a file in", dir))?
+        .into_parts();
+        // The path is a directory, which a `TempPath` does not remove.
+        let temporary = temporary
+            .keep()
+            .map_err(|failure| Error::io("create a file in", dir)(failure.error))?;
+        registry.trees.insert(temporary.clone());
+        Ok(Self {
+            dir: dir.to_owned(),
+            new,
+            temporary,
+            _lock: lock,
+            names: Vec::new(),
+            replace,
+        })
+    }
+
+    /// Creates the file `name`, a name without directories.
+    ///
+    /// # Errors
+    /// [`Error::Exists`] where it exists and may not be replaced, or was created before; [`Error::Io`].
+    pub fn file(&mut self, name: &str) -> Result<File, Error> {
+        let path = self.dir.join(name);
+        if Path::new(name).file_name().is_none_or(|file| file != name) {
+            let reason = io::Error::new(io::ErrorKind::InvalidInput, "not a file name");
+            return Err(Error::io("create", &path)(reason));
+        }
+        check_path(&path, self.replace)?;
+        let file =
+            File::create_new(self.temporary.join(name)).map_err(Error::io("create", &path))?;
+        self.names.push(name.to_owned());
+        Ok(file)
+    }
+
+    /// Number of files so far.
+    pub fn len(&self) -> usize {
+        self.names.len()
+    }
+
+    /// Whether there is no file so far.
+    pub fn is_empty(&self) -> bool {
+        self.names.is_empty()
+    }
+
+    /// Renames the files into their directory.
+    ///
+    /// # Errors
+    /// As [`commit_all`](crate::commit_all).
+    pub fn commit(mut self) -> Result<(), Error> {
+        let mut files = Vec::with_capacity(self.names.len());
+        for name in &self.names {
+            let temporary = self.temporary.join(name);
+            let path = self.dir.join(name);
+            let file = Pending {
+                replace: self.replace,
+                temporary: Some(
+                    TempPath::try_from_path(&temporary).map_err(Error::io("write", &path))?,
+                ),
+                path,
+            };
+            if file.replaces() {
+                File::open(&temporary)
+                    .and_then(|file| file.sync_all())
+                    .map_err(Error::io("write", &file.path))?;
+            }
+            files.push(file);
+        }
+        rename_all(files)?;
+        self.new.keep();
+        Ok(())
+    }
+}
+
+impl Drop for AtomicFiles {
+    fn drop(&mut self) {
+        // Empty after a commit.
+        let _ = fs::remove_dir_all(&self.temporary);
+        registry().trees.remove(&self.temporary);
+    }
+}

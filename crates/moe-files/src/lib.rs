@@ -1,0 +1,37 @@
+//! Input files that are mapped, output files that appear complete or not at all, and the signals
+//! that interrupt both.
+//!
+//! - [`MappedFile`] maps an input. The process knows which addresses belong to which file, so that
+//!   [`signals::install`] can name a file that another program truncates.
+//! - [`AtomicFile`] and [`AtomicFiles`] write an output under a temporary name and rename it. A
+//!   file that appeared meanwhile is replaced only on request.
+//! - [`inputs`] holds the paths that no output of this process may replace.
+//! - [`signals`] removes temporary files when the process is ended by a signal.
+
+#![warn(missing_docs)]
+
+mod atomic;
+mod error;
+mod group;
+pub mod inputs;
+mod mapped;
+pub mod signals;
+mod stale;
+mod temporary;
+
+pub use atomic::{AtomicFile, commit_all};
+pub use error::Error;
+pub use group::AtomicFiles;
+pub use mapped::{MappedFile, truncated_file};
+pub use stale::is_temporary_name;
+pub use temporary::NewDirectories;
+
+use std::path::Path;
+
+/// The directory that `path` lies in; `.` for a bare file name.
+pub fn parent_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}

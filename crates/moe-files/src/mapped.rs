@@ -1,0 +1,121 @@
+//! Input files mapped into memory.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+
+use memmap2::Mmap;
+
+/// The bytes of a file, mapped for reading; nothing is read before it is used.
+///
+/// Another program that truncates the file makes the next access to the missing bytes raise SIGBUS, which ends the
+/// process. After [`signals::install`](crate::signals::install) it ends with a message that names the file.
+#[derive(Debug)]
+pub struct MappedFile {
+    /// `None` for an empty file, which cannot be mapped.
+    map: Option<Mmap>,
+}
+
+impl MappedFile {
+    /// Maps an open file; `path` is its name in messages.
+    ///
+    /// # Errors
+    /// The file cannot be mapped.
+    pub fn new(file: &File, path: &Path) -> io::Result<Self> {
+        let metadata = file.metadata()?;
+        if metadata.len() == 0 {
+            return Ok(Self { map: None });
+        }
+        // SAFETY: the mapping is read-only and only used as bytes, and any byte is valid. Another process that writes to
+        // the file changes bytes that callers have read, as for every mapped file; truncation raises SIGBUS, see above.
+        let map = unsafe { Mmap::map(file)? };
+        let range = Range {
+            end: map.as_ptr() as usize + map.len(),
+            path: path.to_owned(),
+            size: map.len() as u64,
+            #[cfg(unix)]
+            inode: std::os::unix::fs::MetadataExt::ino(&metadata),
+        };
+        ranges().insert(map.as_ptr() as usize, range);
+        Ok(Self { map: Some(map) })
+    }
+}
+
+impl Deref for MappedFile {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.map.as_deref().unwrap_or_default()
+    }
+}
+
+impl Drop for MappedFile {
+    fn drop(&mut self) {
+        if let Some(map) = &self.map
+            && let Some(range) = ranges().remove(&(map.as_ptr() as usize))
+            && range.is_truncated()
+        {
+            truncated().get_or_insert(range.path);
+        }
+    }
+}
+
+/// A mapped file, by its first address.
+struct Range {
+    /// Address after the last byte.
+    end: usize,
+    path: PathBuf,
+    size: u64,
+    #[cfg(unix)]
+    inode: u64,
+}
+
+static RANGES: LazyLock<Mutex<BTreeMap<usize, Range>>> = LazyLock::new(Mutex::default);
+
+fn ranges() -> MutexGuard<'static, BTreeMap<usize, Range>> {
+    RANGES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The mapped file that an address belongs to, up to the end of its last page.
+#[cfg(unix)]
+pub(crate) fn file_at(address: usize) -> Option<PathBuf> {
+    let ranges = ranges();
+    let (_, range) = ranges.range(..=address).next_back()?;
+    (address < range.end).then(|| range.path.clone())
+}
+
+/// A file that had become smaller when its mapping ended.
+static TRUNCATED: Mutex<Option<PathBuf>> = Mutex::new(None);
+
+fn truncated() -> MutexGuard<'static, Option<PathBuf>> {
+    TRUNCATED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A file that has become smaller while it was mapped, if there is one.
+///
+/// Within its last page a truncated file reads as zeros, without a signal; system calls fail with "bad address".
+pub fn truncated_file() -> Option<PathBuf> {
+    if let Some(path) = &*truncated() {
+        return Some(path.clone());
+    }
+    let ranges = ranges();
+    let mut live = ranges.values().filter(|range| range.is_truncated());
+    live.next().map(|range| range.path.clone())
+}
+
+impl Range {
+    fn is_truncated(&self) -> bool {
+        // A file that was renamed or removed keeps its contents.
+        let Ok(found) = fs::metadata(&self.path) else {
+            return false;
+        };
+        #[cfg(unix)]
+        if std::os::unix::fs::MetadataExt::ino(&found) != self.inode {
+            return false;
+        }
+        found.len() < self.size
+    }
+}
