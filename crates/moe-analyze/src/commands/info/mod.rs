@@ -6,7 +6,7 @@ mod model;
 mod run;
 mod tables;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use moe_placement::learn;
@@ -53,7 +53,7 @@ pub fn run(args: Args, _: &Context) -> anyhow::Result<ExitStatus> {
     })
 }
 
-fn describe(path: &PathBuf, kind: Kind, findings: &mut Findings) -> anyhow::Result<()> {
+fn describe(path: &Path, kind: Kind, findings: &mut Findings) -> anyhow::Result<()> {
     match kind {
         Kind::Run | Kind::Trace => run::describe(path, findings),
         Kind::Gguf => model::describe(path, findings),
@@ -63,7 +63,7 @@ fn describe(path: &PathBuf, kind: Kind, findings: &mut Findings) -> anyhow::Resu
     }
 }
 
-fn describe_learn_file(path: &PathBuf, findings: &mut Findings) -> anyhow::Result<()> {
+fn describe_learn_file(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
     let text = bounded::read_text(path)?;
     let layers =
         learn::parse_observations(&text).with_context(|| format!("{} is JSON", path.display()))?;
