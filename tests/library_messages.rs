@@ -8,17 +8,12 @@ use std::path::{Path, PathBuf};
 const OTHER_PROGRAMS: [&str; 1] = ["--init-expert-location"];
 
 /// Files whose messages still name options.
-const PENDING: [&str; 10] = [
-    "moe-executor/src/cuda/error.rs",
-    "moe-executor/src/error.rs",
-    "moe-llama-cpp/src/error.rs",
+const PENDING: [&str; 5] = [
     "moe-trace/src/foreign/exporters/bigmoeonedge.rs",
     "moe-trace/src/foreign/exporters/npy_routing.rs",
     "moe-trace/src/foreign/importers/layer_expert.rs",
     "moe-trace/src/foreign/importers/rtrace.rs",
     "moe-trace/src/foreign/importers/sglang_response.rs",
-    "moe-trace/src/foreign/importers/thesis/json.rs",
-    "moe-trace/src/foreign/importers/thesis/passes.rs",
 ];
 
 fn sources(dir: &Path, found: &mut Vec<PathBuf>) {

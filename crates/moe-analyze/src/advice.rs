@@ -60,6 +60,7 @@ fn of_executor(error: &moe_executor::Error) -> Option<&'static str> {
         moe_executor::Error::Engine(error) => of_cause(error.as_ref()),
         moe_executor::Error::ContextFull { .. } => Some("or raise --ctx-size"),
         moe_executor::Error::Threads { .. } => Some("ask for fewer with --threads"),
+        moe_executor::Error::Cuda(_) => Some("--device cpu computes without the GPU"),
         moe_executor::Error::NotFinite { .. } => Some("`gguf-map --verify` checks the weights"),
         _ => None,
     }
@@ -81,6 +82,7 @@ fn of_foreign(error: &ForeignError) -> Option<&'static str> {
             Missing::TopK => "pass --top-k or --model",
             Missing::Layers => "pass --model",
         }),
+        ForeignError::Operations { .. } => Some("--ops names it"),
         ForeignError::Read(error) => of_trace(error),
         ForeignError::Sink(error) => of_cause(error.as_ref()),
         _ => None,

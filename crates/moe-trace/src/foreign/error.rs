@@ -92,6 +92,14 @@ pub enum ForeignError {
         /// What is wrong, and what to do.
         reason: String,
     },
+    /// The table of operations is not that of the trace.
+    #[error("{}: {reason}; give the table of operations of the llama.cpp that recorded", path.display())]
+    Operations {
+        /// The file.
+        path: PathBuf,
+        /// What does not fit.
+        reason: String,
+    },
     /// The trace holds nothing.
     #[error("{} holds no routing ({format}{}); give a trace of a mixture-of-experts model", path.display(), after_colon(notes))]
     Nothing {

@@ -188,7 +188,7 @@ fn other_numbers_of_operations() {
     }
     let error = refused("thesis", &bytes, &Options::default());
     assert!(
-        error.contains("operation 3") && error.contains("--ops"),
+        error.contains("operation 3") && error.contains("table of operations"),
         "{error}"
     );
     let dir = tempfile::tempdir().unwrap();

@@ -214,7 +214,7 @@ fn record_of(entry: &Entry, ops: &OpTable) -> Result<TensorAccessLog, String> {
         thread_id: U16::new(entry.thread_id),
         operation_type: number.ok_or_else(|| {
             let shown: String = op.chars().take(32).collect();
-            format!("operation {shown:?} is not in the table of operations; pass one with --ops")
+            format!("operation {shown:?} is not in the table of operations; give the table of the llama.cpp that recorded")
         })?,
         phase: match entry.phase.as_str() {
             "PROMPT" => PHASE_PROMPT,

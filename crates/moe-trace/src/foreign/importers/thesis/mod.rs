@@ -139,8 +139,12 @@ impl Records {
             passes: None,
         };
         let mul_mat_id = run.ops().number("MUL_MAT_ID");
-        let (passes, notes) = PassTable::of(&run.trace, mul_mat_id, options)
-            .map_err(|reason| ForeignError::file(path, reason))?;
+        let (passes, notes) = PassTable::of(&run.trace, mul_mat_id, options).map_err(|reason| {
+            ForeignError::Operations {
+                path: path.to_owned(),
+                reason,
+            }
+        })?;
         run.passes = Some(passes);
         Ok(Self { run, notes })
     }

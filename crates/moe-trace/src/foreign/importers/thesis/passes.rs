@@ -90,8 +90,7 @@ impl PassTable {
             && seen.iter().all(|pass| pass.n_experts == 0)
         {
             return Err(format!(
-                "the records with experts are of operation {op}, which is not MUL_MAT_ID in the table of operations; pass the \
-                 table of the llama.cpp that recorded, with --ops"
+                "the records with experts are of operation {op}, which is not MUL_MAT_ID in the table of operations"
             ));
         }
         Ok(Self::compare(&seen, options))
@@ -134,7 +133,7 @@ impl PassTable {
         }
         if n_cut > 0 {
             notes.push(format!(
-                "records of {} hold sixteen experts and perhaps had more; give --model or --top-k to have warm-up told apart",
+                "records of {} hold sixteen experts and perhaps had more; name the model or the experts of a token to recognize warm-up",
                 counted(n_cut, "pass")
             ));
         }
