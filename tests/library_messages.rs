@@ -7,15 +7,6 @@ use std::path::{Path, PathBuf};
 /// Options of other programs, which a message may name.
 const OTHER_PROGRAMS: [&str; 1] = ["--init-expert-location"];
 
-/// Files whose messages still name options.
-const PENDING: [&str; 5] = [
-    "moe-trace/src/foreign/exporters/bigmoeonedge.rs",
-    "moe-trace/src/foreign/exporters/npy_routing.rs",
-    "moe-trace/src/foreign/importers/layer_expert.rs",
-    "moe-trace/src/foreign/importers/rtrace.rs",
-    "moe-trace/src/foreign/importers/sglang_response.rs",
-];
-
 fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
@@ -62,14 +53,9 @@ fn messages_of_libraries_name_no_option() {
         let code = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
         for (number, line) in (1..).zip(code.lines()) {
             for option in options(line) {
-                named.push((name.clone(), format!("{name}:{number}: {option}")));
+                named.push(format!("{name}:{number}: {option}"));
             }
         }
     }
-    let new: Vec<&str> = named
-        .iter()
-        .filter(|(file, _)| !PENDING.contains(&file.as_str()))
-        .map(|(_, place)| place.as_str())
-        .collect();
-    assert!(new.is_empty(), "{}", new.join("\n"));
+    assert!(named.is_empty(), "{}", named.join("\n"));
 }
