@@ -166,7 +166,7 @@ fn a_warm_up_alone() {
         summary
             .notes
             .iter()
-            .any(|note| note.contains("--model or --top-k")),
+            .any(|note| note.contains("to recognize warm-up")),
         "{:?}",
         summary.notes
     );
