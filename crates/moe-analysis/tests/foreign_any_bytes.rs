@@ -134,7 +134,9 @@ fn import(importer: &dyn Importer, path: &Path, options: &Options) -> Result<u64
                     | ForeignError::Missing { .. }
                     | ForeignError::Nothing { .. }
                     | ForeignError::Gguf(_)
+                    | ForeignError::Operations { .. }
                     | ForeignError::OtherModel { .. }
+                    | ForeignError::Read(_)
                     | ForeignError::Response { .. }
             );
             assert!(is_placed, "{}: {text}", importer.name());
