@@ -1,5 +1,4 @@
-//! Any bytes, read as a model: header, map, checks, reports and data. Run with
-//! `cargo +nightly fuzz run reader` in `crates/moe-gguf`.
+//! Any bytes, read as a model: header, map, checks, reports and data.
 
 #![no_main]
 

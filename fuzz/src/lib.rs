@@ -1,0 +1,194 @@
+//! What the fuzz targets share: a file for bytes that a reader takes by path, the importers, and the layout of inputs.
+
+use std::fmt::Display;
+use std::fs;
+use std::path::PathBuf;
+use std::sync::LazyLock;
+
+use moe_trace::foreign::{
+    self, Collected, CountRow, Counts, Facts, ForeignError, IMPORTERS, Importer, LayerRow, Options,
+    RoutingRow, Sink, SinkError, Source,
+};
+
+// The importer of learn files is in `moe-analysis`, whose dependencies take most of the workspace's build.
+#[path = "../../crates/moe-analysis/src/foreign/learn.rs"]
+mod learn;
+
+/// The temporary directory of this process. `scripts/fuzz.sh` removes it.
+static DIRECTORY: LazyLock<PathBuf> = LazyLock::new(|| {
+    let directory = std::env::temp_dir().join(format!("moe-fuzz-{}", std::process::id()));
+    fs::create_dir_all(&directory).expect("the temporary directory is writable");
+    directory
+});
+
+/// Writes `bytes` to a file of the temporary directory and returns its path.
+pub fn file(name: &str, bytes: &[u8]) -> PathBuf {
+    let path = DIRECTORY.join(name);
+    fs::write(&path, bytes).expect("the temporary directory is writable");
+    path
+}
+
+/// An error is one line, short enough to read.
+pub fn check_error(error: &impl Display) {
+    let text = error.to_string();
+    assert!(!text.contains('\n') && text.len() < 4096, "{text:?}");
+}
+
+/// Importers whose files are binary; all others read text.
+const BINARY: [&str; 7] = [
+    "imatrix",
+    "iku1",
+    "mbolt",
+    "npy",
+    "rtrace",
+    "sglang-pt",
+    "thesis",
+];
+
+/// The importers of one of the two targets, by name.
+pub fn importers(binary: bool) -> Vec<&'static dyn Importer> {
+    let mut importers: Vec<&'static dyn Importer> = vec![&learn::Learn];
+    importers.extend(IMPORTERS);
+    for name in BINARY {
+        assert!(
+            importers.iter().any(|importer| importer.name() == name),
+            "no importer {name}"
+        );
+    }
+    importers.retain(|importer| BINARY.contains(&importer.name()) == binary);
+    importers.sort_by_key(|importer| importer.name());
+    importers
+}
+
+/// The first byte of an input that is recognized by its content.
+pub const DETECT: u8 = 255;
+
+/// Imports `input`: a byte that selects the importer (or [`DETECT`]), a byte that selects the options, the file.
+pub fn import(importers: &[&'static dyn Importer], input: &[u8]) {
+    let Some((&[selector, options], bytes)) = input.split_first_chunk() else {
+        return;
+    };
+    let path = file("trace", bytes);
+    for importer in importers {
+        importer.is_applicable(&bytes[..bytes.len().min(foreign::SAMPLE_SIZE)]);
+    }
+    let importer = match selector {
+        DETECT => match foreign::detect(&path, importers) {
+            Ok(Some(detected)) => {
+                detected.run_id().expect("the file is readable");
+                detected.importer
+            }
+            _ => return,
+        },
+        _ => importers[usize::from(selector) % importers.len()],
+    };
+    let options = options_of(options);
+    let source = Source::file(&path);
+    match importer.records(&source, &options) {
+        Ok(None) => {}
+        Ok(Some(records)) => walk(&records.run),
+        Err(error) => check_error(&error),
+    }
+    let mut sink = Both::default();
+    match foreign::import(importer, &source, &options, &mut sink) {
+        Ok(summary) => assert_eq!(
+            summary.rows + summary.counts,
+            (sink.rows.routing.len() + sink.rows.counts.len()) as u64
+        ),
+        Err(error) => {
+            check_error(&error);
+            let is_expected = !matches!(
+                error,
+                ForeignError::Io { .. } | ForeignError::NoOrder { .. }
+            );
+            assert!(is_expected, "{error}");
+        }
+    }
+}
+
+/// What a user may say of a trace: nothing, how many experts a token has, or the model.
+fn options_of(selector: u8) -> Options {
+    match selector % 3 {
+        0 => Options::default(),
+        1 => Options {
+            top_k: Some(2),
+            ..Options::default()
+        },
+        _ => Options {
+            model: Some(Facts {
+                n_layer: Some(2),
+                n_expert: Some(8),
+                n_expert_used: Some(2),
+                ..Facts::default()
+            }),
+            ..Options::default()
+        },
+    }
+}
+
+/// Keeps the rows, and counts them as the commands do.
+#[derive(Default)]
+struct Both {
+    rows: Collected,
+    counts: Counts,
+}
+
+impl Sink for Both {
+    fn facts(&mut self, facts: &Facts) -> Result<(), SinkError> {
+        self.counts.facts(facts)
+    }
+
+    fn routing(&mut self, row: &RoutingRow) -> Result<(), SinkError> {
+        self.counts.routing(row)?;
+        self.rows.routing(row)
+    }
+
+    fn count(&mut self, row: &CountRow) -> Result<(), SinkError> {
+        self.counts.count(row)?;
+        self.rows.count(row)
+    }
+
+    fn layer(&mut self, row: &LayerRow) -> Result<(), SinkError> {
+        self.counts.layer(row)?;
+        self.rows.layer(row)
+    }
+}
+
+/// Calls everything that reads the records of a run.
+pub fn walk(run: &moe_trace::Run) {
+    let mut n = 0;
+    for operation in run.trace.operations() {
+        for token in operation.tokens() {
+            n += token.records().len();
+            for expert in token.experts() {
+                assert!(expert.expert_id <= i32::MAX as u32);
+            }
+        }
+        let head = operation.head();
+        for i in 0..=head.sources().len() {
+            head.source_size(i);
+        }
+        head.sources().iter().for_each(|source| drop(source.name()));
+    }
+    assert_eq!(n, run.trace.records().len());
+    let in_routing: usize = run
+        .routing()
+        .map(|operation| operation.records().len())
+        .sum();
+    assert!(in_routing <= n);
+    for phase in 0..2 {
+        if let Some(graph) = moe_trace::graph::reconstruct(run, phase) {
+            graph
+                .write_dot(&mut std::io::sink())
+                .expect("a sink takes everything");
+        }
+    }
+    moe_trace::correlation::unresolved(run);
+    for fault in moe_trace::check::check(run) {
+        check_error(&fault);
+    }
+    match run.remarks() {
+        Ok(remarks) => remarks.iter().for_each(check_error),
+        Err(error) => check_error(&error),
+    }
+}

@@ -1,0 +1,13 @@
+//! Importers of binary files: see `moe_fuzz::import` for the layout of an input.
+
+#![no_main]
+
+use std::sync::LazyLock;
+
+use libfuzzer_sys::fuzz_target;
+use moe_trace::foreign::Importer;
+
+static IMPORTERS: LazyLock<Vec<&'static dyn Importer>> =
+    LazyLock::new(|| moe_fuzz::importers(true));
+
+fuzz_target!(|input: &[u8]| moe_fuzz::import(&IMPORTERS, input));

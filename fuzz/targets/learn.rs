@@ -1,0 +1,40 @@
+//! Learn files of the hot-cache runtime, alone and merged.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use moe_fuzz::check_error;
+use moe_placement::learn::{LearnFile, parse_observations};
+
+fuzz_target!(|bytes: &[u8]| {
+    let Ok(text) = std::str::from_utf8(bytes) else {
+        return;
+    };
+    if let Err(error) = parse_observations(text) {
+        check_error(&error);
+    }
+    let mut learned = match LearnFile::parse(text) {
+        Ok(learned) => learned,
+        Err(error) => return check_error(&error),
+    };
+    if let Err(error) = learned.observations() {
+        check_error(&error);
+    }
+    learned.layer_slots();
+    learned.n_expert();
+    let json = learned.to_json();
+    let again = LearnFile::parse(&json).expect("a learn file that was written is read");
+    assert_eq!(json, again.to_json());
+    learned
+        .cut(|layer, expert| (layer + expert) % 2 == 0)
+        .to_json();
+    for result in [learned.merge(&again), learned.decay(0.5)] {
+        if let Err(error) = result {
+            check_error(&error);
+        }
+    }
+    match LearnFile::merge_fading(&[learned, again], 2.0) {
+        Ok(merged) => drop(merged.map(|merged| merged.to_json())),
+        Err(error) => check_error(&error),
+    }
+});

@@ -1,0 +1,100 @@
+#!/usr/bin/env bash
+# Fuzzes the readers of untrusted files: scripts/fuzz.sh [TARGET|all [SECONDS]]
+#
+# A target runs for at least SECONDS of CPU time (default 600), and until half of SECONDS passes without new coverage; at most
+# six times SECONDS. FUZZ_JOBS targets run at a time (default 1). Afterwards docs/measurements/fuzz.txt has the results of all
+# targets that were run on this machine. The corpus is kept in the cache. FUZZ_BIN names a directory of targets that are already built.
+# Exit code 1: an input crashed a target; its path is printed.
+# Needs the AddressSanitizer runtime of the Rust toolchain, a C++ compiler and Linux.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+cache=${MOE_ANALYZE_CI_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/moe-analyze}
+work=$cache/fuzz
+targets=$(sed -n 's/^name = "\(.*\)"$/\1/p' fuzz/Cargo.toml | grep -v '^moe-fuzz$')
+case ${1:-all} in
+  all) selected=$targets ;;
+  *) selected=$1 ;;
+esac
+seconds=${2:-600}
+quiet=$((seconds / 2))
+for target in $selected; do
+  grep -qx "$target" <<<"$targets" || { echo "no target $target; targets: $(echo $targets)" >&2; exit 2; }
+done
+
+bin=${FUZZ_BIN:-$work/target/release}
+if [ -z "${FUZZ_BIN:-}" ]; then
+  # The versions of the other workspace.
+  cp Cargo.lock fuzz/Cargo.lock
+  CARGO_TARGET_DIR=$work/target CARGO_INCREMENTAL=0 RUSTC_WRAPPER=$PWD/fuzz/rustc.sh \
+    cargo build --release --manifest-path fuzz/Cargo.toml
+fi
+
+mkdir -p "$work/results"
+TMPDIR=$(mktemp -d "$([ -w /dev/shm ] && echo /dev/shm || echo "${TMPDIR:-/tmp}")/moe-fuzz.XXXXXX")
+export TMPDIR ASAN_OPTIONS=detect_leaks=0
+trap 'kill $(jobs -p) 2>/dev/null || true; rm -rf "$TMPDIR"' EXIT
+"$bin/seeds" fixtures "$TMPDIR/seeds"
+
+# CPU seconds of a process: user and system. Fails if it has ended.
+cpu_seconds() {
+  local stat
+  stat=$(cat "/proc/$1/stat" 2>/dev/null) || return 1
+  # Fields count from behind the name, which may contain spaces.
+  set -- ${stat##*) }
+  [ "$1" != Z ] || return 1
+  echo $(((${12} + ${13}) / $(getconf CLK_TCK)))
+}
+
+last_of() { # KEY LOG: the last value of KEY in the end of a log
+  tail -c 20000 "$2" | grep -o "$1: *[0-9]*" | tail -1 | grep -o '[0-9]*$' || echo 0
+}
+
+fuzz() {
+  local target=$1 log=$TMPDIR/$1.log cov=0 changed=0 cpu=0 now seen pid result="no crash"
+  mkdir -p "$work/corpus/$target" "$work/artifacts/$target"
+  "$bin/$target" -timeout=30 -rss_limit_mb=2048 -print_final_stats=1 -detect_leaks=0 -reload=0 -max_len=65536 \
+    -artifact_prefix="$work/artifacts/$target/" "$work/corpus/$target" "$TMPDIR/seeds/$target" >"$log" 2>&1 &
+  pid=$!
+  while sleep 2; now=$(cpu_seconds "$pid"); do
+    cpu=$now
+    seen=$(last_of cov "$log")
+    [ "$seen" = "$cov" ] || { cov=$seen changed=$cpu; }
+    if [ "$cpu" -ge "$seconds" ] && [ $((cpu - changed)) -ge "$quiet" ] || [ "$cpu" -ge $((6 * seconds)) ]; then
+      kill -INT "$pid"
+      break
+    fi
+  done
+  wait "$pid" || true
+  if ! grep -q 'libFuzzer: run interrupted' "$log"; then
+    result=$(grep -o 'Test unit written to .*' "$log" | tail -1 || true)
+    result="CRASH ${result##*/}"
+    echo "$target: $(grep -m1 -E 'panicked at|ERROR: ' "$log" || tail -1 "$log")"
+    grep -o 'Test unit written to .*' "$log" || true
+    cp "$log" "$work/artifacts/$target/log"
+  elif [ "$cpu" -lt "$seconds" ]; then
+    result="no crash, stopped before $seconds s"
+  fi
+  printf '%-14s %12s %8s %12s %8s %8s  %s\n' "$target" "$(last_of stat::number_of_executed_units "$log")" "$cpu" \
+    "$((cpu - changed))" "$(last_of cov "$log")" "$(ls "$work/corpus/$target" | wc -l)" "$result" |
+    tee "$work/results/$target"
+}
+
+for target in $selected; do
+  while [ "$(jobs -rp | wc -l)" -ge "${FUZZ_JOBS:-1}" ]; do wait -n; done
+  rm -f "$work/results/$target"
+  fuzz "$target" &
+done
+wait
+
+{
+  echo "# scripts/fuzz.sh, $(rustc --version), AddressSanitizer; the code under test has debug assertions and overflow checks."
+  echo "# Times are CPU seconds. A target stops after $seconds s, once $quiet s have passed without new coverage, at the latest"
+  echo "# after $((6 * seconds)) s. Edges: those of the control flow of this repository's crates that were reached."
+  printf '%-14s %12s %8s %12s %8s %8s  %s\n' target executions time "without new" edges inputs result
+  for target in $targets; do
+    cat "$work/results/$target" 2>/dev/null || printf '%-14s %12s\n' "$target" "not run"
+  done
+} >docs/measurements/fuzz.txt
+cat docs/measurements/fuzz.txt
+! grep -q CRASH docs/measurements/fuzz.txt
