@@ -1,0 +1,120 @@
+#!/usr/bin/env bash
+# Checks before a release that are too slow for .ci/run, or need a toolchain that it does not have:
+#   miri          threads, disjoint slices and the unsafe code of the kernels' portable paths
+#   asan          tests of the crates with unsafe code under AddressSanitizer
+#   fuzz          scripts/fuzz.sh, an hour and more
+#   cross         builds for other targets
+#   advisories    cargo deny check advisories
+#   curves        scripts/check-published-curves.sh, with the data in MOE_DATA (default ../shared/data)
+# Usage: scripts/release-check.sh [PART...]
+# Every part installs what it needs. A part that cannot get it is reported as "not run" with the reason. The results of all parts go to
+# docs/measurements/release-check.txt. Exit code: 0 nothing failed, 1 a part failed.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+cache=${MOE_ANALYZE_CI_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/moe-analyze}
+host=$(rustc -vV | sed -n 's/^host: //p')
+results=$cache/release-check
+mkdir -p "$results"
+export CARGO_TERM_COLOR=never CARGO_INCREMENTAL=0
+parts=(miri asan fuzz cross advisories curves)
+cross_targets=(aarch64-unknown-linux-gnu x86_64-pc-windows-gnu aarch64-apple-darwin)
+
+# Ends the part as not run. The reason is an argument, or the last line of a command's output.
+not_run() {
+  echo "not run: $1" >&3
+  exit 0
+}
+last_line() { # LOG
+  grep -v '^ *$' "$1" | tail -1
+}
+
+miri() {
+  local log
+  log=$(mktemp)
+  if ! cargo +nightly miri --version >/dev/null 2>&1; then
+    rustup toolchain install nightly --profile minimal --component miri --component rust-src >"$log" 2>&1 ||
+      not_run "Miri needs a nightly toolchain: $(last_line "$log")"
+  fi
+  MIRIFLAGS=-Zmiri-disable-isolation CARGO_TARGET_DIR=$cache/miri \
+    cargo +nightly miri test --package moe-executor --lib -- cpu::threads cpu::disjoint
+}
+
+asan() {
+  ls "$(rustc --print target-libdir)"/librustc*_rt.asan.a >/dev/null 2>&1 ||
+    not_run "the Rust toolchain has no AddressSanitizer runtime"
+  # RUSTC_BOOTSTRAP makes -Z flags available in a stable compiler.
+  RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0 CARGO_TARGET_DIR=$cache/asan \
+    cargo test --target "$host" --package moe-executor --package moe-gguf --package moe-trace --lib --tests
+}
+
+fuzz() {
+  ls "$(rustc --print target-libdir)"/librustc*_rt.asan.a >/dev/null 2>&1 ||
+    not_run "the Rust toolchain has no AddressSanitizer runtime"
+  scripts/fuzz.sh all
+}
+
+cross() {
+  local log target failed=0
+  log=$(mktemp)
+  for target in "${cross_targets[@]}"; do
+    if ! rustup target add "$target" >"$log" 2>&1; then
+      echo "$target not run: $(last_line "$log")" >&3
+    elif CARGO_TARGET_DIR=$cache/cross cargo check --workspace --target "$target"; then
+      echo "$target passed" >&3
+    else
+      echo "$target failed" >&3
+      failed=1
+    fi
+  done
+  return $failed
+}
+
+advisories() {
+  local log deny=$cache/tools/bin/cargo-deny
+  log=$(mktemp)
+  [ -x "$deny" ] || cargo install --quiet --debug --locked --root "$cache/tools" cargo-deny >"$log" 2>&1 ||
+    not_run "cargo-deny cannot be installed: $(last_line "$log")"
+  "$deny" fetch db >"$log" 2>&1 || not_run "the advisory database cannot be fetched: $(last_line "$log")"
+  "$deny" check advisories
+}
+
+curves() {
+  local data=${MOE_DATA:-../shared/data}/bigmoeonedge
+  [ -d "$data" ] || not_run "no published curves; name the directory of the data in MOE_DATA"
+  scripts/check-published-curves.sh "$data"
+}
+
+selected=("$@")
+[ $# -gt 0 ] || selected=("${parts[@]}")
+for part in "${selected[@]}"; do
+  [[ " ${parts[*]} " == *" $part "* ]] || { echo "no part $part; parts: ${parts[*]}" >&2; exit 2; }
+done
+for part in "${selected[@]}"; do
+  echo "== $part"
+  start=$SECONDS
+  notes=$(mktemp)
+  ("$part") 3>"$notes" 2>&1 | tee "$results/$part.log"
+  code=${PIPESTATUS[0]}
+  if [ "$code" != 0 ]; then
+    result="failed: $(grep -E '^(error|test .* FAILED|.*panicked|.*ERROR: )' "$results/$part.log" | tail -1)"
+  elif grep -q '^not run' "$notes"; then
+    result=$(cat "$notes")
+  else
+    n=$(grep -E '^test result: ok' "$results/$part.log" | awk '{ n += $4 } END { print n + 0 }')
+    result=passed
+    [ "$n" = 0 ] || result="passed, $n tests"
+    [ ! -s "$notes" ] || result=$(paste -sd';' "$notes" | sed 's/;/; /g')
+  fi
+  printf '%-11s %6d s  %s\n' "$part" $((SECONDS - start)) "$result" |
+    sed -e "s|$cache|CACHE|g" -e "s|$PWD|.|g" -e "s|$HOME|~|g" | tee "$results/$part.txt"
+done
+
+{
+  echo "# scripts/release-check.sh, $(rustc --version), $host"
+  for part in "${parts[@]}"; do
+    cat "$results/$part.txt" 2>/dev/null || printf '%-11s\n' "$part: not run yet"
+  done
+} >docs/measurements/release-check.txt
+cat docs/measurements/release-check.txt
+! grep -q 'failed' docs/measurements/release-check.txt
