@@ -391,7 +391,7 @@ fn bad_input_is_one_line_exit_2_and_no_run() {
     }
 }
 
-/// Ctrl-C leaves a run that every other command reads.
+/// Ctrl-C leaves a run that every other command reads. The recording has work for minutes, the test needs its first MiB.
 #[cfg(unix)]
 #[test]
 fn an_interrupted_run_can_be_read() {
@@ -401,17 +401,17 @@ fn an_interrupted_run_can_be_read() {
     let (run, prompts) = (dir.path().join("run"), dir.path().join("prompts.jsonl"));
     fs::write(
         &prompts,
-        "{\"prompt\":\"The kernel driver\"}\n".repeat(3000),
+        "{\"prompt\":\"The kernel driver\"}\n".repeat(100_000),
     )
     .unwrap();
-    let child = Command::new(assert_cmd::cargo::cargo_bin!("moe-analyze"))
+    let mut child = Command::new(assert_cmd::cargo::cargo_bin!("moe-analyze"))
         .args([
             "--quiet",
             "record",
             "--prompts",
             arg(&prompts),
             "--max-trace-mib",
-            "400",
+            "20000",
             "--out",
             arg(&run),
         ])
@@ -421,6 +421,7 @@ fn an_interrupted_run_can_be_read() {
         .unwrap();
     let trace = run.join("trace.bin");
     while fs::metadata(&trace).map_or(0, |trace| trace.len()) < 1 << 20 {
+        assert_eq!(child.try_wait().unwrap(), None, "the recording ended");
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
     assert!(
@@ -434,10 +435,6 @@ fn an_interrupted_run_can_be_read() {
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{stderr}");
     assert!(stderr.contains("interrupted"), "{stderr}");
-    assert!(
-        fs::metadata(&trace).unwrap().len() < 400 << 20,
-        "it did not run to its end"
-    );
     let ends = ends(&run);
     assert_eq!(ends.last().unwrap().2, "interrupted", "{ends:?}");
     stdout_of(&["info", arg(&run)]);

@@ -1,5 +1,6 @@
 //! Whether hotness will hold: made-up traces that do and do not, and what needs order.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +9,7 @@ use serde_json::Value;
 
 use crate::Fixture;
 use crate::measures::{close, rows};
-use crate::support::{arg, failure_of, moe_analyze, repository, stdout_of};
+use crate::support::{N_LAYER, arg, failure_of, moe_analyze, repository, stdout_of};
 
 /// Tokens of one layer as JSON lines: sequence and experts. Expert 15 tells that there are 16.
 fn trace(fixture: &Fixture, name: &str, tokens: impl Iterator<Item = (u32, [u32; 2])>) -> PathBuf {
@@ -134,22 +135,40 @@ fn sequences_are_tested_on_each_other() {
 fn drift_settling_and_intervals_have_their_rows() {
     let fixture = Fixture::new();
     let run = fixture.path("run");
-    // Two tokens in a span are one of each kind: nothing moves. Layer 5 has one token in a span, which keeps expert 3 alone.
+    let mut drift = BTreeMap::new();
     for row in rows(&run, &["--table", "drift"]) {
-        match row["layer_id"].as_u64() {
-            Some(5) if row["to"] == row["from"].as_u64().unwrap() + 1 => {
-                close(&row, "total_variation", 0.75)
-            }
-            Some(0..5) => {
-                close(&row, "total_variation", 0.0);
-                close(&row, "jaccard", 1.0);
-                close(&row, "rows", 2.0);
-            }
-            _ => {}
-        }
+        let pair = ["from", "to"].map(|key| row[key].as_u64().unwrap());
+        drift.insert((row["layer_id"].as_u64(), pair), row);
     }
+    // From each of eight spans to the next, and from the first to the last.
+    let pairs: Vec<[u64; 2]> = (0..7)
+        .map(|from| [from, from + 1])
+        .chain([[0, 7]])
+        .collect();
+    // Layer 5 has seven tokens: its first span is empty.
+    let of_layer_5 = |pair: &[u64; 2]| pair[0] > 0;
+    for &pair in &pairs {
+        // Two tokens in a span are one of each kind: nothing moves.
+        for layer in 0..5 {
+            let row = &drift[&(Some(layer), pair)];
+            close(row, "total_variation", 0.0);
+            close(row, "jaccard", 1.0);
+            close(row, "rows", 2.0);
+        }
+        let mut mean = 0.0;
+        if of_layer_5(&pair) {
+            // One token in a span keeps expert 3 alone of four.
+            close(&drift[&(Some(5), pair)], "total_variation", 0.75);
+            close(&drift[&(Some(5), pair)], "rows", 1.0);
+            mean = 0.75 / 6.0;
+        }
+        close(&drift[&(None, pair)], "total_variation", mean);
+    }
+    assert_eq!(drift.len(), 5 * 8 + 6 + 8);
     // After two tokens all seven experts are there: eight may be hot.
-    for row in rows(&run, &["--table", "settling"]) {
+    let settling = rows(&run, &["--table", "settling"]);
+    assert_eq!(settling.len() as u32, N_LAYER);
+    for row in settling {
         assert_eq!(row["settled"], 2, "{row}");
     }
     let bootstrap = ["--table", "bootstrap", "--resamples", "50", "--seed", "7"];
@@ -225,10 +244,10 @@ fn impossible_splits_are_refused() {
     let fixture = Fixture::new();
     let run = fixture.path("run");
     for split in ["0", "1", "1.5", "-0.5", "nan", "by-moon"] {
-        let split = format!("--split={split}");
-        moe_analyze()
-            .args(["hotness", arg(&run), &split])
-            .assert()
-            .code(2);
+        let option = format!("--split={split}");
+        let line = failure_of(&["hotness", arg(&run), &option]);
+        let start = format!("moe-analyze: invalid value '{split}' for '--split <");
+        assert!(line.starts_with(&start), "{line}");
+        assert!(line.contains("between 0 and 1"), "{line}");
     }
 }

@@ -1,6 +1,6 @@
 //! What is printed, drawn and said.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::simulate;
 use crate::support::{arg, failure_of, known_run, moe_analyze, repository, stdout_of};
@@ -74,11 +74,32 @@ fn curves_are_drawn() {
             arg(&plot),
         ];
         stdout_of(&args);
-        assert!(plot.metadata().unwrap().len() > 1000);
         assert!(failure_of(&args).contains("--force"));
     }
+    let (width, height) = moe_testkit::png_size(&dir.path().join("curve.png"));
     let svg = std::fs::read_to_string(dir.path().join("curve.svg")).unwrap();
-    assert!(svg.contains("belady") && svg.contains("MiB"));
+    assert!(svg.contains(&format!("width=\"{width}\" height=\"{height}\"")));
+    assert!(svg.contains("MiB"));
+    // Every policy has a line and an entry of the legend.
+    let csv = stdout_of(&[
+        "--quiet",
+        "simulate",
+        arg(&run),
+        "--policy",
+        "all",
+        "-o",
+        "csv",
+    ]);
+    let policies: BTreeSet<&str> = csv
+        .lines()
+        .skip(1)
+        .map(|line| line.split(',').nth(1).unwrap())
+        .collect();
+    assert!(policies.len() >= 13, "{policies:?}");
+    for policy in &policies {
+        assert!(svg.contains(&format!(">\n{policy}\n<")), "{policy}");
+    }
+    assert!(svg.matches("<polyline").count() >= policies.len());
 }
 
 /// A token's cycle through the layers is told with the budgets that are below it.

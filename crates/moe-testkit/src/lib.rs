@@ -203,9 +203,58 @@ pub fn has_compiler(program: &str) -> bool {
     false
 }
 
+/// Width and height of a PNG file in pixels.
+///
+/// # Panics
+///
+/// If the file is not a complete PNG: signature, chunks with their checksums, end.
+pub fn png_size(path: &Path) -> (u32, u32) {
+    let shown = path.display();
+    let bytes = std::fs::read(path).unwrap_or_else(|error| panic!("{shown}: {error}"));
+    let mut rest = bytes
+        .strip_prefix(b"\x89PNG\r\n\x1a\n")
+        .unwrap_or_else(|| panic!("{shown}: no PNG signature"));
+    let number = |bytes: &[u8]| u32::from_be_bytes(bytes[..4].try_into().expect("four bytes"));
+    let mut size = None;
+    loop {
+        assert!(rest.len() >= 12, "{shown}: truncated chunk");
+        let end = 8 + number(rest) as usize;
+        assert!(rest.len() >= end + 4, "{shown}: truncated chunk");
+        let (name, data) = (&rest[4..8], &rest[8..end]);
+        assert_eq!(
+            number(&rest[end..]),
+            crc32(&rest[4..end]),
+            "{shown}: checksum"
+        );
+        match name {
+            b"IHDR" => size = Some((number(data), number(&data[4..]))),
+            b"IEND" => break,
+            _ => {}
+        }
+        rest = &rest[end + 4..];
+    }
+    size.unwrap_or_else(|| panic!("{shown}: no header"))
+}
+
+/// The CRC-32 of PNG (ISO 3309).
+fn crc32(bytes: &[u8]) -> u32 {
+    let crc = bytes.iter().fold(u32::MAX, |crc, &byte| {
+        (0..8).fold(crc ^ u32::from(byte), |crc, _| {
+            (crc >> 1) ^ (0xedb8_8320 & (crc & 1).wrapping_neg())
+        })
+    });
+    !crc
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn png_checksum_has_its_check_value() {
+        assert_eq!(crc32(b"123456789"), 0xcbf4_3926);
+        assert_eq!(crc32(b"IEND"), 0xae42_6082);
+    }
 
     #[test]
     fn fails_for_required_and_for_unknown_names_only() {

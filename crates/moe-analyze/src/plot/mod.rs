@@ -466,13 +466,33 @@ mod tests {
     }
 
     #[test]
-    fn small_and_large_models_are_drawn() {
+    fn every_expert_of_small_and_large_models_has_a_cell() {
         let dir = tempfile::tempdir().unwrap();
         for (n_layer, n_expert) in [(1, 1), (2, 8), (48, 128), (94, 512)] {
-            for extension in ["png", "svg"] {
+            let map = example(n_layer, n_expert);
+            let [png, svg] = ["png", "svg"].map(|extension| {
                 let path = dir.path().join(format!("{n_layer}x{n_expert}.{extension}"));
-                example(n_layer, n_expert).write(&path, false).unwrap();
-                assert!(path.metadata().unwrap().len() > 1000);
+                map.write(&path, false).unwrap();
+                path
+            });
+            assert_eq!(moe_testkit::png_size(&png), map.size());
+
+            let svg = std::fs::read_to_string(svg).unwrap();
+            let (width, height) = map.size();
+            assert!(svg.contains(&format!("width=\"{width}\" height=\"{height}\"")));
+            let layout = map.layout();
+            let gap = i32::from(layout.cell_width >= 10 && layout.cell_height >= 10);
+            let cell = format!(
+                "width=\"{}\" height=\"{}\" opacity=\"1\" fill=\"#",
+                layout.cell_width - gap,
+                layout.cell_height - gap
+            );
+            // Without gaps the background is the cells without a value.
+            let values = map.values.iter().flatten();
+            let n_cells = values.filter(|&&value| gap == 1 || value > 0.0).count();
+            assert_eq!(svg.matches(&cell).count(), n_cells, "{n_layer}x{n_expert}");
+            for text in [map.title.as_str(), &map.subtitle, map.x_label, "layer"] {
+                assert!(svg.contains(&format!(">\n{text}\n<")), "{text}");
             }
         }
     }

@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn passes_of_any_length_are_drawn() {
+    fn passes_of_any_length_have_all_their_bars() {
         let dir = tempfile::tempdir().unwrap();
         let mut longest = pass(1, 5_000);
         longest[0].window.end_ns = u64::MAX;
@@ -319,10 +319,31 @@ mod tests {
             let report = overlap::report(pass, 1, &Reads::default()).unwrap();
             let picture = PassTimeline::new("run, pass 0 of 1".into(), pass, &report);
             assert_eq!(picture.magnified().is_some(), pass.len() >= 2 * N_MAGNIFIED);
-            for extension in ["png", "svg"] {
+            let [png, svg] = ["png", "svg"].map(|extension| {
                 let path = dir.path().join(format!("{n}.{extension}"));
                 picture.write(&path, false).unwrap();
-                assert!(path.metadata().unwrap().len() > 1000);
+                path
+            });
+            assert_eq!(moe_testkit::png_size(&png), picture.size());
+
+            let svg = std::fs::read_to_string(svg).unwrap();
+            let magnified = picture.magnified().unwrap_or_default();
+            let count = |is: fn(&Transfer) -> bool| {
+                // A bar in each panel, and the legend's square.
+                pass.iter().chain(magnified).filter(|run| is(run)).count() + 1
+            };
+            let bars = |(_, RGBColor(r, g, b)): (&str, RGBColor)| {
+                svg.matches(&format!("fill=\"#{r:02X}{g:02X}{b:02X}\""))
+                    .count()
+            };
+            assert_eq!(bars(GATE_UP), count(|_| true), "pass {n}");
+            assert_eq!(
+                bars(EXPOSED),
+                count(|run| run.transfer.is_some()),
+                "pass {n}"
+            );
+            for text in [&*picture.subtitle, "CPU", "GPU", "layer"] {
+                assert!(svg.contains(&format!(">\n{text}\n<")), "{text}");
             }
         }
     }

@@ -75,18 +75,21 @@ const US: Duration = Duration::from_micros(1);
 
 #[test]
 fn wait_for_the_gpu_is_not_part_of_the_operation_that_waited() {
-    const WAIT: Duration = Duration::from_millis(200);
+    const WAIT: Duration = Duration::from_millis(5);
     let (mut recorder, dir) = recorder();
     let start = recorder.start();
     std::thread::sleep(WAIT);
+    let end_of_wait = Instant::now();
     recorder.host_is_free();
     op(&mut recorder, "x", When::Host(start));
+    // However long this thread was stopped meanwhile, the operation took no longer than this.
+    let rest = end_of_wait.elapsed().as_nanos() as u64;
     let written = written(recorder, &dir, start);
     let [(_, begin, duration)] = written.as_slice() else {
         panic!("one operation: {written:?}")
     };
     assert!(*begin >= WAIT.as_nanos() as i64, "{begin}");
-    assert!(*duration < WAIT.as_nanos() as u64, "{duration}");
+    assert!(*duration <= rest, "{duration} > {rest}");
 }
 
 /// A kernel that the GPU gets to only after the host has gone on with an operation that does not read its result.
