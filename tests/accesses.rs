@@ -6,8 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use moe_testkit::python;
 use serde_json::Value;
-use support::python::python;
 use support::{ALL, arg, failure_of, known_counts, known_run, repository, stdout_of};
 
 const TABLES: [&str; 6] = [
@@ -43,7 +43,7 @@ fn recorded(dir: &Path, model: &str) -> PathBuf {
 
 #[test]
 fn duckdb_finds_the_same_figures_in_the_tables() {
-    let Some(python) = python("duckdb_finds_the_same_figures_in_the_tables", "duckdb") else {
+    let Some(python) = python("duckdb") else {
         return;
     };
     for model in [

@@ -6,6 +6,7 @@ mod support;
 use std::fs;
 use std::path::Path;
 
+use moe_testkit::{Need, skip};
 use support::{arg, failure_of, moe_analyze, repository, stdout_of};
 
 const PROMPT: &str = "The kernel driver is responsible for";
@@ -60,6 +61,12 @@ fn a_program_without_llama_cpp_says_how_to_get_it() {
     assert!(failure_of(&bench).contains("--features llama-cpp"));
     stdout_of(&record("native", &model, &out));
     assert!(out.exists());
+}
+
+#[cfg(not(feature = "llama-cpp"))]
+#[test]
+fn with_llama_cpp() {
+    skip(Need::LlamaCpp, "built without the feature llama-cpp");
 }
 
 #[cfg(feature = "llama-cpp")]
@@ -256,7 +263,7 @@ mod with_llama_cpp {
 #[test]
 fn a_gpu_that_is_not_there() {
     if moe_executor::cuda::Gpu::look().is_ok() {
-        println!("not run: this machine has a GPU");
+        skip(Need::NoGpu, "this machine has a GPU");
         return;
     }
     let dir = tempfile::tempdir().unwrap();

@@ -5,7 +5,7 @@ mod support;
 
 use std::process::Command;
 
-use support::python::python;
+use moe_testkit::python;
 use support::{arg, known_run, repository, stdout_of};
 
 /// Formats and the names of what is written.
@@ -26,7 +26,7 @@ const FORMATS: [(&str, &str); 12] = [
 
 #[test]
 fn other_programs_read_what_is_written() {
-    let Some(python) = python("other_programs_read_what_is_written", "numpy") else {
+    let Some(python) = python("numpy") else {
         return;
     };
     let dir = tempfile::tempdir().unwrap();

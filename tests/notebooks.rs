@@ -5,7 +5,7 @@ mod support;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use support::python::python;
+use moe_testkit::python;
 use support::{arg, known_run, repository, stdout_of};
 
 /// Runs a notebook's cells in a directory of its own and writes nothing; tells how many outputs and pictures came out.
@@ -20,14 +20,10 @@ print(len(outputs), sum('image/png' in output.get('data', {}) for output in outp
 
 /// Executes `notebook` with `variables`; gives its numbers of outputs and of pictures, or nothing where Python lacks what
 /// it needs.
-fn execute(
-    test: &str,
-    notebook: &str,
-    dir: &Path,
-    variables: &[(&str, &Path)],
-) -> Option<(u32, u32)> {
+#[track_caller]
+fn execute(notebook: &str, dir: &Path, variables: &[(&str, &Path)]) -> Option<(u32, u32)> {
     let modules = "duckdb, ipykernel, matplotlib, nbclient, nbformat, numpy, polars";
-    let python = python(test, modules)?;
+    let python = python(modules)?;
     let notebook = repository(&format!("notebooks/{notebook}.ipynb"));
     let output = Command::new(python)
         .args(["-c", EXECUTE, arg(&notebook), arg(dir)])
@@ -99,7 +95,7 @@ fn first_look_runs() {
     known_run(&run);
     stdout_of(&["--quiet", "parquet", arg(&run), "--out", arg(&tables)]);
     let variables = [("MOE_TABLES", &*tables)];
-    let outputs = execute("first_look_runs", "01-first-look", dir.path(), &variables);
+    let outputs = execute("01-first-look", dir.path(), &variables);
     if let Some((n_outputs, n_pictures)) = outputs {
         assert!(
             n_outputs >= 7 && n_pictures == 3,
@@ -116,12 +112,7 @@ fn access_patterns_runs() {
         record(&run, model, "The kernel driver");
         stdout_of(&["--quiet", "parquet", arg(&run), "--out", arg(&tables)]);
         let variables = [("MOE_RUN", &*run)];
-        let outputs = execute(
-            "access_patterns_runs",
-            "02-access-patterns",
-            dir.path(),
-            &variables,
-        );
+        let outputs = execute("02-access-patterns", dir.path(), &variables);
         if let Some((n_outputs, n_pictures)) = outputs {
             assert!(
                 n_outputs >= 11 && n_pictures == 6,
@@ -141,7 +132,7 @@ fn two_runs_runs() {
         stdout_of(&["--quiet", "parquet", arg(&run), "--dataset", arg(&dataset)]);
     }
     let variables = [("MOE_DATASET", &*dataset)];
-    let outputs = execute("two_runs_runs", "03-two-runs", dir.path(), &variables);
+    let outputs = execute("03-two-runs", dir.path(), &variables);
     if let Some((n_outputs, n_pictures)) = outputs {
         assert!(
             n_outputs >= 8 && n_pictures == 4,
@@ -171,12 +162,7 @@ fn how_big_a_cache_runs() {
         std::fs::write(cache.join(file), stdout_of(&command)).unwrap();
     }
     let variables = [("MOE_CACHE", &*cache)];
-    let outputs = execute(
-        "how_big_a_cache_runs",
-        "04-how-big-a-cache",
-        dir.path(),
-        &variables,
-    );
+    let outputs = execute("04-how-big-a-cache", dir.path(), &variables);
     if let Some((n_outputs, n_pictures)) = outputs {
         assert!(
             n_outputs >= 12 && n_pictures == 5,

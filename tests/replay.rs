@@ -5,6 +5,7 @@ mod support;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use moe_testkit::{Need, skip};
 use moe_trace::Run;
 use serde_json::Value;
 use support::{
@@ -89,7 +90,7 @@ fn a_replayed_run_has_the_routing_of_the_recorded_one() {
 #[test]
 fn without_a_gpu_auto_is_the_processor() {
     if moe_executor::cuda::Gpu::look().is_ok() {
-        println!("there is a GPU: --device auto takes it");
+        skip(Need::NoGpu, "this machine has a GPU");
         return;
     }
     let dir = tempfile::tempdir().unwrap();

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::Fixture;
-use crate::support::{N_GENERATED, N_LAYER, arg, repository, stdout_of};
+use crate::support::{N_GENERATED, N_LAYER, arg, stdout_of};
 
 /// The rows of a table as JSON.
 pub fn rows(path: &Path, more: &[&str]) -> Vec<Value> {
@@ -117,12 +117,11 @@ fn published_traces_have_the_known_skew() {
         ("qwen", [3059.0, 0.778, 0.579, 0.874, 0.380]),
         ("gptoss", [f64::NAN, 0.861, 0.735, 0.970, 0.179]),
     ];
+    let Some(data) = moe_testkit::data("bigmoeonedge") else {
+        return;
+    };
     for (name, [active, gini, top_10, top_25, overlap]) in traces {
-        let trace = repository(&format!("../shared/data/bigmoeonedge/{name}.route.csv"));
-        if !trace.exists() {
-            eprintln!("{} is absent; not compared", trace.display());
-            continue;
-        }
+        let trace = data.join(format!("{name}.route.csv"));
         let rows = rows(&trace, &["--phase", "generate", "--table", "measures"]);
         let model = rows.last().unwrap();
         if active.is_finite() {

@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::Path;
 
+use moe_testkit::data;
+
 use crate::support::{arg, repository, stdout_of};
 use crate::{Rows, rows, simulate};
 
@@ -32,15 +34,11 @@ fn reproduces(trace: &Path, curve: &str) {
 /// Both models of BigMoeOnEdge at all eleven budgets: `belady`, `lru`, `lfu`, `layer`, `layerlfu`.
 #[test]
 fn published_curves_are_reproduced_to_the_last_digit() {
-    let data = repository("../shared/data/bigmoeonedge");
+    let Some(data) = data("bigmoeonedge") else {
+        return;
+    };
     for (model, n_rows) in [("qwen", 55), ("gptoss", 55)] {
-        let Ok(curve) = fs::read_to_string(data.join(format!("{model}-curve.csv"))) else {
-            eprintln!(
-                "skipped: no published curve of {model} in {}",
-                data.display()
-            );
-            continue;
-        };
+        let curve = fs::read_to_string(data.join(format!("{model}-curve.csv"))).unwrap();
         let deterministic = rows(&curve)
             .into_keys()
             .filter(|(_, policy)| policy != "random");
@@ -52,16 +50,11 @@ fn published_curves_are_reproduced_to_the_last_digit() {
 /// How often the experts of the token before are chosen again: 38.0 % and 17.9 %, as published with the traces.
 #[test]
 fn the_published_precision_of_the_previous_token_is_reproduced() {
-    let data = repository("../shared/data/bigmoeonedge");
+    let Some(data) = data("bigmoeonedge") else {
+        return;
+    };
     for (model, published) in [("qwen", "38.0"), ("gptoss", "17.9")] {
         let trace = data.join(format!("{model}.route.csv"));
-        if !trace.exists() {
-            eprintln!(
-                "skipped: no published trace of {model} in {}",
-                data.display()
-            );
-            continue;
-        }
         let args = [
             "--quiet",
             "simulate",

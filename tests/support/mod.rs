@@ -3,7 +3,6 @@
 
 #[cfg(target_os = "linux")]
 pub mod gpu;
-pub mod python;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

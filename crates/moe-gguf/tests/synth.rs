@@ -7,15 +7,17 @@ use moe_gguf::map::{Category, OffsetMap};
 use moe_gguf::synth::{Error, Options, Spec, Synth};
 use moe_gguf::verify::{Algorithm, verify};
 use moe_gguf::{GgmlType, Gguf};
+use moe_testkit::{Need, skip};
 
-/// A model's header and a hole, in a file; `None` where there are no such files.
+/// A model's header and a hole, in a file; `None` where the file system has no sparse files.
+#[track_caller]
 fn sparse(spec: &Spec) -> Option<(tempfile::NamedTempFile, Gguf)> {
     let synth = Synth::new(spec, Options::default()).unwrap();
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(&synth.header_bytes().unwrap()).unwrap();
     let size = synth.file_size().unwrap();
     if let Err(error) = file.as_file().set_len(size) {
-        eprintln!("skipped: no sparse file of {size} bytes here: {error}");
+        skip(Need::SparseFiles, format_args!("{size} bytes: {error}"));
         return None;
     }
     let gguf = Gguf::open(file.path()).unwrap();

@@ -2,11 +2,13 @@
 
 mod common;
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use common::{expert_operation, read_buffer, record};
+use moe_testkit::{has_compiler, python};
 use moe_trace::ops::MUL_MAT_ID;
 use moe_trace::record::FLAG_CPU_FALLBACK;
 use zerocopy::IntoBytes;
@@ -15,25 +17,23 @@ fn schemas() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../schemas")
 }
 
-/// Runs a program; `None`, and a line that says so, if it is not installed.
-fn run(program: &str, args: &[&str]) -> Option<String> {
-    let output = match Command::new(program).args(args).output() {
-        Ok(output) => output,
-        Err(error) => {
-            eprintln!("skipped: {program} cannot be run ({error})");
-            return None;
-        }
-    };
+/// Runs a program that succeeds and returns its stdout.
+fn run(program: impl AsRef<OsStr>, args: &[&str]) -> String {
+    let program = program.as_ref();
+    let output = Command::new(program).args(args).output().unwrap();
     assert!(
         output.status.success(),
-        "{program} {args:?}:\n{}",
+        "{program:?} {args:?}:\n{}",
         String::from_utf8_lossy(&output.stderr)
     );
-    Some(String::from_utf8_lossy(&output.stdout).into_owned())
+    String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 /// Compiles a program that includes the header, runs it on a trace and returns what it prints.
 fn read_with_c(compiler: &str, standard: &str, extension: &str) {
+    if !has_compiler(compiler) {
+        return;
+    }
     let tmp = tempfile::tempdir().unwrap();
     let source = tmp.path().join("read").with_extension(extension);
     let program = tmp.path().join("read");
@@ -54,10 +54,8 @@ fn read_with_c(compiler: &str, standard: &str, extension: &str) {
         program,
         source,
     ];
-    if run(compiler, &args).is_none() {
-        return;
-    }
-    let printed = run(program, &[trace.to_str().unwrap()]).expect("what was compiled runs");
+    run(compiler, &args);
+    let printed = run(program, &[trace.to_str().unwrap()]);
     assert_eq!(printed.trim(), EXPECTED);
 }
 
@@ -104,16 +102,11 @@ fn the_header_compiles_as_cpp17() {
 
 #[test]
 fn the_numpy_dtype_reads_the_record() {
+    let Some(python) = python("numpy") else {
+        return;
+    };
     let tmp = tempfile::tempdir().unwrap();
     let trace = tmp.path().join("trace.bin");
-    if Command::new("python3")
-        .args(["-c", "import numpy"])
-        .output()
-        .is_ok_and(|output| !output.status.success())
-    {
-        eprintln!("skipped: python3 has no numpy");
-        return;
-    }
     let mut bytes = sample().as_bytes().to_vec();
     bytes.extend([0; 2048]);
     bytes.extend(sample().as_bytes());
@@ -133,17 +126,15 @@ print(r["timestamp_ns"], r["token_id"], r["layer_id"], r["operation_type"], r["n
     r["duration_ns"], r["n_tokens"], r["sequence_id"], r["size_bytes_high"][1], "%g" % r["expert_weights"][1],
     r["expert_lane"][2], r["source_file"][1])
 "#;
-    let Some(printed) = run(
-        "python3",
+    let printed = run(
+        python,
         &[
             "-c",
             script,
             schemas().to_str().unwrap(),
             trace.to_str().unwrap(),
         ],
-    ) else {
-        return;
-    };
+    );
     assert_eq!(printed.trim(), EXPECTED);
 }
 

@@ -58,16 +58,14 @@ fn bigmoeonedge() {
 /// The published traces; rows and hits as `awk` counts them in the files.
 #[test]
 fn published_bigmoeonedge_traces() {
-    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/bigmoeonedge");
+    let Some(data) = moe_testkit::data("bigmoeonedge") else {
+        return;
+    };
     for (file, n_rows, n_prompt, n_hits, n_expert_used, bytes) in [
         ("gptoss.route.csv", 10_560, 5_952, 2_066, 2, 13_219_200),
         ("qwen.route.csv", 44_766, 7_902, 29_597, 6, 3_059_712),
     ] {
         let path = data.join(file);
-        if !path.exists() {
-            eprintln!("{} is not there: not tested", path.display());
-            continue;
-        }
         let detected = foreign::detect(&path, IMPORTERS).unwrap().unwrap();
         assert_eq!(detected.importer.name(), "bigmoeonedge");
         let mut rows = Collected::default();
