@@ -225,7 +225,11 @@ pub(crate) fn create_locked(
     create: impl Fn(&Path) -> io::Result<File>,
 ) -> io::Result<NamedTempFile<File>> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let end = name.floor_char_boundary(MAX_NAME);
+    let is_boundary = |&end: &usize| name.is_char_boundary(end);
+    let end = (0..=MAX_NAME.min(name.len()))
+        .rev()
+        .find(is_boundary)
+        .unwrap_or(0);
     let prefix = format!(".{}.", &name[..end]);
     let mut builder = tempfile::Builder::new();
     builder
