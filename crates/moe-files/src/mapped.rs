@@ -33,6 +33,7 @@ impl MappedFile {
         // the file changes bytes that callers have read, as for every mapped file; truncation raises SIGBUS, see above.
         let map = unsafe { Mmap::map(file)? };
         let range = Range {
+            #[cfg(unix)]
             end: map.as_ptr() as usize + map.len(),
             path: path.to_owned(),
             size: map.len() as u64,
@@ -66,6 +67,7 @@ impl Drop for MappedFile {
 /// A mapped file, by its first address.
 struct Range {
     /// Address after the last byte.
+    #[cfg(unix)]
     end: usize,
     path: PathBuf,
     size: u64,
@@ -79,12 +81,44 @@ fn ranges() -> MutexGuard<'static, BTreeMap<usize, Range>> {
     RANGES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The mapped file that an address belongs to, up to the end of its last page.
+/// The mapped file that an address belongs to, whose missing bytes raised SIGBUS.
 #[cfg(unix)]
 pub(crate) fn file_at(address: usize) -> Option<PathBuf> {
     let ranges = ranges();
-    let (_, range) = ranges.range(..=address).next_back()?;
-    (address < range.end).then(|| range.path.clone())
+    let range = ranges.range(..=address).next_back();
+    match range.filter(|(_, range)| address < range.end) {
+        Some((_, range)) => Some(range.path.clone()),
+        None => truncated_mapping(address),
+    }
+}
+
+/// The file of a mapping that other code of this process made, such as a C library, if `address` is past the file's end.
+#[cfg(target_os = "linux")]
+fn truncated_mapping(address: usize) -> Option<PathBuf> {
+    use std::os::unix::fs::MetadataExt;
+    let maps = fs::read("/proc/self/maps").ok()?;
+    let maps = String::from_utf8_lossy(&maps);
+    // START-END PERMISSIONS OFFSET DEVICE INODE PATH, numbers in hexadecimal but for the inode.
+    let of_line = |line: &str| {
+        let path = Path::new(&line[line.find('/')?..]);
+        let fields: Vec<&str> = line.split_ascii_whitespace().take(5).collect();
+        let hex = |text: &str| u64::from_str_radix(text, 16).ok();
+        let (start, end) = fields.first()?.split_once('-')?;
+        let within = (address as u64).checked_sub(hex(start)?)?;
+        if address as u64 >= hex(end)? {
+            return None;
+        }
+        let offset = hex(fields.get(2)?)?;
+        let found = fs::metadata(path).ok()?;
+        let is_same = found.is_file() && fields.get(4)?.parse() == Ok(found.ino());
+        (is_same && found.len() <= offset + within).then(|| path.to_owned())
+    };
+    maps.lines().find_map(of_line)
+}
+
+#[cfg(all(unix, not(target_os = "linux")))]
+fn truncated_mapping(_: usize) -> Option<PathBuf> {
+    None
 }
 
 /// A file that had become smaller when its mapping ended.

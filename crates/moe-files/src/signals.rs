@@ -75,7 +75,7 @@ mod unix {
     ///
     /// - SIGINT, SIGTERM, and SIGHUP where it was not ignored: temporary files are removed, and the program ends by the
     ///   signal. See [`interrupted`](super::interrupted) for long work that ends by itself.
-    /// - SIGBUS of a [`MappedFile`](crate::MappedFile): temporary files are removed, one line on stderr that starts
+    /// - SIGBUS of a [`MappedFile`](crate::MappedFile), on Linux of any mapped file that was truncated: temporary files are removed, one line on stderr that starts
     ///   with `program` names the file, and the exit status is 2. Any other SIGBUS goes to the earlier handler.
     /// - SIGXFSZ is ignored, so that a file over the limit is a write error.
     ///

@@ -104,6 +104,35 @@ fn truncate_and_read() {
     });
 }
 
+/// A mapping of a C library, such as a model that llama.cpp runs.
+#[cfg(target_os = "linux")]
+#[test]
+fn names_a_truncated_file_that_other_code_mapped() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = start("read_a_mapping_of_other_code", dir.path())
+        .wait_with_output()
+        .unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(
+        stderr.contains("a model: the file was truncated"),
+        "{stderr}"
+    );
+}
+
+#[test]
+#[ignore = "part of names_a_truncated_file_that_other_code_mapped"]
+fn read_a_mapping_of_other_code() {
+    signals::install("program").unwrap();
+    let path = dir().join("a model");
+    fs::write(&path, vec![1; SIZE as usize]).unwrap();
+    let file = File::options().write(true).read(true).open(&path).unwrap();
+    // SAFETY: the mapping is read-only; the read below is meant to fail.
+    let map = unsafe { memmap2::Mmap::map(&file) }.unwrap();
+    file.set_len(1).unwrap();
+    println!("{}", map[SIZE as usize - 1]);
+}
+
 #[test]
 fn a_bus_error_elsewhere_ends_the_process_by_its_signal() {
     let dir = tempfile::tempdir().unwrap();
