@@ -98,7 +98,7 @@ pub fn hot_cache(planned: &Planned) -> HotCache {
 /// The input cannot be read.
 pub fn learn_file(args: &Args) -> anyhow::Result<Option<PathBuf>> {
     Ok(match (&args.out, args.paths.as_slice()) {
-        (Some(out), _) => Some(out.clone()),
+        (Some(out), _) => Some(out.to_path_buf()),
         (None, [path]) if is_learn_file(path)? => Some(path.clone()),
         _ => None,
     })
