@@ -242,8 +242,8 @@ mod tests {
     /// A backtracking matcher gives up on this; that is no "does not match", which would put the tensor elsewhere.
     #[test]
     fn a_match_that_gives_up_is_an_error() {
-        let rule = r"^(?=(a|aa)+$)\w+(?<!b)\1$=CPU".parse().unwrap();
-        let name = "a".repeat(63) + "b";
+        let rule = r"(a|b|ab)*(?=c)=CPU".parse().unwrap();
+        let name = "ab".repeat(32);
         let error = Rules::new(4, 99, vec![rule]).resolve([&*name]).unwrap_err();
         let text = error.to_string();
         assert!(matches!(error, Error::Match { .. }), "{text}");
