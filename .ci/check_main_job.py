@@ -7,7 +7,8 @@ import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 
-run = Path(sys.argv[1])
+out = Path(sys.argv[1])
+run = out / "run"
 N_LAYER, N_EXPERT, K = 6, 32, 4
 
 
@@ -35,7 +36,7 @@ for at in range(0, len(trace), 1024):
 # the prompt's nine tokens are routed in every layer but the last, where one row is left of them
 assert [rows[layer] for layer in range(N_LAYER)] == [73] * 5 + [65], rows
 
-learn = json.loads((run / "learn.json").read_text())
+learn = json.loads((out / "learn.json").read_text())
 assert learn["schema"] == "llama.cpp.moe_layer_opt_perf.v1" and learn["mode"] == "update"
 assert (learn["n_expert"], learn["n_expert_used"]) == (N_EXPERT, K)
 assert [layer["layer"] for layer in learn["layers"]] == list(range(N_LAYER))
@@ -45,7 +46,7 @@ for layer in learn["layers"]:
     assert sum(n for _, n in layer["experts"]) == rows[layer["layer"]] * K == layer["cold_slots_total"]
 
 # the map's rows tile the data of the other model: none overlaps, and what lies between is padding to 32
-with (run / "gpt-oss-map.csv").open() as file:
+with (out / "gpt-oss-map.csv").open() as file:
     places = sorted((int(row["file_offset"]), int(row["size_bytes"])) for row in csv.DictReader(file))
 assert len(places) == 117 + 18 * 31, len(places)
 for (offset, size), (following, _) in zip(places, places[1:]):
@@ -54,7 +55,7 @@ offset, size = places[-1]
 assert offset + size == Path("fixtures/tiny-gpt-oss-MXFP4.gguf").stat().st_size
 
 for name in ("ops", "accesses", "routing"):
-    table = (run / "tables" / f"{name}.parquet").read_bytes()
+    table = (out / "tables" / f"{name}.parquet").read_bytes()
     assert table[:4] == table[-4:] == b"PAR1", name
-assert (run / "hotness.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+assert (out / "hotness.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 print("main job: trace, learn file, map and tables agree")

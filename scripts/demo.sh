@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # The main job on a model of the repository: record a run, check the model's offset map, make tables, learn hotness, plan a cache.
-# Usage: scripts/demo.sh [OUT]      results go to OUT (default: runs/first in the repository)
+# Usage: scripts/demo.sh [OUT]      results go to OUT (default: runs/demo in the repository)
 # MOE_ANALYZE names a binary that is built already.
 set -euo pipefail
-out=$(realpath -m "${1:-$(dirname "$0")/../runs/first}")
+out=$(realpath -m "${1:-$(dirname "$0")/../runs/demo}")
 cd "$(dirname "$0")/.."
 
 if [ -n "${MOE_ANALYZE:-}" ]; then
@@ -21,8 +21,8 @@ step() {
 }
 
 step record --model fixtures/tiny-qwen3moe-Q4_K_M.gguf \
-  --prompt "The kernel driver is responsible for" --n-predict 64 --out "$out" --force
+  --prompt "The kernel driver is responsible for" --n-predict 64 --out "$out/run" --force
 step gguf-map fixtures/tiny-gpt-oss-MXFP4.gguf --check-overlaps --out "$out/gpt-oss-map.csv" --force
-step parquet "$out" --out "$out/tables" --force
-step hotness "$out" --out "$out/learn.json" --plot "$out/hotness.png" --force
+step parquet "$out/run" --out "$out/tables" --force
+step hotness "$out/run" --out "$out/learn.json" --plot "$out/hotness.png" --force
 step plan "$out/learn.json" --model fixtures/tiny-qwen3moe-Q4_K_M.gguf --budget-mib 2
