@@ -7,7 +7,7 @@
 # Ours counts more than the query: tokens and passes of each layer, router weights always, experts that a token names twice.
 # DuckDB's whole process is Python's less what Python and `import duckdb` take by themselves.
 #
-# MOE_ANALYZE names the binary, BENCH the bench of hotness as cargo built it, RUN the run to repeat (default: runs/first), ROUTING
+# MOE_ANALYZE names the binary, BENCH the bench of hotness as cargo built it, RUN the run to repeat (default: runs/demo/run), ROUTING
 # a table to take instead, PYTHON an interpreter with duckdb, NOTE is printed.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -17,7 +17,7 @@ python=${PYTHON:-python3}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 if [ -z "${ROUTING:-}" ]; then
-  "$python" docs/measurements/repeat_run.py "${RUN:-runs/first}" "$work/run" 4096
+  "$python" docs/measurements/repeat_run.py "${RUN:-runs/demo/run}" "$work/run" 4096
   "$moe_analyze" --quiet parquet "$work/run" --out "$work/tables"
   ROUTING=$work/tables/routing.parquet
 fi

@@ -8,7 +8,7 @@ use moe_trace::{Run, TensorAccessLog};
 use tempfile::TempDir;
 use zerocopy::IntoBytes;
 
-/// A run directory whose trace is that of the run in `MOE_ANALYZE_RUN` (default: `runs/first`, which `scripts/demo.sh`
+/// A run directory whose trace is that of the run in `MOE_ANALYZE_RUN` (default: `runs/demo/run`, which `scripts/demo.sh`
 /// makes), over and over until it has `MOE_ANALYZE_MIB` MiB (default: 1024). Time and positions go on from one to the next.
 ///
 /// # Panics
@@ -16,7 +16,7 @@ use zerocopy::IntoBytes;
 pub fn long_run() -> (TempDir, Run) {
     let from = std::env::var_os("MOE_ANALYZE_RUN").map(PathBuf::from);
     let from =
-        from.unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../runs/first"));
+        from.unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../runs/demo/run"));
     let mib = std::env::var("MOE_ANALYZE_MIB").map_or(1024, |mib| {
         mib.parse::<u64>().expect("MOE_ANALYZE_MIB is a number")
     });
