@@ -147,6 +147,11 @@ fn drift_settling_and_intervals_have_their_rows() {
         .collect();
     // Layer 5 has seven tokens: its first span is empty.
     let of_layer_5 = |pair: &[u64; 2]| pair[0] > 0;
+    eprintln!(
+        "{:?} {}",
+        drift.keys().filter(|k| k.0 == Some(5)).collect::<Vec<_>>(),
+        drift.len()
+    );
     for &pair in &pairs {
         // Two tokens in a span are one of each kind: nothing moves.
         for layer in 0..5 {
@@ -164,6 +169,10 @@ fn drift_settling_and_intervals_have_their_rows() {
         }
         close(&drift[&(None, pair)], "total_variation", mean);
     }
+    eprintln!(
+        "{:?}",
+        drift.keys().filter(|k| k.0 != Some(0)).collect::<Vec<_>>()
+    );
     assert_eq!(drift.len(), 5 * 8 + 6 + 8);
     // After two tokens all seven experts are there: eight may be hot.
     let settling = rows(&run, &["--table", "settling"]);

@@ -67,7 +67,7 @@ fn foreign_traces() -> Vec<PathBuf> {
         let format = format.unwrap().path();
         let name = format.file_name().unwrap().to_str().unwrap();
         match name {
-            "expected" | "make" => {}
+            "expected" | "make" | "refused" => {}
             "megatron" | "mesh-llm" | "thesis-json" => traces.push(format),
             _ => {
                 let files = fs::read_dir(&format).unwrap();

@@ -59,7 +59,7 @@ impl<T: Plain> Mirrored<T> {
             match device.grown(n * size_of::<T>(), old * size_of::<T>()) {
                 Ok(grown) => self.device = Some(grown),
                 Err(_) => {
-                    self.to_host()?;
+                    self.fetch()?;
                     (self.device, self.fresh) = (None, Fresh::Host);
                 }
             }
@@ -87,7 +87,7 @@ impl<T: Plain> Mirrored<T> {
     ///
     /// # Errors
     /// The GPU failed, now or in what was launched before.
-    pub(crate) fn to_host(&mut self) -> Result<()> {
+    pub(crate) fn fetch(&mut self) -> Result<()> {
         if let (Fresh::Device, Some(device)) = (self.fresh, &self.device) {
             device.download(self.host.as_mut_bytes())?;
             self.fresh = Fresh::Both;
@@ -117,7 +117,7 @@ impl<T: Plain> Mirrored<T> {
         }
     }
 
-    /// The values on the host. They must be there: see [`Mirrored::to_host`].
+    /// The values on the host. They must be there: see [`Mirrored::fetch`].
     pub fn host(&self) -> &[T] {
         debug_assert!(self.fresh != Fresh::Device, "the values are on the GPU");
         &self.host
@@ -206,7 +206,7 @@ impl<T: Plain> Mirrored<T> {
         match &self.device {
             Some(device) if device.size_bytes() >= bytes => Ok(device.ptr()),
             _ => {
-                self.to_host()?;
+                self.fetch()?;
                 self.device = None;
                 // Room to grow, so that a longer batch does not come back at once.
                 let device = gpu.alloc(bytes.next_power_of_two())?;

@@ -195,8 +195,8 @@ impl Gpu {
         let mut best = f32::INFINITY;
         for _ in 0..5 {
             begin.record(&self.stream).map_err(failed)?;
-            // SAFETY: both buffers have as many bytes.
             let stream = self.stream.cu_stream();
+            // SAFETY: both buffers have as many bytes.
             unsafe { result::memcpy_dtod_async(to.ptr().0, from.ptr().0, bytes, stream) }
                 .map_err(failed)?;
             end.record(&self.stream).map_err(failed)?;

@@ -195,7 +195,7 @@ impl<'g> Keys<'g> {
         };
         let is_windowed = |layer: usize| match &values {
             PerLayer::Same(0) => true,
-            PerLayer::Same(period) => (layer as u64 + 1) % period != 0,
+            PerLayer::Same(period) => !(layer as u64 + 1).is_multiple_of(*period),
             PerLayer::Each(flags) => flags.get(layer).is_some_and(|&flag| flag != 0),
         };
         Ok((0..n_layer).map(is_windowed).collect())

@@ -73,7 +73,7 @@ impl Ops<'_> {
         if !values.is_on_device_alone() {
             return;
         }
-        if let Err(error) = values.to_host() {
+        if let Err(error) = values.fetch() {
             self.fault.get_or_insert(error);
             // What it holds now is not what was computed; the pass ends with the error.
             values.host_mut();

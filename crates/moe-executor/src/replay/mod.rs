@@ -229,12 +229,12 @@ impl<'a, 'g> Replay<'a, 'g> {
                 }
             }
             (Some(device), Side::Host) => {
-                x.values.to_host()?;
+                x.values.fetch()?;
                 // In a session the layer reads what the one before it left on the GPU, and waits for that.
                 device.gpu().synchronize()?;
                 self.ops.waited();
             }
-            (None, _) => x.values.to_host()?,
+            (None, _) => x.values.fetch()?,
         }
         if is_new || x.values.is_on_device_alone() != before {
             self.prepared();

@@ -15,8 +15,8 @@ use zerocopy::IntoBytes;
 /// When there is no such run, or no room for this one.
 pub fn long_run() -> (TempDir, Run) {
     let from = std::env::var_os("MOE_ANALYZE_RUN").map(PathBuf::from);
-    let from =
-        from.unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../runs/demo/run"));
+    let from = from
+        .unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../runs/demo/run"));
     let mib = std::env::var("MOE_ANALYZE_MIB").map_or(1024, |mib| {
         mib.parse::<u64>().expect("MOE_ANALYZE_MIB is a number")
     });
