@@ -5,8 +5,8 @@
 #   cargo build --release && cargo test --release --no-run -p moe-executor
 #   MOE_ANALYZE=… TESTS=DIR docs/measurements/cuda.sh PART... > docs/measurements/cuda-PART.txt
 #
-# PART: tests (models against llama.cpp, kernels against the CPU), sanitizer, kernels (times of each), speed (whole models),
-# post-fetch, replay (the MoE layers alone, under every policy). TESTS is a folder with the test binaries
+# PART: tests (models against llama.cpp, kernels against the CPU), sound (recorded runs checked by `info`), sanitizer, kernels
+# (times of each), speed (whole models), post-fetch, replay (the MoE layers alone, under every policy). TESTS is a folder with the test binaries
 # moe_executor (the crate's own) and cuda_models. They look for fixtures in MOE_FIXTURES, or where they were built. WORK is a folder for the models that are made,
 # 40 GB; NOTE is printed. Fewer than all: TOOLS (memcheck racecheck), SHAPES (models of post-fetch, by commas), ROUNDS of it. JOBS:
 # tests and sanitizers at a time.
@@ -69,6 +69,35 @@ sanitize() {
   timeout 300 compute-sanitizer --tool "$tool" --log-file "$log" "$@" >/dev/null 2>&1
   rc=$?
   echo "$(tail -1 "$log" 2>/dev/null || echo "no log")$([ $rc = 0 ] || echo ", exit status $rc")"
+}
+
+# Records a run with the given options and prints what `info` says about it.
+check_run() {
+  local out=$work/sound-$NUMBER rc
+  "$moe_analyze" --quiet record --device cuda -n 3 --ignore-eos --prompts "$work/prompts.jsonl" --out "$out" --force "$@" >"$out.log" 2>&1
+  rc=$?
+  [ $rc = 0 ] || { echo "FAILED, exit status $rc: $(tail -1 "$out.log")"; return; }
+  "$moe_analyze" --quiet info "$out" >"$out.info"
+  rc=$?
+  grep -E '^sound' "$out.info" | tr -s ' '
+  [ $rc = 0 ] || echo "FAILED, exit status $rc of info"
+}
+
+sound_part() {
+  export -f check_run
+  export work moe_analyze
+  printf '%s\n' '{"prompt": "The quick brown fox jumps"}' '{"prompt": "over"}' >"$work/prompts.jsonl"
+  local model place policy batch
+  for model in tiny-qwen3moe-Q4_K_M tiny-gpt-oss-MXFP4 random-qwen2moe-F16 random-dots1-F16; do
+    for place in "-ngl 99" "-ngl 3" "--vram-mib 6" "-ngl 3 --n-cpu-moe 2"; do
+      for policy in "--policy cpu" "--policy gpu" "--policy gpu --cpu-moe" "--policy post-fetch" "--policy post-fetch --postfetch-cpu-limit 2"; do
+        for batch in 1 3 512; do
+          echo "echo '-- $model $place $policy --batch-size $batch:' \$(check_run --model 'fixtures/$model.gguf' $place $policy --batch-size $batch)"
+        done
+      done
+    done
+  done | side_by_side | tee "$work/sound"
+  echo "$(wc -l <"$work/sound") runs, $(grep -c FAILED "$work/sound") failed"
 }
 
 sanitizer_part() {
