@@ -453,11 +453,11 @@ fn signals_leave_no_temporary_files() {
     }
 }
 
-/// Whether this process, and with it each program that it starts, ignores SIGHUP.
+/// Whether this process, and with it each program that it starts, ignores SIGHUP. Where there is no /proc: no.
 fn hangup_is_ignored() -> bool {
-    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let mask = u64::from_str_radix(mask.unwrap().trim(), 16).unwrap();
+    let mask = mask.map_or(0, |mask| u64::from_str_radix(mask.trim(), 16).unwrap());
     mask & 1 != 0 // signal 1
 }
 
