@@ -11,8 +11,8 @@ use super::{Needs, Row};
 /// Measured or given numbers of a machine.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Machine {
-    /// Of the link over which missed experts come: PCIe, or an SSD. Where they are computed in place instead, as under the
-    /// static policies, and [`cpu_expert_s`](Self::cpu_expert_s) is not told: of the memory that they are in.
+    /// Bandwidth of the link over which missed experts are copied: PCIe, or an SSD. Where they are computed in place instead,
+    /// as under the static policies, and [`cpu`](Self::cpu) is unknown: bandwidth of the memory that they are in.
     pub link_bytes_per_s: f64,
     /// Of each missed expert.
     pub link_latency_s: f64,

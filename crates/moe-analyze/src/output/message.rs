@@ -1,7 +1,7 @@
 //! Text of files on its way to a terminal: every character that could control the terminal is escaped, and long values are
 //! shortened.
 //!
-//! All text for people passes here: messages on stderr through [`print`], text on stdout through [`Visible`], cells of
+//! All text for people passes here: messages on stderr through [`print()`], text on stdout through [`Visible`], cells of
 //! tables and text in plots through [`visible`]. CSV and JSON are for programs and hold the text as it is.
 
 use std::borrow::Cow;
@@ -20,7 +20,7 @@ pub fn print(message: impl Display) {
     let _ = writeln!(io::stderr(), "{}", line(&message.to_string()));
 }
 
-/// A message as [`print`] prints it: on one line, without control characters, its long values shortened.
+/// A message as [`print()`] prints it: on one line, without control characters, its long values shortened.
 pub fn line(message: &str) -> String {
     let message = shorten_quoted(message);
     let message = message.replace(['\n', '\r', '\t'], " ");

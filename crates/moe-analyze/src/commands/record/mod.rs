@@ -49,13 +49,13 @@ pub struct Args {
     /// Read the prompt from a file, less one newline at its end
     #[arg(long, value_name = "FILE", conflicts_with = "prompts")]
     prompt_file: Option<PathBuf>,
-    /// Many sequences in one run: a line each, {"prompt": "text"} or {"tokens": [ids]}, with "n_predict" where it differs
+    /// Many sequences in one run: a line each, {"prompt": "text"} or {"tokens": [1, 2, 3]}, with "n_predict" where it differs
     #[arg(long, value_name = "FILE.jsonl")]
     prompts: Option<PathBuf>,
     /// Tokens to generate, for each sequence
     #[arg(short, long, value_name = "N", default_value_t = 64, value_parser = at_least(0u32))]
     n_predict: u32,
-    /// Run directory to write [default: runs/<time>]
+    /// Run directory to write [default: runs/TIME]
     #[arg(long, value_name = "DIR")]
     out: Option<OutputPath>,
     /// Replace the run directory if it exists
