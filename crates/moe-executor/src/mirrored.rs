@@ -117,7 +117,7 @@ impl<T: Plain> Mirrored<T> {
         }
     }
 
-    /// The values on the host. They must be there: see [`Mirrored::fetch`].
+    /// The values on the host. They must be there: see `Mirrored::fetch`.
     pub fn host(&self) -> &[T] {
         debug_assert!(self.fresh != Fresh::Device, "the values are on the GPU");
         &self.host

@@ -157,7 +157,7 @@ impl RunWriter {
         &mut self.manifest
     }
 
-    /// Writes the graph of a phase ([`PHASE_PROMPT`] or [`PHASE_GENERATE`]) into the run.
+    /// Writes the graph of a phase ([`PHASE_PROMPT`](crate::record::PHASE_PROMPT) or [`PHASE_GENERATE`](crate::record::PHASE_GENERATE)) into the run.
     pub fn write_graph(&mut self, phase: u8, graph: &Graph) -> Result<(), Error> {
         let path = graph::path(&self.dir, phase);
         let directory = self.dir.join(graph::DIRECTORY);

@@ -4,10 +4,10 @@
 //! multiplies the weights' type with ([`ActivationType`]); products within a group of elements that share a scale are
 //! exact, in integers. [`Kernel`] picks the code for a type and for this processor.
 //!
-//! A format is a struct with the layout of its block and one method that decodes it ([`format::Format`]). Decoding rows
+//! A format is a struct with the layout of its block and one method that decodes it (`format::Format`). Decoding rows
 //! and products for any machine follow from that; where it pays, a format has vector code of its own in `x86`.
 
-/// `Some` of an expression in which `$format` is the [`format::Format`] of a type with blocks, `None` for other types.
+/// `Some` of an expression in which `$format` is the `format::Format` of a type with blocks, `None` for other types.
 macro_rules! with_format {
     ($ty:expr, $format:ident => $body:expr) => {
         with_format!(@match $ty, $format => $body;
