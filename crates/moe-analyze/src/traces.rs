@@ -4,14 +4,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
-use moe_analysis::foreign::importers;
+use moe_foreign::{Detected, ForeignError, Input, Missing, Options, Summary};
 use moe_gguf::Gguf;
-use moe_trace::foreign::{
-    self, Detected, Facts, ForeignError, Input, Missing, Options, Sink, Summary,
-};
 use moe_trace::manifest::Manifest;
 use moe_trace::ops::OpTable;
-use moe_trace::{Run, bounded};
+use moe_trace::{Facts, Run, Sink, bounded};
 
 use crate::cli::{Context, first_given};
 use crate::inputs::Kind;
@@ -260,7 +257,9 @@ pub fn check_model(
     named: &Facts,
 ) -> Result<(), ForeignError> {
     match recorded {
-        Some(manifest) => named.check(&Facts::of_manifest(&manifest.model), path),
+        Some(manifest) => {
+            moe_foreign::check_model(named, &Facts::of_manifest(&manifest.model), path)
+        }
         None => Ok(()),
     }
 }
@@ -298,7 +297,7 @@ pub fn detect(path: &Path) -> anyhow::Result<Option<Detected>> {
     if !can_be_trace {
         return Ok(None);
     }
-    Ok(foreign::detect(path, importers())?)
+    Ok(moe_foreign::detect(path)?)
 }
 
 /// Name of the format of a trace of another tool; nothing if it is none that is known.

@@ -1,4 +1,5 @@
-//! The 1024-byte record, the run directory, writing and reading it, Parquet tables, and traces of other tools.
+//! The 1024-byte record, the run directory, writing and reading it, Parquet tables, and the stream of rows that the routing of
+//! any trace is.
 //!
 //! A recorder writes a run through [`RunWriter`]; everything else opens it with [`Run`] and walks
 //! [`Trace::operations`], or turns it into tables with [`tables`].
@@ -12,8 +13,8 @@ pub mod buffers;
 pub mod check;
 pub mod correlation;
 mod error;
+mod facts;
 mod fault;
-pub mod foreign;
 pub mod graph;
 mod lines;
 pub mod manifest;
@@ -23,11 +24,13 @@ mod operations;
 pub mod ops;
 mod parquet_file;
 mod parquet_pages;
+mod pass_table;
 pub mod passes;
 pub mod record;
 mod routing;
 mod run;
 mod run_directory;
+mod sink;
 pub mod tables;
 mod token;
 mod trace;
@@ -36,12 +39,15 @@ mod writer;
 
 pub use accesses::{Access, FileAccesses};
 pub use error::Error;
+pub use facts::{Contradiction, Facts, MAX_ID};
 pub use fault::{LineFault, RecordFault, SourceFault, TableFault, TransferFault};
 pub use manifest::Manifest;
 pub use operations::{Expert, Operation, Operations, TokenExperts};
+pub use pass_table::{PassTable, TablePass};
 pub use record::{NO_LAYER, NO_TENSOR, SourceLog, TensorAccessLog};
 pub use routing::RoutingOperations;
 pub use run::{Run, TRACE_FILE};
+pub use sink::{CountRow, LayerRow, Phase, RoutingRow, Sink, SinkError};
 pub use token::{TokenKey, TokenStarts};
 pub use trace::{Trace, is_trace};
 pub use writer::{RunOptions, RunWriter};

@@ -10,17 +10,18 @@ mod ops;
 mod ranges;
 mod read;
 mod routing;
+mod routing_table;
 mod rows;
 mod table;
 mod write;
 
 pub use crate::parquet_file::{SCHEMA_KEY, TableMetadata};
-pub(crate) use routing::{Columns as RoutingColumns, READ_ROUTING};
 
 pub use ranges::{ByteRange, ExpertRanges, ExpertTensor};
 pub use read::{
     ChoiceBatch, RoutingBatch, RoutingFile, RoutingReader, read_routing, routing_files,
 };
+pub use routing_table::RoutingTable;
 pub use write::{
     TableOptions, TableSummary, add_to_dataset, dataset_paths, table_paths, write_tables,
 };

@@ -100,7 +100,7 @@ fn write(run: &Run, paths: [PathBuf; 3], options: TableOptions<'_>) -> Result<Ta
         trace: run.trace.path(),
         ops: run.ops(),
         accesses: FileAccesses::new(run.map.as_ref()),
-        passes: run.passes.as_ref(),
+        passes: run.passes(),
     };
     let mut directories = NewDirectories::default();
     let (ops, ops_encoders) = Table::create::<OpRows>(

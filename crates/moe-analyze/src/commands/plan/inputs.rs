@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use moe_analysis::hotness::{Hotness, Phases};
+use moe_foreign::{Options, check_model};
 use moe_gguf::Gguf;
 use moe_gguf::experts::{expert_bytes, expert_layer_bytes};
 use moe_gguf::map::OffsetMap;
 use moe_placement::learn::LearnFile;
 use moe_placement::plan::ExpertSizes;
-use moe_trace::bounded;
-use moe_trace::foreign::{Facts, Options};
+use moe_trace::{Facts, bounded};
 
 use crate::cli::Context;
 use crate::commands::hotness;
@@ -71,7 +71,7 @@ impl Learned {
             let text = bounded::read_text(path)?;
             let file = LearnFile::parse(&text).with_context(name)?;
             if let Some(model) = &options.model {
-                model.check(&facts_of(&file), path)?;
+                check_model(model, &facts_of(&file), path)?;
             }
             return Ok(Learned::File(file));
         }
