@@ -2,7 +2,7 @@
 
 mod any_bytes;
 mod binary;
-#[path = "../../../moe-trace/tests/common/mod.rs"]
+#[path = "../../../moe-trace/tests/it/common.rs"]
 mod common;
 mod golden;
 mod round_trip;

@@ -1,4 +1,4 @@
-//! Runs made of records, and tables read back.
+//! Tables of runs, read back.
 
 use std::fs::File;
 use std::path::Path;
@@ -6,22 +6,11 @@ use std::path::Path;
 use arrow::array::{AsArray, RecordBatch};
 use arrow::compute::{cast, concat_batches};
 use arrow::datatypes::{DataType, Int64Type};
+use moe_trace::TensorAccessLog;
 use moe_trace::tables::{TableOptions, TableSummary, write_tables};
-use moe_trace::{Run, RunOptions, RunWriter, TensorAccessLog};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
-use super::{gpt_oss, manifest};
-
-/// Records as a run of `random-gpt-oss-F16.gguf`.
-pub fn run_of(dir: &Path, records: &[TensorAccessLog]) -> Run {
-    let (_, map) = gpt_oss();
-    let mut writer = RunWriter::create(dir, manifest(), &map, RunOptions::default()).unwrap();
-    for record in records {
-        *writer.next_record().unwrap() = *record;
-    }
-    writer.finish().unwrap();
-    Run::open(dir).unwrap()
-}
+use super::common::run_of;
 
 /// The tables of a run.
 pub fn tables_of(records: &[TensorAccessLog]) -> (tempfile::TempDir, TableSummary) {

@@ -1,15 +1,13 @@
 //! Faults of records, each found and named, and remarks on runs that are not what they seem.
 
-mod common;
-
-use common::tables::run_of;
-use common::{expert_layer, gpt_oss, manifest, model, read_buffer, record};
 use moe_gguf::map::OffsetMap;
 use moe_trace::check::{check, foreign_map, v4_traps};
 use moe_trace::ops::{MUL_MAT, MUL_MAT_ID};
 use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
 use moe_trace::tables::{TableOptions, write_tables};
 use moe_trace::{Manifest, Run, RunOptions, RunWriter, TensorAccessLog, map_table};
+
+use super::common::{expert_layer, gpt_oss, manifest, model, read_buffer, record, run_of};
 
 fn good() -> Vec<TensorAccessLog> {
     let (gguf, _) = gpt_oss();

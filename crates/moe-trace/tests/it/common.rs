@@ -1,16 +1,14 @@
 //! Records and models that several tests use.
 #![allow(dead_code)] // each test takes what it needs
 
-pub mod tables;
-
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
 use moe_trace::manifest::{Engine, Manifest, Model, ModelFile, Sampling, Tokens};
 use moe_trace::ops::MUL_MAT_ID;
 use moe_trace::record::{EXT_V1, FLAG_CONTINUATION, SOURCE_BUFFER, SOURCE_DISK, lane, set_name};
-use moe_trace::{NO_LAYER, NO_TENSOR, TensorAccessLog};
+use moe_trace::{NO_LAYER, NO_TENSOR, Run, RunOptions, RunWriter, TensorAccessLog};
 
 /// A model of `fixtures/`.
 pub fn model(name: &str) -> Gguf {
@@ -62,6 +60,17 @@ pub fn manifest() -> Manifest {
         started: "2026-07-01T12:34:56Z".into(),
         ..Default::default()
     }
+}
+
+/// Records as a run of `random-gpt-oss-F16.gguf`.
+pub fn run_of(dir: &Path, records: &[TensorAccessLog]) -> Run {
+    let (_, map) = gpt_oss();
+    let mut writer = RunWriter::create(dir, manifest(), &map, RunOptions::default()).unwrap();
+    for record in records {
+        *writer.next_record().unwrap() = *record;
+    }
+    writer.finish().unwrap();
+    Run::open(dir).unwrap()
 }
 
 /// A record of one token, in no layer, without sources.

@@ -1,22 +1,19 @@
 //! A disk that is full while recording: one clear error, and the records before it stay.
-#![cfg(unix)]
-
-mod common;
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{gpt_oss, manifest, record};
 use moe_trace::ops::MUL_MAT;
 use moe_trace::{Error, Run, RunOptions, RunWriter};
 
+use super::common::{gpt_oss, manifest, record};
+
 const DIR_VARIABLE: &str = "MOE_TRACE_TEST_DIR";
 
-/// Runs `test` of this file in a process whose files may have `half_kib` times 512 bytes, the unit of `ulimit -f`.
+/// Runs `test` of this module in a process whose files may have `half_kib` times 512 bytes, the unit of `ulimit -f`.
 fn with_small_files(test: &str, dir: &Path, half_kib: u32) {
     // Without the trap, the signal of the limit would end the process before the write fails.
     let script = format!(
-        "trap '' XFSZ; ulimit -f {half_kib} || exit 9; exec \"$0\" --exact {test} --ignored --nocapture"
+        "trap '' XFSZ; ulimit -f {half_kib} || exit 9; exec \"$0\" --exact full_disk::{test} --ignored --nocapture"
     );
     let this = std::env::current_exe().unwrap();
     let output = Command::new("sh")

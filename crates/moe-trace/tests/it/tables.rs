@@ -1,18 +1,17 @@
 //! The rows of the tables: each column has its right values.
 
-mod common;
-
 use std::fs;
 
 use arrow::array::{Array, AsArray};
 use arrow::datatypes::Float32Type;
-use common::tables::{ints, names, read, tables_of};
-use common::*;
 use moe_trace::ops::{ADD_ID, GET_ROWS, MUL_MAT, MUL_MAT_ID};
 use moe_trace::record::{EXT_NONE, FLAG_CPU_FALLBACK, PHASE_GENERATE};
 use moe_trace::tables::{TableOptions, TableSummary, read_routing, write_tables};
 use moe_trace::{NO_TENSOR, Run};
 use zerocopy::IntoBytes;
+
+use super::common::*;
+use super::read_tables::{ints, names, read, tables_of};
 
 #[test]
 fn ops_have_one_row_an_operation() {

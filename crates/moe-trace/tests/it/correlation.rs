@@ -1,14 +1,13 @@
 //! Which entry of the map an access is: by index, by name, by place, or none.
 
-mod common;
-
-use common::tables::{ints, names, read, run_of};
-use common::{expert_layer, gpt_oss, read_buffer, read_tensor, record};
 use moe_trace::correlation::{Correlation, Unresolved, unresolved};
 use moe_trace::ops::MUL_MAT;
 use moe_trace::record::{EXT_NONE, set_name};
 use moe_trace::tables::{TableOptions, write_tables};
 use moe_trace::{NO_TENSOR, TensorAccessLog};
+
+use super::common::{expert_layer, gpt_oss, read_buffer, read_tensor, record, run_of};
+use super::read_tables::{ints, names, read};
 
 /// A plain v4 record, as other tools write them, that reads a tensor under some name.
 fn foreign(tensor: &str, name: &str) -> TensorAccessLog {

@@ -1,18 +1,17 @@
 //! The files of the tables: in parallel, in datasets, refused, with their metadata.
 
-mod common;
-
 use std::fs::{self, File};
 use std::num::NonZero;
 
 use arrow::array::AsArray;
 use arrow::datatypes::UInt64Type;
-use common::tables::{ints, read, run_of, tables_of};
-use common::*;
 use moe_trace::ops::MUL_MAT;
 use moe_trace::tables::{TableOptions, TableSummary, add_to_dataset, read_routing, write_tables};
 use moe_trace::{Error, Run, RunOptions, RunWriter};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+
+use super::common::*;
+use super::read_tables::{ints, read, tables_of};
 
 #[test]
 fn many_chunks_on_many_threads_give_what_one_thread_gives() {

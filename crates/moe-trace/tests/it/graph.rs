@@ -1,14 +1,12 @@
 //! Graphs of passes: made from records, and written as DOT and JSON.
 
-mod common;
-
-use common::tables::run_of;
-use common::{expert_layer, gpt_oss, read_buffer, read_tensor, record};
 use moe_trace::graph::{self, Graph, GraphBuilder, GraphSource};
 use moe_trace::ops::{ADD_ID, GET_ROWS, MUL_MAT};
 use moe_trace::passes::Passes;
 use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
 use moe_trace::{Error, TensorAccessLog};
+
+use super::common::{expert_layer, gpt_oss, read_buffer, read_tensor, record, run_of};
 
 /// The edges as (what is read, what reads it, label).
 fn edges(graph: &Graph) -> Vec<(&str, &str, &str)> {

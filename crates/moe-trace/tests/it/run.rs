@@ -1,16 +1,15 @@
 //! Run directories: written, refused, replaced, cut, read back.
 
-mod common;
-
 use std::fs;
 
-use common::{expert_operation, gpt_oss, manifest, record};
 use moe_trace::buffers::{self, BufferEvent, Change};
 use moe_trace::graph::{self, Graph, GraphBuilder};
 use moe_trace::ops::{MUL_MAT, MUL_MAT_ID};
 use moe_trace::record::PHASE_PROMPT;
 use moe_trace::{Error, Manifest, Run, RunOptions, RunWriter, Trace};
 use zerocopy::IntoBytes;
+
+use super::common::{expert_operation, gpt_oss, manifest, record};
 
 #[test]
 fn a_run_reads_back_as_written() {

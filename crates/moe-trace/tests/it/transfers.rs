@@ -1,12 +1,12 @@
 //! `transfers.jsonl`: what a recorder writes is read back, follows its schema, and damage is told.
 
-mod common;
-
 use std::fs;
 
 use moe_trace::transfers::{self, FILE_NAME, Span, Transfer};
 use moe_trace::{Error, LineFault, RunOptions, RunWriter, TransferFault};
 use serde_json::json;
+
+use super::common::{gpt_oss, manifest};
 
 fn span(start_ns: u64, end_ns: u64) -> Span {
     Span { start_ns, end_ns }
@@ -53,11 +53,10 @@ fn lines(transfers: &[Transfer]) -> String {
 #[test]
 fn a_run_has_the_file_once_something_was_told() {
     let tmp = tempfile::tempdir().unwrap();
-    let (_, map) = common::gpt_oss();
+    let (_, map) = gpt_oss();
     let dir = tmp.path().join("run");
     let path = dir.join(FILE_NAME);
-    let mut writer =
-        RunWriter::create(&dir, common::manifest(), &map, RunOptions::default()).unwrap();
+    let mut writer = RunWriter::create(&dir, manifest(), &map, RunOptions::default()).unwrap();
     assert!(!path.exists());
     let [first, second] = examples();
     writer
@@ -78,7 +77,7 @@ fn a_run_has_the_file_once_something_was_told() {
         force: true,
         ..RunOptions::default()
     };
-    let writer = RunWriter::create(&dir, common::manifest(), &map, options).unwrap();
+    let writer = RunWriter::create(&dir, manifest(), &map, options).unwrap();
     assert!(!path.exists(), "the file of the run that was replaced");
     writer.finish().unwrap();
 }

@@ -1,11 +1,8 @@
 //! Whatever bytes a trace has, reading it gives records, tables or an error, never a panic.
 
-mod common;
-
 use std::collections::HashSet;
 use std::fs;
 
-use common::{expert_layer, gpt_oss, manifest};
 use moe_trace::correlation::unresolved;
 use moe_trace::graph;
 use moe_trace::passes::Passes;
@@ -14,6 +11,8 @@ use moe_trace::tables::{TableOptions, write_tables};
 use moe_trace::{Error, Run, RunOptions, RunWriter, Trace, map_table};
 use proptest::prelude::*;
 use zerocopy::IntoBytes;
+
+use super::common::{expert_layer, gpt_oss, manifest};
 
 fn options() -> TableOptions<'static> {
     TableOptions {

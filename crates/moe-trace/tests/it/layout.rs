@@ -1,17 +1,16 @@
 //! The C header and the NumPy dtype describe the record that this crate writes.
 
-mod common;
-
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{expert_operation, read_buffer, record};
 use moe_testkit::{has_compiler, python};
 use moe_trace::ops::MUL_MAT_ID;
 use moe_trace::record::FLAG_CPU_FALLBACK;
 use zerocopy::IntoBytes;
+
+use super::common::{expert_operation, read_buffer, record};
 
 fn schemas() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../schemas")
