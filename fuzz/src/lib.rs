@@ -30,27 +30,10 @@ pub fn check_error(error: &impl Display) {
     assert!(!text.contains('\n') && text.len() < 4096, "{text:?}");
 }
 
-/// Importers whose files are binary; all others read text.
-const BINARY: [&str; 7] = [
-    "imatrix",
-    "iku1",
-    "mbolt",
-    "npy",
-    "rtrace",
-    "sglang-pt",
-    "thesis",
-];
-
 /// The importers of one of the two targets, by name.
 pub fn importers(binary: bool) -> Vec<&'static dyn Importer> {
     let mut importers = IMPORTERS.to_vec();
-    for name in BINARY {
-        assert!(
-            importers.iter().any(|importer| importer.name() == name),
-            "no importer {name}"
-        );
-    }
-    importers.retain(|importer| BINARY.contains(&importer.name()) == binary);
+    importers.retain(|importer| importer.is_binary() == binary);
     importers.sort_by_key(|importer| importer.name());
     importers
 }

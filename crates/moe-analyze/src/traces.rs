@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
-use moe_foreign::{Detected, ForeignError, Input, Missing, Options, Summary};
+use moe_foreign::{Contents, Detected, ForeignError, Input, Missing, Options, Summary};
 use moe_gguf::Gguf;
 use moe_trace::manifest::Manifest;
 use moe_trace::ops::OpTable;
@@ -189,7 +189,7 @@ fn why_not_top_k(path: &Path, input: &Input) -> Option<String> {
 fn why_not_ops(path: &Path, input: &Input) -> Option<String> {
     match input {
         Input::Run(run) => run.manifest.is_some().then(|| ops_are_told(path)),
-        Input::Foreign(trace) if trace.importer.name().starts_with("thesis") => None,
+        Input::Foreign(trace) if trace.importer.contents().has_operations() => None,
         Input::Foreign(_) | Input::Tables(_) => Some(format!(
             "--ops is for traces of 1024-byte records, and {} is none; leave the option out",
             path.display()
@@ -272,7 +272,7 @@ pub fn check_run(path: &Path) -> anyhow::Result<()> {
     let kind = Kind::of(path);
     if !matches!(kind, Ok(Kind::Run))
         && let Some(Detected { importer, .. }) = detect(path)?
-        && importer.name() != "thesis"
+        && importer.contents() != Contents::Records
     {
         bail!(
             "{} is of the format {} ({}); give a run directory or its trace.bin",
@@ -298,11 +298,6 @@ pub fn detect(path: &Path) -> anyhow::Result<Option<Detected>> {
         return Ok(None);
     }
     Ok(moe_foreign::detect(path)?)
-}
-
-/// Name of the format of a trace of another tool; nothing if it is none that is known.
-pub fn format(path: &Path) -> anyhow::Result<Option<&'static str>> {
-    Ok(detect(path)?.map(|detected| detected.importer.name()))
 }
 
 /// Tells the user how a trace of another tool was read, and what it has lost.

@@ -53,6 +53,16 @@ pub trait Importer: Sync {
     /// file if it is smaller; it may end inside a line or a record.
     fn is_applicable(&self, sample: &[u8]) -> bool;
 
+    /// What its files hold. Callers that can do more with records or learn files than with rows ask for this, not for the name.
+    fn contents(&self) -> Contents {
+        Contents::Routing
+    }
+
+    /// Whether its files are binary; a text may have a byte order mark in front.
+    fn is_binary(&self) -> bool {
+        false
+    }
+
     /// Whether a directory whose files are of this format is one trace.
     fn takes_directories(&self) -> bool {
         false
@@ -77,6 +87,26 @@ pub trait Importer: Sync {
         options: &Options,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError>;
+}
+
+/// What the files of a format hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Contents {
+    /// Routing or counts.
+    Routing,
+    /// Every operation, which [`Importer::records`] turns into records.
+    Operations,
+    /// Records, which [`Run::open`] reads, too.
+    Records,
+    /// Counts as a learn file, which [`moe_placement::learn`] reads, too.
+    LearnFile,
+}
+
+impl Contents {
+    /// Whether there are operations, whose numbers a table gives names.
+    pub fn has_operations(self) -> bool {
+        matches!(self, Self::Operations | Self::Records)
+    }
 }
 
 /// A trace of whole records: every operation, not the routing alone.

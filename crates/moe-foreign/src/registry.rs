@@ -109,8 +109,12 @@ fn recognises(importer: &dyn Importer, sample: &[u8]) -> bool {
     ) {
         return false;
     }
-    let text = without_byte_order_mark(sample);
-    importer.is_applicable(sample) || text.len() < sample.len() && importer.is_applicable(text)
+    let text = if importer.is_binary() {
+        sample
+    } else {
+        without_byte_order_mark(sample)
+    };
+    importer.is_applicable(text)
 }
 
 /// The first file that is recognised decides; files of other formats are left out.

@@ -20,6 +20,10 @@ impl Importer for Iku1 {
         "binary usage file of colibri (IKU1): a count for each expert"
     }
 
+    fn is_binary(&self) -> bool {
+        true
+    }
+
     fn is_applicable(&self, sample: &[u8]) -> bool {
         sample.starts_with(MAGIC)
     }

@@ -35,6 +35,10 @@ impl Importer for Imatrix {
         "importance matrix of llama.cpp (GGUF): rows that each expert multiplied"
     }
 
+    fn is_binary(&self) -> bool {
+        true
+    }
+
     fn is_applicable(&self, sample: &[u8]) -> bool {
         let has = |key: &[u8]| sample.windows(key.len()).any(|bytes| bytes == key);
         matches!(sample.first_chunk(), Some(b"GGUF" | b"FUGG")) && TYPES.into_iter().any(has)

@@ -4,7 +4,7 @@ use moe_placement::learn::{OLD_SCHEMA, SCHEMA, parse_observations};
 use moe_trace::{CountRow, Facts, LayerRow, bounded};
 use serde::Deserialize;
 
-use crate::{At, ForeignError, Importer, Options, Output, Source};
+use crate::{At, Contents, ForeignError, Importer, Options, Output, Source};
 
 /// Learn files.
 pub struct Learn;
@@ -32,6 +32,10 @@ impl Importer for Learn {
 
     fn description(&self) -> &'static str {
         "learn file or /moe-layer-perf response of the hot-cache runtime, either schema: counts"
+    }
+
+    fn contents(&self) -> Contents {
+        Contents::LearnFile
     }
 
     fn is_applicable(&self, sample: &[u8]) -> bool {

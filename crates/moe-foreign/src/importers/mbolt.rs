@@ -25,6 +25,10 @@ impl Importer for Mbolt {
         "binary routing log of mbolt: every expert of every token, in order"
     }
 
+    fn is_binary(&self) -> bool {
+        true
+    }
+
     fn is_applicable(&self, sample: &[u8]) -> bool {
         number(sample, 0) == Some(MAGIC)
     }

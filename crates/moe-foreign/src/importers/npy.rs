@@ -20,6 +20,10 @@ impl Importer for Npy {
         "array of NumPy: routing [tokens, layers, top_k] as of vLLM, or counts [layers, experts]"
     }
 
+    fn is_binary(&self) -> bool {
+        true
+    }
+
     fn is_applicable(&self, sample: &[u8]) -> bool {
         sample.starts_with(npy::MAGIC)
     }

@@ -24,6 +24,10 @@ impl Importer for RouterTrace {
         "router trace of fitz-tec (RTRACE01): probabilities of all experts; needs the experts of a token"
     }
 
+    fn is_binary(&self) -> bool {
+        true
+    }
+
     fn is_applicable(&self, sample: &[u8]) -> bool {
         sample.starts_with(MAGIC)
     }

@@ -35,6 +35,10 @@ impl Importer for SglangPt {
         "dump of SGLang's expert distribution recorder, or counts of ktransformers (.pt); nothing in it is run"
     }
 
+    fn is_binary(&self) -> bool {
+        true
+    }
+
     fn is_applicable(&self, sample: &[u8]) -> bool {
         torch::is_applicable(sample)
     }

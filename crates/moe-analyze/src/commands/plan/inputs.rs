@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use moe_analysis::hotness::{Hotness, Phases};
-use moe_foreign::{Options, check_model};
+use moe_foreign::{Contents, Options, check_model};
 use moe_gguf::Gguf;
 use moe_gguf::experts::{expert_bytes, expert_layer_bytes};
 use moe_gguf::map::OffsetMap;
@@ -75,7 +75,7 @@ impl Learned {
             }
             return Ok(Learned::File(file));
         }
-        if matches!(Kind::of(path), Ok(Kind::Gguf)) && traces::format(path)?.is_none() {
+        if matches!(Kind::of(path), Ok(Kind::Gguf)) && traces::detect(path)?.is_none() {
             bail!(
                 "{}: it is a model; pass it with --model, and name a learn file",
                 path.display()
@@ -88,7 +88,8 @@ impl Learned {
 /// Whether a path is a learn file, or a live report, which is one.
 pub fn is_learn_file(path: &Path) -> anyhow::Result<bool> {
     Ok(matches!(Kind::of(path), Ok(Kind::Json))
-        && traces::format(path)?.is_none_or(|format| format == "learn"))
+        && traces::detect(path)?
+            .is_none_or(|trace| trace.importer.contents() == Contents::LearnFile))
 }
 
 /// Refuses what the user tells about traces and applies to none of the inputs.

@@ -21,7 +21,7 @@ use zerocopy::little_endian::{I32, U16, U32, U64};
 
 use crate::json::invalid;
 use crate::source::text_reader;
-use crate::{At, ForeignError, Importer, Options, Output, Records, Source};
+use crate::{At, Contents, ForeignError, Importer, Options, Output, Records, Source};
 
 use super::import_records;
 
@@ -38,6 +38,10 @@ impl Importer for ThesisJson {
 
     fn description(&self) -> &'static str {
         "token-NNNNN.json of the BSC thesis, or a directory of them: every operation, as in its trace.bin"
+    }
+
+    fn contents(&self) -> Contents {
+        Contents::Operations
     }
 
     fn is_applicable(&self, sample: &[u8]) -> bool {

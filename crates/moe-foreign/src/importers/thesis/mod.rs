@@ -13,7 +13,7 @@ use moe_trace::record::{
 use moe_trace::{PassTable, Phase, RoutingRow, Run, Trace, is_trace};
 use zerocopy::FromBytes;
 
-use crate::{At, ForeignError, Importer, Options, Output, Records, Source};
+use crate::{At, Contents, ForeignError, Importer, Options, Output, Records, Source};
 
 pub use json::ThesisJson;
 
@@ -27,6 +27,14 @@ impl Importer for Thesis {
 
     fn description(&self) -> &'static str {
         "trace.bin of the BSC thesis's llama.cpp: every operation, of a batch the experts of its first token"
+    }
+
+    fn contents(&self) -> Contents {
+        Contents::Records
+    }
+
+    fn is_binary(&self) -> bool {
+        true
     }
 
     fn is_applicable(&self, sample: &[u8]) -> bool {
