@@ -8,6 +8,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::Error;
 use crate::manifest::{self, Manifest};
+#[cfg(feature = "parquet")]
 use crate::map_table;
 use crate::ops::{self, OpTable};
 use crate::pass_table::PassTable;
@@ -26,7 +27,7 @@ pub struct Run {
     pub manifest: Option<Manifest>,
     /// The records.
     pub trace: Trace,
-    /// The model's offset map; a bare trace has none.
+    /// The model's offset map; a bare trace has none. Without the feature `parquet` it is not read.
     pub map: Option<OffsetMap>,
     /// Operation numbers of a trace without manifest, where they are not the default.
     bare_ops: Option<OpTable>,
@@ -51,9 +52,12 @@ impl Run {
         if manifest.as_ref().is_some_and(|manifest| manifest.replacing) {
             return Err(Error::Replacing { path });
         }
+        #[cfg(feature = "parquet")]
         let map = existing(path.join(map_table::FILE_NAME))
             .map(|file| map_table::read(&file))
             .transpose()?;
+        #[cfg(not(feature = "parquet"))]
+        let map = None;
         Ok(Self {
             manifest,
             trace: Trace::open(&trace)?,

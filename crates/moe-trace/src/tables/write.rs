@@ -19,9 +19,9 @@ use super::table::{EncoderFactory, RowGroup, Table};
 use super::{MODEL_KEY, RUN_ID_KEY, TABLES};
 use crate::accesses::FileAccesses;
 use crate::error::Error;
-use crate::fault::TableFault;
 use crate::parquet_file::{SCHEMA_KEY, key_value};
 use crate::run::Run;
+use crate::table_fault::TableFault;
 
 /// How to write tables.
 #[derive(Clone, Copy, Default)]
