@@ -5,14 +5,10 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
-use moe_trace::foreign::{
-    self, Collected, CountRow, Counts, Facts, ForeignError, IMPORTERS, Importer, LayerRow, Options,
-    RoutingRow, Sink, SinkError, Source,
+use moe_foreign::{
+    Collected, Counts, ForeignError, IMPORTERS, Importer, Options, SAMPLE_SIZE, Source, detect,
 };
-
-// The importer of learn files is in `moe-analysis`, whose dependencies take most of the workspace's build.
-#[path = "../../crates/moe-analysis/src/foreign/learn.rs"]
-mod learn;
+use moe_trace::{CountRow, Facts, LayerRow, RoutingRow, Sink, SinkError};
 
 /// The temporary directory of this process. `scripts/fuzz.sh` removes it.
 static DIRECTORY: LazyLock<PathBuf> = LazyLock::new(|| {
@@ -34,28 +30,10 @@ pub fn check_error(error: &impl Display) {
     assert!(!text.contains('\n') && text.len() < 4096, "{text:?}");
 }
 
-/// Importers whose files are binary; all others read text.
-const BINARY: [&str; 7] = [
-    "imatrix",
-    "iku1",
-    "mbolt",
-    "npy",
-    "rtrace",
-    "sglang-pt",
-    "thesis",
-];
-
 /// The importers of one of the two targets, by name.
 pub fn importers(binary: bool) -> Vec<&'static dyn Importer> {
-    let mut importers: Vec<&'static dyn Importer> = vec![&learn::Learn];
-    importers.extend(IMPORTERS);
-    for name in BINARY {
-        assert!(
-            importers.iter().any(|importer| importer.name() == name),
-            "no importer {name}"
-        );
-    }
-    importers.retain(|importer| BINARY.contains(&importer.name()) == binary);
+    let mut importers = IMPORTERS.to_vec();
+    importers.retain(|importer| importer.is_binary() == binary);
     importers.sort_by_key(|importer| importer.name());
     importers
 }
@@ -70,10 +48,10 @@ pub fn import(importers: &[&'static dyn Importer], input: &[u8]) {
     };
     let path = file("trace", bytes);
     for importer in importers {
-        importer.is_applicable(&bytes[..bytes.len().min(foreign::SAMPLE_SIZE)]);
+        importer.is_applicable(&bytes[..bytes.len().min(SAMPLE_SIZE)]);
     }
     let importer = match selector {
-        DETECT => match foreign::detect(&path, importers) {
+        DETECT => match detect(&path) {
             Ok(Some(detected)) => {
                 detected.run_id().expect("the file is readable");
                 detected.importer
@@ -90,7 +68,7 @@ pub fn import(importers: &[&'static dyn Importer], input: &[u8]) {
         Err(error) => check_error(&error),
     }
     let mut sink = Both::default();
-    match foreign::import(importer, &source, &options, &mut sink) {
+    match moe_foreign::import(importer, &source, &options, &mut sink) {
         Ok(summary) => assert_eq!(
             summary.rows + summary.counts,
             (sink.rows.routing.len() + sink.rows.counts.len()) as u64

@@ -5,7 +5,7 @@
 use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
-use moe_trace::foreign::Importer;
+use moe_foreign::Importer;
 
 static IMPORTERS: LazyLock<Vec<&'static dyn Importer>> =
     LazyLock::new(|| moe_fuzz::importers(true));

@@ -3,8 +3,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
+use moe_foreign::{Collected, Input, Options};
 use moe_fuzz::{check_error, file};
-use moe_trace::foreign::{Collected, Input, Options};
 use moe_trace::map_table;
 use moe_trace::tables::{read_routing, routing_files};
 

@@ -79,7 +79,7 @@ fn domains_by_input_even_of_counts() {
     let fixture = Fixture::new();
     let (a, b) = (fixture.path("a.npy"), fixture.path("b.npy"));
     let header = |bytes: &[u64]| {
-        let mut file = moe_trace::foreign::npy_header_u64(&[1, 2]);
+        let mut file = moe_foreign::npy_header_u64(&[1, 2]);
         file.extend(bytes.iter().flat_map(|n| n.to_le_bytes()));
         file
     };

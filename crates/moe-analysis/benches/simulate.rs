@@ -11,7 +11,7 @@ use moe_analysis::simulate::{
     Batches, Collector, LruCurve, Options, replay, sampled_lru, setting, simulate,
 };
 use moe_placement::cache::PolicyName;
-use moe_trace::foreign::{Phase, RoutingRow, Sink};
+use moe_trace::{Phase, RoutingRow, Sink};
 
 const N_LAYER: u16 = 48;
 const N_EXPERT: u32 = 128;

@@ -4,7 +4,6 @@
 
 pub mod accesses;
 pub mod diff;
-pub mod foreign;
 pub mod hotness;
 pub mod measures;
 pub mod overlap;

@@ -9,7 +9,7 @@ use moe_analysis::simulate::{
 };
 use moe_placement::cache::{Access, Changes, Key, Online, PolicyName, Setting};
 use moe_placement::predict::PredictorName;
-use moe_trace::foreign::{Phase, RoutingRow, Sink};
+use moe_trace::{Phase, RoutingRow, Sink};
 use proptest::prelude::*;
 
 use made::{Made, N_EXPERT, N_LAYER, batches_of, traces};

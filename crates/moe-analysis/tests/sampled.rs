@@ -4,7 +4,7 @@ mod made;
 
 use moe_analysis::simulate::{Batches, Error, Estimate, replay, sampled_lru};
 use moe_placement::cache::{Online, PolicyName, Setting};
-use moe_trace::foreign::Phase;
+use moe_trace::Phase;
 use proptest::prelude::*;
 
 use made::{batches_of, traces};

@@ -4,7 +4,7 @@ use moe_analysis::simulate::{
     BatchTime, Batches, Collector, ExpertTime, MAX_BATCH, Machine, Offload, Outcome, Row,
 };
 use moe_placement::cache::{Online, PolicyName};
-use moe_trace::foreign::{Phase, RoutingRow, Sink};
+use moe_trace::{Phase, RoutingRow, Sink};
 
 /// A token that a layer routes: time, layer, phase, experts.
 type Routed = (Option<u64>, u16, Phase, [u32; 2]);

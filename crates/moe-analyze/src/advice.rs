@@ -3,8 +3,8 @@
 use std::error::Error;
 
 use moe_analysis::{accesses, hotness, simulate, survey};
+use moe_foreign::{ExportError, ForeignError, Missing};
 use moe_placement::learn;
-use moe_trace::foreign::{ExportError, ForeignError, Missing};
 
 const EXISTS: &str = "pass --force to replace it, or choose another place";
 
@@ -94,7 +94,6 @@ fn of_hotness(error: &hotness::Error) -> Option<&'static str> {
         hotness::Error::Empty { .. } => Some("--phase chooses the tokens that are counted"),
         hotness::Error::NoPhases => Some("pass --phase all"),
         hotness::Error::Survey(error) => of_survey(error),
-        hotness::Error::Foreign(error) => of_foreign(error),
         hotness::Error::Trace(error) => of_trace(error),
         _ => None,
     }

@@ -4,14 +4,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
-use moe_analysis::foreign::importers;
+use moe_foreign::{Contents, Detected, ForeignError, Input, Missing, Options, Summary};
 use moe_gguf::Gguf;
-use moe_trace::foreign::{
-    self, Detected, Facts, ForeignError, Input, Missing, Options, Sink, Summary,
-};
 use moe_trace::manifest::Manifest;
 use moe_trace::ops::OpTable;
-use moe_trace::{Run, bounded};
+use moe_trace::{Facts, Run, Sink, bounded};
 
 use crate::cli::{Context, first_given};
 use crate::inputs::Kind;
@@ -192,7 +189,7 @@ fn why_not_top_k(path: &Path, input: &Input) -> Option<String> {
 fn why_not_ops(path: &Path, input: &Input) -> Option<String> {
     match input {
         Input::Run(run) => run.manifest.is_some().then(|| ops_are_told(path)),
-        Input::Foreign(trace) if trace.importer.name().starts_with("thesis") => None,
+        Input::Foreign(trace) if trace.importer.contents().has_operations() => None,
         Input::Foreign(_) | Input::Tables(_) => Some(format!(
             "--ops is for traces of 1024-byte records, and {} is none; leave the option out",
             path.display()
@@ -260,7 +257,9 @@ pub fn check_model(
     named: &Facts,
 ) -> Result<(), ForeignError> {
     match recorded {
-        Some(manifest) => named.check(&Facts::of_manifest(&manifest.model), path),
+        Some(manifest) => {
+            moe_foreign::check_model(named, &Facts::of_manifest(&manifest.model), path)
+        }
         None => Ok(()),
     }
 }
@@ -273,7 +272,7 @@ pub fn check_run(path: &Path) -> anyhow::Result<()> {
     let kind = Kind::of(path);
     if !matches!(kind, Ok(Kind::Run))
         && let Some(Detected { importer, .. }) = detect(path)?
-        && importer.name() != "thesis"
+        && importer.contents() != Contents::Records
     {
         bail!(
             "{} is of the format {} ({}); give a run directory or its trace.bin",
@@ -298,12 +297,7 @@ pub fn detect(path: &Path) -> anyhow::Result<Option<Detected>> {
     if !can_be_trace {
         return Ok(None);
     }
-    Ok(foreign::detect(path, importers())?)
-}
-
-/// Name of the format of a trace of another tool; nothing if it is none that is known.
-pub fn format(path: &Path) -> anyhow::Result<Option<&'static str>> {
-    Ok(detect(path)?.map(|detected| detected.importer.name()))
+    Ok(moe_foreign::detect(path)?)
 }
 
 /// Tells the user how a trace of another tool was read, and what it has lost.

@@ -3,9 +3,9 @@
 use moe_gguf::map::OffsetMap;
 
 use crate::correlation::Correlation;
+use crate::expert_ranges::ExpertRanges;
 use crate::fault::{RecordFault, SourceFault};
 use crate::operations::{Operation, expert_id};
-use crate::tables::ExpertRanges;
 
 /// A range of a file that an operation read; of an expert tensor, each distinct expert of the operation once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

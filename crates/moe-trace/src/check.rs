@@ -1,26 +1,30 @@
 //! Whether a run makes sense: its records each by itself and against the model, and its files among each other.
 
+#[cfg(feature = "parquet")]
+mod tables;
+
 use std::collections::BTreeMap;
 use std::fmt;
+use std::fs::{File, TryLockError};
 use std::ops::Bound;
+use std::path::Path;
 
 use moe_gguf::text::counted;
 
 use crate::buffers;
 use crate::correlation::Correlation;
 use crate::error::Error;
-use crate::fault::TableFault;
 use crate::lines;
-use crate::map_table;
 use crate::operations::{Operation, TokenExperts};
 use crate::record::{
     FLAG_CONTINUATION, MAX_EXPERTS, NAME_SIZE, PHASE_GENERATE, PHASE_PROMPT, SOURCE_BUFFER,
     TensorAccessLog, lane,
 };
 use crate::run::Run;
-use crate::run_directory;
-use crate::tables::{RUN_ID_KEY, TABLES, TableMetadata};
 use crate::transfers;
+
+#[cfg(feature = "parquet")]
+pub use tables::{foreign_map, stale_tables};
 
 /// A rule that records break.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -213,30 +217,6 @@ impl<'a> Rules<'a> {
     }
 }
 
-/// Why the map of the run is another model's; `None` if nothing says so.
-pub fn foreign_map(run: &Run) -> Result<Option<Error>, Error> {
-    let (Some(manifest), Some(_)) = (&run.manifest, &run.map) else {
-        return Ok(None);
-    };
-    let path = run.path.join(map_table::FILE_NAME);
-    let identity = map_table::identity(&path)?;
-    let header = identity.model.as_ref().map(|model| &model.header_xxh3);
-    let own_header = &manifest.model.header_xxh3;
-    let sizes = |files: &[crate::manifest::ModelFile]| -> Vec<u64> {
-        files.iter().map(|file| file.size_bytes).collect()
-    };
-    let own_files = &manifest.model.files;
-    let is_foreign = match header {
-        Some(header) if !header.is_empty() && !own_header.is_empty() => header != own_header,
-        _ => {
-            !identity.files.is_empty()
-                && !own_files.is_empty()
-                && sizes(&identity.files) != sizes(own_files)
-        }
-    };
-    Ok(is_foreign.then(|| Error::table(&path)(TableFault::OtherModel)))
-}
-
 /// Patterns of plain v4 records whose counts mislead: warm-up graphs, and prompts with their first token alone.
 pub fn v4_traps(run: &Run) -> Vec<String> {
     let mut traps = V4Traps::new(run);
@@ -327,34 +307,22 @@ impl V4Traps {
     }
 }
 
-/// Tables in the run's directory that are of another run, such as the one that this run replaced, or cannot be read.
-pub fn stale_tables(run: &Run) -> Vec<String> {
-    let id = run.id();
-    let directories = [run.path.clone(), run.path.join("tables")];
-    let files = directories
-        .iter()
-        .flat_map(|dir| TABLES.map(|table| dir.join(format!("{table}.parquet"))));
-    files
-        .filter(|file| file.is_file())
-        .filter_map(|file| match TableMetadata::read(&file) {
-            Ok(metadata) => {
-                let other = metadata.value(RUN_ID_KEY).filter(|&other| other != id)?;
-                Some(format!(
-                    "{} is of run {other}, not of this one; write it again with `moe-analyze parquet`",
-                    file.display()
-                ))
-            }
-            Err(error) => Some(error.to_string()),
-        })
-        .collect()
-}
-
 /// What is known about a run whose manifest has no number of records.
 pub fn unfinished_state(run: &Run) -> &'static str {
-    match run_directory::is_locked(&run.path) {
+    match is_locked(&run.path) {
         Some(true) => "is still being recorded",
         Some(false) => "is incomplete: its recorder was killed, or the disk was full",
         None => "is still being recorded, or its recorder was killed, or the disk was full",
+    }
+}
+
+/// Whether a recorder is writing the directory now; `None` where that cannot be known.
+fn is_locked(dir: &Path) -> Option<bool> {
+    let file = File::open(dir).ok()?;
+    match file.try_lock_shared() {
+        Ok(()) => Some(false),
+        Err(TryLockError::WouldBlock) => Some(true),
+        Err(TryLockError::Error(_)) => None,
     }
 }
 
@@ -378,6 +346,7 @@ impl Run {
     /// Errors: the map is another model's; a record counts more sources or experts than it holds, or has an extension
     /// that is not known.
     pub fn remarks(&self) -> Result<Vec<String>, Error> {
+        #[cfg(feature = "parquet")]
         if let Some(error) = foreign_map(self)? {
             return Err(error);
         }
@@ -417,6 +386,7 @@ impl Run {
         }
         remarks.extend(truncated_files(self)?);
         remarks.extend(traps.finish());
+        #[cfg(feature = "parquet")]
         remarks.extend(stale_tables(self));
         Ok(remarks)
     }

@@ -5,9 +5,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use moe_gguf::text::counted;
+#[cfg(feature = "parquet")]
 use parquet::errors::ParquetError;
 
-use crate::fault::{LineFault, RecordFault, TableFault};
+use crate::fault::{LineFault, RecordFault};
+#[cfg(feature = "parquet")]
+use crate::table_fault::TableFault;
 
 /// Errors of this crate; each tells what, where and what to do, on one line.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -163,6 +166,7 @@ pub enum Error {
         fault: RecordFault,
     },
     /// A Parquet file could not be read or written.
+    #[cfg(feature = "parquet")]
     #[error("{}: {fault}", path.display())]
     Table {
         /// The file.
@@ -210,6 +214,7 @@ impl Error {
     }
 
     /// For `map_err` on writing a Parquet file: a failure of the disk is [`Error::Write`].
+    #[cfg(feature = "parquet")]
     pub(crate) fn writing_table<E: Into<ParquetError>>(path: &Path) -> impl Fn(E) -> Self {
         move |source| match source.into() {
             ParquetError::External(source) => match source.downcast::<io::Error>() {
@@ -224,6 +229,7 @@ impl Error {
     }
 
     /// For `map_err` on a Parquet file.
+    #[cfg(feature = "parquet")]
     pub(crate) fn table(path: &Path) -> impl Fn(TableFault) -> Self {
         move |fault| Self::Table {
             path: path.to_owned(),

@@ -1,47 +1,72 @@
-//! The 1024-byte record, the run directory, writing and reading it, Parquet tables, and traces of other tools.
+//! The 1024-byte record, the run directory, writing and reading it, Parquet tables, and the stream of rows that the routing of
+//! any trace is.
 //!
 //! A recorder writes a run through [`RunWriter`]; everything else opens it with [`Run`] and walks
 //! [`Trace::operations`], or turns it into tables with [`tables`].
+//!
+//! # Features
+//!
+//! `parquet`, on by default: tables, the offset map of a run, and writing runs, which have such a map. Without it this crate depends
+//! neither on Arrow nor on Parquet; it reads runs without their map, and bare traces.
 
 #![warn(missing_docs)]
 
 mod accesses;
+#[cfg(feature = "parquet")]
 mod blocks;
 pub mod bounded;
 pub mod buffers;
 pub mod check;
 pub mod correlation;
 mod error;
+mod expert_ranges;
+mod facts;
 mod fault;
-pub mod foreign;
 pub mod graph;
 mod lines;
 pub mod manifest;
+#[cfg(feature = "parquet")]
 pub mod map_table;
 pub mod names;
 mod operations;
 pub mod ops;
+#[cfg(feature = "parquet")]
 mod parquet_file;
+#[cfg(feature = "parquet")]
 mod parquet_pages;
+mod pass_table;
 pub mod passes;
 pub mod record;
 mod routing;
 mod run;
+#[cfg(feature = "parquet")]
 mod run_directory;
+mod sink;
+#[cfg(feature = "parquet")]
+mod table_fault;
+#[cfg(feature = "parquet")]
 pub mod tables;
 mod token;
 mod trace;
 pub mod transfers;
+#[cfg(feature = "parquet")]
 mod writer;
 
 pub use accesses::{Access, FileAccesses};
 pub use error::Error;
-pub use fault::{LineFault, RecordFault, SourceFault, TableFault, TransferFault};
+pub use expert_ranges::{ByteRange, ExpertRanges, ExpertTensor};
+pub use facts::{Contradiction, Facts, MAX_ID};
+pub use fault::{LineFault, RecordFault, SourceFault, TransferFault};
 pub use manifest::Manifest;
 pub use operations::{Expert, Operation, Operations, TokenExperts};
+pub use pass_table::{PassTable, TablePass};
 pub use record::{NO_LAYER, NO_TENSOR, SourceLog, TensorAccessLog};
 pub use routing::RoutingOperations;
 pub use run::{Run, TRACE_FILE};
+pub use sink::{CountRow, LayerRow, Phase, RoutingRow, Sink, SinkError};
+#[cfg(feature = "parquet")]
+pub use table_fault::TableFault;
 pub use token::{TokenKey, TokenStarts};
 pub use trace::{Trace, is_trace};
+#[cfg(feature = "parquet")]
 pub use writer::{RunOptions, RunWriter};

@@ -1,11 +1,10 @@
 //! Files of a run that hold one JSON value a line and grow while it is recorded.
 
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 use std::sync::Arc;
 
-use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::bounded::{Lines, MAX_LINE};
@@ -44,21 +43,6 @@ pub(crate) fn read<T: DeserializeOwned>(
         }
     }
     Ok(values)
-}
-
-/// Adds values to a file, at once; `what` one of them is.
-pub(crate) fn append<T: Serialize>(
-    file: &mut File,
-    path: &Path,
-    what: &'static str,
-    values: &[T],
-) -> Result<(), Error> {
-    let mut lines = Vec::new();
-    for value in values {
-        serde_json::to_writer(&mut lines, value).map_err(Error::json(what, path))?;
-        lines.push(b'\n');
-    }
-    file.write_all(&lines).map_err(Error::writing(path))
 }
 
 /// A remark about a file whose last line its recorder did not finish; nothing where the file does not exist.

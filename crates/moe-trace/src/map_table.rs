@@ -16,9 +16,9 @@ use parquet::arrow::ArrowWriter;
 use parquet::file::metadata::KeyValue;
 
 use crate::error::Error;
-use crate::fault::TableFault;
 use crate::manifest::{Manifest, Model, ModelFile};
 use crate::parquet_file::{self, key_value, name_type, numbers, optional, parsed_names, required};
+use crate::table_fault::TableFault;
 use crate::tables::{MODEL_KEY, RUN_ID_KEY, TableMetadata};
 
 /// Name of the file in a run directory.

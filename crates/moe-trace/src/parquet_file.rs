@@ -27,8 +27,8 @@ use serde::de::DeserializeOwned;
 
 use crate::bounded;
 use crate::error::Error;
-use crate::fault::TableFault;
 use crate::parquet_pages;
+use crate::table_fault::TableFault;
 
 /// Longest footer that is read, in bytes. What it says takes up to 150 times as much memory.
 const MAX_FOOTER: u64 = 16 << 20;

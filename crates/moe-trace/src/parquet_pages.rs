@@ -11,7 +11,7 @@ use parquet::arrow::ProjectionMask;
 use parquet::basic::Type;
 use parquet::file::metadata::{ColumnChunkMetaData, ParquetMetaData};
 
-use crate::fault::TableFault;
+use crate::table_fault::TableFault;
 
 /// Largest page of numbers, in bytes after decompression; writers make pages of about 1 MiB.
 const MAX_PAGE: u64 = 256 << 20;

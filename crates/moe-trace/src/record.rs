@@ -22,6 +22,8 @@ pub const PHASE_PROMPT: u8 = 0;
 pub const PHASE_GENERATE: u8 = 1;
 /// Stands for a phase that a foreign trace did not tell; never in a record.
 pub const PHASE_UNKNOWN: u8 = u8::MAX;
+/// Names of the phases, by number.
+pub const PHASES: [&str; 2] = ["PROMPT", "GENERATE"];
 
 /// `memory_source` of a tensor in the model's file.
 pub const SOURCE_DISK: u8 = 0;

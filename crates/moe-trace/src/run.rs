@@ -7,10 +7,11 @@ use moe_gguf::map::OffsetMap;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::Error;
-use crate::foreign::PassTable;
 use crate::manifest::{self, Manifest};
+#[cfg(feature = "parquet")]
 use crate::map_table;
 use crate::ops::{self, OpTable};
+use crate::pass_table::PassTable;
 use crate::routing::RoutingOperations;
 use crate::trace::Trace;
 
@@ -26,12 +27,12 @@ pub struct Run {
     pub manifest: Option<Manifest>,
     /// The records.
     pub trace: Trace,
-    /// The model's offset map; a bare trace has none.
+    /// The model's offset map; a bare trace has none. Without the feature `parquet` it is not read.
     pub map: Option<OffsetMap>,
     /// Operation numbers of a trace without manifest, where they are not the default.
-    pub(crate) bare_ops: Option<OpTable>,
+    bare_ops: Option<OpTable>,
     /// Positions of the tokens, where the records of another tool do not tell them.
-    pub(crate) passes: Option<PassTable>,
+    passes: Option<PassTable>,
 }
 
 impl Run {
@@ -39,15 +40,7 @@ impl Run {
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref().to_owned();
         if !path.is_dir() {
-            let trace = Trace::open(&path)?;
-            return Ok(Self {
-                path,
-                manifest: None,
-                trace,
-                map: None,
-                bare_ops: None,
-                passes: None,
-            });
+            return Ok(Self::of_trace(Trace::open(path)?));
         }
         let trace = path.join(TRACE_FILE);
         if !trace.exists() {
@@ -59,9 +52,12 @@ impl Run {
         if manifest.as_ref().is_some_and(|manifest| manifest.replacing) {
             return Err(Error::Replacing { path });
         }
+        #[cfg(feature = "parquet")]
         let map = existing(path.join(map_table::FILE_NAME))
             .map(|file| map_table::read(&file))
             .transpose()?;
+        #[cfg(not(feature = "parquet"))]
+        let map = None;
         Ok(Self {
             manifest,
             trace: Trace::open(&trace)?,
@@ -72,11 +68,35 @@ impl Run {
         })
     }
 
+    /// A bare trace, which has no manifest and no map.
+    pub fn of_trace(trace: Trace) -> Self {
+        Self {
+            path: trace.path().to_owned(),
+            manifest: None,
+            trace,
+            map: None,
+            bare_ops: None,
+            passes: None,
+        }
+    }
+
     /// Names the operation numbers of a trace that has no manifest to tell them.
     #[must_use]
     pub fn with_ops(mut self, ops: OpTable) -> Self {
         self.bare_ops = Some(ops);
         self
+    }
+
+    /// Adds the passes of a trace whose records do not contain the positions of their tokens.
+    #[must_use]
+    pub fn with_passes(mut self, passes: PassTable) -> Self {
+        self.passes = Some(passes);
+        self
+    }
+
+    /// The passes that [`Run::with_passes`] added.
+    pub fn passes(&self) -> Option<&PassTable> {
+        self.passes.as_ref()
     }
 
     /// Operation numbers of the trace.

@@ -173,7 +173,7 @@ fn lock(dir: &Path) -> Result<Option<File>, Error> {
     for _ in 0..LOCK_ATTEMPTS {
         match file.try_lock() {
             Ok(()) => return Ok(Some(file)),
-            // A reader has the lock for a moment, see `is_locked`.
+            // A reader has the lock for a moment, see `check::unfinished_state`.
             Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_WAIT),
             Err(TryLockError::Error(_)) => return Ok(None),
         }
@@ -181,14 +181,4 @@ fn lock(dir: &Path) -> Result<Option<File>, Error> {
     Err(Error::InUse {
         path: dir.to_owned(),
     })
-}
-
-/// Whether a recorder is writing the directory now; `None` where that cannot be known.
-pub(crate) fn is_locked(dir: &Path) -> Option<bool> {
-    let file = File::open(dir).ok()?;
-    match file.try_lock_shared() {
-        Ok(()) => Some(false),
-        Err(TryLockError::WouldBlock) => Some(true),
-        Err(TryLockError::Error(_)) => None,
-    }
 }

@@ -46,8 +46,11 @@ impl Trace {
         Self::of_file(path, &file)
     }
 
-    /// Maps an open file, of which `path` tells.
-    pub(crate) fn of_file(path: &Path, file: &File) -> Result<Self, Error> {
+    /// Maps an open file, which messages name `path`.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn of_file(path: &Path, file: &File) -> Result<Self, Error> {
         Ok(Self {
             path: path.to_owned(),
             map: MappedFile::new(file, path).map_err(Error::io("map", path))?,

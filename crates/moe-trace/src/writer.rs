@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 
 use moe_files::{AtomicFile, NewDirectories};
 use moe_gguf::map::OffsetMap;
+use serde::Serialize;
 
 use crate::blocks::{BlockWriter, WriteFailure};
 use crate::buffers::{self, BufferEvent};
 use crate::error::Error;
 use crate::graph::{self, Graph};
-use crate::lines;
 use crate::manifest::{self, Manifest};
 use crate::map_table;
 use crate::record::{RECORD_SIZE, TensorAccessLog};
@@ -170,7 +170,7 @@ impl RunWriter {
     /// Adds events to `buffers.jsonl`, at once.
     pub fn write_buffer_events(&mut self, events: &[BufferEvent]) -> Result<(), Error> {
         let path = self.dir.join(buffers::FILE_NAME);
-        let written = lines::append(&mut self.buffers, &path, "buffer event", events);
+        let written = append_lines(&mut self.buffers, &path, "buffer event", events);
         self.note(written)
     }
 
@@ -183,7 +183,7 @@ impl RunWriter {
         }
         .and_then(|file| {
             let file = self.transfers.insert(file);
-            lines::append(file, &path, "transfer", transfers)
+            append_lines(file, &path, "transfer", transfers)
         });
         self.note(written)
     }
@@ -291,4 +291,19 @@ fn reserve(dir: &Path) -> std::io::Result<Option<File>> {
     };
     file.write_all(&[0; RESERVED_BYTES])?;
     Ok(Some(file))
+}
+
+/// Adds values to a file, one a line, at once; `what` one of them is.
+fn append_lines<T: Serialize>(
+    file: &mut File,
+    path: &Path,
+    what: &'static str,
+    values: &[T],
+) -> Result<(), Error> {
+    let mut lines = Vec::new();
+    for value in values {
+        serde_json::to_writer(&mut lines, value).map_err(Error::json(what, path))?;
+        lines.push(b'\n');
+    }
+    file.write_all(&lines).map_err(Error::writing(path))
 }

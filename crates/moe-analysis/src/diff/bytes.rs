@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use moe_trace::tables::{ExpertRanges, ExpertTensor};
+use moe_trace::{ExpertRanges, ExpertTensor};
 use moe_trace::{Operation, Run, TensorAccessLog};
 
 use super::Error;

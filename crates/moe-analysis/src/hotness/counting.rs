@@ -3,12 +3,11 @@
 use std::path::Path;
 
 use moe_placement::learn::LayerCounts;
-use moe_trace::foreign::Facts;
 use moe_trace::manifest::Model;
-use moe_trace::{TokenKey, TokenStarts};
+use moe_trace::{Facts, MAX_ID, TokenKey, TokenStarts};
 
 use super::origin::Origin;
-use super::{Error, Hotness, LayerPhase, MAX_ID, Tally};
+use super::{Error, Hotness, LayerPhase, Tally};
 use crate::survey::Choice;
 
 /// What the model says of its experts; without a model, what is seen decides.
@@ -105,6 +104,14 @@ impl Counter {
         let shape = model.map(|model| Shape::of(model, place)).transpose()?;
         Ok(Counter {
             shape: shape.flatten(),
+            ..Counter::without_shape(origin)
+        })
+    }
+
+    /// Nothing counted, of a model that is known at the end or not at all.
+    pub fn without_shape(origin: Origin) -> Counter {
+        Counter {
+            shape: None,
             origin,
             highest_slot: 0,
             has_mass: true,
@@ -112,7 +119,7 @@ impl Counter {
             n_told: 0,
             layers: Vec::new(),
             progress: Vec::new(),
-        })
+        }
     }
 
     /// Counts one choice; `place` tells where it was read, should it be impossible.

@@ -4,7 +4,6 @@ use std::io::Write;
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, Float64Array, RecordBatch, StringArray, UInt32Array, UInt64Array};
-use moe_trace::foreign::{npy_header_f64, npy_header_u64};
 use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::errors::ParquetError;
@@ -149,29 +148,14 @@ impl<'a> Matrix<'a> {
         })
     }
 
-    /// Writes an array of NumPy, `[n_layer, n_expert]`, or `[n_part, n_layer, n_expert]` where the matrix is split: counts and bytes as
-    /// `<u8`, mass as `<f8`. Bytes that are not known are 0, mass is NaN.
-    ///
-    /// # Errors
-    /// [`Error::Write`].
-    pub fn write_npy(&self, value: Value, out: &mut dyn Write) -> Result<(), Error> {
+    /// Shape of the array that [`rows`](Self::rows) fills: `[n_layer, n_expert]`, or `[n_part, n_layer, n_expert]` where the
+    /// matrix is split.
+    pub fn shape(&self) -> Vec<usize> {
         let mut shape = vec![self.layers.len(), self.n_expert as usize];
         if self.group_by().is_some() {
             shape.insert(0, self.groups().len());
         }
-        match value {
-            Value::Mass => out.write_all(&npy_header_f64(&shape))?,
-            Value::Count | Value::Bytes => out.write_all(&npy_header_u64(&shape))?,
-        }
-        for row in self.rows() {
-            let bytes = match value {
-                Value::Count => row.count.to_le_bytes(),
-                Value::Mass => row.mass.unwrap_or(f64::NAN).to_le_bytes(),
-                Value::Bytes => row.bytes.unwrap_or(0).to_le_bytes(),
-            };
-            out.write_all(&bytes)?;
-        }
-        Ok(())
+        shape
     }
 
     /// Writes a Parquet table: the part (named as [`Self::group_by`], text) where the matrix is split, `layer_id`, `expert_id`, `count`, `mass`,

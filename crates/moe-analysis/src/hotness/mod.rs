@@ -5,27 +5,25 @@
 
 mod bytes;
 mod counting;
-mod foreign;
 mod frame;
 mod matrix;
 mod origin;
 #[cfg(test)]
 mod properties;
 mod readers;
+mod sink;
 mod summary;
 
 use std::path::PathBuf;
 
 use moe_placement::learn::{LayerCounts, LearnFile};
-use moe_trace::foreign::{Contradiction, Facts};
+use moe_trace::{Contradiction, Facts};
 
 pub use bytes::ExpertBytes;
 pub use matrix::{Matrix, MatrixRow, Value};
 use origin::Origin;
+pub use sink::RowCounter;
 pub use summary::LayerSummary;
-
-/// Layer and expert ids at or above this are no model's: a trace that holds one is damaged.
-pub const MAX_ID: u32 = 4096;
 
 /// Why hotness could not be computed.
 #[derive(Debug, thiserror::Error)]
@@ -106,18 +104,12 @@ pub enum Error {
         /// The schema that its metadata names.
         schema: String,
     },
-    /// A trace of another tool could not be read.
-    #[error(transparent)]
-    Foreign(#[from] moe_trace::foreign::ForeignError),
     /// The order of the tokens did not give what was asked for.
     #[error(transparent)]
     Survey(#[from] crate::survey::Error),
     /// A trace or a table could not be read.
     #[error(transparent)]
     Trace(#[from] moe_trace::Error),
-    /// A file of a matrix could not be written.
-    #[error("writing a matrix: {0}")]
-    Write(#[from] std::io::Error),
     /// A table of a matrix could not be written.
     #[error("writing a matrix: {0}")]
     Parquet(#[from] parquet::errors::ParquetError),

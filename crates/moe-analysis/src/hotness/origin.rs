@@ -3,10 +3,9 @@
 use std::ffi::OsStr;
 use std::path::Path;
 
-use moe_trace::Run;
-use moe_trace::foreign::{Contradiction, Facts};
 use moe_trace::manifest::Model;
 use moe_trace::tables::{MODEL_KEY, RUN_ID_KEY, SCHEMA_KEY, TableMetadata};
+use moe_trace::{Contradiction, Facts, Run};
 
 use super::Error;
 

@@ -39,11 +39,7 @@ fn tokens() -> impl Strategy<Value = Vec<Token>> {
 }
 
 fn counter() -> Counter {
-    Counter::new(
-        Origin::of_foreign("".as_ref(), &Default::default()),
-        "".as_ref(),
-    )
-    .unwrap()
+    Counter::without_shape(Origin::of_foreign("".as_ref(), &Default::default()))
 }
 
 fn choices(tokens: &[Token]) -> Vec<Choice> {

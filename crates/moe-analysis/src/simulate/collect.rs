@@ -7,8 +7,7 @@ use std::sync::Arc;
 
 use moe_placement::cache::Experts;
 use moe_placement::plan::ExpertSizes;
-use moe_trace::TokenStarts;
-use moe_trace::foreign::{CountRow, Facts, MAX_ID, Phase, RoutingRow, Sink, SinkError};
+use moe_trace::{CountRow, Facts, MAX_ID, Phase, RoutingRow, Sink, SinkError, TokenStarts};
 
 use super::batches::Told;
 use super::windows::Windows;

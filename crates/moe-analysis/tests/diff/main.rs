@@ -1,6 +1,6 @@
 //! Differences of runs that are known because they were made.
 
-#[path = "../../../moe-trace/tests/common/mod.rs"]
+#[path = "../../../moe-trace/tests/it/common.rs"]
 mod common;
 mod operations;
 mod routing;
@@ -8,8 +8,7 @@ mod runs;
 
 use std::path::Path;
 
-use common::tables::run_of;
-use common::{expert_layer, gpt_oss, manifest, read_buffer, read_tensor, record};
+use common::{expert_layer, gpt_oss, manifest, read_buffer, read_tensor, record, run_of};
 use moe_analysis::diff::{
     Fact, LayerBytes, LayerRouting, Options, RangeKind, Report, RowKind, SourceAspect, diff,
 };

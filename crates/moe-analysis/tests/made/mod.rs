@@ -2,7 +2,7 @@
 
 use moe_analysis::simulate::{Batches, Collector};
 use moe_placement::plan::ExpertSizes;
-use moe_trace::foreign::{Phase, RoutingRow, Sink};
+use moe_trace::{Phase, RoutingRow, Sink};
 use proptest::prelude::*;
 
 pub const N_LAYER: u16 = 3;

@@ -4,11 +4,11 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
-use moe_analysis::foreign::{exporters, files_exporters, importers};
 use moe_files::AtomicFiles;
+use moe_foreign::{EXPORTERS, Export, Exporter, FILES_EXPORTERS, FilesExporter, IMPORTERS, Input};
 use moe_gguf::experts::expert_bytes_by_layer;
 use moe_gguf::text::counted;
-use moe_trace::foreign::{Export, Facts, FilesExporter, Input};
+use moe_trace::Facts;
 
 use crate::cli::{Context, ExitStatus};
 use crate::files::{self, OutputPath};
@@ -85,14 +85,14 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
 
 /// A format of one file, or of several.
 enum Writer {
-    File(&'static dyn moe_trace::foreign::Exporter),
+    File(&'static dyn Exporter),
     Files(&'static dyn FilesExporter),
 }
 
 impl Writer {
     fn all() -> impl Iterator<Item = Writer> {
-        let one = exporters().iter().copied().map(Writer::File);
-        one.chain(files_exporters().iter().copied().map(Writer::Files))
+        let one = EXPORTERS.iter().copied().map(Writer::File);
+        one.chain(FILES_EXPORTERS.iter().copied().map(Writer::Files))
     }
 
     fn of(name: &str) -> Option<Writer> {
@@ -168,7 +168,7 @@ fn write_files(
 }
 
 fn list(format: Format) -> anyhow::Result<()> {
-    let reads = importers().iter().map(|importer| -> Vec<Cell> {
+    let reads = IMPORTERS.iter().map(|importer| -> Vec<Cell> {
         let written = Writer::of(importer.name()).is_some();
         let direction = if written { "both" } else { "read" };
         vec![
@@ -177,7 +177,7 @@ fn list(format: Format) -> anyhow::Result<()> {
             importer.description().into(),
         ]
     });
-    let is_read = |name: &str| importers().iter().any(|importer| importer.name() == name);
+    let is_read = |name: &str| IMPORTERS.iter().any(|importer| importer.name() == name);
     let writes = Writer::all().filter(|writer| !is_read(writer.name()));
     let writes = writes.map(|writer| -> Vec<Cell> {
         vec![

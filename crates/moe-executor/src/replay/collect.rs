@@ -3,8 +3,8 @@
 //! Where a trace has times, what has the same layer and time is computed together. Where it has none, a prompt is cut into
 //! batches of positions, in whatever order its rows come, and any other token is on its own.
 
-use moe_trace::foreign::{CountRow, Phase, RoutingRow, Sink, SinkError};
 use moe_trace::record::PHASE_GENERATE;
+use moe_trace::{CountRow, Phase, RoutingRow, Sink, SinkError};
 
 use super::routes::Routes;
 use crate::error::Error;

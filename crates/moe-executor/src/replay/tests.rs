@@ -1,6 +1,6 @@
 use moe_gguf::Gguf;
-use moe_trace::foreign::{Phase, RoutingRow, Sink};
 use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT, lane};
+use moe_trace::{Phase, RoutingRow, Sink};
 
 use super::*;
 use crate::recorder::Mode;

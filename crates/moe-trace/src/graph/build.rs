@@ -87,7 +87,7 @@ impl GraphBuilder {
         }
     }
 
-    /// The graph of a pass whose first token is at position `token_id`. `phase` is a name of [`crate::tables::PHASES`].
+    /// The graph of a pass whose first token is at position `token_id`. `phase` is a name of [`crate::record::PHASES`].
     pub fn finish(self, phase: &str, token_id: u32) -> Graph {
         let n_operations = self.operations.len();
         let index = |place| match place {

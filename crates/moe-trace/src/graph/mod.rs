@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bounded;
 use crate::error::Error;
-use crate::tables::PHASES;
+use crate::record::PHASES;
 
 pub use build::{GraphBuilder, GraphSource};
 pub use category::Category;
@@ -122,7 +122,10 @@ impl Graph {
     }
 
     /// Writes `path`, complete or not at all; a graph that is there is replaced.
-    pub(crate) fn write(&self, path: &Path) -> Result<(), Error> {
+    ///
+    /// # Errors
+    /// [`Error::Json`], [`Error::Write`].
+    pub fn write(&self, path: &Path) -> Result<(), Error> {
         let mut json = serde_json::to_vec(self).map_err(Error::json("graph", path))?;
         json.push(b'\n');
         let mut file = AtomicFile::create(path, true)?;

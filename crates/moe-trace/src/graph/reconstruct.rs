@@ -7,8 +7,8 @@ use moe_gguf::map::{MapRow, OffsetMap};
 use super::{Graph, GraphBuilder, GraphSource};
 use crate::operations::Operation;
 use crate::passes::Passes;
+use crate::record::PHASES;
 use crate::run::Run;
-use crate::tables::PHASES;
 
 /// The graph of the first pass of a phase among those with the most operations; `None` if the trace has no such pass.
 ///

@@ -7,20 +7,20 @@ mod accesses;
 mod chunks;
 mod names;
 mod ops;
-mod ranges;
 mod read;
 mod routing;
+mod routing_table;
 mod rows;
 mod table;
 mod write;
 
 pub use crate::parquet_file::{SCHEMA_KEY, TableMetadata};
-pub(crate) use routing::{Columns as RoutingColumns, READ_ROUTING};
+pub use crate::record::PHASES;
 
-pub use ranges::{ByteRange, ExpertRanges, ExpertTensor};
 pub use read::{
     ChoiceBatch, RoutingBatch, RoutingFile, RoutingReader, read_routing, routing_files,
 };
+pub use routing_table::RoutingTable;
 pub use write::{
     TableOptions, TableSummary, add_to_dataset, dataset_paths, table_paths, write_tables,
 };
@@ -38,7 +38,5 @@ pub const FORMAT_KEY: &str = "moe-analyze.format";
 /// Metadata key of the bytes of one expert of each layer, a JSON object by layer, where a foreign trace or its model told.
 pub const EXPERT_BYTES_KEY: &str = "moe-analyze.expert_bytes";
 
-/// Names of the phases, by number.
-pub const PHASES: [&str; 2] = ["PROMPT", "GENERATE"];
 /// Names of the memory sources, by number.
 pub const MEMORY_SOURCES: [&str; 2] = ["DISK", "BUFFER"];

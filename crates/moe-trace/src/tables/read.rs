@@ -13,9 +13,9 @@ use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ParquetRecordBatchReader
 use super::PHASES;
 use super::routing::{CHOICES, READ_ROUTING};
 use crate::error::Error;
-use crate::fault::TableFault;
 use crate::parquet_file::{self, coded_names, numbers};
 use crate::record::{PHASE_UNKNOWN, lane};
+use crate::table_fault::TableFault;
 
 /// Reads a `routing` table: a Parquet file, a directory that holds `routing.parquet`, or a dataset with
 /// `routing/run=ID/*.parquet`.

@@ -11,9 +11,9 @@ use super::PHASES;
 use crate::accesses::FileAccesses;
 use crate::error::Error;
 use crate::fault::RecordFault;
-use crate::foreign::PassTable;
 use crate::operations::Operation;
 use crate::ops::OpTable;
+use crate::pass_table::PassTable;
 use crate::record::TensorAccessLog;
 
 /// What rows are made with.

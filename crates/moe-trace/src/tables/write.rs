@@ -19,9 +19,9 @@ use super::table::{EncoderFactory, RowGroup, Table};
 use super::{MODEL_KEY, RUN_ID_KEY, TABLES};
 use crate::accesses::FileAccesses;
 use crate::error::Error;
-use crate::fault::TableFault;
 use crate::parquet_file::{SCHEMA_KEY, key_value};
 use crate::run::Run;
+use crate::table_fault::TableFault;
 
 /// How to write tables.
 #[derive(Clone, Copy, Default)]
@@ -100,7 +100,7 @@ fn write(run: &Run, paths: [PathBuf; 3], options: TableOptions<'_>) -> Result<Ta
         trace: run.trace.path(),
         ops: run.ops(),
         accesses: FileAccesses::new(run.map.as_ref()),
-        passes: run.passes.as_ref(),
+        passes: run.passes(),
     };
     let mut directories = NewDirectories::default();
     let (ops, ops_encoders) = Table::create::<OpRows>(

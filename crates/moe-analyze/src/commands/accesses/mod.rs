@@ -9,8 +9,7 @@ use anyhow::bail;
 use moe_analysis::accesses::{AccessReport, report};
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
-use moe_trace::Run;
-use moe_trace::foreign::Facts;
+use moe_trace::{Facts, Run};
 
 use crate::cli::{Context, ExitStatus};
 use crate::files::{self, OutputPath};

@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
-use moe_analysis::hotness::{ExpertBytes, Hotness};
+use moe_analysis::hotness::{ExpertBytes, Hotness, RowCounter};
 use moe_analysis::survey::{self, Labels, Survey};
+use moe_foreign::{ForeignError, Input, Options, import};
 use moe_gguf::map::OffsetMap;
 use moe_gguf::text::counted;
 use moe_trace::bounded;
-use moe_trace::foreign::{ForeignError, Input, Options};
 
 use super::args::{Args, Split};
 use crate::cli::Context;
@@ -109,7 +109,9 @@ fn read_one(
         }
         Input::Tables(path) => Hotness::from_routing_table(&path, survey)?,
         Input::Foreign(trace) => {
-            let (hotness, summary) = Hotness::from_foreign(&trace, options, survey)?;
+            let mut counter = RowCounter::new(path, survey);
+            let summary = import(trace.importer, &trace.source, options, &mut counter)?;
+            let hotness = counter.finish(&summary.facts)?;
             traces::tell(ctx, path, &summary);
             if bytes.is_empty() {
                 let layers = summary.facts.expert_bytes.into_iter();

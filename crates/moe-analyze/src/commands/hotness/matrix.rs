@@ -4,6 +4,7 @@ use std::path::Path;
 
 use anyhow::bail;
 use moe_analysis::hotness::{Matrix, Phases, Value};
+use moe_foreign::{npy_header_f64, npy_header_u64};
 
 use super::args::Args;
 use super::input::Counted;
@@ -71,8 +72,31 @@ pub fn write(args: &Args, counted: &Counted, path: &Path) -> anyhow::Result<()> 
     files::write_whole(path, args.force, |out| match format_of(path)? {
         FileFormat::Rows(format) => Ok(write_cells(out, &matrix, format)?),
         FileFormat::Parquet => Ok(matrix.write_parquet(out)?),
-        FileFormat::Npy => Ok(matrix.write_npy(args.value(), out)?),
+        FileFormat::Npy => Ok(write_npy(out, &matrix, args.value())?),
     })
+}
+
+/// Writes an array of NumPy of the matrix's shape: counts and bytes as `<u8`, mass as `<f8`. Bytes that are not known are 0, mass
+/// is NaN.
+fn write_npy(
+    out: &mut dyn std::io::Write,
+    matrix: &Matrix<'_>,
+    value: Value,
+) -> std::io::Result<()> {
+    let header = match value {
+        Value::Mass => npy_header_f64(&matrix.shape()),
+        Value::Count | Value::Bytes => npy_header_u64(&matrix.shape()),
+    };
+    out.write_all(&header)?;
+    for row in matrix.rows() {
+        let bytes = match value {
+            Value::Count => row.count.to_le_bytes(),
+            Value::Mass => row.mass.unwrap_or(f64::NAN).to_le_bytes(),
+            Value::Bytes => row.bytes.unwrap_or(0).to_le_bytes(),
+        };
+        out.write_all(&bytes)?;
+    }
+    Ok(())
 }
 
 /// Prints a matrix that is split, layers and experts ascending.

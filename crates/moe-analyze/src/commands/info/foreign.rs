@@ -1,6 +1,6 @@
 //! `info` of a trace of another tool.
 
-use moe_trace::foreign::{self, Counts, Detected, ForeignError, Missing, Options};
+use moe_foreign::{Counts, Detected, ForeignError, Missing, Options, import};
 
 use super::findings::Findings;
 use crate::traces;
@@ -9,7 +9,7 @@ use crate::traces;
 pub(super) fn describe(trace: &Detected, findings: &mut Findings) -> anyhow::Result<()> {
     let mut counts = Counts::default();
     let options = Options::default();
-    let imported = foreign::import(trace.importer, &trace.source, &options, &mut counts);
+    let imported = import(trace.importer, &trace.source, &options, &mut counts);
     if let Err(ForeignError::Missing { missing, .. }) = imported {
         findings.fact("kind", trace.importer.description());
         findings.fact("format", trace.importer.name());

@@ -9,6 +9,7 @@ mod tables;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
+use moe_foreign::Contents;
 use moe_placement::learn;
 use moe_trace::bounded;
 
@@ -36,11 +37,13 @@ pub fn run(args: Args, _: &Context) -> anyhow::Result<ExitStatus> {
     let mut findings = Findings::default();
     match (Kind::of(path), traces::detect(path)?) {
         // What a learn file and a trace of records say of themselves is more than an import tells.
-        (Ok(Kind::Json) | Err(_), Some(trace)) if trace.importer.name() != "learn" => {
+        (Ok(Kind::Json) | Err(_), Some(trace))
+            if trace.importer.contents() != Contents::LearnFile =>
+        {
             foreign::describe(&trace, &mut findings)?;
         }
         // Other files may look like records.
-        (Ok(Kind::Trace), Some(trace)) if trace.importer.name() != "thesis" => {
+        (Ok(Kind::Trace), Some(trace)) if trace.importer.contents() != Contents::Records => {
             foreign::describe(&trace, &mut findings)?;
         }
         (kind, _) => describe(path, kind?, &mut findings)?,

@@ -6,9 +6,8 @@ use moe_gguf::text::counted;
 use moe_trace::check::{
     check, foreign_map, stale_tables, truncated_files, unfinished_state, v4_traps,
 };
-use moe_trace::foreign::Facts;
 use moe_trace::manifest::{self, Tokens};
-use moe_trace::{Manifest, Run};
+use moe_trace::{Facts, Manifest, Run};
 
 use super::Findings;
 

@@ -6,10 +6,9 @@ use anyhow::bail;
 use moe_analysis::overlap::{Reads, gate_up_bytes};
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
-use moe_trace::foreign::Facts;
 use moe_trace::manifest::{self, Gpu, Manifest};
-use moe_trace::map_table;
 use moe_trace::transfers::{self, Transfer};
+use moe_trace::{Facts, map_table};
 
 use crate::cli::Context;
 use crate::traces;

@@ -3,11 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use moe_foreign::{Detected, Options, import};
 use moe_gguf::map::OffsetMap;
-use moe_trace::foreign::{
-    self, CountRow, Detected, Options, RoutingRow, RoutingTable, Sink, SinkError,
-};
-use moe_trace::map_table;
+use moe_trace::tables::RoutingTable;
+use moe_trace::{CountRow, RoutingRow, Sink, SinkError, map_table};
 
 use super::Args;
 use crate::cli::{Context, ExitStatus};
@@ -40,8 +39,8 @@ pub(super) fn write_routing(
             interrupted,
             place,
         };
-        let summary = foreign::import(trace.importer, &trace.source, options, &mut sink)?;
-        let rows = sink.table.finish(&summary)?;
+        let summary = import(trace.importer, &trace.source, options, &mut sink)?;
+        let rows = sink.table.finish(summary.format, &summary.facts)?;
         if i == 0 {
             traces::tell(ctx, &args.run, &summary);
         }

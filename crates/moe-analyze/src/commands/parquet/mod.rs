@@ -6,10 +6,10 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use moe_foreign::{Detected, Input, Options};
 use moe_gguf::map::OffsetMap;
 use moe_gguf::text::counted;
 use moe_trace::Run;
-use moe_trace::foreign::{Detected, Input, Options};
 use moe_trace::tables::{
     TableOptions, TableSummary, add_to_dataset, dataset_paths, table_paths, write_tables,
 };

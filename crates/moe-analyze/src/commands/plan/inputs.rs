@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use moe_analysis::hotness::{Hotness, Phases};
+use moe_foreign::{Contents, Options, check_model};
 use moe_gguf::Gguf;
 use moe_gguf::experts::{expert_bytes, expert_layer_bytes};
 use moe_gguf::map::OffsetMap;
 use moe_placement::learn::LearnFile;
 use moe_placement::plan::ExpertSizes;
-use moe_trace::bounded;
-use moe_trace::foreign::{Facts, Options};
+use moe_trace::{Facts, bounded};
 
 use crate::cli::Context;
 use crate::commands::hotness;
@@ -71,11 +71,11 @@ impl Learned {
             let text = bounded::read_text(path)?;
             let file = LearnFile::parse(&text).with_context(name)?;
             if let Some(model) = &options.model {
-                model.check(&facts_of(&file), path)?;
+                check_model(model, &facts_of(&file), path)?;
             }
             return Ok(Learned::File(file));
         }
-        if matches!(Kind::of(path), Ok(Kind::Gguf)) && traces::format(path)?.is_none() {
+        if matches!(Kind::of(path), Ok(Kind::Gguf)) && traces::detect(path)?.is_none() {
             bail!(
                 "{}: it is a model; pass it with --model, and name a learn file",
                 path.display()
@@ -88,7 +88,8 @@ impl Learned {
 /// Whether a path is a learn file, or a live report, which is one.
 pub fn is_learn_file(path: &Path) -> anyhow::Result<bool> {
     Ok(matches!(Kind::of(path), Ok(Kind::Json))
-        && traces::format(path)?.is_none_or(|format| format == "learn"))
+        && traces::detect(path)?
+            .is_none_or(|trace| trace.importer.contents() == Contents::LearnFile))
 }
 
 /// Refuses what the user tells about traces and applies to none of the inputs.

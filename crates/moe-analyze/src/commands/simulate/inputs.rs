@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
 use moe_analysis::simulate::{Batches, Collector};
+use moe_foreign::{Input, Options};
 use moe_gguf::map::OffsetMap;
 use moe_placement::learn::LayerObservation;
 use moe_placement::plan::ExpertSizes;
 use moe_placement::predict::Given;
-use moe_trace::foreign::{Input, Options};
 
 use crate::cli::Context;
 use crate::commands::plan;

@@ -1,0 +1,97 @@
+//! Hotness from a stream of rows: the routing of any trace, or counts.
+
+use std::path::{Path, PathBuf};
+
+use moe_trace::{CountRow, Facts, LayerRow, Phase, RoutingRow, Sink, SinkError};
+
+use super::counting::Counter;
+use super::origin::Origin;
+use super::{Error, Hotness, Tally, UNTOLD};
+use crate::survey::{Choice, Survey};
+
+/// Counts the rows of one trace as they come, whether it tells tokens or counts alone.
+pub struct RowCounter<'a> {
+    path: PathBuf,
+    counter: Counter,
+    survey: Option<&'a mut Survey>,
+}
+
+impl<'a> RowCounter<'a> {
+    /// For the trace at `path`. A survey takes the same choices.
+    pub fn new(path: &Path, mut survey: Option<&'a mut Survey>) -> Self {
+        if let Some(survey) = &mut survey {
+            survey.begin_run();
+        }
+        let origin = Origin::of_foreign(path, &Facts::default());
+        Self {
+            path: path.to_owned(),
+            counter: Counter::without_shape(origin),
+            survey,
+        }
+    }
+
+    /// The sums, with what the trace and its reader know about the model.
+    ///
+    /// # Errors
+    /// [`Error::Empty`] if nothing was counted.
+    pub fn finish(self, facts: &Facts) -> Result<Hotness, Error> {
+        let origin = Origin::of_foreign(&self.path, facts);
+        let hotness = self
+            .counter
+            .finish_foreign(origin, facts.n_expert, facts.n_expert_used);
+        hotness.ok_or_else(|| Error::Empty {
+            place: self.path.display().to_string(),
+        })
+    }
+}
+
+fn index(phase: Option<Phase>) -> usize {
+    phase.map_or(UNTOLD, |phase| phase.number().into())
+}
+
+impl Sink for RowCounter<'_> {
+    fn routing(&mut self, row: &RoutingRow) -> Result<(), SinkError> {
+        let choice = Choice {
+            layer: row.layer_id.into(),
+            phase: index(row.phase),
+            timestamp_ns: row.timestamp_ns.unwrap_or(0),
+            token_id: row.token_id,
+            sequence_id: row.sequence_id.unwrap_or(0),
+            slot: row.slot.into(),
+            expert: row.expert_id,
+            weight: row.weight.map(f64::from),
+        };
+        let place = || format!("token {}", row.token_id);
+        self.counter.add(&choice, place)?;
+        if let Some(survey) = &mut self.survey {
+            survey.choice(&choice);
+        }
+        Ok(())
+    }
+
+    fn count(&mut self, row: &CountRow) -> Result<(), SinkError> {
+        let tally = Tally {
+            count: row.count,
+            mass: row.mass.unwrap_or(0.0),
+        };
+        let (layer, phase) = (row.layer_id.into(), index(row.phase));
+        self.counter.has_mass &= row.mass.is_some();
+        let counted = self.counter.add_counts(layer, phase, row.expert_id, tally);
+        counted.ok_or_else(|| {
+            SinkError::Refused(
+                "all counts together are more than 64 bits hold; the file is damaged".into(),
+            )
+        })?;
+        if let Some(survey) = &mut self.survey {
+            survey.count(layer, phase, row.expert_id, tally);
+        }
+        Ok(())
+    }
+
+    fn layer(&mut self, row: &LayerRow) -> Result<(), SinkError> {
+        let (calls, rows) = (row.calls.unwrap_or(0), row.rows.unwrap_or(0));
+        self.counter
+            .add_totals(row.layer_id.into(), index(row.phase), calls, rows);
+        Ok(())
+    }
+}

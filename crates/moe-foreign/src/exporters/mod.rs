@@ -1,0 +1,49 @@
+//! The formats that are written, one file each.
+
+pub(crate) mod bigmoeonedge;
+pub(crate) mod coli_usage;
+pub(crate) mod ds4;
+pub(crate) mod jsonl;
+pub(crate) mod learn;
+pub(crate) mod matrix;
+pub(crate) mod mesh_llm;
+pub(crate) mod npy_routing;
+pub(crate) mod thesis;
+mod tokens;
+
+use moe_gguf::text::counted;
+
+use crate::Export;
+
+/// What formats of counts leave out.
+fn losses_of_counts(export: &Export<'_>) -> Vec<String> {
+    let mut losses = Vec::new();
+    if export.summary.is_ordered() {
+        losses.push("the order of the tokens was left out: the format holds counts".into());
+    }
+    if export.counts.iter().any(|(_, phase, _)| phase.is_some()) {
+        losses.push("the counts of prompt and generated tokens were summed".into());
+    }
+    losses
+}
+
+/// The number of rows in an array for a server, a row for each hidden layer, and what such an array leaves out. Blocks of the MTP
+/// head are no hidden layers. Where the number of layers is not known, the rows end with the last layer that was used.
+fn rows_for_servers(export: &Export<'_>) -> (usize, Vec<String>) {
+    let last = export.counts.iter().map(|(layer, _, _)| layer).max();
+    let n_used = last.map_or(0, |last| usize::from(last) + 1);
+    let Some(n_hidden) = export.facts().n_hidden_layer() else {
+        let note =
+            "the number of layers is not known: the rows end with the last layer that was used";
+        return (n_used, vec![note.into()]);
+    };
+    let n_hidden = n_hidden as usize;
+    let mut losses = Vec::new();
+    if n_used > n_hidden {
+        losses.push(format!(
+            "{} of the MTP head was left out: servers count hidden layers only",
+            counted(n_used - n_hidden, "layer")
+        ));
+    }
+    (n_hidden, losses)
+}

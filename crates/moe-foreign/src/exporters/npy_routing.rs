@@ -1,0 +1,144 @@
+//! Routing as an array of NumPy, `[tokens, layers, top_k]`, as vLLM returns it.
+//!
+//! There is a row for each hidden layer, so that its number is that of the block in the model. A token that has no experts in a
+//! layer, because the layer is dense or computes only what is wanted of a prompt, has -1 in its slots.
+
+use std::io::Write;
+
+use moe_trace::{RoutingRow, SinkError};
+
+use crate::binary::array::ElementType;
+use crate::binary::npy;
+use crate::{Export, ExportError, Exporter};
+
+use super::rows_for_servers;
+use super::tokens::for_each_token;
+
+/// Numbers in an array, at most: it is filled in memory.
+const MAX_NUMBERS: usize = 1 << 29;
+/// No expert.
+const EMPTY: i16 = -1;
+
+/// Array of routing.
+pub struct NpyRouting;
+
+impl Exporter for NpyRouting {
+    fn name(&self) -> &'static str {
+        "npy"
+    }
+
+    fn description(&self) -> &'static str {
+        "array of NumPy: routing [tokens, layers, top_k], int16, as of vLLM; one sequence"
+    }
+
+    fn export(&self, export: &Export<'_>, out: &mut dyn Write) -> Result<Vec<String>, ExportError> {
+        let (n_layer, left_out) = rows_for_servers(export);
+        let mut extent = Extent {
+            n_layer,
+            ..Extent::default()
+        };
+        for_each_token(export, self.name(), |rows| extent.see(rows))?;
+        let n_numbers = extent.numbers().map_err(|reason| self.unfit(reason))?;
+        let mut array = Array {
+            n_layer,
+            top_k: extent.top_k,
+            numbers: vec![EMPTY; n_numbers],
+        };
+        for_each_token(export, self.name(), |rows| array.fill(rows))?;
+
+        let shape = [extent.n_tokens, n_layer, extent.top_k];
+        out.write_all(&npy::header(ElementType::I16, &shape))?;
+        for number in &array.numbers {
+            out.write_all(&number.to_le_bytes())?;
+        }
+        let mut losses = vec!["phases, router weights, times and lanes were left out".to_owned()];
+        if array.numbers.contains(&EMPTY) {
+            losses.push("tokens without experts in a layer have -1 there".into());
+        }
+        losses.extend(left_out);
+        Ok(losses)
+    }
+}
+
+impl NpyRouting {
+    fn unfit(&self, reason: String) -> ExportError {
+        ExportError::Unfit {
+            format: self.name(),
+            reason,
+        }
+    }
+}
+
+/// How large an array the rows take.
+#[derive(Default)]
+struct Extent {
+    n_tokens: usize,
+    n_layer: usize,
+    top_k: usize,
+    sequence: Option<Option<u32>>,
+}
+
+impl Extent {
+    fn see(&mut self, rows: &[RoutingRow]) -> Result<(), SinkError> {
+        for row in rows
+            .iter()
+            .filter(|row| usize::from(row.layer_id) < self.n_layer)
+        {
+            if *self.sequence.get_or_insert(row.sequence_id) != row.sequence_id {
+                return Err(SinkError::Refused(
+                    "the trace has several sequences and the array holds one; convert it to jsonl, or record one prompt".into(),
+                ));
+            }
+            self.n_tokens = self.n_tokens.max(row.token_id as usize + 1);
+            self.top_k = self.top_k.max(usize::from(row.slot) + 1);
+        }
+        Ok(())
+    }
+
+    fn numbers(&self) -> Result<usize, String> {
+        let numbers = self
+            .n_tokens
+            .saturating_mul(self.n_layer)
+            .saturating_mul(self.top_k);
+        if numbers > MAX_NUMBERS {
+            return Err(format!(
+                "an array of {} tokens with {} layers and {} experts each is too large; convert the trace to jsonl",
+                self.n_tokens, self.n_layer, self.top_k
+            ));
+        }
+        Ok(numbers)
+    }
+}
+
+struct Array {
+    n_layer: usize,
+    top_k: usize,
+    /// `[n_tokens][n_layer][top_k]`
+    numbers: Vec<i16>,
+}
+
+impl Array {
+    fn fill(&mut self, rows: &[RoutingRow]) -> Result<(), SinkError> {
+        for row in rows {
+            let layer = usize::from(row.layer_id);
+            if layer >= self.n_layer {
+                continue;
+            }
+            let token = row.token_id as usize * self.n_layer + layer;
+            let place = token * self.top_k + usize::from(row.slot);
+            let Some(place) = self.numbers.get_mut(place) else {
+                return Err(SinkError::Refused(
+                    "the trace changed while it was read".into(),
+                ));
+            };
+            if *place != EMPTY {
+                return Err(SinkError::Refused(format!(
+                    "token {} is in layer {} twice, so the trace has several sequences and does not tell them apart; the array holds one",
+                    row.token_id, row.layer_id
+                )));
+            }
+            *place = row.expert_id as i16; // below MAX_ID
+        }
+        Ok(())
+    }
+}

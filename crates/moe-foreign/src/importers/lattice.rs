@@ -1,0 +1,53 @@
+//! lattice's JSONL: `{"layer_idx":0,"token_idx":0,"selected_ids":[9,5],"gate_weights":[0.6,0.4]}`.
+
+use moe_trace::RoutingRow;
+use serde::Deserialize;
+
+use crate::{At, ForeignError, Importer, Options, Output, Source};
+
+use super::jsonl::{each_line, first_line_has, zip_weights};
+
+/// lattice's JSONL.
+pub struct Lattice;
+
+#[derive(Deserialize)]
+struct Line {
+    layer_idx: u16,
+    token_idx: u32,
+    selected_ids: Vec<i64>,
+    gate_weights: Option<Vec<Option<f32>>>,
+}
+
+impl Importer for Lattice {
+    fn name(&self) -> &'static str {
+        "lattice"
+    }
+
+    fn description(&self) -> &'static str {
+        "lattice's JSONL: layer_idx, token_idx, selected_ids, gate_weights"
+    }
+
+    fn is_applicable(&self, sample: &[u8]) -> bool {
+        first_line_has(sample, &["layer_idx", "token_idx", "selected_ids"])
+    }
+
+    fn import(
+        &self,
+        source: &Source,
+        _options: &Options,
+        output: &mut Output<'_>,
+    ) -> Result<(), ForeignError> {
+        each_line(source, output, |line: &Line, number, output| {
+            let at = || At::Line(number);
+            let row = RoutingRow {
+                token_id: line.token_idx,
+                ..RoutingRow::at_layer(line.layer_idx)
+            };
+            let experts = zip_weights(&line.selected_ids, line.gate_weights.as_deref())
+                .map_err(|fault| output.invalid(at(), fault.to_string()))?;
+            output.token(at, &row, experts)
+        })?;
+        output.note("phases are not told");
+        Ok(())
+    }
+}

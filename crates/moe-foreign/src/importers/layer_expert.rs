@@ -1,0 +1,178 @@
+//! `layer,expert` CSV of llama.cpp's `moe-trace` (its PR 28544): a line for each choice, nothing else.
+//!
+//! Neither tokens nor their number of experts are recorded. Where the number is known from the user or the model, the lines of a
+//! layer are split into tokens; without it the choices can only be counted.
+
+use moe_gguf::text::counted;
+use moe_trace::{CountRow, RoutingRow};
+
+use crate::passes::Passes;
+use crate::source::{Lines, sample_lines};
+use crate::{At, ForeignError, Importer, Missing, Options, Output, Source};
+
+use super::text::{are_integers, number};
+
+const HEADER: &str = "layer,expert";
+/// Choices of a layer in a row that are held; a longer batch is read in pieces.
+const MAX_HELD: usize = 1 << 20;
+
+/// `layer,expert` CSV.
+pub struct LayerExpert;
+
+impl Importer for LayerExpert {
+    fn name(&self) -> &'static str {
+        "layer-expert"
+    }
+
+    fn description(&self) -> &'static str {
+        "layer,expert CSV of llama.cpp's moe-trace: a line for each choice"
+    }
+
+    fn is_applicable(&self, sample: &[u8]) -> bool {
+        let mut lines = sample_lines(sample);
+        lines.next() == Some(HEADER)
+            && lines
+                .next()
+                .is_none_or(|line| line.split(',').count() == 2 && are_integers(line.split(',')))
+    }
+
+    fn import(
+        &self,
+        source: &Source,
+        options: &Options,
+        output: &mut Output<'_>,
+    ) -> Result<(), ForeignError> {
+        let top_k = options.n_expert_used().filter(|&k| k > 0);
+        match top_k {
+            Some(k) => output.note(format!(
+                "tokens were separated by {} for each token, passes by their layers; phases and weights are not recorded",
+                counted(k, "expert")
+            )),
+            None => {
+                output.note("the choices were counted, without tokens");
+                output.missing(Missing::TopK);
+            }
+        }
+        for file in source.files() {
+            output.begin_file(file);
+            let mut lines = Lines::open(file)?;
+            if lines.next_line()?.is_none_or(|(_, text)| text != HEADER) {
+                return Err(lines.invalid(format!("this is not the header {HEADER}")));
+            }
+            match top_k {
+                Some(top_k) => Tokens::new(top_k as usize).read(lines, output)?,
+                None => count(lines, output)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+fn choice(text: &str) -> Result<(u16, u32), String> {
+    let (layer, expert) = text
+        .split_once(',')
+        .ok_or("not `layer,expert`; the line is damaged")?;
+    Ok((number("layer", layer)?, number("expert", expert)?))
+}
+
+fn count(mut lines: Lines, output: &mut Output<'_>) -> Result<(), ForeignError> {
+    while let Some((line, text)) = lines.next_line()? {
+        let (layer_id, expert_id) = match choice(text) {
+            Ok(choice) => choice,
+            Err(reason) => {
+                lines.cut_or(lines.invalid(reason), output)?;
+                continue;
+            }
+        };
+        let row = CountRow {
+            layer_id,
+            expert_id,
+            phase: None,
+            count: 1,
+            mass: None,
+        };
+        output.count(|| At::Line(line), &row)?;
+    }
+    Ok(())
+}
+
+/// The choices of one layer in a row, until the layer changes.
+struct Tokens {
+    top_k: usize,
+    passes: Passes,
+    layer_id: u16,
+    experts: Vec<u32>,
+    first_line: u64,
+}
+
+impl Tokens {
+    fn new(top_k: usize) -> Self {
+        Self {
+            top_k,
+            passes: Passes::default(),
+            layer_id: 0,
+            experts: Vec::new(),
+            first_line: 0,
+        }
+    }
+
+    fn read(mut self, mut lines: Lines, output: &mut Output<'_>) -> Result<(), ForeignError> {
+        while let Some((line, text)) = lines.next_line()? {
+            let (layer_id, expert_id) = match choice(text) {
+                Ok(choice) => choice,
+                Err(reason) => {
+                    lines.cut_or(lines.invalid(reason), output)?;
+                    continue;
+                }
+            };
+            let is_full =
+                self.experts.len() >= MAX_HELD && self.experts.len().is_multiple_of(self.top_k);
+            if layer_id != self.layer_id || is_full {
+                self.hand_over(output, false)?;
+            }
+            if self.experts.is_empty() {
+                self.first_line = line;
+            }
+            self.layer_id = layer_id;
+            self.experts.push(expert_id);
+        }
+        self.hand_over(output, true)
+    }
+
+    fn hand_over(&mut self, output: &mut Output<'_>, at_end: bool) -> Result<(), ForeignError> {
+        let rest = self.experts.len() % self.top_k;
+        if rest > 0 && !at_end {
+            let reason = format!(
+                "layer {} has {} in a row from here, which is not a multiple of the {} for a token; is that the number of the trace?",
+                self.layer_id,
+                counted(self.experts.len(), "choice"),
+                counted(self.top_k, "expert")
+            );
+            return Err(output.invalid(At::Line(self.first_line), reason));
+        }
+        if rest > 0 {
+            output.note(format!(
+                "left out: {} of the last token, which is cut",
+                counted(rest, "choice")
+            ));
+            self.experts.truncate(self.experts.len() - rest);
+        }
+        if self.experts.is_empty() {
+            return Ok(());
+        }
+        // As many tokens as lines fit 32 bits by MAX_HELD.
+        let n_tokens = (self.experts.len() / self.top_k) as u32;
+        let first = self.passes.layer(self.layer_id, n_tokens);
+        for (token, experts) in (0..).zip(self.experts.chunks(self.top_k)) {
+            let row = RoutingRow {
+                token_id: first.saturating_add(token),
+                ..RoutingRow::at_layer(self.layer_id)
+            };
+            let line = self.first_line;
+            let experts = experts.iter().map(|&expert| (expert.into(), None));
+            output.token(|| At::Line(line), &row, experts)?;
+        }
+        self.experts.clear();
+        Ok(())
+    }
+}

@@ -1,0 +1,109 @@
+//! Learn files of the hot-cache runtime, and its `/moe-layer-perf` responses: one schema under two names.
+
+use moe_placement::learn::{OLD_SCHEMA, SCHEMA, parse_observations};
+use moe_trace::{CountRow, Facts, LayerRow, bounded};
+use serde::Deserialize;
+
+use crate::{At, Contents, ForeignError, Importer, Options, Output, Source};
+
+/// Learn files.
+pub struct Learn;
+
+/// What the runtime's own parser does not read: it plans with counts alone.
+#[derive(Deserialize)]
+struct Totals {
+    #[serde(default)]
+    n_expert: u32,
+    #[serde(default)]
+    n_expert_used: u32,
+    layers: Vec<LayerTotals>,
+}
+
+#[derive(Deserialize)]
+struct LayerTotals {
+    layer: u64,
+    calls: Option<u64>,
+}
+
+impl Importer for Learn {
+    fn name(&self) -> &'static str {
+        "learn"
+    }
+
+    fn description(&self) -> &'static str {
+        "learn file or /moe-layer-perf response of the hot-cache runtime, either schema: counts"
+    }
+
+    fn contents(&self) -> Contents {
+        Contents::LearnFile
+    }
+
+    fn is_applicable(&self, sample: &[u8]) -> bool {
+        let text = String::from_utf8_lossy(sample);
+        text.trim_start().starts_with('{')
+            && text.contains("\"schema\"")
+            && [SCHEMA, OLD_SCHEMA]
+                .iter()
+                .any(|schema| text.contains(&format!("\"{schema}\"")))
+    }
+
+    fn import(
+        &self,
+        source: &Source,
+        _options: &Options,
+        output: &mut Output<'_>,
+    ) -> Result<(), ForeignError> {
+        for file in source.files() {
+            output.begin_file(file);
+            let bytes = bounded::read(file, bounded::MAX_DOCUMENT)?;
+            let text = std::str::from_utf8(&bytes).map_err(|error| {
+                let at = At::Byte(error.valid_up_to() as u64);
+                output.invalid(at, "not UTF-8; the file is damaged")
+            })?;
+            import_text(text, output)?;
+        }
+        output.note(
+            "counts alone: order, tokens, phases and weights are not told; timings were left out",
+        );
+        Ok(())
+    }
+}
+
+fn import_text(text: &str, output: &mut Output<'_>) -> Result<(), ForeignError> {
+    let whole = || At::Element("/".into());
+    let observations =
+        parse_observations(text).map_err(|error| output.invalid(whole(), error.to_string()))?;
+    let totals: Totals = serde_json::from_str(text)
+        .map_err(|error| output.invalid(At::Line(error.line() as u64), error.to_string()))?;
+    let number = |number: u32| Some(number).filter(|&number| number > 0);
+    output.facts(&Facts {
+        n_expert: number(totals.n_expert),
+        n_expert_used: number(totals.n_expert_used),
+        ..Facts::default()
+    })?;
+    for layer in &observations {
+        let at = || At::Element(format!("layer {}", layer.layer));
+        let layer_id = output.id(at, "layer", layer.layer.into())?;
+        for expert in &layer.experts {
+            let row = CountRow {
+                layer_id,
+                expert_id: expert.expert,
+                phase: None,
+                count: expert.hits(),
+                mass: None,
+            };
+            output.count(at, &row)?;
+        }
+    }
+    for (i, layer) in totals.layers.iter().enumerate() {
+        let at = || At::Element(format!("layers[{i}]"));
+        let row = LayerRow {
+            layer_id: output.id(at, "layer", layer.layer)?,
+            phase: None,
+            calls: layer.calls,
+            rows: None,
+        };
+        output.layer(at, &row)?;
+    }
+    Ok(())
+}

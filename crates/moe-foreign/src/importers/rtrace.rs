@@ -1,0 +1,135 @@
+//! The router trace of `fitz-tec`: the probability of every expert, for every token and layer.
+//!
+//! `RTRACE01`, experts in a layer and version 0 as 32-bit numbers; then records of a token, a layer and the probabilities
+//! (softmax over all experts, 32-bit floats), little-endian. How many experts a token is routed to is not in the file. The
+//! weights that the model applies may be normalised or scaled, so the probabilities are not told as such.
+
+use moe_trace::{Facts, MAX_ID, RoutingRow};
+
+use crate::binary::mapped::Mapped;
+use crate::{At, ForeignError, Importer, Missing, Options, Output, Source};
+
+const MAGIC: &[u8] = b"RTRACE01";
+const HEADER: usize = 16;
+
+/// Router trace of fitz-tec.
+pub struct RouterTrace;
+
+impl Importer for RouterTrace {
+    fn name(&self) -> &'static str {
+        "rtrace"
+    }
+
+    fn description(&self) -> &'static str {
+        "router trace of fitz-tec (RTRACE01): probabilities of all experts; needs the experts of a token"
+    }
+
+    fn is_binary(&self) -> bool {
+        true
+    }
+
+    fn is_applicable(&self, sample: &[u8]) -> bool {
+        sample.starts_with(MAGIC)
+    }
+
+    fn import(
+        &self,
+        source: &Source,
+        options: &Options,
+        output: &mut Output<'_>,
+    ) -> Result<(), ForeignError> {
+        for file in source.files() {
+            output.begin_file(file);
+            import_file(&Mapped::open(file)?, options, output)?;
+        }
+        output.note("the trace tells no phases, and probabilities before normalisation instead of router weights");
+        Ok(())
+    }
+}
+
+fn import_file(
+    bytes: &[u8],
+    options: &Options,
+    output: &mut Output<'_>,
+) -> Result<(), ForeignError> {
+    let header = bytes
+        .get(..HEADER)
+        .map(|header| (word(&header[8..]), word(&header[12..])));
+    let n_expert = match header {
+        Some((n_expert @ 1..=MAX_ID, 0)) => n_expert,
+        Some((n_expert, 0)) => {
+            let reason =
+                format!("{n_expert} experts in a layer are not possible; the file is damaged");
+            return Err(output.invalid(At::Byte(8), reason));
+        }
+        Some((_, version)) => {
+            let reason = format!("version {version} of the trace is not known (0 is)");
+            return Err(output.invalid(At::Byte(12), reason));
+        }
+        None => return Err(output.invalid(At::Byte(8), "the header is cut off")),
+    };
+    let Some(top_k) = options.n_expert_used().filter(|&k| k > 0) else {
+        return Err(output.lacks(At::Byte(8), Missing::TopK));
+    };
+    if top_k > n_expert {
+        let reason = format!(
+            "a token cannot select {top_k} of {n_expert} experts; is that the number of the trace?"
+        );
+        return Err(output.invalid(At::Byte(8), reason));
+    }
+    output.facts(&Facts {
+        n_expert: Some(n_expert),
+        n_expert_used: Some(top_k),
+        ..Facts::default()
+    })?;
+
+    let record_size = 8 + 4 * n_expert as usize;
+    let records = bytes[HEADER..].chunks_exact(record_size);
+    let cut = records.remainder().len();
+    let mut ranked = Vec::new();
+    for (record, bytes) in records.enumerate() {
+        let at = || At::Record {
+            record: record as u64,
+            offset: (HEADER + record * record_size) as u64,
+        };
+        rank(&bytes[8..], &mut ranked).map_err(|reason| output.invalid(at(), reason))?;
+        let row = RoutingRow {
+            token_id: word(bytes),
+            ..RoutingRow::at_layer(output.id(at, "layer", word(&bytes[4..]).into())?)
+        };
+        if i32::try_from(row.token_id).is_err() {
+            return Err(output.invalid(at(), "a token before the first; the file is damaged"));
+        }
+        let best = ranked.iter().take(top_k as usize);
+        output.token(at, &row, best.map(|&(expert, _)| (expert, None)))?;
+    }
+    if cut > 0 {
+        output.note(format!(
+            "the last record, at byte {}, is cut off and was left out",
+            bytes.len() - cut
+        ));
+    }
+    Ok(())
+}
+
+/// The experts by probability, the likeliest first; of equals, the first first.
+fn rank(probabilities: &[u8], ranked: &mut Vec<(i64, f32)>) -> Result<(), String> {
+    ranked.clear();
+    for (expert, &bytes) in probabilities.as_chunks::<4>().0.iter().enumerate() {
+        let probability = f32::from_le_bytes(bytes);
+        if !(0.0..=1.001).contains(&probability) {
+            return Err(format!(
+                "the probability {probability} of expert {expert} is not one; the file is damaged"
+            ));
+        }
+        ranked.push((expert as i64, probability));
+    }
+    ranked.sort_by(|a, b| b.1.total_cmp(&a.1));
+    Ok(())
+}
+
+fn word(bytes: &[u8]) -> u32 {
+    bytes
+        .first_chunk()
+        .map_or(0, |&bytes| u32::from_le_bytes(bytes))
+}

@@ -1,0 +1,245 @@
+//! What SGLang's recorder of expert distributions dumps, and ktransformers' counts: files of `torch.save`.
+//!
+//! Modes `stat` and `stat_approx`: a dictionary with `logical_count` `[steps, layers, experts]`. Mode `per_pass`: `records`, one a
+//! forward pass, with `global_physical_count` `[layers, physical]`. Mode `per_token`: records with `topk_ids_of_layer`
+//! `[layers, tokens, 8]` too, filled up with -1. Physical experts are those of `last_physical_to_logical_map`. ktransformers also
+//! takes a tensor of counts alone.
+
+use moe_gguf::text::counted;
+use moe_trace::{Phase, RoutingRow};
+
+use crate::arrays::{CountSums, PhysicalMap, element, element_of, row_blocks};
+use crate::binary::array::Array;
+use crate::binary::fault::Fault;
+use crate::binary::mapped::Mapped;
+use crate::binary::pickle::Value;
+use crate::binary::torch::{self, TorchFile};
+use crate::layers::RowUse;
+use crate::{At, ForeignError, Importer, Options, Output, Source};
+
+use super::sglang_json::note_steps;
+
+/// `ForwardMode` of SGLang.
+const EXTEND: i64 = 1;
+const DECODE: i64 = 2;
+
+/// Dump of SGLang's recorder.
+pub struct SglangPt;
+
+impl Importer for SglangPt {
+    fn name(&self) -> &'static str {
+        "sglang-pt"
+    }
+
+    fn description(&self) -> &'static str {
+        "dump of SGLang's expert distribution recorder, or counts of ktransformers (.pt); nothing in it is run"
+    }
+
+    fn is_binary(&self) -> bool {
+        true
+    }
+
+    fn is_applicable(&self, sample: &[u8]) -> bool {
+        torch::is_applicable(sample)
+    }
+
+    fn import(
+        &self,
+        source: &Source,
+        options: &Options,
+        output: &mut Output<'_>,
+    ) -> Result<(), ForeignError> {
+        for file in source.files() {
+            output.begin_file(file);
+            let bytes = Mapped::open(file)?;
+            let dump = TorchFile::open(&bytes).map_err(|fault| invalid(fault, output))?;
+            import_dump(&dump, options, output)?;
+        }
+        Ok(())
+    }
+}
+
+fn invalid(fault: Fault, output: &Output<'_>) -> ForeignError {
+    output.invalid(At::Byte(fault.offset), fault.reason)
+}
+
+fn import_dump(
+    dump: &TorchFile<'_>,
+    options: &Options,
+    output: &mut Output<'_>,
+) -> Result<(), ForeignError> {
+    let root = dump.pickle().root();
+    let entry = |key| dump.pickle().get(root, key);
+    let counts = match tensor(dump, Some(root), output)? {
+        Some(counts) => Some(counts),
+        None => tensor(dump, entry("logical_count"), output)?,
+    };
+    if let Some(counts) = counts {
+        note_steps(&counts, output);
+        let mut sums = CountSums::default();
+        sums.add(&counts, None)
+            .map_err(|(index, reason)| output.invalid(element(&index), reason))?;
+        return sums.finish(options, output);
+    }
+    let map = match tensor(dump, entry("last_physical_to_logical_map"), output)? {
+        None => None,
+        Some(map) => {
+            Some(PhysicalMap::new(map).map_err(|reason| output.invalid(element(&[]), reason))?)
+        }
+    };
+    let records = entry("records").and_then(|records| dump.pickle().list(records));
+    let Some(records) = records else {
+        let reason = "neither logical_count nor records of SGLang's recorder, nor a tensor of counts; give a dump of the recorder";
+        return Err(invalid(dump.fault(reason), output));
+    };
+    import_records(dump, records, map.as_ref(), options, output)
+}
+
+fn import_records(
+    dump: &TorchFile<'_>,
+    records: &[Value],
+    map: Option<&PhysicalMap<'_>>,
+    options: &Options,
+    output: &mut Output<'_>,
+) -> Result<(), ForeignError> {
+    let mut sums = CountSums::default();
+    let mut n_counted = 0;
+    for (i, &record) in records.iter().enumerate() {
+        let get = |key| dump.pickle().get(record, key);
+        let at = |key: &str, index: &[usize]| element_of(&format!("records[{i}].{key}"), index);
+        if let Some(experts) = tensor(dump, get("topk_ids_of_layer"), output)? {
+            let pass = Pass::read(dump, record, i);
+            pass.import(&experts, map, options, output)?;
+        } else if let Some(counts) = tensor(dump, get("global_physical_count"), output)? {
+            if map.is_none() {
+                let reason = "counts of physical experts without last_physical_to_logical_map: it is unknown which experts of the model they are; give the complete dump";
+                return Err(output.invalid(at("global_physical_count", &[]), reason));
+            }
+            sums.add(&counts, map).map_err(|(index, reason)| {
+                output.invalid(at("global_physical_count", &index), reason)
+            })?;
+            n_counted += 1;
+        } else {
+            let reason = "no topk_ids_of_layer and no global_physical_count; the dump is not of SGLang's recorder";
+            return Err(output.invalid(At::Element(format!("records[{i}]")), reason));
+        }
+    }
+    if n_counted > 0 {
+        output.note(format!(
+            "the counts of {} were summed",
+            counted(n_counted, "pass")
+        ));
+        sums.finish(options, output)?;
+    }
+    Ok(())
+}
+
+fn tensor<'a>(
+    dump: &TorchFile<'a>,
+    value: Option<Value>,
+    output: &Output<'_>,
+) -> Result<Option<Array<'a>>, ForeignError> {
+    let tensor = value.and_then(|value| dump.tensor(value)).transpose();
+    tensor.map_err(|fault| invalid(fault, output))
+}
+
+/// A forward pass, mode `per_token`.
+struct Pass<'p> {
+    record: usize,
+    phase: Option<Phase>,
+    /// Of each token in its sequence.
+    positions: &'p [Value],
+}
+
+impl<'p> Pass<'p> {
+    fn read(dump: &'p TorchFile<'_>, value: Value, record: usize) -> Self {
+        let get = |key| dump.pickle().get(value, key);
+        let positions = get("positions").and_then(|positions| dump.pickle().list(positions));
+        Self {
+            record,
+            // A mixed pass, or one of speculative decoding, does not tell which token is which.
+            phase: match get("forward_mode") {
+                Some(Value::Int(EXTEND)) => Some(Phase::Prompt),
+                Some(Value::Int(DECODE)) => Some(Phase::Generate),
+                _ => None,
+            },
+            positions: positions.unwrap_or_default(),
+        }
+    }
+
+    /// Hands over `experts`, `[layers, tokens, slots]`, in the order in which they were computed.
+    fn import(
+        &self,
+        experts: &Array<'_>,
+        map: Option<&PhysicalMap<'_>>,
+        options: &Options,
+        output: &mut Output<'_>,
+    ) -> Result<(), ForeignError> {
+        let record = self.record;
+        let &[n_layer, n_tokens, n_slots] = experts.shape() else {
+            let reason = format!(
+                "its shape {:?} is not [layers, tokens, slots]",
+                experts.shape()
+            );
+            let at = At::Element(format!("records[{record}].topk_ids_of_layer"));
+            return Err(output.invalid(at, reason));
+        };
+        let row_use = |layer: usize| {
+            RowUse::of_tokens((0..n_tokens).map(|token| {
+                let slots = (0..n_slots).map(move |slot| [layer, token, slot]);
+                slots.map(|index| experts.integer(&index))
+            }))
+        };
+        let at = || At::Element(format!("records[{record}].topk_ids_of_layer"));
+        let blocks = row_blocks(options, n_layer, row_use, at, output)?;
+        for (layer, block) in blocks.into_iter().enumerate() {
+            let Some(layer_id) = block else {
+                continue;
+            };
+            for token in 0..n_tokens {
+                let at = || {
+                    let index = [layer, token];
+                    At::Element(format!("records[{record}].topk_ids_of_layer{index:?}"))
+                };
+                let row = RoutingRow {
+                    token_id: self.position(token).ok_or_else(|| {
+                        output.invalid(at(), "the token has no position; the file is damaged")
+                    })?,
+                    phase: self.phase,
+                    ..RoutingRow::at_layer(layer_id)
+                };
+                let mut chosen = Vec::new();
+                for slot in 0..n_slots {
+                    let expert = experts.integer(&[layer, token, slot]);
+                    let expert = expert.and_then(|expert| logical(expert, layer, map));
+                    let Some(expert) = expert else {
+                        let reason = format!(
+                            "slot {slot} holds no expert that is known; the file is damaged"
+                        );
+                        return Err(output.invalid(at(), reason));
+                    };
+                    chosen.push((expert, None));
+                }
+                output.token(at, &row, chosen)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn position(&self, token: usize) -> Option<u32> {
+        match self.positions.get(token) {
+            Some(&Value::Int(position)) => u32::try_from(position).ok(),
+            Some(_) => None,
+            None if self.positions.is_empty() => u32::try_from(token).ok(),
+            None => None,
+        }
+    }
+}
+
+/// The model's expert; negative ids mark empty slots and stay.
+fn logical(expert: i64, layer: usize, map: Option<&PhysicalMap<'_>>) -> Option<i64> {
+    match (map, usize::try_from(expert)) {
+        (Some(map), Ok(physical)) => i64::try_from(map.logical(layer, physical)?).ok(),
+        _ => Some(expert),
+    }
+}

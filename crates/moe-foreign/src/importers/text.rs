@@ -1,0 +1,171 @@
+//! Numbers and columns of text formats.
+
+use std::str::FromStr;
+
+use moe_gguf::text::counted;
+
+use crate::Output;
+
+/// Characters of a value that a message shows.
+const SHOWN: usize = 32;
+
+/// What is wrong with a line.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum TextFault {
+    #[error("{name} {shown:?} is not a number in the range of this field; the line is damaged")]
+    Number { name: &'static str, shown: String },
+    #[error("no {0}; the line is damaged")]
+    Missing(&'static str),
+    #[error("{}, but the header names {columns}; the line is damaged", counted(*values, "value"))]
+    Values { values: usize, columns: usize },
+    #[error("more than {}; the line is damaged", counted(*.0, "value"))]
+    TooMany(usize),
+    #[error("the header has no column {0}; the file is of another format")]
+    NoColumn(&'static str),
+    #[error("the header names column {0} twice; the file is damaged")]
+    RepeatedColumn(&'static str),
+    #[error("{0}; the line is damaged")]
+    Line(&'static str),
+}
+
+impl From<TextFault> for String {
+    fn from(fault: TextFault) -> String {
+        fault.to_string()
+    }
+}
+
+/// Reads `text` as the number `name`.
+pub(super) fn number<T: FromStr>(name: &'static str, text: &str) -> Result<T, TextFault> {
+    let text = text.trim();
+    text.parse().map_err(|_| TextFault::Number {
+        name,
+        shown: text.chars().take(SHOWN).collect(),
+    })
+}
+
+/// Reads a field of a column that the table must have.
+pub(super) fn required_number<T: FromStr>(
+    name: &'static str,
+    field: Option<&str>,
+) -> Result<T, TextFault> {
+    number(name, field.ok_or(TextFault::Missing(name))?)
+}
+
+/// Reads a field of a column that the table may lack; an empty field is unknown.
+pub(super) fn optional_number<T: FromStr>(
+    name: &'static str,
+    field: Option<&str>,
+) -> Result<Option<T>, TextFault> {
+    let field = field.filter(|field| !field.is_empty());
+    field.map(|field| number(name, field)).transpose()
+}
+
+/// Whether every one of `words` is an integer; false if there are none.
+pub(super) fn are_integers<'a>(words: impl IntoIterator<Item = &'a str>) -> bool {
+    let mut any = false;
+    words.into_iter().all(|word| {
+        any = true;
+        word.trim().parse::<i64>().is_ok()
+    }) && any
+}
+
+/// The fields of a line of comma-separated values, without white space and quotes around them. Formats of numbers: no field
+/// contains a comma.
+fn split(line: &str) -> impl Iterator<Item = &str> {
+    line.split(',').map(|field| field.trim().trim_matches('"'))
+}
+
+/// Whether a line is a header that names all these columns.
+pub(super) fn has_columns(line: &str, names: &[&str]) -> bool {
+    names
+        .iter()
+        .all(|&name| split(line).any(|column| column == name))
+}
+
+/// Places of the known columns of a table with a header. Formats gain columns, so columns are found by their names, and
+/// unknown ones are ignored.
+pub(super) struct Columns<const N: usize> {
+    names: [&'static str; N],
+    places: [Option<usize>; N],
+    n_columns: usize,
+}
+
+impl<const N: usize> Columns<N> {
+    /// Finds `names` in a header, which must have the first `n_required` of them; notes the columns that are not among them.
+    pub(super) fn of(
+        header: &str,
+        names: [&'static str; N],
+        n_required: usize,
+        output: &mut Output<'_>,
+    ) -> Result<Self, TextFault> {
+        let mut places = [None; N];
+        let mut unknown = Vec::new();
+        for (place, column) in split(header).enumerate() {
+            match names.iter().position(|&name| name == column) {
+                None => unknown.push(column.chars().take(SHOWN).collect::<String>()),
+                Some(known) if places[known].is_some() => {
+                    return Err(TextFault::RepeatedColumn(names[known]));
+                }
+                Some(known) => places[known] = Some(place),
+            }
+        }
+        if let Some(lacking) = places[..n_required].iter().position(Option::is_none) {
+            return Err(TextFault::NoColumn(names[lacking]));
+        }
+        if !unknown.is_empty() {
+            output.note(format!(
+                "ignored unknown {}: {}",
+                if unknown.len() == 1 {
+                    "column"
+                } else {
+                    "columns"
+                },
+                unknown.join(", ")
+            ));
+        }
+        Ok(Self {
+            names,
+            places,
+            n_columns: split(header).count(),
+        })
+    }
+
+    /// The fields of a line in the order of the names; `None` for columns that the header does not have.
+    pub(super) fn fields<'l>(&self, line: &'l str) -> Result<[Option<&'l str>; N], TextFault> {
+        let mut fields = [None; N];
+        let mut n = 0;
+        for field in split(line) {
+            if let Some(known) = self.places.iter().position(|&place| place == Some(n)) {
+                fields[known] = Some(field);
+            }
+            n += 1;
+        }
+        // A line that was cut as it was written lacks values.
+        if n < self.n_columns
+            && let Some(lacking) = self.places.iter().position(|&place| place >= Some(n))
+        {
+            return Err(TextFault::Missing(self.names[lacking]));
+        }
+        if n != self.n_columns {
+            return Err(TextFault::Values {
+                values: n,
+                columns: self.n_columns,
+            });
+        }
+        Ok(fields)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn header_is_recognized_in_any_order_and_with_more_columns() {
+        assert!(has_columns(
+            "expert, layer,\"step\",extra",
+            &["step", "layer", "expert"]
+        ));
+        assert!(!has_columns("expert,layers", &["layer", "expert"]));
+    }
+}

@@ -1,0 +1,313 @@
+//! `token-NNNNN.json`, as the thesis's `parse_trace.py` writes it: the entries of a token as JSON, a file a token.
+//!
+//! The entries become records again in a file of the system's temporary directory, so that memory does not grow with them.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::fs::File;
+use std::io::{self, BufWriter, Read, Seek, Write};
+use std::path::Path;
+
+use moe_trace::Trace;
+use moe_trace::ops::OpTable;
+use moe_trace::record::{
+    MAX_EXPERTS, MAX_SOURCES, NO_LAYER, NO_TENSOR, PHASE_GENERATE, PHASE_PROMPT, SOURCE_BUFFER,
+    SOURCE_DISK, TensorAccessLog, set_name,
+};
+use serde::Deserialize;
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{I32, U16, U32, U64};
+
+use crate::json::invalid;
+use crate::source::text_reader;
+use crate::{At, Contents, ForeignError, Importer, Options, Output, Records, Source};
+
+use super::import_records;
+
+/// Bytes of an entry, at most; most have less than a thousand.
+const MAX_ENTRY: u64 = 16 << 20;
+
+/// `token-NNNNN.json`, one or a directory of them.
+pub struct ThesisJson;
+
+impl Importer for ThesisJson {
+    fn name(&self) -> &'static str {
+        "thesis-json"
+    }
+
+    fn description(&self) -> &'static str {
+        "token-NNNNN.json of the BSC thesis, or a directory of them: every operation, as in its trace.bin"
+    }
+
+    fn contents(&self) -> Contents {
+        Contents::Operations
+    }
+
+    fn is_applicable(&self, sample: &[u8]) -> bool {
+        let text = String::from_utf8_lossy(sample);
+        text.trim_start().starts_with('{')
+            && ["\"token_id\"", "\"entries\"", "\"operation_type\""]
+                .iter()
+                .all(|key| text.contains(key))
+    }
+
+    fn takes_directories(&self) -> bool {
+        true
+    }
+
+    fn import(
+        &self,
+        source: &Source,
+        options: &Options,
+        output: &mut Output<'_>,
+    ) -> Result<(), ForeignError> {
+        import_records(self.records(source, options), output)
+    }
+
+    fn records(&self, source: &Source, options: &Options) -> Result<Option<Records>, ForeignError> {
+        let failed = |error| ForeignError::Io {
+            action: "write a temporary file for",
+            path: source.path().to_owned(),
+            source: error,
+        };
+        let default = OpTable::default();
+        let ops = options.ops.as_ref().unwrap_or(&default);
+        let mut spool = Spool {
+            file: BufWriter::new(tempfile::tempfile().map_err(failed)?),
+            n_sources_cut: 0,
+            n_experts_cut: 0,
+        };
+        for path in source.files() {
+            read_file(path, ops, &mut spool)?;
+        }
+        let mut file = spool
+            .file
+            .into_inner()
+            .map_err(|error| failed(error.into_error()))?;
+        file.rewind().map_err(failed)?;
+        let trace = Trace::of_file(source.path(), &file)?;
+        let mut records = Records::new(trace, options)?;
+        let cut = [
+            (spool.n_sources_cut, "sources beyond the fourth"),
+            (spool.n_experts_cut, "experts beyond the sixteenth"),
+        ];
+        for (n, what) in cut {
+            if n > 0 {
+                records.notes.push(format!(
+                    "left out: {what} of {}",
+                    if n == 1 {
+                        "1 entry".into()
+                    } else {
+                        format!("{n} entries")
+                    }
+                ));
+            }
+        }
+        Ok(Some(records))
+    }
+}
+
+/// The records so far.
+struct Spool {
+    file: BufWriter<File>,
+    n_sources_cut: u64,
+    n_experts_cut: u64,
+}
+
+#[derive(Deserialize)]
+struct Entry {
+    timestamp_ns: u64,
+    token_id: u32,
+    layer_id: Option<u16>,
+    #[serde(default)]
+    thread_id: u16,
+    phase: String,
+    operation_type: String,
+    dst_name: String,
+    #[serde(default)]
+    sources: Vec<EntrySource>,
+    #[serde(default)]
+    expert_ids: Vec<i32>,
+    num_experts: Option<usize>,
+}
+
+#[derive(Deserialize)]
+struct EntrySource {
+    name: String,
+    #[serde(default)]
+    tensor_ptr: String,
+    size_bytes: u64,
+    layer_id: Option<u16>,
+    memory_source: String,
+    disk_offset: Option<u64>,
+    buffer_id: Option<u64>,
+}
+
+/// Reads the entries of a file one after the other.
+fn read_file(path: &Path, ops: &OpTable, spool: &mut Spool) -> Result<(), ForeignError> {
+    // An error that is not serde_json's, to be told instead of what serde_json makes of it.
+    let failed = RefCell::new(None);
+    let mut n_entries = 0u64;
+    let left = Cell::new(MAX_ENTRY);
+    let mut take = |entry: Entry| {
+        left.set(MAX_ENTRY);
+        let at = At::Element(format!("entries[{n_entries}]"));
+        n_entries += 1;
+        let taken = spool.take(entry, ops);
+        taken.map_err(|reason| *failed.borrow_mut() = Some(ForeignError::invalid(path, at, reason)))
+    };
+    let mut json = serde_json::Deserializer::from_reader(Metered {
+        reader: text_reader(path)?,
+        left: &left,
+    });
+    let outcome = Document(&mut take)
+        .deserialize(&mut json)
+        .and_then(|()| json.end());
+    match (failed.into_inner(), outcome) {
+        (Some(error), _) => Err(error),
+        (None, Err(error)) => Err(invalid(path, &error, 0)),
+        (None, Ok(())) => Ok(()),
+    }
+}
+
+/// A reader that fails once more bytes were read than are left: what is between two entries is held in memory.
+struct Metered<'a, R> {
+    reader: R,
+    left: &'a Cell<u64>,
+}
+
+impl<R: Read> Read for Metered<'_, R> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let n = self.reader.read(bytes)?;
+        match self.left.get().checked_sub(n as u64) {
+            Some(left) => self.left.set(left),
+            None => {
+                let reason = format!("an entry is longer than the limit of {MAX_ENTRY} bytes");
+                return Err(io::Error::other(reason));
+            }
+        }
+        Ok(n)
+    }
+}
+
+impl Spool {
+    fn take(&mut self, entry: Entry, ops: &OpTable) -> Result<(), String> {
+        let mut record = record_of(&entry, ops)?;
+        self.n_sources_cut += u64::from(entry.sources.len() > MAX_SOURCES);
+        let n_experts = entry.num_experts.unwrap_or(entry.expert_ids.len());
+        let n_experts = n_experts.min(entry.expert_ids.len());
+        self.n_experts_cut += u64::from(n_experts > MAX_EXPERTS);
+        record.num_experts = n_experts.min(MAX_EXPERTS) as u8;
+        let written = self.file.write_all(record.as_bytes());
+        written.map_err(|error| format!("cannot be written to a temporary file: {error}"))
+    }
+}
+
+fn record_of(entry: &Entry, ops: &OpTable) -> Result<TensorAccessLog, String> {
+    if entry.timestamp_ns == 0 {
+        return Err("its time is 0, which no operation has; the file is damaged".into());
+    }
+    let op = &entry.operation_type;
+    let number = ops
+        .number(op)
+        .or_else(|| op.strip_prefix("op_")?.parse().ok());
+    let mut record = TensorAccessLog {
+        timestamp_ns: U64::new(entry.timestamp_ns),
+        token_id: U32::new(entry.token_id),
+        layer_id: U16::new(entry.layer_id.unwrap_or(NO_LAYER)),
+        thread_id: U16::new(entry.thread_id),
+        operation_type: number.ok_or_else(|| {
+            let shown: String = op.chars().take(32).collect();
+            format!("operation {shown:?} is not in the table of operations; give the table of the llama.cpp that recorded")
+        })?,
+        phase: match entry.phase.as_str() {
+            "PROMPT" => PHASE_PROMPT,
+            "GENERATE" => PHASE_GENERATE,
+            _ => {
+                return Err("its phase is neither PROMPT nor GENERATE; the file is damaged".into());
+            }
+        },
+        num_sources: entry.sources.len().min(MAX_SOURCES) as u8,
+        ..TensorAccessLog::default()
+    };
+    set_name(&mut record.dst_name, &entry.dst_name);
+    for (i, source) in entry.sources.iter().take(MAX_SOURCES).enumerate() {
+        let to = &mut record.sources[i];
+        set_name(&mut to.name, &source.name);
+        let pointer = source.tensor_ptr.trim_start_matches("0x");
+        to.tensor_ptr = U64::new(u64::from_str_radix(pointer, 16).unwrap_or(0));
+        // The thesis's sizes have 32 bits; larger ones are another writer's, and wrap as its would.
+        to.size_bytes = U32::new(source.size_bytes as u32);
+        to.layer_id = U16::new(source.layer_id.unwrap_or(NO_LAYER));
+        let (memory, place) = match source.memory_source.as_str() {
+            "DISK" => (SOURCE_DISK, source.disk_offset),
+            "BUFFER" => (SOURCE_BUFFER, source.buffer_id),
+            _ => return Err("a source is neither DISK nor BUFFER; the file is damaged".into()),
+        };
+        to.memory_source = memory;
+        to.offset_or_buffer_id = U64::new(place.unwrap_or(0));
+        to.tensor_idx = U32::new(NO_TENSOR);
+    }
+    for (to, &id) in record.expert_ids.iter_mut().zip(&entry.expert_ids) {
+        *to = I32::new(id);
+    }
+    Ok(record)
+}
+
+/// The document, of which the entries are handed out one by one.
+struct Document<F>(F);
+
+/// The list of entries.
+struct Entries<F>(F);
+
+impl<'de, F: FnMut(Entry) -> Result<(), ()>> DeserializeSeed<'de> for Document<&mut F> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de, F: FnMut(Entry) -> Result<(), ()>> Visitor<'de> for Document<&mut F> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object with entries")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        while let Some(key) = map.next_key::<String>()? {
+            if key == "entries" {
+                map.next_value_seed(Entries(&mut *self.0))?;
+            } else {
+                map.next_value::<IgnoredAny>()?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<'de, F: FnMut(Entry) -> Result<(), ()>> DeserializeSeed<'de> for Entries<&mut F> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_seq(self)
+    }
+}
+
+impl<'de, F: FnMut(Entry) -> Result<(), ()>> Visitor<'de> for Entries<&mut F> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of entries")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut entries: A) -> Result<(), A::Error> {
+        while let Some(entry) = entries.next_element()? {
+            (self.0)(entry)
+                .map_err(|()| serde::de::Error::custom("an entry that makes no sense"))?;
+        }
+        Ok(())
+    }
+}

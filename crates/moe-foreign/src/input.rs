@@ -1,0 +1,125 @@
+//! Any trace, as rows: a run, tables, or a foreign format.
+
+use std::path::{Path, PathBuf};
+
+use moe_trace::record::{NO_LAYER, RECORD_SIZE, lane};
+use moe_trace::tables::{EXPERT_BYTES_KEY, MODEL_KEY, TableMetadata, read_routing};
+use moe_trace::{Facts, Phase, RoutingRow, Run, Sink};
+
+use crate::error::ForeignError;
+use crate::output::{Output, Summary};
+use crate::source::Source;
+use crate::{At, Detected, Options, import};
+
+/// A trace that can be read as often as one wants.
+pub enum Input {
+    /// A run directory, or a bare trace of this program's records.
+    Run(Box<Run>),
+    /// A table of routing: a Parquet file, a directory that holds one, or a dataset.
+    Tables(PathBuf),
+    /// Another tool's trace.
+    Foreign(Detected),
+}
+
+impl Input {
+    /// Reads all of it into `sink`.
+    ///
+    /// # Errors
+    /// As [`import`].
+    pub fn read(&self, options: &Options, sink: &mut dyn Sink) -> Result<Summary, ForeignError> {
+        match self {
+            Self::Foreign(Detected { importer, source }) => {
+                import(*importer, source, options, sink)
+            }
+            Self::Run(run) => {
+                let source = Source::file(run.trace.path());
+                let mut output = Output::new("run", &source, options, sink)?;
+                read_run(run, &mut output)?;
+                output.finish()
+            }
+            Self::Tables(path) => {
+                let source = Source::file(path);
+                let mut output = Output::new("tables", &source, options, sink)?;
+                read_tables(path, &mut output)?;
+                output.finish()
+            }
+        }
+    }
+}
+
+fn read_run(run: &Run, output: &mut Output<'_>) -> Result<(), ForeignError> {
+    if let Some(manifest) = &run.manifest {
+        output.facts(&Facts::of_manifest(&manifest.model))?;
+    }
+    for operation in run.routing() {
+        let head = operation.head();
+        let mut record = operation.first_record();
+        for token in operation.tokens() {
+            let at = || At::Record {
+                record,
+                offset: record * RECORD_SIZE as u64,
+            };
+            let mut row = RoutingRow {
+                token_id: token.token_id(),
+                sequence_id: token.sequence_id(),
+                phase: Some(
+                    Phase::of(token.head().phase)
+                        .ok_or_else(|| output.invalid(at(), "its phase is not known"))?,
+                ),
+                layer_id: head.layer().unwrap_or(NO_LAYER),
+                slot: 0,
+                expert_id: 0,
+                weight: None,
+                lane: None,
+                timestamp_ns: Some(head.timestamp_ns.get()),
+            };
+            for expert in token.experts() {
+                row.slot = expert.slot;
+                row.expert_id = expert.expert_id;
+                row.weight = expert.weight;
+                row.lane = Some(expert.lane).filter(|&lane| lane != lane::UNKNOWN);
+                output.routing(at, &row)?;
+            }
+            record += token.records().len() as u64;
+        }
+    }
+    Ok(())
+}
+
+fn read_tables(path: &Path, output: &mut Output<'_>) -> Result<(), ForeignError> {
+    let mut file = PathBuf::new();
+    let mut first_row = 0;
+    for batch in read_routing(path)? {
+        let batch = batch?;
+        if batch.file() != file {
+            batch.file().clone_into(&mut file);
+            first_row = 0;
+            output.begin_file(&file);
+            let metadata = TableMetadata::read(&file)?;
+            let model = metadata.json(MODEL_KEY)?;
+            let mut facts = model.as_ref().map(Facts::of_manifest).unwrap_or_default();
+            facts.expert_bytes = metadata.json(EXPERT_BYTES_KEY)?.unwrap_or_default();
+            if facts != Facts::default() {
+                output.facts(&facts)?;
+            }
+        }
+        let mut sequence_ids = batch.sequence_id().iter();
+        let mut weights = batch.weight().iter();
+        for i in 0..batch.len() {
+            let row = RoutingRow {
+                token_id: batch.token_id()[i],
+                sequence_id: sequence_ids.next().flatten(),
+                phase: Phase::of(batch.phase()[i]),
+                layer_id: batch.layer_id()[i],
+                slot: batch.slot()[i],
+                expert_id: batch.expert_id()[i],
+                weight: weights.next().flatten(),
+                lane: Some(batch.lane()[i]).filter(|&lane| lane != lane::UNKNOWN),
+                timestamp_ns: Some(batch.timestamp_ns()[i]).filter(|&ns| ns != 0),
+            };
+            output.routing(|| At::Element(format!("row {}", first_row + i)), &row)?;
+        }
+        first_row += batch.len();
+    }
+    Ok(())
+}

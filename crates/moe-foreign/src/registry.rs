@@ -1,0 +1,144 @@
+//! The list of all formats, and which of them a file has.
+
+use std::path::Path;
+
+use moe_gguf::content::Content;
+use moe_gguf::text::without_byte_order_mark;
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::error::ForeignError;
+use crate::export::{Exporter, FilesExporter};
+use crate::source::{self, Source};
+use crate::{Importer, exporters, importers};
+
+/// All formats that are read; the first one that recognises a file reads it, so the choosy ones come first.
+pub const IMPORTERS: &[&dyn Importer] = &[
+    &importers::learn::Learn,
+    &importers::thesis::ThesisJson,
+    &importers::bigmoeonedge::BigMoeOnEdge,
+    &importers::mesh_llm::MeshLlm,
+    &importers::mbolt::Mbolt,
+    &importers::rtrace::RouterTrace,
+    &importers::iku1::Iku1,
+    &importers::imatrix::Imatrix,
+    &importers::npy::Npy,
+    &importers::sglang_pt::SglangPt,
+    &importers::thesis::Thesis,
+    &importers::responses::SglangResponse,
+    &importers::responses::Vllm,
+    &importers::sglang_json::SglangJson,
+    &importers::eplb::Eplb,
+    &importers::ds4_hotlist::Ds4Hotlist,
+    &importers::expert_tracer::ExpertTracer,
+    &importers::lattice::Lattice,
+    &importers::megatron::Megatron,
+    &importers::moe_balance::MoeBalance,
+    &importers::token_jsonl::TokenJsonl,
+    &importers::layer_expert::LayerExpert,
+    &importers::colibri_trace::ColibriTrace,
+    &importers::coli_usage::ColiUsage,
+];
+
+/// All formats of one file that are written.
+pub const EXPORTERS: &[&dyn Exporter] = &[
+    &exporters::bigmoeonedge::BigMoeOnEdge,
+    &exporters::coli_usage::ColiUsage,
+    &exporters::ds4::Ds4,
+    &exporters::matrix::Eplb,
+    &exporters::matrix::EplbCsv,
+    &exporters::jsonl::Jsonl,
+    &exporters::npy_routing::NpyRouting,
+    &exporters::matrix::NpyCounts,
+    &exporters::matrix::Sglang,
+    &exporters::learn::Learn,
+];
+
+/// All formats of several files that are written.
+pub const FILES_EXPORTERS: &[&dyn FilesExporter] =
+    &[&exporters::mesh_llm::MeshLlm, &exporters::thesis::Thesis];
+
+/// A path and the importer that recognised it.
+pub struct Detected {
+    /// Reads it.
+    pub importer: &'static dyn Importer,
+    /// What it reads.
+    pub source: Source,
+}
+
+impl Detected {
+    /// Names the trace in datasets: its format, and a hash of the names, sizes and first bytes of its files.
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    pub fn run_id(&self) -> Result<String, ForeignError> {
+        let mut hash = Xxh3::new();
+        for file in self.source.files() {
+            let name = file.file_name().unwrap_or_default();
+            hash.update(name.as_encoded_bytes());
+            hash.update(&source::size(file)?.to_le_bytes());
+            hash.update(&source::sample(file)?);
+        }
+        Ok(format!("{}-{:016x}", self.importer.name(), hash.digest()))
+    }
+}
+
+/// Finds the importer of a file, or of a directory of files of one format; `None` if no one recognises it.
+///
+/// # Errors
+/// The path cannot be read.
+pub fn detect(path: &Path) -> Result<Option<Detected>, ForeignError> {
+    if path.is_dir() {
+        return detect_directory(path);
+    }
+    let sample = source::sample(path)?;
+    let importer = IMPORTERS
+        .iter()
+        .find(|&&importer| recognises(importer, &sample));
+    Ok(importer.map(|&importer| Detected {
+        importer,
+        source: Source::file(path),
+    }))
+}
+
+/// Whether `importer` reads a file that starts with `sample`; a text may have a byte order mark in front. Of the formats that
+/// [`Content`] recognizes, importance matrices (GGUF) and files of `torch.save` (ZIP) are traces.
+fn recognises(importer: &dyn Importer, sample: &[u8]) -> bool {
+    if !matches!(
+        Content::of(sample),
+        None | Some(Content::Gguf | Content::Zip)
+    ) {
+        return false;
+    }
+    let text = if importer.is_binary() {
+        sample
+    } else {
+        without_byte_order_mark(sample)
+    };
+    importer.is_applicable(text)
+}
+
+/// The first file that is recognised decides; files of other formats are left out.
+fn detect_directory(path: &Path) -> Result<Option<Detected>, ForeignError> {
+    let mut found: Option<&'static dyn Importer> = None;
+    let mut files = Vec::new();
+    let mut left_out = 0;
+    for file in source::files(path)? {
+        let sample = source::sample(&file)?;
+        let importer = found.or_else(|| {
+            let mut candidates = IMPORTERS.iter().copied();
+            candidates
+                .find(|importer| importer.takes_directories() && recognises(*importer, &sample))
+        });
+        match importer {
+            Some(importer) if recognises(importer, &sample) => {
+                found = Some(importer);
+                files.push(file);
+            }
+            _ => left_out += 1,
+        }
+    }
+    Ok(found.map(|importer| Detected {
+        importer,
+        source: Source::directory(path, files, left_out),
+    }))
+}

@@ -1,0 +1,373 @@
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use moe_foreign::{EXPORTERS, Export, Input, ResponseError};
+
+use super::*;
+
+fn dumps() -> PathBuf {
+    fixtures().join("../server-dumps")
+}
+
+/// Block 0 dense, 1 to 3 with experts, 4 the MTP head with experts.
+fn glm() -> Options {
+    model(5, 1, &[1, 2, 3, 4])
+}
+
+/// Four blocks with experts.
+fn all_moe() -> Options {
+    model(4, 0, &[0, 1, 2, 3])
+}
+
+/// A `.npy` file of bytes.
+fn npy(shape: &[usize], bytes: &[u8]) -> Vec<u8> {
+    let header = format!("{{'descr': '|u1', 'fortran_order': False, 'shape': {shape:?}, }}")
+        .replace('[', "(")
+        .replace(']', ")");
+    let mut file = b"\x93NUMPY\x01\x00".to_vec();
+    file.extend(u16::try_from(header.len()).unwrap().to_le_bytes());
+    file.extend(header.as_bytes());
+    file.extend(bytes);
+    file
+}
+
+fn read_bytes(bytes: &[u8], options: &Options) -> Result<(Summary, Kept), ForeignError> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("trace");
+    fs::write(&path, bytes).unwrap();
+    read(&path, options)
+}
+
+fn layer_error(outcome: Result<(Summary, Kept), ForeignError>) -> LayerError {
+    match outcome.unwrap_err() {
+        ForeignError::Layers { source, .. } => source,
+        other => panic!("{other}"),
+    }
+}
+
+fn layers(kept: &Kept) -> BTreeSet<u16> {
+    let rows = kept.rows.iter().map(|row| row.layer_id);
+    rows.chain(kept.counts.iter().map(|row| row.layer_id))
+        .collect()
+}
+
+/// Counts by layer and expert.
+fn counts(kept: &Kept) -> BTreeMap<(u16, u32), u64> {
+    let mut counts = BTreeMap::new();
+    for row in &kept.rows {
+        *counts.entry((row.layer_id, row.expert_id)).or_insert(0) += 1;
+    }
+    for row in &kept.counts {
+        *counts.entry((row.layer_id, row.expert_id)).or_insert(0) += row.count;
+    }
+    counts
+}
+
+/// `n_tokens` tokens of layers 1 to 3, where layer l selects experts l and l + 4.
+fn glm_counts(n_tokens: u64) -> BTreeMap<(u16, u32), u64> {
+    let experts = (1..4).flat_map(|layer| [layer, layer + 4].map(|expert| (layer as u16, expert)));
+    experts.map(|place| (place, n_tokens)).collect()
+}
+
+#[test]
+fn dumps_with_a_row_for_each_hidden_layer() {
+    for name in ["routed.npy", "vllm.json"] {
+        for options in [glm(), options()] {
+            let (summary, kept) = read(&dumps().join(name), &options).unwrap();
+            assert_eq!(kept.rows.len(), 6 * 3 * 2, "{name}");
+            assert_eq!(counts(&kept), glm_counts(6), "{name}");
+            // The empty row shows that all layers have rows.
+            assert!(summary.missing.is_empty(), "{name}");
+        }
+    }
+}
+
+#[test]
+fn dumps_with_rows_of_layers_with_experts_only() {
+    let token = [1, 5, 2, 6, 3, 7];
+    let dump = npy(&[4, 3, 2], &token.repeat(4));
+    let (_, kept) = read_bytes(&dump, &glm()).unwrap();
+    assert_eq!(counts(&kept), glm_counts(4));
+    // Without the model they are numbered from 0, and the user is warned.
+    let (summary, kept) = read_bytes(&dump, &options()).unwrap();
+    assert_eq!(layers(&kept), [0, 1, 2].into());
+    assert_eq!(summary.missing, [Missing::Layers].into());
+}
+
+#[test]
+fn dumps_that_fit_no_layout_are_refused() {
+    // A row for the MTP head too.
+    let token = [0, 0, 1, 5, 2, 6, 3, 7, 1, 2];
+    for (n_rows, bytes) in [(5, &token[..]), (2, &token[2..6]), (1, &token[2..4])] {
+        let error = layer_error(read_bytes(&npy(&[1, n_rows, 2], bytes), &glm()));
+        let expected = LayerError::Rows {
+            n_rows,
+            n_hidden: 4,
+            n_moe: 3,
+            n_nextn: 1,
+        };
+        assert_eq!(error, expected);
+    }
+    // The dense layer is in use.
+    let error = layer_error(read_bytes(
+        &npy(&[1, 4, 2], &[3, 4, 1, 5, 2, 6, 3, 7]),
+        &glm(),
+    ));
+    assert_eq!(error, LayerError::Dense { layer: 0 });
+    let error = layer_error(read_text_of("[[1, 0], [2, 3], [4, 5], [6, 7]]", &glm()));
+    assert_eq!(error, LayerError::Dense { layer: 0 });
+}
+
+/// Every format whose layers are rows of a server's array, by its golden file of two layers.
+#[test]
+fn every_format_of_rows_maps_them_to_blocks() {
+    let by_number = ["imatrix/", "mbolt/", "rtrace/"];
+    for name in FILES {
+        if by_number.iter().any(|format| name.starts_with(format)) {
+            continue;
+        }
+        let path = fixtures().join(name);
+        let (summary, kept) = read(&path, &options()).unwrap();
+        assert_eq!(layers(&kept), [0, 1].into(), "{name}");
+        assert_eq!(summary.missing, [Missing::Layers].into(), "{name}");
+        let expected = counts(&kept);
+        // Rows of the layers with experts, next to a dense one in front and an MTP head.
+        let (summary, kept) = read(&path, &model(4, 1, &[1, 2, 3])).unwrap();
+        let shifted = expected.iter();
+        let shifted: BTreeMap<_, _> = shifted.map(|(&(l, e), &n)| ((l + 1, e), n)).collect();
+        assert_eq!(counts(&kept), shifted, "{name}");
+        assert!(summary.missing.is_empty(), "{name}");
+        // Rows of all hidden layers.
+        let (_, kept) = read(&path, &model(3, 1, &[0, 1, 2])).unwrap();
+        assert_eq!(counts(&kept), expected, "{name}");
+        // A response without a shape fits no number of tokens, the others no number of layers.
+        let error = read(&path, &model(7, 0, &[1, 2, 3])).unwrap_err();
+        let is_refused = matches!(
+            error,
+            ForeignError::Layers { .. } | ForeignError::Response { .. }
+        );
+        assert!(is_refused, "{name}: {error}");
+    }
+}
+
+#[test]
+fn layers_by_number_must_have_experts_in_the_model() {
+    let line = |layer: u16| format!("{{\"t\":0,\"layer\":{layer},\"experts\":[1,5]}}\n");
+    read_text_of(&line(1), &glm()).unwrap();
+    let error = layer_error(read_text_of(&line(0), &glm()));
+    assert_eq!(error, LayerError::Dense { layer: 0 });
+    let error = layer_error(read_text_of("layer,expert\n0,1\n0,5\n", &glm()));
+    assert_eq!(error, LayerError::Dense { layer: 0 });
+}
+
+/// Expert 0 of a model with one expert for a token is no filler, unless the layer is dense.
+#[test]
+fn one_expert_for_a_token() {
+    let options = Options {
+        top_k: Some(1),
+        ..model(4, 0, &[1, 3])
+    };
+    let (_, kept) = read_bytes(&npy(&[2, 4, 1], &[0, 0, 0, 3, 0, 1, 0, 0]), &options).unwrap();
+    let expected = [((1, 0), 1), ((1, 1), 1), ((3, 0), 1), ((3, 3), 1)];
+    assert_eq!(counts(&kept), expected.into());
+    let (_, kept) = read_bytes(&npy(&[2, 2, 1], &[0, 3, 1, 0]), &options).unwrap();
+    assert_eq!(counts(&kept), expected.into());
+}
+
+#[test]
+fn the_mtp_layer_of_colibri_is_left_out() {
+    for header in ["-1 4 8\n", ""] {
+        let text = format!("{header}1 5 2\n3 7 1\n4 2 9\n");
+        let (summary, kept) = read_text_of(&text, &glm()).unwrap();
+        assert_eq!(counts(&kept), [((1, 5), 2), ((3, 7), 1)].into());
+        assert_eq!(summary.facts.n_layer, Some(5));
+        assert!(has_note(&summary, "left out: 1 count"), "{summary:?}");
+    }
+}
+
+/// The text of a response of SGLang with these tokens of four layers: layer l selects experts 2l and 2l + 1.
+fn base64_of(n_tokens: usize) -> String {
+    let token: Vec<u8> = (0i32..8).flat_map(i32::to_le_bytes).collect();
+    STANDARD.encode(token.repeat(n_tokens))
+}
+
+fn assert_tokens(kept: &Kept, tokens: std::ops::Range<u32>) {
+    let found: BTreeSet<u32> = kept.rows.iter().map(|row| row.token_id).collect();
+    assert_eq!(found, tokens.clone().collect());
+    assert_eq!(kept.rows.len(), tokens.len() * 4 * 2);
+    for row in &kept.rows {
+        assert_eq!(row.expert_id, u32::from(2 * row.layer_id + row.slot));
+        let phase = if row.token_id < 16 {
+            Phase::Prompt
+        } else {
+            Phase::Generate
+        };
+        assert_eq!(row.phase, Some(phase));
+        assert_eq!(row.sequence_id, Some(0));
+    }
+}
+
+#[test]
+fn a_response_may_start_late() {
+    let path = dumps().join("from10.json");
+    let (_, kept) = read(&path, &all_moe()).unwrap();
+    assert_tokens(&kept, 10..20);
+    // Without the model it may as well start at the first token, with two layers.
+    let (summary, kept) = read(&path, &options()).unwrap();
+    assert_eq!(layers(&kept), [0, 1].into());
+    assert!(has_note(&summary, "2 were assumed"), "{summary:?}");
+    assert_eq!(summary.missing, [Missing::Layers].into());
+    // A response that records where it starts leaves no choice.
+    let text = fs::read_to_string(&path).unwrap();
+    let started = |start: u32| {
+        let key = format!("\"meta_info\": {{\"routed_experts_start_len\": {start}, ");
+        text.replace("\"meta_info\": {", &key)
+    };
+    let (summary, kept) = read_text(&started(10)).unwrap();
+    assert_tokens(&kept, 10..20);
+    assert!(!has_note(&summary, "assumed"), "{summary:?}");
+    let error = read_text_of(&started(9), &all_moe()).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            ForeignError::Response {
+                source: ResponseError::Shape { .. },
+                ..
+            }
+        ),
+        "{error}"
+    );
+    // More tokens than were evaluated fit no model of four layers.
+    let text = text.replace("\"completion_tokens\": 5", "\"completion_tokens\": 0");
+    let text = text.replace("\"prompt_tokens\": 16", "\"prompt_tokens\": 5");
+    assert!(read_text_of(&text, &all_moe()).is_err());
+}
+
+/// A number of experts that both layouts of the model fit: empty rows of dense layers decide.
+#[test]
+fn empty_rows_of_dense_layers_decide_between_layouts() {
+    let response = |token: &[i32], n_tokens: usize| {
+        let token: Vec<u8> = token.iter().flat_map(|id| id.to_le_bytes()).collect();
+        let routed = STANDARD.encode(token.repeat(n_tokens));
+        format!(
+            r#"{{"meta_info": {{"prompt_tokens": 10, "completion_tokens": 3, "routed_experts": "{routed}"}}}}"#
+        )
+    };
+    let first = |kept: &Kept| kept.rows.iter().map(|row| row.token_id).min();
+    // 72 numbers: 12 tokens of three layers, or 9 of four.
+    let (_, kept) = read_text_of(&response(&[1, 5, 2, 6, 3, 7], 12), &glm()).unwrap();
+    assert_eq!((counts(&kept), first(&kept)), (glm_counts(12), Some(0)));
+    let (_, kept) = read_text_of(&response(&[0, 0, 1, 5, 2, 6, 3, 7], 9), &glm()).unwrap();
+    assert_eq!((counts(&kept), first(&kept)), (glm_counts(9), Some(3)));
+}
+
+#[test]
+fn sglang_puts_its_extension_in_several_places() {
+    let chat = fs::read_to_string(dumps().join("chat.json")).unwrap();
+    let routed = base64_of(20);
+    let usage = r#""usage": {"prompt_tokens": 16, "completion_tokens": 5}"#;
+    let texts = [
+        chat,
+        format!(r#"{{"choices": [{{"sglext": {{"routed_experts": "{routed}"}}}}], {usage}}}"#),
+        format!(
+            r#"{{"choices": [{{"index": 0}}], {usage}, "sglext": {{"routed_experts": "{routed}"}}}}"#
+        ),
+        format!(
+            r#"{{"choices": [{{"index": 0}}], {usage}, "sgl_ext": {{"routed_experts": "{routed}"}}}}"#
+        ),
+        format!(
+            r#"{{"choices": [{{"meta_info": {{"prompt_tokens": 16, "completion_tokens": 5, "routed_experts": "{routed}"}}}}]}}"#
+        ),
+        format!(r#"{{"sglext": {{"routed_experts": "{routed}"}}, {usage}}}"#),
+        // Chunks of a stream, as events and as lines.
+        format!(
+            ": comment\ndata: {{\"id\": \"a\", \"choices\": [{{\"index\": 0, \"delta\": {{\"content\": \"x\"}}}}]}}\n\n\
+             data: {{\"id\": \"a\", \"choices\": [], \"sglext\": {{\"routed_experts\": \"{routed}\"}}}}\n\n\
+             data: {{\"id\": \"a\", \"choices\": [], {usage}}}\n\ndata: [DONE]\n\n"
+        ),
+        format!(
+            "{{\"id\": 1, \"object\": \"chat.completion.chunk\", \"choices\": [{{\"index\": 0, \"sgl_ext\": {{\"routed_experts\": \"{routed}\"}}}}]}}\n\
+             {{\"id\": 1, \"object\": \"chat.completion.chunk\", \"choices\": [], {usage}}}\n"
+        ),
+    ];
+    for text in texts {
+        let (summary, kept) = read_text_of(&text, &all_moe()).expect(&text);
+        assert_eq!(summary.format, "sglang-response", "{text}");
+        assert_tokens(&kept, 0..20);
+    }
+}
+
+#[test]
+fn every_choice_of_an_extension_is_a_sequence() {
+    let choice = |n| format!(r#"{{"sglext": {{"routed_experts": "{}"}}}}"#, base64_of(n));
+    let text = format!(
+        r#"{{"choices": [{}, {}], "usage": {{"prompt_tokens": 16, "completion_tokens": 9}}}}"#,
+        choice(18),
+        choice(21)
+    );
+    let (_, kept) = read_text_of(&text, &all_moe()).unwrap();
+    let mut tokens: BTreeMap<Option<u32>, BTreeSet<u32>> = BTreeMap::new();
+    for row in &kept.rows {
+        tokens
+            .entry(row.sequence_id)
+            .or_default()
+            .insert(row.token_id);
+    }
+    let expected = [(Some(0), (0..18).collect()), (Some(1), (0..21).collect())];
+    assert_eq!(tokens, expected.into());
+}
+
+/// What `name` writes of the trace at `path`, and what it leaves out.
+fn export(path: &Path, options: &Options, name: &str) -> (Vec<u8>, Vec<String>) {
+    let exporter = EXPORTERS.iter().find(|exporter| exporter.name() == name);
+    let input = Input::Foreign(moe_foreign::detect(path).unwrap().unwrap());
+    let mut bytes = Vec::new();
+    let losses = exporter
+        .unwrap()
+        .export(&Export::new(&input, options).unwrap(), &mut bytes)
+        .unwrap();
+    (bytes, losses)
+}
+
+#[test]
+fn exports_for_servers_have_a_row_for_each_hidden_layer() {
+    let path = dumps().join("routed.npy");
+    let (bytes, _) = export(&path, &glm(), "eplb");
+    let matrix = "[[0, 0, 0, 0, 0, 0, 0, 0], [0, 6, 0, 0, 0, 6, 0, 0], [0, 0, 6, 0, 0, 0, 6, 0], [0, 0, 0, 6, 0, 0, 0, 6]]\n";
+    assert_eq!(String::from_utf8(bytes).unwrap(), matrix);
+    for name in [
+        "npy",
+        "npy-counts",
+        "sglang",
+        "eplb",
+        "coli-usage",
+        "ds4-hotlist",
+    ] {
+        let (bytes, losses) = export(&path, &glm(), name);
+        assert!(
+            !losses.iter().any(|loss| loss.contains("MTP")),
+            "{losses:?}"
+        );
+        for options in [glm(), options()] {
+            let (_, kept) = read_bytes(&bytes, &options).unwrap();
+            assert_eq!(counts(&kept), glm_counts(6), "{name}");
+        }
+    }
+}
+
+#[test]
+fn exports_for_servers_leave_the_mtp_head_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("trace.jsonl");
+    let line = |layer: u16| format!("{{\"t\":0,\"layer\":{layer},\"experts\":[1,5]}}\n");
+    fs::write(&path, line(1) + &line(4)).unwrap();
+    for name in ["npy", "npy-counts", "sglang", "eplb"] {
+        let (bytes, losses) = export(&path, &glm(), name);
+        let told = "1 layer of the MTP head was left out: servers count hidden layers only";
+        assert!(losses.iter().any(|loss| loss == told), "{name}: {losses:?}");
+        let (_, kept) = read_bytes(&bytes, &glm()).unwrap();
+        assert_eq!(counts(&kept), [((1, 1), 1), ((1, 5), 1)].into(), "{name}");
+    }
+}

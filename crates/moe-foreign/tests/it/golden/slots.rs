@@ -1,0 +1,76 @@
+//! Tokens without an expert in slot 0.
+
+use moe_testkit::fixture;
+
+use super::*;
+
+/// Imports a file with the importer that recognizes it.
+pub fn read(path: &Path) -> (Collected, Summary) {
+    let detected = moe_foreign::detect(path).unwrap().unwrap();
+    let mut rows = Collected::default();
+    let options = Options::default();
+    let summary =
+        moe_foreign::import(detected.importer, &detected.source, &options, &mut rows).unwrap();
+    (rows, summary)
+}
+
+/// The dump has -1 in any slot; NumPy's `(array >= 0).any(2).sum(0)` is 191 in each layer.
+#[test]
+fn tokens_of_an_expert_parallel_rank_are_counted_without_slot_0() {
+    let path = fixture("foreign/npy/expert-parallel-rank.npy");
+    let (rows, summary) = read(&path);
+    assert_eq!(summary.facts.n_expert_used, Some(4));
+    assert!(
+        !summary.notes.iter().any(|note| note.contains("again")),
+        "{:?}",
+        summary.notes
+    );
+    let mut counts = Counts::default();
+    for row in &rows.routing {
+        Sink::routing(&mut counts, row).unwrap();
+    }
+    let layers = counts.layers();
+    assert_eq!(layers.len(), 4);
+    for (layer, counts) in layers {
+        assert_eq!(counts.rows, Some(191), "layer {layer}");
+    }
+}
+
+/// A line per token and layer: no token is merged with another or cut in two.
+#[test]
+fn export_keeps_tokens_without_slot_0() {
+    let path = fixture("foreign/npy/expert-parallel-rank.npy");
+    let detected = moe_foreign::detect(&path).unwrap().unwrap();
+    let (input, options) = (Input::Foreign(detected), Options::default());
+    let export = Export::new(&input, &options).unwrap();
+    let jsonl = moe_foreign::EXPORTERS
+        .iter()
+        .find(|exporter| exporter.name() == "jsonl");
+    let mut text = Vec::new();
+    jsonl.unwrap().export(&export, &mut text).unwrap();
+    assert_eq!(String::from_utf8(text).unwrap().lines().count(), 4 * 191);
+}
+
+/// `[3 tokens, 1 layer, 4 slots]` whose last two slots are never used, as SGLang pads to 8.
+#[test]
+fn padded_slots_do_not_raise_the_experts_per_token() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("padded.npy");
+    let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+    let header = "{'descr': '<i4', 'fortran_order': False, 'shape': (3, 1, 4), }";
+    let header = format!("{header:<117}\n");
+    bytes.extend((header.len() as u16).to_le_bytes());
+    bytes.extend(header.as_bytes());
+    for id in [3, -1, -1, -1, -1, 5, -1, -1, 2, 7, -1, -1i32] {
+        bytes.extend(id.to_le_bytes());
+    }
+    std::fs::write(&path, bytes).unwrap();
+    let (rows, summary) = read(&path);
+    assert_eq!(summary.facts.n_expert_used, Some(2));
+    let places: Vec<_> = rows
+        .routing
+        .iter()
+        .map(|row| (row.token_id, row.slot, row.expert_id))
+        .collect();
+    assert_eq!(places, [(0, 0, 3), (1, 1, 5), (2, 0, 2), (2, 1, 7)]);
+}

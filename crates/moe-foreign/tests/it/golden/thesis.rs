@@ -1,0 +1,237 @@
+//! The thesis's traces.
+
+use super::*;
+
+/// What a thesis trace tells of the story: of each pass the first token, which is 0, 3 and 4.
+fn thesis_story() -> Vec<(u32, u16, u16, u32)> {
+    let mut rows = Vec::new();
+    for token in [0, 3, 4] {
+        for (layer, experts) in (0u16..).zip(EXPERTS) {
+            for (slot, &expert) in (0u16..).zip(&experts[token as usize]) {
+                rows.push((token, layer, slot, expert));
+            }
+        }
+    }
+    rows
+}
+
+fn short(rows: &Collected) -> Vec<(u32, u16, u16, u32)> {
+    let short = |row: &RoutingRow| (row.token_id, row.layer_id, row.slot, row.expert_id);
+    rows.routing.iter().map(short).collect()
+}
+
+#[test]
+fn thesis_trace() {
+    let (rows, summary) = import("thesis/small.bin", &Options::default());
+    assert_eq!(short(&rows), thesis_story());
+    let phases: Vec<_> = rows.routing.iter().map(|row| row.phase).collect();
+    assert_eq!(
+        phases,
+        [
+            [Some(Phase::Prompt); 4],
+            [Some(Phase::Generate); 4],
+            [Some(Phase::Generate); 4]
+        ]
+        .concat()
+    );
+    // A pass is 17 operations, a microsecond each. The prompt's first expert operation is the fourth of the second pass.
+    assert_eq!(
+        rows.routing[0].timestamp_ns,
+        Some(1_000_000_000 + 1000 * (17 + 4))
+    );
+    assert!(
+        rows.routing
+            .iter()
+            .all(|row| row.weight.is_none() && row.sequence_id.is_none())
+    );
+    let told = |text: &str| summary.notes.iter().any(|note| note.contains(text));
+    assert!(
+        told("4 records behind the first one without a time"),
+        "{:?}",
+        summary.notes
+    );
+    assert!(
+        told("1 of 4 passes, llama.cpp's warm-up"),
+        "{:?}",
+        summary.notes
+    );
+    assert!(told("in 1 pass of several tokens"), "{:?}", summary.notes);
+}
+
+#[test]
+fn thesis_json() {
+    let (rows, summary) = import("thesis-json", &Options::default());
+    assert_eq!(short(&rows), thesis_story());
+    assert_eq!(
+        rows.routing,
+        import("thesis/small.bin", &Options::default()).0.routing
+    );
+    assert!(
+        summary
+            .notes
+            .iter()
+            .any(|note| note.contains("1 of 4 passes"))
+    );
+    let options = Options::default();
+    let text = r#"{"token_id":0,"entries":[
+        {"timestamp_ns":5,"token_id":0,"phase":"PROMPT","operation_type":"ADD","dst_name":"a"},
+        {"timestamp_ns":0,"token_id":0,"phase":"PROMPT","operation_type":"ADD","dst_name":"a"}]}"#;
+    assert_eq!(
+        refused("thesis-json", text, &options),
+        "trace: element entries[1]: its time is 0, which no operation has; the file is damaged"
+    );
+    let cut = &text[..text.len() - 3];
+    assert!(
+        refused(
+            "thesis-json",
+            cut.replace("\"timestamp_ns\":0", "\"timestamp_ns\":6"),
+            &options
+        )
+        .contains("line 3")
+    );
+}
+
+/// The exporter writes what the thesis's own script, as `make/thesis.py` knows it, writes of the same records.
+#[test]
+fn thesis_json_of_a_thesis_trace() {
+    let path = fixture("thesis/small.bin");
+    let input = Input::Foreign(moe_foreign::detect(&path).unwrap().unwrap());
+    let options = Options::default();
+    let export = Export::new(&input, &options).unwrap();
+    let exporter = FILES_EXPORTERS
+        .iter()
+        .find(|exporter| exporter.name() == "thesis-json");
+    let dir = tempfile::tempdir().unwrap();
+    let mut create = |name: &str| -> std::io::Result<Box<dyn std::io::Write>> {
+        Ok(Box::new(std::fs::File::create_new(dir.path().join(name))?))
+    };
+    exporter.unwrap().export(&export, &mut create).unwrap();
+    for name in ["token-00000.json", "token-00001.json"] {
+        let read = |path: PathBuf| -> serde_json::Value {
+            serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+        };
+        let written = read(dir.path().join(name));
+        assert_eq!(written, read(fixture("thesis-json").join(name)), "{name}");
+    }
+}
+
+/// The published sample is nothing but a warm-up: all 32 experts, of which a record holds sixteen. The router's operations, or the
+/// model, tell it from a router that chooses sixteen and more.
+#[test]
+fn a_warm_up_alone() {
+    let bytes = std::fs::read(fixture("thesis/small.bin")).unwrap();
+    let mut records: Vec<[u8; 1024]> = bytes.as_chunks().0[..17].to_vec();
+    for record in &mut records {
+        let (op, put) = (
+            record[16],
+            |record: &mut [u8; 1024], source: usize, bytes: u32| {
+                let at = 152 + 160 * source + 136;
+                record[at..at + 4].copy_from_slice(&bytes.to_le_bytes());
+            },
+        );
+        if op == 30 {
+            for (expert, id) in record[792..856].chunks_exact_mut(4).enumerate() {
+                id.copy_from_slice(&(expert as u32).to_le_bytes());
+            }
+            record[856] = 16;
+            put(record, 2, 4 * 32 * 2);
+        } else if op == 68 {
+            put(record, 0, 4 * 32 * 2);
+        }
+    }
+    let all = records.concat();
+    let options = Options::default();
+    let error = refused("thesis", &all, &options);
+    assert!(
+        error.starts_with("trace holds no routing (thesis: left out of the routing: 1 of 1 pass,"),
+        "{error}"
+    );
+    // Expert operations alone: now only the model tells.
+    let experts: Vec<u8> = records
+        .iter()
+        .filter(|record| record[16] == 30)
+        .flatten()
+        .copied()
+        .collect();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("trace");
+    std::fs::write(&path, &experts).unwrap();
+    let import = |options: &Options| {
+        let mut rows = Collected::default();
+        moe_foreign::import(importer("thesis"), &Source::file(&path), options, &mut rows)
+    };
+    let summary = import(&options).unwrap();
+    assert_eq!(summary.rows, 2 * 16);
+    assert!(
+        summary
+            .notes
+            .iter()
+            .any(|note| note.contains("to recognize warm-up")),
+        "{:?}",
+        summary.notes
+    );
+    let four = Options {
+        top_k: Some(4),
+        ..Options::default()
+    };
+    assert!(matches!(import(&four), Err(ForeignError::Nothing { .. })));
+}
+
+/// Numbers of operations move between llama.cpp versions.
+#[test]
+fn other_numbers_of_operations() {
+    let mut bytes = std::fs::read(fixture("thesis/small.bin")).unwrap();
+    for record in bytes.as_chunks_mut::<1024>().0 {
+        if record[16] == 30 {
+            record[16] = 31;
+        }
+    }
+    let error = refused("thesis", &bytes, &Options::default());
+    assert!(
+        error.contains("operation 3") && error.contains("table of operations"),
+        "{error}"
+    );
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("trace");
+    std::fs::write(&path, &bytes).unwrap();
+    let options = Options {
+        ops: Some([(31, "MUL_MAT_ID".to_owned())].into_iter().collect()),
+        ..Options::default()
+    };
+    let mut rows = Collected::default();
+    moe_foreign::import(
+        importer("thesis"),
+        &Source::file(&path),
+        &options,
+        &mut rows,
+    )
+    .unwrap();
+    assert_eq!(short(&rows), thesis_story());
+}
+
+/// `fixtures/foreign/thesis/small.bin` with other bytes in the padding before the names, and in names.
+#[test]
+fn padding_and_names_may_hold_anything() {
+    let mut bytes = std::fs::read(fixture("thesis/small.bin")).unwrap();
+    let is_used = |record: &[u8]| record[..8] != [0; 8];
+    for record in bytes
+        .chunks_exact_mut(1024)
+        .filter(|record| is_used(record))
+    {
+        record[19..24].copy_from_slice(&[0xaa, 1, 2, 3, 0xff]);
+        // Not UTF-8.
+        record[24] = 0xff;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("trace.bin");
+    std::fs::write(&path, bytes).unwrap();
+    let detected = moe_foreign::detect(&path).unwrap().unwrap();
+    assert_eq!(detected.importer.name(), "thesis");
+    let mut rows = Collected::default();
+    let options = Options::default();
+    let summary =
+        moe_foreign::import(detected.importer, &detected.source, &options, &mut rows).unwrap();
+    assert_eq!(short(&rows), thesis_story());
+    let is_warm_up = |note: &String| note.contains("1 of 4 passes, llama.cpp's warm-up");
+    assert!(summary.notes.iter().any(is_warm_up), "{:?}", summary.notes);
+}

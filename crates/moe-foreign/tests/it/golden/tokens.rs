@@ -1,0 +1,232 @@
+//! Formats of tokens in order.
+
+use super::*;
+
+#[test]
+fn bigmoeonedge() {
+    let (rows, summary) = import("bigmoeonedge/small.route.csv", &Options::default());
+    let mut expected = story(|layer, token| RoutingRow {
+        sequence_id: Some(0),
+        phase: phase(token),
+        ..weighted(layer, token)
+    });
+    // What is used for the first time was read; what another token of the prompt has read is not told.
+    let (miss, hit) = (Some(lane::CACHE_MISS), Some(lane::CACHE_HIT));
+    let lanes = [
+        miss, miss, miss, None, None, miss, miss, miss, None, None, miss, None, // prompt
+        hit, hit, hit, miss, miss, hit, hit, hit, // two tokens
+    ];
+    for (row, lane) in expected.iter_mut().zip(lanes) {
+        row.lane = lane;
+    }
+    assert_eq!(rows.routing, expected);
+    assert_eq!(
+        summary.facts,
+        Facts {
+            model: Some("/models/small.gguf".into()),
+            arch: Some("qwen3moe".into()),
+            n_layer: Some(2),
+            n_expert: Some(8),
+            n_expert_used: Some(2),
+            expert_bytes: [(0, 1000), (1, 1200)].into(),
+            ..Facts::default()
+        }
+    );
+
+    let header = "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes\n";
+    let refused = |row: &str| {
+        refused(
+            "bigmoeonedge",
+            format!("{header}{row}\n"),
+            &Options::default(),
+        )
+    };
+    assert_eq!(
+        refused("0,0,0,0,0,83,0.5,0"),
+        "trace: line 2: no expert_bytes; the line is damaged"
+    );
+    assert_eq!(
+        refused("0,0,0,0,0,4096,0.5,0,1"),
+        "trace: line 2: expert 4096 is out of range (below 4096); the file is damaged"
+    );
+    assert_eq!(
+        refused("0,2,0,0,0,1,0.5,0,1"),
+        "trace: line 2: phase is neither 0 (prompt) nor 1 (decode); the line is damaged"
+    );
+}
+
+/// The published traces; rows and hits as `awk` counts them in the files.
+#[test]
+fn published_bigmoeonedge_traces() {
+    let Some(data) = moe_testkit::data("bigmoeonedge") else {
+        return;
+    };
+    for (file, n_rows, n_prompt, n_hits, n_expert_used, bytes) in [
+        ("gptoss.route.csv", 10_560, 5_952, 2_066, 2, 13_219_200),
+        ("qwen.route.csv", 44_766, 7_902, 29_597, 6, 3_059_712),
+    ] {
+        let path = data.join(file);
+        let detected = moe_foreign::detect(&path).unwrap().unwrap();
+        assert_eq!(detected.importer.name(), "bigmoeonedge");
+        let mut rows = Collected::default();
+        let options = Options::default();
+        let summary =
+            moe_foreign::import(detected.importer, &detected.source, &options, &mut rows).unwrap();
+        assert_eq!(summary.rows, n_rows);
+        assert_eq!(rows.routing.len() as u64, n_rows);
+        let of = |f: fn(&&RoutingRow) -> bool| rows.routing.iter().filter(f).count();
+        assert_eq!(of(|row| row.phase == Some(Phase::Prompt)), n_prompt);
+        assert_eq!(of(|row| row.lane == Some(lane::CACHE_HIT)), n_hits);
+        assert_eq!(summary.facts.n_expert, Some(128));
+        assert_eq!(summary.facts.n_expert_used, Some(n_expert_used));
+        assert_eq!(summary.facts.expert_bytes[&0], bytes);
+        assert_eq!(
+            summary.facts.expert_bytes.len() as u32,
+            summary.facts.n_layer.unwrap()
+        );
+    }
+}
+
+#[test]
+fn jsonl_per_token_and_layer() {
+    let expected = story(|layer, token| RoutingRow {
+        phase: phase(token),
+        ..plain(layer, token)
+    });
+    assert_eq!(routing("jsonl/small.jsonl"), expected);
+    let expected = story(|layer, token| RoutingRow {
+        sequence_id: Some(4),
+        ..weighted(layer, token)
+    });
+    assert_eq!(routing("jsonl/with-weights.jsonl"), expected);
+
+    let options = Options::default();
+    let text = "{\"t\":0,\"layer\":0,\"experts\":[1]}\n\n{\"t\":1,\"layer\":\n";
+    assert_eq!(
+        refused("jsonl", text, &options),
+        "trace: line 3: EOF while parsing a value (column 15); the file is damaged, or of another format"
+    );
+    let text = "{\"t\":0,\"layer\":0,\"experts\":[1,2],\"weights\":[0.5]}\n";
+    assert_eq!(
+        refused("jsonl", text, &options),
+        "trace: line 1: 1 weight for 2 experts; the line is damaged"
+    );
+}
+
+#[test]
+fn empty_slots_and_unknown_phases() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("trace");
+    std::fs::write(
+        &path,
+        "{\"t\":7,\"layer\":1,\"experts\":[3,-1,2],\"phase\":\"warm\"}\n",
+    )
+    .unwrap();
+    let mut rows = Collected::default();
+    let options = Options::default();
+    let source = Source::file(&path);
+    let summary = moe_foreign::import(importer("jsonl"), &source, &options, &mut rows).unwrap();
+    let slots: Vec<(u16, u32)> = rows
+        .routing
+        .iter()
+        .map(|row| (row.slot, row.expert_id))
+        .collect();
+    assert_eq!(slots, [(0, 3), (2, 2)]);
+    assert_eq!(rows.routing[0].phase, None);
+    assert_eq!(
+        summary.notes,
+        ["phase \"warm\" is not known and was taken as not told"]
+    );
+}
+
+#[test]
+fn lattice() {
+    assert_eq!(routing("lattice/small.jsonl"), story(weighted));
+}
+
+#[test]
+fn moe_balance() {
+    // Its lines are whole layers.
+    let mut expected = story(|layer, token| RoutingRow {
+        sequence_id: Some(12),
+        ..weighted(layer, token)
+    });
+    expected.sort_by_key(|row| (row.layer_id, row.token_id));
+    assert_eq!(routing("moe-balance/small.jsonl"), expected);
+}
+
+#[test]
+fn megatron() {
+    let expected = story(|layer, token| RoutingRow {
+        sequence_id: Some(0),
+        ..plain(layer, token)
+    });
+    let (rows, summary) = import("megatron/router_trace_rank0.jsonl", &Options::default());
+    assert_eq!(rows.routing, expected);
+    assert_eq!(
+        summary.notes[0],
+        "left out: 1 line of blocks other than the decoder"
+    );
+    // The directory of all ranks is one trace.
+    let (rows, _) = import("megatron", &Options::default());
+    assert_eq!(rows.routing, expected);
+}
+
+#[test]
+fn colibri_trace() {
+    assert_eq!(routing("colibri-trace/small.txt"), story(weighted));
+    let options = Options::default();
+    assert_eq!(
+        refused("colibri-trace", "0 0 0 5:0.75\n0 1 0 3\n", &options),
+        "trace: line 2: an expert is not id:gate; the line is damaged"
+    );
+}
+
+#[test]
+fn layer_expert() {
+    let summary = assert_counts_of_choices();
+    assert_eq!(summary.missing, [Missing::TopK].into());
+    let two = Options {
+        top_k: Some(2),
+        ..Options::default()
+    };
+    let (rows, _) = import("layer-expert/small.csv", &two);
+    assert_eq!(rows.routing, story(plain));
+    // The model tells it as well.
+    let model = Options {
+        model: Some(Facts {
+            n_expert_used: Some(2),
+            ..Facts::default()
+        }),
+        ..Options::default()
+    };
+    let (rows, _) = import("layer-expert/small.csv", &model);
+    assert_eq!(rows.routing, story(plain));
+
+    let four = Options {
+        top_k: Some(4),
+        ..Options::default()
+    };
+    assert_eq!(
+        refused("layer-expert", "layer,expert\n0,1\n0,2\n1,3\n", &four),
+        "trace: line 2: layer 0 has 2 choices in a row from here, which is not a multiple of the 4 experts for a token; is that \
+         the number of the trace?"
+    );
+}
+
+/// Every line is a choice, so counts are of single lines.
+fn assert_counts_of_choices() -> Summary {
+    let path = fixture("layer-expert/small.csv");
+    let mut counts = Counts::default();
+    let options = Options::default();
+    let source = Source::file(&path);
+    let summary =
+        moe_foreign::import(importer("layer-expert"), &source, &options, &mut counts).unwrap();
+    for (layer, expected) in COUNTS.iter().enumerate() {
+        let layer = &counts.layers()[&(layer as u16)];
+        let found: Vec<(u32, u64)> = layer.experts.iter().map(|(&e, t)| (e, t.count)).collect();
+        assert_eq!(found, *expected);
+        assert_eq!(layer.total(), 10);
+    }
+    summary
+}

@@ -1,0 +1,394 @@
+//! What is exported and imported again is the same, as far as the format can hold it.
+
+mod runs;
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::Path;
+
+use moe_foreign::{
+    Counts, EXPORTERS, Export, ExportError, Exporter, FILES_EXPORTERS, IMPORTERS, Importer, Input,
+    Options,
+};
+use moe_trace::{CountRow, Facts, RoutingRow, Sink, SinkError};
+
+/// A trace that tells everything: two layers, a prompt of two tokens, two generated ones.
+const FULL: &str = "\
+# route_trace v1
+# model=small.gguf arch=qwen3moe n_layer=3 n_expert=8 n_expert_used=2
+# layer=1 expert_bytes=1000
+# layer=2 expert_bytes=2000
+turn,phase,step,layer,slot,expert,weight,residency,expert_bytes
+4,0,0,1,0,5,0.75,0,1000
+4,0,0,1,1,1,0.25,0,1000
+4,0,1,1,0,3,0.5,0,1000
+4,0,1,1,1,5,0.5,0,0
+4,0,1,2,0,6,0.625,0,2000
+4,0,1,2,1,2,0.375,0,2000
+4,1,2,1,0,5,0.875,1,0
+4,1,2,1,1,3,0.125,1,0
+4,1,2,2,0,7,0.625,0,2000
+4,1,2,2,1,6,0.375,1,0
+4,1,3,1,0,0,0.5,0,1000
+4,1,3,1,1,5,0.5,1,0
+4,1,3,2,0,6,1,1,0
+4,1,3,2,1,2,0,1,0
+";
+
+/// The same counts without order, phases and weights.
+const COUNTS: &str =
+    "[[0, 0, 0, 0, 0, 0, 0, 0], [1, 1, 0, 2, 0, 4, 0, 0], [0, 0, 2, 0, 0, 0, 3, 1]]";
+
+#[derive(Debug, Default, Clone, PartialEq)]
+struct Kept {
+    rows: Vec<RoutingRow>,
+    counts: Vec<CountRow>,
+    facts: Facts,
+}
+
+impl Sink for Kept {
+    fn facts(&mut self, facts: &Facts) -> Result<(), SinkError> {
+        self.facts = facts.clone();
+        Ok(())
+    }
+
+    fn routing(&mut self, row: &RoutingRow) -> Result<(), SinkError> {
+        self.rows.push(*row);
+        Ok(())
+    }
+
+    fn count(&mut self, row: &CountRow) -> Result<(), SinkError> {
+        self.counts.push(*row);
+        Ok(())
+    }
+}
+
+fn importer(name: &str) -> &'static dyn Importer {
+    let found = IMPORTERS.iter().find(|importer| importer.name() == name);
+    *found.unwrap_or_else(|| panic!("no importer is called {name}"))
+}
+
+fn exporter(name: &str) -> &'static dyn Exporter {
+    let found = EXPORTERS.iter().find(|exporter| exporter.name() == name);
+    *found.unwrap_or_else(|| panic!("no exporter is called {name}"))
+}
+
+fn detected(path: &Path) -> Input {
+    let detected = moe_foreign::detect(path).unwrap();
+    Input::Foreign(detected.expect("a format that is known"))
+}
+
+/// Writes `text` as a file and opens it as a foreign trace.
+fn input(dir: &Path, text: &str) -> Input {
+    let path = dir.join("input");
+    fs::write(&path, text).unwrap();
+    detected(&path)
+}
+
+fn export(
+    input: &Input,
+    exporter: &dyn Exporter,
+    options: &Options,
+    path: &Path,
+) -> Result<Vec<String>, ExportError> {
+    let mut out = File::create(path).unwrap();
+    exporter.export(&Export::new(input, options)?, &mut out)
+}
+
+fn read(input: &Input, options: &Options) -> Kept {
+    let mut kept = Kept::default();
+    input.read(options, &mut kept).unwrap();
+    kept
+}
+
+/// Reads what was exported, which must be recognised as what it is.
+fn read_again(path: &Path, format: &str, options: &Options) -> Kept {
+    let Input::Foreign(found) = detected(path) else {
+        panic!("a foreign trace");
+    };
+    assert_eq!(found.importer.name(), format);
+    read(&Input::Foreign(found), options)
+}
+
+/// Counts of both phases, by layer and expert.
+fn totals(kept: &Kept, with_masses: bool) -> Vec<(u16, u32, u64, Option<f64>)> {
+    let mut counts = Counts::default();
+    kept.rows
+        .iter()
+        .for_each(|row| counts.routing(row).unwrap());
+    kept.counts
+        .iter()
+        .for_each(|row| counts.count(row).unwrap());
+    let mut totals = Vec::new();
+    for (layer, counts) in counts.layers() {
+        for (expert, tally) in counts.experts {
+            let mass = tally.mass.filter(|_| with_masses);
+            totals.push((layer, expert, tally.count, mass));
+        }
+    }
+    totals
+}
+
+#[test]
+fn formats_of_tokens() {
+    let dir = tempfile::tempdir().unwrap();
+    let input = input(dir.path(), FULL);
+    let original = read(&input, &Options::default());
+    assert_eq!(original.rows.len(), 14);
+    // What each format does not hold.
+    type Forget = fn(&mut RoutingRow);
+    let formats: [(&str, Forget); 3] = [
+        ("bigmoeonedge", |_| {}),
+        ("jsonl", |row| row.lane = None),
+        ("npy", |row| {
+            row.lane = None;
+            row.sequence_id = None;
+            row.phase = None;
+            row.weight = None;
+        }),
+    ];
+    for (name, forget) in formats {
+        let path = dir.path().join(name);
+        export(&input, exporter(name), &Options::default(), &path).unwrap();
+        let options = Options::default();
+        let mut expected = original.rows.clone();
+        expected.iter_mut().for_each(forget);
+        let mut again = read_again(&path, name, &options).rows;
+        // It also goes through them token by token.
+        let order = |row: &RoutingRow| (row.token_id, row.layer_id, row.slot);
+        expected.sort_by_key(order);
+        again.sort_by_key(order);
+        assert_eq!(again, expected, "{name}");
+    }
+}
+
+#[test]
+fn an_exact_copy() {
+    let dir = tempfile::tempdir().unwrap();
+    let input = input(dir.path(), FULL);
+    let path = dir.path().join("copy");
+    export(&input, exporter("bigmoeonedge"), &Options::default(), &path).unwrap();
+    assert_eq!(fs::read_to_string(path).unwrap(), FULL);
+}
+
+#[test]
+fn published_traces_come_out_as_they_went_in() {
+    let Some(data) = moe_testkit::data("bigmoeonedge") else {
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    for file in ["gptoss.route.csv", "qwen.route.csv"] {
+        let path = data.join(file);
+        let copy = dir.path().join(file);
+        let options = Options::default();
+        export(&detected(&path), exporter("bigmoeonedge"), &options, &copy).unwrap();
+        // Of the preamble the bytes of a layer's dense part are lost.
+        let without_dense = |path: &Path| -> Vec<String> {
+            let text = fs::read_to_string(path).unwrap();
+            let lines = text.lines();
+            let kept = lines.map(|line| line.split(" dense_bytes=").next().unwrap().to_owned());
+            kept.collect()
+        };
+        assert!(without_dense(&copy) == without_dense(&path), "{file}");
+    }
+}
+
+#[test]
+fn formats_of_counts_from_tokens_and_from_counts() {
+    let dir = tempfile::tempdir().unwrap();
+    for text in [FULL, COUNTS] {
+        let input = input(dir.path(), text);
+        let original = totals(&read(&input, &Options::default()), false);
+        assert_eq!(original.len(), 7);
+        for (name, format) in [
+            ("coli-usage", "coli-usage"),
+            ("ds4-hotlist", "ds4-hotlist"),
+            ("eplb", "eplb"),
+            ("npy-counts", "npy"),
+            ("sglang", "sglang"),
+        ] {
+            let path = dir.path().join(name);
+            let losses = export(&input, exporter(name), &Options::default(), &path).unwrap();
+            let told = losses.iter().any(|loss| loss.contains("order"));
+            assert_eq!(told, text == FULL, "{name}: {losses:?}");
+            let again = read_again(&path, format, &Options::default());
+            assert_eq!(totals(&again, false), original, "{name}");
+        }
+    }
+}
+
+#[test]
+fn learn_file_keeps_the_counts() {
+    let dir = tempfile::tempdir().unwrap();
+    for text in [FULL, COUNTS] {
+        let input = input(dir.path(), text);
+        let original = totals(&read(&input, &Options::default()), false);
+        let path = dir.path().join("learn");
+        export(&input, exporter("learn"), &Options::default(), &path).unwrap();
+        let again = read_again(&path, "learn", &Options::default());
+        assert_eq!(totals(&again, false), original);
+    }
+}
+
+#[test]
+fn every_exporter_is_tested() {
+    let names: Vec<&str> = EXPORTERS.iter().map(|exporter| exporter.name()).collect();
+    let tested = [
+        "bigmoeonedge",
+        "coli-usage",
+        "ds4-hotlist",
+        "eplb",
+        "eplb-csv", // in the test of what is written: nothing reads it, as nothing in it tells what it is
+        "jsonl",
+        "npy",
+        "npy-counts",
+        "sglang",
+        "learn",
+    ];
+    assert_eq!(names, tested);
+    let names: Vec<&str> = FILES_EXPORTERS
+        .iter()
+        .map(|exporter| exporter.name())
+        .collect();
+    assert_eq!(names, ["mesh-llm", "thesis-json"]);
+}
+
+#[test]
+fn what_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let input = input(dir.path(), FULL);
+    let written = |name: &str| {
+        let path = dir.path().join(name);
+        export(&input, exporter(name), &Options::default(), &path).unwrap();
+        fs::read_to_string(path).unwrap()
+    };
+    // Counted by hand from the text above.
+    let matrix = COUNTS.to_owned();
+    assert_eq!(written("eplb"), format!("{matrix}\n"));
+    assert_eq!(
+        written("sglang"),
+        format!("{{\"logical_count\": {matrix}}}\n")
+    );
+    assert_eq!(
+        written("eplb-csv"),
+        "0,0,0,0,0,0,0,0\n1,1,0,2,0,4,0,0\n0,0,2,0,0,0,3,1\n"
+    );
+    assert_eq!(
+        written("coli-usage"),
+        "-1 3 8\n1 0 1\n1 1 1\n1 3 2\n1 5 4\n2 2 2\n2 6 3\n2 7 1\n"
+    );
+    assert_eq!(
+        written("ds4-hotlist"),
+        "# ds4 expert hotlist v1\n# model small.gguf\n# layers 3\n# experts 8\n# layer_records 7\n# selections 14\n\
+         # columns: layer expert hits weight\n1 5 4 2.625000\n2 6 3 2.000000\n1 3 2 0.625000\n2 2 2 0.375000\n\
+         2 7 1 0.625000\n1 0 1 0.500000\n1 1 1 0.250000\n"
+    );
+    assert!(written("jsonl").starts_with(
+        "{\"t\":0,\"layer\":1,\"experts\":[5,1],\"weights\":[0.75,0.25],\"phase\":\"prefill\",\"seq\":4}\n"
+    ));
+}
+
+/// What a format of several files writes, by name.
+fn export_files(input: &Input, name: &str, dir: &Path) -> Result<Vec<String>, ExportError> {
+    let exporter = FILES_EXPORTERS
+        .iter()
+        .find(|exporter| exporter.name() == name);
+    fs::create_dir(dir).unwrap();
+    let mut create = |name: &str| -> io::Result<Box<dyn Write>> {
+        Ok(Box::new(File::create_new(dir.join(name))?))
+    };
+    let options = Options::default();
+    exporter
+        .unwrap()
+        .export(&Export::new(input, &options)?, &mut create)
+}
+
+#[test]
+fn a_ranking_for_each_layer() {
+    let dir = tempfile::tempdir().unwrap();
+    for (text, has_masses) in [(FULL, true), (COUNTS, false)] {
+        let input = input(dir.path(), text);
+        let out = dir.path().join(format!("masses-{has_masses}"));
+        let losses = export_files(&input, "mesh-llm", &out).unwrap();
+        assert_eq!(
+            losses.iter().any(|loss| loss.contains("weighs 1")),
+            !has_masses
+        );
+        let ranking = fs::read_to_string(out.join("layer-001.csv")).unwrap();
+        // What Mesh-LLM's reader makes of it: the first column of every line that is neither comment nor header.
+        let experts: Vec<u32> = ranking
+            .lines()
+            .filter(|line| !line.starts_with('#') && !line.starts_with("expert"))
+            .filter_map(|line| line.split(',').next()?.parse().ok())
+            .collect();
+        assert_eq!(experts, [5, 3, 0, 1]);
+        let again = read_again(&out, "mesh-llm", &Options::default());
+        let original = totals(&read(&input, &Options::default()), true);
+        assert_eq!(totals(&again, true), original);
+    }
+}
+
+#[test]
+fn what_needs_an_order_refuses_counts() {
+    let dir = tempfile::tempdir().unwrap();
+    let input = input(dir.path(), COUNTS);
+    for name in ["bigmoeonedge", "jsonl", "npy"] {
+        let path = dir.path().join(name);
+        let error = export(&input, exporter(name), &Options::default(), &path).unwrap_err();
+        let message = error.to_string();
+        assert!(
+            message.contains("counts alone") && message.contains(name),
+            "{message}"
+        );
+    }
+    let error = export_files(&input, "thesis-json", &dir.path().join("thesis")).unwrap_err();
+    assert!(error.to_string().contains("run"), "{error}");
+}
+
+#[test]
+fn what_a_format_must_have_is_not_made_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let input = input(dir.path(), "{\"t\":0,\"layer\":0,\"experts\":[3,1]}\n");
+    let path = dir.path().join("out");
+    let error = export(&input, exporter("bigmoeonedge"), &Options::default(), &path).unwrap_err();
+    assert!(error.to_string().contains("phases"), "{error}");
+
+    // Weights that are not known are no number, and are read as not known again.
+    let text = "{\"t\":0,\"layer\":0,\"experts\":[3,1],\"phase\":\"decode\"}\n";
+    fs::write(dir.path().join("input"), text).unwrap();
+    let losses = export(&input, exporter("bigmoeonedge"), &Options::default(), &path).unwrap();
+    assert!(losses.iter().any(|loss| loss.contains("nan")), "{losses:?}");
+    let again = read_again(&path, "bigmoeonedge", &Options::default());
+    assert_eq!(again.rows.len(), 2);
+    assert!(again.rows.iter().all(|row| row.weight.is_none()));
+}
+
+#[test]
+fn an_array_holds_one_sequence() {
+    let dir = tempfile::tempdir().unwrap();
+    let line = |seq: &str| format!("{{\"t\":0,\"layer\":0,\"experts\":[3,1]{seq}}}\n");
+    for text in [
+        line(",\"seq\":0") + &line(",\"seq\":1"),
+        line("") + &line(""), // not told apart
+    ] {
+        let input = input(dir.path(), &text);
+        let path = dir.path().join("out.npy");
+        let error = export(&input, exporter("npy"), &Options::default(), &path).unwrap_err();
+        assert!(error.to_string().contains("sequences"), "{error}");
+    }
+}
+
+#[test]
+fn a_claimed_number_of_layers_is_not_written_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("input");
+    for header in ["-1 4294967295 8", "-1 2 4294967295"] {
+        fs::write(&path, format!("{header}\n0 3 1\n")).unwrap();
+        let error = detected(&path).read(&Options::default(), &mut Kept::default());
+        let message = error.unwrap_err().to_string();
+        assert!(
+            message.contains("4294967295") && message.contains("more than any model"),
+            "{message}"
+        );
+    }
+}

@@ -1,0 +1,53 @@
+//! Whether the Parquet files of a run are its own.
+
+use crate::error::Error;
+use crate::manifest::ModelFile;
+use crate::map_table;
+use crate::run::Run;
+use crate::table_fault::TableFault;
+use crate::tables::{RUN_ID_KEY, TABLES, TableMetadata};
+
+/// Why the map of the run is another model's; `None` if nothing says so.
+pub fn foreign_map(run: &Run) -> Result<Option<Error>, Error> {
+    let (Some(manifest), Some(_)) = (&run.manifest, &run.map) else {
+        return Ok(None);
+    };
+    let path = run.path.join(map_table::FILE_NAME);
+    let identity = map_table::identity(&path)?;
+    let header = identity.model.as_ref().map(|model| &model.header_xxh3);
+    let own_header = &manifest.model.header_xxh3;
+    let sizes =
+        |files: &[ModelFile]| -> Vec<u64> { files.iter().map(|file| file.size_bytes).collect() };
+    let own_files = &manifest.model.files;
+    let is_foreign = match header {
+        Some(header) if !header.is_empty() && !own_header.is_empty() => header != own_header,
+        _ => {
+            !identity.files.is_empty()
+                && !own_files.is_empty()
+                && sizes(&identity.files) != sizes(own_files)
+        }
+    };
+    Ok(is_foreign.then(|| Error::table(&path)(TableFault::OtherModel)))
+}
+
+/// Tables in the run's directory that are of another run, such as the one that this run replaced, or cannot be read.
+pub fn stale_tables(run: &Run) -> Vec<String> {
+    let id = run.id();
+    let directories = [run.path.clone(), run.path.join("tables")];
+    let files = directories
+        .iter()
+        .flat_map(|dir| TABLES.map(|table| dir.join(format!("{table}.parquet"))));
+    files
+        .filter(|file| file.is_file())
+        .filter_map(|file| match TableMetadata::read(&file) {
+            Ok(metadata) => {
+                let other = metadata.value(RUN_ID_KEY).filter(|&other| other != id)?;
+                Some(format!(
+                    "{} is of run {other}, not of this one; write it again with `moe-analyze parquet`",
+                    file.display()
+                ))
+            }
+            Err(error) => Some(error.to_string()),
+        })
+        .collect()
+}

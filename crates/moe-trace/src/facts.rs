@@ -1,0 +1,176 @@
+//! What a trace, a manifest or a model's file says about a model, and whether they can be of the same one.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use moe_gguf::experts::{expert_bytes, expert_bytes_by_layer};
+use moe_gguf::map::OffsetMap;
+use moe_gguf::{Gguf, PerLayer};
+
+use crate::manifest::Model;
+
+/// Layer and expert ids at or above this are no model's: a trace that holds one is damaged.
+pub const MAX_ID: u32 = 4096;
+
+/// What a trace, or a model's file, says about the model.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Facts {
+    /// Path or name of the model.
+    pub model: Option<String>,
+    /// `general.architecture`.
+    pub arch: Option<String>,
+    /// Number of layers: the blocks of a GGUF file (`block_count`), those of the MTP head included.
+    pub n_layer: Option<u32>,
+    /// Blocks of the multi-token prediction (MTP) head, the last of `n_layer` (`nextn_predict_layers`); 0 if there are none, or
+    /// it is not known.
+    pub n_nextn_layer: u32,
+    /// Experts in a layer.
+    pub n_expert: Option<u32>,
+    /// Experts that a token is routed to.
+    pub n_expert_used: Option<u32>,
+    /// Blocks with experts, those of the MTP head included; empty if they are not known.
+    pub moe_layers: BTreeSet<u16>,
+    /// Bytes of one expert (gate, up, down, biases) of a layer. Absent layers are not known.
+    pub expert_bytes: BTreeMap<u16, u64>,
+}
+
+/// What a trace says of its model, and the model does not have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Contradiction {
+    /// What the trace says: `48 layers`.
+    pub trace: String,
+    /// Path or name of the model, where it is known.
+    pub model: Option<String>,
+    /// What it has instead: `6`.
+    pub has: String,
+}
+
+impl fmt::Display for Contradiction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "it says {}, the model", self.trace)?;
+        if let Some(model) = &self.model {
+            write!(f, " {model}")?;
+        }
+        write!(f, " has {}", self.has)
+    }
+}
+
+impl Facts {
+    /// What `gguf`, opened from `path`, says. A layer whose experts differ in size has no size of an expert; a number of
+    /// selected experts that differs between layers is unknown, and of numbers of experts the largest counts.
+    ///
+    /// # Errors
+    /// A key of the header has another type than it should.
+    pub fn of_model(path: &str, gguf: &Gguf) -> Result<Facts, moe_gguf::Error> {
+        let metadata = gguf.metadata();
+        let arch = metadata.str("general.architecture")?.map(str::to_owned);
+        let key = |name: &str, one: fn(&PerLayer) -> Option<u64>| {
+            let Some(arch) = &arch else { return Ok(None) };
+            let values = metadata.per_layer(&format!("{arch}.{name}"))?;
+            let number = values.as_ref().and_then(one);
+            Ok::<_, moe_gguf::Error>(number.and_then(|n| u32::try_from(n).ok()))
+        };
+        let map = OffsetMap::new(gguf);
+        Ok(Facts {
+            model: Some(path.to_owned()),
+            n_layer: key("block_count", PerLayer::uniform)?,
+            n_nextn_layer: key("nextn_predict_layers", PerLayer::uniform)?.unwrap_or(0),
+            n_expert: key("expert_count", PerLayer::max)?.filter(|&n| n > 0),
+            n_expert_used: key("expert_used_count", PerLayer::uniform_nonzero)?,
+            moe_layers: expert_bytes(&map)
+                .into_keys()
+                .map(|(layer, _)| layer)
+                .collect(),
+            expert_bytes: expert_bytes_by_layer(&map),
+            arch,
+        })
+    }
+
+    /// What a manifest says of its model.
+    pub fn of_manifest(model: &Model) -> Facts {
+        let text = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
+        let number = |number: u32| Some(number).filter(|&number| number > 0);
+        Facts {
+            model: text(&model.path),
+            arch: text(&model.arch),
+            n_layer: number(model.n_layer),
+            n_nextn_layer: model.n_nextn_layer,
+            n_expert: number(model.n_expert),
+            n_expert_used: number(model.n_expert_used),
+            ..Facts::default()
+        }
+    }
+
+    /// Hidden layers, which is what servers and training frameworks call the number of layers: the blocks without those of the
+    /// MTP head.
+    pub fn n_hidden_layer(&self) -> Option<u32> {
+        Some(self.n_layer?.saturating_sub(self.n_nextn_layer))
+    }
+
+    /// The blocks of this model for a trace that counts `n_layer` layers: a trace may count the MTP head's or not.
+    pub fn blocks_for(&self, n_layer: u32) -> Option<u32> {
+        let n_block = self.n_layer?;
+        (n_layer == n_block || Some(n_layer) == self.n_hidden_layer()).then_some(n_block)
+    }
+
+    /// Why there is no such model: it would have more layers or experts than any has.
+    pub fn impossible(&self) -> Option<String> {
+        let numbers = [
+            ("layers", self.n_layer),
+            ("experts in a layer", self.n_expert),
+            ("experts for a token", self.n_expert_used),
+        ];
+        let mut numbers = numbers.into_iter();
+        let (what, n) = numbers.find_map(|(what, n)| Some((what, n.filter(|&n| n > MAX_ID)?)))?;
+        Some(format!(
+            "{n} {what} are more than any model has ({MAX_ID}); the file is damaged"
+        ))
+    }
+
+    /// Why a trace that says `told` cannot be of this model: another architecture, other numbers of layers or experts.
+    /// Quantizations of one model do not contradict each other, and a run may route a token to fewer experts.
+    pub fn contradiction(&self, told: &Facts) -> Option<Contradiction> {
+        let number = |what, trace: Option<u32>, model: Option<u32>| {
+            Some((format!("{} {what}", trace?), model?.to_string())).filter(|_| trace != model)
+        };
+        let arch = || {
+            let (trace, model) = (told.arch.as_ref()?, self.arch.as_ref()?);
+            (trace != model).then(|| (format!("architecture {trace}"), model.clone()))
+        };
+        let is_of_hidden = told.n_hidden_layer() == self.n_hidden_layer();
+        let is_counted = told.n_layer.is_some_and(|n| self.blocks_for(n).is_some());
+        let n_layer = told.n_layer.filter(|_| !is_of_hidden && !is_counted);
+        let (trace, has) = number("layers", n_layer, self.n_layer)
+            .or_else(|| number("experts in a layer", told.n_expert, self.n_expert))
+            .or_else(arch)?;
+        Some(Contradiction {
+            trace,
+            model: self.model.clone(),
+            has,
+        })
+    }
+
+    /// Adds what `other` knows beyond this.
+    pub fn fill_from(&mut self, other: &Facts) {
+        fill(&mut self.model, &other.model);
+        fill(&mut self.arch, &other.arch);
+        fill(&mut self.n_layer, &other.n_layer);
+        if self.n_nextn_layer == 0 && self.n_layer == other.n_layer {
+            self.n_nextn_layer = other.n_nextn_layer;
+        }
+        if self.moe_layers.is_empty() {
+            self.moe_layers.clone_from(&other.moe_layers);
+        }
+        fill(&mut self.n_expert, &other.n_expert);
+        fill(&mut self.n_expert_used, &other.n_expert_used);
+        for (&layer, &bytes) in &other.expert_bytes {
+            self.expert_bytes.entry(layer).or_insert(bytes);
+        }
+    }
+}
+
+fn fill<T: Clone>(to: &mut Option<T>, from: &Option<T>) {
+    if to.is_none() {
+        to.clone_from(from);
+    }
+}

@@ -1,0 +1,152 @@
+//! Faults of records, each found and named, and remarks on runs that are not what they seem.
+
+use moe_gguf::map::OffsetMap;
+use moe_trace::check::{check, foreign_map, v4_traps};
+use moe_trace::ops::{MUL_MAT, MUL_MAT_ID};
+use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
+use moe_trace::tables::{TableOptions, write_tables};
+use moe_trace::{Manifest, Run, RunOptions, RunWriter, TensorAccessLog, map_table};
+
+use super::common::{expert_layer, gpt_oss, manifest, model, read_buffer, record, run_of};
+
+fn good() -> Vec<TensorAccessLog> {
+    let (gguf, _) = gpt_oss();
+    let mut records = vec![record(1, MUL_MAT, "a")];
+    records.extend(expert_layer(&gguf, 2, 0, 0, &[&[1, 2], &[3, 15]]));
+    records
+}
+
+#[test]
+fn every_fault_is_named_once() {
+    type Change = fn(&mut TensorAccessLog);
+    let changes: [(&str, Change); 11] = [
+        ("expert_lane", |r| r.expert_lane[1] = 99),
+        ("sources.memory_source", |r| r.sources[0].memory_source = 7),
+        ("expert_ids", |r| r.expert_ids[1].set(-5)),
+        ("expert_ids", |r| r.expert_ids[1].set(3)),
+        ("expert_ids", |r| r.expert_ids[1].set(16)),
+        ("expert_weights", |r| r.expert_weights[0].set(f32::NAN)),
+        ("dst_name, sources.name", |r| r.sources[0].name.fill(b'x')),
+        ("expert_slot_base", |r| r.expert_slot_base = 255),
+        ("num_experts", |r| r.num_experts = 0),
+        ("num_sources, num_experts", |r| r.num_experts = 17),
+        ("ext_version", |r| r.ext_version = 2),
+    ];
+    let tmp = tempfile::tempdir().unwrap();
+    assert_eq!(check(&run_of(&tmp.path().join("good"), &good())), []);
+    for (i, (field, change)) in changes.into_iter().enumerate() {
+        let mut records = good();
+        change(&mut records[2]);
+        let faults = check(&run_of(&tmp.path().join(i.to_string()), &records));
+        let found: Vec<_> = faults
+            .iter()
+            .map(|fault| (fault.field, fault.n_records, fault.first_record))
+            .collect();
+        assert_eq!(found, [(field, 1, 2)]);
+    }
+}
+
+#[test]
+fn a_manifest_lacks_what_its_schema_requires() {
+    let tmp = tempfile::tempdir().unwrap();
+    let path = tmp.path().join("manifest.json");
+    manifest().write(&path).unwrap();
+    assert_eq!(Manifest::missing_keys(&path).unwrap().len(), 0);
+    std::fs::write(&path, "{}").unwrap();
+    let missing = Manifest::missing_keys(&path).unwrap();
+    assert_eq!(missing.len(), 28);
+    assert!(missing.contains(&"/model/n_expert") && missing.contains(&"/gpu"));
+}
+
+#[test]
+fn a_map_of_another_model_is_refused() {
+    let tmp = tempfile::tempdir().unwrap();
+    let run = run_of(&tmp.path().join("run"), &good());
+    assert!(foreign_map(&run).unwrap().is_none());
+    assert_eq!(run.remarks().unwrap(), [""; 0]);
+    let other = OffsetMap::new(&model("tiny-qwen3moe-Q4_K_M.gguf"));
+    let files = [moe_trace::manifest::ModelFile {
+        name: "other.gguf".into(),
+        size_bytes: 1,
+    }];
+    let path = run.path.join("gguf-map.parquet");
+    map_table::write(&path, &other, &files, true).unwrap();
+    let error = Run::open(&run.path).unwrap().remarks().unwrap_err();
+    assert!(error.to_string().contains("another model"), "{error}");
+    // A map that does not tell whose it is shows by the first record that contradicts it.
+    map_table::write(&path, &other, &[], true).unwrap();
+    let run = Run::open(&run.path).unwrap();
+    let error = write_tables(&run, &tmp.path().join("out"), TableOptions::default()).unwrap_err();
+    assert!(
+        error.to_string().contains("is this the model's map"),
+        "{error}"
+    );
+}
+
+#[test]
+fn what_is_not_whole_is_remarked() {
+    let tmp = tempfile::tempdir().unwrap();
+    let run = run_of(&tmp.path().join("run"), &good());
+    let trace = run.path.join("trace.bin");
+    let bytes = std::fs::read(&trace).unwrap();
+    std::fs::write(&trace, &bytes[..bytes.len() - 24]).unwrap();
+    let remarks = Run::open(&run.path).unwrap().remarks().unwrap();
+    assert_eq!(remarks.len(), 2, "{remarks:?}");
+    assert!(
+        remarks[0].contains("a cut record of 1000 bytes"),
+        "{remarks:?}"
+    );
+    assert!(remarks[1].contains("promises 7 records") && remarks[1].contains("holds 6"));
+
+    let (_, map) = gpt_oss();
+    let dir = tmp.path().join("killed");
+    drop(RunWriter::create(&dir, manifest(), &map, RunOptions::default()).unwrap());
+    write_tables(&run, &dir.join("tables"), TableOptions::default()).unwrap();
+    let remarks = Run::open(&dir).unwrap().remarks().unwrap();
+    assert!(remarks[0].contains("killed"), "{remarks:?}");
+    assert_eq!(
+        remarks.len(),
+        4,
+        "three tables are of the other run: {remarks:?}"
+    );
+}
+
+/// A plain v4 record of an expert operation: `n_experts` named, `n_ids` in the tensor of ids.
+fn v4(timestamp_ns: u64, phase: u8, n_experts: u8, n_ids: u64) -> TensorAccessLog {
+    let mut record = record(timestamp_ns, MUL_MAT_ID, "ffn_moe_gate-0");
+    record.layer_id.set(0);
+    record.ext_version = 0;
+    record.phase = phase;
+    record.num_experts = n_experts;
+    for (id, i) in record.expert_ids.iter_mut().zip(0..) {
+        id.set(i);
+    }
+    for (name, size) in [("w", 8), ("x", 8), ("ids", 4 * n_ids)] {
+        read_buffer(&mut record, name, 1, size);
+    }
+    record
+}
+
+#[test]
+fn the_traps_of_plain_v4_are_told() {
+    let tmp = tempfile::tempdir().unwrap();
+    let path = tmp.path().join("trace.bin");
+    let traps = |records: &[TensorAccessLog]| {
+        std::fs::write(&path, zerocopy::IntoBytes::as_bytes(records)).unwrap();
+        v4_traps(&Run::open(&path).unwrap())
+    };
+    let one_token = [v4(1, PHASE_PROMPT, 4, 4), v4(2, PHASE_GENERATE, 4, 4)];
+    assert_eq!(traps(&one_token), [""; 0]);
+    let batch = traps(&[v4(1, PHASE_PROMPT, 4, 24), v4(2, PHASE_GENERATE, 4, 4)]);
+    assert_eq!(batch.len(), 1, "{batch:?}");
+    assert!(
+        batch[0].contains("counted too low: 1 expert operation of prompts"),
+        "{batch:?}"
+    );
+    let warm_up = traps(&[v4(1, PHASE_PROMPT, 16, 32), v4(2, PHASE_GENERATE, 16, 32)]);
+    assert_eq!(warm_up.len(), 1, "{warm_up:?}");
+    assert!(
+        warm_up[0].starts_with("all expert operations (2) name 16"),
+        "{warm_up:?}"
+    );
+}
