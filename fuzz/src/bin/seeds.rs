@@ -5,8 +5,8 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use moe_gguf::map::OffsetMap;
-use moe_gguf::write::{Header, Writer};
 use moe_gguf::{GgmlType, Gguf, Value};
+use moe_synth::write::{Header, Writer};
 use moe_trace::buffers::{Buffer, BufferEvent, Change, usage};
 use moe_trace::foreign::SAMPLE_SIZE;
 use moe_trace::graph::reconstruct;
