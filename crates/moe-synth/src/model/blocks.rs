@@ -8,9 +8,8 @@
 
 use half::{bf16, f16};
 use moe_gguf::GgmlType;
-use moe_random::SplitMix64;
 
-use super::random::fill;
+use super::random::{SplitMix64, fill};
 
 /// Of each row of a lifted matrix every eighth block is lifted, from the first.
 pub(super) const LIFT_EVERY: usize = 8;

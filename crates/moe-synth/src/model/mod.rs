@@ -21,7 +21,6 @@ use std::sync::mpsc;
 use std::thread;
 
 use moe_gguf::{Fault, GgmlType};
-use moe_random::SplitMix64;
 use thiserror::Error;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -31,6 +30,7 @@ pub use spec::{Arch, LinearAttention, Spec, VocabModel, VocabSpec, Yarn};
 
 use blocks::Blocks;
 use quant::{Quant, Use};
+use random::SplitMix64;
 use router::Router;
 use tensors::Fill;
 

@@ -7,10 +7,9 @@
 //! bonus is `Φ⁻¹` of the share of tokens that it shall have.
 
 use moe_gguf::GgmlType;
-use moe_random::SplitMix64;
 
 use super::blocks::{LIFT_EVERY, lifted_moments};
-use super::random::even;
+use super::random::{SplitMix64, even};
 
 /// No expert is chosen for more tokens than this, however steep the law.
 const MAX_SHARE: f64 = 0.98;
