@@ -1,29 +1,18 @@
 //! Signals: temporary files are removed, and a truncated input is named.
-#![cfg(unix)]
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::path::Path;
+use std::process::{Child, Command, Output};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use moe_files::{AtomicFile, AtomicFiles, MappedFile, signals};
 
-const DIR_VARIABLE: &str = "MOE_FILES_TEST_DIR";
-const SIZE: u64 = 1 << 20;
+use crate::child::{assert_passed, dir, shell, start};
 
-/// Starts an ignored test of this file as a process of its own, whose work is in `dir`.
-fn start(test: &str, dir: &Path) -> Child {
-    Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--ignored", "--nocapture"])
-        .env(DIR_VARIABLE, dir)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap()
-}
+const SIZE: u64 = 1 << 20;
 
 /// Waits until the process prints `ready`, then sends it a signal.
 fn signal_when_ready(mut child: Child, signal: &str) -> Output {
@@ -39,12 +28,6 @@ fn signal_when_ready(mut child: Child, signal: &str) -> Output {
     // The pipe stays open until the process has ended.
     lines.for_each(drop);
     child.wait_with_output().unwrap()
-}
-
-fn dir() -> PathBuf {
-    std::env::var_os(DIR_VARIABLE)
-        .expect("run by another test")
-        .into()
 }
 
 fn n_entries(dir: &Path) -> usize {
@@ -75,7 +58,7 @@ fn mapped() -> (File, MappedFile) {
 #[test]
 fn names_a_mapped_file_that_is_truncated_and_removes_temporary_files() {
     let dir = tempfile::tempdir().unwrap();
-    let output = start("truncate_and_read", dir.path())
+    let output = start("signals::truncate_and_read", dir.path())
         .wait_with_output()
         .unwrap();
     let stderr = String::from_utf8(output.stderr).unwrap();
@@ -109,7 +92,7 @@ fn truncate_and_read() {
 #[test]
 fn names_a_truncated_file_that_other_code_mapped() {
     let dir = tempfile::tempdir().unwrap();
-    let output = start("read_a_mapping_of_other_code", dir.path())
+    let output = start("signals::read_a_mapping_of_other_code", dir.path())
         .wait_with_output()
         .unwrap();
     let stderr = String::from_utf8(output.stderr).unwrap();
@@ -136,7 +119,7 @@ fn read_a_mapping_of_other_code() {
 #[test]
 fn a_bus_error_elsewhere_ends_the_process_by_its_signal() {
     let dir = tempfile::tempdir().unwrap();
-    let output = start("read_past_another_mapping", dir.path())
+    let output = start("signals::read_past_another_mapping", dir.path())
         .wait_with_output()
         .unwrap();
     assert_eq!(output.status.signal(), Some(libc::SIGBUS));
@@ -163,7 +146,7 @@ fn temporary_files_are_removed_on_int_term_and_hup() {
         ("-HUP", libc::SIGHUP),
     ] {
         let dir = tempfile::tempdir().unwrap();
-        let output = signal_when_ready(start("write_and_wait", dir.path()), signal);
+        let output = signal_when_ready(start("signals::write_and_wait", dir.path()), signal);
         assert_eq!(output.status.signal(), Some(number));
         assert_eq!(n_entries(dir.path()), 0, "{signal}");
     }
@@ -185,7 +168,7 @@ fn write_and_wait() {
 #[test]
 fn an_interrupt_sets_the_flag_where_it_is_wanted() {
     let dir = tempfile::tempdir().unwrap();
-    let output = signal_when_ready(start("wait_for_the_flag", dir.path()), "-TERM");
+    let output = signal_when_ready(start("signals::wait_for_the_flag", dir.path()), "-TERM");
     assert!(
         output.status.success(),
         "{}",
@@ -207,15 +190,8 @@ fn wait_for_the_flag() {
 #[test]
 fn a_hangup_that_was_ignored_stays_ignored() {
     let dir = tempfile::tempdir().unwrap();
-    let test = std::env::current_exe().unwrap();
-    let script = "trap '' HUP; exec \"$0\" --exact survive_a_hangup --ignored --nocapture";
-    let output = Command::new("sh")
-        .args(["-c", script])
-        .arg(test)
-        .env(DIR_VARIABLE, dir.path())
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{:?}", output.status);
+    let mut child = shell("trap '' HUP", "signals::survive_a_hangup", dir.path());
+    assert_passed(&child.output().unwrap());
 }
 
 #[test]
@@ -230,15 +206,9 @@ fn survive_a_hangup() {
 #[test]
 fn a_file_over_the_size_limit_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
-    let test = std::env::current_exe().unwrap();
-    let script = "ulimit -f 8 || exit 9; exec \"$0\" --exact write_too_much --ignored --nocapture";
-    let output = Command::new("sh")
-        .args(["-c", script])
-        .arg(test)
-        .env(DIR_VARIABLE, dir.path())
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{:?}", output.status);
+    let limit = "ulimit -f 8 || exit 9";
+    let mut child = shell(limit, "signals::write_too_much", dir.path());
+    assert_passed(&child.output().unwrap());
     assert_eq!(n_entries(dir.path()), 0);
 }
 
@@ -254,14 +224,8 @@ fn write_too_much() {
 #[test]
 fn reports_a_truncation_that_raised_no_signal() {
     let dir = tempfile::tempdir().unwrap();
-    let output = start("truncate_within_the_last_page", dir.path())
-        .wait_with_output()
-        .unwrap();
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    let child = start("signals::truncate_within_the_last_page", dir.path());
+    assert_passed(&child.wait_with_output().unwrap());
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Differences of runs that are known because they were made.
 
-#[path = "../../../moe-trace/tests/common/mod.rs"]
+#[path = "../../../../moe-trace/tests/common/mod.rs"]
 mod common;
 mod operations;
 mod routing;

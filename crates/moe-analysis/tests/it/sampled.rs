@@ -1,13 +1,11 @@
 //! LRU's curve from a sample of the experts, against caches that see every look-up.
 
-mod made;
-
 use moe_analysis::simulate::{Batches, Error, Estimate, replay, sampled_lru};
 use moe_placement::cache::{Online, PolicyName, Setting};
 use moe_trace::foreign::Phase;
 use proptest::prelude::*;
 
-use made::{batches_of, traces};
+use crate::made::{batches_of, traces};
 
 fn lru(batches: &Batches, budget: u64) -> moe_analysis::simulate::Outcome {
     let name = PolicyName::Whole(Online::Lru);

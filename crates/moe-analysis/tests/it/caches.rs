@@ -1,7 +1,5 @@
 //! What holds for every cache, on traces that are made up.
 
-mod made;
-
 use std::collections::HashSet;
 
 use moe_analysis::simulate::{
@@ -12,7 +10,7 @@ use moe_placement::predict::PredictorName;
 use moe_trace::foreign::{Phase, RoutingRow, Sink};
 use proptest::prelude::*;
 
-use made::{Made, N_EXPERT, N_LAYER, batches_of, traces};
+use crate::made::{Made, N_EXPERT, N_LAYER, batches_of, traces};
 
 fn batches(made: &[Made], bytes: impl Fn(u32, u32) -> u64) -> Batches {
     batches_of(made, u32::from(N_LAYER), N_EXPERT, bytes)
