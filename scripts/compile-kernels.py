@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Compiles the CUDA kernels to the PTX files that the program embeds. Needs no GPU and no toolkit:
+"""Compiles the CUDA kernels to the compressed PTX files that the program embeds. Needs no GPU and no toolkit:
 
-    pip install -r .ci/requirements.txt     # brings NVRTC
+    pip install -r .ci/requirements.txt     # NVRTC and zstandard
     scripts/compile-kernels.py [--check] [NAME ...]
 
 NAME is a file of crates/moe-executor/src/cuda/kernels without its .cu; default: all. With --check nothing is written; the
-exit code is 1 when a PTX file is not what its source gives.
+exit code is 1 when the text of a PTX file is not what its source gives. zstd -dc prints that text.
 """
 
 import argparse
@@ -16,6 +16,11 @@ import re
 import sys
 from pathlib import Path
 
+try:
+    import zstandard
+except ModuleNotFoundError:
+    sys.exit("no zstandard: install the Python package zstandard (.ci/requirements.txt)")
+
 CUDA = Path(__file__).resolve().parent.parent / "crates/moe-executor/src/cuda"
 KERNELS, PTX = CUDA / "kernels", CUDA / "ptx"
 # A driver translates PTX for its own device when the architecture is not above it. From 8.0 on there are integer matrix products
@@ -24,6 +29,7 @@ ARCHITECTURES = [75, 80, 90]
 OPTIONS = ["--std=c++17"]
 # A driver refuses PTX of a newer instruction set than its own: 12.4 writes 8.4.
 NVRTC = (12, 4)
+COMPRESSION_LEVEL = 19
 
 
 def nvrtc():
@@ -84,6 +90,19 @@ def compile_kernel(library, path, architecture):
     return f"// sources: sha256 {digest}\n{ptx}"
 
 
+def read_ptx(path):
+    """The text of a PTX file; None where there is no such file, or it is damaged."""
+    try:
+        return zstandard.ZstdDecompressor().decompress(path.read_bytes()).decode()
+    except (FileNotFoundError, UnicodeDecodeError, zstandard.ZstdError):
+        return None
+
+
+def write_ptx(path, ptx):
+    compressor = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL, write_checksum=True)
+    path.write_bytes(compressor.compress(ptx.encode()))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare, write nothing")
@@ -97,12 +116,15 @@ def main():
         if not source.exists():
             sys.exit(f"{source} does not exist")
         for architecture in ARCHITECTURES:
-            out = PTX / f"{name}.sm_{architecture}.ptx"
+            out = PTX / f"{name}.sm_{architecture}.ptx.zst"
             ptx = compile_kernel(library, source, architecture)
-            if not arguments.check:
-                out.write_text(ptx, "utf-8")
-            elif not out.exists() or out.read_text("utf-8") != ptx:
+            # Another version of zstd may compress the same text to other bytes.
+            if read_ptx(out) == ptx:
+                continue
+            if arguments.check:
                 stale.append(out.name)
+            else:
+                write_ptx(out, ptx)
     if stale:
         sys.exit(f"not what their sources give: {', '.join(stale)}; run scripts/compile-kernels.py and commit the result")
 

@@ -45,7 +45,7 @@ asan() {
     not_run "the Rust toolchain has no AddressSanitizer runtime"
   # RUSTC_BOOTSTRAP makes -Z flags available in a stable compiler.
   RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0 CARGO_TARGET_DIR=$cache/asan \
-    cargo test --target "$host" --package moe-executor --package moe-foreign --package moe-gguf --package moe-trace --lib --tests
+    cargo test --target "$host" --package moe-executor --package moe-foreign --package moe-gguf --package moe-synth --package moe-trace --lib --tests
 }
 
 fuzz() {

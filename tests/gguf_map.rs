@@ -2,8 +2,6 @@
 
 #[path = "gguf_map/checks.rs"]
 mod checks;
-#[path = "../crates/moe-gguf/tests/common/mod.rs"]
-mod common;
 #[path = "gguf_map/data.rs"]
 mod data;
 #[path = "gguf_map/forms.rs"]
@@ -20,7 +18,7 @@ mod support;
 
 use std::path::{Path, PathBuf};
 
-use common::Raw;
+use moe_testkit::gguf::Raw;
 use support::{file_of, moe_analyze};
 
 const MODELS: [&str; 4] = [

@@ -1,15 +1,13 @@
 //! `relayout`: models with their tensors and experts in another order compute the same.
 
-#[path = "../crates/moe-gguf/tests/common/mod.rs"]
-mod common;
 mod support;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use common::{F32, Raw};
 use moe_gguf::Gguf;
 use moe_gguf::layers::layer_order;
+use moe_testkit::gguf::{F32, Raw};
 use support::{N_EXPERT, N_LAYER, arg, failure_of, known_run, moe_analyze, repository, stdout_of};
 
 fn fixture(name: &str) -> PathBuf {
@@ -196,7 +194,7 @@ fn experts_in_a_given_order_and_back_again() {
 
 #[test]
 fn a_model_that_cannot_be_run_is_compared_byte_by_byte() {
-    use moe_gguf::write::{Header, Writer};
+    use moe_synth::write::{Header, Writer};
     let (dir, out) = temporary();
     let model = dir.path().join("odd.gguf");
     let mut header = Header::new();

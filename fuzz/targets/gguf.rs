@@ -9,7 +9,7 @@ use moe_gguf::layers::layer_order;
 use moe_gguf::map::OffsetMap;
 use moe_gguf::thesis::{memory_map, write_gguf_dump_csv};
 use moe_gguf::verify::{Algorithm, compare, manifest, parse_manifest, verify};
-use moe_gguf::write::Header;
+use moe_synth::write::Header;
 
 fuzz_target!(|bytes: &[u8]| {
     let gguf = match Gguf::from_bytes("fuzz.gguf", bytes) {

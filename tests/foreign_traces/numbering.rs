@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use moe_gguf::GgmlType;
 use moe_gguf::Value as Key;
-use moe_gguf::write::{Header, Writer};
+use moe_synth::write::{Header, Writer};
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use parquet::file::metadata::KeyValue;

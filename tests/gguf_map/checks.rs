@@ -4,9 +4,9 @@ use std::fs;
 
 use moe_gguf::Gguf;
 
-use crate::common::{F32, Raw};
 use crate::support::{arg, moe_analyze, repository, stdout_of};
 use crate::{MODELS, output_of, write};
+use moe_testkit::gguf::{F32, Raw};
 
 #[test]
 fn sound_models_pass_the_check() {

@@ -6,9 +6,9 @@ use std::path::Path;
 use moe_gguf::Gguf;
 use serde_json::{Value, json};
 
-use crate::common::{F32, Raw};
 use crate::support::{arg, failure_of, moe_analyze, repository, stdout_of};
 use crate::{MODELS, output_of, write};
+use moe_testkit::gguf::{F32, Raw};
 
 /// Type I8: any byte is a value.
 const I8: u32 = 24;

@@ -4,9 +4,9 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::common::{F32, Raw};
 use crate::support::{arg, failure_of, repository, stdout_of};
 use crate::{output_of, write};
+use moe_testkit::gguf::{F32, Raw};
 
 const MODEL: &str = "fixtures/tiny-gpt-oss-MXFP4.gguf";
 

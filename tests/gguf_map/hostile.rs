@@ -2,9 +2,9 @@
 
 use std::fs;
 
-use crate::common::{ARRAY, F32, Raw, STRING, U32};
 use crate::output_of;
 use crate::support::{arg, failure_of, file_of, repository};
+use moe_testkit::gguf::{ARRAY, F32, Raw, STRING, U32};
 
 #[test]
 fn bad_input_is_one_line_and_exit_2() {

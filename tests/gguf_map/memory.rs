@@ -7,8 +7,8 @@ use std::process::{Command, Output};
 
 use moe_gguf::map::MAX_EXPERT_ROWS;
 
-use crate::common::{ARRAY, F32, Raw};
 use crate::support::arg;
+use moe_testkit::gguf::{ARRAY, F32, Raw};
 
 /// Runs the binary in a process that is refused more than `limit_kib` of private writable memory.
 fn limited(limit_kib: usize, args: &[&str]) -> Output {

@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use moe_gguf::write::{Header, Writer};
 use moe_gguf::{GgmlType, Value};
+use moe_synth::write::{Header, Writer};
 use serde_json::Value as Json;
 use tempfile::TempDir;
 

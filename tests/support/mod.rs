@@ -142,7 +142,7 @@ pub fn write_gguf(
     tensors: &[(String, Vec<u64>)],
 ) {
     use moe_gguf::GgmlType;
-    use moe_gguf::write::{Header, Writer};
+    use moe_synth::write::{Header, Writer};
 
     let mut header = match like {
         Some(gguf) => Header::like(gguf, |key| keys.iter().any(|(name, _)| *name == key)).unwrap(),

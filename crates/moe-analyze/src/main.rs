@@ -10,6 +10,10 @@ mod files;
 mod inputs;
 mod interrupt;
 mod output;
+#[cfg(feature = "plot")]
+mod plot;
+#[cfg(not(feature = "plot"))]
+#[path = "plot/disabled.rs"]
 mod plot;
 mod traces;
 mod values;

@@ -23,6 +23,7 @@ pub mod model;
 mod moe;
 pub mod ops;
 pub mod placement;
+mod random;
 pub mod recorder;
 pub mod replay;
 pub mod sampler;

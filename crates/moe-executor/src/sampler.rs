@@ -6,7 +6,7 @@
 
 use std::cmp::Ordering;
 
-use moe_random::SplitMix64;
+use crate::random::SplitMix64;
 
 /// How to choose. The default is greedy.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -9,7 +9,8 @@ use moe_executor::generate::Decode;
 use moe_executor::recorder::Recorder;
 use moe_executor::session::Logits;
 use moe_executor::{Model, Session, Warning};
-use moe_gguf::{Array, Gguf, Value, ValueType, write};
+use moe_gguf::{Array, Gguf, Value, ValueType};
+use moe_synth::write;
 use moe_trace::record::PHASE_PROMPT;
 
 const MODELS: [&str; 6] = ["dots1", "gpt-oss", "llama", "olmoe", "qwen2moe", "qwen3moe"];

@@ -6,7 +6,8 @@
 mod reference;
 
 use moe_executor::Model;
-use moe_gguf::{GgmlType, Gguf, Value, write};
+use moe_gguf::{GgmlType, Gguf, Value};
+use moe_synth::write;
 use moe_testkit::fixture;
 use reference::{
     Bounds, F16, GPT_OSS, PROMPTS, QWEN3MOE, Ran, Reference, distances, host, reference, run,

@@ -20,6 +20,12 @@ fn sources(path: PathBuf, seen: &mut Vec<PathBuf>) {
     }
 }
 
+/// The text of a compressed PTX file.
+fn read_ptx(path: &Path) -> String {
+    let compressed = fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    String::from_utf8(zstd::decode_all(&*compressed).unwrap()).unwrap()
+}
+
 #[test]
 fn ptx_is_as_new_as_its_source() {
     let cuda = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cuda");
@@ -38,8 +44,8 @@ fn ptx_is_as_new_as_its_source() {
         let hash: String = hash.finalize().iter().map(|b| format!("{b:02x}")).collect();
         for architecture in [75, 80, 90] {
             let stem = kernel.file_stem().unwrap().to_str().unwrap();
-            let name = format!("{stem}.sm_{architecture}.ptx");
-            let ptx = fs::read_to_string(cuda.join("ptx").join(&name)).unwrap_or_default();
+            let name = format!("{stem}.sm_{architecture}.ptx.zst");
+            let ptx = read_ptx(&cuda.join("ptx").join(&name));
             assert_eq!(
                 ptx.lines().next(),
                 Some(&*format!("// sources: sha256 {hash}")),
@@ -62,10 +68,10 @@ fn kernels_that_may_start_early_wait() {
     let mut n = 0;
     for file in fs::read_dir(folder).unwrap() {
         let path = file.unwrap().path();
-        if !path.to_str().unwrap().ends_with(".sm_90.ptx") {
+        if !path.to_str().unwrap().ends_with(".sm_90.ptx.zst") {
             continue;
         }
-        let text = fs::read_to_string(&path).unwrap();
+        let text = read_ptx(&path);
         for kernel in text.split(".visible .entry ").skip(1) {
             let name = kernel.split('(').next().unwrap();
             let waits = kernel.contains("griddepcontrol.wait");
@@ -83,7 +89,7 @@ fn as_many_blocks_run_at_a_time_as_grids_are_made_for() {
     let mut n = 0;
     for file in fs::read_dir(folder).unwrap() {
         let path = file.unwrap().path();
-        let text = fs::read_to_string(&path).unwrap();
+        let text = read_ptx(&path);
         for kernel in text.split(".visible .entry ").skip(1) {
             let name = kernel.split('(').next().unwrap();
             if ["mat_vec_1", "mat_vec_2", "mat_vec_glu"].contains(&name) {

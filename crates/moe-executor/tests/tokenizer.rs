@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use moe_executor::tokenizer::{Error, Model, Role, Tokenizer, Vocabulary, Warning};
-use moe_gguf::{Gguf, write};
+use moe_gguf::Gguf;
+use moe_synth::write;
 use moe_testkit::fixture;
 use serde_json::Value;
 

@@ -7,7 +7,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::bytes::Bytes;
 use crate::error::{Error, Fault};
-use crate::header::MAX_I64;
+use crate::format::MAX_I64;
 use crate::map::{MAX_EXPERT_ROWS, n_stacked};
 use crate::metadata::Metadata;
 use crate::shards::{self, Part};

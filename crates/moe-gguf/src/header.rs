@@ -6,15 +6,12 @@ use crate::bytes::Bytes;
 use crate::content::Content;
 use crate::cursor::{Cursor, Located};
 use crate::error::{Error, Fault};
+use crate::format::{DEFAULT_ALIGNMENT, MAX_DIMS, MAX_I64, MAX_NAME, tensor_size};
 use crate::gguf::Tensor;
 use crate::metadata::{Entry, Metadata};
 use crate::types::GgmlType;
 use crate::value::{Value, ValueType};
 
-pub(crate) const DEFAULT_ALIGNMENT: u32 = 32;
-pub(crate) const MAX_DIMS: u32 = 4;
-/// ggml keeps a name in 64 bytes with its terminating zero.
-pub(crate) const MAX_NAME: u64 = 63;
 /// Key length, one byte of key, value type, one byte of value.
 const MIN_KEY_VALUE: u64 = 8 + 1 + 4 + 1;
 /// Name length, number of dimensions, type, offset.
@@ -29,8 +26,6 @@ const MAX_KEY_VALUES: u64 = 1 << 16;
 const FIRST_CAPACITY: u64 = 4096;
 /// Bytes by which a file that is not GGUF is recognized.
 const SAMPLE_SIZE: usize = 64 * 1024;
-/// ggml counts elements and bytes in 63 bits.
-pub(crate) const MAX_I64: u64 = i64::MAX as u64;
 
 /// What one file's header says.
 #[derive(Debug)]
@@ -225,40 +220,6 @@ fn read_tensor(cursor: &mut Cursor<'_>, index: u32) -> Located<Tensor> {
         offset,
         size_bytes,
     })
-}
-
-/// Bytes of a tensor: bytes of a row, times its rows.
-pub(crate) fn tensor_size(tensor: &str, ty: GgmlType, ne: [u64; 4]) -> Result<u64, Fault> {
-    let tensor = || tensor.to_owned();
-    let elements = ne.iter().try_fold(1, |product, &n| below_i64(product, n));
-    if elements.is_none() {
-        return Err(Fault::TooManyElements {
-            tensor: tensor(),
-            ne,
-        });
-    }
-    if !ne[0].is_multiple_of(ty.block_size()) {
-        return Err(Fault::RowNotBlocks {
-            tensor: tensor(),
-            ty,
-            ne0: ne[0],
-        });
-    }
-    let row_size = ty.row_size(ne[0]).filter(|&size| size <= MAX_I64);
-    let size = row_size.and_then(|size| {
-        ne[1..]
-            .iter()
-            .try_fold(size, |product, &n| below_i64(product, n))
-    });
-    size.ok_or_else(|| Fault::TooManyBytes {
-        tensor: tensor(),
-        ty,
-        ne,
-    })
-}
-
-fn below_i64(a: u64, b: u64) -> Option<u64> {
-    a.checked_mul(b).filter(|&product| product <= MAX_I64)
 }
 
 /// Turns the offsets into absolute ones, and refuses sizes that do not add up in 63 bits.

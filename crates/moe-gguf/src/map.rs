@@ -68,7 +68,7 @@ impl OffsetMap {
 
 /// Number of experts stacked in a tensor: its third dimension, if its name is one of expert weights.
 /// Of none, the tensor is one row.
-pub(crate) fn n_stacked(tensor: &Tensor) -> Option<u64> {
+pub fn n_stacked(tensor: &Tensor) -> Option<u64> {
     let [_, _, n_expert, rest] = tensor.ne;
     (tensor.n_dims >= 3 && rest == 1 && n_expert > 0 && Role::of(&tensor.name).stacked)
         .then_some(n_expert)

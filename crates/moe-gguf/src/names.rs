@@ -101,20 +101,24 @@ impl fmt::Display for Category {
     }
 }
 
-/// What a name tells.
+/// What the name of a tensor says about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Role {
-    pub(crate) layer_id: Option<u16>,
-    pub(crate) projection: Option<Projection>,
-    pub(crate) category: Category,
+pub struct Role {
+    /// The layer, for tensors named `blk.N.`.
+    pub layer_id: Option<u16>,
+    /// Which matrix of a feed-forward block.
+    pub projection: Option<Projection>,
+    /// What the tensor is for.
+    pub category: Category,
     /// The expert of a tensor that holds one expert alone, as older converters wrote them.
-    pub(crate) expert_id: Option<u32>,
+    pub expert_id: Option<u32>,
     /// Whether the name is that of weights stacked over the experts.
-    pub(crate) stacked: bool,
+    pub stacked: bool,
 }
 
 impl Role {
-    pub(crate) fn of(name: &str) -> Role {
+    /// The role of the tensor with this name.
+    pub fn of(name: &str) -> Role {
         let (layer_id, part) = split_layer(name);
         // `ffn_gate_exps.weight`, `ffn_gate.7.weight`, `ffn_gate_exps.7.weight`: stem, expert, kind.
         let mut pieces = part.split('.');
@@ -159,7 +163,7 @@ impl Role {
 
 /// `blk.12.attn_q.weight` into 12 and `attn_q.weight`. 65535 stands for "no layer" in the trace
 /// format, so it is no layer here either.
-pub(crate) fn split_layer(name: &str) -> (Option<u16>, &str) {
+pub fn split_layer(name: &str) -> (Option<u16>, &str) {
     let split = name.strip_prefix("blk.").and_then(|rest| {
         let (id, part) = rest.split_once('.')?;
         let id = u16::try_from(number(id)?)
@@ -174,7 +178,7 @@ pub(crate) fn split_layer(name: &str) -> (Option<u16>, &str) {
 }
 
 /// Whether the tensor holds chunk experts, which the router does not choose one by one.
-pub(crate) fn is_chunked(name: &str) -> bool {
+pub fn is_chunked(name: &str) -> bool {
     name.contains("_chexps")
 }
 

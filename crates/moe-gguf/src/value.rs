@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 use crate::bytes::Bytes;
 use crate::cursor::{Cursor, Located};
 use crate::error::Fault;
+use crate::format::write_string;
 
 /// The type of a value, numbered as in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -362,12 +363,6 @@ impl Array {
         };
         Some(self.strings.get_or_init(decode))
     }
-}
-
-/// Appends a GGUF string: 64-bit length, then the bytes.
-pub(crate) fn write_string(text: &str, out: &mut Vec<u8>) {
-    out.extend((text.len() as u64).to_le_bytes());
-    out.extend(text.as_bytes());
 }
 
 fn lossy(bytes: &[u8]) -> String {

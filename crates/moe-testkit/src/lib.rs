@@ -1,4 +1,4 @@
-//! Paths and skips shared by the tests of this workspace. Not published; used as a dev-dependency only.
+//! Paths, skips and hand-built GGUF files shared by the tests of this workspace. Not published; used as a dev-dependency only.
 //!
 //! | variable | meaning | default |
 //! |---|---|---|
@@ -7,6 +7,7 @@
 //! | `MOE_PYTHON` | Python interpreter | `.venv/bin/python` of the repository, then `python3` |
 //! | `MOE_REQUIRE` | comma-separated list of [`Need`]s; a test that lacks one of them fails instead of being skipped | empty |
 
+pub mod gguf;
 mod report;
 
 use std::env;

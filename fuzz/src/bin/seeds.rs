@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use moe_foreign::SAMPLE_SIZE;
 use moe_gguf::map::OffsetMap;
-use moe_gguf::write::{Header, Writer};
 use moe_gguf::{GgmlType, Gguf, Value};
+use moe_synth::write::{Header, Writer};
 use moe_trace::buffers::{Buffer, BufferEvent, Change, usage};
 use moe_trace::graph::reconstruct;
 use moe_trace::manifest::{Engine, Manifest, Model, ModelFile};

@@ -145,8 +145,8 @@ impl Units {
 
 #[cfg(test)]
 mod tests {
-    use moe_gguf::write::Header;
     use moe_gguf::{GgmlType, Gguf};
+    use moe_synth::write::Header;
 
     use super::*;
 

@@ -15,7 +15,7 @@
 //! lies from the truth.
 
 use moe_placement::cache::{Experts, Key};
-use moe_random::SplitMix64;
+use moe_placement::random::SplitMix64;
 
 use super::{Batches, Error, Outcome};
 use crate::stack::LruStack;

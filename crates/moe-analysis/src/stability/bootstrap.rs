@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use moe_random::SplitMix64;
+use moe_placement::random::SplitMix64;
 
 use crate::measures::{Spread, TOP_PERCENT, hottest, n_of_percent};
 use crate::quantile::quantile;

@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use anyhow::Context as _;
 use moe_executor::cpu::threads::n_cores;
-use moe_gguf::synth::{Options, Spec, Synth};
 use moe_gguf::text::counted;
+use moe_synth::model::{Options, Spec, Synth};
 use moe_trace::bounded;
 
 use crate::bulk;

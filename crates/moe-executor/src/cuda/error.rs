@@ -2,6 +2,7 @@
 
 use std::ffi::CStr;
 use std::fmt::{self, Display, Formatter};
+use std::io;
 
 use cudarc::driver::DriverError;
 use cudarc::driver::sys::CUresult;
@@ -52,6 +53,16 @@ pub enum Error {
     Capability {
         /// Ten times the compute capability.
         capability: u32,
+    },
+    /// The embedded kernels are damaged.
+    #[error(
+        "the kernels `{module}` in the program cannot be decompressed: {source}; install the program again"
+    )]
+    Decompress {
+        /// Source file of the kernels.
+        module: &'static str,
+        /// What the decompressor reported.
+        source: io::Error,
     },
     /// The driver rejects the kernels.
     #[error("the driver rejects the kernels `{module}`: {status}")]

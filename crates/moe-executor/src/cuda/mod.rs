@@ -4,7 +4,7 @@
 //! [`Gpu`], make a [`Device`] of it and hand that to a session.
 //!
 //! ```text
-//! kernels/*.cu ──(scripts/compile-kernels.py)──► ptx/*.ptx ──► module: functions by name ──► launch/*: one method a kernel
+//! kernels/*.cu ──(scripts/compile-kernels.py)──► ptx/*.ptx.zst ──► module: functions by name ──► launch/*: one method a kernel
 //! ```
 
 mod clock;

@@ -1,6 +1,8 @@
-//! The embedded kernels: PTX for three architectures, translated by the driver when a kernel of it is first asked for.
+//! The embedded kernels: compressed PTX for three architectures, decompressed and then translated by the driver when a kernel of
+//! it is first asked for.
 
 use std::collections::HashMap;
+use std::io;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,10 +20,10 @@ use super::{DriverStatus, Error, Ptr, Result};
 /// itself for that one, behind what it can do before (`wait_for_previous` in pipeline.cuh).
 const OVERLAP: u32 = 90;
 
-/// PTX of one source file, by ten times the compute capability that it needs, ascending.
+/// Compressed PTX of one source file, by ten times the compute capability that it needs, ascending.
 pub(super) struct Embedded {
     name: &'static str,
-    versions: [(u32, &'static str); 3],
+    versions: [(u32, &'static [u8]); 3],
 }
 
 macro_rules! embedded {
@@ -29,9 +31,12 @@ macro_rules! embedded {
         Embedded {
             name: $name,
             versions: [
-                (75, include_str!(concat!("ptx/", $name, ".sm_75.ptx"))),
-                (80, include_str!(concat!("ptx/", $name, ".sm_80.ptx"))),
-                (OVERLAP, include_str!(concat!("ptx/", $name, ".sm_90.ptx"))),
+                (75, include_bytes!(concat!("ptx/", $name, ".sm_75.ptx.zst"))),
+                (80, include_bytes!(concat!("ptx/", $name, ".sm_80.ptx.zst"))),
+                (
+                    OVERLAP,
+                    include_bytes!(concat!("ptx/", $name, ".sm_90.ptx.zst")),
+                ),
             ],
         }
     };
@@ -82,7 +87,7 @@ const SHARED_WITHOUT_ASKING: u32 = 48 << 10;
 /// The kernels of one source file on one device.
 pub(super) struct Module {
     name: &'static str,
-    ptx: &'static str,
+    ptx: &'static [u8],
     overlaps: bool,
     /// Set where the next kernel must not start early: it follows a copy.
     in_order: Arc<AtomicBool>,
@@ -111,7 +116,7 @@ impl Module {
         in_order: &Arc<AtomicBool>,
     ) -> Result<Module> {
         let capability = capability(context)?;
-        let fitting = |&&(needed, _): &&(u32, &str)| needed <= capability;
+        let fitting = |&&(needed, _): &&(u32, &[u8])| needed <= capability;
         let version = embedded.versions.iter().rev().find(fitting);
         let &(needed, ptx) = version.ok_or(Error::Capability { capability })?;
         Ok(Module {
@@ -253,7 +258,11 @@ impl Module {
         let module = match &loaded.module {
             Some(module) => module,
             None => {
-                let module = self.context.load_module(Ptx::from_src(self.ptx));
+                let ptx = decompress(self.ptx).map_err(|source| Error::Decompress {
+                    module: self.name,
+                    source,
+                })?;
+                let module = self.context.load_module(Ptx::from_src(ptx));
                 loaded.module.insert(module.map_err(|error| Error::Load {
                     module: self.name,
                     status: DriverStatus(error),
@@ -272,6 +281,12 @@ impl Module {
             shared: SHARED_WITHOUT_ASKING.saturating_sub(fixed),
         })
     }
+}
+
+/// The text of a PTX file.
+fn decompress(ptx: &[u8]) -> io::Result<String> {
+    let text = zstd::decode_all(ptx)?;
+    String::from_utf8(text).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
 /// Ten times the compute capability.
@@ -322,3 +337,29 @@ macro_rules! args {
     ($($arg:expr),* $(,)?) => { [$($crate::cuda::module::Arg::from($arg)),*] };
 }
 pub(super) use args;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn embedded_kernels_are_for_their_architecture() {
+        let by_type = PRODUCTS.iter().chain(&TOKEN).map(|(_, embedded)| embedded);
+        for embedded in [&ATTENTION, &ROUTER, &ROWS, &EXPERTS]
+            .into_iter()
+            .chain(by_type)
+        {
+            for (capability, ptx) in embedded.versions {
+                let text = decompress(ptx).unwrap();
+                let target = format!(".target sm_{capability}");
+                assert!(text.contains(&target), "{}: no {target}", embedded.name);
+            }
+        }
+    }
+
+    #[test]
+    fn damaged_kernels_are_an_error() {
+        let (_, ptx) = ROWS.versions[0];
+        assert!(decompress(&ptx[..ptx.len() / 2]).is_err());
+    }
+}

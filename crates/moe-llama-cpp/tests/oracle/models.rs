@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use std::ptr;
 
 use llama_cpp_sys_2 as sys;
-use moe_gguf::synth::{Options, Spec, Synth};
-use moe_gguf::{GgmlType, Gguf, Value, write};
+use moe_gguf::{GgmlType, Gguf, Value};
+use moe_synth::model::{Options, Spec, Synth};
+use moe_synth::write;
 
 /// Tokens of a made-up vocabulary.
 pub const N_VOCAB: u32 = 512;

@@ -1,6 +1,6 @@
 //! Any expert goes, as a seed says.
 
-use moe_random::SplitMix64;
+use crate::random::SplitMix64;
 
 use super::Key;
 use super::demand::Order;

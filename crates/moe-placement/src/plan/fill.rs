@@ -1,6 +1,6 @@
 //! Filling room with experts that were never chosen, in an order that a seed gives.
 
-use moe_random::SplitMix64;
+use crate::random::SplitMix64;
 
 /// Puts items in an order that depends on the seed alone (Fisher-Yates).
 pub(super) fn shuffled<T>(mut items: Vec<T>, seed: u64) -> Vec<T> {

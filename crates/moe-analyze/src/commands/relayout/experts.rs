@@ -5,8 +5,8 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use moe_gguf::Gguf;
-use moe_gguf::relayout::{ExpertOrders, keep_groups, n_experts, n_groups};
 use moe_placement::learn;
+use moe_synth::relayout::{ExpertOrders, keep_groups, n_experts, n_groups};
 use moe_trace::{NO_LAYER, Run, bounded};
 
 use crate::cli;

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use anyhow::bail;
 use moe_gguf::Gguf;
 use moe_gguf::layers::{LayerOrder, layer_order};
-use moe_gguf::relayout::{ExpertOrders, Layout, Order};
 use moe_gguf::text::counted;
+use moe_synth::relayout::{ExpertOrders, Layout, Order};
 
 use crate::bulk;
 use crate::cli::{Context, ExitStatus};

@@ -9,8 +9,8 @@ use moe_executor::session::Logits;
 use moe_executor::{Model, Session};
 use moe_gguf::Gguf;
 use moe_gguf::check::check;
-use moe_gguf::relayout::Layout;
 use moe_gguf::text::counted;
+use moe_synth::relayout::Layout;
 use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
 
 use crate::cli::{Context, ExitStatus};

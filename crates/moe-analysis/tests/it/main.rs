@@ -1,0 +1,10 @@
+//! Tests of the public interface, in one binary.
+
+mod accesses;
+mod caches;
+mod diff;
+mod hotness;
+mod made;
+mod overlap;
+mod sampled;
+mod worth;

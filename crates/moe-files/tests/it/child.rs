@@ -1,0 +1,44 @@
+//! Runs ignored tests of this binary in processes of their own: signals and known inputs belong to a whole process.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+const DIR_VARIABLE: &str = "MOE_FILES_TEST_DIR";
+
+/// A process that runs the ignored test with this path, and whose work is in `dir`.
+pub fn start(test: &str, dir: &Path) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--ignored", "--nocapture"])
+        .env(DIR_VARIABLE, dir)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// The same from a shell, which runs `preparation` before it.
+pub fn shell(preparation: &str, test: &str, dir: &Path) -> Command {
+    let script = format!("{preparation}; exec \"$0\" --exact {test} --ignored --nocapture");
+    let mut command = Command::new("sh");
+    command
+        .args([OsStr::new("-c"), OsStr::new(&script)])
+        .arg(std::env::current_exe().unwrap())
+        .env(DIR_VARIABLE, dir);
+    command
+}
+
+/// Fails unless the process ran its test, and the test passed.
+pub fn assert_passed(output: &Output) {
+    let [stdout, stderr] =
+        [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    let passed = output.status.success() && stdout.contains("1 passed");
+    assert!(passed, "{:?}\n{stdout}\n{stderr}", output.status);
+}
+
+/// In such a process: the directory of its work.
+pub fn dir() -> PathBuf {
+    std::env::var_os(DIR_VARIABLE)
+        .expect("run by another test")
+        .into()
+}

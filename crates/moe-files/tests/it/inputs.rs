@@ -1,0 +1,61 @@
+//! No output replaces an input. In a process of its own: inputs are known to the whole process, and a file system may give a
+//! removed input's inode to a file of another test.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+
+use moe_files::{AtomicFile, AtomicFiles, Error, inputs};
+
+use crate::child::{assert_passed, dir, start};
+
+#[test]
+fn an_input_is_never_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let child = start("inputs::write_over_inputs", dir.path());
+    assert_passed(&child.wait_with_output().unwrap());
+}
+
+#[test]
+#[ignore = "part of an_input_is_never_replaced"]
+fn write_over_inputs() {
+    let at = |name: &str| dir().join(name);
+    fs::write(at("model"), "input").unwrap();
+    fs::hard_link(at("model"), at("hard")).unwrap();
+    symlink(at("model"), at("soft")).unwrap();
+    fs::create_dir(at("run")).unwrap();
+    fs::write(at("run/trace"), "input").unwrap();
+    fs::hard_link(at("run/trace"), at("linked-trace")).unwrap();
+    fs::create_dir(at("tables")).unwrap();
+    fs::write(at("tables/routing"), "input").unwrap();
+    symlink(at("run"), at("link-to-run")).unwrap();
+    inputs::protect(&at("model"));
+    inputs::protect(&at("tables"));
+    inputs::protect_directory(&at("run"));
+
+    for output in [
+        "model",
+        "hard",
+        "soft",
+        "linked-trace",
+        "tables/routing",
+        "run/../model",
+    ] {
+        let error = AtomicFile::create(&at(output), true).unwrap_err();
+        assert!(matches!(error, Error::IsInput { .. }), "{output}: {error}");
+    }
+    for output in ["run/new", "run/trace", "link-to-run/new", "run/sub/new"] {
+        let error = inputs::check_output(&at(output)).unwrap_err();
+        assert!(
+            matches!(error, Error::IsInput { .. } | Error::InsideInput { .. }),
+            "{output}: {error}"
+        );
+    }
+    assert!(matches!(
+        AtomicFiles::create(&at("run/sub"), true),
+        Err(Error::InsideInput { .. })
+    ));
+    assert!(!at("run/sub").exists());
+    for output in ["tables/new", "other", "run-2"] {
+        assert!(AtomicFile::create(&at(output), true).is_ok(), "{output}");
+    }
+}

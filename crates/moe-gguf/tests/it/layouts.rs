@@ -1,0 +1,213 @@
+//! Files that are read, whatever is odd in how they lie: data that is cut, holes, overlaps, rare types
+//! and the forms of experts. Several come from bug reports against other readers.
+
+use moe_gguf::GgmlType;
+use moe_gguf::check::{Refusal, check};
+use moe_gguf::map::{Category, OffsetMap, Projection};
+use moe_testkit::gguf::{F32, Raw};
+
+use crate::opened::Opened;
+
+// --- data ---
+
+#[test]
+fn data_not_enough_data() {
+    let gguf = Raw::new(1, 0)
+        .tensor("t", &[8], F32, 0)
+        .data(32, 31)
+        .open()
+        .unwrap();
+    assert!(gguf.data(&gguf.tensors()[0]).is_err());
+    let report = check(&gguf);
+    assert_eq!(
+        (report.past_end.len(), report.past_end[0].missing_bytes),
+        (1, 1)
+    );
+    assert!(
+        report.past_end[0]
+            .describe(&gguf)
+            .contains("\"t\" lacks 1 byte:")
+    );
+}
+
+/// sparkinfer#25, lucebox#438: the last tensor may end exactly at the end, without padding.
+#[test]
+fn data_last_tensor_ends_at_the_end_of_the_file() {
+    let gguf = Raw::new(2, 0)
+        .tensor("a", &[8], F32, 0)
+        .tensor("b", &[3], F32, 32)
+        .data(32, 44)
+        .open()
+        .unwrap();
+    let report = check(&gguf);
+    assert!(report.is_sound() && report.llama_cpp_refuses.is_empty());
+    assert_eq!(report.trailing_bytes, 0);
+}
+
+/// huggingface.js#1076, gguf-parser-go#38: an aligned header or tensor gets no block of padding.
+#[test]
+fn data_aligned_header_is_not_padded() {
+    // 24 bytes of counts, and a tensor's 8 + len + 4 + 8 + 4 + 8.
+    let name = "x".repeat(64 - 56 % 32);
+    let raw = Raw::new(1, 0).tensor(&name[..8], &[8], F32, 0);
+    assert_eq!(raw.bytes.len() % 32, 0);
+    let gguf = raw.data(32, 32).open().unwrap();
+    assert_eq!(gguf.files()[0].data_offset, gguf.files()[0].header_size);
+    assert_eq!(check(&gguf).padding_bytes, 0);
+}
+
+#[test]
+fn data_custom_align() {
+    let gguf = Raw::new(2, 1)
+        .kv_u32("general.alignment", 256)
+        .tensor("a", &[8], F32, 0)
+        .tensor("b", &[8], F32, 256)
+        .data(256, 288)
+        .open()
+        .unwrap();
+    assert_eq!(gguf.files()[0].data_offset, 256);
+    assert_eq!(gguf.tensors()[1].offset, 512);
+    assert!(check(&gguf).is_sound() && check(&gguf).llama_cpp_refuses.is_empty());
+}
+
+/// Written for an alignment of 32, read with 64: the offsets no longer follow.
+#[test]
+fn data_inconsistent_align() {
+    let gguf = Raw::new(2, 1)
+        .kv_u32("general.alignment", 64)
+        .tensor("a", &[8], F32, 0)
+        .tensor("b", &[8], F32, 32)
+        .data(64, 64)
+        .open()
+        .unwrap();
+    let report = check(&gguf);
+    assert_eq!(report.llama_cpp_refuses.len(), 1);
+    assert!(report.overlaps.is_empty() && report.gaps.is_empty());
+}
+
+#[test]
+fn data_overlap() {
+    let gguf = Raw::new(3, 0)
+        .tensor("a", &[16], F32, 0)
+        .tensor("b", &[8], F32, 32)
+        .tensor("c", &[8], F32, 64)
+        .data(32, 96)
+        .open()
+        .unwrap();
+    let report = check(&gguf);
+    assert_eq!(report.overlaps.len(), 1);
+    let overlap = &report.overlaps[0];
+    assert_eq!(
+        (overlap.first, overlap.second, overlap.size_bytes),
+        (0, 1, 32)
+    );
+    assert_eq!(overlap.offset, gguf.tensors()[1].offset);
+}
+
+/// llama.cpp#8264, #9613: two files joined with `cat`.
+#[test]
+fn data_trailing_bytes_are_told_and_no_fault() {
+    let one = Raw::new(1, 0).tensor("t", &[8], F32, 0).data(32, 32);
+    let gguf = one.clone().raw(&one.bytes).open().unwrap();
+    let report = check(&gguf);
+    assert!(report.is_sound());
+    assert_eq!(report.trailing_bytes, one.bytes.len() as u64);
+}
+
+/// ram-coffers#708.
+#[test]
+fn data_offset_0_is_valid() {
+    let gguf = Raw::new(1, 0)
+        .tensor("t", &[8], F32, 0)
+        .data(32, 32)
+        .open()
+        .unwrap();
+    assert_eq!(gguf.tensors()[0].offset, gguf.files()[0].data_offset);
+    assert!(check(&gguf).is_sound());
+}
+
+// --- types and experts ---
+
+/// gguf-parser-go#38, mistral.rs#2117: the newest types are types too.
+#[test]
+fn types_above_38_are_read() {
+    for (id, ne0, bytes) in [(39, 32, 17), (40, 64, 36), (41, 128, 18), (42, 64, 18)] {
+        let gguf = Raw::new(1, 0)
+            .tensor("t", &[ne0], id, 0)
+            .data(32, bytes)
+            .open()
+            .unwrap();
+        assert_eq!(gguf.tensors()[0].size_bytes, bytes as u64);
+        assert!(check(&gguf).is_sound());
+    }
+}
+
+/// ik_llama.cpp#432: a table of blocks alone misses the metadata of each row, here 4 bytes of 1024.
+#[test]
+fn types_with_row_metadata_are_sized_with_it() {
+    let size = (136 + 4) * 1024;
+    let gguf = Raw::new(2, 0)
+        .tensor("a", &[256, 1024], 144, 0) // IQ4_KS
+        .tensor("b", &[8], F32, size)
+        .data(32, size as usize + 32)
+        .open()
+        .unwrap();
+    let report = check(&gguf);
+    assert!(report.is_sound());
+    let refusal = Refusal::IkType {
+        file: 0,
+        tensor: 0,
+        ty: GgmlType::IQ4_KS,
+    };
+    assert_eq!(report.llama_cpp_refuses, [refusal]);
+}
+
+/// mistral.rs#352: experts stacked in one tensor, gate and up fused, or a tensor each.
+#[test]
+fn experts_are_found_stacked_fused_and_alone() {
+    let gguf = Raw::new(4, 0)
+        .tensor("blk.0.ffn_down_exps.weight", &[8, 2, 3], F32, 0)
+        .tensor("blk.0.ffn_gate_up_exps.weight", &[8, 4, 3], F32, 192)
+        .tensor("blk.1.ffn_gate.2.weight", &[8, 2], F32, 576)
+        .tensor("blk.1.ffn_up_exps.7.weight", &[8, 2], F32, 640)
+        .data(32, 704)
+        .open()
+        .unwrap();
+    assert!(check(&gguf).is_sound());
+    let map = OffsetMap::new(&gguf);
+    let rows: Vec<_> = map
+        .rows
+        .iter()
+        .map(|r| (r.tensor_idx, r.expert_id, r.size_bytes))
+        .collect();
+    let stacked = (0..3)
+        .map(|e| (0, Some(e), 64))
+        .chain((0..3).map(|e| (1, Some(e), 128)));
+    let expected: Vec<_> = stacked
+        .chain([(2, Some(2), 64), (3, Some(7), 64)])
+        .collect();
+    assert_eq!(rows, expected);
+    assert!(map.rows.iter().all(|row| row.category == Category::Expert));
+    assert_eq!(map.rows[3].projection, Some(Projection::GateUp));
+}
+
+// --- not files ---
+
+#[test]
+fn a_directory_is_no_file() {
+    let error = moe_gguf::Gguf::open(env!("CARGO_MANIFEST_DIR"))
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("it is a directory"), "{error}");
+}
+
+#[test]
+fn an_absent_file_is_named() {
+    let error = moe_gguf::Gguf::open("no/such.gguf")
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.starts_with("no/such.gguf: cannot open it: "),
+        "{error}"
+    );
+}

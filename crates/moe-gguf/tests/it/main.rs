@@ -1,0 +1,14 @@
+//! Tests of the public interface, in one binary.
+
+mod experts;
+mod fixtures;
+mod layouts;
+mod malformed_header;
+mod malformed_tensors;
+mod memory;
+mod opened;
+mod reports;
+mod shards;
+mod types;
+mod verify;
+mod witness;

@@ -1,0 +1,247 @@
+//! Reading the data: hashes, manifests, impossible values.
+
+use moe_gguf::verify::{Algorithm, Difference, compare, manifest, parse_manifest, verify};
+use moe_gguf::{GgmlType, Gguf, Impossible};
+use moe_testkit::gguf::Raw;
+
+use crate::opened::{Opened, fixture, open};
+
+fn abc() -> Gguf {
+    Raw::new(1, 0)
+        .tensor("t", &[3], 24, 0)
+        .data(32, 0)
+        .raw(b"abc")
+        .open()
+        .unwrap()
+}
+
+#[test]
+fn hashes_are_the_published_ones() {
+    let hash = |algorithm| verify(&abc(), algorithm, |_| ()).unwrap()[0].hash.clone();
+    // FIPS 180-4's example, and xxHash's own value for "abc".
+    assert_eq!(
+        hash(Algorithm::Sha256),
+        "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    );
+    assert_eq!(hash(Algorithm::Xxh3), "78af5f94892f3950");
+}
+
+#[test]
+fn progress_counts_every_byte() {
+    let gguf = fixture("tiny-gpt-oss-MXFP4.gguf");
+    let mut read = 0;
+    verify(&gguf, Algorithm::Xxh3, |n| read += n).unwrap();
+    assert_eq!(
+        read,
+        gguf.tensors().iter().map(|t| t.size_bytes).sum::<u64>()
+    );
+}
+
+#[test]
+fn fixtures_have_no_impossible_values() {
+    for name in [
+        "random-gpt-oss-F16.gguf",
+        "random-qwen3moe-F16.gguf",
+        "tiny-gpt-oss-MXFP4.gguf",
+        "tiny-qwen3moe-Q4_K_M.gguf",
+    ] {
+        let verified = verify(&fixture(name), Algorithm::Xxh3, |_| ()).unwrap();
+        assert!(
+            verified
+                .iter()
+                .all(|v| v.values_checked && v.impossible.is_none()),
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn a_manifest_finds_the_tensor_that_changed() {
+    let path = moe_testkit::fixture("random-qwen3moe-F16.gguf");
+    let gguf = Gguf::open(&path).unwrap();
+    let verified = verify(&gguf, Algorithm::Xxh3, |_| ()).unwrap();
+    let text = manifest(&gguf, Algorithm::Xxh3, &verified);
+    assert_eq!(text.lines().count(), gguf.tensors().len());
+    assert!(
+        text.lines().all(|line| line.starts_with("xxh3  ")),
+        "{text}"
+    );
+
+    let entries = parse_manifest(&gguf, &format!("# made by a test\n\n{text}")).unwrap();
+    assert_eq!(compare(&gguf, Algorithm::Xxh3, &verified, &entries), []);
+
+    let mut bytes = std::fs::read(&path).unwrap();
+    let changed = gguf.tensor("blk.2.ffn_up_exps.weight").unwrap();
+    bytes[changed.offset as usize + 77] ^= 4;
+    let broken = open(&bytes).unwrap();
+    let verified = verify(&broken, Algorithm::Xxh3, |_| ()).unwrap();
+    // The file has another name now; the tensors' names count.
+    let entries = parse_manifest(&broken, &text).unwrap();
+    let differences = compare(&broken, Algorithm::Xxh3, &verified, &entries);
+    assert_eq!(differences.len(), 1);
+    assert!(
+        matches!(&differences[0], Difference::Changed { tensor, .. } if *tensor == changed.name)
+    );
+    assert!(differences[0].to_string().contains("has changed"));
+}
+
+#[test]
+fn a_manifest_of_another_model_is_told() {
+    let gguf = abc();
+    let verified = verify(&gguf, Algorithm::Xxh3, |_| ()).unwrap();
+    let entries = parse_manifest(&gguf, "xxh3  00  other.gguf:u\n").unwrap();
+    let differences = compare(&gguf, Algorithm::Xxh3, &verified, &entries);
+    let missing = Difference::Missing { tensor: "u".into() };
+    assert_eq!(
+        differences,
+        [missing, Difference::Unlisted { tensor: "t".into() }]
+    );
+}
+
+#[test]
+fn a_bad_manifest_names_its_line() {
+    let error = parse_manifest(&abc(), "xxh3  00  f.gguf:t\nmd5  00  f.gguf:t\n").unwrap_err();
+    assert_eq!(error.line, 2);
+    assert!(error.to_string().contains("\"md5\""), "{error}");
+    assert_eq!(parse_manifest(&abc(), "nonsense").unwrap_err().line, 1);
+}
+
+/// As `gguf-hash --all` of llama.cpp writes it.
+#[test]
+fn a_manifest_of_gguf_hash_is_read() {
+    let text = "\
+xxh64     44bc2cf5ad770999  models/m.gguf:t
+sha1      a9993e364706816aba3e25717850c26c9cd0d89d  models/m.gguf:t
+sha256    ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad  models/m.gguf:t
+xxh64     0000000000000000  models/m.gguf
+sha256    0000000000000000000000000000000000000000000000000000000000000000  models/m.gguf
+uuid      00000000-0000-5000-8000-000000000000  models/m.gguf
+";
+    let gguf = abc();
+    let entries = parse_manifest(&gguf, text).unwrap();
+    assert_eq!(entries.len(), 1);
+    let verified = verify(&gguf, Algorithm::Sha256, |_| ()).unwrap();
+    assert_eq!(compare(&gguf, Algorithm::Sha256, &verified, &entries), []);
+}
+
+#[test]
+fn cut_data_is_an_error() {
+    let gguf = Raw::new(1, 0)
+        .tensor("t", &[3], 24, 0)
+        .data(32, 2)
+        .open()
+        .unwrap();
+    assert!(verify(&gguf, Algorithm::Xxh3, |_| ()).is_err());
+}
+
+/// Two rows of two blocks of a type, all zero but for `bytes` at `offset` in the last block.
+fn spoiled(ty: GgmlType, offset: usize, bytes: &[u8]) -> (Gguf, u64) {
+    let ne = [2 * ty.block_size(), 2];
+    let size = 2 * ty.row_size(ne[0]).unwrap() as usize;
+    let at = size - ty.type_size() as usize + offset;
+    let mut data = vec![0; size];
+    data[at..at + bytes.len()].copy_from_slice(bytes);
+    let raw = Raw::new(1, 0).tensor("t", &ne, ty.id(), 0).data(32, 0);
+    let gguf = raw.raw(&data).open().unwrap();
+    let first_offset = gguf.tensors()[0].offset + at as u64;
+    (gguf, first_offset)
+}
+
+/// The place of each scale, from ggml's structs: a NaN written there is found, and there alone.
+#[test]
+fn not_a_number_scales_are_found_in_place() {
+    use GgmlType::*;
+    const F16_NAN: &[u8] = &[0x00, 0x7E];
+    const F16_INF: &[u8] = &[0x00, 0xFC];
+    const F32_NAN: &[u8] = &[0x00, 0x00, 0xC0, 0x7F];
+    let scales: [(GgmlType, usize, &[u8]); 26] = [
+        (F32, 0, F32_NAN),
+        (F16, 0, F16_INF),
+        (BF16, 0, &[0x80, 0x7F]),
+        (F64, 0, &[0, 0, 0, 0, 0, 0, 0xF0, 0x7F]),
+        (Q4_0, 0, F16_NAN),
+        (Q4_1, 2, F16_NAN),
+        (Q5_0, 0, F16_INF),
+        (Q5_1, 2, F16_NAN),
+        (Q8_0, 0, F16_NAN),
+        (Q2_K, 80, F16_NAN),
+        (Q2_K, 82, F16_NAN),
+        (Q3_K, 108, F16_NAN),
+        (Q4_K, 2, F16_NAN),
+        (Q5_K, 0, F16_NAN),
+        (Q6_K, 208, F16_NAN),
+        (Q8_K, 0, F32_NAN),
+        (IQ1_S, 0, F16_NAN),
+        (IQ2_XXS, 0, F16_NAN),
+        (IQ3_S, 0, F16_NAN),
+        (IQ4_NL, 0, F16_NAN),
+        (IQ4_XS, 0, F16_NAN),
+        (TQ1_0, 52, F16_NAN),
+        (TQ2_0, 64, F16_NAN),
+        (MXFP4, 0, &[0xFF]),
+        (Q1_0, 0, F16_NAN),
+        (IQ4_K, 0, F16_NAN),
+    ];
+    for (ty, offset, bytes) in scales {
+        let (gguf, first_offset) = spoiled(ty, offset, bytes);
+        let verified = verify(&gguf, Algorithm::Xxh3, |_| ()).unwrap();
+        assert_eq!(
+            verified[0].impossible,
+            Some(Impossible {
+                count: 1,
+                first_offset
+            }),
+            "{ty}"
+        );
+    }
+}
+
+/// A scale of 2^127 or 2^126 is a number; what it multiplies is none from 2^128 on.
+#[test]
+fn mxfp4_scales_that_make_elements_infinite() {
+    let count = |block: &[u8]| {
+        let (gguf, _) = spoiled(GgmlType::MXFP4, 0, block);
+        let verified = verify(&gguf, Algorithm::Xxh3, |_| ()).unwrap();
+        verified[0].impossible.map(|found| found.count)
+    };
+    // Codes 0 to 7 are 0, 0.5, 1, 1.5, 2, 3, 4, 6; 8 is the sign.
+    for (scale, finite, infinite) in [(254, 0xB3, 0x0C), (253, 0x5D, 0x60)] {
+        assert_eq!(count(&[scale, finite]), None, "{scale}");
+        assert_eq!(count(&[scale, infinite]), Some(1), "{scale}");
+    }
+    assert_eq!(count(&[252, 0xFF]), None);
+}
+
+#[test]
+fn iq1_m_has_its_scale_in_pieces() {
+    // 0x7E00, a nibble in the top of each of four words; the last has the highest.
+    let (gguf, _) = spoiled(GgmlType::IQ1_M, 48, &[0, 0, 0, 0, 0, 0xE0, 0, 0x70]);
+    assert_eq!(
+        verify(&gguf, Algorithm::Xxh3, |_| ()).unwrap()[0]
+            .impossible
+            .unwrap()
+            .count,
+        1
+    );
+    let (gguf, _) = spoiled(
+        GgmlType::IQ1_M,
+        48,
+        &[0xFF, 0x0F, 0xFF, 0x0F, 0xFF, 0x0F, 0xFF, 0x0F],
+    );
+    assert_eq!(
+        verify(&gguf, Algorithm::Xxh3, |_| ()).unwrap()[0].impossible,
+        None
+    );
+}
+
+#[test]
+fn every_type_of_ggml_is_looked_into() {
+    for &ty in GgmlType::ALL.iter().filter(|ty| !ty.is_ik()) {
+        let (gguf, _) = spoiled(ty, 0, &[]);
+        let verified = verify(&gguf, Algorithm::Xxh3, |_| ()).unwrap();
+        assert!(
+            verified[0].values_checked && verified[0].impossible.is_none(),
+            "{ty}"
+        );
+    }
+}

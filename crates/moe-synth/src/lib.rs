@@ -1,0 +1,20 @@
+//! Writes GGUF files: synthetic models, and models with their tensors and experts in another order.
+//!
+//! [`model::Synth`] plans a model of a known architecture with random weights, [`relayout::Layout`] a new order for an existing
+//! model. Both write through [`write::Writer`], which streams a header and then the tensors' data.
+//!
+//! ```
+//! use moe_synth::model::{Options, Spec, Synth};
+//!
+//! let mut spec = Spec::like("olmoe-1b-7b").unwrap();
+//! spec.n_layer = 1;
+//! let synth = Synth::new(&spec, Options::default())?;
+//! assert_eq!(synth.tensors().len(), 12 + 3);
+//! # Ok::<(), moe_synth::model::Error>(())
+//! ```
+
+#![warn(missing_docs)]
+
+pub mod model;
+pub mod relayout;
+pub mod write;

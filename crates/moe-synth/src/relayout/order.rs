@@ -1,0 +1,237 @@
+//! In which order tensors lie.
+
+use moe_gguf::names::{Category, Role, split_layer};
+
+/// In which order tensors lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// As they do: shard behind shard, in the order of the table.
+    File,
+    /// As they are read: embeddings, layers by number, each in order of execution, output.
+    ///
+    /// A pass over the model is then one sequential read.
+    Numeric,
+    /// What every token reads, then what only some do.
+    ///
+    /// First attention, norms, routers, shared experts and dense blocks of all layers, and the
+    /// output: one range that a runtime can lock or read ahead as a whole. Then the routed experts
+    /// of each layer; with experts sorted, each tensor begins with its hottest (of tensors that hold
+    /// one expert alone, the hottest of all layers come first). The embeddings, of which a token
+    /// reads one row, are last, unless they are the output matrix too.
+    HotFirst,
+}
+
+/// Where a tensor comes: section, place by heat, layer, step in the layer, expert, kind.
+pub(super) type Key = (u8, u32, u16, u16, u32, u8);
+
+/// The key that a tensor of that name sorts by; tensors with equal keys keep their order.
+/// `tied`: the model has no output matrix but its embeddings.
+pub(super) fn key(order: Order, name: &str, tied: bool) -> Key {
+    let role = Role::of(name);
+    let (layer, part) = split_layer(name);
+    let stem = part.split('.').next().unwrap_or_default();
+    let expert = role.expert_id.unwrap_or(0);
+    let kind = u8::from(!part.ends_with("weight"));
+    let step = match (layer, stem) {
+        (Some(_), _) => step(stem, role.category),
+        (None, "token_embd") => 0,
+        (None, "output") => 2, // behind its norm
+        (None, _) => 1,
+    };
+    let (section, heat) = match (order, layer) {
+        (Order::File, _) => return (0, 0, 0, 0, 0, 0),
+        (_, None) if stem.starts_with("output") => (2, 0),
+        (Order::Numeric, None) => (0, 0),
+        (Order::Numeric, Some(_)) => (1, 0),
+        (Order::HotFirst, None) if stem == "token_embd" && !tied => (4, 0),
+        (Order::HotFirst, None) => (0, 0),
+        (Order::HotFirst, Some(_)) => match role.category {
+            Category::Expert | Category::ExpertBias => (3, expert),
+            _ => (1, 0),
+        },
+    };
+    (section, heat, layer.unwrap_or(0), step, expert, kind)
+}
+
+/// Tensors of a layer in the order in which llama.cpp's graphs use them.
+const STEPS: [&str; 63] = [
+    "attn_norm",
+    "attn_norm_2",
+    // attention
+    "attn_qkv",
+    "attn_q_a",
+    "attn_q_a_norm",
+    "attn_q_b",
+    "attn_q",
+    "attn_q_norm",
+    "attn_kv_a_mqa",
+    "attn_kv_a_norm",
+    "attn_kv_b",
+    "attn_k_b",
+    "attn_v_b",
+    "attn_k",
+    "attn_k_norm",
+    "attn_v",
+    "attn_sinks",
+    "attn_gate",
+    // state space and linear attention
+    "ssm_in",
+    "ssm_beta_alpha",
+    "ssm_ba",
+    "ssm_conv1d",
+    "ssm_x",
+    "ssm_dt_norm",
+    "ssm_dt",
+    "ssm_a",
+    "ssm_b_norm",
+    "ssm_c_norm",
+    "ssm_d",
+    "ssm_norm",
+    "ssm_out",
+    OTHER_ATTENTION,
+    "attn_sub_norm",
+    "attn_output",
+    "attn_output_norm",
+    "post_attention_norm",
+    "layer_out_norm",
+    // feed-forward: router, routed experts, shared experts, dense block
+    "ffn_norm",
+    "ffn_pre_norm",
+    "ffn_norm_exps",
+    "ffn_gate_tid2eid",
+    "ffn_gate_inp",
+    "exp_probs_b",
+    "ffn_gate_up_exps",
+    "ffn_gate_exps",
+    "ffn_up_exps",
+    "ffn_down_exps",
+    "ffn_gate_chexps",
+    "ffn_up_chexps",
+    "ffn_down_chexps",
+    "ffn_gate_inp_shexp",
+    "ffn_gate_up_shexp",
+    "ffn_gate_shexp",
+    "ffn_up_shexp",
+    "ffn_down_shexp",
+    "ffn_gate_up",
+    "ffn_gate",
+    "ffn_up",
+    "ffn_sub_norm",
+    "ffn_down",
+    "ffn_post_norm",
+    "post_ffw_norm",
+    "post_ffw_norm_1",
+];
+
+/// Stands for tensors of attention that are not listed.
+const OTHER_ATTENTION: &str = "";
+
+fn step(stem: &str, category: Category) -> u16 {
+    let place = |stem: &str| STEPS.iter().position(|step| *step == stem);
+    let found = place(stem).or_else(|| match category {
+        Category::Attention => place(OTHER_ATTENTION),
+        _ => None,
+    });
+    found.unwrap_or(STEPS.len()) as u16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sorted(order: Order, tied: bool, names: &[&'static str]) -> Vec<&'static str> {
+        let mut names = names.to_vec();
+        names.sort_by_key(|name| key(order, name, tied));
+        names
+    }
+
+    const NAMES: [&str; 14] = [
+        "output.weight",
+        "blk.10.attn_norm.weight",
+        "blk.2.ffn_down_exps.weight",
+        "blk.2.ffn_gate_inp.bias",
+        "blk.2.ffn_gate_exps.bias",
+        "blk.2.ffn_gate_exps.weight",
+        "blk.2.ffn_gate_inp.weight",
+        "blk.2.ffn_norm.weight",
+        "blk.2.attn_output.weight",
+        "blk.2.attn_new_thing.weight",
+        "blk.2.attn_q.weight",
+        "output_norm.weight",
+        "token_embd.weight",
+        "token_embd_norm.weight",
+    ];
+
+    #[test]
+    fn numeric_is_the_order_of_execution() {
+        assert_eq!(
+            sorted(Order::Numeric, false, &NAMES),
+            [
+                "token_embd.weight",
+                "token_embd_norm.weight",
+                "blk.2.attn_q.weight",
+                "blk.2.attn_new_thing.weight",
+                "blk.2.attn_output.weight",
+                "blk.2.ffn_norm.weight",
+                "blk.2.ffn_gate_inp.weight",
+                "blk.2.ffn_gate_inp.bias",
+                "blk.2.ffn_gate_exps.weight",
+                "blk.2.ffn_gate_exps.bias",
+                "blk.2.ffn_down_exps.weight",
+                "blk.10.attn_norm.weight",
+                "output_norm.weight",
+                "output.weight",
+            ]
+        );
+    }
+
+    #[test]
+    fn hot_first_puts_what_every_token_reads_before_the_experts() {
+        let order = sorted(Order::HotFirst, false, &NAMES);
+        assert_eq!(
+            order[8..],
+            [
+                "output_norm.weight",
+                "output.weight",
+                "blk.2.ffn_gate_exps.weight",
+                "blk.2.ffn_gate_exps.bias",
+                "blk.2.ffn_down_exps.weight",
+                "token_embd.weight",
+            ]
+        );
+        assert_eq!(order[7], "blk.10.attn_norm.weight");
+        let tied = sorted(Order::HotFirst, true, &NAMES[1..]);
+        assert_eq!(tied[0], "token_embd.weight");
+    }
+
+    #[test]
+    fn experts_in_tensors_of_their_own() {
+        let names = [
+            "blk.1.ffn_up.1.weight",
+            "blk.0.ffn_up.1.weight",
+            "blk.0.ffn_gate.10.weight",
+            "blk.0.ffn_gate.1.weight",
+            "blk.0.ffn_up.0.weight",
+        ];
+        assert_eq!(
+            sorted(Order::Numeric, false, &names),
+            [
+                "blk.0.ffn_gate.1.weight",
+                "blk.0.ffn_gate.10.weight",
+                "blk.0.ffn_up.0.weight",
+                "blk.0.ffn_up.1.weight",
+                "blk.1.ffn_up.1.weight",
+            ]
+        );
+        assert_eq!(
+            sorted(Order::HotFirst, false, &names),
+            [
+                "blk.0.ffn_up.0.weight",
+                "blk.0.ffn_gate.1.weight",
+                "blk.0.ffn_up.1.weight",
+                "blk.1.ffn_up.1.weight",
+                "blk.0.ffn_gate.10.weight",
+            ]
+        );
+    }
+}
