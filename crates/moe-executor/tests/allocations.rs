@@ -3,10 +3,9 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
+use moe_engine::{Decode, Logits, Mode};
 use moe_executor::cpu::threads::Threads;
-use moe_executor::generate::Decode;
-use moe_executor::recorder::{Mode, Recorder};
-use moe_executor::session::Logits;
+use moe_executor::recorder::Recorder;
 use moe_executor::{Model, Session};
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;

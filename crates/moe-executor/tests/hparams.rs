@@ -4,10 +4,9 @@ use std::cell::RefCell;
 use std::path::PathBuf;
 use std::rc::Rc;
 
+use moe_engine::{Decode, Logits};
 use moe_executor::cpu::threads::Threads;
-use moe_executor::generate::Decode;
 use moe_executor::recorder::Recorder;
-use moe_executor::session::Logits;
 use moe_executor::{Model, Session, Warning};
 use moe_gguf::{Array, Gguf, Value, ValueType, write};
 use moe_trace::record::PHASE_PROMPT;
@@ -71,7 +70,7 @@ fn run(gguf: &Gguf, n: u32) -> (Vec<f32>, Vec<Vec<usize>>) {
     let counts = Rc::new(RefCell::new(vec![Vec::new(); n_layer]));
     let seen = counts.clone();
     session.observe(Box::new(move |routed| {
-        let k = routed.routing.ids.host().len() / routed.positions.len();
+        let k = routed.ids.len() / routed.positions.len();
         seen.borrow_mut()[routed.layer].extend(routed.positions.iter().map(|_| k));
     }));
     let tokens: Vec<u32> = (300..300 + n).collect();

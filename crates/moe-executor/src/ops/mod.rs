@@ -17,6 +17,8 @@ mod post_fetch;
 mod router;
 mod run;
 
+use moe_engine::Observer;
+
 use crate::activation::{Activation, NodeName};
 use crate::cpu::matmul::{self, Quantized, Worklist};
 use crate::cpu::rope::Angles;
@@ -24,28 +26,13 @@ use crate::cpu::threads::Threads;
 use crate::cuda::launch::Rows;
 use crate::cuda::{self, Device, Ptr};
 use crate::placement::Side;
-use crate::recorder::{LaneCounts, Recorder, Routing};
+use crate::recorder::{LaneCounts, Recorder};
 use crate::weights::{Linear, Matrix, Vector};
 
 pub(crate) use crate::cpu::glu::Glu;
 pub(crate) use experts::Projection;
 pub(crate) use router::{Gating, Groups, RouterSpec, RouterState};
 use run::Ran;
-
-/// What the router chose for the rows of one layer; handed to the observer of a session.
-pub struct Routed<'a> {
-    /// Layer.
-    pub layer: usize,
-    /// Position of each row in its sequence.
-    pub positions: &'a [u32],
-    /// Router scores before any softmax, bias included `(row, n_expert)`.
-    pub logits: &'a [f32],
-    /// The choice.
-    pub routing: &'a Routing,
-}
-
-/// Called after every router.
-pub type Observer<'a> = Box<dyn FnMut(&Routed) + 'a>;
 
 /// Runs operations and records them.
 pub(crate) struct Ops<'a> {

@@ -6,11 +6,10 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use moe_engine::{Decode, Logits};
 use moe_executor::cpu::threads::Threads;
 use moe_executor::cuda::Fallbacks;
-use moe_executor::generate::Decode;
 use moe_executor::recorder::Recorder;
-use moe_executor::session::Logits;
 use moe_executor::{Model, Session};
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
@@ -76,9 +75,9 @@ pub fn record(gguf: &Gguf, case: Option<&Case>, observe: bool) -> Recorded {
     if observe {
         let seen = observed.clone();
         session.observe(Box::new(move |routed| {
-            let k = routed.routing.n_expert_used;
-            let rows = routed.routing.ids.host().chunks_exact(k);
-            let rows = rows.zip(routed.routing.weights.host().chunks_exact(k));
+            let k = routed.n_expert_used;
+            let rows = routed.ids.chunks_exact(k);
+            let rows = rows.zip(routed.weights.chunks_exact(k));
             for (&position, (ids, weights)) in routed.positions.iter().zip(rows) {
                 let choice = (ids.to_vec(), weights.to_vec());
                 let at = (routed.layer as u16, position);

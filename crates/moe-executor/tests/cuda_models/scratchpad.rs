@@ -3,12 +3,11 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use moe_engine::{Decode, Logits};
 use moe_executor::cpu::threads::Threads;
 use moe_executor::cuda::Policy;
 use moe_executor::cuda::post_fetch::State;
-use moe_executor::generate::Decode;
 use moe_executor::recorder::Recorder;
-use moe_executor::session::Logits;
 use moe_executor::{Model, Session};
 use moe_trace::record::PHASE_PROMPT;
 

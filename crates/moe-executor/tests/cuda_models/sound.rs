@@ -2,12 +2,11 @@
 
 use std::sync::atomic::AtomicBool;
 
+use moe_engine::{Decode, Limits, Mode, Sampler, SamplerParams, generate};
 use moe_executor::cpu::threads::Threads;
 use moe_executor::cuda::Policy;
 use moe_executor::cuda::post_fetch::Settings;
-use moe_executor::generate::{Decode, Limits, generate};
-use moe_executor::recorder::{Mode, Recorder};
-use moe_executor::sampler::{Sampler, SamplerParams};
+use moe_executor::recorder::Recorder;
 use moe_executor::{Model, Session};
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;

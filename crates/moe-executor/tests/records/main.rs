@@ -6,10 +6,9 @@ mod told;
 
 use std::sync::atomic::AtomicBool;
 
+use moe_engine::{Generated, Limits, Mode, Sampler, SamplerParams, Stop, generate, max_records};
 use moe_executor::cpu::threads::Threads;
-use moe_executor::generate::{Generated, Limits, Stop, generate, max_records};
-use moe_executor::recorder::{Mode, Recorder};
-use moe_executor::sampler::{Sampler, SamplerParams};
+use moe_executor::recorder::Recorder;
 use moe_executor::{Model, Session};
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;

@@ -1,9 +1,8 @@
 //! Models and results that no trace is made of.
 
+use moe_engine::{Decode, Logits};
 use moe_executor::cpu::threads::Threads;
-use moe_executor::generate::Decode;
 use moe_executor::recorder::Recorder;
-use moe_executor::session::Logits;
 use moe_executor::{Model, Session};
 use moe_gguf::Gguf;
 use moe_trace::record::PHASE_PROMPT;

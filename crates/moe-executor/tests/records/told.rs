@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use moe_executor::generate::Limits;
+use moe_engine::Limits;
 use moe_trace::RunOptions;
 use moe_trace::buffers::{Change, Timeline};
 use moe_trace::record::{PHASE_GENERATE, SOURCE_BUFFER};

@@ -6,11 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::rc::Rc;
 
+use moe_engine::{Decode, Logits};
 use moe_executor::cpu::threads::Threads;
 use moe_executor::cuda::Device;
-use moe_executor::generate::Decode;
 use moe_executor::recorder::Recorder;
-use moe_executor::session::Logits;
 use moe_executor::{Model, Session};
 use moe_gguf::Gguf;
 use moe_testkit::fixture;
@@ -109,12 +108,12 @@ pub fn run(model: &Model, reference: &Reference, batch: usize, open: Open, look:
     ));
     let seen = routed.clone();
     session.observe(Box::new(move |routed| {
-        let k = routed.routing.n_expert_used;
+        let k = routed.n_expert_used;
         let n_expert = routed.logits.len() / routed.positions.len();
         for (row, &position) in routed.positions.iter().enumerate() {
             seen.borrow_mut()[routed.layer].push(Row {
                 position,
-                ids: routed.routing.ids.host()[row * k..][..k].to_vec(),
+                ids: routed.ids[row * k..][..k].to_vec(),
                 logits: routed.logits[row * n_expert..][..n_expert].to_vec(),
             });
         }

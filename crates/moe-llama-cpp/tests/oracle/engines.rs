@@ -5,11 +5,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::rc::Rc;
 
+use moe_engine::{Decode, Logits, Mode, Observer, Routed};
 use moe_executor::cpu::threads::Threads;
-use moe_executor::generate::Decode;
-use moe_executor::ops::{Observer, Routed};
-use moe_executor::recorder::{Mode, Recorder};
-use moe_executor::session::Logits;
+use moe_executor::recorder::Recorder;
 use moe_gguf::Gguf;
 use moe_llama_cpp::{Params, Recording};
 use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
@@ -39,11 +37,11 @@ type Rows = Rc<RefCell<BTreeMap<(usize, u32), Row>>>;
 fn collector(rows: &Rows) -> Observer<'static> {
     let rows = rows.clone();
     Box::new(move |routed: &Routed| {
-        let k = routed.routing.n_expert_used;
+        let k = routed.n_expert_used;
         let n_expert = routed.logits.len() / routed.positions.len();
         for (row, &position) in routed.positions.iter().enumerate() {
             let seen = Row {
-                ids: routed.routing.ids.host()[row * k..][..k].to_vec(),
+                ids: routed.ids[row * k..][..k].to_vec(),
                 logits: routed.logits[row * n_expert..][..n_expert].to_vec(),
             };
             let before = rows.borrow_mut().insert((routed.layer, position), seen);

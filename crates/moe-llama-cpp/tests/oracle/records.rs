@@ -3,10 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use moe_engine::{Decode, Logits, Mode};
 use moe_executor::cpu::threads::Threads;
-use moe_executor::generate::Decode;
-use moe_executor::recorder::{Mode, Recorder};
-use moe_executor::session::Logits;
+use moe_executor::recorder::Recorder;
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
 use moe_llama_cpp::{OpNumbers, Recording};
@@ -75,7 +74,9 @@ fn both(dir: &Path, path: &Path, n_vocab: u32, mode: Mode) -> [Run; 2] {
     let session = moe_llama_cpp::Session::new(&model, &gguf, params(variant), N_CTX, recording);
     let mut session = session.unwrap();
     feed(&mut session, n_vocab);
-    session.into_writer().unwrap().finish().unwrap();
+    let (writer, ended) = moe_engine::Session::into_writer(Box::new(session));
+    ended.unwrap();
+    writer.unwrap().finish().unwrap();
 
     [ours, theirs].map(|dir| {
         let run = Run::open(dir).unwrap();

@@ -1,5 +1,6 @@
 //! The GPU as a session uses it: what lies there, what is computed there, and when.
 
+mod describe;
 mod scratch;
 mod weights;
 

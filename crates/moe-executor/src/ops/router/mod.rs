@@ -2,11 +2,13 @@
 
 mod steps;
 
+use moe_engine::Routed;
+
 use crate::activation::{Activation, NodeName};
 use crate::buffers::{Input, Inventory, twin_id};
 use crate::cuda::launch::{MAX_EXPERTS, Route};
 use crate::mirrored::{Mirrored, Plain};
-use crate::ops::{Ops, Routed};
+use crate::ops::Ops;
 use crate::placement::Side;
 use crate::recorder::{Routing, Source};
 use crate::weights::{Linear, Vector};
@@ -157,7 +159,9 @@ impl Ops<'_> {
                 layer: il,
                 positions: &self.positions,
                 logits: state.scores.data(),
-                routing,
+                ids: routing.ids.host(),
+                weights: routing.weights.host(),
+                n_expert_used: routing.n_expert_used,
             });
             self.observer = Some(observer);
         }

@@ -4,38 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
 
-use crate::error::{Error, Result};
-use crate::sampler::Sampler;
-use crate::session::Logits;
-
-/// What evaluates tokens: this executor's session, or another engine's. Sequences follow one another, each with an empty
-/// cache at its begin.
-pub trait Decode {
-    /// Begins a new sequence.
-    fn begin_sequence(&mut self, sequence_id: u32);
-
-    /// Positions evaluated so far in this sequence.
-    fn n_past(&self) -> usize;
-
-    /// Positions that a sequence may have.
-    fn n_ctx(&self) -> usize;
-
-    /// Context length of the model's training.
-    fn n_ctx_train(&self) -> usize;
-
-    /// Whether a token ends a text.
-    fn is_eog(&self, token: u32) -> bool;
-
-    /// Whether the trace has room for a pass over `n_tokens`.
-    fn has_room(&self, n_tokens: usize) -> bool;
-
-    /// Evaluates `tokens` as one batch and gives the logits `(n_vocab)` of the last, if wanted. `phase` is
-    /// [`PHASE_PROMPT`] or [`PHASE_GENERATE`].
-    ///
-    /// # Errors
-    /// A token outside the vocabulary, a full context, results that are not finite, or a trace that cannot be written.
-    fn decode(&mut self, tokens: &[u32], phase: u8, logits: Logits) -> Result<&[f32]>;
-}
+use crate::{Decode, Error, Logits, Result, Sampler};
 
 /// How far to go.
 #[derive(Clone, Copy, Debug)]
