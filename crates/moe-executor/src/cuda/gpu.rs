@@ -129,6 +129,19 @@ impl Gpu {
         DeviceBuffer::new(&self.stream, &self.account, bytes)
     }
 
+    /// Memory for a row of `n_in` activations, quantized: `before` if it is large enough. None if there is not enough.
+    pub(crate) fn quantized_row(
+        &self,
+        n_in: usize,
+        before: Option<DeviceBuffer>,
+    ) -> Option<DeviceBuffer> {
+        let bytes = Kernels::scratch_size(1, n_in);
+        match before {
+            Some(buffer) if buffer.size_bytes() >= bytes => Some(buffer),
+            _ => self.alloc(bytes).ok(),
+        }
+    }
+
     /// Memory of the host that copies to and from the GPU run fastest with, zeros.
     ///
     /// # Errors

@@ -5,6 +5,8 @@
 //!
 //! ```text
 //! kernels/*.cu ──(scripts/compile-kernels.py)──► ptx/*.ptx ──► module: functions by name ──► launch/*: one method a kernel
+//!                                                                                            ▲
+//!                                              crate::ops ──► ops/*: operands to the GPU ────┘
 //! ```
 
 mod clock;
@@ -16,6 +18,7 @@ mod gpu;
 pub(crate) mod launch;
 mod memory;
 mod module;
+mod ops;
 pub mod post_fetch;
 mod ptr;
 mod timeline;

@@ -4,8 +4,6 @@ use crate::activation::{Activation, NodeName};
 use crate::buffers::Input;
 use crate::cpu::attention::{self, Inputs, Shape};
 use crate::cpu::rope;
-use crate::cuda::Scratch;
-use crate::cuda::launch::{Attention, Rope as Rotation};
 use crate::hparams::Rope;
 use crate::kv_cache::KvCache;
 use crate::mirrored::Mirrored;
@@ -30,19 +28,7 @@ impl Ops<'_> {
         let divisors = factors.map(|f| f.data.as_slice());
         let mut angles = std::mem::take(&mut self.angles);
         let values = angles.of(self.threads, rope, divisors, &self.positions);
-        let on_gpu = self.on(self.side, |device| {
-            let angles = values.device(device.gpu())?;
-            let rotation = Rotation {
-                x: x.values.update_device(device.gpu())?,
-                angles,
-                rows: x.rows,
-                row_width: width,
-                head_dim,
-                n_dims: rope.n_dims,
-                layout: rope.layout,
-            };
-            device.kernels().rope(device.stream(), &rotation)
-        });
+        let on_gpu = self.on(self.side, |device| device.rope(rope, values, head_dim, x));
         if !on_gpu {
             self.fetch(&mut x.values);
             let angles = values.host();
@@ -87,11 +73,7 @@ impl Ops<'_> {
             let start = self.start();
             let positions = std::mem::take(&mut self.positions);
             let on_gpu = self.on(self.side, |device| {
-                let x = rows.values.device(device.gpu())?;
-                let at = device.positions(&positions)?;
-                let out = cache.update_device(device.gpu())?;
-                let kernels = device.kernels();
-                kernels.store_rows(device.stream(), x, at, rows.rows, width, out)
+                device.store_rows(rows, &positions, width, cache)
             });
             self.positions = positions;
             if !on_gpu {
@@ -130,23 +112,7 @@ impl Ops<'_> {
         let layer = cache.layer_mut(il);
         let positions = std::mem::take(&mut self.positions);
         let on_gpu = self.on(self.side, |device| {
-            let last_position = positions.last().map_or(0, |&p| p as usize);
-            let kernels = device.kernels();
-            let bytes = kernels.attention_scratch_size(shape, q.rows, last_position)?;
-            let heads = Attention {
-                shape,
-                q: q.values.device(device.gpu())?,
-                k: layer.k.device(device.gpu())?,
-                v: layer.v.device(device.gpu())?,
-                sinks: device.optional(sinks)?,
-                positions: device.positions(&positions)?,
-                n_tokens: q.rows,
-                last_position,
-                out: dst.values.fill_device(device.gpu())?,
-                scratch: device.scratch(Scratch::Attention, bytes)?,
-            };
-            let kernels = device.kernels();
-            kernels.attention(device.stream(), &heads)
+            device.attention(shape, sinks, &positions, q, layer, dst)
         });
         self.positions = positions;
         if !on_gpu {

@@ -3,7 +3,6 @@
 use crate::activation::{Activation, NodeName};
 use crate::buffers::Input;
 use crate::cpu::quant::dequantize_row;
-use crate::cuda::{Ptr, Scratch};
 use crate::ops::{Ops, number};
 use crate::recorder::Source;
 use crate::weights::{Matrix, Vector};
@@ -38,14 +37,7 @@ impl Ops<'_> {
     ) {
         let start = self.start();
         dst.shape(name, src.width, rows.len());
-        let on_gpu = self.on(self.side, |device| {
-            let x = src.values.device(device.gpu())?;
-            let at = device.scratch(Scratch::Rows, size_of_val(rows))?;
-            device.gpu().upload(at, rows)?;
-            let out = dst.values.fill_device(device.gpu())?;
-            let kernels = device.kernels();
-            kernels.get_rows(device.stream(), x, at, rows.len(), src.width, out)
-        });
+        let on_gpu = self.on(self.side, |device| device.get_rows(src, rows, dst));
         if !on_gpu {
             self.fetch(&mut src.values);
             for (&row, out) in rows.iter().zip(dst.data_mut().chunks_exact_mut(src.width)) {
@@ -70,18 +62,7 @@ impl Ops<'_> {
         let start = self.start();
         let width = weight.n;
         dst.shape(norm, src.width, src.rows);
-        let on_gpu = self.on(self.side, |device| {
-            let w = device.vector(weight)?;
-            let x = src.values.device(device.gpu())?;
-            let out = dst.values.fill_device(device.gpu())?;
-            let groups = src.values.len() / width;
-            let quantized = match groups {
-                1 => dst.fill_quantized(device.gpu()),
-                _ => Ptr::NULL,
-            };
-            let kernels = device.kernels();
-            kernels.rms_norm(device.stream(), x, w, eps, width, groups, out, quantized)
-        });
+        let on_gpu = self.on(self.side, |device| device.rms_norm(src, weight, eps, dst));
         if !on_gpu {
             self.fetch(&mut src.values);
             self.threads
@@ -128,12 +109,7 @@ impl Ops<'_> {
     ) {
         let start = self.start();
         weight.shape(silu, score.width, score.rows);
-        let on_gpu = self.on(self.side, |device| {
-            let s = score.values.device(device.gpu())?;
-            let rows = x.values.update_device(device.gpu())?;
-            let kernels = device.kernels();
-            kernels.scale_rows_by_sigmoid(device.stream(), rows, s, x.rows, x.width)
-        });
+        let on_gpu = self.on(self.side, |device| device.scale_rows_by_sigmoid(score, x));
         if !on_gpu {
             self.fetch(&mut score.values);
             self.fetch(&mut x.values);
@@ -175,13 +151,7 @@ impl Ops<'_> {
     ) {
         let start = self.start();
         dst.shape(name, a.width, a.rows);
-        let on_gpu = self.on(self.side, |device| {
-            let gpu = device.gpu();
-            let (x, y) = (a.values.device(gpu)?, b.values.device(gpu)?);
-            let out = dst.values.fill_device(gpu)?;
-            let n = a.values.len();
-            device.kernels().add(device.stream(), x, y, n, out)
-        });
+        let on_gpu = self.on(self.side, |device| device.add(a, b, dst));
         if !on_gpu {
             self.fetch(&mut a.values);
             self.fetch(&mut b.values);

@@ -7,8 +7,7 @@ use moe_trace::record::lane;
 use crate::activation::{Activation, NodeName};
 use crate::cpu::glu::Glu;
 use crate::cpu::matmul::{self, Entries};
-use crate::cuda::launch::{Down, GateUp, Kernels, MulMatId, Rows};
-use crate::cuda::{self, Device, Policy, Ptr, Scratch};
+use crate::cuda::{Device, Policy};
 use crate::ops::{Ops, number, router};
 use crate::placement::Side;
 use crate::recorder::{Choice, Lanes, Routing, Source};
@@ -34,55 +33,6 @@ pub struct Projection<'a, 'g> {
     pub linear: &'a Linear<'g>,
 }
 
-/// Gate, up and the activation of the two on the GPU, for the slots of every row from `slot` on, which is 0 if there is more
-/// than one row. Gives where the results of one row lie quantized, too, if they do.
-pub(super) fn experts_gate_up(
-    device: &mut Device,
-    [gate, up]: [&Linear; 2],
-    glu: Glu,
-    x: &mut Activation,
-    routing: &mut Routing,
-    slot: usize,
-    out: &mut Activation,
-) -> cuda::Result<Option<Ptr>> {
-    let Matrix {
-        n_out, n_expert, ..
-    } = gate.weights;
-    let ids = routing.ids.device(device.gpu())?;
-    let quantized = match x.rows {
-        1 => device.scratch(
-            Scratch::Hidden,
-            Kernels::scratch_size(routing.n_expert_used, n_out),
-        )?,
-        _ => Ptr::NULL,
-    };
-    let operands = GateUp {
-        gate: device.experts(&gate.weights, routing, slot, Scratch::Gate)?,
-        up: device.experts(&up.weights, routing, slot, Scratch::Up)?,
-        gate_bias: device.optional(gate.bias.as_ref())?,
-        up_bias: device.optional(up.bias.as_ref())?,
-        glu,
-        x: Rows {
-            x: x.values.device(device.gpu())?,
-            quantized: x.quantized(),
-        },
-        ids: ids.offset(slot * size_of::<i32>()),
-        tokens: x.rows,
-        k: routing.n_expert_used - slot,
-        n_expert,
-        out: out
-            .values
-            .fill_device(device.gpu())?
-            .offset(slot * n_out * size_of::<f32>()),
-        quantized,
-        scratch: device.quantized(x.rows, x.width)?,
-        work: device.worklist(routing, n_expert)?,
-    };
-    let kernels = device.kernels();
-    let is_quantized = kernels.experts_gate_up(device.stream(), &operands)?;
-    Ok(is_quantized.then_some(quantized))
-}
-
 impl Ops<'_> {
     /// Both products of every row with each of its experts, and the gated activation of the two, into `gate (token, slot,
     /// n_ff)`. `x` has one row a token.
@@ -105,7 +55,7 @@ impl Ops<'_> {
         let (side, lane) = self.side_of_experts(&[&gate.weights, &up.weights], routing);
         let mut hidden = None;
         let done = self.on(side, |device| {
-            hidden = experts_gate_up(device, [gate, up], glu, x, routing, 0, gate_out)?;
+            hidden = device.experts_gate_up([gate, up], glu, x, routing, 0, gate_out)?;
             Ok(())
         });
         self.hidden = hidden.filter(|_| done);
@@ -186,26 +136,15 @@ impl Ops<'_> {
     ) -> Option<Instant> {
         let quantized = self.hidden.take().filter(|_| !self.fetches)?;
         let down = projection.linear;
-        let weights = self.device.as_mut()?.resident(&down.weights)?;
+        if !self.device.as_mut()?.holds(&down.weights) {
+            return None;
+        }
         let start = self.start_experts();
-        experts.shape(projection.names[0], weights.n_out, entries);
-        dst.shape(NodeName::of("ffn_moe_out", il), weights.n_out, 1);
+        experts.shape(projection.names[0], down.weights.n_out, entries);
+        dst.shape(NodeName::of("ffn_moe_out", il), down.weights.n_out, 1);
         let mut has_kernel = false;
         let done = self.on(Side::Gpu, |device| {
-            let gpu = device.gpu();
-            let [ids, router] = [routing.ids.device(gpu)?, routing.weights.device(gpu)?];
-            let product = Down {
-                weights,
-                bias: device.optional(down.bias.as_ref())?,
-                ids,
-                router,
-                k: routing.n_expert_used,
-                quantized,
-                out: dst.values.fill_device(device.gpu())?,
-            };
-            // Nothing is written there; what is recorded of it is the GPU's.
-            experts.values.fill_device(device.gpu())?;
-            has_kernel = device.kernels().down(device.stream(), &product)?;
+            has_kernel = device.experts_down(down, quantized, routing, experts, dst)?;
             Ok(())
         });
         (done && has_kernel).then_some(start)
@@ -221,7 +160,7 @@ impl Ops<'_> {
         dst: &mut Activation,
     ) {
         let start = self.start_experts();
-        let Linear { weights, bias } = projection.linear;
+        let weights = &projection.linear.weights;
         dst.shape(projection.names[0], weights.n_out, src.rows);
         if std::mem::take(&mut self.fetches) {
             self.project_fetched(il, &projection, src, routing, dst);
@@ -229,20 +168,7 @@ impl Ops<'_> {
         }
         let (side, lane) = self.side_of_experts(&[weights], routing);
         let done = self.on(side, |device| {
-            let operands = MulMatId {
-                weights: device.experts(weights, routing, 0, Scratch::Down)?,
-                bias: device.optional(bias.as_ref())?,
-                x: src.values.device(device.gpu())?.into(),
-                rows_per: 1,
-                ids: routing.ids.device(device.gpu())?,
-                tokens: src.rows / routing.n_expert_used,
-                k: routing.n_expert_used,
-                n_expert: weights.n_expert,
-                out: dst.values.fill_device(device.gpu())?,
-                scratch: device.quantized(src.rows, src.width)?,
-                work: device.worklist(routing, weights.n_expert)?,
-            };
-            device.kernels().mul_mat_id(device.stream(), &operands)
+            device.mul_mat_id(projection.linear, src, routing, dst)
         });
         if !done {
             self.fetch_chosen(src, routing, true);
@@ -333,7 +259,7 @@ impl Ops<'_> {
         let tokens = routing.ids.len() / routing.n_expert_used.max(1);
         let is_copied = device.policy() == Policy::Gpu
             || stacks.iter().all(|stack| device.copies_for(stack, tokens));
-        if is_copied && stacks.iter().all(|stack| Kernels::supports(stack.ty)) {
+        if is_copied && stacks.iter().all(|stack| Device::supports(stack.ty)) {
             self.fetch(&mut routing.ids);
             return (Side::Gpu, lane::CACHE_MISS);
         }
@@ -366,13 +292,7 @@ impl Ops<'_> {
             true => Side::Gpu,
             false => Side::Host,
         };
-        let done = self.on(side, |device| {
-            let b = up.values.device(device.gpu())?;
-            let a = gate.values.update_device(device.gpu())?;
-            device
-                .kernels()
-                .glu(device.stream(), glu, a, b, gate.values.len())
-        });
+        let done = self.on(side, |device| device.glu(glu, gate, up));
         if !done {
             self.fetch(&mut gate.values);
             self.fetch(&mut up.values);
@@ -399,14 +319,7 @@ impl Ops<'_> {
             true => Side::Gpu,
             false => Side::Host,
         };
-        let done = self.on(side, |device| {
-            let gpu = device.gpu();
-            let rows = experts.values.device(gpu)?;
-            let weights = routing.weights.device(gpu)?;
-            let out = dst.values.fill_device(gpu)?;
-            let kernels = device.kernels();
-            kernels.merge(device.stream(), rows, weights, tokens, k, width, out)
-        });
+        let done = self.on(side, |device| device.merge(experts, routing, dst));
         if !done {
             self.fetch(&mut experts.values);
             self.fetch(&mut routing.weights);

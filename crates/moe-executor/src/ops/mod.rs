@@ -23,7 +23,6 @@ use crate::activation::{Activation, NodeName};
 use crate::cpu::matmul::{self, Quantized, Worklist};
 use crate::cpu::rope::Angles;
 use crate::cpu::threads::Threads;
-use crate::cuda::launch::Rows;
 use crate::cuda::{self, Device, Ptr};
 use crate::placement::Side;
 use crate::recorder::{LaneCounts, Recorder};
@@ -162,16 +161,7 @@ impl<'a> Ops<'a> {
         dst.shape(name, weights.n_out, src.rows);
         let here = self.side_of(weights, src.rows);
         let on_gpu = self.on(here, |device| {
-            let w = device.matrix_or_copy(weights)?;
-            let bias = device.optional(product.bias)?;
-            let x = Rows {
-                x: src.values.device(device.gpu())?,
-                quantized: src.quantized(),
-            };
-            let scratch = device.quantized(src.rows, w.n_in)?;
-            let out = dst.values.fill_device(device.gpu())?;
-            let kernels = device.kernels();
-            kernels.mul_mat(device.stream(), &w, bias, x, src.rows, out, scratch)
+            device.mul_mat(weights, product.bias, src, dst)
         });
         if !on_gpu {
             self.fetch(&mut src.values);

@@ -15,7 +15,7 @@ use moe_gguf::map::OffsetMap;
 
 use crate::activation::{Activation, NodeName};
 use crate::cpu::threads::Threads;
-use crate::cuda::{self, Device, Event, Ptr};
+use crate::cuda::{self, Device, Event};
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::moe::MoeState;
@@ -220,13 +220,7 @@ impl<'a, 'g> Replay<'a, 'g> {
                 if !x.values.is_on_device_alone() {
                     x.values.update_device(device.gpu())?;
                 }
-                if x.rows == 1 && x.quantized() == Ptr::NULL {
-                    let row = x.values.device(device.gpu())?;
-                    let quantized = x.fill_quantized(device.gpu());
-                    device
-                        .kernels()
-                        .quantize_row(device.stream(), row, x.width, quantized)?;
-                }
+                device.quantize_row(x)?;
             }
             (Some(device), Side::Host) => {
                 x.values.fetch()?;

@@ -25,7 +25,7 @@ use weights::Resident;
 
 /// The GPU as a session uses it. Weights are copied to it when they are first asked for.
 pub struct Device<'g> {
-    pub(crate) gpu: Gpu,
+    gpu: Gpu,
     placement: Placement,
     /// By index in the GGUF's tensor table; none where there was no room.
     matrices: HashMap<u32, Option<Resident>>,
@@ -42,7 +42,7 @@ pub struct Device<'g> {
     /// What becomes of experts that live with the host.
     policy: Policy,
     /// Transfers beside the host's work, with the policy that has them.
-    pub(crate) post_fetch: Option<PostFetch>,
+    post_fetch: Option<PostFetch>,
     /// Whether a transfer of the layer that is under way could not be started.
     transfers_failed: bool,
     /// Stacks whose file could not be registered, copied to memory that the GPU reads by itself.

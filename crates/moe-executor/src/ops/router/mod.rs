@@ -6,7 +6,7 @@ use moe_engine::Routed;
 
 use crate::activation::{Activation, NodeName};
 use crate::buffers::{Input, Inventory, twin_id};
-use crate::cuda::launch::{MAX_EXPERTS, Route};
+use crate::cuda::Device;
 use crate::mirrored::{Mirrored, Plain};
 use crate::ops::Ops;
 use crate::placement::Side;
@@ -176,29 +176,12 @@ impl Ops<'_> {
         routing.ids.resize(tokens * k);
         routing.weights.resize(tokens * k);
         self.start();
-        let fits = spec.groups.is_none() && n_expert <= MAX_EXPERTS;
+        let fits = Device::supports_router(spec, n_expert);
         let side = match fits && scores.values.is_on_device_alone() {
             true => Side::Gpu,
             false => Side::Host,
         };
-        let done = self.on(side, |device| {
-            let selection_bias = device.optional(spec.selection_bias)?;
-            let gpu = device.gpu();
-            let route = Route {
-                logits: scores.values.device(gpu)?,
-                selection_bias,
-                gating: spec.gating,
-                norm: spec.norm_weights,
-                scale: spec.weights_scale,
-                tokens,
-                n_expert,
-                k,
-            };
-            let ids = routing.ids.fill_device(gpu)?;
-            let weights = routing.weights.fill_device(gpu)?;
-            let kernels = device.kernels();
-            kernels.route(device.stream(), &route, ids, weights)
-        });
+        let done = self.on(side, |device| device.route(spec, scores, routing));
         routing.copy = None;
         if done {
             self.download(routing);
