@@ -11,11 +11,12 @@ use cudarc::driver::CudaStream;
 
 use super::clock::Clock;
 use super::download::{Download, Downloads};
-use super::fetch::{Staging, Wanted};
+use super::fetch::Staging;
 use super::launch::Kernels;
 use super::post_fetch::{self, Chosen, PostFetch, Sample, Settings};
-use super::timeline::Event;
-use super::{DeviceBuffer, Error, Gpu, Pinned, Registered, Result};
+use super::{
+    DeviceBuffer, Error, Event, Fallbacks, Gpu, Pinned, Policy, Registered, Result, Wanted,
+};
 use crate::placement::Placement;
 use crate::recorder::Routing;
 use crate::weights::Matrix;
@@ -53,29 +54,6 @@ pub struct Device<'g> {
     registered: Vec<Registered<'g>>,
     /// What went wrong and was done by the host.
     pub fallbacks: Fallbacks,
-}
-
-/// What went wrong on the GPU and was done by the host.
-#[derive(Debug, Default, Clone)]
-pub struct Fallbacks {
-    /// Operations.
-    pub ops: u64,
-    /// Tensors that found no room.
-    pub tensors: Vec<String>,
-    /// The first error.
-    pub first: Option<String>,
-}
-
-/// What becomes of the chosen experts whose weights live with the host, when there are few rows.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Policy {
-    /// The host computes them.
-    #[default]
-    Cpu,
-    /// They are copied to the GPU when they are chosen, and computed there.
-    Gpu,
-    /// The host computes gate and up while down is copied to the GPU.
-    PostFetch,
 }
 
 impl<'g> Device<'g> {
@@ -395,11 +373,4 @@ fn pinned_copy<'p>(
     });
     // SAFETY: it is only copied from.
     copy.as_ref().map(|copy| unsafe { copy.bytes() })
-}
-
-impl Fallbacks {
-    /// Keeps the first error.
-    pub(crate) fn note(&mut self, error: &Error) {
-        self.first.get_or_insert_with(|| error.to_string());
-    }
 }
