@@ -19,6 +19,7 @@ mod error;
 mod fetch;
 mod gpu;
 mod handles;
+mod kernel;
 mod launch;
 mod memory;
 mod module;
