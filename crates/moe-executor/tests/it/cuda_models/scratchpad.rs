@@ -11,7 +11,7 @@ use moe_executor::recorder::Recorder;
 use moe_executor::{Model, Session};
 use moe_trace::record::PHASE_PROMPT;
 
-use crate::{Case, MODELS, case, down_size, has_gpu, open};
+use super::{Case, MODELS, case, down_size, has_gpu, open};
 use moe_testkit::Report;
 
 fn with_room_for(experts: f64) -> Case {

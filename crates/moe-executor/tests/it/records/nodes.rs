@@ -9,7 +9,7 @@ use moe_trace::{RunOptions, TensorAccessLog, ops};
 
 use moe_testkit::fixture;
 
-use crate::{LIMITS, record};
+use super::{LIMITS, record};
 
 /// Nodes that llama.cpp computes for a prompt with flash attention: operation, name, names of the sources.
 type Nodes = BTreeMap<String, Vec<(String, String, Vec<String>)>>;

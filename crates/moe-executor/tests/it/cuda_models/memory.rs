@@ -2,7 +2,7 @@
 
 use moe_executor::cuda::{Device, Policy};
 
-use crate::{Case, MODELS, case};
+use super::{Case, MODELS, case};
 
 /// Of matrices that take twice the limit some must stay with the host.
 fn leaves_tensors_with_the_host(device: &Device) -> Option<String> {

@@ -17,7 +17,7 @@ use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
 use moe_trace::transfers::{self, Transfer};
 use moe_trace::{Manifest, RunOptions, RunWriter, TRACE_FILE, TensorAccessLog, Trace};
 
-use crate::Case;
+use super::Case;
 
 /// Too few rows for a prompt's copies.
 pub const PROMPT: std::ops::Range<u32> = 300..320;

@@ -6,8 +6,6 @@ mod memory;
 mod policies;
 mod recorded;
 mod records;
-#[path = "../reference/mod.rs"]
-mod reference;
 mod scratchpad;
 mod sound;
 mod waits;
@@ -18,7 +16,8 @@ use moe_executor::cuda::{Device, Gpu, Policy};
 use moe_executor::placement::Rules;
 use moe_gguf::Gguf;
 use moe_testkit::{Need, Report, fixture, skip};
-use reference::{Bounds, Distance, F16, GPT_OSS, Look, OfPrompt, Open, QWEN3MOE, distances};
+
+use crate::reference::{Bounds, Distance, F16, GPT_OSS, Look, OfPrompt, Open, QWEN3MOE, distances};
 
 const MODELS: [(&str, &Bounds); 8] = [
     ("random-qwen3moe-F16", &F16),

@@ -13,7 +13,7 @@ use moe_gguf::map::OffsetMap;
 use moe_testkit::Report;
 use moe_trace::{Manifest, Run, RunOptions, RunWriter, check};
 
-use crate::{Case, MODELS, case, has_gpu, open};
+use super::{Case, MODELS, case, has_gpu, open};
 
 const PROMPTS: [&[u32]; 2] = [&[1, 17, 300, 42, 9, 250, 77], &[5, 6, 7]];
 

@@ -11,8 +11,8 @@ use moe_executor::recorder::Recorder;
 use moe_executor::{Model, Session};
 use moe_trace::record::{FLAG_CPU_FALLBACK, PHASE_PROMPT, lane};
 
-use crate::recorded::{distinct, record, stem};
-use crate::{Case, case, has_gpu, open};
+use super::recorded::{distinct, record, stem};
+use super::{Case, case, has_gpu, open};
 use moe_testkit::Report;
 
 /// Post-Fetch with a step that fails.

@@ -3,9 +3,9 @@
 use moe_executor::cuda::Policy;
 use moe_executor::cuda::post_fetch::{Fault, Settings};
 
-use crate::failures::failing;
+use super::failures::failing;
+use super::{Case, MODELS, case};
 use crate::reference::PROMPTS;
-use crate::{Case, MODELS, case};
 
 #[test]
 fn the_whole_model_on_the_gpu() {

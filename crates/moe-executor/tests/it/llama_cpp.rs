@@ -3,12 +3,11 @@
 //! The bounds come from llama.cpp's own spread, told in `fixtures/README.md`: on an F16 model rounding hardly matters;
 //! on a quantized one the rounding of activations makes near ties fall either way.
 
-mod reference;
-
 use moe_executor::Model;
 use moe_gguf::{GgmlType, Gguf, Value, write};
 use moe_testkit::fixture;
-use reference::{
+
+use crate::reference::{
     Bounds, F16, GPT_OSS, PROMPTS, QWEN3MOE, Ran, Reference, distances, host, reference, run,
 };
 

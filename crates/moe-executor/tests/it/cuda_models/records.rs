@@ -7,8 +7,8 @@ use moe_trace::TensorAccessLog;
 use moe_trace::record::{SOURCE_BUFFER, lane};
 use moe_trace::transfers::Span;
 
-use crate::recorded::{Pass, Recorded, distinct, record, stem};
-use crate::{Case, MODELS, case, down_size, has_gpu, open};
+use super::recorded::{Pass, Recorded, distinct, record, stem};
+use super::{Case, MODELS, case, down_size, has_gpu, open};
 use moe_testkit::Report;
 
 /// Set in the id of a buffer's twin on the GPU.

@@ -3,8 +3,8 @@
 use moe_executor::cuda::Policy;
 use moe_trace::record::{PHASE_GENERATE, lane};
 
-use crate::recorded::record;
-use crate::{MODELS, case, has_gpu, open};
+use super::recorded::record;
+use super::{MODELS, case, has_gpu, open};
 use moe_testkit::Report;
 
 /// With all of a model on the GPU and every operation recorded, a token's layers, its experts and their records cost no wait:

@@ -9,7 +9,7 @@ use moe_trace::record::{PHASE_GENERATE, SOURCE_BUFFER};
 
 use moe_testkit::fixture;
 
-use crate::{LIMITS, record};
+use super::{LIMITS, record};
 
 #[test]
 fn a_buffer_keeps_its_identity() {

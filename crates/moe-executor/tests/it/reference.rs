@@ -1,5 +1,4 @@
 //! What llama.cpp did with the fixtures, and how far this executor is from it when it is fed the same tokens.
-#![allow(dead_code)] // Not every test uses all of it.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
