@@ -114,16 +114,17 @@ impl<'a, 'g> Session<'a, 'g> {
     /// Final norm and output product on the wanted rows.
     fn head(&mut self) {
         let (ops, s, model) = (&mut self.ops, &mut self.state, self.model);
-        let [norm, result_norm, result] =
-            ["norm", "result_norm", "result_output"].map(NodeName::global);
+        let at = ops.at(model.hparams().n_layer);
+        let names = ["norm", "result_norm"].map(NodeName::global);
         ops.rms_norm(
-            norm,
-            result_norm,
+            at,
+            names,
             &mut s.x,
             &model.output_norm,
             model.hparams().rms_eps,
             &mut s.normed,
         );
+        let result = NodeName::global("result_output");
         ops.mul_mat(result, &model.output, &mut s.normed, &mut s.logits);
         ops.recorder.result((&s.logits).into());
         ops.fetch_rows(&mut s.logits);

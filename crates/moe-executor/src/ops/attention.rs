@@ -8,7 +8,7 @@ use crate::hparams::Rope;
 use crate::kv_cache::KvCache;
 use crate::mirrored::Mirrored;
 use crate::ops::elementwise::input;
-use crate::ops::{Ops, number};
+use crate::ops::{At, Ops, number};
 use crate::recorder::Source;
 use crate::weights::Vector;
 
@@ -16,19 +16,22 @@ impl Ops<'_> {
     /// Rotates every head of every row by its position, in place. `factors (n_dims / 2)` divide the frequencies.
     pub fn rope(
         &mut self,
+        at: At,
         name: NodeName,
         rope: &Rope,
         factors: Option<&Vector>,
         head_dim: usize,
         x: &mut Activation,
     ) {
-        let start = self.start();
+        let mut scope = self.start();
         let before = Source::from(&*x);
         let width = x.width;
         let divisors = factors.map(|f| f.data.as_slice());
         let mut angles = std::mem::take(&mut self.angles);
         let values = angles.of(self.threads, rope, divisors, &self.positions);
-        let on_gpu = self.on(self.side, |device| device.rope(rope, values, head_dim, x));
+        let on_gpu = self.on(&mut scope, at.side, |device| {
+            device.rope(rope, values, head_dim, x)
+        });
         if !on_gpu {
             self.fetch(&mut x.values);
             let angles = values.host();
@@ -42,23 +45,17 @@ impl Ops<'_> {
         self.angles = angles;
         x.name = name;
         let positions = input(Input::Positions, "inp_pos", &self.positions);
-        match factors {
-            Some(factors) => {
-                self.record(
-                    start,
-                    number::ROPE,
-                    name,
-                    &[before, positions, factors.into()],
-                );
-            }
-            None => self.record(start, number::ROPE, name, &[before, positions]),
-        }
+        let sources: &[Source] = match factors {
+            Some(factors) => &[before, positions, factors.into()],
+            None => &[before, positions],
+        };
+        self.record(&mut scope, number::ROPE, name, sources);
     }
 
-    /// Stores the rows of `k` and `v` at their positions in the cache of layer `il`.
+    /// Stores the rows of `k` and `v` at their positions in the cache of a layer.
     pub fn store_kv(
         &mut self,
-        il: usize,
+        At { il, side }: At,
         k: &mut Activation,
         v: &mut Activation,
         cache: &mut KvCache,
@@ -70,9 +67,9 @@ impl Ops<'_> {
             ("cache_v_l", "attn_inp_v_idxs", v, &mut layer.v),
         ];
         for (at, (stem, idxs, rows, cache)) in halves.into_iter().enumerate() {
-            let start = self.start();
+            let mut scope = self.start();
             let positions = std::mem::take(&mut self.positions);
-            let on_gpu = self.on(self.side, |device| {
+            let on_gpu = self.on(&mut scope, side, |device| {
                 device.store_rows(rows, &positions, width, cache)
             });
             self.positions = positions;
@@ -91,27 +88,27 @@ impl Ops<'_> {
                 input(Input::Positions, idxs, &self.positions),
                 cached(name, "", il, at, cache, [width, rows.rows]),
             ];
-            self.record(start, number::SET_ROWS, name.view(), &sources);
+            self.record(&mut scope, number::SET_ROWS, name.view(), &sources);
         }
     }
 
-    /// Attention of the rows of `q` over the cache of layer `il`. `sinks (n_head)` are scores without a value.
+    /// Attention of the rows of `q` over the cache of a layer. `sinks (n_head)` are scores without a value.
     pub fn attention(
         &mut self,
-        il: usize,
+        At { il, side }: At,
         shape: &Shape,
         sinks: Option<&Vector>,
         q: &mut Activation,
         cache: &mut KvCache,
         dst: &mut Activation,
     ) {
-        let start = self.start();
+        let mut scope = self.start();
         let name = NodeName::of("kqv_out", il);
         let width = cache.width();
         dst.shape(name, q.width, q.rows);
         let layer = cache.layer_mut(il);
         let positions = std::mem::take(&mut self.positions);
-        let on_gpu = self.on(self.side, |device| {
+        let on_gpu = self.on(&mut scope, side, |device| {
             device.attention(shape, sinks, &positions, q, layer, dst)
         });
         self.positions = positions;
@@ -169,18 +166,12 @@ impl Ops<'_> {
             ),
             mask,
         ];
-        match sinks {
-            Some(sinks) => {
-                let [q, k, v, mask] = sources;
-                self.record(
-                    start,
-                    number::FLASH_ATTN_EXT,
-                    name,
-                    &[q, k, v, mask, sinks.into()],
-                );
-            }
-            None => self.record(start, number::FLASH_ATTN_EXT, name, &sources),
-        }
+        let [q, k, v, mask] = sources;
+        let sources: &[Source] = match sinks {
+            Some(sinks) => &[q, k, v, mask, sinks.into()],
+            None => &[q, k, v, mask],
+        };
+        self.record(&mut scope, number::FLASH_ATTN_EXT, name, sources);
     }
 }
 

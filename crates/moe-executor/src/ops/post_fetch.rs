@@ -9,37 +9,39 @@ use crate::cpu::glu::Glu;
 use crate::cpu::matmul::{self, Entries};
 use crate::cuda::{Device, Policy};
 use crate::ops::Ops;
-use crate::ops::experts::{At, Projection};
+use crate::ops::experts::{Experts, Projection};
 use crate::placement::Side;
-use crate::recorder::{Lanes, Routing};
+use crate::recorder::{LaneCounts, Lanes, Routing};
 use crate::weights::Linear;
 
 impl Ops<'_> {
-    /// Begins to copy the down matrices of the chosen experts to the GPU, if that is the policy.
-    pub fn begin_post_fetch(&mut self, il: usize, down: &Linear, routing: &mut Routing) {
-        self.fetches = false;
+    /// The experts of a layer that were chosen. Begins to copy their down matrices to the GPU, if that is the policy.
+    pub fn begin_experts(&mut self, il: usize, down: &Linear, routing: &mut Routing) -> Experts {
+        let mut experts = Experts::of(il);
         let tokens = routing.ids.len() / routing.n_expert_used.max(1);
         let stack = &down.weights;
         let Some(device) = &mut self.device else {
-            return;
+            return experts;
         };
         if device.policy() != Policy::PostFetch
             || !Device::supports(stack.ty)
             || device.copies_for(stack, tokens)
             || device.holds(stack)
         {
-            return;
+            return experts;
         }
         self.fetch(&mut routing.ids);
         if let Some(device) = &mut self.device {
-            self.fetches = device.begin_post_fetch(il, stack, routing.ids.host(), tokens);
+            experts.fetches = device.begin_post_fetch(il, stack, routing.ids.host(), tokens);
         }
+        experts
     }
 
     /// Gate and up of the slots of one token beyond those that the host is to compute, begun on the GPU. Gives the first of
     /// them; none if the host computes all.
     pub(super) fn gate_up_beyond(
         &mut self,
+        layer: &Experts,
         [gate, up]: [&Linear; 2],
         glu: Glu,
         x: &mut Activation,
@@ -47,16 +49,17 @@ impl Ops<'_> {
         out: &mut Activation,
     ) -> Option<usize> {
         let k = routing.n_expert_used;
-        let device = self.device.as_ref().filter(|_| self.fetches)?;
+        let device = self.device.as_ref().filter(|_| layer.fetches)?;
         let limit = device.post_fetch_settings()?.cpu_limit?;
         if routing.ids.len() != k || limit >= k || !Device::supports(gate.weights.ty) {
             return None;
         }
-        let done = self.on(Side::Gpu, |device| {
+        // The host's part is the operation that is recorded.
+        let mut scope = self.start();
+        let done = self.on(&mut scope, Side::Gpu, |device| {
             let launched = device.experts_gate_up([gate, up], glu, x, routing, limit, out);
             launched.map(|_| ())
         });
-        self.forget_run();
         if !done {
             return None;
         }
@@ -77,25 +80,25 @@ impl Ops<'_> {
     }
 
     /// The host ends gate and up of a layer, which it began at `start`.
-    pub(super) fn end_window(&mut self, start: Instant) {
-        if let (true, Some(device)) = (self.fetches, &mut self.device) {
+    pub(super) fn end_window(&mut self, layer: &Experts, start: Instant) {
+        if let (true, Some(device)) = (layer.fetches, &mut self.device) {
             device.post_fetch_window(start, Instant::now());
         }
     }
 
-    /// The product of a layer whose down matrices travel: on the GPU for those that arrived, on the host for the others.
+    /// The product of a layer whose down matrices travel: on the GPU for those that arrived, on the host for the others. Returns
+    /// where each was computed.
     pub(super) fn project_fetched(
         &mut self,
-        il: usize,
         projection: &Projection,
         src: &mut Activation,
         routing: &mut Routing,
         dst: &mut Activation,
-    ) {
-        let start = self.start_experts();
+    ) -> LaneCounts {
+        let mut scope = self.start_experts();
         let weights = &projection.linear.weights;
         let mut arrived = Vec::new();
-        let done = self.on(Side::Gpu, |device| {
+        let done = self.on(&mut scope, Side::Gpu, |device| {
             arrived = device.mul_mat_fetched(projection.linear, src, routing, dst)?;
             Ok(())
         });
@@ -103,13 +106,12 @@ impl Ops<'_> {
             self.recorder.fell_back();
         }
         if !done || !arrived.contains(&true) {
-            self.forget_run();
+            let mut scope = scope.left_to_host();
             self.fetch(&mut src.values);
             self.work.fill(routing.ids.host(), weights.n_expert);
             let lanes = Lanes::All(lane::POST_FETCH_MISS);
-            let at = At { il, start, lanes };
-            self.project_rows(&at, projection, src, routing, dst, false);
-            return;
+            self.project_rows(&mut scope, projection, src, (routing, lanes), dst);
+            return lanes.count(routing.ids.len());
         }
         if arrived.contains(&false) {
             // Slots beyond the host's are the GPU's alone.
@@ -122,8 +124,8 @@ impl Ops<'_> {
         };
         let lanes: Vec<u8> = arrived.iter().map(lane).collect();
         let lanes = Lanes::Each(&lanes);
-        let at = At { il, start, lanes };
-        self.project_rows(&at, projection, src, routing, dst, true);
+        self.project_rows(&mut scope, projection, src, (routing, lanes), dst);
+        lanes.count(routing.ids.len())
     }
 
     /// The rows whose transfer was late, by the host, put between those of the GPU.
@@ -140,8 +142,7 @@ impl Ops<'_> {
         let ids: Vec<i32> = routing.ids.host().iter().zip(arrived).map(late).collect();
         self.work.fill(&ids, weights.n_expert);
         let n_out = weights.n_out;
-        let mut missed = std::mem::take(&mut self.missed);
-        missed.resize(ids.len() * n_out, 0.0);
+        let mut missed = vec![0.0; ids.len() * n_out];
         let x = Entries {
             rows: src.data(),
             rows_per: 1,
@@ -164,6 +165,5 @@ impl Ops<'_> {
                 self.fault.get_or_insert(error);
             }
         }
-        self.missed = missed;
     }
 }
