@@ -1,5 +1,5 @@
 //! A GPU that is seen and fails, by a stand-in for its driver.
-#![cfg(target_os = "linux")]
+#![cfg(all(target_os = "linux", feature = "cuda"))]
 
 mod support;
 

@@ -1,5 +1,5 @@
 //! Times in runs that a GPU takes part in, with a stand-in for its driver: whatever part of a model is where, a run is sound.
-#![cfg(target_os = "linux")]
+#![cfg(all(target_os = "linux", feature = "cuda"))]
 
 mod support;
 

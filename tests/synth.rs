@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use moe_engine::Decode;
 use moe_executor::cpu::quant::dequantize_row;
-use moe_executor::generate::Decode;
 use moe_gguf::{Gguf, Tensor};
 use serde_json::json;
 use support::{arg, failure_of, stdout_of};
@@ -179,8 +179,8 @@ fn the_hottest_experts_of_layers_differ() {
 
 #[test]
 fn logits_are_finite_and_of_a_sensible_size_however_many_layers() {
+    use moe_engine::Logits;
     use moe_executor::recorder::Recorder;
-    use moe_executor::session::Logits;
     let dir = tempfile::tempdir().unwrap();
     let threads = moe_executor::cpu::threads::Threads::new(2).unwrap();
     for (arch, quant) in [

@@ -7,7 +7,7 @@
 #
 # PART: tests (models against llama.cpp, kernels against the CPU), sound (recorded runs checked by `info`), sanitizer, kernels
 # (times of each), speed (whole models), post-fetch, replay (the MoE layers alone, under every policy). TESTS is a folder with the test binaries
-# moe_executor (the crate's own) and cuda_models. They look for fixtures in MOE_FIXTURES, or where they were built. WORK is a folder for the models that are made,
+# moe_executor (the crate's own) and it. They look for fixtures in MOE_FIXTURES, or where they were built. WORK is a folder for the models that are made,
 # 40 GB; NOTE is printed. Fewer than all: TOOLS (memcheck racecheck), SHAPES (models of post-fetch, by commas), ROUNDS of it. JOBS:
 # tests and sanitizers at a time.
 set -uo pipefail
@@ -54,9 +54,9 @@ side_by_side() {
 
 tests_part() {
   export MOE_REQUIRE=gpu # a test that is skipped fails
-  for name in moe_executor cuda_models; do
+  for name in moe_executor it; do
     printf '\n== %s\n' "$name"
-    "$tests/$name" --list --format terse 2>/dev/null | sed -n 's/: test$//p' | grep -v timings | grep -E "^cuda::tests|^[^:]*::[^:]*$" |
+    "$tests/$name" --list --format terse 2>/dev/null | sed -n 's/: test$//p' | grep -v timings | grep -E "^cuda::tests|^cuda_models::" |
       sed "s#.*#'$tests/$name' --exact & --nocapture#" | side_by_side |
       grep -E '^(random|tiny|test |testing)|FAILED|panicked|not run|outside' | grep -v 'test result: ok'
   done

@@ -17,9 +17,6 @@ fn of_cause(error: &(dyn Error + 'static)) -> Option<&'static str> {
     if let Some(error) = error.downcast_ref() {
         return of_trace(error);
     }
-    if let Some(moe_executor::Error::Trace(error)) = error.downcast_ref() {
-        return of_trace(error);
-    }
     if let Some(moe_files::Error::Exists { .. }) = error.downcast_ref() {
         return Some(EXISTS);
     }
@@ -34,6 +31,9 @@ fn of_cause(error: &(dyn Error + 'static)) -> Option<&'static str> {
     }
     if let Some(error) = error.downcast_ref() {
         return of_survey(error);
+    }
+    if let Some(error) = error.downcast_ref() {
+        return of_engine(error);
     }
     if let Some(error) = error.downcast_ref() {
         return of_executor(error);
@@ -54,14 +54,21 @@ fn of_cause(error: &(dyn Error + 'static)) -> Option<&'static str> {
     None
 }
 
+fn of_engine(error: &moe_engine::Error) -> Option<&'static str> {
+    match error {
+        moe_engine::Error::Trace(error) => of_trace(error),
+        moe_engine::Error::Engine(error) => of_cause(error.as_ref()),
+        moe_engine::Error::ContextFull { .. } => Some("or raise --ctx-size"),
+        moe_engine::Error::NotFinite { .. } => Some("`gguf-map --verify` checks the weights"),
+        _ => None,
+    }
+}
+
 fn of_executor(error: &moe_executor::Error) -> Option<&'static str> {
     match error {
         moe_executor::Error::Trace(error) => of_trace(error),
-        moe_executor::Error::Engine(error) => of_cause(error.as_ref()),
-        moe_executor::Error::ContextFull { .. } => Some("or raise --ctx-size"),
         moe_executor::Error::Threads { .. } => Some("ask for fewer with --threads"),
         moe_executor::Error::Cuda(_) => Some("--device cpu computes without the GPU"),
-        moe_executor::Error::NotFinite { .. } => Some("`gguf-map --verify` checks the weights"),
         _ => None,
     }
 }
@@ -123,14 +130,16 @@ mod tests {
         assert_eq!(advice(&ForeignError::Sink(exists().into()).into()), force);
         assert_eq!(advice(&hotness::Error::Trace(exists()).into()), force);
         assert_eq!(advice(&anyhow::anyhow!("c")), None);
-        let full = || moe_executor::Error::ContextFull {
+        let full = || moe_engine::Error::ContextFull {
             tokens: 9,
             context: 8,
             trained: 64,
         };
         assert_eq!(advice(&full().into()), Some("or raise --ctx-size"));
-        let engine = moe_executor::Error::Engine(Box::new(full()));
+        let engine = moe_engine::Error::engine(full());
         assert_eq!(advice(&engine.into()), Some("or raise --ctx-size"));
-        assert_eq!(advice(&moe_executor::Error::Trace(exists()).into()), force);
+        let executor = moe_executor::Error::Trace(exists());
+        assert_eq!(advice(&moe_engine::Error::from(executor).into()), force);
+        assert_eq!(advice(&moe_engine::Error::engine(exists()).into()), force);
     }
 }

@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use crate::cuda::launch::Kernels;
 use crate::cuda::{DeviceBuffer, Gpu, Ptr};
 use crate::mirrored::Mirrored;
 
@@ -126,11 +125,7 @@ impl Activation {
         if self.rows != 1 || !self.width.is_multiple_of(32) {
             return Ptr::NULL;
         }
-        let bytes = Kernels::scratch_size(1, self.width);
-        let fits = |twin: &DeviceBuffer| twin.size_bytes() >= bytes;
-        if !self.twin.as_ref().is_some_and(fits) {
-            self.twin = gpu.alloc(bytes).ok();
-        }
+        self.twin = gpu.quantized_row(self.width, self.twin.take());
         self.twin_of = Some(self.values.written());
         self.quantized()
     }

@@ -6,7 +6,7 @@ use crate::cpu::attention::Shape;
 use crate::error::Result;
 use crate::hparams::{HParams, Rope};
 use crate::kv_cache::KvCache;
-use crate::ops::Ops;
+use crate::ops::{At, Ops};
 use crate::weights::{Linear, Loader, Vector};
 
 /// What queries and keys are normed over.
@@ -183,6 +183,7 @@ impl<'g> AttentionLayer<'g> {
     pub fn forward(
         &self,
         ops: &mut Ops,
+        at: At,
         s: &mut AttentionState,
         x: &mut Activation,
         cache: &mut KvCache,
@@ -190,23 +191,24 @@ impl<'g> AttentionLayer<'g> {
     ) {
         let il = self.il;
         let name = |stem| NodeName::of(stem, il);
-        let (norm, attn_norm) = (name("norm"), name("attn_norm"));
-        ops.rms_norm(norm, attn_norm, x, &self.norm, self.eps, &mut s.normed);
-        let (src, scratch) = (&mut s.normed, &mut s.projected);
+        let norm = ["norm", "attn_norm"].map(name);
+        ops.rms_norm(at, norm, x, &self.norm, self.eps, &mut s.normed);
         let queries = ["Qcur", "Qcur_normed"].map(name);
         let keys = ["Kcur", "Kcur_normed"].map(name);
         let values = ["Vcur"; 2].map(name);
-        self.rotated(ops, queries, &self.q, src, &mut s.q, scratch);
+        let normed = (&mut s.normed, &mut s.projected);
+        self.rotated(ops, at, queries, &self.q, normed, &mut s.q);
         if !self.keys_first {
-            ops.linear(values, &self.v, src, &mut s.v);
+            ops.linear(values, &self.v, &mut s.normed, &mut s.v);
         }
-        self.rotated(ops, keys, &self.k, src, &mut s.k, scratch);
+        let normed = (&mut s.normed, &mut s.projected);
+        self.rotated(ops, at, keys, &self.k, normed, &mut s.k);
         if self.keys_first {
-            ops.linear(values, &self.v, src, &mut s.v);
+            ops.linear(values, &self.v, &mut s.normed, &mut s.v);
         }
-        ops.store_kv(il, &mut s.k, &mut s.v, cache);
+        ops.store_kv(at, &mut s.k, &mut s.v, cache);
         ops.attention(
-            il,
+            at,
             &self.shape,
             self.sinks.as_ref(),
             &mut s.q,
@@ -224,17 +226,17 @@ impl<'g> AttentionLayer<'g> {
     fn rotated(
         &self,
         ops: &mut Ops,
+        at: At,
         [name, normed]: [NodeName; 2],
         weights: &Rotated,
-        src: &mut Activation,
+        (src, scratch): (&mut Activation, &mut Activation),
         dst: &mut Activation,
-        scratch: &mut Activation,
     ) {
         match &weights.norm {
             Some(norm) => {
                 ops.linear([name; 2], &weights.linear, src, scratch);
-                let of_norm = NodeName::of("norm", self.il);
-                ops.rms_norm(of_norm, normed, scratch, norm, self.eps, dst);
+                let names = [NodeName::of("norm", self.il), normed];
+                ops.rms_norm(at, names, scratch, norm, self.eps, dst);
                 if self.qk_norm == Some(QkNorm::Row) {
                     dst.name = normed.reshaped(); // into heads, which the others are in already
                 }
@@ -242,7 +244,7 @@ impl<'g> AttentionLayer<'g> {
             None => ops.linear([name; 2], &weights.linear, src, dst),
         }
         let (factors, d) = (self.rope_factors.as_ref(), self.shape.head_dim);
-        ops.rope(name, &self.rope, factors, d, dst);
+        ops.rope(at, name, &self.rope, factors, d, dst);
     }
 }
 

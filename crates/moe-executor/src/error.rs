@@ -25,16 +25,6 @@ pub enum Error {
     /// A text cannot be turned into tokens.
     #[error(transparent)]
     Tokenizer(#[from] crate::tokenizer::Error),
-    /// The model computes something that is no number.
-    #[error(
-        "{node} at position {position} has values that are not finite; the weights or hyper-parameters of the model are damaged"
-    )]
-    NotFinite {
-        /// Graph node where it showed.
-        node: String,
-        /// Position in the sequence.
-        position: u32,
-    },
     /// A tensor of a layer that the hyper-parameters do not have.
     #[error(
         "{file}: tensor `{tensor}` belongs to no layer: the model has {n_layer} (`block_count`)"
@@ -125,35 +115,6 @@ pub enum Error {
         /// The type at fault, and those that work.
         source: crate::cpu::quant::Error,
     },
-    /// There is no token to start from.
-    #[error(
-        "the prompt is empty, and the model's vocabulary puts no token before it; give a prompt"
-    )]
-    EmptyPrompt,
-    /// The prompt does not fit the context.
-    #[error(
-        "the prompt has {tokens} tokens, the context has room for {context} (the model was trained with {trained}); shorten the prompt"
-    )]
-    ContextFull {
-        /// Tokens asked for.
-        tokens: usize,
-        /// Tokens that fit.
-        context: usize,
-        /// Context length of the model's training.
-        trained: usize,
-    },
-    /// A token id outside the vocabulary.
-    #[error(
-        "token id {token} at position {position} is outside the vocabulary of {n_vocab} tokens"
-    )]
-    TokenOutOfRange {
-        /// The id.
-        token: u32,
-        /// Position in the sequence.
-        position: usize,
-        /// Size of the vocabulary.
-        n_vocab: usize,
-    },
     /// A token of a trace has another number of experts than those before it.
     #[error(
         "the token at position {position} has {} in layer {layer}, the tokens before it have {expected}; every token of a trace must \
@@ -188,9 +149,6 @@ pub enum Error {
     /// The GPU failed where the host cannot take over.
     #[error(transparent)]
     Cuda(#[from] crate::cuda::Error),
-    /// Another engine than this executor failed.
-    #[error(transparent)]
-    Engine(Box<dyn std::error::Error + Send + Sync>),
     /// The thread pool could not be started.
     #[error("cannot start {}: {reason}", counted(*.threads, "thread"))]
     Threads {
@@ -199,6 +157,15 @@ pub enum Error {
         /// The system's reason.
         reason: String,
     },
+}
+
+impl From<Error> for moe_engine::Error {
+    fn from(error: Error) -> moe_engine::Error {
+        match error {
+            Error::Trace(error) => error.into(),
+            error => moe_engine::Error::engine(error),
+        }
+    }
 }
 
 /// Something in a model's file that does not keep it from being run.

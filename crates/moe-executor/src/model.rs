@@ -1,5 +1,6 @@
 //! A model ready to run: hyper-parameters, weights, vocabulary.
 
+use moe_engine::Mode;
 use moe_gguf::Gguf;
 use moe_trace::NO_LAYER;
 use moe_trace::buffers::{Buffer, usage};
@@ -9,7 +10,6 @@ use crate::arch::decoder::Decoder;
 use crate::buffers::{Inventory, WEIGHT_BUFFERS};
 use crate::error::{Error, Result, Warning};
 use crate::hparams::{self, HParams, Keys};
-use crate::recorder::Mode;
 use crate::tokenizer::Tokenizer;
 use crate::weights::{Loader, Matrix, Vector};
 

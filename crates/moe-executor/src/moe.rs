@@ -5,8 +5,8 @@ use crate::buffers::Inventory;
 use crate::error::Result;
 use crate::ffn::{FFN_OPS, Ffn, FfnState};
 use crate::hparams::HParams;
-use crate::ops::{Gating, Glu, Groups, Ops, Projection, RouterSpec, RouterState};
-use crate::recorder::Routing;
+use crate::ops::{At, Gating, Glu, Groups, Ops, Projection, RouterSpec, RouterState};
+use crate::recorder::{LaneCounts, Routing};
 use crate::weights::{Linear, Loader, Matrix, Vector};
 
 /// How a MoE layer of an architecture works.
@@ -213,6 +213,7 @@ impl<'g> MoeLayer<'g> {
     pub fn forward(
         &self,
         ops: &mut Ops,
+        at: At,
         s: &mut MoeState,
         x: &mut Activation,
         out: &mut Activation,
@@ -227,22 +228,25 @@ impl<'g> MoeLayer<'g> {
             n_expert_used: self.n_expert_used,
         };
         let weights_name = ops.route(self.il, &router, x, &mut s.router, &mut s.routing);
-        self.experts(ops, s, weights_name, x, out);
+        self.experts(ops, at, s, weights_name, x, out);
     }
 
-    /// As [`MoeLayer::forward`], with a choice that is given in the place of the router's.
+    /// As [`MoeLayer::forward`], with a choice that is given in the place of the router's. Returns where the down products of the
+    /// experts were computed.
     pub(crate) fn forward_chosen(
         &self,
         ops: &mut Ops,
+        at: At,
         s: &mut MoeState,
         chosen: &mut Routing,
         x: &mut Activation,
         out: &mut Activation,
-    ) {
+    ) -> LaneCounts {
         let weights_name = NodeName::of("ffn_moe_weights", self.il);
         std::mem::swap(&mut s.routing, chosen);
-        self.experts(ops, s, weights_name, x, out);
+        let lanes = self.experts(ops, at, s, weights_name, x, out);
         std::mem::swap(&mut s.routing, chosen);
+        lanes
     }
 
     /// Bytes of the shared expert.
@@ -257,14 +261,16 @@ impl<'g> MoeLayer<'g> {
     fn experts(
         &self,
         ops: &mut Ops,
+        at: At,
         s: &mut MoeState,
         weights_name: NodeName,
         x: &mut Activation,
         out: &mut Activation,
-    ) {
+    ) -> LaneCounts {
         let il = self.il;
         let name = |stem| NodeName::of(stem, il);
         let projection = |names: [&'static str; 2], linear| Projection {
+            il,
             names: names.map(name),
             linear,
         };
@@ -277,16 +283,17 @@ impl<'g> MoeLayer<'g> {
         };
         let glu = (name(activated), self.spec.glu);
         let routing = &mut s.routing;
-        ops.begin_post_fetch(il, &self.down, routing);
-        ops.gate_up(il, [gate, up], glu, x, routing, [&mut s.gate, &mut s.up]);
+        let mut layer = ops.begin_experts(il, &self.down, routing);
+        let buffers = [&mut s.gate, &mut s.up];
+        ops.gate_up(&mut layer, [gate, up], glu, x, routing, buffers);
         let chosen = match &self.shared {
             Some(_) => &mut s.shared.chosen,
             None => &mut *out,
         };
         let (hidden, experts) = (&mut s.gate, &mut s.down);
-        ops.down_and_merge(il, down, weights_name, hidden, routing, experts, chosen);
+        let lanes = ops.down_and_merge(layer, down, weights_name, hidden, routing, experts, chosen);
         let Some(shared) = &self.shared else {
-            return;
+            return lanes;
         };
         let (chosen, own) = (&mut s.shared.chosen, &mut s.shared.out);
         shared
@@ -296,8 +303,9 @@ impl<'g> MoeLayer<'g> {
             let (score, weight) = (&mut s.shared.score, &mut s.shared.weight);
             ops.mul_mat(name("ffn_shexp_gate_inp"), gate, x, score);
             let names = ["ffn_shexp_gate_silu", "ffn_shexp_gate", "ffn_shexp_out"];
-            ops.scale_by_sigmoid(names.map(name), score, weight, own);
+            ops.scale_by_sigmoid(at, names.map(name), score, weight, own);
         }
-        ops.add(name("ffn_out"), chosen, own, out);
+        ops.add(at, name("ffn_out"), chosen, own, out);
+        lanes
     }
 }

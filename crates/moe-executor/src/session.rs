@@ -2,16 +2,18 @@
 
 use std::time::Instant;
 
+use moe_engine::{Decode, Error, Logits, Observer};
+use moe_trace::{RunWriter, manifest};
+
 use crate::activation::NodeName;
 use crate::arch::decoder::State;
 use crate::buffers::{Inventory, Ledger};
 use crate::cpu::threads::Threads;
 use crate::cuda::Device;
-use crate::error::{Error, Result};
-use crate::generate::Decode;
+use crate::error::Result;
 use crate::kv_cache::KvCache;
 use crate::model::Model;
-use crate::ops::{Observer, Ops};
+use crate::ops::Ops;
 use crate::recorder::{Pass, Recorder};
 
 /// State of a run. Sequences follow one another; each begins with an empty cache.
@@ -26,15 +28,6 @@ pub struct Session<'a, 'g> {
     /// Most tokens of a pass so far, with and without logits; and positions in the
     /// cache. Buffers grow with these alone.
     grown: [u64; 3],
-}
-
-/// Which rows of a batch get logits.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Logits {
-    /// None: an earlier batch of a prompt.
-    None,
-    /// The last token's.
-    Last,
 }
 
 impl<'a, 'g> Session<'a, 'g> {
@@ -82,24 +75,56 @@ impl<'a, 'g> Session<'a, 'g> {
         self.ops.observer = Some(observer);
     }
 
-    /// Tells the observer of nothing more.
-    pub fn stop_observing(&mut self) {
-        self.ops.observer = None;
+    /// One pass over `tokens`, which fit the vocabulary and the context.
+    fn evaluate(&mut self, tokens: &[u32], phase: u8, logits: Logits) -> Result<()> {
+        let start = Instant::now();
+        let (ops, s) = (&mut self.ops, &mut self.state);
+        ops.recorder.begin(Pass {
+            sequence_id: self.sequence_id,
+            phase,
+            is_whole: logits != Logits::None,
+        });
+        ops.positions.clear();
+        ops.positions
+            .extend((self.n_past..self.n_past + tokens.len()).map(|p| p as u32));
+        s.tokens.clear();
+        s.tokens.extend_from_slice(tokens);
+        s.wanted.clear();
+        if logits == Logits::Last {
+            s.wanted.push(tokens.len() as u32 - 1);
+        }
+        self.cache.reserve(self.n_past + tokens.len())?;
+        ops.begin_pass()?;
+
+        ops.get_embeddings(
+            NodeName::global("embd"),
+            &self.model.tok_embd,
+            &s.tokens,
+            &mut s.x,
+        );
+        self.model.decoder.forward(ops, s, &mut self.cache);
+        if !s.wanted.is_empty() {
+            self.head();
+        }
+        self.n_past += tokens.len();
+        self.ops.end_pass()?;
+        self.tell_buffers(tokens.len(), logits, start)
     }
 
     /// Final norm and output product on the wanted rows.
     fn head(&mut self) {
         let (ops, s, model) = (&mut self.ops, &mut self.state, self.model);
-        let [norm, result_norm, result] =
-            ["norm", "result_norm", "result_output"].map(NodeName::global);
+        let at = ops.at(model.hparams().n_layer);
+        let names = ["norm", "result_norm"].map(NodeName::global);
         ops.rms_norm(
-            norm,
-            result_norm,
+            at,
+            names,
             &mut s.x,
             &model.output_norm,
             model.hparams().rms_eps,
             &mut s.normed,
         );
+        let result = NodeName::global("result_output");
         ops.mul_mat(result, &model.output, &mut s.normed, &mut s.logits);
         ops.recorder.result((&s.logits).into());
         ops.fetch_rows(&mut s.logits);
@@ -129,7 +154,7 @@ impl<'a, 'g> Session<'a, 'g> {
         self.ops.recorder.buffers(&events)
     }
 
-    fn check(&self, tokens: &[u32]) -> Result<()> {
+    fn check(&self, tokens: &[u32]) -> moe_engine::Result<()> {
         let hp = self.model.hparams();
         let wanted = self.n_past + tokens.len();
         if wanted > self.n_ctx() || tokens.is_empty() {
@@ -191,40 +216,9 @@ impl Decode for Session<'_, '_> {
         recorder.writer().is_none_or(|w| w.has_room(records))
     }
 
-    fn decode(&mut self, tokens: &[u32], phase: u8, logits: Logits) -> Result<&[f32]> {
+    fn decode(&mut self, tokens: &[u32], phase: u8, logits: Logits) -> moe_engine::Result<&[f32]> {
         self.check(tokens)?;
-        let start = Instant::now();
-        let (ops, s) = (&mut self.ops, &mut self.state);
-        ops.recorder.begin(Pass {
-            sequence_id: self.sequence_id,
-            phase,
-            is_whole: logits != Logits::None,
-        });
-        ops.positions.clear();
-        ops.positions
-            .extend((self.n_past..self.n_past + tokens.len()).map(|p| p as u32));
-        s.tokens.clear();
-        s.tokens.extend_from_slice(tokens);
-        s.wanted.clear();
-        if logits == Logits::Last {
-            s.wanted.push(tokens.len() as u32 - 1);
-        }
-        self.cache.reserve(self.n_past + tokens.len())?;
-        ops.begin_pass()?;
-
-        ops.get_embeddings(
-            NodeName::global("embd"),
-            &self.model.tok_embd,
-            &s.tokens,
-            &mut s.x,
-        );
-        self.model.decoder.forward(ops, s, &mut self.cache);
-        if !s.wanted.is_empty() {
-            self.head();
-        }
-        self.n_past += tokens.len();
-        self.ops.end_pass()?;
-        self.tell_buffers(tokens.len(), logits, start)?;
+        self.evaluate(tokens, phase, logits)?;
         if let Some((node, position)) = self.ops.not_finite.take() {
             return Err(Error::NotFinite {
                 node: node.to_string(),
@@ -235,5 +229,25 @@ impl Decode for Session<'_, '_> {
             Logits::None => &[],
             Logits::Last => self.state.logits.data(),
         })
+    }
+}
+
+impl moe_engine::Session for Session<'_, '_> {
+    fn stop_observing(&mut self) {
+        self.ops.observer = None;
+    }
+
+    fn gpu(&self) -> Option<manifest::Gpu> {
+        self.device().map(Device::describe)
+    }
+
+    fn gpu_bandwidth(&self) -> Option<moe_engine::Result<f64>> {
+        let measured = self.device()?.bandwidth();
+        Some(measured.map_err(Error::engine))
+    }
+
+    fn into_writer(self: Box<Self>) -> (Option<RunWriter>, moe_engine::Result<()>) {
+        let (recorder, ended) = self.into_recorder();
+        (recorder.into_writer(), ended.map_err(Error::from))
     }
 }

@@ -1,4 +1,4 @@
-//! llama.cpp in process: runs a GGUF model, shows every node of its graph, and records them as the executor does its own.
+//! llama.cpp in process: runs a GGUF model, shows every node of its graph, and records them.
 //!
 //! ```text
 //! Model ──► Context::decode ──► llama.cpp ──► a Node before and after it is computed

@@ -4,8 +4,7 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use llama_cpp_sys_2 as sys;
-use moe_executor::ops::{Observer, Routed};
-use moe_executor::recorder::{Clock, Mode, Routing};
+use moe_engine::{Clock, Mode, Observer, Routed};
 use moe_gguf::Gguf;
 use moe_trace::graph::GraphBuilder;
 use moe_trace::record::{self, MAX_EXPERTS, MAX_SOURCES};
@@ -31,6 +30,15 @@ struct Place {
 struct Router {
     logits: Vec<f32>,
     weights: Vec<f32>,
+}
+
+/// The experts of a node's rows.
+struct Routing {
+    /// Selected experts `(row, n_expert_used)`.
+    ids: Vec<i32>,
+    /// Weight of each `(row, n_expert_used)`.
+    weights: Vec<f32>,
+    n_expert_used: usize,
 }
 
 /// Tokens that are evaluated in one pass.
@@ -239,7 +247,11 @@ impl<'a> Recording<'a> {
             Some(weights) if weights.len() == ids.len() => weights.clone(),
             _ => vec![0.0; ids.len()],
         };
-        Some(Routing::new(ids, weights, n_expert_used))
+        Some(Routing {
+            ids,
+            weights,
+            n_expert_used,
+        })
     }
 
     /// Tells the observer of nothing more.
@@ -259,7 +271,9 @@ impl<'a> Recording<'a> {
                 layer: layer.into(),
                 positions: self.rows(),
                 logits: logits.map_or(&[], Vec::as_slice),
-                routing,
+                ids: &routing.ids,
+                weights: &routing.weights,
+                n_expert_used: routing.n_expert_used,
             });
         }
         self.observer = Some(observer);
@@ -345,9 +359,8 @@ impl<'a> Recording<'a> {
         let k = routing.n_expert_used.max(1);
         let of_rows = routing
             .ids
-            .host()
             .chunks_exact(k)
-            .zip(routing.weights.host().chunks_exact(k));
+            .zip(routing.weights.chunks_exact(k));
         for (row, (ids, weights)) in of_rows.enumerate() {
             let pieces = ids.chunks(MAX_EXPERTS).zip(weights.chunks(MAX_EXPERTS));
             for (piece, (ids, weights)) in pieces.enumerate() {

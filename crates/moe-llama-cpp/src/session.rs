@@ -1,8 +1,6 @@
-//! A run of a model in llama.cpp, driven as the executor's own.
+//! A run of a model in llama.cpp, driven like any other engine's.
 
-use moe_executor::generate::Decode;
-use moe_executor::recorder::Mode;
-use moe_executor::session::Logits;
+use moe_engine::{Decode, Error, Logits, Mode};
 use moe_gguf::Gguf;
 use moe_trace::RunWriter;
 use moe_trace::record::MAX_EXPERTS;
@@ -40,16 +38,6 @@ impl<'a> Session<'a> {
             n_past: 0,
             sequence_id: 0,
         })
-    }
-
-    /// Tells the observer of nothing more.
-    pub fn stop_observing(&mut self) {
-        self.context.watch_mut().stop_observing();
-    }
-
-    /// Ends the session; the writer can then be finished.
-    pub fn into_writer(mut self) -> Option<RunWriter> {
-        self.context.watch_mut().take_writer()
     }
 
     /// Records that a pass over `n_tokens` leaves at most, as far as can be told before the first.
@@ -143,14 +131,9 @@ impl Decode for Session<'_> {
         recording.writer().is_none_or(|w| w.has_room(records))
     }
 
-    fn decode(
-        &mut self,
-        tokens: &[u32],
-        phase: u8,
-        logits: Logits,
-    ) -> moe_executor::Result<&[f32]> {
+    fn decode(&mut self, tokens: &[u32], phase: u8, logits: Logits) -> moe_engine::Result<&[f32]> {
         if self.n_past + tokens.len() > self.n_ctx {
-            return Err(moe_executor::Error::ContextFull {
+            return Err(Error::ContextFull {
                 tokens: self.n_past + tokens.len(),
                 context: self.n_ctx,
                 trained: self.n_ctx_train(),
@@ -164,20 +147,29 @@ impl Decode for Session<'_> {
             n_tokens: tokens.len(),
             wanted,
         });
-        let other = |error| moe_executor::Error::Engine(Box::new(error));
         self.context
             .decode(tokens, position, wanted)
-            .map_err(other)?;
+            .map_err(Error::engine)?;
         self.n_past += tokens.len();
         let ops = self.context.watch_mut().end()?;
         self.bound.learn(ops);
         let logits = self.context.logits();
         if logits.iter().any(|logit| logit.is_nan()) {
-            return Err(moe_executor::Error::NotFinite {
+            return Err(Error::NotFinite {
                 node: "result_output".to_owned(),
                 position: (self.n_past - 1) as u32,
             });
         }
         Ok(logits)
+    }
+}
+
+impl moe_engine::Session for Session<'_> {
+    fn stop_observing(&mut self) {
+        self.context.watch_mut().stop_observing();
+    }
+
+    fn into_writer(mut self: Box<Self>) -> (Option<RunWriter>, moe_engine::Result<()>) {
+        (self.context.watch_mut().take_writer(), Ok(()))
     }
 }

@@ -1,12 +1,9 @@
 //! llama.cpp as an engine.
 
 use anyhow::{Context, bail};
-use moe_executor::recorder::Mode;
+use moe_engine::{About, Engine, Error, Mode, Setup};
 use moe_gguf::Gguf;
 use moe_llama_cpp::{Model, OpNumbers, Params, Recording, Session};
-use moe_trace::RunWriter;
-
-use super::{About, Engine, Setup};
 
 /// A model in llama.cpp's memory.
 pub struct LlamaCpp<'g> {
@@ -65,8 +62,9 @@ impl Engine for LlamaCpp<'_> {
         &self.about
     }
 
-    fn encode(&self, text: &str) -> anyhow::Result<Vec<u32>> {
-        Ok(self.model.tokenize(text, true, true)?)
+    fn encode(&self, text: &str) -> moe_engine::Result<Vec<u32>> {
+        let tokens = self.model.tokenize(text, true, true);
+        tokens.map_err(Error::engine)
     }
 
     fn piece(&self, token: u32) -> Vec<u8> {
@@ -77,7 +75,10 @@ impl Engine for LlamaCpp<'_> {
         Session::records_per_pass(self.gguf, n_tokens, mode)
     }
 
-    fn session<'s>(&'s self, setup: Setup<'s>) -> anyhow::Result<Box<dyn super::Session + 's>> {
+    fn session<'s>(
+        &'s self,
+        setup: Setup<'s>,
+    ) -> moe_engine::Result<Box<dyn moe_engine::Session + 's>> {
         let params = Params {
             n_ctx: setup.n_positions.min(setup.n_ctx) as u32,
             n_batch: setup.n_batch as u32,
@@ -85,19 +86,10 @@ impl Engine for LlamaCpp<'_> {
             flash_attention: None,
             kv_f32: false,
         };
-        let writer = setup.begin.map(|begin| begin(None)).transpose()?;
+        let writer = setup.begin.map(|begin| begin(None)).transpose();
+        let writer = writer.map_err(Error::Engine)?;
         let recording = Recording::new(self.gguf, writer, setup.mode, setup.observer);
-        let session = Session::new(&self.model, self.gguf, params, setup.n_ctx, recording)?;
-        Ok(Box::new(session))
-    }
-}
-
-impl super::Session for Session<'_> {
-    fn stop_observing(&mut self) {
-        Session::stop_observing(self);
-    }
-
-    fn into_writer(self: Box<Self>) -> (Option<RunWriter>, moe_executor::Result<()>) {
-        (Session::into_writer(*self), Ok(()))
+        let session = Session::new(&self.model, self.gguf, params, setup.n_ctx, recording);
+        Ok(Box::new(session.map_err(Error::engine)?))
     }
 }

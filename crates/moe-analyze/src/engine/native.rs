@@ -1,16 +1,18 @@
 //! The executor of this program as an engine.
 
+use std::fmt::Display;
+
+use moe_engine::{About, Engine, Error, Mode, Setup};
 use moe_executor::cpu::threads::Threads;
 use moe_executor::cuda::Device;
-use moe_executor::cuda::post_fetch::Settings;
-use moe_executor::recorder::{Mode, Recorder};
+use moe_executor::recorder::Recorder;
 use moe_executor::{Model, Session};
 use moe_gguf::Gguf;
 use moe_gguf::text::counted;
-use moe_trace::{RunWriter, manifest};
+use moe_trace::manifest;
 
+use super::boxed;
 use super::device::DeviceArgs;
-use super::{About, Engine, Setup};
 use crate::cli::Context;
 
 /// A model, and the threads that compute it.
@@ -74,8 +76,9 @@ impl Engine for Native<'_> {
         &self.about
     }
 
-    fn encode(&self, text: &str) -> anyhow::Result<Vec<u32>> {
-        Ok(self.model.tokenizer().encode(text, true, true)?)
+    fn encode(&self, text: &str) -> moe_engine::Result<Vec<u32>> {
+        let tokens = self.model.tokenizer().encode(text, true, true);
+        tokens.map_err(Error::engine)
     }
 
     fn piece(&self, token: u32) -> Vec<u8> {
@@ -86,12 +89,16 @@ impl Engine for Native<'_> {
         self.model.records_per_pass(n_tokens, mode)
     }
 
-    fn session<'s>(&'s self, setup: Setup<'s>) -> anyhow::Result<Box<dyn super::Session + 's>> {
-        let device = self.device.open(&self.model, &self.ctx)?;
+    fn session<'s>(
+        &'s self,
+        setup: Setup<'s>,
+    ) -> moe_engine::Result<Box<dyn moe_engine::Session + 's>> {
+        let device = self.device.open(&self.model, &self.ctx).map_err(boxed)?;
         let writer = setup
             .begin
             .map(|begin| begin(device.as_ref().map(gpu_at_start)));
-        let recorder = Recorder::new(writer.transpose()?).with_mode(setup.mode);
+        let writer = writer.transpose().map_err(Error::Engine)?;
+        let recorder = Recorder::new(writer).with_mode(setup.mode);
         let (model, threads, n_ctx) = (&self.model, &self.threads, setup.n_ctx);
         let mut session = Session::with_device(model, threads, device, recorder, n_ctx);
         if let Some(observer) = setup.observer {
@@ -101,96 +108,38 @@ impl Engine for Native<'_> {
     }
 }
 
-impl super::Session for Session<'_, '_> {
-    fn stop_observing(&mut self) {
-        Session::stop_observing(self);
-    }
-
-    fn gpu(&self) -> Option<manifest::Gpu> {
-        self.device().map(gpu)
-    }
-
-    fn gpu_bandwidth(&self) -> Option<f64> {
-        self.device().and_then(gpu_bandwidth)
-    }
-
-    fn fallbacks(&self) -> Option<String> {
-        self.device().and_then(fallbacks)
-    }
-
-    fn into_writer(self: Box<Self>) -> (Option<RunWriter>, moe_executor::Result<()>) {
-        let (recorder, ended) = self.into_recorder();
-        (recorder.into_writer(), ended)
-    }
-}
-
 /// The GPU as the manifest tells it while the run goes on: what is counted is known at its end.
 pub fn gpu_at_start(device: &Device) -> manifest::Gpu {
     manifest::Gpu {
         peak_bytes: None,
         fallbacks: None,
-        ..gpu(device)
+        ..device.describe()
     }
 }
 
-/// The GPU as a manifest tells it.
-pub fn gpu(device: &Device) -> manifest::Gpu {
-    let about = device.gpu().about();
-    let (_, peak, limit) = device.gpu().memory();
-    let scratchpad = device.scratchpad_bytes() as u64;
-    manifest::Gpu {
-        name: about.name.clone(),
-        memory_bytes: about.memory_bytes,
-        driver: Some(format!(
-            "CUDA {}.{}",
-            about.driver / 1000,
-            about.driver % 1000 / 10
-        )),
-        limit_bytes: Some(limit),
-        peak_bytes: Some(peak),
-        scratchpad_bytes: (scratchpad > 0).then_some(scratchpad),
-        fallbacks: Some(manifest::Fallbacks {
-            operations: device.fallbacks.ops,
-            tensors: device.fallbacks.tensors.len() as u64,
-            first_error: device.fallbacks.first.clone(),
-        }),
-        offload_min_batch: Some(device.min_batch().unwrap_or(0) as u64),
-        post_fetch: device.post_fetch_settings().map(settings),
-    }
-}
-
-/// How Post-Fetch works, as a manifest tells it.
-fn settings(settings: &Settings) -> manifest::PostFetch {
-    manifest::PostFetch {
-        enable: settings.enable,
-        force_cpu: settings.force_cpu,
-        block_on_miss: settings.block_on_miss,
-        max_transfers: settings.max_transfers as u64,
-        scratchpad_mb: settings.scratchpad_bytes.map_or(0, |bytes| bytes >> 20) as u64,
-        use_dedicated_streams: settings.dedicated_streams,
-        cpu_limit: settings.cpu_limit.unwrap_or(0) as u64,
-    }
-}
-
-/// Bytes that the GPU reads from its memory in a second.
-pub fn gpu_bandwidth(device: &Device) -> Option<f64> {
-    const BYTES: usize = 1 << 30;
-    device.gpu().bandwidth(BYTES).ok()
+/// A bandwidth that was measured. A failure is printed: the GPU may have no room for the copy.
+pub fn gpu_bandwidth<E: Display>(measured: Result<f64, E>, ctx: &Context) -> Option<f64> {
+    let failed = |error: &E| {
+        ctx.remark(format_args!(
+            "warning: the memory bandwidth of the GPU cannot be measured: {error}"
+        ));
+    };
+    measured.inspect_err(failed).ok()
 }
 
 /// What the GPU could not do and the processor did; none if there was nothing.
-pub fn fallbacks(device: &Device) -> Option<String> {
-    let fallbacks = &device.fallbacks;
-    let first = fallbacks.first.as_ref()?;
-    let advice = match fallbacks.tensors.is_empty() {
-        true => "",
-        false => {
+pub fn fallbacks(gpu: &manifest::Gpu) -> Option<String> {
+    let fallbacks = gpu.fallbacks.as_ref()?;
+    let first = fallbacks.first_error.as_ref()?;
+    let advice = match fallbacks.tensors {
+        0 => "",
+        _ => {
             "; --n-gpu-layers, --n-cpu-moe and --override-tensor say what stays with the processor"
         }
     };
     Some(format!(
         "the processor did {} in the GPU's place, and {} found no room there; the first reason: {first}{advice}",
-        counted(fallbacks.ops, "operation"),
-        counted(fallbacks.tensors.len(), "tensor")
+        counted(fallbacks.operations, "operation"),
+        counted(fallbacks.tensors, "tensor")
     ))
 }

@@ -9,7 +9,7 @@ use crate::ffn::{FFN_OPS, Ffn, FfnState};
 use crate::hparams::HParams;
 use crate::kv_cache::KvCache;
 use crate::moe::{MoeLayer, MoeSpec, MoeState};
-use crate::ops::Ops;
+use crate::ops::{At, Ops};
 use crate::weights::{Loader, Vector};
 
 /// How the layers of an architecture work.
@@ -104,10 +104,11 @@ impl<'g> Decoder<'g> {
         for (il, layer) in self.layers.iter().enumerate() {
             let last = il + 1 == self.layers.len();
             let name = |stem| NodeName::of(stem, il);
-            ops.enter_layer(il);
+            let at = ops.at(il);
+            let (state, out) = (&mut s.attention, &mut s.block);
             layer
                 .attention
-                .forward(ops, &mut s.attention, &mut s.x, cache, &mut s.block);
+                .forward(ops, at, state, &mut s.x, cache, out);
             if last && self.spec.cut == Cut::InLastLayer {
                 s.keep_positions(ops);
                 let State {
@@ -117,18 +118,18 @@ impl<'g> Decoder<'g> {
                     wanted,
                     ..
                 } = s;
-                cut(ops, name("attn_out_rows"), block, wanted, kept);
-                cut(ops, name("l_out_rows"), x, wanted, kept);
+                cut(ops, at, name("attn_out_rows"), block, wanted, kept);
+                cut(ops, at, name("l_out_rows"), x, wanted, kept);
                 if wanted.is_empty() {
                     return;
                 }
             }
-            ops.add(name("ffn_inp"), &mut s.block, &mut s.x, &mut s.ffn_inp);
-            let (norm, normed) = (name("norm"), name(self.spec.ffn_norm.1));
+            ops.add(at, name("ffn_inp"), &mut s.block, &mut s.x, &mut s.ffn_inp);
+            let names = ["norm", self.spec.ffn_norm.1].map(name);
             let eps = self.hp.rms_eps;
             ops.rms_norm(
-                norm,
-                normed,
+                at,
+                names,
                 &mut s.ffn_inp,
                 &layer.ffn_norm,
                 eps,
@@ -139,15 +140,16 @@ impl<'g> Decoder<'g> {
                     let out = &mut s.block;
                     ffn.forward(ops, &mut s.dense, name("ffn_out"), &mut s.normed, out);
                 }
-                Block::Moe(moe) => moe.forward(ops, &mut s.moe, &mut s.normed, &mut s.block),
+                Block::Moe(moe) => {
+                    moe.forward(ops, at, &mut s.moe, &mut s.normed, &mut s.block);
+                }
             }
-            ops.add(name("l_out"), &mut s.block, &mut s.ffn_inp, &mut s.x);
+            ops.add(at, name("l_out"), &mut s.block, &mut s.ffn_inp, &mut s.x);
         }
-        ops.enter_layer(self.layers.len());
         if self.spec.cut == Cut::BehindLastLayer && !s.wanted.is_empty() {
             s.keep_positions(ops);
-            let name = NodeName::global("l_out_rows");
-            cut(ops, name, &mut s.x, &s.wanted, &mut s.kept);
+            let (at, name) = (ops.at(self.layers.len()), NodeName::global("l_out_rows"));
+            cut(ops, at, name, &mut s.x, &s.wanted, &mut s.kept);
         }
     }
 
@@ -171,8 +173,15 @@ impl<'g> Decoder<'g> {
 }
 
 /// Cuts `x` to the wanted rows.
-fn cut(ops: &mut Ops, name: NodeName, x: &mut Activation, wanted: &[u32], kept: &mut Activation) {
-    ops.get_rows(name, x, wanted, kept);
+fn cut(
+    ops: &mut Ops,
+    at: At,
+    name: NodeName,
+    x: &mut Activation,
+    wanted: &[u32],
+    kept: &mut Activation,
+) {
+    ops.get_rows(at, name, x, wanted, kept);
     x.take(kept);
 }
 

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaEvent, CudaStream};
 
-use super::timeline::{Event, Timeline};
-use super::{Error, Gpu, Result};
+use super::timeline::Timeline;
+use super::{Error, Event, Gpu, Result};
 
 /// The events of a pass, on any streams of one GPU. They are created once and recorded again in every pass.
 #[derive(Default)]

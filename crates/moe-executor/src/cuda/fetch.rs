@@ -1,14 +1,6 @@
 //! Values that the host is about to read, fetched together: a copy to memory that is not pinned is waited for by itself.
 
-use super::{Gpu, Pinned, Ptr, Result};
-
-/// Values of the GPU that the host wants.
-pub struct Wanted<'a> {
-    /// Where they lie.
-    pub from: Ptr,
-    /// Where they go.
-    pub to: &'a mut [u8],
-}
+use super::{Gpu, Pinned, Result, Wanted};
 
 /// Pinned memory that values pass through on their way to the host.
 #[derive(Default)]

@@ -7,7 +7,7 @@ use zerocopy::{Immutable, IntoBytes};
 
 use super::launch::Kernels;
 use super::memory::Account;
-use super::{DeviceBuffer, Error, Pinned, Ptr, Registered, Result};
+use super::{About, DeviceBuffer, Error, Pinned, Ptr, Registered, Result};
 
 /// The first version of CUDA whose driver takes the kernels' PTX (ISA 8.4).
 const OLDEST_DRIVER: i32 = 12040;
@@ -19,21 +19,6 @@ pub struct Gpu {
     kernels: Kernels,
     account: Arc<Account>,
     about: About,
-}
-
-/// What a GPU says of itself.
-#[derive(Debug, Clone)]
-pub struct About {
-    /// Its name.
-    pub name: String,
-    /// Compute capability, major and minor.
-    pub compute_capability: (i32, i32),
-    /// Bytes of its memory.
-    pub memory_bytes: u64,
-    /// Bytes of it that were free when it was opened.
-    pub free_bytes: u64,
-    /// Version of CUDA that its driver knows, such as 12040.
-    pub driver: i32,
 }
 
 impl Gpu {
@@ -127,6 +112,19 @@ impl Gpu {
     /// There is not enough, or not enough under the limit.
     pub(crate) fn alloc(&self, bytes: usize) -> Result<DeviceBuffer> {
         DeviceBuffer::new(&self.stream, &self.account, bytes)
+    }
+
+    /// Memory for a row of `n_in` activations, quantized: `before` if it is large enough. None if there is not enough.
+    pub(crate) fn quantized_row(
+        &self,
+        n_in: usize,
+        before: Option<DeviceBuffer>,
+    ) -> Option<DeviceBuffer> {
+        let bytes = Kernels::scratch_size(1, n_in);
+        match before {
+            Some(buffer) if buffer.size_bytes() >= bytes => Some(buffer),
+            _ => self.alloc(bytes).ok(),
+        }
     }
 
     /// Memory of the host that copies to and from the GPU run fastest with, zeros.

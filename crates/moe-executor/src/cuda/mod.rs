@@ -3,8 +3,13 @@
 //! Whoever launches a kernel or starts a copy vouches for its addresses and lengths. So nothing that does is public: other crates open a
 //! [`Gpu`], make a [`Device`] of it and hand that to a session.
 //!
+//! Without the feature `cuda`, `absent.rs` takes the place of this file. It has the same items for the rest of the crate, and a [`Gpu`]
+//! that cannot be made.
+//!
 //! ```text
 //! kernels/*.cu ──(scripts/compile-kernels.py)──► ptx/*.ptx.zst ──► module: functions by name ──► launch/*: one method a kernel
+//!                                                                                                ▲
+//!                                                  crate::ops ──► ops/*: operands to the GPU ────┘
 //! ```
 
 mod clock;
@@ -13,22 +18,24 @@ mod download;
 mod error;
 mod fetch;
 mod gpu;
-pub(crate) mod launch;
+mod handles;
+mod kernel;
+mod launch;
 mod memory;
 mod module;
+mod ops;
+mod policy;
 pub mod post_fetch;
-mod ptr;
 mod timeline;
 
 #[cfg(test)]
 mod tests;
 
+pub use device::Device;
 pub(crate) use device::Scratch;
-pub use device::{Device, Fallbacks, Policy};
 pub(crate) use download::Download;
 pub use error::{DriverStatus, Error, Result};
-pub(crate) use fetch::Wanted;
-pub use gpu::{About, Gpu};
+pub use gpu::Gpu;
+pub(crate) use handles::{Event, Ptr, Wanted};
 pub(crate) use memory::{DeviceBuffer, Pinned, Registered};
-pub(crate) use ptr::Ptr;
-pub(crate) use timeline::Event;
+pub use policy::{About, Fallbacks, Policy};

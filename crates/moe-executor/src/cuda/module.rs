@@ -14,6 +14,7 @@ use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream, LaunchCo
 use cudarc::nvrtc::Ptx;
 use moe_gguf::GgmlType;
 
+use super::kernel::{Kernel, Kind};
 use super::{DriverStatus, Error, Ptr, Result};
 
 /// Kernels for this capability and above may be started while the one before them on their stream still runs: each waits by
@@ -24,6 +25,18 @@ const OVERLAP: u32 = 90;
 pub(super) struct Embedded {
     name: &'static str,
     versions: [(u32, &'static [u8]); 3],
+}
+
+impl Embedded {
+    /// The PTX for each architecture, and what its file is called.
+    #[cfg(test)]
+    pub fn texts(&self) -> impl Iterator<Item = (String, String)> {
+        let text = move |(needed, ptx): (u32, &[u8])| {
+            let file = format!("{}.sm_{needed}.ptx.zst", self.name);
+            (file, decompress(ptx).unwrap())
+        };
+        self.versions.into_iter().map(text)
+    }
 }
 
 macro_rules! embedded {
@@ -129,12 +142,12 @@ impl Module {
         })
     }
 
-    /// Starts `kernel` on `stream`, early if it can be ([`OVERLAP`]). The arguments must be those of the kernel, in their order;
+    /// Starts `kernel` on `stream`, early if it can be ([`OVERLAP`]). The arguments must be those that it declares, in their order;
     /// what their pointers show to is the caller's promise. An empty grid is no error: there is nothing to do.
     pub fn launch(
         &self,
         stream: &CudaStream,
-        kernel: &'static str,
+        kernel: Kernel,
         grid: LaunchConfig,
         args: &[Arg],
     ) -> Result<()> {
@@ -146,7 +159,7 @@ impl Module {
     pub fn launch_after(
         &self,
         stream: &CudaStream,
-        kernel: &'static str,
+        kernel: Kernel,
         grid: LaunchConfig,
         args: &[Arg],
     ) -> Result<()> {
@@ -156,7 +169,7 @@ impl Module {
     fn start(
         &self,
         stream: &CudaStream,
-        kernel: &'static str,
+        kernel: Kernel,
         grid: LaunchConfig,
         args: &[Arg],
         early: bool,
@@ -165,6 +178,8 @@ impl Module {
         if x == 0 || y == 0 || z == 0 {
             return Ok(());
         }
+        debug_assert_eq!(kernel.mismatch(args), None);
+        let kernel = kernel.name;
         let failed = |error| Error::Launch {
             kernel,
             status: DriverStatus(error),
@@ -173,7 +188,7 @@ impl Module {
         stream.context().bind_to_thread().map_err(failed)?;
         let mut params: Vec<_> = args
             .iter()
-            .map(|arg| (&raw const arg.0).cast_mut().cast())
+            .map(|arg| (&raw const arg.bits).cast_mut().cast())
             .collect();
         let params = params.as_mut_ptr();
         let (function, stream, shared) = (
@@ -185,7 +200,7 @@ impl Module {
         let follows_copy = self.in_order.swap(false, Ordering::Relaxed);
         if !early || follows_copy {
             // SAFETY: the function is loaded; the driver reads as many parameters, and of each as many bytes, as the kernel
-            // declares, and every method of `Kernels` gives them so.
+            // declares, which a test compares with the declarations of the methods of `Kernels`.
             let launched = unsafe {
                 sys::cuLaunchKernel(
                     function,
@@ -299,36 +314,48 @@ fn capability(context: &CudaContext) -> Result<u32> {
 
 /// An argument of a kernel: a number of up to eight bytes. The driver reads as many of them as the kernel declares, the low
 /// ones first, so that a `usize` serves for `unsigned` as for `size_t`.
-#[derive(Clone, Copy)]
-pub(super) struct Arg(u64);
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Arg {
+    pub bits: u64,
+    pub kind: Kind,
+}
+
+impl Arg {
+    fn new(bits: impl Into<u64>, kind: Kind) -> Arg {
+        Arg {
+            bits: bits.into(),
+            kind,
+        }
+    }
+}
 
 impl From<Ptr> for Arg {
     fn from(ptr: Ptr) -> Arg {
-        Arg(ptr.0)
+        Arg::new(ptr.0, Kind::Ptr)
     }
 }
 
 impl From<usize> for Arg {
     fn from(n: usize) -> Arg {
-        Arg(n as u64)
+        Arg::new(n as u64, Kind::U64)
     }
 }
 
 impl From<u32> for Arg {
     fn from(n: u32) -> Arg {
-        Arg(n.into())
+        Arg::new(n, Kind::U32)
     }
 }
 
 impl From<f32> for Arg {
     fn from(x: f32) -> Arg {
-        Arg(x.to_bits().into())
+        Arg::new(x.to_bits(), Kind::F32)
     }
 }
 
 impl From<bool> for Arg {
     fn from(yes: bool) -> Arg {
-        Arg(yes.into())
+        Arg::new(yes, Kind::Bool)
     }
 }
 

@@ -16,20 +16,7 @@
 
 use std::time::{Duration, Instant};
 
-/// An event of the current pass.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Event(pub(super) usize);
-
-#[cfg(test)]
-impl Event {
-    pub(crate) fn new(index: usize) -> Event {
-        Event(index)
-    }
-
-    pub(crate) fn index(self) -> usize {
-        self.0
-    }
-}
+use super::Event;
 
 /// The events of a pass, and what the host knows of each.
 #[derive(Default)]

@@ -4,13 +4,11 @@ use crate::activation::{Activation, NodeName};
 use crate::buffers::Input;
 use crate::cpu::attention::{self, Inputs, Shape};
 use crate::cpu::rope;
-use crate::cuda::Scratch;
-use crate::cuda::launch::{Attention, Rope as Rotation};
 use crate::hparams::Rope;
 use crate::kv_cache::KvCache;
 use crate::mirrored::Mirrored;
 use crate::ops::elementwise::input;
-use crate::ops::{Ops, number};
+use crate::ops::{At, Ops, number};
 use crate::recorder::Source;
 use crate::weights::Vector;
 
@@ -18,30 +16,21 @@ impl Ops<'_> {
     /// Rotates every head of every row by its position, in place. `factors (n_dims / 2)` divide the frequencies.
     pub fn rope(
         &mut self,
+        at: At,
         name: NodeName,
         rope: &Rope,
         factors: Option<&Vector>,
         head_dim: usize,
         x: &mut Activation,
     ) {
-        let start = self.start();
+        let mut scope = self.start();
         let before = Source::from(&*x);
         let width = x.width;
         let divisors = factors.map(|f| f.data.as_slice());
         let mut angles = std::mem::take(&mut self.angles);
         let values = angles.of(self.threads, rope, divisors, &self.positions);
-        let on_gpu = self.on(self.side, |device| {
-            let angles = values.device(device.gpu())?;
-            let rotation = Rotation {
-                x: x.values.update_device(device.gpu())?,
-                angles,
-                rows: x.rows,
-                row_width: width,
-                head_dim,
-                n_dims: rope.n_dims,
-                layout: rope.layout,
-            };
-            device.kernels().rope(device.stream(), &rotation)
+        let on_gpu = self.on(&mut scope, at.side, |device| {
+            device.rope(rope, values, head_dim, x)
         });
         if !on_gpu {
             self.fetch(&mut x.values);
@@ -56,23 +45,17 @@ impl Ops<'_> {
         self.angles = angles;
         x.name = name;
         let positions = input(Input::Positions, "inp_pos", &self.positions);
-        match factors {
-            Some(factors) => {
-                self.record(
-                    start,
-                    number::ROPE,
-                    name,
-                    &[before, positions, factors.into()],
-                );
-            }
-            None => self.record(start, number::ROPE, name, &[before, positions]),
-        }
+        let sources: &[Source] = match factors {
+            Some(factors) => &[before, positions, factors.into()],
+            None => &[before, positions],
+        };
+        self.record(&mut scope, number::ROPE, name, sources);
     }
 
-    /// Stores the rows of `k` and `v` at their positions in the cache of layer `il`.
+    /// Stores the rows of `k` and `v` at their positions in the cache of a layer.
     pub fn store_kv(
         &mut self,
-        il: usize,
+        At { il, side }: At,
         k: &mut Activation,
         v: &mut Activation,
         cache: &mut KvCache,
@@ -84,14 +67,10 @@ impl Ops<'_> {
             ("cache_v_l", "attn_inp_v_idxs", v, &mut layer.v),
         ];
         for (at, (stem, idxs, rows, cache)) in halves.into_iter().enumerate() {
-            let start = self.start();
+            let mut scope = self.start();
             let positions = std::mem::take(&mut self.positions);
-            let on_gpu = self.on(self.side, |device| {
-                let x = rows.values.device(device.gpu())?;
-                let at = device.positions(&positions)?;
-                let out = cache.update_device(device.gpu())?;
-                let kernels = device.kernels();
-                kernels.store_rows(device.stream(), x, at, rows.rows, width, out)
+            let on_gpu = self.on(&mut scope, side, |device| {
+                device.store_rows(rows, &positions, width, cache)
             });
             self.positions = positions;
             if !on_gpu {
@@ -109,44 +88,28 @@ impl Ops<'_> {
                 input(Input::Positions, idxs, &self.positions),
                 cached(name, "", il, at, cache, [width, rows.rows]),
             ];
-            self.record(start, number::SET_ROWS, name.view(), &sources);
+            self.record(&mut scope, number::SET_ROWS, name.view(), &sources);
         }
     }
 
-    /// Attention of the rows of `q` over the cache of layer `il`. `sinks (n_head)` are scores without a value.
+    /// Attention of the rows of `q` over the cache of a layer. `sinks (n_head)` are scores without a value.
     pub fn attention(
         &mut self,
-        il: usize,
+        At { il, side }: At,
         shape: &Shape,
         sinks: Option<&Vector>,
         q: &mut Activation,
         cache: &mut KvCache,
         dst: &mut Activation,
     ) {
-        let start = self.start();
+        let mut scope = self.start();
         let name = NodeName::of("kqv_out", il);
         let width = cache.width();
         dst.shape(name, q.width, q.rows);
         let layer = cache.layer_mut(il);
         let positions = std::mem::take(&mut self.positions);
-        let on_gpu = self.on(self.side, |device| {
-            let last_position = positions.last().map_or(0, |&p| p as usize);
-            let kernels = device.kernels();
-            let bytes = kernels.attention_scratch_size(shape, q.rows, last_position)?;
-            let heads = Attention {
-                shape,
-                q: q.values.device(device.gpu())?,
-                k: layer.k.device(device.gpu())?,
-                v: layer.v.device(device.gpu())?,
-                sinks: device.optional(sinks)?,
-                positions: device.positions(&positions)?,
-                n_tokens: q.rows,
-                last_position,
-                out: dst.values.fill_device(device.gpu())?,
-                scratch: device.scratch(Scratch::Attention, bytes)?,
-            };
-            let kernels = device.kernels();
-            kernels.attention(device.stream(), &heads)
+        let on_gpu = self.on(&mut scope, side, |device| {
+            device.attention(shape, sinks, &positions, q, layer, dst)
         });
         self.positions = positions;
         if !on_gpu {
@@ -203,18 +166,12 @@ impl Ops<'_> {
             ),
             mask,
         ];
-        match sinks {
-            Some(sinks) => {
-                let [q, k, v, mask] = sources;
-                self.record(
-                    start,
-                    number::FLASH_ATTN_EXT,
-                    name,
-                    &[q, k, v, mask, sinks.into()],
-                );
-            }
-            None => self.record(start, number::FLASH_ATTN_EXT, name, &sources),
-        }
+        let [q, k, v, mask] = sources;
+        let sources: &[Source] = match sinks {
+            Some(sinks) => &[q, k, v, mask, sinks.into()],
+            None => &[q, k, v, mask],
+        };
+        self.record(&mut scope, number::FLASH_ATTN_EXT, name, sources);
     }
 }
 

@@ -3,8 +3,7 @@
 use crate::activation::{Activation, NodeName};
 use crate::buffers::Input;
 use crate::cpu::quant::dequantize_row;
-use crate::cuda::{Ptr, Scratch};
-use crate::ops::{Ops, number};
+use crate::ops::{At, Ops, Scope, number};
 use crate::recorder::Source;
 use crate::weights::{Matrix, Vector};
 
@@ -17,7 +16,7 @@ impl Ops<'_> {
         tokens: &[u32],
         dst: &mut Activation,
     ) {
-        let start = self.start();
+        let mut scope = self.start();
         dst.shape(name, weights.n_in, tokens.len());
         self.threads.rows(dst.data_mut(), weights.n_in, |i, out| {
             let token = tokens[i] as usize;
@@ -25,26 +24,22 @@ impl Ops<'_> {
                 .expect("the matrix has a kernel, so its type can be read");
         });
         let ids = input(Input::Tokens, "inp_tokens", tokens);
-        self.record(start, number::GET_ROWS, name, &[weights.into(), ids]);
+        self.record(&mut scope, number::GET_ROWS, name, &[weights.into(), ids]);
     }
 
     /// The rows `rows` of `src`; the positions of the operations that follow are cut alike by the caller.
     pub fn get_rows(
         &mut self,
+        at: At,
         name: NodeName,
         src: &mut Activation,
         rows: &[u32],
         dst: &mut Activation,
     ) {
-        let start = self.start();
+        let mut scope = self.start();
         dst.shape(name, src.width, rows.len());
-        let on_gpu = self.on(self.side, |device| {
-            let x = src.values.device(device.gpu())?;
-            let at = device.scratch(Scratch::Rows, size_of_val(rows))?;
-            device.gpu().upload(at, rows)?;
-            let out = dst.values.fill_device(device.gpu())?;
-            let kernels = device.kernels();
-            kernels.get_rows(device.stream(), x, at, rows.len(), src.width, out)
+        let on_gpu = self.on(&mut scope, at.side, |device| {
+            device.get_rows(src, rows, dst)
         });
         if !on_gpu {
             self.fetch(&mut src.values);
@@ -53,34 +48,25 @@ impl Ops<'_> {
             }
         }
         let sources = [(&*src).into(), input(Input::Wanted, "out_ids", rows)];
-        self.record(start, number::GET_ROWS, name, &sources);
+        self.record(&mut scope, number::GET_ROWS, name, &sources);
     }
 
     /// `x / sqrt(mean(x²) + eps)` over every `width` elements ("Root Mean Square Layer Normalization", Zhang and
     /// Sennrich, 2019), then times `weight` as an operation of its own.
     pub fn rms_norm(
         &mut self,
-        norm: NodeName,
-        name: NodeName,
+        at: At,
+        [norm, name]: [NodeName; 2],
         src: &mut Activation,
         weight: &Vector,
         eps: f32,
         dst: &mut Activation,
     ) {
-        let start = self.start();
+        let mut scope = self.start();
         let width = weight.n;
         dst.shape(norm, src.width, src.rows);
-        let on_gpu = self.on(self.side, |device| {
-            let w = device.vector(weight)?;
-            let x = src.values.device(device.gpu())?;
-            let out = dst.values.fill_device(device.gpu())?;
-            let groups = src.values.len() / width;
-            let quantized = match groups {
-                1 => dst.fill_quantized(device.gpu()),
-                _ => Ptr::NULL,
-            };
-            let kernels = device.kernels();
-            kernels.rms_norm(device.stream(), x, w, eps, width, groups, out, quantized)
+        let on_gpu = self.on(&mut scope, at.side, |device| {
+            device.rms_norm(src, weight, eps, dst)
         });
         if !on_gpu {
             self.fetch(&mut src.values);
@@ -91,9 +77,8 @@ impl Ops<'_> {
                     out.iter_mut().zip(x).for_each(|(o, x)| *o = x * scale);
                 });
         }
-        self.record(start, number::RMS_NORM, norm, &[(&*src).into()]);
+        self.record(&mut scope, number::RMS_NORM, norm, &[(&*src).into()]);
 
-        let start = self.recorder.start();
         let normed = Source::from(&*dst);
         if !on_gpu {
             self.threads.rows(dst.data_mut(), width, |_, row| {
@@ -101,38 +86,41 @@ impl Ops<'_> {
             });
         }
         dst.name = name;
-        self.record(start, number::MUL, name, &[normed, weight.into()]);
+        self.record(&mut scope, number::MUL, name, &[normed, weight.into()]);
     }
 
     /// Adds `bias` to every row, in place; a product on the GPU has added it already.
-    pub(super) fn bias(&mut self, name: NodeName, bias: &Vector, x: &mut Activation, done: bool) {
-        let start = self.recorder.start();
+    pub(super) fn bias(
+        &mut self,
+        mut scope: Scope,
+        name: NodeName,
+        bias: &Vector,
+        x: &mut Activation,
+    ) {
         let before = Source::from(&*x);
-        if !done {
+        if !scope.is_done() {
             self.threads.rows(x.data_mut(), bias.n, |_, row| {
                 row.iter_mut().zip(&bias.data).for_each(|(x, b)| *x += b);
             });
         }
         x.name = name;
-        self.record(start, number::ADD, name, &[before, bias.into()]);
+        self.record(&mut scope, number::ADD, name, &[before, bias.into()]);
     }
 
     /// Multiplies every row of `x` by the sigmoid of its own `score (row, 1)`, in place. The sigmoid is made the way
     /// llama.cpp's graph does it: `silu(x) / x`.
     pub fn scale_by_sigmoid(
         &mut self,
+        at: At,
         [silu, sigmoid, name]: [NodeName; 3],
         score: &mut Activation,
         weight: &mut Activation,
         x: &mut Activation,
     ) {
-        let start = self.start();
+        let mut scope = self.start();
         weight.shape(silu, score.width, score.rows);
-        let on_gpu = self.on(self.side, |device| {
-            let s = score.values.device(device.gpu())?;
-            let rows = x.values.update_device(device.gpu())?;
-            let kernels = device.kernels();
-            kernels.scale_rows_by_sigmoid(device.stream(), rows, s, x.rows, x.width)
+        let on_gpu = self.on(&mut scope, at.side, |device| {
+            device.scale_rows_by_sigmoid(score, x)
         });
         if !on_gpu {
             self.fetch(&mut score.values);
@@ -141,9 +129,8 @@ impl Ops<'_> {
                 *out = x / (1.0 + (-x).exp());
             }
         }
-        self.record(start, number::UNARY, silu, &[(&*score).into()]);
+        self.record(&mut scope, number::UNARY, silu, &[(&*score).into()]);
 
-        let start = self.recorder.start();
         let before = Source::from(&*weight);
         if !on_gpu {
             for (out, x) in weight.data_mut().iter_mut().zip(score.data()) {
@@ -151,9 +138,9 @@ impl Ops<'_> {
             }
         }
         weight.name = sigmoid;
-        self.record(start, number::DIV, sigmoid, &[before, (&*score).into()]);
+        let sources = [before, (&*score).into()];
+        self.record(&mut scope, number::DIV, sigmoid, &sources);
 
-        let start = self.recorder.start();
         let before = Source::from(&*x);
         if !on_gpu {
             let width = x.width;
@@ -162,26 +149,22 @@ impl Ops<'_> {
             }
         }
         x.name = name;
-        self.record(start, number::MUL, name, &[before, (&*weight).into()]);
+        let sources = [before, (&*weight).into()];
+        self.record(&mut scope, number::MUL, name, &sources);
     }
 
     /// `dst = a + b`.
     pub fn add(
         &mut self,
+        at: At,
         name: NodeName,
         a: &mut Activation,
         b: &mut Activation,
         dst: &mut Activation,
     ) {
-        let start = self.start();
+        let mut scope = self.start();
         dst.shape(name, a.width, a.rows);
-        let on_gpu = self.on(self.side, |device| {
-            let gpu = device.gpu();
-            let (x, y) = (a.values.device(gpu)?, b.values.device(gpu)?);
-            let out = dst.values.fill_device(gpu)?;
-            let n = a.values.len();
-            device.kernels().add(device.stream(), x, y, n, out)
-        });
+        let on_gpu = self.on(&mut scope, at.side, |device| device.add(a, b, dst));
         if !on_gpu {
             self.fetch(&mut a.values);
             self.fetch(&mut b.values);
@@ -189,7 +172,8 @@ impl Ops<'_> {
                 *out = a + b;
             }
         }
-        self.record(start, number::ADD, name, &[(&*a).into(), (&*b).into()]);
+        let sources = [(&*a).into(), (&*b).into()];
+        self.record(&mut scope, number::ADD, name, &sources);
     }
 }
 

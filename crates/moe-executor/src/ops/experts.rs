@@ -7,80 +7,44 @@ use moe_trace::record::lane;
 use crate::activation::{Activation, NodeName};
 use crate::cpu::glu::Glu;
 use crate::cpu::matmul::{self, Entries};
-use crate::cuda::launch::{Down, GateUp, Kernels, MulMatId, Rows};
-use crate::cuda::{self, Device, Policy, Ptr, Scratch};
-use crate::ops::{Ops, number, router};
+use crate::cuda::{Device, Policy, Ptr};
+use crate::ops::{Ops, Scope, number, router};
 use crate::placement::Side;
-use crate::recorder::{Choice, Lanes, Routing, Source};
+use crate::recorder::{LaneCounts, Lanes, Routing, Source};
 use crate::weights::{Linear, Matrix, Vector};
 
 /// Names of a projection's product and of what its bias is added to.
 pub type Names = [NodeName; 2];
 
-/// Layer, begin and lanes of an expert operation.
-#[derive(Clone, Copy)]
-pub(super) struct At<'a> {
-    pub il: usize,
-    pub start: Instant,
-    pub lanes: Lanes<'a>,
+/// The experts of a layer in one pass, from the router to the sum of their results: what an operation leaves for those after it.
+pub(crate) struct Experts {
+    /// Layer.
+    pub(super) il: usize,
+    /// Whether the down matrices are copied to the GPU meanwhile.
+    pub(super) fetches: bool,
+    /// Where gate and up of one token left their results quantized, for down.
+    hidden: Option<Ptr>,
+}
+
+impl Experts {
+    pub(super) fn of(il: usize) -> Experts {
+        Experts {
+            il,
+            fetches: false,
+            hidden: None,
+        }
+    }
 }
 
 /// A projection of the experts: product and bias.
 #[derive(Clone, Copy)]
 pub struct Projection<'a, 'g> {
+    /// Its layer.
+    pub il: usize,
     /// Names of its nodes.
     pub names: Names,
     /// Its weights.
     pub linear: &'a Linear<'g>,
-}
-
-/// Gate, up and the activation of the two on the GPU, for the slots of every row from `slot` on, which is 0 if there is more
-/// than one row. Gives where the results of one row lie quantized, too, if they do.
-pub(super) fn experts_gate_up(
-    device: &mut Device,
-    [gate, up]: [&Linear; 2],
-    glu: Glu,
-    x: &mut Activation,
-    routing: &mut Routing,
-    slot: usize,
-    out: &mut Activation,
-) -> cuda::Result<Option<Ptr>> {
-    let Matrix {
-        n_out, n_expert, ..
-    } = gate.weights;
-    let ids = routing.ids.device(device.gpu())?;
-    let quantized = match x.rows {
-        1 => device.scratch(
-            Scratch::Hidden,
-            Kernels::scratch_size(routing.n_expert_used, n_out),
-        )?,
-        _ => Ptr::NULL,
-    };
-    let operands = GateUp {
-        gate: device.experts(&gate.weights, routing, slot, Scratch::Gate)?,
-        up: device.experts(&up.weights, routing, slot, Scratch::Up)?,
-        gate_bias: device.optional(gate.bias.as_ref())?,
-        up_bias: device.optional(up.bias.as_ref())?,
-        glu,
-        x: Rows {
-            x: x.values.device(device.gpu())?,
-            quantized: x.quantized(),
-        },
-        ids: ids.offset(slot * size_of::<i32>()),
-        tokens: x.rows,
-        k: routing.n_expert_used - slot,
-        n_expert,
-        out: out
-            .values
-            .fill_device(device.gpu())?
-            .offset(slot * n_out * size_of::<f32>()),
-        quantized,
-        scratch: device.quantized(x.rows, x.width)?,
-        work: device.worklist(routing, n_expert)?,
-    };
-    let kernels = device.kernels();
-    let is_quantized = kernels.experts_gate_up(device.stream(), &operands)?;
-    Ok(is_quantized.then_some(quantized))
 }
 
 impl Ops<'_> {
@@ -88,14 +52,14 @@ impl Ops<'_> {
     /// n_ff)`. `x` has one row a token.
     pub fn gate_up(
         &mut self,
-        il: usize,
+        layer: &mut Experts,
         [gate, up]: [Projection; 2],
         (activated, glu): (NodeName, Glu),
         x: &mut Activation,
         routing: &mut Routing,
         [gate_out, up_out]: [&mut Activation; 2],
     ) {
-        let start = self.start_experts();
+        let mut scope = self.start_experts();
         let start_of_all = Instant::now();
         let entries = routing.ids.len();
         let (gate_rows, up_rows) = (gate, up);
@@ -104,20 +68,20 @@ impl Ops<'_> {
         up_out.shape(up_rows.names[0], up.weights.n_out, entries);
         let (side, lane) = self.side_of_experts(&[&gate.weights, &up.weights], routing);
         let mut hidden = None;
-        let done = self.on(side, |device| {
-            hidden = experts_gate_up(device, [gate, up], glu, x, routing, 0, gate_out)?;
+        let done = self.on(&mut scope, side, |device| {
+            hidden = device.experts_gate_up([gate, up], glu, x, routing, 0, gate_out)?;
             Ok(())
         });
-        self.hidden = hidden.filter(|_| done);
+        layer.hidden = hidden.filter(|_| done);
         if !done {
             // Down matrices that travel are for the GPU, which then weighs the experts.
-            self.fetch_chosen(x, routing, !self.fetches);
+            self.fetch_chosen(x, routing, !layer.fetches);
             self.work.fill(routing.ids.host(), gate.weights.n_expert);
         }
         // The slots from here on are the GPU's, those before it the host's.
         let beyond = match done {
             true => None,
-            false => self.gate_up_beyond([gate, up], glu, x, routing, gate_out),
+            false => self.gate_up_beyond(layer, [gate, up], glu, x, routing, gate_out),
         };
         let lane = if done { lane } else { lane::CPU };
         let mut split = vec![lane; if beyond.is_some() { entries } else { 0 }];
@@ -129,12 +93,8 @@ impl Ops<'_> {
             Some(_) => Lanes::Each(&split),
             None => Lanes::All(lane),
         };
-        let at = At { il, start, lanes };
-        self.project_rows(&at, &gate_rows, x, routing, gate_out, done);
-        let start = self.recorder.start_experts();
-        let at = At { start, ..at };
-        self.project_rows(&at, &up_rows, x, routing, up_out, done);
-        let start = self.recorder.start();
+        self.project_rows(&mut scope, &gate_rows, x, (routing, lanes), gate_out);
+        self.project_rows(&mut scope, &up_rows, x, (routing, lanes), up_out);
         let before = Source::from(&*gate_out);
         if !done {
             glu.apply(self.threads, gate_out.data_mut(), up_out.data());
@@ -142,129 +102,106 @@ impl Ops<'_> {
         if let Some(slots) = beyond {
             self.join_halves(gate_out, slots);
         }
-        self.end_window(start_of_all);
+        self.end_window(layer, start_of_all);
         gate_out.name = activated;
-        self.record(start, number::GLU, activated, &[before, (&*up_out).into()]);
+        let sources = [before, (&*up_out).into()];
+        self.record(&mut scope, number::GLU, activated, &sources);
     }
 
     /// Product of every row of `src (token, slot, n_in)` with its expert, into `experts (token, slot, n_out)`, and the experts
     /// of every token, weighed and added up, into `dst`; `weights_name` is the node that the weights come from. For one token
-    /// on the GPU a kernel does all that, and leaves `experts` as they were.
+    /// on the GPU a kernel does all that, and leaves `experts` as they were. Returns where the products were computed.
     #[allow(clippy::too_many_arguments)] // a layer, its matrices, what is read, what is written
     pub fn down_and_merge(
         &mut self,
-        il: usize,
+        layer: Experts,
         projection: Projection,
         weights_name: NodeName,
         src: &mut Activation,
         routing: &mut Routing,
         experts: &mut Activation,
         dst: &mut Activation,
-    ) {
-        let Some(start) = self.down_of_token(il, &projection, src.rows, routing, experts, dst)
-        else {
-            self.project(il, projection, src, routing, experts);
-            return self.merge_experts(il, weights_name, routing, experts, dst);
+    ) -> LaneCounts {
+        let il = layer.il;
+        let done = self.down_of_token(&layer, &projection, src.rows, routing, experts, dst);
+        let Some(mut scope) = done else {
+            let lanes = self.project(layer, projection, src, routing, experts);
+            self.merge_experts(il, weights_name, routing, experts, dst);
+            return lanes;
         };
         let lanes = Lanes::All(lane::GPU_RESIDENT);
-        let at = At { il, start, lanes };
-        self.project_rows(&at, &projection, src, routing, experts, true);
-        let start = self.recorder.start();
-        self.merge_rows(il, start, weights_name, routing, experts, dst, true);
+        self.project_rows(&mut scope, &projection, src, (routing, lanes), experts);
+        self.merge_rows(scope, il, weights_name, routing, experts, dst);
+        lanes.count(routing.ids.len())
     }
 
     /// The weighted sum of one token's experts on the GPU, where its gate and up left their results quantized and down lives
-    /// there. Gives when it began, if it did.
+    /// there. Returns its scope, if the GPU did it.
     fn down_of_token(
         &mut self,
-        il: usize,
+        layer: &Experts,
         projection: &Projection,
         entries: usize,
         routing: &mut Routing,
         experts: &mut Activation,
         dst: &mut Activation,
-    ) -> Option<Instant> {
-        let quantized = self.hidden.take().filter(|_| !self.fetches)?;
+    ) -> Option<Scope> {
+        let quantized = layer.hidden.filter(|_| !layer.fetches)?;
         let down = projection.linear;
-        let weights = self.device.as_mut()?.resident(&down.weights)?;
-        let start = self.start_experts();
-        experts.shape(projection.names[0], weights.n_out, entries);
-        dst.shape(NodeName::of("ffn_moe_out", il), weights.n_out, 1);
+        if !self.device.as_mut()?.holds(&down.weights) {
+            return None;
+        }
+        let mut scope = self.start_experts();
+        experts.shape(projection.names[0], down.weights.n_out, entries);
+        dst.shape(NodeName::of("ffn_moe_out", layer.il), down.weights.n_out, 1);
         let mut has_kernel = false;
-        let done = self.on(Side::Gpu, |device| {
-            let gpu = device.gpu();
-            let [ids, router] = [routing.ids.device(gpu)?, routing.weights.device(gpu)?];
-            let product = Down {
-                weights,
-                bias: device.optional(down.bias.as_ref())?,
-                ids,
-                router,
-                k: routing.n_expert_used,
-                quantized,
-                out: dst.values.fill_device(device.gpu())?,
-            };
-            // Nothing is written there; what is recorded of it is the GPU's.
-            experts.values.fill_device(device.gpu())?;
-            has_kernel = device.kernels().down(device.stream(), &product)?;
+        let done = self.on(&mut scope, Side::Gpu, |device| {
+            has_kernel = device.experts_down(down, quantized, routing, experts, dst)?;
             Ok(())
         });
-        (done && has_kernel).then_some(start)
+        (done && has_kernel).then_some(scope)
     }
 
-    /// Product of every row of `src (token, slot, n_in)` with its expert, into `dst (token, slot, n_out)`.
+    /// Product of every row of `src (token, slot, n_in)` with its expert, into `dst (token, slot, n_out)`. Returns where it was
+    /// computed.
     fn project(
         &mut self,
-        il: usize,
+        layer: Experts,
         projection: Projection,
         src: &mut Activation,
         routing: &mut Routing,
         dst: &mut Activation,
-    ) {
-        let start = self.start_experts();
-        let Linear { weights, bias } = projection.linear;
+    ) -> LaneCounts {
+        let weights = &projection.linear.weights;
         dst.shape(projection.names[0], weights.n_out, src.rows);
-        if std::mem::take(&mut self.fetches) {
-            self.project_fetched(il, &projection, src, routing, dst);
-            return;
+        if layer.fetches {
+            return self.project_fetched(&projection, src, routing, dst);
         }
+        let mut scope = self.start_experts();
         let (side, lane) = self.side_of_experts(&[weights], routing);
-        let done = self.on(side, |device| {
-            let operands = MulMatId {
-                weights: device.experts(weights, routing, 0, Scratch::Down)?,
-                bias: device.optional(bias.as_ref())?,
-                x: src.values.device(device.gpu())?.into(),
-                rows_per: 1,
-                ids: routing.ids.device(device.gpu())?,
-                tokens: src.rows / routing.n_expert_used,
-                k: routing.n_expert_used,
-                n_expert: weights.n_expert,
-                out: dst.values.fill_device(device.gpu())?,
-                scratch: device.quantized(src.rows, src.width)?,
-                work: device.worklist(routing, weights.n_expert)?,
-            };
-            device.kernels().mul_mat_id(device.stream(), &operands)
+        let done = self.on(&mut scope, side, |device| {
+            device.mul_mat_id(projection.linear, src, routing, dst)
         });
         if !done {
             self.fetch_chosen(src, routing, true);
             self.work.fill(routing.ids.host(), weights.n_expert);
         }
         let lanes = Lanes::All(if done { lane } else { lane::CPU });
-        let at = At { il, start, lanes };
-        self.project_rows(&at, &projection, src, routing, dst, done);
+        self.project_rows(&mut scope, &projection, src, (routing, lanes), dst);
+        lanes.count(routing.ids.len())
     }
 
-    /// Product and bias of one projection on the host, unless `done`, and their records. `src` has one row a token (read
+    /// Product and bias of one projection on the host, unless the GPU has computed them, and their records. `src` has one row a token (read
     /// through ` (reshaped)`), or one for each token and slot.
     pub(super) fn project_rows(
         &mut self,
-        at: &At,
+        scope: &mut Scope,
         projection: &Projection,
         src: &Activation,
-        routing: &Routing,
+        (routing, lanes): (&Routing, Lanes),
         dst: &mut Activation,
-        done: bool,
     ) {
-        let [product, biased] = projection.names;
+        let product = projection.names[0];
         let Linear { weights, bias } = projection.linear;
         let rows_per = routing.ids.len() / src.rows.max(1);
         // Beside the first product of a layer, or behind its launch.
@@ -273,7 +210,7 @@ impl Ops<'_> {
                 device.start_transfers();
             }
         };
-        if done {
+        if scope.is_done() {
             errand();
         } else {
             let x = Entries {
@@ -289,27 +226,27 @@ impl Ops<'_> {
         let sources = [
             weights.into(),
             Source::view(src, suffix),
-            router::ids(at.il, routing),
+            router::ids(projection.il, routing),
         ];
-        self.record_experts(at, number::MUL_MAT_ID, product, &sources, routing);
+        let experts = (routing, lanes);
+        self.record_experts(scope, number::MUL_MAT_ID, product, &sources, experts);
         if let Some(bias) = bias {
-            self.add_id(at, biased, bias, routing, dst, done);
+            self.add_id(scope, projection, bias, experts, dst);
         }
     }
 
     /// Adds each expert's own bias, in place.
     fn add_id(
         &mut self,
-        at: &At,
-        name: NodeName,
+        scope: &mut Scope,
+        projection: &Projection,
         bias: &Vector,
-        routing: &Routing,
+        (routing, lanes): (&Routing, Lanes),
         x: &mut Activation,
-        done: bool,
     ) {
-        let start = self.recorder.start_experts();
+        let name = projection.names[1];
         let before = Source::from(&*x);
-        if !done {
+        if !scope.is_done() {
             let ids = routing.ids.host();
             self.threads.rows(x.data_mut(), bias.n, |i, row| {
                 let bias = &bias.data[ids[i] as usize * bias.n..][..bias.n];
@@ -317,9 +254,9 @@ impl Ops<'_> {
             });
         }
         x.name = name;
-        let sources = [before, bias.into(), router::ids(at.il, routing)];
-        let at = At { start, ..*at };
-        self.record_experts(&at, number::ADD_ID, name, &sources, routing);
+        let ids = router::ids(projection.il, routing);
+        let sources = [before, bias.into(), ids];
+        self.record_experts(scope, number::ADD_ID, name, &sources, (routing, lanes));
     }
 
     /// Where products with the chosen experts of some stacks are computed, and the lane that says so in records.
@@ -333,53 +270,30 @@ impl Ops<'_> {
         let tokens = routing.ids.len() / routing.n_expert_used.max(1);
         let is_copied = device.policy() == Policy::Gpu
             || stacks.iter().all(|stack| device.copies_for(stack, tokens));
-        if is_copied && stacks.iter().all(|stack| Kernels::supports(stack.ty)) {
+        if is_copied && stacks.iter().all(|stack| Device::supports(stack.ty)) {
             self.fetch(&mut routing.ids);
             return (Side::Gpu, lane::CACHE_MISS);
         }
         (Side::Host, lane::CPU)
     }
 
-    pub(super) fn record_experts(
-        &mut self,
-        at: &At,
-        op: u8,
-        dst: NodeName,
-        sources: &[Source],
-        routing: &Routing,
-    ) {
-        self.lanes = at.lanes.count(routing.ids.len());
-        let when = self.when(at.start);
-        let choice = Choice {
-            positions: &self.positions,
-            routing,
-            lanes: at.lanes,
-        };
-        self.recorder.experts(when, op, dst, sources, &choice);
-    }
-
     /// The gated activation of a dense block, into `gate`.
     pub fn glu(&mut self, name: NodeName, glu: Glu, gate: &mut Activation, up: &mut Activation) {
-        let start = self.start();
+        let mut scope = self.start();
         let before = Source::from(&*gate);
         let side = match gate.values.is_on_device_alone() {
             true => Side::Gpu,
             false => Side::Host,
         };
-        let done = self.on(side, |device| {
-            let b = up.values.device(device.gpu())?;
-            let a = gate.values.update_device(device.gpu())?;
-            device
-                .kernels()
-                .glu(device.stream(), glu, a, b, gate.values.len())
-        });
+        let done = self.on(&mut scope, side, |device| device.glu(glu, gate, up));
         if !done {
             self.fetch(&mut gate.values);
             self.fetch(&mut up.values);
             glu.apply(self.threads, gate.data_mut(), up.data());
         }
         gate.name = name;
-        self.record(start, number::GLU, name, &[before, (&*up).into()]);
+        let sources = [before, (&*up).into()];
+        self.record(&mut scope, number::GLU, name, &sources);
     }
 
     /// Weighs the experts of every token and adds them up.
@@ -393,39 +307,33 @@ impl Ops<'_> {
     ) {
         let (width, k) = (experts.width, routing.n_expert_used);
         let tokens = experts.rows / k;
-        let start = self.start();
+        let mut scope = self.start();
         dst.shape(NodeName::of("ffn_moe_out", il), width, tokens);
         let side = match experts.values.is_on_device_alone() {
             true => Side::Gpu,
             false => Side::Host,
         };
-        let done = self.on(side, |device| {
-            let gpu = device.gpu();
-            let rows = experts.values.device(gpu)?;
-            let weights = routing.weights.device(gpu)?;
-            let out = dst.values.fill_device(gpu)?;
-            let kernels = device.kernels();
-            kernels.merge(device.stream(), rows, weights, tokens, k, width, out)
+        let done = self.on(&mut scope, side, |device| {
+            device.merge(experts, routing, dst)
         });
         if !done {
             self.fetch(&mut experts.values);
             self.fetch(&mut routing.weights);
         }
-        self.merge_rows(il, start, weights_name, routing, experts, dst, done);
+        self.merge_rows(scope, il, weights_name, routing, experts, dst);
     }
 
-    /// The weighted sum on the host, unless `done`, and its records.
-    #[allow(clippy::too_many_arguments)] // a layer, a moment, what is read, what is written
+    /// The weighted sum on the host, unless the GPU has computed it, and its records.
     fn merge_rows(
         &mut self,
+        mut scope: Scope,
         il: usize,
-        start: Instant,
         weights_name: NodeName,
         routing: &Routing,
         experts: &mut Activation,
         dst: &mut Activation,
-        done: bool,
     ) {
+        let done = scope.is_done();
         let name = |stem| NodeName::of(stem, il);
         let (width, k) = (experts.width, routing.n_expert_used);
         let before = Source::from(&*experts);
@@ -437,11 +345,10 @@ impl Ops<'_> {
         }
         experts.name = name("ffn_moe_weighted");
         let sources = [before, router::weights(weights_name, routing)];
-        self.record(start, number::MUL, experts.name, &sources);
+        self.record(&mut scope, number::MUL, experts.name, &sources);
 
         // The first two slots are one addition; a single slot is llama.cpp's plain copy.
         for slot in 1..k.max(2) {
-            let start = self.recorder.start();
             let summed = Source::from(&*dst);
             if !done {
                 let rows = experts.data();
@@ -463,11 +370,12 @@ impl Ops<'_> {
             let last = slot + 1 >= k;
             dst.name = name(if last { "ffn_moe_out" } else { "ffn_moe_sum" });
             let view = Source::slots(experts, k);
-            match (slot, k) {
-                (1, 1) => self.record(start, number::CONT, dst.name, &[view]),
-                (1, _) => self.record(start, number::ADD, dst.name, &[view, view]),
-                _ => self.record(start, number::ADD, dst.name, &[summed, view]),
-            }
+            let (op, sources): (u8, &[Source]) = match (slot, k) {
+                (1, 1) => (number::CONT, &[view]),
+                (1, _) => (number::ADD, &[view, view]),
+                _ => (number::ADD, &[summed, view]),
+            };
+            self.record(&mut scope, op, dst.name, sources);
         }
     }
 }

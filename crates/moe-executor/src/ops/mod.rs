@@ -8,6 +8,9 @@
 //! An operation runs on the GPU where its weights live there, or its layer does; the host does it where the GPU cannot.
 //! Values move between the two when they are asked for. One kernel may do what several operations are: the first of them
 //! has its time, the others have none.
+//!
+//! Nothing of an operation is kept here while it runs: its start, and whether the GPU has computed it, are in a `Scope`, where its
+//! layer is computed in an [`At`], and what the operations of a layer's experts pass on in an [`Experts`].
 
 mod attention;
 mod elementwise;
@@ -16,36 +19,23 @@ pub(crate) mod number;
 mod post_fetch;
 mod router;
 mod run;
+mod scope;
+
+use moe_engine::Observer;
 
 use crate::activation::{Activation, NodeName};
 use crate::cpu::matmul::{self, Quantized, Worklist};
 use crate::cpu::rope::Angles;
 use crate::cpu::threads::Threads;
-use crate::cuda::launch::Rows;
-use crate::cuda::{self, Device, Ptr};
+use crate::cuda::{self, Device};
 use crate::placement::Side;
-use crate::recorder::{LaneCounts, Recorder, Routing};
+use crate::recorder::Recorder;
 use crate::weights::{Linear, Matrix, Vector};
 
 pub(crate) use crate::cpu::glu::Glu;
-pub(crate) use experts::Projection;
+pub(crate) use experts::{Experts, Projection};
 pub(crate) use router::{Gating, Groups, RouterSpec, RouterState};
-use run::Ran;
-
-/// What the router chose for the rows of one layer; handed to the observer of a session.
-pub struct Routed<'a> {
-    /// Layer.
-    pub layer: usize,
-    /// Position of each row in its sequence.
-    pub positions: &'a [u32],
-    /// Router scores before any softmax, bias included `(row, n_expert)`.
-    pub logits: &'a [f32],
-    /// The choice.
-    pub routing: &'a Routing,
-}
-
-/// Called after every router.
-pub type Observer<'a> = Box<dyn FnMut(&Routed) + 'a>;
+use scope::Scope;
 
 /// Runs operations and records them.
 pub(crate) struct Ops<'a> {
@@ -57,8 +47,6 @@ pub(crate) struct Ops<'a> {
     pub observer: Option<Observer<'a>>,
     /// The GPU, where there is one.
     pub device: Option<Device<'a>>,
-    /// Where the current layer is computed.
-    pub side: Side,
     /// Position of each row of the current operations.
     pub positions: Vec<u32>,
     /// Position of the pass's first row.
@@ -67,13 +55,6 @@ pub(crate) struct Ops<'a> {
     pub not_finite: Option<(NodeName, u32)>,
     /// What went wrong on the GPU so that values on it are lost.
     pub fault: Option<cuda::Error>,
-    /// Where the experts of the last expert operation were computed.
-    pub lanes: LaneCounts,
-    ran: Ran,
-    /// Whether the down matrices of the current layer travel to the GPU.
-    fetches: bool,
-    /// Where gate and up of a token left their results quantized, for down to go on with.
-    hidden: Option<Ptr>,
     quantized: Quantized,
     work: Worklist,
     angles: Angles,
@@ -83,8 +64,15 @@ pub(crate) struct Ops<'a> {
     groups: Vec<u32>,
     /// Sums of the chosen weights.
     sums: Vec<f32>,
-    /// Rows of a product that the host did because a transfer was late.
-    missed: Vec<f32>,
+}
+
+/// A layer, and where it is computed.
+#[derive(Clone, Copy)]
+pub(crate) struct At {
+    /// The layer; as many as there are layers stands for the output.
+    pub il: usize,
+    /// Where operations run that have no weights in a place of their own.
+    pub side: Side,
 }
 
 impl<'a> Ops<'a> {
@@ -95,16 +83,10 @@ impl<'a> Ops<'a> {
             recorder,
             observer: None,
             device,
-            side: Side::Host,
             positions: Vec::new(),
             first_position: 0,
             not_finite: None,
             fault: None,
-            lanes: LaneCounts::default(),
-            ran: Ran::Host,
-            fetches: false,
-            hidden: None,
-            missed: Vec::new(),
             quantized: Quantized::default(),
             work: Worklist::default(),
             angles: Angles::default(),
@@ -114,10 +96,11 @@ impl<'a> Ops<'a> {
         }
     }
 
-    /// Has the operations that follow computed where layer `il` lives; `n_layer` stands for the output.
-    pub fn enter_layer(&mut self, il: usize) {
+    /// Where layer `il` is computed; `n_layer` stands for the output.
+    pub fn at(&self, il: usize) -> At {
         let placement = self.device.as_ref().map(Device::placement);
-        self.side = placement.map_or(Side::Host, |placement| placement.layer(il));
+        let side = placement.map_or(Side::Host, |placement| placement.layer(il));
+        At { il, side }
     }
 
     /// Notes the first row of `x` that has a value which is not finite. On the GPU nobody looks: such a value goes on
@@ -170,21 +153,12 @@ impl<'a> Ops<'a> {
         src: &mut Activation,
         dst: &mut Activation,
     ) {
-        let start = self.start();
+        let mut scope = self.start();
         let weights = product.weights;
         dst.shape(name, weights.n_out, src.rows);
         let here = self.side_of(weights, src.rows);
-        let on_gpu = self.on(here, |device| {
-            let w = device.matrix_or_copy(weights)?;
-            let bias = device.optional(product.bias)?;
-            let x = Rows {
-                x: src.values.device(device.gpu())?,
-                quantized: src.quantized(),
-            };
-            let scratch = device.quantized(src.rows, w.n_in)?;
-            let out = dst.values.fill_device(device.gpu())?;
-            let kernels = device.kernels();
-            kernels.mul_mat(device.stream(), &w, bias, x, src.rows, out, scratch)
+        let on_gpu = self.on(&mut scope, here, |device| {
+            device.mul_mat(weights, product.bias, src, dst)
         });
         if !on_gpu {
             self.fetch(&mut src.values);
@@ -197,9 +171,9 @@ impl<'a> Ops<'a> {
             );
         }
         let sources = [weights.into(), (&*src).into()];
-        self.record(start, number::MUL_MAT, name, &sources);
+        self.record(&mut scope, number::MUL_MAT, name, &sources);
         if let Some(bias) = product.bias {
-            self.bias(biased, bias, dst, on_gpu);
+            self.bias(scope, biased, bias, dst);
         }
     }
 }

@@ -1,73 +1,15 @@
-//! Where an operation runs, and when it ran.
+//! The begin and the end of a pass, values that the host waits for, and where a product is computed.
 
-use std::time::Instant;
-
-use crate::activation::{Activation, NodeName};
-use crate::cuda::{self, Device, Event, Wanted};
+use crate::activation::Activation;
+use crate::cuda::Wanted;
 use crate::error::Result;
 use crate::mirrored::{Mirrored, Plain};
 use crate::ops::Ops;
 use crate::placement::Side;
-use crate::recorder::{Routing, Source, When};
+use crate::recorder::Routing;
 use crate::weights::Matrix;
 
-/// How the current operation ran.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ran {
-    /// On the host.
-    Host,
-    /// On the GPU, between two events if it is recorded.
-    Gpu(Option<(Event, Event)>),
-    /// On the GPU, in the kernel of an operation before it.
-    Within,
-}
-
 impl Ops<'_> {
-    /// Time before an operation; pass it to [`Ops::record`].
-    pub(super) fn start(&mut self) -> Instant {
-        self.ran = Ran::Host;
-        self.recorder.start()
-    }
-
-    /// Time before an expert operation; pass it to [`Ops::record_experts`].
-    pub(super) fn start_experts(&mut self) -> Instant {
-        self.ran = Ran::Host;
-        self.recorder.start_experts()
-    }
-
-    /// Runs `launch` if the operation belongs on the GPU. Gives whether it did; if not, the host does it.
-    pub(super) fn on(
-        &mut self,
-        side: Side,
-        launch: impl FnOnce(&mut Device) -> cuda::Result<()>,
-    ) -> bool {
-        let (Side::Gpu, Some(device)) = (side, &mut self.device) else {
-            return false;
-        };
-        let timed = self.recorder.is_on();
-        let run = || {
-            let from = timed.then(|| device.start_event()).transpose()?;
-            launch(device)?;
-            let to = timed.then(|| device.record_event()).transpose()?;
-            Ok(from.zip(to))
-        };
-        let ran = run();
-        // The host goes on while the GPU computes.
-        self.recorder.host_is_free();
-        match ran {
-            Ok(events) => {
-                self.ran = Ran::Gpu(events);
-                true
-            }
-            Err(error) => {
-                device.fallbacks.ops += 1;
-                device.fallbacks.note(&error);
-                self.recorder.fell_back();
-                false
-            }
-        }
-    }
-
     /// Fetches values that the host is about to read.
     pub(super) fn fetch<T: Plain>(&mut self, values: &mut Mirrored<T>) {
         if !values.is_on_device_alone() {
@@ -124,7 +66,6 @@ impl Ops<'_> {
     /// # Errors
     /// The GPU cannot begin one.
     pub fn begin_pass(&mut self) -> Result<()> {
-        self.side = Side::Host;
         self.first_position = self.positions.first().copied().unwrap_or(0);
         match &mut self.device {
             Some(device) => Ok(device.begin_pass()?),
@@ -159,41 +100,6 @@ impl Ops<'_> {
         match device.holds(weights) || device.copies_for(weights, rows) {
             true => Side::Gpu,
             false => Side::Host,
-        }
-    }
-
-    /// The host does what the GPU had nothing to do for.
-    pub(super) fn forget_run(&mut self) {
-        self.ran = Ran::Host;
-    }
-
-    /// Whether an operation before this one has computed it already.
-    pub(super) fn is_done(&self) -> bool {
-        self.ran != Ran::Host
-    }
-
-    pub(super) fn record(&mut self, start: Instant, op: u8, dst: NodeName, sources: &[Source]) {
-        let first = self.positions.first().copied().unwrap_or(0);
-        let when = self.when(start);
-        self.recorder
-            .op(when, op, dst, sources, first, self.positions.len());
-    }
-
-    /// When the operation ran that started at `start` if it was the host's.
-    pub(super) fn when(&mut self, start: Instant) -> When {
-        match self.ran {
-            Ran::Host => {
-                // What the GPU gets next does not start at the end of what it got last.
-                if let Some(device) = &mut self.device {
-                    device.host_ran();
-                }
-                When::Host(start)
-            }
-            Ran::Gpu(events) => {
-                self.ran = Ran::Within;
-                events.map_or(When::Within, |(from, to)| When::Gpu(from, to))
-            }
-            Ran::Within => When::Within,
         }
     }
 }

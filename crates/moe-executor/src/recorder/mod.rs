@@ -22,8 +22,9 @@ mod routing;
 mod rows;
 mod source;
 
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
+use moe_engine::{Clock, Mode};
 use moe_trace::buffers::BufferEvent;
 use moe_trace::record::{self, MAX_SOURCES};
 use moe_trace::tables::PHASES;
@@ -65,49 +66,8 @@ pub enum When {
     Within,
 }
 
-/// Which operations leave records.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Mode {
-    /// All of them.
-    #[default]
-    All,
-    /// The expert operations alone (`MUL_MAT_ID`, `ADD_ID`).
-    Experts,
-}
-
 /// How long records may wait to be handed to the file: less is lost to a kill, more wakes the writing thread less often.
 const FLUSH_EVERY: Duration = Duration::from_millis(20);
-
-/// Monotonic time in nanoseconds, counted from the Unix time at which the clock was made.
-pub struct Clock {
-    origin: Instant,
-    origin_ns: u64,
-}
-
-impl Clock {
-    /// A clock that starts now.
-    pub fn new() -> Clock {
-        let unix = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
-        // A timestamp of zero would end the trace.
-        Clock {
-            origin: Instant::now(),
-            origin_ns: (unix.as_nanos() as u64).max(1),
-        }
-    }
-
-    /// The time of an instant.
-    pub fn ns(&self, at: Instant) -> u64 {
-        self.origin_ns + at.saturating_duration_since(self.origin).as_nanos() as u64
-    }
-}
-
-impl Default for Clock {
-    fn default() -> Self {
-        Clock::new()
-    }
-}
 
 /// A record made ready, and what it was made for.
 struct Template {
@@ -148,7 +108,7 @@ impl Recorder {
     /// A recorder into a run directory, or one that records nothing.
     pub fn new(writer: Option<RunWriter>) -> Recorder {
         let clock = Clock::new();
-        let origin = clock.origin;
+        let origin = clock.origin();
         Recorder {
             writer,
             mode: Mode::All,
@@ -228,10 +188,9 @@ impl Recorder {
 
     /// `at` on the clock of the records.
     pub(crate) fn moment(&self, at: Instant) -> Moment {
-        let timestamp_ns = self.clock.ns(at);
         Moment {
-            since_start_ns: timestamp_ns - self.clock.origin_ns,
-            timestamp_ns,
+            since_start_ns: self.clock.since_origin_ns(at),
+            timestamp_ns: self.clock.ns(at),
         }
     }
 

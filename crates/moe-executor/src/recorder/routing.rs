@@ -19,16 +19,6 @@ pub struct Routing {
 }
 
 impl Routing {
-    /// A choice of `n_expert_used` experts for each row.
-    pub fn new(ids: Vec<i32>, weights: Vec<f32>, n_expert_used: usize) -> Routing {
-        Routing {
-            ids: ids.into(),
-            weights: weights.into(),
-            n_expert_used,
-            copy: None,
-        }
-    }
-
     /// Makes it another choice, in the memory that it has.
     pub(crate) fn choose(&mut self, ids: &[i32], weights: &[f32], n_expert_used: usize) {
         let own = self.ids.host_mut();

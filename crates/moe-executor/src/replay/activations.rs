@@ -2,7 +2,7 @@
 
 use std::f64::consts::TAU;
 
-use crate::random::SplitMix64;
+use moe_engine::random::SplitMix64;
 
 /// Fills the row of the token at `position` with normal values of mean 0 and variance 1, as a norm leaves them. They are the same
 /// for the same seed and position (Box and Muller, "A note on the generation of random normal deviates", 1958).

@@ -15,11 +15,11 @@ use moe_gguf::map::OffsetMap;
 
 use crate::activation::{Activation, NodeName};
 use crate::cpu::threads::Threads;
-use crate::cuda::{self, Device, Event, Ptr};
+use crate::cuda::{self, Device, Event};
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::moe::MoeState;
-use crate::ops::Ops;
+use crate::ops::{At, Ops};
 use crate::placement::Side;
 use crate::recorder::{self, LaneCounts, Recorder, Routing};
 
@@ -138,12 +138,12 @@ impl<'a, 'g> Replay<'a, 'g> {
         self.prepared();
         let mut ran = Vec::new();
         for (i, (chosen, moe)) in layers().enumerate() {
-            let layer = chosen.layer.into();
-            self.ops.enter_layer(layer);
-            self.draw(layer, chosen.positions)?;
+            let at = self.ops.at(chosen.layer.into());
+            self.draw(at, chosen.positions)?;
             let from = self.last_moment()?;
             let (ops, choice) = (&mut self.ops, &mut self.choices[i]);
-            moe.forward_chosen(ops, &mut self.state, choice, &mut self.x, &mut self.out);
+            let (state, x, out) = (&mut self.state, &mut self.x, &mut self.out);
+            let lanes = moe.forward_chosen(ops, at, state, choice, x, out);
             let span = (from, self.moment()?);
             let expert = self.expert_bytes.get(&chosen.layer).copied().unwrap_or(0);
             let shared = moe.shared_bytes();
@@ -152,7 +152,7 @@ impl<'a, 'g> Replay<'a, 'g> {
                 n_tokens: chosen.positions.len(),
                 time: Duration::ZERO,
                 bytes: expert * self.n_distinct(chosen.ids) + shared,
-                lanes: self.ops.lanes,
+                lanes,
             };
             ran.push((done, span));
         }
@@ -191,8 +191,8 @@ impl<'a, 'g> Replay<'a, 'g> {
         }
         let choice = &mut self.choices[i];
         choice.choose(chosen.ids, chosen.weights, chosen.k);
-        self.ops.enter_layer(chosen.layer.into());
-        if let (Some(device), Side::Gpu) = (&self.ops.device, self.ops.side) {
+        let at = self.ops.at(chosen.layer.into());
+        if let (Some(device), Side::Gpu) = (&self.ops.device, at.side) {
             choice.ids.device(device.gpu())?;
             choice.weights.device(device.gpu())?;
         }
@@ -201,32 +201,26 @@ impl<'a, 'g> Replay<'a, 'g> {
 
     /// Draws the rows at `positions`, if they are not there, and puts them where a session would have them, as its norm leaves
     /// them: one row on the GPU is quantized, too.
-    fn draw(&mut self, layer: usize, positions: &[u32]) -> Result<()> {
+    fn draw(&mut self, at: At, positions: &[u32]) -> Result<()> {
         let (x, seed) = (&mut self.x, self.seed);
         let (before, is_new) = (x.values.is_on_device_alone(), self.drawn != positions);
         if is_new {
             self.drawn.clear();
             self.drawn.extend_from_slice(positions);
             let width = self.model.hparams().n_embd;
-            x.shape(NodeName::of("ffn_norm", layer), width, positions.len());
+            x.shape(NodeName::of("ffn_norm", at.il), width, positions.len());
             let fill = |i: usize, row: &mut [f32]| activations::fill(row, seed, positions[i]);
             self.ops.threads.rows(x.data_mut(), width, fill);
         }
-        x.name = NodeName::of("ffn_norm", layer);
+        x.name = NodeName::of("ffn_norm", at.il);
         self.ops.positions.clear();
         self.ops.positions.extend_from_slice(positions);
-        match (&mut self.ops.device, self.ops.side) {
+        match (&mut self.ops.device, at.side) {
             (Some(device), Side::Gpu) => {
                 if !x.values.is_on_device_alone() {
                     x.values.update_device(device.gpu())?;
                 }
-                if x.rows == 1 && x.quantized() == Ptr::NULL {
-                    let row = x.values.device(device.gpu())?;
-                    let quantized = x.fill_quantized(device.gpu());
-                    device
-                        .kernels()
-                        .quantize_row(device.stream(), row, x.width, quantized)?;
-                }
+                device.quantize_row(x)?;
             }
             (Some(device), Side::Host) => {
                 x.values.fetch()?;

@@ -1,9 +1,9 @@
+use moe_engine::Mode;
 use moe_gguf::Gguf;
 use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT, lane};
 use moe_trace::{Phase, RoutingRow, Sink};
 
 use super::*;
-use crate::recorder::Mode;
 
 fn row(layer_id: u16, token_id: u32, slot: u16, expert_id: u32, phase: Phase) -> RoutingRow {
     RoutingRow {

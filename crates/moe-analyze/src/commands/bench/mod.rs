@@ -9,11 +9,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use clap::ValueEnum;
+use moe_engine::{Engine, Logits, Mode, Observer, Session, Setup};
 use moe_executor::cpu::bandwidth::read_bandwidth;
 use moe_executor::cpu::threads::{Threads, n_cores};
-use moe_executor::ops::Observer;
-use moe_executor::recorder::Mode;
-use moe_executor::session::Logits;
 use moe_gguf::Gguf;
 use moe_gguf::map::{Category, OffsetMap};
 use moe_gguf::text::counted;
@@ -23,7 +21,7 @@ use self::numbers::Numbers;
 use super::record::model;
 use crate::cli::{Context, ExitStatus};
 use crate::engine::device::DeviceArgs;
-use crate::engine::{self, Engine, Session, Setup};
+use crate::engine::{self, native};
 use crate::output::{self, Cell, Format, write_rows};
 
 /// Measure tokens per second of prompt processing and of decoding, and the share of the machine's bandwidth
@@ -153,6 +151,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         }
         let bench = Bench {
             args: &args,
+            ctx,
             gguf: &gguf,
             engine: engine.as_ref(),
             n_threads: n,
@@ -177,6 +176,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
 /// What tests have in common.
 struct Bench<'a> {
     args: &'a Args,
+    ctx: &'a Context,
     gguf: &'a Gguf,
     engine: &'a dyn Engine,
     n_threads: usize,
@@ -207,7 +207,9 @@ impl Bench<'_> {
         };
         let bandwidth = match (gpu.is_some(), policy) {
             (false, _) => Some(self.bandwidth),
-            (true, "gpu") if !self.args.device.says_where_experts_live() => session.gpu_bandwidth(),
+            (true, "gpu") if !self.args.device.says_where_experts_live() => session
+                .gpu_bandwidth()
+                .and_then(|measured| native::gpu_bandwidth(measured, self.ctx)),
             _ => None,
         };
         let (avg_ns, stddev_ns) = mean(times.iter().map(|t| t.as_nanos() as f64));
@@ -260,17 +262,18 @@ impl Bench<'_> {
         chosen: Arc<Mutex<u64>>,
     ) -> anyhow::Result<Box<dyn Session + 's>> {
         let observer: Observer = Box::new(move |routed| {
-            let distinct: BTreeSet<i32> = routed.routing.ids.host().iter().copied().collect();
+            let distinct: BTreeSet<i32> = routed.ids.iter().copied().collect();
             *chosen.lock().unwrap_or_else(PoisonError::into_inner) += distinct.len() as u64;
         });
-        self.engine.session(Setup {
+        let session = self.engine.session(Setup {
             begin: None,
             mode: Mode::All,
             observer: Some(observer),
             n_ctx: self.engine.about().n_ctx_train,
             n_positions: test.n_tokens(),
             n_batch: self.args.batch_size,
-        })
+        })?;
+        Ok(session)
     }
 
     /// Runs a test once.

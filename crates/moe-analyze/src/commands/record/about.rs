@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use moe_engine::About;
 use moe_gguf::Gguf;
 use moe_gguf::map::{Category, OffsetMap};
 use moe_trace::manifest::{self, Engine, Host, ModelFile, Sampling};
@@ -15,7 +16,6 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::Args;
 use super::prompts::Prompt;
-use crate::engine::About;
 use crate::engine::device::DeviceArgs;
 
 /// Directories that are tried for one time.

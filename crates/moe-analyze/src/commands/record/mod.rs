@@ -11,10 +11,8 @@ use std::time::Instant;
 
 use anyhow::{Context as _, bail};
 use indicatif::{ProgressBar, ProgressStyle};
+use moe_engine::{Begin, Limits, Mode, Sampler, SamplerParams, Setup, Stop, generate, max_records};
 use moe_executor::cpu::threads::n_cores;
-use moe_executor::generate::{Limits, Stop, generate, max_records};
-use moe_executor::recorder::Mode;
-use moe_executor::sampler::{Sampler, SamplerParams};
 use moe_gguf::map::OffsetMap;
 use moe_gguf::text::counted;
 use moe_trace::manifest::Gpu;
@@ -26,7 +24,7 @@ use usage::{Usage, UsageArgs};
 
 use crate::cli::{Context, ExitStatus};
 use crate::engine::device::DeviceArgs;
-use crate::engine::{self, Setup};
+use crate::engine::{self, native};
 use crate::files::{self, OutputPath};
 use crate::interrupt;
 use crate::output::human_bytes;
@@ -150,7 +148,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         .sum();
 
     let usage = Usage::new(&args.usage, about.n_layer, about.n_expert, args.force)?;
-    let begin = |gpu| {
+    let begin = |gpu| -> anyhow::Result<RunWriter> {
         let map = OffsetMap::new(&gguf);
         let mut manifest = about::manifest(&args, &gguf, &map, about, &prompts, n_threads)?;
         about::tell_gpu(&mut manifest, gpu);
@@ -167,9 +165,11 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         announce(ctx, &args, records, writer.dir());
         Ok(writer)
     };
-    let begin: Option<engine::Begin> = match args.trace {
+    let begin: Option<Begin> = match args.trace {
         TraceMode::Off => None,
-        TraceMode::Experts | TraceMode::All => Some(Box::new(begin)),
+        TraceMode::Experts | TraceMode::All => Some(Box::new(|gpu| {
+            begin(gpu).map_err(anyhow::Error::reallocate_into_boxed_dyn_error_without_backtrace)
+        })),
     };
 
     let interrupted = interrupt::flag();
@@ -218,7 +218,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     progress.finish_and_clear();
 
     let gpu = session.gpu();
-    if let Some(fallbacks) = session.fallbacks() {
+    if let Some(fallbacks) = gpu.as_ref().and_then(native::fallbacks) {
         ctx.remark(fallbacks);
     }
     let (writer, ended) = session.into_writer();
@@ -263,7 +263,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
 fn finish(
     mut writer: RunWriter,
     totals: &Totals,
-    failed: &Option<moe_executor::Error>,
+    failed: &Option<moe_engine::Error>,
     gpu: Option<Gpu>,
 ) -> anyhow::Result<u64> {
     let manifest = writer.manifest_mut();
@@ -304,8 +304,8 @@ fn check_fit(
 ) -> anyhow::Result<()> {
     for (prompt, tokens) in prompts.iter().zip(tokens) {
         let error = match tokens.len() {
-            0 => moe_executor::Error::EmptyPrompt,
-            n if n > n_ctx => moe_executor::Error::ContextFull {
+            0 => moe_engine::Error::EmptyPrompt,
+            n if n > n_ctx => moe_engine::Error::ContextFull {
                 tokens: n,
                 context: n_ctx,
                 trained: n_ctx_train,

@@ -5,11 +5,11 @@ use std::io::Read;
 use std::path::Path;
 
 use anyhow::{Context, anyhow, bail};
+use moe_engine::Engine;
 use moe_gguf::text::strip_byte_order_mark;
 use serde::Deserialize;
 
 use super::Args;
-use crate::engine::Engine;
 
 /// The prompt when none is given: one that the embedded model has something to say on.
 const DEFAULT: &str = "The kernel driver is responsible for";
@@ -138,7 +138,7 @@ pub fn tokenize(prompts: &[Prompt], engine: &dyn Engine) -> anyhow::Result<Vec<V
             ),
             None => Ok(tokens.clone()),
         },
-        (None, text) => engine.encode(text.as_deref().unwrap_or_default()),
+        (None, text) => Ok(engine.encode(text.as_deref().unwrap_or_default())?),
     };
     prompts
         .iter()

@@ -4,13 +4,12 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::time::Duration;
 
-use moe_executor::generate::{Generated, Stop};
+use moe_engine::{Engine, Generated, Stop};
 use moe_gguf::text::counted;
 use moe_trace::manifest::{Sequence, Tokens};
 use moe_trace::record::RECORD_SIZE;
 
 use super::prompts::Prompt;
-use crate::engine::Engine;
 use crate::output::human_bytes;
 
 /// Shows the generated text of a single sequence as it comes.

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use anyhow::bail;
-use moe_executor::ops::{Observer, Routed};
+use moe_engine::{Observer, Routed};
 
 use crate::expert_usage::{self, LayerUsage, report};
 use crate::files::{self, OutputPath};
@@ -99,7 +99,7 @@ impl Usage {
         let (counts, names) = (self.counts.clone(), self.names);
         Box::new(move |routed: &Routed| {
             let mut counts = counts.borrow_mut();
-            for &expert in routed.routing.ids.host() {
+            for &expert in routed.ids {
                 let layer = counts.get_mut(routed.layer);
                 if let Some(count) = layer.and_then(|layer| layer.get_mut(expert as usize)) {
                     *count += 1;

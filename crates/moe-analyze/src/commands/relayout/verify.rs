@@ -2,10 +2,9 @@
 
 use std::io;
 
+use moe_engine::{Decode, Logits};
 use moe_executor::cpu::threads::{Threads, n_cores};
-use moe_executor::generate::Decode;
 use moe_executor::recorder::Recorder;
-use moe_executor::session::Logits;
 use moe_executor::{Model, Session};
 use moe_gguf::Gguf;
 use moe_gguf::check::check;

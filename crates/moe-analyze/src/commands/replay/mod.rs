@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context as _, bail};
+use moe_engine::Mode;
 use moe_executor::Model;
 use moe_executor::cpu::bandwidth::read_bandwidth;
 use moe_executor::cpu::threads::{Threads, n_cores};
 use moe_executor::cuda::Device;
-use moe_executor::recorder::{Mode, Recorder};
+use moe_executor::recorder::Recorder;
 use moe_executor::replay::{Collector, Replay, Routes};
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
@@ -102,14 +103,16 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         replay.record(Recorder::new(Some(writer)).with_mode(Mode::Experts));
         over_the_trace(&mut replay, &routes, interrupted, &mut Report::default())?;
     }
-    if let Some(fallbacks) = replay.device().and_then(native::fallbacks) {
+    let gpu = replay.device().map(Device::describe);
+    if let Some(fallbacks) = gpu.as_ref().and_then(native::fallbacks) {
         ctx.remark(fallbacks);
     }
     let bandwidths = Bandwidths {
         host: read_bandwidth(&threads, BANDWIDTH_BYTES),
-        gpu: replay.device().and_then(native::gpu_bandwidth),
+        gpu: replay
+            .device()
+            .and_then(|device| native::gpu_bandwidth(device.bandwidth(), ctx)),
     };
-    let gpu = replay.device().map(native::gpu);
     if let Some(mut writer) = replay.into_recorder().into_writer() {
         let manifest = writer.manifest_mut();
         about::tell_gpu(manifest, gpu);

@@ -1,5 +1,6 @@
 //! The GPU as a session uses it: what lies there, what is computed there, and when.
 
+mod describe;
 mod scratch;
 mod weights;
 
@@ -10,11 +11,12 @@ use cudarc::driver::CudaStream;
 
 use super::clock::Clock;
 use super::download::{Download, Downloads};
-use super::fetch::{Staging, Wanted};
+use super::fetch::Staging;
 use super::launch::Kernels;
 use super::post_fetch::{self, Chosen, PostFetch, Sample, Settings};
-use super::timeline::Event;
-use super::{DeviceBuffer, Error, Gpu, Pinned, Registered, Result};
+use super::{
+    DeviceBuffer, Error, Event, Fallbacks, Gpu, Pinned, Policy, Registered, Result, Wanted,
+};
 use crate::placement::Placement;
 use crate::recorder::Routing;
 use crate::weights::Matrix;
@@ -24,7 +26,7 @@ use weights::Resident;
 
 /// The GPU as a session uses it. Weights are copied to it when they are first asked for.
 pub struct Device<'g> {
-    pub(crate) gpu: Gpu,
+    gpu: Gpu,
     placement: Placement,
     /// By index in the GGUF's tensor table; none where there was no room.
     matrices: HashMap<u32, Option<Resident>>,
@@ -41,7 +43,7 @@ pub struct Device<'g> {
     /// What becomes of experts that live with the host.
     policy: Policy,
     /// Transfers beside the host's work, with the policy that has them.
-    pub(crate) post_fetch: Option<PostFetch>,
+    post_fetch: Option<PostFetch>,
     /// Whether a transfer of the layer that is under way could not be started.
     transfers_failed: bool,
     /// Stacks whose file could not be registered, copied to memory that the GPU reads by itself.
@@ -52,29 +54,6 @@ pub struct Device<'g> {
     registered: Vec<Registered<'g>>,
     /// What went wrong and was done by the host.
     pub fallbacks: Fallbacks,
-}
-
-/// What went wrong on the GPU and was done by the host.
-#[derive(Debug, Default, Clone)]
-pub struct Fallbacks {
-    /// Operations.
-    pub ops: u64,
-    /// Tensors that found no room.
-    pub tensors: Vec<String>,
-    /// The first error.
-    pub first: Option<String>,
-}
-
-/// What becomes of the chosen experts whose weights live with the host, when there are few rows.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Policy {
-    /// The host computes them.
-    #[default]
-    Cpu,
-    /// They are copied to the GPU when they are chosen, and computed there.
-    Gpu,
-    /// The host computes gate and up while down is copied to the GPU.
-    PostFetch,
 }
 
 impl<'g> Device<'g> {
@@ -394,11 +373,4 @@ fn pinned_copy<'p>(
     });
     // SAFETY: it is only copied from.
     copy.as_ref().map(|copy| unsafe { copy.bytes() })
-}
-
-impl Fallbacks {
-    /// Keeps the first error.
-    pub(crate) fn note(&mut self, error: &Error) {
-        self.first.get_or_insert_with(|| error.to_string());
-    }
 }

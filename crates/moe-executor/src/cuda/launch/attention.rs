@@ -4,8 +4,25 @@ use cudarc::driver::{CudaStream, LaunchConfig};
 
 use super::{Kernels, grid};
 use crate::cpu::attention::Shape;
+use crate::cuda::kernel::{Kernel, kernels};
 use crate::cuda::module::args;
 use crate::cuda::{Error, Ptr, Result};
+
+kernels! {
+    TOKENS_128 = "attention_tokens_128",
+    TOKENS_256 = "attention_tokens_256",
+    TOKEN_1_128 = "attention_token_1_128",
+    TOKEN_4_128 = "attention_token_4_128",
+    TOKEN_8_128 = "attention_token_8_128",
+    TOKEN_1_256 = "attention_token_1_256",
+    TOKEN_4_256 = "attention_token_4_256" => (
+        q: Ptr, k: Ptr, v: Ptr, positions: Ptr, sinks: Ptr, n_tokens: U32, n_head: U32, n_head_kv: U32, head_dim: U32,
+        window: U32, heads: U32, splits: U32, scale: F32, out: Ptr, parts: Ptr,
+    );
+    COMBINE = "attention_combine" => (
+        parts: Ptr, sinks: Ptr, n_head: U32, head_dim: U32, splits: U32, out: Ptr,
+    );
+}
 
 /// Threads of a block, as in the kernels.
 const THREADS: usize = 128;
@@ -41,7 +58,7 @@ pub struct Attention<'a> {
 
 /// How the work of a call is cut.
 struct Plan {
-    kernel: &'static str,
+    kernel: Kernel,
     /// Blocks that all see the same positions.
     blocks: usize,
     /// Query heads of a block.
@@ -121,8 +138,7 @@ impl Kernels {
         let mut rows = grid(it.n_tokens * shape.n_head, THREADS);
         // In whole steps of the kernel's loop: the compiler joins the reads of a step.
         rows.shared_mem_bytes = (plan.splits.next_multiple_of(8) * size_of::<f32>()) as u32;
-        self.attention
-            .launch(stream, "attention_combine", rows, &args)
+        self.attention.launch(stream, COMBINE, rows, &args)
     }
 
     fn plan(&self, shape: &Shape, n_tokens: usize, last_position: usize) -> Result<Plan> {
@@ -140,8 +156,8 @@ impl Kernels {
         let share = |most: usize| per_kv.div_ceil(per_kv.div_ceil(most));
         if n_tokens >= TILE_TOKENS && n_tokens * per_kv >= TILE_ROWS {
             let (kernel, rows, tile) = match d {
-                ..=128 => ("attention_tokens_128", 64, 32),
-                _ => ("attention_tokens_256", 32, 16),
+                ..=128 => (TOKENS_128, 64, 32),
+                _ => (TOKENS_256, 32, 16),
             };
             let heads = share(rows);
             let blocks = n_tokens.div_ceil(rows / heads) * shape.n_head_kv * per_kv.div_ceil(heads);
@@ -154,11 +170,11 @@ impl Kernels {
             });
         }
         let (kernel, most) = match (per_kv, d) {
-            (1, ..=128) => ("attention_token_1_128", 1),
-            (2..=4, ..=128) => ("attention_token_4_128", 4),
-            (_, ..=128) => ("attention_token_8_128", 8),
-            (1, _) => ("attention_token_1_256", 1),
-            _ => ("attention_token_4_256", 4),
+            (1, ..=128) => (TOKEN_1_128, 1),
+            (2..=4, ..=128) => (TOKEN_4_128, 4),
+            (_, ..=128) => (TOKEN_8_128, 8),
+            (1, _) => (TOKEN_1_256, 1),
+            _ => (TOKEN_4_256, 4),
         };
         let heads = share(most);
         let blocks = n_tokens * shape.n_head_kv * per_kv.div_ceil(heads);

@@ -9,8 +9,15 @@ use moe_gguf::GgmlType;
 use super::products::{Grouped, Many, One, code};
 use super::{Kernels, Rows, Weights, grid};
 use crate::cpu::glu::Glu;
+use crate::cuda::kernel::kernels;
 use crate::cuda::module::args;
 use crate::cuda::{Ptr, Result};
+
+kernels! {
+    GROUP_ENTRIES = "group_entries" => (ids: Ptr, n: U32, k: U32, wide: Bool, bounds: Ptr, list: Ptr);
+    QUANTIZE = "quantize" => (x: Ptr, n: U64, codes: Ptr, groups: Ptr);
+    MERGE = "merge" => (experts: Ptr, weights: Ptr, k: U32, width: U32, n: U64, out: Ptr);
+}
 
 /// `out[entry] = weights[expert of entry] · x[entry / rows_per] + bias[expert of entry]`.
 #[derive(Clone, Copy, Debug)]
@@ -275,7 +282,7 @@ impl Kernels {
     ) -> Result<()> {
         let grid = grid((n / 16).div_ceil(THREADS), THREADS);
         let args = args![x, n, to, to.offset(n)];
-        self.experts.launch(stream, "quantize", grid, &args)
+        self.experts.launch(stream, QUANTIZE, grid, &args)
     }
 
     /// The products of entries whose matrices lie at addresses of their own.
@@ -326,7 +333,7 @@ impl Kernels {
         let n = tokens * width;
         let grid = grid(n.div_ceil(THREADS), THREADS);
         let args = args![experts, weights, k, width, n, out];
-        self.experts.launch(stream, "merge", grid, &args)
+        self.experts.launch(stream, MERGE, grid, &args)
     }
 
     /// Sorts the entries by expert into the working memory; not where each is computed on its own.
@@ -344,7 +351,7 @@ impl Kernels {
             grouped.list,
         ];
         let grid = grid(choice.n_expert, THREADS);
-        self.experts.launch(stream, "group_entries", grid, &args)
+        self.experts.launch(stream, GROUP_ENTRIES, grid, &args)
     }
 
     /// Quantizes what a product reads; not what one token does: its kernels do so themselves.

@@ -10,6 +10,9 @@ mod router;
 mod rows;
 mod token;
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -8,8 +8,20 @@ use moe_gguf::GgmlType;
 
 use super::{Kernels, Rows, of_type};
 use crate::cpu::glu::Glu;
+use crate::cuda::kernel::kernels;
 use crate::cuda::module::{self, Module, args};
 use crate::cuda::{Error, Ptr, Result};
+
+kernels! {
+    MAT_VEC_1 = "mat_vec_1", MAT_VEC_2 = "mat_vec_2", MAT_VEC_GLU = "mat_vec_glu" => (
+        weights: Ptr, up: Ptr, table: Ptr, ids: Ptr, expert_size: U64, row_size: U32, bias: Ptr, up_bias: Ptr, x: Ptr,
+        quantized: Ptr, n_source: U32, rows_per: U32, n_in: U32, n_out: U32, glu: U32, out: Ptr,
+    );
+    MAT_VEC_FEW = "mat_vec_few", MAT_MUL = "mat_mul" => (
+        weights: Ptr, expert_size: U64, row_size: U32, bias: Ptr, x: Ptr, quantized: Ptr, n_source: U32, list: Ptr,
+        bounds: Ptr, wide: Bool, k: U32, rows_per: U32, n_rows: U32, n_in: U32, n_out: U32, glu: U32, out: Ptr,
+    );
+}
 
 /// Matrices on the device as they lie in a file, at a multiple of 16 bytes. Kernels read sixteen bytes at a time: up to fifteen
 /// behind the last row must be readable.
@@ -188,9 +200,9 @@ impl Kernels {
         let fused = one.up != Ptr::NULL;
         let pairs = n_out * one.entries >= self.multiprocessors * 64;
         let (kernel, sets) = match (fused, pairs) {
-            (true, _) => ("mat_vec_glu", n_out),
-            (false, true) => ("mat_vec_2", n_out.div_ceil(2)),
-            (false, false) => ("mat_vec_1", n_out),
+            (true, _) => (MAT_VEC_GLU, n_out),
+            (false, true) => (MAT_VEC_2, n_out.div_ceil(2)),
+            (false, false) => (MAT_VEC_1, n_out),
         };
         // No more blocks than run at a time, since each has the activations to itself; the same number of rounds for each.
         let at_a_time = (self.multiprocessors * BLOCKS / one.entries.max(1)).max(1);
@@ -232,12 +244,12 @@ impl Kernels {
         let n_out = weights.n_out;
         let per_expert = grouped.entries.div_ceil(grouped.n_expert.max(1));
         let (kernel, x, z) = if per_expert <= FEW_ROWS {
-            ("mat_vec_few", n_out.div_ceil(2).div_ceil(WARPS), 1)
+            (MAT_VEC_FEW, n_out.div_ceil(2).div_ceil(WARPS), 1)
         } else {
             // Experts that are chosen more often than others have more tiles; blocks without one end at once.
             let tiles = 4 * per_expert.div_ceil(TILE);
             let most = grouped.entries.div_ceil(TILE);
-            ("mat_mul", n_out.div_ceil(TILE), tiles.min(most).min(0xffff))
+            (MAT_MUL, n_out.div_ceil(TILE), tiles.min(most).min(0xffff))
         };
         let grid = LaunchConfig {
             grid_dim: (count(x), count(grouped.n_expert), count(z)),

@@ -3,9 +3,21 @@
 use cudarc::driver::CudaStream;
 
 use super::{Kernels, grid};
+use crate::cuda::kernel::kernels;
 use crate::cuda::module::args;
 use crate::cuda::{Error, Ptr, Result};
 use crate::ops::Gating;
+
+kernels! {
+    ROUTE_1 = "route_1",
+    ROUTE_2 = "route_2",
+    ROUTE_4 = "route_4",
+    ROUTE_8 = "route_8",
+    ROUTE_16 = "route_16" => (
+        logits: Ptr, selection_bias: Ptr, gating: U32, norm: U32, scale: F32, tokens: U32, n_expert: U32, k: U32,
+        ids: Ptr, weights: Ptr,
+    );
+}
 
 /// Largest number of experts that a warp holds in its registers.
 pub const MAX_EXPERTS: usize = 512;
@@ -39,11 +51,11 @@ impl Kernels {
     /// More experts than the kernel holds.
     pub fn route(&self, stream: &CudaStream, it: &Route, ids: Ptr, weights: Ptr) -> Result<()> {
         let kernel = match it.n_expert.div_ceil(32) {
-            0..=1 => "route_1",
-            2 => "route_2",
-            3..=4 => "route_4",
-            5..=8 => "route_8",
-            9..=16 => "route_16",
+            0..=1 => ROUTE_1,
+            2 => ROUTE_2,
+            3..=4 => ROUTE_4,
+            5..=8 => ROUTE_8,
+            9..=16 => ROUTE_16,
             _ => return Err(unsupported(format!("a layer of {} experts", it.n_expert))),
         };
         if it.k == 0 || it.k > it.n_expert {
@@ -59,7 +71,7 @@ impl Kernels {
             it.logits,
             it.selection_bias,
             gating,
-            it.norm,
+            u32::from(it.norm),
             it.scale,
             it.tokens,
             it.n_expert,

@@ -4,9 +4,24 @@ use cudarc::driver::{CudaStream, LaunchConfig};
 
 use super::{Kernels, grid};
 use crate::cpu::glu::Glu;
+use crate::cuda::kernel::kernels;
 use crate::cuda::module::args;
 use crate::cuda::{Ptr, Result};
 use crate::hparams::RopeLayout;
+
+kernels! {
+    RMS_NORM = "rms_norm" => (
+        x: Ptr, weight: Ptr, eps: F32, width: U32, out: Ptr, codes: Ptr, groups: Ptr,
+    );
+    ADD = "add" => (a: Ptr, b: Ptr, n: U64, out: Ptr);
+    SCALE_ROWS_BY_SIGMOID = "scale_rows_by_sigmoid" => (x: Ptr, score: Ptr, width: U32);
+    SWIGLU = "swiglu", SWIGLU_OAI = "swiglu_oai" => (gate: Ptr, up: Ptr, n: U64);
+    GET_ROWS = "get_rows" => (x: Ptr, rows: Ptr, width: U32, out: Ptr);
+    STORE_ROWS = "store_rows" => (x: Ptr, positions: Ptr, width: U32, out: Ptr);
+    ROPE_HALVES = "rope_halves", ROPE_NEIGHBOURS = "rope_neighbours" => (
+        x: Ptr, angles: Ptr, row_width: U32, head_dim: U32, n_dims: U32,
+    );
+}
 
 /// Threads of a block in kernels that take an element a thread.
 const THREADS: usize = 256;
@@ -51,13 +66,13 @@ impl Kernels {
         };
         let args = args![x, weight, eps, width, out, codes, codes.offset(width)];
         self.rows
-            .launch(stream, "rms_norm", norm_grid(width, groups), &args)
+            .launch(stream, RMS_NORM, norm_grid(width, groups), &args)
     }
 
     /// `out = a + b`, `n` elements each. `out` may be `a` or `b`.
     pub fn add(&self, stream: &CudaStream, a: Ptr, b: Ptr, n: usize, out: Ptr) -> Result<()> {
         let grid = grid(n.div_ceil(THREADS), THREADS);
-        self.rows.launch(stream, "add", grid, &args![a, b, n, out])
+        self.rows.launch(stream, ADD, grid, &args![a, b, n, out])
     }
 
     /// Multiplies every row of `x (rows, width)` by the sigmoid of its own `score (rows)`, in place.
@@ -70,15 +85,14 @@ impl Kernels {
         width: usize,
     ) -> Result<()> {
         let (grid, args) = (columns(rows, width), args![x, score, width]);
-        self.rows
-            .launch(stream, "scale_rows_by_sigmoid", grid, &args)
+        self.rows.launch(stream, SCALE_ROWS_BY_SIGMOID, grid, &args)
     }
 
     /// Replaces every of the `n` values of `gate` by the activation of it and its value of `up`.
     pub fn glu(&self, stream: &CudaStream, glu: Glu, gate: Ptr, up: Ptr, n: usize) -> Result<()> {
         let kernel = match glu {
-            Glu::Swiglu => "swiglu",
-            Glu::SwigluOai => "swiglu_oai",
+            Glu::Swiglu => SWIGLU,
+            Glu::SwigluOai => SWIGLU_OAI,
         };
         let grid = grid(n.div_ceil(THREADS), THREADS);
         self.rows.launch(stream, kernel, grid, &args![gate, up, n])
@@ -96,7 +110,7 @@ impl Kernels {
     ) -> Result<()> {
         let args = args![x, rows, width, out];
         self.rows
-            .launch(stream, "get_rows", columns(n_rows, width), &args)
+            .launch(stream, GET_ROWS, columns(n_rows, width), &args)
     }
 
     /// `out[positions[i]] = x[i]`, `rows` rows of `width` elements; `positions (rows)` u32, all within `out`.
@@ -111,14 +125,14 @@ impl Kernels {
     ) -> Result<()> {
         let args = args![x, positions, width, out];
         self.rows
-            .launch(stream, "store_rows", columns(rows, width), &args)
+            .launch(stream, STORE_ROWS, columns(rows, width), &args)
     }
 
     /// Rotates every head of every row by the angles of the row.
     pub fn rope(&self, stream: &CudaStream, it: &Rope) -> Result<()> {
         let kernel = match it.layout {
-            RopeLayout::Halves => "rope_halves",
-            RopeLayout::Neighbours => "rope_neighbours",
+            RopeLayout::Halves => ROPE_HALVES,
+            RopeLayout::Neighbours => ROPE_NEIGHBOURS,
         };
         let pairs = it.row_width / it.head_dim.max(1) * (it.n_dims / 2);
         let args = args![it.x, it.angles, it.row_width, it.head_dim, it.n_dims];

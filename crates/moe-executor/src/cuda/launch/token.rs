@@ -6,8 +6,33 @@ use moe_gguf::GgmlType;
 
 use super::products::code;
 use super::{GateUp, Kernels, Weights, of_type};
+use crate::cuda::kernel::{Kernel, kernels};
 use crate::cuda::module::{Arg, args};
 use crate::cuda::{Ptr, Result};
+
+// The last parameters are where things lie in shared memory: `Way::places`.
+kernels! {
+    GATE_UP = "gate_up" => (
+        gate: Ptr, up: Ptr, ids: Ptr, expert_size: U64, row_size: U32, gate_bias: Ptr, up_bias: Ptr, x: Ptr, n_in: U32,
+        n_out: U32, glu: U32, hidden: Ptr, codes: Ptr, groups: Ptr,
+        stages: U32, bytes: U32, units: U32, segment: U32, staged: U32, slots: U32,
+    );
+    GATE_UP_WHOLE = "gate_up_whole" => (
+        gate: Ptr, up: Ptr, ids: Ptr, expert_size: U64, row_size: U32, gate_bias: Ptr, up_bias: Ptr, x: Ptr, n_in: U32,
+        n_out: U32, glu: U32, hidden: Ptr, codes: Ptr, groups: Ptr,
+        segment: U32, staged: U32,
+    );
+    DOWN = "down" => (
+        weights: Ptr, ids: Ptr, router: Ptr, k: U32, expert_size: U64, row_size: U32, bias: Ptr, quantized: Ptr, n_in: U32,
+        n_out: U32, out: Ptr,
+        stages: U32, bytes: U32, units: U32, segment: U32, staged: U32, slots: U32,
+    );
+    DOWN_WHOLE = "down_whole" => (
+        weights: Ptr, ids: Ptr, router: Ptr, k: U32, expert_size: U64, row_size: U32, bias: Ptr, quantized: Ptr, n_in: U32,
+        n_out: U32, out: Ptr,
+        segment: U32, staged: U32,
+    );
+}
 
 /// `out = Σ weights[i] · (down of expert ids[i] · hidden[i] + bias of expert ids[i])`, the experts of one token.
 #[derive(Clone, Copy, Debug)]
@@ -139,7 +164,7 @@ fn whole(
 
 /// A kernel, and what a block of it is like.
 struct Way {
-    kernel: &'static str,
+    kernel: Kernel,
     threads: usize,
     /// Rows of a block.
     rows: usize,
@@ -151,7 +176,7 @@ struct Way {
 
 impl Cut {
     /// By `kernel`, whose blocks have `threads` threads and `rows` rows.
-    fn by(&self, kernel: &'static str, threads: usize, rows: usize) -> Way {
+    fn by(&self, kernel: Kernel, threads: usize, rows: usize) -> Way {
         let places = args![
             self.stages,
             self.bytes,
@@ -172,7 +197,7 @@ impl Cut {
 
 impl Whole {
     /// By `kernel`, whose blocks have `rows` rows.
-    fn by(&self, kernel: &'static str, rows: usize) -> Way {
+    fn by(&self, kernel: Kernel, rows: usize) -> Way {
         Way {
             kernel,
             threads: WHOLE_THREADS,
@@ -295,12 +320,12 @@ impl Kernels {
         if gate.n_out.is_multiple_of(4)
             && let Some(whole) = whole(gate, (WHOLE_PAIRS, 2), gate.n_in, limit)
         {
-            return Some(whole.by("gate_up_whole", GATE_ROWS));
+            return Some(whole.by(GATE_UP_WHOLE, GATE_ROWS));
         }
         // A warp has several rows, one after the other: it can always use all slots.
         let limit = self.shared_up_to(SHARED);
         let cut = cut(gate, (GATE_WARPS, SLOTS, 2), gate.n_in, limit)?;
-        Some(cut.by("gate_up", GATE_WARPS * 32, GATE_ROWS))
+        Some(cut.by(GATE_UP, GATE_WARPS * 32, GATE_ROWS))
     }
 
     /// The way for down of a shape, if there is room for one.
@@ -313,7 +338,7 @@ impl Kernels {
         if weights.n_out.is_multiple_of(2)
             && let Some(whole) = whole(weights, (k, WHOLE_ROWS), n, limit)
         {
-            return Some(whole.by("down_whole", WHOLE_ROWS));
+            return Some(whole.by(DOWN_WHOLE, WHOLE_ROWS));
         }
         let [few, many] = DOWN_WARPS;
         let in_one = cut(weights, (few, 1, k), n, self.shared_up_to(SHARED_OF_ROWS));
@@ -324,6 +349,6 @@ impl Kernels {
                 many,
             ),
         };
-        Some(cut.by("down", warps * 32, warps))
+        Some(cut.by(DOWN, warps * 32, warps))
     }
 }

@@ -11,6 +11,7 @@
 mod flights;
 mod order;
 mod settings;
+mod transfer;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,34 +20,12 @@ use std::time::Instant;
 use cudarc::driver::{CudaEvent, CudaStream};
 
 use super::clock::Clock;
-use super::timeline::Event;
-use super::{DeviceBuffer, Error, Gpu, Ptr, Result};
+use super::{DeviceBuffer, Error, Event, Gpu, Ptr, Result};
 
 use flights::Flights;
-pub use flights::{Observer, Reason, State, Transfer};
 use order::Order;
 pub use settings::{Fault, Settings};
-
-/// What one layer of one pass did.
-#[derive(Clone, Debug)]
-pub struct Sample {
-    /// Layer.
-    pub layer: usize,
-    /// Rows.
-    pub n_tokens: usize,
-    /// Distinct experts chosen.
-    pub n_experts: usize,
-    /// Of them, those whose down matrix the GPU computed.
-    pub n_fetched: usize,
-    /// Bytes that travelled.
-    pub bytes: u64,
-    /// Begin and end of the transfers.
-    pub transfer: Option<(Instant, Instant)>,
-    /// Begin and end of gate and up on the host.
-    pub window: (Instant, Instant),
-    /// Begin and end of the product on the GPU.
-    pub product: Option<(Instant, Instant)>,
-}
+pub use transfer::{Observer, Reason, Sample, State, Transfer};
 
 /// Experts that a layer chose and whose down matrices are to be transferred.
 pub(crate) struct Chosen<'a> {

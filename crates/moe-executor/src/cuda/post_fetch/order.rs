@@ -4,8 +4,7 @@ use cudarc::driver::CudaStream;
 
 use crate::cuda::clock::Clock;
 use crate::cuda::gpu::upload_on;
-use crate::cuda::timeline::Event;
-use crate::cuda::{Error, Gpu, Ptr, Result};
+use crate::cuda::{Error, Event, Gpu, Ptr, Result};
 
 /// A transfer that is to be started.
 pub(super) struct Order {

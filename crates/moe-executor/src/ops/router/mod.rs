@@ -2,11 +2,13 @@
 
 mod steps;
 
+use moe_engine::Routed;
+
 use crate::activation::{Activation, NodeName};
 use crate::buffers::{Input, Inventory, twin_id};
-use crate::cuda::launch::{MAX_EXPERTS, Route};
+use crate::cuda::Device;
 use crate::mirrored::{Mirrored, Plain};
-use crate::ops::{Ops, Routed};
+use crate::ops::{Ops, Scope};
 use crate::placement::Side;
 use crate::recorder::{Routing, Source};
 use crate::weights::{Linear, Vector};
@@ -114,10 +116,10 @@ impl Ops<'_> {
         };
         let names = ["ffn_moe_logits", biased].map(name);
         self.linear(names, spec.scores, src, &mut state.scores);
-        self.choose_on_gpu(spec, state, routing);
+        let scope = &mut self.choose_on_gpu(spec, state, routing);
         self.check_finite(&state.scores);
         if !of_chosen {
-            self.gate(name("ffn_moe_probs"), spec.gating, state);
+            self.gate(scope, name("ffn_moe_probs"), spec.gating, state);
         }
         let probs = if of_chosen {
             &state.scores
@@ -128,27 +130,28 @@ impl Ops<'_> {
         if spec.selection_bias.is_some() || spec.groups.is_some() {
             let selection = &mut state.selection;
             selection.shape(probs.name, probs.width, probs.rows);
-            if !self.is_done() {
+            if !scope.is_done() {
                 selection.data_mut().copy_from_slice(probs.data());
             }
             if let Some(bias) = spec.selection_bias {
-                self.bias_selection(name("ffn_moe_probs_biased"), bias, probs, selection);
+                let name = name("ffn_moe_probs_biased");
+                self.bias_selection(scope, name, bias, probs, selection);
             }
             if let Some(groups) = spec.groups {
-                self.keep_best_groups(il, groups, selection);
+                self.keep_best_groups(scope, il, groups, selection);
             }
             chosen_by = selection;
         }
-        self.choose(il, chosen_by, spec.n_expert_used, routing);
-        let mut from = self.weigh(il, probs, routing);
+        self.choose(scope, il, chosen_by, spec.n_expert_used, routing);
+        let mut from = self.weigh(scope, il, probs, routing);
         if of_chosen {
-            from = self.soft_max_chosen(il, from, routing);
+            from = self.soft_max_chosen(scope, il, from, routing);
         }
         if spec.norm_weights {
-            from = self.normalise(il, from, routing);
+            from = self.normalise(scope, il, from, routing);
         }
         if spec.weights_scale != 1.0 {
-            from = self.scale_weights(il, from, spec.weights_scale, routing);
+            from = self.scale_weights(scope, il, from, spec.weights_scale, routing);
         }
         if let Some(mut observer) = self.observer.take() {
             self.fetch(&mut state.scores.values);
@@ -157,43 +160,35 @@ impl Ops<'_> {
                 layer: il,
                 positions: &self.positions,
                 logits: state.scores.data(),
-                routing,
+                ids: routing.ids.host(),
+                weights: routing.weights.host(),
+                n_expert_used: routing.n_expert_used,
             });
             self.observer = Some(observer);
         }
         from
     }
 
-    /// Does all that follows the scores in one kernel, if they are on the GPU. The operations of the router then only tell.
-    fn choose_on_gpu(&mut self, spec: &RouterSpec, state: &mut RouterState, routing: &mut Routing) {
+    /// Does all that follows the scores in one kernel, if they are on the GPU. Returns the scope of the operations that this is.
+    fn choose_on_gpu(
+        &mut self,
+        spec: &RouterSpec,
+        state: &mut RouterState,
+        routing: &mut Routing,
+    ) -> Scope {
         let scores = &mut state.scores;
         let (tokens, n_expert, k) = (scores.rows, scores.width, spec.n_expert_used);
         routing.n_expert_used = k;
         routing.ids.resize(tokens * k);
         routing.weights.resize(tokens * k);
-        self.start();
-        let fits = spec.groups.is_none() && n_expert <= MAX_EXPERTS;
+        let mut scope = self.start();
+        let fits = Device::supports_router(spec, n_expert);
         let side = match fits && scores.values.is_on_device_alone() {
             true => Side::Gpu,
             false => Side::Host,
         };
-        let done = self.on(side, |device| {
-            let selection_bias = device.optional(spec.selection_bias)?;
-            let gpu = device.gpu();
-            let route = Route {
-                logits: scores.values.device(gpu)?,
-                selection_bias,
-                gating: spec.gating,
-                norm: spec.norm_weights,
-                scale: spec.weights_scale,
-                tokens,
-                n_expert,
-                k,
-            };
-            let ids = routing.ids.fill_device(gpu)?;
-            let weights = routing.weights.fill_device(gpu)?;
-            let kernels = device.kernels();
-            kernels.route(device.stream(), &route, ids, weights)
+        let done = self.on(&mut scope, side, |device| {
+            device.route(spec, scores, routing)
         });
         routing.copy = None;
         if done {
@@ -202,6 +197,7 @@ impl Ops<'_> {
         } else {
             self.fetch(&mut state.scores.values);
         }
+        scope
     }
 
     /// Begins to copy a choice that only the GPU has, if it is to be recorded.

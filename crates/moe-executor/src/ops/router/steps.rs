@@ -2,7 +2,7 @@
 
 use super::{GROUPS_BUFFER, Gating, Groups, RouterState, SUMS_BUFFER, ids, small, weights};
 use crate::activation::{Activation, NodeName};
-use crate::ops::{Ops, number};
+use crate::ops::{Ops, Scope, number};
 use crate::recorder::{Routing, Source};
 use crate::weights::Vector;
 
@@ -11,12 +11,17 @@ const MIN_WEIGHT_SUM: f32 = 6.103_515_6e-5;
 
 impl Ops<'_> {
     /// Probabilities of all experts.
-    pub(super) fn gate(&mut self, name: NodeName, gating: Gating, state: &mut RouterState) {
-        let start = self.recorder.start();
+    pub(super) fn gate(
+        &mut self,
+        scope: &mut Scope,
+        name: NodeName,
+        gating: Gating,
+        state: &mut RouterState,
+    ) {
         let (scores, probs) = (&state.scores, &mut state.probs);
         let width = scores.width;
         probs.shape(name, width, scores.rows);
-        if !self.is_done() {
+        if !scope.is_done() {
             let probs = probs.data_mut();
             probs.copy_from_slice(scores.data());
             match gating {
@@ -33,35 +38,35 @@ impl Ops<'_> {
             Gating::Sigmoid => number::UNARY,
             Gating::Softmax | Gating::SoftmaxOfChosen => number::SOFT_MAX,
         };
-        self.record(start, op, name, &[scores.into()]);
+        self.record(scope, op, name, &[scores.into()]);
     }
 
     /// Adds the bias of the choice to a copy of the probabilities.
     pub(super) fn bias_selection(
         &mut self,
+        scope: &mut Scope,
         name: NodeName,
         bias: &Vector,
         probs: &Activation,
         selection: &mut Activation,
     ) {
-        let start = self.recorder.start();
-        if !self.is_done() {
+        if !scope.is_done() {
             for row in selection.data_mut().chunks_exact_mut(bias.n) {
                 row.iter_mut().zip(&bias.data).for_each(|(x, b)| *x += b);
             }
         }
         selection.name = name;
-        self.record(start, number::ADD, name, &[probs.into(), bias.into()]);
+        self.record(scope, number::ADD, name, &[probs.into(), bias.into()]);
     }
 
     /// Sets all experts but those of the best groups to minus infinity.
     pub(super) fn keep_best_groups(
         &mut self,
+        scope: &mut Scope,
         il: usize,
         groups: Groups,
         selection: &mut Activation,
     ) {
-        let start = self.recorder.start();
         let width = selection.width;
         let size = width / groups.n;
         self.sums.resize(groups.n, 0.0);
@@ -75,9 +80,8 @@ impl Ops<'_> {
             self.groups.extend(&self.order[..groups.n_used]);
         }
         let name = NodeName::of("ffn_moe_group_topk", il);
-        self.record(start, number::ARGSORT, name, &[(&*selection).into()]);
+        self.record(scope, number::ARGSORT, name, &[(&*selection).into()]);
 
-        let start = self.recorder.start();
         let before = Source::from(&*selection);
         let rows = selection.data_mut().chunks_exact_mut(width);
         for (row, kept) in rows.zip(self.groups.chunks_exact(groups.n_used)) {
@@ -89,19 +93,19 @@ impl Ops<'_> {
         }
         selection.name = NodeName::of("ffn_moe_probs_masked", il);
         let kept = small(name, GROUPS_BUFFER, &self.groups, groups.n_used, "i32");
-        self.record(start, number::SET_ROWS, selection.name, &[before, kept]);
+        self.record(scope, number::SET_ROWS, selection.name, &[before, kept]);
     }
 
     /// The `k` best of every row, best first.
     pub(super) fn choose(
         &mut self,
+        scope: &mut Scope,
         il: usize,
         selection: &Activation,
         k: usize,
         routing: &mut Routing,
     ) {
-        let start = self.recorder.start();
-        if !self.is_done() {
+        if !scope.is_done() {
             let ids = routing.ids.host_mut();
             ids.clear();
             for row in selection.data().chunks_exact(selection.width) {
@@ -110,18 +114,18 @@ impl Ops<'_> {
             }
         }
         let name = NodeName::of("ffn_moe_argsort", il);
-        self.record(start, number::ARGSORT, name, &[selection.into()]);
+        self.record(scope, number::ARGSORT, name, &[selection.into()]);
     }
 
     /// The probabilities of the chosen become their first weights.
     pub(super) fn weigh(
         &mut self,
+        scope: &mut Scope,
         il: usize,
         probs: &Activation,
         routing: &mut Routing,
     ) -> NodeName {
-        let start = self.recorder.start();
-        if !self.is_done() {
+        if !scope.is_done() {
             let weights = routing.weights.host_mut();
             weights.clear();
             let rows = probs.data().chunks_exact(probs.width);
@@ -131,32 +135,33 @@ impl Ops<'_> {
         }
         let name = NodeName::of("ffn_moe_weights", il);
         let sources = [Source::view(probs, " (reshaped)"), ids(il, routing)];
-        self.record(start, number::GET_ROWS, name, &sources);
+        self.record(scope, number::GET_ROWS, name, &sources);
         name
     }
 
     /// Softmax over the weights of every row.
     pub(super) fn soft_max_chosen(
         &mut self,
+        scope: &mut Scope,
         il: usize,
         from: NodeName,
         routing: &mut Routing,
     ) -> NodeName {
-        let start = self.recorder.start();
-        if !self.is_done() {
+        if !scope.is_done() {
             let rows = routing.weights.host_mut();
             rows.chunks_exact_mut(routing.n_expert_used)
                 .for_each(soft_max);
         }
         let name = NodeName::of("ffn_moe_weights_softmax", il);
         let sources = [weights(from.reshaped(), routing)];
-        self.record(start, number::SOFT_MAX, name, &sources);
+        self.record(scope, number::SOFT_MAX, name, &sources);
         name
     }
 
     /// Divides the weights of every row by their sum.
     pub(super) fn normalise(
         &mut self,
+        scope: &mut Scope,
         il: usize,
         from: NodeName,
         routing: &mut Routing,
@@ -170,50 +175,47 @@ impl Ops<'_> {
         .map(|stem| NodeName::of(stem, il));
         let before = weights(from.reshaped(), routing);
 
-        let start = self.recorder.start();
         self.sums.clear();
-        if self.is_done() {
+        if scope.is_done() {
             // Records tell the size of what the kernel kept to itself.
             self.sums.resize(routing.weights.len() / k, 0.0);
         } else {
             let rows = routing.weights.host().chunks_exact(k);
             self.sums.extend(rows.map(|row| row.iter().sum::<f32>()));
         }
-        self.record(start, number::SUM_ROWS, sum, &[before]);
+        self.record(scope, number::SUM_ROWS, sum, &[before]);
 
-        let start = self.recorder.start();
         let sums = self.sums.iter_mut();
         sums.for_each(|sum| *sum = sum.max(MIN_WEIGHT_SUM));
         let source = small(sum, SUMS_BUFFER, &self.sums, 1, "f32");
-        self.record(start, number::CLAMP, clamped, &[source]);
+        self.record(scope, number::CLAMP, clamped, &[source]);
 
-        let start = self.recorder.start();
-        if !self.is_done() {
+        if !scope.is_done() {
             let rows = routing.weights.host_mut().chunks_exact_mut(k);
             for (row, sum) in rows.zip(&self.sums) {
                 row.iter_mut().for_each(|w| *w /= sum);
             }
         }
         let source = small(clamped, SUMS_BUFFER, &self.sums, 1, "f32");
-        self.record(start, number::DIV, norm, &[before, source]);
+        self.record(scope, number::DIV, norm, &[before, source]);
         norm.reshaped()
     }
 
     /// Multiplies all weights by the factor of the model.
     pub(super) fn scale_weights(
         &mut self,
+        scope: &mut Scope,
         il: usize,
         from: NodeName,
         scale: f32,
         routing: &mut Routing,
     ) -> NodeName {
-        let start = self.recorder.start();
-        if !self.is_done() {
+        if !scope.is_done() {
             let weights = routing.weights.host_mut();
             weights.iter_mut().for_each(|w| *w *= scale);
         }
         let name = NodeName::of("ffn_moe_weights_scaled", il);
-        self.record(start, number::SCALE, name, &[weights(from, routing)]);
+        self.record(scope, number::SCALE, name, &[weights(from, routing)]);
         name
     }
 }

@@ -1,0 +1,44 @@
+//! The clock of a trace.
+
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+/// Monotonic time in nanoseconds, counted from the Unix time at which the clock was made.
+pub struct Clock {
+    origin: Instant,
+    origin_ns: u64,
+}
+
+impl Clock {
+    /// A clock that starts now.
+    pub fn new() -> Clock {
+        let unix = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        // A timestamp of zero would end the trace.
+        Clock {
+            origin: Instant::now(),
+            origin_ns: (unix.as_nanos() as u64).max(1),
+        }
+    }
+
+    /// When the clock was made.
+    pub fn origin(&self) -> Instant {
+        self.origin
+    }
+
+    /// The time of an instant.
+    pub fn ns(&self, at: Instant) -> u64 {
+        self.origin_ns + self.since_origin_ns(at)
+    }
+
+    /// Nanoseconds from the clock's origin to an instant.
+    pub fn since_origin_ns(&self, at: Instant) -> u64 {
+        at.saturating_duration_since(self.origin).as_nanos() as u64
+    }
+}
+
+impl Default for Clock {
+    fn default() -> Self {
+        Clock::new()
+    }
+}

@@ -1,0 +1,26 @@
+//! What every engine implements, and what drives one.
+//!
+//! ```text
+//! Engine ──► Session: Decode (tokens in, logits out) ──► RunWriter
+//!    ▲          │  └► Observer: the routing of each layer
+//!    │          └► generate: prompt in batches, Sampler, one token after another
+//!    └ implemented by the executor and by llama.cpp
+//! ```
+//!
+//! The crate depends on no concrete engine.
+#![warn(missing_docs)]
+
+mod clock;
+mod engine;
+mod error;
+mod generate;
+mod observer;
+pub mod random;
+mod sampler;
+
+pub use clock::Clock;
+pub use engine::{About, Begin, Decode, Engine, Logits, Mode, Session, Setup};
+pub use error::{BoxError, Error, Result};
+pub use generate::{Generated, Limits, Stop, generate, max_records};
+pub use observer::{Observer, Routed};
+pub use sampler::{Sampler, SamplerParams};

@@ -1,0 +1,421 @@
+//! Built without the feature `cuda`: the items of the module with it, and no value of those that stand for a GPU. So the rest of the
+//! crate is the same in both builds, and its branches for the GPU are never taken here.
+#![allow(
+    missing_docs,
+    reason = "what an item does is written in `mod.rs` and below it"
+)]
+
+mod handles;
+mod policy;
+
+use std::marker::PhantomData;
+use std::time::Instant;
+
+use moe_gguf::{GgmlType, Gguf};
+use moe_trace::manifest;
+use zerocopy::{Immutable, IntoBytes};
+
+use crate::activation::Activation;
+use crate::cpu::attention::Shape;
+use crate::cpu::glu::Glu;
+use crate::hparams::Rope;
+use crate::kv_cache;
+use crate::mirrored::Mirrored;
+use crate::ops::RouterSpec;
+use crate::placement::Placement;
+use crate::recorder::Routing;
+use crate::weights::{Linear, Matrix, Vector};
+
+pub(crate) use handles::{Event, Ptr, Wanted};
+pub use policy::{About, Fallbacks, Policy};
+use post_fetch::{Sample, Settings};
+
+/// Post-Fetch, which needs a GPU.
+pub mod post_fetch {
+    mod settings;
+    mod transfer;
+
+    pub use settings::{Fault, Settings};
+    pub use transfer::{Observer, Reason, Sample, State, Transfer};
+}
+
+/// Why there is no GPU.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    #[error(
+        "this program was built without support for NVIDIA GPUs: build it with the feature `cuda`"
+    )]
+    NotBuilt,
+}
+
+impl Error {
+    pub fn is_out_of_memory(&self) -> bool {
+        false
+    }
+}
+
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Has no value.
+enum Never {}
+
+/// Has no value. The field keeps that from the rest of the crate, which the compiler would call unreachable otherwise.
+pub struct Gpu(Never);
+
+impl Gpu {
+    pub fn look() -> Result<()> {
+        Err(Error::NotBuilt)
+    }
+
+    pub fn open(_: Option<u64>) -> Result<Gpu> {
+        Err(Error::NotBuilt)
+    }
+
+    pub fn about(&self) -> &About {
+        match self.0 {}
+    }
+
+    pub fn memory(&self) -> (u64, u64, u64) {
+        match self.0 {}
+    }
+
+    pub fn bandwidth(&self, _: usize) -> Result<f64> {
+        match self.0 {}
+    }
+
+    pub fn waits(&self) -> u64 {
+        match self.0 {}
+    }
+
+    pub(crate) fn alloc(&self, _: usize) -> Result<DeviceBuffer> {
+        match self.0 {}
+    }
+
+    pub(crate) fn quantized_row(&self, _: usize, _: Option<DeviceBuffer>) -> Option<DeviceBuffer> {
+        match self.0 {}
+    }
+
+    pub(crate) fn upload<T: IntoBytes + Immutable + ?Sized>(&self, _: Ptr, _: &T) -> Result<()> {
+        match self.0 {}
+    }
+
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        match self.0 {}
+    }
+}
+
+/// Has no value.
+pub struct DeviceBuffer(Never);
+
+impl DeviceBuffer {
+    pub fn ptr(&self) -> Ptr {
+        match self.0 {}
+    }
+
+    pub fn size_bytes(&self) -> usize {
+        match self.0 {}
+    }
+
+    pub fn download(&self, _: &mut [u8]) -> Result<()> {
+        match self.0 {}
+    }
+
+    pub fn grown(&self, _: usize, _: usize) -> Result<DeviceBuffer> {
+        match self.0 {}
+    }
+}
+
+/// A copy that nobody starts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Download;
+
+/// Has no value.
+pub struct Device<'g> {
+    never: Never,
+    files: PhantomData<&'g [u8]>,
+    pub fallbacks: Fallbacks,
+}
+
+impl<'g> Device<'g> {
+    pub fn new(gpu: Gpu, _: Placement, _: Policy, _: Option<usize>) -> Device<'g> {
+        match gpu.0 {}
+    }
+
+    pub fn gpu(&self) -> &Gpu {
+        match self.never {}
+    }
+
+    pub fn placement(&self) -> &Placement {
+        match self.never {}
+    }
+
+    pub fn with_post_fetch(self, _: Settings) -> Result<Device<'g>> {
+        match self.never {}
+    }
+
+    pub fn observe_transfers(&mut self, _: post_fetch::Observer) {
+        match self.never {}
+    }
+
+    pub fn min_batch(&self) -> Option<usize> {
+        match self.never {}
+    }
+
+    pub fn post_fetch_settings(&self) -> Option<&Settings> {
+        match self.never {}
+    }
+
+    pub fn scratchpad_bytes(&self) -> usize {
+        match self.never {}
+    }
+
+    pub fn policy(&self) -> Policy {
+        match self.never {}
+    }
+
+    pub fn register(&mut self, _: &'g Gguf) -> bool {
+        match self.never {}
+    }
+
+    pub fn describe(&self) -> manifest::Gpu {
+        match self.never {}
+    }
+
+    pub fn bandwidth(&self) -> Result<f64> {
+        match self.never {}
+    }
+}
+
+/// Passes, times and transfers.
+impl Device<'_> {
+    pub(crate) fn begin_pass(&mut self) -> Result<()> {
+        match self.never {}
+    }
+
+    pub(crate) fn end_pass(&mut self) -> Result<()> {
+        match self.never {}
+    }
+
+    pub(crate) fn record_event(&mut self) -> Result<Event> {
+        match self.never {}
+    }
+
+    pub(crate) fn start_event(&mut self) -> Result<Event> {
+        match self.never {}
+    }
+
+    pub(crate) fn time(&self, _: Event) -> Result<Instant> {
+        match self.never {}
+    }
+
+    pub(crate) fn host_ran(&mut self) {
+        match self.never {}
+    }
+
+    pub(crate) fn waited(&mut self) {
+        match self.never {}
+    }
+
+    pub(crate) fn fetch_together(&mut self, _: &mut [Wanted]) -> Result<()> {
+        match self.never {}
+    }
+
+    pub(crate) fn begin_download(&mut self, _: &mut Routing) -> Result<()> {
+        match self.never {}
+    }
+
+    pub(crate) fn downloaded(&self, _: &Download) -> Result<(&[i32], &[f32])> {
+        match self.never {}
+    }
+
+    pub(crate) fn holds(&mut self, _: &Matrix) -> bool {
+        match self.never {}
+    }
+
+    pub(crate) fn copies_for(&self, _: &Matrix, _: usize) -> bool {
+        match self.never {}
+    }
+
+    pub(crate) fn begin_post_fetch(&mut self, _: usize, _: &Matrix, _: &[i32], _: usize) -> bool {
+        match self.never {}
+    }
+
+    pub(crate) fn start_transfers(&mut self) {
+        match self.never {}
+    }
+
+    pub(crate) fn post_fetch_window(&mut self, _: Instant, _: Instant) {
+        match self.never {}
+    }
+
+    pub(crate) fn transfers_failed(&self) -> bool {
+        match self.never {}
+    }
+
+    pub(crate) fn samples(&mut self) -> Result<Vec<Sample>> {
+        match self.never {}
+    }
+}
+
+/// Operations.
+impl Device<'_> {
+    pub(crate) fn supports(_: GgmlType) -> bool {
+        false
+    }
+
+    pub(crate) fn supports_router(_: &RouterSpec, _: usize) -> bool {
+        false
+    }
+
+    pub(crate) fn mul_mat(
+        &mut self,
+        _: &Matrix,
+        _: Option<&Vector>,
+        _: &mut Activation,
+        _: &mut Activation,
+    ) -> Result<()> {
+        match self.never {}
+    }
+
+    pub(crate) fn get_rows(
+        &mut self,
+        _: &mut Activation,
+        _: &[u32],
+        _: &mut Activation,
+    ) -> Result<()> {
+        match self.never {}
+    }
+
+    pub(crate) fn rms_norm(
+        &mut self,
+        _: &mut Activation,
+        _: &Vector,
+        _: f32,
+        _: &mut Activation,
+    ) -> Result<()> {
+        match self.never {}
+    }
+
+    pub(crate) fn quantize_row(&mut self, _: &mut Activation) -> Result<()> {
+        match self.never {}
+    }
+
+    pub(crate) fn scale_rows_by_sigmoid(
+        &mut self,
+        _: &mut Activation,
+        _: &mut Activation,
+    ) -> Result<()> {
+        match self.never {}
+    }
+
+    pub(crate) fn add(
+        &mut self,
+        _: &mut Activation,
+        _: &mut Activation,
+        _: &mut Activation,
+    ) -> Result<()> {
+        match self.never {}
+    }
+
+    pub(crate) fn glu(&mut self, _: Glu, _: &mut Activation, _: &mut Activation) -> Result<()> {
+        match self.never {}
+    }
+
+    pub(crate) fn put_row(&mut self, _: &mut Activation, _: usize, _: &[f32]) -> Result<()> {
+        match self.never {}
+    }
+
+    pub(crate) fn rope(
+        &mut self,
+        _: &Rope,
+        _: &mut Mirrored<f32>,
+        _: usize,
+        _: &mut Activation,
+    ) -> Result<()> {
+        match self.never {}
+    }
+
+    pub(crate) fn store_rows(
+        &mut self,
+        _: &mut Activation,
+        _: &[u32],
+        _: usize,
+        _: &mut Mirrored<f32>,
+    ) -> Result<()> {
+        match self.never {}
+    }
+
+    pub(crate) fn attention(
+        &mut self,
+        _: &Shape,
+        _: Option<&Vector>,
+        _: &[u32],
+        _: &mut Activation,
+        _: &mut kv_cache::Layer,
+        _: &mut Activation,
+    ) -> Result<()> {
+        match self.never {}
+    }
+
+    pub(crate) fn route(
+        &mut self,
+        _: &RouterSpec,
+        _: &mut Activation,
+        _: &mut Routing,
+    ) -> Result<()> {
+        match self.never {}
+    }
+
+    pub(crate) fn experts_gate_up(
+        &mut self,
+        _: [&Linear; 2],
+        _: Glu,
+        _: &mut Activation,
+        _: &mut Routing,
+        _: usize,
+        _: &mut Activation,
+    ) -> Result<Option<Ptr>> {
+        match self.never {}
+    }
+
+    pub(crate) fn experts_down(
+        &mut self,
+        _: &Linear,
+        _: Ptr,
+        _: &mut Routing,
+        _: &mut Activation,
+        _: &mut Activation,
+    ) -> Result<bool> {
+        match self.never {}
+    }
+
+    pub(crate) fn mul_mat_id(
+        &mut self,
+        _: &Linear,
+        _: &mut Activation,
+        _: &mut Routing,
+        _: &mut Activation,
+    ) -> Result<()> {
+        match self.never {}
+    }
+
+    pub(crate) fn mul_mat_fetched(
+        &mut self,
+        _: &Linear,
+        _: &mut Activation,
+        _: &mut Routing,
+        _: &mut Activation,
+    ) -> Result<Vec<bool>> {
+        match self.never {}
+    }
+
+    pub(crate) fn merge(
+        &mut self,
+        _: &mut Activation,
+        _: &mut Routing,
+        _: &mut Activation,
+    ) -> Result<()> {
+        match self.never {}
+    }
+}

@@ -1,0 +1,56 @@
+//! The GPU as a manifest describes it.
+
+use moe_trace::manifest;
+
+use super::Device;
+use crate::cuda::Result;
+use crate::cuda::post_fetch::Settings;
+
+impl Device<'_> {
+    /// The GPU, its memory and what it could not do so far.
+    pub fn describe(&self) -> manifest::Gpu {
+        let about = self.gpu().about();
+        let (_, peak, limit) = self.gpu().memory();
+        let scratchpad = self.scratchpad_bytes() as u64;
+        manifest::Gpu {
+            name: about.name.clone(),
+            memory_bytes: about.memory_bytes,
+            driver: Some(format!(
+                "CUDA {}.{}",
+                about.driver / 1000,
+                about.driver % 1000 / 10
+            )),
+            limit_bytes: Some(limit),
+            peak_bytes: Some(peak),
+            scratchpad_bytes: (scratchpad > 0).then_some(scratchpad),
+            fallbacks: Some(manifest::Fallbacks {
+                operations: self.fallbacks.ops,
+                tensors: self.fallbacks.tensors.len() as u64,
+                first_error: self.fallbacks.first.clone(),
+            }),
+            offload_min_batch: Some(self.min_batch().unwrap_or(0) as u64),
+            post_fetch: self.post_fetch_settings().map(settings),
+        }
+    }
+
+    /// Bytes per second that its memory moves.
+    ///
+    /// # Errors
+    /// There is no room for what is copied, or the GPU failed.
+    pub fn bandwidth(&self) -> Result<f64> {
+        const BYTES: usize = 1 << 30;
+        self.gpu().bandwidth(BYTES)
+    }
+}
+
+fn settings(settings: &Settings) -> manifest::PostFetch {
+    manifest::PostFetch {
+        enable: settings.enable,
+        force_cpu: settings.force_cpu,
+        block_on_miss: settings.block_on_miss,
+        max_transfers: settings.max_transfers as u64,
+        scratchpad_mb: settings.scratchpad_bytes.map_or(0, |bytes| bytes >> 20) as u64,
+        use_dedicated_streams: settings.dedicated_streams,
+        cpu_limit: settings.cpu_limit.unwrap_or(0) as u64,
+    }
+}

@@ -1,0 +1,79 @@
+//! The kernels as they are launched, compared with the PTX.
+
+use std::collections::HashMap;
+
+use moe_gguf::GgmlType;
+
+use super::{attention, experts, products, router, rows, token};
+use crate::cuda::kernel::{Kernel, Kind};
+use crate::cuda::module::{self, Embedded};
+
+/// Types of the parameters of each kernel in a PTX file, such as `u64`, or `b8[24]` for a struct of 24 bytes.
+fn signatures(ptx: &str) -> HashMap<&str, Vec<String>> {
+    let entries = ptx.split(".entry ").skip(1);
+    let signature = |entry| {
+        let (name, rest) = str::split_once(entry, '(').expect("a kernel has parameters");
+        let (params, _) = rest.split_once(')').expect("the list of parameters ends");
+        let params = params.split(',').filter(|param| !param.trim().is_empty());
+        (name.trim(), params.map(type_of).collect())
+    };
+    entries.map(signature).collect()
+}
+
+/// The type in `.param .align 8 .b8 name[24]`.
+fn type_of(param: &str) -> String {
+    let words = param.split_whitespace();
+    let types = words.filter_map(|word| word.strip_prefix('.'));
+    let last = types.last().unwrap_or_default();
+    let size = param.find('[').map_or("", |at| param[at..].trim_end());
+    format!("{last}{size}")
+}
+
+/// The type that the compiler gives a parameter.
+fn in_ptx(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Ptr | Kind::U64 => "u64",
+        Kind::U32 => "u32",
+        Kind::F32 => "f32",
+        Kind::Bool => "u8",
+    }
+}
+
+#[test]
+fn signatures_are_read_from_ptx() {
+    let ptx = "\n.visible .entry first(\n\t.param .u64 .ptr .align 16 first_param_0,\n\t.param .f32 first_param_1\n)\n{ ret; }\n\
+               .visible .entry second(\n\t.param .align 8 .b8 second_param_0[24]\n)\n.maxntid 256, 1, 1\n{ ret; }\n.visible .entry none()";
+    let found = signatures(ptx);
+    assert_eq!(found["second"], ["b8[24]"]);
+    assert_eq!(found["none"], [""; 0]);
+    assert_eq!(found.len(), 3);
+}
+
+#[test]
+fn declared_parameters_are_those_of_the_ptx() {
+    let of_types = |all: &'static [(GgmlType, Embedded)]| all.iter().map(|(_, it)| it).collect();
+    let files: [(Vec<&Embedded>, &[Kernel]); 6] = [
+        (vec![&module::ATTENTION], attention::KERNELS),
+        (vec![&module::ROUTER], router::KERNELS),
+        (vec![&module::ROWS], rows::KERNELS),
+        (vec![&module::EXPERTS], experts::KERNELS),
+        (of_types(&module::PRODUCTS), products::KERNELS),
+        (of_types(&module::TOKEN), token::KERNELS),
+    ];
+    let mut n = 0;
+    for (modules, kernels) in files {
+        for (file, ptx) in modules.iter().flat_map(|module| module.texts()) {
+            let found = signatures(&ptx);
+            for kernel in kernels {
+                let params = kernel.params.iter();
+                let declared: Vec<&str> = params.map(|param| in_ptx(param.kind)).collect();
+                let name = kernel.name;
+                let found = found.get(name);
+                let found = found.unwrap_or_else(|| panic!("{file} has no kernel {name}"));
+                assert_eq!(*found, declared, "{name} in {file}: PTX, declaration");
+                n += 1;
+            }
+        }
+    }
+    assert!(n > 3 * 100, "{n} kernels");
+}

@@ -1,0 +1,175 @@
+//! The selected experts of every row.
+
+use crate::activation::Activation;
+use crate::cpu::glu::Glu;
+use crate::cuda::launch::{Down, Fetched, GateUp, Kernels, MulMatId, Rows};
+use crate::cuda::{Device, Ptr, Result, Scratch};
+use crate::recorder::Routing;
+use crate::weights::{Linear, Matrix};
+
+impl Device<'_> {
+    /// Gate, up and the activation of the two, for the slots of every row from `slot` on, which is 0 if there is more than one
+    /// row. Returns where the results of one row lie quantized, too, if they do.
+    pub(crate) fn experts_gate_up(
+        &mut self,
+        [gate, up]: [&Linear; 2],
+        glu: Glu,
+        x: &mut Activation,
+        routing: &mut Routing,
+        slot: usize,
+        out: &mut Activation,
+    ) -> Result<Option<Ptr>> {
+        let Matrix {
+            n_out, n_expert, ..
+        } = gate.weights;
+        let ids = routing.ids.device(self.gpu())?;
+        let quantized = match x.rows {
+            1 => self.scratch(
+                Scratch::Hidden,
+                Kernels::scratch_size(routing.n_expert_used, n_out),
+            )?,
+            _ => Ptr::NULL,
+        };
+        let operands = GateUp {
+            gate: self.experts(&gate.weights, routing, slot, Scratch::Gate)?,
+            up: self.experts(&up.weights, routing, slot, Scratch::Up)?,
+            gate_bias: self.optional(gate.bias.as_ref())?,
+            up_bias: self.optional(up.bias.as_ref())?,
+            glu,
+            x: Rows {
+                x: x.values.device(self.gpu())?,
+                quantized: x.quantized(),
+            },
+            ids: ids.offset(slot * size_of::<i32>()),
+            tokens: x.rows,
+            k: routing.n_expert_used - slot,
+            n_expert,
+            out: out
+                .values
+                .fill_device(self.gpu())?
+                .offset(slot * n_out * size_of::<f32>()),
+            quantized,
+            scratch: self.quantized(x.rows, x.width)?,
+            work: self.worklist(routing, n_expert)?,
+        };
+        let kernels = self.kernels();
+        let is_quantized = kernels.experts_gate_up(self.stream(), &operands)?;
+        Ok(is_quantized.then_some(quantized))
+    }
+
+    /// The weighted sum of one token's experts, whose down matrices live here and whose hidden rows lie at `quantized`. Nothing is
+    /// written to `experts`. Returns whether there is a kernel for it.
+    pub(crate) fn experts_down(
+        &mut self,
+        down: &Linear,
+        quantized: Ptr,
+        routing: &mut Routing,
+        experts: &mut Activation,
+        dst: &mut Activation,
+    ) -> Result<bool> {
+        let Some(weights) = self.resident(&down.weights) else {
+            return Ok(false);
+        };
+        let gpu = self.gpu();
+        let [ids, router] = [routing.ids.device(gpu)?, routing.weights.device(gpu)?];
+        let product = Down {
+            weights,
+            bias: self.optional(down.bias.as_ref())?,
+            ids,
+            router,
+            k: routing.n_expert_used,
+            quantized,
+            out: dst.values.fill_device(self.gpu())?,
+        };
+        // What is recorded of it is the GPU's.
+        experts.values.fill_device(self.gpu())?;
+        self.kernels().down(self.stream(), &product)
+    }
+
+    /// The product of every row of `src (token, slot, n_in)` with its expert, and the bias.
+    pub(crate) fn mul_mat_id(
+        &mut self,
+        linear: &Linear,
+        src: &mut Activation,
+        routing: &mut Routing,
+        dst: &mut Activation,
+    ) -> Result<()> {
+        let Linear { weights, bias } = linear;
+        let operands = MulMatId {
+            weights: self.experts(weights, routing, 0, Scratch::Down)?,
+            bias: self.optional(bias.as_ref())?,
+            x: src.values.device(self.gpu())?.into(),
+            rows_per: 1,
+            ids: routing.ids.device(self.gpu())?,
+            tokens: src.rows / routing.n_expert_used,
+            k: routing.n_expert_used,
+            n_expert: weights.n_expert,
+            out: dst.values.fill_device(self.gpu())?,
+            scratch: self.quantized(src.rows, src.width)?,
+            work: self.worklist(routing, weights.n_expert)?,
+        };
+        self.kernels().mul_mat_id(self.stream(), &operands)
+    }
+
+    /// As [`Device::mul_mat_id`] with the matrices that were transferred. Returns of each row whether its matrix has arrived; the
+    /// others are left as they were.
+    pub(crate) fn mul_mat_fetched(
+        &mut self,
+        linear: &Linear,
+        src: &mut Activation,
+        routing: &mut Routing,
+        dst: &mut Activation,
+    ) -> Result<Vec<bool>> {
+        let Linear { weights, bias } = linear;
+        let x = src.values.device(self.gpu())?;
+        let ids = routing.ids.device(self.gpu())?;
+        let places = self.land_post_fetch(routing.ids.host())?;
+        let arrived: Vec<bool> = places.iter().map(|&place| place != Ptr::NULL.0).collect();
+        if !arrived.contains(&true) {
+            return Ok(arrived);
+        }
+        let from = self.begin_fetched_product()?;
+        let table = self.scratch(Scratch::Table, size_of_val(places.as_slice()))?;
+        self.gpu().upload(table, places.as_slice())?;
+        let operands = Fetched {
+            table,
+            ty: weights.ty,
+            n_in: weights.n_in,
+            n_out: weights.n_out,
+            row_size: weights.row_size,
+            bias: self.optional(bias.as_ref())?,
+            x,
+            rows_per: 1,
+            ids,
+            entries: src.rows,
+            out: dst.values.fill_device(self.gpu())?,
+        };
+        self.kernels().mul_mat_fetched(self.stream(), &operands)?;
+        self.end_fetched_product(from)?;
+        Ok(arrived)
+    }
+
+    /// The weighted sum of every token's experts.
+    pub(crate) fn merge(
+        &mut self,
+        experts: &mut Activation,
+        routing: &mut Routing,
+        dst: &mut Activation,
+    ) -> Result<()> {
+        let (width, k) = (experts.width, routing.n_expert_used);
+        let gpu = self.gpu();
+        let rows = experts.values.device(gpu)?;
+        let weights = routing.weights.device(gpu)?;
+        let out = dst.values.fill_device(gpu)?;
+        let kernels = self.kernels();
+        kernels.merge(
+            self.stream(),
+            rows,
+            weights,
+            experts.rows / k,
+            k,
+            width,
+            out,
+        )
+    }
+}

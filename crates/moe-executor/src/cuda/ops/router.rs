@@ -1,0 +1,38 @@
+//! The router of a MoE layer, all that follows its scores in one kernel.
+
+use crate::activation::Activation;
+use crate::cuda::launch::{MAX_EXPERTS, Route};
+use crate::cuda::{Device, Result};
+use crate::ops::RouterSpec;
+use crate::recorder::Routing;
+
+impl Device<'_> {
+    /// Whether the kernel can do what a router does.
+    pub(crate) fn supports_router(spec: &RouterSpec, n_expert: usize) -> bool {
+        spec.groups.is_none() && n_expert <= MAX_EXPERTS
+    }
+
+    /// Experts and their weights for every row of `scores`, into `routing`, which has room for them.
+    pub(crate) fn route(
+        &mut self,
+        spec: &RouterSpec,
+        scores: &mut Activation,
+        routing: &mut Routing,
+    ) -> Result<()> {
+        let selection_bias = self.optional(spec.selection_bias)?;
+        let gpu = self.gpu();
+        let route = Route {
+            logits: scores.values.device(gpu)?,
+            selection_bias,
+            gating: spec.gating,
+            norm: spec.norm_weights,
+            scale: spec.weights_scale,
+            tokens: scores.rows,
+            n_expert: scores.width,
+            k: spec.n_expert_used,
+        };
+        let ids = routing.ids.fill_device(gpu)?;
+        let weights = routing.weights.fill_device(gpu)?;
+        self.kernels().route(self.stream(), &route, ids, weights)
+    }
+}

@@ -1,0 +1,107 @@
+//! Tokens that are decoded after the first few take no memory; recorded, no more than the writer's blocks.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use moe_engine::{Decode, Logits, Mode};
+use moe_executor::cpu::threads::Threads;
+use moe_executor::recorder::Recorder;
+use moe_executor::{Model, Session};
+use moe_gguf::Gguf;
+use moe_gguf::map::OffsetMap;
+use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
+use moe_trace::{Manifest, RunOptions, RunWriter};
+
+/// Counts calls, of all threads.
+struct Counting;
+
+static CALLS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call is passed on to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        CALLS.fetch_add(1, Relaxed);
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Tokens that are watched.
+const TOKENS: u32 = 100;
+/// Blocks of records that a writer has at most, however long the run: moe-trace's `blocks.rs`.
+const MAX_BLOCKS: usize = 32;
+
+/// Allocations while tokens are decoded, between the first few and the next step of the cache.
+fn while_decoding(file: &str, recorder: impl FnOnce(&Gguf) -> Recorder) -> usize {
+    let gguf = Gguf::open(moe_testkit::fixture(file)).unwrap();
+    let model = Model::load(&gguf).unwrap();
+    // One, since a second takes its own buffers whenever it first finds work.
+    let threads = Threads::new(1).unwrap();
+    let mut session = Session::new(&model, &threads, recorder(&gguf), 256);
+    let prompt: Vec<u32> = (1..129).collect();
+    session.decode(&prompt, PHASE_PROMPT, Logits::Last).unwrap();
+    let mut decode = |n: u32| {
+        for token in 1..=n {
+            session
+                .decode(&[token], PHASE_GENERATE, Logits::Last)
+                .unwrap();
+        }
+    };
+    decode(20);
+    let before = CALLS.load(Relaxed);
+    decode(TOKENS);
+    CALLS.load(Relaxed) - before
+}
+
+/// The count is of the whole process, in which other tests allocate, too: so it is taken in another one.
+#[test]
+fn decoding_allocates_nothing_after_the_first_tokens() {
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "allocations::alone", "--ignored", "--nocapture"])
+        .output()
+        .unwrap();
+    let [stdout, stderr] =
+        [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    let passed = output.status.success() && stdout.contains("1 passed");
+    assert!(passed, "{:?}\n{stdout}\n{stderr}", output.status);
+}
+
+#[test]
+#[ignore = "run by the test above"]
+fn alone() {
+    for file in [
+        "random-llama-F16.gguf",
+        "random-qwen2moe-F16.gguf",
+        "random-qwen3moe-F16.gguf",
+        "random-olmoe-F16.gguf",
+        "random-gpt-oss-F16.gguf",
+        "random-dots1-F16.gguf",
+        "tiny-qwen3moe-Q4_K_M.gguf",
+        "tiny-gpt-oss-MXFP4.gguf",
+    ] {
+        assert_eq!(while_decoding(file, |_| Recorder::new(None)), 0, "{file}");
+        for mode in [Mode::All, Mode::Experts] {
+            let dir = tempfile::tempdir().unwrap();
+            let recorded = while_decoding(file, |gguf| {
+                let run = dir.path().join("run");
+                let map = OffsetMap::new(gguf);
+                let options = RunOptions::default();
+                let writer = RunWriter::create(&run, Manifest::default(), &map, options).unwrap();
+                Recorder::new(Some(writer)).with_mode(mode)
+            });
+            assert!(
+                recorded <= MAX_BLOCKS,
+                "{file}, recorded, {mode:?}: {recorded} allocations"
+            );
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! What fails is done by the host, counted, and told by the records.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use moe_engine::{Decode, Logits};
+use moe_executor::cpu::threads::Threads;
+use moe_executor::cuda::Policy;
+use moe_executor::cuda::post_fetch::{Fault, Settings, State};
+use moe_executor::recorder::Recorder;
+use moe_executor::{Model, Session};
+use moe_trace::record::{FLAG_CPU_FALLBACK, PHASE_PROMPT, lane};
+
+use super::recorded::{distinct, record, stem};
+use super::{Case, case, has_gpu, open};
+use moe_testkit::Report;
+
+/// Post-Fetch with a step that fails.
+pub fn failing(fault: Fault) -> Case {
+    Case {
+        post_fetch: Settings {
+            fault: Some(fault),
+            ..Settings::default()
+        },
+        ..case(Policy::PostFetch)
+    }
+}
+
+#[test]
+fn every_failure_is_counted_and_recorded() {
+    if !has_gpu() {
+        return;
+    }
+    let mut report = Report::default();
+    for name in ["tiny-gpt-oss-MXFP4", "tiny-qwen3moe-Q4_K_M"] {
+        let gguf = open(name);
+        let n_layer = Model::load(&gguf).unwrap().hparams().n_layer;
+        for fault in [Fault::Alloc, Fault::Copy, Fault::LaterCopy, Fault::Kernel] {
+            let what = format!("{name}, {fault:?}");
+            let recorded = record(&gguf, Some(&failing(fault)), true);
+            // One error a layer and pass.
+            let fallbacks = &recorded.fallbacks;
+            let want = n_layer * recorded.passes.len();
+            let is_injected = |first: &String| first.ends_with("was made to fail");
+            println!("{what}: {fallbacks:?}");
+            if fallbacks.ops != want as u64 || !fallbacks.first.as_ref().is_some_and(is_injected) {
+                report.fail(format!("{what}: {fallbacks:?}, not {want} operations"));
+            }
+            let mut wrong = Vec::new();
+            let mut n_down = 0;
+            for pass in &recorded.passes {
+                let records = pass.of(&recorded.records);
+                for down in records.filter(|r| stem(r) == "ffn_moe_down") {
+                    n_down += 1;
+                    let chosen = distinct(&recorded.observed, down.layer_id.get(), pass);
+                    // The first transfer of a layer is none of the later ones.
+                    let lane = |id: i32| match fault == Fault::LaterCopy && id == chosen[0] {
+                        true => lane::POST_FETCHED,
+                        false => lane::POST_FETCH_MISS,
+                    };
+                    let ids: Vec<i32> = down.expert_ids().iter().map(|id| id.get()).collect();
+                    let want: Vec<u8> = ids.iter().map(|&id| lane(id)).collect();
+                    let have = &down.expert_lane[..ids.len()];
+                    if !down.has_flag(FLAG_CPU_FALLBACK) || have != want {
+                        wrong.push(format!(
+                            "{} of position {}: experts {ids:?}, flags {:#b}, lanes {have:?}, not {want:?}",
+                            down.dst_name(),
+                            down.token_id.get(),
+                            down.flags
+                        ));
+                    }
+                }
+            }
+            if n_down < want || !wrong.is_empty() {
+                let (n, first) = (wrong.len(), wrong.first());
+                report.fail(format!(
+                    "{what}: {n} of {n_down} records, the first: {first:?}"
+                ));
+            }
+        }
+    }
+    report.finish();
+}
+
+/// Only the first transfer of each layer begins; the others' failure is told.
+#[test]
+fn what_began_is_used_and_what_did_not_is_told() {
+    if !has_gpu() {
+        return;
+    }
+    let gguf = open("tiny-qwen3moe-Q4_K_M");
+    let model = Model::load(&gguf).unwrap();
+    let (n_layer, k) = (model.hparams().n_layer, model.hparams().n_expert_used);
+    let failing = failing(Fault::LaterCopy);
+    let mut device = failing.open(&gguf, &model).unwrap();
+    let told = Rc::new(RefCell::new(Vec::new()));
+    let seen = told.clone();
+    device.observe_transfers(Box::new(move |transfer| seen.borrow_mut().push(transfer)));
+    let (threads, recorder) = (Threads::new(2).unwrap(), Recorder::new(None));
+    let mut session = Session::with_device(&model, &threads, Some(device), recorder, 8);
+    session.decode(&[1], PHASE_PROMPT, Logits::Last).unwrap();
+
+    let fallbacks = &session.device().unwrap().fallbacks;
+    assert_eq!(fallbacks.ops, n_layer as u64, "one error a layer");
+    let first = fallbacks.first.as_deref();
+    assert_eq!(first, Some("a transfer was made to fail"));
+    let told = told.borrow();
+    let count = |state| told.iter().filter(|t| t.state == state).count();
+    assert_eq!(count(State::CopyInFlight), n_layer * k);
+    assert_eq!(count(State::GpuReady), n_layer);
+    assert_eq!(count(State::CpuOnly), n_layer * (k - 1));
+}

@@ -1,0 +1,74 @@
+//! As many experts travel as the scratchpad has room for.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use moe_engine::{Decode, Logits};
+use moe_executor::cpu::threads::Threads;
+use moe_executor::cuda::Policy;
+use moe_executor::cuda::post_fetch::State;
+use moe_executor::recorder::Recorder;
+use moe_executor::{Model, Session};
+use moe_trace::record::PHASE_PROMPT;
+
+use super::{Case, MODELS, case, down_size, has_gpu, open};
+use moe_testkit::Report;
+
+fn with_room_for(experts: f64) -> Case {
+    Case {
+        scratchpad: Some(experts),
+        ..case(Policy::PostFetch)
+    }
+}
+
+#[test]
+fn what_has_no_room_the_host_does() {
+    for experts in [1.5, 0.5] {
+        with_room_for(experts).holds(&MODELS, &["python", "long"]);
+    }
+}
+
+#[test]
+fn as_many_travel_as_have_room() {
+    if !has_gpu() {
+        return;
+    }
+    let mut report = Report::default();
+    for (name, _) in MODELS {
+        let gguf = open(name);
+        let model = Model::load(&gguf).unwrap();
+        let (n_layer, k) = (model.hparams().n_layer, model.hparams().n_expert_used);
+        let sizes: Vec<usize> = (0..n_layer)
+            .map(|il| down_size(&gguf, &model, il))
+            .collect();
+        let largest = sizes.iter().copied().max().unwrap_or(0);
+        for experts in [1.5, 0.5] {
+            let room = (experts * largest as f64) as usize;
+            let mut device = with_room_for(experts).open(&gguf, &model).unwrap();
+            let ready = Rc::new(RefCell::new(vec![0; n_layer]));
+            let seen = ready.clone();
+            device.observe_transfers(Box::new(move |transfer| {
+                seen.borrow_mut()[transfer.layer] += usize::from(transfer.state == State::GpuReady);
+            }));
+            let (threads, recorder) = (Threads::new(2).unwrap(), Recorder::new(None));
+            let mut session = Session::with_device(&model, &threads, Some(device), recorder, 8);
+            session.decode(&[1], PHASE_PROMPT, Logits::Last).unwrap();
+
+            let fits = |&size: &usize| room.checked_div(size).unwrap_or(0).min(k);
+            let want: Vec<usize> = sizes.iter().map(fits).collect();
+            let device = session.device().unwrap();
+            let (ready, took) = (ready.borrow(), device.scratchpad_bytes());
+            let told = format!(
+                "{name}, {experts} experts of {largest} bytes: a scratchpad of {took} bytes, layers took {ready:?} of {k} \
+                 experts there; {:?}",
+                device.fallbacks
+            );
+            println!("{told}");
+            // What finds no room is no failure.
+            if *ready != want || took != room || device.fallbacks.ops > 0 {
+                report.fail(format!("{told}; not {room} bytes and {want:?}"));
+            }
+        }
+    }
+    report.finish();
+}

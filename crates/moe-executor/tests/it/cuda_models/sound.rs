@@ -1,0 +1,151 @@
+//! Whatever part of a model is where: timestamps never decrease, and the run is sound.
+
+use std::sync::atomic::AtomicBool;
+
+use moe_engine::{Decode, Limits, Mode, Sampler, SamplerParams, generate};
+use moe_executor::cpu::threads::Threads;
+use moe_executor::cuda::Policy;
+use moe_executor::cuda::post_fetch::Settings;
+use moe_executor::recorder::Recorder;
+use moe_executor::{Model, Session};
+use moe_gguf::Gguf;
+use moe_gguf::map::OffsetMap;
+use moe_testkit::Report;
+use moe_trace::{Manifest, Run, RunOptions, RunWriter, check};
+
+use super::{Case, MODELS, case, has_gpu, open};
+
+const PROMPTS: [&[u32]; 2] = [&[1, 17, 300, 42, 9, 250, 77], &[5, 6, 7]];
+
+/// Where layers and matrices are: layers on the GPU, layers whose experts are with the host, rules, share of the memory.
+const PLACES: [(usize, usize, &[&str], Option<f64>); 11] = [
+    (usize::MAX, 0, &[], None),
+    (usize::MAX, 1, &[], None),
+    (usize::MAX, usize::MAX, &[], None),
+    (0, usize::MAX, &[], None),
+    (1, 0, &[], None),
+    (3, 0, &[], None),
+    (3, 2, &[], None),
+    (usize::MAX, 0, &[], Some(0.3)),
+    (usize::MAX, usize::MAX, &[], Some(0.6)),
+    // The shared expert runs on the host next to the experts that the GPU computes.
+    (0, 0, &["_exps=CUDA0"], None),
+    (
+        usize::MAX,
+        0,
+        &[
+            "attn_k=CPU",
+            "attn_output=CPU",
+            "ffn_up_exps=CPU",
+            "shexp=CPU",
+        ],
+        None,
+    ),
+];
+
+/// Policies with their settings, and rows from which weights are copied for a product.
+fn policies() -> Vec<(Policy, Settings, Option<usize>)> {
+    let given = Settings::default();
+    let limited = |limit| Settings {
+        cpu_limit: Some(limit),
+        ..given
+    };
+    vec![
+        (Policy::Cpu, given, Some(32)),
+        (Policy::Gpu, given, Some(32)),
+        (Policy::Gpu, given, Some(1)),
+        (Policy::PostFetch, given, None),
+        (Policy::PostFetch, limited(2), None),
+        (
+            Policy::PostFetch,
+            Settings {
+                block_on_miss: false,
+                max_transfers: 1,
+                ..limited(1)
+            },
+            Some(32),
+        ),
+        (
+            Policy::PostFetch,
+            Settings {
+                dedicated_streams: false,
+                ..given
+            },
+            None,
+        ),
+    ]
+}
+
+/// Records a run of both prompts, and returns what is wrong with it.
+fn faults(gguf: &Gguf, case: &Case, n_batch: usize, mode: Mode) -> Vec<String> {
+    let model = Model::load(gguf).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    let (map, options) = (OffsetMap::new(gguf), RunOptions::default());
+    let writer = RunWriter::create(&run, Manifest::default(), &map, options).unwrap();
+    let threads = Threads::new(2).unwrap();
+    let device = case.open(gguf, &model);
+    let recorder = Recorder::new(Some(writer)).with_mode(mode);
+    let mut session = Session::with_device(&model, &threads, device, recorder, 64);
+    let limits = Limits {
+        n_predict: 3,
+        n_batch,
+        ignore_eos: true,
+    };
+    for (sequence, prompt) in (0..).zip(PROMPTS) {
+        session.begin_sequence(sequence);
+        let go_on = AtomicBool::new(false);
+        let mut sampler = Sampler::new(SamplerParams::default());
+        generate(&mut session, &mut sampler, prompt, &limits, &go_on, |_| {}).unwrap();
+    }
+    let (recorder, written) = session.into_recorder();
+    written.unwrap();
+    let writer = recorder.into_writer().unwrap();
+    writer.finish().unwrap();
+    let run = Run::open(&run).unwrap();
+    let faults = check::check(&run);
+    faults.iter().map(ToString::to_string).collect()
+}
+
+/// Every placement with every policy and batch size; the models take turns, so that each is in every row and column.
+#[test]
+fn every_policy_placement_and_batch_size_leaves_a_sound_run() {
+    if !has_gpu() {
+        return;
+    }
+    let mut report = Report::default();
+    let models: Vec<Gguf> = MODELS.iter().map(|(name, _)| open(name)).collect();
+    let mut n_runs = 0;
+    for (n_gpu_layers, n_cpu_moe, overrides, share) in PLACES {
+        for (policy, post_fetch, min_batch) in policies() {
+            for n_batch in [1, 3, 512] {
+                let placed = Case {
+                    n_gpu_layers,
+                    n_cpu_moe,
+                    overrides,
+                    share,
+                    min_batch,
+                    post_fetch,
+                    ..case(policy)
+                };
+                // Eight models and three batch sizes have no divisor in common.
+                let at = n_runs % models.len();
+                let mode = if n_runs % 5 == 4 {
+                    Mode::Experts
+                } else {
+                    Mode::All
+                };
+                n_runs += 1;
+                let faults = faults(&models[at], &placed, n_batch, mode);
+                if !faults.is_empty() {
+                    let name = MODELS[at].0;
+                    report.fail(format!(
+                        "{name}, batches of {n_batch}, {mode:?}, {placed:?}: {faults:?}"
+                    ));
+                }
+            }
+        }
+    }
+    println!("testing: {n_runs} runs");
+    report.finish();
+}

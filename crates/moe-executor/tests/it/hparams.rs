@@ -1,0 +1,288 @@
+//! Hyper-parameters: lists with one value per layer, keys that are refused, keys without effect.
+
+use std::cell::RefCell;
+use std::path::PathBuf;
+use std::rc::Rc;
+
+use moe_engine::{Decode, Logits};
+use moe_executor::cpu::threads::Threads;
+use moe_executor::recorder::Recorder;
+use moe_executor::{Model, Session, Warning};
+use moe_gguf::{Array, Gguf, Value, ValueType};
+use moe_synth::write;
+use moe_trace::record::PHASE_PROMPT;
+
+const MODELS: [&str; 6] = ["dots1", "gpt-oss", "llama", "olmoe", "qwen2moe", "qwen3moe"];
+
+fn fixture(arch: &str) -> Gguf {
+    let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures");
+    Gguf::open(fixtures.join(format!("random-{arch}-F16.gguf"))).unwrap()
+}
+
+/// A fixture with keys of its architecture set to other values.
+fn with_keys(arch: &str, keys: &[(&str, Value)]) -> Gguf {
+    let gguf = fixture(arch);
+    let keys: Vec<(String, &Value)> = keys
+        .iter()
+        .map(|(suffix, value)| (format!("{arch}.{suffix}"), value))
+        .collect();
+    let is_set = |key: &str| keys.iter().any(|(name, _)| name == key);
+    let mut header = write::Header::like(&gguf, is_set).unwrap();
+    for (key, value) in &keys {
+        header.set(key, value).unwrap();
+    }
+    for t in gguf.tensors() {
+        let ne = &t.ne[..t.n_dims as usize];
+        header.tensor(&t.name, t.ty, ne).unwrap();
+    }
+    let mut writer = write::Writer::new(Vec::new(), header).unwrap();
+    for t in gguf.tensors() {
+        writer.write(gguf.data(t).unwrap()).unwrap();
+    }
+    Gguf::from_bytes("changed.gguf", writer.finish().unwrap()).unwrap()
+}
+
+fn list(values: &[i32]) -> Value {
+    let values = values.iter().map(|&value| Value::I32(value));
+    Value::Array(Box::new(Array::new(ValueType::I32, values).unwrap()))
+}
+
+fn flags(values: &[bool]) -> Value {
+    let values = values.iter().map(|&value| Value::Bool(value));
+    Value::Array(Box::new(Array::new(ValueType::Bool, values).unwrap()))
+}
+
+fn refusal(arch: &str, suffix: &str, value: Value) -> String {
+    let gguf = with_keys(arch, &[(suffix, value)]);
+    let error = Model::load(&gguf).err();
+    let error = error.unwrap_or_else(|| panic!("{arch}.{suffix} is not refused"));
+    let text = error.to_string();
+    assert!(text.contains(&format!("{arch}.{suffix}")), "{text}");
+    assert!(!text.contains('\n'), "{text}");
+    text
+}
+
+/// Logits after a prompt of `n` tokens, and the experts of each layer for each token that it computes.
+fn run(gguf: &Gguf, n: u32) -> (Vec<f32>, Vec<Vec<usize>>) {
+    let model = Model::load(gguf).unwrap();
+    let threads = Threads::new(1).unwrap();
+    let mut session = Session::new(&model, &threads, Recorder::new(None), 512);
+    let n_layer = model.hparams().n_layer;
+    let counts = Rc::new(RefCell::new(vec![Vec::new(); n_layer]));
+    let seen = counts.clone();
+    session.observe(Box::new(move |routed| {
+        let k = routed.ids.len() / routed.positions.len();
+        seen.borrow_mut()[routed.layer].extend(routed.positions.iter().map(|_| k));
+    }));
+    let tokens: Vec<u32> = (300..300 + n).collect();
+    let logits = session.decode(&tokens, PHASE_PROMPT, Logits::Last).unwrap();
+    let logits = logits.to_vec();
+    drop(session);
+    (logits, counts.take())
+}
+
+/// The keys that llama.cpp reads with `get_key_or_arr` for the architectures here.
+const PER_LAYER: [&str; 5] = [
+    "attention.head_count",
+    "attention.head_count_kv",
+    "expert_feed_forward_length",
+    "expert_used_count",
+    "feed_forward_length",
+];
+
+#[test]
+fn uniform_lists_are_their_value() {
+    for arch in MODELS {
+        let gguf = fixture(arch);
+        let (logits, counts) = run(&gguf, 3);
+        let number = |suffix: &str| {
+            let number = gguf.metadata().u32(&format!("{arch}.{suffix}")).unwrap();
+            number.map(|number| number as i32)
+        };
+        let n_block = number("block_count").unwrap() as usize;
+        let keys = PER_LAYER
+            .iter()
+            .filter_map(|&key| Some((key, number(key)?)));
+        let keys: Vec<(&str, Value)> = keys
+            .map(|(key, value)| (key, list(&vec![value; n_block])))
+            .collect();
+        assert!(keys.len() >= 4, "{arch}");
+        assert!(
+            run(&with_keys(arch, &keys), 3) == (logits, counts),
+            "{arch}"
+        );
+    }
+}
+
+#[test]
+fn each_layer_selects_as_many_experts_as_its_entry_says() {
+    let gguf = with_keys("qwen3moe", &[("expert_used_count", list(&[1, 4, 2, 16]))]);
+    let model = Model::load(&gguf).unwrap();
+    assert_eq!(model.hparams().n_expert_used, 16);
+    assert_eq!(model.hparams().n_expert_used_by_layer, [1, 4, 2, 16]);
+    let (logits, counts) = run(&gguf, 3);
+    // The last layer computes the last token alone.
+    assert_eq!(counts, [vec![1; 3], vec![4; 3], vec![2; 3], vec![16]]);
+    assert!(logits != run(&fixture("qwen3moe"), 3).0);
+    // The entry of a layer without experts counts for nothing.
+    let dense = with_keys("dots1", &[("expert_used_count", list(&[0, 4, 4]))]);
+    assert!(run(&dense, 3) == run(&fixture("dots1"), 3));
+}
+
+#[test]
+fn widths_of_each_layer_are_those_of_its_tensors() {
+    let dense = with_keys("dots1", &[("feed_forward_length", list(&[96, 0, 7]))]);
+    assert!(run(&dense, 2) == run(&fixture("dots1"), 2));
+    let gguf = with_keys(
+        "gpt-oss",
+        &[("expert_feed_forward_length", list(&[32, 32, 64, 32]))],
+    );
+    let error = Model::load(&gguf).err().unwrap().to_string();
+    assert!(error.contains("blk.2.ffn_gate_exps.weight"), "{error}");
+}
+
+#[test]
+fn lists_that_do_not_fit_are_refused() {
+    for arch in MODELS {
+        let text = refusal(arch, "expert_used_count", list(&[]));
+        assert!(text.contains("this one has 0"), "{text}");
+        let text = refusal(arch, "expert_used_count", list(&[2; 9]));
+        assert!(text.contains("[2, 2, 2, 2, 2, 2, 2, 2, 2]"), "{text}");
+        let text = refusal(arch, "expert_used_count", Value::String("2".into()));
+        assert!(text.contains("of type string"), "{text}");
+        refusal(arch, "expert_used_count", Value::I32(-2));
+        refusal(arch, "expert_used_count", Value::U32(0));
+    }
+    let text = refusal("llama", "expert_used_count", list(&[2, -1, 2]));
+    assert!(text.contains("-1 at index 1"), "{text}");
+    let text = refusal("llama", "expert_used_count", list(&[2, 0, 2]));
+    assert!(
+        text.contains("[2, 0, 2]") && text.contains("in layer 1"),
+        "{text}"
+    );
+    let text = refusal("llama", "expert_used_count", list(&[2, 9, 2]));
+    assert!(
+        text.contains("it is 9 in layer 1, and must lie in 1..=8"),
+        "{text}"
+    );
+    for key in ["attention.head_count", "attention.head_count_kv"] {
+        let text = refusal("llama", key, list(&[2, 2, 4]));
+        assert!(
+            text.contains("[2, 2, 4]") && text.contains("differs between layers"),
+            "{text}"
+        );
+    }
+    for key in [
+        "block_count",
+        "embedding_length",
+        "expert_count",
+        "context_length",
+    ] {
+        refusal("llama", key, list(&[1, 2, 3]));
+    }
+}
+
+/// The key of the reports: attention that is not causal computes something else.
+#[test]
+fn attention_that_is_not_causal_is_refused() {
+    for arch in MODELS {
+        let text = refusal(arch, "attention.causal", Value::Bool(false));
+        assert!(text.contains("is false"), "{text}");
+        let causal = with_keys(arch, &[("attention.causal", Value::Bool(true))]);
+        assert!(run(&causal, 2) == run(&fixture(arch), 2), "{arch}");
+        refusal(arch, "attention.causal", Value::U32(0));
+    }
+}
+
+#[test]
+fn values_that_the_executor_does_not_compute_with_are_refused() {
+    for arch in MODELS {
+        let text = refusal(arch, "rope.scaling.type", Value::String("longrope".into()));
+        assert!(text.contains("none, linear and yarn"), "{text}");
+        refusal(arch, "rope.scaling.factor", Value::F32(-2.0));
+        refusal(arch, "rope.freq_base", Value::F32(f32::NAN));
+        refusal(arch, "attention.value_length", Value::U32(8));
+    }
+    for (key, value) in [
+        ("attention.key_length_swa", 8),
+        ("attention.value_length_swa", 8),
+        ("rope.dimension_count_swa", 8),
+        ("attention.sliding_window", 0),
+    ] {
+        refusal("gpt-oss", key, Value::U32(value));
+    }
+    refusal("dots1", "expert_gating_func", Value::U32(4));
+    refusal("qwen3moe", "nextn_predict_layers", Value::U32(4));
+}
+
+/// With an MTP block the layers are those before it, and tensors of the block are not left out silently.
+#[test]
+fn blocks_of_an_mtp_head_are_no_layers() {
+    let gguf = with_keys("qwen3moe", &[("nextn_predict_layers", Value::U32(1))]);
+    let error = Model::load(&gguf).err().unwrap().to_string();
+    assert!(error.contains("blk.3."), "{error}");
+    let whole = with_keys(
+        "qwen3moe",
+        &[
+            ("nextn_predict_layers", Value::U32(1)),
+            ("block_count", Value::U32(5)),
+            ("expert_used_count", list(&[4, 4, 4, 4, 1])),
+        ],
+    );
+    assert!(run(&whole, 3) == run(&fixture("qwen3moe"), 3));
+}
+
+#[test]
+fn layers_with_a_window_are_those_that_the_pattern_names() {
+    const KEY: &str = "attention.sliding_window_pattern";
+    // A prompt longer than the window of 128.
+    let logits = |value: Option<Value>| {
+        let keys: Vec<(&str, Value)> = value.into_iter().map(|value| (KEY, value)).collect();
+        run(&with_keys("gpt-oss", &keys), 200).0
+    };
+    let every_other = logits(None);
+    assert!(logits(Some(Value::U32(2))) == every_other);
+    assert!(logits(Some(flags(&[true, false, true, false]))) == every_other);
+    assert!(logits(Some(list(&[1, 0, 1, 0]))) == every_other);
+    let none = logits(Some(Value::U32(1)));
+    assert!(none != every_other);
+    assert!(logits(Some(flags(&[false; 4]))) == none);
+    assert!(logits(Some(Value::U32(3))) == logits(Some(flags(&[true, true, false, true]))));
+    assert!(logits(Some(Value::U32(0))) == logits(Some(flags(&[true; 4]))));
+    refusal("gpt-oss", KEY, flags(&[true; 3]));
+}
+
+/// Keys that llama.cpp reads for other architectures only change nothing here, either, and are reported.
+#[test]
+fn keys_without_effect_are_reported() {
+    for (arch, key, value) in [
+        ("qwen3moe", "attention.sliding_window", Value::U32(16)),
+        ("qwen3moe", "expert_gating_func", Value::U32(2)),
+        ("llama", "attention.scale", Value::F32(0.5)),
+        ("llama", "logit_scale", Value::F32(8.0)),
+        ("olmoe", "attention.clamp_kqv", Value::F32(8.0)),
+        ("qwen2moe", "final_logit_softcapping", Value::F32(30.0)),
+        ("gpt-oss", "rope.scaling.yarn_beta_fast", Value::F32(8.0)),
+        ("llama", "a_key_of_tomorrow", Value::U32(2)),
+    ] {
+        let gguf = with_keys(arch, &[(key, value)]);
+        let expected = Warning::IgnoredKey {
+            key: format!("{arch}.{key}"),
+            arch: arch.to_owned(),
+        };
+        assert_eq!(Model::load(&gguf).unwrap().warnings(), [expected]);
+        assert!(run(&gguf, 3) == run(&fixture(arch), 3), "{arch}.{key}");
+    }
+    for arch in MODELS {
+        assert_eq!(Model::load(&fixture(arch)).unwrap().warnings(), []);
+        for (key, value) in [
+            ("pooling_type", Value::U32(1)),
+            ("logit_scale", Value::F32(1.0)),
+            ("attention.clamp_kqv", Value::F32(0.0)),
+            ("rope.scaling.finetuned", Value::Bool(true)),
+        ] {
+            let gguf = with_keys(arch, &[(key, value)]);
+            assert_eq!(Model::load(&gguf).unwrap().warnings(), [], "{arch}.{key}");
+        }
+    }
+}

@@ -1,0 +1,10 @@
+//! Tests of the public interface, in one binary.
+
+mod allocations;
+mod cuda_models;
+mod hparams;
+mod llama_cpp;
+mod ptx;
+mod records;
+mod reference;
+mod tokenizer;

@@ -1,0 +1,59 @@
+//! Models and results that no trace is made of.
+
+use moe_engine::{Decode, Logits};
+use moe_executor::cpu::threads::Threads;
+use moe_executor::recorder::Recorder;
+use moe_executor::{Model, Session};
+use moe_gguf::Gguf;
+use moe_trace::record::PHASE_PROMPT;
+
+use moe_testkit::fixture;
+
+/// The bytes of a fixture with one F32 of a tensor replaced.
+fn damaged(file: &str, tensor: &str, value: f32) -> Gguf {
+    let path = fixture(file);
+    let mut bytes = std::fs::read(&path).unwrap();
+    let at = Gguf::open(&path).unwrap().tensor(tensor).unwrap().offset as usize;
+    bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+    Gguf::from_bytes(file, bytes).unwrap()
+}
+
+#[test]
+fn results_that_are_not_finite_end_the_run() {
+    let file = "random-qwen3moe-F16.gguf";
+    for (tensor, value, node) in [
+        ("blk.2.ffn_norm.weight", f32::NAN, "ffn_moe_logits-2"),
+        ("blk.1.attn_norm.weight", f32::INFINITY, "ffn_moe_logits-1"),
+        ("output_norm.weight", f32::NAN, "result_output"),
+    ] {
+        let gguf = damaged(file, tensor, value);
+        let model = Model::load(&gguf).unwrap();
+        let threads = Threads::new(1).unwrap();
+        let mut session = Session::new(&model, &threads, Recorder::new(None), 64);
+        let error = session
+            .decode(&[300, 301], PHASE_PROMPT, Logits::Last)
+            .unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .starts_with(&format!("{node} at position")),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn a_layer_that_the_header_does_not_count_is_refused() {
+    let path = fixture("random-qwen3moe-F16.gguf");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let key = b"qwen3moe.block_count";
+    let at = bytes.windows(key.len()).position(|w| w == key).unwrap() + key.len() + 4;
+    assert_eq!(bytes[at..at + 4], 4u32.to_le_bytes());
+    bytes[at] = 3;
+    let gguf = Gguf::from_bytes("short", bytes).unwrap();
+    let error = Model::load(&gguf).err().unwrap().to_string();
+    assert!(
+        error.contains("blk.3.") && error.contains("the model has 3"),
+        "{error}"
+    );
+}

@@ -1,0 +1,334 @@
+//! What llama.cpp did with the fixtures, and how far this executor is from it when it is fed the same tokens.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::rc::Rc;
+
+use moe_engine::{Decode, Logits};
+use moe_executor::cpu::threads::Threads;
+use moe_executor::cuda::Device;
+use moe_executor::recorder::Recorder;
+use moe_executor::{Model, Session};
+use moe_gguf::Gguf;
+use moe_testkit::fixture;
+use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
+use serde::Deserialize;
+
+#[derive(Deserialize)]
+pub struct Reference {
+    pub prompt: String,
+    pub prompt_tokens: Vec<u32>,
+    pub generated_tokens: Vec<u32>,
+    pub text: String,
+    pub top5_logits_per_generated_position: Vec<Vec<(u32, f32)>>,
+    /// layer with experts, row, slot
+    pub expert_ids_by_layer: Vec<Vec<Vec<i32>>>,
+    /// Keys that llama.cpp was told to read instead of the file's.
+    #[serde(default)]
+    pub overrides: BTreeMap<String, serde_json::Value>,
+    /// F32 vectors that the file had in addition.
+    #[serde(default)]
+    pub tensors: BTreeMap<String, Vec<f32>>,
+}
+
+/// How far a model may stray from llama.cpp.
+pub struct Bounds {
+    /// Share of the positions at which the best token may be another.
+    other_top1: f64,
+    /// Mean difference of the five best logits.
+    mean_difference: f64,
+    /// Share of the rows that may have another set of experts.
+    other_experts: f64,
+    /// How far experts that were swapped may lie apart in what they are chosen by.
+    near_tie: f32,
+}
+
+pub const F16: Bounds = Bounds {
+    other_top1: 1.0 / 64.0,
+    mean_difference: 0.02,
+    other_experts: 0.01,
+    near_tie: 0.05,
+};
+/// 1.25 times the largest distance of llama.cpp from itself, `fixtures/README.md`: best token the same at 63 to 65 of 65
+/// positions, logits 0.06 to 0.10 apart, 97.1 to 98.8 % of the rows with the same experts. It tells nothing of ties.
+pub const QWEN3MOE: Bounds = Bounds {
+    other_top1: 1.25 * 2.0 / 65.0,
+    mean_difference: 1.25 * 0.10,
+    other_experts: 1.25 * 0.029,
+    near_tie: 0.5,
+};
+/// The same of 62 to 65 of 65 positions, 0.04 to 0.06, 97.5 to 98.5 %.
+pub const GPT_OSS: Bounds = Bounds {
+    other_top1: 1.25 * 3.0 / 65.0,
+    mean_difference: 1.25 * 0.06,
+    other_experts: 1.25 * 0.025,
+    near_tie: 0.5,
+};
+
+pub const PROMPTS: [&str; 4] = ["kernel", "python", "dictionary", "long"];
+
+/// One row that a layer routed.
+pub struct Row {
+    pub position: u32,
+    pub ids: Vec<i32>,
+    pub logits: Vec<f32>,
+}
+
+/// Makes the GPU that a session is to use.
+pub type Open<'o> = &'o dyn for<'g> Fn(&'g Gguf, &Model<'g>) -> Option<Device<'g>>;
+
+/// Looks at the GPU when all tokens are through; gives what is wrong.
+pub type Look<'l> = &'l dyn Fn(&Device) -> Option<String>;
+
+/// The host alone.
+pub fn host<'g>(_: &'g Gguf, _: &Model<'g>) -> Option<Device<'g>> {
+    None
+}
+
+/// What came of a reference's tokens.
+pub struct Ran {
+    /// The logits before each generated token.
+    pub logits: Vec<Vec<f32>>,
+    /// Every routed row by layer.
+    pub routed: Vec<Vec<Row>>,
+    /// What was wrong with the GPU.
+    pub wrong: Option<String>,
+}
+
+/// Feeds the reference's tokens.
+pub fn run(model: &Model, reference: &Reference, batch: usize, open: Open, look: Look) -> Ran {
+    let threads = Threads::new(2).unwrap();
+    let device = open(model.gguf(), model);
+    let recorder = Recorder::new(None);
+    let mut session = Session::with_device(model, &threads, device, recorder, 1024);
+    let routed: Rc<RefCell<Vec<Vec<Row>>>> = Rc::new(RefCell::new(
+        (0..model.hparams().n_layer).map(|_| Vec::new()).collect(),
+    ));
+    let seen = routed.clone();
+    session.observe(Box::new(move |routed| {
+        let k = routed.n_expert_used;
+        let n_expert = routed.logits.len() / routed.positions.len();
+        for (row, &position) in routed.positions.iter().enumerate() {
+            seen.borrow_mut()[routed.layer].push(Row {
+                position,
+                ids: routed.ids[row * k..][..k].to_vec(),
+                logits: routed.logits[row * n_expert..][..n_expert].to_vec(),
+            });
+        }
+    }));
+    let mut logits = Vec::new();
+    let batches: Vec<&[u32]> = reference.prompt_tokens.chunks(batch).collect();
+    for (i, tokens) in batches.iter().enumerate() {
+        let last = i + 1 == batches.len();
+        let wanted = if last { Logits::Last } else { Logits::None };
+        let out = session.decode(tokens, PHASE_PROMPT, wanted).unwrap();
+        if last {
+            logits.push(out.to_vec());
+        }
+    }
+    for &token in &reference.generated_tokens {
+        logits.push(
+            session
+                .decode(&[token], PHASE_GENERATE, Logits::Last)
+                .unwrap()
+                .to_vec(),
+        );
+    }
+    let wrong = session.device().and_then(look);
+    drop(session);
+    let routed = Rc::try_unwrap(routed)
+        .ok()
+        .expect("the session is gone")
+        .into_inner();
+    Ran {
+        logits,
+        routed,
+        wrong,
+    }
+}
+
+fn top1(logits: &[f32]) -> u32 {
+    let best = logits
+        .iter()
+        .enumerate()
+        .max_by(|a, b| a.1.total_cmp(b.1).then(b.0.cmp(&a.0)));
+    best.unwrap().0 as u32
+}
+
+pub fn reference(name: &str) -> Reference {
+    let path = fixture(format!("reference/{name}.json"));
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+/// How far this executor is from llama.cpp.
+#[derive(Clone, Copy, Default)]
+pub struct Distance {
+    /// Positions with logits, and those at which the best token is the same.
+    positions: usize,
+    same_top1: usize,
+    /// Sum of the differences of the five best logits.
+    difference: f64,
+    /// Rows that were routed, and those with the same set of experts.
+    rows: usize,
+    same_experts: usize,
+    /// How far experts that were swapped lie apart in what they are chosen by.
+    widest_tie: f32,
+}
+
+impl Distance {
+    /// Both together: a near tie that falls the other way carries on through the text that follows it.
+    pub fn and(self, other: Distance) -> Distance {
+        Distance {
+            positions: self.positions + other.positions,
+            same_top1: self.same_top1 + other.same_top1,
+            difference: self.difference + other.difference,
+            rows: self.rows + other.rows,
+            same_experts: self.same_experts + other.same_experts,
+            widest_tie: self.widest_tie.max(other.widest_tie),
+        }
+    }
+
+    fn mean_difference(&self) -> f64 {
+        self.difference / (5 * self.positions).max(1) as f64
+    }
+
+    /// Whether it lies within the bounds.
+    pub fn is_within(&self, bounds: &Bounds) -> bool {
+        let other_top1 = self.positions - self.same_top1;
+        let other_experts = self.rows - self.same_experts;
+        other_top1 as f64 <= bounds.other_top1 * self.positions as f64
+            && self.mean_difference() <= bounds.mean_difference
+            && other_experts as f64 <= bounds.other_experts * self.rows as f64
+            && self.has_near_ties(bounds)
+    }
+
+    /// Whether all experts that were swapped lie close together.
+    pub fn has_near_ties(&self, bounds: &Bounds) -> bool {
+        self.widest_tie < bounds.near_tie
+    }
+}
+
+impl fmt::Display for Distance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "top-1 {}/{}, mean |Δ| {:.4}, same experts {:.2} %, widest tie {:.4}",
+            self.same_top1,
+            self.positions,
+            self.mean_difference(),
+            self.same_experts as f64 / self.rows.max(1) as f64 * 100.0,
+            self.widest_tie
+        )
+    }
+}
+
+/// The distance over one prompt and what followed it.
+pub struct OfPrompt {
+    pub all: Distance,
+    /// Before the first token for which a layer chose other experts. What comes behind it has read its keys and values.
+    pub before_other_experts: Distance,
+    /// That token's position; none if all chose the same.
+    pub other_experts_at: Option<u32>,
+    /// What was wrong with the GPU.
+    pub wrong: Option<String>,
+}
+
+/// Runs a model over `reference/STEM.PROMPT.json`; gives the distance for each prompt.
+pub fn distances(
+    gguf: &Gguf,
+    file: &str,
+    prompts: &[&str],
+    open: Open,
+    look: Look,
+) -> Vec<OfPrompt> {
+    let model = Model::load(gguf).unwrap();
+    let mut distances = Vec::new();
+    for prompt in prompts {
+        let reference = reference(&format!("{file}.{prompt}"));
+        let tokenizer = model.tokenizer();
+        assert_eq!(
+            tokenizer.encode(&reference.prompt, true, true).unwrap(),
+            reference.prompt_tokens,
+            "{prompt}"
+        );
+        assert_eq!(
+            tokenizer.decode(&reference.generated_tokens),
+            reference.text,
+            "{prompt}"
+        );
+
+        let ran = run(&model, &reference, 512, open, look);
+        let of_prompt = compare(gguf, &reference, &ran, &format!("{file} {prompt}"));
+        println!("{file} {prompt}: {}", of_prompt.all);
+        distances.push(of_prompt);
+    }
+    distances
+}
+
+fn compare(gguf: &Gguf, reference: &Reference, ran: &Ran, what: &str) -> OfPrompt {
+    let routed = (0..).zip(&ran.routed).filter(|(_, rows)| !rows.is_empty());
+    let routed: Vec<(usize, &Vec<Row>)> = routed.collect();
+    assert_eq!(reference.expert_ids_by_layer.len(), routed.len(), "{what}");
+    // position, and how far apart the experts are that were swapped
+    let mut rows: Vec<(u32, Option<f32>)> = Vec::new();
+    for (theirs, (il, ours)) in reference.expert_ids_by_layer.iter().zip(routed) {
+        // equal row counts also say that the prompt is cut in the last layer where llama.cpp cuts it
+        assert_eq!(theirs.len(), ours.len(), "{what}: rows routed in a layer");
+        let bias = selection_bias(gguf, il);
+        let row =
+            |(theirs, ours): (&Vec<i32>, &Row)| (ours.position, tie(theirs, ours, bias.as_deref()));
+        rows.extend(theirs.iter().zip(ours).map(row));
+    }
+    // The last token of the prompt gives the first logits.
+    let first = reference.prompt_tokens.len() as u32 - 1;
+    let top5 = reference.top5_logits_per_generated_position.iter();
+    let logits: Vec<_> = (first..).zip(top5.zip(&ran.logits)).collect();
+    let before = |end: u32| {
+        let mut distance = Distance::default();
+        for (_, (top5, ours)) in logits.iter().filter(|(at, _)| *at < end) {
+            distance.positions += 1;
+            distance.same_top1 += usize::from(top1(ours) == top5[0].0);
+            let apart = |(id, logit): &(u32, f32)| f64::from((ours[*id as usize] - logit).abs());
+            distance.difference += top5.iter().map(apart).sum::<f64>();
+        }
+        for (_, tie) in rows.iter().filter(|(at, _)| *at < end) {
+            distance.rows += 1;
+            distance.same_experts += usize::from(tie.is_none());
+            distance.widest_tie = distance.widest_tie.max(tie.unwrap_or(0.0));
+        }
+        distance
+    };
+    let others = rows.iter().filter(|(_, tie)| tie.is_some());
+    let other_experts_at = others.map(|(at, _)| *at).min();
+    OfPrompt {
+        all: before(u32::MAX),
+        before_other_experts: before(other_experts_at.unwrap_or(u32::MAX)),
+        other_experts_at,
+        wrong: ran.wrong.clone(),
+    }
+}
+
+/// How far the experts that were swapped lie apart in what they are chosen by; none if the sets are the same.
+fn tie(theirs: &[i32], ours: &Row, bias: Option<&[f32]>) -> Option<f32> {
+    let a: BTreeSet<i32> = theirs.iter().copied().collect();
+    let b: BTreeSet<i32> = ours.ids.iter().copied().collect();
+    let chosen_by = |&expert: &i32| {
+        let logit = ours.logits[expert as usize];
+        bias.map_or(logit, |bias| {
+            1.0 / (1.0 + (-logit).exp()) + bias[expert as usize]
+        })
+    };
+    let lost = a.difference(&b).map(chosen_by);
+    let won = b.difference(&a).map(chosen_by);
+    let apart = won.fold(f32::NEG_INFINITY, f32::max) - lost.fold(f32::INFINITY, f32::min);
+    (a != b).then_some(apart)
+}
+
+/// What a layer adds to its probabilities for the choice, if it does.
+fn selection_bias(gguf: &Gguf, il: usize) -> Option<Vec<f32>> {
+    let tensor = gguf.tensor(&format!("blk.{il}.exp_probs_b.bias"))?;
+    let (values, rest) = gguf.data(tensor).unwrap().as_chunks();
+    assert!(rest.is_empty());
+    Some(values.iter().map(|&v| f32::from_le_bytes(v)).collect())
+}

@@ -1,0 +1,337 @@
+//! The same run recorded by both engines: what it routes, and what it reads of the file.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use moe_engine::{Decode, Logits, Mode};
+use moe_executor::cpu::threads::Threads;
+use moe_executor::recorder::Recorder;
+use moe_gguf::Gguf;
+use moe_gguf::map::OffsetMap;
+use moe_llama_cpp::{OpNumbers, Recording};
+use moe_trace::buffers::{self, Change};
+use moe_trace::graph::{self, Graph, LEAF};
+use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
+use moe_trace::{Manifest, Run, RunOptions, RunWriter, TensorAccessLog, check, ops};
+
+use crate::compare::some_tokens;
+use crate::engines::{N_CTX, Variant, params};
+use crate::models::{fixture, make, small};
+
+/// Two sequences: a prompt in two batches and three tokens more, and a short one.
+fn feed(session: &mut dyn Decode, n_vocab: u32) {
+    let tokens = some_tokens(43, n_vocab, 11);
+    session.begin_sequence(0);
+    let mut decode = |tokens: &[u32], phase, logits| {
+        session.decode(tokens, phase, logits).map(drop).unwrap();
+    };
+    decode(&tokens[..32], PHASE_PROMPT, Logits::None);
+    decode(&tokens[32..40], PHASE_PROMPT, Logits::Last);
+    for token in &tokens[40..] {
+        decode(&[*token], PHASE_GENERATE, Logits::Last);
+    }
+    session.begin_sequence(1);
+    session
+        .decode(&tokens[..5], PHASE_PROMPT, Logits::Last)
+        .map(drop)
+        .unwrap();
+    session
+        .decode(&tokens[5..6], PHASE_GENERATE, Logits::Last)
+        .map(drop)
+        .unwrap();
+}
+
+fn writer(dir: &Path, gguf: &Gguf, ops: ops::OpTable) -> RunWriter {
+    let manifest = Manifest {
+        ops,
+        ..Manifest::default()
+    };
+    RunWriter::create(dir, manifest, &OffsetMap::new(gguf), RunOptions::default()).unwrap()
+}
+
+/// The runs of both engines, ours first.
+fn both(dir: &Path, path: &Path, n_vocab: u32, mode: Mode) -> [Run; 2] {
+    let gguf = Gguf::open(path).unwrap();
+    let [ours, theirs] = ["ours", "theirs"].map(|name| dir.join(name));
+
+    let model = moe_executor::Model::load(&gguf).unwrap();
+    let threads = Threads::new(1).unwrap();
+    let writer_of_ours = writer(&ours, &gguf, ops::default_table().clone());
+    let recorder = Recorder::new(Some(writer_of_ours)).with_mode(mode);
+    let mut session = moe_executor::Session::new(&model, &threads, recorder, N_CTX);
+    feed(&mut session, n_vocab);
+    let (recorder, ended) = session.into_recorder();
+    ended.unwrap();
+    recorder.into_writer().unwrap().finish().unwrap();
+
+    let model = moe_llama_cpp::Model::load(path).unwrap();
+    let writer_of_theirs = writer(&theirs, &gguf, OpNumbers::new().table().clone());
+    let recording = Recording::new(&gguf, Some(writer_of_theirs), mode, None);
+    let variant = Variant {
+        flash_attention: true,
+        kv_f32: false,
+    };
+    let session = moe_llama_cpp::Session::new(&model, &gguf, params(variant), N_CTX, recording);
+    let mut session = session.unwrap();
+    feed(&mut session, n_vocab);
+    let (writer, ended) = moe_engine::Session::into_writer(Box::new(session));
+    ended.unwrap();
+    writer.unwrap().finish().unwrap();
+
+    [ours, theirs].map(|dir| {
+        let run = Run::open(dir).unwrap();
+        assert_eq!(check::check(&run), []);
+        run
+    })
+}
+
+/// A weight that was read: name, file, offset, size, index.
+type Weight = (String, u16, u64, u64, u32);
+
+/// What a record says that both engines must agree on.
+#[derive(Debug, PartialEq)]
+struct Said {
+    op: String,
+    name: String,
+    layer: Option<u16>,
+    phase: u8,
+    token_id: u32,
+    sequence_id: u32,
+    n_tokens: u32,
+    weights: Vec<Weight>,
+    n_sources: usize,
+    n_experts: usize,
+    slot_base: u8,
+    flags: u8,
+}
+
+fn said(run: &Run, record: &TensorAccessLog) -> Said {
+    let weights = record
+        .sources()
+        .iter()
+        .enumerate()
+        .filter(|(_, s)| s.is_disk());
+    Said {
+        op: run.ops().name(record.operation_type).unwrap().to_owned(),
+        name: record.dst_name().into_owned(),
+        layer: record.layer(),
+        phase: record.phase,
+        token_id: record.token_id.get(),
+        sequence_id: record.sequence_id.get(),
+        n_tokens: record.n_tokens.get(),
+        weights: weights
+            .map(|(i, source)| {
+                (
+                    source.name().into_owned(),
+                    record.source_file[i].get(),
+                    source.offset_or_buffer_id.get(),
+                    record.source_size(i),
+                    source.tensor_idx.get(),
+                )
+            })
+            .collect(),
+        n_sources: record.sources().len(),
+        n_experts: record.expert_ids().len(),
+        slot_base: record.expert_slot_base,
+        flags: record.flags,
+    }
+}
+
+/// Experts of a record with their weights, by expert: near ties may change places.
+fn experts(record: &TensorAccessLog) -> BTreeMap<i32, f32> {
+    let ids = record.expert_ids().iter().map(|id| id.get());
+    ids.zip(record.expert_weights.iter().map(|w| w.get()))
+        .collect()
+}
+
+/// Compares record by record; llama.cpp's nodes without a name have one here. Of the tokens, 99 % have the same experts,
+/// with the same weights. Gives the number of records.
+fn agree([ours, theirs]: &[Run; 2]) -> usize {
+    let (a, b) = (ours.trace.records(), theirs.trace.records());
+    let (mut n_same, mut n_tokens) = (0, 0);
+    for (a, b) in a.iter().zip(b) {
+        let (said_a, mut said_b) = (said(ours, a), said(theirs, b));
+        if said_b.name.starts_with("node_") {
+            said_b.name.clone_from(&said_a.name);
+        }
+        assert_eq!(said_a, said_b);
+        assert!(b.duration_ns.get() > 0);
+        if said_a.n_experts == 0 {
+            continue;
+        }
+        n_tokens += 1;
+        let (a, b) = (experts(a), experts(b));
+        if !a.keys().eq(b.keys()) {
+            continue;
+        }
+        n_same += 1;
+        for (a, b) in a.values().zip(b.values()) {
+            assert!((a - b).abs() < 5e-3, "{}: weights {a} and {b}", said_a.name);
+        }
+    }
+    assert_eq!(a.len(), b.len());
+    assert!(
+        n_tokens > 0 && n_same * 100 >= n_tokens * 99,
+        "{n_same} of {n_tokens}"
+    );
+    a.len()
+}
+
+#[test]
+fn fixtures_leave_the_same_records() {
+    for (arch, n_vocab) in [
+        ("dots1", 2048),
+        ("gpt-oss", 4096),
+        ("llama", 2048),
+        ("olmoe", 2048),
+        ("qwen2moe", 2048),
+        ("qwen3moe", 4096),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = fixture(&format!("random-{arch}-F16.gguf"));
+        assert!(
+            agree(&both(dir.path(), &path, n_vocab, Mode::All)) > 500,
+            "{arch}"
+        );
+    }
+}
+
+/// A node of a graph that computes.
+#[derive(Debug, PartialEq)]
+struct Operation {
+    op: String,
+    name: String,
+    layer: Option<u16>,
+    /// Names of what it reads, each with what the edge says of it.
+    reads: Vec<(String, String)>,
+}
+
+/// The operations of a run's graph, in order.
+fn operations(run: &Run, phase: u8) -> Vec<Operation> {
+    let graph = Graph::read(&graph::path(&run.path, phase)).unwrap();
+    let name = |id: &str| {
+        let node = graph.nodes.iter().find(|node| node.id == id).unwrap();
+        node.label.clone()
+    };
+    let reads = |id: &str| {
+        let edges = graph.edges.iter().filter(|edge| edge.target == id);
+        let read = edges.map(|edge| (name(&edge.source), edge.label.clone()));
+        read.collect()
+    };
+    let nodes = graph.nodes.iter().filter(|node| node.operation != LEAF);
+    nodes
+        .map(|node| Operation {
+            op: node.operation.clone(),
+            name: node.label.clone(),
+            layer: node.layer_id,
+            reads: reads(&node.id),
+        })
+        .collect()
+}
+
+#[test]
+fn graphs_and_buffers_are_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = fixture("random-qwen3moe-F16.gguf");
+    let [ours, theirs] = both(dir.path(), &path, 4096, Mode::All);
+    for phase in [PHASE_PROMPT, PHASE_GENERATE] {
+        let [ours, mut theirs] = [&ours, &theirs].map(|run| operations(run, phase));
+        assert_eq!(ours.len(), theirs.len());
+        // llama.cpp's nodes without a name have one here
+        let named = theirs.iter().zip(&ours);
+        let named = named.filter(|(theirs, _)| theirs.name.starts_with("node_"));
+        let names: BTreeMap<String, String> = named
+            .map(|(theirs, ours)| (theirs.name.clone(), ours.name.clone()))
+            .collect();
+        for operation in &mut theirs {
+            let read = operation.reads.iter_mut().map(|(name, _)| name);
+            for name in read.chain([&mut operation.name]) {
+                if let Some(ours) = names.get(name) {
+                    name.clone_from(ours);
+                }
+            }
+        }
+        assert_eq!(theirs, ours);
+    }
+    let events = buffers::read(&theirs.path.join(buffers::FILE_NAME)).unwrap();
+    let told: BTreeSet<u64> = events
+        .iter()
+        .map(|event| match &event.change {
+            Change::Alloc(buffer) => {
+                assert!(buffer.size > 0 && !buffer.name.is_empty());
+                buffer.buffer_id
+            }
+            Change::Dealloc { .. } => panic!("llama.cpp keeps its buffers"),
+        })
+        .collect();
+    for record in theirs.trace.records() {
+        for source in record.sources().iter().filter(|source| !source.is_disk()) {
+            assert!(told.contains(&source.offset_or_buffer_id.get()));
+        }
+    }
+}
+
+#[test]
+fn expert_operations_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = fixture("random-gpt-oss-F16.gguf");
+    // four layers, six expert operations, 49 tokens
+    let runs = both(dir.path(), &path, 4096, Mode::Experts);
+    assert_eq!(agree(&runs), 4 * 6 * 49);
+}
+
+/// Weights that llama.cpp rearranges for the processor are told by their places in the file all the same.
+#[test]
+fn rearranged_weights_keep_their_places() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = make(dir.path(), "model", &small("qwen3-30b-a3b", "Q4_K"));
+    let [ours, theirs] = both(dir.path(), &path, 512, Mode::All);
+    let weights = |run: &Run| {
+        let mut seen: BTreeMap<Weight, usize> = BTreeMap::new();
+        for record in run.trace.records() {
+            for weight in said(run, record).weights {
+                *seen.entry(weight).or_default() += 1;
+            }
+        }
+        seen
+    };
+    assert_eq!(weights(&ours), weights(&theirs));
+}
+
+/// More experts than a record holds go on in the next.
+#[test]
+fn tokens_of_more_than_16_experts() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut spec = small("qwen3-30b-a3b", "F16");
+    (spec.n_expert, spec.n_expert_used) = (32, 20);
+    let path = make(dir.path(), "model", &spec);
+    let [ours, theirs] = both(dir.path(), &path, 512, Mode::Experts);
+    let experts = |run: &Run| {
+        let mut seen: BTreeMap<(String, u32, u32), Vec<i32>> = BTreeMap::new();
+        for record in run.trace.records() {
+            let said = said(run, record);
+            let (base, n) = if said.flags == 0 { (0, 16) } else { (16, 4) };
+            assert_eq!((said.slot_base, said.n_experts), (base, n));
+            let ids = seen
+                .entry((said.name, said.sequence_id, said.token_id))
+                .or_default();
+            assert_eq!(ids.len(), usize::from(base));
+            ids.extend(record.expert_ids().iter().map(|id| id.get()));
+        }
+        // near ties may change places
+        seen.values_mut().for_each(|ids| ids.sort_unstable());
+        seen
+    };
+    let (ours, theirs) = (experts(&ours), experts(&theirs));
+    assert!(ours.keys().eq(theirs.keys()));
+    let n_same = ours
+        .values()
+        .zip(theirs.values())
+        .filter(|(a, b)| a == b)
+        .count();
+    assert!(
+        n_same * 100 >= ours.len() * 99,
+        "{n_same} of {}",
+        ours.len()
+    );
+}
