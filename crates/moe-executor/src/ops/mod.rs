@@ -33,7 +33,7 @@ use crate::recorder::Recorder;
 use crate::weights::{Linear, Matrix, Vector};
 
 pub(crate) use crate::cpu::glu::Glu;
-pub(crate) use experts::{Experts, Projection};
+pub(crate) use experts::Projection;
 pub(crate) use router::{Gating, Groups, RouterSpec, RouterState};
 use scope::Scope;
 

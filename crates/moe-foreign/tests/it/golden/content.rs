@@ -3,8 +3,6 @@
 use moe_testkit::fixture;
 use moe_trace::is_trace;
 
-use super::*;
-
 /// A tar archive with one file.
 fn tar(content: &[u8]) -> Vec<u8> {
     let mut header = vec![0; 512];
