@@ -10,7 +10,7 @@
 //! has its time, the others have none.
 //!
 //! Nothing of an operation is kept here while it runs: its start, and whether the GPU has computed it, are in a `Scope`, where its
-//! layer is computed in an [`At`], and what the operations of a layer's experts pass on in an [`Experts`].
+//! layer is computed in an [`At`], and what the operations of a layer's experts pass on in an [`Experts`](experts::Experts).
 
 mod attention;
 mod elementwise;

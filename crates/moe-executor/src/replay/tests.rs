@@ -193,7 +193,8 @@ fn a_layer_gives_what_it_gives_in_a_session() {
         }
         let (mut state, mut out) = (MoeState::new(64), Activation::new(3));
         let moe = model.decoder.moe(layer).unwrap();
-        moe.forward(&mut ops, &mut state, &mut x, &mut out);
+        let at = ops.at(layer);
+        moe.forward(&mut ops, at, &mut state, &mut x, &mut out);
         let (ids, weights) = (state.routing().ids.host(), state.routing().weights.host());
 
         let mut routes = Routes {
