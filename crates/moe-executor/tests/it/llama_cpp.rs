@@ -9,7 +9,8 @@ use moe_synth::write;
 use moe_testkit::fixture;
 
 use crate::reference::{
-    Bounds, F16, GPT_OSS, PROMPTS, QWEN3MOE, Ran, Reference, distances, host, reference, run,
+    Bounds, Distance, F16, GPT_OSS, PROMPTS, QWEN3MOE, Ran, Reference, distances, host, reference,
+    run,
 };
 
 fn compare(file: &str, bounds: &Bounds) {
@@ -19,10 +20,18 @@ fn compare(file: &str, bounds: &Bounds) {
 }
 
 fn compare_with(gguf: &Gguf, stem: &str, prompts: &[&str], bounds: &Bounds) {
-    for distance in distances(gguf, stem, prompts, &host, &|_| None) {
-        let all = distance.all;
-        assert!(all.is_within(bounds), "{stem}: {all}");
+    let of_prompts = distances(gguf, stem, prompts, &host, &|_| None);
+    if stem.contains("F16") {
+        for distance in &of_prompts {
+            let all = distance.all;
+            assert!(all.is_within(bounds), "{stem}: {all}");
+        }
     }
+    // The near ties of a quantized model fall either way, by the order in which a processor's instructions sum, and each
+    // changes the tokens after it; so they are counted over all prompts.
+    let all = of_prompts.iter().map(|of_prompt| of_prompt.all);
+    let all = all.fold(Distance::default(), Distance::and);
+    assert!(all.is_within(bounds), "{stem}, all prompts: {all}");
 }
 
 #[test]
