@@ -23,8 +23,8 @@ fn signatures(ptx: &str) -> HashMap<&str, Vec<String>> {
 /// The type in `.param .align 8 .b8 name[24]`.
 fn type_of(param: &str) -> String {
     let words = param.split_whitespace();
-    let types = words.filter_map(|word| word.strip_prefix('.'));
-    let last = types.last().unwrap_or_default();
+    let mut types = words.filter_map(|word| word.strip_prefix('.'));
+    let last = types.next_back().unwrap_or_default();
     let size = param.find('[').map_or("", |at| param[at..].trim_end());
     format!("{last}{size}")
 }
