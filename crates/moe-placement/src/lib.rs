@@ -25,4 +25,5 @@ pub mod cache;
 pub mod learn;
 pub mod plan;
 pub mod predict;
+mod text;
 pub mod update;

@@ -6,6 +6,7 @@ use super::observations::{
     COUNT_KEYS, LayerObservation, LayerSlots, SPLIT_KEYS, layer_slots, observe,
 };
 use super::{Error, OLD_SCHEMA, SCHEMA};
+use crate::text::without_byte_order_mark;
 
 /// What one layer did, as input to [`LearnFile::from_counts`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,8 +43,7 @@ impl LearnFile {
     /// # Errors
     /// As [`Error`] tells; the whole file is refused at the first fault. JSON nested more than 128 deep is refused too.
     pub fn parse(text: &str) -> Result<LearnFile, Error> {
-        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-        let Value::Object(root) = serde_json::from_str(text)? else {
+        let Value::Object(root) = serde_json::from_str(without_byte_order_mark(text))? else {
             return Err(Error::Schema {
                 found: "missing (the file is not a JSON object)".into(),
             });
