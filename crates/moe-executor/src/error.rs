@@ -192,12 +192,12 @@ pub enum Error {
     #[error(transparent)]
     Engine(Box<dyn std::error::Error + Send + Sync>),
     /// The thread pool could not be started.
-    #[error("cannot start {}: {reason}", counted(*.threads, "thread"))]
+    #[error("cannot start {}: {source}", counted(*.threads, "thread"))]
     Threads {
         /// Threads asked for.
         threads: usize,
         /// The system's reason.
-        reason: String,
+        source: std::io::Error,
     },
 }
 

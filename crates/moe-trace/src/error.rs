@@ -7,7 +7,7 @@ use std::sync::Arc;
 use moe_gguf::text::counted;
 use parquet::errors::ParquetError;
 
-use crate::fault::{LineFault, RecordFault, TableFault};
+use crate::fault::{LineFault, ManifestFault, RecordFault, TableFault};
 
 /// Errors of this crate; each tells what, where and what to do, on one line.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -91,22 +91,23 @@ pub enum Error {
         path: PathBuf,
     },
     /// `manifest.json` is not one.
-    #[error("{}: not a manifest that can be read: {reason}; record the run again, or give its trace.bin alone", path.display())]
+    #[error("{}: not a manifest that can be read: {fault}; record the run again, or give its trace.bin alone", path.display())]
     Manifest {
         /// The manifest.
         path: PathBuf,
         /// What is wrong.
-        reason: String,
+        #[source]
+        fault: ManifestFault,
     },
     /// A JSON file is not what it should be.
-    #[error("{}: not a {what} that can be read or written: {reason}; record the run again", path.display())]
+    #[error("{}: not a {what} that can be read or written: {source}; record the run again", path.display())]
     Json {
         /// The file.
         path: PathBuf,
         /// What it should be.
         what: &'static str,
         /// What is wrong.
-        reason: String,
+        source: Arc<serde_json::Error>,
     },
     /// A line of a text file makes no sense.
     #[error("{}: line {line}: {fault}; fix or remove the line", path.display())]
@@ -192,12 +193,20 @@ impl Error {
         }
     }
 
-    /// For `map_err` on JSON that is written; `what` it is.
+    /// For `map_err` on JSON that is read or written; `what` it is.
     pub(crate) fn json(what: &'static str, path: &Path) -> impl FnOnce(serde_json::Error) -> Self {
-        move |error| Self::Json {
+        move |source| Self::Json {
             path: path.to_owned(),
             what,
-            reason: error.to_string(),
+            source: Arc::new(source),
+        }
+    }
+
+    /// For `map_err` on a manifest.
+    pub(crate) fn manifest(path: &Path) -> impl Fn(ManifestFault) -> Self {
+        move |fault| Self::Manifest {
+            path: path.to_owned(),
+            fault,
         }
     }
 

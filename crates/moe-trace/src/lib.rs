@@ -36,7 +36,7 @@ mod writer;
 
 pub use accesses::{Access, FileAccesses};
 pub use error::Error;
-pub use fault::{LineFault, RecordFault, SourceFault, TableFault, TransferFault};
+pub use fault::{LineFault, ManifestFault, RecordFault, SourceFault, TableFault, TransferFault};
 pub use manifest::Manifest;
 pub use operations::{Expert, Operation, Operations, TokenExperts};
 pub use record::{NO_LAYER, NO_TENSOR, SourceLog, TensorAccessLog};

@@ -11,6 +11,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::bounded;
 use crate::error::Error;
+use crate::fault::ManifestFault;
 use crate::ops::OpTable;
 
 /// Name of the file in a run directory.
@@ -312,26 +313,20 @@ impl Manifest {
     /// [`Error::Manifest`] for another file than a manifest, and for a schema that this version does not know.
     pub fn read(path: &Path) -> Result<Self, Error> {
         let bytes = bounded::read(path, bounded::MAX_DOCUMENT)?;
-        let invalid = |reason: String| Error::Manifest {
-            path: path.to_owned(),
-            reason,
-        };
-        let json: Value =
-            serde_json::from_slice(&bytes).map_err(|error| invalid(error.to_string()))?;
+        Self::parse(&bytes).map_err(Error::manifest(path))
+    }
+
+    fn parse(bytes: &[u8]) -> Result<Self, ManifestFault> {
+        let json: Value = serde_json::from_slice(bytes)?;
         if json.get("schema").is_none() {
-            return Err(invalid(format!(
-                "it has no \"schema\", which is {SCHEMA:?}"
-            )));
+            return Err(ManifestFault::NoSchema);
         }
         // From the bytes, so that a message names line and column.
-        let manifest: Self =
-            serde_json::from_slice(&bytes).map_err(|error| invalid(error.to_string()))?;
+        let manifest: Self = serde_json::from_slice(bytes)?;
         if manifest.schema != SCHEMA {
-            let reason = format!(
-                "its schema is {:?}, this version reads {SCHEMA:?}",
-                manifest.schema
-            );
-            return Err(invalid(reason));
+            return Err(ManifestFault::Schema {
+                found: manifest.schema,
+            });
         }
         Ok(manifest)
     }
@@ -339,10 +334,8 @@ impl Manifest {
     /// Keys that the schema requires and `path` lacks, as JSON pointers; [`Manifest::read`] does without them.
     pub fn missing_keys(path: &Path) -> Result<Vec<&'static str>, Error> {
         let bytes = bounded::read(path, bounded::MAX_DOCUMENT)?;
-        let json: Value = serde_json::from_slice(&bytes).map_err(|source| Error::Manifest {
-            path: path.to_owned(),
-            reason: source.to_string(),
-        })?;
+        let json: Value =
+            serde_json::from_slice(&bytes).map_err(|error| Error::manifest(path)(error.into()))?;
         let missing = REQUIRED
             .into_iter()
             .filter(|key| json.pointer(key).is_none());
@@ -356,11 +349,8 @@ impl Manifest {
 
     /// Writes the manifest for `path`, which is as before until the file is committed.
     pub(crate) fn write_pending(&self, path: &Path) -> Result<AtomicFile, Error> {
-        let reason = |source: serde_json::Error| Error::Manifest {
-            path: path.to_owned(),
-            reason: source.to_string(),
-        };
-        let mut json = serde_json::to_vec_pretty(self).map_err(reason)?;
+        let mut json =
+            serde_json::to_vec_pretty(self).map_err(|error| Error::manifest(path)(error.into()))?;
         json.push(b'\n');
         let mut file = AtomicFile::create(path, true)?;
         file.write_all(&json).map_err(Error::writing(path))?;

@@ -26,10 +26,10 @@ impl Shape {
             n_expert_used,
             ..
         } = *model;
-        if let Some(reason) = Facts::of_manifest(model).impossible() {
+        if let Some(source) = Facts::of_manifest(model).impossible() {
             return Err(Error::Impossible {
                 place: place.display().to_string(),
-                reason,
+                source,
             });
         }
         Ok((n_expert > 0 && n_expert_used > 0).then_some(Shape {

@@ -17,7 +17,7 @@ mod summary;
 use std::path::PathBuf;
 
 use moe_placement::learn::{LayerCounts, LearnFile};
-use moe_trace::foreign::{Contradiction, Facts};
+use moe_trace::foreign::{Contradiction, Facts, ImpossibleModel};
 
 pub use bytes::ExpertBytes;
 pub use matrix::{Matrix, MatrixRow, Value};
@@ -58,13 +58,13 @@ pub enum Error {
         /// File, and record or row.
         place: String,
     },
-    /// A model as there is none.
-    #[error("{place}: {reason}")]
+    /// A model with more layers or experts than any has.
+    #[error("{place}: {source}")]
     Impossible {
         /// The file or run.
         place: String,
         /// Which number cannot be.
-        reason: String,
+        source: ImpossibleModel,
     },
     /// Two inputs that are not of one model.
     #[error(

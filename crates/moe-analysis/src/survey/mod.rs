@@ -17,7 +17,7 @@ use crate::hotness::{Phases, Tally};
 
 pub use distinct::{BATCHES, Distinct};
 pub use groups::Groups;
-pub use labels::Labels;
+pub use labels::{LabelFault, Labels};
 pub use order::Order;
 pub use windows::Windows;
 
@@ -53,12 +53,13 @@ pub enum Error {
         part: &'static str,
     },
     /// A file of labels that makes no sense.
-    #[error("line {line}: {reason}; write lines `sequence,label`")]
+    #[error("line {line}: {fault}; write lines `sequence,label`")]
     Labels {
         /// Line, from 1.
         line: usize,
         /// What is wrong.
-        reason: String,
+        #[source]
+        fault: LabelFault,
     },
 }
 

@@ -69,12 +69,12 @@ pub enum ExportError {
         hint: &'static str,
     },
     /// The trace does not fit into the format.
-    #[error("{format}: {reason}")]
+    #[error("{format}: {source}")]
     Unfit {
         /// The format to be written.
         format: &'static str,
         /// What does not fit, and what to do.
-        reason: String,
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The trace could not be read.
     #[error(transparent)]

@@ -48,7 +48,7 @@ pub use json::{document, line as json_line};
 pub use layers::LayerError;
 pub use output::{Output, Sink, SinkError, Summary};
 pub use passes::Passes;
-pub use rows::{Contradiction, CountRow, Facts, LayerRow, Phase, RoutingRow};
+pub use rows::{Contradiction, CountRow, Facts, ImpossibleModel, LayerRow, Phase, RoutingRow};
 pub use source::{Lines, SAMPLE_SIZE, Source, read_whole, sample_lines};
 pub use table::RoutingTable;
 

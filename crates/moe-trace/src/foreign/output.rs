@@ -1,7 +1,7 @@
 //! Where an importer's rows go, checked on the way.
 
 use std::collections::BTreeSet;
-use std::fmt;
+use std::error::Error as StdError;
 use std::path::{Path, PathBuf};
 
 use moe_gguf::text::counted;
@@ -37,15 +37,15 @@ pub trait Sink {
 /// Why a sink takes no more.
 #[derive(Debug)]
 pub enum SinkError {
-    /// The row makes no sense; the place where it was read is added to the reason.
-    Refused(String),
+    /// The row makes no sense; the place where it was read is added.
+    Refused(Box<dyn StdError + Send + Sync>),
     /// Counts have no order, and the sink needs one.
     NeedsOrder,
     /// Something else failed.
-    Failed(Box<dyn std::error::Error + Send + Sync>),
+    Failed(Box<dyn StdError + Send + Sync>),
 }
 
-impl<E: std::error::Error + Send + Sync + 'static> From<E> for SinkError {
+impl<E: StdError + Send + Sync + 'static> From<E> for SinkError {
     fn from(error: E) -> Self {
         Self::Failed(error.into())
     }
@@ -172,8 +172,8 @@ impl<'a> Output<'a> {
     /// [`ForeignError::OtherModel`] if it contradicts the model that the user named, [`ForeignError::File`] if no model has
     /// as many layers or experts: nobody downstream has to doubt the numbers.
     pub fn facts(&mut self, facts: &Facts) -> Result<(), ForeignError> {
-        if let Some(reason) = facts.impossible() {
-            return Err(ForeignError::file(&self.file, reason));
+        if let Some(fault) = facts.impossible() {
+            return Err(ForeignError::file(&self.file, fault));
         }
         if let Some(model) = &self.options.model {
             model.check(facts, &self.path)?;
@@ -304,8 +304,12 @@ impl<'a> Output<'a> {
     }
 
     /// An error at a place in the file that is being read.
-    pub fn invalid(&self, at: At, reason: impl fmt::Display) -> ForeignError {
-        ForeignError::invalid(&self.file, at, reason)
+    pub fn invalid(
+        &self,
+        at: At,
+        source: impl Into<Box<dyn StdError + Send + Sync>>,
+    ) -> ForeignError {
+        ForeignError::invalid(&self.file, at, source)
     }
 
     pub(super) fn finish(mut self) -> Result<Summary, ForeignError> {
@@ -371,7 +375,7 @@ impl<'a> Output<'a> {
 
     fn check(&self, taken: Result<(), SinkError>, at: impl Fn() -> At) -> Result<(), ForeignError> {
         taken.map_err(|error| match error {
-            SinkError::Refused(reason) => self.invalid(at(), reason),
+            SinkError::Refused(source) => self.invalid(at(), source),
             SinkError::NeedsOrder => ForeignError::NoOrder {
                 path: self.path.clone(),
                 format: self.format,

@@ -141,6 +141,16 @@ pub struct Facts {
     pub expert_bytes: BTreeMap<u16, u64>,
 }
 
+/// A number of a model that is higher than that of any model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{n} {what} are more than any model has ({MAX_ID}); the file is damaged")]
+pub struct ImpossibleModel {
+    /// `layers`, `experts in a layer` or `experts for a token`.
+    pub what: &'static str,
+    /// How many the file says there are.
+    pub n: u32,
+}
+
 /// What a trace says of its model, and the model does not have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Contradiction {
@@ -191,7 +201,7 @@ impl Facts {
     }
 
     /// Why there is no such model: it would have more layers or experts than any has.
-    pub fn impossible(&self) -> Option<String> {
+    pub fn impossible(&self) -> Option<ImpossibleModel> {
         let numbers = [
             ("layers", self.n_layer),
             ("experts in a layer", self.n_expert),
@@ -199,9 +209,7 @@ impl Facts {
         ];
         let mut numbers = numbers.into_iter();
         let (what, n) = numbers.find_map(|(what, n)| Some((what, n.filter(|&n| n > MAX_ID)?)))?;
-        Some(format!(
-            "{n} {what} are more than any model has ({MAX_ID}); the file is damaged"
-        ))
+        Some(ImpossibleModel { what, n })
     }
 
     /// Why a trace that says `told` cannot be of this model: another architecture, other numbers of layers or experts.

@@ -60,9 +60,8 @@ fn import_counts(gguf: &Gguf, output: &mut Output<'_>) -> Result<(), ForeignErro
         let Some((layer, rank)) = counts_of(&tensor.name) else {
             continue;
         };
-        check_shape(gguf, tensor).map_err(|reason| {
-            output.invalid(At::Element(tensor.name.clone()), reason.to_string())
-        })?;
+        check_shape(gguf, tensor)
+            .map_err(|fault| output.invalid(At::Element(tensor.name.clone()), fault))?;
         let best = layers.entry(layer).or_insert((rank, tensor));
         if rank < best.0 {
             *best = (rank, tensor);

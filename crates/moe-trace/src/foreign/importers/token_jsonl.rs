@@ -50,7 +50,7 @@ impl Importer for TokenJsonl {
                 ..RoutingRow::at_layer(line.layer)
             };
             let experts = zip_weights(&line.experts, line.weights.as_deref())
-                .map_err(|fault| output.invalid(at(), fault.to_string()))?;
+                .map_err(|fault| output.invalid(at(), fault))?;
             output.token(at, &row, experts)
         })?;
         Ok(())

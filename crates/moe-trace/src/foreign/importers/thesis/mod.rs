@@ -105,7 +105,7 @@ fn import_records(
         }
         let head = operation.head();
         head.check_readable()
-            .map_err(|fault| output.invalid(at(), fault.to_string()))?;
+            .map_err(|fault| output.invalid(at(), fault))?;
         let (Some(layer), Some(phase)) = (head.layer(), Phase::of(head.phase)) else {
             let reason =
                 "its experts are of no layer, or its phase is not known; the trace is damaged";
@@ -139,12 +139,13 @@ impl Records {
             passes: None,
         };
         let mul_mat_id = run.ops().number("MUL_MAT_ID");
-        let (passes, notes) = PassTable::of(&run.trace, mul_mat_id, options).map_err(|reason| {
-            ForeignError::Operations {
-                path: path.to_owned(),
-                reason,
-            }
-        })?;
+        let (passes, notes) =
+            PassTable::of(&run.trace, mul_mat_id, options).map_err(|operation| {
+                ForeignError::Operations {
+                    path: path.to_owned(),
+                    operation,
+                }
+            })?;
         run.passes = Some(passes);
         Ok(Self { run, notes })
     }

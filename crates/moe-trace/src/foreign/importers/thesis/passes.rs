@@ -51,12 +51,15 @@ impl PassTable {
         self.passes.get(next.checked_sub(1)?)
     }
 
-    /// Looks through a trace; also what a user should know. The error says what to do.
+    /// Looks through a trace; also what a user should know.
+    ///
+    /// # Errors
+    /// The number of the operation that has experts, if it is not that of `mul_mat_id`.
     pub(crate) fn of(
         trace: &Trace,
         mul_mat_id: Option<u8>,
         options: &Options,
-    ) -> Result<(Self, Vec<String>), String> {
+    ) -> Result<(Self, Vec<String>), u8> {
         let default = OpTable::default();
         let ops = options.ops.as_ref().unwrap_or(&default);
         let sorts = ["ARGSORT", "TOP_K"].map(|name| ops.number(name));
@@ -89,9 +92,7 @@ impl PassTable {
         if let Some(op) = other_op
             && seen.iter().all(|pass| pass.n_experts == 0)
         {
-            return Err(format!(
-                "the records with experts are of operation {op}, which is not MUL_MAT_ID in the table of operations"
-            ));
+            return Err(op);
         }
         Ok(Self::compare(&seen, options))
     }
