@@ -104,7 +104,7 @@ pub trait Session: Decode {
     }
 
     /// Bytes that the memory with the weights reads in a second, if all of them live on the GPU.
-    fn gpu_bandwidth(&self) -> Option<f64> {
+    fn gpu_bandwidth(&self, _ctx: &Context) -> Option<f64> {
         None
     }
 

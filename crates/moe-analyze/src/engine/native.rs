@@ -110,8 +110,8 @@ impl super::Session for Session<'_, '_> {
         self.device().map(gpu)
     }
 
-    fn gpu_bandwidth(&self) -> Option<f64> {
-        self.device().and_then(gpu_bandwidth)
+    fn gpu_bandwidth(&self, ctx: &Context) -> Option<f64> {
+        gpu_bandwidth(self.device()?, ctx)
     }
 
     fn fallbacks(&self) -> Option<String> {
@@ -172,10 +172,18 @@ fn settings(settings: &Settings) -> manifest::PostFetch {
     }
 }
 
-/// Bytes that the GPU reads from its memory in a second.
-pub fn gpu_bandwidth(device: &Device) -> Option<f64> {
+/// Bytes that the GPU reads from its memory in a second. A failure is printed: the GPU may have no room for the copy.
+pub fn gpu_bandwidth(device: &Device, ctx: &Context) -> Option<f64> {
     const BYTES: usize = 1 << 30;
-    device.gpu().bandwidth(BYTES).ok()
+    match device.gpu().bandwidth(BYTES) {
+        Ok(bandwidth) => Some(bandwidth),
+        Err(error) => {
+            ctx.remark(format_args!(
+                "warning: the memory bandwidth of the GPU cannot be measured: {error}"
+            ));
+            None
+        }
+    }
 }
 
 /// What the GPU could not do and the processor did; none if there was nothing.

@@ -153,6 +153,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         }
         let bench = Bench {
             args: &args,
+            ctx,
             gguf: &gguf,
             engine: engine.as_ref(),
             n_threads: n,
@@ -177,6 +178,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
 /// What tests have in common.
 struct Bench<'a> {
     args: &'a Args,
+    ctx: &'a Context,
     gguf: &'a Gguf,
     engine: &'a dyn Engine,
     n_threads: usize,
@@ -207,7 +209,9 @@ impl Bench<'_> {
         };
         let bandwidth = match (gpu.is_some(), policy) {
             (false, _) => Some(self.bandwidth),
-            (true, "gpu") if !self.args.device.says_where_experts_live() => session.gpu_bandwidth(),
+            (true, "gpu") if !self.args.device.says_where_experts_live() => {
+                session.gpu_bandwidth(self.ctx)
+            }
             _ => None,
         };
         let (avg_ns, stddev_ns) = mean(times.iter().map(|t| t.as_nanos() as f64));

@@ -107,7 +107,9 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     }
     let bandwidths = Bandwidths {
         host: read_bandwidth(&threads, BANDWIDTH_BYTES),
-        gpu: replay.device().and_then(native::gpu_bandwidth),
+        gpu: replay
+            .device()
+            .and_then(|device| native::gpu_bandwidth(device, ctx)),
     };
     let gpu = replay.device().map(native::gpu);
     if let Some(mut writer) = replay.into_recorder().into_writer() {
