@@ -25,6 +25,17 @@ fn start(test: &str, dir: &Path) -> Child {
         .unwrap()
 }
 
+/// Runs an ignored test of this file as [`start`] does, in a process that a shell has prepared with `setup`.
+fn run_after(setup: &str, test: &str, dir: &Path) -> Output {
+    let script = format!("{setup} || exit 9; exec \"$0\" --exact {test} --ignored --nocapture");
+    Command::new("sh")
+        .args(["-c", &script])
+        .arg(std::env::current_exe().unwrap())
+        .env(DIR_VARIABLE, dir)
+        .output()
+        .unwrap()
+}
+
 /// Waits until the process prints `ready`, then sends it a signal.
 fn signal_when_ready(mut child: Child, signal: &str) -> Output {
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -207,14 +218,7 @@ fn wait_for_the_flag() {
 #[test]
 fn a_hangup_that_was_ignored_stays_ignored() {
     let dir = tempfile::tempdir().unwrap();
-    let test = std::env::current_exe().unwrap();
-    let script = "trap '' HUP; exec \"$0\" --exact survive_a_hangup --ignored --nocapture";
-    let output = Command::new("sh")
-        .args(["-c", script])
-        .arg(test)
-        .env(DIR_VARIABLE, dir.path())
-        .output()
-        .unwrap();
+    let output = run_after("trap '' HUP", "survive_a_hangup", dir.path());
     assert!(output.status.success(), "{:?}", output.status);
 }
 
@@ -230,14 +234,7 @@ fn survive_a_hangup() {
 #[test]
 fn a_file_over_the_size_limit_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
-    let test = std::env::current_exe().unwrap();
-    let script = "ulimit -f 8 || exit 9; exec \"$0\" --exact write_too_much --ignored --nocapture";
-    let output = Command::new("sh")
-        .args(["-c", script])
-        .arg(test)
-        .env(DIR_VARIABLE, dir.path())
-        .output()
-        .unwrap();
+    let output = run_after("ulimit -f 8", "write_too_much", dir.path());
     assert!(output.status.success(), "{:?}", output.status);
     assert_eq!(n_entries(dir.path()), 0);
 }
