@@ -112,6 +112,17 @@ fn lines_follow_their_schema() {
 }
 
 #[test]
+fn unknown_keys_and_a_byte_order_mark_change_nothing() {
+    let text = lines(&examples());
+    let more = text
+        .replace("{\"sequence_id\"", "{\"later\":[1,{}],\"sequence_id\"")
+        .replace("\"start_ns\"", "\"later\":null,\"start_ns\"");
+    assert!(more.len() > text.len());
+    assert_eq!(read(&more).unwrap(), examples());
+    assert_eq!(read(&format!("\u{feff}{text}")).unwrap(), examples());
+}
+
+#[test]
 fn wrong_lines_are_named_and_a_cut_one_is_left_out() {
     let good = lines(&examples());
     assert_eq!(read(&good).unwrap(), examples());
