@@ -9,7 +9,7 @@ use parquet::errors::ParquetError;
 
 use crate::fault::{LineFault, ManifestFault, RecordFault, TableFault};
 
-/// Errors of this crate; each tells what, where and what to do, on one line.
+/// Errors of this crate; each says on one line what is wrong, where, and what to do.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

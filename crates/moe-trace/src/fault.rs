@@ -292,7 +292,7 @@ pub enum TableFault {
         /// The column.
         column: String,
     },
-    /// A name that is none of those that the column may hold.
+    /// A name that the column may not hold.
     #[error("column {column}: {name:?} is not known; write the table again")]
     Name {
         /// The column.

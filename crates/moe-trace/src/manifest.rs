@@ -1,4 +1,4 @@
-//! `manifest.json`: what was run, on what, and how to read the trace beside it.
+//! `manifest.json`: what was run, on what, and how to read the trace next to it.
 
 use std::io::Write;
 use std::path::Path;
@@ -82,7 +82,7 @@ pub struct Manifest {
     pub ops: OpTable,
     /// How many tokens ran.
     pub tokens: Tokens,
-    /// The sequences in order, each with why it ended; empty while recording, and where nobody told.
+    /// The sequences in order, each with why it ended; empty while recording, and where it is unknown.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub sequences: Vec<Sequence>,
     /// How tokens were chosen.
@@ -235,7 +235,7 @@ pub struct Gpu {
     /// What the processor did in its place; absent where nobody counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fallbacks: Option<Fallbacks>,
-    /// Rows of a batch from which weights of the processor were copied to it for a product, 0 = never; absent where nobody told.
+    /// Rows of a batch from which weights of the processor were copied to it for a product, 0 = never; absent where it is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub offload_min_batch: Option<u64>,
     /// How Post-Fetch worked; absent under other policies.

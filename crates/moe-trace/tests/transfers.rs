@@ -1,4 +1,4 @@
-//! `transfers.jsonl`: what a recorder writes is read back, follows its schema, and damage is told.
+//! `transfers.jsonl`: what a recorder writes is read back, follows its schema, and damage is reported.
 
 mod common;
 

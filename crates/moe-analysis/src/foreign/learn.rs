@@ -60,7 +60,7 @@ impl Importer for Learn {
             import_text(text, output)?;
         }
         output.note(
-            "counts alone: order, tokens, phases and weights are not told; timings were left out",
+            "counts alone: order, tokens, phases and weights are unknown; timings were left out",
         );
         Ok(())
     }

@@ -52,7 +52,7 @@ pub struct About {
     pub mmap: Vec<String>,
 }
 
-/// Begins a run, once all that can fail before it has not: told the GPU that takes part, if one does.
+/// Creates the run once all fallible setup has succeeded; receives the GPU in use, if any.
 pub type Begin<'s> = Box<dyn FnOnce(Option<manifest::Gpu>) -> anyhow::Result<RunWriter> + 's>;
 
 /// How a model is to be run.
@@ -98,7 +98,7 @@ pub trait Session: Decode {
     /// Tells the observer of nothing more.
     fn stop_observing(&mut self);
 
-    /// The GPU that takes part, as the manifest tells it; none for the processor alone.
+    /// The GPU that takes part, as in the manifest; none for the CPU alone.
     fn gpu(&self) -> Option<manifest::Gpu> {
         None
     }

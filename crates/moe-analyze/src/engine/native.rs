@@ -124,7 +124,7 @@ impl super::Session for Session<'_, '_> {
     }
 }
 
-/// The GPU as the manifest tells it while the run goes on: what is counted is known at its end.
+/// The GPU as in the manifest while the run goes on: what is counted is known at its end.
 pub fn gpu_at_start(device: &Device) -> manifest::Gpu {
     manifest::Gpu {
         peak_bytes: None,
@@ -133,7 +133,7 @@ pub fn gpu_at_start(device: &Device) -> manifest::Gpu {
     }
 }
 
-/// The GPU as a manifest tells it.
+/// The GPU as in a manifest.
 pub fn gpu(device: &Device) -> manifest::Gpu {
     let about = device.gpu().about();
     let (_, peak, limit) = device.gpu().memory();
@@ -159,7 +159,7 @@ pub fn gpu(device: &Device) -> manifest::Gpu {
     }
 }
 
-/// How Post-Fetch works, as a manifest tells it.
+/// The settings of Post-Fetch as in a manifest.
 fn settings(settings: &Settings) -> manifest::PostFetch {
     manifest::PostFetch {
         enable: settings.enable,

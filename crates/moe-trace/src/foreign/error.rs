@@ -58,7 +58,7 @@ impl fmt::Display for Missing {
     }
 }
 
-/// Why a foreign trace could not be read; each tells what, where and what to do, on one line.
+/// Why a foreign trace could not be read; each says on one line what is wrong, where, and what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ForeignError {

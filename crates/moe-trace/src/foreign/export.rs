@@ -58,8 +58,8 @@ pub enum ExportError {
         /// The format that was read.
         from: &'static str,
     },
-    /// The format needs what the trace does not tell.
-    #[error("{format} needs {what}, which the trace does not tell; {hint}")]
+    /// The format needs what the trace does not contain.
+    #[error("{format} needs {what}, which the trace does not contain; {hint}")]
     Missing {
         /// The format to be written.
         format: &'static str,
@@ -88,7 +88,7 @@ pub enum ExportError {
 pub struct Export<'a> {
     input: &'a Input,
     options: &'a Options,
-    /// The records of another tool's trace that tells every operation.
+    /// The records of another tool's trace of every operation.
     records: Option<Records>,
     /// What was read, model facts and notes included.
     pub summary: Summary,
@@ -117,7 +117,7 @@ impl<'a> Export<'a> {
         })
     }
 
-    /// The run, where the trace tells every operation.
+    /// The run, where the trace contains every operation.
     pub fn run(&self) -> Option<&Run> {
         match self.input {
             Input::Run(run) => Some(run),

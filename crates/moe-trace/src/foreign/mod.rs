@@ -2,7 +2,7 @@
 //!
 //! A format holds one of two things. *Routing* in order: which expert a token was routed to, row by row. Or *counts*: how
 //! often each expert of each layer was chosen, without order. An importer streams what it reads to a [`Sink`], so memory does
-//! not grow with the file; what a format cannot tell is `None`, and what it has lost is told as a note.
+//! not grow with the file; what a format does not contain is `None`, and what it has lost is a note.
 //!
 //! [`detect`] finds the importer of a path, [`import`] runs it. Importers of other crates join by being in the slice that both
 //! are given.
@@ -72,7 +72,7 @@ pub trait Importer: Sync {
         false
     }
 
-    /// The records of a format that tells every operation; `None` for the others.
+    /// The records of a format that contains every operation; `None` for the others.
     ///
     /// # Errors
     /// As [`Importer::import`].
@@ -102,7 +102,7 @@ pub struct Records {
     pub notes: Vec<String>,
 }
 
-/// What the user can tell about a trace that its format does not.
+/// What the user says about a trace because its format does not contain it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Options {
     /// Experts that a token is routed to.

@@ -15,7 +15,7 @@ use super::{MAX_ID, Options};
 
 /// Takes what an importer reads. Ids are in range, and of the model if it is known.
 pub trait Sink {
-    /// What is known about the model before the first row; not called where a format tells nothing there.
+    /// What is known about the model before the first row; not called where a format has nothing there.
     fn facts(&mut self, facts: &Facts) -> Result<(), SinkError> {
         let _ = facts;
         Ok(())
@@ -27,7 +27,7 @@ pub trait Sink {
     /// One count.
     fn count(&mut self, row: &CountRow) -> Result<(), SinkError>;
 
-    /// Totals of a layer, where counts are told.
+    /// Totals of a layer, in formats of counts.
     fn layer(&mut self, row: &LayerRow) -> Result<(), SinkError> {
         let _ = row;
         Ok(())
@@ -142,12 +142,12 @@ impl<'a> Output<'a> {
             missing: BTreeSet::new(),
             repeated: Repeated::default(),
         };
-        let told = Facts {
+        let named = Facts {
             n_expert_used: options.n_expert_used(),
             ..options.model.clone().unwrap_or_default()
         };
-        if told != Facts::default() {
-            output.facts(&told)?;
+        if named != Facts::default() {
+            output.facts(&named)?;
             output.top_k = None; // the user's number, not the trace's
         }
         if source.left_out() > 0 {
@@ -187,8 +187,8 @@ impl<'a> Output<'a> {
         }
         facts.fill_from(&self.facts);
         self.facts = facts;
-        let told = self.sink.facts(&self.facts);
-        self.check(told, || At::Byte(0))
+        let taken = self.sink.facts(&self.facts);
+        self.check(taken, || At::Byte(0))
     }
 
     /// What is known about the model so far.
@@ -207,7 +207,7 @@ impl<'a> Output<'a> {
     }
 
     /// Hands over a token's experts, best first: `row` with one slot after the other. Negative ids mark empty slots. An expert
-    /// that the token names again is left out, and the user is told.
+    /// that the token names again is left out and noted.
     pub fn token(
         &mut self,
         at: impl Fn() -> At,
@@ -255,7 +255,7 @@ impl<'a> Output<'a> {
         self.check(taken, at)
     }
 
-    /// Tells the user what the format has lost, or what was left out. The same note twice is told once.
+    /// Notes for the user what the format has lost, or what was left out. The same note is kept once.
     pub fn note(&mut self, note: impl Into<String>) {
         let note = note.into();
         if self.notes.len() < MAX_NOTES && !self.notes.contains(&note) {

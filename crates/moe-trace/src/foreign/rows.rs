@@ -40,7 +40,7 @@ impl Phase {
 
 /// One expert of one token in one layer; rows come in the order of the trace, those of a token in the order of their slots.
 ///
-/// The columns of the table `routing`. What the format does not tell is `None`.
+/// The columns of the table `routing`. What the format does not contain is `None`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RoutingRow {
     /// Position of the token in its sequence.
@@ -64,7 +64,7 @@ pub struct RoutingRow {
 }
 
 impl RoutingRow {
-    /// Token 0, slot 0, expert 0 of a layer, nothing else told: to be filled in with what a format tells.
+    /// Token 0, slot 0, expert 0 of a layer, nothing else known: to be filled in with what a format contains.
     pub fn at_layer(layer_id: u16) -> Self {
         Self {
             token_id: 0,
@@ -98,7 +98,7 @@ pub struct CountRow {
     pub layer_id: u16,
     /// Expert in the layer.
     pub expert_id: u32,
-    /// The tokens that were counted; `None` = both phases, or not told.
+    /// The tokens that were counted; `None` = both phases, or unknown.
     pub phase: Option<Phase>,
     /// Times it was chosen.
     pub count: u64,
@@ -111,7 +111,7 @@ pub struct CountRow {
 pub struct LayerRow {
     /// Layer.
     pub layer_id: u16,
-    /// The tokens that were counted; `None` = both phases, or not told.
+    /// The tokens that were counted; `None` = both phases, or unknown.
     pub phase: Option<Phase>,
     /// Passes in which the layer routed something.
     pub calls: Option<u64>,
@@ -212,21 +212,21 @@ impl Facts {
         Some(ImpossibleModel { what, n })
     }
 
-    /// Why a trace that says `told` cannot be of this model: another architecture, other numbers of layers or experts.
+    /// Why a trace that says `found` cannot be of this model: another architecture, other numbers of layers or experts.
     /// Quantizations of one model do not contradict each other, and a run may route a token to fewer experts.
-    pub fn contradiction(&self, told: &Facts) -> Option<Contradiction> {
+    pub fn contradiction(&self, found: &Facts) -> Option<Contradiction> {
         let number = |what, trace: Option<u32>, model: Option<u32>| {
             Some((format!("{} {what}", trace?), model?.to_string())).filter(|_| trace != model)
         };
         let arch = || {
-            let (trace, model) = (told.arch.as_ref()?, self.arch.as_ref()?);
+            let (trace, model) = (found.arch.as_ref()?, self.arch.as_ref()?);
             (trace != model).then(|| (format!("architecture {trace}"), model.clone()))
         };
-        let is_of_hidden = told.n_hidden_layer() == self.n_hidden_layer();
-        let is_counted = told.n_layer.is_some_and(|n| self.blocks_for(n).is_some());
-        let n_layer = told.n_layer.filter(|_| !is_of_hidden && !is_counted);
+        let is_of_hidden = found.n_hidden_layer() == self.n_hidden_layer();
+        let is_counted = found.n_layer.is_some_and(|n| self.blocks_for(n).is_some());
+        let n_layer = found.n_layer.filter(|_| !is_of_hidden && !is_counted);
         let (trace, has) = number("layers", n_layer, self.n_layer)
-            .or_else(|| number("experts in a layer", told.n_expert, self.n_expert))
+            .or_else(|| number("experts in a layer", found.n_expert, self.n_expert))
             .or_else(arch)?;
         Some(Contradiction {
             trace,
@@ -235,12 +235,12 @@ impl Facts {
         })
     }
 
-    /// Makes sure that the trace at `path`, which says `told`, can be of this model.
+    /// Makes sure that the trace at `path`, which says `found`, can be of this model.
     ///
     /// # Errors
     /// [`ForeignError::OtherModel`] if it cannot.
-    pub fn check(&self, told: &Facts, path: &Path) -> Result<(), ForeignError> {
-        match self.contradiction(told) {
+    pub fn check(&self, found: &Facts, path: &Path) -> Result<(), ForeignError> {
+        match self.contradiction(found) {
             Some(contradiction) => Err(ForeignError::OtherModel {
                 path: path.to_owned(),
                 contradiction,

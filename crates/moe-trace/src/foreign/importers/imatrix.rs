@@ -19,7 +19,7 @@ const TYPES: [&[u8]; 2] = [
 ];
 /// Projections, the ones to be read first in front.
 const PROJECTIONS: [&str; 4] = ["gate", "gate_up", "up", "down"];
-/// From here on a 32-bit float does not tell one count from the next.
+/// From here on a 32-bit float does not distinguish one count from the next.
 const EXACT: f32 = (1 << 24) as f32;
 
 /// Importance matrix.

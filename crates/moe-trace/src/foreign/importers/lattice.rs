@@ -46,7 +46,7 @@ impl Importer for Lattice {
                 .map_err(|fault| output.invalid(at(), fault))?;
             output.token(at, &row, experts)
         })?;
-        output.note("phases are not told");
+        output.note("phases are not recorded");
         Ok(())
     }
 }

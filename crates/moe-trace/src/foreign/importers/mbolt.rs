@@ -52,7 +52,7 @@ impl Importer for Mbolt {
             output.begin_file(file);
             import_file(&Mapped::open(file)?, output)?;
         }
-        output.note("the log tells neither phases nor router weights");
+        output.note("the log contains neither phases nor router weights");
         Ok(())
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! `RTRACE01`, experts in a layer and version 0 as 32-bit numbers; then records of a token, a layer and the probabilities
 //! (softmax over all experts, 32-bit floats), little-endian. How many experts a token is routed to is not in the file. The
-//! weights that the model applies may be normalised or scaled, so the probabilities are not told as such.
+//! weights that the model applies may be normalised or scaled, so the probabilities are not read as weights.
 
 use crate::foreign::binary::mapped::Mapped;
 use crate::foreign::{
@@ -59,7 +59,7 @@ impl Importer for RouterTrace {
             output.begin_file(file);
             import_file(&Mapped::open(file)?, options, output)?;
         }
-        output.note("the trace tells no phases, and probabilities before normalisation instead of router weights");
+        output.note("the trace contains no phases, and probabilities before normalization instead of router weights");
         Ok(())
     }
 }

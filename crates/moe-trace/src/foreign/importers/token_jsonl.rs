@@ -57,7 +57,7 @@ impl Importer for TokenJsonl {
     }
 }
 
-/// A phase as tools name it; a name that is not known is told, and counts as no name.
+/// A phase as tools name it; an unknown name is noted, and the phase is unknown.
 fn phase(name: Option<&str>, output: &mut Output<'_>) -> Option<Phase> {
     match name?.to_ascii_lowercase().as_str() {
         "prompt" | "prefill" | "pp" => Some(Phase::Prompt),

@@ -141,7 +141,7 @@ struct EntrySource {
 
 /// Reads the entries of a file one after the other.
 fn read_file(path: &Path, ops: &OpTable, spool: &mut Spool) -> Result<(), ForeignError> {
-    // An error that is not serde_json's, to be told instead of what serde_json makes of it.
+    // An error that is not serde_json's, to be returned instead of what serde_json makes of it.
     let failed = RefCell::new(None);
     let mut n_entries = 0u64;
     let left = Cell::new(MAX_ENTRY);

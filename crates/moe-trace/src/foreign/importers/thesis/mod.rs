@@ -1,7 +1,7 @@
 //! Traces of the thesis's llama.cpp (TensorAccessLog v4): `trace.bin` and the `token-NNNNN.json` made from it.
 //!
-//! A record is an operation. An expert operation tells the experts of the first token of its batch alone, sixteen at most, and
-//! the graph that llama.cpp warms up with is recorded as any other; [`passes`] tells it apart.
+//! A record is an operation. An expert operation contains the experts of the first token of its batch alone, sixteen at most, and
+//! the graph that llama.cpp warms up with is recorded as any other; [`passes`] recognizes it.
 
 mod json;
 pub(crate) mod passes;

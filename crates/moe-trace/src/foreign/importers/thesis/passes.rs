@@ -128,7 +128,7 @@ impl PassTable {
         }
         if n_batches > 0 {
             notes.push(format!(
-                "in {} of several tokens, the experts of the first one alone are told",
+                "in {} of several tokens, the experts of the first one alone are recorded",
                 counted(n_batches, "pass")
             ));
         }
@@ -139,9 +139,9 @@ impl PassTable {
             ));
         }
         if one_token.is_none() && seen.len() > 1 {
-            notes.push("no pass of a single token tells how many tokens others have, so token_id counts passes".into());
+            notes.push("without a pass of a single token it is unknown how many tokens the others have, so token_id counts passes".into());
         }
-        notes.push("router weights, sequences and lanes are not told".into());
+        notes.push("router weights, sequences and lanes are not recorded".into());
         (Self { passes }, notes)
     }
 }
@@ -161,7 +161,7 @@ impl Seen {
         self.ids_bytes = head.source_size(2);
     }
 
-    /// Tokens of the pass, if it can be told.
+    /// Tokens of the pass, if it is known.
     fn n_tokens(&self, one_token: Option<u64>) -> Option<u32> {
         let one_token = one_token.filter(|&bytes| bytes > 0)?;
         let is_whole = self.input_bytes > 0 && self.input_bytes.is_multiple_of(one_token);
@@ -181,7 +181,7 @@ impl Seen {
             if u64::from(self.n_experts) > used {
                 return true;
             }
-            // A record cannot tell seventeen experts from more, but the bytes of the ids can.
+            // A record does not distinguish seventeen experts from more, but the bytes of the ids can.
             let ids = self.ids_bytes / 4 / u64::from(self.n_tokens(one_token).unwrap_or(1));
             let all = options.n_expert().map(u64::from);
             return used >= full && all.is_some_and(|all| all > used && ids == all);
