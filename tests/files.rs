@@ -420,6 +420,25 @@ fn a_file_size_limit_is_one_line() {
     }
 }
 
+/// Before anything of a run is replaced, its new manifest is on the disk.
+#[test]
+fn a_manifest_that_cannot_be_written_leaves_the_old_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = run_in(dir.path());
+    let before = contents(&run);
+    // A manifest is longer than 1 KiB.
+    let script = "ulimit -f 1; exec \"$0\" record -n 1 -p a --out run --force";
+    let output = shell(dir.path(), script);
+    let stderr = stderr_of(&output);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    let line = stderr.lines().last().unwrap();
+    assert!(
+        line.starts_with("moe-analyze: cannot write run/manifest.json: File too large"),
+        "{line}"
+    );
+    assert!(contents(&run) == before);
+}
+
 #[test]
 fn signals_leave_no_temporary_files() {
     let spec = r#"{"arch": "qwen3moe", "n_layer": 8, "n_embd": 1024, "n_head": 4, "n_expert": 64,

@@ -230,6 +230,33 @@ fn a_run_that_is_not_whole_is_remarked() {
     }
 }
 
+/// The Parquet library panics on this file.
+#[test]
+fn a_panic_of_the_decoder_is_one_line_and_exit_2() {
+    let dir = tempfile::tempdir().unwrap();
+    let [learn, jsonl] = ["learn.json", "x.jsonl"].map(|name| dir.path().join(name));
+    let damaged = repository("fixtures/reliability/decoder-panic-routing.parquet");
+    for args in [
+        &["hotness", arg(&damaged)][..],
+        &["hotness", arg(&damaged), "--out", arg(&learn)],
+        &[
+            "convert",
+            arg(&damaged),
+            "--to",
+            "jsonl",
+            "--out",
+            arg(&jsonl),
+        ],
+    ] {
+        let line = failure_of(args);
+        assert!(
+            line.contains("its pages contradict each other") && line.contains(arg(&damaged)),
+            "{line}"
+        );
+    }
+    assert!(!learn.exists() && !jsonl.exists());
+}
+
 #[test]
 fn bad_input_is_one_line_and_exit_2() {
     let dir = tempfile::tempdir().unwrap();

@@ -8,6 +8,36 @@ use tempfile::TempDir;
 use crate::support::{self, arg, failure_of, moe_analyze, repository, stdout_of};
 use crate::{GPT_OSS, GPT_OSS_EXPERT, QWEN, json_of, plan_of, planned, selected, workplace, write};
 
+#[test]
+fn inputs_may_have_a_byte_order_mark() {
+    let dir = workplace();
+    let learn = dir.path().join("learn.json");
+    let sizes = write(
+        &dir,
+        "sizes.csv",
+        "layer,expert,bytes\n0,3,9\n0,5,9\n0,6,9\n2,1,9\n",
+    );
+    let plan = || {
+        let args = [
+            "plan",
+            arg(&learn),
+            "--sizes",
+            arg(&sizes),
+            "--budget-bytes",
+            "100",
+        ];
+        stdout_of(&[&args[..], &["-o", "csv"]].concat())
+    };
+    let expected = plan();
+    for path in [&learn, &sizes] {
+        let text = fs::read_to_string(path).unwrap();
+        fs::write(path, format!("\u{feff}{text}")).unwrap();
+    }
+    assert_eq!(plan(), expected);
+    let hotness = stdout_of(&["hotness", arg(&learn), "-o", "csv"]);
+    assert!(hotness.lines().count() > 1, "{hotness}");
+}
+
 /// The answers of the runtime's own parser, weighting and planner.
 #[test]
 fn the_runtimes_forty_cases() {

@@ -8,6 +8,14 @@ use moe_placement::learn;
 
 const EXISTS: &str = "pass --force to replace it, or choose another place";
 
+/// How to name what a trace does not record.
+pub fn for_missing(missing: Missing) -> &'static str {
+    match missing {
+        Missing::TopK => "pass --top-k or --model",
+        Missing::Layers => "pass --model",
+    }
+}
+
 /// The advice for an error, or for the first of its causes that has one.
 pub fn advice(error: &anyhow::Error) -> Option<&'static str> {
     error.chain().find_map(of_cause)
@@ -85,10 +93,7 @@ fn of_trace(error: &moe_trace::Error) -> Option<&'static str> {
 
 fn of_foreign(error: &ForeignError) -> Option<&'static str> {
     match error {
-        ForeignError::Missing { missing, .. } => Some(match missing {
-            Missing::TopK => "pass --top-k or --model",
-            Missing::Layers => "pass --model",
-        }),
+        ForeignError::Missing { missing, .. } => Some(for_missing(*missing)),
         ForeignError::Operations { .. } => Some("--ops names it"),
         ForeignError::Read(error) => of_trace(error),
         ForeignError::Sink(error) => of_cause(error.as_ref()),

@@ -333,14 +333,6 @@ fn assumption(missing: Missing) -> &'static str {
     }
 }
 
-/// The options that name what a trace does not record.
-pub fn options_for(missing: Missing) -> &'static str {
-    match missing {
-        Missing::TopK => "--top-k or --model",
-        Missing::Layers => "--model",
-    }
-}
-
 /// Reads lines `number,name`; a header line is passed over.
 fn read_ops(path: &Path) -> anyhow::Result<OpTable> {
     let text = bounded::read_text(path)?;

@@ -150,12 +150,12 @@ pub enum Error {
     #[error(transparent)]
     Cuda(#[from] crate::cuda::Error),
     /// The thread pool could not be started.
-    #[error("cannot start {}: {reason}", counted(*.threads, "thread"))]
+    #[error("cannot start {}: {source}", counted(*.threads, "thread"))]
     Threads {
         /// Threads asked for.
         threads: usize,
         /// The system's reason.
-        reason: String,
+        source: std::io::Error,
     },
 }
 

@@ -31,6 +31,17 @@ pub(crate) enum CountError {
     Unmapped { physical: usize, layer: usize },
 }
 
+/// Why an array does not hold routing.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+enum RoutingError {
+    #[error("an array of shape {shape:?} is not [tokens, layers, top_k]")]
+    Shape { shape: Vec<usize> },
+    #[error("token {position} of the sequence is more than 32 bits count")]
+    Position { position: usize },
+    #[error("not an expert; the array is of something else")]
+    NotExpert,
+}
+
 /// Where experts are replicated: which expert of the model each physical one is a copy of, `[layers, physical]`.
 pub(crate) struct PhysicalMap<'a>(Array<'a>);
 
@@ -210,11 +221,8 @@ pub(crate) fn tokens(
     output: &mut Output<'_>,
 ) -> Result<(), ForeignError> {
     let &[n_tokens, n_layer, top_k] = array.shape() else {
-        let reason = format!(
-            "an array of shape {:?} is not [tokens, layers, top_k]",
-            array.shape()
-        );
-        return Err(output.invalid(element(&[]), reason));
+        let shape = array.shape().to_vec();
+        return Err(output.invalid(element(&[]), RoutingError::Shape { shape }));
     };
     if n_tokens == 0 {
         return Ok(());
@@ -235,7 +243,7 @@ pub(crate) fn tokens(
     for token in 0..n_tokens {
         let position = tokens.first.saturating_add(token);
         let token_id = u32::try_from(position)
-            .map_err(|_| output.invalid(element(&[token]), "more tokens than can be counted"))?;
+            .map_err(|_| output.invalid(element(&[token]), RoutingError::Position { position }))?;
         let phase = tokens.n_prompt.map(|n_prompt| {
             if position < n_prompt {
                 Phase::Prompt
@@ -258,10 +266,7 @@ pub(crate) fn tokens(
             for slot in 0..top_k {
                 let index = [token, layer, slot];
                 let Some(expert) = array.integer(&index) else {
-                    return Err(output.invalid(
-                        element(&index),
-                        "not an expert; the array is of something else",
-                    ));
+                    return Err(output.invalid(element(&index), RoutingError::NotExpert));
                 };
                 experts.push(expert);
             }

@@ -1,5 +1,6 @@
 //! What can go wrong with a foreign trace.
 
+use std::error::Error as StdError;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -56,7 +57,7 @@ impl fmt::Display for Missing {
     }
 }
 
-/// Why a foreign trace could not be read; each tells what, where and what to do, on one line.
+/// Why a foreign trace could not be read; each says on one line what is wrong, where, and what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ForeignError {
@@ -74,30 +75,34 @@ pub enum ForeignError {
     #[error(transparent)]
     Read(#[from] Error),
     /// A place in the file makes no sense.
-    #[error("{}: {at}: {reason}", path.display())]
+    #[error("{}: {at}: {source}", path.display())]
     Invalid {
         /// The file.
         path: PathBuf,
         /// Where.
         at: At,
-        /// What is wrong, and what to do.
-        reason: String,
+        /// What is wrong, and what to do: an error of the format.
+        source: Box<dyn StdError + Send + Sync>,
     },
     /// The file as a whole cannot be used.
-    #[error("{}: {reason}", path.display())]
+    #[error("{}: {source}", path.display())]
     File {
         /// The file.
         path: PathBuf,
-        /// What is wrong, and what to do.
-        reason: String,
+        /// What is wrong, and what to do: an error of the format.
+        source: Box<dyn StdError + Send + Sync>,
     },
     /// The table of operations is not that of the trace.
-    #[error("{}: {reason}; give the table of operations of the llama.cpp that recorded", path.display())]
+    #[error(
+        "{}: the records with experts are of operation {operation}, which is not MUL_MAT_ID in the table of operations; give \
+         the table of operations of the llama.cpp that recorded",
+        path.display()
+    )]
     Operations {
         /// The file.
         path: PathBuf,
-        /// What does not fit.
-        reason: String,
+        /// Number of the operation that selects experts.
+        operation: u8,
     },
     /// The trace holds nothing.
     #[error("{} holds no routing ({format}{}); give a trace of a mixture-of-experts model", path.display(), after_colon(notes))]
@@ -160,7 +165,7 @@ pub enum ForeignError {
     Gguf(#[from] moe_gguf::Error),
     /// Where the rows go, something failed.
     #[error(transparent)]
-    Sink(#[from] Box<dyn std::error::Error + Send + Sync>),
+    Sink(#[from] Box<dyn StdError + Send + Sync>),
 }
 
 fn after_colon(notes: &[String]) -> String {
@@ -171,20 +176,24 @@ fn after_colon(notes: &[String]) -> String {
 }
 
 impl ForeignError {
-    /// A place in a file that makes no sense; `reason` says also what to do.
-    pub fn invalid(path: &Path, at: At, reason: impl fmt::Display) -> Self {
+    /// A place in a file that makes no sense; `source` says also what to do.
+    pub fn invalid(
+        path: &Path,
+        at: At,
+        source: impl Into<Box<dyn StdError + Send + Sync>>,
+    ) -> Self {
         Self::Invalid {
             path: path.to_owned(),
             at,
-            reason: reason.to_string(),
+            source: source.into(),
         }
     }
 
-    /// A file that cannot be used as a whole; `reason` says also what to do.
-    pub fn file(path: &Path, reason: impl Into<String>) -> Self {
+    /// A file that cannot be used as a whole; `source` says also what to do.
+    pub fn file(path: &Path, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         Self::File {
             path: path.to_owned(),
-            reason: reason.into(),
+            source: source.into(),
         }
     }
 

@@ -59,8 +59,8 @@ pub enum ExportError {
         /// The format that was read.
         from: &'static str,
     },
-    /// The format needs what the trace does not tell.
-    #[error("{format} needs {what}, which the trace does not tell; {hint}")]
+    /// The format needs what the trace does not contain.
+    #[error("{format} needs {what}, which the trace does not contain; {hint}")]
     Missing {
         /// The format to be written.
         format: &'static str,
@@ -70,12 +70,12 @@ pub enum ExportError {
         hint: &'static str,
     },
     /// The trace does not fit into the format.
-    #[error("{format}: {reason}")]
+    #[error("{format}: {source}")]
     Unfit {
         /// The format to be written.
         format: &'static str,
         /// What does not fit, and what to do.
-        reason: String,
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The trace could not be read.
     #[error(transparent)]
@@ -89,7 +89,7 @@ pub enum ExportError {
 pub struct Export<'a> {
     input: &'a Input,
     options: &'a Options,
-    /// The records of another tool's trace that tells every operation.
+    /// The records of another tool's trace of every operation.
     records: Option<Records>,
     /// What was read, model facts and notes included.
     pub summary: Summary,
@@ -118,7 +118,7 @@ impl<'a> Export<'a> {
         })
     }
 
-    /// The run, where the trace tells every operation.
+    /// The run, where the trace contains every operation.
     pub fn run(&self) -> Option<&Run> {
         match self.input {
             Input::Run(run) => Some(run),

@@ -1,7 +1,7 @@
 //! Where an importer's rows go, checked on the way.
 
 use std::collections::BTreeSet;
-use std::fmt;
+use std::error::Error as StdError;
 use std::path::{Path, PathBuf};
 
 use moe_gguf::text::counted;
@@ -104,12 +104,12 @@ impl<'a> Output<'a> {
             missing: BTreeSet::new(),
             repeated: Repeated::default(),
         };
-        let told = Facts {
+        let named = Facts {
             n_expert_used: options.n_expert_used(),
             ..options.model.clone().unwrap_or_default()
         };
-        if told != Facts::default() {
-            output.facts(&told)?;
+        if named != Facts::default() {
+            output.facts(&named)?;
             output.top_k = None; // the user's number, not the trace's
         }
         if source.left_out() > 0 {
@@ -134,8 +134,8 @@ impl<'a> Output<'a> {
     /// [`ForeignError::OtherModel`] if it contradicts the model that the user named, [`ForeignError::File`] if no model has
     /// as many layers or experts: nobody downstream has to doubt the numbers.
     pub fn facts(&mut self, facts: &Facts) -> Result<(), ForeignError> {
-        if let Some(reason) = facts.impossible() {
-            return Err(ForeignError::file(&self.file, reason));
+        if let Some(fault) = facts.impossible() {
+            return Err(ForeignError::file(&self.file, fault));
         }
         if let Some(model) = &self.options.model {
             check_model(model, facts, &self.path)?;
@@ -149,8 +149,8 @@ impl<'a> Output<'a> {
         }
         facts.fill_from(&self.facts);
         self.facts = facts;
-        let told = self.sink.facts(&self.facts);
-        self.check(told, || At::Byte(0))
+        let taken = self.sink.facts(&self.facts);
+        self.check(taken, || At::Byte(0))
     }
 
     /// What is known about the model so far.
@@ -169,7 +169,7 @@ impl<'a> Output<'a> {
     }
 
     /// Hands over a token's experts, best first: `row` with one slot after the other. Negative ids mark empty slots. An expert
-    /// that the token names again is left out, and the user is told.
+    /// that the token names again is left out and noted.
     pub fn token(
         &mut self,
         at: impl Fn() -> At,
@@ -217,7 +217,7 @@ impl<'a> Output<'a> {
         self.check(taken, at)
     }
 
-    /// Tells the user what the format has lost, or what was left out. The same note twice is told once.
+    /// Notes for the user what the format has lost, or what was left out. The same note is kept once.
     pub fn note(&mut self, note: impl Into<String>) {
         let note = note.into();
         if self.notes.len() < MAX_NOTES && !self.notes.contains(&note) {
@@ -266,8 +266,12 @@ impl<'a> Output<'a> {
     }
 
     /// An error at a place in the file that is being read.
-    pub fn invalid(&self, at: At, reason: impl fmt::Display) -> ForeignError {
-        ForeignError::invalid(&self.file, at, reason)
+    pub fn invalid(
+        &self,
+        at: At,
+        source: impl Into<Box<dyn StdError + Send + Sync>>,
+    ) -> ForeignError {
+        ForeignError::invalid(&self.file, at, source)
     }
 
     pub(crate) fn finish(mut self) -> Result<Summary, ForeignError> {
@@ -333,7 +337,7 @@ impl<'a> Output<'a> {
 
     fn check(&self, taken: Result<(), SinkError>, at: impl Fn() -> At) -> Result<(), ForeignError> {
         taken.map_err(|error| match error {
-            SinkError::Refused(reason) => self.invalid(at(), reason),
+            SinkError::Refused(source) => self.invalid(at(), source),
             SinkError::NeedsOrder => ForeignError::NoOrder {
                 path: self.path.clone(),
                 format: self.format,

@@ -1,6 +1,6 @@
 //! Files of a foreign trace, read in pieces.
 
-use std::fmt;
+use std::error::Error as StdError;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -144,8 +144,11 @@ impl Lines {
     }
 
     /// An error in the line that was handed out last.
-    pub(crate) fn invalid(&self, reason: impl fmt::Display) -> ForeignError {
-        ForeignError::invalid(&self.path, At::Line(self.lines.number()), reason)
+    pub(crate) fn invalid(
+        &self,
+        source: impl Into<Box<dyn StdError + Send + Sync>>,
+    ) -> ForeignError {
+        ForeignError::invalid(&self.path, At::Line(self.lines.number()), source)
     }
 
     /// What to do about `error` in the line that was handed out last: without an end it is a last line that was cut as it was

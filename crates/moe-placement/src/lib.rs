@@ -26,4 +26,5 @@ pub mod learn;
 pub mod plan;
 pub mod predict;
 pub mod random;
+mod text;
 pub mod update;

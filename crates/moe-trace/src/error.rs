@@ -8,11 +8,11 @@ use moe_gguf::text::counted;
 #[cfg(feature = "parquet")]
 use parquet::errors::ParquetError;
 
-use crate::fault::{LineFault, RecordFault};
+use crate::fault::{LineFault, ManifestFault, RecordFault};
 #[cfg(feature = "parquet")]
 use crate::table_fault::TableFault;
 
-/// Errors of this crate; each tells what, where and what to do, on one line.
+/// Errors of this crate; each says on one line what is wrong, where, and what to do.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -94,22 +94,23 @@ pub enum Error {
         path: PathBuf,
     },
     /// `manifest.json` is not one.
-    #[error("{}: not a manifest that can be read: {reason}; record the run again, or give its trace.bin alone", path.display())]
+    #[error("{}: not a manifest that can be read: {fault}; record the run again, or give its trace.bin alone", path.display())]
     Manifest {
         /// The manifest.
         path: PathBuf,
         /// What is wrong.
-        reason: String,
+        #[source]
+        fault: ManifestFault,
     },
     /// A JSON file is not what it should be.
-    #[error("{}: not a {what} that can be read or written: {reason}; record the run again", path.display())]
+    #[error("{}: not a {what} that can be read or written: {source}; record the run again", path.display())]
     Json {
         /// The file.
         path: PathBuf,
         /// What it should be.
         what: &'static str,
         /// What is wrong.
-        reason: String,
+        source: Arc<serde_json::Error>,
     },
     /// A line of a text file makes no sense.
     #[error("{}: line {line}: {fault}; fix or remove the line", path.display())]
@@ -196,12 +197,20 @@ impl Error {
         }
     }
 
-    /// For `map_err` on JSON that is written; `what` it is.
+    /// For `map_err` on JSON that is read or written; `what` it is.
     pub(crate) fn json(what: &'static str, path: &Path) -> impl FnOnce(serde_json::Error) -> Self {
-        move |error| Self::Json {
+        move |source| Self::Json {
             path: path.to_owned(),
             what,
-            reason: error.to_string(),
+            source: Arc::new(source),
+        }
+    }
+
+    /// For `map_err` on a manifest.
+    pub(crate) fn manifest(path: &Path) -> impl Fn(ManifestFault) -> Self {
+        move |fault| Self::Manifest {
+            path: path.to_owned(),
+            fault,
         }
     }
 

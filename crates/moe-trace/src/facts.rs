@@ -34,6 +34,16 @@ pub struct Facts {
     pub expert_bytes: BTreeMap<u16, u64>,
 }
 
+/// A number of a model that is higher than that of any model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{n} {what} are more than any model has ({MAX_ID}); the file is damaged")]
+pub struct ImpossibleModel {
+    /// `layers`, `experts in a layer` or `experts for a token`.
+    pub what: &'static str,
+    /// How many the file says there are.
+    pub n: u32,
+}
+
 /// What a trace says of its model, and the model does not have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Contradiction {
@@ -114,7 +124,7 @@ impl Facts {
     }
 
     /// Why there is no such model: it would have more layers or experts than any has.
-    pub fn impossible(&self) -> Option<String> {
+    pub fn impossible(&self) -> Option<ImpossibleModel> {
         let numbers = [
             ("layers", self.n_layer),
             ("experts in a layer", self.n_expert),
@@ -122,26 +132,24 @@ impl Facts {
         ];
         let mut numbers = numbers.into_iter();
         let (what, n) = numbers.find_map(|(what, n)| Some((what, n.filter(|&n| n > MAX_ID)?)))?;
-        Some(format!(
-            "{n} {what} are more than any model has ({MAX_ID}); the file is damaged"
-        ))
+        Some(ImpossibleModel { what, n })
     }
 
-    /// Why a trace that says `told` cannot be of this model: another architecture, other numbers of layers or experts.
+    /// Why a trace that says `found` cannot be of this model: another architecture, other numbers of layers or experts.
     /// Quantizations of one model do not contradict each other, and a run may route a token to fewer experts.
-    pub fn contradiction(&self, told: &Facts) -> Option<Contradiction> {
+    pub fn contradiction(&self, found: &Facts) -> Option<Contradiction> {
         let number = |what, trace: Option<u32>, model: Option<u32>| {
             Some((format!("{} {what}", trace?), model?.to_string())).filter(|_| trace != model)
         };
         let arch = || {
-            let (trace, model) = (told.arch.as_ref()?, self.arch.as_ref()?);
+            let (trace, model) = (found.arch.as_ref()?, self.arch.as_ref()?);
             (trace != model).then(|| (format!("architecture {trace}"), model.clone()))
         };
-        let is_of_hidden = told.n_hidden_layer() == self.n_hidden_layer();
-        let is_counted = told.n_layer.is_some_and(|n| self.blocks_for(n).is_some());
-        let n_layer = told.n_layer.filter(|_| !is_of_hidden && !is_counted);
+        let is_of_hidden = found.n_hidden_layer() == self.n_hidden_layer();
+        let is_counted = found.n_layer.is_some_and(|n| self.blocks_for(n).is_some());
+        let n_layer = found.n_layer.filter(|_| !is_of_hidden && !is_counted);
         let (trace, has) = number("layers", n_layer, self.n_layer)
-            .or_else(|| number("experts in a layer", told.n_expert, self.n_expert))
+            .or_else(|| number("experts in a layer", found.n_expert, self.n_expert))
             .or_else(arch)?;
         Some(Contradiction {
             trace,

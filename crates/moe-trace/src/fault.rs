@@ -4,7 +4,32 @@ use std::sync::Arc;
 
 use moe_gguf::text::counted;
 
+use crate::manifest::SCHEMA;
 use crate::record::{EXT_V1, MAX_EXPERTS, MAX_SOURCES, lane};
+
+/// Why a manifest is refused.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ManifestFault {
+    /// It is not the JSON expected.
+    #[error("{0}")]
+    Json(#[source] Arc<serde_json::Error>),
+    /// It has no schema: the file is of another program.
+    #[error("it has no \"schema\", which is {SCHEMA:?}")]
+    NoSchema,
+    /// Its schema is another one.
+    #[error("its schema is {found:?}, this version reads {SCHEMA:?}")]
+    Schema {
+        /// The value of `schema`.
+        found: String,
+    },
+}
+
+impl From<serde_json::Error> for ManifestFault {
+    fn from(error: serde_json::Error) -> Self {
+        Self::Json(Arc::new(error))
+    }
+}
 
 /// Why a line of JSON is refused.
 #[derive(Clone, Debug, thiserror::Error)]

@@ -5,6 +5,7 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 use std::sync::Arc;
 
+use moe_gguf::text::without_byte_order_mark;
 use serde::de::DeserializeOwned;
 
 use crate::bounded::{Lines, MAX_LINE};
@@ -66,8 +67,9 @@ pub(crate) fn truncation(path: &Path) -> Result<Option<String>, Error> {
         .next()
         .unwrap_or_default();
     // Other programs end a file without a newline.
+    let json = without_byte_order_mark(last);
     let is_complete = last.trim_ascii().is_empty()
-        || serde_json::from_slice::<serde::de::IgnoredAny>(last).is_ok();
+        || serde_json::from_slice::<serde::de::IgnoredAny>(json).is_ok();
     Ok((!is_complete).then(|| {
         format!(
             "{} is truncated: its last line, at byte {}, is incomplete and is not used",

@@ -1,4 +1,4 @@
-//! `manifest.json`: what was run, on what, and how to read the trace beside it.
+//! `manifest.json`: what was run, on what, and how to read the trace next to it.
 
 use std::io::Write;
 use std::path::Path;
@@ -11,6 +11,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::bounded;
 use crate::error::Error;
+use crate::fault::ManifestFault;
 use crate::ops::OpTable;
 
 /// Name of the file in a run directory.
@@ -81,7 +82,7 @@ pub struct Manifest {
     pub ops: OpTable,
     /// How many tokens ran.
     pub tokens: Tokens,
-    /// The sequences in order, each with why it ended; empty while recording, and where nobody told.
+    /// The sequences in order, each with why it ended; empty while recording, and where it is unknown.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub sequences: Vec<Sequence>,
     /// How tokens were chosen.
@@ -234,7 +235,7 @@ pub struct Gpu {
     /// What the processor did in its place; absent where nobody counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fallbacks: Option<Fallbacks>,
-    /// Rows of a batch from which weights of the processor were copied to it for a product, 0 = never; absent where nobody told.
+    /// Rows of a batch from which weights of the processor were copied to it for a product, 0 = never; absent where it is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub offload_min_batch: Option<u64>,
     /// How Post-Fetch worked; absent under other policies.
@@ -312,26 +313,20 @@ impl Manifest {
     /// [`Error::Manifest`] for another file than a manifest, and for a schema that this version does not know.
     pub fn read(path: &Path) -> Result<Self, Error> {
         let bytes = bounded::read(path, bounded::MAX_DOCUMENT)?;
-        let invalid = |reason: String| Error::Manifest {
-            path: path.to_owned(),
-            reason,
-        };
-        let json: Value =
-            serde_json::from_slice(&bytes).map_err(|error| invalid(error.to_string()))?;
+        Self::parse(&bytes).map_err(Error::manifest(path))
+    }
+
+    fn parse(bytes: &[u8]) -> Result<Self, ManifestFault> {
+        let json: Value = serde_json::from_slice(bytes)?;
         if json.get("schema").is_none() {
-            return Err(invalid(format!(
-                "it has no \"schema\", which is {SCHEMA:?}"
-            )));
+            return Err(ManifestFault::NoSchema);
         }
         // From the bytes, so that a message names line and column.
-        let manifest: Self =
-            serde_json::from_slice(&bytes).map_err(|error| invalid(error.to_string()))?;
+        let manifest: Self = serde_json::from_slice(bytes)?;
         if manifest.schema != SCHEMA {
-            let reason = format!(
-                "its schema is {:?}, this version reads {SCHEMA:?}",
-                manifest.schema
-            );
-            return Err(invalid(reason));
+            return Err(ManifestFault::Schema {
+                found: manifest.schema,
+            });
         }
         Ok(manifest)
     }
@@ -339,10 +334,8 @@ impl Manifest {
     /// Keys that the schema requires and `path` lacks, as JSON pointers; [`Manifest::read`] does without them.
     pub fn missing_keys(path: &Path) -> Result<Vec<&'static str>, Error> {
         let bytes = bounded::read(path, bounded::MAX_DOCUMENT)?;
-        let json: Value = serde_json::from_slice(&bytes).map_err(|source| Error::Manifest {
-            path: path.to_owned(),
-            reason: source.to_string(),
-        })?;
+        let json: Value =
+            serde_json::from_slice(&bytes).map_err(|error| Error::manifest(path)(error.into()))?;
         let missing = REQUIRED
             .into_iter()
             .filter(|key| json.pointer(key).is_none());
@@ -356,11 +349,8 @@ impl Manifest {
 
     /// Writes the manifest for `path`, which is as before until the file is committed.
     pub(crate) fn write_pending(&self, path: &Path) -> Result<AtomicFile, Error> {
-        let reason = |source: serde_json::Error| Error::Manifest {
-            path: path.to_owned(),
-            reason: source.to_string(),
-        };
-        let mut json = serde_json::to_vec_pretty(self).map_err(reason)?;
+        let mut json =
+            serde_json::to_vec_pretty(self).map_err(|error| Error::manifest(path)(error.into()))?;
         json.push(b'\n');
         let mut file = AtomicFile::create(path, true)?;
         file.write_all(&json).map_err(Error::writing(path))?;

@@ -392,3 +392,21 @@ pub(crate) fn parsed_names<V: Clone>(
 pub(crate) fn dictionary(keys: PrimitiveArray<Int32Type>, strings: &Arc<StringArray>) -> ArrayRef {
     Arc::new(DictionaryArray::new(keys, strings.clone()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_panic_inside_the_decoder_becomes_a_fault() {
+        let panicking = || -> Result<(), ParquetError> { panic!("of the decoder") };
+        assert!(matches!(
+            decoder(panicking),
+            Err(TableFault::DecoderPanicked)
+        ));
+        assert!(!IS_DECODING.get());
+        // What is done with a decoded value is outside.
+        let ours = catch_unwind(|| decoder(|| Ok::<_, ParquetError>(0)).map(|n| 1 / n));
+        assert!(ours.is_err());
+    }
+}

@@ -29,8 +29,8 @@ pub trait Sink {
 /// Why a sink takes no more.
 #[derive(Debug)]
 pub enum SinkError {
-    /// The row makes no sense; the place where it was read is added to the reason.
-    Refused(String),
+    /// The row makes no sense; the place where it was read is added.
+    Refused(Box<dyn std::error::Error + Send + Sync>),
     /// Counts have no order, and the sink needs one.
     NeedsOrder,
     /// Something else failed.

@@ -18,17 +18,17 @@ struct Shape {
 }
 
 impl Shape {
-    /// The shape of a recorded model, if its recorder told it.
+    /// The shape of a recorded model, if its manifest has it.
     fn of(model: &Model, place: &Path) -> Result<Option<Shape>, Error> {
         let Model {
             n_expert,
             n_expert_used,
             ..
         } = *model;
-        if let Some(reason) = Facts::of_manifest(model).impossible() {
+        if let Some(source) = Facts::of_manifest(model).impossible() {
             return Err(Error::Impossible {
                 place: place.display().to_string(),
-                reason,
+                source,
             });
         }
         Ok((n_expert > 0 && n_expert_used > 0).then_some(Shape {
@@ -47,7 +47,7 @@ pub(super) struct Counter {
     pub has_mass: bool,
     /// Choices of an expert that its token has chosen before.
     n_repeated: u64,
-    /// Choices that were told as counts.
+    /// Choices that were read as counts.
     n_told: u64,
     /// `[n_layer][phase]`
     layers: Vec<[LayerPhase; 3]>,
@@ -122,7 +122,7 @@ impl Counter {
         }
     }
 
-    /// Counts one choice; `place` tells where it was read, should it be impossible.
+    /// Counts one choice; `place` names where it was read, should it be impossible.
     #[inline]
     pub fn add(&mut self, choice: &Choice, place: impl Fn() -> String) -> Result<(), Error> {
         let pass = Pass {
@@ -263,8 +263,8 @@ impl Counter {
         }
     }
 
-    /// The sums of a trace of another tool, of which `n_expert` and `n_expert_used` are told or not; nothing if nothing was
-    /// counted. Where tokens are not told, the choices and `n_expert_used` tell them.
+    /// The sums of a trace of another tool, whose `n_expert` and `n_expert_used` may be unknown; nothing if nothing was
+    /// counted. Where tokens are unknown, they follow from the choices and `n_expert_used`.
     pub fn finish_foreign(
         mut self,
         origin: Origin,
@@ -323,7 +323,7 @@ impl Counter {
 }
 
 impl Progress {
-    /// Notes the choice of an expert; tells whether its token has chosen it before.
+    /// Notes the choice of an expert; returns whether its token has chosen it before.
     #[inline]
     fn is_repeated(&mut self, expert: usize) -> bool {
         if self.chosen_by.len() <= expert {

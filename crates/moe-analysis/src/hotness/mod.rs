@@ -17,7 +17,7 @@ mod summary;
 use std::path::PathBuf;
 
 use moe_placement::learn::{LayerCounts, LearnFile};
-use moe_trace::{Contradiction, Facts};
+use moe_trace::{Contradiction, Facts, ImpossibleModel};
 
 pub use bytes::ExpertBytes;
 pub use matrix::{Matrix, MatrixRow, Value};
@@ -37,7 +37,7 @@ pub enum Error {
         /// The file or run.
         place: String,
     },
-    /// Prompt and generated tokens are not told apart.
+    /// Prompt and generated tokens are not distinguished.
     #[error(
         "the trace does not distinguish prompt tokens from generated tokens; count the tokens of all phases"
     )]
@@ -56,13 +56,13 @@ pub enum Error {
         /// File, and record or row.
         place: String,
     },
-    /// A model as there is none.
-    #[error("{place}: {reason}")]
+    /// A model with more layers or experts than any has.
+    #[error("{place}: {source}")]
     Impossible {
         /// The file or run.
         place: String,
         /// Which number cannot be.
-        reason: String,
+        source: ImpossibleModel,
     },
     /// Two inputs that are not of one model.
     #[error(
@@ -118,13 +118,13 @@ pub enum Error {
     Polars(#[from] polars::error::PolarsError),
 }
 
-/// Index of the tokens of which it is not told whether they are of the prompt, as in many traces of other tools.
+/// Index of the tokens of which it is unknown whether they are of the prompt, as in many traces of other tools.
 const UNTOLD: usize = 2;
 
 /// Which tokens to count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Phases {
-    /// Prompt and generated tokens, and those of which it is not told.
+    /// Prompt and generated tokens, and those of which it is unknown.
     #[default]
     All,
     /// The prompt's tokens.
@@ -154,7 +154,7 @@ impl Phases {
 pub struct Tally {
     /// Times the expert was chosen.
     pub count: u64,
-    /// Sum of the router weights with which it was chosen, of those that are told; see [`Hotness::has_mass`].
+    /// Sum of the router weights with which it was chosen, of those that are known; see [`Hotness::has_mass`].
     pub mass: f64,
 }
 
@@ -189,12 +189,12 @@ impl Hotness {
         self.n_expert
     }
 
-    /// Experts chosen for a token in a layer; 0 = not told, by a trace of counts alone.
+    /// Experts chosen for a token in a layer; 0 = unknown, in a trace of counts alone.
     pub fn n_expert_used(&self) -> u32 {
         self.n_expert_used
     }
 
-    /// Whether every choice came with its router weight. Traces of several tools tell none; then no mass is known.
+    /// Whether every choice came with its router weight. Traces of several tools have no weights; then no mass is known.
     pub fn has_mass(&self) -> bool {
         self.has_mass
     }
@@ -211,7 +211,7 @@ impl Hotness {
             .collect()
     }
 
-    /// Choices of a layer: rows × experts for a token, as far as rows are told.
+    /// Choices of a layer: rows × experts for a token, as far as rows are known.
     pub fn choices(&self, layer: u32, phases: Phases) -> u64 {
         let experts = self
             .phases_of(layer, phases)
@@ -219,13 +219,13 @@ impl Hotness {
         experts.map(|tally| tally.count).sum()
     }
 
-    /// Tokens routed in a layer; 0 where a trace of counts does not tell.
+    /// Tokens routed in a layer; 0 where a trace of counts does not contain them.
     pub fn rows(&self, layer: u32, phases: Phases) -> u64 {
         let rows = self.phases_of(layer, phases).map(|phase| phase.rows);
         rows.fold(0, u64::saturating_add)
     }
 
-    /// Passes in which a layer routed something; 0 where a trace of another tool does not tell.
+    /// Passes in which a layer routed something; 0 where a trace of another tool does not contain them.
     pub fn calls(&self, layer: u32, phases: Phases) -> u64 {
         let calls = self.phases_of(layer, phases).map(|phase| phase.calls);
         calls.fold(0, u64::saturating_add)
@@ -252,14 +252,14 @@ impl Hotness {
         experts
     }
 
-    /// Runs that were counted, and how many of them do not tell of which model they are: bare traces, and tables that
+    /// Runs that were counted, and how many of them do not name their model: bare traces, and tables that
     /// other programs wrote.
     pub fn n_runs(&self) -> (usize, usize) {
         let unknown = self.origins.iter().filter(|origin| !origin.is_known());
         (self.origins.len(), unknown.count())
     }
 
-    /// Adds another run of the same model. Where one of them does not tell its model, the numbers of experts decide.
+    /// Adds another run of the same model. Where one of them does not name its model, the numbers of experts decide.
     ///
     /// # Errors
     /// [`Error::OtherModel`] or [`Error::Mixed`] if the models differ, [`Error::SameRun`] if a run would count twice.
@@ -270,7 +270,7 @@ impl Hotness {
         Ok(())
     }
 
-    /// Makes sure that runs may be counted together, as far as they tell of which model they are.
+    /// Makes sure that runs may be counted together, as far as they name their models.
     ///
     /// # Errors
     /// [`Error::OtherModel`] if the models differ, [`Error::SameRun`] if a run would count twice.
@@ -301,7 +301,7 @@ impl Hotness {
         if self.n_expert != other.n_expert {
             return mixed("experts in a layer", self.n_expert, other.n_expert);
         }
-        // An input of counts may not tell how many experts a token selects.
+        // An input of counts may not record how many experts a token selects.
         if self.n_expert_used != other.n_expert_used
             && self.n_expert_used > 0
             && other.n_expert_used > 0
@@ -388,18 +388,18 @@ impl Hotness {
         calls.fold(0, u64::saturating_add)
     }
 
-    /// Count and mass of each expert of a layer (`[n_expert]`) in tokens of which the phase is not told.
+    /// Count and mass of each expert of a layer (`[n_expert]`) in tokens of unknown phase.
     fn untold_experts(&self, layer: u32) -> Vec<Tally> {
         let mut experts = vec![Tally::default(); self.n_expert as usize];
-        let told = self.layers.get(layer as usize);
-        let told = told.into_iter().flat_map(|layer| &layer[UNTOLD].experts);
-        for (expert, tally) in experts.iter_mut().zip(told) {
+        let unknown = self.layers.get(layer as usize);
+        let unknown = unknown.into_iter().flat_map(|layer| &layer[UNTOLD].experts);
+        for (expert, tally) in experts.iter_mut().zip(unknown) {
             *expert = *tally;
         }
         experts
     }
 
-    /// Whether a layer has choices of which the phase is not told.
+    /// Whether a layer has choices of unknown phase.
     fn is_untold(&self, layer: u32) -> bool {
         let layer = self.layers.get(layer as usize);
         layer.is_some_and(|layer| !layer[UNTOLD].experts.is_empty())

@@ -6,6 +6,48 @@ use moe_gguf::text::strip_byte_order_mark;
 
 use super::Error;
 
+/// Why a file of labels is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LabelFault {
+    /// A quote that is not closed.
+    #[error("a quoted field has no end")]
+    OpenQuote,
+    /// More fields than columns.
+    #[error(
+        "{fields} fields instead of {columns}: put double quotes around a label that contains a comma"
+    )]
+    TooManyFields {
+        /// Fields of the line.
+        fields: usize,
+        /// Columns of the file.
+        columns: usize,
+    },
+    /// A line without a sequence and a label.
+    #[error("no comma")]
+    NoComma,
+    /// A sequence that is not a number.
+    #[error("{found:?} is not the number of a sequence")]
+    Sequence {
+        /// What stands there instead.
+        found: String,
+    },
+    /// An empty label.
+    #[error("the label is missing")]
+    NoLabel,
+    /// A sequence with two labels.
+    #[error("sequence {sequence} was {before:?} before")]
+    Repeated {
+        /// The sequence.
+        sequence: u32,
+        /// Its label in an earlier line.
+        before: String,
+    },
+    /// A file without labels.
+    #[error("the file has no label")]
+    Empty,
+}
+
 /// What tokens without a label are called.
 const NONE: &str = "(none)";
 
@@ -37,12 +79,12 @@ impl Labels {
         let mut sequences = HashMap::new();
         let mut columns = Columns::default();
         for (line, text) in (1..).zip(strip_byte_order_mark(csv).lines().map(str::trim)) {
-            let fail = |reason: String| Err(Error::Labels { line, reason });
+            let fail = |fault| Err(Error::Labels { line, fault });
             if text.is_empty() {
                 continue;
             }
             let Some(fields) = fields(text) else {
-                return fail("a quoted field has no end".into());
+                return fail(LabelFault::OpenQuote);
             };
             if line == 1
                 && let Some(named) = Columns::of_header(&fields)
@@ -51,27 +93,28 @@ impl Labels {
                 continue;
             }
             if fields.len() > columns.n {
-                return fail(format!(
-                    "{} fields instead of {}: put double quotes around a label that contains a comma",
-                    fields.len(),
-                    columns.n
-                ));
+                return fail(LabelFault::TooManyFields {
+                    fields: fields.len(),
+                    columns: columns.n,
+                });
             }
             let (Some(sequence), Some(label)) =
                 (fields.get(columns.sequence), fields.get(columns.label))
             else {
-                return fail("no comma".into());
+                return fail(LabelFault::NoComma);
             };
             let label = label.clone();
             let Ok(sequence) = sequence.parse::<u32>() else {
-                return fail(format!("{sequence:?} is not the number of a sequence"));
+                return fail(LabelFault::Sequence {
+                    found: sequence.clone(),
+                });
             };
             if label.is_empty() {
-                return fail("the label is missing".into());
+                return fail(LabelFault::NoLabel);
             }
             match sequences.insert(sequence, (label.clone(), false)) {
                 Some((before, _)) if before != label => {
-                    return fail(format!("sequence {sequence} was {before:?} before"));
+                    return fail(LabelFault::Repeated { sequence, before });
                 }
                 _ => {}
             }
@@ -79,7 +122,7 @@ impl Labels {
         if sequences.is_empty() {
             return Err(Error::Labels {
                 line: 1,
-                reason: "there is no label".into(),
+                fault: LabelFault::Empty,
             });
         }
         Ok(Labels {
@@ -218,7 +261,7 @@ mod tests {
             ("0,a,b", "line 1: 3 fields instead of 2"),
             ("0,\"a", "line 1: a quoted field has no end"),
             ("0,a\n0,b", "line 2: sequence 0 was \"a\""),
-            ("sequence,label\n", "line 1: there is no label"),
+            ("sequence,label\n", "line 1: the file has no label"),
         ] {
             let error = Labels::parse(csv).unwrap_err().to_string();
             assert!(error.starts_with(expected), "{error}");

@@ -1,4 +1,4 @@
-//! What a trace tells beyond its sums: the order of its tokens, their sequences and domains.
+//! What a trace contains beyond its sums: the order of its tokens, their sequences and domains.
 //!
 //! A [`Survey`] is fed by the readers of [`crate::hotness`], choice by choice, in one pass. Its memory does not grow with the
 //! trace: time is cut into windows that become longer as the trace does.
@@ -17,14 +17,14 @@ use crate::hotness::{Phases, Tally};
 
 pub use distinct::{BATCHES, Distinct};
 pub use groups::Groups;
-pub use labels::Labels;
+pub use labels::{LabelFault, Labels};
 pub use order::Order;
 pub use windows::Windows;
 
 /// Sequences are dealt into so many folds to learn on the others of, at most.
 pub const MAX_FOLDS: usize = 16;
 
-/// Why a survey cannot tell something.
+/// Why a survey has no result.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -53,12 +53,13 @@ pub enum Error {
         part: &'static str,
     },
     /// A file of labels that makes no sense.
-    #[error("line {line}: {reason}; write lines `sequence,label`")]
+    #[error("line {line}: {fault}; write lines `sequence,label`")]
     Labels {
         /// Line, from 1.
         line: usize,
         /// What is wrong.
-        reason: String,
+        #[source]
+        fault: LabelFault,
     },
 }
 
@@ -67,19 +68,19 @@ pub enum Error {
 pub struct Choice {
     /// Block number.
     pub layer: u32,
-    /// 0 prompt, 1 generate, 2 not told.
+    /// 0 prompt, 1 generate, 2 unknown.
     pub phase: usize,
-    /// Tells passes of a layer apart; 0 = not told, then they are not counted.
+    /// Distinguishes the passes of a layer; 0 = unknown, then they are not counted.
     pub timestamp_ns: u64,
     /// Position of the token in its sequence.
     pub token_id: u32,
-    /// Sequence of the token; 0 where it is not told.
+    /// Sequence of the token; 0 where it is unknown.
     pub sequence_id: u32,
     /// Rank in the token's top-k.
     pub slot: u32,
     /// Expert in the layer.
     pub expert: u32,
-    /// Router weight as applied, where it is told.
+    /// Router weight as applied, where it is known.
     pub weight: Option<f64>,
 }
 
@@ -147,7 +148,7 @@ struct Token {
     top_two: [Option<u32>; 2],
 }
 
-/// What a layer tells in the order of its tokens.
+/// What is known of a layer from the order of its tokens.
 #[derive(Debug, Clone, Default)]
 struct Layer {
     rows: u64,
@@ -321,7 +322,7 @@ impl Survey {
         }
     }
 
-    /// Keeps the first failure, which is told when its result is asked for.
+    /// Keeps the first failure, which is returned when its result is asked for.
     fn fail(&mut self, error: Error) {
         self.failure.get_or_insert(error);
     }

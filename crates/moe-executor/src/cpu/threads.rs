@@ -80,10 +80,7 @@ impl Threads {
             let shared = threads.shared.clone();
             let builder = std::thread::Builder::new().name(format!("compute-{i}"));
             let worker = builder.spawn(move || shared.work());
-            let worker = worker.map_err(|e| Error::Threads {
-                threads: n,
-                reason: e.to_string(),
-            })?;
+            let worker = worker.map_err(|source| Error::Threads { threads: n, source })?;
             threads.workers.push(worker);
         }
         Ok(threads)

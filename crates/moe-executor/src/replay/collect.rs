@@ -205,7 +205,7 @@ impl Sink for Collector {
         });
         if !goes_on {
             self.end_token()
-                .map_err(|error| SinkError::Refused(error.to_string()))?;
+                .map_err(|error| SinkError::Refused(error.into()))?;
             self.token = Some(Token {
                 group,
                 layer: row.layer_id,
@@ -222,7 +222,7 @@ impl Sink for Collector {
         let id = row.expert_id as i32;
         if token.ids.contains(&id) {
             let reason = format!("expert {id} comes twice for one token");
-            return Err(SinkError::Refused(reason));
+            return Err(SinkError::Refused(reason.into()));
         }
         token.ids.push(id);
         token.weights.extend(row.weight);

@@ -3,9 +3,9 @@
 //! A merge needs no token: what it makes may be a step to a longer token. Text that is no token in the end is spelled in
 //! single ASCII characters; characters without a token are left out.
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::HashMap;
 
+use super::merge::merge;
 use super::pre_tokenizer::PreTokenizer;
 use super::{Error, Vocabulary, Warning, byte_level};
 
@@ -102,93 +102,12 @@ impl Bpe {
 
     /// The parts of a word that merging leaves, in order.
     fn merge<'t>(&self, word: &'t str) -> Vec<&'t str> {
-        let mut symbols: Vec<Symbol> = Vec::new();
-        let mut char = [0; 4];
-        for (start, c) in word.char_indices() {
-            let at = symbols.len();
-            symbols.push(Symbol {
-                text: self.texts.get(&*c.encode_utf8(&mut char)).copied(),
-                start,
-                end: start + c.len_utf8(),
-                before: at.checked_sub(1),
-                after: Some(at + 1),
-            });
-        }
-        if let Some(last) = symbols.last_mut() {
-            last.after = None;
-        }
-        let mut pairs = BinaryHeap::new();
-        for right in 1..symbols.len() {
-            pairs.extend(self.pair(&symbols, Some(right - 1), Some(right)));
-        }
-        while let Some(Reverse(pair)) = pairs.pop() {
-            let (left, right) = (pair.left, pair.right);
-            let (l, r) = (symbols[left], symbols[right]);
-            // One of the two has been merged since.
-            if l.is_empty() || r.is_empty() || r.end - l.start != pair.size {
-                continue;
-            }
-            symbols[left].text = Some(pair.made);
-            symbols[left].end = r.end;
-            symbols[left].after = r.after;
-            symbols[right].end = r.start;
-            if let Some(after) = r.after {
-                symbols[after].before = Some(left);
-            }
-            pairs.extend(self.pair(&symbols, l.before, Some(left)));
-            pairs.extend(self.pair(&symbols, Some(left), r.after));
-        }
-        let parts = symbols.iter().filter(|symbol| !symbol.is_empty());
-        parts
-            .map(|symbol| &word[symbol.start..symbol.end])
-            .collect()
+        let text_id = |char: &str| self.texts.get(char).copied();
+        merge(word, text_id, |left, right, _| {
+            let &(rank, made) = self.merges.get(&(left?, right?))?;
+            Some((rank, Some(made)))
+        })
     }
-
-    /// The pair of two neighbours, if there is a merge for it.
-    fn pair(
-        &self,
-        symbols: &[Symbol],
-        left: Option<usize>,
-        right: Option<usize>,
-    ) -> Option<Reverse<Pair>> {
-        let (left, right) = (left?, right?);
-        let (l, r) = (symbols[left], symbols[right]);
-        let &(rank, made) = self.merges.get(&(l.text?, r.text?))?;
-        Some(Reverse(Pair {
-            rank,
-            left,
-            right,
-            size: r.end - l.start,
-            made,
-        }))
-    }
-}
-
-/// A part of a word, first a character; empty when it has gone into the one before it.
-#[derive(Clone, Copy)]
-struct Symbol {
-    text: Option<TextId>,
-    start: usize,
-    end: usize,
-    before: Option<usize>,
-    after: Option<usize>,
-}
-
-impl Symbol {
-    fn is_empty(&self) -> bool {
-        self.start == self.end
-    }
-}
-
-/// Two neighbours that have a merge; the least is merged first: by rank, of equal ones the leftmost.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Pair {
-    rank: u32,
-    left: usize,
-    right: usize,
-    /// Bytes of both, to find out whether they still are what they were.
-    size: usize,
-    made: TextId,
 }
 
 /// The two texts of a merge: the first space that is not the first character separates them.

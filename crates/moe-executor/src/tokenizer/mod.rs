@@ -10,6 +10,7 @@
 mod bpe;
 mod byte_level;
 mod error;
+mod merge;
 mod pre_tokenizer;
 mod special;
 mod spm;

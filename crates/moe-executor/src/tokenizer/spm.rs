@@ -1,9 +1,9 @@
 //! The SentencePiece vocabularies of the llama family, the way llama.cpp encodes with them: characters are merged into
 //! tokens, the pair whose token has the highest score first; what is no token in the end is spelled in bytes.
 
-use std::cmp::Ordering;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::HashMap;
 
+use super::merge::merge;
 use super::{Error, Vocabulary};
 
 /// Stands for a space in the texts of tokens.
@@ -12,8 +12,8 @@ const SPACE: &str = "\u{2581}";
 /// Encodes text that holds no special tokens.
 pub(super) struct Spm {
     ids: HashMap<String, u32>,
-    /// Score of each token.
-    scores: Vec<f32>,
+    /// Rank of each token: the higher its score, the lower.
+    ranks: Vec<u32>,
     /// The token of each byte.
     bytes: [Option<u32>; 256],
     /// Whether a space is put before a text.
@@ -47,7 +47,7 @@ impl Spm {
                 .iter()
                 .map(|(&text, &id)| (text.to_owned(), id))
                 .collect(),
-            scores,
+            ranks: scores.into_iter().map(rank).collect(),
             bytes,
             add_space_prefix: vocabulary.adds_space_prefix(),
         })
@@ -77,112 +77,49 @@ impl Spm {
 
     /// The parts of `text` that merging leaves, in order.
     fn merge<'t>(&self, text: &'t str) -> Vec<&'t str> {
-        let mut symbols: Vec<Symbol> = Vec::new();
-        for (start, char) in text.char_indices() {
-            let at = symbols.len();
-            symbols.push(Symbol {
-                start,
-                end: start + char.len_utf8(),
-                before: at.checked_sub(1),
-                after: Some(at + 1),
-            });
-        }
-        if let Some(last) = symbols.last_mut() {
-            last.after = None;
-        }
-        let mut pairs = BinaryHeap::new();
-        for right in 1..symbols.len() {
-            pairs.extend(self.pair(text, &symbols, Some(right - 1), Some(right)));
-        }
-        while let Some(pair) = pairs.pop() {
-            let (left, right) = (pair.left, pair.right);
-            let (l, r) = (symbols[left], symbols[right]);
-            // one of the two has been merged since
-            if l.is_empty() || r.is_empty() || r.end - l.start != pair.size {
-                continue;
-            }
-            symbols[left].end = r.end;
-            symbols[left].after = r.after;
-            symbols[right].end = r.start;
-            if let Some(after) = r.after {
-                symbols[after].before = Some(left);
-            }
-            pairs.extend(self.pair(text, &symbols, l.before, Some(left)));
-            pairs.extend(self.pair(text, &symbols, Some(left), r.after));
-        }
-        let parts = symbols.iter().filter(|symbol| !symbol.is_empty());
-        parts
-            .map(|symbol| &text[symbol.start..symbol.end])
-            .collect()
-    }
-
-    /// The pair of two neighbours, if it makes a token.
-    fn pair(
-        &self,
-        text: &str,
-        symbols: &[Symbol],
-        left: Option<usize>,
-        right: Option<usize>,
-    ) -> Option<Pair> {
-        let (left, right) = (left?, right?);
-        let (start, end) = (symbols[left].start, symbols[right].end);
-        let id = *self.ids.get(&text[start..end])?;
-        Some(Pair {
-            score: *self.scores.get(id as usize)?,
-            left,
-            right,
-            size: end - start,
-        })
+        merge(
+            text,
+            |_| (),
+            |(), (), both| {
+                let id = *self.ids.get(both)?;
+                Some((*self.ranks.get(id as usize)?, ()))
+            },
+        )
     }
 }
 
-/// A part of the text, first a character; empty when it has gone into the one before it.
-#[derive(Clone, Copy)]
-struct Symbol {
-    start: usize,
-    end: usize,
-    before: Option<usize>,
-    after: Option<usize>,
-}
-
-impl Symbol {
-    fn is_empty(&self) -> bool {
-        self.start == self.end
+/// A number that is the lower the higher the score is, by the order of `f32::total_cmp`.
+fn rank(score: f32) -> u32 {
+    let bits = score.to_bits();
+    // Of negative numbers the bits ascend as the number falls.
+    if score.is_sign_negative() {
+        bits
+    } else {
+        !(bits | 1 << 31)
     }
 }
-
-/// Two neighbours that make a token; the greatest is merged first.
-struct Pair {
-    score: f32,
-    left: usize,
-    right: usize,
-    /// Bytes of both, to find out whether they still are what they were.
-    size: usize,
-}
-
-impl Ord for Pair {
-    /// By score, of equal ones the leftmost is greater.
-    fn cmp(&self, other: &Pair) -> Ordering {
-        let scores = self.score.total_cmp(&other.score);
-        scores.then(other.left.cmp(&self.left))
-    }
-}
-
-impl PartialOrd for Pair {
-    fn partial_cmp(&self, other: &Pair) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Pair {
-    fn eq(&self, other: &Pair) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl Eq for Pair {}
 
 /// The bytes that the text of a token stands for.
 pub(super) fn decode(text: &str) -> Vec<u8> {
     text.replace(SPACE, " ").into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_have_the_reverse_order_of_scores() {
+        let scores = [
+            f32::INFINITY,
+            3.5,
+            1.0,
+            f32::MIN_POSITIVE,
+            0.0,
+            -1e-20,
+            -1.0,
+            -9e9,
+        ];
+        assert!(scores.map(rank).is_sorted_by(|a, b| a < b));
+    }
 }

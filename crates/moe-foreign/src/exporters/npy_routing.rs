@@ -19,6 +19,30 @@ const MAX_NUMBERS: usize = 1 << 29;
 /// No expert.
 const EMPTY: i16 = -1;
 
+/// Why a trace does not fit into an array.
+#[derive(Debug, thiserror::Error)]
+enum Fault {
+    #[error(
+        "the trace has several sequences and the array holds one; convert it to jsonl, or record one prompt"
+    )]
+    Sequences,
+    #[error(
+        "an array of {n_tokens} tokens with {n_layer} layers and {top_k} experts each is too large; convert the trace to jsonl"
+    )]
+    TooLarge {
+        n_tokens: usize,
+        n_layer: usize,
+        top_k: usize,
+    },
+    #[error("the trace changed while it was read")]
+    Changed,
+    #[error(
+        "token {token_id} is in layer {layer_id} twice, so the trace has several sequences and does not distinguish them; \
+         the array holds one"
+    )]
+    Twice { token_id: u32, layer_id: u16 },
+}
+
 /// Array of routing.
 pub struct NpyRouting;
 
@@ -38,7 +62,10 @@ impl Exporter for NpyRouting {
             ..Extent::default()
         };
         for_each_token(export, self.name(), |rows| extent.see(rows))?;
-        let n_numbers = extent.numbers().map_err(|reason| self.unfit(reason))?;
+        let n_numbers = extent.numbers().map_err(|fault| ExportError::Unfit {
+            format: self.name(),
+            source: fault.into(),
+        })?;
         let mut array = Array {
             n_layer,
             top_k: extent.top_k,
@@ -60,15 +87,6 @@ impl Exporter for NpyRouting {
     }
 }
 
-impl NpyRouting {
-    fn unfit(&self, reason: String) -> ExportError {
-        ExportError::Unfit {
-            format: self.name(),
-            reason,
-        }
-    }
-}
-
 /// How large an array the rows take.
 #[derive(Default)]
 struct Extent {
@@ -85,9 +103,7 @@ impl Extent {
             .filter(|row| usize::from(row.layer_id) < self.n_layer)
         {
             if *self.sequence.get_or_insert(row.sequence_id) != row.sequence_id {
-                return Err(SinkError::Refused(
-                    "the trace has several sequences and the array holds one; convert it to jsonl, or record one prompt".into(),
-                ));
+                return Err(SinkError::Refused(Fault::Sequences.into()));
             }
             self.n_tokens = self.n_tokens.max(row.token_id as usize + 1);
             self.top_k = self.top_k.max(usize::from(row.slot) + 1);
@@ -95,16 +111,17 @@ impl Extent {
         Ok(())
     }
 
-    fn numbers(&self) -> Result<usize, String> {
+    fn numbers(&self) -> Result<usize, Fault> {
         let numbers = self
             .n_tokens
             .saturating_mul(self.n_layer)
             .saturating_mul(self.top_k);
         if numbers > MAX_NUMBERS {
-            return Err(format!(
-                "an array of {} tokens with {} layers and {} experts each is too large; convert the trace to jsonl",
-                self.n_tokens, self.n_layer, self.top_k
-            ));
+            return Err(Fault::TooLarge {
+                n_tokens: self.n_tokens,
+                n_layer: self.n_layer,
+                top_k: self.top_k,
+            });
         }
         Ok(numbers)
     }
@@ -127,15 +144,14 @@ impl Array {
             let token = row.token_id as usize * self.n_layer + layer;
             let place = token * self.top_k + usize::from(row.slot);
             let Some(place) = self.numbers.get_mut(place) else {
-                return Err(SinkError::Refused(
-                    "the trace changed while it was read".into(),
-                ));
+                return Err(SinkError::Refused(Fault::Changed.into()));
             };
             if *place != EMPTY {
-                return Err(SinkError::Refused(format!(
-                    "token {} is in layer {} twice, so the trace has several sequences and does not tell them apart; the array holds one",
-                    row.token_id, row.layer_id
-                )));
+                let fault = Fault::Twice {
+                    token_id: row.token_id,
+                    layer_id: row.layer_id,
+                };
+                return Err(SinkError::Refused(fault.into()));
             }
             *place = row.expert_id as i16; // below MAX_ID
         }

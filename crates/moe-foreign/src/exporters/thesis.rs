@@ -35,15 +35,28 @@ impl FilesExporter for Thesis {
             what: "the operations of a run",
             hint: "give a run directory or a trace.bin",
         })?;
-        let tokens = count(run).map_err(|reason| ExportError::Unfit {
-            format: self.name(),
-            reason,
-        })?;
+        let tokens = count(run).map_err(unfit)?;
         write_files(run, &tokens, create)?;
         Ok(vec![
             "of a batch the experts of the first token were kept, 16 at most".into(),
             "router weights, lanes, durations, sequences and shards were left out".into(),
         ])
+    }
+}
+
+/// Why a run does not fit into the format.
+#[derive(Debug, thiserror::Error)]
+enum Fault {
+    #[error("the run has several sequences and the format holds one; record one prompt")]
+    Sequences,
+    #[error("the operations of token {number} do not follow one another in the run")]
+    Scattered { number: u32 },
+}
+
+fn unfit(fault: Fault) -> ExportError {
+    ExportError::Unfit {
+        format: Thesis.name(),
+        source: fault.into(),
     }
 }
 
@@ -77,7 +90,7 @@ impl Tokens {
 }
 
 /// Looks through the run for how many entries each file will have.
-fn count(run: &Run) -> Result<Tokens, String> {
+fn count(run: &Run) -> Result<Tokens, Fault> {
     let mut tokens = Tokens {
         first_generated: None,
         files: BTreeMap::new(),
@@ -86,9 +99,7 @@ fn count(run: &Run) -> Result<Tokens, String> {
     for operation in run.trace.operations() {
         let head = operation.head();
         if *sequence.get_or_insert(head.sequence_id) != head.sequence_id {
-            return Err(
-                "the run has several sequences and the format holds one; record one prompt".into(),
-            );
+            return Err(Fault::Sequences);
         }
         if head.phase != PHASE_PROMPT {
             tokens.first_generated.get_or_insert(head.token_id.get());
@@ -131,12 +142,7 @@ fn write_files(
         write!(out, ", \"entries\": [")?;
         for entry_id in 0..metadata.total_entries {
             let next = operations.next_if(|head| tokens.number(head) == number);
-            let head = next.ok_or_else(|| ExportError::Unfit {
-                format: Thesis.name(),
-                reason: format!(
-                    "the operations of token {number} do not follow one another in the run"
-                ),
-            })?;
+            let head = next.ok_or_else(|| unfit(Fault::Scattered { number }))?;
             out.write_all(if entry_id == 0 { b"\n" } else { b",\n" })?;
             let entry = Entry::new(entry_id, number, metadata, head, run.ops());
             serde_json::to_writer(&mut out, &entry).map_err(io::Error::from)?;

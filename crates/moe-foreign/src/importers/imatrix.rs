@@ -20,7 +20,7 @@ const TYPES: [&[u8]; 2] = [
 ];
 /// Projections, the ones to be read first in front.
 const PROJECTIONS: [&str; 4] = ["gate", "gate_up", "up", "down"];
-/// From here on a 32-bit float does not tell one count from the next.
+/// From here on a 32-bit float does not distinguish one count from the next.
 const EXACT: f32 = (1 << 24) as f32;
 
 /// Importance matrix.
@@ -65,9 +65,8 @@ fn import_counts(gguf: &Gguf, output: &mut Output<'_>) -> Result<(), ForeignErro
         let Some((layer, rank)) = counts_of(&tensor.name) else {
             continue;
         };
-        check_shape(gguf, tensor).map_err(|reason| {
-            output.invalid(At::Element(tensor.name.clone()), reason.to_string())
-        })?;
+        check_shape(gguf, tensor)
+            .map_err(|fault| output.invalid(At::Element(tensor.name.clone()), fault))?;
         let best = layers.entry(layer).or_insert((rank, tensor));
         if rank < best.0 {
             *best = (rank, tensor);

@@ -44,10 +44,10 @@ impl Importer for Lattice {
                 ..RoutingRow::at_layer(line.layer_idx)
             };
             let experts = zip_weights(&line.selected_ids, line.gate_weights.as_deref())
-                .map_err(|fault| output.invalid(at(), fault.to_string()))?;
+                .map_err(|fault| output.invalid(at(), fault))?;
             output.token(at, &row, experts)
         })?;
-        output.note("phases are not told");
+        output.note("phases are not recorded");
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! `layer,expert` CSV of llama.cpp's `moe-trace` (its PR 28544): a line for each choice, nothing else.
+//! `layer,expert` CSV of llama.cpp's `moe-trace` (its PR 28544): a line for each choice. Further columns are ignored.
 //!
 //! Neither tokens nor their number of experts are recorded. Where the number is known from the user or the model, the lines of a
 //! layer are split into tokens; without it the choices can only be counted.
@@ -10,9 +10,11 @@ use crate::passes::Passes;
 use crate::source::{Lines, sample_lines};
 use crate::{At, ForeignError, Importer, Missing, Options, Output, Source};
 
-use super::text::{are_integers, number};
+use super::text::{Columns, TextFault, are_integers, has_columns, required_number, split};
 
-const HEADER: &str = "layer,expert";
+const COLUMNS: [&str; 2] = ["layer", "expert"];
+/// Columns of tables with a line for each expert, such as sizes and plans: their lines are not choices.
+const OF_EXPERTS: [&str; 4] = ["bytes", "count", "hits", "activations"];
 /// Choices of a layer in a row that are held; a longer batch is read in pieces.
 const MAX_HELD: usize = 1 << 20;
 
@@ -30,10 +32,17 @@ impl Importer for LayerExpert {
 
     fn is_applicable(&self, sample: &[u8]) -> bool {
         let mut lines = sample_lines(sample);
-        lines.next() == Some(HEADER)
-            && lines
-                .next()
-                .is_none_or(|line| line.split(',').count() == 2 && are_integers(line.split(',')))
+        let Some(header) = lines.next() else {
+            return false;
+        };
+        has_columns(header, &COLUMNS)
+            && !OF_EXPERTS.iter().any(|&name| has_columns(header, &[name]))
+            && lines.next().is_none_or(|line| {
+                let known = split(header)
+                    .zip(split(line))
+                    .filter(|(column, _)| COLUMNS.contains(column));
+                are_integers(known.map(|(_, field)| field))
+            })
     }
 
     fn import(
@@ -56,31 +65,37 @@ impl Importer for LayerExpert {
         for file in source.files() {
             output.begin_file(file);
             let mut lines = Lines::open(file)?;
-            if lines.next_line()?.is_none_or(|(_, text)| text != HEADER) {
-                return Err(lines.invalid(format!("this is not the header {HEADER}")));
-            }
+            let header = lines.next_line()?.map_or("", |(_, text)| text);
+            let columns = Columns::of(header, COLUMNS, COLUMNS.len(), output);
+            let columns = columns.map_err(|fault| lines.invalid(fault))?;
             match top_k {
-                Some(top_k) => Tokens::new(top_k as usize).read(lines, output)?,
-                None => count(lines, output)?,
+                Some(top_k) => Tokens::new(top_k as usize).read(lines, &columns, output)?,
+                None => count(lines, &columns, output)?,
             }
         }
         Ok(())
     }
 }
 
-fn choice(text: &str) -> Result<(u16, u32), String> {
-    let (layer, expert) = text
-        .split_once(',')
-        .ok_or("not `layer,expert`; the line is damaged")?;
-    Ok((number("layer", layer)?, number("expert", expert)?))
+/// Layer and expert of a line.
+fn choice(columns: &Columns<2>, text: &str) -> Result<(u16, u32), TextFault> {
+    let [layer, expert] = columns.fields(text)?;
+    Ok((
+        required_number("layer", layer)?,
+        required_number("expert", expert)?,
+    ))
 }
 
-fn count(mut lines: Lines, output: &mut Output<'_>) -> Result<(), ForeignError> {
+fn count(
+    mut lines: Lines,
+    columns: &Columns<2>,
+    output: &mut Output<'_>,
+) -> Result<(), ForeignError> {
     while let Some((line, text)) = lines.next_line()? {
-        let (layer_id, expert_id) = match choice(text) {
+        let (layer_id, expert_id) = match choice(columns, text) {
             Ok(choice) => choice,
-            Err(reason) => {
-                lines.cut_or(lines.invalid(reason), output)?;
+            Err(fault) => {
+                lines.cut_or(lines.invalid(fault), output)?;
                 continue;
             }
         };
@@ -116,12 +131,17 @@ impl Tokens {
         }
     }
 
-    fn read(mut self, mut lines: Lines, output: &mut Output<'_>) -> Result<(), ForeignError> {
+    fn read(
+        mut self,
+        mut lines: Lines,
+        columns: &Columns<2>,
+        output: &mut Output<'_>,
+    ) -> Result<(), ForeignError> {
         while let Some((line, text)) = lines.next_line()? {
-            let (layer_id, expert_id) = match choice(text) {
+            let (layer_id, expert_id) = match choice(columns, text) {
                 Ok(choice) => choice,
-                Err(reason) => {
-                    lines.cut_or(lines.invalid(reason), output)?;
+                Err(fault) => {
+                    lines.cut_or(lines.invalid(fault), output)?;
                     continue;
                 }
             };

@@ -63,7 +63,7 @@ impl Importer for Learn {
             import_text(text, output)?;
         }
         output.note(
-            "counts alone: order, tokens, phases and weights are not told; timings were left out",
+            "counts alone: order, tokens, phases and weights are unknown; timings were left out",
         );
         Ok(())
     }
@@ -71,10 +71,9 @@ impl Importer for Learn {
 
 fn import_text(text: &str, output: &mut Output<'_>) -> Result<(), ForeignError> {
     let whole = || At::Element("/".into());
-    let observations =
-        parse_observations(text).map_err(|error| output.invalid(whole(), error.to_string()))?;
+    let observations = parse_observations(text).map_err(|error| output.invalid(whole(), error))?;
     let totals: Totals = serde_json::from_str(text)
-        .map_err(|error| output.invalid(At::Line(error.line() as u64), error.to_string()))?;
+        .map_err(|error| output.invalid(At::Line(error.line() as u64), error))?;
     let number = |number: u32| Some(number).filter(|&number| number > 0);
     output.facts(&Facts {
         n_expert: number(totals.n_expert),

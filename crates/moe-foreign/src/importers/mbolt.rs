@@ -13,6 +13,19 @@ use crate::{At, ForeignError, Importer, Options, Output, Source};
 const MAGIC: u32 = 0x544C_424D;
 const HEADER: usize = 12;
 
+/// Why a log is refused.
+#[derive(Debug, thiserror::Error)]
+enum Fault {
+    #[error("the header is cut off")]
+    Header,
+    #[error("version {version} of the log is not known (1 is)")]
+    Version { version: u32 },
+    #[error(
+        "layer {layer} with {k} experts for each of {n_tokens} tokens makes no sense; the file is damaged"
+    )]
+    Record { layer: u32, k: u32, n_tokens: u32 },
+}
+
 /// Log of mbolt.
 pub struct Mbolt;
 
@@ -43,7 +56,7 @@ impl Importer for Mbolt {
             output.begin_file(file);
             import_file(&Mapped::open(file)?, output)?;
         }
-        output.note("the log tells neither phases nor router weights");
+        output.note("the log contains neither phases nor router weights");
         Ok(())
     }
 }
@@ -55,12 +68,9 @@ fn import_file(bytes: &[u8], output: &mut Output<'_>) -> Result<(), ForeignError
             ..Facts::default()
         })?,
         (Some(version), Some(_)) => {
-            return Err(output.invalid(
-                At::Byte(4),
-                format!("version {version} of the log is not known (1 is)"),
-            ));
+            return Err(output.invalid(At::Byte(4), Fault::Version { version }));
         }
-        _ => return Err(output.invalid(At::Byte(4), "the header is cut off")),
+        _ => return Err(output.invalid(At::Byte(4), Fault::Header)),
     }
     let mut passes = Passes::default();
     let (mut offset, mut record) = (HEADER, 0);
@@ -70,7 +80,7 @@ fn import_file(bytes: &[u8], output: &mut Output<'_>) -> Result<(), ForeignError
             offset: offset as u64,
         };
         let Some(entry) =
-            Entry::read(&bytes[offset..]).map_err(|reason| output.invalid(at(), reason))?
+            Entry::read(&bytes[offset..]).map_err(|fault| output.invalid(at(), fault))?
         else {
             output.note(format!(
                 "the last record, {record} at byte {offset}, is cut off and was left out"
@@ -107,16 +117,14 @@ struct Entry<'a> {
 
 impl<'a> Entry<'a> {
     /// Reads the record that `bytes` begin with; `None` if it is cut off.
-    fn read(bytes: &'a [u8]) -> Result<Option<Self>, String> {
+    fn read(bytes: &'a [u8]) -> Result<Option<Self>, Fault> {
         let (Some(layer), Some(k), Some(n_tokens)) =
             (number(bytes, 0), number(bytes, 4), number(bytes, 8))
         else {
             return Ok(None);
         };
         if layer >= MAX_ID || !(1..MAX_ID).contains(&k) || i32::try_from(n_tokens).is_err() {
-            return Err(format!(
-                "layer {layer} with {k} experts for each of {n_tokens} tokens makes no sense; the file is damaged"
-            ));
+            return Err(Fault::Record { layer, k, n_tokens });
         }
         let k = k as usize;
         let size = k

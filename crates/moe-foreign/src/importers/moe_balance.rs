@@ -82,8 +82,8 @@ fn hand_over(
             sequence_id: Some(line.batch_id),
             ..RoutingRow::at_layer(line.layer)
         };
-        let experts = zip_weights(experts, weights.next())
-            .map_err(|fault| output.invalid(at(), fault.to_string()))?;
+        let experts =
+            zip_weights(experts, weights.next()).map_err(|fault| output.invalid(at(), fault))?;
         output.token(at, &row, experts)?;
         *n_tokens = n_tokens.saturating_add(1);
     }

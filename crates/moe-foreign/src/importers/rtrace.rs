@@ -2,7 +2,7 @@
 //!
 //! `RTRACE01`, experts in a layer and version 0 as 32-bit numbers; then records of a token, a layer and the probabilities
 //! (softmax over all experts, 32-bit floats), little-endian. How many experts a token is routed to is not in the file. The
-//! weights that the model applies may be normalised or scaled, so the probabilities are not told as such.
+//! weights that the model applies may be normalised or scaled, so the probabilities are not read as weights.
 
 use moe_trace::{Facts, MAX_ID, RoutingRow};
 
@@ -11,6 +11,27 @@ use crate::{At, ForeignError, Importer, Missing, Options, Output, Source};
 
 const MAGIC: &[u8] = b"RTRACE01";
 const HEADER: usize = 16;
+
+/// Why a trace is refused.
+#[derive(Debug, thiserror::Error)]
+enum Fault {
+    #[error("the header is cut off")]
+    Header,
+    #[error("version {version} of the trace is not known (0 is)")]
+    Version { version: u32 },
+    #[error("{n_expert} experts in a layer are not possible; the file is damaged")]
+    Experts { n_expert: u32 },
+    #[error(
+        "a token cannot select {top_k} of {n_expert} experts; is that the number of the trace?"
+    )]
+    TopK { top_k: u32, n_expert: u32 },
+    #[error("token {token_id} is out of range; the file is damaged")]
+    Token { token_id: u32 },
+    #[error(
+        "the probability {probability} of expert {expert} is not between 0 and 1; the file is damaged"
+    )]
+    Probability { probability: f32, expert: usize },
+}
 
 /// Router trace of fitz-tec.
 pub struct RouterTrace;
@@ -42,7 +63,7 @@ impl Importer for RouterTrace {
             output.begin_file(file);
             import_file(&Mapped::open(file)?, options, output)?;
         }
-        output.note("the trace tells no phases, and probabilities before normalisation instead of router weights");
+        output.note("the trace contains no phases, and probabilities before normalization instead of router weights");
         Ok(())
     }
 }
@@ -58,24 +79,18 @@ fn import_file(
     let n_expert = match header {
         Some((n_expert @ 1..=MAX_ID, 0)) => n_expert,
         Some((n_expert, 0)) => {
-            let reason =
-                format!("{n_expert} experts in a layer are not possible; the file is damaged");
-            return Err(output.invalid(At::Byte(8), reason));
+            return Err(output.invalid(At::Byte(8), Fault::Experts { n_expert }));
         }
         Some((_, version)) => {
-            let reason = format!("version {version} of the trace is not known (0 is)");
-            return Err(output.invalid(At::Byte(12), reason));
+            return Err(output.invalid(At::Byte(12), Fault::Version { version }));
         }
-        None => return Err(output.invalid(At::Byte(8), "the header is cut off")),
+        None => return Err(output.invalid(At::Byte(8), Fault::Header)),
     };
     let Some(top_k) = options.n_expert_used().filter(|&k| k > 0) else {
         return Err(output.lacks(At::Byte(8), Missing::TopK));
     };
     if top_k > n_expert {
-        let reason = format!(
-            "a token cannot select {top_k} of {n_expert} experts; is that the number of the trace?"
-        );
-        return Err(output.invalid(At::Byte(8), reason));
+        return Err(output.invalid(At::Byte(8), Fault::TopK { top_k, n_expert }));
     }
     output.facts(&Facts {
         n_expert: Some(n_expert),
@@ -92,13 +107,14 @@ fn import_file(
             record: record as u64,
             offset: (HEADER + record * record_size) as u64,
         };
-        rank(&bytes[8..], &mut ranked).map_err(|reason| output.invalid(at(), reason))?;
+        rank(&bytes[8..], &mut ranked).map_err(|fault| output.invalid(at(), fault))?;
         let row = RoutingRow {
             token_id: word(bytes),
             ..RoutingRow::at_layer(output.id(at, "layer", word(&bytes[4..]).into())?)
         };
-        if i32::try_from(row.token_id).is_err() {
-            return Err(output.invalid(at(), "a token before the first; the file is damaged"));
+        let RoutingRow { token_id, .. } = row;
+        if i32::try_from(token_id).is_err() {
+            return Err(output.invalid(at(), Fault::Token { token_id }));
         }
         let best = ranked.iter().take(top_k as usize);
         output.token(at, &row, best.map(|&(expert, _)| (expert, None)))?;
@@ -113,14 +129,15 @@ fn import_file(
 }
 
 /// The experts by probability, the likeliest first; of equals, the first first.
-fn rank(probabilities: &[u8], ranked: &mut Vec<(i64, f32)>) -> Result<(), String> {
+fn rank(probabilities: &[u8], ranked: &mut Vec<(i64, f32)>) -> Result<(), Fault> {
     ranked.clear();
     for (expert, &bytes) in probabilities.as_chunks::<4>().0.iter().enumerate() {
         let probability = f32::from_le_bytes(bytes);
         if !(0.0..=1.001).contains(&probability) {
-            return Err(format!(
-                "the probability {probability} of expert {expert} is not one; the file is damaged"
-            ));
+            return Err(Fault::Probability {
+                probability,
+                expert,
+            });
         }
         ranked.push((expert as i64, probability));
     }

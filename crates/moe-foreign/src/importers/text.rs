@@ -28,12 +28,6 @@ pub(super) enum TextFault {
     Line(&'static str),
 }
 
-impl From<TextFault> for String {
-    fn from(fault: TextFault) -> String {
-        fault.to_string()
-    }
-}
-
 /// Reads `text` as the number `name`.
 pub(super) fn number<T: FromStr>(name: &'static str, text: &str) -> Result<T, TextFault> {
     let text = text.trim();
@@ -71,7 +65,7 @@ pub(super) fn are_integers<'a>(words: impl IntoIterator<Item = &'a str>) -> bool
 
 /// The fields of a line of comma-separated values, without white space and quotes around them. Formats of numbers: no field
 /// contains a comma.
-fn split(line: &str) -> impl Iterator<Item = &str> {
+pub(super) fn split(line: &str) -> impl Iterator<Item = &str> {
     line.split(',').map(|field| field.trim().trim_matches('"'))
 }
 

@@ -51,14 +51,14 @@ impl Importer for TokenJsonl {
                 ..RoutingRow::at_layer(line.layer)
             };
             let experts = zip_weights(&line.experts, line.weights.as_deref())
-                .map_err(|fault| output.invalid(at(), fault.to_string()))?;
+                .map_err(|fault| output.invalid(at(), fault))?;
             output.token(at, &row, experts)
         })?;
         Ok(())
     }
 }
 
-/// A phase as tools name it; a name that is not known is told, and counts as no name.
+/// A phase as tools name it; an unknown name is noted, and the phase is unknown.
 fn phase(name: Option<&str>, output: &mut Output<'_>) -> Option<Phase> {
     match name?.to_ascii_lowercase().as_str() {
         "prompt" | "prefill" | "pp" => Some(Phase::Prompt),

@@ -6,6 +6,7 @@ use super::observations::{
     COUNT_KEYS, LayerObservation, LayerSlots, SPLIT_KEYS, layer_slots, observe,
 };
 use super::{Error, OLD_SCHEMA, SCHEMA};
+use crate::text::without_byte_order_mark;
 
 /// What one layer did, as input to [`LearnFile::from_counts`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,10 +41,9 @@ impl LearnFile {
     /// Reads a file and checks it as the runtime does.
     ///
     /// # Errors
-    /// As [`Error`] tells; the whole file is refused at the first fault. JSON nested more than 128 deep is refused too.
+    /// [`Error`]; the whole file is refused at the first fault. JSON nested more than 128 deep is refused too.
     pub fn parse(text: &str) -> Result<LearnFile, Error> {
-        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-        let Value::Object(root) = serde_json::from_str(text)? else {
+        let Value::Object(root) = serde_json::from_str(without_byte_order_mark(text))? else {
             return Err(Error::Schema {
                 found: "missing (the file is not a JSON object)".into(),
             });
@@ -109,14 +109,14 @@ impl LearnFile {
         observe(self.layers()?)
     }
 
-    /// The slot totals of a live report, by which the runtime tells its hit rate; nothing if the report says that recording
+    /// The slot totals of a live report, from which the runtime computes its hit rate; nothing if the report says that recording
     /// is off.
     pub fn layer_slots(&self) -> Option<Vec<LayerSlots>> {
         let enabled = self.root.get("enabled") == Some(&Value::Bool(true));
         enabled.then(|| layer_slots(self.layers().unwrap_or_default()))
     }
 
-    /// Experts in a layer of the model, if the file tells it.
+    /// Experts in a layer of the model, if the file contains it.
     pub fn n_expert(&self) -> Option<u64> {
         self.root.get("n_expert")?.as_u64()
     }
@@ -172,7 +172,7 @@ fn learnt_layer(counts: &LayerCounts) -> Value {
     })
 }
 
-/// Drops the experts of a layer that are not kept; tells whether a count is left of those that are read: of hot and cold
+/// Drops the experts of a layer that are not kept; returns whether a count is left of those that are read: of hot and cold
 /// experts, and of `experts` where neither has any.
 fn cut_layer(layer: &mut Value, keep: &impl Fn(u32, u32) -> bool) -> bool {
     let id = layer.get("layer").and_then(Value::as_u64);

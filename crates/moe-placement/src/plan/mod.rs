@@ -21,7 +21,7 @@ pub use lane::{Lane, Selected};
 pub use lanes::{Decision, MAX_LANES, Plan, Strategy, Verdict};
 pub use layers::{LayerExperts, WholeLayers};
 pub use ranking::{Entry, rank};
-pub use sizes::ExpertSizes;
+pub use sizes::{ExpertSizes, SizesFault};
 pub use weighting::{LayerCurve, Weighting, layer_weights};
 
 /// Why there is no plan.
@@ -57,6 +57,7 @@ pub enum Error {
         /// Line, from 1.
         line: usize,
         /// What is wrong with it.
-        fault: String,
+        #[source]
+        fault: SizesFault,
     },
 }

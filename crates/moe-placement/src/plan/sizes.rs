@@ -3,6 +3,44 @@
 use std::collections::BTreeMap;
 
 use super::Error;
+use crate::text::without_byte_order_mark;
+
+/// Why a table of sizes is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SizesFault {
+    /// A file without lines.
+    #[error("the file is empty")]
+    Empty,
+    /// A first line that does not name the columns.
+    #[error("{line:?} is not the header")]
+    Header {
+        /// The line.
+        line: String,
+    },
+    /// A line with fewer or more values than columns.
+    #[error("{line:?} does not have the {columns} fields of the header")]
+    Fields {
+        /// The line.
+        line: String,
+        /// Columns of the file.
+        columns: usize,
+    },
+    /// A line whose values are not unsigned numbers, or whose expert has no bytes.
+    #[error("{line:?} is not a layer, an expert and its bytes, at least 1")]
+    Numbers {
+        /// The line.
+        line: String,
+    },
+    /// An expert for the second time.
+    #[error("expert {expert} of layer {layer} appears twice")]
+    Repeated {
+        /// Block number.
+        layer: u32,
+        /// Expert in the layer.
+        expert: u32,
+    },
+}
 
 /// Bytes of each expert of a model, by layer and expert.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -17,30 +55,33 @@ impl ExpertSizes {
     /// [`Error::Sizes`] with the line: no header, fewer values than columns, not unsigned numbers, no bytes, or an expert for
     /// the second time.
     pub fn from_csv(text: &str) -> Result<ExpertSizes, Error> {
-        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let mut lines = (1..)
-            .zip(text.lines().map(str::trim))
+            .zip(without_byte_order_mark(text).lines().map(str::trim))
             .filter(|(_, line)| !line.is_empty());
-        let fault = |line, fault: String| Error::Sizes { line, fault };
+        let fail = |line, fault| Err(Error::Sizes { line, fault });
         let Some((line, header)) = lines.next() else {
-            return Err(fault(1, "the file is empty".into()));
+            return fail(1, SizesFault::Empty);
         };
         let columns = fields(header);
         let place = |name: &str| columns.iter().position(|&column| column == name);
         let (Some(layer), Some(expert), Some(bytes)) =
             (place("layer"), place("expert"), place("bytes"))
         else {
-            return Err(fault(line, format!("{header:?} is not the header")));
+            let header = header.to_owned();
+            return fail(line, SizesFault::Header { line: header });
         };
         let mut sizes = ExpertSizes::default();
         for (line, text) in lines {
             let fields = fields(text);
             if fields.len() != columns.len() {
-                let reason = format!(
-                    "{text:?} has not the {} fields of the header",
-                    columns.len()
+                let (text, columns) = (text.to_owned(), columns.len());
+                return fail(
+                    line,
+                    SizesFault::Fields {
+                        line: text,
+                        columns,
+                    },
                 );
-                return Err(fault(line, reason));
             }
             let numbers = (
                 fields[layer].parse(),
@@ -48,16 +89,11 @@ impl ExpertSizes {
                 fields[bytes].parse::<u64>(),
             );
             let (Ok(layer), Ok(expert), Ok(bytes @ 1..)) = numbers else {
-                return Err(fault(
-                    line,
-                    format!("{text:?} is not a layer, an expert and its bytes, at least 1"),
-                ));
+                let text = text.to_owned();
+                return fail(line, SizesFault::Numbers { line: text });
             };
             if sizes.bytes.insert((layer, expert), bytes).is_some() {
-                return Err(fault(
-                    line,
-                    format!("expert {expert} of layer {layer} is there twice"),
-                ));
+                return fail(line, SizesFault::Repeated { layer, expert });
             }
         }
         Ok(sizes)

@@ -90,6 +90,24 @@ fn lines_that_are_wrong_are_named_and_a_cut_one_is_left_out() {
 }
 
 #[test]
+fn unknown_keys_and_a_byte_order_mark_change_nothing() {
+    let expected = read(EVENTS).unwrap();
+    let more = EVENTS.replace("\"event\":", "\"later\":{\"buffer_id\":5},\"event\":");
+    assert_eq!(read(&more).unwrap(), expected);
+    assert_eq!(read(&format!("\u{feff}{EVENTS}")).unwrap(), expected);
+}
+
+#[test]
+fn a_single_line_with_a_byte_order_mark_is_complete() {
+    let tmp = tempfile::tempdir().unwrap();
+    let path = tmp.path().join("buffers.jsonl");
+    let line = EVENTS.lines().next().unwrap();
+    fs::write(&path, format!("\u{feff}{line}")).unwrap();
+    assert_eq!(buffers::read(&path).unwrap().len(), 1);
+    assert_eq!(buffers::truncation(&path).unwrap(), None);
+}
+
+#[test]
 fn events_follow_their_schema() {
     let schema = concat!(
         env!("CARGO_MANIFEST_DIR"),

@@ -126,12 +126,32 @@ fn keys_of_later_versions_are_kept() {
     let json: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     assert_eq!(json["later"]["a"][0], 1);
 
+    // Within an object, unknown keys are ignored.
+    fs::write(
+        &path,
+        r#"{"schema":"moe-analyze.run.v1","model":{"arch":"olmoe","later":1},"host":{"later":{}}}"#,
+    )
+    .unwrap();
+    assert_eq!(Manifest::read(&path).unwrap().model.arch, "olmoe");
+
     fs::write(&path, r#"{"schema":"moe-analyze.run.v9"}"#).unwrap();
     let message = Manifest::read(&path).unwrap_err().to_string();
     assert!(
         message.contains("v9") && message.contains("manifest.json") && !message.contains('\n'),
         "{message}"
     );
+}
+
+#[test]
+fn a_manifest_may_have_a_byte_order_mark() {
+    let tmp = tempfile::tempdir().unwrap();
+    let path = tmp.path().join("manifest.json");
+    let written = manifest();
+    written.write(&path).unwrap();
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(&path, format!("\u{feff}{text}")).unwrap();
+    assert_eq!(Manifest::read(&path).unwrap(), written);
+    assert_eq!(Manifest::missing_keys(&path).unwrap(), Vec::<&str>::new());
 }
 
 #[test]

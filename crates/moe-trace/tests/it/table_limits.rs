@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 
 use arrow::array::{
@@ -163,6 +164,34 @@ fn maps_have_a_limit_of_rows_and_names() {
 }
 
 #[test]
+fn columns_of_later_versions_are_ignored() {
+    /// Columns of other types, one of them nested, before, between and after the known ones.
+    fn with_more(mut columns: Vec<(&'static str, ArrayRef)>) -> Vec<(&'static str, ArrayRef)> {
+        let n = columns[0].1.len();
+        let lists = (0..n).map(|_| Some(vec![Some(1), None]));
+        let lists = ListArray::from_iter_primitive::<UInt64Type, _, _>(lists);
+        columns.insert(0, ("later", Arc::new(StringArray::from(vec!["x"; n]))));
+        columns.insert(4, ("later_list", Arc::new(lists)));
+        columns.push(("later_id", Arc::new(UInt64Array::from(vec![u64::MAX; n]))));
+        columns
+    }
+    let tmp = tempfile::tempdir().unwrap();
+    let path = tmp.path().join("gguf-map.parquet");
+    write(&path, map(3, "a"), compressed());
+    let expected = map_table::read(&path).unwrap();
+    write(&path, with_more(map(3, "a")), compressed());
+    assert_eq!(map_table::read(&path).unwrap(), expected);
+
+    let path = tmp.path().join("routing.parquet");
+    write(&path, with_more(routing(3, "PROMPT")), compressed());
+    let batches: Vec<_> = read_routing(&path)
+        .unwrap()
+        .map(|batch| batch.unwrap().expert_id().to_vec())
+        .collect();
+    assert_eq!(batches, [[0; 3]]);
+}
+
+#[test]
 fn pages_have_a_limit() {
     let bomb = moe_testkit::fixture("reliability/parquet-string-bomb-gguf-map.parquet");
     match map_table::read(&bomb) {
@@ -187,6 +216,35 @@ fn a_panic_of_the_decoder_is_an_error() {
             ..
         })
     ));
+}
+
+/// The hook that hides panics of the decoder leaves all others alone: they are printed, and they unwind.
+#[test]
+fn a_panic_of_other_code_is_not_caught() {
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "panic_after_the_decoder", "--ignored"])
+        .arg("--nocapture")
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success(), "{stderr}");
+    assert_eq!(stderr.matches("panicked at").count(), 1, "{stderr}");
+    assert!(
+        stderr.contains("a panic of the reader's caller"),
+        "{stderr}"
+    );
+}
+
+#[test]
+#[ignore = "part of a_panic_of_other_code_is_not_caught"]
+fn panic_after_the_decoder() {
+    a_panic_of_the_decoder_is_an_error();
+    let tmp = tempfile::tempdir().unwrap();
+    let path = tmp.path().join("routing.parquet");
+    write(&path, routing(3, "PROMPT"), compressed());
+    for batch in read_routing(&path).unwrap() {
+        assert!(batch.is_err(), "a panic of the reader's caller");
+    }
 }
 
 /// Any byte of the pages or the footer may be wrong: the table is read, or refused.

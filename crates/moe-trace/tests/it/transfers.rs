@@ -1,4 +1,4 @@
-//! `transfers.jsonl`: what a recorder writes is read back, follows its schema, and damage is told.
+//! `transfers.jsonl`: what a recorder writes is read back, follows its schema, and damage is reported.
 
 use std::fs;
 
@@ -108,6 +108,17 @@ fn lines_follow_their_schema() {
     let json = serde_json::to_value(&on_host).unwrap();
     assert_eq!(json.get("transfer"), None);
     assert_eq!(json["window"], json!({"start_ns": 1010, "end_ns": 1500}));
+}
+
+#[test]
+fn unknown_keys_and_a_byte_order_mark_change_nothing() {
+    let text = lines(&examples());
+    let more = text
+        .replace("{\"sequence_id\"", "{\"later\":[1,{}],\"sequence_id\"")
+        .replace("\"start_ns\"", "\"later\":null,\"start_ns\"");
+    assert!(more.len() > text.len());
+    assert_eq!(read(&more).unwrap(), examples());
+    assert_eq!(read(&format!("\u{feff}{text}")).unwrap(), examples());
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use moe_foreign::{Counts, Detected, ForeignError, Missing, Options, import};
 
 use super::findings::Findings;
-use crate::traces;
+use crate::advice;
 
 /// Reads all of it: what cannot be read is no trace.
 pub(super) fn describe(trace: &Detected, findings: &mut Findings) -> anyhow::Result<()> {
@@ -47,6 +47,6 @@ pub(super) fn describe(trace: &Detected, findings: &mut Findings) -> anyhow::Res
 }
 
 fn not_recorded(missing: Missing) -> String {
-    let options = traces::options_for(missing);
-    format!("{missing} is not recorded; commands that read the trace take {options}")
+    let advice = advice::for_missing(missing);
+    format!("{missing} is not recorded; to commands that read the trace, {advice}")
 }

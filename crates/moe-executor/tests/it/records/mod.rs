@@ -1,8 +1,8 @@
 //! What a run leaves in its trace: the operations of llama.cpp's graph under its names, and as many as announced.
 
+mod buffer_events;
 mod nodes;
 mod refused;
-mod told;
 
 use std::sync::atomic::AtomicBool;
 

@@ -146,7 +146,7 @@ struct EntrySource {
 
 /// Reads the entries of a file one after the other.
 fn read_file(path: &Path, ops: &OpTable, spool: &mut Spool) -> Result<(), ForeignError> {
-    // An error that is not serde_json's, to be told instead of what serde_json makes of it.
+    // An error that is not serde_json's, to be returned instead of what serde_json makes of it.
     let failed = RefCell::new(None);
     let mut n_entries = 0u64;
     let left = Cell::new(MAX_ENTRY);
@@ -155,7 +155,7 @@ fn read_file(path: &Path, ops: &OpTable, spool: &mut Spool) -> Result<(), Foreig
         let at = At::Element(format!("entries[{n_entries}]"));
         n_entries += 1;
         let taken = spool.take(entry, ops);
-        taken.map_err(|reason| *failed.borrow_mut() = Some(ForeignError::invalid(path, at, reason)))
+        taken.map_err(|fault| *failed.borrow_mut() = Some(ForeignError::invalid(path, at, fault)))
     };
     let mut json = serde_json::Deserializer::from_reader(Metered {
         reader: text_reader(path)?,
@@ -191,8 +191,30 @@ impl<R: Read> Read for Metered<'_, R> {
     }
 }
 
+/// Why an entry does not become a record.
+#[derive(Debug, thiserror::Error)]
+enum EntryFault {
+    #[error("its time is 0, which no operation has; the file is damaged")]
+    NoTime,
+    #[error(
+        "operation {operation:?} is not in the table of operations; give the table of the llama.cpp that recorded"
+    )]
+    Operation { operation: String },
+    #[error("its phase is {phase:?}, neither PROMPT nor GENERATE; the file is damaged")]
+    Phase { phase: String },
+    #[error("source {source_index} is in {memory:?}, neither DISK nor BUFFER; the file is damaged")]
+    Memory { source_index: usize, memory: String },
+    #[error("cannot be written to a temporary file: {0}")]
+    Spool(#[source] io::Error),
+}
+
+/// The start of a text, as a message shows it.
+fn shown(text: &str) -> String {
+    text.chars().take(32).collect()
+}
+
 impl Spool {
-    fn take(&mut self, entry: Entry, ops: &OpTable) -> Result<(), String> {
+    fn take(&mut self, entry: Entry, ops: &OpTable) -> Result<(), EntryFault> {
         let mut record = record_of(&entry, ops)?;
         self.n_sources_cut += u64::from(entry.sources.len() > MAX_SOURCES);
         let n_experts = entry.num_experts.unwrap_or(entry.expert_ids.len());
@@ -200,13 +222,13 @@ impl Spool {
         self.n_experts_cut += u64::from(n_experts > MAX_EXPERTS);
         record.num_experts = n_experts.min(MAX_EXPERTS) as u8;
         let written = self.file.write_all(record.as_bytes());
-        written.map_err(|error| format!("cannot be written to a temporary file: {error}"))
+        written.map_err(EntryFault::Spool)
     }
 }
 
-fn record_of(entry: &Entry, ops: &OpTable) -> Result<TensorAccessLog, String> {
+fn record_of(entry: &Entry, ops: &OpTable) -> Result<TensorAccessLog, EntryFault> {
     if entry.timestamp_ns == 0 {
-        return Err("its time is 0, which no operation has; the file is damaged".into());
+        return Err(EntryFault::NoTime);
     }
     let op = &entry.operation_type;
     let number = ops
@@ -217,15 +239,16 @@ fn record_of(entry: &Entry, ops: &OpTable) -> Result<TensorAccessLog, String> {
         token_id: U32::new(entry.token_id),
         layer_id: U16::new(entry.layer_id.unwrap_or(NO_LAYER)),
         thread_id: U16::new(entry.thread_id),
-        operation_type: number.ok_or_else(|| {
-            let shown: String = op.chars().take(32).collect();
-            format!("operation {shown:?} is not in the table of operations; give the table of the llama.cpp that recorded")
+        operation_type: number.ok_or_else(|| EntryFault::Operation {
+            operation: shown(op),
         })?,
         phase: match entry.phase.as_str() {
             "PROMPT" => PHASE_PROMPT,
             "GENERATE" => PHASE_GENERATE,
-            _ => {
-                return Err("its phase is neither PROMPT nor GENERATE; the file is damaged".into());
+            phase => {
+                return Err(EntryFault::Phase {
+                    phase: shown(phase),
+                });
             }
         },
         num_sources: entry.sources.len().min(MAX_SOURCES) as u8,
@@ -243,7 +266,12 @@ fn record_of(entry: &Entry, ops: &OpTable) -> Result<TensorAccessLog, String> {
         let (memory, place) = match source.memory_source.as_str() {
             "DISK" => (SOURCE_DISK, source.disk_offset),
             "BUFFER" => (SOURCE_BUFFER, source.buffer_id),
-            _ => return Err("a source is neither DISK nor BUFFER; the file is damaged".into()),
+            memory => {
+                return Err(EntryFault::Memory {
+                    source_index: i,
+                    memory: shown(memory),
+                });
+            }
         };
         to.memory_source = memory;
         to.offset_or_buffer_id = U64::new(place.unwrap_or(0));

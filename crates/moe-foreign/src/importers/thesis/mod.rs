@@ -1,7 +1,7 @@
 //! Traces of the thesis's llama.cpp (TensorAccessLog v4): `trace.bin` and the `token-NNNNN.json` made from it.
 //!
-//! A record is an operation. An expert operation tells the experts of the first token of its batch alone, sixteen at most, and
-//! the graph that llama.cpp warms up with is recorded as any other; [`passes`] tells it apart.
+//! A record is an operation. An expert operation contains the experts of the first token of its batch alone, sixteen at most, and
+//! the graph that llama.cpp warms up with is recorded as any other; [`passes`] recognizes it.
 
 mod json;
 mod passes;
@@ -109,7 +109,7 @@ fn import_records(
         }
         let head = operation.head();
         head.check_readable()
-            .map_err(|fault| output.invalid(at(), fault.to_string()))?;
+            .map_err(|fault| output.invalid(at(), fault))?;
         let (Some(layer), Some(phase)) = (head.layer(), Phase::of(head.phase)) else {
             let reason =
                 "its experts are of no layer, or its phase is not known; the trace is damaged";
@@ -135,12 +135,13 @@ impl Records {
             run = run.with_ops(ops.clone());
         }
         let mul_mat_id = run.ops().number("MUL_MAT_ID");
-        let (passes, notes) = passes::table(&run.trace, mul_mat_id, options).map_err(|reason| {
-            ForeignError::Operations {
-                path: run.path.clone(),
-                reason,
-            }
-        })?;
+        let (passes, notes) =
+            passes::table(&run.trace, mul_mat_id, options).map_err(|operation| {
+                ForeignError::Operations {
+                    path: run.path.clone(),
+                    operation,
+                }
+            })?;
         let run = run.with_passes(passes);
         Ok(Self { run, notes })
     }

@@ -29,7 +29,7 @@ pub(super) fn table(
     trace: &Trace,
     mul_mat_id: Option<u8>,
     options: &Options,
-) -> Result<(PassTable, Vec<String>), String> {
+) -> Result<(PassTable, Vec<String>), u8> {
     let default = OpTable::default();
     let ops = options.ops.as_ref().unwrap_or(&default);
     let sorts = ["ARGSORT", "TOP_K"].map(|name| ops.number(name));
@@ -62,9 +62,7 @@ pub(super) fn table(
     if let Some(op) = other_op
         && seen.iter().all(|pass| pass.n_experts == 0)
     {
-        return Err(format!(
-            "the records with experts are of operation {op}, which is not MUL_MAT_ID in the table of operations"
-        ));
+        return Err(op);
     }
     Ok(compare(&seen, options))
 }
@@ -100,7 +98,7 @@ fn compare(seen: &[Seen], options: &Options) -> (PassTable, Vec<String>) {
     }
     if n_batches > 0 {
         notes.push(format!(
-            "in {} of several tokens, the experts of the first one alone are told",
+            "in {} of several tokens, the experts of the first one alone are recorded",
             counted(n_batches, "pass")
         ));
     }
@@ -111,9 +109,9 @@ fn compare(seen: &[Seen], options: &Options) -> (PassTable, Vec<String>) {
         ));
     }
     if one_token.is_none() && seen.len() > 1 {
-        notes.push("no pass of a single token tells how many tokens others have, so token_id counts passes".into());
+        notes.push("without a pass of a single token it is unknown how many tokens the others have, so token_id counts passes".into());
     }
-    notes.push("router weights, sequences and lanes are not told".into());
+    notes.push("router weights, sequences and lanes are not recorded".into());
     (PassTable::new(passes), notes)
 }
 

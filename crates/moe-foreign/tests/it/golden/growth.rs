@@ -153,6 +153,52 @@ fn rankings_and_counts_with_more_values_are_read() {
     assert!(error.contains("more than 3 values"), "{error}");
 }
 
+#[test]
+fn choices_are_read_by_column_names() {
+    let (expected, _) = read_text("layer-expert", "layer,expert\n0,5\n0,1\n1,3\n");
+    let (found, notes) = read_text(
+        "layer-expert",
+        "token,\"expert\",weight,layer\n0,5,0.5,0\n0,1,0.5,0\n0,3,1,1\n",
+    );
+    assert_eq!(found, expected);
+    assert!(
+        notes.contains(&"ignored unknown columns: token, weight".to_owned()),
+        "{notes:?}"
+    );
+    for (text, expected) in [
+        (
+            "layer,experts\n0,1\n",
+            "line 1: the header has no column expert",
+        ),
+        (
+            "layer,expert,layer\n",
+            "line 1: the header names column layer twice",
+        ),
+        (
+            "layer,expert\n0,1,2\n",
+            "line 2: 3 values, but the header names 2",
+        ),
+        (
+            "layer,expert,x\n0,1\n",
+            "line 2: 2 values, but the header names 3",
+        ),
+    ] {
+        let error = refused("layer-expert", text, &Options::default());
+        assert!(error.starts_with(&format!("trace: {expected}")), "{error}");
+    }
+}
+
+#[test]
+fn tables_of_experts_are_not_taken_for_choices() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("sizes.csv");
+    for column in ["bytes", "count", "hits", "activations"] {
+        std::fs::write(&path, format!("layer,expert,{column}\n0,1,7\n")).unwrap();
+        let detected = foreign::detect(&path, IMPORTERS).unwrap();
+        assert!(detected.is_none(), "{column}");
+    }
+}
+
 /// An object that each importer of JSON lines ignores.
 const MORE: &str = "\"added\":{\"layer\":7,\"list\":[1,{}]},";
 

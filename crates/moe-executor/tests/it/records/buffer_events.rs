@@ -1,4 +1,4 @@
-//! Buffers: their identity, and what is told of them.
+//! Buffers: their identity, and their events in `buffers.jsonl`.
 
 use std::collections::BTreeMap;
 
@@ -36,7 +36,7 @@ fn a_buffer_keeps_its_identity() {
 }
 
 #[test]
-fn every_buffer_that_is_read_was_told() {
+fn every_buffer_that_is_read_has_an_event() {
     let prompt: Vec<u32> = (300..320).collect();
     for arch in ["dots1", "gpt-oss", "qwen2moe", "qwen3moe"] {
         let file = format!("random-{arch}-F16.gguf");
@@ -53,17 +53,21 @@ fn every_buffer_that_is_read_was_told() {
             for (i, source) in sources.filter(|(_, s)| s.memory_source == SOURCE_BUFFER) {
                 let id = source.offset_or_buffer_id.get();
                 // The mask is no memory: nothing is read of it.
-                let told = sizes.get(&id).copied().unwrap_or(0);
+                let allocated = sizes.get(&id).copied().unwrap_or(0);
                 let read = record.source_size(i);
-                assert!(read <= told, "{arch}: {} of buffer {id}", source.name());
                 assert!(
-                    told > 0 || source.name() == "attn_inp_kq_mask",
+                    read <= allocated,
+                    "{arch}: {} of buffer {id}",
+                    source.name()
+                );
+                assert!(
+                    allocated > 0 || source.name() == "attn_inp_kq_mask",
                     "{arch}: {}",
                     source.name()
                 );
             }
         }
-        // Told for the pass in which they came: none after the first record that reads of it.
+        // An event has the time of the pass in which its buffer was first used, which is before the first record that reads it.
         let first = recorded.records[0].timestamp_ns.get();
         assert!(
             recorded.buffers[0]
@@ -91,7 +95,7 @@ fn every_buffer_that_is_read_was_told() {
 }
 
 #[test]
-fn buffers_are_told_when_they_grow_and_not_for_every_token() {
+fn buffers_have_events_when_they_grow_and_not_for_every_token() {
     let prompt: Vec<u32> = (300..320).collect();
     let limits = Limits {
         n_predict: 100,
