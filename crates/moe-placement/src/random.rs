@@ -1,6 +1,6 @@
 //! A generator whose numbers depend on the seed alone, so that a seed gives the same results everywhere and in every version.
 //!
-//! `moe-analysis` uses it too. `moe-synth` and `moe-executor`, which do not depend on this crate, have copies.
+//! `moe-analysis` uses it too. `moe-synth` and `moe-engine`, which do not depend on this crate, have copies.
 
 /// SplitMix64: the output function is a bijection of a counter, so every seed is good. Steele, Lea and Flood, "Fast splittable
 /// pseudorandom number generators" (2014); Sebastiano Vigna's constants, <https://prng.di.unimi.it/splitmix64.c>.

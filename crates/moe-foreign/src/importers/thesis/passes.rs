@@ -24,7 +24,7 @@ struct Seen {
     sorted_bytes: u64,
 }
 
-/// The passes of a trace, and what a user should know about them. The error says what to do.
+/// The passes of a trace, and what a user should know about them. The error is the number of the operation that has experts, if that is not MUL_MAT_ID.
 pub(super) fn table(
     trace: &Trace,
     mul_mat_id: Option<u8>,

@@ -194,7 +194,7 @@ fn tables_of_experts_are_not_taken_for_choices() {
     let path = dir.path().join("sizes.csv");
     for column in ["bytes", "count", "hits", "activations"] {
         std::fs::write(&path, format!("layer,expert,{column}\n0,1,7\n")).unwrap();
-        let detected = foreign::detect(&path, IMPORTERS).unwrap();
+        let detected = moe_foreign::detect(&path).unwrap();
         assert!(detected.is_none(), "{column}");
     }
 }
