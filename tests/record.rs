@@ -44,9 +44,14 @@ fn sums(hotness: &[Value]) -> BTreeMap<u64, u64> {
 /// Records with a key of the qwen3moe fixture changed: whether it could be done, and stderr.
 fn record_with(key: &str, value: moe_gguf::Value) -> (Option<i32>, String) {
     let dir = tempfile::tempdir().unwrap();
-    let (model, out) = (dir.path().join("m.gguf"), dir.path().join("run"));
+    record_in(dir.path(), &[(key, value)])
+}
+
+/// As [`record_with`], with several keys, into `run` of a directory.
+fn record_in(dir: &Path, keys: &[(&str, moe_gguf::Value)]) -> (Option<i32>, String) {
+    let (model, out) = (dir.join("m.gguf"), dir.join("run"));
     let like = moe_gguf::Gguf::open(tiny_qwen3moe()).unwrap();
-    write_gguf(&model, Some(&like), &[(key, value)], &[]);
+    write_gguf(&model, Some(&like), keys, &[]);
     let args = [
         "record",
         "--model",
@@ -102,6 +107,24 @@ fn a_special_id_outside_the_vocabulary_is_a_warning() {
         warning.contains(key) && warning.contains("100000"),
         "{warning}"
     );
+}
+
+#[test]
+fn manifest_counts_the_blocks_of_an_mtp_head_as_layers() {
+    let dir = tempfile::tempdir().unwrap();
+    let keys = [
+        ("qwen3moe.block_count", moe_gguf::Value::U32(7)),
+        ("qwen3moe.nextn_predict_layers", moe_gguf::Value::U32(1)),
+    ];
+    let (code, stderr) = record_in(dir.path(), &keys);
+    assert_eq!(code, Some(0), "{stderr}");
+    let run = Run::open(dir.path().join("run")).unwrap();
+    let model = &run.manifest.as_ref().unwrap().model;
+    assert_eq!((model.n_layer, model.n_nextn_layer), (7, 1));
+    let layers = run
+        .routing()
+        .filter_map(|operation| operation.head().layer());
+    assert_eq!(layers.max(), Some(5));
 }
 
 #[test]

@@ -87,7 +87,7 @@ pub fn of_engine(
             version: about.version.clone(),
         },
         command: argv(),
-        model: about_model(gguf, map, about),
+        model: about_model(gguf, map, about)?,
         ops: about.ops.clone(),
         policy: device.policy_name().into(),
         n_threads: n_threads as u32,
@@ -135,13 +135,23 @@ fn command(mut argv: Vec<String>, keep_prompt: bool) -> Vec<String> {
     argv
 }
 
-fn about_model(gguf: &Gguf, map: &OffsetMap, about: &About) -> manifest::Model {
+fn about_model(gguf: &Gguf, map: &OffsetMap, about: &About) -> anyhow::Result<manifest::Model> {
     let experts = map
         .rows
         .iter()
         .filter(|row| row.category == Category::Expert);
     let types: BTreeSet<&str> = experts.map(|row| row.ty.name()).collect();
-    manifest::Model {
+    // From the file: of the blocks of an MTP head, engines count all or none as layers.
+    let n_blocks = |key: &str| -> anyhow::Result<u32> {
+        let values = gguf
+            .metadata()
+            .per_layer(&format!("{}.{key}", about.arch))?;
+        Ok(values
+            .and_then(|values| values.max())
+            .unwrap_or(0)
+            .try_into()?)
+    };
+    Ok(manifest::Model {
         path: gguf.files()[0].path.display().to_string(),
         files: gguf
             .files()
@@ -154,18 +164,12 @@ fn about_model(gguf: &Gguf, map: &OffsetMap, about: &About) -> manifest::Model {
         header_xxh3: format!("{:016x}", gguf.header_xxh3()),
         xxh3: None,
         arch: about.arch.clone(),
-        n_layer: about.n_layer as u32,
-        n_nextn_layer: n_nextn_layer(gguf, &about.arch),
+        n_layer: n_blocks("block_count")?,
+        n_nextn_layer: n_blocks("nextn_predict_layers")?,
         n_expert: about.n_expert as u32,
         n_expert_used: about.n_expert_used as u32,
         expert_types: types.into_iter().map(str::to_owned).collect(),
-    }
-}
-
-/// Blocks of the multi-token prediction head; a model without the key has none.
-fn n_nextn_layer(gguf: &Gguf, arch: &str) -> u32 {
-    let n = gguf.metadata().u32(&format!("{arch}.nextn_predict_layers"));
-    n.ok().flatten().unwrap_or(0)
+    })
 }
 
 fn sampling(args: &Args) -> Sampling {
