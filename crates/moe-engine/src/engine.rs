@@ -33,7 +33,7 @@ pub struct About {
     pub version: String,
     /// `general.architecture`.
     pub arch: String,
-    /// Layers that it computes; llama.cpp's include the blocks of an MTP head.
+    /// Layers that it computes: the blocks without those of an MTP head.
     pub n_layer: usize,
     /// Experts in a layer.
     pub n_expert: usize,
