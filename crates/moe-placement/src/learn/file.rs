@@ -43,7 +43,7 @@ impl LearnFile {
     /// As [`Error`] tells; the whole file is refused at the first fault. JSON nested more than 128 deep is refused too.
     pub fn parse(text: &str) -> Result<LearnFile, Error> {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-        let Value::Object(root) = serde_json::from_str(text)? else {
+        let Value::Object(root) = crate::json::parse(text)? else {
             return Err(Error::Schema {
                 found: "missing (the file is not a JSON object)".into(),
             });
