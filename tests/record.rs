@@ -125,6 +125,8 @@ fn manifest_counts_the_blocks_of_an_mtp_head_as_layers() {
         .routing()
         .filter_map(|operation| operation.head().layer());
     assert_eq!(layers.max(), Some(5));
+    let told = stdout_of(&["info", arg(&dir.path().join("run"))]);
+    assert!(told.contains("nextn layers"), "{told}");
     // Servers have a row for each hidden layer.
     let (run, eplb) = (dir.path().join("run"), dir.path().join("eplb.json"));
     stdout_of(&["convert", arg(&run), "--to", "eplb", "--out", arg(&eplb)]);
