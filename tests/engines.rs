@@ -48,6 +48,23 @@ fn the_bench_tells_its_engine_and_takes_ranges() {
     assert_eq!(tests, expected.map(|(p, n)| ["1", p, n, "native"]));
 }
 
+/// Bytes of all tensors but experts and embeddings, and of the experts that a token selects in each layer that has some.
+#[test]
+fn bench_counts_the_bytes_that_a_token_reads() {
+    for (arch, expected) in [
+        ("dots1", 444_672 + 2 * 4 * 9_216), // one of its 3 layers is dense
+        ("gpt-oss", 644_672 + 4 * 4 * 12_800), // the experts have biases
+        ("qwen3moe", 641_792 + 4 * 4 * 12_288),
+    ] {
+        let model = repository(&format!("fixtures/random-{arch}-F16.gguf"));
+        let bench = ["--quiet", "bench", "--model", arg(&model), "-o", "json"];
+        let sizes = ["-p", "0", "-n", "2", "-r", "1", "-t", "1"];
+        let rows = stdout_of(&[&bench[..], &sizes].concat());
+        let rows: serde_json::Value = serde_json::from_str(&rows).unwrap();
+        assert_eq!(rows[0]["weight_bytes_per_token"], expected, "{arch}");
+    }
+}
+
 #[cfg(not(feature = "llama-cpp"))]
 #[test]
 fn a_program_without_llama_cpp_says_how_to_get_it() {
@@ -75,6 +92,7 @@ mod with_llama_cpp {
     use serde_json::Value;
 
     use super::*;
+    use support::write_gguf;
 
     fn json(args: &[&str]) -> Value {
         serde_json::from_str(&stdout_of(args)).unwrap()
@@ -120,6 +138,32 @@ mod with_llama_cpp {
         let tables = dir.path().join("tables");
         stdout_of(&["parquet", arg(&runs[1]), "--out", arg(&tables)]);
         stdout_of(&["info", arg(&tables)]);
+    }
+
+    /// Engines do not compute the blocks of an MTP head, and manifests count them.
+    #[test]
+    fn both_engines_count_the_blocks_of_an_mtp_head() {
+        let dir = tempfile::tempdir().unwrap();
+        let model = dir.path().join("model.gguf");
+        let like = repository("fixtures/random-qwen3moe-F16.gguf");
+        let like = moe_gguf::Gguf::open(like).unwrap();
+        let keys = [
+            ("qwen3moe.block_count", moe_gguf::Value::U32(5)),
+            ("qwen3moe.nextn_predict_layers", moe_gguf::Value::U32(1)),
+        ];
+        write_gguf(&model, Some(&like), &keys, &[]);
+        for engine in ["native", "llama.cpp"] {
+            let run = dir.path().join(engine);
+            stdout_of(&record(engine, &model, &run));
+            let manifest = Run::open(&run).unwrap().manifest.unwrap().model;
+            let counts = (manifest.n_layer, manifest.n_nextn_layer);
+            assert_eq!(counts, (5, 1), "{engine}");
+            let counts = dir.path().join(format!("{engine}.json"));
+            let eplb = ["convert", arg(&run), "--to", "eplb", "--out", arg(&counts)];
+            stdout_of(&eplb);
+            let counts: Value = serde_json::from_slice(&fs::read(counts).unwrap()).unwrap();
+            assert_eq!(counts.as_array().unwrap().len(), 4, "{engine}");
+        }
     }
 
     /// Linear attention is something that this program's executor does not have.

@@ -342,6 +342,28 @@ fn operation_numbers_can_be_given() {
         hotness(&trace, &["--ops", arg(&ops)]).values().sum::<u64>(),
         12
     );
+    // Quotes, spaces, columns in another order and unknown columns.
+    for table in [
+        "\"number\", \"name\"\n\"30\", \"MUL_MAT_ID\"\n",
+        "30 , \"MUL_MAT_ID\"\n",
+        "backend,name,number\r\ncpu,MUL_MAT_ID,30\r\n",
+        "\u{feff}number,name,\"note\"\n\n30,MUL_MAT_ID,x\n",
+    ] {
+        fs::write(&ops, table).unwrap();
+        let counts = hotness(&trace, &["--ops", arg(&ops)]);
+        assert_eq!(counts.values().sum::<u64>(), 12, "{table}");
+    }
+    // Without a header nothing says what a third column is.
+    for (table, line) in [
+        ("30,MUL_MAT_ID,x\n29,MUL_MAT\n", 1),
+        ("a,b\n30,MUL_MAT_ID,x\n", 2),
+        ("300,MUL_MAT_ID\n30,MUL_MAT\n", 1),
+    ] {
+        fs::write(&ops, table).unwrap();
+        let error = failure_of(&["--quiet", "hotness", arg(&trace), "--ops", arg(&ops)]);
+        let expected = format!("line {line}: not `number,name`");
+        assert!(error.contains(&expected), "{error}");
+    }
     fs::write(&ops, "number,name\n300,MUL_MAT_ID\n").unwrap();
     let error = failure_of(&["--quiet", "hotness", arg(&trace), "--ops", arg(&ops)]);
     assert!(error.contains("line 2"), "{error}");

@@ -102,7 +102,9 @@ fn hyper_parameters_may_be_lists_with_one_value_per_layer() {
     stdout_of(&["hotness", arg(&learn), "--model", arg(&model)]);
 
     puzzle(&model, numbers(&[2; 4]));
-    assert_eq!(fact(&sound(&model), "experts_for_a_token"), 2);
+    let facts = sound(&model);
+    assert_eq!(fact(&facts, "experts_for_a_token"), 2);
+    assert!(facts.get("nextn_layers").is_none());
 }
 
 #[test]
@@ -176,6 +178,22 @@ fn models() {
     assert_eq!(fact(&facts, "experts_for_a_token"), 4);
 
     let dir = tempfile::tempdir().unwrap();
+    let mtp = dir.path().join("mtp.gguf");
+    let keys = [
+        (
+            "general.architecture",
+            moe_gguf::Value::String("glm4moe".into()),
+        ),
+        ("glm4moe.block_count", moe_gguf::Value::U32(47)),
+        ("glm4moe.nextn_predict_layers", moe_gguf::Value::U32(1)),
+    ];
+    write_gguf(&mtp, None, &keys, &[]);
+    let facts = sound(&mtp);
+    assert_eq!(fact(&facts, "layers"), 47);
+    assert_eq!(fact(&facts, "nextn_layers"), 1);
+    let table = stdout_of(&["info", arg(&mtp)]);
+    assert!(table.contains("nextn layers"), "{table}");
+
     let cut = dir.path().join("cut.gguf");
     let whole = fs::read(repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf")).unwrap();
     fs::write(&cut, &whole[..whole.len() - 64]).unwrap();

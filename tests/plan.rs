@@ -4,6 +4,8 @@
 mod budgets;
 #[path = "plan/making.rs"]
 mod making;
+#[path = "plan/models.rs"]
+mod models;
 mod support;
 #[path = "plan/telling.rs"]
 mod telling;

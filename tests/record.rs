@@ -125,6 +125,15 @@ fn manifest_counts_the_blocks_of_an_mtp_head_as_layers() {
         .routing()
         .filter_map(|operation| operation.head().layer());
     assert_eq!(layers.max(), Some(5));
+    let output = stdout_of(&["info", arg(&dir.path().join("run"))]);
+    assert!(output.contains("nextn layers"), "{output}");
+    // Servers have a row for each hidden layer.
+    let (run, eplb) = (dir.path().join("run"), dir.path().join("eplb.json"));
+    stdout_of(&["convert", arg(&run), "--to", "eplb", "--out", arg(&eplb)]);
+    let eplb: Value = serde_json::from_slice(&fs::read(eplb).unwrap()).unwrap();
+    let rows = eplb.as_array().unwrap();
+    let is_routed = |row: &Value| row.as_array().unwrap().iter().any(|count| *count != 0);
+    assert_eq!((rows.len(), rows.iter().all(is_routed)), (6, true));
 }
 
 #[test]

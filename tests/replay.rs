@@ -10,7 +10,7 @@ use moe_trace::Run;
 use serde_json::Value;
 use support::{
     N_GENERATED, N_LAYER, N_PROMPT, arg, experts_of, failure_of, known_run, moe_analyze,
-    repository, stdout_of,
+    repository, stdout_of, write_gguf,
 };
 
 fn model() -> PathBuf {
@@ -49,6 +49,31 @@ fn u64_of(row: &Value, key: &str) -> u64 {
 
 #[test]
 fn a_replayed_run_has_the_routing_of_the_recorded_one() {
+    replay_of_a_record(&model());
+}
+
+/// `expert_used_count` may be a list with one number for each layer.
+#[test]
+fn layers_with_different_numbers_of_experts_are_replayed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.gguf");
+    let used = [1, 2, 3, 4, 1, 2].map(moe_gguf::Value::U32);
+    let used = moe_gguf::Array::new(moe_gguf::ValueType::U32, used).unwrap();
+    let key = "qwen3moe.expert_used_count";
+    let like = moe_gguf::Gguf::open(model()).unwrap();
+    let used = moe_gguf::Value::Array(Box::new(used));
+    write_gguf(&path, Some(&like), &[(key, used)], &[]);
+    let experts = replay_of_a_record(&path).into_iter();
+    let used = experts.map(|((_, _, layer), experts)| (layer.unwrap(), experts.len()));
+    let used: std::collections::BTreeSet<_> = used.collect();
+    assert_eq!(
+        used,
+        [(0, 1), (1, 2), (2, 3), (3, 4), (4, 1), (5, 2)].into()
+    );
+}
+
+/// Records, and compares with what a replay records. Gives the routing.
+fn replay_of_a_record(model: &Path) -> Routing {
     let dir = tempfile::tempdir().unwrap();
     let (recorded, replayed) = (dir.path().join("recorded"), dir.path().join("replayed"));
     let prompts = dir.path().join("prompts.jsonl");
@@ -57,12 +82,11 @@ fn a_replayed_run_has_the_routing_of_the_recorded_one() {
         "{\"prompt\": \"The kernel driver\"}\n{\"tokens\": [5, 6, 7]}\n",
     )
     .unwrap();
-    let model = model();
     stdout_of(&[
         "--quiet",
         "record",
         "--model",
-        arg(&model),
+        arg(model),
         "--prompts",
         arg(&prompts),
         "-n",
@@ -74,7 +98,7 @@ fn a_replayed_run_has_the_routing_of_the_recorded_one() {
         "--out",
         arg(&recorded),
     ]);
-    replay(&recorded, &model, &["--out", arg(&replayed)]);
+    replay(&recorded, model, &["--out", arg(&replayed)]);
     let routing_of_recorded = routing(&recorded);
     assert!(!routing_of_recorded.is_empty());
     assert_eq!(routing(&replayed), routing_of_recorded);
@@ -84,6 +108,7 @@ fn a_replayed_run_has_the_routing_of_the_recorded_one() {
         (manifest.tokens.generated, manifest.tokens.sequences),
         (8, 2)
     );
+    routing_of_recorded
 }
 
 /// On a machine with a GPU there is nothing to look at.

@@ -333,21 +333,30 @@ fn assumption(missing: Missing) -> &'static str {
     }
 }
 
-/// Reads lines `number,name`; a header line is passed over.
+/// Reads lines `number,name`. The first line may be a header; one that names both columns may have them in any order, and
+/// others, which are ignored.
 fn read_ops(path: &Path) -> anyhow::Result<OpTable> {
     let text = bounded::read_text(path)?;
     let mut ops = Vec::new();
-    let lines = text.lines();
-    for (line, text) in (1u64..).zip(lines.map(str::trim)) {
-        let parsed = text.split_once(',').and_then(|(number, name)| {
-            let name = name.trim();
-            Some((number.trim().parse().ok()?, name.to_owned())).filter(|_| !name.is_empty())
-        });
-        match parsed {
+    let mut columns = OpColumns {
+        number: 0,
+        name: 1,
+        n_columns: 2,
+    };
+    let lines = (1u64..).zip(text.lines());
+    let lines = lines.filter(|(_, text)| !text.trim().is_empty());
+    for (i, (line, text)) in lines.enumerate() {
+        let fields = text.split(',');
+        let fields: Vec<&str> = fields.map(|field| field.trim().trim_matches('"')).collect();
+        match columns.op(&fields) {
             Some(op) => ops.push(op),
-            None if line == 1 || text.is_empty() => {}
+            // A header, which starts with no number.
+            None if i == 0 && fields[0].parse::<u64>().is_err() => {
+                columns = OpColumns::of_header(&fields).unwrap_or(columns);
+            }
             None => bail!(
-                "{}: line {line}: not `number,name` with a number up to 255; write one operation a line",
+                "{}: line {line}: not `number,name` with a number up to 255; write one operation a line, \
+                 and, where there are more columns, a header that names these two",
                 path.display()
             ),
         }
@@ -359,4 +368,28 @@ fn read_ops(path: &Path) -> anyhow::Result<OpTable> {
         );
     }
     Ok(ops.into_iter().collect())
+}
+
+/// Places of the columns of a table of operations.
+struct OpColumns {
+    number: usize,
+    name: usize,
+    n_columns: usize,
+}
+
+impl OpColumns {
+    fn of_header(fields: &[&str]) -> Option<OpColumns> {
+        let place = |column| fields.iter().position(|&field| field == column);
+        Some(OpColumns {
+            number: place("number")?,
+            name: place("name")?,
+            n_columns: fields.len(),
+        })
+    }
+
+    fn op(&self, fields: &[&str]) -> Option<(u8, String)> {
+        let (number, name) = (fields.get(self.number)?, fields.get(self.name)?);
+        let is_op = fields.len() == self.n_columns && !name.is_empty();
+        is_op.then_some((number.parse().ok()?, (*name).to_owned()))
+    }
 }

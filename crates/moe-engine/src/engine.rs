@@ -33,7 +33,7 @@ pub struct About {
     pub version: String,
     /// `general.architecture`.
     pub arch: String,
-    /// Number of layers.
+    /// Layers that it computes: the blocks without those of an MTP head.
     pub n_layer: usize,
     /// Experts in a layer.
     pub n_expert: usize,

@@ -117,7 +117,7 @@ pub enum Error {
     },
     /// A token of a trace has another number of experts than those before it.
     #[error(
-        "the token at position {position} has {} in layer {layer}, the tokens before it have {expected}; every token of a trace must \
+        "the token at position {position} has {} in layer {layer}, the tokens before it have {expected}; every token of a layer must \
          have as many to be replayed",
         counted(*.found, "expert")
     )]
@@ -128,7 +128,7 @@ pub enum Error {
         position: u32,
         /// Its experts.
         found: usize,
-        /// Experts of the first token.
+        /// Experts of the first token in the layer.
         expected: usize,
     },
     /// An expert that the model does not have.

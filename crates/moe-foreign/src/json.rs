@@ -1,7 +1,9 @@
 //! JSON documents and lines.
 
+use std::io::{self, BufRead, Read};
 use std::path::Path;
 
+use moe_placement::json::{non_finite, non_finite_at};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
@@ -23,20 +25,40 @@ pub(crate) fn line<'a, T: Deserialize<'a>>(
     serde_json::from_str(text).map_err(|error| invalid_in(path, &error, line - 1, text.as_bytes()))
 }
 
-/// What serde_json says, with the line in the file; `lines_before` are those before the text that it read.
-pub(crate) fn invalid(path: &Path, error: &serde_json::Error, lines_before: u64) -> ForeignError {
-    invalid_in(path, error, lines_before, b"")
-}
-
-/// As [`invalid`], of a text that is at hand.
+/// What serde_json says of `text`, with the line in the file; `lines_before` are those before the text.
 pub(crate) fn invalid_in(
     path: &Path,
     error: &serde_json::Error,
     lines_before: u64,
     text: &[u8],
 ) -> ForeignError {
+    invalid(path, error, lines_before, non_finite(error, text))
+}
+
+/// What serde_json says of a file that it read as a stream. Reads the place of the error again.
+pub(crate) fn invalid_in_stream(path: &Path, error: &serde_json::Error) -> ForeignError {
+    let near = || {
+        let mut reader = source::text_reader(path).ok()?;
+        for _ in 1..error.line() {
+            reader.skip_until(b'\n').ok()?;
+        }
+        let n_before = error.column().saturating_sub(2) as u64;
+        io::copy(&mut reader.by_ref().take(n_before), &mut io::sink()).ok()?;
+        let mut near = Vec::new();
+        reader.take(16).read_to_end(&mut near).ok()?;
+        Some(near)
+    };
+    invalid(path, error, 0, near().and_then(|near| non_finite_at(&near)))
+}
+
+fn invalid(
+    path: &Path,
+    error: &serde_json::Error,
+    lines_before: u64,
+    non_finite: Option<&str>,
+) -> ForeignError {
     let line = lines_before + error.line().max(1) as u64;
-    let reason = match not_json(error, text) {
+    let reason = match non_finite {
         Some(value) => format!(
             "{value} is not JSON (column {}); replace it by null",
             error.column()
@@ -55,40 +77,4 @@ pub(crate) fn reason(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let place = format!(" at line {} column {}", error.line(), error.column());
     text.strip_suffix(&place).unwrap_or(&text).to_owned()
-}
-
-/// The value at the place of an error that Python writes for a float that is not finite, if it is one.
-pub(crate) fn not_json(error: &serde_json::Error, text: &[u8]) -> Option<&'static str> {
-    let line = text
-        .split(|&byte| byte == b'\n')
-        .nth(error.line().checked_sub(1)?)?;
-    // Columns start at 1; of `-Infinity`, the one after the sign is the wrong one.
-    let at = error.column().checked_sub(1)?;
-    let places = [at, at.saturating_sub(1)];
-    let values = ["NaN", "Infinity", "-Infinity"];
-    values.into_iter().rev().find(|value| {
-        places.iter().any(|&at| {
-            line.get(at..)
-                .is_some_and(|rest| rest.starts_with(value.as_bytes()))
-        })
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn values_that_python_writes_are_named() {
-        for (text, expected) in [
-            ("{\"a\":[1.0, NaN]}", Some("NaN")),
-            ("{\"a\":\n Infinity}", Some("Infinity")),
-            ("[-Infinity]", Some("-Infinity")),
-            ("[nan]", None),
-            ("{\"NaN\":}", None),
-        ] {
-            let error = serde_json::from_str::<serde_json::Value>(text).unwrap_err();
-            assert_eq!(not_json(&error, text.as_bytes()), expected, "{text}");
-        }
-    }
 }

@@ -13,6 +13,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::error::Error;
 use crate::gguf::{Gguf, GgufFile};
+use crate::text::strip_byte_order_mark;
 use crate::values::{Impossible, impossible};
 
 /// Bytes read between two reports of progress.
@@ -184,7 +185,7 @@ pub enum ManifestProblem {
 /// A line has another form, or names a hash that nobody knows.
 pub fn parse_manifest(gguf: &Gguf, text: &str) -> Result<Vec<ManifestEntry>, ManifestError> {
     let mut entries = Vec::new();
-    for (i, line) in text.lines().enumerate() {
+    for (i, line) in strip_byte_order_mark(text).lines().enumerate() {
         if line.trim().is_empty() || line.starts_with('#') {
             continue;
         }

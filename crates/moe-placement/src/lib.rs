@@ -22,6 +22,7 @@
 #![warn(missing_docs)]
 
 pub mod cache;
+pub mod json;
 pub mod learn;
 pub mod plan;
 pub mod predict;

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::ops::Range;
 
 use moe_gguf::experts::{expert_bytes, expert_bytes_by_layer};
 use moe_gguf::map::OffsetMap;
@@ -115,6 +116,12 @@ impl Facts {
     /// MTP head.
     pub fn n_hidden_layer(&self) -> Option<u32> {
         Some(self.n_layer?.saturating_sub(self.n_nextn_layer))
+    }
+
+    /// The blocks of the MTP head, which follow the hidden layers; empty if there are none, `None` if the number of layers is
+    /// not known.
+    pub fn mtp_head(&self) -> Option<Range<u32>> {
+        Some(self.n_hidden_layer()?..self.n_layer?)
     }
 
     /// The blocks of this model for a trace that counts `n_layer` layers: a trace may count the MTP head's or not.

@@ -247,8 +247,8 @@ impl TensorAccessLog {
         usize::from(self.num_sources) <= MAX_SOURCES && usize::from(self.num_experts) <= MAX_EXPERTS
     }
 
-    /// Whether the bytes can be a record: a time, a phase and a memory source that exist, and names without control characters. The version
-    /// of the extension may be unknown.
+    /// Whether the bytes can be a record: a time, a phase and a memory source that exist, the name of a result, and names without
+    /// control characters. The version of the extension may be unknown.
     pub(crate) fn is_plausible(&self) -> bool {
         // A name may be cut within a character, so it need not be UTF-8.
         let is_name =
@@ -256,6 +256,7 @@ impl TensorAccessLog {
         self.timestamp_ns.get() != 0
             && self.counts_fit()
             && self.phase <= PHASE_GENERATE
+            && !self.dst_name_bytes().is_empty()
             && is_name(self.dst_name_bytes())
             && self
                 .sources()

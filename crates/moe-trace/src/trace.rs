@@ -13,21 +13,19 @@ use crate::error::Error;
 use crate::operations::Operations;
 use crate::record::{RECORD_SIZE, TensorAccessLog};
 
-/// Whether a file that starts with `sample` is a trace: its first record and three quarters of the following ones, up to
-/// unused space of zeros, can be records. Damaged records may be among them.
+/// Whether a file that starts with `sample` is a trace: its first record can be one, and so can three quarters of those that
+/// are not unused space of zeros. Damaged records may be among them.
 pub fn is_trace(sample: &[u8]) -> bool {
     if Content::of(sample).is_some() {
         return false;
     }
     let (records, _) = sample.as_chunks::<RECORD_SIZE>();
-    let records = records
-        .iter()
-        .take_while(|bytes| bytes.iter().any(|&byte| byte != 0))
-        .filter_map(|bytes| TensorAccessLog::ref_from_bytes(bytes).ok())
-        .map(TensorAccessLog::is_plausible);
-    let records: Vec<bool> = records.collect();
-    let n_plausible = records.iter().filter(|&&is_plausible| is_plausible).count();
-    records.first() == Some(&true) && 4 * n_plausible >= 3 * records.len()
+    let is_plausible = |bytes: &[u8; RECORD_SIZE]| {
+        TensorAccessLog::ref_from_bytes(bytes).is_ok_and(TensorAccessLog::is_plausible)
+    };
+    let used = records.iter().filter(|bytes| **bytes != [0; RECORD_SIZE]);
+    let n_plausible = used.clone().filter(|bytes| is_plausible(bytes)).count();
+    records.first().is_some_and(is_plausible) && 4 * n_plausible >= 3 * used.count()
 }
 
 /// A mapped trace; its records are borrowed from the file.

@@ -19,7 +19,7 @@ const EXPERT_BITS: u32 = MAX_ID.trailing_zeros();
 /// Index of tokens of which it is not told whether they are of the prompt.
 const UNTOLD: u8 = 2;
 
-/// Takes rows of routing and refuses counts.
+/// Takes rows of routing and refuses counts. Blocks of an MTP head, which no cache of the model's layers has, are left out.
 #[derive(Debug, Default)]
 pub struct Collector {
     /// Layer and expert of each choice.
@@ -33,6 +33,8 @@ pub struct Collector {
     /// One more than the highest slot.
     n_expert_used: u32,
     facts: Facts,
+    /// Selections in blocks of the MTP head.
+    n_of_mtp_head: u64,
     windows: Windows,
 }
 
@@ -73,11 +75,22 @@ impl Collector {
         Collector::default()
     }
 
+    /// Selections that were left out, as they are in blocks of the MTP head.
+    pub fn n_of_mtp_head(&self) -> u64 {
+        self.n_of_mtp_head
+    }
+
+    fn is_of_mtp_head(&self, layer_id: u16) -> bool {
+        let blocks = self.facts.mtp_head();
+        blocks.is_some_and(|blocks| blocks.contains(&layer_id.into()))
+    }
+
     /// Sizes of all experts by what the trace tells of its layers; none where it does not tell.
     pub fn told_sizes(&self) -> ExpertSizes {
         let n_expert = self.facts.n_expert.unwrap_or(0).max(self.n_expert);
         let layers = self.facts.expert_bytes.iter();
         layers
+            .filter(|&(&layer, _)| !self.is_of_mtp_head(layer))
             .flat_map(|(&layer, &bytes)| (0..n_expert).map(move |e| (u32::from(layer), e, bytes)))
             .collect()
     }
@@ -137,6 +150,10 @@ impl Sink for Collector {
     }
 
     fn routing(&mut self, row: &RoutingRow) -> Result<(), SinkError> {
+        if self.is_of_mtp_head(row.layer_id) {
+            self.n_of_mtp_head += 1;
+            return Ok(());
+        }
         let phase = row.phase.map_or(UNTOLD, Phase::number);
         let group = match (row.timestamp_ns, row.phase) {
             (Some(time), _) => Group::Operation(row.layer_id, time),

@@ -7,6 +7,7 @@ use std::time::Instant;
 use anyhow::Context as _;
 use moe_executor::cpu::threads::n_cores;
 use moe_gguf::text::counted;
+use moe_placement::json;
 use moe_synth::model::{Options, Spec, Synth};
 use moe_trace::bounded;
 
@@ -117,7 +118,7 @@ fn spec(args: &Args) -> anyhow::Result<Spec> {
     let mut spec = match (&args.like, &args.spec) {
         (Some(name), _) => Spec::like(name).with_context(|| format!("no model {name} is known"))?,
         (None, Some(path)) => {
-            let read = || anyhow::Ok(serde_json::from_str(&bounded::read_text(path)?)?);
+            let read = || anyhow::Ok(json::parse(&bounded::read_text(path)?)?);
             read().with_context(|| format!("cannot take a description from {}", path.display()))?
         }
         (None, None) => anyhow::bail!("give --like or --spec"),

@@ -40,7 +40,7 @@ impl<'g> LlamaCpp<'g> {
             name: "llama.cpp".to_owned(),
             version: moe_llama_cpp::version(),
             arch: arch.to_owned(),
-            n_layer: number("block_count")?,
+            n_layer: number("block_count")?.saturating_sub(number("nextn_predict_layers")?),
             n_expert: number("expert_count")?,
             n_expert_used: number("expert_used_count")?,
             n_vocab: model.n_vocab(),

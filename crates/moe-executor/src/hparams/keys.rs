@@ -179,19 +179,20 @@ impl<'g> Keys<'g> {
     }
 
     /// Which layers see only a window (`attention.sliding_window_pattern`): a list of flags, or a period `n` of which the
-    /// last layer sees everything (0: none does). The period is 2 where the key is missing.
+    /// last layer sees everything (0: none does). The period is 2 where the key is missing. As in llama.cpp, layers that a list
+    /// is too short for see everything.
     pub(crate) fn window_layers(&self, n_layer: usize) -> Result<Vec<bool>> {
         const KEY: &str = "attention.sliding_window_pattern";
-        let flags = match self.gguf.metadata().get(&self.key(KEY)) {
+        let metadata = self.gguf.metadata();
+        let values = match metadata.get(&self.key(KEY)) {
             Some(Value::Array(list)) if list.element_type() == ValueType::Bool => {
-                let flags = list.iter().map(|flag| matches!(flag, Value::Bool(true)));
-                Some(flags.map(u64::from).collect())
+                let flags = list.iter().take(n_layer);
+                let flags = flags.map(|flag| matches!(flag, Value::Bool(true)));
+                PerLayer::Each(flags.map(u64::from).collect())
             }
-            _ => None,
-        };
-        let values = match flags {
-            Some(flags) => self.checked(KEY, PerLayer::Each(flags))?,
-            None => self.values(KEY)?.unwrap_or(PerLayer::Same(2)),
+            _ => metadata
+                .per_layer(&self.key(KEY))?
+                .unwrap_or(PerLayer::Same(2)),
         };
         let is_windowed = |layer: usize| match &values {
             PerLayer::Same(0) => true,

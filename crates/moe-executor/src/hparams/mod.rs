@@ -257,9 +257,14 @@ fn read_groups(keys: &Keys, n_expert: usize) -> Result<Option<Groups>> {
 
 impl Rope {
     fn read(keys: &Keys, head_dim: usize, n_ctx_train: usize) -> Result<Rope> {
-        let n_dims = keys.count_or("rope.dimension_count", head_dim, head_dim)?;
+        const N_DIMS: &str = "rope.dimension_count";
+        let n_dims = keys.count_or(N_DIMS, head_dim, MAX_WIDTH)?;
+        if n_dims != head_dim {
+            let reason = format!("it must be the width of a head, {head_dim}, as in llama.cpp");
+            return Err(keys.bad(N_DIMS, n_dims, &reason));
+        }
         if n_dims % 2 != 0 {
-            return Err(keys.bad("rope.dimension_count", n_dims, "it must be even"));
+            return Err(keys.bad(N_DIMS, n_dims, "it must be even"));
         }
         let scaling = keys.opt_str("rope.scaling.type")?.unwrap_or("linear");
         let (freq_scale, ext_factor) = match scaling {

@@ -98,15 +98,14 @@ impl Collector {
             return Ok(());
         };
         let found = token.ids.len();
-        if self.routes.k == 0 {
-            self.routes.k = found;
-        }
-        if found != self.routes.k {
+        // Layers may differ, the tokens of a layer may not.
+        let expected = *self.routes.k.entry(token.layer).or_insert(found);
+        if found != expected {
             return Err(Error::UnevenToken {
                 layer: token.layer,
                 position: token.position,
                 found,
-                expected: self.routes.k,
+                expected,
             });
         }
         if token.weights.len() < found {

@@ -1,29 +1,39 @@
 //! The routing of a trace, in passes over the layers.
 
+use std::collections::BTreeMap;
+
 /// Which experts the tokens of a trace go to: passes in the order of the trace, each with its layers upwards.
 #[derive(Debug, Default)]
 pub struct Routes {
-    /// Experts of a token in a layer.
-    pub(super) k: usize,
+    /// Experts of a token, by layer.
+    pub(super) k: BTreeMap<u16, usize>,
     /// Position of each row.
-    pub(super) positions: Vec<u32>,
+    positions: Vec<u32>,
+    /// `(row, k)`, where each layer has its own `k`.
+    ids: Vec<i32>,
     /// `(row, k)`
-    pub(super) ids: Vec<i32>,
-    /// `(row, k)`
-    pub(super) weights: Vec<f32>,
-    /// Layers of all passes, with the end of their rows.
-    pub(super) layers: Vec<(u16, usize)>,
-    pub(super) passes: Vec<PassEnd>,
+    weights: Vec<f32>,
+    /// Layers of all passes.
+    layers: Vec<LayerEnd>,
+    passes: Vec<PassEnd>,
     /// Whether the trace lacked weights, so that all experts of a token weigh the same.
     pub(super) has_even_weights: bool,
 }
 
 /// A pass, with the end of its layers.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct PassEnd {
-    pub sequence_id: u32,
-    pub phase: u8,
-    pub end: usize,
+struct PassEnd {
+    sequence_id: u32,
+    phase: u8,
+    end: usize,
+}
+
+/// A layer of a pass, with the ends of its rows and of their experts.
+#[derive(Debug, Clone, Copy, Default)]
+struct LayerEnd {
+    layer: u16,
+    rows: usize,
+    ids: usize,
 }
 
 /// One walk over the layers, for a batch of a prompt or for one token.
@@ -34,8 +44,9 @@ pub struct Pass<'r> {
     /// [`PHASE_PROMPT`](moe_trace::record::PHASE_PROMPT) or [`PHASE_GENERATE`](moe_trace::record::PHASE_GENERATE).
     pub phase: u8,
     routes: &'r Routes,
-    first_row: usize,
-    layers: &'r [(u16, usize)],
+    /// The layer before the first.
+    before: LayerEnd,
+    layers: &'r [LayerEnd],
 }
 
 /// What one layer routes in a pass.
@@ -58,22 +69,22 @@ impl Routes {
     pub fn passes(&self) -> impl Iterator<Item = Pass<'_>> {
         let mut begin = 0usize;
         self.passes.iter().map(move |pass| {
-            let first_row = begin.checked_sub(1).map_or(0, |last| self.layers[last].1);
+            let before = begin.checked_sub(1).map(|last| self.layers[last]);
             let layers = &self.layers[begin..pass.end];
             begin = pass.end;
             Pass {
                 sequence_id: pass.sequence_id,
                 phase: pass.phase,
                 routes: self,
-                first_row,
+                before: before.unwrap_or_default(),
                 layers,
             }
         })
     }
 
-    /// Experts of a token in a layer.
-    pub fn n_expert_used(&self) -> usize {
-        self.k
+    /// Experts of a token in each layer.
+    pub fn n_expert_used(&self) -> &BTreeMap<u16, usize> {
+        &self.k
     }
 
     /// Whether the trace lacked weights, so that all experts of a token weigh the same.
@@ -85,8 +96,8 @@ impl Routes {
     /// begin anew.
     pub(super) fn begins_pass(&self, (sequence_id, phase): (u32, u8), layer: u16) -> bool {
         match (self.passes.last(), self.layers.last()) {
-            (Some(pass), Some(&(last, _))) => {
-                pass.sequence_id != sequence_id || pass.phase != phase || layer <= last
+            (Some(pass), Some(last)) => {
+                pass.sequence_id != sequence_id || pass.phase != phase || layer <= last.layer
             }
             _ => true,
         }
@@ -112,7 +123,11 @@ impl Routes {
                 end: 0,
             });
         }
-        self.layers.push((layer, self.positions.len()));
+        self.layers.push(LayerEnd {
+            layer,
+            rows: self.positions.len(),
+            ids: self.ids.len(),
+        });
         if let Some(pass) = self.passes.last_mut() {
             pass.end = self.layers.len();
         }
@@ -122,17 +137,16 @@ impl Routes {
 impl<'r> Pass<'r> {
     /// Its layers.
     pub fn layers(&self) -> impl Iterator<Item = Chosen<'r>> + use<'r> {
-        let (routes, mut from) = (self.routes, self.first_row);
-        self.layers.iter().map(move |&(layer, to)| {
-            let rows = from..to;
+        let (routes, mut from) = (self.routes, self.before);
+        self.layers.iter().map(move |&to| {
+            let (rows, ids) = (from.rows..to.rows, from.ids..to.ids);
             from = to;
-            let choices = rows.start * routes.k..rows.end * routes.k;
             Chosen {
-                layer,
-                k: routes.k,
+                layer: to.layer,
+                k: ids.len() / rows.len().max(1),
                 positions: &routes.positions[rows],
-                ids: &routes.ids[choices.clone()],
-                weights: &routes.weights[choices],
+                ids: &routes.ids[ids.clone()],
+                weights: &routes.weights[ids],
             }
         })
     }

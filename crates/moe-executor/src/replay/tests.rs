@@ -118,6 +118,31 @@ fn whole_passes_are_taken_up_to_the_last_token() {
     assert_eq!(count(99), [[3, 3], [1, 1], [1, 1]]);
 }
 
+/// As in models whose `expert_used_count` is a list.
+#[test]
+fn each_layer_has_its_own_number_of_experts() {
+    let mut collector = Collector::new(9, 9);
+    for token in 0..2 {
+        for layer in 1..4 {
+            for slot in 0..layer {
+                let row = row(layer, token, slot, u32::from(slot) + 5, Phase::Generate);
+                collector.routing(&row).unwrap();
+            }
+        }
+    }
+    let routes = collector.finish().unwrap();
+    assert_eq!(*routes.n_expert_used(), [(1, 1), (2, 2), (3, 3)].into());
+    let pass = |token| {
+        let layers = [(1, vec![5]), (2, vec![5, 6]), (3, vec![5, 6, 7])];
+        let layers = layers.map(|(layer, ids)| (layer, vec![token], ids));
+        (PHASE_GENERATE, layers.to_vec())
+    };
+    assert_eq!(told(&routes), [pass(0), pass(1)]);
+    let chosen = routes.passes().flat_map(|pass| pass.layers());
+    let chosen: Vec<_> = chosen.map(|c| (c.k, c.weights.len())).collect();
+    assert_eq!(chosen, [(1, 1), (2, 2), (3, 3), (1, 1), (2, 2), (3, 3)]);
+}
+
 #[test]
 fn tokens_with_fewer_experts_or_one_twice_are_refused() {
     let mut collector = Collector::new(9, 9);
@@ -197,10 +222,7 @@ fn a_layer_gives_what_it_gives_in_a_session() {
         moe.forward(&mut ops, at, &mut state, &mut x, &mut out);
         let (ids, weights) = (state.routing().ids.host(), state.routing().weights.host());
 
-        let mut routes = Routes {
-            k,
-            ..Routes::default()
-        };
+        let mut routes = Routes::default();
         let rows = ids.chunks(k).zip(weights.chunks(k)).zip(0..);
         let rows = rows.map(|((ids, weights), position)| (position, ids, weights));
         routes.push((0, PHASE_PROMPT), layer as u16, rows);

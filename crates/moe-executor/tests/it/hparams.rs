@@ -202,6 +202,10 @@ fn values_that_the_executor_does_not_compute_with_are_refused() {
         refusal(arch, "rope.scaling.factor", Value::F32(-2.0));
         refusal(arch, "rope.freq_base", Value::F32(f32::NAN));
         refusal(arch, "attention.value_length", Value::U32(8));
+        // llama.cpp refuses to load the model, or stops when it builds the graph.
+        for n_dims in [8, 17, 1 << 10] {
+            refusal(arch, "rope.dimension_count", Value::U32(n_dims));
+        }
     }
     for (key, value) in [
         ("attention.key_length_swa", 8),
@@ -249,7 +253,10 @@ fn layers_with_a_window_are_those_that_the_pattern_names() {
     assert!(logits(Some(flags(&[false; 4]))) == none);
     assert!(logits(Some(Value::U32(3))) == logits(Some(flags(&[true, true, false, true]))));
     assert!(logits(Some(Value::U32(0))) == logits(Some(flags(&[true; 4]))));
-    refusal("gpt-oss", KEY, flags(&[true; 3]));
+    // Of a list that is too long the rest is ignored, and layers that a list lacks see everything.
+    assert!(logits(Some(flags(&[true, false, true, false, true]))) == every_other);
+    assert!(logits(Some(flags(&[true, false, true]))) == every_other);
+    assert!(logits(Some(list(&[]))) == none);
 }
 
 /// Keys that llama.cpp reads for other architectures only change nothing here, either, and are reported.

@@ -220,10 +220,11 @@ fn import(source: &Source, options: &Options, output: &mut Output<'_>) -> Result
             }
         } else {
             for batch in serde_json::Deserializer::from_slice(&bytes).into_iter::<Batch>() {
-                let responses = match batch.map_err(|error| json::invalid(file, &error, 0))? {
-                    Batch::One(response) => vec![*response],
-                    Batch::Many(responses) => responses,
-                };
+                let responses =
+                    match batch.map_err(|error| json::invalid_in(file, &error, 0, &bytes))? {
+                        Batch::One(response) => vec![*response],
+                        Batch::Many(responses) => responses,
+                    };
                 for response in responses {
                     let is_chunk = response.is_chunk();
                     take(Some(response), is_chunk)?;
@@ -266,7 +267,7 @@ fn events<'a>(
         (!data.is_empty() && data != b"[DONE]").then_some((data, before))
     });
     data.map(move |(data, before)| {
-        serde_json::from_slice(data).map_err(|error| json::invalid(file, &error, before))
+        serde_json::from_slice(data).map_err(|error| json::invalid_in(file, &error, before, data))
     })
 }
 

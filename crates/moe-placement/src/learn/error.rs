@@ -1,6 +1,7 @@
 //! Why a learn file is refused.
 
 use super::{OLD_SCHEMA, SCHEMA};
+use crate::json::JsonError;
 
 /// Why a learn file is refused. The runtime refuses the same files, but for [`Error::WideId`] and [`Error::Model`].
 #[derive(Debug, thiserror::Error)]
@@ -8,7 +9,7 @@ use super::{OLD_SCHEMA, SCHEMA};
 pub enum Error {
     /// The text is not JSON.
     #[error("the learn file is not JSON: {0}; write the file again")]
-    Json(#[from] serde_json::Error),
+    Json(#[from] JsonError),
     /// The root is not an object, or its schema is not one of the two known names.
     #[error("the learn file's `schema` is {found}; it must be \"{SCHEMA}\" or \"{OLD_SCHEMA}\"")]
     Schema {

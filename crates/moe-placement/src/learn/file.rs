@@ -43,7 +43,7 @@ impl LearnFile {
     /// # Errors
     /// [`Error`]; the whole file is refused at the first fault. JSON nested more than 128 deep is refused too.
     pub fn parse(text: &str) -> Result<LearnFile, Error> {
-        let Value::Object(root) = serde_json::from_str(without_byte_order_mark(text))? else {
+        let Value::Object(root) = crate::json::parse(without_byte_order_mark(text))? else {
             return Err(Error::Schema {
                 found: "missing (the file is not a JSON object)".into(),
             });

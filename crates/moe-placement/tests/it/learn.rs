@@ -282,8 +282,12 @@ type IsExpected = fn(&Error) -> bool;
 
 #[test]
 fn faults_are_named() {
-    let cases: [(String, IsExpected); 14] = [
+    let cases: [(String, IsExpected); 15] = [
         ("{".into(), |e| matches!(e, Error::Json(_))),
+        ("{\"layers\":[NaN]}".into(), |e| {
+            e.to_string()
+                .contains("NaN is not JSON (line 1, column 12)")
+        }),
         ("[]".into(), |e| matches!(e, Error::Schema { .. })),
         ("{\"layers\":[]}".into(), |e| {
             matches!(e, Error::Schema { .. })

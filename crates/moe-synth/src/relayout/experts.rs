@@ -166,11 +166,24 @@ fn expert_dim(tensor: &Tensor, role: &Role) -> ExpertDim {
         (Category::Router, "ffn_gate_tid2eid", _) => {
             ExpertDim::Immovable("it holds the numbers of experts")
         }
-        (Category::ExpertBias | Category::Router, ..) => {
-            ExpertDim::Immovable("its name is not known, so that it may belong to experts or not")
-        }
+        // Arctic: of the input that all experts share.
+        (_, "ffn_norm_exps", "weight") => ExpertDim::None,
+        (Category::ExpertBias | Category::Router, ..) => UNKNOWN,
+        _ if is_named_after_experts(stem, kind) => UNKNOWN,
         _ => ExpertDim::None,
     }
+}
+
+const UNKNOWN: ExpertDim =
+    ExpertDim::Immovable("its name is not known, so that it may belong to experts or not");
+
+/// Whether the name of a tensor that is not known mentions experts or their selection, or numbers what it is of.
+fn is_named_after_experts(stem: &str, kind: &str) -> bool {
+    const WORDS: [&str; 7] = [
+        "exp", "exps", "chexps", "expert", "experts", "moe", "router",
+    ];
+    let is_numbered = || kind.split('.').any(|piece| piece.parse::<u32>().is_ok());
+    stem.split('_').any(|word| WORDS.contains(&word)) || stem.starts_with("ffn_") && is_numbered()
 }
 
 /// Most outputs of a router.

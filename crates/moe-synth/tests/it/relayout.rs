@@ -228,14 +228,16 @@ fn verification_compares_router_rows_with_experts() {
 /// As wide as it has experts: the name says which tensors belong to experts, not the size.
 #[test]
 fn tensors_of_other_meaning_stay_where_sizes_coincide() {
-    let tensors: [(&str, &[u64]); 8] = [
+    let tensors: [(&str, &[u64]); 10] = [
         ("blk.0.ffn_gate_inp.weight", &[3, 3]),
         ("blk.0.ffn_gate_inp.scale", &[3]), // gemma4: of the router's input
         ("blk.0.ffn_up_exps.weight", &[3, 3, 3]),
         ("blk.0.ffn_up_exps.bias", &[3, 3]),
         ("blk.0.ffn_down_exps.input_scale", &[3]),
         ("blk.0.ffn_norm.weight", &[3]),
+        ("blk.0.ffn_norm_exps.weight", &[3]), // arctic: of the experts' common input
         ("blk.0.ffn_latent_up.weight", &[3, 3]),
+        ("blk.0.ffn_routed_up.weight", &[3, 3]),
         ("blk.0.ffn_gate_inp_shexp.weight", &[3]),
     ];
     let gguf = model(&[], &tensors);
@@ -272,6 +274,11 @@ fn layers_whose_router_cannot_follow_are_refused() {
         ("blk.0.ffn_gate_tid2eid.weight", "the numbers of experts"),
         ("blk.0.ffn_gate_inp_new.weight", "its name is not known"),
         ("blk.0.ffn_up_exps.zero_point", "its name is not known"),
+        ("blk.0.ffn_foo_exps.weight", "its name is not known"),
+        ("blk.0.ffn_foo.1.weight", "its name is not known"),
+        ("blk.0.exp_foo.weight", "its name is not known"),
+        ("blk.0.ffn_router.weight", "its name is not known"),
+        ("blk.0.moe_scale", "its name is not known"),
     ] {
         refused(&[experts, router, (name, &[3])], expected);
     }

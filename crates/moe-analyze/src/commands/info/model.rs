@@ -23,6 +23,10 @@ pub fn describe(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
     let arch = text(metadata, "general.architecture", findings).unwrap_or("unknown");
     findings.fact("architecture", arch.to_owned());
     let n_block = hyper_parameter(metadata, arch, "block_count", "layers", findings);
+    const NEXTN: &str = "nextn_predict_layers";
+    if metadata.get(&format!("{arch}.{NEXTN}")).is_some() {
+        hyper_parameter(metadata, arch, NEXTN, "nextn layers", findings);
+    }
     for (key, name) in [
         ("expert_count", "experts in a layer"),
         ("expert_used_count", "experts for a token"),

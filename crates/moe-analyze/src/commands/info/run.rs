@@ -105,6 +105,9 @@ fn describe_manifest(manifest: &Manifest, findings: &mut Findings) {
     findings.fact("model", model.path.clone());
     findings.fact("architecture", model.arch.clone());
     findings.fact("layers", model.n_layer);
+    if model.n_nextn_layer > 0 {
+        findings.fact("nextn layers", model.n_nextn_layer);
+    }
     findings.fact("experts in a layer", model.n_expert);
     findings.fact("experts for a token", model.n_expert_used);
     if let Some(reason) = Facts::of_manifest(model).impossible() {

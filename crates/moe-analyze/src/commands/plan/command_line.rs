@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use moe_placement::plan::{Entry, LayerExperts, MIB, Strategy, WholeLayers};
+use moe_placement::plan::{Entry, Lane, LayerExperts, MIB, Strategy, WholeLayers};
 
 use super::inputs::is_learn_file;
 use super::{Args, Planned};
@@ -12,6 +12,9 @@ use crate::output::message::is_hidden;
 /// Why there is no command where the bytes of experts come from a table.
 pub const NO_MODEL: &str =
     "the command needs the model's file: name it with --model instead of --sizes";
+
+/// Why there is no command where each expert has tensors of its own, as Mixtral's first files had.
+pub const SEPARATE_EXPERTS: &str = "llama.cpp does not load models in which each expert has tensors of its own: convert the model again";
 
 /// The runtime's option of each lane's budget and device.
 const LANES: [&str; 3] = ["", "second-", "third-"];
@@ -55,9 +58,16 @@ pub fn hot_cache(planned: &Planned) -> HotCache {
              which write one"
         });
     };
-    let Some(path) = &planned.experts.model else {
-        return HotCache::Lacking(NO_MODEL);
+    let path = match &planned.experts.model {
+        Ok(path) => path,
+        Err(why) => return HotCache::Lacking(why),
     };
+    let is_off = |lane: &Lane| lane.budget_bytes < MIB && !lane.selected.is_empty();
+    if plan.lanes.iter().any(is_off) {
+        return HotCache::Lacking(
+            "the runtime's budgets are whole MiB, and 0 switches a lane off: plan with 1 MiB or more for each lane",
+        );
+    }
     let curve = weighing.curve.get();
     // The runtime fills room at random unless told not to.
     let fill = u8::from(args.fill_random.is_some());
@@ -126,8 +136,8 @@ pub fn caveats(planned: &Planned) -> Vec<&'static str> {
 
 /// What llama.cpp without a hot cache can do with the budget: whole layers of experts on the GPU.
 pub struct Stock {
-    /// The command; `None` if the model's file is not known.
-    pub command: Option<String>,
+    /// The command, or why there is none.
+    pub command: Result<String, &'static str>,
     /// The layers whose experts are on the GPU.
     pub layers: BTreeSet<u32>,
     /// Bytes of these.
@@ -178,7 +188,8 @@ impl Stock {
             };
             (last, option)
         };
-        let command = planned.experts.model.as_deref().map(|path| {
+        let command = planned.experts.model.as_ref();
+        let command = command.map_err(|&why| why).map(|path| {
             let mut words = vec![format!(
                 "llama-server --model {} --n-gpu-layers 99",
                 quoted(path)

@@ -9,6 +9,7 @@ use moe_foreign::{Contents, Options, check_model};
 use moe_gguf::Gguf;
 use moe_gguf::experts::{expert_bytes, expert_layer_bytes};
 use moe_gguf::map::OffsetMap;
+use moe_gguf::names::Role;
 use moe_placement::learn::LearnFile;
 use moe_placement::plan::ExpertSizes;
 use moe_trace::{Facts, bounded};
@@ -18,6 +19,8 @@ use crate::commands::hotness;
 use crate::inputs::Kind;
 use crate::output::human_bytes;
 use crate::traces::{self, ToldArgs};
+
+use super::command_line::{NO_MODEL, SEPARATE_EXPERTS};
 
 /// Reads learn files and adds them, fading older ones if asked to. Anything that `hotness` counts does as well, if it can be of
 /// the model.
@@ -121,11 +124,13 @@ fn facts_of(file: &LearnFile) -> Facts {
     }
 }
 
-/// Bytes of each expert of a model's map.
-pub fn sizes_of(map: &OffsetMap) -> ExpertSizes {
+/// Bytes of each expert of a model's map. Of `n_layer` blocks without those of an MTP head, where that is known: the runtime
+/// caches no others.
+pub fn sizes_of(map: &OffsetMap, n_layer: Option<u32>) -> ExpertSizes {
     let sizes = expert_bytes(map).into_iter();
     sizes
         .map(|((layer, expert), bytes)| (layer.into(), expert, bytes))
+        .filter(|&(layer, ..)| n_layer.is_none_or(|n_layer| layer < n_layer))
         .collect()
 }
 
@@ -135,8 +140,8 @@ pub struct Experts {
     pub sizes: ExpertSizes,
     /// Bytes of all of a layer's expert tensors.
     pub layer_bytes: BTreeMap<u32, u64>,
-    /// Where the model lies, if it was given.
-    pub model: Option<PathBuf>,
+    /// Where the model lies, or why llama.cpp cannot load it.
+    pub model: Result<PathBuf, &'static str>,
     /// What the model's header says.
     pub facts: Option<Facts>,
 }
@@ -157,7 +162,9 @@ impl Experts {
 
     fn from_model(path: &Path, ctx: &Context) -> anyhow::Result<Experts> {
         let gguf = Gguf::open(path)?;
-        let sizes = sizes_of(&OffsetMap::new(&gguf));
+        let facts = Facts::of_model(&path.to_string_lossy(), &gguf)?;
+        let n_layer = facts.n_hidden_layer();
+        let sizes = sizes_of(&OffsetMap::new(&gguf), n_layer);
         if sizes.is_empty() {
             bail!(
                 "{} has no routed experts; give a mixture-of-experts model",
@@ -167,7 +174,12 @@ impl Experts {
         let layer_bytes: BTreeMap<u32, u64> = expert_layer_bytes(&gguf)
             .into_iter()
             .map(|(layer, bytes)| (layer.into(), bytes))
+            .filter(|(layer, _)| n_layer.is_none_or(|n_layer| *layer < n_layer))
             .collect();
+        let has_separate = gguf
+            .tensors()
+            .iter()
+            .any(|tensor| Role::of(&tensor.name).expert_id.is_some());
         let sum =
             |layers: &BTreeMap<u32, u64>| layers.values().copied().fold(0, u64::saturating_add);
         let uncounted = sum(&layer_bytes).saturating_sub(sum(&sizes.layers()));
@@ -180,8 +192,12 @@ impl Experts {
         Ok(Experts {
             sizes,
             layer_bytes,
-            model: Some(path.to_owned()),
-            facts: Some(Facts::of_model(&path.to_string_lossy(), &gguf)?),
+            model: if has_separate {
+                Err(SEPARATE_EXPERTS)
+            } else {
+                Ok(path.to_owned())
+            },
+            facts: Some(facts),
         })
     }
 
@@ -194,7 +210,7 @@ impl Experts {
         Ok(Experts {
             layer_bytes: sizes.layers(),
             sizes,
-            model: None,
+            model: Err(NO_MODEL),
             facts: None,
         })
     }

@@ -14,6 +14,7 @@ use moe_placement::learn::{LearnFile, is_usable};
 use moe_placement::plan::{
     Entry, Explanation, LayerCurve, Plan, Strategy, Verdict, Weighting, rank,
 };
+use moe_trace::Facts;
 
 use crate::cli::{Context, ExitStatus};
 use crate::files::{self, OutputPath};
@@ -166,7 +167,8 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let model = experts.as_ref().and_then(|experts| experts.facts.clone());
     let options = args.told.options(model)?;
     let learn = inputs::read_learn_files(&args.paths, args.half_life, &options, ctx)?;
-    let ranking = weighing.rank(&learn)?;
+    let mut ranking = weighing.rank(&learn)?;
+    leave_out_mtp_head(&mut ranking, options.model.as_ref(), ctx);
     if let Some(current) = &args.update {
         update::run(&args, current, &learn, &ranking, ctx)?;
         return Ok(ExitStatus::Done);
@@ -200,6 +202,22 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     };
     report::print(&planned)?;
     Ok(ExitStatus::Done)
+}
+
+/// Leaves out experts of an MTP head, which the runtime does not cache.
+fn leave_out_mtp_head(ranking: &mut Vec<Entry>, model: Option<&Facts>, ctx: &Context) {
+    let Some(mtp_head) = model.and_then(Facts::mtp_head) else {
+        return;
+    };
+    let n = ranking.len();
+    ranking.retain(|entry| !mtp_head.contains(&entry.layer));
+    let left_out = (n - ranking.len()) as u64;
+    if left_out > 0 {
+        ctx.remark(format_args!(
+            "left out: {} of the MTP head, which the runtime does not cache",
+            counted(left_out, "expert")
+        ));
+    }
 }
 
 /// What a person should know of a plan that is not as it may seem.

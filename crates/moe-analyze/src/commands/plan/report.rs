@@ -8,7 +8,7 @@ use moe_placement::plan::{Explanation, Ranked, Selected, Verdict};
 use serde_json::{Value, json};
 
 use super::Planned;
-use super::command_line::{HotCache, NO_MODEL, Stock, caveats, hits_by_layer, hot_cache, share};
+use super::command_line::{HotCache, Stock, caveats, hits_by_layer, hot_cache, share};
 use crate::output::{self, Cell, Format, human_bytes, write_rows};
 
 /// Experts of a layer that the summary names.
@@ -156,7 +156,7 @@ fn write_summary(out: &mut dyn Write, planned: &Planned) -> io::Result<()> {
         writeln!(out, "  but {caveat}")?;
     }
     let stock = Stock::new(planned);
-    let command = stock.command.as_deref().unwrap_or(NO_MODEL);
+    let command = stock.command.as_deref().unwrap_or_else(|why| *why);
     writeln!(out, "llama.cpp itself: {command}")?;
     writeln!(
         out,
@@ -208,7 +208,7 @@ fn to_json(planned: &Planned) -> Value {
         "estimated_hit_share": hit_share(planned),
         "hot_cache": {"command": hot_cache.command(), "caveats": caveats},
         "llama_cpp": {
-            "command": stock.command,
+            "command": stock.command.ok(),
             "layers_on_gpu": stock.layers,
             "expert_bytes_on_gpu": stock.bytes,
             "estimated_hit_share": stock.hit_share,

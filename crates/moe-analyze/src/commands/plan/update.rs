@@ -5,6 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, bail};
 use moe_gguf::text::counted;
+use moe_placement::json;
 use moe_placement::learn::{ExpertObservation, LearnFile};
 use moe_placement::plan::Entry;
 use moe_placement::update::{Cache, Update};
@@ -74,7 +75,7 @@ struct Place {
 impl Current {
     fn read(path: &Path, ctx: &Context) -> anyhow::Result<Current> {
         let text = bounded::read_text(path)?;
-        let value: Value = serde_json::from_str(&text)?;
+        let value: Value = json::parse(&text)?;
         let places: Vec<Place> = if value.get("schema").is_some() {
             experts_of(&LearnFile::parse(&text)?, ctx)?
         } else {

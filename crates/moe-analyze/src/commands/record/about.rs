@@ -141,7 +141,7 @@ fn about_model(gguf: &Gguf, map: &OffsetMap, about: &About) -> anyhow::Result<ma
         .iter()
         .filter(|row| row.category == Category::Expert);
     let types: BTreeSet<&str> = experts.map(|row| row.ty.name()).collect();
-    // From the file: of the blocks of an MTP head, engines count all or none as layers.
+    // From the file: engines do not count the blocks of an MTP head.
     let n_blocks = |key: &str| -> anyhow::Result<u32> {
         let values = gguf
             .metadata()

@@ -7,6 +7,7 @@ use std::path::Path;
 use anyhow::{Context, anyhow, bail};
 use moe_engine::Engine;
 use moe_gguf::text::strip_byte_order_mark;
+use moe_placement::json::non_finite;
 use serde::Deserialize;
 
 use super::Args;
@@ -101,6 +102,12 @@ fn lines(text: &str, file: &str) -> anyhow::Result<Vec<Prompt>> {
         }
         let place = format!("{file}, line {}", i + 1);
         let mut prompt: Prompt = serde_json::from_str(line).map_err(|error| {
+            if let Some(value) = non_finite(&error, line.as_bytes()) {
+                return anyhow!(
+                    "{place}: {value} in column {} is not JSON; a line is {FORM}",
+                    error.column()
+                );
+            }
             let reason = error.to_string();
             let reason = reason
                 .split(" at line ")
@@ -171,6 +178,10 @@ mod tests {
             ("{\"prompt\":\"a\",\"tokens\":[1]}", "line 1: give either"),
             ("{}", "line 1: give either"),
             ("{\"promt\":\"a\"}", "line 1"),
+            (
+                "{\"prompt\":\"a\",\"n_predict\":NaN}",
+                "f, line 1: NaN in column 27 is not JSON",
+            ),
         ] {
             let error = format!("{:#}", lines(text, "f").unwrap_err());
             assert!(error.contains(expected), "{text}: {error}");

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use moe_gguf::Gguf;
-use moe_placement::learn;
+use moe_placement::{json, learn};
 use moe_synth::relayout::{ExpertOrders, keep_groups, n_experts, n_groups};
 use moe_trace::{NO_LAYER, Run, bounded};
 
@@ -16,7 +16,7 @@ use crate::traces;
 pub fn from_file(path: &Path, gguf: &Gguf) -> anyhow::Result<ExpertOrders> {
     let read = || -> anyhow::Result<ExpertOrders> {
         let text = bounded::read_text(path)?;
-        let value: serde_json::Value = serde_json::from_str(&text)?;
+        let value: serde_json::Value = json::parse(&text)?;
         if value.get("schema").is_some() {
             return by_hotness(&learn::parse_observations(&text)?, gguf);
         }

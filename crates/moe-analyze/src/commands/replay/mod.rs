@@ -179,10 +179,13 @@ fn tell_layers(model: &Model, routes: &Routes, path: &Path, ctx: &Context) -> an
             "left out: the trace has nothing of layer {missing}"
         ));
     }
-    let (k, own) = (routes.n_expert_used(), hp.n_expert_used);
-    if k != own {
+    let mut used = routes.n_expert_used().iter().filter_map(|(&layer, &k)| {
+        let own = hp.n_expert_used_by_layer.get(usize::from(layer))?;
+        Some((layer, k, *own))
+    });
+    if let Some((layer, k, own)) = used.find(|&(_, k, own)| own > 0 && k != own) {
         ctx.remark(format_args!(
-            "a token has {} here, {own} in the model",
+            "in layer {layer} a token has {} here, {own} in the model",
             counted(k as u64, "expert")
         ));
     }

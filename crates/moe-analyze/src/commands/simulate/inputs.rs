@@ -7,9 +7,11 @@ use anyhow::{Context as _, bail};
 use moe_analysis::simulate::{Batches, Collector};
 use moe_foreign::{Input, Options};
 use moe_gguf::map::OffsetMap;
+use moe_gguf::text::counted;
 use moe_placement::learn::LayerObservation;
 use moe_placement::plan::ExpertSizes;
 use moe_placement::predict::Given;
+use moe_trace::Facts;
 
 use crate::cli::Context;
 use crate::commands::plan;
@@ -43,13 +45,21 @@ impl Inputs {
         let input = traces::open(path, &options)?;
         let mut collector = Collector::new();
         let summary = traces::read(path, &input, &options, &mut collector, ctx)?;
+        let n_layer = summary.facts.n_hidden_layer();
+        if collector.n_of_mtp_head() > 0 {
+            ctx.remark(format_args!(
+                "left out: {} of experts of the MTP head",
+                counted(collector.n_of_mtp_head(), "selection")
+            ));
+        }
         // What goes with the trace must be of its model.
         options.model = Some(summary.facts);
         let named = plan::Experts::read(args.model(), sizes, ctx)?;
         let sizes = match (named, &input) {
             (Some(experts), _) => experts.sizes,
             (None, Input::Run(run)) if run.map.is_some() => {
-                run.map.as_ref().map(plan::sizes_of).unwrap_or_default()
+                let sizes = run.map.as_ref().map(|map| plan::sizes_of(map, n_layer));
+                sizes.unwrap_or_default()
             }
             (None, _) => collector.told_sizes(),
         };
@@ -87,7 +97,11 @@ fn read_learn_file(
     options: &Options,
     ctx: &Context,
 ) -> anyhow::Result<Arc<[LayerObservation]>> {
-    let observations = plan::read_learn_file(path, options, ctx)?.observations()?;
+    let mut observations = plan::read_learn_file(path, options, ctx)?.observations()?;
+    let model = options.model.as_ref();
+    if let Some(mtp_head) = model.and_then(Facts::mtp_head) {
+        observations.retain(|layer| !mtp_head.contains(&layer.layer));
+    }
     for layer in &observations {
         let mut experts = layer.experts.iter().map(|expert| expert.expert);
         if let Some(expert) = experts.find(|&expert| sizes.get(layer.layer, expert).is_none()) {

@@ -19,7 +19,7 @@ use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess,
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{I32, U16, U32, U64};
 
-use crate::json::invalid;
+use crate::json::invalid_in_stream;
 use crate::source::text_reader;
 use crate::{At, Contents, ForeignError, Importer, Options, Output, Records, Source};
 
@@ -166,7 +166,7 @@ fn read_file(path: &Path, ops: &OpTable, spool: &mut Spool) -> Result<(), Foreig
         .and_then(|()| json.end());
     match (failed.into_inner(), outcome) {
         (Some(error), _) => Err(error),
-        (None, Err(error)) => Err(invalid(path, &error, 0)),
+        (None, Err(error)) => Err(invalid_in_stream(path, &error)),
         (None, Ok(())) => Ok(()),
     }
 }

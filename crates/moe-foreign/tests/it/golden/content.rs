@@ -18,6 +18,18 @@ fn tar(content: &[u8]) -> Vec<u8> {
     [&header, content, &[0; 1024]].concat()
 }
 
+/// A database with a table: pages of 4096 bytes, which are filled from their ends.
+fn sqlite() -> Vec<u8> {
+    let mut page = b"SQLite format 3\0\x10\0\x01\x01\0\x40\x20\x20".to_vec();
+    page.resize(4096, 0);
+    page[100..108].copy_from_slice(&[13, 0, 0, 0, 1, 15, 200, 0]);
+    page[4040..4063].copy_from_slice(b"CREATE TABLE t (x TEXT)");
+    let mut leaf = vec![0; 4096];
+    leaf[..8].copy_from_slice(&[13, 0, 0, 0, 9, 1, 0, 0]);
+    leaf[256..].fill(b'x');
+    [page, leaf.clone(), leaf].concat()
+}
+
 #[test]
 fn other_files_are_not_traces() {
     let trace = std::fs::read(fixture("foreign/thesis/small.bin")).unwrap();
@@ -41,7 +53,22 @@ fn other_files_are_not_traces() {
         ),
         ("gzip", [b"\x1f\x8b\x08\0\0\0\0\0", &[0; 4096][..]].concat()),
         ("one number", [&[1][..], &[0; 1023], &[7; 4096]].concat()),
+        (
+            "one record",
+            [&trace[..1024], &[0; 1024], &[7; 4096]].concat(),
+        ),
+        ("SQLite", sqlite()),
     ];
+    let magics = [
+        &b"Obj\x01"[..],
+        b"ORC",
+        b"RIFF\x88\x13\0\0WAVEfmt ",
+        b"\xd4\xc3\xb2\xa1\x02\0\x04",
+    ];
+    let starts = magics.map(|magic| (magic, [magic, &[0; 5000]].concat()));
+    let starts = starts.map(|(magic, bytes)| (magic.escape_ascii().to_string(), bytes));
+    let cases = cases.map(|(what, bytes)| (what.to_owned(), bytes));
+    let cases = cases.into_iter().chain(starts);
     for (what, bytes) in cases {
         assert!(
             !is_trace(&bytes[..bytes.len().min(moe_foreign::SAMPLE_SIZE)]),
@@ -65,6 +92,10 @@ fn damaged_records_do_not_hide_a_trace() {
     assert!(!is_trace(&damaged));
     // The unused space at the end of a file that was allocated at once.
     assert!(is_trace(&[&trace[..1024], &[0; 8192]].concat()));
+    // A block that was lost.
+    assert!(is_trace(
+        &[&trace[..8192], &[0; 8192], &trace[16384..]].concat()
+    ));
     assert!(!is_trace(&[]));
     assert!(!is_trace(&trace[..1023]));
 }

@@ -264,6 +264,30 @@ fn values_that_are_not_json_are_named() {
             "{error}"
         );
     }
+    // Where an importer ignores them, too: log-probabilities of a response, the duration of a file.
+    let golden = |name| std::fs::read_to_string(fixture("foreign").join(name)).unwrap();
+    let response = golden("sglang-response/small.json");
+    let thesis = golden("thesis-json/token-00000.json");
+    let learn = golden("learn/new.json");
+    for value in ["NaN", "Infinity", "-Infinity"] {
+        let ignored = format!("{{\n\"more\": [0.5, {value}],");
+        let with = |text: &str| text.replacen('{', &ignored, 1);
+        let events = format!(
+            ": a comment\ndata: {}\n",
+            with(&response).replace('\n', " ")
+        );
+        for (format, text) in [
+            ("sglang-response", with(&response)),
+            ("sglang-response", events),
+            ("vllm", with(&golden("vllm/lists.json"))),
+            ("thesis-json", with(&thesis)),
+            ("thesis-json", with(&thesis).replace('\n', " ")),
+            ("learn", with(&learn)),
+        ] {
+            let error = refused(format, text, &options);
+            assert!(error.contains(&format!("{value} is not JSON (")), "{error}");
+        }
+    }
     let (rows, _) = read_text(
         "jsonl",
         "{\"t\":0,\"layer\":0,\"experts\":[1,2],\"weights\":[null,0.5]}\n",

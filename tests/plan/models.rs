@@ -1,0 +1,168 @@
+//! Models of which the runtime does not cache all experts, or which it does not load.
+
+use std::path::PathBuf;
+
+use moe_gguf::Value as Key;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::support::{arg, moe_analyze, stdout_of, write_gguf};
+use crate::{json_of, plan_of, planned, selected, write};
+
+/// Bytes of all experts of a layer of [`model`], 8 of three F32 matrices of 8 × 8.
+const LAYER: u64 = 8 * 3 * 8 * 8 * 4;
+
+/// Writes a model of `n_block` blocks, the first of them dense, the last of the MTP head if there is one.
+fn model(dir: &TempDir, n_block: u32, n_nextn: u32) -> PathBuf {
+    let path = dir.path().join("model.gguf");
+    let number = |key: &str, value| (format!("glm4moe.{key}"), Key::U32(value));
+    let keys = [
+        (
+            "general.architecture".to_owned(),
+            Key::String("glm4moe".into()),
+        ),
+        number("block_count", n_block),
+        number("nextn_predict_layers", n_nextn),
+        number("expert_count", 8),
+        number("expert_used_count", 2),
+    ];
+    let keys = keys
+        .each_ref()
+        .map(|(key, value)| (key.as_str(), value.clone()));
+    let tensors = (1..n_block).flat_map(|block| {
+        ["gate", "up", "down"].map(|part| {
+            let name = format!("blk.{block}.ffn_{part}_exps.weight");
+            (name, vec![8, 8, 8])
+        })
+    });
+    let dense = ("blk.0.ffn_up.weight".to_owned(), vec![8, 8]);
+    let tensors: Vec<_> = tensors.chain([dense]).collect();
+    write_gguf(&path, None, &keys, &tensors);
+    path
+}
+
+/// A learn file that counts experts 0 and 1 of layers 1 and 4.
+fn learn(dir: &TempDir) -> PathBuf {
+    let learn = json!({"schema": "llama.cpp.moe_layer_opt_perf.v1", "n_expert": 8, "layers": [
+        {"layer": 1, "calls": 7, "experts": [[0, 9], [1, 3]]},
+        {"layer": 4, "calls": 7, "experts": [[0, 9], [1, 9]]}]});
+    write(dir, "learn.json", &learn.to_string())
+}
+
+fn stderr_of(args: &[&str]) -> String {
+    let assert = moe_analyze().args(args).assert().success();
+    String::from_utf8(assert.get_output().stderr.clone()).unwrap()
+}
+
+/// The runtime and llama.cpp compute the hidden layers alone.
+#[test]
+fn experts_of_an_mtp_head_take_no_room() {
+    let dir = TempDir::new().unwrap();
+    let (learn, mtp) = (learn(&dir), model(&dir, 5, 1));
+    let plan = planned(&learn, &mtp, &[]);
+    assert_eq!(selected(&plan), [(1, 0, 0), (1, 1, 0)]);
+    assert_eq!(plan["estimated_hit_share"], 1.0);
+    assert_eq!(plan["llama_cpp"]["layers_on_gpu"], json!([1, 2, 3]));
+    assert_eq!(plan["llama_cpp"]["expert_bytes_on_gpu"], 3 * LAYER);
+    assert_eq!(plan["llama_cpp"]["estimated_hit_share"], 1.0);
+    let warned = stderr_of(&plan_of(&learn, &mtp));
+    assert!(
+        warned.contains("left out: 2 experts of the MTP head"),
+        "{warned}"
+    );
+    assert!(!warned.contains("another model"), "{warned}");
+    let filled = planned(&learn, &mtp, &["--fill-random"]);
+    let layers: Vec<u64> = selected(&filled).iter().map(|(layer, ..)| *layer).collect();
+    assert_eq!((layers.len(), layers.iter().max()), (3 * 8, Some(&3)));
+    // Where the same block is a hidden layer it takes room.
+    let hidden = model(&dir, 5, 0);
+    let layers = |plan: &Value| selected(plan).iter().map(|(layer, ..)| *layer).max();
+    assert_eq!(layers(&planned(&learn, &hidden, &[])), Some(4));
+}
+
+#[test]
+fn simulated_caches_have_no_experts_of_an_mtp_head() {
+    let dir = TempDir::new().unwrap();
+    let mtp = model(&dir, 5, 1);
+    let lines = (0..3).flat_map(|token| {
+        (1..5).map(move |layer| format!("{{\"t\":{token},\"layer\":{layer},\"experts\":[0,1]}}\n"))
+    });
+    let trace = write(&dir, "trace.jsonl", &lines.collect::<String>());
+    let learn = learn(&dir);
+    let args = [
+        "simulate",
+        arg(&trace),
+        "--model",
+        arg(&mtp),
+        "--budget-mib",
+        "1",
+    ];
+    let told = stderr_of(&[&args[..], &["--learn", arg(&learn)]].concat());
+    assert!(
+        told.contains("18 look-ups of 24 experts in 3 layers"),
+        "{told}"
+    );
+    assert!(
+        told.contains("left out: 6 selections of experts of the MTP head"),
+        "{told}"
+    );
+}
+
+/// The runtime takes MiB, and none switch its cache off.
+#[test]
+fn budgets_below_one_mib_have_no_command() {
+    let dir = TempDir::new().unwrap();
+    let (learn, model) = (learn(&dir), model(&dir, 5, 1));
+    let plan = |budgets: &str| {
+        let model = arg(&model);
+        let args = [
+            "plan",
+            arg(&learn),
+            "--model",
+            model,
+            "--budget-bytes",
+            budgets,
+        ];
+        assert!(!stdout_of(&args).contains("max-mib 0"));
+        json_of(&[&args[..], &["-o", "json"]].concat())
+    };
+    let small = plan("900000");
+    assert_eq!(selected(&small), [(1, 0, 0), (1, 1, 0)]);
+    assert!(small["hot_cache"]["command"].is_null());
+    let why = small["hot_cache"]["caveats"][0].as_str().unwrap();
+    assert!(why.contains("1 MiB or more"), "{why}");
+    let command = plan("1048577")["hot_cache"]["command"].clone();
+    assert!(
+        command
+            .as_str()
+            .unwrap()
+            .contains("--moe-hot-cache-max-mib 1 ")
+    );
+}
+
+/// Files of before the experts of a layer were one tensor.
+#[test]
+fn models_that_llama_cpp_does_not_load_have_no_command() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("old.gguf");
+    let tensors = (0..8).flat_map(|expert| {
+        ["gate", "up", "down"].map(|part| {
+            let name = format!("blk.1.ffn_{part}.{expert}.weight");
+            (name, vec![8, 8])
+        })
+    });
+    let keys = [
+        ("general.architecture", Key::String("llama".into())),
+        ("llama.block_count", Key::U32(5)),
+        ("llama.expert_count", Key::U32(8)),
+    ];
+    write_gguf(&path, None, &keys, &tensors.collect::<Vec<_>>());
+    let learn = learn(&dir);
+    let plan = planned(&learn, &path, &[]);
+    assert_eq!(selected(&plan), [(1, 0, 0), (1, 1, 0)]);
+    assert!(plan["hot_cache"]["command"].is_null());
+    assert!(plan["llama_cpp"]["command"].is_null());
+    let text = stdout_of(&plan_of(&learn, &path));
+    assert!(text.contains("convert the model again"), "{text}");
+    assert!(!text.contains("llama-server"), "{text}");
+}
