@@ -64,7 +64,7 @@ mod tests {
     /// A dense layer, then two of which a token selects 4 experts: three matrices of 64 × 24 F16 numbers each.
     #[test]
     fn experts_are_those_of_layers_that_have_some() {
-        let gguf = Gguf::open(&fixture("random-dots1-F16.gguf")).unwrap();
+        let gguf = Gguf::open(fixture("random-dots1-F16.gguf")).unwrap();
         let selected = [(1, 4), (2, 4)].into();
         let weights = Weights::of(&gguf).unwrap();
         assert_eq!(weights.read(1, &BTreeMap::new()), 444_672);
