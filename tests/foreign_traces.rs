@@ -4,6 +4,8 @@
 mod conditions;
 #[path = "foreign_traces/converting.rs"]
 mod converting;
+#[path = "foreign_traces/counting.rs"]
+mod counting;
 #[path = "foreign_traces/numbering.rs"]
 mod numbering;
 mod support;

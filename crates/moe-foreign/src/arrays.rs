@@ -6,6 +6,11 @@ use crate::binary::array::Array;
 use crate::layers::{RowBlocks, RowUse, blocks_of_rows};
 use crate::{At, ForeignError, Missing, Options, Output};
 
+/// Experts that a token of a known model is routed to, at most.
+const MAX_TOP_K: usize = 32;
+/// Experts in a layer of a known model are fewer.
+const MAX_EXPERT: i64 = 1024;
+
 /// Why an array does not hold counts of experts.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub(crate) enum CountError {
@@ -160,6 +165,9 @@ impl CountSums {
         options: &Options,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
+        if self.sums.is_empty() {
+            return Ok(());
+        }
         output.facts(&Facts {
             n_expert: u32::try_from(self.n_expert).ok().filter(|&n| n > 0),
             ..Facts::default()
@@ -184,6 +192,50 @@ impl CountSums {
         }
         Ok(())
     }
+}
+
+/// Warns where an array that was read as counts may be routing: nothing in its shape shows which. The model's number of experts
+/// does.
+pub(crate) fn warn_of_routing(array: &Array<'_>, options: &Options, output: &mut Output<'_>) {
+    if options.n_expert().is_none() && may_be_routing(array) {
+        output.note(format!(
+            "warning: an array of shape {:?} was read as counts of experts, but its numbers may be the experts of tokens; routing is an \
+             array of integers [tokens, layers, top_k]",
+            array.shape()
+        ));
+    }
+}
+
+/// Whether the last dimension may be the experts of a token: a few small numbers, none of them twice.
+fn may_be_routing(array: &Array<'_>) -> bool {
+    let Some((&n_slots, outer)) = array.shape().split_last() else {
+        return false;
+    };
+    let n_rows: usize = outer.iter().product();
+    if !(2..=MAX_TOP_K).contains(&n_slots) || n_rows < 2 {
+        return false;
+    }
+    let mut index = vec![0; array.shape().len()];
+    let mut experts = Vec::with_capacity(n_slots);
+    for row in 0..n_rows {
+        let mut rest = row;
+        for (place, &size) in index.iter_mut().zip(outer).rev() {
+            *place = rest % size;
+            rest /= size;
+        }
+        experts.clear();
+        for slot in 0..n_slots {
+            if let Some(last) = index.last_mut() {
+                *last = slot;
+            }
+            match array.integer(&index) {
+                Some(-1) => {}
+                Some(expert @ 0..MAX_EXPERT) if !experts.contains(&expert) => experts.push(expert),
+                _ => return false,
+            }
+        }
+    }
+    true
 }
 
 /// A place in an array, by its index.
@@ -227,8 +279,10 @@ pub(crate) fn tokens(
     if n_tokens == 0 {
         return Ok(());
     }
+    let n_slots = n_used_slots(array);
+    output.check_slots(n_slots, || element(&[]))?;
     output.facts(&Facts {
-        n_expert_used: u32::try_from(n_used_slots(array)).ok().filter(|&k| k > 0),
+        n_expert_used: u32::try_from(n_slots).ok().filter(|&k| k > 0),
         ..Facts::default()
     })?;
     let blocks = row_blocks(
@@ -285,8 +339,8 @@ pub(crate) fn tokens(
     Ok(())
 }
 
-/// Slots up to the last one that holds an expert for some token. Servers pad the last dimension, for example to 8.
-fn n_used_slots(array: &Array<'_>) -> usize {
+/// Slots, the last dimension, up to the last one that holds an expert for some token. Servers pad the last dimension, for example to 8.
+pub(crate) fn n_used_slots(array: &Array<'_>) -> usize {
     let &[n_tokens, n_layer, top_k] = array.shape() else {
         return 0;
     };

@@ -44,6 +44,7 @@ pub struct Counts {
     /// Time of the last pass seen, by layer.
     last_pass: BTreeMap<u16, u64>,
     tokens: TokenStarts,
+    n_slot: u32,
 }
 
 impl Counts {
@@ -75,6 +76,11 @@ impl Counts {
             .values()
             .filter_map(|layer| layer.experts.last_key_value());
         highest.map(|(&expert, _)| expert + 1).max().unwrap_or(0)
+    }
+
+    /// Experts of a token, as far as was seen: the highest slot plus one; 0 without rows.
+    pub fn n_slot_seen(&self) -> u32 {
+        self.n_slot
     }
 }
 
@@ -108,6 +114,7 @@ impl Sink for Counts {
         {
             layer.calls = Some(layer.calls.unwrap_or(0) + 1);
         }
+        self.n_slot = self.n_slot.max(u32::from(row.slot) + 1);
         let tally = layer.experts.entry(row.expert_id).or_default();
         tally.add(1, row.weight.map(f64::from));
         Ok(())

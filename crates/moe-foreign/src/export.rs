@@ -138,6 +138,18 @@ impl<'a> Export<'a> {
             .unwrap_or_else(|| self.counts.n_expert_seen())
     }
 
+    /// Experts that a token is routed to: as the trace or the model says, else the highest slot seen plus one. Where layers
+    /// differ and the trace has no slots, the most of any layer.
+    pub fn n_expert_used(&self) -> Option<u32> {
+        let facts = self.facts();
+        let seen = Some(self.counts.n_slot_seen()).filter(|&n| n > 0);
+        facts
+            .n_expert_used
+            .filter(|&n| n > 0)
+            .or(seen)
+            .or_else(|| facts.max_expert_used())
+    }
+
     /// Streams the rows in order into `sink`, for the exporter `format`.
     ///
     /// # Errors

@@ -34,6 +34,27 @@ pub enum LayerError {
         /// Row of the array and block of the model.
         layer: usize,
     },
+    /// A token has more experts than the model selects.
+    #[error(
+        "{n_slots} experts for a token, but the model selects {most}; the array is of another model, or holds counts"
+    )]
+    Slots {
+        /// Slots of a token that are in use.
+        n_slots: usize,
+        /// Experts that the model selects in any layer.
+        most: usize,
+    },
+    /// The layers of a trace are fewer than those of the model.
+    #[error(
+        "the trace has {n_layers} layers, the model {n_moe} with experts; with pipeline parallelism each stage numbers its layers from \
+         0, and which layers of the model they are is not in the trace"
+    )]
+    Stages {
+        /// Layers of the trace.
+        n_layers: usize,
+        /// Hidden layers of the model with experts.
+        n_moe: usize,
+    },
     /// No model has as many layers.
     #[error(
         "{n_rows} layers are more than any model has ({MAX_ID}); the array is of something else"
@@ -141,6 +162,11 @@ impl Layouts {
     /// Whether every row of a dense layer is empty, in an array with a row for each hidden layer.
     pub(crate) fn dense_rows_are_empty(&self, row_use: impl Fn(usize) -> RowUse) -> bool {
         self.first_dense_in_use(row_use).is_none()
+    }
+
+    /// Hidden layers with experts; 0 if they are not known.
+    pub(crate) fn n_moe(&self) -> usize {
+        self.moe.len()
     }
 
     fn is_dense(&self, row: usize) -> bool {

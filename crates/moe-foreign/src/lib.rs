@@ -130,10 +130,22 @@ pub struct Options {
 }
 
 impl Options {
-    /// Experts that a token is routed to: as the user says, else as the model says.
-    pub fn n_expert_used(&self) -> Option<u32> {
-        self.top_k
-            .or_else(|| self.model.as_ref().and_then(|model| model.n_expert_used))
+    /// Experts that a token is routed to in this layer: as the user says, else as the model says.
+    pub fn n_expert_used_in(&self, layer: u16) -> Option<u32> {
+        let of_model = || self.model.as_ref()?.n_expert_used_in(layer);
+        self.top_k.or_else(of_model).filter(|&k| k > 0)
+    }
+
+    /// The most experts that a token is routed to in any layer: as the user says, else as the model says.
+    pub fn max_expert_used(&self) -> Option<u32> {
+        let of_model = || self.model.as_ref()?.max_expert_used();
+        self.top_k.or_else(of_model).filter(|&k| k > 0)
+    }
+
+    /// Whether all layers route a token to the same number of experts, as far as is known.
+    pub fn has_one_top_k(&self) -> bool {
+        let model = self.model.as_ref();
+        self.top_k.is_some() || model.is_none_or(|model| model.n_expert_used_by_block.is_empty())
     }
 
     /// Experts in a layer, as the model says.

@@ -104,10 +104,11 @@ impl<'a> Output<'a> {
             missing: BTreeSet::new(),
             repeated: Repeated::default(),
         };
-        let named = Facts {
-            n_expert_used: options.n_expert_used(),
-            ..options.model.clone().unwrap_or_default()
-        };
+        let mut named = options.model.clone().unwrap_or_default();
+        if options.top_k.is_some() {
+            named.n_expert_used = options.top_k;
+            named.n_expert_used_by_block.clear();
+        }
         if named != Facts::default() {
             output.facts(&named)?;
             output.top_k = None; // the user's number, not the trace's
@@ -196,6 +197,23 @@ impl<'a> Output<'a> {
             self.routing(&at, &row)?;
         }
         Ok(())
+    }
+
+    /// Refuses an array that has more experts for a token than the model: it is of another model, or no routing at all. If the
+    /// user names the number, the trace's own is taken with a warning.
+    pub(crate) fn check_slots(
+        &self,
+        n_slots: usize,
+        at: impl Fn() -> At,
+    ) -> Result<(), ForeignError> {
+        let most = self.options.max_expert_used().map(|most| most as usize);
+        match most {
+            Some(most) if n_slots > most && self.options.top_k.is_none() => {
+                let source = LayerError::Slots { n_slots, most };
+                Err(self.layers(at(), source))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Hands over a count that was read at `at`. Zeros are left out.
@@ -299,19 +317,28 @@ impl<'a> Output<'a> {
         })
     }
 
-    /// Takes the trace's own number of experts for a token, and says so, where the user names another.
+    /// Takes the trace's own number of experts for a token, and says so, where the user names another, or where the model has
+    /// fewer: a run may route a token to fewer than the model does.
     fn check_top_k(&mut self) {
-        let Some(named) = self.options.top_k else {
+        let Some(named) = self.options.max_expert_used() else {
             return;
         };
+        let is_named = self.options.top_k.is_some();
         let own = self.top_k.or(Some(self.n_slot).filter(|&n| n > named));
-        if let Some(own) = own.filter(|&own| own != named) {
-            self.facts.n_expert_used = Some(own);
-            self.note(format!(
-                "warning: the trace itself has {} for a token; the top-k of {named} is passed over",
-                counted(own, "expert")
-            ));
-        }
+        let Some(own) = own.filter(|&own| own > named || is_named && own < named) else {
+            return;
+        };
+        self.facts.n_expert_used = Some(own);
+        self.facts.n_expert_used_by_block.clear();
+        let experts = counted(own, "expert");
+        self.note(if is_named {
+            format!("warning: the trace itself has {experts} for a token; the top-k of {named} is passed over")
+        } else {
+            format!(
+                "warning: the trace has {experts} for a token, the model selects {named}: the trace is of another model, or its \
+                 top-k was changed"
+            )
+        });
     }
 
     fn check_ids(&self, at: &impl Fn() -> At, layer: u32, expert: u32) -> Result<(), ForeignError> {

@@ -27,8 +27,10 @@ pub struct Facts {
     pub n_nextn_layer: u32,
     /// Experts in a layer.
     pub n_expert: Option<u32>,
-    /// Experts that a token is routed to.
+    /// Experts that a token is routed to, if that is one number for all blocks with experts.
     pub n_expert_used: Option<u32>,
+    /// Experts that a token is routed to in each block, where blocks differ; empty if they do not, or it is not known.
+    pub n_expert_used_by_block: Vec<u32>,
     /// Blocks with experts, those of the MTP head included; empty if they are not known.
     pub moe_layers: BTreeSet<u16>,
     /// Bytes of one expert (gate, up, down, biases) of a layer. Absent layers are not known.
@@ -67,19 +69,30 @@ impl fmt::Display for Contradiction {
 }
 
 impl Facts {
-    /// What `gguf`, opened from `path`, says. A layer whose experts differ in size has no size of an expert; a number of
-    /// selected experts that differs between layers is unknown, and of numbers of experts the largest counts.
+    /// What `gguf`, opened from `path`, says. A layer whose experts differ in size has no size of an expert; of numbers
+    /// of experts that differ between layers the largest counts.
     ///
     /// # Errors
     /// A key of the header has another type than it should.
     pub fn of_model(path: &str, gguf: &Gguf) -> Result<Facts, moe_gguf::Error> {
         let metadata = gguf.metadata();
         let arch = metadata.str("general.architecture")?.map(str::to_owned);
+        let values = |name: &str| match &arch {
+            Some(arch) => metadata.per_layer(&format!("{arch}.{name}")),
+            None => Ok(None),
+        };
         let key = |name: &str, one: fn(&PerLayer) -> Option<u64>| {
-            let Some(arch) = &arch else { return Ok(None) };
-            let values = metadata.per_layer(&format!("{arch}.{name}"))?;
-            let number = values.as_ref().and_then(one);
+            let number = values(name)?.as_ref().and_then(one);
             Ok::<_, moe_gguf::Error>(number.and_then(|n| u32::try_from(n).ok()))
+        };
+        let used = values("expert_used_count")?;
+        let n_expert_used = used.as_ref().and_then(PerLayer::uniform_nonzero);
+        let n_expert_used_by_block = match used {
+            Some(PerLayer::Each(numbers)) if n_expert_used.is_none() => {
+                let numbers = numbers.into_iter();
+                numbers.map(|n| u32::try_from(n).unwrap_or(0)).collect()
+            }
+            _ => Vec::new(),
         };
         let map = OffsetMap::new(gguf);
         Ok(Facts {
@@ -87,7 +100,8 @@ impl Facts {
             n_layer: key("block_count", PerLayer::uniform)?,
             n_nextn_layer: key("nextn_predict_layers", PerLayer::uniform)?.unwrap_or(0),
             n_expert: key("expert_count", PerLayer::max)?.filter(|&n| n > 0),
-            n_expert_used: key("expert_used_count", PerLayer::uniform_nonzero)?,
+            n_expert_used: n_expert_used.and_then(|n| u32::try_from(n).ok()),
+            n_expert_used_by_block,
             moe_layers: expert_bytes(&map)
                 .into_keys()
                 .map(|(layer, _)| layer)
@@ -110,6 +124,18 @@ impl Facts {
             n_expert_used: number(model.n_expert_used),
             ..Facts::default()
         }
+    }
+
+    /// Experts that a token is routed to in this block; `None` if there are none, or it is not known.
+    pub fn n_expert_used_in(&self, block: u16) -> Option<u32> {
+        let own = self.n_expert_used_by_block.get(usize::from(block)).copied();
+        own.or(self.n_expert_used).filter(|&n| n > 0)
+    }
+
+    /// The most experts that a token is routed to in any block; `None` if it is not known.
+    pub fn max_expert_used(&self) -> Option<u32> {
+        let most = self.n_expert_used_by_block.iter().max().copied();
+        self.n_expert_used.or(most).filter(|&n| n > 0)
     }
 
     /// Hidden layers, which is what servers and training frameworks call the number of layers: the blocks without those of the
@@ -135,7 +161,7 @@ impl Facts {
         let numbers = [
             ("layers", self.n_layer),
             ("experts in a layer", self.n_expert),
-            ("experts for a token", self.n_expert_used),
+            ("experts for a token", self.max_expert_used()),
         ];
         let mut numbers = numbers.into_iter();
         let (what, n) = numbers.find_map(|(what, n)| Some((what, n.filter(|&n| n > MAX_ID)?)))?;
@@ -177,7 +203,11 @@ impl Facts {
             self.moe_layers.clone_from(&other.moe_layers);
         }
         fill(&mut self.n_expert, &other.n_expert);
-        fill(&mut self.n_expert_used, &other.n_expert_used);
+        if self.n_expert_used.is_none() && self.n_expert_used_by_block.is_empty() {
+            self.n_expert_used = other.n_expert_used;
+            self.n_expert_used_by_block
+                .clone_from(&other.n_expert_used_by_block);
+        }
         for (&layer, &bytes) in &other.expert_bytes {
             self.expert_bytes.entry(layer).or_insert(bytes);
         }

@@ -7,7 +7,7 @@ use moe_trace::manifest::Model;
 use moe_trace::{Facts, MAX_ID, TokenKey, TokenStarts};
 
 use super::origin::Origin;
-use super::{Error, Hotness, LayerPhase, Tally};
+use super::{Error, Hotness, LayerPhase, Number, Tally};
 use crate::survey::Choice;
 
 /// What the model says of its experts; without a model, what is seen decides.
@@ -42,7 +42,8 @@ impl Shape {
 pub(super) struct Counter {
     shape: Option<Shape>,
     origin: Origin,
-    highest_slot: u32,
+    /// The highest slot seen, plus one.
+    n_slot: u32,
     /// Whether all choices so far came with a router weight.
     pub has_mass: bool,
     /// Choices of an expert that its token has chosen before.
@@ -113,7 +114,7 @@ impl Counter {
         Counter {
             shape: None,
             origin,
-            highest_slot: 0,
+            n_slot: 0,
             has_mass: true,
             n_repeated: 0,
             n_told: 0,
@@ -188,7 +189,7 @@ impl Counter {
                 phase.rows += 1;
                 progress.token += 1;
             }
-            self.highest_slot = self.highest_slot.max(chosen.slot);
+            self.n_slot = self.n_slot.max(chosen.slot + 1);
             self.n_repeated += u64::from(progress.is_repeated(expert as usize));
             let tally = phase.expert(expert as usize);
             tally.count += 1;
@@ -200,7 +201,7 @@ impl Counter {
 
     /// Adds what was counted from here on in the same run.
     pub fn append(&mut self, later: Counter) {
-        self.highest_slot = self.highest_slot.max(later.highest_slot);
+        self.n_slot = self.n_slot.max(later.n_slot);
         self.has_mass &= later.has_mass;
         self.n_repeated += later.n_repeated;
         if let Some(last) = later.layers.len().checked_sub(1) {
@@ -263,32 +264,28 @@ impl Counter {
         }
     }
 
-    /// The sums of a trace of another tool, whose `n_expert` and `n_expert_used` may be unknown; nothing if nothing was
-    /// counted. Where tokens are unknown, they follow from the choices and `n_expert_used`.
-    pub fn finish_foreign(
-        mut self,
-        origin: Origin,
-        n_expert: Option<u32>,
-        n_expert_used: Option<u32>,
-    ) -> Option<Hotness> {
-        let phases = self.layers.iter_mut().flatten();
-        let mut is_ordered = false;
-        for phase in phases {
-            is_ordered |= phase.rows > 0;
-            if phase.rows == 0
-                && let Some(used @ 1..) = n_expert_used
-            {
-                let choices = phase.experts.iter();
-                let choices = choices.fold(0u64, |sum, tally| sum.saturating_add(tally.count));
-                phase.rows = choices / u64::from(used);
+    /// The sums of a trace of another tool, of which `facts` are known; nothing if nothing was counted. Where tokens are
+    /// unknown, they follow from the choices and the number of experts of a token.
+    pub fn finish_foreign(mut self, origin: Origin, facts: &Facts) -> Option<Hotness> {
+        for (layer, phases) in (0..).zip(&mut self.layers) {
+            let used = facts.n_expert_used_in(layer).unwrap_or(0);
+            for phase in phases {
+                if phase.rows == 0 {
+                    phase.rows = LayerCounts::tokens_of(phase.selections(), used);
+                }
             }
         }
-        let seen = is_ordered.then_some(self.highest_slot + 1);
+        let seen = Some(self.n_slot).filter(|&n| n > 0);
         self.origin = origin;
         self.shape = None;
         let mut hotness = self.finish()?;
-        hotness.n_expert = n_expert.unwrap_or(hotness.n_expert);
-        hotness.n_expert_used = n_expert_used.or(seen).unwrap_or(0);
+        if let Some(n_expert) = facts.n_expert {
+            hotness.n_expert = Number::Stated(n_expert);
+        }
+        hotness.n_expert_used = match facts.n_expert_used {
+            Some(used) => Number::Stated(used),
+            None => Number::Seen(seen.or_else(|| facts.max_expert_used()).unwrap_or(0)),
+        };
         Some(hotness)
     }
 
@@ -301,19 +298,21 @@ impl Counter {
             .map(|phase| phase.experts.len() as u32);
         let seen = experts.max().filter(|&experts| experts > 0)?;
         for phase in self.layers.iter_mut().flatten() {
-            let counts = phase.experts.iter().map(|tally| tally.count);
-            let selections = counts.fold(0, u64::saturating_add);
+            let selections = phase.selections();
             if phase.calls == 0 && selections > 0 {
                 phase.assumed_calls = LayerCounts::calls_without_passes(phase.rows, selections);
             }
         }
-        let shape = self.shape.unwrap_or(Shape {
-            n_expert: seen,
-            n_expert_used: self.highest_slot + 1,
-        });
+        let (n_expert, n_expert_used) = match self.shape {
+            Some(shape) => (
+                Number::Stated(shape.n_expert),
+                Number::Stated(shape.n_expert_used),
+            ),
+            None => (Number::Seen(seen), Number::Seen(self.n_slot)),
+        };
         Some(Hotness {
-            n_expert: shape.n_expert,
-            n_expert_used: shape.n_expert_used,
+            n_expert,
+            n_expert_used,
             has_mass: self.has_mass,
             n_repeated: self.n_repeated,
             layers: self.layers,

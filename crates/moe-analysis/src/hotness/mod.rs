@@ -7,6 +7,7 @@ mod bytes;
 mod counting;
 mod frame;
 mod matrix;
+mod number;
 mod origin;
 #[cfg(test)]
 mod properties;
@@ -21,6 +22,7 @@ use moe_trace::{Contradiction, Facts, ImpossibleModel};
 
 pub use bytes::ExpertBytes;
 pub use matrix::{Matrix, MatrixRow, Value};
+use number::Number;
 use origin::Origin;
 pub use sink::RowCounter;
 pub use summary::LayerSummary;
@@ -172,8 +174,8 @@ struct LayerPhase {
 /// Counts and router mass of every expert in every layer, by phase.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hotness {
-    n_expert: u32,
-    n_expert_used: u32,
+    n_expert: Number,
+    n_expert_used: Number,
     /// Whether every choice came with a router weight.
     has_mass: bool,
     n_repeated: u64,
@@ -186,12 +188,17 @@ pub struct Hotness {
 impl Hotness {
     /// Experts in a layer: as the model says, else the highest id seen plus one.
     pub fn n_expert(&self) -> u32 {
-        self.n_expert
+        self.n_expert.get()
+    }
+
+    /// Whether an input or the model says how many experts a layer has. If not, there may be more than [`Hotness::n_expert`].
+    pub fn n_expert_is_known(&self) -> bool {
+        matches!(self.n_expert, Number::Stated(_))
     }
 
     /// Experts chosen for a token in a layer; 0 = unknown, in a trace of counts alone.
     pub fn n_expert_used(&self) -> u32 {
-        self.n_expert_used
+        self.n_expert_used.get()
     }
 
     /// Whether every choice came with its router weight. Traces of several tools have no weights; then no mass is known.
@@ -242,7 +249,7 @@ impl Hotness {
 
     /// Count and mass of each expert of a layer (`[n_expert]`).
     pub fn experts(&self, layer: u32, phases: Phases) -> Vec<Tally> {
-        let mut experts = vec![Tally::default(); self.n_expert as usize];
+        let mut experts = vec![Tally::default(); self.n_expert() as usize];
         for phase in self.phases_of(layer, phases) {
             for (sum, tally) in experts.iter_mut().zip(&phase.experts) {
                 sum.count += tally.count;
@@ -288,6 +295,13 @@ impl Hotness {
         origins.find_map(|origin| origin.contradiction(model))
     }
 
+    /// Raises the numbers of experts of a layer and of a token to those of other inputs of the same model, where nothing states
+    /// them.
+    pub fn raise_seen(&mut self, n_expert: u32, n_expert_used: u32) {
+        self.n_expert.raise_seen(n_expert);
+        self.n_expert_used.raise_seen(n_expert_used);
+    }
+
     /// All choices that were counted.
     fn n_choices(&self) -> u64 {
         let phases = self.layers.iter().flatten();
@@ -297,25 +311,24 @@ impl Hotness {
 
     /// Adds counts, whichever run they are of.
     fn add_counts(&mut self, other: &Hotness) -> Result<(), Error> {
-        let mixed = |what, left, right| Err(Error::Mixed { what, left, right });
-        if self.n_expert != other.n_expert {
-            return mixed("experts in a layer", self.n_expert, other.n_expert);
-        }
-        // An input of counts may not record how many experts a token selects.
-        if self.n_expert_used != other.n_expert_used
-            && self.n_expert_used > 0
-            && other.n_expert_used > 0
-        {
-            return mixed(
-                "experts for a token",
-                self.n_expert_used,
-                other.n_expert_used,
-            );
-        }
+        let merged = |what, left: Number, right: Number| {
+            left.merge(right).ok_or(Error::Mixed {
+                what,
+                left: left.get(),
+                right: right.get(),
+            })
+        };
+        let n_expert = merged("experts in a layer", self.n_expert, other.n_expert)?;
+        let n_expert_used = merged(
+            "experts for a token",
+            self.n_expert_used,
+            other.n_expert_used,
+        )?;
         if self.n_choices().checked_add(other.n_choices()).is_none() {
             return Err(Error::TooMany);
         }
-        self.n_expert_used = self.n_expert_used.max(other.n_expert_used);
+        self.n_expert = n_expert;
+        self.n_expert_used = n_expert_used;
         self.has_mass &= other.has_mass;
         self.n_repeated += other.n_repeated;
         if self.layers.len() < other.layers.len() {
@@ -367,8 +380,8 @@ impl Hotness {
         // Every pass goes through every layer, so the layer with the most calls has their number.
         let passes = counts.iter().map(|layer| layer.calls).max().unwrap_or(0);
         Ok(LearnFile::from_counts(
-            self.n_expert,
-            self.n_expert_used.max(1),
+            self.n_expert(),
+            self.n_expert_used().max(1),
             passes,
             counts,
         ))
@@ -390,7 +403,7 @@ impl Hotness {
 
     /// Count and mass of each expert of a layer (`[n_expert]`) in tokens of unknown phase.
     fn untold_experts(&self, layer: u32) -> Vec<Tally> {
-        let mut experts = vec![Tally::default(); self.n_expert as usize];
+        let mut experts = vec![Tally::default(); self.n_expert() as usize];
         let unknown = self.layers.get(layer as usize);
         let unknown = unknown.into_iter().flat_map(|layer| &layer[UNTOLD].experts);
         for (expert, tally) in experts.iter_mut().zip(unknown) {
@@ -424,6 +437,12 @@ impl LayerPhase {
             sum.count += tally.count;
             sum.mass += tally.mass;
         }
+    }
+
+    /// Choices of all experts.
+    fn selections(&self) -> u64 {
+        let counts = self.experts.iter().map(|tally| tally.count);
+        counts.fold(0, u64::saturating_add)
     }
 
     #[inline]

@@ -36,9 +36,7 @@ impl<'a> RowCounter<'a> {
     /// [`Error::Empty`] if nothing was counted.
     pub fn finish(self, facts: &Facts) -> Result<Hotness, Error> {
         let origin = Origin::of_foreign(&self.path, facts);
-        let hotness = self
-            .counter
-            .finish_foreign(origin, facts.n_expert, facts.n_expert_used);
+        let hotness = self.counter.finish_foreign(origin, facts);
         hotness.ok_or_else(|| Error::Empty {
             place: self.path.display().to_string(),
         })

@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use moe_gguf::map::{Category, OffsetMap, Projection};
+use moe_gguf::experts::ExpertParts;
+use moe_gguf::map::{OffsetMap, Projection};
 use moe_trace::transfers::Transfer;
 
 /// What is known beside the transfers; the default is nothing.
@@ -23,16 +24,17 @@ impl Reads {
     }
 }
 
-/// Bytes of gate and up of an expert of each layer, biases included; the mean where experts differ.
+/// Bytes of gate and up of an expert of each layer, biases included; the mean where experts differ. What is a part of an expert
+/// is defined in [`moe_gguf::experts`].
 pub fn gate_up_bytes(map: &OffsetMap) -> BTreeMap<u16, f64> {
+    let parts = ExpertParts::of(map);
     let mut layers: BTreeMap<u16, (f64, BTreeSet<u32>)> = BTreeMap::new();
     for row in &map.rows {
         let is_gate_up = matches!(
             row.projection,
             Some(Projection::Gate | Projection::Up | Projection::GateUp)
         );
-        let is_expert = matches!(row.category, Category::Expert | Category::ExpertBias);
-        if let (Some(layer), true) = (row.layer_id, is_gate_up && is_expert) {
+        if let (Some(layer), true) = (row.layer_id, is_gate_up && parts.contains(row)) {
             let (bytes, experts) = layers.entry(layer).or_default();
             *bytes += row.size_bytes as f64;
             experts.extend(row.expert_id);

@@ -272,7 +272,7 @@ fn the_typical_pass_is_the_median() {
 fn gate_and_up_of_a_map() {
     let row = |layer: u16, projection, category, expert: Option<u32>, size_bytes| MapRow {
         file: 0,
-        tensor: "".into(),
+        tensor: "blk.0.ffn_gate_exps.bias".into(),
         tensor_idx: 0,
         expert_id: expert,
         layer_id: Some(layer),
@@ -291,9 +291,14 @@ fn gate_and_up_of_a_map() {
         row(0, Up, Expert, Some(0), 150),
         row(0, Up, Expert, Some(1), 150),
         row(0, Down, Expert, Some(0), 999),
+        row(0, Down, Expert, Some(1), 999),
         row(0, Gate, ExpertBias, None, 40),
         row(0, Up, SharedExpert, None, 999),
         row(5, GateUp, Expert, Some(0), 70),
+        row(5, Down, Expert, Some(0), 999),
+        // A twin of a fused projection, and a layer without down projection, which has no experts.
+        row(5, Gate, Expert, Some(0), 35),
+        row(7, GateUp, Expert, Some(0), 70),
         row(6, Down, Expert, Some(0), 999),
     ];
     let bytes = overlap::gate_up_bytes(&OffsetMap { rows });

@@ -10,6 +10,7 @@ use moe_trace::{Facts, Phase, RoutingRow, SinkError};
 
 use crate::{Export, ExportError, Exporter};
 
+use super::note_n_expert;
 use super::tokens::for_each_token;
 
 /// Route CSV.
@@ -39,7 +40,9 @@ impl Exporter for BigMoeOnEdge {
             rows.iter()
                 .try_for_each(|row| write_row(row, export.facts(), &mut lost, out))
         })?;
-        Ok(lost.tell())
+        let mut losses = lost.tell();
+        losses.extend(note_n_expert(export));
+        Ok(losses)
     }
 }
 

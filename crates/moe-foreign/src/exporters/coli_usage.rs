@@ -1,13 +1,14 @@
 //! The usage history of colibri, `.coli_usage`: `layer expert count`.
 //!
-//! A header `-1 n_layers n_experts` comes first where both are known. Which engine wrote a history is not said: colibri takes
+//! A header `-1 n_layers n_experts` comes first where both are known. Layer `n_layers` is that of the multi-token predictor, which
+//! has one at most. Which engine wrote a history is not said: colibri takes
 //! one that does not say so, and refuses that of another engine.
 
 use std::io::Write;
 
 use crate::{Export, ExportError, Exporter};
 
-use super::losses_of_counts;
+use super::{counts_without_mtp, losses_of_counts};
 
 /// Usage history.
 pub struct ColiUsage;
@@ -27,7 +28,9 @@ impl Exporter for ColiUsage {
             writeln!(out, "-1 {n_layer} {n_expert}")?;
         }
         let mut losses = losses_of_counts(export);
-        for (layer, counts) in export.counts.layers() {
+        let (layers, left_out) = counts_without_mtp(export, 1);
+        losses.extend(left_out);
+        for (layer, counts) in layers {
             for (expert, tally) in counts.experts {
                 let count = u32::try_from(tally.count).unwrap_or(u32::MAX);
                 if tally.count > count.into() {

@@ -7,7 +7,7 @@ use std::io::Write;
 
 use crate::{Export, ExportError, Exporter};
 
-use super::losses_of_counts;
+use super::{counts_without_mtp, losses_of_counts, note_n_expert};
 
 /// Hot list.
 pub struct Ds4;
@@ -22,7 +22,7 @@ impl Exporter for Ds4 {
     }
 
     fn export(&self, export: &Export<'_>, out: &mut dyn Write) -> Result<Vec<String>, ExportError> {
-        let layers = export.counts.layers();
+        let (layers, left_out) = counts_without_mtp(export, 0);
         let mut ranked: Vec<_> = layers
             .iter()
             .flat_map(|(&layer, counts)| {
@@ -68,6 +68,8 @@ impl Exporter for Ds4 {
                 "router weights are not known: the weight column is the share of the hits".into(),
             );
         }
+        losses.extend(left_out);
+        losses.extend(note_n_expert(export));
         Ok(losses)
     }
 }

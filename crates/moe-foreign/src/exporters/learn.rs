@@ -1,10 +1,13 @@
 //! Writing learn files of the hot-cache runtime.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 
 use moe_placement::learn::{LayerCounts, LearnFile};
 
 use crate::{Export, ExportError, Exporter};
+
+use super::note_n_expert;
 
 /// Learn files.
 pub struct Learn;
@@ -20,35 +23,36 @@ impl Exporter for Learn {
 
     fn export(&self, export: &Export<'_>, out: &mut dyn Write) -> Result<Vec<String>, ExportError> {
         let n_expert = export.n_expert() as usize;
-        let layers = export.counts.layers();
-        let n_expert_used = export.facts().n_expert_used.filter(|&n| n > 0);
-        let passes_are_known = layers
-            .values()
-            .all(|layer| layer.calls.is_some_and(|n| n > 0));
-        let counts: Vec<LayerCounts> = layers
-            .into_iter()
-            .map(|(layer, counts)| {
-                let mut experts = vec![0; n_expert];
-                for (&expert, tally) in &counts.experts {
-                    if let Some(count) = experts.get_mut(expert as usize) {
-                        *count = tally.count;
-                    }
+        let n_expert_used = export.n_expert_used();
+        let mut passes_are_known = true;
+        let mut layers: BTreeMap<u16, LayerCounts> = BTreeMap::new();
+        for (layer, _, counts) in export
+            .counts
+            .iter()
+            .filter(|(_, _, counts)| counts.total() > 0)
+        {
+            let used = export.facts().n_expert_used_in(layer).unwrap_or(0);
+            let tokens = counts
+                .rows
+                .filter(|&rows| rows > 0)
+                .unwrap_or_else(|| LayerCounts::tokens_of(counts.total(), used));
+            let calls = counts.calls.filter(|&calls| calls > 0);
+            passes_are_known &= calls.is_some();
+            let calls =
+                calls.unwrap_or_else(|| LayerCounts::calls_without_passes(tokens, counts.total()));
+            let sum = layers.entry(layer).or_insert_with(|| LayerCounts {
+                layer: layer.into(),
+                calls: 0,
+                experts: vec![0; n_expert],
+            });
+            sum.calls = sum.calls.saturating_add(calls);
+            for (&expert, tally) in &counts.experts {
+                if let Some(count) = sum.experts.get_mut(expert as usize) {
+                    *count = count.saturating_add(tally.count);
                 }
-                let tokens = counts.rows.unwrap_or(0);
-                let tokens = match n_expert_used {
-                    Some(k) if tokens == 0 => counts.total().div_ceil(k.into()),
-                    _ => tokens,
-                };
-                let calls = counts.calls.filter(|&calls| calls > 0);
-                LayerCounts {
-                    layer: layer.into(),
-                    calls: calls.unwrap_or_else(|| {
-                        LayerCounts::calls_without_passes(tokens, counts.total())
-                    }),
-                    experts,
-                }
-            })
-            .collect();
+            }
+        }
+        let counts: Vec<LayerCounts> = layers.into_values().collect();
         let passes = counts.iter().map(|layer| layer.calls).max().unwrap_or(0);
         let file =
             LearnFile::from_counts(n_expert as u32, n_expert_used.unwrap_or(1), passes, counts);
@@ -61,6 +65,7 @@ impl Exporter for Learn {
         if n_expert_used.is_none() {
             losses.push("the number of experts of a token is not recorded: each selection is a call with `n_expert_used` 1".into());
         }
+        losses.extend(note_n_expert(export));
         Ok(losses)
     }
 }

@@ -9,7 +9,7 @@ use crate::binary::array::ElementType;
 use crate::binary::npy;
 use crate::{Export, ExportError, Exporter, LayerCounts};
 
-use super::{losses_of_counts, rows_for_servers};
+use super::{losses_of_counts, note_n_expert, rows_for_servers};
 
 /// Writes `{"logical_count": [[...], ...]}`.
 pub struct Sglang;
@@ -147,6 +147,7 @@ impl Matrix {
     fn losses(&self, export: &Export<'_>) -> Vec<String> {
         let mut losses = losses_of_counts(export);
         losses.extend_from_slice(&self.left_out);
+        losses.extend(note_n_expert(export));
         let n_idle = self.n_layer - self.layers.len();
         if n_idle > 0 {
             losses.push(format!(

@@ -11,9 +11,11 @@ pub(crate) mod npy_routing;
 pub(crate) mod thesis;
 mod tokens;
 
+use std::collections::BTreeMap;
+
 use moe_gguf::text::counted;
 
-use crate::Export;
+use crate::{Export, LayerCounts};
 
 /// What formats of counts leave out.
 fn losses_of_counts(export: &Export<'_>) -> Vec<String> {
@@ -25,6 +27,36 @@ fn losses_of_counts(export: &Export<'_>) -> Vec<String> {
         losses.push("the counts of prompt and generated tokens were summed".into());
     }
     losses
+}
+
+/// Tells that the number of experts of a layer is an assumption, where neither the trace nor the model has it.
+fn note_n_expert(export: &Export<'_>) -> Option<String> {
+    let n_expert = export
+        .facts()
+        .n_expert
+        .is_none()
+        .then(|| export.n_expert())?;
+    Some(format!(
+        "the number of experts of a layer is not known: {n_expert} were written, up to the last one that was used"
+    ))
+}
+
+/// The counts of all hidden layers, and of up to `n_more` blocks of the MTP head after them; and what that leaves out.
+fn counts_without_mtp(
+    export: &Export<'_>,
+    n_more: u32,
+) -> (BTreeMap<u16, LayerCounts>, Option<String>) {
+    let mut layers = export.counts.layers();
+    let n_seen = layers.len();
+    if let Some(n_hidden) = export.facts().n_hidden_layer() {
+        layers.retain(|&layer, _| u32::from(layer) < n_hidden.saturating_add(n_more));
+    }
+    let n_left_out = n_seen - layers.len();
+    let note = (n_left_out > 0).then(|| {
+        let what = counted(n_left_out, "layer");
+        format!("{what} of the MTP head was left out: the format has no place for it")
+    });
+    (layers, note)
 }
 
 /// The number of rows in an array for a server, a row for each hidden layer, and what such an array leaves out. Blocks of the MTP

@@ -12,12 +12,17 @@
 //! above 0 for a hit; `expert_bytes` of a row are the bytes that were read for it. An expert that was resident is a cache hit;
 //! one that was read is a miss; one that was neither (it was read for another token of the batch, or `dropped`: routed, but
 //! neither read nor computed) has no known lane. A negative `step` means that the position of the token is unknown.
+//!
+//! A file may hold several runs, one after the other, each with a header and perhaps a preamble. Each counts its turns from 0, so
+//! those of later runs are counted on.
+
+use std::path::Path;
 
 use moe_trace::record::lane;
 use moe_trace::{Facts, Phase, RoutingRow};
 
 use crate::source::{Lines, sample_lines};
-use crate::{At, ForeignError, Importer, Options, Output, Source};
+use crate::{At, ForeignError, Importer, Options, Output, Source, check_model};
 
 use super::text::{Columns, TextFault, has_columns, number, optional_number, required_number};
 
@@ -67,7 +72,7 @@ impl Importer for BigMoeOnEdge {
         let mut lost = Lost::default();
         for file in source.files() {
             output.begin_file(file);
-            import_file(Lines::open(file)?, &mut lost, output)?;
+            import_file(file, &mut lost, output)?;
         }
         lost.note(output);
         Ok(())
@@ -104,12 +109,14 @@ fn rows(n: u64) -> String {
 }
 
 fn import_file(
-    mut lines: Lines,
+    source: &Path,
     lost: &mut Lost,
     output: &mut Output<'_>,
 ) -> Result<(), ForeignError> {
+    let mut lines = Lines::open(source)?;
     let mut facts = Facts::default();
-    let mut table: Option<(String, Columns<10>)> = None;
+    let mut table: Option<Columns<10>> = None;
+    let mut turns = Turns::default();
     while let Some((line, text)) = lines.next_line()? {
         if let Some(version) = text.strip_prefix(MAGIC)
             && version != VERSION
@@ -120,33 +127,56 @@ fn import_file(
             return Err(lines.invalid(reason));
         }
         if let Some(comment) = text.strip_prefix('#') {
-            if table.is_none()
-                && let Err(fault) = read_comment(comment, &mut facts)
-            {
-                return Err(lines.invalid(fault));
+            if let Err(fault) = read_comment(comment, &mut facts) {
+                lines.cut_or(lines.invalid(fault), output)?;
             }
             continue;
         }
-        let Some((header, columns)) = &table else {
-            let columns = Columns::of(text, COLUMNS, REQUIRED.len(), output);
-            let header = text.to_owned();
-            table = Some((header, columns.map_err(|fault| lines.invalid(fault))?));
-            output.facts(&facts)?;
-            continue;
-        };
-        if text == header {
-            continue; // files of several runs, one after the other
-        }
-        match read_row(columns, text) {
-            Ok(Row::Routed { row, is_dropped }) => {
+        let row = table.as_ref().map(|columns| read_row(columns, text));
+        match row {
+            Some(Ok(Row::Routed { row, is_dropped })) => {
                 lost.dropped += u64::from(is_dropped);
-                output.routing(|| At::Line(line), &row)?;
+                let sequence_id = turns.sequence(row.sequence_id);
+                output.routing(|| At::Line(line), &RoutingRow { sequence_id, ..row })?;
             }
-            Ok(Row::WithoutPosition) => lost.without_position += 1,
-            Err(fault) => lines.cut_or(lines.invalid(fault), output)?,
+            Some(Ok(Row::WithoutPosition)) => lost.without_position += 1,
+            Some(Err(fault)) if !has_columns(text, &REQUIRED) => {
+                lines.cut_or(lines.invalid(fault), output)?;
+            }
+            Some(Err(_)) | None => {
+                let columns = Columns::of(text, COLUMNS, REQUIRED.len(), output);
+                table = Some(columns.map_err(|fault| lines.invalid(fault))?);
+                check_model(output.known(), &facts, source)?;
+                output.facts(&facts)?;
+                facts = Facts::default();
+                turns.next_run();
+            }
         }
     }
     Ok(())
+}
+
+/// The sequences of the turns of several runs.
+#[derive(Default)]
+struct Turns {
+    /// Sequences before the run.
+    first: u32,
+    /// Sequences so far.
+    n: u32,
+}
+
+impl Turns {
+    fn next_run(&mut self) {
+        self.first = self.n;
+    }
+
+    /// The sequence of a turn. Without turns a run is one sequence, unknown where it is the first.
+    fn sequence(&mut self, turn: Option<u32>) -> Option<u32> {
+        let sequence = self.first.saturating_add(turn.unwrap_or(0));
+        self.n = self.n.max(sequence.saturating_add(1));
+        turn.or(Some(self.first).filter(|&first| first > 0))?;
+        Some(sequence)
+    }
 }
 
 fn read_comment(comment: &str, facts: &mut Facts) -> Result<(), TextFault> {

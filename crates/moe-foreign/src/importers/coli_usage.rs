@@ -2,7 +2,7 @@
 //!
 //! Lines with a negative layer are headers: `-1 n_layers n_experts`, `-2 version engine_id`; older files have none, and then
 //! nothing else tells the format from other numbers, so each line must have three of them. With a header, further numbers of a
-//! line are ignored. Layer `n_layers` is the multi-token predictor's and is left out.
+//! line are ignored. Layer `n_layers` is the multi-token predictor's and is left out, as are further ones of the model's MTP head.
 
 use moe_gguf::text::counted;
 use moe_trace::{CountRow, Facts};
@@ -48,6 +48,7 @@ impl Importer for ColiUsage {
         let mut n_layer = model
             .filter(|model| model.n_nextn_layer > 0)
             .and_then(Facts::n_hidden_layer);
+        let n_nextn = model.map_or(0, |model| model.n_nextn_layer).max(1);
         let mut left_out = 0u64;
         for file in source.files() {
             output.begin_file(file);
@@ -92,7 +93,7 @@ impl Importer for ColiUsage {
                         return Err(output.invalid(at(), reason));
                     }
                     ..0 => {}
-                    _ if n_layer == u32::try_from(layer).ok() => left_out += 1,
+                    _ if n_layer.is_some_and(|n| is_mtp(layer, n, n_nextn)) => left_out += 1,
                     _ => {
                         let row = CountRow {
                             layer_id: output.id(at, "layer", layer as u64)?,
@@ -115,6 +116,12 @@ impl Importer for ColiUsage {
         output.note("counts alone: order, tokens, phases and weights are unknown");
         Ok(())
     }
+}
+
+/// Whether a layer is one of the `n_nextn` of the multi-token predictor, which follow `n_layer` others.
+fn is_mtp(layer: i64, n_layer: u32, n_nextn: u32) -> bool {
+    let n_layer = i64::from(n_layer);
+    (n_layer..n_layer + i64::from(n_nextn)).contains(&layer)
 }
 
 /// Whether a line is a header of the format, not a count.

@@ -1,10 +1,8 @@
 //! The matrix that DeepSeek's EPLB balances: counts `[layers, experts]` as JSON, `[[90, 132], [20, 107]]`.
 
-use crate::arrays::{CountSums, element};
+use crate::arrays::{CountSums, element, warn_of_routing};
 use crate::binary::nested::Nested;
 use crate::{ForeignError, Importer, Options, Output, Source, json};
-
-use super::sglang_json::note_steps;
 
 /// Matrix of counts.
 pub struct Eplb;
@@ -40,7 +38,12 @@ impl Importer for Eplb {
             let counts = matrix
                 .array()
                 .map_err(|error| output.invalid(element(&[]), error))?;
-            note_steps(&counts, output);
+            if counts.shape().len() > 2 {
+                let reason = "lists in lists of lists are routing [tokens, layers, top_k] or counts [steps, layers, experts], and nothing shows which; \
+                              give the sum of the steps, counts as logical_count, or routing as an array of NumPy";
+                return Err(output.invalid(element(&[]), reason));
+            }
+            warn_of_routing(&counts, options, output);
             let mut sums = CountSums::default();
             sums.add(&counts, None)
                 .map_err(|(index, reason)| output.invalid(element(&index), reason))?;

@@ -51,10 +51,11 @@ impl Importer for LayerExpert {
         options: &Options,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
-        let top_k = options.n_expert_used().filter(|&k| k > 0);
+        let top_k = options.max_expert_used();
         match top_k {
             Some(k) => output.note(format!(
-                "tokens were separated by {} for each token, passes by their layers; phases and weights are not recorded",
+                "tokens were separated by {}{} for each token, passes by their layers; phases and weights are not recorded",
+                if options.has_one_top_k() { "" } else { "up to " },
                 counted(k, "expert")
             )),
             None => {
@@ -69,7 +70,7 @@ impl Importer for LayerExpert {
             let columns = Columns::of(header, COLUMNS, COLUMNS.len(), output);
             let columns = columns.map_err(|fault| lines.invalid(fault))?;
             match top_k {
-                Some(top_k) => Tokens::new(top_k as usize).read(lines, &columns, output)?,
+                Some(top_k) => Tokens::new(top_k as usize, options).read(lines, &columns, output)?,
                 None => count(lines, &columns, output)?,
             }
         }
@@ -112,7 +113,9 @@ fn count(
 }
 
 /// The choices of one layer in a row, until the layer changes.
-struct Tokens {
+struct Tokens<'a> {
+    options: &'a Options,
+    /// Experts of a token in the layer.
     top_k: usize,
     passes: Passes,
     layer_id: u16,
@@ -120,9 +123,10 @@ struct Tokens {
     first_line: u64,
 }
 
-impl Tokens {
-    fn new(top_k: usize) -> Self {
+impl<'a> Tokens<'a> {
+    fn new(top_k: usize, options: &'a Options) -> Self {
         Self {
+            options,
             top_k,
             passes: Passes::default(),
             layer_id: 0,
@@ -152,6 +156,8 @@ impl Tokens {
             }
             if self.experts.is_empty() {
                 self.first_line = line;
+                let top_k = self.options.n_expert_used_in(layer_id);
+                self.top_k = top_k.map_or(self.top_k, |k| k as usize);
             }
             self.layer_id = layer_id;
             self.experts.push(expert_id);

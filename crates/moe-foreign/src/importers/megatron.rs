@@ -3,14 +3,18 @@
 //! Each rank has tokens of its own, so it is read as a sequence in which the tokens of its steps follow one another. Routers
 //! that return a mask lose the order of the experts: their ids then ascend. Layers of the multi-token predictor have numbers of
 //! their own and are left out.
+//!
+//! A layer's number comes from the name of its module, `decoder.layers.N`, which counts from 0 in each pipeline stage and in each
+//! virtual stage of a rank. Nothing in the trace tells the stages apart, so fewer layers than the model has are refused.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use moe_gguf::text::counted;
 use moe_trace::RoutingRow;
 use serde::Deserialize;
 use xxhash_rust::xxh3::Xxh3;
 
+use crate::layers::{LayerError, Layouts};
 use crate::{At, ForeignError, Importer, Options, Output, Source};
 
 use super::jsonl::{Nested, each_line, first_line_has};
@@ -103,12 +107,13 @@ impl Importer for Megatron {
     fn import(
         &self,
         source: &Source,
-        _options: &Options,
+        options: &Options,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
         // One entry a rank, 65,536 at most.
         let mut ranks: BTreeMap<u16, Rank> = BTreeMap::new();
         let (mut left_out, mut n_recomputed) = (0u64, 0u64);
+        let mut layers = BTreeSet::new();
         each_line(source, output, |line: &Line, number, output| {
             if line
                 .block
@@ -118,6 +123,7 @@ impl Importer for Megatron {
                 left_out += 1;
                 return Ok(());
             }
+            layers.insert(line.layer);
             let is_recomputed = !hand_over(line, number, &mut ranks, output)?;
             n_recomputed += u64::from(is_recomputed);
             Ok(())
@@ -134,12 +140,34 @@ impl Importer for Megatron {
                 counted(left_out, "line")
             ));
         }
+        check_stages(layers.len(), options, output)?;
         output.note(
             "each rank is read as a sequence; slots are an order only if the router returned the experts in order; weights and \
              phases are unknown",
         );
         Ok(())
     }
+}
+
+/// Refuses a trace with fewer layers than the model has, which is of pipeline stages.
+fn check_stages(
+    n_layers: usize,
+    options: &Options,
+    output: &mut Output<'_>,
+) -> Result<(), ForeignError> {
+    let layouts = Layouts::of(options.model.as_ref());
+    match layouts.map_or(0, |layouts| layouts.n_moe()) {
+        0 => output.note(
+            "warning: the layers of each pipeline stage are numbered from 0; with pipeline parallelism those of different stages \
+             were counted as one, which only the model's number of layers can show",
+        ),
+        n_moe if n_layers > 0 && n_layers < n_moe => {
+            let source = LayerError::Stages { n_layers, n_moe };
+            return Err(output.layers(At::Element("layer".into()), source));
+        }
+        _ => {}
+    }
+    Ok(())
 }
 
 /// Hands over the tokens of a line; returns whether they are new, not a recomputation.

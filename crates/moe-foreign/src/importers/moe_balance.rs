@@ -2,9 +2,9 @@
 //! perhaps with `topk_weights`, `request_id` and `source_file`.
 //!
 //! `origin_rows` are rows of devices, not positions. A batch is read as a sequence, which it often is; its tokens count from 0,
-//! and a further line of the same batch and layer continues the count.
+//! and a further line of the same batch and layer continues the count. Batches of different `source_file`s are different ones.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use moe_gguf::text::counted;
 use moe_trace::RoutingRow;
@@ -21,6 +21,7 @@ pub struct MoeBalance;
 struct Line {
     layer: u16,
     batch_id: u32,
+    source_file: Option<String>,
     topk_experts: Nested<i64>,
     topk_weights: Option<Nested<Option<f32>>>,
 }
@@ -44,23 +45,52 @@ impl Importer for MoeBalance {
         _options: &Options,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
-        let mut n_tokens = HashMap::new();
+        let mut batches = Batches::default();
         each_line(source, output, |line, number, output| {
-            hand_over(line, number, &mut n_tokens, output)
+            hand_over(line, number, &mut batches, output)
         })?;
         output.note(
-            "each batch is read as a sequence; origin_rows (rows of devices), request_id and source_file were left out; \
+            "each batch of a source_file is read as a sequence; origin_rows (rows of devices) and request_id were left out; \
              phases are unknown",
         );
         Ok(())
     }
 }
 
-/// Hands over a line; `n_tokens` are the tokens of each batch and layer in the lines before it.
+/// The batches so far.
+#[derive(Default)]
+struct Batches {
+    /// By source and batch id.
+    sequences: HashMap<Option<String>, HashMap<u32, u32>>,
+    taken: HashSet<u32>,
+    /// Above all sequences that are taken.
+    next: u32,
+    /// Tokens by sequence and layer.
+    n_tokens: HashMap<(u32, u16), u32>,
+}
+
+impl Batches {
+    /// The sequence of a line: the batch id, or another number if a batch of another source has that.
+    fn sequence(&mut self, line: &Line) -> u32 {
+        let known = self.sequences.get(&line.source_file);
+        if let Some(&sequence) = known.and_then(|batches| batches.get(&line.batch_id)) {
+            return sequence;
+        }
+        let is_free = self.taken.insert(line.batch_id);
+        let sequence = if is_free { line.batch_id } else { self.next };
+        self.taken.insert(sequence);
+        self.next = self.next.max(sequence.saturating_add(1));
+        let batches = self.sequences.entry(line.source_file.clone()).or_default();
+        batches.insert(line.batch_id, sequence);
+        sequence
+    }
+}
+
+/// Hands over a line, which may continue a batch of the lines before it.
 fn hand_over(
     line: &Line,
     number: u64,
-    n_tokens: &mut HashMap<(u32, u16), u32>,
+    batches: &mut Batches,
     output: &mut Output<'_>,
 ) -> Result<(), ForeignError> {
     let at = || At::Line(number);
@@ -75,11 +105,15 @@ fn hand_over(
         return Err(output.invalid(at(), reason));
     }
     let mut weights = line.topk_weights.iter().flat_map(Nested::iter);
-    let n_tokens = n_tokens.entry((line.batch_id, line.layer)).or_default();
+    let sequence_id = batches.sequence(line);
+    let n_tokens = batches
+        .n_tokens
+        .entry((sequence_id, line.layer))
+        .or_default();
     for experts in line.topk_experts.iter() {
         let row = RoutingRow {
             token_id: *n_tokens,
-            sequence_id: Some(line.batch_id),
+            sequence_id: Some(sequence_id),
             ..RoutingRow::at_layer(line.layer)
         };
         let experts =

@@ -3,7 +3,7 @@
 //! Integers `[tokens, layers, top_k]` are routing; integers or whole floats `[layers, experts]` are counts; floats
 //! `[sequences, layers, experts]` are the counts of MoE-Infinity's expert tracer.
 
-use crate::arrays::{CountSums, Tokens, element, tokens};
+use crate::arrays::{CountSums, Tokens, element, tokens, warn_of_routing};
 use crate::binary::mapped::Mapped;
 use crate::binary::npy;
 use crate::{At, ForeignError, Importer, Options, Output, Source};
@@ -44,6 +44,7 @@ impl Importer for Npy {
                 output.note("the array tells neither phases nor router weights");
                 continue;
             }
+            warn_of_routing(&array, options, output);
             let mut sums = CountSums::default();
             sums.add(&array, None)
                 .map_err(|(index, reason)| output.invalid(element(&index), reason))?;

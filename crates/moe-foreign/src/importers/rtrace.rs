@@ -86,7 +86,7 @@ fn import_file(
         }
         None => return Err(output.invalid(At::Byte(8), Fault::Header)),
     };
-    let Some(top_k) = options.n_expert_used().filter(|&k| k > 0) else {
+    let Some(top_k) = options.max_expert_used() else {
         return Err(output.lacks(At::Byte(8), Missing::TopK));
     };
     if top_k > n_expert {
@@ -94,7 +94,6 @@ fn import_file(
     }
     output.facts(&Facts {
         n_expert: Some(n_expert),
-        n_expert_used: Some(top_k),
         ..Facts::default()
     })?;
 
@@ -116,6 +115,7 @@ fn import_file(
         if i32::try_from(token_id).is_err() {
             return Err(output.invalid(at(), Fault::Token { token_id }));
         }
+        let top_k = options.n_expert_used_in(row.layer_id).unwrap_or(top_k);
         let best = ranked.iter().take(top_k as usize);
         output.token(at, &row, best.map(|&(expert, _)| (expert, None)))?;
     }

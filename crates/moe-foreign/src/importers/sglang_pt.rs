@@ -2,13 +2,17 @@
 //!
 //! Modes `stat` and `stat_approx`: a dictionary with `logical_count` `[steps, layers, experts]`. Mode `per_pass`: `records`, one a
 //! forward pass, with `global_physical_count` `[layers, physical]`. Mode `per_token`: records with `topk_ids_of_layer`
-//! `[layers, tokens, 8]` too, filled up with -1. Physical experts are those of `last_physical_to_logical_map`. ktransformers also
-//! takes a tensor of counts alone.
+//! `[layers, tokens, 8]` too, filled up with -1, and with `positions`. Physical experts are those of
+//! `last_physical_to_logical_map`. ktransformers also takes a tensor of counts alone.
+
+mod sequences;
 
 use moe_gguf::text::counted;
 use moe_trace::{Phase, RoutingRow};
 
-use crate::arrays::{CountSums, PhysicalMap, element, element_of, row_blocks};
+use crate::arrays::{
+    CountSums, PhysicalMap, element, element_of, n_used_slots, row_blocks, warn_of_routing,
+};
 use crate::binary::array::Array;
 use crate::binary::fault::Fault;
 use crate::binary::mapped::Mapped;
@@ -18,10 +22,12 @@ use crate::layers::RowUse;
 use crate::{At, ForeignError, Importer, Options, Output, Source};
 
 use super::sglang_json::note_steps;
+use sequences::{Mode, Sequences};
 
 /// `ForwardMode` of SGLang.
 const EXTEND: i64 = 1;
 const DECODE: i64 = 2;
+const MIXED: i64 = 3;
 
 /// Dump of SGLang's recorder.
 pub struct SglangPt;
@@ -71,7 +77,10 @@ fn import_dump(
     let root = dump.pickle().root();
     let entry = |key| dump.pickle().get(root, key);
     let counts = match tensor(dump, Some(root), output)? {
-        Some(counts) => Some(counts),
+        Some(counts) => {
+            warn_of_routing(&counts, options, output);
+            Some(counts)
+        }
         None => tensor(dump, entry("logical_count"), output)?,
     };
     if let Some(counts) = counts {
@@ -104,12 +113,13 @@ fn import_records(
 ) -> Result<(), ForeignError> {
     let mut sums = CountSums::default();
     let mut n_counted = 0;
+    let mut sequences = Sequences::default();
     for (i, &record) in records.iter().enumerate() {
         let get = |key| dump.pickle().get(record, key);
         let at = |key: &str, index: &[usize]| element_of(&format!("records[{i}].{key}"), index);
         if let Some(experts) = tensor(dump, get("topk_ids_of_layer"), output)? {
             let pass = Pass::read(dump, record, i);
-            pass.import(&experts, map, options, output)?;
+            pass.import(&experts, map, &mut sequences, options, output)?;
         } else if let Some(counts) = tensor(dump, get("global_physical_count"), output)? {
             if map.is_none() {
                 let reason = "counts of physical experts without last_physical_to_logical_map: it is unknown which experts of the model they are; give the complete dump";
@@ -124,6 +134,7 @@ fn import_records(
             return Err(output.invalid(At::Element(format!("records[{i}]")), reason));
         }
     }
+    note_sequences(&sequences, output);
     if n_counted > 0 {
         output.note(format!(
             "the counts of {} were summed",
@@ -132,6 +143,18 @@ fn import_records(
         sums.finish(options, output)?;
     }
     Ok(())
+}
+
+fn note_sequences(sequences: &Sequences, output: &mut Output<'_>) {
+    if sequences.n_sequences() > 1 {
+        output.note("requests have no names in the dump: sequences follow from the positions of tokens and their order in a batch");
+    }
+    if sequences.n_ambiguous() > 0 {
+        output.note(format!(
+            "warning: {} may be of another sequence: of several sequences of one length some ended, and the dump does not show which",
+            counted(sequences.n_ambiguous(), "token")
+        ));
+    }
 }
 
 fn tensor<'a>(
@@ -146,24 +169,41 @@ fn tensor<'a>(
 /// A forward pass, mode `per_token`.
 struct Pass<'p> {
     record: usize,
-    phase: Option<Phase>,
+    mode: Mode,
     /// Of each token in its sequence.
     positions: &'p [Value],
+    /// Tokens of each request.
+    lens: Vec<usize>,
 }
 
 impl<'p> Pass<'p> {
     fn read(dump: &'p TorchFile<'_>, value: Value, record: usize) -> Self {
         let get = |key| dump.pickle().get(value, key);
-        let positions = get("positions").and_then(|positions| dump.pickle().list(positions));
+        let list = |key| get(key).and_then(|list| dump.pickle().list(list));
+        let length = |value: &Value| match value {
+            Value::Int(n) => usize::try_from(*n).ok(),
+            _ => None,
+        };
+        let lens = list("extend_seq_lens").unwrap_or_default();
         Self {
             record,
-            // A mixed pass, or one of speculative decoding, does not tell which token is which.
-            phase: match get("forward_mode") {
-                Some(Value::Int(EXTEND)) => Some(Phase::Prompt),
-                Some(Value::Int(DECODE)) => Some(Phase::Generate),
-                _ => None,
+            mode: match get("forward_mode") {
+                Some(Value::Int(EXTEND)) => Mode::Extend,
+                Some(Value::Int(DECODE)) => Mode::Decode,
+                Some(Value::Int(MIXED)) => Mode::Mixed,
+                _ => Mode::Other,
             },
-            positions: positions.unwrap_or_default(),
+            positions: list("positions").unwrap_or_default(),
+            lens: lens.iter().map_while(length).collect(),
+        }
+    }
+
+    /// The phase of all tokens; a mixed pass, or one of speculative decoding, does not show which token is which.
+    fn phase(&self) -> Option<Phase> {
+        match self.mode {
+            Mode::Extend => Some(Phase::Prompt),
+            Mode::Decode => Some(Phase::Generate),
+            Mode::Mixed | Mode::Other => None,
         }
     }
 
@@ -172,6 +212,7 @@ impl<'p> Pass<'p> {
         &self,
         experts: &Array<'_>,
         map: Option<&PhysicalMap<'_>>,
+        sequences: &mut Sequences,
         options: &Options,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
@@ -190,22 +231,34 @@ impl<'p> Pass<'p> {
                 slots.map(|index| experts.integer(&index))
             }))
         };
+        if n_tokens == 0 {
+            return Ok(()); // a rank without requests takes part in the passes of the others
+        }
         let at = || At::Element(format!("records[{record}].topk_ids_of_layer"));
+        output.check_slots(n_used_slots(experts), at)?;
         let blocks = row_blocks(options, n_layer, row_use, at, output)?;
+        let positions = self.positions(n_tokens, output)?;
+        // Without positions a pass does not show which tokens are of one request.
+        let sequence_ids = if self.positions.is_empty() {
+            vec![None; n_tokens]
+        } else {
+            sequences.of_pass(self.mode, &positions, &self.lens)
+        };
         for (layer, block) in blocks.into_iter().enumerate() {
             let Some(layer_id) = block else {
                 continue;
             };
-            for token in 0..n_tokens {
+            for (token, (&token_id, &sequence_id)) in
+                positions.iter().zip(&sequence_ids).enumerate()
+            {
                 let at = || {
                     let index = [layer, token];
                     At::Element(format!("records[{record}].topk_ids_of_layer{index:?}"))
                 };
                 let row = RoutingRow {
-                    token_id: self.position(token).ok_or_else(|| {
-                        output.invalid(at(), "the token has no position; the file is damaged")
-                    })?,
-                    phase: self.phase,
+                    token_id,
+                    sequence_id,
+                    phase: self.phase(),
                     ..RoutingRow::at_layer(layer_id)
                 };
                 let mut chosen = Vec::new();
@@ -226,13 +279,22 @@ impl<'p> Pass<'p> {
         Ok(())
     }
 
-    fn position(&self, token: usize) -> Option<u32> {
-        match self.positions.get(token) {
+    /// The position of each token; where none is recorded, its place in the pass.
+    fn positions(&self, n_tokens: usize, output: &Output<'_>) -> Result<Vec<u32>, ForeignError> {
+        let position = |token: usize| match self.positions.get(token) {
             Some(&Value::Int(position)) => u32::try_from(position).ok(),
             Some(_) => None,
             None if self.positions.is_empty() => u32::try_from(token).ok(),
             None => None,
-        }
+        };
+        let positions = (0..n_tokens).map(|token| {
+            position(token).ok_or_else(|| {
+                let at = format!("records[{}].positions[{token}]", self.record);
+                let reason = "the token has no position; the file is damaged";
+                output.invalid(At::Element(at), reason)
+            })
+        });
+        positions.collect()
     }
 }
 

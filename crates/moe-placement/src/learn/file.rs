@@ -20,6 +20,15 @@ pub struct LayerCounts {
 }
 
 impl LayerCounts {
+    /// The tokens behind `selections` of experts, of which each token makes `n_expert_used`; 0 if that is 0, which is unknown. A
+    /// token of which a part was counted is one.
+    pub fn tokens_of(selections: u64, n_expert_used: u32) -> u64 {
+        match n_expert_used {
+            0 => 0,
+            used => selections.div_ceil(used.into()),
+        }
+    }
+
     /// The calls of a layer of which only `tokens` (0 = not known) and `selections` of experts were recorded: a pass for each
     /// token, or, where tokens are not known, for each selection. At least 1, as a layer without calls has no counts.
     pub fn calls_without_passes(tokens: u64, selections: u64) -> u64 {
@@ -119,6 +128,11 @@ impl LearnFile {
     /// Experts in a layer of the model, if the file contains it.
     pub fn n_expert(&self) -> Option<u64> {
         self.root.get("n_expert")?.as_u64()
+    }
+
+    /// Experts of a token, if the file contains it.
+    pub fn n_expert_used(&self) -> Option<u64> {
+        self.root.get("n_expert_used")?.as_u64()
     }
 
     /// The file with only the experts of `keep(layer, expert)`; a layer without any is left out. Times and slot totals stay

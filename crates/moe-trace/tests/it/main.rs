@@ -5,6 +5,7 @@ mod buffers;
 mod check;
 mod common;
 mod correlation;
+mod facts;
 #[cfg(unix)]
 mod full_disk;
 mod graph;

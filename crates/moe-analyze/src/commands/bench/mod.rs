@@ -1,8 +1,9 @@
 //! `bench`: speed of prompt processing and decoding, in llama-bench's manner.
 
 mod numbers;
+mod weights;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,11 +14,11 @@ use moe_engine::{Engine, Logits, Mode, Observer, Session, Setup};
 use moe_executor::cpu::bandwidth::read_bandwidth;
 use moe_executor::cpu::threads::{Threads, n_cores};
 use moe_gguf::Gguf;
-use moe_gguf::map::{Category, OffsetMap};
 use moe_gguf::text::counted;
 use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
 
 use self::numbers::Numbers;
+use self::weights::Weights;
 use super::record::model;
 use crate::cli::{Context, ExitStatus};
 use crate::engine::device::DeviceArgs;
@@ -138,6 +139,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         false => Numbers::of(&args.threads).collect(),
     };
 
+    let weights = Weights::of(&gguf)?;
     let mut rows = Vec::new();
     for n in threads {
         let bandwidth = read_bandwidth(&Threads::new(n)?, BANDWIDTH_BYTES);
@@ -153,6 +155,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
             args: &args,
             ctx,
             gguf: &gguf,
+            weights: &weights,
             engine: engine.as_ref(),
             n_threads: n,
             bandwidth,
@@ -173,11 +176,15 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     Ok(ExitStatus::Done)
 }
 
+/// Experts that each layer chose, each once in a batch.
+type Chosen = Arc<Mutex<BTreeMap<usize, u64>>>;
+
 /// What tests have in common.
 struct Bench<'a> {
     args: &'a Args,
     ctx: &'a Context,
     gguf: &'a Gguf,
+    weights: &'a Weights,
     engine: &'a dyn Engine,
     n_threads: usize,
     /// Bytes that the machine reads in a second.
@@ -186,14 +193,14 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     fn row(&self, test: Test) -> anyhow::Result<Vec<Cell<'static>>> {
-        let chosen: Arc<Mutex<u64>> = Arc::default();
+        let chosen: Chosen = Arc::default();
         let mut session = self.session(test, chosen.clone())?;
         // The first run counts, so that the router's choices are waited for; the second is as those that are measured.
         self.time(session.as_mut(), test)?;
         session.stop_observing();
         session.begin_sequence(0);
         self.time(session.as_mut(), test)?;
-        let bytes = self.weight_bytes(test, *chosen.lock().unwrap_or_else(PoisonError::into_inner));
+        let bytes = self.weight_bytes(test, &chosen.lock().unwrap_or_else(PoisonError::into_inner));
         let mut times = Vec::new();
         for i in 0..self.args.repetitions {
             session.begin_sequence(i as u32);
@@ -256,14 +263,11 @@ impl Bench<'_> {
     }
 
     /// A session that records nothing, and adds to `chosen` how many experts each layer of a batch chose.
-    fn session<'s>(
-        &'s self,
-        test: Test,
-        chosen: Arc<Mutex<u64>>,
-    ) -> anyhow::Result<Box<dyn Session + 's>> {
+    fn session<'s>(&'s self, test: Test, chosen: Chosen) -> anyhow::Result<Box<dyn Session + 's>> {
         let observer: Observer = Box::new(move |routed| {
             let distinct: BTreeSet<i32> = routed.ids.iter().copied().collect();
-            *chosen.lock().unwrap_or_else(PoisonError::into_inner) += distinct.len() as u64;
+            let mut chosen = chosen.lock().unwrap_or_else(PoisonError::into_inner);
+            *chosen.entry(routed.layer).or_default() += distinct.len() as u64;
         });
         let session = self.engine.session(Setup {
             begin: None,
@@ -299,25 +303,14 @@ impl Bench<'_> {
         Ok(start.elapsed())
     }
 
-    /// Bytes of weights that a test touches: every pass reads all tensors but the embeddings, of the experts those `chosen` ones
-    /// that its batches chose.
-    fn weight_bytes(&self, test: Test, chosen: u64) -> u64 {
-        let (mut dense, mut experts) = (0, 0);
-        for row in OffsetMap::new(self.gguf).rows {
-            match row.category {
-                Category::Expert => experts += row.size_bytes,
-                Category::Embedding if self.gguf.tensor("output.weight").is_some() => {}
-                _ => dense += row.size_bytes,
-            }
-        }
-        let about = self.engine.about();
-        let one_expert = experts as f64 / (about.n_layer * about.n_expert).max(1) as f64;
+    /// Bytes of weights that a test touches, of the experts those `chosen` ones that its batches chose.
+    fn weight_bytes(&self, test: Test, chosen: &BTreeMap<usize, u64>) -> u64 {
         let passes = if test.n_prompt > 0 {
             test.n_prompt.div_ceil(self.args.batch_size)
         } else {
             test.n_gen
-        } as u64;
-        passes * dense + (chosen as f64 * one_expert) as u64
+        };
+        self.weights.read(passes as u64, chosen)
     }
 }
 

@@ -80,6 +80,12 @@ fn remark_on_learn_file(hotness: &Hotness, ctx: &Context) {
     } else if hotness.has_assumed_calls() {
         ctx.remark("  passes are not recorded: each token counts as one call");
     }
+    if !hotness.n_expert_is_known() {
+        ctx.remark(format_args!(
+            "  the number of experts of a layer is not known: {} were written, up to the last one that was used; pass --model",
+            hotness.n_expert()
+        ));
+    }
 }
 
 fn print(args: &Args, counted: &Counted) -> anyhow::Result<()> {

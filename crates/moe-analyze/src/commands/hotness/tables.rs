@@ -8,6 +8,7 @@ use moe_analysis::measures::{
 };
 use moe_analysis::stability::{self, split_by_group, split_by_time};
 use moe_analysis::survey::{Order, Survey};
+use moe_placement::learn::LayerCounts;
 
 use super::args::{Args, Split, TableChoice};
 use super::input::Counted;
@@ -370,7 +371,7 @@ fn rows_of_counts(counts: &[u64], n_expert_used: u32) -> u64 {
     let choices = counts
         .iter()
         .fold(0u64, |sum, &count| sum.saturating_add(count));
-    choices / u64::from(n_expert_used.max(1))
+    LayerCounts::tokens_of(choices, n_expert_used.max(1))
 }
 
 fn bootstrap(args: &Args, counted: &Counted) -> Table {

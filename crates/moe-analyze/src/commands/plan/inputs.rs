@@ -30,22 +30,36 @@ pub fn read_learn_files(
     options: &Options,
     ctx: &Context,
 ) -> anyhow::Result<LearnFile> {
-    let mut files = Vec::new();
-    let mut counted: Vec<Hotness> = Vec::new();
+    let mut inputs: Vec<Learned> = Vec::new();
     for path in paths {
-        files.push(match Learned::read(path, options, ctx)? {
-            Learned::File(file) => file,
-            Learned::Counted(hotness) => {
-                for earlier in &counted {
-                    let checked = earlier.check_beside(&hotness);
+        let input = Learned::read(path, options, ctx)?;
+        if let Learned::Counted(hotness) = &input {
+            for earlier in &inputs {
+                if let Learned::Counted(earlier) = earlier {
+                    let checked = earlier.check_beside(hotness);
                     checked.with_context(|| path.display().to_string())?;
                 }
-                let file = hotness.learn_file(Phases::All)?;
-                counted.push(hotness);
-                file
             }
-        });
+        }
+        inputs.push(input);
     }
+    // A trace that does not say how many experts there are shows no more than were used.
+    let (n_expert, n_expert_used) = inputs.iter().map(Learned::numbers).fold(
+        (0, 0),
+        |(n_expert, n_expert_used), (of_layer, of_token)| {
+            (n_expert.max(of_layer), n_expert_used.max(of_token))
+        },
+    );
+    let files: Vec<LearnFile> = inputs
+        .into_iter()
+        .map(|input| match input {
+            Learned::File(file) => Ok(file),
+            Learned::Counted(mut hotness) => {
+                hotness.raise_seen(n_expert, n_expert_used);
+                hotness.learn_file(Phases::All)
+            }
+        })
+        .collect::<Result<_, _>>()?;
     // Without a half-life nothing fades, as if it had no end.
     let merged = LearnFile::merge_fading(&files, half_life.unwrap_or(f64::INFINITY))?;
     merged.context("no input; name a learn file")
@@ -67,6 +81,15 @@ enum Learned {
 }
 
 impl Learned {
+    /// Experts of a layer and of a token, as far as they are known.
+    fn numbers(&self) -> (u32, u32) {
+        let number = |n: Option<u64>| n.and_then(|n| u32::try_from(n).ok()).unwrap_or(0);
+        match self {
+            Learned::File(file) => (number(file.n_expert()), number(file.n_expert_used())),
+            Learned::Counted(hotness) => (hotness.n_expert(), hotness.n_expert_used()),
+        }
+    }
+
     /// Messages name the path.
     fn read(path: &Path, options: &Options, ctx: &Context) -> anyhow::Result<Learned> {
         let name = || path.display().to_string();

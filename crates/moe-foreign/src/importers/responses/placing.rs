@@ -158,7 +158,7 @@ fn integers<'e>(
     at: At,
     output: &mut Output<'_>,
 ) -> Result<Array<'e>, ForeignError> {
-    let Some(top_k) = options.n_expert_used().filter(|&k| k > 0) else {
+    let Some(top_k) = options.max_expert_used() else {
         return Err(output.lacks(at, Missing::TopK));
     };
     let top_k = top_k as usize;

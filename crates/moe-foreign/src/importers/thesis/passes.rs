@@ -145,7 +145,7 @@ impl Seen {
             return false;
         }
         let full = MAX_EXPERTS as u64;
-        if let Some(used) = options.n_expert_used() {
+        if let Some(used) = options.max_expert_used() {
             let used = u64::from(used);
             if u64::from(self.n_experts) > used {
                 return true;

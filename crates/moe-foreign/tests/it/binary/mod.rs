@@ -446,5 +446,7 @@ fn physical_counts_without_their_map_are_refused() {
     );
 }
 
+mod dumps;
 /// Where servers put routing, and how they number layers.
 mod servers;
+mod shapes;

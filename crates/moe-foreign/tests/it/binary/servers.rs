@@ -33,14 +33,14 @@ fn npy(shape: &[usize], bytes: &[u8]) -> Vec<u8> {
     file
 }
 
-fn read_bytes(bytes: &[u8], options: &Options) -> Result<(Summary, Kept), ForeignError> {
+pub(super) fn read_bytes(bytes: &[u8], options: &Options) -> Result<(Summary, Kept), ForeignError> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("trace");
     fs::write(&path, bytes).unwrap();
     read(&path, options)
 }
 
-fn layer_error(outcome: Result<(Summary, Kept), ForeignError>) -> LayerError {
+pub(super) fn layer_error(outcome: Result<(Summary, Kept), ForeignError>) -> LayerError {
     match outcome.unwrap_err() {
         ForeignError::Layers { source, .. } => source,
         other => panic!("{other}"),
@@ -54,7 +54,7 @@ fn layers(kept: &Kept) -> BTreeSet<u16> {
 }
 
 /// Counts by layer and expert.
-fn counts(kept: &Kept) -> BTreeMap<(u16, u32), u64> {
+pub(super) fn counts(kept: &Kept) -> BTreeMap<(u16, u32), u64> {
     let mut counts = BTreeMap::new();
     for row in &kept.rows {
         *counts.entry((row.layer_id, row.expert_id)).or_insert(0) += 1;

@@ -5,6 +5,7 @@ mod content;
 mod counts;
 mod growth;
 mod micro_batches;
+mod runs;
 mod slots;
 mod texts;
 mod thesis;

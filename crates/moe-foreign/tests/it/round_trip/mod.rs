@@ -1,6 +1,7 @@
 //! What is exported and imported again is the same, as far as the format can hold it.
 
 mod runs;
+mod unknown;
 
 use std::fs::{self, File};
 use std::io::{self, Write};

@@ -1,0 +1,201 @@
+//! Dumps of SGLang's recorder with several requests, written here as `torch.save` writes them.
+
+use std::collections::BTreeSet;
+use std::io::Write as _;
+
+use rawzip::{CompressionMethod, ZipArchiveWriter};
+
+use super::*;
+
+const N_LAYER: usize = 4;
+/// `ForwardMode` of SGLang.
+const EXTEND: i64 = 1;
+const DECODE: i64 = 2;
+const IDLE: i64 = 4;
+
+/// A forward pass: its mode, the tokens of each request, and position and experts of each token, the same in all layers.
+struct Pass {
+    mode: i64,
+    lens: Option<Vec<i64>>,
+    tokens: Vec<(i64, [i32; 2])>,
+}
+
+fn pass(mode: i64, lens: Option<&[i64]>, tokens: &[(i64, [i32; 2])]) -> Pass {
+    Pass {
+        mode,
+        lens: lens.map(<[i64]>::to_vec),
+        tokens: tokens.to_vec(),
+    }
+}
+
+fn text(text: &str) -> Vec<u8> {
+    let length = (text.len() as u32).to_le_bytes();
+    [b"X", &length[..], text.as_bytes()].concat()
+}
+
+fn int(number: i64) -> Vec<u8> {
+    [&[0x8a, 8], &number.to_le_bytes()[..]].concat()
+}
+
+fn list(items: &[Vec<u8>]) -> Vec<u8> {
+    [b"](", &items.concat()[..], b"e"].concat()
+}
+
+fn tuple(numbers: &[usize]) -> Vec<u8> {
+    let numbers: Vec<u8> = numbers.iter().flat_map(|&n| int(n as i64)).collect();
+    [b"(", &numbers[..], b"t"].concat()
+}
+
+fn dict(entries: &[(&str, Vec<u8>)]) -> Vec<u8> {
+    let entries: Vec<u8> = entries
+        .iter()
+        .flat_map(|(key, value)| [text(key), value.clone()].concat())
+        .collect();
+    [b"}(", &entries[..], b"u"].concat()
+}
+
+/// A tensor of 32-bit integers, all of storage `key`.
+fn tensor(key: usize, [a, b, c]: [usize; 3]) -> Vec<u8> {
+    [
+        &b"ctorch._utils\n_rebuild_tensor_v2\n(("[..],
+        &text("storage"),
+        b"ctorch\nIntStorage\n",
+        &text(&key.to_string()),
+        &text("cpu"),
+        &int((a * b * c) as i64),
+        b"tQ",
+        &int(0),
+        &tuple(&[a, b, c]),
+        &tuple(&[b * c, c, 1]),
+        b"\x89ccollections\nOrderedDict\n)RtR",
+    ]
+    .concat()
+}
+
+/// The dump of these passes. The last dimension is filled up to 8 with -1.
+fn dump(passes: &[Pass]) -> Vec<u8> {
+    let mut storages = Vec::new();
+    let mut records = Vec::new();
+    for (i, pass) in passes.iter().enumerate() {
+        let token = |(_, experts): &(i64, [i32; 2])| [&experts[..], &[-1; 6]].concat();
+        let layer: Vec<i32> = pass.tokens.iter().flat_map(token).collect();
+        let storage = layer.repeat(N_LAYER).into_iter().flat_map(i32::to_le_bytes);
+        storages.push(storage.collect::<Vec<u8>>());
+        let positions: Vec<_> = pass.tokens.iter().map(|&(at, _)| int(at)).collect();
+        let lens = pass.lens.as_ref().map_or(b"N".to_vec(), |lens| {
+            list(&lens.iter().map(|&n| int(n)).collect::<Vec<_>>())
+        });
+        records.push(dict(&[
+            ("forward_mode", int(pass.mode)),
+            ("positions", list(&positions)),
+            ("extend_seq_lens", lens),
+            (
+                "topk_ids_of_layer",
+                tensor(i, [N_LAYER, pass.tokens.len(), 8]),
+            ),
+        ]));
+    }
+    let root = dict(&[("records", list(&records))]);
+    let pickle = [b"\x80\x02", &root[..], b"."].concat();
+    let mut bytes = Vec::new();
+    let mut archive = ZipArchiveWriter::new(&mut bytes);
+    let mut add = |name: &str, data: &[u8]| {
+        let file = archive.new_file(name);
+        let (mut entry, config) = file
+            .compression_method(CompressionMethod::STORE)
+            .start()
+            .unwrap();
+        let mut writer = config.wrap(&mut entry);
+        writer.write_all(data).unwrap();
+        let (_, descriptor) = writer.finish().unwrap();
+        entry.finish(descriptor).unwrap();
+    };
+    add("x/data.pkl", &pickle);
+    for (i, storage) in storages.iter().enumerate() {
+        add(&format!("x/data/{i}"), storage);
+    }
+    archive.finish().unwrap();
+    bytes
+}
+
+fn read_dump(passes: &[Pass], options: &Options) -> Result<(Summary, Kept), ForeignError> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("dump.pt");
+    fs::write(&path, dump(passes)).unwrap();
+    read(&path, options)
+}
+
+/// `(sequence, position, expert)` of layer 0.
+fn tokens(kept: &Kept) -> BTreeSet<(Option<u32>, u32, u32)> {
+    let rows = kept.rows.iter().filter(|row| row.layer_id == 0);
+    rows.map(|row| (row.sequence_id, row.token_id, row.expert_id))
+        .collect()
+}
+
+/// Request A selects experts 0 and 1 for all its tokens, request B experts 2 and 3.
+#[test]
+fn tokens_of_two_requests_are_two_sequences() {
+    let (a, b) = ([0, 1], [2, 3]);
+    let prompts = [(0, a), (1, a), (2, a), (0, b), (1, b), (2, b)];
+    let passes = [
+        pass(EXTEND, Some(&[3, 3]), &prompts),
+        pass(DECODE, None, &[(3, a), (3, b)]),
+        pass(DECODE, None, &[(4, a), (4, b)]),
+        // A has ended, and nothing but the length of B shows that.
+        pass(DECODE, None, &[(5, b)]),
+    ];
+    let (summary, kept) = read_dump(&passes[..3], &options()).unwrap();
+    let mut expected = BTreeSet::new();
+    for position in 0..5 {
+        for (sequence, experts) in [(0, [0, 1]), (1, [2, 3])] {
+            expected.extend(experts.map(|expert| (Some(sequence), position, expert)));
+        }
+    }
+    assert_eq!(tokens(&kept), expected);
+    assert_eq!(kept.rows.len(), 10 * 2 * N_LAYER);
+    assert!(!has_note(&summary, "warning"), "{summary:?}");
+    let (summary, _) = read_dump(&passes, &options()).unwrap();
+    assert!(
+        has_note(&summary, "warning: 1 token may be of another sequence"),
+        "{summary:?}"
+    );
+}
+
+/// An idle pass of a data-parallel rank, whose tensor is empty.
+#[test]
+fn a_pass_without_tokens_is_skipped() {
+    let a = [0, 1];
+    let passes = [
+        pass(EXTEND, Some(&[2]), &[(0, a), (1, a)]),
+        pass(IDLE, None, &[]),
+        pass(DECODE, None, &[(2, a)]),
+    ];
+    for options in [model(4, 0, &[0, 1, 2, 3]), options()] {
+        let (summary, kept) = read_dump(&passes, &options).unwrap();
+        assert_eq!(kept.rows.len(), 3 * 2 * N_LAYER);
+        let has_model = options.model.is_some();
+        assert_eq!(summary.missing.is_empty(), has_model, "{summary:?}");
+    }
+    let error = read_dump(&passes[1..2], &model(4, 0, &[0, 1, 2, 3])).unwrap_err();
+    assert!(matches!(error, ForeignError::Nothing { .. }), "{error}");
+}
+
+#[test]
+fn a_pass_with_more_experts_than_the_model_selects_is_refused() {
+    let mut options = model(4, 0, &[0, 1, 2, 3]);
+    options.model.as_mut().unwrap().n_expert_used = Some(1);
+    let error = read_dump(&[pass(DECODE, None, &[(0, [0, 1])])], &options).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            ForeignError::Layers {
+                source: LayerError::Slots {
+                    n_slots: 2,
+                    most: 1
+                },
+                ..
+            }
+        ),
+        "{error}"
+    );
+}

@@ -1,0 +1,147 @@
+//! Files with several runs, one after the other, and traces of the stages of a pipeline.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use moe_foreign::LayerError;
+
+use super::slots::read;
+use super::*;
+
+fn write(dir: &Path, name: &str, text: &str) -> PathBuf {
+    let path = dir.join(name);
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+/// Tokens of each sequence.
+fn tokens(rows: &Collected) -> BTreeMap<Option<u32>, BTreeSet<u32>> {
+    let mut tokens: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
+    for row in &rows.routing {
+        let of_sequence = tokens.entry(row.sequence_id).or_default();
+        of_sequence.insert(row.token_id);
+    }
+    tokens
+}
+
+#[test]
+fn joined_route_traces_have_sequences_of_their_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let preamble =
+        "# route_trace v1\n# model=m arch=qwen3moe n_layer=2 n_expert=8 n_expert_used=1\n";
+    let with_turns = "turn,step,layer,slot,expert\n0,0,0,0,1\n0,1,0,0,2\n2,0,0,0,3\n";
+    let text = [preamble, with_turns].concat();
+    let (rows, _) = read(&write(dir.path(), "trace", &text.repeat(2)));
+    let one = || BTreeSet::from([0]);
+    let expected = [
+        (Some(0), [0, 1].into()),
+        (Some(2), one()),
+        (Some(3), [0, 1].into()),
+        (Some(5), one()),
+    ];
+    assert_eq!(tokens(&rows), expected.into());
+    // A run without turns, then one of a version with another order of columns, then one with turns.
+    let text = format!(
+        "step,layer,slot,expert\n0,0,0,1\nexpert,slot,layer,step,lat_us\n2,0,0,4,9.5\n{with_turns}"
+    );
+    let (rows, _) = read(&write(dir.path(), "trace", &text));
+    let expected = [
+        (None, one()),
+        (Some(1), [4].into()),
+        (Some(2), [0, 1].into()),
+        (Some(4), one()),
+    ];
+    assert_eq!(tokens(&rows), expected.into());
+    assert_eq!(rows.routing[1].expert_id, 2);
+}
+
+#[test]
+fn joined_route_traces_of_two_models_are_refused() {
+    let of = |n_expert: u32| {
+        format!("# route_trace v1\n# n_expert={n_expert}\nstep,layer,slot,expert\n0,0,0,1\n")
+    };
+    let error = refused("bigmoeonedge", of(8) + &of(16), &Options::default());
+    assert!(
+        error.contains("it says 16 experts in a layer, the model has 8"),
+        "{error}"
+    );
+}
+
+/// Two source files with the batches 0 and 1, line by line.
+#[test]
+fn batches_of_two_sources_are_different_sequences() {
+    let dir = tempfile::tempdir().unwrap();
+    let line = |source: &str, batch: u32, expert: u32| {
+        format!("{{\"layer\":0,\"batch_id\":{batch},\"topk_experts\":[[{expert}]]{source}}}\n")
+    };
+    let (a, b) = (",\"source_file\":\"a\"", ",\"source_file\":\"b\"");
+    let lines = [
+        line(a, 0, 10),
+        line(b, 0, 20),
+        line(a, 1, 11),
+        line(b, 1, 21),
+        line(a, 0, 12),
+        line("", 1, 31),
+    ];
+    let (rows, _) = read(&write(dir.path(), "trace.jsonl", &lines.concat()));
+    let mut experts: BTreeMap<_, Vec<(u32, u32)>> = BTreeMap::new();
+    for row in &rows.routing {
+        let of_sequence = experts.entry(row.sequence_id.unwrap()).or_default();
+        of_sequence.push((row.token_id, row.expert_id));
+    }
+    let mut found: Vec<_> = experts.into_values().collect();
+    found.sort();
+    let expected = [
+        vec![(0, 10), (1, 12)],
+        vec![(0, 11)],
+        vec![(0, 20)],
+        vec![(0, 21)],
+        vec![(0, 31)],
+    ];
+    assert_eq!(found, expected);
+}
+
+/// Four layers in two stages of two: both number their layers 0 and 1.
+#[test]
+fn stages_of_a_pipeline_are_not_taken_for_the_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let line = |rank: u32, layer: u16| {
+        format!(
+            "{{\"step\":0,\"layer\":{layer},\"rank\":{rank},\"num_tokens\":1,\"topk\":1,\"top_indices\":[[{rank}]]}}\n"
+        )
+    };
+    for rank in [0, 1] {
+        let text = line(rank, 0) + &line(rank, 1);
+        write(dir.path(), &format!("router_trace_rank{rank}.jsonl"), &text);
+    }
+    let import = |n_moe: u16| {
+        let options = Options {
+            model: Some(Facts {
+                n_layer: Some(n_moe.into()),
+                moe_layers: (0..n_moe).collect(),
+                ..Facts::default()
+            }),
+            ..Options::default()
+        };
+        let detected = moe_foreign::detect(dir.path()).unwrap().unwrap();
+        let mut rows = Collected::default();
+        moe_foreign::import(detected.importer, &detected.source, &options, &mut rows)
+    };
+    let ForeignError::Layers { source, .. } = import(4).unwrap_err() else {
+        panic!("another error");
+    };
+    let expected = LayerError::Stages {
+        n_layers: 2,
+        n_moe: 4,
+    };
+    assert_eq!(source, expected);
+    // Two ranks with all layers of the model, and no model.
+    let notes = import(2).unwrap().notes;
+    assert!(
+        !notes.iter().any(|note| note.contains("stage")),
+        "{notes:?}"
+    );
+    let (_, summary) = read(dir.path());
+    let warning = "warning: the layers of each pipeline stage are numbered from 0";
+    let is_warned = summary.notes.iter().any(|note| note.starts_with(warning));
+    assert!(is_warned, "{:?}", summary.notes);
+}

@@ -1,0 +1,84 @@
+//! What `hotness` counts of several traces, and the learn file that it writes.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::support::{arg, failure_of, stdout_of};
+use super::{golden, hotness};
+
+/// A trace shows no more than the highest expert and slot that were used; the model may have more.
+#[test]
+fn traces_without_a_number_of_experts_are_of_one_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let trace = |name: &str, experts: &str| {
+        let path = dir.path().join(name);
+        fs::write(
+            &path,
+            format!("{{\"t\":0,\"layer\":0,\"experts\":{experts}}}\n"),
+        )
+        .unwrap();
+        path
+    };
+    let [a, b, c] = [("a", "[0,1]"), ("b", "[0,5]"), ("c", "[0,-1]")]
+        .map(|(name, experts)| trace(&format!("{name}.jsonl"), experts));
+    for files in [[&a, &b, &c], [&b, &c, &a], [&c, &a, &b]] {
+        let counts = hotness(files[0], &[arg(files[1]), arg(files[2])]);
+        assert_eq!(counts, [((0, 0), 3), ((0, 1), 1), ((0, 5), 1)].into());
+    }
+    let sizes = dir.path().join("sizes.csv");
+    fs::write(&sizes, "layer,expert,bytes\n0,0,8\n0,1,8\n0,5,8\n").unwrap();
+    let plan = ["--quiet", "plan", arg(&a), arg(&b), "--sizes", arg(&sizes)];
+    stdout_of(&[&plan[..], &["--budget-mib", "1"]].concat());
+    // A route trace says that its model has 2 experts, and the other one selects the sixth.
+    let stated = dir.path().join("stated.csv");
+    let text = "# n_expert=2 n_expert_used=1\nstep,layer,slot,expert\n0,0,0,1\n";
+    fs::write(&stated, format!("# route_trace v1\n{text}")).unwrap();
+    hotness(&stated, &[arg(&c)]);
+    let error = failure_of(&["--quiet", "hotness", arg(&stated), arg(&b)]);
+    assert!(error.contains("2 against 6 experts in a layer"), "{error}");
+}
+
+/// `hotness --out` and `convert --to learn` write one file, whatever the trace contains.
+#[test]
+fn both_commands_write_the_same_learn_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |args: &[&str], name: &str| -> Value {
+        let out = dir.path().join(name);
+        stdout_of(&[args, &["--out", arg(&out), "--force"]].concat());
+        serde_json::from_slice(&fs::read(&out).unwrap()).unwrap()
+    };
+    let assert_same = |trace: &Path, more: &[&str]| {
+        let counted = [&["--quiet", "hotness", arg(trace)], more].concat();
+        let converted = [&["--quiet", "convert", arg(trace), "--to", "learn"], more].concat();
+        let (counted, converted) = (write(&counted, "a"), write(&converted, "b"));
+        assert_eq!(counted, converted, "{} {more:?}", trace.display());
+    };
+    for name in [
+        "bigmoeonedge/small.route.csv",
+        "coli-usage/small.coli_usage",
+        "colibri-trace/small.txt",
+        "ds4-hotlist/small.hotlist",
+        "eplb/small.json",
+        "expert-tracer/written.json",
+        "jsonl/small.jsonl",
+        "jsonl/with-weights.jsonl",
+        "lattice/small.jsonl",
+        "layer-expert/small.csv",
+        "megatron/router_trace_rank0.jsonl",
+        "mesh-llm",
+        "moe-balance/small.jsonl",
+        "npy/counts.npy",
+        "npy/expert-parallel-rank.npy",
+        "npy/vllm-routed.npy",
+        "sglang-pt/per-token.pt",
+        "sglang-pt/stat.pt",
+        "sglang/physical.json",
+        "thesis/small.bin",
+        "vllm/lists.json",
+    ] {
+        assert_same(&golden(name), &[]);
+        assert_same(&golden(name), &["--top-k", "2"]);
+    }
+}
