@@ -109,6 +109,9 @@ fn refuses_outputs_that_are_inputs() {
         "--out",
         arg(&at("thesis")),
     ]);
+    // A line that is a prompt, too.
+    fs::write(run.join("transfers.jsonl"), "{\"prompt\": \"a\"}\n").unwrap();
+    symlink(run.join("trace.bin"), at("soft-trace")).unwrap();
     let model = at("m.gguf");
     let before = (
         contents(&run),
@@ -136,6 +139,26 @@ fn refuses_outputs_that_are_inputs() {
         &["hotness", "learn.json", "--out", "learn-2.json"],
         &["hotness", "tables", "--matrix", "tables/routing.parquet"],
         &["accesses", "run", "--out", "run/accesses.csv"],
+        &["graph", "run/trace.bin", "--out", "run/manifest.json"],
+        &["graph", "soft-trace", "--out", "run/manifest.json"],
+        &["hotness", "run/trace.bin", "--out", "run/manifest.json"],
+        &[
+            "hotness",
+            "run/trace.bin",
+            "--matrix",
+            "run/gguf-map.parquet",
+        ],
+        &[
+            "accesses",
+            "run/trace.bin",
+            "--model",
+            "m.gguf",
+            "--out",
+            "run/manifest.json",
+        ],
+        &["buffers", "run/buffers.jsonl", "--out", "run/manifest.json"],
+        &["parquet", "run/trace.bin", "--out", "run"],
+        &["record", "--prompts", "run/transfers.jsonl", "--out", "run"],
         &["simulate", "run", "--plot", "run/plot.svg"],
         &[
             "plan",
@@ -192,6 +215,25 @@ fn refuses_outputs_that_are_inputs() {
     );
     assert!(before == after, "a refused command changed a file");
     assert!(model.exists());
+}
+
+/// A trace alone is no run, so that outputs may lie next to it.
+#[test]
+fn writes_next_to_a_trace_without_a_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = run_in(dir.path());
+    let alone = dir.path().join("alone");
+    fs::create_dir(&alone).unwrap();
+    let trace = alone.join("trace.bin");
+    fs::copy(run.join("trace.bin"), &trace).unwrap();
+    stdout_of(&[
+        "hotness",
+        arg(&trace),
+        "--out",
+        arg(&alone.join("learn.json")),
+    ]);
+    let line = failure_of(&["hotness", arg(&trace), "--out", arg(&trace), "--force"]);
+    assert!(line.contains("is an input"), "{line}");
 }
 
 #[test]
@@ -283,6 +325,98 @@ fn the_environments_output_is_checked_like_an_option() {
         .unwrap();
     assert_eq!(output.status.code(), Some(2), "{}", stderr_of(&output));
     assert!(before == contents(&out));
+}
+
+#[test]
+fn the_environments_output_replaces_no_input() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    fs::copy(repository(MODEL), at("model.json")).unwrap();
+    fs::write(at("prompt.json"), "{\"prompt\": \"a\"}\n").unwrap();
+    fs::hard_link(at("model.json"), at("hard.json")).unwrap();
+    symlink("prompt.json", at("soft.json")).unwrap();
+    let before = contents(dir.path());
+    for (inputs, output) in [
+        (&["-p", "a", "-m", "model.json"][..], "model.json"),
+        (&["-p", "a", "-m", "model.json"], "hard.json"),
+        (&["--prompts", "prompt.json"], "prompt.json"),
+        (&["--prompt-file", "prompt.json"], "soft.json"),
+    ] {
+        for trace in ["off", "all"] {
+            let output = moe_analyze()
+                .args(["--quiet", "record", "-n", "1", "--force", "--trace", trace])
+                .args(inputs)
+                .env("LLAMA_EXPERT_TRACE_OUTPUT", output)
+                .current_dir(dir.path())
+                .output()
+                .unwrap();
+            let stderr = stderr_of(&output);
+            assert_eq!(output.status.code(), Some(2), "{inputs:?}: {stderr}");
+            assert!(stderr.contains("is an input"), "{inputs:?}: {stderr}");
+            assert!(before == contents(dir.path()), "{inputs:?}");
+        }
+    }
+}
+
+/// The files of one conversion are those of one trace.
+#[test]
+fn force_leaves_no_files_of_an_earlier_conversion() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let run = run_in(dir.path());
+    let jsonl = at("t.jsonl");
+    fs::write(&jsonl, "{\"t\":0,\"layer\":1,\"experts\":[5,1]}\n").unwrap();
+    for (format, older, input) in [
+        ("thesis-json", "token-00099.json", &run),
+        ("mesh-llm", "layer-099.csv", &jsonl),
+    ] {
+        let out = at(format);
+        let convert = ["convert", arg(input), "--to", format, "--out", arg(&out)];
+        stdout_of(&convert);
+        let files = names(&out);
+        for name in [older, "notes.txt", "token-1.json"] {
+            fs::write(out.join(name), "older").unwrap();
+        }
+        stdout_of(&[&convert[..], &["--force"]].concat());
+        let mut expected = [&files[..], &["notes.txt".into(), "token-1.json".into()]].concat();
+        expected.sort();
+        assert_eq!(names(&out), expected);
+    }
+
+    let tables = at("tables");
+    stdout_of(&["parquet", arg(&run), "--out", arg(&tables)]);
+    fs::write(tables.join("notes.txt"), "mine").unwrap();
+    stdout_of(&["parquet", arg(&jsonl), "--out", arg(&tables), "--force"]);
+    assert_eq!(names(&tables), ["notes.txt", "routing.parquet"]);
+    fs::write(tables.join("ops.parquet"), "of another program").unwrap();
+    stdout_of(&["parquet", arg(&jsonl), "--out", arg(&tables), "--force"]);
+    assert!(tables.join("ops.parquet").exists());
+}
+
+/// Within its last page a truncated file raises no signal.
+#[cfg(target_os = "linux")]
+#[test]
+fn tables_of_a_truncated_trace_are_not_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let records = fs::read(run_in(dir.path()).join("trace.bin")).unwrap();
+    let trace = dir.path().join("trace.bin");
+    let n = (200 << 20) / records.len();
+    let size = (n * records.len()).next_multiple_of(4096) as u64;
+    fs::write(&trace, records.repeat(n)).unwrap();
+    let file = fs::File::options().write(true).open(&trace).unwrap();
+    file.set_len(size).unwrap();
+    let out = dir.path().join("tables");
+    let mut child = start(&["--quiet", "parquet", arg(&trace), "--out", arg(&out)]);
+    assert!(wait_until(&mut child, || out.is_dir()));
+    file.set_len(size - 1024).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let stderr = stderr_of(&output);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(
+        stderr.contains("trace.bin: the file was truncated"),
+        "{stderr}"
+    );
+    assert_eq!(names(dir.path()), ["run", "trace.bin"]);
 }
 
 #[test]

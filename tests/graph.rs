@@ -5,6 +5,7 @@ mod support;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use moe_trace::Manifest;
 use serde_json::Value;
 use support::{arg, failure_of, known_run, repository, stdout_of};
 
@@ -153,6 +154,25 @@ fn buffers_are_listed_summed_and_drawn() {
 
     let summary = stdout_of(&["buffers", arg(&run.join("buffers.jsonl"))]);
     assert!(summary.contains(&format!("({peak} bytes)")), "{summary}");
+}
+
+/// The recorder was killed while it replaced a run, of which some files are left.
+#[test]
+fn a_run_that_was_being_replaced_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = recorded(dir.path());
+    fs::write(run.join("transfers.jsonl"), "").unwrap();
+    let path = run.join("manifest.json");
+    let mut manifest = Manifest::read(&path).unwrap();
+    manifest.replacing = true;
+    manifest.write(&path).unwrap();
+    for command in ["graph", "buffers", "overlap", "accesses", "hotness", "info"] {
+        let line = failure_of(&[command, arg(&run)]);
+        assert!(line.contains("was being replaced"), "{command}: {line}");
+    }
+    let line = failure_of(&["graph", arg(&run), "--phase", "prompt", "--from-records"]);
+    assert!(line.contains("was being replaced"), "{line}");
+    stdout_of(&["graph", arg(&run.join("trace.bin"))]);
 }
 
 #[test]

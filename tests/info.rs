@@ -341,6 +341,48 @@ fn what_is_not_known_is_exit_2() {
     assert!(failure_of(&["info", arg(&dir.path().join("absent"))]).contains("cannot open"));
 }
 
+/// A pipe without a writer is not waited for, and side files that cannot be read do not stop what does not need them.
+#[cfg(unix)]
+#[test]
+fn pipes_in_a_run_are_reported() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["buffers.jsonl", "transfers.jsonl"] {
+        let run = dir.path().join(name);
+        known_run(&run);
+        let fifo = run.join(name);
+        let _ = fs::remove_file(&fifo);
+        let made = std::process::Command::new("mkfifo").arg(&fifo).status();
+        assert!(made.unwrap().success());
+        unsound(&run, "not a regular file");
+        let assert = moe_analyze()
+            .args(["hotness", arg(&run)])
+            .assert()
+            .success();
+        let stderr = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
+        assert!(stderr.contains("not a regular file"), "{stderr}");
+        let command = if name == "buffers.jsonl" {
+            "buffers"
+        } else {
+            "overlap"
+        };
+        failure_of(&[command, arg(&run)]);
+        fs::remove_file(&fifo).unwrap();
+        fs::create_dir(&fifo).unwrap();
+        unsound(&run, "directory");
+        stdout_of(&["hotness", arg(&run)]);
+    }
+    let run = dir.path().join("trace");
+    known_run(&run);
+    fs::remove_file(run.join("trace.bin")).unwrap();
+    let made = std::process::Command::new("mkfifo")
+        .arg(run.join("trace.bin"))
+        .status();
+    assert!(made.unwrap().success());
+    for command in ["info", "hotness", "graph", "accesses"] {
+        failure_of(&[command, arg(&run)]);
+    }
+}
+
 /// Neither is waited for, nor told as something that it is not.
 #[cfg(unix)]
 #[test]

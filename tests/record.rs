@@ -479,6 +479,51 @@ fn an_interrupted_run_can_be_read() {
     ]);
 }
 
+/// The usage cannot be written because its file appears while the model runs.
+#[cfg(unix)]
+#[test]
+fn a_failed_usage_file_does_not_hide_how_the_run_ended() {
+    use std::process::{Command, Stdio};
+
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    fs::write(
+        at("prompts.jsonl"),
+        "{\"prompt\":\"The kernel driver\"}\n".repeat(100_000),
+    )
+    .unwrap();
+    let mut child = Command::new(assert_cmd::cargo::cargo_bin!("moe-analyze"))
+        .args(["record", "--prompts", "prompts.jsonl", "--out", "run"])
+        .args([
+            "--max-trace-mib",
+            "20000",
+            "--expert-trace-output",
+            "usage.json",
+        ])
+        .current_dir(dir.path())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    while fs::metadata(at("run/trace.bin")).map_or(0, |trace| trace.len()) < 1 << 20 {
+        assert_eq!(child.try_wait().unwrap(), None, "the recording ended");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    fs::write(at("usage.json"), "theirs").unwrap();
+    let kill = Command::new("kill")
+        .args(["-INT", &child.id().to_string()])
+        .status();
+    assert!(kill.unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("usage.json exists"), "{stderr}");
+    assert!(stderr.contains("interrupted; run is complete"), "{stderr}");
+    assert!(stderr.contains("generated tokens in"), "{stderr}");
+    assert_eq!(fs::read_to_string(at("usage.json")).unwrap(), "theirs");
+    assert_eq!(ends(&at("run")).last().unwrap().2, "interrupted");
+}
+
 /// Prompt and generated tokens of each sequence, and why it ended, as the manifest tells.
 fn ends(run: &Path) -> Vec<(u64, u64, String)> {
     let manifest = Run::open(run).unwrap().manifest.unwrap();

@@ -305,3 +305,96 @@ fn what_cannot_be_replayed_is_told() {
         "{error}"
     );
 }
+
+/// A replay of this trace into `out`, with the signal handlers of a program that was started by hand.
+#[cfg(unix)]
+fn start(trace: &Path, out: &Path, more: &[&str]) -> std::process::Child {
+    std::process::Command::new(assert_cmd::cargo::cargo_bin!("moe-analyze"))
+        .args(["--quiet", "replay", arg(trace), "--model", arg(&model())])
+        .args(["-t", "1", "--out", arg(out)])
+        .args(more)
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+#[cfg(unix)]
+fn interrupt(child: std::process::Child) -> String {
+    let kill = std::process::Command::new("kill")
+        .args(["-INT", &child.id().to_string()])
+        .status();
+    assert!(kill.unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    stderr
+}
+
+#[cfg(unix)]
+#[test]
+fn a_replay_that_is_interrupted_while_it_measures_replaces_no_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let (run, old) = (dir.path().join("run"), dir.path().join("old"));
+    known_run(&run);
+    known_run(&old);
+    let contents = || {
+        let mut files: Vec<_> = fs::read_dir(&old)
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .map(|path| (fs::read(&path).unwrap(), path))
+            .collect();
+        files.sort();
+        files
+    };
+    let before = contents();
+    let new = dir.path().join("new");
+    for (out, more) in [
+        (&old, &["-r", "1000000", "--force"][..]),
+        (&new, &["-r", "1000000"]),
+    ] {
+        let mut child = start(&run, out, more);
+        std::thread::sleep(std::time::Duration::from_secs(2));
+        assert_eq!(child.try_wait().unwrap(), None, "the replay ended");
+        let stderr = interrupt(child);
+        assert!(stderr.contains("interrupted"), "{stderr}");
+        assert!(contents() == before);
+        assert!(!new.exists());
+    }
+    // Refused before anything is measured.
+    let model = model();
+    let args = ["--quiet", "replay", arg(&run), "--model", arg(&model)];
+    let line = failure_of(&[&args[..], &["-r", "1000000", "--out", arg(&old)]].concat());
+    assert!(line.contains("exists"), "{line}");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_replay_that_is_interrupted_while_it_records_leaves_a_stopped_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let trace = route_trace(dir.path(), 31);
+    let mut text = fs::read_to_string(&trace).unwrap();
+    for step in 5..20_000 {
+        for layer in [1, 4] {
+            for (slot, expert) in [step % 32, (step + 1) % 32].into_iter().enumerate() {
+                text += &format!("0,1,{step},{layer},{slot},{expert},0.5,0,1\n");
+            }
+        }
+    }
+    fs::write(&trace, text).unwrap();
+    let out = dir.path().join("out");
+    let mut child = start(&trace, &out, &["-r", "1"]);
+    while fs::metadata(out.join("trace.bin")).map_or(0, |trace| trace.len()) == 0 {
+        assert_eq!(child.try_wait().unwrap(), None, "the replay ended");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    let stderr = interrupt(child);
+    assert!(
+        stderr.contains("interrupted") && stderr.contains(arg(&out)),
+        "{stderr}"
+    );
+    let run = Run::open(&out).unwrap();
+    let manifest = run.manifest.unwrap();
+    assert_eq!(manifest.stopped.as_deref(), Some("interrupted"));
+    assert_eq!(manifest.records, Some(run.trace.records().len() as u64));
+}

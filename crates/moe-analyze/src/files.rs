@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use clap::builder::{MapValueParser, PathBufValueParser, TypedValueParser, ValueParserFactory};
 use moe_files::{AtomicFile, inputs, parent_of};
-use moe_trace::TRACE_FILE;
+use moe_trace::{TRACE_FILE, buffers, manifest, map_table};
 
 /// A path that a command writes, a file or a directory. Every other path of a command line is an input.
 #[derive(Debug, Clone)]
@@ -54,15 +54,9 @@ impl ValueParserFactory for OutputPath {
 /// # Errors
 /// An output is an input, lies inside an input run, or is or contains another output.
 pub fn check_command_line(inputs: &[&Path], outputs: &[&OutputPath]) -> anyhow::Result<()> {
-    if outputs.is_empty() {
-        return Ok(());
-    }
+    // Also without outputs on the command line: the environment may name some.
     for input in inputs {
-        if input.join(TRACE_FILE).is_file() {
-            inputs::protect_directory(input);
-        } else {
-            inputs::protect(input);
-        }
+        protect(input);
         for shard in moe_gguf::shard_paths(input) {
             inputs::protect(&shard);
         }
@@ -71,6 +65,32 @@ pub fn check_command_line(inputs: &[&Path], outputs: &[&OutputPath]) -> anyhow::
         inputs::check_output(output)?;
     }
     check_distinct(outputs)
+}
+
+/// Protects an input, and all of the run that it is a file of.
+fn protect(input: &Path) {
+    if input.join(TRACE_FILE).is_file() {
+        return inputs::protect_directory(input);
+    }
+    inputs::protect(input);
+    let target = input.canonicalize().ok();
+    for path in [Some(input), target.as_deref()].into_iter().flatten() {
+        let dir = parent_of(path);
+        if path.is_file() && is_run(dir) {
+            inputs::protect_directory(dir);
+        }
+    }
+}
+
+/// Whether a directory is a run, complete or not. A trace without any other file of a run may lie anywhere.
+fn is_run(dir: &Path) -> bool {
+    let has = |name: &str| dir.join(name).is_file();
+    let others = [
+        manifest::FILE_NAME,
+        buffers::FILE_NAME,
+        map_table::FILE_NAME,
+    ];
+    has(TRACE_FILE) && others.into_iter().any(has)
 }
 
 /// Refuses outputs that are one file, or of which one lies inside another.
@@ -155,14 +175,5 @@ pub fn write_whole(
     let written = write(&mut out)
         .and_then(|()| Ok(out.into_inner().map_err(io::IntoInnerError::into_error)?))
         .with_context(|| format!("writing {}", path.display()))?;
-    check_inputs()?;
     Ok(written.commit()?)
-}
-
-/// Refuses to complete an output whose input was truncated while it was read.
-pub fn check_inputs() -> anyhow::Result<()> {
-    match moe_files::truncated_file() {
-        Some(input) => bail!(moe_files::signals::truncated_message(&input)),
-        None => Ok(()),
-    }
 }

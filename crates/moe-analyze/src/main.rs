@@ -28,7 +28,7 @@ fn main() -> ExitCode {
         None => Ok(cli::ExitStatus::Done),
     });
     // Whatever else a command reports about a file that changed under it follows from that.
-    match files::check_inputs().and(outcome) {
+    match moe_files::check_inputs().map_err(Into::into).and(outcome) {
         Ok(status) => status.into(),
         Err(error) => {
             let text = output::one_line(&error);

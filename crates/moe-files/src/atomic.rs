@@ -1,7 +1,7 @@
 //! An output file that appears complete or not at all.
 
 use std::collections::HashSet;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{LazyLock, Mutex, PoisonError};
@@ -10,7 +10,8 @@ use tempfile::{NamedTempFile, TempPath};
 
 use crate::error::Error;
 use crate::temporary::{Registry, registry};
-use crate::{inputs, parent_of, stale};
+use crate::transaction::Transaction;
+use crate::{check_inputs, inputs, parent_of, stale};
 
 /// Bytes of an output's name that its temporary name repeats; a name has 255 at most.
 const MAX_NAME: usize = 200;
@@ -25,6 +26,8 @@ const MAX_ATTEMPTS: usize = 16;
 pub struct AtomicFile {
     file: File,
     pending: Pending,
+    /// Whether all of it is on the disk.
+    is_synced: bool,
 }
 
 impl AtomicFile {
@@ -54,6 +57,7 @@ impl AtomicFile {
                 path: path.to_owned(),
                 replace,
             },
+            is_synced: false,
         })
     }
 
@@ -77,12 +81,46 @@ impl AtomicFile {
             .map_err(Error::io("open", self.path()))
     }
 
+    /// Brings the contents to the disk before the file is renamed. Nothing is to be written in between.
+    ///
+    /// # Errors
+    /// The disk is full or fails.
+    pub fn sync(&mut self) -> Result<(), Error> {
+        self.file
+            .sync_all()
+            .map_err(Error::io("write", &self.pending.path))?;
+        self.is_synced = true;
+        Ok(())
+    }
+
+    pub(crate) fn sync_if_it_replaces(&mut self) -> Result<(), Error> {
+        match self.pending.replaces() && !self.is_synced {
+            true => self.sync(),
+            false => Ok(()),
+        }
+    }
+
+    pub(crate) fn into_parts(self) -> (File, Pending) {
+        (self.file, self.pending)
+    }
+
     /// Renames the file to its path. A file that is replaced stays until the new contents are on the disk.
     ///
     /// # Errors
-    /// [`Error::Exists`] where `path` appeared meanwhile and may not be replaced; [`Error::Io`]. The path is as it was.
+    /// [`Error::Exists`] where `path` appeared meanwhile and may not be replaced; [`Error::Truncated`], see
+    /// [`check_inputs`]; [`Error::Io`]. The path is as it was.
     pub fn commit(self) -> Result<(), Error> {
         commit_all(vec![self])
+    }
+
+    /// As [`AtomicFile::commit`], also after an input was truncated: for a file that does not depend on it.
+    ///
+    /// # Errors
+    /// As [`AtomicFile::commit`].
+    pub fn commit_unchecked(self) -> Result<(), Error> {
+        let mut transaction = Transaction::default();
+        transaction.rename(self)?;
+        transaction.finish()
     }
 }
 
@@ -105,19 +143,19 @@ impl Seek for AtomicFile {
 /// Renames several files to their paths, in order.
 ///
 /// # Errors
-/// As [`AtomicFile::commit`]. Then files that were renamed already are removed again, unless they replaced another.
+/// As [`AtomicFile::commit`]. Then all paths are as they were, see [`Transaction`].
 pub fn commit_all(files: Vec<AtomicFile>) -> Result<(), Error> {
+    check_inputs()?;
     let mut pending = Vec::with_capacity(files.len());
     let mut open = Vec::with_capacity(files.len());
-    for AtomicFile { file, pending: one } in files {
-        if one.replaces() {
-            file.sync_all().map_err(Error::io("write", &one.path))?;
-        }
+    for mut file in files {
+        file.sync_if_it_replaces()?;
+        let (file, one) = file.into_parts();
         // Open, so that the temporary file stays locked until it is renamed.
         open.push(file);
         pending.push(one);
     }
-    rename_all(pending)
+    rename_all(pending, &[])
 }
 
 /// A complete file under its temporary name.
@@ -135,7 +173,7 @@ impl Pending {
         self.replace && self.path.symlink_metadata().is_ok()
     }
 
-    fn rename(&mut self, registry: &mut Registry) -> Result<(), Error> {
+    pub(crate) fn rename(&mut self, registry: &mut Registry) -> Result<(), Error> {
         let Some(temporary) = self.temporary.take() else {
             return Ok(());
         };
@@ -163,48 +201,24 @@ impl Drop for Pending {
     }
 }
 
-/// Renames all files or, where nothing is replaced, none.
-pub(crate) fn rename_all(mut files: Vec<Pending>) -> Result<(), Error> {
-    let replaces: Vec<bool> = files.iter().map(Pending::replaces).collect();
+/// Renames all files and removes the paths `removed`, or changes nothing.
+pub(crate) fn rename_all(mut files: Vec<Pending>, removed: &[PathBuf]) -> Result<(), Error> {
+    let mut transaction = Transaction::default();
     // No signal removes temporary files in between.
     let mut registry = registry();
-    for at in 0..files.len() {
-        if let Err(error) = files[at].rename(&mut registry) {
-            for (file, _) in files[..at].iter().zip(&replaces).filter(|(_, old)| !*old) {
-                let _ = fs::remove_file(&file.path);
-            }
-            drop(registry);
-            return Err(error);
-        }
+    let changed = files
+        .iter_mut()
+        .try_for_each(|file| transaction.rename_pending(file, &mut registry))
+        .and_then(|()| {
+            let mut removed = removed.iter();
+            removed.try_for_each(|path| transaction.remove_locked(path, &mut registry))
+        });
+    if changed.is_err() {
+        transaction.undo(&mut registry);
     }
     drop(registry);
-    let replaced = files.iter().zip(&replaces).filter(|(_, old)| **old);
-    let dirs: HashSet<&Path> = replaced.map(|(file, _)| parent_of(&file.path)).collect();
-    dirs.into_iter().try_for_each(sync_directory)
-}
-
-/// Brings the renames in a directory to the disk.
-#[cfg(unix)]
-fn sync_directory(dir: &Path) -> Result<(), Error> {
-    match File::open(dir).and_then(|dir| dir.sync_all()) {
-        // Some file systems cannot sync a directory, and some directories cannot be read.
-        Err(error)
-            if !matches!(
-                error.kind(),
-                io::ErrorKind::InvalidInput
-                    | io::ErrorKind::Unsupported
-                    | io::ErrorKind::PermissionDenied
-            ) =>
-        {
-            Err(Error::io("sync the directory", dir)(error))
-        }
-        _ => Ok(()),
-    }
-}
-
-#[cfg(not(unix))]
-fn sync_directory(_: &Path) -> Result<(), Error> {
-    Ok(())
+    changed?;
+    transaction.finish()
 }
 
 /// Refuses an output that exists or that is protected.
@@ -218,12 +232,11 @@ pub(crate) fn check_path(path: &Path, replace: bool) -> Result<(), Error> {
     Ok(())
 }
 
-/// Creates a temporary file or directory for `path` in `dir` with `create` and locks it.
-pub(crate) fn create_locked(
-    dir: &Path,
+/// Calls `make` with the names of temporary files for `path`.
+pub(crate) fn temporary_names<T>(
     path: &Path,
-    create: impl Fn(&Path) -> io::Result<File>,
-) -> io::Result<NamedTempFile<File>> {
+    make: impl FnOnce(&tempfile::Builder<'_, '_>) -> T,
+) -> T {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let is_boundary = |&end: &usize| name.is_char_boundary(end);
     let end = (0..=MAX_NAME.min(name.len()))
@@ -236,15 +249,26 @@ pub(crate) fn create_locked(
         .prefix(&prefix)
         .suffix(stale::SUFFIX)
         .rand_bytes(stale::N_RANDOM);
-    for _ in 0..MAX_ATTEMPTS {
-        let file = builder.make_in(dir, &create)?;
-        if stale::lock(file.as_file())? {
-            return Ok(file);
+    make(&builder)
+}
+
+/// Creates a temporary file or directory for `path` in `dir` with `create` and locks it.
+pub(crate) fn create_locked(
+    dir: &Path,
+    path: &Path,
+    create: impl Fn(&Path) -> io::Result<File>,
+) -> io::Result<NamedTempFile<File>> {
+    temporary_names(path, |builder| {
+        for _ in 0..MAX_ATTEMPTS {
+            let file = builder.make_in(dir, &create)?;
+            if stale::lock(file.as_file())? {
+                return Ok(file);
+            }
         }
-    }
-    Err(io::Error::other(
-        "its temporary file was removed by another process",
-    ))
+        Err(io::Error::other(
+            "its temporary file was removed by another process",
+        ))
+    })
 }
 
 /// Removes stale temporary files of a directory at the first output that this process writes there.

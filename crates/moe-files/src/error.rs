@@ -4,6 +4,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::signals::truncated_message;
+
 /// Why a file was not written.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -37,6 +39,12 @@ pub enum Error {
         path: PathBuf,
         /// The input directory.
         directory: PathBuf,
+    },
+    /// An input was truncated while it was read, so that outputs made of it are wrong.
+    #[error("{}", truncated_message(path))]
+    Truncated {
+        /// The input.
+        path: PathBuf,
     },
 }
 

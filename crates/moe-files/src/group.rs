@@ -1,5 +1,6 @@
 //! Output files of one directory that appear together.
 
+use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,6 +8,7 @@ use std::path::{Path, PathBuf};
 use tempfile::TempPath;
 
 use crate::atomic::{Pending, check_path, create_locked, remove_stale_once, rename_all};
+use crate::check_inputs;
 use crate::error::Error;
 use crate::temporary::{NewDirectories, registry};
 
@@ -22,6 +24,8 @@ pub struct AtomicFiles {
     /// Keeps the temporary directory locked.
     _lock: File,
     names: Vec<String>,
+    /// Files that the commit removes.
+    removed: Vec<PathBuf>,
     replace: bool,
 }
 
@@ -53,6 +57,7 @@ impl AtomicFiles {
             temporary,
             _lock: lock,
             names: Vec::new(),
+            removed: Vec::new(),
             replace,
         })
     }
@@ -74,6 +79,29 @@ impl AtomicFiles {
         Ok(file)
     }
 
+    /// Where files may be replaced, lets the commit also remove those of an earlier output that none of the new ones
+    /// replaces: files with a name that `is_output` accepts. To be called after the last [`AtomicFiles::file`].
+    ///
+    /// # Errors
+    /// The directory cannot be listed; [`inputs`](crate::inputs) protects one of these files.
+    pub fn remove_others(&mut self, is_output: impl Fn(&str) -> bool) -> Result<(), Error> {
+        if !self.replace {
+            return Ok(());
+        }
+        let new: HashSet<&str> = self.names.iter().map(String::as_str).collect();
+        for entry in fs::read_dir(&self.dir).map_err(Error::io("list", &self.dir))? {
+            let entry = entry.map_err(Error::io("list", &self.dir))?;
+            let is_dir = entry.file_type().is_ok_and(|found| found.is_dir());
+            let name = entry.file_name();
+            let is_other = |name: &str| !new.contains(name) && is_output(name);
+            if !is_dir && name.to_str().is_some_and(is_other) {
+                crate::inputs::check_output(&entry.path())?;
+                self.removed.push(entry.path());
+            }
+        }
+        Ok(())
+    }
+
     /// Number of files so far.
     pub fn len(&self) -> usize {
         self.names.len()
@@ -84,11 +112,12 @@ impl AtomicFiles {
         self.names.is_empty()
     }
 
-    /// Renames the files into their directory.
+    /// Renames the files into their directory, and removes what [`AtomicFiles::remove_others`] found.
     ///
     /// # Errors
     /// As [`commit_all`](crate::commit_all).
     pub fn commit(mut self) -> Result<(), Error> {
+        check_inputs()?;
         let mut files = Vec::with_capacity(self.names.len());
         for name in &self.names {
             let temporary = self.temporary.join(name);
@@ -107,7 +136,7 @@ impl AtomicFiles {
             }
             files.push(file);
         }
-        rename_all(files)?;
+        rename_all(files, &self.removed)?;
         self.new.keep();
         Ok(())
     }

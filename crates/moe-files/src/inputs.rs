@@ -3,7 +3,7 @@
 //! A program names its inputs with [`protect`] and [`protect_directory`] before it writes. Files are compared by device
 //! and inode, so that hard links and symbolic links are recognized; on systems without these, by their resolved paths.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::{self, Metadata};
 use std::path::{Path, PathBuf};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
@@ -11,8 +11,8 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use crate::error::Error;
 use crate::parent_of;
 
-/// Levels of subdirectories in which files of an input directory are found.
-const MAX_DEPTH: usize = 8;
+/// Levels of directories in which files of an input directory are found: a dataset has `TABLE/run=ID/FILE`.
+const MAX_DEPTH: usize = 3;
 
 #[derive(Debug, Default)]
 struct Inputs {
@@ -46,30 +46,35 @@ impl Identity {
 
 /// Protects a file, or the files that a directory has now. A path that does not exist is ignored.
 pub fn protect(path: &Path) {
-    protect_files(&mut inputs(), path, MAX_DEPTH);
+    protect_files(&mut inputs(), path);
 }
 
 /// Protects a directory: its files, and against new files inside it.
 pub fn protect_directory(path: &Path) {
     let mut inputs = inputs();
-    protect_files(&mut inputs, path, MAX_DEPTH);
+    protect_files(&mut inputs, path);
     if let Ok(resolved) = path.canonicalize() {
         inputs.closed.push((resolved, path.to_owned()));
     }
 }
 
-fn protect_files(inputs: &mut Inputs, path: &Path, depth: usize) {
-    let Ok(found) = fs::metadata(path) else {
-        return;
-    };
-    if found.is_file() {
-        if let Some(identity) = Identity::of(path, &found) {
-            inputs.files.insert(identity, path.to_owned());
-        }
-    } else if found.is_dir() && depth > 0 {
-        // A directory that cannot be listed has no files that this process reads.
-        for entry in fs::read_dir(path).into_iter().flatten().flatten() {
-            protect_files(inputs, &entry.path(), depth - 1);
+fn protect_files(inputs: &mut Inputs, path: &Path) {
+    // Links are followed, each directory is listed once, and a directory near the root before one that is deeper.
+    let mut seen = HashSet::new();
+    let mut waiting = VecDeque::from([(path.to_owned(), MAX_DEPTH)]);
+    while let Some((path, depth)) = waiting.pop_front() {
+        let Ok(found) = fs::metadata(&path) else {
+            continue;
+        };
+        let Some(identity) = Identity::of(&path, &found) else {
+            continue;
+        };
+        if found.is_file() {
+            inputs.files.insert(identity, path);
+        } else if found.is_dir() && depth > 0 && seen.insert(identity) {
+            // A directory that cannot be listed has no files that this process reads.
+            let entries = fs::read_dir(&path).into_iter().flatten().flatten();
+            waiting.extend(entries.map(|entry| (entry.path(), depth - 1)));
         }
     }
 }

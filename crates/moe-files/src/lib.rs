@@ -4,7 +4,8 @@
 //! - [`MappedFile`] maps an input. The process knows which addresses belong to which file, so that
 //!   [`signals::install`] can name a file that another program truncates.
 //! - [`AtomicFile`] and [`AtomicFiles`] write an output under a temporary name and rename it. A
-//!   file that appeared meanwhile is replaced only on request.
+//!   file that appeared meanwhile is replaced only on request. [`Transaction`] combines renames and
+//!   removals.
 //! - [`inputs`] holds the paths that no output of this process may replace.
 //! - [`signals`] removes temporary files when the process is ended by a signal.
 
@@ -18,6 +19,7 @@ mod mapped;
 pub mod signals;
 mod stale;
 mod temporary;
+mod transaction;
 
 pub use atomic::{AtomicFile, commit_all};
 pub use error::Error;
@@ -25,6 +27,7 @@ pub use group::AtomicFiles;
 pub use mapped::{MappedFile, truncated_file};
 pub use stale::is_temporary_name;
 pub use temporary::NewDirectories;
+pub use transaction::Transaction;
 
 use std::path::Path;
 
@@ -33,5 +36,19 @@ pub fn parent_of(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
+    }
+}
+
+/// Refuses to complete an output after an input was truncated while it was mapped.
+///
+/// Only in a program with [`signals::install`]: to a program that goes on after such an error, a file that was truncated
+/// earlier says nothing about later outputs.
+///
+/// # Errors
+/// [`Error::Truncated`].
+pub fn check_inputs() -> Result<(), Error> {
+    match truncated_file().filter(|_| signals::are_installed()) {
+        Some(path) => Err(Error::Truncated { path }),
+        None => Ok(()),
     }
 }

@@ -37,7 +37,14 @@ pub fn interrupt() {
 }
 
 #[cfg(unix)]
+pub(crate) use unix::are_installed;
+#[cfg(unix)]
 pub use unix::install;
+
+#[cfg(not(unix))]
+pub(crate) fn are_installed() -> bool {
+    false
+}
 
 #[cfg(unix)]
 mod unix {
@@ -49,6 +56,7 @@ mod unix {
     use std::ptr;
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+    use std::time::Duration;
 
     use libc::{c_int, c_void, siginfo_t};
 
@@ -57,6 +65,10 @@ mod unix {
 
     /// Exit status after a truncated input.
     const EXIT_TRUNCATED: c_int = 2;
+    /// Exit status, less its number, of a program that a signal ended, as shells report it.
+    const EXIT_SIGNAL: c_int = 128;
+    /// Within this time another thread takes a signal that was sent to the process.
+    const DELIVERY: Duration = Duration::from_millis(100);
     /// Stack of the thread.
     const STACK_SIZE: usize = 256 << 10;
     /// A message of a handler: the signal, and an address for SIGBUS. Pipes take so few bytes at once or not at all.
@@ -100,6 +112,11 @@ mod unix {
         // SAFETY: ignoring a signal has no handler whose safety matters.
         unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
         Ok(())
+    }
+
+    /// Whether the handlers are installed.
+    pub(crate) fn are_installed() -> bool {
+        PIPE.load(Ordering::SeqCst) >= 0
     }
 
     fn set_action(signal: c_int, handler: Handler) -> io::Result<()> {
@@ -237,9 +254,10 @@ mod unix {
             libc::signal(signal, libc::SIG_DFL);
             libc::kill(libc::getpid(), signal);
         }
-        loop {
-            std::thread::park();
-        }
+        std::thread::sleep(DELIVERY);
+        // The first process of a container ignores a signal without a handler.
+        // SAFETY: ends the process; exit handlers would meet threads that wait for the registry.
+        unsafe { libc::_exit(EXIT_SIGNAL + signal) }
     }
 }
 

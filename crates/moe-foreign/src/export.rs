@@ -33,6 +33,9 @@ pub trait FilesExporter: Sync {
     /// As [`Exporter::description`].
     fn description(&self) -> &'static str;
 
+    /// Whether [`FilesExporter::export`] could create a file of that name.
+    fn is_file_name(&self, name: &str) -> bool;
+
     /// Writes `export` to files, each of which `create` opens by its name, one after the other; returns what the format could
     /// not hold, for the user.
     ///

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::{File, TryLockError};
 use std::ops::Bound;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use moe_gguf::text::counted;
 
@@ -326,18 +326,17 @@ fn is_locked(dir: &Path) -> Option<bool> {
     }
 }
 
-/// Remarks about files of events or transfers whose last line is incomplete.
-///
-/// # Errors
-/// A file cannot be read.
-pub fn truncated_files(run: &Run) -> Result<Vec<String>, Error> {
+/// Remarks about files of events or transfers that cannot be read, or whose last line is incomplete.
+pub fn truncated_files(run: &Run) -> Vec<String> {
     if run.manifest.is_none() {
-        return Ok(Vec::new());
+        return Vec::new();
     }
     let paths = [buffers::FILE_NAME, transfers::FILE_NAME].map(|name| run.path.join(name));
-    let remarks = paths.iter().map(|path| lines::truncation(path));
-    let remarks = remarks.collect::<Result<Vec<_>, _>>()?;
-    Ok(remarks.into_iter().flatten().collect())
+    let remark = |path: &PathBuf| {
+        let remark = lines::truncation(path);
+        remark.unwrap_or_else(|error| Some(error.to_string()))
+    };
+    paths.iter().filter_map(remark).collect()
 }
 
 impl Run {
@@ -384,7 +383,7 @@ impl Run {
             )),
             _ => {}
         }
-        remarks.extend(truncated_files(self)?);
+        remarks.extend(truncated_files(self));
         remarks.extend(traps.finish());
         #[cfg(feature = "parquet")]
         remarks.extend(stale_tables(self));

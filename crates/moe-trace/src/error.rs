@@ -79,7 +79,7 @@ pub enum Error {
         reason: &'static str,
     },
     /// A run was being replaced when its recorder was killed.
-    #[error("{} was being replaced when its recorder was killed: trace.bin is the earlier run's; open trace.bin alone, or record the run again", path.display())]
+    #[error("{} was being replaced when its recorder was killed: trace.bin is the earlier run's unless it is empty; open trace.bin alone, or record the run again", path.display())]
     Replacing {
         /// The directory.
         path: PathBuf,

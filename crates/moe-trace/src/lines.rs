@@ -1,6 +1,5 @@
 //! Files of a run that hold one JSON value a line and grow while it is recorded.
 
-use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 use std::sync::Arc;
@@ -8,7 +7,7 @@ use std::sync::Arc;
 use moe_gguf::text::without_byte_order_mark;
 use serde::de::DeserializeOwned;
 
-use crate::bounded::{Lines, MAX_LINE};
+use crate::bounded::{self, Lines, MAX_LINE};
 use crate::error::Error;
 use crate::fault::LineFault;
 
@@ -49,12 +48,13 @@ pub(crate) fn read<T: DeserializeOwned>(
 /// A remark about a file whose last line its recorder did not finish; nothing where the file does not exist.
 ///
 /// # Errors
-/// The file cannot be read.
+/// The file cannot be read, or is not a regular file.
 pub(crate) fn truncation(path: &Path) -> Result<Option<String>, Error> {
-    let mut file = match File::open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(Error::io("open", path)(error)),
+    let mut file = match bounded::open(path) {
+        Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+            return Ok(None);
+        }
+        file => file?,
     };
     let size = file.metadata().map_err(Error::io("open", path))?.len();
     let start = size.saturating_sub(MAX_LAST_LINE);

@@ -75,7 +75,8 @@ pub struct Manifest {
     /// Why the recording ended before its time (interrupted, trace limit, full disk); absent if it did not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stopped: Option<String>,
-    /// Whether the trace is that of an earlier run, which this run was about to replace; absent if not.
+    /// Whether this run was about to replace an earlier run, whose trace is still there or was replaced by an empty one;
+    /// absent if not.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub replacing: bool,
     /// Operation numbers of the trace.
@@ -331,6 +332,24 @@ impl Manifest {
         Ok(manifest)
     }
 
+    /// The manifest of a run directory; `None` where it has none.
+    ///
+    /// # Errors
+    /// As [`Manifest::read`]; [`Error::Replacing`] for a run that was being replaced when its recorder was killed.
+    pub fn of_run(dir: &Path) -> Result<Option<Self>, Error> {
+        let path = dir.join(FILE_NAME);
+        if !path.exists() {
+            return Ok(None);
+        }
+        let manifest = Self::read(&path)?;
+        if manifest.replacing {
+            return Err(Error::Replacing {
+                path: dir.to_owned(),
+            });
+        }
+        Ok(Some(manifest))
+    }
+
     /// Keys that the schema requires and `path` lacks, as JSON pointers; [`Manifest::read`] does without them.
     pub fn missing_keys(path: &Path) -> Result<Vec<&'static str>, Error> {
         let bytes = bounded::read(path, bounded::MAX_DOCUMENT)?;
@@ -344,7 +363,7 @@ impl Manifest {
 
     /// Writes `path`, complete or not at all; a manifest that is there is replaced.
     pub fn write(&self, path: &Path) -> Result<(), Error> {
-        Ok(self.write_pending(path)?.commit()?)
+        Ok(self.write_pending(path)?.commit_unchecked()?)
     }
 
     /// Writes the manifest for `path`, which is as before until the file is committed.

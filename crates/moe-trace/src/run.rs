@@ -7,7 +7,7 @@ use moe_gguf::map::OffsetMap;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::Error;
-use crate::manifest::{self, Manifest};
+use crate::manifest::Manifest;
 #[cfg(feature = "parquet")]
 use crate::map_table;
 use crate::ops::{self, OpTable};
@@ -46,15 +46,11 @@ impl Run {
         if !trace.exists() {
             return Err(Error::NotARun { path });
         }
-        let manifest = existing(path.join(manifest::FILE_NAME))
-            .map(|file| Manifest::read(&file))
-            .transpose()?;
-        if manifest.as_ref().is_some_and(|manifest| manifest.replacing) {
-            return Err(Error::Replacing { path });
-        }
+        let manifest = Manifest::of_run(&path)?;
         #[cfg(feature = "parquet")]
-        let map = existing(path.join(map_table::FILE_NAME))
-            .map(|file| map_table::read(&file))
+        let map = Some(path.join(map_table::FILE_NAME))
+            .filter(|path| path.exists())
+            .map(|path| map_table::read(&path))
             .transpose()?;
         #[cfg(not(feature = "parquet"))]
         let map = None;
@@ -132,8 +128,4 @@ impl Run {
         let head = xxh3_64(&bytes[..bytes.len().min(1 << 20)]);
         format!("trace-{:016x}", head ^ (bytes.len() as u64).rotate_left(32))
     }
-}
-
-fn existing(path: PathBuf) -> Option<PathBuf> {
-    path.exists().then_some(path)
 }

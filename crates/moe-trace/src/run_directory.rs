@@ -3,10 +3,10 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, TryLockError};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use moe_files::{NewDirectories, inputs, is_temporary_name};
+use moe_files::{NewDirectories, Transaction, inputs, is_temporary_name};
 
 use crate::error::Error;
 use crate::manifest::{self, Manifest};
@@ -50,29 +50,55 @@ pub(crate) fn take(
     force: bool,
     new: &mut NewDirectories,
 ) -> Result<RunDirectory, Error> {
-    inputs::check_output(dir)?;
-    let not_replaceable = |reason| Error::NotReplaceable {
-        path: dir.to_owned(),
-        reason,
-    };
-    if dir.symlink_metadata().is_ok() && !dir.is_dir() {
-        return Err(not_replaceable("it is not a directory"));
-    }
+    check_place(dir)?;
     new.create(dir)?;
     // Another recorder that has the lock may not have written yet: the directory is its own now.
     let lock = lock(dir).inspect_err(|_| new.keep())?;
-    let has_run = match contents(dir)? {
-        Contents::Empty => false,
-        _ if !force => {
-            return Err(Error::Exists {
-                path: dir.to_owned(),
-            });
-        }
-        Contents::Run => true,
-        Contents::Other(reason) => return Err(not_replaceable(reason)),
-    };
+    let has_run = has_run(dir, force)?;
     remove_temporary_files(dir)?;
     Ok(RunDirectory { lock, has_run })
+}
+
+/// Refuses what [`take`] would refuse now, and changes nothing.
+pub(crate) fn check(dir: &Path, force: bool) -> Result<(), Error> {
+    check_place(dir)?;
+    if dir.is_dir() {
+        lock(dir)?;
+        has_run(dir, force)?;
+    }
+    Ok(())
+}
+
+fn check_place(dir: &Path) -> Result<(), Error> {
+    inputs::check_output(dir)?;
+    match dir.symlink_metadata() {
+        Ok(_) if !dir.is_dir() => Err(not_replaceable(dir, "it is not a directory")),
+        _ => Ok(()),
+    }
+}
+
+fn not_replaceable(dir: &Path, reason: &'static str) -> Error {
+    Error::NotReplaceable {
+        path: dir.to_owned(),
+        reason,
+    }
+}
+
+/// Whether a directory has a run, which may be replaced; refuses any other contents, and inputs among its files.
+fn has_run(dir: &Path, force: bool) -> Result<bool, Error> {
+    match contents(dir)? {
+        Contents::Empty => Ok(false),
+        _ if !force => Err(Error::Exists {
+            path: dir.to_owned(),
+        }),
+        Contents::Run => {
+            for path in optional_files(dir) {
+                inputs::check_output(&path)?;
+            }
+            Ok(true)
+        }
+        Contents::Other(reason) => Err(not_replaceable(dir, reason)),
+    }
 }
 
 /// Looks at the files of a directory, which no other recorder is writing.
@@ -85,14 +111,7 @@ fn contents(dir: &Path) -> Result<Contents, Error> {
     let trace = fs::metadata(dir.join(TRACE_FILE)).ok();
     let has_trace = trace.as_ref().is_some_and(fs::Metadata::is_file);
     if !has(manifest::FILE_NAME) {
-        // A new run gets its manifest last; before that its temporary file is there and the trace is empty.
-        let is_started = names.iter().any(|name| is_temporary(name));
-        let is_own =
-            |name: &OsString| is_temporary(name) || RUN_FILES.iter().any(|file| name == file);
-        let is_unfinished = is_started
-            && names.iter().all(is_own)
-            && trace.is_none_or(|trace| has_trace && trace.len() == 0);
-        return Ok(if names.is_empty() || is_unfinished {
+        return Ok(if is_unfinished(dir, &names) {
             Contents::Empty
         } else {
             Contents::Other("it has no manifest.json")
@@ -107,44 +126,73 @@ fn contents(dir: &Path) -> Result<Contents, Error> {
     })
 }
 
-/// Whether a recorder wrote the file under a temporary name.
-fn is_temporary(name: &OsStr) -> bool {
-    is_temporary_name(name, None) || is_numbered_name(name)
+/// Whether a directory without a manifest is empty, or has nothing but what an interrupted creation of a run left.
+///
+/// A new run gets its manifest last: before that, the manifest's temporary file is there, and the trace and the buffers
+/// are empty. A map has contents, so that it is only taken for the run's next to a readable temporary manifest.
+fn is_unfinished(dir: &Path, names: &[OsString]) -> bool {
+    let manifests = || {
+        let names = names.iter();
+        names.filter(|name| is_temporary(name, manifest::FILE_NAME))
+    };
+    let is_own = |name: &OsString| {
+        let is_empty = || {
+            let found = fs::symlink_metadata(dir.join(name));
+            found.is_ok_and(|found| found.is_file() && found.len() == 0)
+        };
+        let of_run = || manifests().any(|name| Manifest::read(&dir.join(name)).is_ok());
+        RUN_FILES.iter().any(|file| is_temporary(name, file))
+            || RUN_FILES.iter().any(|file| name == file)
+                && (is_empty() || name == map_table::FILE_NAME && of_run())
+    };
+    names.is_empty() || manifests().next().is_some() && names.iter().all(is_own)
 }
 
-/// Whether a name is `.RUN FILE.PROCESS.tmp`, the temporary names of version 0.1.0.
-fn is_numbered_name(name: &OsStr) -> bool {
-    let stem = name.to_str().and_then(|name| name.strip_suffix(".tmp"));
-    let parts = stem.and_then(|stem| stem.strip_prefix('.')?.rsplit_once('.'));
-    parts.is_some_and(|(file, process)| {
-        RUN_FILES.contains(&file)
-            && !process.is_empty()
-            && process.bytes().all(|byte| byte.is_ascii_digit())
-    })
+/// Whether a name is one under which a recorder writes `file` of a run before it is complete.
+fn is_temporary(name: &OsStr, file: &str) -> bool {
+    is_temporary_name(name, Some(file)) || numbered_file(name) == Some(file)
+}
+
+/// The file of a run whose name is `.FILE.PROCESS.tmp`, as version 0.1.0 named temporary files.
+fn numbered_file(name: &OsStr) -> Option<&str> {
+    let stem = name.to_str()?.strip_suffix(".tmp")?;
+    let (file, process) = stem.strip_prefix('.')?.rsplit_once('.')?;
+    let is_number = !process.is_empty() && process.bytes().all(|byte| byte.is_ascii_digit());
+    (is_number && RUN_FILES.contains(&file)).then_some(file)
 }
 
 /// Removes temporary files of recorders that were killed; those of [`moe_files`] go when the next file is created.
 fn remove_temporary_files(dir: &Path) -> Result<(), Error> {
     for entry in fs::read_dir(dir).map_err(Error::io("list", dir))? {
         let entry = entry.map_err(Error::io("list", dir))?;
-        if is_numbered_name(&entry.file_name()) {
+        if numbered_file(&entry.file_name()).is_some() {
             remove(&entry.path())?;
         }
     }
     Ok(())
 }
 
-/// Removes the files of an earlier run that not every run has.
-pub(crate) fn remove_optional_files(dir: &Path) -> Result<(), Error> {
+/// The files of an earlier run that not every run has.
+fn optional_files(dir: &Path) -> Vec<PathBuf> {
     let graphs = dir.join(graph::DIRECTORY);
+    let transfers = dir.join(transfers::FILE_NAME);
     if graphs.is_symlink() {
         // Not the files of another directory.
-        remove(&graphs)?;
+        return vec![graphs, transfers];
     }
-    for phase in [PHASE_PROMPT, PHASE_GENERATE] {
-        remove(&graph::path(dir, phase))?;
+    let [prompt, generate] = [PHASE_PROMPT, PHASE_GENERATE].map(|phase| graph::path(dir, phase));
+    vec![prompt, generate, transfers]
+}
+
+/// Removes the files of an earlier run that not every run has.
+pub(crate) fn remove_optional_files(
+    dir: &Path,
+    transaction: &mut Transaction,
+) -> Result<(), Error> {
+    for path in optional_files(dir) {
+        transaction.remove(&path)?;
     }
-    remove(&dir.join(transfers::FILE_NAME))
+    Ok(())
 }
 
 /// Removes a file, if it exists.

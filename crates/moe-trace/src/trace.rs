@@ -9,6 +9,7 @@ use moe_files::MappedFile;
 use moe_gguf::content::Content;
 use zerocopy::FromBytes;
 
+use crate::bounded;
 use crate::error::Error;
 use crate::operations::Operations;
 use crate::record::{RECORD_SIZE, TensorAccessLog};
@@ -37,11 +38,10 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Maps `path`. Any file can be a trace: what it says is checked where it is used.
+    /// Maps `path`, a regular file. Any file can be a trace: what it says is checked where it is used.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
-        let file = File::open(path).map_err(Error::io("open", path))?;
-        Self::of_file(path, &file)
+        Self::of_file(path, &bounded::open(path)?)
     }
 
     /// Maps an open file, which messages name `path`.

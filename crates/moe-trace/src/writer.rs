@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use moe_files::{AtomicFile, NewDirectories};
+use moe_files::{AtomicFile, NewDirectories, Transaction};
 use moe_gguf::map::OffsetMap;
 use serde::Serialize;
 
@@ -78,27 +78,40 @@ impl RunWriter {
         }
         manifest.records = None;
         let manifest_path = dir.join(manifest::FILE_NAME);
-        let new_manifest = manifest.write_pending(&manifest_path)?;
-        let new_map = map_table::write_for_run(&dir.join(map_table::FILE_NAME), map, &manifest)?;
+        let mut new_manifest = manifest.write_pending(&manifest_path)?;
+        let mut new_map =
+            map_table::write_for_run(&dir.join(map_table::FILE_NAME), map, &manifest)?;
         let trace = dir.join(TRACE_FILE);
-        let new_trace = AtomicFile::create(&trace, true)?;
-        let new_buffers = AtomicFile::create(&dir.join(buffers::FILE_NAME), true)?;
+        let mut new_trace = AtomicFile::create(&trace, true)?;
+        let mut new_buffers = AtomicFile::create(&dir.join(buffers::FILE_NAME), true)?;
         let (trace_file, buffers) = (new_trace.try_clone()?, new_buffers.try_clone()?);
         let blocks =
             BlockWriter::new(trace_file).map_err(Error::io("start a writer for", &trace))?;
         let reserved = reserve(dir).map_err(Error::writing(&manifest_path))?;
-        // All that needs room has succeeded.
+        // All that needs room has succeeded. After an error the old run is as it was.
+        let mut transaction = Transaction::default();
         if has_run {
+            for file in [
+                &mut new_manifest,
+                &mut new_map,
+                &mut new_trace,
+                &mut new_buffers,
+            ] {
+                file.sync()?;
+            }
             // Between the new manifest and the new trace, the old trace must not pass for the new run's.
             manifest.replacing = true;
-            manifest.write(&manifest_path)?;
+            transaction.rename(manifest.write_pending(&manifest_path)?)?;
+            transaction.sync()?;
             manifest.replacing = false;
         }
-        new_buffers.commit()?;
-        new_map.commit()?;
-        run_directory::remove_optional_files(dir)?;
-        new_trace.commit()?;
-        new_manifest.commit()?;
+        transaction.rename(new_buffers)?;
+        transaction.rename(new_map)?;
+        run_directory::remove_optional_files(dir, &mut transaction)?;
+        transaction.rename(new_trace)?;
+        transaction.sync()?;
+        transaction.rename(new_manifest)?;
+        transaction.finish()?;
         new.keep();
         let max_records = options
             .max_trace_bytes
@@ -115,6 +128,14 @@ impl RunWriter {
             reserved,
             _lock: lock,
         })
+    }
+
+    /// Refuses a directory that [`create`](Self::create) would refuse now, before long work; changes nothing.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create).
+    pub fn check(dir: &Path, force: bool) -> Result<(), Error> {
+        run_directory::check(dir, force)
     }
 
     /// The next record's slot.
@@ -211,6 +232,9 @@ impl RunWriter {
     /// `stopped` of the manifest is the failure, and `records` is what was kept.
     pub fn finish(mut self) -> Result<u64, Error> {
         self.records = self.records();
+        if let (Err(truncated), None) = (moe_files::check_inputs(), &self.manifest.stopped) {
+            self.manifest.stopped = Some(truncated.to_string());
+        }
         match self.blocks.close() {
             Ok(()) => {
                 self.manifest.records = Some(self.records);

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use moe_gguf::text::counted;
+use moe_trace::Manifest;
 use moe_trace::buffers::{self, Timeline, TimelineBuffer};
 use moe_trace::record::NO_LAYER;
 
@@ -86,6 +87,7 @@ fn events_path(path: &Path) -> anyhow::Result<PathBuf> {
     if !path.is_dir() {
         return Ok(path.to_owned());
     }
+    Manifest::of_run(path)?;
     let events = path.join(buffers::FILE_NAME);
     if !events.is_file() {
         bail!(

@@ -145,7 +145,7 @@ impl Writer {
     }
 }
 
-/// Writes the files of a format; all of them appear, or none.
+/// Writes the files of a format; all of them appear, or none. Those of an earlier trace go, which no reader could tell apart.
 fn write_files(
     exporter: &dyn FilesExporter,
     export: &Export<'_>,
@@ -162,7 +162,7 @@ fn write_files(
         0 => losses?,
         n => losses.with_context(|| format!("writing {}", counted(n as u64, "file")))?,
     };
-    files::check_inputs()?;
+    files.remove_others(|name| exporter.is_file_name(name))?;
     files.commit()?;
     Ok(losses)
 }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use moe_gguf::text::counted;
+use moe_trace::Manifest;
 use moe_trace::graph::{self, Graph};
 use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
 
@@ -119,6 +120,7 @@ fn format(args: &Args) -> anyhow::Result<GraphFormat> {
 fn read(args: &Args, ctx: &Context) -> anyhow::Result<Graph> {
     let phase = args.phase.number();
     traces::check_run(&args.run)?;
+    Manifest::of_run(&args.run)?;
     let recorded = graph::path(&args.run, phase);
     if !args.from_records && !args.ops.are_named() && recorded.is_file() {
         return Ok(Graph::read(&recorded)?);

@@ -93,22 +93,17 @@ impl<'a, 'g> Replay<'a, 'g> {
         replay
     }
 
-    /// Has the passes that follow recorded by another recorder.
-    pub fn record(&mut self, mut recorder: Recorder) {
+    /// Records the passes that follow with another recorder; returns the one so far.
+    pub fn record(&mut self, mut recorder: Recorder) -> Recorder {
         if self.ops.device.is_some() {
             recorder.wait_for_gpu();
         }
-        self.ops.recorder = recorder;
+        std::mem::replace(&mut self.ops.recorder, recorder)
     }
 
     /// The GPU, where there is one.
     pub fn device(&self) -> Option<&Device<'a>> {
         self.ops.device.as_ref()
-    }
-
-    /// Ends the replay; the recorder's writer can then be finished.
-    pub fn into_recorder(self) -> Recorder {
-        self.ops.recorder
     }
 
     /// Runs the layers of a pass that have experts, one after the other.

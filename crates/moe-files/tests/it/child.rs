@@ -8,7 +8,16 @@ const DIR_VARIABLE: &str = "MOE_FILES_TEST_DIR";
 
 /// A process that runs the ignored test with this path, and whose work is in `dir`.
 pub fn start(test: &str, dir: &Path) -> Child {
-    Command::new(std::env::current_exe().unwrap())
+    start_in(
+        &mut Command::new(std::env::current_exe().unwrap()),
+        test,
+        dir,
+    )
+}
+
+/// The same with a command that runs this binary.
+pub fn start_in(command: &mut Command, test: &str, dir: &Path) -> Child {
+    command
         .args(["--exact", test, "--ignored", "--nocapture"])
         .env(DIR_VARIABLE, dir)
         .stdout(Stdio::piped())

@@ -28,8 +28,19 @@ fn write_over_inputs() {
     fs::create_dir(at("tables")).unwrap();
     fs::write(at("tables/routing"), "input").unwrap();
     symlink(at("run"), at("link-to-run")).unwrap();
-    inputs::protect(&at("model"));
+    // Links from a directory to itself, which would be followed without end.
+    for link in 0..8 {
+        symlink(".", at("tables").join(format!("again-{link}"))).unwrap();
+    }
+    fs::create_dir_all(at("dataset/routing")).unwrap();
+    fs::create_dir(at("elsewhere")).unwrap();
+    fs::write(at("elsewhere/part-0"), "input").unwrap();
+    symlink(at("elsewhere"), at("dataset/routing/run=1")).unwrap();
+    let start = std::time::Instant::now();
+    inputs::protect(&at("dataset"));
     inputs::protect(&at("tables"));
+    assert!(start.elapsed() < std::time::Duration::from_secs(5));
+    inputs::protect(&at("model"));
     inputs::protect_directory(&at("run"));
 
     for output in [
@@ -39,6 +50,7 @@ fn write_over_inputs() {
         "linked-trace",
         "tables/routing",
         "run/../model",
+        "elsewhere/part-0",
     ] {
         let error = AtomicFile::create(&at(output), true).unwrap_err();
         assert!(matches!(error, Error::IsInput { .. }), "{output}: {error}");

@@ -7,3 +7,4 @@ mod child;
 mod inputs;
 #[cfg(unix)]
 mod signals;
+mod transaction;

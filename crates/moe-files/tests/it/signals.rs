@@ -8,9 +8,9 @@ use std::process::{Child, Command, Output};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use moe_files::{AtomicFile, AtomicFiles, MappedFile, signals};
+use moe_files::{AtomicFile, AtomicFiles, Error, MappedFile, commit_all, signals};
 
-use crate::child::{assert_passed, dir, shell, start};
+use crate::child::{assert_passed, dir, shell, start, start_in};
 
 const SIZE: u64 = 1 << 20;
 
@@ -165,6 +165,41 @@ fn write_and_wait() {
     wait_forever();
 }
 
+/// The first process of a container ignores signals that have no handler.
+#[cfg(target_os = "linux")]
+#[test]
+fn the_first_process_of_a_container_ends_on_term() {
+    let in_container = |program: &std::ffi::OsStr| {
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--map-root-user", "--pid", "--fork"]);
+        command.arg(program);
+        command
+    };
+    let possible = in_container("true".as_ref()).output();
+    if !possible.is_ok_and(|output| output.status.success()) {
+        // Past the capture of the test harness.
+        let _ = writeln!(std::io::stderr(), "skipped: namespaces are not available");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = in_container(std::env::current_exe().unwrap().as_os_str());
+    let mut child = start_in(&mut command, "signals::write_and_wait", dir.path());
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains("ready")));
+    let id = child.id();
+    let first = fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap();
+    let kill = Command::new("kill").args(["-TERM", first.trim()]).status();
+    assert!(kill.unwrap().success());
+    let (ended, end) = std::sync::mpsc::channel();
+    std::thread::spawn(move || ended.send(child.wait().unwrap()));
+    let Ok(status) = end.recv_timeout(Duration::from_secs(20)) else {
+        let _ = Command::new("kill").args(["-KILL", first.trim()]).status();
+        panic!("the process still runs");
+    };
+    assert_eq!(status.code(), Some(128 + libc::SIGTERM));
+    assert_eq!(n_entries(dir.path()), 0);
+}
+
 #[test]
 fn an_interrupt_sets_the_flag_where_it_is_wanted() {
     let dir = tempfile::tempdir().unwrap();
@@ -232,9 +267,31 @@ fn reports_a_truncation_that_raised_no_signal() {
 #[ignore = "part of reports_a_truncation_that_raised_no_signal"]
 fn truncate_within_the_last_page() {
     let (file, map) = mapped();
+    let output = |name: &str| AtomicFile::create(&dir().join(name), false).unwrap();
+    let mut group = AtomicFiles::create(&dir().join("group"), false).unwrap();
+    group.file("one").unwrap();
     assert_eq!(moe_files::truncated_file(), None);
     file.set_len(SIZE - 1).unwrap();
     assert_eq!(moe_files::truncated_file(), Some(dir().join("input")));
     drop(map);
     assert_eq!(moe_files::truncated_file(), Some(dir().join("input")));
+
+    // Outputs are not completed any more, in a program that ends on such an error.
+    output("of-a-library").commit().unwrap();
+    signals::install("program").unwrap();
+    let error = output("file").commit().unwrap_err();
+    assert!(matches!(error, Error::Truncated { .. }), "{error}");
+    assert!(matches!(group.commit(), Err(Error::Truncated { .. })));
+    let files = ["a", "b"].map(output);
+    assert!(matches!(
+        commit_all(files.into()),
+        Err(Error::Truncated { .. })
+    ));
+    output("report").commit_unchecked().unwrap();
+    let mut names: Vec<_> = fs::read_dir(dir())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
+    names.sort();
+    assert_eq!(names, ["input", "of-a-library", "report"]);
 }

@@ -8,7 +8,7 @@ use std::io::{self, Write};
 
 use crate::{Export, ExportError, FilesExporter, LayerCounts, Tally};
 
-use super::losses_of_counts;
+use super::{is_numbered, losses_of_counts};
 
 /// Rankings, `layer-000.csv` and so on.
 pub struct MeshLlm;
@@ -20,6 +20,10 @@ impl FilesExporter for MeshLlm {
 
     fn description(&self) -> &'static str {
         "directory of Mesh-LLM rankings (ranking.csv), one for each layer"
+    }
+
+    fn is_file_name(&self, name: &str) -> bool {
+        is_numbered(name, "layer-", 3, ".csv")
     }
 
     fn export(

@@ -17,6 +17,13 @@ use moe_gguf::text::counted;
 
 use crate::{Export, LayerCounts};
 
+/// Whether a name is `prefix`, a number of at least `width` digits, and `suffix`.
+fn is_numbered(name: &str, prefix: &str, width: usize, suffix: &str) -> bool {
+    let number = name.strip_prefix(prefix);
+    let number = number.and_then(|name| name.strip_suffix(suffix));
+    number.is_some_and(|n| n.len() >= width && n.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
 /// What formats of counts leave out.
 fn losses_of_counts(export: &Export<'_>) -> Vec<String> {
     let mut losses = Vec::new();

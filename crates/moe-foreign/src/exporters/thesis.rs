@@ -11,6 +11,7 @@ use moe_trace::ops::OpTable;
 use moe_trace::record::{PHASE_PROMPT, SourceLog, TensorAccessLog};
 use serde::{Serialize, Serializer};
 
+use super::is_numbered;
 use crate::{Export, ExportError, FilesExporter};
 
 /// `token-NNNNN.json`.
@@ -23,6 +24,10 @@ impl FilesExporter for Thesis {
 
     fn description(&self) -> &'static str {
         "directory of the thesis's token-NNNNN.json, every operation of a run"
+    }
+
+    fn is_file_name(&self, name: &str) -> bool {
+        is_numbered(name, "token-", 5, ".json")
     }
 
     fn export(

@@ -343,12 +343,28 @@ fn takes_a_directory_that_an_interrupted_creation_left() {
         assert!(Run::open(tmp.path()).is_ok());
         assert_eq!(fs::read_dir(tmp.path()).unwrap().count(), 4, "{state:?}");
     }
-    // Without a temporary file, or with records, it is not an interrupted creation.
-    for (name, contents) in [("gguf-map.parquet", ""), ("trace.bin", "records")] {
+    // A map of the run that was being created.
+    let tmp = tempfile::tempdir().unwrap();
+    let started = tmp.path().join(temporary("manifest.json"));
+    manifest().write(&started).unwrap();
+    fs::write(tmp.path().join("gguf-map.parquet"), "a map").unwrap();
+    let writer = RunWriter::create(tmp.path(), manifest(), &map, RunOptions::default());
+    assert_eq!(writer.unwrap().finish().unwrap(), 0);
+
+    // Without a temporary manifest, or with contents, it is not an interrupted creation.
+    for (name, contents, other) in [
+        ("gguf-map.parquet", "", None),
+        ("trace.bin", "records", Some("manifest.json")),
+        ("buffers.jsonl", "precious", Some("manifest.json")),
+        ("gguf-map.parquet", "precious", Some("manifest.json")),
+        ("buffers.jsonl", "", Some("h.json")),
+        ("buffers.jsonl", "precious", Some("h.json")),
+        ("gguf-map.parquet", "precious", Some("gguf-map.parquet")),
+    ] {
         let tmp = tempfile::tempdir().unwrap();
         fs::write(tmp.path().join(name), contents).unwrap();
-        if name == "trace.bin" {
-            fs::write(tmp.path().join(temporary("manifest.json")), "").unwrap();
+        if let Some(other) = other {
+            fs::write(tmp.path().join(temporary(other)), "").unwrap();
         }
         let force = RunOptions {
             force: true,
@@ -554,6 +570,78 @@ fn a_run_that_cannot_be_replaced_stays() {
     assert_eq!(run.trace.records().len(), 1);
     assert_eq!(run.manifest.unwrap().records, Some(1));
     assert_eq!(fs::read_dir(&dir).unwrap().count(), 4);
+}
+
+/// The last step that can fail is an old file that cannot be removed.
+#[test]
+fn an_error_after_the_first_rename_restores_the_old_run() {
+    let (_, map) = gpt_oss();
+    let tmp = tempfile::tempdir().unwrap();
+    let mut writer =
+        RunWriter::create(tmp.path(), manifest(), &map, RunOptions::default()).unwrap();
+    *writer.next_record().unwrap() = record(1, MUL_MAT, "a");
+    let graph = GraphBuilder::new().finish("PROMPT", 0);
+    writer.write_graph(PHASE_PROMPT, &graph).unwrap();
+    let event = BufferEvent {
+        timestamp_ms: 0.5,
+        timestamp_ns: Some(500_000),
+        change: Change::Dealloc { buffer_id: 3 },
+    };
+    writer.write_buffer_events(&[event]).unwrap();
+    writer.finish().unwrap();
+    fs::create_dir(tmp.path().join("transfers.jsonl")).unwrap();
+    let files = [
+        "manifest.json",
+        "gguf-map.parquet",
+        "buffers.jsonl",
+        "trace.bin",
+        "graph/prompt.json",
+    ];
+    let contents = || files.map(|name| fs::read(tmp.path().join(name)).unwrap());
+    let before = contents();
+
+    let options = RunOptions {
+        force: true,
+        ..Default::default()
+    };
+    let error = RunWriter::create(tmp.path(), manifest(), &map, options)
+        .err()
+        .unwrap();
+    assert!(error.to_string().contains("transfers.jsonl"), "{error}");
+    assert!(contents() == before);
+    assert!(Run::open(tmp.path()).is_ok());
+    assert_eq!(fs::read_dir(tmp.path()).unwrap().count(), 6);
+
+    fs::remove_dir(tmp.path().join("transfers.jsonl")).unwrap();
+    RunWriter::create(tmp.path(), manifest(), &map, options).unwrap();
+    assert!(!graph::path(tmp.path(), PHASE_PROMPT).exists());
+    assert_eq!(fs::read_dir(tmp.path().join("graph")).unwrap().count(), 0);
+}
+
+#[test]
+fn a_check_for_a_new_run_changes_nothing() {
+    let (_, map) = gpt_oss();
+    let tmp = tempfile::tempdir().unwrap();
+    let dir = tmp.path().join("new/run");
+    RunWriter::check(&dir, false).unwrap();
+    assert_eq!(fs::read_dir(tmp.path()).unwrap().count(), 0);
+    let writer = RunWriter::create(&dir, manifest(), &map, RunOptions::default()).unwrap();
+    assert!(matches!(
+        RunWriter::check(&dir, true),
+        Err(Error::InUse { .. })
+    ));
+    writer.finish().unwrap();
+    assert!(matches!(
+        RunWriter::check(&dir, false),
+        Err(Error::Exists { .. })
+    ));
+    RunWriter::check(&dir, true).unwrap();
+    assert!(Run::open(&dir).is_ok());
+    let other = tmp.path().join("new");
+    assert!(matches!(
+        RunWriter::check(&other, true),
+        Err(Error::NotReplaceable { .. })
+    ));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use anyhow::bail;
 use moe_analysis::overlap::{Reads, gate_up_bytes};
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
-use moe_trace::manifest::{self, Gpu, Manifest};
+use moe_trace::manifest::{Gpu, Manifest};
 use moe_trace::transfers::{self, Transfer};
 use moe_trace::{Facts, map_table};
 
@@ -38,6 +38,10 @@ impl Input {
         ctx: &Context,
     ) -> anyhow::Result<Input> {
         let is_run = run.is_dir();
+        let manifest = match is_run {
+            true => Manifest::of_run(run)?,
+            false => None,
+        };
         let path = match is_run {
             true => run.join(transfers::FILE_NAME),
             false => run.to_owned(),
@@ -57,8 +61,6 @@ impl Input {
             let path = run.join(name);
             (is_run && path.is_file()).then_some(path)
         };
-        let manifest = beside(manifest::FILE_NAME);
-        let manifest = manifest.map(|path| Manifest::read(&path)).transpose()?;
         let map = match (model, beside(map_table::FILE_NAME)) {
             (Some(model), _) => {
                 let gguf = Gguf::open(model)?;

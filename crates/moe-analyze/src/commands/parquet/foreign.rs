@@ -1,11 +1,14 @@
 //! The table `routing` of a trace that tells nothing else.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use anyhow::Context as _;
+use moe_files::inputs;
 use moe_foreign::{Detected, Options, import};
 use moe_gguf::map::OffsetMap;
-use moe_trace::tables::RoutingTable;
+use moe_trace::tables::{RoutingTable, SCHEMA_KEY, TABLES, TableMetadata, table_paths};
 use moe_trace::{CountRow, RoutingRow, Sink, SinkError, map_table};
 
 use super::Args;
@@ -49,8 +52,25 @@ pub(super) fn write_routing(
             place.display()
         ));
     }
+    remove_older(args)?;
     write_map(args, ctx)?;
     Ok(ExitStatus::Done)
+}
+
+/// Removes the tables that this trace does not fill and an earlier `parquet` left: they are of another trace.
+fn remove_older(args: &Args) -> anyhow::Result<()> {
+    let out = args.out.iter().filter(|_| args.force);
+    for (table, path) in out.flat_map(|out| TABLES.into_iter().zip(table_paths(out))) {
+        let schema = format!("moe-analyze.{table}.v1");
+        let is_older = table != "routing"
+            && TableMetadata::read(&path)
+                .is_ok_and(|metadata| metadata.value(SCHEMA_KEY) == Some(&schema));
+        if is_older {
+            inputs::check_output(&path)?;
+            fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+        }
+    }
+    Ok(())
 }
 
 /// A table that takes no more once the user has pressed Ctrl-C.

@@ -6,7 +6,8 @@ mod prompts;
 mod tell;
 mod usage;
 
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context as _, bail};
@@ -27,7 +28,7 @@ use crate::engine::device::DeviceArgs;
 use crate::engine::{self, native};
 use crate::files::{self, OutputPath};
 use crate::interrupt;
-use crate::output::human_bytes;
+use crate::output::{self, human_bytes, message};
 use crate::values::{ValueError, at_least, number, whole};
 
 /// Run a model and record which experts every token uses and which bytes of the file that touches
@@ -225,18 +226,34 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     failed = failed.or(ended.err());
     let out = writer.as_ref().map(|writer| writer.dir().to_owned());
     let records = writer.map(|writer| finish(writer, &totals, &failed, gpu));
-    if let Some(usage) = &usage {
-        usage.finish(totals.tokens.prompt + totals.tokens.generated)?;
+    let usage = usage.map_or(Ok(()), |usage| {
+        usage.finish(totals.tokens.prompt + totals.tokens.generated)
+    });
+    let outcome = outcome(ctx, &totals, failed, lost, out.as_deref().zip(records));
+    match (outcome, usage) {
+        (Ok(status), usage) => usage.map(|()| status),
+        (Err(error), Ok(())) => Err(error),
+        (Err(error), Err(usage)) => {
+            message::print(format_args!("moe-analyze: {}", output::one_line(&usage)));
+            Err(error)
+        }
     }
-    if let Some(error) = failed {
-        return Err(match out {
-            Some(out) => anyhow::Error::new(error)
-                .context(format!("{} keeps what was recorded", out.display())),
-            None => error.into(),
-        });
-    }
-    let recorded = records.transpose()?.zip(out);
-    let recorded = recorded.as_ref().map(|(n, out)| (*n, out.as_path()));
+}
+
+/// Reports how the recording ended. `run` is the run directory with its number of records; without a trace there is none.
+fn outcome(
+    ctx: &Context,
+    totals: &Totals,
+    failed: Option<moe_engine::Error>,
+    lost: Option<io::Error>,
+    run: Option<(&Path, Result<u64, moe_trace::Error>)>,
+) -> anyhow::Result<ExitStatus> {
+    let recorded = match (failed, run) {
+        (Some(error), None) => return Err(error.into()),
+        (Some(error), Some((out, records))) => return Err(failure(error.into(), out, records)),
+        (None, None) => None,
+        (None, Some((out, records))) => Some((records?, out)),
+    };
     for line in totals.summary(recorded).lines() {
         ctx.remark(line);
     }
@@ -259,13 +276,32 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     }
 }
 
+/// Why a recording failed, and what its run directory has; `records` is what completing the run came to.
+pub fn failure(
+    error: anyhow::Error,
+    out: &Path,
+    records: Result<u64, moe_trace::Error>,
+) -> anyhow::Error {
+    match records {
+        // The failed write of the trace is reported again where the run is completed.
+        Err(second)
+            if error
+                .chain()
+                .all(|cause| cause.to_string() != second.to_string()) =>
+        {
+            error.context(format!("{} is incomplete ({second})", out.display()))
+        }
+        _ => error.context(format!("{} keeps what was recorded", out.display())),
+    }
+}
+
 /// Completes the run directory; gives the number of records.
 fn finish(
     mut writer: RunWriter,
     totals: &Totals,
     failed: &Option<moe_engine::Error>,
     gpu: Option<Gpu>,
-) -> anyhow::Result<u64> {
+) -> Result<u64, moe_trace::Error> {
     let manifest = writer.manifest_mut();
     about::tell_gpu(manifest, gpu);
     manifest.tokens = totals.tokens;
@@ -274,7 +310,7 @@ fn finish(
         Some(error) => Some(error.to_string()),
         None => totals.stop.and_then(tell::reason).map(str::to_owned),
     };
-    Ok(writer.finish()?)
+    writer.finish()
 }
 
 fn limits(args: &Args, prompt: &Prompt) -> Limits {
@@ -329,7 +365,7 @@ fn probability(text: &str) -> Result<f32, ValueError> {
     })
 }
 
-fn announce(ctx: &Context, args: &Args, records: u64, out: &std::path::Path) {
+fn announce(ctx: &Context, args: &Args, records: u64, out: &Path) {
     let size = human_bytes(records.saturating_mul(RECORD_SIZE as u64));
     let limit = match args.max_trace_mib {
         Some(mib) => format!(", stopping at {mib} MiB"),

@@ -17,13 +17,13 @@ use moe_executor::replay::{Collector, Replay, Routes};
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
 use moe_gguf::text::counted;
-use moe_trace::manifest::{Sampling, Tokens};
+use moe_trace::manifest::{Gpu, Sampling, Tokens};
 use moe_trace::record::PHASE_PROMPT;
 use moe_trace::{RunOptions, RunWriter};
 
 use crate::cli::{Context, ExitStatus};
 use crate::commands::bench::BANDWIDTH_BYTES;
-use crate::commands::record::{about, model};
+use crate::commands::record::{self, about, model};
 use crate::engine::device::DeviceArgs;
 use crate::engine::native;
 use crate::files::OutputPath;
@@ -87,9 +87,9 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let n_threads = args.threads.map_or_else(n_cores, usize::from);
     let threads = Threads::new(n_threads)?;
     let device = args.device.open(&model, ctx)?;
-    let writer = args.out.as_deref();
-    let writer = writer.map(|out| begin_run(&args, out, &gguf, &model, n_threads, device.as_ref()));
-    let writer = writer.transpose()?;
+    if let Some(out) = &args.out {
+        RunWriter::check(out, args.force)?;
+    }
     let interrupted = interrupt::flag();
 
     let silent = Recorder::new(None);
@@ -99,9 +99,15 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     for _ in 0..args.repetitions {
         over_the_trace(&mut replay, &routes, interrupted, &mut report)?;
     }
-    if let Some(writer) = writer {
+    if let Some(out) = args.out.as_deref() {
+        // Not before: until then a run that it replaces is as it was.
+        let writer = begin_run(&args, out, &gguf, &model, n_threads, replay.device())?;
         replay.record(Recorder::new(Some(writer)).with_mode(Mode::Experts));
-        over_the_trace(&mut replay, &routes, interrupted, &mut Report::default())?;
+        let ran = over_the_trace(&mut replay, &routes, interrupted, &mut Report::default());
+        let gpu = replay.device().map(Device::describe);
+        if let Some(writer) = replay.record(Recorder::new(None)).into_writer() {
+            finish_run(writer, ran, gpu, &routes, ctx)?;
+        }
     }
     let gpu = replay.device().map(Device::describe);
     if let Some(fallbacks) = gpu.as_ref().and_then(native::fallbacks) {
@@ -113,18 +119,6 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
             .device()
             .and_then(|device| native::gpu_bandwidth(device.bandwidth(), ctx)),
     };
-    if let Some(mut writer) = replay.into_recorder().into_writer() {
-        let manifest = writer.manifest_mut();
-        about::tell_gpu(manifest, gpu);
-        manifest.tokens = tokens(&routes);
-        let dir = writer.dir().to_owned();
-        let records = writer.finish()?;
-        ctx.remark(format_args!(
-            "recorded {} into {}",
-            counted(records, "record"),
-            dir.display()
-        ));
-    }
     let rows = report.rows(args.repetitions, &bandwidths);
     output::to_stdout(args.output, |out| {
         write_rows(out, args.output, &COLUMNS, rows)
@@ -229,6 +223,33 @@ fn begin_run(
         max_trace_bytes: None,
     };
     Ok(RunWriter::create(out, manifest, &map, options)?)
+}
+
+/// Completes the run, also where the pass over the trace failed or was interrupted.
+fn finish_run(
+    mut writer: RunWriter,
+    ran: anyhow::Result<()>,
+    gpu: Option<Gpu>,
+    routes: &Routes,
+    ctx: &Context,
+) -> anyhow::Result<()> {
+    let manifest = writer.manifest_mut();
+    about::tell_gpu(manifest, gpu);
+    match &ran {
+        Ok(()) => manifest.tokens = tokens(routes),
+        Err(error) => manifest.stopped = Some(error.to_string()),
+    }
+    let dir = writer.dir().to_owned();
+    let records = writer.finish();
+    if let Err(error) = ran {
+        return Err(record::failure(error, &dir, records));
+    }
+    ctx.remark(format_args!(
+        "recorded {} into {}",
+        counted(records?, "record"),
+        dir.display()
+    ));
+    Ok(())
 }
 
 /// Tokens of the layer that routes most, in each phase.

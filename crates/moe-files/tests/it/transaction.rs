@@ -1,0 +1,92 @@
+//! Renames and removals of which all happen, or none.
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+
+use moe_files::{AtomicFile, AtomicFiles, Transaction, commit_all};
+
+fn written(path: &Path, text: &str) -> AtomicFile {
+    let mut file = AtomicFile::create(path, true).unwrap();
+    file.write_all(text.as_bytes()).unwrap();
+    file
+}
+
+/// Names and contents of the files of a directory.
+fn contents(dir: &Path) -> Vec<(String, String)> {
+    let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
+    let read = |entry: fs::DirEntry| {
+        let text = fs::read_to_string(entry.path()).unwrap_or("a directory".into());
+        (entry.file_name().into_string().unwrap(), text)
+    };
+    let mut contents: Vec<_> = entries.map(read).collect();
+    contents.sort();
+    contents
+}
+
+fn change(dir: &Path) -> Transaction {
+    let at = |name: &str| dir.join(name);
+    let mut transaction = Transaction::default();
+    transaction.rename(written(&at("a"), "first")).unwrap();
+    transaction.sync().unwrap();
+    transaction.remove(&at("b")).unwrap();
+    transaction.remove(&at("absent")).unwrap();
+    transaction.rename(written(&at("c"), "new")).unwrap();
+    transaction.rename(written(&at("a"), "second")).unwrap();
+    transaction
+}
+
+#[test]
+fn a_transaction_that_is_not_finished_is_undone() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["a", "b"] {
+        fs::write(dir.path().join(name), "old").unwrap();
+    }
+    let before = contents(dir.path());
+    drop(change(dir.path()));
+    assert_eq!(contents(dir.path()), before);
+    change(dir.path()).finish().unwrap();
+    let after = [("a", "second"), ("c", "new")].map(|(name, text)| (name.into(), text.into()));
+    assert_eq!(contents(dir.path()), after);
+}
+
+#[test]
+fn files_that_replace_others_are_all_renamed_or_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    fs::write(at("a"), "old").unwrap();
+    let files = ["a", "b", "c"].map(|name| written(&at(name), "new"));
+    // A directory is not replaced by a file.
+    fs::create_dir(at("c")).unwrap();
+    let before =
+        [("a", "old"), ("c", "a directory")].map(|(name, text)| (name.into(), text.into()));
+    commit_all(files.into()).unwrap_err();
+    assert_eq!(contents(dir.path()), before);
+}
+
+#[test]
+fn a_group_removes_the_rest_of_an_earlier_one_where_it_may_replace() {
+    for replace in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["part-1", "part-2", "notes"] {
+            fs::write(dir.path().join(name), "old").unwrap();
+        }
+        fs::create_dir(dir.path().join("part-3")).unwrap();
+        let mut group = AtomicFiles::create(dir.path(), replace).unwrap();
+        let name = if replace { "part-1" } else { "part-0" };
+        group.file(name).unwrap().write_all(b"new").unwrap();
+        group
+            .remove_others(|name| name.starts_with("part-"))
+            .unwrap();
+        group.commit().unwrap();
+        let names: Vec<String> = contents(dir.path())
+            .into_iter()
+            .map(|(name, _)| name)
+            .collect();
+        let expected: &[&str] = match replace {
+            true => &["notes", "part-1", "part-3"],
+            false => &["notes", "part-0", "part-1", "part-2", "part-3"],
+        };
+        assert_eq!(names, expected);
+    }
+}
