@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use moe_files::AtomicFile;
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use xxhash_rust::xxh3::xxh3_64;
@@ -311,21 +312,25 @@ impl Manifest {
     /// # Errors
     /// [`Error::Manifest`] for another file than a manifest, and for a schema that this version does not know.
     pub fn read(path: &Path) -> Result<Self, Error> {
-        let bytes = bounded::read(path, bounded::MAX_DOCUMENT)?;
+        /// What tells a manifest from other JSON.
+        #[derive(Deserialize)]
+        #[serde(expecting = "a JSON object")]
+        struct Head {
+            schema: Option<IgnoredAny>,
+        }
+        let text = bounded::read_json(path)?;
         let invalid = |reason: String| Error::Manifest {
             path: path.to_owned(),
             reason,
         };
-        let json: Value =
-            serde_json::from_slice(&bytes).map_err(|error| invalid(error.to_string()))?;
-        if json.get("schema").is_none() {
+        let head: Head = serde_json::from_str(&text).map_err(|error| invalid(error.to_string()))?;
+        if head.schema.is_none() {
             return Err(invalid(format!(
                 "it has no \"schema\", which is {SCHEMA:?}"
             )));
         }
-        // From the bytes, so that a message names line and column.
         let manifest: Self =
-            serde_json::from_slice(&bytes).map_err(|error| invalid(error.to_string()))?;
+            serde_json::from_str(&text).map_err(|error| invalid(error.to_string()))?;
         if manifest.schema != SCHEMA {
             let reason = format!(
                 "its schema is {:?}, this version reads {SCHEMA:?}",
@@ -338,8 +343,8 @@ impl Manifest {
 
     /// Keys that the schema requires and `path` lacks, as JSON pointers; [`Manifest::read`] does without them.
     pub fn missing_keys(path: &Path) -> Result<Vec<&'static str>, Error> {
-        let bytes = bounded::read(path, bounded::MAX_DOCUMENT)?;
-        let json: Value = serde_json::from_slice(&bytes).map_err(|source| Error::Manifest {
+        let text = bounded::read_json(path)?;
+        let json: Value = serde_json::from_str(&text).map_err(|source| Error::Manifest {
             path: path.to_owned(),
             reason: source.to_string(),
         })?;

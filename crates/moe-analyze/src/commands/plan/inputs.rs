@@ -27,10 +27,9 @@ pub fn read_learn_files(
     options: &Options,
     ctx: &Context,
 ) -> anyhow::Result<LearnFile> {
-    let mut files = Vec::new();
     let mut counted: Vec<Hotness> = Vec::new();
-    for path in paths {
-        files.push(match Learned::read(path, options, ctx)? {
+    let files = paths.iter().map(|path| -> anyhow::Result<LearnFile> {
+        Ok(match Learned::read(path, options, ctx)? {
             Learned::File(file) => file,
             Learned::Counted(hotness) => {
                 for earlier in &counted {
@@ -41,10 +40,10 @@ pub fn read_learn_files(
                 counted.push(hotness);
                 file
             }
-        });
-    }
+        })
+    });
     // Without a half-life nothing fades, as if it had no end.
-    let merged = LearnFile::merge_fading(&files, half_life.unwrap_or(f64::INFINITY))?;
+    let merged = LearnFile::merge_fading(files, half_life.unwrap_or(f64::INFINITY))?;
     merged.context("no input; name a learn file")
 }
 
@@ -68,7 +67,7 @@ impl Learned {
     fn read(path: &Path, options: &Options, ctx: &Context) -> anyhow::Result<Learned> {
         let name = || path.display().to_string();
         if is_learn_file(path)? {
-            let text = bounded::read_text(path)?;
+            let text = bounded::read_json(path)?;
             let file = LearnFile::parse(&text).with_context(name)?;
             if let Some(model) = &options.model {
                 check_model(model, &facts_of(&file), path)?;
