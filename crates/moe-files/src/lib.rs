@@ -18,6 +18,7 @@ mod mapped;
 pub mod signals;
 mod stale;
 mod temporary;
+pub mod text;
 
 pub use atomic::{AtomicFile, commit_all};
 pub use error::Error;
