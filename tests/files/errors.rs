@@ -16,6 +16,9 @@ fn failures(commands: &[&str], before: &str) -> Vec<String> {
         "--out",
         arg(&dir.path().join("t.jsonl")),
     ]);
+    let event =
+        r#"{"timestamp_ms":0,"event":"alloc","buffer_id":1,"buffer_ptr":0,"size":64,"name":"a"}"#;
+    fs::write(dir.path().join("run/buffers.jsonl"), format!("{event}\n")).unwrap();
     let names_before = names(dir.path());
     let run = |command: &&str| {
         let output = shell(dir.path(), &format!("{before}exec \"$0\" {command}"));
