@@ -5,6 +5,10 @@ mod support;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
+use moe_gguf::map::OffsetMap;
+use moe_trace::ops::MUL_MAT_ID;
+use moe_trace::record::{EXT_V1, set_name};
+use moe_trace::{Manifest, RunOptions, RunWriter, TensorAccessLog};
 use support::{arg, failure_of, file_of, known_run, moe_analyze, repository, stdout_of};
 use tempfile::tempdir;
 
@@ -247,6 +251,144 @@ fn huge_files_are_refused_with_their_limit() {
             None => fs::remove_file(&path).unwrap(),
         }
     }
+}
+
+/// JSON of 31 MiB, below the limit of a file, whose values take many times as much.
+#[cfg(target_os = "linux")]
+#[test]
+fn memory_of_json_values_is_limited() {
+    let dir = tempdir().unwrap();
+    let dir = dir.path();
+    let run = dir.join("run");
+    known_run(&run);
+    let model = repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
+    let (run, model) = (arg(&run), arg(&model));
+    let objects = "{\"a\":0},".repeat((31 << 20) / 8);
+    let learn = file_of(
+        dir,
+        "learn.json",
+        format!(
+            "{{\"schema\":\"llama.cpp.moe_layer_opt_perf.v1\",\"layers\":[],\"x\":[{objects}0]}}"
+        ),
+    );
+    let order = file_of(dir, "order.json", format!("{{\"1\":[{objects}0]}}"));
+    let (learn, order, out) = (arg(&learn), arg(&order), dir.join("out"));
+    let (gguf, cut) = (out.with_extension("gguf"), out.with_extension("json"));
+    let plan = ["--model", model, "--budget-mib", "1"];
+    for (args, file) in [
+        ([&["plan", learn][..], &plan].concat(), learn),
+        ([&["plan", learn, learn][..], &plan].concat(), learn),
+        (
+            [&["plan", learn, "--out", arg(&cut)][..], &plan].concat(),
+            learn,
+        ),
+        (vec!["plan", run, "--update", learn], learn),
+        (vec!["plan", run, "--update", order], order),
+        (vec!["hotness", learn], learn),
+        (vec!["info", learn], learn),
+        (
+            vec![
+                "relayout",
+                model,
+                "--permute-experts",
+                learn,
+                "--out",
+                arg(&gguf),
+            ],
+            learn,
+        ),
+        (
+            vec![
+                "relayout",
+                model,
+                "--permute-experts",
+                order,
+                "--out",
+                arg(&gguf),
+            ],
+            order,
+        ),
+        (vec!["synth", "--spec", order, "--out", arg(&gguf)], order),
+    ] {
+        let line = failure_in_4_gb(&args);
+        assert!(
+            line.contains(file) && line.contains("limit of 536870912 bytes of memory"),
+            "{args:?}: {line}"
+        );
+    }
+    let manifest = Path::new(run).join("manifest.json");
+    fs::write(
+        &manifest,
+        format!("{{\"schema\":\"moe-analyze.run.v1\",\"x\":[{objects}0]}}"),
+    )
+    .unwrap();
+    for args in [
+        &["info", run][..],
+        &["hotness", run],
+        &["diff", run, run],
+        &["record", "-p", "a", "-n", "1", "--force", "--out", run],
+    ] {
+        let line = failure_in_4_gb(args);
+        assert!(
+            line.contains(run) && (line.contains("limit of ") || args[0] == "record"),
+            "{args:?}: {line}"
+        );
+    }
+}
+
+/// A model of 9 layers of 4096 experts, whose pairs are over the limit together, though not those of a layer.
+#[cfg(target_os = "linux")]
+#[test]
+fn pairs_of_experts_are_limited() {
+    const N_LAYER: u16 = 9;
+    let dir = tempdir().unwrap();
+    let (model, run) = (dir.path().join("wide.gguf"), dir.path().join("run"));
+    let spec = serde_json::json!({
+        "arch": "qwen3moe", "n_layer": N_LAYER, "n_embd": 32, "n_head": 1, "n_head_kv": 1, "head_dim": 32,
+        "n_expert": 4096, "n_expert_used": 1, "n_ff_exp": 32,
+        "vocab": { "n_tokens": 300, "pre": "qwen2" },
+    });
+    let spec = file_of(dir.path(), "spec.json", spec.to_string());
+    stdout_of(&[
+        "synth",
+        "--spec",
+        arg(&spec),
+        "--sparse",
+        "--out",
+        arg(&model),
+    ]);
+    let map = OffsetMap { rows: Vec::new() };
+    let mut writer =
+        RunWriter::create(&run, Manifest::default(), &map, RunOptions::default()).unwrap();
+    for layer in 0..N_LAYER {
+        let record = writer.next_record().unwrap();
+        *record = TensorAccessLog {
+            operation_type: MUL_MAT_ID,
+            ext_version: EXT_V1,
+            num_experts: 1,
+            ..TensorAccessLog::default()
+        };
+        record.timestamp_ns.set(u64::from(layer) + 1);
+        record.layer_id.set(layer);
+        record.n_tokens.set(1);
+        set_name(&mut record.dst_name, &format!("ffn_moe_gate-{layer}"));
+    }
+    writer.finish().unwrap();
+    let (trace, out) = (run.join("trace.bin"), dir.path().join("out.gguf"));
+    let line = failure_in_4_gb(&[
+        "relayout",
+        arg(&model),
+        "--permute-experts",
+        "coactivation",
+        "--trace",
+        arg(&trace),
+        "--out",
+        arg(&out),
+    ]);
+    assert!(
+        line.contains("layer 8 has 4096 experts") && line.contains("limit of 134217728 pairs"),
+        "{line}"
+    );
 }
 
 /// A map of 52 kB in which a name has 1.5 GB.

@@ -100,6 +100,30 @@ fn assert_close(found: &Value, expected: f64) {
 }
 
 #[test]
+fn a_truncated_last_line_is_reported_and_left_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    recorded(&run, &example());
+    let whole = rows(&[arg(&run)]);
+    let path = run.join("transfers.jsonl");
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(&path, format!("{text}{{\"sequence_id\":0,")).unwrap();
+    for input in [&run, &path] {
+        let output = moe_analyze()
+            .args(["overlap", arg(input), "-o", "json"])
+            .output()
+            .unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        let place = format!(
+            "transfers.jsonl is truncated: its last line, at byte {}",
+            text.len()
+        );
+        assert!(stderr.contains(&place), "{stderr}");
+    }
+    assert_eq!(rows(&[arg(&run)]), whole);
+}
+
+#[test]
 fn rows_of_layers_and_phases() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");

@@ -458,7 +458,7 @@ fn an_interrupted_run_can_be_read() {
     }
     assert!(
         Command::new("kill")
-            .args(["-INT", &child.id().to_string()])
+            .args(["-TERM", &child.id().to_string()])
             .status()
             .unwrap()
             .success()

@@ -4,7 +4,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use moe_fuzz::check_error;
-use moe_placement::learn::{LearnFile, parse_observations};
+use moe_placement::learn::{Error, LearnFile, parse_observations};
 
 fuzz_target!(|bytes: &[u8]| {
     let Ok(text) = std::str::from_utf8(bytes) else {
@@ -33,7 +33,7 @@ fuzz_target!(|bytes: &[u8]| {
             check_error(&error);
         }
     }
-    match LearnFile::merge_fading(&[learned, again], 2.0) {
+    match LearnFile::merge_fading([Ok::<_, Error>(learned), Ok(again)].into_iter(), 2.0) {
         Ok(merged) => drop(merged.map(|merged| merged.to_json())),
         Err(error) => check_error(&error),
     }

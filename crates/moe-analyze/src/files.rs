@@ -171,9 +171,22 @@ pub fn write_whole(
     force: bool,
     write: impl FnOnce(&mut BufWriter<AtomicFile>) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
+    commit(vec![prepare(path, force, write)?])
+}
+
+/// As [`write_whole`], but the file appears under its path by [`commit`].
+pub fn prepare(
+    path: &Path,
+    force: bool,
+    write: impl FnOnce(&mut BufWriter<AtomicFile>) -> anyhow::Result<()>,
+) -> anyhow::Result<AtomicFile> {
     let mut out = BufWriter::new(AtomicFile::create(path, force)?);
-    let written = write(&mut out)
+    write(&mut out)
         .and_then(|()| Ok(out.into_inner().map_err(io::IntoInnerError::into_error)?))
-        .with_context(|| format!("writing {}", path.display()))?;
-    Ok(written.commit()?)
+        .with_context(|| format!("writing {}", path.display()))
+}
+
+/// Puts complete files in their places: all outputs of a command at once, so that an error leaves none.
+pub fn commit(files: Vec<AtomicFile>) -> anyhow::Result<()> {
+    Ok(moe_files::commit_all(files)?)
 }

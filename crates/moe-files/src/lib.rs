@@ -19,6 +19,7 @@ mod mapped;
 pub mod signals;
 mod stale;
 mod temporary;
+pub mod text;
 mod transaction;
 
 pub use atomic::{AtomicFile, commit_all};

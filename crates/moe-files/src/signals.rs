@@ -6,6 +6,8 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::text::escape_hidden;
+
 static WANTED: AtomicBool = AtomicBool::new(false);
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
@@ -85,7 +87,7 @@ mod unix {
 
     /// Installs the handlers of a program, once, at its start. A library never calls this.
     ///
-    /// - SIGINT, SIGTERM, and SIGHUP where it was not ignored: temporary files are removed, and the program ends by the
+    /// - SIGINT, SIGTERM and SIGHUP, each where it was not ignored: temporary files are removed, and the program ends by the
     ///   signal. See [`interrupted`](super::interrupted) for long work that ends by itself.
     /// - SIGBUS of a [`MappedFile`](crate::MappedFile), on Linux of any mapped file that was truncated: temporary files are removed, one line on stderr that starts
     ///   with `program` names the file, and the exit status is 2. Any other SIGBUS goes to the earlier handler.
@@ -102,10 +104,11 @@ mod unix {
             .stack_size(STACK_SIZE)
             .spawn(move || serve(reader, program))?;
         PIPE.store(writer.into_raw_fd(), Ordering::SeqCst);
-        set_action(libc::SIGINT, on_interrupt)?;
-        set_action(libc::SIGTERM, on_interrupt)?;
-        if action(libc::SIGHUP)?.sa_sigaction != libc::SIG_IGN {
-            set_action(libc::SIGHUP, on_interrupt)?;
+        for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+            // `nohup` ignores SIGHUP, a shell without job control SIGINT of a job in the background.
+            if action(signal)?.sa_sigaction != libc::SIG_IGN {
+                set_action(signal, on_interrupt)?;
+            }
         }
         let _ = EARLIER.set(action(libc::SIGBUS)?);
         set_action(libc::SIGBUS, on_bus_error)?;
@@ -263,11 +266,8 @@ mod unix {
 
 /// The message about a mapped file that became smaller, without the program's name.
 pub fn truncated_message(file: &Path) -> String {
-    let escape = |c: char| match c {
-        c if c.is_control() => c.escape_default().to_string(),
-        c => c.to_string(),
-    };
-    let name: String = file.to_string_lossy().chars().map(escape).collect();
+    let mut name = String::new();
+    escape_hidden(&file.to_string_lossy(), &mut name);
     format!(
         "{name}: the file was truncated while it was read; run the command again once it is complete"
     )

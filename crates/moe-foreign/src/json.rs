@@ -4,16 +4,28 @@ use std::io::{self, BufRead, Read};
 use std::path::Path;
 
 use moe_placement::json::{non_finite, non_finite_at};
+use moe_trace::bounded;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use crate::error::{At, ForeignError};
 use crate::source;
 
-/// Reads a JSON document of a known shape.
+/// Reads a JSON document of a known shape, whose numbers make up most of it.
 pub(crate) fn document<T: DeserializeOwned>(path: &Path) -> Result<T, ForeignError> {
-    let bytes = source::read_whole(path)?;
-    serde_json::from_slice(&bytes).map_err(|error| invalid_in(path, &error, 0, &bytes))
+    parse(path, &source::read_whole(path)?)
+}
+
+/// Reads a JSON document of a known shape whose lists and maps may take many times the memory of its text.
+///
+/// # Errors
+/// Also if it is larger than 32 MiB.
+pub(crate) fn small_document<T: DeserializeOwned>(path: &Path) -> Result<T, ForeignError> {
+    parse(path, &bounded::read(path, bounded::MAX_DOCUMENT)?)
+}
+
+fn parse<T: DeserializeOwned>(path: &Path, bytes: &[u8]) -> Result<T, ForeignError> {
+    serde_json::from_slice(bytes).map_err(|error| invalid_in(path, &error, 0, bytes))
 }
 
 /// Reads the JSON of one line.

@@ -11,9 +11,18 @@ use crate::error::Error;
 
 /// Longest line of a file that a recorder writes, in bytes; most have less than a thousand.
 pub const MAX_LINE: u64 = 1 << 20;
-/// Largest document that is read at once, in bytes: a manifest, a learn file, a table in CSV. A tree of JSON values takes up
-/// to fifty times its text.
+/// Largest document that is read at once, in bytes: a manifest, a learn file, a table in CSV.
 pub const MAX_DOCUMENT: u64 = 32 << 20;
+/// Most memory that a JSON document may take as a tree of values, in bytes. A tree takes up to eighty times its text; the
+/// counts of 128 layers with 1024 experts take less than half of this.
+pub const MAX_TREE: u64 = 512 << 20;
+
+/// Memory of serde_json's tree for each comma, bracket, brace and string, in bytes: slots of lists and maps that grow by
+/// doubling, and the first allocation of each.
+const TREE_COMMA: u64 = 208;
+const TREE_LIST: u64 = 304;
+const TREE_MAP: u64 = 480;
+const TREE_STRING: u64 = 32;
 
 /// Opens a regular file. Opening anything else could wait for another process without end.
 ///
@@ -70,6 +79,45 @@ pub fn read_text(path: &Path) -> Result<String, Error> {
         path: path.to_owned(),
         offset: error.utf8_error().valid_up_to() as u64,
     })
+}
+
+/// The text of a JSON document that is read into a tree of values, or a structure that keeps unknown keys as one.
+///
+/// # Errors
+/// As [`read_text`]; [`Error::TreeTooLarge`] for a tree of more than [`MAX_TREE`] bytes, before it is made.
+pub fn read_json(path: &Path) -> Result<String, Error> {
+    let text = read_text(path)?;
+    if tree_bytes(&text) > MAX_TREE {
+        return Err(Error::TreeTooLarge {
+            path: path.to_owned(),
+            limit: MAX_TREE,
+        });
+    }
+    Ok(text)
+}
+
+/// Memory that a JSON text takes as a tree of values, at most. Text that is not JSON has some result too.
+fn tree_bytes(text: &str) -> u64 {
+    let mut bytes = text.len() as u64;
+    let (mut is_in_string, mut is_escaped) = (false, false);
+    for byte in text.bytes() {
+        if is_in_string {
+            is_in_string = is_escaped || byte != b'"';
+            is_escaped = !is_escaped && byte == b'\\';
+            continue;
+        }
+        bytes += match byte {
+            b',' => TREE_COMMA,
+            b'[' => TREE_LIST,
+            b'{' => TREE_MAP,
+            b'"' => {
+                is_in_string = true;
+                TREE_STRING
+            }
+            _ => 0,
+        };
+    }
+    bytes
 }
 
 /// The lines of a file, one at a time in one buffer.
@@ -196,5 +244,41 @@ mod tests {
             Err(Error::NotText { offset: 2, .. })
         ));
         assert!(matches!(read(dir.path(), 4), Err(Error::Io { .. })));
+    }
+
+    #[test]
+    fn refuses_json_whose_tree_exceeds_the_limit() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("tree.json");
+        let json = |n: usize| format!("{{\"x\":[{}0]}}", "{\"a\":0},".repeat(n));
+        let object_bytes = (TREE_MAP + TREE_STRING + TREE_COMMA) as usize + 8;
+        let n_max = MAX_TREE as usize / object_bytes;
+        fs::write(&path, json(n_max - 2)).unwrap();
+        read_json(&path).unwrap();
+        fs::write(&path, json(n_max + 1)).unwrap();
+        let error = read_json(&path).unwrap_err();
+        assert!(matches!(
+            error,
+            Error::TreeTooLarge {
+                limit: MAX_TREE,
+                ..
+            }
+        ));
+        // Brackets inside strings are text.
+        let text = format!("[\"\\\\\", \"\\\"{}\"]", "[{,".repeat(1000));
+        assert_eq!(
+            tree_bytes(&text),
+            text.len() as u64 + TREE_LIST + TREE_COMMA + 2 * TREE_STRING
+        );
+    }
+
+    /// What the estimate is for: no value takes more than it says.
+    #[test]
+    fn sizes_of_values_are_within_the_estimate() {
+        let value = size_of::<serde_json::Value>() as u64;
+        // Lists start with four values; maps with up to four of a hash, a key and a value, and an index.
+        assert!(4 * value <= TREE_LIST, "{value}");
+        assert!(4 * (8 + 24 + value) + 48 <= TREE_MAP, "{value}");
+        assert!(2 * (8 + 24 + value) <= TREE_COMMA, "{value}");
     }
 }

@@ -49,13 +49,31 @@ impl fmt::Display for Fault {
     }
 }
 
-/// Reads every record; gives the rules that some record breaks, in the order of the first such record.
-pub fn check(run: &Run) -> Vec<Fault> {
+/// What one walk over the records of a run finds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Survey {
+    /// The rules that some record breaks, in the order of the first such record.
+    pub faults: Vec<Fault>,
+    /// Patterns of plain v4 records whose counts mislead: warm-up graphs, and prompts with their first token alone.
+    pub traps: Vec<String>,
+    /// Records.
+    pub n_records: u64,
+    /// Records with an extension.
+    pub n_extended: u64,
+}
+
+/// Reads every record once: a trace may be larger than the memory.
+pub fn survey(run: &Run) -> Survey {
     let rules = Rules::of(run);
     let mut faults = Faults::default();
+    let mut traps = V4Traps::new(run);
+    let (mut n_records, mut n_extended) = (0u64, 0u64);
     let mut last_timestamp = 0;
     for operation in run.trace.operations() {
+        traps.add(&operation);
         for (index, record) in (operation.first_record()..).zip(operation.records()) {
+            n_records += 1;
+            n_extended += u64::from(record.has_extension());
             faults.record = index;
             if record.timestamp_ns.get() < last_timestamp {
                 faults.add("timestamp_ns", "begin before the record in front of them");
@@ -69,7 +87,24 @@ pub fn check(run: &Run) -> Vec<Fault> {
             faults.record += token.records().len() as u64;
         }
     }
-    faults.found
+    keep_record_count(run, n_records);
+    Survey {
+        faults: faults.found,
+        traps: traps.finish(),
+        n_records,
+        n_extended,
+    }
+}
+
+/// The rules that some record breaks; see [`Survey::faults`].
+pub fn check(run: &Run) -> Vec<Fault> {
+    survey(run).faults
+}
+
+/// Spares the trace another walk for its number of records.
+fn keep_record_count(run: &Run, n_records: u64) {
+    let n = usize::try_from(n_records).unwrap_or(usize::MAX);
+    run.trace.keep_record_count(n);
 }
 
 #[derive(Default)]
@@ -217,16 +252,7 @@ impl<'a> Rules<'a> {
     }
 }
 
-/// Patterns of plain v4 records whose counts mislead: warm-up graphs, and prompts with their first token alone.
-pub fn v4_traps(run: &Run) -> Vec<String> {
-    let mut traps = V4Traps::new(run);
-    for operation in run.trace.operations() {
-        traps.add(&operation);
-    }
-    traps.finish()
-}
-
-/// [`v4_traps`] of operations as they come.
+/// [`Survey::traps`] of operations as they come.
 struct V4Traps {
     mul_mat_id: Option<u8>,
     /// Experts of a token, where the manifest has it.
@@ -360,8 +386,7 @@ impl Run {
             }
             traps.add(&operation);
         }
-        self.trace
-            .keep_record_count(usize::try_from(n_records).unwrap_or(usize::MAX));
+        keep_record_count(self, n_records);
         let trace = self.trace.path().display();
         let mut remarks = Vec::new();
         let cut = self.trace.cut_bytes();

@@ -141,6 +141,14 @@ pub enum Error {
         /// Bytes that are read at most.
         limit: u64,
     },
+    /// A JSON document would take more memory than any of its kind.
+    #[error("{}: its values would exceed the limit of {limit} bytes of memory; this is not the file expected", path.display())]
+    TreeTooLarge {
+        /// The file.
+        path: PathBuf,
+        /// Bytes that its values may take.
+        limit: u64,
+    },
     /// A text file is not UTF-8.
     #[error("{}: byte {offset} is not UTF-8; save the file as UTF-8", path.display())]
     NotText {

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use moe_files::AtomicFile;
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use xxhash_rust::xxh3::xxh3_64;
@@ -313,17 +314,22 @@ impl Manifest {
     /// # Errors
     /// [`Error::Manifest`] for another file than a manifest, and for a schema that this version does not know.
     pub fn read(path: &Path) -> Result<Self, Error> {
-        let bytes = bounded::read(path, bounded::MAX_DOCUMENT)?;
-        Self::parse(&bytes).map_err(Error::manifest(path))
+        let text = bounded::read_json(path)?;
+        Self::parse(&text).map_err(Error::manifest(path))
     }
 
-    fn parse(bytes: &[u8]) -> Result<Self, ManifestFault> {
-        let json: Value = serde_json::from_slice(bytes)?;
-        if json.get("schema").is_none() {
+    fn parse(text: &str) -> Result<Self, ManifestFault> {
+        /// What tells a manifest from other JSON.
+        #[derive(Deserialize)]
+        #[serde(expecting = "a JSON object")]
+        struct Head {
+            schema: Option<IgnoredAny>,
+        }
+        let head: Head = serde_json::from_str(text)?;
+        if head.schema.is_none() {
             return Err(ManifestFault::NoSchema);
         }
-        // From the bytes, so that a message names line and column.
-        let manifest: Self = serde_json::from_slice(bytes)?;
+        let manifest: Self = serde_json::from_str(text)?;
         if manifest.schema != SCHEMA {
             return Err(ManifestFault::Schema {
                 found: manifest.schema,
@@ -352,9 +358,9 @@ impl Manifest {
 
     /// Keys that the schema requires and `path` lacks, as JSON pointers; [`Manifest::read`] does without them.
     pub fn missing_keys(path: &Path) -> Result<Vec<&'static str>, Error> {
-        let bytes = bounded::read(path, bounded::MAX_DOCUMENT)?;
+        let text = bounded::read_json(path)?;
         let json: Value =
-            serde_json::from_slice(&bytes).map_err(|error| Error::manifest(path)(error.into()))?;
+            serde_json::from_str(&text).map_err(|error| Error::manifest(path)(error.into()))?;
         let missing = REQUIRED
             .into_iter()
             .filter(|key| json.pointer(key).is_none());

@@ -72,7 +72,17 @@ pub struct Identity {
 
 /// Writes the map of a model whose files are `files`. Refuses a `path` that exists, unless `force`.
 pub fn write(path: &Path, map: &OffsetMap, files: &[ModelFile], force: bool) -> Result<(), Error> {
-    Ok(write_pending(path, map, files_metadata(path, files)?, force)?.commit()?)
+    Ok(prepare(path, map, files, force)?.commit()?)
+}
+
+/// As [`write()`], but `path` is as before until the file is committed.
+pub fn prepare(
+    path: &Path,
+    map: &OffsetMap,
+    files: &[ModelFile],
+    force: bool,
+) -> Result<AtomicFile, Error> {
+    write_pending(path, map, files_metadata(path, files)?, force)
 }
 
 /// Writes the map of a run for `path`, which is as before until the file is committed; its metadata names run and model.
@@ -103,8 +113,9 @@ fn write_pending(
     force: bool,
 ) -> Result<AtomicFile, Error> {
     let file = AtomicFile::create(path, force)?;
+    // Of a second handle: the writer's own way to give a file back hides why the last write failed.
     let mut writer = ArrowWriter::try_new(
-        file,
+        file.try_clone()?,
         COLUMNS.clone(),
         Some(parquet_file::properties(metadata, &[])),
     )
@@ -114,7 +125,8 @@ fn write_pending(
             .map_err(Error::writing_table(path))?;
         writer.write(&batch).map_err(Error::writing_table(path))?;
     }
-    writer.into_inner().map_err(Error::writing_table(path))
+    writer.close().map_err(Error::writing_table(path))?;
+    Ok(file)
 }
 
 /// Which model a map is of, as far as its metadata tells.

@@ -63,6 +63,14 @@ pub fn read(path: &Path) -> Result<Vec<Transfer>, Error> {
     lines::read(path, |transfer: &Transfer| Ok(transfer.check()?))
 }
 
+/// A remark about a file whose last line its recorder did not finish, and which [`read`] leaves out.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn truncation(path: &Path) -> Result<Option<String>, Error> {
+    lines::truncation(path)
+}
+
 impl Span {
     /// How long it takes, nanoseconds.
     pub fn ns(self) -> u64 {

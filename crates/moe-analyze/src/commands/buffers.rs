@@ -64,15 +64,21 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
             counted(n_strange, "dealloc event")
         ));
     }
+    let mut outputs = Vec::new();
     if let Some(out) = &args.out {
-        files::write_whole(out, args.force, |file| {
+        outputs.push(files::prepare(out, args.force, |file| {
             serde_json::to_writer(&mut *file, &timeline)?;
             Ok(file.write_all(b"\n")?)
-        })?;
+        })?);
+    }
+    if let Some(plot) = &args.plot {
+        outputs.push(Occupancy::new(title(&args.run), &timeline).prepare(plot, args.force)?);
+    }
+    files::commit(outputs)?;
+    if let Some(out) = &args.out {
         ctx.remark(format_args!("wrote {}", out.display()));
     }
     if let Some(plot) = &args.plot {
-        Occupancy::new(title(&args.run), &timeline).write(plot, args.force)?;
         ctx.remark(format_args!("drew {}", plot.display()));
     }
     output::to_stdout(args.output, |stdout| match args.output {

@@ -7,7 +7,6 @@ use anyhow::{Context as _, bail};
 use moe_files::AtomicFiles;
 use moe_foreign::{EXPORTERS, Export, Exporter, FILES_EXPORTERS, FilesExporter, IMPORTERS, Input};
 use moe_gguf::experts::expert_bytes_by_layer;
-use moe_gguf::text::counted;
 use moe_trace::Facts;
 
 use crate::cli::{Context, ExitStatus};
@@ -153,14 +152,16 @@ fn write_files(
     force: bool,
 ) -> anyhow::Result<Vec<String>> {
     let mut files = AtomicFiles::create(out, force)?;
+    let mut current = None;
     let losses = exporter.export(export, &mut |name| {
         let file = files.file(name).map_err(io::Error::other)?;
+        current = Some(out.join(name));
         Ok(Box::new(BufWriter::new(file)) as Box<dyn Write>)
     });
     // Where nothing was started, the trace itself is at fault.
-    let losses = match files.len() {
-        0 => losses?,
-        n => losses.with_context(|| format!("writing {}", counted(n as u64, "file")))?,
+    let losses = match current {
+        None => losses?,
+        Some(file) => losses.with_context(|| format!("writing {}", file.display()))?,
     };
     files.remove_others(|name| exporter.is_file_name(name))?;
     files.commit()?;

@@ -118,7 +118,7 @@ fn spec(args: &Args) -> anyhow::Result<Spec> {
     let mut spec = match (&args.like, &args.spec) {
         (Some(name), _) => Spec::like(name).with_context(|| format!("no model {name} is known"))?,
         (None, Some(path)) => {
-            let read = || anyhow::Ok(json::parse(&bounded::read_text(path)?)?);
+            let read = || anyhow::Ok(json::parse(&bounded::read_json(path)?)?);
             read().with_context(|| format!("cannot take a description from {}", path.display()))?
         }
         (None, None) => anyhow::bail!("give --like or --spec"),

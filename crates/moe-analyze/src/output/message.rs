@@ -8,6 +8,8 @@ use std::borrow::Cow;
 use std::fmt::Display;
 use std::io::{self, Write};
 
+use moe_files::text::{escape_hidden, is_hidden};
+
 /// Longest value between double quotes in a message, in characters.
 const MAX_QUOTED: usize = 100;
 /// Longest message, in characters.
@@ -42,23 +44,8 @@ pub fn visible(text: &str) -> Cow<'_, str> {
         return Cow::Borrowed(text);
     }
     let mut escaped = String::with_capacity(text.len() + 16);
-    for c in text.chars() {
-        if is_hidden(c) {
-            escaped.extend(c.escape_unicode());
-        } else {
-            escaped.push(c);
-        }
-    }
+    escape_hidden(text, &mut escaped);
     escaped.into()
-}
-
-/// Whether a terminal obeys the character instead of showing it: control characters (C0, DEL, C1), and the characters of
-/// Unicode that reorder text, separate lines or show nothing.
-pub fn is_hidden(c: char) -> bool {
-    c.is_control()
-        || matches!(c,
-            '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
-            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
 }
 
 /// The text, or its beginning and its end with the number of characters between them.

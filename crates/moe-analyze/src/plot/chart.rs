@@ -3,10 +3,11 @@
 use std::borrow::Cow;
 use std::path::Path;
 
+use moe_files::AtomicFile;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, VPos};
 
-use super::{Canvas, FRAME, Picture, write_picture};
+use super::{Canvas, FRAME, Picture, prepare_picture};
 
 const PLOT: (i32, i32) = (656, 400);
 /// Room for axes that share it with many lines.
@@ -138,9 +139,9 @@ impl Line {
 }
 
 impl Chart {
-    /// Draws the chart into a file, PNG or SVG by its extension.
-    pub fn write(&self, path: &Path, force: bool) -> anyhow::Result<()> {
-        write_picture(self, path, force)
+    /// Draws the chart for a file, PNG or SVG by its extension, which is in its place once it is committed.
+    pub fn prepare(&self, path: &Path, force: bool) -> anyhow::Result<AtomicFile> {
+        prepare_picture(self, path, force)
     }
 
     /// Width and height between the axes; a legend beside them may need more height than they have.

@@ -3,17 +3,22 @@
 
 use std::path::Path;
 
-use anyhow::bail;
+use anyhow::anyhow;
 use moe_analysis::overlap::Report;
+use moe_files::AtomicFile;
 use moe_trace::buffers::Timeline;
 use moe_trace::transfers::Transfer;
 
 /// The error of every plot.
-pub fn check_extension(path: &Path) -> anyhow::Result<()> {
-    bail!(
+fn disabled(path: &Path) -> anyhow::Error {
+    anyhow!(
         "{}: this program was built without plots; build it with the feature `plot`, which is on by default",
         path.display()
     )
+}
+
+pub fn check_extension(path: &Path) -> anyhow::Result<()> {
+    Err(disabled(path))
 }
 
 pub struct HeatMap {
@@ -25,8 +30,8 @@ pub struct HeatMap {
 }
 
 impl HeatMap {
-    pub fn write(&self, path: &Path, _force: bool) -> anyhow::Result<()> {
-        check_extension(path)
+    pub fn prepare(&self, path: &Path, _force: bool) -> anyhow::Result<AtomicFile> {
+        Err(disabled(path))
     }
 }
 
@@ -42,8 +47,8 @@ pub struct Chart {
 }
 
 impl Chart {
-    pub fn write(&self, path: &Path, _force: bool) -> anyhow::Result<()> {
-        check_extension(path)
+    pub fn prepare(&self, path: &Path, _force: bool) -> anyhow::Result<AtomicFile> {
+        Err(disabled(path))
     }
 }
 
@@ -83,8 +88,8 @@ impl Occupancy {
         Occupancy
     }
 
-    pub fn write(&self, path: &Path, _force: bool) -> anyhow::Result<()> {
-        check_extension(path)
+    pub fn prepare(&self, path: &Path, _force: bool) -> anyhow::Result<AtomicFile> {
+        Err(disabled(path))
     }
 }
 
@@ -96,6 +101,6 @@ impl PassTimeline {
     }
 
     pub fn write(&self, path: &Path, _force: bool) -> anyhow::Result<()> {
-        check_extension(path)
+        Err(disabled(path))
     }
 }

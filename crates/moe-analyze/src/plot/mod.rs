@@ -10,6 +10,7 @@ use std::path::Path;
 use std::sync::Once;
 
 use anyhow::{anyhow, bail};
+use moe_files::AtomicFile;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
@@ -79,9 +80,9 @@ fn format_of(path: &Path) -> anyhow::Result<PictureFormat> {
 }
 
 impl HeatMap {
-    /// Draws the map into a file, PNG or SVG by its extension.
-    pub fn write(&self, path: &Path, force: bool) -> anyhow::Result<()> {
-        write_picture(self, path, force)
+    /// Draws the map for a file, PNG or SVG by its extension, which is in its place once it is committed.
+    pub fn prepare(&self, path: &Path, force: bool) -> anyhow::Result<AtomicFile> {
+        prepare_picture(self, path, force)
     }
 
     fn highest(&self) -> f64 {
@@ -307,18 +308,18 @@ trait Picture {
     fn draw<B: DrawingBackend>(&self, canvas: &Canvas<B>) -> anyhow::Result<()>;
 }
 
-/// Draws a picture into a file, PNG or SVG by its extension.
-fn write_picture(picture: &impl Picture, path: &Path, force: bool) -> anyhow::Result<()> {
+/// Draws a picture for a file, PNG or SVG by its extension.
+fn prepare_picture(picture: &impl Picture, path: &Path, force: bool) -> anyhow::Result<AtomicFile> {
     register_fonts();
     let size = picture.size();
     match format_of(path)? {
-        PictureFormat::Png => files::write_whole(path, force, |out| {
+        PictureFormat::Png => files::prepare(path, force, |out| {
             let (width, height) = size;
             let mut pixels = vec![0; width as usize * height as usize * RGB_BYTES];
             draw_on(picture, BitMapBackend::with_buffer(&mut pixels, size))?;
             Ok(write_png(out, size, &pixels)?)
         }),
-        PictureFormat::Svg => files::write_whole(path, force, |out| {
+        PictureFormat::Svg => files::prepare(path, force, |out| {
             let mut svg = String::new();
             draw_on(picture, SVGBackend::with_string(&mut svg, size))?;
             Ok(std::io::Write::write_all(out, svg.as_bytes())?)
@@ -472,7 +473,7 @@ mod tests {
             let map = example(n_layer, n_expert);
             let [png, svg] = ["png", "svg"].map(|extension| {
                 let path = dir.path().join(format!("{n_layer}x{n_expert}.{extension}"));
-                map.write(&path, false).unwrap();
+                map.prepare(&path, false).unwrap().commit().unwrap();
                 path
             });
             assert_eq!(moe_testkit::png_size(&png), map.size());

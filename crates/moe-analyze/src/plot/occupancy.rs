@@ -2,12 +2,13 @@
 
 use std::path::Path;
 
+use moe_files::AtomicFile;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, VPos};
 
 use moe_trace::buffers::{Timeline, usage};
 
-use super::{Canvas, Picture, TEXT, nice_step, write_picture};
+use super::{Canvas, Picture, TEXT, nice_step, prepare_picture};
 use crate::output::human_bytes;
 
 const WIDTH: i32 = 960;
@@ -67,9 +68,9 @@ impl Occupancy {
         Occupancy { title, peak, steps }
     }
 
-    /// Draws the picture into a file, PNG or SVG by its extension.
-    pub fn write(&self, path: &Path, force: bool) -> anyhow::Result<()> {
-        write_picture(self, path, force)
+    /// Draws the picture for a file, PNG or SVG by its extension, which is in its place once it is committed.
+    pub fn prepare(&self, path: &Path, force: bool) -> anyhow::Result<AtomicFile> {
+        prepare_picture(self, path, force)
     }
 
     fn duration(&self) -> f64 {

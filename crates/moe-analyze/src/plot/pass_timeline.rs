@@ -7,7 +7,8 @@ use moe_trace::transfers::{Span, Transfer};
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, VPos};
 
-use super::{Canvas, FRAME, Picture, TEXT, nice_step, tick_step, write_picture};
+use super::{Canvas, FRAME, Picture, TEXT, nice_step, prepare_picture, tick_step};
+use crate::files;
 
 const WIDTH: i32 = 1100;
 const LEFT: i32 = 116;
@@ -66,7 +67,7 @@ impl PassTimeline {
 
     /// Draws the picture into a file, PNG or SVG by its extension.
     pub fn write(&self, path: &Path, force: bool) -> anyhow::Result<()> {
-        write_picture(self, path, force)
+        files::commit(vec![prepare_picture(self, path, force)?])
     }
 
     /// The layers in the middle of the pass, if it has too many to be seen well.

@@ -59,7 +59,7 @@ impl Importer for ExpertTracer {
     ) -> Result<(), ForeignError> {
         for file in source.files() {
             output.begin_file(file);
-            match json::document(file)? {
+            match json::small_document(file)? {
                 Document {
                     layers: Some(layers),
                     ..

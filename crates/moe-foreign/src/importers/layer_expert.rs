@@ -70,7 +70,9 @@ impl Importer for LayerExpert {
             let columns = Columns::of(header, COLUMNS, COLUMNS.len(), output);
             let columns = columns.map_err(|fault| lines.invalid(fault))?;
             match top_k {
-                Some(top_k) => Tokens::new(top_k as usize, options).read(lines, &columns, output)?,
+                Some(top_k) => {
+                    Tokens::new(top_k as usize, options).read(lines, &columns, output)?
+                }
                 None => count(lines, &columns, output)?,
             }
         }

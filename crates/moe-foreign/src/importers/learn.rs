@@ -55,12 +55,7 @@ impl Importer for Learn {
     ) -> Result<(), ForeignError> {
         for file in source.files() {
             output.begin_file(file);
-            let bytes = bounded::read(file, bounded::MAX_DOCUMENT)?;
-            let text = std::str::from_utf8(&bytes).map_err(|error| {
-                let at = At::Byte(error.valid_up_to() as u64);
-                output.invalid(at, "not UTF-8; the file is damaged")
-            })?;
-            import_text(text, output)?;
+            import_text(&bounded::read_json(file)?, output)?;
         }
         output.note(
             "counts alone: order, tokens, phases and weights are unknown; timings were left out",

@@ -15,14 +15,13 @@ mod placing;
 use std::fmt;
 use std::path::Path;
 
-use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
-use serde::de::{MapAccess, SeqAccess, Visitor};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{self, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
-use serde_json::Value;
 
 use crate::arrays::{Tokens, element_of, tokens};
 use crate::source::read_whole;
-use crate::{ForeignError, Importer, Options, Output, SAMPLE_SIZE, Source, json};
+use crate::{At, ForeignError, Importer, Options, Output, SAMPLE_SIZE, Source, json};
 
 use super::routed_experts::{RoutedExperts, has_keys, is_event_stream};
 use placing::Counts;
@@ -33,6 +32,11 @@ pub struct Vllm;
 
 /// Response of SGLang.
 pub struct SglangResponse;
+
+/// Choices of a response, at most: its prompts, times the choices for each.
+const MAX_CHOICES: usize = 1 << 14;
+/// Responses and choices of a list of responses, at most.
+const MAX_LISTED: usize = 1 << 17;
 
 /// Objects in which SGLang puts its extensions.
 const EXTENSIONS: [&str; 3] = ["meta_info", "sglext", "sgl_ext"];
@@ -92,7 +96,7 @@ impl Importer for SglangResponse {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Response {
-    id: Option<Value>,
+    id: Option<Id>,
     object: Option<String>,
     /// Of a choice.
     index: Option<u64>,
@@ -101,6 +105,7 @@ struct Response {
     sglext: Option<Extension>,
     sgl_ext: Option<Extension>,
     meta_info: Option<Extension>,
+    #[serde(deserialize_with = "choices")]
     choices: Option<Vec<Response>>,
     usage: Option<Extension>,
 }
@@ -109,11 +114,84 @@ struct Response {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Extension {
-    id: Option<Value>,
+    id: Option<Id>,
     prompt_tokens: Option<usize>,
     completion_tokens: Option<usize>,
     routed_experts_start_len: Option<usize>,
     routed_experts: Option<RoutedExperts>,
+}
+
+/// What names a response: text, or a number.
+#[derive(Debug, PartialEq, Eq)]
+struct Id(String);
+
+impl<'de> Deserialize<'de> for Id {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct TextOrNumber;
+
+        impl Visitor<'_> for TextOrNumber {
+            type Value = Id;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an id, which is text or a number")
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Id, E> {
+                Ok(Id(text.to_owned()))
+            }
+
+            fn visit_u64<E>(self, number: u64) -> Result<Id, E> {
+                Ok(Id(number.to_string()))
+            }
+
+            fn visit_i64<E>(self, number: i64) -> Result<Id, E> {
+                Ok(Id(number.to_string()))
+            }
+
+            fn visit_f64<E>(self, number: f64) -> Result<Id, E> {
+                Ok(Id(number.to_string()))
+            }
+        }
+
+        deserializer.deserialize_any(TextOrNumber)
+    }
+}
+
+/// The choices of a response, each without choices of its own, which would have no meaning.
+fn choices<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<Response>>, D::Error> {
+    struct Choices;
+
+    impl<'de> Visitor<'de> for Choices {
+        type Value = Option<Vec<Response>>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a list of choices")
+        }
+
+        fn visit_unit<E>(self) -> Result<Self::Value, E> {
+            Ok(None)
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+            let mut choices = Vec::new();
+            while let Some(choice) = list.next_element()? {
+                if choices.len() >= MAX_CHOICES {
+                    return Err(too_many(MAX_CHOICES, "choices of a response"));
+                }
+                choices.push(Response {
+                    choices: None,
+                    ..choice
+                });
+            }
+            Ok(Some(choices))
+        }
+    }
+
+    deserializer.deserialize_any(Choices)
+}
+
+fn too_many<E: de::Error>(limit: usize, what: &str) -> E {
+    E::custom(format_args!("there are more than {limit} {what}"))
 }
 
 /// Several prompts in a request give a list.
@@ -138,8 +216,16 @@ impl<'de> Deserialize<'de> for Batch {
                 Ok(Batch::One(response))
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Batch, A::Error> {
-                Vec::deserialize(SeqAccessDeserializer::new(list)).map(Batch::Many)
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Batch, A::Error> {
+                let (mut responses, mut n_listed) = (Vec::new(), 0);
+                while let Some(response) = list.next_element::<Response>()? {
+                    n_listed += 1 + response.choices.as_ref().map_or(0, Vec::len);
+                    if n_listed > MAX_LISTED {
+                        return Err(too_many(MAX_LISTED, "responses and choices in a list"));
+                    }
+                    responses.push(response);
+                }
+                Ok(Batch::Many(responses))
             }
         }
 
@@ -162,7 +248,7 @@ impl Response {
     }
 
     /// Names the response that a chunk is of.
-    fn id(&self) -> Option<&Value> {
+    fn id(&self) -> Option<&Id> {
         let of_meta_info = || self.meta_info.as_ref()?.id.as_ref();
         self.id.as_ref().or_else(of_meta_info)
     }
@@ -172,8 +258,8 @@ impl Response {
         object.is_some_and(|object| object.ends_with(".chunk"))
     }
 
-    /// Takes what a later chunk has.
-    fn absorb(&mut self, later: Response) {
+    /// Takes what a later chunk has; refuses more choices than a response has.
+    fn absorb(&mut self, later: Response) -> Result<(), ResponseError> {
         replace(&mut self.prompt_routed_experts, later.prompt_routed_experts);
         replace(&mut self.routed_experts, later.routed_experts);
         replace(&mut self.sglext, later.sglext);
@@ -186,10 +272,16 @@ impl Response {
                 .iter_mut()
                 .find(|choice| choice.index == later.index)
             {
-                Some(choice) => choice.absorb(later),
-                None => choices.push(later),
+                Some(choice) => choice.absorb(later)?,
+                None => {
+                    if choices.len() >= MAX_CHOICES {
+                        return Err(ResponseError::Choices { limit: MAX_CHOICES });
+                    }
+                    choices.push(later);
+                }
             }
         }
+        Ok(())
     }
 }
 
@@ -206,7 +298,15 @@ fn import(source: &Source, options: &Options, output: &mut Output<'_>) -> Result
         let mut chunks = Chunks::default();
         let mut take = |response: Option<Response>, is_chunk| {
             let whole = match response {
-                Some(response) => chunks.add(response, is_chunk),
+                Some(response) => {
+                    chunks
+                        .add(response, is_chunk)
+                        .map_err(|source| ForeignError::Response {
+                            path: file.to_owned(),
+                            at: At::Element("choices".into()),
+                            source,
+                        })?
+                }
                 None => chunks.last.take(),
             };
             whole.map_or(Ok(()), |response| {
@@ -245,13 +345,17 @@ struct Chunks {
 
 impl Chunks {
     /// Adds a response or chunk; returns the response before it once that is complete.
-    fn add(&mut self, response: Response, is_chunk: bool) -> Option<Response> {
+    fn add(
+        &mut self,
+        response: Response,
+        is_chunk: bool,
+    ) -> Result<Option<Response>, ResponseError> {
         match &mut self.last {
             Some(last) if is_chunk && last.id() == response.id() => {
-                last.absorb(response);
-                None
+                last.absorb(response)?;
+                Ok(None)
             }
-            last => last.replace(response),
+            last => Ok(last.replace(response)),
         }
     }
 }

@@ -121,14 +121,19 @@ impl LearnFile {
     }
 
     /// Fades files that are given from the oldest to the newest: the counters of a file halve with every `half_life` files
-    /// that come after it, and all are merged; with an endless half-life nothing fades. Nothing where there is no file.
+    /// that come after it, and all are merged; with an endless half-life nothing fades. Nothing where there is no file. A file
+    /// is taken from the iterator once those before it are merged, so that few are in memory.
     ///
     /// # Errors
-    /// As [`LearnFile::merge`].
-    pub fn merge_fading(files: &[LearnFile], half_life: f64) -> Result<Option<LearnFile>, Error> {
+    /// As [`LearnFile::merge`]; the first error of the iterator.
+    pub fn merge_fading<E: From<Error>>(
+        files: impl ExactSizeIterator<Item = Result<LearnFile, E>>,
+        half_life: f64,
+    ) -> Result<Option<LearnFile>, E> {
         let mut merged: Option<LearnFile> = None;
-        for (file, later) in files.iter().zip((0..files.len()).rev()) {
-            let mut file = file.clone();
+        let n_files = files.len();
+        for (file, later) in files.zip((0..n_files).rev()) {
+            let mut file = file?;
             let factor = (-(later as f64) / half_life).exp2();
             if factor < 1.0 {
                 file.decay(factor)?;

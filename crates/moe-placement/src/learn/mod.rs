@@ -12,7 +12,7 @@ mod observations;
 pub use error::Error;
 pub use file::{LayerCounts, LearnFile};
 pub use observations::{
-    ExpertObservation, LayerObservation, LayerSlots, is_usable, parse_observations,
+    ExpertObservation, LayerObservation, LayerSlots, has_schema, is_usable, parse_observations,
 };
 
 /// The schema name that is written, in use since May 2026.

@@ -3,9 +3,12 @@
 
 use std::collections::BTreeMap;
 
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
 use super::{Error, LearnFile};
+use crate::json::{self, JsonError};
 
 /// The arrays of counts in a layer.
 pub(super) const COUNT_KEYS: [&str; 3] = ["experts", "hot_experts", "cold_experts"];
@@ -73,6 +76,19 @@ pub struct LayerSlots {
 /// As [`Error`] tells; the whole file is refused at the first fault.
 pub fn parse_observations(text: &str) -> Result<Vec<LayerObservation>, Error> {
     LearnFile::parse(text)?.observations()
+}
+
+/// Whether a JSON text is an object with a `schema`, as every learn file is; its other values are passed over.
+///
+/// # Errors
+/// The text is not a JSON object.
+pub fn has_schema(text: &str) -> Result<bool, JsonError> {
+    #[derive(Deserialize)]
+    #[serde(expecting = "a JSON object")]
+    struct Head {
+        schema: Option<IgnoredAny>,
+    }
+    json::parse(text).map(|head: Head| head.schema.is_some())
 }
 
 /// Whether a cache can be planned from these observations: the file parsed and counted something.

@@ -7,6 +7,10 @@ fn parse(file: Value) -> LearnFile {
     LearnFile::parse(&file.to_string()).unwrap()
 }
 
+fn fading(files: &[LearnFile], half_life: f64) -> Result<Option<LearnFile>, Error> {
+    LearnFile::merge_fading(files.iter().cloned().map(Ok), half_life)
+}
+
 fn value(file: &LearnFile) -> Value {
     serde_json::from_str(&file.to_json()).unwrap()
 }
@@ -96,7 +100,7 @@ fn old_files_fade() {
                 {"layer": 0, "calls": 100, "cold_slots_per_call": 2.0, "experts": [[expert, 1000], [9, 1]]}]}))
         })
         .collect();
-    let merged = LearnFile::merge_fading(&files, 2.0).unwrap().unwrap();
+    let merged = fading(&files, 2.0).unwrap().unwrap();
     let merged = value(&merged);
     // Of the count of one, 0.354 comes to nothing and 0.5 and 0.707 to one.
     assert_eq!(
@@ -106,7 +110,7 @@ fn old_files_fade() {
     assert_eq!(merged["layers"][0]["calls"], 35 + 50 + 71 + 100);
     assert_eq!(merged["layers"][0]["cold_slots_per_call"], 2.0);
     assert_eq!(merged["updates"], 3 + 4 + 6 + 8);
-    assert!(LearnFile::merge_fading(&[], 1.0).unwrap().is_none());
-    let alone = LearnFile::merge_fading(&files[..1], 1.0).unwrap().unwrap();
+    assert!(fading(&[], 1.0).unwrap().is_none());
+    let alone = fading(&files[..1], 1.0).unwrap().unwrap();
     assert_eq!(alone, files[0], "a file alone is left as it is");
 }

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
+use moe_files::text::is_hidden;
+
 use super::{Category, Graph, LEAF, Node};
 
 impl Graph {
@@ -74,9 +76,9 @@ fn colour(category: Category) -> &'static str {
     }
 }
 
-/// Text inside quotation marks, on one line.
+/// Text inside quotation marks, on one line and harmless in a terminal.
 fn quoted(text: &str) -> String {
-    text.replace(char::is_control, " ")
+    text.replace(is_hidden, " ")
         .replace('\\', "\\\\")
         .replace('"', "\\\"")
 }

@@ -7,6 +7,7 @@ mod accesses;
 mod chunks;
 mod names;
 mod ops;
+mod pending;
 mod read;
 mod routing;
 mod routing_table;
@@ -17,12 +18,14 @@ mod write;
 pub use crate::parquet_file::{SCHEMA_KEY, TableMetadata};
 pub use crate::record::PHASES;
 
+pub use pending::PendingTables;
 pub use read::{
     ChoiceBatch, RoutingBatch, RoutingFile, RoutingReader, read_routing, routing_files,
 };
 pub use routing_table::RoutingTable;
 pub use write::{
-    TableOptions, TableSummary, add_to_dataset, dataset_paths, table_paths, write_tables,
+    TableOptions, TableSummary, add_to_dataset, dataset_paths, prepare_for_dataset, prepare_tables,
+    table_paths, write_tables,
 };
 
 /// Names of the tables, of their files and of a dataset's directories.

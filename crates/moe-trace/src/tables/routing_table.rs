@@ -1,12 +1,14 @@
 //! The table `routing`, written from a stream of rows.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::path::Path;
 
 use moe_files::{AtomicFile, NewDirectories};
 use parquet::arrow::ArrowWriter;
 use parquet::errors::ParquetError;
 
+use super::pending::PendingTables;
 use super::routing::{Columns, READ_ROUTING};
 use super::{EXPERT_BYTES_KEY, FORMAT_KEY, MODEL_KEY, RUN_ID_KEY};
 use crate::error::Error;
@@ -22,7 +24,9 @@ const GROUP_ROWS: usize = 512 * 1024;
 
 /// Writes rows to a Parquet table under a temporary name; memory does not grow with them.
 pub struct RoutingTable {
-    writer: ArrowWriter<AtomicFile>,
+    /// Of a second handle: the writer's own way to give a file back hides why the last write failed.
+    writer: ArrowWriter<File>,
+    file: AtomicFile,
     /// Dropped after the file in them.
     directories: NewDirectories,
     columns: Columns,
@@ -45,26 +49,27 @@ impl RoutingTable {
             key_value(RUN_ID_KEY, run_id),
         ];
         let writer = ArrowWriter::try_new(
-            file,
+            file.try_clone()?,
             READ_ROUTING.clone(),
             Some(properties(metadata, &["timestamp_ns"])),
         )
         .map_err(Error::writing_table(path))?;
         Ok(Self {
-            directories,
             writer,
+            file,
+            directories,
             columns: Columns::default(),
             n_rows: 0,
         })
     }
 
-    /// Puts the table in its place, with the name of the format that was read and what is known about the model; returns its
+    /// Completes the table, with the name of the format that was read and what is known about the model; returns it with its
     /// number of rows.
     ///
     /// # Errors
-    /// The file cannot be written; then it is as before.
-    pub fn finish(mut self, format: &str, facts: &Facts) -> Result<u64, Error> {
-        let path = self.writer.inner().path().to_owned();
+    /// The file cannot be written.
+    pub fn complete(mut self, format: &str, facts: &Facts) -> Result<(PendingTables, u64), Error> {
+        let path = self.file.path().to_owned();
         self.write_batch().map_err(Error::writing_table(&path))?;
         let json = |value: serde_json::Result<String>| value.map_err(Error::json("table", &path));
         let model = Model {
@@ -94,10 +99,9 @@ impl RoutingTable {
         for entry in metadata {
             self.writer.append_key_value_metadata(entry);
         }
-        let file = self.writer.into_inner();
-        file.map_err(Error::writing_table(&path))?.commit()?;
-        self.directories.keep();
-        Ok(self.n_rows)
+        self.writer.close().map_err(Error::writing_table(&path))?;
+        let tables = PendingTables::new(vec![self.file], self.directories);
+        Ok((tables, self.n_rows))
     }
 
     fn write_batch(&mut self) -> Result<(), ParquetError> {
@@ -129,7 +133,7 @@ impl Sink for RoutingTable {
         self.n_rows += 1;
         if columns.len() >= BATCH_ROWS {
             let written = self.write_batch();
-            written.map_err(|error| Error::writing_table(self.writer.inner().path())(error))?;
+            written.map_err(|error| Error::writing_table(self.file.path())(error))?;
         }
         Ok(())
     }

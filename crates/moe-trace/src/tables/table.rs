@@ -1,5 +1,6 @@
 //! One table as a Parquet file: row groups are encoded anywhere and appended in order.
 
+use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -23,7 +24,9 @@ const BATCH_ROWS: usize = 8 * 1024;
 
 /// A table being written under a temporary name.
 pub(crate) struct Table {
-    writer: SerializedFileWriter<AtomicFile>,
+    /// Of a second handle: the writer's own way to give a file back hides why the last write failed.
+    writer: SerializedFileWriter<File>,
+    file: AtomicFile,
     rows: u64,
 }
 
@@ -58,15 +61,20 @@ impl Table {
         let file = AtomicFile::create(path, force)?;
         let options = ArrowWriterOptions::new().with_properties(properties(metadata, R::ASCENDING));
         let (writer, factory) =
-            ArrowWriter::try_new_with_options(file, R::schema().clone(), options)
+            ArrowWriter::try_new_with_options(file.try_clone()?, R::schema().clone(), options)
                 .and_then(ArrowWriter::into_serialized_writer)
                 .map_err(Error::writing_table(path))?;
-        Ok((Self { writer, rows: 0 }, EncoderFactory(Arc::new(factory))))
+        let table = Self {
+            writer,
+            file,
+            rows: 0,
+        };
+        Ok((table, EncoderFactory(Arc::new(factory))))
     }
 
     /// Where the table will be.
     pub(crate) fn path(&self) -> &Path {
-        self.writer.inner().path()
+        self.file.path()
     }
 
     /// Appends a row group. Empty ones are left out.
@@ -89,10 +97,10 @@ impl Table {
     }
 
     /// Completes the file, still under its temporary name; returns its number of rows.
-    pub(crate) fn complete(self) -> Result<(AtomicFile, u64), Error> {
-        let path = self.path().to_owned();
-        let file = self.writer.into_inner();
-        Ok((file.map_err(Error::writing_table(&path))?, self.rows))
+    pub(crate) fn complete(mut self) -> Result<(AtomicFile, u64), Error> {
+        let written = self.writer.finish();
+        written.map_err(Error::writing_table(self.path()))?;
+        Ok((self.file, self.rows))
     }
 }
 

@@ -8,11 +8,12 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use moe_files::{NewDirectories, commit_all};
+use moe_files::NewDirectories;
 
 use super::accesses::AccessRows;
 use super::chunks::{Chunk, Chunks};
 use super::ops::OpRows;
+use super::pending::PendingTables;
 use super::routing::RoutingRows;
 use super::rows::Context;
 use super::table::{EncoderFactory, RowGroup, Table};
@@ -57,7 +58,16 @@ pub fn write_tables(
     dir: &Path,
     options: TableOptions<'_>,
 ) -> Result<TableSummary, Error> {
-    write(run, table_paths(dir), options)
+    write(prepare_tables(run, dir, options)?)
+}
+
+/// As [`write_tables`], but the directory's tables are as before until those that are returned are committed.
+pub fn prepare_tables(
+    run: &Run,
+    dir: &Path,
+    options: TableOptions<'_>,
+) -> Result<(PendingTables, TableSummary), Error> {
+    prepare(run, table_paths(dir), options)
 }
 
 /// Adds a run to a dataset: `DIR/ops/run=ID/part-0.parquet` and so on, where `ID` is [`Run::id`].
@@ -68,7 +78,21 @@ pub fn add_to_dataset(
     dir: &Path,
     options: TableOptions<'_>,
 ) -> Result<TableSummary, Error> {
-    write(run, dataset_paths(run, dir), options)
+    write(prepare_for_dataset(run, dir, options)?)
+}
+
+/// As [`add_to_dataset`], but the dataset is as before until the tables that are returned are committed.
+pub fn prepare_for_dataset(
+    run: &Run,
+    dir: &Path,
+    options: TableOptions<'_>,
+) -> Result<(PendingTables, TableSummary), Error> {
+    prepare(run, dataset_paths(run, dir), options)
+}
+
+fn write((tables, summary): (PendingTables, TableSummary)) -> Result<TableSummary, Error> {
+    tables.commit()?;
+    Ok(summary)
 }
 
 /// Where [`write_tables`] puts the tables, in the order of [`TABLES`].
@@ -83,17 +107,20 @@ pub fn dataset_paths(run: &Run, dir: &Path) -> [PathBuf; 3] {
 }
 
 /// `paths` are those of [`TABLES`].
-fn write(run: &Run, paths: [PathBuf; 3], options: TableOptions<'_>) -> Result<TableSummary, Error> {
+fn prepare(
+    run: &Run,
+    paths: [PathBuf; 3],
+    options: TableOptions<'_>,
+) -> Result<(PendingTables, TableSummary), Error> {
+    let manifest = run.manifest.as_ref();
+    let model = manifest.map(|manifest| serde_json::to_string(&manifest.model));
+    let model = model.transpose().map_err(Error::json("table", &paths[0]))?;
     let metadata = |table: &str| {
         let mut metadata = vec![
             key_value(SCHEMA_KEY, format!("moe-analyze.{table}.v1")),
             key_value(RUN_ID_KEY, run.id()),
         ];
-        let model = run
-            .manifest
-            .as_ref()
-            .and_then(|manifest| serde_json::to_string(&manifest.model).ok());
-        metadata.extend(model.map(|model| key_value(MODEL_KEY, model)));
+        metadata.extend(model.as_ref().map(|model| key_value(MODEL_KEY, model)));
         metadata
     };
     let context = Context {
@@ -159,14 +186,14 @@ fn write(run: &Run, paths: [PathBuf; 3], options: TableOptions<'_>) -> Result<Ta
     }
     let [ops, accesses, routing] = output.tables.map(Table::complete);
     let ((ops, n_ops), (accesses, n_accesses), (routing, n_routing)) = (ops?, accesses?, routing?);
-    commit_all(vec![ops, accesses, routing])?;
-    directories.keep();
-    Ok(TableSummary {
+    let summary = TableSummary {
         records: output.records,
         ops: n_ops,
         accesses: n_accesses,
         routing: n_routing,
-    })
+    };
+    let tables = PendingTables::new(vec![ops, accesses, routing], directories);
+    Ok((tables, summary))
 }
 
 /// What the workers share.

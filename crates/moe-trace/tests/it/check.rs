@@ -1,7 +1,7 @@
 //! Faults of records, each found and named, and remarks on runs that are not what they seem.
 
 use moe_gguf::map::OffsetMap;
-use moe_trace::check::{check, foreign_map, v4_traps};
+use moe_trace::check::{check, foreign_map, survey};
 use moe_trace::ops::{MUL_MAT, MUL_MAT_ID};
 use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
 use moe_trace::tables::{TableOptions, write_tables};
@@ -111,6 +111,35 @@ fn what_is_not_whole_is_remarked() {
     );
 }
 
+#[test]
+fn survey_finds_faults_traps_and_counts_in_one_walk() {
+    let tmp = tempfile::tempdir().unwrap();
+    let run = run_of(&tmp.path().join("good"), &good());
+    let found = survey(&run);
+    assert_eq!((found.faults.len(), found.traps.len()), (0, 0));
+    assert_eq!((found.n_records, found.n_extended), (7, 7));
+    assert_eq!(run.trace.records().len(), 7);
+
+    // A plain v4 record among them whose timestamp is before that of the record before it; what follows a zero timestamp
+    // does not count.
+    let path = tmp.path().join("trace.bin");
+    let mut records = vec![
+        v4(3, PHASE_PROMPT, 16, 32),
+        record(2, MUL_MAT, "a"),
+        v4(4, PHASE_GENERATE, 16, 32),
+    ];
+    records.push(record(0, MUL_MAT, "b"));
+    records.push(record(5, MUL_MAT, "c"));
+    std::fs::write(&path, zerocopy::IntoBytes::as_bytes(&*records)).unwrap();
+    let run = Run::open(&path).unwrap();
+    let found = survey(&run);
+    assert_eq!((found.n_records, found.n_extended), (3, 1));
+    assert_eq!(found.traps.len(), 1, "{found:?}");
+    assert_eq!(found.faults.len(), 1, "{found:?}");
+    assert_eq!(found.faults[0].field, "timestamp_ns");
+    assert_eq!(run.trace.records().len(), 3);
+}
+
 /// A plain v4 record of an expert operation: `n_experts` named, `n_ids` in the tensor of ids.
 fn v4(timestamp_ns: u64, phase: u8, n_experts: u8, n_ids: u64) -> TensorAccessLog {
     let mut record = record(timestamp_ns, MUL_MAT_ID, "ffn_moe_gate-0");
@@ -133,7 +162,7 @@ fn the_traps_of_plain_v4_are_told() {
     let path = tmp.path().join("trace.bin");
     let traps = |records: &[TensorAccessLog]| {
         std::fs::write(&path, zerocopy::IntoBytes::as_bytes(records)).unwrap();
-        v4_traps(&Run::open(&path).unwrap())
+        survey(&Run::open(&path).unwrap()).traps
     };
     let one_token = [v4(1, PHASE_PROMPT, 4, 4), v4(2, PHASE_GENERATE, 4, 4)];
     assert_eq!(traps(&one_token), [""; 0]);

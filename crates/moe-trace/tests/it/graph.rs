@@ -212,6 +212,7 @@ fn dot_and_json_follow_their_forms() {
     assert_eq!(serde_json::from_value::<Graph>(json).unwrap(), graph);
 
     graph.nodes[1].label = "a \"b\"|{c}\n".into();
+    graph.nodes[2].label = "d\u{1b}[1m\u{202e}e".into();
     let mut dot = Vec::new();
     graph.write_dot(&mut dot).unwrap();
     let dot = String::from_utf8(dot).unwrap();
@@ -220,6 +221,7 @@ fn dot_and_json_follow_their_forms() {
         r#"label = "<x>blk.1.ffn_up_exps.weight (f16)|CONST 22 ["#,
         r#"label = "embd (unknown)|0 []|<x>GET_ROWS"; ]"#,
         r#"label = "a \"b\"\|\{c\}  (unknown)|1 []|<x>MUL_MAT"; ]"#,
+        r#"d [1m e (unknown)|2 "#,
         r#"subgraph cluster_1 {"#,
         r#""node_0" -> "node_1" [ arrowhead = vee; style = solid; label = "src 1 (view) (permuted)"; ]"#,
     ] {

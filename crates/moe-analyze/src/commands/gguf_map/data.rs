@@ -5,6 +5,7 @@ use std::io::{Read as _, Write as _};
 use std::path::Path;
 
 use anyhow::{Context as _, bail};
+use moe_files::AtomicFile;
 use moe_gguf::Gguf;
 use moe_gguf::text::counted;
 use moe_gguf::verify::{self, Algorithm, Difference, ManifestEntry, Verified};
@@ -118,8 +119,13 @@ pub fn read_manifest(
     Ok(Manifest { hash, entries })
 }
 
-/// Writes the hashes that were read.
-pub fn write_manifest(gguf: &Gguf, data: &Data, path: &Path, force: bool) -> anyhow::Result<()> {
+/// Writes the hashes that were read to a file, which is in its place once it is committed.
+pub fn prepare_manifest(
+    gguf: &Gguf,
+    data: &Data,
+    path: &Path,
+    force: bool,
+) -> anyhow::Result<AtomicFile> {
     let tensors = gguf.tensors().iter();
     if let Some(tensor) = tensors.clone().find(|t| t.name.contains(['\n', '\r'])) {
         bail!(
@@ -128,5 +134,5 @@ pub fn write_manifest(gguf: &Gguf, data: &Data, path: &Path, force: bool) -> any
         );
     }
     let text = verify::manifest(gguf, data.hash, &data.tensors);
-    files::write_whole(path, force, |file| Ok(file.write_all(text.as_bytes())?))
+    files::prepare(path, force, |file| Ok(file.write_all(text.as_bytes())?))
 }

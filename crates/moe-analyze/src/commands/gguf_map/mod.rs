@@ -8,6 +8,7 @@ mod rows;
 use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
+use moe_files::AtomicFile;
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
 use moe_gguf::verify::Algorithm;
@@ -19,7 +20,7 @@ use crate::output::{self, Format, message};
 use form::{FileFormat, Form};
 use report::{Survey, summary, write_findings};
 pub use report::{layers, verdict};
-pub use rows::write_parquet;
+pub use rows::prepare_parquet;
 
 /// Print or write the offset map of a GGUF model, one row an expert of a stacked tensor
 #[derive(Debug, clap::Args)]
@@ -90,20 +91,22 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let manifest = manifest.transpose()?;
 
     let mut survey = Survey::of(&gguf);
-    let mut written = Vec::new();
+    let (mut written, mut outputs) = (Vec::new(), Vec::new());
     if verifies && survey.is_readable() {
         let data = data::read(&gguf, args.hash, manifest.as_ref(), ctx)?;
         if let Some(path) = &args.manifest_out {
-            data::write_manifest(&gguf, &data, path, args.force)?;
+            outputs.push(data::prepare_manifest(&gguf, &data, path, args.force)?);
             written.push(path);
         }
         survey.data = Some(data);
     }
 
     if let Some((path, file_format)) = out {
-        write_file(&survey, &map, args.form, path, file_format, args.force)?;
+        let output = prepare_file(&survey, &map, args.form, path, file_format, args.force)?;
+        outputs.push(output);
         written.push(path);
     }
+    files::commit(outputs)?;
     if let Some(format) = format {
         output::to_stdout(format, |stdout| {
             args.form.write(stdout, format, &survey, &map)
@@ -149,18 +152,18 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     })
 }
 
-fn write_file(
+fn prepare_file(
     survey: &Survey,
     map: &OffsetMap,
     form: Form,
     path: &Path,
     format: FileFormat,
     force: bool,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<AtomicFile> {
     match format {
-        FileFormat::Text(format) => files::write_whole(path, force, |file| {
+        FileFormat::Text(format) => files::prepare(path, force, |file| {
             Ok(form.write(file, format, survey, map)?)
         }),
-        FileFormat::Parquet => write_parquet(survey.gguf, map, path, force),
+        FileFormat::Parquet => prepare_parquet(survey.gguf, map, path, force),
     }
 }

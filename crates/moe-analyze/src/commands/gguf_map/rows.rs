@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 use std::path::Path;
 
+use moe_files::AtomicFile;
 use moe_gguf::Gguf;
 use moe_gguf::map::{MapRow, OffsetMap, Projection};
 use moe_trace::manifest::ModelFile;
@@ -14,7 +15,13 @@ pub fn write(out: &mut dyn Write, format: Format, map: &OffsetMap) -> io::Result
     write_rows(out, format, &MapRow::COLUMNS, map.rows.iter().map(cells))
 }
 
-pub fn write_parquet(gguf: &Gguf, map: &OffsetMap, out: &Path, force: bool) -> anyhow::Result<()> {
+/// Writes the map as a Parquet table, which is in its place once it is committed.
+pub fn prepare_parquet(
+    gguf: &Gguf,
+    map: &OffsetMap,
+    out: &Path,
+    force: bool,
+) -> anyhow::Result<AtomicFile> {
     let files = gguf.files().iter();
     let files: Vec<ModelFile> = files
         .map(|file| ModelFile {
@@ -22,7 +29,7 @@ pub fn write_parquet(gguf: &Gguf, map: &OffsetMap, out: &Path, force: bool) -> a
             size_bytes: file.size_bytes,
         })
         .collect();
-    Ok(map_table::write(out, map, &files, force)?)
+    Ok(map_table::prepare(out, map, &files, force)?)
 }
 
 /// One cell for each of [`MapRow::COLUMNS`].

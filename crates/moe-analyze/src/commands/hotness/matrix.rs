@@ -4,6 +4,7 @@ use std::path::Path;
 
 use anyhow::bail;
 use moe_analysis::hotness::{Matrix, Phases, Value};
+use moe_files::AtomicFile;
 use moe_foreign::{npy_header_f64, npy_header_u64};
 
 use super::args::Args;
@@ -66,10 +67,10 @@ pub fn matrix<'a>(args: &Args, counted: &'a Counted) -> anyhow::Result<Matrix<'a
     })
 }
 
-/// Writes the matrix to a file, in the format of its extension.
-pub fn write(args: &Args, counted: &Counted, path: &Path) -> anyhow::Result<()> {
+/// Writes the matrix for a file, in the format of its extension.
+pub fn prepare(args: &Args, counted: &Counted, path: &Path) -> anyhow::Result<AtomicFile> {
     let matrix = matrix(args, counted)?;
-    files::write_whole(path, args.force, |out| match format_of(path)? {
+    files::prepare(path, args.force, |out| match format_of(path)? {
         FileFormat::Rows(format) => Ok(write_cells(out, &matrix, format)?),
         FileFormat::Parquet => Ok(matrix.write_parquet(out)?),
         FileFormat::Npy => Ok(write_npy(out, &matrix, args.value())?),
@@ -100,9 +101,8 @@ fn write_npy(
 }
 
 /// Prints a matrix that is split, layers and experts ascending.
-pub fn print(args: &Args, counted: &Counted, format: Format) -> anyhow::Result<()> {
-    let matrix = matrix(args, counted)?;
-    output::to_stdout(format, |stdout| write_cells(stdout, &matrix, format))
+pub fn print(matrix: &Matrix<'_>, format: Format) -> anyhow::Result<()> {
+    output::to_stdout(format, |stdout| write_cells(stdout, matrix, format))
 }
 
 fn write_cells(

@@ -52,22 +52,31 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         .learn_file(phases)
         .with_context(|| format!("{} tokens", args.phase.describe()))?;
     needs_order(&args, &counted)?;
+    let print = printed(&args, &counted)?;
+    let mut outputs = Vec::new();
     if let Some(out) = &args.out {
-        files::write_whole(out, args.force, |file| {
+        outputs.push(files::prepare(out, args.force, |file| {
             Ok(file.write_all(learn.to_json().as_bytes())?)
-        })?;
+        })?);
+    }
+    if let Some(path) = &args.matrix {
+        outputs.push(matrix::prepare(&args, &counted, path)?);
+    }
+    if let Some(plot) = &args.plot {
+        outputs.push(pictures::prepare(&args, &counted, plot)?);
+    }
+    files::commit(outputs)?;
+    if let Some(out) = &args.out {
         ctx.remark(format_args!("wrote {}", out.display()));
         remark_on_learn_file(hotness, ctx);
     }
     if let Some(path) = &args.matrix {
-        matrix::write(&args, &counted, path)?;
         ctx.remark(format_args!("wrote {}", path.display()));
     }
     if let Some(plot) = &args.plot {
-        pictures::draw(&args, &counted, plot)?;
         ctx.remark(format_args!("drew {}", plot.display()));
     }
-    print(&args, &counted)?;
+    print()?;
     Ok(ExitStatus::Done)
 }
 
@@ -88,26 +97,37 @@ fn remark_on_learn_file(hotness: &Hotness, ctx: &Context) {
     }
 }
 
-fn print(args: &Args, counted: &Counted) -> anyhow::Result<()> {
+/// Prints on stdout.
+type Print<'a> = Box<dyn FnOnce() -> anyhow::Result<()> + 'a>;
+
+/// Makes what is printed on stdout, before any output is written.
+fn printed<'a>(args: &'a Args, counted: &'a Counted) -> anyhow::Result<Print<'a>> {
     let format = args.output.unwrap_or(Format::Table);
-    match args.rows() {
-        _ if args.usage => print_usage(counted, args.phases(), args.output),
+    Ok(match args.rows() {
+        _ if args.usage => Box::new(move || print_usage(counted, args.phases(), args.output)),
         None => {
             let split = args
                 .split
                 .map(|_| tables::split(args, counted))
                 .transpose()?;
-            output::to_stdout(None, |stdout| {
-                summary::print(stdout, args, counted, split.as_ref())
+            Box::new(move || {
+                output::to_stdout(None, |stdout| {
+                    summary::print(stdout, args, counted, split.as_ref())
+                })
             })
         }
-        Some(TableChoice::Matrix) if args.by.is_some() => matrix::print(args, counted, format),
-        Some(TableChoice::Matrix) => matrix::print_ranked(counted, args.phases(), format),
+        Some(TableChoice::Matrix) if args.by.is_some() => {
+            let matrix = matrix::matrix(args, counted)?;
+            Box::new(move || matrix::print(&matrix, format))
+        }
+        Some(TableChoice::Matrix) => {
+            Box::new(move || matrix::print_ranked(counted, args.phases(), format))
+        }
         Some(table) => {
             let table = tables::table(args, counted, table, format)?;
-            output::to_stdout(format, |stdout| table.write(stdout, format))
+            Box::new(move || output::to_stdout(format, |stdout| table.write(stdout, format)))
         }
-    }
+    })
 }
 
 /// Refuses what the user asked for where the input has no order to tell it.

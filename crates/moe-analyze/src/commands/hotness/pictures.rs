@@ -6,6 +6,7 @@ use anyhow::bail;
 use moe_analysis::hotness::{Matrix, Value};
 use moe_analysis::measures::hottest;
 use moe_analysis::stability::{Curve, curves};
+use moe_files::AtomicFile;
 
 use super::args::{Args, PictureChoice};
 use super::input::Counted;
@@ -14,11 +15,11 @@ use super::summary::tell_counted;
 use crate::plot::{Chart, HeatMap, Legend, Line};
 
 /// Draws what the user asked for.
-pub fn draw(args: &Args, counted: &Counted, path: &Path) -> anyhow::Result<()> {
+pub fn prepare(args: &Args, counted: &Counted, path: &Path) -> anyhow::Result<AtomicFile> {
     match args.picture {
-        PictureChoice::HeatMap => heat_map(args, counted)?.write(path, args.force),
-        PictureChoice::Coverage => coverage(args, counted)?.write(path, args.force),
-        PictureChoice::Entropy => entropy(args, counted).write(path, args.force),
+        PictureChoice::HeatMap => heat_map(args, counted)?.prepare(path, args.force),
+        PictureChoice::Coverage => coverage(args, counted)?.prepare(path, args.force),
+        PictureChoice::Entropy => entropy(args, counted).prepare(path, args.force),
     }
 }
 

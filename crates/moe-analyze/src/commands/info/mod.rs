@@ -67,7 +67,7 @@ fn describe(path: &Path, kind: Kind, findings: &mut Findings) -> anyhow::Result<
 }
 
 fn describe_learn_file(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
-    let text = bounded::read_text(path)?;
+    let text = bounded::read_json(path)?;
     let layers =
         learn::parse_observations(&text).with_context(|| format!("{} is JSON", path.display()))?;
     findings.fact("kind", "learn file of the hot-cache runtime");

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use moe_gguf::text::counted;
 use moe_trace::check::{
-    check, foreign_map, stale_tables, truncated_files, unfinished_state, v4_traps,
+    Survey, foreign_map, stale_tables, survey, truncated_files, unfinished_state,
 };
 use moe_trace::manifest::{self, Tokens};
 use moe_trace::{Facts, Manifest, Run};
@@ -43,9 +43,10 @@ pub fn describe(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
         findings.fault("gguf-map.parquet is missing: expert ranges cannot be told; write it with `moe-analyze gguf-map`");
     }
 
-    let n_records = run.trace.records().len() as u64;
+    let survey = survey(&run);
+    let n_records = survey.n_records;
     findings.fact("records", n_records);
-    findings.fact("record format", record_format(&run));
+    findings.fact("record format", record_format(&survey));
     findings.size("trace size", run.trace.size_bytes());
     let cut = run.trace.cut_bytes();
     if cut > 0 {
@@ -72,26 +73,24 @@ pub fn describe(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
     if let Some(error) = foreign_map(&run)? {
         findings.fault(error.to_string());
     }
-    for fault in check(&run) {
+    for fault in &survey.faults {
         findings.fault(fault.to_string());
     }
     for fault in truncated_files(&run) {
         findings.fault(fault);
     }
-    for remark in v4_traps(&run).into_iter().chain(stale_tables(&run)) {
+    for remark in survey.traps.into_iter().chain(stale_tables(&run)) {
         findings.note(remark);
     }
     Ok(())
 }
 
 /// Which layout the records have, by their own word.
-fn record_format(run: &Run) -> &'static str {
-    let records = run.trace.records();
-    let n_extended = records.iter().filter(|r| r.has_extension()).count();
-    match n_extended {
-        0 if records.is_empty() => "no records",
+fn record_format(survey: &Survey) -> &'static str {
+    match survey.n_extended {
+        0 if survey.n_records == 0 => "no records",
         0 => "plain v4: no durations, sequences, router weights or lanes",
-        n if n == records.len() => "v4 with extension 1",
+        n if n == survey.n_records => "v4 with extension 1",
         _ => "v4, some records with extension 1",
     }
 }

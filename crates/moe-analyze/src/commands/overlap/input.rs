@@ -54,6 +54,9 @@ impl Input {
             );
         }
         let transfers = transfers::read(&path)?;
+        if let Some(remark) = transfers::truncation(&path)? {
+            ctx.remark(remark);
+        }
         if transfers.is_empty() {
             bail!("{} holds no transfers; {RECORD}", path.display());
         }

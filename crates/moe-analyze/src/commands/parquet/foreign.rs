@@ -8,12 +8,15 @@ use anyhow::Context as _;
 use moe_files::inputs;
 use moe_foreign::{Detected, Options, import};
 use moe_gguf::map::OffsetMap;
-use moe_trace::tables::{RoutingTable, SCHEMA_KEY, TABLES, TableMetadata, table_paths};
+use moe_trace::tables::{
+    PendingTables, RoutingTable, SCHEMA_KEY, TABLES, TableMetadata, table_paths,
+};
 use moe_trace::{CountRow, RoutingRow, Sink, SinkError, map_table};
 
 use super::Args;
 use crate::cli::{Context, ExitStatus};
-use crate::commands::gguf_map::write_parquet;
+use crate::commands::gguf_map::prepare_parquet;
+use crate::files;
 use crate::interrupt;
 use crate::traces;
 
@@ -36,6 +39,9 @@ pub(super) fn write_routing(
     refuse_existing(args, &places)?;
     let interrupted = interrupt::flag();
 
+    // Nothing is in its place before all is written.
+    let mut pending = PendingTables::default();
+    let mut n_rows = 0;
     for (i, place) in places.iter().enumerate() {
         let mut sink = Interruptible {
             table: RoutingTable::create(place, &run_id, args.force)?,
@@ -43,17 +49,25 @@ pub(super) fn write_routing(
             place,
         };
         let summary = import(trace.importer, &trace.source, options, &mut sink)?;
-        let rows = sink.table.finish(summary.format, &summary.facts)?;
+        let (table, rows) = sink.table.complete(summary.format, &summary.facts)?;
+        pending.append(table);
+        n_rows = rows;
         if i == 0 {
             traces::tell(ctx, &args.run, &summary);
         }
+    }
+    let map = prepare_map(args, &mut pending)?;
+    pending.commit()?;
+    for place in &places {
         ctx.remark(format_args!(
-            "{rows} routing rows in {}; ops and accesses are not told",
+            "{n_rows} routing rows in {}; ops and accesses are not told",
             place.display()
         ));
     }
     remove_older(args)?;
-    write_map(args, ctx)?;
+    if let Some(map) = map {
+        ctx.remark(format_args!("wrote {}", map.display()));
+    }
     Ok(ExitStatus::Done)
 }
 
@@ -111,11 +125,20 @@ fn map_path(args: &Args) -> Option<PathBuf> {
     Some(out.join(map_table::FILE_NAME))
 }
 
-/// Writes the map of the model beside the tables: with it the bytes of every expert can be joined to them.
-pub(super) fn write_map(args: &Args, ctx: &Context) -> anyhow::Result<()> {
-    if let (Some(path), Some((_, gguf))) = (map_path(args), args.trace.gguf()?) {
-        write_parquet(&gguf, &OffsetMap::new(&gguf), &path, args.force)?;
-        ctx.remark(format_args!("wrote {}", path.display()));
-    }
-    Ok(())
+/// Writes the map of the model, with which the bytes of every expert can be joined to the tables; returns its path, if there
+/// is one.
+pub(super) fn prepare_map(
+    args: &Args,
+    pending: &mut PendingTables,
+) -> anyhow::Result<Option<PathBuf>> {
+    let (Some(path), Some((_, gguf))) = (map_path(args), args.trace.gguf()?) else {
+        return Ok(None);
+    };
+    pending.push(prepare_parquet(
+        &gguf,
+        &OffsetMap::new(&gguf),
+        &path,
+        args.force,
+    )?);
+    Ok(Some(path))
 }

@@ -11,11 +11,12 @@ use moe_gguf::map::OffsetMap;
 use moe_gguf::text::counted;
 use moe_trace::Run;
 use moe_trace::tables::{
-    TableOptions, TableSummary, add_to_dataset, dataset_paths, table_paths, write_tables,
+    PendingTables, TableOptions, TableSummary, dataset_paths, prepare_for_dataset, prepare_tables,
+    table_paths,
 };
 
 use crate::cli::{Context, ExitStatus};
-use crate::files::OutputPath;
+use crate::files::{self, OutputPath};
 use crate::interrupt;
 use crate::traces::{self, TraceArgs};
 
@@ -65,9 +66,7 @@ fn write_run(args: &Args, mut run: Run, ctx: &Context) -> anyhow::Result<ExitSta
         run.map = Some(OffsetMap::new(&gguf));
         foreign::refuse_existing(args, &[])?;
     }
-    let status = write(args, &run, ctx)?;
-    foreign::write_map(args, ctx)?;
-    Ok(status)
+    write(args, &run, ctx)
 }
 
 /// A trace of another tool: all tables if it tells every operation, else `routing`.
@@ -89,9 +88,7 @@ fn write_foreign(
         ctx.remark(format_args!("  {note}"));
     }
     foreign::refuse_existing(args, &[])?;
-    let status = write(args, &records.run, ctx)?;
-    foreign::write_map(args, ctx)?;
-    Ok(status)
+    write(args, &records.run, ctx)
 }
 
 fn write(args: &Args, run: &Run, ctx: &Context) -> anyhow::Result<ExitStatus> {
@@ -110,37 +107,35 @@ fn write(args: &Args, run: &Run, ctx: &Context) -> anyhow::Result<ExitStatus> {
         ctx.remark(remark);
     }
     let records = run.trace.size_bytes() / moe_trace::record::RECORD_SIZE as u64;
+    let options = TableOptions {
+        force: args.force,
+        interrupted: Some(interrupted),
+        ..TableOptions::default()
+    };
+    // Nothing is in its place before all is written.
+    let mut pending = PendingTables::default();
+    let mut written = Vec::new();
     if let Some(out) = &args.out {
-        let summary = with_progress(ctx, records, |options| {
-            write_tables(
-                run,
-                out,
-                TableOptions {
-                    force: args.force,
-                    interrupted: Some(interrupted),
-                    ..options
-                },
-            )
+        let (tables, summary) = with_progress(ctx, records, options, |options| {
+            prepare_tables(run, out, options)
         })?;
-        remark(ctx, &summary, &out.display());
+        pending.append(tables);
+        written.push((summary, out.display().to_string()));
     }
     if let Some(dataset) = &args.dataset {
-        let summary = with_progress(ctx, records, |options| {
-            add_to_dataset(
-                run,
-                dataset,
-                TableOptions {
-                    force: args.force,
-                    interrupted: Some(interrupted),
-                    ..options
-                },
-            )
+        let (tables, summary) = with_progress(ctx, records, options, |options| {
+            prepare_for_dataset(run, dataset, options)
         })?;
-        remark(
-            ctx,
-            &summary,
-            &format_args!("{}, run={}", dataset.display(), run.id()),
-        );
+        pending.append(tables);
+        written.push((summary, format!("{}, run={}", dataset.display(), run.id())));
+    }
+    let map = foreign::prepare_map(args, &mut pending)?;
+    pending.commit()?;
+    for (summary, place) in written {
+        remark(ctx, &summary, &place);
+    }
+    if let Some(map) = map {
+        ctx.remark(format_args!("wrote {}", map.display()));
     }
     Ok(ExitStatus::Done)
 }
@@ -161,11 +156,12 @@ fn refuse_existing(args: &Args, run: &Run) -> Result<(), moe_trace::Error> {
     }
 }
 
-fn with_progress(
+fn with_progress<T>(
     ctx: &Context,
     records: u64,
-    write: impl FnOnce(TableOptions) -> Result<TableSummary, moe_trace::Error>,
-) -> anyhow::Result<TableSummary> {
+    options: TableOptions,
+    write: impl FnOnce(TableOptions) -> Result<T, moe_trace::Error>,
+) -> anyhow::Result<T> {
     let target = if ctx.quiet {
         ProgressDrawTarget::hidden()
     } else {
@@ -175,15 +171,15 @@ fn with_progress(
         ProgressStyle::with_template("{bar:40} {human_pos} of {human_len} records, {eta} left")?;
     let bar = ProgressBar::with_draw_target(Some(records), target).with_style(style);
     let progress = |n_records| bar.inc(n_records);
-    let summary = write(TableOptions {
+    let written = write(TableOptions {
         progress: Some(&progress),
-        ..TableOptions::default()
+        ..options
     });
     bar.finish_and_clear();
-    Ok(summary?)
+    Ok(written?)
 }
 
-fn remark(ctx: &Context, summary: &TableSummary, place: &dyn std::fmt::Display) {
+fn remark(ctx: &Context, summary: &TableSummary, place: &str) {
     ctx.remark(format_args!(
         "{}: {}, {}, {} in {place}",
         counted(summary.records, "record"),

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use moe_files::text::is_hidden;
 use moe_placement::plan::{Entry, Lane, LayerExperts, MIB, Strategy, WholeLayers};
 
 use super::inputs::is_learn_file;
 use super::{Args, Planned};
-use crate::output::message::is_hidden;
 
 /// Why there is no command where the bytes of experts come from a table.
 pub const NO_MODEL: &str =

@@ -30,38 +30,39 @@ pub fn read_learn_files(
     options: &Options,
     ctx: &Context,
 ) -> anyhow::Result<LearnFile> {
-    let mut inputs: Vec<Learned> = Vec::new();
+    // Traces are counted first: one that does not say how many experts there are shows no more than were used. Learn files
+    // are read again below, so that few of them are in memory at a time.
+    let mut counted: Vec<Option<Hotness>> = Vec::new();
+    let (mut n_expert, mut n_expert_used) = (0, 0);
     for path in paths {
         let input = Learned::read(path, options, ctx)?;
-        if let Learned::Counted(hotness) = &input {
-            for earlier in &inputs {
-                if let Learned::Counted(earlier) = earlier {
-                    let checked = earlier.check_beside(hotness);
-                    checked.with_context(|| path.display().to_string())?;
-                }
+        let (of_layer, of_token) = input.numbers();
+        n_expert = n_expert.max(of_layer);
+        n_expert_used = n_expert_used.max(of_token);
+        let hotness = match input {
+            Learned::File(_) => None,
+            Learned::Counted(hotness) => Some(hotness),
+        };
+        if let Some(hotness) = &hotness {
+            for earlier in counted.iter().flatten() {
+                let checked = earlier.check_beside(hotness);
+                checked.with_context(|| path.display().to_string())?;
             }
         }
-        inputs.push(input);
+        counted.push(hotness);
     }
-    // A trace that does not say how many experts there are shows no more than were used.
-    let (n_expert, n_expert_used) = inputs.iter().map(Learned::numbers).fold(
-        (0, 0),
-        |(n_expert, n_expert_used), (of_layer, of_token)| {
-            (n_expert.max(of_layer), n_expert_used.max(of_token))
-        },
-    );
-    let files: Vec<LearnFile> = inputs
-        .into_iter()
-        .map(|input| match input {
-            Learned::File(file) => Ok(file),
-            Learned::Counted(mut hotness) => {
+    let inputs = paths.iter().zip(counted);
+    let files = inputs.map(|(path, counted)| -> anyhow::Result<LearnFile> {
+        match counted {
+            Some(mut hotness) => {
                 hotness.raise_seen(n_expert, n_expert_used);
-                hotness.learn_file(Phases::All)
+                Ok(hotness.learn_file(Phases::All)?)
             }
-        })
-        .collect::<Result<_, _>>()?;
+            None => read_learn_file(path, options, ctx),
+        }
+    });
     // Without a half-life nothing fades, as if it had no end.
-    let merged = LearnFile::merge_fading(&files, half_life.unwrap_or(f64::INFINITY))?;
+    let merged = LearnFile::merge_fading(files, half_life.unwrap_or(f64::INFINITY))?;
     merged.context("no input; name a learn file")
 }
 
@@ -94,7 +95,7 @@ impl Learned {
     fn read(path: &Path, options: &Options, ctx: &Context) -> anyhow::Result<Learned> {
         let name = || path.display().to_string();
         if is_learn_file(path)? {
-            let text = bounded::read_text(path)?;
+            let text = bounded::read_json(path)?;
             let file = LearnFile::parse(&text).with_context(name)?;
             if let Some(model) = &options.model {
                 check_model(model, &facts_of(&file), path)?;

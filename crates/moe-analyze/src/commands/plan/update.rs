@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context as _, bail};
 use moe_gguf::text::counted;
 use moe_placement::json;
-use moe_placement::learn::{ExpertObservation, LearnFile};
+use moe_placement::learn::{ExpertObservation, LearnFile, has_schema};
 use moe_placement::plan::Entry;
 use moe_placement::update::{Cache, Update};
 use moe_trace::bounded;
@@ -74,12 +74,11 @@ struct Place {
 
 impl Current {
     fn read(path: &Path, ctx: &Context) -> anyhow::Result<Current> {
-        let text = bounded::read_text(path)?;
-        let value: Value = json::parse(&text)?;
-        let places: Vec<Place> = if value.get("schema").is_some() {
+        let text = bounded::read_json(path)?;
+        let places: Vec<Place> = if has_schema(&text)? {
             experts_of(&LearnFile::parse(&text)?, ctx)?
         } else {
-            let plan: PlanFile = serde_json::from_value(value)
+            let plan: PlanFile = json::parse(&text)
                 .context("it is neither what `plan -o json` prints nor a learn file")?;
             plan.selected
         };

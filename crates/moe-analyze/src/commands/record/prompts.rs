@@ -18,6 +18,9 @@ const DEFAULT: &str = "The kernel driver is responsible for";
 /// Larger prompt files are refused: no context holds them.
 const MAX_BYTES: u64 = 256 << 20;
 
+/// Sequences of a file, at most.
+const MAX_SEQUENCES: usize = 1 << 17;
+
 /// A sequence to run.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -101,6 +104,9 @@ fn lines(text: &str, file: &str) -> anyhow::Result<Vec<Prompt>> {
             continue;
         }
         let place = format!("{file}, line {}", i + 1);
+        if prompts.len() >= MAX_SEQUENCES {
+            bail!("{place}: the file has more than {MAX_SEQUENCES} sequences; split it");
+        }
         let mut prompt: Prompt = serde_json::from_str(line).map_err(|error| {
             if let Some(value) = non_finite(&error, line.as_bytes()) {
                 return anyhow!(
@@ -156,6 +162,16 @@ pub fn tokenize(prompts: &[Prompt], engine: &dyn Engine) -> anyhow::Result<Vec<V
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn limits_the_number_of_sequences() {
+        let sequences = |n| lines(&"{\"tokens\":[1]}\n".repeat(n), "f");
+        assert_eq!(sequences(MAX_SEQUENCES).unwrap().len(), MAX_SEQUENCES);
+        assert_eq!(
+            sequences(MAX_SEQUENCES + 1).unwrap_err().to_string(),
+            "f, line 131073: the file has more than 131072 sequences; split it"
+        );
+    }
 
     #[test]
     fn lines_name_what_is_wrong() {

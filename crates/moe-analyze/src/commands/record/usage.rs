@@ -39,7 +39,11 @@ pub struct UsageArgs {
 impl UsageArgs {
     /// The file to write, from the option or the environment.
     pub fn output(&self) -> Option<OutputPath> {
-        let from_env = || std::env::var_os("LLAMA_EXPERT_TRACE_OUTPUT").map(OutputPath::from);
+        // Empty is unset, as for the other variables.
+        let from_env = || {
+            let path = std::env::var_os("LLAMA_EXPERT_TRACE_OUTPUT");
+            path.filter(|path| !path.is_empty()).map(OutputPath::from)
+        };
         self.expert_trace_output.clone().or_else(from_env)
     }
 }

@@ -1,6 +1,7 @@
 //! The order of each layer's experts: from counts, from a list, or from which were chosen together.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::path::Path;
 
 use anyhow::{Context, bail};
@@ -15,12 +16,11 @@ use crate::traces;
 /// Reads a learn file, whose experts come hottest first, or lists of experts by layer.
 pub fn from_file(path: &Path, gguf: &Gguf) -> anyhow::Result<ExpertOrders> {
     let read = || -> anyhow::Result<ExpertOrders> {
-        let text = bounded::read_text(path)?;
-        let value: serde_json::Value = json::parse(&text)?;
-        if value.get("schema").is_some() {
+        let text = bounded::read_json(path)?;
+        if learn::has_schema(&text)? {
             return by_hotness(&learn::parse_observations(&text)?, gguf);
         }
-        serde_json::from_value(value)
+        json::parse(&text)
             .context("it is neither a learn file nor of the form {\"LAYER\": [expert, …]}")
     };
     read().with_context(|| format!("cannot take an order of experts from {}", path.display()))
@@ -62,8 +62,9 @@ struct Together {
     pairs: Vec<u32>,
 }
 
-/// The most experts of a layer that are chained: their pairs are counted in a square.
-const MAX_CHAINED: usize = 1 << 12;
+/// Pairs of experts of one layer that are counted, at most, all layers together: 512 MiB. 128 layers with 1024 experts have
+/// as many.
+const MAX_PAIRS: usize = 1 << 27;
 
 /// Each layer's experts in a chain, beginning with the hottest: next comes, of those left, the one
 /// that tokens chose most often together with the one before.
@@ -77,20 +78,27 @@ pub fn by_coactivation(
     let run = Run::open(trace)?;
     check_model(ctx, &run, gguf)?;
     let mut layers: BTreeMap<u16, Together> = BTreeMap::new();
+    let mut n_pairs = 0usize;
     for operation in run.routing() {
         let layer = operation.head().layer_id.get();
         let n = n_experts.get(&layer).filter(|_| layer != NO_LAYER);
         let n =
             *n.with_context(|| format!("{}: {}", trace.display(), unknown_layer(layer)))? as usize;
-        if n > MAX_CHAINED {
-            bail!(
-                "layer {layer} has {n} experts; up to {MAX_CHAINED} can be put in order by coactivation"
-            );
-        }
-        let together = layers.entry(layer).or_insert_with(|| Together {
-            counts: vec![0; n],
-            pairs: vec![0; n * n],
-        });
+        let together = match layers.entry(layer) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => {
+                n_pairs = n_pairs.saturating_add(n.saturating_mul(n));
+                if n_pairs > MAX_PAIRS {
+                    bail!(
+                        "layer {layer} has {n} experts: with it the layers of the trace exceed the limit of {MAX_PAIRS} pairs of experts for an order by coactivation; take an order by counts from a learn file"
+                    );
+                }
+                entry.insert(Together {
+                    counts: vec![0; n],
+                    pairs: vec![0; n * n],
+                })
+            }
+        };
         for token in operation.tokens() {
             let chosen: Vec<usize> = token.experts().map(|e| e.expert_id as usize).collect();
             if let Some(&expert) = chosen.iter().find(|&&expert| expert >= n) {

@@ -237,7 +237,8 @@ fn draw(
     ctx: &Context,
 ) -> anyhow::Result<()> {
     let source = args.path.file_name().unwrap_or(args.path.as_os_str());
-    curves(&source.to_string_lossy(), policies, rows).write(plot, args.force)?;
+    let chart = curves(&source.to_string_lossy(), policies, rows);
+    files::commit(vec![chart.prepare(plot, args.force)?])?;
     ctx.remark(format_args!("drew {}", plot.display()));
     Ok(())
 }

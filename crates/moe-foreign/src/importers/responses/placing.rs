@@ -49,6 +49,12 @@ pub enum ResponseError {
         /// `prompt_tokens + completion_tokens - 1`.
         n_counted: usize,
     },
+    /// The chunks of a stream have more choices than any response.
+    #[error("the chunks have more than {limit} choices; the stream is damaged")]
+    Choices {
+        /// Choices of a response, at most.
+        limit: usize,
+    },
 }
 
 /// The tokens that a response counts, as far as it does.

@@ -72,6 +72,44 @@ fn glm_counts(n_tokens: u64) -> BTreeMap<(u16, u32), u64> {
 }
 
 #[test]
+fn limits_what_a_response_holds() {
+    let routed = r#"{"index":0,"routed_experts":[[[1]]]}"#;
+    let empty = |n: usize| ",{}".repeat(n);
+    for (text, expected) in [
+        (
+            format!(r#"{{"choices":[{routed}{}]}}"#, empty(1 << 14)),
+            "there are more than 16384 choices of a response",
+        ),
+        (
+            format!(r#"[{{"choices":[{routed}]}}{}]"#, empty(1 << 17)),
+            "there are more than 131072 responses and choices in a list",
+        ),
+        (
+            format!(
+                "data: {{\"object\":\"a.chunk\",\"choices\":[{routed}{}]}}\n\ndata: {{\"object\":\"a.chunk\",\"choices\":[{{\"index\":1}}]}}\n",
+                empty((1 << 14) - 1)
+            ),
+            "the chunks have more than 16384 choices",
+        ),
+        (
+            format!(r#"{{"id":[{{"a":0}}],"choices":[{routed}]}}"#),
+            "expected an id, which is text or a number",
+        ),
+        (
+            format!(r#"{{"choices":[{routed}],"meta_info":{{"id":{{}}}}}}"#),
+            "expected an id, which is text or a number",
+        ),
+    ] {
+        let error = read_bytes(text.as_bytes(), &options()).unwrap_err();
+        assert!(error.to_string().contains(expected), "{error}");
+    }
+    // Choices of a choice are passed over; an id may be a number.
+    let nested = format!(r#"{{"id":7,"choices":[{{"choices":[{routed}]}},{routed}]}}"#);
+    let (_, kept) = read_bytes(nested.as_bytes(), &options()).unwrap();
+    assert_eq!(kept.rows.len(), 1);
+}
+
+#[test]
 fn dumps_with_a_row_for_each_hidden_layer() {
     for name in ["routed.npy", "vllm.json"] {
         for options in [glm(), options()] {
