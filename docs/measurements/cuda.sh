@@ -89,10 +89,11 @@ sound_part() {
   printf '%s\n' '{"prompt": "The quick brown fox jumps"}' '{"prompt": "over"}' >"$work/prompts.jsonl"
   local model place policy batch
   for model in tiny-qwen3moe-Q4_K_M tiny-gpt-oss-MXFP4 random-qwen2moe-F16 random-dots1-F16; do
-    for place in "-ngl 99" "-ngl 3" "--vram-mib 6" "-ngl 3 --n-cpu-moe 2"; do
-      for policy in "--policy cpu" "--policy gpu" "--policy gpu --cpu-moe" "--policy post-fetch" "--policy post-fetch --postfetch-cpu-limit 2"; do
+    for place in "-ngl 99" "-ngl 99 --cpu-moe" "-ngl 3" "--vram-mib 6" "-ngl 3 --n-cpu-moe 2"; do
+      for policy in cpu gpu post-fetch "post-fetch --postfetch-cpu-limit 2"; do
         for batch in 1 3 512; do
-          echo "echo '-- $model $place $policy --batch-size $batch:' \$(check_run --model 'fixtures/$model.gguf' $place $policy --batch-size $batch)"
+          echo "echo '-- $model $place --policy $policy --batch-size $batch:'" \
+            "\$(check_run --model 'fixtures/$model.gguf' $place --policy $policy --batch-size $batch)"
         done
       done
     done

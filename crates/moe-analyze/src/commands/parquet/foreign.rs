@@ -16,7 +16,6 @@ use moe_trace::{CountRow, RoutingRow, Sink, SinkError, map_table};
 use super::Args;
 use crate::cli::{Context, ExitStatus};
 use crate::commands::gguf_map::prepare_parquet;
-use crate::files;
 use crate::interrupt;
 use crate::traces;
 

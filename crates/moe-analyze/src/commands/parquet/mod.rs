@@ -16,7 +16,7 @@ use moe_trace::tables::{
 };
 
 use crate::cli::{Context, ExitStatus};
-use crate::files::{self, OutputPath};
+use crate::files::OutputPath;
 use crate::interrupt;
 use crate::traces::{self, TraceArgs};
 
