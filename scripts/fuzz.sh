@@ -74,6 +74,8 @@ fuzz() {
     cp "$log" "$work/artifacts/$target/log"
   elif [ "$cpu" -lt "$seconds" ]; then
     result="no crash, stopped before $seconds s"
+  elif [ $((cpu - changed)) -lt "$quiet" ]; then
+    result="no crash, new coverage until the end"
   fi
   printf '%-14s %12s %8s %12s %8s %8s  %s\n' "$target" "$(last_of stat::number_of_executed_units "$log")" "$cpu" \
     "$((cpu - changed))" "$(last_of cov "$log")" "$(ls "$work/corpus/$target" | wc -l)" "$result" |

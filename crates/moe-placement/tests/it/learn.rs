@@ -66,6 +66,15 @@ fn what_is_written_reads_back() {
     );
 }
 
+/// Found by fuzzing: numbers that a parser without correct rounding reads one bit off.
+#[test]
+fn rewriting_keeps_large_numbers() {
+    let text = r#"{"schema":"llama.cpp.moe_layer_perf.v1","layers":[{"layer":0,"hot_worklist_calls":3e+66,"experts":[[0,1]]}]}"#;
+    let written = LearnFile::parse(text).unwrap().to_json();
+    assert!(written.contains("3e+66"), "{written}");
+    assert_eq!(LearnFile::parse(&written).unwrap().to_json(), written);
+}
+
 fn schema() -> jsonschema::Validator {
     let path = concat!(
         env!("CARGO_MANIFEST_DIR"),
