@@ -52,7 +52,7 @@ fn both_commands_write_the_same_learn_file() {
     let assert_same = |trace: &Path, more: &[&str]| {
         let counted = [&["--quiet", "hotness", arg(trace)], more].concat();
         let converted = [&["--quiet", "convert", arg(trace), "--to", "learn"], more].concat();
-        let (counted, converted) = (write(&counted, "a"), write(&converted, "b"));
+        let (counted, converted) = (write(&counted, "a.json"), write(&converted, "b.json"));
         assert_eq!(counted, converted, "{} {more:?}", trace.display());
     };
     for name in [
