@@ -9,7 +9,8 @@ use moe_executor::cuda::{self, Device, Gpu, Policy};
 use moe_executor::placement::{Override, Placement, Rules};
 
 use super::scratchpad;
-use crate::cli::{Context, first_given};
+use crate::context::Context;
+use crate::values::first_given;
 
 /// Values of `--device`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
