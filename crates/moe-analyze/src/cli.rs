@@ -7,6 +7,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow};
+use clap::builder::Resettable;
 use clap::error::ErrorKind;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
@@ -88,7 +89,13 @@ impl Cli {
         let mut command = Cli::command().mut_subcommands(|subcommand| {
             subcommand.mut_args(|arg| {
                 let takes_value = !arg.is_positional() && arg.get_action().takes_values();
-                arg.allow_negative_numbers(takes_value)
+                let arg = arg.allow_negative_numbers(takes_value);
+                // An empty variable counts as unset.
+                let value = arg.get_env().and_then(std::env::var_os);
+                match value.is_some_and(|value| value.is_empty()) {
+                    true => arg.env(Resettable::Reset),
+                    false => arg,
+                }
             })
         });
         let parsed = command

@@ -7,6 +7,7 @@ mod commands;
 mod context;
 mod counting;
 mod engine;
+mod env_option;
 mod exit_status;
 mod expert_usage;
 mod experts;

@@ -26,7 +26,7 @@ use crate::context::Context;
 use crate::engine::device::DeviceArgs;
 use crate::engine::{self, native};
 use crate::exit_status::ExitStatus;
-use crate::files::{self, OutputPath};
+use crate::files::OutputPath;
 use crate::interrupt;
 use crate::model;
 use crate::output::{self, human_bytes, message};
@@ -138,9 +138,6 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let n_ctx = args.ctx_size.map_or(about.n_ctx_train, |n| n as usize);
     check_fit(&prompts, &tokens, n_ctx, about.n_ctx_train)?;
 
-    if let (Some(out), Some(usage)) = (&args.out, args.usage.output()) {
-        files::check_distinct(&[out, &usage])?;
-    }
     let limits: Vec<Limits> = prompts.iter().map(|p| limits(&args, p)).collect();
     let mode = args.trace.mode();
     let records_per_pass = |n_tokens| engine.records_per_pass(n_tokens, mode);
