@@ -361,13 +361,13 @@ fn settings_of_the_gpu_are_checked() {
         "{line}"
     );
     let post_fetch = |options: &[&str]| auto(&[&["--policy", "post-fetch"], options].concat());
-    assert!(post_fetch(&["--postfetch-block-on-miss", "2"]).contains("must be 0 or 1"));
+    assert!(post_fetch(&["--postfetch-block-on-miss", "2"]).contains("give 0 or 1"));
     let line = post_fetch(&["--postfetch-max-transfers", "0"]);
     assert!(
-        line.contains("--postfetch-max-transfers is `0`; it must be a number from 1 to"),
+        line.contains("'0' for '--postfetch-max-transfers <N>': give an integer from 1 to"),
         "{line}"
     );
-    assert!(post_fetch(&["--postfetch-scratchpad-mb", "much"]).contains("must be a number"));
+    assert!(post_fetch(&["--postfetch-scratchpad-mb", "much"]).contains("give an integer from 0"));
 }
 
 /// A variable that is set but empty is as none; what it holds else is checked as an option is.
@@ -399,7 +399,7 @@ fn variables_of_post_fetch_may_be_empty() {
         let refused = recording().env(variable, "x").assert().code(2);
         let stderr = String::from_utf8_lossy(&refused.get_output().stderr).into_owned();
         assert!(
-            stderr.contains(&format!("{variable} is `x`; it must be")),
+            stderr.contains(&format!("invalid value 'x' for {variable}: give")),
             "{stderr}"
         );
         assert!(!out.exists());

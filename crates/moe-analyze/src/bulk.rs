@@ -8,7 +8,7 @@ use anyhow::bail;
 use indicatif::{ProgressBar, ProgressStyle};
 use moe_files::{AtomicFile, parent_of};
 
-use crate::cli::Context;
+use crate::context::Context;
 use crate::output::human_bytes;
 use crate::{files, interrupt};
 

@@ -5,9 +5,9 @@ use std::error::Error as _;
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 use anyhow::{Context as _, anyhow};
+use clap::builder::Resettable;
 use clap::error::ErrorKind;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
@@ -15,8 +15,9 @@ use crate::commands::{
     accesses, bench, buffers, completions, convert, diff, gguf_map, graph, hotness, info, man,
     overlap, parquet, plan, record, relayout, replay, simulate, synth,
 };
+use crate::context::Context;
+use crate::exit_status::ExitStatus;
 use crate::files::{self, OutputPath};
-use crate::output::message;
 use crate::values;
 
 /// Offline trace analysis for mixture-of-experts models in GGUF files.
@@ -61,40 +62,6 @@ enum Command {
     Man(man::Args),
 }
 
-/// What every subcommand is told beside its own arguments.
-#[derive(Debug, Clone, Copy)]
-pub struct Context {
-    /// No progress and no remarks on stderr.
-    pub quiet: bool,
-}
-
-impl Context {
-    /// A remark for the person at the terminal: on stderr, unless `--quiet`.
-    pub fn remark(&self, text: impl std::fmt::Display) {
-        if !self.quiet {
-            message::print(text);
-        }
-    }
-}
-
-/// How a subcommand ended that could be done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ExitStatus {
-    /// Done: exit 0.
-    Done,
-    /// Done, and a check found something: exit 1.
-    Found,
-}
-
-impl From<ExitStatus> for ExitCode {
-    fn from(status: ExitStatus) -> ExitCode {
-        match status {
-            ExitStatus::Done => ExitCode::SUCCESS,
-            ExitStatus::Found => ExitCode::from(1),
-        }
-    }
-}
-
 /// llama.cpp's short names: letters behind one dash, which would be an option each.
 const LLAMA_CPP: [(&str, &str); 4] = [
     ("-ngl", "--n-gpu-layers"),
@@ -122,7 +89,13 @@ impl Cli {
         let mut command = Cli::command().mut_subcommands(|subcommand| {
             subcommand.mut_args(|arg| {
                 let takes_value = !arg.is_positional() && arg.get_action().takes_values();
-                arg.allow_negative_numbers(takes_value)
+                let arg = arg.allow_negative_numbers(takes_value);
+                // An empty variable counts as unset.
+                let value = arg.get_env().and_then(std::env::var_os);
+                match value.is_some_and(|value| value.is_empty()) {
+                    true => arg.env(Resettable::Reset),
+                    false => arg,
+                }
             })
         });
         let parsed = command
@@ -170,8 +143,8 @@ impl Cli {
             Command::Buffers(args) => buffers::run(args, &ctx),
             Command::Info(args) => info::run(args, &ctx),
             Command::Bench(args) => bench::run(args, &ctx),
-            Command::Completions(args) => completions::run(args),
-            Command::Man(args) => man::run(args),
+            Command::Completions(args) => completions::run(args, Cli::command()),
+            Command::Man(args) => man::run(args, Cli::command()),
         }
     }
 }
@@ -227,12 +200,6 @@ fn usage_error(error: &clap::Error) -> String {
         ))
     });
     number.unwrap_or_else(|| line.to_owned())
-}
-
-/// The name of the first option that was given.
-pub fn first_given<const N: usize>(options: [(&'static str, bool); N]) -> Option<&'static str> {
-    let mut given = options.into_iter().filter(|(_, is_given)| *is_given);
-    given.next().map(|(name, _)| name)
 }
 
 #[cfg(test)]

@@ -1,6 +1,5 @@
 //! Output files: complete or absent, and never in the place of an input or of a file that was there before.
 
-use std::ffi::OsString;
 use std::fs;
 use std::io::{self, BufWriter};
 use std::ops::Deref;
@@ -14,18 +13,6 @@ use moe_trace::{TRACE_FILE, buffers, manifest, map_table};
 /// A path that a command writes, a file or a directory. Every other path of a command line is an input.
 #[derive(Debug, Clone)]
 pub struct OutputPath(PathBuf);
-
-impl From<PathBuf> for OutputPath {
-    fn from(path: PathBuf) -> Self {
-        OutputPath(path)
-    }
-}
-
-impl From<OsString> for OutputPath {
-    fn from(path: OsString) -> Self {
-        OutputPath(path.into())
-    }
-}
 
 impl Deref for OutputPath {
     type Target = Path;
@@ -54,7 +41,7 @@ impl ValueParserFactory for OutputPath {
 /// # Errors
 /// An output is an input, lies inside an input run, or is or contains another output.
 pub fn check_command_line(inputs: &[&Path], outputs: &[&OutputPath]) -> anyhow::Result<()> {
-    // Also without outputs on the command line: the environment may name some.
+    // Also without outputs on the command line: `record` chooses a directory.
     for input in inputs {
         protect(input);
         for shard in moe_gguf::shard_paths(input) {
@@ -94,7 +81,7 @@ fn is_run(dir: &Path) -> bool {
 }
 
 /// Refuses outputs that are one file, or of which one lies inside another.
-pub fn check_distinct(outputs: &[&OutputPath]) -> anyhow::Result<()> {
+fn check_distinct(outputs: &[&OutputPath]) -> anyhow::Result<()> {
     for (i, a) in outputs.iter().enumerate() {
         for b in &outputs[..i] {
             let [place_a, place_b] = [a, b].map(|path| inputs::resolved(path));

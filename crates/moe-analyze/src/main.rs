@@ -4,17 +4,26 @@ mod advice;
 mod bulk;
 mod cli;
 mod commands;
+mod context;
+mod counting;
 mod engine;
+mod env_option;
+mod exit_status;
 mod expert_usage;
+mod experts;
 mod files;
 mod inputs;
 mod interrupt;
+mod layout;
+mod learn_files;
+mod model;
 mod output;
 #[cfg(feature = "plot")]
 mod plot;
 #[cfg(not(feature = "plot"))]
 #[path = "plot/disabled.rs"]
 mod plot;
+mod recording;
 mod traces;
 mod values;
 
@@ -25,7 +34,7 @@ use output::message;
 fn main() -> ExitCode {
     let outcome = interrupt::install().and_then(|()| match cli::Cli::read()? {
         Some(cli) => cli.run(),
-        None => Ok(cli::ExitStatus::Done),
+        None => Ok(exit_status::ExitStatus::Done),
     });
     // Whatever else a command reports about a file that changed under it follows from that.
     match moe_files::check_inputs().map_err(Into::into).and(outcome) {

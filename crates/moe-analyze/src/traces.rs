@@ -10,9 +10,9 @@ use moe_trace::manifest::Manifest;
 use moe_trace::ops::OpTable;
 use moe_trace::{Facts, Run, Sink, bounded};
 
-use crate::cli::{Context, first_given};
+use crate::context::Context;
 use crate::inputs::Kind;
-use crate::values::whole;
+use crate::values::{first_given, whole};
 
 /// What the user can tell about traces, their model included.
 #[derive(Debug, Default, clap::Args)]

@@ -86,3 +86,23 @@ pub fn wanted(error: &(dyn Error + 'static)) -> Option<&'static str> {
         _ => "give an integer of at least 0",
     })
 }
+
+/// A number for an option that takes no 0.
+pub fn positive(text: &str) -> Result<f64, ValueError> {
+    number(text, "a number above 0, up to 1e9", |value| {
+        (1e-9..=1e9).contains(value)
+    })
+}
+
+/// A number for an option that takes 0, too.
+pub fn not_negative(text: &str) -> Result<f64, ValueError> {
+    number(text, "a number from 0 to 1e9", |value| {
+        (0.0..=1e9).contains(value)
+    })
+}
+
+/// The name of the first option that was given.
+pub fn first_given<const N: usize>(options: [(&'static str, bool); N]) -> Option<&'static str> {
+    let mut given = options.into_iter().filter(|(_, is_given)| *is_given);
+    given.next().map(|(name, _)| name)
+}

@@ -9,7 +9,8 @@ use moe_trace::Manifest;
 use moe_trace::buffers::{self, Timeline, TimelineBuffer};
 use moe_trace::record::NO_LAYER;
 
-use crate::cli::{Context, ExitStatus};
+use crate::context::Context;
+use crate::exit_status::ExitStatus;
 use crate::files::{self, OutputPath};
 use crate::output::{self, Cell, Format, human_bytes, write_rows};
 use crate::plot::{self, Occupancy};

@@ -1,9 +1,9 @@
 //! `completions`: shell completions on stdout.
 
-use clap::CommandFactory;
+use clap::Command;
 use clap_complete::Shell;
 
-use crate::cli::{Cli, ExitStatus};
+use crate::exit_status::ExitStatus;
 use crate::output;
 
 /// Print completions for a shell
@@ -15,9 +15,10 @@ pub struct Args {
     shell: Shell,
 }
 
-pub fn run(args: Args) -> anyhow::Result<ExitStatus> {
+/// `command` is the program's.
+pub fn run(args: Args, mut command: Command) -> anyhow::Result<ExitStatus> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "moe-analyze", &mut script);
+    clap_complete::generate(args.shell, &mut command, "moe-analyze", &mut script);
     output::data_to_stdout(|stdout| stdout.write_all(&script))?;
     Ok(ExitStatus::Done)
 }

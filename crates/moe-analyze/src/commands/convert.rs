@@ -9,7 +9,8 @@ use moe_foreign::{EXPORTERS, Export, Exporter, FILES_EXPORTERS, FilesExporter, I
 use moe_gguf::experts::expert_bytes_by_layer;
 use moe_trace::Facts;
 
-use crate::cli::{Context, ExitStatus};
+use crate::context::Context;
+use crate::exit_status::ExitStatus;
 use crate::files::{self, OutputPath};
 use crate::output::{self, Cell, Format, write_rows};
 use crate::traces::{self, TraceArgs};

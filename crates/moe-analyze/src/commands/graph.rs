@@ -9,7 +9,8 @@ use moe_trace::Manifest;
 use moe_trace::graph::{self, Graph};
 use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
 
-use crate::cli::{Context, ExitStatus};
+use crate::context::Context;
+use crate::exit_status::ExitStatus;
 use crate::files::{self, OutputPath};
 use crate::output;
 use crate::traces::{self, OpsArgs};

@@ -1,10 +1,10 @@
 //! `man`: the manual pages on stdout, in roff.
 
 use anyhow::Context as _;
-use clap::CommandFactory;
+use clap::Command;
 use clap_mangen::Man;
 
-use crate::cli::{Cli, ExitStatus};
+use crate::exit_status::ExitStatus;
 use crate::output;
 
 /// Print the manual page, or that of a subcommand
@@ -16,9 +16,10 @@ pub struct Args {
     subcommand: Option<String>,
 }
 
-pub fn run(args: Args) -> anyhow::Result<ExitStatus> {
+/// `command` is the program's.
+pub fn run(args: Args, command: Command) -> anyhow::Result<ExitStatus> {
     // The page would name one for `help`.
-    let mut command = Cli::command().disable_help_subcommand(true);
+    let mut command = command.disable_help_subcommand(true);
     command.build();
     let command = match args.subcommand {
         None => command,

@@ -12,7 +12,8 @@ use moe_synth::model::{Options, Spec, Synth};
 use moe_trace::bounded;
 
 use crate::bulk;
-use crate::cli::{Context, ExitStatus};
+use crate::context::Context;
+use crate::exit_status::ExitStatus;
 use crate::files::{self, OutputPath};
 use crate::output::human_bytes;
 

@@ -1,7 +1,5 @@
 //! Options of the GPU: what runs there, and how.
 
-use std::ops::RangeInclusive;
-
 use anyhow::{Context as _, anyhow, bail};
 use moe_executor::Model;
 use moe_executor::cuda::post_fetch::Settings;
@@ -9,7 +7,9 @@ use moe_executor::cuda::{self, Device, Gpu, Policy};
 use moe_executor::placement::{Override, Placement, Rules};
 
 use super::scratchpad;
-use crate::cli::{Context, first_given};
+use crate::context::Context;
+use crate::env_option::{EnvOption, EnvOptionParser, InvalidVariable};
+use crate::values::{ValueError, first_given, whole};
 
 /// Values of `--device`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -43,7 +43,7 @@ fn layers(text: &str) -> Result<usize, std::num::ParseIntError> {
 }
 
 /// Options of the GPU.
-#[derive(Clone, Debug, Default, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "GPU")]
 pub struct DeviceArgs {
     /// What computes
@@ -70,154 +70,147 @@ pub struct DeviceArgs {
     #[arg(long, value_name = "N")]
     pub vram_mib: Option<u64>,
     /// Rows of a batch from which weights of the processor are copied to the GPU for a product; 0 = never
-    /// [default: GGML_OP_OFFLOAD_MIN_BATCH, or 32 as in llama.cpp]
-    #[arg(long, value_name = "N")]
-    pub offload_min_batch: Option<usize>,
+    #[arg(
+        long,
+        env = "GGML_OP_OFFLOAD_MIN_BATCH",
+        value_name = "N",
+        default_value = "32",
+        value_parser = EnvOptionParser(str::parse::<usize>)
+    )]
+    pub offload_min_batch: EnvOption<usize>,
     #[command(flatten)]
     pub post_fetch: PostFetchArgs,
 }
 
 /// Options of `--policy post-fetch`. Each has the environment variable of the design it comes from; the option wins.
-#[derive(Clone, Debug, Default, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Post-Fetch (an empty variable counts as unset)")]
 pub struct PostFetchArgs {
-    /// 0 = the processor computes all [env: LLAMA_POSTFETCH_ENABLE=] [default: 1]
-    #[arg(long, value_name = "0|1")]
-    pub postfetch_enable: Option<String>,
-    /// 1 = the processor computes all, for comparison [env: LLAMA_POSTFETCH_FORCE_CPU=] [default: 0]
-    #[arg(long, value_name = "0|1")]
-    pub postfetch_force_cpu: Option<String>,
-    /// 1 = wait for a late transfer, 0 = the processor takes over [env: LLAMA_POSTFETCH_BLOCK_ON_MISS=] [default: 1]
-    #[arg(long, value_name = "0|1")]
-    pub postfetch_block_on_miss: Option<String>,
-    /// Transfers of a layer at most [env: LLAMA_POSTFETCH_MAX_TRANSFERS=] [default: 8]
-    #[arg(long, value_name = "N")]
-    pub postfetch_max_transfers: Option<String>,
-    /// Memory for the transfers of a layer; 0 = what they need [env: LLAMA_POSTFETCH_SCRATCHPAD_MB=] [default: 0]
-    #[arg(long, value_name = "MB")]
-    pub postfetch_scratchpad_mb: Option<String>,
-    /// 1 = a stream for transfers alone [env: LLAMA_POSTFETCH_USE_DEDICATED_STREAMS=] [default: 1]
-    #[arg(long, value_name = "0|1")]
-    pub postfetch_use_dedicated_streams: Option<String>,
+    /// 0 = the processor computes all
+    #[arg(
+        long,
+        env = "LLAMA_POSTFETCH_ENABLE",
+        value_name = "0|1",
+        default_value = "1",
+        value_parser = EnvOptionParser(switch)
+    )]
+    pub postfetch_enable: EnvOption<bool>,
+    /// 1 = the processor computes all, for comparison
+    #[arg(
+        long,
+        env = "LLAMA_POSTFETCH_FORCE_CPU",
+        value_name = "0|1",
+        default_value = "0",
+        value_parser = EnvOptionParser(switch)
+    )]
+    pub postfetch_force_cpu: EnvOption<bool>,
+    /// 1 = wait for a late transfer, 0 = the processor takes over
+    #[arg(
+        long,
+        env = "LLAMA_POSTFETCH_BLOCK_ON_MISS",
+        value_name = "0|1",
+        default_value = "1",
+        value_parser = EnvOptionParser(switch)
+    )]
+    pub postfetch_block_on_miss: EnvOption<bool>,
+    /// Transfers of a layer at most
+    #[arg(
+        long,
+        env = "LLAMA_POSTFETCH_MAX_TRANSFERS",
+        value_name = "N",
+        default_value = "8",
+        value_parser = EnvOptionParser(whole(1..=1usize << 14))
+    )]
+    pub postfetch_max_transfers: EnvOption<usize>,
+    /// Memory for the transfers of a layer; 0 = what they need
+    #[arg(
+        long,
+        env = "LLAMA_POSTFETCH_SCRATCHPAD_MB",
+        value_name = "MB",
+        default_value = "0",
+        value_parser = EnvOptionParser(whole(0..=1usize << 20))
+    )]
+    pub postfetch_scratchpad_mb: EnvOption<usize>,
+    /// 1 = a stream for transfers alone
+    #[arg(
+        long,
+        env = "LLAMA_POSTFETCH_USE_DEDICATED_STREAMS",
+        value_name = "0|1",
+        default_value = "1",
+        value_parser = EnvOptionParser(switch)
+    )]
+    pub postfetch_use_dedicated_streams: EnvOption<bool>,
     /// Experts of a token whose gate and up the processor computes, the GPU does the others; 0 = all of them
-    /// [env: LLAMA_POSTFETCH_CPU_LIMIT=] [default: 0]
-    #[arg(long, value_name = "N")]
-    pub postfetch_cpu_limit: Option<String>,
-    /// 1 = tell of each transfer on stderr, unless --quiet [env: LLAMA_POSTFETCH_DEBUG=] [default: 0]
-    #[arg(long, value_name = "0|1")]
-    pub postfetch_debug: Option<String>,
+    #[arg(
+        long,
+        env = "LLAMA_POSTFETCH_CPU_LIMIT",
+        value_name = "N",
+        default_value = "0",
+        value_parser = EnvOptionParser(whole(0..=1usize << 14))
+    )]
+    pub postfetch_cpu_limit: EnvOption<usize>,
+    /// 1 = tell of each transfer on stderr, unless --quiet
+    #[arg(
+        long,
+        env = "LLAMA_POSTFETCH_DEBUG",
+        value_name = "0|1",
+        default_value = "0",
+        value_parser = EnvOptionParser(switch)
+    )]
+    pub postfetch_debug: EnvOption<bool>,
 }
 
 impl PostFetchArgs {
-    /// An option that was given; variables may be set for all runs.
+    /// An option that is on the command line.
     fn given(&self) -> Option<&'static str> {
         first_given([
-            ("--postfetch-enable", self.postfetch_enable.is_some()),
-            ("--postfetch-force-cpu", self.postfetch_force_cpu.is_some()),
+            ("--postfetch-enable", self.postfetch_enable.is_given()),
+            ("--postfetch-force-cpu", self.postfetch_force_cpu.is_given()),
             (
                 "--postfetch-block-on-miss",
-                self.postfetch_block_on_miss.is_some(),
+                self.postfetch_block_on_miss.is_given(),
             ),
             (
                 "--postfetch-max-transfers",
-                self.postfetch_max_transfers.is_some(),
+                self.postfetch_max_transfers.is_given(),
             ),
             (
                 "--postfetch-scratchpad-mb",
-                self.postfetch_scratchpad_mb.is_some(),
+                self.postfetch_scratchpad_mb.is_given(),
             ),
             (
                 "--postfetch-use-dedicated-streams",
-                self.postfetch_use_dedicated_streams.is_some(),
+                self.postfetch_use_dedicated_streams.is_given(),
             ),
-            ("--postfetch-cpu-limit", self.postfetch_cpu_limit.is_some()),
-            ("--postfetch-debug", self.postfetch_debug.is_some()),
+            ("--postfetch-cpu-limit", self.postfetch_cpu_limit.is_given()),
+            ("--postfetch-debug", self.postfetch_debug.is_given()),
         ])
     }
 
-    /// Whether each transfer is to be told, as options and environment say.
-    fn debug(&self) -> anyhow::Result<bool> {
-        switch(&self.postfetch_debug, "DEBUG", false)
-    }
-
-    /// The settings that options and environment say.
-    fn settings(&self) -> anyhow::Result<Settings> {
-        let given = Settings::default();
-        let pad: usize = number(
-            &self.postfetch_scratchpad_mb,
-            "SCRATCHPAD_MB",
-            0,
-            0..=1 << 20,
-        )?;
-        let limit: usize = number(&self.postfetch_cpu_limit, "CPU_LIMIT", 0, 0..=1 << 14)?;
+    /// The settings of the options and variables.
+    fn settings(&self) -> Result<Settings, InvalidVariable> {
+        let scratchpad_mb = self.postfetch_scratchpad_mb.get()?;
+        let cpu_limit = self.postfetch_cpu_limit.get()?;
         Ok(Settings {
-            enable: switch(&self.postfetch_enable, "ENABLE", given.enable)?,
-            force_cpu: switch(&self.postfetch_force_cpu, "FORCE_CPU", given.force_cpu)?,
-            block_on_miss: switch(
-                &self.postfetch_block_on_miss,
-                "BLOCK_ON_MISS",
-                given.block_on_miss,
-            )?,
-            max_transfers: number(
-                &self.postfetch_max_transfers,
-                "MAX_TRANSFERS",
-                given.max_transfers,
-                1..=1 << 14,
-            )?,
-            scratchpad_bytes: (pad > 0).then_some(pad << 20),
-            dedicated_streams: switch(
-                &self.postfetch_use_dedicated_streams,
-                "USE_DEDICATED_STREAMS",
-                given.dedicated_streams,
-            )?,
-            cpu_limit: (limit > 0).then_some(limit),
-            ..given
+            enable: self.postfetch_enable.get()?,
+            force_cpu: self.postfetch_force_cpu.get()?,
+            block_on_miss: self.postfetch_block_on_miss.get()?,
+            max_transfers: self.postfetch_max_transfers.get()?,
+            scratchpad_bytes: (scratchpad_mb > 0).then_some(scratchpad_mb << 20),
+            dedicated_streams: self.postfetch_use_dedicated_streams.get()?,
+            cpu_limit: (cpu_limit > 0).then_some(cpu_limit),
+            ..Settings::default()
         })
     }
 }
 
-/// The value of a variable; one that is set but empty is as none.
-fn variable(name: &str) -> anyhow::Result<Option<String>> {
-    match std::env::var(name) {
-        Ok(text) => Ok(Some(text).filter(|text| !text.is_empty())),
-        Err(std::env::VarError::NotPresent) => Ok(None),
-        Err(error) => Err(anyhow!("{name}: {error}")),
+/// Parses 0 or 1.
+fn switch(text: &str) -> Result<bool, ValueError> {
+    match text {
+        "0" => Ok(false),
+        "1" => Ok(true),
+        _ => Err(ValueError::Expected("0 or 1")),
     }
-}
-
-/// The value of an option or of its variable, and what it is called.
-fn value(option: &Option<String>, name: &str) -> anyhow::Result<Option<(String, String)>> {
-    let flag = name.to_lowercase().replace('_', "-");
-    if let Some(text) = option {
-        return Ok(Some((text.clone(), format!("--postfetch-{flag}"))));
-    }
-    let name = format!("LLAMA_POSTFETCH_{name}");
-    Ok(variable(&name)?.map(|text| (text, name)))
-}
-
-fn switch(option: &Option<String>, name: &str, default: bool) -> anyhow::Result<bool> {
-    match value(option, name)? {
-        None => Ok(default),
-        Some((text, from)) => match text.as_str() {
-            "0" => Ok(false),
-            "1" => Ok(true),
-            _ => bail!("{from} is `{text}`; it must be 0 or 1"),
-        },
-    }
-}
-
-fn number(
-    option: &Option<String>,
-    name: &str,
-    default: usize,
-    range: RangeInclusive<usize>,
-) -> anyhow::Result<usize> {
-    let Some((text, from)) = value(option, name)? else {
-        return Ok(default);
-    };
-    let parsed = text.parse().ok().filter(|n| range.contains(n));
-    let (least, most) = range.into_inner();
-    parsed.ok_or_else(|| anyhow!("{from} is `{text}`; it must be a number from {least} to {most}"))
 }
 
 impl DeviceArgs {
@@ -233,7 +226,7 @@ impl DeviceArgs {
         let names = model.gguf().tensors().iter().map(|t| t.name.as_str());
         let placement = rules.resolve(names).context("--override-tensor")?;
         let settings = self.post_fetch.settings()?;
-        let debug = self.post_fetch.debug()?;
+        let debug = self.post_fetch.postfetch_debug.get()?;
         let mut device = match self.ready(placement, settings, self.min_batch()?) {
             Ok(device) => device,
             Err(error) if self.device == Kind::Auto => {
@@ -307,7 +300,7 @@ impl DeviceArgs {
         }
         self.rules(0)?;
         self.post_fetch.settings()?;
-        self.post_fetch.debug()?;
+        self.post_fetch.postfetch_debug.get()?;
         self.min_batch()?;
         match (self.device, Gpu::look()) {
             (Kind::Cuda, Err(missing)) => Err(anyhow!(with_advice(&missing))),
@@ -325,7 +318,7 @@ impl DeviceArgs {
             ("--n-cpu-moe", self.n_cpu_moe.is_some()),
             ("--override-tensor", !self.override_tensor.is_empty()),
             ("--vram-mib", self.vram_mib.is_some()),
-            ("--offload-min-batch", self.offload_min_batch.is_some()),
+            ("--offload-min-batch", self.offload_min_batch.is_given()),
         ])
     }
 
@@ -357,15 +350,8 @@ impl DeviceArgs {
         self.says_where_experts_live() || self.policy() != Policy::Gpu
     }
 
-    fn min_batch(&self) -> anyhow::Result<Option<usize>> {
-        const VARIABLE: &str = "GGML_OP_OFFLOAD_MIN_BATCH";
-        let rows = match (self.offload_min_batch, variable(VARIABLE)?) {
-            (Some(rows), _) => rows,
-            (None, Some(text)) => text.parse().map_err(|_| {
-                anyhow!("{VARIABLE} is `{text}`; it must be a number of rows, 0 = never")
-            })?,
-            (None, None) => 32,
-        };
+    fn min_batch(&self) -> Result<Option<usize>, InvalidVariable> {
+        let rows = self.offload_min_batch.get()?;
         Ok((rows > 0).then_some(rows))
     }
 
@@ -393,4 +379,34 @@ fn with_advice(error: &cuda::Error) -> String {
         false => "or run with --device cpu",
     };
     format!("--device cuda: {error}; {options}")
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Args as _, FromArgMatches as _};
+
+    use super::*;
+
+    fn parse(args: &[&str]) -> PostFetchArgs {
+        let command = PostFetchArgs::augment_args(clap::Command::new("test"));
+        // Variables of whoever runs the test count for nothing.
+        let command = command.mut_args(|arg| arg.env(clap::builder::Resettable::Reset));
+        let matches = command.try_get_matches_from([&["test"], args].concat());
+        PostFetchArgs::from_arg_matches(&matches.unwrap()).unwrap()
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_executor() {
+        let args = parse(&[]);
+        assert_eq!(args.given(), None);
+        let (settings, defaults) = (args.settings().unwrap(), Settings::default());
+        assert_eq!(format!("{settings:?}"), format!("{defaults:?}"));
+    }
+
+    #[test]
+    fn options_on_the_command_line_are_given() {
+        let args = parse(&["--postfetch-cpu-limit", "2"]);
+        assert_eq!(args.given(), Some("--postfetch-cpu-limit"));
+        assert_eq!(args.settings().unwrap().cpu_limit, Some(2));
+    }
 }

@@ -9,7 +9,7 @@ mod scratchpad;
 use moe_engine::{Engine, Error};
 use moe_gguf::Gguf;
 
-use crate::cli::Context;
+use crate::context::Context;
 use device::DeviceArgs;
 
 /// Values of `--engine`.

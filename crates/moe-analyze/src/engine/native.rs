@@ -13,7 +13,10 @@ use moe_trace::manifest;
 
 use super::boxed;
 use super::device::DeviceArgs;
-use crate::cli::Context;
+use crate::context::Context;
+
+/// Bytes over which the bandwidth of the memory is measured: beyond the caches of today's processors.
+pub const BANDWIDTH_BYTES: usize = 512 << 20;
 
 /// A model, and the threads that compute it.
 pub struct Native<'g> {

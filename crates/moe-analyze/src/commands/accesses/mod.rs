@@ -11,7 +11,8 @@ use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
 use moe_trace::{Facts, Run};
 
-use crate::cli::{Context, ExitStatus};
+use crate::context::Context;
+use crate::exit_status::ExitStatus;
 use crate::files::{self, OutputPath};
 use crate::output::{self, Format, write_rows};
 use crate::traces::{self, OpsArgs};

@@ -19,10 +19,11 @@ use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
 
 use self::numbers::Numbers;
 use self::weights::Weights;
-use super::record::model;
-use crate::cli::{Context, ExitStatus};
+use crate::context::Context;
 use crate::engine::device::DeviceArgs;
-use crate::engine::{self, native};
+use crate::engine::{self, native, native::BANDWIDTH_BYTES};
+use crate::exit_status::ExitStatus;
+use crate::model;
 use crate::output::{self, Cell, Format, write_rows};
 
 /// Measure tokens per second of prompt processing and of decoding, and the share of the machine's bandwidth
@@ -99,9 +100,6 @@ const COLUMNS: [&str; 18] = [
     // Operations that a GPU could not do, in all runs of the test; none without a GPU.
     "fallbacks",
 ];
-
-/// Memory that the bandwidth is measured over: beyond the caches of today's processors.
-pub const BANDWIDTH_BYTES: usize = 512 << 20;
 
 /// One test: a prompt or a run of decoded tokens.
 #[derive(Clone, Copy)]

@@ -7,7 +7,8 @@ use std::path::PathBuf;
 
 use moe_analysis::diff::{self, Options};
 
-use crate::cli::{Context, ExitStatus};
+use crate::context::Context;
+use crate::exit_status::ExitStatus;
 use crate::output::{self, Format, write_rows};
 use crate::traces::OpsArgs;
 use crate::values::{ValueError, number};

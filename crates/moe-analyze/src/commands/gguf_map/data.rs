@@ -12,7 +12,7 @@ use moe_gguf::verify::{self, Algorithm, Difference, ManifestEntry, Verified};
 use serde::Serialize;
 
 use crate::bulk;
-use crate::cli::Context;
+use crate::context::Context;
 use crate::files;
 
 /// What reading the data told.

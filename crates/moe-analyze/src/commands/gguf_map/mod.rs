@@ -13,14 +13,14 @@ use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
 use moe_gguf::verify::Algorithm;
 
-use crate::cli::{Context, ExitStatus};
+use crate::context::Context;
+use crate::exit_status::ExitStatus;
 use crate::files::{self, OutputPath};
+use crate::layout::prepare_map_table;
 use crate::output::{self, Format, message};
 
 use form::{FileFormat, Form};
 use report::{Survey, summary, write_findings};
-pub use report::{layers, verdict};
-pub use rows::prepare_parquet;
 
 /// Print or write the offset map of a GGUF model, one row an expert of a stacked tensor
 #[derive(Debug, clap::Args)]
@@ -164,6 +164,6 @@ fn prepare_file(
         FileFormat::Text(format) => files::prepare(path, force, |file| {
             Ok(form.write(file, format, survey, map)?)
         }),
-        FileFormat::Parquet => prepare_parquet(survey.gguf, map, path, force),
+        FileFormat::Parquet => prepare_map_table(survey.gguf, map, path, force),
     }
 }

@@ -2,17 +2,16 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, bail};
-use moe_analysis::hotness::{ExpertBytes, Hotness, RowCounter};
+use anyhow::Context as _;
+use moe_analysis::hotness::{ExpertBytes, Hotness};
 use moe_analysis::survey::{self, Labels, Survey};
-use moe_foreign::{ForeignError, Input, Options, import};
 use moe_gguf::map::OffsetMap;
 use moe_gguf::text::counted;
 use moe_trace::bounded;
 
 use super::args::{Args, Split};
-use crate::cli::Context;
-use crate::traces;
+use crate::context::Context;
+use crate::counting;
 
 /// Everything that was read.
 pub struct Counted {
@@ -49,7 +48,7 @@ pub fn read_all(args: &Args, ctx: &Context) -> anyhow::Result<Counted> {
     for path in &args.paths {
         survey.begin_input();
         let wanted = args.needs_survey().then_some(&mut survey);
-        let hotness = read_one(path, &options, wanted, &mut bytes, ctx)?;
+        let hotness = counting::read_with(path, &options, wanted, &mut bytes, ctx)?;
         match &mut total {
             None => total = Some(hotness),
             Some(total) => total
@@ -85,47 +84,4 @@ pub fn read_all(args: &Args, ctx: &Context) -> anyhow::Result<Counted> {
         survey,
         bytes,
     })
-}
-
-/// Counts one input, a trace of another tool with what the user tells about it.
-pub fn read(path: &Path, options: &Options, ctx: &Context) -> anyhow::Result<Hotness> {
-    read_one(path, options, None, &mut ExpertBytes::default(), ctx)
-}
-
-fn read_one(
-    path: &Path,
-    options: &Options,
-    survey: Option<&mut Survey>,
-    bytes: &mut ExpertBytes,
-    ctx: &Context,
-) -> anyhow::Result<Hotness> {
-    let hotness = match traces::open(path, options)? {
-        Input::Run(run) => {
-            traces::remark(&run, ctx)?;
-            if let Some(map) = run.map.as_ref().filter(|_| bytes.is_empty()) {
-                *bytes = ExpertBytes::of_map(map);
-            }
-            Hotness::from_run(&run, survey)?
-        }
-        Input::Tables(path) => Hotness::from_routing_table(&path, survey)?,
-        Input::Foreign(trace) => {
-            let mut counter = RowCounter::new(path, survey);
-            let summary = import(trace.importer, &trace.source, options, &mut counter)?;
-            let hotness = counter.finish(&summary.facts)?;
-            traces::tell(ctx, path, &summary);
-            if bytes.is_empty() {
-                let layers = summary.facts.expert_bytes.into_iter();
-                *bytes = ExpertBytes::of_layers(layers.map(|(layer, n)| (layer.into(), n)));
-            }
-            hotness
-        }
-    };
-    let model = options.model.as_ref();
-    if let Some(contradiction) = model.and_then(|model| hotness.contradiction(model)) {
-        bail!(ForeignError::OtherModel {
-            path: path.to_owned(),
-            contradiction
-        });
-    }
-    Ok(hotness)
 }

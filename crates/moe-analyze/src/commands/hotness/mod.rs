@@ -13,7 +13,8 @@ use std::io::Write;
 use anyhow::{Context as _, bail};
 use moe_analysis::hotness::{Hotness, Phases};
 
-use crate::cli::{Context, ExitStatus};
+use crate::context::Context;
+use crate::exit_status::ExitStatus;
 use crate::expert_usage::{self, LayerUsage};
 use crate::files;
 use crate::output::{self, Format};
@@ -21,7 +22,6 @@ use crate::plot;
 
 pub use args::Args;
 use args::{Split, TableChoice};
-pub use input::read;
 use input::{Counted, read_all};
 
 pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {

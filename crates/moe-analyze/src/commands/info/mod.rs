@@ -13,7 +13,8 @@ use moe_foreign::Contents;
 use moe_placement::learn;
 use moe_trace::bounded;
 
-use crate::cli::{Context, ExitStatus};
+use crate::context::Context;
+use crate::exit_status::ExitStatus;
 use crate::inputs::Kind;
 use crate::output::{self, Format};
 use crate::traces;

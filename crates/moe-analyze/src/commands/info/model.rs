@@ -10,7 +10,7 @@ use moe_gguf::{Gguf, Metadata, PerLayer};
 use serde_json::{Value, json};
 
 use super::Findings;
-use crate::commands::gguf_map::{layers, verdict};
+use crate::layout::{layers, verdict};
 use crate::output::Cell;
 
 pub fn describe(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {

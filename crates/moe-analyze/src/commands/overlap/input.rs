@@ -10,7 +10,7 @@ use moe_trace::manifest::{Gpu, Manifest};
 use moe_trace::transfers::{self, Transfer};
 use moe_trace::{Facts, map_table};
 
-use crate::cli::Context;
+use crate::context::Context;
 use crate::traces;
 
 /// How to get what is missing.

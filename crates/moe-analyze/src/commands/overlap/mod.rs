@@ -12,11 +12,12 @@ use moe_trace::manifest::Gpu;
 use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
 use moe_trace::transfers::Transfer;
 
-use crate::cli::{Context, ExitStatus};
-use crate::commands::simulate::positive;
+use crate::context::Context;
+use crate::exit_status::ExitStatus;
 use crate::files::{self, OutputPath};
 use crate::output::{self, Format, write_rows};
 use crate::plot::{self, PassTimeline};
+use crate::values::positive;
 use input::Input;
 
 /// Tell how much of Post-Fetch's transfers hid under gate and up, in each layer, and how much could

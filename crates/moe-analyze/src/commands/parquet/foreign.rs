@@ -14,9 +14,10 @@ use moe_trace::tables::{
 use moe_trace::{CountRow, RoutingRow, Sink, SinkError, map_table};
 
 use super::Args;
-use crate::cli::{Context, ExitStatus};
-use crate::commands::gguf_map::prepare_parquet;
+use crate::context::Context;
+use crate::exit_status::ExitStatus;
 use crate::interrupt;
+use crate::layout::prepare_map_table;
 use crate::traces;
 
 /// Writes `routing`, and beside it the map of the model if the user named one.
@@ -133,7 +134,7 @@ pub(super) fn prepare_map(
     let (Some(path), Some((_, gguf))) = (map_path(args), args.trace.gguf()?) else {
         return Ok(None);
     };
-    pending.push(prepare_parquet(
+    pending.push(prepare_map_table(
         &gguf,
         &OffsetMap::new(&gguf),
         &path,

@@ -15,7 +15,8 @@ use moe_trace::tables::{
     table_paths,
 };
 
-use crate::cli::{Context, ExitStatus};
+use crate::context::Context;
+use crate::exit_status::ExitStatus;
 use crate::files::OutputPath;
 use crate::interrupt;
 use crate::traces::{self, TraceArgs};

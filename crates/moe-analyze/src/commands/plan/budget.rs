@@ -6,7 +6,7 @@ use std::str::FromStr;
 use anyhow::{Context as _, anyhow, bail};
 use moe_placement::plan::{MIB, auto_budget_bytes, mib_to_bytes};
 
-use crate::cli::Context;
+use crate::context::Context;
 use crate::values::{ValueError, number};
 
 /// MiB that the runtime leaves free on the first lane's GPU, and on those of the others.

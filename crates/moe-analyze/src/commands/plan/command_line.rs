@@ -6,15 +6,8 @@ use std::path::{Path, PathBuf};
 use moe_files::text::is_hidden;
 use moe_placement::plan::{Entry, Lane, LayerExperts, MIB, Strategy, WholeLayers};
 
-use super::inputs::is_learn_file;
 use super::{Args, Planned};
-
-/// Why there is no command where the bytes of experts come from a table.
-pub const NO_MODEL: &str =
-    "the command needs the model's file: name it with --model instead of --sizes";
-
-/// Why there is no command where each expert has tensors of its own, as Mixtral's first files had.
-pub const SEPARATE_EXPERTS: &str = "llama.cpp does not load models in which each expert has tensors of its own: convert the model again";
+use crate::learn_files::is_learn_file;
 
 /// The runtime's option of each lane's budget and device.
 const LANES: [&str; 3] = ["", "second-", "third-"];

@@ -2,7 +2,6 @@
 
 mod budget;
 mod command_line;
-mod inputs;
 mod report;
 mod update;
 
@@ -16,14 +15,16 @@ use moe_placement::plan::{
 };
 use moe_trace::Facts;
 
-use crate::cli::{Context, ExitStatus};
+use crate::context::Context;
+use crate::exit_status::ExitStatus;
+use crate::experts::Experts;
 use crate::files::{self, OutputPath};
+use crate::learn_files;
 use crate::output::Format;
 use crate::traces::ToldArgs;
 use crate::values::{ValueError, number};
 
 use budget::Budget;
-pub use inputs::{Experts, read_learn_file, sizes_of};
 
 /// Plan which experts a hot-expert cache holds, exactly as the runtime that reads the file
 ///
@@ -161,12 +162,12 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         files::require_extension(out, "json")?;
         files::check_output(out, args.force)?;
     }
-    inputs::check_told(&args.told, &args.paths)?;
+    learn_files::check_told(&args.told, &args.paths)?;
     let experts = Experts::read(args.model.as_deref(), args.sizes.as_deref(), ctx)?;
     let weighing = Weighing::new(&args, experts.as_ref(), ctx);
     let model = experts.as_ref().and_then(|experts| experts.facts.clone());
     let options = args.told.options(model)?;
-    let learn = inputs::read_learn_files(&args.paths, args.half_life, &options, ctx)?;
+    let learn = learn_files::read_learn_files(&args.paths, args.half_life, &options, ctx)?;
     let mut ranking = weighing.rank(&learn)?;
     leave_out_mtp_head(&mut ranking, options.model.as_ref(), ctx);
     if let Some(current) = &args.update {

@@ -14,7 +14,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::Args;
-use crate::cli::Context;
+use crate::context::Context;
 use crate::output::{self, Cell, Format, write_rows};
 
 /// Plans the update of the cache in `current` by a live report, and prints it.

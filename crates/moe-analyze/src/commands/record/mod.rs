@@ -1,7 +1,6 @@
 //! `record`: runs a model and records which experts every token uses and which bytes that touches.
 
-pub mod about;
-pub mod model;
+mod manifest;
 mod prompts;
 mod tell;
 mod usage;
@@ -23,12 +22,15 @@ use prompts::Prompt;
 use tell::{Echo, Totals};
 use usage::{Usage, UsageArgs};
 
-use crate::cli::{Context, ExitStatus};
+use crate::context::Context;
 use crate::engine::device::DeviceArgs;
 use crate::engine::{self, native};
-use crate::files::{self, OutputPath};
+use crate::exit_status::ExitStatus;
+use crate::files::OutputPath;
 use crate::interrupt;
+use crate::model;
 use crate::output::{self, human_bytes, message};
+use crate::recording;
 use crate::values::{ValueError, at_least, number, whole};
 
 /// Run a model and record which experts every token uses and which bytes of the file that touches
@@ -136,9 +138,6 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let n_ctx = args.ctx_size.map_or(about.n_ctx_train, |n| n as usize);
     check_fit(&prompts, &tokens, n_ctx, about.n_ctx_train)?;
 
-    if let (Some(out), Some(usage)) = (&args.out, args.usage.output()) {
-        files::check_distinct(&[out, &usage])?;
-    }
     let limits: Vec<Limits> = prompts.iter().map(|p| limits(&args, p)).collect();
     let mode = args.trace.mode();
     let records_per_pass = |n_tokens| engine.records_per_pass(n_tokens, mode);
@@ -151,15 +150,15 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let usage = Usage::new(&args.usage, about.n_layer, about.n_expert, args.force)?;
     let begin = |gpu| -> anyhow::Result<RunWriter> {
         let map = OffsetMap::new(&gguf);
-        let mut manifest = about::manifest(&args, &gguf, &map, about, &prompts, n_threads)?;
-        about::tell_gpu(&mut manifest, gpu);
+        let mut manifest = manifest::manifest(&args, &gguf, &map, about, &prompts, n_threads)?;
+        recording::set_gpu(&mut manifest, gpu);
         let options = RunOptions {
             force: args.force,
             max_trace_bytes: args.max_trace_mib.map(|mib| mib.saturating_mul(1 << 20)),
         };
         let writer = match &args.out {
             Some(out) => RunWriter::create(out, manifest, &map, options)?,
-            None => about::create_default(|out| {
+            None => manifest::create_default(|out| {
                 RunWriter::create(out, manifest.clone(), &map, options)
             })?,
         };
@@ -250,7 +249,9 @@ fn outcome(
 ) -> anyhow::Result<ExitStatus> {
     let recorded = match (failed, run) {
         (Some(error), None) => return Err(error.into()),
-        (Some(error), Some((out, records))) => return Err(failure(error.into(), out, records)),
+        (Some(error), Some((out, records))) => {
+            return Err(recording::failure(error.into(), out, records));
+        }
         (None, None) => None,
         (None, Some((out, records))) => Some((records?, out)),
     };
@@ -276,25 +277,6 @@ fn outcome(
     }
 }
 
-/// Why a recording failed, and what its run directory has; `records` is what completing the run came to.
-pub fn failure(
-    error: anyhow::Error,
-    out: &Path,
-    records: Result<u64, moe_trace::Error>,
-) -> anyhow::Error {
-    match records {
-        // The failed write of the trace is reported again where the run is completed.
-        Err(second)
-            if error
-                .chain()
-                .all(|cause| cause.to_string() != second.to_string()) =>
-        {
-            error.context(format!("{} is incomplete ({second})", out.display()))
-        }
-        _ => error.context(format!("{} keeps what was recorded", out.display())),
-    }
-}
-
 /// Completes the run directory; gives the number of records.
 fn finish(
     mut writer: RunWriter,
@@ -303,7 +285,7 @@ fn finish(
     gpu: Option<Gpu>,
 ) -> Result<u64, moe_trace::Error> {
     let manifest = writer.manifest_mut();
-    about::tell_gpu(manifest, gpu);
+    recording::set_gpu(manifest, gpu);
     manifest.tokens = totals.tokens;
     manifest.sequences.clone_from(&totals.sequences);
     manifest.stopped = match failed {

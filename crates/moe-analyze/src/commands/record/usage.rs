@@ -31,21 +31,14 @@ pub struct UsageArgs {
     /// Print the counts by layer too [env: LLAMA_EXPERT_TRACE_PER_LAYER]
     #[arg(long, help_heading = "Expert usage tracer")]
     expert_trace_per_layer: bool,
-    /// Write the counts to a .json or .csv file [env: LLAMA_EXPERT_TRACE_OUTPUT]
-    #[arg(long, value_name = "FILE", help_heading = "Expert usage tracer")]
+    /// Write the counts to a .json or .csv file
+    #[arg(
+        long,
+        env = "LLAMA_EXPERT_TRACE_OUTPUT",
+        value_name = "FILE",
+        help_heading = "Expert usage tracer"
+    )]
     expert_trace_output: Option<OutputPath>,
-}
-
-impl UsageArgs {
-    /// The file to write, from the option or the environment.
-    pub fn output(&self) -> Option<OutputPath> {
-        // Empty is unset, as for the other variables.
-        let from_env = || {
-            let path = std::env::var_os("LLAMA_EXPERT_TRACE_OUTPUT");
-            path.filter(|path| !path.is_empty()).map(OutputPath::from)
-        };
-        self.expert_trace_output.clone().or_else(from_env)
-    }
 }
 
 /// Counts of a run, filled by an observer of its session.
@@ -76,7 +69,7 @@ impl Usage {
             || set("LLAMA_EXPERT_TRACE_LOGGING");
         let per_layer = args.expert_trace_per_layer || set("LLAMA_EXPERT_TRACE_PER_LAYER");
         let stats = args.expert_trace_stats || set("LLAMA_EXPERT_TRACE_STATS") || per_layer;
-        let output = args.output();
+        let output = args.expert_trace_output.clone();
         if let Some(path) = &output {
             if !matches!(extension(path), Some("json" | "csv")) {
                 bail!(

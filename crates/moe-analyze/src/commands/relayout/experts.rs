@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::path::Path;
 
-use anyhow::{Context, bail};
+use anyhow::{Context as _, bail};
 use moe_gguf::Gguf;
 use moe_placement::{json, learn};
 use moe_synth::relayout::{ExpertOrders, keep_groups, n_experts, n_groups};
 use moe_trace::{NO_LAYER, Run, bounded};
 
-use crate::cli;
+use crate::context::Context;
 use crate::traces;
 
 /// Reads a learn file, whose experts come hottest first, or lists of experts by layer.
@@ -68,11 +68,7 @@ const MAX_PAIRS: usize = 1 << 27;
 
 /// Each layer's experts in a chain, beginning with the hottest: next comes, of those left, the one
 /// that tokens chose most often together with the one before.
-pub fn by_coactivation(
-    ctx: &cli::Context,
-    trace: &Path,
-    gguf: &Gguf,
-) -> anyhow::Result<ExpertOrders> {
+pub fn by_coactivation(ctx: &Context, trace: &Path, gguf: &Gguf) -> anyhow::Result<ExpertOrders> {
     let n_experts = n_experts(gguf);
     traces::check_run(trace)?;
     let run = Run::open(trace)?;
@@ -132,7 +128,7 @@ pub fn by_coactivation(
 }
 
 /// Refuses a run of another model, whose experts have the same numbers and are others.
-fn check_model(ctx: &cli::Context, run: &Run, gguf: &Gguf) -> anyhow::Result<()> {
+fn check_model(ctx: &Context, run: &Run, gguf: &Gguf) -> anyhow::Result<()> {
     let path = run.path.display();
     let header = run.manifest.as_ref().map(|m| m.model.header_xxh3.as_str());
     let Some(found) = header.filter(|header| !header.is_empty()) else {

@@ -12,7 +12,8 @@ use moe_gguf::text::counted;
 use moe_synth::relayout::{ExpertOrders, Layout, Order};
 
 use crate::bulk;
-use crate::cli::{Context, ExitStatus};
+use crate::context::Context;
+use crate::exit_status::ExitStatus;
 use crate::files::{self, OutputPath};
 use crate::output::human_bytes;
 

@@ -12,7 +12,8 @@ use moe_gguf::text::counted;
 use moe_synth::relayout::Layout;
 use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
 
-use crate::cli::{Context, ExitStatus};
+use crate::context::Context;
+use crate::exit_status::ExitStatus;
 use crate::output;
 
 /// Tokens that both models go on for after the prompt.

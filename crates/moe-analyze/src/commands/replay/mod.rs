@@ -21,14 +21,15 @@ use moe_trace::manifest::{Gpu, Sampling, Tokens};
 use moe_trace::record::PHASE_PROMPT;
 use moe_trace::{RunOptions, RunWriter};
 
-use crate::cli::{Context, ExitStatus};
-use crate::commands::bench::BANDWIDTH_BYTES;
-use crate::commands::record::{self, about, model};
+use crate::context::Context;
 use crate::engine::device::DeviceArgs;
-use crate::engine::native;
+use crate::engine::native::{self, BANDWIDTH_BYTES};
+use crate::exit_status::ExitStatus;
 use crate::files::OutputPath;
 use crate::interrupt;
+use crate::model;
 use crate::output::{self, Format, write_rows};
+use crate::recording;
 use crate::traces::{self, TraceArgs};
 use crate::values::{at_least, whole};
 use report::{Bandwidths, COLUMNS, Report};
@@ -212,8 +213,8 @@ fn begin_run(
 ) -> anyhow::Result<RunWriter> {
     let map = OffsetMap::new(gguf);
     let about = native::about(model);
-    let mut manifest = about::of_engine(gguf, &map, &about, &args.device, n_threads)?;
-    about::tell_gpu(&mut manifest, device.map(native::gpu_at_start));
+    let mut manifest = recording::manifest(gguf, &map, &about, &args.device, n_threads)?;
+    recording::set_gpu(&mut manifest, device.map(native::gpu_at_start));
     manifest.sampling = Sampling {
         method: "none".into(),
         ..Sampling::default()
@@ -234,7 +235,7 @@ fn finish_run(
     ctx: &Context,
 ) -> anyhow::Result<()> {
     let manifest = writer.manifest_mut();
-    about::tell_gpu(manifest, gpu);
+    recording::set_gpu(manifest, gpu);
     match &ran {
         Ok(()) => manifest.tokens = tokens(routes),
         Err(error) => manifest.stopped = Some(error.to_string()),
@@ -242,7 +243,7 @@ fn finish_run(
     let dir = writer.dir().to_owned();
     let records = writer.finish();
     if let Err(error) = ran {
-        return Err(record::failure(error, &dir, records));
+        return Err(recording::failure(error, &dir, records));
     }
     ctx.remark(format_args!(
         "recorded {} into {}",

@@ -13,8 +13,9 @@ use moe_placement::plan::ExpertSizes;
 use moe_placement::predict::Given;
 use moe_trace::Facts;
 
-use crate::cli::Context;
-use crate::commands::plan;
+use crate::context::Context;
+use crate::experts::{self, Experts};
+use crate::learn_files;
 use crate::traces::{self, TraceArgs};
 
 /// What was read.
@@ -54,11 +55,11 @@ impl Inputs {
         }
         // What goes with the trace must be of its model.
         options.model = Some(summary.facts);
-        let named = plan::Experts::read(args.model(), sizes, ctx)?;
+        let named = Experts::read(args.model(), sizes, ctx)?;
         let sizes = match (named, &input) {
             (Some(experts), _) => experts.sizes,
             (None, Input::Run(run)) if run.map.is_some() => {
-                let sizes = run.map.as_ref().map(|map| plan::sizes_of(map, n_layer));
+                let sizes = run.map.as_ref().map(|map| experts::sizes_of(map, n_layer));
                 sizes.unwrap_or_default()
             }
             (None, _) => collector.told_sizes(),
@@ -97,7 +98,7 @@ fn read_learn_file(
     options: &Options,
     ctx: &Context,
 ) -> anyhow::Result<Arc<[LayerObservation]>> {
-    let mut observations = plan::read_learn_file(path, options, ctx)?.observations()?;
+    let mut observations = learn_files::read_learn_file(path, options, ctx)?.observations()?;
     let model = options.model.as_ref();
     if let Some(mtp_head) = model.and_then(Facts::mtp_head) {
         observations.retain(|layer| !mtp_head.contains(&layer.layer));

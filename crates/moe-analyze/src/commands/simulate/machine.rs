@@ -3,7 +3,7 @@
 use moe_analysis::simulate::{ExpertTime, Machine};
 use moe_placement::plan::MIB;
 
-use crate::values::{ValueError, at_least, number};
+use crate::values::{at_least, not_negative, positive};
 
 /// Numbers for tokens per second; measured ones make honest bounds.
 #[derive(Debug, clap::Args)]
@@ -68,19 +68,5 @@ fn expert_time(first_us: Option<f64>, next_us: Option<f64>) -> Option<ExpertTime
     first_us.map(|first_us| ExpertTime {
         first_s: first_us * 1e-6,
         next_s: next_us.unwrap_or(first_us) * 1e-6,
-    })
-}
-
-/// A number for an option that takes no 0.
-pub fn positive(text: &str) -> Result<f64, ValueError> {
-    number(text, "a number above 0, up to 1e9", |value| {
-        (1e-9..=1e9).contains(value)
-    })
-}
-
-/// A number for an option that takes 0, too.
-pub fn not_negative(text: &str) -> Result<f64, ValueError> {
-    number(text, "a number from 0 to 1e9", |value| {
-        (0.0..=1e9).contains(value)
     })
 }

@@ -15,7 +15,8 @@ use moe_analysis::simulate::{self, Offload, Options, Row};
 use moe_placement::cache::{BuildError, Online, PolicyName};
 use moe_placement::plan::MIB;
 
-use crate::cli::{Context, ExitStatus};
+use crate::context::Context;
+use crate::exit_status::ExitStatus;
 use crate::files::{self, OutputPath};
 use crate::output::{self, Format};
 use crate::plot::{self, Chart, Legend, Line};
@@ -24,7 +25,6 @@ use crate::values::{ValueError, number};
 use budget::Budgets;
 use inputs::Inputs;
 use machine::MachineArgs;
-pub use machine::positive;
 use prefetch::PrefetchArgs;
 
 /// Simulate caches of experts: hit rates and bytes moved, for every policy and budget

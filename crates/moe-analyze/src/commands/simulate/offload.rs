@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use moe_analysis::simulate::{BatchTime, MAX_BATCH, Offload};
 
 use super::report::rounded;
-use crate::cli::Context;
+use crate::context::Context;
 use crate::output::{Cell, Format, write_rows};
 
 const COLUMNS: [&str; 8] = [

@@ -10,8 +10,9 @@ use moe_placement::plan::MIB;
 use moe_placement::predict::{Given, Predictor, PredictorName};
 
 use super::report::rounded;
-use crate::cli::Context;
+use crate::context::Context;
 use crate::output::{Cell, Format, write_rows};
+use crate::values::not_negative;
 
 /// Which predictors, and what they are asked for.
 #[derive(Debug, clap::Args)]
@@ -39,7 +40,7 @@ pub struct PrefetchArgs {
     #[arg(long, value_name = "N")]
     n_predict: Option<usize>,
     /// Time that each layer works, in which experts can come [default: each layer's own, from the trace's times]
-    #[arg(long, value_name = "µS", value_parser = super::machine::not_negative)]
+    #[arg(long, value_name = "µS", value_parser = not_negative)]
     window_us: Option<f64>,
 }
 

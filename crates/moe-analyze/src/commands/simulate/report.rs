@@ -8,7 +8,7 @@ use moe_placement::cache::PolicyName;
 use moe_placement::plan::MIB;
 
 use super::inputs::Inputs;
-use crate::cli::Context;
+use crate::context::Context;
 use crate::output::{Cell, Format, write_rows};
 
 /// The columns; the first five are those of published curves.

@@ -1,26 +1,17 @@
-//! What a plan is made from: learn files, and the bytes of each expert.
+//! Learn files, read or counted from traces.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use moe_analysis::hotness::{Hotness, Phases};
 use moe_foreign::{Contents, Options, check_model};
-use moe_gguf::Gguf;
-use moe_gguf::experts::{expert_bytes, expert_layer_bytes};
-use moe_gguf::map::OffsetMap;
-use moe_gguf::names::Role;
 use moe_placement::learn::LearnFile;
-use moe_placement::plan::ExpertSizes;
 use moe_trace::{Facts, bounded};
 
-use crate::cli::Context;
-use crate::commands::hotness;
+use crate::context::Context;
+use crate::counting;
 use crate::inputs::Kind;
-use crate::output::human_bytes;
 use crate::traces::{self, ToldArgs};
-
-use super::command_line::{NO_MODEL, SEPARATE_EXPERTS};
 
 /// Reads learn files and adds them, fading older ones if asked to. Anything that `hotness` counts does as well, if it can be of
 /// the model.
@@ -108,7 +99,7 @@ impl Learned {
                 path.display()
             );
         }
-        Ok(Learned::Counted(hotness::read(path, options, ctx)?))
+        Ok(Learned::Counted(counting::read(path, options, ctx)?))
     }
 }
 
@@ -145,103 +136,5 @@ fn facts_of(file: &LearnFile) -> Facts {
     Facts {
         n_expert: n_expert.map(|n| n.try_into().unwrap_or(u32::MAX)),
         ..Facts::default()
-    }
-}
-
-/// Bytes of each expert of a model's map. Of `n_layer` blocks without those of an MTP head, where that is known: the runtime
-/// caches no others.
-pub fn sizes_of(map: &OffsetMap, n_layer: Option<u32>) -> ExpertSizes {
-    let sizes = expert_bytes(map).into_iter();
-    sizes
-        .map(|((layer, expert), bytes)| (layer.into(), expert, bytes))
-        .filter(|&(layer, ..)| n_layer.is_none_or(|n_layer| layer < n_layer))
-        .collect()
-}
-
-/// The experts of a model.
-pub struct Experts {
-    /// Bytes of each, as the runtime counts them.
-    pub sizes: ExpertSizes,
-    /// Bytes of all of a layer's expert tensors.
-    pub layer_bytes: BTreeMap<u32, u64>,
-    /// Where the model lies, or why llama.cpp cannot load it.
-    pub model: Result<PathBuf, &'static str>,
-    /// What the model's header says.
-    pub facts: Option<Facts>,
-}
-
-impl Experts {
-    /// Reads the model or the table of sizes; nothing if neither is given.
-    pub fn read(
-        model: Option<&Path>,
-        sizes: Option<&Path>,
-        ctx: &Context,
-    ) -> anyhow::Result<Option<Experts>> {
-        match (model, sizes) {
-            (Some(model), _) => Experts::from_model(model, ctx).map(Some),
-            (None, Some(sizes)) => Experts::from_csv(sizes).map(Some),
-            (None, None) => Ok(None),
-        }
-    }
-
-    fn from_model(path: &Path, ctx: &Context) -> anyhow::Result<Experts> {
-        let gguf = Gguf::open(path)?;
-        let facts = Facts::of_model(&path.to_string_lossy(), &gguf)?;
-        let n_layer = facts.n_hidden_layer();
-        let sizes = sizes_of(&OffsetMap::new(&gguf), n_layer);
-        if sizes.is_empty() {
-            bail!(
-                "{} has no routed experts; give a mixture-of-experts model",
-                path.display()
-            );
-        }
-        let layer_bytes: BTreeMap<u32, u64> = expert_layer_bytes(&gguf)
-            .into_iter()
-            .map(|(layer, bytes)| (layer.into(), bytes))
-            .filter(|(layer, _)| n_layer.is_none_or(|n_layer| *layer < n_layer))
-            .collect();
-        let has_separate = gguf
-            .tensors()
-            .iter()
-            .any(|tensor| Role::of(&tensor.name).expert_id.is_some());
-        let sum =
-            |layers: &BTreeMap<u32, u64>| layers.values().copied().fold(0, u64::saturating_add);
-        let uncounted = sum(&layer_bytes).saturating_sub(sum(&sizes.layers()));
-        if uncounted > 0 {
-            ctx.remark(format_args!(
-                "{} of scales and the like belong to no expert's budget, as in the runtime",
-                human_bytes(uncounted)
-            ));
-        }
-        Ok(Experts {
-            sizes,
-            layer_bytes,
-            model: if has_separate {
-                Err(SEPARATE_EXPERTS)
-            } else {
-                Ok(path.to_owned())
-            },
-            facts: Some(facts),
-        })
-    }
-
-    fn from_csv(path: &Path) -> anyhow::Result<Experts> {
-        let text = bounded::read_text(path)?;
-        let sizes = ExpertSizes::from_csv(&text).with_context(|| path.display().to_string())?;
-        if sizes.is_empty() {
-            bail!("{} names no expert; add a line for each", path.display());
-        }
-        Ok(Experts {
-            layer_bytes: sizes.layers(),
-            sizes,
-            model: Err(NO_MODEL),
-            facts: None,
-        })
-    }
-
-    /// Whether the runtime has other defaults for the model.
-    pub fn is_gpt_oss(&self) -> bool {
-        let arch = self.facts.as_ref().and_then(|facts| facts.arch.as_deref());
-        arch == Some("gpt-oss")
     }
 }

@@ -1,0 +1,55 @@
+//! Counts of the experts that one input selects.
+
+use std::path::Path;
+
+use anyhow::bail;
+use moe_analysis::hotness::{ExpertBytes, Hotness, RowCounter};
+use moe_analysis::survey::Survey;
+use moe_foreign::{ForeignError, Input, Options, import};
+
+use crate::context::Context;
+use crate::traces;
+
+/// Counts one input, a trace of another tool with what the user tells about it.
+pub fn read(path: &Path, options: &Options, ctx: &Context) -> anyhow::Result<Hotness> {
+    read_with(path, options, None, &mut ExpertBytes::default(), ctx)
+}
+
+/// As [`read`]; also collects the survey if there is one, and the bytes of experts if `bytes` is empty.
+pub fn read_with(
+    path: &Path,
+    options: &Options,
+    survey: Option<&mut Survey>,
+    bytes: &mut ExpertBytes,
+    ctx: &Context,
+) -> anyhow::Result<Hotness> {
+    let hotness = match traces::open(path, options)? {
+        Input::Run(run) => {
+            traces::remark(&run, ctx)?;
+            if let Some(map) = run.map.as_ref().filter(|_| bytes.is_empty()) {
+                *bytes = ExpertBytes::of_map(map);
+            }
+            Hotness::from_run(&run, survey)?
+        }
+        Input::Tables(path) => Hotness::from_routing_table(&path, survey)?,
+        Input::Foreign(trace) => {
+            let mut counter = RowCounter::new(path, survey);
+            let summary = import(trace.importer, &trace.source, options, &mut counter)?;
+            let hotness = counter.finish(&summary.facts)?;
+            traces::tell(ctx, path, &summary);
+            if bytes.is_empty() {
+                let layers = summary.facts.expert_bytes.into_iter();
+                *bytes = ExpertBytes::of_layers(layers.map(|(layer, n)| (layer.into(), n)));
+            }
+            hotness
+        }
+    };
+    let model = options.model.as_ref();
+    if let Some(contradiction) = model.and_then(|model| hotness.contradiction(model)) {
+        bail!(ForeignError::OtherModel {
+            path: path.to_owned(),
+            contradiction
+        });
+    }
+    Ok(hotness)
+}

@@ -1,0 +1,21 @@
+//! Exit codes of subcommands.
+
+use std::process::ExitCode;
+
+/// How a subcommand ended that did its work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExitStatus {
+    /// Done: exit 0.
+    Done,
+    /// Done, and a check found something: exit 1.
+    Found,
+}
+
+impl From<ExitStatus> for ExitCode {
+    fn from(status: ExitStatus) -> ExitCode {
+        match status {
+            ExitStatus::Done => ExitCode::SUCCESS,
+            ExitStatus::Found => ExitCode::from(1),
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! The experts of a model, and their sizes.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use moe_gguf::Gguf;
+use moe_gguf::experts::{expert_bytes, expert_layer_bytes};
+use moe_gguf::map::OffsetMap;
+use moe_gguf::names::Role;
+use moe_placement::plan::ExpertSizes;
+use moe_trace::{Facts, bounded};
+
+use crate::context::Context;
+use crate::output::human_bytes;
+
+/// Why there is no command where the bytes of experts come from a table.
+const NO_MODEL: &str =
+    "the command needs the model's file: name it with --model instead of --sizes";
+
+/// Why there is no command where each expert has tensors of its own, as Mixtral's first files had.
+const SEPARATE_EXPERTS: &str = "llama.cpp does not load models in which each expert has tensors of its own: convert the model again";
+
+/// Bytes of each expert of a model's map. Of `n_layer` blocks without those of an MTP head, where that is known: the runtime
+/// caches no others.
+pub fn sizes_of(map: &OffsetMap, n_layer: Option<u32>) -> ExpertSizes {
+    let sizes = expert_bytes(map).into_iter();
+    sizes
+        .map(|((layer, expert), bytes)| (layer.into(), expert, bytes))
+        .filter(|&(layer, ..)| n_layer.is_none_or(|n_layer| layer < n_layer))
+        .collect()
+}
+
+/// The experts of a model.
+pub struct Experts {
+    /// Bytes of each, as the runtime counts them.
+    pub sizes: ExpertSizes,
+    /// Bytes of all of a layer's expert tensors.
+    pub layer_bytes: BTreeMap<u32, u64>,
+    /// Where the model lies, or why llama.cpp cannot load it.
+    pub model: Result<PathBuf, &'static str>,
+    /// What the model's header says.
+    pub facts: Option<Facts>,
+}
+
+impl Experts {
+    /// Reads the model or the table of sizes; nothing if neither is given.
+    pub fn read(
+        model: Option<&Path>,
+        sizes: Option<&Path>,
+        ctx: &Context,
+    ) -> anyhow::Result<Option<Experts>> {
+        match (model, sizes) {
+            (Some(model), _) => Experts::from_model(model, ctx).map(Some),
+            (None, Some(sizes)) => Experts::from_csv(sizes).map(Some),
+            (None, None) => Ok(None),
+        }
+    }
+
+    fn from_model(path: &Path, ctx: &Context) -> anyhow::Result<Experts> {
+        let gguf = Gguf::open(path)?;
+        let facts = Facts::of_model(&path.to_string_lossy(), &gguf)?;
+        let n_layer = facts.n_hidden_layer();
+        let sizes = sizes_of(&OffsetMap::new(&gguf), n_layer);
+        if sizes.is_empty() {
+            bail!(
+                "{} has no routed experts; give a mixture-of-experts model",
+                path.display()
+            );
+        }
+        let layer_bytes: BTreeMap<u32, u64> = expert_layer_bytes(&gguf)
+            .into_iter()
+            .map(|(layer, bytes)| (layer.into(), bytes))
+            .filter(|(layer, _)| n_layer.is_none_or(|n_layer| *layer < n_layer))
+            .collect();
+        let has_separate = gguf
+            .tensors()
+            .iter()
+            .any(|tensor| Role::of(&tensor.name).expert_id.is_some());
+        let sum =
+            |layers: &BTreeMap<u32, u64>| layers.values().copied().fold(0, u64::saturating_add);
+        let uncounted = sum(&layer_bytes).saturating_sub(sum(&sizes.layers()));
+        if uncounted > 0 {
+            ctx.remark(format_args!(
+                "{} of scales and the like belong to no expert's budget, as in the runtime",
+                human_bytes(uncounted)
+            ));
+        }
+        Ok(Experts {
+            sizes,
+            layer_bytes,
+            model: if has_separate {
+                Err(SEPARATE_EXPERTS)
+            } else {
+                Ok(path.to_owned())
+            },
+            facts: Some(facts),
+        })
+    }
+
+    fn from_csv(path: &Path) -> anyhow::Result<Experts> {
+        let text = bounded::read_text(path)?;
+        let sizes = ExpertSizes::from_csv(&text).with_context(|| path.display().to_string())?;
+        if sizes.is_empty() {
+            bail!("{} names no expert; add a line for each", path.display());
+        }
+        Ok(Experts {
+            layer_bytes: sizes.layers(),
+            sizes,
+            model: Err(NO_MODEL),
+            facts: None,
+        })
+    }
+
+    /// Whether the runtime has other defaults for the model.
+    pub fn is_gpt_oss(&self) -> bool {
+        let arch = self.facts.as_ref().and_then(|facts| facts.arch.as_deref());
+        arch == Some("gpt-oss")
+    }
+}

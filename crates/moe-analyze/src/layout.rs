@@ -1,0 +1,128 @@
+//! The layout of a model's tensors in its files: in words, and as a Parquet table.
+
+use std::path::Path;
+
+use moe_files::AtomicFile;
+use moe_gguf::Gguf;
+use moe_gguf::check::Report;
+use moe_gguf::layers::LayerOrder;
+use moe_gguf::map::OffsetMap;
+use moe_gguf::text::counted;
+use moe_trace::manifest::ModelFile;
+use moe_trace::map_table;
+
+use crate::output::human_bytes;
+
+/// Runs of layers that are written out; of a file that is laid out at random there are as many as layers.
+const MAX_RUNS: usize = 32;
+
+/// In which order the layers lie, and what it costs; `None` for a model without layers.
+pub fn layers(layers: &LayerOrder) -> Option<String> {
+    if layers.order.is_empty() {
+        return None;
+    }
+    let order = runs(&layers.order);
+    let reading = match layers.seeks {
+        0 => "read without a seek".to_owned(),
+        n => format!(
+            "read with {} over {}",
+            counted(n, "seek"),
+            human_bytes(layers.seek_bytes)
+        ),
+    };
+    Some(if layers.is_sequential() {
+        format!("{order}, in order of execution, {reading}")
+    } else if layers.string_sorted {
+        format!("{order}, sorted as strings; in order of execution {reading}")
+    } else {
+        format!("{order}; in order of execution {reading}")
+    })
+}
+
+/// `0, 1, 10, 11, 12, 2` as `0-1, 10-12, 2`.
+fn runs(order: &[u16]) -> String {
+    let runs = order.chunk_by(|&a, &b| a.checked_add(1) == Some(b));
+    let n_runs = runs.clone().count();
+    let mut texts: Vec<String> = runs
+        .take(MAX_RUNS)
+        .map(|run| match run {
+            [first, .., last] => format!("{first}-{last}"),
+            run => run.iter().map(u16::to_string).collect(),
+        })
+        .collect();
+    if n_runs > MAX_RUNS {
+        texts.push(format!("and {} more", counted(n_runs - MAX_RUNS, "run")));
+    }
+    texts.join(", ")
+}
+
+/// Whether the map fits the file, on one line.
+pub fn verdict(report: &Report) -> String {
+    format!(
+        "{}: {}, {}, {} past the end; {} of padding, {} after the last tensor",
+        if report.is_sound() { "sound" } else { "FAULTY" },
+        counted(report.overlaps.len(), "overlap"),
+        counted(report.gaps.len(), "gap"),
+        counted(report.past_end.len(), "tensor"),
+        counted(report.padding_bytes, "byte"),
+        counted(report.trailing_bytes, "byte"),
+    )
+}
+
+/// Writes the map as a Parquet table, which is in its place once it is committed.
+pub fn prepare_map_table(
+    gguf: &Gguf,
+    map: &OffsetMap,
+    out: &Path,
+    force: bool,
+) -> anyhow::Result<AtomicFile> {
+    let files = gguf.files().iter();
+    let files: Vec<ModelFile> = files
+        .map(|file| ModelFile {
+            name: file.name.clone(),
+            size_bytes: file.size_bytes,
+        })
+        .collect();
+    Ok(map_table::prepare(out, map, &files, force)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use moe_gguf::check::Overlap;
+
+    use super::*;
+
+    #[test]
+    fn one_has_no_plural() {
+        let counts = [0_u64, 1, 2].map(|n| counted(n, "gap"));
+        assert_eq!(counts, ["0 gaps", "1 gap", "2 gaps"]);
+        let report = Report {
+            overlaps: vec![Overlap {
+                file: 0,
+                first: 0,
+                second: 1,
+                offset: 0,
+                size_bytes: 1,
+            }],
+            trailing_bytes: 1,
+            ..Report::default()
+        };
+        assert_eq!(
+            verdict(&report),
+            "FAULTY: 1 overlap, 0 gaps, 0 tensors past the end; 0 bytes of padding, 1 byte after the last tensor"
+        );
+    }
+
+    #[test]
+    fn layers_are_told_in_runs() {
+        assert_eq!(runs(&[3]), "3");
+        assert_eq!(runs(&[0, 1, 10, 11, 12, 2]), "0-1, 10-12, 2");
+        assert_eq!(runs(&[65535, 0]), "65535, 0");
+        let backwards: Vec<u16> = (0..40).rev().collect();
+        let text = runs(&backwards);
+        assert!(
+            text.starts_with("39, 38, ") && text.ends_with(", 8, and 8 runs more"),
+            "{text}"
+        );
+    }
+}

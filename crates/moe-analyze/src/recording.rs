@@ -1,0 +1,128 @@
+//! What commands that record a run share: its manifest, and the error of a run that failed.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use moe_engine::About;
+use moe_gguf::Gguf;
+use moe_gguf::map::{Category, OffsetMap};
+use moe_trace::Manifest;
+use moe_trace::manifest::{self, Engine, Host, ModelFile};
+use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+use crate::engine::device::DeviceArgs;
+
+/// The part of the manifest that every run has: engine, model, machine, and a start time of now.
+pub fn manifest(
+    gguf: &Gguf,
+    map: &OffsetMap,
+    about: &About,
+    device: &DeviceArgs,
+    n_threads: usize,
+) -> anyhow::Result<Manifest> {
+    Ok(Manifest {
+        engine: Engine {
+            name: about.name.clone(),
+            version: about.version.clone(),
+        },
+        command: argv(),
+        model: about_model(gguf, map, about)?,
+        ops: about.ops.clone(),
+        policy: device.policy_name().into(),
+        n_threads: n_threads as u32,
+        host: host(),
+        mmap: about.mmap.clone(),
+        started: OffsetDateTime::now_utc().format(&Rfc3339)?,
+        clock: "monotonic, nanoseconds, counted from the Unix time at the start".into(),
+        ..Manifest::default()
+    })
+}
+
+/// Stores the GPU of a run. Without one the CPU computes, also with `--device auto`.
+pub fn set_gpu(manifest: &mut Manifest, gpu: Option<manifest::Gpu>) {
+    if gpu.is_none() {
+        manifest.policy = "cpu".into();
+    }
+    manifest.gpu = gpu;
+}
+
+/// The command line; bytes that are not UTF-8 are replaced.
+pub fn argv() -> Vec<String> {
+    std::env::args_os()
+        .map(|arg| arg.to_string_lossy().into_owned())
+        .collect()
+}
+
+/// Why a recording failed, and what its run directory has; `records` is what completing the run came to.
+pub fn failure(
+    error: anyhow::Error,
+    out: &Path,
+    records: Result<u64, moe_trace::Error>,
+) -> anyhow::Error {
+    match records {
+        // The failed write of the trace is reported again where the run is completed.
+        Err(second)
+            if error
+                .chain()
+                .all(|cause| cause.to_string() != second.to_string()) =>
+        {
+            error.context(format!("{} is incomplete ({second})", out.display()))
+        }
+        _ => error.context(format!("{} keeps what was recorded", out.display())),
+    }
+}
+
+fn about_model(gguf: &Gguf, map: &OffsetMap, about: &About) -> anyhow::Result<manifest::Model> {
+    let experts = map
+        .rows
+        .iter()
+        .filter(|row| row.category == Category::Expert);
+    let types: BTreeSet<&str> = experts.map(|row| row.ty.name()).collect();
+    // From the file: engines do not count the blocks of an MTP head.
+    let n_blocks = |key: &str| -> anyhow::Result<u32> {
+        let values = gguf
+            .metadata()
+            .per_layer(&format!("{}.{key}", about.arch))?;
+        Ok(values
+            .and_then(|values| values.max())
+            .unwrap_or(0)
+            .try_into()?)
+    };
+    Ok(manifest::Model {
+        path: gguf.files()[0].path.display().to_string(),
+        files: gguf
+            .files()
+            .iter()
+            .map(|file| ModelFile {
+                name: file.name.clone(),
+                size_bytes: file.size_bytes,
+            })
+            .collect(),
+        header_xxh3: format!("{:016x}", gguf.header_xxh3()),
+        xxh3: None,
+        arch: about.arch.clone(),
+        n_layer: n_blocks("block_count")?,
+        n_nextn_layer: n_blocks("nextn_predict_layers")?,
+        n_expert: about.n_expert as u32,
+        n_expert_used: about.n_expert_used as u32,
+        expert_types: types.into_iter().map(str::to_owned).collect(),
+    })
+}
+
+fn host() -> Host {
+    let kind = RefreshKind::nothing()
+        .with_cpu(CpuRefreshKind::nothing())
+        .with_memory(MemoryRefreshKind::nothing().with_ram());
+    let system = System::new_with_specifics(kind);
+    Host {
+        cpu: system
+            .cpus()
+            .first()
+            .map(|cpu| cpu.brand().trim().to_owned())
+            .unwrap_or_default(),
+        ram_bytes: system.total_memory(),
+        os: System::long_os_version().unwrap_or_else(|| std::env::consts::OS.into()),
+    }
+}
