@@ -88,7 +88,7 @@ fn not_replaceable(dir: &Path, reason: &'static str) -> Error {
 fn has_run(dir: &Path, force: bool) -> Result<bool, Error> {
     match contents(dir)? {
         Contents::Empty => Ok(false),
-        _ if !force => Err(Error::Exists {
+        Contents::Run if !force => Err(Error::Exists {
             path: dir.to_owned(),
         }),
         Contents::Run => {
