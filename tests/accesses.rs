@@ -1,14 +1,13 @@
 //! `accesses`: figures of a recorded run against those that DuckDB finds in its tables, and the forms they are printed in.
 
-mod support;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use moe_testkit::python;
 use serde_json::Value;
-use support::{ALL, arg, failure_of, known_counts, known_run, repository, stdout_of};
+
+use crate::support::{ALL, arg, failure_of, known_counts, known_run, repository, stdout_of};
 
 const TABLES: [&str; 6] = [
     "figures",

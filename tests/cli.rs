@@ -1,11 +1,11 @@
 //! What is common to all subcommands: help, versions, usage errors, completions, the manual, a closed pipe.
 
-mod support;
-
 use std::io::Read;
 use std::process::Stdio;
 
-use support::{arg, bad_stdouts, closed_pipe, code_with_stdout, failure_of, repository, stdout_of};
+use crate::support::{
+    arg, bad_stdouts, closed_pipe, code_with_stdout, failure_of, repository, stdout_of,
+};
 
 const SUBCOMMANDS: [&str; 19] = [
     "record",

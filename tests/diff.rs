@@ -1,12 +1,11 @@
 //! `diff`: recorded runs against themselves, other settings, other quantizations, and what is no run.
 
-mod support;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use support::{arg, failure_of, moe_analyze, repository, stdout_of};
+
+use crate::support::{arg, failure_of, moe_analyze, repository, stdout_of};
 
 const PROMPT: &str = "The kernel driver is responsible for";
 

@@ -1,13 +1,12 @@
 //! `--engine`: llama.cpp in the place of this program's executor.
 
-mod support;
-
 #[cfg(feature = "llama-cpp")]
 use std::fs;
 use std::path::Path;
 
 use moe_testkit::{Need, skip};
-use support::{arg, failure_of, moe_analyze, repository, stdout_of};
+
+use crate::support::{arg, failure_of, moe_analyze, repository, stdout_of};
 
 const PROMPT: &str = "The kernel driver is responsible for";
 
@@ -92,7 +91,7 @@ mod with_llama_cpp {
     use serde_json::Value;
 
     use super::*;
-    use support::write_gguf;
+    use crate::support::write_gguf;
 
     fn json(args: &[&str]) -> Value {
         serde_json::from_str(&stdout_of(args)).unwrap()

@@ -1,12 +1,11 @@
 //! What `convert` writes, read by another program: `exports.py`, which knows the formats from their descriptions and reads the
 //! run's records itself.
 
-mod support;
-
 use std::process::Command;
 
 use moe_testkit::python;
-use support::{arg, known_run, repository, stdout_of};
+
+use crate::support::{arg, known_run, repository, stdout_of};
 
 /// Formats and the names of what is written.
 const FORMATS: [(&str, &str); 12] = [

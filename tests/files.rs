@@ -1,10 +1,7 @@
 //! Outputs of every command under adversity: inputs named as outputs, planted links, two writers at once, limits of the
 //! system, signals, and processes that are killed.
-#![cfg(unix)]
 
-#[path = "files/errors.rs"]
 mod errors;
-mod support;
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -14,7 +11,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use moe_trace::Run;
-use support::{arg, failure_of, known_run, moe_analyze, repository, stdout_of};
+
+use crate::support::{arg, failure_of, known_run, moe_analyze, repository, stdout_of};
 
 const MODEL: &str = "fixtures/tiny-qwen3moe-Q4_K_M.gguf";
 /// How long a condition is waited for.

@@ -1,14 +1,9 @@
 //! Traces of other tools in `hotness`, `parquet` and `convert`. The golden files all tell one story, whose counts are here.
 
-#[path = "foreign_traces/conditions.rs"]
 mod conditions;
-#[path = "foreign_traces/converting.rs"]
 mod converting;
-#[path = "foreign_traces/counting.rs"]
 mod counting;
-#[path = "foreign_traces/numbering.rs"]
 mod numbering;
-mod support;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,7 +13,8 @@ use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT, PHASE_UNKNOWN};
 use moe_trace::tables::read_routing;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::Value;
-use support::{arg, failure_of, known_run, repository, stdout_of};
+
+use crate::support::{arg, failure_of, known_run, repository, stdout_of};
 
 /// `(layer, expert)` → count of the story in `fixtures/foreign/make/text.py`.
 const COUNTS: [((u64, u64), u64); 9] = [

@@ -1,13 +1,11 @@
 //! A GPU that is seen and fails, by a stand-in for its driver.
-#![cfg(all(target_os = "linux", feature = "cuda"))]
-
-mod support;
 
 use std::path::{Path, PathBuf};
 
 use moe_trace::record::{FLAG_CPU_FALLBACK, lane};
-use support::gpu::{stand_in, with_gpu};
-use support::{arg, repository};
+
+use crate::support::gpu::{stand_in, with_gpu};
+use crate::support::{arg, repository, stdout_of};
 
 fn model() -> PathBuf {
     repository("fixtures/random-gpt-oss-F16.gguf")
@@ -74,7 +72,7 @@ fn a_replay_does_not_begin_a_run_either() {
     let dir = tempfile::tempdir().unwrap();
     let (run, out) = (dir.path().join("run"), dir.path().join("out"));
     let model = model();
-    support::stdout_of(&[&["--quiet"], &record(&model, &run)[..]].concat());
+    stdout_of(&[&["--quiet"], &record(&model, &run)[..]].concat());
     let replay = |device| {
         let args = [
             "replay",
@@ -119,7 +117,7 @@ fn what_the_processor_does_in_its_place_is_told_where_the_figures_are() {
     let told = String::from_utf8_lossy(&done.get_output().stderr);
     assert!(told.contains("did not begin to travel"), "{told}");
     // The text is the processor's own.
-    let own = support::stdout_of(&record(&alone));
+    let own = stdout_of(&record(&alone));
     assert_eq!(String::from_utf8_lossy(&done.get_output().stdout), own);
 
     let run = moe_trace::Run::open(&out).unwrap();

@@ -1,14 +1,12 @@
 //! Times in runs that a GPU takes part in, with a stand-in for its driver: whatever part of a model is where, a run is sound.
-#![cfg(all(target_os = "linux", feature = "cuda"))]
-
-mod support;
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use moe_trace::Run;
-use support::arg;
-use support::gpu::{stand_in, with_gpu};
+
+use crate::support::arg;
+use crate::support::gpu::{stand_in, with_gpu};
 
 const MODELS: [&str; 4] = [
     "tiny-qwen3moe-Q4_K_M",

@@ -1,13 +1,12 @@
 //! `graph` and `buffers`: from a recorded run to DOT, JSON and a picture.
 
-mod support;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use moe_trace::Manifest;
 use serde_json::Value;
-use support::{arg, failure_of, known_run, repository, stdout_of};
+
+use crate::support::{arg, failure_of, known_run, repository, stdout_of};
 
 fn recorded(dir: &Path) -> PathBuf {
     let run = dir.join("run");

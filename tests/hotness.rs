@@ -1,26 +1,17 @@
 //! `hotness`: counts that are known beforehand, from traces and from tables, and every output.
 
-#[path = "hotness/counts.rs"]
 mod counts;
-#[path = "hotness/domains.rs"]
 mod domains;
-#[path = "hotness/hold.rs"]
 mod hold;
-#[path = "hotness/inputs.rs"]
 mod inputs;
-#[path = "hotness/matrices.rs"]
 mod matrices;
-#[path = "hotness/measures.rs"]
 mod measures;
-#[path = "hotness/outputs.rs"]
 mod outputs;
-#[path = "hotness/several.rs"]
 mod several;
-mod support;
 
 use std::path::PathBuf;
 
-use support::{arg, known_run, stdout_of};
+use crate::support::{arg, known_run, stdout_of};
 
 struct Fixture {
     dir: tempfile::TempDir,

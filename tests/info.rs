@@ -1,12 +1,13 @@
 //! `info`: what things are, and the faults that it must find.
 
-mod support;
-
 use std::fs;
 use std::path::Path;
 
 use serde_json::Value;
-use support::{arg, failure_of, known_run, moe_analyze, repository, stdout_of, write_gguf};
+
+use crate::support::{
+    ALL, arg, failure_of, known_counts, known_run, moe_analyze, repository, stdout_of, write_gguf,
+};
 
 /// `info -o json` of a path: its exit code, the object, and the faults.
 fn info(path: &Path) -> (i32, Value, Vec<String>) {
@@ -296,7 +297,7 @@ fn tables_and_datasets() {
     let table = tables.join("routing.parquet");
     let facts = sound(&table);
     assert_eq!(fact(&facts, "kind"), "Parquet table");
-    let rows = support::known_counts(&support::ALL).values().sum::<u64>();
+    let rows = known_counts(&ALL).values().sum::<u64>();
     assert_eq!(fact(&facts, "rows"), rows);
     sound(&run.join("gguf-map.parquet"));
 

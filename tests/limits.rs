@@ -1,7 +1,5 @@
 //! What files may hold: no text of a file controls the terminal, and no size in a file decides how much memory is taken.
 
-mod support;
-
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
@@ -9,8 +7,9 @@ use moe_gguf::map::OffsetMap;
 use moe_trace::ops::MUL_MAT_ID;
 use moe_trace::record::{EXT_V1, set_name};
 use moe_trace::{Manifest, RunOptions, RunWriter, TensorAccessLog};
-use support::{arg, failure_of, file_of, known_run, moe_analyze, repository, stdout_of};
 use tempfile::tempdir;
+
+use crate::support::{arg, failure_of, file_of, known_run, moe_analyze, repository, stdout_of};
 
 /// An escape sequence, a bell and a right-to-left override: eight bytes, as many as the architecture of the fixture has.
 const HOSTILE: &str = "\u{1b}[1m\u{7}\u{202e}";

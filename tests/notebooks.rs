@@ -1,12 +1,11 @@
 //! The notebooks run, on tables that the binary made.
 
-mod support;
-
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use moe_testkit::python;
-use support::{arg, known_run, repository, stdout_of};
+
+use crate::support::{arg, known_run, repository, stdout_of};
 
 /// Runs a notebook's cells in a directory of its own and writes nothing; tells how many outputs and pictures came out.
 const EXECUTE: &str = "

@@ -1,10 +1,10 @@
 //! What the user tells about traces: taken where it applies, refused where it does not.
 
-mod support;
-
 use std::path::Path;
 
-use support::{arg, failure_of, known_run, moe_analyze, renumbered, repository, stdout_of};
+use crate::support::{
+    arg, failure_of, file_of, known_run, moe_analyze, renumbered, repository, stdout_of,
+};
 
 const MODEL: &str = "fixtures/tiny-qwen3moe-Q4_K_M.gguf";
 
@@ -135,7 +135,7 @@ fn plan_is_told_what_a_trace_does_not_tell() {
     let trace = repository("fixtures/foreign/rtrace/small.rtrace");
     let experts = (0..2).flat_map(|layer| (0..8).map(move |e| format!("{layer},{e},1\n")));
     let sizes = format!("layer,expert,bytes\n{}", experts.collect::<String>());
-    let sizes = support::file_of(dir.path(), "sizes.csv", sizes);
+    let sizes = file_of(dir.path(), "sizes.csv", sizes);
     let options = ["--sizes", arg(&sizes), "--budget-mib", "1", "-o", "csv"];
     let plan = [&["--quiet", "plan"], &options[..]].concat();
     assert!(failure_of(&[&plan[..], &[arg(&trace)]].concat()).contains("--top-k"));
@@ -156,7 +156,7 @@ fn plan_is_told_what_a_trace_does_not_tell() {
     assert_eq!(hits, of_first.chain(of_second).collect::<Vec<_>>());
 
     let learn = r#"{"schema": "llama.cpp.moe_layer_opt_perf.v1", "layers": [{"layer": 0, "experts": [[1, 1]]}]}"#;
-    let learn = support::file_of(dir.path(), "learn.json", learn);
+    let learn = file_of(dir.path(), "learn.json", learn);
     let line = failure_of(&[&plan[..], &[arg(&learn), "--top-k", "2"]].concat());
     assert!(line.contains("--top-k is for traces"), "{line}");
     assert!(line.contains("leave the option out"), "{line}");

@@ -1,7 +1,5 @@
 //! `overlap`: from the transfers of a run to figures, a verdict and a picture.
 
-mod support;
-
 use std::fs;
 use std::path::Path;
 
@@ -11,7 +9,8 @@ use moe_trace::manifest::{Fallbacks, Gpu, Manifest};
 use moe_trace::transfers::{Span, Transfer};
 use moe_trace::{RunOptions, RunWriter};
 use serde_json::Value;
-use support::{arg, failure_of, moe_analyze, repository, stdout_of};
+
+use crate::support::{arg, failure_of, known_run, moe_analyze, repository, stdout_of};
 
 const N_LAYER: u16 = 6;
 const N_PASS: u32 = 5;
@@ -249,7 +248,7 @@ fn pictures_are_drawn() {
 fn what_is_missing_or_damaged_is_told() {
     let dir = tempfile::tempdir().unwrap();
     let cpu = dir.path().join("cpu");
-    support::known_run(&cpu);
+    known_run(&cpu);
     let how = "--device cuda --policy post-fetch";
     let error = failure_of(&["overlap", arg(&cpu)]);
     assert!(

@@ -1,23 +1,18 @@
 //! `plan`: plans and updates of a hot-expert cache.
 
-#[path = "plan/budgets.rs"]
 mod budgets;
-#[path = "plan/making.rs"]
 mod making;
-#[path = "plan/models.rs"]
 mod models;
-mod support;
-#[path = "plan/telling.rs"]
 mod telling;
-#[path = "plan/updating.rs"]
 mod updating;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use support::{arg, file_of, stdout_of};
 use tempfile::TempDir;
+
+use crate::support::{arg, file_of, stdout_of};
 
 const QWEN: &str = "fixtures/tiny-qwen3moe-Q4_K_M.gguf";
 const GPT_OSS: &str = "fixtures/tiny-gpt-oss-MXFP4.gguf";

@@ -1,14 +1,13 @@
 //! `record`, and the whole way from a model to a learn file.
 
-mod support;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use moe_trace::{Run, TensorAccessLog};
 use serde_json::Value;
-use support::{arg, failure_of, file_of, moe_analyze, repository, stdout_of, write_gguf};
+
+use crate::support::{arg, failure_of, file_of, moe_analyze, repository, stdout_of, write_gguf};
 
 const PROMPT: &str = "The kernel driver is responsible for";
 

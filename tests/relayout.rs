@@ -1,14 +1,15 @@
 //! `relayout`: models with their tensors and experts in another order compute the same.
 
-mod support;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use moe_gguf::Gguf;
 use moe_gguf::layers::layer_order;
 use moe_testkit::gguf::{F32, Raw};
-use support::{N_EXPERT, N_LAYER, arg, failure_of, known_run, moe_analyze, repository, stdout_of};
+
+use crate::support::{
+    N_EXPERT, N_LAYER, arg, failure_of, known_run, moe_analyze, repository, stdout_of,
+};
 
 fn fixture(name: &str) -> PathBuf {
     repository(&format!("fixtures/{name}.gguf"))

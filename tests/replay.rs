@@ -1,14 +1,13 @@
 //! `replay`: the MoE layers of a model with the routing of a trace.
 
-mod support;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use moe_testkit::{Need, skip};
 use moe_trace::Run;
 use serde_json::Value;
-use support::{
+
+use crate::support::{
     N_GENERATED, N_LAYER, N_PROMPT, arg, experts_of, failure_of, known_run, moe_analyze,
     repository, stdout_of, write_gguf,
 };

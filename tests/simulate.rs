@@ -1,17 +1,13 @@
 //! `simulate`: published curves, a curve of our own, and every output.
 
-#[path = "simulate/curves.rs"]
 mod curves;
-#[path = "simulate/inputs.rs"]
 mod inputs;
-#[path = "simulate/outputs.rs"]
 mod outputs;
-mod support;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use support::{arg, stdout_of};
+use crate::support::{arg, stdout_of};
 
 /// (budget, policy) → the columns behind them by name.
 type Rows = BTreeMap<(u64, String), BTreeMap<String, f64>>;

@@ -1,7 +1,5 @@
 //! `synth`: made-up models have the shapes of real ones, run, and route as they are told to.
 
-mod support;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +8,8 @@ use moe_engine::Decode;
 use moe_executor::cpu::quant::dequantize_row;
 use moe_gguf::{Gguf, Tensor};
 use serde_json::json;
-use support::{arg, failure_of, stdout_of};
+
+use crate::support::{arg, failure_of, stdout_of};
 
 /// Writes a model from a description.
 fn synth(dir: &Path, spec: &serde_json::Value, args: &[&str]) -> PathBuf {

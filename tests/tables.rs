@@ -1,7 +1,5 @@
 //! `parquet`: the tables of a known run, as other programs will read them.
 
-mod support;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
@@ -12,9 +10,10 @@ use arrow::datatypes::{DataType, UInt64Type};
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
-use support::{
-    ALL, N_GENERATED, N_LAYER, arg, failure_of, known_counts, known_run, repository, stdout_of,
-    tokens_of,
+
+use crate::support::{
+    ALL, N_GENERATED, N_LAYER, arg, failure_of, known_counts, known_run, moe_analyze, repository,
+    stdout_of, tokens_of,
 };
 
 /// A table as one batch.
@@ -223,7 +222,7 @@ fn a_run_that_is_not_whole_is_remarked() {
         (&parquet[..], "accesses name whole tensors"),
         (&["hotness", arg(&run)][..], "promises"),
     ] {
-        let output = support::moe_analyze().args(args).assert().success();
+        let output = moe_analyze().args(args).assert().success();
         let remarks = String::from_utf8(output.get_output().stderr.clone()).unwrap();
         assert!(remarks.contains("a cut record of 1000 bytes"), "{remarks}");
         assert!(remarks.contains(expected), "{remarks}");

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::support::{arg, failure_of, moe_analyze, stdout_of};
 use super::{golden, hotness};
+use crate::support::{arg, failure_of, moe_analyze, stdout_of};
 
 /// Rows of a table of `hotness`, as JSON.
 fn table(path: &Path, name: &str) -> Vec<Value> {

@@ -7,10 +7,10 @@ use std::path::Path;
 use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
 use serde_json::Value;
 
+use super::{COUNTS, golden, hotness};
 use crate::support::{
     N_LAYER, arg, experts_of, failure_of, known_run, repository, stdout_of, tokens_of,
 };
-use crate::{COUNTS, golden, hotness};
 
 /// Of the tiny qwen3moe model: gate and up of 64 × 256 in Q4_K (9216 bytes each), down in Q5_0 (11264) or Q8_0 (17408).
 const EXPERT_BYTES: [&str; 6] = [

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::support::{arg, failure_of, stdout_of};
 use super::{golden, hotness};
+use crate::support::{arg, failure_of, stdout_of};
 
 /// A trace shows no more than the highest expert and slot that were used; the model may have more.
 #[test]

@@ -4,8 +4,8 @@ use std::fs;
 
 use moe_gguf::Gguf;
 
+use super::{MODELS, output_of, write};
 use crate::support::{arg, moe_analyze, repository, stdout_of};
-use crate::{MODELS, output_of, write};
 use moe_testkit::gguf::{F32, Raw};
 
 #[test]

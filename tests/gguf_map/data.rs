@@ -6,8 +6,8 @@ use std::path::Path;
 use moe_gguf::Gguf;
 use serde_json::{Value, json};
 
+use super::{MODELS, output_of, write};
 use crate::support::{arg, failure_of, moe_analyze, repository, stdout_of};
-use crate::{MODELS, output_of, write};
 use moe_testkit::gguf::{F32, Raw};
 
 /// Type I8: any byte is a value.

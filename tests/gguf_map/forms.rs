@@ -4,8 +4,8 @@ use std::fs;
 
 use serde_json::{Value, json};
 
+use super::{output_of, write};
 use crate::support::{arg, failure_of, repository, stdout_of};
-use crate::{output_of, write};
 use moe_testkit::gguf::{F32, Raw};
 
 const MODEL: &str = "fixtures/tiny-gpt-oss-MXFP4.gguf";

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::output_of;
+use super::output_of;
 use crate::support::{arg, failure_of, file_of, repository};
 use moe_testkit::gguf::{ARRAY, F32, Raw, STRING, U32};
 

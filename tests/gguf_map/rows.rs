@@ -7,7 +7,7 @@ use std::path::Path;
 use moe_gguf::Gguf;
 use serde_json::Value;
 
-use crate::MODELS;
+use super::MODELS;
 use crate::support::{arg, failure_of, repository, stdout_of};
 
 const HEADER: &str = "file,tensor,tensor_idx,expert_id,layer_id,projection,category,type,ne0,ne1,ne2,ne3,file_offset,size_bytes";

@@ -8,7 +8,7 @@ use moe_synth::write::{Header, Writer};
 use serde_json::Value as Json;
 use tempfile::TempDir;
 
-use crate::output_of;
+use super::output_of;
 use crate::support::{arg, failure_of, stdout_of};
 
 fn path(dir: &TempDir, number: u16) -> PathBuf {

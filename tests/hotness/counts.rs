@@ -7,7 +7,7 @@ use std::path::Path;
 use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
 use serde_json::Value;
 
-use crate::Fixture;
+use super::Fixture;
 use crate::support::{
     ALL, N_EXPERT, N_EXPERT_USED, N_GENERATED, N_LAYER, N_PROMPT, WEIGHTS, arg, experts_of,
     known_counts, stdout_of, tokens_of,

@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use crate::Fixture;
-use crate::measures::{close, rows};
+use super::Fixture;
+use super::measures::{close, rows};
 use crate::support::{arg, failure_of, moe_analyze, stdout_of};
 
 /// Four tokens of each of two sequences. Sequence 4 has the experts 0 and 1, sequence 9 the experts 0 and 2.

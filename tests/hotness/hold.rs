@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::Fixture;
-use crate::measures::{close, rows};
+use super::Fixture;
+use super::measures::{close, rows};
 use crate::support::{N_LAYER, arg, failure_of, moe_analyze, repository, stdout_of};
 
 /// Tokens of one layer as JSON lines: sequence and experts. Expert 15 tells that there are 16.

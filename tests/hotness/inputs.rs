@@ -4,7 +4,7 @@ use std::fs;
 
 use moe_trace::record::PHASE_PROMPT;
 
-use crate::Fixture;
+use super::Fixture;
 use crate::support::{self, arg, failure_of, file_of, moe_analyze, stdout_of};
 
 #[test]

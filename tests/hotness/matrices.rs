@@ -9,7 +9,7 @@ use moe_gguf::experts::expert_bytes;
 use moe_gguf::map::OffsetMap;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
-use crate::Fixture;
+use super::Fixture;
 use crate::support::{
     ALL, N_EXPERT, N_GENERATED, N_LAYER, N_PROMPT, arg, failure_of, known_counts, repository,
     stdout_of,

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::Fixture;
+use super::Fixture;
 use crate::support::{N_GENERATED, N_LAYER, arg, stdout_of};
 
 /// The rows of a table as JSON.

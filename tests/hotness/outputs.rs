@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
-use crate::Fixture;
+use super::Fixture;
 use crate::support::{
     self, ALL, N_EXPERT, N_EXPERT_USED, N_GENERATED, N_LAYER, arg, failure_of, known_counts,
     moe_analyze, stdout_of,

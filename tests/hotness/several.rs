@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::Value;
 
-use crate::Fixture;
+use super::Fixture;
 use crate::support::{arg, failure_of, known_run, moe_analyze, repository, stdout_of};
 
 #[test]

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use super::{QWEN, workplace, write};
 use crate::support::{arg, moe_analyze, repository, stdout_of};
-use crate::{QWEN, workplace, write};
 
 #[test]
 fn budgets() {

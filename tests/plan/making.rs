@@ -5,8 +5,8 @@ use std::fs;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use super::{GPT_OSS, GPT_OSS_EXPERT, QWEN, json_of, plan_of, planned, selected, workplace, write};
 use crate::support::{self, arg, failure_of, moe_analyze, repository, stdout_of};
-use crate::{GPT_OSS, GPT_OSS_EXPERT, QWEN, json_of, plan_of, planned, selected, workplace, write};
 
 #[test]
 fn inputs_may_have_a_byte_order_mark() {

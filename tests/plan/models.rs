@@ -6,8 +6,8 @@ use moe_gguf::Value as Key;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use super::{json_of, plan_of, planned, selected, write};
 use crate::support::{arg, moe_analyze, stdout_of, write_gguf};
-use crate::{json_of, plan_of, planned, selected, write};
 
 /// Bytes of all experts of a layer of [`model`], 8 of three F32 matrices of 8 × 8.
 const LAYER: u64 = 8 * 3 * 8 * 8 * 4;

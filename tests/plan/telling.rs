@@ -4,8 +4,8 @@ use std::fs;
 
 use serde_json::json;
 
+use super::{GPT_OSS, QWEN, json_of, plan_of, workplace, write};
 use crate::support::{arg, failure_of, moe_analyze, repository, stdout_of};
-use crate::{GPT_OSS, QWEN, json_of, plan_of, workplace, write};
 
 #[test]
 fn explanations() {

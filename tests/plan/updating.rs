@@ -5,8 +5,8 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
+use super::{QWEN, json_of, plan_of, workplace, write};
 use crate::support::{arg, repository, stdout_of};
-use crate::{QWEN, json_of, plan_of, workplace, write};
 
 /// Expert 9 was chosen more than the cached 5, which gives way; the rate lets one of two exchanges through.
 #[test]

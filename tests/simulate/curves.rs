@@ -5,8 +5,8 @@ use std::path::Path;
 
 use moe_testkit::data;
 
+use super::{Rows, rows, simulate};
 use crate::support::{arg, repository, stdout_of};
-use crate::{Rows, rows, simulate};
 
 /// Every row of a curve but those of `random`, which has a seed of its own, is what the trace gives.
 fn reproduces(trace: &Path, curve: &str) {

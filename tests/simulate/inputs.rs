@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::simulate;
+use super::simulate;
 use moe_gguf::Gguf;
 
 use crate::support::{

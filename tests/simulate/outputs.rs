@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::simulate;
+use super::simulate;
 use crate::support::{arg, failure_of, known_run, moe_analyze, repository, stdout_of};
 
 const SMALL: &str = "fixtures/foreign/bigmoeonedge/small.route.csv";

@@ -1,7 +1,6 @@
-//! What the binary's tests share: the binary, the fixtures, and a small run with routing that is known beforehand.
-#![allow(dead_code, reason = "each test binary uses its own part")]
+//! Shared by the tests of the program: the binary, the fixtures, and a small run with routing that is known beforehand.
 
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", feature = "cuda"))]
 pub mod gpu;
 
 use std::collections::BTreeMap;
