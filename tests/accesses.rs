@@ -9,34 +9,13 @@ use serde_json::Value;
 
 use crate::support::{ALL, arg, failure_of, known_counts, known_run, repository, stdout_of};
 
-const TABLES: [&str; 6] = [
-    "figures",
-    "layers",
-    "seeks",
-    "working-sets",
-    "experts",
-    "reuse",
-];
+const TABLES: [&str; 6] = ["figures", "layers", "seeks", "working-sets", "experts", "reuse"];
 
 fn recorded(dir: &Path, model: &str) -> PathBuf {
     let run = dir.join("run");
     let model = repository(&format!("fixtures/{model}.gguf"));
-    let record = [
-        "record",
-        "--model",
-        arg(&model),
-        "--out",
-        arg(&run),
-        "--n-predict",
-        "20",
-    ];
-    stdout_of(
-        &[
-            &record[..],
-            &["--prompt", "The kernel driver is responsible for"],
-        ]
-        .concat(),
-    );
+    let record = ["record", "--model", arg(&model), "--out", arg(&run), "--n-predict", "20"];
+    stdout_of(&[&record[..], &["--prompt", "The kernel driver is responsible for"]].concat());
     run
 }
 
@@ -45,11 +24,7 @@ fn duckdb_finds_the_same_figures_in_the_tables() {
     let Some(python) = python("duckdb") else {
         return;
     };
-    for model in [
-        "tiny-qwen3moe-Q4_K_M",
-        "tiny-gpt-oss-MXFP4",
-        "random-qwen2moe-F16",
-    ] {
+    for model in ["tiny-qwen3moe-Q4_K_M", "tiny-gpt-oss-MXFP4", "random-qwen2moe-F16"] {
         let dir = tempfile::tempdir().unwrap();
         let (run, tables) = (recorded(dir.path(), model), dir.path().join("tables"));
         stdout_of(&["parquet", arg(&run), "--out", arg(&tables)]);
@@ -73,10 +48,7 @@ fn our_own_runs_resolve_without_exception() {
         let dir = tempfile::tempdir().unwrap();
         let run = recorded(dir.path(), model);
         let rows = stdout_of(&["accesses", arg(&run), "--table", "unresolved", "-o", "json"]);
-        assert_eq!(
-            serde_json::from_str::<Vec<Value>>(&rows).unwrap(),
-            Vec::<Value>::new()
-        );
+        assert_eq!(serde_json::from_str::<Vec<Value>>(&rows).unwrap(), Vec::<Value>::new());
     }
 }
 
@@ -107,14 +79,7 @@ fn a_trace_of_another_recorder_gives_the_same_report() {
     }
     // Of another model, by the same names: all that its file has elsewhere is listed.
     let other = repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
-    let of_other = [
-        "accesses",
-        arg(&foreign),
-        "--model",
-        arg(&other),
-        "--table",
-        "unresolved",
-    ];
+    let of_other = ["accesses", arg(&foreign), "--model", arg(&other), "--table", "unresolved"];
     let listed = stdout_of(&[&of_other[..], &["-o", "csv"]].concat());
     assert!(listed.contains("\nblk.0.attn_q.weight (view),"), "{listed}");
 }
@@ -136,10 +101,7 @@ fn the_known_run_has_the_figures_that_it_must() {
     assert_eq!(figure(&run, "passes_in_order", None), 7);
     assert_eq!(figure(&run, "layer_steps", None), 7 * 5);
     assert_eq!(figure(&run, "tokens", Some("PROMPT")), 10);
-    assert_eq!(
-        figure(&run, "accesses", Some("GENERATE")),
-        6 * 6 * (1 + 3 * 4)
-    );
+    assert_eq!(figure(&run, "accesses", Some("GENERATE")), 6 * 6 * (1 + 3 * 4));
     let chosen = known_counts(&ALL).len() as u64;
     assert_eq!(figure(&run, "experts_touched", None), chosen);
     assert_eq!(figure(&run, "unresolved_accesses", None), 0);
@@ -163,10 +125,7 @@ fn the_known_run_has_the_figures_that_it_must() {
     ]);
     let lines: Vec<&str> = csv.lines().collect();
     assert!(lines[0].starts_with("tokens,windows,mean_bytes"), "{csv}");
-    assert!(
-        lines[1].starts_with("1,6,") && lines[2].starts_with("4,1,"),
-        "{csv}"
-    );
+    assert!(lines[1].starts_with("1,6,") && lines[2].starts_with("4,1,"), "{csv}");
 }
 
 #[test]
@@ -178,14 +137,7 @@ fn a_bare_trace_needs_its_model() {
     let line = failure_of(&["accesses", arg(&trace)]);
     assert!(line.contains("--model"), "{line}");
     let model = repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
-    let given = stdout_of(&[
-        "accesses",
-        arg(&trace),
-        "--model",
-        arg(&model),
-        "-o",
-        "json",
-    ]);
+    let given = stdout_of(&["accesses", arg(&trace), "--model", arg(&model), "-o", "json"]);
     assert_eq!(given, stdout_of(&["accesses", arg(&run), "-o", "json"]));
 
     let out = dir.path().join("figures.parquet");

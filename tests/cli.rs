@@ -8,24 +8,8 @@ use crate::support::{
 };
 
 const SUBCOMMANDS: [&str; 19] = [
-    "record",
-    "replay",
-    "gguf-map",
-    "relayout",
-    "synth",
-    "parquet",
-    "convert",
-    "hotness",
-    "plan",
-    "simulate",
-    "diff",
-    "accesses",
-    "overlap",
-    "graph",
-    "buffers",
-    "info",
-    "bench",
-    "completions",
+    "record", "replay", "gguf-map", "relayout", "synth", "parquet", "convert", "hotness", "plan",
+    "simulate", "diff", "accesses", "overlap", "graph", "buffers", "info", "bench", "completions",
     "man",
 ];
 
@@ -53,32 +37,20 @@ fn help_lists_exactly_the_subcommands_and_each_has_help() {
 #[test]
 fn usage_errors_are_one_line_and_exit_2() {
     for (args, expected) in [
-        (
-            &["no-such-command"][..],
-            "unrecognized subcommand 'no-such-command'",
-        ),
+        (&["no-such-command"][..], "unrecognized subcommand 'no-such-command'"),
         (&["gguf-map"], "arguments were not provided: <FILE>"),
         (
             &["gguf-map", "x", "-o", "xml"],
             "invalid value 'xml' for '--output <FORMAT>' [possible values: table,",
         ),
-        (
-            &["hotness", "x", "--phase", "y"],
-            "invalid value 'y' for '--phase <PHASE>'",
-        ),
-        (
-            &["hotness", "x", "--wrong"],
-            "unexpected argument '--wrong'",
-        ),
+        (&["hotness", "x", "--phase", "y"], "invalid value 'y' for '--phase <PHASE>'"),
+        (&["hotness", "x", "--wrong"], "unexpected argument '--wrong'"),
         (&[], "a subcommand is missing"),
         (
             &["record", "-n", "-1"],
             "invalid value '-1' for '--n-predict <N>': give an integer of at least 0;",
         ),
-        (
-            &["record", "--threads", "-1"],
-            "invalid value '-1' for '--threads <N>'",
-        ),
+        (&["record", "--threads", "-1"], "invalid value '-1' for '--threads <N>'"),
         (
             &["bench", "-r", "-2"],
             "invalid value '-2' for '--repetitions <N>': give an integer of at least 0;",
@@ -91,10 +63,7 @@ fn usage_errors_are_one_line_and_exit_2() {
             &["bench", "-t", "0"],
             "invalid value '0' for '--threads <N>': 0 is out of range (1..=1024);",
         ),
-        (
-            &["bench", "-p", "x"],
-            "\"x\" is not a number; give an integer of at least 0;",
-        ),
+        (&["bench", "-p", "x"], "\"x\" is not a number; give an integer of at least 0;"),
         (
             &["record", "--threads", "many"],
             "invalid value 'many' for '--threads <N>': give an integer from 1 to 1024;",
@@ -124,13 +93,9 @@ fn usage_errors_are_one_line_and_exit_2() {
 
 #[test]
 fn help_that_cannot_be_written_is_exit_2() {
-    for args in [
-        &["--help"][..],
-        &["--version"],
-        &["help", "info"],
-        &["man"],
-        &["completions", "bash"],
-    ] {
+    for args in
+        [&["--help"][..], &["--version"], &["help", "info"], &["man"], &["completions", "bash"]]
+    {
         for (stdout, expected) in bad_stdouts() {
             assert_eq!(code_with_stdout(args, stdout), expected, "{args:?}");
         }
@@ -141,10 +106,7 @@ fn help_that_cannot_be_written_is_exit_2() {
 fn completions_for_the_common_shells() {
     for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
         let script = stdout_of(&["completions", shell]);
-        assert!(
-            script.contains("gguf-map") && script.contains("check-overlaps"),
-            "{shell}"
-        );
+        assert!(script.contains("gguf-map") && script.contains("check-overlaps"), "{shell}");
     }
 }
 
@@ -159,17 +121,11 @@ fn manual_is_roff_and_names_pages_that_are_there() {
         .map(|name| name.replace('\\', ""))
         .collect();
     for subcommand in SUBCOMMANDS {
-        assert!(
-            named.iter().any(|name| name == subcommand),
-            "{subcommand} in {named:?}"
-        );
+        assert!(named.iter().any(|name| name == subcommand), "{subcommand} in {named:?}");
     }
     for name in named {
         let page = stdout_of(&["man", &name]);
-        assert!(
-            page.contains(&format!(".TH moe-analyze-{name} 1")),
-            "{page}"
-        );
+        assert!(page.contains(&format!(".TH moe-analyze-{name} 1")), "{page}");
     }
     assert!(failure_of(&["man", "nothing"]).contains("no subcommand \"nothing\""));
 }

@@ -176,14 +176,7 @@ mod with_llama_cpp {
             "linear_attention": {"conv_kernel": 4, "state_size": 64, "group_count": 2, "time_step_rank": 4,
             "full_attention_interval": 4}, "vocab": {"n_tokens": 600, "pre": "qwen2", "n_merges": 200}}"#;
         fs::write(&spec, description).unwrap();
-        stdout_of(&[
-            "--quiet",
-            "synth",
-            "--spec",
-            arg(&spec),
-            "--out",
-            arg(&model),
-        ]);
+        stdout_of(&["--quiet", "synth", "--spec", arg(&spec), "--out", arg(&model)]);
         let line = failure_of(&record("native", &model, &run));
         assert!(line.contains("`qwen3next` is not supported"), "{line}");
         stdout_of(&record("llama.cpp", &model, &run));
@@ -208,11 +201,7 @@ mod with_llama_cpp {
     fn expert_operations_alone_of_several_sequences() {
         let dir = tempfile::tempdir().unwrap();
         let [prompts, run] = ["prompts.jsonl", "run"].map(|name| dir.path().join(name));
-        fs::write(
-            &prompts,
-            "{\"tokens\":[5,6,7]}\n{\"tokens\":[9,8],\"n_predict\":2}\n",
-        )
-        .unwrap();
+        fs::write(&prompts, "{\"tokens\":[5,6,7]}\n{\"tokens\":[9,8],\"n_predict\":2}\n").unwrap();
         let model = repository("fixtures/random-qwen3moe-F16.gguf");
         stdout_of(&[
             "--quiet",
@@ -341,11 +330,7 @@ fn settings_of_the_gpu_are_checked() {
         let args = [&["bench", "--model", arg(&model)], options].concat();
         failure_of(&args)
     };
-    for options in [
-        &["--cpu-moe"][..],
-        &["--policy", "gpu"],
-        &["--postfetch-enable", "1"],
-    ] {
+    for options in [&["--cpu-moe"][..], &["--policy", "gpu"], &["--postfetch-enable", "1"]] {
         let line = refused(options);
         assert!(
             line.contains(&format!("{} is for a GPU; add --device cuda", options[0])),
@@ -355,10 +340,7 @@ fn settings_of_the_gpu_are_checked() {
     let auto = |options: &[&str]| refused(&[&["--device", "auto"], options].concat());
     assert!(auto(&["--override-tensor", "exps"]).contains("REGEX=CPU"));
     let line = auto(&["--policy", "gpu", "--postfetch-debug", "1"]);
-    assert!(
-        line.contains("--postfetch-debug is for --policy post-fetch"),
-        "{line}"
-    );
+    assert!(line.contains("--postfetch-debug is for --policy post-fetch"), "{line}");
     let post_fetch = |options: &[&str]| auto(&[&["--policy", "post-fetch"], options].concat());
     assert!(post_fetch(&["--postfetch-block-on-miss", "2"]).contains("must be 0 or 1"));
     let line = post_fetch(&["--postfetch-max-transfers", "0"]);
@@ -373,20 +355,11 @@ fn settings_of_the_gpu_are_checked() {
 #[test]
 fn variables_of_post_fetch_may_be_empty() {
     const NAMES: [&str; 8] = [
-        "ENABLE",
-        "FORCE_CPU",
-        "BLOCK_ON_MISS",
-        "MAX_TRANSFERS",
-        "SCRATCHPAD_MB",
-        "USE_DEDICATED_STREAMS",
-        "CPU_LIMIT",
-        "DEBUG",
+        "ENABLE", "FORCE_CPU", "BLOCK_ON_MISS", "MAX_TRANSFERS", "SCRATCHPAD_MB",
+        "USE_DEDICATED_STREAMS", "CPU_LIMIT", "DEBUG",
     ];
     let dir = tempfile::tempdir().unwrap();
-    let (model, out) = (
-        repository("fixtures/random-gpt-oss-F16.gguf"),
-        dir.path().join("run"),
-    );
+    let (model, out) = (repository("fixtures/random-gpt-oss-F16.gguf"), dir.path().join("run"));
     let variables = NAMES.map(|name| format!("LLAMA_POSTFETCH_{name}"));
     let recording = || {
         let mut command = moe_analyze();
@@ -397,10 +370,7 @@ fn variables_of_post_fetch_may_be_empty() {
     for variable in &variables {
         let refused = recording().env(variable, "x").assert().code(2);
         let stderr = String::from_utf8_lossy(&refused.get_output().stderr).into_owned();
-        assert!(
-            stderr.contains(&format!("{variable} is `x`; it must be")),
-            "{stderr}"
-        );
+        assert!(stderr.contains(&format!("{variable} is `x`; it must be")), "{stderr}");
         assert!(!out.exists());
     }
     let empty = variables.iter().map(|variable| (variable, ""));
@@ -412,32 +382,21 @@ fn variables_of_post_fetch_may_be_empty() {
 fn options_are_spelled_as_llama_cpp_spells_them() {
     let model = repository("fixtures/random-gpt-oss-F16.gguf");
     let bench = ["--quiet", "bench", "--model", arg(&model), "-o", "csv"];
-    let few = [
-        "-p", "2", "-n", "1", "-r", "1", "-t", "1", "--device", "auto",
-    ];
-    for spelled in [
-        &["-ngl", "-1"][..],
-        &["-ngl", "2", "-ncmoe", "1"],
-        &["-cmoe"],
-        &["-ot", "exps=CPU"],
-    ] {
+    let few = ["-p", "2", "-n", "1", "-r", "1", "-t", "1", "--device", "auto"];
+    for spelled in
+        [&["-ngl", "-1"][..], &["-ngl", "2", "-ncmoe", "1"], &["-cmoe"], &["-ot", "exps=CPU"]]
+    {
         let text = stdout_of(&[&bench[..], &few, spelled].concat());
         assert_eq!(text.lines().count(), 3, "{spelled:?}: {text}");
     }
     assert!(failure_of(&["info", "--", "-ot"]).contains("-ot: "));
     for (wrong, expected) in [
-        (
-            &["-ngl", "x"][..],
-            "invalid value 'x' for '--n-gpu-layers <N>'",
-        ),
+        (&["-ngl", "x"][..], "invalid value 'x' for '--n-gpu-layers <N>'"),
         (
             &["-ncmoe", "1", "-cmoe"],
             "the argument '--n-cpu-moe <N>' cannot be used with '--cpu-moe'",
         ),
-        (
-            &["-ngl", "-2"],
-            "invalid value '-2' for '--n-gpu-layers <N>'",
-        ),
+        (&["-ngl", "-2"], "invalid value '-2' for '--n-gpu-layers <N>'"),
     ] {
         let error = failure_of(&[&bench[..], &few, wrong].concat());
         assert!(error.contains(expected), "{wrong:?}: {error}");

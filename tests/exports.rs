@@ -33,26 +33,14 @@ fn other_programs_read_what_is_written() {
     known_run(&run);
     for (format, name) in FORMATS {
         let out = dir.path().join(name);
-        stdout_of(&[
-            "--quiet",
-            "convert",
-            arg(&run),
-            "--to",
-            format,
-            "--out",
-            arg(&out),
-        ]);
+        stdout_of(&["--quiet", "convert", arg(&run), "--to", format, "--out", arg(&out)]);
     }
     let script = repository("tests/exports.py");
     let output = Command::new(python)
         .args([arg(&script), arg(dir.path())])
         .output()
         .unwrap();
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let checked = String::from_utf8_lossy(&output.stdout);
     assert_eq!(checked.lines().count(), FORMATS.len(), "{checked}");
 }

@@ -101,24 +101,13 @@ fn refuses_outputs_that_are_inputs() {
     fs::write(at("prompts.jsonl"), "{\"prompt\": \"a\"}\n").unwrap();
     fs::hard_link(at("prompts.jsonl"), at("usage.json")).unwrap();
     stdout_of(&["parquet", arg(&run), "--out", arg(&at("tables"))]);
-    stdout_of(&[
-        "convert",
-        arg(&run),
-        "--to",
-        "thesis-json",
-        "--out",
-        arg(&at("thesis")),
-    ]);
+    stdout_of(&["convert", arg(&run), "--to", "thesis-json", "--out", arg(&at("thesis"))]);
     // A line that is a prompt, too.
     fs::write(run.join("transfers.jsonl"), "{\"prompt\": \"a\"}\n").unwrap();
     symlink(run.join("trace.bin"), at("soft-trace")).unwrap();
     let model = at("m.gguf");
-    let before = (
-        contents(&run),
-        contents(dir.path()),
-        contents(&at("tables")),
-        contents(&at("thesis")),
-    );
+    let before =
+        (contents(&run), contents(dir.path()), contents(&at("tables")), contents(&at("thesis")));
 
     let cases: &[&[&str]] = &[
         &["gguf-map", "m.gguf", "--manifest-out", "m.gguf"],
@@ -142,52 +131,19 @@ fn refuses_outputs_that_are_inputs() {
         &["graph", "run/trace.bin", "--out", "run/manifest.json"],
         &["graph", "soft-trace", "--out", "run/manifest.json"],
         &["hotness", "run/trace.bin", "--out", "run/manifest.json"],
-        &[
-            "hotness",
-            "run/trace.bin",
-            "--matrix",
-            "run/gguf-map.parquet",
-        ],
-        &[
-            "accesses",
-            "run/trace.bin",
-            "--model",
-            "m.gguf",
-            "--out",
-            "run/manifest.json",
-        ],
+        &["hotness", "run/trace.bin", "--matrix", "run/gguf-map.parquet"],
+        &["accesses", "run/trace.bin", "--model", "m.gguf", "--out", "run/manifest.json"],
         &["buffers", "run/buffers.jsonl", "--out", "run/manifest.json"],
         &["parquet", "run/trace.bin", "--out", "run"],
         &["record", "--prompts", "run/transfers.jsonl", "--out", "run"],
         &["simulate", "run", "--plot", "run/plot.svg"],
-        &[
-            "plan",
-            "learn.json",
-            "--model",
-            "m.gguf",
-            "--budget-mib",
-            "1",
-            "--out",
-            "learn-2.json",
-        ],
+        &["plan", "learn.json", "--model", "m.gguf", "--budget-mib", "1", "--out", "learn-2.json"],
         &["parquet", "run", "--out", "run"],
         &["parquet", "run", "--dataset", "run/data"],
         &["convert", "run", "--to", "jsonl", "--out", "run/trace.bin"],
+        &["convert", "thesis", "--to", "thesis-json", "--out", "thesis"],
         &[
-            "convert",
-            "thesis",
-            "--to",
-            "thesis-json",
-            "--out",
-            "thesis",
-        ],
-        &[
-            "record",
-            "--prompts",
-            "prompts.jsonl",
-            "--expert-trace-output",
-            "usage.json",
-            "--out",
+            "record", "--prompts", "prompts.jsonl", "--expert-trace-output", "usage.json", "--out",
             "new",
         ],
         &["record", "--model", "m.gguf", "--out", "m.gguf"],
@@ -202,17 +158,10 @@ fn refuses_outputs_that_are_inputs() {
         let stderr = stderr_of(&output);
         assert_eq!(output.status.code(), Some(2), "{case:?}: {stderr}");
         let line = stderr.lines().last().unwrap();
-        assert!(
-            line.starts_with("moe-analyze: ") && line.contains("input"),
-            "{case:?}: {stderr}"
-        );
+        assert!(line.starts_with("moe-analyze: ") && line.contains("input"), "{case:?}: {stderr}");
     }
-    let after = (
-        contents(&run),
-        contents(dir.path()),
-        contents(&at("tables")),
-        contents(&at("thesis")),
-    );
+    let after =
+        (contents(&run), contents(dir.path()), contents(&at("tables")), contents(&at("thesis")));
     assert!(before == after, "a refused command changed a file");
     assert!(model.exists());
 }
@@ -226,12 +175,7 @@ fn writes_next_to_a_trace_without_a_run() {
     fs::create_dir(&alone).unwrap();
     let trace = alone.join("trace.bin");
     fs::copy(run.join("trace.bin"), &trace).unwrap();
-    stdout_of(&[
-        "hotness",
-        arg(&trace),
-        "--out",
-        arg(&alone.join("learn.json")),
-    ]);
+    stdout_of(&["hotness", arg(&trace), "--out", arg(&alone.join("learn.json"))]);
     let line = failure_of(&["hotness", arg(&trace), "--out", arg(&trace), "--force"]);
     assert!(line.contains("is an input"), "{line}");
 }
@@ -242,13 +186,8 @@ fn refuses_a_shard_of_the_input_as_output() {
     let shard = |n: u32| dir.path().join(format!("m-0000{n}-of-00002.gguf"));
     fs::write(shard(1), "first").unwrap();
     fs::write(shard(2), "second").unwrap();
-    let line = failure_of(&[
-        "gguf-map",
-        arg(&shard(1)),
-        "--manifest-out",
-        arg(&shard(2)),
-        "--force",
-    ]);
+    let line =
+        failure_of(&["gguf-map", arg(&shard(1)), "--manifest-out", arg(&shard(2)), "--force"]);
     assert!(line.contains("is an input"), "{line}");
     assert_eq!(fs::read_to_string(shard(2)).unwrap(), "second");
 }
@@ -260,34 +199,10 @@ fn refuses_two_outputs_with_one_path() {
     fs::create_dir(dir.path().join("d")).unwrap();
     symlink("d", dir.path().join("e")).unwrap();
     for case in [
-        &[
-            "hotness",
-            arg(&run),
-            "--out",
-            "y.json",
-            "--matrix",
-            "./y.json",
-        ][..],
-        &[
-            "hotness",
-            arg(&run),
-            "--out",
-            "d/y.json",
-            "--matrix",
-            "e/y.json",
-        ],
+        &["hotness", arg(&run), "--out", "y.json", "--matrix", "./y.json"][..],
+        &["hotness", arg(&run), "--out", "d/y.json", "--matrix", "e/y.json"],
         &["parquet", arg(&run), "--out", "t", "--dataset", "d/../t"],
-        &[
-            "record",
-            "-n",
-            "1",
-            "-p",
-            "a",
-            "--out",
-            "d",
-            "--expert-trace-output",
-            "d/manifest.json",
-        ],
+        &["record", "-n", "1", "-p", "a", "--out", "d", "--expert-trace-output", "d/manifest.json"],
     ] {
         let output = moe_analyze()
             .args(case)
@@ -306,16 +221,7 @@ fn refuses_two_outputs_with_one_path() {
 fn the_environments_output_is_checked_like_an_option() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("run");
-    let args = [
-        "record",
-        "-n",
-        "1",
-        "-p",
-        "a",
-        "--force",
-        "--out",
-        arg(&out),
-    ];
+    let args = ["record", "-n", "1", "-p", "a", "--force", "--out", arg(&out)];
     stdout_of(&args);
     let before = contents(&out);
     let output = moe_analyze()
@@ -366,10 +272,9 @@ fn force_leaves_no_files_of_an_earlier_conversion() {
     let run = run_in(dir.path());
     let jsonl = at("t.jsonl");
     fs::write(&jsonl, "{\"t\":0,\"layer\":1,\"experts\":[5,1]}\n").unwrap();
-    for (format, older, input) in [
-        ("thesis-json", "token-00099.json", &run),
-        ("mesh-llm", "layer-099.csv", &jsonl),
-    ] {
+    for (format, older, input) in
+        [("thesis-json", "token-00099.json", &run), ("mesh-llm", "layer-099.csv", &jsonl)]
+    {
         let out = at(format);
         let convert = ["convert", arg(input), "--to", format, "--out", arg(&out)];
         stdout_of(&convert);
@@ -412,10 +317,7 @@ fn tables_of_a_truncated_trace_are_not_written() {
     let output = child.wait_with_output().unwrap();
     let stderr = stderr_of(&output);
     assert_eq!(output.status.code(), Some(2), "{stderr}");
-    assert!(
-        stderr.contains("trace.bin: the file was truncated"),
-        "{stderr}"
-    );
+    assert!(stderr.contains("trace.bin: the file was truncated"), "{stderr}");
     assert_eq!(names(dir.path()), ["run", "trace.bin"]);
 }
 
@@ -429,30 +331,17 @@ fn follows_no_planted_link_and_keeps_foreign_files() {
     for (plant, command) in [
         ("o/.ops.parquet.$BASHPID.tmp", "parquet run --out o"),
         ("o/.routing.parquet.$BASHPID.tmp", "parquet run --out o"),
-        (
-            "o/.$BASHPID.token-00000.json",
-            "convert run --to thesis-json --out o --force",
-        ),
-        (
-            "o/.m.parquet.$BASHPID.tmp",
-            "gguf-map run-model.gguf --out o/m.parquet",
-        ),
+        ("o/.$BASHPID.token-00000.json", "convert run --to thesis-json --out o --force"),
+        ("o/.m.parquet.$BASHPID.tmp", "gguf-map run-model.gguf --out o/m.parquet"),
         ("o/.manifest.json.$BASHPID.tmp", "record -n 1 -p a --out o"),
-        (
-            "o/.$BASHPID.x.jsonl",
-            "convert run --to jsonl --out o/x.jsonl",
-        ),
+        ("o/.$BASHPID.x.jsonl", "convert run --to jsonl --out o/x.jsonl"),
     ] {
         fs::create_dir(dir.path().join("o")).unwrap();
         fs::copy(repository(MODEL), dir.path().join("run-model.gguf")).unwrap();
         let script = format!("ln -s $PWD/victim {plant}; exec \"$0\" --quiet {command} >/dev/null");
         let output = shell(dir.path(), &script);
         assert!(output.status.success(), "{command}: {}", stderr_of(&output));
-        assert_eq!(
-            fs::read_to_string(&victim).unwrap(),
-            "precious",
-            "{command}"
-        );
+        assert_eq!(fs::read_to_string(&victim).unwrap(), "precious", "{command}");
         fs::remove_dir_all(dir.path().join("o")).unwrap();
     }
     let script = "mkdir o; echo s > o/.$BASHPID.x.jsonl; echo $BASHPID > pid; exec \"$0\" --quiet convert run --to jsonl --out o/x.jsonl";
@@ -464,14 +353,8 @@ fn follows_no_planted_link_and_keeps_foreign_files() {
     // A link in the place of the output is not replaced without --force, wherever it points.
     symlink("nowhere", dir.path().join("o/y.jsonl")).unwrap();
     let y = dir.path().join("o/y.jsonl");
-    let line = failure_of(&[
-        "convert",
-        arg(&dir.path().join("run")),
-        "--to",
-        "jsonl",
-        "--out",
-        arg(&y),
-    ]);
+    let line =
+        failure_of(&["convert", arg(&dir.path().join("run")), "--to", "jsonl", "--out", arg(&y)]);
     assert!(line.contains("exists; pass --force"), "{line}");
 }
 
@@ -483,14 +366,7 @@ fn exactly_one_of_two_writers_wins() {
         let out = dir.path().join(format!("out-{round}"));
         let commands = [
             vec!["parquet", arg(&run), "--out", arg(&out)],
-            vec![
-                "convert",
-                arg(&run),
-                "--to",
-                "thesis-json",
-                "--out",
-                arg(&out),
-            ],
+            vec!["convert", arg(&run), "--to", "thesis-json", "--out", arg(&out)],
             vec!["convert", arg(&run), "--to", "jsonl", "--out", arg(&out)],
         ];
         let args = &commands[round % commands.len()];
@@ -502,11 +378,7 @@ fn exactly_one_of_two_writers_wins() {
         assert_eq!(codes, [Some(0), Some(2)], "{args:?}: {stderr}");
         assert!(stderr.contains("exists"), "{stderr}");
         if out.is_dir() {
-            assert!(
-                names(&out).iter().all(|name| !name.starts_with('.')),
-                "{:?}",
-                names(&out)
-            );
+            assert!(names(&out).iter().all(|name| !name.starts_with('.')), "{:?}", names(&out));
         }
     }
 }
@@ -532,24 +404,16 @@ fn a_file_size_limit_is_one_line() {
     run_in(dir.path());
     fs::copy(repository(MODEL), dir.path().join("m.gguf")).unwrap();
     for command in [
-        "relayout m.gguf --out r.gguf",
-        "hotness run --plot p.png",
-        "convert run --to jsonl --out x.jsonl",
-        "parquet run --out t",
+        "relayout m.gguf --out r.gguf", "hotness run --plot p.png",
+        "convert run --to jsonl --out x.jsonl", "parquet run --out t",
     ] {
         let before = names(dir.path());
         let output = shell(dir.path(), &format!("ulimit -f 1; exec \"$0\" {command}"));
         let stderr = stderr_of(&output);
         assert_eq!(output.status.code(), Some(2), "{command}: {stderr}");
         let line = stderr.lines().last().unwrap();
-        assert!(
-            line.starts_with("moe-analyze: ") && line.contains("File too large"),
-            "{line}"
-        );
-        assert!(
-            !line.contains("Custom") && !line.contains("IoError"),
-            "{line}"
-        );
+        assert!(line.starts_with("moe-analyze: ") && line.contains("File too large"), "{line}");
+        assert!(!line.contains("Custom") && !line.contains("IoError"), "{line}");
         assert_eq!(names(dir.path()), before);
     }
 }
@@ -583,14 +447,8 @@ fn signals_leave_no_temporary_files() {
         fs::write(&spec_path, spec).unwrap();
         fs::create_dir(&out).unwrap();
         let model = out.join("m.gguf");
-        let mut child = start(&[
-            "--quiet",
-            "synth",
-            "--spec",
-            arg(&spec_path),
-            "--out",
-            arg(&model),
-        ]);
+        let mut child =
+            start(&["--quiet", "synth", "--spec", arg(&spec_path), "--out", arg(&model)]);
         assert!(wait_until(&mut child, || !names(&out).is_empty()));
         signal(&child, name);
         let output = child.wait_with_output().unwrap();
@@ -618,26 +476,10 @@ fn is_ignored(number: u32) -> bool {
 fn a_terminated_conversion_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let (run, out) = (dir.path().join("run"), dir.path().join("thesis"));
-    stdout_of(&[
-        "record",
-        "-n",
-        "40",
-        "-p",
-        "a",
-        "--ignore-eos",
-        "--out",
-        arg(&run),
-    ]);
+    stdout_of(&["record", "-n", "40", "-p", "a", "--ignore-eos", "--out", arg(&run)]);
     let mut interrupted = 0;
     for _ in 0..5 {
-        let mut child = start(&[
-            "convert",
-            arg(&run),
-            "--to",
-            "thesis-json",
-            "--out",
-            arg(&out),
-        ]);
+        let mut child = start(&["convert", arg(&run), "--to", "thesis-json", "--out", arg(&out)]);
         wait_until(&mut child, || out.is_dir());
         signal(&child, "-TERM");
         let status = child.wait().unwrap();
@@ -658,17 +500,7 @@ fn a_terminated_conversion_leaves_nothing() {
 fn a_killed_recorder_never_blocks_the_next() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
-    let args = [
-        "--quiet",
-        "record",
-        "-n",
-        "2",
-        "-p",
-        "a",
-        "--force",
-        "--out",
-        arg(&run),
-    ];
+    let args = ["--quiet", "record", "-n", "2", "-p", "a", "--force", "--out", arg(&run)];
     stdout_of(&args);
     let n_records = Run::open(&run).unwrap().trace.records().len();
     assert!(n_records > 0);
@@ -689,11 +521,7 @@ fn a_killed_recorder_never_blocks_the_next() {
         }
         stdout_of(&args);
         assert_eq!(Run::open(&run).unwrap().trace.records().len(), n_records);
-        assert!(
-            names(&run).iter().all(|name| !name.starts_with('.')),
-            "{:?}",
-            names(&run)
-        );
+        assert!(names(&run).iter().all(|name| !name.starts_with('.')), "{:?}", names(&run));
     }
 }
 
@@ -722,12 +550,7 @@ fn a_truncated_input_is_named() {
     file.set_len(1_000_000).unwrap();
     let output = child.wait_with_output().unwrap();
     let stderr = stderr_of(&output);
-    assert_eq!(
-        output.status.code(),
-        Some(2),
-        "{:?} {stderr}",
-        output.status
-    );
+    assert_eq!(output.status.code(), Some(2), "{:?} {stderr}", output.status);
     let line = format!(
         "moe-analyze: {}: the file was truncated while it was read; run the command again once it is complete\n",
         npy.display()
@@ -749,27 +572,13 @@ fn record_without_a_trace_names_no_run() {
     }
     fs::write(&model, bytes).unwrap();
     let output = moe_analyze()
-        .args([
-            "--quiet",
-            "record",
-            "--trace",
-            "off",
-            "-p",
-            "x",
-            "-n",
-            "3",
-            "--model",
-            arg(&model),
-        ])
+        .args(["--quiet", "record", "--trace", "off", "-p", "x", "-n", "3", "--model", arg(&model)])
         .current_dir(dir.path())
         .output()
         .unwrap();
     let stderr = stderr_of(&output);
     assert_eq!(output.status.code(), Some(2), "{stderr}");
-    assert!(
-        !stderr.contains("runs/") && !stderr.contains("keeps"),
-        "{stderr}"
-    );
+    assert!(!stderr.contains("runs/") && !stderr.contains("keeps"), "{stderr}");
     assert_eq!(names(dir.path()), ["nan.gguf"]);
 }
 

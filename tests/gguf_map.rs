@@ -16,10 +16,8 @@ use moe_testkit::gguf::Raw;
 use crate::support::{file_of, moe_analyze};
 
 const MODELS: [&str; 4] = [
-    "fixtures/tiny-qwen3moe-Q4_K_M.gguf",
-    "fixtures/tiny-gpt-oss-MXFP4.gguf",
-    "fixtures/random-qwen3moe-F16.gguf",
-    "fixtures/random-gpt-oss-F16.gguf",
+    "fixtures/tiny-qwen3moe-Q4_K_M.gguf", "fixtures/tiny-gpt-oss-MXFP4.gguf",
+    "fixtures/random-qwen3moe-F16.gguf", "fixtures/random-gpt-oss-F16.gguf",
 ];
 
 /// Writes a file built by hand to `test.gguf`.

@@ -24,14 +24,8 @@ const OPENING: [(&str, &str); 4] = [
         "open",
         "opening the GPU: CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA-capable device(s) is/are busy or unavailable; another process",
     ),
-    (
-        "capability",
-        "the GPU has compute capability 7.0; the kernels need 7.5",
-    ),
-    (
-        "stream",
-        "a new stream: CUDA_ERROR_OUT_OF_MEMORY, out of memory; ",
-    ),
+    ("capability", "the GPU has compute capability 7.0; the kernels need 7.5"),
+    ("stream", "a new stream: CUDA_ERROR_OUT_OF_MEMORY, out of memory; "),
 ];
 
 #[test]
@@ -49,18 +43,12 @@ fn one_that_does_not_open_leaves_the_processor_or_one_line() {
         let refused = recorded("cuda").assert().code(2).stdout("");
         let line = String::from_utf8_lossy(&refused.get_output().stderr);
         assert_eq!(line.lines().count(), 1, "{line}");
-        assert!(
-            line.starts_with(&format!("moe-analyze: --device cuda: {says}")),
-            "{line}"
-        );
+        assert!(line.starts_with(&format!("moe-analyze: --device cuda: {says}")), "{line}");
         assert!(!out.exists(), "{fails}: a run that did not begin");
 
         let done = recorded("auto").assert().success();
         let told = String::from_utf8_lossy(&done.get_output().stderr);
-        assert!(
-            told.contains(says) && told.contains("; the processor computes"),
-            "{told}"
-        );
+        assert!(told.contains(says) && told.contains("; the processor computes"), "{told}");
         let manifest = moe_trace::Run::open(&out).unwrap().manifest.unwrap();
         assert_eq!((manifest.policy.as_str(), manifest.gpu), ("cpu", None));
     }
@@ -74,21 +62,8 @@ fn a_replay_does_not_begin_a_run_either() {
     let model = model();
     stdout_of(&[&["--quiet"], &record(&model, &run)[..]].concat());
     let replay = |device| {
-        let args = [
-            "replay",
-            arg(&run),
-            "--model",
-            arg(&model),
-            "-t",
-            "1",
-            "--device",
-            device,
-        ];
-        with_gpu(
-            stand_in.path(),
-            "open",
-            &[&args[..], &["--out", arg(&out)]].concat(),
-        )
+        let args = ["replay", arg(&run), "--model", arg(&model), "-t", "1", "--device", device];
+        with_gpu(stand_in.path(), "open", &[&args[..], &["--out", arg(&out)]].concat())
     };
     replay("cuda").assert().code(2).stdout("");
     assert!(!out.exists());
@@ -106,11 +81,8 @@ fn what_the_processor_does_in_its_place_is_told_where_the_figures_are() {
     let record = |out| [&record(&model, out)[..], &["--ignore-eos"]].concat();
     let gpu = ["--device", "cuda", "--policy", "post-fetch"];
     let small = ["--postfetch-scratchpad-mb", "1", "--postfetch-debug", "1"];
-    let mut command = with_gpu(
-        stand_in.path(),
-        "memory",
-        &[&record(&out)[..], &gpu, &small].concat(),
-    );
+    let mut command =
+        with_gpu(stand_in.path(), "memory", &[&record(&out)[..], &gpu, &small].concat());
     command.env("LLAMA_POSTFETCH_MAX_TRANSFERS", "3");
     command.env("GGML_OP_OFFLOAD_MIN_BATCH", "");
     let done = command.assert().success();
@@ -123,15 +95,9 @@ fn what_the_processor_does_in_its_place_is_told_where_the_figures_are() {
     let run = moe_trace::Run::open(&out).unwrap();
     let gpu_of_run = run.manifest.as_ref().unwrap().gpu.clone().unwrap();
     let fallbacks = gpu_of_run.fallbacks.unwrap();
-    assert!(
-        fallbacks.operations > 0 && fallbacks.tensors > 0,
-        "{fallbacks:?}"
-    );
+    assert!(fallbacks.operations > 0 && fallbacks.tensors > 0, "{fallbacks:?}");
     let first = fallbacks.first_error.unwrap();
-    assert!(
-        first.contains("CUDA_ERROR_OUT_OF_MEMORY, out of memory"),
-        "{first}"
-    );
+    assert!(first.contains("CUDA_ERROR_OUT_OF_MEMORY, out of memory"), "{first}");
     assert_eq!(gpu_of_run.offload_min_batch, Some(32));
     let settings = gpu_of_run.post_fetch.unwrap();
     assert!(settings.enable && settings.block_on_miss && !settings.force_cpu);
@@ -146,20 +112,8 @@ fn what_the_processor_does_in_its_place_is_told_where_the_figures_are() {
     }
     assert!(down > 0);
 
-    let bench = [
-        "--quiet",
-        "bench",
-        "--model",
-        arg(&model),
-        "-t",
-        "1",
-        "-p",
-        "0",
-        "-n",
-        "1",
-        "-r",
-        "1",
-    ];
+    let bench =
+        ["--quiet", "bench", "--model", arg(&model), "-t", "1", "-p", "0", "-n", "1", "-r", "1"];
     let args = [&bench[..], &gpu, &["-o", "json"]].concat();
     let done = with_gpu(stand_in.path(), "memory", &args)
         .assert()

@@ -12,11 +12,7 @@ fn recorded(dir: &Path) -> PathBuf {
     let run = dir.join("run");
     let model = repository("fixtures/tiny-gpt-oss-MXFP4.gguf");
     let prompt = ["--prompt", "The kernel driver", "--n-predict", "3"];
-    let record = [
-        &["record", "--model", arg(&model), "--out", arg(&run)],
-        &prompt[..],
-    ]
-    .concat();
+    let record = [&["record", "--model", arg(&model), "--out", arg(&run)], &prompt[..]].concat();
     stdout_of(&record);
     run
 }
@@ -42,9 +38,7 @@ fn the_recorded_graph_and_that_of_the_records_agree() {
     for phase in ["prompt", "decode"] {
         let graph = ["graph", arg(&run), "--phase", phase];
         let written = json(&stdout_of(&[&graph[..], &["-o", "json"]].concat()));
-        let made = json(&stdout_of(
-            &[&graph[..], &["-o", "json", "--from-records"]].concat(),
-        ));
+        let made = json(&stdout_of(&[&graph[..], &["-o", "json", "--from-records"]].concat()));
         assert_eq!(operations(&written), operations(&made));
         // Attention's sinks are a fifth source, which a record does not hold.
         let n = |graph: &Value, what: &str| graph["metadata"][what].as_u64().unwrap();
@@ -54,25 +48,14 @@ fn the_recorded_graph_and_that_of_the_records_agree() {
         }
         assert_eq!(n(&made, "layers"), n_layer);
         let dot = stdout_of(&graph);
-        assert_eq!(
-            dot.matches(" -> ").count() as u64,
-            n(&written, "total_edges")
-        );
+        assert_eq!(dot.matches(" -> ").count() as u64, n(&written, "total_edges"));
     }
     let out = dir.path().join("graph.json");
     stdout_of(&["graph", arg(&run), "--out", arg(&out)]);
-    assert_eq!(
-        json(&fs::read_to_string(&out).unwrap())["phase"],
-        "GENERATE"
-    );
+    assert_eq!(json(&fs::read_to_string(&out).unwrap())["phase"], "GENERATE");
     let line = failure_of(&["graph", arg(&run), "--out", arg(&out)]);
     assert!(line.contains("--force"), "{line}");
-    let line = failure_of(&[
-        "graph",
-        arg(&run),
-        "--out",
-        arg(&dir.path().join("graph.svg")),
-    ]);
+    let line = failure_of(&["graph", arg(&run), "--out", arg(&dir.path().join("graph.svg"))]);
     assert!(line.contains("graph.svg: no graph format"), "{line}");
 }
 
@@ -81,24 +64,11 @@ fn a_bare_trace_has_a_graph_too() {
     let dir = tempfile::tempdir().unwrap();
     known_run(&dir.path().join("run"));
     let trace = dir.path().join("run/trace.bin");
-    let graph = json(&stdout_of(&[
-        "graph",
-        arg(&trace),
-        "-o",
-        "json",
-        "--phase",
-        "prompt",
-    ]));
+    let graph = json(&stdout_of(&["graph", arg(&trace), "-o", "json", "--phase", "prompt"]));
     let operations = operations(&graph);
     assert_eq!(operations.len(), 6 * 4);
-    assert_eq!(
-        operations[1],
-        ("MUL_MAT_ID".into(), "ffn_moe_gate-0".into())
-    );
-    let line = failure_of(&[
-        "graph",
-        arg(&repository("fixtures/random-qwen3moe-F16.gguf")),
-    ]);
+    assert_eq!(operations[1], ("MUL_MAT_ID".into(), "ffn_moe_gate-0".into()));
+    let line = failure_of(&["graph", arg(&repository("fixtures/random-qwen3moe-F16.gguf"))]);
     assert!(line.contains("is not a run"), "{line}");
 }
 
@@ -106,26 +76,11 @@ fn a_bare_trace_has_a_graph_too() {
 fn buffers_are_listed_summed_and_drawn() {
     let dir = tempfile::tempdir().unwrap();
     let run = recorded(dir.path());
-    let (out, plot) = (
-        dir.path().join("timeline.json"),
-        dir.path().join("memory.svg"),
-    );
-    let args = [
-        "buffers",
-        arg(&run),
-        "--out",
-        arg(&out),
-        "--plot",
-        arg(&plot),
-        "-o",
-        "json",
-    ];
+    let (out, plot) = (dir.path().join("timeline.json"), dir.path().join("memory.svg"));
+    let args = ["buffers", arg(&run), "--out", arg(&out), "--plot", arg(&plot), "-o", "json"];
     let rows = json(&stdout_of(&args));
     let timeline = json(&fs::read_to_string(&out).unwrap());
-    assert_eq!(
-        rows.as_array().unwrap().len(),
-        timeline["buffers"].as_array().unwrap().len()
-    );
+    assert_eq!(rows.as_array().unwrap().len(), timeline["buffers"].as_array().unwrap().len());
 
     // The peak, from the events themselves.
     let events = fs::read_to_string(run.join("buffers.jsonl")).unwrap();
@@ -139,10 +94,7 @@ fn buffers_are_listed_summed_and_drawn() {
         };
         peak = peak.max(sizes.values().sum::<u64>());
     }
-    assert_eq!(
-        timeline["metadata"]["peak_occupancy_bytes"].as_u64(),
-        Some(peak)
-    );
+    assert_eq!(timeline["metadata"]["peak_occupancy_bytes"].as_u64(), Some(peak));
     let model = fs::metadata(repository("fixtures/tiny-gpt-oss-MXFP4.gguf"))
         .unwrap()
         .len();

@@ -81,10 +81,7 @@ fn hyper_parameters_may_be_lists_with_one_value_per_layer() {
     let model = dir.path().join("puzzle.gguf");
     puzzle(&model, numbers(&[0, 2, 0, 2]));
     let facts = sound(&model);
-    assert_eq!(
-        fact(&facts, "experts_for_a_token"),
-        &serde_json::json!([0, 2, 0, 2])
-    );
+    assert_eq!(fact(&facts, "experts_for_a_token"), &serde_json::json!([0, 2, 0, 2]));
     assert_eq!(fact(&facts, "experts_in_a_layer"), 8);
     assert_eq!(fact(&facts, "notes"), &serde_json::json!([]));
     assert!(stdout_of(&["info", arg(&model)]).contains("[0, 2, 0, 2]"));
@@ -163,10 +160,7 @@ fn values_are_typed() {
     let csv = stdout_of(&["info", arg(&model), "-o", "csv"]);
     assert!(csv.contains(&format!("\nsize_bytes,{size}\n")), "{csv}");
     let table = stdout_of(&["info", arg(&model)]);
-    assert!(
-        table.contains("\nexperts in a layer") && table.contains(" MiB\n"),
-        "{table}"
-    );
+    assert!(table.contains("\nexperts in a layer") && table.contains(" MiB\n"), "{table}");
     assert!(!table.contains("size bytes"), "{table}");
 }
 
@@ -181,10 +175,7 @@ fn models() {
     let dir = tempfile::tempdir().unwrap();
     let mtp = dir.path().join("mtp.gguf");
     let keys = [
-        (
-            "general.architecture",
-            moe_gguf::Value::String("glm4moe".into()),
-        ),
+        ("general.architecture", moe_gguf::Value::String("glm4moe".into())),
         ("glm4moe.block_count", moe_gguf::Value::U32(47)),
         ("glm4moe.nextn_predict_layers", moe_gguf::Value::U32(1)),
     ];
@@ -274,26 +265,13 @@ fn runs_and_traces() {
 #[test]
 fn tables_and_datasets() {
     let dir = tempfile::tempdir().unwrap();
-    let (run, tables, dataset) = (
-        dir.path().join("run"),
-        dir.path().join("tables"),
-        dir.path().join("dataset"),
-    );
+    let (run, tables, dataset) =
+        (dir.path().join("run"), dir.path().join("tables"), dir.path().join("dataset"));
     known_run(&run);
-    stdout_of(&[
-        "parquet",
-        arg(&run),
-        "--out",
-        arg(&tables),
-        "--dataset",
-        arg(&dataset),
-    ]);
+    stdout_of(&["parquet", arg(&run), "--out", arg(&tables), "--dataset", arg(&dataset)]);
 
     assert_eq!(fact(&sound(&tables), "kind"), "tables of one run");
-    assert_eq!(
-        fact(&sound(&dataset), "kind"),
-        "dataset of tables, partitioned by run"
-    );
+    assert_eq!(fact(&sound(&dataset), "kind"), "dataset of tables, partitioned by run");
     let table = tables.join("routing.parquet");
     let facts = sound(&table);
     assert_eq!(fact(&facts, "kind"), "Parquet table");
@@ -308,10 +286,7 @@ fn tables_and_datasets() {
     unsound(&tables, "routing.parquet");
     fs::remove_file(tables.join("ops.parquet")).unwrap();
     let (_, _, faults) = info(&tables);
-    assert!(
-        faults.iter().any(|fault| fault.contains("no table ops")),
-        "{faults:?}"
-    );
+    assert!(faults.iter().any(|fault| fault.contains("no table ops")), "{faults:?}");
 }
 
 #[test]
@@ -407,9 +382,6 @@ fn pipes_and_what_cannot_be_looked_at() {
     std::os::unix::fs::symlink("trace.bin", closed.join("trace.bin")).unwrap();
     for command in ["info", "hotness"] {
         let line = failure_of(&[command, arg(&closed)]);
-        assert!(
-            line.contains("cannot open") && line.contains("trace.bin"),
-            "{line}"
-        );
+        assert!(line.contains("cannot open") && line.contains("trace.bin"), "{line}");
     }
 }

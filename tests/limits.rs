@@ -37,15 +37,7 @@ fn hostile_model(dir: &Path) -> PathBuf {
 fn messages_and_tables_show_control_characters_escaped() {
     let dir = tempdir().unwrap();
     let model = hostile_model(dir.path());
-    let line = failure_of(&[
-        "record",
-        "--model",
-        arg(&model),
-        "--prompt",
-        "x",
-        "--trace",
-        "off",
-    ]);
+    let line = failure_of(&["record", "--model", arg(&model), "--prompt", "x", "--trace", "off"]);
     assert_harmless(&line);
     assert!(line.contains(SHOWN), "{line}");
 
@@ -88,14 +80,7 @@ fn printed_command_lines_can_be_pasted() {
     fs::copy(repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf"), &model).unwrap();
     let run = dir.path().join("run");
     known_run(&run);
-    let plan = stdout_of(&[
-        "plan",
-        arg(&run),
-        "--model",
-        arg(&model),
-        "--budget-mib",
-        "4",
-    ]);
+    let plan = stdout_of(&["plan", arg(&run), "--model", arg(&model), "--budget-mib", "4"]);
     assert_harmless(&plan);
     assert!(plan.contains(r"m\x1b[1m\x07\xe2\x80\xae.gguf'"), "{plan}");
 }
@@ -121,20 +106,10 @@ fn plots_are_valid_xml() {
 fn long_values_are_shortened() {
     let dir = tempdir().unwrap();
     let long = "x".repeat(70_000);
-    let learn = file_of(
-        dir.path(),
-        "learn.json",
-        format!("{{\"schema\":\"{long}\",\"layers\":[]}}"),
-    );
+    let learn =
+        file_of(dir.path(), "learn.json", format!("{{\"schema\":\"{long}\",\"layers\":[]}}"));
     let model = repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
-    let line = failure_of(&[
-        "plan",
-        arg(&learn),
-        "--model",
-        arg(&model),
-        "--budget-mib",
-        "1",
-    ]);
+    let line = failure_of(&["plan", arg(&learn), "--model", arg(&model), "--budget-mib", "1"]);
     assert!(line.contains("schema") && line.len() < 600, "{line}");
     for args in [
         &["hotness", "x", "--phase", &long][..],
@@ -201,34 +176,19 @@ fn huge_files_are_refused_with_their_limit() {
         (&["buffers", huge][..], huge),
         (&["overlap", huge], huge),
         (&["plan", run, "--sizes", huge, "--budget-mib", "1"], huge),
-        (
-            &["plan", learn, "--model", model, "--budget-mib", "1"],
-            learn,
-        ),
+        (&["plan", learn, "--model", model, "--budget-mib", "1"], learn),
         (&["plan", run, "--update", json], json),
-        (
-            &["hotness", run, "--labels", huge, "--table", "domains"],
-            huge,
-        ),
+        (&["hotness", run, "--labels", huge, "--table", "domains"], huge),
         (&["hotness", trace, "--ops", huge], huge),
-        (
-            &["simulate", run, "--sizes", huge, "--budget-mib", "1"],
-            huge,
-        ),
-        (
-            &["relayout", model, "--permute-experts", json, "--out", out],
-            json,
-        ),
+        (&["simulate", run, "--sizes", huge, "--budget-mib", "1"], huge),
+        (&["relayout", model, "--permute-experts", json, "--out", out], json),
         (&["synth", "--spec", json, "--out", out], json),
         (&["record", "--prompts", huge, "--trace", "off"], huge),
         (&["info", learn], learn),
     ] {
         let line = failure_in_4_gb(args);
         assert!(line.contains(file), "{args:?}: {line}");
-        assert!(
-            line.contains("limit of ") || line.contains("over 256 MiB"),
-            "{args:?}: {line}"
-        );
+        assert!(line.contains("limit of ") || line.contains("over 256 MiB"), "{args:?}: {line}");
     }
     for (name, args) in [
         ("manifest.json", &["hotness", run][..]),
@@ -241,10 +201,7 @@ fn huge_files_are_refused_with_their_limit() {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         huge_file(Path::new(run), name, "{");
         let line = failure_in_4_gb(args);
-        assert!(
-            line.contains(arg(&path)) && line.contains("limit of "),
-            "{name}: {line}"
-        );
+        assert!(line.contains(arg(&path)) && line.contains("limit of "), "{name}: {line}");
         match before {
             Some(bytes) => fs::write(&path, bytes).unwrap(),
             None => fs::remove_file(&path).unwrap(),
@@ -277,36 +234,13 @@ fn memory_of_json_values_is_limited() {
     for (args, file) in [
         ([&["plan", learn][..], &plan].concat(), learn),
         ([&["plan", learn, learn][..], &plan].concat(), learn),
-        (
-            [&["plan", learn, "--out", arg(&cut)][..], &plan].concat(),
-            learn,
-        ),
+        ([&["plan", learn, "--out", arg(&cut)][..], &plan].concat(), learn),
         (vec!["plan", run, "--update", learn], learn),
         (vec!["plan", run, "--update", order], order),
         (vec!["hotness", learn], learn),
         (vec!["info", learn], learn),
-        (
-            vec![
-                "relayout",
-                model,
-                "--permute-experts",
-                learn,
-                "--out",
-                arg(&gguf),
-            ],
-            learn,
-        ),
-        (
-            vec![
-                "relayout",
-                model,
-                "--permute-experts",
-                order,
-                "--out",
-                arg(&gguf),
-            ],
-            order,
-        ),
+        (vec!["relayout", model, "--permute-experts", learn, "--out", arg(&gguf)], learn),
+        (vec!["relayout", model, "--permute-experts", order, "--out", arg(&gguf)], order),
         (vec!["synth", "--spec", order, "--out", arg(&gguf)], order),
     ] {
         let line = failure_in_4_gb(&args);
@@ -316,11 +250,8 @@ fn memory_of_json_values_is_limited() {
         );
     }
     let manifest = Path::new(run).join("manifest.json");
-    fs::write(
-        &manifest,
-        format!("{{\"schema\":\"moe-analyze.run.v1\",\"x\":[{objects}0]}}"),
-    )
-    .unwrap();
+    fs::write(&manifest, format!("{{\"schema\":\"moe-analyze.run.v1\",\"x\":[{objects}0]}}"))
+        .unwrap();
     for args in [
         &["info", run][..],
         &["hotness", run],
@@ -348,14 +279,7 @@ fn pairs_of_experts_are_limited() {
         "vocab": { "n_tokens": 300, "pre": "qwen2" },
     });
     let spec = file_of(dir.path(), "spec.json", spec.to_string());
-    stdout_of(&[
-        "synth",
-        "--spec",
-        arg(&spec),
-        "--sparse",
-        "--out",
-        arg(&model),
-    ]);
+    stdout_of(&["synth", "--spec", arg(&spec), "--sparse", "--out", arg(&model)]);
     let map = OffsetMap { rows: Vec::new() };
     let mut writer =
         RunWriter::create(&run, Manifest::default(), &map, RunOptions::default()).unwrap();

@@ -44,14 +44,7 @@ fn execute(notebook: &str, dir: &Path, variables: &[(&str, &Path)]) -> Option<(u
 /// Records a few tokens of a fixture.
 fn record(run: &Path, model: &str, prompt: &str) {
     let model = repository(&format!("fixtures/{model}.gguf"));
-    let record = [
-        "--quiet",
-        "record",
-        "--model",
-        arg(&model),
-        "--prompt",
-        prompt,
-    ];
+    let record = ["--quiet", "record", "--model", arg(&model), "--prompt", prompt];
     stdout_of(&[&record[..], &["--n-predict", "12", "--out", arg(run)]].concat());
 }
 
@@ -60,11 +53,8 @@ fn record(run: &Path, model: &str, prompt: &str) {
 fn each_records_into_a_directory_of_its_own() {
     let mut recorded = std::collections::BTreeMap::new();
     for file in [
-        "README.md",
-        "notebooks/01-first-look.ipynb",
-        "notebooks/02-access-patterns.ipynb",
-        "notebooks/03-two-runs.ipynb",
-        "notebooks/04-how-big-a-cache.ipynb",
+        "README.md", "notebooks/01-first-look.ipynb", "notebooks/02-access-patterns.ipynb",
+        "notebooks/03-two-runs.ipynb", "notebooks/04-how-big-a-cache.ipynb",
     ] {
         let text = std::fs::read_to_string(repository(file)).unwrap();
         let mut n = 0;
@@ -77,10 +67,7 @@ fn each_records_into_a_directory_of_its_own() {
             };
             let name: String = out.chars().take_while(|c| !" `\\".contains(*c)).collect();
             let other = recorded.insert(name.clone(), file);
-            assert!(
-                other.is_none_or(|other| other == file),
-                "{name}: {file}, {other:?}"
-            );
+            assert!(other.is_none_or(|other| other == file), "{name}: {file}, {other:?}");
             n += 1;
         }
         assert!(n > 0, "{file}");
@@ -96,10 +83,7 @@ fn first_look_runs() {
     let variables = [("MOE_TABLES", &*tables)];
     let outputs = execute("01-first-look", dir.path(), &variables);
     if let Some((n_outputs, n_pictures)) = outputs {
-        assert!(
-            n_outputs >= 7 && n_pictures == 3,
-            "{n_outputs}, {n_pictures}"
-        );
+        assert!(n_outputs >= 7 && n_pictures == 3, "{n_outputs}, {n_pictures}");
     }
 }
 
@@ -113,10 +97,7 @@ fn access_patterns_runs() {
         let variables = [("MOE_RUN", &*run)];
         let outputs = execute("02-access-patterns", dir.path(), &variables);
         if let Some((n_outputs, n_pictures)) = outputs {
-            assert!(
-                n_outputs >= 11 && n_pictures == 6,
-                "{n_outputs}, {n_pictures}"
-            );
+            assert!(n_outputs >= 11 && n_pictures == 6, "{n_outputs}, {n_pictures}");
         }
     }
 }
@@ -133,10 +114,7 @@ fn two_runs_runs() {
     let variables = [("MOE_DATASET", &*dataset)];
     let outputs = execute("03-two-runs", dir.path(), &variables);
     if let Some((n_outputs, n_pictures)) = outputs {
-        assert!(
-            n_outputs >= 8 && n_pictures == 4,
-            "{n_outputs}, {n_pictures}"
-        );
+        assert!(n_outputs >= 8 && n_pictures == 4, "{n_outputs}, {n_pictures}");
     }
 }
 
@@ -150,10 +128,7 @@ fn how_big_a_cache_runs() {
     let predictors = "previous,hottest,markov,coactivation";
     for (file, args) in [
         ("curves.csv", "--budget-mib 0..7+1 --policy all"),
-        (
-            "prefetch.csv",
-            &format!("--budget-mib 3 --policy lru --predictor {predictors}"),
-        ),
+        ("prefetch.csv", &format!("--budget-mib 3 --policy lru --predictor {predictors}")),
         ("offload.csv", "--offload"),
     ] {
         let mut command = vec!["--quiet", "simulate", arg(&run), "-o", "csv"];
@@ -163,9 +138,6 @@ fn how_big_a_cache_runs() {
     let variables = [("MOE_CACHE", &*cache)];
     let outputs = execute("04-how-big-a-cache", dir.path(), &variables);
     if let Some((n_outputs, n_pictures)) = outputs {
-        assert!(
-            n_outputs >= 12 && n_pictures == 5,
-            "{n_outputs}, {n_pictures}"
-        );
+        assert!(n_outputs >= 12 && n_pictures == 5, "{n_outputs}, {n_pictures}");
     }
 }

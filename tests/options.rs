@@ -22,15 +22,7 @@ fn operations_can_be_named_for_every_command_that_reads_records() {
         &["hotness", "-o", "csv"][..],
         &["accesses", "-o", "csv", "--model", arg(&model)],
         &["graph", "-o", "json", "--phase", "prompt"],
-        &[
-            "simulate",
-            "-o",
-            "csv",
-            "--model",
-            arg(&model),
-            "--budget-mib",
-            "1",
-        ],
+        &["simulate", "-o", "csv", "--model", arg(&model), "--budget-mib", "1"],
     ] {
         let of = |path: &Path, more: &[&str]| {
             stdout_of(&[&["--quiet"], command, &[arg(path)], more].concat())
@@ -70,12 +62,7 @@ fn options_that_do_not_apply_are_refused() {
         ("graph", &run, ["--ops", arg(&ops)], &[]),
         ("accesses", &run, ["--ops", arg(&ops)], &[]),
         ("diff", &run, ["--ops", arg(&ops)], &[arg(&run)]),
-        (
-            "convert",
-            &run,
-            ["--top-k", "4"],
-            &["--to", "jsonl", "--out", arg(&out)],
-        ),
+        ("convert", &run, ["--top-k", "4"], &["--to", "jsonl", "--out", arg(&out)]),
     ] {
         let args = [&["--quiet", command, arg(path)], more, &option].concat();
         let failure = failure_of(&args);
@@ -84,14 +71,7 @@ fn options_that_do_not_apply_are_refused() {
         assert!(!out.exists(), "{args:?}");
     }
     // Of several inputs it is enough that one needs it.
-    stdout_of(&[
-        "--quiet",
-        "hotness",
-        arg(&run),
-        arg(&trace),
-        "--ops",
-        arg(&ops),
-    ]);
+    stdout_of(&["--quiet", "hotness", arg(&run), arg(&trace), "--ops", arg(&ops)]);
 }
 
 /// A model of the same shape is another one all the same, if its architecture is.
@@ -106,12 +86,7 @@ fn the_model_that_is_named_is_held_against_the_run() {
     let line = r#"{"sequence_id":0,"token_id":0,"phase":0,"layer_id":0,"n_tokens":1,"n_experts":4,"n_fetched":0,"bytes":0,"window":{"start_ns":1,"end_ns":2}}"#;
     std::fs::write(transfers, line).unwrap();
     let of_runs = [&["accesses"][..], &["overlap"]];
-    let of_all = [
-        &["hotness"][..],
-        &["plan", "--budget-mib", "1"],
-        &["simulate"],
-        &["replay"],
-    ];
+    let of_all = [&["hotness"][..], &["plan", "--budget-mib", "1"], &["simulate"], &["replay"]];
     let cases = of_runs.iter().map(|command| (&run, command));
     let cases = cases.chain([&run, &tables].into_iter().flat_map(|path| {
         let commands = of_all.iter();
@@ -120,10 +95,8 @@ fn the_model_that_is_named_is_held_against_the_run() {
     for (path, command) in cases {
         let args = [&["--quiet"], *command, &[arg(path), "--model", arg(&other)]].concat();
         let line = failure_of(&args);
-        let said = format!(
-            ": it says architecture qwen3moe, the model {} has gpt-oss",
-            arg(&other)
-        );
+        let said =
+            format!(": it says architecture qwen3moe, the model {} has gpt-oss", arg(&other));
         assert!(line.contains(&said) && line.contains(arg(path)), "{line}");
     }
 }
@@ -147,10 +120,8 @@ fn plan_is_told_what_a_trace_does_not_tell() {
     let mut hits: Vec<(u32, u32, u32)> = rows.lines().skip(1).map(hits).collect();
     hits.sort_unstable();
     // The two likeliest of each of its nine rows of probabilities, read by a program of its own.
-    let [of_first, of_second] = [
-        &[(0, 1), (1, 2), (3, 2), (5, 4), (7, 1)][..],
-        &[(0, 1), (2, 2), (4, 1), (6, 4)],
-    ];
+    let [of_first, of_second] =
+        [&[(0, 1), (1, 2), (3, 2), (5, 4), (7, 1)][..], &[(0, 1), (2, 2), (4, 1), (6, 4)]];
     let of_first = of_first.iter().map(|&(expert, n)| (0, expert, n));
     let of_second = of_second.iter().map(|&(expert, n)| (1, expert, n));
     assert_eq!(hits, of_first.chain(of_second).collect::<Vec<_>>());
@@ -188,11 +159,8 @@ fn a_top_k_that_the_trace_contradicts_is_passed_over_and_told() {
 #[test]
 fn the_tables_of_a_bare_trace_take_the_map_of_the_model() {
     let dir = tempfile::tempdir().unwrap();
-    let (run, whole, bare) = (
-        dir.path().join("run"),
-        dir.path().join("whole"),
-        dir.path().join("bare"),
-    );
+    let (run, whole, bare) =
+        (dir.path().join("run"), dir.path().join("whole"), dir.path().join("bare"));
     known_run(&run);
     let trace = run.join("trace.bin");
     let model = repository(MODEL);

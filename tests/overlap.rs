@@ -92,10 +92,7 @@ fn rows(args: &[&str]) -> Vec<Value> {
 #[track_caller]
 fn assert_close(found: &Value, expected: f64) {
     let found = found.as_f64().expect("a number");
-    assert!(
-        (found - expected).abs() < 1e-6 * expected.abs().max(1.0),
-        "{found} {expected}"
-    );
+    assert!((found - expected).abs() < 1e-6 * expected.abs().max(1.0), "{found} {expected}");
 }
 
 #[test]
@@ -113,10 +110,7 @@ fn a_truncated_last_line_is_reported_and_left_out() {
             .output()
             .unwrap();
         let stderr = String::from_utf8(output.stderr).unwrap();
-        let place = format!(
-            "transfers.jsonl is truncated: its last line, at byte {}",
-            text.len()
-        );
+        let place = format!("transfers.jsonl is truncated: its last line, at byte {}", text.len());
         assert!(stderr.contains(&place), "{stderr}");
     }
     assert_eq!(rows(&[arg(&run)]), whole);
@@ -134,10 +128,7 @@ fn rows_of_layers_and_phases() {
     assert!(generated.iter().all(|row| row["phase"] == "GENERATE"));
 
     let first = &generated[0];
-    assert_eq!(
-        (&first["layer_id"], &first["runs"]),
-        (&0.into(), &N_PASS.into())
-    );
+    assert_eq!((&first["layer_id"], &first["runs"]), (&0.into(), &N_PASS.into()));
     assert_close(&first["window_mean_us"], 100.0);
     assert_close(&first["transfer_p95_us"], 50.0);
     assert_close(&first["hidden_pct"], 100.0);
@@ -180,21 +171,11 @@ fn the_share_of_the_memorys_bandwidth() {
         assert_close(&row["gate_up_gb_s"], gate_up_gb_s);
         assert_close(&row["memory_pct"], 100.0 * gate_up_gb_s);
         // All of the 1,000,000 bytes travel within the 100 µs.
-        assert_close(
-            &row["memory_with_transfers_pct"],
-            100.0 * (gate_up_gb_s + 10.0),
-        );
+        assert_close(&row["memory_with_transfers_pct"], 100.0 * (gate_up_gb_s + 10.0));
         assert_eq!(row["verdict"], "memory_full");
     }
     let assert = moe_analyze()
-        .args([
-            "overlap",
-            arg(&transfers),
-            "--memory-gb-s",
-            "1",
-            "-o",
-            "csv",
-        ])
+        .args(["overlap", arg(&transfers), "--memory-gb-s", "1", "-o", "csv"])
         .assert()
         .success();
     let remark = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
@@ -228,10 +209,7 @@ fn pictures_are_drawn() {
     stdout_of(&["overlap", arg(&run), "--plot", arg(&svg)]);
     let text = fs::read_to_string(&svg).unwrap();
     // The prompt's pass is the first, and no generated token's.
-    assert!(
-        text.contains("run, pass 3 of 6: one token of sequence 0 at position 12"),
-        "{text}"
-    );
+    assert!(text.contains("run, pass 3 of 6: one token of sequence 0 at position 12"), "{text}");
     let png = dir.path().join("a.png");
     stdout_of(&["overlap", arg(&run), "--plot", arg(&png), "--pass", "0"]);
     assert!(fs::read(&png).unwrap().starts_with(b"\x89PNG"));
@@ -251,10 +229,7 @@ fn what_is_missing_or_damaged_is_told() {
     known_run(&cpu);
     let how = "--device cuda --policy post-fetch";
     let error = failure_of(&["overlap", arg(&cpu)]);
-    assert!(
-        error.contains("transfers.jsonl") && error.contains(how),
-        "{error}"
-    );
+    assert!(error.contains("transfers.jsonl") && error.contains(how), "{error}");
     let run = dir.path().join("run");
     recorded(&run, &[]);
     let error = failure_of(&["overlap", arg(&run)]);
@@ -272,10 +247,7 @@ fn what_is_missing_or_damaged_is_told() {
     let damaged = good.replacen("\"n_fetched\":3", "\"n_fetched\":9", 2);
     fs::write(&file, damaged).unwrap();
     let error = failure_of(&["overlap", arg(&run)]);
-    assert!(
-        error.contains("line 1") && error.contains("transfers.jsonl"),
-        "{error}"
-    );
+    assert!(error.contains("line 1") && error.contains("transfers.jsonl"), "{error}");
     fs::write(&file, "{\"window\":1}\n").unwrap();
     let error = failure_of(&["overlap", arg(&run)]);
     assert!(error.contains("line 1"), "{error}");

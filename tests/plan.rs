@@ -40,14 +40,7 @@ fn json_of(args: &[&str]) -> Value {
 
 /// `plan` of a learn file for a model, with 1 MiB for experts.
 fn plan_of<'a>(learn: &'a Path, model: &'a Path) -> [&'a str; 6] {
-    [
-        "plan",
-        arg(learn),
-        "--model",
-        arg(model),
-        "--budget-mib",
-        "1",
-    ]
+    ["plan", arg(learn), "--model", arg(model), "--budget-mib", "1"]
 }
 
 /// The plan, as JSON.
@@ -60,12 +53,6 @@ fn selected(plan: &Value) -> Vec<(u64, u64, u64)> {
     let number = |entry: &Value, key| entry[key].as_u64().unwrap();
     let selected = plan["selected"].as_array().unwrap().iter();
     selected
-        .map(|entry| {
-            (
-                number(entry, "layer"),
-                number(entry, "expert"),
-                number(entry, "lane"),
-            )
-        })
+        .map(|entry| (number(entry, "layer"), number(entry, "expert"), number(entry, "lane")))
         .collect()
 }

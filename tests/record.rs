@@ -51,15 +51,7 @@ fn record_in(dir: &Path, keys: &[(&str, moe_gguf::Value)]) -> (Option<i32>, Stri
     let (model, out) = (dir.join("m.gguf"), dir.join("run"));
     let like = moe_gguf::Gguf::open(tiny_qwen3moe()).unwrap();
     write_gguf(&model, Some(&like), keys, &[]);
-    let args = [
-        "record",
-        "--model",
-        arg(&model),
-        "--prompt",
-        PROMPT,
-        "-n",
-        "1",
-    ];
+    let args = ["record", "--model", arg(&model), "--prompt", PROMPT, "-n", "1"];
     let output = moe_analyze().args(args).args(["--out", arg(&out)]).output();
     let output = output.unwrap();
     let stderr = String::from_utf8(output.stderr).unwrap();
@@ -74,24 +66,13 @@ fn keys_that_change_the_computation_are_refused() {
         moe_gguf::Value::Array(Box::new(array.unwrap()))
     };
     for (key, value, expected) in [
-        (
-            "qwen3moe.attention.causal",
-            moe_gguf::Value::Bool(false),
-            "is false",
-        ),
-        (
-            "qwen3moe.attention.head_count",
-            list(&[4, 4, 4, 4, 4, 2]),
-            "[4, 4, 4, 4, 4, 2]",
-        ),
+        ("qwen3moe.attention.causal", moe_gguf::Value::Bool(false), "is false"),
+        ("qwen3moe.attention.head_count", list(&[4, 4, 4, 4, 4, 2]), "[4, 4, 4, 4, 4, 2]"),
         ("qwen3moe.expert_used_count", list(&[4]), "[4]"),
     ] {
         let (code, stderr) = record_with(key, value);
         assert_eq!(code, Some(2), "{stderr}");
-        assert!(
-            stderr.contains(key) && stderr.contains(expected),
-            "{stderr}"
-        );
+        assert!(stderr.contains(key) && stderr.contains(expected), "{stderr}");
     }
 }
 
@@ -102,10 +83,7 @@ fn a_special_id_outside_the_vocabulary_is_a_warning() {
     assert_eq!(code, Some(0), "{stderr}");
     let warning = stderr.lines().find(|line| line.starts_with("warning: "));
     let warning = warning.unwrap_or_else(|| panic!("{stderr}"));
-    assert!(
-        warning.contains(key) && warning.contains("100000"),
-        "{warning}"
-    );
+    assert!(warning.contains(key) && warning.contains("100000"), "{warning}");
 }
 
 #[test]
@@ -137,12 +115,9 @@ fn manifest_counts_the_blocks_of_an_mtp_head_as_layers() {
 
 #[test]
 fn the_main_job_on_every_fixture() {
-    for model in [
-        "tiny-qwen3moe-Q4_K_M",
-        "tiny-gpt-oss-MXFP4",
-        "random-qwen3moe-F16",
-        "random-gpt-oss-F16",
-    ] {
+    for model in
+        ["tiny-qwen3moe-Q4_K_M", "tiny-gpt-oss-MXFP4", "random-qwen3moe-F16", "random-gpt-oss-F16"]
+    {
         let dir = tempfile::tempdir().unwrap();
         let (run, tables) = (dir.path().join("run"), dir.path().join("tables"));
         record(&repository(&format!("fixtures/{model}.gguf")), &run);
@@ -155,19 +130,13 @@ fn the_main_job_on_every_fixture() {
 
         let opened = Run::open(&run).unwrap();
         let manifest = opened.manifest.as_ref().unwrap();
-        let (n_layer, k) = (
-            manifest.model.n_layer,
-            u64::from(manifest.model.n_expert_used),
-        );
+        let (n_layer, k) = (manifest.model.n_layer, u64::from(manifest.model.n_expert_used));
         let n_tokens = manifest.tokens.prompt + manifest.tokens.generated;
         let mut texts = Vec::new();
         for source in [&run, &tables] {
             texts.push(stdout_of(&["hotness", arg(source), "-o", "json"]));
         }
-        assert_eq!(
-            texts[0], texts[1],
-            "{model}: a run and its tables count the same"
-        );
+        assert_eq!(texts[0], texts[1], "{model}: a run and its tables count the same");
         let sums = sums(&serde_json::from_str::<Vec<Value>>(&texts[0]).unwrap());
         assert_eq!(sums.len() as u32, n_layer, "{model}");
         for (layer, sum) in sums {
@@ -232,10 +201,7 @@ fn without_arguments_the_embedded_model_runs() {
         .collect();
     assert_eq!(runs.len(), 1);
     let summary = stdout_of(&["hotness", arg(&runs[0])]);
-    assert!(
-        summary.contains("in 6 layers, 4 of 32 experts for a token"),
-        "{summary}"
-    );
+    assert!(summary.contains("in 6 layers, 4 of 32 experts for a token"), "{summary}");
     stdout_of(&["info", arg(&runs[0])]);
 }
 
@@ -291,16 +257,8 @@ fn a_run_that_exists_is_kept_without_force() {
     let run = dir.path().join("run");
     record(&tiny_qwen3moe(), &run);
     let before = fs::read(run.join("trace.bin")).unwrap();
-    let again = [
-        "record",
-        "--prompt",
-        "Something else",
-        "--n-predict",
-        "2",
-        "--quiet",
-        "--out",
-        arg(&run),
-    ];
+    let again =
+        ["record", "--prompt", "Something else", "--n-predict", "2", "--quiet", "--out", arg(&run)];
     let line = failure_of(&again);
     assert!(line.contains("--force"), "{line}");
     assert_eq!(fs::read(run.join("trace.bin")).unwrap(), before);
@@ -314,10 +272,7 @@ fn a_run_that_exists_is_kept_without_force() {
     fs::create_dir(&precious).unwrap();
     fs::write(precious.join("thesis.txt"), "precious").unwrap();
     failure_of(&["record", "--quiet", "--force", "--out", arg(&precious)]);
-    assert_eq!(
-        fs::read_to_string(precious.join("thesis.txt")).unwrap(),
-        "precious"
-    );
+    assert_eq!(fs::read_to_string(precious.join("thesis.txt")).unwrap(), "precious");
 }
 
 #[test]
@@ -372,32 +327,16 @@ fn bad_input_is_one_line_exit_2_and_no_run() {
         (file("cut.gguf", &whole[..whole.len() - 10_000]), "cut"),
         (dir.path().join("absent.gguf"), "absent.gguf"),
         (dir.path().to_owned(), arg(dir.path())),
-        (
-            patched(dir.path(), "arch.gguf", "qwen3moe", "qwen9moe"),
-            "qwen9moe",
-        ),
+        (patched(dir.path(), "arch.gguf", "qwen3moe", "qwen9moe"), "qwen9moe"),
     ];
     let out = dir.path().join("run");
     for (model, expected) in &models {
-        let line = failure_of(&[
-            "--quiet",
-            "record",
-            "--model",
-            arg(model),
-            "--out",
-            arg(&out),
-        ]);
+        let line = failure_of(&["--quiet", "record", "--model", arg(model), "--out", arg(&out)]);
         assert!(line.contains(expected), "{expected}: {line}");
         assert!(!out.exists(), "{expected}");
     }
-    let unsupported = failure_of(&[
-        "--quiet",
-        "record",
-        "--model",
-        arg(&models[6].0),
-        "--out",
-        arg(&out),
-    ]);
+    let unsupported =
+        failure_of(&["--quiet", "record", "--model", arg(&models[6].0), "--out", arg(&out)]);
     assert!(
         unsupported.contains("qwen3moe") && unsupported.contains("gpt-oss"),
         "lists what is supported: {unsupported}"
@@ -430,11 +369,7 @@ fn an_interrupted_run_can_be_read() {
 
     let dir = tempfile::tempdir().unwrap();
     let (run, prompts) = (dir.path().join("run"), dir.path().join("prompts.jsonl"));
-    fs::write(
-        &prompts,
-        "{\"prompt\":\"The kernel driver\"}\n".repeat(100_000),
-    )
-    .unwrap();
+    fs::write(&prompts, "{\"prompt\":\"The kernel driver\"}\n".repeat(100_000)).unwrap();
     let mut child = Command::new(assert_cmd::cargo::cargo_bin!("moe-analyze"))
         .args([
             "--quiet",
@@ -470,12 +405,7 @@ fn an_interrupted_run_can_be_read() {
     assert_eq!(ends.last().unwrap().2, "interrupted", "{ends:?}");
     stdout_of(&["info", arg(&run)]);
     stdout_of(&["hotness", arg(&run)]);
-    stdout_of(&[
-        "parquet",
-        arg(&run),
-        "--out",
-        arg(&dir.path().join("tables")),
-    ]);
+    stdout_of(&["parquet", arg(&run), "--out", arg(&dir.path().join("tables"))]);
 }
 
 /// The usage cannot be written because its file appears while the model runs.
@@ -486,19 +416,10 @@ fn a_failed_usage_file_does_not_hide_how_the_run_ended() {
 
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
-    fs::write(
-        at("prompts.jsonl"),
-        "{\"prompt\":\"The kernel driver\"}\n".repeat(100_000),
-    )
-    .unwrap();
+    fs::write(at("prompts.jsonl"), "{\"prompt\":\"The kernel driver\"}\n".repeat(100_000)).unwrap();
     let mut child = Command::new(assert_cmd::cargo::cargo_bin!("moe-analyze"))
         .args(["record", "--prompts", "prompts.jsonl", "--out", "run"])
-        .args([
-            "--max-trace-mib",
-            "20000",
-            "--expert-trace-output",
-            "usage.json",
-        ])
+        .args(["--max-trace-mib", "20000", "--expert-trace-output", "usage.json"])
         .current_dir(dir.path())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
@@ -537,21 +458,13 @@ fn the_manifest_tells_why_each_sequence_ended() {
     let dir = tempfile::tempdir().unwrap();
     let prompts = dir.path().join("prompts.jsonl");
     let lines = [
-        r#"{"tokens":[5,6,7],"n_predict":1}"#,
-        r#"{"tokens":[5,6,7,8],"n_predict":9}"#,
+        r#"{"tokens":[5,6,7],"n_predict":1}"#, r#"{"tokens":[5,6,7,8],"n_predict":9}"#,
         r#"{"tokens":[5],"n_predict":0}"#,
     ];
     fs::write(&prompts, lines.join("\n")).unwrap();
     let record = |name: &str, args: &[&str]| {
         let out = dir.path().join(name);
-        let own = [
-            "record",
-            "--ignore-eos",
-            "--prompts",
-            arg(&prompts),
-            "--out",
-            arg(&out),
-        ];
+        let own = ["record", "--ignore-eos", "--prompts", arg(&prompts), "--out", arg(&out)];
         stdout_of(&[&own, args].concat());
         ends(&out)
     };

@@ -24,15 +24,7 @@ fn temporary() -> (tempfile::TempDir, PathBuf) {
 /// Records a run and writes its learn file.
 fn learn(model: &Path, dir: &Path) -> (PathBuf, PathBuf) {
     let (run, learn) = (dir.join("run"), dir.join("learn.json"));
-    let record = [
-        "record",
-        "--model",
-        arg(model),
-        "-n",
-        "8",
-        "--out",
-        arg(&run),
-    ];
+    let record = ["record", "--model", arg(model), "-n", "8", "--out", arg(&run)];
     stdout_of(&record);
     stdout_of(&["hotness", arg(&run), "--out", arg(&learn)]);
     (run, learn)
@@ -59,14 +51,7 @@ fn hot_first_puts_the_hottest_expert_first_and_computes_the_same() {
         let (dir, out) = temporary();
         let model = fixture(name);
         let (_, learn) = learn(&model, dir.path());
-        let args = [
-            "--order",
-            "hot-first",
-            "--hotness",
-            arg(&learn),
-            "--out",
-            arg(&out),
-        ];
+        let args = ["--order", "hot-first", "--hotness", arg(&learn), "--out", arg(&out)];
         let text = stdout_of(&[&["relayout", arg(&model)], &args[..], &["--verify"]].concat());
         assert!(
             text.contains(" are as they were, apart from the experts' new places\nlogits: "),
@@ -103,19 +88,9 @@ fn experts_chosen_together_come_side_by_side() {
     let run = dir.path().join("run");
     known_run(&run);
     let model = fixture("tiny-qwen3moe-Q4_K_M");
-    let args = [
-        "--permute-experts",
-        "coactivation",
-        "--trace",
-        arg(&run),
-        "--out",
-        arg(&out),
-    ];
+    let args = ["--permute-experts", "coactivation", "--trace", arg(&run), "--out", arg(&out)];
     let text = stdout_of(&[&["relayout", arg(&model)], &args[..], &["--verify"]].concat());
-    assert!(
-        text.contains("apart from the experts' new places\n"),
-        "{text}"
-    );
+    assert!(text.contains("apart from the experts' new places\n"), "{text}");
     // Expert 3 is in every choice of the known run, so it comes first in every layer.
     let (old, new) = (Gguf::open(&model).unwrap(), Gguf::open(&out).unwrap());
     for layer in 0..N_LAYER {
@@ -142,10 +117,7 @@ fn a_run_of_another_model_is_refused_and_a_bare_trace_remarked_on() {
             .unwrap()
     };
     // A model of the same shape and another name: its first letter follows the key, a type and a length.
-    let (own, other) = (
-        fixture("tiny-qwen3moe-Q4_K_M"),
-        dir.path().join("other.gguf"),
-    );
+    let (own, other) = (fixture("tiny-qwen3moe-Q4_K_M"), dir.path().join("other.gguf"));
     let mut bytes = fs::read(&own).unwrap();
     let key = b"general.name";
     let at = bytes.windows(key.len()).position(|window| window == key);
@@ -174,19 +146,9 @@ fn experts_in_a_given_order_and_back_again() {
     let model = fixture("random-qwen3moe-F16");
     let order = dir.path().join("order.json");
     let reversed: Vec<u32> = (0..16).rev().collect();
-    fs::write(
-        &order,
-        serde_json::json!({ "1": reversed, "3": reversed }).to_string(),
-    )
-    .unwrap();
+    fs::write(&order, serde_json::json!({ "1": reversed, "3": reversed }).to_string()).unwrap();
     let args = ["--order", "file", "--permute-experts", arg(&order)];
-    stdout_of(
-        &[
-            &["relayout", arg(&model), "--out", arg(&out), "--verify"],
-            &args[..],
-        ]
-        .concat(),
-    );
+    stdout_of(&[&["relayout", arg(&model), "--out", arg(&out), "--verify"], &args[..]].concat());
     let back = dir.path().join("back.gguf");
     stdout_of(&[&["relayout", arg(&out), "--out", arg(&back)], &args[..]].concat());
     assert!(fs::read(&out).unwrap() != fs::read(&model).unwrap());
@@ -200,10 +162,7 @@ fn a_model_that_cannot_be_run_is_compared_byte_by_byte() {
     let model = dir.path().join("odd.gguf");
     let mut header = Header::new();
     header
-        .set(
-            "general.architecture",
-            &moe_gguf::Value::String("odd".into()),
-        )
+        .set("general.architecture", &moe_gguf::Value::String("odd".into()))
         .unwrap();
     header
         .tensor("blk.0.attn_q.weight", moe_gguf::GgmlType::F32, &[4])
@@ -217,10 +176,7 @@ fn a_model_that_cannot_be_run_is_compared_byte_by_byte() {
         .success()
         .stdout("bytes: 1 tensor and 1 key are as they were\n");
     let stderr = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
-    assert!(
-        stderr.contains("cannot be run here") && stderr.contains("odd"),
-        "{stderr}"
-    );
+    assert!(stderr.contains("cannot be run here") && stderr.contains("odd"), "{stderr}");
 }
 
 #[test]
@@ -238,20 +194,14 @@ fn what_cannot_be_done_is_refused_and_nothing_is_written() {
     refused(&["--hotness", arg(&order)], "--permute-experts");
     refused(&["--permute-experts", "coactivation"], "needs --trace");
     refused(&["--trace", arg(&order)], "coactivation");
-    refused(
-        &["--permute-experts", arg(&order)],
-        "names 2 experts, the layer has 16",
-    );
+    refused(&["--permute-experts", arg(&order)], "names 2 experts, the layer has 16");
     fs::write(&order, "{\"9\": [0]}").unwrap();
     refused(&["--permute-experts", arg(&order)], "layer 9");
     fs::write(&order, "[1]").unwrap();
     refused(&["--permute-experts", arg(&order)], "order.json");
     // A learn file of a model with more experts.
     let (_, learn) = learn(&fixture("tiny-qwen3moe-Q4_K_M"), dir.path());
-    refused(
-        &["--order", "hot-first", "--hotness", arg(&learn)],
-        "another model",
-    );
+    refused(&["--order", "hot-first", "--hotness", arg(&learn)], "another model");
 }
 
 #[test]
@@ -299,12 +249,7 @@ fn an_existing_file_and_the_model_itself_are_spared() {
 fn the_new_file_is_gguf() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("new.bin");
-    let line = failure_of(&[
-        "relayout",
-        arg(&fixture("tiny-qwen3moe-Q4_K_M")),
-        "--out",
-        arg(&out),
-    ]);
+    let line = failure_of(&["relayout", arg(&fixture("tiny-qwen3moe-Q4_K_M")), "--out", arg(&out)]);
     assert!(line.contains(".gguf file"), "{line}");
     assert!(!out.exists());
 }

@@ -65,10 +65,7 @@ fn layers_with_different_numbers_of_experts_are_replayed() {
     let experts = replay_of_a_record(&path).into_iter();
     let used = experts.map(|((_, _, layer), experts)| (layer.unwrap(), experts.len()));
     let used: std::collections::BTreeSet<_> = used.collect();
-    assert_eq!(
-        used,
-        [(0, 1), (1, 2), (2, 3), (3, 4), (4, 1), (5, 2)].into()
-    );
+    assert_eq!(used, [(0, 1), (1, 2), (2, 3), (3, 4), (4, 1), (5, 2)].into());
 }
 
 /// Records, and compares with what a replay records. Gives the routing.
@@ -76,11 +73,7 @@ fn replay_of_a_record(model: &Path) -> Routing {
     let dir = tempfile::tempdir().unwrap();
     let (recorded, replayed) = (dir.path().join("recorded"), dir.path().join("replayed"));
     let prompts = dir.path().join("prompts.jsonl");
-    fs::write(
-        &prompts,
-        "{\"prompt\": \"The kernel driver\"}\n{\"tokens\": [5, 6, 7]}\n",
-    )
-    .unwrap();
+    fs::write(&prompts, "{\"prompt\": \"The kernel driver\"}\n{\"tokens\": [5, 6, 7]}\n").unwrap();
     stdout_of(&[
         "--quiet",
         "record",
@@ -103,10 +96,7 @@ fn replay_of_a_record(model: &Path) -> Routing {
     assert_eq!(routing(&replayed), routing_of_recorded);
     let manifest = Run::open(&replayed).unwrap().manifest.unwrap();
     assert_eq!(manifest.sampling.method, "none");
-    assert_eq!(
-        (manifest.tokens.generated, manifest.tokens.sequences),
-        (8, 2)
-    );
+    assert_eq!((manifest.tokens.generated, manifest.tokens.sequences), (8, 2));
     routing_of_recorded
 }
 
@@ -161,10 +151,7 @@ fn rows_tell_batches_tokens_bytes_and_lanes() {
         .collect();
     chosen.sort_unstable();
     chosen.dedup();
-    assert_eq!(
-        (u64_of(first, "batches"), u64_of(first, "tokens")),
-        (1, N_PROMPT.into())
-    );
+    assert_eq!((u64_of(first, "batches"), u64_of(first, "tokens")), (1, N_PROMPT.into()));
     // Here down is in Q5_0 (11264).
     assert_eq!(u64_of(first, "bytes"), chosen.len() as u64 * 29_696);
 
@@ -177,14 +164,8 @@ fn rows_tell_batches_tokens_bytes_and_lanes() {
     let number = |key: &str| all[key].as_f64().unwrap();
     let close = |a: f64, b: f64| assert!((a / b - 1.0).abs() < 1e-9, "{a} {b}");
     close(number("tokens_per_s"), 1e6 / number("us_per_token"));
-    close(
-        number("gb_per_s"),
-        number("bytes") / (n as f64 * number("us_per_token")) * 1e-3,
-    );
-    close(
-        number("bandwidth_share"),
-        number("gb_per_s") / number("bandwidth_gb_per_s"),
-    );
+    close(number("gb_per_s"), number("bytes") / (n as f64 * number("us_per_token")) * 1e-3);
+    close(number("bandwidth_share"), number("gb_per_s") / number("bandwidth_gb_per_s"));
 
     let rows = replay(&run, &model(), &["--tokens", "12", "-r", "2"]);
     assert_eq!(u64_of(rows.last().unwrap(), "tokens"), 2);
@@ -218,19 +199,7 @@ fn a_trace_of_another_tool_is_replayed_with_its_own_number_of_experts() {
     let run = dir.path().join("run");
     let args = ["replay", arg(&trace), "--model"];
     let model = model();
-    let how = [
-        arg(&model),
-        "-t",
-        "1",
-        "-r",
-        "1",
-        "-b",
-        "2",
-        "-o",
-        "csv",
-        "--out",
-        arg(&run),
-    ];
+    let how = [arg(&model), "-t", "1", "-r", "1", "-b", "2", "-o", "csv", "--out", arg(&run)];
     let assert = moe_analyze()
         .args([&args[..], &how].concat())
         .assert()
@@ -262,47 +231,28 @@ fn what_cannot_be_replayed_is_told() {
     let trace = route_trace(dir.path(), 32);
     let model = model();
     let error = failure_of(&["--quiet", "replay", arg(&trace), "--model", arg(&model)]);
-    assert!(
-        error.contains("expert 32") && error.contains("line "),
-        "{error}"
-    );
+    assert!(error.contains("expert 32") && error.contains("line "), "{error}");
 
     let trace = route_trace(dir.path(), 31);
     let error = failure_of(&["replay", arg(&trace)]);
     assert!(error.contains("--model"), "{error}");
-    let error = failure_of(&[
-        "replay",
-        arg(&trace),
-        "--model",
-        arg(&model),
-        "--policy",
-        "gpu",
-    ]);
+    let error = failure_of(&["replay", arg(&trace), "--model", arg(&model), "--policy", "gpu"]);
     assert!(error.contains("--device"), "{error}");
     let other = repository("fixtures/random-olmoe-F16.gguf");
     let known = dir.path().join("known");
     known_run(&known);
     let error = failure_of(&["--quiet", "replay", arg(&known), "--model", arg(&other)]);
-    assert!(
-        error.contains("layers") || error.contains("experts"),
-        "{error}"
-    );
+    assert!(error.contains("layers") || error.contains("experts"), "{error}");
 
     // The second token of the prompt lacks an expert.
     let text = fs::read_to_string(&trace).unwrap();
     fs::write(&trace, text.replacen("0,0,1,1,1,9,0.5,0,1\n", "", 1)).unwrap();
     let error = failure_of(&["--quiet", "replay", arg(&trace), "--model", arg(&model)]);
-    assert!(
-        error.contains("position 1 has 1 expert in layer 1"),
-        "{error}"
-    );
+    assert!(error.contains("position 1 has 1 expert in layer 1"), "{error}");
 
     let counts = repository("fixtures/foreign/learn/new.json");
     let error = failure_of(&["--quiet", "replay", arg(&counts), "--model", arg(&model)]);
-    assert!(
-        error.contains("order") || error.contains("model"),
-        "{error}"
-    );
+    assert!(error.contains("order") || error.contains("model"), "{error}");
 }
 
 /// A replay of this trace into `out`, with the signal handlers of a program that was started by hand.
@@ -348,10 +298,7 @@ fn a_replay_that_is_interrupted_while_it_measures_replaces_no_run() {
     };
     let before = contents();
     let new = dir.path().join("new");
-    for (out, more) in [
-        (&old, &["-r", "1000000", "--force"][..]),
-        (&new, &["-r", "1000000"]),
-    ] {
+    for (out, more) in [(&old, &["-r", "1000000", "--force"][..]), (&new, &["-r", "1000000"])] {
         let mut child = start(&run, out, more);
         std::thread::sleep(std::time::Duration::from_secs(2));
         assert_eq!(child.try_wait().unwrap(), None, "the replay ended");
@@ -388,10 +335,7 @@ fn a_replay_that_is_interrupted_while_it_records_leaves_a_stopped_run() {
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
     let stderr = interrupt(child);
-    assert!(
-        stderr.contains("interrupted") && stderr.contains(arg(&out)),
-        "{stderr}"
-    );
+    assert!(stderr.contains("interrupted") && stderr.contains(arg(&out)), "{stderr}");
     let run = Run::open(&out).unwrap();
     let manifest = run.manifest.unwrap();
     assert_eq!(manifest.stopped.as_deref(), Some("interrupted"));

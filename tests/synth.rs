@@ -68,10 +68,7 @@ fn weights_of_every_type_have_the_scale_that_keeps_activations() {
         assert_eq!(up.ty.name(), quant);
         let (mean, std) = moments(&values(&gguf, up));
         let wanted = 1.0 / 512f64.sqrt();
-        assert!(
-            (std / wanted - 1.0).abs() < 0.01,
-            "{quant}: {std}, not {wanted}"
-        );
+        assert!((std / wanted - 1.0).abs() < 0.01, "{quant}: {std}, not {wanted}");
         assert!(mean.abs() < 0.01 * wanted, "{quant}: mean {mean}");
 
         // Every eighth block of the embeddings, from the first, has a mean; the others have none.
@@ -85,10 +82,7 @@ fn weights_of_every_type_have_the_scale_that_keeps_activations() {
         let [lifted, plain] =
             [lifted, plain].map(|part| moments(&part.iter().map(|p| p.1).collect::<Vec<_>>()));
         assert!(lifted.0 > 0.5 && lifted.1 < 1.4, "{quant}: {lifted:?}");
-        assert!(
-            plain.0.abs() < 0.01 && (plain.1 - 1.0).abs() < 0.01,
-            "{quant}: {plain:?}"
-        );
+        assert!(plain.0.abs() < 0.01 && (plain.1 - 1.0).abs() < 0.01, "{quant}: {plain:?}");
     }
 }
 
@@ -97,11 +91,7 @@ fn shares(model: &Path, dir: &Path) -> BTreeMap<u64, Vec<f64>> {
     const N_TOKENS: u64 = 1000;
     let (prompts, run) = (dir.join("prompts.jsonl"), dir.join("run"));
     let tokens: Vec<u64> = (0..N_TOKENS).map(|i| i * 7 % 2900).collect();
-    fs::write(
-        &prompts,
-        json!({ "tokens": tokens, "n_predict": 0 }).to_string(),
-    )
-    .unwrap();
+    fs::write(&prompts, json!({ "tokens": tokens, "n_predict": 0 }).to_string()).unwrap();
     stdout_of(&[
         "record",
         "--model",
@@ -139,11 +129,7 @@ fn law(n_expert: usize, n_expert_used: usize, zipf: f64) -> Vec<f64> {
 #[test]
 fn experts_are_chosen_as_often_as_zipf_says() {
     let dir = tempfile::tempdir().unwrap();
-    for (arch, quant) in [
-        ("gpt-oss", "MXFP4"),
-        ("qwen3moe", "Q4_K"),
-        ("qwen3moe", "Q8_0"),
-    ] {
+    for (arch, quant) in [("gpt-oss", "MXFP4"), ("qwen3moe", "Q4_K"), ("qwen3moe", "Q8_0")] {
         for zipf in [0.0, 0.5, 1.0, 1.5] {
             let args = ["--quant", quant, "--zipf", &zipf.to_string()];
             let model = synth(dir.path(), &small(arch), &args);
@@ -182,12 +168,9 @@ fn logits_are_finite_and_of_a_sensible_size_however_many_layers() {
     use moe_executor::recorder::Recorder;
     let dir = tempfile::tempdir().unwrap();
     let threads = moe_executor::cpu::threads::Threads::new(2).unwrap();
-    for (arch, quant) in [
-        ("gpt-oss", "MXFP4"),
-        ("qwen3moe", "Q4_0"),
-        ("qwen3moe", "Q4_K_M"),
-        ("qwen3moe", "IQ1_S"),
-    ] {
+    for (arch, quant) in
+        [("gpt-oss", "MXFP4"), ("qwen3moe", "Q4_0"), ("qwen3moe", "Q4_K_M"), ("qwen3moe", "IQ1_S")]
+    {
         let mut spec = small(arch);
         spec["n_layer"] = json!(30);
         let gguf = Gguf::open(synth(dir.path(), &spec, &["--quant", quant])).unwrap();
@@ -195,10 +178,7 @@ fn logits_are_finite_and_of_a_sensible_size_however_many_layers() {
         let mut session = moe_executor::Session::new(&model, &threads, Recorder::new(None), 64);
         let tokens: Vec<u32> = (0..64).map(|i| 300 + 7 * i).collect();
         let logits = session.decode(&tokens, 0, Logits::Last).unwrap();
-        assert!(
-            logits.iter().all(|logit| logit.is_finite()),
-            "{arch} {quant}"
-        );
+        assert!(logits.iter().all(|logit| logit.is_finite()), "{arch} {quant}");
         let (_, std) = moments(logits);
         assert!((2.0..8.0).contains(&std), "{arch} {quant}: {std}");
     }
@@ -208,14 +188,7 @@ fn logits_are_finite_and_of_a_sensible_size_however_many_layers() {
 fn gpt_oss_20b_is_the_known_file_but_for_its_contents() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("gpt-oss-20b.gguf");
-    stdout_of(&[
-        "synth",
-        "--like",
-        "gpt-oss-20b",
-        "--sparse",
-        "--out",
-        arg(&out),
-    ]);
+    stdout_of(&["synth", "--like", "gpt-oss-20b", "--sparse", "--out", arg(&out)]);
     let gguf = Gguf::open(&out).unwrap();
     assert_eq!(gguf.metadata().len(), 37);
     assert_eq!(gguf.files()[0].data_offset, 13_008_832);
@@ -292,16 +265,8 @@ fn what_makes_no_model_is_refused() {
     refused("{\"arch\": \"bert\"}", &[], "bert");
     refused(&spec.replace("n_ff_exp", "n_ff_expert"), &[], "n_ff_expert");
     refused(&spec.replace("3000", "200"), &[], "vocab.n_tokens");
-    refused(
-        &spec.replace("\"n_expert_used\":4", "\"n_expert_used\":40"),
-        &[],
-        "n_expert_used",
-    );
-    refused(
-        &spec.replace("qwen3moe", "qwen3next"),
-        &[],
-        "linear_attention",
-    );
+    refused(&spec.replace("\"n_expert_used\":4", "\"n_expert_used\":40"), &[], "n_expert_used");
+    refused(&spec.replace("qwen3moe", "qwen3next"), &[], "linear_attention");
     let head = |dim: &str| spec.replace("\"head_dim\":64", dim);
     refused(
         &head("\"head_dim\":63"),
@@ -315,33 +280,14 @@ fn what_makes_no_model_is_refused() {
     }
     // 3 × 1024 × 107 experts are more than any model may have that is read.
     let many = spec.replace("\"n_expert\":32", "\"n_expert\":1024");
-    refused(
-        &many,
-        &["--layers", "107"],
-        "are 328704, at most 327680 can be read",
-    );
+    refused(&many, &["--layers", "107"], "are 328704, at most 327680 can be read");
     fs::write(&file, &spec).unwrap();
-    let next = [
-        "synth",
-        "--like",
-        "qwen3-next-80b",
-        "--layers",
-        "3",
-        "--out",
-        arg(&out),
-    ];
+    let next = ["synth", "--like", "qwen3-next-80b", "--layers", "3", "--out", arg(&out)];
     let line = failure_of(&next);
-    assert!(
-        line.contains("it is 3, but must be 4 (full_attention_interval) or more"),
-        "{line}"
-    );
+    assert!(line.contains("it is 3, but must be 4 (full_attention_interval) or more"), "{line}");
     // 36 PiB: nobody has room for it.
     let huge = spec.replace("\"n_embd\":512", "\"n_embd\":1048576");
     let huge = huge.replace("\"n_ff_exp\":256", "\"n_ff_exp\":1048576");
     let huge = huge.replace("\"n_expert\":32", "\"n_expert\":16384");
-    refused(
-        &huge,
-        &["--quant", "Q4_0", "--layers", "1"],
-        "are free there",
-    );
+    refused(&huge, &["--quant", "Q4_0", "--layers", "1"], "are free there");
 }

@@ -83,20 +83,8 @@ fn ranges_of_experts_lie_inside_their_entries_of_the_map() {
     check_ranges(&known, &repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf"));
     for model in ["tiny-qwen3moe-Q4_K_M", "tiny-gpt-oss-MXFP4"] {
         let model = repository(&format!("fixtures/{model}.gguf"));
-        let (run, tables) = (
-            dir.path().join("recorded"),
-            dir.path().join("recorded-tables"),
-        );
-        let record = [
-            "record",
-            "--model",
-            arg(&model),
-            "-n",
-            "3",
-            "--out",
-            arg(&run),
-            "--force",
-        ];
+        let (run, tables) = (dir.path().join("recorded"), dir.path().join("recorded-tables"));
+        let record = ["record", "--model", arg(&model), "-n", "3", "--out", arg(&run), "--force"];
         stdout_of(&record);
         stdout_of(&["parquet", arg(&run), "--out", arg(&tables), "--force"]);
         check_ranges(&tables, &model);
@@ -109,23 +97,12 @@ fn check_ranges(tables: &Path, model: &Path) {
     let map: BTreeMap<(&str, Option<u32>), (u64, u64)> = map
         .rows
         .iter()
-        .map(|row| {
-            (
-                (&*row.tensor, row.expert_id),
-                (row.file_offset, row.size_bytes),
-            )
-        })
+        .map(|row| ((&*row.tensor, row.expert_id), (row.file_offset, row.size_bytes)))
         .collect();
 
     let tensors = names(&accesses, "tensor");
-    let (experts, ops) = (
-        numbers(&accesses, "expert_id"),
-        numbers(&accesses, "op_index"),
-    );
-    let (offsets, sizes) = (
-        numbers(&accesses, "file_offset"),
-        numbers(&accesses, "size_bytes"),
-    );
+    let (experts, ops) = (numbers(&accesses, "expert_id"), numbers(&accesses, "op_index"));
+    let (offsets, sizes) = (numbers(&accesses, "file_offset"), numbers(&accesses, "size_bytes"));
     let mut seen = BTreeSet::new();
     for row in 0..accesses.num_rows() {
         let Some(expert) = experts[row] else { continue };
@@ -135,19 +112,9 @@ fn check_ranges(tables: &Path, model: &Path) {
             .get(&(tensor, Some(expert as u32)))
             .or_else(|| map.get(&(tensor, None)));
         let (offset, size) = *entry.unwrap();
-        let (begin, end) = (
-            offsets[row].unwrap(),
-            offsets[row].unwrap() + sizes[row].unwrap(),
-        );
-        assert!(
-            offset <= begin && end <= offset + size,
-            "{} expert {expert}",
-            tensors[row]
-        );
-        assert!(
-            seen.insert((ops[row], &tensors[row], expert)),
-            "each expert of an operation once"
-        );
+        let (begin, end) = (offsets[row].unwrap(), offsets[row].unwrap() + sizes[row].unwrap());
+        assert!(offset <= begin && end <= offset + size, "{} expert {expert}", tensors[row]);
+        assert!(seen.insert((ops[row], &tensors[row], expert)), "each expert of an operation once");
     }
     assert!(!seen.is_empty());
 }
@@ -174,10 +141,7 @@ fn a_dataset_takes_several_runs() {
     }
     let summary = stdout_of(&["hotness", arg(&dataset)]);
     let counted = summary.lines().nth(1).unwrap();
-    assert!(
-        counted.starts_with("32 prompt and generated tokens"),
-        "{summary}"
-    );
+    assert!(counted.starts_with("32 prompt and generated tokens"), "{summary}");
 }
 
 #[test]
@@ -188,10 +152,7 @@ fn existing_tables_are_kept_without_force() {
     fs::write(tables.join("accesses.parquet"), "precious").unwrap();
     let line = failure_of(&["parquet", arg(&run), "--out", arg(&tables)]);
     assert!(line.contains("--force"), "{line}");
-    assert_eq!(
-        fs::read(tables.join("accesses.parquet")).unwrap(),
-        b"precious"
-    );
+    assert_eq!(fs::read(tables.join("accesses.parquet")).unwrap(), b"precious");
     stdout_of(&["parquet", arg(&run), "--out", arg(&tables), "--force"]);
     assert!(table(&tables.join("accesses.parquet")).num_rows() > 0);
 }
@@ -218,10 +179,9 @@ fn a_run_that_is_not_whole_is_remarked() {
     fs::write(run.join("trace.bin"), &trace[..trace.len() - 24]).unwrap();
     fs::remove_file(run.join("gguf-map.parquet")).unwrap();
     let parquet = ["parquet", arg(&run), "--out", arg(&out)];
-    for (args, expected) in [
-        (&parquet[..], "accesses name whole tensors"),
-        (&["hotness", arg(&run)][..], "promises"),
-    ] {
+    for (args, expected) in
+        [(&parquet[..], "accesses name whole tensors"), (&["hotness", arg(&run)][..], "promises")]
+    {
         let output = moe_analyze().args(args).assert().success();
         let remarks = String::from_utf8(output.get_output().stderr.clone()).unwrap();
         assert!(remarks.contains("a cut record of 1000 bytes"), "{remarks}");
@@ -238,14 +198,7 @@ fn a_panic_of_the_decoder_is_one_line_and_exit_2() {
     for args in [
         &["hotness", arg(&damaged)][..],
         &["hotness", arg(&damaged), "--out", arg(&learn)],
-        &[
-            "convert",
-            arg(&damaged),
-            "--to",
-            "jsonl",
-            "--out",
-            arg(&jsonl),
-        ],
+        &["convert", arg(&damaged), "--to", "jsonl", "--out", arg(&jsonl)],
     ] {
         let line = failure_of(args);
         assert!(
@@ -270,10 +223,7 @@ fn bad_input_is_one_line_and_exit_2() {
         (dir.path().to_owned(), "neither a run directory"),
     ] {
         let line = failure_of(&["parquet", arg(&input), "--out", arg(&out)]);
-        assert!(
-            line.contains(expected) && line.contains(arg(&input)),
-            "{line}"
-        );
+        assert!(line.contains(expected) && line.contains(arg(&input)), "{line}");
         assert!(!out.exists());
     }
 }

@@ -40,15 +40,11 @@ fn the_last_of_several_outputs_fails_and_none_is_written() {
             "buffers run --out a.json --plot /proc/x.svg",
             "gguf-map m.gguf --manifest-out a --out /proc/x.json",
             "gguf-map m.gguf --manifest-out a --out /proc/x.parquet",
-            "parquet run --out t --dataset /proc/x",
-            "parquet t.jsonl --out t --dataset /proc/x",
+            "parquet run --out t --dataset /proc/x", "parquet t.jsonl --out t --dataset /proc/x",
         ],
         "",
     );
-    assert!(
-        lines[0].contains("name the model with --model"),
-        "{lines:?}"
-    );
+    assert!(lines[0].contains("name the model with --model"), "{lines:?}");
     for line in &lines[1..] {
         assert!(line.contains("cannot create /proc/x"), "{line}");
     }
@@ -64,14 +60,8 @@ fn a_full_disk_is_an_error_with_the_file() {
     ];
     let lines = failures(&commands.map(|(command, _)| command), "ulimit -f 1; ");
     for (line, (_, file)) in lines.iter().zip(commands) {
-        assert!(
-            line.contains(file) && line.contains("File too large"),
-            "{line}"
-        );
-        assert!(
-            !line.contains("Parquet error") && !line.contains("inner writer"),
-            "{line}"
-        );
+        assert!(line.contains(file) && line.contains("File too large"), "{line}");
+        assert!(!line.contains("Parquet error") && !line.contains("inner writer"), "{line}");
     }
 }
 

@@ -10,15 +10,7 @@ use crate::support::{arg, failure_of, moe_analyze, stdout_of};
 
 /// Rows of a table of `hotness`, as JSON.
 fn table(path: &Path, name: &str) -> Vec<Value> {
-    let args = [
-        "--quiet",
-        "hotness",
-        arg(path),
-        "--table",
-        name,
-        "-o",
-        "json",
-    ];
+    let args = ["--quiet", "hotness", arg(path), "--table", name, "-o", "json"];
     serde_json::from_str(&stdout_of(&args)).unwrap()
 }
 
@@ -26,10 +18,7 @@ fn table(path: &Path, name: &str) -> Vec<Value> {
 #[test]
 fn tokens_of_an_expert_parallel_rank_are_counted_without_slot_0() {
     let dir = tempfile::tempdir().unwrap();
-    let (dump, tables) = (
-        golden("npy/expert-parallel-rank.npy"),
-        dir.path().join("tables"),
-    );
+    let (dump, tables) = (golden("npy/expert-parallel-rank.npy"), dir.path().join("tables"));
     let args = ["--quiet", "parquet", arg(&dump), "--out", arg(&tables)];
     stdout_of(&args);
     for path in [&dump, &tables] {
@@ -37,10 +26,7 @@ fn tokens_of_an_expert_parallel_rank_are_counted_without_slot_0() {
         assert!(output.status.success());
         let text = String::from_utf8(output.stdout).unwrap();
         let warnings = String::from_utf8(output.stderr).unwrap();
-        assert!(
-            text.contains("191 prompt and generated tokens in 4 layers"),
-            "{text}"
-        );
+        assert!(text.contains("191 prompt and generated tokens in 4 layers"), "{text}");
         assert!(!warnings.contains("twice"), "{warnings}");
         let rows = table(path, "measures");
         // The last row is of the whole model.
@@ -75,15 +61,8 @@ fn micro_batches_are_counted_like_steps() {
 
 #[test]
 fn an_importance_matrix_converted_from_dat_is_refused() {
-    let error = failure_of(&[
-        "--quiet",
-        "hotness",
-        arg(&golden("refused/imatrix-from-dat.gguf")),
-    ]);
-    assert!(
-        error.contains("one count for all experts") && error.contains(".dat"),
-        "{error}"
-    );
+    let error = failure_of(&["--quiet", "hotness", arg(&golden("refused/imatrix-from-dat.gguf"))]);
+    assert!(error.contains("one count for all experts") && error.contains(".dat"), "{error}");
 }
 
 /// The file as a big-endian machine writes it, up to the tensors: all that is needed to name the problem.
@@ -119,22 +98,13 @@ fn files_of_other_formats_are_named() {
     tar.extend(&gguf);
     let cases: [(&[u8], &str); 9] = [
         (&tar, "is a tar archive"),
-        (
-            &[b"\x01\0\0\0\0\0\0\0", &gguf[..]].concat(),
-            "with 8 bytes in front",
-        ),
+        (&[b"\x01\0\0\0\0\0\0\0", &gguf[..]].concat(), "with 8 bytes in front"),
         (b"\x1f\x8b\x08\0\0\0\0\0\0\x03", "is a gzip archive"),
         (b"PK\x03\x04\x14\0\0\0\x08\0", "is a ZIP archive"),
         (b"\x28\xb5\x2f\xfd\x24\0", "is a zstd archive"),
         (b"\xff\xfe{\0\"\0t\0", "is text in UTF-16"),
-        (
-            b"version https://git-lfs.github.com/spec/v1\noid x\n",
-            "is a Git LFS pointer",
-        ),
-        (
-            &[&9u64.to_le_bytes()[..], b"{\"a\":{}} "].concat(),
-            "is a safetensors file",
-        ),
+        (b"version https://git-lfs.github.com/spec/v1\noid x\n", "is a Git LFS pointer"),
+        (&[&9u64.to_le_bytes()[..], b"{\"a\":{}} "].concat(), "is a safetensors file"),
         (b"", "is empty"),
     ];
     for (bytes, expected) in cases {
@@ -150,11 +120,7 @@ fn files_of_other_formats_are_named() {
 fn a_value_that_is_not_json_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("trace.jsonl");
-    fs::write(
-        &path,
-        "{\"t\":0,\"layer\":0,\"experts\":[1],\"weights\":[NaN]}\n",
-    )
-    .unwrap();
+    fs::write(&path, "{\"t\":0,\"layer\":0,\"experts\":[1],\"weights\":[NaN]}\n").unwrap();
     let error = failure_of(&["--quiet", "hotness", arg(&path)]);
     assert!(error.contains("line 1: NaN is not JSON"), "{error}");
 }

@@ -14,11 +14,7 @@ fn traces_without_a_number_of_experts_are_of_one_model() {
     let dir = tempfile::tempdir().unwrap();
     let trace = |name: &str, experts: &str| {
         let path = dir.path().join(name);
-        fs::write(
-            &path,
-            format!("{{\"t\":0,\"layer\":0,\"experts\":{experts}}}\n"),
-        )
-        .unwrap();
+        fs::write(&path, format!("{{\"t\":0,\"layer\":0,\"experts\":{experts}}}\n")).unwrap();
         path
     };
     let [a, b, c] = [("a", "[0,1]"), ("b", "[0,5]"), ("c", "[0,-1]")]
@@ -56,27 +52,13 @@ fn both_commands_write_the_same_learn_file() {
         assert_eq!(counted, converted, "{} {more:?}", trace.display());
     };
     for name in [
-        "bigmoeonedge/small.route.csv",
-        "coli-usage/small.coli_usage",
-        "colibri-trace/small.txt",
-        "ds4-hotlist/small.hotlist",
-        "eplb/small.json",
-        "expert-tracer/written.json",
-        "jsonl/small.jsonl",
-        "jsonl/with-weights.jsonl",
-        "lattice/small.jsonl",
-        "layer-expert/small.csv",
-        "megatron/router_trace_rank0.jsonl",
-        "mesh-llm",
-        "moe-balance/small.jsonl",
-        "npy/counts.npy",
-        "npy/expert-parallel-rank.npy",
-        "npy/vllm-routed.npy",
-        "sglang-pt/per-token.pt",
-        "sglang-pt/stat.pt",
-        "sglang/physical.json",
-        "thesis/small.bin",
-        "vllm/lists.json",
+        "bigmoeonedge/small.route.csv", "coli-usage/small.coli_usage", "colibri-trace/small.txt",
+        "ds4-hotlist/small.hotlist", "eplb/small.json", "expert-tracer/written.json",
+        "jsonl/small.jsonl", "jsonl/with-weights.jsonl", "lattice/small.jsonl",
+        "layer-expert/small.csv", "megatron/router_trace_rank0.jsonl", "mesh-llm",
+        "moe-balance/small.jsonl", "npy/counts.npy", "npy/expert-parallel-rank.npy",
+        "npy/vllm-routed.npy", "sglang-pt/per-token.pt", "sglang-pt/stat.pt",
+        "sglang/physical.json", "thesis/small.bin", "vllm/lists.json",
     ] {
         assert_same(&golden(name), &[]);
         assert_same(&golden(name), &["--top-k", "2"]);

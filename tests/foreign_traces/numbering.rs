@@ -87,25 +87,15 @@ fn responses_of_sglang() {
         let (trace, model) = dump(dir.path(), name);
         let experts = (0..4).flat_map(|layer| [(layer, 2 * layer), (layer, 2 * layer + 1)]);
         let expected: BTreeMap<_, _> = experts.map(|place| (place, n_tokens)).collect();
-        assert_eq!(
-            hotness(&trace, &["--model", arg(&model)]),
-            expected,
-            "{name}"
-        );
+        assert_eq!(hotness(&trace, &["--model", arg(&model)]), expected, "{name}");
         // The response does not record how many experts a token has.
         let error = failure_of(&["--quiet", "hotness", arg(&trace)]);
-        assert!(
-            error.contains("--top-k") && error.contains("--model"),
-            "{error}"
-        );
+        assert!(error.contains("--top-k") && error.contains("--model"), "{error}");
         // With that alone the number of layers is assumed, and that is said.
         let args = ["hotness", arg(&trace), "--top-k", "2"];
         let output = moe_analyze().args(args).assert().success();
         let notes = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
-        assert!(
-            notes.contains("were assumed") && notes.contains("--model"),
-            "{notes}"
-        );
+        assert!(notes.contains("were assumed") && notes.contains("--model"), "{notes}");
     }
 }
 
@@ -153,19 +143,9 @@ fn metadata_of_a_table_that_is_not_readable_is_an_error() {
         }
         writer.close().unwrap();
         let out = dir.path().join("out.jsonl");
-        let convert = [
-            "convert",
-            arg(&damaged),
-            "--to",
-            "jsonl",
-            "--out",
-            arg(&out),
-        ];
+        let convert = ["convert", arg(&damaged), "--to", "jsonl", "--out", arg(&out)];
         let error = failure_of(&[&["--quiet"], &convert[..]].concat());
-        assert!(
-            error.contains(key) && error.contains("damaged.parquet"),
-            "{error}"
-        );
+        assert!(error.contains(key) && error.contains("damaged.parquet"), "{error}");
         if key == "moe-analyze.model" {
             let error = failure_of(&["--quiet", "hotness", arg(&damaged)]);
             assert!(error.contains(key), "{error}");
@@ -178,15 +158,7 @@ fn metadata_of_a_table_that_is_not_readable_is_an_error() {
 fn a_plan_prints_no_command_that_cannot_work() {
     let dir = tempfile::tempdir().unwrap();
     let (trace, model) = dump(dir.path(), "vllm.json");
-    let plan = [
-        "--quiet",
-        "plan",
-        arg(&trace),
-        "--model",
-        arg(&model),
-        "--budget-mib",
-        "1",
-    ];
+    let plan = ["--quiet", "plan", arg(&trace), "--model", arg(&model), "--budget-mib", "1"];
     let text = stdout_of(&plan);
     assert!(!text.contains("--moe-hot-cache"), "{text}");
     assert!(text.contains("--out FILE.json"), "{text}");
@@ -227,48 +199,18 @@ fn a_plan_prints_no_command_that_cannot_work() {
         assert!(words.lines().any(|word| word == arg(path)), "{words}");
     }
     // The learn file gives the command by itself; without the model's file there is none.
-    let plan = [
-        "--quiet",
-        "plan",
-        arg(&out),
-        "--model",
-        arg(&model),
-        "--budget-mib",
-        "1",
-    ];
+    let plan = ["--quiet", "plan", arg(&out), "--model", arg(&model), "--budget-mib", "1"];
     assert!(stdout_of(&plan).contains(&quoted));
     let sizes = dir.path().join("sizes.csv");
     fs::write(&sizes, "layer,expert,bytes\n1,1,100\n").unwrap();
-    let plan = [
-        "--quiet",
-        "plan",
-        arg(&out),
-        "--sizes",
-        arg(&sizes),
-        "--budget-mib",
-        "1",
-    ];
+    let plan = ["--quiet", "plan", arg(&out), "--sizes", arg(&sizes), "--budget-mib", "1"];
     let text = stdout_of(&plan);
-    assert!(
-        !text.contains("llama-server") && text.contains("--model"),
-        "{text}"
-    );
+    assert!(!text.contains("llama-server") && text.contains("--model"), "{text}");
     // Several learn files are none.
     let copy = dir.path().join("copy.json");
     fs::copy(&out, &copy).unwrap();
-    let plan = [
-        "--quiet",
-        "plan",
-        arg(&out),
-        arg(&copy),
-        "--model",
-        arg(&model),
-        "--budget-mib",
-        "1",
-    ];
+    let plan =
+        ["--quiet", "plan", arg(&out), arg(&copy), "--model", arg(&model), "--budget-mib", "1"];
     let text = stdout_of(&plan);
-    assert!(
-        !text.contains("--moe-hot-cache") && text.contains("--out FILE.json"),
-        "{text}"
-    );
+    assert!(!text.contains("--moe-hot-cache") && text.contains("--out FILE.json"), "{text}");
 }

@@ -26,14 +26,7 @@ fn sound_models_pass_the_check() {
 fn findings_leave_machine_readable_stdout_alone() {
     let model = repository("fixtures/random-qwen3moe-F16.gguf");
     let assert = moe_analyze()
-        .args([
-            "--quiet",
-            "gguf-map",
-            arg(&model),
-            "--check-overlaps",
-            "-o",
-            "csv",
-        ])
+        .args(["--quiet", "gguf-map", arg(&model), "--check-overlaps", "-o", "csv"])
         .assert()
         .success();
     let output = assert.get_output();
@@ -64,10 +57,7 @@ fn cut_data_is_found() {
         .assert()
         .code(1);
     let out = String::from_utf8_lossy(&assert.get_output().stdout).into_owned();
-    assert!(
-        out.contains("past end: ") && out.contains(" lacks "),
-        "{out}"
-    );
+    assert!(out.contains("past end: ") && out.contains(" lacks "), "{out}");
     assert!(out.lines().last().unwrap().starts_with("FAULTY"), "{out}");
 }
 
@@ -109,16 +99,10 @@ fn overlaps_and_gaps_are_found() {
         .lines()
         .find(|line| line.starts_with("overlap: "))
         .unwrap();
-    assert!(
-        overlap.contains(&first.name) && overlap.contains(&moved.name),
-        "{overlap}"
-    );
+    assert!(overlap.contains(&first.name) && overlap.contains(&moved.name), "{overlap}");
     let gap = out.lines().find(|line| line.starts_with("gap: ")).unwrap();
     assert!(
-        gap.contains(&format!(
-            "{} bytes at offset {}",
-            moved.size_bytes, moved.offset
-        )),
+        gap.contains(&format!("{} bytes at offset {}", moved.size_bytes, moved.offset)),
         "{gap}"
     );
     // Without the check the map is all that was asked for; that it is faulty is told in a line.
@@ -148,10 +132,7 @@ fn trailing_bytes_are_told() {
         let (code, out, _) = output_of(&["gguf-map", arg(&path), "--check-overlaps"]);
         assert_eq!(code, 0, "{out}");
         let last = out.lines().last().unwrap();
-        assert!(
-            last.starts_with("sound: ") && last.contains(expected),
-            "{n}: {last}"
-        );
+        assert!(last.starts_with("sound: ") && last.contains(expected), "{n}: {last}");
     }
 }
 
@@ -172,16 +153,10 @@ fn what_llama_cpp_refuses_is_told() {
     }
 
     // 137 is IQ2_K, which has no row of metadata: 76 bytes a block of 256.
-    let path = write(
-        dir.path(),
-        Raw::new(1, 0).tensor("t", &[256], 137, 0).data(32, 76),
-    );
+    let path = write(dir.path(), Raw::new(1, 0).tensor("t", &[256], 137, 0).data(32, 76));
     let (code, out, _) = output_of(&["gguf-map", arg(&path), "--check-overlaps"]);
     assert_eq!(code, 0, "{out}");
-    assert!(
-        out.contains("note: ") && out.contains("ik_llama.cpp"),
-        "{out}"
-    );
+    assert!(out.contains("note: ") && out.contains("ik_llama.cpp"), "{out}");
     assert!(
         out.lines()
             .any(|line| line.contains(" IQ2_K ") && line.ends_with(" 76")),
@@ -204,22 +179,14 @@ fn layers(order: &[u16]) -> Raw {
 fn how_the_layers_lie_is_told() {
     let dir = tempfile::tempdir().unwrap();
     for (order, line, called_out) in [
-        (
-            &[0, 1, 2, 3][..],
-            "layers: 0-3, in order of execution, read without a seek",
-            false,
-        ),
+        (&[0, 1, 2, 3][..], "layers: 0-3, in order of execution, read without a seek", false),
         (
             &[0, 1, 10, 11, 2, 3, 4, 5, 6, 7, 8, 9],
             // Over 10 and 11, and from the end back to them.
             "layers: 0-1, 10-11, 2-9, sorted as strings; in order of execution read with 2 seeks over 384 B",
             true,
         ),
-        (
-            &[0, 2, 1],
-            "layers: 0, 2, 1; in order of execution read with 2 seeks over 96 B",
-            false,
-        ),
+        (&[0, 2, 1], "layers: 0, 2, 1; in order of execution read with 2 seeks over 96 B", false),
     ] {
         let path = write(dir.path(), layers(order));
         let (code, out, remarks) = output_of(&["gguf-map", arg(&path), "--check-overlaps"]);

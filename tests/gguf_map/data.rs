@@ -36,10 +36,7 @@ fn sound_models_are_sound() {
         let (code, out, _) = verify(&model, &[]);
         assert_eq!(code, 0, "{out}");
         let lines: Vec<&str> = out.lines().collect();
-        assert!(
-            lines[lines.len() - 2].starts_with("sound: 0 overlaps"),
-            "{out}"
-        );
+        assert!(lines[lines.len() - 2].starts_with("sound: 0 overlaps"), "{out}");
         assert_eq!(
             lines[lines.len() - 1],
             format!("sound data: {n_tensors} tensors read, 0 of them with impossible values")
@@ -51,16 +48,12 @@ fn sound_models_are_sound() {
 fn manifests_have_the_published_hashes() {
     let dir = tempfile::tempdir().unwrap();
     let model = write(dir.path(), abc());
-    for (hash, expected) in [
-        (&[][..], XXH3),
-        (&["--hash", "xxh3"], XXH3),
-        (&["--hash", "sha256"], SHA256),
-    ] {
+    for (hash, expected) in
+        [(&[][..], XXH3), (&["--hash", "xxh3"], XXH3), (&["--hash", "sha256"], SHA256)]
+    {
         let manifest = dir.path().join("manifest");
-        let (code, _, err) = verify(
-            &model,
-            &[hash, &["--manifest-out", arg(&manifest), "--force"]].concat(),
-        );
+        let (code, _, err) =
+            verify(&model, &[hash, &["--manifest-out", arg(&manifest), "--force"]].concat());
         assert_eq!(code, 0, "{err}");
         assert!(err.contains("wrote ") && err.contains("manifest"), "{err}");
         assert_eq!(fs::read_to_string(&manifest).unwrap(), expected);
@@ -72,10 +65,7 @@ fn manifests_have_the_published_hashes() {
             assert_eq!(code, 0, "{err}");
             let last = out.lines().last().unwrap();
             let name = expected.split_once(' ').unwrap().0;
-            assert!(
-                last.ends_with(&format!("0 differences from the manifest ({name})")),
-                "{last}"
-            );
+            assert!(last.ends_with(&format!("0 differences from the manifest ({name})")), "{last}");
         }
     }
 }
@@ -85,13 +75,7 @@ fn a_changed_tensor_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let whole = repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
     let manifest = dir.path().join("manifest");
-    stdout_of(&[
-        "gguf-map",
-        arg(&whole),
-        "--verify",
-        "--manifest-out",
-        arg(&manifest),
-    ]);
+    stdout_of(&["gguf-map", arg(&whole), "--verify", "--manifest-out", arg(&manifest)]);
 
     let gguf = Gguf::open(&whole).unwrap();
     let changed = gguf.tensor("blk.3.ffn_down_exps.weight").unwrap();
@@ -108,16 +92,9 @@ fn a_changed_tensor_is_named() {
         .filter(|line| line.starts_with("manifest: "))
         .collect();
     assert_eq!(found.len(), 1, "{out}");
-    assert!(
-        found[0].contains("\"blk.3.ffn_down_exps.weight\" has changed"),
-        "{}",
-        found[0]
-    );
+    assert!(found[0].contains("\"blk.3.ffn_down_exps.weight\" has changed"), "{}", found[0]);
     let last = out.lines().last().unwrap();
-    assert!(
-        last.starts_with("FAULTY data: ") && last.contains("1 difference from"),
-        "{last}"
-    );
+    assert!(last.starts_with("FAULTY data: ") && last.contains("1 difference from"), "{last}");
 }
 
 #[test]
@@ -128,14 +105,8 @@ fn a_manifest_of_another_model_is_told() {
     fs::write(&manifest, "xxh3  0011223344556677  other.gguf:u\n").unwrap();
     let (code, out, _) = verify(&model, &["--check-manifest", arg(&manifest)]);
     assert_eq!(code, 1);
-    assert!(
-        out.contains("manifest: \"u\" is in the manifest, but not in the model"),
-        "{out}"
-    );
-    assert!(
-        out.contains("manifest: \"t\" is in the model, but not in the manifest"),
-        "{out}"
-    );
+    assert!(out.contains("manifest: \"u\" is in the manifest, but not in the model"), "{out}");
+    assert!(out.contains("manifest: \"t\" is in the model, but not in the manifest"), "{out}");
 }
 
 /// As `gguf-hash --all` of llama.cpp writes it; its xxh64, sha1 and hashes of a whole file are not ours to check.
@@ -152,10 +123,7 @@ fn a_manifest_of_gguf_hash_is_checked() {
     fs::write(&manifest, text).unwrap();
     let (code, out, _) = verify(&model, &["--check-manifest", arg(&manifest)]);
     assert_eq!(code, 0, "{out}");
-    assert!(
-        out.ends_with("0 differences from the manifest (sha256)\n"),
-        "{out}"
-    );
+    assert!(out.ends_with("0 differences from the manifest (sha256)\n"), "{out}");
 }
 
 #[test]
@@ -163,36 +131,21 @@ fn manifests_that_cannot_be_used() {
     let dir = tempfile::tempdir().unwrap();
     let model = write(dir.path(), abc());
     let manifest = dir.path().join("manifest");
-    let check = [
-        "gguf-map",
-        arg(&model),
-        "--verify",
-        "--check-manifest",
-        arg(&manifest),
-    ];
+    let check = ["gguf-map", arg(&model), "--verify", "--check-manifest", arg(&manifest)];
     assert!(failure_of(&check).contains("cannot read the manifest"));
     for (text, expected) in [
         ("", "neither xxh3 nor sha256"),
         ("xxh64  00  test.gguf:t\n", "neither xxh3 nor sha256"),
-        (
-            "xxh3  00  test.gguf:t\nmd5  00  test.gguf:t\n",
-            "line 2 of the manifest",
-        ),
+        ("xxh3  00  test.gguf:t\nmd5  00  test.gguf:t\n", "line 2 of the manifest"),
         ("nonsense\n", "line 1 of the manifest"),
     ] {
         fs::write(&manifest, text).unwrap();
         let line = failure_of(&check);
-        assert!(
-            line.contains(expected) && line.contains(arg(&manifest)),
-            "{line}"
-        );
+        assert!(line.contains(expected) && line.contains(arg(&manifest)), "{line}");
     }
     fs::write(&manifest, XXH3).unwrap();
     let line = failure_of(&[&check[..], &["--hash", "sha256"]].concat());
-    assert!(
-        line.contains("no sha256") && line.contains("--hash xxh3"),
-        "{line}"
-    );
+    assert!(line.contains("no sha256") && line.contains("--hash xxh3"), "{line}");
     fs::write(&manifest, XXH3.repeat(10_000)).unwrap();
     assert!(failure_of(&check).contains("longer than a manifest of 1 tensor can be"));
 }
@@ -203,17 +156,8 @@ fn an_existing_manifest_is_kept_without_force() {
     let model = write(dir.path(), abc());
     let manifest = dir.path().join("manifest");
     fs::write(&manifest, "precious").unwrap();
-    let line = failure_of(&[
-        "gguf-map",
-        arg(&model),
-        "--verify",
-        "--manifest-out",
-        arg(&manifest),
-    ]);
-    assert!(
-        line.contains("exists") && line.contains("--force"),
-        "{line}"
-    );
+    let line = failure_of(&["gguf-map", arg(&model), "--verify", "--manifest-out", arg(&manifest)]);
+    assert!(line.contains("exists") && line.contains("--force"), "{line}");
     assert_eq!(fs::read_to_string(&manifest).unwrap(), "precious");
 }
 
@@ -221,22 +165,10 @@ fn an_existing_manifest_is_kept_without_force() {
 #[test]
 fn a_manifest_holds_no_forged_lines() {
     let dir = tempfile::tempdir().unwrap();
-    let model = write(
-        dir.path(),
-        Raw::new(1, 0).tensor("t\nu", &[8], F32, 0).data(32, 32),
-    );
+    let model = write(dir.path(), Raw::new(1, 0).tensor("t\nu", &[8], F32, 0).data(32, 32));
     let manifest = dir.path().join("manifest");
-    let line = failure_of(&[
-        "gguf-map",
-        arg(&model),
-        "--verify",
-        "--manifest-out",
-        arg(&manifest),
-    ]);
-    assert!(
-        line.contains(r#""t\nu""#) && line.contains("line break"),
-        "{line}"
-    );
+    let line = failure_of(&["gguf-map", arg(&model), "--verify", "--manifest-out", arg(&manifest)]);
+    assert!(line.contains(r#""t\nu""#) && line.contains("line break"), "{line}");
     assert!(!manifest.exists());
 }
 
@@ -332,11 +264,7 @@ fn options_of_the_data_read_it() {
 
 #[test]
 fn quiet_is_quiet() {
-    let (code, _, err) = output_of(&[
-        "--quiet",
-        "gguf-map",
-        arg(&repository(MODELS[0])),
-        "--verify",
-    ]);
+    let (code, _, err) =
+        output_of(&["--quiet", "gguf-map", arg(&repository(MODELS[0])), "--verify"]);
     assert_eq!((code, err.as_str()), (0, ""));
 }

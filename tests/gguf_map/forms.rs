@@ -13,18 +13,11 @@ const MODEL: &str = "fixtures/tiny-gpt-oss-MXFP4.gguf";
 #[test]
 fn memory_map() {
     let model = repository(MODEL);
-    let map: Value = serde_json::from_str(&stdout_of(&[
-        "gguf-map",
-        arg(&model),
-        "--form",
-        "memory-map",
-    ]))
-    .unwrap();
+    let map: Value =
+        serde_json::from_str(&stdout_of(&["gguf-map", arg(&model), "--form", "memory-map"]))
+            .unwrap();
     let keys: Vec<&String> = map.as_object().unwrap().keys().collect();
-    assert_eq!(
-        keys,
-        ["model_name", "total_size_bytes", "metadata", "tensors"]
-    );
+    assert_eq!(keys, ["model_name", "total_size_bytes", "metadata", "tensors"]);
     assert_eq!(
         map["metadata"],
         json!({ "n_layers": 6, "n_vocab": 4096, "n_embd": 256, "n_tensors": 675 })
@@ -74,11 +67,9 @@ fn gguf_dump() {
 fn files_and_formats_of_forms() {
     let model = repository(MODEL);
     let dir = tempfile::tempdir().unwrap();
-    for (form, extension, other) in [
-        ("memory-map", "json", "csv"),
-        ("gguf-dump", "csv", "json"),
-        ("report", "json", "md"),
-    ] {
+    for (form, extension, other) in
+        [("memory-map", "json", "csv"), ("gguf-dump", "csv", "json"), ("report", "json", "md")]
+    {
         let own = ["gguf-map", arg(&model), "--form", form];
         let out = dir.path().join(format!("{form}.{extension}"));
         assert_eq!(stdout_of(&[&own[..], &["--out", arg(&out)]].concat()), "");
@@ -86,16 +77,10 @@ fn files_and_formats_of_forms() {
         assert_eq!(fs::read_to_string(&out).unwrap(), printed);
 
         let line = failure_of(&[&own[..], &["-o", other]].concat());
-        assert!(
-            line.contains(form) && line.contains(&format!("-o {extension}")),
-            "{line}"
-        );
+        assert!(line.contains(form) && line.contains(&format!("-o {extension}")), "{line}");
         for name in ["map.parquet", "map"] {
             let line = failure_of(&[&own[..], &["--out", name]].concat());
-            assert!(
-                line.contains(form) && line.contains(&format!(".{extension}")),
-                "{line}"
-            );
+            assert!(line.contains(form) && line.contains(&format!(".{extension}")), "{line}");
         }
     }
 }
@@ -127,10 +112,7 @@ fn the_report_has_what_was_found() {
         check["gaps"],
         json!([{ "file": 0, "after": 1, "before": 2, "offset": start + 64, "size_bytes": 64 }])
     );
-    assert_eq!(
-        check["past_end"],
-        json!([{ "file": 0, "tensor": 2, "missing_bytes": 12 }])
-    );
+    assert_eq!(check["past_end"], json!([{ "file": 0, "tensor": 2, "missing_bytes": 12 }]));
     assert_eq!(
         check["llama_cpp_refuses"],
         json!([{ "reason": "misplaced", "file": 0, "tensor": 1, "offset": 32, "expected": 64 }])

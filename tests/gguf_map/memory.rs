@@ -70,36 +70,23 @@ fn memory_stays_in_proportion_to_the_header() {
 
     // As many tensors as are allowed, all on top of each other: each is found twice.
     let n = 1 << 18;
-    let tensors = (0..n).fold(Raw::new(n, 0), |raw, i| {
-        raw.tensor(&short_name(i), &[8], F32, 0)
-    });
+    let tensors = (0..n).fold(Raw::new(n, 0), |raw, i| raw.tensor(&short_name(i), &[8], F32, 0));
     assert_bounded("tensors", dir.path(), tensors.data(32, 32), 1, &FORMS[..1]);
 
     // Layers without end, backwards.
     let n = 65_000;
-    let layers = (0..n).fold(Raw::new(n, 0), |raw, i| {
-        raw.tensor(&format!("blk.{}.x", n - i), &[8], F32, 32 * i)
-    });
-    assert_bounded(
-        "layers",
-        dir.path(),
-        layers.data(32, 32 * n as usize),
-        0,
-        &FORMS[5..6],
-    );
+    let layers = (0..n)
+        .fold(Raw::new(n, 0), |raw, i| raw.tensor(&format!("blk.{}.x", n - i), &[8], F32, 32 * i));
+    assert_bounded("layers", dir.path(), layers.data(32, 32 * n as usize), 0, &FORMS[5..6]);
 
     // As many key-values as are allowed.
     let n = 1 << 16;
-    let keys = (0..n).fold(Raw::new(0, n), |raw, i| {
-        raw.string(&short_name(i)).u32(ARRAY).u32(0).u64(0)
-    });
+    let keys =
+        (0..n).fold(Raw::new(0, n), |raw, i| raw.string(&short_name(i)).u32(ARRAY).u32(0).u64(0));
     assert_bounded("keys", dir.path(), keys, 0, &FORMS[..1]);
 
     // The limit does limit: what takes 20 MB of rows does not fit into 16.
     let path = dir.path().join("experts.gguf");
     let output = limited(16 << 10, &["gguf-map", arg(&path)]);
-    assert!(
-        !output.status.success(),
-        "no limit is kept here, so nothing was tested"
-    );
+    assert!(!output.status.success(), "no limit is kept here, so nothing was tested");
 }

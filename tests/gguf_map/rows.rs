@@ -22,10 +22,7 @@ fn rows_of_a_tensor_tile_it() {
         let gguf = Gguf::open(&model).unwrap();
         let mut ranges: BTreeMap<u64, Vec<(u64, u64)>> = BTreeMap::new();
         for row in rows_of(&model) {
-            let range = (
-                row["file_offset"].as_u64().unwrap(),
-                row["size_bytes"].as_u64().unwrap(),
-            );
+            let range = (row["file_offset"].as_u64().unwrap(), row["size_bytes"].as_u64().unwrap());
             ranges
                 .entry(row["tensor_idx"].as_u64().unwrap())
                 .or_default()
@@ -87,10 +84,7 @@ fn formats_agree() {
     assert_eq!(lines.next(), Some(HEADER));
     for (line, row) in lines.by_ref().zip(&rows) {
         let row = row.as_object().unwrap();
-        assert_eq!(
-            row.keys().map(String::as_str).collect::<Vec<_>>().join(","),
-            HEADER
-        );
+        assert_eq!(row.keys().map(String::as_str).collect::<Vec<_>>().join(","), HEADER);
         let text = |value: &Value| match value {
             Value::Null => String::new(),
             Value::String(text) => text.clone(),
@@ -109,10 +103,7 @@ fn files_hold_the_same_rows_as_stdout() {
     let dir = tempfile::tempdir().unwrap();
     for format in ["csv", "json", "jsonl", "md"] {
         let out = dir.path().join(format!("map.{format}"));
-        assert_eq!(
-            stdout_of(&["gguf-map", arg(&model), "--out", arg(&out)]),
-            ""
-        );
+        assert_eq!(stdout_of(&["gguf-map", arg(&model), "--out", arg(&out)]), "");
         assert_eq!(
             fs::read_to_string(&out).unwrap(),
             stdout_of(&["gguf-map", arg(&model), "-o", format])
@@ -122,15 +113,8 @@ fn files_hold_the_same_rows_as_stdout() {
     let out = dir.path().join("map.parquet");
     stdout_of(&["gguf-map", arg(&model), "--out", arg(&out)]);
     let map = moe_trace::map_table::read(&out).unwrap();
-    assert_eq!(
-        map,
-        moe_gguf::map::OffsetMap::new(&Gguf::open(&model).unwrap())
-    );
-    assert_eq!(
-        fs::read_dir(dir.path()).unwrap().count(),
-        5,
-        "no temporary file is left"
-    );
+    assert_eq!(map, moe_gguf::map::OffsetMap::new(&Gguf::open(&model).unwrap()));
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 5, "no temporary file is left");
 }
 
 #[test]
@@ -141,10 +125,7 @@ fn an_existing_output_is_kept_without_force() {
         let out = dir.path().join(name);
         fs::write(&out, "precious").unwrap();
         let line = failure_of(&["gguf-map", arg(&model), "--out", arg(&out)]);
-        assert!(
-            line.contains("exists") && line.contains("--force"),
-            "{line}"
-        );
+        assert!(line.contains("exists") && line.contains("--force"), "{line}");
         assert_eq!(fs::read_to_string(&out).unwrap(), "precious");
         stdout_of(&["gguf-map", arg(&model), "--out", arg(&out), "--force"]);
         assert_ne!(fs::read(&out).unwrap(), b"precious");

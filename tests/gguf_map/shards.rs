@@ -35,12 +35,7 @@ fn model() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     write(&path(&dir, 1), 1, 3, &[]);
     write(&path(&dir, 2), 2, 3, &["token_embd.weight"]);
-    write(
-        &path(&dir, 3),
-        3,
-        3,
-        &["blk.0.ffn_up_exps.weight", "output.weight"],
-    );
+    write(&path(&dir, 3), 3, 3, &["blk.0.ffn_up_exps.weight", "output.weight"]);
     dir
 }
 
@@ -53,31 +48,17 @@ fn any_shard_opens_the_model() {
     let rows: Vec<Json> = serde_json::from_str(&first).unwrap();
     let places: Vec<_> = rows
         .iter()
-        .map(|row| {
-            (
-                row["file"].as_u64().unwrap(),
-                row["tensor_idx"].as_u64().unwrap(),
-            )
-        })
+        .map(|row| (row["file"].as_u64().unwrap(), row["tensor_idx"].as_u64().unwrap()))
         .collect();
     assert_eq!(places, [(1, 0), (2, 1), (2, 1), (2, 1), (2, 1), (2, 2)]);
     // Offsets are those in the row's own file.
     assert!(rows[0]["file_offset"].as_u64().unwrap() < 512);
-    assert_eq!(
-        rows[5]["file_offset"],
-        rows[1]["file_offset"].as_u64().unwrap() + 256
-    );
+    assert_eq!(rows[5]["file_offset"], rows[1]["file_offset"].as_u64().unwrap() + 256);
 
     let (code, out, _) = output_of(&["gguf-map", arg(&path(&dir, 2)), "--verify"]);
     assert_eq!(code, 0, "{out}");
-    assert!(
-        out.contains("sound: ") && out.contains("sound data: 3 tensors"),
-        "{out}"
-    );
-    assert!(
-        out.contains("\nfile 2: \"model-00003-of-00003.gguf\""),
-        "{out}"
-    );
+    assert!(out.contains("sound: ") && out.contains("sound data: 3 tensors"), "{out}");
+    assert!(out.contains("\nfile 2: \"model-00003-of-00003.gguf\""), "{out}");
 }
 
 /// The thesis's forms are of one file.
@@ -87,11 +68,7 @@ fn forms_without_files_say_so() {
     for (form, is_told) in [("memory-map", true), ("gguf-dump", true), ("rows", false)] {
         let (code, _, remarks) = output_of(&["gguf-map", arg(&path(&dir, 1)), "--form", form]);
         assert_eq!(code, 0);
-        assert_eq!(
-            remarks.contains("names no files"),
-            is_told,
-            "{form}: {remarks}"
-        );
+        assert_eq!(remarks.contains("names no files"), is_told, "{form}: {remarks}");
     }
 }
 
@@ -100,29 +77,11 @@ fn a_manifest_names_the_files() {
     let dir = model();
     let manifest = dir.path().join("manifest");
     let model = path(&dir, 3);
-    stdout_of(&[
-        "gguf-map",
-        arg(&model),
-        "--verify",
-        "--manifest-out",
-        arg(&manifest),
-    ]);
+    stdout_of(&["gguf-map", arg(&model), "--verify", "--manifest-out", arg(&manifest)]);
     let text = fs::read_to_string(&manifest).unwrap();
-    assert!(
-        text.contains("  model-00002-of-00003.gguf:token_embd.weight\n"),
-        "{text}"
-    );
-    assert!(
-        text.contains("  model-00003-of-00003.gguf:output.weight\n"),
-        "{text}"
-    );
-    stdout_of(&[
-        "gguf-map",
-        arg(&path(&dir, 1)),
-        "--verify",
-        "--check-manifest",
-        arg(&manifest),
-    ]);
+    assert!(text.contains("  model-00002-of-00003.gguf:token_embd.weight\n"), "{text}");
+    assert!(text.contains("  model-00003-of-00003.gguf:output.weight\n"), "{text}");
+    stdout_of(&["gguf-map", arg(&path(&dir, 1)), "--verify", "--check-manifest", arg(&manifest)]);
 }
 
 #[test]
@@ -130,10 +89,7 @@ fn a_missing_shard_is_named() {
     let dir = model();
     fs::remove_file(path(&dir, 2)).unwrap();
     let line = failure_of(&["gguf-map", arg(&path(&dir, 3))]);
-    assert!(
-        line.contains(arg(&path(&dir, 2))) && line.contains("missing"),
-        "{line}"
-    );
+    assert!(line.contains(arg(&path(&dir, 2))) && line.contains("missing"), "{line}");
 }
 
 #[test]
@@ -141,10 +97,7 @@ fn a_repeated_shard_is_named() {
     let dir = model();
     fs::copy(path(&dir, 2), path(&dir, 3)).unwrap();
     let line = failure_of(&["gguf-map", arg(&path(&dir, 1))]);
-    assert!(
-        line.contains(arg(&path(&dir, 3))) && line.contains("copy of another shard"),
-        "{line}"
-    );
+    assert!(line.contains(arg(&path(&dir, 3))) && line.contains("copy of another shard"), "{line}");
 }
 
 #[test]
@@ -152,17 +105,11 @@ fn a_foreign_shard_is_named() {
     let dir = model();
     write(&path(&dir, 2), 2, 7, &["token_embd.weight"]);
     let line = failure_of(&["gguf-map", arg(&path(&dir, 1))]);
-    assert!(
-        line.contains(arg(&path(&dir, 2))) && line.contains("not of the same model"),
-        "{line}"
-    );
+    assert!(line.contains(arg(&path(&dir, 2))) && line.contains("not of the same model"), "{line}");
     // Its keys fit, its tensors do not.
     write(&path(&dir, 2), 2, 3, &["a", "b"]);
     let line = failure_of(&["gguf-map", arg(&path(&dir, 1))]);
-    assert!(
-        line.contains("4 tensors") && line.contains("promises 3"),
-        "{line}"
-    );
+    assert!(line.contains("4 tensors") && line.contains("promises 3"), "{line}");
 }
 
 #[test]
@@ -171,8 +118,5 @@ fn a_renamed_shard_says_so() {
     let renamed = dir.path().join("renamed.gguf");
     fs::rename(path(&dir, 2), &renamed).unwrap();
     let line = failure_of(&["gguf-map", arg(&renamed)]);
-    assert!(
-        line.contains("shard 2 of 3") && line.contains("is not named"),
-        "{line}"
-    );
+    assert!(line.contains("shard 2 of 3") && line.contains("is not named"), "{line}");
 }

@@ -17,22 +17,13 @@ type Matrix = BTreeMap<(u32, u32), (u64, f64)>;
 
 /// The matrix that `hotness -o json` prints, without the experts that were never chosen.
 fn matrix(path: &Path, phase: &str) -> Matrix {
-    let rows: Vec<Value> = serde_json::from_str(&stdout_of(&[
-        "hotness",
-        arg(path),
-        "--phase",
-        phase,
-        "-o",
-        "json",
-    ]))
-    .unwrap();
+    let rows: Vec<Value> =
+        serde_json::from_str(&stdout_of(&["hotness", arg(path), "--phase", phase, "-o", "json"]))
+            .unwrap();
     let id = |row: &Value, key: &str| row[key].as_u64().unwrap() as u32;
     rows.iter()
         .map(|row| {
-            let tally = (
-                row["count"].as_u64().unwrap(),
-                row["mass"].as_f64().unwrap(),
-            );
+            let tally = (row["count"].as_u64().unwrap(), row["mass"].as_f64().unwrap());
             ((id(row, "layer_id"), id(row, "expert_id")), tally)
         })
         .filter(|(_, (count, _))| *count > 0)
@@ -54,11 +45,8 @@ fn known_mass(phases: &[u8]) -> BTreeMap<(u32, u32), f64> {
 #[test]
 fn counts_and_mass_are_right_in_every_phase_and_from_every_source() {
     let fixture = Fixture::new();
-    let phases: [(&str, &[u8]); 3] = [
-        ("all", &ALL),
-        ("prompt", &[PHASE_PROMPT]),
-        ("generate", &[PHASE_GENERATE]),
-    ];
+    let phases: [(&str, &[u8]); 3] =
+        [("all", &ALL), ("prompt", &[PHASE_PROMPT]), ("generate", &[PHASE_GENERATE])];
     for (name, phases) in phases {
         let masses = known_mass(phases);
         let known: Matrix = known_counts(phases)
@@ -66,11 +54,7 @@ fn counts_and_mass_are_right_in_every_phase_and_from_every_source() {
             .map(|(cell, count)| (cell, (count, masses[&cell])))
             .collect();
         for source in ["run", "run/trace.bin", "tables", "tables/routing.parquet"] {
-            assert_eq!(
-                matrix(&fixture.path(source), name),
-                known,
-                "{name} from {source}"
-            );
+            assert_eq!(matrix(&fixture.path(source), name), known, "{name} from {source}");
         }
     }
 }
@@ -112,11 +96,7 @@ fn matrix_is_ranked_and_complete() {
     assert_eq!(rows.len() as u32, N_LAYER * N_EXPERT);
     for layer in rows.chunk_by(|a, b| a.0 == b.0) {
         assert_eq!(layer.len() as u32, N_EXPERT);
-        assert_eq!(
-            (layer[0].1, layer[0].3),
-            (3, 0.25),
-            "expert 3 is in every choice"
-        );
+        assert_eq!((layer[0].1, layer[0].3), (3, 0.25), "expert 3 is in every choice");
         assert!(layer.is_sorted_by_key(|row| (std::cmp::Reverse(row.2), row.1)));
         assert!((layer.iter().map(|row| row.3).sum::<f64>() - 1.0).abs() < 1e-12);
     }
@@ -128,10 +108,7 @@ fn summary_tells_how_far_to_trust_it_and_then_the_tokens() {
     let summary = stdout_of(&["hotness", arg(&fixture.path("run"))]);
     assert!(summary.starts_with("too short to trust: "), "{summary}");
     let first = summary.lines().nth(1).unwrap();
-    assert_eq!(
-        first,
-        "16 prompt and generated tokens in 6 layers, 4 of 32 experts for a token"
-    );
+    assert_eq!(first, "16 prompt and generated tokens in 6 layers, 4 of 32 experts for a token");
     let layer_5 = summary.lines().last().unwrap();
     let cells: Vec<&str> = layer_5.split_whitespace().collect();
     assert_eq!(cells[..2], ["5", &(1 + N_GENERATED).to_string()]);

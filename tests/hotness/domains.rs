@@ -49,23 +49,12 @@ fn domains_by_sequence() {
         found.next().unwrap()["count"].as_u64().unwrap()
     };
     assert_eq!(
-        [
-            count("code", 1),
-            count("code", 2),
-            count("law", 1),
-            count("law", 2)
-        ],
+        [count("code", 1), count("code", 2), count("law", 1), count("law", 2)],
         [4, 0, 0, 4]
     );
 
-    let split = rows(
-        &path,
-        &[
-            &with_labels[..],
-            &["--table", "split", "--split", "by-label"],
-        ]
-        .concat(),
-    );
+    let split =
+        rows(&path, &[&with_labels[..], &["--table", "split", "--split", "by-label"]].concat());
     for row in split.iter().filter(|row| row["percent"] == 50) {
         // Two of three experts, 0 and the other domain's.
         close(row, "in_sample", 1.0);
@@ -103,10 +92,7 @@ fn domains_by_input_even_of_counts() {
     ]);
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines.len(), 3, "{text}");
-    assert!(
-        lines[1].starts_with("0,code,4,") && lines[2].starts_with("0,law,4,"),
-        "{text}"
-    );
+    assert!(lines[1].starts_with("0,code,4,") && lines[2].starts_with("0,law,4,"), "{text}");
     // ¾ ¼ against ½ ½.
     assert!(lines[1].contains(",0.25,0,0.75,1.5"), "{text}");
 }
@@ -140,18 +126,12 @@ fn labels_that_do_not_fit_are_refused() {
     let bad = fixture.path("bad.csv");
     fs::write(&bad, "4,code\n9\n").unwrap();
     for (more, expected) in [
-        (
-            &["--label", "a", "--label", "b"][..],
-            "2 --label for 1 inputs",
-        ),
+        (&["--label", "a", "--label", "b"][..], "2 --label for 1 inputs"),
         (&["--by", "label"], "no domain is told"),
         (&["--split", "by-label"], "no domain is told"),
         (&["--table", "domains"], "no domain is told"),
         (&["--labels", arg(&bad)], "line 2: no comma"),
-        (
-            &["--label", "a", "--table", "split", "--split", "by-label"],
-            "only one label",
-        ),
+        (&["--label", "a", "--table", "split", "--split", "by-label"], "only one label"),
     ] {
         let line = failure_of(&[&["--quiet", "hotness", path][..], more].concat());
         assert!(line.contains(expected), "{line}");

@@ -60,10 +60,7 @@ fn what_moves_does_not_hold() {
     let rows = rows(&path, &["--table", "split", "--split", "0.25"]);
     assert_eq!(rows.len(), 5);
     let quarter = &rows[3];
-    assert_eq!(
-        (&quarter["rows_learned"], &quarter["rows_tested"]),
-        (&30.into(), &90.into())
-    );
+    assert_eq!((&quarter["rows_learned"], &quarter["rows_tested"]), (&30.into(), &90.into()));
     close(quarter, "percent", 25.0);
     close(quarter, "in_sample", 1.0);
     // 30 of 90 tokens are still on the first experts.
@@ -86,10 +83,7 @@ fn what_stays_holds() {
     });
     let path = trace(&fixture, "stays.jsonl", tokens);
     let line = first_line(&[arg(&path)]);
-    assert!(
-        line.starts_with("it holds: the hottest 25 % of experts of the first 6"),
-        "{line}"
-    );
+    assert!(line.starts_with("it holds: the hottest 25 % of experts of the first 6"), "{line}");
     assert!(!line.contains("changed"), "{line}");
     let summary = stdout_of(&["--quiet", "hotness", arg(&path), "--split", "0.5"]);
     assert!(summary.contains("out_of_sample"), "{summary}");
@@ -99,11 +93,7 @@ fn what_stays_holds() {
 #[test]
 fn sequences_are_tested_on_each_other() {
     let fixture = Fixture::new();
-    let path = trace(
-        &fixture,
-        "sequences.jsonl",
-        (0..60).map(|t| (t % 3, [15, t % 3])),
-    );
+    let path = trace(&fixture, "sequences.jsonl", (0..60).map(|t| (t % 3, [15, t % 3])));
     let rows = rows(&path, &["--table", "split", "--split", "by-sequence"]);
     let tested: Vec<&str> = rows
         .iter()
@@ -117,15 +107,7 @@ fn sequences_are_tested_on_each_other() {
     }
     // One sequence has no other.
     let one = trace(&fixture, "one.jsonl", (0..20).map(|t| (0, [15, t % 3])));
-    let args = [
-        "--quiet",
-        "hotness",
-        arg(&one),
-        "--table",
-        "split",
-        "--split",
-        "by-sequence",
-    ];
+    let args = ["--quiet", "hotness", arg(&one), "--table", "split", "--split", "by-sequence"];
     assert!(failure_of(&args).contains("only one sequence"));
     let summary = ["--quiet", "hotness", arg(&one), "--split", "by-sequence"];
     assert!(failure_of(&summary).contains("only one sequence"));
@@ -185,10 +167,7 @@ fn drift_settling_and_intervals_have_their_rows() {
 fn counts_without_order_give_what_they_can() {
     let counts = repository("fixtures/foreign/imatrix/small.gguf");
     let line = first_line(&[arg(&counts)]);
-    assert!(
-        line.starts_with("how far to trust it cannot be told"),
-        "{line}"
-    );
+    assert!(line.starts_with("how far to trust it cannot be told"), "{line}");
     let rows = rows(&counts, &["--table", "measures"]);
     assert!(rows[0]["gini"].is_f64() && rows[0]["overlap"].is_null());
     for asked in [
@@ -210,21 +189,14 @@ fn counts_without_order_give_what_they_can() {
 #[test]
 fn an_expert_twice_in_a_token_is_remarked() {
     let fixture = Fixture::new();
-    let path = trace(
-        &fixture,
-        "twice.jsonl",
-        [(0, [1, 1]), (0, [2, 3])].into_iter(),
-    );
+    let path = trace(&fixture, "twice.jsonl", [(0, [1, 1]), (0, [2, 3])].into_iter());
     let remarks = |path: &Path, more: &[&str]| {
         let args = [&["hotness", arg(path)], more].concat();
         let assert = moe_analyze().args(args).assert().success();
         String::from_utf8_lossy(&assert.get_output().stderr).into_owned()
     };
     let told = remarks(&path, &[]);
-    assert!(
-        told.contains("left out: 1 expert that a token names again"),
-        "{told}"
-    );
+    assert!(told.contains("left out: 1 expert that a token names again"), "{told}");
     // A format with a row for each slot hands over what it says.
     let route = repository("fixtures/foreign/bigmoeonedge/small.route.csv");
     let rows = fs::read_to_string(route).unwrap();
@@ -234,10 +206,7 @@ fn an_expert_twice_in_a_token_is_remarked() {
     fs::write(&path, twice).unwrap();
     for more in [&[][..], &["-o", "csv"]] {
         let told = remarks(&path, more);
-        assert!(
-            told.contains("1 choice of a token names an expert twice"),
-            "{told}"
-        );
+        assert!(told.contains("1 choice of a token names an expert twice"), "{told}");
     }
 }
 

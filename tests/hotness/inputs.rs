@@ -47,10 +47,7 @@ fn impossible_records_are_named() {
     trace[at * 1024 + 792..][..4].copy_from_slice(&77i32.to_le_bytes());
     fs::write(&trace_file, &trace).unwrap();
     let line = failure_of(&["hotness", arg(&fixture.path("run"))]);
-    assert!(
-        line.contains("expert 77") && line.contains(&format!("record {at}")),
-        "{line}"
-    );
+    assert!(line.contains("expert 77") && line.contains(&format!("record {at}")), "{line}");
 }
 
 /// Counts are summed exactly, or not at all.
@@ -71,22 +68,13 @@ fn counts_beyond_64_bits_are_refused() {
     let most = learn("most.json", [u64::MAX - 1, 1]);
     let one = learn("one.json", [1, 0]);
     let line = failure_of(&["hotness", arg(&too_many), "-o", "csv"]);
-    assert!(
-        line.contains("layer 0") && line.contains("more than 64 bits"),
-        "{line}"
-    );
+    assert!(line.contains("layer 0") && line.contains("more than 64 bits"), "{line}");
     let rows = stdout_of(&["--quiet", "hotness", arg(&most), "-o", "csv"]);
     assert!(rows.contains("\n0,0,18446744073709551614,1,"), "{rows}");
     let usage = stdout_of(&["--quiet", "hotness", arg(&most), "--usage"]);
-    assert!(
-        usage.contains("18446744073709551614 activations"),
-        "{usage}"
-    );
+    assert!(usage.contains("18446744073709551614 activations"), "{usage}");
     let line = failure_of(&["--quiet", "hotness", arg(&most), arg(&one)]);
-    assert!(
-        line.contains("more than 64 bits") && line.contains(arg(&one)),
-        "{line}"
-    );
+    assert!(line.contains("more than 64 bits") && line.contains(arg(&one)), "{line}");
 }
 
 /// No room is made for layers and experts that no model has.
@@ -97,11 +85,9 @@ fn impossible_numbers_of_layers_and_experts_are_named() {
     let model = support::repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
     let manifest = fs::read_to_string(run.join("manifest.json")).unwrap();
     let mut manifest: serde_json::Value = serde_json::from_str(&manifest).unwrap();
-    for (key, n) in [
-        ("n_expert_used", 4097u32),
-        ("n_expert", 4_000_000_000),
-        ("n_layer", 4_000_000_001),
-    ] {
+    for (key, n) in
+        [("n_expert_used", 4097u32), ("n_expert", 4_000_000_000), ("n_layer", 4_000_000_001)]
+    {
         let own = manifest["model"][key].clone();
         manifest["model"][key] = n.into();
         fs::write(run.join("manifest.json"), manifest.to_string()).unwrap();
@@ -116,10 +102,7 @@ fn impossible_numbers_of_layers_and_experts_are_named() {
                 &["simulate", "--model", arg(&model)],
             ] {
                 let line = failure_of(&[&["--quiet"], more, &[arg(path)]].concat());
-                assert!(
-                    line.contains(&n.to_string()) && line.contains(arg(path)),
-                    "{line}"
-                );
+                assert!(line.contains(&n.to_string()) && line.contains(arg(path)), "{line}");
             }
         }
         let info = moe_analyze().args(["info", arg(&run)]).assert().code(1);
@@ -141,10 +124,7 @@ fn a_cut_trace_counts_its_whole_records() {
     fs::write(&cut, &trace[..trace.len() - 100]).unwrap();
     let summary = stdout_of(&["hotness", arg(&cut)]);
     let counted = summary.lines().nth(1).unwrap();
-    assert!(
-        counted.starts_with("16 prompt and generated tokens"),
-        "{summary}"
-    );
+    assert!(counted.starts_with("16 prompt and generated tokens"), "{summary}");
 }
 
 #[test]
@@ -154,28 +134,19 @@ fn bad_input_is_one_line_and_exit_2() {
     let inputs = [
         (dir.path().join("absent"), "cannot open"),
         (file("empty.bin", b""), "is empty"),
-        (
-            file("text.bin", b"no trace at all"),
-            "is in no known format",
-        ),
+        (file("text.bin", b"no trace at all"), "is in no known format"),
         (file("zeros.bin", &[0; 4096]), "is in no known format"),
         (
             file("table.parquet", b"PAR1 and then nothing"),
             "table.parquet: the file is damaged: Parquet error: Invalid Parquet file. Corrupt footer;",
         ),
         (file("learn.json", b"{}"), "JSON"),
-        (
-            support::repository("fixtures/random-qwen3moe-F16.gguf"),
-            "is a model",
-        ),
+        (support::repository("fixtures/random-qwen3moe-F16.gguf"), "is a model"),
         (dir.path().to_owned(), "neither a run directory"),
     ];
     for (path, expected) in &inputs {
         let line = failure_of(&["hotness", arg(path)]);
-        assert!(
-            line.contains(expected) && line.contains(arg(path)),
-            "{expected}: {line}"
-        );
+        assert!(line.contains(expected) && line.contains(arg(path)), "{expected}: {line}");
     }
     moe_analyze().args(["hotness"]).assert().code(2);
     // Whatever reads a table says so, and names it once.

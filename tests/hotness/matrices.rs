@@ -22,10 +22,7 @@ fn npy(bytes: &[u8]) -> (String, Vec<[u8; 8]>) {
     let header = String::from_utf8(bytes[10..10 + length].to_vec()).unwrap();
     let numbers = bytes[10 + length..].chunks_exact(8);
     assert!(numbers.remainder().is_empty());
-    (
-        header,
-        numbers.map(|bytes| bytes.try_into().unwrap()).collect(),
-    )
+    (header, numbers.map(|bytes| bytes.try_into().unwrap()).collect())
 }
 
 #[test]
@@ -34,20 +31,10 @@ fn arrays_hold_counts_and_mass() {
     let (counts, mass) = (fixture.path("counts.npy"), fixture.path("mass.npy"));
     let run = fixture.path("run");
     stdout_of(&["hotness", arg(&run), "--matrix", arg(&counts)]);
-    stdout_of(&[
-        "hotness",
-        arg(&run),
-        "--matrix",
-        arg(&mass),
-        "--value",
-        "mass",
-    ]);
+    stdout_of(&["hotness", arg(&run), "--matrix", arg(&mass), "--value", "mass"]);
 
     let (header, numbers) = npy(&fs::read(&counts).unwrap());
-    assert!(
-        header.contains("'descr': '<u8'") && header.contains("'shape': (6, 32)"),
-        "{header}"
-    );
+    assert!(header.contains("'descr': '<u8'") && header.contains("'shape': (6, 32)"), "{header}");
     let known = known_counts(&ALL);
     for (at, number) in (0..).zip(&numbers) {
         let known = known.get(&(at / N_EXPERT, at % N_EXPERT)).copied();
@@ -78,10 +65,7 @@ fn parts_are_phases_sequences_and_windows() {
         lines.collect()
     };
     let phases = cells(&["--by", "phase"]);
-    assert_eq!(
-        phases[0],
-        ["phase", "layer_id", "expert_id", "count", "mass", "bytes"]
-    );
+    assert_eq!(phases[0], ["phase", "layer_id", "expert_id", "count", "mass", "bytes"]);
     assert_eq!(phases.len() as u32, 1 + 2 * N_LAYER * N_EXPERT);
     let of = |rows: &[Vec<String>], part: &str, layer: &str, expert: &str| -> u64 {
         let mut found = rows.iter().filter(|row| row[..3] == [part, layer, expert]);
@@ -100,23 +84,13 @@ fn parts_are_phases_sequences_and_windows() {
     assert_eq!(of(&windows, "0", "0", "3"), 5);
     assert_eq!(of(&windows, "3", "0", "3"), 1);
     // Expert 20 is in every even token: 0, 2, 4 and 6, 8.
-    assert_eq!(
-        (of(&windows, "0", "0", "20"), of(&windows, "1", "0", "20")),
-        (3, 2)
-    );
+    assert_eq!((of(&windows, "0", "0", "20"), of(&windows, "1", "0", "20")), (3, 2));
 
     let sequences = cells(&["--by", "sequence"]);
     assert_eq!(of(&sequences, "0", "0", "3"), 16);
 
     let array = fixture.path("parts.npy");
-    stdout_of(&[
-        "hotness",
-        arg(&run),
-        "--by",
-        "phase",
-        "--matrix",
-        arg(&array),
-    ]);
+    stdout_of(&["hotness", arg(&run), "--by", "phase", "--matrix", arg(&array)]);
     let (header, numbers) = npy(&fs::read(&array).unwrap());
     assert!(header.contains("'shape': (2, 6, 32)"), "{header}");
     assert_eq!(u64::from_le_bytes(numbers[3]), u64::from(N_PROMPT));
@@ -131,21 +105,9 @@ fn bytes_are_those_of_the_model() {
     let known = known_counts(&ALL);
     let of_map = fixture.path("map.parquet");
     let of_model = fixture.path("model.parquet");
-    stdout_of(&[
-        "hotness",
-        arg(&fixture.path("run")),
-        "--matrix",
-        arg(&of_map),
-    ]);
+    stdout_of(&["hotness", arg(&fixture.path("run")), "--matrix", arg(&of_map)]);
     let tables = fixture.path("tables");
-    stdout_of(&[
-        "hotness",
-        arg(&tables),
-        "--model",
-        arg(&model),
-        "--matrix",
-        arg(&of_model),
-    ]);
+    stdout_of(&["hotness", arg(&tables), "--model", arg(&model), "--matrix", arg(&of_model)]);
     for file in [of_map, of_model] {
         let reader = ParquetRecordBatchReaderBuilder::try_new(File::open(file).unwrap()).unwrap();
         let batches: Vec<RecordBatch> = reader.build().unwrap().map(Result::unwrap).collect();
@@ -167,14 +129,7 @@ fn bytes_are_those_of_the_model() {
         }
     }
     let out = fixture.path("bytes.npy");
-    let line = failure_of(&[
-        "hotness",
-        arg(&tables),
-        "--value",
-        "bytes",
-        "--matrix",
-        arg(&out),
-    ]);
+    let line = failure_of(&["hotness", arg(&tables), "--value", "bytes", "--matrix", arg(&out)]);
     assert!(line.contains("--model"), "{line}");
     assert!(!out.exists());
 }
@@ -202,18 +157,12 @@ fn files_are_refused_before_anything_is_read() {
         assert!(line.contains(expected), "{more:?}: {line}");
     }
     let split = |more: &[&str]| stdout_of(&[&["hotness", arg(&run), "-o", "csv"], more].concat());
-    assert_eq!(
-        split(&["--split", "0.25"]),
-        split(&["--split", "0.25", "--table", "split"])
-    );
+    assert_eq!(split(&["--split", "0.25"]), split(&["--split", "0.25", "--table", "split"]));
     assert!(failure_of(&["hotness", arg(&run), "--by", "window"]).contains("--window"));
     assert!(failure_of(&["hotness", arg(&run), "--window", "3"]).contains("--by window"));
     stdout_of(&["hotness", arg(&run), "--matrix", arg(&there), "--force"]);
     let csv = fs::read_to_string(there).unwrap();
-    assert!(
-        csv.starts_with("layer_id,expert_id,count,mass,bytes\n0,0,0,"),
-        "{csv}"
-    );
+    assert!(csv.starts_with("layer_id,expert_id,count,mass,bytes\n0,0,0,"), "{csv}");
 }
 
 #[test]
@@ -223,34 +172,19 @@ fn every_picture_is_drawn() {
     for (picture, more, text) in [
         ("heat-map", "--sorted", "hottest first"),
         ("heat-map", "--value=bytes", "Bytes read for each expert"),
-        (
-            "coverage",
-            "--sorted",
-            "the second half, learned on the first",
-        ),
+        ("coverage", "--sorted", "the second half, learned on the first"),
         ("entropy", "--sorted", "entropy, 1 = even"),
     ] {
         for extension in ["svg", "png"] {
             let out = fixture.path(&format!("{picture}.{extension}"));
-            let args = [
-                "hotness",
-                arg(&run),
-                "--plot",
-                arg(&out),
-                "--picture",
-                picture,
-                more,
-                "--force",
-            ];
+            let args =
+                ["hotness", arg(&run), "--plot", arg(&out), "--picture", picture, more, "--force"];
             stdout_of(&args);
             let bytes = fs::read(out).unwrap();
             match extension {
                 "svg" => {
                     let svg = String::from_utf8(bytes).unwrap();
-                    assert!(
-                        svg.contains(text) && svg.trim_end().ends_with("</svg>"),
-                        "{picture}"
-                    );
+                    assert!(svg.contains(text) && svg.trim_end().ends_with("</svg>"), "{picture}");
                 }
                 _ => assert!(bytes.ends_with(b"IEND\xaeB`\x82")),
             }

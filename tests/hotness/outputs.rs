@@ -23,10 +23,7 @@ fn learn_file_is_the_runtimes() {
         stdout_of(&["hotness", arg(&fixture.path(source)), "--out", arg(&out)]);
         texts.push(fs::read_to_string(out).unwrap());
     }
-    assert_eq!(
-        texts[0], texts[1],
-        "a run and its tables give the same file"
-    );
+    assert_eq!(texts[0], texts[1], "a run and its tables give the same file");
     assert!(!texts[0].contains([' ', '\n']));
 
     let learn: Value = serde_json::from_str(&texts[0]).unwrap();
@@ -50,10 +47,7 @@ fn learn_file_is_the_runtimes() {
             .collect();
         assert_eq!(entry["experts"], serde_json::json!(known));
         assert_eq!(entry["cold_experts"], entry["experts"]);
-        assert_eq!(
-            entry["cold_slots_total"],
-            known.iter().map(|(_, count)| count).sum::<u64>()
-        );
+        assert_eq!(entry["cold_slots_total"], known.iter().map(|(_, count)| count).sum::<u64>());
     }
     let observations = moe_placement::learn::parse_observations(&texts[0]).unwrap();
     assert!(moe_placement::learn::is_usable(&observations));
@@ -97,20 +91,11 @@ fn learn_files_of_all_formats_follow_the_schema() {
             &[&[], &["--top-k", "2"]]
         };
         for &more in options {
-            let (out, converted) = (
-                dir.path().join("hotness.json"),
-                dir.path().join("convert.json"),
-            );
+            let (out, converted) =
+                (dir.path().join("hotness.json"), dir.path().join("convert.json"));
             let write: [&[&str]; 2] = [
                 &["hotness", arg(&trace), "--out", arg(&out)],
-                &[
-                    "convert",
-                    arg(&trace),
-                    "--to",
-                    "learn",
-                    "--out",
-                    arg(&converted),
-                ],
+                &["convert", arg(&trace), "--to", "learn", "--out", arg(&converted)],
             ];
             for command in write {
                 stdout_of(&[&["--quiet"], command, &["--force"], more].concat());
@@ -124,18 +109,8 @@ fn learn_files_of_all_formats_follow_the_schema() {
             }
             // A learn file of the learn file says the same.
             let again = dir.path().join("again.json");
-            stdout_of(&[
-                "--quiet",
-                "hotness",
-                arg(&out),
-                "--out",
-                arg(&again),
-                "--force",
-            ]);
-            assert_eq!(
-                fs::read_to_string(&again).unwrap(),
-                fs::read_to_string(&out).unwrap()
-            );
+            stdout_of(&["--quiet", "hotness", arg(&out), "--out", arg(&again), "--force"]);
+            assert_eq!(fs::read_to_string(&again).unwrap(), fs::read_to_string(&out).unwrap());
         }
     }
 }
@@ -152,10 +127,7 @@ fn learn_files_count_tokens_where_passes_are_not_recorded() {
             .assert()
             .success();
         let notes = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
-        (
-            serde_json::from_str(&fs::read_to_string(&out).unwrap()).unwrap(),
-            notes,
-        )
+        (serde_json::from_str(&fs::read_to_string(&out).unwrap()).unwrap(), notes)
     };
     // Five tokens with two experts each, in two layers.
     for (trace, more) in [
@@ -164,21 +136,14 @@ fn learn_files_count_tokens_where_passes_are_not_recorded() {
         ("eplb/small.json", &["--top-k", "2"]),
     ] {
         let (file, notes) = learn(trace, more);
-        assert_eq!(
-            (&file["updates"], &file["n_expert_used"]),
-            (&5.into(), &2.into()),
-            "{trace}"
-        );
+        assert_eq!((&file["updates"], &file["n_expert_used"]), (&5.into(), &2.into()), "{trace}");
         assert_eq!(file["summary"]["layer_calls"], 10);
         assert_eq!(file["layers"][1]["cold_slots_per_call"], 2.0);
         assert!(notes.contains("each token counts as one call"), "{notes}");
     }
     // Of counts alone each selection is a call.
     let (file, notes) = learn("eplb/small.json", &[]);
-    assert_eq!(
-        (&file["updates"], &file["n_expert_used"]),
-        (&10.into(), &1.into())
-    );
+    assert_eq!((&file["updates"], &file["n_expert_used"]), (&10.into(), &1.into()));
     assert_eq!(file["layers"][0]["cold_slots_per_call"], 1.0);
     assert!(notes.contains("--top-k"), "{notes}");
 }
@@ -190,14 +155,7 @@ fn files_are_written_whoever_reads_stdout() {
     for (stdout, expected) in support::bad_stdouts() {
         let out = fixture.path(&format!("{expected}.json"));
         let plot = fixture.path(&format!("{expected}.png"));
-        let args = [
-            "hotness",
-            arg(&run),
-            "--out",
-            arg(&out),
-            "--plot",
-            arg(&plot),
-        ];
+        let args = ["hotness", arg(&run), "--out", arg(&out), "--plot", arg(&plot)];
         assert_eq!(support::code_with_stdout(&args, stdout), expected);
         let learn = fs::read_to_string(&out).unwrap();
         assert!(learn.starts_with('{') && learn.ends_with('}'), "{learn}");
@@ -227,12 +185,7 @@ fn pictures_are_drawn() {
     assert!(png.starts_with(b"\x89PNG\r\n\x1a\n") && png.ends_with(b"IEND\xaeB`\x82"));
     let svg = fs::read_to_string(svg).unwrap();
     assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
-    for text in [
-        "layer",
-        "expert",
-        "How often each expert is chosen",
-        "× even share",
-    ] {
+    for text in ["layer", "expert", "How often each expert is chosen", "× even share"] {
         assert!(svg.contains(text), "{text}");
     }
     assert!(svg.matches("<rect").count() as u32 > N_LAYER * N_EXPERT);
@@ -242,11 +195,8 @@ fn pictures_are_drawn() {
 fn outputs_are_not_overwritten() {
     let fixture = Fixture::new();
     let run = fixture.path("run");
-    for (option, name) in [
-        ("--out", "learn.json"),
-        ("--plot", "plot.svg"),
-        ("--plot", "plot.png"),
-    ] {
+    for (option, name) in [("--out", "learn.json"), ("--plot", "plot.svg"), ("--plot", "plot.png")]
+    {
         let out = fixture.path(name);
         fs::write(&out, "precious").unwrap();
         let line = failure_of(&["hotness", arg(&run), option, arg(&out)]);
@@ -277,14 +227,9 @@ fn usage_by_expert_and_by_layer() {
         let last = "Layer 5:\n  Expert   3:        7 activations (25.00%)\n";
         assert!(text.contains(last), "{text}");
 
-        let json: Value = serde_json::from_str(&stdout_of(&[
-            "hotness",
-            arg(&source),
-            "--usage",
-            "-o",
-            "json",
-        ]))
-        .unwrap();
+        let json: Value =
+            serde_json::from_str(&stdout_of(&["hotness", arg(&source), "--usage", "-o", "json"]))
+                .unwrap();
         let layers = json["layers"].as_array().unwrap();
         assert_eq!(layers.len() as u32, N_LAYER);
         assert_eq!(layers[0]["total_tokens"], 16 * N_EXPERT_USED);

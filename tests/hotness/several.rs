@@ -14,10 +14,7 @@ fn several_runs_are_added() {
     known_run(&other);
     let both = stdout_of(&["hotness", arg(&tables), arg(&other)]);
     let counted = both.lines().nth(1).unwrap();
-    assert!(
-        counted.starts_with("32 prompt and generated tokens"),
-        "{both}"
-    );
+    assert!(counted.starts_with("32 prompt and generated tokens"), "{both}");
 
     // A bare trace does not tell its model, which is remarked.
     let trace = other.join("trace.bin");
@@ -26,10 +23,7 @@ fn several_runs_are_added() {
         .assert()
         .success();
     let stderr = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
-    assert!(
-        stderr.starts_with("1 input does not tell the model"),
-        "{stderr}"
-    );
+    assert!(stderr.starts_with("1 input does not tell the model"), "{stderr}");
 }
 
 /// Adds a run to a dataset beside the fixture.
@@ -83,14 +77,10 @@ fn runs_of_other_models_are_not_added() {
     add_to_dataset(&fixture, "run");
     add_to_dataset(&fixture, "other");
     let (run, dataset) = (fixture.path("run"), fixture.path("dataset"));
-    for args in [
-        &["hotness", arg(&run), arg(&other)][..],
-        &["hotness", arg(&dataset)],
-    ] {
+    for args in [&["hotness", arg(&run), arg(&other)][..], &["hotness", arg(&dataset)]] {
         let line = failure_of(args);
         for part in [
-            "of different models",
-            "\"tiny-qwen3moe-Q4_K_M.gguf\"",
+            "of different models", "\"tiny-qwen3moe-Q4_K_M.gguf\"",
             "\"other.gguf\" (header hash 0123456789abcdef)",
         ] {
             assert!(line.contains(part), "{part}: {line}");
@@ -101,10 +91,7 @@ fn runs_of_other_models_are_not_added() {
     let budget = ["--model", arg(&model), "--budget-mib", "1"];
     for (again, expected) in [(&other, "of different models"), (&run, "counted already")] {
         let line = failure_of(&[&["plan", arg(&run), arg(again)], &budget[..]].concat());
-        assert!(
-            line.contains(expected) && line.contains(arg(again)),
-            "{line}"
-        );
+        assert!(line.contains(expected) && line.contains(arg(again)), "{line}");
     }
 }
 
@@ -114,10 +101,7 @@ fn other_tables_are_named_as_such() {
     for table in ["ops", "accesses"] {
         let table = fixture.path(&format!("tables/{table}.parquet"));
         let line = failure_of(&["hotness", arg(&table)]);
-        assert!(
-            line.contains("is not a table of routing") && line.contains(arg(&table)),
-            "{line}"
-        );
+        assert!(line.contains("is not a table of routing") && line.contains(arg(&table)), "{line}");
     }
     let map = fixture.path("run/gguf-map.parquet");
     assert!(failure_of(&["hotness", arg(&map)]).contains("not a table of routing"));

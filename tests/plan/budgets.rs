@@ -18,15 +18,7 @@ fn budgets() {
             command.env("PATH", path);
         }
         command
-            .args([
-                "--quiet",
-                "plan",
-                arg(&learn),
-                "--model",
-                arg(&model),
-                "-o",
-                "json",
-            ])
+            .args(["--quiet", "plan", arg(&learn), "--model", arg(&model), "-o", "json"])
             .args(more);
         let output = command.output().unwrap();
         let plan: Value = serde_json::from_slice(&output.stdout).ok()?;
@@ -38,26 +30,14 @@ fn budgets() {
         )
     };
     let mib = 1 << 20;
-    assert_eq!(
-        lanes(&["--budget-mib", "1,3"], None).unwrap(),
-        [mib, 3 * mib]
-    );
+    assert_eq!(lanes(&["--budget-mib", "1,3"], None).unwrap(), [mib, 3 * mib]);
     // The published vector, and the reserve of a further lane.
     let auto = [
-        "--budget-mib",
-        "auto,-1",
-        "--free-mib",
-        "4096.5,600",
-        "--kv-mib",
-        "1024",
-        "--reserve-mib",
+        "--budget-mib", "auto,-1", "--free-mib", "4096.5,600", "--kv-mib", "1024", "--reserve-mib",
         "512",
     ];
     assert_eq!(lanes(&auto, None).unwrap(), [2560 * mib, 88 * mib]);
-    assert_eq!(
-        lanes(&["--budget-mib", "auto", "--free-mib", "1025"], None).unwrap(),
-        [mib]
-    );
+    assert_eq!(lanes(&["--budget-mib", "auto", "--free-mib", "1025"], None).unwrap(), [mib]);
 
     let help = stdout_of(&["plan", "--help"]);
     let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -67,21 +47,11 @@ fn budgets() {
     assert_eq!(lanes(&["--budget-mib", "auto"], Some(&nowhere)), None);
     let error = moe_analyze()
         .env("PATH", &nowhere)
-        .args([
-            "plan",
-            arg(&learn),
-            "--model",
-            arg(&model),
-            "--budget-mib",
-            "auto",
-        ])
+        .args(["plan", arg(&learn), "--model", arg(&model), "--budget-mib", "auto"])
         .assert()
         .code(2);
     let error = String::from_utf8_lossy(&error.get_output().stderr).into_owned();
-    assert!(
-        error.contains("--free-mib") && error.lines().count() == 1,
-        "{error}"
-    );
+    assert!(error.contains("--free-mib") && error.lines().count() == 1, "{error}");
 }
 
 /// Where there is a GPU, its driver's tool is asked.

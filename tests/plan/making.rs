@@ -12,20 +12,9 @@ use crate::support::{self, arg, failure_of, moe_analyze, repository, stdout_of};
 fn inputs_may_have_a_byte_order_mark() {
     let dir = workplace();
     let learn = dir.path().join("learn.json");
-    let sizes = write(
-        &dir,
-        "sizes.csv",
-        "layer,expert,bytes\n0,3,9\n0,5,9\n0,6,9\n2,1,9\n",
-    );
+    let sizes = write(&dir, "sizes.csv", "layer,expert,bytes\n0,3,9\n0,5,9\n0,6,9\n2,1,9\n");
     let plan = || {
-        let args = [
-            "plan",
-            arg(&learn),
-            "--sizes",
-            arg(&sizes),
-            "--budget-bytes",
-            "100",
-        ];
+        let args = ["plan", arg(&learn), "--sizes", arg(&sizes), "--budget-bytes", "100"];
         stdout_of(&[&args[..], &["-o", "csv"]].concat())
     };
     let expected = plan();
@@ -49,11 +38,8 @@ fn the_runtimes_forty_cases() {
         let learn = write(&dir, "learn.json", &case["learn"].to_string());
         let rows = case["sizes"].as_array().unwrap().iter();
         let rows = rows.map(|row| format!("{},{},{}\n", row[0], row[1], row[2]));
-        let sizes = write(
-            &dir,
-            "sizes.csv",
-            &format!("layer,expert,bytes\n{}", rows.collect::<String>()),
-        );
+        let sizes =
+            write(&dir, "sizes.csv", &format!("layer,expert,bytes\n{}", rows.collect::<String>()));
         let budgets: Vec<String> = case["lane_budgets"]
             .as_array()
             .unwrap()
@@ -80,10 +66,7 @@ fn the_runtimes_forty_cases() {
         let scores = expected["ranking"].as_array().unwrap();
         let mut expected_selected = Vec::new();
         for (lane, expected) in expected["lanes"].as_array().unwrap().iter().enumerate() {
-            assert_eq!(
-                plan["lanes"][lane]["used_bytes"], expected["used_bytes"],
-                "case {number}"
-            );
+            assert_eq!(plan["lanes"][lane]["used_bytes"], expected["used_bytes"], "case {number}");
             assert_eq!(
                 plan["lanes"][lane]["budget_bytes"], case["lane_budgets"][lane],
                 "case {number}"
@@ -98,14 +81,7 @@ fn the_runtimes_forty_cases() {
         }
         let found = plan["selected"].as_array().unwrap().iter();
         let found: Vec<Value> = found
-            .map(|entry| {
-                json!([
-                    entry["layer"],
-                    entry["expert"],
-                    entry["score"],
-                    entry["lane"]
-                ])
-            })
+            .map(|entry| json!([entry["layer"], entry["expert"], entry["score"], entry["lane"]]))
             .collect();
         assert_eq!(found, expected_selected, "case {number}");
     }
@@ -142,10 +118,7 @@ fn sizes_come_from_the_model() {
             .all(|entry| entry["bytes"] == GPT_OSS_EXPERT)
     );
     assert_eq!(five["estimated_hit_share"], 21.0 / 22.0);
-    assert_eq!(
-        selected(&plan(5 * GPT_OSS_EXPERT - 1)),
-        [(0, 3, 0), (2, 1, 0)]
-    );
+    assert_eq!(selected(&plan(5 * GPT_OSS_EXPERT - 1)), [(0, 3, 0), (2, 1, 0)]);
 }
 
 /// Of gpt-oss the runtime weighs by time, with a curve of 1; of other models by place.
@@ -163,10 +136,7 @@ fn defaults_are_the_runtimes() {
     let told = ["--weighting", "capped", "--layer-curve", "0.25"];
     assert_eq!(defaults(GPT_OSS, &told), (json!("smooth"), json!(0.25)));
     // A curve out of range becomes 0.5, and that is told.
-    assert_eq!(
-        defaults(GPT_OSS, &["--layer-curve", "-3"]),
-        (json!("time"), json!(0.5))
-    );
+    assert_eq!(defaults(GPT_OSS, &["--layer-curve", "-3"]), (json!("time"), json!(0.5)));
     let model = repository(GPT_OSS);
     moe_analyze()
         .args(plan_of(&learn, &model))
@@ -186,10 +156,7 @@ fn files_are_merged_and_fade() {
     let first = |more: &[&str]| {
         let plan = planned(&older, &model, &[&[arg(&learn)], more].concat());
         let first = &plan["selected"][0];
-        (
-            first["expert"].as_u64().unwrap(),
-            first["hits"].as_u64().unwrap(),
-        )
+        (first["expert"].as_u64().unwrap(), first["hits"].as_u64().unwrap())
     };
     assert_eq!(first(&[]), (5, 12));
     assert_eq!(first(&["--half-life", "1"]), (3, 9));
@@ -232,24 +199,11 @@ fn random_fill() {
 #[test]
 fn the_learn_file_is_cut_to_the_plan() {
     let dir = workplace();
-    let (learn, cut, model) = (
-        dir.path().join("learn.json"),
-        dir.path().join("cut.json"),
-        repository(QWEN),
-    );
+    let (learn, cut, model) =
+        (dir.path().join("learn.json"), dir.path().join("cut.json"), repository(QWEN));
     let budget = (3 * 29_696).to_string();
-    let args = |learn| {
-        [
-            "plan",
-            learn,
-            "--model",
-            arg(&model),
-            "--budget-bytes",
-            &budget,
-            "-o",
-            "json",
-        ]
-    };
+    let args =
+        |learn| ["plan", learn, "--model", arg(&model), "--budget-bytes", &budget, "-o", "json"];
     let plan = json_of(&[&args(arg(&learn))[..], &["--out", arg(&cut)]].concat());
     assert_eq!(selected(&plan), [(0, 3, 0), (0, 5, 0)]);
     let expected = json!({"schema": "llama.cpp.moe_layer_opt_perf.v1", "n_expert": 32, "layers": [

@@ -17,10 +17,7 @@ fn model(dir: &TempDir, n_block: u32, n_nextn: u32) -> PathBuf {
     let path = dir.path().join("model.gguf");
     let number = |key: &str, value| (format!("glm4moe.{key}"), Key::U32(value));
     let keys = [
-        (
-            "general.architecture".to_owned(),
-            Key::String("glm4moe".into()),
-        ),
+        ("general.architecture".to_owned(), Key::String("glm4moe".into())),
         number("block_count", n_block),
         number("nextn_predict_layers", n_nextn),
         number("expert_count", 8),
@@ -66,10 +63,7 @@ fn experts_of_an_mtp_head_take_no_room() {
     assert_eq!(plan["llama_cpp"]["expert_bytes_on_gpu"], 3 * LAYER);
     assert_eq!(plan["llama_cpp"]["estimated_hit_share"], 1.0);
     let warned = stderr_of(&plan_of(&learn, &mtp));
-    assert!(
-        warned.contains("left out: 2 experts of the MTP head"),
-        "{warned}"
-    );
+    assert!(warned.contains("left out: 2 experts of the MTP head"), "{warned}");
     assert!(!warned.contains("another model"), "{warned}");
     let filled = planned(&learn, &mtp, &["--fill-random"]);
     let layers: Vec<u64> = selected(&filled).iter().map(|(layer, ..)| *layer).collect();
@@ -89,23 +83,10 @@ fn simulated_caches_have_no_experts_of_an_mtp_head() {
     });
     let trace = write(&dir, "trace.jsonl", &lines.collect::<String>());
     let learn = learn(&dir);
-    let args = [
-        "simulate",
-        arg(&trace),
-        "--model",
-        arg(&mtp),
-        "--budget-mib",
-        "1",
-    ];
+    let args = ["simulate", arg(&trace), "--model", arg(&mtp), "--budget-mib", "1"];
     let told = stderr_of(&[&args[..], &["--learn", arg(&learn)]].concat());
-    assert!(
-        told.contains("18 look-ups of 24 experts in 3 layers"),
-        "{told}"
-    );
-    assert!(
-        told.contains("left out: 6 selections of experts of the MTP head"),
-        "{told}"
-    );
+    assert!(told.contains("18 look-ups of 24 experts in 3 layers"), "{told}");
+    assert!(told.contains("left out: 6 selections of experts of the MTP head"), "{told}");
 }
 
 /// The runtime takes MiB, and none switch its cache off.
@@ -115,14 +96,7 @@ fn budgets_below_one_mib_have_no_command() {
     let (learn, model) = (learn(&dir), model(&dir, 5, 1));
     let plan = |budgets: &str| {
         let model = arg(&model);
-        let args = [
-            "plan",
-            arg(&learn),
-            "--model",
-            model,
-            "--budget-bytes",
-            budgets,
-        ];
+        let args = ["plan", arg(&learn), "--model", model, "--budget-bytes", budgets];
         assert!(!stdout_of(&args).contains("max-mib 0"));
         json_of(&[&args[..], &["-o", "json"]].concat())
     };

@@ -36,10 +36,7 @@ fn explanations() {
         "{text}"
     );
     // Four experts fit: 3 and 1 of two layers, each with an empty one.
-    assert!(
-        lines[1].contains("needed 27648 bytes and lane 0 had 9408 left"),
-        "{text}"
-    );
+    assert!(lines[1].contains("needed 27648 bytes and lane 0 had 9408 left"), "{text}");
     assert!(lines[2].contains("counts no choice of it"), "{text}");
     let plan = json_of(&[&args[..], &["-o", "json"]].concat());
     assert_eq!(plan["explanations"][1]["cached"], false);
@@ -58,28 +55,15 @@ fn a_learn_file_of_another_model_is_remarked_upon() {
     let dir = workplace();
     let model = repository(GPT_OSS);
     for (experts, told) in [
-        (
-            "[[1, 8]]",
-            "warning: 1 expert of the learn file is not in the model;",
-        ),
-        (
-            "[[1, 8], [2, 3]]",
-            "warning: 2 experts of the learn file are not in the model;",
-        ),
+        ("[[1, 8]]", "warning: 1 expert of the learn file is not in the model;"),
+        ("[[1, 8], [2, 3]]", "warning: 2 experts of the learn file are not in the model;"),
     ] {
         let text = format!(
             r#"{{"schema": "llama.cpp.moe_layer_opt_perf.v1", "n_expert": 32, "layers": [
             {{"layer": 0, "calls": 7, "experts": [[3, 9]]}}, {{"layer": 40, "calls": 7, "experts": {experts}}}]}}"#
         );
         let learn = write(&dir, "other.json", &text);
-        let args = [
-            "plan",
-            arg(&learn),
-            "--model",
-            arg(&model),
-            "--budget-bytes",
-            "120000",
-        ];
+        let args = ["plan", arg(&learn), "--model", arg(&model), "--budget-bytes", "120000"];
         let planned = moe_analyze().args(args).assert().success();
         let remarks = String::from_utf8_lossy(&planned.get_output().stderr).into_owned();
         assert!(remarks.contains(told), "{remarks}");
@@ -189,14 +173,10 @@ fn what_cannot_be_done_is_told_in_a_line() {
         "wide.json",
         r#"{"schema":"llama.cpp.moe_layer_perf.v1","layers":[{"layer":0,"experts":[[4294967296,1]]}]}"#,
     );
-    let off = file(
-        "off.json",
-        r#"{"enabled":false,"schema":"llama.cpp.moe_layer_perf.v1","layers":[]}"#,
-    );
-    let other = file(
-        "other.json",
-        r#"{"schema":"llama.cpp.moe_layer_perf.v1","n_expert":8,"layers":[]}"#,
-    );
+    let off =
+        file("off.json", r#"{"enabled":false,"schema":"llama.cpp.moe_layer_perf.v1","layers":[]}"#);
+    let other =
+        file("other.json", r#"{"schema":"llama.cpp.moe_layer_perf.v1","n_expert":8,"layers":[]}"#);
     let sizes = file("sizes.csv", "layer,expert,bytes\n0,1,x\n");
     let good = file("good.csv", "layer,expert,bytes\n0,1,9\n");
     let none = dir.path().join("none.json");
@@ -211,26 +191,9 @@ fn what_cannot_be_done_is_told_in_a_line() {
             [with(learn), vec![arg(&other)]].concat(),
             "other.json: it says 8 experts in a layer, the model ",
         ),
-        (
-            vec![
-                "plan",
-                learn,
-                arg(&other),
-                "--sizes",
-                arg(&good),
-                "--budget-mib",
-                "1",
-            ],
-            "n_expert",
-        ),
-        (
-            [with(learn), vec!["--weighting", "smooth_pressure"]].concat(),
-            "smooth-pressure",
-        ),
-        (
-            [with(learn), vec!["--strategy", "even"]].concat(),
-            "even-split",
-        ),
+        (vec!["plan", learn, arg(&other), "--sizes", arg(&good), "--budget-mib", "1"], "n_expert"),
+        ([with(learn), vec!["--weighting", "smooth_pressure"]].concat(), "smooth-pressure"),
+        ([with(learn), vec!["--strategy", "even"]].concat(), "even-split"),
         ([with(learn), vec!["--explain", "3"]].concat(), "3:17"),
         ([with(learn), vec!["--half-life", "0"]].concat(), "above 0"),
         ([with(learn), vec!["--free-mib", "9"]].concat(), "auto"),
@@ -238,40 +201,16 @@ fn what_cannot_be_done_is_told_in_a_line() {
         ([with(learn), vec!["--sizes", sizes]].concat(), "--sizes"),
         (vec!["plan", learn, "--model", model], "--budget-mib"),
         (vec!["plan", learn, "--budget-mib", "1"], "--model"),
+        (vec!["plan", learn, "--model", model, "--budget-mib", "1,1,1,1"], "1 to 3"),
+        (vec!["plan", learn, "--model", model, "--budget-mib", "1.5"], "an integer"),
         (
-            vec!["plan", learn, "--model", model, "--budget-mib", "1,1,1,1"],
-            "1 to 3",
-        ),
-        (
-            vec!["plan", learn, "--model", model, "--budget-mib", "1.5"],
-            "an integer",
-        ),
-        (
-            vec![
-                "plan",
-                learn,
-                "--model",
-                model,
-                "--budget-mib",
-                "auto",
-                "--free-mib",
-                "1,2",
-            ],
+            vec!["plan", learn, "--model", model, "--budget-mib", "auto", "--free-mib", "1,2"],
             "--free-mib",
         ),
-        (
-            vec!["plan", learn, "--model", learn, "--budget-mib", "1"],
-            "learn.json",
-        ),
-        (
-            vec!["plan", learn, "--sizes", sizes, "--budget-mib", "1"],
-            "line 2",
-        ),
+        (vec!["plan", learn, "--model", learn, "--budget-mib", "1"], "learn.json"),
+        (vec!["plan", learn, "--sizes", sizes, "--budget-mib", "1"], "line 2"),
         (vec!["plan", learn, "--update", sizes], "sizes.csv"),
-        (
-            vec!["plan", learn, "--update", arg(&off)],
-            "names no expert",
-        ),
+        (vec!["plan", learn, "--update", arg(&off)], "names no expert"),
     ];
     for (args, told) in cases {
         let error = failure_of(&args);
@@ -288,23 +227,8 @@ fn json_is_as_the_schema_says() {
     let (learn, model) = (dir.path().join("learn.json"), repository(GPT_OSS));
     let forms: [&[&str]; 3] = [
         &["--budget-mib", "0"],
-        &[
-            "--budget-bytes",
-            "60000,90000,5",
-            "--strategy",
-            "even-split",
-            "--fill-random",
-        ],
-        &[
-            "--budget-bytes",
-            "90000",
-            "--explain",
-            "0:3",
-            "--explain",
-            "0:6",
-            "--explain",
-            "8:0",
-        ],
+        &["--budget-bytes", "60000,90000,5", "--strategy", "even-split", "--fill-random"],
+        &["--budget-bytes", "90000", "--explain", "0:3", "--explain", "0:6", "--explain", "8:0"],
     ];
     for form in forms {
         let args = ["plan", arg(&learn), "--model", arg(&model), "-o", "json"];

@@ -55,25 +55,9 @@ fn the_published_precision_of_the_previous_token_is_reproduced() {
     };
     for (model, published) in [("qwen", "38.0"), ("gptoss", "17.9")] {
         let trace = data.join(format!("{model}.route.csv"));
-        let args = [
-            "--quiet",
-            "simulate",
-            arg(&trace),
-            "--budget-mib",
-            "1000",
-            "--policy",
-            "lru",
-        ];
-        let more = [
-            "--predictor",
-            "previous",
-            "--link-gb-s",
-            "1",
-            "--window-us",
-            "1",
-            "-o",
-            "json",
-        ];
+        let args = ["--quiet", "simulate", arg(&trace), "--budget-mib", "1000", "--policy", "lru"];
+        let more =
+            ["--predictor", "previous", "--link-gb-s", "1", "--window-us", "1", "-o", "json"];
         let rows: serde_json::Value =
             serde_json::from_str(&stdout_of(&[&args[..], &more].concat())).unwrap();
         let precision = rows[1]["precision_pct"].as_f64().unwrap();

@@ -25,14 +25,8 @@ fn a_run_its_trace_and_its_tables_give_the_same() {
     let look_ups = of_run[&(1, "lru".to_owned())]["look_ups"];
     assert_eq!(look_ups, known_look_ups() as f64);
     assert_eq!(of_run, simulate(&run, "0..3+1", "belady,lru,clock", &model));
-    assert_eq!(
-        of_run,
-        simulate(&run.join("trace.bin"), "0..3+1", "belady,lru,clock", &model)
-    );
-    assert_eq!(
-        of_run,
-        simulate(&tables, "0..3+1", "belady,lru,clock", &model)
-    );
+    assert_eq!(of_run, simulate(&run.join("trace.bin"), "0..3+1", "belady,lru,clock", &model));
+    assert_eq!(of_run, simulate(&tables, "0..3+1", "belady,lru,clock", &model));
 }
 
 /// Distinct experts of each batch of the known run, counted anew.
@@ -58,10 +52,7 @@ fn sizes_must_be_known() {
     known_run(&run);
     let trace = run.join("trace.bin");
     let failure = failure_of(&["--quiet", "simulate", arg(&trace)]);
-    assert!(
-        failure.contains("--model") && failure.contains("--sizes"),
-        "{failure}"
-    );
+    assert!(failure.contains("--model") && failure.contains("--sizes"), "{failure}");
 
     let sizes = dir.path().join("sizes.csv");
     let all: String = (0..6u32)
@@ -112,16 +103,8 @@ fn learn_files_and_predictions_are_of_the_traces_model() {
     let bare = [&bare[..], &["--model", arg(&model)]].concat();
     for simulate in [&told[..], &bare] {
         for (more, path, said) in [
-            (
-                &learnt(&few)[..],
-                &few,
-                "it says 8 experts in a layer, the model",
-            ),
-            (
-                &learnt(&deep),
-                &deep,
-                "it counts expert 7 of layer 6, which",
-            ),
+            (&learnt(&few)[..], &few, "it says 8 experts in a layer, the model"),
+            (&learnt(&deep), &deep, "it counts expert 7 of layer 6, which"),
             (&learnt(&other), &other, "it says 2 layers, the model"),
             (&predicted(&other), &other, "it says 2 layers, the model"),
         ] {
@@ -150,15 +133,7 @@ fn expert_sizes_are_the_same_with_and_without_the_model() {
     write_gguf(&model, Some(&plain), &[], &chunks.collect::<Vec<_>>());
     known_run_of(&run, &Gguf::open(&model).unwrap());
     let simulated = |more: &[&str]| {
-        let args = [
-            "--quiet",
-            "simulate",
-            arg(&run),
-            "--budget-mib",
-            "1",
-            "-o",
-            "csv",
-        ];
+        let args = ["--quiet", "simulate", arg(&run), "--budget-mib", "1", "-o", "csv"];
         stdout_of(&[&args[..], more].concat())
     };
     let without = simulated(&[]);

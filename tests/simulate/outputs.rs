@@ -10,15 +10,8 @@ const SMALL: &str = "fixtures/foreign/bigmoeonedge/small.route.csv";
 #[test]
 fn every_format_has_every_row() {
     let trace = repository(SMALL);
-    let args = [
-        "--quiet",
-        "simulate",
-        arg(&trace),
-        "--budget-mib",
-        "1,2",
-        "--policy",
-        "lru,random",
-    ];
+    let args =
+        ["--quiet", "simulate", arg(&trace), "--budget-mib", "1,2", "--policy", "lru,random"];
     let print = |format: &str| stdout_of(&[&args[..], &["-o", format]].concat());
     assert_eq!(print("csv").lines().count(), 5);
     assert_eq!(print("md").lines().count(), 6);
@@ -33,23 +26,11 @@ fn every_format_has_every_row() {
 #[test]
 fn all_leaves_out_what_needs_a_learn_file() {
     let trace = repository(SMALL);
-    let args = [
-        "simulate",
-        arg(&trace),
-        "--budget-mib",
-        "1",
-        "--policy",
-        "all",
-        "-o",
-        "csv",
-    ];
+    let args = ["simulate", arg(&trace), "--budget-mib", "1", "--policy", "all", "-o", "csv"];
     let assert = moe_analyze().args(args).assert().success();
     let output = assert.get_output();
     let stdout = String::from_utf8_lossy(&output.stdout);
-    assert!(
-        stdout.contains("\n1,arc,") && !stdout.contains("hotcache"),
-        "{stdout}"
-    );
+    assert!(stdout.contains("\n1,arc,") && !stdout.contains("hotcache"), "{stdout}");
     assert!(String::from_utf8_lossy(&output.stderr).contains("hotcache is left out"));
     let failure = failure_of(&["simulate", arg(&trace), "--policy", "hotcache"]);
     assert!(failure.contains("--learn"), "{failure}");
@@ -64,15 +45,7 @@ fn curves_are_drawn() {
     known_run(&run);
     for name in ["curve.png", "curve.svg"] {
         let plot = dir.path().join(name);
-        let args = [
-            "--quiet",
-            "simulate",
-            arg(&run),
-            "--policy",
-            "all",
-            "--plot",
-            arg(&plot),
-        ];
+        let args = ["--quiet", "simulate", arg(&run), "--policy", "all", "--plot", arg(&plot)];
         stdout_of(&args);
         assert!(failure_of(&args).contains("--force"));
     }
@@ -81,15 +54,7 @@ fn curves_are_drawn() {
     assert!(svg.contains(&format!("width=\"{width}\" height=\"{height}\"")));
     assert!(svg.contains("MiB"));
     // Every policy has a line and an entry of the legend.
-    let csv = stdout_of(&[
-        "--quiet",
-        "simulate",
-        arg(&run),
-        "--policy",
-        "all",
-        "-o",
-        "csv",
-    ]);
+    let csv = stdout_of(&["--quiet", "simulate", arg(&run), "--policy", "all", "-o", "csv"]);
     let policies: BTreeSet<&str> = csv
         .lines()
         .skip(1)
@@ -109,20 +74,13 @@ fn too_small_a_cache_is_warned_of() {
     let dir = tempfile::tempdir().unwrap();
     let (run, table) = (dir.path().join("run"), dir.path().join("sizes.csv"));
     known_run(&run);
-    std::fs::write(
-        &table,
-        format!("layer,expert,bytes\n{}", sizes.collect::<String>()),
-    )
-    .unwrap();
+    std::fs::write(&table, format!("layer,expert,bytes\n{}", sizes.collect::<String>())).unwrap();
     let budgets = ["--budget-mib", "23,24,192", "--sizes", arg(&table)];
     let args = [&["simulate", arg(&run), "--policy", "lru"][..], &budgets].concat();
     let assert = moe_analyze().args(args).assert().success();
     let stderr = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
     // Four experts of a MiB in six layers.
-    assert!(
-        stderr.contains("24.0 MiB of experts") && stderr.contains("(23 MiB)"),
-        "{stderr}"
-    );
+    assert!(stderr.contains("24.0 MiB of experts") && stderr.contains("(23 MiB)"), "{stderr}");
     assert!(stderr.contains("all experts fit in 192 MiB"), "{stderr}");
 }
 
@@ -141,14 +99,7 @@ fn nonsense_is_refused() {
         assert!(failure.contains(told), "{failure}");
     }
     // An estimate has no speeds.
-    let sampled = [
-        "simulate",
-        arg(&trace),
-        "--policy",
-        "lru",
-        "--sample",
-        "0.5",
-    ];
+    let sampled = ["simulate", arg(&trace), "--policy", "lru", "--sample", "0.5"];
     let failure = failure_of(&[&sampled[..], &["--link-gb-s", "25"]].concat());
     assert!(failure.contains("--link-gb-s"), "{failure}");
 }
@@ -158,15 +109,7 @@ fn nonsense_is_refused() {
 fn speeds_are_bounded() {
     let trace = repository("fixtures/simulate/mixed.route.csv");
     let print = |more: &[&str]| {
-        let args = [
-            "--quiet",
-            "simulate",
-            arg(&trace),
-            "--budget-mib",
-            "2,40",
-            "--policy",
-            "lru",
-        ];
+        let args = ["--quiet", "simulate", arg(&trace), "--budget-mib", "2,40", "--policy", "lru"];
         stdout_of(&[&args[..], &["-o", "json"], more].concat())
     };
     let json = |text: &str| -> serde_json::Value { serde_json::from_str(text).unwrap() };
@@ -190,14 +133,7 @@ fn speeds_are_bounded() {
 fn what_is_not_worth_having_is_told() {
     let trace = repository("fixtures/simulate/mixed.route.csv");
     let args = |link: &'static str| {
-        let mut args = vec![
-            "simulate",
-            arg(&trace),
-            "--budget-mib",
-            "2,40",
-            "-o",
-            "json",
-        ];
+        let mut args = vec!["simulate", arg(&trace), "--budget-mib", "2,40", "-o", "json"];
         args.extend(["--policy", "lru,staticoracle", "--link-gb-s", link]);
         args.extend(["--cpu-expert-us", "500000"]);
         args
@@ -210,15 +146,9 @@ fn what_is_not_worth_having_is_told() {
     };
     // Eight experts of half a second each; 7 MiB of misses take seven seconds at a MiB in a second.
     let (rows, stderr) = run("0.001048576");
-    assert!(
-        stderr.contains("all experts on the CPU: 0.25 to 0.25 tokens/s"),
-        "{stderr}"
-    );
+    assert!(stderr.contains("all experts on the CPU: 0.25 to 0.25 tokens/s"), "{stderr}");
     assert!(stderr.contains("no hits at 2 MiB: lru\n"), "{stderr}");
-    assert!(
-        stderr.contains("not worth having at 2 MiB: lru\n"),
-        "{stderr}"
-    );
+    assert!(stderr.contains("not worth having at 2 MiB: lru\n"), "{stderr}");
     assert!(!stderr.contains("staticoracle"), "{stderr}");
     assert_eq!(rows[0]["tokens_s_min"], 0.143);
     assert_eq!(rows[0]["speedup_serial"], 0.571);
@@ -227,10 +157,7 @@ fn what_is_not_worth_having_is_told() {
     let speedup = rows[1]["speedup_serial"].as_f64().unwrap();
     assert!((speedup - 100.0 / missed).abs() < 0.001, "{speedup}");
     let (_, stderr) = run("0.000001");
-    assert!(
-        stderr.contains("not worth having at 2 MiB: lru"),
-        "{stderr}"
-    );
+    assert!(stderr.contains("not worth having at 2 MiB: lru"), "{stderr}");
 }
 
 /// The sizes at which copying a batch's experts is faster than computing them in place.
@@ -275,14 +202,7 @@ fn windows_come_from_the_times_of_a_run() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
     known_run(&run);
-    let args = [
-        "simulate",
-        arg(&run),
-        "--budget-mib",
-        "1",
-        "--policy",
-        "lru",
-    ];
+    let args = ["simulate", arg(&run), "--budget-mib", "1", "--policy", "lru"];
     let link = ["--predictor", "previous", "--link-gb-s", "10", "-o", "json"];
     let told = moe_analyze()
         .args([&args[..], &link].concat())
@@ -305,21 +225,8 @@ fn windows_come_from_the_times_of_a_run() {
 fn predictors_are_told_by_what_came_of_them() {
     let trace = repository("fixtures/simulate/mixed.route.csv");
     let trace = arg(&trace);
-    let args = [
-        "--quiet",
-        "simulate",
-        trace,
-        "--budget-mib",
-        "8",
-        "--policy",
-        "lru,layer",
-    ];
-    let link = [
-        "--link-gb-s",
-        "10",
-        "--predictor",
-        "previous,hottest,markov,coactivation",
-    ];
+    let args = ["--quiet", "simulate", trace, "--budget-mib", "8", "--policy", "lru,layer"];
+    let link = ["--link-gb-s", "10", "--predictor", "previous,hottest,markov,coactivation"];
     let failure = failure_of(&[&args[..], &link].concat());
     assert!(failure.contains("--window-us"), "{failure}");
     let more = ["--window-us", "1000", "--predictions", trace, "-o", "json"];
@@ -379,13 +286,7 @@ fn a_sample_tells_its_error() {
     for row in &all {
         let number = |column: &str| row[column].parse::<f64>().unwrap();
         let exact = &whole[&(row["budget_mib"].parse().unwrap(), "lru".to_owned())];
-        for column in [
-            "hit_pct_cum",
-            "hit_pct_decode",
-            "read_mib",
-            "evictions",
-            "look_ups",
-        ] {
+        for column in ["hit_pct_cum", "hit_pct_decode", "read_mib", "evictions", "look_ups"] {
             assert_eq!(number(column), exact[column], "{column}");
         }
         assert_eq!(number("hit_pct_cum_error"), 0.0);

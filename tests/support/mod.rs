@@ -205,13 +205,9 @@ pub fn known_run_of(dir: &Path, gguf: &Gguf) {
     let mut writer =
         RunWriter::create(dir, manifest, &OffsetMap::new(gguf), RunOptions::default()).unwrap();
     let mut clock = 1_000_000;
-    pass(&mut writer, gguf, &mut clock, PHASE_PROMPT, |layer| {
-        tokens_of(layer, PHASE_PROMPT)
-    });
+    pass(&mut writer, gguf, &mut clock, PHASE_PROMPT, |layer| tokens_of(layer, PHASE_PROMPT));
     for token in N_PROMPT..N_PROMPT + N_GENERATED {
-        pass(&mut writer, gguf, &mut clock, PHASE_GENERATE, |_| {
-            token..token + 1
-        });
+        pass(&mut writer, gguf, &mut clock, PHASE_GENERATE, |_| token..token + 1);
     }
     writer.finish().unwrap();
 }
