@@ -3,9 +3,7 @@
 use std::io::Read;
 use std::process::Stdio;
 
-use crate::support::{
-    arg, bad_stdouts, closed_pipe, code_with_stdout, failure_of, repository, stdout_of,
-};
+use crate::support::{arg, bad_stdouts, closed_pipe, code_with_stdout, fail, repository, run};
 
 const SUBCOMMANDS: [&str; 19] = [
     "record", "replay", "gguf-map", "relayout", "synth", "parquet", "convert", "hotness", "plan",
@@ -15,7 +13,7 @@ const SUBCOMMANDS: [&str; 19] = [
 
 #[test]
 fn help_lists_exactly_the_subcommands_and_each_has_help() {
-    let help = stdout_of(&["--help"]);
+    let help = run!["--help"];
     let (_, commands) = help.split_once("Commands:\n").unwrap();
     // Descriptions that are wrapped go on further to the right.
     let listed: Vec<&str> = commands
@@ -27,11 +25,11 @@ fn help_lists_exactly_the_subcommands_and_each_has_help() {
         .collect();
     assert_eq!(listed, SUBCOMMANDS);
     for subcommand in SUBCOMMANDS {
-        let help = stdout_of(&[subcommand, "--help"]);
+        let help = run![subcommand, "--help"];
         let usage = format!("Usage: moe-analyze {subcommand}");
         assert!(help.contains(&usage), "{subcommand}: {help}");
     }
-    assert!(stdout_of(&["--version"]).starts_with("moe-analyze 0."));
+    assert!(run!["--version"].starts_with("moe-analyze 0."));
 }
 
 #[test]
@@ -85,7 +83,7 @@ fn usage_errors_are_one_line_and_exit_2() {
             "invalid value '18446744073709551616' for '--seed <N>': the number is too large;",
         ),
     ] {
-        let line = failure_of(args);
+        let line = fail![args];
         assert!(line.contains(expected), "{args:?}: {line}");
         assert!(line.ends_with("; see --help\n"), "{line}");
     }
@@ -105,7 +103,7 @@ fn help_that_cannot_be_written_is_exit_2() {
 #[test]
 fn completions_for_the_common_shells() {
     for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
-        let script = stdout_of(&["completions", shell]);
+        let script = run!["completions", shell];
         assert!(script.contains("gguf-map") && script.contains("check-overlaps"), "{shell}");
     }
 }
@@ -113,7 +111,7 @@ fn completions_for_the_common_shells() {
 /// Every page that the manual names can be printed.
 #[test]
 fn manual_is_roff_and_names_pages_that_are_there() {
-    let page = stdout_of(&["man"]);
+    let page = run!["man"];
     assert!(page.contains(".TH moe-analyze 1"), "{page}");
     let named: Vec<String> = page
         .lines()
@@ -124,10 +122,10 @@ fn manual_is_roff_and_names_pages_that_are_there() {
         assert!(named.iter().any(|name| name == subcommand), "{subcommand} in {named:?}");
     }
     for name in named {
-        let page = stdout_of(&["man", &name]);
+        let page = run!["man", name];
         assert!(page.contains(&format!(".TH moe-analyze-{name} 1")), "{page}");
     }
-    assert!(failure_of(&["man", "nothing"]).contains("no subcommand \"nothing\""));
+    assert!(fail!["man", "nothing"].contains("no subcommand \"nothing\""));
 }
 
 /// `moe-analyze gguf-map … | head -1` must end quietly.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::support::{arg, failure_of, moe_analyze, repository, stdout_of};
+use crate::support::{Arg, arg, args, fail, moe_analyze, repository, run};
 
 const PROMPT: &str = "The kernel driver is responsible for";
 
@@ -18,7 +18,7 @@ fn record(dir: &Path, name: &str, model: &Path, args: &[&str]) -> PathBuf {
     } else {
         &["-n", "6"]
     };
-    stdout_of(&[&own, n_predict, args].concat());
+    run![own, n_predict, args];
     out
 }
 
@@ -27,16 +27,16 @@ fn tiny() -> PathBuf {
 }
 
 /// The exit code and stdout of `diff`.
-fn diff(a: &Path, b: &Path, args: &[&str]) -> (i32, String) {
+fn diff(a: &Path, b: &Path, args: impl Arg) -> (i32, String) {
     let own = ["--quiet", "diff", arg(a), arg(b)];
-    let output = moe_analyze().args([&own, args].concat()).output().unwrap();
+    let output = moe_analyze().args(args![own, args]).output().unwrap();
     assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
     (output.status.code().unwrap(), String::from_utf8(output.stdout).unwrap())
 }
 
 /// The rows of `-o json`, which must end with exit 1.
-fn differences(a: &Path, b: &Path, args: &[&str]) -> Vec<Value> {
-    let (code, json) = diff(a, b, &[args, &["-o", "json"]].concat());
+fn differences(a: &Path, b: &Path, args: impl Arg) -> Vec<Value> {
+    let (code, json) = diff(a, b, args![args, "-o", "json"]);
     assert_eq!(code, 1, "{json}");
     serde_json::from_str(&json).unwrap()
 }
@@ -52,7 +52,7 @@ fn the_same_run_twice_is_equal() {
     let dir = tempfile::tempdir().unwrap();
     let a = record(dir.path(), "a", &tiny(), &["-p", PROMPT]);
     let b = record(dir.path(), "b", &tiny(), &["-p", PROMPT]);
-    let (code, text) = diff(&a, &b, &[]);
+    let (code, text) = diff(&a, &b, args![]);
     assert_eq!(code, 0, "{text}");
     // 9 prompt and 6 generated tokens in layers 0 to 4; in the last layer one of the prompt.
     let verdict = text.lines().next().unwrap();
@@ -136,7 +136,7 @@ fn two_quantizations_do_the_same_on_other_bytes() {
     fs::write(&spec, description.to_string()).unwrap();
     let run = |quant: &str| {
         let model = dir.path().join(format!("{quant}.gguf"));
-        stdout_of(&["synth", "--spec", arg(&spec), "--quant", quant, "--out", arg(&model)]);
+        run!["synth", "--spec", spec, "--quant", quant, "--out", model];
         record(dir.path(), quant, &model, &["-p", "a b"])
     };
     let (f16, q4) = (run("F16"), run("Q4_K"));
@@ -162,7 +162,7 @@ fn models_of_other_shapes() {
     let random = repository("fixtures/random-qwen3moe-F16.gguf");
     let a = record(dir.path(), "a", &tiny(), &["-p", PROMPT]);
     let b = record(dir.path(), "b", &random, &["-p", PROMPT]);
-    let (code, text) = diff(&a, &b, &[]);
+    let (code, text) = diff(&a, &b, args![]);
     assert_eq!(code, 1);
     assert!(text.starts_with("different: routing (of "), "{text}");
     assert!(text.contains("\nexperts in a layer  32 "), "{text}");
@@ -176,7 +176,7 @@ fn what_is_no_run_is_exit_2() {
     let run = record(dir.path(), "run", &tiny(), &["-p", PROMPT]);
     let refused = |path: &Path, expected: &str| {
         for paths in [[path, &run], [&run, path]] {
-            let line = failure_of(&["--quiet", "diff", arg(paths[0]), arg(paths[1])]);
+            let line = fail!["--quiet", "diff", paths[0], paths[1]];
             assert!(line.contains(expected), "{expected}: {line}");
         }
     };
@@ -192,10 +192,10 @@ fn what_is_no_run_is_exit_2() {
     fs::write(&broken, &bytes).unwrap();
     refused(&broken, "ext_version 9");
     for tolerance in ["-1", "NaN", "much"] {
-        let line = failure_of(&["diff", arg(&run), arg(&run), "--weight-tolerance", tolerance]);
+        let line = fail!["diff", run, run, "--weight-tolerance", tolerance];
         assert!(line.contains("give a number of at least 0"), "{line}");
     }
-    assert!(failure_of(&["diff", arg(&run), arg(&run), "--only", "text"]).contains("routing"));
+    assert!(fail!["diff", run, run, "--only", "text"].contains("routing"));
 
     // A cut trace is compared as far as it goes.
     let cut = dir.path().join("cut.bin");

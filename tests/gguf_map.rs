@@ -13,11 +13,13 @@ use std::path::{Path, PathBuf};
 
 use moe_testkit::gguf::Raw;
 
-use crate::support::{file_of, moe_analyze};
+use crate::support::{Arg, args, file_of, moe_analyze};
 
 const MODELS: [&str; 4] = [
-    "fixtures/tiny-qwen3moe-Q4_K_M.gguf", "fixtures/tiny-gpt-oss-MXFP4.gguf",
-    "fixtures/random-qwen3moe-F16.gguf", "fixtures/random-gpt-oss-F16.gguf",
+    "fixtures/tiny-qwen3moe-Q4_K_M.gguf",
+    "fixtures/tiny-gpt-oss-MXFP4.gguf",
+    "fixtures/random-qwen3moe-F16.gguf",
+    "fixtures/random-gpt-oss-F16.gguf",
 ];
 
 /// Writes a file built by hand to `test.gguf`.
@@ -26,8 +28,8 @@ fn write(dir: &Path, raw: Raw) -> PathBuf {
 }
 
 /// Exit code, stdout and stderr of the binary.
-fn output_of(args: &[&str]) -> (i32, String, String) {
-    let output = moe_analyze().args(args).output().unwrap();
+fn output_of(args: impl Arg) -> (i32, String, String) {
+    let output = moe_analyze().args(args![args]).output().unwrap();
     (
         output.status.code().expect("the program ends by itself"),
         String::from_utf8(output.stdout).unwrap(),

@@ -5,8 +5,8 @@ use std::sync::Mutex;
 
 use moe_trace::Run;
 
-use crate::support::arg;
 use crate::support::gpu::{stand_in, with_gpu};
+use crate::support::{arg, args};
 
 const MODELS: [&str; 4] =
     ["tiny-qwen3moe-Q4_K_M", "tiny-gpt-oss-MXFP4", "random-qwen2moe-F16", "random-dots1-F16"];
@@ -52,7 +52,7 @@ fn faults(stand_in: &Path, model: &Path, out: &Path, options: &[&str]) -> Vec<St
     std::fs::write(&prompts, PROMPTS).unwrap();
     let always = ["--quiet", "record", "--device", "cuda", "-n", "3", "--ignore-eos", "-t", "1"];
     let files = ["--model", arg(model), "--prompts", arg(&prompts), "--out", arg(out)];
-    let args = [&always, &files[..], options].concat();
+    let args = args![always, files, options];
     let done = with_gpu(stand_in, "", &args).output().unwrap();
     if !done.status.success() {
         let stderr = String::from_utf8_lossy(&done.stderr).into_owned();

@@ -11,7 +11,7 @@ mod several;
 
 use std::path::PathBuf;
 
-use crate::support::{arg, known_run, stdout_of};
+use crate::support::{known_run, run};
 
 struct Fixture {
     dir: tempfile::TempDir,
@@ -24,13 +24,7 @@ impl Fixture {
             dir: tempfile::tempdir().unwrap(),
         };
         known_run(&fixture.path("run"));
-        stdout_of(&[
-            "--quiet",
-            "parquet",
-            arg(&fixture.path("run")),
-            "--out",
-            arg(&fixture.path("tables")),
-        ]);
+        run!["--quiet", "parquet", fixture.path("run"), "--out", fixture.path("tables")];
         fixture
     }
 

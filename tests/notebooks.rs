@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use moe_testkit::python;
 
-use crate::support::{arg, known_run, repository, stdout_of};
+use crate::support::{arg, args, known_run, repository, run};
 
 /// Runs a notebook's cells in a directory of its own and writes nothing; tells how many outputs and pictures came out.
 const EXECUTE: &str = "
@@ -25,7 +25,7 @@ fn execute(notebook: &str, dir: &Path, variables: &[(&str, &Path)]) -> Option<(u
     let python = python(modules)?;
     let notebook = repository(&format!("notebooks/{notebook}.ipynb"));
     let output = Command::new(python)
-        .args(["-c", EXECUTE, arg(&notebook), arg(dir)])
+        .args(args!["-c", EXECUTE, notebook, dir])
         .envs(variables.iter().copied())
         .env("MPLBACKEND", "module://matplotlib_inline.backend_inline")
         .stdin(Stdio::null())
@@ -45,7 +45,7 @@ fn execute(notebook: &str, dir: &Path, variables: &[(&str, &Path)]) -> Option<(u
 fn record(run: &Path, model: &str, prompt: &str) {
     let model = repository(&format!("fixtures/{model}.gguf"));
     let record = ["--quiet", "record", "--model", arg(&model), "--prompt", prompt];
-    stdout_of(&[&record[..], &["--n-predict", "12", "--out", arg(run)]].concat());
+    run![record, "--n-predict", "12", "--out", run];
 }
 
 /// Who has done as README or a notebook says can do as the next one says: none of them records where another has recorded.
@@ -53,8 +53,11 @@ fn record(run: &Path, model: &str, prompt: &str) {
 fn each_records_into_a_directory_of_its_own() {
     let mut recorded = std::collections::BTreeMap::new();
     for file in [
-        "README.md", "notebooks/01-first-look.ipynb", "notebooks/02-access-patterns.ipynb",
-        "notebooks/03-two-runs.ipynb", "notebooks/04-how-big-a-cache.ipynb",
+        "README.md",
+        "notebooks/01-first-look.ipynb",
+        "notebooks/02-access-patterns.ipynb",
+        "notebooks/03-two-runs.ipynb",
+        "notebooks/04-how-big-a-cache.ipynb",
     ] {
         let text = std::fs::read_to_string(repository(file)).unwrap();
         let mut n = 0;
@@ -79,7 +82,7 @@ fn first_look_runs() {
     let dir = tempfile::tempdir().unwrap();
     let (run, tables) = (dir.path().join("run"), dir.path().join("tables"));
     known_run(&run);
-    stdout_of(&["--quiet", "parquet", arg(&run), "--out", arg(&tables)]);
+    run!["--quiet", "parquet", run, "--out", tables];
     let variables = [("MOE_TABLES", &*tables)];
     let outputs = execute("01-first-look", dir.path(), &variables);
     if let Some((n_outputs, n_pictures)) = outputs {
@@ -93,7 +96,7 @@ fn access_patterns_runs() {
         let dir = tempfile::tempdir().unwrap();
         let (run, tables) = (dir.path().join("run"), dir.path().join("run-tables"));
         record(&run, model, "The kernel driver");
-        stdout_of(&["--quiet", "parquet", arg(&run), "--out", arg(&tables)]);
+        run!["--quiet", "parquet", run, "--out", tables];
         let variables = [("MOE_RUN", &*run)];
         let outputs = execute("02-access-patterns", dir.path(), &variables);
         if let Some((n_outputs, n_pictures)) = outputs {
@@ -109,7 +112,7 @@ fn two_runs_runs() {
     for (name, prompt) in [("a", "The kernel driver"), ("b", "Once upon a time")] {
         let run = dir.path().join(name);
         record(&run, "tiny-qwen3moe-Q4_K_M", prompt);
-        stdout_of(&["--quiet", "parquet", arg(&run), "--dataset", arg(&dataset)]);
+        run!["--quiet", "parquet", run, "--dataset", dataset];
     }
     let variables = [("MOE_DATASET", &*dataset)];
     let outputs = execute("03-two-runs", dir.path(), &variables);
@@ -133,7 +136,7 @@ fn how_big_a_cache_runs() {
     ] {
         let mut command = vec!["--quiet", "simulate", arg(&run), "-o", "csv"];
         command.extend(args.split(' ').chain(MACHINE.split(' ')));
-        std::fs::write(cache.join(file), stdout_of(&command)).unwrap();
+        std::fs::write(cache.join(file), run![command]).unwrap();
     }
     let variables = [("MOE_CACHE", &*cache)];
     let outputs = execute("04-how-big-a-cache", dir.path(), &variables);

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::support::{
-    arg, failure_of, file_of, known_run, moe_analyze, renumbered, repository, stdout_of,
+    arg, args, fail, file_of, known_run, moe_analyze, renumbered, repository, run,
 };
 
 const MODEL: &str = "fixtures/tiny-qwen3moe-Q4_K_M.gguf";
@@ -24,14 +24,12 @@ fn operations_can_be_named_for_every_command_that_reads_records() {
         &["graph", "-o", "json", "--phase", "prompt"],
         &["simulate", "-o", "csv", "--model", arg(&model), "--budget-mib", "1"],
     ] {
-        let of = |path: &Path, more: &[&str]| {
-            stdout_of(&[&["--quiet"], command, &[arg(path)], more].concat())
-        };
+        let of = |path: &Path, more: &[&str]| run!["--quiet", command, path, more];
         assert_eq!(of(&trace, &named), of(&bare, &[]), "{command:?}");
     }
     let diff = |more: &[&str]| {
         let args = ["--quiet", "diff", arg(&run), arg(&trace)];
-        let output = moe_analyze().args([&args, more].concat()).output().unwrap();
+        let output = moe_analyze().args(args![args, more]).output().unwrap();
         output.status.code()
     };
     assert_eq!(diff(&named), Some(0));
@@ -64,14 +62,14 @@ fn options_that_do_not_apply_are_refused() {
         ("diff", &run, ["--ops", arg(&ops)], &[arg(&run)]),
         ("convert", &run, ["--top-k", "4"], &["--to", "jsonl", "--out", arg(&out)]),
     ] {
-        let args = [&["--quiet", command, arg(path)], more, &option].concat();
-        let failure = failure_of(&args);
+        let args = args!["--quiet", command, path, more, option];
+        let failure = fail![args];
         assert!(failure.contains(option[0]), "{args:?}: {failure}");
         assert!(failure.contains("leave the option out"), "{failure}");
         assert!(!out.exists(), "{args:?}");
     }
     // Of several inputs it is enough that one needs it.
-    stdout_of(&["--quiet", "hotness", arg(&run), arg(&trace), "--ops", arg(&ops)]);
+    run!["--quiet", "hotness", run, trace, "--ops", ops];
 }
 
 /// A model of the same shape is another one all the same, if its architecture is.
@@ -80,7 +78,7 @@ fn the_model_that_is_named_is_held_against_the_run() {
     let dir = tempfile::tempdir().unwrap();
     let (run, tables) = (dir.path().join("run"), dir.path().join("tables"));
     known_run(&run);
-    stdout_of(&["--quiet", "parquet", arg(&run), "--out", arg(&tables)]);
+    run!["--quiet", "parquet", run, "--out", tables];
     let other = repository("fixtures/tiny-gpt-oss-MXFP4.gguf");
     let transfers = run.join("transfers.jsonl");
     let line = r#"{"sequence_id":0,"token_id":0,"phase":0,"layer_id":0,"n_tokens":1,"n_experts":4,"n_fetched":0,"bytes":0,"window":{"start_ns":1,"end_ns":2}}"#;
@@ -93,8 +91,8 @@ fn the_model_that_is_named_is_held_against_the_run() {
         commands.map(move |command| (path, command))
     }));
     for (path, command) in cases {
-        let args = [&["--quiet"], *command, &[arg(path), "--model", arg(&other)]].concat();
-        let line = failure_of(&args);
+        let args = args!["--quiet", command, path, "--model", other];
+        let line = fail![args];
         let said =
             format!(": it says architecture qwen3moe, the model {} has gpt-oss", arg(&other));
         assert!(line.contains(&said) && line.contains(arg(path)), "{line}");
@@ -110,9 +108,9 @@ fn plan_is_told_what_a_trace_does_not_tell() {
     let sizes = format!("layer,expert,bytes\n{}", experts.collect::<String>());
     let sizes = file_of(dir.path(), "sizes.csv", sizes);
     let options = ["--sizes", arg(&sizes), "--budget-mib", "1", "-o", "csv"];
-    let plan = [&["--quiet", "plan"], &options[..]].concat();
-    assert!(failure_of(&[&plan[..], &[arg(&trace)]].concat()).contains("--top-k"));
-    let rows = stdout_of(&[&plan[..], &[arg(&trace), "--top-k", "2"]].concat());
+    let plan = args!["--quiet", "plan", options];
+    assert!(fail![plan, trace].contains("--top-k"));
+    let rows = run![plan, trace, "--top-k", "2"];
     let hits = |row: &str| {
         let fields: Vec<u32> = row.split(',').map(|field| field.parse().unwrap()).collect();
         (fields[0], fields[1], fields[5])
@@ -128,7 +126,7 @@ fn plan_is_told_what_a_trace_does_not_tell() {
 
     let learn = r#"{"schema": "llama.cpp.moe_layer_opt_perf.v1", "layers": [{"layer": 0, "experts": [[1, 1]]}]}"#;
     let learn = file_of(dir.path(), "learn.json", learn);
-    let line = failure_of(&[&plan[..], &[arg(&learn), "--top-k", "2"]].concat());
+    let line = fail![plan, learn, "--top-k", "2"];
     assert!(line.contains("--top-k is for traces"), "{line}");
     assert!(line.contains("leave the option out"), "{line}");
 }
@@ -139,7 +137,7 @@ fn a_top_k_that_the_trace_contradicts_is_passed_over_and_told() {
     for trace in ["bigmoeonedge/small.route.csv", "lattice/small.jsonl"] {
         let trace = repository(&format!("fixtures/foreign/{trace}"));
         let hotness = |more: &[&str]| {
-            let args = [&["hotness", arg(&trace)], more].concat();
+            let args = args!["hotness", trace, more];
             let assert = moe_analyze().args(args).assert().success();
             let output = assert.get_output();
             [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text).into_owned())
@@ -164,9 +162,9 @@ fn the_tables_of_a_bare_trace_take_the_map_of_the_model() {
     known_run(&run);
     let trace = run.join("trace.bin");
     let model = repository(MODEL);
-    stdout_of(&["--quiet", "parquet", arg(&run), "--out", arg(&whole)]);
+    run!["--quiet", "parquet", run, "--out", whole];
     let args = ["--quiet", "parquet", arg(&trace), "--out", arg(&bare)];
-    stdout_of(&[&args[..], &["--model", arg(&model)]].concat());
+    run![args, "--model", model];
     let accesses = |tables: &Path| {
         let path = tables.join("accesses.parquet");
         let file = std::fs::File::open(path).unwrap();

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::support::{arg, file_of, stdout_of};
+use crate::support::{Arg, arg, args, file_of, run};
 
 const QWEN: &str = "fixtures/tiny-qwen3moe-Q4_K_M.gguf";
 const GPT_OSS: &str = "fixtures/tiny-gpt-oss-MXFP4.gguf";
@@ -34,8 +34,8 @@ fn write(dir: &TempDir, name: &str, text: &str) -> PathBuf {
     file_of(dir.path(), name, text)
 }
 
-fn json_of(args: &[&str]) -> Value {
-    serde_json::from_str(&stdout_of(args)).unwrap()
+fn json_of(args: impl Arg) -> Value {
+    serde_json::from_str(&run![args]).unwrap()
 }
 
 /// `plan` of a learn file for a model, with 1 MiB for experts.
@@ -44,8 +44,8 @@ fn plan_of<'a>(learn: &'a Path, model: &'a Path) -> [&'a str; 6] {
 }
 
 /// The plan, as JSON.
-fn planned(learn: &Path, model: &Path, more: &[&str]) -> Value {
-    json_of(&[&plan_of(learn, model), more, &["-o", "json"]].concat())
+fn planned(learn: &Path, model: &Path, more: impl Arg) -> Value {
+    json_of(args![plan_of(learn, model), more, "-o", "json"])
 }
 
 /// `(layer, expert, lane)` of a plan.

@@ -8,8 +8,8 @@ use moe_trace::Run;
 use serde_json::Value;
 
 use crate::support::{
-    N_GENERATED, N_LAYER, N_PROMPT, arg, experts_of, failure_of, known_run, moe_analyze,
-    repository, stdout_of, write_gguf,
+    Arg, N_GENERATED, N_LAYER, N_PROMPT, arg, args, experts_of, fail, known_run, moe_analyze,
+    repository, run, write_gguf,
 };
 
 fn model() -> PathBuf {
@@ -20,7 +20,7 @@ fn model() -> PathBuf {
 fn replay(trace: &Path, model: &Path, more: &[&str]) -> Vec<Value> {
     let args = ["--quiet", "replay", arg(trace), "--model", arg(model)];
     let how = ["-t", "1", "-o", "json"];
-    serde_json::from_str(&stdout_of(&[&args[..], &how, more].concat())).unwrap()
+    serde_json::from_str(&run![args, how, more]).unwrap()
 }
 
 /// `(token, sequence, layer)`, experts and weights of each token of each operation, in order.
@@ -74,22 +74,10 @@ fn replay_of_a_record(model: &Path) -> Routing {
     let (recorded, replayed) = (dir.path().join("recorded"), dir.path().join("replayed"));
     let prompts = dir.path().join("prompts.jsonl");
     fs::write(&prompts, "{\"prompt\": \"The kernel driver\"}\n{\"tokens\": [5, 6, 7]}\n").unwrap();
-    stdout_of(&[
-        "--quiet",
-        "record",
-        "--model",
-        arg(model),
-        "--prompts",
-        arg(&prompts),
-        "-n",
-        "4",
-        "-t",
-        "1",
-        "--batch-size",
-        "2",
-        "--out",
-        arg(&recorded),
-    ]);
+    run![
+        "--quiet", "record", "--model", model, "--prompts", prompts, "-n", "4", "-t", "1",
+        "--batch-size", "2", "--out", recorded
+    ];
     replay(&recorded, model, &["--out", arg(&replayed)]);
     let routing_of_recorded = routing(&recorded);
     assert!(!routing_of_recorded.is_empty());
@@ -114,7 +102,7 @@ fn without_a_gpu_auto_is_the_processor() {
     let args = ["replay", arg(&run), "--model", arg(&model), "-t", "1"];
     let how = ["--device", "auto", "--policy", "gpu", "-o", "json"];
     let assert = moe_analyze()
-        .args([&args[..], &how, &["--out", arg(&replayed)]].concat())
+        .args(args![args, how, "--out", replayed])
         .assert()
         .success();
     let told = String::from_utf8_lossy(&assert.get_output().stderr);
@@ -200,10 +188,7 @@ fn a_trace_of_another_tool_is_replayed_with_its_own_number_of_experts() {
     let args = ["replay", arg(&trace), "--model"];
     let model = model();
     let how = [arg(&model), "-t", "1", "-r", "1", "-b", "2", "-o", "csv", "--out", arg(&run)];
-    let assert = moe_analyze()
-        .args([&args[..], &how].concat())
-        .assert()
-        .success();
+    let assert = moe_analyze().args(args![args, how]).assert().success();
     let told = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
     assert!(told.contains("nothing of layer 0, 2, 3, 5"), "{told}");
     assert!(told.contains("2 experts here, 4 in the model"), "{told}");
@@ -230,38 +215,38 @@ fn what_cannot_be_replayed_is_told() {
     let dir = tempfile::tempdir().unwrap();
     let trace = route_trace(dir.path(), 32);
     let model = model();
-    let error = failure_of(&["--quiet", "replay", arg(&trace), "--model", arg(&model)]);
+    let error = fail!["--quiet", "replay", trace, "--model", model];
     assert!(error.contains("expert 32") && error.contains("line "), "{error}");
 
     let trace = route_trace(dir.path(), 31);
-    let error = failure_of(&["replay", arg(&trace)]);
+    let error = fail!["replay", trace];
     assert!(error.contains("--model"), "{error}");
-    let error = failure_of(&["replay", arg(&trace), "--model", arg(&model), "--policy", "gpu"]);
+    let error = fail!["replay", trace, "--model", model, "--policy", "gpu"];
     assert!(error.contains("--device"), "{error}");
     let other = repository("fixtures/random-olmoe-F16.gguf");
     let known = dir.path().join("known");
     known_run(&known);
-    let error = failure_of(&["--quiet", "replay", arg(&known), "--model", arg(&other)]);
+    let error = fail!["--quiet", "replay", known, "--model", other];
     assert!(error.contains("layers") || error.contains("experts"), "{error}");
 
     // The second token of the prompt lacks an expert.
     let text = fs::read_to_string(&trace).unwrap();
     fs::write(&trace, text.replacen("0,0,1,1,1,9,0.5,0,1\n", "", 1)).unwrap();
-    let error = failure_of(&["--quiet", "replay", arg(&trace), "--model", arg(&model)]);
+    let error = fail!["--quiet", "replay", trace, "--model", model];
     assert!(error.contains("position 1 has 1 expert in layer 1"), "{error}");
 
     let counts = repository("fixtures/foreign/learn/new.json");
-    let error = failure_of(&["--quiet", "replay", arg(&counts), "--model", arg(&model)]);
+    let error = fail!["--quiet", "replay", counts, "--model", model];
     assert!(error.contains("order") || error.contains("model"), "{error}");
 }
 
 /// A replay of this trace into `out`, with the signal handlers of a program that was started by hand.
 #[cfg(unix)]
-fn start(trace: &Path, out: &Path, more: &[&str]) -> std::process::Child {
+fn start(trace: &Path, out: &Path, more: impl Arg) -> std::process::Child {
     std::process::Command::new(assert_cmd::cargo::cargo_bin!("moe-analyze"))
-        .args(["--quiet", "replay", arg(trace), "--model", arg(&model())])
-        .args(["-t", "1", "--out", arg(out)])
-        .args(more)
+        .args(args!["--quiet", "replay", trace, "--model", model()])
+        .args(args!["-t", "1", "--out", out])
+        .args(args![more])
         .stdout(std::process::Stdio::null())
         .stderr(std::process::Stdio::piped())
         .spawn()
@@ -310,7 +295,7 @@ fn a_replay_that_is_interrupted_while_it_measures_replaces_no_run() {
     // Refused before anything is measured.
     let model = model();
     let args = ["--quiet", "replay", arg(&run), "--model", arg(&model)];
-    let line = failure_of(&[&args[..], &["-r", "1000000", "--out", arg(&old)]].concat());
+    let line = fail![args, "-r", "1000000", "--out", old];
     assert!(line.contains("exists"), "{line}");
 }
 

@@ -7,7 +7,7 @@ mod outputs;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use crate::support::{arg, stdout_of};
+use crate::support::{arg, run};
 
 /// (budget, policy) → the columns behind them by name.
 type Rows = BTreeMap<(u64, String), BTreeMap<String, f64>>;
@@ -31,5 +31,5 @@ fn simulate(trace: &Path, budgets: &str, policies: &str, more: &[&str]) -> Rows 
     let mut args = vec!["--quiet", "simulate", arg(trace), "--budget-mib", budgets];
     args.extend(["--policy", policies, "-o", "csv"]);
     args.extend(more);
-    rows(&stdout_of(&args))
+    rows(&run![args])
 }

@@ -9,14 +9,14 @@ use moe_executor::cpu::quant::dequantize_row;
 use moe_gguf::{Gguf, Tensor};
 use serde_json::json;
 
-use crate::support::{arg, failure_of, stdout_of};
+use crate::support::{arg, fail, run};
 
 /// Writes a model from a description.
 fn synth(dir: &Path, spec: &serde_json::Value, args: &[&str]) -> PathBuf {
     let (file, out) = (dir.join("spec.json"), dir.join("model.gguf"));
     fs::write(&file, spec.to_string()).unwrap();
     let own = ["synth", "--spec", arg(&file), "--out", arg(&out), "--force"];
-    stdout_of(&[&own, args].concat());
+    run![own, args];
     out
 }
 
@@ -92,17 +92,8 @@ fn shares(model: &Path, dir: &Path) -> BTreeMap<u64, Vec<f64>> {
     let (prompts, run) = (dir.join("prompts.jsonl"), dir.join("run"));
     let tokens: Vec<u64> = (0..N_TOKENS).map(|i| i * 7 % 2900).collect();
     fs::write(&prompts, json!({ "tokens": tokens, "n_predict": 0 }).to_string()).unwrap();
-    stdout_of(&[
-        "record",
-        "--model",
-        arg(model),
-        "--prompts",
-        arg(&prompts),
-        "--out",
-        arg(&run),
-        "--force",
-    ]);
-    let rows = stdout_of(&["hotness", arg(&run), "-o", "json"]);
+    run!["record", "--model", model, "--prompts", prompts, "--out", run, "--force"];
+    let rows = run!["hotness", run, "-o", "json"];
     let rows: Vec<serde_json::Value> = serde_json::from_str(&rows).unwrap();
     let mut shares: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
     for row in rows {
@@ -157,7 +148,7 @@ fn the_hottest_experts_of_layers_differ() {
     let model = synth(dir.path(), &small("gpt-oss"), &[]);
     shares(&model, dir.path());
     let run = dir.path().join("run");
-    let rows = stdout_of(&["hotness", arg(&run), "-o", "json"]);
+    let rows = run!["hotness", run, "-o", "json"];
     let rows: Vec<serde_json::Value> = serde_json::from_str(&rows).unwrap();
     assert_ne!(rows[0]["expert_id"], rows[32]["expert_id"]);
 }
@@ -188,12 +179,12 @@ fn logits_are_finite_and_of_a_sensible_size_however_many_layers() {
 fn gpt_oss_20b_is_the_known_file_but_for_its_contents() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("gpt-oss-20b.gguf");
-    stdout_of(&["synth", "--like", "gpt-oss-20b", "--sparse", "--out", arg(&out)]);
+    run!["synth", "--like", "gpt-oss-20b", "--sparse", "--out", out];
     let gguf = Gguf::open(&out).unwrap();
     assert_eq!(gguf.metadata().len(), 37);
     assert_eq!(gguf.files()[0].data_offset, 13_008_832);
     assert_eq!(gguf.files()[0].size_bytes, 13_008_832 + 13_779_630_336);
-    let rows = stdout_of(&["gguf-map", arg(&out), "--check-overlaps", "-o", "csv"]);
+    let rows = run!["gguf-map", out, "--check-overlaps", "-o", "csv"];
     assert_eq!(rows.lines().count(), 1 + 2_691);
     #[cfg(unix)]
     {
@@ -232,7 +223,7 @@ fn a_shortened_model_of_every_architecture_runs() {
         assert_eq!(Gguf::open(&out).unwrap().tensors().len(), n_tensors);
         let model = ["--force", "--model", arg(&out), "--out", arg(&run)];
         let args = ["record", "--n-predict", "4", "--ignore-eos"];
-        stdout_of(&[&args[..], &model].concat());
+        run![args, model];
     }
 }
 
@@ -252,7 +243,7 @@ fn what_makes_no_model_is_refused() {
     let refused = |text: &str, args: &[&str], part: &str| {
         fs::write(&file, text).unwrap();
         let own = ["synth", "--spec", arg(&file), "--out", arg(&out)];
-        let line = failure_of(&[&own, args].concat());
+        let line = fail![own, args];
         assert!(line.contains(part), "{line}");
         assert!(!out.exists());
     };
@@ -283,7 +274,7 @@ fn what_makes_no_model_is_refused() {
     refused(&many, &["--layers", "107"], "are 328704, at most 327680 can be read");
     fs::write(&file, &spec).unwrap();
     let next = ["synth", "--like", "qwen3-next-80b", "--layers", "3", "--out", arg(&out)];
-    let line = failure_of(&next);
+    let line = fail![next];
     assert!(line.contains("it is 3, but must be 4 (full_attention_interval) or more"), "{line}");
     // 36 PiB: nobody has room for it.
     let huge = spec.replace("\"n_embd\":512", "\"n_embd\":1048576");

@@ -12,8 +12,8 @@ use moe_gguf::map::OffsetMap;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
 use crate::support::{
-    ALL, N_GENERATED, N_LAYER, arg, failure_of, known_counts, known_run, moe_analyze, repository,
-    stdout_of, tokens_of,
+    ALL, N_GENERATED, N_LAYER, arg, fail, known_counts, known_run, moe_analyze, repository, run,
+    tokens_of,
 };
 
 /// A table as one batch.
@@ -43,7 +43,7 @@ fn names(batch: &RecordBatch, name: &str) -> Vec<String> {
 fn known_tables(dir: &Path) -> std::path::PathBuf {
     let (run, tables) = (dir.join("run"), dir.join("tables"));
     known_run(&run);
-    stdout_of(&["parquet", arg(&run), "--out", arg(&tables)]);
+    run!["parquet", run, "--out", tables];
     tables
 }
 
@@ -85,8 +85,8 @@ fn ranges_of_experts_lie_inside_their_entries_of_the_map() {
         let model = repository(&format!("fixtures/{model}.gguf"));
         let (run, tables) = (dir.path().join("recorded"), dir.path().join("recorded-tables"));
         let record = ["record", "--model", arg(&model), "-n", "3", "--out", arg(&run), "--force"];
-        stdout_of(&record);
-        stdout_of(&["parquet", arg(&run), "--out", arg(&tables), "--force"]);
+        run![record];
+        run!["parquet", run, "--out", tables, "--force"];
         check_ranges(&tables, &model);
     }
 }
@@ -126,7 +126,7 @@ fn a_dataset_takes_several_runs() {
     for name in ["a", "b"] {
         let run = dir.path().join(name);
         known_run(&run);
-        stdout_of(&["parquet", arg(&run), "--dataset", arg(&dataset)]);
+        run!["parquet", run, "--dataset", dataset];
     }
     for table in ["ops", "accesses", "routing"] {
         let runs = fs::read_dir(dataset.join(table))
@@ -139,7 +139,7 @@ fn a_dataset_takes_several_runs() {
             assert!(run.path().join("part-0.parquet").is_file());
         }
     }
-    let summary = stdout_of(&["hotness", arg(&dataset)]);
+    let summary = run!["hotness", dataset];
     let counted = summary.lines().nth(1).unwrap();
     assert!(counted.starts_with("32 prompt and generated tokens"), "{summary}");
 }
@@ -150,10 +150,10 @@ fn existing_tables_are_kept_without_force() {
     let tables = known_tables(dir.path());
     let run = dir.path().join("run");
     fs::write(tables.join("accesses.parquet"), "precious").unwrap();
-    let line = failure_of(&["parquet", arg(&run), "--out", arg(&tables)]);
+    let line = fail!["parquet", run, "--out", tables];
     assert!(line.contains("--force"), "{line}");
     assert_eq!(fs::read(tables.join("accesses.parquet")).unwrap(), b"precious");
-    stdout_of(&["parquet", arg(&run), "--out", arg(&tables), "--force"]);
+    run!["parquet", run, "--out", tables, "--force"];
     assert!(table(&tables.join("accesses.parquet")).num_rows() > 0);
 }
 
@@ -163,9 +163,9 @@ fn both_outputs_are_looked_at_before_one_is_written() {
     let (run, dataset) = (dir.path().join("run"), dir.path().join("dataset"));
     let out = dir.path().join("tables");
     known_run(&run);
-    stdout_of(&["parquet", arg(&run), "--dataset", arg(&dataset)]);
+    run!["parquet", run, "--dataset", dataset];
     let both = ["--out", arg(&out), "--dataset", arg(&dataset)];
-    let line = failure_of(&[&["parquet", arg(&run)], &both[..]].concat());
+    let line = fail!["parquet", run, both];
     assert!(line.contains("part-0.parquet exists"), "{line}");
     assert!(!out.exists());
 }
@@ -200,7 +200,7 @@ fn a_panic_of_the_decoder_is_one_line_and_exit_2() {
         &["hotness", arg(&damaged), "--out", arg(&learn)],
         &["convert", arg(&damaged), "--to", "jsonl", "--out", arg(&jsonl)],
     ] {
-        let line = failure_of(args);
+        let line = fail![args];
         assert!(
             line.contains("its pages contradict each other") && line.contains(arg(&damaged)),
             "{line}"
@@ -222,7 +222,7 @@ fn bad_input_is_one_line_and_exit_2() {
         (model, "is a model"),
         (dir.path().to_owned(), "neither a run directory"),
     ] {
-        let line = failure_of(&["parquet", arg(&input), "--out", arg(&out)]);
+        let line = fail!["parquet", input, "--out", out];
         assert!(line.contains(expected) && line.contains(arg(&input)), "{line}");
         assert!(!out.exists());
     }

@@ -1,6 +1,9 @@
 //! Errors leave no output, also where a command has several, and name the file.
 
-use super::*;
+use std::fs;
+
+use super::{MODEL, names, run_in, shell, stderr_of};
+use crate::support::{moe_analyze, repository, run};
 
 /// Runs commands in a directory with a run, a trace of another tool and a model, expects exit 2 and no new file; returns the
 /// last line of each.
@@ -8,14 +11,7 @@ fn failures(commands: &[&str], before: &str) -> Vec<String> {
     let dir = tempfile::tempdir().unwrap();
     run_in(dir.path());
     fs::copy(repository(MODEL), dir.path().join("m.gguf")).unwrap();
-    stdout_of(&[
-        "convert",
-        arg(&dir.path().join("run")),
-        "--to",
-        "jsonl",
-        "--out",
-        arg(&dir.path().join("t.jsonl")),
-    ]);
+    run!["convert", dir.path().join("run"), "--to", "jsonl", "--out", dir.path().join("t.jsonl")];
     let event =
         r#"{"timestamp_ms":0,"event":"alloc","buffer_id":1,"buffer_ptr":0,"size":64,"name":"a"}"#;
     fs::write(dir.path().join("run/buffers.jsonl"), format!("{event}\n")).unwrap();
@@ -40,7 +36,8 @@ fn the_last_of_several_outputs_fails_and_none_is_written() {
             "buffers run --out a.json --plot /proc/x.svg",
             "gguf-map m.gguf --manifest-out a --out /proc/x.json",
             "gguf-map m.gguf --manifest-out a --out /proc/x.parquet",
-            "parquet run --out t --dataset /proc/x", "parquet t.jsonl --out t --dataset /proc/x",
+            "parquet run --out t --dataset /proc/x",
+            "parquet t.jsonl --out t --dataset /proc/x",
         ],
         "",
     );

@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::{Value, json};
 
 use super::{output_of, write};
-use crate::support::{arg, failure_of, repository, stdout_of};
+use crate::support::{arg, args, fail, repository, run};
 use moe_testkit::gguf::{F32, Raw};
 
 const MODEL: &str = "fixtures/tiny-gpt-oss-MXFP4.gguf";
@@ -14,8 +14,7 @@ const MODEL: &str = "fixtures/tiny-gpt-oss-MXFP4.gguf";
 fn memory_map() {
     let model = repository(MODEL);
     let map: Value =
-        serde_json::from_str(&stdout_of(&["gguf-map", arg(&model), "--form", "memory-map"]))
-            .unwrap();
+        serde_json::from_str(&run!["gguf-map", model, "--form", "memory-map"]).unwrap();
     let keys: Vec<&String> = map.as_object().unwrap().keys().collect();
     assert_eq!(keys, ["model_name", "total_size_bytes", "metadata", "tensors"]);
     assert_eq!(
@@ -49,7 +48,7 @@ fn memory_map() {
 #[test]
 fn gguf_dump() {
     let model = repository(MODEL);
-    let csv = stdout_of(&["gguf-map", arg(&model), "--form", "gguf-dump"]);
+    let csv = run!["gguf-map", model, "--form", "gguf-dump"];
     let lines: Vec<&str> = csv.lines().collect();
     assert_eq!(lines.len(), 1 + 675);
     assert_eq!(
@@ -72,14 +71,14 @@ fn files_and_formats_of_forms() {
     {
         let own = ["gguf-map", arg(&model), "--form", form];
         let out = dir.path().join(format!("{form}.{extension}"));
-        assert_eq!(stdout_of(&[&own[..], &["--out", arg(&out)]].concat()), "");
-        let printed = stdout_of(&[&own[..], &["-o", extension]].concat());
+        assert_eq!(run![own, "--out", out], "");
+        let printed = run![own, "-o", extension];
         assert_eq!(fs::read_to_string(&out).unwrap(), printed);
 
-        let line = failure_of(&[&own[..], &["-o", other]].concat());
+        let line = fail![own, "-o", other];
         assert!(line.contains(form) && line.contains(&format!("-o {extension}")), "{line}");
         for name in ["map.parquet", "map"] {
-            let line = failure_of(&[&own[..], &["--out", name]].concat());
+            let line = fail![own, "--out", name];
             assert!(line.contains(form) && line.contains(&format!(".{extension}")), "{line}");
         }
     }
@@ -95,7 +94,7 @@ fn the_report_has_what_was_found() {
         .tensor("blk.2.c", &[8], F32, 128)
         .data(32, 128 + 20);
     let path = write(dir.path(), raw);
-    let (code, out, err) = output_of(&["gguf-map", arg(&path), "--verify", "--form", "report"]);
+    let (code, out, err) = output_of(args!["gguf-map", path, "--verify", "--form", "report"]);
     assert_eq!(code, 1, "{err}");
     let report: Value = serde_json::from_str(&out).unwrap();
     let check = &report["check"];

@@ -3,7 +3,7 @@
 use std::fs;
 
 use super::output_of;
-use crate::support::{arg, failure_of, file_of, repository};
+use crate::support::{arg, args, fail, file_of, repository};
 use moe_testkit::gguf::{ARRAY, F32, Raw, STRING, U32};
 
 #[test]
@@ -20,7 +20,7 @@ fn bad_input_is_one_line_and_exit_2() {
         (dir.path().to_owned(), arg(dir.path())),
     ];
     for (path, expected) in &inputs {
-        let line = failure_of(&["gguf-map", arg(path), "--check-overlaps"]);
+        let line = fail!["gguf-map", path, "--check-overlaps"];
         assert!(line.contains(expected) && line.contains(arg(path)), "{expected}: {line}");
     }
 }
@@ -108,7 +108,7 @@ fn malformed_files_are_refused_by_name() {
     for (fault, raw, expected) in malformed() {
         let path = dir.path().join(format!("{fault}.gguf"));
         fs::write(&path, raw.bytes).unwrap();
-        let line = failure_of(&["gguf-map", arg(&path), "--verify"]);
+        let line = fail!["gguf-map", path, "--verify"];
         for part in expected.iter().chain(&[arg(&path)]) {
             assert!(line.contains(part), "{fault}: {part:?} in {line}");
         }
@@ -143,7 +143,7 @@ fn spoilt_files_do_no_harm() {
     for bytes in cut.chain(flipped).chain([whole.clone()]) {
         let path = dir.path().join("spoilt.gguf");
         fs::write(&path, &bytes).unwrap();
-        let (code, out, err) = output_of(&["--quiet", "gguf-map", arg(&path), "--verify"]);
+        let (code, out, err) = output_of(args!["--quiet", "gguf-map", path, "--verify"]);
         assert!(!err.contains("panicked"), "{bytes:?}: {err}");
         match code {
             2 => assert!(out.is_empty() && err.lines().count() == 1, "{bytes:?}: {out}{err}"),
@@ -165,7 +165,7 @@ fn names_cannot_write_on_the_terminal() {
         .tensor("c", &[8], F32, 0);
     let path = dir.path().join("names.gguf");
     fs::write(&path, raw.data(32, 32).bytes).unwrap();
-    let (code, out, err) = output_of(&["gguf-map", arg(&path), "--check-overlaps"]);
+    let (code, out, err) = output_of(args!["gguf-map", path, "--check-overlaps"]);
     assert_eq!(code, 1);
     assert!(!out.contains('\u{1b}') && !err.contains('\u{1b}'), "{out}{err}");
     assert_eq!(out.lines().filter(|line| line.contains("[2J")).count(), 2, "{out}");

@@ -6,16 +6,16 @@ use std::process::{Command, Output};
 
 use moe_gguf::map::MAX_EXPERT_ROWS;
 
-use crate::support::arg;
+use crate::support::{Arg, arg, args};
 use moe_testkit::gguf::{ARRAY, F32, Raw};
 
 /// Runs the binary in a process that is refused more than `limit_kib` of private writable memory.
-fn limited(limit_kib: usize, args: &[&str]) -> Output {
+fn limited(limit_kib: usize, args: impl Arg) -> Output {
     Command::new("sh")
         .args(["-c", "ulimit -d $0 && exec \"$@\" >/dev/null"])
         .arg(limit_kib.to_string())
         .arg(assert_cmd::cargo::cargo_bin!("moe-analyze"))
-        .args(args)
+        .args(args![args])
         .output()
         .unwrap()
 }
@@ -41,7 +41,7 @@ fn assert_bounded(what: &str, dir: &Path, raw: Raw, code: i32, forms: &[&[&str]]
     let parquet: &[&str] = &["--out", arg(&out)];
     for form in forms.iter().chain(&[parquet]) {
         let own = ["--quiet", "gguf-map", arg(&path), "--check-overlaps"];
-        let output = limited(limit, &[&own, *form].concat());
+        let output = limited(limit, args![own, form]);
         let stderr = String::from_utf8_lossy(&output.stderr);
         let told: String = stderr.chars().take(200).collect();
         assert_eq!(
@@ -87,6 +87,6 @@ fn memory_stays_in_proportion_to_the_header() {
 
     // The limit does limit: what takes 20 MB of rows does not fit into 16.
     let path = dir.path().join("experts.gguf");
-    let output = limited(16 << 10, &["gguf-map", arg(&path)]);
+    let output = limited(16 << 10, args!["gguf-map", path]);
     assert!(!output.status.success(), "no limit is kept here, so nothing was tested");
 }

@@ -8,12 +8,12 @@ use moe_gguf::Gguf;
 use serde_json::Value;
 
 use super::MODELS;
-use crate::support::{arg, failure_of, repository, stdout_of};
+use crate::support::{fail, repository, run};
 
 const HEADER: &str = "file,tensor,tensor_idx,expert_id,layer_id,projection,category,type,ne0,ne1,ne2,ne3,file_offset,size_bytes";
 
 fn rows_of(model: &Path) -> Vec<Value> {
-    serde_json::from_str(&stdout_of(&["gguf-map", arg(model), "-o", "json"])).unwrap()
+    serde_json::from_str(&run!["gguf-map", model, "-o", "json"]).unwrap()
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn experts_have_a_row_each() {
 fn formats_agree() {
     let model = repository("fixtures/tiny-gpt-oss-MXFP4.gguf");
     let rows = rows_of(&model);
-    let print = |format| stdout_of(&["gguf-map", arg(&model), "-o", format]);
+    let print = |format| run!["gguf-map", model, "-o", format];
 
     let lines: Vec<Value> = print("jsonl")
         .lines()
@@ -103,15 +103,12 @@ fn files_hold_the_same_rows_as_stdout() {
     let dir = tempfile::tempdir().unwrap();
     for format in ["csv", "json", "jsonl", "md"] {
         let out = dir.path().join(format!("map.{format}"));
-        assert_eq!(stdout_of(&["gguf-map", arg(&model), "--out", arg(&out)]), "");
-        assert_eq!(
-            fs::read_to_string(&out).unwrap(),
-            stdout_of(&["gguf-map", arg(&model), "-o", format])
-        );
+        assert_eq!(run!["gguf-map", model, "--out", out], "");
+        assert_eq!(fs::read_to_string(&out).unwrap(), run!["gguf-map", model, "-o", format]);
     }
 
     let out = dir.path().join("map.parquet");
-    stdout_of(&["gguf-map", arg(&model), "--out", arg(&out)]);
+    run!["gguf-map", model, "--out", out];
     let map = moe_trace::map_table::read(&out).unwrap();
     assert_eq!(map, moe_gguf::map::OffsetMap::new(&Gguf::open(&model).unwrap()));
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 5, "no temporary file is left");
@@ -124,10 +121,10 @@ fn an_existing_output_is_kept_without_force() {
     for name in ["map.csv", "map.parquet"] {
         let out = dir.path().join(name);
         fs::write(&out, "precious").unwrap();
-        let line = failure_of(&["gguf-map", arg(&model), "--out", arg(&out)]);
+        let line = fail!["gguf-map", model, "--out", out];
         assert!(line.contains("exists") && line.contains("--force"), "{line}");
         assert_eq!(fs::read_to_string(&out).unwrap(), "precious");
-        stdout_of(&["gguf-map", arg(&model), "--out", arg(&out), "--force"]);
+        run!["gguf-map", model, "--out", out, "--force"];
         assert_ne!(fs::read(&out).unwrap(), b"precious");
     }
 }
@@ -137,13 +134,11 @@ fn outputs_that_cannot_be() {
     let model = repository("fixtures/random-qwen3moe-F16.gguf");
     let dir = tempfile::tempdir().unwrap();
     let absent = dir.path().join("absent/map.csv");
-    assert!(
-        failure_of(&["gguf-map", arg(&model), "--out", arg(&absent)]).contains("does not exist")
-    );
+    assert!(fail!["gguf-map", model, "--out", absent].contains("does not exist"));
     let unknown = dir.path().join("map.xlsx");
-    assert!(failure_of(&["gguf-map", arg(&model), "--out", arg(&unknown)]).contains(".parquet"));
+    assert!(fail!["gguf-map", model, "--out", unknown].contains(".parquet"));
     let directory = dir.path().join("map.csv");
     fs::create_dir(&directory).unwrap();
-    let line = failure_of(&["gguf-map", arg(&model), "--out", arg(&directory), "--force"]);
+    let line = fail!["gguf-map", model, "--out", directory, "--force"];
     assert!(line.contains("is a directory"), "{line}");
 }

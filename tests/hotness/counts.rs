@@ -9,8 +9,8 @@ use serde_json::Value;
 
 use super::Fixture;
 use crate::support::{
-    ALL, N_EXPERT, N_EXPERT_USED, N_GENERATED, N_LAYER, N_PROMPT, WEIGHTS, arg, experts_of,
-    known_counts, stdout_of, tokens_of,
+    ALL, N_EXPERT, N_EXPERT_USED, N_GENERATED, N_LAYER, N_PROMPT, WEIGHTS, experts_of,
+    known_counts, run, tokens_of,
 };
 
 type Matrix = BTreeMap<(u32, u32), (u64, f64)>;
@@ -18,8 +18,7 @@ type Matrix = BTreeMap<(u32, u32), (u64, f64)>;
 /// The matrix that `hotness -o json` prints, without the experts that were never chosen.
 fn matrix(path: &Path, phase: &str) -> Matrix {
     let rows: Vec<Value> =
-        serde_json::from_str(&stdout_of(&["hotness", arg(path), "--phase", phase, "-o", "json"]))
-            .unwrap();
+        serde_json::from_str(&run!["hotness", path, "--phase", phase, "-o", "json"]).unwrap();
     let id = |row: &Value, key: &str| row[key].as_u64().unwrap() as u32;
     rows.iter()
         .map(|row| {
@@ -79,7 +78,7 @@ fn counts_of_a_layer_sum_to_rows_times_experts_used() {
 #[test]
 fn matrix_is_ranked_and_complete() {
     let fixture = Fixture::new();
-    let csv = stdout_of(&["hotness", arg(&fixture.path("run")), "-o", "csv"]);
+    let csv = run!["hotness", fixture.path("run"), "-o", "csv"];
     let mut lines = csv.lines();
     assert_eq!(lines.next(), Some("layer_id,expert_id,count,share,mass"));
     let rows: Vec<(u32, u32, u64, f64)> = lines
@@ -105,7 +104,7 @@ fn matrix_is_ranked_and_complete() {
 #[test]
 fn summary_tells_how_far_to_trust_it_and_then_the_tokens() {
     let fixture = Fixture::new();
-    let summary = stdout_of(&["hotness", arg(&fixture.path("run"))]);
+    let summary = run!["hotness", fixture.path("run")];
     assert!(summary.starts_with("too short to trust: "), "{summary}");
     let first = summary.lines().nth(1).unwrap();
     assert_eq!(first, "16 prompt and generated tokens in 6 layers, 4 of 32 experts for a token");
@@ -114,7 +113,7 @@ fn summary_tells_how_far_to_trust_it_and_then_the_tokens() {
     assert_eq!(cells[..2], ["5", &(1 + N_GENERATED).to_string()]);
     assert!(layer_5.contains("3 (25.0)"), "{layer_5}");
     assert!(
-        stdout_of(&["hotness", arg(&fixture.path("run")), "--phase", "prompt"])
+        run!["hotness", fixture.path("run"), "--phase", "prompt"]
             .contains(&format!("\n{N_PROMPT} prompt tokens in 6 layers"))
     );
 }
@@ -129,7 +128,7 @@ fn one_is_not_many() {
         .filter(|record| record[17] == PHASE_PROMPT && u32::from(record[12]) == N_LAYER - 1);
     let one = fixture.path("one.bin");
     fs::write(&one, last.flatten().copied().collect::<Vec<u8>>()).unwrap();
-    let summary = stdout_of(&["hotness", arg(&one), "--phase", "prompt"]);
+    let summary = run!["hotness", one, "--phase", "prompt"];
     assert!(
         summary.contains("\n1 prompt token in 1 layer, 4 of 23 experts for a token\n"),
         "{summary}"

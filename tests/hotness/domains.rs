@@ -4,7 +4,7 @@ use std::fs;
 
 use super::Fixture;
 use super::measures::{close, rows};
-use crate::support::{arg, failure_of, moe_analyze, stdout_of};
+use crate::support::{arg, args, fail, moe_analyze, run};
 
 /// Four tokens of each of two sequences. Sequence 4 has the experts 0 and 1, sequence 9 the experts 0 and 2.
 fn trace(fixture: &Fixture) -> std::path::PathBuf {
@@ -74,22 +74,10 @@ fn domains_by_input_even_of_counts() {
     };
     fs::write(&a, header(&[3, 1])).unwrap();
     fs::write(&b, header(&[2, 2])).unwrap();
-    let text = stdout_of(&[
-        "--quiet",
-        "hotness",
-        arg(&a),
-        arg(&b),
-        "--top-k",
-        "1",
-        "--label",
-        "code",
-        "--label",
-        "law",
-        "--table",
-        "domains",
-        "-o",
-        "csv",
-    ]);
+    let text = run![
+        "--quiet", "hotness", a, b, "--top-k", "1", "--label", "code", "--label", "law", "--table",
+        "domains", "-o", "csv"
+    ];
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines.len(), 3, "{text}");
     assert!(lines[1].starts_with("0,code,4,") && lines[2].starts_with("0,law,4,"), "{text}");
@@ -106,7 +94,7 @@ fn labels_of_sequences_that_are_not_there_are_remarked() {
     fs::write(&labels, "4,code\n11,law\n10,law\n").unwrap();
     let remarks = |more: &[&str]| {
         let args = ["hotness", arg(&path), "--labels", arg(&labels)];
-        let assert = moe_analyze().args([&args, more].concat()).assert();
+        let assert = moe_analyze().args(args![args, more]).assert();
         String::from_utf8_lossy(&assert.success().get_output().stderr).into_owned()
     };
     let told = remarks(&["--table", "domains"]);
@@ -133,7 +121,7 @@ fn labels_that_do_not_fit_are_refused() {
         (&["--labels", arg(&bad)], "line 2: no comma"),
         (&["--label", "a", "--table", "split", "--split", "by-label"], "only one label"),
     ] {
-        let line = failure_of(&[&["--quiet", "hotness", path][..], more].concat());
+        let line = fail!["--quiet", "hotness", path, more];
         assert!(line.contains(expected), "{line}");
     }
 }

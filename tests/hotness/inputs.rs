@@ -5,7 +5,7 @@ use std::fs;
 use moe_trace::record::PHASE_PROMPT;
 
 use super::Fixture;
-use crate::support::{self, arg, failure_of, file_of, moe_analyze, stdout_of};
+use crate::support::{self, arg, args, fail, file_of, moe_analyze, run};
 
 #[test]
 fn without_routing_there_is_no_hotness() {
@@ -18,7 +18,7 @@ fn without_routing_there_is_no_hotness() {
         fs::copy(fixture.path("run/manifest.json"), run.join("manifest.json")).unwrap();
         fs::write(run.join("trace.bin"), bytes).unwrap();
         let out = fixture.path("learn.json");
-        let line = failure_of(&["--quiet", "hotness", arg(&run), "--out", arg(&out)]);
+        let line = fail!["--quiet", "hotness", run, "--out", out];
         assert!(line.contains("no token was routed"), "{line}");
         assert!(!out.exists());
     }
@@ -28,11 +28,8 @@ fn without_routing_there_is_no_hotness() {
         .filter(|record| record[17] == PHASE_PROMPT);
     let prompt = fixture.path("prompt.bin");
     fs::write(&prompt, records.flatten().copied().collect::<Vec<u8>>()).unwrap();
-    assert!(
-        failure_of(&["hotness", arg(&prompt), "--phase", "generate"])
-            .contains("no token was routed")
-    );
-    stdout_of(&["hotness", arg(&prompt), "--phase", "prompt"]);
+    assert!(fail!["hotness", prompt, "--phase", "generate"].contains("no token was routed"));
+    run!["hotness", prompt, "--phase", "prompt"];
 }
 
 #[test]
@@ -46,7 +43,7 @@ fn impossible_records_are_named() {
         .unwrap();
     trace[at * 1024 + 792..][..4].copy_from_slice(&77i32.to_le_bytes());
     fs::write(&trace_file, &trace).unwrap();
-    let line = failure_of(&["hotness", arg(&fixture.path("run"))]);
+    let line = fail!["hotness", fixture.path("run")];
     assert!(line.contains("expert 77") && line.contains(&format!("record {at}")), "{line}");
 }
 
@@ -67,13 +64,13 @@ fn counts_beyond_64_bits_are_refused() {
     let too_many = learn("many.json", [u64::MAX, 1]);
     let most = learn("most.json", [u64::MAX - 1, 1]);
     let one = learn("one.json", [1, 0]);
-    let line = failure_of(&["hotness", arg(&too_many), "-o", "csv"]);
+    let line = fail!["hotness", too_many, "-o", "csv"];
     assert!(line.contains("layer 0") && line.contains("more than 64 bits"), "{line}");
-    let rows = stdout_of(&["--quiet", "hotness", arg(&most), "-o", "csv"]);
+    let rows = run!["--quiet", "hotness", most, "-o", "csv"];
     assert!(rows.contains("\n0,0,18446744073709551614,1,"), "{rows}");
-    let usage = stdout_of(&["--quiet", "hotness", arg(&most), "--usage"]);
+    let usage = run!["--quiet", "hotness", most, "--usage"];
     assert!(usage.contains("18446744073709551614 activations"), "{usage}");
-    let line = failure_of(&["--quiet", "hotness", arg(&most), arg(&one)]);
+    let line = fail!["--quiet", "hotness", most, one];
     assert!(line.contains("more than 64 bits") && line.contains(arg(&one)), "{line}");
 }
 
@@ -93,7 +90,7 @@ fn impossible_numbers_of_layers_and_experts_are_named() {
         fs::write(run.join("manifest.json"), manifest.to_string()).unwrap();
         manifest["model"][key] = own;
         let args = ["--quiet", "parquet", arg(&run), "--force", "--out"];
-        stdout_of(&[&args[..], &[arg(&tables)]].concat());
+        run![args, tables];
         for path in [&run, &tables] {
             for more in [
                 &["hotness"][..],
@@ -101,11 +98,11 @@ fn impossible_numbers_of_layers_and_experts_are_named() {
                 &["plan", "--model", arg(&model), "--budget-mib", "1"],
                 &["simulate", "--model", arg(&model)],
             ] {
-                let line = failure_of(&[&["--quiet"], more, &[arg(path)]].concat());
+                let line = fail!["--quiet", more, path];
                 assert!(line.contains(&n.to_string()) && line.contains(arg(path)), "{line}");
             }
         }
-        let info = moe_analyze().args(["info", arg(&run)]).assert().code(1);
+        let info = moe_analyze().args(args!["info", run]).assert().code(1);
         let facts = String::from_utf8_lossy(&info.get_output().stdout).into_owned();
         let fault = facts.lines().last().unwrap();
         assert!(
@@ -122,7 +119,7 @@ fn a_cut_trace_counts_its_whole_records() {
     let trace = fs::read(fixture.path("run/trace.bin")).unwrap();
     let cut = fixture.path("cut.bin");
     fs::write(&cut, &trace[..trace.len() - 100]).unwrap();
-    let summary = stdout_of(&["hotness", arg(&cut)]);
+    let summary = run!["hotness", cut];
     let counted = summary.lines().nth(1).unwrap();
     assert!(counted.starts_with("16 prompt and generated tokens"), "{summary}");
 }
@@ -145,7 +142,7 @@ fn bad_input_is_one_line_and_exit_2() {
         (dir.path().to_owned(), "neither a run directory"),
     ];
     for (path, expected) in &inputs {
-        let line = failure_of(&["hotness", arg(path)]);
+        let line = fail!["hotness", path];
         assert!(line.contains(expected) && line.contains(arg(path)), "{expected}: {line}");
     }
     moe_analyze().args(["hotness"]).assert().code(2);
@@ -158,7 +155,7 @@ fn bad_input_is_one_line_and_exit_2() {
         &["plan", "--model", arg(&model), "--budget-mib", "1"],
         &["convert", "--to", "jsonl", "--out", "unwritten.jsonl"],
     ] {
-        let line = failure_of(&[command, &[arg(&table)]].concat());
+        let line = fail![command, table];
         assert!(
             line.contains(
                 "table.parquet: the file is damaged: Parquet error: Invalid Parquet file."
@@ -184,7 +181,7 @@ fn records_of_a_newer_version_are_told() {
         &["replay", "--model", arg(&model)],
         &["convert", "--to", "jsonl", "--out", arg(&out)],
     ] {
-        let line = failure_of(&[command, &[arg(&run)]].concat());
+        let line = fail![command, run];
         assert!(line.contains("ext_version 2 is not known"), "{line}");
     }
 }

@@ -5,12 +5,12 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::Fixture;
-use crate::support::{N_GENERATED, N_LAYER, arg, stdout_of};
+use crate::support::{N_GENERATED, N_LAYER, arg, run};
 
 /// The rows of a table as JSON.
 pub fn rows(path: &Path, more: &[&str]) -> Vec<Value> {
     let args = ["--quiet", "hotness", arg(path), "-o", "json"];
-    serde_json::from_str(&stdout_of(&[&args, more].concat())).unwrap()
+    serde_json::from_str(&run![args, more]).unwrap()
 }
 
 pub fn number(row: &Value, column: &str) -> f64 {

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::{QWEN, workplace, write};
-use crate::support::{arg, moe_analyze, repository, stdout_of};
+use crate::support::{args, moe_analyze, repository, run};
 
 #[test]
 fn budgets() {
@@ -18,7 +18,7 @@ fn budgets() {
             command.env("PATH", path);
         }
         command
-            .args(["--quiet", "plan", arg(&learn), "--model", arg(&model), "-o", "json"])
+            .args(args!["--quiet", "plan", learn, "--model", model, "-o", "json"])
             .args(more);
         let output = command.output().unwrap();
         let plan: Value = serde_json::from_slice(&output.stdout).ok()?;
@@ -39,7 +39,7 @@ fn budgets() {
     assert_eq!(lanes(&auto, None).unwrap(), [2560 * mib, 88 * mib]);
     assert_eq!(lanes(&["--budget-mib", "auto", "--free-mib", "1025"], None).unwrap(), [mib]);
 
-    let help = stdout_of(&["plan", "--help"]);
+    let help = run!["plan", "--help"];
     let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(help.contains("auto (or -1, as in the runtime)"), "{help}");
 
@@ -47,7 +47,7 @@ fn budgets() {
     assert_eq!(lanes(&["--budget-mib", "auto"], Some(&nowhere)), None);
     let error = moe_analyze()
         .env("PATH", &nowhere)
-        .args(["plan", arg(&learn), "--model", arg(&model), "--budget-mib", "auto"])
+        .args(args!["plan", learn, "--model", model, "--budget-mib", "auto"])
         .assert()
         .code(2);
     let error = String::from_utf8_lossy(&error.get_output().stderr).into_owned();
@@ -66,16 +66,7 @@ fn free_memory_is_read_from_the_gpu() {
     let (learn, model) = (dir.path().join("learn.json"), repository(QWEN));
     let output = moe_analyze()
         .env("PATH", dir.path())
-        .args([
-            "plan",
-            arg(&learn),
-            "--model",
-            arg(&model),
-            "--budget-mib",
-            "auto,auto",
-            "-o",
-            "json",
-        ])
+        .args(args!["plan", learn, "--model", model, "--budget-mib", "auto,auto", "-o", "json"])
         .output()
         .unwrap();
     let plan: Value = serde_json::from_slice(&output.stdout).unwrap();

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::{GPT_OSS, GPT_OSS_EXPERT, QWEN, json_of, plan_of, planned, selected, workplace, write};
-use crate::support::{self, arg, failure_of, moe_analyze, repository, stdout_of};
+use crate::support::{self, arg, args, fail, moe_analyze, repository, run};
 
 #[test]
 fn inputs_may_have_a_byte_order_mark() {
@@ -15,7 +15,7 @@ fn inputs_may_have_a_byte_order_mark() {
     let sizes = write(&dir, "sizes.csv", "layer,expert,bytes\n0,3,9\n0,5,9\n0,6,9\n2,1,9\n");
     let plan = || {
         let args = ["plan", arg(&learn), "--sizes", arg(&sizes), "--budget-bytes", "100"];
-        stdout_of(&[&args[..], &["-o", "csv"]].concat())
+        run![args, "-o", "csv"]
     };
     let expected = plan();
     for path in [&learn, &sizes] {
@@ -23,7 +23,7 @@ fn inputs_may_have_a_byte_order_mark() {
         fs::write(path, format!("\u{feff}{text}")).unwrap();
     }
     assert_eq!(plan(), expected);
-    let hotness = stdout_of(&["hotness", arg(&learn), "-o", "csv"]);
+    let hotness = run!["hotness", learn, "-o", "csv"];
     assert!(hotness.lines().count() > 1, "{hotness}");
 }
 
@@ -46,22 +46,14 @@ fn the_runtimes_forty_cases() {
             .iter()
             .map(Value::to_string)
             .collect();
-        let plan = json_of(&[
-            "plan",
-            arg(&learn),
-            "--sizes",
-            arg(&sizes),
-            "--budget-bytes",
-            &budgets.join(","),
-            "--weighting",
-            case["weighting"].as_str().unwrap(),
-            "--layer-curve",
-            &case["layer_curve"].to_string(),
-            "--strategy",
-            case["strategy"].as_str().unwrap(),
-            "-o",
-            "json",
-        ]);
+        let options = [
+            ("--budget-bytes", budgets.join(",")),
+            ("--weighting", case["weighting"].as_str().unwrap().to_owned()),
+            ("--layer-curve", case["layer_curve"].to_string()),
+            ("--strategy", case["strategy"].as_str().unwrap().to_owned()),
+        ];
+        let options = options.map(|(name, value)| args![name, value]);
+        let plan = json_of(args!["plan", learn, "--sizes", sizes, options, "-o", "json"]);
         let expected = &case["expected"];
         let scores = expected["ranking"].as_array().unwrap();
         let mut expected_selected = Vec::new();
@@ -94,17 +86,9 @@ fn sizes_come_from_the_model() {
     let (learn, model) = (dir.path().join("learn.json"), repository(GPT_OSS));
     let plan = |bytes: u64| {
         let bytes = bytes.to_string();
-        json_of(&[
-            "plan",
-            arg(&learn),
-            "--model",
-            arg(&model),
-            "--budget-bytes",
-            &bytes,
-            "--weighting",
-            "flat",
-            "-o",
-            "json",
+        json_of(args![
+            "plan", learn, "--model", model, "--budget-bytes", bytes, "--weighting", "flat", "-o",
+            "json"
         ])
     };
     let five = plan(5 * GPT_OSS_EXPERT);
@@ -154,7 +138,7 @@ fn files_are_merged_and_fade() {
     let older = write(&dir, "older.json", &older.to_string());
     let (learn, model) = (dir.path().join("learn.json"), repository(QWEN));
     let first = |more: &[&str]| {
-        let plan = planned(&older, &model, &[&[arg(&learn)], more].concat());
+        let plan = planned(&older, &model, args![learn, more]);
         let first = &plan["selected"][0];
         (first["expert"].as_u64().unwrap(), first["hits"].as_u64().unwrap())
     };
@@ -168,9 +152,9 @@ fn runs_are_counted() {
     let dir = TempDir::new().unwrap();
     let (run, learn) = (dir.path().join("run"), dir.path().join("learn.json"));
     support::known_run(&run);
-    stdout_of(&["hotness", arg(&run), "--out", arg(&learn)]);
+    run!["hotness", run, "--out", learn];
     let model = repository(QWEN);
-    let plan = |source| planned(source, &model, &[])["selected"].clone();
+    let plan = |source| planned(source, &model, args![])["selected"].clone();
     assert_eq!(plan(&run), plan(&learn));
     // Expert 3 is in every choice of the known run.
     assert_eq!(plan(&run)[0]["expert"], 3);
@@ -204,7 +188,7 @@ fn the_learn_file_is_cut_to_the_plan() {
     let budget = (3 * 29_696).to_string();
     let args =
         |learn| ["plan", learn, "--model", arg(&model), "--budget-bytes", &budget, "-o", "json"];
-    let plan = json_of(&[&args(arg(&learn))[..], &["--out", arg(&cut)]].concat());
+    let plan = json_of(args![args(arg(&learn)), "--out", cut]);
     assert_eq!(selected(&plan), [(0, 3, 0), (0, 5, 0)]);
     let expected = json!({"schema": "llama.cpp.moe_layer_opt_perf.v1", "n_expert": 32, "layers": [
         {"layer": 0, "calls": 7, "experts": [[3, 9], [5, 4]], "note": "kept"}]});
@@ -212,7 +196,7 @@ fn the_learn_file_is_cut_to_the_plan() {
     assert_eq!(written, expected);
     assert_eq!(selected(&json_of(&args(arg(&cut)))), selected(&plan));
 
-    let again = [&args(arg(&learn))[..], &["--out", arg(&cut)]].concat();
-    assert!(failure_of(&again).contains("--force"));
-    stdout_of(&[&again[..], &["--force"]].concat());
+    let again = args![args(arg(&learn)), "--out", cut];
+    assert!(fail![again].contains("--force"));
+    run![again, "--force"];
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::{json_of, plan_of, planned, selected, write};
-use crate::support::{arg, moe_analyze, stdout_of, write_gguf};
+use crate::support::{Arg, arg, args, moe_analyze, run, write_gguf};
 
 /// Bytes of all experts of a layer of [`model`], 8 of three F32 matrices of 8 × 8.
 const LAYER: u64 = 8 * 3 * 8 * 8 * 4;
@@ -46,8 +46,8 @@ fn learn(dir: &TempDir) -> PathBuf {
     write(dir, "learn.json", &learn.to_string())
 }
 
-fn stderr_of(args: &[&str]) -> String {
-    let assert = moe_analyze().args(args).assert().success();
+fn stderr_of(args: impl Arg) -> String {
+    let assert = moe_analyze().args(args![args]).assert().success();
     String::from_utf8(assert.get_output().stderr.clone()).unwrap()
 }
 
@@ -56,7 +56,7 @@ fn stderr_of(args: &[&str]) -> String {
 fn experts_of_an_mtp_head_take_no_room() {
     let dir = TempDir::new().unwrap();
     let (learn, mtp) = (learn(&dir), model(&dir, 5, 1));
-    let plan = planned(&learn, &mtp, &[]);
+    let plan = planned(&learn, &mtp, args![]);
     assert_eq!(selected(&plan), [(1, 0, 0), (1, 1, 0)]);
     assert_eq!(plan["estimated_hit_share"], 1.0);
     assert_eq!(plan["llama_cpp"]["layers_on_gpu"], json!([1, 2, 3]));
@@ -71,7 +71,7 @@ fn experts_of_an_mtp_head_take_no_room() {
     // Where the same block is a hidden layer it takes room.
     let hidden = model(&dir, 5, 0);
     let layers = |plan: &Value| selected(plan).iter().map(|(layer, ..)| *layer).max();
-    assert_eq!(layers(&planned(&learn, &hidden, &[])), Some(4));
+    assert_eq!(layers(&planned(&learn, &hidden, args![])), Some(4));
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn simulated_caches_have_no_experts_of_an_mtp_head() {
     let trace = write(&dir, "trace.jsonl", &lines.collect::<String>());
     let learn = learn(&dir);
     let args = ["simulate", arg(&trace), "--model", arg(&mtp), "--budget-mib", "1"];
-    let told = stderr_of(&[&args[..], &["--learn", arg(&learn)]].concat());
+    let told = stderr_of(args![args, "--learn", learn]);
     assert!(told.contains("18 look-ups of 24 experts in 3 layers"), "{told}");
     assert!(told.contains("left out: 6 selections of experts of the MTP head"), "{told}");
 }
@@ -97,8 +97,8 @@ fn budgets_below_one_mib_have_no_command() {
     let plan = |budgets: &str| {
         let model = arg(&model);
         let args = ["plan", arg(&learn), "--model", model, "--budget-bytes", budgets];
-        assert!(!stdout_of(&args).contains("max-mib 0"));
-        json_of(&[&args[..], &["-o", "json"]].concat())
+        assert!(!run![args].contains("max-mib 0"));
+        json_of(args![args, "-o", "json"])
     };
     let small = plan("900000");
     assert_eq!(selected(&small), [(1, 0, 0), (1, 1, 0)]);
@@ -132,11 +132,11 @@ fn models_that_llama_cpp_does_not_load_have_no_command() {
     ];
     write_gguf(&path, None, &keys, &tensors.collect::<Vec<_>>());
     let learn = learn(&dir);
-    let plan = planned(&learn, &path, &[]);
+    let plan = planned(&learn, &path, args![]);
     assert_eq!(selected(&plan), [(1, 0, 0), (1, 1, 0)]);
     assert!(plan["hot_cache"]["command"].is_null());
     assert!(plan["llama_cpp"]["command"].is_null());
-    let text = stdout_of(&plan_of(&learn, &path));
+    let text = run![plan_of(&learn, &path)];
     assert!(text.contains("convert the model again"), "{text}");
     assert!(!text.contains("llama-server"), "{text}");
 }

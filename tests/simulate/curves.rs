@@ -6,7 +6,7 @@ use std::path::Path;
 use moe_testkit::data;
 
 use super::{Rows, rows, simulate};
-use crate::support::{arg, repository, stdout_of};
+use crate::support::{arg, repository, run};
 
 /// Every row of a curve but those of `random`, which has a seed of its own, is what the trace gives.
 fn reproduces(trace: &Path, curve: &str) {
@@ -58,8 +58,7 @@ fn the_published_precision_of_the_previous_token_is_reproduced() {
         let args = ["--quiet", "simulate", arg(&trace), "--budget-mib", "1000", "--policy", "lru"];
         let more =
             ["--predictor", "previous", "--link-gb-s", "1", "--window-us", "1", "-o", "json"];
-        let rows: serde_json::Value =
-            serde_json::from_str(&stdout_of(&[&args[..], &more].concat())).unwrap();
+        let rows: serde_json::Value = serde_json::from_str(&run![args, more]).unwrap();
         let precision = rows[1]["precision_pct"].as_f64().unwrap();
         assert_eq!(format!("{precision:.1}"), published);
     }

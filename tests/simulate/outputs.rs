@@ -3,16 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::simulate;
-use crate::support::{arg, failure_of, known_run, moe_analyze, repository, stdout_of};
+use crate::support::{arg, args, fail, known_run, moe_analyze, repository, run};
 
 const SMALL: &str = "fixtures/foreign/bigmoeonedge/small.route.csv";
 
 #[test]
 fn every_format_has_every_row() {
     let trace = repository(SMALL);
-    let args =
-        ["--quiet", "simulate", arg(&trace), "--budget-mib", "1,2", "--policy", "lru,random"];
-    let print = |format: &str| stdout_of(&[&args[..], &["-o", format]].concat());
+    let args = args!["--quiet", "simulate", trace, "--budget-mib", "1,2", "--policy", "lru,random"];
+    let print = |format: &str| run![args, "-o", format];
     assert_eq!(print("csv").lines().count(), 5);
     assert_eq!(print("md").lines().count(), 6);
     assert_eq!(print("table").lines().count(), 5);
@@ -32,9 +31,9 @@ fn all_leaves_out_what_needs_a_learn_file() {
     let stdout = String::from_utf8_lossy(&output.stdout);
     assert!(stdout.contains("\n1,arc,") && !stdout.contains("hotcache"), "{stdout}");
     assert!(String::from_utf8_lossy(&output.stderr).contains("hotcache is left out"));
-    let failure = failure_of(&["simulate", arg(&trace), "--policy", "hotcache"]);
+    let failure = fail!["simulate", trace, "--policy", "hotcache"];
     assert!(failure.contains("--learn"), "{failure}");
-    let learnt = stdout_of(&[&args[..], &["--learn", arg(&trace)]].concat());
+    let learnt = run![args, "--learn", trace];
     assert!(learnt.contains("\n1,hotcache,"), "{learnt}");
 }
 
@@ -46,15 +45,15 @@ fn curves_are_drawn() {
     for name in ["curve.png", "curve.svg"] {
         let plot = dir.path().join(name);
         let args = ["--quiet", "simulate", arg(&run), "--policy", "all", "--plot", arg(&plot)];
-        stdout_of(&args);
-        assert!(failure_of(&args).contains("--force"));
+        run![args];
+        assert!(fail![args].contains("--force"));
     }
     let (width, height) = moe_testkit::png_size(&dir.path().join("curve.png"));
     let svg = std::fs::read_to_string(dir.path().join("curve.svg")).unwrap();
     assert!(svg.contains(&format!("width=\"{width}\" height=\"{height}\"")));
     assert!(svg.contains("MiB"));
     // Every policy has a line and an entry of the legend.
-    let csv = stdout_of(&["--quiet", "simulate", arg(&run), "--policy", "all", "-o", "csv"]);
+    let csv = run!["--quiet", "simulate", run, "--policy", "all", "-o", "csv"];
     let policies: BTreeSet<&str> = csv
         .lines()
         .skip(1)
@@ -76,7 +75,7 @@ fn too_small_a_cache_is_warned_of() {
     known_run(&run);
     std::fs::write(&table, format!("layer,expert,bytes\n{}", sizes.collect::<String>())).unwrap();
     let budgets = ["--budget-mib", "23,24,192", "--sizes", arg(&table)];
-    let args = [&["simulate", arg(&run), "--policy", "lru"][..], &budgets].concat();
+    let args = args!["simulate", run, "--policy", "lru", budgets];
     let assert = moe_analyze().args(args).assert().success();
     let stderr = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
     // Four experts of a MiB in six layers.
@@ -95,12 +94,12 @@ fn nonsense_is_refused() {
         ("--sample", "0", "above 0"),
         ("--sample", "0.5", "give --policy lru"),
     ] {
-        let failure = failure_of(&["simulate", arg(&trace), option, value]);
+        let failure = fail!["simulate", trace, option, value];
         assert!(failure.contains(told), "{failure}");
     }
     // An estimate has no speeds.
     let sampled = ["simulate", arg(&trace), "--policy", "lru", "--sample", "0.5"];
-    let failure = failure_of(&[&sampled[..], &["--link-gb-s", "25"]].concat());
+    let failure = fail![sampled, "--link-gb-s", "25"];
     assert!(failure.contains("--link-gb-s"), "{failure}");
 }
 
@@ -110,7 +109,7 @@ fn speeds_are_bounded() {
     let trace = repository("fixtures/simulate/mixed.route.csv");
     let print = |more: &[&str]| {
         let args = ["--quiet", "simulate", arg(&trace), "--budget-mib", "2,40", "--policy", "lru"];
-        stdout_of(&[&args[..], &["-o", "json"], more].concat())
+        run![args, "-o", "json", more]
     };
     let json = |text: &str| -> serde_json::Value { serde_json::from_str(text).unwrap() };
     assert!(json(&print(&[]))[0].get("tokens_s_min").is_none());
@@ -124,7 +123,7 @@ fn speeds_are_bounded() {
     let memory = ["--memory-gb-s", "1", "--dense-mib", "10"];
     let rows = json(&print(&[&link[..], &memory].concat()));
     assert!(rows[0]["s_mbu_pct_max"].is_number());
-    let failure = failure_of(&["simulate", arg(&trace), "--other-ms", "5"]);
+    let failure = fail!["simulate", trace, "--other-ms", "5"];
     assert!(failure.contains("--link-gb-s"), "{failure}");
 }
 
@@ -166,10 +165,7 @@ fn the_offload_crossover_is_told() {
     let trace = repository("fixtures/simulate/mixed.route.csv");
     let args = ["simulate", arg(&trace), "--link-gb-s", "0.1", "-o", "json"];
     let run = |more: &[&str]| {
-        let assert = moe_analyze()
-            .args([&args[..], more].concat())
-            .assert()
-            .success();
+        let assert = moe_analyze().args(args![args, more]).assert().success();
         let output = assert.get_output();
         let rows: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
         (rows, String::from_utf8_lossy(&output.stderr).into_owned())
@@ -192,7 +188,7 @@ fn the_offload_crossover_is_told() {
     }
     let (_, stderr) = run(&["--offload", "--cpu-expert-us", "1", "--cpu-next-us", "0"]);
     assert!(stderr.contains("not faster"), "{stderr}");
-    let failure = failure_of(&[&args[..], &["--offload"]].concat());
+    let failure = fail![args, "--offload"];
     assert!(failure.contains("--cpu-expert-us"), "{failure}");
 }
 
@@ -204,16 +200,13 @@ fn windows_come_from_the_times_of_a_run() {
     known_run(&run);
     let args = ["simulate", arg(&run), "--budget-mib", "1", "--policy", "lru"];
     let link = ["--predictor", "previous", "--link-gb-s", "10", "-o", "json"];
-    let told = moe_analyze()
-        .args([&args[..], &link].concat())
-        .assert()
-        .success();
+    let told = moe_analyze().args(args![args, link]).assert().success();
     let stderr = String::from_utf8_lossy(&told.get_output().stderr).into_owned();
     // Four microseconds from a layer to the next, six layers.
     let told = "layers work for 4 to 4 µs by the trace's times, 24 µs a token";
     assert!(stderr.contains(told), "{stderr}");
     let named = moe_analyze()
-        .args([&args[..], &link, &["--window-us", "7"]].concat())
+        .args(args![args, link, "--window-us", "7"])
         .assert()
         .success();
     let stderr = String::from_utf8_lossy(&named.get_output().stderr).into_owned();
@@ -227,11 +220,10 @@ fn predictors_are_told_by_what_came_of_them() {
     let trace = arg(&trace);
     let args = ["--quiet", "simulate", trace, "--budget-mib", "8", "--policy", "lru,layer"];
     let link = ["--link-gb-s", "10", "--predictor", "previous,hottest,markov,coactivation"];
-    let failure = failure_of(&[&args[..], &link].concat());
+    let failure = fail![args, link];
     assert!(failure.contains("--window-us"), "{failure}");
     let more = ["--window-us", "1000", "--predictions", trace, "-o", "json"];
-    let rows: serde_json::Value =
-        serde_json::from_str(&stdout_of(&[&args[..], &link, &more].concat())).unwrap();
+    let rows: serde_json::Value = serde_json::from_str(&run![args, link, more]).unwrap();
     let rows = rows.as_array().unwrap();
     assert_eq!(rows.len(), 2 * 6);
     let given = &rows[5];
@@ -245,9 +237,9 @@ fn predictors_are_told_by_what_came_of_them() {
     assert!(none["precision_pct"].is_null());
     assert_eq!(none["hits"], given["hits"]);
     assert!(none["stall_ms_token"].as_f64() > given["stall_ms_token"].as_f64());
-    let failure = failure_of(&["simulate", trace, "--predictor", "previous"]);
+    let failure = fail!["simulate", trace, "--predictor", "previous"];
     assert!(failure.contains("--link-gb-s"), "{failure}");
-    let failure = failure_of(&[&args[..], &link, &more, &["--depth", "4"]].concat());
+    let failure = fail![args, link, more, "--depth", "4"];
     assert!(failure.contains("1 to 3 layers"), "{failure}");
 }
 
@@ -258,20 +250,11 @@ fn a_sample_tells_its_error() {
     let budgets = "4,12,24";
     let whole = simulate(&trace, budgets, "lru", &[]);
     let told = |rate: &str| {
-        let args = [
-            "--quiet",
-            "simulate",
-            arg(&trace),
-            "--budget-mib",
-            budgets,
-            "--policy",
-            "lru",
-            "--sample",
-            rate,
-            "-o",
-            "csv",
+        let args = args![
+            "--quiet", "simulate", trace, "--budget-mib", budgets, "--policy", "lru", "--sample",
+            rate, "-o", "csv"
         ];
-        let csv = stdout_of(&args);
+        let csv = run![args];
         let mut lines = csv
             .lines()
             .map(|line| line.split(',').map(str::to_owned).collect());
