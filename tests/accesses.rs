@@ -1,43 +1,21 @@
 //! `accesses`: figures of a recorded run against those that DuckDB finds in its tables, and the forms they are printed in.
 
-mod support;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use moe_testkit::python;
 use serde_json::Value;
-use support::{ALL, arg, failure_of, known_counts, known_run, repository, stdout_of};
 
-const TABLES: [&str; 6] = [
-    "figures",
-    "layers",
-    "seeks",
-    "working-sets",
-    "experts",
-    "reuse",
-];
+use crate::support::{ALL, arg, args, fail, known_counts, known_run, repository, run};
+
+const TABLES: [&str; 6] = ["figures", "layers", "seeks", "working-sets", "experts", "reuse"];
 
 fn recorded(dir: &Path, model: &str) -> PathBuf {
     let run = dir.join("run");
     let model = repository(&format!("fixtures/{model}.gguf"));
-    let record = [
-        "record",
-        "--model",
-        arg(&model),
-        "--out",
-        arg(&run),
-        "--n-predict",
-        "20",
-    ];
-    stdout_of(
-        &[
-            &record[..],
-            &["--prompt", "The kernel driver is responsible for"],
-        ]
-        .concat(),
-    );
+    let record = ["record", "--model", arg(&model), "--out", arg(&run), "--n-predict", "20"];
+    run![record, "--prompt", "The kernel driver is responsible for"];
     run
 }
 
@@ -46,21 +24,17 @@ fn duckdb_finds_the_same_figures_in_the_tables() {
     let Some(python) = python("duckdb") else {
         return;
     };
-    for model in [
-        "tiny-qwen3moe-Q4_K_M",
-        "tiny-gpt-oss-MXFP4",
-        "random-qwen2moe-F16",
-    ] {
+    for model in ["tiny-qwen3moe-Q4_K_M", "tiny-gpt-oss-MXFP4", "random-qwen2moe-F16"] {
         let dir = tempfile::tempdir().unwrap();
         let (run, tables) = (recorded(dir.path(), model), dir.path().join("tables"));
-        stdout_of(&["parquet", arg(&run), "--out", arg(&tables)]);
+        run!["parquet", run, "--out", tables];
         for table in TABLES {
             let out = dir.path().join(format!("{table}.json"));
-            stdout_of(&["accesses", arg(&run), "--table", table, "--out", arg(&out)]);
+            run!["accesses", run, "--table", table, "--out", out];
         }
         let witness = repository("tests/accesses/witness.py");
         let output = Command::new(&python)
-            .args([arg(&witness), arg(&tables), arg(&run), arg(dir.path())])
+            .args(args![witness, tables, run, dir.path()])
             .output()
             .unwrap();
         let stderr = String::from_utf8_lossy(&output.stderr);
@@ -73,11 +47,8 @@ fn our_own_runs_resolve_without_exception() {
     for model in ["tiny-gpt-oss-MXFP4", "random-dots1-F16"] {
         let dir = tempfile::tempdir().unwrap();
         let run = recorded(dir.path(), model);
-        let rows = stdout_of(&["accesses", arg(&run), "--table", "unresolved", "-o", "json"]);
-        assert_eq!(
-            serde_json::from_str::<Vec<Value>>(&rows).unwrap(),
-            Vec::<Value>::new()
-        );
+        let rows = run!["accesses", run, "--table", "unresolved", "-o", "json"];
+        assert_eq!(serde_json::from_str::<Vec<Value>>(&rows).unwrap(), Vec::<Value>::new());
     }
 }
 
@@ -102,27 +73,20 @@ fn a_trace_of_another_recorder_gives_the_same_report() {
     let model = repository("fixtures/tiny-gpt-oss-MXFP4.gguf");
     for table in ["seeks", "working-sets", "experts", "reuse", "unresolved"] {
         let rows = ["--table", table, "-o", "jsonl"];
-        let ours = stdout_of(&[&["accesses", arg(&run)], &rows[..]].concat());
+        let ours = run!["accesses", run, rows];
         let given = ["accesses", arg(&foreign), "--model", arg(&model)];
-        assert_eq!(stdout_of(&[&given[..], &rows].concat()), ours, "{table}");
+        assert_eq!(run![given, rows], ours, "{table}");
     }
     // Of another model, by the same names: all that its file has elsewhere is listed.
     let other = repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
-    let of_other = [
-        "accesses",
-        arg(&foreign),
-        "--model",
-        arg(&other),
-        "--table",
-        "unresolved",
-    ];
-    let listed = stdout_of(&[&of_other[..], &["-o", "csv"]].concat());
+    let of_other = ["accesses", arg(&foreign), "--model", arg(&other), "--table", "unresolved"];
+    let listed = run![of_other, "-o", "csv"];
     assert!(listed.contains("\nblk.0.attn_q.weight (view),"), "{listed}");
 }
 
 /// The values of `figures`, by figure and phase.
 fn figure(run: &Path, figure: &str, phase: Option<&str>) -> u64 {
-    let rows = stdout_of(&["accesses", arg(run), "-o", "json"]);
+    let rows = run!["accesses", run, "-o", "json"];
     let rows: Vec<Value> = serde_json::from_str(&rows).unwrap();
     let is_it = |row: &&Value| row["figure"] == figure && row["phase"].as_str() == phase;
     rows.iter().find(is_it).unwrap()["value"].as_u64().unwrap()
@@ -137,37 +101,22 @@ fn the_known_run_has_the_figures_that_it_must() {
     assert_eq!(figure(&run, "passes_in_order", None), 7);
     assert_eq!(figure(&run, "layer_steps", None), 7 * 5);
     assert_eq!(figure(&run, "tokens", Some("PROMPT")), 10);
-    assert_eq!(
-        figure(&run, "accesses", Some("GENERATE")),
-        6 * 6 * (1 + 3 * 4)
-    );
+    assert_eq!(figure(&run, "accesses", Some("GENERATE")), 6 * 6 * (1 + 3 * 4));
     let chosen = known_counts(&ALL).len() as u64;
     assert_eq!(figure(&run, "experts_touched", None), chosen);
     assert_eq!(figure(&run, "unresolved_accesses", None), 0);
 
-    let summary = stdout_of(&["accesses", arg(&run)]);
+    let summary = run!["accesses", run];
     assert!(
         summary.starts_with(
             "layers: in order in 7 of 7 passes; 100.0 % of steps go to the next layer, 0 back\n"
         ),
         "{summary}"
     );
-    let csv = stdout_of(&[
-        "accesses",
-        arg(&run),
-        "--table",
-        "working-sets",
-        "-o",
-        "csv",
-        "--windows",
-        "4,1",
-    ]);
+    let csv = run!["accesses", run, "--table", "working-sets", "-o", "csv", "--windows", "4,1"];
     let lines: Vec<&str> = csv.lines().collect();
     assert!(lines[0].starts_with("tokens,windows,mean_bytes"), "{csv}");
-    assert!(
-        lines[1].starts_with("1,6,") && lines[2].starts_with("4,1,"),
-        "{csv}"
-    );
+    assert!(lines[1].starts_with("1,6,") && lines[2].starts_with("4,1,"), "{csv}");
 }
 
 #[test]
@@ -176,24 +125,17 @@ fn a_bare_trace_needs_its_model() {
     let run = dir.path().join("run");
     known_run(&run);
     let trace = run.join("trace.bin");
-    let line = failure_of(&["accesses", arg(&trace)]);
+    let line = fail!["accesses", trace];
     assert!(line.contains("--model"), "{line}");
     let model = repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
-    let given = stdout_of(&[
-        "accesses",
-        arg(&trace),
-        "--model",
-        arg(&model),
-        "-o",
-        "json",
-    ]);
-    assert_eq!(given, stdout_of(&["accesses", arg(&run), "-o", "json"]));
+    let given = run!["accesses", trace, "--model", model, "-o", "json"];
+    assert_eq!(given, run!["accesses", run, "-o", "json"]);
 
     let out = dir.path().join("figures.parquet");
-    let line = failure_of(&["accesses", arg(&run), "--out", arg(&out)]);
+    let line = fail!["accesses", run, "--out", out];
     assert!(line.contains("figures.parquet: no format"), "{line}");
     let out = dir.path().join("figures.csv");
     fs::write(&out, "precious").unwrap();
-    let line = failure_of(&["accesses", arg(&run), "--out", arg(&out)]);
+    let line = fail!["accesses", run, "--out", out];
     assert!(line.contains("--force"), "{line}");
 }

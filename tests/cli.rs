@@ -1,37 +1,19 @@
 //! What is common to all subcommands: help, versions, usage errors, completions, the manual, a closed pipe.
 
-mod support;
-
 use std::io::Read;
 use std::process::Stdio;
 
-use support::{arg, bad_stdouts, closed_pipe, code_with_stdout, failure_of, repository, stdout_of};
+use crate::support::{arg, bad_stdouts, closed_pipe, code_with_stdout, fail, repository, run};
 
 const SUBCOMMANDS: [&str; 19] = [
-    "record",
-    "replay",
-    "gguf-map",
-    "relayout",
-    "synth",
-    "parquet",
-    "convert",
-    "hotness",
-    "plan",
-    "simulate",
-    "diff",
-    "accesses",
-    "overlap",
-    "graph",
-    "buffers",
-    "info",
-    "bench",
-    "completions",
+    "record", "replay", "gguf-map", "relayout", "synth", "parquet", "convert", "hotness", "plan",
+    "simulate", "diff", "accesses", "overlap", "graph", "buffers", "info", "bench", "completions",
     "man",
 ];
 
 #[test]
 fn help_lists_exactly_the_subcommands_and_each_has_help() {
-    let help = stdout_of(&["--help"]);
+    let help = run!["--help"];
     let (_, commands) = help.split_once("Commands:\n").unwrap();
     // Descriptions that are wrapped go on further to the right.
     let listed: Vec<&str> = commands
@@ -43,42 +25,30 @@ fn help_lists_exactly_the_subcommands_and_each_has_help() {
         .collect();
     assert_eq!(listed, SUBCOMMANDS);
     for subcommand in SUBCOMMANDS {
-        let help = stdout_of(&[subcommand, "--help"]);
+        let help = run![subcommand, "--help"];
         let usage = format!("Usage: moe-analyze {subcommand}");
         assert!(help.contains(&usage), "{subcommand}: {help}");
     }
-    assert!(stdout_of(&["--version"]).starts_with("moe-analyze 0."));
+    assert!(run!["--version"].starts_with("moe-analyze 0."));
 }
 
 #[test]
 fn usage_errors_are_one_line_and_exit_2() {
     for (args, expected) in [
-        (
-            &["no-such-command"][..],
-            "unrecognized subcommand 'no-such-command'",
-        ),
+        (&["no-such-command"][..], "unrecognized subcommand 'no-such-command'"),
         (&["gguf-map"], "arguments were not provided: <FILE>"),
         (
             &["gguf-map", "x", "-o", "xml"],
             "invalid value 'xml' for '--output <FORMAT>' [possible values: table,",
         ),
-        (
-            &["hotness", "x", "--phase", "y"],
-            "invalid value 'y' for '--phase <PHASE>'",
-        ),
-        (
-            &["hotness", "x", "--wrong"],
-            "unexpected argument '--wrong'",
-        ),
+        (&["hotness", "x", "--phase", "y"], "invalid value 'y' for '--phase <PHASE>'"),
+        (&["hotness", "x", "--wrong"], "unexpected argument '--wrong'"),
         (&[], "a subcommand is missing"),
         (
             &["record", "-n", "-1"],
             "invalid value '-1' for '--n-predict <N>': give an integer of at least 0;",
         ),
-        (
-            &["record", "--threads", "-1"],
-            "invalid value '-1' for '--threads <N>'",
-        ),
+        (&["record", "--threads", "-1"], "invalid value '-1' for '--threads <N>'"),
         (
             &["bench", "-r", "-2"],
             "invalid value '-2' for '--repetitions <N>': give an integer of at least 0;",
@@ -91,10 +61,7 @@ fn usage_errors_are_one_line_and_exit_2() {
             &["bench", "-t", "0"],
             "invalid value '0' for '--threads <N>': 0 is out of range (1..=1024);",
         ),
-        (
-            &["bench", "-p", "x"],
-            "\"x\" is not a number; give an integer of at least 0;",
-        ),
+        (&["bench", "-p", "x"], "\"x\" is not a number; give an integer of at least 0;"),
         (
             &["record", "--threads", "many"],
             "invalid value 'many' for '--threads <N>': give an integer from 1 to 1024;",
@@ -116,7 +83,7 @@ fn usage_errors_are_one_line_and_exit_2() {
             "invalid value '18446744073709551616' for '--seed <N>': the number is too large;",
         ),
     ] {
-        let line = failure_of(args);
+        let line = fail![args];
         assert!(line.contains(expected), "{args:?}: {line}");
         assert!(line.ends_with("; see --help\n"), "{line}");
     }
@@ -124,13 +91,9 @@ fn usage_errors_are_one_line_and_exit_2() {
 
 #[test]
 fn help_that_cannot_be_written_is_exit_2() {
-    for args in [
-        &["--help"][..],
-        &["--version"],
-        &["help", "info"],
-        &["man"],
-        &["completions", "bash"],
-    ] {
+    for args in
+        [&["--help"][..], &["--version"], &["help", "info"], &["man"], &["completions", "bash"]]
+    {
         for (stdout, expected) in bad_stdouts() {
             assert_eq!(code_with_stdout(args, stdout), expected, "{args:?}");
         }
@@ -140,18 +103,15 @@ fn help_that_cannot_be_written_is_exit_2() {
 #[test]
 fn completions_for_the_common_shells() {
     for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
-        let script = stdout_of(&["completions", shell]);
-        assert!(
-            script.contains("gguf-map") && script.contains("check-overlaps"),
-            "{shell}"
-        );
+        let script = run!["completions", shell];
+        assert!(script.contains("gguf-map") && script.contains("check-overlaps"), "{shell}");
     }
 }
 
 /// Every page that the manual names can be printed.
 #[test]
 fn manual_is_roff_and_names_pages_that_are_there() {
-    let page = stdout_of(&["man"]);
+    let page = run!["man"];
     assert!(page.contains(".TH moe-analyze 1"), "{page}");
     let named: Vec<String> = page
         .lines()
@@ -159,19 +119,13 @@ fn manual_is_roff_and_names_pages_that_are_there() {
         .map(|name| name.replace('\\', ""))
         .collect();
     for subcommand in SUBCOMMANDS {
-        assert!(
-            named.iter().any(|name| name == subcommand),
-            "{subcommand} in {named:?}"
-        );
+        assert!(named.iter().any(|name| name == subcommand), "{subcommand} in {named:?}");
     }
     for name in named {
-        let page = stdout_of(&["man", &name]);
-        assert!(
-            page.contains(&format!(".TH moe-analyze-{name} 1")),
-            "{page}"
-        );
+        let page = run!["man", name];
+        assert!(page.contains(&format!(".TH moe-analyze-{name} 1")), "{page}");
     }
-    assert!(failure_of(&["man", "nothing"]).contains("no subcommand \"nothing\""));
+    assert!(fail!["man", "nothing"].contains("no subcommand \"nothing\""));
 }
 
 /// `moe-analyze gguf-map … | head -1` must end quietly.

@@ -1,32 +1,24 @@
 //! `diff`: recorded runs against themselves, other settings, other quantizations, and what is no run.
 
-mod support;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use support::{arg, failure_of, moe_analyze, repository, stdout_of};
+
+use crate::support::{Arg, arg, args, fail, moe_analyze, repository, run};
 
 const PROMPT: &str = "The kernel driver is responsible for";
 
 /// Records a run of a fixture, or of a file, into `dir/name`.
 fn record(dir: &Path, name: &str, model: &Path, args: &[&str]) -> PathBuf {
     let out = dir.join(name);
-    let own = [
-        "record",
-        "--model",
-        arg(model),
-        "--out",
-        arg(&out),
-        "--ignore-eos",
-    ];
+    let own = ["record", "--model", arg(model), "--out", arg(&out), "--ignore-eos"];
     let n_predict = if args.contains(&"-n") {
         &[][..]
     } else {
         &["-n", "6"]
     };
-    stdout_of(&[&own, n_predict, args].concat());
+    run![own, n_predict, args];
     out
 }
 
@@ -35,23 +27,16 @@ fn tiny() -> PathBuf {
 }
 
 /// The exit code and stdout of `diff`.
-fn diff(a: &Path, b: &Path, args: &[&str]) -> (i32, String) {
+fn diff(a: &Path, b: &Path, args: impl Arg) -> (i32, String) {
     let own = ["--quiet", "diff", arg(a), arg(b)];
-    let output = moe_analyze().args([&own, args].concat()).output().unwrap();
-    assert!(
-        output.stderr.is_empty(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    (
-        output.status.code().unwrap(),
-        String::from_utf8(output.stdout).unwrap(),
-    )
+    let output = moe_analyze().args(args![own, args]).output().unwrap();
+    assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+    (output.status.code().unwrap(), String::from_utf8(output.stdout).unwrap())
 }
 
 /// The rows of `-o json`, which must end with exit 1.
-fn differences(a: &Path, b: &Path, args: &[&str]) -> Vec<Value> {
-    let (code, json) = diff(a, b, &[args, &["-o", "json"]].concat());
+fn differences(a: &Path, b: &Path, args: impl Arg) -> Vec<Value> {
+    let (code, json) = diff(a, b, args![args, "-o", "json"]);
     assert_eq!(code, 1, "{json}");
     serde_json::from_str(&json).unwrap()
 }
@@ -67,50 +52,28 @@ fn the_same_run_twice_is_equal() {
     let dir = tempfile::tempdir().unwrap();
     let a = record(dir.path(), "a", &tiny(), &["-p", PROMPT]);
     let b = record(dir.path(), "b", &tiny(), &["-p", PROMPT]);
-    let (code, text) = diff(&a, &b, &[]);
+    let (code, text) = diff(&a, &b, args![]);
     assert_eq!(code, 0, "{text}");
     // 9 prompt and 6 generated tokens in layers 0 to 4; in the last layer one of the prompt.
     let verdict = text.lines().next().unwrap();
-    assert!(
-        verdict.starts_with("equal: routing (82 rows), operations ("),
-        "{verdict}"
-    );
+    assert!(verdict.starts_with("equal: routing (82 rows), operations ("), "{verdict}");
     assert!(!text.contains("manifest"), "{text}");
 
     let (code, text) = diff(&a, &b.join("trace.bin"), &["--only", "bytes,routing"]);
     assert_eq!(code, 0, "{text}");
-    assert!(
-        text.contains("whole tensors") && !text.contains("operations"),
-        "{text}"
-    );
+    assert!(text.contains("whole tensors") && !text.contains("operations"), "{text}");
 }
 
 #[test]
 fn another_choice_of_tokens() {
     let dir = tempfile::tempdir().unwrap();
-    let a = record(
-        dir.path(),
-        "a",
-        &tiny(),
-        &["-p", PROMPT, "--temp", "4", "--seed", "1"],
-    );
-    let b = record(
-        dir.path(),
-        "b",
-        &tiny(),
-        &["-p", PROMPT, "--temp", "4", "--seed", "2"],
-    );
+    let a = record(dir.path(), "a", &tiny(), &["-p", PROMPT, "--temp", "4", "--seed", "1"]);
+    let b = record(dir.path(), "b", &tiny(), &["-p", PROMPT, "--temp", "4", "--seed", "2"]);
     let rows = differences(&a, &b, &["--limit", "3"]);
     let sampling = of(&rows, "manifest", "sampling");
-    assert!(
-        sampling[0]["a"].as_str().unwrap().contains("seed 1"),
-        "{sampling:?}"
-    );
+    assert!(sampling[0]["a"].as_str().unwrap().contains("seed 1"), "{sampling:?}");
     assert!(sampling[0]["b"].as_str().unwrap().contains("seed 2"));
-    assert_eq!(
-        rows.iter().filter(|row| row["part"] == "manifest").count(),
-        1
-    );
+    assert_eq!(rows.iter().filter(|row| row["part"] == "manifest").count(), 1);
     // The prompt is the same, so only tokens behind it differ.
     let listed: Vec<&Value> = rows
         .iter()
@@ -146,18 +109,8 @@ fn a_longer_prompt_has_rows_that_the_other_lacks() {
         fs::write(&file, format!("{{\"tokens\":[{ids}]}}\n")).unwrap();
         file
     };
-    let a = record(
-        dir.path(),
-        "a",
-        &tiny(),
-        &["--prompts", arg(&tokens("5,6,7")), "-n", "0"],
-    );
-    let b = record(
-        dir.path(),
-        "b",
-        &tiny(),
-        &["--prompts", arg(&tokens("5,6,7,8")), "-n", "0"],
-    );
+    let a = record(dir.path(), "a", &tiny(), &["--prompts", arg(&tokens("5,6,7")), "-n", "0"]);
+    let b = record(dir.path(), "b", &tiny(), &["--prompts", arg(&tokens("5,6,7,8")), "-n", "0"]);
     let rows = differences(&a, &b, &["--weight-tolerance", "0.001"]);
     // Without a token to generate no position's output is wanted: layers 0 to 4 route the prompt.
     let only = of(&rows, "routing_total", "only")[0];
@@ -183,15 +136,7 @@ fn two_quantizations_do_the_same_on_other_bytes() {
     fs::write(&spec, description.to_string()).unwrap();
     let run = |quant: &str| {
         let model = dir.path().join(format!("{quant}.gguf"));
-        stdout_of(&[
-            "synth",
-            "--spec",
-            arg(&spec),
-            "--quant",
-            quant,
-            "--out",
-            arg(&model),
-        ]);
+        run!["synth", "--spec", spec, "--quant", quant, "--out", model];
         record(dir.path(), quant, &model, &["-p", "a b"])
     };
     let (f16, q4) = (run("F16"), run("Q4_K"));
@@ -207,10 +152,7 @@ fn two_quantizations_do_the_same_on_other_bytes() {
         .unwrap();
     // 256 × 256 elements: 2 bytes each, or 144 bytes for each 256 of them.
     let has = |side: &str, bytes: &str| gate[side].as_str().unwrap().contains(bytes);
-    assert!(
-        has("a", "bytes 131072 ") && has("b", "bytes 36864 "),
-        "{gate}"
-    );
+    assert!(has("a", "bytes 131072 ") && has("b", "bytes 36864 "), "{gate}");
     assert!(gate["expert_id"].is_u64());
 }
 
@@ -220,7 +162,7 @@ fn models_of_other_shapes() {
     let random = repository("fixtures/random-qwen3moe-F16.gguf");
     let a = record(dir.path(), "a", &tiny(), &["-p", PROMPT]);
     let b = record(dir.path(), "b", &random, &["-p", PROMPT]);
-    let (code, text) = diff(&a, &b, &[]);
+    let (code, text) = diff(&a, &b, args![]);
     assert_eq!(code, 1);
     assert!(text.starts_with("different: routing (of "), "{text}");
     assert!(text.contains("\nexperts in a layer  32 "), "{text}");
@@ -234,7 +176,7 @@ fn what_is_no_run_is_exit_2() {
     let run = record(dir.path(), "run", &tiny(), &["-p", PROMPT]);
     let refused = |path: &Path, expected: &str| {
         for paths in [[path, &run], [&run, path]] {
-            let line = failure_of(&["--quiet", "diff", arg(paths[0]), arg(paths[1])]);
+            let line = fail!["--quiet", "diff", paths[0], paths[1]];
             assert!(line.contains(expected), "{expected}: {line}");
         }
     };
@@ -250,24 +192,15 @@ fn what_is_no_run_is_exit_2() {
     fs::write(&broken, &bytes).unwrap();
     refused(&broken, "ext_version 9");
     for tolerance in ["-1", "NaN", "much"] {
-        let line = failure_of(&[
-            "diff",
-            arg(&run),
-            arg(&run),
-            "--weight-tolerance",
-            tolerance,
-        ]);
+        let line = fail!["diff", run, run, "--weight-tolerance", tolerance];
         assert!(line.contains("give a number of at least 0"), "{line}");
     }
-    assert!(failure_of(&["diff", arg(&run), arg(&run), "--only", "text"]).contains("routing"));
+    assert!(fail!["diff", run, run, "--only", "text"].contains("routing"));
 
     // A cut trace is compared as far as it goes.
     let cut = dir.path().join("cut.bin");
     fs::write(&cut, &trace[..trace.len() - 100]).unwrap();
     let (code, text) = diff(&cut, &run, &["--only", "operations"]);
     assert_eq!(code, 1);
-    assert!(
-        text.starts_with("different: operations (1 only in B)"),
-        "{text}"
-    );
+    assert!(text.starts_with("different: operations (1 only in B)"), "{text}");
 }

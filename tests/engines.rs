@@ -1,33 +1,20 @@
 //! `--engine`: llama.cpp in the place of this program's executor.
 
-mod support;
-
+use std::ffi::OsString;
 #[cfg(feature = "llama-cpp")]
 use std::fs;
 use std::path::Path;
 
 use moe_testkit::{Need, skip};
-use support::{arg, failure_of, moe_analyze, repository, stdout_of};
+
+use crate::support::{Arg, arg, args, fail, moe_analyze, repository, run};
 
 const PROMPT: &str = "The kernel driver is responsible for";
 
 /// Arguments that record a few tokens.
-fn record<'a>(engine: &'a str, model: &'a Path, out: &'a Path) -> Vec<&'a str> {
-    vec![
-        "--quiet",
-        "record",
-        "--engine",
-        engine,
-        "--model",
-        arg(model),
-        "--prompt",
-        PROMPT,
-        "--n-predict",
-        "12",
-        "--ignore-eos",
-        "--out",
-        arg(out),
-    ]
+fn record(engine: &str, model: &Path, out: &Path) -> Vec<OsString> {
+    let always = ["--quiet", "record", "--prompt", PROMPT, "--n-predict", "12", "--ignore-eos"];
+    args![always, "--engine", engine, "--model", model, "--out", out]
 }
 
 /// A row for each number of the ranges, with the engine and what else computed.
@@ -36,7 +23,7 @@ fn the_bench_tells_its_engine_and_takes_ranges() {
     let model = repository("fixtures/random-gpt-oss-F16.gguf");
     let sizes = ["-p", "2-8*2", "-n", "1-3+2", "-r", "1", "-t", "1-1"];
     let bench = ["--quiet", "bench", "--model", arg(&model), "-o", "csv"];
-    let text = stdout_of(&[&bench[..], &sizes].concat());
+    let text = run![bench, sizes];
     let mut lines = text.lines().map(|line| line.split(',').collect::<Vec<_>>());
     let header = lines.next().unwrap();
     assert!(header.ends_with(&["engine", "gpu_info", "policy", "fallbacks"]));
@@ -59,7 +46,7 @@ fn bench_counts_the_bytes_that_a_token_reads() {
         let model = repository(&format!("fixtures/random-{arch}-F16.gguf"));
         let bench = ["--quiet", "bench", "--model", arg(&model), "-o", "json"];
         let sizes = ["-p", "0", "-n", "2", "-r", "1", "-t", "1"];
-        let rows = stdout_of(&[&bench[..], &sizes].concat());
+        let rows = run![bench, sizes];
         let rows: serde_json::Value = serde_json::from_str(&rows).unwrap();
         assert_eq!(rows[0]["weight_bytes_per_token"], expected, "{arch}");
     }
@@ -71,12 +58,12 @@ fn a_program_without_llama_cpp_says_how_to_get_it() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("run");
     let model = repository("fixtures/random-qwen3moe-F16.gguf");
-    let line = failure_of(&record("llama.cpp", &model, &out));
+    let line = fail![record("llama.cpp", &model, &out)];
     assert!(line.contains("--features llama-cpp"), "{line}");
     assert!(!out.exists());
     let bench = ["bench", "--engine", "llama.cpp", "--model", arg(&model)];
-    assert!(failure_of(&bench).contains("--features llama-cpp"));
-    stdout_of(&record("native", &model, &out));
+    assert!(fail![bench].contains("--features llama-cpp"));
+    run![record("native", &model, &out)];
     assert!(out.exists());
 }
 
@@ -92,10 +79,10 @@ mod with_llama_cpp {
     use serde_json::Value;
 
     use super::*;
-    use support::write_gguf;
+    use crate::support::write_gguf;
 
-    fn json(args: &[&str]) -> Value {
-        serde_json::from_str(&stdout_of(args)).unwrap()
+    fn json(args: impl Arg) -> Value {
+        serde_json::from_str(&run![args]).unwrap()
     }
 
     /// A model that computes in F16 gives the same text and the same routing in both engines.
@@ -104,14 +91,12 @@ mod with_llama_cpp {
         let dir = tempfile::tempdir().unwrap();
         let model = repository("fixtures/random-gpt-oss-F16.gguf");
         let runs = ["native", "llama.cpp"].map(|engine| dir.path().join(engine));
-        let texts = [
-            stdout_of(&record("native", &model, &runs[0])),
-            stdout_of(&record("llama.cpp", &model, &runs[1])),
-        ];
+        let texts =
+            [run![record("native", &model, &runs[0])], run![record("llama.cpp", &model, &runs[1])]];
         assert_eq!(texts[0], texts[1]);
         let counts = runs.each_ref().map(|run| {
-            stdout_of(&["info", arg(run)]);
-            let rows = json(&["hotness", arg(run), "-o", "json"]);
+            run!["info", run];
+            let rows = json(args!["hotness", run, "-o", "json"]);
             let count = |row: &Value| {
                 ["layer_id", "expert_id", "count"].map(|key| row[key].as_u64().unwrap())
             };
@@ -136,8 +121,8 @@ mod with_llama_cpp {
         assert!(run.ops().iter().count() > 95);
 
         let tables = dir.path().join("tables");
-        stdout_of(&["parquet", arg(&runs[1]), "--out", arg(&tables)]);
-        stdout_of(&["info", arg(&tables)]);
+        run!["parquet", runs[1], "--out", tables];
+        run!["info", tables];
     }
 
     /// Engines do not compute the blocks of an MTP head, and manifests count them.
@@ -154,13 +139,13 @@ mod with_llama_cpp {
         write_gguf(&model, Some(&like), &keys, &[]);
         for engine in ["native", "llama.cpp"] {
             let run = dir.path().join(engine);
-            stdout_of(&record(engine, &model, &run));
+            run![record(engine, &model, &run)];
             let manifest = Run::open(&run).unwrap().manifest.unwrap().model;
             let counts = (manifest.n_layer, manifest.n_nextn_layer);
             assert_eq!(counts, (5, 1), "{engine}");
             let counts = dir.path().join(format!("{engine}.json"));
             let eplb = ["convert", arg(&run), "--to", "eplb", "--out", arg(&counts)];
-            stdout_of(&eplb);
+            run![eplb];
             let counts: Value = serde_json::from_slice(&fs::read(counts).unwrap()).unwrap();
             assert_eq!(counts.as_array().unwrap().len(), 4, "{engine}");
         }
@@ -177,19 +162,12 @@ mod with_llama_cpp {
             "linear_attention": {"conv_kernel": 4, "state_size": 64, "group_count": 2, "time_step_rank": 4,
             "full_attention_interval": 4}, "vocab": {"n_tokens": 600, "pre": "qwen2", "n_merges": 200}}"#;
         fs::write(&spec, description).unwrap();
-        stdout_of(&[
-            "--quiet",
-            "synth",
-            "--spec",
-            arg(&spec),
-            "--out",
-            arg(&model),
-        ]);
-        let line = failure_of(&record("native", &model, &run));
+        run!["--quiet", "synth", "--spec", spec, "--out", model];
+        let line = fail![record("native", &model, &run)];
         assert!(line.contains("`qwen3next` is not supported"), "{line}");
-        stdout_of(&record("llama.cpp", &model, &run));
-        stdout_of(&["info", arg(&run)]);
-        let rows = json(&["hotness", arg(&run), "-o", "json"]);
+        run![record("llama.cpp", &model, &run)];
+        run!["info", run];
+        let rows = json(args!["hotness", run, "-o", "json"]);
         let count = |row: &Value| row["count"].as_u64().unwrap();
         let layer = |layer: u64| {
             let rows = rows.as_array().unwrap().iter();
@@ -209,29 +187,12 @@ mod with_llama_cpp {
     fn expert_operations_alone_of_several_sequences() {
         let dir = tempfile::tempdir().unwrap();
         let [prompts, run] = ["prompts.jsonl", "run"].map(|name| dir.path().join(name));
-        fs::write(
-            &prompts,
-            "{\"tokens\":[5,6,7]}\n{\"tokens\":[9,8],\"n_predict\":2}\n",
-        )
-        .unwrap();
+        fs::write(&prompts, "{\"tokens\":[5,6,7]}\n{\"tokens\":[9,8],\"n_predict\":2}\n").unwrap();
         let model = repository("fixtures/random-qwen3moe-F16.gguf");
-        stdout_of(&[
-            "--quiet",
-            "record",
-            "--engine",
-            "llama.cpp",
-            "--model",
-            arg(&model),
-            "--prompts",
-            arg(&prompts),
-            "--n-predict",
-            "4",
-            "--trace",
-            "experts",
-            "--ignore-eos",
-            "--out",
-            arg(&run),
-        ]);
+        run![
+            "--quiet", "record", "--engine", "llama.cpp", "--model", model, "--prompts", prompts,
+            "--n-predict", "4", "--trace", "experts", "--ignore-eos", "--out", run
+        ];
         let run = Run::open(&run).unwrap();
         // three layers route all tokens, the last the generated and the last of each prompt; gate, up, down
         let rows = [(0, 3 + 4, 1 + 4), (1, 2 + 2, 1 + 2)];
@@ -247,7 +208,7 @@ mod with_llama_cpp {
         let dir = tempfile::tempdir().unwrap();
         let out = dir.path().join("run");
         let embedded = ["record", "--engine", "llama.cpp", "--out", arg(&out)];
-        assert!(failure_of(&embedded).contains("--model"));
+        assert!(fail![embedded].contains("--model"));
         // a whole GGUF file, but for a key that llama.cpp misses
         let model = dir.path().join("model.gguf");
         let mut bytes = fs::read(repository("fixtures/random-qwen3moe-F16.gguf")).unwrap();
@@ -255,9 +216,9 @@ mod with_llama_cpp {
         let at = bytes.windows(key.len()).position(|w| w == key).unwrap();
         bytes[at] = b'Q';
         fs::write(&model, bytes).unwrap();
-        let line = failure_of(&record("llama.cpp", &model, &out));
+        let line = fail![record("llama.cpp", &model, &out)];
         assert!(line.contains("llama.cpp cannot load the model: "), "{line}");
-        failure_of(&record("llama.cpp", &dir.path().join("none.gguf"), &out));
+        fail![record("llama.cpp", &dir.path().join("none.gguf"), &out)];
         assert!(!out.exists());
     }
 
@@ -265,23 +226,9 @@ mod with_llama_cpp {
     fn the_bench_has_the_same_columns() {
         let model = repository("fixtures/random-gpt-oss-F16.gguf");
         let rows = |engine| {
-            json(&[
-                "--quiet",
-                "bench",
-                "--engine",
-                engine,
-                "--model",
-                arg(&model),
-                "-p",
-                "32",
-                "-n",
-                "4",
-                "-r",
-                "2",
-                "-t",
-                "1",
-                "-o",
-                "json",
+            json(args![
+                "--quiet", "bench", "--engine", engine, "--model", model, "-p", "32", "-n", "4",
+                "-r", "2", "-t", "1", "-o", "json"
             ])
         };
         let [ours, theirs] = ["native", "llama.cpp"].map(rows);
@@ -313,12 +260,8 @@ fn a_gpu_that_is_not_there() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("run");
     let model = repository("fixtures/random-gpt-oss-F16.gguf");
-    let with_device = |device| {
-        let mut args = record("native", &model, &out);
-        args.extend(["--device", device]);
-        args
-    };
-    let line = failure_of(&with_device("cuda"));
+    let with_device = |device| args![record("native", &model, &out), "--device", device];
+    let line = fail![with_device("cuda")];
     assert!(
         line.contains("--device cuda: no CUDA driver")
             || line.contains("finds no GPU")
@@ -327,8 +270,8 @@ fn a_gpu_that_is_not_there() {
     );
     assert!(!out.exists());
     let bench = ["bench", "--model", arg(&model), "--device", "cuda"];
-    assert!(failure_of(&bench).contains("--device cuda"));
-    stdout_of(&with_device("auto"));
+    assert!(fail![bench].contains("--device cuda"));
+    run![with_device("auto")];
     let manifest = std::fs::read_to_string(out.join("manifest.json")).unwrap();
     let manifest: serde_json::Value = serde_json::from_str(&manifest).unwrap();
     assert!(manifest["gpu"].is_null() && manifest["policy"] == "cpu");
@@ -339,14 +282,10 @@ fn a_gpu_that_is_not_there() {
 fn settings_of_the_gpu_are_checked() {
     let model = repository("fixtures/random-gpt-oss-F16.gguf");
     let refused = |options: &[&str]| {
-        let args = [&["bench", "--model", arg(&model)], options].concat();
-        failure_of(&args)
+        let args = args!["bench", "--model", model, options];
+        fail![args]
     };
-    for options in [
-        &["--cpu-moe"][..],
-        &["--policy", "gpu"],
-        &["--postfetch-enable", "1"],
-    ] {
+    for options in [&["--cpu-moe"][..], &["--policy", "gpu"], &["--postfetch-enable", "1"]] {
         let line = refused(options);
         assert!(
             line.contains(&format!("{} is for a GPU; add --device cuda", options[0])),
@@ -356,10 +295,7 @@ fn settings_of_the_gpu_are_checked() {
     let auto = |options: &[&str]| refused(&[&["--device", "auto"], options].concat());
     assert!(auto(&["--override-tensor", "exps"]).contains("REGEX=CPU"));
     let line = auto(&["--policy", "gpu", "--postfetch-debug", "1"]);
-    assert!(
-        line.contains("--postfetch-debug is for --policy post-fetch"),
-        "{line}"
-    );
+    assert!(line.contains("--postfetch-debug is for --policy post-fetch"), "{line}");
     let post_fetch = |options: &[&str]| auto(&[&["--policy", "post-fetch"], options].concat());
     assert!(post_fetch(&["--postfetch-block-on-miss", "2"]).contains("give 0 or 1"));
     let line = post_fetch(&["--postfetch-max-transfers", "0"]);
@@ -374,20 +310,11 @@ fn settings_of_the_gpu_are_checked() {
 #[test]
 fn variables_of_post_fetch_may_be_empty() {
     const NAMES: [&str; 8] = [
-        "ENABLE",
-        "FORCE_CPU",
-        "BLOCK_ON_MISS",
-        "MAX_TRANSFERS",
-        "SCRATCHPAD_MB",
-        "USE_DEDICATED_STREAMS",
-        "CPU_LIMIT",
-        "DEBUG",
+        "ENABLE", "FORCE_CPU", "BLOCK_ON_MISS", "MAX_TRANSFERS", "SCRATCHPAD_MB",
+        "USE_DEDICATED_STREAMS", "CPU_LIMIT", "DEBUG",
     ];
     let dir = tempfile::tempdir().unwrap();
-    let (model, out) = (
-        repository("fixtures/random-gpt-oss-F16.gguf"),
-        dir.path().join("run"),
-    );
+    let (model, out) = (repository("fixtures/random-gpt-oss-F16.gguf"), dir.path().join("run"));
     let variables = NAMES.map(|name| format!("LLAMA_POSTFETCH_{name}"));
     let recording = || {
         let mut command = moe_analyze();
@@ -398,10 +325,7 @@ fn variables_of_post_fetch_may_be_empty() {
     for variable in &variables {
         let refused = recording().env(variable, "x").assert().code(2);
         let stderr = String::from_utf8_lossy(&refused.get_output().stderr).into_owned();
-        assert!(
-            stderr.contains(&format!("invalid value 'x' for {variable}: give")),
-            "{stderr}"
-        );
+        assert!(stderr.contains(&format!("invalid value 'x' for {variable}: give")), "{stderr}");
         assert!(!out.exists());
     }
     let empty = variables.iter().map(|variable| (variable, ""));
@@ -413,34 +337,23 @@ fn variables_of_post_fetch_may_be_empty() {
 fn options_are_spelled_as_llama_cpp_spells_them() {
     let model = repository("fixtures/random-gpt-oss-F16.gguf");
     let bench = ["--quiet", "bench", "--model", arg(&model), "-o", "csv"];
-    let few = [
-        "-p", "2", "-n", "1", "-r", "1", "-t", "1", "--device", "auto",
-    ];
-    for spelled in [
-        &["-ngl", "-1"][..],
-        &["-ngl", "2", "-ncmoe", "1"],
-        &["-cmoe"],
-        &["-ot", "exps=CPU"],
-    ] {
-        let text = stdout_of(&[&bench[..], &few, spelled].concat());
+    let few = ["-p", "2", "-n", "1", "-r", "1", "-t", "1", "--device", "auto"];
+    for spelled in
+        [&["-ngl", "-1"][..], &["-ngl", "2", "-ncmoe", "1"], &["-cmoe"], &["-ot", "exps=CPU"]]
+    {
+        let text = run![bench, few, spelled];
         assert_eq!(text.lines().count(), 3, "{spelled:?}: {text}");
     }
-    assert!(failure_of(&["info", "--", "-ot"]).contains("-ot: "));
+    assert!(fail!["info", "--", "-ot"].contains("-ot: "));
     for (wrong, expected) in [
-        (
-            &["-ngl", "x"][..],
-            "invalid value 'x' for '--n-gpu-layers <N>'",
-        ),
+        (&["-ngl", "x"][..], "invalid value 'x' for '--n-gpu-layers <N>'"),
         (
             &["-ncmoe", "1", "-cmoe"],
             "the argument '--n-cpu-moe <N>' cannot be used with '--cpu-moe'",
         ),
-        (
-            &["-ngl", "-2"],
-            "invalid value '-2' for '--n-gpu-layers <N>'",
-        ),
+        (&["-ngl", "-2"], "invalid value '-2' for '--n-gpu-layers <N>'"),
     ] {
-        let error = failure_of(&[&bench[..], &few, wrong].concat());
+        let error = fail![bench, few, wrong];
         assert!(error.contains(expected), "{wrong:?}: {error}");
     }
 }

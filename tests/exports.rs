@@ -1,12 +1,11 @@
 //! What `convert` writes, read by another program: `exports.py`, which knows the formats from their descriptions and reads the
 //! run's records itself.
 
-mod support;
-
 use std::process::Command;
 
 use moe_testkit::python;
-use support::{arg, known_run, repository, stdout_of};
+
+use crate::support::{args, known_run, repository, run};
 
 /// Formats and the names of what is written.
 const FORMATS: [(&str, &str); 12] = [
@@ -34,26 +33,14 @@ fn other_programs_read_what_is_written() {
     known_run(&run);
     for (format, name) in FORMATS {
         let out = dir.path().join(name);
-        stdout_of(&[
-            "--quiet",
-            "convert",
-            arg(&run),
-            "--to",
-            format,
-            "--out",
-            arg(&out),
-        ]);
+        run!["--quiet", "convert", run, "--to", format, "--out", out];
     }
     let script = repository("tests/exports.py");
     let output = Command::new(python)
-        .args([arg(&script), arg(dir.path())])
+        .args(args![script, dir.path()])
         .output()
         .unwrap();
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let checked = String::from_utf8_lossy(&output.stdout);
     assert_eq!(checked.lines().count(), FORMATS.len(), "{checked}");
 }

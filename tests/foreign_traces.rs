@@ -1,14 +1,9 @@
 //! Traces of other tools in `hotness`, `parquet` and `convert`. The golden files all tell one story, whose counts are here.
 
-#[path = "foreign_traces/conditions.rs"]
 mod conditions;
-#[path = "foreign_traces/converting.rs"]
 mod converting;
-#[path = "foreign_traces/counting.rs"]
 mod counting;
-#[path = "foreign_traces/numbering.rs"]
 mod numbering;
-mod support;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,7 +13,8 @@ use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT, PHASE_UNKNOWN};
 use moe_trace::tables::read_routing;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::Value;
-use support::{arg, failure_of, known_run, repository, stdout_of};
+
+use crate::support::{arg, fail, known_run, repository, run};
 
 /// `(layer, expert)` → count of the story in `fixtures/foreign/make/text.py`.
 const COUNTS: [((u64, u64), u64); 9] = [
@@ -40,7 +36,7 @@ fn golden(name: &str) -> PathBuf {
 /// Rows that `hotness -o json` prints, without the experts that were never chosen.
 fn hotness(path: &Path, more: &[&str]) -> BTreeMap<(u64, u64), u64> {
     let args = ["--quiet", "hotness", arg(path), "-o", "json"];
-    let rows: Vec<Value> = serde_json::from_str(&stdout_of(&[&args, more].concat())).unwrap();
+    let rows: Vec<Value> = serde_json::from_str(&run![args, more]).unwrap();
     let number = |row: &Value, key: &str| row[key].as_u64().unwrap();
     rows.iter()
         .map(|row| {
@@ -54,23 +50,12 @@ fn hotness(path: &Path, more: &[&str]) -> BTreeMap<(u64, u64), u64> {
 #[test]
 fn hotness_counts_what_any_tool_traced() {
     for name in [
-        "bigmoeonedge/small.route.csv",
-        "learn/new.json",
-        "learn/old.json",
-        "coli-usage/small.coli_usage",
-        "expert-tracer/written.json",
-        "expert-tracer/planned.json",
-        "ds4-hotlist/small.hotlist",
-        "jsonl/small.jsonl",
-        "layer-expert/small.csv",
-        "megatron",
+        "bigmoeonedge/small.route.csv", "learn/new.json", "learn/old.json",
+        "coli-usage/small.coli_usage", "expert-tracer/written.json", "expert-tracer/planned.json",
+        "ds4-hotlist/small.hotlist", "jsonl/small.jsonl", "layer-expert/small.csv", "megatron",
         "mesh-llm",
     ] {
-        assert_eq!(
-            hotness(&golden(name), &[]),
-            BTreeMap::from(COUNTS),
-            "{name}"
-        );
+        assert_eq!(hotness(&golden(name), &[]), BTreeMap::from(COUNTS), "{name}");
     }
     // Of each pass, the thesis tells the first token alone: 0, 3 and 4, by hand.
     let counts = hotness(&golden("thesis-json"), &[]);
@@ -84,31 +69,21 @@ fn phases_are_counted_where_they_are_told() {
     let route = golden("bigmoeonedge/small.route.csv");
     // Tokens 3 and 4.
     let generated = hotness(&route, &["--phase", "generate"]);
-    let expected = [
-        ((0, 0), 1),
-        ((0, 1), 1),
-        ((0, 3), 1),
-        ((0, 5), 1),
-        ((1, 0), 1),
-        ((1, 4), 1),
-        ((1, 6), 2),
-    ];
+    let expected =
+        [((0, 0), 1), ((0, 1), 1), ((0, 3), 1), ((0, 5), 1), ((1, 0), 1), ((1, 4), 1), ((1, 6), 2)];
     assert_eq!(generated, BTreeMap::from(expected));
 
     let untold = golden("lattice/small.jsonl");
-    let error = failure_of(&["--quiet", "hotness", arg(&untold), "--phase", "prompt"]);
+    let error = fail!["--quiet", "hotness", untold, "--phase", "prompt"];
     assert!(error.contains("--phase all"), "{error}");
 }
 
 #[test]
 fn tokens_are_told_by_the_user_or_not_at_all() {
     let usage = golden("coli-usage/small.coli_usage");
-    let text = stdout_of(&["--quiet", "hotness", arg(&usage)]);
-    assert!(
-        text.lines().nth(1) == Some("20 choices in 2 layers of 8 experts"),
-        "{text}"
-    );
-    let text = stdout_of(&["--quiet", "hotness", arg(&usage), "--top-k", "2"]);
+    let text = run!["--quiet", "hotness", usage];
+    assert!(text.lines().nth(1) == Some("20 choices in 2 layers of 8 experts"), "{text}");
+    let text = run!["--quiet", "hotness", usage, "--top-k", "2"];
     assert!(
         text.lines().nth(1)
             == Some("5 prompt and generated tokens in 2 layers, 2 of 8 experts for a token"),
@@ -120,13 +95,7 @@ fn tokens_are_told_by_the_user_or_not_at_all() {
 fn a_trace_without_phases_and_times_becomes_a_table_without_them() {
     let dir = tempfile::tempdir().unwrap();
     let lattice = golden("lattice/small.jsonl");
-    stdout_of(&[
-        "--quiet",
-        "parquet",
-        arg(&lattice),
-        "--out",
-        arg(dir.path()),
-    ]);
+    run!["--quiet", "parquet", lattice, "--out", dir.path()];
     let batches: Vec<_> = read_routing(dir.path())
         .unwrap()
         .map(Result::unwrap)
@@ -142,13 +111,7 @@ fn a_trace_without_phases_and_times_becomes_a_table_without_them() {
     assert_eq!(batch.weight().value(1), 0.25);
     assert_eq!(hotness(dir.path(), &[]), BTreeMap::from(COUNTS));
 
-    let error = failure_of(&[
-        "--quiet",
-        "parquet",
-        arg(&lattice),
-        "--out",
-        arg(dir.path()),
-    ]);
+    let error = fail!["--quiet", "parquet", lattice, "--out", dir.path()];
     assert!(error.contains("--force"), "{error}");
 }
 
@@ -156,13 +119,7 @@ fn a_trace_without_phases_and_times_becomes_a_table_without_them() {
 fn a_dataset_takes_traces_of_several_tools() {
     let dir = tempfile::tempdir().unwrap();
     for name in ["bigmoeonedge/small.route.csv", "jsonl/with-weights.jsonl"] {
-        stdout_of(&[
-            "--quiet",
-            "parquet",
-            arg(&golden(name)),
-            "--dataset",
-            arg(dir.path()),
-        ]);
+        run!["--quiet", "parquet", golden(name), "--dataset", dir.path()];
     }
     let counts = hotness(dir.path(), &[]);
     let twice = COUNTS.map(|(place, count)| (place, 2 * count));
@@ -173,20 +130,8 @@ fn a_dataset_takes_traces_of_several_tools() {
 fn a_thesis_trace_gives_all_three_tables() {
     let dir = tempfile::tempdir().unwrap();
     let (binary, json) = (dir.path().join("binary"), dir.path().join("json"));
-    stdout_of(&[
-        "--quiet",
-        "parquet",
-        arg(&golden("thesis/small.bin")),
-        "--out",
-        arg(&binary),
-    ]);
-    stdout_of(&[
-        "--quiet",
-        "parquet",
-        arg(&golden("thesis-json")),
-        "--out",
-        arg(&json),
-    ]);
+    run!["--quiet", "parquet", golden("thesis/small.bin"), "--out", binary];
+    run!["--quiet", "parquet", golden("thesis-json"), "--out", json];
     for tables in [&binary, &json] {
         let batch = read_routing(tables).unwrap().next().unwrap().unwrap();
         // The warm-up has none, and positions are those of the sequence.
@@ -196,13 +141,8 @@ fn a_thesis_trace_gives_all_three_tables() {
             batch.phase(),
             [[PHASE_PROMPT; 4], [PHASE_GENERATE; 4], [PHASE_GENERATE; 4]].concat()
         );
-        let info: Value = serde_json::from_str(&stdout_of(&[
-            "info",
-            arg(&tables.join("ops.parquet")),
-            "-o",
-            "json",
-        ]))
-        .unwrap();
+        let info: Value =
+            serde_json::from_str(&run!["info", tables.join("ops.parquet"), "-o", "json"]).unwrap();
         // Four passes of 17 operations, the warm-up among them.
         assert!(info.to_string().contains("68"), "{info}");
         assert!(tables.join("accesses.parquet").exists());
@@ -214,25 +154,14 @@ fn the_model_is_held_against_the_trace_and_its_map_comes_along() {
     let dir = tempfile::tempdir().unwrap();
     let model = repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
     let route = golden("bigmoeonedge/small.route.csv");
-    let error = failure_of(&["--quiet", "hotness", arg(&route), "--model", arg(&model)]);
-    assert!(
-        error.contains("it says 2 layers") && error.contains("has 6"),
-        "{error}"
-    );
+    let error = fail!["--quiet", "hotness", route, "--model", model];
+    assert!(error.contains("it says 2 layers") && error.contains("has 6"), "{error}");
 
     let trace = golden("jsonl/small.jsonl");
     let tables = dir.path().join("tables");
-    stdout_of(&[
-        "--quiet",
-        "parquet",
-        arg(&trace),
-        "--model",
-        arg(&model),
-        "--out",
-        arg(&tables),
-    ]);
+    run!["--quiet", "parquet", trace, "--model", model, "--out", tables];
     assert!(tables.join("gguf-map.parquet").exists());
-    let text = stdout_of(&["--quiet", "hotness", arg(&tables)]);
+    let text = run!["--quiet", "hotness", tables];
     assert!(text.contains("4 of 32 experts for a token"), "{text}");
 }
 
@@ -243,19 +172,15 @@ fn mass_is_null_where_router_weights_are_not_told() {
     let (run, learn) = (dir.path().join("run"), dir.path().join("learn.json"));
     known_run(&run);
     let to_learn = ["--to", "learn", "--out", arg(&learn)];
-    stdout_of(&[&["--quiet", "convert", arg(&run)], &to_learn[..]].concat());
+    run!["--quiet", "convert", run, to_learn];
     let rows = |args: &[&str]| -> Vec<Value> {
         let hotness = ["--quiet", "hotness", "-o", "json"];
-        serde_json::from_str(&stdout_of(&[&hotness, args].concat())).unwrap()
+        serde_json::from_str(&run![hotness, args]).unwrap()
     };
     // Expert 3 of layer 0: 16 tokens with ½.
     assert_eq!(rows(&[arg(&run)])[0]["mass"], 8.0);
     let counts = golden("coli-usage/small.coli_usage");
-    for inputs in [
-        &[arg(&counts)][..],
-        &[arg(&learn)],
-        &[arg(&run), arg(&learn)],
-    ] {
+    for inputs in [&[arg(&counts)][..], &[arg(&learn)], &[arg(&run), arg(&learn)]] {
         let rows = rows(inputs);
         assert!(!rows.is_empty() && rows.iter().all(|row| row["mass"].is_null()));
     }
@@ -264,17 +189,14 @@ fn mass_is_null_where_router_weights_are_not_told() {
     let matrix = |name: &str, more: &[&str]| {
         let path = dir.path().join(name);
         let args = ["--quiet", "hotness", arg(&learn), "--matrix", arg(&path)];
-        stdout_of(&[&args, more].concat());
+        run![args, more];
         path
     };
     let json = fs::read_to_string(matrix("matrix.json", &[])).unwrap();
     let json: Vec<Value> = serde_json::from_str(&json).unwrap();
     assert!(json.len() == 6 * 32 && json.iter().all(|row| row["mass"].is_null()));
     let csv = fs::read_to_string(matrix("matrix.csv", &["--by", "label", "--label", "a"])).unwrap();
-    assert!(
-        csv.lines().nth(4).unwrap().starts_with("a,0,3,16,,"),
-        "{csv}"
-    );
+    assert!(csv.lines().nth(4).unwrap().starts_with("a,0,3,16,,"), "{csv}");
     let file = fs::File::open(matrix("matrix.parquet", &[])).unwrap();
     let mut batches = ParquetRecordBatchReaderBuilder::try_new(file)
         .unwrap()
@@ -283,50 +205,28 @@ fn mass_is_null_where_router_weights_are_not_told() {
     let batch = batches.next().unwrap().unwrap();
     assert_eq!(batch.column_by_name("mass").unwrap().null_count(), 6 * 32);
     let out = dir.path().join("mass.npy");
-    let args = [
-        "--quiet",
-        "hotness",
-        arg(&learn),
-        "--value",
-        "mass",
-        "--matrix",
-        arg(&out),
-    ];
-    assert!(failure_of(&args).contains("router weights"));
+    let args = ["--quiet", "hotness", arg(&learn), "--value", "mass", "--matrix", arg(&out)];
+    assert!(fail![args].contains("router weights"));
 }
 
 #[test]
 fn info_tells_what_it_is_and_what_it_lacks() {
-    let text = stdout_of(&[
-        "info",
-        arg(&golden("ds4-hotlist/small.hotlist")),
-        "-o",
-        "json",
-    ]);
+    let text = run!["info", golden("ds4-hotlist/small.hotlist"), "-o", "json"];
     let info: Value = serde_json::from_str(&text).unwrap();
     let text = info.to_string();
-    assert!(
-        text.contains("ds4-hotlist") && text.contains("weight column"),
-        "{text}"
-    );
+    assert!(text.contains("ds4-hotlist") && text.contains("weight column"), "{text}");
 }
 
 /// The first bytes of the dump could be a record of 1024 bytes; those of the array could not.
 #[test]
 fn what_looks_like_records_is_told_by_its_format() {
-    for (name, format) in [
-        ("sglang-pt/stat.pt", "sglang-pt"),
-        ("npy/counts.npy", "npy"),
-    ] {
+    for (name, format) in [("sglang-pt/stat.pt", "sglang-pt"), ("npy/counts.npy", "npy")] {
         let path = golden(name);
-        let facts = stdout_of(&["info", arg(&path), "-o", "json"]);
+        let facts = run!["info", path, "-o", "json"];
         assert!(facts.contains(&format!("\"{format}\"")), "{facts}");
         for command in ["accesses", "graph"] {
-            let error = failure_of(&["--quiet", command, arg(&path)]);
-            assert!(
-                error.contains(&format!("is of the format {format} (")),
-                "{error}"
-            );
+            let error = fail!["--quiet", command, path];
+            assert!(error.contains(&format!("is of the format {format} (")), "{error}");
         }
     }
 }
@@ -337,13 +237,10 @@ fn operation_numbers_can_be_given() {
     let ops = dir.path().join("ops.csv");
     let trace = golden("thesis/small.bin");
     fs::write(&ops, "number,name\n31,MUL_MAT_ID\n").unwrap();
-    let error = failure_of(&["--quiet", "hotness", arg(&trace), "--ops", arg(&ops)]);
+    let error = fail!["--quiet", "hotness", trace, "--ops", ops];
     assert!(error.contains("--ops"), "{error}");
     fs::write(&ops, "number,name\n30,MUL_MAT_ID\n").unwrap();
-    assert_eq!(
-        hotness(&trace, &["--ops", arg(&ops)]).values().sum::<u64>(),
-        12
-    );
+    assert_eq!(hotness(&trace, &["--ops", arg(&ops)]).values().sum::<u64>(), 12);
     // Quotes, spaces, columns in another order and unknown columns.
     for table in [
         "\"number\", \"name\"\n\"30\", \"MUL_MAT_ID\"\n",
@@ -362,12 +259,12 @@ fn operation_numbers_can_be_given() {
         ("300,MUL_MAT_ID\n30,MUL_MAT\n", 1),
     ] {
         fs::write(&ops, table).unwrap();
-        let error = failure_of(&["--quiet", "hotness", arg(&trace), "--ops", arg(&ops)]);
+        let error = fail!["--quiet", "hotness", trace, "--ops", ops];
         let expected = format!("line {line}: not `number,name`");
         assert!(error.contains(&expected), "{error}");
     }
     fs::write(&ops, "number,name\n300,MUL_MAT_ID\n").unwrap();
-    let error = failure_of(&["--quiet", "hotness", arg(&trace), "--ops", arg(&ops)]);
+    let error = fail!["--quiet", "hotness", trace, "--ops", ops];
     assert!(error.contains("line 2"), "{error}");
 }
 
@@ -381,7 +278,7 @@ fn published_traces_keep_every_row() {
     for (file, n_rows) in [("gptoss.route.csv", 10_560), ("qwen.route.csv", 44_766)] {
         let path = data.join(file);
         let tables = dir.path().join(file);
-        stdout_of(&["--quiet", "parquet", arg(&path), "--out", arg(&tables)]);
+        run!["--quiet", "parquet", path, "--out", tables];
         let rows: usize = read_routing(&tables)
             .unwrap()
             .map(|batch| batch.unwrap().len())

@@ -1,22 +1,20 @@
 //! A GPU that is seen and fails, by a stand-in for its driver.
-#![cfg(all(target_os = "linux", feature = "cuda"))]
 
-mod support;
-
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use moe_trace::record::{FLAG_CPU_FALLBACK, lane};
-use support::gpu::{stand_in, with_gpu};
-use support::{arg, repository};
+
+use crate::support::gpu::{stand_in, with_gpu};
+use crate::support::{arg, args, repository, run};
 
 fn model() -> PathBuf {
     repository("fixtures/random-gpt-oss-F16.gguf")
 }
 
 /// Records a few tokens.
-fn record<'a>(model: &'a Path, out: &'a Path) -> Vec<&'a str> {
-    let few = ["record", "-p", "The", "-n", "2", "-t", "1"];
-    [&few[..], &["--model", arg(model), "--out", arg(out)]].concat()
+fn record(model: &Path, out: &Path) -> Vec<OsString> {
+    args!["record", "-p", "The", "-n", "2", "-t", "1", "--model", model, "--out", out]
 }
 
 /// Each step at which a GPU may fail to open, and what is told of it.
@@ -26,14 +24,8 @@ const OPENING: [(&str, &str); 4] = [
         "open",
         "opening the GPU: CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA-capable device(s) is/are busy or unavailable; another process",
     ),
-    (
-        "capability",
-        "the GPU has compute capability 7.0; the kernels need 7.5",
-    ),
-    (
-        "stream",
-        "a new stream: CUDA_ERROR_OUT_OF_MEMORY, out of memory; ",
-    ),
+    ("capability", "the GPU has compute capability 7.0; the kernels need 7.5"),
+    ("stream", "a new stream: CUDA_ERROR_OUT_OF_MEMORY, out of memory; "),
 ];
 
 #[test]
@@ -45,24 +37,18 @@ fn one_that_does_not_open_leaves_the_processor_or_one_line() {
         let out = dir.path().join(fails);
         let recorded = |device| {
             let how = ["--device", device, "--policy", "post-fetch"];
-            let args = [&record(&model, &out)[..], &how].concat();
+            let args = args![record(&model, &out), how];
             with_gpu(stand_in.path(), fails, &args)
         };
         let refused = recorded("cuda").assert().code(2).stdout("");
         let line = String::from_utf8_lossy(&refused.get_output().stderr);
         assert_eq!(line.lines().count(), 1, "{line}");
-        assert!(
-            line.starts_with(&format!("moe-analyze: --device cuda: {says}")),
-            "{line}"
-        );
+        assert!(line.starts_with(&format!("moe-analyze: --device cuda: {says}")), "{line}");
         assert!(!out.exists(), "{fails}: a run that did not begin");
 
         let done = recorded("auto").assert().success();
         let told = String::from_utf8_lossy(&done.get_output().stderr);
-        assert!(
-            told.contains(says) && told.contains("; the processor computes"),
-            "{told}"
-        );
+        assert!(told.contains(says) && told.contains("; the processor computes"), "{told}");
         let manifest = moe_trace::Run::open(&out).unwrap().manifest.unwrap();
         assert_eq!((manifest.policy.as_str(), manifest.gpu), ("cpu", None));
     }
@@ -74,23 +60,10 @@ fn a_replay_does_not_begin_a_run_either() {
     let dir = tempfile::tempdir().unwrap();
     let (run, out) = (dir.path().join("run"), dir.path().join("out"));
     let model = model();
-    support::stdout_of(&[&["--quiet"], &record(&model, &run)[..]].concat());
+    run!["--quiet", record(&model, &run)];
     let replay = |device| {
-        let args = [
-            "replay",
-            arg(&run),
-            "--model",
-            arg(&model),
-            "-t",
-            "1",
-            "--device",
-            device,
-        ];
-        with_gpu(
-            stand_in.path(),
-            "open",
-            &[&args[..], &["--out", arg(&out)]].concat(),
-        )
+        let args = ["replay", arg(&run), "--model", arg(&model), "-t", "1", "--device", device];
+        with_gpu(stand_in.path(), "open", args![args, "--out", out])
     };
     replay("cuda").assert().code(2).stdout("");
     assert!(!out.exists());
@@ -105,35 +78,25 @@ fn what_the_processor_does_in_its_place_is_told_where_the_figures_are() {
     let dir = tempfile::tempdir().unwrap();
     let (out, alone) = (dir.path().join("run"), dir.path().join("alone"));
     let model = model();
-    let record = |out| [&record(&model, out)[..], &["--ignore-eos"]].concat();
+    let record = |out| args![record(&model, out), "--ignore-eos"];
     let gpu = ["--device", "cuda", "--policy", "post-fetch"];
     let small = ["--postfetch-scratchpad-mb", "1", "--postfetch-debug", "1"];
-    let mut command = with_gpu(
-        stand_in.path(),
-        "memory",
-        &[&record(&out)[..], &gpu, &small].concat(),
-    );
+    let mut command = with_gpu(stand_in.path(), "memory", args![record(&out), gpu, small]);
     command.env("LLAMA_POSTFETCH_MAX_TRANSFERS", "3");
     command.env("GGML_OP_OFFLOAD_MIN_BATCH", "");
     let done = command.assert().success();
     let told = String::from_utf8_lossy(&done.get_output().stderr);
     assert!(told.contains("did not begin to travel"), "{told}");
     // The text is the processor's own.
-    let own = support::stdout_of(&record(&alone));
+    let own = run![record(&alone)];
     assert_eq!(String::from_utf8_lossy(&done.get_output().stdout), own);
 
     let run = moe_trace::Run::open(&out).unwrap();
     let gpu_of_run = run.manifest.as_ref().unwrap().gpu.clone().unwrap();
     let fallbacks = gpu_of_run.fallbacks.unwrap();
-    assert!(
-        fallbacks.operations > 0 && fallbacks.tensors > 0,
-        "{fallbacks:?}"
-    );
+    assert!(fallbacks.operations > 0 && fallbacks.tensors > 0, "{fallbacks:?}");
     let first = fallbacks.first_error.unwrap();
-    assert!(
-        first.contains("CUDA_ERROR_OUT_OF_MEMORY, out of memory"),
-        "{first}"
-    );
+    assert!(first.contains("CUDA_ERROR_OUT_OF_MEMORY, out of memory"), "{first}");
     assert_eq!(gpu_of_run.offload_min_batch, Some(32));
     let settings = gpu_of_run.post_fetch.unwrap();
     assert!(settings.enable && settings.block_on_miss && !settings.force_cpu);
@@ -148,21 +111,9 @@ fn what_the_processor_does_in_its_place_is_told_where_the_figures_are() {
     }
     assert!(down > 0);
 
-    let bench = [
-        "--quiet",
-        "bench",
-        "--model",
-        arg(&model),
-        "-t",
-        "1",
-        "-p",
-        "0",
-        "-n",
-        "1",
-        "-r",
-        "1",
-    ];
-    let args = [&bench[..], &gpu, &["-o", "json"]].concat();
+    let bench =
+        args!["--quiet", "bench", "--model", model, "-t", "1", "-p", "0", "-n", "1", "-r", "1"];
+    let args = args![bench, gpu, "-o", "json"];
     let done = with_gpu(stand_in.path(), "memory", &args)
         .assert()
         .success();

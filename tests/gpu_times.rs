@@ -1,21 +1,15 @@
 //! Times in runs that a GPU takes part in, with a stand-in for its driver: whatever part of a model is where, a run is sound.
-#![cfg(all(target_os = "linux", feature = "cuda"))]
-
-mod support;
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use moe_trace::Run;
-use support::arg;
-use support::gpu::{stand_in, with_gpu};
 
-const MODELS: [&str; 4] = [
-    "tiny-qwen3moe-Q4_K_M",
-    "tiny-gpt-oss-MXFP4",
-    "random-qwen2moe-F16",
-    "random-dots1-F16",
-];
+use crate::support::gpu::{stand_in, with_gpu};
+use crate::support::{arg, args};
+
+const MODELS: [&str; 4] =
+    ["tiny-qwen3moe-Q4_K_M", "tiny-gpt-oss-MXFP4", "random-qwen2moe-F16", "random-dots1-F16"];
 
 /// Where the layers, the experts and the matrices are.
 const PLACES: [&[&str]; 9] = [
@@ -29,10 +23,7 @@ const PLACES: [&[&str]; 9] = [
     // The shared expert runs on the CPU next to the experts that the GPU computes.
     &["-ngl", "0", "--override-tensor", "_exps=CUDA0"],
     // Only some operations of a layer.
-    &[
-        "--override-tensor",
-        "attn_k=CPU,attn_output=CPU,ffn_up_exps=CPU,shexp=CPU",
-    ],
+    &["--override-tensor", "attn_k=CPU,attn_output=CPU,ffn_up_exps=CPU,shexp=CPU"],
 ];
 
 const POLICIES: [&[&str]; 7] = [
@@ -42,21 +33,10 @@ const POLICIES: [&[&str]; 7] = [
     &["--policy", "post-fetch"],
     &["--policy", "post-fetch", "--postfetch-cpu-limit", "2"],
     &[
-        "--policy",
-        "post-fetch",
-        "--postfetch-cpu-limit",
-        "1",
-        "--postfetch-max-transfers",
-        "1",
-        "--postfetch-block-on-miss",
-        "0",
+        "--policy", "post-fetch", "--postfetch-cpu-limit", "1", "--postfetch-max-transfers", "1",
+        "--postfetch-block-on-miss", "0",
     ],
-    &[
-        "--policy",
-        "post-fetch",
-        "--postfetch-use-dedicated-streams",
-        "0",
-    ],
+    &["--policy", "post-fetch", "--postfetch-use-dedicated-streams", "0"],
 ];
 
 const BATCHES: [&str; 3] = ["1", "3", "512"];
@@ -70,26 +50,9 @@ const PROMPTS: &str = r#"{"prompt": "The quick brown fox jumps"}
 fn faults(stand_in: &Path, model: &Path, out: &Path, options: &[&str]) -> Vec<String> {
     let prompts = out.with_extension("txt");
     std::fs::write(&prompts, PROMPTS).unwrap();
-    let always = [
-        "--quiet",
-        "record",
-        "--device",
-        "cuda",
-        "-n",
-        "3",
-        "--ignore-eos",
-        "-t",
-        "1",
-    ];
-    let files = [
-        "--model",
-        arg(model),
-        "--prompts",
-        arg(&prompts),
-        "--out",
-        arg(out),
-    ];
-    let args = [&always, &files[..], options].concat();
+    let always = ["--quiet", "record", "--device", "cuda", "-n", "3", "--ignore-eos", "-t", "1"];
+    let files = ["--model", arg(model), "--prompts", arg(&prompts), "--out", arg(out)];
+    let args = args![always, files, options];
     let done = with_gpu(stand_in, "", &args).output().unwrap();
     if !done.status.success() {
         let stderr = String::from_utf8_lossy(&done.stderr).into_owned();
@@ -147,10 +110,5 @@ fn every_policy_and_placement_leaves_a_sound_run() {
     });
     let wrong = wrong.into_inner().unwrap();
     let n = cases.len();
-    assert!(
-        wrong.is_empty(),
-        "{} of {n} runs:\n{}",
-        wrong.len(),
-        wrong.join("\n")
-    );
+    assert!(wrong.is_empty(), "{} of {n} runs:\n{}", wrong.len(), wrong.join("\n"));
 }

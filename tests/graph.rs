@@ -1,24 +1,19 @@
 //! `graph` and `buffers`: from a recorded run to DOT, JSON and a picture.
 
-mod support;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use moe_trace::Manifest;
 use serde_json::Value;
-use support::{arg, failure_of, known_run, repository, stdout_of};
+
+use crate::support::{arg, args, fail, known_run, repository, run};
 
 fn recorded(dir: &Path) -> PathBuf {
     let run = dir.join("run");
     let model = repository("fixtures/tiny-gpt-oss-MXFP4.gguf");
     let prompt = ["--prompt", "The kernel driver", "--n-predict", "3"];
-    let record = [
-        &["record", "--model", arg(&model), "--out", arg(&run)],
-        &prompt[..],
-    ]
-    .concat();
-    stdout_of(&record);
+    let record = args!["record", "--model", model, "--out", run, prompt];
+    run![record];
     run
 }
 
@@ -42,10 +37,8 @@ fn the_recorded_graph_and_that_of_the_records_agree() {
     let run = recorded(dir.path());
     for phase in ["prompt", "decode"] {
         let graph = ["graph", arg(&run), "--phase", phase];
-        let written = json(&stdout_of(&[&graph[..], &["-o", "json"]].concat()));
-        let made = json(&stdout_of(
-            &[&graph[..], &["-o", "json", "--from-records"]].concat(),
-        ));
+        let written = json(&run![graph, "-o", "json"]);
+        let made = json(&run![graph, "-o", "json", "--from-records"]);
         assert_eq!(operations(&written), operations(&made));
         // Attention's sinks are a fifth source, which a record does not hold.
         let n = |graph: &Value, what: &str| graph["metadata"][what].as_u64().unwrap();
@@ -54,26 +47,15 @@ fn the_recorded_graph_and_that_of_the_records_agree() {
             assert_eq!(n(&written, what), n(&made, what) + n_layer);
         }
         assert_eq!(n(&made, "layers"), n_layer);
-        let dot = stdout_of(&graph);
-        assert_eq!(
-            dot.matches(" -> ").count() as u64,
-            n(&written, "total_edges")
-        );
+        let dot = run![graph];
+        assert_eq!(dot.matches(" -> ").count() as u64, n(&written, "total_edges"));
     }
     let out = dir.path().join("graph.json");
-    stdout_of(&["graph", arg(&run), "--out", arg(&out)]);
-    assert_eq!(
-        json(&fs::read_to_string(&out).unwrap())["phase"],
-        "GENERATE"
-    );
-    let line = failure_of(&["graph", arg(&run), "--out", arg(&out)]);
+    run!["graph", run, "--out", out];
+    assert_eq!(json(&fs::read_to_string(&out).unwrap())["phase"], "GENERATE");
+    let line = fail!["graph", run, "--out", out];
     assert!(line.contains("--force"), "{line}");
-    let line = failure_of(&[
-        "graph",
-        arg(&run),
-        "--out",
-        arg(&dir.path().join("graph.svg")),
-    ]);
+    let line = fail!["graph", run, "--out", dir.path().join("graph.svg")];
     assert!(line.contains("graph.svg: no graph format"), "{line}");
 }
 
@@ -82,24 +64,11 @@ fn a_bare_trace_has_a_graph_too() {
     let dir = tempfile::tempdir().unwrap();
     known_run(&dir.path().join("run"));
     let trace = dir.path().join("run/trace.bin");
-    let graph = json(&stdout_of(&[
-        "graph",
-        arg(&trace),
-        "-o",
-        "json",
-        "--phase",
-        "prompt",
-    ]));
+    let graph = json(&run!["graph", trace, "-o", "json", "--phase", "prompt"]);
     let operations = operations(&graph);
     assert_eq!(operations.len(), 6 * 4);
-    assert_eq!(
-        operations[1],
-        ("MUL_MAT_ID".into(), "ffn_moe_gate-0".into())
-    );
-    let line = failure_of(&[
-        "graph",
-        arg(&repository("fixtures/random-qwen3moe-F16.gguf")),
-    ]);
+    assert_eq!(operations[1], ("MUL_MAT_ID".into(), "ffn_moe_gate-0".into()));
+    let line = fail!["graph", repository("fixtures/random-qwen3moe-F16.gguf")];
     assert!(line.contains("is not a run"), "{line}");
 }
 
@@ -107,26 +76,11 @@ fn a_bare_trace_has_a_graph_too() {
 fn buffers_are_listed_summed_and_drawn() {
     let dir = tempfile::tempdir().unwrap();
     let run = recorded(dir.path());
-    let (out, plot) = (
-        dir.path().join("timeline.json"),
-        dir.path().join("memory.svg"),
-    );
-    let args = [
-        "buffers",
-        arg(&run),
-        "--out",
-        arg(&out),
-        "--plot",
-        arg(&plot),
-        "-o",
-        "json",
-    ];
-    let rows = json(&stdout_of(&args));
+    let (out, plot) = (dir.path().join("timeline.json"), dir.path().join("memory.svg"));
+    let args = ["buffers", arg(&run), "--out", arg(&out), "--plot", arg(&plot), "-o", "json"];
+    let rows = json(&run![args]);
     let timeline = json(&fs::read_to_string(&out).unwrap());
-    assert_eq!(
-        rows.as_array().unwrap().len(),
-        timeline["buffers"].as_array().unwrap().len()
-    );
+    assert_eq!(rows.as_array().unwrap().len(), timeline["buffers"].as_array().unwrap().len());
 
     // The peak, from the events themselves.
     let events = fs::read_to_string(run.join("buffers.jsonl")).unwrap();
@@ -140,10 +94,7 @@ fn buffers_are_listed_summed_and_drawn() {
         };
         peak = peak.max(sizes.values().sum::<u64>());
     }
-    assert_eq!(
-        timeline["metadata"]["peak_occupancy_bytes"].as_u64(),
-        Some(peak)
-    );
+    assert_eq!(timeline["metadata"]["peak_occupancy_bytes"].as_u64(), Some(peak));
     let model = fs::metadata(repository("fixtures/tiny-gpt-oss-MXFP4.gguf"))
         .unwrap()
         .len();
@@ -152,7 +103,7 @@ fn buffers_are_listed_summed_and_drawn() {
     let svg = fs::read_to_string(&plot).unwrap();
     assert!(svg.contains("Memory taken by buffers") && svg.contains("without the weights"));
 
-    let summary = stdout_of(&["buffers", arg(&run.join("buffers.jsonl"))]);
+    let summary = run!["buffers", run.join("buffers.jsonl")];
     assert!(summary.contains(&format!("({peak} bytes)")), "{summary}");
 }
 
@@ -167,24 +118,24 @@ fn a_run_that_was_being_replaced_is_refused() {
     manifest.replacing = true;
     manifest.write(&path).unwrap();
     for command in ["graph", "buffers", "overlap", "accesses", "hotness", "info"] {
-        let line = failure_of(&[command, arg(&run)]);
+        let line = fail![command, run];
         assert!(line.contains("was being replaced"), "{command}: {line}");
     }
-    let line = failure_of(&["graph", arg(&run), "--phase", "prompt", "--from-records"]);
+    let line = fail!["graph", run, "--phase", "prompt", "--from-records"];
     assert!(line.contains("was being replaced"), "{line}");
-    stdout_of(&["graph", arg(&run.join("trace.bin"))]);
+    run!["graph", run.join("trace.bin")];
 }
 
 #[test]
 fn a_run_without_buffers_says_so() {
     let dir = tempfile::tempdir().unwrap();
     known_run(dir.path());
-    let line = failure_of(&["buffers", arg(dir.path())]);
+    let line = fail!["buffers", dir.path()];
     assert!(line.contains("no buffer events"), "{line}");
     fs::remove_file(dir.path().join("buffers.jsonl")).unwrap();
-    let line = failure_of(&["buffers", arg(dir.path())]);
+    let line = fail!["buffers", dir.path()];
     assert!(line.contains("has no buffers.jsonl"), "{line}");
     fs::write(dir.path().join("buffers.jsonl"), "{\n").unwrap();
-    let line = failure_of(&["buffers", arg(dir.path())]);
+    let line = fail!["buffers", dir.path()];
     assert!(line.contains("buffers.jsonl: line 1: "), "{line}");
 }

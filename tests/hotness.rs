@@ -1,26 +1,17 @@
 //! `hotness`: counts that are known beforehand, from traces and from tables, and every output.
 
-#[path = "hotness/counts.rs"]
 mod counts;
-#[path = "hotness/domains.rs"]
 mod domains;
-#[path = "hotness/hold.rs"]
 mod hold;
-#[path = "hotness/inputs.rs"]
 mod inputs;
-#[path = "hotness/matrices.rs"]
 mod matrices;
-#[path = "hotness/measures.rs"]
 mod measures;
-#[path = "hotness/outputs.rs"]
 mod outputs;
-#[path = "hotness/several.rs"]
 mod several;
-mod support;
 
 use std::path::PathBuf;
 
-use support::{arg, known_run, stdout_of};
+use crate::support::{known_run, run};
 
 struct Fixture {
     dir: tempfile::TempDir,
@@ -33,13 +24,7 @@ impl Fixture {
             dir: tempfile::tempdir().unwrap(),
         };
         known_run(&fixture.path("run"));
-        stdout_of(&[
-            "--quiet",
-            "parquet",
-            arg(&fixture.path("run")),
-            "--out",
-            arg(&fixture.path("tables")),
-        ]);
+        run!["--quiet", "parquet", fixture.path("run"), "--out", fixture.path("tables")];
         fixture
     }
 

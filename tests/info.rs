@@ -1,17 +1,18 @@
 //! `info`: what things are, and the faults that it must find.
 
-mod support;
-
 use std::fs;
 use std::path::Path;
 
 use serde_json::Value;
-use support::{arg, failure_of, known_run, moe_analyze, repository, stdout_of, write_gguf};
+
+use crate::support::{
+    ALL, arg, args, fail, known_counts, known_run, moe_analyze, repository, run, write_gguf,
+};
 
 /// `info -o json` of a path: its exit code, the object, and the faults.
 fn info(path: &Path) -> (i32, Value, Vec<String>) {
     let output = moe_analyze()
-        .args(["info", arg(path), "-o", "json"])
+        .args(args!["info", path, "-o", "json"])
         .output()
         .unwrap();
     let object: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -80,16 +81,12 @@ fn hyper_parameters_may_be_lists_with_one_value_per_layer() {
     let model = dir.path().join("puzzle.gguf");
     puzzle(&model, numbers(&[0, 2, 0, 2]));
     let facts = sound(&model);
-    assert_eq!(
-        fact(&facts, "experts_for_a_token"),
-        &serde_json::json!([0, 2, 0, 2])
-    );
+    assert_eq!(fact(&facts, "experts_for_a_token"), &serde_json::json!([0, 2, 0, 2]));
     assert_eq!(fact(&facts, "experts_in_a_layer"), 8);
     assert_eq!(fact(&facts, "notes"), &serde_json::json!([]));
-    assert!(stdout_of(&["info", arg(&model)]).contains("[0, 2, 0, 2]"));
+    assert!(run!["info", model].contains("[0, 2, 0, 2]"));
     // Every command that takes a model does: 4 layers, of which two have experts.
-    stdout_of(&["gguf-map", arg(&model)]);
-    let plan = ["plan", "--model", arg(&model), "--budget-mib", "1"];
+    run!["gguf-map", model];
     let learn = dir.path().join("learn.json");
     fs::write(
         &learn,
@@ -98,8 +95,8 @@ fn hyper_parameters_may_be_lists_with_one_value_per_layer() {
                        {"layer": 3, "calls": 5, "cold_experts": [[7, 9], [2, 1]]}]}"#,
     )
     .unwrap();
-    stdout_of(&[&plan[..1], &[arg(&learn)], &plan[1..]].concat());
-    stdout_of(&["hotness", arg(&learn), "--model", arg(&model)]);
+    run!["plan", learn, "--model", model, "--budget-mib", "1"];
+    run!["hotness", learn, "--model", model];
 
     puzzle(&model, numbers(&[2; 4]));
     let facts = sound(&model);
@@ -155,17 +152,14 @@ fn values_are_typed() {
         let snake = |c: char| c.is_ascii_lowercase() || c == '_';
         assert!(key.chars().all(snake), "{key}");
     }
-    let line = stdout_of(&["info", arg(&model), "-o", "jsonl"]);
+    let line = run!["info", model, "-o", "jsonl"];
     assert_eq!(serde_json::from_str::<Value>(&line).unwrap(), facts);
     assert_eq!(line.lines().count(), 1);
 
-    let csv = stdout_of(&["info", arg(&model), "-o", "csv"]);
+    let csv = run!["info", model, "-o", "csv"];
     assert!(csv.contains(&format!("\nsize_bytes,{size}\n")), "{csv}");
-    let table = stdout_of(&["info", arg(&model)]);
-    assert!(
-        table.contains("\nexperts in a layer") && table.contains(" MiB\n"),
-        "{table}"
-    );
+    let table = run!["info", model];
+    assert!(table.contains("\nexperts in a layer") && table.contains(" MiB\n"), "{table}");
     assert!(!table.contains("size bytes"), "{table}");
 }
 
@@ -180,10 +174,7 @@ fn models() {
     let dir = tempfile::tempdir().unwrap();
     let mtp = dir.path().join("mtp.gguf");
     let keys = [
-        (
-            "general.architecture",
-            moe_gguf::Value::String("glm4moe".into()),
-        ),
+        ("general.architecture", moe_gguf::Value::String("glm4moe".into())),
         ("glm4moe.block_count", moe_gguf::Value::U32(47)),
         ("glm4moe.nextn_predict_layers", moe_gguf::Value::U32(1)),
     ];
@@ -191,7 +182,7 @@ fn models() {
     let facts = sound(&mtp);
     assert_eq!(fact(&facts, "layers"), 47);
     assert_eq!(fact(&facts, "nextn_layers"), 1);
-    let table = stdout_of(&["info", arg(&mtp)]);
+    let table = run!["info", mtp];
     assert!(table.contains("nextn layers"), "{table}");
 
     let cut = dir.path().join("cut.gguf");
@@ -199,7 +190,7 @@ fn models() {
     fs::write(&cut, &whole[..whole.len() - 64]).unwrap();
     unsound(&cut, " lacks ");
     fs::write(&cut, &whole[..1000]).unwrap();
-    assert!(failure_of(&["info", arg(&cut)]).contains("cut"));
+    assert!(fail!["info", cut].contains("cut"));
 }
 
 #[test]
@@ -273,30 +264,17 @@ fn runs_and_traces() {
 #[test]
 fn tables_and_datasets() {
     let dir = tempfile::tempdir().unwrap();
-    let (run, tables, dataset) = (
-        dir.path().join("run"),
-        dir.path().join("tables"),
-        dir.path().join("dataset"),
-    );
+    let (run, tables, dataset) =
+        (dir.path().join("run"), dir.path().join("tables"), dir.path().join("dataset"));
     known_run(&run);
-    stdout_of(&[
-        "parquet",
-        arg(&run),
-        "--out",
-        arg(&tables),
-        "--dataset",
-        arg(&dataset),
-    ]);
+    run!["parquet", run, "--out", tables, "--dataset", dataset];
 
     assert_eq!(fact(&sound(&tables), "kind"), "tables of one run");
-    assert_eq!(
-        fact(&sound(&dataset), "kind"),
-        "dataset of tables, partitioned by run"
-    );
+    assert_eq!(fact(&sound(&dataset), "kind"), "dataset of tables, partitioned by run");
     let table = tables.join("routing.parquet");
     let facts = sound(&table);
     assert_eq!(fact(&facts, "kind"), "Parquet table");
-    let rows = support::known_counts(&support::ALL).values().sum::<u64>();
+    let rows = known_counts(&ALL).values().sum::<u64>();
     assert_eq!(fact(&facts, "rows"), rows);
     sound(&run.join("gguf-map.parquet"));
 
@@ -307,10 +285,7 @@ fn tables_and_datasets() {
     unsound(&tables, "routing.parquet");
     fs::remove_file(tables.join("ops.parquet")).unwrap();
     let (_, _, faults) = info(&tables);
-    assert!(
-        faults.iter().any(|fault| fault.contains("no table ops")),
-        "{faults:?}"
-    );
+    assert!(faults.iter().any(|fault| fault.contains("no table ops")), "{faults:?}");
 }
 
 #[test]
@@ -326,7 +301,7 @@ fn learn_files() {
     fs::write(&learn, text("")).unwrap();
     unsound(&learn, "counts nothing");
     fs::write(&learn, text(r#"{"layer":"0"}"#)).unwrap();
-    assert!(failure_of(&["info", arg(&learn)]).contains("layers[0]"));
+    assert!(fail!["info", learn].contains("layers[0]"));
 }
 
 #[test]
@@ -334,11 +309,11 @@ fn what_is_not_known_is_exit_2() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("notes.txt");
     fs::write(&file, "notes").unwrap();
-    assert!(failure_of(&["info", arg(&file)]).contains("is in no known format"));
+    assert!(fail!["info", file].contains("is in no known format"));
     fs::write(&file, "").unwrap();
-    assert!(failure_of(&["info", arg(&file)]).contains("is empty"));
-    assert!(failure_of(&["info", arg(dir.path())]).contains("neither a run directory"));
-    assert!(failure_of(&["info", arg(&dir.path().join("absent"))]).contains("cannot open"));
+    assert!(fail!["info", file].contains("is empty"));
+    assert!(fail!["info", dir.path()].contains("neither a run directory"));
+    assert!(fail!["info", dir.path().join("absent")].contains("cannot open"));
 }
 
 /// A pipe without a writer is not waited for, and side files that cannot be read do not stop what does not need them.
@@ -354,10 +329,7 @@ fn pipes_in_a_run_are_reported() {
         let made = std::process::Command::new("mkfifo").arg(&fifo).status();
         assert!(made.unwrap().success());
         unsound(&run, "not a regular file");
-        let assert = moe_analyze()
-            .args(["hotness", arg(&run)])
-            .assert()
-            .success();
+        let assert = moe_analyze().args(args!["hotness", run]).assert().success();
         let stderr = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
         assert!(stderr.contains("not a regular file"), "{stderr}");
         let command = if name == "buffers.jsonl" {
@@ -365,11 +337,11 @@ fn pipes_in_a_run_are_reported() {
         } else {
             "overlap"
         };
-        failure_of(&[command, arg(&run)]);
+        fail![command, run];
         fs::remove_file(&fifo).unwrap();
         fs::create_dir(&fifo).unwrap();
         unsound(&run, "directory");
-        stdout_of(&["hotness", arg(&run)]);
+        run!["hotness", run];
     }
     let run = dir.path().join("trace");
     known_run(&run);
@@ -379,7 +351,7 @@ fn pipes_in_a_run_are_reported() {
         .status();
     assert!(made.unwrap().success());
     for command in ["info", "hotness", "graph", "accesses"] {
-        failure_of(&[command, arg(&run)]);
+        fail![command, run];
     }
 }
 
@@ -397,7 +369,7 @@ fn pipes_and_what_cannot_be_looked_at() {
         &["hotness", arg(&fifo)],
         &["parquet", arg(&fifo), "--out", arg(&out)],
     ] {
-        assert!(failure_of(args).contains("neither a regular file nor a directory"));
+        assert!(fail![args].contains("neither a regular file nor a directory"));
     }
 
     // A link to itself cannot be looked at even by root, whom permissions do not stop.
@@ -405,10 +377,7 @@ fn pipes_and_what_cannot_be_looked_at() {
     fs::create_dir(&closed).unwrap();
     std::os::unix::fs::symlink("trace.bin", closed.join("trace.bin")).unwrap();
     for command in ["info", "hotness"] {
-        let line = failure_of(&[command, arg(&closed)]);
-        assert!(
-            line.contains("cannot open") && line.contains("trace.bin"),
-            "{line}"
-        );
+        let line = fail![command, closed];
+        assert!(line.contains("cannot open") && line.contains("trace.bin"), "{line}");
     }
 }

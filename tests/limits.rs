@@ -1,7 +1,6 @@
 //! What files may hold: no text of a file controls the terminal, and no size in a file decides how much memory is taken.
 
-mod support;
-
+use std::fmt::Debug;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
@@ -9,8 +8,9 @@ use moe_gguf::map::OffsetMap;
 use moe_trace::ops::MUL_MAT_ID;
 use moe_trace::record::{EXT_V1, set_name};
 use moe_trace::{Manifest, RunOptions, RunWriter, TensorAccessLog};
-use support::{arg, failure_of, file_of, known_run, moe_analyze, repository, stdout_of};
 use tempfile::tempdir;
+
+use crate::support::{Arg, arg, args, fail, file_of, known_run, moe_analyze, repository, run};
 
 /// An escape sequence, a bell and a right-to-left override: eight bytes, as many as the architecture of the fixture has.
 const HOSTILE: &str = "\u{1b}[1m\u{7}\u{202e}";
@@ -38,15 +38,7 @@ fn hostile_model(dir: &Path) -> PathBuf {
 fn messages_and_tables_show_control_characters_escaped() {
     let dir = tempdir().unwrap();
     let model = hostile_model(dir.path());
-    let line = failure_of(&[
-        "record",
-        "--model",
-        arg(&model),
-        "--prompt",
-        "x",
-        "--trace",
-        "off",
-    ]);
+    let line = fail!["record", "--model", model, "--prompt", "x", "--trace", "off"];
     assert_harmless(&line);
     assert!(line.contains(SHOWN), "{line}");
 
@@ -57,23 +49,23 @@ fn messages_and_tables_show_control_characters_escaped() {
     let json_text = serde_json::to_string(HOSTILE).unwrap();
     fs::write(&manifest, text.replace("\"qwen3moe\"", &json_text)).unwrap();
     for format in ["table", "md"] {
-        let table = stdout_of(&["info", arg(&run), "-o", format]);
+        let table = run!["info", run, "-o", format];
         assert_harmless(&table);
         assert!(table.contains(SHOWN), "{table}");
     }
-    let json = stdout_of(&["info", arg(&run), "-o", "json"]);
+    let json = run!["info", run, "-o", "json"];
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["architecture"], HOSTILE);
-    assert!(stdout_of(&["info", arg(&run), "-o", "csv"]).contains(HOSTILE));
+    assert!(run!["info", run, "-o", "csv"].contains(HOSTILE));
 
     // A path in an error, in notes, and in a summary on stdout.
     let missing = dir.path().join(format!("missing{HOSTILE}"));
-    let line = failure_of(&["info", arg(&missing)]);
+    let line = fail!["info", missing];
     assert_harmless(&line);
     assert!(line.contains(SHOWN), "{line}");
     let out = dir.path().join(format!("learn{HOSTILE}.json"));
     let hotness = moe_analyze()
-        .args(["hotness", arg(&run), "--out", arg(&out)])
+        .args(args!["hotness", run, "--out", out])
         .assert()
         .success();
     let notes = String::from_utf8_lossy(&hotness.get_output().stderr).into_owned();
@@ -89,14 +81,7 @@ fn printed_command_lines_can_be_pasted() {
     fs::copy(repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf"), &model).unwrap();
     let run = dir.path().join("run");
     known_run(&run);
-    let plan = stdout_of(&[
-        "plan",
-        arg(&run),
-        "--model",
-        arg(&model),
-        "--budget-mib",
-        "4",
-    ]);
+    let plan = run!["plan", run, "--model", model, "--budget-mib", "4"];
     assert_harmless(&plan);
     assert!(plan.contains(r"m\x1b[1m\x07\xe2\x80\xae.gguf'"), "{plan}");
 }
@@ -112,7 +97,7 @@ fn plots_are_valid_xml() {
         serde_json::to_string(HOSTILE).unwrap()
     );
     fs::write(run.join("buffers.jsonl"), events).unwrap();
-    stdout_of(&["buffers", arg(&run), "--plot", arg(&plot)]);
+    run!["buffers", run, "--plot", plot];
     let svg = fs::read_to_string(plot).unwrap();
     assert_harmless(&svg);
     assert!(svg.contains(SHOWN), "{svg}");
@@ -122,27 +107,17 @@ fn plots_are_valid_xml() {
 fn long_values_are_shortened() {
     let dir = tempdir().unwrap();
     let long = "x".repeat(70_000);
-    let learn = file_of(
-        dir.path(),
-        "learn.json",
-        format!("{{\"schema\":\"{long}\",\"layers\":[]}}"),
-    );
+    let learn =
+        file_of(dir.path(), "learn.json", format!("{{\"schema\":\"{long}\",\"layers\":[]}}"));
     let model = repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
-    let line = failure_of(&[
-        "plan",
-        arg(&learn),
-        "--model",
-        arg(&model),
-        "--budget-mib",
-        "1",
-    ]);
+    let line = fail!["plan", learn, "--model", model, "--budget-mib", "1"];
     assert!(line.contains("schema") && line.len() < 600, "{line}");
     for args in [
         &["hotness", "x", "--phase", &long][..],
         &["info", &long],
         &["record", "--n-predict", &long],
     ] {
-        let line = failure_of(args);
+        let line = fail![args];
         assert!(line.len() < 1400, "{} bytes: {line}", line.len());
     }
 }
@@ -150,11 +125,11 @@ fn long_values_are_shortened() {
 /// Runs the binary in 4 GB of address space and expects exit 2 and one line; returns the line.
 #[cfg(target_os = "linux")]
 #[track_caller]
-fn failure_in_4_gb(args: &[&str]) -> String {
+fn failure_in_4_gb(args: impl Arg + Debug) -> String {
     let output = std::process::Command::new("sh")
         .args(["-c", "ulimit -v 4000000; exec \"$0\" \"$@\""])
         .arg(assert_cmd::cargo::cargo_bin!("moe-analyze"))
-        .args(args)
+        .args(args![args])
         .output()
         .unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -202,34 +177,19 @@ fn huge_files_are_refused_with_their_limit() {
         (&["buffers", huge][..], huge),
         (&["overlap", huge], huge),
         (&["plan", run, "--sizes", huge, "--budget-mib", "1"], huge),
-        (
-            &["plan", learn, "--model", model, "--budget-mib", "1"],
-            learn,
-        ),
+        (&["plan", learn, "--model", model, "--budget-mib", "1"], learn),
         (&["plan", run, "--update", json], json),
-        (
-            &["hotness", run, "--labels", huge, "--table", "domains"],
-            huge,
-        ),
+        (&["hotness", run, "--labels", huge, "--table", "domains"], huge),
         (&["hotness", trace, "--ops", huge], huge),
-        (
-            &["simulate", run, "--sizes", huge, "--budget-mib", "1"],
-            huge,
-        ),
-        (
-            &["relayout", model, "--permute-experts", json, "--out", out],
-            json,
-        ),
+        (&["simulate", run, "--sizes", huge, "--budget-mib", "1"], huge),
+        (&["relayout", model, "--permute-experts", json, "--out", out], json),
         (&["synth", "--spec", json, "--out", out], json),
         (&["record", "--prompts", huge, "--trace", "off"], huge),
         (&["info", learn], learn),
     ] {
         let line = failure_in_4_gb(args);
         assert!(line.contains(file), "{args:?}: {line}");
-        assert!(
-            line.contains("limit of ") || line.contains("over 256 MiB"),
-            "{args:?}: {line}"
-        );
+        assert!(line.contains("limit of ") || line.contains("over 256 MiB"), "{args:?}: {line}");
     }
     for (name, args) in [
         ("manifest.json", &["hotness", run][..]),
@@ -242,10 +202,7 @@ fn huge_files_are_refused_with_their_limit() {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         huge_file(Path::new(run), name, "{");
         let line = failure_in_4_gb(args);
-        assert!(
-            line.contains(arg(&path)) && line.contains("limit of "),
-            "{name}: {line}"
-        );
+        assert!(line.contains(arg(&path)) && line.contains("limit of "), "{name}: {line}");
         match before {
             Some(bytes) => fs::write(&path, bytes).unwrap(),
             None => fs::remove_file(&path).unwrap(),
@@ -276,39 +233,16 @@ fn memory_of_json_values_is_limited() {
     let (gguf, cut) = (out.with_extension("gguf"), out.with_extension("json"));
     let plan = ["--model", model, "--budget-mib", "1"];
     for (args, file) in [
-        ([&["plan", learn][..], &plan].concat(), learn),
-        ([&["plan", learn, learn][..], &plan].concat(), learn),
-        (
-            [&["plan", learn, "--out", arg(&cut)][..], &plan].concat(),
-            learn,
-        ),
-        (vec!["plan", run, "--update", learn], learn),
-        (vec!["plan", run, "--update", order], order),
-        (vec!["hotness", learn], learn),
-        (vec!["info", learn], learn),
-        (
-            vec![
-                "relayout",
-                model,
-                "--permute-experts",
-                learn,
-                "--out",
-                arg(&gguf),
-            ],
-            learn,
-        ),
-        (
-            vec![
-                "relayout",
-                model,
-                "--permute-experts",
-                order,
-                "--out",
-                arg(&gguf),
-            ],
-            order,
-        ),
-        (vec!["synth", "--spec", order, "--out", arg(&gguf)], order),
+        (args!["plan", learn, plan], learn),
+        (args!["plan", learn, learn, plan], learn),
+        (args!["plan", learn, "--out", cut, plan], learn),
+        (args!["plan", run, "--update", learn], learn),
+        (args!["plan", run, "--update", order], order),
+        (args!["hotness", learn], learn),
+        (args!["info", learn], learn),
+        (args!["relayout", model, "--permute-experts", learn, "--out", gguf], learn),
+        (args!["relayout", model, "--permute-experts", order, "--out", gguf], order),
+        (args!["synth", "--spec", order, "--out", gguf], order),
     ] {
         let line = failure_in_4_gb(&args);
         assert!(
@@ -317,11 +251,8 @@ fn memory_of_json_values_is_limited() {
         );
     }
     let manifest = Path::new(run).join("manifest.json");
-    fs::write(
-        &manifest,
-        format!("{{\"schema\":\"moe-analyze.run.v1\",\"x\":[{objects}0]}}"),
-    )
-    .unwrap();
+    fs::write(&manifest, format!("{{\"schema\":\"moe-analyze.run.v1\",\"x\":[{objects}0]}}"))
+        .unwrap();
     for args in [
         &["info", run][..],
         &["hotness", run],
@@ -349,14 +280,7 @@ fn pairs_of_experts_are_limited() {
         "vocab": { "n_tokens": 300, "pre": "qwen2" },
     });
     let spec = file_of(dir.path(), "spec.json", spec.to_string());
-    stdout_of(&[
-        "synth",
-        "--spec",
-        arg(&spec),
-        "--sparse",
-        "--out",
-        arg(&model),
-    ]);
+    run!["synth", "--spec", spec, "--sparse", "--out", model];
     let map = OffsetMap { rows: Vec::new() };
     let mut writer =
         RunWriter::create(&run, Manifest::default(), &map, RunOptions::default()).unwrap();
@@ -375,15 +299,8 @@ fn pairs_of_experts_are_limited() {
     }
     writer.finish().unwrap();
     let (trace, out) = (run.join("trace.bin"), dir.path().join("out.gguf"));
-    let line = failure_in_4_gb(&[
-        "relayout",
-        arg(&model),
-        "--permute-experts",
-        "coactivation",
-        "--trace",
-        arg(&trace),
-        "--out",
-        arg(&out),
+    let line = failure_in_4_gb(args![
+        "relayout", model, "--permute-experts", "coactivation", "--trace", trace, "--out", out
     ]);
     assert!(
         line.contains("layer 8 has 4096 experts") && line.contains("limit of 134217728 pairs"),
@@ -409,7 +326,7 @@ fn strings_of_tables_are_limited() {
     let output = std::process::Command::new("sh")
         .args(["-c", "ulimit -v 4000000; exec \"$0\" \"$@\""])
         .arg(assert_cmd::cargo::cargo_bin!("moe-analyze"))
-        .args(["info", arg(&bomb)])
+        .args(args!["info", bomb])
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(1));

@@ -1,12 +1,11 @@
 //! The notebooks run, on tables that the binary made.
 
-mod support;
-
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use moe_testkit::python;
-use support::{arg, known_run, repository, stdout_of};
+
+use crate::support::{arg, args, known_run, repository, run};
 
 /// Runs a notebook's cells in a directory of its own and writes nothing; tells how many outputs and pictures came out.
 const EXECUTE: &str = "
@@ -26,7 +25,7 @@ fn execute(notebook: &str, dir: &Path, variables: &[(&str, &Path)]) -> Option<(u
     let python = python(modules)?;
     let notebook = repository(&format!("notebooks/{notebook}.ipynb"));
     let output = Command::new(python)
-        .args(["-c", EXECUTE, arg(&notebook), arg(dir)])
+        .args(args!["-c", EXECUTE, notebook, dir])
         .envs(variables.iter().copied())
         .env("MPLBACKEND", "module://matplotlib_inline.backend_inline")
         .stdin(Stdio::null())
@@ -45,15 +44,8 @@ fn execute(notebook: &str, dir: &Path, variables: &[(&str, &Path)]) -> Option<(u
 /// Records a few tokens of a fixture.
 fn record(run: &Path, model: &str, prompt: &str) {
     let model = repository(&format!("fixtures/{model}.gguf"));
-    let record = [
-        "--quiet",
-        "record",
-        "--model",
-        arg(&model),
-        "--prompt",
-        prompt,
-    ];
-    stdout_of(&[&record[..], &["--n-predict", "12", "--out", arg(run)]].concat());
+    let record = ["--quiet", "record", "--model", arg(&model), "--prompt", prompt];
+    run![record, "--n-predict", "12", "--out", run];
 }
 
 /// Who has done as README or a notebook says can do as the next one says: none of them records where another has recorded.
@@ -78,10 +70,7 @@ fn each_records_into_a_directory_of_its_own() {
             };
             let name: String = out.chars().take_while(|c| !" `\\".contains(*c)).collect();
             let other = recorded.insert(name.clone(), file);
-            assert!(
-                other.is_none_or(|other| other == file),
-                "{name}: {file}, {other:?}"
-            );
+            assert!(other.is_none_or(|other| other == file), "{name}: {file}, {other:?}");
             n += 1;
         }
         assert!(n > 0, "{file}");
@@ -93,14 +82,11 @@ fn first_look_runs() {
     let dir = tempfile::tempdir().unwrap();
     let (run, tables) = (dir.path().join("run"), dir.path().join("tables"));
     known_run(&run);
-    stdout_of(&["--quiet", "parquet", arg(&run), "--out", arg(&tables)]);
+    run!["--quiet", "parquet", run, "--out", tables];
     let variables = [("MOE_TABLES", &*tables)];
     let outputs = execute("01-first-look", dir.path(), &variables);
     if let Some((n_outputs, n_pictures)) = outputs {
-        assert!(
-            n_outputs >= 7 && n_pictures == 3,
-            "{n_outputs}, {n_pictures}"
-        );
+        assert!(n_outputs >= 7 && n_pictures == 3, "{n_outputs}, {n_pictures}");
     }
 }
 
@@ -110,14 +96,11 @@ fn access_patterns_runs() {
         let dir = tempfile::tempdir().unwrap();
         let (run, tables) = (dir.path().join("run"), dir.path().join("run-tables"));
         record(&run, model, "The kernel driver");
-        stdout_of(&["--quiet", "parquet", arg(&run), "--out", arg(&tables)]);
+        run!["--quiet", "parquet", run, "--out", tables];
         let variables = [("MOE_RUN", &*run)];
         let outputs = execute("02-access-patterns", dir.path(), &variables);
         if let Some((n_outputs, n_pictures)) = outputs {
-            assert!(
-                n_outputs >= 11 && n_pictures == 6,
-                "{n_outputs}, {n_pictures}"
-            );
+            assert!(n_outputs >= 11 && n_pictures == 6, "{n_outputs}, {n_pictures}");
         }
     }
 }
@@ -129,15 +112,12 @@ fn two_runs_runs() {
     for (name, prompt) in [("a", "The kernel driver"), ("b", "Once upon a time")] {
         let run = dir.path().join(name);
         record(&run, "tiny-qwen3moe-Q4_K_M", prompt);
-        stdout_of(&["--quiet", "parquet", arg(&run), "--dataset", arg(&dataset)]);
+        run!["--quiet", "parquet", run, "--dataset", dataset];
     }
     let variables = [("MOE_DATASET", &*dataset)];
     let outputs = execute("03-two-runs", dir.path(), &variables);
     if let Some((n_outputs, n_pictures)) = outputs {
-        assert!(
-            n_outputs >= 8 && n_pictures == 4,
-            "{n_outputs}, {n_pictures}"
-        );
+        assert!(n_outputs >= 8 && n_pictures == 4, "{n_outputs}, {n_pictures}");
     }
 }
 
@@ -151,22 +131,16 @@ fn how_big_a_cache_runs() {
     let predictors = "previous,hottest,markov,coactivation";
     for (file, args) in [
         ("curves.csv", "--budget-mib 0..7+1 --policy all"),
-        (
-            "prefetch.csv",
-            &format!("--budget-mib 3 --policy lru --predictor {predictors}"),
-        ),
+        ("prefetch.csv", &format!("--budget-mib 3 --policy lru --predictor {predictors}")),
         ("offload.csv", "--offload"),
     ] {
         let mut command = vec!["--quiet", "simulate", arg(&run), "-o", "csv"];
         command.extend(args.split(' ').chain(MACHINE.split(' ')));
-        std::fs::write(cache.join(file), stdout_of(&command)).unwrap();
+        std::fs::write(cache.join(file), run![command]).unwrap();
     }
     let variables = [("MOE_CACHE", &*cache)];
     let outputs = execute("04-how-big-a-cache", dir.path(), &variables);
     if let Some((n_outputs, n_pictures)) = outputs {
-        assert!(
-            n_outputs >= 12 && n_pictures == 5,
-            "{n_outputs}, {n_pictures}"
-        );
+        assert!(n_outputs >= 12 && n_pictures == 5, "{n_outputs}, {n_pictures}");
     }
 }

@@ -1,10 +1,10 @@
 //! What the user tells about traces: taken where it applies, refused where it does not.
 
-mod support;
-
 use std::path::Path;
 
-use support::{arg, failure_of, known_run, moe_analyze, renumbered, repository, stdout_of};
+use crate::support::{
+    arg, args, fail, file_of, known_run, moe_analyze, renumbered, repository, run,
+};
 
 const MODEL: &str = "fixtures/tiny-qwen3moe-Q4_K_M.gguf";
 
@@ -22,24 +22,14 @@ fn operations_can_be_named_for_every_command_that_reads_records() {
         &["hotness", "-o", "csv"][..],
         &["accesses", "-o", "csv", "--model", arg(&model)],
         &["graph", "-o", "json", "--phase", "prompt"],
-        &[
-            "simulate",
-            "-o",
-            "csv",
-            "--model",
-            arg(&model),
-            "--budget-mib",
-            "1",
-        ],
+        &["simulate", "-o", "csv", "--model", arg(&model), "--budget-mib", "1"],
     ] {
-        let of = |path: &Path, more: &[&str]| {
-            stdout_of(&[&["--quiet"], command, &[arg(path)], more].concat())
-        };
+        let of = |path: &Path, more: &[&str]| run!["--quiet", command, path, more];
         assert_eq!(of(&trace, &named), of(&bare, &[]), "{command:?}");
     }
     let diff = |more: &[&str]| {
         let args = ["--quiet", "diff", arg(&run), arg(&trace)];
-        let output = moe_analyze().args([&args, more].concat()).output().unwrap();
+        let output = moe_analyze().args(args![args, more]).output().unwrap();
         output.status.code()
     };
     assert_eq!(diff(&named), Some(0));
@@ -70,28 +60,16 @@ fn options_that_do_not_apply_are_refused() {
         ("graph", &run, ["--ops", arg(&ops)], &[]),
         ("accesses", &run, ["--ops", arg(&ops)], &[]),
         ("diff", &run, ["--ops", arg(&ops)], &[arg(&run)]),
-        (
-            "convert",
-            &run,
-            ["--top-k", "4"],
-            &["--to", "jsonl", "--out", arg(&out)],
-        ),
+        ("convert", &run, ["--top-k", "4"], &["--to", "jsonl", "--out", arg(&out)]),
     ] {
-        let args = [&["--quiet", command, arg(path)], more, &option].concat();
-        let failure = failure_of(&args);
+        let args = args!["--quiet", command, path, more, option];
+        let failure = fail![args];
         assert!(failure.contains(option[0]), "{args:?}: {failure}");
         assert!(failure.contains("leave the option out"), "{failure}");
         assert!(!out.exists(), "{args:?}");
     }
     // Of several inputs it is enough that one needs it.
-    stdout_of(&[
-        "--quiet",
-        "hotness",
-        arg(&run),
-        arg(&trace),
-        "--ops",
-        arg(&ops),
-    ]);
+    run!["--quiet", "hotness", run, trace, "--ops", ops];
 }
 
 /// A model of the same shape is another one all the same, if its architecture is.
@@ -100,30 +78,23 @@ fn the_model_that_is_named_is_held_against_the_run() {
     let dir = tempfile::tempdir().unwrap();
     let (run, tables) = (dir.path().join("run"), dir.path().join("tables"));
     known_run(&run);
-    stdout_of(&["--quiet", "parquet", arg(&run), "--out", arg(&tables)]);
+    run!["--quiet", "parquet", run, "--out", tables];
     let other = repository("fixtures/tiny-gpt-oss-MXFP4.gguf");
     let transfers = run.join("transfers.jsonl");
     let line = r#"{"sequence_id":0,"token_id":0,"phase":0,"layer_id":0,"n_tokens":1,"n_experts":4,"n_fetched":0,"bytes":0,"window":{"start_ns":1,"end_ns":2}}"#;
     std::fs::write(transfers, line).unwrap();
     let of_runs = [&["accesses"][..], &["overlap"]];
-    let of_all = [
-        &["hotness"][..],
-        &["plan", "--budget-mib", "1"],
-        &["simulate"],
-        &["replay"],
-    ];
+    let of_all = [&["hotness"][..], &["plan", "--budget-mib", "1"], &["simulate"], &["replay"]];
     let cases = of_runs.iter().map(|command| (&run, command));
     let cases = cases.chain([&run, &tables].into_iter().flat_map(|path| {
         let commands = of_all.iter();
         commands.map(move |command| (path, command))
     }));
     for (path, command) in cases {
-        let args = [&["--quiet"], *command, &[arg(path), "--model", arg(&other)]].concat();
-        let line = failure_of(&args);
-        let said = format!(
-            ": it says architecture qwen3moe, the model {} has gpt-oss",
-            arg(&other)
-        );
+        let args = args!["--quiet", command, path, "--model", other];
+        let line = fail![args];
+        let said =
+            format!(": it says architecture qwen3moe, the model {} has gpt-oss", arg(&other));
         assert!(line.contains(&said) && line.contains(arg(path)), "{line}");
     }
 }
@@ -135,11 +106,11 @@ fn plan_is_told_what_a_trace_does_not_tell() {
     let trace = repository("fixtures/foreign/rtrace/small.rtrace");
     let experts = (0..2).flat_map(|layer| (0..8).map(move |e| format!("{layer},{e},1\n")));
     let sizes = format!("layer,expert,bytes\n{}", experts.collect::<String>());
-    let sizes = support::file_of(dir.path(), "sizes.csv", sizes);
+    let sizes = file_of(dir.path(), "sizes.csv", sizes);
     let options = ["--sizes", arg(&sizes), "--budget-mib", "1", "-o", "csv"];
-    let plan = [&["--quiet", "plan"], &options[..]].concat();
-    assert!(failure_of(&[&plan[..], &[arg(&trace)]].concat()).contains("--top-k"));
-    let rows = stdout_of(&[&plan[..], &[arg(&trace), "--top-k", "2"]].concat());
+    let plan = args!["--quiet", "plan", options];
+    assert!(fail![plan, trace].contains("--top-k"));
+    let rows = run![plan, trace, "--top-k", "2"];
     let hits = |row: &str| {
         let fields: Vec<u32> = row.split(',').map(|field| field.parse().unwrap()).collect();
         (fields[0], fields[1], fields[5])
@@ -147,17 +118,15 @@ fn plan_is_told_what_a_trace_does_not_tell() {
     let mut hits: Vec<(u32, u32, u32)> = rows.lines().skip(1).map(hits).collect();
     hits.sort_unstable();
     // The two likeliest of each of its nine rows of probabilities, read by a program of its own.
-    let [of_first, of_second] = [
-        &[(0, 1), (1, 2), (3, 2), (5, 4), (7, 1)][..],
-        &[(0, 1), (2, 2), (4, 1), (6, 4)],
-    ];
+    let [of_first, of_second] =
+        [&[(0, 1), (1, 2), (3, 2), (5, 4), (7, 1)][..], &[(0, 1), (2, 2), (4, 1), (6, 4)]];
     let of_first = of_first.iter().map(|&(expert, n)| (0, expert, n));
     let of_second = of_second.iter().map(|&(expert, n)| (1, expert, n));
     assert_eq!(hits, of_first.chain(of_second).collect::<Vec<_>>());
 
     let learn = r#"{"schema": "llama.cpp.moe_layer_opt_perf.v1", "layers": [{"layer": 0, "experts": [[1, 1]]}]}"#;
-    let learn = support::file_of(dir.path(), "learn.json", learn);
-    let line = failure_of(&[&plan[..], &[arg(&learn), "--top-k", "2"]].concat());
+    let learn = file_of(dir.path(), "learn.json", learn);
+    let line = fail![plan, learn, "--top-k", "2"];
     assert!(line.contains("--top-k is for traces"), "{line}");
     assert!(line.contains("leave the option out"), "{line}");
 }
@@ -168,7 +137,7 @@ fn a_top_k_that_the_trace_contradicts_is_passed_over_and_told() {
     for trace in ["bigmoeonedge/small.route.csv", "lattice/small.jsonl"] {
         let trace = repository(&format!("fixtures/foreign/{trace}"));
         let hotness = |more: &[&str]| {
-            let args = [&["hotness", arg(&trace)], more].concat();
+            let args = args!["hotness", trace, more];
             let assert = moe_analyze().args(args).assert().success();
             let output = assert.get_output();
             [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text).into_owned())
@@ -188,17 +157,14 @@ fn a_top_k_that_the_trace_contradicts_is_passed_over_and_told() {
 #[test]
 fn the_tables_of_a_bare_trace_take_the_map_of_the_model() {
     let dir = tempfile::tempdir().unwrap();
-    let (run, whole, bare) = (
-        dir.path().join("run"),
-        dir.path().join("whole"),
-        dir.path().join("bare"),
-    );
+    let (run, whole, bare) =
+        (dir.path().join("run"), dir.path().join("whole"), dir.path().join("bare"));
     known_run(&run);
     let trace = run.join("trace.bin");
     let model = repository(MODEL);
-    stdout_of(&["--quiet", "parquet", arg(&run), "--out", arg(&whole)]);
+    run!["--quiet", "parquet", run, "--out", whole];
     let args = ["--quiet", "parquet", arg(&trace), "--out", arg(&bare)];
-    stdout_of(&[&args[..], &["--model", arg(&model)]].concat());
+    run![args, "--model", model];
     let accesses = |tables: &Path| {
         let path = tables.join("accesses.parquet");
         let file = std::fs::File::open(path).unwrap();

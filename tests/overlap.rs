@@ -1,7 +1,5 @@
 //! `overlap`: from the transfers of a run to figures, a verdict and a picture.
 
-mod support;
-
 use std::fs;
 use std::path::Path;
 
@@ -11,7 +9,8 @@ use moe_trace::manifest::{Fallbacks, Gpu, Manifest};
 use moe_trace::transfers::{Span, Transfer};
 use moe_trace::{RunOptions, RunWriter};
 use serde_json::Value;
-use support::{arg, failure_of, moe_analyze, repository, stdout_of};
+
+use crate::support::{arg, args, fail, known_run, moe_analyze, repository, run};
 
 const N_LAYER: u16 = 6;
 const N_PASS: u32 = 5;
@@ -86,17 +85,14 @@ fn recorded(dir: &Path, transfers: &[Transfer]) {
 }
 
 fn rows(args: &[&str]) -> Vec<Value> {
-    let text = stdout_of(&[&["overlap"], args, &["-o", "json"]].concat());
+    let text = run!["overlap", args, "-o", "json"];
     serde_json::from_str(&text).unwrap()
 }
 
 #[track_caller]
 fn assert_close(found: &Value, expected: f64) {
     let found = found.as_f64().expect("a number");
-    assert!(
-        (found - expected).abs() < 1e-6 * expected.abs().max(1.0),
-        "{found} {expected}"
-    );
+    assert!((found - expected).abs() < 1e-6 * expected.abs().max(1.0), "{found} {expected}");
 }
 
 #[test]
@@ -110,14 +106,11 @@ fn a_truncated_last_line_is_reported_and_left_out() {
     fs::write(&path, format!("{text}{{\"sequence_id\":0,")).unwrap();
     for input in [&run, &path] {
         let output = moe_analyze()
-            .args(["overlap", arg(input), "-o", "json"])
+            .args(args!["overlap", input, "-o", "json"])
             .output()
             .unwrap();
         let stderr = String::from_utf8(output.stderr).unwrap();
-        let place = format!(
-            "transfers.jsonl is truncated: its last line, at byte {}",
-            text.len()
-        );
+        let place = format!("transfers.jsonl is truncated: its last line, at byte {}", text.len());
         assert!(stderr.contains(&place), "{stderr}");
     }
     assert_eq!(rows(&[arg(&run)]), whole);
@@ -135,10 +128,7 @@ fn rows_of_layers_and_phases() {
     assert!(generated.iter().all(|row| row["phase"] == "GENERATE"));
 
     let first = &generated[0];
-    assert_eq!(
-        (&first["layer_id"], &first["runs"]),
-        (&0.into(), &N_PASS.into())
-    );
+    assert_eq!((&first["layer_id"], &first["runs"]), (&0.into(), &N_PASS.into()));
     assert_close(&first["window_mean_us"], 100.0);
     assert_close(&first["transfer_p95_us"], 50.0);
     assert_close(&first["hidden_pct"], 100.0);
@@ -181,21 +171,11 @@ fn the_share_of_the_memorys_bandwidth() {
         assert_close(&row["gate_up_gb_s"], gate_up_gb_s);
         assert_close(&row["memory_pct"], 100.0 * gate_up_gb_s);
         // All of the 1,000,000 bytes travel within the 100 µs.
-        assert_close(
-            &row["memory_with_transfers_pct"],
-            100.0 * (gate_up_gb_s + 10.0),
-        );
+        assert_close(&row["memory_with_transfers_pct"], 100.0 * (gate_up_gb_s + 10.0));
         assert_eq!(row["verdict"], "memory_full");
     }
     let assert = moe_analyze()
-        .args([
-            "overlap",
-            arg(&transfers),
-            "--memory-gb-s",
-            "1",
-            "-o",
-            "csv",
-        ])
+        .args(args!["overlap", transfers, "--memory-gb-s", "1", "-o", "csv"])
         .assert()
         .success();
     let remark = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
@@ -207,7 +187,7 @@ fn the_summary_says_what_came_of_it() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
     recorded(&run, &example());
-    let text = stdout_of(&["overlap", arg(&run)]);
+    let text = run!["overlap", run];
     for line in [
         "prompt tokens: hidden: 100.0 % of the transfers lies under gate and up",
         "generated tokens: cannot be hidden: a transfer takes 108.3 µs and gate and up 100.0 µs, so that at most 53.8 %",
@@ -226,41 +206,35 @@ fn pictures_are_drawn() {
     let run = dir.path().join("run");
     recorded(&run, &example());
     let svg = dir.path().join("a.svg");
-    stdout_of(&["overlap", arg(&run), "--plot", arg(&svg)]);
+    run!["overlap", run, "--plot", svg];
     let text = fs::read_to_string(&svg).unwrap();
     // The prompt's pass is the first, and no generated token's.
-    assert!(
-        text.contains("run, pass 3 of 6: one token of sequence 0 at position 12"),
-        "{text}"
-    );
+    assert!(text.contains("run, pass 3 of 6: one token of sequence 0 at position 12"), "{text}");
     let png = dir.path().join("a.png");
-    stdout_of(&["overlap", arg(&run), "--plot", arg(&png), "--pass", "0"]);
+    run!["overlap", run, "--plot", png, "--pass", "0"];
     assert!(fs::read(&png).unwrap().starts_with(b"\x89PNG"));
-    let error = failure_of(&["overlap", arg(&run), "--plot", arg(&png)]);
+    let error = fail!["overlap", run, "--plot", png];
     assert!(error.contains("--force"), "{error}");
     let args = ["--force", "--pass", "6"];
-    let error = failure_of(&[&["overlap", arg(&run), "--plot", arg(&png)], &args[..]].concat());
+    let error = fail!["overlap", run, "--plot", png, args];
     assert!(error.contains("from 0 to 5"), "{error}");
-    failure_of(&["overlap", arg(&run), "--plot", "a.gif"]);
-    failure_of(&["overlap", arg(&run), "--pass", "0"]);
+    fail!["overlap", run, "--plot", "a.gif"];
+    fail!["overlap", run, "--pass", "0"];
 }
 
 #[test]
 fn what_is_missing_or_damaged_is_told() {
     let dir = tempfile::tempdir().unwrap();
     let cpu = dir.path().join("cpu");
-    support::known_run(&cpu);
+    known_run(&cpu);
     let how = "--device cuda --policy post-fetch";
-    let error = failure_of(&["overlap", arg(&cpu)]);
-    assert!(
-        error.contains("transfers.jsonl") && error.contains(how),
-        "{error}"
-    );
+    let error = fail!["overlap", cpu];
+    assert!(error.contains("transfers.jsonl") && error.contains(how), "{error}");
     let run = dir.path().join("run");
     recorded(&run, &[]);
-    let error = failure_of(&["overlap", arg(&run)]);
+    let error = fail!["overlap", run];
     assert!(error.contains(how), "{error}");
-    failure_of(&["overlap", arg(&dir.path().join("nowhere"))]);
+    fail!["overlap", dir.path().join("nowhere")];
 
     let run = dir.path().join("whole");
     recorded(&run, &example());
@@ -272,13 +246,10 @@ fn what_is_missing_or_damaged_is_told() {
     assert_eq!(cut[5]["runs"], N_PASS - 1);
     let damaged = good.replacen("\"n_fetched\":3", "\"n_fetched\":9", 2);
     fs::write(&file, damaged).unwrap();
-    let error = failure_of(&["overlap", arg(&run)]);
-    assert!(
-        error.contains("line 1") && error.contains("transfers.jsonl"),
-        "{error}"
-    );
+    let error = fail!["overlap", run];
+    assert!(error.contains("line 1") && error.contains("transfers.jsonl"), "{error}");
     fs::write(&file, "{\"window\":1}\n").unwrap();
-    let error = failure_of(&["overlap", arg(&run)]);
+    let error = fail!["overlap", run];
     assert!(error.contains("line 1"), "{error}");
     let only: String = good
         .lines()
@@ -286,6 +257,6 @@ fn what_is_missing_or_damaged_is_told() {
         .map(|line| format!("{line}\n"))
         .collect();
     fs::write(&file, only).unwrap();
-    let error = failure_of(&["overlap", arg(&run), "--phase", "prompt"]);
+    let error = fail!["overlap", run, "--phase", "prompt"];
     assert!(error.contains("prompt"), "{error}");
 }

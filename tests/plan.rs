@@ -1,23 +1,18 @@
 //! `plan`: plans and updates of a hot-expert cache.
 
-#[path = "plan/budgets.rs"]
 mod budgets;
-#[path = "plan/making.rs"]
 mod making;
-#[path = "plan/models.rs"]
 mod models;
-mod support;
-#[path = "plan/telling.rs"]
 mod telling;
-#[path = "plan/updating.rs"]
 mod updating;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use support::{arg, file_of, stdout_of};
 use tempfile::TempDir;
+
+use crate::support::{Arg, arg, args, file_of, run};
 
 const QWEN: &str = "fixtures/tiny-qwen3moe-Q4_K_M.gguf";
 const GPT_OSS: &str = "fixtures/tiny-gpt-oss-MXFP4.gguf";
@@ -39,25 +34,18 @@ fn write(dir: &TempDir, name: &str, text: &str) -> PathBuf {
     file_of(dir.path(), name, text)
 }
 
-fn json_of(args: &[&str]) -> Value {
-    serde_json::from_str(&stdout_of(args)).unwrap()
+fn json_of(args: impl Arg) -> Value {
+    serde_json::from_str(&run![args]).unwrap()
 }
 
 /// `plan` of a learn file for a model, with 1 MiB for experts.
 fn plan_of<'a>(learn: &'a Path, model: &'a Path) -> [&'a str; 6] {
-    [
-        "plan",
-        arg(learn),
-        "--model",
-        arg(model),
-        "--budget-mib",
-        "1",
-    ]
+    ["plan", arg(learn), "--model", arg(model), "--budget-mib", "1"]
 }
 
 /// The plan, as JSON.
-fn planned(learn: &Path, model: &Path, more: &[&str]) -> Value {
-    json_of(&[&plan_of(learn, model), more, &["-o", "json"]].concat())
+fn planned(learn: &Path, model: &Path, more: impl Arg) -> Value {
+    json_of(args![plan_of(learn, model), more, "-o", "json"])
 }
 
 /// `(layer, expert, lane)` of a plan.
@@ -65,12 +53,6 @@ fn selected(plan: &Value) -> Vec<(u64, u64, u64)> {
     let number = |entry: &Value, key| entry[key].as_u64().unwrap();
     let selected = plan["selected"].as_array().unwrap().iter();
     selected
-        .map(|entry| {
-            (
-                number(entry, "layer"),
-                number(entry, "expert"),
-                number(entry, "lane"),
-            )
-        })
+        .map(|entry| (number(entry, "layer"), number(entry, "expert"), number(entry, "lane")))
         .collect()
 }

@@ -1,14 +1,13 @@
 //! `record`, and the whole way from a model to a learn file.
 
-mod support;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use moe_trace::{Run, TensorAccessLog};
 use serde_json::Value;
-use support::{arg, failure_of, file_of, moe_analyze, repository, stdout_of, write_gguf};
+
+use crate::support::{arg, args, fail, file_of, moe_analyze, repository, run, write_gguf};
 
 const PROMPT: &str = "The kernel driver is responsible for";
 
@@ -18,17 +17,7 @@ fn tiny_qwen3moe() -> PathBuf {
 
 /// Records a few tokens; gives the generated text.
 fn record(model: &Path, out: &Path) -> String {
-    stdout_of(&[
-        "record",
-        "--model",
-        arg(model),
-        "--prompt",
-        PROMPT,
-        "--n-predict",
-        "12",
-        "--out",
-        arg(out),
-    ])
+    run!["record", "--model", model, "--prompt", PROMPT, "--n-predict", "12", "--out", out]
 }
 
 /// Rows that each layer routed, from `routing`'s counts: layer → (rows, Σ counts).
@@ -52,16 +41,8 @@ fn record_in(dir: &Path, keys: &[(&str, moe_gguf::Value)]) -> (Option<i32>, Stri
     let (model, out) = (dir.join("m.gguf"), dir.join("run"));
     let like = moe_gguf::Gguf::open(tiny_qwen3moe()).unwrap();
     write_gguf(&model, Some(&like), keys, &[]);
-    let args = [
-        "record",
-        "--model",
-        arg(&model),
-        "--prompt",
-        PROMPT,
-        "-n",
-        "1",
-    ];
-    let output = moe_analyze().args(args).args(["--out", arg(&out)]).output();
+    let args = ["record", "--model", arg(&model), "--prompt", PROMPT, "-n", "1"];
+    let output = moe_analyze().args(args).args(args!["--out", out]).output();
     let output = output.unwrap();
     let stderr = String::from_utf8(output.stderr).unwrap();
     (output.status.code(), stderr)
@@ -75,24 +56,13 @@ fn keys_that_change_the_computation_are_refused() {
         moe_gguf::Value::Array(Box::new(array.unwrap()))
     };
     for (key, value, expected) in [
-        (
-            "qwen3moe.attention.causal",
-            moe_gguf::Value::Bool(false),
-            "is false",
-        ),
-        (
-            "qwen3moe.attention.head_count",
-            list(&[4, 4, 4, 4, 4, 2]),
-            "[4, 4, 4, 4, 4, 2]",
-        ),
+        ("qwen3moe.attention.causal", moe_gguf::Value::Bool(false), "is false"),
+        ("qwen3moe.attention.head_count", list(&[4, 4, 4, 4, 4, 2]), "[4, 4, 4, 4, 4, 2]"),
         ("qwen3moe.expert_used_count", list(&[4]), "[4]"),
     ] {
         let (code, stderr) = record_with(key, value);
         assert_eq!(code, Some(2), "{stderr}");
-        assert!(
-            stderr.contains(key) && stderr.contains(expected),
-            "{stderr}"
-        );
+        assert!(stderr.contains(key) && stderr.contains(expected), "{stderr}");
     }
 }
 
@@ -103,10 +73,7 @@ fn a_special_id_outside_the_vocabulary_is_a_warning() {
     assert_eq!(code, Some(0), "{stderr}");
     let warning = stderr.lines().find(|line| line.starts_with("warning: "));
     let warning = warning.unwrap_or_else(|| panic!("{stderr}"));
-    assert!(
-        warning.contains(key) && warning.contains("100000"),
-        "{warning}"
-    );
+    assert!(warning.contains(key) && warning.contains("100000"), "{warning}");
 }
 
 #[test]
@@ -125,11 +92,11 @@ fn manifest_counts_the_blocks_of_an_mtp_head_as_layers() {
         .routing()
         .filter_map(|operation| operation.head().layer());
     assert_eq!(layers.max(), Some(5));
-    let output = stdout_of(&["info", arg(&dir.path().join("run"))]);
+    let output = run!["info", dir.path().join("run")];
     assert!(output.contains("nextn layers"), "{output}");
     // Servers have a row for each hidden layer.
     let (run, eplb) = (dir.path().join("run"), dir.path().join("eplb.json"));
-    stdout_of(&["convert", arg(&run), "--to", "eplb", "--out", arg(&eplb)]);
+    run!["convert", run, "--to", "eplb", "--out", eplb];
     let eplb: Value = serde_json::from_slice(&fs::read(eplb).unwrap()).unwrap();
     let rows = eplb.as_array().unwrap();
     let is_routed = |row: &Value| row.as_array().unwrap().iter().any(|count| *count != 0);
@@ -138,37 +105,28 @@ fn manifest_counts_the_blocks_of_an_mtp_head_as_layers() {
 
 #[test]
 fn the_main_job_on_every_fixture() {
-    for model in [
-        "tiny-qwen3moe-Q4_K_M",
-        "tiny-gpt-oss-MXFP4",
-        "random-qwen3moe-F16",
-        "random-gpt-oss-F16",
-    ] {
+    for model in
+        ["tiny-qwen3moe-Q4_K_M", "tiny-gpt-oss-MXFP4", "random-qwen3moe-F16", "random-gpt-oss-F16"]
+    {
         let dir = tempfile::tempdir().unwrap();
         let (run, tables) = (dir.path().join("run"), dir.path().join("tables"));
         record(&repository(&format!("fixtures/{model}.gguf")), &run);
-        stdout_of(&["info", arg(&run)]);
-        stdout_of(&["parquet", arg(&run), "--out", arg(&tables)]);
-        stdout_of(&["info", arg(&tables)]);
+        run!["info", run];
+        run!["parquet", run, "--out", tables];
+        run!["info", tables];
         let learn = dir.path().join("learn.json");
-        stdout_of(&["hotness", arg(&run), "--out", arg(&learn)]);
+        run!["hotness", run, "--out", learn];
         moe_placement::learn::parse_observations(&fs::read_to_string(learn).unwrap()).unwrap();
 
         let opened = Run::open(&run).unwrap();
         let manifest = opened.manifest.as_ref().unwrap();
-        let (n_layer, k) = (
-            manifest.model.n_layer,
-            u64::from(manifest.model.n_expert_used),
-        );
+        let (n_layer, k) = (manifest.model.n_layer, u64::from(manifest.model.n_expert_used));
         let n_tokens = manifest.tokens.prompt + manifest.tokens.generated;
         let mut texts = Vec::new();
         for source in [&run, &tables] {
-            texts.push(stdout_of(&["hotness", arg(source), "-o", "json"]));
+            texts.push(run!["hotness", source, "-o", "json"]);
         }
-        assert_eq!(
-            texts[0], texts[1],
-            "{model}: a run and its tables count the same"
-        );
+        assert_eq!(texts[0], texts[1], "{model}: a run and its tables count the same");
         let sums = sums(&serde_json::from_str::<Vec<Value>>(&texts[0]).unwrap());
         assert_eq!(sums.len() as u32, n_layer, "{model}");
         for (layer, sum) in sums {
@@ -232,12 +190,9 @@ fn without_arguments_the_embedded_model_runs() {
         .map(|run| run.unwrap().path())
         .collect();
     assert_eq!(runs.len(), 1);
-    let summary = stdout_of(&["hotness", arg(&runs[0])]);
-    assert!(
-        summary.contains("in 6 layers, 4 of 32 experts for a token"),
-        "{summary}"
-    );
-    stdout_of(&["info", arg(&runs[0])]);
+    let summary = run!["hotness", runs[0]];
+    assert!(summary.contains("in 6 layers, 4 of 32 experts for a token"), "{summary}");
+    run!["info", runs[0]];
 }
 
 #[test]
@@ -246,33 +201,15 @@ fn prompts_come_from_files() {
     let model = tiny_qwen3moe();
     let (run, text) = (dir.path().join("run"), dir.path().join("prompt.txt"));
     fs::write(&text, format!("{PROMPT}\n")).unwrap();
-    let from_file = stdout_of(&[
-        "record",
-        "--model",
-        arg(&model),
-        "--prompt-file",
-        arg(&text),
-        "--n-predict",
-        "12",
-        "--out",
-        arg(&run),
-    ]);
+    let from_file =
+        run!["record", "--model", model, "--prompt-file", text, "--n-predict", "12", "--out", run];
     assert_eq!(from_file, record(&model, &dir.path().join("other")));
 
     let lines = dir.path().join("prompts.jsonl");
     fs::write(&lines, "{\"prompt\":\"The kernel\"}\n{\"prompt\":\"def main\",\"n_predict\":2}\n{\"tokens\":[5,6,7]}\n").unwrap();
     let many = dir.path().join("many");
-    let stdout = stdout_of(&[
-        "record",
-        "--model",
-        arg(&model),
-        "--prompts",
-        arg(&lines),
-        "--n-predict",
-        "3",
-        "--out",
-        arg(&many),
-    ]);
+    let stdout =
+        run!["record", "--model", model, "--prompts", lines, "--n-predict", "3", "--out", many];
     assert_eq!(stdout, "");
     let opened = Run::open(&many).unwrap();
     let tokens = opened.manifest.unwrap().tokens;
@@ -292,56 +229,35 @@ fn a_run_that_exists_is_kept_without_force() {
     let run = dir.path().join("run");
     record(&tiny_qwen3moe(), &run);
     let before = fs::read(run.join("trace.bin")).unwrap();
-    let again = [
-        "record",
-        "--prompt",
-        "Something else",
-        "--n-predict",
-        "2",
-        "--quiet",
-        "--out",
-        arg(&run),
-    ];
-    let line = failure_of(&again);
+    let again =
+        args!["record", "--prompt", "Something else", "--n-predict", "2", "--quiet", "--out", run];
+    let line = fail![again];
     assert!(line.contains("--force"), "{line}");
     assert_eq!(fs::read(run.join("trace.bin")).unwrap(), before);
 
-    stdout_of(&[&again[..], &["--force"]].concat());
+    run![again, "--force"];
     assert_ne!(fs::read(run.join("trace.bin")).unwrap(), before);
-    stdout_of(&["info", arg(&run)]);
+    run!["info", run];
 
     // A directory that is no run is not replaced even so.
     let precious = dir.path().join("precious");
     fs::create_dir(&precious).unwrap();
     fs::write(precious.join("thesis.txt"), "precious").unwrap();
-    failure_of(&["record", "--quiet", "--force", "--out", arg(&precious)]);
-    assert_eq!(
-        fs::read_to_string(precious.join("thesis.txt")).unwrap(),
-        "precious"
-    );
+    fail!["record", "--quiet", "--force", "--out", precious];
+    assert_eq!(fs::read_to_string(precious.join("thesis.txt")).unwrap(), "precious");
 }
 
 #[test]
 fn a_bounded_trace_ends_with_a_whole_run() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
-    stdout_of(&[
-        "record",
-        "--prompt",
-        PROMPT,
-        "--n-predict",
-        "200",
-        "--max-trace-mib",
-        "3",
-        "--out",
-        arg(&run),
-    ]);
+    run!["record", "--prompt", PROMPT, "--n-predict", "200", "--max-trace-mib", "3", "--out", run];
     assert!(fs::metadata(run.join("trace.bin")).unwrap().len() <= 3 << 20);
-    stdout_of(&["info", arg(&run)]);
+    run!["info", run];
     let manifest: Value =
         serde_json::from_slice(&fs::read(run.join("manifest.json")).unwrap()).unwrap();
     assert!(manifest["stopped"].is_string(), "{manifest}");
-    stdout_of(&["hotness", arg(&run)]);
+    run!["hotness", run];
 }
 
 /// A copy of a model with some bytes replaced by others of the same length, everywhere.
@@ -373,32 +289,15 @@ fn bad_input_is_one_line_exit_2_and_no_run() {
         (file("cut.gguf", &whole[..whole.len() - 10_000]), "cut"),
         (dir.path().join("absent.gguf"), "absent.gguf"),
         (dir.path().to_owned(), arg(dir.path())),
-        (
-            patched(dir.path(), "arch.gguf", "qwen3moe", "qwen9moe"),
-            "qwen9moe",
-        ),
+        (patched(dir.path(), "arch.gguf", "qwen3moe", "qwen9moe"), "qwen9moe"),
     ];
     let out = dir.path().join("run");
     for (model, expected) in &models {
-        let line = failure_of(&[
-            "--quiet",
-            "record",
-            "--model",
-            arg(model),
-            "--out",
-            arg(&out),
-        ]);
+        let line = fail!["--quiet", "record", "--model", model, "--out", out];
         assert!(line.contains(expected), "{expected}: {line}");
         assert!(!out.exists(), "{expected}");
     }
-    let unsupported = failure_of(&[
-        "--quiet",
-        "record",
-        "--model",
-        arg(&models[6].0),
-        "--out",
-        arg(&out),
-    ]);
+    let unsupported = fail!["--quiet", "record", "--model", models[6].0, "--out", out];
     assert!(
         unsupported.contains("qwen3moe") && unsupported.contains("gpt-oss"),
         "lists what is supported: {unsupported}"
@@ -417,7 +316,7 @@ fn bad_input_is_one_line_exit_2_and_no_run() {
         (&["--batch-size", "0"], "--batch-size"),
     ];
     for (args, expected) in cases {
-        let line = failure_of(&[&["--quiet", "record", "--out", arg(&out)], args].concat());
+        let line = fail!["--quiet", "record", "--out", out, args];
         assert!(line.contains(expected), "{expected}: {line}");
         assert!(!out.exists(), "{expected}");
     }
@@ -431,21 +330,10 @@ fn an_interrupted_run_can_be_read() {
 
     let dir = tempfile::tempdir().unwrap();
     let (run, prompts) = (dir.path().join("run"), dir.path().join("prompts.jsonl"));
-    fs::write(
-        &prompts,
-        "{\"prompt\":\"The kernel driver\"}\n".repeat(100_000),
-    )
-    .unwrap();
+    fs::write(&prompts, "{\"prompt\":\"The kernel driver\"}\n".repeat(100_000)).unwrap();
     let mut child = Command::new(assert_cmd::cargo::cargo_bin!("moe-analyze"))
-        .args([
-            "--quiet",
-            "record",
-            "--prompts",
-            arg(&prompts),
-            "--max-trace-mib",
-            "20000",
-            "--out",
-            arg(&run),
+        .args(args![
+            "--quiet", "record", "--prompts", prompts, "--max-trace-mib", "20000", "--out", run
         ])
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
@@ -469,14 +357,9 @@ fn an_interrupted_run_can_be_read() {
     assert!(stderr.contains("interrupted"), "{stderr}");
     let ends = ends(&run);
     assert_eq!(ends.last().unwrap().2, "interrupted", "{ends:?}");
-    stdout_of(&["info", arg(&run)]);
-    stdout_of(&["hotness", arg(&run)]);
-    stdout_of(&[
-        "parquet",
-        arg(&run),
-        "--out",
-        arg(&dir.path().join("tables")),
-    ]);
+    run!["info", run];
+    run!["hotness", run];
+    run!["parquet", run, "--out", dir.path().join("tables")];
 }
 
 /// The usage cannot be written because its file appears while the model runs.
@@ -487,19 +370,10 @@ fn a_failed_usage_file_does_not_hide_how_the_run_ended() {
 
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
-    fs::write(
-        at("prompts.jsonl"),
-        "{\"prompt\":\"The kernel driver\"}\n".repeat(100_000),
-    )
-    .unwrap();
+    fs::write(at("prompts.jsonl"), "{\"prompt\":\"The kernel driver\"}\n".repeat(100_000)).unwrap();
     let mut child = Command::new(assert_cmd::cargo::cargo_bin!("moe-analyze"))
         .args(["record", "--prompts", "prompts.jsonl", "--out", "run"])
-        .args([
-            "--max-trace-mib",
-            "20000",
-            "--expert-trace-output",
-            "usage.json",
-        ])
+        .args(["--max-trace-mib", "20000", "--expert-trace-output", "usage.json"])
         .current_dir(dir.path())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
@@ -545,15 +419,8 @@ fn the_manifest_tells_why_each_sequence_ended() {
     fs::write(&prompts, lines.join("\n")).unwrap();
     let record = |name: &str, args: &[&str]| {
         let out = dir.path().join(name);
-        let own = [
-            "record",
-            "--ignore-eos",
-            "--prompts",
-            arg(&prompts),
-            "--out",
-            arg(&out),
-        ];
-        stdout_of(&[&own, args].concat());
+        let own = ["record", "--ignore-eos", "--prompts", arg(&prompts), "--out", arg(&out)];
+        run![own, args];
         ends(&out)
     };
     let of = |prompt, generated, stopped: &str| (prompt, generated, stopped.to_owned());

@@ -1,14 +1,13 @@
 //! `relayout`: models with their tensors and experts in another order compute the same.
 
-mod support;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use moe_gguf::Gguf;
 use moe_gguf::layers::layer_order;
 use moe_testkit::gguf::{F32, Raw};
-use support::{N_EXPERT, N_LAYER, arg, failure_of, known_run, moe_analyze, repository, stdout_of};
+
+use crate::support::{N_EXPERT, N_LAYER, arg, args, fail, known_run, moe_analyze, repository, run};
 
 fn fixture(name: &str) -> PathBuf {
     repository(&format!("fixtures/{name}.gguf"))
@@ -23,17 +22,9 @@ fn temporary() -> (tempfile::TempDir, PathBuf) {
 /// Records a run and writes its learn file.
 fn learn(model: &Path, dir: &Path) -> (PathBuf, PathBuf) {
     let (run, learn) = (dir.join("run"), dir.join("learn.json"));
-    let record = [
-        "record",
-        "--model",
-        arg(model),
-        "-n",
-        "8",
-        "--out",
-        arg(&run),
-    ];
-    stdout_of(&record);
-    stdout_of(&["hotness", arg(&run), "--out", arg(&learn)]);
+    let record = ["record", "--model", arg(model), "-n", "8", "--out", arg(&run)];
+    run![record];
+    run!["hotness", run, "--out", learn];
     (run, learn)
 }
 
@@ -42,7 +33,7 @@ fn numeric_is_verified_to_the_bit() {
     for model in ["tiny-qwen3moe-Q4_K_M", "random-gpt-oss-F16"] {
         let (_dir, out) = temporary();
         let model = fixture(model);
-        let text = stdout_of(&["relayout", arg(&model), "--out", arg(&out), "--verify"]);
+        let text = run!["relayout", model, "--out", out, "--verify"];
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[0].starts_with("bytes: ") && lines[0].ends_with(" keys are as they were"));
         assert_eq!(lines[1], "logits: identical at 9 positions of 4096");
@@ -58,15 +49,8 @@ fn hot_first_puts_the_hottest_expert_first_and_computes_the_same() {
         let (dir, out) = temporary();
         let model = fixture(name);
         let (_, learn) = learn(&model, dir.path());
-        let args = [
-            "--order",
-            "hot-first",
-            "--hotness",
-            arg(&learn),
-            "--out",
-            arg(&out),
-        ];
-        let text = stdout_of(&[&["relayout", arg(&model)], &args[..], &["--verify"]].concat());
+        let args = ["--order", "hot-first", "--hotness", arg(&learn), "--out", arg(&out)];
+        let text = run!["relayout", model, args, "--verify"];
         assert!(
             text.contains(" are as they were, apart from the experts' new places\nlogits: "),
             "{name}: {text}"
@@ -102,19 +86,9 @@ fn experts_chosen_together_come_side_by_side() {
     let run = dir.path().join("run");
     known_run(&run);
     let model = fixture("tiny-qwen3moe-Q4_K_M");
-    let args = [
-        "--permute-experts",
-        "coactivation",
-        "--trace",
-        arg(&run),
-        "--out",
-        arg(&out),
-    ];
-    let text = stdout_of(&[&["relayout", arg(&model)], &args[..], &["--verify"]].concat());
-    assert!(
-        text.contains("apart from the experts' new places\n"),
-        "{text}"
-    );
+    let args = ["--permute-experts", "coactivation", "--trace", arg(&run), "--out", arg(&out)];
+    let text = run!["relayout", model, args, "--verify"];
+    assert!(text.contains("apart from the experts' new places\n"), "{text}");
     // Expert 3 is in every choice of the known run, so it comes first in every layer.
     let (old, new) = (Gguf::open(&model).unwrap(), Gguf::open(&out).unwrap());
     for layer in 0..N_LAYER {
@@ -135,16 +109,13 @@ fn a_run_of_another_model_is_refused_and_a_bare_trace_remarked_on() {
     known_run(&run);
     let coactivation = |model: &Path, trace: &Path| {
         moe_analyze()
-            .args(["relayout", arg(model), "--out", arg(&out)])
-            .args(["--permute-experts", "coactivation", "--trace", arg(trace)])
+            .args(args!["relayout", model, "--out", out])
+            .args(args!["--permute-experts", "coactivation", "--trace", trace])
             .output()
             .unwrap()
     };
     // A model of the same shape and another name: its first letter follows the key, a type and a length.
-    let (own, other) = (
-        fixture("tiny-qwen3moe-Q4_K_M"),
-        dir.path().join("other.gguf"),
-    );
+    let (own, other) = (fixture("tiny-qwen3moe-Q4_K_M"), dir.path().join("other.gguf"));
     let mut bytes = fs::read(&own).unwrap();
     let key = b"general.name";
     let at = bytes.windows(key.len()).position(|window| window == key);
@@ -173,21 +144,11 @@ fn experts_in_a_given_order_and_back_again() {
     let model = fixture("random-qwen3moe-F16");
     let order = dir.path().join("order.json");
     let reversed: Vec<u32> = (0..16).rev().collect();
-    fs::write(
-        &order,
-        serde_json::json!({ "1": reversed, "3": reversed }).to_string(),
-    )
-    .unwrap();
+    fs::write(&order, serde_json::json!({ "1": reversed, "3": reversed }).to_string()).unwrap();
     let args = ["--order", "file", "--permute-experts", arg(&order)];
-    stdout_of(
-        &[
-            &["relayout", arg(&model), "--out", arg(&out), "--verify"],
-            &args[..],
-        ]
-        .concat(),
-    );
+    run!["relayout", model, "--out", out, "--verify", args];
     let back = dir.path().join("back.gguf");
-    stdout_of(&[&["relayout", arg(&out), "--out", arg(&back)], &args[..]].concat());
+    run!["relayout", out, "--out", back, args];
     assert!(fs::read(&out).unwrap() != fs::read(&model).unwrap());
     assert!(fs::read(&back).unwrap() == fs::read(&model).unwrap());
 }
@@ -199,10 +160,7 @@ fn a_model_that_cannot_be_run_is_compared_byte_by_byte() {
     let model = dir.path().join("odd.gguf");
     let mut header = Header::new();
     header
-        .set(
-            "general.architecture",
-            &moe_gguf::Value::String("odd".into()),
-        )
+        .set("general.architecture", &moe_gguf::Value::String("odd".into()))
         .unwrap();
     header
         .tensor("blk.0.attn_q.weight", moe_gguf::GgmlType::F32, &[4])
@@ -211,15 +169,12 @@ fn a_model_that_cannot_be_run_is_compared_byte_by_byte() {
     writer.write(&[7; 16]).unwrap();
     writer.finish().unwrap();
     let assert = moe_analyze()
-        .args(["relayout", arg(&model), "--out", arg(&out), "--verify"])
+        .args(args!["relayout", model, "--out", out, "--verify"])
         .assert()
         .success()
         .stdout("bytes: 1 tensor and 1 key are as they were\n");
     let stderr = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
-    assert!(
-        stderr.contains("cannot be run here") && stderr.contains("odd"),
-        "{stderr}"
-    );
+    assert!(stderr.contains("cannot be run here") && stderr.contains("odd"), "{stderr}");
 }
 
 #[test]
@@ -227,7 +182,7 @@ fn what_cannot_be_done_is_refused_and_nothing_is_written() {
     let (dir, out) = temporary();
     let model = fixture("random-qwen3moe-F16");
     let refused = |args: &[&str], part: &str| {
-        let line = failure_of(&[&["relayout", arg(&model), "--out", arg(&out)], args].concat());
+        let line = fail!["relayout", model, "--out", out, args];
         assert!(line.contains(part), "{line}");
         assert!(!out.exists());
     };
@@ -237,20 +192,14 @@ fn what_cannot_be_done_is_refused_and_nothing_is_written() {
     refused(&["--hotness", arg(&order)], "--permute-experts");
     refused(&["--permute-experts", "coactivation"], "needs --trace");
     refused(&["--trace", arg(&order)], "coactivation");
-    refused(
-        &["--permute-experts", arg(&order)],
-        "names 2 experts, the layer has 16",
-    );
+    refused(&["--permute-experts", arg(&order)], "names 2 experts, the layer has 16");
     fs::write(&order, "{\"9\": [0]}").unwrap();
     refused(&["--permute-experts", arg(&order)], "layer 9");
     fs::write(&order, "[1]").unwrap();
     refused(&["--permute-experts", arg(&order)], "order.json");
     // A learn file of a model with more experts.
     let (_, learn) = learn(&fixture("tiny-qwen3moe-Q4_K_M"), dir.path());
-    refused(
-        &["--order", "hot-first", "--hotness", arg(&learn)],
-        "another model",
-    );
+    refused(&["--order", "hot-first", "--hotness", arg(&learn)], "another model");
 }
 
 #[test]
@@ -259,7 +208,7 @@ fn a_cut_model_is_refused_before_anything_is_written() {
     let cut = dir.path().join("cut.gguf");
     let whole = fs::read(fixture("random-gpt-oss-F16")).unwrap();
     fs::write(&cut, &whole[..whole.len() - 1000]).unwrap();
-    let line = failure_of(&["relayout", arg(&cut), "--out", arg(&out)]);
+    let line = fail!["relayout", cut, "--out", out];
     assert!(line.contains("it is cut"), "{line}");
     assert!(!out.exists());
 }
@@ -274,7 +223,7 @@ fn overlapping_tensors_are_refused() {
         .tensor("b", &[8], F32, 0)
         .data(32, 64);
     fs::write(&model, raw.bytes).unwrap();
-    let line = failure_of(&["relayout", arg(&model), "--out", arg(&out)]);
+    let line = fail!["relayout", model, "--out", out];
     assert!(line.contains("\"b\" overlaps \"a\" by 32 bytes"), "{line}");
     assert!(!out.exists());
 }
@@ -284,11 +233,11 @@ fn an_existing_file_and_the_model_itself_are_spared() {
     let (dir, out) = temporary();
     let model = fixture("random-gpt-oss-F16");
     fs::write(&out, "mine").unwrap();
-    let line = failure_of(&["relayout", arg(&model), "--out", arg(&out)]);
+    let line = fail!["relayout", model, "--out", out];
     assert!(line.contains("--force"), "{line}");
     assert_eq!(fs::read(&out).unwrap(), b"mine");
-    stdout_of(&["relayout", arg(&model), "--out", arg(&out), "--force"]);
-    let line = failure_of(&["relayout", arg(&out), "--out", arg(&out), "--force"]);
+    run!["relayout", model, "--out", out, "--force"];
+    let line = fail!["relayout", out, "--out", out, "--force"];
     assert!(line.contains("is an input"), "{line}");
     let left: Vec<_> = fs::read_dir(dir.path()).unwrap().collect();
     assert_eq!(left.len(), 1, "no temporary file is left");
@@ -298,12 +247,7 @@ fn an_existing_file_and_the_model_itself_are_spared() {
 fn the_new_file_is_gguf() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("new.bin");
-    let line = failure_of(&[
-        "relayout",
-        arg(&fixture("tiny-qwen3moe-Q4_K_M")),
-        "--out",
-        arg(&out),
-    ]);
+    let line = fail!["relayout", fixture("tiny-qwen3moe-Q4_K_M"), "--out", out];
     assert!(line.contains(".gguf file"), "{line}");
     assert!(!out.exists());
 }
@@ -312,15 +256,8 @@ fn the_new_file_is_gguf() {
 fn what_is_no_run_has_no_company() {
     let (_dir, out) = temporary();
     let model = fixture("tiny-qwen3moe-Q4_K_M");
-    let line = failure_of(&[
-        "relayout",
-        arg(&model),
-        "--permute-experts",
-        "coactivation",
-        "--trace",
-        arg(&model),
-        "--out",
-        arg(&out),
-    ]);
+    let line = fail![
+        "relayout", model, "--permute-experts", "coactivation", "--trace", model, "--out", out
+    ];
     assert!(line.contains("is not a run"), "{line}");
 }

@@ -1,16 +1,15 @@
 //! `replay`: the MoE layers of a model with the routing of a trace.
 
-mod support;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use moe_testkit::{Need, skip};
 use moe_trace::Run;
 use serde_json::Value;
-use support::{
-    N_GENERATED, N_LAYER, N_PROMPT, arg, experts_of, failure_of, known_run, moe_analyze,
-    repository, stdout_of, write_gguf,
+
+use crate::support::{
+    Arg, N_GENERATED, N_LAYER, N_PROMPT, arg, args, experts_of, fail, known_run, moe_analyze,
+    repository, run, write_gguf,
 };
 
 fn model() -> PathBuf {
@@ -21,7 +20,7 @@ fn model() -> PathBuf {
 fn replay(trace: &Path, model: &Path, more: &[&str]) -> Vec<Value> {
     let args = ["--quiet", "replay", arg(trace), "--model", arg(model)];
     let how = ["-t", "1", "-o", "json"];
-    serde_json::from_str(&stdout_of(&[&args[..], &how, more].concat())).unwrap()
+    serde_json::from_str(&run![args, how, more]).unwrap()
 }
 
 /// `(token, sequence, layer)`, experts and weights of each token of each operation, in order.
@@ -66,10 +65,7 @@ fn layers_with_different_numbers_of_experts_are_replayed() {
     let experts = replay_of_a_record(&path).into_iter();
     let used = experts.map(|((_, _, layer), experts)| (layer.unwrap(), experts.len()));
     let used: std::collections::BTreeSet<_> = used.collect();
-    assert_eq!(
-        used,
-        [(0, 1), (1, 2), (2, 3), (3, 4), (4, 1), (5, 2)].into()
-    );
+    assert_eq!(used, [(0, 1), (1, 2), (2, 3), (3, 4), (4, 1), (5, 2)].into());
 }
 
 /// Records, and compares with what a replay records. Gives the routing.
@@ -77,37 +73,18 @@ fn replay_of_a_record(model: &Path) -> Routing {
     let dir = tempfile::tempdir().unwrap();
     let (recorded, replayed) = (dir.path().join("recorded"), dir.path().join("replayed"));
     let prompts = dir.path().join("prompts.jsonl");
-    fs::write(
-        &prompts,
-        "{\"prompt\": \"The kernel driver\"}\n{\"tokens\": [5, 6, 7]}\n",
-    )
-    .unwrap();
-    stdout_of(&[
-        "--quiet",
-        "record",
-        "--model",
-        arg(model),
-        "--prompts",
-        arg(&prompts),
-        "-n",
-        "4",
-        "-t",
-        "1",
-        "--batch-size",
-        "2",
-        "--out",
-        arg(&recorded),
-    ]);
+    fs::write(&prompts, "{\"prompt\": \"The kernel driver\"}\n{\"tokens\": [5, 6, 7]}\n").unwrap();
+    run![
+        "--quiet", "record", "--model", model, "--prompts", prompts, "-n", "4", "-t", "1",
+        "--batch-size", "2", "--out", recorded
+    ];
     replay(&recorded, model, &["--out", arg(&replayed)]);
     let routing_of_recorded = routing(&recorded);
     assert!(!routing_of_recorded.is_empty());
     assert_eq!(routing(&replayed), routing_of_recorded);
     let manifest = Run::open(&replayed).unwrap().manifest.unwrap();
     assert_eq!(manifest.sampling.method, "none");
-    assert_eq!(
-        (manifest.tokens.generated, manifest.tokens.sequences),
-        (8, 2)
-    );
+    assert_eq!((manifest.tokens.generated, manifest.tokens.sequences), (8, 2));
     routing_of_recorded
 }
 
@@ -125,7 +102,7 @@ fn without_a_gpu_auto_is_the_processor() {
     let args = ["replay", arg(&run), "--model", arg(&model), "-t", "1"];
     let how = ["--device", "auto", "--policy", "gpu", "-o", "json"];
     let assert = moe_analyze()
-        .args([&args[..], &how, &["--out", arg(&replayed)]].concat())
+        .args(args![args, how, "--out", replayed])
         .assert()
         .success();
     let told = String::from_utf8_lossy(&assert.get_output().stderr);
@@ -162,10 +139,7 @@ fn rows_tell_batches_tokens_bytes_and_lanes() {
         .collect();
     chosen.sort_unstable();
     chosen.dedup();
-    assert_eq!(
-        (u64_of(first, "batches"), u64_of(first, "tokens")),
-        (1, N_PROMPT.into())
-    );
+    assert_eq!((u64_of(first, "batches"), u64_of(first, "tokens")), (1, N_PROMPT.into()));
     // Here down is in Q5_0 (11264).
     assert_eq!(u64_of(first, "bytes"), chosen.len() as u64 * 29_696);
 
@@ -178,14 +152,8 @@ fn rows_tell_batches_tokens_bytes_and_lanes() {
     let number = |key: &str| all[key].as_f64().unwrap();
     let close = |a: f64, b: f64| assert!((a / b - 1.0).abs() < 1e-9, "{a} {b}");
     close(number("tokens_per_s"), 1e6 / number("us_per_token"));
-    close(
-        number("gb_per_s"),
-        number("bytes") / (n as f64 * number("us_per_token")) * 1e-3,
-    );
-    close(
-        number("bandwidth_share"),
-        number("gb_per_s") / number("bandwidth_gb_per_s"),
-    );
+    close(number("gb_per_s"), number("bytes") / (n as f64 * number("us_per_token")) * 1e-3);
+    close(number("bandwidth_share"), number("gb_per_s") / number("bandwidth_gb_per_s"));
 
     let rows = replay(&run, &model(), &["--tokens", "12", "-r", "2"]);
     assert_eq!(u64_of(rows.last().unwrap(), "tokens"), 2);
@@ -219,23 +187,8 @@ fn a_trace_of_another_tool_is_replayed_with_its_own_number_of_experts() {
     let run = dir.path().join("run");
     let args = ["replay", arg(&trace), "--model"];
     let model = model();
-    let how = [
-        arg(&model),
-        "-t",
-        "1",
-        "-r",
-        "1",
-        "-b",
-        "2",
-        "-o",
-        "csv",
-        "--out",
-        arg(&run),
-    ];
-    let assert = moe_analyze()
-        .args([&args[..], &how].concat())
-        .assert()
-        .success();
+    let how = [arg(&model), "-t", "1", "-r", "1", "-b", "2", "-o", "csv", "--out", arg(&run)];
+    let assert = moe_analyze().args(args![args, how]).assert().success();
     let told = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
     assert!(told.contains("nothing of layer 0, 2, 3, 5"), "{told}");
     assert!(told.contains("2 experts here, 4 in the model"), "{told}");
@@ -262,57 +215,38 @@ fn what_cannot_be_replayed_is_told() {
     let dir = tempfile::tempdir().unwrap();
     let trace = route_trace(dir.path(), 32);
     let model = model();
-    let error = failure_of(&["--quiet", "replay", arg(&trace), "--model", arg(&model)]);
-    assert!(
-        error.contains("expert 32") && error.contains("line "),
-        "{error}"
-    );
+    let error = fail!["--quiet", "replay", trace, "--model", model];
+    assert!(error.contains("expert 32") && error.contains("line "), "{error}");
 
     let trace = route_trace(dir.path(), 31);
-    let error = failure_of(&["replay", arg(&trace)]);
+    let error = fail!["replay", trace];
     assert!(error.contains("--model"), "{error}");
-    let error = failure_of(&[
-        "replay",
-        arg(&trace),
-        "--model",
-        arg(&model),
-        "--policy",
-        "gpu",
-    ]);
+    let error = fail!["replay", trace, "--model", model, "--policy", "gpu"];
     assert!(error.contains("--device"), "{error}");
     let other = repository("fixtures/random-olmoe-F16.gguf");
     let known = dir.path().join("known");
     known_run(&known);
-    let error = failure_of(&["--quiet", "replay", arg(&known), "--model", arg(&other)]);
-    assert!(
-        error.contains("layers") || error.contains("experts"),
-        "{error}"
-    );
+    let error = fail!["--quiet", "replay", known, "--model", other];
+    assert!(error.contains("layers") || error.contains("experts"), "{error}");
 
     // The second token of the prompt lacks an expert.
     let text = fs::read_to_string(&trace).unwrap();
     fs::write(&trace, text.replacen("0,0,1,1,1,9,0.5,0,1\n", "", 1)).unwrap();
-    let error = failure_of(&["--quiet", "replay", arg(&trace), "--model", arg(&model)]);
-    assert!(
-        error.contains("position 1 has 1 expert in layer 1"),
-        "{error}"
-    );
+    let error = fail!["--quiet", "replay", trace, "--model", model];
+    assert!(error.contains("position 1 has 1 expert in layer 1"), "{error}");
 
     let counts = repository("fixtures/foreign/learn/new.json");
-    let error = failure_of(&["--quiet", "replay", arg(&counts), "--model", arg(&model)]);
-    assert!(
-        error.contains("order") || error.contains("model"),
-        "{error}"
-    );
+    let error = fail!["--quiet", "replay", counts, "--model", model];
+    assert!(error.contains("order") || error.contains("model"), "{error}");
 }
 
 /// A replay of this trace into `out`, with the signal handlers of a program that was started by hand.
 #[cfg(unix)]
-fn start(trace: &Path, out: &Path, more: &[&str]) -> std::process::Child {
+fn start(trace: &Path, out: &Path, more: impl Arg) -> std::process::Child {
     std::process::Command::new(assert_cmd::cargo::cargo_bin!("moe-analyze"))
-        .args(["--quiet", "replay", arg(trace), "--model", arg(&model())])
-        .args(["-t", "1", "--out", arg(out)])
-        .args(more)
+        .args(args!["--quiet", "replay", trace, "--model", model()])
+        .args(args!["-t", "1", "--out", out])
+        .args(args![more])
         .stdout(std::process::Stdio::null())
         .stderr(std::process::Stdio::piped())
         .spawn()
@@ -349,10 +283,7 @@ fn a_replay_that_is_interrupted_while_it_measures_replaces_no_run() {
     };
     let before = contents();
     let new = dir.path().join("new");
-    for (out, more) in [
-        (&old, &["-r", "1000000", "--force"][..]),
-        (&new, &["-r", "1000000"]),
-    ] {
+    for (out, more) in [(&old, &["-r", "1000000", "--force"][..]), (&new, &["-r", "1000000"])] {
         let mut child = start(&run, out, more);
         std::thread::sleep(std::time::Duration::from_secs(2));
         assert_eq!(child.try_wait().unwrap(), None, "the replay ended");
@@ -364,7 +295,7 @@ fn a_replay_that_is_interrupted_while_it_measures_replaces_no_run() {
     // Refused before anything is measured.
     let model = model();
     let args = ["--quiet", "replay", arg(&run), "--model", arg(&model)];
-    let line = failure_of(&[&args[..], &["-r", "1000000", "--out", arg(&old)]].concat());
+    let line = fail![args, "-r", "1000000", "--out", old];
     assert!(line.contains("exists"), "{line}");
 }
 
@@ -389,10 +320,7 @@ fn a_replay_that_is_interrupted_while_it_records_leaves_a_stopped_run() {
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
     let stderr = interrupt(child);
-    assert!(
-        stderr.contains("interrupted") && stderr.contains(arg(&out)),
-        "{stderr}"
-    );
+    assert!(stderr.contains("interrupted") && stderr.contains(arg(&out)), "{stderr}");
     let run = Run::open(&out).unwrap();
     let manifest = run.manifest.unwrap();
     assert_eq!(manifest.stopped.as_deref(), Some("interrupted"));

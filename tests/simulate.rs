@@ -1,17 +1,13 @@
 //! `simulate`: published curves, a curve of our own, and every output.
 
-#[path = "simulate/curves.rs"]
 mod curves;
-#[path = "simulate/inputs.rs"]
 mod inputs;
-#[path = "simulate/outputs.rs"]
 mod outputs;
-mod support;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use support::{arg, stdout_of};
+use crate::support::{arg, run};
 
 /// (budget, policy) → the columns behind them by name.
 type Rows = BTreeMap<(u64, String), BTreeMap<String, f64>>;
@@ -20,25 +16,13 @@ type Rows = BTreeMap<(u64, String), BTreeMap<String, f64>>;
 fn rows(csv: &str) -> Rows {
     let mut lines = csv.lines();
     let columns: Vec<&str> = lines.next().unwrap().split(',').collect();
-    assert_eq!(
-        columns[..5],
-        [
-            "budget_mib",
-            "policy",
-            "hit_pct_cum",
-            "hit_pct_decode",
-            "read_mib"
-        ]
-    );
+    assert_eq!(columns[..5], ["budget_mib", "policy", "hit_pct_cum", "hit_pct_decode", "read_mib"]);
     let row = |line: &str| {
         let fields: Vec<&str> = line.split(',').collect();
         let values = columns.iter().zip(&fields).skip(2);
         let values =
             values.filter_map(|(name, value)| Some((name.to_string(), value.parse().ok()?)));
-        (
-            (fields[0].parse().unwrap(), fields[1].to_owned()),
-            values.collect(),
-        )
+        ((fields[0].parse().unwrap(), fields[1].to_owned()), values.collect())
     };
     lines.map(row).collect()
 }
@@ -47,5 +31,5 @@ fn simulate(trace: &Path, budgets: &str, policies: &str, more: &[&str]) -> Rows 
     let mut args = vec!["--quiet", "simulate", arg(trace), "--budget-mib", budgets];
     args.extend(["--policy", policies, "-o", "csv"]);
     args.extend(more);
-    rows(&stdout_of(&args))
+    rows(&run![args])
 }

@@ -1,7 +1,5 @@
 //! `synth`: made-up models have the shapes of real ones, run, and route as they are told to.
 
-mod support;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,14 +8,15 @@ use moe_engine::Decode;
 use moe_executor::cpu::quant::dequantize_row;
 use moe_gguf::{Gguf, Tensor};
 use serde_json::json;
-use support::{arg, failure_of, stdout_of};
+
+use crate::support::{arg, fail, run};
 
 /// Writes a model from a description.
 fn synth(dir: &Path, spec: &serde_json::Value, args: &[&str]) -> PathBuf {
     let (file, out) = (dir.join("spec.json"), dir.join("model.gguf"));
     fs::write(&file, spec.to_string()).unwrap();
     let own = ["synth", "--spec", arg(&file), "--out", arg(&out), "--force"];
-    stdout_of(&[&own, args].concat());
+    run![own, args];
     out
 }
 
@@ -69,10 +68,7 @@ fn weights_of_every_type_have_the_scale_that_keeps_activations() {
         assert_eq!(up.ty.name(), quant);
         let (mean, std) = moments(&values(&gguf, up));
         let wanted = 1.0 / 512f64.sqrt();
-        assert!(
-            (std / wanted - 1.0).abs() < 0.01,
-            "{quant}: {std}, not {wanted}"
-        );
+        assert!((std / wanted - 1.0).abs() < 0.01, "{quant}: {std}, not {wanted}");
         assert!(mean.abs() < 0.01 * wanted, "{quant}: mean {mean}");
 
         // Every eighth block of the embeddings, from the first, has a mean; the others have none.
@@ -86,10 +82,7 @@ fn weights_of_every_type_have_the_scale_that_keeps_activations() {
         let [lifted, plain] =
             [lifted, plain].map(|part| moments(&part.iter().map(|p| p.1).collect::<Vec<_>>()));
         assert!(lifted.0 > 0.5 && lifted.1 < 1.4, "{quant}: {lifted:?}");
-        assert!(
-            plain.0.abs() < 0.01 && (plain.1 - 1.0).abs() < 0.01,
-            "{quant}: {plain:?}"
-        );
+        assert!(plain.0.abs() < 0.01 && (plain.1 - 1.0).abs() < 0.01, "{quant}: {plain:?}");
     }
 }
 
@@ -98,22 +91,9 @@ fn shares(model: &Path, dir: &Path) -> BTreeMap<u64, Vec<f64>> {
     const N_TOKENS: u64 = 1000;
     let (prompts, run) = (dir.join("prompts.jsonl"), dir.join("run"));
     let tokens: Vec<u64> = (0..N_TOKENS).map(|i| i * 7 % 2900).collect();
-    fs::write(
-        &prompts,
-        json!({ "tokens": tokens, "n_predict": 0 }).to_string(),
-    )
-    .unwrap();
-    stdout_of(&[
-        "record",
-        "--model",
-        arg(model),
-        "--prompts",
-        arg(&prompts),
-        "--out",
-        arg(&run),
-        "--force",
-    ]);
-    let rows = stdout_of(&["hotness", arg(&run), "-o", "json"]);
+    fs::write(&prompts, json!({ "tokens": tokens, "n_predict": 0 }).to_string()).unwrap();
+    run!["record", "--model", model, "--prompts", prompts, "--out", run, "--force"];
+    let rows = run!["hotness", run, "-o", "json"];
     let rows: Vec<serde_json::Value> = serde_json::from_str(&rows).unwrap();
     let mut shares: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
     for row in rows {
@@ -140,11 +120,7 @@ fn law(n_expert: usize, n_expert_used: usize, zipf: f64) -> Vec<f64> {
 #[test]
 fn experts_are_chosen_as_often_as_zipf_says() {
     let dir = tempfile::tempdir().unwrap();
-    for (arch, quant) in [
-        ("gpt-oss", "MXFP4"),
-        ("qwen3moe", "Q4_K"),
-        ("qwen3moe", "Q8_0"),
-    ] {
+    for (arch, quant) in [("gpt-oss", "MXFP4"), ("qwen3moe", "Q4_K"), ("qwen3moe", "Q8_0")] {
         for zipf in [0.0, 0.5, 1.0, 1.5] {
             let args = ["--quant", quant, "--zipf", &zipf.to_string()];
             let model = synth(dir.path(), &small(arch), &args);
@@ -172,7 +148,7 @@ fn the_hottest_experts_of_layers_differ() {
     let model = synth(dir.path(), &small("gpt-oss"), &[]);
     shares(&model, dir.path());
     let run = dir.path().join("run");
-    let rows = stdout_of(&["hotness", arg(&run), "-o", "json"]);
+    let rows = run!["hotness", run, "-o", "json"];
     let rows: Vec<serde_json::Value> = serde_json::from_str(&rows).unwrap();
     assert_ne!(rows[0]["expert_id"], rows[32]["expert_id"]);
 }
@@ -183,12 +159,9 @@ fn logits_are_finite_and_of_a_sensible_size_however_many_layers() {
     use moe_executor::recorder::Recorder;
     let dir = tempfile::tempdir().unwrap();
     let threads = moe_executor::cpu::threads::Threads::new(2).unwrap();
-    for (arch, quant) in [
-        ("gpt-oss", "MXFP4"),
-        ("qwen3moe", "Q4_0"),
-        ("qwen3moe", "Q4_K_M"),
-        ("qwen3moe", "IQ1_S"),
-    ] {
+    for (arch, quant) in
+        [("gpt-oss", "MXFP4"), ("qwen3moe", "Q4_0"), ("qwen3moe", "Q4_K_M"), ("qwen3moe", "IQ1_S")]
+    {
         let mut spec = small(arch);
         spec["n_layer"] = json!(30);
         let gguf = Gguf::open(synth(dir.path(), &spec, &["--quant", quant])).unwrap();
@@ -196,10 +169,7 @@ fn logits_are_finite_and_of_a_sensible_size_however_many_layers() {
         let mut session = moe_executor::Session::new(&model, &threads, Recorder::new(None), 64);
         let tokens: Vec<u32> = (0..64).map(|i| 300 + 7 * i).collect();
         let logits = session.decode(&tokens, 0, Logits::Last).unwrap();
-        assert!(
-            logits.iter().all(|logit| logit.is_finite()),
-            "{arch} {quant}"
-        );
+        assert!(logits.iter().all(|logit| logit.is_finite()), "{arch} {quant}");
         let (_, std) = moments(logits);
         assert!((2.0..8.0).contains(&std), "{arch} {quant}: {std}");
     }
@@ -209,19 +179,12 @@ fn logits_are_finite_and_of_a_sensible_size_however_many_layers() {
 fn gpt_oss_20b_is_the_known_file_but_for_its_contents() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("gpt-oss-20b.gguf");
-    stdout_of(&[
-        "synth",
-        "--like",
-        "gpt-oss-20b",
-        "--sparse",
-        "--out",
-        arg(&out),
-    ]);
+    run!["synth", "--like", "gpt-oss-20b", "--sparse", "--out", out];
     let gguf = Gguf::open(&out).unwrap();
     assert_eq!(gguf.metadata().len(), 37);
     assert_eq!(gguf.files()[0].data_offset, 13_008_832);
     assert_eq!(gguf.files()[0].size_bytes, 13_008_832 + 13_779_630_336);
-    let rows = stdout_of(&["gguf-map", arg(&out), "--check-overlaps", "-o", "csv"]);
+    let rows = run!["gguf-map", out, "--check-overlaps", "-o", "csv"];
     assert_eq!(rows.lines().count(), 1 + 2_691);
     #[cfg(unix)]
     {
@@ -260,7 +223,7 @@ fn a_shortened_model_of_every_architecture_runs() {
         assert_eq!(Gguf::open(&out).unwrap().tensors().len(), n_tensors);
         let model = ["--force", "--model", arg(&out), "--out", arg(&run)];
         let args = ["record", "--n-predict", "4", "--ignore-eos"];
-        stdout_of(&[&args[..], &model].concat());
+        run![args, model];
     }
 }
 
@@ -280,7 +243,7 @@ fn what_makes_no_model_is_refused() {
     let refused = |text: &str, args: &[&str], part: &str| {
         fs::write(&file, text).unwrap();
         let own = ["synth", "--spec", arg(&file), "--out", arg(&out)];
-        let line = failure_of(&[&own, args].concat());
+        let line = fail![own, args];
         assert!(line.contains(part), "{line}");
         assert!(!out.exists());
     };
@@ -293,16 +256,8 @@ fn what_makes_no_model_is_refused() {
     refused("{\"arch\": \"bert\"}", &[], "bert");
     refused(&spec.replace("n_ff_exp", "n_ff_expert"), &[], "n_ff_expert");
     refused(&spec.replace("3000", "200"), &[], "vocab.n_tokens");
-    refused(
-        &spec.replace("\"n_expert_used\":4", "\"n_expert_used\":40"),
-        &[],
-        "n_expert_used",
-    );
-    refused(
-        &spec.replace("qwen3moe", "qwen3next"),
-        &[],
-        "linear_attention",
-    );
+    refused(&spec.replace("\"n_expert_used\":4", "\"n_expert_used\":40"), &[], "n_expert_used");
+    refused(&spec.replace("qwen3moe", "qwen3next"), &[], "linear_attention");
     let head = |dim: &str| spec.replace("\"head_dim\":64", dim);
     refused(
         &head("\"head_dim\":63"),
@@ -316,33 +271,14 @@ fn what_makes_no_model_is_refused() {
     }
     // 3 × 1024 × 107 experts are more than any model may have that is read.
     let many = spec.replace("\"n_expert\":32", "\"n_expert\":1024");
-    refused(
-        &many,
-        &["--layers", "107"],
-        "are 328704, at most 327680 can be read",
-    );
+    refused(&many, &["--layers", "107"], "are 328704, at most 327680 can be read");
     fs::write(&file, &spec).unwrap();
-    let next = [
-        "synth",
-        "--like",
-        "qwen3-next-80b",
-        "--layers",
-        "3",
-        "--out",
-        arg(&out),
-    ];
-    let line = failure_of(&next);
-    assert!(
-        line.contains("it is 3, but must be 4 (full_attention_interval) or more"),
-        "{line}"
-    );
+    let next = ["synth", "--like", "qwen3-next-80b", "--layers", "3", "--out", arg(&out)];
+    let line = fail![next];
+    assert!(line.contains("it is 3, but must be 4 (full_attention_interval) or more"), "{line}");
     // 36 PiB: nobody has room for it.
     let huge = spec.replace("\"n_embd\":512", "\"n_embd\":1048576");
     let huge = huge.replace("\"n_ff_exp\":256", "\"n_ff_exp\":1048576");
     let huge = huge.replace("\"n_expert\":32", "\"n_expert\":16384");
-    refused(
-        &huge,
-        &["--quant", "Q4_0", "--layers", "1"],
-        "are free there",
-    );
+    refused(&huge, &["--quant", "Q4_0", "--layers", "1"], "are free there");
 }

@@ -1,7 +1,5 @@
 //! `parquet`: the tables of a known run, as other programs will read them.
 
-mod support;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
@@ -12,8 +10,9 @@ use arrow::datatypes::{DataType, UInt64Type};
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
-use support::{
-    ALL, N_GENERATED, N_LAYER, arg, failure_of, known_counts, known_run, repository, stdout_of,
+
+use crate::support::{
+    ALL, N_GENERATED, N_LAYER, arg, fail, known_counts, known_run, moe_analyze, repository, run,
     tokens_of,
 };
 
@@ -44,7 +43,7 @@ fn names(batch: &RecordBatch, name: &str) -> Vec<String> {
 fn known_tables(dir: &Path) -> std::path::PathBuf {
     let (run, tables) = (dir.join("run"), dir.join("tables"));
     known_run(&run);
-    stdout_of(&["parquet", arg(&run), "--out", arg(&tables)]);
+    run!["parquet", run, "--out", tables];
     tables
 }
 
@@ -84,22 +83,10 @@ fn ranges_of_experts_lie_inside_their_entries_of_the_map() {
     check_ranges(&known, &repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf"));
     for model in ["tiny-qwen3moe-Q4_K_M", "tiny-gpt-oss-MXFP4"] {
         let model = repository(&format!("fixtures/{model}.gguf"));
-        let (run, tables) = (
-            dir.path().join("recorded"),
-            dir.path().join("recorded-tables"),
-        );
-        let record = [
-            "record",
-            "--model",
-            arg(&model),
-            "-n",
-            "3",
-            "--out",
-            arg(&run),
-            "--force",
-        ];
-        stdout_of(&record);
-        stdout_of(&["parquet", arg(&run), "--out", arg(&tables), "--force"]);
+        let (run, tables) = (dir.path().join("recorded"), dir.path().join("recorded-tables"));
+        let record = ["record", "--model", arg(&model), "-n", "3", "--out", arg(&run), "--force"];
+        run![record];
+        run!["parquet", run, "--out", tables, "--force"];
         check_ranges(&tables, &model);
     }
 }
@@ -110,23 +97,12 @@ fn check_ranges(tables: &Path, model: &Path) {
     let map: BTreeMap<(&str, Option<u32>), (u64, u64)> = map
         .rows
         .iter()
-        .map(|row| {
-            (
-                (&*row.tensor, row.expert_id),
-                (row.file_offset, row.size_bytes),
-            )
-        })
+        .map(|row| ((&*row.tensor, row.expert_id), (row.file_offset, row.size_bytes)))
         .collect();
 
     let tensors = names(&accesses, "tensor");
-    let (experts, ops) = (
-        numbers(&accesses, "expert_id"),
-        numbers(&accesses, "op_index"),
-    );
-    let (offsets, sizes) = (
-        numbers(&accesses, "file_offset"),
-        numbers(&accesses, "size_bytes"),
-    );
+    let (experts, ops) = (numbers(&accesses, "expert_id"), numbers(&accesses, "op_index"));
+    let (offsets, sizes) = (numbers(&accesses, "file_offset"), numbers(&accesses, "size_bytes"));
     let mut seen = BTreeSet::new();
     for row in 0..accesses.num_rows() {
         let Some(expert) = experts[row] else { continue };
@@ -136,19 +112,9 @@ fn check_ranges(tables: &Path, model: &Path) {
             .get(&(tensor, Some(expert as u32)))
             .or_else(|| map.get(&(tensor, None)));
         let (offset, size) = *entry.unwrap();
-        let (begin, end) = (
-            offsets[row].unwrap(),
-            offsets[row].unwrap() + sizes[row].unwrap(),
-        );
-        assert!(
-            offset <= begin && end <= offset + size,
-            "{} expert {expert}",
-            tensors[row]
-        );
-        assert!(
-            seen.insert((ops[row], &tensors[row], expert)),
-            "each expert of an operation once"
-        );
+        let (begin, end) = (offsets[row].unwrap(), offsets[row].unwrap() + sizes[row].unwrap());
+        assert!(offset <= begin && end <= offset + size, "{} expert {expert}", tensors[row]);
+        assert!(seen.insert((ops[row], &tensors[row], expert)), "each expert of an operation once");
     }
     assert!(!seen.is_empty());
 }
@@ -160,7 +126,7 @@ fn a_dataset_takes_several_runs() {
     for name in ["a", "b"] {
         let run = dir.path().join(name);
         known_run(&run);
-        stdout_of(&["parquet", arg(&run), "--dataset", arg(&dataset)]);
+        run!["parquet", run, "--dataset", dataset];
     }
     for table in ["ops", "accesses", "routing"] {
         let runs = fs::read_dir(dataset.join(table))
@@ -173,12 +139,9 @@ fn a_dataset_takes_several_runs() {
             assert!(run.path().join("part-0.parquet").is_file());
         }
     }
-    let summary = stdout_of(&["hotness", arg(&dataset)]);
+    let summary = run!["hotness", dataset];
     let counted = summary.lines().nth(1).unwrap();
-    assert!(
-        counted.starts_with("32 prompt and generated tokens"),
-        "{summary}"
-    );
+    assert!(counted.starts_with("32 prompt and generated tokens"), "{summary}");
 }
 
 #[test]
@@ -187,13 +150,10 @@ fn existing_tables_are_kept_without_force() {
     let tables = known_tables(dir.path());
     let run = dir.path().join("run");
     fs::write(tables.join("accesses.parquet"), "precious").unwrap();
-    let line = failure_of(&["parquet", arg(&run), "--out", arg(&tables)]);
+    let line = fail!["parquet", run, "--out", tables];
     assert!(line.contains("--force"), "{line}");
-    assert_eq!(
-        fs::read(tables.join("accesses.parquet")).unwrap(),
-        b"precious"
-    );
-    stdout_of(&["parquet", arg(&run), "--out", arg(&tables), "--force"]);
+    assert_eq!(fs::read(tables.join("accesses.parquet")).unwrap(), b"precious");
+    run!["parquet", run, "--out", tables, "--force"];
     assert!(table(&tables.join("accesses.parquet")).num_rows() > 0);
 }
 
@@ -203,9 +163,9 @@ fn both_outputs_are_looked_at_before_one_is_written() {
     let (run, dataset) = (dir.path().join("run"), dir.path().join("dataset"));
     let out = dir.path().join("tables");
     known_run(&run);
-    stdout_of(&["parquet", arg(&run), "--dataset", arg(&dataset)]);
+    run!["parquet", run, "--dataset", dataset];
     let both = ["--out", arg(&out), "--dataset", arg(&dataset)];
-    let line = failure_of(&[&["parquet", arg(&run)], &both[..]].concat());
+    let line = fail!["parquet", run, both];
     assert!(line.contains("part-0.parquet exists"), "{line}");
     assert!(!out.exists());
 }
@@ -219,11 +179,10 @@ fn a_run_that_is_not_whole_is_remarked() {
     fs::write(run.join("trace.bin"), &trace[..trace.len() - 24]).unwrap();
     fs::remove_file(run.join("gguf-map.parquet")).unwrap();
     let parquet = ["parquet", arg(&run), "--out", arg(&out)];
-    for (args, expected) in [
-        (&parquet[..], "accesses name whole tensors"),
-        (&["hotness", arg(&run)][..], "promises"),
-    ] {
-        let output = support::moe_analyze().args(args).assert().success();
+    for (args, expected) in
+        [(&parquet[..], "accesses name whole tensors"), (&["hotness", arg(&run)][..], "promises")]
+    {
+        let output = moe_analyze().args(args).assert().success();
         let remarks = String::from_utf8(output.get_output().stderr.clone()).unwrap();
         assert!(remarks.contains("a cut record of 1000 bytes"), "{remarks}");
         assert!(remarks.contains(expected), "{remarks}");
@@ -239,16 +198,9 @@ fn a_panic_of_the_decoder_is_one_line_and_exit_2() {
     for args in [
         &["hotness", arg(&damaged)][..],
         &["hotness", arg(&damaged), "--out", arg(&learn)],
-        &[
-            "convert",
-            arg(&damaged),
-            "--to",
-            "jsonl",
-            "--out",
-            arg(&jsonl),
-        ],
+        &["convert", arg(&damaged), "--to", "jsonl", "--out", arg(&jsonl)],
     ] {
-        let line = failure_of(args);
+        let line = fail![args];
         assert!(
             line.contains("its pages contradict each other") && line.contains(arg(&damaged)),
             "{line}"
@@ -270,11 +222,8 @@ fn bad_input_is_one_line_and_exit_2() {
         (model, "is a model"),
         (dir.path().to_owned(), "neither a run directory"),
     ] {
-        let line = failure_of(&["parquet", arg(&input), "--out", arg(&out)]);
-        assert!(
-            line.contains(expected) && line.contains(arg(&input)),
-            "{line}"
-        );
+        let line = fail!["parquet", input, "--out", out];
+        assert!(line.contains(expected) && line.contains(arg(&input)), "{line}");
         assert!(!out.exists());
     }
 }

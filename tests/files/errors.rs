@@ -1,6 +1,9 @@
 //! Errors leave no output, also where a command has several, and name the file.
 
-use super::*;
+use std::fs;
+
+use super::{MODEL, names, run_in, shell, stderr_of};
+use crate::support::{moe_analyze, repository, run};
 
 /// Runs commands in a directory with a run, a trace of another tool and a model, expects exit 2 and no new file; returns the
 /// last line of each.
@@ -8,14 +11,7 @@ fn failures(commands: &[&str], before: &str) -> Vec<String> {
     let dir = tempfile::tempdir().unwrap();
     run_in(dir.path());
     fs::copy(repository(MODEL), dir.path().join("m.gguf")).unwrap();
-    stdout_of(&[
-        "convert",
-        arg(&dir.path().join("run")),
-        "--to",
-        "jsonl",
-        "--out",
-        arg(&dir.path().join("t.jsonl")),
-    ]);
+    run!["convert", dir.path().join("run"), "--to", "jsonl", "--out", dir.path().join("t.jsonl")];
     let event =
         r#"{"timestamp_ms":0,"event":"alloc","buffer_id":1,"buffer_ptr":0,"size":64,"name":"a"}"#;
     fs::write(dir.path().join("run/buffers.jsonl"), format!("{event}\n")).unwrap();
@@ -45,10 +41,7 @@ fn the_last_of_several_outputs_fails_and_none_is_written() {
         ],
         "",
     );
-    assert!(
-        lines[0].contains("name the model with --model"),
-        "{lines:?}"
-    );
+    assert!(lines[0].contains("name the model with --model"), "{lines:?}");
     for line in &lines[1..] {
         assert!(line.contains("cannot create /proc/x"), "{line}");
     }
@@ -64,14 +57,8 @@ fn a_full_disk_is_an_error_with_the_file() {
     ];
     let lines = failures(&commands.map(|(command, _)| command), "ulimit -f 1; ");
     for (line, (_, file)) in lines.iter().zip(commands) {
-        assert!(
-            line.contains(file) && line.contains("File too large"),
-            "{line}"
-        );
-        assert!(
-            !line.contains("Parquet error") && !line.contains("inner writer"),
-            "{line}"
-        );
+        assert!(line.contains(file) && line.contains("File too large"), "{line}");
+        assert!(!line.contains("Parquet error") && !line.contains("inner writer"), "{line}");
     }
 }
 

@@ -5,42 +5,28 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::support::{arg, failure_of, moe_analyze, stdout_of};
 use super::{golden, hotness};
+use crate::support::{arg, args, fail, moe_analyze, run};
 
 /// Rows of a table of `hotness`, as JSON.
 fn table(path: &Path, name: &str) -> Vec<Value> {
-    let args = [
-        "--quiet",
-        "hotness",
-        arg(path),
-        "--table",
-        name,
-        "-o",
-        "json",
-    ];
-    serde_json::from_str(&stdout_of(&args)).unwrap()
+    let args = ["--quiet", "hotness", arg(path), "--table", name, "-o", "json"];
+    serde_json::from_str(&run![args]).unwrap()
 }
 
 /// 191 of 200 tokens have an expert in each layer of this dump, by NumPy. From the dump and from its table.
 #[test]
 fn tokens_of_an_expert_parallel_rank_are_counted_without_slot_0() {
     let dir = tempfile::tempdir().unwrap();
-    let (dump, tables) = (
-        golden("npy/expert-parallel-rank.npy"),
-        dir.path().join("tables"),
-    );
+    let (dump, tables) = (golden("npy/expert-parallel-rank.npy"), dir.path().join("tables"));
     let args = ["--quiet", "parquet", arg(&dump), "--out", arg(&tables)];
-    stdout_of(&args);
+    run![args];
     for path in [&dump, &tables] {
-        let output = moe_analyze().args(["hotness", arg(path)]).output().unwrap();
+        let output = moe_analyze().args(args!["hotness", path]).output().unwrap();
         assert!(output.status.success());
         let text = String::from_utf8(output.stdout).unwrap();
         let warnings = String::from_utf8(output.stderr).unwrap();
-        assert!(
-            text.contains("191 prompt and generated tokens in 4 layers"),
-            "{text}"
-        );
+        assert!(text.contains("191 prompt and generated tokens in 4 layers"), "{text}");
         assert!(!warnings.contains("twice"), "{warnings}");
         let rows = table(path, "measures");
         // The last row is of the whole model.
@@ -68,22 +54,15 @@ fn micro_batches_are_counted_like_steps() {
     assert_eq!(table(&micro, "measures"), table(&steps, "measures"));
     let recomputed = golden("megatron-steps/recompute.jsonl");
     assert_eq!(hotness(&recomputed, &[]).values().sum::<u64>(), 3 * 5 * 4);
-    let output = moe_analyze().args(["hotness", arg(&recomputed)]).output();
+    let output = moe_analyze().args(args!["hotness", recomputed]).output();
     let warnings = String::from_utf8(output.unwrap().stderr).unwrap();
     assert!(warnings.contains("counted once: 3 lines"), "{warnings}");
 }
 
 #[test]
 fn an_importance_matrix_converted_from_dat_is_refused() {
-    let error = failure_of(&[
-        "--quiet",
-        "hotness",
-        arg(&golden("refused/imatrix-from-dat.gguf")),
-    ]);
-    assert!(
-        error.contains("one count for all experts") && error.contains(".dat"),
-        "{error}"
-    );
+    let error = fail!["--quiet", "hotness", golden("refused/imatrix-from-dat.gguf")];
+    assert!(error.contains("one count for all experts") && error.contains(".dat"), "{error}");
 }
 
 /// The file as a big-endian machine writes it, up to the tensors: all that is needed to name the problem.
@@ -101,7 +80,7 @@ fn a_big_endian_importance_matrix_is_named() {
     bytes.extend(b"imatrix");
     fs::write(&path, bytes).unwrap();
     for command in ["hotness", "info"] {
-        let error = failure_of(&["--quiet", command, arg(&path)]);
+        let error = fail!["--quiet", command, path];
         assert!(error.contains("big-endian"), "{error}");
     }
 }
@@ -119,28 +98,19 @@ fn files_of_other_formats_are_named() {
     tar.extend(&gguf);
     let cases: [(&[u8], &str); 9] = [
         (&tar, "is a tar archive"),
-        (
-            &[b"\x01\0\0\0\0\0\0\0", &gguf[..]].concat(),
-            "with 8 bytes in front",
-        ),
+        (&[b"\x01\0\0\0\0\0\0\0", &gguf[..]].concat(), "with 8 bytes in front"),
         (b"\x1f\x8b\x08\0\0\0\0\0\0\x03", "is a gzip archive"),
         (b"PK\x03\x04\x14\0\0\0\x08\0", "is a ZIP archive"),
         (b"\x28\xb5\x2f\xfd\x24\0", "is a zstd archive"),
         (b"\xff\xfe{\0\"\0t\0", "is text in UTF-16"),
-        (
-            b"version https://git-lfs.github.com/spec/v1\noid x\n",
-            "is a Git LFS pointer",
-        ),
-        (
-            &[&9u64.to_le_bytes()[..], b"{\"a\":{}} "].concat(),
-            "is a safetensors file",
-        ),
+        (b"version https://git-lfs.github.com/spec/v1\noid x\n", "is a Git LFS pointer"),
+        (&[&9u64.to_le_bytes()[..], b"{\"a\":{}} "].concat(), "is a safetensors file"),
         (b"", "is empty"),
     ];
     for (bytes, expected) in cases {
         fs::write(&path, bytes).unwrap();
         for command in ["info", "hotness", "simulate"] {
-            let error = failure_of(&["--quiet", command, arg(&path)]);
+            let error = fail!["--quiet", command, path];
             assert!(error.contains(expected), "{command}: {error}");
         }
     }
@@ -150,11 +120,7 @@ fn files_of_other_formats_are_named() {
 fn a_value_that_is_not_json_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("trace.jsonl");
-    fs::write(
-        &path,
-        "{\"t\":0,\"layer\":0,\"experts\":[1],\"weights\":[NaN]}\n",
-    )
-    .unwrap();
-    let error = failure_of(&["--quiet", "hotness", arg(&path)]);
+    fs::write(&path, "{\"t\":0,\"layer\":0,\"experts\":[1],\"weights\":[NaN]}\n").unwrap();
+    let error = fail!["--quiet", "hotness", path];
     assert!(error.contains("line 1: NaN is not JSON"), "{error}");
 }

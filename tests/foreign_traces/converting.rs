@@ -7,19 +7,13 @@ use std::path::Path;
 use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
 use serde_json::Value;
 
-use crate::support::{
-    N_LAYER, arg, experts_of, failure_of, known_run, repository, stdout_of, tokens_of,
-};
-use crate::{COUNTS, golden, hotness};
+use super::{COUNTS, golden, hotness};
+use crate::support::{N_LAYER, arg, experts_of, fail, known_run, repository, run, tokens_of};
 
 /// Of the tiny qwen3moe model: gate and up of 64 × 256 in Q4_K (9216 bytes each), down in Q5_0 (11264) or Q8_0 (17408).
 const EXPERT_BYTES: [&str; 6] = [
-    "# layer=0 expert_bytes=29696",
-    "# layer=1 expert_bytes=29696",
-    "# layer=2 expert_bytes=35840",
-    "# layer=3 expert_bytes=29696",
-    "# layer=4 expert_bytes=29696",
-    "# layer=5 expert_bytes=35840",
+    "# layer=0 expert_bytes=29696", "# layer=1 expert_bytes=29696", "# layer=2 expert_bytes=35840",
+    "# layer=3 expert_bytes=29696", "# layer=4 expert_bytes=29696", "# layer=5 expert_bytes=35840",
 ];
 
 /// As the thesis's tracer would have seen it: of the prompt the first token of each layer, then every generated one.
@@ -28,15 +22,7 @@ fn a_run_as_thesis_json_and_back() {
     let dir = tempfile::tempdir().unwrap();
     let (run, json) = (dir.path().join("run"), dir.path().join("json"));
     known_run(&run);
-    stdout_of(&[
-        "--quiet",
-        "convert",
-        arg(&run),
-        "--to",
-        "thesis-json",
-        "--out",
-        arg(&json),
-    ]);
+    run!["--quiet", "convert", run, "--to", "thesis-json", "--out", json];
     let mut expected = BTreeMap::new();
     for layer in 0..N_LAYER {
         let prompt = tokens_of(layer, PHASE_PROMPT).take(1);
@@ -54,22 +40,11 @@ fn counts_have_no_order_to_write() {
     let dir = tempfile::tempdir().unwrap();
     let learn = golden("learn/new.json");
     let tables = dir.path().join("tables");
-    let error = failure_of(&["--quiet", "parquet", arg(&learn), "--out", arg(&tables)]);
-    assert!(
-        error.contains("counts alone") && error.contains("hotness"),
-        "{error}"
-    );
+    let error = fail!["--quiet", "parquet", learn, "--out", tables];
+    assert!(error.contains("counts alone") && error.contains("hotness"), "{error}");
     assert!(!tables.exists());
     let out = dir.path().join("out.jsonl");
-    let error = failure_of(&[
-        "--quiet",
-        "convert",
-        arg(&learn),
-        "--to",
-        "jsonl",
-        "--out",
-        arg(&out),
-    ]);
+    let error = fail!["--quiet", "convert", learn, "--to", "jsonl", "--out", out];
     assert!(error.contains("counts alone"), "{error}");
     assert!(!out.exists());
 }
@@ -79,21 +54,10 @@ fn convert_writes_a_learn_file_that_counts_the_same() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("learn.json");
     let learn = golden("learn/new.json");
-    for from in [
-        &golden("bigmoeonedge/small.route.csv"),
-        &golden("coli-usage/old.coli_usage"),
-        &learn,
-    ] {
-        stdout_of(&[
-            "--quiet",
-            "convert",
-            arg(from),
-            "--to",
-            "learn",
-            "--out",
-            arg(&out),
-            "--force",
-        ]);
+    for from in
+        [&golden("bigmoeonedge/small.route.csv"), &golden("coli-usage/old.coli_usage"), &learn]
+    {
+        run!["--quiet", "convert", from, "--to", "learn", "--out", out, "--force"];
         assert_eq!(hotness(&out, &[]), BTreeMap::from(COUNTS));
     }
     // A learn file keeps its passes.
@@ -110,15 +74,7 @@ fn convert_says_what_it_cannot_do() {
     let route = golden("bigmoeonedge/small.route.csv");
     let out = dir.path().join("out");
     let convert = |from: &Path, to: &str, out: &Path| {
-        failure_of(&[
-            "--quiet",
-            "convert",
-            arg(from),
-            "--to",
-            to,
-            "--out",
-            arg(out),
-        ])
+        fail!["--quiet", "convert", from, "--to", to, "--out", out]
     };
     assert!(convert(&route, "xml", &out).contains("learn, "));
     fs::write(&out, "mine").unwrap();
@@ -130,14 +86,10 @@ fn convert_says_what_it_cannot_do() {
 
     let json = dir.path().join("json");
     let error = convert(&route, "thesis-json", &json);
-    assert!(
-        error.starts_with("moe-analyze: thesis-json needs the operations of a run"),
-        "{error}"
-    );
+    assert!(error.starts_with("moe-analyze: thesis-json needs the operations of a run"), "{error}");
     assert!(!json.exists());
 
-    let list: Vec<Value> =
-        serde_json::from_str(&stdout_of(&["convert", "--list", "-o", "json"])).unwrap();
+    let list: Vec<Value> = serde_json::from_str(&run!["convert", "--list", "-o", "json"]).unwrap();
     let of = |name: &str| {
         list.iter()
             .find(|row| row["format"] == name)
@@ -165,16 +117,8 @@ fn a_run_is_converted_with_the_expert_bytes_of_its_map() {
     let model = repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
     let preamble = |name: &str, more: &[&str]| -> Vec<String> {
         let out = dir.path().join(name);
-        let args = [
-            "--quiet",
-            "convert",
-            arg(&run),
-            "--to",
-            "bigmoeonedge",
-            "--out",
-            arg(&out),
-        ];
-        stdout_of(&[&args, more].concat());
+        let args = ["--quiet", "convert", arg(&run), "--to", "bigmoeonedge", "--out", arg(&out)];
+        run![args, more];
         let text = fs::read_to_string(&out).unwrap();
         let lines = text.lines().filter(|line| line.starts_with("# layer="));
         lines.map(str::to_owned).collect()

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::support::{arg, failure_of, stdout_of};
 use super::{golden, hotness};
+use crate::support::{Arg, arg, args, fail, run};
 
 /// A trace shows no more than the highest expert and slot that were used; the model may have more.
 #[test]
@@ -14,11 +14,7 @@ fn traces_without_a_number_of_experts_are_of_one_model() {
     let dir = tempfile::tempdir().unwrap();
     let trace = |name: &str, experts: &str| {
         let path = dir.path().join(name);
-        fs::write(
-            &path,
-            format!("{{\"t\":0,\"layer\":0,\"experts\":{experts}}}\n"),
-        )
-        .unwrap();
+        fs::write(&path, format!("{{\"t\":0,\"layer\":0,\"experts\":{experts}}}\n")).unwrap();
         path
     };
     let [a, b, c] = [("a", "[0,1]"), ("b", "[0,5]"), ("c", "[0,-1]")]
@@ -30,13 +26,13 @@ fn traces_without_a_number_of_experts_are_of_one_model() {
     let sizes = dir.path().join("sizes.csv");
     fs::write(&sizes, "layer,expert,bytes\n0,0,8\n0,1,8\n0,5,8\n").unwrap();
     let plan = ["--quiet", "plan", arg(&a), arg(&b), "--sizes", arg(&sizes)];
-    stdout_of(&[&plan[..], &["--budget-mib", "1"]].concat());
+    run![plan, "--budget-mib", "1"];
     // A route trace says that its model has 2 experts, and the other one selects the sixth.
     let stated = dir.path().join("stated.csv");
     let text = "# n_expert=2 n_expert_used=1\nstep,layer,slot,expert\n0,0,0,1\n";
     fs::write(&stated, format!("# route_trace v1\n{text}")).unwrap();
     hotness(&stated, &[arg(&c)]);
-    let error = failure_of(&["--quiet", "hotness", arg(&stated), arg(&b)]);
+    let error = fail!["--quiet", "hotness", stated, b];
     assert!(error.contains("2 against 6 experts in a layer"), "{error}");
 }
 
@@ -44,14 +40,14 @@ fn traces_without_a_number_of_experts_are_of_one_model() {
 #[test]
 fn both_commands_write_the_same_learn_file() {
     let dir = tempfile::tempdir().unwrap();
-    let write = |args: &[&str], name: &str| -> Value {
+    let write = |args: &dyn Arg, name: &str| -> Value {
         let out = dir.path().join(name);
-        stdout_of(&[args, &["--out", arg(&out), "--force"]].concat());
+        run![args, "--out", out, "--force"];
         serde_json::from_slice(&fs::read(&out).unwrap()).unwrap()
     };
     let assert_same = |trace: &Path, more: &[&str]| {
-        let counted = [&["--quiet", "hotness", arg(trace)], more].concat();
-        let converted = [&["--quiet", "convert", arg(trace), "--to", "learn"], more].concat();
+        let counted = args!["--quiet", "hotness", trace, more];
+        let converted = args!["--quiet", "convert", trace, "--to", "learn", more];
         let (counted, converted) = (write(&counted, "a.json"), write(&converted, "b.json"));
         assert_eq!(counted, converted, "{} {more:?}", trace.display());
     };

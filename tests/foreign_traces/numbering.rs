@@ -12,7 +12,7 @@ use parquet::file::metadata::KeyValue;
 use parquet::file::properties::WriterProperties;
 
 use super::*;
-use crate::support::moe_analyze;
+use crate::support::{arg, args, fail, moe_analyze, run};
 
 /// A model of `n_block` blocks, the last `n_nextn` of the MTP head, with eight experts in the blocks `moe`, two for a token.
 pub fn write_model(path: &Path, n_block: u32, n_nextn: u32, moe: &[u32]) {
@@ -66,7 +66,7 @@ fn dumps_of_servers_are_of_the_models_blocks() {
         assert_eq!(hotness(&trace, &["--model", arg(&model)]), expected);
         let out = dir.path().join(format!("{name}.eplb.json"));
         let args = ["--model", arg(&model), "--to", "eplb", "--out", arg(&out)];
-        stdout_of(&[&["--quiet", "convert", arg(&trace)], &args[..]].concat());
+        run!["--quiet", "convert", trace, args];
         let matrix: Vec<Vec<u64>> =
             serde_json::from_str(&fs::read_to_string(&out).unwrap()).unwrap();
         assert_eq!(matrix.len(), 4);
@@ -87,25 +87,15 @@ fn responses_of_sglang() {
         let (trace, model) = dump(dir.path(), name);
         let experts = (0..4).flat_map(|layer| [(layer, 2 * layer), (layer, 2 * layer + 1)]);
         let expected: BTreeMap<_, _> = experts.map(|place| (place, n_tokens)).collect();
-        assert_eq!(
-            hotness(&trace, &["--model", arg(&model)]),
-            expected,
-            "{name}"
-        );
+        assert_eq!(hotness(&trace, &["--model", arg(&model)]), expected, "{name}");
         // The response does not record how many experts a token has.
-        let error = failure_of(&["--quiet", "hotness", arg(&trace)]);
-        assert!(
-            error.contains("--top-k") && error.contains("--model"),
-            "{error}"
-        );
+        let error = fail!["--quiet", "hotness", trace];
+        assert!(error.contains("--top-k") && error.contains("--model"), "{error}");
         // With that alone the number of layers is assumed, and that is said.
         let args = ["hotness", arg(&trace), "--top-k", "2"];
         let output = moe_analyze().args(args).assert().success();
         let notes = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
-        assert!(
-            notes.contains("were assumed") && notes.contains("--model"),
-            "{notes}"
-        );
+        assert!(notes.contains("were assumed") && notes.contains("--model"), "{notes}");
     }
 }
 
@@ -116,10 +106,10 @@ fn a_dump_of_another_model_is_refused() {
     let model = dir.path().join("other.gguf");
     // Four layers with experts: the first of the dump is empty, and that is no contradiction; five hidden layers are one.
     write_model(&model, 6, 1, &[1, 2, 3, 4, 5]);
-    let text = stdout_of(&["--quiet", "hotness", arg(&trace), "--model", arg(&model)]);
+    let text = run!["--quiet", "hotness", trace, "--model", model];
     assert!(text.contains("3 layers"), "{text}");
     write_model(&model, 6, 1, &[0, 1, 2, 3, 4, 5]);
-    let error = failure_of(&["--quiet", "hotness", arg(&trace), "--model", arg(&model)]);
+    let error = fail!["--quiet", "hotness", trace, "--model", model];
     assert!(
         error.contains(
             "4 layers are neither the 5 hidden layers of the model (without 1 of the MTP head)"
@@ -134,7 +124,7 @@ fn metadata_of_a_table_that_is_not_readable_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let tables = dir.path().join("tables");
     let route = golden("bigmoeonedge/small.route.csv");
-    stdout_of(&["--quiet", "parquet", arg(&route), "--out", arg(&tables)]);
+    run!["--quiet", "parquet", route, "--out", tables];
     let table = tables.join("routing.parquet");
     for key in ["moe-analyze.model", "moe-analyze.expert_bytes"] {
         let reader = ParquetRecordBatchReaderBuilder::try_new(File::open(&table).unwrap()).unwrap();
@@ -153,21 +143,11 @@ fn metadata_of_a_table_that_is_not_readable_is_an_error() {
         }
         writer.close().unwrap();
         let out = dir.path().join("out.jsonl");
-        let convert = [
-            "convert",
-            arg(&damaged),
-            "--to",
-            "jsonl",
-            "--out",
-            arg(&out),
-        ];
-        let error = failure_of(&[&["--quiet"], &convert[..]].concat());
-        assert!(
-            error.contains(key) && error.contains("damaged.parquet"),
-            "{error}"
-        );
+        let convert = ["convert", arg(&damaged), "--to", "jsonl", "--out", arg(&out)];
+        let error = fail!["--quiet", convert];
+        assert!(error.contains(key) && error.contains("damaged.parquet"), "{error}");
         if key == "moe-analyze.model" {
-            let error = failure_of(&["--quiet", "hotness", arg(&damaged)]);
+            let error = fail!["--quiet", "hotness", damaged];
             assert!(error.contains(key), "{error}");
         }
     }
@@ -178,20 +158,11 @@ fn metadata_of_a_table_that_is_not_readable_is_an_error() {
 fn a_plan_prints_no_command_that_cannot_work() {
     let dir = tempfile::tempdir().unwrap();
     let (trace, model) = dump(dir.path(), "vllm.json");
-    let plan = [
-        "--quiet",
-        "plan",
-        arg(&trace),
-        "--model",
-        arg(&model),
-        "--budget-mib",
-        "1",
-    ];
-    let text = stdout_of(&plan);
+    let plan = ["--quiet", "plan", arg(&trace), "--model", arg(&model), "--budget-mib", "1"];
+    let text = run![plan];
     assert!(!text.contains("--moe-hot-cache"), "{text}");
     assert!(text.contains("--out FILE.json"), "{text}");
-    let json: Value =
-        serde_json::from_str(&stdout_of(&[&plan[..], &["-o", "json"]].concat())).unwrap();
+    let json: Value = serde_json::from_str(&run![plan, "-o", "json"]).unwrap();
     assert!(json["hot_cache"]["command"].is_null());
     assert!(
         json["hot_cache"]["caveats"][0]
@@ -201,7 +172,7 @@ fn a_plan_prints_no_command_that_cannot_work() {
     );
     // What --out writes is a learn file; paths with spaces are quoted.
     let out = dir.path().join("it's a learn file.json");
-    let text = stdout_of(&[&plan[..], &["--out", arg(&out)]].concat());
+    let text = run![plan, "--out", out];
     let quoted = format!(
         "--model '{}' --cpu-moe --moe-hot-cache '{}'",
         arg(&model),
@@ -227,48 +198,17 @@ fn a_plan_prints_no_command_that_cannot_work() {
         assert!(words.lines().any(|word| word == arg(path)), "{words}");
     }
     // The learn file gives the command by itself; without the model's file there is none.
-    let plan = [
-        "--quiet",
-        "plan",
-        arg(&out),
-        "--model",
-        arg(&model),
-        "--budget-mib",
-        "1",
-    ];
-    assert!(stdout_of(&plan).contains(&quoted));
+    let plan = ["--quiet", "plan", arg(&out), "--model", arg(&model), "--budget-mib", "1"];
+    assert!(run![plan].contains(&quoted));
     let sizes = dir.path().join("sizes.csv");
     fs::write(&sizes, "layer,expert,bytes\n1,1,100\n").unwrap();
-    let plan = [
-        "--quiet",
-        "plan",
-        arg(&out),
-        "--sizes",
-        arg(&sizes),
-        "--budget-mib",
-        "1",
-    ];
-    let text = stdout_of(&plan);
-    assert!(
-        !text.contains("llama-server") && text.contains("--model"),
-        "{text}"
-    );
+    let plan = ["--quiet", "plan", arg(&out), "--sizes", arg(&sizes), "--budget-mib", "1"];
+    let text = run![plan];
+    assert!(!text.contains("llama-server") && text.contains("--model"), "{text}");
     // Several learn files are none.
     let copy = dir.path().join("copy.json");
     fs::copy(&out, &copy).unwrap();
-    let plan = [
-        "--quiet",
-        "plan",
-        arg(&out),
-        arg(&copy),
-        "--model",
-        arg(&model),
-        "--budget-mib",
-        "1",
-    ];
-    let text = stdout_of(&plan);
-    assert!(
-        !text.contains("--moe-hot-cache") && text.contains("--out FILE.json"),
-        "{text}"
-    );
+    let plan = args!["--quiet", "plan", out, copy, "--model", model, "--budget-mib", "1"];
+    let text = run![plan];
+    assert!(!text.contains("--moe-hot-cache") && text.contains("--out FILE.json"), "{text}");
 }

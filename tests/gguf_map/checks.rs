@@ -4,14 +4,14 @@ use std::fs;
 
 use moe_gguf::Gguf;
 
-use crate::support::{arg, moe_analyze, repository, stdout_of};
-use crate::{MODELS, output_of, write};
+use super::{MODELS, output_of, write};
+use crate::support::{args, moe_analyze, repository, run};
 use moe_testkit::gguf::{F32, Raw};
 
 #[test]
 fn sound_models_pass_the_check() {
     for model in MODELS.map(repository) {
-        let out = stdout_of(&["gguf-map", arg(&model), "--check-overlaps"]);
+        let out = run!["gguf-map", model, "--check-overlaps"];
         assert!(
             out.lines()
                 .last()
@@ -26,14 +26,7 @@ fn sound_models_pass_the_check() {
 fn findings_leave_machine_readable_stdout_alone() {
     let model = repository("fixtures/random-qwen3moe-F16.gguf");
     let assert = moe_analyze()
-        .args([
-            "--quiet",
-            "gguf-map",
-            arg(&model),
-            "--check-overlaps",
-            "-o",
-            "csv",
-        ])
+        .args(args!["--quiet", "gguf-map", model, "--check-overlaps", "-o", "csv"])
         .assert()
         .success();
     let output = assert.get_output();
@@ -49,25 +42,17 @@ fn cut_data_is_found() {
     let whole = fs::read(repository("fixtures/random-qwen3moe-F16.gguf")).unwrap();
     fs::write(&cut, &whole[..whole.len() - 1000]).unwrap();
 
-    let rows = stdout_of(&["gguf-map", arg(&cut), "-o", "csv"]);
+    let rows = run!["gguf-map", cut, "-o", "csv"];
     assert_eq!(
         rows,
-        stdout_of(&[
-            "gguf-map",
-            arg(&repository("fixtures/random-qwen3moe-F16.gguf")),
-            "-o",
-            "csv"
-        ])
+        run!["gguf-map", repository("fixtures/random-qwen3moe-F16.gguf"), "-o", "csv"]
     );
     let assert = moe_analyze()
-        .args(["gguf-map", arg(&cut), "--check-overlaps"])
+        .args(args!["gguf-map", cut, "--check-overlaps"])
         .assert()
         .code(1);
     let out = String::from_utf8_lossy(&assert.get_output().stdout).into_owned();
-    assert!(
-        out.contains("past end: ") && out.contains(" lacks "),
-        "{out}"
-    );
+    assert!(out.contains("past end: ") && out.contains(" lacks "), "{out}");
     assert!(out.lines().last().unwrap().starts_with("FAULTY"), "{out}");
 }
 
@@ -101,7 +86,7 @@ fn overlaps_and_gaps_are_found() {
     fs::write(&broken, &bytes).unwrap();
 
     let assert = moe_analyze()
-        .args(["gguf-map", arg(&broken), "--check-overlaps"])
+        .args(args!["gguf-map", broken, "--check-overlaps"])
         .assert()
         .code(1);
     let out = String::from_utf8_lossy(&assert.get_output().stdout).into_owned();
@@ -109,21 +94,15 @@ fn overlaps_and_gaps_are_found() {
         .lines()
         .find(|line| line.starts_with("overlap: "))
         .unwrap();
-    assert!(
-        overlap.contains(&first.name) && overlap.contains(&moved.name),
-        "{overlap}"
-    );
+    assert!(overlap.contains(&first.name) && overlap.contains(&moved.name), "{overlap}");
     let gap = out.lines().find(|line| line.starts_with("gap: ")).unwrap();
     assert!(
-        gap.contains(&format!(
-            "{} bytes at offset {}",
-            moved.size_bytes, moved.offset
-        )),
+        gap.contains(&format!("{} bytes at offset {}", moved.size_bytes, moved.offset)),
         "{gap}"
     );
     // Without the check the map is all that was asked for; that it is faulty is told in a line.
     let told = |path: &std::path::Path| {
-        let (code, _, stderr) = output_of(&["gguf-map", arg(path)]);
+        let (code, _, stderr) = output_of(args!["gguf-map", path]);
         assert_eq!(code, 0, "{stderr}");
         stderr.contains("the file is faulty; --check-overlaps tells how\n")
     };
@@ -145,13 +124,10 @@ fn trailing_bytes_are_told() {
         (108, "100 bytes after the last"),
     ] {
         let path = write(dir.path(), raw.clone().raw(&vec![7; n]));
-        let (code, out, _) = output_of(&["gguf-map", arg(&path), "--check-overlaps"]);
+        let (code, out, _) = output_of(args!["gguf-map", path, "--check-overlaps"]);
         assert_eq!(code, 0, "{out}");
         let last = out.lines().last().unwrap();
-        assert!(
-            last.starts_with("sound: ") && last.contains(expected),
-            "{n}: {last}"
-        );
+        assert!(last.starts_with("sound: ") && last.contains(expected), "{n}: {last}");
     }
 }
 
@@ -164,7 +140,7 @@ fn what_llama_cpp_refuses_is_told() {
         .tensor("b", &[8], F32, 0)
         .data(32, 64);
     let path = write(dir.path(), swapped);
-    let (code, out, _) = output_of(&["gguf-map", arg(&path), "--check-overlaps"]);
+    let (code, out, _) = output_of(args!["gguf-map", path, "--check-overlaps"]);
     assert_eq!(code, 0, "{out}");
     let note = out.lines().find(|line| line.starts_with("note: ")).unwrap();
     for part in ["llama.cpp will refuse", "\"a\"", "offset 32", " 0"] {
@@ -172,16 +148,10 @@ fn what_llama_cpp_refuses_is_told() {
     }
 
     // 137 is IQ2_K, which has no row of metadata: 76 bytes a block of 256.
-    let path = write(
-        dir.path(),
-        Raw::new(1, 0).tensor("t", &[256], 137, 0).data(32, 76),
-    );
-    let (code, out, _) = output_of(&["gguf-map", arg(&path), "--check-overlaps"]);
+    let path = write(dir.path(), Raw::new(1, 0).tensor("t", &[256], 137, 0).data(32, 76));
+    let (code, out, _) = output_of(args!["gguf-map", path, "--check-overlaps"]);
     assert_eq!(code, 0, "{out}");
-    assert!(
-        out.contains("note: ") && out.contains("ik_llama.cpp"),
-        "{out}"
-    );
+    assert!(out.contains("note: ") && out.contains("ik_llama.cpp"), "{out}");
     assert!(
         out.lines()
             .any(|line| line.contains(" IQ2_K ") && line.ends_with(" 76")),
@@ -204,25 +174,17 @@ fn layers(order: &[u16]) -> Raw {
 fn how_the_layers_lie_is_told() {
     let dir = tempfile::tempdir().unwrap();
     for (order, line, called_out) in [
-        (
-            &[0, 1, 2, 3][..],
-            "layers: 0-3, in order of execution, read without a seek",
-            false,
-        ),
+        (&[0, 1, 2, 3][..], "layers: 0-3, in order of execution, read without a seek", false),
         (
             &[0, 1, 10, 11, 2, 3, 4, 5, 6, 7, 8, 9],
             // Over 10 and 11, and from the end back to them.
             "layers: 0-1, 10-11, 2-9, sorted as strings; in order of execution read with 2 seeks over 384 B",
             true,
         ),
-        (
-            &[0, 2, 1],
-            "layers: 0, 2, 1; in order of execution read with 2 seeks over 96 B",
-            false,
-        ),
+        (&[0, 2, 1], "layers: 0, 2, 1; in order of execution read with 2 seeks over 96 B", false),
     ] {
         let path = write(dir.path(), layers(order));
-        let (code, out, remarks) = output_of(&["gguf-map", arg(&path), "--check-overlaps"]);
+        let (code, out, remarks) = output_of(args!["gguf-map", path, "--check-overlaps"]);
         assert_eq!(remarks, "");
         assert_eq!(code, 0, "{out}");
         assert!(out.lines().any(|found| found == line), "{line}: {out}");
@@ -236,7 +198,7 @@ fn how_the_layers_lie_is_told() {
 #[test]
 fn shares_add_up() {
     let model = repository("fixtures/tiny-gpt-oss-MXFP4.gguf");
-    let (_, _, remarks) = output_of(&["gguf-map", arg(&model), "-o", "csv"]);
+    let (_, _, remarks) = output_of(args!["gguf-map", model, "-o", "csv"]);
     let share = |category: &str| {
         let line = remarks.lines().find(|line| line.starts_with(category));
         let cells: Vec<&str> = line.unwrap().split_whitespace().collect();

@@ -6,8 +6,8 @@ use std::path::Path;
 use moe_gguf::Gguf;
 use serde_json::{Value, json};
 
-use crate::support::{arg, failure_of, moe_analyze, repository, stdout_of};
-use crate::{MODELS, output_of, write};
+use super::{MODELS, output_of, write};
+use crate::support::{Arg, arg, args, fail, moe_analyze, repository, run};
 use moe_testkit::gguf::{F32, Raw};
 
 /// Type I8: any byte is a value.
@@ -25,21 +25,18 @@ const XXH3: &str = "xxh3  78af5f94892f3950  test.gguf:t\n";
 const SHA256: &str =
     "sha256  ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad  test.gguf:t\n";
 
-fn verify(model: &Path, more: &[&str]) -> (i32, String, String) {
-    output_of(&[&["gguf-map", arg(model), "--verify"], more].concat())
+fn verify(model: &Path, more: impl Arg) -> (i32, String, String) {
+    output_of(args!["gguf-map", model, "--verify", more])
 }
 
 #[test]
 fn sound_models_are_sound() {
     for model in MODELS.map(repository) {
         let n_tensors = Gguf::open(&model).unwrap().tensors().len();
-        let (code, out, _) = verify(&model, &[]);
+        let (code, out, _) = verify(&model, args![]);
         assert_eq!(code, 0, "{out}");
         let lines: Vec<&str> = out.lines().collect();
-        assert!(
-            lines[lines.len() - 2].starts_with("sound: 0 overlaps"),
-            "{out}"
-        );
+        assert!(lines[lines.len() - 2].starts_with("sound: 0 overlaps"), "{out}");
         assert_eq!(
             lines[lines.len() - 1],
             format!("sound data: {n_tensors} tensors read, 0 of them with impossible values")
@@ -51,16 +48,11 @@ fn sound_models_are_sound() {
 fn manifests_have_the_published_hashes() {
     let dir = tempfile::tempdir().unwrap();
     let model = write(dir.path(), abc());
-    for (hash, expected) in [
-        (&[][..], XXH3),
-        (&["--hash", "xxh3"], XXH3),
-        (&["--hash", "sha256"], SHA256),
-    ] {
+    for (hash, expected) in
+        [(&[][..], XXH3), (&["--hash", "xxh3"], XXH3), (&["--hash", "sha256"], SHA256)]
+    {
         let manifest = dir.path().join("manifest");
-        let (code, _, err) = verify(
-            &model,
-            &[hash, &["--manifest-out", arg(&manifest), "--force"]].concat(),
-        );
+        let (code, _, err) = verify(&model, args![hash, "--manifest-out", manifest, "--force"]);
         assert_eq!(code, 0, "{err}");
         assert!(err.contains("wrote ") && err.contains("manifest"), "{err}");
         assert_eq!(fs::read_to_string(&manifest).unwrap(), expected);
@@ -68,14 +60,11 @@ fn manifests_have_the_published_hashes() {
         // The manifest says which hash it is of. Editors may put a byte order mark in front.
         for mark in ["", "\u{feff}"] {
             fs::write(&manifest, format!("{mark}{expected}")).unwrap();
-            let (code, out, err) = verify(&model, &["--check-manifest", arg(&manifest)]);
+            let (code, out, err) = verify(&model, args!["--check-manifest", manifest]);
             assert_eq!(code, 0, "{err}");
             let last = out.lines().last().unwrap();
             let name = expected.split_once(' ').unwrap().0;
-            assert!(
-                last.ends_with(&format!("0 differences from the manifest ({name})")),
-                "{last}"
-            );
+            assert!(last.ends_with(&format!("0 differences from the manifest ({name})")), "{last}");
         }
     }
 }
@@ -85,13 +74,7 @@ fn a_changed_tensor_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let whole = repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
     let manifest = dir.path().join("manifest");
-    stdout_of(&[
-        "gguf-map",
-        arg(&whole),
-        "--verify",
-        "--manifest-out",
-        arg(&manifest),
-    ]);
+    run!["gguf-map", whole, "--verify", "--manifest-out", manifest];
 
     let gguf = Gguf::open(&whole).unwrap();
     let changed = gguf.tensor("blk.3.ffn_down_exps.weight").unwrap();
@@ -101,23 +84,16 @@ fn a_changed_tensor_is_named() {
     let model = dir.path().join("changed.gguf");
     fs::write(&model, bytes).unwrap();
 
-    let (code, out, _) = verify(&model, &["--check-manifest", arg(&manifest)]);
+    let (code, out, _) = verify(&model, args!["--check-manifest", manifest]);
     assert_eq!(code, 1);
     let found: Vec<&str> = out
         .lines()
         .filter(|line| line.starts_with("manifest: "))
         .collect();
     assert_eq!(found.len(), 1, "{out}");
-    assert!(
-        found[0].contains("\"blk.3.ffn_down_exps.weight\" has changed"),
-        "{}",
-        found[0]
-    );
+    assert!(found[0].contains("\"blk.3.ffn_down_exps.weight\" has changed"), "{}", found[0]);
     let last = out.lines().last().unwrap();
-    assert!(
-        last.starts_with("FAULTY data: ") && last.contains("1 difference from"),
-        "{last}"
-    );
+    assert!(last.starts_with("FAULTY data: ") && last.contains("1 difference from"), "{last}");
 }
 
 #[test]
@@ -126,16 +102,10 @@ fn a_manifest_of_another_model_is_told() {
     let model = write(dir.path(), abc());
     let manifest = dir.path().join("manifest");
     fs::write(&manifest, "xxh3  0011223344556677  other.gguf:u\n").unwrap();
-    let (code, out, _) = verify(&model, &["--check-manifest", arg(&manifest)]);
+    let (code, out, _) = verify(&model, args!["--check-manifest", manifest]);
     assert_eq!(code, 1);
-    assert!(
-        out.contains("manifest: \"u\" is in the manifest, but not in the model"),
-        "{out}"
-    );
-    assert!(
-        out.contains("manifest: \"t\" is in the model, but not in the manifest"),
-        "{out}"
-    );
+    assert!(out.contains("manifest: \"u\" is in the manifest, but not in the model"), "{out}");
+    assert!(out.contains("manifest: \"t\" is in the model, but not in the manifest"), "{out}");
 }
 
 /// As `gguf-hash --all` of llama.cpp writes it; its xxh64, sha1 and hashes of a whole file are not ours to check.
@@ -150,12 +120,9 @@ fn a_manifest_of_gguf_hash_is_checked() {
         0
     );
     fs::write(&manifest, text).unwrap();
-    let (code, out, _) = verify(&model, &["--check-manifest", arg(&manifest)]);
+    let (code, out, _) = verify(&model, args!["--check-manifest", manifest]);
     assert_eq!(code, 0, "{out}");
-    assert!(
-        out.ends_with("0 differences from the manifest (sha256)\n"),
-        "{out}"
-    );
+    assert!(out.ends_with("0 differences from the manifest (sha256)\n"), "{out}");
 }
 
 #[test]
@@ -163,38 +130,23 @@ fn manifests_that_cannot_be_used() {
     let dir = tempfile::tempdir().unwrap();
     let model = write(dir.path(), abc());
     let manifest = dir.path().join("manifest");
-    let check = [
-        "gguf-map",
-        arg(&model),
-        "--verify",
-        "--check-manifest",
-        arg(&manifest),
-    ];
-    assert!(failure_of(&check).contains("cannot read the manifest"));
+    let check = ["gguf-map", arg(&model), "--verify", "--check-manifest", arg(&manifest)];
+    assert!(fail![check].contains("cannot read the manifest"));
     for (text, expected) in [
         ("", "neither xxh3 nor sha256"),
         ("xxh64  00  test.gguf:t\n", "neither xxh3 nor sha256"),
-        (
-            "xxh3  00  test.gguf:t\nmd5  00  test.gguf:t\n",
-            "line 2 of the manifest",
-        ),
+        ("xxh3  00  test.gguf:t\nmd5  00  test.gguf:t\n", "line 2 of the manifest"),
         ("nonsense\n", "line 1 of the manifest"),
     ] {
         fs::write(&manifest, text).unwrap();
-        let line = failure_of(&check);
-        assert!(
-            line.contains(expected) && line.contains(arg(&manifest)),
-            "{line}"
-        );
+        let line = fail![check];
+        assert!(line.contains(expected) && line.contains(arg(&manifest)), "{line}");
     }
     fs::write(&manifest, XXH3).unwrap();
-    let line = failure_of(&[&check[..], &["--hash", "sha256"]].concat());
-    assert!(
-        line.contains("no sha256") && line.contains("--hash xxh3"),
-        "{line}"
-    );
+    let line = fail![check, "--hash", "sha256"];
+    assert!(line.contains("no sha256") && line.contains("--hash xxh3"), "{line}");
     fs::write(&manifest, XXH3.repeat(10_000)).unwrap();
-    assert!(failure_of(&check).contains("longer than a manifest of 1 tensor can be"));
+    assert!(fail![check].contains("longer than a manifest of 1 tensor can be"));
 }
 
 #[test]
@@ -203,17 +155,8 @@ fn an_existing_manifest_is_kept_without_force() {
     let model = write(dir.path(), abc());
     let manifest = dir.path().join("manifest");
     fs::write(&manifest, "precious").unwrap();
-    let line = failure_of(&[
-        "gguf-map",
-        arg(&model),
-        "--verify",
-        "--manifest-out",
-        arg(&manifest),
-    ]);
-    assert!(
-        line.contains("exists") && line.contains("--force"),
-        "{line}"
-    );
+    let line = fail!["gguf-map", model, "--verify", "--manifest-out", manifest];
+    assert!(line.contains("exists") && line.contains("--force"), "{line}");
     assert_eq!(fs::read_to_string(&manifest).unwrap(), "precious");
 }
 
@@ -221,22 +164,10 @@ fn an_existing_manifest_is_kept_without_force() {
 #[test]
 fn a_manifest_holds_no_forged_lines() {
     let dir = tempfile::tempdir().unwrap();
-    let model = write(
-        dir.path(),
-        Raw::new(1, 0).tensor("t\nu", &[8], F32, 0).data(32, 32),
-    );
+    let model = write(dir.path(), Raw::new(1, 0).tensor("t\nu", &[8], F32, 0).data(32, 32));
     let manifest = dir.path().join("manifest");
-    let line = failure_of(&[
-        "gguf-map",
-        arg(&model),
-        "--verify",
-        "--manifest-out",
-        arg(&manifest),
-    ]);
-    assert!(
-        line.contains(r#""t\nu""#) && line.contains("line break"),
-        "{line}"
-    );
+    let line = fail!["gguf-map", model, "--verify", "--manifest-out", manifest];
+    assert!(line.contains(r#""t\nu""#) && line.contains("line break"), "{line}");
     assert!(!manifest.exists());
 }
 
@@ -257,7 +188,7 @@ fn impossible_values_are_named() {
     let gguf = Gguf::open(&model).unwrap();
     let start = gguf.files()[0].data_offset;
 
-    let (code, out, _) = verify(&model, &[]);
+    let (code, out, _) = verify(&model, args![]);
     assert_eq!(code, 1);
     for (name, count, at) in [("q", 1, start + 34), ("f", 2, start + 96 + 4)] {
         let line = format!(
@@ -280,7 +211,7 @@ fn impossible_values_are_named() {
     );
     // Without --verify no data is read.
     moe_analyze()
-        .args(["gguf-map", arg(&model), "--check-overlaps"])
+        .args(args!["gguf-map", model, "--check-overlaps"])
         .assert()
         .code(0);
 }
@@ -298,7 +229,7 @@ fn data_that_cannot_be_is_not_read() {
         .data(32, 32);
     for raw in [cut, twice] {
         let model = write(dir.path(), raw);
-        let (code, out, err) = verify(&model, &["--manifest-out", arg(&manifest)]);
+        let (code, out, err) = verify(&model, args!["--manifest-out", manifest]);
         assert_eq!(code, 1, "{out}");
         assert!(out.contains("\nFAULTY: "), "{out}");
         assert!(
@@ -323,7 +254,7 @@ fn options_of_the_data_read_it() {
         ["--manifest-out", arg(&manifest)],
         ["--check-manifest", arg(&manifest)],
     ] {
-        let (code, out, err) = output_of(&[&["gguf-map", arg(&model)], &option[..]].concat());
+        let (code, out, err) = output_of(args!["gguf-map", model, option]);
         assert_eq!(code, 0, "{err}");
         assert!(out.contains("\nsound data: 1 tensor read"), "{out}");
     }
@@ -332,11 +263,6 @@ fn options_of_the_data_read_it() {
 
 #[test]
 fn quiet_is_quiet() {
-    let (code, _, err) = output_of(&[
-        "--quiet",
-        "gguf-map",
-        arg(&repository(MODELS[0])),
-        "--verify",
-    ]);
+    let (code, _, err) = output_of(args!["--quiet", "gguf-map", repository(MODELS[0]), "--verify"]);
     assert_eq!((code, err.as_str()), (0, ""));
 }

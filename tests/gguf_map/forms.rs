@@ -4,8 +4,8 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::support::{arg, failure_of, repository, stdout_of};
-use crate::{output_of, write};
+use super::{output_of, write};
+use crate::support::{arg, args, fail, repository, run};
 use moe_testkit::gguf::{F32, Raw};
 
 const MODEL: &str = "fixtures/tiny-gpt-oss-MXFP4.gguf";
@@ -13,18 +13,10 @@ const MODEL: &str = "fixtures/tiny-gpt-oss-MXFP4.gguf";
 #[test]
 fn memory_map() {
     let model = repository(MODEL);
-    let map: Value = serde_json::from_str(&stdout_of(&[
-        "gguf-map",
-        arg(&model),
-        "--form",
-        "memory-map",
-    ]))
-    .unwrap();
+    let map: Value =
+        serde_json::from_str(&run!["gguf-map", model, "--form", "memory-map"]).unwrap();
     let keys: Vec<&String> = map.as_object().unwrap().keys().collect();
-    assert_eq!(
-        keys,
-        ["model_name", "total_size_bytes", "metadata", "tensors"]
-    );
+    assert_eq!(keys, ["model_name", "total_size_bytes", "metadata", "tensors"]);
     assert_eq!(
         map["metadata"],
         json!({ "n_layers": 6, "n_vocab": 4096, "n_embd": 256, "n_tensors": 675 })
@@ -56,7 +48,7 @@ fn memory_map() {
 #[test]
 fn gguf_dump() {
     let model = repository(MODEL);
-    let csv = stdout_of(&["gguf-map", arg(&model), "--form", "gguf-dump"]);
+    let csv = run!["gguf-map", model, "--form", "gguf-dump"];
     let lines: Vec<&str> = csv.lines().collect();
     assert_eq!(lines.len(), 1 + 675);
     assert_eq!(
@@ -74,28 +66,20 @@ fn gguf_dump() {
 fn files_and_formats_of_forms() {
     let model = repository(MODEL);
     let dir = tempfile::tempdir().unwrap();
-    for (form, extension, other) in [
-        ("memory-map", "json", "csv"),
-        ("gguf-dump", "csv", "json"),
-        ("report", "json", "md"),
-    ] {
+    for (form, extension, other) in
+        [("memory-map", "json", "csv"), ("gguf-dump", "csv", "json"), ("report", "json", "md")]
+    {
         let own = ["gguf-map", arg(&model), "--form", form];
         let out = dir.path().join(format!("{form}.{extension}"));
-        assert_eq!(stdout_of(&[&own[..], &["--out", arg(&out)]].concat()), "");
-        let printed = stdout_of(&[&own[..], &["-o", extension]].concat());
+        assert_eq!(run![own, "--out", out], "");
+        let printed = run![own, "-o", extension];
         assert_eq!(fs::read_to_string(&out).unwrap(), printed);
 
-        let line = failure_of(&[&own[..], &["-o", other]].concat());
-        assert!(
-            line.contains(form) && line.contains(&format!("-o {extension}")),
-            "{line}"
-        );
+        let line = fail![own, "-o", other];
+        assert!(line.contains(form) && line.contains(&format!("-o {extension}")), "{line}");
         for name in ["map.parquet", "map"] {
-            let line = failure_of(&[&own[..], &["--out", name]].concat());
-            assert!(
-                line.contains(form) && line.contains(&format!(".{extension}")),
-                "{line}"
-            );
+            let line = fail![own, "--out", name];
+            assert!(line.contains(form) && line.contains(&format!(".{extension}")), "{line}");
         }
     }
 }
@@ -110,7 +94,7 @@ fn the_report_has_what_was_found() {
         .tensor("blk.2.c", &[8], F32, 128)
         .data(32, 128 + 20);
     let path = write(dir.path(), raw);
-    let (code, out, err) = output_of(&["gguf-map", arg(&path), "--verify", "--form", "report"]);
+    let (code, out, err) = output_of(args!["gguf-map", path, "--verify", "--form", "report"]);
     assert_eq!(code, 1, "{err}");
     let report: Value = serde_json::from_str(&out).unwrap();
     let check = &report["check"];
@@ -127,10 +111,7 @@ fn the_report_has_what_was_found() {
         check["gaps"],
         json!([{ "file": 0, "after": 1, "before": 2, "offset": start + 64, "size_bytes": 64 }])
     );
-    assert_eq!(
-        check["past_end"],
-        json!([{ "file": 0, "tensor": 2, "missing_bytes": 12 }])
-    );
+    assert_eq!(check["past_end"], json!([{ "file": 0, "tensor": 2, "missing_bytes": 12 }]));
     assert_eq!(
         check["llama_cpp_refuses"],
         json!([{ "reason": "misplaced", "file": 0, "tensor": 1, "offset": 32, "expected": 64 }])

@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use crate::output_of;
-use crate::support::{arg, failure_of, file_of, repository};
+use super::output_of;
+use crate::support::{arg, args, fail, file_of, repository};
 use moe_testkit::gguf::{ARRAY, F32, Raw, STRING, U32};
 
 #[test]
@@ -20,11 +20,8 @@ fn bad_input_is_one_line_and_exit_2() {
         (dir.path().to_owned(), arg(dir.path())),
     ];
     for (path, expected) in &inputs {
-        let line = failure_of(&["gguf-map", arg(path), "--check-overlaps"]);
-        assert!(
-            line.contains(expected) && line.contains(arg(path)),
-            "{expected}: {line}"
-        );
+        let line = fail!["gguf-map", path, "--check-overlaps"];
+        assert!(line.contains(expected) && line.contains(arg(path)), "{expected}: {line}");
     }
 }
 
@@ -51,42 +48,18 @@ fn malformed() -> Vec<(&'static str, Raw, &'static [&'static str])> {
         ("version 1", begin(1), &["version 1", "no longer"]),
         ("version of the future", begin(4), &["version 4"]),
         ("byte-swapped", begin(3 << 24), &["big-endian"]),
-        (
-            "tensors that are not there",
-            Raw::new(u64::MAX, 0),
-            &["tensors", "byte 8"],
-        ),
-        (
-            "keys that are not there",
-            Raw::new(0, u64::MAX),
-            &["key-values"],
-        ),
-        (
-            "key beyond the end",
-            Raw::new(0, 1).u64(u64::MAX).raw(&[0; 16]),
-            &["a metadata key"],
-        ),
+        ("tensors that are not there", Raw::new(u64::MAX, 0), &["tensors", "byte 8"]),
+        ("keys that are not there", Raw::new(0, u64::MAX), &["key-values"]),
+        ("key beyond the end", Raw::new(0, 1).u64(u64::MAX).raw(&[0; 16]), &["a metadata key"]),
         ("key empty", Raw::new(0, 1).kv_u32("", 1), &["key is empty"]),
-        (
-            "key twice",
-            Raw::new(0, 2).kv_u32("a", 1).kv_u32("a", 1),
-            &["\"a\"", "twice"],
-        ),
-        (
-            "value type",
-            key(&|raw| raw.u32(13).u32(0)),
-            &["some.key", "13"],
-        ),
+        ("key twice", Raw::new(0, 2).kv_u32("a", 1).kv_u32("a", 1), &["\"a\"", "twice"]),
+        ("value type", key(&|raw| raw.u32(13).u32(0)), &["some.key", "13"]),
         (
             "array of arrays",
             key(&|raw| raw.u32(ARRAY).u32(ARRAY).u64(0)),
             &["some.key", "array of arrays"],
         ),
-        (
-            "array too long",
-            key(&|raw| raw.u32(ARRAY).u32(U32).u64(1 << 62)),
-            &["array elements"],
-        ),
+        ("array too long", key(&|raw| raw.u32(ARRAY).u32(U32).u64(1 << 62)), &["array elements"]),
         (
             "strings too long",
             key(&|raw| raw.u32(ARRAY).u32(STRING).u64(1).u64(1 << 40)),
@@ -97,37 +70,13 @@ fn malformed() -> Vec<(&'static str, Raw, &'static [&'static str])> {
             Raw::new(0, 1).kv_u32("general.alignment", 0),
             &["general.alignment", "power of two"],
         ),
-        (
-            "alignment 33",
-            Raw::new(0, 1).kv_u32("general.alignment", 33),
-            &["33", "power of two"],
-        ),
-        (
-            "name too long",
-            tensor(&"x".repeat(64), &[8], F32, 0),
-            &["64 bytes"],
-        ),
+        ("alignment 33", Raw::new(0, 1).kv_u32("general.alignment", 33), &["33", "power of two"]),
+        ("name too long", tensor(&"x".repeat(64), &[8], F32, 0), &["64 bytes"]),
         ("name twice", two("t", "t"), &["\"t\"", "twice"]),
-        (
-            "dimensions",
-            tensor("t", &[1; 5], F32, 0),
-            &["\"t\"", "5 dimensions"],
-        ),
-        (
-            "negative dimension",
-            tensor("t", &[4, u64::MAX], F32, 0),
-            &["\"t\"", "negative"],
-        ),
-        (
-            "elements overflow",
-            tensor("t", &[1 << 31, 1 << 31, 2], F32, 0),
-            &["\"t\"", "elements"],
-        ),
-        (
-            "bytes overflow",
-            tensor("t", &[1 << 30, 1 << 31], F32, 0),
-            &["\"t\"", "bytes"],
-        ),
+        ("dimensions", tensor("t", &[1; 5], F32, 0), &["\"t\"", "5 dimensions"]),
+        ("negative dimension", tensor("t", &[4, u64::MAX], F32, 0), &["\"t\"", "negative"]),
+        ("elements overflow", tensor("t", &[1 << 31, 1 << 31, 2], F32, 0), &["\"t\"", "elements"]),
+        ("bytes overflow", tensor("t", &[1 << 30, 1 << 31], F32, 0), &["\"t\"", "bytes"]),
         (
             "sizes add up to nothing",
             Raw::new(2, 0)
@@ -135,32 +84,16 @@ fn malformed() -> Vec<(&'static str, Raw, &'static [&'static str])> {
                 .tensor("b", &big, 24, 0),
             &["add up"],
         ),
-        (
-            "offset overflows",
-            tensor("t", &[8], F32, u64::MAX - 31),
-            &["\"t\"", "offset"],
-        ),
+        ("offset overflows", tensor("t", &[8], F32, u64::MAX - 31), &["\"t\"", "offset"]),
         ("type unknown", tensor("t", &[256], 43, 0), &["\"t\"", "43"]),
-        (
-            "type of anything",
-            tensor("t", &[256], u32::MAX, 0),
-            &["\"t\"", "4294967295"],
-        ),
-        (
-            "type removed",
-            tensor("t", &[256], 4, 0),
-            &["\"t\"", "Q4_2", "removed"],
-        ),
+        ("type of anything", tensor("t", &[256], u32::MAX, 0), &["\"t\"", "4294967295"]),
+        ("type removed", tensor("t", &[256], 4, 0), &["\"t\"", "Q4_2", "removed"]),
         (
             "type removed, and ik's",
             tensor("t", &[256], 36, 0),
             &["\"t\"", "IQ4_NL_4_4", "ik_llama.cpp"],
         ),
-        (
-            "row of half a block",
-            tensor("t", &[255], 12, 0),
-            &["\"t\"", "255", "Q4_K"],
-        ),
+        ("row of half a block", tensor("t", &[255], 12, 0), &["\"t\"", "255", "Q4_K"]),
         (
             "experts without end",
             tensor("blk.0.ffn_up_exps.weight", &[1, 1, 1 << 40], 24, 0),
@@ -175,7 +108,7 @@ fn malformed_files_are_refused_by_name() {
     for (fault, raw, expected) in malformed() {
         let path = dir.path().join(format!("{fault}.gguf"));
         fs::write(&path, raw.bytes).unwrap();
-        let line = failure_of(&["gguf-map", arg(&path), "--verify"]);
+        let line = fail!["gguf-map", path, "--verify"];
         for part in expected.iter().chain(&[arg(&path)]) {
             assert!(line.contains(part), "{fault}: {part:?} in {line}");
         }
@@ -210,13 +143,10 @@ fn spoilt_files_do_no_harm() {
     for bytes in cut.chain(flipped).chain([whole.clone()]) {
         let path = dir.path().join("spoilt.gguf");
         fs::write(&path, &bytes).unwrap();
-        let (code, out, err) = output_of(&["--quiet", "gguf-map", arg(&path), "--verify"]);
+        let (code, out, err) = output_of(args!["--quiet", "gguf-map", path, "--verify"]);
         assert!(!err.contains("panicked"), "{bytes:?}: {err}");
         match code {
-            2 => assert!(
-                out.is_empty() && err.lines().count() == 1,
-                "{bytes:?}: {out}{err}"
-            ),
+            2 => assert!(out.is_empty() && err.lines().count() == 1, "{bytes:?}: {out}{err}"),
             _ => assert!(err.is_empty() && !out.is_empty(), "{bytes:?}: {err}"),
         }
         codes[code as usize] += 1;
@@ -235,15 +165,8 @@ fn names_cannot_write_on_the_terminal() {
         .tensor("c", &[8], F32, 0);
     let path = dir.path().join("names.gguf");
     fs::write(&path, raw.data(32, 32).bytes).unwrap();
-    let (code, out, err) = output_of(&["gguf-map", arg(&path), "--check-overlaps"]);
+    let (code, out, err) = output_of(args!["gguf-map", path, "--check-overlaps"]);
     assert_eq!(code, 1);
-    assert!(
-        !out.contains('\u{1b}') && !err.contains('\u{1b}'),
-        "{out}{err}"
-    );
-    assert_eq!(
-        out.lines().filter(|line| line.contains("[2J")).count(),
-        2,
-        "{out}"
-    );
+    assert!(!out.contains('\u{1b}') && !err.contains('\u{1b}'), "{out}{err}");
+    assert_eq!(out.lines().filter(|line| line.contains("[2J")).count(), 2, "{out}");
 }

@@ -1,5 +1,4 @@
 //! Hostile headers: no form of the map takes more anonymous memory than 64 MiB + 8 × the header's size.
-#![cfg(target_os = "linux")] // RLIMIT_DATA counts private writable memory there alone
 
 use std::fs;
 use std::path::Path;
@@ -7,16 +6,16 @@ use std::process::{Command, Output};
 
 use moe_gguf::map::MAX_EXPERT_ROWS;
 
-use crate::support::arg;
+use crate::support::{Arg, arg, args};
 use moe_testkit::gguf::{ARRAY, F32, Raw};
 
 /// Runs the binary in a process that is refused more than `limit_kib` of private writable memory.
-fn limited(limit_kib: usize, args: &[&str]) -> Output {
+fn limited(limit_kib: usize, args: impl Arg) -> Output {
     Command::new("sh")
         .args(["-c", "ulimit -d $0 && exec \"$@\" >/dev/null"])
         .arg(limit_kib.to_string())
         .arg(assert_cmd::cargo::cargo_bin!("moe-analyze"))
-        .args(args)
+        .args(args![args])
         .output()
         .unwrap()
 }
@@ -42,7 +41,7 @@ fn assert_bounded(what: &str, dir: &Path, raw: Raw, code: i32, forms: &[&[&str]]
     let parquet: &[&str] = &["--out", arg(&out)];
     for form in forms.iter().chain(&[parquet]) {
         let own = ["--quiet", "gguf-map", arg(&path), "--check-overlaps"];
-        let output = limited(limit, &[&own, *form].concat());
+        let output = limited(limit, args![own, form]);
         let stderr = String::from_utf8_lossy(&output.stderr);
         let told: String = stderr.chars().take(200).collect();
         assert_eq!(
@@ -71,36 +70,23 @@ fn memory_stays_in_proportion_to_the_header() {
 
     // As many tensors as are allowed, all on top of each other: each is found twice.
     let n = 1 << 18;
-    let tensors = (0..n).fold(Raw::new(n, 0), |raw, i| {
-        raw.tensor(&short_name(i), &[8], F32, 0)
-    });
+    let tensors = (0..n).fold(Raw::new(n, 0), |raw, i| raw.tensor(&short_name(i), &[8], F32, 0));
     assert_bounded("tensors", dir.path(), tensors.data(32, 32), 1, &FORMS[..1]);
 
     // Layers without end, backwards.
     let n = 65_000;
-    let layers = (0..n).fold(Raw::new(n, 0), |raw, i| {
-        raw.tensor(&format!("blk.{}.x", n - i), &[8], F32, 32 * i)
-    });
-    assert_bounded(
-        "layers",
-        dir.path(),
-        layers.data(32, 32 * n as usize),
-        0,
-        &FORMS[5..6],
-    );
+    let layers = (0..n)
+        .fold(Raw::new(n, 0), |raw, i| raw.tensor(&format!("blk.{}.x", n - i), &[8], F32, 32 * i));
+    assert_bounded("layers", dir.path(), layers.data(32, 32 * n as usize), 0, &FORMS[5..6]);
 
     // As many key-values as are allowed.
     let n = 1 << 16;
-    let keys = (0..n).fold(Raw::new(0, n), |raw, i| {
-        raw.string(&short_name(i)).u32(ARRAY).u32(0).u64(0)
-    });
+    let keys =
+        (0..n).fold(Raw::new(0, n), |raw, i| raw.string(&short_name(i)).u32(ARRAY).u32(0).u64(0));
     assert_bounded("keys", dir.path(), keys, 0, &FORMS[..1]);
 
     // The limit does limit: what takes 20 MB of rows does not fit into 16.
     let path = dir.path().join("experts.gguf");
-    let output = limited(16 << 10, &["gguf-map", arg(&path)]);
-    assert!(
-        !output.status.success(),
-        "no limit is kept here, so nothing was tested"
-    );
+    let output = limited(16 << 10, args!["gguf-map", path]);
+    assert!(!output.status.success(), "no limit is kept here, so nothing was tested");
 }

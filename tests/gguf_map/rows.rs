@@ -7,13 +7,13 @@ use std::path::Path;
 use moe_gguf::Gguf;
 use serde_json::Value;
 
-use crate::MODELS;
-use crate::support::{arg, failure_of, repository, stdout_of};
+use super::MODELS;
+use crate::support::{fail, repository, run};
 
 const HEADER: &str = "file,tensor,tensor_idx,expert_id,layer_id,projection,category,type,ne0,ne1,ne2,ne3,file_offset,size_bytes";
 
 fn rows_of(model: &Path) -> Vec<Value> {
-    serde_json::from_str(&stdout_of(&["gguf-map", arg(model), "-o", "json"])).unwrap()
+    serde_json::from_str(&run!["gguf-map", model, "-o", "json"]).unwrap()
 }
 
 #[test]
@@ -22,10 +22,7 @@ fn rows_of_a_tensor_tile_it() {
         let gguf = Gguf::open(&model).unwrap();
         let mut ranges: BTreeMap<u64, Vec<(u64, u64)>> = BTreeMap::new();
         for row in rows_of(&model) {
-            let range = (
-                row["file_offset"].as_u64().unwrap(),
-                row["size_bytes"].as_u64().unwrap(),
-            );
+            let range = (row["file_offset"].as_u64().unwrap(), row["size_bytes"].as_u64().unwrap());
             ranges
                 .entry(row["tensor_idx"].as_u64().unwrap())
                 .or_default()
@@ -74,7 +71,7 @@ fn experts_have_a_row_each() {
 fn formats_agree() {
     let model = repository("fixtures/tiny-gpt-oss-MXFP4.gguf");
     let rows = rows_of(&model);
-    let print = |format| stdout_of(&["gguf-map", arg(&model), "-o", format]);
+    let print = |format| run!["gguf-map", model, "-o", format];
 
     let lines: Vec<Value> = print("jsonl")
         .lines()
@@ -87,10 +84,7 @@ fn formats_agree() {
     assert_eq!(lines.next(), Some(HEADER));
     for (line, row) in lines.by_ref().zip(&rows) {
         let row = row.as_object().unwrap();
-        assert_eq!(
-            row.keys().map(String::as_str).collect::<Vec<_>>().join(","),
-            HEADER
-        );
+        assert_eq!(row.keys().map(String::as_str).collect::<Vec<_>>().join(","), HEADER);
         let text = |value: &Value| match value {
             Value::Null => String::new(),
             Value::String(text) => text.clone(),
@@ -109,28 +103,15 @@ fn files_hold_the_same_rows_as_stdout() {
     let dir = tempfile::tempdir().unwrap();
     for format in ["csv", "json", "jsonl", "md"] {
         let out = dir.path().join(format!("map.{format}"));
-        assert_eq!(
-            stdout_of(&["gguf-map", arg(&model), "--out", arg(&out)]),
-            ""
-        );
-        assert_eq!(
-            fs::read_to_string(&out).unwrap(),
-            stdout_of(&["gguf-map", arg(&model), "-o", format])
-        );
+        assert_eq!(run!["gguf-map", model, "--out", out], "");
+        assert_eq!(fs::read_to_string(&out).unwrap(), run!["gguf-map", model, "-o", format]);
     }
 
     let out = dir.path().join("map.parquet");
-    stdout_of(&["gguf-map", arg(&model), "--out", arg(&out)]);
+    run!["gguf-map", model, "--out", out];
     let map = moe_trace::map_table::read(&out).unwrap();
-    assert_eq!(
-        map,
-        moe_gguf::map::OffsetMap::new(&Gguf::open(&model).unwrap())
-    );
-    assert_eq!(
-        fs::read_dir(dir.path()).unwrap().count(),
-        5,
-        "no temporary file is left"
-    );
+    assert_eq!(map, moe_gguf::map::OffsetMap::new(&Gguf::open(&model).unwrap()));
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 5, "no temporary file is left");
 }
 
 #[test]
@@ -140,13 +121,10 @@ fn an_existing_output_is_kept_without_force() {
     for name in ["map.csv", "map.parquet"] {
         let out = dir.path().join(name);
         fs::write(&out, "precious").unwrap();
-        let line = failure_of(&["gguf-map", arg(&model), "--out", arg(&out)]);
-        assert!(
-            line.contains("exists") && line.contains("--force"),
-            "{line}"
-        );
+        let line = fail!["gguf-map", model, "--out", out];
+        assert!(line.contains("exists") && line.contains("--force"), "{line}");
         assert_eq!(fs::read_to_string(&out).unwrap(), "precious");
-        stdout_of(&["gguf-map", arg(&model), "--out", arg(&out), "--force"]);
+        run!["gguf-map", model, "--out", out, "--force"];
         assert_ne!(fs::read(&out).unwrap(), b"precious");
     }
 }
@@ -156,13 +134,11 @@ fn outputs_that_cannot_be() {
     let model = repository("fixtures/random-qwen3moe-F16.gguf");
     let dir = tempfile::tempdir().unwrap();
     let absent = dir.path().join("absent/map.csv");
-    assert!(
-        failure_of(&["gguf-map", arg(&model), "--out", arg(&absent)]).contains("does not exist")
-    );
+    assert!(fail!["gguf-map", model, "--out", absent].contains("does not exist"));
     let unknown = dir.path().join("map.xlsx");
-    assert!(failure_of(&["gguf-map", arg(&model), "--out", arg(&unknown)]).contains(".parquet"));
+    assert!(fail!["gguf-map", model, "--out", unknown].contains(".parquet"));
     let directory = dir.path().join("map.csv");
     fs::create_dir(&directory).unwrap();
-    let line = failure_of(&["gguf-map", arg(&model), "--out", arg(&directory), "--force"]);
+    let line = fail!["gguf-map", model, "--out", directory, "--force"];
     assert!(line.contains("is a directory"), "{line}");
 }

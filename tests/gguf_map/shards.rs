@@ -8,8 +8,8 @@ use moe_synth::write::{Header, Writer};
 use serde_json::Value as Json;
 use tempfile::TempDir;
 
-use crate::output_of;
-use crate::support::{arg, failure_of, stdout_of};
+use super::output_of;
+use crate::support::{arg, args, fail, run};
 
 fn path(dir: &TempDir, number: u16) -> PathBuf {
     dir.path().join(format!("model-{number:05}-of-00003.gguf"))
@@ -35,49 +35,30 @@ fn model() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     write(&path(&dir, 1), 1, 3, &[]);
     write(&path(&dir, 2), 2, 3, &["token_embd.weight"]);
-    write(
-        &path(&dir, 3),
-        3,
-        3,
-        &["blk.0.ffn_up_exps.weight", "output.weight"],
-    );
+    write(&path(&dir, 3), 3, 3, &["blk.0.ffn_up_exps.weight", "output.weight"]);
     dir
 }
 
 #[test]
 fn any_shard_opens_the_model() {
     let dir = model();
-    let rows = |number| stdout_of(&["gguf-map", arg(&path(&dir, number)), "-o", "json"]);
+    let rows = |number| run!["gguf-map", path(&dir, number), "-o", "json"];
     let first = rows(1);
     assert!(first == rows(2) && first == rows(3));
     let rows: Vec<Json> = serde_json::from_str(&first).unwrap();
     let places: Vec<_> = rows
         .iter()
-        .map(|row| {
-            (
-                row["file"].as_u64().unwrap(),
-                row["tensor_idx"].as_u64().unwrap(),
-            )
-        })
+        .map(|row| (row["file"].as_u64().unwrap(), row["tensor_idx"].as_u64().unwrap()))
         .collect();
     assert_eq!(places, [(1, 0), (2, 1), (2, 1), (2, 1), (2, 1), (2, 2)]);
     // Offsets are those in the row's own file.
     assert!(rows[0]["file_offset"].as_u64().unwrap() < 512);
-    assert_eq!(
-        rows[5]["file_offset"],
-        rows[1]["file_offset"].as_u64().unwrap() + 256
-    );
+    assert_eq!(rows[5]["file_offset"], rows[1]["file_offset"].as_u64().unwrap() + 256);
 
-    let (code, out, _) = output_of(&["gguf-map", arg(&path(&dir, 2)), "--verify"]);
+    let (code, out, _) = output_of(args!["gguf-map", path(&dir, 2), "--verify"]);
     assert_eq!(code, 0, "{out}");
-    assert!(
-        out.contains("sound: ") && out.contains("sound data: 3 tensors"),
-        "{out}"
-    );
-    assert!(
-        out.contains("\nfile 2: \"model-00003-of-00003.gguf\""),
-        "{out}"
-    );
+    assert!(out.contains("sound: ") && out.contains("sound data: 3 tensors"), "{out}");
+    assert!(out.contains("\nfile 2: \"model-00003-of-00003.gguf\""), "{out}");
 }
 
 /// The thesis's forms are of one file.
@@ -85,13 +66,9 @@ fn any_shard_opens_the_model() {
 fn forms_without_files_say_so() {
     let dir = model();
     for (form, is_told) in [("memory-map", true), ("gguf-dump", true), ("rows", false)] {
-        let (code, _, remarks) = output_of(&["gguf-map", arg(&path(&dir, 1)), "--form", form]);
+        let (code, _, remarks) = output_of(args!["gguf-map", path(&dir, 1), "--form", form]);
         assert_eq!(code, 0);
-        assert_eq!(
-            remarks.contains("names no files"),
-            is_told,
-            "{form}: {remarks}"
-        );
+        assert_eq!(remarks.contains("names no files"), is_told, "{form}: {remarks}");
     }
 }
 
@@ -100,69 +77,39 @@ fn a_manifest_names_the_files() {
     let dir = model();
     let manifest = dir.path().join("manifest");
     let model = path(&dir, 3);
-    stdout_of(&[
-        "gguf-map",
-        arg(&model),
-        "--verify",
-        "--manifest-out",
-        arg(&manifest),
-    ]);
+    run!["gguf-map", model, "--verify", "--manifest-out", manifest];
     let text = fs::read_to_string(&manifest).unwrap();
-    assert!(
-        text.contains("  model-00002-of-00003.gguf:token_embd.weight\n"),
-        "{text}"
-    );
-    assert!(
-        text.contains("  model-00003-of-00003.gguf:output.weight\n"),
-        "{text}"
-    );
-    stdout_of(&[
-        "gguf-map",
-        arg(&path(&dir, 1)),
-        "--verify",
-        "--check-manifest",
-        arg(&manifest),
-    ]);
+    assert!(text.contains("  model-00002-of-00003.gguf:token_embd.weight\n"), "{text}");
+    assert!(text.contains("  model-00003-of-00003.gguf:output.weight\n"), "{text}");
+    run!["gguf-map", path(&dir, 1), "--verify", "--check-manifest", manifest];
 }
 
 #[test]
 fn a_missing_shard_is_named() {
     let dir = model();
     fs::remove_file(path(&dir, 2)).unwrap();
-    let line = failure_of(&["gguf-map", arg(&path(&dir, 3))]);
-    assert!(
-        line.contains(arg(&path(&dir, 2))) && line.contains("missing"),
-        "{line}"
-    );
+    let line = fail!["gguf-map", path(&dir, 3)];
+    assert!(line.contains(arg(&path(&dir, 2))) && line.contains("missing"), "{line}");
 }
 
 #[test]
 fn a_repeated_shard_is_named() {
     let dir = model();
     fs::copy(path(&dir, 2), path(&dir, 3)).unwrap();
-    let line = failure_of(&["gguf-map", arg(&path(&dir, 1))]);
-    assert!(
-        line.contains(arg(&path(&dir, 3))) && line.contains("copy of another shard"),
-        "{line}"
-    );
+    let line = fail!["gguf-map", path(&dir, 1)];
+    assert!(line.contains(arg(&path(&dir, 3))) && line.contains("copy of another shard"), "{line}");
 }
 
 #[test]
 fn a_foreign_shard_is_named() {
     let dir = model();
     write(&path(&dir, 2), 2, 7, &["token_embd.weight"]);
-    let line = failure_of(&["gguf-map", arg(&path(&dir, 1))]);
-    assert!(
-        line.contains(arg(&path(&dir, 2))) && line.contains("not of the same model"),
-        "{line}"
-    );
+    let line = fail!["gguf-map", path(&dir, 1)];
+    assert!(line.contains(arg(&path(&dir, 2))) && line.contains("not of the same model"), "{line}");
     // Its keys fit, its tensors do not.
     write(&path(&dir, 2), 2, 3, &["a", "b"]);
-    let line = failure_of(&["gguf-map", arg(&path(&dir, 1))]);
-    assert!(
-        line.contains("4 tensors") && line.contains("promises 3"),
-        "{line}"
-    );
+    let line = fail!["gguf-map", path(&dir, 1)];
+    assert!(line.contains("4 tensors") && line.contains("promises 3"), "{line}");
 }
 
 #[test]
@@ -170,9 +117,6 @@ fn a_renamed_shard_says_so() {
     let dir = model();
     let renamed = dir.path().join("renamed.gguf");
     fs::rename(path(&dir, 2), &renamed).unwrap();
-    let line = failure_of(&["gguf-map", arg(&renamed)]);
-    assert!(
-        line.contains("shard 2 of 3") && line.contains("is not named"),
-        "{line}"
-    );
+    let line = fail!["gguf-map", renamed];
+    assert!(line.contains("shard 2 of 3") && line.contains("is not named"), "{line}");
 }

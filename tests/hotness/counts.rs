@@ -7,32 +7,22 @@ use std::path::Path;
 use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
 use serde_json::Value;
 
-use crate::Fixture;
+use super::Fixture;
 use crate::support::{
-    ALL, N_EXPERT, N_EXPERT_USED, N_GENERATED, N_LAYER, N_PROMPT, WEIGHTS, arg, experts_of,
-    known_counts, stdout_of, tokens_of,
+    ALL, N_EXPERT, N_EXPERT_USED, N_GENERATED, N_LAYER, N_PROMPT, WEIGHTS, experts_of,
+    known_counts, run, tokens_of,
 };
 
 type Matrix = BTreeMap<(u32, u32), (u64, f64)>;
 
 /// The matrix that `hotness -o json` prints, without the experts that were never chosen.
 fn matrix(path: &Path, phase: &str) -> Matrix {
-    let rows: Vec<Value> = serde_json::from_str(&stdout_of(&[
-        "hotness",
-        arg(path),
-        "--phase",
-        phase,
-        "-o",
-        "json",
-    ]))
-    .unwrap();
+    let rows: Vec<Value> =
+        serde_json::from_str(&run!["hotness", path, "--phase", phase, "-o", "json"]).unwrap();
     let id = |row: &Value, key: &str| row[key].as_u64().unwrap() as u32;
     rows.iter()
         .map(|row| {
-            let tally = (
-                row["count"].as_u64().unwrap(),
-                row["mass"].as_f64().unwrap(),
-            );
+            let tally = (row["count"].as_u64().unwrap(), row["mass"].as_f64().unwrap());
             ((id(row, "layer_id"), id(row, "expert_id")), tally)
         })
         .filter(|(_, (count, _))| *count > 0)
@@ -54,11 +44,8 @@ fn known_mass(phases: &[u8]) -> BTreeMap<(u32, u32), f64> {
 #[test]
 fn counts_and_mass_are_right_in_every_phase_and_from_every_source() {
     let fixture = Fixture::new();
-    let phases: [(&str, &[u8]); 3] = [
-        ("all", &ALL),
-        ("prompt", &[PHASE_PROMPT]),
-        ("generate", &[PHASE_GENERATE]),
-    ];
+    let phases: [(&str, &[u8]); 3] =
+        [("all", &ALL), ("prompt", &[PHASE_PROMPT]), ("generate", &[PHASE_GENERATE])];
     for (name, phases) in phases {
         let masses = known_mass(phases);
         let known: Matrix = known_counts(phases)
@@ -66,11 +53,7 @@ fn counts_and_mass_are_right_in_every_phase_and_from_every_source() {
             .map(|(cell, count)| (cell, (count, masses[&cell])))
             .collect();
         for source in ["run", "run/trace.bin", "tables", "tables/routing.parquet"] {
-            assert_eq!(
-                matrix(&fixture.path(source), name),
-                known,
-                "{name} from {source}"
-            );
+            assert_eq!(matrix(&fixture.path(source), name), known, "{name} from {source}");
         }
     }
 }
@@ -95,7 +78,7 @@ fn counts_of_a_layer_sum_to_rows_times_experts_used() {
 #[test]
 fn matrix_is_ranked_and_complete() {
     let fixture = Fixture::new();
-    let csv = stdout_of(&["hotness", arg(&fixture.path("run")), "-o", "csv"]);
+    let csv = run!["hotness", fixture.path("run"), "-o", "csv"];
     let mut lines = csv.lines();
     assert_eq!(lines.next(), Some("layer_id,expert_id,count,share,mass"));
     let rows: Vec<(u32, u32, u64, f64)> = lines
@@ -112,11 +95,7 @@ fn matrix_is_ranked_and_complete() {
     assert_eq!(rows.len() as u32, N_LAYER * N_EXPERT);
     for layer in rows.chunk_by(|a, b| a.0 == b.0) {
         assert_eq!(layer.len() as u32, N_EXPERT);
-        assert_eq!(
-            (layer[0].1, layer[0].3),
-            (3, 0.25),
-            "expert 3 is in every choice"
-        );
+        assert_eq!((layer[0].1, layer[0].3), (3, 0.25), "expert 3 is in every choice");
         assert!(layer.is_sorted_by_key(|row| (std::cmp::Reverse(row.2), row.1)));
         assert!((layer.iter().map(|row| row.3).sum::<f64>() - 1.0).abs() < 1e-12);
     }
@@ -125,19 +104,16 @@ fn matrix_is_ranked_and_complete() {
 #[test]
 fn summary_tells_how_far_to_trust_it_and_then_the_tokens() {
     let fixture = Fixture::new();
-    let summary = stdout_of(&["hotness", arg(&fixture.path("run"))]);
+    let summary = run!["hotness", fixture.path("run")];
     assert!(summary.starts_with("too short to trust: "), "{summary}");
     let first = summary.lines().nth(1).unwrap();
-    assert_eq!(
-        first,
-        "16 prompt and generated tokens in 6 layers, 4 of 32 experts for a token"
-    );
+    assert_eq!(first, "16 prompt and generated tokens in 6 layers, 4 of 32 experts for a token");
     let layer_5 = summary.lines().last().unwrap();
     let cells: Vec<&str> = layer_5.split_whitespace().collect();
     assert_eq!(cells[..2], ["5", &(1 + N_GENERATED).to_string()]);
     assert!(layer_5.contains("3 (25.0)"), "{layer_5}");
     assert!(
-        stdout_of(&["hotness", arg(&fixture.path("run")), "--phase", "prompt"])
+        run!["hotness", fixture.path("run"), "--phase", "prompt"]
             .contains(&format!("\n{N_PROMPT} prompt tokens in 6 layers"))
     );
 }
@@ -152,7 +128,7 @@ fn one_is_not_many() {
         .filter(|record| record[17] == PHASE_PROMPT && u32::from(record[12]) == N_LAYER - 1);
     let one = fixture.path("one.bin");
     fs::write(&one, last.flatten().copied().collect::<Vec<u8>>()).unwrap();
-    let summary = stdout_of(&["hotness", arg(&one), "--phase", "prompt"]);
+    let summary = run!["hotness", one, "--phase", "prompt"];
     assert!(
         summary.contains("\n1 prompt token in 1 layer, 4 of 23 experts for a token\n"),
         "{summary}"

@@ -2,9 +2,9 @@
 
 use std::fs;
 
-use crate::Fixture;
-use crate::measures::{close, rows};
-use crate::support::{arg, failure_of, moe_analyze, stdout_of};
+use super::Fixture;
+use super::measures::{close, rows};
+use crate::support::{arg, args, fail, moe_analyze, run};
 
 /// Four tokens of each of two sequences. Sequence 4 has the experts 0 and 1, sequence 9 the experts 0 and 2.
 fn trace(fixture: &Fixture) -> std::path::PathBuf {
@@ -49,23 +49,12 @@ fn domains_by_sequence() {
         found.next().unwrap()["count"].as_u64().unwrap()
     };
     assert_eq!(
-        [
-            count("code", 1),
-            count("code", 2),
-            count("law", 1),
-            count("law", 2)
-        ],
+        [count("code", 1), count("code", 2), count("law", 1), count("law", 2)],
         [4, 0, 0, 4]
     );
 
-    let split = rows(
-        &path,
-        &[
-            &with_labels[..],
-            &["--table", "split", "--split", "by-label"],
-        ]
-        .concat(),
-    );
+    let split =
+        rows(&path, &[&with_labels[..], &["--table", "split", "--split", "by-label"]].concat());
     for row in split.iter().filter(|row| row["percent"] == 50) {
         // Two of three experts, 0 and the other domain's.
         close(row, "in_sample", 1.0);
@@ -85,28 +74,13 @@ fn domains_by_input_even_of_counts() {
     };
     fs::write(&a, header(&[3, 1])).unwrap();
     fs::write(&b, header(&[2, 2])).unwrap();
-    let text = stdout_of(&[
-        "--quiet",
-        "hotness",
-        arg(&a),
-        arg(&b),
-        "--top-k",
-        "1",
-        "--label",
-        "code",
-        "--label",
-        "law",
-        "--table",
-        "domains",
-        "-o",
-        "csv",
-    ]);
+    let text = run![
+        "--quiet", "hotness", a, b, "--top-k", "1", "--label", "code", "--label", "law", "--table",
+        "domains", "-o", "csv"
+    ];
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines.len(), 3, "{text}");
-    assert!(
-        lines[1].starts_with("0,code,4,") && lines[2].starts_with("0,law,4,"),
-        "{text}"
-    );
+    assert!(lines[1].starts_with("0,code,4,") && lines[2].starts_with("0,law,4,"), "{text}");
     // ¾ ¼ against ½ ½.
     assert!(lines[1].contains(",0.25,0,0.75,1.5"), "{text}");
 }
@@ -120,7 +94,7 @@ fn labels_of_sequences_that_are_not_there_are_remarked() {
     fs::write(&labels, "4,code\n11,law\n10,law\n").unwrap();
     let remarks = |more: &[&str]| {
         let args = ["hotness", arg(&path), "--labels", arg(&labels)];
-        let assert = moe_analyze().args([&args, more].concat()).assert();
+        let assert = moe_analyze().args(args![args, more]).assert();
         String::from_utf8_lossy(&assert.success().get_output().stderr).into_owned()
     };
     let told = remarks(&["--table", "domains"]);
@@ -140,20 +114,14 @@ fn labels_that_do_not_fit_are_refused() {
     let bad = fixture.path("bad.csv");
     fs::write(&bad, "4,code\n9\n").unwrap();
     for (more, expected) in [
-        (
-            &["--label", "a", "--label", "b"][..],
-            "2 --label for 1 inputs",
-        ),
+        (&["--label", "a", "--label", "b"][..], "2 --label for 1 inputs"),
         (&["--by", "label"], "no domain is told"),
         (&["--split", "by-label"], "no domain is told"),
         (&["--table", "domains"], "no domain is told"),
         (&["--labels", arg(&bad)], "line 2: no comma"),
-        (
-            &["--label", "a", "--table", "split", "--split", "by-label"],
-            "only one label",
-        ),
+        (&["--label", "a", "--table", "split", "--split", "by-label"], "only one label"),
     ] {
-        let line = failure_of(&[&["--quiet", "hotness", path][..], more].concat());
+        let line = fail!["--quiet", "hotness", path, more];
         assert!(line.contains(expected), "{line}");
     }
 }

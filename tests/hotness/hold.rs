@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::Fixture;
-use crate::measures::{close, rows};
-use crate::support::{N_LAYER, arg, failure_of, moe_analyze, repository, stdout_of};
+use super::Fixture;
+use super::measures::{close, rows};
+use crate::support::{Arg, N_LAYER, arg, args, fail, moe_analyze, repository, run};
 
 /// Tokens of one layer as JSON lines: sequence and experts. Expert 15 tells that there are 16.
 fn trace(fixture: &Fixture, name: &str, tokens: impl Iterator<Item = (u32, [u32; 2])>) -> PathBuf {
@@ -29,9 +29,9 @@ fn trace(fixture: &Fixture, name: &str, tokens: impl Iterator<Item = (u32, [u32;
     path
 }
 
-fn first_line(args: &[&str]) -> String {
-    let args = [&["--quiet", "hotness"], args].concat();
-    stdout_of(&args).lines().next().unwrap().to_owned()
+fn first_line(args: impl Arg) -> String {
+    let args = args!["--quiet", "hotness", args];
+    run![args].lines().next().unwrap().to_owned()
 }
 
 /// 60 tokens on the experts 0 to 3, 60 on 12 to 15: what is learned on the first half is of no use for the second.
@@ -49,7 +49,7 @@ fn what_moves_does_not_hold() {
         )
     });
     let path = trace(&fixture, "moves.jsonl", tokens);
-    let line = first_line(&[arg(&path)]);
+    let line = first_line(args![path]);
     assert_eq!(
         line,
         "it does not hold: the hottest 25 % of experts of the first 60 tokens cover 0.0 % of the choices of the other 60 \
@@ -60,10 +60,7 @@ fn what_moves_does_not_hold() {
     let rows = rows(&path, &["--table", "split", "--split", "0.25"]);
     assert_eq!(rows.len(), 5);
     let quarter = &rows[3];
-    assert_eq!(
-        (&quarter["rows_learned"], &quarter["rows_tested"]),
-        (&30.into(), &90.into())
-    );
+    assert_eq!((&quarter["rows_learned"], &quarter["rows_tested"]), (&30.into(), &90.into()));
     close(quarter, "percent", 25.0);
     close(quarter, "in_sample", 1.0);
     // 30 of 90 tokens are still on the first experts.
@@ -85,13 +82,10 @@ fn what_stays_holds() {
         )
     });
     let path = trace(&fixture, "stays.jsonl", tokens);
-    let line = first_line(&[arg(&path)]);
-    assert!(
-        line.starts_with("it holds: the hottest 25 % of experts of the first 6"),
-        "{line}"
-    );
+    let line = first_line(args![path]);
+    assert!(line.starts_with("it holds: the hottest 25 % of experts of the first 6"), "{line}");
     assert!(!line.contains("changed"), "{line}");
-    let summary = stdout_of(&["--quiet", "hotness", arg(&path), "--split", "0.5"]);
+    let summary = run!["--quiet", "hotness", path, "--split", "0.5"];
     assert!(summary.contains("out_of_sample"), "{summary}");
 }
 
@@ -99,11 +93,7 @@ fn what_stays_holds() {
 #[test]
 fn sequences_are_tested_on_each_other() {
     let fixture = Fixture::new();
-    let path = trace(
-        &fixture,
-        "sequences.jsonl",
-        (0..60).map(|t| (t % 3, [15, t % 3])),
-    );
+    let path = trace(&fixture, "sequences.jsonl", (0..60).map(|t| (t % 3, [15, t % 3])));
     let rows = rows(&path, &["--table", "split", "--split", "by-sequence"]);
     let tested: Vec<&str> = rows
         .iter()
@@ -117,18 +107,10 @@ fn sequences_are_tested_on_each_other() {
     }
     // One sequence has no other.
     let one = trace(&fixture, "one.jsonl", (0..20).map(|t| (0, [15, t % 3])));
-    let args = [
-        "--quiet",
-        "hotness",
-        arg(&one),
-        "--table",
-        "split",
-        "--split",
-        "by-sequence",
-    ];
-    assert!(failure_of(&args).contains("only one sequence"));
+    let args = ["--quiet", "hotness", arg(&one), "--table", "split", "--split", "by-sequence"];
+    assert!(fail![args].contains("only one sequence"));
     let summary = ["--quiet", "hotness", arg(&one), "--split", "by-sequence"];
-    assert!(failure_of(&summary).contains("only one sequence"));
+    assert!(fail![summary].contains("only one sequence"));
 }
 
 #[test]
@@ -184,11 +166,8 @@ fn drift_settling_and_intervals_have_their_rows() {
 #[test]
 fn counts_without_order_give_what_they_can() {
     let counts = repository("fixtures/foreign/imatrix/small.gguf");
-    let line = first_line(&[arg(&counts)]);
-    assert!(
-        line.starts_with("how far to trust it cannot be told"),
-        "{line}"
-    );
+    let line = first_line(args![counts]);
+    assert!(line.starts_with("how far to trust it cannot be told"), "{line}");
     let rows = rows(&counts, &["--table", "measures"]);
     assert!(rows[0]["gini"].is_f64() && rows[0]["overlap"].is_null());
     for asked in [
@@ -201,8 +180,8 @@ fn counts_without_order_give_what_they_can() {
         ["--split", "by-sequence"],
         ["--by=sequence", "-ocsv"],
     ] {
-        let args = [&["--quiet", "hotness", arg(&counts)][..], &asked].concat();
-        let line = failure_of(&args);
+        let args = args!["--quiet", "hotness", counts, asked];
+        let line = fail![args];
         assert!(line.contains("order"), "{line}");
     }
 }
@@ -210,21 +189,14 @@ fn counts_without_order_give_what_they_can() {
 #[test]
 fn an_expert_twice_in_a_token_is_remarked() {
     let fixture = Fixture::new();
-    let path = trace(
-        &fixture,
-        "twice.jsonl",
-        [(0, [1, 1]), (0, [2, 3])].into_iter(),
-    );
+    let path = trace(&fixture, "twice.jsonl", [(0, [1, 1]), (0, [2, 3])].into_iter());
     let remarks = |path: &Path, more: &[&str]| {
-        let args = [&["hotness", arg(path)], more].concat();
+        let args = args!["hotness", path, more];
         let assert = moe_analyze().args(args).assert().success();
         String::from_utf8_lossy(&assert.get_output().stderr).into_owned()
     };
     let told = remarks(&path, &[]);
-    assert!(
-        told.contains("left out: 1 expert that a token names again"),
-        "{told}"
-    );
+    assert!(told.contains("left out: 1 expert that a token names again"), "{told}");
     // A format with a row for each slot hands over what it says.
     let route = repository("fixtures/foreign/bigmoeonedge/small.route.csv");
     let rows = fs::read_to_string(route).unwrap();
@@ -234,10 +206,7 @@ fn an_expert_twice_in_a_token_is_remarked() {
     fs::write(&path, twice).unwrap();
     for more in [&[][..], &["-o", "csv"]] {
         let told = remarks(&path, more);
-        assert!(
-            told.contains("1 choice of a token names an expert twice"),
-            "{told}"
-        );
+        assert!(told.contains("1 choice of a token names an expert twice"), "{told}");
     }
 }
 
@@ -247,7 +216,7 @@ fn impossible_splits_are_refused() {
     let run = fixture.path("run");
     for split in ["0", "1", "1.5", "-0.5", "nan", "by-moon"] {
         let option = format!("--split={split}");
-        let line = failure_of(&["hotness", arg(&run), &option]);
+        let line = fail!["hotness", run, option];
         let start = format!("moe-analyze: invalid value '{split}' for '--split <");
         assert!(line.starts_with(&start), "{line}");
         assert!(line.contains("between 0 and 1"), "{line}");

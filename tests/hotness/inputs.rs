@@ -4,8 +4,8 @@ use std::fs;
 
 use moe_trace::record::PHASE_PROMPT;
 
-use crate::Fixture;
-use crate::support::{self, arg, failure_of, file_of, moe_analyze, stdout_of};
+use super::Fixture;
+use crate::support::{self, arg, args, fail, file_of, moe_analyze, run};
 
 #[test]
 fn without_routing_there_is_no_hotness() {
@@ -18,7 +18,7 @@ fn without_routing_there_is_no_hotness() {
         fs::copy(fixture.path("run/manifest.json"), run.join("manifest.json")).unwrap();
         fs::write(run.join("trace.bin"), bytes).unwrap();
         let out = fixture.path("learn.json");
-        let line = failure_of(&["--quiet", "hotness", arg(&run), "--out", arg(&out)]);
+        let line = fail!["--quiet", "hotness", run, "--out", out];
         assert!(line.contains("no token was routed"), "{line}");
         assert!(!out.exists());
     }
@@ -28,11 +28,8 @@ fn without_routing_there_is_no_hotness() {
         .filter(|record| record[17] == PHASE_PROMPT);
     let prompt = fixture.path("prompt.bin");
     fs::write(&prompt, records.flatten().copied().collect::<Vec<u8>>()).unwrap();
-    assert!(
-        failure_of(&["hotness", arg(&prompt), "--phase", "generate"])
-            .contains("no token was routed")
-    );
-    stdout_of(&["hotness", arg(&prompt), "--phase", "prompt"]);
+    assert!(fail!["hotness", prompt, "--phase", "generate"].contains("no token was routed"));
+    run!["hotness", prompt, "--phase", "prompt"];
 }
 
 #[test]
@@ -46,11 +43,8 @@ fn impossible_records_are_named() {
         .unwrap();
     trace[at * 1024 + 792..][..4].copy_from_slice(&77i32.to_le_bytes());
     fs::write(&trace_file, &trace).unwrap();
-    let line = failure_of(&["hotness", arg(&fixture.path("run"))]);
-    assert!(
-        line.contains("expert 77") && line.contains(&format!("record {at}")),
-        "{line}"
-    );
+    let line = fail!["hotness", fixture.path("run")];
+    assert!(line.contains("expert 77") && line.contains(&format!("record {at}")), "{line}");
 }
 
 /// Counts are summed exactly, or not at all.
@@ -70,23 +64,14 @@ fn counts_beyond_64_bits_are_refused() {
     let too_many = learn("many.json", [u64::MAX, 1]);
     let most = learn("most.json", [u64::MAX - 1, 1]);
     let one = learn("one.json", [1, 0]);
-    let line = failure_of(&["hotness", arg(&too_many), "-o", "csv"]);
-    assert!(
-        line.contains("layer 0") && line.contains("more than 64 bits"),
-        "{line}"
-    );
-    let rows = stdout_of(&["--quiet", "hotness", arg(&most), "-o", "csv"]);
+    let line = fail!["hotness", too_many, "-o", "csv"];
+    assert!(line.contains("layer 0") && line.contains("more than 64 bits"), "{line}");
+    let rows = run!["--quiet", "hotness", most, "-o", "csv"];
     assert!(rows.contains("\n0,0,18446744073709551614,1,"), "{rows}");
-    let usage = stdout_of(&["--quiet", "hotness", arg(&most), "--usage"]);
-    assert!(
-        usage.contains("18446744073709551614 activations"),
-        "{usage}"
-    );
-    let line = failure_of(&["--quiet", "hotness", arg(&most), arg(&one)]);
-    assert!(
-        line.contains("more than 64 bits") && line.contains(arg(&one)),
-        "{line}"
-    );
+    let usage = run!["--quiet", "hotness", most, "--usage"];
+    assert!(usage.contains("18446744073709551614 activations"), "{usage}");
+    let line = fail!["--quiet", "hotness", most, one];
+    assert!(line.contains("more than 64 bits") && line.contains(arg(&one)), "{line}");
 }
 
 /// No room is made for layers and experts that no model has.
@@ -97,17 +82,15 @@ fn impossible_numbers_of_layers_and_experts_are_named() {
     let model = support::repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
     let manifest = fs::read_to_string(run.join("manifest.json")).unwrap();
     let mut manifest: serde_json::Value = serde_json::from_str(&manifest).unwrap();
-    for (key, n) in [
-        ("n_expert_used", 4097u32),
-        ("n_expert", 4_000_000_000),
-        ("n_layer", 4_000_000_001),
-    ] {
+    for (key, n) in
+        [("n_expert_used", 4097u32), ("n_expert", 4_000_000_000), ("n_layer", 4_000_000_001)]
+    {
         let own = manifest["model"][key].clone();
         manifest["model"][key] = n.into();
         fs::write(run.join("manifest.json"), manifest.to_string()).unwrap();
         manifest["model"][key] = own;
         let args = ["--quiet", "parquet", arg(&run), "--force", "--out"];
-        stdout_of(&[&args[..], &[arg(&tables)]].concat());
+        run![args, tables];
         for path in [&run, &tables] {
             for more in [
                 &["hotness"][..],
@@ -115,14 +98,11 @@ fn impossible_numbers_of_layers_and_experts_are_named() {
                 &["plan", "--model", arg(&model), "--budget-mib", "1"],
                 &["simulate", "--model", arg(&model)],
             ] {
-                let line = failure_of(&[&["--quiet"], more, &[arg(path)]].concat());
-                assert!(
-                    line.contains(&n.to_string()) && line.contains(arg(path)),
-                    "{line}"
-                );
+                let line = fail!["--quiet", more, path];
+                assert!(line.contains(&n.to_string()) && line.contains(arg(path)), "{line}");
             }
         }
-        let info = moe_analyze().args(["info", arg(&run)]).assert().code(1);
+        let info = moe_analyze().args(args!["info", run]).assert().code(1);
         let facts = String::from_utf8_lossy(&info.get_output().stdout).into_owned();
         let fault = facts.lines().last().unwrap();
         assert!(
@@ -139,12 +119,9 @@ fn a_cut_trace_counts_its_whole_records() {
     let trace = fs::read(fixture.path("run/trace.bin")).unwrap();
     let cut = fixture.path("cut.bin");
     fs::write(&cut, &trace[..trace.len() - 100]).unwrap();
-    let summary = stdout_of(&["hotness", arg(&cut)]);
+    let summary = run!["hotness", cut];
     let counted = summary.lines().nth(1).unwrap();
-    assert!(
-        counted.starts_with("16 prompt and generated tokens"),
-        "{summary}"
-    );
+    assert!(counted.starts_with("16 prompt and generated tokens"), "{summary}");
 }
 
 #[test]
@@ -154,28 +131,19 @@ fn bad_input_is_one_line_and_exit_2() {
     let inputs = [
         (dir.path().join("absent"), "cannot open"),
         (file("empty.bin", b""), "is empty"),
-        (
-            file("text.bin", b"no trace at all"),
-            "is in no known format",
-        ),
+        (file("text.bin", b"no trace at all"), "is in no known format"),
         (file("zeros.bin", &[0; 4096]), "is in no known format"),
         (
             file("table.parquet", b"PAR1 and then nothing"),
             "table.parquet: the file is damaged: Parquet error: Invalid Parquet file. Corrupt footer;",
         ),
         (file("learn.json", b"{}"), "JSON"),
-        (
-            support::repository("fixtures/random-qwen3moe-F16.gguf"),
-            "is a model",
-        ),
+        (support::repository("fixtures/random-qwen3moe-F16.gguf"), "is a model"),
         (dir.path().to_owned(), "neither a run directory"),
     ];
     for (path, expected) in &inputs {
-        let line = failure_of(&["hotness", arg(path)]);
-        assert!(
-            line.contains(expected) && line.contains(arg(path)),
-            "{expected}: {line}"
-        );
+        let line = fail!["hotness", path];
+        assert!(line.contains(expected) && line.contains(arg(path)), "{expected}: {line}");
     }
     moe_analyze().args(["hotness"]).assert().code(2);
     // Whatever reads a table says so, and names it once.
@@ -187,7 +155,7 @@ fn bad_input_is_one_line_and_exit_2() {
         &["plan", "--model", arg(&model), "--budget-mib", "1"],
         &["convert", "--to", "jsonl", "--out", "unwritten.jsonl"],
     ] {
-        let line = failure_of(&[command, &[arg(&table)]].concat());
+        let line = fail![command, table];
         assert!(
             line.contains(
                 "table.parquet: the file is damaged: Parquet error: Invalid Parquet file."
@@ -213,7 +181,7 @@ fn records_of_a_newer_version_are_told() {
         &["replay", "--model", arg(&model)],
         &["convert", "--to", "jsonl", "--out", arg(&out)],
     ] {
-        let line = failure_of(&[command, &[arg(&run)]].concat());
+        let line = fail![command, run];
         assert!(line.contains("ext_version 2 is not known"), "{line}");
     }
 }

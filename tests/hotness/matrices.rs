@@ -9,10 +9,9 @@ use moe_gguf::experts::expert_bytes;
 use moe_gguf::map::OffsetMap;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
-use crate::Fixture;
+use super::Fixture;
 use crate::support::{
-    ALL, N_EXPERT, N_GENERATED, N_LAYER, N_PROMPT, arg, failure_of, known_counts, repository,
-    stdout_of,
+    ALL, N_EXPERT, N_GENERATED, N_LAYER, N_PROMPT, args, fail, known_counts, repository, run,
 };
 
 /// The bytes behind the header of a `.npy` file of 64-bit numbers, and its header.
@@ -22,10 +21,7 @@ fn npy(bytes: &[u8]) -> (String, Vec<[u8; 8]>) {
     let header = String::from_utf8(bytes[10..10 + length].to_vec()).unwrap();
     let numbers = bytes[10 + length..].chunks_exact(8);
     assert!(numbers.remainder().is_empty());
-    (
-        header,
-        numbers.map(|bytes| bytes.try_into().unwrap()).collect(),
-    )
+    (header, numbers.map(|bytes| bytes.try_into().unwrap()).collect())
 }
 
 #[test]
@@ -33,21 +29,11 @@ fn arrays_hold_counts_and_mass() {
     let fixture = Fixture::new();
     let (counts, mass) = (fixture.path("counts.npy"), fixture.path("mass.npy"));
     let run = fixture.path("run");
-    stdout_of(&["hotness", arg(&run), "--matrix", arg(&counts)]);
-    stdout_of(&[
-        "hotness",
-        arg(&run),
-        "--matrix",
-        arg(&mass),
-        "--value",
-        "mass",
-    ]);
+    run!["hotness", run, "--matrix", counts];
+    run!["hotness", run, "--matrix", mass, "--value", "mass"];
 
     let (header, numbers) = npy(&fs::read(&counts).unwrap());
-    assert!(
-        header.contains("'descr': '<u8'") && header.contains("'shape': (6, 32)"),
-        "{header}"
-    );
+    assert!(header.contains("'descr': '<u8'") && header.contains("'shape': (6, 32)"), "{header}");
     let known = known_counts(&ALL);
     for (at, number) in (0..).zip(&numbers) {
         let known = known.get(&(at / N_EXPERT, at % N_EXPERT)).copied();
@@ -60,7 +46,7 @@ fn arrays_hold_counts_and_mass() {
     // Expert 3 of layer 0: 16 tokens with ½.
     assert_eq!(f64::from_le_bytes(numbers[3]), 8.0);
     // What was written can be read as a trace of counts.
-    let again = stdout_of(&["--quiet", "hotness", arg(&counts), "-o", "csv"]);
+    let again = run!["--quiet", "hotness", counts, "-o", "csv"];
     let first = again.lines().nth(1).unwrap();
     assert!(first.starts_with("0,3,16,0.25,"), "{first}");
 }
@@ -70,18 +56,15 @@ fn parts_are_phases_sequences_and_windows() {
     let fixture = Fixture::new();
     let run = fixture.path("run");
     let cells = |more: &[&str]| -> Vec<Vec<String>> {
-        let args = [&["hotness", arg(&run), "-o", "csv"][..], more].concat();
-        let text = stdout_of(&args);
+        let args = args!["hotness", run, "-o", "csv", more];
+        let text = run![args];
         let lines = text
             .lines()
             .map(|line| line.split(',').map(str::to_owned).collect());
         lines.collect()
     };
     let phases = cells(&["--by", "phase"]);
-    assert_eq!(
-        phases[0],
-        ["phase", "layer_id", "expert_id", "count", "mass", "bytes"]
-    );
+    assert_eq!(phases[0], ["phase", "layer_id", "expert_id", "count", "mass", "bytes"]);
     assert_eq!(phases.len() as u32, 1 + 2 * N_LAYER * N_EXPERT);
     let of = |rows: &[Vec<String>], part: &str, layer: &str, expert: &str| -> u64 {
         let mut found = rows.iter().filter(|row| row[..3] == [part, layer, expert]);
@@ -100,23 +83,13 @@ fn parts_are_phases_sequences_and_windows() {
     assert_eq!(of(&windows, "0", "0", "3"), 5);
     assert_eq!(of(&windows, "3", "0", "3"), 1);
     // Expert 20 is in every even token: 0, 2, 4 and 6, 8.
-    assert_eq!(
-        (of(&windows, "0", "0", "20"), of(&windows, "1", "0", "20")),
-        (3, 2)
-    );
+    assert_eq!((of(&windows, "0", "0", "20"), of(&windows, "1", "0", "20")), (3, 2));
 
     let sequences = cells(&["--by", "sequence"]);
     assert_eq!(of(&sequences, "0", "0", "3"), 16);
 
     let array = fixture.path("parts.npy");
-    stdout_of(&[
-        "hotness",
-        arg(&run),
-        "--by",
-        "phase",
-        "--matrix",
-        arg(&array),
-    ]);
+    run!["hotness", run, "--by", "phase", "--matrix", array];
     let (header, numbers) = npy(&fs::read(&array).unwrap());
     assert!(header.contains("'shape': (2, 6, 32)"), "{header}");
     assert_eq!(u64::from_le_bytes(numbers[3]), u64::from(N_PROMPT));
@@ -131,21 +104,9 @@ fn bytes_are_those_of_the_model() {
     let known = known_counts(&ALL);
     let of_map = fixture.path("map.parquet");
     let of_model = fixture.path("model.parquet");
-    stdout_of(&[
-        "hotness",
-        arg(&fixture.path("run")),
-        "--matrix",
-        arg(&of_map),
-    ]);
+    run!["hotness", fixture.path("run"), "--matrix", of_map];
     let tables = fixture.path("tables");
-    stdout_of(&[
-        "hotness",
-        arg(&tables),
-        "--model",
-        arg(&model),
-        "--matrix",
-        arg(&of_model),
-    ]);
+    run!["hotness", tables, "--model", model, "--matrix", of_model];
     for file in [of_map, of_model] {
         let reader = ParquetRecordBatchReaderBuilder::try_new(File::open(file).unwrap()).unwrap();
         let batches: Vec<RecordBatch> = reader.build().unwrap().map(Result::unwrap).collect();
@@ -167,14 +128,7 @@ fn bytes_are_those_of_the_model() {
         }
     }
     let out = fixture.path("bytes.npy");
-    let line = failure_of(&[
-        "hotness",
-        arg(&tables),
-        "--value",
-        "bytes",
-        "--matrix",
-        arg(&out),
-    ]);
+    let line = fail!["hotness", tables, "--value", "bytes", "--matrix", out];
     assert!(line.contains("--model"), "{line}");
     assert!(!out.exists());
 }
@@ -184,10 +138,10 @@ fn files_are_refused_before_anything_is_read() {
     let fixture = Fixture::new();
     let run = fixture.path("run");
     let bad = fixture.path("matrix.xlsx");
-    assert!(failure_of(&["hotness", arg(&run), "--matrix", arg(&bad)]).contains(".parquet"));
+    assert!(fail!["hotness", run, "--matrix", bad].contains(".parquet"));
     let there = fixture.path("there.csv");
     fs::write(&there, "precious").unwrap();
-    assert!(failure_of(&["hotness", arg(&run), "--matrix", arg(&there)]).contains("--force"));
+    assert!(fail!["hotness", run, "--matrix", there].contains("--force"));
     // What would show nowhere is refused.
     for (more, expected) in [
         (&["--by", "phase"][..], "--matrix"),
@@ -198,22 +152,16 @@ fn files_are_refused_before_anything_is_read() {
         (&["--sorted"], "--plot"),
         (&["--value", "mass"], "--plot"),
     ] {
-        let line = failure_of(&[&["hotness", arg(&run)], more].concat());
+        let line = fail!["hotness", run, more];
         assert!(line.contains(expected), "{more:?}: {line}");
     }
-    let split = |more: &[&str]| stdout_of(&[&["hotness", arg(&run), "-o", "csv"], more].concat());
-    assert_eq!(
-        split(&["--split", "0.25"]),
-        split(&["--split", "0.25", "--table", "split"])
-    );
-    assert!(failure_of(&["hotness", arg(&run), "--by", "window"]).contains("--window"));
-    assert!(failure_of(&["hotness", arg(&run), "--window", "3"]).contains("--by window"));
-    stdout_of(&["hotness", arg(&run), "--matrix", arg(&there), "--force"]);
+    let split = |more: &[&str]| run!["hotness", run, "-o", "csv", more];
+    assert_eq!(split(&["--split", "0.25"]), split(&["--split", "0.25", "--table", "split"]));
+    assert!(fail!["hotness", run, "--by", "window"].contains("--window"));
+    assert!(fail!["hotness", run, "--window", "3"].contains("--by window"));
+    run!["hotness", run, "--matrix", there, "--force"];
     let csv = fs::read_to_string(there).unwrap();
-    assert!(
-        csv.starts_with("layer_id,expert_id,count,mass,bytes\n0,0,0,"),
-        "{csv}"
-    );
+    assert!(csv.starts_with("layer_id,expert_id,count,mass,bytes\n0,0,0,"), "{csv}");
 }
 
 #[test]
@@ -223,34 +171,18 @@ fn every_picture_is_drawn() {
     for (picture, more, text) in [
         ("heat-map", "--sorted", "hottest first"),
         ("heat-map", "--value=bytes", "Bytes read for each expert"),
-        (
-            "coverage",
-            "--sorted",
-            "the second half, learned on the first",
-        ),
+        ("coverage", "--sorted", "the second half, learned on the first"),
         ("entropy", "--sorted", "entropy, 1 = even"),
     ] {
         for extension in ["svg", "png"] {
             let out = fixture.path(&format!("{picture}.{extension}"));
-            let args = [
-                "hotness",
-                arg(&run),
-                "--plot",
-                arg(&out),
-                "--picture",
-                picture,
-                more,
-                "--force",
-            ];
-            stdout_of(&args);
+            let args = args!["hotness", run, "--plot", out, "--picture", picture, more, "--force"];
+            run![args];
             let bytes = fs::read(out).unwrap();
             match extension {
                 "svg" => {
                     let svg = String::from_utf8(bytes).unwrap();
-                    assert!(
-                        svg.contains(text) && svg.trim_end().ends_with("</svg>"),
-                        "{picture}"
-                    );
+                    assert!(svg.contains(text) && svg.trim_end().ends_with("</svg>"), "{picture}");
                 }
                 _ => assert!(bytes.ends_with(b"IEND\xaeB`\x82")),
             }

@@ -4,13 +4,13 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::Fixture;
-use crate::support::{N_GENERATED, N_LAYER, arg, stdout_of};
+use super::Fixture;
+use crate::support::{N_GENERATED, N_LAYER, arg, run};
 
 /// The rows of a table as JSON.
 pub fn rows(path: &Path, more: &[&str]) -> Vec<Value> {
     let args = ["--quiet", "hotness", arg(path), "-o", "json"];
-    serde_json::from_str(&stdout_of(&[&args, more].concat())).unwrap()
+    serde_json::from_str(&run![args, more]).unwrap()
 }
 
 pub fn number(row: &Value, column: &str) -> f64 {
@@ -22,10 +22,7 @@ pub fn number(row: &Value, column: &str) -> f64 {
 #[track_caller]
 pub fn close(row: &Value, column: &str, expected: f64) {
     let found = number(row, column);
-    assert!(
-        (found - expected).abs() < 1e-9,
-        "{column}: {found}, not {expected}"
-    );
+    assert!((found - expected).abs() < 1e-9, "{column}: {found}, not {expected}");
 }
 
 /// In 16 tokens of a layer expert 3 is chosen 16 times and six others 8 times: shares ¼ and six times ⅛, of 32 experts.
@@ -41,13 +38,9 @@ fn measures_by_hand() {
         );
         close(row, "active_fraction", 7.0 / 32.0);
         // 1, 2, 4, 8 and 16 experts.
-        for (column, share) in [
-            ("top_1", 0.25),
-            ("top_5", 0.375),
-            ("top_10", 0.625),
-            ("top_25", 1.0),
-            ("top_50", 1.0),
-        ] {
+        for (column, share) in
+            [("top_1", 0.25), ("top_5", 0.375), ("top_10", 0.625), ("top_25", 1.0), ("top_50", 1.0)]
+        {
             close(row, column, share);
         }
         // ¼ · 2 + 6 · ⅛ · 3 = 2.75 bits of 5.
@@ -104,10 +97,7 @@ fn distinct_experts_of_batches() {
     close(layer_0[1], "if_independent", 5.5);
     close(layer_0[1], "if_even", 7.5);
     let all = rows.last().unwrap();
-    assert_eq!(
-        (&all["layer_id"], &all["batch"]),
-        (&Value::Null, &16.into())
-    );
+    assert_eq!((&all["layer_id"], &all["batch"]), (&Value::Null, &16.into()));
 }
 
 /// Figures that were computed from the same decode traces before (with top-k overridden to 6 and 2).
@@ -127,12 +117,9 @@ fn published_traces_have_the_known_skew() {
         if active.is_finite() {
             assert_eq!(number(model, "active"), active);
         }
-        for (column, expected) in [
-            ("gini", gini),
-            ("top_10", top_10),
-            ("top_25", top_25),
-            ("overlap", overlap),
-        ] {
+        for (column, expected) in
+            [("gini", gini), ("top_10", top_10), ("top_25", top_25), ("overlap", overlap)]
+        {
             let found = number(model, column);
             assert!(
                 (found - expected).abs() <= 0.000_6,

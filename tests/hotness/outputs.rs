@@ -5,10 +5,10 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
-use crate::Fixture;
+use super::Fixture;
 use crate::support::{
-    self, ALL, N_EXPERT, N_EXPERT_USED, N_GENERATED, N_LAYER, arg, failure_of, known_counts,
-    moe_analyze, stdout_of,
+    self, ALL, N_EXPERT, N_EXPERT_USED, N_GENERATED, N_LAYER, arg, args, fail, known_counts,
+    moe_analyze, run,
 };
 
 #[test]
@@ -20,13 +20,10 @@ fn learn_file_is_the_runtimes() {
     let mut texts = Vec::new();
     for source in ["run", "tables"] {
         let out = fixture.path(&format!("{source}.json"));
-        stdout_of(&["hotness", arg(&fixture.path(source)), "--out", arg(&out)]);
+        run!["hotness", fixture.path(source), "--out", out];
         texts.push(fs::read_to_string(out).unwrap());
     }
-    assert_eq!(
-        texts[0], texts[1],
-        "a run and its tables give the same file"
-    );
+    assert_eq!(texts[0], texts[1], "a run and its tables give the same file");
     assert!(!texts[0].contains([' ', '\n']));
 
     let learn: Value = serde_json::from_str(&texts[0]).unwrap();
@@ -50,10 +47,7 @@ fn learn_file_is_the_runtimes() {
             .collect();
         assert_eq!(entry["experts"], serde_json::json!(known));
         assert_eq!(entry["cold_experts"], entry["experts"]);
-        assert_eq!(
-            entry["cold_slots_total"],
-            known.iter().map(|(_, count)| count).sum::<u64>()
-        );
+        assert_eq!(entry["cold_slots_total"], known.iter().map(|(_, count)| count).sum::<u64>());
     }
     let observations = moe_placement::learn::parse_observations(&texts[0]).unwrap();
     assert!(moe_placement::learn::is_usable(&observations));
@@ -97,23 +91,14 @@ fn learn_files_of_all_formats_follow_the_schema() {
             &[&[], &["--top-k", "2"]]
         };
         for &more in options {
-            let (out, converted) = (
-                dir.path().join("hotness.json"),
-                dir.path().join("convert.json"),
-            );
+            let (out, converted) =
+                (dir.path().join("hotness.json"), dir.path().join("convert.json"));
             let write: [&[&str]; 2] = [
                 &["hotness", arg(&trace), "--out", arg(&out)],
-                &[
-                    "convert",
-                    arg(&trace),
-                    "--to",
-                    "learn",
-                    "--out",
-                    arg(&converted),
-                ],
+                &["convert", arg(&trace), "--to", "learn", "--out", arg(&converted)],
             ];
             for command in write {
-                stdout_of(&[&["--quiet"], command, &["--force"], more].concat());
+                run!["--quiet", command, "--force", more];
             }
             for file in [&out, &converted] {
                 let learn: Value =
@@ -124,18 +109,8 @@ fn learn_files_of_all_formats_follow_the_schema() {
             }
             // A learn file of the learn file says the same.
             let again = dir.path().join("again.json");
-            stdout_of(&[
-                "--quiet",
-                "hotness",
-                arg(&out),
-                "--out",
-                arg(&again),
-                "--force",
-            ]);
-            assert_eq!(
-                fs::read_to_string(&again).unwrap(),
-                fs::read_to_string(&out).unwrap()
-            );
+            run!["--quiet", "hotness", out, "--out", again, "--force"];
+            assert_eq!(fs::read_to_string(&again).unwrap(), fs::read_to_string(&out).unwrap());
         }
     }
 }
@@ -147,15 +122,9 @@ fn learn_files_count_tokens_where_passes_are_not_recorded() {
     let learn = |trace: &str, more: &[&str]| -> (Value, String) {
         let trace = support::repository("fixtures/foreign").join(trace);
         let args = ["hotness", arg(&trace), "--out", arg(&out), "--force"];
-        let output = moe_analyze()
-            .args([&args[..], more].concat())
-            .assert()
-            .success();
+        let output = moe_analyze().args(args![args, more]).assert().success();
         let notes = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
-        (
-            serde_json::from_str(&fs::read_to_string(&out).unwrap()).unwrap(),
-            notes,
-        )
+        (serde_json::from_str(&fs::read_to_string(&out).unwrap()).unwrap(), notes)
     };
     // Five tokens with two experts each, in two layers.
     for (trace, more) in [
@@ -164,21 +133,14 @@ fn learn_files_count_tokens_where_passes_are_not_recorded() {
         ("eplb/small.json", &["--top-k", "2"]),
     ] {
         let (file, notes) = learn(trace, more);
-        assert_eq!(
-            (&file["updates"], &file["n_expert_used"]),
-            (&5.into(), &2.into()),
-            "{trace}"
-        );
+        assert_eq!((&file["updates"], &file["n_expert_used"]), (&5.into(), &2.into()), "{trace}");
         assert_eq!(file["summary"]["layer_calls"], 10);
         assert_eq!(file["layers"][1]["cold_slots_per_call"], 2.0);
         assert!(notes.contains("each token counts as one call"), "{notes}");
     }
     // Of counts alone each selection is a call.
     let (file, notes) = learn("eplb/small.json", &[]);
-    assert_eq!(
-        (&file["updates"], &file["n_expert_used"]),
-        (&10.into(), &1.into())
-    );
+    assert_eq!((&file["updates"], &file["n_expert_used"]), (&10.into(), &1.into()));
     assert_eq!(file["layers"][0]["cold_slots_per_call"], 1.0);
     assert!(notes.contains("--top-k"), "{notes}");
 }
@@ -190,14 +152,7 @@ fn files_are_written_whoever_reads_stdout() {
     for (stdout, expected) in support::bad_stdouts() {
         let out = fixture.path(&format!("{expected}.json"));
         let plot = fixture.path(&format!("{expected}.png"));
-        let args = [
-            "hotness",
-            arg(&run),
-            "--out",
-            arg(&out),
-            "--plot",
-            arg(&plot),
-        ];
+        let args = ["hotness", arg(&run), "--out", arg(&out), "--plot", arg(&plot)];
         assert_eq!(support::code_with_stdout(&args, stdout), expected);
         let learn = fs::read_to_string(&out).unwrap();
         assert!(learn.starts_with('{') && learn.ends_with('}'), "{learn}");
@@ -210,7 +165,7 @@ fn a_learn_file_is_json() {
     let fixture = Fixture::new();
     for name in ["learn.txt", "learn", "learn.json.gz"] {
         let out = fixture.path(name);
-        let line = failure_of(&["hotness", arg(&fixture.path("run")), "--out", arg(&out)]);
+        let line = fail!["hotness", fixture.path("run"), "--out", out];
         assert!(line.contains(".json file"), "{line}");
         assert!(!out.exists());
     }
@@ -221,18 +176,13 @@ fn pictures_are_drawn() {
     let fixture = Fixture::new();
     let (png, svg) = (fixture.path("hotness.png"), fixture.path("hotness.svg"));
     for picture in [&png, &svg] {
-        stdout_of(&["hotness", arg(&fixture.path("run")), "--plot", arg(picture)]);
+        run!["hotness", fixture.path("run"), "--plot", picture];
     }
     let png = fs::read(png).unwrap();
     assert!(png.starts_with(b"\x89PNG\r\n\x1a\n") && png.ends_with(b"IEND\xaeB`\x82"));
     let svg = fs::read_to_string(svg).unwrap();
     assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
-    for text in [
-        "layer",
-        "expert",
-        "How often each expert is chosen",
-        "× even share",
-    ] {
+    for text in ["layer", "expert", "How often each expert is chosen", "× even share"] {
         assert!(svg.contains(text), "{text}");
     }
     assert!(svg.matches("<rect").count() as u32 > N_LAYER * N_EXPERT);
@@ -242,21 +192,18 @@ fn pictures_are_drawn() {
 fn outputs_are_not_overwritten() {
     let fixture = Fixture::new();
     let run = fixture.path("run");
-    for (option, name) in [
-        ("--out", "learn.json"),
-        ("--plot", "plot.svg"),
-        ("--plot", "plot.png"),
-    ] {
+    for (option, name) in [("--out", "learn.json"), ("--plot", "plot.svg"), ("--plot", "plot.png")]
+    {
         let out = fixture.path(name);
         fs::write(&out, "precious").unwrap();
-        let line = failure_of(&["hotness", arg(&run), option, arg(&out)]);
+        let line = fail!["hotness", run, option, out];
         assert!(line.contains("--force"), "{line}");
         assert_eq!(fs::read(&out).unwrap(), b"precious");
-        stdout_of(&["hotness", arg(&run), option, arg(&out), "--force"]);
+        run!["hotness", run, option, out, "--force"];
         assert_ne!(fs::read(&out).unwrap(), b"precious");
     }
     let picture = fixture.path("plot.gif");
-    assert!(failure_of(&["hotness", arg(&run), "--plot", arg(&picture)]).contains(".png"));
+    assert!(fail!["hotness", run, "--plot", picture].contains(".png"));
 }
 
 /// Expert 3 is in every choice of the known run: of 5 layers with 16 rows and one with 7, four experts a row.
@@ -266,7 +213,7 @@ fn usage_by_expert_and_by_layer() {
     let mut texts = Vec::new();
     for source in ["run", "tables"] {
         let source = fixture.path(source);
-        let text = stdout_of(&["hotness", arg(&source), "--usage"]);
+        let text = run!["hotness", source, "--usage"];
         assert!(
             text.starts_with(
                 "=== Expert Usage Statistics ===\nTotal tokens processed: 16\nExpert activation counts:\n  \
@@ -277,14 +224,8 @@ fn usage_by_expert_and_by_layer() {
         let last = "Layer 5:\n  Expert   3:        7 activations (25.00%)\n";
         assert!(text.contains(last), "{text}");
 
-        let json: Value = serde_json::from_str(&stdout_of(&[
-            "hotness",
-            arg(&source),
-            "--usage",
-            "-o",
-            "json",
-        ]))
-        .unwrap();
+        let json: Value =
+            serde_json::from_str(&run!["hotness", source, "--usage", "-o", "json"]).unwrap();
         let layers = json["layers"].as_array().unwrap();
         assert_eq!(layers.len() as u32, N_LAYER);
         assert_eq!(layers[0]["total_tokens"], 16 * N_EXPERT_USED);
@@ -292,7 +233,7 @@ fn usage_by_expert_and_by_layer() {
             layers[0]["experts"][0],
             serde_json::json!({"expert_id": 3, "activations": 16, "percentage": 25.0})
         );
-        let csv = stdout_of(&["hotness", arg(&source), "--usage", "-o", "csv"]);
+        let csv = run!["hotness", source, "--usage", "-o", "csv"];
         assert_eq!(csv.lines().count(), 1 + known_counts(&ALL).len());
         assert!(csv.starts_with("layer_id,expert_id,activations,percentage\n0,3,16,25\n"));
         texts.push(text);

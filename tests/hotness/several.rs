@@ -4,38 +4,32 @@ use std::fs;
 
 use serde_json::Value;
 
-use crate::Fixture;
-use crate::support::{arg, failure_of, known_run, moe_analyze, repository, stdout_of};
+use super::Fixture;
+use crate::support::{arg, args, fail, known_run, moe_analyze, repository, run};
 
 #[test]
 fn several_runs_are_added() {
     let fixture = Fixture::new();
     let (tables, other) = (fixture.path("tables"), fixture.path("other"));
     known_run(&other);
-    let both = stdout_of(&["hotness", arg(&tables), arg(&other)]);
+    let both = run!["hotness", tables, other];
     let counted = both.lines().nth(1).unwrap();
-    assert!(
-        counted.starts_with("32 prompt and generated tokens"),
-        "{both}"
-    );
+    assert!(counted.starts_with("32 prompt and generated tokens"), "{both}");
 
     // A bare trace does not tell its model, which is remarked.
     let trace = other.join("trace.bin");
     let assert = moe_analyze()
-        .args(["hotness", arg(&tables), arg(&trace)])
+        .args(args!["hotness", tables, trace])
         .assert()
         .success();
     let stderr = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
-    assert!(
-        stderr.starts_with("1 input does not tell the model"),
-        "{stderr}"
-    );
+    assert!(stderr.starts_with("1 input does not tell the model"), "{stderr}");
 }
 
 /// Adds a run to a dataset beside the fixture.
 fn add_to_dataset(fixture: &Fixture, run: &str) {
     let (run, dataset) = (fixture.path(run), fixture.path("dataset"));
-    stdout_of(&["--quiet", "parquet", arg(&run), "--dataset", arg(&dataset)]);
+    run!["--quiet", "parquet", run, "--dataset", dataset];
 }
 
 #[test]
@@ -50,7 +44,7 @@ fn a_run_counts_once() {
         ["run/trace.bin", "copy.bin"],
     ] {
         let [left, right] = pair.map(|name| fixture.path(name));
-        let line = failure_of(&["hotness", arg(&left), arg(&right)]);
+        let line = fail!["hotness", left, right];
         assert!(
             line.contains("is counted already") && line.contains(arg(&right)),
             "{pair:?}: {line}"
@@ -61,11 +55,11 @@ fn a_run_counts_once() {
     let run = fs::read_dir(&runs).unwrap().next().unwrap().unwrap().path();
     let part = fs::read_dir(&run).unwrap().next().unwrap().unwrap().path();
     fs::copy(&part, run.join("part-2.parquet")).unwrap();
-    let parts = stdout_of(&["hotness", arg(&fixture.path("dataset"))]);
+    let parts = run!["hotness", fixture.path("dataset")];
     assert!(parts.contains("\n32 prompt"), "{parts}");
     fs::create_dir(runs.join("run=other")).unwrap();
     fs::copy(&part, runs.join("run=other/part-0.parquet")).unwrap();
-    assert!(failure_of(&["hotness", arg(&fixture.path("dataset"))]).contains("counted already"));
+    assert!(fail!["hotness", fixture.path("dataset")].contains("counted already"));
 }
 
 #[test]
@@ -83,11 +77,8 @@ fn runs_of_other_models_are_not_added() {
     add_to_dataset(&fixture, "run");
     add_to_dataset(&fixture, "other");
     let (run, dataset) = (fixture.path("run"), fixture.path("dataset"));
-    for args in [
-        &["hotness", arg(&run), arg(&other)][..],
-        &["hotness", arg(&dataset)],
-    ] {
-        let line = failure_of(args);
+    for args in [&["hotness", arg(&run), arg(&other)][..], &["hotness", arg(&dataset)]] {
+        let line = fail![args];
         for part in [
             "of different models",
             "\"tiny-qwen3moe-Q4_K_M.gguf\"",
@@ -100,11 +91,8 @@ fn runs_of_other_models_are_not_added() {
     let model = repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
     let budget = ["--model", arg(&model), "--budget-mib", "1"];
     for (again, expected) in [(&other, "of different models"), (&run, "counted already")] {
-        let line = failure_of(&[&["plan", arg(&run), arg(again)], &budget[..]].concat());
-        assert!(
-            line.contains(expected) && line.contains(arg(again)),
-            "{line}"
-        );
+        let line = fail!["plan", run, again, budget];
+        assert!(line.contains(expected) && line.contains(arg(again)), "{line}");
     }
 }
 
@@ -113,12 +101,9 @@ fn other_tables_are_named_as_such() {
     let fixture = Fixture::new();
     for table in ["ops", "accesses"] {
         let table = fixture.path(&format!("tables/{table}.parquet"));
-        let line = failure_of(&["hotness", arg(&table)]);
-        assert!(
-            line.contains("is not a table of routing") && line.contains(arg(&table)),
-            "{line}"
-        );
+        let line = fail!["hotness", table];
+        assert!(line.contains("is not a table of routing") && line.contains(arg(&table)), "{line}");
     }
     let map = fixture.path("run/gguf-map.parquet");
-    assert!(failure_of(&["hotness", arg(&map)]).contains("not a table of routing"));
+    assert!(fail!["hotness", map].contains("not a table of routing"));
 }

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::support::{arg, moe_analyze, repository, stdout_of};
-use crate::{QWEN, workplace, write};
+use super::{QWEN, workplace, write};
+use crate::support::{args, moe_analyze, repository, run};
 
 #[test]
 fn budgets() {
@@ -18,15 +18,7 @@ fn budgets() {
             command.env("PATH", path);
         }
         command
-            .args([
-                "--quiet",
-                "plan",
-                arg(&learn),
-                "--model",
-                arg(&model),
-                "-o",
-                "json",
-            ])
+            .args(args!["--quiet", "plan", learn, "--model", model, "-o", "json"])
             .args(more);
         let output = command.output().unwrap();
         let plan: Value = serde_json::from_slice(&output.stdout).ok()?;
@@ -38,28 +30,16 @@ fn budgets() {
         )
     };
     let mib = 1 << 20;
-    assert_eq!(
-        lanes(&["--budget-mib", "1,3"], None).unwrap(),
-        [mib, 3 * mib]
-    );
+    assert_eq!(lanes(&["--budget-mib", "1,3"], None).unwrap(), [mib, 3 * mib]);
     // The published vector, and the reserve of a further lane.
     let auto = [
-        "--budget-mib",
-        "auto,-1",
-        "--free-mib",
-        "4096.5,600",
-        "--kv-mib",
-        "1024",
-        "--reserve-mib",
+        "--budget-mib", "auto,-1", "--free-mib", "4096.5,600", "--kv-mib", "1024", "--reserve-mib",
         "512",
     ];
     assert_eq!(lanes(&auto, None).unwrap(), [2560 * mib, 88 * mib]);
-    assert_eq!(
-        lanes(&["--budget-mib", "auto", "--free-mib", "1025"], None).unwrap(),
-        [mib]
-    );
+    assert_eq!(lanes(&["--budget-mib", "auto", "--free-mib", "1025"], None).unwrap(), [mib]);
 
-    let help = stdout_of(&["plan", "--help"]);
+    let help = run!["plan", "--help"];
     let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(help.contains("auto (or -1, as in the runtime)"), "{help}");
 
@@ -67,21 +47,11 @@ fn budgets() {
     assert_eq!(lanes(&["--budget-mib", "auto"], Some(&nowhere)), None);
     let error = moe_analyze()
         .env("PATH", &nowhere)
-        .args([
-            "plan",
-            arg(&learn),
-            "--model",
-            arg(&model),
-            "--budget-mib",
-            "auto",
-        ])
+        .args(args!["plan", learn, "--model", model, "--budget-mib", "auto"])
         .assert()
         .code(2);
     let error = String::from_utf8_lossy(&error.get_output().stderr).into_owned();
-    assert!(
-        error.contains("--free-mib") && error.lines().count() == 1,
-        "{error}"
-    );
+    assert!(error.contains("--free-mib") && error.lines().count() == 1, "{error}");
 }
 
 /// Where there is a GPU, its driver's tool is asked.
@@ -96,16 +66,7 @@ fn free_memory_is_read_from_the_gpu() {
     let (learn, model) = (dir.path().join("learn.json"), repository(QWEN));
     let output = moe_analyze()
         .env("PATH", dir.path())
-        .args([
-            "plan",
-            arg(&learn),
-            "--model",
-            arg(&model),
-            "--budget-mib",
-            "auto,auto",
-            "-o",
-            "json",
-        ])
+        .args(args!["plan", learn, "--model", model, "--budget-mib", "auto,auto", "-o", "json"])
         .output()
         .unwrap();
     let plan: Value = serde_json::from_slice(&output.stdout).unwrap();

@@ -5,28 +5,17 @@ use std::fs;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::support::{self, arg, failure_of, moe_analyze, repository, stdout_of};
-use crate::{GPT_OSS, GPT_OSS_EXPERT, QWEN, json_of, plan_of, planned, selected, workplace, write};
+use super::{GPT_OSS, GPT_OSS_EXPERT, QWEN, json_of, plan_of, planned, selected, workplace, write};
+use crate::support::{self, arg, args, fail, moe_analyze, repository, run};
 
 #[test]
 fn inputs_may_have_a_byte_order_mark() {
     let dir = workplace();
     let learn = dir.path().join("learn.json");
-    let sizes = write(
-        &dir,
-        "sizes.csv",
-        "layer,expert,bytes\n0,3,9\n0,5,9\n0,6,9\n2,1,9\n",
-    );
+    let sizes = write(&dir, "sizes.csv", "layer,expert,bytes\n0,3,9\n0,5,9\n0,6,9\n2,1,9\n");
     let plan = || {
-        let args = [
-            "plan",
-            arg(&learn),
-            "--sizes",
-            arg(&sizes),
-            "--budget-bytes",
-            "100",
-        ];
-        stdout_of(&[&args[..], &["-o", "csv"]].concat())
+        let args = ["plan", arg(&learn), "--sizes", arg(&sizes), "--budget-bytes", "100"];
+        run![args, "-o", "csv"]
     };
     let expected = plan();
     for path in [&learn, &sizes] {
@@ -34,7 +23,7 @@ fn inputs_may_have_a_byte_order_mark() {
         fs::write(path, format!("\u{feff}{text}")).unwrap();
     }
     assert_eq!(plan(), expected);
-    let hotness = stdout_of(&["hotness", arg(&learn), "-o", "csv"]);
+    let hotness = run!["hotness", learn, "-o", "csv"];
     assert!(hotness.lines().count() > 1, "{hotness}");
 }
 
@@ -49,41 +38,27 @@ fn the_runtimes_forty_cases() {
         let learn = write(&dir, "learn.json", &case["learn"].to_string());
         let rows = case["sizes"].as_array().unwrap().iter();
         let rows = rows.map(|row| format!("{},{},{}\n", row[0], row[1], row[2]));
-        let sizes = write(
-            &dir,
-            "sizes.csv",
-            &format!("layer,expert,bytes\n{}", rows.collect::<String>()),
-        );
+        let sizes =
+            write(&dir, "sizes.csv", &format!("layer,expert,bytes\n{}", rows.collect::<String>()));
         let budgets: Vec<String> = case["lane_budgets"]
             .as_array()
             .unwrap()
             .iter()
             .map(Value::to_string)
             .collect();
-        let plan = json_of(&[
-            "plan",
-            arg(&learn),
-            "--sizes",
-            arg(&sizes),
-            "--budget-bytes",
-            &budgets.join(","),
-            "--weighting",
-            case["weighting"].as_str().unwrap(),
-            "--layer-curve",
-            &case["layer_curve"].to_string(),
-            "--strategy",
-            case["strategy"].as_str().unwrap(),
-            "-o",
-            "json",
-        ]);
+        let options = [
+            ("--budget-bytes", budgets.join(",")),
+            ("--weighting", case["weighting"].as_str().unwrap().to_owned()),
+            ("--layer-curve", case["layer_curve"].to_string()),
+            ("--strategy", case["strategy"].as_str().unwrap().to_owned()),
+        ];
+        let options = options.map(|(name, value)| args![name, value]);
+        let plan = json_of(args!["plan", learn, "--sizes", sizes, options, "-o", "json"]);
         let expected = &case["expected"];
         let scores = expected["ranking"].as_array().unwrap();
         let mut expected_selected = Vec::new();
         for (lane, expected) in expected["lanes"].as_array().unwrap().iter().enumerate() {
-            assert_eq!(
-                plan["lanes"][lane]["used_bytes"], expected["used_bytes"],
-                "case {number}"
-            );
+            assert_eq!(plan["lanes"][lane]["used_bytes"], expected["used_bytes"], "case {number}");
             assert_eq!(
                 plan["lanes"][lane]["budget_bytes"], case["lane_budgets"][lane],
                 "case {number}"
@@ -98,14 +73,7 @@ fn the_runtimes_forty_cases() {
         }
         let found = plan["selected"].as_array().unwrap().iter();
         let found: Vec<Value> = found
-            .map(|entry| {
-                json!([
-                    entry["layer"],
-                    entry["expert"],
-                    entry["score"],
-                    entry["lane"]
-                ])
-            })
+            .map(|entry| json!([entry["layer"], entry["expert"], entry["score"], entry["lane"]]))
             .collect();
         assert_eq!(found, expected_selected, "case {number}");
     }
@@ -118,17 +86,9 @@ fn sizes_come_from_the_model() {
     let (learn, model) = (dir.path().join("learn.json"), repository(GPT_OSS));
     let plan = |bytes: u64| {
         let bytes = bytes.to_string();
-        json_of(&[
-            "plan",
-            arg(&learn),
-            "--model",
-            arg(&model),
-            "--budget-bytes",
-            &bytes,
-            "--weighting",
-            "flat",
-            "-o",
-            "json",
+        json_of(args![
+            "plan", learn, "--model", model, "--budget-bytes", bytes, "--weighting", "flat", "-o",
+            "json"
         ])
     };
     let five = plan(5 * GPT_OSS_EXPERT);
@@ -142,10 +102,7 @@ fn sizes_come_from_the_model() {
             .all(|entry| entry["bytes"] == GPT_OSS_EXPERT)
     );
     assert_eq!(five["estimated_hit_share"], 21.0 / 22.0);
-    assert_eq!(
-        selected(&plan(5 * GPT_OSS_EXPERT - 1)),
-        [(0, 3, 0), (2, 1, 0)]
-    );
+    assert_eq!(selected(&plan(5 * GPT_OSS_EXPERT - 1)), [(0, 3, 0), (2, 1, 0)]);
 }
 
 /// Of gpt-oss the runtime weighs by time, with a curve of 1; of other models by place.
@@ -163,10 +120,7 @@ fn defaults_are_the_runtimes() {
     let told = ["--weighting", "capped", "--layer-curve", "0.25"];
     assert_eq!(defaults(GPT_OSS, &told), (json!("smooth"), json!(0.25)));
     // A curve out of range becomes 0.5, and that is told.
-    assert_eq!(
-        defaults(GPT_OSS, &["--layer-curve", "-3"]),
-        (json!("time"), json!(0.5))
-    );
+    assert_eq!(defaults(GPT_OSS, &["--layer-curve", "-3"]), (json!("time"), json!(0.5)));
     let model = repository(GPT_OSS);
     moe_analyze()
         .args(plan_of(&learn, &model))
@@ -184,12 +138,9 @@ fn files_are_merged_and_fade() {
     let older = write(&dir, "older.json", &older.to_string());
     let (learn, model) = (dir.path().join("learn.json"), repository(QWEN));
     let first = |more: &[&str]| {
-        let plan = planned(&older, &model, &[&[arg(&learn)], more].concat());
+        let plan = planned(&older, &model, args![learn, more]);
         let first = &plan["selected"][0];
-        (
-            first["expert"].as_u64().unwrap(),
-            first["hits"].as_u64().unwrap(),
-        )
+        (first["expert"].as_u64().unwrap(), first["hits"].as_u64().unwrap())
     };
     assert_eq!(first(&[]), (5, 12));
     assert_eq!(first(&["--half-life", "1"]), (3, 9));
@@ -201,9 +152,9 @@ fn runs_are_counted() {
     let dir = TempDir::new().unwrap();
     let (run, learn) = (dir.path().join("run"), dir.path().join("learn.json"));
     support::known_run(&run);
-    stdout_of(&["hotness", arg(&run), "--out", arg(&learn)]);
+    run!["hotness", run, "--out", learn];
     let model = repository(QWEN);
-    let plan = |source| planned(source, &model, &[])["selected"].clone();
+    let plan = |source| planned(source, &model, args![])["selected"].clone();
     assert_eq!(plan(&run), plan(&learn));
     // Expert 3 is in every choice of the known run.
     assert_eq!(plan(&run)[0]["expert"], 3);
@@ -232,25 +183,12 @@ fn random_fill() {
 #[test]
 fn the_learn_file_is_cut_to_the_plan() {
     let dir = workplace();
-    let (learn, cut, model) = (
-        dir.path().join("learn.json"),
-        dir.path().join("cut.json"),
-        repository(QWEN),
-    );
+    let (learn, cut, model) =
+        (dir.path().join("learn.json"), dir.path().join("cut.json"), repository(QWEN));
     let budget = (3 * 29_696).to_string();
-    let args = |learn| {
-        [
-            "plan",
-            learn,
-            "--model",
-            arg(&model),
-            "--budget-bytes",
-            &budget,
-            "-o",
-            "json",
-        ]
-    };
-    let plan = json_of(&[&args(arg(&learn))[..], &["--out", arg(&cut)]].concat());
+    let args =
+        |learn| ["plan", learn, "--model", arg(&model), "--budget-bytes", &budget, "-o", "json"];
+    let plan = json_of(args![args(arg(&learn)), "--out", cut]);
     assert_eq!(selected(&plan), [(0, 3, 0), (0, 5, 0)]);
     let expected = json!({"schema": "llama.cpp.moe_layer_opt_perf.v1", "n_expert": 32, "layers": [
         {"layer": 0, "calls": 7, "experts": [[3, 9], [5, 4]], "note": "kept"}]});
@@ -258,7 +196,7 @@ fn the_learn_file_is_cut_to_the_plan() {
     assert_eq!(written, expected);
     assert_eq!(selected(&json_of(&args(arg(&cut)))), selected(&plan));
 
-    let again = [&args(arg(&learn))[..], &["--out", arg(&cut)]].concat();
-    assert!(failure_of(&again).contains("--force"));
-    stdout_of(&[&again[..], &["--force"]].concat());
+    let again = args![args(arg(&learn)), "--out", cut];
+    assert!(fail![again].contains("--force"));
+    run![again, "--force"];
 }

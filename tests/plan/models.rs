@@ -6,8 +6,8 @@ use moe_gguf::Value as Key;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::support::{arg, moe_analyze, stdout_of, write_gguf};
-use crate::{json_of, plan_of, planned, selected, write};
+use super::{json_of, plan_of, planned, selected, write};
+use crate::support::{Arg, arg, args, moe_analyze, run, write_gguf};
 
 /// Bytes of all experts of a layer of [`model`], 8 of three F32 matrices of 8 × 8.
 const LAYER: u64 = 8 * 3 * 8 * 8 * 4;
@@ -17,10 +17,7 @@ fn model(dir: &TempDir, n_block: u32, n_nextn: u32) -> PathBuf {
     let path = dir.path().join("model.gguf");
     let number = |key: &str, value| (format!("glm4moe.{key}"), Key::U32(value));
     let keys = [
-        (
-            "general.architecture".to_owned(),
-            Key::String("glm4moe".into()),
-        ),
+        ("general.architecture".to_owned(), Key::String("glm4moe".into())),
         number("block_count", n_block),
         number("nextn_predict_layers", n_nextn),
         number("expert_count", 8),
@@ -49,8 +46,8 @@ fn learn(dir: &TempDir) -> PathBuf {
     write(dir, "learn.json", &learn.to_string())
 }
 
-fn stderr_of(args: &[&str]) -> String {
-    let assert = moe_analyze().args(args).assert().success();
+fn stderr_of(args: impl Arg) -> String {
+    let assert = moe_analyze().args(args![args]).assert().success();
     String::from_utf8(assert.get_output().stderr.clone()).unwrap()
 }
 
@@ -59,17 +56,14 @@ fn stderr_of(args: &[&str]) -> String {
 fn experts_of_an_mtp_head_take_no_room() {
     let dir = TempDir::new().unwrap();
     let (learn, mtp) = (learn(&dir), model(&dir, 5, 1));
-    let plan = planned(&learn, &mtp, &[]);
+    let plan = planned(&learn, &mtp, args![]);
     assert_eq!(selected(&plan), [(1, 0, 0), (1, 1, 0)]);
     assert_eq!(plan["estimated_hit_share"], 1.0);
     assert_eq!(plan["llama_cpp"]["layers_on_gpu"], json!([1, 2, 3]));
     assert_eq!(plan["llama_cpp"]["expert_bytes_on_gpu"], 3 * LAYER);
     assert_eq!(plan["llama_cpp"]["estimated_hit_share"], 1.0);
     let warned = stderr_of(&plan_of(&learn, &mtp));
-    assert!(
-        warned.contains("left out: 2 experts of the MTP head"),
-        "{warned}"
-    );
+    assert!(warned.contains("left out: 2 experts of the MTP head"), "{warned}");
     assert!(!warned.contains("another model"), "{warned}");
     let filled = planned(&learn, &mtp, &["--fill-random"]);
     let layers: Vec<u64> = selected(&filled).iter().map(|(layer, ..)| *layer).collect();
@@ -77,7 +71,7 @@ fn experts_of_an_mtp_head_take_no_room() {
     // Where the same block is a hidden layer it takes room.
     let hidden = model(&dir, 5, 0);
     let layers = |plan: &Value| selected(plan).iter().map(|(layer, ..)| *layer).max();
-    assert_eq!(layers(&planned(&learn, &hidden, &[])), Some(4));
+    assert_eq!(layers(&planned(&learn, &hidden, args![])), Some(4));
 }
 
 #[test]
@@ -89,23 +83,10 @@ fn simulated_caches_have_no_experts_of_an_mtp_head() {
     });
     let trace = write(&dir, "trace.jsonl", &lines.collect::<String>());
     let learn = learn(&dir);
-    let args = [
-        "simulate",
-        arg(&trace),
-        "--model",
-        arg(&mtp),
-        "--budget-mib",
-        "1",
-    ];
-    let told = stderr_of(&[&args[..], &["--learn", arg(&learn)]].concat());
-    assert!(
-        told.contains("18 look-ups of 24 experts in 3 layers"),
-        "{told}"
-    );
-    assert!(
-        told.contains("left out: 6 selections of experts of the MTP head"),
-        "{told}"
-    );
+    let args = ["simulate", arg(&trace), "--model", arg(&mtp), "--budget-mib", "1"];
+    let told = stderr_of(args![args, "--learn", learn]);
+    assert!(told.contains("18 look-ups of 24 experts in 3 layers"), "{told}");
+    assert!(told.contains("left out: 6 selections of experts of the MTP head"), "{told}");
 }
 
 /// The runtime takes MiB, and none switch its cache off.
@@ -115,16 +96,9 @@ fn budgets_below_one_mib_have_no_command() {
     let (learn, model) = (learn(&dir), model(&dir, 5, 1));
     let plan = |budgets: &str| {
         let model = arg(&model);
-        let args = [
-            "plan",
-            arg(&learn),
-            "--model",
-            model,
-            "--budget-bytes",
-            budgets,
-        ];
-        assert!(!stdout_of(&args).contains("max-mib 0"));
-        json_of(&[&args[..], &["-o", "json"]].concat())
+        let args = ["plan", arg(&learn), "--model", model, "--budget-bytes", budgets];
+        assert!(!run![args].contains("max-mib 0"));
+        json_of(args![args, "-o", "json"])
     };
     let small = plan("900000");
     assert_eq!(selected(&small), [(1, 0, 0), (1, 1, 0)]);
@@ -158,11 +132,11 @@ fn models_that_llama_cpp_does_not_load_have_no_command() {
     ];
     write_gguf(&path, None, &keys, &tensors.collect::<Vec<_>>());
     let learn = learn(&dir);
-    let plan = planned(&learn, &path, &[]);
+    let plan = planned(&learn, &path, args![]);
     assert_eq!(selected(&plan), [(1, 0, 0), (1, 1, 0)]);
     assert!(plan["hot_cache"]["command"].is_null());
     assert!(plan["llama_cpp"]["command"].is_null());
-    let text = stdout_of(&plan_of(&learn, &path));
+    let text = run![plan_of(&learn, &path)];
     assert!(text.contains("convert the model again"), "{text}");
     assert!(!text.contains("llama-server"), "{text}");
 }

@@ -4,30 +4,18 @@ use std::fs;
 
 use serde_json::json;
 
-use crate::support::{arg, failure_of, moe_analyze, repository, stdout_of};
-use crate::{GPT_OSS, QWEN, json_of, plan_of, workplace, write};
+use super::{GPT_OSS, QWEN, json_of, plan_of, workplace, write};
+use crate::support::{arg, args, fail, moe_analyze, repository, run};
 
 #[test]
 fn explanations() {
     let dir = workplace();
     let (learn, model) = (dir.path().join("learn.json"), repository(GPT_OSS));
-    let args = [
-        "plan",
-        arg(&learn),
-        "--model",
-        arg(&model),
-        "--budget-bytes",
-        "120000",
-        "--weighting",
-        "flat",
-        "--explain",
-        "0:3",
-        "--explain",
-        "0:5",
-        "--explain",
-        "1:1",
+    let args = args![
+        "plan", learn, "--model", model, "--budget-bytes", "120000", "--weighting", "flat",
+        "--explain", "0:3", "--explain", "0:5", "--explain", "1:1"
     ];
-    let text = stdout_of(&args);
+    let text = run![args];
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines.len(), 3, "{text}");
     assert!(
@@ -36,16 +24,13 @@ fn explanations() {
         "{text}"
     );
     // Four experts fit: 3 and 1 of two layers, each with an empty one.
-    assert!(
-        lines[1].contains("needed 27648 bytes and lane 0 had 9408 left"),
-        "{text}"
-    );
+    assert!(lines[1].contains("needed 27648 bytes and lane 0 had 9408 left"), "{text}");
     assert!(lines[2].contains("counts no choice of it"), "{text}");
-    let plan = json_of(&[&args[..], &["-o", "json"]].concat());
+    let plan = json_of(args![args, "-o", "json"]);
     assert_eq!(plan["explanations"][1]["cached"], false);
     assert_eq!(plan["explanations"][1]["cost"], 27_648);
     assert_eq!(plan["explanations"][1]["free"], 9408);
-    let csv = stdout_of(&[&args[..], &["-o", "csv"]].concat());
+    let csv = run![args, "-o", "csv"];
     assert!(
         csv.starts_with("layer,expert,cached,hits,score,place,why\n0,3,yes,9,3000009,1,"),
         "{csv}"
@@ -58,28 +43,15 @@ fn a_learn_file_of_another_model_is_remarked_upon() {
     let dir = workplace();
     let model = repository(GPT_OSS);
     for (experts, told) in [
-        (
-            "[[1, 8]]",
-            "warning: 1 expert of the learn file is not in the model;",
-        ),
-        (
-            "[[1, 8], [2, 3]]",
-            "warning: 2 experts of the learn file are not in the model;",
-        ),
+        ("[[1, 8]]", "warning: 1 expert of the learn file is not in the model;"),
+        ("[[1, 8], [2, 3]]", "warning: 2 experts of the learn file are not in the model;"),
     ] {
         let text = format!(
             r#"{{"schema": "llama.cpp.moe_layer_opt_perf.v1", "n_expert": 32, "layers": [
             {{"layer": 0, "calls": 7, "experts": [[3, 9]]}}, {{"layer": 40, "calls": 7, "experts": {experts}}}]}}"#
         );
         let learn = write(&dir, "other.json", &text);
-        let args = [
-            "plan",
-            arg(&learn),
-            "--model",
-            arg(&model),
-            "--budget-bytes",
-            "120000",
-        ];
+        let args = ["plan", arg(&learn), "--model", arg(&model), "--budget-bytes", "120000"];
         let planned = moe_analyze().args(args).assert().success();
         let remarks = String::from_utf8_lossy(&planned.get_output().stderr).into_owned();
         assert!(remarks.contains(told), "{remarks}");
@@ -91,19 +63,11 @@ fn a_learn_file_of_another_model_is_remarked_upon() {
 fn command_lines() {
     let dir = workplace();
     let (learn, model) = (dir.path().join("learn.json"), repository(GPT_OSS));
-    let args = [
-        "plan",
-        arg(&learn),
-        "--model",
-        arg(&model),
-        "--budget-mib",
-        "2,1",
-        "--strategy",
-        "hot-even",
-        "--layer-curve",
-        "0.25",
+    let args = args![
+        "plan", learn, "--model", model, "--budget-mib", "2,1", "--strategy", "hot-even",
+        "--layer-curve", "0.25"
     ];
-    let text = stdout_of(&args);
+    let text = run![args];
     let hot_cache = format!(
         "LLAMA_MOE_HOT_CACHE_FILL_RANDOM=0 llama-server --model {} --cpu-moe --moe-hot-cache {} --moe-hot-cache-device CUDA0 \
          --moe-hot-cache-max-mib 2 --moe-hot-cache-second-device CUDA1 --moe-hot-cache-second-max-mib 1 \
@@ -120,7 +84,7 @@ fn command_lines() {
         ),
         "{text}"
     );
-    let plan = json_of(&[&args[..], &["-o", "json"]].concat());
+    let plan = json_of(args![args, "-o", "json"]);
     assert_eq!(plan["hot_cache"]["command"], hot_cache);
     assert_eq!(plan["llama_cpp"]["layers_on_gpu"], json!([0, 2, 5]));
     assert_eq!(plan["llama_cpp"]["estimated_hit_share"], 1.0);
@@ -130,16 +94,8 @@ fn command_lines() {
         (0..6).map(|layer| json!({"layer": layer, "experts": [[0, 5]]})).collect::<Vec<_>>()});
     let uniform = write(&dir, "uniform.json", &uniform.to_string());
     let stock = |mib: &str| {
-        let plan = json_of(&[
-            "plan",
-            arg(&uniform),
-            "--model",
-            arg(&model),
-            "--budget-mib",
-            mib,
-            "-o",
-            "json",
-        ]);
+        let plan =
+            json_of(args!["plan", uniform, "--model", model, "--budget-mib", mib, "-o", "json"]);
         let command = plan["llama_cpp"]["command"].as_str().unwrap().to_owned();
         command
             .split_once("--n-gpu-layers 99")
@@ -151,14 +107,14 @@ fn command_lines() {
     // A cache that holds nothing is off, and has no command.
     for budget in [["--budget-mib", "0"], ["--budget-bytes", "5"]] {
         let args = ["plan", arg(&learn), "--model", arg(&model)];
-        let args = [&args[..], &budget].concat();
-        let text = stdout_of(&args);
+        let args = args![args, budget];
+        let text = run![args];
         assert!(
             text.contains("hot cache (llama.cpp fork): none, as no expert fits\nllama.cpp itself: llama-server "),
             "{text}"
         );
         assert!(!text.contains("--moe-hot-cache"), "{text}");
-        let plan = json_of(&[&args[..], &["-o", "json"]].concat());
+        let plan = json_of(args![args, "-o", "json"]);
         assert_eq!(plan["hot_cache"], json!({"command": null, "caveats": []}));
     }
     assert_eq!(stock("3"), "--n-cpu-moe 3");
@@ -170,7 +126,7 @@ fn command_lines() {
 fn rows_in_every_format() {
     let dir = workplace();
     let (learn, model) = (dir.path().join("learn.json"), repository(QWEN));
-    let print = |format| stdout_of(&[&plan_of(&learn, &model)[..], &["-o", format]].concat());
+    let print = |format| run![plan_of(&learn, &model), "-o", format];
     assert_eq!(
         print("csv"),
         "layer,expert,bytes,score,lane,hits\n0,3,29696,3000009,0,9\n2,1,35840,3000008,0,8\n0,5,29696,2000004,0,4\n0,6,29696,1000001,0,1\n"
@@ -189,92 +145,44 @@ fn what_cannot_be_done_is_told_in_a_line() {
         "wide.json",
         r#"{"schema":"llama.cpp.moe_layer_perf.v1","layers":[{"layer":0,"experts":[[4294967296,1]]}]}"#,
     );
-    let off = file(
-        "off.json",
-        r#"{"enabled":false,"schema":"llama.cpp.moe_layer_perf.v1","layers":[]}"#,
-    );
-    let other = file(
-        "other.json",
-        r#"{"schema":"llama.cpp.moe_layer_perf.v1","n_expert":8,"layers":[]}"#,
-    );
+    let off =
+        file("off.json", r#"{"enabled":false,"schema":"llama.cpp.moe_layer_perf.v1","layers":[]}"#);
+    let other =
+        file("other.json", r#"{"schema":"llama.cpp.moe_layer_perf.v1","n_expert":8,"layers":[]}"#);
     let sizes = file("sizes.csv", "layer,expert,bytes\n0,1,x\n");
     let good = file("good.csv", "layer,expert,bytes\n0,1,9\n");
     let none = dir.path().join("none.json");
     let (learn, model, sizes) = (arg(&learn), arg(&model), arg(&sizes));
-    let with = |learn| vec!["plan", learn, "--model", model, "--budget-mib", "1"];
+    let with = |learn| args!["plan", learn, "--model", model, "--budget-mib", "1"];
     let cases = [
         (with(arg(&wide)), "4294967296"),
         (with(arg(&off)), "record a longer run"),
         (with(model), "--model"),
         (with(arg(&none)), "none.json"),
+        (args![with(learn), other], "other.json: it says 8 experts in a layer, the model "),
+        (args!["plan", learn, other, "--sizes", good, "--budget-mib", "1"], "n_expert"),
+        (args![with(learn), "--weighting", "smooth_pressure"], "smooth-pressure"),
+        (args![with(learn), "--strategy", "even"], "even-split"),
+        (args![with(learn), "--explain", "3"], "3:17"),
+        (args![with(learn), "--half-life", "0"], "above 0"),
+        (args![with(learn), "--free-mib", "9"], "auto"),
+        (args![with(learn), "--out", "plan.txt"], ".json"),
+        (args![with(learn), "--sizes", sizes], "--sizes"),
+        (args!["plan", learn, "--model", model], "--budget-mib"),
+        (args!["plan", learn, "--budget-mib", "1"], "--model"),
+        (args!["plan", learn, "--model", model, "--budget-mib", "1,1,1,1"], "1 to 3"),
+        (args!["plan", learn, "--model", model, "--budget-mib", "1.5"], "an integer"),
         (
-            [with(learn), vec![arg(&other)]].concat(),
-            "other.json: it says 8 experts in a layer, the model ",
-        ),
-        (
-            vec![
-                "plan",
-                learn,
-                arg(&other),
-                "--sizes",
-                arg(&good),
-                "--budget-mib",
-                "1",
-            ],
-            "n_expert",
-        ),
-        (
-            [with(learn), vec!["--weighting", "smooth_pressure"]].concat(),
-            "smooth-pressure",
-        ),
-        (
-            [with(learn), vec!["--strategy", "even"]].concat(),
-            "even-split",
-        ),
-        ([with(learn), vec!["--explain", "3"]].concat(), "3:17"),
-        ([with(learn), vec!["--half-life", "0"]].concat(), "above 0"),
-        ([with(learn), vec!["--free-mib", "9"]].concat(), "auto"),
-        ([with(learn), vec!["--out", "plan.txt"]].concat(), ".json"),
-        ([with(learn), vec!["--sizes", sizes]].concat(), "--sizes"),
-        (vec!["plan", learn, "--model", model], "--budget-mib"),
-        (vec!["plan", learn, "--budget-mib", "1"], "--model"),
-        (
-            vec!["plan", learn, "--model", model, "--budget-mib", "1,1,1,1"],
-            "1 to 3",
-        ),
-        (
-            vec!["plan", learn, "--model", model, "--budget-mib", "1.5"],
-            "an integer",
-        ),
-        (
-            vec![
-                "plan",
-                learn,
-                "--model",
-                model,
-                "--budget-mib",
-                "auto",
-                "--free-mib",
-                "1,2",
-            ],
+            args!["plan", learn, "--model", model, "--budget-mib", "auto", "--free-mib", "1,2"],
             "--free-mib",
         ),
-        (
-            vec!["plan", learn, "--model", learn, "--budget-mib", "1"],
-            "learn.json",
-        ),
-        (
-            vec!["plan", learn, "--sizes", sizes, "--budget-mib", "1"],
-            "line 2",
-        ),
-        (vec!["plan", learn, "--update", sizes], "sizes.csv"),
-        (
-            vec!["plan", learn, "--update", arg(&off)],
-            "names no expert",
-        ),
+        (args!["plan", learn, "--model", learn, "--budget-mib", "1"], "learn.json"),
+        (args!["plan", learn, "--sizes", sizes, "--budget-mib", "1"], "line 2"),
+        (args!["plan", learn, "--update", sizes], "sizes.csv"),
+        (args!["plan", learn, "--update", off], "names no expert"),
     ];
     for (args, told) in cases {
-        let error = failure_of(&args);
+        let error = fail![args];
         assert!(error.contains(told), "{args:?}: {error}");
     }
 }
@@ -288,27 +196,12 @@ fn json_is_as_the_schema_says() {
     let (learn, model) = (dir.path().join("learn.json"), repository(GPT_OSS));
     let forms: [&[&str]; 3] = [
         &["--budget-mib", "0"],
-        &[
-            "--budget-bytes",
-            "60000,90000,5",
-            "--strategy",
-            "even-split",
-            "--fill-random",
-        ],
-        &[
-            "--budget-bytes",
-            "90000",
-            "--explain",
-            "0:3",
-            "--explain",
-            "0:6",
-            "--explain",
-            "8:0",
-        ],
+        &["--budget-bytes", "60000,90000,5", "--strategy", "even-split", "--fill-random"],
+        &["--budget-bytes", "90000", "--explain", "0:3", "--explain", "0:6", "--explain", "8:0"],
     ];
     for form in forms {
         let args = ["plan", arg(&learn), "--model", arg(&model), "-o", "json"];
-        let mut plan = json_of(&[&args, form].concat());
+        let mut plan = json_of(args![args, form]);
         schema.validate(&plan).unwrap();
         plan["selected"] = json!([{"layer": 0}]);
         assert!(!schema.is_valid(&plan));

@@ -5,15 +5,15 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::support::{arg, repository, stdout_of};
-use crate::{QWEN, json_of, plan_of, workplace, write};
+use super::{QWEN, json_of, plan_of, workplace, write};
+use crate::support::{args, repository, run};
 
 /// Expert 9 was chosen more than the cached 5, which gives way; the rate lets one of two exchanges through.
 #[test]
 fn updates() {
     let dir = workplace();
     let (learn, model) = (dir.path().join("learn.json"), repository(QWEN));
-    let plan = stdout_of(&[&plan_of(&learn, &model)[..], &["-o", "json"]].concat());
+    let plan = run![plan_of(&learn, &model), "-o", "json"];
     let plan = write(&dir, "plan.json", &plan);
     let live = |enabled: bool| {
         json!({"enabled": enabled, "mode": "update", "schema": "llama.cpp.moe_layer_opt_perf.v1", "n_expert": 32,
@@ -25,13 +25,7 @@ fn updates() {
     };
     let report = write(&dir, "live.json", &live(true));
     let update = |current: &Path, more: &[&str]| {
-        json_of(
-            &[
-                &["plan", arg(&report), "--update", arg(current), "-o", "json"],
-                more,
-            ]
-            .concat(),
-        )
+        json_of(args!["plan", report, "--update", current, "-o", "json", more])
     };
     let all = update(&plan, &[]);
     let swaps = |update: &Value| -> Vec<Value> {
@@ -46,29 +40,18 @@ fn updates() {
     assert_eq!(all["exchanges"][1]["gain"], 3_000_010 - 1_000_004);
     assert_eq!(all["hit_rate"], 0.375);
     assert_eq!(
-        (
-            &all["hot_experts"],
-            &all["candidates"],
-            &all["exchanged"],
-            &all["layers_changed"]
-        ),
+        (&all["hot_experts"], &all["candidates"], &all["exchanged"], &all["layers_changed"]),
         (&json!(4), &json!(2), &json!(2), &json!(2))
     );
     // A quarter of four cached experts is one.
-    assert_eq!(
-        swaps(&update(&plan, &["--update-rate", "0.25"])),
-        [json!([2, 1, 7])]
-    );
+    assert_eq!(swaps(&update(&plan, &["--update-rate", "0.25"])), [json!([2, 1, 7])]);
     assert_eq!(update(&plan, &["--update-rate", "-1"])["exchanged"], 0);
     // A learn file tells a cache too.
     assert_eq!(update(&learn, &[]), all);
     // Of a report, what served a slot is in the cache: 3, 5 and 6 of layer 0.
     assert_eq!(swaps(&update(&report, &[])), [json!([0, 5, 9])]);
-    let table = stdout_of(&["plan", arg(&report), "--update", arg(&plan)]);
-    assert!(
-        table.contains("2 exchanges of 2") && table.contains("37.5 % of 80 slots"),
-        "{table}"
-    );
+    let table = run!["plan", report, "--update", plan];
+    assert!(table.contains("2 exchanges of 2") && table.contains("37.5 % of 80 slots"), "{table}");
 
     // Recording was off: the runtime does nothing.
     fs::write(&report, live(false)).unwrap();

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use moe_testkit::data;
 
-use crate::support::{arg, repository, stdout_of};
-use crate::{Rows, rows, simulate};
+use super::{Rows, rows, simulate};
+use crate::support::{arg, repository, run};
 
 /// Every row of a curve but those of `random`, which has a seed of its own, is what the trace gives.
 fn reproduces(trace: &Path, curve: &str) {
@@ -55,27 +55,10 @@ fn the_published_precision_of_the_previous_token_is_reproduced() {
     };
     for (model, published) in [("qwen", "38.0"), ("gptoss", "17.9")] {
         let trace = data.join(format!("{model}.route.csv"));
-        let args = [
-            "--quiet",
-            "simulate",
-            arg(&trace),
-            "--budget-mib",
-            "1000",
-            "--policy",
-            "lru",
-        ];
-        let more = [
-            "--predictor",
-            "previous",
-            "--link-gb-s",
-            "1",
-            "--window-us",
-            "1",
-            "-o",
-            "json",
-        ];
-        let rows: serde_json::Value =
-            serde_json::from_str(&stdout_of(&[&args[..], &more].concat())).unwrap();
+        let args = ["--quiet", "simulate", arg(&trace), "--budget-mib", "1000", "--policy", "lru"];
+        let more =
+            ["--predictor", "previous", "--link-gb-s", "1", "--window-us", "1", "-o", "json"];
+        let rows: serde_json::Value = serde_json::from_str(&run![args, more]).unwrap();
         let precision = rows[1]["precision_pct"].as_f64().unwrap();
         assert_eq!(format!("{precision:.1}"), published);
     }

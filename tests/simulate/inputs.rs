@@ -1,12 +1,14 @@
 //! Every kind of trace, and where sizes come from.
 
+use std::path::Path;
+
 use std::fs;
 
-use crate::simulate;
+use super::simulate;
 use moe_gguf::Gguf;
 
 use crate::support::{
-    N_LAYER, arg, failure_of, file_of, known_run, known_run_of, repository, stdout_of, write_gguf,
+    N_LAYER, arg, args, fail, file_of, known_run, known_run_of, repository, run, write_gguf,
 };
 
 const MODEL: &str = "fixtures/tiny-qwen3moe-Q4_K_M.gguf";
@@ -17,7 +19,7 @@ fn a_run_its_trace_and_its_tables_give_the_same() {
     let dir = tempfile::tempdir().unwrap();
     let (run, tables) = (dir.path().join("run"), dir.path().join("tables"));
     known_run(&run);
-    stdout_of(&["--quiet", "parquet", arg(&run), "--out", arg(&tables)]);
+    run!["--quiet", "parquet", run, "--out", tables];
     let model = repository(MODEL);
     let model = ["--model", arg(&model)];
     let of_run = simulate(&run, "0..3+1", "belady,lru,clock", &[]);
@@ -25,14 +27,8 @@ fn a_run_its_trace_and_its_tables_give_the_same() {
     let look_ups = of_run[&(1, "lru".to_owned())]["look_ups"];
     assert_eq!(look_ups, known_look_ups() as f64);
     assert_eq!(of_run, simulate(&run, "0..3+1", "belady,lru,clock", &model));
-    assert_eq!(
-        of_run,
-        simulate(&run.join("trace.bin"), "0..3+1", "belady,lru,clock", &model)
-    );
-    assert_eq!(
-        of_run,
-        simulate(&tables, "0..3+1", "belady,lru,clock", &model)
-    );
+    assert_eq!(of_run, simulate(&run.join("trace.bin"), "0..3+1", "belady,lru,clock", &model));
+    assert_eq!(of_run, simulate(&tables, "0..3+1", "belady,lru,clock", &model));
 }
 
 /// Distinct experts of each batch of the known run, counted anew.
@@ -57,11 +53,8 @@ fn sizes_must_be_known() {
     let run = dir.path().join("run");
     known_run(&run);
     let trace = run.join("trace.bin");
-    let failure = failure_of(&["--quiet", "simulate", arg(&trace)]);
-    assert!(
-        failure.contains("--model") && failure.contains("--sizes"),
-        "{failure}"
-    );
+    let failure = fail!["--quiet", "simulate", trace];
+    assert!(failure.contains("--model") && failure.contains("--sizes"), "{failure}");
 
     let sizes = dir.path().join("sizes.csv");
     let all: String = (0..6u32)
@@ -78,10 +71,10 @@ fn sizes_must_be_known() {
 #[test]
 fn counts_have_no_order() {
     let counts = repository("fixtures/foreign/coli-usage/small.coli_usage");
-    let failure = failure_of(&["--quiet", "simulate", arg(&counts)]);
+    let failure = fail!["--quiet", "simulate", counts];
     assert!(failure.contains("counts alone"), "{failure}");
     let learn = repository("fixtures/foreign/npy/counts.npy");
-    let failure = failure_of(&["--quiet", "simulate", arg(&learn), "--top-k", "2"]);
+    let failure = fail!["--quiet", "simulate", learn, "--top-k", "2"];
     assert!(failure.contains("counts alone"), "{failure}");
 }
 
@@ -102,36 +95,27 @@ fn learn_files_and_predictions_are_of_the_traces_model() {
     let (few, own) = (learn("few.json", 8, 0), learn("own.json", 32, 5));
     let deep = learn("deep.json", 32, 6);
     let other = repository("fixtures/foreign/bigmoeonedge/small.route.csv");
-    let learnt = |file| ["--policy", "hotcache", "--learn", arg(file)];
-    let predicted = |file| {
+    let learnt = |file: &Path| args!["--policy", "hotcache", "--learn", file];
+    let predicted = |file: &Path| {
         let link = ["--policy", "lru", "--link-gb-s", "1", "--window-us", "1"];
-        [&link[..], &["--predictions", arg(file)]].concat()
+        args![link, "--predictions", file]
     };
-    let told = ["--quiet", "simulate", arg(&run), "--budget-mib", "1"];
-    let bare = ["--quiet", "simulate", arg(&trace), "--budget-mib", "1"];
-    let bare = [&bare[..], &["--model", arg(&model)]].concat();
-    for simulate in [&told[..], &bare] {
+    let with_run = args!["--quiet", "simulate", run, "--budget-mib", "1"];
+    let bare = args!["--quiet", "simulate", trace, "--budget-mib", "1", "--model", model];
+    for simulate in [with_run, bare] {
         for (more, path, said) in [
-            (
-                &learnt(&few)[..],
-                &few,
-                "it says 8 experts in a layer, the model",
-            ),
-            (
-                &learnt(&deep),
-                &deep,
-                "it counts expert 7 of layer 6, which",
-            ),
-            (&learnt(&other), &other, "it says 2 layers, the model"),
-            (&predicted(&other), &other, "it says 2 layers, the model"),
+            (learnt(&few), &few, "it says 8 experts in a layer, the model"),
+            (learnt(&deep), &deep, "it counts expert 7 of layer 6, which"),
+            (learnt(&other), &other, "it says 2 layers, the model"),
+            (predicted(&other), &other, "it says 2 layers, the model"),
         ] {
-            let line = failure_of(&[simulate, more].concat());
+            let line = fail![simulate, more];
             let said = format!("moe-analyze: {}: {said}", arg(path));
             assert!(line.starts_with(&said), "{line}");
         }
-        stdout_of(&[simulate, &learnt(&own)].concat());
-        stdout_of(&[simulate, &learnt(&run)].concat());
-        stdout_of(&[simulate, &predicted(&run)].concat());
+        run![simulate, learnt(&own)];
+        run![simulate, learnt(&run)];
+        run![simulate, predicted(&run)];
     }
 }
 
@@ -150,16 +134,8 @@ fn expert_sizes_are_the_same_with_and_without_the_model() {
     write_gguf(&model, Some(&plain), &[], &chunks.collect::<Vec<_>>());
     known_run_of(&run, &Gguf::open(&model).unwrap());
     let simulated = |more: &[&str]| {
-        let args = [
-            "--quiet",
-            "simulate",
-            arg(&run),
-            "--budget-mib",
-            "1",
-            "-o",
-            "csv",
-        ];
-        stdout_of(&[&args[..], more].concat())
+        let args = ["--quiet", "simulate", arg(&run), "--budget-mib", "1", "-o", "csv"];
+        run![args, more]
     };
     let without = simulated(&[]);
     assert_eq!(simulated(&["--model", arg(&model)]), without);

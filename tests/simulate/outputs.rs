@@ -2,24 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::simulate;
-use crate::support::{arg, failure_of, known_run, moe_analyze, repository, stdout_of};
+use super::simulate;
+use crate::support::{arg, args, fail, known_run, moe_analyze, repository, run};
 
 const SMALL: &str = "fixtures/foreign/bigmoeonedge/small.route.csv";
 
 #[test]
 fn every_format_has_every_row() {
     let trace = repository(SMALL);
-    let args = [
-        "--quiet",
-        "simulate",
-        arg(&trace),
-        "--budget-mib",
-        "1,2",
-        "--policy",
-        "lru,random",
-    ];
-    let print = |format: &str| stdout_of(&[&args[..], &["-o", format]].concat());
+    let args = args!["--quiet", "simulate", trace, "--budget-mib", "1,2", "--policy", "lru,random"];
+    let print = |format: &str| run![args, "-o", format];
     assert_eq!(print("csv").lines().count(), 5);
     assert_eq!(print("md").lines().count(), 6);
     assert_eq!(print("table").lines().count(), 5);
@@ -33,27 +25,15 @@ fn every_format_has_every_row() {
 #[test]
 fn all_leaves_out_what_needs_a_learn_file() {
     let trace = repository(SMALL);
-    let args = [
-        "simulate",
-        arg(&trace),
-        "--budget-mib",
-        "1",
-        "--policy",
-        "all",
-        "-o",
-        "csv",
-    ];
+    let args = ["simulate", arg(&trace), "--budget-mib", "1", "--policy", "all", "-o", "csv"];
     let assert = moe_analyze().args(args).assert().success();
     let output = assert.get_output();
     let stdout = String::from_utf8_lossy(&output.stdout);
-    assert!(
-        stdout.contains("\n1,arc,") && !stdout.contains("hotcache"),
-        "{stdout}"
-    );
+    assert!(stdout.contains("\n1,arc,") && !stdout.contains("hotcache"), "{stdout}");
     assert!(String::from_utf8_lossy(&output.stderr).contains("hotcache is left out"));
-    let failure = failure_of(&["simulate", arg(&trace), "--policy", "hotcache"]);
+    let failure = fail!["simulate", trace, "--policy", "hotcache"];
     assert!(failure.contains("--learn"), "{failure}");
-    let learnt = stdout_of(&[&args[..], &["--learn", arg(&trace)]].concat());
+    let learnt = run![args, "--learn", trace];
     assert!(learnt.contains("\n1,hotcache,"), "{learnt}");
 }
 
@@ -64,32 +44,16 @@ fn curves_are_drawn() {
     known_run(&run);
     for name in ["curve.png", "curve.svg"] {
         let plot = dir.path().join(name);
-        let args = [
-            "--quiet",
-            "simulate",
-            arg(&run),
-            "--policy",
-            "all",
-            "--plot",
-            arg(&plot),
-        ];
-        stdout_of(&args);
-        assert!(failure_of(&args).contains("--force"));
+        let args = ["--quiet", "simulate", arg(&run), "--policy", "all", "--plot", arg(&plot)];
+        run![args];
+        assert!(fail![args].contains("--force"));
     }
     let (width, height) = moe_testkit::png_size(&dir.path().join("curve.png"));
     let svg = std::fs::read_to_string(dir.path().join("curve.svg")).unwrap();
     assert!(svg.contains(&format!("width=\"{width}\" height=\"{height}\"")));
     assert!(svg.contains("MiB"));
     // Every policy has a line and an entry of the legend.
-    let csv = stdout_of(&[
-        "--quiet",
-        "simulate",
-        arg(&run),
-        "--policy",
-        "all",
-        "-o",
-        "csv",
-    ]);
+    let csv = run!["--quiet", "simulate", run, "--policy", "all", "-o", "csv"];
     let policies: BTreeSet<&str> = csv
         .lines()
         .skip(1)
@@ -109,20 +73,13 @@ fn too_small_a_cache_is_warned_of() {
     let dir = tempfile::tempdir().unwrap();
     let (run, table) = (dir.path().join("run"), dir.path().join("sizes.csv"));
     known_run(&run);
-    std::fs::write(
-        &table,
-        format!("layer,expert,bytes\n{}", sizes.collect::<String>()),
-    )
-    .unwrap();
+    std::fs::write(&table, format!("layer,expert,bytes\n{}", sizes.collect::<String>())).unwrap();
     let budgets = ["--budget-mib", "23,24,192", "--sizes", arg(&table)];
-    let args = [&["simulate", arg(&run), "--policy", "lru"][..], &budgets].concat();
+    let args = args!["simulate", run, "--policy", "lru", budgets];
     let assert = moe_analyze().args(args).assert().success();
     let stderr = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
     // Four experts of a MiB in six layers.
-    assert!(
-        stderr.contains("24.0 MiB of experts") && stderr.contains("(23 MiB)"),
-        "{stderr}"
-    );
+    assert!(stderr.contains("24.0 MiB of experts") && stderr.contains("(23 MiB)"), "{stderr}");
     assert!(stderr.contains("all experts fit in 192 MiB"), "{stderr}");
 }
 
@@ -137,19 +94,12 @@ fn nonsense_is_refused() {
         ("--sample", "0", "above 0"),
         ("--sample", "0.5", "give --policy lru"),
     ] {
-        let failure = failure_of(&["simulate", arg(&trace), option, value]);
+        let failure = fail!["simulate", trace, option, value];
         assert!(failure.contains(told), "{failure}");
     }
     // An estimate has no speeds.
-    let sampled = [
-        "simulate",
-        arg(&trace),
-        "--policy",
-        "lru",
-        "--sample",
-        "0.5",
-    ];
-    let failure = failure_of(&[&sampled[..], &["--link-gb-s", "25"]].concat());
+    let sampled = ["simulate", arg(&trace), "--policy", "lru", "--sample", "0.5"];
+    let failure = fail![sampled, "--link-gb-s", "25"];
     assert!(failure.contains("--link-gb-s"), "{failure}");
 }
 
@@ -158,16 +108,8 @@ fn nonsense_is_refused() {
 fn speeds_are_bounded() {
     let trace = repository("fixtures/simulate/mixed.route.csv");
     let print = |more: &[&str]| {
-        let args = [
-            "--quiet",
-            "simulate",
-            arg(&trace),
-            "--budget-mib",
-            "2,40",
-            "--policy",
-            "lru",
-        ];
-        stdout_of(&[&args[..], &["-o", "json"], more].concat())
+        let args = ["--quiet", "simulate", arg(&trace), "--budget-mib", "2,40", "--policy", "lru"];
+        run![args, "-o", "json", more]
     };
     let json = |text: &str| -> serde_json::Value { serde_json::from_str(text).unwrap() };
     assert!(json(&print(&[]))[0].get("tokens_s_min").is_none());
@@ -181,7 +123,7 @@ fn speeds_are_bounded() {
     let memory = ["--memory-gb-s", "1", "--dense-mib", "10"];
     let rows = json(&print(&[&link[..], &memory].concat()));
     assert!(rows[0]["s_mbu_pct_max"].is_number());
-    let failure = failure_of(&["simulate", arg(&trace), "--other-ms", "5"]);
+    let failure = fail!["simulate", trace, "--other-ms", "5"];
     assert!(failure.contains("--link-gb-s"), "{failure}");
 }
 
@@ -190,14 +132,7 @@ fn speeds_are_bounded() {
 fn what_is_not_worth_having_is_told() {
     let trace = repository("fixtures/simulate/mixed.route.csv");
     let args = |link: &'static str| {
-        let mut args = vec![
-            "simulate",
-            arg(&trace),
-            "--budget-mib",
-            "2,40",
-            "-o",
-            "json",
-        ];
+        let mut args = vec!["simulate", arg(&trace), "--budget-mib", "2,40", "-o", "json"];
         args.extend(["--policy", "lru,staticoracle", "--link-gb-s", link]);
         args.extend(["--cpu-expert-us", "500000"]);
         args
@@ -210,15 +145,9 @@ fn what_is_not_worth_having_is_told() {
     };
     // Eight experts of half a second each; 7 MiB of misses take seven seconds at a MiB in a second.
     let (rows, stderr) = run("0.001048576");
-    assert!(
-        stderr.contains("all experts on the CPU: 0.25 to 0.25 tokens/s"),
-        "{stderr}"
-    );
+    assert!(stderr.contains("all experts on the CPU: 0.25 to 0.25 tokens/s"), "{stderr}");
     assert!(stderr.contains("no hits at 2 MiB: lru\n"), "{stderr}");
-    assert!(
-        stderr.contains("not worth having at 2 MiB: lru\n"),
-        "{stderr}"
-    );
+    assert!(stderr.contains("not worth having at 2 MiB: lru\n"), "{stderr}");
     assert!(!stderr.contains("staticoracle"), "{stderr}");
     assert_eq!(rows[0]["tokens_s_min"], 0.143);
     assert_eq!(rows[0]["speedup_serial"], 0.571);
@@ -227,10 +156,7 @@ fn what_is_not_worth_having_is_told() {
     let speedup = rows[1]["speedup_serial"].as_f64().unwrap();
     assert!((speedup - 100.0 / missed).abs() < 0.001, "{speedup}");
     let (_, stderr) = run("0.000001");
-    assert!(
-        stderr.contains("not worth having at 2 MiB: lru"),
-        "{stderr}"
-    );
+    assert!(stderr.contains("not worth having at 2 MiB: lru"), "{stderr}");
 }
 
 /// The sizes at which copying a batch's experts is faster than computing them in place.
@@ -239,10 +165,7 @@ fn the_offload_crossover_is_told() {
     let trace = repository("fixtures/simulate/mixed.route.csv");
     let args = ["simulate", arg(&trace), "--link-gb-s", "0.1", "-o", "json"];
     let run = |more: &[&str]| {
-        let assert = moe_analyze()
-            .args([&args[..], more].concat())
-            .assert()
-            .success();
+        let assert = moe_analyze().args(args![args, more]).assert().success();
         let output = assert.get_output();
         let rows: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
         (rows, String::from_utf8_lossy(&output.stderr).into_owned())
@@ -265,7 +188,7 @@ fn the_offload_crossover_is_told() {
     }
     let (_, stderr) = run(&["--offload", "--cpu-expert-us", "1", "--cpu-next-us", "0"]);
     assert!(stderr.contains("not faster"), "{stderr}");
-    let failure = failure_of(&[&args[..], &["--offload"]].concat());
+    let failure = fail![args, "--offload"];
     assert!(failure.contains("--cpu-expert-us"), "{failure}");
 }
 
@@ -275,25 +198,15 @@ fn windows_come_from_the_times_of_a_run() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
     known_run(&run);
-    let args = [
-        "simulate",
-        arg(&run),
-        "--budget-mib",
-        "1",
-        "--policy",
-        "lru",
-    ];
+    let args = ["simulate", arg(&run), "--budget-mib", "1", "--policy", "lru"];
     let link = ["--predictor", "previous", "--link-gb-s", "10", "-o", "json"];
-    let told = moe_analyze()
-        .args([&args[..], &link].concat())
-        .assert()
-        .success();
+    let told = moe_analyze().args(args![args, link]).assert().success();
     let stderr = String::from_utf8_lossy(&told.get_output().stderr).into_owned();
     // Four microseconds from a layer to the next, six layers.
     let told = "layers work for 4 to 4 µs by the trace's times, 24 µs a token";
     assert!(stderr.contains(told), "{stderr}");
     let named = moe_analyze()
-        .args([&args[..], &link, &["--window-us", "7"]].concat())
+        .args(args![args, link, "--window-us", "7"])
         .assert()
         .success();
     let stderr = String::from_utf8_lossy(&named.get_output().stderr).into_owned();
@@ -305,26 +218,12 @@ fn windows_come_from_the_times_of_a_run() {
 fn predictors_are_told_by_what_came_of_them() {
     let trace = repository("fixtures/simulate/mixed.route.csv");
     let trace = arg(&trace);
-    let args = [
-        "--quiet",
-        "simulate",
-        trace,
-        "--budget-mib",
-        "8",
-        "--policy",
-        "lru,layer",
-    ];
-    let link = [
-        "--link-gb-s",
-        "10",
-        "--predictor",
-        "previous,hottest,markov,coactivation",
-    ];
-    let failure = failure_of(&[&args[..], &link].concat());
+    let args = ["--quiet", "simulate", trace, "--budget-mib", "8", "--policy", "lru,layer"];
+    let link = ["--link-gb-s", "10", "--predictor", "previous,hottest,markov,coactivation"];
+    let failure = fail![args, link];
     assert!(failure.contains("--window-us"), "{failure}");
     let more = ["--window-us", "1000", "--predictions", trace, "-o", "json"];
-    let rows: serde_json::Value =
-        serde_json::from_str(&stdout_of(&[&args[..], &link, &more].concat())).unwrap();
+    let rows: serde_json::Value = serde_json::from_str(&run![args, link, more]).unwrap();
     let rows = rows.as_array().unwrap();
     assert_eq!(rows.len(), 2 * 6);
     let given = &rows[5];
@@ -338,9 +237,9 @@ fn predictors_are_told_by_what_came_of_them() {
     assert!(none["precision_pct"].is_null());
     assert_eq!(none["hits"], given["hits"]);
     assert!(none["stall_ms_token"].as_f64() > given["stall_ms_token"].as_f64());
-    let failure = failure_of(&["simulate", trace, "--predictor", "previous"]);
+    let failure = fail!["simulate", trace, "--predictor", "previous"];
     assert!(failure.contains("--link-gb-s"), "{failure}");
-    let failure = failure_of(&[&args[..], &link, &more, &["--depth", "4"]].concat());
+    let failure = fail![args, link, more, "--depth", "4"];
     assert!(failure.contains("1 to 3 layers"), "{failure}");
 }
 
@@ -351,20 +250,11 @@ fn a_sample_tells_its_error() {
     let budgets = "4,12,24";
     let whole = simulate(&trace, budgets, "lru", &[]);
     let told = |rate: &str| {
-        let args = [
-            "--quiet",
-            "simulate",
-            arg(&trace),
-            "--budget-mib",
-            budgets,
-            "--policy",
-            "lru",
-            "--sample",
-            rate,
-            "-o",
-            "csv",
+        let args = args![
+            "--quiet", "simulate", trace, "--budget-mib", budgets, "--policy", "lru", "--sample",
+            rate, "-o", "csv"
         ];
-        let csv = stdout_of(&args);
+        let csv = run![args];
         let mut lines = csv
             .lines()
             .map(|line| line.split(',').map(str::to_owned).collect());
@@ -379,13 +269,7 @@ fn a_sample_tells_its_error() {
     for row in &all {
         let number = |column: &str| row[column].parse::<f64>().unwrap();
         let exact = &whole[&(row["budget_mib"].parse().unwrap(), "lru".to_owned())];
-        for column in [
-            "hit_pct_cum",
-            "hit_pct_decode",
-            "read_mib",
-            "evictions",
-            "look_ups",
-        ] {
+        for column in ["hit_pct_cum", "hit_pct_decode", "read_mib", "evictions", "look_ups"] {
             assert_eq!(number(column), exact[column], "{column}");
         }
         assert_eq!(number("hit_pct_cum_error"), 0.0);

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use super::{moe_analyze, repository};
+use super::{Arg, args, moe_analyze, repository};
 
 /// A directory with the stand-in, compiled; skips the running test where there is no compiler.
 #[track_caller]
@@ -22,9 +22,9 @@ pub fn stand_in() -> Option<tempfile::TempDir> {
 }
 
 /// The program with the stand-in, which fails at a step, or at none if that is empty.
-pub fn with_gpu(stand_in: &Path, fails: &str, args: &[&str]) -> assert_cmd::Command {
+pub fn with_gpu(stand_in: &Path, fails: &str, args: impl Arg) -> assert_cmd::Command {
     let mut command = moe_analyze();
     command.env("LD_LIBRARY_PATH", stand_in);
-    command.env("STAND_IN_FAILS", fails).args(args);
+    command.env("STAND_IN_FAILS", fails).args(args![args]);
     command
 }

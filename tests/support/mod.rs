@@ -1,10 +1,10 @@
-//! What the binary's tests share: the binary, the fixtures, and a small run with routing that is known beforehand.
-#![allow(dead_code, reason = "each test binary uses its own part")]
+//! Shared by the tests of the program: the binary, the fixtures, and a small run with routing that is known beforehand.
 
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", feature = "cuda"))]
 pub mod gpu;
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
@@ -29,15 +29,85 @@ pub fn repository(path: &str) -> PathBuf {
         .join(path)
 }
 
-/// Runs the binary and expects success; gives stdout. A model with random weights writes bytes that are no text.
-pub fn stdout_of(args: &[&str]) -> String {
-    let assert = moe_analyze().args(args).assert().success();
+/// An argument of the program, or a list of arguments.
+pub trait Arg {
+    fn push_to(&self, args: &mut Vec<OsString>);
+}
+
+macro_rules! single_arg {
+    ($($type:ty),*) => {$(
+        impl Arg for $type {
+            fn push_to(&self, args: &mut Vec<OsString>) {
+                args.push(self.into());
+            }
+        }
+    )*};
+}
+single_arg!(str, String, OsString, Path, PathBuf);
+
+impl<T: Arg + ?Sized> Arg for &T {
+    fn push_to(&self, args: &mut Vec<OsString>) {
+        (**self).push_to(args);
+    }
+}
+
+impl<T: Arg> Arg for [T] {
+    fn push_to(&self, args: &mut Vec<OsString>) {
+        self.iter().for_each(|arg| arg.push_to(args));
+    }
+}
+
+impl<T: Arg, const N: usize> Arg for [T; N] {
+    fn push_to(&self, args: &mut Vec<OsString>) {
+        self[..].push_to(args);
+    }
+}
+
+impl<T: Arg> Arg for Vec<T> {
+    fn push_to(&self, args: &mut Vec<OsString>) {
+        self[..].push_to(args);
+    }
+}
+
+/// A list of arguments from texts, paths and lists of them: `args!["hotness", run, options]`.
+macro_rules! args {
+    ($($arg:expr),* $(,)?) => {
+        $crate::support::flatten(&[$(&$arg),*])
+    };
+}
+
+/// Runs the program with the arguments, as in [`args!`], expects success, and returns stdout.
+macro_rules! run {
+    ($($arg:expr),* $(,)?) => {
+        $crate::support::stdout_of($crate::support::args![$($arg),*])
+    };
+}
+
+/// Runs the program with the arguments, as in [`args!`], and returns the message with which it fails ([`failure_of`]).
+macro_rules! fail {
+    ($($arg:expr),* $(,)?) => {
+        $crate::support::failure_of($crate::support::args![$($arg),*])
+    };
+}
+
+pub(crate) use {args, fail, run};
+
+/// Arguments and lists of them as one list.
+pub fn flatten(args: &[&dyn Arg]) -> Vec<OsString> {
+    let mut list = Vec::new();
+    args.iter().for_each(|arg| arg.push_to(&mut list));
+    list
+}
+
+/// Runs the program and expects success; returns stdout. A model with random weights writes bytes that are not text.
+pub fn stdout_of(args: impl Arg) -> String {
+    let assert = moe_analyze().args(args![args]).assert().success();
     String::from_utf8_lossy(&assert.get_output().stdout).into_owned()
 }
 
-/// Runs the binary and expects that it could not be done: exit 2, nothing on stdout, one line on stderr. Gives the line.
-pub fn failure_of(args: &[&str]) -> String {
-    let assert = moe_analyze().args(args).assert().code(2).stdout("");
+/// Runs the program and expects exit code 2, nothing on stdout and one line on stderr; returns the line.
+pub fn failure_of(args: impl Arg) -> String {
+    let assert = moe_analyze().args(args![args]).assert().code(2).stdout("");
     let stderr = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
     assert_eq!(stderr.lines().count(), 1, "one line: {stderr}");
     assert!(stderr.starts_with("moe-analyze: "), "{stderr}");
@@ -46,9 +116,12 @@ pub fn failure_of(args: &[&str]) -> String {
 }
 
 /// The exit code with some stdout; stderr is left alone.
-pub fn code_with_stdout(args: &[&str], stdout: impl Into<Stdio>) -> i32 {
+pub fn code_with_stdout(args: impl Arg, stdout: impl Into<Stdio>) -> i32 {
     let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin!("moe-analyze"));
-    command.args(args).stdout(stdout).stderr(Stdio::null());
+    command
+        .args(args![args])
+        .stdout(stdout)
+        .stderr(Stdio::null());
     command.status().unwrap().code().unwrap()
 }
 
@@ -206,13 +279,9 @@ pub fn known_run_of(dir: &Path, gguf: &Gguf) {
     let mut writer =
         RunWriter::create(dir, manifest, &OffsetMap::new(gguf), RunOptions::default()).unwrap();
     let mut clock = 1_000_000;
-    pass(&mut writer, gguf, &mut clock, PHASE_PROMPT, |layer| {
-        tokens_of(layer, PHASE_PROMPT)
-    });
+    pass(&mut writer, gguf, &mut clock, PHASE_PROMPT, |layer| tokens_of(layer, PHASE_PROMPT));
     for token in N_PROMPT..N_PROMPT + N_GENERATED {
-        pass(&mut writer, gguf, &mut clock, PHASE_GENERATE, |_| {
-            token..token + 1
-        });
+        pass(&mut writer, gguf, &mut clock, PHASE_GENERATE, |_| token..token + 1);
     }
     writer.finish().unwrap();
 }

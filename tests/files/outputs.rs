@@ -1,0 +1,159 @@
+//! Outputs that exist, planted links, several writers, and limits of the system.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::process::{Child, Command, Stdio};
+
+use super::{MODEL, binary, contents, names, run_in, shell, start, stderr_of};
+use crate::support::{arg, args, fail, repository, run};
+
+/// The files of one conversion are those of one trace.
+#[test]
+fn force_leaves_no_files_of_an_earlier_conversion() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let run = run_in(dir.path());
+    let jsonl = at("t.jsonl");
+    fs::write(&jsonl, "{\"t\":0,\"layer\":1,\"experts\":[5,1]}\n").unwrap();
+    for (format, older, input) in
+        [("thesis-json", "token-00099.json", &run), ("mesh-llm", "layer-099.csv", &jsonl)]
+    {
+        let out = at(format);
+        let convert = ["convert", arg(input), "--to", format, "--out", arg(&out)];
+        run![convert];
+        let files = names(&out);
+        for name in [older, "notes.txt", "token-1.json"] {
+            fs::write(out.join(name), "older").unwrap();
+        }
+        run![convert, "--force"];
+        let mut expected = [&files[..], &["notes.txt".into(), "token-1.json".into()]].concat();
+        expected.sort();
+        assert_eq!(names(&out), expected);
+    }
+
+    let tables = at("tables");
+    run!["parquet", run, "--out", tables];
+    fs::write(tables.join("notes.txt"), "mine").unwrap();
+    run!["parquet", jsonl, "--out", tables, "--force"];
+    assert_eq!(names(&tables), ["notes.txt", "routing.parquet"]);
+    fs::write(tables.join("ops.parquet"), "of another program").unwrap();
+    run!["parquet", jsonl, "--out", tables, "--force"];
+    assert!(tables.join("ops.parquet").exists());
+}
+
+#[test]
+fn follows_no_planted_link_and_keeps_foreign_files() {
+    let dir = tempfile::tempdir().unwrap();
+    run_in(dir.path());
+    let victim = dir.path().join("victim");
+    fs::write(&victim, "precious").unwrap();
+    // Temporary names that contain the process id; `exec` keeps it.
+    for (plant, command) in [
+        ("o/.ops.parquet.$BASHPID.tmp", "parquet run --out o"),
+        ("o/.routing.parquet.$BASHPID.tmp", "parquet run --out o"),
+        ("o/.$BASHPID.token-00000.json", "convert run --to thesis-json --out o --force"),
+        ("o/.m.parquet.$BASHPID.tmp", "gguf-map run-model.gguf --out o/m.parquet"),
+        ("o/.manifest.json.$BASHPID.tmp", "record -n 1 -p a --out o"),
+        ("o/.$BASHPID.x.jsonl", "convert run --to jsonl --out o/x.jsonl"),
+    ] {
+        fs::create_dir(dir.path().join("o")).unwrap();
+        fs::copy(repository(MODEL), dir.path().join("run-model.gguf")).unwrap();
+        let script = format!("ln -s $PWD/victim {plant}; exec \"$0\" --quiet {command} >/dev/null");
+        let output = shell(dir.path(), &script);
+        assert!(output.status.success(), "{command}: {}", stderr_of(&output));
+        assert_eq!(fs::read_to_string(&victim).unwrap(), "precious", "{command}");
+        fs::remove_dir_all(dir.path().join("o")).unwrap();
+    }
+    let script = "mkdir o; echo s > o/.$BASHPID.x.jsonl; echo $BASHPID > pid; exec \"$0\" --quiet convert run --to jsonl --out o/x.jsonl";
+    let output = shell(dir.path(), script);
+    assert!(output.status.success(), "{}", stderr_of(&output));
+    let process = fs::read_to_string(dir.path().join("pid")).unwrap();
+    let kept = dir.path().join(format!("o/.{}.x.jsonl", process.trim()));
+    assert_eq!(fs::read_to_string(kept).unwrap(), "s\n");
+    // A link in the place of the output is not replaced without --force, wherever it points.
+    symlink("nowhere", dir.path().join("o/y.jsonl")).unwrap();
+    let y = dir.path().join("o/y.jsonl");
+    let line = fail!["convert", dir.path().join("run"), "--to", "jsonl", "--out", y];
+    assert!(line.contains("exists; pass --force"), "{line}");
+}
+
+#[test]
+fn exactly_one_of_two_writers_wins() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = run_in(dir.path());
+    for round in 0..6 {
+        let out = dir.path().join(format!("out-{round}"));
+        let commands = [
+            args!["parquet", run, "--out", out],
+            args!["convert", run, "--to", "thesis-json", "--out", out],
+            args!["convert", run, "--to", "jsonl", "--out", out],
+        ];
+        let args = &commands[round % commands.len()];
+        let children = [start(args), start(args)];
+        let outputs = children.map(|child| child.wait_with_output().unwrap());
+        let mut codes: Vec<_> = outputs.iter().map(|output| output.status.code()).collect();
+        codes.sort();
+        let stderr: String = outputs.iter().map(stderr_of).collect();
+        assert_eq!(codes, [Some(0), Some(2)], "{args:?}: {stderr}");
+        assert!(stderr.contains("exists"), "{stderr}");
+        if out.is_dir() {
+            assert!(names(&out).iter().all(|name| !name.starts_with('.')), "{:?}", names(&out));
+        }
+    }
+}
+
+#[test]
+fn two_records_without_out_use_two_directories() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = Command::new(binary());
+    command
+        .args(["--quiet", "record", "-n", "1", "-p", "a"])
+        .current_dir(dir.path())
+        .stdout(Stdio::null());
+    let children: Vec<Child> = (0..4).map(|_| command.spawn().unwrap()).collect();
+    for mut child in children {
+        assert!(child.wait().unwrap().success());
+    }
+    assert_eq!(names(&dir.path().join("runs")).len(), 4);
+}
+
+#[test]
+fn a_file_size_limit_is_one_line() {
+    let dir = tempfile::tempdir().unwrap();
+    run_in(dir.path());
+    fs::copy(repository(MODEL), dir.path().join("m.gguf")).unwrap();
+    for command in [
+        "relayout m.gguf --out r.gguf",
+        "hotness run --plot p.png",
+        "convert run --to jsonl --out x.jsonl",
+        "parquet run --out t",
+    ] {
+        let before = names(dir.path());
+        let output = shell(dir.path(), &format!("ulimit -f 1; exec \"$0\" {command}"));
+        let stderr = stderr_of(&output);
+        assert_eq!(output.status.code(), Some(2), "{command}: {stderr}");
+        let line = stderr.lines().last().unwrap();
+        assert!(line.starts_with("moe-analyze: ") && line.contains("File too large"), "{line}");
+        assert!(!line.contains("Custom") && !line.contains("IoError"), "{line}");
+        assert_eq!(names(dir.path()), before);
+    }
+}
+
+/// Before anything of a run is replaced, its new manifest is on the disk.
+#[test]
+fn a_manifest_that_cannot_be_written_leaves_the_old_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = run_in(dir.path());
+    let before = contents(&run);
+    // A manifest is longer than 1 KiB.
+    let script = "ulimit -f 1; exec \"$0\" record -n 1 -p a --out run --force";
+    let output = shell(dir.path(), script);
+    let stderr = stderr_of(&output);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    let line = stderr.lines().last().unwrap();
+    assert!(
+        line.starts_with("moe-analyze: cannot write run/manifest.json: File too large"),
+        "{line}"
+    );
+    assert!(contents(&run) == before);
+}

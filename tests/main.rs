@@ -1,0 +1,31 @@
+//! Tests of the program, and of what all crates must have, in one binary: a module for each subcommand or topic.
+
+mod accesses;
+mod cli;
+mod diff;
+mod engines;
+mod exports;
+#[cfg(unix)]
+mod files;
+mod foreign_traces;
+mod gguf_map;
+#[cfg(all(target_os = "linux", feature = "cuda"))]
+mod gpu_that_fails;
+#[cfg(all(target_os = "linux", feature = "cuda"))]
+mod gpu_times;
+mod graph;
+mod hotness;
+mod info;
+mod library_messages;
+mod limits;
+mod notebooks;
+mod options;
+mod overlap;
+mod plan;
+mod record;
+mod relayout;
+mod replay;
+mod simulate;
+mod support;
+mod synth;
+mod tables;
