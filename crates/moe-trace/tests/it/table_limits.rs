@@ -222,7 +222,11 @@ fn a_panic_of_the_decoder_is_an_error() {
 #[test]
 fn a_panic_of_other_code_is_not_caught() {
     let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "table_limits::panic_after_the_decoder", "--ignored"])
+        .args([
+            "--exact",
+            "table_limits::panic_after_the_decoder",
+            "--ignored",
+        ])
         .arg("--nocapture")
         .output()
         .unwrap();
