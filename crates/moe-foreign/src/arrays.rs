@@ -279,12 +279,8 @@ pub(crate) fn tokens(
     if n_tokens == 0 {
         return Ok(());
     }
-    let n_slots = n_used_slots(array);
-    output.check_slots(n_slots, || element(&[]))?;
-    output.facts(&Facts {
-        n_expert_used: u32::try_from(n_slots).ok().filter(|&k| k > 0),
-        ..Facts::default()
-    })?;
+    // Unused slots may be padding, or experts of other ranks: they do not show how many experts a token is routed to.
+    output.check_slots(n_used_slots(array), || element(&[]))?;
     let blocks = row_blocks(
         options,
         n_layer,
