@@ -145,3 +145,26 @@ fn stages_of_a_pipeline_are_not_taken_for_the_model() {
     let is_warned = summary.notes.iter().any(|note| note.starts_with(warning));
     assert!(is_warned, "{:?}", summary.notes);
 }
+
+/// The second run starts in line 11.
+#[test]
+fn joined_runs_without_sequences_are_reported() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["jsonl", "lattice"] {
+        let path = fixture(&format!("{name}/small.jsonl"));
+        let text = std::fs::read_to_string(path).unwrap();
+        let (_, once) = read(&write(dir.path(), name, &text));
+        assert!(!once.notes.iter().any(|note| note.contains("returns")));
+        let (_, twice) = read(&write(dir.path(), name, &text.repeat(2)));
+        let warnings: Vec<_> = twice
+            .notes
+            .iter()
+            .filter(|note| note.contains("returns"))
+            .collect();
+        assert_eq!(warnings.len(), 1, "{name}");
+        assert!(
+            warnings[0].starts_with("warning: line 11 returns to token 0 of layer 0"),
+            "{warnings:?}"
+        );
+    }
+}
