@@ -149,6 +149,13 @@ fn note_sequences(sequences: &Sequences, output: &mut Output<'_>) {
     if sequences.n_sequences() > 1 {
         output.note("requests have no names in the dump: sequences follow from the positions of tokens and their order in a batch");
     }
+    if sequences.n_coinciding() > 0 {
+        output.note(format!(
+            "warning: {} at the position of another token of the same pass: the dump does not show the requests of speculative \
+             passes, so tokens of different requests count as one",
+            counted(sequences.n_coinciding(), "token")
+        ));
+    }
     if sequences.n_ambiguous() > 0 {
         output.note(format!(
             "warning: {} may be of another sequence: of several sequences of one length some ended, and the dump does not show which",
