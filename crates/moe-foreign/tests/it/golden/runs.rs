@@ -81,6 +81,9 @@ fn batches_of_two_sources_are_different_sequences() {
         line(b, 1, 21),
         line(a, 0, 12),
         line("", 1, 31),
+        // The highest number of a batch leaves none above it.
+        line(a, u32::MAX, 13),
+        line(b, u32::MAX, 23),
     ];
     let (rows, _) = read(&write(dir.path(), "trace.jsonl", &lines.concat()));
     let mut experts: BTreeMap<_, Vec<(u32, u32)>> = BTreeMap::new();
@@ -93,8 +96,10 @@ fn batches_of_two_sources_are_different_sequences() {
     let expected = [
         vec![(0, 10), (1, 12)],
         vec![(0, 11)],
+        vec![(0, 13)],
         vec![(0, 20)],
         vec![(0, 21)],
+        vec![(0, 23)],
         vec![(0, 31)],
     ];
     assert_eq!(found, expected);
