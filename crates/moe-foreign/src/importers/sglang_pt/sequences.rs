@@ -49,6 +49,8 @@ pub(super) struct Sequences {
     n_passes: u64,
     n_ambiguous: u64,
     n_coinciding: u64,
+    /// Tokens without a position.
+    n_unplaced: usize,
 }
 
 impl Sequences {
@@ -60,6 +62,13 @@ impl Sequences {
     /// Tokens that may be of another sequence: some of several sequences of one length ended, and which ones is unknown.
     pub(super) fn n_ambiguous(&self) -> u64 {
         self.n_ambiguous
+    }
+
+    /// The number of the first of `n_tokens` tokens without positions, which are counted over all passes.
+    pub(super) fn first_unplaced(&mut self, n_tokens: usize) -> usize {
+        let first = self.n_unplaced;
+        self.n_unplaced = first.saturating_add(n_tokens);
+        first
     }
 
     /// Tokens of unknown sequences at the position of another token of their pass.
