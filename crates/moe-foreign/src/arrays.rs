@@ -45,6 +45,10 @@ enum RoutingError {
     Position { position: usize },
     #[error("not an expert; the array is of something else")]
     NotExpert,
+    #[error(
+        "{n_used} experts in one layer, but no expert is above {highest}; the array is of something else"
+    )]
+    Repeats { n_used: usize, highest: i64 },
 }
 
 /// Where experts are replicated: which expert of the model each physical one is a copy of, `[layers, physical]`.
@@ -279,12 +283,11 @@ pub(crate) fn tokens(
     if n_tokens == 0 {
         return Ok(());
     }
-    let n_slots = n_used_slots(array);
-    output.check_slots(n_slots, || element(&[]))?;
-    output.facts(&Facts {
-        n_expert_used: u32::try_from(n_slots).ok().filter(|&k| k > 0),
-        ..Facts::default()
-    })?;
+    // Unused slots may be padding, or experts of other ranks: they do not show how many experts a token is routed to.
+    output.check_slots(n_used_slots(array), || element(&[]))?;
+    if let Some((index, fault)) = repeats(array) {
+        return Err(output.invalid(element(&index), fault));
+    }
     let blocks = row_blocks(
         options,
         n_layer,
@@ -337,6 +340,35 @@ pub(crate) fn tokens(
         );
     }
     Ok(())
+}
+
+/// The first token of routing `[tokens, layers, top_k]` with more experts in a layer than the array has, so that some repeat, and
+/// what is wrong with it. A token with expert 0 in every slot was not routed.
+fn repeats(array: &Array<'_>) -> Option<(Vec<usize>, RoutingError)> {
+    let &[n_tokens, n_layer, top_k] = array.shape() else {
+        return None;
+    };
+    let places =
+        move || (0..n_tokens).flat_map(move |token| (0..n_layer).map(move |layer| (token, layer)));
+    let experts = move |(token, layer): (usize, usize)| {
+        (0..top_k).filter_map(move |slot| array.integer(&[token, layer, slot]))
+    };
+    let highest = places().flat_map(experts).max()?;
+    let n_used = move |place: (usize, usize)| {
+        let used = experts(place).filter(|&expert| expert >= 0).count();
+        if experts(place).any(|expert| expert > 0) {
+            used
+        } else {
+            0
+        }
+    };
+    let most = usize::try_from(highest).ok()?.saturating_add(1);
+    let (token, layer) = places().find(|&place| n_used(place) > most)?;
+    let n_used = n_used((token, layer));
+    Some((
+        vec![token, layer],
+        RoutingError::Repeats { n_used, highest },
+    ))
 }
 
 /// Slots, the last dimension, up to the last one that holds an expert for some token. Servers pad the last dimension, for example to 8.

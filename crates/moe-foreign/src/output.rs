@@ -53,6 +53,8 @@ pub struct Output<'a> {
     top_k: Option<u32>,
     /// The highest slot of any row, plus one.
     n_slot: u32,
+    /// The first layer in which a token has more experts than the model selects there.
+    above_model: Option<u16>,
     rows: u64,
     counts: u64,
     notes: Vec<String>,
@@ -98,6 +100,7 @@ impl<'a> Output<'a> {
             facts: Facts::default(),
             top_k: None,
             n_slot: 0,
+            above_model: None,
             rows: 0,
             counts: 0,
             notes: Vec::new(),
@@ -164,7 +167,16 @@ impl<'a> Output<'a> {
         self.check_ids(&at, row.layer_id.into(), row.expert_id)?;
         self.check_has_experts(&at, row.layer_id)?;
         self.rows += 1;
-        self.n_slot = self.n_slot.max(u32::from(row.slot) + 1);
+        let n_slot = u32::from(row.slot) + 1;
+        self.n_slot = self.n_slot.max(n_slot);
+        if self.above_model.is_none()
+            && self
+                .options
+                .n_expert_used_in(row.layer_id)
+                .is_some_and(|used| n_slot > used)
+        {
+            self.above_model = Some(row.layer_id);
+        }
         let taken = self.sink.routing(row);
         self.check(taken, at)
     }
@@ -326,6 +338,13 @@ impl<'a> Output<'a> {
         let is_named = self.options.top_k.is_some();
         let own = self.top_k.or(Some(self.n_slot).filter(|&n| n > named));
         let Some(own) = own.filter(|&own| own > named || is_named && own < named) else {
+            if let Some(layer) = self.above_model {
+                let used = self.options.n_expert_used_in(layer).unwrap_or(0);
+                self.note(format!(
+                    "warning: in layer {layer} the trace has more experts for a token than the {used} that the model selects there: \
+                     the trace is of another model, or its top-k was changed"
+                ));
+            }
             return;
         };
         self.facts.n_expert_used = Some(own);

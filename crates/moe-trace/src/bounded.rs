@@ -41,20 +41,32 @@ pub fn open(path: &Path) -> Result<File, Error> {
     File::open(path).map_err(Error::io("open", path))
 }
 
+fn size(file: &File, path: &Path) -> Result<u64, Error> {
+    let metadata = file.metadata();
+    Ok(metadata.map_err(Error::io("read the size of", path))?.len())
+}
+
+/// Refuses a file of `size` bytes when it was opened whose end was reached after `n_read`.
+fn check_size(n_read: u64, size: u64, path: &Path) -> Result<(), Error> {
+    if n_read < size {
+        let path = path.to_owned();
+        return Err(Error::Truncated(moe_files::Error::Truncated { path }));
+    }
+    Ok(())
+}
+
 /// The bytes of a file, without its byte order mark.
 ///
 /// # Errors
-/// [`Error::TooLarge`] for more than `limit` bytes, of which none are kept; [`Error::Io`].
+/// [`Error::TooLarge`] for more than `limit` bytes, of which none are kept; [`Error::Truncated`], [`Error::Io`].
 pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
     let too_large = || Error::TooLarge {
         path: path.to_owned(),
         limit,
     };
     let file = open(path)?;
-    let size = file
-        .metadata()
-        .map_err(Error::io("read the size of", path))?;
-    if size.len() > limit {
+    let size = size(&file, path)?;
+    if size > limit {
         return Err(too_large());
     }
     let mut bytes = Vec::new();
@@ -65,6 +77,7 @@ pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
     if bytes.len() as u64 > limit {
         return Err(too_large());
     }
+    check_size(bytes.len() as u64, size, path)?;
     let n_mark = bytes.len() - without_byte_order_mark(&bytes).len();
     bytes.drain(..n_mark);
     Ok(bytes)
@@ -128,6 +141,9 @@ pub struct Lines {
     limit: u64,
     buffer: Vec<u8>,
     line: u64,
+    /// Bytes of the file when it was opened, and those read so far.
+    size: u64,
+    n_read: u64,
 }
 
 impl Lines {
@@ -136,7 +152,9 @@ impl Lines {
     /// # Errors
     /// [`Error::Io`].
     pub fn open(path: &Path, limit: u64) -> Result<Self, Error> {
-        let mut reader = BufReader::with_capacity(128 * 1024, open(path)?);
+        let file = open(path)?;
+        let size = size(&file, path)?;
+        let mut reader = BufReader::with_capacity(128 * 1024, file);
         let start = reader.fill_buf().map_err(Error::io("read", path))?;
         let n_mark = start.len() - without_byte_order_mark(start).len();
         reader.consume(n_mark);
@@ -146,13 +164,15 @@ impl Lines {
             limit,
             buffer: Vec::new(),
             line: 0,
+            size,
+            n_read: n_mark as u64,
         })
     }
 
     /// The next line with its end, which the last line of a file may lack; `None` at the end of the file.
     ///
     /// # Errors
-    /// [`Error::LineTooLong`], [`Error::Io`].
+    /// [`Error::LineTooLong`], [`Error::Truncated`], [`Error::Io`].
     pub fn next_line(&mut self) -> Result<Option<&[u8]>, Error> {
         self.buffer.clear();
         self.line += 1;
@@ -168,6 +188,10 @@ impl Lines {
                 line: self.line,
                 limit: self.limit,
             });
+        }
+        self.n_read += n as u64;
+        if n == 0 {
+            check_size(self.n_read, self.size, &self.path)?;
         }
         Ok((n > 0).then_some(&*self.buffer))
     }
@@ -210,6 +234,34 @@ mod tests {
                 ..
             }
         ));
+    }
+
+    #[test]
+    fn a_file_truncated_while_it_is_read_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lines");
+        let text = format!("\u{feff}{}", "0123456789abcde\n".repeat(100_000));
+        fs::write(&path, text).unwrap();
+        let mut lines = Lines::open(&path, 100).unwrap();
+        lines.next_line().unwrap();
+        let file = File::options().write(true).open(&path).unwrap();
+        file.set_len(1_000_000).unwrap();
+        let end = loop {
+            match lines.next_line() {
+                Ok(Some(_)) => {}
+                end => break end.map(|_| ()),
+            }
+        };
+        assert!(matches!(end, Err(Error::Truncated(_))), "{end:?}");
+        assert!(lines.number() > 60_000);
+        // What was truncated earlier is read.
+        let mut lines = Lines::open(&path, 100).unwrap();
+        while lines.next_line().unwrap().is_some() {}
+        // A file may grow.
+        let mut lines = Lines::open(&path, 100).unwrap();
+        lines.next_line().unwrap();
+        file.set_len(1_000_010).unwrap();
+        while lines.next_line().unwrap().is_some() {}
     }
 
     #[test]

@@ -141,6 +141,9 @@ pub enum Error {
         /// Bytes that are read at most.
         limit: u64,
     },
+    /// A file became smaller while it was read.
+    #[error(transparent)]
+    Truncated(moe_files::Error),
     /// A JSON document would take more memory than any of its kind.
     #[error("{}: its values would exceed the limit of {limit} bytes of memory; this is not the file expected", path.display())]
     TreeTooLarge {

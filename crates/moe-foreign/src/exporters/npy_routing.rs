@@ -62,6 +62,8 @@ impl Exporter for NpyRouting {
             ..Extent::default()
         };
         for_each_token(export, self.name(), |rows| extent.see(rows))?;
+        let n_expert_used = export.n_expert_used().unwrap_or(0);
+        extent.top_k = extent.top_k.max(n_expert_used as usize);
         let n_numbers = extent.numbers().map_err(|fault| ExportError::Unfit {
             format: self.name(),
             source: fault.into(),

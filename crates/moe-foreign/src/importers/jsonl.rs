@@ -1,8 +1,10 @@
 //! What the JSONL formats share.
 
+use std::collections::HashMap;
 use std::fmt;
 
 use moe_gguf::text::counted;
+use moe_trace::RoutingRow;
 use serde::de::{Deserialize, DeserializeOwned, Deserializer, SeqAccess, Visitor};
 
 use crate::source::Lines;
@@ -72,6 +74,30 @@ pub(super) fn each_line<'o, L: DeserializeOwned>(
         }
     }
     Ok(())
+}
+
+/// Notices tokens of several runs or sequences that a file does not distinguish.
+#[derive(Default)]
+pub(super) struct TokenOrder {
+    /// The last token by sequence and layer.
+    last: HashMap<(Option<u32>, u16), u32>,
+    is_noted: bool,
+}
+
+impl TokenOrder {
+    /// Takes the token of a line, and warns of the first one that does not follow those before it.
+    pub(super) fn take(&mut self, row: &RoutingRow, line: u64, output: &mut Output<'_>) {
+        let place = (row.sequence_id, row.layer_id);
+        let before = self.last.insert(place, row.token_id);
+        if !self.is_noted && before.is_some_and(|before| row.token_id <= before) {
+            self.is_noted = true;
+            output.note(format!(
+                "warning: line {line} returns to token {} of layer {}: the file contains several runs or sequences and does not \
+                 distinguish them; convert each run separately",
+                row.token_id, row.layer_id
+            ));
+        }
+    }
 }
 
 /// A token with more or fewer weights than experts.

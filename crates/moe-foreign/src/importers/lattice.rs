@@ -5,7 +5,7 @@ use serde::Deserialize;
 
 use crate::{At, ForeignError, Importer, Options, Output, Source};
 
-use super::jsonl::{each_line, first_line_has, zip_weights};
+use super::jsonl::{TokenOrder, each_line, first_line_has, zip_weights};
 
 /// lattice's JSONL.
 pub struct Lattice;
@@ -37,6 +37,7 @@ impl Importer for Lattice {
         _options: &Options,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
+        let mut order = TokenOrder::default();
         each_line(source, output, |line: &Line, number, output| {
             let at = || At::Line(number);
             let row = RoutingRow {
@@ -45,6 +46,7 @@ impl Importer for Lattice {
             };
             let experts = zip_weights(&line.selected_ids, line.gate_weights.as_deref())
                 .map_err(|fault| output.invalid(at(), fault))?;
+            order.take(&row, number, output);
             output.token(at, &row, experts)
         })?;
         output.note("phases are not recorded");

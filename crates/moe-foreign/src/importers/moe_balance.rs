@@ -63,7 +63,7 @@ struct Batches {
     /// By source and batch id.
     sequences: HashMap<Option<String>, HashMap<u32, u32>>,
     taken: HashSet<u32>,
-    /// Above all sequences that are taken.
+    /// Above all sequences that are taken; once there is none above, a lower one.
     next: u32,
     /// Tokens by sequence and layer.
     n_tokens: HashMap<(u32, u16), u32>,
@@ -77,9 +77,15 @@ impl Batches {
             return sequence;
         }
         let is_free = self.taken.insert(line.batch_id);
-        let sequence = if is_free { line.batch_id } else { self.next };
-        self.taken.insert(sequence);
-        self.next = self.next.max(sequence.saturating_add(1));
+        let sequence = if is_free {
+            line.batch_id
+        } else {
+            while !self.taken.insert(self.next) {
+                self.next = self.next.wrapping_add(1);
+            }
+            self.next
+        };
+        self.next = self.next.max(sequence.wrapping_add(1));
         let batches = self.sequences.entry(line.source_file.clone()).or_default();
         batches.insert(line.batch_id, sequence);
         sequence

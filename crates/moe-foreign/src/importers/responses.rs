@@ -387,9 +387,12 @@ fn import_response(
     // A response without choices is one sequence.
     let choices = if choices.is_empty() { &own } else { choices };
     let usage = Counts::of([response.usage.as_ref(), response.meta_info.as_ref()]);
+    // The usage counts the generated tokens of all choices together, and those of all prompts if there are several.
+    let is_one = choices.len() == 1;
+    let is_of_one_prompt = is_one || response.prompt_routed_experts.is_some();
     let usage = Counts {
-        // The usage counts the tokens of all choices together.
-        completion: usage.completion.filter(|_| choices.len() == 1),
+        prompt: usage.prompt.filter(|_| is_of_one_prompt),
+        completion: usage.completion.filter(|_| is_one),
         ..usage
     };
     let mut importing = Importing {

@@ -149,6 +149,13 @@ fn note_sequences(sequences: &Sequences, output: &mut Output<'_>) {
     if sequences.n_sequences() > 1 {
         output.note("requests have no names in the dump: sequences follow from the positions of tokens and their order in a batch");
     }
+    if sequences.n_coinciding() > 0 {
+        output.note(format!(
+            "warning: {} at the position of another token of the same pass: the dump does not show the requests of speculative \
+             passes, so tokens of different requests count as one",
+            counted(sequences.n_coinciding(), "token")
+        ));
+    }
     if sequences.n_ambiguous() > 0 {
         output.note(format!(
             "warning: {} may be of another sequence: of several sequences of one length some ended, and the dump does not show which",
@@ -237,7 +244,7 @@ impl<'p> Pass<'p> {
         let at = || At::Element(format!("records[{record}].topk_ids_of_layer"));
         output.check_slots(n_used_slots(experts), at)?;
         let blocks = row_blocks(options, n_layer, row_use, at, output)?;
-        let positions = self.positions(n_tokens, output)?;
+        let positions = self.positions(n_tokens, sequences, output)?;
         // Without positions a pass does not show which tokens are of one request.
         let sequence_ids = if self.positions.is_empty() {
             vec![None; n_tokens]
@@ -279,12 +286,21 @@ impl<'p> Pass<'p> {
         Ok(())
     }
 
-    /// The position of each token; where none is recorded, its place in the pass.
-    fn positions(&self, n_tokens: usize, output: &Output<'_>) -> Result<Vec<u32>, ForeignError> {
+    /// The position of each token; where none is recorded, its place in the passes without positions.
+    fn positions(
+        &self,
+        n_tokens: usize,
+        sequences: &mut Sequences,
+        output: &Output<'_>,
+    ) -> Result<Vec<u32>, ForeignError> {
+        let first = match self.positions {
+            [] => sequences.first_unplaced(n_tokens),
+            _ => 0,
+        };
         let position = |token: usize| match self.positions.get(token) {
             Some(&Value::Int(position)) => u32::try_from(position).ok(),
             Some(_) => None,
-            None if self.positions.is_empty() => u32::try_from(token).ok(),
+            None if self.positions.is_empty() => u32::try_from(first.saturating_add(token)).ok(),
             None => None,
         };
         let positions = (0..n_tokens).map(|token| {

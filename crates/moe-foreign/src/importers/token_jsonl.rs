@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use crate::{At, ForeignError, Importer, Options, Output, Source};
 
-use super::jsonl::{each_line, first_line_has, zip_weights};
+use super::jsonl::{TokenOrder, each_line, first_line_has, zip_weights};
 
 /// JSONL per token and layer.
 pub struct TokenJsonl;
@@ -42,6 +42,7 @@ impl Importer for TokenJsonl {
         _options: &Options,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
+        let mut order = TokenOrder::default();
         each_line(source, output, |line: &Line, number, output| {
             let at = || At::Line(number);
             let row = RoutingRow {
@@ -52,6 +53,7 @@ impl Importer for TokenJsonl {
             };
             let experts = zip_weights(&line.experts, line.weights.as_deref())
                 .map_err(|fault| output.invalid(at(), fault))?;
+            order.take(&row, number, output);
             output.token(at, &row, experts)
         })?;
         Ok(())

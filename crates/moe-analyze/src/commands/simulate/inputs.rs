@@ -24,7 +24,7 @@ pub struct Inputs {
     pub batches: Batches,
     /// What the trace of predictions says, if one was named.
     pub predictions: Option<Given>,
-    /// Bytes of the whole model's tensors, where its map is known.
+    /// Bytes of the model's tensors without those of the MTP head, where its map is known.
     pub model_bytes: Option<u64>,
     /// The learn file's observations, if one was named.
     pub learn: Option<Arc<[LayerObservation]>>,
@@ -69,7 +69,7 @@ impl Inputs {
             (None, Input::Run(run)) => run.map.clone(),
             (None, _) => None,
         };
-        let model_bytes = map.map(|map| map.rows.iter().map(|row| row.size_bytes).sum());
+        let model_bytes = map.map(|map| bytes_without_mtp_head(&map, n_layer));
         let learn = learn.map(|learn| read_learn_file(learn, &sizes, &options, ctx));
         let predictions = predictions.map(|path| {
             let mut collector = Collector::new();
@@ -89,6 +89,14 @@ impl Inputs {
             learn: learn.transpose()?,
         })
     }
+}
+
+/// Bytes of the tensors of a model with `n_layer` hidden layers; the blocks after them are the MTP head.
+fn bytes_without_mtp_head(map: &OffsetMap, n_layer: Option<u32>) -> u64 {
+    let is_read =
+        |layer: Option<u16>| layer.is_none_or(|layer| n_layer.is_none_or(|n| u32::from(layer) < n));
+    let rows = map.rows.iter().filter(|row| is_read(row.layer_id));
+    rows.map(|row| row.size_bytes).sum()
 }
 
 /// What a learn file observed of the experts that the trace's model has.
@@ -114,4 +122,26 @@ fn read_learn_file(
         }
     }
     Ok(observations.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use moe_gguf::Gguf;
+    use moe_testkit::gguf::{F32, Raw};
+
+    use super::*;
+
+    #[test]
+    fn the_mtp_head_is_not_read() {
+        let raw = Raw::new(3, 1)
+            .kv_string("general.architecture", "glm4moe")
+            .tensor("token_embd.weight", &[4, 16], F32, 0)
+            .tensor("blk.0.ffn_gate_inp.weight", &[4, 2], F32, 0)
+            .tensor("blk.1.nextn.eh_proj.weight", &[8, 4], F32, 0);
+        let gguf = Gguf::from_bytes("model.gguf", raw.bytes.as_slice()).unwrap();
+        let map = OffsetMap::new(&gguf);
+        let (head, hidden) = (8 * 4 * 4, (4 * 16 + 4 * 2) * 4);
+        assert_eq!(bytes_without_mtp_head(&map, Some(1)), hidden);
+        assert_eq!(bytes_without_mtp_head(&map, None), hidden + head);
+    }
 }

@@ -5,7 +5,7 @@
 //! token of a decode pass continues the sequence that ended in front of it. Of several such sequences, those that were computed
 //! last have tokens, in the order of their batch; the others have ended.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 /// `ForwardMode` of SGLang, as far as it shows which tokens are of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +48,9 @@ pub(super) struct Sequences {
     n_sequences: u32,
     n_passes: u64,
     n_ambiguous: u64,
+    n_coinciding: u64,
+    /// Tokens without a position.
+    n_unplaced: usize,
 }
 
 impl Sequences {
@@ -61,6 +64,18 @@ impl Sequences {
         self.n_ambiguous
     }
 
+    /// The number of the first of `n_tokens` tokens without positions, which are counted over all passes.
+    pub(super) fn first_unplaced(&mut self, n_tokens: usize) -> usize {
+        let first = self.n_unplaced;
+        self.n_unplaced = first.saturating_add(n_tokens);
+        first
+    }
+
+    /// Tokens of unknown sequences at the position of another token of their pass.
+    pub(super) fn n_coinciding(&self) -> u64 {
+        self.n_coinciding
+    }
+
     /// The sequence of each token of a pass, whose tokens have these `positions`. `lens` are the numbers of tokens of each
     /// request; without them requests are told apart by their positions.
     pub(super) fn of_pass(
@@ -70,6 +85,8 @@ impl Sequences {
         lens: &[usize],
     ) -> Vec<Option<u32>> {
         if mode == Mode::Other {
+            let distinct: HashSet<u32> = positions.iter().copied().collect();
+            self.n_coinciding += (positions.len() - distinct.len()) as u64;
             return vec![None; positions.len()];
         }
         self.n_passes += 1;
@@ -259,6 +276,7 @@ mod tests {
     fn speculative_passes_have_no_sequences() {
         let mut sequences = Sequences::default();
         assert_eq!(sequences.of_pass(Mode::Other, &[0, 1, 1], &[]), [None; 3]);
+        assert_eq!(sequences.n_coinciding(), 1);
         assert_eq!(sequences.n_sequences(), 0);
     }
 }

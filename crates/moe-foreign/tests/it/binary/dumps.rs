@@ -72,7 +72,7 @@ fn tensor(key: usize, [a, b, c]: [usize; 3]) -> Vec<u8> {
     .concat()
 }
 
-/// The dump of these passes. The last dimension is filled up to 8 with -1.
+/// The dump of these passes; negative positions are not written. The last dimension is filled up to 8 with -1.
 fn dump(passes: &[Pass]) -> Vec<u8> {
     let mut storages = Vec::new();
     let mut records = Vec::new();
@@ -81,7 +81,8 @@ fn dump(passes: &[Pass]) -> Vec<u8> {
         let layer: Vec<i32> = pass.tokens.iter().flat_map(token).collect();
         let storage = layer.repeat(N_LAYER).into_iter().flat_map(i32::to_le_bytes);
         storages.push(storage.collect::<Vec<u8>>());
-        let positions: Vec<_> = pass.tokens.iter().map(|&(at, _)| int(at)).collect();
+        let positions = pass.tokens.iter().filter(|&&(at, _)| at >= 0);
+        let positions: Vec<_> = positions.map(|&(at, _)| int(at)).collect();
         let lens = pass.lens.as_ref().map_or(b"N".to_vec(), |lens| {
             list(&lens.iter().map(|&n| int(n)).collect::<Vec<_>>())
         });
@@ -159,6 +160,18 @@ fn tokens_of_two_requests_are_two_sequences() {
         has_note(&summary, "warning: 1 token may be of another sequence"),
         "{summary:?}"
     );
+}
+
+#[test]
+fn tokens_without_positions_are_counted_over_the_passes() {
+    let passes = [
+        pass(EXTEND, None, &[(-1, [0, 1]), (-1, [2, 3])]),
+        pass(DECODE, None, &[(-1, [4, 5])]),
+    ];
+    let (_, kept) = read_dump(&passes, &options()).unwrap();
+    let experts = [(0, [0, 1]), (1, [2, 3]), (2, [4, 5])];
+    let expected = experts.map(|(token, experts)| experts.map(|expert| (None, token, expert)));
+    assert_eq!(tokens(&kept), expected.concat().into_iter().collect());
 }
 
 /// An idle pass of a data-parallel rank, whose tensor is empty.

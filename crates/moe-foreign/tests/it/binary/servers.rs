@@ -357,6 +357,32 @@ fn every_choice_of_an_extension_is_a_sequence() {
     assert_eq!(tokens, expected.into());
 }
 
+/// Prompts of 3 and of 4 tokens, 3 generated tokens each: the usage counts the tokens of both prompts.
+#[test]
+fn prompts_of_one_response_are_counted_apart() {
+    let usage = r#""usage": {"prompt_tokens": 7, "completion_tokens": 6}"#;
+    let lists = |n: usize| format!("[{}]", vec!["[[0,1],[2,3],[4,5],[6,7]]"; n].join(","));
+    let choice = |n: usize| {
+        let (prompt, generated) = (lists(n), lists(2));
+        format!(r#"{{"prompt_routed_experts": {prompt}, "routed_experts": {generated}}}"#)
+    };
+    let text = format!(r#"{{"choices": [{}, {}], {usage}}}"#, choice(3), choice(4));
+    let (_, kept) = read_text_of(&text, &all_moe()).unwrap();
+    let generated: BTreeSet<_> = kept
+        .rows
+        .iter()
+        .filter(|row| row.phase == Some(Phase::Generate))
+        .map(|row| (row.sequence_id, row.token_id))
+        .collect();
+    let expected = [(Some(0), 3), (Some(0), 4), (Some(1), 4), (Some(1), 5)];
+    assert_eq!(generated, expected.into());
+    // Where prompt and generated tokens are one array, the phase is not known.
+    let choice = |n| format!(r#"{{"sgl_ext": {{"routed_experts": "{}"}}}}"#, base64_of(n));
+    let text = format!(r#"{{"choices": [{}, {}], {usage}}}"#, choice(5), choice(6));
+    let (_, kept) = read_text_of(&text, &all_moe()).unwrap();
+    assert!(kept.rows.iter().all(|row| row.phase.is_none()));
+}
+
 /// What `name` writes of the trace at `path`, and what it leaves out.
 fn export(path: &Path, options: &Options, name: &str) -> (Vec<u8>, Vec<String>) {
     let exporter = EXPORTERS.iter().find(|exporter| exporter.name() == name);

@@ -67,6 +67,40 @@ fn lines_with_more_experts_than_the_model_selects_are_read_with_a_warning() {
     assert!(!has_note(&summary, "warning"), "{summary:?}");
 }
 
+/// A token has 2 experts in layer 0, for which the model selects 1.
+#[test]
+fn more_experts_than_the_model_selects_in_a_layer_are_reported() {
+    let of_layers = |n_expert_used_by_block| Options {
+        model: Some(Facts {
+            n_expert: Some(8),
+            n_expert_used_by_block,
+            ..Facts::default()
+        }),
+        ..Options::default()
+    };
+    let text = "{\"t\":0,\"layer\":0,\"experts\":[0,1]}\n{\"t\":0,\"layer\":1,\"experts\":[4,5]}\n";
+    let warning = "warning: in layer 0 the trace has more experts for a token than the 1 that";
+    let (summary, _) = read_text_of(text, &of_layers(vec![1, 2])).unwrap();
+    assert!(has_note(&summary, warning), "{summary:?}");
+    let (summary, _) = read_text_of(text, &of_layers(vec![2, 3])).unwrap();
+    assert!(!has_note(&summary, "warning"), "{summary:?}");
+}
+
+/// Counts `[steps, layers, experts]` have the shape of routing.
+#[test]
+fn arrays_whose_tokens_must_repeat_experts_are_refused() {
+    let file = |numbers: [i64; 6]| npy("<i8", &[2, 1, 3], numbers.map(i64::to_le_bytes));
+    let error = read_bytes(&file([1, 0, 1, 0, 1, 0]), &Options::default()).unwrap_err();
+    let text = error.to_string();
+    assert!(
+        text.contains("[0, 0]: 3 experts in one layer, but no expert is above 1"),
+        "{text}"
+    );
+    // Empty slots, and a token that was not routed.
+    let (_, kept) = read_bytes(&file([1, 0, -1, 0, 0, 0]), &Options::default()).unwrap();
+    assert_eq!(kept.rows.len(), 2);
+}
+
 /// `[6 tokens, 4 layers, 2]` as lists is either; as floats it has the form of MoE-Infinity's counts; of one layer it has the form
 /// of counts.
 #[test]

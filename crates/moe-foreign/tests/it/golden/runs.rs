@@ -81,6 +81,9 @@ fn batches_of_two_sources_are_different_sequences() {
         line(b, 1, 21),
         line(a, 0, 12),
         line("", 1, 31),
+        // The highest number of a batch leaves none above it.
+        line(a, u32::MAX, 13),
+        line(b, u32::MAX, 23),
     ];
     let (rows, _) = read(&write(dir.path(), "trace.jsonl", &lines.concat()));
     let mut experts: BTreeMap<_, Vec<(u32, u32)>> = BTreeMap::new();
@@ -93,8 +96,10 @@ fn batches_of_two_sources_are_different_sequences() {
     let expected = [
         vec![(0, 10), (1, 12)],
         vec![(0, 11)],
+        vec![(0, 13)],
         vec![(0, 20)],
         vec![(0, 21)],
+        vec![(0, 23)],
         vec![(0, 31)],
     ];
     assert_eq!(found, expected);
@@ -144,4 +149,27 @@ fn stages_of_a_pipeline_are_not_taken_for_the_model() {
     let warning = "warning: the layers of each pipeline stage are numbered from 0";
     let is_warned = summary.notes.iter().any(|note| note.starts_with(warning));
     assert!(is_warned, "{:?}", summary.notes);
+}
+
+/// The second run starts in line 11.
+#[test]
+fn joined_runs_without_sequences_are_reported() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["jsonl", "lattice"] {
+        let path = fixture(&format!("{name}/small.jsonl"));
+        let text = std::fs::read_to_string(path).unwrap();
+        let (_, once) = read(&write(dir.path(), name, &text));
+        assert!(!once.notes.iter().any(|note| note.contains("returns")));
+        let (_, twice) = read(&write(dir.path(), name, &text.repeat(2)));
+        let warnings: Vec<_> = twice
+            .notes
+            .iter()
+            .filter(|note| note.contains("returns"))
+            .collect();
+        assert_eq!(warnings.len(), 1, "{name}");
+        assert!(
+            warnings[0].starts_with("warning: line 11 returns to token 0 of layer 0"),
+            "{warnings:?}"
+        );
+    }
 }

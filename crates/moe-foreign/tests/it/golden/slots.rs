@@ -19,7 +19,7 @@ pub fn read(path: &Path) -> (Collected, Summary) {
 fn tokens_of_an_expert_parallel_rank_are_counted_without_slot_0() {
     let path = fixture("foreign/npy/expert-parallel-rank.npy");
     let (rows, summary) = read(&path);
-    assert_eq!(summary.facts.n_expert_used, Some(4));
+    assert_eq!(summary.facts.n_expert_used, None);
     assert!(
         !summary.notes.iter().any(|note| note.contains("again")),
         "{:?}",
@@ -51,11 +51,9 @@ fn export_keeps_tokens_without_slot_0() {
     assert_eq!(String::from_utf8(text).unwrap().lines().count(), 4 * 191);
 }
 
-/// `[3 tokens, 1 layer, 4 slots]` whose last two slots are never used, as SGLang pads to 8.
-#[test]
-fn padded_slots_do_not_raise_the_experts_per_token() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("padded.npy");
+/// `[3 tokens, 1 layer, 4 slots]` whose last two slots are never used.
+fn padded(dir: &Path) -> PathBuf {
+    let path = dir.join("padded.npy");
     let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
     let header = "{'descr': '<i4', 'fortran_order': False, 'shape': (3, 1, 4), }";
     let header = format!("{header:<117}\n");
@@ -65,12 +63,57 @@ fn padded_slots_do_not_raise_the_experts_per_token() {
         bytes.extend(id.to_le_bytes());
     }
     std::fs::write(&path, bytes).unwrap();
+    path
+}
+
+/// As SGLang pads to 8.
+#[test]
+fn padded_slots_do_not_raise_the_experts_per_token() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = padded(dir.path());
     let (rows, summary) = read(&path);
-    assert_eq!(summary.facts.n_expert_used, Some(2));
+    assert_eq!(summary.facts.n_expert_used, None);
     let places: Vec<_> = rows
         .routing
         .iter()
         .map(|row| (row.token_id, row.slot, row.expert_id))
         .collect();
     assert_eq!(places, [(0, 0, 3), (1, 1, 5), (2, 0, 2), (2, 1, 7)]);
+}
+
+/// A rank of an expert-parallel run may have no expert in the last slots: the model, or the user, says how many there are.
+#[test]
+fn unused_slots_do_not_lower_the_experts_per_token() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = padded(dir.path());
+    let model = Facts {
+        n_expert: Some(8),
+        n_expert_used: Some(4),
+        ..Facts::default()
+    };
+    let of_model = Options {
+        model: Some(model),
+        ..Options::default()
+    };
+    let of_user = Options {
+        top_k: Some(4),
+        ..Options::default()
+    };
+    for options in [of_model, of_user] {
+        let input = Input::Foreign(moe_foreign::detect(&path).unwrap().unwrap());
+        let export = Export::new(&input, &options).unwrap();
+        assert_eq!(export.facts().n_expert_used, Some(4));
+        let notes = &export.summary.notes;
+        assert!(
+            !notes.iter().any(|note| note.contains("top-k")),
+            "{notes:?}"
+        );
+        let npy = moe_foreign::EXPORTERS
+            .iter()
+            .find(|exporter| exporter.name() == "npy");
+        let mut bytes = Vec::new();
+        npy.unwrap().export(&export, &mut bytes).unwrap();
+        let header = String::from_utf8_lossy(&bytes[..128]);
+        assert!(header.contains("(3, 1, 4)"), "{header}");
+    }
 }
