@@ -59,7 +59,7 @@ fn the_same_run_twice_is_equal() {
     assert!(verdict.starts_with("equal: routing (82 rows), operations ("), "{verdict}");
     assert!(!text.contains("manifest"), "{text}");
 
-    let (code, text) = diff(&a, &b.join("trace.bin"), &["--only", "bytes,routing"]);
+    let (code, text) = diff(&a, &b.join("trace.bin"), ["--only", "bytes,routing"]);
     assert_eq!(code, 0, "{text}");
     assert!(text.contains("whole tensors") && !text.contains("operations"), "{text}");
 }
@@ -69,7 +69,7 @@ fn another_choice_of_tokens() {
     let dir = tempfile::tempdir().unwrap();
     let a = record(dir.path(), "a", &tiny(), &["-p", PROMPT, "--temp", "4", "--seed", "1"]);
     let b = record(dir.path(), "b", &tiny(), &["-p", PROMPT, "--temp", "4", "--seed", "2"]);
-    let rows = differences(&a, &b, &["--limit", "3"]);
+    let rows = differences(&a, &b, ["--limit", "3"]);
     let sampling = of(&rows, "manifest", "sampling");
     assert!(sampling[0]["a"].as_str().unwrap().contains("seed 1"), "{sampling:?}");
     assert!(sampling[0]["b"].as_str().unwrap().contains("seed 2"));
@@ -98,7 +98,7 @@ fn another_choice_of_tokens() {
     assert_eq!(sum, total);
     assert_eq!(of(&rows, "routing_total", "rows")[0]["a"], 82);
     // Which tokens are evaluated does not matter to the operations.
-    assert_eq!(diff(&a, &b, &["--only", "operations"]).0, 0);
+    assert_eq!(diff(&a, &b, ["--only", "operations"]).0, 0);
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn a_longer_prompt_has_rows_that_the_other_lacks() {
     };
     let a = record(dir.path(), "a", &tiny(), &["--prompts", arg(&tokens("5,6,7")), "-n", "0"]);
     let b = record(dir.path(), "b", &tiny(), &["--prompts", arg(&tokens("5,6,7,8")), "-n", "0"]);
-    let rows = differences(&a, &b, &["--weight-tolerance", "0.001"]);
+    let rows = differences(&a, &b, ["--weight-tolerance", "0.001"]);
     // Without a token to generate no position's output is wanted: layers 0 to 4 route the prompt.
     let only = of(&rows, "routing_total", "only")[0];
     assert_eq!((&only["a"], &only["b"]), (&json!(0), &json!(5)));
@@ -140,9 +140,9 @@ fn two_quantizations_do_the_same_on_other_bytes() {
         record(dir.path(), quant, &model, &["-p", "a b"])
     };
     let (f16, q4) = (run("F16"), run("Q4_K"));
-    let (code, text) = diff(&f16, &q4, &["--only", "operations"]);
+    let (code, text) = diff(&f16, &q4, ["--only", "operations"]);
     assert_eq!(code, 0, "{text}");
-    let rows = differences(&f16, &q4, &["--only", "bytes", "--limit", "1000"]);
+    let rows = differences(&f16, &q4, ["--only", "bytes", "--limit", "1000"]);
     let types = of(&rows, "manifest", "expert_types")[0];
     assert_eq!((&types["a"], &types["b"]), (&json!("F16"), &json!("Q4_K")));
     let gate = of(&rows, "range", "other_size");
@@ -166,7 +166,7 @@ fn models_of_other_shapes() {
     assert_eq!(code, 1);
     assert!(text.starts_with("different: routing (of "), "{text}");
     assert!(text.contains("\nexperts in a layer  32 "), "{text}");
-    let (_, markdown) = diff(&a, &b, &["-o", "md", "--only", "routing"]);
+    let (_, markdown) = diff(&a, &b, ["-o", "md", "--only", "routing"]);
     assert!(markdown.starts_with("| part | what |"), "{markdown}");
 }
 
@@ -200,7 +200,7 @@ fn what_is_no_run_is_exit_2() {
     // A cut trace is compared as far as it goes.
     let cut = dir.path().join("cut.bin");
     fs::write(&cut, &trace[..trace.len() - 100]).unwrap();
-    let (code, text) = diff(&cut, &run, &["--only", "operations"]);
+    let (code, text) = diff(&cut, &run, ["--only", "operations"]);
     assert_eq!(code, 1);
     assert!(text.starts_with("different: operations (1 only in B)"), "{text}");
 }

@@ -314,7 +314,7 @@ fn a_replay_that_is_interrupted_while_it_records_leaves_a_stopped_run() {
     }
     fs::write(&trace, text).unwrap();
     let out = dir.path().join("out");
-    let mut child = start(&trace, &out, &["-r", "1"]);
+    let mut child = start(&trace, &out, ["-r", "1"]);
     while fs::metadata(out.join("trace.bin")).map_or(0, |trace| trace.len()) == 0 {
         assert_eq!(child.try_wait().unwrap(), None, "the replay ended");
         std::thread::sleep(std::time::Duration::from_millis(1));

@@ -101,7 +101,7 @@ fn a_killed_recorder_never_blocks_the_next() {
     let id = |run: &Path| Run::open(run).map(|run| run.id()).ok();
     for round in 0..10 {
         let before = (names(&run), id(&run));
-        let mut child = start(&args);
+        let mut child = start(args);
         // Killed at a different change of the directory in each round.
         wait_until(&mut child, || (names(&run), id(&run)) != before);
         for _ in 0..round * 2 {

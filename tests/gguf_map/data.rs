@@ -201,7 +201,7 @@ fn impossible_values_are_named() {
         "{out}"
     );
 
-    let (code, out, _) = verify(&model, &["--form", "report"]);
+    let (code, out, _) = verify(&model, ["--form", "report"]);
     assert_eq!(code, 1);
     let report: Value = serde_json::from_str(&out).unwrap();
     assert_eq!(report["data"]["hash"], "xxh3");

@@ -153,7 +153,7 @@ fn files_are_written_whoever_reads_stdout() {
         let out = fixture.path(&format!("{expected}.json"));
         let plot = fixture.path(&format!("{expected}.png"));
         let args = ["hotness", arg(&run), "--out", arg(&out), "--plot", arg(&plot)];
-        assert_eq!(support::code_with_stdout(&args, stdout), expected);
+        assert_eq!(support::code_with_stdout(args, stdout), expected);
         let learn = fs::read_to_string(&out).unwrap();
         assert!(learn.starts_with('{') && learn.ends_with('}'), "{learn}");
         assert!(fs::read(&plot).unwrap().ends_with(b"IEND\xaeB`\x82"));

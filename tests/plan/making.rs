@@ -194,7 +194,7 @@ fn the_learn_file_is_cut_to_the_plan() {
         {"layer": 0, "calls": 7, "experts": [[3, 9], [5, 4]], "note": "kept"}]});
     let written: Value = serde_json::from_str(&fs::read_to_string(&cut).unwrap()).unwrap();
     assert_eq!(written, expected);
-    assert_eq!(selected(&json_of(&args(arg(&cut)))), selected(&plan));
+    assert_eq!(selected(&json_of(args(arg(&cut)))), selected(&plan));
 
     let again = args![args(arg(&learn)), "--out", cut];
     assert!(fail![again].contains("--force"));

@@ -62,10 +62,10 @@ fn experts_of_an_mtp_head_take_no_room() {
     assert_eq!(plan["llama_cpp"]["layers_on_gpu"], json!([1, 2, 3]));
     assert_eq!(plan["llama_cpp"]["expert_bytes_on_gpu"], 3 * LAYER);
     assert_eq!(plan["llama_cpp"]["estimated_hit_share"], 1.0);
-    let warned = stderr_of(&plan_of(&learn, &mtp));
+    let warned = stderr_of(plan_of(&learn, &mtp));
     assert!(warned.contains("left out: 2 experts of the MTP head"), "{warned}");
     assert!(!warned.contains("another model"), "{warned}");
-    let filled = planned(&learn, &mtp, &["--fill-random"]);
+    let filled = planned(&learn, &mtp, ["--fill-random"]);
     let layers: Vec<u64> = selected(&filled).iter().map(|(layer, ..)| *layer).collect();
     assert_eq!((layers.len(), layers.iter().max()), (3 * 8, Some(&3)));
     // Where the same block is a hidden layer it takes room.
