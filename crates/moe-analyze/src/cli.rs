@@ -18,7 +18,7 @@ use crate::commands::{
 use crate::context::Context;
 use crate::exit_status::ExitStatus;
 use crate::files::{self, OutputPath};
-use crate::values;
+use crate::option_values;
 
 /// Offline trace analysis for mixture-of-experts models in GGUF files.
 ///
@@ -193,7 +193,7 @@ fn usage_error(error: &clap::Error) -> String {
     let line = paragraph.join(" ");
     let line = line.strip_prefix("error: ").unwrap_or(&line);
     let number = error.source().and_then(|number| {
-        let wanted = values::wanted(number)?;
+        let wanted = option_values::wanted(number)?;
         Some(format!(
             "{}{wanted}",
             line.strip_suffix(&number.to_string())?

@@ -7,7 +7,7 @@ use clap::builder::TypedValueParser;
 use clap::parser::ValueSource;
 use clap::{Arg, Command};
 
-use crate::values;
+use crate::option_values;
 
 /// A variable whose value is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -72,7 +72,8 @@ where
             return Ok(EnvOption {
                 value: (self.0)(&text).map_err(|error| InvalidVariable {
                     name: name.to_string_lossy().into_owned(),
-                    reason: values::wanted(&error).map_or_else(|| error.to_string(), str::to_owned),
+                    reason: option_values::wanted(&error)
+                        .map_or_else(|| error.to_string(), str::to_owned),
                     text: text.into_owned(),
                 }),
                 is_given: false,

@@ -1,7 +1,6 @@
 //! `moe-analyze`: traces of mixture-of-experts models in GGUF files, and what can be learnt from them.
 
 mod advice;
-mod bulk;
 mod cli;
 mod commands;
 mod context;
@@ -14,18 +13,20 @@ mod experts;
 mod files;
 mod inputs;
 mod interrupt;
+mod large_output;
 mod layout;
 mod learn_files;
 mod model;
+mod option_values;
 mod output;
 #[cfg(feature = "plot")]
 mod plot;
 #[cfg(not(feature = "plot"))]
 #[path = "plot/disabled.rs"]
 mod plot;
+mod progress;
 mod recording;
 mod traces;
-mod values;
 
 use std::process::ExitCode;
 

@@ -12,7 +12,7 @@ use moe_trace::{Facts, Run, Sink, bounded};
 
 use crate::context::Context;
 use crate::inputs::Kind;
-use crate::values::{first_given, whole};
+use crate::option_values::{first_given, whole};
 
 /// What the user can tell about traces, their model included.
 #[derive(Debug, Default, clap::Args)]

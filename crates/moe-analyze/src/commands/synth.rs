@@ -11,10 +11,10 @@ use moe_placement::json;
 use moe_synth::model::{Options, Spec, Synth};
 use moe_trace::bounded;
 
-use crate::bulk;
 use crate::context::Context;
 use crate::exit_status::ExitStatus;
 use crate::files::{self, OutputPath};
+use crate::large_output;
 use crate::output::human_bytes;
 
 const DESCRIPTION: &str = r#"A description is a JSON object. These keys must be there:
@@ -97,7 +97,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
                 .with_context(|| format!("cannot make a hole of {}", human_bytes(size)))
         })?;
     } else {
-        bulk::write(ctx, &args.out, args.force, size, |out| {
+        large_output::write(ctx, &args.out, args.force, size, |out| {
             synth.write(out, n_cores()).map(drop)
         })?;
     }

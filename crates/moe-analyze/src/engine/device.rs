@@ -9,7 +9,7 @@ use moe_executor::placement::{Override, Placement, Rules};
 use super::scratchpad;
 use crate::context::Context;
 use crate::env_option::{EnvOption, EnvOptionParser, InvalidVariable};
-use crate::values::{ValueError, first_given, whole};
+use crate::option_values::{ValueError, first_given, whole};
 
 /// Values of `--device`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]

@@ -14,9 +14,9 @@ use moe_trace::{Facts, Run};
 use crate::context::Context;
 use crate::exit_status::ExitStatus;
 use crate::files::{self, OutputPath};
+use crate::option_values::at_least;
 use crate::output::{self, Format, write_rows};
 use crate::traces::{self, OpsArgs};
-use crate::values::at_least;
 
 /// Report how a run reads the model's files: in which order, how much, how far apart, how soon again
 ///

@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-use crate::values::{ValueError, at_least};
+use crate::option_values::{ValueError, at_least};
 
 /// Numbers that a range may stand for: each is a test that somebody waits for.
 const MAX_NUMBERS: usize = 1024;

@@ -1,7 +1,7 @@
 //! `diff`: where two runs differ.
 
 mod rows;
-mod tell;
+mod text_report;
 
 use std::path::PathBuf;
 
@@ -9,9 +9,9 @@ use moe_analysis::diff::{self, Options};
 
 use crate::context::Context;
 use crate::exit_status::ExitStatus;
+use crate::option_values::{ValueError, number};
 use crate::output::{self, Format, write_rows};
 use crate::traces::OpsArgs;
-use crate::values::{ValueError, number};
 
 /// Tell where two recorded runs differ: routing, operations, bytes
 ///
@@ -74,10 +74,10 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     )?;
     match args.output {
         Format::Table => output::to_stdout(Format::Table, |out| {
-            tell::report(out, &report, [&args.run_a, &args.run_b], args.limit)
+            text_report::report(out, &report, [&args.run_a, &args.run_b], args.limit)
         })?,
         format => {
-            ctx.remark(tell::verdict(&report));
+            ctx.remark(text_report::verdict(&report));
             let rows = rows::rows(&report, args.limit);
             output::to_stdout(format, |out| write_rows(out, format, &rows::COLUMNS, rows))?;
         }

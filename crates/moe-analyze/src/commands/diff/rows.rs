@@ -4,7 +4,7 @@ use moe_analysis::diff::{
     BytesDiff, LayerBytes, LayerRouting, OperationsDiff, RangeKind, Report, RoutingDiff, RowKind,
 };
 
-use super::tell::{experts, phase};
+use super::text_report::{experts, phase};
 use crate::output::Cell;
 
 /// `part` and `what` tell what a row is; the columns that it has no use for are empty. `value` is of both runs together.

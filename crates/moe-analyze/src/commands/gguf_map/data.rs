@@ -11,9 +11,9 @@ use moe_gguf::text::counted;
 use moe_gguf::verify::{self, Algorithm, Difference, ManifestEntry, Verified};
 use serde::Serialize;
 
-use crate::bulk;
 use crate::context::Context;
 use crate::files;
+use crate::progress;
 
 /// What reading the data told.
 #[derive(Debug, Serialize)]
@@ -60,7 +60,7 @@ pub fn read(
     let hash = hash
         .or(manifest.map(|manifest| manifest.hash))
         .unwrap_or(Algorithm::Xxh3);
-    let bar = bulk::bar(ctx, gguf.tensors().iter().map(|t| t.size_bytes).sum());
+    let bar = progress::bar(ctx, gguf.tensors().iter().map(|t| t.size_bytes).sum());
     let tensors = verify::verify(gguf, hash, |n| bar.inc(n))?;
     bar.finish_and_clear();
     let differences =

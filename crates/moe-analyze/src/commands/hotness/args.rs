@@ -8,9 +8,9 @@ use moe_analysis::survey::GroupBy;
 use moe_gguf::text::counted;
 
 use crate::files::OutputPath;
+use crate::option_values::{ValueError, at_least, number, whole};
 use crate::output::Format;
 use crate::traces::TraceArgs;
-use crate::values::{ValueError, at_least, number, whole};
 
 /// Count how often each expert of each layer was chosen, and tell whether that will hold
 ///

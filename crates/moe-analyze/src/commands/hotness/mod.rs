@@ -4,7 +4,7 @@
 mod args;
 mod input;
 mod matrix;
-mod pictures;
+mod plots;
 mod summary;
 mod tables;
 
@@ -63,7 +63,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         outputs.push(matrix::prepare(&args, &counted, path)?);
     }
     if let Some(plot) = &args.plot {
-        outputs.push(pictures::prepare(&args, &counted, plot)?);
+        outputs.push(plots::prepare(&args, &counted, plot)?);
     }
     files::commit(outputs)?;
     if let Some(out) = &args.out {

@@ -15,9 +15,9 @@ use moe_trace::transfers::Transfer;
 use crate::context::Context;
 use crate::exit_status::ExitStatus;
 use crate::files::{self, OutputPath};
+use crate::option_values::positive;
 use crate::output::{self, Format, write_rows};
 use crate::plot::{self, PassTimeline};
-use crate::values::positive;
 use input::Input;
 
 /// Tell how much of Post-Fetch's transfers hid under gate and up, in each layer, and how much could

@@ -7,7 +7,7 @@ use anyhow::{Context as _, anyhow, bail};
 use moe_placement::plan::{MIB, auto_budget_bytes, mib_to_bytes};
 
 use crate::context::Context;
-use crate::values::{ValueError, number};
+use crate::option_values::{ValueError, number};
 
 /// MiB that the runtime leaves free on the first lane's GPU, and on those of the others.
 const RESERVE_MIB: [f64; 2] = [1024.0, 512.0];

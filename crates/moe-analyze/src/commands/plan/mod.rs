@@ -20,9 +20,9 @@ use crate::exit_status::ExitStatus;
 use crate::experts::Experts;
 use crate::files::{self, OutputPath};
 use crate::learn_files;
+use crate::option_values::{ValueError, number};
 use crate::output::Format;
 use crate::traces::ToldArgs;
-use crate::values::{ValueError, number};
 
 use budget::Budget;
 

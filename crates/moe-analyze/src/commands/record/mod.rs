@@ -1,8 +1,9 @@
 //! `record`: runs a model and records which experts every token uses and which bytes that touches.
 
+mod echo;
 mod manifest;
 mod prompts;
-mod tell;
+mod totals;
 mod usage;
 
 use std::io;
@@ -10,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context as _, bail};
+use echo::Echo;
 use indicatif::{ProgressBar, ProgressStyle};
 use moe_engine::{Begin, Limits, Mode, Sampler, SamplerParams, Setup, Stop, generate, max_records};
 use moe_executor::cpu::threads::n_cores;
@@ -19,7 +21,7 @@ use moe_trace::manifest::Gpu;
 use moe_trace::record::RECORD_SIZE;
 use moe_trace::{RunOptions, RunWriter};
 use prompts::Prompt;
-use tell::{Echo, Totals};
+use totals::Totals;
 use usage::{Usage, UsageArgs};
 
 use crate::context::Context;
@@ -29,9 +31,9 @@ use crate::exit_status::ExitStatus;
 use crate::files::OutputPath;
 use crate::interrupt;
 use crate::model;
+use crate::option_values::{ValueError, at_least, number, whole};
 use crate::output::{self, human_bytes, message};
 use crate::recording;
-use crate::values::{ValueError, at_least, number, whole};
 
 /// Run a model and record which experts every token uses and which bytes of the file that touches
 ///
@@ -290,7 +292,7 @@ fn finish(
     manifest.sequences.clone_from(&totals.sequences);
     manifest.stopped = match failed {
         Some(error) => Some(error.to_string()),
-        None => totals.stop.and_then(tell::reason).map(str::to_owned),
+        None => totals.stop.and_then(totals::reason).map(str::to_owned),
     };
     writer.finish()
 }

@@ -11,10 +11,10 @@ use moe_gguf::layers::{LayerOrder, layer_order};
 use moe_gguf::text::counted;
 use moe_synth::relayout::{ExpertOrders, Layout, Order};
 
-use crate::bulk;
 use crate::context::Context;
 use crate::exit_status::ExitStatus;
 use crate::files::{self, OutputPath};
+use crate::large_output;
 use crate::output::human_bytes;
 
 /// Write a model anew with its tensors, and the experts inside them, in another order
@@ -94,7 +94,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
             gguf.files().len()
         ));
     }
-    bulk::write(ctx, &args.out, args.force, size, |out| {
+    large_output::write(ctx, &args.out, args.force, size, |out| {
         layout.write(&gguf, out).map(drop)
     })?;
 

@@ -28,10 +28,10 @@ use crate::exit_status::ExitStatus;
 use crate::files::OutputPath;
 use crate::interrupt;
 use crate::model;
+use crate::option_values::{at_least, whole};
 use crate::output::{self, Format, write_rows};
 use crate::recording;
 use crate::traces::{self, TraceArgs};
-use crate::values::{at_least, whole};
 use report::{Bandwidths, COLUMNS, Report};
 
 /// Run the MoE layers of a model with the routing of a trace, and measure them

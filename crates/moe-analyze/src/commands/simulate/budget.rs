@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use moe_placement::plan::{MIB, mib_to_bytes};
 
-use crate::values::ValueError;
+use crate::option_values::ValueError;
 
 /// The most sizes that a range may give.
 const MAX_RANGE: usize = 10_000;

@@ -3,7 +3,7 @@
 use moe_analysis::simulate::{ExpertTime, Machine};
 use moe_placement::plan::MIB;
 
-use crate::values::{at_least, not_negative, positive};
+use crate::option_values::{at_least, not_negative, positive};
 
 /// Numbers for tokens per second; measured ones make honest bounds.
 #[derive(Debug, clap::Args)]

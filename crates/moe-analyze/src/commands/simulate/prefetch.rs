@@ -11,8 +11,8 @@ use moe_placement::predict::{Given, Predictor, PredictorName};
 
 use super::report::rounded;
 use crate::context::Context;
+use crate::option_values::not_negative;
 use crate::output::{Cell, Format, write_rows};
-use crate::values::not_negative;
 
 /// Which predictors, and what they are asked for.
 #[derive(Debug, clap::Args)]

@@ -6,8 +6,8 @@ use moe_analysis::simulate::Estimate;
 use moe_placement::plan::MIB;
 
 use super::report::rounded;
+use crate::option_values::{ValueError, number};
 use crate::output::{Cell, Format, write_rows};
-use crate::values::{ValueError, number};
 
 /// As of the whole trace, with half of a 95 % interval beside each hit rate.
 const COLUMNS: [&str; 9] = [

@@ -1,16 +1,16 @@
-//! Files of many gigabytes: a check for free space first, a bar with bytes and time left, and interrupts that leave nothing.
+//! Output files of many gigabytes: free space is checked first, progress is shown, and an interrupt leaves no file.
 
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::bail;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use moe_files::{AtomicFile, parent_of};
 
 use crate::context::Context;
 use crate::output::human_bytes;
-use crate::{files, interrupt};
+use crate::{files, interrupt, progress};
 
 /// A file of which every write moves the bar, and to which writes fail after an interrupt.
 pub struct Meter<'a> {
@@ -48,7 +48,7 @@ pub fn write(
     files::write_whole(path, force, |file| {
         let mut meter = Meter {
             file,
-            bar: bar(ctx, size),
+            bar: progress::bar(ctx, size),
             interrupted,
         };
         make(&mut meter)?;
@@ -71,16 +71,4 @@ fn check_room(path: &Path, size: u64) -> anyhow::Result<()> {
         ),
         _ => Ok(()),
     }
-}
-
-/// A bar over `size` bytes; hidden where stderr is no terminal, and with `--quiet`.
-pub fn bar(ctx: &Context, size: u64) -> ProgressBar {
-    if ctx.quiet {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template(
-        "{wide_bar} {binary_bytes} of {binary_total_bytes}, {binary_bytes_per_sec}, {eta} left",
-    )
-    .unwrap_or_else(|_| ProgressStyle::default_bar());
-    ProgressBar::new(size).with_style(style)
 }

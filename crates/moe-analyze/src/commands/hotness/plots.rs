@@ -1,4 +1,4 @@
-//! The pictures of `--plot`.
+//! The plots of `--plot`.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Numbers on the command line, and what is said where something else is given.
+//! Parsers for the values of options, and their errors.
 
 use std::error::Error;
 use std::fmt::Display;

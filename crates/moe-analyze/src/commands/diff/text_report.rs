@@ -126,13 +126,13 @@ pub fn report(
         table(out, &["manifest", "A", "B"], rows)?;
     }
     if let Some(routing) = &report.routing {
-        tell_routing(out, routing)?;
+        write_routing(out, routing)?;
     }
     if let Some(operations) = report.operations.as_ref().filter(|found| !found.is_equal()) {
-        tell_operations(out, operations, limit)?;
+        write_operations(out, operations, limit)?;
     }
     if let Some(bytes) = &report.bytes {
-        tell_bytes(out, bytes)?;
+        write_bytes(out, bytes)?;
     }
     Ok(())
 }
@@ -147,7 +147,7 @@ fn table<'a>(
     write_rows(out, Format::Table, columns, rows)
 }
 
-fn tell_routing(out: &mut dyn Write, routing: &RoutingDiff) -> io::Result<()> {
+fn write_routing(out: &mut dyn Write, routing: &RoutingDiff) -> io::Result<()> {
     let total = ("all".to_owned(), routing.total());
     let layers = routing.layers.iter();
     let layers = layers.map(|(layer, counts)| (layer.to_string(), counts.clone()));
@@ -208,7 +208,7 @@ fn tell_routing(out: &mut dyn Write, routing: &RoutingDiff) -> io::Result<()> {
     table(out, &columns, rows)
 }
 
-fn tell_operations(
+fn write_operations(
     out: &mut dyn Write,
     operations: &OperationsDiff,
     limit: usize,
@@ -244,7 +244,7 @@ fn tell_operations(
     table(out, &columns, rows)
 }
 
-fn tell_bytes(out: &mut dyn Write, bytes: &BytesDiff) -> io::Result<()> {
+fn write_bytes(out: &mut dyn Write, bytes: &BytesDiff) -> io::Result<()> {
     let total = ("all".to_owned(), bytes.total());
     let layers = bytes.layers.iter().map(|(layer, counts)| {
         let name = layer.map_or("none".to_owned(), |layer| layer.to_string());
