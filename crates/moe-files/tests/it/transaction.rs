@@ -4,7 +4,7 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 
-use moe_files::{AtomicFile, AtomicFiles, Transaction, commit_all};
+use moe_files::{AtomicFile, AtomicFiles, Error, Transaction, commit_all};
 
 fn written(path: &Path, text: &str) -> AtomicFile {
     let mut file = AtomicFile::create(path, true).unwrap();
@@ -75,9 +75,12 @@ fn a_group_removes_the_rest_of_an_earlier_one_where_it_may_replace() {
         let mut group = AtomicFiles::create(dir.path(), replace).unwrap();
         let name = if replace { "part-1" } else { "part-0" };
         group.file(name).unwrap().write_all(b"new").unwrap();
-        group
-            .remove_others(|name| name.starts_with("part-"))
-            .unwrap();
+        let is_part = |path: &Path| {
+            let name = path.file_name().unwrap().to_str().unwrap();
+            Ok::<_, Error>(name.starts_with("part-"))
+        };
+        let n_removed = group.remove_others(is_part).unwrap();
+        assert_eq!(n_removed, usize::from(replace));
         group.commit().unwrap();
         let names: Vec<String> = contents(dir.path())
             .into_iter()

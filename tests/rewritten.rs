@@ -1,0 +1,52 @@
+//! Outputs in directories that exist: what is replaced, what is removed, and what stays.
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+
+use support::{arg, failure_of, known_run, moe_analyze, stdout_of};
+
+/// What the binary prints to stderr when it succeeds.
+fn stderr_of(args: &[&str]) -> String {
+    let assert = moe_analyze().args(args).assert().success();
+    String::from_utf8(assert.get_output().stderr.clone()).unwrap()
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).unwrap();
+    let mut names: Vec<String> = entries
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn convert_removes_only_files_in_its_own_format() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    known_run(&run);
+    for (format, name) in [
+        ("thesis-json", "token-99999.json"),
+        ("mesh-llm", "layer-999.csv"),
+    ] {
+        let out = dir.path().join(format);
+        let convert = ["convert", arg(&run), "--to", format, "--out", arg(&out)];
+        let forced = [&convert[..], &["--force"]].concat();
+        stdout_of(&convert);
+        let files = names(&out);
+        fs::write(out.join(name), "precious").unwrap();
+        let error = failure_of(&[&["--quiet"], &forced[..]].concat());
+        assert!(error.contains(name), "{error}");
+        assert_eq!(fs::read_to_string(out.join(name)).unwrap(), "precious");
+
+        fs::copy(out.join(&files[0]), out.join(name)).unwrap();
+        let stderr = stderr_of(&forced);
+        assert!(
+            stderr.contains("removed 1 file of an earlier trace"),
+            "{stderr}"
+        );
+        assert_eq!(names(&out), files);
+    }
+}
