@@ -5,7 +5,9 @@ mod support;
 use std::fs;
 use std::path::Path;
 
-use support::{arg, failure_of, known_run, moe_analyze, stdout_of};
+use support::{arg, failure_of, file_of, known_run, moe_analyze, stdout_of};
+
+const TRACE: &str = "{\"t\":0,\"layer\":1,\"experts\":[5,1]}\n";
 
 /// What the binary prints to stderr when it succeeds.
 fn stderr_of(args: &[&str]) -> String {
@@ -49,4 +51,22 @@ fn convert_removes_only_files_in_its_own_format() {
         );
         assert_eq!(names(&out), files);
     }
+}
+
+#[test]
+fn directory_of_a_run_is_protected_by_the_files_of_the_run_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    known_run(&run);
+    let trace = file_of(&run, "t.jsonl", TRACE);
+    let out = run.join("learn.json");
+    let to_learn = ["--to", "learn", "--out", arg(&out)];
+    for own in ["", "trace.bin"] {
+        let input = run.join(own);
+        let error = failure_of(&[&["--quiet", "convert", arg(&input)], &to_learn[..]].concat());
+        assert!(error.contains("input"), "{error}");
+        assert!(!out.exists());
+    }
+    stdout_of(&[&["--quiet", "convert", arg(&trace)], &to_learn[..]].concat());
+    assert!(out.is_file());
 }
