@@ -70,3 +70,32 @@ fn directory_of_a_run_is_protected_by_the_files_of_the_run_alone() {
     stdout_of(&[&["--quiet", "convert", arg(&trace)], &to_learn[..]].concat());
     assert!(out.is_file());
 }
+
+#[test]
+fn parquet_removes_tables_and_map_of_an_earlier_trace() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    known_run(&run);
+    let trace = file_of(dir.path(), "t.jsonl", TRACE);
+    let out = dir.path().join("tables");
+    let parquet = |input: &Path| {
+        stdout_of(&[
+            "--quiet",
+            "parquet",
+            arg(input),
+            "--out",
+            arg(&out),
+            "--force",
+        ]);
+        names(&out)
+    };
+    let tables = ["accesses.parquet", "ops.parquet", "routing.parquet"];
+    let map = "gguf-map.parquet";
+    assert_eq!(parquet(&run), tables);
+    fs::copy(run.join(map), out.join(map)).unwrap();
+    assert_eq!(parquet(&run), tables);
+    fs::copy(run.join(map), out.join(map)).unwrap();
+    assert_eq!(parquet(&trace), ["routing.parquet"]);
+    fs::write(out.join(map), "of another program").unwrap();
+    assert_eq!(parquet(&trace), [map, "routing.parquet"]);
+}

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 
-use moe_files::{AtomicFile, AtomicFiles, Error, Transaction, commit_all};
+use moe_files::{AtomicFile, AtomicFiles, Error, Transaction, commit_all, commit_and_remove};
 
 fn written(path: &Path, text: &str) -> AtomicFile {
     let mut file = AtomicFile::create(path, true).unwrap();
@@ -62,6 +62,22 @@ fn files_that_replace_others_are_all_renamed_or_none() {
         [("a", "old"), ("c", "a directory")].map(|(name, text)| (name.into(), text.into()));
     commit_all(files.into()).unwrap_err();
     assert_eq!(contents(dir.path()), before);
+}
+
+#[test]
+fn failed_removal_undoes_renames_and_removals() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    for name in ["a", "b"] {
+        fs::write(at(name), "old").unwrap();
+    }
+    fs::create_dir(at("c")).unwrap();
+    let before = contents(dir.path());
+    commit_and_remove(vec![written(&at("a"), "new")], &[at("b"), at("c")]).unwrap_err();
+    assert_eq!(contents(dir.path()), before);
+    commit_and_remove(vec![written(&at("a"), "new")], &[at("b"), at("d")]).unwrap();
+    let after = [("a", "new"), ("c", "a directory")].map(|(name, text)| (name.into(), text.into()));
+    assert_eq!(contents(dir.path()), after);
 }
 
 #[test]
