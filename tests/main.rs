@@ -25,6 +25,7 @@ mod plan;
 mod record;
 mod relayout;
 mod replay;
+mod rewritten;
 mod simulate;
 mod support;
 mod synth;

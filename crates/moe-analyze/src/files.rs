@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use clap::builder::{MapValueParser, PathBufValueParser, TypedValueParser, ValueParserFactory};
 use moe_files::{AtomicFile, inputs, parent_of};
-use moe_trace::{TRACE_FILE, buffers, manifest, map_table};
+use moe_trace::{TRACE_FILE, buffers, graph, manifest, map_table, transfers};
 
 /// A path that a command writes, a file or a directory. Every other path of a command line is an input.
 #[derive(Debug, Clone)]
@@ -54,7 +54,7 @@ pub fn check_command_line(inputs: &[&Path], outputs: &[&OutputPath]) -> anyhow::
     check_distinct(outputs)
 }
 
-/// Protects an input, and all of the run that it is a file of.
+/// Protects an input, and all of the run if it is one of the run's own files.
 fn protect(input: &Path) {
     if input.join(TRACE_FILE).is_file() {
         return inputs::protect_directory(input);
@@ -62,11 +62,31 @@ fn protect(input: &Path) {
     inputs::protect(input);
     let target = input.canonicalize().ok();
     for path in [Some(input), target.as_deref()].into_iter().flatten() {
-        let dir = parent_of(path);
-        if path.is_file() && is_run(dir) {
-            inputs::protect_directory(dir);
+        if let Some(run) = run_of(path).filter(|_| path.is_file()) {
+            inputs::protect_directory(run);
         }
     }
+}
+
+/// The run that a file belongs to. Other files that lie in the directory of a run, such as prompts, do not belong to it.
+fn run_of(file: &Path) -> Option<&Path> {
+    let name = file.file_name()?;
+    let is_of_run = [
+        TRACE_FILE,
+        manifest::FILE_NAME,
+        buffers::FILE_NAME,
+        transfers::FILE_NAME,
+        map_table::FILE_NAME,
+    ]
+    .iter()
+    .any(|&own| name == own);
+    let dir = parent_of(file);
+    match dir.file_name() {
+        _ if is_of_run => Some(dir),
+        Some(name) if name == graph::DIRECTORY => Some(parent_of(dir)),
+        _ => None,
+    }
+    .filter(|dir| is_run(dir))
 }
 
 /// Whether a directory is a run, complete or not. A trace without any other file of a run may lie anywhere.

@@ -145,6 +145,14 @@ impl Seek for AtomicFile {
 /// # Errors
 /// As [`AtomicFile::commit`]. Then all paths are as they were, see [`Transaction`].
 pub fn commit_all(files: Vec<AtomicFile>) -> Result<(), Error> {
+    commit_and_remove(files, &[])
+}
+
+/// As [`commit_all`], and removes files of an earlier output, where they exist.
+///
+/// # Errors
+/// As [`AtomicFile::commit`] and [`Transaction::remove`]. Then all paths are as they were, see [`Transaction`].
+pub fn commit_and_remove(files: Vec<AtomicFile>, removed: &[PathBuf]) -> Result<(), Error> {
     check_inputs()?;
     let mut pending = Vec::with_capacity(files.len());
     let mut open = Vec::with_capacity(files.len());
@@ -155,7 +163,7 @@ pub fn commit_all(files: Vec<AtomicFile>) -> Result<(), Error> {
         open.push(file);
         pending.push(one);
     }
-    rename_all(pending, &[])
+    rename_all(pending, removed)
 }
 
 /// A complete file under its temporary name.

@@ -79,27 +79,34 @@ impl AtomicFiles {
         Ok(file)
     }
 
-    /// Where files may be replaced, lets the commit also remove those of an earlier output that none of the new ones
-    /// replaces: files with a name that `is_output` accepts. To be called after the last [`AtomicFiles::file`].
+    /// Where files may be replaced, lets the commit also remove files of an earlier output that none of the new files
+    /// replaces, and returns their number. `is_output` receives the path of every other file in the directory. To be
+    /// called after the last [`AtomicFiles::file`].
     ///
     /// # Errors
-    /// The directory cannot be listed; [`inputs`](crate::inputs) protects one of these files.
-    pub fn remove_others(&mut self, is_output: impl Fn(&str) -> bool) -> Result<(), Error> {
+    /// The directory cannot be listed; [`inputs`](crate::inputs) protects one of these files; errors of `is_output`.
+    pub fn remove_others<E: From<Error>>(
+        &mut self,
+        is_output: impl Fn(&Path) -> Result<bool, E>,
+    ) -> Result<usize, E> {
         if !self.replace {
-            return Ok(());
+            return Ok(0);
         }
         let new: HashSet<&str> = self.names.iter().map(String::as_str).collect();
         for entry in fs::read_dir(&self.dir).map_err(Error::io("list", &self.dir))? {
             let entry = entry.map_err(Error::io("list", &self.dir))?;
             let is_dir = entry.file_type().is_ok_and(|found| found.is_dir());
-            let name = entry.file_name();
-            let is_other = |name: &str| !new.contains(name) && is_output(name);
-            if !is_dir && name.to_str().is_some_and(is_other) {
-                crate::inputs::check_output(&entry.path())?;
-                self.removed.push(entry.path());
+            let is_new = entry
+                .file_name()
+                .to_str()
+                .is_some_and(|name| new.contains(name));
+            let path = entry.path();
+            if !is_dir && !is_new && is_output(&path)? {
+                crate::inputs::check_output(&path)?;
+                self.removed.push(path);
             }
         }
-        Ok(())
+        Ok(self.removed.len())
     }
 
     /// Number of files so far.

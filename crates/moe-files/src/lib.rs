@@ -22,7 +22,7 @@ mod temporary;
 pub mod text;
 mod transaction;
 
-pub use atomic::{AtomicFile, commit_all};
+pub use atomic::{AtomicFile, commit_all, commit_and_remove};
 pub use error::Error;
 pub use group::AtomicFiles;
 pub use mapped::{MappedFile, truncated_file};

@@ -36,6 +36,9 @@ pub trait FilesExporter: Sync {
     /// Whether [`FilesExporter::export`] could create a file of that name.
     fn is_file_name(&self, name: &str) -> bool;
 
+    /// The bytes with which every file of [`FilesExporter::export`] starts.
+    fn head(&self) -> &'static str;
+
     /// Writes `export` to files, each of which `create` opens by its name, one after the other; returns what the format could
     /// not hold, for the user.
     ///

@@ -1,12 +1,14 @@
 //! `convert`: a trace in the format of another tool.
 
-use std::io::{self, BufWriter, Write};
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use moe_files::AtomicFiles;
 use moe_foreign::{EXPORTERS, Export, Exporter, FILES_EXPORTERS, FilesExporter, IMPORTERS, Input};
 use moe_gguf::experts::expert_bytes_by_layer;
+use moe_gguf::text::counted;
 use moe_trace::Facts;
 
 use crate::context::Context;
@@ -75,8 +77,12 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     if let Input::Foreign(_) = input {
         traces::tell(ctx, path, &export.summary);
     }
-    let losses = writer.write(&export, out, args.force)?;
+    let (losses, n_removed) = writer.write(&export, out, args.force)?;
     ctx.remark(format_args!("wrote {} ({to})", out.display()));
+    if n_removed > 0 {
+        let removed = counted(n_removed, "file");
+        ctx.remark(format_args!("  removed {removed} of an earlier trace"));
+    }
     for loss in losses {
         ctx.remark(format_args!("  {loss}"));
     }
@@ -130,7 +136,13 @@ impl Writer {
         }
     }
 
-    fn write(&self, export: &Export<'_>, out: &Path, force: bool) -> anyhow::Result<Vec<String>> {
+    /// Returns what the format leaves out, and how many files of an earlier trace were removed.
+    fn write(
+        &self,
+        export: &Export<'_>,
+        out: &Path,
+        force: bool,
+    ) -> anyhow::Result<(Vec<String>, usize)> {
         match self {
             Writer::File(exporter) => {
                 let mut losses = Vec::new();
@@ -138,20 +150,21 @@ impl Writer {
                     losses = exporter.export(export, file)?;
                     Ok(())
                 })?;
-                Ok(losses)
+                Ok((losses, 0))
             }
             Writer::Files(exporter) => write_files(*exporter, export, out, force),
         }
     }
 }
 
-/// Writes the files of a format; all of them appear, or none. Those of an earlier trace go, which no reader could tell apart.
+/// Writes the files of a format: all of them appear, or none. Files of an earlier trace are removed, since readers would
+/// take them for files of this trace.
 fn write_files(
     exporter: &dyn FilesExporter,
     export: &Export<'_>,
     out: &Path,
     force: bool,
-) -> anyhow::Result<Vec<String>> {
+) -> anyhow::Result<(Vec<String>, usize)> {
     let mut files = AtomicFiles::create(out, force)?;
     let mut current = None;
     let losses = exporter.export(export, &mut |name| {
@@ -164,9 +177,37 @@ fn write_files(
         None => losses?,
         Some(file) => losses.with_context(|| format!("writing {}", file.display()))?,
     };
-    files.remove_others(|name| exporter.is_file_name(name))?;
+    let n_removed = files.remove_others(|path| is_earlier(exporter, path))?;
     files.commit()?;
-    Ok(losses)
+    Ok((losses, n_removed))
+}
+
+/// Whether a file is of an earlier trace in the same format.
+///
+/// # Errors
+/// Its name is a name of the format but its contents are not.
+fn is_earlier(exporter: &dyn FilesExporter, path: &Path) -> anyhow::Result<bool> {
+    let name = path.file_name().and_then(|name| name.to_str());
+    if !name.is_some_and(|name| exporter.is_file_name(name)) {
+        return Ok(false);
+    }
+    let expected = exporter.head().as_bytes();
+    let mut head = Vec::with_capacity(expected.len());
+    // Opening a pipe would wait for its writer.
+    if fs::metadata(path).is_ok_and(|found| found.is_file()) {
+        let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+        file.take(expected.len() as u64)
+            .read_to_end(&mut head)
+            .with_context(|| format!("cannot read {}", path.display()))?;
+    }
+    if head != expected {
+        bail!(
+            "{} has the name of a {} file but other contents; move it, or name another directory",
+            path.display(),
+            exporter.name()
+        );
+    }
+    Ok(true)
 }
 
 fn list(format: Format) -> anyhow::Result<()> {

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 
-use moe_files::{AtomicFile, AtomicFiles, Transaction, commit_all};
+use moe_files::{AtomicFile, AtomicFiles, Error, Transaction, commit_all, commit_and_remove};
 
 fn written(path: &Path, text: &str) -> AtomicFile {
     let mut file = AtomicFile::create(path, true).unwrap();
@@ -65,6 +65,22 @@ fn files_that_replace_others_are_all_renamed_or_none() {
 }
 
 #[test]
+fn failed_removal_undoes_renames_and_removals() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    for name in ["a", "b"] {
+        fs::write(at(name), "old").unwrap();
+    }
+    fs::create_dir(at("c")).unwrap();
+    let before = contents(dir.path());
+    commit_and_remove(vec![written(&at("a"), "new")], &[at("b"), at("c")]).unwrap_err();
+    assert_eq!(contents(dir.path()), before);
+    commit_and_remove(vec![written(&at("a"), "new")], &[at("b"), at("d")]).unwrap();
+    let after = [("a", "new"), ("c", "a directory")].map(|(name, text)| (name.into(), text.into()));
+    assert_eq!(contents(dir.path()), after);
+}
+
+#[test]
 fn a_group_removes_the_rest_of_an_earlier_one_where_it_may_replace() {
     for replace in [false, true] {
         let dir = tempfile::tempdir().unwrap();
@@ -75,9 +91,12 @@ fn a_group_removes_the_rest_of_an_earlier_one_where_it_may_replace() {
         let mut group = AtomicFiles::create(dir.path(), replace).unwrap();
         let name = if replace { "part-1" } else { "part-0" };
         group.file(name).unwrap().write_all(b"new").unwrap();
-        group
-            .remove_others(|name| name.starts_with("part-"))
-            .unwrap();
+        let is_part = |path: &Path| {
+            let name = path.file_name().unwrap().to_str().unwrap();
+            Ok::<_, Error>(name.starts_with("part-"))
+        };
+        let n_removed = group.remove_others(is_part).unwrap();
+        assert_eq!(n_removed, usize::from(replace));
         group.commit().unwrap();
         let names: Vec<String> = contents(dir.path())
             .into_iter()

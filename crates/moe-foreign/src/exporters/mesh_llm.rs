@@ -10,6 +10,9 @@ use crate::{Export, ExportError, FilesExporter, LayerCounts, Tally};
 
 use super::{is_numbered, losses_of_counts};
 
+/// Start of every ranking, up to the number of its layer.
+const HEAD: &str = "# mesh-llm-moe-ranking=v1\n# layer=";
+
 /// Rankings, `layer-000.csv` and so on.
 pub struct MeshLlm;
 
@@ -24,6 +27,10 @@ impl FilesExporter for MeshLlm {
 
     fn is_file_name(&self, name: &str) -> bool {
         is_numbered(name, "layer-", 3, ".csv")
+    }
+
+    fn head(&self) -> &'static str {
+        HEAD
     }
 
     fn export(
@@ -56,8 +63,7 @@ fn write_layer(layer: u16, counts: &LayerCounts, out: &mut dyn Write) -> io::Res
     ranked.sort_by(|(_, a), (_, b)| mass(b).total_cmp(&mass(a)));
     let sum: f64 = counts.experts.values().map(mass).sum();
 
-    writeln!(out, "# mesh-llm-moe-ranking=v1")?;
-    writeln!(out, "# layer={layer}")?;
+    writeln!(out, "{HEAD}{layer}")?;
     if !has_masses {
         writeln!(out, "# total_mass=selection_count")?;
     }

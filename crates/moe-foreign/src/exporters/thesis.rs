@@ -14,6 +14,9 @@ use serde::{Serialize, Serializer};
 use super::is_numbered;
 use crate::{Export, ExportError, FilesExporter};
 
+/// Start of every file, up to the number of its token.
+const HEAD: &str = "{\"token_id\": ";
+
 /// `token-NNNNN.json`.
 pub struct Thesis;
 
@@ -28,6 +31,10 @@ impl FilesExporter for Thesis {
 
     fn is_file_name(&self, name: &str) -> bool {
         is_numbered(name, "token-", 5, ".json")
+    }
+
+    fn head(&self) -> &'static str {
+        HEAD
     }
 
     fn export(
@@ -142,7 +149,7 @@ fn write_files(
         .peekable();
     for (&number, metadata) in &tokens.files {
         let mut out = create(&format!("token-{number:05}.json"))?;
-        write!(out, "{{\"token_id\": {number}, \"metadata\": ")?;
+        write!(out, "{HEAD}{number}, \"metadata\": ")?;
         serde_json::to_writer(&mut out, metadata).map_err(io::Error::from)?;
         write!(out, ", \"entries\": [")?;
         for entry_id in 0..metadata.total_entries {

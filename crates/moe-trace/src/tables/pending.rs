@@ -1,6 +1,8 @@
 //! Tables that are complete and not yet in their places.
 
-use moe_files::{AtomicFile, NewDirectories, commit_all};
+use std::path::PathBuf;
+
+use moe_files::{AtomicFile, NewDirectories, commit_and_remove};
 
 use crate::error::Error;
 
@@ -11,6 +13,8 @@ pub struct PendingTables {
     files: Vec<AtomicFile>,
     /// Dropped after the files in them.
     directories: Vec<NewDirectories>,
+    /// Files of an earlier output, which the commit removes.
+    removed: Vec<PathBuf>,
 }
 
 impl PendingTables {
@@ -18,6 +22,7 @@ impl PendingTables {
         Self {
             files,
             directories: vec![directories],
+            removed: Vec::new(),
         }
     }
 
@@ -25,6 +30,7 @@ impl PendingTables {
     pub fn append(&mut self, mut other: PendingTables) {
         self.files.append(&mut other.files);
         self.directories.append(&mut other.directories);
+        self.removed.append(&mut other.removed);
     }
 
     /// Adds a file, such as the map of the model.
@@ -32,12 +38,17 @@ impl PendingTables {
         self.files.push(file);
     }
 
-    /// Puts the files in their places.
+    /// Lets the commit also remove a file of an earlier output.
+    pub fn remove(&mut self, path: PathBuf) {
+        self.removed.push(path);
+    }
+
+    /// Puts the files in their places, and removes those of an earlier output.
     ///
     /// # Errors
-    /// As [`commit_all`].
+    /// As [`commit_and_remove`].
     pub fn commit(mut self) -> Result<(), Error> {
-        commit_all(std::mem::take(&mut self.files))?;
+        commit_and_remove(std::mem::take(&mut self.files), &self.removed)?;
         self.directories.iter_mut().for_each(NewDirectories::keep);
         Ok(())
     }

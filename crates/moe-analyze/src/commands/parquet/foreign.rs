@@ -1,17 +1,14 @@
 //! The table `routing` of a trace that tells nothing else.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::Context as _;
-use moe_files::inputs;
 use moe_foreign::{Detected, Options, import};
 use moe_gguf::map::OffsetMap;
 use moe_trace::tables::{
     PendingTables, RoutingTable, SCHEMA_KEY, TABLES, TableMetadata, table_paths,
 };
-use moe_trace::{CountRow, RoutingRow, Sink, SinkError, map_table};
+use moe_trace::{CountRow, RoutingRow, Sink, SinkError, TRACE_FILE, map_table};
 
 use super::Args;
 use crate::context::Context;
@@ -57,6 +54,7 @@ pub(super) fn write_routing(
         }
     }
     let map = prepare_map(args, &mut pending)?;
+    remove_older(args, &mut pending);
     pending.commit()?;
     for place in &places {
         ctx.remark(format_args!(
@@ -64,27 +62,36 @@ pub(super) fn write_routing(
             place.display()
         ));
     }
-    remove_older(args)?;
     if let Some(map) = map {
         ctx.remark(format_args!("wrote {}", map.display()));
     }
     Ok(ExitStatus::Done)
 }
 
-/// Removes the tables that this trace does not fill and an earlier `parquet` left: they are of another trace.
-fn remove_older(args: &Args) -> anyhow::Result<()> {
+/// Lets the commit remove the tables that this trace does not fill and an earlier `parquet` left: they are of another trace.
+fn remove_older(args: &Args, pending: &mut PendingTables) {
     let out = args.out.iter().filter(|_| args.force);
     for (table, path) in out.flat_map(|out| TABLES.into_iter().zip(table_paths(out))) {
-        let schema = format!("moe-analyze.{table}.v1");
-        let is_older = table != "routing"
-            && TableMetadata::read(&path)
-                .is_ok_and(|metadata| metadata.value(SCHEMA_KEY) == Some(&schema));
-        if is_older {
-            inputs::check_output(&path)?;
-            fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+        if table != "routing" && has_schema(&path, &format!("moe-analyze.{table}.v1")) {
+            pending.remove(path);
         }
     }
-    Ok(())
+}
+
+/// Lets the commit remove the map of an earlier model, which readers would join with the new tables. The map in the directory
+/// of a run belongs to the run.
+fn remove_older_map(args: &Args, pending: &mut PendingTables) {
+    let Some(out) = args.out.as_ref().filter(|_| args.force) else {
+        return;
+    };
+    let path = out.join(map_table::FILE_NAME);
+    if !out.join(TRACE_FILE).exists() && has_schema(&path, map_table::SCHEMA) {
+        pending.remove(path);
+    }
+}
+
+fn has_schema(path: &Path, schema: &str) -> bool {
+    TableMetadata::read(path).is_ok_and(|metadata| metadata.value(SCHEMA_KEY) == Some(schema))
 }
 
 /// A table that takes no more once the user has pressed Ctrl-C.
@@ -125,13 +132,14 @@ fn map_path(args: &Args) -> Option<PathBuf> {
     Some(out.join(map_table::FILE_NAME))
 }
 
-/// Writes the map of the model, with which the bytes of every expert can be joined to the tables; returns its path, if there
-/// is one.
+/// Writes the map of the model, with which the bytes of every expert can be joined to the tables, and returns its path.
+/// Without a model the commit removes the map of an earlier one.
 pub(super) fn prepare_map(
     args: &Args,
     pending: &mut PendingTables,
 ) -> anyhow::Result<Option<PathBuf>> {
     let (Some(path), Some((_, gguf))) = (map_path(args), args.trace.gguf()?) else {
+        remove_older_map(args, pending);
         return Ok(None);
     };
     pending.push(prepare_map_table(

@@ -1,0 +1,86 @@
+//! Outputs in directories that exist: what is replaced, what is removed, and what stays.
+
+use std::fs;
+use std::path::Path;
+
+use crate::support::{arg, failure_of, file_of, known_run, moe_analyze, stdout_of};
+
+const TRACE: &str = "{\"t\":0,\"layer\":1,\"experts\":[5,1]}\n";
+
+/// What the binary prints to stderr when it succeeds.
+fn stderr_of(args: &[&str]) -> String {
+    let assert = moe_analyze().args(args).assert().success();
+    String::from_utf8(assert.get_output().stderr.clone()).unwrap()
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).unwrap();
+    let mut names: Vec<String> = entries
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn convert_removes_only_files_in_its_own_format() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    known_run(&run);
+    for (format, name) in [("thesis-json", "token-99999.json"), ("mesh-llm", "layer-999.csv")] {
+        let out = dir.path().join(format);
+        let convert = ["convert", arg(&run), "--to", format, "--out", arg(&out)];
+        let forced = [&convert[..], &["--force"]].concat();
+        stdout_of(&convert);
+        let files = names(&out);
+        fs::write(out.join(name), "precious").unwrap();
+        let error = failure_of(&[&["--quiet"], &forced[..]].concat());
+        assert!(error.contains(name), "{error}");
+        assert_eq!(fs::read_to_string(out.join(name)).unwrap(), "precious");
+
+        fs::copy(out.join(&files[0]), out.join(name)).unwrap();
+        let stderr = stderr_of(&forced);
+        assert!(stderr.contains("removed 1 file of an earlier trace"), "{stderr}");
+        assert_eq!(names(&out), files);
+    }
+}
+
+#[test]
+fn directory_of_a_run_is_protected_by_the_files_of_the_run_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    known_run(&run);
+    let trace = file_of(&run, "t.jsonl", TRACE);
+    let out = run.join("learn.json");
+    let to_learn = ["--to", "learn", "--out", arg(&out)];
+    for own in ["", "trace.bin"] {
+        let input = run.join(own);
+        let error = failure_of(&[&["--quiet", "convert", arg(&input)], &to_learn[..]].concat());
+        assert!(error.contains("input"), "{error}");
+        assert!(!out.exists());
+    }
+    stdout_of(&[&["--quiet", "convert", arg(&trace)], &to_learn[..]].concat());
+    assert!(out.is_file());
+}
+
+#[test]
+fn parquet_removes_tables_and_map_of_an_earlier_trace() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    known_run(&run);
+    let trace = file_of(dir.path(), "t.jsonl", TRACE);
+    let out = dir.path().join("tables");
+    let parquet = |input: &Path| {
+        stdout_of(&["--quiet", "parquet", arg(input), "--out", arg(&out), "--force"]);
+        names(&out)
+    };
+    let tables = ["accesses.parquet", "ops.parquet", "routing.parquet"];
+    let map = "gguf-map.parquet";
+    assert_eq!(parquet(&run), tables);
+    fs::copy(run.join(map), out.join(map)).unwrap();
+    assert_eq!(parquet(&run), tables);
+    fs::copy(run.join(map), out.join(map)).unwrap();
+    assert_eq!(parquet(&trace), ["routing.parquet"]);
+    fs::write(out.join(map), "of another program").unwrap();
+    assert_eq!(parquet(&trace), [map, "routing.parquet"]);
+}
