@@ -132,7 +132,7 @@ impl Counter {
             timestamp_ns: choice.timestamp_ns,
         };
         let chosen = Chosen {
-            sequence_id: Some(choice.sequence_id),
+            sequence_id: choice.sequence_id,
             token_id: choice.token_id,
             slot: choice.slot,
             expert: choice.expert,

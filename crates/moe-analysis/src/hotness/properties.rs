@@ -52,7 +52,7 @@ fn choices(tokens: &[Token]) -> Vec<Choice> {
             // Passes of up to three tokens.
             timestamp_ns: u64::from(token_id / 3) + 1,
             token_id,
-            sequence_id: token.sequence,
+            sequence_id: Some(token.sequence),
             slot,
             expert,
             // Sums of eighths are exact, in whatever order.

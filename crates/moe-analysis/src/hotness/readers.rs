@@ -33,7 +33,7 @@ impl Hotness {
                         phase: told(token.head().phase),
                         timestamp_ns: head.timestamp_ns.get(),
                         token_id: token.token_id(),
-                        sequence_id: token.sequence_id().unwrap_or(0),
+                        sequence_id: token.sequence_id(),
                         slot: expert.slot.into(),
                         expert: expert.expert_id,
                         weight: expert.weight.map(f64::from),
@@ -96,13 +96,12 @@ fn surveyed(path: &Path, survey: &mut Survey) -> Result<Option<Hotness>, Error> 
         let (token_id, sequence_id) = (batch.token_id(), batch.sequence_id());
         for row in 0..batch.len() {
             let pass = passes.at(row);
-            let sequence = sequence_id.is_valid(row).then(|| sequence_id.value(row));
             survey.choice(&Choice {
                 layer: pass.layer,
                 phase: pass.phase,
                 timestamp_ns: pass.timestamp_ns,
                 token_id: token_id[row],
-                sequence_id: sequence.unwrap_or(0),
+                sequence_id: sequence_id.is_valid(row).then(|| sequence_id.value(row)),
                 slot: slot[row].into(),
                 expert: expert[row],
                 weight: weight.is_valid(row).then(|| weight.value(row).into()),

@@ -54,7 +54,7 @@ impl Sink for RowCounter<'_> {
             phase: index(row.phase),
             timestamp_ns: row.timestamp_ns.unwrap_or(0),
             token_id: row.token_id,
-            sequence_id: row.sequence_id.unwrap_or(0),
+            sequence_id: row.sequence_id,
             slot: row.slot.into(),
             expert: row.expert_id,
             weight: row.weight.map(f64::from),
@@ -91,5 +91,28 @@ impl Sink for RowCounter<'_> {
         self.counter
             .add_totals(row.layer_id.into(), index(row.phase), calls, rows);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Phases;
+    use super::*;
+
+    /// The same position with a sequence and without: experts in the slots 0 and 1.
+    #[test]
+    fn a_token_without_a_sequence_is_not_of_sequence_0() {
+        let mut counter = RowCounter::new(Path::new("trace"), None);
+        for (sequence_id, slot) in [(Some(0), 0), (None, 1)] {
+            let row = RoutingRow {
+                sequence_id,
+                slot,
+                expert_id: slot.into(),
+                ..RoutingRow::at_layer(0)
+            };
+            counter.routing(&row).unwrap();
+        }
+        let hotness = counter.finish(&Facts::default()).unwrap();
+        assert_eq!(hotness.rows(0, Phases::All), 2);
     }
 }

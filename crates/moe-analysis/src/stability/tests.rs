@@ -15,7 +15,7 @@ fn survey(options: Options, tokens: impl IntoIterator<Item = (u32, Vec<u32>)>) -
                 phase: 1,
                 timestamp_ns: 0,
                 token_id: token,
-                sequence_id: sequence,
+                sequence_id: Some(sequence),
                 slot,
                 expert,
                 weight: None,

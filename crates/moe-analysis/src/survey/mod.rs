@@ -74,8 +74,8 @@ pub struct Choice {
     pub timestamp_ns: u64,
     /// Position of the token in its sequence.
     pub token_id: u32,
-    /// Sequence of the token; 0 where it is unknown.
-    pub sequence_id: u32,
+    /// Sequence of the token, where it is known.
+    pub sequence_id: Option<u32>,
     /// Rank in the token's top-k.
     pub slot: u32,
     /// Expert in the layer.
@@ -89,7 +89,7 @@ impl Choice {
     pub fn token(&self) -> TokenKey {
         TokenKey {
             layer_id: self.layer,
-            sequence_id: Some(self.sequence_id),
+            sequence_id: self.sequence_id,
             token_id: self.token_id,
             phase: self.phase as u8, // below 3
             timestamp_ns: self.timestamp_ns,
@@ -209,7 +209,7 @@ impl Survey {
             self.flush();
             self.token.layer = choice.layer;
             self.token.phase = choice.phase;
-            self.token.sequence = (self.n_runs, choice.sequence_id);
+            self.token.sequence = (self.n_runs, choice.sequence_id.unwrap_or(0));
             self.token.token_id = choice.token_id;
             self.token.top_two = [None; 2];
         }

@@ -40,7 +40,7 @@ struct Token {
 /// What rows have in common that are computed together, and the request and the phase that a record tells.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Group {
-    sequence_id: u32,
+    sequence_id: Option<u32>,
     phase: u8,
     rows: Rows,
 }
@@ -166,7 +166,7 @@ impl Collector {
     }
 
     fn push(&mut self, group: Group, layer: u16, tokens: &[Token]) {
-        let pass = (group.sequence_id, group.phase);
+        let pass = (group.sequence_id.unwrap_or(0), group.phase);
         if self.routes.begins_pass(pass, layer) {
             let [past, open] = self.n_tokens;
             self.n_tokens = [past + open, 0];
@@ -193,7 +193,7 @@ impl Sink for Collector {
             (None, _) => Rows::Token(row.layer_id, row.token_id),
         };
         let group = Group {
-            sequence_id: row.sequence_id.unwrap_or(0),
+            sequence_id: row.sequence_id,
             phase: row.phase.map_or(PHASE_GENERATE, Phase::number),
             rows,
         };
