@@ -84,3 +84,22 @@ fn parquet_removes_tables_and_map_of_an_earlier_trace() {
     fs::write(out.join(map), "of another program").unwrap();
     assert_eq!(parquet(&trace), [map, "routing.parquet"]);
 }
+
+#[test]
+fn info_demands_only_routing_of_a_trace_of_another_tool() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    known_run(&run);
+    let trace = file_of(dir.path(), "t.jsonl", TRACE);
+    let tables = dir.path().join("tables");
+    let dataset = dir.path().join("dataset");
+    let outputs = ["--out", arg(&tables), "--dataset", arg(&dataset)];
+    stdout_of(&[&["--quiet", "parquet", arg(&trace)], &outputs[..]].concat());
+    for out in [&tables, &dataset] {
+        moe_analyze().args(["info", arg(out)]).assert().success();
+    }
+    let of_run = dir.path().join("of_run");
+    stdout_of(&["--quiet", "parquet", arg(&run), "--out", arg(&of_run)]);
+    fs::remove_file(of_run.join("ops.parquet")).unwrap();
+    moe_analyze().args(["info", arg(&of_run)]).assert().code(1);
+}

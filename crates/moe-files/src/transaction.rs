@@ -1,15 +1,11 @@
 //! Renames and removals of which all happen, or none.
 
-use std::collections::BTreeSet;
-use std::fs;
-#[cfg(unix)]
-use std::fs::File;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use tempfile::TempPath;
-
-use crate::atomic::{AtomicFile, Pending, temporary_names};
+use crate::atomic::{AtomicFile, Pending, create_locked};
 use crate::error::Error;
 use crate::parent_of;
 use crate::temporary::{Registry, registry};
@@ -21,6 +17,8 @@ use crate::temporary::{Registry, registry};
 #[derive(Debug, Default)]
 pub struct Transaction {
     changes: Vec<Change>,
+    /// Second names, by the directory of the files.
+    kept: BTreeMap<PathBuf, KeptFiles>,
     /// Directories in which a file was replaced or removed since the last sync.
     unsynced: BTreeSet<PathBuf>,
 }
@@ -36,9 +34,43 @@ struct Change {
 enum Old {
     Nothing,
     /// The file, under a temporary name.
-    Kept(TempPath),
+    Kept(PathBuf),
     /// A file that could not be kept.
     Lost,
+}
+
+/// A temporary directory of second names. Its lock shows other processes that it is not stale, and takes one file
+/// descriptor for any number of files.
+#[derive(Debug)]
+struct KeptFiles {
+    dir: PathBuf,
+    n_files: usize,
+    _lock: File,
+}
+
+impl KeptFiles {
+    fn create(parent: &Path, registry: &mut Registry) -> io::Result<Self> {
+        let (lock, dir) = create_locked(parent, Path::new("old"), |path| {
+            fs::create_dir(path)?;
+            File::open(path)
+        })?
+        .into_parts();
+        // The path is a directory, which a `TempPath` does not remove.
+        let dir = dir.keep().map_err(|failure| failure.error)?;
+        registry.trees.insert(dir.clone());
+        Ok(Self {
+            dir,
+            n_files: 0,
+            _lock: lock,
+        })
+    }
+
+    fn link(&mut self, path: &Path) -> io::Result<PathBuf> {
+        let name = self.dir.join(self.n_files.to_string());
+        fs::hard_link(path, &name)?;
+        self.n_files += 1;
+        Ok(name)
+    }
 }
 
 impl Transaction {
@@ -79,12 +111,8 @@ impl Transaction {
     /// As [`Transaction::sync`]; then the changes are undone.
     pub fn finish(mut self) -> Result<(), Error> {
         self.sync()?;
-        let mut registry = registry();
-        for change in self.changes.drain(..) {
-            if let Old::Kept(old) = change.old {
-                registry.files.remove(&*old);
-            }
-        }
+        self.changes.clear();
+        self.remove_kept(&mut registry());
         Ok(())
     }
 
@@ -94,15 +122,11 @@ impl Transaction {
         registry: &mut Registry,
     ) -> Result<(), Error> {
         let old = match file.replaces() {
-            true => link(&file.path, registry),
+            true => self.keep(&file.path, registry),
             false => Old::Nothing,
         };
-        let replaces = !matches!(old, Old::Nothing);
-        if let Err(error) = file.rename(registry) {
-            forget(&old, registry);
-            return Err(error);
-        }
-        if replaces {
+        file.rename(registry)?;
+        if !matches!(old, Old::Nothing) {
             self.unsynced.insert(parent_of(&file.path).to_owned());
         }
         let path = file.path.clone();
@@ -116,7 +140,7 @@ impl Transaction {
         registry: &mut Registry,
     ) -> Result<(), Error> {
         crate::inputs::check_output(path)?;
-        let old = link(path, registry);
+        let old = self.keep(path, registry);
         match fs::remove_file(path) {
             Ok(()) => {
                 self.unsynced.insert(parent_of(path).to_owned());
@@ -124,61 +148,61 @@ impl Transaction {
                 self.changes.push(Change { path, old });
                 Ok(())
             }
-            Err(error) => {
-                forget(&old, registry);
-                match error.kind() {
-                    io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Ok(()),
-                    _ => Err(Error::io("remove", path)(error)),
-                }
-            }
+            Err(error) => match error.kind() {
+                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Ok(()),
+                _ => Err(Error::io("remove", path)(error)),
+            },
+        }
+    }
+
+    /// Gives a file a second, temporary name.
+    fn keep(&mut self, path: &Path, registry: &mut Registry) -> Old {
+        self.link(path, registry).map_or(Old::Lost, Old::Kept)
+    }
+
+    fn link(&mut self, path: &Path, registry: &mut Registry) -> io::Result<PathBuf> {
+        path.symlink_metadata()?;
+        let parent = parent_of(path);
+        if let Some(kept) = self.kept.get_mut(parent) {
+            return kept.link(path);
+        }
+        let kept = KeptFiles::create(parent, registry)?;
+        self.kept
+            .entry(parent.to_owned())
+            .or_insert(kept)
+            .link(path)
+    }
+
+    fn remove_kept(&mut self, registry: &mut Registry) {
+        for kept in std::mem::take(&mut self.kept).into_values() {
+            let _ = fs::remove_dir_all(&kept.dir);
+            registry.trees.remove(&kept.dir);
         }
     }
 
     /// Undoes all changes, the last one first, as far as the system lets it.
     pub(crate) fn undo(&mut self, registry: &mut Registry) {
         for Change { path, old } in self.changes.drain(..).rev() {
-            forget(&old, registry);
             match old {
                 Old::Nothing => {
                     let _ = fs::remove_file(&path);
                 }
                 Old::Kept(old) => {
-                    let _ = old.persist(&path);
+                    let _ = fs::rename(old, &path);
                 }
                 Old::Lost => {}
             }
         }
+        self.remove_kept(registry);
     }
 }
 
 impl Drop for Transaction {
     fn drop(&mut self) {
         // `finish` and `undo` leave nothing; the caller of `undo` may hold the registry.
-        if !self.changes.is_empty() {
+        if !self.changes.is_empty() || !self.kept.is_empty() {
             self.undo(&mut registry());
         }
-    }
-}
-
-/// Gives a file a second, temporary name.
-fn link(path: &Path, registry: &mut Registry) -> Old {
-    let linked = temporary_names(path, |builder| {
-        builder.make_in(parent_of(path), |name| fs::hard_link(path, name))
-    });
-    match linked {
-        Ok(linked) => {
-            let old = linked.into_temp_path();
-            registry.files.insert(old.to_path_buf());
-            Old::Kept(old)
-        }
-        Err(_) => Old::Lost,
-    }
-}
-
-/// A signal need not remove the second name any more.
-fn forget(old: &Old, registry: &mut Registry) {
-    if let Old::Kept(old) = old {
-        registry.files.remove(&**old);
     }
 }
 

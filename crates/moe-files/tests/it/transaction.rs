@@ -4,7 +4,9 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 
-use moe_files::{AtomicFile, AtomicFiles, Error, Transaction, commit_all, commit_and_remove};
+use moe_files::{
+    AtomicFile, AtomicFiles, Error, Transaction, commit_all, commit_and_remove, is_temporary_name,
+};
 
 fn written(path: &Path, text: &str) -> AtomicFile {
     let mut file = AtomicFile::create(path, true).unwrap();
@@ -108,4 +110,26 @@ fn a_group_removes_the_rest_of_an_earlier_one_where_it_may_replace() {
         };
         assert_eq!(names, expected);
     }
+}
+
+/// Another process takes a temporary file without a lock for a stale one.
+#[cfg(unix)]
+#[test]
+fn what_a_transaction_keeps_is_locked() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a");
+    fs::write(&path, "old").unwrap();
+    let mut transaction = Transaction::default();
+    transaction.rename(written(&path, "new")).unwrap();
+    let entries = fs::read_dir(dir.path())
+        .unwrap()
+        .map(|entry| entry.unwrap());
+    let temporary: Vec<_> = entries
+        .filter(|entry| is_temporary_name(&entry.file_name(), None))
+        .collect();
+    assert_eq!(temporary.len(), 1);
+    let kept = fs::File::open(temporary[0].path()).unwrap();
+    assert!(kept.try_lock().is_err());
+    drop(transaction);
+    assert_eq!(contents(dir.path()), [("a".into(), "old".into())]);
 }

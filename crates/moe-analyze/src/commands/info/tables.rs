@@ -1,9 +1,9 @@
 //! What a Parquet table or a directory of tables is.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use moe_gguf::text::counted;
-use moe_trace::tables::{RUN_ID_KEY, SCHEMA_KEY, TABLES, TableMetadata};
+use moe_trace::tables::{FORMAT_KEY, RUN_ID_KEY, SCHEMA_KEY, TABLES, TableMetadata};
 use serde_json::json;
 
 use super::Findings;
@@ -35,16 +35,19 @@ pub fn describe_directory(path: &Path, findings: &mut Findings) -> anyhow::Resul
             "tables of one run"
         },
     );
+    let parts_of = |table: &str| match is_dataset {
+        true => dataset_parts(path, table),
+        false => Ok(vec![path.join(format!("{table}.parquet"))]),
+    };
+    let has_only_routing = is_of_another_tool(&parts_of("routing")?);
     for table in TABLES {
-        let parts = if is_dataset {
-            dataset_parts(path, table)?
-        } else {
-            vec![path.join(format!("{table}.parquet"))]
-        };
+        let parts = parts_of(table)?;
         if !parts.iter().any(|part| part.is_file()) {
-            findings.fault(format!(
-                "there is no table {table}; write it with `moe-analyze parquet`"
-            ));
+            if !has_only_routing {
+                findings.fault(format!(
+                    "there is no table {table}; write it with `moe-analyze parquet`"
+                ));
+            }
             continue;
         }
         let rows = parts
@@ -56,6 +59,14 @@ pub fn describe_directory(path: &Path, findings: &mut Findings) -> anyhow::Resul
         findings.parts(table, told, json!({"rows": rows, "files": n_files}));
     }
     Ok(())
+}
+
+/// Whether all parts of `routing` were written from traces of other tools, which contain no operations.
+fn is_of_another_tool(parts: &[PathBuf]) -> bool {
+    let names_format = |path: &PathBuf| {
+        TableMetadata::read(path).is_ok_and(|metadata| metadata.value(FORMAT_KEY).is_some())
+    };
+    !parts.is_empty() && parts.iter().all(names_format)
 }
 
 /// Decodes every row; a fault if some cannot be. Gives the number of rows that could.

@@ -100,16 +100,17 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     for _ in 0..args.repetitions {
         over_the_trace(&mut replay, &routes, interrupted, &mut report)?;
     }
-    if let Some(out) = args.out.as_deref() {
+    let recorded = args.out.as_deref().map_or(Ok(()), |out| {
         // Not before: until then a run that it replaces is as it was.
         let writer = begin_run(&args, out, &gguf, &model, n_threads, replay.device())?;
         replay.record(Recorder::new(Some(writer)).with_mode(Mode::Experts));
         let ran = over_the_trace(&mut replay, &routes, interrupted, &mut Report::default());
         let gpu = replay.device().map(Device::describe);
-        if let Some(writer) = replay.record(Recorder::new(None)).into_writer() {
-            finish_run(writer, ran, gpu, &routes, ctx)?;
+        match replay.record(Recorder::new(None)).into_writer() {
+            Some(writer) => finish_run(writer, ran, gpu, &routes, ctx),
+            None => ran,
         }
-    }
+    });
     let gpu = replay.device().map(Device::describe);
     if let Some(fallbacks) = gpu.as_ref().and_then(native::fallbacks) {
         ctx.remark(fallbacks);
@@ -124,6 +125,8 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     output::to_stdout(args.output, |out| {
         write_rows(out, args.output, &COLUMNS, rows)
     })?;
+    // The measurement is complete without the recorded run.
+    recorded?;
     Ok(ExitStatus::Done)
 }
 
