@@ -31,10 +31,10 @@ fn convert_removes_only_files_in_its_own_format() {
         let out = dir.path().join(format);
         let convert = ["convert", arg(&run), "--to", format, "--out", arg(&out)];
         let forced = [&convert[..], &["--force"]].concat();
-        stdout_of(&convert);
+        stdout_of(convert);
         let files = names(&out);
         fs::write(out.join(name), "precious").unwrap();
-        let error = failure_of(&[&["--quiet"], &forced[..]].concat());
+        let error = failure_of([&["--quiet"], &forced[..]].concat());
         assert!(error.contains(name), "{error}");
         assert_eq!(fs::read_to_string(out.join(name)).unwrap(), "precious");
 
@@ -55,11 +55,11 @@ fn directory_of_a_run_is_protected_by_the_files_of_the_run_alone() {
     let to_learn = ["--to", "learn", "--out", arg(&out)];
     for own in ["", "trace.bin"] {
         let input = run.join(own);
-        let error = failure_of(&[&["--quiet", "convert", arg(&input)], &to_learn[..]].concat());
+        let error = failure_of([&["--quiet", "convert", arg(&input)], &to_learn[..]].concat());
         assert!(error.contains("input"), "{error}");
         assert!(!out.exists());
     }
-    stdout_of(&[&["--quiet", "convert", arg(&trace)], &to_learn[..]].concat());
+    stdout_of([&["--quiet", "convert", arg(&trace)], &to_learn[..]].concat());
     assert!(out.is_file());
 }
 
@@ -71,7 +71,7 @@ fn parquet_removes_tables_and_map_of_an_earlier_trace() {
     let trace = file_of(dir.path(), "t.jsonl", TRACE);
     let out = dir.path().join("tables");
     let parquet = |input: &Path| {
-        stdout_of(&["--quiet", "parquet", arg(input), "--out", arg(&out), "--force"]);
+        stdout_of(["--quiet", "parquet", arg(input), "--out", arg(&out), "--force"]);
         names(&out)
     };
     let tables = ["accesses.parquet", "ops.parquet", "routing.parquet"];
@@ -94,12 +94,12 @@ fn info_demands_only_routing_of_a_trace_of_another_tool() {
     let tables = dir.path().join("tables");
     let dataset = dir.path().join("dataset");
     let outputs = ["--out", arg(&tables), "--dataset", arg(&dataset)];
-    stdout_of(&[&["--quiet", "parquet", arg(&trace)], &outputs[..]].concat());
+    stdout_of([&["--quiet", "parquet", arg(&trace)], &outputs[..]].concat());
     for out in [&tables, &dataset] {
         moe_analyze().args(["info", arg(out)]).assert().success();
     }
     let of_run = dir.path().join("of_run");
-    stdout_of(&["--quiet", "parquet", arg(&run), "--out", arg(&of_run)]);
+    stdout_of(["--quiet", "parquet", arg(&run), "--out", arg(&of_run)]);
     fs::remove_file(of_run.join("ops.parquet")).unwrap();
     moe_analyze().args(["info", arg(&of_run)]).assert().code(1);
 }
