@@ -7,8 +7,8 @@ use serde_json::Value;
 
 use super::Fixture;
 use crate::support::{
-    self, ALL, N_EXPERT, N_EXPERT_USED, N_GENERATED, N_LAYER, arg, args, fail, known_counts,
-    moe_analyze, run,
+    self, ALL, N_EXPERT, N_EXPERT_USED, N_GENERATED, N_LAYER, arg, args, expect_golden, fail,
+    known_counts, moe_analyze, run,
 };
 
 #[test]
@@ -214,15 +214,7 @@ fn usage_by_expert_and_by_layer() {
     for source in ["run", "tables"] {
         let source = fixture.path(source);
         let text = run!["hotness", source, "--usage"];
-        assert!(
-            text.starts_with(
-                "=== Expert Usage Statistics ===\nTotal tokens processed: 16\nExpert activation counts:\n  \
-                 Expert   3:       87 activations (25.00%)\n"
-            ),
-            "{text}"
-        );
-        let last = "Layer 5:\n  Expert   3:        7 activations (25.00%)\n";
-        assert!(text.contains(last), "{text}");
+        expect_golden("hotness/usage.txt", &text);
 
         let json: Value =
             serde_json::from_str(&run!["hotness", source, "--usage", "-o", "json"]).unwrap();

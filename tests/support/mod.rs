@@ -115,6 +115,19 @@ pub fn failure_of(args: impl Arg) -> String {
     stderr
 }
 
+/// Compares a text with a file of `tests/golden`; with `MOE_BLESS=1` writes the file instead.
+#[track_caller]
+pub fn expect_golden(name: &str, text: &str) {
+    let path = repository("tests/golden").join(name);
+    if std::env::var_os("MOE_BLESS").is_some_and(|bless| bless == "1") {
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, text).unwrap();
+    }
+    let golden = std::fs::read_to_string(&path)
+        .unwrap_or_else(|error| panic!("{}: {error}; run with MOE_BLESS=1", path.display()));
+    assert_eq!(text, golden, "{} differs; run with MOE_BLESS=1 to renew it", path.display());
+}
+
 /// The exit code with some stdout; stderr is left alone.
 pub fn code_with_stdout(args: impl Arg, stdout: impl Into<Stdio>) -> i32 {
     let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin!("moe-analyze"));
