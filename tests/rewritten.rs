@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use crate::support::{arg, failure_of, file_of, known_run, moe_analyze, stdout_of};
+use crate::support::{arg, failure_of, file_of, known_run, moe_analyze, repository, stdout_of};
 
 const TRACE: &str = "{\"t\":0,\"layer\":1,\"experts\":[5,1]}\n";
 
@@ -102,4 +102,25 @@ fn info_demands_only_routing_of_a_trace_of_another_tool() {
     stdout_of(["--quiet", "parquet", arg(&run), "--out", arg(&of_run)]);
     fs::remove_file(of_run.join("ops.parquet")).unwrap();
     moe_analyze().args(["info", arg(&of_run)]).assert().code(1);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn replay_prints_its_measurements_if_no_run_can_be_recorded() {
+    let dir = tempfile::tempdir().unwrap();
+    let trace = file_of(dir.path(), "t.jsonl", TRACE);
+    let model = repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");
+    let replay = ["--quiet", "replay", arg(&trace), "--model", arg(&model)];
+    let options = ["--device", "cpu", "-r", "1", "-o", "csv"];
+    // A file system in which nobody can make a directory.
+    let out = ["--out", "/proc/run"];
+    let output = moe_analyze()
+        .args([&replay[..], &options[..], &out[..]].concat())
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let [stdout, stderr] =
+        [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+    assert!(stdout.lines().count() > 1, "{stdout}");
+    assert!(stderr.contains("/proc/run"), "{stderr}");
 }

@@ -241,10 +241,7 @@ pub(crate) fn check_path(path: &Path, replace: bool) -> Result<(), Error> {
 }
 
 /// Calls `make` with the names of temporary files for `path`.
-pub(crate) fn temporary_names<T>(
-    path: &Path,
-    make: impl FnOnce(&tempfile::Builder<'_, '_>) -> T,
-) -> T {
+fn temporary_names<T>(path: &Path, make: impl FnOnce(&tempfile::Builder<'_, '_>) -> T) -> T {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let is_boundary = |&end: &usize| name.is_char_boundary(end);
     let end = (0..=MAX_NAME.min(name.len()))

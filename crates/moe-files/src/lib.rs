@@ -28,7 +28,7 @@ pub use group::AtomicFiles;
 pub use mapped::{MappedFile, truncated_file};
 pub use stale::is_temporary_name;
 pub use temporary::NewDirectories;
-pub use transaction::Transaction;
+pub use transaction::{KEPT_FILES, Transaction};
 
 use std::path::Path;
 

@@ -10,6 +10,9 @@ use crate::error::Error;
 use crate::parent_of;
 use crate::temporary::{Registry, registry};
 
+/// Output name in the temporary name of the directory in which a [`Transaction`] keeps what it replaces or removes.
+pub const KEPT_FILES: &str = "old";
+
 /// Renames and removals that are undone unless [`Transaction::finish`] succeeds.
 ///
 /// What is replaced or removed keeps a second, temporary name until then. On a file system without hard links a file
@@ -50,7 +53,7 @@ struct KeptFiles {
 
 impl KeptFiles {
     fn create(parent: &Path, registry: &mut Registry) -> io::Result<Self> {
-        let (lock, dir) = create_locked(parent, Path::new("old"), |path| {
+        let (lock, dir) = create_locked(parent, Path::new(KEPT_FILES), |path| {
             fs::create_dir(path)?;
             File::open(path)
         })?
