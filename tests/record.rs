@@ -385,7 +385,7 @@ fn a_failed_usage_file_does_not_hide_how_the_run_ended() {
     }
     fs::write(at("usage.json"), "theirs").unwrap();
     let kill = Command::new("kill")
-        .args(["-INT", &child.id().to_string()])
+        .args(["-TERM", &child.id().to_string()])
         .status();
     assert!(kill.unwrap().success());
     let output = child.wait_with_output().unwrap();

@@ -256,7 +256,7 @@ fn start(trace: &Path, out: &Path, more: impl Arg) -> std::process::Child {
 #[cfg(unix)]
 fn interrupt(child: std::process::Child) -> String {
     let kill = std::process::Command::new("kill")
-        .args(["-INT", &child.id().to_string()])
+        .args(["-TERM", &child.id().to_string()])
         .status();
     assert!(kill.unwrap().success());
     let output = child.wait_with_output().unwrap();
