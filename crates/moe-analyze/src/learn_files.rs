@@ -21,26 +21,31 @@ pub fn read_learn_files(
     options: &Options,
     ctx: &Context,
 ) -> anyhow::Result<LearnFile> {
-    // Traces are counted first: one that does not say how many experts there are shows no more than were used. Learn files
-    // are read again below, so that few of them are in memory at a time.
+    // Traces are counted first: one that does not say how many experts there are shows no more than were used.
     let mut counted: Vec<Option<Hotness>> = Vec::new();
-    let (mut n_expert, mut n_expert_used) = (0, 0);
     for path in paths {
-        let input = Learned::read(path, options, ctx)?;
-        let (of_layer, of_token) = input.numbers();
-        n_expert = n_expert.max(of_layer);
-        n_expert_used = n_expert_used.max(of_token);
-        let hotness = match input {
-            Learned::File(_) => None,
-            Learned::Counted(hotness) => Some(hotness),
-        };
-        if let Some(hotness) = &hotness {
-            for earlier in counted.iter().flatten() {
-                let checked = earlier.check_beside(hotness);
-                checked.with_context(|| path.display().to_string())?;
-            }
+        if is_learn_file(path)? {
+            counted.push(None);
+            continue;
         }
-        counted.push(hotness);
+        let hotness = count(path, options, ctx)?;
+        for earlier in counted.iter().flatten() {
+            let checked = earlier.check_beside(&hotness);
+            checked.with_context(|| path.display().to_string())?;
+        }
+        counted.push(Some(hotness));
+    }
+    let (mut n_expert, mut n_expert_used) = (0, 0);
+    if counted.iter().any(Option::is_some) {
+        // Learn files are read again below, so that few of them are in memory at a time.
+        for (path, counted) in paths.iter().zip(&counted) {
+            let (of_layer, of_token) = match counted {
+                Some(hotness) => (hotness.n_expert(), hotness.n_expert_used()),
+                None => numbers_of(&read_file(path, options)?),
+            };
+            n_expert = n_expert.max(of_layer);
+            n_expert_used = n_expert_used.max(of_token);
+        }
     }
     let inputs = paths.iter().zip(counted);
     let files = inputs.map(|(path, counted)| -> anyhow::Result<LearnFile> {
@@ -49,7 +54,7 @@ pub fn read_learn_files(
                 hotness.raise_seen(n_expert, n_expert_used);
                 Ok(hotness.learn_file(Phases::All)?)
             }
-            None => read_learn_file(path, options, ctx),
+            None => read_file(path, options),
         }
     });
     // Without a half-life nothing fades, as if it had no end.
@@ -59,48 +64,37 @@ pub fn read_learn_files(
 
 /// Reads one learn file, or makes it from what `hotness` counts.
 pub fn read_learn_file(path: &Path, options: &Options, ctx: &Context) -> anyhow::Result<LearnFile> {
-    match Learned::read(path, options, ctx)? {
-        Learned::File(file) => Ok(file),
-        Learned::Counted(hotness) => Ok(hotness.learn_file(Phases::All)?),
+    if is_learn_file(path)? {
+        return read_file(path, options);
     }
+    Ok(count(path, options, ctx)?.learn_file(Phases::All)?)
 }
 
-/// What an input holds.
-enum Learned {
-    File(LearnFile),
-    /// A run, tables, or a trace of another tool.
-    Counted(Hotness),
+/// Reads a learn file, which must be able to be of the model. Messages name the path.
+fn read_file(path: &Path, options: &Options) -> anyhow::Result<LearnFile> {
+    let text = bounded::read_json(path)?;
+    let file = LearnFile::parse(&text).with_context(|| path.display().to_string())?;
+    if let Some(model) = &options.model {
+        check_model(model, &facts_of(&file), path)?;
+    }
+    Ok(file)
 }
 
-impl Learned {
-    /// Experts of a layer and of a token, as far as they are known.
-    fn numbers(&self) -> (u32, u32) {
-        let number = |n: Option<u64>| n.and_then(|n| u32::try_from(n).ok()).unwrap_or(0);
-        match self {
-            Learned::File(file) => (number(file.n_expert()), number(file.n_expert_used())),
-            Learned::Counted(hotness) => (hotness.n_expert(), hotness.n_expert_used()),
-        }
+/// Counts a run, tables, or a trace of another tool. Messages name the path.
+fn count(path: &Path, options: &Options, ctx: &Context) -> anyhow::Result<Hotness> {
+    if matches!(Kind::of(path), Ok(Kind::Gguf)) && traces::detect(path)?.is_none() {
+        bail!(
+            "{}: it is a model; pass it with --model, and name a learn file",
+            path.display()
+        );
     }
+    counting::read(path, options, ctx)
+}
 
-    /// Messages name the path.
-    fn read(path: &Path, options: &Options, ctx: &Context) -> anyhow::Result<Learned> {
-        let name = || path.display().to_string();
-        if is_learn_file(path)? {
-            let text = bounded::read_json(path)?;
-            let file = LearnFile::parse(&text).with_context(name)?;
-            if let Some(model) = &options.model {
-                check_model(model, &facts_of(&file), path)?;
-            }
-            return Ok(Learned::File(file));
-        }
-        if matches!(Kind::of(path), Ok(Kind::Gguf)) && traces::detect(path)?.is_none() {
-            bail!(
-                "{}: it is a model; pass it with --model, and name a learn file",
-                path.display()
-            );
-        }
-        Ok(Learned::Counted(counting::read(path, options, ctx)?))
-    }
+/// Experts of a layer and of a token, as far as a learn file has them; else 0.
+fn numbers_of(file: &LearnFile) -> (u32, u32) {
+    let number = |n: Option<u64>| n.and_then(|n| u32::try_from(n).ok()).unwrap_or(0);
+    (number(file.n_expert()), number(file.n_expert_used()))
 }
 
 /// Whether a path is a learn file, or a live report, which is one.
