@@ -89,29 +89,38 @@ fn choice(columns: &Columns<2>, text: &str) -> Result<(u16, u32), TextFault> {
     ))
 }
 
-fn count(
+/// Hands every choice to `take`: the number of its line, layer and expert. A last line that is cut is noted and left out.
+fn each_choice<'o>(
     mut lines: Lines,
     columns: &Columns<2>,
-    output: &mut Output<'_>,
+    output: &mut Output<'o>,
+    mut take: impl FnMut(u64, u16, u32, &mut Output<'o>) -> Result<(), ForeignError>,
 ) -> Result<(), ForeignError> {
     while let Some((line, text)) = lines.next_line()? {
-        let (layer_id, expert_id) = match choice(columns, text) {
-            Ok(choice) => choice,
-            Err(fault) => {
-                lines.cut_or(lines.invalid(fault), output)?;
-                continue;
-            }
-        };
-        let row = CountRow {
-            layer_id,
-            expert_id,
-            phase: None,
-            count: 1,
-            mass: None,
-        };
-        output.count(|| At::Line(line), &row)?;
+        match choice(columns, text) {
+            Ok((layer_id, expert_id)) => take(line, layer_id, expert_id, output)?,
+            Err(fault) => lines.cut_or(lines.invalid(fault), output)?,
+        }
     }
     Ok(())
+}
+
+fn count(lines: Lines, columns: &Columns<2>, output: &mut Output<'_>) -> Result<(), ForeignError> {
+    each_choice(
+        lines,
+        columns,
+        output,
+        |line, layer_id, expert_id, output| {
+            let row = CountRow {
+                layer_id,
+                expert_id,
+                phase: None,
+                count: 1,
+                mass: None,
+            };
+            output.count(|| At::Line(line), &row)
+        },
+    )
 }
 
 /// The choices of one layer in a row, until the layer changes.
@@ -139,31 +148,30 @@ impl<'a> Tokens<'a> {
 
     fn read(
         mut self,
-        mut lines: Lines,
+        lines: Lines,
         columns: &Columns<2>,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
-        while let Some((line, text)) = lines.next_line()? {
-            let (layer_id, expert_id) = match choice(columns, text) {
-                Ok(choice) => choice,
-                Err(fault) => {
-                    lines.cut_or(lines.invalid(fault), output)?;
-                    continue;
+        each_choice(
+            lines,
+            columns,
+            output,
+            |line, layer_id, expert_id, output| {
+                let is_full =
+                    self.experts.len() >= MAX_HELD && self.experts.len().is_multiple_of(self.top_k);
+                if layer_id != self.layer_id || is_full {
+                    self.hand_over(output, false)?;
                 }
-            };
-            let is_full =
-                self.experts.len() >= MAX_HELD && self.experts.len().is_multiple_of(self.top_k);
-            if layer_id != self.layer_id || is_full {
-                self.hand_over(output, false)?;
-            }
-            if self.experts.is_empty() {
-                self.first_line = line;
-                let top_k = self.options.n_expert_used_in(layer_id);
-                self.top_k = top_k.map_or(self.top_k, |k| k as usize);
-            }
-            self.layer_id = layer_id;
-            self.experts.push(expert_id);
-        }
+                if self.experts.is_empty() {
+                    self.first_line = line;
+                    let top_k = self.options.n_expert_used_in(layer_id);
+                    self.top_k = top_k.map_or(self.top_k, |k| k as usize);
+                }
+                self.layer_id = layer_id;
+                self.experts.push(expert_id);
+                Ok(())
+            },
+        )?;
         self.hand_over(output, true)
     }
 
