@@ -353,6 +353,11 @@ fn repeats(array: &Array<'_>) -> Option<(Vec<usize>, RoutingError)> {
     let experts = move |(token, layer): (usize, usize)| {
         (0..top_k).filter_map(move |slot| array.integer(&[token, layer, slot]))
     };
+    // An id that shows as many experts as a token has slots settles it; usually one of the first tokens has one.
+    let shows_enough = |expert: i64| usize::try_from(expert).is_ok_and(|id| id >= top_k - 1);
+    if places().flat_map(experts).any(shows_enough) {
+        return None;
+    }
     let highest = places().flat_map(experts).max()?;
     let n_used = move |place: (usize, usize)| {
         let used = experts(place).filter(|&expert| expert >= 0).count();
