@@ -3,7 +3,7 @@
 #   miri          threads, disjoint slices and the unsafe code of the kernels' portable paths
 #   asan          tests of the crates with unsafe code under AddressSanitizer
 #   fuzz          scripts/fuzz.sh, an hour and more
-#   cross         builds for other targets
+#   cross         cargo check for Linux on aarch64, Windows and macOS
 #   advisories    cargo deny check advisories
 #   curves        scripts/check-published-curves.sh, with the data in MOE_DATA (default ../shared/data)
 # Usage: scripts/release-check.sh [PART...]
@@ -18,7 +18,9 @@ results=$cache/release-check
 mkdir -p "$results"
 export CARGO_TERM_COLOR=never CARGO_INCREMENTAL=0
 parts=(miri asan fuzz cross advisories curves)
-cross_targets=(aarch64-unknown-linux-gnu x86_64-pc-windows-gnu aarch64-apple-darwin)
+cross_targets='aarch64-unknown-linux-gnu aarch64-linux-gnu
+x86_64-pc-windows-gnu x86_64-windows-gnu
+aarch64-apple-darwin aarch64-macos'
 
 # Ends the part as not run. The reason is an argument, or the last line of a command's output.
 not_run() {
@@ -54,19 +56,32 @@ fuzz() {
   scripts/fuzz.sh all
 }
 
+# The C code of dependencies is compiled by zig's clang, which PyPI has.
 cross() {
-  local log target failed=0
+  local log target zig_target zig=$cache/tools/ziglang/ziglang/zig bin=$cache/tools/cross failed=0
   log=$(mktemp)
-  for target in "${cross_targets[@]}"; do
+  [ -x "$zig" ] || python3 -m pip install --quiet --target "$cache/tools/ziglang" ziglang==0.15.2 >"$log" 2>&1 ||
+    not_run "zig cannot be installed: $(last_line "$log")"
+  mkdir -p "$bin"
+  printf '#!/bin/sh\nexec "%s" ar "$@"\n' "$zig" >"$bin/ar"
+  while read -r target zig_target; do
     if ! rustup target add "$target" >"$log" 2>&1; then
       echo "$target not run: $(last_line "$log")" >&3
-    elif CARGO_TARGET_DIR=$cache/cross cargo check --workspace --target "$target"; then
+      continue
+    fi
+    # Omits the option with Rust's name of the target, which zig does not know.
+    printf '#!/bin/bash\nfor arg; do shift; [[ $arg == --target=* ]] || set -- "$@" "$arg"; done\nexec "%s" cc -target %s "$@"\n' \
+      "$zig" "$zig_target" >"$bin/$target"
+    chmod +x "$bin/ar" "$bin/$target"
+    # The default members, without moe-llama-cpp. SDKROOT: without it, dependencies call Apple's xcrun.
+    if env "CC_${target//-/_}=$bin/$target" "AR_${target//-/_}=$bin/ar" SDKROOT="$bin" CARGO_TARGET_DIR="$cache/cross" \
+      cargo check --locked --target "$target"; then
       echo "$target passed" >&3
     else
       echo "$target failed" >&3
       failed=1
     fi
-  done
+  done <<<"$cross_targets"
   return $failed
 }
 
@@ -106,15 +121,22 @@ for part in "${selected[@]}"; do
     [ "$n" = 0 ] || result="passed, $n tests"
     [ ! -s "$notes" ] || result=$(paste -sd';' "$notes" | sed 's/;/; /g')
   fi
-  printf '%-11s %6d s  %s\n' "$part" $((SECONDS - start)) "$result" |
+  printf '%-11s %s %6d s  %s\n' "$part" "$(git rev-parse --short HEAD)" $((SECONDS - start)) "$result" |
     sed -e "s|$cache|CACHE|g" -e "s|$PWD|.|g" -e "s|$HOME|~|g" | tee "$results/$part.txt"
 done
 
+# The line of a part that did not run now stays.
+report=docs/measurements/release-check.txt
 {
-  echo "# scripts/release-check.sh, $(rustc --version), $host"
+  echo "# scripts/release-check.sh, $(rustc --version), $host: part, commit, time, result"
   for part in "${parts[@]}"; do
-    cat "$results/$part.txt" 2>/dev/null || printf '%-11s\n' "$part: not run yet"
+    if [[ " ${selected[*]} " == *" $part "* ]]; then
+      cat "$results/$part.txt"
+    else
+      grep "^$part " "$report" || printf '%-11s not run yet\n' "$part"
+    fi
   done
-} >docs/measurements/release-check.txt
-cat docs/measurements/release-check.txt
-! grep -q 'failed' docs/measurements/release-check.txt
+} >"$results/report"
+cp "$results/report" "$report"
+cat "$report"
+! grep -q failed "$report"
