@@ -2,8 +2,9 @@
 # Fuzzes the readers of untrusted files: scripts/fuzz.sh [TARGET|all [SECONDS]]
 #
 # A target runs for at least SECONDS of CPU time (default 600), and until half of SECONDS passes without new coverage; at most
-# six times SECONDS. FUZZ_JOBS targets run at a time (default 1). Afterwards docs/measurements/fuzz.txt has the results of all
-# targets that were run on this machine. The corpus is kept in the cache. FUZZ_BIN names a directory of targets that are already built.
+# six times SECONDS. FUZZ_JOBS targets run at a time (default 1), each as FUZZ_WORKERS processes (default 1) with one corpus.
+# Afterwards docs/measurements/fuzz.txt has the results of all targets that were run on this machine. The corpus is kept in the
+# cache. FUZZ_BIN names a directory of targets that are already built.
 # Exit code 1: an input crashed a target; its path is printed.
 # Needs the AddressSanitizer runtime of the Rust toolchain, a C++ compiler and Linux.
 set -euo pipefail
@@ -50,36 +51,57 @@ last_of() { # KEY LOG: the last value of KEY in the end of a log
   tail -c 20000 "$2" | grep -o "$1: *[0-9]*" | tail -1 | grep -o '[0-9]*$' || echo 0
 }
 
+cpu_seconds_of_all() { # PID...: fails if one of them has ended
+  local pid sum=0 cpu
+  for pid; do
+    cpu=$(cpu_seconds "$pid") || return 1
+    sum=$((sum + cpu))
+  done
+  echo "$sum"
+}
+
 fuzz() {
-  local target=$1 log=$TMPDIR/$1.log cov=0 changed=0 cpu=0 now seen pid result="no crash"
+  local target=$1 logs=() log pids=() cpu=0 changed=0 cov=0 executions=0 now seen result="no crash"
   mkdir -p "$work/corpus/$target" "$work/artifacts/$target"
-  "$bin/$target" -timeout=30 -rss_limit_mb=2048 -print_final_stats=1 -detect_leaks=0 -reload=0 -max_len=65536 \
-    -artifact_prefix="$work/artifacts/$target/" "$work/corpus/$target" "$TMPDIR/seeds/$target" >"$log" 2>&1 &
-  pid=$!
-  while sleep 2; now=$(cpu_seconds "$pid"); do
+  for ((worker = 0; worker < ${FUZZ_WORKERS:-1}; worker++)); do
+    log=$TMPDIR/$target.$worker.log
+    "$bin/$target" -timeout=30 -rss_limit_mb=2048 -print_final_stats=1 -detect_leaks=0 -reload=1 -max_len=65536 \
+      -artifact_prefix="$work/artifacts/$target/" "$work/corpus/$target" "$TMPDIR/seeds/$target" >"$log" 2>&1 &
+    pids+=($!)
+    logs+=("$log")
+  done
+  trap 'kill "${pids[@]}" 2>/dev/null || true' EXIT
+  while sleep 2; now=$(cpu_seconds_of_all "${pids[@]}"); do
     cpu=$now
-    seen=$(last_of cov "$log")
-    [ "$seen" = "$cov" ] || { cov=$seen changed=$cpu; }
+    for log in "${logs[@]}"; do
+      seen=$(last_of cov "$log")
+      [ "$seen" -le "$cov" ] || { cov=$seen changed=$cpu; }
+    done
     if [ "$cpu" -ge "$seconds" ] && [ $((cpu - changed)) -ge "$quiet" ] || [ "$cpu" -ge $((6 * seconds)) ]; then
-      kill -INT "$pid"
       break
     fi
   done
-  wait "$pid" || true
-  if ! grep -q 'libFuzzer: run interrupted' "$log"; then
-    result=$(grep -o 'Test unit written to .*' "$log" | tail -1 || true)
-    result="CRASH ${result##*/}"
-    echo "$target: $(grep -m1 -E 'panicked at|ERROR: ' "$log" || tail -1 "$log")"
-    grep -o 'Test unit written to .*' "$log" || true
-    cp "$log" "$work/artifacts/$target/log"
+  kill -INT "${pids[@]}" 2>/dev/null || true
+  wait "${pids[@]}" || true
+  for log in "${logs[@]}"; do
+    executions=$((executions + $(last_of stat::number_of_executed_units "$log")))
+    if ! grep -q 'libFuzzer: run interrupted' "$log"; then
+      result=$(grep -o 'Test unit written to .*' "$log" | tail -1 || true)
+      result="CRASH ${result##*/}"
+      echo "$target: $(grep -m1 -E 'panicked at|ERROR: ' "$log" || tail -1 "$log")"
+      grep -o 'Test unit written to .*' "$log" || true
+      cp "$log" "$work/artifacts/$target/log"
+    fi
+  done
+  if [[ $result == CRASH* ]]; then
+    :
   elif [ "$cpu" -lt "$seconds" ]; then
     result="no crash, stopped before $seconds s"
   elif [ $((cpu - changed)) -lt "$quiet" ]; then
     result="no crash, new coverage until the end"
   fi
-  printf '%-14s %12s %8s %12s %8s %8s  %s\n' "$target" "$(last_of stat::number_of_executed_units "$log")" "$cpu" \
-    "$((cpu - changed))" "$(last_of cov "$log")" "$(ls "$work/corpus/$target" | wc -l)" "$result" |
-    tee "$work/results/$target"
+  printf '%-14s %12s %8s %12s %8s %8s  %s\n' "$target" "$executions" "$cpu" "$((cpu - changed))" "$cov" \
+    "$(ls "$work/corpus/$target" | wc -l)" "$result" | tee "$work/results/$target"
 }
 
 for target in $selected; do
