@@ -19,6 +19,7 @@ mod learn_files;
 mod model;
 mod option_values;
 mod output;
+mod phase_choice;
 #[cfg(feature = "plot")]
 mod plot;
 #[cfg(not(feature = "plot"))]

@@ -7,4 +7,4 @@ mod hotness;
 mod made;
 mod overlap;
 mod sampled;
-mod worth;
+mod speed;

@@ -84,7 +84,7 @@ fn against_exact(batches: &Batches, rate: f64) -> Vec<(Estimate, f64)> {
 
 /// Of intervals of 95 % nine in ten hold the truth, at the least: those of neighbouring budgets go together.
 #[test]
-fn the_told_error_holds_the_truth() {
+fn the_printed_error_bounds_the_exact_value() {
     let batches = tokens(1500);
     let mut widths = Vec::new();
     for rate in [0.25, 0.5] {

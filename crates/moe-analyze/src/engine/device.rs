@@ -240,11 +240,11 @@ impl DeviceArgs {
         {
             ctx.remark(small);
         }
-        let about = device.gpu().about();
+        let info = device.gpu().info();
         ctx.remark(format_args!(
             "{}, {:.1} GiB, policy {}",
-            about.name,
-            about.memory_bytes as f64 / (1u64 << 30) as f64,
+            info.name,
+            info.memory_bytes as f64 / (1u64 << 30) as f64,
             self.policy_name()
         ));
         if self.policy() != Policy::Cpu && self.keeps_experts_with_host() {

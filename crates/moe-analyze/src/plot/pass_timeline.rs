@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use moe_analysis::overlap::{self, Report};
+use moe_analysis::overlap::{self, OverlapReport};
 use moe_trace::transfers::{Span, Transfer};
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, VPos};
@@ -40,7 +40,7 @@ pub struct PassTimeline {
 
 impl PassTimeline {
     /// The picture of `pass`, which `title` names, with the layers' shares of `report`.
-    pub fn new(title: String, pass: &[Transfer], report: &Report) -> PassTimeline {
+    pub fn new(title: String, pass: &[Transfer], report: &OverlapReport) -> PassTimeline {
         let length = overlap::bounds(pass).map_or(0, Span::ns);
         let what = pass.first().map_or(String::new(), |first| {
             format!(

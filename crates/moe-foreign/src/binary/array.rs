@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_numbers_are_told_from_others() {
+    fn distinguishes_integers() {
         let bytes: Vec<u8> = [2.0f64, 2.5, f64::NAN, 1e300]
             .into_iter()
             .flat_map(f64::to_le_bytes)

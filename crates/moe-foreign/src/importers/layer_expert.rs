@@ -8,7 +8,7 @@ use moe_trace::{CountRow, RoutingRow};
 
 use crate::passes::Passes;
 use crate::source::{Lines, sample_lines};
-use crate::{At, ForeignError, Importer, Missing, Options, Output, Source};
+use crate::{At, ForeignError, ImportOptions, Importer, Missing, Output, Source};
 
 use super::text::{Columns, TextFault, are_integers, has_columns, required_number, split};
 
@@ -48,7 +48,7 @@ impl Importer for LayerExpert {
     fn import(
         &self,
         source: &Source,
-        options: &Options,
+        options: &ImportOptions,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
         let top_k = options.max_expert_used();
@@ -125,7 +125,7 @@ fn count(lines: Lines, columns: &Columns<2>, output: &mut Output<'_>) -> Result<
 
 /// The choices of one layer in a row, until the layer changes.
 struct Tokens<'a> {
-    options: &'a Options,
+    options: &'a ImportOptions,
     /// Experts of a token in the layer.
     top_k: usize,
     passes: Passes,
@@ -135,7 +135,7 @@ struct Tokens<'a> {
 }
 
 impl<'a> Tokens<'a> {
-    fn new(top_k: usize, options: &'a Options) -> Self {
+    fn new(top_k: usize, options: &'a ImportOptions) -> Self {
         Self {
             options,
             top_k,

@@ -9,7 +9,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 
-use super::demand::Order;
+use super::demand::EvictionOrder;
 use super::future::{Future, NEVER};
 use super::ranked::Ranked;
 use super::room::Room;
@@ -44,7 +44,7 @@ impl Belady {
     }
 }
 
-impl Order for Belady {
+impl EvictionOrder for Belady {
     fn hit(&mut self, key: Key, _room: &Room) {
         self.look_up(key);
     }
@@ -136,7 +136,7 @@ impl OfSize {
     }
 }
 
-impl Order for BeladySize {
+impl EvictionOrder for BeladySize {
     fn hit(&mut self, key: Key, _room: &Room) {
         self.look_up(key);
     }
@@ -150,11 +150,11 @@ impl Order for BeladySize {
     fn evict(&mut self, room: &Room) -> Option<Key> {
         let firsts = self.sizes.iter_mut().filter_map(|of_size| {
             let (at, key) = of_size.first(&self.next, room)?;
-            let worth = match at {
+            let rank = match at {
                 NEVER => u128::MAX,
                 at => u128::from(at.saturating_sub(self.now)) * u128::from(of_size.bytes),
             };
-            Some((worth, Reverse(key)))
+            Some((rank, Reverse(key)))
         });
         // It stays in its heap until it comes up again, no longer held.
         firsts.max().map(|(_, Reverse(key))| key)

@@ -10,13 +10,13 @@ pub type Key = u32;
 /// All experts of a model with their bytes; keys ascend by layer, then by expert.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Experts {
-    layers: Vec<Layer>,
+    layers: Vec<LayerKeys>,
     /// `[n_keys]`: index in `layers`, expert, bytes.
     experts: Vec<(u32, u32, u64)>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Layer {
+struct LayerKeys {
     /// Block number in the model.
     layer: u32,
     first: Key,
@@ -37,7 +37,7 @@ impl Experts {
         let possible = sizes.iter().filter(|&(_, expert, _)| expert < MAX_EXPERT);
         for ((layer, expert, bytes), key) in possible.zip(0..) {
             if experts.layers.last().is_none_or(|last| last.layer != layer) {
-                experts.layers.push(Layer {
+                experts.layers.push(LayerKeys {
                     layer,
                     first: key,
                     keys: Vec::new(),

@@ -389,12 +389,12 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_texts_cannot_have_are_told() {
-        let told = |spec: &VocabSpec| vocab(spec).err().unwrap().to_string();
-        assert!(told(&spec(1000, None, Some(100))).contains("the shortest texts have"));
-        assert!(told(&spec(1000, None, Some(1 << 60))).contains("at most 268435456 are made"));
+    fn refuses_impossible_text_sizes() {
+        let error_of = |spec: &VocabSpec| vocab(spec).err().unwrap().to_string();
+        assert!(error_of(&spec(1000, None, Some(100))).contains("the shortest texts have"));
+        assert!(error_of(&spec(1000, None, Some(1 << 60))).contains("at most 268435456 are made"));
         let mut alone = spec(1000, None, Some(1 << 24));
         alone.n_special = 1; // the token that ends a text
-        assert!(told(&alone).contains("raise n_special"));
+        assert!(error_of(&alone).contains("raise n_special"));
     }
 }

@@ -55,8 +55,8 @@ pub fn describe_directory(path: &Path, findings: &mut Findings) -> anyhow::Resul
             .map(|part| check_rows(part, findings))
             .sum::<u64>();
         let n_files = parts.len() as u64;
-        let told = format!("{} in {}", counted(rows, "row"), counted(n_files, "file"));
-        findings.parts(table, told, json!({"rows": rows, "files": n_files}));
+        let text = format!("{} in {}", counted(rows, "row"), counted(n_files, "file"));
+        findings.parts(table, text, json!({"rows": rows, "files": n_files}));
     }
     Ok(())
 }

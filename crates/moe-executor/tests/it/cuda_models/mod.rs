@@ -160,12 +160,12 @@ fn outside(what: &str, of_prompt: &OfPrompt, bounds: &Bounds) -> Option<String> 
     let Some(at) = of_prompt.other_experts_at else {
         return Some(all.to_string());
     };
-    let told = format!("{all}; before the first other choice, at position {at}: {before}");
+    let text = format!("{all}; before the first other choice, at position {at}: {before}");
     if all.has_near_ties(bounds) && before.is_within(bounds) {
-        println!("{what}: taken for a tie that fell the other way: {told}");
+        println!("{what}: taken for a tie that fell the other way: {text}");
         return None;
     }
-    Some(told)
+    Some(text)
 }
 
 /// A share of what the matrices take that can live on the GPU: all but the embeddings.

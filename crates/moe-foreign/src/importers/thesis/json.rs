@@ -21,7 +21,7 @@ use zerocopy::little_endian::{I32, U16, U32, U64};
 
 use crate::json::invalid_in_stream;
 use crate::source::text_reader;
-use crate::{At, Contents, ForeignError, Importer, Options, Output, Records, Source};
+use crate::{At, Contents, ForeignError, ImportOptions, Importer, Output, Records, Source};
 
 use super::import_records;
 
@@ -59,13 +59,17 @@ impl Importer for ThesisJson {
     fn import(
         &self,
         source: &Source,
-        options: &Options,
+        options: &ImportOptions,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
         import_records(self.records(source, options), output)
     }
 
-    fn records(&self, source: &Source, options: &Options) -> Result<Option<Records>, ForeignError> {
+    fn records(
+        &self,
+        source: &Source,
+        options: &ImportOptions,
+    ) -> Result<Option<Records>, ForeignError> {
         let failed = |error| ForeignError::Io {
             action: "write a temporary file for",
             path: source.path().to_owned(),
