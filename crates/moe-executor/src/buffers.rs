@@ -21,9 +21,10 @@ pub(crate) const ON_GPU: u64 = 1 << 23;
 
 /// The id of the side that was written last.
 pub(crate) fn twin_id<T: Plain>(buffer_id: u64, values: &Mirrored<T>) -> u64 {
-    match values.is_on_device_alone() {
-        true => buffer_id | ON_GPU,
-        false => buffer_id,
+    if values.is_on_device_alone() {
+        buffer_id | ON_GPU
+    } else {
+        buffer_id
     }
 }
 

@@ -231,9 +231,10 @@ impl<'a> Recording<'a> {
             return;
         };
         let router = self.routers.entry(layer).or_default();
-        match is_logits {
-            true => router.logits = values,
-            false => router.weights = values,
+        if is_logits {
+            router.logits = values
+        } else {
+            router.weights = values
         }
     }
 
@@ -415,13 +416,15 @@ impl Watch for Recording<'_> {
         }
         self.cut |= is_cut(node);
         let layer = self.find_layer(node);
-        self.layer = match ends_layer(node.name()) {
-            true => NO_LAYER,
-            false => layer,
+        self.layer = if ends_layer(node.name()) {
+            NO_LAYER
+        } else {
+            layer
         };
-        let routing = match node.is_expert_operation() {
-            true => self.routing(node, layer),
-            false => None,
+        let routing = if node.is_expert_operation() {
+            self.routing(node, layer)
+        } else {
+            None
         };
         if let Some(routing) = &routing {
             self.observe(layer, routing);

@@ -29,9 +29,10 @@ pub(super) fn passes(run: &Run) -> Vec<DiffPass> {
     let mut passes: Vec<DiffPass> = Vec::new();
     for operation in run.trace.operations() {
         let head = operation.head();
-        let (sequence_id, n_tokens) = match head.has_extension() {
-            true => (head.sequence_id.get(), head.n_tokens.get().max(1)),
-            false => (0, 1),
+        let (sequence_id, n_tokens) = if head.has_extension() {
+            (head.sequence_id.get(), head.n_tokens.get().max(1))
+        } else {
+            (0, 1)
         };
         let first = u64::from(head.token_id.get());
         let tokens = first..first + u64::from(n_tokens);

@@ -37,9 +37,10 @@ impl Hotness {
             Phases::Generate => col("phase").eq(lit(PHASES[1])),
         };
         // A sum of nulls would be 0.
-        let mass = match self.has_mass {
-            true => col("mass").sum(),
-            false => col("mass").first(),
+        let mass = if self.has_mass {
+            col("mass").sum()
+        } else {
+            col("mass").first()
         };
         let layer = [col("layer_id")];
         let ranked = self

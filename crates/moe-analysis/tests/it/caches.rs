@@ -135,9 +135,8 @@ proptest! {
 
     #[test]
     fn reported_changes_match_the_cached_experts(made in traces(6), budget in 0u64..70, mixed: bool) {
-        let batches = batches(&made, |layer, expert| match mixed {
-            true => u64::from(1 + layer * 2 + expert % 2),
-            false => 3,
+        let batches = batches(&made, |layer, expert| {
+            if mixed { u64::from(1 + layer * 2 + expert % 2) } else { 3 }
         });
         for policy in policies() {
             check_slots(&batches, policy, budget);

@@ -107,9 +107,10 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         args.out.display(),
         counted(synth.tensors().len(), "tensor"),
         human_bytes(size),
-        match args.sparse {
-            true => ", all but the header a hole".to_owned(),
-            false => format!(", {:.0} MB/s", size as f64 / 1e6 / seconds.max(1e-9)),
+        if args.sparse {
+            ", all but the header a hole".to_owned()
+        } else {
+            format!(", {:.0} MB/s", size as f64 / 1e6 / seconds.max(1e-9))
         }
     ));
     Ok(ExitStatus::Done)

@@ -374,9 +374,10 @@ impl DeviceArgs {
 
 /// An error of the GPU that was asked for, and the options that avoid it.
 fn with_advice(error: &cuda::Error) -> String {
-    let options = match error.is_out_of_memory() {
-        true => "lower --n-gpu-layers, add --cpu-moe, or run with --device cpu",
-        false => "or run with --device cpu",
+    let options = if error.is_out_of_memory() {
+        "lower --n-gpu-layers, add --cpu-moe, or run with --device cpu"
+    } else {
+        "or run with --device cpu"
     };
     format!("--device cuda: {error}; {options}")
 }

@@ -32,9 +32,10 @@ impl<'g> LlamaCpp<'g> {
             Ok(usize::try_from(number.unwrap_or(0))?)
         };
         // llama.cpp reads ahead as it maps.
-        let flags = match cfg!(target_os = "linux") {
-            true => &["MAP_SHARED", "MAP_POPULATE"][..],
-            false => &["MAP_SHARED"],
+        let flags = if cfg!(target_os = "linux") {
+            &["MAP_SHARED", "MAP_POPULATE"][..]
+        } else {
+            &["MAP_SHARED"]
         };
         let info = EngineInfo {
             name: "llama.cpp".to_owned(),

@@ -247,9 +247,10 @@ impl<'a> Panel<'a> {
 
     fn draw_time<B: DrawingBackend>(&self, canvas: &Canvas<B>) -> anyhow::Result<()> {
         let whole_us = self.bounds.ns().max(1) as f64 * 1e-3;
-        let (whole, unit) = match whole_us >= 10_000.0 {
-            true => (whole_us * 1e-3, "ms"),
-            false => (whole_us, "µs"),
+        let (whole, unit) = if whole_us >= 10_000.0 {
+            (whole_us * 1e-3, "ms")
+        } else {
+            (whole_us, "µs")
         };
         let step = nice_step(whole, 10.0);
         let decimals = (-step.log10().floor()).max(0.0) as usize;

@@ -122,9 +122,12 @@ const EOS: &str = "<|endoftext|>";
 
 fn special_names(spec: &VocabSpec, n_special: usize) -> Vec<String> {
     let first = spec.n_tokens - n_special as u32;
-    let name = |id| match id == spec.eos.unwrap_or(first) {
-        true => EOS.to_owned(),
-        false => format!("<|control_{id}|>"),
+    let name = |id| {
+        if id == spec.eos.unwrap_or(first) {
+            EOS.to_owned()
+        } else {
+            format!("<|control_{id}|>")
+        }
     };
     (first..spec.n_tokens).map(name).collect()
 }

@@ -49,9 +49,10 @@ fn add(builder: &mut GraphBuilder, run: &Run, weights: &Weights, operation: &Ope
     let unnamed = format!("op_{number}");
     let name = run.ops().name(number).unwrap_or(&unnamed);
     let tokens = operation.tokens().count() as u32;
-    let n_tokens = match head.has_extension() {
-        true => head.n_tokens.get(),
-        false => tokens,
+    let n_tokens = if head.has_extension() {
+        head.n_tokens.get()
+    } else {
+        tokens
     };
     builder.operation(name, &head.dst_name(), head.layer(), n_tokens, &sources);
 }

@@ -132,9 +132,10 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         .collect();
 
     let gguf = model::open(args.model.as_deref())?;
-    let threads = match args.threads.is_empty() {
-        true => vec![n_cores()],
-        false => Numbers::of(&args.threads).collect(),
+    let threads = if args.threads.is_empty() {
+        vec![n_cores()]
+    } else {
+        Numbers::of(&args.threads).collect()
     };
 
     let weights = Weights::of(&gguf)?;

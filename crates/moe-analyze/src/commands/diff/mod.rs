@@ -82,9 +82,10 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
             output::to_stdout(format, |out| write_rows(out, format, &rows::COLUMNS, rows))?;
         }
     }
-    Ok(match report.is_equal() {
-        true => ExitStatus::Done,
-        false => ExitStatus::Found,
+    Ok(if report.is_equal() {
+        ExitStatus::Done
+    } else {
+        ExitStatus::Found
     })
 }
 

@@ -17,9 +17,12 @@ use crate::output::{Cell, Format, human_bytes, write_rows};
 pub fn verdict(report: &DiffReport) -> String {
     let mut same = Vec::new();
     let mut other = Vec::new();
-    let mut add = |is_equal: bool, if_equal: String, if_not: String| match is_equal {
-        true => same.push(if_equal),
-        false => other.push(if_not),
+    let mut add = |is_equal: bool, if_equal: String, if_not: String| {
+        if is_equal {
+            same.push(if_equal)
+        } else {
+            other.push(if_not)
+        }
     };
     if let Some(routing) = &report.routing {
         let total = routing.total();

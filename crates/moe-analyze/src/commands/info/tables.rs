@@ -35,9 +35,12 @@ pub fn describe_directory(path: &Path, findings: &mut Findings) -> anyhow::Resul
             "tables of one run"
         },
     );
-    let parts_of = |table: &str| match is_dataset {
-        true => dataset_parts(path, table),
-        false => Ok(vec![path.join(format!("{table}.parquet"))]),
+    let parts_of = |table: &str| {
+        if is_dataset {
+            dataset_parts(path, table)
+        } else {
+            Ok(vec![path.join(format!("{table}.parquet"))])
+        }
     };
     let has_only_routing = is_of_another_tool(&parts_of("routing")?);
     for table in TABLES {

@@ -165,9 +165,10 @@ impl<'g> Device<'g> {
         self.note_transfers();
         self.transfers_failed = false;
         let registered = !self.registered.is_empty();
-        let pinned = match registered || self.post_fetch.is_none() {
-            true => None,
-            false => pinned_copy(&self.gpu, &mut self.pinned, stack),
+        let pinned = if registered || self.post_fetch.is_none() {
+            None
+        } else {
+            pinned_copy(&self.gpu, &mut self.pinned, stack)
         };
         let Some(post_fetch) = &mut self.post_fetch else {
             return false;

@@ -78,9 +78,10 @@ impl PostFetch {
     /// # Errors
     /// The driver has no stream left.
     pub fn new(gpu: &Gpu, settings: Settings) -> Result<PostFetch> {
-        let stream = match settings.dedicated_streams {
-            true => gpu.new_stream()?,
-            false => gpu.stream().clone(),
+        let stream = if settings.dedicated_streams {
+            gpu.new_stream()?
+        } else {
+            gpu.stream().clone()
         };
         Ok(PostFetch {
             settings,

@@ -59,10 +59,12 @@ fn every_failure_is_counted_and_recorded() {
                     n_down += 1;
                     let chosen = distinct(&recorded.observed, down.layer_id.get(), pass);
                     // The first transfer of a layer is none of the later ones.
-                    let lane = |id: i32| match fault == InjectedFault::LaterCopy && id == chosen[0]
-                    {
-                        true => lane::POST_FETCHED,
-                        false => lane::POST_FETCH_MISS,
+                    let lane = |id: i32| {
+                        if fault == InjectedFault::LaterCopy && id == chosen[0] {
+                            lane::POST_FETCHED
+                        } else {
+                            lane::POST_FETCH_MISS
+                        }
                     };
                     let ids: Vec<i32> = down.expert_ids().iter().map(|id| id.get()).collect();
                     let want: Vec<u8> = ids.iter().map(|&id| lane(id)).collect();

@@ -126,9 +126,10 @@ impl Case {
             let open: Open = &|gguf, model| self.open(gguf, model);
             let of_prompts = distances(&gguf, name, prompts, open, look);
             for (prompt, of_prompt) in prompts.iter().zip(&of_prompts) {
-                let outside = match name.ends_with("F16") {
-                    true => outside(&format!("{name} {prompt}"), of_prompt, bounds),
-                    false => None,
+                let outside = if name.ends_with("F16") {
+                    outside(&format!("{name} {prompt}"), of_prompt, bounds)
+                } else {
+                    None
                 };
                 for wrong in outside.iter().chain(&of_prompt.wrong) {
                     report.fail(format!("{name} {prompt}: {wrong}; {self:?}"));

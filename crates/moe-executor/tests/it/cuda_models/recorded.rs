@@ -117,9 +117,10 @@ pub fn record(gguf: &Gguf, case: Option<&Case>, observe: bool) -> Recorded {
 
 fn transfers_of(run: &Path) -> Vec<Transfer> {
     let path = run.join(transfers::FILE_NAME);
-    match path.exists() {
-        true => transfers::read(&path).unwrap(),
-        false => Vec::new(),
+    if path.exists() {
+        transfers::read(&path).unwrap()
+    } else {
+        Vec::new()
     }
 }
 

@@ -89,9 +89,10 @@ fn lane_of(case: &Case, record: &TensorAccessLog, expert: i32, chosen: &[i32]) -
         Policy::Gpu => lane::CACHE_MISS,
         Policy::PostFetch if stem(record).starts_with("ffn_moe_down") => {
             let place = chosen.iter().position(|&id| id == expert);
-            match place.is_some_and(|place| place < case.post_fetch.max_transfers) {
-                true => lane::POST_FETCHED,
-                false => lane::POST_FETCH_MISS,
+            if place.is_some_and(|place| place < case.post_fetch.max_transfers) {
+                lane::POST_FETCHED
+            } else {
+                lane::POST_FETCH_MISS
             }
         }
         Policy::Cpu | Policy::PostFetch => lane::CPU,

@@ -171,9 +171,12 @@ fn fetched_matrices() {
             .map(|expert| device.upload(&[expert, &[0; 4]].concat()))
             .collect();
         let missing = 5;
-        let address = |(e, id): (usize, &i32)| match e == missing {
-            true => 0,
-            false => device.at(&pads[*id as usize]).0,
+        let address = |(e, id): (usize, &i32)| {
+            if e == missing {
+                0
+            } else {
+                device.at(&pads[*id as usize]).0
+            }
         };
         let table: Vec<u64> = choice.ids.iter().enumerate().map(address).collect();
         let (table, ids) = (device.upload(&table), device.upload(&choice.ids));
@@ -220,9 +223,10 @@ fn gate_and_up() {
         (GgmlType::Q5_K, GgmlType::F32),
     ];
     for (i, (gate_ty, up_ty)) in alike.chain(mixed).enumerate() {
-        let (n_in, n_ff) = match gate_ty == up_ty {
-            true => shape(gate_ty),
-            false => (512, 66),
+        let (n_in, n_ff) = if gate_ty == up_ty {
+            shape(gate_ty)
+        } else {
+            (512, 66)
         };
         let glu = [Glu::Swiglu, Glu::SwigluOai][i % 2];
         for choice in choices() {

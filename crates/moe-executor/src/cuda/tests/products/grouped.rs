@@ -43,15 +43,14 @@ fn read(work: &[u8], choice: &TestRouting, wide: bool) -> (Vec<u32>, Vec<[u32; 2
     let bounds = words[..=choice.n_expert].to_vec();
     // The list begins at a multiple of 16 bytes.
     let list = &words[(choice.n_expert + 1).next_multiple_of(4)..];
-    let list = match wide {
-        true => list
-            .chunks_exact(2)
+    let list = if wide {
+        list.chunks_exact(2)
             .map(|code| [code[0], code[1]])
-            .collect(),
-        false => list
-            .iter()
+            .collect()
+    } else {
+        list.iter()
             .map(|code| [code & 0x3f_ffff, code >> 22])
-            .collect(),
+            .collect()
     };
     (bounds, list)
 }
