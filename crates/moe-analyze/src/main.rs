@@ -1,5 +1,7 @@
 //! `moe-analyze`: traces of mixture-of-experts models in GGUF files, and what can be learnt from them.
 
+#![forbid(unsafe_code)]
+
 mod advice;
 mod cli;
 mod commands;

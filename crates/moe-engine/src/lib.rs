@@ -8,6 +8,7 @@
 //! ```
 //!
 //! The crate depends on no concrete engine.
+#![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
 mod clock;

@@ -8,6 +8,8 @@
 //! recorded, for an exporter of [`EXPORTERS`] or [`FILES_EXPORTERS`]. [`Input`] reads all of these alike: runs, tables, and traces of
 //! other tools.
 
+#![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::cast_possible_truncation))]
 #![warn(missing_docs)]
 
 mod arrays;

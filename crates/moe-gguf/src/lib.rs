@@ -16,6 +16,8 @@
 //! [`Error`] naming the file, the byte and the rule, and no input panics. Tensor data is never
 //! read here unless it is asked for, so the cost of opening grows with the header alone.
 
+#![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::cast_possible_truncation))]
 #![warn(missing_docs)]
 
 mod bytes;
