@@ -183,10 +183,10 @@ impl CountSums {
             let Some(layer_id) = block else {
                 continue;
             };
-            for (expert, &count) in experts.iter().enumerate() {
+            for ((expert_id, expert), &count) in (0..).zip(0..).zip(experts) {
                 let row = CountRow {
                     layer_id,
-                    expert_id: expert as u32,
+                    expert_id,
                     phase: None,
                     count,
                     mass: None,

@@ -213,8 +213,8 @@ pub fn check(gguf: &Gguf) -> LayoutReport {
     for tensor in gguf.tensors() {
         by_file[usize::from(tensor.file)].push(tensor);
     }
-    for (index, (file, tensors)) in gguf.files().iter().zip(by_file).enumerate() {
-        check_file(&mut report, index as u16, file, tensors);
+    for (index, (file, tensors)) in (0..).zip(gguf.files().iter().zip(by_file)) {
+        check_file(&mut report, index, file, tensors);
     }
     report
 }

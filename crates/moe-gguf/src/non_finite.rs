@@ -31,8 +31,8 @@ enum Float {
 /// Looks for impossible values in the data of a tensor; `None` where its type is not looked into.
 pub(crate) fn non_finite(tensor: &Tensor, data: &[u8]) -> Option<Option<NonFinite>> {
     let (row_floats, block_floats) = floats(tensor.ty)?;
-    let block = tensor.ty.type_size() as usize;
-    let row_meta = tensor.ty.row_meta_size() as usize;
+    let block = usize::try_from(tensor.ty.type_size()).ok()?;
+    let row_meta = usize::try_from(tensor.ty.row_meta_size()).ok()?;
     let row = usize::try_from(tensor.ty.row_size(tensor.ne[0])?).ok()?;
 
     let mut found: Option<NonFinite> = None;

@@ -64,7 +64,8 @@ pub(crate) fn header(ty: ElementType, shape: &[usize]) -> Vec<u8> {
     let padded = (before + text.len() + 1).next_multiple_of(ALIGNMENT) - before;
     let mut bytes = MAGIC.to_vec();
     bytes.extend([1, 0]);
-    bytes.extend((padded as u16).to_le_bytes());
+    let n_header = u16::try_from(padded).expect("a header has a few numbers");
+    bytes.extend(n_header.to_le_bytes());
     bytes.extend(text.as_bytes());
     bytes.resize(before + padded - 1, b' ');
     bytes.push(b'\n');

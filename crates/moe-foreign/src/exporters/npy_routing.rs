@@ -155,7 +155,7 @@ impl Array {
                 };
                 return Err(SinkError::Refused(fault.into()));
             }
-            *place = row.expert_id as i16; // below MAX_ID
+            *place = i16::try_from(row.expert_id).expect("MAX_ID fits in 16 bits");
         }
         Ok(())
     }

@@ -196,8 +196,8 @@ impl<'a> Tokens<'a> {
         if self.experts.is_empty() {
             return Ok(());
         }
-        // As many tokens as lines fit 32 bits by MAX_HELD.
-        let n_tokens = (self.experts.len() / self.top_k) as u32;
+        let n_tokens = u32::try_from(self.experts.len() / self.top_k);
+        let n_tokens = n_tokens.expect("MAX_HELD fits in 32 bits");
         let first = self.passes.layer(self.layer_id, n_tokens);
         for (token, experts) in (0..).zip(self.experts.chunks(self.top_k)) {
             let row = RoutingRow {

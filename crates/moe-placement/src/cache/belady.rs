@@ -82,16 +82,19 @@ struct OfSize {
 impl BeladySize {
     /// Of a model with these experts.
     pub fn new(experts: &Experts, future: Arc<Future>) -> BeladySize {
-        let keys = 0..experts.len() as Key;
+        let keys = experts.keys();
         let mut sizes: Vec<u64> = keys.clone().map(|key| experts.bytes(key)).collect();
         sizes.sort_unstable();
         sizes.dedup();
-        let size_of = keys.map(|key| sizes.partition_point(|&size| size < experts.bytes(key)));
+        let size_of = keys.map(|key| {
+            let index = sizes.partition_point(|&size| size < experts.bytes(key));
+            Key::try_from(index).expect("no more sizes than keys")
+        });
         BeladySize {
             future,
             now: 0,
             next: vec![NEVER; experts.len()],
-            size_of: size_of.map(|index| index as u32).collect(),
+            size_of: size_of.collect(),
             sizes: sizes
                 .into_iter()
                 .map(|bytes| OfSize {

@@ -47,7 +47,8 @@ impl Experts {
             let keys = &mut experts.layers[index].keys;
             keys.resize(expert as usize, None);
             keys.push(Some(key));
-            experts.experts.push((index as u32, expert, bytes));
+            let index = u32::try_from(index).expect("layers have distinct numbers of 32 bits");
+            experts.experts.push((index, expert, bytes));
         }
         experts
     }
@@ -72,10 +73,15 @@ impl Experts {
         self.experts[key as usize].0 as usize
     }
 
+    /// The keys of all experts.
+    pub(super) fn keys(&self) -> Range<Key> {
+        0..Key::try_from(self.experts.len()).expect("`new` numbers the experts in 32 bits")
+    }
+
     /// The keys of a layer, by its index.
     pub fn keys_of(&self, layer_index: usize) -> Range<Key> {
         let first = |index: usize| self.layers.get(index).map(|layer| layer.first);
-        let end = self.experts.len() as Key;
+        let end = self.keys().end;
         first(layer_index).unwrap_or(end)..first(layer_index + 1).unwrap_or(end)
     }
 

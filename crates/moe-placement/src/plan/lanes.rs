@@ -268,7 +268,8 @@ impl Plan {
                 n_layers
             } else {
                 // round(cumulative / total * n_layers)
-                ((2 * cumulative * n_layers as u128 + total) / (2 * total)) as usize
+                let end = (2 * cumulative * n_layers as u128 + total) / (2 * total);
+                usize::try_from(end).unwrap_or(n_layers)
             };
             bands.push(begin..end);
             begin = end;

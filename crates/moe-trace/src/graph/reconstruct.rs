@@ -48,7 +48,7 @@ fn add(builder: &mut GraphBuilder, run: &Run, weights: &Weights, operation: &Ope
     let number = head.operation_type;
     let unnamed = format!("op_{number}");
     let name = run.ops().name(number).unwrap_or(&unnamed);
-    let tokens = operation.tokens().count() as u32;
+    let tokens = u32::try_from(operation.tokens().count()).unwrap_or(u32::MAX);
     let n_tokens = if head.has_extension() {
         head.n_tokens.get()
     } else {

@@ -80,7 +80,7 @@ impl<'a> Machine<'a> {
             b'u' => self.set_items(),                       // SETITEMS
             b'q' => self.put(1),                            // BINPUT
             b'r' => self.put(4),                            // LONG_BINPUT
-            0x94 => self.memoize(self.memo.len() as u32),   // MEMOIZE
+            0x94 => self.memoize_next(),                    // MEMOIZE
             b'h' => self.recall(1),                         // BINGET
             b'j' => self.recall(4),                         // LONG_BINGET
             b'0' => self.pop().map(|_| ()),                 // POP
@@ -220,7 +220,7 @@ impl<'a> Machine<'a> {
     fn int(&mut self, size: usize, is_signed: bool) -> Result<(), BinaryFault> {
         let number = self.unsigned(size)?;
         self.push(Value::Int(if is_signed {
-            (number as u32 as i32).into()
+            ((number & 0xFFFF_FFFF) as i32).into()
         } else {
             number as i64
         }))
@@ -314,8 +314,19 @@ impl<'a> Machine<'a> {
     }
 
     fn put(&mut self, size: usize) -> Result<(), BinaryFault> {
+        let place = self.place(size)?;
+        self.memoize(place)
+    }
+
+    fn memoize_next(&mut self) -> Result<(), BinaryFault> {
+        let place = u32::try_from(self.memo.len()).map_err(|_| self.too_many())?;
+        self.memoize(place)
+    }
+
+    /// A place in the memo, a number of at most four bytes.
+    fn place(&mut self, size: usize) -> Result<u32, BinaryFault> {
         let place = self.unsigned(size)?;
-        self.memoize(place as u32)
+        u32::try_from(place).map_err(|_| self.damaged())
     }
 
     fn memoize(&mut self, place: u32) -> Result<(), BinaryFault> {
@@ -328,7 +339,7 @@ impl<'a> Machine<'a> {
     }
 
     fn recall(&mut self, size: usize) -> Result<(), BinaryFault> {
-        let place = self.unsigned(size)? as u32;
+        let place = self.place(size)?;
         let value = self.memo.get(&place).copied();
         self.push(value.ok_or_else(|| self.damaged())?)
     }

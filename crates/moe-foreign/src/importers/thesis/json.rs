@@ -265,7 +265,7 @@ fn record_of(entry: &Entry, ops: &OpTable) -> Result<TensorAccessLog, EntryFault
         let pointer = source.tensor_ptr.trim_start_matches("0x");
         to.tensor_ptr = U64::new(u64::from_str_radix(pointer, 16).unwrap_or(0));
         // The thesis's sizes have 32 bits; larger ones are another writer's, and wrap as its would.
-        to.size_bytes = U32::new(source.size_bytes as u32);
+        to.size_bytes = U32::new((source.size_bytes & 0xFFFF_FFFF) as u32);
         to.layer_id = U16::new(source.layer_id.unwrap_or(NO_LAYER));
         let (memory, place) = match source.memory_source.as_str() {
             "DISK" => (SOURCE_DISK, source.disk_offset),
