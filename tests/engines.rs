@@ -19,7 +19,7 @@ fn record(engine: &str, model: &Path, out: &Path) -> Vec<OsString> {
 
 /// A row for each number of the ranges, with the engine and what else computed.
 #[test]
-fn the_bench_tells_its_engine_and_takes_ranges() {
+fn bench_prints_its_engine_and_accepts_ranges() {
     let model = repository("fixtures/random-gpt-oss-F16.gguf");
     let sizes = ["-p", "2-8*2", "-n", "1-3+2", "-r", "1", "-t", "1-1"];
     let bench = ["--quiet", "bench", "--model", arg(&model), "-o", "csv"];

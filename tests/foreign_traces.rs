@@ -65,7 +65,7 @@ fn hotness_counts_what_any_tool_traced() {
 }
 
 #[test]
-fn phases_are_counted_where_they_are_told() {
+fn counts_phases_where_they_are_known() {
     let route = golden("bigmoeonedge/small.route.csv");
     // Tokens 3 and 4.
     let generated = hotness(&route, &["--phase", "generate"]);
@@ -73,13 +73,13 @@ fn phases_are_counted_where_they_are_told() {
         [((0, 0), 1), ((0, 1), 1), ((0, 3), 1), ((0, 5), 1), ((1, 0), 1), ((1, 4), 1), ((1, 6), 2)];
     assert_eq!(generated, BTreeMap::from(expected));
 
-    let untold = golden("lattice/small.jsonl");
-    let error = fail!["--quiet", "hotness", untold, "--phase", "prompt"];
+    let unknown = golden("lattice/small.jsonl");
+    let error = fail!["--quiet", "hotness", unknown, "--phase", "prompt"];
     assert!(error.contains("--phase all"), "{error}");
 }
 
 #[test]
-fn tokens_are_told_by_the_user_or_not_at_all() {
+fn counts_tokens_only_with_top_k() {
     let usage = golden("coli-usage/small.coli_usage");
     let text = run!["--quiet", "hotness", usage];
     assert!(text.lines().nth(1) == Some("20 choices in 2 layers of 8 experts"), "{text}");
@@ -167,7 +167,7 @@ fn the_model_is_held_against_the_trace_and_its_map_comes_along() {
 
 /// What a tool does not tell is null, never 0.
 #[test]
-fn mass_is_null_where_router_weights_are_not_told() {
+fn mass_is_null_without_router_weights() {
     let dir = tempfile::tempdir().unwrap();
     let (run, learn) = (dir.path().join("run"), dir.path().join("learn.json"));
     known_run(&run);
@@ -210,7 +210,7 @@ fn mass_is_null_where_router_weights_are_not_told() {
 }
 
 #[test]
-fn info_tells_what_it_is_and_what_it_lacks() {
+fn info_prints_the_format_and_its_missing_columns() {
     let text = run!["info", golden("ds4-hotlist/small.hotlist"), "-o", "json"];
     let info: Value = serde_json::from_str(&text).unwrap();
     let text = info.to_string();
@@ -219,7 +219,7 @@ fn info_tells_what_it_is_and_what_it_lacks() {
 
 /// The first bytes of the dump could be a record of 1024 bytes; those of the array could not.
 #[test]
-fn what_looks_like_records_is_told_by_its_format() {
+fn detects_formats_that_resemble_records() {
     for (name, format) in [("sglang-pt/stat.pt", "sglang-pt"), ("npy/counts.npy", "npy")] {
         let path = golden(name);
         let facts = run!["info", path, "-o", "json"];

@@ -47,8 +47,8 @@ fn one_that_does_not_open_leaves_the_processor_or_one_line() {
         assert!(!out.exists(), "{fails}: a run that did not begin");
 
         let done = recorded("auto").assert().success();
-        let told = String::from_utf8_lossy(&done.get_output().stderr);
-        assert!(told.contains(says) && told.contains("; the processor computes"), "{told}");
+        let stderr = String::from_utf8_lossy(&done.get_output().stderr);
+        assert!(stderr.contains(says) && stderr.contains("; the processor computes"), "{stderr}");
         let manifest = moe_trace::Run::open(&out).unwrap().manifest.unwrap();
         assert_eq!((manifest.policy.as_str(), manifest.gpu), ("cpu", None));
     }
@@ -73,7 +73,7 @@ fn a_replay_does_not_begin_a_run_either() {
 
 /// A GPU without memory: the processor does all, and records, manifest and rows say so.
 #[test]
-fn what_the_processor_does_in_its_place_is_told_where_the_figures_are() {
+fn reports_cpu_fallbacks_with_the_figures() {
     let Some(stand_in) = stand_in() else { return };
     let dir = tempfile::tempdir().unwrap();
     let (out, alone) = (dir.path().join("run"), dir.path().join("alone"));
@@ -85,8 +85,8 @@ fn what_the_processor_does_in_its_place_is_told_where_the_figures_are() {
     command.env("LLAMA_POSTFETCH_MAX_TRANSFERS", "3");
     command.env("GGML_OP_OFFLOAD_MIN_BATCH", "");
     let done = command.assert().success();
-    let told = String::from_utf8_lossy(&done.get_output().stderr);
-    assert!(told.contains("did not begin to travel"), "{told}");
+    let stderr = String::from_utf8_lossy(&done.get_output().stderr);
+    assert!(stderr.contains("did not begin to travel"), "{stderr}");
     // The text is the processor's own.
     let own = run![record(&alone)];
     assert_eq!(String::from_utf8_lossy(&done.get_output().stdout), own);

@@ -1,5 +1,7 @@
 //! Tests of the program, and of what all crates must have, in one binary: a module for each subcommand or topic.
 
+#![allow(clippy::unwrap_used)]
+
 mod accesses;
 mod cli;
 mod diff;

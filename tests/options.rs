@@ -93,15 +93,15 @@ fn the_model_that_is_named_is_held_against_the_run() {
     for (path, command) in cases {
         let args = args!["--quiet", command, path, "--model", other];
         let line = fail![args];
-        let said =
+        let expected =
             format!(": it says architecture qwen3moe, the model {} has gpt-oss", arg(&other));
-        assert!(line.contains(&said) && line.contains(arg(path)), "{line}");
+        assert!(line.contains(&expected) && line.contains(arg(path)), "{line}");
     }
 }
 
 /// A trace of probabilities does not tell how many experts a token has: `plan` takes the word for it, as `hotness` does.
 #[test]
-fn plan_is_told_what_a_trace_does_not_tell() {
+fn plan_takes_options_for_missing_columns() {
     let dir = tempfile::tempdir().unwrap();
     let trace = repository("fixtures/foreign/rtrace/small.rtrace");
     let experts = (0..2).flat_map(|layer| (0..8).map(move |e| format!("{layer},{e},1\n")));
@@ -133,7 +133,7 @@ fn plan_is_told_what_a_trace_does_not_tell() {
 
 /// A trace that tells how many experts a token has is not overruled, whether its head tells it or its rows.
 #[test]
-fn a_top_k_that_the_trace_contradicts_is_passed_over_and_told() {
+fn ignores_and_reports_a_top_k_that_the_trace_contradicts() {
     for trace in ["bigmoeonedge/small.route.csv", "lattice/small.jsonl"] {
         let trace = repository(&format!("fixtures/foreign/{trace}"));
         let hotness = |more: &[&str]| {

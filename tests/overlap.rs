@@ -223,7 +223,7 @@ fn pictures_are_drawn() {
 }
 
 #[test]
-fn what_is_missing_or_damaged_is_told() {
+fn reports_missing_and_damaged_inputs() {
     let dir = tempfile::tempdir().unwrap();
     let cpu = dir.path().join("cpu");
     known_run(&cpu);

@@ -3,7 +3,7 @@
 mod budgets;
 mod making;
 mod models;
-mod telling;
+mod reports;
 mod updating;
 
 use std::fs;

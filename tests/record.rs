@@ -408,7 +408,7 @@ fn ends(run: &Path) -> Vec<(u64, u64, String)> {
 }
 
 #[test]
-fn the_manifest_tells_why_each_sequence_ended() {
+fn manifest_contains_why_each_sequence_ended() {
     let dir = tempfile::tempdir().unwrap();
     let prompts = dir.path().join("prompts.jsonl");
     let lines = [

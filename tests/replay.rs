@@ -105,8 +105,8 @@ fn without_a_gpu_auto_is_the_processor() {
         .args(args![args, how, "--out", replayed])
         .assert()
         .success();
-    let told = String::from_utf8_lossy(&assert.get_output().stderr);
-    assert!(told.contains("the processor computes"), "{told}");
+    let stderr = String::from_utf8_lossy(&assert.get_output().stderr);
+    assert!(stderr.contains("the processor computes"), "{stderr}");
     let rows: Vec<Value> = serde_json::from_slice(&assert.get_output().stdout).unwrap();
     for row in &rows {
         let of_gpu = ["gpu_resident", "cache_miss"].map(|lane| u64_of(row, lane));
@@ -119,7 +119,7 @@ fn without_a_gpu_auto_is_the_processor() {
 }
 
 #[test]
-fn rows_tell_batches_tokens_bytes_and_lanes() {
+fn rows_have_batches_tokens_bytes_and_lanes() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
     known_run(&run);
@@ -189,9 +189,9 @@ fn a_trace_of_another_tool_is_replayed_with_its_own_number_of_experts() {
     let model = model();
     let how = [arg(&model), "-t", "1", "-r", "1", "-b", "2", "-o", "csv", "--out", arg(&run)];
     let assert = moe_analyze().args(args![args, how]).assert().success();
-    let told = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
-    assert!(told.contains("nothing of layer 0, 2, 3, 5"), "{told}");
-    assert!(told.contains("2 experts here, 4 in the model"), "{told}");
+    let stderr = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
+    assert!(stderr.contains("nothing of layer 0, 2, 3, 5"), "{stderr}");
+    assert!(stderr.contains("2 experts here, 4 in the model"), "{stderr}");
     // Batches of two positions and of one; a layer of each in order, then two tokens.
     let places: Vec<_> = routing(&run)
         .into_iter()
@@ -211,7 +211,7 @@ fn a_trace_of_another_tool_is_replayed_with_its_own_number_of_experts() {
 }
 
 #[test]
-fn what_cannot_be_replayed_is_told() {
+fn reports_what_cannot_be_replayed() {
     let dir = tempfile::tempdir().unwrap();
     let trace = route_trace(dir.path(), 32);
     let model = model();

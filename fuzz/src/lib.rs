@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use moe_foreign::{
-    Collected, Counts, ForeignError, IMPORTERS, Importer, Options, SAMPLE_SIZE, Source, detect,
+    Collected, Counts, ForeignError, IMPORTERS, ImportOptions, Importer, SAMPLE_SIZE, Source,
+    detect,
 };
 use moe_trace::{CountRow, Facts, LayerRow, RoutingRow, Sink, SinkError};
 
@@ -85,21 +86,21 @@ pub fn import(importers: &[&'static dyn Importer], input: &[u8]) {
 }
 
 /// What a user may say of a trace: nothing, how many experts a token has, or the model.
-fn options_of(selector: u8) -> Options {
+fn options_of(selector: u8) -> ImportOptions {
     match selector % 3 {
-        0 => Options::default(),
-        1 => Options {
+        0 => ImportOptions::default(),
+        1 => ImportOptions {
             top_k: Some(2),
-            ..Options::default()
+            ..ImportOptions::default()
         },
-        _ => Options {
+        _ => ImportOptions {
             model: Some(Facts {
                 n_layer: Some(2),
                 n_expert: Some(8),
                 n_expert_used: Some(2),
                 ..Facts::default()
             }),
-            ..Options::default()
+            ..ImportOptions::default()
         },
     }
 }

@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use moe_foreign::{Collected, Input, Options};
+use moe_foreign::{Collected, ImportOptions, Input};
 use moe_fuzz::{check_error, file};
 use moe_trace::map_table;
 use moe_trace::tables::{read_routing, routing_files};
@@ -58,7 +58,7 @@ fuzz_target!(|input: &[u8]| {
         },
         _ => {
             if let Err(error) =
-                Input::Tables(path).read(&Options::default(), &mut Collected::default())
+                Input::Tables(path).read(&ImportOptions::default(), &mut Collected::default())
             {
                 check_error(&error);
             }

@@ -101,20 +101,20 @@ fn overlaps_and_gaps_are_found() {
         "{gap}"
     );
     // Without the check the map is all that was asked for; that it is faulty is told in a line.
-    let told = |path: &std::path::Path| {
+    let warns = |path: &std::path::Path| {
         let (code, _, stderr) = output_of(args!["gguf-map", path]);
         assert_eq!(code, 0, "{stderr}");
         stderr.contains("the file is faulty; --check-overlaps tells how\n")
     };
-    assert!(told(&broken));
-    assert!(!told(&model));
+    assert!(warns(&broken));
+    assert!(!warns(&model));
     fs::write(&broken, &fs::read(&model).unwrap()[..bytes.len() - 1000]).unwrap();
-    assert!(told(&broken));
+    assert!(warns(&broken));
 }
 
 /// A file with more behind its last tensor is no fault; its bytes are counted.
 #[test]
-fn trailing_bytes_are_told() {
+fn prints_trailing_bytes() {
     let dir = tempfile::tempdir().unwrap();
     let raw = Raw::new(1, 0).tensor("t", &[6], F32, 0).data(32, 24);
     // Unpadded, padded, and with 100 bytes more.
@@ -133,7 +133,7 @@ fn trailing_bytes_are_told() {
 
 /// What only llama.cpp minds is a note, and no fault.
 #[test]
-fn what_llama_cpp_refuses_is_told() {
+fn reports_what_llama_cpp_refuses() {
     let dir = tempfile::tempdir().unwrap();
     let swapped = Raw::new(2, 0)
         .tensor("a", &[8], F32, 32)
@@ -171,7 +171,7 @@ fn layers(order: &[u16]) -> Raw {
 }
 
 #[test]
-fn how_the_layers_lie_is_told() {
+fn prints_the_layout_of_the_layers() {
     let dir = tempfile::tempdir().unwrap();
     for (order, line, called_out) in [
         (&[0, 1, 2, 3][..], "layers: 0-3, in order of execution, read without a seek", false),

@@ -97,7 +97,7 @@ fn a_changed_tensor_is_named() {
 }
 
 #[test]
-fn a_manifest_of_another_model_is_told() {
+fn reports_a_manifest_of_another_model() {
     let dir = tempfile::tempdir().unwrap();
     let model = write(dir.path(), abc());
     let manifest = dir.path().join("manifest");

@@ -43,11 +43,11 @@ fn assert_bounded(what: &str, dir: &Path, raw: Raw, code: i32, forms: &[&[&str]]
         let own = ["--quiet", "gguf-map", arg(&path), "--check-overlaps"];
         let output = limited(limit, args![own, form]);
         let stderr = String::from_utf8_lossy(&output.stderr);
-        let told: String = stderr.chars().take(200).collect();
+        let start: String = stderr.chars().take(200).collect();
         assert_eq!(
             output.status.code(),
             Some(code),
-            "{what}, {form:?}: {limit} KiB for a header of {header} bytes: {told}"
+            "{what}, {form:?}: {limit} KiB for a header of {header} bytes: {start}"
         );
     }
 }

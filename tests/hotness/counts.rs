@@ -102,7 +102,7 @@ fn matrix_is_ranked_and_complete() {
 }
 
 #[test]
-fn summary_tells_how_far_to_trust_it_and_then_the_tokens() {
+fn summary_starts_with_stability_and_tokens() {
     let fixture = Fixture::new();
     let summary = run!["hotness", fixture.path("run")];
     assert!(summary.starts_with("too short to trust: "), "{summary}");

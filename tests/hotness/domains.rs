@@ -97,10 +97,10 @@ fn labels_of_sequences_that_are_not_there_are_remarked() {
         let assert = moe_analyze().args(args![args, more]).assert();
         String::from_utf8_lossy(&assert.success().get_output().stderr).into_owned()
     };
-    let told = remarks(&["--table", "domains"]);
+    let found = remarks(&["--table", "domains"]);
     assert!(
-        told.contains("labels 2 sequences that two.jsonl has no token of, the first is 10"),
-        "{told}"
+        found.contains("labels 2 sequences that two.jsonl has no token of, the first is 10"),
+        "{found}"
     );
     fs::write(&labels, "4,code\n9,law\n").unwrap();
     assert!(!remarks(&["--table", "domains"]).contains("no token of"));

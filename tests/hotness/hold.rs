@@ -195,8 +195,8 @@ fn an_expert_twice_in_a_token_is_remarked() {
         let assert = moe_analyze().args(args).assert().success();
         String::from_utf8_lossy(&assert.get_output().stderr).into_owned()
     };
-    let told = remarks(&path, &[]);
-    assert!(told.contains("left out: 1 expert that a token names again"), "{told}");
+    let found = remarks(&path, &[]);
+    assert!(found.contains("left out: 1 expert that a token names again"), "{found}");
     // A format with a row for each slot hands over what it says.
     let route = repository("fixtures/foreign/bigmoeonedge/small.route.csv");
     let rows = fs::read_to_string(route).unwrap();
@@ -205,8 +205,8 @@ fn an_expert_twice_in_a_token_is_remarked() {
     let path = fixture.path("twice.route.csv");
     fs::write(&path, twice).unwrap();
     for more in [&[][..], &["-o", "csv"]] {
-        let told = remarks(&path, more);
-        assert!(told.contains("1 choice of a token names an expert twice"), "{told}");
+        let found = remarks(&path, more);
+        assert!(found.contains("1 choice of a token names an expert twice"), "{found}");
     }
 }
 

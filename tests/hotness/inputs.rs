@@ -168,7 +168,7 @@ fn bad_input_is_one_line_and_exit_2() {
 
 /// A trace of a newer version is told as such, not as one without routing.
 #[test]
-fn records_of_a_newer_version_are_told() {
+fn reports_records_of_a_newer_version() {
     let fixture = Fixture::new();
     let (run, out) = (fixture.path("run"), fixture.path("out.jsonl"));
     let model = support::repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf");

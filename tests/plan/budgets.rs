@@ -72,6 +72,6 @@ fn free_memory_is_read_from_the_gpu() {
     let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(plan["lanes"][0]["budget_bytes"], (2050 - 1024) << 20);
     assert_eq!(plan["lanes"][1]["budget_bytes"], (3000u64 - 512) << 20);
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(told.contains("lane 0: 2050 MiB free"), "{told}");
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(stderr.contains("lane 0: 2050 MiB free"), "{stderr}");
 }

@@ -117,8 +117,8 @@ fn defaults_are_the_runtimes() {
     };
     assert_eq!(defaults(QWEN, &[]), (json!("flat"), json!(0.5)));
     assert_eq!(defaults(GPT_OSS, &[]), (json!("time"), json!(1.0)));
-    let told = ["--weighting", "capped", "--layer-curve", "0.25"];
-    assert_eq!(defaults(GPT_OSS, &told), (json!("smooth"), json!(0.25)));
+    let given = ["--weighting", "capped", "--layer-curve", "0.25"];
+    assert_eq!(defaults(GPT_OSS, &given), (json!("smooth"), json!(0.25)));
     // A curve out of range becomes 0.5, and that is told.
     assert_eq!(defaults(GPT_OSS, &["--layer-curve", "-3"]), (json!("time"), json!(0.5)));
     let model = repository(GPT_OSS);

@@ -84,9 +84,9 @@ fn simulated_caches_have_no_experts_of_an_mtp_head() {
     let trace = write(&dir, "trace.jsonl", &lines.collect::<String>());
     let learn = learn(&dir);
     let args = ["simulate", arg(&trace), "--model", arg(&mtp), "--budget-mib", "1"];
-    let told = stderr_of(args![args, "--learn", learn]);
-    assert!(told.contains("18 look-ups of 24 experts in 3 layers"), "{told}");
-    assert!(told.contains("left out: 6 selections of experts of the MTP head"), "{told}");
+    let stderr = stderr_of(args![args, "--learn", learn]);
+    assert!(stderr.contains("18 look-ups of 24 experts in 3 layers"), "{stderr}");
+    assert!(stderr.contains("left out: 6 selections of experts of the MTP head"), "{stderr}");
 }
 
 /// The runtime takes MiB, and none switch its cache off.

@@ -103,15 +103,15 @@ fn learn_files_and_predictions_are_of_the_traces_model() {
     let with_run = args!["--quiet", "simulate", run, "--budget-mib", "1"];
     let bare = args!["--quiet", "simulate", trace, "--budget-mib", "1", "--model", model];
     for simulate in [with_run, bare] {
-        for (more, path, said) in [
+        for (more, path, expected) in [
             (learnt(&few), &few, "it says 8 experts in a layer, the model"),
             (learnt(&deep), &deep, "it counts expert 7 of layer 6, which"),
             (learnt(&other), &other, "it says 2 layers, the model"),
             (predicted(&other), &other, "it says 2 layers, the model"),
         ] {
             let line = fail![simulate, more];
-            let said = format!("moe-analyze: {}: {said}", arg(path));
-            assert!(line.starts_with(&said), "{line}");
+            let expected = format!("moe-analyze: {}: {expected}", arg(path));
+            assert!(line.starts_with(&expected), "{line}");
         }
         run![simulate, learnt(&own)];
         run![simulate, learnt(&run)];

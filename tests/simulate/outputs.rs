@@ -86,7 +86,7 @@ fn too_small_a_cache_is_warned_of() {
 #[test]
 fn nonsense_is_refused() {
     let trace = repository(SMALL);
-    for (option, value, told) in [
+    for (option, value, expected) in [
         ("--policy", "best", "no policy"),
         ("--budget-mib", "8..4", "range"),
         ("--first", "2", "0 to 1"),
@@ -95,7 +95,7 @@ fn nonsense_is_refused() {
         ("--sample", "0.5", "give --policy lru"),
     ] {
         let failure = fail!["simulate", trace, option, value];
-        assert!(failure.contains(told), "{failure}");
+        assert!(failure.contains(expected), "{failure}");
     }
     // An estimate has no speeds.
     let sampled = ["simulate", arg(&trace), "--policy", "lru", "--sample", "0.5"];
@@ -129,7 +129,7 @@ fn speeds_are_bounded() {
 
 /// Speeds beside those without a cache: 4 s a token on the CPU, which a cache of 2 MiB over this link cannot reach.
 #[test]
-fn what_is_not_worth_having_is_told() {
+fn reports_caches_that_do_not_pay_off() {
     let trace = repository("fixtures/simulate/mixed.route.csv");
     let args = |link: &'static str| {
         let mut args = vec!["simulate", arg(&trace), "--budget-mib", "2,40", "-o", "json"];
@@ -161,7 +161,7 @@ fn what_is_not_worth_having_is_told() {
 
 /// The sizes at which copying a batch's experts is faster than computing them in place.
 #[test]
-fn the_offload_crossover_is_told() {
+fn prints_the_offload_crossover() {
     let trace = repository("fixtures/simulate/mixed.route.csv");
     let args = ["simulate", arg(&trace), "--link-gb-s", "0.1", "-o", "json"];
     let run = |more: &[&str]| {
@@ -180,11 +180,11 @@ fn the_offload_crossover_is_told() {
     assert_eq!(rows[12]["cpu_ms"], 4096.0 * 32.0);
     assert_eq!(rows[0]["faster"], "cpu");
     assert_eq!(rows[12]["faster"], "gpu");
-    let told = stderr.split("GGML_OP_OFFLOAD_MIN_BATCH=").nth(1).unwrap();
-    let told: u64 = told.split([' ', '\n']).next().unwrap().parse().unwrap();
+    let least = stderr.split("GGML_OP_OFFLOAD_MIN_BATCH=").nth(1).unwrap();
+    let least: u64 = least.split([' ', '\n']).next().unwrap().parse().unwrap();
     for row in rows {
-        let is_gpu = row["n_tokens"].as_u64().unwrap() >= told;
-        assert_eq!(row["faster"] == "gpu", is_gpu, "{row} {told}");
+        let is_gpu = row["n_tokens"].as_u64().unwrap() >= least;
+        assert_eq!(row["faster"] == "gpu", is_gpu, "{row} {least}");
     }
     let (_, stderr) = run(&["--offload", "--cpu-expert-us", "1", "--cpu-next-us", "0"]);
     assert!(stderr.contains("not faster"), "{stderr}");
@@ -200,11 +200,11 @@ fn windows_come_from_the_times_of_a_run() {
     known_run(&run);
     let args = ["simulate", arg(&run), "--budget-mib", "1", "--policy", "lru"];
     let link = ["--predictor", "previous", "--link-gb-s", "10", "-o", "json"];
-    let told = moe_analyze().args(args![args, link]).assert().success();
-    let stderr = String::from_utf8_lossy(&told.get_output().stderr).into_owned();
+    let output = moe_analyze().args(args![args, link]).assert().success();
+    let stderr = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
     // Four microseconds from a layer to the next, six layers.
-    let told = "layers work for 4 to 4 µs by the trace's times, 24 µs a token";
-    assert!(stderr.contains(told), "{stderr}");
+    let expected = "layers work for 4 to 4 µs by the trace's times, 24 µs a token";
+    assert!(stderr.contains(expected), "{stderr}");
     let named = moe_analyze()
         .args(args![args, link, "--window-us", "7"])
         .assert()
@@ -215,7 +215,7 @@ fn windows_come_from_the_times_of_a_run() {
 
 /// The trace as its own predictions is never wrong; a predictor needs a link and, of a trace without times, a window.
 #[test]
-fn predictors_are_told_by_what_came_of_them() {
+fn reports_each_predictor() {
     let trace = repository("fixtures/simulate/mixed.route.csv");
     let trace = arg(&trace);
     let args = ["--quiet", "simulate", trace, "--budget-mib", "8", "--policy", "lru,layer"];
@@ -245,11 +245,11 @@ fn predictors_are_told_by_what_came_of_them() {
 
 /// A sample of all experts is LRU itself; a smaller one tells its error.
 #[test]
-fn a_sample_tells_its_error() {
+fn prints_the_error_of_a_sample() {
     let trace = repository("fixtures/simulate/mixed.route.csv");
     let budgets = "4,12,24";
     let whole = simulate(&trace, budgets, "lru", &[]);
-    let told = |rate: &str| {
+    let sampled = |rate: &str| {
         let args = args![
             "--quiet", "simulate", trace, "--budget-mib", budgets, "--policy", "lru", "--sample",
             rate, "-o", "csv"
@@ -264,7 +264,7 @@ fn a_sample_tells_its_error() {
         });
         rows.collect::<Vec<_>>()
     };
-    let all = told("1");
+    let all = sampled("1");
     assert_eq!(all.len(), 3);
     for row in &all {
         let number = |column: &str| row[column].parse::<f64>().unwrap();
@@ -274,7 +274,7 @@ fn a_sample_tells_its_error() {
         }
         assert_eq!(number("hit_pct_cum_error"), 0.0);
     }
-    let half = told("0.5");
+    let half = sampled("0.5");
     assert!(
         half.iter()
             .any(|row| row["hit_pct_cum_error"].parse::<f64>().unwrap() > 0.0)

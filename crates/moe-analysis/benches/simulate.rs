@@ -8,7 +8,7 @@
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use moe_analysis::simulate::{
-    Batches, Collector, LruCurve, Options, replay, sampled_lru, setting, simulate,
+    Batches, Collector, LruCurve, SimulateOptions, replay, sampled_lru, setting, simulate,
 };
 use moe_placement::cache::PolicyName;
 use moe_trace::{Phase, RoutingRow, Sink};
@@ -75,7 +75,7 @@ fn caches(criterion: &mut Criterion) {
     let n_token = n_token.and_then(|n| n.parse().ok()).unwrap_or(10_000);
     let batches = made_up(n_token);
     let total = batches.experts().total_bytes();
-    let options = Options {
+    let options = SimulateOptions {
         learn: None,
         first: 0.1,
         update_rate: 0.1,

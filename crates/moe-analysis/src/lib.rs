@@ -1,5 +1,6 @@
 //! Measures over the routing and the transfers of mixture-of-experts models, and simulated caches: runs and tables in, tables out.
 
+#![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
 pub mod accesses;

@@ -92,9 +92,10 @@ impl Cli {
                 let arg = arg.allow_negative_numbers(takes_value);
                 // An empty variable counts as unset.
                 let value = arg.get_env().and_then(std::env::var_os);
-                match value.is_some_and(|value| value.is_empty()) {
-                    true => arg.env(Resettable::Reset),
-                    false => arg,
+                if value.is_some_and(|value| value.is_empty()) {
+                    arg.env(Resettable::Reset)
+                } else {
+                    arg
                 }
             })
         });

@@ -5,20 +5,20 @@ use std::path::Path;
 use anyhow::bail;
 use moe_analysis::hotness::{ExpertBytes, Hotness, RowCounter};
 use moe_analysis::survey::Survey;
-use moe_foreign::{ForeignError, Input, Options, import};
+use moe_foreign::{ForeignError, ImportOptions, Input, import};
 
 use crate::context::Context;
 use crate::traces;
 
 /// Counts one input, a trace of another tool with what the user tells about it.
-pub fn read(path: &Path, options: &Options, ctx: &Context) -> anyhow::Result<Hotness> {
+pub fn read(path: &Path, options: &ImportOptions, ctx: &Context) -> anyhow::Result<Hotness> {
     read_with(path, options, None, &mut ExpertBytes::default(), ctx)
 }
 
 /// As [`read`]; also collects the survey if there is one, and the bytes of experts if `bytes` is empty.
 pub fn read_with(
     path: &Path,
-    options: &Options,
+    options: &ImportOptions,
     survey: Option<&mut Survey>,
     bytes: &mut ExpertBytes,
     ctx: &Context,
@@ -36,7 +36,7 @@ pub fn read_with(
             let mut counter = RowCounter::new(path, survey);
             let summary = import(trace.importer, &trace.source, options, &mut counter)?;
             let hotness = counter.finish(&summary.facts)?;
-            traces::tell(ctx, path, &summary);
+            traces::report_import(ctx, path, &summary);
             if bytes.is_empty() {
                 let layers = summary.facts.expert_bytes.into_iter();
                 *bytes = ExpertBytes::of_layers(layers.map(|(layer, n)| (layer.into(), n)));

@@ -108,9 +108,10 @@ fn check_distinct(outputs: &[&OutputPath]) -> anyhow::Result<()> {
             if place_a == place_b {
                 bail!("{} is named for two outputs; name two files", a.display());
             }
-            let (outer, inner) = match place_a.starts_with(&place_b) {
-                true => (b, a),
-                false => (a, b),
+            let (outer, inner) = if place_a.starts_with(&place_b) {
+                (b, a)
+            } else {
+                (a, b)
             };
             if place_a.starts_with(&place_b) || place_b.starts_with(&place_a) {
                 bail!(

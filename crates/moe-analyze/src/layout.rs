@@ -4,7 +4,7 @@ use std::path::Path;
 
 use moe_files::AtomicFile;
 use moe_gguf::Gguf;
-use moe_gguf::check::Report;
+use moe_gguf::check::LayoutReport;
 use moe_gguf::layers::LayerOrder;
 use moe_gguf::map::OffsetMap;
 use moe_gguf::text::counted;
@@ -57,7 +57,7 @@ fn runs(order: &[u16]) -> String {
 }
 
 /// Whether the map fits the file, on one line.
-pub fn verdict(report: &Report) -> String {
+pub fn verdict(report: &LayoutReport) -> String {
     format!(
         "{}: {}, {}, {} past the end; {} of padding, {} after the last tensor",
         if report.is_sound() { "sound" } else { "FAULTY" },
@@ -96,7 +96,7 @@ mod tests {
     fn one_has_no_plural() {
         let counts = [0_u64, 1, 2].map(|n| counted(n, "gap"));
         assert_eq!(counts, ["0 gaps", "1 gap", "2 gaps"]);
-        let report = Report {
+        let report = LayoutReport {
             overlaps: vec![Overlap {
                 file: 0,
                 first: 0,
@@ -105,7 +105,7 @@ mod tests {
                 size_bytes: 1,
             }],
             trailing_bytes: 1,
-            ..Report::default()
+            ..LayoutReport::default()
         };
         assert_eq!(
             verdict(&report),
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_are_told_in_runs() {
+    fn prints_layers_as_ranges() {
         assert_eq!(runs(&[3]), "3");
         assert_eq!(runs(&[0, 1, 10, 11, 12, 2]), "0-1, 10-12, 2");
         assert_eq!(runs(&[65535, 0]), "65535, 0");

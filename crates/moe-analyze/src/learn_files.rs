@@ -4,21 +4,21 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use moe_analysis::hotness::{Hotness, Phases};
-use moe_foreign::{Contents, Options, check_model};
+use moe_foreign::{Contents, ImportOptions, check_model};
 use moe_placement::learn::LearnFile;
 use moe_trace::{Facts, bounded};
 
 use crate::context::Context;
 use crate::counting;
 use crate::inputs::Kind;
-use crate::traces::{self, ToldArgs};
+use crate::traces::{self, ImportArgs};
 
 /// Reads learn files and adds them, fading older ones if asked to. Anything that `hotness` counts does as well, if it can be of
 /// the model.
 pub fn read_learn_files(
     paths: &[PathBuf],
     half_life: Option<f64>,
-    options: &Options,
+    options: &ImportOptions,
     ctx: &Context,
 ) -> anyhow::Result<LearnFile> {
     // Traces are counted first: one that does not say how many experts there are shows no more than were used.
@@ -63,7 +63,11 @@ pub fn read_learn_files(
 }
 
 /// Reads one learn file, or makes it from what `hotness` counts.
-pub fn read_learn_file(path: &Path, options: &Options, ctx: &Context) -> anyhow::Result<LearnFile> {
+pub fn read_learn_file(
+    path: &Path,
+    options: &ImportOptions,
+    ctx: &Context,
+) -> anyhow::Result<LearnFile> {
     if is_learn_file(path)? {
         return read_file(path, options);
     }
@@ -71,7 +75,7 @@ pub fn read_learn_file(path: &Path, options: &Options, ctx: &Context) -> anyhow:
 }
 
 /// Reads a learn file, which must be able to be of the model. Messages name the path.
-fn read_file(path: &Path, options: &Options) -> anyhow::Result<LearnFile> {
+fn read_file(path: &Path, options: &ImportOptions) -> anyhow::Result<LearnFile> {
     let text = bounded::read_json(path)?;
     let file = LearnFile::parse(&text).with_context(|| path.display().to_string())?;
     if let Some(model) = &options.model {
@@ -81,7 +85,7 @@ fn read_file(path: &Path, options: &Options) -> anyhow::Result<LearnFile> {
 }
 
 /// Counts a run, tables, or a trace of another tool. Messages name the path.
-fn count(path: &Path, options: &Options, ctx: &Context) -> anyhow::Result<Hotness> {
+fn count(path: &Path, options: &ImportOptions, ctx: &Context) -> anyhow::Result<Hotness> {
     if matches!(Kind::of(path), Ok(Kind::Gguf)) && traces::detect(path)?.is_none() {
         bail!(
             "{}: it is a model; pass it with --model, and name a learn file",
@@ -108,8 +112,8 @@ pub fn is_learn_file(path: &Path) -> anyhow::Result<bool> {
 ///
 /// # Errors
 /// An option is named that all of them tell themselves, or have not.
-pub fn check_told(told: &ToldArgs, paths: &[PathBuf]) -> anyhow::Result<()> {
-    let Some(option) = told.named() else {
+pub fn check_import_args(args: &ImportArgs, paths: &[PathBuf]) -> anyhow::Result<()> {
+    let Some(option) = args.named() else {
         return Ok(());
     };
     let mut traces: Vec<&Path> = Vec::new();
@@ -121,7 +125,7 @@ pub fn check_told(told: &ToldArgs, paths: &[PathBuf]) -> anyhow::Result<()> {
     if traces.is_empty() {
         bail!("{option} is for traces, and there are learn files alone; leave the option out");
     }
-    told.check(&traces)
+    args.check(&traces)
 }
 
 /// What a learn file says of its model.

@@ -1,5 +1,7 @@
 //! `moe-analyze`: traces of mixture-of-experts models in GGUF files, and what can be learnt from them.
 
+#![forbid(unsafe_code)]
+
 mod advice;
 mod cli;
 mod commands;
@@ -19,6 +21,7 @@ mod learn_files;
 mod model;
 mod option_values;
 mod output;
+mod phase_choice;
 #[cfg(feature = "plot")]
 mod plot;
 #[cfg(not(feature = "plot"))]

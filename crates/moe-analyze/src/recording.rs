@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use moe_engine::About;
+use moe_engine::EngineInfo;
 use moe_gguf::Gguf;
 use moe_gguf::map::{Category, OffsetMap};
 use moe_trace::Manifest;
@@ -18,22 +18,22 @@ use crate::engine::device::DeviceArgs;
 pub fn manifest(
     gguf: &Gguf,
     map: &OffsetMap,
-    about: &About,
+    engine: &EngineInfo,
     device: &DeviceArgs,
     n_threads: usize,
 ) -> anyhow::Result<Manifest> {
     Ok(Manifest {
         engine: Engine {
-            name: about.name.clone(),
-            version: about.version.clone(),
+            name: engine.name.clone(),
+            version: engine.version.clone(),
         },
         command: argv(),
-        model: about_model(gguf, map, about)?,
-        ops: about.ops.clone(),
+        model: model_entry(gguf, map, engine)?,
+        ops: engine.ops.clone(),
         policy: device.policy_name().into(),
         n_threads: n_threads as u32,
         host: host(),
-        mmap: about.mmap.clone(),
+        mmap: engine.mmap.clone(),
         started: OffsetDateTime::now_utc().format(&Rfc3339)?,
         clock: "monotonic, nanoseconds, counted from the Unix time at the start".into(),
         ..Manifest::default()
@@ -74,7 +74,11 @@ pub fn failure(
     }
 }
 
-fn about_model(gguf: &Gguf, map: &OffsetMap, about: &About) -> anyhow::Result<manifest::Model> {
+fn model_entry(
+    gguf: &Gguf,
+    map: &OffsetMap,
+    engine: &EngineInfo,
+) -> anyhow::Result<manifest::Model> {
     let experts = map
         .rows
         .iter()
@@ -84,7 +88,7 @@ fn about_model(gguf: &Gguf, map: &OffsetMap, about: &About) -> anyhow::Result<ma
     let n_blocks = |key: &str| -> anyhow::Result<u32> {
         let values = gguf
             .metadata()
-            .per_layer(&format!("{}.{key}", about.arch))?;
+            .per_layer(&format!("{}.{key}", engine.arch))?;
         Ok(values
             .and_then(|values| values.max())
             .unwrap_or(0)
@@ -102,11 +106,11 @@ fn about_model(gguf: &Gguf, map: &OffsetMap, about: &About) -> anyhow::Result<ma
             .collect(),
         header_xxh3: format!("{:016x}", gguf.header_xxh3()),
         xxh3: None,
-        arch: about.arch.clone(),
+        arch: engine.arch.clone(),
         n_layer: n_blocks("block_count")?,
         n_nextn_layer: n_blocks("nextn_predict_layers")?,
-        n_expert: about.n_expert as u32,
-        n_expert_used: about.n_expert_used as u32,
+        n_expert: engine.n_expert as u32,
+        n_expert_used: engine.n_expert_used as u32,
         expert_types: types.into_iter().map(str::to_owned).collect(),
     })
 }

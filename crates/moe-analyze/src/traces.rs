@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
-use moe_foreign::{Contents, Detected, ForeignError, Input, Missing, Options, Summary};
+use moe_foreign::{Contents, Detected, ForeignError, ImportOptions, Input, Missing, Summary};
 use moe_gguf::Gguf;
 use moe_trace::manifest::Manifest;
 use moe_trace::ops::OpTable;
@@ -21,12 +21,12 @@ pub struct TraceArgs {
     #[arg(long, value_name = "FILE.gguf")]
     model: Option<PathBuf>,
     #[command(flatten)]
-    told: ToldArgs,
+    import: ImportArgs,
 }
 
 /// What the user can tell about traces beside their model.
 #[derive(Debug, Default, clap::Args)]
-pub struct ToldArgs {
+pub struct ImportArgs {
     /// Experts for a token, for a trace of another tool that does not tell
     #[arg(long, value_name = "K", value_parser = whole(1..=4096u32))]
     top_k: Option<u32>,
@@ -58,7 +58,7 @@ impl OpsArgs {
     pub fn check(&self, runs: &[&Run]) -> anyhow::Result<()> {
         match (&self.ops, runs) {
             (Some(_), [run, ..]) if runs.iter().all(|run| run.manifest.is_some()) => {
-                bail!(ops_are_told(&run.path))
+                bail!(ops_are_known(&run.path))
             }
             _ => Ok(()),
         }
@@ -74,7 +74,7 @@ impl OpsArgs {
     }
 }
 
-fn ops_are_told(path: &Path) -> String {
+fn ops_are_known(path: &Path) -> String {
     format!(
         "--ops: {} names its operations itself; leave the option out",
         path.display()
@@ -95,10 +95,10 @@ pub fn remark(run: &Run, ctx: &Context) -> anyhow::Result<()> {
     Ok(())
 }
 
-impl ToldArgs {
+impl ImportArgs {
     /// Reads the files that are named; `model` is what is known of the traces' model.
-    pub fn options(&self, model: Option<Facts>) -> anyhow::Result<Options> {
-        Ok(Options {
+    pub fn options(&self, model: Option<Facts>) -> anyhow::Result<ImportOptions> {
+        Ok(ImportOptions {
             top_k: self.top_k,
             ops: self.ops.read()?,
             model,
@@ -127,7 +127,7 @@ impl ToldArgs {
         for (_, why_not) in options.into_iter().filter(|(is_named, _)| *is_named) {
             let mut reason = None;
             for path in paths {
-                reason = why_not(path, &open(path, &Options::default())?);
+                reason = why_not(path, &open(path, &ImportOptions::default())?);
                 if reason.is_none() {
                     break;
                 }
@@ -142,13 +142,13 @@ impl ToldArgs {
 
 impl TraceArgs {
     /// Reads the files that are named.
-    pub fn options(&self) -> anyhow::Result<Options> {
-        self.told.options(self.gguf()?.map(|(facts, _)| facts))
+    pub fn options(&self) -> anyhow::Result<ImportOptions> {
+        self.import.options(self.gguf()?.map(|(facts, _)| facts))
     }
 
-    /// As [`ToldArgs::check`].
+    /// As [`ImportArgs::check`].
     pub fn check(&self, paths: &[&Path]) -> anyhow::Result<()> {
-        self.told.check(paths)
+        self.import.check(paths)
     }
 
     /// Whether a model is named.
@@ -188,7 +188,7 @@ fn why_not_top_k(path: &Path, input: &Input) -> Option<String> {
 /// Why a trace does not want to be told the names of its operations.
 fn why_not_ops(path: &Path, input: &Input) -> Option<String> {
     match input {
-        Input::Run(run) => run.manifest.is_some().then(|| ops_are_told(path)),
+        Input::Run(run) => run.manifest.is_some().then(|| ops_are_known(path)),
         Input::Foreign(trace) if trace.importer.contents().has_operations() => None,
         Input::Foreign(_) | Input::Tables(_) => Some(format!(
             "--ops is for traces of 1024-byte records, and {} is none; leave the option out",
@@ -201,7 +201,7 @@ fn why_not_ops(path: &Path, input: &Input) -> Option<String> {
 ///
 /// # Errors
 /// There is none that is known.
-pub fn open(path: &Path, options: &Options) -> anyhow::Result<Input> {
+pub fn open(path: &Path, options: &ImportOptions) -> anyhow::Result<Input> {
     let kind = Kind::of(path);
     let run = || {
         let run = named(Run::open(path)?, options.ops.as_ref());
@@ -233,7 +233,7 @@ pub fn open(path: &Path, options: &Options) -> anyhow::Result<Input> {
 pub fn read(
     path: &Path,
     input: &Input,
-    options: &Options,
+    options: &ImportOptions,
     sink: &mut dyn Sink,
     ctx: &Context,
 ) -> anyhow::Result<Summary> {
@@ -242,7 +242,7 @@ pub fn read(
     }
     let summary = input.read(options, sink)?;
     if let Input::Foreign(_) = input {
-        tell(ctx, path, &summary);
+        report_import(ctx, path, &summary);
     }
     Ok(summary)
 }
@@ -301,7 +301,7 @@ pub fn detect(path: &Path) -> anyhow::Result<Option<Detected>> {
 }
 
 /// Tells the user how a trace of another tool was read, and what it has lost.
-pub fn tell(ctx: &Context, path: &Path, summary: &Summary) {
+pub fn report_import(ctx: &Context, path: &Path, summary: &Summary) {
     let (n, what) = if summary.is_ordered() {
         (summary.rows, "rows of routing")
     } else {

@@ -3,19 +3,19 @@
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// Monotonic time in nanoseconds, counted from the Unix time at which the clock was made.
-pub struct Clock {
+pub struct TraceClock {
     origin: Instant,
     origin_ns: u64,
 }
 
-impl Clock {
+impl TraceClock {
     /// A clock that starts now.
-    pub fn new() -> Clock {
+    pub fn new() -> TraceClock {
         let unix = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
         // A timestamp of zero would end the trace.
-        Clock {
+        TraceClock {
             origin: Instant::now(),
             origin_ns: (unix.as_nanos() as u64).max(1),
         }
@@ -37,8 +37,8 @@ impl Clock {
     }
 }
 
-impl Default for Clock {
+impl Default for TraceClock {
     fn default() -> Self {
-        Clock::new()
+        TraceClock::new()
     }
 }

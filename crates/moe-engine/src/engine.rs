@@ -26,7 +26,7 @@ pub enum Logits {
 
 /// What an engine reports of itself and of the model that it has loaded.
 #[derive(Default)]
-pub struct About {
+pub struct EngineInfo {
     /// Name of the engine.
     pub name: String,
     /// Its version.
@@ -71,7 +71,7 @@ pub struct Setup<'s> {
 /// A loaded model.
 pub trait Engine {
     /// Name, version and properties of the model.
-    fn about(&self) -> &About;
+    fn info(&self) -> &EngineInfo;
 
     /// Tokens of a text, with those that the vocabulary puts around it.
     ///

@@ -8,6 +8,7 @@
 //! ```
 //!
 //! The crate depends on no concrete engine.
+#![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
 mod clock;
@@ -18,8 +19,8 @@ mod observer;
 pub mod random;
 mod sampler;
 
-pub use clock::Clock;
-pub use engine::{About, Begin, Decode, Engine, Logits, Mode, Session, Setup};
+pub use clock::TraceClock;
+pub use engine::{Begin, Decode, Engine, EngineInfo, Logits, Mode, Session, Setup};
 pub use error::{BoxError, Error, Result};
 pub use generate::{Generated, Limits, Stop, generate, max_records};
 pub use observer::{Observer, Routed};

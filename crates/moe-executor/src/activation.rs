@@ -141,9 +141,10 @@ impl Activation {
     pub fn take(&mut self, other: &mut Activation) {
         self.shape(other.name, other.width, other.rows);
         // The twin stays behind.
-        match other.values.is_on_device_alone() {
-            true => std::mem::swap(&mut self.values, &mut other.values),
-            false => self.data_mut().copy_from_slice(other.data()),
+        if other.values.is_on_device_alone() {
+            std::mem::swap(&mut self.values, &mut other.values)
+        } else {
+            self.data_mut().copy_from_slice(other.data())
         }
     }
 

@@ -21,9 +21,10 @@ pub(crate) const ON_GPU: u64 = 1 << 23;
 
 /// The id of the side that was written last.
 pub(crate) fn twin_id<T: Plain>(buffer_id: u64, values: &Mirrored<T>) -> u64 {
-    match values.is_on_device_alone() {
-        true => buffer_id | ON_GPU,
-        false => buffer_id,
+    if values.is_on_device_alone() {
+        buffer_id | ON_GPU
+    } else {
+        buffer_id
     }
 }
 
@@ -106,13 +107,13 @@ fn on_host<T>(buffer_id: u64, name: &str, vector: &Vec<T>) -> Buffer {
 /// What was told of buffers so far.
 pub(crate) struct Ledger {
     /// By id: address and size.
-    told: BTreeMap<u64, (u64, u64)>,
+    known: BTreeMap<u64, (u64, u64)>,
 }
 
 impl Ledger {
     pub(crate) fn new() -> Ledger {
         Ledger {
-            told: BTreeMap::new(),
+            known: BTreeMap::new(),
         }
     }
 
@@ -121,7 +122,7 @@ impl Ledger {
         let mut events = Vec::new();
         for buffer in inventory.buffers {
             let place = (buffer.buffer_ptr, buffer.size);
-            let before = self.told.insert(buffer.buffer_id, place);
+            let before = self.known.insert(buffer.buffer_id, place);
             if before == Some(place) {
                 continue;
             }
@@ -136,8 +137,9 @@ impl Ledger {
 
     /// All that was told and does not outlive the session is given back.
     pub(crate) fn end(&mut self, at: Moment) -> Vec<BufferEvent> {
-        let told = std::mem::take(&mut self.told).into_keys();
-        told.filter(|&id| id < WEIGHT_BUFFERS)
+        let known = std::mem::take(&mut self.known).into_keys();
+        known
+            .filter(|&id| id < WEIGHT_BUFFERS)
             .map(|buffer_id| at.event(Change::Dealloc { buffer_id }))
             .collect()
     }
@@ -183,29 +185,29 @@ mod tests {
     }
 
     /// (id, size), 0 for a buffer given back.
-    fn told(events: &[BufferEvent]) -> Vec<(u64, u64)> {
-        let told = events.iter().map(|event| match &event.change {
+    fn known(events: &[BufferEvent]) -> Vec<(u64, u64)> {
+        let known = events.iter().map(|event| match &event.change {
             Change::Alloc(buffer) => (buffer.buffer_id, buffer.size),
             Change::Dealloc { buffer_id } => (*buffer_id, 0),
         });
-        told.collect()
+        known.collect()
     }
 
     #[test]
-    fn what_stays_is_told_once_and_what_grows_comes_anew() {
+    fn reports_unchanged_buffers_once_and_grown_ones_again() {
         let mut ledger = Ledger::new();
         let now = Moment {
             since_start_ns: 1_500_000,
             timestamp_ns: 7,
         };
-        let mut changes = |sizes: &[(u64, usize)]| told(&ledger.changes(inventory(sizes), now));
+        let mut changes = |sizes: &[(u64, usize)]| known(&ledger.changes(inventory(sizes), now));
         assert_eq!(changes(&[(1, 10), (2, 0)]), [(1, 10)]);
         assert_eq!(changes(&[(1, 10), (2, 5)]), [(2, 5)]);
         assert_eq!(changes(&[(1, 30), (2, 5)]), [(1, 0), (1, 30)]);
         assert_eq!(changes(&[(WEIGHT_BUFFERS, 7)]), [(WEIGHT_BUFFERS, 7)]);
         let end = ledger.end(now);
-        assert_eq!(told(&end), [(1, 0), (2, 0)]);
+        assert_eq!(known(&end), [(1, 0), (2, 0)]);
         assert_eq!((end[0].timestamp_ms, end[0].timestamp_ns), (1.5, Some(7)));
-        assert_eq!(told(&ledger.end(now)), []);
+        assert_eq!(known(&ledger.end(now)), []);
     }
 }

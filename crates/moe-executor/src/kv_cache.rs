@@ -8,14 +8,14 @@ use crate::mirrored::Mirrored;
 
 /// Key-value cache of one sequence, f32. Grows up to its capacity.
 pub struct KvCache {
-    layers: Vec<Layer>,
+    layers: Vec<KvLayer>,
     width: usize,
     capacity: usize,
 }
 
 /// Rows of one layer, `(position, n_head_kv * head_dim)`.
 #[derive(Default)]
-pub struct Layer {
+pub struct KvLayer {
     /// Keys.
     pub k: Mirrored<f32>,
     /// Values.
@@ -25,7 +25,7 @@ pub struct Layer {
 impl KvCache {
     /// An empty cache for `capacity` positions of `width` elements in each of `n_layer` layers.
     pub fn new(n_layer: usize, width: usize, capacity: usize) -> KvCache {
-        let layers = (0..n_layer).map(|_| Layer::default()).collect();
+        let layers = (0..n_layer).map(|_| KvLayer::default()).collect();
         KvCache {
             layers,
             width,
@@ -92,7 +92,7 @@ impl KvCache {
     }
 
     /// One layer, to write.
-    pub fn layer_mut(&mut self, il: usize) -> &mut Layer {
+    pub fn layer_mut(&mut self, il: usize) -> &mut KvLayer {
         &mut self.layers[il]
     }
 }

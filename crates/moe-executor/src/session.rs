@@ -14,7 +14,7 @@ use crate::error::Result;
 use crate::kv_cache::KvCache;
 use crate::model::Model;
 use crate::ops::Ops;
-use crate::recorder::{Pass, Recorder};
+use crate::recorder::{PassInfo, Recorder};
 
 /// State of a run. Sequences follow one another; each begins with an empty cache.
 pub struct Session<'a, 'g> {
@@ -79,7 +79,7 @@ impl<'a, 'g> Session<'a, 'g> {
     fn evaluate(&mut self, tokens: &[u32], phase: u8, logits: Logits) -> Result<()> {
         let start = Instant::now();
         let (ops, s) = (&mut self.ops, &mut self.state);
-        ops.recorder.begin(Pass {
+        ops.recorder.begin(PassInfo {
             sequence_id: self.sequence_id,
             phase,
             is_whole: logits != Logits::None,
@@ -108,7 +108,7 @@ impl<'a, 'g> Session<'a, 'g> {
         }
         self.n_past += tokens.len();
         self.ops.end_pass()?;
-        self.tell_buffers(tokens.len(), logits, start)
+        self.record_buffers(tokens.len(), logits, start)
     }
 
     /// Final norm and output product on the wanted rows.
@@ -132,7 +132,7 @@ impl<'a, 'g> Session<'a, 'g> {
     }
 
     /// Tells the run of buffers that the pass made or grew.
-    fn tell_buffers(&mut self, n_tokens: usize, logits: Logits, start: Instant) -> Result<()> {
+    fn record_buffers(&mut self, n_tokens: usize, logits: Logits, start: Instant) -> Result<()> {
         let n_tokens = n_tokens as u64;
         let with_logits = if logits == Logits::None { 0 } else { n_tokens };
         let now = [n_tokens, with_logits, self.cache.reserved() as u64];

@@ -94,9 +94,10 @@ impl AtomicFile {
     }
 
     pub(crate) fn sync_if_it_replaces(&mut self) -> Result<(), Error> {
-        match self.pending.replaces() && !self.is_synced {
-            true => self.sync(),
-            false => Ok(()),
+        if self.pending.replaces() && !self.is_synced {
+            self.sync()
+        } else {
+            Ok(())
         }
     }
 

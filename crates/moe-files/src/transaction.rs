@@ -124,9 +124,10 @@ impl Transaction {
         file: &mut Pending,
         registry: &mut Registry,
     ) -> Result<(), Error> {
-        let old = match file.replaces() {
-            true => self.keep(&file.path, registry),
-            false => Old::Nothing,
+        let old = if file.replaces() {
+            self.keep(&file.path, registry)
+        } else {
+            Old::Nothing
         };
         file.rename(registry)?;
         if !matches!(old, Old::Nothing) {

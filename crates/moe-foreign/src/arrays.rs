@@ -4,7 +4,7 @@ use moe_trace::{CountRow, Facts, MAX_ID, Phase, RoutingRow};
 
 use crate::binary::array::Array;
 use crate::layers::{RowBlocks, RowUse, blocks_of_rows};
-use crate::{At, ForeignError, Missing, Options, Output};
+use crate::{At, ForeignError, ImportOptions, Missing, Output};
 
 /// Experts that a token of a known model is routed to, at most.
 const MAX_TOP_K: usize = 32;
@@ -166,7 +166,7 @@ impl CountSums {
     /// Hands over the sums, by the blocks of the model in `options`, and how many experts a layer has.
     pub(crate) fn finish(
         &self,
-        options: &Options,
+        options: &ImportOptions,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
         if self.sums.is_empty() {
@@ -183,10 +183,10 @@ impl CountSums {
             let Some(layer_id) = block else {
                 continue;
             };
-            for (expert, &count) in experts.iter().enumerate() {
+            for ((expert_id, expert), &count) in (0..).zip(0..).zip(experts) {
                 let row = CountRow {
                     layer_id,
-                    expert_id: expert as u32,
+                    expert_id,
                     phase: None,
                     count,
                     mass: None,
@@ -200,7 +200,7 @@ impl CountSums {
 
 /// Warns where an array that was read as counts may be routing: nothing in its shape shows which. The model's number of experts
 /// does.
-pub(crate) fn warn_of_routing(array: &Array<'_>, options: &Options, output: &mut Output<'_>) {
+pub(crate) fn warn_of_routing(array: &Array<'_>, options: &ImportOptions, output: &mut Output<'_>) {
     if options.n_expert().is_none() && may_be_routing(array) {
         output.note(format!(
             "warning: an array of shape {:?} was read as counts of experts, but its numbers may be the experts of tokens; routing is an \
@@ -273,7 +273,7 @@ pub(crate) fn tokens(
     array: &Array<'_>,
     tokens: Tokens,
     element: impl Fn(&[usize]) -> At,
-    options: &Options,
+    options: &ImportOptions,
     output: &mut Output<'_>,
 ) -> Result<(), ForeignError> {
     let &[n_tokens, n_layer, top_k] = array.shape() else {
@@ -395,7 +395,7 @@ pub(crate) fn n_used_slots(array: &Array<'_>) -> usize {
 /// The block of each row of a server's array; `None` for an empty row of a dense layer. Where the model is not known, `output`
 /// records that the numbering is an assumption.
 pub(crate) fn row_blocks(
-    options: &Options,
+    options: &ImportOptions,
     n_rows: usize,
     row_use: impl Fn(usize) -> RowUse,
     at: impl Fn() -> At,

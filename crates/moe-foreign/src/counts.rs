@@ -7,14 +7,14 @@ use moe_trace::{CountRow, LayerRow, Phase, RoutingRow, Sink, SinkError, TokenSta
 
 /// How often one expert was chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Tally {
+pub struct ExpertCount {
     /// Times it was chosen.
     pub count: u64,
     /// Sum of the router weights; `None` if a part of them is not told.
     pub mass: Option<f64>,
 }
 
-impl Tally {
+impl ExpertCount {
     fn add(&mut self, count: u64, mass: Option<f64>) {
         let sum = if self.count == 0 {
             mass
@@ -34,7 +34,7 @@ pub struct LayerCounts {
     /// Tokens that it routed; `None` = not told.
     pub rows: Option<u64>,
     /// The experts that were chosen.
-    pub experts: BTreeMap<u32, Tally>,
+    pub experts: BTreeMap<u32, ExpertCount>,
 }
 
 /// Counts of every layer and phase; memory grows with the experts seen, not with the trace.

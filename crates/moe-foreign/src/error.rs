@@ -220,12 +220,12 @@ impl ForeignError {
     }
 }
 
-/// Makes sure that the trace at `path`, which says `told`, can be of `model`.
+/// Makes sure that the trace at `path`, which says `facts`, can be of `model`.
 ///
 /// # Errors
 /// [`ForeignError::OtherModel`] if it cannot.
-pub fn check_model(model: &Facts, told: &Facts, path: &Path) -> Result<(), ForeignError> {
-    match model.contradiction(told) {
+pub fn check_model(model: &Facts, facts: &Facts, path: &Path) -> Result<(), ForeignError> {
+    match model.contradiction(facts) {
         Some(contradiction) => Err(ForeignError::OtherModel {
             path: path.to_owned(),
             contradiction,

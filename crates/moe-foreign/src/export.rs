@@ -8,7 +8,7 @@ use crate::counts::Counts;
 use crate::error::ForeignError;
 use crate::input::Input;
 use crate::output::Summary;
-use crate::{Options, Records};
+use crate::{ImportOptions, Records};
 
 /// Writes one foreign format.
 pub trait Exporter: Sync {
@@ -94,7 +94,7 @@ pub enum ExportError {
 /// A trace to be written elsewhere: what is known of it as a whole, and its rows as often as they are wanted.
 pub struct Export<'a> {
     input: &'a Input,
-    options: &'a Options,
+    options: &'a ImportOptions,
     /// The records of another tool's trace of every operation.
     records: Option<Records>,
     /// What was read, model facts and notes included.
@@ -108,7 +108,7 @@ impl<'a> Export<'a> {
     ///
     /// # Errors
     /// As [`Input::read`].
-    pub fn new(input: &'a Input, options: &'a Options) -> Result<Self, ForeignError> {
+    pub fn new(input: &'a Input, options: &'a ImportOptions) -> Result<Self, ForeignError> {
         let mut counts = Counts::default();
         let summary = input.read(options, &mut counts)?;
         let records = match input {

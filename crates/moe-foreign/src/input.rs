@@ -9,7 +9,7 @@ use moe_trace::{Facts, Phase, RoutingRow, Run, Sink};
 use crate::error::ForeignError;
 use crate::output::{Output, Summary};
 use crate::source::Source;
-use crate::{At, Detected, Options, import};
+use crate::{At, Detected, ImportOptions, import};
 
 /// A trace that can be read as often as one wants.
 pub enum Input {
@@ -26,7 +26,11 @@ impl Input {
     ///
     /// # Errors
     /// As [`import`].
-    pub fn read(&self, options: &Options, sink: &mut dyn Sink) -> Result<Summary, ForeignError> {
+    pub fn read(
+        &self,
+        options: &ImportOptions,
+        sink: &mut dyn Sink,
+    ) -> Result<Summary, ForeignError> {
         match self {
             Self::Foreign(Detected { importer, source }) => {
                 import(*importer, source, options, sink)

@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn the_two_layouts_are_told_apart_by_their_rows() {
+    fn distinguishes_the_two_layouts_by_their_rows() {
         let layouts = Layouts::of(Some(&model())).unwrap();
         assert_eq!(layouts.n_rows().collect::<Vec<_>>(), [5, 3]);
         assert!(layouts.dense_rows_are_empty(|row| used(![0, 3].contains(&row))));

@@ -8,6 +8,8 @@
 //! recorded, for an exporter of [`EXPORTERS`] or [`FILES_EXPORTERS`]. [`Input`] reads all of these alike: runs, tables, and traces of
 //! other tools.
 
+#![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::cast_possible_truncation))]
 #![warn(missing_docs)]
 
 mod arrays;
@@ -31,7 +33,7 @@ use moe_trace::{Facts, Run, Sink};
 
 pub use binary::npy::{npy_header_f64, npy_header_u64};
 pub use collected::Collected;
-pub use counts::{Counts, LayerCounts, Tally};
+pub use counts::{Counts, ExpertCount, LayerCounts};
 pub use error::{At, ForeignError, Missing, check_model};
 pub use export::{Export, ExportError, Exporter, FilesExporter};
 pub use importers::responses::ResponseError;
@@ -72,7 +74,11 @@ pub trait Importer: Sync {
     ///
     /// # Errors
     /// As [`Importer::import`].
-    fn records(&self, source: &Source, options: &Options) -> Result<Option<Records>, ForeignError> {
+    fn records(
+        &self,
+        source: &Source,
+        options: &ImportOptions,
+    ) -> Result<Option<Records>, ForeignError> {
         let _ = (source, options);
         Ok(None)
     }
@@ -84,7 +90,7 @@ pub trait Importer: Sync {
     fn import(
         &self,
         source: &Source,
-        options: &Options,
+        options: &ImportOptions,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError>;
 }
@@ -120,7 +126,7 @@ pub struct Records {
 
 /// What the user can tell about a trace that its format does not.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Options {
+pub struct ImportOptions {
     /// Experts that a token is routed to.
     pub top_k: Option<u32>,
     /// Operation numbers of a trace of records; `None` = [`moe_trace::ops::default_table`].
@@ -129,7 +135,7 @@ pub struct Options {
     pub model: Option<Facts>,
 }
 
-impl Options {
+impl ImportOptions {
     /// Experts that a token is routed to in this layer: as the user says, else as the model says.
     pub fn n_expert_used_in(&self, layer: u16) -> Option<u32> {
         let of_model = || self.model.as_ref()?.n_expert_used_in(layer);
@@ -161,7 +167,7 @@ impl Options {
 pub fn import(
     importer: &dyn Importer,
     source: &Source,
-    options: &Options,
+    options: &ImportOptions,
     sink: &mut dyn Sink,
 ) -> Result<Summary, ForeignError> {
     let mut output = Output::new(importer.name(), source, options, sink)?;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use moe_gguf::text::counted;
 use moe_trace::{CountRow, Facts, LayerRow, MAX_ID, RoutingRow, Sink, SinkError};
 
-use crate::Options;
+use crate::ImportOptions;
 use crate::error::{At, ForeignError, Missing, check_model};
 use crate::importers::responses::ResponseError;
 use crate::layers::LayerError;
@@ -46,7 +46,7 @@ pub struct Output<'a> {
     path: PathBuf,
     /// File that is being read, in a directory.
     file: PathBuf,
-    options: &'a Options,
+    options: &'a ImportOptions,
     sink: &'a mut dyn Sink,
     facts: Facts,
     /// Experts that a token is routed to, as the trace says.
@@ -88,7 +88,7 @@ impl<'a> Output<'a> {
     pub(crate) fn new(
         format: &'static str,
         source: &Source,
-        options: &'a Options,
+        options: &'a ImportOptions,
         sink: &'a mut dyn Sink,
     ) -> Result<Self, ForeignError> {
         let mut output = Self {

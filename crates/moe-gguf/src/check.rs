@@ -12,7 +12,7 @@ use crate::types::GgmlType;
 ///
 /// For every file, header + padding + tensors - overlaps + gaps + trailing - missing is its size.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Report {
+pub struct LayoutReport {
     /// Pairs of tensors that claim the same bytes.
     pub overlaps: Vec<Overlap>,
     /// Bytes of a data section, beyond alignment padding, that belong to no tensor.
@@ -111,7 +111,7 @@ pub struct Share {
     pub size_bytes: u64,
 }
 
-impl Report {
+impl LayoutReport {
     /// Whether nothing was found: no overlap, no gap, nothing past an end.
     pub fn is_sound(&self) -> bool {
         self.overlaps.is_empty() && self.gaps.is_empty() && self.past_end.is_empty()
@@ -204,22 +204,22 @@ fn in_file(gguf: &Gguf, file: u16) -> String {
 }
 
 /// Checks every file of a model against its tensor table. Reads no data.
-pub fn check(gguf: &Gguf) -> Report {
-    let mut report = Report {
+pub fn check(gguf: &Gguf) -> LayoutReport {
+    let mut report = LayoutReport {
         shares: shares(gguf.tensors()),
-        ..Report::default()
+        ..LayoutReport::default()
     };
     let mut by_file = vec![Vec::new(); gguf.files().len()];
     for tensor in gguf.tensors() {
         by_file[usize::from(tensor.file)].push(tensor);
     }
-    for (index, (file, tensors)) in gguf.files().iter().zip(by_file).enumerate() {
-        check_file(&mut report, index as u16, file, tensors);
+    for (index, (file, tensors)) in (0..).zip(gguf.files().iter().zip(by_file)) {
+        check_file(&mut report, index, file, tensors);
     }
     report
 }
 
-fn check_file(report: &mut Report, index: u16, file: &GgufFile, mut tensors: Vec<&Tensor>) {
+fn check_file(report: &mut LayoutReport, index: u16, file: &GgufFile, mut tensors: Vec<&Tensor>) {
     report.header_bytes += file.header_size;
     report.tensor_bytes += tensors.iter().map(|t| t.size_bytes).sum::<u64>();
     let refusals = [misplaced(index, file, &tensors), ik_type(index, &tensors)];

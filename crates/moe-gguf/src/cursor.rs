@@ -40,13 +40,14 @@ impl<'a> Cursor<'a> {
     pub(crate) fn take(&mut self, n: u64, what: &'static str) -> Located<&'a [u8]> {
         let left = self.left();
         if n > left {
-            let fault = match self.limited {
-                true => Fault::HeaderTooLong { limit: MAX_HEADER },
-                false => Fault::Truncated {
+            let fault = if self.limited {
+                Fault::HeaderTooLong { limit: MAX_HEADER }
+            } else {
+                Fault::Truncated {
                     what,
                     needed: n,
                     left,
-                },
+                }
             };
             return Err((self.pos(), fault));
         }

@@ -107,8 +107,8 @@ impl Gguf {
         let path = first.file.path.clone();
         let mut files = vec![first.file];
         let mut tensors = first.tensors;
-        for part in others {
-            let (file, index) = (files.len() as u16, tensors.len() as u32);
+        for (file, part) in (1..).zip(others) {
+            let index = u32::try_from(tensors.len()).expect("headers limit the number of tensors");
             let renumber = |t: Tensor| Tensor {
                 file,
                 index: index + t.index,
@@ -218,7 +218,7 @@ fn limit(tensors: &[Tensor]) -> Result<(), Fault> {
 /// Indices of the tensors, sorted by name; a name that appears twice is refused.
 fn sort_by_name(tensors: &[Tensor]) -> Result<Vec<u32>, Fault> {
     let name = |i: u32| tensors[i as usize].name.as_str();
-    let mut by_name: Vec<u32> = (0..tensors.len() as u32).collect();
+    let mut by_name: Vec<u32> = (0..).take(tensors.len()).collect();
     by_name.sort_unstable_by(|&a, &b| name(a).cmp(name(b)));
     match by_name
         .windows(2)

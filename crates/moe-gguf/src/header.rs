@@ -139,7 +139,7 @@ fn read_entry(bytes: &Bytes, cursor: &mut Cursor<'_>) -> Located<Entry> {
     Ok(Entry {
         key: key.into(),
         value,
-        type_offset: type_offset as u32, // a header has less than 32 bits of bytes
+        type_offset: u32::try_from(type_offset).expect("MAX_HEADER fits in 32 bits"),
     })
 }
 
@@ -159,8 +159,8 @@ fn read_tensors(cursor: &mut Cursor<'_>, n_tensors: u64) -> Located<Vec<Tensor>>
         .fits(n_tensors, MIN_TENSOR, "tensors")
         .map_err(|fault| (cursor.pos(), fault))?;
     let mut tensors = Vec::with_capacity(n_tensors.min(FIRST_CAPACITY) as usize);
-    for index in 0..n_tensors {
-        tensors.push(read_tensor(cursor, index as u32)?);
+    for (index, _) in (0..).zip(0..n_tensors) {
+        tensors.push(read_tensor(cursor, index)?);
     }
     Ok(tensors)
 }

@@ -16,6 +16,8 @@
 //! [`Error`] naming the file, the byte and the rule, and no input panics. Tensor data is never
 //! read here unless it is asked for, so the cost of opening grows with the header alone.
 
+#![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::cast_possible_truncation))]
 #![warn(missing_docs)]
 
 mod bytes;
@@ -31,20 +33,20 @@ pub mod layers;
 pub mod map;
 mod metadata;
 pub mod names;
+mod non_finite;
 mod per_layer;
 mod shards;
 pub mod text;
 pub mod thesis;
 mod types;
 mod value;
-mod values;
 pub mod verify;
 
 pub use error::{Error, Fault, ShardFault};
 pub use gguf::{Gguf, GgufFile, Tensor};
 pub use metadata::Metadata;
+pub use non_finite::NonFinite;
 pub use per_layer::PerLayer;
 pub use shards::shard_paths;
 pub use types::{GgmlType, TypeError};
 pub use value::{Array, Value, ValueType};
-pub use values::Impossible;

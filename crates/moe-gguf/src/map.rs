@@ -58,7 +58,7 @@ impl OffsetMap {
             .iter()
             .map(|t| n_stacked(t).unwrap_or(1))
             .sum::<u64>();
-        let mut rows = Vec::with_capacity(n_rows as usize);
+        let mut rows = Vec::with_capacity(usize::try_from(n_rows).unwrap_or(0));
         for tensor in gguf.tensors() {
             push_rows(&mut rows, tensor);
         }
@@ -95,8 +95,8 @@ fn push_rows(rows: &mut Vec<MapRow>, tensor: &Tensor) {
     };
     // A tensor is rows of equal size, so its experts are too.
     let size_bytes = tensor.size_bytes / n_expert;
-    rows.extend((0..n_expert).map(|expert| MapRow {
-        expert_id: Some(expert as u32),
+    rows.extend((0..).zip(0..n_expert).map(|(expert_id, expert)| MapRow {
+        expert_id: Some(expert_id),
         ne: [tensor.ne[0], tensor.ne[1], 1, 1],
         file_offset: tensor.offset + expert * size_bytes,
         size_bytes,

@@ -37,7 +37,7 @@ impl Metadata {
         entries: Vec<Entry>,
         end: u64,
     ) -> Located<Metadata> {
-        let mut by_key: Vec<u32> = (0..entries.len() as u32).collect();
+        let mut by_key: Vec<u32> = (0..).take(entries.len()).collect();
         let key = |i: u32| &*entries[i as usize].key;
         by_key.sort_by(|&a, &b| key(a).cmp(key(b)).then(a.cmp(&b)));
         if let Some(pair) = by_key.windows(2).find(|pair| key(pair[0]) == key(pair[1])) {

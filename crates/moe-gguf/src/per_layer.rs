@@ -66,7 +66,7 @@ impl PerLayer {
         if array.len() > MAX_LAYERS {
             return Err(value.describe());
         }
-        let mut values = Vec::with_capacity(array.len() as usize);
+        let mut values = Vec::new();
         for (i, element) in array.iter().enumerate() {
             match number(&element) {
                 Some(number) => values.push(number),

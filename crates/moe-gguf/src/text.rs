@@ -4,10 +4,12 @@ use std::fmt::Display;
 
 /// A number of things in words: `1 layer`, `2 layers`, `2 passes`.
 pub fn counted<N: PartialEq + From<u8> + Display>(n: N, thing: &str) -> String {
-    let plural = match n == N::from(1) {
-        true => "",
-        false if thing.ends_with('s') => "es",
-        false => "s",
+    let plural = if n == N::from(1) {
+        ""
+    } else if thing.ends_with('s') {
+        "es"
+    } else {
+        "s"
     };
     format!("{n} {thing}{plural}")
 }

@@ -87,7 +87,7 @@ pub struct MemoryMapTensor {
 /// Makes the `memory-map.json` of a model.
 pub fn memory_map<'a>(gguf: &'a Gguf, map: &'a OffsetMap) -> MemoryMap<'a> {
     let rows = &map.rows;
-    let mut order: Vec<u32> = (0..rows.len() as u32).collect();
+    let mut order: Vec<u32> = (0..).take(rows.len()).collect();
     order.sort_unstable_by_key(|&i| (rows[i as usize].file_offset, i));
 
     let model_name = gguf.files().first().map_or("", |file| &file.name);

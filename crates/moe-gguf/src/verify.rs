@@ -13,8 +13,8 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::error::Error;
 use crate::gguf::{Gguf, GgufFile};
+use crate::non_finite::{NonFinite, non_finite};
 use crate::text::strip_byte_order_mark;
-use crate::values::{Impossible, impossible};
 
 /// Bytes read between two reports of progress.
 const PIECE: usize = 16 << 20;
@@ -75,7 +75,7 @@ pub struct Verified {
     /// Hash of its data, in lower-case hexadecimal digits.
     pub hash: String,
     /// Values that no model has; `None` where there are none.
-    pub impossible: Option<Impossible>,
+    pub impossible: Option<NonFinite>,
     /// Whether its type is one whose values were looked at.
     pub values_checked: bool,
 }
@@ -94,7 +94,7 @@ pub fn verify(
     for tensor in gguf.tensors() {
         let data = gguf.data(tensor)?;
         let hash = hash(algorithm, data, &mut progress);
-        let found = impossible(tensor, data);
+        let found = non_finite(tensor, data);
         verified.push(Verified {
             tensor: tensor.index,
             hash,

@@ -43,9 +43,10 @@ pub fn logged() -> String {
         .map(str::trim)
         .filter(|l| !l.is_empty())
         .collect();
-    match lines.is_empty() {
-        true => "it says nothing of the reason".to_owned(),
-        false => lines.join("; "),
+    if lines.is_empty() {
+        "it says nothing of the reason".to_owned()
+    } else {
+        lines.join("; ")
     }
 }
 

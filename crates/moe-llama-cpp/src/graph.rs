@@ -77,9 +77,10 @@ impl Buffers {
                     buffer_id: buffer.address,
                     buffer_ptr: buffer.address,
                     size: buffer.size_bytes,
-                    backend: match buffer.name.contains("Mapped") {
-                        true => "mmap".to_owned(),
-                        false => "CPU".to_owned(),
+                    backend: if buffer.name.contains("Mapped") {
+                        "mmap".to_owned()
+                    } else {
+                        "CPU".to_owned()
                     },
                     name: buffer.name,
                     usage: buffer.usage,

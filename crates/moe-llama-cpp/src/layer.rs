@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_tell_layers() {
+    fn reads_layers_from_names() {
         for (name, layer) in [
             ("blk.12.ffn_gate_exps.weight", Some(12)),
             ("blk.0.attn_sinks.weight", Some(0)),

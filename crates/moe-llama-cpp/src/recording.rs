@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use llama_cpp_sys_2 as sys;
-use moe_engine::{Clock, Mode, Observer, Routed};
+use moe_engine::{Mode, Observer, Routed, TraceClock};
 use moe_gguf::Gguf;
 use moe_trace::graph::GraphBuilder;
 use moe_trace::record::{self, MAX_EXPERTS, MAX_SOURCES};
@@ -61,7 +61,7 @@ pub struct Recording<'a> {
     writer: Option<RunWriter>,
     mode: Mode,
     observer: Option<Observer<'a>>,
-    clock: Clock,
+    clock: TraceClock,
     numbers: OpNumbers,
     places: HashMap<String, Place>,
     sequence_id: u32,
@@ -77,7 +77,7 @@ pub struct Recording<'a> {
     layer: u16,
     routers: HashMap<u16, Router>,
     /// The last layer that the observer was told of.
-    told: Option<u16>,
+    observed: Option<u16>,
     /// Nodes of this pass that leave one record, and those that leave one a row.
     n_ops: [u64; 2],
     /// The graph of this pass, if it is to be kept: that of the first whole pass of each phase.
@@ -107,7 +107,7 @@ impl<'a> Recording<'a> {
             writer,
             mode,
             observer,
-            clock: Clock::new(),
+            clock: TraceClock::new(),
             numbers: OpNumbers::new(),
             places: tensors.map(|t| (t.name.clone(), place(t))).collect(),
             sequence_id: 0,
@@ -118,7 +118,7 @@ impl<'a> Recording<'a> {
             start: Instant::now(),
             layer: NO_LAYER,
             routers: HashMap::new(),
-            told: None,
+            observed: None,
             n_ops: [0; 2],
             graph: None,
             kept: [false; PHASES.len()],
@@ -143,7 +143,7 @@ impl<'a> Recording<'a> {
             router.logits.clear();
             router.weights.clear();
         }
-        self.told = None;
+        self.observed = None;
         self.n_ops = [0; 2];
         let is_new = self.kept.get(usize::from(batch.phase)) == Some(&false);
         self.graph = (is_new && batch.wanted && self.writer.is_some()).then(GraphBuilder::default);
@@ -231,9 +231,10 @@ impl<'a> Recording<'a> {
             return;
         };
         let router = self.routers.entry(layer).or_default();
-        match is_logits {
-            true => router.logits = values,
-            false => router.weights = values,
+        if is_logits {
+            router.logits = values
+        } else {
+            router.weights = values
         }
     }
 
@@ -260,12 +261,12 @@ impl<'a> Recording<'a> {
     }
 
     /// Tells the observer of a layer's routing, once in a pass.
-    fn tell(&mut self, layer: u16, routing: &Routing) {
+    fn observe(&mut self, layer: u16, routing: &Routing) {
         let Some(mut observer) = self.observer.take() else {
             return;
         };
-        if self.told != Some(layer) {
-            self.told = Some(layer);
+        if self.observed != Some(layer) {
+            self.observed = Some(layer);
             let logits = self.routers.get(&layer).map(|router| &router.logits);
             observer(&Routed {
                 layer: layer.into(),
@@ -415,16 +416,18 @@ impl Watch for Recording<'_> {
         }
         self.cut |= is_cut(node);
         let layer = self.find_layer(node);
-        self.layer = match ends_layer(node.name()) {
-            true => NO_LAYER,
-            false => layer,
+        self.layer = if ends_layer(node.name()) {
+            NO_LAYER
+        } else {
+            layer
         };
-        let routing = match node.is_expert_operation() {
-            true => self.routing(node, layer),
-            false => None,
+        let routing = if node.is_expert_operation() {
+            self.routing(node, layer)
+        } else {
+            None
         };
         if let Some(routing) = &routing {
-            self.tell(layer, routing);
+            self.observe(layer, routing);
         }
         if self.writer.is_none() {
             return;

@@ -25,6 +25,7 @@ impl SplitMix64 {
 
     /// 0 to `n` - 1, and 0 for 0. The bias, at most n / 2^64, is of no account for lists that fit in memory.
     #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "below `n`")]
     pub fn below(&mut self, n: usize) -> usize {
         ((u128::from(self.next_u64()) * n as u128) >> 64) as usize
     }

@@ -13,6 +13,7 @@
 //! # Ok::<(), moe_synth::model::Error>(())
 //! ```
 
+#![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
 pub mod model;

@@ -7,6 +7,8 @@
 //! | `MOE_PYTHON` | Python interpreter | `.venv/bin/python` of the repository, then `python3` |
 //! | `MOE_REQUIRE` | comma-separated list of [`Need`]s; a test that lacks one of them fails instead of being skipped | empty |
 
+#![forbid(unsafe_code)]
+
 pub mod gguf;
 mod report;
 

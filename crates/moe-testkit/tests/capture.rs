@@ -1,5 +1,7 @@
 //! A skip as the test harness shows it: this binary runs itself with one ignored test.
 
+#![allow(clippy::unwrap_used)]
+
 use std::process::{Command, Output};
 
 use moe_testkit::{Need, data, skip};

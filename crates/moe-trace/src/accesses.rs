@@ -95,7 +95,7 @@ impl<'a> FileAccesses<'a> {
                 tensor_idx: log.tensor_idx.get(),
             });
         }
-        let source = i as u8;
+        let source = u8::try_from(i).expect("a record has few sources");
         let tensor_idx = self.correlation.resolve(head, i);
         let expert_tensor = tensor_idx
             .filter(|_| head.num_experts > 0)

@@ -28,7 +28,7 @@ pub use tables::{foreign_map, stale_tables};
 
 /// A rule that records break.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fault {
+pub struct RuleViolation {
     /// Field of the record.
     pub field: &'static str,
     /// What is wrong with it.
@@ -39,7 +39,7 @@ pub struct Fault {
     pub first_record: u64,
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for RuleViolation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -53,7 +53,7 @@ impl fmt::Display for Fault {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Survey {
     /// The rules that some record breaks, in the order of the first such record.
-    pub faults: Vec<Fault>,
+    pub faults: Vec<RuleViolation>,
     /// Patterns of plain v4 records whose counts mislead: warm-up graphs, and prompts with their first token alone.
     pub traps: Vec<String>,
     /// Records.
@@ -97,7 +97,7 @@ pub fn survey(run: &Run) -> Survey {
 }
 
 /// The rules that some record breaks; see [`Survey::faults`].
-pub fn check(run: &Run) -> Vec<Fault> {
+pub fn check(run: &Run) -> Vec<RuleViolation> {
     survey(run).faults
 }
 
@@ -109,7 +109,7 @@ fn keep_record_count(run: &Run, n_records: u64) {
 
 #[derive(Default)]
 struct Faults {
-    found: Vec<Fault>,
+    found: Vec<RuleViolation>,
     /// The record being looked at.
     record: u64,
 }
@@ -118,7 +118,7 @@ impl Faults {
     fn add(&mut self, field: &'static str, says: &'static str) {
         match self.found.iter_mut().find(|fault| fault.says == says) {
             Some(fault) => fault.n_records += 1,
-            None => self.found.push(Fault {
+            None => self.found.push(RuleViolation {
                 field,
                 says,
                 n_records: 1,

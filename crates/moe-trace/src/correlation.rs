@@ -82,12 +82,12 @@ impl<'a> Correlation<'a> {
         let name = source.name();
         if let Some(&index) = self.by_name.get(base_name(&name)) {
             // The header is at the beginning of a file, so nothing is read from there: the recorder did not know the place.
-            let is_told = range.begin > 0;
+            let is_known = range.begin > 0;
             let holds = self
                 .tensors
                 .get(&index)
                 .is_some_and(|tensor| tensor.holds(&range));
-            return (holds || !is_told).then_some(index);
+            return (holds || !is_known).then_some(index);
         }
         let after = self
             .by_place

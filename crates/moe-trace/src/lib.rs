@@ -9,6 +9,8 @@
 //! `parquet`, on by default: tables, the offset map of a run, and writing runs, which have such a map. Without it this crate depends
 //! neither on Arrow nor on Parquet; it reads runs without their map, and bare traces.
 
+#![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::cast_possible_truncation))]
 #![warn(missing_docs)]
 
 mod accesses;

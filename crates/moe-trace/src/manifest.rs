@@ -408,6 +408,6 @@ impl Manifest {
         } else {
             started
         };
-        format!("{started}-{:08x}", xxh3_64(&seed) as u32)
+        format!("{started}-{:08x}", xxh3_64(&seed) & 0xFFFF_FFFF)
     }
 }

@@ -60,7 +60,7 @@ pub struct Passes<'a> {
 
 /// One pass.
 #[derive(Clone, Debug)]
-pub struct Pass<'a> {
+pub struct RecordedPass<'a> {
     head: &'a TensorAccessLog,
     operations: Operations<'a>,
     n_operations: usize,
@@ -77,9 +77,9 @@ impl<'a> Passes<'a> {
 }
 
 impl<'a> Iterator for Passes<'a> {
-    type Item = Pass<'a>;
+    type Item = RecordedPass<'a>;
 
-    fn next(&mut self) -> Option<Pass<'a>> {
+    fn next(&mut self) -> Option<RecordedPass<'a>> {
         let operations = self.rest.clone();
         let first = self.rest.next()?;
         // For the first operation of a pass this was asked when the pass before it ended.
@@ -98,7 +98,7 @@ impl<'a> Iterator for Passes<'a> {
                 None => break,
             }
         }
-        Some(Pass {
+        Some(RecordedPass {
             head: first.head(),
             operations,
             n_operations,
@@ -106,7 +106,7 @@ impl<'a> Iterator for Passes<'a> {
     }
 }
 
-impl<'a> Pass<'a> {
+impl<'a> RecordedPass<'a> {
     /// Its operations.
     pub fn operations(&self) -> impl Iterator<Item = Operation<'a>> + use<'a> {
         self.operations.clone().take(self.n_operations)

@@ -320,7 +320,7 @@ impl TensorAccessLog {
 
     /// Sets the size of source `i`, both halves. Panics if `i` is not below [`MAX_SOURCES`].
     pub fn set_source_size(&mut self, i: usize, size_bytes: u64) {
-        self.sources[i].size_bytes = U32::new(size_bytes as u32);
+        self.sources[i].size_bytes = U32::new((size_bytes & 0xFFFF_FFFF) as u32);
         self.size_bytes_high[i] = U32::new((size_bytes >> 32) as u32);
     }
 }

@@ -118,7 +118,7 @@ struct Event {
 
 /// A pass that has ended.
 #[derive(Clone, Copy, Debug)]
-struct Pass {
+struct PassTokens {
     phase: usize,
     n_tokens: u64,
 }
@@ -157,7 +157,7 @@ struct Walk<'a> {
     units: Units,
     accesses: FileAccesses<'a>,
     get_rows: Option<u8>,
-    pass: Option<Pass>,
+    pass: Option<PassTokens>,
     n_accesses: u64,
     order: OrderCounter,
     volume: VolumeCounter,
@@ -197,7 +197,7 @@ impl<'a> Walk<'a> {
 
     fn begin(&mut self, operation: &Operation) {
         self.end_pass();
-        self.pass = Some(Pass {
+        self.pass = Some(PassTokens {
             phase: usize::from(operation.head().phase != 0),
             n_tokens: 0,
         });

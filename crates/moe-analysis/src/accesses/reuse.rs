@@ -1,7 +1,7 @@
 //! How soon an expert is used again.
 
 use super::units::{UnitId, Units};
-use super::{Event, Pass};
+use super::{Event, PassTokens};
 use crate::stack::LruStack;
 
 /// Counts by powers of two: bucket 0 holds the value 0, bucket `i` those from `2^(i-1)` to below `2^i`.
@@ -155,7 +155,7 @@ impl ReuseCounter {
         }
     }
 
-    pub(super) fn end_pass(&mut self, pass: &Pass) {
+    pub(super) fn end_pass(&mut self, pass: &PassTokens) {
         self.clock = self.clock.saturating_add(pass.n_tokens);
         self.pass += 1;
     }

@@ -1,6 +1,6 @@
 //! How long a layer is being read.
 
-use super::{Event, Pass};
+use super::{Event, PassTokens};
 
 /// Time between the first and the last access of a layer within a pass: from the start of the first operation that reads
 /// of the layer to the end of the last one (to its start, where the trace tells no durations).
@@ -66,7 +66,7 @@ impl SpanCounter {
         *open = Some((first.min(start), last.max(end)));
     }
 
-    pub(super) fn end_pass(&mut self, pass: &Pass) {
+    pub(super) fn end_pass(&mut self, pass: &PassTokens) {
         for (open, spreads) in self.open.iter_mut().zip(&mut self.spreads) {
             if let Some((first, last)) = open.take() {
                 spreads[pass.phase].add(last.saturating_sub(first));

@@ -1,6 +1,6 @@
 //! How many bytes are read: by pass, token and layer.
 
-use super::{Event, Pass};
+use super::{Event, PassTokens};
 
 /// Bytes read in a phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -101,7 +101,7 @@ impl VolumeCounter {
         self.lookups.bytes = self.lookups.bytes.saturating_add(bytes);
     }
 
-    pub(super) fn end_pass(&mut self, pass: &Pass) {
+    pub(super) fn end_pass(&mut self, pass: &PassTokens) {
         let bytes = std::mem::take(&mut self.pass_bytes);
         let phase = &mut self.phases[pass.phase];
         phase.passes += 1;

@@ -1,6 +1,6 @@
 //! Distinct bytes of a window of tokens.
 
-use super::{Event, Pass};
+use super::{Event, PassTokens};
 
 /// Distinct bytes that windows of generated tokens touch: what a cache must hold for nothing to be read twice in a window.
 ///
@@ -74,7 +74,7 @@ impl WindowCounter {
         }
     }
 
-    pub(super) fn end_pass(&mut self, pass: &Pass) {
+    pub(super) fn end_pass(&mut self, pass: &PassTokens) {
         self.tokens = self.tokens.saturating_add(pass.n_tokens.max(1));
         if self.tokens < self.set.tokens {
             return;

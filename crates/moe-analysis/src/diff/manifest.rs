@@ -3,7 +3,7 @@
 use moe_trace::Manifest;
 use moe_trace::manifest::Model;
 
-/// Something that two manifests tell differently.
+/// Something that two manifests fields differently.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fact {
     /// What it is.
@@ -16,7 +16,7 @@ pub struct Fact {
 
 /// What differs of what could explain other results; a bare trace tells nothing.
 pub(super) fn facts([a, b]: [Option<&Manifest>; 2]) -> Vec<Fact> {
-    let [a, b] = [a, b].map(|manifest| manifest.map(tell));
+    let [a, b] = [a, b].map(|manifest| manifest.map(fields));
     let names = a
         .as_ref()
         .or(b.as_ref())
@@ -39,7 +39,7 @@ pub(super) fn facts([a, b]: [Option<&Manifest>; 2]) -> Vec<Fact> {
 }
 
 /// The facts of a manifest, the same ones in the same order for each.
-fn tell(manifest: &Manifest) -> Vec<(&'static str, String)> {
+fn fields(manifest: &Manifest) -> Vec<(&'static str, String)> {
     let Model {
         path,
         files,

@@ -43,7 +43,7 @@ pub enum Error {
 
 /// What to compare.
 #[derive(Clone, Copy, Debug)]
-pub struct Options {
+pub struct DiffOptions {
     /// Compare the experts of each token in each layer.
     pub routing: bool,
     /// Compare the operations and their sources.
@@ -56,9 +56,9 @@ pub struct Options {
     pub weight_tolerance: f64,
 }
 
-impl Default for Options {
+impl Default for DiffOptions {
     fn default() -> Self {
-        Options {
+        DiffOptions {
             routing: true,
             operations: true,
             bytes: true,
@@ -70,7 +70,7 @@ impl Default for Options {
 
 /// Where two runs differ; what was not compared is absent.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Report {
+pub struct DiffReport {
     /// What the manifests tell differently. It explains differences and is none: runs of two engines can be equal.
     pub manifest: Vec<Fact>,
     /// The experts of each token in each layer.
@@ -81,7 +81,7 @@ pub struct Report {
     pub bytes: Option<BytesDiff>,
 }
 
-impl Report {
+impl DiffReport {
     /// Whether nothing that was compared differs.
     pub fn is_equal(&self) -> bool {
         self.routing.as_ref().is_none_or(RoutingDiff::is_equal)
@@ -98,7 +98,7 @@ impl Report {
 ///
 /// # Errors
 /// [`Error::TooManyRanges`] for a damaged trace.
-pub fn diff(a: &Run, b: &Run, options: &Options) -> Result<Report, Error> {
+pub fn diff(a: &Run, b: &Run, options: &DiffOptions) -> Result<DiffReport, Error> {
     let runs = [a, b];
     let (limit, tolerance) = (options.limit, options.weight_tolerance);
     let mut routing = options
@@ -118,7 +118,7 @@ pub fn diff(a: &Run, b: &Run, options: &Options) -> Result<Report, Error> {
             bytes.step(&step)?;
         }
     }
-    Ok(Report {
+    Ok(DiffReport {
         manifest: manifest::facts(runs.map(|run| run.manifest.as_ref())),
         routing: routing.map(RoutingComparer::finish),
         operations: operations.map(OperationsComparer::finish),

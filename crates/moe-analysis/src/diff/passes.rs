@@ -6,7 +6,7 @@ use moe_trace::Run;
 
 /// Tokens that went through the graph together, or what was recorded of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Pass {
+pub(super) struct DiffPass {
     pub sequence_id: u32,
     pub phase: u8,
     /// Positions in the sequence.
@@ -15,7 +15,7 @@ pub(super) struct Pass {
     pub records: Range<u64>,
 }
 
-impl Pass {
+impl DiffPass {
     fn key(&self) -> (u32, u8, u64) {
         (self.sequence_id, self.phase, self.tokens.start)
     }
@@ -25,13 +25,14 @@ impl Pass {
 ///
 /// An operation belongs to the pass before it if it is of the same sequence and phase and begins at one of its
 /// positions. A plain v4 record tells neither its sequence, taken as 0, nor its batch, taken as one token.
-pub(super) fn passes(run: &Run) -> Vec<Pass> {
-    let mut passes: Vec<Pass> = Vec::new();
+pub(super) fn passes(run: &Run) -> Vec<DiffPass> {
+    let mut passes: Vec<DiffPass> = Vec::new();
     for operation in run.trace.operations() {
         let head = operation.head();
-        let (sequence_id, n_tokens) = match head.has_extension() {
-            true => (head.sequence_id.get(), head.n_tokens.get().max(1)),
-            false => (0, 1),
+        let (sequence_id, n_tokens) = if head.has_extension() {
+            (head.sequence_id.get(), head.n_tokens.get().max(1))
+        } else {
+            (0, 1)
         };
         let first = u64::from(head.token_id.get());
         let tokens = first..first + u64::from(n_tokens);
@@ -44,7 +45,7 @@ pub(super) fn passes(run: &Run) -> Vec<Pass> {
                 pass.tokens.end = pass.tokens.end.max(tokens.end);
                 pass.records.end = end;
             }
-            _ => passes.push(Pass {
+            _ => passes.push(DiffPass {
                 sequence_id,
                 phase: head.phase,
                 tokens,
@@ -52,7 +53,7 @@ pub(super) fn passes(run: &Run) -> Vec<Pass> {
             }),
         }
     }
-    passes.sort_by_key(Pass::key);
+    passes.sort_by_key(DiffPass::key);
     passes
 }
 
@@ -61,17 +62,17 @@ pub(super) fn passes(run: &Run) -> Vec<Pass> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Step<'p> {
     /// `[of A, of B]`
-    pub passes: [&'p [Pass]; 2],
+    pub passes: [&'p [DiffPass]; 2],
 }
 
 /// Goes through the passes of two traces side by side.
 pub(super) struct Steps<'p> {
     /// What is left, `[of A, of B]`.
-    rest: [&'p [Pass]; 2],
+    rest: [&'p [DiffPass]; 2],
 }
 
 impl<'p> Steps<'p> {
-    pub fn new(a: &'p [Pass], b: &'p [Pass]) -> Self {
+    pub fn new(a: &'p [DiffPass], b: &'p [DiffPass]) -> Self {
         Steps { rest: [a, b] }
     }
 }
@@ -111,8 +112,8 @@ impl<'p> Iterator for Steps<'p> {
 mod tests {
     use super::*;
 
-    fn pass(sequence_id: u32, phase: u8, tokens: Range<u64>) -> Pass {
-        Pass {
+    fn pass(sequence_id: u32, phase: u8, tokens: Range<u64>) -> DiffPass {
+        DiffPass {
             sequence_id,
             phase,
             tokens,
@@ -120,9 +121,11 @@ mod tests {
         }
     }
 
-    fn sizes(a: &[Pass], b: &[Pass]) -> Vec<[usize; 2]> {
+    fn sizes(a: &[DiffPass], b: &[DiffPass]) -> Vec<[usize; 2]> {
         let steps = Steps::new(a, b);
-        steps.map(|step| step.passes.map(<[Pass]>::len)).collect()
+        steps
+            .map(|step| step.passes.map(<[DiffPass]>::len))
+            .collect()
     }
 
     #[test]

@@ -7,8 +7,8 @@ use moe_trace::manifest::Model;
 use moe_trace::{Facts, MAX_ID, TokenKey, TokenStarts};
 
 use super::origin::Origin;
-use super::{Error, Hotness, LayerPhase, Number, Tally};
-use crate::survey::Choice;
+use super::{Error, ExpertTally, Hotness, LayerPhase, Number};
+use crate::survey::SelectedExpert;
 
 /// What the model says of its experts; without a model, what is seen decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,7 +49,7 @@ pub(super) struct Counter {
     /// Choices of an expert that its token has chosen before.
     n_repeated: u64,
     /// Choices that were read as counts.
-    n_told: u64,
+    n_counted: u64,
     /// `[n_layer][phase]`
     layers: Vec<[LayerPhase; 3]>,
     /// `[n_layer]`
@@ -58,11 +58,11 @@ pub(super) struct Counter {
 
 /// One layer at work on a batch of tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Pass {
+pub(super) struct LayerPass {
     pub layer: u32,
-    /// As of [`Choice::phase`].
+    /// As of [`SelectedExpert::phase`].
     pub phase: usize,
-    /// As of [`Choice::timestamp_ns`].
+    /// As of [`SelectedExpert::timestamp_ns`].
     pub timestamp_ns: u64,
 }
 
@@ -117,7 +117,7 @@ impl Counter {
             n_slot: 0,
             has_mass: true,
             n_repeated: 0,
-            n_told: 0,
+            n_counted: 0,
             layers: Vec::new(),
             progress: Vec::new(),
         }
@@ -125,8 +125,12 @@ impl Counter {
 
     /// Counts one choice; `place` names where it was read, should it be impossible.
     #[inline]
-    pub fn add(&mut self, choice: &Choice, place: impl Fn() -> String) -> Result<(), Error> {
-        let pass = Pass {
+    pub fn add(
+        &mut self,
+        choice: &SelectedExpert,
+        place: impl Fn() -> String,
+    ) -> Result<(), Error> {
+        let pass = LayerPass {
             layer: choice.layer,
             phase: choice.phase,
             timestamp_ns: choice.timestamp_ns,
@@ -145,7 +149,7 @@ impl Counter {
     #[inline]
     pub fn add_all(
         &mut self,
-        pass: Pass,
+        pass: LayerPass,
         choices: impl IntoIterator<Item = Chosen>,
         place: impl Fn() -> String,
     ) -> Result<(), Error> {
@@ -238,9 +242,9 @@ impl Counter {
         layer: u32,
         phase: usize,
         expert: u32,
-        tally: Tally,
+        tally: ExpertTally,
     ) -> Option<()> {
-        self.n_told = self.n_told.checked_add(tally.count)?;
+        self.n_counted = self.n_counted.checked_add(tally.count)?;
         self.make_room(layer);
         let sum = self.layers[layer as usize][phase].expert(expert as usize);
         sum.count += tally.count;

@@ -3,7 +3,7 @@
 use moe_trace::tables::PHASES;
 use polars::prelude::*;
 
-use super::{Error, Hotness, Phases, Tally};
+use super::{Error, ExpertTally, Hotness, Phases};
 
 impl Hotness {
     /// One row for each layer that routed something, expert and phase: `layer_id`, `expert_id`, `phase` (null where it is not
@@ -14,8 +14,8 @@ impl Hotness {
             for (name, phase) in PHASES.iter().zip([Phases::Prompt, Phases::Generate]) {
                 columns.push(layer, Some(name), self.experts(layer, phase));
             }
-            if self.is_untold(layer) {
-                columns.push(layer, None, self.untold_experts(layer));
+            if self.has_unknown_phase(layer) {
+                columns.push(layer, None, self.experts_of_unknown_phase(layer));
             }
         }
         Ok(df!(
@@ -37,9 +37,10 @@ impl Hotness {
             Phases::Generate => col("phase").eq(lit(PHASES[1])),
         };
         // A sum of nulls would be 0.
-        let mass = match self.has_mass {
-            true => col("mass").sum(),
-            false => col("mass").first(),
+        let mass = if self.has_mass {
+            col("mass").sum()
+        } else {
+            col("mass").first()
         };
         let layer = [col("layer_id")];
         let ranked = self
@@ -79,7 +80,7 @@ struct Columns {
 
 impl Columns {
     /// Rows of the experts of a layer in a phase (`[n_expert]`).
-    fn push(&mut self, layer: u32, phase: Option<&'static str>, experts: Vec<Tally>) {
+    fn push(&mut self, layer: u32, phase: Option<&'static str>, experts: Vec<ExpertTally>) {
         for (expert, tally) in (0u32..).zip(experts) {
             self.layer_id.push(layer);
             self.expert_id.push(expert);

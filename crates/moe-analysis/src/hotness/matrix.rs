@@ -10,7 +10,7 @@ use parquet::errors::ParquetError;
 use parquet::file::metadata::KeyValue;
 use parquet::file::properties::WriterProperties;
 
-use super::{Error, ExpertBytes, Hotness, Phases, Tally};
+use super::{Error, ExpertBytes, ExpertTally, Hotness, Phases};
 use crate::survey::Groups;
 
 /// Rows that are held as columns at a time.
@@ -60,7 +60,7 @@ pub struct Matrix<'a> {
 #[derive(Debug, Clone)]
 enum Parts<'a> {
     /// `[layer][n_expert]`
-    Whole(Vec<Vec<Tally>>),
+    Whole(Vec<Vec<ExpertTally>>),
     /// What a part is called, and the parts.
     Split(&'static str, &'a Groups),
 }

@@ -121,7 +121,7 @@ pub enum Error {
 }
 
 /// Index of the tokens of which it is unknown whether they are of the prompt, as in many traces of other tools.
-const UNTOLD: usize = 2;
+const UNKNOWN_PHASE: usize = 2;
 
 /// Which tokens to count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -136,10 +136,10 @@ pub enum Phases {
 }
 
 impl Phases {
-    /// Indices of the phases that are meant: 0 prompt, 1 generate, [`UNTOLD`].
+    /// Indices of the phases that are meant: 0 prompt, 1 generate, [`UNKNOWN_PHASE`].
     fn indices(self) -> &'static [usize] {
         match self {
-            Phases::All => &[0, 1, UNTOLD],
+            Phases::All => &[0, 1, UNKNOWN_PHASE],
             Phases::Prompt => &[0],
             Phases::Generate => &[1],
         }
@@ -153,7 +153,7 @@ impl Phases {
 
 /// One expert's share of the work.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Tally {
+pub struct ExpertTally {
     /// Times the expert was chosen.
     pub count: u64,
     /// Sum of the router weights with which it was chosen, of those that are known; see [`Hotness::has_mass`].
@@ -168,7 +168,7 @@ struct LayerPhase {
     assumed_calls: u64,
     rows: u64,
     /// `[up to n_expert]`, by expert id
-    experts: Vec<Tally>,
+    experts: Vec<ExpertTally>,
 }
 
 /// Counts and router mass of every expert in every layer, by phase.
@@ -248,8 +248,8 @@ impl Hotness {
     }
 
     /// Count and mass of each expert of a layer (`[n_expert]`).
-    pub fn experts(&self, layer: u32, phases: Phases) -> Vec<Tally> {
-        let mut experts = vec![Tally::default(); self.n_expert() as usize];
+    pub fn experts(&self, layer: u32, phases: Phases) -> Vec<ExpertTally> {
+        let mut experts = vec![ExpertTally::default(); self.n_expert() as usize];
         for phase in self.phases_of(layer, phases) {
             for (sum, tally) in experts.iter_mut().zip(&phase.experts) {
                 sum.count += tally.count;
@@ -355,7 +355,7 @@ impl Hotness {
             if self
                 .layers(Phases::All)
                 .iter()
-                .any(|&layer| self.is_untold(layer))
+                .any(|&layer| self.has_unknown_phase(layer))
             {
                 return Err(Error::NoPhases);
             }
@@ -402,10 +402,12 @@ impl Hotness {
     }
 
     /// Count and mass of each expert of a layer (`[n_expert]`) in tokens of unknown phase.
-    fn untold_experts(&self, layer: u32) -> Vec<Tally> {
-        let mut experts = vec![Tally::default(); self.n_expert() as usize];
+    fn experts_of_unknown_phase(&self, layer: u32) -> Vec<ExpertTally> {
+        let mut experts = vec![ExpertTally::default(); self.n_expert() as usize];
         let unknown = self.layers.get(layer as usize);
-        let unknown = unknown.into_iter().flat_map(|layer| &layer[UNTOLD].experts);
+        let unknown = unknown
+            .into_iter()
+            .flat_map(|layer| &layer[UNKNOWN_PHASE].experts);
         for (expert, tally) in experts.iter_mut().zip(unknown) {
             *expert = *tally;
         }
@@ -413,9 +415,9 @@ impl Hotness {
     }
 
     /// Whether a layer has choices of unknown phase.
-    fn is_untold(&self, layer: u32) -> bool {
+    fn has_unknown_phase(&self, layer: u32) -> bool {
         let layer = self.layers.get(layer as usize);
-        layer.is_some_and(|layer| !layer[UNTOLD].experts.is_empty())
+        layer.is_some_and(|layer| !layer[UNKNOWN_PHASE].experts.is_empty())
     }
 
     fn phases_of(&self, layer: u32, phases: Phases) -> impl Iterator<Item = &LayerPhase> {
@@ -446,9 +448,9 @@ impl LayerPhase {
     }
 
     #[inline]
-    fn expert(&mut self, expert: usize) -> &mut Tally {
+    fn expert(&mut self, expert: usize) -> &mut ExpertTally {
         if self.experts.len() <= expert {
-            self.experts.resize(expert + 1, Tally::default());
+            self.experts.resize(expert + 1, ExpertTally::default());
         }
         &mut self.experts[expert]
     }

@@ -6,7 +6,7 @@ use super::counting::Counter;
 use super::origin::Origin;
 use super::{Hotness, Phases};
 use crate::measures::{Spread, hottest};
-use crate::survey::{Choice, GroupBy, Options, Survey};
+use crate::survey::{GroupBy, SelectedExpert, Survey, SurveyOptions};
 
 const N_LAYER: u32 = 3;
 const N_EXPERT: u32 = 12;
@@ -42,11 +42,11 @@ fn counter() -> Counter {
     Counter::without_shape(Origin::of_foreign("".as_ref(), &Default::default()))
 }
 
-fn choices(tokens: &[Token]) -> Vec<Choice> {
+fn choices(tokens: &[Token]) -> Vec<SelectedExpert> {
     let tokens = (0u32..).zip(tokens);
     let choices = tokens.flat_map(|(token_id, token)| {
         let experts = (0..).zip(&token.experts);
-        experts.map(move |(slot, &expert)| Choice {
+        experts.map(move |(slot, &expert)| SelectedExpert {
             layer: token.layer,
             phase: token.phase,
             // Passes of up to three tokens.
@@ -62,7 +62,7 @@ fn choices(tokens: &[Token]) -> Vec<Choice> {
     choices.collect()
 }
 
-fn read(tokens: &[Token], options: Options) -> (Hotness, Survey) {
+fn read(tokens: &[Token], options: SurveyOptions) -> (Hotness, Survey) {
     let mut counter = counter();
     let mut survey = Survey::new(options);
     survey.begin_input();
@@ -79,7 +79,7 @@ fn read(tokens: &[Token], options: Options) -> (Hotness, Survey) {
 }
 
 fn hotness(tokens: &[Token]) -> Hotness {
-    read(tokens, Options::default()).0
+    read(tokens, SurveyOptions::default()).0
 }
 
 fn rows_of(tokens: &[Token], layer: u32) -> u64 {
@@ -89,7 +89,7 @@ fn rows_of(tokens: &[Token], layer: u32) -> u64 {
 proptest! {
     #[test]
     fn counts_of_a_layer_are_rows_times_k(tokens in tokens()) {
-        let (hotness, survey) = read(&tokens, Options::default());
+        let (hotness, survey) = read(&tokens, SurveyOptions::default());
         prop_assert_eq!(hotness.n_repeated(), 0);
         for layer in hotness.layers(Phases::All) {
             let rows = rows_of(&tokens, layer);
@@ -160,7 +160,7 @@ proptest! {
     #[test]
     fn parts_sum_to_the_whole(tokens in tokens(), size in 1..40u64, by in 0..3usize) {
         let by = [GroupBy::Phase, GroupBy::Sequence, GroupBy::Window(size)][by];
-        let options = Options { group_by: Some(by), folds: true, ..Options::default() };
+        let options = SurveyOptions { group_by: Some(by), folds: true, ..SurveyOptions::default() };
         let (hotness, survey) = read(&tokens, options);
         for layer in hotness.layers(Phases::All) {
             let whole = hotness.counts(layer, Phases::All);

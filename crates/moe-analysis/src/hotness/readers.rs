@@ -8,10 +8,10 @@ use moe_trace::tables::{ChoiceBatch, read_routing, routing_files};
 use moe_trace::{Error as TraceError, Run};
 use rayon::prelude::*;
 
-use super::counting::{Chosen, Counter, Pass};
+use super::counting::{Chosen, Counter, LayerPass};
 use super::origin::Origin;
-use super::{Error, Hotness, UNTOLD};
-use crate::survey::{Choice, Survey};
+use super::{Error, Hotness, UNKNOWN_PHASE};
+use crate::survey::{SelectedExpert, Survey};
 
 impl Hotness {
     /// Counts the records of a run, or of a bare trace. A survey takes the same choices.
@@ -28,9 +28,9 @@ impl Hotness {
             let Some(layer) = head.layer() else { continue };
             for token in operation.tokens() {
                 for expert in token.experts() {
-                    let choice = Choice {
+                    let choice = SelectedExpert {
                         layer: layer.into(),
-                        phase: told(token.head().phase),
+                        phase: phase_index(token.head().phase),
                         timestamp_ns: head.timestamp_ns.get(),
                         token_id: token.token_id(),
                         sequence_id: token.sequence_id(),
@@ -96,7 +96,7 @@ fn surveyed(path: &Path, survey: &mut Survey) -> Result<Option<Hotness>, Error> 
         let (token_id, sequence_id) = (batch.token_id(), batch.sequence_id());
         for row in 0..batch.len() {
             let pass = passes.at(row);
-            survey.choice(&Choice {
+            survey.choice(&SelectedExpert {
                 layer: pass.layer,
                 phase: pass.phase,
                 timestamp_ns: pass.timestamp_ns,
@@ -171,11 +171,11 @@ fn not_routing(error: TraceError) -> Error {
 }
 
 /// The index of a phase; a number that is none is out of range.
-fn told(phase: u8) -> usize {
+fn phase_index(phase: u8) -> usize {
     if phase <= PHASE_GENERATE {
         phase.into()
     } else {
-        UNTOLD + usize::from(phase)
+        UNKNOWN_PHASE + usize::from(phase)
     }
 }
 
@@ -220,12 +220,12 @@ impl Passes<'_> {
     }
 
     #[inline]
-    fn at(&self, row: usize) -> Pass {
-        Pass {
+    fn at(&self, row: usize) -> LayerPass {
+        LayerPass {
             layer: self.layer[row].into(),
             phase: match self.phase[row] {
-                PHASE_UNKNOWN => UNTOLD,
-                phase => told(phase),
+                PHASE_UNKNOWN => UNKNOWN_PHASE,
+                phase => phase_index(phase),
             },
             timestamp_ns: self.timestamp_ns[row],
         }

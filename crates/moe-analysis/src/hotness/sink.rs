@@ -6,8 +6,8 @@ use moe_trace::{CountRow, Facts, LayerRow, Phase, RoutingRow, Sink, SinkError};
 
 use super::counting::Counter;
 use super::origin::Origin;
-use super::{Error, Hotness, Tally, UNTOLD};
-use crate::survey::{Choice, Survey};
+use super::{Error, ExpertTally, Hotness, UNKNOWN_PHASE};
+use crate::survey::{SelectedExpert, Survey};
 
 /// Counts the rows of one trace as they come, whether it tells tokens or counts alone.
 pub struct RowCounter<'a> {
@@ -44,12 +44,12 @@ impl<'a> RowCounter<'a> {
 }
 
 fn index(phase: Option<Phase>) -> usize {
-    phase.map_or(UNTOLD, |phase| phase.number().into())
+    phase.map_or(UNKNOWN_PHASE, |phase| phase.number().into())
 }
 
 impl Sink for RowCounter<'_> {
     fn routing(&mut self, row: &RoutingRow) -> Result<(), SinkError> {
-        let choice = Choice {
+        let choice = SelectedExpert {
             layer: row.layer_id.into(),
             phase: index(row.phase),
             timestamp_ns: row.timestamp_ns.unwrap_or(0),
@@ -68,7 +68,7 @@ impl Sink for RowCounter<'_> {
     }
 
     fn count(&mut self, row: &CountRow) -> Result<(), SinkError> {
-        let tally = Tally {
+        let tally = ExpertTally {
             count: row.count,
             mass: row.mass.unwrap_or(0.0),
         };

@@ -2,7 +2,7 @@
 
 use moe_trace::transfers::{Span, Transfer};
 
-use super::Verdict;
+use super::OverlapVerdict;
 use crate::quantile::quantile;
 
 /// How long something took, over the times that it happened.
@@ -127,8 +127,8 @@ impl Figures {
     }
 
     /// Whether hiding worked, in a word and a line.
-    pub fn verdict(&self) -> Verdict {
-        Verdict::of(self)
+    pub fn verdict(&self) -> OverlapVerdict {
+        OverlapVerdict::of(self)
     }
 }
 

@@ -17,13 +17,13 @@ use moe_trace::transfers::Transfer;
 pub use figures::{Figures, Times};
 pub use passes::{bounds, passes, typical};
 pub use reads::{Reads, gate_up_bytes};
-pub use verdict::Verdict;
+pub use verdict::OverlapVerdict;
 
 use figures::Collector;
 
 /// The figures of one phase.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Report {
+pub struct OverlapReport {
     /// Number of passes.
     pub passes: u64,
     /// Of each layer, by its number.
@@ -33,7 +33,7 @@ pub struct Report {
 }
 
 /// The figures of a phase (`PHASE_PROMPT` or `PHASE_GENERATE` of `moe_trace::record`); `None` if it has no transfers.
-pub fn report(transfers: &[Transfer], phase: u8, reads: &Reads) -> Option<Report> {
+pub fn report(transfers: &[Transfer], phase: u8, reads: &Reads) -> Option<OverlapReport> {
     let mut layers: BTreeMap<u16, Collector> = BTreeMap::new();
     let mut all = Collector::default();
     for transfer in transfers.iter().filter(|transfer| transfer.phase == phase) {
@@ -44,7 +44,7 @@ pub fn report(transfers: &[Transfer], phase: u8, reads: &Reads) -> Option<Report
     }
     let of_phase = |pass: &&&[Transfer]| pass.first().is_some_and(|t| t.phase == phase);
     let finish = |collector: Collector| collector.finish(reads.memory_bytes_per_s);
-    (!layers.is_empty()).then(|| Report {
+    (!layers.is_empty()).then(|| OverlapReport {
         passes: passes(transfers).iter().filter(of_phase).count() as u64,
         layers: layers
             .into_iter()

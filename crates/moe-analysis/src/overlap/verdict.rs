@@ -9,7 +9,7 @@ const NEARLY_ALL: f64 = 0.9;
 
 /// What came of it; shares are of the transfers' time.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Verdict {
+pub enum OverlapVerdict {
     /// There was no transfer.
     Nothing,
     /// Windows are too short.
@@ -54,35 +54,35 @@ pub enum Verdict {
     },
 }
 
-impl Verdict {
-    pub(super) fn of(figures: &Figures) -> Verdict {
+impl OverlapVerdict {
+    pub(super) fn of(figures: &Figures) -> OverlapVerdict {
         let (Some(hidden), Some(hideable)) = (figures.hidden_share(), figures.hideable_share())
         else {
-            return Verdict::Nothing;
+            return OverlapVerdict::Nothing;
         };
         let alone = figures.memory_share().unwrap_or(0.0);
         let together = figures.memory_share_with_transfers().unwrap_or(0.0);
         if hideable < NEARLY_ALL {
-            Verdict::TooLong {
+            OverlapVerdict::TooLong {
                 transfer_ns: figures.transfer.mean_ns().unwrap_or(0.0),
                 window_ns: figures.window.mean_ns().unwrap_or(0.0),
                 hideable,
                 hidden,
             }
         } else if alone >= NEARLY_ALL {
-            Verdict::NoGain {
+            OverlapVerdict::NoGain {
                 memory: alone,
                 hidden,
             }
         } else if together >= NEARLY_ALL {
-            Verdict::MemoryFull {
+            OverlapVerdict::MemoryFull {
                 memory: together,
                 hidden,
             }
         } else if hidden >= NEARLY_ALL {
-            Verdict::Hidden { hidden }
+            OverlapVerdict::Hidden { hidden }
         } else {
-            Verdict::Missed {
+            OverlapVerdict::Missed {
                 hideable,
                 hidden,
                 delay_ns: figures.mean_delay_ns().unwrap_or(0.0),
@@ -93,25 +93,25 @@ impl Verdict {
     /// One word, for tables.
     pub fn word(&self) -> &'static str {
         match self {
-            Verdict::Nothing => "nothing",
-            Verdict::TooLong { .. } => "too_long",
-            Verdict::NoGain { .. } => "no_gain",
-            Verdict::MemoryFull { .. } => "memory_full",
-            Verdict::Hidden { .. } => "hidden",
-            Verdict::Missed { .. } => "missed",
+            OverlapVerdict::Nothing => "nothing",
+            OverlapVerdict::TooLong { .. } => "too_long",
+            OverlapVerdict::NoGain { .. } => "no_gain",
+            OverlapVerdict::MemoryFull { .. } => "memory_full",
+            OverlapVerdict::Hidden { .. } => "hidden",
+            OverlapVerdict::Missed { .. } => "missed",
         }
     }
 }
 
-impl Display for Verdict {
+impl Display for OverlapVerdict {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let percent = |share: f64| format!("{:.1} %", 100.0 * share);
         let us = |ns: f64| format!("{:.1} µs", ns * 1e-3);
         match *self {
-            Verdict::Nothing => {
+            OverlapVerdict::Nothing => {
                 f.write_str("nothing travelled: the host computed every down product")
             }
-            Verdict::TooLong {
+            OverlapVerdict::TooLong {
                 transfer_ns,
                 window_ns,
                 hideable,
@@ -124,26 +124,26 @@ impl Display for Verdict {
                 percent(hideable),
                 percent(hidden)
             ),
-            Verdict::NoGain { memory, hidden } => write!(
+            OverlapVerdict::NoGain { memory, hidden } => write!(
                 f,
                 "no gain: {} of the transfers lies under gate and up, but these alone use {} of the memory's bandwidth",
                 percent(hidden),
                 percent(memory)
             ),
-            Verdict::MemoryFull { memory, hidden } => write!(
+            OverlapVerdict::MemoryFull { memory, hidden } => write!(
                 f,
                 "the memory is full: {} of the transfers lies under gate and up, and together they use {} of its bandwidth; there is a gain only if the processor alone reads less",
                 percent(hidden),
                 percent(memory)
             ),
-            Verdict::Hidden { hidden } => {
+            OverlapVerdict::Hidden { hidden } => {
                 write!(
                     f,
                     "hidden: {} of the transfers lies under gate and up",
                     percent(hidden)
                 )
             }
-            Verdict::Missed {
+            OverlapVerdict::Missed {
                 hideable,
                 hidden,
                 delay_ns,

@@ -22,12 +22,12 @@ pub struct Batches {
     /// `[n_batches]`
     flags: Vec<u8>,
     look_ups: u64,
-    told: Told,
+    facts: TraceFacts,
 }
 
 /// What a trace tells beside its choices.
 #[derive(Debug, Clone)]
-pub(super) struct Told {
+pub(super) struct TraceFacts {
     /// `[n_layer]`: time from a layer's routing to the next one.
     pub(super) windows_s: Option<Vec<f64>>,
     /// Experts that a token chooses in a layer.
@@ -84,7 +84,7 @@ impl Batches {
         mut choices: Vec<u32>,
         ends: Vec<u32>,
         mut flags: Vec<u8>,
-        told: Told,
+        facts: TraceFacts,
     ) -> Batches {
         let mut look_ups = 0;
         // Number of the batch that looked an expert up last, from 1.
@@ -115,7 +115,7 @@ impl Batches {
             ends,
             flags,
             look_ups,
-            told,
+            facts,
         }
     }
 
@@ -126,7 +126,7 @@ impl Batches {
     /// and after the last layer the output, the sampling and the next token's way to its first routing. What the recorded
     /// program waited for is in it.
     pub fn windows_s(&self) -> Option<&[f64]> {
-        self.told.windows_s.as_deref()
+        self.facts.windows_s.as_deref()
     }
 
     /// The experts of the model.
@@ -181,7 +181,7 @@ impl Batches {
             let keys = self.experts.keys_of(layer);
             let keys = keys.start as usize..keys.end as usize;
             let choices: u64 = counts[keys.clone()].iter().sum();
-            let tokens = choices as f64 / f64::from(self.told.n_expert_used);
+            let tokens = choices as f64 / f64::from(self.facts.n_expert_used);
             for (share, &count) in shares[keys.clone()].iter_mut().zip(&counts[keys]) {
                 *share = (count as f64 / tokens.max(1.0)).min(1.0);
             }

@@ -9,7 +9,7 @@ use moe_placement::cache::Experts;
 use moe_placement::plan::ExpertSizes;
 use moe_trace::{CountRow, Facts, MAX_ID, Phase, RoutingRow, Sink, SinkError, TokenStarts};
 
-use super::batches::Told;
+use super::batches::TraceFacts;
 use super::windows::Windows;
 use super::{Batches, Error};
 
@@ -17,7 +17,7 @@ use super::{Batches, Error};
 const EXPERT_BITS: u32 = MAX_ID.trailing_zeros();
 
 /// Index of tokens of which it is not told whether they are of the prompt.
-const UNTOLD: u8 = 2;
+const UNKNOWN_PHASE: u8 = 2;
 
 /// Takes rows of routing and refuses counts. Blocks of an MTP head, which no cache of the model's layers has, are left out.
 #[derive(Debug, Default)]
@@ -86,7 +86,7 @@ impl Collector {
     }
 
     /// Sizes of all experts by what the trace tells of its layers; none where it does not tell.
-    pub fn told_sizes(&self) -> ExpertSizes {
+    pub fn stated_sizes(&self) -> ExpertSizes {
         let n_expert = self.facts.n_expert.unwrap_or(0).max(self.n_expert);
         let layers = self.facts.expert_bytes.iter();
         layers
@@ -107,7 +107,7 @@ impl Collector {
             let key = experts.key(layer, expert);
             *choice = key.ok_or(Error::NoSize { layer, expert })?;
         }
-        let told = Told {
+        let facts = TraceFacts {
             windows_s: self.windows.seconds(&experts),
             n_expert_used: self.n_expert_used.max(1),
         };
@@ -116,7 +116,7 @@ impl Collector {
             self.choices,
             self.ends,
             self.phases,
-            told,
+            facts,
         ))
     }
 
@@ -154,7 +154,7 @@ impl Sink for Collector {
             self.n_of_mtp_head += 1;
             return Ok(());
         }
-        let phase = row.phase.map_or(UNTOLD, Phase::number);
+        let phase = row.phase.map_or(UNKNOWN_PHASE, Phase::number);
         let group = match (row.timestamp_ns, row.phase) {
             (Some(time), _) => Group::Operation(row.layer_id, time),
             (None, Some(Phase::Prompt)) => Group::Prompt(row.sequence_id),

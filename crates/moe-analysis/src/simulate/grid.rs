@@ -10,7 +10,7 @@ use super::{Batches, Error, LruCurve, Outcome, replay};
 
 /// What policies are made from beside the trace.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct SimulateOptions {
     /// Observations of a learn file, for the policies that start from one.
     pub learn: Option<Arc<[LayerObservation]>>,
     /// Share of the look-ups that `static` learns from.
@@ -39,7 +39,7 @@ pub struct Row {
 pub fn setting(
     batches: &Batches,
     policies: &[PolicyName],
-    options: &Options,
+    options: &SimulateOptions,
 ) -> Result<Setting, Error> {
     let wants = |wanted: &[PolicyName]| policies.iter().any(|policy| wanted.contains(policy));
     let future = if wants(&[PolicyName::Belady, PolicyName::BeladySize]) {
@@ -65,7 +65,7 @@ pub fn simulate(
     batches: &Batches,
     budgets: &[u64],
     policies: &[PolicyName],
-    options: &Options,
+    options: &SimulateOptions,
 ) -> Result<Vec<Row>, Error> {
     let setting = setting(batches, policies, options)?;
     let lru = PolicyName::Whole(Online::Lru);

@@ -11,21 +11,21 @@ mod offload;
 mod prefetch;
 mod replay;
 mod sampled_lru;
+mod speed;
 mod windows;
-mod worth;
 
 use moe_gguf::text::counted;
 use moe_placement::cache::BuildError;
 
 pub use batches::{Batch, Batches, Needs};
 pub use collect::Collector;
-pub use grid::{Options, Row, setting, simulate};
+pub use grid::{Row, SimulateOptions, setting, simulate};
 pub use lru_curve::LruCurve;
 pub use offload::{BatchTime, MAX_BATCH, Offload};
 pub use prefetch::{Prefetch, Prefetched, prefetch};
 pub use replay::{Outcome, replay};
 pub use sampled_lru::{Estimate, sampled_lru};
-pub use worth::{ExpertTime, Machine, Speed};
+pub use speed::{ExpertTime, Machine, Speed};
 
 /// Why there is no simulation.
 #[derive(Debug, thiserror::Error)]

@@ -40,8 +40,9 @@ impl Windows {
         let others = all.sum::<f64>() / self.layers.len() as f64;
         let window = |index: usize| {
             let (layer, _) = experts.get(experts.keys_of(index).start);
-            let told = u16::try_from(layer).ok();
-            told.and_then(|layer| self.layers.get(&layer))
+            let layer_id = u16::try_from(layer).ok();
+            layer_id
+                .and_then(|layer| self.layers.get(&layer))
                 .map_or(others, |&layer| mean(layer))
         };
         (!self.layers.is_empty()).then(|| (0..experts.n_layer()).map(window).collect())

@@ -1,16 +1,16 @@
 //! Made-up traces whose figures are known beforehand.
 
 use super::*;
-use crate::survey::{Choice, Options, Survey};
+use crate::survey::{SelectedExpert, Survey, SurveyOptions};
 
 /// A survey of one layer: the experts of each token, and its sequence.
-fn survey(options: Options, tokens: impl IntoIterator<Item = (u32, Vec<u32>)>) -> Survey {
+fn survey(options: SurveyOptions, tokens: impl IntoIterator<Item = (u32, Vec<u32>)>) -> Survey {
     let mut survey = Survey::new(options);
     survey.begin_input();
     survey.begin_run();
     for (token, (sequence, experts)) in (0..).zip(tokens) {
         for (slot, expert) in (0..).zip(experts) {
-            survey.choice(&Choice {
+            survey.choice(&SelectedExpert {
                 layer: 0,
                 phase: 1,
                 timestamp_ns: 0,
@@ -28,15 +28,15 @@ fn survey(options: Options, tokens: impl IntoIterator<Item = (u32, Vec<u32>)>) -
 
 fn one_sequence(tokens: impl IntoIterator<Item = Vec<u32>>) -> Survey {
     survey(
-        Options::default(),
+        SurveyOptions::default(),
         tokens.into_iter().map(|experts| (0, experts)),
     )
 }
 
-fn folds() -> Options {
-    Options {
+fn folds() -> SurveyOptions {
+    SurveyOptions {
         folds: true,
-        ..Options::default()
+        ..SurveyOptions::default()
     }
 }
 
@@ -57,7 +57,7 @@ fn what_does_not_change_holds() {
         (0.5, 0.5, 0.25)
     );
     let trust = trust(&survey, 8);
-    assert_eq!((trust.verdict, trust.unsettled), (Verdict::Holds, 0));
+    assert_eq!((trust.verdict, trust.unsettled), (Stability::Holds, 0));
     // Expert 1 comes with the second token, and then 0 and 1 stay the hottest, by number or by id.
     assert_eq!(settling(&survey, 8)[0].settled, 2);
 }
@@ -73,7 +73,7 @@ fn another_half_does_not_hold() {
     // Four of sixteen: 0, 1 and two of the three others that share a half.
     let in_sample = split.of_percent(25).unwrap().in_sample;
     assert!((in_sample - (0.5 + 2.0 / 6.0)).abs() < 1e-12, "{in_sample}");
-    assert_eq!(trust(&survey, 16).verdict, Verdict::DoesNotHold);
+    assert_eq!(trust(&survey, 16).verdict, Stability::DoesNotHold);
 
     let drifts = drift(&survey, 16);
     let between = |from, to| {
@@ -103,7 +103,7 @@ fn verdicts_go_by_the_gain_over_an_even_router() {
     let split = split_by_time(&survey, 8, 0.5).unwrap();
     let hot = split.of_percent(25).unwrap();
     assert_eq!((hot.in_sample, hot.out_of_sample), (1.0, 0.5));
-    assert_eq!(trust(&survey, 8).verdict, Verdict::DoesNotHold);
+    assert_eq!(trust(&survey, 8).verdict, Stability::DoesNotHold);
     let survey = one_sequence((0..120).map(|token| {
         if token >= 60 && token % 4 == 1 {
             vec![2, 3]
@@ -111,22 +111,29 @@ fn verdicts_go_by_the_gain_over_an_even_router() {
             vec![0, 1]
         }
     }));
-    assert_eq!(trust(&survey, 8).verdict, Verdict::HoldsInPart);
+    assert_eq!(trust(&survey, 8).verdict, Stability::HoldsInPart);
 }
 
 #[test]
-fn few_tokens_and_even_routers_are_told() {
+fn reports_short_traces_and_uniform_routers() {
     let few = one_sequence(steady(38));
-    assert_eq!(trust(&few, 8).verdict, Verdict::TooShort, "19 · 2 / 8 < 5");
-    assert_eq!(trust(&one_sequence(steady(40)), 8).verdict, Verdict::Holds);
+    assert_eq!(
+        trust(&few, 8).verdict,
+        Stability::TooShort,
+        "19 · 2 / 8 < 5"
+    );
+    assert_eq!(
+        trust(&one_sequence(steady(40)), 8).verdict,
+        Stability::Holds
+    );
     assert_eq!(
         trust(&one_sequence(steady(1)), 8).verdict,
-        Verdict::TooShort
+        Stability::TooShort
     );
 
     let even = one_sequence((0..80).map(|token| vec![token % 8, (token + 4) % 8]));
-    assert_eq!(trust(&even, 8).verdict, Verdict::Even);
-    assert_eq!(trust(&one_sequence([]), 8).verdict, Verdict::Unordered);
+    assert_eq!(trust(&even, 8).verdict, Stability::Even);
+    assert_eq!(trust(&one_sequence([]), 8).verdict, Stability::Unordered);
 }
 
 /// Three sequences with one expert each of their own and one that all share: learned on two of them, a set of 1 expert covers the

@@ -8,7 +8,7 @@ use crate::survey::Survey;
 /// (the rule of five of the chi-square test, Cochran 1954).
 const ENOUGH: f64 = 5.0;
 /// A hot set that covers less than this beyond an even router's share is not worth a cache.
-const WORTHWHILE: f64 = 0.05;
+const MIN_GAIN: f64 = 0.05;
 /// Part of the gain over an even router that must be left in the second half.
 const HOLDS: f64 = 0.9;
 /// Below this, what was learned is mostly lost.
@@ -16,7 +16,7 @@ const HOLDS_IN_PART: f64 = 0.6;
 
 /// How far to trust a trace. The bounds are choices of this program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum Stability {
     /// Counts without order tell nothing of time.
     Unordered,
     /// Fewer than five choices an expert in one of the halves.
@@ -35,7 +35,7 @@ pub enum Verdict {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Trust {
     /// The verdict.
-    pub verdict: Verdict,
+    pub verdict: Stability,
     /// Tokens of the layer that routed most.
     pub rows: u64,
     /// Learned on the first half, tested on the second.
@@ -59,15 +59,15 @@ pub fn trust(survey: &Survey, n_expert: u32) -> Trust {
     }
 }
 
-fn verdict(survey: &Survey, n_expert: u32, split: Option<&Split>) -> Verdict {
+fn verdict(survey: &Survey, n_expert: u32, split: Option<&Split>) -> Stability {
     if !survey.is_ordered() {
-        return Verdict::Unordered;
+        return Stability::Unordered;
     }
     let Some(split) = split else {
-        return Verdict::TooShort;
+        return Stability::TooShort;
     };
     let Some(hot) = split.of_percent(HOT_PERCENT) else {
-        return Verdict::TooShort;
+        return Stability::TooShort;
     };
     let choices = survey.layers().into_iter().map(|layer| {
         let windows = survey.windows();
@@ -77,15 +77,15 @@ fn verdict(survey: &Survey, n_expert: u32, split: Option<&Split>) -> Verdict {
     let n_expert_used = choices.fold(0.0, f64::max);
     let rows = split.rows_learned.min(split.rows_tested) as f64;
     if rows * n_expert_used / f64::from(n_expert.max(1)) < ENOUGH {
-        return Verdict::TooShort;
+        return Stability::TooShort;
     }
     let gain = hot.in_sample - hot.uniform;
-    if gain < WORTHWHILE {
-        return Verdict::Even;
+    if gain < MIN_GAIN {
+        return Stability::Even;
     }
     match (hot.out_of_sample - hot.uniform) / gain {
-        kept if kept >= HOLDS => Verdict::Holds,
-        kept if kept >= HOLDS_IN_PART => Verdict::HoldsInPart,
-        _ => Verdict::DoesNotHold,
+        kept if kept >= HOLDS => Stability::Holds,
+        kept if kept >= HOLDS_IN_PART => Stability::HoldsInPart,
+        _ => Stability::DoesNotHold,
     }
 }

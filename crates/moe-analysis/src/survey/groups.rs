@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::hotness::Tally;
+use crate::hotness::ExpertTally;
 
 /// Tallies held, at most: 256 MiB of them.
 const MAX_CELLS: usize = 1 << 24;
@@ -25,7 +25,7 @@ pub struct Groups {
 struct GroupLayer {
     rows: u64,
     /// `[up to n_expert]`
-    experts: Vec<Tally>,
+    experts: Vec<ExpertTally>,
 }
 
 impl Groups {
@@ -38,7 +38,7 @@ impl Groups {
     ) -> Result<(), usize> {
         self.layer(name, layer)?.rows += 1;
         for &(expert, mass) in experts {
-            let tally = Tally { count: 1, mass };
+            let tally = ExpertTally { count: 1, mass };
             self.add_count(name, layer, expert, tally)?;
         }
         Ok(())
@@ -50,7 +50,7 @@ impl Groups {
         name: &str,
         layer: u32,
         expert: u32,
-        tally: Tally,
+        tally: ExpertTally,
     ) -> Result<(), usize> {
         let n_cells = self.n_cells;
         let experts = &mut self.layer(name, layer)?.experts;
@@ -60,7 +60,7 @@ impl Groups {
             return Err(self.names.len());
         }
         if more > 0 {
-            experts.resize(expert + 1, Tally::default());
+            experts.resize(expert + 1, ExpertTally::default());
         }
         let sum = &mut experts[expert];
         sum.count = sum.count.saturating_add(tally.count);
@@ -102,7 +102,7 @@ impl Groups {
     }
 
     /// Count and mass of the experts of a layer in a group, up to the highest that was chosen.
-    pub fn experts(&self, group: usize, layer: u32) -> &[Tally] {
+    pub fn experts(&self, group: usize, layer: u32) -> &[ExpertTally] {
         self.get(group, layer).map_or(&[], |layer| &layer.experts)
     }
 

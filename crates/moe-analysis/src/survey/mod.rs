@@ -13,12 +13,12 @@ use std::collections::HashMap;
 
 use moe_trace::{TokenKey, TokenStarts};
 
-use crate::hotness::{Phases, Tally};
+use crate::hotness::{ExpertTally, Phases};
 
 pub use distinct::{BATCHES, Distinct};
 pub use groups::Groups;
 pub use labels::{LabelFault, Labels};
-pub use order::Order;
+pub use order::TokenPairs;
 pub use windows::Windows;
 
 /// Sequences are dealt into so many folds to learn on the others of, at most.
@@ -65,7 +65,7 @@ pub enum Error {
 
 /// One expert of one token in one layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Choice {
+pub struct SelectedExpert {
     /// Block number.
     pub layer: u32,
     /// 0 prompt, 1 generate, 2 unknown.
@@ -84,7 +84,7 @@ pub struct Choice {
     pub weight: Option<f64>,
 }
 
-impl Choice {
+impl SelectedExpert {
     /// The token in its layer.
     pub fn token(&self) -> TokenKey {
         TokenKey {
@@ -124,7 +124,7 @@ impl GroupBy {
 
 /// What to look at.
 #[derive(Debug, Clone, Default)]
-pub struct Options {
+pub struct SurveyOptions {
     /// Tokens that count; all by default.
     pub phases: Phases,
     /// Split the matrix.
@@ -150,23 +150,23 @@ struct Token {
 
 /// What is known of a layer from the order of its tokens.
 #[derive(Debug, Clone, Default)]
-struct Layer {
+struct LayerSurvey {
     rows: u64,
-    order: Order,
+    order: TokenPairs,
     distinct: Distinct,
 }
 
 /// The survey of one or several inputs of one model.
 #[derive(Debug, Default)]
 pub struct Survey {
-    options: Options,
+    options: SurveyOptions,
     /// Inputs begun.
     n_inputs: usize,
     /// Runs begun: a dataset holds several.
     n_runs: usize,
     token: Token,
     starts: TokenStarts,
-    layers: Vec<Layer>,
+    layers: Vec<LayerSurvey>,
     windows: Windows,
     /// (run, sequence) → in the order of their coming
     sequences: HashMap<(usize, u32), usize>,
@@ -180,7 +180,7 @@ pub struct Survey {
 
 impl Survey {
     /// A survey of nothing yet.
-    pub fn new(options: Options) -> Survey {
+    pub fn new(options: SurveyOptions) -> Survey {
         Survey {
             options,
             ..Survey::default()
@@ -200,7 +200,7 @@ impl Survey {
     }
 
     /// Takes a choice whose ids are in range. A layer's tokens come in the order of the trace, a token's experts by slot.
-    pub(crate) fn choice(&mut self, choice: &Choice) {
+    pub(crate) fn choice(&mut self, choice: &SelectedExpert) {
         if !self.options.phases.has(choice.phase) {
             return;
         }
@@ -221,7 +221,7 @@ impl Survey {
     }
 
     /// Takes a count of a trace without order, whose ids are in range.
-    pub(crate) fn count(&mut self, layer: u32, phase: usize, expert: u32, tally: Tally) {
+    pub(crate) fn count(&mut self, layer: u32, phase: usize, expert: u32, tally: ExpertTally) {
         if !self.options.phases.has(phase) {
             return;
         }
@@ -259,7 +259,7 @@ impl Survey {
     fn take(&mut self, token: &Token) {
         let index = token.layer as usize;
         if self.layers.len() <= index {
-            self.layers.resize_with(index + 1, Layer::default);
+            self.layers.resize_with(index + 1, LayerSurvey::default);
         }
         let layer = &mut self.layers[index];
         let row = layer.rows;
@@ -373,7 +373,7 @@ impl Survey {
     }
 
     /// Consecutive tokens of a layer.
-    pub fn order(&self, layer: u32) -> Option<&Order> {
+    pub fn order(&self, layer: u32) -> Option<&TokenPairs> {
         self.layer(layer).map(|layer| &layer.order)
     }
 
@@ -387,7 +387,7 @@ impl Survey {
         &self.windows
     }
 
-    /// The parts that [`Options::group_by`] asked for.
+    /// The parts that [`SurveyOptions::group_by`] asked for.
     pub fn groups(&self) -> &Groups {
         match self.options.group_by {
             Some(GroupBy::Label) => &self.by_label,
@@ -405,7 +405,7 @@ impl Survey {
         &self.by_label
     }
 
-    fn layer(&self, layer: u32) -> Option<&Layer> {
+    fn layer(&self, layer: u32) -> Option<&LayerSurvey> {
         self.layers.get(layer as usize)
     }
 }

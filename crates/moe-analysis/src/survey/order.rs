@@ -5,7 +5,7 @@ const MAX_OPEN: usize = 64;
 
 /// Consecutive tokens of a layer: positions p and p + 1 of one sequence.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Order {
+pub struct TokenPairs {
     /// Pairs of consecutive tokens.
     pub pairs: u64,
     /// Experts that the second tokens of the pairs chose.
@@ -32,7 +32,7 @@ struct Last {
     top_two: [Option<u32>; 2],
 }
 
-impl Order {
+impl TokenPairs {
     /// Takes a token's experts, best first; `top_two` are those of slots 0 and 1, `None` if the trace lacks the slot.
     pub(super) fn add(
         &mut self,
@@ -86,7 +86,7 @@ impl Order {
     }
 
     /// Adds the pairs of another layer.
-    pub fn merge(&mut self, other: &Order) {
+    pub fn merge(&mut self, other: &TokenPairs) {
         self.pairs += other.pairs;
         self.chosen += other.chosen;
         self.shared += other.shared;
@@ -123,8 +123,8 @@ fn ratio(part: u64, whole: u64) -> Option<f64> {
 mod tests {
     use super::*;
 
-    fn order(tokens: &[(u32, u32, [u32; 3])]) -> Order {
-        let mut order = Order::default();
+    fn order(tokens: &[(u32, u32, [u32; 3])]) -> TokenPairs {
+        let mut order = TokenPairs::default();
         for &(sequence, token, experts) in tokens {
             let top_two = [Some(experts[0]), Some(experts[1])];
             order.add(
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn interleaved_sequences_are_told_apart() {
+    fn distinguishes_interleaved_sequences() {
         let tokens = [
             (0, 0, [1, 2, 3]),
             (7, 0, [4, 5, 6]),
@@ -168,7 +168,7 @@ mod tests {
     /// Tokens of a rank that lacks the first choice of the second token and the second choice of the fourth.
     #[test]
     fn missing_slots_are_not_first_choices() {
-        let mut order = Order::default();
+        let mut order = TokenPairs::default();
         let tokens = [
             ([1, 2], [Some(1), Some(2)]),
             ([1, 3], [None, Some(1)]),
@@ -186,13 +186,13 @@ mod tests {
     }
 
     #[test]
-    fn without_pairs_nothing_is_told() {
+    fn reports_nothing_without_pairs() {
         assert_eq!(order(&[(0, 0, [1, 2, 3])]).overlap(), None);
     }
 
     #[test]
     fn memory_is_bounded() {
-        let mut order = Order::default();
+        let mut order = TokenPairs::default();
         for sequence in 0..1000 {
             order.add((1, sequence), 0, &[(1, 0.0)], [Some(1), None]);
         }

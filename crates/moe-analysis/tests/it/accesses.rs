@@ -240,7 +240,7 @@ fn bytes_are_those_of_the_experts_chosen_once() {
 }
 
 #[test]
-fn seeks_are_told_by_direction_and_distance() {
+fn classifies_seeks_by_direction_and_distance() {
     let gguf = gguf();
     let at = |i: u64| At {
         start: i,
@@ -287,7 +287,7 @@ fn working_sets_count_what_is_read_twice_once() {
     let sizes = sizes();
     let sets = report_on(&known(), &[1, 2, 3, 4]).working_sets;
     let (x, q) = (sizes.expert, 2 * sizes.q);
-    let told: Vec<_> = sets
+    let found: Vec<_> = sets
         .iter()
         .map(|s| {
             (
@@ -301,7 +301,7 @@ fn working_sets_count_what_is_read_twice_once() {
         })
         .collect();
     assert_eq!(
-        told,
+        found,
         [
             (1, 3, 3 * (4 * x + q), 4 * x + q, 4 * x + q, 12),
             // Experts 1 3 4 and 5 7 8 9; the third token is left over.
@@ -386,7 +386,7 @@ fn reuse_distances_count_tokens_and_the_bytes_between() {
 fn a_layers_span_is_from_its_first_access_to_the_end_of_its_last() {
     let spans = report_on(&known(), &[]).spans;
     // Queries at 10 and three products behind them, the last from 40 to 44.
-    let told: Vec<_> = spans
+    let found: Vec<_> = spans
         .iter()
         .map(|s| {
             (
@@ -399,7 +399,7 @@ fn a_layers_span_is_from_its_first_access_to_the_end_of_its_last() {
         })
         .collect();
     assert_eq!(
-        told,
+        found,
         [
             (0, 0, 1, 34, 34),
             (0, 1, 3, 34, 34),
@@ -441,7 +441,7 @@ fn what_is_not_in_the_map_is_listed_and_counts_nowhere() {
 }
 
 #[test]
-fn runs_that_tell_nothing_are_refused() {
+fn refuses_runs_without_accesses() {
     let tmp = tempfile::tempdir().unwrap();
     let run = run_of(&tmp.path().join("empty"), &[]);
     assert!(matches!(report(&run, &[]), Err(Error::Empty { .. })));

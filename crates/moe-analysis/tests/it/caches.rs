@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use moe_analysis::simulate::{
-    Batches, Collector, LruCurve, Options, Prefetch, Prefetched, prefetch, replay, simulate,
+    Batches, Collector, LruCurve, Prefetch, Prefetched, SimulateOptions, prefetch, replay, simulate,
 };
 use moe_placement::cache::{Access, Changes, Key, Online, PolicyName, Setting};
 use moe_placement::predict::PredictorName;
@@ -16,8 +16,8 @@ fn batches(made: &[Made], bytes: impl Fn(u32, u32) -> u64) -> Batches {
     batches_of(made, u32::from(N_LAYER), N_EXPERT, bytes)
 }
 
-fn options() -> Options {
-    Options {
+fn options() -> SimulateOptions {
+    SimulateOptions {
         learn: None,
         first: 0.1,
         update_rate: 0.1,
@@ -134,10 +134,9 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn what_a_policy_tells_is_what_it_holds(made in traces(6), budget in 0u64..70, mixed: bool) {
-        let batches = batches(&made, |layer, expert| match mixed {
-            true => u64::from(1 + layer * 2 + expert % 2),
-            false => 3,
+    fn reported_changes_match_the_cached_experts(made in traces(6), budget in 0u64..70, mixed: bool) {
+        let batches = batches(&made, |layer, expert| {
+            if mixed { u64::from(1 + layer * 2 + expert % 2) } else { 3 }
         });
         for policy in policies() {
             check_slots(&batches, policy, budget);

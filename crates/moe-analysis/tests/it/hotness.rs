@@ -10,14 +10,14 @@ use moe_trace::tables::{TableOptions, write_tables};
 use moe_trace::{Manifest, Run, RunOptions, RunWriter, TensorAccessLog, ops};
 
 /// One pass of a layer: its tokens' experts, each with the weight 1 / (slot + 1).
-struct Pass {
+struct WrittenPass {
     layer: u16,
     phase: u8,
     tokens: Vec<Vec<i32>>,
 }
 
-fn pass(layer: u16, phase: u8, tokens: &[&[i32]]) -> Pass {
-    Pass {
+fn pass(layer: u16, phase: u8, tokens: &[&[i32]]) -> WrittenPass {
+    WrittenPass {
         layer,
         phase,
         tokens: tokens.iter().map(|token| token.to_vec()).collect(),
@@ -25,7 +25,7 @@ fn pass(layer: u16, phase: u8, tokens: &[&[i32]]) -> Pass {
 }
 
 /// Writes passes as a run of a model with `n_expert` experts (0: not told), each as the operations `projections`.
-fn write_run(dir: &Path, n_expert: u32, projections: &[&str], passes: &[Pass]) -> Run {
+fn write_run(dir: &Path, n_expert: u32, projections: &[&str], passes: &[WrittenPass]) -> Run {
     let n_expert_used = passes
         .iter()
         .flat_map(|pass| &pass.tokens)
@@ -60,7 +60,7 @@ fn write_run(dir: &Path, n_expert: u32, projections: &[&str], passes: &[Pass]) -
 }
 
 fn record(
-    pass: &Pass,
+    pass: &WrittenPass,
     projection: &str,
     clock: u64,
     token: u32,

@@ -38,9 +38,12 @@ pub fn batches_of(
 /// Up to 119 batches of up to `most` choices, from [`N_LAYER`] layers of [`N_EXPERT`] experts.
 pub fn traces(most: usize) -> impl Strategy<Value = Vec<Made>> {
     let experts = prop::collection::vec(0..N_EXPERT, 1..=most);
-    let phase = prop::bool::ANY.prop_map(|is_prompt| match is_prompt {
-        true => Phase::Prompt,
-        false => Phase::Generate,
+    let phase = prop::bool::ANY.prop_map(|is_prompt| {
+        if is_prompt {
+            Phase::Prompt
+        } else {
+            Phase::Generate
+        }
     });
     prop::collection::vec((0..N_LAYER, phase, experts), 1..120)
 }

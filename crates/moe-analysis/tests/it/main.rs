@@ -1,5 +1,7 @@
 //! Tests of the public interface, in one binary.
 
+#![allow(clippy::unwrap_used)]
+
 mod accesses;
 mod caches;
 mod diff;
@@ -7,4 +9,4 @@ mod hotness;
 mod made;
 mod overlap;
 mod sampled;
-mod worth;
+mod speed;

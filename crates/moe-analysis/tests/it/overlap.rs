@@ -1,6 +1,6 @@
 //! Figures of transfers, against values computed by hand.
 
-use moe_analysis::overlap::{self, Reads, Report, Verdict};
+use moe_analysis::overlap::{self, OverlapReport, OverlapVerdict, Reads};
 use moe_gguf::GgmlType;
 use moe_gguf::map::{Category, MapRow, OffsetMap, Projection};
 
@@ -85,7 +85,7 @@ fn example() -> Vec<Transfer> {
     ]
 }
 
-fn generated(transfers: &[Transfer], reads: &Reads) -> Report {
+fn generated(transfers: &[Transfer], reads: &Reads) -> OverlapReport {
     overlap::report(transfers, PHASE_GENERATE, reads).unwrap()
 }
 
@@ -187,7 +187,7 @@ fn hidden_and_a_full_memory() {
     let (alone, together, found) = verdict(5000.0, Some(40.0));
     assert_close(alone, 0.5);
     assert_close(together, 0.7);
-    assert_eq!(found, Verdict::Hidden { hidden: 1.0 });
+    assert_eq!(found, OverlapVerdict::Hidden { hidden: 1.0 });
     let (alone, together, found) = verdict(5000.0, Some(30.0));
     assert_close(alone, 2.0 / 3.0);
     assert_close(together, 28.0 / 30.0);
@@ -214,7 +214,7 @@ fn nothing_travelled() {
     let all = generated(&transfers, &Reads::default()).all;
     assert_eq!((all.hidden_share(), all.link_bytes_per_s()), (None, None));
     assert_close(all.fallback_rate(), 1.0);
-    assert_eq!(all.verdict(), Verdict::Nothing);
+    assert_eq!(all.verdict(), OverlapVerdict::Nothing);
     assert_eq!(
         overlap::report(&transfers, PHASE_PROMPT, &Reads::default()),
         None

@@ -19,9 +19,8 @@ proptest! {
     /// Whatever the sizes, and batches larger than the budget and all.
     #[test]
     fn a_sample_of_all_is_lru(made in traces(7), mixed: bool) {
-        let batches = batches_of(&made, 3, 8, |layer, expert| match mixed {
-            true => u64::from(1 + layer * 2 + expert % 3),
-            false => 5,
+        let batches = batches_of(&made, 3, 8, |layer, expert| {
+            if mixed { u64::from(1 + layer * 2 + expert % 3) } else { 5 }
         });
         let budgets: Vec<u64> = (0..130).rev().step_by(3).collect();
         for estimate in sampled_lru(&batches, &budgets, 1.0, 7).unwrap() {
@@ -84,7 +83,7 @@ fn against_exact(batches: &Batches, rate: f64) -> Vec<(Estimate, f64)> {
 
 /// Of intervals of 95 % nine in ten hold the truth, at the least: those of neighbouring budgets go together.
 #[test]
-fn the_told_error_holds_the_truth() {
+fn the_printed_error_bounds_the_exact_value() {
     let batches = tokens(1500);
     let mut widths = Vec::new();
     for rate in [0.25, 0.5] {

@@ -75,7 +75,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     }
     let export = Export::new(&input, &options)?;
     if let Input::Foreign(_) = input {
-        traces::tell(ctx, path, &export.summary);
+        traces::report_import(ctx, path, &export.summary);
     }
     let (losses, n_removed) = writer.write(&export, out, args.force)?;
     ctx.remark(format_args!("wrote {} ({to})", out.display()));

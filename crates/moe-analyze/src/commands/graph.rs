@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use moe_gguf::text::counted;
-use moe_trace::Manifest;
 use moe_trace::graph::{self, Graph};
-use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
+use moe_trace::{Manifest, Phase};
 
 use crate::context::Context;
 use crate::exit_status::ExitStatus;
 use crate::files::{self, OutputPath};
 use crate::output;
+use crate::phase_choice::one_phase;
 use crate::traces::{self, OpsArgs};
 
 /// Write the computation graph of a prompt or of a decode pass, as DOT or as JSON
@@ -23,8 +23,8 @@ pub struct Args {
     /// A run directory, or a trace
     run: PathBuf,
     /// Which pass: the prompt's, or one of a generated token
-    #[arg(long, value_enum, default_value_t = PhaseChoice::Decode)]
-    phase: PhaseChoice,
+    #[arg(long, value_parser = one_phase(), default_value = "generate")]
+    phase: Phase,
     /// Format on stdout, or of --out where its extension is another [default: dot]
     #[arg(short, long = "output", value_enum, value_name = "FORMAT")]
     output: Option<GraphFormat>,
@@ -39,29 +39,6 @@ pub struct Args {
     force: bool,
     #[command(flatten)]
     ops: OpsArgs,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum PhaseChoice {
-    Prompt,
-    #[value(alias = "generate")]
-    Decode,
-}
-
-impl PhaseChoice {
-    fn number(self) -> u8 {
-        match self {
-            PhaseChoice::Prompt => PHASE_PROMPT,
-            PhaseChoice::Decode => PHASE_GENERATE,
-        }
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            PhaseChoice::Prompt => "prompt",
-            PhaseChoice::Decode => "decode",
-        }
-    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -133,10 +110,13 @@ fn read(args: &Args, ctx: &Context) -> anyhow::Result<Graph> {
         run.trace.path().display()
     ));
     graph::reconstruct(&run, phase).with_context(|| {
+        let pass = match args.phase {
+            Phase::Prompt => "prompt",
+            Phase::Generate => "decode",
+        };
         format!(
-            "{} has no {} pass; choose the other --phase, or record more tokens",
-            args.run.display(),
-            args.phase.name()
+            "{} has no {pass} pass; choose the other --phase, or record more tokens",
+            args.run.display()
         )
     })
 }

@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use moe_executor::cpu::threads::n_cores;
 use moe_gguf::text::counted;
 use moe_placement::json;
-use moe_synth::model::{Options, Spec, Synth};
+use moe_synth::model::{Spec, Synth, SynthOptions};
 use moe_trace::bounded;
 
 use crate::context::Context;
@@ -80,7 +80,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     files::check_output(&args.out, args.force)?;
     let synth = Synth::new(
         &spec(&args)?,
-        Options {
+        SynthOptions {
             seed: args.seed,
             zipf: args.zipf,
         },
@@ -107,9 +107,10 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         args.out.display(),
         counted(synth.tensors().len(), "tensor"),
         human_bytes(size),
-        match args.sparse {
-            true => ", all but the header a hole".to_owned(),
-            false => format!(", {:.0} MB/s", size as f64 / 1e6 / seconds.max(1e-9)),
+        if args.sparse {
+            ", all but the header a hole".to_owned()
+        } else {
+            format!(", {:.0} MB/s", size as f64 / 1e6 / seconds.max(1e-9))
         }
     ));
     Ok(ExitStatus::Done)

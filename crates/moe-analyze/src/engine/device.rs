@@ -240,11 +240,11 @@ impl DeviceArgs {
         {
             ctx.remark(small);
         }
-        let about = device.gpu().about();
+        let info = device.gpu().info();
         ctx.remark(format_args!(
             "{}, {:.1} GiB, policy {}",
-            about.name,
-            about.memory_bytes as f64 / (1u64 << 30) as f64,
+            info.name,
+            info.memory_bytes as f64 / (1u64 << 30) as f64,
             self.policy_name()
         ));
         if self.policy() != Policy::Cpu && self.keeps_experts_with_host() {
@@ -374,9 +374,10 @@ impl DeviceArgs {
 
 /// An error of the GPU that was asked for, and the options that avoid it.
 fn with_advice(error: &cuda::Error) -> String {
-    let options = match error.is_out_of_memory() {
-        true => "lower --n-gpu-layers, add --cpu-moe, or run with --device cpu",
-        false => "or run with --device cpu",
+    let options = if error.is_out_of_memory() {
+        "lower --n-gpu-layers, add --cpu-moe, or run with --device cpu"
+    } else {
+        "or run with --device cpu"
     };
     format!("--device cuda: {error}; {options}")
 }

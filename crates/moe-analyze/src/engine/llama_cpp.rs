@@ -1,7 +1,7 @@
 //! llama.cpp as an engine.
 
 use anyhow::{Context, bail};
-use moe_engine::{About, Engine, Error, Mode, Setup};
+use moe_engine::{Engine, EngineInfo, Error, Mode, Setup};
 use moe_gguf::Gguf;
 use moe_llama_cpp::{Model, OpNumbers, Params, Recording, Session};
 
@@ -10,7 +10,7 @@ pub struct LlamaCpp<'g> {
     gguf: &'g Gguf,
     model: Model,
     n_threads: u32,
-    about: About,
+    info: EngineInfo,
 }
 
 impl<'g> LlamaCpp<'g> {
@@ -32,11 +32,12 @@ impl<'g> LlamaCpp<'g> {
             Ok(usize::try_from(number.unwrap_or(0))?)
         };
         // llama.cpp reads ahead as it maps.
-        let flags = match cfg!(target_os = "linux") {
-            true => &["MAP_SHARED", "MAP_POPULATE"][..],
-            false => &["MAP_SHARED"],
+        let flags = if cfg!(target_os = "linux") {
+            &["MAP_SHARED", "MAP_POPULATE"][..]
+        } else {
+            &["MAP_SHARED"]
         };
-        let about = About {
+        let info = EngineInfo {
             name: "llama.cpp".to_owned(),
             version: moe_llama_cpp::version(),
             arch: arch.to_owned(),
@@ -52,14 +53,14 @@ impl<'g> LlamaCpp<'g> {
             gguf,
             model,
             n_threads: n_threads as u32,
-            about,
+            info,
         })
     }
 }
 
 impl Engine for LlamaCpp<'_> {
-    fn about(&self) -> &About {
-        &self.about
+    fn info(&self) -> &EngineInfo {
+        &self.info
     }
 
     fn encode(&self, text: &str) -> moe_engine::Result<Vec<u32>> {

@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use moe_engine::{About, Engine, Error, Mode, Setup};
+use moe_engine::{Engine, EngineInfo, Error, Mode, Setup};
 use moe_executor::cpu::threads::Threads;
 use moe_executor::cuda::Device;
 use moe_executor::recorder::Recorder;
@@ -24,7 +24,7 @@ pub struct Native<'g> {
     threads: Threads,
     device: DeviceArgs,
     ctx: Context,
-    about: About,
+    info: EngineInfo,
 }
 
 impl<'g> Native<'g> {
@@ -38,13 +38,13 @@ impl<'g> Native<'g> {
         device.check()?;
         let model = Model::load(gguf)?;
         print_warnings(&model, &ctx);
-        let about = about(&model);
+        let info = info(&model);
         Ok(Native {
             model,
             threads: Threads::new(n_threads)?,
             device,
             ctx,
-            about,
+            info,
         })
     }
 }
@@ -58,9 +58,9 @@ pub fn print_warnings(model: &Model, ctx: &Context) {
 }
 
 /// What the executor says of itself and of a model.
-pub fn about(model: &Model) -> About {
+pub fn info(model: &Model) -> EngineInfo {
     let hp = model.hparams();
-    About {
+    EngineInfo {
         name: "moe-analyze".to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         arch: hp.arch.clone(),
@@ -70,13 +70,13 @@ pub fn about(model: &Model) -> About {
         n_vocab: hp.n_vocab,
         n_ctx_train: hp.n_ctx_train,
         mmap: vec!["MAP_SHARED".to_owned()],
-        ..About::default()
+        ..EngineInfo::default()
     }
 }
 
 impl Engine for Native<'_> {
-    fn about(&self) -> &About {
-        &self.about
+    fn info(&self) -> &EngineInfo {
+        &self.info
     }
 
     fn encode(&self, text: &str) -> moe_engine::Result<Vec<u32>> {

@@ -43,7 +43,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_does_not_is_told_with_what_would() {
+    fn prints_a_size_that_would_fit() {
         let some = verdict((4 << 20) - 1, 1 << 20, 4).unwrap();
         assert!(
             some.contains("room for 3 of the down matrices of a token's 4 experts"),

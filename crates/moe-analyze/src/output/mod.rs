@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cause_is_told_once() {
+    fn prints_each_cause_once() {
         let cause = io::Error::other("disk\nfull");
         let error = anyhow::Error::new(cause)
             .context("a: disk full")

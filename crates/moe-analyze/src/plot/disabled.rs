@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use anyhow::anyhow;
-use moe_analysis::overlap::Report;
+use moe_analysis::overlap::OverlapReport;
 use moe_files::AtomicFile;
 use moe_trace::buffers::Timeline;
 use moe_trace::transfers::Transfer;
@@ -96,7 +96,7 @@ impl Occupancy {
 pub struct PassTimeline;
 
 impl PassTimeline {
-    pub fn new(_title: String, _pass: &[Transfer], _report: &Report) -> PassTimeline {
+    pub fn new(_title: String, _pass: &[Transfer], _report: &OverlapReport) -> PassTimeline {
         PassTimeline
     }
 

@@ -55,9 +55,10 @@ impl Occupancy {
         changes.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
         for (time, is_begin, buffer) in changes {
             let bytes = &mut taken[band(buffer.usage)];
-            *bytes = match is_begin {
-                true => bytes.saturating_add(buffer.size),
-                false => bytes.saturating_sub(buffer.size),
+            *bytes = if is_begin {
+                bytes.saturating_add(buffer.size)
+            } else {
+                bytes.saturating_sub(buffer.size)
             };
             match steps.last_mut() {
                 Some(last) if last.0 == time => last.1 = taken,

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use moe_analysis::overlap::{self, Report};
+use moe_analysis::overlap::{self, OverlapReport};
 use moe_trace::transfers::{Span, Transfer};
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, VPos};
@@ -40,7 +40,7 @@ pub struct PassTimeline {
 
 impl PassTimeline {
     /// The picture of `pass`, which `title` names, with the layers' shares of `report`.
-    pub fn new(title: String, pass: &[Transfer], report: &Report) -> PassTimeline {
+    pub fn new(title: String, pass: &[Transfer], report: &OverlapReport) -> PassTimeline {
         let length = overlap::bounds(pass).map_or(0, Span::ns);
         let what = pass.first().map_or(String::new(), |first| {
             format!(
@@ -247,9 +247,10 @@ impl<'a> Panel<'a> {
 
     fn draw_time<B: DrawingBackend>(&self, canvas: &Canvas<B>) -> anyhow::Result<()> {
         let whole_us = self.bounds.ns().max(1) as f64 * 1e-3;
-        let (whole, unit) = match whole_us >= 10_000.0 {
-            true => (whole_us * 1e-3, "ms"),
-            false => (whole_us, "µs"),
+        let (whole, unit) = if whole_us >= 10_000.0 {
+            (whole_us * 1e-3, "ms")
+        } else {
+            (whole_us, "µs")
         };
         let step = nice_step(whole, 10.0);
         let decimals = (-step.log10().floor()).max(0.0) as usize;

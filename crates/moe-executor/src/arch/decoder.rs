@@ -51,10 +51,10 @@ impl DecoderSpec {
 pub struct Decoder<'g> {
     hp: HParams,
     spec: DecoderSpec,
-    layers: Vec<Layer<'g>>,
+    layers: Vec<DecoderLayer<'g>>,
 }
 
-struct Layer<'g> {
+struct DecoderLayer<'g> {
     attention: AttentionLayer<'g>,
     /// `(n_embd)`
     ffn_norm: Vector,
@@ -68,7 +68,7 @@ enum Block<'g> {
 
 impl<'g> Decoder<'g> {
     pub(crate) fn load(loader: &Loader<'g>, hp: HParams, spec: DecoderSpec) -> Result<Decoder<'g>> {
-        let layer = |il| -> Result<Layer<'g>> {
+        let layer = |il| -> Result<DecoderLayer<'g>> {
             let block = if il < spec.n_dense {
                 let n_ff = hp.n_ff_by_layer[il];
                 Block::Dense(Box::new(Ffn::load(loader, il, "", hp.n_embd, n_ff)?))
@@ -76,7 +76,7 @@ impl<'g> Decoder<'g> {
                 Block::Moe(Box::new(MoeLayer::load(loader, &hp, il, &spec.moe)?))
             };
             let ffn_norm = format!("blk.{il}.{}.weight", spec.ffn_norm.0);
-            Ok(Layer {
+            Ok(DecoderLayer {
                 attention: AttentionLayer::load(loader, &hp, il, &spec.attention)?,
                 ffn_norm: loader.vector(&ffn_norm, hp.n_embd)?,
                 block,

@@ -15,9 +15,10 @@ const ATTENTION: AttentionSpec = AttentionSpec {
 
 pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> {
     // Without a width of its own, or with 0, the shared expert is as wide as a dense block.
-    let n_ff_shexp = match keys.is_set("expert_shared_feed_forward_length")? {
-        true => keys.count("expert_shared_feed_forward_length", MAX_WIDTH)?,
-        false => keys.count("feed_forward_length", MAX_WIDTH)?,
+    let n_ff_shexp = if keys.is_set("expert_shared_feed_forward_length")? {
+        keys.count("expert_shared_feed_forward_length", MAX_WIDTH)?
+    } else {
+        keys.count("feed_forward_length", MAX_WIDTH)?
     };
     let shared = SharedExpert {
         width: SharedWidth::Own(n_ff_shexp),

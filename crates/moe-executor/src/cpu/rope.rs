@@ -51,9 +51,10 @@ pub fn angles(rope: &Rope, divisors: Option<&[f32]>, position: usize, out: &mut 
     let low = correction(rope.beta.0).floor().max(0.0);
     let high = correction(rope.beta.1).ceil().min(n_dims as f32 - 1.0);
     let yarn = rope.ext_factor != 0.0;
-    let magnitude = match yarn && rope.freq_scale < 1.0 {
-        true => rope.attn_factor * (1.0 + 0.1 * (1.0 / rope.freq_scale).ln()),
-        false => rope.attn_factor,
+    let magnitude = if yarn && rope.freq_scale < 1.0 {
+        rope.attn_factor * (1.0 + 0.1 * (1.0 / rope.freq_scale).ln())
+    } else {
+        rope.attn_factor
     };
 
     let mut turned = position as f32;

@@ -27,7 +27,7 @@ use crate::recorder::Routing;
 use crate::weights::{Linear, Matrix, Vector};
 
 pub(crate) use handles::{Event, Ptr, Wanted};
-pub use policy::{About, Fallbacks, Policy};
+pub use policy::{Fallbacks, GpuInfo, Policy};
 use post_fetch::{Sample, Settings};
 
 /// Post-Fetch, which needs a GPU.
@@ -35,7 +35,7 @@ pub mod post_fetch {
     mod settings;
     mod transfer;
 
-    pub use settings::{Fault, Settings};
+    pub use settings::{InjectedFault, Settings};
     pub use transfer::{Observer, Reason, Sample, State, Transfer};
 }
 
@@ -72,7 +72,7 @@ impl Gpu {
         Err(Error::NotBuilt)
     }
 
-    pub fn about(&self) -> &About {
+    pub fn info(&self) -> &GpuInfo {
         match self.0 {}
     }
 
@@ -352,7 +352,7 @@ impl Device<'_> {
         _: Option<&Vector>,
         _: &[u32],
         _: &mut Activation,
-        _: &mut kv_cache::Layer,
+        _: &mut kv_cache::KvLayer,
         _: &mut Activation,
     ) -> Result<()> {
         match self.never {}

@@ -9,18 +9,18 @@ use super::{Error, Event, Gpu, Result};
 
 /// The events of a pass, on any streams of one GPU. They are created once and recorded again in every pass.
 #[derive(Default)]
-pub(crate) struct Clock {
+pub(crate) struct EventClock {
     events: Vec<CudaEvent>,
     timeline: Timeline,
     /// The last event on the stream that computes.
     last: Option<Event>,
 }
 
-impl Clock {
+impl EventClock {
     /// Forgets all events and records the first one, on the stream that computes, which is idle.
     ///
     /// # Errors
-    /// As [`Clock::record`].
+    /// As [`EventClock::record`].
     pub(super) fn restart(&mut self, gpu: &Gpu) -> Result<()> {
         self.timeline.clear();
         self.last = None;
@@ -89,7 +89,7 @@ impl Clock {
     /// # Errors
     /// The GPU's work failed.
     pub(super) fn finish(&mut self) -> Result<()> {
-        let Clock {
+        let EventClock {
             events, timeline, ..
         } = self;
         timeline.resolve(Instant::now(), |event| {
@@ -101,7 +101,7 @@ impl Clock {
         })
     }
 
-    /// When an event was; see [`Clock::finish`].
+    /// When an event was; see [`EventClock::finish`].
     ///
     /// # Errors
     /// The pass has not ended.

@@ -7,7 +7,7 @@ use zerocopy::{Immutable, IntoBytes};
 
 use super::launch::Kernels;
 use super::memory::Account;
-use super::{About, DeviceBuffer, Error, Pinned, Ptr, Registered, Result};
+use super::{DeviceBuffer, Error, GpuInfo, Pinned, Ptr, Registered, Result};
 
 /// The first version of CUDA whose driver takes the kernels' PTX (ISA 8.4).
 const OLDEST_DRIVER: i32 = 12040;
@@ -18,7 +18,7 @@ pub struct Gpu {
     stream: Arc<CudaStream>,
     kernels: Kernels,
     account: Arc<Account>,
-    about: About,
+    info: GpuInfo,
 }
 
 impl Gpu {
@@ -56,7 +56,7 @@ impl Gpu {
         // SAFETY: order between streams is made by events of our own; cudarc's would cost a call for every buffer.
         unsafe { context.disable_event_tracking() };
         let (free, total) = context.mem_get_info().map_err(open)?;
-        let about = About {
+        let info = GpuInfo {
             name: context.name().map_err(open)?,
             compute_capability: context.compute_capability().map_err(open)?,
             memory_bytes: total as u64,
@@ -68,13 +68,13 @@ impl Gpu {
             kernels: Kernels::load(&context)?,
             account: Account::new(limit.unwrap_or(u64::MAX).min(free as u64)),
             context,
-            about,
+            info,
         })
     }
 
     /// What it is.
-    pub fn about(&self) -> &About {
-        &self.about
+    pub fn info(&self) -> &GpuInfo {
+        &self.info
     }
 
     /// The kernels.

@@ -38,4 +38,4 @@ pub use error::{DriverStatus, Error, Result};
 pub use gpu::Gpu;
 pub(crate) use handles::{Event, Ptr, Wanted};
 pub(crate) use memory::{DeviceBuffer, Pinned, Registered};
-pub use policy::{About, Fallbacks, Policy};
+pub use policy::{Fallbacks, GpuInfo, Policy};

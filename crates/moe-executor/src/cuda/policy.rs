@@ -34,7 +34,7 @@ impl Fallbacks {
 
 /// What a GPU says of itself.
 #[derive(Debug, Clone)]
-pub struct About {
+pub struct GpuInfo {
     /// Its name.
     pub name: String,
     /// Compute capability, major and minor.

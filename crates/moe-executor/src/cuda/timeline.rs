@@ -141,15 +141,15 @@ mod tests {
     use super::*;
 
     /// Events of a pass as the host issued them and as the GPU timed them, µs.
-    struct Pass {
+    struct TimedPass {
         start: Instant,
         timeline: Timeline,
         gpu: Vec<u64>,
     }
 
-    impl Pass {
-        fn new() -> Pass {
-            Pass {
+    impl TimedPass {
+        fn new() -> TimedPass {
+            TimedPass {
                 start: Instant::now(),
                 timeline: Timeline::default(),
                 gpu: Vec::new(),
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn event_with_the_shortest_delay_is_at_its_call() {
-        let mut pass = Pass::new();
+        let mut pass = TimedPass::new();
         // 8 µs to the GPU, then 3, then behind a kernel of 100 µs.
         pass.event(0, 1008, true);
         pass.event(20, 1023, true);
@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn event_after_host_work_is_not_before_it() {
-        let mut pass = Pass::new();
+        let mut pass = TimedPass::new();
         // The first event took 30 µs to the GPU. Laid onto its own call, the second would be at 170, before the call.
         pass.event(0, 5030, true);
         pass.event(200, 5200, true);
@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn event_that_was_waited_for_is_not_after_the_wait() {
-        let mut pass = Pass::new();
+        let mut pass = TimedPass::new();
         pass.event(0, 1000, true);
         // The GPU's clock is 5 % fast, far more than any: the wait at 1010 shows it.
         pass.event(0, 2050, true);
@@ -224,7 +224,7 @@ mod tests {
 
     #[test]
     fn drift_between_waits_moves_segments_and_keeps_durations() {
-        let mut pass = Pass::new();
+        let mut pass = TimedPass::new();
         let (mut host, mut gpu) = (0, 0);
         for _ in 0..100 {
             // Issue, 5 µs to the GPU, a kernel of 1000 µs, 5 µs back; the GPU's clock is 0.1 % slow.
@@ -245,7 +245,7 @@ mod tests {
 
     #[test]
     fn other_stream_is_bounded_by_the_end_of_the_pass() {
-        let mut pass = Pass::new();
+        let mut pass = TimedPass::new();
         pass.event(0, 100, true);
         // A copy that ends after the wait for the stream that computes.
         pass.event(10, 110, false);
@@ -257,7 +257,7 @@ mod tests {
 
     #[test]
     fn reserved_event_that_was_never_recorded_is_ignored() {
-        let mut pass = Pass::new();
+        let mut pass = TimedPass::new();
         pass.event(0, 0, true);
         let reserved = pass.timeline.reserve();
         pass.gpu.push(77_777_777);

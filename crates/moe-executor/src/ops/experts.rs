@@ -79,9 +79,10 @@ impl Ops<'_> {
             self.work.fill(routing.ids.host(), gate.weights.n_expert);
         }
         // The slots from here on are the GPU's, those before it the host's.
-        let beyond = match done {
-            true => None,
-            false => self.gate_up_beyond(layer, [gate, up], glu, x, routing, gate_out),
+        let beyond = if done {
+            None
+        } else {
+            self.gate_up_beyond(layer, [gate, up], glu, x, routing, gate_out)
         };
         let lane = if done { lane } else { lane::CPU };
         let mut split = vec![lane; if beyond.is_some() { entries } else { 0 }];
@@ -281,9 +282,10 @@ impl Ops<'_> {
     pub fn glu(&mut self, name: NodeName, glu: Glu, gate: &mut Activation, up: &mut Activation) {
         let mut scope = self.start();
         let before = Source::from(&*gate);
-        let side = match gate.values.is_on_device_alone() {
-            true => Side::Gpu,
-            false => Side::Host,
+        let side = if gate.values.is_on_device_alone() {
+            Side::Gpu
+        } else {
+            Side::Host
         };
         let done = self.on(&mut scope, side, |device| device.glu(glu, gate, up));
         if !done {
@@ -309,9 +311,10 @@ impl Ops<'_> {
         let tokens = experts.rows / k;
         let mut scope = self.start();
         dst.shape(NodeName::of("ffn_moe_out", il), width, tokens);
-        let side = match experts.values.is_on_device_alone() {
-            true => Side::Gpu,
-            false => Side::Host,
+        let side = if experts.values.is_on_device_alone() {
+            Side::Gpu
+        } else {
+            Side::Host
         };
         let done = self.on(&mut scope, side, |device| {
             device.merge(experts, routing, dst)

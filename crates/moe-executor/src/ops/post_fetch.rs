@@ -118,9 +118,12 @@ impl Ops<'_> {
             self.fetch(&mut src.values);
             self.project_missed(projection, src, routing, &arrived, dst);
         }
-        let lane = |&arrived: &bool| match arrived {
-            true => lane::POST_FETCHED,
-            false => lane::POST_FETCH_MISS,
+        let lane = |&arrived: &bool| {
+            if arrived {
+                lane::POST_FETCHED
+            } else {
+                lane::POST_FETCH_MISS
+            }
         };
         let lanes: Vec<u8> = arrived.iter().map(lane).collect();
         let lanes = Lanes::Each(&lanes);

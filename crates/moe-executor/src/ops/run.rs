@@ -26,9 +26,10 @@ impl Ops<'_> {
     /// Fetches what the host is about to compute experts with, with one wait: rows, the choice, and its weights if the host
     /// weighs the experts, too.
     pub(super) fn fetch_chosen(&mut self, x: &mut Activation, routing: &mut Routing, weighs: bool) {
-        let weights = match weighs {
-            true => routing.weights.wanted(),
-            false => None,
+        let weights = if weighs {
+            routing.weights.wanted()
+        } else {
+            None
         };
         let wanted = [x.values.wanted(), routing.ids.wanted(), weights];
         let mut wanted: Vec<Wanted> = wanted.into_iter().flatten().collect();
@@ -97,9 +98,10 @@ impl Ops<'_> {
         let Some(device) = &mut self.device else {
             return Side::Host;
         };
-        match device.holds(weights) || device.copies_for(weights, rows) {
-            true => Side::Gpu,
-            false => Side::Host,
+        if device.holds(weights) || device.copies_for(weights, rows) {
+            Side::Gpu
+        } else {
+            Side::Host
         }
     }
 }

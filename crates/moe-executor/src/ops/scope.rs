@@ -6,7 +6,7 @@ use crate::activation::NodeName;
 use crate::cuda::{self, Device, Event};
 use crate::ops::Ops;
 use crate::placement::Side;
-use crate::recorder::{Choice, Lanes, Routing, Source, When};
+use crate::recorder::{Lanes, RoutedRows, Routing, Source, When};
 
 /// An operation from its start to its record. [`Ops::on`] runs it on the GPU; otherwise the host computes it. Once it is recorded, it
 /// stands for the next operation: that has already been computed if one kernel does the work of both.
@@ -109,7 +109,7 @@ impl Ops<'_> {
         (routing, lanes): (&Routing, Lanes),
     ) {
         let when = self.when(scope);
-        let choice = Choice {
+        let choice = RoutedRows {
             positions: &self.positions,
             routing,
             lanes,

@@ -5,7 +5,7 @@
 //!
 //! # Times
 //!
-//! All times are on one clock, [`Clock`]. `timestamp_ns` is when the operation started to compute:
+//! All times are on one clock, [`TraceClock`]. `timestamp_ns` is when the operation started to compute:
 //!
 //! - On the host, when it had all that it reads: the end of the operation before, or the return of the wait for the GPU, or of the
 //!   call that launched the GPU's work before it.
@@ -24,7 +24,7 @@ mod source;
 
 use std::time::{Duration, Instant};
 
-use moe_engine::{Clock, Mode};
+use moe_engine::{Mode, TraceClock};
 use moe_trace::buffers::BufferEvent;
 use moe_trace::record::{self, MAX_SOURCES};
 use moe_trace::tables::PHASES;
@@ -39,14 +39,14 @@ use crate::cuda::{Device, Event};
 use crate::error::{Error, Result};
 
 pub use routing::{LaneCounts, Lanes, Routing};
-pub use rows::Choice;
+pub use rows::RoutedRows;
 use rows::{Pending, Rows, one};
 pub use source::Source;
 use source::template;
 
 /// The pass that operations belong to.
 #[derive(Clone, Copy)]
-pub struct Pass {
+pub struct PassInfo {
     /// Request.
     pub sequence_id: u32,
     /// [`record::PHASE_PROMPT`] or [`record::PHASE_GENERATE`].
@@ -80,8 +80,8 @@ struct Template {
 pub struct Recorder {
     writer: Option<RunWriter>,
     mode: Mode,
-    clock: Clock,
-    pass: Pass,
+    clock: TraceClock,
+    pass: PassInfo,
     templates: Vec<Template>,
     next: usize,
     /// Start of the pass.
@@ -107,13 +107,13 @@ pub struct Recorder {
 impl Recorder {
     /// A recorder into a run directory, or one that records nothing.
     pub fn new(writer: Option<RunWriter>) -> Recorder {
-        let clock = Clock::new();
+        let clock = TraceClock::new();
         let origin = clock.origin();
         Recorder {
             writer,
             mode: Mode::All,
             clock,
-            pass: Pass {
+            pass: PassInfo {
                 sequence_id: 0,
                 phase: record::PHASE_PROMPT,
                 is_whole: false,
@@ -166,7 +166,7 @@ impl Recorder {
     }
 
     /// Begins a pass over the graph.
-    pub fn begin(&mut self, pass: Pass) {
+    pub fn begin(&mut self, pass: PassInfo) {
         self.pass = pass;
         self.next = 0;
         // Those of a pass that failed.
@@ -318,7 +318,7 @@ impl Recorder {
         op: u8,
         dst: NodeName,
         sources: &[Source],
-        choice: &Choice,
+        choice: &RoutedRows,
     ) {
         let positions = choice.positions;
         if self
@@ -392,14 +392,14 @@ impl Recorder {
     }
 
     /// Writes the record that was prepared, or one for each row of a choice.
-    fn write(&mut self, when: When, choice: Option<&Choice>) {
+    fn write(&mut self, when: When, choice: Option<&RoutedRows>) {
         let record = &self.templates[self.next].record;
         self.next += 1;
         if self.waits {
             self.pending.push(Pending {
                 record: *record,
                 when,
-                rows: choice.map(Choice::keep),
+                rows: choice.map(RoutedRows::keep),
             });
             return;
         }

@@ -40,7 +40,7 @@ enum Chosen {
 }
 
 /// The experts of an operation's rows.
-pub struct Choice<'a> {
+pub struct RoutedRows<'a> {
     /// Position of each row.
     pub positions: &'a [u32],
     /// Experts of each row.
@@ -49,7 +49,7 @@ pub struct Choice<'a> {
     pub lanes: Lanes<'a>,
 }
 
-impl Choice<'_> {
+impl RoutedRows<'_> {
     pub(super) fn keep(&self) -> PendingRows {
         let routing = self.routing;
         let chosen = match routing.copy {

@@ -43,7 +43,7 @@ fn recorder() -> (Recorder, TempDir) {
 }
 
 fn begin(recorder: &mut Recorder) {
-    recorder.begin(Pass {
+    recorder.begin(PassInfo {
         sequence_id: 0,
         phase: record::PHASE_PROMPT,
         is_whole: false,
@@ -63,12 +63,12 @@ fn written(recorder: Recorder, dir: &TempDir, origin: Instant) -> Vec<(String, i
     let of_time = faults.iter().find(|fault| fault.field == "timestamp_ns");
     assert_eq!(of_time, None);
     let records = run.trace.records().iter();
-    let told = records.map(|record| {
+    let read = records.map(|record| {
         let start = record.timestamp_ns.get() as i64 - origin;
         let name = record.dst_name().into_owned();
         (name, start, record.duration_ns.get())
     });
-    told.collect()
+    read.collect()
 }
 
 const US: Duration = Duration::from_micros(1);

@@ -24,7 +24,7 @@ use crate::placement::Side;
 use crate::recorder::{self, LaneCounts, Recorder, Routing};
 
 pub use collect::Collector;
-pub use routes::{Chosen, Pass, Routes};
+pub use routes::{Chosen, RoutedPass, Routes};
 
 /// Runs the MoE layers of a model.
 pub struct Replay<'a, 'g> {
@@ -111,14 +111,14 @@ impl<'a, 'g> Replay<'a, 'g> {
     /// # Errors
     /// An expert that the model does not have, a GPU that failed where the host cannot take over, or a record that cannot be
     /// written.
-    pub fn run(&mut self, pass: &Pass) -> Result<Vec<Ran>> {
+    pub fn run(&mut self, pass: &RoutedPass) -> Result<Vec<Ran>> {
         let model = self.model;
         let layers = || {
             pass.layers()
                 .filter_map(|chosen| Some((chosen, model.decoder.moe(chosen.layer.into())?)))
         };
         layers().try_for_each(|(chosen, _)| self.check(&chosen))?;
-        self.ops.recorder.begin(recorder::Pass {
+        self.ops.recorder.begin(recorder::PassInfo {
             sequence_id: pass.sequence_id,
             phase: pass.phase,
             is_whole: false,

@@ -38,7 +38,7 @@ struct LayerEnd {
 
 /// One walk over the layers, for a batch of a prompt or for one token.
 #[derive(Debug, Clone, Copy)]
-pub struct Pass<'r> {
+pub struct RoutedPass<'r> {
     /// Request.
     pub sequence_id: u32,
     /// [`PHASE_PROMPT`](moe_trace::record::PHASE_PROMPT) or [`PHASE_GENERATE`](moe_trace::record::PHASE_GENERATE).
@@ -66,13 +66,13 @@ pub struct Chosen<'r> {
 
 impl Routes {
     /// The passes in order.
-    pub fn passes(&self) -> impl Iterator<Item = Pass<'_>> {
+    pub fn passes(&self) -> impl Iterator<Item = RoutedPass<'_>> {
         let mut begin = 0usize;
         self.passes.iter().map(move |pass| {
             let before = begin.checked_sub(1).map(|last| self.layers[last]);
             let layers = &self.layers[begin..pass.end];
             begin = pass.end;
-            Pass {
+            RoutedPass {
                 sequence_id: pass.sequence_id,
                 phase: pass.phase,
                 routes: self,
@@ -134,7 +134,7 @@ impl Routes {
     }
 }
 
-impl<'r> Pass<'r> {
+impl<'r> RoutedPass<'r> {
     /// Its layers.
     pub fn layers(&self) -> impl Iterator<Item = Chosen<'r>> + use<'r> {
         let (routes, mut from) = (self.routes, self.before);

@@ -16,9 +16,9 @@ fn row(layer_id: u16, token_id: u32, slot: u16, expert_id: u32, phase: Phase) ->
 }
 
 /// Layer, positions and experts of each layer of each pass.
-type Told = Vec<(u8, Vec<(u16, Vec<u32>, Vec<i32>)>)>;
+type PassList = Vec<(u8, Vec<(u16, Vec<u32>, Vec<i32>)>)>;
 
-fn told(routes: &Routes) -> Told {
+fn list(routes: &Routes) -> PassList {
     let layer = |c: Chosen| (c.layer, c.positions.to_vec(), c.ids.to_vec());
     let passes = routes.passes();
     passes
@@ -54,12 +54,12 @@ fn a_prompt_without_times_is_cut_by_position_and_tokens_are_alone() {
     }
     let routes = collector.finish().unwrap();
     let one = |layer, token, ids: [i32; 2]| (layer, vec![token], ids.to_vec());
-    let expected: Told = vec![
+    let expected: PassList = vec![
         (PHASE_PROMPT, vec![(1, vec![0, 1], vec![0, 1, 5, 6])]),
         (PHASE_PROMPT, vec![one(1, 2, [10, 11]), one(3, 2, [10, 11])]),
         (PHASE_GENERATE, vec![one(1, 3, [7, 2]), one(3, 3, [7, 2])]),
     ];
-    assert_eq!(told(&routes), expected);
+    assert_eq!(list(&routes), expected);
     assert!(routes.has_even_weights());
     let weights: Vec<f32> = routes
         .passes()
@@ -86,11 +86,11 @@ fn rows_of_one_time_are_one_batch_whatever_their_request() {
     }
     let routes = collector.finish().unwrap();
     let both = |layer| (layer, vec![4, 4], vec![0, 1]);
-    let expected: Told = vec![
+    let expected: PassList = vec![
         (PHASE_GENERATE, vec![both(0), both(1)]),
         (PHASE_GENERATE, vec![both(0)]),
     ];
-    assert_eq!(told(&routes), expected);
+    assert_eq!(list(&routes), expected);
     assert!(!routes.has_even_weights());
 }
 
@@ -109,7 +109,7 @@ fn whole_passes_are_taken_up_to_the_last_token() {
             }
         }
         let routes = collector.finish().unwrap();
-        let rows = |pass: Pass| pass.layers().map(|c| c.positions.len()).collect::<Vec<_>>();
+        let rows = |pass: RoutedPass| pass.layers().map(|c| c.positions.len()).collect::<Vec<_>>();
         routes.passes().map(rows).collect::<Vec<_>>()
     };
     assert_eq!(count(1), [[3, 3]]);
@@ -137,7 +137,7 @@ fn each_layer_has_its_own_number_of_experts() {
         let layers = layers.map(|(layer, ids)| (layer, vec![token], ids));
         (PHASE_GENERATE, layers.to_vec())
     };
-    assert_eq!(told(&routes), [pass(0), pass(1)]);
+    assert_eq!(list(&routes), [pass(0), pass(1)]);
     let chosen = routes.passes().flat_map(|pass| pass.layers());
     let chosen: Vec<_> = chosen.map(|c| (c.k, c.weights.len())).collect();
     assert_eq!(chosen, [(1, 1), (2, 2), (3, 3), (1, 1), (2, 2), (3, 3)]);

@@ -104,9 +104,10 @@ fn a_group_removes_the_rest_of_an_earlier_one_where_it_may_replace() {
             .into_iter()
             .map(|(name, _)| name)
             .collect();
-        let expected: &[&str] = match replace {
-            true => &["notes", "part-1", "part-3"],
-            false => &["notes", "part-0", "part-1", "part-2", "part-3"],
+        let expected: &[&str] = if replace {
+            &["notes", "part-1", "part-3"]
+        } else {
+            &["notes", "part-0", "part-1", "part-2", "part-3"]
         };
         assert_eq!(names, expected);
     }

@@ -229,12 +229,12 @@ impl<'a> Array<'a> {
             ElementType::Bool | ElementType::U8 | ElementType::U16 | ElementType::U32 => {
                 Number::Int(low as i64)
             }
-            ElementType::I8 => Number::Int((low as i8).into()),
-            ElementType::I16 => Number::Int((low as i16).into()),
-            ElementType::I32 => Number::Int((low as i32).into()),
+            ElementType::I8 => Number::Int(((low & 0xFF) as i8).into()),
+            ElementType::I16 => Number::Int(((low & 0xFFFF) as i16).into()),
+            ElementType::I32 => Number::Int(((low & 0xFFFF_FFFF) as i32).into()),
             ElementType::I64 => Number::Int(low as i64),
             ElementType::U64 => i64::try_from(low).map_or(Number::Big(low), Number::Int),
-            ElementType::F32 => Number::Float(f32::from_bits(low as u32).into()),
+            ElementType::F32 => Number::Float(f32::from_bits((low & 0xFFFF_FFFF) as u32).into()),
             ElementType::F64 => Number::Float(f64::from_bits(low)),
         })
     }
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_numbers_are_told_from_others() {
+    fn distinguishes_integers() {
         let bytes: Vec<u8> = [2.0f64, 2.5, f64::NAN, 1e300]
             .into_iter()
             .flat_map(f64::to_le_bytes)

@@ -1,7 +1,7 @@
 //! NumPy's `.npy`: a header in Python's notation, then the elements.
 
 use super::array::{Array, ElementType};
-use super::fault::Fault;
+use super::fault::BinaryFault;
 
 /// The first bytes of a file.
 pub(crate) const MAGIC: &[u8] = b"\x93NUMPY";
@@ -11,9 +11,9 @@ const MAX_HEADER: usize = 10_000;
 const ALIGNMENT: usize = 64;
 
 /// Views the array in a `.npy` file of version 1, 2 or 3.
-pub(crate) fn read(bytes: &[u8]) -> Result<Array<'_>, Fault> {
+pub(crate) fn read(bytes: &[u8]) -> Result<Array<'_>, BinaryFault> {
     if !bytes.starts_with(MAGIC) {
-        return Err(Fault::at(
+        return Err(BinaryFault::at(
             0,
             "not a .npy file: it does not begin with \\x93NUMPY",
         ));
@@ -22,7 +22,7 @@ pub(crate) fn read(bytes: &[u8]) -> Result<Array<'_>, Fault> {
         Some(1) => (le(bytes, 8, 2), 10),
         Some(2 | 3) => (le(bytes, 8, 4), 12),
         Some(version) => {
-            return Err(Fault::at(
+            return Err(BinaryFault::at(
                 6,
                 format!("version {version} of .npy is not known; save it with numpy.save"),
             ));
@@ -33,12 +33,13 @@ pub(crate) fn read(bytes: &[u8]) -> Result<Array<'_>, Fault> {
         .filter(|&length| length <= MAX_HEADER)
         .and_then(|length| bytes.get(start..)?.get(..length));
     let Some(header) = header else {
-        return Err(Fault::at(
+        return Err(BinaryFault::at(
             8,
             "the header is cut off or longer than 10000 bytes; save the array anew",
         ));
     };
-    let header = Header::parse(header).map_err(|(at, reason)| Fault::at(start + at, reason))?;
+    let header =
+        Header::parse(header).map_err(|(at, reason)| BinaryFault::at(start + at, reason))?;
     let data = start + length.unwrap_or(0);
     Array::contiguous(
         &bytes[data..],
@@ -47,7 +48,7 @@ pub(crate) fn read(bytes: &[u8]) -> Result<Array<'_>, Fault> {
         header.shape,
         header.fortran_order,
     )
-    .map_err(|reason| Fault::at(data, format!("{reason}; the file is damaged or cut off")))
+    .map_err(|reason| BinaryFault::at(data, format!("{reason}; the file is damaged or cut off")))
 }
 
 /// What stands before the elements of an array in C order and little-endian, as NumPy writes it.
@@ -63,7 +64,8 @@ pub(crate) fn header(ty: ElementType, shape: &[usize]) -> Vec<u8> {
     let padded = (before + text.len() + 1).next_multiple_of(ALIGNMENT) - before;
     let mut bytes = MAGIC.to_vec();
     bytes.extend([1, 0]);
-    bytes.extend((padded as u16).to_le_bytes());
+    let n_header = u16::try_from(padded).expect("a header has a few numbers");
+    bytes.extend(n_header.to_le_bytes());
     bytes.extend(text.as_bytes());
     bytes.resize(before + padded - 1, b' ');
     bytes.push(b'\n');

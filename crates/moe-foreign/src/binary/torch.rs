@@ -10,7 +10,7 @@ use std::ops::Range;
 use rawzip::{CompressionMethod, ZipArchive};
 
 use super::array::{Array, ElementType};
-use super::fault::Fault;
+use super::fault::BinaryFault;
 use super::pickle::{Global, Node, Pickle, Value};
 
 /// How an archive begins.
@@ -46,9 +46,9 @@ pub(crate) struct TorchFile<'a> {
 
 impl<'a> TorchFile<'a> {
     /// Reads the archive's directory and its pickle.
-    pub(crate) fn open(bytes: &'a [u8]) -> Result<Self, Fault> {
+    pub(crate) fn open(bytes: &'a [u8]) -> Result<Self, BinaryFault> {
         if bytes.starts_with(OLD) {
-            return Err(Fault::at(
+            return Err(BinaryFault::at(
                 0,
                 "written by PyTorch before 1.6, or with its old format, which is not read; load it and torch.save it anew",
             ));
@@ -56,7 +56,7 @@ impl<'a> TorchFile<'a> {
         let entries = entries(bytes)?;
         let pickled = |name: &str| name.strip_suffix("/data.pkl").map(str::to_owned);
         let Some(folder) = entries.keys().find_map(|name| pickled(name)) else {
-            return Err(Fault::at(
+            return Err(BinaryFault::at(
                 0,
                 "the archive has no data.pkl, so PyTorch did not save it; give a file that torch.save wrote",
             ));
@@ -66,10 +66,11 @@ impl<'a> TorchFile<'a> {
         let byteorder = part("byteorder").and_then(|place| bytes.get(place));
         let data = format!("{folder}/data/");
         let pickle_start = place.start;
-        let pickle = Pickle::read(bytes.get(place).unwrap_or_default()).map_err(|fault| Fault {
-            offset: fault.offset + pickle_start as u64,
-            ..fault
-        })?;
+        let pickle =
+            Pickle::read(bytes.get(place).unwrap_or_default()).map_err(|fault| BinaryFault {
+                offset: fault.offset + pickle_start as u64,
+                ..fault
+            })?;
         Ok(Self {
             bytes,
             big_endian: byteorder.is_some_and(|order| order == b"big"),
@@ -91,12 +92,12 @@ impl<'a> TorchFile<'a> {
     }
 
     /// A fault of what was saved as a whole.
-    pub(crate) fn fault(&self, reason: impl Into<String>) -> Fault {
-        Fault::at(self.pickle_start, reason)
+    pub(crate) fn fault(&self, reason: impl Into<String>) -> BinaryFault {
+        BinaryFault::at(self.pickle_start, reason)
     }
 
     /// The tensor that a value is; `None` if it is none.
-    pub(crate) fn tensor(&self, value: Value) -> Option<Result<Array<'a>, Fault>> {
+    pub(crate) fn tensor(&self, value: Value) -> Option<Result<Array<'a>, BinaryFault>> {
         let arguments = |value| match self.pickle.node(value) {
             Some(&Node::Call(global, arguments)) => {
                 Some((global, self.pickle.list(arguments).unwrap_or_default()))
@@ -125,7 +126,7 @@ impl<'a> TorchFile<'a> {
 
     /// A tensor from the arguments of `_rebuild_tensor_v2` (storage, offset, size, stride, requires_grad, hooks), or of `_v3`,
     /// which has the type of the elements in seventh place.
-    fn view(&self, parts: &[Value]) -> Result<Array<'a>, Fault> {
+    fn view(&self, parts: &[Value]) -> Result<Array<'a>, BinaryFault> {
         let [storage, offset, size, stride, rest @ ..] = parts else {
             return Err(self.fault("a tensor lacks its shape; the file is damaged"));
         };
@@ -154,14 +155,14 @@ impl<'a> TorchFile<'a> {
         };
         let array = Array::new(bytes, ty, self.big_endian, shape, strides).map_err(|reason| {
             let hint = "the file is damaged, or holds an expanded tensor, which `.contiguous()` makes whole";
-            Fault::at(place.start, format!("{reason}; {hint}"))
+            BinaryFault::at(place.start, format!("{reason}; {hint}"))
         })?;
         self.account(array.shape())?;
         Ok(array)
     }
 
     /// Refuses tensors that show the same storages over and over, so that reading them all is bounded by the file.
-    fn account(&self, shape: &[usize]) -> Result<(), Fault> {
+    fn account(&self, shape: &[usize]) -> Result<(), BinaryFault> {
         let viewed = shape.iter().fold(1, |n: usize, &ne| n.saturating_mul(ne));
         self.viewed.set(self.viewed.get().saturating_add(viewed));
         if self.viewed.get() > self.bytes.len().saturating_mul(MAX_VIEWS) {
@@ -171,7 +172,7 @@ impl<'a> TorchFile<'a> {
     }
 
     /// Where a storage lies and, if it says so, what its elements are: `('storage', torch.IntStorage, '0', 'cpu', 24)`.
-    fn storage(&self, value: Value) -> Result<(Range<usize>, Option<ElementType>), Fault> {
+    fn storage(&self, value: Value) -> Result<(Range<usize>, Option<ElementType>), BinaryFault> {
         let id = match self.pickle.node(value) {
             Some(&Node::Persistent(id)) => self.pickle.list(id),
             _ => None,
@@ -203,11 +204,11 @@ fn whole(value: Value) -> Option<usize> {
 }
 
 /// Where the entries of an archive lie. PyTorch compresses none, so what is compressed is not its own.
-fn entries(bytes: &[u8]) -> Result<HashMap<String, Range<usize>>, Fault> {
+fn entries(bytes: &[u8]) -> Result<HashMap<String, Range<usize>>, BinaryFault> {
     let unreadable = |error: rawzip::Error| {
         let reason =
             format!("the zip archive cannot be read ({error}); the file is damaged or cut off");
-        Fault::at(0, reason)
+        BinaryFault::at(0, reason)
     };
     let archive = ZipArchive::from_slice(bytes).map_err(unreadable)?;
     let mut list = archive.entries();
@@ -217,7 +218,7 @@ fn entries(bytes: &[u8]) -> Result<HashMap<String, Range<usize>>, Fault> {
         let is_stored = header.compression_method() == CompressionMethod::STORE;
         if !is_stored || header.flags().is_encrypted() {
             let name: String = name.chars().take(80).collect();
-            return Err(Fault::at(
+            return Err(BinaryFault::at(
                 0,
                 format!(
                     "{name:?} is compressed or encrypted, as PyTorch does not do; load it and torch.save it anew"

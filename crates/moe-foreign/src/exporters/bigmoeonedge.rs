@@ -26,8 +26,8 @@ impl Exporter for BigMoeOnEdge {
     }
 
     fn export(&self, export: &Export<'_>, out: &mut dyn Write) -> Result<Vec<String>, ExportError> {
-        let phases_are_told = export.counts.iter().all(|(_, phase, _)| phase.is_some());
-        if export.summary.is_ordered() && !phases_are_told {
+        let phases_are_known = export.counts.iter().all(|(_, phase, _)| phase.is_some());
+        if export.summary.is_ordered() && !phases_are_known {
             return Err(ExportError::Missing {
                 format: self.name(),
                 what: "phases",
@@ -40,7 +40,7 @@ impl Exporter for BigMoeOnEdge {
             rows.iter()
                 .try_for_each(|row| write_row(row, export.facts(), &mut lost, out))
         })?;
-        let mut losses = lost.tell();
+        let mut losses = lost.losses();
         losses.extend(note_n_expert(export));
         Ok(losses)
     }
@@ -83,7 +83,7 @@ struct Lost {
 }
 
 impl Lost {
-    fn tell(&self) -> Vec<String> {
+    fn losses(&self) -> Vec<String> {
         let notes = [
             (self.weights, "router weights that are not known are nan"),
             (
@@ -96,14 +96,14 @@ impl Lost {
             ),
             (self.sequences, "tokens of no known sequence are of turn 0"),
         ];
-        let mut told = vec!["times were left out".to_owned()];
-        told.extend(
+        let mut losses = vec!["times were left out".to_owned()];
+        losses.extend(
             notes
                 .iter()
                 .filter(|(is_lost, _)| *is_lost)
                 .map(|&(_, note)| note.to_owned()),
         );
-        told
+        losses
     }
 }
 

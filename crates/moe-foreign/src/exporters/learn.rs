@@ -22,7 +22,7 @@ impl Exporter for Learn {
     }
 
     fn export(&self, export: &Export<'_>, out: &mut dyn Write) -> Result<Vec<String>, ExportError> {
-        let n_expert = export.n_expert() as usize;
+        let n_expert = export.n_expert();
         let n_expert_used = export.n_expert_used();
         let mut passes_are_known = true;
         let mut layers: BTreeMap<u16, LayerCounts> = BTreeMap::new();
@@ -43,7 +43,7 @@ impl Exporter for Learn {
             let sum = layers.entry(layer).or_insert_with(|| LayerCounts {
                 layer: layer.into(),
                 calls: 0,
-                experts: vec![0; n_expert],
+                experts: vec![0; n_expert as usize],
             });
             sum.calls = sum.calls.saturating_add(calls);
             for (&expert, tally) in &counts.experts {
@@ -54,8 +54,7 @@ impl Exporter for Learn {
         }
         let counts: Vec<LayerCounts> = layers.into_values().collect();
         let passes = counts.iter().map(|layer| layer.calls).max().unwrap_or(0);
-        let file =
-            LearnFile::from_counts(n_expert as u32, n_expert_used.unwrap_or(1), passes, counts);
+        let file = LearnFile::from_counts(n_expert, n_expert_used.unwrap_or(1), passes, counts);
         out.write_all(file.to_json().as_bytes())?;
         let mut losses =
             vec!["phases, tokens and router weights have no place in a learn file".into()];

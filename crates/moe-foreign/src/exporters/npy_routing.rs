@@ -21,7 +21,7 @@ const EMPTY: i16 = -1;
 
 /// Why a trace does not fit into an array.
 #[derive(Debug, thiserror::Error)]
-enum Fault {
+enum RowsFault {
     #[error(
         "the trace has several sequences and the array holds one; convert it to jsonl, or record one prompt"
     )]
@@ -105,7 +105,7 @@ impl Extent {
             .filter(|row| usize::from(row.layer_id) < self.n_layer)
         {
             if *self.sequence.get_or_insert(row.sequence_id) != row.sequence_id {
-                return Err(SinkError::Refused(Fault::Sequences.into()));
+                return Err(SinkError::Refused(RowsFault::Sequences.into()));
             }
             self.n_tokens = self.n_tokens.max(row.token_id as usize + 1);
             self.top_k = self.top_k.max(usize::from(row.slot) + 1);
@@ -113,13 +113,13 @@ impl Extent {
         Ok(())
     }
 
-    fn numbers(&self) -> Result<usize, Fault> {
+    fn numbers(&self) -> Result<usize, RowsFault> {
         let numbers = self
             .n_tokens
             .saturating_mul(self.n_layer)
             .saturating_mul(self.top_k);
         if numbers > MAX_NUMBERS {
-            return Err(Fault::TooLarge {
+            return Err(RowsFault::TooLarge {
                 n_tokens: self.n_tokens,
                 n_layer: self.n_layer,
                 top_k: self.top_k,
@@ -146,16 +146,16 @@ impl Array {
             let token = row.token_id as usize * self.n_layer + layer;
             let place = token * self.top_k + usize::from(row.slot);
             let Some(place) = self.numbers.get_mut(place) else {
-                return Err(SinkError::Refused(Fault::Changed.into()));
+                return Err(SinkError::Refused(RowsFault::Changed.into()));
             };
             if *place != EMPTY {
-                let fault = Fault::Twice {
+                let fault = RowsFault::Twice {
                     token_id: row.token_id,
                     layer_id: row.layer_id,
                 };
                 return Err(SinkError::Refused(fault.into()));
             }
-            *place = row.expert_id as i16; // below MAX_ID
+            *place = i16::try_from(row.expert_id).expect("MAX_ID fits in 16 bits");
         }
         Ok(())
     }

@@ -58,14 +58,14 @@ impl FilesExporter for Thesis {
 
 /// Why a run does not fit into the format.
 #[derive(Debug, thiserror::Error)]
-enum Fault {
+enum RunFault {
     #[error("the run has several sequences and the format holds one; record one prompt")]
     Sequences,
     #[error("the operations of token {number} do not follow one another in the run")]
     Scattered { number: u32 },
 }
 
-fn unfit(fault: Fault) -> ExportError {
+fn unfit(fault: RunFault) -> ExportError {
     ExportError::Unfit {
         format: Thesis.name(),
         source: fault.into(),
@@ -102,7 +102,7 @@ impl Tokens {
 }
 
 /// Looks through the run for how many entries each file will have.
-fn count(run: &Run) -> Result<Tokens, Fault> {
+fn count(run: &Run) -> Result<Tokens, RunFault> {
     let mut tokens = Tokens {
         first_generated: None,
         files: BTreeMap::new(),
@@ -111,7 +111,7 @@ fn count(run: &Run) -> Result<Tokens, Fault> {
     for operation in run.trace.operations() {
         let head = operation.head();
         if *sequence.get_or_insert(head.sequence_id) != head.sequence_id {
-            return Err(Fault::Sequences);
+            return Err(RunFault::Sequences);
         }
         if head.phase != PHASE_PROMPT {
             tokens.first_generated.get_or_insert(head.token_id.get());
@@ -154,7 +154,7 @@ fn write_files(
         write!(out, ", \"entries\": [")?;
         for entry_id in 0..metadata.total_entries {
             let next = operations.next_if(|head| tokens.number(head) == number);
-            let head = next.ok_or_else(|| unfit(Fault::Scattered { number }))?;
+            let head = next.ok_or_else(|| unfit(RunFault::Scattered { number }))?;
             out.write_all(if entry_id == 0 { b"\n" } else { b",\n" })?;
             let entry = Entry::new(entry_id, number, metadata, head, run.ops());
             serde_json::to_writer(&mut out, &entry).map_err(io::Error::from)?;

@@ -22,7 +22,7 @@ use moe_trace::record::lane;
 use moe_trace::{Facts, Phase, RoutingRow};
 
 use crate::source::{Lines, sample_lines};
-use crate::{At, ForeignError, Importer, Options, Output, Source, check_model};
+use crate::{At, ForeignError, ImportOptions, Importer, Output, Source, check_model};
 
 use super::text::{Columns, TextFault, has_columns, number, optional_number, required_number};
 
@@ -66,7 +66,7 @@ impl Importer for BigMoeOnEdge {
     fn import(
         &self,
         source: &Source,
-        _options: &Options,
+        _options: &ImportOptions,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
         let mut lost = Lost::default();

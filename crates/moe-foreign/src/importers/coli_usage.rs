@@ -8,7 +8,7 @@ use moe_gguf::text::counted;
 use moe_trace::{CountRow, Facts};
 
 use crate::source::{Lines, sample_lines};
-use crate::{At, ForeignError, Importer, Options, Output, Source};
+use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
 
 use super::text::{TextFault, are_integers, number};
 
@@ -41,7 +41,7 @@ impl Importer for ColiUsage {
     fn import(
         &self,
         source: &Source,
-        options: &Options,
+        options: &ImportOptions,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
         let model = options.model.as_ref();

@@ -6,7 +6,7 @@ use moe_trace::RoutingRow;
 
 use crate::passes::Passes;
 use crate::source::{Lines, sample_lines};
-use crate::{At, ForeignError, Importer, Options, Output, Source};
+use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
 
 use super::text::{TextFault, are_integers, number};
 
@@ -38,7 +38,7 @@ impl Importer for ColibriTrace {
     fn import(
         &self,
         source: &Source,
-        _options: &Options,
+        _options: &ImportOptions,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
         for file in source.files() {

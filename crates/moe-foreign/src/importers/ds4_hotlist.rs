@@ -5,7 +5,7 @@
 use moe_trace::{CountRow, Facts};
 
 use crate::source::Lines;
-use crate::{At, ForeignError, Importer, Options, Output, Source};
+use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
 
 use super::text::{TextFault, number};
 
@@ -31,7 +31,7 @@ impl Importer for Ds4Hotlist {
     fn import(
         &self,
         source: &Source,
-        _options: &Options,
+        _options: &ImportOptions,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
         for file in source.files() {

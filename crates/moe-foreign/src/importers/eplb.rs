@@ -2,7 +2,7 @@
 
 use crate::arrays::{CountSums, element, warn_of_routing};
 use crate::binary::nested::Nested;
-use crate::{ForeignError, Importer, Options, Output, Source, json};
+use crate::{ForeignError, ImportOptions, Importer, Output, Source, json};
 
 /// Matrix of counts.
 pub struct Eplb;
@@ -29,7 +29,7 @@ impl Importer for Eplb {
     fn import(
         &self,
         source: &Source,
-        options: &Options,
+        options: &ImportOptions,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
         for file in source.files() {

@@ -9,19 +9,19 @@ use std::collections::BTreeMap;
 use moe_trace::CountRow;
 use serde::Deserialize;
 
-use crate::{At, ForeignError, Importer, Options, Output, Source, json};
+use crate::{At, ForeignError, ImportOptions, Importer, Output, Source, json};
 
 /// The expert tracer's JSON, both forms.
 pub struct ExpertTracer;
 
 #[derive(Deserialize)]
 struct Document {
-    layers: Option<Vec<Layer>>,
+    layers: Option<Vec<TracerLayer>>,
     per_layer: Option<BTreeMap<String, BTreeMap<String, u64>>>,
 }
 
 #[derive(Deserialize)]
-struct Layer {
+struct TracerLayer {
     layer_id: u16,
     total_tokens: Option<u64>,
     experts: Vec<Expert>,
@@ -54,7 +54,7 @@ impl Importer for ExpertTracer {
     fn import(
         &self,
         source: &Source,
-        _options: &Options,
+        _options: &ImportOptions,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
         for file in source.files() {
@@ -85,7 +85,7 @@ impl Importer for ExpertTracer {
     }
 }
 
-fn hand_over(layers: &[Layer], output: &mut Output<'_>) -> Result<(), ForeignError> {
+fn hand_over(layers: &[TracerLayer], output: &mut Output<'_>) -> Result<(), ForeignError> {
     for (i, layer) in layers.iter().enumerate() {
         for (k, expert) in layer.experts.iter().enumerate() {
             let row = CountRow {

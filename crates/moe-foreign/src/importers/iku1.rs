@@ -3,7 +3,7 @@
 use crate::arrays::{CountSums, element};
 use crate::binary::array::{Array, ElementType};
 use crate::binary::mapped::Mapped;
-use crate::{At, ForeignError, Importer, Options, Output, Source};
+use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
 
 const MAGIC: &[u8] = b"IKU1";
 const HEADER: usize = 12;
@@ -31,7 +31,7 @@ impl Importer for Iku1 {
     fn import(
         &self,
         source: &Source,
-        options: &Options,
+        options: &ImportOptions,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
         for file in source.files() {

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use moe_gguf::{GgmlType, Gguf, Tensor};
 use moe_trace::{CountRow, Facts};
 
-use crate::{At, ForeignError, Importer, Options, Output, Source};
+use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
 
 /// `general.type` in the file: key, type (a string), length, value; little-endian and big-endian.
 const TYPES: [&[u8]; 2] = [
@@ -47,7 +47,7 @@ impl Importer for Imatrix {
     fn import(
         &self,
         source: &Source,
-        _options: &Options,
+        _options: &ImportOptions,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
         for file in source.files() {

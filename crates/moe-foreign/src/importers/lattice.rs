@@ -3,7 +3,7 @@
 use moe_trace::RoutingRow;
 use serde::Deserialize;
 
-use crate::{At, ForeignError, Importer, Options, Output, Source};
+use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
 
 use super::jsonl::{TokenOrder, each_line, first_line_has, zip_weights};
 
@@ -34,7 +34,7 @@ impl Importer for Lattice {
     fn import(
         &self,
         source: &Source,
-        _options: &Options,
+        _options: &ImportOptions,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
         let mut order = TokenOrder::default();

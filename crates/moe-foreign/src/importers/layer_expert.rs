@@ -8,7 +8,7 @@ use moe_trace::{CountRow, RoutingRow};
 
 use crate::passes::Passes;
 use crate::source::{Lines, sample_lines};
-use crate::{At, ForeignError, Importer, Missing, Options, Output, Source};
+use crate::{At, ForeignError, ImportOptions, Importer, Missing, Output, Source};
 
 use super::text::{Columns, TextFault, are_integers, has_columns, required_number, split};
 
@@ -48,7 +48,7 @@ impl Importer for LayerExpert {
     fn import(
         &self,
         source: &Source,
-        options: &Options,
+        options: &ImportOptions,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
         let top_k = options.max_expert_used();
@@ -125,7 +125,7 @@ fn count(lines: Lines, columns: &Columns<2>, output: &mut Output<'_>) -> Result<
 
 /// The choices of one layer in a row, until the layer changes.
 struct Tokens<'a> {
-    options: &'a Options,
+    options: &'a ImportOptions,
     /// Experts of a token in the layer.
     top_k: usize,
     passes: Passes,
@@ -135,7 +135,7 @@ struct Tokens<'a> {
 }
 
 impl<'a> Tokens<'a> {
-    fn new(top_k: usize, options: &'a Options) -> Self {
+    fn new(top_k: usize, options: &'a ImportOptions) -> Self {
         Self {
             options,
             top_k,
@@ -196,8 +196,8 @@ impl<'a> Tokens<'a> {
         if self.experts.is_empty() {
             return Ok(());
         }
-        // As many tokens as lines fit 32 bits by MAX_HELD.
-        let n_tokens = (self.experts.len() / self.top_k) as u32;
+        let n_tokens = u32::try_from(self.experts.len() / self.top_k);
+        let n_tokens = n_tokens.expect("MAX_HELD fits in 32 bits");
         let first = self.passes.layer(self.layer_id, n_tokens);
         for (token, experts) in (0..).zip(self.experts.chunks(self.top_k)) {
             let row = RoutingRow {

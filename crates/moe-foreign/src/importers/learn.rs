@@ -4,7 +4,7 @@ use moe_placement::learn::{OLD_SCHEMA, SCHEMA, parse_observations};
 use moe_trace::{CountRow, Facts, LayerRow, bounded};
 use serde::Deserialize;
 
-use crate::{At, Contents, ForeignError, Importer, Options, Output, Source};
+use crate::{At, Contents, ForeignError, ImportOptions, Importer, Output, Source};
 
 /// Learn files.
 pub struct Learn;
@@ -50,7 +50,7 @@ impl Importer for Learn {
     fn import(
         &self,
         source: &Source,
-        _options: &Options,
+        _options: &ImportOptions,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
         for file in source.files() {

@@ -8,14 +8,14 @@ use moe_trace::{Facts, MAX_ID, RoutingRow};
 
 use crate::binary::mapped::Mapped;
 use crate::passes::Passes;
-use crate::{At, ForeignError, Importer, Options, Output, Source};
+use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
 
 const MAGIC: u32 = 0x544C_424D;
 const HEADER: usize = 12;
 
 /// Why a log is refused.
 #[derive(Debug, thiserror::Error)]
-enum Fault {
+enum MboltFault {
     #[error("the header is cut off")]
     Header,
     #[error("version {version} of the log is not known (1 is)")]
@@ -49,7 +49,7 @@ impl Importer for Mbolt {
     fn import(
         &self,
         source: &Source,
-        _options: &Options,
+        _options: &ImportOptions,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
         for file in source.files() {
@@ -68,9 +68,9 @@ fn import_file(bytes: &[u8], output: &mut Output<'_>) -> Result<(), ForeignError
             ..Facts::default()
         })?,
         (Some(version), Some(_)) => {
-            return Err(output.invalid(At::Byte(4), Fault::Version { version }));
+            return Err(output.invalid(At::Byte(4), MboltFault::Version { version }));
         }
-        _ => return Err(output.invalid(At::Byte(4), Fault::Header)),
+        _ => return Err(output.invalid(At::Byte(4), MboltFault::Header)),
     }
     let mut passes = Passes::default();
     let (mut offset, mut record) = (HEADER, 0);
@@ -117,14 +117,14 @@ struct Entry<'a> {
 
 impl<'a> Entry<'a> {
     /// Reads the record that `bytes` begin with; `None` if it is cut off.
-    fn read(bytes: &'a [u8]) -> Result<Option<Self>, Fault> {
+    fn read(bytes: &'a [u8]) -> Result<Option<Self>, MboltFault> {
         let (Some(layer), Some(k), Some(n_tokens)) =
             (number(bytes, 0), number(bytes, 4), number(bytes, 8))
         else {
             return Ok(None);
         };
         if layer >= MAX_ID || !(1..MAX_ID).contains(&k) || i32::try_from(n_tokens).is_err() {
-            return Err(Fault::Record { layer, k, n_tokens });
+            return Err(MboltFault::Record { layer, k, n_tokens });
         }
         let k = k as usize;
         let size = k

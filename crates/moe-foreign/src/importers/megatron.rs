@@ -15,7 +15,7 @@ use serde::Deserialize;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::layers::{LayerError, Layouts};
-use crate::{At, ForeignError, Importer, Options, Output, Source};
+use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
 
 use super::jsonl::{Nested, each_line, first_line_has};
 
@@ -107,7 +107,7 @@ impl Importer for Megatron {
     fn import(
         &self,
         source: &Source,
-        options: &Options,
+        options: &ImportOptions,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
         // One entry a rank, 65,536 at most.
@@ -152,7 +152,7 @@ impl Importer for Megatron {
 /// Refuses a trace with fewer layers than the model has, which is of pipeline stages.
 fn check_stages(
     n_layers: usize,
-    options: &Options,
+    options: &ImportOptions,
     output: &mut Output<'_>,
 ) -> Result<(), ForeignError> {
     let layouts = Layouts::of(options.model.as_ref());

@@ -8,7 +8,7 @@ use std::path::Path;
 use moe_trace::CountRow;
 
 use crate::source::{Lines, sample_lines};
-use crate::{At, ForeignError, Importer, Options, Output, Source};
+use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
 
 use super::text::{Columns, TextFault, has_columns, required_number};
 
@@ -42,7 +42,7 @@ impl Importer for MeshLlm {
     fn import(
         &self,
         source: &Source,
-        _options: &Options,
+        _options: &ImportOptions,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
         for file in source.files() {

@@ -10,7 +10,7 @@ use moe_gguf::text::counted;
 use moe_trace::RoutingRow;
 use serde::Deserialize;
 
-use crate::{At, ForeignError, Importer, Options, Output, Source};
+use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
 
 use super::jsonl::{Nested, each_line, first_line_has, zip_weights};
 
@@ -42,7 +42,7 @@ impl Importer for MoeBalance {
     fn import(
         &self,
         source: &Source,
-        _options: &Options,
+        _options: &ImportOptions,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
         let mut batches = Batches::default();

@@ -6,7 +6,7 @@
 use crate::arrays::{CountSums, Tokens, element, tokens, warn_of_routing};
 use crate::binary::mapped::Mapped;
 use crate::binary::npy;
-use crate::{At, ForeignError, Importer, Options, Output, Source};
+use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
 
 /// `.npy`.
 pub struct Npy;
@@ -31,7 +31,7 @@ impl Importer for Npy {
     fn import(
         &self,
         source: &Source,
-        options: &Options,
+        options: &ImportOptions,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
         for file in source.files() {

@@ -21,7 +21,7 @@ use serde::{Deserialize, Deserializer};
 
 use crate::arrays::{Tokens, element_of, tokens};
 use crate::source::read_whole;
-use crate::{At, ForeignError, Importer, Options, Output, SAMPLE_SIZE, Source, json};
+use crate::{At, ForeignError, ImportOptions, Importer, Output, SAMPLE_SIZE, Source, json};
 
 use super::routed_experts::{RoutedExperts, has_keys, is_event_stream};
 use placing::Counts;
@@ -61,7 +61,7 @@ impl Importer for Vllm {
     fn import(
         &self,
         source: &Source,
-        options: &Options,
+        options: &ImportOptions,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
         import(source, options, output)
@@ -85,7 +85,7 @@ impl Importer for SglangResponse {
     fn import(
         &self,
         source: &Source,
-        options: &Options,
+        options: &ImportOptions,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
         import(source, options, output)
@@ -291,7 +291,11 @@ fn replace<T>(value: &mut Option<T>, later: Option<T>) {
     }
 }
 
-fn import(source: &Source, options: &Options, output: &mut Output<'_>) -> Result<(), ForeignError> {
+fn import(
+    source: &Source,
+    options: &ImportOptions,
+    output: &mut Output<'_>,
+) -> Result<(), ForeignError> {
     let mut sequence_id = 0;
     for file in source.files() {
         output.begin_file(file);
@@ -379,7 +383,7 @@ fn events<'a>(
 fn import_response(
     response: &Response,
     sequence_id: &mut u32,
-    options: &Options,
+    options: &ImportOptions,
     output: &mut Output<'_>,
 ) -> Result<(), ForeignError> {
     let choices = response.choices.as_deref().unwrap_or_default();
@@ -415,7 +419,7 @@ fn import_response(
 
 /// Where the routing of one choice goes.
 struct Importing<'a, 'o> {
-    options: &'a Options,
+    options: &'a ImportOptions,
     output: &'a mut Output<'o>,
     sequence_id: u32,
 }

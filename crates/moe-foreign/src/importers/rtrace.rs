@@ -7,14 +7,14 @@
 use moe_trace::{Facts, MAX_ID, RoutingRow};
 
 use crate::binary::mapped::Mapped;
-use crate::{At, ForeignError, Importer, Missing, Options, Output, Source};
+use crate::{At, ForeignError, ImportOptions, Importer, Missing, Output, Source};
 
 const MAGIC: &[u8] = b"RTRACE01";
 const HEADER: usize = 16;
 
 /// Why a trace is refused.
 #[derive(Debug, thiserror::Error)]
-enum Fault {
+enum RtraceFault {
     #[error("the header is cut off")]
     Header,
     #[error("version {version} of the trace is not known (0 is)")]
@@ -56,7 +56,7 @@ impl Importer for RouterTrace {
     fn import(
         &self,
         source: &Source,
-        options: &Options,
+        options: &ImportOptions,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
         for file in source.files() {
@@ -70,7 +70,7 @@ impl Importer for RouterTrace {
 
 fn import_file(
     bytes: &[u8],
-    options: &Options,
+    options: &ImportOptions,
     output: &mut Output<'_>,
 ) -> Result<(), ForeignError> {
     let header = bytes
@@ -79,18 +79,18 @@ fn import_file(
     let n_expert = match header {
         Some((n_expert @ 1..=MAX_ID, 0)) => n_expert,
         Some((n_expert, 0)) => {
-            return Err(output.invalid(At::Byte(8), Fault::Experts { n_expert }));
+            return Err(output.invalid(At::Byte(8), RtraceFault::Experts { n_expert }));
         }
         Some((_, version)) => {
-            return Err(output.invalid(At::Byte(12), Fault::Version { version }));
+            return Err(output.invalid(At::Byte(12), RtraceFault::Version { version }));
         }
-        None => return Err(output.invalid(At::Byte(8), Fault::Header)),
+        None => return Err(output.invalid(At::Byte(8), RtraceFault::Header)),
     };
     let Some(top_k) = options.max_expert_used() else {
         return Err(output.lacks(At::Byte(8), Missing::TopK));
     };
     if top_k > n_expert {
-        return Err(output.invalid(At::Byte(8), Fault::TopK { top_k, n_expert }));
+        return Err(output.invalid(At::Byte(8), RtraceFault::TopK { top_k, n_expert }));
     }
     output.facts(&Facts {
         n_expert: Some(n_expert),
@@ -113,7 +113,7 @@ fn import_file(
         };
         let RoutingRow { token_id, .. } = row;
         if i32::try_from(token_id).is_err() {
-            return Err(output.invalid(at(), Fault::Token { token_id }));
+            return Err(output.invalid(at(), RtraceFault::Token { token_id }));
         }
         let top_k = options.n_expert_used_in(row.layer_id).unwrap_or(top_k);
         let best = ranked.iter().take(top_k as usize);
@@ -129,12 +129,12 @@ fn import_file(
 }
 
 /// The experts by probability, the likeliest first; of equals, the first first.
-fn rank(probabilities: &[u8], ranked: &mut Vec<(i64, f32)>) -> Result<(), Fault> {
+fn rank(probabilities: &[u8], ranked: &mut Vec<(i64, f32)>) -> Result<(), RtraceFault> {
     ranked.clear();
     for (expert, &bytes) in probabilities.as_chunks::<4>().0.iter().enumerate() {
         let probability = f32::from_le_bytes(bytes);
         if !(0.0..=1.001).contains(&probability) {
-            return Err(Fault::Probability {
+            return Err(RtraceFault::Probability {
                 probability,
                 expert,
             });

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use crate::arrays::{CountSums, PhysicalMap, element, element_of};
 use crate::binary::array::Array;
 use crate::binary::nested::Nested;
-use crate::{At, ForeignError, Importer, Options, Output, Source, json};
+use crate::{At, ForeignError, ImportOptions, Importer, Output, Source, json};
 
 /// `logical_count` JSON.
 pub struct SglangJson;
@@ -40,7 +40,7 @@ impl Importer for SglangJson {
     fn import(
         &self,
         source: &Source,
-        options: &Options,
+        options: &ImportOptions,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
         for file in source.files() {
@@ -62,7 +62,7 @@ fn array<'a>(
 
 fn import_document(
     document: &Document,
-    options: &Options,
+    options: &ImportOptions,
     output: &mut Output<'_>,
 ) -> Result<(), ForeignError> {
     let (key, counts, map): (_, Array<'_>, _) = match document {

@@ -14,12 +14,12 @@ use crate::arrays::{
     CountSums, PhysicalMap, element, element_of, n_used_slots, row_blocks, warn_of_routing,
 };
 use crate::binary::array::Array;
-use crate::binary::fault::Fault;
+use crate::binary::fault::BinaryFault;
 use crate::binary::mapped::Mapped;
 use crate::binary::pickle::Value;
 use crate::binary::torch::{self, TorchFile};
 use crate::layers::RowUse;
-use crate::{At, ForeignError, Importer, Options, Output, Source};
+use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
 
 use super::sglang_json::note_steps;
 use sequences::{Mode, Sequences};
@@ -52,7 +52,7 @@ impl Importer for SglangPt {
     fn import(
         &self,
         source: &Source,
-        options: &Options,
+        options: &ImportOptions,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
         for file in source.files() {
@@ -65,13 +65,13 @@ impl Importer for SglangPt {
     }
 }
 
-fn invalid(fault: Fault, output: &Output<'_>) -> ForeignError {
+fn invalid(fault: BinaryFault, output: &Output<'_>) -> ForeignError {
     output.invalid(At::Byte(fault.offset), fault.reason)
 }
 
 fn import_dump(
     dump: &TorchFile<'_>,
-    options: &Options,
+    options: &ImportOptions,
     output: &mut Output<'_>,
 ) -> Result<(), ForeignError> {
     let root = dump.pickle().root();
@@ -108,7 +108,7 @@ fn import_records(
     dump: &TorchFile<'_>,
     records: &[Value],
     map: Option<&PhysicalMap<'_>>,
-    options: &Options,
+    options: &ImportOptions,
     output: &mut Output<'_>,
 ) -> Result<(), ForeignError> {
     let mut sums = CountSums::default();
@@ -118,7 +118,7 @@ fn import_records(
         let get = |key| dump.pickle().get(record, key);
         let at = |key: &str, index: &[usize]| element_of(&format!("records[{i}].{key}"), index);
         if let Some(experts) = tensor(dump, get("topk_ids_of_layer"), output)? {
-            let pass = Pass::read(dump, record, i);
+            let pass = ForwardPass::read(dump, record, i);
             pass.import(&experts, map, &mut sequences, options, output)?;
         } else if let Some(counts) = tensor(dump, get("global_physical_count"), output)? {
             if map.is_none() {
@@ -174,7 +174,7 @@ fn tensor<'a>(
 }
 
 /// A forward pass, mode `per_token`.
-struct Pass<'p> {
+struct ForwardPass<'p> {
     record: usize,
     mode: Mode,
     /// Of each token in its sequence.
@@ -183,7 +183,7 @@ struct Pass<'p> {
     lens: Vec<usize>,
 }
 
-impl<'p> Pass<'p> {
+impl<'p> ForwardPass<'p> {
     fn read(dump: &'p TorchFile<'_>, value: Value, record: usize) -> Self {
         let get = |key| dump.pickle().get(value, key);
         let list = |key| get(key).and_then(|list| dump.pickle().list(list));
@@ -220,7 +220,7 @@ impl<'p> Pass<'p> {
         experts: &Array<'_>,
         map: Option<&PhysicalMap<'_>>,
         sequences: &mut Sequences,
-        options: &Options,
+        options: &ImportOptions,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
         let record = self.record;

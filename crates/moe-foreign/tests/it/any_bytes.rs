@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use moe_foreign::{ForeignError, IMPORTERS, Importer, Options, Source};
+use moe_foreign::{ForeignError, IMPORTERS, ImportOptions, Importer, Source};
 use moe_trace::{CountRow, Facts, RoutingRow, Sink, SinkError};
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -86,25 +86,29 @@ fn entries(dir: &Path) -> Vec<PathBuf> {
 }
 
 /// What a user may say of the trace: nothing, how many experts a token has, or the model.
-fn options() -> [Options; 3] {
-    let top_k = Options {
+fn options() -> [ImportOptions; 3] {
+    let top_k = ImportOptions {
         top_k: Some(2),
-        ..Options::default()
+        ..ImportOptions::default()
     };
-    let model = Options {
+    let model = ImportOptions {
         model: Some(Facts {
             n_layer: Some(2),
             n_expert: Some(8),
             n_expert_used: Some(2),
             ..Facts::default()
         }),
-        ..Options::default()
+        ..ImportOptions::default()
     };
-    [Options::default(), top_k, model]
+    [ImportOptions::default(), top_k, model]
 }
 
 /// Imports, and holds the outcome to what is promised for any bytes.
-fn import(importer: &dyn Importer, path: &Path, options: &Options) -> Result<u64, ForeignError> {
+fn import(
+    importer: &dyn Importer,
+    path: &Path,
+    options: &ImportOptions,
+) -> Result<u64, ForeignError> {
     let before = NOW.get();
     PEAK.set(before);
     let mut sink = Nothing::default();

@@ -1,5 +1,7 @@
 //! The importers and exporters, on golden files, on what they make of each other's files, and on any bytes.
 
+#![allow(clippy::unwrap_used)]
+
 mod any_bytes;
 mod binary;
 #[path = "../../../moe-trace/tests/it/common.rs"]

@@ -106,7 +106,7 @@ fn data_overlap() {
 
 /// llama.cpp#8264, #9613: two files joined with `cat`.
 #[test]
-fn data_trailing_bytes_are_told_and_no_fault() {
+fn reports_trailing_bytes_without_a_fault() {
     let one = Raw::new(1, 0).tensor("t", &[8], F32, 0).data(32, 32);
     let gguf = one.clone().raw(&one.bytes).open().unwrap();
     let report = check(&gguf);

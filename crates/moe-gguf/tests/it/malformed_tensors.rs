@@ -185,7 +185,7 @@ fn tensors_duplicate_name() {
 
 /// A file that breaks only ggml's rule of offsets without holes is read; its report says so.
 #[test]
-fn tensors_bad_offset_is_read_and_told() {
+fn reads_and_reports_a_bad_tensor_offset() {
     let gguf = Raw::new(2, 0)
         .tensor("a", &[8], F32, 0)
         .tensor("b", &[8], F32, 64)

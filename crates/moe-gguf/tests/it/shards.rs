@@ -218,7 +218,7 @@ fn a_file_without_split_keys_is_foreign() {
 
 /// llama.cpp#27349: the shards' tensors do not add up.
 #[test]
-fn a_wrong_number_of_tensors_is_told() {
+fn reports_a_wrong_number_of_tensors() {
     let dir = model_with(Shard {
         tensors: &[],
         ..SECOND

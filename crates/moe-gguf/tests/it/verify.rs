@@ -1,7 +1,7 @@
 //! Reading the data: hashes, manifests, impossible values.
 
 use moe_gguf::verify::{Algorithm, Difference, compare, manifest, parse_manifest, verify};
-use moe_gguf::{GgmlType, Gguf, Impossible};
+use moe_gguf::{GgmlType, Gguf, NonFinite};
 use moe_testkit::gguf::Raw;
 
 use crate::opened::{Opened, fixture, open};
@@ -86,7 +86,7 @@ fn a_manifest_finds_the_tensor_that_changed() {
 }
 
 #[test]
-fn a_manifest_of_another_model_is_told() {
+fn reports_a_manifest_of_another_model() {
     let gguf = abc();
     let verified = verify(&gguf, Algorithm::Xxh3, |_| ()).unwrap();
     let entries = parse_manifest(&gguf, "xxh3  00  other.gguf:u\n").unwrap();
@@ -187,7 +187,7 @@ fn not_a_number_scales_are_found_in_place() {
         let verified = verify(&gguf, Algorithm::Xxh3, |_| ()).unwrap();
         assert_eq!(
             verified[0].impossible,
-            Some(Impossible {
+            Some(NonFinite {
                 count: 1,
                 first_offset
             }),

@@ -175,9 +175,9 @@ impl Spread {
             let own = self.own.iter().map(others).max().unwrap_or(0);
             others(&self.ours) <= (5 * own).div_ceil(4)
         };
-        let told = format!("{}; llama.cpp itself: {:?}", self.ours, self.own);
-        assert!(within(|d| d.other_top1), "{told}");
-        assert!(within(|d| d.other_experts), "{told}");
+        let text = format!("{}; llama.cpp itself: {:?}", self.ours, self.own);
+        assert!(within(|d| d.other_top1), "{text}");
+        assert!(within(|d| d.other_experts), "{text}");
     }
 }
 

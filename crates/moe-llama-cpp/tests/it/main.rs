@@ -2,6 +2,8 @@
 //!
 //! Nothing here is recorded beforehand: models are made, both engines run them, and the results are compared.
 
+#![allow(clippy::unwrap_used)]
+
 mod architectures;
 mod compare;
 mod engines;

@@ -6,7 +6,7 @@ use std::ptr;
 
 use llama_cpp_sys_2 as sys;
 use moe_gguf::{GgmlType, Gguf, Value};
-use moe_synth::model::{Options, Spec, Synth};
+use moe_synth::model::{Spec, Synth, SynthOptions};
 use moe_synth::write;
 
 /// Tokens of a made-up vocabulary.
@@ -48,7 +48,7 @@ pub fn small(like: &str, quant: &str) -> Spec {
 /// Writes a made-up model.
 pub fn make(dir: &Path, name: &str, spec: &Spec) -> PathBuf {
     let path = dir.join(format!("{name}.gguf"));
-    let options = Options { seed: 7, zipf: 0.5 };
+    let options = SynthOptions { seed: 7, zipf: 0.5 };
     let synth = Synth::new(spec, options).unwrap();
     synth.write(File::create(&path).unwrap(), 1).unwrap();
     path

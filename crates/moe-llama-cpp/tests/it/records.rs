@@ -90,7 +90,7 @@ type Weight = (String, u16, u64, u64, u32);
 
 /// What a record says that both engines must agree on.
 #[derive(Debug, PartialEq)]
-struct Said {
+struct RecordFacts {
     op: String,
     name: String,
     layer: Option<u16>,
@@ -105,13 +105,13 @@ struct Said {
     flags: u8,
 }
 
-fn said(run: &Run, record: &TensorAccessLog) -> Said {
+fn facts_of(run: &Run, record: &TensorAccessLog) -> RecordFacts {
     let weights = record
         .sources()
         .iter()
         .enumerate()
         .filter(|(_, s)| s.is_disk());
-    Said {
+    RecordFacts {
         op: run.ops().name(record.operation_type).unwrap().to_owned(),
         name: record.dst_name().into_owned(),
         layer: record.layer(),
@@ -150,13 +150,13 @@ fn agree([ours, theirs]: &[Run; 2]) -> usize {
     let (a, b) = (ours.trace.records(), theirs.trace.records());
     let (mut n_same, mut n_tokens) = (0, 0);
     for (a, b) in a.iter().zip(b) {
-        let (said_a, mut said_b) = (said(ours, a), said(theirs, b));
-        if said_b.name.starts_with("node_") {
-            said_b.name.clone_from(&said_a.name);
+        let (facts_a, mut facts_b) = (facts_of(ours, a), facts_of(theirs, b));
+        if facts_b.name.starts_with("node_") {
+            facts_b.name.clone_from(&facts_a.name);
         }
-        assert_eq!(said_a, said_b);
+        assert_eq!(facts_a, facts_b);
         assert!(b.duration_ns.get() > 0);
-        if said_a.n_experts == 0 {
+        if facts_a.n_experts == 0 {
             continue;
         }
         n_tokens += 1;
@@ -166,7 +166,11 @@ fn agree([ours, theirs]: &[Run; 2]) -> usize {
         }
         n_same += 1;
         for (a, b) in a.values().zip(b.values()) {
-            assert!((a - b).abs() < 5e-3, "{}: weights {a} and {b}", said_a.name);
+            assert!(
+                (a - b).abs() < 5e-3,
+                "{}: weights {a} and {b}",
+                facts_a.name
+            );
         }
     }
     assert_eq!(a.len(), b.len());
@@ -254,7 +258,7 @@ fn graphs_and_buffers_are_kept() {
         assert_eq!(theirs, ours);
     }
     let events = buffers::read(&theirs.path.join(buffers::FILE_NAME)).unwrap();
-    let told: BTreeSet<u64> = events
+    let allocated: BTreeSet<u64> = events
         .iter()
         .map(|event| match &event.change {
             Change::Alloc(buffer) => {
@@ -266,7 +270,7 @@ fn graphs_and_buffers_are_kept() {
         .collect();
     for record in theirs.trace.records() {
         for source in record.sources().iter().filter(|source| !source.is_disk()) {
-            assert!(told.contains(&source.offset_or_buffer_id.get()));
+            assert!(allocated.contains(&source.offset_or_buffer_id.get()));
         }
     }
 }
@@ -289,7 +293,7 @@ fn rearranged_weights_keep_their_places() {
     let weights = |run: &Run| {
         let mut seen: BTreeMap<Weight, usize> = BTreeMap::new();
         for record in run.trace.records() {
-            for weight in said(run, record).weights {
+            for weight in facts_of(run, record).weights {
                 *seen.entry(weight).or_default() += 1;
             }
         }
@@ -309,11 +313,11 @@ fn tokens_of_more_than_16_experts() {
     let experts = |run: &Run| {
         let mut seen: BTreeMap<(String, u32, u32), Vec<i32>> = BTreeMap::new();
         for record in run.trace.records() {
-            let said = said(run, record);
-            let (base, n) = if said.flags == 0 { (0, 16) } else { (16, 4) };
-            assert_eq!((said.slot_base, said.n_experts), (base, n));
+            let facts = facts_of(run, record);
+            let (base, n) = if facts.flags == 0 { (0, 16) } else { (16, 4) };
+            assert_eq!((facts.slot_base, facts.n_experts), (base, n));
             let ids = seen
-                .entry((said.name, said.sequence_id, said.token_id))
+                .entry((facts.name, facts.sequence_id, facts.token_id))
                 .or_default();
             assert_eq!(ids.len(), usize::from(base));
             ids.extend(record.expert_ids().iter().map(|id| id.get()));

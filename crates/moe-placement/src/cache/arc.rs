@@ -2,7 +2,7 @@
 //! experts looked up more often share the budget, and a look-up of one that went of late moves the border in its favour.
 
 use super::Key;
-use super::demand::Order;
+use super::demand::EvictionOrder;
 use super::list::{Links, List};
 use super::room::Room;
 
@@ -84,7 +84,7 @@ impl Arc {
     }
 }
 
-impl Order for Arc {
+impl EvictionOrder for Arc {
     fn hit(&mut self, key: Key, room: &Room) {
         self.put(key, Part::Often, room);
     }

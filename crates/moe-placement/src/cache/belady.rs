@@ -9,7 +9,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 
-use super::demand::Order;
+use super::demand::EvictionOrder;
 use super::future::{Future, NEVER};
 use super::ranked::Ranked;
 use super::room::Room;
@@ -44,7 +44,7 @@ impl Belady {
     }
 }
 
-impl Order for Belady {
+impl EvictionOrder for Belady {
     fn hit(&mut self, key: Key, _room: &Room) {
         self.look_up(key);
     }
@@ -82,16 +82,19 @@ struct OfSize {
 impl BeladySize {
     /// Of a model with these experts.
     pub fn new(experts: &Experts, future: Arc<Future>) -> BeladySize {
-        let keys = 0..experts.len() as Key;
+        let keys = experts.keys();
         let mut sizes: Vec<u64> = keys.clone().map(|key| experts.bytes(key)).collect();
         sizes.sort_unstable();
         sizes.dedup();
-        let size_of = keys.map(|key| sizes.partition_point(|&size| size < experts.bytes(key)));
+        let size_of = keys.map(|key| {
+            let index = sizes.partition_point(|&size| size < experts.bytes(key));
+            Key::try_from(index).expect("no more sizes than keys")
+        });
         BeladySize {
             future,
             now: 0,
             next: vec![NEVER; experts.len()],
-            size_of: size_of.map(|index| index as u32).collect(),
+            size_of: size_of.collect(),
             sizes: sizes
                 .into_iter()
                 .map(|bytes| OfSize {
@@ -136,7 +139,7 @@ impl OfSize {
     }
 }
 
-impl Order for BeladySize {
+impl EvictionOrder for BeladySize {
     fn hit(&mut self, key: Key, _room: &Room) {
         self.look_up(key);
     }
@@ -150,11 +153,11 @@ impl Order for BeladySize {
     fn evict(&mut self, room: &Room) -> Option<Key> {
         let firsts = self.sizes.iter_mut().filter_map(|of_size| {
             let (at, key) = of_size.first(&self.next, room)?;
-            let worth = match at {
+            let rank = match at {
                 NEVER => u128::MAX,
                 at => u128::from(at.saturating_sub(self.now)) * u128::from(of_size.bytes),
             };
-            Some((worth, Reverse(key)))
+            Some((rank, Reverse(key)))
         });
         // It stays in its heap until it comes up again, no longer held.
         firsts.max().map(|(_, Reverse(key))| key)

@@ -79,6 +79,9 @@ impl ByCount {
                 .map(move |bits| word * 64 + bits.trailing_zeros() as usize)
         });
         let lists = &self.lists;
-        counts.filter_map(|count| Some((count as u32, lists[count].front()?)))
+        counts.filter_map(|count| {
+            let front = lists[count].front()?;
+            Some((u32::try_from(count).expect("a count of 32 bits"), front))
+        })
     }
 }

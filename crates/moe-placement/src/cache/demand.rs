@@ -6,7 +6,7 @@ use super::room::Room;
 use super::{Access, Changes, Experts, Key, Policy};
 
 /// Who goes first. All that differs between policies that load what is asked for.
-pub trait Order: Send {
+pub trait EvictionOrder: Send {
     /// An expert that is there was looked up.
     fn hit(&mut self, key: Key, room: &Room);
 
@@ -26,7 +26,7 @@ pub struct Demand<O> {
     order: O,
 }
 
-impl<O: Order> Demand<O> {
+impl<O: EvictionOrder> Demand<O> {
     /// An empty cache.
     pub fn new(experts: Arc<Experts>, budget: u64, order: O) -> Demand<O> {
         Demand {
@@ -36,7 +36,7 @@ impl<O: Order> Demand<O> {
     }
 }
 
-impl<O: Order> Policy for Demand<O> {
+impl<O: EvictionOrder> Policy for Demand<O> {
     fn look_up(&mut self, key: Key) -> Access {
         if self.room.touch(key) {
             self.order.hit(key, &self.room);

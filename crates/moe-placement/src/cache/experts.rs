@@ -10,13 +10,13 @@ pub type Key = u32;
 /// All experts of a model with their bytes; keys ascend by layer, then by expert.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Experts {
-    layers: Vec<Layer>,
+    layers: Vec<LayerKeys>,
     /// `[n_keys]`: index in `layers`, expert, bytes.
     experts: Vec<(u32, u32, u64)>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Layer {
+struct LayerKeys {
     /// Block number in the model.
     layer: u32,
     first: Key,
@@ -37,7 +37,7 @@ impl Experts {
         let possible = sizes.iter().filter(|&(_, expert, _)| expert < MAX_EXPERT);
         for ((layer, expert, bytes), key) in possible.zip(0..) {
             if experts.layers.last().is_none_or(|last| last.layer != layer) {
-                experts.layers.push(Layer {
+                experts.layers.push(LayerKeys {
                     layer,
                     first: key,
                     keys: Vec::new(),
@@ -47,7 +47,8 @@ impl Experts {
             let keys = &mut experts.layers[index].keys;
             keys.resize(expert as usize, None);
             keys.push(Some(key));
-            experts.experts.push((index as u32, expert, bytes));
+            let index = u32::try_from(index).expect("layers have distinct numbers of 32 bits");
+            experts.experts.push((index, expert, bytes));
         }
         experts
     }
@@ -72,10 +73,15 @@ impl Experts {
         self.experts[key as usize].0 as usize
     }
 
+    /// The keys of all experts.
+    pub(super) fn keys(&self) -> Range<Key> {
+        0..Key::try_from(self.experts.len()).expect("`new` numbers the experts in 32 bits")
+    }
+
     /// The keys of a layer, by its index.
     pub fn keys_of(&self, layer_index: usize) -> Range<Key> {
         let first = |index: usize| self.layers.get(index).map(|layer| layer.first);
-        let end = self.experts.len() as Key;
+        let end = self.keys().end;
         first(layer_index).unwrap_or(end)..first(layer_index + 1).unwrap_or(end)
     }
 

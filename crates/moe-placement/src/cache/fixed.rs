@@ -11,8 +11,8 @@ pub fn hottest_that_fit(experts: &Experts, counts: &[u64], budget: u64) -> Vec<K
     let counted = (0..).zip(counts.iter().copied().take(experts.len()));
     let mut counted: Vec<(Key, u64)> = counted.filter(|&(_, count)| count > 0).collect();
     // count / bytes, without division.
-    let worth = |count: u64, other: Key| u128::from(count) * u128::from(experts.bytes(other));
-    counted.sort_by(|a, b| worth(b.1, a.0).cmp(&worth(a.1, b.0)).then(a.0.cmp(&b.0)));
+    let weight = |count: u64, other: Key| u128::from(count) * u128::from(experts.bytes(other));
+    counted.sort_by(|a, b| weight(b.1, a.0).cmp(&weight(a.1, b.0)).then(a.0.cmp(&b.0)));
     let mut used = 0u64;
     let mut selected = Vec::new();
     for (key, _) in counted {

@@ -7,14 +7,14 @@ use super::{Access, Changes, Experts, Key, Policy};
 /// The caches.
 pub struct Layered {
     experts: Arc<Experts>,
-    layers: Vec<Layer>,
+    layers: Vec<LayerCache>,
     /// The layer of the running batch.
     current: Option<usize>,
     /// Room to work in.
     changes: Changes,
 }
 
-struct Layer {
+struct LayerCache {
     policy: Box<dyn Policy>,
     /// The key here of the policy's key 0.
     first: Key,
@@ -32,7 +32,7 @@ impl Layered {
         let layers = experts
             .by_layer()
             .into_iter()
-            .map(|(first, experts)| Layer {
+            .map(|(first, experts)| LayerCache {
                 policy: policy(Arc::new(experts), share),
                 first,
             });
@@ -64,7 +64,7 @@ impl Policy for Layered {
 
     fn end_batch(&mut self, changes: &mut Changes) {
         if let Some(index) = self.current.take() {
-            let Layer { policy, first } = &mut self.layers[index];
+            let LayerCache { policy, first } = &mut self.layers[index];
             self.changes.clear();
             policy.end_batch(&mut self.changes);
             let evicted = self.changes.evicted.iter();

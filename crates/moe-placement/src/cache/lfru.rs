@@ -7,7 +7,7 @@
 
 use super::Key;
 use super::by_count::ByCount;
-use super::demand::Order;
+use super::demand::EvictionOrder;
 use super::list::{Links, List};
 use super::room::Room;
 
@@ -41,7 +41,7 @@ impl Lfru {
     }
 }
 
-impl Order for Lfru {
+impl EvictionOrder for Lfru {
     fn hit(&mut self, key: Key, _room: &Room) {
         self.stamp(key);
         self.held.raise(key);

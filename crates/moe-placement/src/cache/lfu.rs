@@ -3,7 +3,7 @@
 
 use super::Key;
 use super::by_count::ByCount;
-use super::demand::Order;
+use super::demand::EvictionOrder;
 use super::room::Room;
 
 /// Experts by how often they were looked up.
@@ -20,7 +20,7 @@ impl Lfu {
     }
 }
 
-impl Order for Lfu {
+impl EvictionOrder for Lfu {
     fn hit(&mut self, key: Key, _room: &Room) {
         self.held.raise(key);
     }

@@ -3,7 +3,7 @@
 //! in the end. Of equal ones, the least recently used.
 
 use super::Key;
-use super::demand::Order;
+use super::demand::EvictionOrder;
 use super::ranked::Ranked;
 use super::room::Room;
 
@@ -38,7 +38,7 @@ impl LfuDa {
     }
 }
 
-impl Order for LfuDa {
+impl EvictionOrder for LfuDa {
     fn hit(&mut self, key: Key, _room: &Room) {
         self.counts[key as usize] += 1;
         self.rank(key);

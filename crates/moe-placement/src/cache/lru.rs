@@ -1,7 +1,7 @@
 //! Least recently used goes first.
 
 use super::Key;
-use super::demand::Order;
+use super::demand::EvictionOrder;
 use super::list::{Links, List};
 use super::room::Room;
 
@@ -21,7 +21,7 @@ impl Lru {
     }
 }
 
-impl Order for Lru {
+impl EvictionOrder for Lru {
     fn hit(&mut self, key: Key, _room: &Room) {
         self.list.move_to_back(&mut self.links, key);
     }

@@ -12,7 +12,6 @@ mod arc;
 mod belady;
 mod build;
 mod by_count;
-mod clock;
 mod demand;
 mod experts;
 mod fixed;
@@ -29,6 +28,7 @@ mod random;
 mod ranked;
 mod room;
 mod s3_fifo;
+mod second_chance;
 mod slru;
 
 pub use build::{BuildError, Setting};

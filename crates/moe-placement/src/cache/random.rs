@@ -3,7 +3,7 @@
 use crate::random::SplitMix64;
 
 use super::Key;
-use super::demand::Order;
+use super::demand::EvictionOrder;
 use super::room::Room;
 
 /// The dice.
@@ -20,7 +20,7 @@ impl Random {
     }
 }
 
-impl Order for Random {
+impl EvictionOrder for Random {
     fn hit(&mut self, _key: Key, _room: &Room) {}
 
     fn insert(&mut self, _key: Key, _room: &Room) {}

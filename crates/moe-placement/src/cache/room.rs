@@ -80,7 +80,8 @@ impl Room {
 
     /// Puts in an expert that is not there.
     pub fn insert(&mut self, key: Key) {
-        self.place[key as usize] = self.held.len() as u32;
+        let place = u32::try_from(self.held.len()).expect("no more experts than keys");
+        self.place[key as usize] = place;
         self.held.push(key);
         self.used = self.used.saturating_add(self.experts.bytes(key));
     }

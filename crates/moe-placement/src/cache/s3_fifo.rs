@@ -3,7 +3,7 @@
 //! comes back while its ghost is remembered goes to the main queue at once.
 
 use super::Key;
-use super::demand::Order;
+use super::demand::EvictionOrder;
 use super::list::{Links, List};
 use super::room::Room;
 
@@ -99,7 +99,7 @@ impl S3Fifo {
     }
 }
 
-impl Order for S3Fifo {
+impl EvictionOrder for S3Fifo {
     fn hit(&mut self, key: Key, _room: &Room) {
         let hits = &mut self.state[key as usize].1;
         *hits = (*hits + 1).min(MAX_HITS);

@@ -2,7 +2,7 @@
 //! probation and goes first; a hit protects it, in at most four fifths of the budget.
 
 use super::Key;
-use super::demand::Order;
+use super::demand::EvictionOrder;
 use super::list::{Links, List};
 use super::room::Room;
 
@@ -39,7 +39,7 @@ impl Slru {
     }
 }
 
-impl Order for Slru {
+impl EvictionOrder for Slru {
     fn hit(&mut self, key: Key, room: &Room) {
         self.take(key, room);
         self.is_protected[key as usize] = true;

@@ -38,7 +38,7 @@ pub enum Error {
     /// An id that the runtime would cut to its lower 32 bits and so take for another layer or expert.
     #[error(
         "`{key}` in layers[{index}] of the learn file holds the id {id}, which does not fit 32 bits; the runtime would take \
-         it for {}; correct the id", *.id as u32
+         it for {}; correct the id", *.id & 0xFFFF_FFFF
     )]
     WideId {
         /// Position in `layers`.

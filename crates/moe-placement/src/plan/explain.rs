@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::lanes::{Plan, Verdict};
+use super::lanes::{Plan, PlanVerdict};
 use super::ranking::Entry;
 use super::sizes::ExpertSizes;
 
@@ -16,7 +16,7 @@ pub struct Explanation {
     /// Its hits and its score; nothing for an expert that the file does not count.
     pub ranked: Option<Ranked>,
     /// What became of it; nothing for one that was not considered.
-    pub verdict: Option<Verdict>,
+    pub verdict: Option<PlanVerdict>,
 }
 
 /// Where an expert stands.
@@ -46,7 +46,7 @@ impl Explanation {
         let decision = plan
             .decisions
             .iter()
-            .find(|decision| is_it(&decision.entry) && decision.verdict != Verdict::Repeated);
+            .find(|decision| is_it(&decision.entry) && decision.verdict != PlanVerdict::Repeated);
         Explanation {
             layer,
             expert,
@@ -59,14 +59,14 @@ impl Explanation {
             verdict: match (decision, sizes.get(layer, expert)) {
                 (Some(decision), _) => Some(decision.verdict),
                 (None, Some(_)) => None,
-                (None, None) => Some(Verdict::UnknownSize),
+                (None, None) => Some(PlanVerdict::UnknownSize),
             },
         }
     }
 
     /// Whether the expert is in the cache.
     pub fn is_in(&self) -> bool {
-        matches!(self.verdict, Some(Verdict::Taken { .. }))
+        matches!(self.verdict, Some(PlanVerdict::Taken { .. }))
     }
 }
 
@@ -95,7 +95,7 @@ impl fmt::Display for Explanation {
         }
         match self.verdict {
             None => Ok(()),
-            Some(Verdict::Taken { lane, bytes, cost }) => {
+            Some(PlanVerdict::Taken { lane, bytes, cost }) => {
                 let filled = if self.ranked.is_none() {
                     ", but there was room to fill"
                 } else {
@@ -110,12 +110,12 @@ impl fmt::Display for Explanation {
                 }
                 Ok(())
             }
-            Some(Verdict::NoRoom { lane, cost, free }) => write!(
+            Some(PlanVerdict::NoRoom { lane, cost, free }) => write!(
                 f,
                 "; when its turn came it needed {cost} bytes and lane {lane} had {free} left"
             ),
-            Some(Verdict::UnknownSize) => write!(f, "; the model has no such expert"),
-            Some(Verdict::Repeated) => write!(f, "; its layer is in the file twice"),
+            Some(PlanVerdict::UnknownSize) => write!(f, "; the model has no such expert"),
+            Some(PlanVerdict::Repeated) => write!(f, "; its layer is in the file twice"),
         }
     }
 }

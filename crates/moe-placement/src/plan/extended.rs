@@ -68,7 +68,7 @@ impl Extended {
         let zeros = value.leading_zeros();
         let value = value << zeros;
         let exponent = exponent - zeros as i32 + 64;
-        let (mantissa, rest) = ((value >> 64) as u64, value as u64);
+        let (mantissa, rest) = ((value >> 64) as u64, (value & u128::from(u64::MAX)) as u64);
         let half = 1 << 63;
         let up = rest > half || (rest == half && mantissa & 1 == 1);
         match mantissa.checked_add(u64::from(up)) {

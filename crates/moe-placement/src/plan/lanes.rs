@@ -53,7 +53,7 @@ impl FromStr for Strategy {
 
 /// What became of an expert.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum PlanVerdict {
     /// It is in the cache.
     Taken {
         /// Where.
@@ -84,7 +84,7 @@ pub struct Decision {
     /// The expert.
     pub entry: Entry,
     /// What became of it.
-    pub verdict: Verdict,
+    pub verdict: PlanVerdict,
 }
 
 /// What the cache will hold.
@@ -179,8 +179,8 @@ impl Plan {
         let mut known = Vec::with_capacity(ranking.len());
         for &entry in ranking {
             let verdict = match sizes.get(entry.layer, entry.expert) {
-                None => Verdict::UnknownSize,
-                Some(_) if !seen.insert((entry.layer, entry.expert)) => Verdict::Repeated,
+                None => PlanVerdict::UnknownSize,
+                Some(_) if !seen.insert((entry.layer, entry.expert)) => PlanVerdict::Repeated,
                 Some(bytes) => {
                     known.push((entry, bytes));
                     continue;
@@ -205,18 +205,18 @@ impl Plan {
 
     /// Tries an expert in lanes; tells whether one took it.
     fn offer(&mut self, entry: Entry, bytes: u64, order: &[usize]) -> bool {
-        let mut nearest: Option<(u64, Verdict)> = None;
+        let mut nearest: Option<(u64, PlanVerdict)> = None;
         let mut verdict = None;
         for &lane in order {
             match self.lanes[lane].take(entry, bytes) {
                 Ok(cost) => {
-                    verdict = Some(Verdict::Taken { lane, bytes, cost });
+                    verdict = Some(PlanVerdict::Taken { lane, bytes, cost });
                     break;
                 }
                 Err(NoRoom { cost, free }) => {
                     let wanting = cost - free;
                     if nearest.is_none_or(|(least, _)| wanting < least) {
-                        nearest = Some((wanting, Verdict::NoRoom { lane, cost, free }));
+                        nearest = Some((wanting, PlanVerdict::NoRoom { lane, cost, free }));
                     }
                 }
             }
@@ -268,7 +268,8 @@ impl Plan {
                 n_layers
             } else {
                 // round(cumulative / total * n_layers)
-                ((2 * cumulative * n_layers as u128 + total) / (2 * total)) as usize
+                let end = (2 * cumulative * n_layers as u128 + total) / (2 * total);
+                usize::try_from(end).unwrap_or(n_layers)
             };
             bands.push(begin..end);
             begin = end;

@@ -18,7 +18,7 @@ mod weighting;
 pub use budget::{MIB, auto_budget_bytes, mib_to_bytes};
 pub use explain::{Explanation, Ranked};
 pub use lane::{Lane, Selected};
-pub use lanes::{Decision, MAX_LANES, Plan, Strategy, Verdict};
+pub use lanes::{Decision, MAX_LANES, Plan, PlanVerdict, Strategy};
 pub use layers::{LayerExperts, WholeLayers};
 pub use ranking::{Entry, rank};
 pub use sizes::{ExpertSizes, SizesFault};

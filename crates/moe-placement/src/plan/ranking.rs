@@ -11,7 +11,7 @@ use crate::learn::{ExpertObservation, LayerObservation};
 const HOT_BONUS: f64 = 0.05;
 
 /// What a place in a layer is worth in `flat` and `balanced`; hits below it decide among equal places.
-const PLACE_WORTH: u64 = 1_000_000;
+const RANK_WEIGHT: u64 = 1_000_000;
 
 /// An expert with its score.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,7 +80,7 @@ fn by_place(layer: &LayerObservation, n_places: u64) -> impl Iterator<Item = Ent
             expert,
             hits,
             score: place
-                .saturating_mul(PLACE_WORTH)
-                .saturating_add(hits.min(PLACE_WORTH - 1)),
+                .saturating_mul(RANK_WEIGHT)
+                .saturating_add(hits.min(RANK_WEIGHT - 1)),
         })
 }

@@ -175,6 +175,7 @@ fn robust_bounds(sorted: &[f64]) -> (f64, f64) {
 }
 
 /// The value at `q` of the way through sorted values, between two of them in proportion.
+#[expect(clippy::cast_possible_truncation, reason = "an index into `sorted`")]
 fn percentile(sorted: &[f64], q: f64) -> f64 {
     let at = q * sorted.len().saturating_sub(1) as f64;
     let value = |index: f64| sorted.get(index as usize).copied().unwrap_or(0.0);

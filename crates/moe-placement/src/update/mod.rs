@@ -131,6 +131,7 @@ impl Update {
 }
 
 /// How many of `n_candidates` exchanges a rate lets through where `hot_experts` are cached: that share of them, rounded up.
+#[expect(clippy::cast_possible_truncation, reason = "at most `hot_experts`")]
 pub fn max_exchange(rate: f64, hot_experts: usize, n_candidates: usize) -> usize {
     let most = (rate.clamp(0.0, 1.0) * hot_experts as f64).ceil();
     n_candidates.min(most as usize)

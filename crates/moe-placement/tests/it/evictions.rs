@@ -36,11 +36,11 @@ fn lfru(a: &Known, b: &Known, _: usize, clock: u64) -> Ordering {
 
 /// Of equals the one with the lower key goes first, by the order in which they are compared.
 fn belady_size(a: &Known, b: &Known, look_ups: usize, _: u64) -> Ordering {
-    let worth = |known: &Known| match known.next {
+    let rank = |known: &Known| match known.next {
         None => u64::MAX,
         Some(next) => (next - look_ups) as u64 * known.bytes,
     };
-    worth(b).cmp(&worth(a))
+    rank(b).cmp(&rank(a))
 }
 
 /// The evictions of each batch.

@@ -1,5 +1,7 @@
 //! Tests of the public interface, in one binary.
 
+#![allow(clippy::unwrap_used)]
+
 mod evictions;
 mod learn;
 mod merge;

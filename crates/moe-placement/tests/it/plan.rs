@@ -2,7 +2,8 @@
 
 use moe_placement::learn::{LearnFile, parse_observations};
 use moe_placement::plan::{
-    Entry, Error, ExpertSizes, Explanation, LayerCurve, Plan, Strategy, Verdict, Weighting, rank,
+    Entry, Error, ExpertSizes, Explanation, LayerCurve, Plan, PlanVerdict, Strategy, Weighting,
+    rank,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -408,7 +409,7 @@ fn explanations() {
     );
     assert_eq!(
         explain(1, 0).verdict,
-        Some(Verdict::NoRoom {
+        Some(PlanVerdict::NoRoom {
             lane: 0,
             cost: 60,
             free: 50
@@ -419,7 +420,7 @@ fn explanations() {
         "expert 0 of layer 1 is out: place 2 of 4 with score 3 for 3 hits; when its turn came it needed 60 bytes and lane 0 \
          had 50 left"
     );
-    assert_eq!(explain(9, 9).verdict, Some(Verdict::UnknownSize));
+    assert_eq!(explain(9, 9).verdict, Some(PlanVerdict::UnknownSize));
     assert!(
         explain(0, 1).is_in()
             && explain(0, 1)

@@ -2,7 +2,7 @@
 
 use moe_placement::learn::{LearnFile, parse_observations};
 use moe_placement::plan::{
-    Entry, ExpertSizes, LayerCurve, Plan, Strategy as LaneStrategy, Verdict, Weighting, rank,
+    Entry, ExpertSizes, LayerCurve, Plan, PlanVerdict, Strategy as LaneStrategy, Weighting, rank,
 };
 use moe_placement::update::{Cache, Update};
 use proptest::prelude::*;
@@ -108,7 +108,7 @@ proptest! {
             prop_assert_eq!(bytes, lane.used_bytes);
             prop_assert!(lane.used_bytes <= budget);
         }
-        let taken = plan.decisions.iter().filter(|d| matches!(d.verdict, Verdict::Taken { .. }));
+        let taken = plan.decisions.iter().filter(|d| matches!(d.verdict, PlanVerdict::Taken { .. }));
         prop_assert_eq!(taken.count(), seen.len());
         prop_assert!(plan.decisions.len() >= ranking.len());
     }
@@ -130,9 +130,9 @@ proptest! {
             .collect();
         let plan = |budget| Plan::new(&ranking, &sizes, &[budget], LaneStrategy::Warm, None).unwrap();
         let before = plan(budget);
-        let kept = before.decisions.iter().take_while(|d| !matches!(d.verdict, Verdict::NoRoom { .. }));
+        let kept = before.decisions.iter().take_while(|d| !matches!(d.verdict, PlanVerdict::NoRoom { .. }));
         let after = plan(budget + more);
-        for decision in kept.filter(|d| matches!(d.verdict, Verdict::Taken { .. })) {
+        for decision in kept.filter(|d| matches!(d.verdict, PlanVerdict::Taken { .. })) {
             prop_assert!(after.selected().any(|(_, selected)| selected.entry == decision.entry));
         }
     }

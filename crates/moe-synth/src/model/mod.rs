@@ -64,7 +64,7 @@ pub enum Error {
 
 /// What is random in a model, and how.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Options {
+pub struct SynthOptions {
     /// Seed of everything random.
     pub seed: u64,
     /// Exponent of the law by which experts are chosen: the one of rank `r` in its layer is for a share
@@ -77,7 +77,7 @@ pub struct Synth {
     header: Header,
     /// What each tensor of the header is filled with.
     fills: Vec<Fill>,
-    options: Options,
+    options: SynthOptions,
     n_expert: usize,
     router: Router,
 }
@@ -87,7 +87,7 @@ impl Synth {
     ///
     /// # Errors
     /// The description makes no model.
-    pub fn new(spec: &Spec, options: Options) -> Result<Synth, Error> {
+    pub fn new(spec: &Spec, options: SynthOptions) -> Result<Synth, Error> {
         spec.check()?;
         if !(options.zipf >= 0.0 && options.zipf.is_finite()) {
             let problem = format!("it is {}, but must be 0 or more", options.zipf);

@@ -122,9 +122,12 @@ const EOS: &str = "<|endoftext|>";
 
 fn special_names(spec: &VocabSpec, n_special: usize) -> Vec<String> {
     let first = spec.n_tokens - n_special as u32;
-    let name = |id| match id == spec.eos.unwrap_or(first) {
-        true => EOS.to_owned(),
-        false => format!("<|control_{id}|>"),
+    let name = |id| {
+        if id == spec.eos.unwrap_or(first) {
+            EOS.to_owned()
+        } else {
+            format!("<|control_{id}|>")
+        }
     };
     (first..spec.n_tokens).map(name).collect()
 }
@@ -389,12 +392,12 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_texts_cannot_have_are_told() {
-        let told = |spec: &VocabSpec| vocab(spec).err().unwrap().to_string();
-        assert!(told(&spec(1000, None, Some(100))).contains("the shortest texts have"));
-        assert!(told(&spec(1000, None, Some(1 << 60))).contains("at most 268435456 are made"));
+    fn refuses_impossible_text_sizes() {
+        let error_of = |spec: &VocabSpec| vocab(spec).err().unwrap().to_string();
+        assert!(error_of(&spec(1000, None, Some(100))).contains("the shortest texts have"));
+        assert!(error_of(&spec(1000, None, Some(1 << 60))).contains("at most 268435456 are made"));
         let mut alone = spec(1000, None, Some(1 << 24));
         alone.n_special = 1; // the token that ends a text
-        assert!(told(&alone).contains("raise n_special"));
+        assert!(error_of(&alone).contains("raise n_special"));
     }
 }

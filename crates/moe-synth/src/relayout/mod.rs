@@ -21,7 +21,7 @@ use thiserror::Error;
 use crate::write::{Header, Writer};
 
 pub use experts::{ExpertOrders, keep_groups, n_experts, n_groups};
-pub use order::Order;
+pub use order::TensorOrder;
 
 use experts::Share;
 
@@ -129,7 +129,7 @@ impl Layout {
     /// # Errors
     /// An order of experts does not fit the model, or moves what cannot be moved, or the model's data
     /// is cut or claimed twice.
-    pub fn new(gguf: &Gguf, order: Order, experts: &ExpertOrders) -> Result<Layout, Error> {
+    pub fn new(gguf: &Gguf, order: TensorOrder, experts: &ExpertOrders) -> Result<Layout, Error> {
         experts::check(gguf, experts)?;
         for tensor in gguf.tensors() {
             gguf.data(tensor)?;

@@ -4,7 +4,7 @@ use moe_gguf::names::{Category, Role, split_layer};
 
 /// In which order tensors lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub enum TensorOrder {
     /// As they do: shard behind shard, in the order of the table.
     File,
     /// As they are read: embeddings, layers by number, each in order of execution, output.
@@ -26,7 +26,7 @@ pub(super) type Key = (u8, u32, u16, u16, u32, u8);
 
 /// The key that a tensor of that name sorts by; tensors with equal keys keep their order.
 /// `tied`: the model has no output matrix but its embeddings.
-pub(super) fn key(order: Order, name: &str, tied: bool) -> Key {
+pub(super) fn key(order: TensorOrder, name: &str, tied: bool) -> Key {
     let role = Role::of(name);
     let (layer, part) = split_layer(name);
     let stem = part.split('.').next().unwrap_or_default();
@@ -39,13 +39,13 @@ pub(super) fn key(order: Order, name: &str, tied: bool) -> Key {
         (None, _) => 1,
     };
     let (section, heat) = match (order, layer) {
-        (Order::File, _) => return (0, 0, 0, 0, 0, 0),
+        (TensorOrder::File, _) => return (0, 0, 0, 0, 0, 0),
         (_, None) if stem.starts_with("output") => (2, 0),
-        (Order::Numeric, None) => (0, 0),
-        (Order::Numeric, Some(_)) => (1, 0),
-        (Order::HotFirst, None) if stem == "token_embd" && !tied => (4, 0),
-        (Order::HotFirst, None) => (0, 0),
-        (Order::HotFirst, Some(_)) => match role.category {
+        (TensorOrder::Numeric, None) => (0, 0),
+        (TensorOrder::Numeric, Some(_)) => (1, 0),
+        (TensorOrder::HotFirst, None) if stem == "token_embd" && !tied => (4, 0),
+        (TensorOrder::HotFirst, None) => (0, 0),
+        (TensorOrder::HotFirst, Some(_)) => match role.category {
             Category::Expert | Category::ExpertBias => (3, expert),
             _ => (1, 0),
         },
@@ -139,7 +139,7 @@ fn step(stem: &str, category: Category) -> u16 {
 mod tests {
     use super::*;
 
-    fn sorted(order: Order, tied: bool, names: &[&'static str]) -> Vec<&'static str> {
+    fn sorted(order: TensorOrder, tied: bool, names: &[&'static str]) -> Vec<&'static str> {
         let mut names = names.to_vec();
         names.sort_by_key(|name| key(order, name, tied));
         names
@@ -165,7 +165,7 @@ mod tests {
     #[test]
     fn numeric_is_the_order_of_execution() {
         assert_eq!(
-            sorted(Order::Numeric, false, &NAMES),
+            sorted(TensorOrder::Numeric, false, &NAMES),
             [
                 "token_embd.weight",
                 "token_embd_norm.weight",
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn hot_first_puts_what_every_token_reads_before_the_experts() {
-        let order = sorted(Order::HotFirst, false, &NAMES);
+        let order = sorted(TensorOrder::HotFirst, false, &NAMES);
         assert_eq!(
             order[8..],
             [
@@ -200,7 +200,7 @@ mod tests {
             ]
         );
         assert_eq!(order[7], "blk.10.attn_norm.weight");
-        let tied = sorted(Order::HotFirst, true, &NAMES[1..]);
+        let tied = sorted(TensorOrder::HotFirst, true, &NAMES[1..]);
         assert_eq!(tied[0], "token_embd.weight");
     }
 
@@ -214,7 +214,7 @@ mod tests {
             "blk.0.ffn_up.0.weight",
         ];
         assert_eq!(
-            sorted(Order::Numeric, false, &names),
+            sorted(TensorOrder::Numeric, false, &names),
             [
                 "blk.0.ffn_gate.1.weight",
                 "blk.0.ffn_gate.10.weight",
@@ -224,7 +224,7 @@ mod tests {
             ]
         );
         assert_eq!(
-            sorted(Order::HotFirst, false, &names),
+            sorted(TensorOrder::HotFirst, false, &names),
             [
                 "blk.0.ffn_up.0.weight",
                 "blk.0.ffn_gate.1.weight",

@@ -6,13 +6,13 @@ use moe_gguf::check::check;
 use moe_gguf::map::{Category, OffsetMap};
 use moe_gguf::verify::{Algorithm, verify};
 use moe_gguf::{GgmlType, Gguf};
-use moe_synth::model::{Error, Options, Spec, Synth};
+use moe_synth::model::{Error, Spec, Synth, SynthOptions};
 use moe_testkit::{Need, skip};
 
 /// A model's header and a hole, in a file; `None` where the file system has no sparse files.
 #[track_caller]
 fn sparse(spec: &Spec) -> Option<(tempfile::NamedTempFile, Gguf)> {
-    let synth = Synth::new(spec, Options::default()).unwrap();
+    let synth = Synth::new(spec, SynthOptions::default()).unwrap();
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(&synth.header_bytes().unwrap()).unwrap();
     let size = synth.file_size().unwrap();
@@ -119,7 +119,7 @@ fn gpt_oss_20b_has_the_known_numbers() {
 fn fewer_layers_leave_everything_else() {
     let mut spec = Spec::like("qwen3-30b-a3b").unwrap();
     spec.n_layer = 2;
-    let synth = Synth::new(&spec, Options::default()).unwrap();
+    let synth = Synth::new(&spec, SynthOptions::default()).unwrap();
     assert_eq!(synth.tensors().len(), 2 * 12 + 3);
 }
 
@@ -135,7 +135,7 @@ fn a_thousand_experts_in_a_hundred_layers() {
     let is_expert = |row: &&moe_gguf::map::MapRow| row.category == Category::Expert;
     assert_eq!(rows.iter().filter(is_expert).count(), 294_912);
     spec.n_layer = 107;
-    assert!(Synth::new(&spec, Options::default()).is_err());
+    assert!(Synth::new(&spec, SynthOptions::default()).is_err());
 }
 
 fn small(quant: &str) -> Spec {
@@ -151,7 +151,7 @@ fn small(quant: &str) -> Spec {
 #[test]
 fn weights_of_every_type_are_possible_values() {
     for ty in GgmlType::ALL.iter().map(|ty| ty.name()) {
-        let synth = match Synth::new(&small(ty), Options { seed: 3, zipf: 1.0 }) {
+        let synth = match Synth::new(&small(ty), SynthOptions { seed: 3, zipf: 1.0 }) {
             Ok(synth) => synth,
             Err(Error::Quant { name, .. }) => {
                 assert_eq!(name, ty);
@@ -171,17 +171,17 @@ fn weights_of_every_type_are_possible_values() {
             assert!(data.iter().any(|&byte| byte != 0) || tensor.name.ends_with("gate_inp.bias"));
         }
     }
-    assert!(Synth::new(&small("Q4_K"), Options::default()).is_ok());
+    assert!(Synth::new(&small("Q4_K"), SynthOptions::default()).is_ok());
 }
 
 #[test]
 fn the_number_of_threads_makes_no_difference() {
     let mut spec = small("Q4_K_M");
     spec.n_ff_exp = 1024; // several pieces a tensor
-    let synth = Synth::new(&spec, Options { seed: 1, zipf: 0.7 }).unwrap();
+    let synth = Synth::new(&spec, SynthOptions { seed: 1, zipf: 0.7 }).unwrap();
     let one = synth.write(Vec::new(), 1).unwrap();
     assert!(one == synth.write(Vec::new(), 3).unwrap());
-    let other = Synth::new(&spec, Options { seed: 2, zipf: 0.7 }).unwrap();
+    let other = Synth::new(&spec, SynthOptions { seed: 2, zipf: 0.7 }).unwrap();
     assert!(one != other.write(Vec::new(), 1).unwrap());
 }
 
@@ -200,7 +200,7 @@ fn a_full_disk_ends_the_writing() {
             Ok(())
         }
     }
-    let synth = Synth::new(&small("F32"), Options::default()).unwrap();
+    let synth = Synth::new(&small("F32"), SynthOptions::default()).unwrap();
     let error = synth.write(Full(3 << 20), 2).err().unwrap();
     assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
 }

@@ -244,7 +244,7 @@ proptest! {
     }
 
     #[test]
-    fn holes_and_overlaps_are_told_right(
+    fn reports_holes_and_overlaps_correctly(
         tensors in vec((0_u64..40, 0_u64..12), 0..6),
         size in 0_usize..300,
         bits in 0_u32..6,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use moe_gguf::check::check;
 use moe_gguf::layers::layer_order;
 use moe_gguf::{GgmlType, Gguf, Value};
-use moe_synth::relayout::{Error, ExpertOrders, Layout, Order, n_experts};
+use moe_synth::relayout::{Error, ExpertOrders, Layout, TensorOrder, n_experts};
 use moe_synth::write::{Header, Writer};
 use moe_testkit::gguf::{F32, Raw};
 
@@ -14,7 +14,7 @@ fn fixture(name: &str) -> Gguf {
 }
 
 /// Lays a model out anew and makes sure of everything that holds of every layout.
-fn relayout(gguf: &Gguf, order: Order, experts: &ExpertOrders) -> Gguf {
+fn relayout(gguf: &Gguf, order: TensorOrder, experts: &ExpertOrders) -> Gguf {
     let layout = Layout::new(gguf, order, experts).unwrap();
     let bytes = layout.write(gguf, Vec::new()).unwrap();
     assert_eq!(bytes.len() as u64, layout.file_size());
@@ -58,7 +58,7 @@ fn f32s(gguf: &Gguf, name: &str) -> Vec<f32> {
 fn as_it_is_gives_the_same_file() {
     for name in ["tiny-qwen3moe-Q4_K_M.gguf", "tiny-gpt-oss-MXFP4.gguf"] {
         let gguf = fixture(name);
-        let new = relayout(&gguf, Order::File, &ExpertOrders::new());
+        let new = relayout(&gguf, TensorOrder::File, &ExpertOrders::new());
         assert!(
             new.files()[0].contents() == gguf.files()[0].contents(),
             "{name}"
@@ -76,7 +76,7 @@ fn numeric_lays_the_layers_in_order() {
     let shapes: Vec<(&str, &[u64])> = names.iter().map(|&name| (name, &[8][..])).collect();
     let gguf = model(&[], &shapes);
     assert!(!layer_order(&gguf).is_sequential());
-    let new = relayout(&gguf, Order::Numeric, &ExpertOrders::new());
+    let new = relayout(&gguf, TensorOrder::Numeric, &ExpertOrders::new());
     let order = layer_order(&new);
     assert!(order.is_sequential() && order.seeks == 0);
     assert_eq!(f32s(&new, names[0])[..2], [0.0, 1.0]);
@@ -89,7 +89,11 @@ fn everything_of_an_expert_moves_with_it() {
     let n_expert = n_experts(&gguf)[&3];
     assert_eq!(n_expert, 32);
     let order: Vec<u32> = (0..n_expert).map(|i| (i * 5 + 3) % n_expert).collect();
-    let new = relayout(&gguf, Order::File, &BTreeMap::from([(3, order.clone())]));
+    let new = relayout(
+        &gguf,
+        TensorOrder::File,
+        &BTreeMap::from([(3, order.clone())]),
+    );
 
     let mut moved = Vec::new();
     for tensor in gguf.tensors() {
@@ -136,7 +140,7 @@ fn scales_and_selection_biases_move_too_and_shared_experts_do_not() {
     ];
     let new = relayout(
         &model(&[], &tensors),
-        Order::File,
+        TensorOrder::File,
         &BTreeMap::from([(0, vec![2, 0, 1])]),
     );
     assert_eq!(f32s(&new, tensors[0].0), [4.0, 5.0, 0.0, 1.0, 2.0, 3.0]);
@@ -185,7 +189,7 @@ fn router_with_more_rows_than_experts_moves_with_them() {
     let gguf = longcat();
     let order: Vec<u32> = (0..8).rev().collect();
     let orders = BTreeMap::from([(0, order.clone())]);
-    let new = relayout(&gguf, Order::File, &orders);
+    let new = relayout(&gguf, TensorOrder::File, &orders);
     for (name, n_slice) in [
         ("blk.0.ffn_gate_inp.weight", 12),
         ("blk.0.exp_probs_b.bias", 12),
@@ -209,7 +213,7 @@ fn router_with_more_rows_than_experts_moves_with_them() {
 fn verification_compares_router_rows_with_experts() {
     let gguf = longcat();
     let orders = BTreeMap::from([(0, (0..8).rev().collect())]);
-    let layout = Layout::new(&gguf, Order::File, &orders).unwrap();
+    let layout = Layout::new(&gguf, TensorOrder::File, &orders).unwrap();
     let good = layout.write(&gguf, Vec::new()).unwrap();
     let open = |bytes: &[u8]| Gguf::from_bytes("new.gguf", bytes.to_vec()).unwrap();
     assert_eq!(layout.differences(&gguf, &open(&good)).unwrap(), [""; 0]);
@@ -241,7 +245,11 @@ fn tensors_of_other_meaning_stay_where_sizes_coincide() {
         ("blk.0.ffn_gate_inp_shexp.weight", &[3]),
     ];
     let gguf = model(&[], &tensors);
-    let new = relayout(&gguf, Order::File, &BTreeMap::from([(0, vec![2, 0, 1])]));
+    let new = relayout(
+        &gguf,
+        TensorOrder::File,
+        &BTreeMap::from([(0, vec![2, 0, 1])]),
+    );
     let moved: Vec<&str> = tensors
         .iter()
         .map(|(name, _)| *name)
@@ -264,7 +272,7 @@ fn layers_whose_router_cannot_follow_are_refused() {
     let router: (&str, &[u64]) = ("blk.0.ffn_gate_inp.weight", &[2, 3]);
     let refused = |tensors: &[(&str, &[u64])], expected: &str| {
         let orders = BTreeMap::from([(0, vec![2, 0, 1])]);
-        let error = Layout::new(&model(&[], tensors), Order::File, &orders).unwrap_err();
+        let error = Layout::new(&model(&[], tensors), TensorOrder::File, &orders).unwrap_err();
         assert!(error.to_string().contains(expected), "{error}");
     };
     refused(&[experts], "no tensor blk.0.ffn_gate_inp.weight");
@@ -297,7 +305,7 @@ fn experts_in_tensors_of_their_own_are_renamed() {
     let gguf = model(&[], &tensors);
     let n_permuted = |order: &[u32]| {
         let orders = BTreeMap::from([(1, order.to_vec())]);
-        let layout = Layout::new(&gguf, Order::HotFirst, &orders).unwrap();
+        let layout = Layout::new(&gguf, TensorOrder::HotFirst, &orders).unwrap();
         layout.n_permuted()
     };
     // The router, and the tensors that get another name.
@@ -306,7 +314,7 @@ fn experts_in_tensors_of_their_own_are_renamed() {
     assert_eq!(n_permuted(&[0, 1, 2]), 0);
     let new = relayout(
         &gguf,
-        Order::HotFirst,
+        TensorOrder::HotFirst,
         &BTreeMap::from([(1, vec![1, 2, 0])]),
     );
     let names: Vec<&str> = new.tensors().iter().map(|t| t.name.as_str()).collect();
@@ -325,7 +333,7 @@ fn overlapping_tensors_are_refused() {
         .tensor("b", &[8], F32, 0)
         .data(32, 64);
     let gguf = Gguf::from_bytes("overlap.gguf", raw.bytes).unwrap();
-    let error = Layout::new(&gguf, Order::File, &ExpertOrders::new()).unwrap_err();
+    let error = Layout::new(&gguf, TensorOrder::File, &ExpertOrders::new()).unwrap_err();
     let Error::Overlap { overlap, count: 1 } = error else {
         panic!("{error}");
     };
@@ -358,7 +366,7 @@ fn shards_become_one_file_without_the_keys_of_shards() {
         std::fs::write(dir.path().join(name), writer.finish().unwrap()).unwrap();
     }
     let gguf = Gguf::open(dir.path().join("m-00002-of-00002.gguf")).unwrap();
-    let new = relayout(&gguf, Order::Numeric, &ExpertOrders::new());
+    let new = relayout(&gguf, TensorOrder::Numeric, &ExpertOrders::new());
     let keys: Vec<&str> = new.metadata().iter().map(|(key, _)| key).collect();
     assert_eq!(keys, ["general.architecture"]);
     assert_eq!(new.tensors()[0].name, "blk.0.attn_q.weight");
@@ -368,7 +376,7 @@ fn shards_become_one_file_without_the_keys_of_shards() {
 #[test]
 fn a_changed_byte_is_found() {
     let gguf = fixture("random-qwen3moe-F16.gguf");
-    let layout = Layout::new(&gguf, Order::Numeric, &ExpertOrders::new()).unwrap();
+    let layout = Layout::new(&gguf, TensorOrder::Numeric, &ExpertOrders::new()).unwrap();
     let mut bytes = layout.write(&gguf, Vec::new()).unwrap();
     let name = gguf.tensors()[5].name.clone();
     let at = {
@@ -385,7 +393,7 @@ fn a_changed_byte_is_found() {
 /// The error of laying out a model of the given tensors with an order for layer 0.
 fn refusal(keys: &[(&str, Value)], tensors: &[(&str, &[u64])], order: &[u32]) -> Error {
     let orders = BTreeMap::from([(0, order.to_vec())]);
-    Layout::new(&model(keys, tensors), Order::File, &orders).unwrap_err()
+    Layout::new(&model(keys, tensors), TensorOrder::File, &orders).unwrap_err()
 }
 
 #[test]
@@ -427,7 +435,7 @@ fn orders_that_do_not_fit_are_refused() {
     let router: (&str, &[u64]) = ("blk.0.ffn_gate_inp.weight", &[2, 4]);
     let whole = BTreeMap::from([(0, vec![3, 2, 0, 1])]);
     let gguf = model(&grouped, &[experts, router]);
-    assert!(Layout::new(&gguf, Order::File, &whole).is_ok());
+    assert!(Layout::new(&gguf, TensorOrder::File, &whole).is_ok());
     // Groups of which some have experts without weights cannot be told apart.
     let wide: (&str, &[u64]) = ("blk.0.ffn_gate_inp.weight", &[2, 6]);
     let error = refusal(&grouped, &[experts, wide], &[3, 2, 0, 1]);

@@ -141,9 +141,10 @@ impl GraphBuilder {
             }
             return place;
         }
-        let category = match source.is_weight {
-            true => Category::of_weight(name),
-            false => Category::of_node(name),
+        let category = if source.is_weight {
+            Category::of_weight(name)
+        } else {
+            Category::of_node(name)
         };
         let mut leaf = node(LEAF, name, source.layer, category);
         describe(&mut leaf, source);

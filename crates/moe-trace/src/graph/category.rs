@@ -96,7 +96,7 @@ mod tests {
     use super::Category::{self, *};
 
     #[test]
-    fn names_tell_what_a_node_is_for() {
+    fn reads_categories_from_names() {
         for (name, category) in [
             ("embd", Input),
             ("attn_inp_kq_mask", Input),

@@ -48,10 +48,11 @@ fn add(builder: &mut GraphBuilder, run: &Run, weights: &Weights, operation: &Ope
     let number = head.operation_type;
     let unnamed = format!("op_{number}");
     let name = run.ops().name(number).unwrap_or(&unnamed);
-    let tokens = operation.tokens().count() as u32;
-    let n_tokens = match head.has_extension() {
-        true => head.n_tokens.get(),
-        false => tokens,
+    let tokens = u32::try_from(operation.tokens().count()).unwrap_or(u32::MAX);
+    let n_tokens = if head.has_extension() {
+        head.n_tokens.get()
+    } else {
+        tokens
     };
     builder.operation(name, &head.dst_name(), head.layer(), n_tokens, &sources);
 }

@@ -20,8 +20,8 @@ impl NameTable {
         if let Some(&key) = self.keys.get(name) {
             return key;
         }
-        // A chunk of a trace has fewer than 2^31 names.
-        let key = self.strings.len() as i32;
+        let key = i32::try_from(self.strings.len())
+            .expect("a chunk of a trace has fewer than 2^31 names");
         self.strings
             .push(String::from_utf8_lossy(name).into_owned());
         self.keys.insert(name.into(), key);

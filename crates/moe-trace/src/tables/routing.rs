@@ -35,11 +35,11 @@ pub(crate) static ROUTING: LazyLock<SchemaRef> = LazyLock::new(|| {
 /// The same columns as a reader takes them: a foreign trace may tell neither phases nor times.
 pub(crate) static READ_ROUTING: LazyLock<SchemaRef> = LazyLock::new(|| {
     let fields = ROUTING.fields().iter().map(|field| {
-        let is_told = !["phase", "timestamp_ns"].contains(&field.name().as_str());
+        let is_required = !["phase", "timestamp_ns"].contains(&field.name().as_str());
         field
             .as_ref()
             .clone()
-            .with_nullable(field.is_nullable() || !is_told)
+            .with_nullable(field.is_nullable() || !is_required)
     });
     Arc::new(Schema::new(fields.collect::<Vec<_>>()))
 });

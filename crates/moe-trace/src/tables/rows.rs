@@ -27,9 +27,9 @@ pub(crate) struct Context<'a> {
 
 impl Context<'_> {
     /// Position of the first token of a record's pass; as the record tells, where that is a position.
-    pub(crate) fn token_id(&self, record: u64, told: u32) -> u32 {
+    pub(crate) fn token_id(&self, record: u64, recorded: u32) -> u32 {
         let pass = self.passes.and_then(|passes| passes.at(record));
-        pass.map_or(told, |pass| pass.token_id)
+        pass.map_or(recorded, |pass| pass.token_id)
     }
 
     /// Whether the record is of a pass that warms up, whose experts no router chose.

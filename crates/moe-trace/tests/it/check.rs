@@ -157,7 +157,7 @@ fn v4(timestamp_ns: u64, phase: u8, n_experts: u8, n_ids: u64) -> TensorAccessLo
 }
 
 #[test]
-fn the_traps_of_plain_v4_are_told() {
+fn reports_the_traps_of_plain_v4() {
     let tmp = tempfile::tempdir().unwrap();
     let path = tmp.path().join("trace.bin");
     let traps = |records: &[TensorAccessLog]| {

@@ -1,5 +1,7 @@
 //! Run directories, their records and their tables, as other programs see them.
 
+#![allow(clippy::unwrap_used)]
+
 mod any_bytes;
 mod buffers;
 mod check;

@@ -236,7 +236,7 @@ fn the_limit_stops_the_recording_and_loses_nothing() {
 }
 
 #[test]
-fn only_a_run_directory_is_replaced_and_only_when_told() {
+fn replaces_only_a_run_directory_and_only_on_request() {
     let (_, map) = gpt_oss();
     let tmp = tempfile::tempdir().unwrap();
     let force = RunOptions {

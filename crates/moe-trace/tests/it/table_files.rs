@@ -82,7 +82,7 @@ fn many_chunks_on_many_threads_give_what_one_thread_gives() {
 }
 
 #[test]
-fn the_files_tell_their_schema_and_run() {
+fn files_contain_their_schema_and_run() {
     let (tmp, _) = tables_of(&[record(1, MUL_MAT, "a")]);
     for table in ["ops", "accesses", "routing"] {
         let file = File::open(tmp.path().join(table).with_extension("parquet")).unwrap();

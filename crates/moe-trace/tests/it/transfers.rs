@@ -51,7 +51,7 @@ fn lines(transfers: &[Transfer]) -> String {
 }
 
 #[test]
-fn a_run_has_the_file_once_something_was_told() {
+fn creates_the_file_with_the_first_sample() {
     let tmp = tempfile::tempdir().unwrap();
     let (_, map) = gpt_oss();
     let dir = tmp.path().join("run");

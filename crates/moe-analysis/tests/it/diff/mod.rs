@@ -10,7 +10,7 @@ use std::path::Path;
 
 use common::{expert_layer, gpt_oss, manifest, read_buffer, read_tensor, record, run_of};
 use moe_analysis::diff::{
-    Fact, LayerBytes, LayerRouting, Options, RangeKind, Report, RowKind, SourceAspect, diff,
+    DiffOptions, DiffReport, Fact, LayerBytes, LayerRouting, RangeKind, RowKind, SourceAspect, diff,
 };
 use moe_gguf::Gguf;
 use moe_trace::ops::{GET_ROWS, MUL_MAT};
@@ -73,7 +73,7 @@ fn known() -> Vec<TensorAccessLog> {
 }
 
 /// Compares the known records with changed ones.
-fn changed(options: &Options, change: impl FnOnce(&mut Vec<TensorAccessLog>)) -> Report {
+fn changed(options: &DiffOptions, change: impl FnOnce(&mut Vec<TensorAccessLog>)) -> DiffReport {
     let dir = tempfile::tempdir().unwrap();
     let mut records = known();
     let a = run_of(&dir.path().join("a"), &records);
@@ -109,7 +109,7 @@ fn expert_bytes(tensor: &str) -> u64 {
 
 #[test]
 fn a_run_equals_itself() {
-    let report = changed(&Options::default(), |_| {});
+    let report = changed(&DiffOptions::default(), |_| {});
     assert!(report.is_equal(), "{report:?}");
     assert_eq!(report.manifest, []);
     let routing = report.routing.unwrap();
@@ -131,7 +131,7 @@ fn a_run_equals_itself() {
 
 #[test]
 fn bytes_read_are_those_of_the_experts_chosen() {
-    let report = changed(&Options::default(), |_| {});
+    let report = changed(&DiffOptions::default(), |_| {});
     let bytes = report.bytes.unwrap();
     let size: u64 = ["gate", "up", "down"]
         .iter()

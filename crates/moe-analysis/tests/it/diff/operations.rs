@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn a_missing_operation_and_another_name() {
-    let report = changed(&Options::default(), |records| {
+    let report = changed(&DiffOptions::default(), |records| {
         let at = records
             .iter()
             .rposition(|r| r.dst_name_bytes() == b"result_output");
@@ -45,11 +45,11 @@ fn nodes_without_a_name_match_by_operation() {
             set_name(&mut record.sources[1].name, "node_40 (reshaped)");
         }
     };
-    let operations = changed(&Options::default(), unname).operations.unwrap();
+    let operations = changed(&DiffOptions::default(), unname).operations.unwrap();
     assert!(operations.is_equal(), "{operations:?}");
 
     // Not with another operation.
-    let operations = changed(&Options::default(), |records| {
+    let operations = changed(&DiffOptions::default(), |records| {
         for record in named(records, "result_output") {
             record.operation_type = GET_ROWS;
             set_name(&mut record.dst_name, "node_7");
@@ -65,7 +65,7 @@ fn nodes_without_a_name_match_by_operation() {
 
 #[test]
 fn operations_in_another_order() {
-    let report = changed(&Options::default(), |records| {
+    let report = changed(&DiffOptions::default(), |records| {
         let at = records
             .iter()
             .rposition(|r| r.dst_name_bytes() == b"ffn_moe_up-1")
@@ -80,7 +80,7 @@ fn operations_in_another_order() {
 
 #[test]
 fn other_sources_of_matched_operations() {
-    let report = changed(&Options::default(), |records| {
+    let report = changed(&DiffOptions::default(), |records| {
         for record in named(records, "result_output") {
             set_name(&mut record.sources[1].name, "norm");
             record.n_tokens.set(2);
@@ -137,7 +137,7 @@ fn other_sources_of_matched_operations() {
 
 #[test]
 fn another_place_and_another_size() {
-    let report = changed(&Options::default(), |records| {
+    let report = changed(&DiffOptions::default(), |records| {
         for record in named(records, "ffn_moe_gate-0") {
             let offset = record.sources[0].offset_or_buffer_id.get();
             record.sources[0].offset_or_buffer_id.set(offset + 32);
@@ -163,7 +163,7 @@ fn another_place_and_another_size() {
     assert_eq!((output.only, output.other_reads), ([0, 1], 1));
     assert_eq!(output.read[1], output.read[0] - 2);
     assert!(report.routing.unwrap().is_equal());
-    let report = changed(&Options::default(), |records| {
+    let report = changed(&DiffOptions::default(), |records| {
         for record in named(records, "result_output") {
             record.set_source_size(0, 100);
         }

@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn another_order_of_the_same_experts() {
-    let report = changed(&Options::default(), |records| {
+    let report = changed(&DiffOptions::default(), |records| {
         for record in of_token(records, 1, 0) {
             record.expert_ids.swap(0, 1);
         }
@@ -38,7 +38,7 @@ fn another_order_of_the_same_experts() {
 
 #[test]
 fn another_expert_is_other_bytes_too() {
-    let report = changed(&Options::default(), |records| {
+    let report = changed(&DiffOptions::default(), |records| {
         for record in of_token(records, 4, 1) {
             record.expert_ids[0].set(9);
         }
@@ -83,13 +83,13 @@ fn weights_are_compared_up_to_a_tolerance() {
             record.expert_weights[2].set(1.0 / 3.0 + 0.25);
         }
     };
-    let routing = changed(&Options::default(), change).routing.unwrap();
+    let routing = changed(&DiffOptions::default(), change).routing.unwrap();
     assert_eq!(routing.layers[&0].other_weights, 1);
     assert_eq!(routing.first[0].kind, RowKind::Weights);
     assert!((routing.layers[&0].max_weight_difference - 0.25).abs() < 1e-6);
-    let options = Options {
+    let options = DiffOptions {
         weight_tolerance: 0.26,
-        ..Options::default()
+        ..DiffOptions::default()
     };
     assert!(changed(&options, change).is_equal());
     // What is no number is no weight that is close.

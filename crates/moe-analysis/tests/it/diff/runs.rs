@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn rows_of_one_run_alone() {
-    let report = changed(&Options::default(), |records| {
+    let report = changed(&DiffOptions::default(), |records| {
         records.retain(|r| r.token_id.get() < 4);
     });
     let routing = report.routing.unwrap();
@@ -37,7 +37,7 @@ fn batches_and_interleaved_sequences_do_not_matter_to_routing() {
     .concat();
     let a = run_of(&dir.path().join("a"), &whole);
     let b = run_of(&dir.path().join("b"), &halves);
-    let report = diff(&a, &b, &Options::default()).unwrap();
+    let report = diff(&a, &b, &DiffOptions::default()).unwrap();
     let routing = report.routing.unwrap();
     assert!(routing.is_equal());
     assert_eq!(routing.total().rows, [6, 6]);
@@ -70,7 +70,7 @@ fn batches_and_interleaved_sequences_do_not_matter_to_routing() {
         .collect();
     let a = run_of(&dir.path().join("c"), &[first, second].concat());
     let b = run_of(&dir.path().join("d"), &in_turn);
-    assert!(diff(&a, &b, &Options::default()).unwrap().is_equal());
+    assert!(diff(&a, &b, &DiffOptions::default()).unwrap().is_equal());
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn numbers_of_operations_may_differ() {
     let records = known();
     let a = run_of(&dir.path().join("a"), &records);
     let b = moved_numbers(&dir.path().join("b"), &records);
-    let report = diff(&a, &b, &Options::default()).unwrap();
+    let report = diff(&a, &b, &DiffOptions::default()).unwrap();
     assert!(report.is_equal(), "{report:?}");
     let fact = Fact {
         name: "engine",
@@ -116,7 +116,7 @@ fn bare_traces_name_whole_tensors() {
     let dir = tempfile::tempdir().unwrap();
     let a = run_of(&dir.path().join("a"), &known());
     let b = Run::open(dir.path().join("a/trace.bin")).unwrap();
-    let report = diff(&a, &b, &Options::default()).unwrap();
+    let report = diff(&a, &b, &DiffOptions::default()).unwrap();
     assert!(report.is_equal());
     assert!(
         report
@@ -131,11 +131,11 @@ fn bare_traces_name_whole_tensors() {
 
 #[test]
 fn parts_and_limits() {
-    let options = Options {
+    let options = DiffOptions {
         operations: false,
         bytes: false,
         limit: 2,
-        ..Options::default()
+        ..DiffOptions::default()
     };
     let report = changed(&options, |records| {
         for record in records.iter_mut().filter(|r| r.num_experts > 0) {

@@ -132,9 +132,10 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         .collect();
 
     let gguf = model::open(args.model.as_deref())?;
-    let threads = match args.threads.is_empty() {
-        true => vec![n_cores()],
-        false => Numbers::of(&args.threads).collect(),
+    let threads = if args.threads.is_empty() {
+        vec![n_cores()]
+    } else {
+        Numbers::of(&args.threads).collect()
     };
 
     let weights = Weights::of(&gguf)?;
@@ -142,7 +143,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     for n in threads {
         let bandwidth = read_bandwidth(&Threads::new(n)?, BANDWIDTH_BYTES);
         let engine = engine::load(args.engine, &gguf, n, &args.device, ctx)?;
-        let n_ctx = engine.about().n_ctx_train;
+        let n_ctx = engine.info().n_ctx_train;
         if let Some(test) = tests.iter().find(|t| t.n_tokens() > n_ctx) {
             bail!(
                 "a test of {} tokens does not fit the model's context of {n_ctx}",
@@ -271,7 +272,7 @@ impl Bench<'_> {
             begin: None,
             mode: Mode::All,
             observer: Some(observer),
-            n_ctx: self.engine.about().n_ctx_train,
+            n_ctx: self.engine.info().n_ctx_train,
             n_positions: test.n_tokens(),
             n_batch: self.args.batch_size,
         })?;
@@ -280,7 +281,7 @@ impl Bench<'_> {
 
     /// Runs a test once.
     fn time(&self, session: &mut dyn Session, test: Test) -> anyhow::Result<Duration> {
-        let tokens = tokens(self.engine.about().n_vocab, test.n_tokens());
+        let tokens = tokens(self.engine.info().n_vocab, test.n_tokens());
         let start = Instant::now();
         if test.n_prompt > 0 {
             let batches = tokens.chunks(self.args.batch_size);

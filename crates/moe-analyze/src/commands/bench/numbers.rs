@@ -98,9 +98,10 @@ impl FromStr for Numbers {
                 return Err(NumbersError::TooMany);
             }
             numbers.push(n);
-            next = match is_factor {
-                true => n.checked_mul(step),
-                false => n.checked_add(step),
+            next = if is_factor {
+                n.checked_mul(step)
+            } else {
+                n.checked_add(step)
             };
             if next.is_some_and(|next| next <= n) {
                 return Err(NumbersError::DoesNotGrow { n });

@@ -5,7 +5,7 @@ mod text_report;
 
 use std::path::PathBuf;
 
-use moe_analysis::diff::{self, Options};
+use moe_analysis::diff::{self, DiffOptions};
 
 use crate::context::Context;
 use crate::exit_status::ExitStatus;
@@ -64,7 +64,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let report = diff::diff(
         &a,
         &b,
-        &Options {
+        &DiffOptions {
             routing: args.only.contains(&Part::Routing),
             operations: args.only.contains(&Part::Operations),
             bytes: args.only.contains(&Part::Bytes),
@@ -82,9 +82,10 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
             output::to_stdout(format, |out| write_rows(out, format, &rows::COLUMNS, rows))?;
         }
     }
-    Ok(match report.is_equal() {
-        true => ExitStatus::Done,
-        false => ExitStatus::Found,
+    Ok(if report.is_equal() {
+        ExitStatus::Done
+    } else {
+        ExitStatus::Found
     })
 }
 

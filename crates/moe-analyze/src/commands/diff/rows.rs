@@ -1,7 +1,8 @@
 //! What was found, for a program: one table of all parts.
 
 use moe_analysis::diff::{
-    BytesDiff, LayerBytes, LayerRouting, OperationsDiff, RangeKind, Report, RoutingDiff, RowKind,
+    BytesDiff, DiffReport, LayerBytes, LayerRouting, OperationsDiff, RangeKind, RoutingDiff,
+    RowKind,
 };
 
 use super::text_report::{experts, phase};
@@ -99,7 +100,7 @@ impl<'a> Row<'a> {
 }
 
 /// All that was found.
-pub fn rows(report: &Report, limit: usize) -> Vec<Vec<Cell<'_>>> {
+pub fn rows(report: &DiffReport, limit: usize) -> Vec<Vec<Cell<'_>>> {
     let mut rows = Vec::new();
     for fact in &report.manifest {
         rows.push(

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use moe_analysis::diff::{
-    BytesDiff, LayerBytes, LayerRouting, OperationsDiff, Report, RoutingDiff, RowKind,
+    BytesDiff, DiffReport, LayerBytes, LayerRouting, OperationsDiff, RoutingDiff, RowKind,
 };
 use moe_gguf::text::counted;
 use moe_trace::Expert;
@@ -14,23 +14,26 @@ use super::rows::{range_kind, row_kind};
 use crate::output::{Cell, Format, human_bytes, write_rows};
 
 /// What was found, in one sentence.
-pub fn verdict(report: &Report) -> String {
+pub fn verdict(report: &DiffReport) -> String {
     let mut same = Vec::new();
     let mut other = Vec::new();
-    let mut tell = |is_equal: bool, if_equal: String, if_not: String| match is_equal {
-        true => same.push(if_equal),
-        false => other.push(if_not),
+    let mut add = |is_equal: bool, if_equal: String, if_not: String| {
+        if is_equal {
+            same.push(if_equal)
+        } else {
+            other.push(if_not)
+        }
     };
     if let Some(routing) = &report.routing {
         let total = routing.total();
-        tell(
+        add(
             routing.is_equal(),
             format!("routing ({})", counted(total.rows[0], "row")),
             format!("routing ({})", differing_rows(&total)),
         );
     }
     if let Some(operations) = &report.operations {
-        tell(
+        add(
             operations.is_equal(),
             format!("operations ({})", operations.n[0]),
             format!("operations ({})", differing_operations(operations)),
@@ -38,7 +41,7 @@ pub fn verdict(report: &Report) -> String {
     }
     if let Some(bytes) = &report.bytes {
         let total = bytes.total();
-        tell(
+        add(
             bytes.is_equal(),
             format!(
                 "bytes ({} in {})",
@@ -103,7 +106,7 @@ fn differing_ranges(total: &LayerBytes) -> String {
 /// The verdict and the tables.
 pub fn report(
     out: &mut dyn Write,
-    report: &Report,
+    report: &DiffReport,
     paths: [&Path; 2],
     limit: usize,
 ) -> io::Result<()> {

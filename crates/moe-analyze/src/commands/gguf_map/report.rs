@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::io::{self, Write};
 
 use moe_gguf::Gguf;
-use moe_gguf::check::{Report, check};
+use moe_gguf::check::{LayoutReport, check};
 use moe_gguf::layers::{LayerOrder, layer_order};
 use moe_gguf::map::OffsetMap;
 use moe_gguf::text::counted;
@@ -19,7 +19,7 @@ use crate::output::{Format, human_bytes, write_rows};
 pub struct Survey<'a> {
     #[serde(rename = "files", serialize_with = "files")]
     pub gguf: &'a Gguf,
-    pub check: Report,
+    pub check: LayoutReport,
     pub layers: LayerOrder,
     /// With `--verify`.
     pub data: Option<Data>,
@@ -88,7 +88,7 @@ pub fn summary(survey: &Survey, map: &OffsetMap) -> String {
 }
 
 /// What part of the model each category is.
-fn shares(check: &Report) -> String {
+fn shares(check: &LayoutReport) -> String {
     let columns = ["category", "tensors", "bytes", "", "share %"];
     let rows = check.shares.iter().map(|share| {
         let percent = 100.0 * share.size_bytes as f64 / check.tensor_bytes.max(1) as f64;

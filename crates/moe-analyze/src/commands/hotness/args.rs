@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use anyhow::bail;
 use moe_analysis::hotness::{Phases, Value};
 use moe_analysis::survey::GroupBy;
-use moe_gguf::text::counted;
 
 use crate::files::OutputPath;
 use crate::option_values::{ValueError, at_least, number, whole};
 use crate::output::Format;
+use crate::phase_choice::PhaseChoice;
 use crate::traces::TraceArgs;
 
 /// Count how often each expert of each layer was chosen, and tell whether that will hold
@@ -148,36 +148,6 @@ fn parse_split(text: &str) -> Result<Split, ValueError> {
             let expected = "a fraction between 0 and 1, by-sequence or by-label";
             let is_valid = |&fraction: &f64| fraction > 0.0 && fraction < 1.0;
             number(text, expected, is_valid).map(Split::Time)
-        }
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum PhaseChoice {
-    All,
-    Prompt,
-    Generate,
-}
-
-impl PhaseChoice {
-    pub fn phases(self) -> Phases {
-        match self {
-            PhaseChoice::All => Phases::All,
-            PhaseChoice::Prompt => Phases::Prompt,
-            PhaseChoice::Generate => Phases::Generate,
-        }
-    }
-
-    /// `n` tokens of the phase, in words.
-    pub fn tokens(self, n: u64) -> String {
-        counted(n, &format!("{} token", self.describe()))
-    }
-
-    pub fn describe(self) -> &'static str {
-        match self {
-            PhaseChoice::All => "prompt and generated",
-            PhaseChoice::Prompt => "prompt",
-            PhaseChoice::Generate => "generated",
         }
     }
 }

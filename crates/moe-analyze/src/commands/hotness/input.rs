@@ -33,7 +33,7 @@ pub fn read_all(args: &Args, ctx: &Context) -> anyhow::Result<Counted> {
         }
         None => Labels::of_inputs(args.label.clone()),
     };
-    let mut survey = Survey::new(survey::Options {
+    let mut survey = Survey::new(survey::SurveyOptions {
         phases: args.phases(),
         group_by: args.group_by(),
         folds: args.split == Some(Split::BySequence),
@@ -57,14 +57,12 @@ pub fn read_all(args: &Args, ctx: &Context) -> anyhow::Result<Counted> {
         }
     }
     survey.finish()?;
-    let strangers = survey.unused_labels();
-    if let (Some(labels), Some(first), true) =
-        (&args.labels, strangers.first(), args.needs_survey())
-    {
+    let unused = survey.unused_labels();
+    if let (Some(labels), Some(first), true) = (&args.labels, unused.first(), args.needs_survey()) {
         ctx.remark(format_args!(
             "warning: {} labels {} that {} has no token of, the first is {first}",
             labels.display(),
-            counted(strangers.len(), "sequence"),
+            counted(unused.len(), "sequence"),
             args.source()
         ));
     }

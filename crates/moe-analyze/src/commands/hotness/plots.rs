@@ -11,7 +11,7 @@ use moe_files::AtomicFile;
 use super::args::{Args, PictureChoice};
 use super::input::Counted;
 use super::matrix;
-use super::summary::tell_counted;
+use super::summary::counted_tokens;
 use crate::plot::{Chart, HeatMap, Legend, Line};
 
 /// Draws what the user asked for.
@@ -24,7 +24,7 @@ pub fn prepare(args: &Args, counted: &Counted, path: &Path) -> anyhow::Result<At
 }
 
 fn subtitle(args: &Args, counted: &Counted) -> String {
-    let text = tell_counted(&counted.hotness, args.phase);
+    let text = counted_tokens(&counted.hotness, args.phase);
     format!("{}: {text}", args.source())
 }
 

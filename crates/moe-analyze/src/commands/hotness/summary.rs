@@ -3,14 +3,15 @@
 use std::io::Write;
 
 use moe_analysis::hotness::Hotness;
-use moe_analysis::stability::{self, HOT_PERCENT, Trust, Verdict};
-use moe_analysis::survey::{Order, Survey};
+use moe_analysis::stability::{self, HOT_PERCENT, Stability, Trust};
+use moe_analysis::survey::{Survey, TokenPairs};
 use moe_gguf::text::counted;
 
-use super::args::{Args, PhaseChoice};
+use super::args::Args;
 use super::input::Counted;
 use super::tables::Table;
 use crate::output::{Format, write_rows};
+use crate::phase_choice::PhaseChoice;
 
 /// Experts that the summary names in each layer.
 const N_TOP: usize = 4;
@@ -24,9 +25,9 @@ pub fn print(
 ) -> std::io::Result<()> {
     let hotness = &counted.hotness;
     let trust = stability::trust(&counted.survey, hotness.n_expert());
-    writeln!(out, "{}", tell_trust(&trust))?;
-    writeln!(out, "{}", tell_counted(hotness, args.phase))?;
-    if let Some(order) = tell_order(&counted.survey) {
+    writeln!(out, "{}", trust_line(&trust))?;
+    writeln!(out, "{}", counted_tokens(hotness, args.phase))?;
+    if let Some(order) = order_line(&counted.survey) {
         writeln!(out, "{order}")?;
     }
     writeln!(out)?;
@@ -39,16 +40,16 @@ pub fn print(
 }
 
 /// One line, the verdict first.
-fn tell_trust(trust: &Trust) -> String {
+fn trust_line(trust: &Trust) -> String {
     let verdict = match trust.verdict {
-        Verdict::Unordered => {
+        Stability::Unordered => {
             return "how far to trust it cannot be told: counts have no order, so nothing can be learned on one part and tested on another".into();
         }
-        Verdict::TooShort => "too short to trust",
-        Verdict::Even => "nothing to learn, the experts are chosen evenly",
-        Verdict::Holds => "it holds",
-        Verdict::HoldsInPart => "it holds in part",
-        Verdict::DoesNotHold => "it does not hold",
+        Stability::TooShort => "too short to trust",
+        Stability::Even => "nothing to learn, the experts are chosen evenly",
+        Stability::Holds => "it holds",
+        Stability::HoldsInPart => "it holds in part",
+        Stability::DoesNotHold => "it does not hold",
     };
     let tokens = counted(trust.rows, "token");
     let hot = trust.split.as_ref().and_then(|split| {
@@ -80,7 +81,7 @@ fn tell_trust(trust: &Trust) -> String {
 }
 
 /// How much was counted: `73 prompt and generated tokens in 6 layers, 4 of 32 experts for a token`.
-pub fn tell_counted(hotness: &Hotness, phase: PhaseChoice) -> String {
+pub fn counted_tokens(hotness: &Hotness, phase: PhaseChoice) -> String {
     let phases = phase.phases();
     let layers = hotness.layers(phases);
     let experts = counted(hotness.n_expert(), "expert");
@@ -99,8 +100,8 @@ pub fn tell_counted(hotness: &Hotness, phase: PhaseChoice) -> String {
 }
 
 /// What consecutive tokens have in common.
-fn tell_order(survey: &Survey) -> Option<String> {
-    let mut all = Order::default();
+fn order_line(survey: &Survey) -> Option<String> {
+    let mut all = TokenPairs::default();
     for layer in survey.layers() {
         all.merge(survey.order(layer)?);
     }

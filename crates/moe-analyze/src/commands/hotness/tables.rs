@@ -7,7 +7,7 @@ use moe_analysis::measures::{
     total_variation,
 };
 use moe_analysis::stability::{self, split_by_group, split_by_time};
-use moe_analysis::survey::{Order, Survey};
+use moe_analysis::survey::{Survey, TokenPairs};
 use moe_placement::learn::LayerCounts;
 
 use super::args::{Args, Split, TableChoice};
@@ -74,7 +74,7 @@ const FIGURES: [&str; 14] = [
 ];
 
 /// Spread and order; those of the order are not told by counts.
-fn figures(spread: &Spread, order: Option<&Order>) -> [Option<f64>; FIGURES.len()] {
+fn figures(spread: &Spread, order: Option<&TokenPairs>) -> [Option<f64>; FIGURES.len()] {
     let [top_1, top_5, top_10, top_25, top_50] = spread.share_top;
     [
         Some(spread.n_active as f64),
@@ -88,15 +88,15 @@ fn figures(spread: &Spread, order: Option<&Order>) -> [Option<f64>; FIGURES.len(
         Some(spread.entropy),
         Some(spread.max_over_mean),
         Some(spread.effective),
-        order.and_then(Order::overlap),
-        order.and_then(Order::repeat_first),
-        order.and_then(Order::repeat_first_two),
+        order.and_then(TokenPairs::overlap),
+        order.and_then(TokenPairs::repeat_first),
+        order.and_then(TokenPairs::repeat_first_two),
     ]
 }
 
 /// Consecutive tokens of all layers together.
-fn order_of_all(survey: &Survey) -> Order {
-    let mut all = Order::default();
+fn order_of_all(survey: &Survey) -> TokenPairs {
+    let mut all = TokenPairs::default();
     let orders = survey
         .layers()
         .into_iter()
@@ -110,7 +110,7 @@ fn measures(args: &Args, counted: &Counted, format: Format) -> Table {
         hotness, survey, ..
     } = counted;
     let phases = args.phases();
-    let row = |layer: Option<u32>, rows: u64, spread: &Spread, order: Option<&Order>| {
+    let row = |layer: Option<u32>, rows: u64, spread: &Spread, order: Option<&TokenPairs>| {
         let mut cells = vec![
             layer_cell(layer, format),
             Some(rows).filter(|&rows| rows > 0).into(),

@@ -1,6 +1,6 @@
 //! `info` of a trace of another tool.
 
-use moe_foreign::{Counts, Detected, ForeignError, Missing, Options, import};
+use moe_foreign::{Counts, Detected, ForeignError, ImportOptions, Missing, import};
 
 use super::findings::Findings;
 use crate::advice;
@@ -8,7 +8,7 @@ use crate::advice;
 /// Reads all of it: what cannot be read is no trace.
 pub(super) fn describe(trace: &Detected, findings: &mut Findings) -> anyhow::Result<()> {
     let mut counts = Counts::default();
-    let options = Options::default();
+    let options = ImportOptions::default();
     let imported = import(trace.importer, &trace.source, &options, &mut counts);
     if let Err(ForeignError::Missing { missing, .. }) = imported {
         findings.fact("kind", trace.importer.description());

@@ -50,7 +50,7 @@ pub fn describe(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
     findings.fact("tensors", gguf.tensors().len() as u64);
     findings.fact("map rows", OffsetMap::new(&gguf).rows.len() as u64);
     let types = tensor_types(&gguf);
-    findings.parts("tensor types", told(&types), counts(&types));
+    findings.parts("tensor types", list(&types), counts(&types));
     findings.fact("layers lie", layers(&layer_order(&gguf)));
     findings.fact("header hash", format!("{:016x}", gguf.header_xxh3()));
 
@@ -117,7 +117,7 @@ fn tensor_types(gguf: &Gguf) -> Vec<(&'static str, u32)> {
     types
 }
 
-fn told(types: &[(&str, u32)]) -> String {
+fn list(types: &[(&str, u32)]) -> String {
     let texts = types.iter().map(|(name, count)| format!("{name} {count}"));
     texts.collect::<Vec<_>>().join(", ")
 }

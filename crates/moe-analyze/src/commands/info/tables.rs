@@ -35,9 +35,12 @@ pub fn describe_directory(path: &Path, findings: &mut Findings) -> anyhow::Resul
             "tables of one run"
         },
     );
-    let parts_of = |table: &str| match is_dataset {
-        true => dataset_parts(path, table),
-        false => Ok(vec![path.join(format!("{table}.parquet"))]),
+    let parts_of = |table: &str| {
+        if is_dataset {
+            dataset_parts(path, table)
+        } else {
+            Ok(vec![path.join(format!("{table}.parquet"))])
+        }
     };
     let has_only_routing = is_of_another_tool(&parts_of("routing")?);
     for table in TABLES {
@@ -55,8 +58,8 @@ pub fn describe_directory(path: &Path, findings: &mut Findings) -> anyhow::Resul
             .map(|part| check_rows(part, findings))
             .sum::<u64>();
         let n_files = parts.len() as u64;
-        let told = format!("{} in {}", counted(rows, "row"), counted(n_files, "file"));
-        findings.parts(table, told, json!({"rows": rows, "files": n_files}));
+        let text = format!("{} in {}", counted(rows, "row"), counted(n_files, "file"));
+        findings.parts(table, text, json!({"rows": rows, "files": n_files}));
     }
     Ok(())
 }

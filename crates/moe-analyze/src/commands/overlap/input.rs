@@ -38,13 +38,11 @@ impl Input {
         ctx: &Context,
     ) -> anyhow::Result<Input> {
         let is_run = run.is_dir();
-        let manifest = match is_run {
-            true => Manifest::of_run(run)?,
-            false => None,
-        };
-        let path = match is_run {
-            true => run.join(transfers::FILE_NAME),
-            false => run.to_owned(),
+        let manifest = if is_run { Manifest::of_run(run)? } else { None };
+        let path = if is_run {
+            run.join(transfers::FILE_NAME)
+        } else {
+            run.to_owned()
         };
         if is_run && !path.is_file() {
             bail!(

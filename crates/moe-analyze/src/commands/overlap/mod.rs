@@ -7,7 +7,8 @@ mod summary;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, bail};
-use moe_analysis::overlap::{self, Report};
+use moe_analysis::overlap::{self, OverlapReport};
+use moe_trace::Phase;
 use moe_trace::manifest::Gpu;
 use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
 use moe_trace::transfers::Transfer;
@@ -17,6 +18,7 @@ use crate::exit_status::ExitStatus;
 use crate::files::{self, OutputPath};
 use crate::option_values::positive;
 use crate::output::{self, Format, write_rows};
+use crate::phase_choice::one_phase;
 use crate::plot::{self, PassTimeline};
 use input::Input;
 
@@ -30,8 +32,8 @@ pub struct Args {
     /// A run recorded with --policy post-fetch, or its transfers.jsonl
     run: PathBuf,
     /// Passes of this phase alone [default: both]
-    #[arg(long, value_enum)]
-    phase: Option<PhaseChoice>,
+    #[arg(long, value_parser = one_phase())]
+    phase: Option<Phase>,
     /// Measured bandwidth at which the host reads its memory, as `bench` tells it (bandwidth_gb_per_s): adds the share that
     /// gate and up use
     #[arg(long, value_name = "GB/S", value_parser = positive)]
@@ -51,21 +53,6 @@ pub struct Args {
     /// Replace the file of --plot if it exists
     #[arg(long)]
     force: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum PhaseChoice {
-    Prompt,
-    Generate,
-}
-
-impl PhaseChoice {
-    fn number(self) -> u8 {
-        match self {
-            PhaseChoice::Prompt => PHASE_PROMPT,
-            PhaseChoice::Generate => PHASE_GENERATE,
-        }
-    }
 }
 
 /// What a phase is called where its passes are counted, and in rows.
@@ -93,7 +80,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         files::check_output(plot, args.force)?;
     }
     let mut input = Input::read(&args.run, args.model.as_deref(), args.memory_gb_s, ctx)?;
-    if let Some(phase) = args.phase.map(PhaseChoice::number) {
+    if let Some(phase) = args.phase.map(Phase::number) {
         input.transfers.retain(|transfer| transfer.phase == phase);
         if input.transfers.is_empty() {
             let (name, _) = phase_names(phase);
@@ -103,7 +90,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
             );
         }
     }
-    let reports: Vec<(u8, Report)> = [PHASE_PROMPT, PHASE_GENERATE]
+    let reports: Vec<(u8, OverlapReport)> = [PHASE_PROMPT, PHASE_GENERATE]
         .into_iter()
         .filter_map(|phase| {
             let report = overlap::report(&input.transfers, phase, &input.reads);
@@ -130,7 +117,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
 fn picture(
     args: &Args,
     transfers: &[Transfer],
-    reports: &[(u8, Report)],
+    reports: &[(u8, OverlapReport)],
 ) -> anyhow::Result<PassTimeline> {
     let passes = overlap::passes(transfers);
     let place = match args.pass {

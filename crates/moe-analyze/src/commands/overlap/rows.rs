@@ -1,6 +1,6 @@
 //! The figures as rows of named columns.
 
-use moe_analysis::overlap::{Figures, Report};
+use moe_analysis::overlap::{Figures, OverlapReport};
 use moe_trace::manifest::Gpu;
 
 use super::{phase_names, scratchpad_share};
@@ -37,7 +37,7 @@ pub const COLUMNS: [&str; 26] = [
 ];
 
 /// A row a layer, then one without a layer for all of them; prompt before generated tokens. All layers have one scratchpad.
-pub fn rows(reports: &[(u8, Report)], gpu: Option<&Gpu>) -> Vec<Vec<Cell<'static>>> {
+pub fn rows(reports: &[(u8, OverlapReport)], gpu: Option<&Gpu>) -> Vec<Vec<Cell<'static>>> {
     let rows = reports.iter().flat_map(|(phase, report)| {
         let layers = report.layers.iter();
         let layers = layers.map(|(&layer, figures)| (Some(layer), figures));

@@ -2,14 +2,18 @@
 
 use std::io::{self, Write};
 
-use moe_analysis::overlap::{Figures, Report, Times};
+use moe_analysis::overlap::{Figures, OverlapReport, Times};
 use moe_gguf::text::counted;
 use moe_trace::manifest::Gpu;
 
 use super::{allowed_bytes, phase_names, scratchpad_share};
 use crate::output::{Cell, Format, human_bytes, write_rows};
 
-pub fn print(out: &mut dyn Write, reports: &[(u8, Report)], gpu: Option<&Gpu>) -> io::Result<()> {
+pub fn print(
+    out: &mut dyn Write,
+    reports: &[(u8, OverlapReport)],
+    gpu: Option<&Gpu>,
+) -> io::Result<()> {
     for (phase, report) in reports {
         print_phase(out, phase_names(*phase).0, report)?;
         writeln!(out)?;
@@ -20,7 +24,7 @@ pub fn print(out: &mut dyn Write, reports: &[(u8, Report)], gpu: Option<&Gpu>) -
     Ok(())
 }
 
-fn print_phase(out: &mut dyn Write, phase: &str, report: &Report) -> io::Result<()> {
+fn print_phase(out: &mut dyn Write, phase: &str, report: &OverlapReport) -> io::Result<()> {
     let all = &report.all;
     writeln!(out, "{phase} tokens: {}", all.verdict())?;
     writeln!(
@@ -56,7 +60,7 @@ fn print_phase(out: &mut dyn Write, phase: &str, report: &Report) -> io::Result<
     print_layers(out, report)
 }
 
-fn print_layers(out: &mut dyn Write, report: &Report) -> io::Result<()> {
+fn print_layers(out: &mut dyn Write, report: &OverlapReport) -> io::Result<()> {
     let columns = [
         "layer",
         "gate and up µs",

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use moe_foreign::{Detected, Options, import};
+use moe_foreign::{Detected, ImportOptions, import};
 use moe_gguf::map::OffsetMap;
 use moe_trace::tables::{
     PendingTables, RoutingTable, SCHEMA_KEY, TABLES, TableMetadata, table_paths,
@@ -21,7 +21,7 @@ use crate::traces;
 pub(super) fn write_routing(
     args: &Args,
     trace: &Detected,
-    options: &Options,
+    options: &ImportOptions,
     ctx: &Context,
 ) -> anyhow::Result<ExitStatus> {
     let run_id = trace.run_id()?;
@@ -50,7 +50,7 @@ pub(super) fn write_routing(
         pending.append(table);
         n_rows = rows;
         if i == 0 {
-            traces::tell(ctx, &args.run, &summary);
+            traces::report_import(ctx, &args.run, &summary);
         }
     }
     let map = prepare_map(args, &mut pending)?;

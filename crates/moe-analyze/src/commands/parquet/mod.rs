@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use moe_foreign::{Detected, Input, Options};
+use moe_foreign::{Detected, ImportOptions, Input};
 use moe_gguf::map::OffsetMap;
 use moe_gguf::text::counted;
 use moe_trace::Run;
@@ -74,7 +74,7 @@ fn write_run(args: &Args, mut run: Run, ctx: &Context) -> anyhow::Result<ExitSta
 fn write_foreign(
     args: &Args,
     trace: &Detected,
-    options: &Options,
+    options: &ImportOptions,
     ctx: &Context,
 ) -> anyhow::Result<ExitStatus> {
     let Some(records) = trace.importer.records(&trace.source, options)? else {

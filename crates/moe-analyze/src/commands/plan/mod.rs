@@ -11,7 +11,7 @@ use anyhow::bail;
 use moe_gguf::text::counted;
 use moe_placement::learn::{LearnFile, is_usable};
 use moe_placement::plan::{
-    Entry, Explanation, LayerCurve, Plan, Strategy, Verdict, Weighting, rank,
+    Entry, Explanation, LayerCurve, Plan, PlanVerdict, Strategy, Weighting, rank,
 };
 use moe_trace::Facts;
 
@@ -22,7 +22,7 @@ use crate::files::{self, OutputPath};
 use crate::learn_files;
 use crate::option_values::{ValueError, number};
 use crate::output::Format;
-use crate::traces::ToldArgs;
+use crate::traces::ImportArgs;
 
 use budget::Budget;
 
@@ -43,7 +43,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE.csv")]
     sizes: Option<PathBuf>,
     #[command(flatten)]
-    told: ToldArgs,
+    import: ImportArgs,
     /// MiB of the cache; auto (or -1, as in the runtime) takes what the GPU has left; for several lanes a list
     #[arg(
         long,
@@ -162,11 +162,11 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         files::require_extension(out, "json")?;
         files::check_output(out, args.force)?;
     }
-    learn_files::check_told(&args.told, &args.paths)?;
+    learn_files::check_import_args(&args.import, &args.paths)?;
     let experts = Experts::read(args.model.as_deref(), args.sizes.as_deref(), ctx)?;
     let weighing = Weighing::new(&args, experts.as_ref(), ctx);
     let model = experts.as_ref().and_then(|experts| experts.facts.clone());
-    let options = args.told.options(model)?;
+    let options = args.import.options(model)?;
     let learn = learn_files::read_learn_files(&args.paths, args.half_life, &options, ctx)?;
     let mut ranking = weighing.rank(&learn)?;
     leave_out_mtp_head(&mut ranking, options.model.as_ref(), ctx);
@@ -223,13 +223,13 @@ fn leave_out_mtp_head(ranking: &mut Vec<Entry>, model: Option<&Facts>, ctx: &Con
 
 /// What a person should know of a plan that is not as it may seem.
 fn remark_on(plan: &Plan, ctx: &Context) {
-    let n = |wanted: Verdict| {
+    let n = |wanted: PlanVerdict| {
         plan.decisions
             .iter()
             .filter(|d| d.verdict == wanted)
             .count() as u64
     };
-    let unknown = n(Verdict::UnknownSize);
+    let unknown = n(PlanVerdict::UnknownSize);
     if unknown > 0 {
         ctx.remark(format_args!(
             "warning: {} not in the model; is it another model's?",
@@ -240,7 +240,7 @@ fn remark_on(plan: &Plan, ctx: &Context) {
             }
         ));
     }
-    if n(Verdict::Repeated) > 0 {
+    if n(PlanVerdict::Repeated) > 0 {
         ctx.remark("warning: the learn file has a layer twice; of experts that are in both, the better score counts");
     }
     if plan.is_empty() {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use moe_gguf::text::counted;
-use moe_placement::plan::{Explanation, Ranked, Selected, Verdict};
+use moe_placement::plan::{Explanation, PlanVerdict, Ranked, Selected};
 use serde_json::{Value, json};
 
 use super::Planned;
@@ -238,12 +238,12 @@ fn explanation(explanation: &Explanation) -> Value {
         object["of"] = json!(of);
     }
     match explanation.verdict {
-        Some(Verdict::Taken { lane, bytes, cost }) => {
+        Some(PlanVerdict::Taken { lane, bytes, cost }) => {
             object["lane"] = json!(lane);
             object["bytes"] = json!(bytes);
             object["cost"] = json!(cost);
         }
-        Some(Verdict::NoRoom { lane, cost, free }) => {
+        Some(PlanVerdict::NoRoom { lane, cost, free }) => {
             object["lane"] = json!(lane);
             object["cost"] = json!(cost);
             object["free"] = json!(free);

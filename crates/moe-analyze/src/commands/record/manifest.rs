@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use moe_engine::About;
+use moe_engine::EngineInfo;
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
 use moe_trace::manifest::Sampling;
@@ -44,7 +44,7 @@ pub fn manifest(
     args: &Args,
     gguf: &Gguf,
     map: &OffsetMap,
-    about: &About,
+    engine: &EngineInfo,
     prompts: &[Prompt],
     n_threads: usize,
 ) -> anyhow::Result<Manifest> {
@@ -55,7 +55,7 @@ pub fn manifest(
         command: command(argv(), args.keep_prompt),
         sampling: sampling(args),
         prompts: kept,
-        ..recording::manifest(gguf, map, about, &args.device, n_threads)?
+        ..recording::manifest(gguf, map, engine, &args.device, n_threads)?
     };
     if args.hash_model {
         let mut hash = Xxh3::new();

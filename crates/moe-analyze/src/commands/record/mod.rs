@@ -135,10 +135,10 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let gguf = model::open(args.model.as_deref())?;
     let n_threads = args.threads.map_or_else(n_cores, usize::from);
     let engine = engine::load(args.engine, &gguf, n_threads, &args.device, ctx)?;
-    let about = engine.about();
+    let info = engine.info();
     let tokens = prompts::tokenize(&prompts, engine.as_ref())?;
-    let n_ctx = args.ctx_size.map_or(about.n_ctx_train, |n| n as usize);
-    check_fit(&prompts, &tokens, n_ctx, about.n_ctx_train)?;
+    let n_ctx = args.ctx_size.map_or(info.n_ctx_train, |n| n as usize);
+    check_fit(&prompts, &tokens, n_ctx, info.n_ctx_train)?;
 
     let limits: Vec<Limits> = prompts.iter().map(|p| limits(&args, p)).collect();
     let mode = args.trace.mode();
@@ -149,10 +149,10 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         .map(|(tokens, limits)| max_records(records_per_pass, tokens.len(), n_ctx, limits))
         .sum();
 
-    let usage = Usage::new(&args.usage, about.n_layer, about.n_expert, args.force)?;
+    let usage = Usage::new(&args.usage, info.n_layer, info.n_expert, args.force)?;
     let begin = |gpu| -> anyhow::Result<RunWriter> {
         let map = OffsetMap::new(&gguf);
-        let mut manifest = manifest::manifest(&args, &gguf, &map, about, &prompts, n_threads)?;
+        let mut manifest = manifest::manifest(&args, &gguf, &map, info, &prompts, n_threads)?;
         recording::set_gpu(&mut manifest, gpu);
         let options = RunOptions {
             force: args.force,

@@ -142,7 +142,7 @@ const FORM: &str = r#"{"prompt": "text"} or {"tokens": [ids]}"#;
 
 /// Token ids of every sequence.
 pub fn tokenize(prompts: &[Prompt], engine: &dyn Engine) -> anyhow::Result<Vec<Vec<u32>>> {
-    let n_vocab = engine.about().n_vocab;
+    let n_vocab = engine.info().n_vocab;
     let one = |prompt: &Prompt| match (&prompt.tokens, &prompt.prompt) {
         (Some(tokens), _) => match tokens.iter().position(|&t| t as usize >= n_vocab) {
             Some(at) => bail!(

@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sequences_are_told_with_their_ends() {
+    fn prints_why_each_sequence_ended() {
         let mut totals = Totals::default();
         for (n_generated, stop) in [
             (3, Stop::EndOfGeneration),

@@ -9,7 +9,7 @@ use anyhow::bail;
 use moe_gguf::Gguf;
 use moe_gguf::layers::{LayerOrder, layer_order};
 use moe_gguf::text::counted;
-use moe_synth::relayout::{ExpertOrders, Layout, Order};
+use moe_synth::relayout::{ExpertOrders, Layout, TensorOrder};
 
 use crate::context::Context;
 use crate::exit_status::ExitStatus;
@@ -82,9 +82,9 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let gguf = Gguf::open(&args.model)?;
     let orders = expert_orders(ctx, &args, &gguf)?;
     let order = match args.order {
-        OrderChoice::Numeric => Order::Numeric,
-        OrderChoice::HotFirst => Order::HotFirst,
-        OrderChoice::File => Order::File,
+        OrderChoice::Numeric => TensorOrder::Numeric,
+        OrderChoice::HotFirst => TensorOrder::HotFirst,
+        OrderChoice::File => TensorOrder::File,
     };
     let layout = Layout::new(&gguf, order, &orders)?;
     let size = layout.file_size();

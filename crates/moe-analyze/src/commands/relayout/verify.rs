@@ -35,8 +35,8 @@ pub fn verify(
     let report = check(new);
     let refusals = report.llama_cpp_refuses.iter();
     found.extend(refusals.map(|refusal| refusal.describe(new)));
-    let mut lines = vec![match found.is_empty() {
-        true => format!(
+    let mut lines = vec![if found.is_empty() {
+        format!(
             "bytes: {} and {} are as they were{}",
             counted(new.tensors().len(), "tensor"),
             counted(new.metadata().len(), "key"),
@@ -45,8 +45,9 @@ pub fn verify(
             } else {
                 ""
             }
-        ),
-        false => "bytes: DIFFERENT".to_owned(),
+        )
+    } else {
+        "bytes: DIFFERENT".to_owned()
     }];
     lines.append(&mut found);
     let same_bytes = lines.len() == 1;
@@ -67,9 +68,10 @@ pub fn verify(
     output::to_stdout(None, |stdout| -> io::Result<()> {
         lines.iter().try_for_each(|line| writeln!(stdout, "{line}"))
     })?;
-    Ok(match same_bytes && same_logits {
-        true => ExitStatus::Done,
-        false => ExitStatus::Found,
+    Ok(if same_bytes && same_logits {
+        ExitStatus::Done
+    } else {
+        ExitStatus::Found
     })
 }
 

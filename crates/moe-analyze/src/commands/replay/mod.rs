@@ -32,7 +32,7 @@ use crate::option_values::{at_least, whole};
 use crate::output::{self, Format, write_rows};
 use crate::recording;
 use crate::traces::{self, TraceArgs};
-use report::{Bandwidths, COLUMNS, Report};
+use report::{Bandwidths, COLUMNS, ReplayReport};
 
 /// Run the MoE layers of a model with the routing of a trace, and measure them
 ///
@@ -84,7 +84,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let model = Model::load(&gguf)?;
     native::print_warnings(&model, ctx);
     let routes = read(&args, ctx)?;
-    tell_layers(&model, &routes, path, ctx)?;
+    check_layers(&model, &routes, path, ctx)?;
     let n_threads = args.threads.map_or_else(n_cores, usize::from);
     let threads = Threads::new(n_threads)?;
     let device = args.device.open(&model, ctx)?;
@@ -95,8 +95,13 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
 
     let silent = Recorder::new(None);
     let mut replay = Replay::new(&model, &threads, device, silent, args.seed);
-    over_the_trace(&mut replay, &routes, interrupted, &mut Report::default())?;
-    let mut report = Report::default();
+    over_the_trace(
+        &mut replay,
+        &routes,
+        interrupted,
+        &mut ReplayReport::default(),
+    )?;
+    let mut report = ReplayReport::default();
     for _ in 0..args.repetitions {
         over_the_trace(&mut replay, &routes, interrupted, &mut report)?;
     }
@@ -104,7 +109,12 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         // Not before: until then a run that it replaces is as it was.
         let writer = begin_run(&args, out, &gguf, &model, n_threads, replay.device())?;
         replay.record(Recorder::new(Some(writer)).with_mode(Mode::Experts));
-        let ran = over_the_trace(&mut replay, &routes, interrupted, &mut Report::default());
+        let ran = over_the_trace(
+            &mut replay,
+            &routes,
+            interrupted,
+            &mut ReplayReport::default(),
+        );
         let gpu = replay.device().map(Device::describe);
         match replay.record(Recorder::new(None)).into_writer() {
             Some(writer) => finish_run(writer, ran, gpu, &routes, ctx),
@@ -146,7 +156,7 @@ fn read(args: &Args, ctx: &Context) -> anyhow::Result<Routes> {
 }
 
 /// Tells which layers are not replayed.
-fn tell_layers(model: &Model, routes: &Routes, path: &Path, ctx: &Context) -> anyhow::Result<()> {
+fn check_layers(model: &Model, routes: &Routes, path: &Path, ctx: &Context) -> anyhow::Result<()> {
     let passes = routes.passes();
     let in_trace: BTreeSet<usize> = passes
         .flat_map(|pass| pass.layers())
@@ -195,7 +205,7 @@ fn over_the_trace(
     replay: &mut Replay,
     routes: &Routes,
     interrupted: &AtomicBool,
-    report: &mut Report,
+    report: &mut ReplayReport,
 ) -> anyhow::Result<()> {
     for pass in routes.passes() {
         if interrupted.load(Ordering::Relaxed) {
@@ -215,8 +225,8 @@ fn begin_run(
     device: Option<&Device>,
 ) -> anyhow::Result<RunWriter> {
     let map = OffsetMap::new(gguf);
-    let about = native::about(model);
-    let mut manifest = recording::manifest(gguf, &map, &about, &args.device, n_threads)?;
+    let info = native::info(model);
+    let mut manifest = recording::manifest(gguf, &map, &info, &args.device, n_threads)?;
     recording::set_gpu(&mut manifest, device.map(native::gpu_at_start));
     manifest.sampling = Sampling {
         method: "none".into(),

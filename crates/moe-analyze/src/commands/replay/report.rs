@@ -40,7 +40,7 @@ pub struct Bandwidths {
 
 /// Sums of all repetitions.
 #[derive(Debug, Default)]
-pub struct Report {
+pub struct ReplayReport {
     /// By phase and layer.
     layers: BTreeMap<(u8, u16), Sums>,
 }
@@ -54,7 +54,7 @@ struct Sums {
     lanes: LaneCounts,
 }
 
-impl Report {
+impl ReplayReport {
     /// Adds the layers of a pass.
     pub fn add(&mut self, phase: u8, ran: &[Ran]) {
         for ran in ran {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
 use moe_analysis::simulate::{Batches, Collector};
-use moe_foreign::{Input, Options};
+use moe_foreign::{ImportOptions, Input};
 use moe_gguf::map::OffsetMap;
 use moe_gguf::text::counted;
 use moe_placement::learn::LayerObservation;
@@ -62,7 +62,7 @@ impl Inputs {
                 let sizes = run.map.as_ref().map(|map| experts::sizes_of(map, n_layer));
                 sizes.unwrap_or_default()
             }
-            (None, _) => collector.told_sizes(),
+            (None, _) => collector.stated_sizes(),
         };
         let map = match (args.gguf()?, &input) {
             (Some((_, gguf)), _) => Some(OffsetMap::new(&gguf)),
@@ -103,7 +103,7 @@ fn bytes_without_mtp_head(map: &OffsetMap, n_layer: Option<u32>) -> u64 {
 fn read_learn_file(
     path: &Path,
     sizes: &ExpertSizes,
-    options: &Options,
+    options: &ImportOptions,
     ctx: &Context,
 ) -> anyhow::Result<Arc<[LayerObservation]>> {
     let mut observations = learn_files::read_learn_file(path, options, ctx)?.observations()?;

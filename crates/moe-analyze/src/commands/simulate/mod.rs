@@ -11,7 +11,7 @@ mod sample;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
-use moe_analysis::simulate::{self, Offload, Options, Row};
+use moe_analysis::simulate::{self, Offload, Row, SimulateOptions};
 use moe_placement::cache::{BuildError, Online, PolicyName};
 use moe_placement::plan::MIB;
 
@@ -147,7 +147,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let budgets = budget::bytes(&args.budget_mib, batches.experts().total_bytes());
     report::remark(&inputs, &budgets, &policies, ctx);
 
-    let options = Options {
+    let options = SimulateOptions {
         learn: inputs.learn,
         first: args.first,
         update_rate: args.update_rate,

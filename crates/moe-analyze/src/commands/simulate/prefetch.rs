@@ -100,17 +100,17 @@ impl PrefetchArgs {
         }
         let windows_s = match (self.window_us, batches.windows_s()) {
             (Some(us), _) => vec![us * 1e-6; n_layer],
-            (None, Some(told)) => {
+            (None, Some(windows)) => {
                 let us = |seconds: f64| rounded(1e6 * seconds, 1);
-                let least = told.iter().copied().fold(f64::INFINITY, f64::min);
-                let most = told.iter().copied().fold(0.0, f64::max);
+                let least = windows.iter().copied().fold(f64::INFINITY, f64::min);
+                let most = windows.iter().copied().fold(0.0, f64::max);
                 ctx.remark(format_args!(
                     "layers work for {} to {} µs by the trace's times, {} µs a token",
                     us(least),
                     us(most),
-                    us(told.iter().sum())
+                    us(windows.iter().sum())
                 ));
-                told.to_vec()
+                windows.to_vec()
             }
             (None, None) => {
                 bail!("the trace has no times; tell with --window-us how long a layer works")

@@ -68,7 +68,7 @@ impl Table<'_> {
 
     /// Tells the speed without a cache, and which caches are not worth having.
     pub fn remark(&self, ctx: &Context) {
-        self.tell_rows("no hits", ctx, |row| {
+        self.remark_rows("no hits", ctx, |row| {
             let [_, generated, _] = row.outcome.look_ups;
             generated > 0 && row.outcome.hits[1] == 0
         });
@@ -82,14 +82,14 @@ impl Table<'_> {
             rounded(without.tokens_s_min, 3),
             rounded(without.tokens_s_max, 3)
         ));
-        self.tell_rows("not worth having", ctx, |row| {
+        self.remark_rows("not worth having", ctx, |row| {
             let speed = machine.speed(&self.needs, row);
             speed.is_some_and(|speed| speed.is_no_better_than(&without))
         });
     }
 
     /// Tells the caches of which something holds.
-    fn tell_rows(&self, what: &str, ctx: &Context, is_meant: impl Fn(&Row) -> bool) {
+    fn remark_rows(&self, what: &str, ctx: &Context, is_meant: impl Fn(&Row) -> bool) {
         let rows: Vec<&Row> = self.wanted().filter(|row| is_meant(row)).collect();
         if rows.len() > 1 && rows.len() == self.wanted().count() {
             ctx.remark(format_args!("{what}: any of these caches"));

@@ -9,16 +9,16 @@ use crate::cuda::post_fetch::Settings;
 impl Device<'_> {
     /// The GPU, its memory and what it could not do so far.
     pub fn describe(&self) -> manifest::Gpu {
-        let about = self.gpu().about();
+        let info = self.gpu().info();
         let (_, peak, limit) = self.gpu().memory();
         let scratchpad = self.scratchpad_bytes() as u64;
         manifest::Gpu {
-            name: about.name.clone(),
-            memory_bytes: about.memory_bytes,
+            name: info.name.clone(),
+            memory_bytes: info.memory_bytes,
             driver: Some(format!(
                 "CUDA {}.{}",
-                about.driver / 1000,
-                about.driver % 1000 / 10
+                info.driver / 1000,
+                info.driver % 1000 / 10
             )),
             limit_bytes: Some(limit),
             peak_bytes: Some(peak),

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use cudarc::driver::CudaStream;
 
-use super::clock::Clock;
+use super::clock::EventClock;
 use super::download::{Download, Downloads};
 use super::fetch::Staging;
 use super::launch::Kernels;
@@ -33,7 +33,7 @@ pub struct Device<'g> {
     vectors: HashMap<u32, DeviceBuffer>,
     scratch: [Option<DeviceBuffer>; Scratch::ALL],
     positions: Vec<u32>,
-    clock: Clock,
+    clock: EventClock,
     /// Whether the host ran an operation, or waited, since the last event on the stream that computes.
     host_ran: bool,
     /// Whether all that was launched in the last pass has been waited for.
@@ -72,7 +72,7 @@ impl<'g> Device<'g> {
             vectors: HashMap::new(),
             scratch: [const { None }; Scratch::ALL],
             positions: Vec::new(),
-            clock: Clock::default(),
+            clock: EventClock::default(),
             host_ran: false,
             pass_has_ended: false,
             policy,
@@ -165,9 +165,10 @@ impl<'g> Device<'g> {
         self.note_transfers();
         self.transfers_failed = false;
         let registered = !self.registered.is_empty();
-        let pinned = match registered || self.post_fetch.is_none() {
-            true => None,
-            false => pinned_copy(&self.gpu, &mut self.pinned, stack),
+        let pinned = if registered || self.post_fetch.is_none() {
+            None
+        } else {
+            pinned_copy(&self.gpu, &mut self.pinned, stack)
         };
         let Some(post_fetch) = &mut self.post_fetch else {
             return false;

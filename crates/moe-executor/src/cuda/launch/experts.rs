@@ -113,7 +113,7 @@ const THREADS: usize = 256;
 
 /// The experts that tokens have chosen.
 #[derive(Clone, Copy)]
-struct Choice {
+struct Selection {
     ids: Ptr,
     tokens: usize,
     k: usize,
@@ -121,7 +121,7 @@ struct Choice {
     work: Ptr,
 }
 
-impl Choice {
+impl Selection {
     fn entries(&self) -> usize {
         self.tokens * self.k
     }
@@ -145,8 +145,8 @@ impl Choice {
 }
 
 impl MulMatId {
-    fn choice(&self) -> Choice {
-        Choice {
+    fn choice(&self) -> Selection {
+        Selection {
             ids: self.ids,
             tokens: self.tokens,
             k: self.k,
@@ -337,7 +337,7 @@ impl Kernels {
     }
 
     /// Sorts the entries by expert into the working memory; not where each is computed on its own.
-    fn group_entries(&self, stream: &CudaStream, choice: &Choice) -> Result<()> {
+    fn group_entries(&self, stream: &CudaStream, choice: &Selection) -> Result<()> {
         if choice.is_sparse() {
             return Ok(());
         }

@@ -232,9 +232,10 @@ impl Kernels {
             one.out,
         ];
         let module = self.products(weights.ty)?;
-        match one.entries <= FEW_ENTRIES {
-            true => module.launch(stream, kernel, grid, &args),
-            false => module.launch_after(stream, kernel, grid, &args),
+        if one.entries <= FEW_ENTRIES {
+            module.launch(stream, kernel, grid, &args)
+        } else {
+            module.launch_after(stream, kernel, grid, &args)
         }
     }
 
@@ -301,9 +302,10 @@ impl Weights {
 
     /// Bytes of shared memory for a quantized row of activations.
     fn shared(&self) -> usize {
-        match self.is_quantized() {
-            true => Kernels::scratch_size(1, self.n_in),
-            false => 0,
+        if self.is_quantized() {
+            Kernels::scratch_size(1, self.n_in)
+        } else {
+            0
         }
     }
 }

@@ -60,9 +60,10 @@ impl Kernels {
         out: Ptr,
         quantized: Ptr,
     ) -> Result<()> {
-        let codes = match groups == 1 && width.is_multiple_of(32) {
-            true => quantized,
-            false => Ptr::NULL,
+        let codes = if groups == 1 && width.is_multiple_of(32) {
+            quantized
+        } else {
+            Ptr::NULL
         };
         let args = args![x, weight, eps, width, out, codes, codes.offset(width)];
         self.rows

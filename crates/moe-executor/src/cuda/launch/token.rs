@@ -235,18 +235,18 @@ impl Kernels {
             return Ok(None);
         };
         // Groups of 32 must not reach over the end of an expert's row.
-        let codes = match gate.n_out.is_multiple_of(32) {
-            true => product.quantized,
-            false => Ptr::NULL,
+        let codes = if gate.n_out.is_multiple_of(32) {
+            product.quantized
+        } else {
+            Ptr::NULL
         };
         let groups = codes.offset(product.k * gate.n_out);
         let is_quantized = product.x.quantized != Ptr::NULL;
-        let x = match is_quantized {
-            true => product.x.quantized,
-            false => {
-                self.quantize(stream, gate, product.x.x, gate.n_in, product.scratch)?;
-                product.scratch
-            }
+        let x = if is_quantized {
+            product.x.quantized
+        } else {
+            self.quantize(stream, gate, product.x.x, gate.n_in, product.scratch)?;
+            product.scratch
         };
         let args = args![
             gate.ptr,
@@ -267,9 +267,10 @@ impl Kernels {
         let args = [&args[..], &way.places].concat();
         let grid = way.grid(gate.n_out, product.k);
         // It reads x early: what the kernel before it makes, it must not.
-        match is_quantized {
-            true => module.launch(stream, way.kernel, grid, &args)?,
-            false => module.launch_after(stream, way.kernel, grid, &args)?,
+        if is_quantized {
+            module.launch(stream, way.kernel, grid, &args)?
+        } else {
+            module.launch_after(stream, way.kernel, grid, &args)?
         }
         Ok(Some(codes != Ptr::NULL))
     }

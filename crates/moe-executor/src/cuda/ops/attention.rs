@@ -53,7 +53,7 @@ impl Device<'_> {
         sinks: Option<&Vector>,
         positions: &[u32],
         q: &mut Activation,
-        layer: &mut kv_cache::Layer,
+        layer: &mut kv_cache::KvLayer,
         dst: &mut Activation,
     ) -> Result<()> {
         let last_position = positions.last().map_or(0, |&p| p as usize);

@@ -125,8 +125,8 @@ mod tests {
 
     /// Layer 3 with experts 7, 2 and 9 on their way to 100, 200 and 300, and what is told of them.
     fn travelling() -> (Flights, Rc<RefCell<Vec<String>>>) {
-        let told = Rc::new(RefCell::new(Vec::new()));
-        let seen = told.clone();
+        let events = Rc::new(RefCell::new(Vec::new()));
+        let seen = events.clone();
         let mut flights = Flights {
             observer: Some(Box::new(move |transfer| {
                 seen.borrow_mut().push(transfer.to_string());
@@ -139,12 +139,12 @@ mod tests {
             assert_eq!(expert, [7, 2, 9][at]);
         }
         flights.depart(0..3);
-        (flights, told)
+        (flights, events)
     }
 
     #[test]
     fn one_arrives_one_is_late_one_never_began() {
-        let (mut flights, told) = travelling();
+        let (mut flights, events) = travelling();
         assert_eq!(flights.len(), 4);
         assert_eq!(
             flights.place(7),
@@ -157,7 +157,7 @@ mod tests {
         assert_eq!(places, [0, 200, 0, 0, 0]);
         assert_eq!(flights.n_there(), 1);
         assert_eq!(
-            *told.borrow(),
+            *events.borrow(),
             [
                 "layer 3 expert 7 is to travel",
                 "layer 3 expert 2 is to travel",
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn an_error_leaves_the_rest_to_the_host() {
-        let (mut flights, told) = travelling();
+        let (mut flights, events) = travelling();
         let outcome = flights.land(|event| match event {
             Event(0) => Ok(true),
             _ => Err(Error::NoDevice),
@@ -183,7 +183,7 @@ mod tests {
             "layer 3 expert 2 failed on the way",
             "layer 3 expert 9 failed on the way",
         ];
-        assert_eq!(told.borrow()[3..], rest);
+        assert_eq!(events.borrow()[3..], rest);
     }
 
     #[test]

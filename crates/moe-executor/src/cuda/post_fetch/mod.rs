@@ -19,12 +19,12 @@ use std::time::Instant;
 
 use cudarc::driver::{CudaEvent, CudaStream};
 
-use super::clock::Clock;
+use super::clock::EventClock;
 use super::{DeviceBuffer, Error, Event, Gpu, Ptr, Result};
 
 use flights::Flights;
-use order::Order;
-pub use settings::{Fault, Settings};
+use order::CopyOrder;
+pub use settings::{InjectedFault, Settings};
 pub use transfer::{Observer, Reason, Sample, State, Transfer};
 
 /// Experts that a layer chose and whose down matrices are to be transferred.
@@ -40,7 +40,7 @@ pub(crate) struct Chosen<'a> {
 }
 
 /// The layer that is under way, or one before it in the pass.
-struct Layer {
+struct LayerCopies {
     il: usize,
     n_tokens: usize,
     n_experts: usize,
@@ -62,12 +62,12 @@ pub(crate) struct PostFetch {
     /// The stream of transfers.
     stream: Arc<CudaStream>,
     /// Transfers of the layer that are yet to be started.
-    waiting: VecDeque<Order>,
+    waiting: VecDeque<CopyOrder>,
     pad: Option<DeviceBuffer>,
     /// Whether the last product has read the pad.
     pad_is_read: Option<CudaEvent>,
     flights: Flights,
-    layers: Vec<Layer>,
+    layers: Vec<LayerCopies>,
     /// The first error that nobody has asked for.
     error: Option<Error>,
 }
@@ -78,9 +78,10 @@ impl PostFetch {
     /// # Errors
     /// The driver has no stream left.
     pub fn new(gpu: &Gpu, settings: Settings) -> Result<PostFetch> {
-        let stream = match settings.dedicated_streams {
-            true => gpu.new_stream()?,
-            false => gpu.stream().clone(),
+        let stream = if settings.dedicated_streams {
+            gpu.new_stream()?
+        } else {
+            gpu.stream().clone()
         };
         Ok(PostFetch {
             settings,
@@ -142,14 +143,14 @@ impl PostFetch {
     pub unsafe fn begin<'m>(
         &mut self,
         gpu: &Gpu,
-        clock: &mut Clock,
+        clock: &mut EventClock,
         chosen: &Chosen,
         bytes_of: impl Fn(i32) -> &'m [u8],
     ) {
         // Those of a layer that failed before its product.
         self.waiting.clear();
         self.flights.choose(chosen.layer, chosen.ids);
-        self.layers.push(Layer {
+        self.layers.push(LayerCopies {
             il: chosen.layer,
             n_tokens: chosen.n_tokens,
             n_experts: self.flights.len(),
@@ -172,7 +173,7 @@ impl PostFetch {
     fn launch<'m>(
         &mut self,
         gpu: &Gpu,
-        clock: &mut Clock,
+        clock: &mut EventClock,
         expert_bytes: usize,
         bytes_of: impl Fn(i32) -> &'m [u8],
     ) -> Result<()> {
@@ -197,12 +198,12 @@ impl PostFetch {
             let arrived = clock.reserve(gpu)?;
             let bytes = bytes_of(self.flights.plan(i, to, arrived));
             let fails = match self.settings.fault {
-                Some(Fault::Copy) => true,
-                Some(Fault::LaterCopy) => i > 0,
+                Some(InjectedFault::Copy) => true,
+                Some(InjectedFault::LaterCopy) => i > 0,
                 _ => false,
             };
             // SAFETY: so asks `begin`.
-            orders.push_back(unsafe { Order::new(i, bytes, to, arrived, fails) });
+            orders.push_back(unsafe { CopyOrder::new(i, bytes, to, arrived, fails) });
         }
         self.flights.depart(0..fits);
         self.waiting = orders;
@@ -219,12 +220,12 @@ impl PostFetch {
 
     /// Starts the transfers that wait: to be called once other threads are at work on gate and up, since starting eight takes
     /// some 30 µs.
-    pub fn start_waiting(&mut self, gpu: &Gpu, clock: &mut Clock) {
+    pub fn start_waiting(&mut self, gpu: &Gpu, clock: &mut EventClock) {
         self.start_next(gpu, clock, self.waiting.len());
     }
 
     /// Starts the next `n` transfers. Behind one that fails none is started: the host computes it and those that wait.
-    fn start_next(&mut self, gpu: &Gpu, clock: &mut Clock, n: usize) {
+    fn start_next(&mut self, gpu: &Gpu, clock: &mut EventClock, n: usize) {
         for _ in 0..n {
             let Some(order) = self.waiting.pop_front() else {
                 return;
@@ -255,7 +256,7 @@ impl PostFetch {
     ///
     /// # Errors
     /// A transfer failed: the host computes all.
-    pub fn land(&mut self, gpu: &Gpu, clock: &mut Clock, ids: &[i32]) -> Result<Vec<u64>> {
+    pub fn land(&mut self, gpu: &Gpu, clock: &mut EventClock, ids: &[i32]) -> Result<Vec<u64>> {
         self.start_waiting(gpu, clock);
         let waits = self.settings.block_on_miss;
         self.flights.land(|arrived| {
@@ -272,7 +273,7 @@ impl PostFetch {
         if let Some(layer) = self.layers.last_mut() {
             layer.n_fetched = self.flights.n_there();
         }
-        if self.settings.fault == Some(Fault::Kernel) {
+        if self.settings.fault == Some(InjectedFault::Kernel) {
             return Err(Error::Injected { what: "a product" });
         }
         Ok(ids.iter().map(|&id| self.flights.place(id).0).collect())
@@ -282,7 +283,7 @@ impl PostFetch {
     ///
     /// # Errors
     /// An event cannot be recorded.
-    pub fn end_product(&mut self, gpu: &Gpu, clock: &mut Clock, from: Event) -> Result<()> {
+    pub fn end_product(&mut self, gpu: &Gpu, clock: &mut EventClock, from: Event) -> Result<()> {
         let to = clock.record(gpu, gpu.stream())?;
         if let Some(layer) = self.layers.last_mut() {
             layer.product = Some((from, to));
@@ -300,7 +301,7 @@ impl PostFetch {
     ///
     /// # Errors
     /// It has not.
-    pub fn samples(&self, clock: &Clock) -> Result<Vec<Sample>> {
+    pub fn samples(&self, clock: &EventClock) -> Result<Vec<Sample>> {
         let between = |events: Option<(Event, Event)>| {
             let times = events.map(|(from, to)| Ok((clock.time(from)?, clock.time(to)?)));
             times.transpose()
@@ -331,7 +332,7 @@ impl PostFetch {
 
     /// The scratchpad and its bytes, with room for `wanted` if no size was set.
     fn pad(&mut self, gpu: &Gpu, wanted: usize) -> Result<(Ptr, usize)> {
-        if self.settings.fault == Some(Fault::Alloc) {
+        if self.settings.fault == Some(InjectedFault::Alloc) {
             return Err(Error::Injected {
                 what: "the scratchpad's allocation",
             });

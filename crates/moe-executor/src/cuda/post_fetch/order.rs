@@ -2,12 +2,12 @@
 
 use cudarc::driver::CudaStream;
 
-use crate::cuda::clock::Clock;
+use crate::cuda::clock::EventClock;
 use crate::cuda::gpu::upload_on;
 use crate::cuda::{Error, Event, Gpu, Ptr, Result};
 
 /// A transfer that is to be started.
-pub(super) struct Order {
+pub(super) struct CopyOrder {
     /// Its flight.
     pub flight: usize,
     /// Bytes of the host.
@@ -20,7 +20,7 @@ pub(super) struct Order {
     fails: bool,
 }
 
-impl Order {
+impl CopyOrder {
     /// The transfer of `from` to `to`, which is that of `flight`, with the event `arrived` after it.
     ///
     /// # Safety
@@ -31,8 +31,8 @@ impl Order {
         to: Ptr,
         arrived: Event,
         fails: bool,
-    ) -> Order {
-        Order {
+    ) -> CopyOrder {
+        CopyOrder {
             flight,
             from,
             to,
@@ -50,7 +50,12 @@ impl Order {
     ///
     /// # Errors
     /// The copy or its event cannot be started.
-    pub(super) fn start(&self, gpu: &Gpu, stream: &CudaStream, clock: &mut Clock) -> Result<()> {
+    pub(super) fn start(
+        &self,
+        gpu: &Gpu,
+        stream: &CudaStream,
+        clock: &mut EventClock,
+    ) -> Result<()> {
         if self.fails {
             return Err(Error::Injected { what: "a transfer" });
         }

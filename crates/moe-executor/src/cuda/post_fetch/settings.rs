@@ -18,12 +18,12 @@ pub struct Settings {
     /// Chosen experts of a token whose gate and up the host computes; the GPU does those beyond. None: the host does all.
     pub cpu_limit: Option<usize>,
     /// What is made to fail, for tests.
-    pub fault: Option<Fault>,
+    pub fault: Option<InjectedFault>,
 }
 
 /// A step that is made to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum InjectedFault {
     /// The scratchpad's allocation.
     Alloc,
     /// Every transfer.

@@ -91,8 +91,8 @@ impl Device {
 
     /// The values of memory.
     pub fn download<T: DeviceRepr>(&self, memory: &Memory<T>) -> Result<Vec<T>, String> {
-        let told = |error: DriverError| error.to_string();
-        self.stream.clone_dtoh(&memory.0).map_err(told)
+        let message = |error: DriverError| error.to_string();
+        self.stream.clone_dtoh(&memory.0).map_err(message)
     }
 
     /// Its address.

@@ -110,9 +110,10 @@ impl Ops<'_> {
     ) -> NodeName {
         let name = |stem| NodeName::of(stem, il);
         let of_chosen = spec.gating == Gating::SoftmaxOfChosen;
-        let biased = match of_chosen {
-            true => "ffn_moe_probs", // llama.cpp's name for scores that are taken as they are
-            false => "ffn_moe_logits_biased",
+        let biased = if of_chosen {
+            "ffn_moe_probs" // llama.cpp's name for scores that are taken as they are
+        } else {
+            "ffn_moe_logits_biased"
         };
         let names = ["ffn_moe_logits", biased].map(name);
         self.linear(names, spec.scores, src, &mut state.scores);
@@ -183,9 +184,10 @@ impl Ops<'_> {
         routing.weights.resize(tokens * k);
         let mut scope = self.start();
         let fits = Device::supports_router(spec, n_expert);
-        let side = match fits && scores.values.is_on_device_alone() {
-            true => Side::Gpu,
-            false => Side::Host,
+        let side = if fits && scores.values.is_on_device_alone() {
+            Side::Gpu
+        } else {
+            Side::Host
         };
         let done = self.on(&mut scope, side, |device| {
             device.route(spec, scores, routing)

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use moe_engine::{Decode, Logits};
 use moe_executor::cpu::threads::Threads;
 use moe_executor::cuda::Policy;
-use moe_executor::cuda::post_fetch::{Fault, Settings, State};
+use moe_executor::cuda::post_fetch::{InjectedFault, Settings, State};
 use moe_executor::recorder::Recorder;
 use moe_executor::{Model, Session};
 use moe_trace::record::{FLAG_CPU_FALLBACK, PHASE_PROMPT, lane};
@@ -16,7 +16,7 @@ use super::{Case, case, has_gpu, open};
 use moe_testkit::Report;
 
 /// Post-Fetch with a step that fails.
-pub fn failing(fault: Fault) -> Case {
+pub fn failing(fault: InjectedFault) -> Case {
     Case {
         post_fetch: Settings {
             fault: Some(fault),
@@ -35,7 +35,12 @@ fn every_failure_is_counted_and_recorded() {
     for name in ["tiny-gpt-oss-MXFP4", "tiny-qwen3moe-Q4_K_M"] {
         let gguf = open(name);
         let n_layer = Model::load(&gguf).unwrap().hparams().n_layer;
-        for fault in [Fault::Alloc, Fault::Copy, Fault::LaterCopy, Fault::Kernel] {
+        for fault in [
+            InjectedFault::Alloc,
+            InjectedFault::Copy,
+            InjectedFault::LaterCopy,
+            InjectedFault::Kernel,
+        ] {
             let what = format!("{name}, {fault:?}");
             let recorded = record(&gguf, Some(&failing(fault)), true);
             // One error a layer and pass.
@@ -54,9 +59,12 @@ fn every_failure_is_counted_and_recorded() {
                     n_down += 1;
                     let chosen = distinct(&recorded.observed, down.layer_id.get(), pass);
                     // The first transfer of a layer is none of the later ones.
-                    let lane = |id: i32| match fault == Fault::LaterCopy && id == chosen[0] {
-                        true => lane::POST_FETCHED,
-                        false => lane::POST_FETCH_MISS,
+                    let lane = |id: i32| {
+                        if fault == InjectedFault::LaterCopy && id == chosen[0] {
+                            lane::POST_FETCHED
+                        } else {
+                            lane::POST_FETCH_MISS
+                        }
                     };
                     let ids: Vec<i32> = down.expert_ids().iter().map(|id| id.get()).collect();
                     let want: Vec<u8> = ids.iter().map(|&id| lane(id)).collect();
@@ -84,17 +92,17 @@ fn every_failure_is_counted_and_recorded() {
 
 /// Only the first transfer of each layer begins; the others' failure is told.
 #[test]
-fn what_began_is_used_and_what_did_not_is_told() {
+fn uses_started_copies_and_reports_failed_ones() {
     if !has_gpu() {
         return;
     }
     let gguf = open("tiny-qwen3moe-Q4_K_M");
     let model = Model::load(&gguf).unwrap();
     let (n_layer, k) = (model.hparams().n_layer, model.hparams().n_expert_used);
-    let failing = failing(Fault::LaterCopy);
+    let failing = failing(InjectedFault::LaterCopy);
     let mut device = failing.open(&gguf, &model).unwrap();
-    let told = Rc::new(RefCell::new(Vec::new()));
-    let seen = told.clone();
+    let events = Rc::new(RefCell::new(Vec::new()));
+    let seen = events.clone();
     device.observe_transfers(Box::new(move |transfer| seen.borrow_mut().push(transfer)));
     let (threads, recorder) = (Threads::new(2).unwrap(), Recorder::new(None));
     let mut session = Session::with_device(&model, &threads, Some(device), recorder, 8);
@@ -104,8 +112,8 @@ fn what_began_is_used_and_what_did_not_is_told() {
     assert_eq!(fallbacks.ops, n_layer as u64, "one error a layer");
     let first = fallbacks.first.as_deref();
     assert_eq!(first, Some("a transfer was made to fail"));
-    let told = told.borrow();
-    let count = |state| told.iter().filter(|t| t.state == state).count();
+    let events = events.borrow();
+    let count = |state| events.iter().filter(|t| t.state == state).count();
     assert_eq!(count(State::CopyInFlight), n_layer * k);
     assert_eq!(count(State::GpuReady), n_layer);
     assert_eq!(count(State::CpuOnly), n_layer * (k - 1));

@@ -38,7 +38,7 @@ fn without_memory_all_stays_with_the_host() {
     };
     none.holds_and(&MODELS, &["python"], &|device| {
         let memory = device.gpu().memory();
-        let told = leaves_tensors_with_the_host(device);
-        told.or((memory != (0, 0, 0)).then(|| format!("{memory:?} bytes used, at most, allowed")))
+        let left = leaves_tensors_with_the_host(device);
+        left.or((memory != (0, 0, 0)).then(|| format!("{memory:?} bytes used, at most, allowed")))
     });
 }

@@ -126,9 +126,10 @@ impl Case {
             let open: Open = &|gguf, model| self.open(gguf, model);
             let of_prompts = distances(&gguf, name, prompts, open, look);
             for (prompt, of_prompt) in prompts.iter().zip(&of_prompts) {
-                let outside = match name.ends_with("F16") {
-                    true => outside(&format!("{name} {prompt}"), of_prompt, bounds),
-                    false => None,
+                let outside = if name.ends_with("F16") {
+                    outside(&format!("{name} {prompt}"), of_prompt, bounds)
+                } else {
+                    None
                 };
                 for wrong in outside.iter().chain(&of_prompt.wrong) {
                     report.fail(format!("{name} {prompt}: {wrong}; {self:?}"));
@@ -160,12 +161,12 @@ fn outside(what: &str, of_prompt: &OfPrompt, bounds: &Bounds) -> Option<String> 
     let Some(at) = of_prompt.other_experts_at else {
         return Some(all.to_string());
     };
-    let told = format!("{all}; before the first other choice, at position {at}: {before}");
+    let text = format!("{all}; before the first other choice, at position {at}: {before}");
     if all.has_near_ties(bounds) && before.is_within(bounds) {
-        println!("{what}: taken for a tie that fell the other way: {told}");
+        println!("{what}: taken for a tie that fell the other way: {text}");
         return None;
     }
-    Some(told)
+    Some(text)
 }
 
 /// A share of what the matrices take that can live on the GPU: all but the embeddings.

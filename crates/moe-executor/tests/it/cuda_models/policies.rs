@@ -1,7 +1,7 @@
 //! Every policy and setting, held to llama.cpp.
 
 use moe_executor::cuda::Policy;
-use moe_executor::cuda::post_fetch::{Fault, Settings};
+use moe_executor::cuda::post_fetch::{InjectedFault, Settings};
 
 use super::failures::failing;
 use super::{Case, MODELS, case};
@@ -123,7 +123,7 @@ fn settings_of_post_fetch() {
         },
         Settings {
             cpu_limit: Some(1),
-            fault: Some(Fault::LaterCopy),
+            fault: Some(InjectedFault::LaterCopy),
             ..given
         },
     ] {
@@ -137,7 +137,12 @@ fn settings_of_post_fetch() {
 
 #[test]
 fn whatever_fails_the_host_does() {
-    for fault in [Fault::Alloc, Fault::Copy, Fault::LaterCopy, Fault::Kernel] {
+    for fault in [
+        InjectedFault::Alloc,
+        InjectedFault::Copy,
+        InjectedFault::LaterCopy,
+        InjectedFault::Kernel,
+    ] {
         failing(fault).holds(&MODELS, &["python", "long"]);
     }
 }

@@ -32,12 +32,12 @@ pub struct Recorded {
     pub transfers: Vec<Transfer>,
     /// What the observer was told, if there was one.
     pub observed: Choices,
-    pub passes: Vec<Pass>,
+    pub passes: Vec<MeasuredPass>,
     pub fallbacks: Fallbacks,
 }
 
 /// The prompt's, or that of a token behind it.
-pub struct Pass {
+pub struct MeasuredPass {
     pub phase: u8,
     /// Of the first row.
     pub position: u32,
@@ -47,7 +47,7 @@ pub struct Pass {
     pub waits: u64,
 }
 
-impl Pass {
+impl MeasuredPass {
     /// Its part of the records.
     pub fn of<'r>(
         &self,
@@ -92,7 +92,7 @@ pub fn record(gguf: &Gguf, case: Option<&Case>, observe: bool) -> Recorded {
         let (before, position) = (waits(&session), session.n_past() as u32);
         let start = Instant::now();
         session.decode(tokens, phase, Logits::Last).unwrap();
-        passes.push(Pass {
+        passes.push(MeasuredPass {
             phase,
             position,
             took: start.elapsed(),
@@ -117,9 +117,10 @@ pub fn record(gguf: &Gguf, case: Option<&Case>, observe: bool) -> Recorded {
 
 fn transfers_of(run: &Path) -> Vec<Transfer> {
     let path = run.join(transfers::FILE_NAME);
-    match path.exists() {
-        true => transfers::read(&path).unwrap(),
-        false => Vec::new(),
+    if path.exists() {
+        transfers::read(&path).unwrap()
+    } else {
+        Vec::new()
     }
 }
 
@@ -131,7 +132,7 @@ pub fn stem(record: &TensorAccessLog) -> String {
 }
 
 /// Of the experts that a layer chose in a pass, each once, in the order of the rows.
-pub fn distinct(observed: &Choices, layer: u16, pass: &Pass) -> Vec<i32> {
+pub fn distinct(observed: &Choices, layer: u16, pass: &MeasuredPass) -> Vec<i32> {
     let rows = match pass.phase {
         PHASE_PROMPT => 0..PROMPT.len() as u32,
         _ => pass.position..pass.position + 1,

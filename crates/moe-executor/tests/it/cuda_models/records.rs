@@ -7,7 +7,7 @@ use moe_trace::TensorAccessLog;
 use moe_trace::record::{SOURCE_BUFFER, lane};
 use moe_trace::transfers::Span;
 
-use super::recorded::{Pass, Recorded, distinct, record, stem};
+use super::recorded::{MeasuredPass, Recorded, distinct, record, stem};
 use super::{Case, MODELS, case, down_size, has_gpu, open};
 use moe_testkit::Report;
 
@@ -20,7 +20,7 @@ const COLD: usize = 2;
 
 /// What a record tells that is the same wherever the operation runs.
 #[derive(PartialEq, Debug)]
-struct Told {
+struct Facts {
     operation: (u8, String, u16),
     pass: (u8, u32, u32, u32),
     experts: (u8, u8),
@@ -29,7 +29,7 @@ struct Told {
     sources: Vec<(String, u16, u8, u64, u32, u16, u64)>,
 }
 
-fn told(record: &TensorAccessLog) -> Told {
+fn facts(record: &TensorAccessLog) -> Facts {
     let source = |(i, source): (usize, &moe_trace::SourceLog)| {
         let twin = match source.memory_source {
             SOURCE_BUFFER => ON_GPU,
@@ -45,7 +45,7 @@ fn told(record: &TensorAccessLog) -> Told {
             record.source_size(i),
         )
     };
-    Told {
+    Facts {
         operation: (
             record.operation_type,
             record.dst_name().into_owned(),
@@ -89,9 +89,10 @@ fn lane_of(case: &Case, record: &TensorAccessLog, expert: i32, chosen: &[i32]) -
         Policy::Gpu => lane::CACHE_MISS,
         Policy::PostFetch if stem(record).starts_with("ffn_moe_down") => {
             let place = chosen.iter().position(|&id| id == expert);
-            match place.is_some_and(|place| place < case.post_fetch.max_transfers) {
-                true => lane::POST_FETCHED,
-                false => lane::POST_FETCH_MISS,
+            if place.is_some_and(|place| place < case.post_fetch.max_transfers) {
+                lane::POST_FETCHED
+            } else {
+                lane::POST_FETCH_MISS
             }
         }
         Policy::Cpu | Policy::PostFetch => lane::CPU,
@@ -99,7 +100,7 @@ fn lane_of(case: &Case, record: &TensorAccessLog, expert: i32, chosen: &[i32]) -
 }
 
 #[test]
-fn they_tell_what_the_host_s_do() {
+fn gpu_records_equal_cpu_records() {
     if !has_gpu() {
         return;
     }
@@ -146,7 +147,7 @@ fn same_operations(report: &mut Report, what: &str, host: &Recorded, here: &Reco
     }
     let differ = host.records.iter().zip(&here.records).enumerate();
     let mut differ = differ
-        .map(|(i, (host, here))| (i, told(host), told(here)))
+        .map(|(i, (host, here))| (i, facts(host), facts(here)))
         .filter(|(_, host, here)| host != here);
     if let Some((i, host, here)) = differ.next() {
         report.fail(format!(
@@ -328,7 +329,7 @@ fn transfers(
 }
 
 /// Whether something takes time, within its pass.
-fn is_in_pass(span: Span, begin: u64, pass: &Pass) -> bool {
+fn is_in_pass(span: Span, begin: u64, pass: &MeasuredPass) -> bool {
     let end = begin + pass.took.as_nanos() as u64 + ROUNDING;
     span.ns() > 0 && span.start_ns >= begin && span.end_ns <= end
 }

@@ -58,15 +58,15 @@ fn as_many_travel_as_have_room() {
             let want: Vec<usize> = sizes.iter().map(fits).collect();
             let device = session.device().unwrap();
             let (ready, took) = (ready.borrow(), device.scratchpad_bytes());
-            let told = format!(
+            let text = format!(
                 "{name}, {experts} experts of {largest} bytes: a scratchpad of {took} bytes, layers took {ready:?} of {k} \
                  experts there; {:?}",
                 device.fallbacks
             );
-            println!("{told}");
+            println!("{text}");
             // What finds no room is no failure.
             if *ready != want || took != room || device.fallbacks.ops > 0 {
-                report.fail(format!("{told}; not {room} bytes and {want:?}"));
+                report.fail(format!("{text}; not {room} bytes and {want:?}"));
             }
         }
     }

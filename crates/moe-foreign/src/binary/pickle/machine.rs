@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::super::fault::Fault;
+use super::super::fault::BinaryFault;
 use super::{Global, MAX_VALUES, Node, Pickle, Value};
 
 pub(super) struct Machine<'a> {
@@ -31,7 +31,7 @@ impl<'a> Machine<'a> {
     }
 
     /// Follows the steps up to STOP.
-    pub(super) fn run(mut self) -> Result<Pickle<'a>, Fault> {
+    pub(super) fn run(mut self) -> Result<Pickle<'a>, BinaryFault> {
         loop {
             self.step = self.at;
             let [code] = *self.array()?;
@@ -50,7 +50,7 @@ impl<'a> Machine<'a> {
     }
 
     /// Follows one step; the names in the comments are those of `pickletools`.
-    fn follow(&mut self, code: u8) -> Result<(), Fault> {
+    fn follow(&mut self, code: u8) -> Result<(), BinaryFault> {
         match code {
             0x80 => self.protocol(),                        // PROTO
             0x95 => self.take(8).map(|_| ()),               // FRAME: says how much comes
@@ -80,7 +80,7 @@ impl<'a> Machine<'a> {
             b'u' => self.set_items(),                       // SETITEMS
             b'q' => self.put(1),                            // BINPUT
             b'r' => self.put(4),                            // LONG_BINPUT
-            0x94 => self.memoize(self.memo.len() as u32),   // MEMOIZE
+            0x94 => self.memoize_next(),                    // MEMOIZE
             b'h' => self.recall(1),                         // BINGET
             b'j' => self.recall(4),                         // LONG_BINGET
             b'0' => self.pop().map(|_| ()),                 // POP
@@ -96,15 +96,15 @@ impl<'a> Machine<'a> {
         }
     }
 
-    fn fault(&self, reason: impl Into<String>) -> Fault {
-        Fault::at(self.step, reason)
+    fn fault(&self, reason: impl Into<String>) -> BinaryFault {
+        BinaryFault::at(self.step, reason)
     }
 
-    fn damaged(&self) -> Fault {
+    fn damaged(&self) -> BinaryFault {
         damaged(self.step)
     }
 
-    fn too_many(&self) -> Fault {
+    fn too_many(&self) -> BinaryFault {
         self.fault(format!(
             "the pickle holds more than {MAX_VALUES} values; record a shorter time"
         ))
@@ -112,7 +112,7 @@ impl<'a> Machine<'a> {
 
     // Bytes
 
-    fn take(&mut self, n: usize) -> Result<&'a [u8], Fault> {
+    fn take(&mut self, n: usize) -> Result<&'a [u8], BinaryFault> {
         let rest = self.bytes.get(self.at..).unwrap_or_default();
         let Some(taken) = rest.get(..n) else {
             return Err(self.fault("the pickle is cut off there; the file is damaged"));
@@ -121,26 +121,26 @@ impl<'a> Machine<'a> {
         Ok(taken)
     }
 
-    fn array<const N: usize>(&mut self) -> Result<&'a [u8; N], Fault> {
+    fn array<const N: usize>(&mut self) -> Result<&'a [u8; N], BinaryFault> {
         let bytes = self.take(N)?;
         bytes.try_into().map_err(|_| self.damaged())
     }
 
     /// A little-endian number of `size` bytes, at most 8.
-    fn unsigned(&mut self, size: usize) -> Result<u64, Fault> {
+    fn unsigned(&mut self, size: usize) -> Result<u64, BinaryFault> {
         let bytes = self.take(size)?;
         let digits = bytes.iter().rev();
         Ok(digits.fold(0, |number, &byte| number << 8 | u64::from(byte)))
     }
 
     /// Bytes after their number, which has `size` bytes itself.
-    fn counted(&mut self, size: usize) -> Result<&'a [u8], Fault> {
+    fn counted(&mut self, size: usize) -> Result<&'a [u8], BinaryFault> {
         let n = self.unsigned(size)?;
         let n = usize::try_from(n).map_err(|_| self.damaged())?;
         self.take(n)
     }
 
-    fn line(&mut self) -> Result<&'a str, Fault> {
+    fn line(&mut self) -> Result<&'a str, BinaryFault> {
         let rest = self.bytes.get(self.at..).unwrap_or_default();
         let end = rest.iter().position(|&byte| byte == b'\n');
         let line = self.take(end.map_or(rest.len() + 1, |end| end + 1))?;
@@ -149,19 +149,19 @@ impl<'a> Machine<'a> {
 
     // The stack
 
-    fn push(&mut self, value: Value) -> Result<(), Fault> {
+    fn push(&mut self, value: Value) -> Result<(), BinaryFault> {
         self.stack.push(value);
         Ok(())
     }
 
-    fn make(&mut self, node: Node<'a>) -> Result<(), Fault> {
+    fn make(&mut self, node: Node<'a>) -> Result<(), BinaryFault> {
         let number = u32::try_from(self.nodes.len()).map_err(|_| self.too_many())?;
         self.nodes.push(node);
         self.push(Value::Node(number))
     }
 
     /// The topmost value; those below the last mark are not there to be taken.
-    fn pop(&mut self) -> Result<Value, Fault> {
+    fn pop(&mut self) -> Result<Value, BinaryFault> {
         let floor = self.marks.last().copied().unwrap_or(0);
         if self.stack.len() <= floor {
             return Err(self.damaged());
@@ -169,11 +169,11 @@ impl<'a> Machine<'a> {
         self.stack.pop().ok_or_else(|| self.damaged())
     }
 
-    fn top(&self) -> Result<Value, Fault> {
+    fn top(&self) -> Result<Value, BinaryFault> {
         self.stack.last().copied().ok_or_else(|| self.damaged())
     }
 
-    fn mark(&mut self) -> Result<(), Fault> {
+    fn mark(&mut self) -> Result<(), BinaryFault> {
         if self.marks.len() >= MAX_VALUES {
             return Err(self.too_many());
         }
@@ -182,12 +182,12 @@ impl<'a> Machine<'a> {
     }
 
     /// The values above the last mark.
-    fn pop_mark(&mut self) -> Result<Vec<Value>, Fault> {
+    fn pop_mark(&mut self) -> Result<Vec<Value>, BinaryFault> {
         let mark = self.marks.pop().ok_or_else(|| self.damaged())?;
         Ok(self.stack.split_off(mark.min(self.stack.len())))
     }
 
-    fn top_node(&mut self) -> Result<&mut Node<'a>, Fault> {
+    fn top_node(&mut self) -> Result<&mut Node<'a>, BinaryFault> {
         let step = self.step;
         let node = match self.stack.last() {
             Some(&Value::Node(node)) => self.nodes.get_mut(node as usize),
@@ -196,7 +196,7 @@ impl<'a> Machine<'a> {
         node.ok_or_else(|| damaged(step))
     }
 
-    fn pop_text(&mut self) -> Result<&'a str, Fault> {
+    fn pop_text(&mut self) -> Result<&'a str, BinaryFault> {
         match self.pop()? {
             Value::Node(node) => match self.nodes.get(node as usize) {
                 Some(Node::Text(text)) => Ok(text),
@@ -208,7 +208,7 @@ impl<'a> Machine<'a> {
 
     // Steps
 
-    fn protocol(&mut self) -> Result<(), Fault> {
+    fn protocol(&mut self) -> Result<(), BinaryFault> {
         match *self.array()? {
             [2..=5] => Ok(()),
             [protocol] => Err(self.fault(format!(
@@ -217,17 +217,17 @@ impl<'a> Machine<'a> {
         }
     }
 
-    fn int(&mut self, size: usize, is_signed: bool) -> Result<(), Fault> {
+    fn int(&mut self, size: usize, is_signed: bool) -> Result<(), BinaryFault> {
         let number = self.unsigned(size)?;
         self.push(Value::Int(if is_signed {
-            (number as u32 as i32).into()
+            ((number & 0xFFFF_FFFF) as i32).into()
         } else {
             number as i64
         }))
     }
 
     /// A two's complement number of up to 255 bytes; what does not fit 64 bits is no number of ours.
-    fn long(&mut self) -> Result<(), Fault> {
+    fn long(&mut self) -> Result<(), BinaryFault> {
         let bytes = self.counted(1)?;
         if bytes.len() > 8 {
             return Err(self.fault("an integer of more than 64 bits; the file is damaged"));
@@ -238,12 +238,12 @@ impl<'a> Machine<'a> {
         self.push(Value::Int(i64::from_le_bytes(wide)))
     }
 
-    fn float(&mut self) -> Result<(), Fault> {
+    fn float(&mut self) -> Result<(), BinaryFault> {
         let bytes = *self.array()?;
         self.push(Value::Float(f64::from_be_bytes(bytes)))
     }
 
-    fn text(&mut self, size: usize) -> Result<(), Fault> {
+    fn text(&mut self, size: usize) -> Result<(), BinaryFault> {
         let bytes = self.counted(size)?;
         let text = std::str::from_utf8(bytes);
         let text =
@@ -251,22 +251,22 @@ impl<'a> Machine<'a> {
         self.make(Node::Text(text))
     }
 
-    fn byte_string(&mut self, size: usize) -> Result<(), Fault> {
+    fn byte_string(&mut self, size: usize) -> Result<(), BinaryFault> {
         self.counted(size)?;
         self.make(Node::Bytes)
     }
 
-    fn append(&mut self) -> Result<(), Fault> {
+    fn append(&mut self) -> Result<(), BinaryFault> {
         let value = self.pop()?;
         self.extend(vec![value])
     }
 
-    fn appends(&mut self) -> Result<(), Fault> {
+    fn appends(&mut self) -> Result<(), BinaryFault> {
         let values = self.pop_mark()?;
         self.extend(values)
     }
 
-    fn extend(&mut self, values: Vec<Value>) -> Result<(), Fault> {
+    fn extend(&mut self, values: Vec<Value>) -> Result<(), BinaryFault> {
         let step = self.step;
         match self.top_node()? {
             Node::List(list) => list.extend(values),
@@ -275,7 +275,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    fn tuple(&mut self, n: usize) -> Result<(), Fault> {
+    fn tuple(&mut self, n: usize) -> Result<(), BinaryFault> {
         let mut elements = Vec::with_capacity(n);
         for _ in 0..n {
             elements.push(self.pop()?);
@@ -284,24 +284,24 @@ impl<'a> Machine<'a> {
         self.make(Node::Tuple(elements))
     }
 
-    fn marked_tuple(&mut self) -> Result<(), Fault> {
+    fn marked_tuple(&mut self) -> Result<(), BinaryFault> {
         let elements = self.pop_mark()?;
         self.make(Node::Tuple(elements))
     }
 
-    fn set_item(&mut self) -> Result<(), Fault> {
+    fn set_item(&mut self) -> Result<(), BinaryFault> {
         let value = self.pop()?;
         let key = self.pop()?;
         self.insert(&[key, value])
     }
 
-    fn set_items(&mut self) -> Result<(), Fault> {
+    fn set_items(&mut self) -> Result<(), BinaryFault> {
         let values = self.pop_mark()?;
         self.insert(&values)
     }
 
     /// Adds keys and values that follow one another.
-    fn insert(&mut self, values: &[Value]) -> Result<(), Fault> {
+    fn insert(&mut self, values: &[Value]) -> Result<(), BinaryFault> {
         let step = self.step;
         let (pairs, rest) = values.as_chunks::<2>();
         match self.top_node()? {
@@ -313,12 +313,23 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    fn put(&mut self, size: usize) -> Result<(), Fault> {
-        let place = self.unsigned(size)?;
-        self.memoize(place as u32)
+    fn put(&mut self, size: usize) -> Result<(), BinaryFault> {
+        let place = self.place(size)?;
+        self.memoize(place)
     }
 
-    fn memoize(&mut self, place: u32) -> Result<(), Fault> {
+    fn memoize_next(&mut self) -> Result<(), BinaryFault> {
+        let place = u32::try_from(self.memo.len()).map_err(|_| self.too_many())?;
+        self.memoize(place)
+    }
+
+    /// A place in the memo, a number of at most four bytes.
+    fn place(&mut self, size: usize) -> Result<u32, BinaryFault> {
+        let place = self.unsigned(size)?;
+        u32::try_from(place).map_err(|_| self.damaged())
+    }
+
+    fn memoize(&mut self, place: u32) -> Result<(), BinaryFault> {
         let value = self.top()?;
         self.memo.insert(place, value);
         if self.memo.len() > MAX_VALUES {
@@ -327,25 +338,25 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    fn recall(&mut self, size: usize) -> Result<(), Fault> {
-        let place = self.unsigned(size)? as u32;
+    fn recall(&mut self, size: usize) -> Result<(), BinaryFault> {
+        let place = self.place(size)?;
         let value = self.memo.get(&place).copied();
         self.push(value.ok_or_else(|| self.damaged())?)
     }
 
-    fn global_lines(&mut self) -> Result<(), Fault> {
+    fn global_lines(&mut self) -> Result<(), BinaryFault> {
         let module = self.line()?;
         let name = self.line()?;
         self.global(module, name)
     }
 
-    fn stack_global(&mut self) -> Result<(), Fault> {
+    fn stack_global(&mut self) -> Result<(), BinaryFault> {
         let name = self.pop_text()?;
         let module = self.pop_text()?;
         self.global(module, name)
     }
 
-    fn global(&mut self, module: &str, name: &str) -> Result<(), Fault> {
+    fn global(&mut self, module: &str, name: &str) -> Result<(), BinaryFault> {
         let global = Global::find(module, name).ok_or_else(|| {
             let named = format!("{module}.{name}");
             let named: String = named.chars().take(120).collect();
@@ -356,12 +367,12 @@ impl<'a> Machine<'a> {
         self.make(Node::Global(global))
     }
 
-    fn persistent(&mut self) -> Result<(), Fault> {
+    fn persistent(&mut self) -> Result<(), BinaryFault> {
         let id = self.pop()?;
         self.make(Node::Persistent(id))
     }
 
-    fn reduce(&mut self) -> Result<(), Fault> {
+    fn reduce(&mut self) -> Result<(), BinaryFault> {
         let arguments = self.pop()?;
         let global = match self.pop()? {
             Value::Node(node) => match self.nodes.get(node as usize) {
@@ -377,6 +388,6 @@ impl<'a> Machine<'a> {
     }
 }
 
-fn damaged(step: usize) -> Fault {
-    Fault::at(step, "the pickle makes no sense there; the file is damaged")
+fn damaged(step: usize) -> BinaryFault {
+    BinaryFault::at(step, "the pickle makes no sense there; the file is damaged")
 }

@@ -9,7 +9,7 @@ mod machine;
 mod tests;
 
 use super::array::ElementType;
-use super::fault::Fault;
+use super::fault::BinaryFault;
 use machine::Machine;
 
 /// Values in a pickle, at most: some 300,000 forward passes of a recorder.
@@ -101,9 +101,9 @@ pub(crate) struct Pickle<'a> {
 
 impl<'a> Pickle<'a> {
     /// Reads a pickle.
-    pub(crate) fn read(bytes: &'a [u8]) -> Result<Self, Fault> {
+    pub(crate) fn read(bytes: &'a [u8]) -> Result<Self, BinaryFault> {
         if bytes.len() > MAX_SIZE {
-            return Err(Fault::at(
+            return Err(BinaryFault::at(
                 0,
                 format!(
                     "the pickle has {} bytes, {MAX_SIZE} are read at most; record a shorter time",

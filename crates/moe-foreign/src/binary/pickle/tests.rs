@@ -1,6 +1,6 @@
 use super::*;
 
-fn refused(bytes: &[u8]) -> Fault {
+fn refused(bytes: &[u8]) -> BinaryFault {
     Pickle::read(bytes).map(|_| ()).unwrap_err()
 }
 

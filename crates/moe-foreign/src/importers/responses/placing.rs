@@ -4,7 +4,7 @@ use crate::arrays::use_of_layer;
 use crate::binary::array::{Array, ElementType};
 use crate::binary::npy;
 use crate::layers::Layouts;
-use crate::{At, ForeignError, Missing, Options, Output};
+use crate::{At, ForeignError, ImportOptions, Missing, Output};
 
 use super::super::routed_experts::RoutedExperts;
 use super::Extension;
@@ -137,7 +137,7 @@ impl Counts {
 pub(super) fn array<'e>(
     experts: &'e RoutedExperts,
     counts: Counts,
-    options: &Options,
+    options: &ImportOptions,
     at: At,
     output: &mut Output<'_>,
 ) -> Result<Array<'e>, ForeignError> {
@@ -160,7 +160,7 @@ pub(super) fn array<'e>(
 fn integers<'e>(
     bytes: &'e [u8],
     counts: Counts,
-    options: &Options,
+    options: &ImportOptions,
     at: At,
     output: &mut Output<'_>,
 ) -> Result<Array<'e>, ForeignError> {

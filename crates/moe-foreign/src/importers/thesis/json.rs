@@ -21,7 +21,7 @@ use zerocopy::little_endian::{I32, U16, U32, U64};
 
 use crate::json::invalid_in_stream;
 use crate::source::text_reader;
-use crate::{At, Contents, ForeignError, Importer, Options, Output, Records, Source};
+use crate::{At, Contents, ForeignError, ImportOptions, Importer, Output, Records, Source};
 
 use super::import_records;
 
@@ -59,13 +59,17 @@ impl Importer for ThesisJson {
     fn import(
         &self,
         source: &Source,
-        options: &Options,
+        options: &ImportOptions,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
         import_records(self.records(source, options), output)
     }
 
-    fn records(&self, source: &Source, options: &Options) -> Result<Option<Records>, ForeignError> {
+    fn records(
+        &self,
+        source: &Source,
+        options: &ImportOptions,
+    ) -> Result<Option<Records>, ForeignError> {
         let failed = |error| ForeignError::Io {
             action: "write a temporary file for",
             path: source.path().to_owned(),
@@ -261,7 +265,7 @@ fn record_of(entry: &Entry, ops: &OpTable) -> Result<TensorAccessLog, EntryFault
         let pointer = source.tensor_ptr.trim_start_matches("0x");
         to.tensor_ptr = U64::new(u64::from_str_radix(pointer, 16).unwrap_or(0));
         // The thesis's sizes have 32 bits; larger ones are another writer's, and wrap as its would.
-        to.size_bytes = U32::new(source.size_bytes as u32);
+        to.size_bytes = U32::new((source.size_bytes & 0xFFFF_FFFF) as u32);
         to.layer_id = U16::new(source.layer_id.unwrap_or(NO_LAYER));
         let (memory, place) = match source.memory_source.as_str() {
             "DISK" => (SOURCE_DISK, source.disk_offset),

@@ -13,7 +13,7 @@ use moe_trace::record::{
 use moe_trace::{PassTable, Phase, RoutingRow, Run, Trace, is_trace};
 use zerocopy::FromBytes;
 
-use crate::{At, Contents, ForeignError, Importer, Options, Output, Records, Source};
+use crate::{At, Contents, ForeignError, ImportOptions, Importer, Output, Records, Source};
 
 pub use json::ThesisJson;
 
@@ -53,13 +53,17 @@ impl Importer for Thesis {
     fn import(
         &self,
         source: &Source,
-        options: &Options,
+        options: &ImportOptions,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
         import_records(self.records(source, options), output)
     }
 
-    fn records(&self, source: &Source, options: &Options) -> Result<Option<Records>, ForeignError> {
+    fn records(
+        &self,
+        source: &Source,
+        options: &ImportOptions,
+    ) -> Result<Option<Records>, ForeignError> {
         let path = source.path();
         let trace = Trace::open(path)?;
         let mut records = Records::new(trace, options)?;
@@ -129,7 +133,7 @@ fn import_records(
 
 impl Records {
     /// Records of the thesis's recorder, with what is known of their passes.
-    fn new(trace: Trace, options: &Options) -> Result<Self, ForeignError> {
+    fn new(trace: Trace, options: &ImportOptions) -> Result<Self, ForeignError> {
         let mut run = Run::of_trace(trace);
         if let Some(ops) = &options.ops {
             run = run.with_ops(ops.clone());

@@ -8,7 +8,7 @@ use moe_trace::ops::OpTable;
 use moe_trace::record::{MAX_EXPERTS, PHASE_GENERATE, TensorAccessLog};
 use moe_trace::{Operation, PassTable, TablePass, Trace};
 
-use crate::Options;
+use crate::ImportOptions;
 
 /// What the records of a pass say, before passes are compared.
 #[derive(Clone, Copy, Default)]
@@ -28,7 +28,7 @@ struct Seen {
 pub(super) fn table(
     trace: &Trace,
     mul_mat_id: Option<u8>,
-    options: &Options,
+    options: &ImportOptions,
 ) -> Result<(PassTable, Vec<String>), u8> {
     let default = OpTable::default();
     let ops = options.ops.as_ref().unwrap_or(&default);
@@ -67,7 +67,7 @@ pub(super) fn table(
     Ok(compare(&seen, options))
 }
 
-fn compare(seen: &[Seen], options: &Options) -> (PassTable, Vec<String>) {
+fn compare(seen: &[Seen], options: &ImportOptions) -> (PassTable, Vec<String>) {
     let one_token = one_token(seen);
     let is_warm_up = |pass: &Seen| pass.is_warm_up(seen, one_token, options);
     let mut notes = Vec::new();
@@ -140,7 +140,7 @@ impl Seen {
 
     /// Whether the pass routes to all experts: to more than the model uses, where that is known; else to more than other passes
     /// do, or to as many as the router had numbers to sort.
-    fn is_warm_up(&self, seen: &[Seen], one_token: Option<u64>, options: &Options) -> bool {
+    fn is_warm_up(&self, seen: &[Seen], one_token: Option<u64>, options: &ImportOptions) -> bool {
         if self.n_experts == 0 {
             return false;
         }

@@ -14,14 +14,14 @@ const DECODE: i64 = 2;
 const IDLE: i64 = 4;
 
 /// A forward pass: its mode, the tokens of each request, and position and experts of each token, the same in all layers.
-struct Pass {
+struct DumpPass {
     mode: i64,
     lens: Option<Vec<i64>>,
     tokens: Vec<(i64, [i32; 2])>,
 }
 
-fn pass(mode: i64, lens: Option<&[i64]>, tokens: &[(i64, [i32; 2])]) -> Pass {
-    Pass {
+fn pass(mode: i64, lens: Option<&[i64]>, tokens: &[(i64, [i32; 2])]) -> DumpPass {
+    DumpPass {
         mode,
         lens: lens.map(<[i64]>::to_vec),
         tokens: tokens.to_vec(),
@@ -73,7 +73,7 @@ fn tensor(key: usize, [a, b, c]: [usize; 3]) -> Vec<u8> {
 }
 
 /// The dump of these passes; negative positions are not written. The last dimension is filled up to 8 with -1.
-fn dump(passes: &[Pass]) -> Vec<u8> {
+fn dump(passes: &[DumpPass]) -> Vec<u8> {
     let mut storages = Vec::new();
     let mut records = Vec::new();
     for (i, pass) in passes.iter().enumerate() {
@@ -119,7 +119,10 @@ fn dump(passes: &[Pass]) -> Vec<u8> {
     bytes
 }
 
-fn read_dump(passes: &[Pass], options: &Options) -> Result<(Summary, Kept), ForeignError> {
+fn read_dump(
+    passes: &[DumpPass],
+    options: &ImportOptions,
+) -> Result<(Summary, Kept), ForeignError> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("dump.pt");
     fs::write(&path, dump(passes)).unwrap();

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use moe_foreign::{ForeignError, LayerError, Missing, Options, Summary};
+use moe_foreign::{ForeignError, ImportOptions, LayerError, Missing, Summary};
 use moe_trace::{CountRow, Facts, Phase, RoutingRow, Sink, SinkError};
 
 fn fixtures() -> PathBuf {
@@ -54,14 +54,14 @@ impl Sink for Kept {
 }
 
 /// The top-k that two of the formats do not tell.
-fn options() -> Options {
-    Options {
+fn options() -> ImportOptions {
+    ImportOptions {
         top_k: Some(2),
-        ..Options::default()
+        ..ImportOptions::default()
     }
 }
 
-fn read(path: &Path, options: &Options) -> Result<(Summary, Kept), ForeignError> {
+fn read(path: &Path, options: &ImportOptions) -> Result<(Summary, Kept), ForeignError> {
     let detected = moe_foreign::detect(path)?.expect("a format that is known");
     let mut kept = Kept::default();
     let summary = moe_foreign::import(detected.importer, &detected.source, options, &mut kept)?;
@@ -134,7 +134,7 @@ fn every_expectation_is_tested() {
 }
 
 #[test]
-fn what_is_lost_or_cut_is_told() {
+fn reports_lost_columns_and_truncated_lines() {
     let notes = |name: &str| {
         let (summary, _) = read(&fixtures().join(name), &options()).unwrap();
         summary.notes.join("\n")
@@ -153,19 +153,19 @@ fn what_is_lost_or_cut_is_told() {
 #[test]
 fn a_top_k_that_is_not_in_the_file_is_asked_for() {
     for name in ["rtrace/small.rtrace", "sglang-response/small.json"] {
-        let error = read(&fixtures().join(name), &Options::default()).unwrap_err();
+        let error = read(&fixtures().join(name), &ImportOptions::default()).unwrap_err();
         let ForeignError::Missing { missing, .. } = error else {
             panic!("{error}");
         };
         assert_eq!(missing, Missing::TopK);
     }
     // The model tells it too.
-    let options = Options {
+    let options = ImportOptions {
         model: Some(Facts {
             n_expert_used: Some(2),
             ..Facts::default()
         }),
-        ..Options::default()
+        ..ImportOptions::default()
     };
     assert_eq!(
         read(&fixtures().join("rtrace/small.rtrace"), &options)
@@ -181,7 +181,7 @@ fn read_text(text: &str) -> Result<(Summary, Kept), ForeignError> {
     read_text_of(text, &options())
 }
 
-fn read_text_of(text: &str, options: &Options) -> Result<(Summary, Kept), ForeignError> {
+fn read_text_of(text: &str, options: &ImportOptions) -> Result<(Summary, Kept), ForeignError> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("trace");
     fs::write(&path, text).unwrap();
@@ -189,8 +189,8 @@ fn read_text_of(text: &str, options: &Options) -> Result<(Summary, Kept), Foreig
 }
 
 /// A model of `n_block` blocks, the last `n_nextn` of the MTP head, with two experts for a token in the blocks `moe`.
-fn model(n_block: u32, n_nextn: u32, moe: &[u16]) -> Options {
-    Options {
+fn model(n_block: u32, n_nextn: u32, moe: &[u16]) -> ImportOptions {
+    ImportOptions {
         model: Some(Facts {
             n_layer: Some(n_block),
             n_nextn_layer: n_nextn,
@@ -198,7 +198,7 @@ fn model(n_block: u32, n_nextn: u32, moe: &[u16]) -> Options {
             moe_layers: moe.iter().copied().collect(),
             ..Facts::default()
         }),
-        ..Options::default()
+        ..ImportOptions::default()
     }
 }
 
@@ -240,7 +240,7 @@ fn a_choice_may_have_a_prompt_of_its_own() {
 fn a_response_needs_not_both_counts() {
     let whole = fs::read_to_string(fixtures().join("sglang-response/small.json")).unwrap();
     let (_, expected) = read_text(&whole).unwrap();
-    let options = Options {
+    let options = ImportOptions {
         top_k: Some(2),
         ..model(2, 0, &[0, 1])
     };
@@ -288,10 +288,13 @@ fn an_expert_that_a_token_names_again_is_left_out() {
         (2, 1, 3),
     ];
     assert_eq!(rows, expected);
-    let told =
+    let note_start =
         "left out: 2 experts that a token names again, which no router does (the first at line 2)";
     assert!(
-        summary.notes.iter().any(|note| note.starts_with(told)),
+        summary
+            .notes
+            .iter()
+            .any(|note| note.starts_with(note_start)),
         "{:?}",
         summary.notes
     );
@@ -438,7 +441,9 @@ fn physical_counts_without_their_map_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("dump.pt");
     fs::write(&path, bytes).unwrap();
-    let error = read(&path, &Options::default()).unwrap_err().to_string();
+    let error = read(&path, &ImportOptions::default())
+        .unwrap_err()
+        .to_string();
     assert!(
         error.contains("records[0].global_physical_count")
             && error.contains("unknown which experts"),

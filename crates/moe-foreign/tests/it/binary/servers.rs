@@ -12,12 +12,12 @@ fn dumps() -> PathBuf {
 }
 
 /// Block 0 dense, 1 to 3 with experts, 4 the MTP head with experts.
-fn glm() -> Options {
+fn glm() -> ImportOptions {
     model(5, 1, &[1, 2, 3, 4])
 }
 
 /// Four blocks with experts.
-fn all_moe() -> Options {
+fn all_moe() -> ImportOptions {
     model(4, 0, &[0, 1, 2, 3])
 }
 
@@ -33,7 +33,10 @@ fn npy(shape: &[usize], bytes: &[u8]) -> Vec<u8> {
     file
 }
 
-pub(super) fn read_bytes(bytes: &[u8], options: &Options) -> Result<(Summary, Kept), ForeignError> {
+pub(super) fn read_bytes(
+    bytes: &[u8],
+    options: &ImportOptions,
+) -> Result<(Summary, Kept), ForeignError> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("trace");
     fs::write(&path, bytes).unwrap();
@@ -203,7 +206,7 @@ fn layers_by_number_must_have_experts_in_the_model() {
 /// Expert 0 of a model with one expert for a token is no filler, unless the layer is dense.
 #[test]
 fn one_expert_for_a_token() {
-    let options = Options {
+    let options = ImportOptions {
         top_k: Some(1),
         ..model(4, 0, &[1, 3])
     };
@@ -384,7 +387,7 @@ fn prompts_of_one_response_are_counted_apart() {
 }
 
 /// What `name` writes of the trace at `path`, and what it leaves out.
-fn export(path: &Path, options: &Options, name: &str) -> (Vec<u8>, Vec<String>) {
+fn export(path: &Path, options: &ImportOptions, name: &str) -> (Vec<u8>, Vec<String>) {
     let exporter = EXPORTERS.iter().find(|exporter| exporter.name() == name);
     let input = Input::Foreign(moe_foreign::detect(path).unwrap().unwrap());
     let mut bytes = Vec::new();
@@ -429,8 +432,11 @@ fn exports_for_servers_leave_the_mtp_head_out() {
     fs::write(&path, line(1) + &line(4)).unwrap();
     for name in ["npy", "npy-counts", "sglang", "eplb"] {
         let (bytes, losses) = export(&path, &glm(), name);
-        let told = "1 layer of the MTP head was left out: servers count hidden layers only";
-        assert!(losses.iter().any(|loss| loss == told), "{name}: {losses:?}");
+        let expected = "1 layer of the MTP head was left out: servers count hidden layers only";
+        assert!(
+            losses.iter().any(|loss| loss == expected),
+            "{name}: {losses:?}"
+        );
         let (_, kept) = read_bytes(&bytes, &glm()).unwrap();
         assert_eq!(counts(&kept), [((1, 1), 1), ((1, 5), 1)].into(), "{name}");
     }

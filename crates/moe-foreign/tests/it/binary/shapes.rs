@@ -19,7 +19,7 @@ fn npy<const N: usize>(
 }
 
 /// Four layers of 8 experts, of which a token selects 2.
-fn small() -> Options {
+fn small() -> ImportOptions {
     let mut options = model(4, 0, &[0, 1, 2, 3]);
     options.model.as_mut().unwrap().n_expert = Some(8);
     options
@@ -70,13 +70,13 @@ fn lines_with_more_experts_than_the_model_selects_are_read_with_a_warning() {
 /// A token has 2 experts in layer 0, for which the model selects 1.
 #[test]
 fn more_experts_than_the_model_selects_in_a_layer_are_reported() {
-    let of_layers = |n_expert_used_by_block| Options {
+    let of_layers = |n_expert_used_by_block| ImportOptions {
         model: Some(Facts {
             n_expert: Some(8),
             n_expert_used_by_block,
             ..Facts::default()
         }),
-        ..Options::default()
+        ..ImportOptions::default()
     };
     let text = "{\"t\":0,\"layer\":0,\"experts\":[0,1]}\n{\"t\":0,\"layer\":1,\"experts\":[4,5]}\n";
     let warning = "warning: in layer 0 the trace has more experts for a token than the 1 that";
@@ -90,14 +90,14 @@ fn more_experts_than_the_model_selects_in_a_layer_are_reported() {
 #[test]
 fn arrays_whose_tokens_must_repeat_experts_are_refused() {
     let file = |numbers: [i64; 6]| npy("<i8", &[2, 1, 3], numbers.map(i64::to_le_bytes));
-    let error = read_bytes(&file([1, 0, 1, 0, 1, 0]), &Options::default()).unwrap_err();
+    let error = read_bytes(&file([1, 0, 1, 0, 1, 0]), &ImportOptions::default()).unwrap_err();
     let text = error.to_string();
     assert!(
         text.contains("[0, 0]: 3 experts in one layer, but no expert is above 1"),
         "{text}"
     );
     // Empty slots, and a token that was not routed.
-    let (_, kept) = read_bytes(&file([1, 0, -1, 0, 0, 0]), &Options::default()).unwrap();
+    let (_, kept) = read_bytes(&file([1, 0, -1, 0, 0, 0]), &ImportOptions::default()).unwrap();
     assert_eq!(kept.rows.len(), 2);
 }
 
@@ -141,7 +141,7 @@ fn what_may_be_routing_is_not_counted_silently() {
 }
 
 /// A model whose layers select 1, 2, 2 and 4 experts.
-fn differing() -> Options {
+fn differing() -> ImportOptions {
     let mut options = model(4, 0, &[0, 1, 2, 3]);
     let model = options.model.as_mut().unwrap();
     model.n_expert_used = None;

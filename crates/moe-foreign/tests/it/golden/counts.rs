@@ -3,7 +3,7 @@
 use super::*;
 
 fn assert_counts(name: &str) -> Summary {
-    let (rows, summary) = import(name, &Options::default());
+    let (rows, summary) = import(name, &ImportOptions::default());
     assert!(!summary.is_ordered(), "{name}");
     for (layer, expected) in (0u16..).zip(COUNTS) {
         let mut counts: Vec<(u32, u64)> = rows
@@ -28,7 +28,7 @@ fn coli_usage() {
     let summary = assert_counts("coli-usage/old.coli_usage");
     assert_eq!(summary.facts, Facts::default());
 
-    let options = Options::default();
+    let options = ImportOptions::default();
     assert_eq!(
         refused("coli-usage", "-1 2 8\n0 8 1\n", &options),
         "trace: line 2: expert 8 is out of range (below 8); the file is damaged, or belongs to another model"
@@ -52,7 +52,7 @@ fn ds4_hotlist() {
 #[test]
 fn mesh_llm() {
     // A file a layer; the directory is one trace.
-    let (rows, summary) = import("mesh-llm", &Options::default());
+    let (rows, summary) = import("mesh-llm", &ImportOptions::default());
     assert_eq!((summary.rows, summary.counts), (0, 9));
     // Expert 5 of layer 0 is first twice and second twice, expert 6 of layer 1 as well and once more first.
     let five = rows.counts.iter().find(|row| row.layer_id == 0);
@@ -72,7 +72,7 @@ fn expert_tracer() {
     assert_counts("expert-tracer/written.json");
     let summary = assert_counts("expert-tracer/planned.json");
     assert!(summary.notes[0].contains("three times"));
-    let options = Options::default();
+    let options = ImportOptions::default();
     assert_eq!(
         refused(
             "expert-tracer",

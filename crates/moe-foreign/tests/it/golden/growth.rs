@@ -93,7 +93,7 @@ fn rows_without_a_position_are_left_out_and_counted() {
 
 #[test]
 fn damaged_tables_are_refused() {
-    let options = Options::default();
+    let options = ImportOptions::default();
     for (text, expected) in [
         (
             "# route_trace v2\nstep,layer,slot,expert\n",
@@ -149,7 +149,7 @@ fn rankings_and_counts_with_more_values_are_read() {
         "{notes:?}"
     );
     // Without a header, four numbers in a line are anything.
-    let error = refused("coli-usage", "0 5 40 1\n", &Options::default());
+    let error = refused("coli-usage", "0 5 40 1\n", &ImportOptions::default());
     assert!(error.contains("more than 3 values"), "{error}");
 }
 
@@ -183,7 +183,7 @@ fn choices_are_read_by_column_names() {
             "line 2: 2 values, but the header names 3",
         ),
     ] {
-        let error = refused("layer-expert", text, &Options::default());
+        let error = refused("layer-expert", text, &ImportOptions::default());
         assert!(error.starts_with(&format!("trace: {expected}")), "{error}");
     }
 }
@@ -238,7 +238,7 @@ fn json_documents_with_more_keys_are_read_as_before() {
 
 #[test]
 fn values_that_are_not_json_are_named() {
-    let options = Options::default();
+    let options = ImportOptions::default();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("trace");
     for (line, value) in [

@@ -14,8 +14,8 @@ mod tokens;
 use std::path::{Path, PathBuf};
 
 use moe_foreign::{
-    Collected, Counts, Export, FILES_EXPORTERS, ForeignError, IMPORTERS, Importer, Input, Missing,
-    Options, Source, Summary,
+    Collected, Counts, Export, FILES_EXPORTERS, ForeignError, IMPORTERS, ImportOptions, Importer,
+    Input, Missing, Source, Summary,
 };
 use moe_trace::record::lane;
 use moe_trace::{Error, Facts, Phase, RoutingRow, Sink};
@@ -87,7 +87,7 @@ fn importer(name: &str) -> &'static dyn Importer {
 }
 
 /// Imports a golden file with the importer that recognises it, which must be the one that the directory names.
-fn import(name: &str, options: &Options) -> (Collected, Summary) {
+fn import(name: &str, options: &ImportOptions) -> (Collected, Summary) {
     let path = fixture(name);
     let detected = moe_foreign::detect(&path).unwrap();
     let detected = detected.unwrap_or_else(|| panic!("{name} is not recognised"));
@@ -105,11 +105,11 @@ fn import(name: &str, options: &Options) -> (Collected, Summary) {
 }
 
 fn routing(name: &str) -> Vec<RoutingRow> {
-    import(name, &Options::default()).0.routing
+    import(name, &ImportOptions::default()).0.routing
 }
 
 /// The error of importing `text` as the format `name`.
-fn refused(name: &str, text: impl AsRef<[u8]>, options: &Options) -> String {
+fn refused(name: &str, text: impl AsRef<[u8]>, options: &ImportOptions) -> String {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("trace");
     std::fs::write(&path, text).unwrap();
@@ -123,29 +123,29 @@ fn refused(name: &str, text: impl AsRef<[u8]>, options: &Options) -> String {
 
 #[test]
 fn the_model_of_the_user_is_held_against_the_trace() {
-    let options = Options {
+    let options = ImportOptions {
         model: Some(Facts {
             n_expert: Some(64),
             ..Facts::default()
         }),
-        ..Options::default()
+        ..ImportOptions::default()
     };
     let source = Source::file(&fixture("bigmoeonedge/small.route.csv"));
     let mut rows = Collected::default();
     let error =
         moe_foreign::import(importer("bigmoeonedge"), &source, &options, &mut rows).unwrap_err();
     assert!(matches!(error, ForeignError::OtherModel { .. }), "{error}");
-    let said = "it says 8 experts in a layer, the model has 64";
-    assert!(error.to_string().contains(said), "{error}");
+    let expected = "it says 8 experts in a layer, the model has 64";
+    assert!(error.to_string().contains(expected), "{error}");
     // It fills in what the trace does not tell, and goes before nothing that it does.
-    let options = Options {
+    let options = ImportOptions {
         model: Some(Facts {
             n_expert: Some(8),
             n_expert_used: Some(4),
             expert_bytes: [(0, 7), (9, 9)].into(),
             ..Facts::default()
         }),
-        ..Options::default()
+        ..ImportOptions::default()
     };
     let (_, summary) = import("bigmoeonedge/small.route.csv", &options);
     assert_eq!(summary.facts.n_expert_used, Some(2));
@@ -158,7 +158,7 @@ fn the_model_of_the_user_is_held_against_the_trace() {
 #[test]
 fn counts_of_rows_know_tokens_and_router_mass() {
     let mut counts = Counts::default();
-    let options = Options::default();
+    let options = ImportOptions::default();
     let source = Source::file(&fixture("bigmoeonedge/small.route.csv"));
     moe_foreign::import(importer("bigmoeonedge"), &source, &options, &mut counts).unwrap();
     let prompt = counts.iter().next().unwrap();

@@ -59,7 +59,7 @@ fn joined_route_traces_of_two_models_are_refused() {
     let of = |n_expert: u32| {
         format!("# route_trace v1\n# n_expert={n_expert}\nstep,layer,slot,expert\n0,0,0,1\n")
     };
-    let error = refused("bigmoeonedge", of(8) + &of(16), &Options::default());
+    let error = refused("bigmoeonedge", of(8) + &of(16), &ImportOptions::default());
     assert!(
         error.contains("it says 16 experts in a layer, the model has 8"),
         "{error}"
@@ -119,13 +119,13 @@ fn stages_of_a_pipeline_are_not_taken_for_the_model() {
         write(dir.path(), &format!("router_trace_rank{rank}.jsonl"), &text);
     }
     let import = |n_moe: u16| {
-        let options = Options {
+        let options = ImportOptions {
             model: Some(Facts {
                 n_layer: Some(n_moe.into()),
                 moe_layers: (0..n_moe).collect(),
                 ..Facts::default()
             }),
-            ..Options::default()
+            ..ImportOptions::default()
         };
         let detected = moe_foreign::detect(dir.path()).unwrap().unwrap();
         let mut rows = Collected::default();

@@ -8,7 +8,7 @@ use super::*;
 pub fn read(path: &Path) -> (Collected, Summary) {
     let detected = moe_foreign::detect(path).unwrap().unwrap();
     let mut rows = Collected::default();
-    let options = Options::default();
+    let options = ImportOptions::default();
     let summary =
         moe_foreign::import(detected.importer, &detected.source, &options, &mut rows).unwrap();
     (rows, summary)
@@ -41,7 +41,7 @@ fn tokens_of_an_expert_parallel_rank_are_counted_without_slot_0() {
 fn export_keeps_tokens_without_slot_0() {
     let path = fixture("foreign/npy/expert-parallel-rank.npy");
     let detected = moe_foreign::detect(&path).unwrap().unwrap();
-    let (input, options) = (Input::Foreign(detected), Options::default());
+    let (input, options) = (Input::Foreign(detected), ImportOptions::default());
     let export = Export::new(&input, &options).unwrap();
     let jsonl = moe_foreign::EXPORTERS
         .iter()
@@ -91,13 +91,13 @@ fn unused_slots_do_not_lower_the_experts_per_token() {
         n_expert_used: Some(4),
         ..Facts::default()
     };
-    let of_model = Options {
+    let of_model = ImportOptions {
         model: Some(model),
-        ..Options::default()
+        ..ImportOptions::default()
     };
-    let of_user = Options {
+    let of_user = ImportOptions {
         top_k: Some(4),
-        ..Options::default()
+        ..ImportOptions::default()
     };
     for options in [of_model, of_user] {
         let input = Input::Foreign(moe_foreign::detect(&path).unwrap().unwrap());

@@ -29,9 +29,9 @@ fn read(path: &Path) -> (&'static str, Collected) {
     let detected = moe_foreign::detect(path).unwrap();
     let detected = detected.unwrap_or_else(|| panic!("{} is not recognised", path.display()));
     let mut rows = Collected::default();
-    let options = Options {
+    let options = ImportOptions {
         top_k: Some(2),
-        ..Options::default()
+        ..ImportOptions::default()
     };
     let summary =
         moe_foreign::import(detected.importer, &detected.source, &options, &mut rows).unwrap();
@@ -47,7 +47,7 @@ fn read_cut(name: &str, importer_name: &str, cut: usize) -> (Collected, Vec<Stri
     std::fs::write(&path, text).unwrap();
     let mut rows = Collected::default();
     let source = Source::file(&path);
-    let options = Options::default();
+    let options = ImportOptions::default();
     let summary =
         moe_foreign::import(importer(importer_name), &source, &options, &mut rows).unwrap();
     (rows, summary.notes)
@@ -83,7 +83,7 @@ fn a_byte_order_mark_changes_nothing() {
 
 #[test]
 fn a_byte_order_mark_moves_no_place() {
-    let options = Options::default();
+    let options = ImportOptions::default();
     // The brace that should be a number is the sixth character of the text, and of the second line.
     let line = "{\"t\":}\n";
     let place = "(column 6)";
@@ -105,7 +105,7 @@ fn a_byte_order_mark_moves_no_place() {
 }
 
 #[test]
-fn a_cut_last_line_is_left_out_and_told() {
+fn skips_and_reports_a_truncated_last_line() {
     // Rows of the last line, by its format: two experts of a token, or one. The story has 20 rows.
     let cases = [
         ("jsonl/small.jsonl", "jsonl", 5, 18),
@@ -120,9 +120,9 @@ fn a_cut_last_line_is_left_out_and_told() {
             .unwrap()
             .lines()
             .count();
-        let told = format!("what is left of line {n_lines} was left out");
+        let expected = format!("what is left of line {n_lines} was left out");
         assert!(
-            notes.iter().any(|note| note.contains(&told)),
+            notes.iter().any(|note| note.contains(&expected)),
             "{name}: {notes:?}"
         );
         // Whole but for the end of the line, it is read.
@@ -135,14 +135,14 @@ fn a_cut_last_line_is_left_out_and_told() {
     }
     // Without the whole weight; a shorter one would be a number too.
     let (rows, _) = read_cut("ds4-hotlist/small.hotlist", "ds4-hotlist", 9);
-    let whole = import("ds4-hotlist/small.hotlist", &Options::default()).0;
+    let whole = import("ds4-hotlist/small.hotlist", &ImportOptions::default()).0;
     assert_eq!(rows.counts, whole.counts[..whole.counts.len() - 1]);
 }
 
 #[test]
 fn a_damaged_line_that_ends_is_an_error() {
     let good = "{\"t\":0,\"layer\":0,\"experts\":[1]}\n";
-    let options = Options::default();
+    let options = ImportOptions::default();
     for text in [
         format!("{good}{{\"t\":1,\n"),
         format!("{good}{{\"t\":1,\n{good}"),

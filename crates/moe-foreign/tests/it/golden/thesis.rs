@@ -22,7 +22,7 @@ fn short(rows: &Collected) -> Vec<(u32, u16, u16, u32)> {
 
 #[test]
 fn thesis_trace() {
-    let (rows, summary) = import("thesis/small.bin", &Options::default());
+    let (rows, summary) = import("thesis/small.bin", &ImportOptions::default());
     assert_eq!(short(&rows), thesis_story());
     let phases: Vec<_> = rows.routing.iter().map(|row| row.phase).collect();
     assert_eq!(
@@ -44,27 +44,33 @@ fn thesis_trace() {
             .iter()
             .all(|row| row.weight.is_none() && row.sequence_id.is_none())
     );
-    let told = |text: &str| summary.notes.iter().any(|note| note.contains(text));
+    let has_note = |text: &str| summary.notes.iter().any(|note| note.contains(text));
     assert!(
-        told("4 records behind the first one without a time"),
+        has_note("4 records behind the first one without a time"),
         "{:?}",
         summary.notes
     );
     assert!(
-        told("1 of 4 passes, llama.cpp's warm-up"),
+        has_note("1 of 4 passes, llama.cpp's warm-up"),
         "{:?}",
         summary.notes
     );
-    assert!(told("in 1 pass of several tokens"), "{:?}", summary.notes);
+    assert!(
+        has_note("in 1 pass of several tokens"),
+        "{:?}",
+        summary.notes
+    );
 }
 
 #[test]
 fn thesis_json() {
-    let (rows, summary) = import("thesis-json", &Options::default());
+    let (rows, summary) = import("thesis-json", &ImportOptions::default());
     assert_eq!(short(&rows), thesis_story());
     assert_eq!(
         rows.routing,
-        import("thesis/small.bin", &Options::default()).0.routing
+        import("thesis/small.bin", &ImportOptions::default())
+            .0
+            .routing
     );
     assert!(
         summary
@@ -72,7 +78,7 @@ fn thesis_json() {
             .iter()
             .any(|note| note.contains("1 of 4 passes"))
     );
-    let options = Options::default();
+    let options = ImportOptions::default();
     let text = r#"{"token_id":0,"entries":[
         {"timestamp_ns":5,"token_id":0,"phase":"PROMPT","operation_type":"ADD","dst_name":"a"},
         {"timestamp_ns":0,"token_id":0,"phase":"PROMPT","operation_type":"ADD","dst_name":"a"}]}"#;
@@ -96,7 +102,7 @@ fn thesis_json() {
 fn thesis_json_of_a_thesis_trace() {
     let path = fixture("thesis/small.bin");
     let input = Input::Foreign(moe_foreign::detect(&path).unwrap().unwrap());
-    let options = Options::default();
+    let options = ImportOptions::default();
     let export = Export::new(&input, &options).unwrap();
     let exporter = FILES_EXPORTERS
         .iter()
@@ -140,7 +146,7 @@ fn a_warm_up_alone() {
         }
     }
     let all = records.concat();
-    let options = Options::default();
+    let options = ImportOptions::default();
     let error = refused("thesis", &all, &options);
     assert!(
         error.starts_with("trace holds no routing (thesis: left out of the routing: 1 of 1 pass,"),
@@ -156,7 +162,7 @@ fn a_warm_up_alone() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("trace");
     std::fs::write(&path, &experts).unwrap();
-    let import = |options: &Options| {
+    let import = |options: &ImportOptions| {
         let mut rows = Collected::default();
         moe_foreign::import(importer("thesis"), &Source::file(&path), options, &mut rows)
     };
@@ -170,9 +176,9 @@ fn a_warm_up_alone() {
         "{:?}",
         summary.notes
     );
-    let four = Options {
+    let four = ImportOptions {
         top_k: Some(4),
-        ..Options::default()
+        ..ImportOptions::default()
     };
     assert!(matches!(import(&four), Err(ForeignError::Nothing { .. })));
 }
@@ -186,7 +192,7 @@ fn other_numbers_of_operations() {
             record[16] = 31;
         }
     }
-    let error = refused("thesis", &bytes, &Options::default());
+    let error = refused("thesis", &bytes, &ImportOptions::default());
     assert!(
         error.contains("operation 3") && error.contains("table of operations"),
         "{error}"
@@ -194,9 +200,9 @@ fn other_numbers_of_operations() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("trace");
     std::fs::write(&path, &bytes).unwrap();
-    let options = Options {
+    let options = ImportOptions {
         ops: Some([(31, "MUL_MAT_ID".to_owned())].into_iter().collect()),
-        ..Options::default()
+        ..ImportOptions::default()
     };
     let mut rows = Collected::default();
     moe_foreign::import(
@@ -228,7 +234,7 @@ fn padding_and_names_may_hold_anything() {
     let detected = moe_foreign::detect(&path).unwrap().unwrap();
     assert_eq!(detected.importer.name(), "thesis");
     let mut rows = Collected::default();
-    let options = Options::default();
+    let options = ImportOptions::default();
     let summary =
         moe_foreign::import(detected.importer, &detected.source, &options, &mut rows).unwrap();
     assert_eq!(short(&rows), thesis_story());

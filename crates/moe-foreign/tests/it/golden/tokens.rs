@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn bigmoeonedge() {
-    let (rows, summary) = import("bigmoeonedge/small.route.csv", &Options::default());
+    let (rows, summary) = import("bigmoeonedge/small.route.csv", &ImportOptions::default());
     let mut expected = story(|layer, token| RoutingRow {
         sequence_id: Some(0),
         phase: phase(token),
@@ -38,7 +38,7 @@ fn bigmoeonedge() {
         refused(
             "bigmoeonedge",
             format!("{header}{row}\n"),
-            &Options::default(),
+            &ImportOptions::default(),
         )
     };
     assert_eq!(
@@ -69,7 +69,7 @@ fn published_bigmoeonedge_traces() {
         let detected = moe_foreign::detect(&path).unwrap().unwrap();
         assert_eq!(detected.importer.name(), "bigmoeonedge");
         let mut rows = Collected::default();
-        let options = Options::default();
+        let options = ImportOptions::default();
         let summary =
             moe_foreign::import(detected.importer, &detected.source, &options, &mut rows).unwrap();
         assert_eq!(summary.rows, n_rows);
@@ -100,7 +100,7 @@ fn jsonl_per_token_and_layer() {
     });
     assert_eq!(routing("jsonl/with-weights.jsonl"), expected);
 
-    let options = Options::default();
+    let options = ImportOptions::default();
     let text = "{\"t\":0,\"layer\":0,\"experts\":[1]}\n\n{\"t\":1,\"layer\":\n";
     assert_eq!(
         refused("jsonl", text, &options),
@@ -123,7 +123,7 @@ fn empty_slots_and_unknown_phases() {
     )
     .unwrap();
     let mut rows = Collected::default();
-    let options = Options::default();
+    let options = ImportOptions::default();
     let source = Source::file(&path);
     let summary = moe_foreign::import(importer("jsonl"), &source, &options, &mut rows).unwrap();
     let slots: Vec<(u16, u32)> = rows
@@ -161,21 +161,24 @@ fn megatron() {
         sequence_id: Some(0),
         ..plain(layer, token)
     });
-    let (rows, summary) = import("megatron/router_trace_rank0.jsonl", &Options::default());
+    let (rows, summary) = import(
+        "megatron/router_trace_rank0.jsonl",
+        &ImportOptions::default(),
+    );
     assert_eq!(rows.routing, expected);
     assert_eq!(
         summary.notes[0],
         "left out: 1 line of blocks other than the decoder"
     );
     // The directory of all ranks is one trace.
-    let (rows, _) = import("megatron", &Options::default());
+    let (rows, _) = import("megatron", &ImportOptions::default());
     assert_eq!(rows.routing, expected);
 }
 
 #[test]
 fn colibri_trace() {
     assert_eq!(routing("colibri-trace/small.txt"), story(weighted));
-    let options = Options::default();
+    let options = ImportOptions::default();
     assert_eq!(
         refused("colibri-trace", "0 0 0 5:0.75\n0 1 0 3\n", &options),
         "trace: line 2: an expert is not id:gate; the line is damaged"
@@ -186,26 +189,26 @@ fn colibri_trace() {
 fn layer_expert() {
     let summary = assert_counts_of_choices();
     assert_eq!(summary.missing, [Missing::TopK].into());
-    let two = Options {
+    let two = ImportOptions {
         top_k: Some(2),
-        ..Options::default()
+        ..ImportOptions::default()
     };
     let (rows, _) = import("layer-expert/small.csv", &two);
     assert_eq!(rows.routing, story(plain));
     // The model tells it as well.
-    let model = Options {
+    let model = ImportOptions {
         model: Some(Facts {
             n_expert_used: Some(2),
             ..Facts::default()
         }),
-        ..Options::default()
+        ..ImportOptions::default()
     };
     let (rows, _) = import("layer-expert/small.csv", &model);
     assert_eq!(rows.routing, story(plain));
 
-    let four = Options {
+    let four = ImportOptions {
         top_k: Some(4),
-        ..Options::default()
+        ..ImportOptions::default()
     };
     assert_eq!(
         refused("layer-expert", "layer,expert\n0,1\n0,2\n1,3\n", &four),
@@ -218,7 +221,7 @@ fn layer_expert() {
 fn assert_counts_of_choices() -> Summary {
     let path = fixture("layer-expert/small.csv");
     let mut counts = Counts::default();
-    let options = Options::default();
+    let options = ImportOptions::default();
     let source = Source::file(&path);
     let summary =
         moe_foreign::import(importer("layer-expert"), &source, &options, &mut counts).unwrap();

@@ -8,8 +8,8 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use moe_foreign::{
-    Counts, EXPORTERS, Export, ExportError, Exporter, FILES_EXPORTERS, IMPORTERS, Importer, Input,
-    Options,
+    Counts, EXPORTERS, Export, ExportError, Exporter, FILES_EXPORTERS, IMPORTERS, ImportOptions,
+    Importer, Input,
 };
 use moe_trace::{CountRow, Facts, RoutingRow, Sink, SinkError};
 
@@ -89,21 +89,21 @@ fn input(dir: &Path, text: &str) -> Input {
 fn export(
     input: &Input,
     exporter: &dyn Exporter,
-    options: &Options,
+    options: &ImportOptions,
     path: &Path,
 ) -> Result<Vec<String>, ExportError> {
     let mut out = File::create(path).unwrap();
     exporter.export(&Export::new(input, options)?, &mut out)
 }
 
-fn read(input: &Input, options: &Options) -> Kept {
+fn read(input: &Input, options: &ImportOptions) -> Kept {
     let mut kept = Kept::default();
     input.read(options, &mut kept).unwrap();
     kept
 }
 
 /// Reads what was exported, which must be recognised as what it is.
-fn read_again(path: &Path, format: &str, options: &Options) -> Kept {
+fn read_again(path: &Path, format: &str, options: &ImportOptions) -> Kept {
     let Input::Foreign(found) = detected(path) else {
         panic!("a foreign trace");
     };
@@ -134,7 +134,7 @@ fn totals(kept: &Kept, with_masses: bool) -> Vec<(u16, u32, u64, Option<f64>)> {
 fn formats_of_tokens() {
     let dir = tempfile::tempdir().unwrap();
     let input = input(dir.path(), FULL);
-    let original = read(&input, &Options::default());
+    let original = read(&input, &ImportOptions::default());
     assert_eq!(original.rows.len(), 14);
     // What each format does not hold.
     type Forget = fn(&mut RoutingRow);
@@ -150,8 +150,8 @@ fn formats_of_tokens() {
     ];
     for (name, forget) in formats {
         let path = dir.path().join(name);
-        export(&input, exporter(name), &Options::default(), &path).unwrap();
-        let options = Options::default();
+        export(&input, exporter(name), &ImportOptions::default(), &path).unwrap();
+        let options = ImportOptions::default();
         let mut expected = original.rows.clone();
         expected.iter_mut().for_each(forget);
         let mut again = read_again(&path, name, &options).rows;
@@ -168,7 +168,13 @@ fn an_exact_copy() {
     let dir = tempfile::tempdir().unwrap();
     let input = input(dir.path(), FULL);
     let path = dir.path().join("copy");
-    export(&input, exporter("bigmoeonedge"), &Options::default(), &path).unwrap();
+    export(
+        &input,
+        exporter("bigmoeonedge"),
+        &ImportOptions::default(),
+        &path,
+    )
+    .unwrap();
     assert_eq!(fs::read_to_string(path).unwrap(), FULL);
 }
 
@@ -181,7 +187,7 @@ fn published_traces_come_out_as_they_went_in() {
     for file in ["gptoss.route.csv", "qwen.route.csv"] {
         let path = data.join(file);
         let copy = dir.path().join(file);
-        let options = Options::default();
+        let options = ImportOptions::default();
         export(&detected(&path), exporter("bigmoeonedge"), &options, &copy).unwrap();
         // Of the preamble the bytes of a layer's dense part are lost.
         let without_dense = |path: &Path| -> Vec<String> {
@@ -199,7 +205,7 @@ fn formats_of_counts_from_tokens_and_from_counts() {
     let dir = tempfile::tempdir().unwrap();
     for text in [FULL, COUNTS] {
         let input = input(dir.path(), text);
-        let original = totals(&read(&input, &Options::default()), false);
+        let original = totals(&read(&input, &ImportOptions::default()), false);
         assert_eq!(original.len(), 7);
         for (name, format) in [
             ("coli-usage", "coli-usage"),
@@ -209,10 +215,10 @@ fn formats_of_counts_from_tokens_and_from_counts() {
             ("sglang", "sglang"),
         ] {
             let path = dir.path().join(name);
-            let losses = export(&input, exporter(name), &Options::default(), &path).unwrap();
-            let told = losses.iter().any(|loss| loss.contains("order"));
-            assert_eq!(told, text == FULL, "{name}: {losses:?}");
-            let again = read_again(&path, format, &Options::default());
+            let losses = export(&input, exporter(name), &ImportOptions::default(), &path).unwrap();
+            let has_order = losses.iter().any(|loss| loss.contains("order"));
+            assert_eq!(has_order, text == FULL, "{name}: {losses:?}");
+            let again = read_again(&path, format, &ImportOptions::default());
             assert_eq!(totals(&again, false), original, "{name}");
         }
     }
@@ -223,10 +229,10 @@ fn learn_file_keeps_the_counts() {
     let dir = tempfile::tempdir().unwrap();
     for text in [FULL, COUNTS] {
         let input = input(dir.path(), text);
-        let original = totals(&read(&input, &Options::default()), false);
+        let original = totals(&read(&input, &ImportOptions::default()), false);
         let path = dir.path().join("learn");
-        export(&input, exporter("learn"), &Options::default(), &path).unwrap();
-        let again = read_again(&path, "learn", &Options::default());
+        export(&input, exporter("learn"), &ImportOptions::default(), &path).unwrap();
+        let again = read_again(&path, "learn", &ImportOptions::default());
         assert_eq!(totals(&again, false), original);
     }
 }
@@ -260,7 +266,7 @@ fn what_is_written() {
     let input = input(dir.path(), FULL);
     let written = |name: &str| {
         let path = dir.path().join(name);
-        export(&input, exporter(name), &Options::default(), &path).unwrap();
+        export(&input, exporter(name), &ImportOptions::default(), &path).unwrap();
         fs::read_to_string(path).unwrap()
     };
     // Counted by hand from the text above.
@@ -298,7 +304,7 @@ fn export_files(input: &Input, name: &str, dir: &Path) -> Result<Vec<String>, Ex
     let mut create = |name: &str| -> io::Result<Box<dyn Write>> {
         Ok(Box::new(File::create_new(dir.join(name))?))
     };
-    let options = Options::default();
+    let options = ImportOptions::default();
     exporter
         .unwrap()
         .export(&Export::new(input, &options)?, &mut create)
@@ -323,8 +329,8 @@ fn a_ranking_for_each_layer() {
             .filter_map(|line| line.split(',').next()?.parse().ok())
             .collect();
         assert_eq!(experts, [5, 3, 0, 1]);
-        let again = read_again(&out, "mesh-llm", &Options::default());
-        let original = totals(&read(&input, &Options::default()), true);
+        let again = read_again(&out, "mesh-llm", &ImportOptions::default());
+        let original = totals(&read(&input, &ImportOptions::default()), true);
         assert_eq!(totals(&again, true), original);
     }
 }
@@ -335,7 +341,7 @@ fn what_needs_an_order_refuses_counts() {
     let input = input(dir.path(), COUNTS);
     for name in ["bigmoeonedge", "jsonl", "npy"] {
         let path = dir.path().join(name);
-        let error = export(&input, exporter(name), &Options::default(), &path).unwrap_err();
+        let error = export(&input, exporter(name), &ImportOptions::default(), &path).unwrap_err();
         let message = error.to_string();
         assert!(
             message.contains("counts alone") && message.contains(name),
@@ -351,15 +357,27 @@ fn what_a_format_must_have_is_not_made_up() {
     let dir = tempfile::tempdir().unwrap();
     let input = input(dir.path(), "{\"t\":0,\"layer\":0,\"experts\":[3,1]}\n");
     let path = dir.path().join("out");
-    let error = export(&input, exporter("bigmoeonedge"), &Options::default(), &path).unwrap_err();
+    let error = export(
+        &input,
+        exporter("bigmoeonedge"),
+        &ImportOptions::default(),
+        &path,
+    )
+    .unwrap_err();
     assert!(error.to_string().contains("phases"), "{error}");
 
     // Weights that are not known are no number, and are read as not known again.
     let text = "{\"t\":0,\"layer\":0,\"experts\":[3,1],\"phase\":\"decode\"}\n";
     fs::write(dir.path().join("input"), text).unwrap();
-    let losses = export(&input, exporter("bigmoeonedge"), &Options::default(), &path).unwrap();
+    let losses = export(
+        &input,
+        exporter("bigmoeonedge"),
+        &ImportOptions::default(),
+        &path,
+    )
+    .unwrap();
     assert!(losses.iter().any(|loss| loss.contains("nan")), "{losses:?}");
-    let again = read_again(&path, "bigmoeonedge", &Options::default());
+    let again = read_again(&path, "bigmoeonedge", &ImportOptions::default());
     assert_eq!(again.rows.len(), 2);
     assert!(again.rows.iter().all(|row| row.weight.is_none()));
 }
@@ -374,7 +392,7 @@ fn an_array_holds_one_sequence() {
     ] {
         let input = input(dir.path(), &text);
         let path = dir.path().join("out.npy");
-        let error = export(&input, exporter("npy"), &Options::default(), &path).unwrap_err();
+        let error = export(&input, exporter("npy"), &ImportOptions::default(), &path).unwrap_err();
         assert!(error.to_string().contains("sequences"), "{error}");
     }
 }
@@ -385,7 +403,7 @@ fn a_claimed_number_of_layers_is_not_written_out() {
     let path = dir.path().join("input");
     for header in ["-1 4294967295 8", "-1 2 4294967295"] {
         fs::write(&path, format!("{header}\n0 3 1\n")).unwrap();
-        let error = detected(&path).read(&Options::default(), &mut Kept::default());
+        let error = detected(&path).read(&ImportOptions::default(), &mut Kept::default());
         let message = error.unwrap_err().to_string();
         assert!(
             message.contains("4294967295") && message.contains("more than any model"),

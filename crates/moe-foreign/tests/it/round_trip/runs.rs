@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use moe_foreign::{Input, Options, Source};
+use moe_foreign::{ImportOptions, Input, Source};
 use moe_trace::record::{PHASE_GENERATE, lane};
 use moe_trace::{Phase, RoutingRow, Run, RunOptions, RunWriter};
 
@@ -86,9 +86,9 @@ fn the_thesis_json_of_a_run() {
             row.expert_id,
         )
     };
-    let mut expected = read(&input, &Options::default()).rows;
+    let mut expected = read(&input, &ImportOptions::default()).rows;
     expected.retain(|row| row.token_id != 1);
-    let again = read_again(&out, "thesis-json", &Options::default());
+    let again = read_again(&out, "thesis-json", &ImportOptions::default());
     let (expected, again): (Vec<_>, Vec<_>) = (
         expected.iter().map(short).collect(),
         again.rows.iter().map(short).collect(),
@@ -107,12 +107,12 @@ fn the_thesis_json_of_a_run() {
 fn a_run_goes_out_and_comes_back() {
     let dir = tempfile::tempdir().unwrap();
     let input = Input::Run(Box::new(run(dir.path())));
-    let original = read(&input, &Options::default());
+    let original = read(&input, &ImportOptions::default());
     assert_eq!(original.rows.len(), 16);
     assert_eq!(original.rows[0].lane, Some(lane::CPU));
     let path = dir.path().join("out.jsonl");
-    export(&input, exporter("jsonl"), &Options::default(), &path).unwrap();
-    let again = read_again(&path, "jsonl", &Options::default());
+    export(&input, exporter("jsonl"), &ImportOptions::default(), &path).unwrap();
+    let again = read_again(&path, "jsonl", &ImportOptions::default());
     let mut expected = original.rows;
     for row in &mut expected {
         row.lane = None;
@@ -122,9 +122,15 @@ fn a_run_goes_out_and_comes_back() {
     assert_eq!(again.rows[8].phase, Some(Phase::Generate));
 
     let path = dir.path().join("out.npy");
-    export(&input, exporter("npy"), &Options::default(), &path).unwrap();
+    export(&input, exporter("npy"), &ImportOptions::default(), &path).unwrap();
     let source = Source::file(&path);
     let mut kept = Kept::default();
-    moe_foreign::import(importer("npy"), &source, &Options::default(), &mut kept).unwrap();
+    moe_foreign::import(
+        importer("npy"),
+        &source,
+        &ImportOptions::default(),
+        &mut kept,
+    )
+    .unwrap();
     assert_eq!(totals(&kept, false).len(), totals(&again, false).len());
 }

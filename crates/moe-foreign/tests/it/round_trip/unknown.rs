@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn exported(input: &Input, name: &str, options: &Options) -> (String, Vec<String>) {
+fn exported(input: &Input, name: &str, options: &ImportOptions) -> (String, Vec<String>) {
     let mut bytes = Vec::new();
     let export = Export::new(input, options).unwrap();
     let losses = exporter(name).export(&export, &mut bytes).unwrap();
@@ -15,18 +15,18 @@ fn empty_slots_stay_empty() {
     let dir = tempfile::tempdir().unwrap();
     let text = "{\"t\":0,\"layer\":0,\"experts\":[3,1],\"weights\":[0.75,0.25]}\n{\"t\":1,\"layer\":0,\"experts\":[-1,3],\"weights\":[null,0.5]}\n";
     let input = input(dir.path(), text);
-    let (written, losses) = exported(&input, "jsonl", &Options::default());
+    let (written, losses) = exported(&input, "jsonl", &ImportOptions::default());
     assert_eq!(written, text);
     assert!(losses.iter().any(|loss| loss.contains("-1")), "{losses:?}");
     let path = dir.path().join("again.jsonl");
     fs::write(&path, &written).unwrap();
-    let again = read_again(&path, "jsonl", &Options::default());
-    assert_eq!(again.rows, read(&input, &Options::default()).rows);
+    let again = read_again(&path, "jsonl", &ImportOptions::default());
+    assert_eq!(again.rows, read(&input, &ImportOptions::default()).rows);
 }
 
 /// A model of 4 hidden layers and 2 blocks of the MTP head.
-fn with_mtp() -> Options {
-    Options {
+fn with_mtp() -> ImportOptions {
+    ImportOptions {
         model: Some(Facts {
             n_layer: Some(6),
             n_nextn_layer: 2,
@@ -35,7 +35,7 @@ fn with_mtp() -> Options {
             moe_layers: (0..6).collect(),
             ..Facts::default()
         }),
-        ..Options::default()
+        ..ImportOptions::default()
     }
 }
 
@@ -59,7 +59,7 @@ fn formats_of_hidden_layers_leave_the_mtp_head_out() {
         );
         let path = dir.path().join(name);
         fs::write(&path, &written).unwrap();
-        for options in [Options::default(), with_mtp()] {
+        for options in [ImportOptions::default(), with_mtp()] {
             let again = read_again(&path, name, &options);
             assert_eq!(totals(&again, false), hidden, "{name}");
         }
@@ -92,7 +92,7 @@ fn a_number_of_experts_that_is_not_known_is_noted() {
         "sglang",
     ] {
         let path = dir.path().join("out");
-        let losses = export(&input, exporter(name), &Options::default(), &path).unwrap();
+        let losses = export(&input, exporter(name), &ImportOptions::default(), &path).unwrap();
         assert!(losses.iter().any(|loss| loss == note), "{name}: {losses:?}");
         let losses = export(&input, exporter(name), &with_mtp(), &path).unwrap();
         assert!(
@@ -107,14 +107,14 @@ fn a_number_of_experts_that_is_not_known_is_noted() {
 fn a_learn_file_has_a_call_for_each_token() {
     let dir = tempfile::tempdir().unwrap();
     let rows = "{\"t\":0,\"layer\":0,\"experts\":[3,1]}\n{\"t\":1,\"layer\":0,\"experts\":[3,0]}\n";
-    let top_k = Options {
+    let top_k = ImportOptions {
         top_k: Some(2),
-        ..Options::default()
+        ..ImportOptions::default()
     };
     for (text, options, used, calls) in [
-        (rows, Options::default(), "2", "2"),
+        (rows, ImportOptions::default(), "2", "2"),
         ("[[2, 3, 0]]", top_k, "2", "3"),
-        ("[[2, 3, 0]]", Options::default(), "1", "5"),
+        ("[[2, 3, 0]]", ImportOptions::default(), "1", "5"),
     ] {
         let input = input(dir.path(), text);
         let (written, losses) = exported(&input, "learn", &options);

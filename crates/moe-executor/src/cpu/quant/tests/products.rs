@@ -227,9 +227,10 @@ fn products_with_many_tokens_are_those_with_each() {
         .filter(|ty| Kernel::for_type(*ty).is_ok())
     {
         for (n, n_rows, n_tokens) in [(256, 1, 4), (512, 33, 5), (2304, 70, 13), (4352, 32, 6)] {
-            let rows = match FLOATS.contains(&ty) {
-                true => float_rows(ty, n_rows, n, &mut random),
-                false => rows_of_blocks(ty, n_rows, n, &mut random),
+            let rows = if FLOATS.contains(&ty) {
+                float_rows(ty, n_rows, n, &mut random)
+            } else {
+                rows_of_blocks(ty, n_rows, n, &mut random)
             };
             let acts: Vec<_> = (0..n_tokens)
                 .map(|t| activation_rows(n, &mut random).swap_remove(t % 4))

@@ -78,13 +78,12 @@ fn check(
         positions,
         sinks: with_sinks.then_some(&sinks),
     };
-    let want = match n * shape.n_head * shape.head_dim * last < 1 << 22 {
-        true => reference(shape, &inputs),
-        false => {
-            let mut out = vec![0.0; q.len()];
-            attention(threads, shape, &inputs, &mut out);
-            wide(&out)
-        }
+    let want = if n * shape.n_head * shape.head_dim * last < 1 << 22 {
+        reference(shape, &inputs)
+    } else {
+        let mut out = vec![0.0; q.len()];
+        attention(threads, shape, &inputs, &mut out);
+        wide(&out)
     };
     let size = match device.kernels.attention_scratch_size(shape, n, last) {
         Ok(size) => size,

@@ -11,16 +11,16 @@ use crate::cuda::tests::device::{Device, Memory, noise, wide};
 use moe_testkit::Report;
 
 /// Who computes what.
-pub struct Choice {
+pub struct TestRouting {
     pub tokens: usize,
     pub k: usize,
     pub n_expert: usize,
     pub ids: Vec<i32>,
 }
 
-impl Choice {
+impl TestRouting {
     /// Every token has `k` experts; the first are chosen more often than the last.
-    pub fn random(tokens: usize, k: usize, n_expert: usize) -> Choice {
+    pub fn random(tokens: usize, k: usize, n_expert: usize) -> TestRouting {
         let of_token = |t: usize| {
             let mut experts: Vec<(f32, i32)> = noise(n_expert, t as u32)
                 .iter()
@@ -30,7 +30,7 @@ impl Choice {
             experts.sort_by(|a, b| a.0.total_cmp(&b.0));
             experts.into_iter().take(k).map(|(_, e)| e)
         };
-        Choice {
+        TestRouting {
             tokens,
             k,
             n_expert,
@@ -44,14 +44,14 @@ impl Choice {
     }
 }
 
-impl Display for Choice {
+impl Display for TestRouting {
     fn fmt(&self, f: &mut Formatter) -> fmt::Result {
         write!(f, "{} × {} of {}", self.tokens, self.k, self.n_expert)
     }
 }
 
 /// From decoding, where each entry is on its own, to a prompt.
-fn choices() -> Vec<Choice> {
+fn choices() -> Vec<TestRouting> {
     [
         (1, 4, 8),
         (1, 1, 1),
@@ -61,7 +61,7 @@ fn choices() -> Vec<Choice> {
         (300, 4, 8),
         (70, 8, 128),
     ]
-    .map(|(tokens, k, n_expert)| Choice::random(tokens, k, n_expert))
+    .map(|(tokens, k, n_expert)| TestRouting::random(tokens, k, n_expert))
     .into()
 }
 
@@ -70,7 +70,7 @@ pub fn wanted(
     matrices: &Matrices,
     x: &[f32],
     rows_per: usize,
-    choice: &Choice,
+    choice: &TestRouting,
     bias: &Bias,
 ) -> Vec<Wanted> {
     let (n_in, n_out) = (matrices.n_in, matrices.n_out);
@@ -102,7 +102,7 @@ fn shape(ty: GgmlType) -> (usize, usize) {
 /// `work` then.
 pub fn product_of(
     device: &Device,
-    choice: &Choice,
+    choice: &TestRouting,
     (weights, bias): (Weights, &Bias),
     (x, rows_per): (&[f32], usize),
     work: &Memory<u8>,
@@ -160,7 +160,7 @@ fn fetched_matrices() {
     let mut report = Report::default();
     for ty in types() {
         let (n_in, n_out) = shape(ty);
-        let choice = Choice::random(3, 4, 8);
+        let choice = TestRouting::random(3, 4, 8);
         let entries = choice.ids.len();
         let matrices = Matrices::random(ty, choice.n_expert, n_in, n_out, 1);
         // Each expert has memory of its own; one entry has none.
@@ -171,9 +171,12 @@ fn fetched_matrices() {
             .map(|expert| device.upload(&[expert, &[0; 4]].concat()))
             .collect();
         let missing = 5;
-        let address = |(e, id): (usize, &i32)| match e == missing {
-            true => 0,
-            false => device.at(&pads[*id as usize]).0,
+        let address = |(e, id): (usize, &i32)| {
+            if e == missing {
+                0
+            } else {
+                device.at(&pads[*id as usize]).0
+            }
         };
         let table: Vec<u64> = choice.ids.iter().enumerate().map(address).collect();
         let (table, ids) = (device.upload(&table), device.upload(&choice.ids));
@@ -220,9 +223,10 @@ fn gate_and_up() {
         (GgmlType::Q5_K, GgmlType::F32),
     ];
     for (i, (gate_ty, up_ty)) in alike.chain(mixed).enumerate() {
-        let (n_in, n_ff) = match gate_ty == up_ty {
-            true => shape(gate_ty),
-            false => (512, 66),
+        let (n_in, n_ff) = if gate_ty == up_ty {
+            shape(gate_ty)
+        } else {
+            (512, 66)
         };
         let glu = [Glu::Swiglu, Glu::SwigluOai][i % 2];
         for choice in choices() {

@@ -2,15 +2,15 @@
 
 use moe_gguf::GgmlType;
 
-use super::experts::{Choice, product_of, wanted};
+use super::experts::{TestRouting, product_of, wanted};
 use super::operands::{Bias, Matrices, compare, tolerance};
 use crate::cuda::tests::device::{Device, noise};
 use moe_testkit::Report;
 
 /// Any experts, the same ones several times for a token, so that a token can have more than there are.
-fn any(tokens: usize, k: usize, n_expert: usize) -> Choice {
+fn any(tokens: usize, k: usize, n_expert: usize) -> TestRouting {
     let expert = |x: f32| (((x + 1.0) / 2.0 * n_expert as f32) as i32).min(n_expert as i32 - 1);
-    Choice {
+    TestRouting {
         tokens,
         k,
         n_expert,
@@ -19,7 +19,7 @@ fn any(tokens: usize, k: usize, n_expert: usize) -> Choice {
 }
 
 /// What the working memory holds: bounds, and token and slot of each entry in the order of the experts.
-fn sorted(choice: &Choice) -> (Vec<u32>, Vec<[u32; 2]>) {
+fn sorted(choice: &TestRouting) -> (Vec<u32>, Vec<[u32; 2]>) {
     let below = |expert: usize| {
         let ids = choice.ids.iter();
         ids.filter(|&&id| (id as usize) < expert).count() as u32
@@ -35,7 +35,7 @@ fn sorted(choice: &Choice) -> (Vec<u32>, Vec<[u32; 2]>) {
 }
 
 /// The same as the device left it.
-fn read(work: &[u8], choice: &Choice, wide: bool) -> (Vec<u32>, Vec<[u32; 2]>) {
+fn read(work: &[u8], choice: &TestRouting, wide: bool) -> (Vec<u32>, Vec<[u32; 2]>) {
     let words: Vec<u32> = work
         .chunks_exact(4)
         .map(|word| u32::from_le_bytes(word.try_into().expect("four bytes")))
@@ -43,15 +43,14 @@ fn read(work: &[u8], choice: &Choice, wide: bool) -> (Vec<u32>, Vec<[u32; 2]>) {
     let bounds = words[..=choice.n_expert].to_vec();
     // The list begins at a multiple of 16 bytes.
     let list = &words[(choice.n_expert + 1).next_multiple_of(4)..];
-    let list = match wide {
-        true => list
-            .chunks_exact(2)
+    let list = if wide {
+        list.chunks_exact(2)
             .map(|code| [code[0], code[1]])
-            .collect(),
-        false => list
-            .iter()
+            .collect()
+    } else {
+        list.iter()
             .map(|code| [code & 0x3f_ffff, code >> 22])
-            .collect(),
+            .collect()
     };
     (bounds, list)
 }
@@ -60,7 +59,7 @@ fn read(work: &[u8], choice: &Choice, wide: bool) -> (Vec<u32>, Vec<[u32; 2]>) {
 fn entries_are_sorted_by_expert() {
     let Some(device) = Device::open() else { return };
     let mut report = Report::default();
-    let one_expert = Choice {
+    let one_expert = TestRouting {
         ids: vec![5; 200 * 3],
         ..any(200, 3, 9)
     };

@@ -180,16 +180,20 @@ impl Bench {
             kernels.mul_mat_id(stream, &product)
         };
         // One token's down products are summed as they come.
-        let merge = |_| match is_one {
-            true => Ok(()),
-            false => kernels.merge(stream, out, weights, tokens, k, n_embd, sum),
+        let merge = |_| {
+            if is_one {
+                Ok(())
+            } else {
+                kernels.merge(stream, out, weights, tokens, k, n_embd, sum)
+            }
         };
         let chosen = (tokens * k).min(n_expert);
         let operations = 2 * tokens * k * n_embd * n_ff;
         let what = |part| {
-            let types = match ty == down_ty {
-                true => ty.to_string(),
-                false => format!("{ty} down {down_ty}"),
+            let types = if ty == down_ty {
+                ty.to_string()
+            } else {
+                format!("{ty} down {down_ty}")
             };
             format!("{part} {types}, {tokens} × {k} of {n_expert} experts of {n_embd} × {n_ff}")
         };

@@ -5,7 +5,7 @@ use crate::cuda::Ptr;
 use crate::cuda::launch::{Down, GateUp, Kernels, Rows};
 use moe_gguf::GgmlType;
 
-use super::experts::{Choice, wanted};
+use super::experts::{TestRouting, wanted};
 use super::operands::{Bias, Matrices, Wanted, compare, tolerance, types};
 use crate::cuda::tests::device::{Device, noise};
 use moe_testkit::Report;
@@ -57,7 +57,7 @@ fn one_token() {
     ]);
     for (i, (ty, down_ty)) in cases.enumerate() {
         for (j, (k, n_expert, n_in, n_ff, n_out)) in shapes(down_ty).into_iter().enumerate() {
-            let choice = Choice::random(1, k, n_expert);
+            let choice = TestRouting::random(1, k, n_expert);
             let matrices = |ty, n_in, n_out, seed| {
                 let it = Matrices::random(ty, n_expert, n_in, n_out, seed);
                 let uploaded = it.upload(device);

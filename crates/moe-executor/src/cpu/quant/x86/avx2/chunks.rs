@@ -78,12 +78,13 @@ impl<F: Chunk> Steps for F {
         unsafe {
             let sums = _mm256_cvtepi32_ps(products(block.codes(), act.codes));
             let acc = _mm256_fmadd_ps(sums, _mm256_set1_ps(block.scale() * act.scale), acc);
-            match F::MIN {
-                true => _mm256_add_ps(
+            if F::MIN {
+                _mm256_add_ps(
                     acc,
                     _mm256_zextps128_ps256(_mm_set_ss(block.minimum() * act.scaled_sum)),
-                ),
-                false => acc,
+                )
+            } else {
+                acc
             }
         }
     }

@@ -72,9 +72,10 @@ impl<F: Chunk> Steps for F {
                 ),
             };
             let scales = two_floats(act.scale.as_ptr().add(step * 2).cast());
-            let scaled_sums = match F::MIN {
-                true => two_floats(act.scaled_sum.as_ptr().add(step * 2).cast()),
-                false => _mm512_setzero_ps(),
+            let scaled_sums = if F::MIN {
+                two_floats(act.scaled_sum.as_ptr().add(step * 2).cast())
+            } else {
+                _mm512_setzero_ps()
             };
             Activations {
                 codes,
@@ -93,9 +94,10 @@ impl<F: Chunk> Steps for F {
             let sums = _mm512_dpbusd_epi32(act.start, F::codes(blocks), act.codes);
             let scales = _mm512_mul_ps(F::scales(blocks), act.scales);
             let acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums), scales, acc);
-            match F::MIN {
-                true => _mm512_fmadd_ps(F::minima(blocks), act.scaled_sums, acc),
-                false => acc,
+            if F::MIN {
+                _mm512_fmadd_ps(F::minima(blocks), act.scaled_sums, acc)
+            } else {
+                acc
             }
         }
     }

@@ -5,9 +5,9 @@ use serde::Serialize;
 use crate::gguf::Tensor;
 use crate::types::GgmlType;
 
-/// Impossible values of a tensor.
+/// Values of a tensor that are not finite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Impossible {
+pub struct NonFinite {
     /// How many elements, or block scales, are not finite.
     pub count: u64,
     /// Where the first of them lies, from the start of the file.
@@ -29,13 +29,13 @@ enum Float {
 }
 
 /// Looks for impossible values in the data of a tensor; `None` where its type is not looked into.
-pub(crate) fn impossible(tensor: &Tensor, data: &[u8]) -> Option<Option<Impossible>> {
+pub(crate) fn non_finite(tensor: &Tensor, data: &[u8]) -> Option<Option<NonFinite>> {
     let (row_floats, block_floats) = floats(tensor.ty)?;
-    let block = tensor.ty.type_size() as usize;
-    let row_meta = tensor.ty.row_meta_size() as usize;
+    let block = usize::try_from(tensor.ty.type_size()).ok()?;
+    let row_meta = usize::try_from(tensor.ty.row_meta_size()).ok()?;
     let row = usize::try_from(tensor.ty.row_size(tensor.ne[0])?).ok()?;
 
-    let mut found: Option<Impossible> = None;
+    let mut found: Option<NonFinite> = None;
     let mut look = |bytes: &[u8], at: usize, floats: &[(usize, Float)]| {
         for &(offset, float) in floats {
             if !bytes
@@ -44,7 +44,7 @@ pub(crate) fn impossible(tensor: &Tensor, data: &[u8]) -> Option<Option<Impossib
             {
                 let first_offset = tensor.offset + (at + offset) as u64;
                 found
-                    .get_or_insert(Impossible {
+                    .get_or_insert(NonFinite {
                         count: 0,
                         first_offset,
                     })

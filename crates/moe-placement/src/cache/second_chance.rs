@@ -1,22 +1,22 @@
 //! CLOCK: first in, first out, but what was used since the hand last passed is passed over once.
 
 use super::Key;
-use super::demand::Order;
+use super::demand::EvictionOrder;
 use super::list::{Links, List};
 use super::room::Room;
 
 /// The ring, cut where the hand stands.
-pub struct Clock {
+pub struct SecondChance {
     links: Links,
     ring: List,
     /// `[n_keys]`: used since the hand passed.
     is_used: Vec<bool>,
 }
 
-impl Clock {
+impl SecondChance {
     /// Of a model with `n_keys` experts.
-    pub fn new(n_keys: usize) -> Clock {
-        Clock {
+    pub fn new(n_keys: usize) -> SecondChance {
+        SecondChance {
             links: Links::new(n_keys),
             ring: List::EMPTY,
             is_used: vec![false; n_keys],
@@ -24,7 +24,7 @@ impl Clock {
     }
 }
 
-impl Order for Clock {
+impl EvictionOrder for SecondChance {
     fn hit(&mut self, key: Key, _room: &Room) {
         self.is_used[key as usize] = true;
     }

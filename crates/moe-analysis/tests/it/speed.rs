@@ -229,12 +229,12 @@ fn a_window_is_the_time_to_the_next_routing() {
         (Some(100 * S), 0, Phase::Prompt, [0, 1]),
         at(200, 0),
     ];
-    let told = batches(&routed, 3, 2);
-    assert_eq!(told.windows_s(), Some(&[2.0, 3.0, 7.0][..]));
+    let batched = batches(&routed, 3, 2);
+    assert_eq!(batched.windows_s(), Some(&[2.0, 3.0, 7.0][..]));
     // Nothing follows layer 2 here: it has the mean of the others.
-    let told = batches(&routed[..3], 3, 2);
-    assert_eq!(told.windows_s(), Some(&[1.0, 2.0, 1.5][..]));
-    let untold = routed.map(|(_, layer, phase, experts)| (None, layer, phase, experts));
-    assert_eq!(batches(&untold, 3, 2).windows_s(), None);
+    let batched = batches(&routed[..3], 3, 2);
+    assert_eq!(batched.windows_s(), Some(&[1.0, 2.0, 1.5][..]));
+    let untimed = routed.map(|(_, layer, phase, experts)| (None, layer, phase, experts));
+    assert_eq!(batches(&untimed, 3, 2).windows_s(), None);
     assert_eq!(batches(&routed[6..], 3, 2).windows_s(), None);
 }

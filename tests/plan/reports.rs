@@ -1,4 +1,4 @@
-//! What is told of a plan, and of what cannot be planned.
+//! Reports of plans, and errors of plans that cannot be made.
 
 use std::fs;
 
@@ -42,7 +42,7 @@ fn explanations() {
 fn a_learn_file_of_another_model_is_remarked_upon() {
     let dir = workplace();
     let model = repository(GPT_OSS);
-    for (experts, told) in [
+    for (experts, expected) in [
         ("[[1, 8]]", "warning: 1 expert of the learn file is not in the model;"),
         ("[[1, 8], [2, 3]]", "warning: 2 experts of the learn file are not in the model;"),
     ] {
@@ -54,7 +54,7 @@ fn a_learn_file_of_another_model_is_remarked_upon() {
         let args = ["plan", arg(&learn), "--model", arg(&model), "--budget-bytes", "120000"];
         let planned = moe_analyze().args(args).assert().success();
         let remarks = String::from_utf8_lossy(&planned.get_output().stderr).into_owned();
-        assert!(remarks.contains(told), "{remarks}");
+        assert!(remarks.contains(expected), "{remarks}");
     }
 }
 
@@ -133,7 +133,7 @@ fn rows_in_every_format() {
 }
 
 #[test]
-fn what_cannot_be_done_is_told_in_a_line() {
+fn prints_errors_in_one_line() {
     let dir = workplace();
     let file = |name: &str, text: &str| write(&dir, name, text);
     let (learn, model) = (dir.path().join("learn.json"), repository(QWEN));
@@ -177,9 +177,9 @@ fn what_cannot_be_done_is_told_in_a_line() {
         (args!["plan", learn, "--update", sizes], "sizes.csv"),
         (args!["plan", learn, "--update", off], "names no expert"),
     ];
-    for (args, told) in cases {
+    for (args, expected) in cases {
         let error = fail![args];
-        assert!(error.contains(told), "{args:?}: {error}");
+        assert!(error.contains(expected), "{args:?}: {error}");
     }
 }
 

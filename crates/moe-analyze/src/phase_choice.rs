@@ -1,0 +1,50 @@
+//! The values of `--phase`.
+
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use moe_analysis::hotness::Phases;
+use moe_gguf::text::counted;
+use moe_trace::Phase;
+
+/// The tokens of one phase, or of both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum PhaseChoice {
+    All,
+    Prompt,
+    #[value(alias = "decode")]
+    Generate,
+}
+
+impl PhaseChoice {
+    pub fn phases(self) -> Phases {
+        match self {
+            PhaseChoice::All => Phases::All,
+            PhaseChoice::Prompt => Phases::Prompt,
+            PhaseChoice::Generate => Phases::Generate,
+        }
+    }
+
+    /// `n` tokens of the phase, in words.
+    pub fn tokens(self, n: u64) -> String {
+        counted(n, &format!("{} token", self.describe()))
+    }
+
+    pub fn describe(self) -> &'static str {
+        match self {
+            PhaseChoice::All => "prompt and generated",
+            PhaseChoice::Prompt => "prompt",
+            PhaseChoice::Generate => "generated",
+        }
+    }
+}
+
+/// Reads a single phase.
+pub fn one_phase() -> impl TypedValueParser<Value = Phase> {
+    let names = [
+        PossibleValue::new("prompt"),
+        PossibleValue::new("generate").alias("decode"),
+    ];
+    PossibleValuesParser::new(names).map(|name| match name.as_str() {
+        "prompt" => Phase::Prompt,
+        _ => Phase::Generate,
+    })
+}
