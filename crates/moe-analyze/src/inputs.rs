@@ -5,9 +5,9 @@ use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use moe_files::text::without_byte_order_mark;
 use moe_foreign::SAMPLE_SIZE;
 use moe_gguf::content::Content;
-use moe_gguf::text::without_byte_order_mark;
 use moe_trace::{TRACE_FILE, is_trace};
 
 /// What lies at a path.

@@ -19,6 +19,7 @@ mod large_output;
 mod layout;
 mod learn_files;
 mod model;
+mod op_table;
 mod option_values;
 mod output;
 mod phase_choice;

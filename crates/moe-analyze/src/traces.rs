@@ -8,10 +8,11 @@ use moe_foreign::{Contents, Detected, ForeignError, ImportOptions, Input, Missin
 use moe_gguf::Gguf;
 use moe_trace::manifest::Manifest;
 use moe_trace::ops::OpTable;
-use moe_trace::{Facts, Run, Sink, bounded};
+use moe_trace::{Facts, Run, Sink};
 
 use crate::context::Context;
 use crate::inputs::Kind;
+use crate::op_table;
 use crate::option_values::{first_given, whole};
 
 /// What the user can tell about traces, their model included.
@@ -70,7 +71,7 @@ impl OpsArgs {
     }
 
     fn read(&self) -> anyhow::Result<Option<OpTable>> {
-        self.ops.as_deref().map(read_ops).transpose()
+        self.ops.as_deref().map(op_table::read).transpose()
     }
 }
 
@@ -330,66 +331,5 @@ fn assumption(missing: Missing) -> &'static str {
             "warning: layers are numbered as in the trace, from 0; if the model has layers without experts, pass --model to have \
              them by its blocks"
         }
-    }
-}
-
-/// Reads lines `number,name`. The first line may be a header; one that names both columns may have them in any order, and
-/// others, which are ignored.
-fn read_ops(path: &Path) -> anyhow::Result<OpTable> {
-    let text = bounded::read_text(path)?;
-    let mut ops = Vec::new();
-    let mut columns = OpColumns {
-        number: 0,
-        name: 1,
-        n_columns: 2,
-    };
-    let lines = (1u64..).zip(text.lines());
-    let lines = lines.filter(|(_, text)| !text.trim().is_empty());
-    for (i, (line, text)) in lines.enumerate() {
-        let fields = text.split(',');
-        let fields: Vec<&str> = fields.map(|field| field.trim().trim_matches('"')).collect();
-        match columns.op(&fields) {
-            Some(op) => ops.push(op),
-            // A header, which starts with no number.
-            None if i == 0 && fields[0].parse::<u64>().is_err() => {
-                columns = OpColumns::of_header(&fields).unwrap_or(columns);
-            }
-            None => bail!(
-                "{}: line {line}: not `number,name` with a number up to 255; write one operation a line, \
-                 and, where there are more columns, a header that names these two",
-                path.display()
-            ),
-        }
-    }
-    if ops.is_empty() {
-        bail!(
-            "{}: no operation in it; write lines `number,name`",
-            path.display()
-        );
-    }
-    Ok(ops.into_iter().collect())
-}
-
-/// Places of the columns of a table of operations.
-struct OpColumns {
-    number: usize,
-    name: usize,
-    n_columns: usize,
-}
-
-impl OpColumns {
-    fn of_header(fields: &[&str]) -> Option<OpColumns> {
-        let place = |column| fields.iter().position(|&field| field == column);
-        Some(OpColumns {
-            number: place("number")?,
-            name: place("name")?,
-            n_columns: fields.len(),
-        })
-    }
-
-    fn op(&self, fields: &[&str]) -> Option<(u8, String)> {
-        let (number, name) = (fields.get(self.number)?, fields.get(self.name)?);
-        let is_op = fields.len() == self.n_columns && !name.is_empty();
-        is_op.then_some((number.parse().ok()?, (*name).to_owned()))
     }
 }

@@ -3,6 +3,7 @@
 //!
 //! - [`MappedFile`] maps an input. The process knows which addresses belong to which file, so that
 //!   [`signals::install`] can name a file that another program truncates.
+//! - [`csv`] reads and writes comma-separated values.
 //! - [`AtomicFile`] and [`AtomicFiles`] write an output under a temporary name and rename it. A
 //!   file that appeared meanwhile is replaced only on request. [`Transaction`] combines renames and
 //!   removals.
@@ -12,6 +13,7 @@
 #![warn(missing_docs)]
 
 mod atomic;
+pub mod csv;
 mod error;
 mod group;
 pub mod inputs;

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
+use moe_files::text::without_byte_order_mark;
 use moe_gguf::content::Content;
-use moe_gguf::text::without_byte_order_mark;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::error::ForeignError;

@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
-use moe_gguf::text::without_byte_order_mark;
+use moe_files::text::without_byte_order_mark;
 use moe_trace::bounded;
 
 use crate::error::{At, ForeignError};

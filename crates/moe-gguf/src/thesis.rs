@@ -7,14 +7,25 @@
 
 use std::io::{self, Write};
 
+use moe_files::csv::RecordWriter;
 use serde::{Serialize, Serializer};
 
 use crate::gguf::Gguf;
 use crate::map::{Category, MapRow, OffsetMap, Projection};
 
-/// First line of the CSV.
-const CSV_HEADER: &str =
-    "tensor_name,file_offset,size_bytes,layer_id,component_type,n_dims,dim0,dim1,dim2,dim3";
+/// Columns of the CSV.
+const CSV_COLUMNS: [&str; 10] = [
+    "tensor_name",
+    "file_offset",
+    "size_bytes",
+    "layer_id",
+    "component_type",
+    "n_dims",
+    "dim0",
+    "dim1",
+    "dim2",
+    "dim3",
+];
 
 /// `memory-map.json`.
 #[derive(Clone, Debug, Serialize)]
@@ -118,26 +129,25 @@ pub fn memory_map<'a>(gguf: &'a Gguf, map: &'a OffsetMap) -> MemoryMap<'a> {
 /// # Errors
 /// `out` cannot be written.
 pub fn write_gguf_dump_csv(out: &mut dyn Write, gguf: &Gguf, map: &OffsetMap) -> io::Result<()> {
-    writeln!(out, "{CSV_HEADER}")?;
+    let mut csv = RecordWriter::new(out);
+    csv.record(CSV_COLUMNS)?;
     for row in &map.rows {
         let shape = shape(gguf, row);
-        let dim = |i: usize| shape.get(i).copied().unwrap_or(0);
-        writeln!(
-            out,
-            "{},{},{},{},{},{},{},{},{},{}",
-            quoted(&name(gguf, row)),
-            row.file_offset,
-            row.size_bytes,
-            row.layer_id.map_or(-1, i32::from),
+        let dim = |i: usize| shape.get(i).copied().unwrap_or(0).to_string();
+        csv.record([
+            name(gguf, row),
+            row.file_offset.to_string(),
+            row.size_bytes.to_string(),
+            row.layer_id.map_or(-1, i32::from).to_string(),
             component_type(row),
-            shape.len(),
+            shape.len().to_string(),
             dim(0),
             dim(1),
             dim(2),
             dim(3),
-        )?;
+        ])?;
     }
-    Ok(())
+    csv.flush()
 }
 
 fn entry(gguf: &Gguf, row: &MapRow) -> MemoryMapTensor {
@@ -234,14 +244,5 @@ fn component(row: &MapRow) -> &'static str {
         _ if is_attention(row, "v") => "value",
         _ if is_attention(row, "output") => "output",
         _ => "other",
-    }
-}
-
-/// A CSV field: in quotes where it needs them.
-fn quoted(field: &str) -> String {
-    if field.contains([',', '"', '\n', '\r']) {
-        format!("\"{}\"", field.replace('"', "\"\""))
-    } else {
-        field.to_owned()
     }
 }

@@ -6,6 +6,7 @@
 use std::fmt::{self, Write as _};
 use std::str::FromStr;
 
+use moe_files::text::strip_byte_order_mark;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 use thiserror::Error;
@@ -14,7 +15,6 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::error::Error;
 use crate::gguf::{Gguf, GgufFile};
 use crate::non_finite::{NonFinite, non_finite};
-use crate::text::strip_byte_order_mark;
 
 /// Bytes read between two reports of progress.
 const PIECE: usize = 16 << 20;

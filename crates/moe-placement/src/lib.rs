@@ -29,5 +29,4 @@ pub mod learn;
 pub mod plan;
 pub mod predict;
 pub mod random;
-mod text;
 pub mod update;

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
-use moe_gguf::text::without_byte_order_mark;
+use moe_files::text::without_byte_order_mark;
 
 use crate::error::Error;
 

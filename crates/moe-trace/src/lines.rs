@@ -4,7 +4,7 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 use std::sync::Arc;
 
-use moe_gguf::text::without_byte_order_mark;
+use moe_files::text::without_byte_order_mark;
 use serde::de::DeserializeOwned;
 
 use crate::bounded::{self, Lines, MAX_LINE};

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use moe_gguf::text::strip_byte_order_mark;
+use moe_files::csv::{self, Fields, LineReader};
 
 use super::Error;
 
@@ -10,9 +10,9 @@ use super::Error;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LabelFault {
-    /// A quote that is not closed.
-    #[error("a quoted field has no end")]
-    OpenQuote,
+    /// A line that is not CSV.
+    #[error("{0}")]
+    Line(#[from] csv::LineFault),
     /// More fields than columns.
     #[error(
         "{fields} fields instead of {columns}: put double quotes around a label that contains a comma"
@@ -75,46 +75,23 @@ impl Labels {
     ///
     /// # Errors
     /// [`Error::Labels`] for a line without both, or a sequence that is named twice with two labels.
-    pub fn parse(csv: &str) -> Result<Labels, Error> {
+    pub fn parse(text: &str) -> Result<Labels, Error> {
         let mut sequences = HashMap::new();
         let mut columns = Columns::default();
-        for (line, text) in (1..).zip(strip_byte_order_mark(csv).lines().map(str::trim)) {
-            let fail = |fault| Err(Error::Labels { line, fault });
-            if text.is_empty() {
-                continue;
-            }
-            let Some(fields) = fields(text) else {
-                return fail(LabelFault::OpenQuote);
-            };
-            if line == 1
-                && let Some(named) = Columns::of_header(&fields)
+        let mut reader = LineReader::default();
+        for (n, (line, text)) in csv::lines(text).enumerate() {
+            let fail = |fault| Error::Labels { line, fault };
+            let fields = reader.fields(text).map_err(|fault| fail(fault.into()))?;
+            if n == 0
+                && let Some(named) = Columns::of_header(fields)
             {
                 columns = named;
                 continue;
             }
-            if fields.len() > columns.n {
-                return fail(LabelFault::TooManyFields {
-                    fields: fields.len(),
-                    columns: columns.n,
-                });
-            }
-            let (Some(sequence), Some(label)) =
-                (fields.get(columns.sequence), fields.get(columns.label))
-            else {
-                return fail(LabelFault::NoComma);
-            };
-            let label = label.clone();
-            let Ok(sequence) = sequence.parse::<u32>() else {
-                return fail(LabelFault::Sequence {
-                    found: sequence.clone(),
-                });
-            };
-            if label.is_empty() {
-                return fail(LabelFault::NoLabel);
-            }
-            match sequences.insert(sequence, (label.clone(), false)) {
+            let (sequence, label) = columns.label(fields).map_err(fail)?;
+            match sequences.insert(sequence, (label.to_owned(), false)) {
                 Some((before, _)) if before != label => {
-                    return fail(LabelFault::Repeated { sequence, before });
+                    return Err(fail(LabelFault::Repeated { sequence, before }));
                 }
                 _ => {}
             }
@@ -176,54 +153,36 @@ impl Default for Columns {
 impl Columns {
     /// The columns that a header names; `None` if the line is not a header. Without a column `label`, the labels are in the
     /// column after that of the sequences.
-    fn of_header(fields: &[String]) -> Option<Columns> {
-        let mut names = fields.iter();
-        let sequence = names.position(|name| name.starts_with("sequence"))?;
-        let label = fields.iter().position(|name| name == "label");
+    fn of_header(fields: Fields<'_>) -> Option<Columns> {
+        let sequence = fields
+            .iter()
+            .position(|name| name.starts_with("sequence"))?;
         Some(Columns {
             sequence,
-            label: label.unwrap_or(sequence + 1),
+            label: fields.place_of("label").unwrap_or(sequence + 1),
             n: fields.len(),
         })
     }
-}
 
-/// The fields of a line of CSV, by RFC 4180, without white space around them; `None` if a quoted field has no end.
-fn fields(line: &str) -> Option<Vec<String>> {
-    let mut fields = Vec::new();
-    let mut rest = line;
-    loop {
-        let text = rest.trim_start();
-        let (field, after) = match text.strip_prefix('"') {
-            Some(quoted) => unquote(quoted)?,
-            None => {
-                let end = text.find(',').unwrap_or(text.len());
-                (text[..end].trim_end().to_owned(), &text[end..])
-            }
+    /// Sequence and label of a line.
+    fn label<'a>(&self, fields: Fields<'a>) -> Result<(u32, &'a str), LabelFault> {
+        if fields.len() > self.n {
+            return Err(LabelFault::TooManyFields {
+                fields: fields.len(),
+                columns: self.n,
+            });
+        }
+        let (Some(sequence), Some(label)) = (fields.get(self.sequence), fields.get(self.label))
+        else {
+            return Err(LabelFault::NoComma);
         };
-        fields.push(field);
-        match after.trim_start().strip_prefix(',') {
-            Some(more) => rest = more,
-            None => return Some(fields),
+        let number = sequence.parse().map_err(|_| LabelFault::Sequence {
+            found: sequence.to_owned(),
+        })?;
+        if label.is_empty() {
+            return Err(LabelFault::NoLabel);
         }
-    }
-}
-
-/// A quoted field after its first quote, and what follows its last one. Two quotes are one of the field.
-fn unquote(text: &str) -> Option<(String, &str)> {
-    let mut field = String::new();
-    let mut rest = text;
-    loop {
-        let end = rest.find('"')?;
-        field.push_str(&rest[..end]);
-        rest = &rest[end + 1..];
-        match rest.strip_prefix('"') {
-            Some(more) => {
-                field.push('"');
-                rest = more;
-            }
-            None => return Some((field, rest)),
-        }
+        Ok((number, label))
     }
 }
 

@@ -1,49 +1,43 @@
 //! Comma-separated values as in RFC 4180, with line feeds alone.
 
+use std::borrow::Cow;
 use std::io::{self, Write};
+
+use moe_files::csv::RecordWriter;
 
 use super::{Cell, RowWriter};
 
 pub struct Csv<'a> {
-    out: &'a mut dyn Write,
+    records: RecordWriter<&'a mut dyn Write>,
 }
 
 impl<'a> Csv<'a> {
     pub fn new(out: &'a mut dyn Write) -> Self {
-        Csv { out }
+        let records = RecordWriter::new(out);
+        Csv { records }
     }
+}
 
-    fn text(&mut self, text: &str) -> io::Result<()> {
-        if text.contains([',', '"', '\n', '\r']) {
-            write!(self.out, "\"{}\"", text.replace('"', "\"\""))
-        } else {
-            self.out.write_all(text.as_bytes())
-        }
+/// What a cell is in a file; nothing for what is missing or not finite.
+fn field<'c>(cell: &'c Cell<'_>) -> Cow<'c, [u8]> {
+    match cell {
+        Cell::Int(value) => value.to_string().into_bytes().into(),
+        Cell::Float(value) if value.is_finite() => value.to_string().into_bytes().into(),
+        Cell::Null | Cell::Float(_) => Cow::default(),
+        Cell::Text(text) => text.as_bytes().into(),
     }
 }
 
 impl RowWriter for Csv<'_> {
     fn begin(&mut self, columns: &[&str]) -> io::Result<()> {
-        writeln!(self.out, "{}", columns.join(","))
+        self.records.record(columns)
     }
 
     fn row(&mut self, cells: &[Cell]) -> io::Result<()> {
-        for (index, cell) in cells.iter().enumerate() {
-            if index > 0 {
-                self.out.write_all(b",")?;
-            }
-            match cell {
-                Cell::Null => {}
-                Cell::Int(value) => write!(self.out, "{value}")?,
-                Cell::Float(value) if value.is_finite() => write!(self.out, "{value}")?,
-                Cell::Float(_) => {}
-                Cell::Text(text) => self.text(text)?,
-            }
-        }
-        self.out.write_all(b"\n")
+        self.records.record(cells.iter().map(field))
     }
 
     fn end(&mut self) -> io::Result<()> {
-        Ok(())
+        self.records.flush()
     }
 }

@@ -132,7 +132,7 @@ fn import_file(
             }
             continue;
         }
-        let row = table.as_ref().map(|columns| read_row(columns, text));
+        let row = table.as_mut().map(|columns| read_row(columns, text));
         match row {
             Some(Ok(Row::Routed { row, is_dropped })) => {
                 lost.dropped += u64::from(is_dropped);
@@ -210,7 +210,7 @@ enum Row {
     WithoutPosition,
 }
 
-fn read_row(columns: &Columns<10>, text: &str) -> Result<Row, TextFault> {
+fn read_row(columns: &mut Columns<10>, text: &str) -> Result<Row, TextFault> {
     let [
         step,
         layer,

@@ -3,6 +3,7 @@
 //! Neither tokens nor their number of experts are recorded. Where the number is known from the user or the model, the lines of a
 //! layer are split into tokens; without it the choices can only be counted.
 
+use moe_files::csv::LineReader;
 use moe_gguf::text::counted;
 use moe_trace::{CountRow, RoutingRow};
 
@@ -10,7 +11,7 @@ use crate::passes::Passes;
 use crate::source::{Lines, sample_lines};
 use crate::{At, ForeignError, ImportOptions, Importer, Missing, Output, Source};
 
-use super::text::{Columns, TextFault, are_integers, has_columns, required_number, split};
+use super::text::{Columns, TextFault, are_integers, has_columns, required_number};
 
 const COLUMNS: [&str; 2] = ["layer", "expert"];
 /// Columns of tables with a line for each expert, such as sizes and plans: their lines are not choices.
@@ -37,12 +38,7 @@ impl Importer for LayerExpert {
         };
         has_columns(header, &COLUMNS)
             && !OF_EXPERTS.iter().any(|&name| has_columns(header, &[name]))
-            && lines.next().is_none_or(|line| {
-                let known = split(header)
-                    .zip(split(line))
-                    .filter(|(column, _)| COLUMNS.contains(column));
-                are_integers(known.map(|(_, field)| field))
-            })
+            && lines.next().is_none_or(|line| has_choice(header, line))
     }
 
     fn import(
@@ -67,21 +63,32 @@ impl Importer for LayerExpert {
             output.begin_file(file);
             let mut lines = Lines::open(file)?;
             let header = lines.next_line()?.map_or("", |(_, text)| text);
-            let columns = Columns::of(header, COLUMNS, COLUMNS.len(), output);
-            let columns = columns.map_err(|fault| lines.invalid(fault))?;
+            let found = Columns::of(header, COLUMNS, COLUMNS.len(), output);
+            let mut columns = found.map_err(|fault| lines.invalid(fault))?;
             match top_k {
                 Some(top_k) => {
-                    Tokens::new(top_k as usize, options).read(lines, &columns, output)?
+                    Tokens::new(top_k as usize, options).read(lines, &mut columns, output)?
                 }
-                None => count(lines, &columns, output)?,
+                None => count(lines, &mut columns, output)?,
             }
         }
         Ok(())
     }
 }
 
+/// Whether a line has integers in the known columns.
+fn has_choice(header: &str, line: &str) -> bool {
+    let [mut names, mut values] = [LineReader::default(), LineReader::default()];
+    let (Ok(names), Ok(values)) = (names.fields(header), values.fields(line)) else {
+        return false;
+    };
+    let columns = names.iter().zip(values.iter());
+    let known = columns.filter(|(column, _)| COLUMNS.contains(column));
+    are_integers(known.map(|(_, value)| value))
+}
+
 /// Layer and expert of a line.
-fn choice(columns: &Columns<2>, text: &str) -> Result<(u16, u32), TextFault> {
+fn choice(columns: &mut Columns<2>, text: &str) -> Result<(u16, u32), TextFault> {
     let [layer, expert] = columns.fields(text)?;
     Ok((
         required_number("layer", layer)?,
@@ -92,7 +99,7 @@ fn choice(columns: &Columns<2>, text: &str) -> Result<(u16, u32), TextFault> {
 /// Hands every choice to `take`: the number of its line, layer and expert. A last line that is cut is noted and left out.
 fn each_choice<'o>(
     mut lines: Lines,
-    columns: &Columns<2>,
+    columns: &mut Columns<2>,
     output: &mut Output<'o>,
     mut take: impl FnMut(u64, u16, u32, &mut Output<'o>) -> Result<(), ForeignError>,
 ) -> Result<(), ForeignError> {
@@ -105,7 +112,11 @@ fn each_choice<'o>(
     Ok(())
 }
 
-fn count(lines: Lines, columns: &Columns<2>, output: &mut Output<'_>) -> Result<(), ForeignError> {
+fn count(
+    lines: Lines,
+    columns: &mut Columns<2>,
+    output: &mut Output<'_>,
+) -> Result<(), ForeignError> {
     each_choice(
         lines,
         columns,
@@ -149,7 +160,7 @@ impl<'a> Tokens<'a> {
     fn read(
         mut self,
         lines: Lines,
-        columns: &Columns<2>,
+        columns: &mut Columns<2>,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
         each_choice(

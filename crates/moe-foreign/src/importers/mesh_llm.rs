@@ -67,7 +67,7 @@ fn import_file(file: &Path, output: &mut Output<'_>) -> Result<(), ForeignError>
             }
             continue;
         }
-        let Some(columns) = &columns else {
+        let Some(columns) = &mut columns else {
             let found = Columns::of(text, COLUMNS, REQUIRED.len(), output);
             columns = Some(found.map_err(|fault| lines.invalid(fault))?);
             continue;
@@ -100,7 +100,7 @@ fn import_file(file: &Path, output: &mut Output<'_>) -> Result<(), ForeignError>
 }
 
 /// Expert, mass and count.
-fn read_row(columns: &Columns<4>, text: &str) -> Result<(u64, f64, u64), TextFault> {
+fn read_row(columns: &mut Columns<4>, text: &str) -> Result<(u64, f64, u64), TextFault> {
     let [expert, mass, count, _fraction] = columns.fields(text)?;
     let mass: f64 = required_number("total_mass", mass)?;
     if !mass.is_finite() {

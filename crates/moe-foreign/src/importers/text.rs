@@ -2,6 +2,7 @@
 
 use std::str::FromStr;
 
+use moe_files::csv::{LineFault, LineReader};
 use moe_gguf::text::counted;
 
 use crate::Output;
@@ -24,6 +25,8 @@ pub(super) enum TextFault {
     NoColumn(&'static str),
     #[error("the header names column {0} twice; the file is damaged")]
     RepeatedColumn(&'static str),
+    #[error("{0}; the line is damaged")]
+    Csv(#[from] LineFault),
     #[error("{0}; the line is damaged")]
     Line(&'static str),
 }
@@ -63,17 +66,12 @@ pub(super) fn are_integers<'a>(words: impl IntoIterator<Item = &'a str>) -> bool
     }) && any
 }
 
-/// The fields of a line of comma-separated values, without white space and quotes around them. Formats of numbers: no field
-/// contains a comma.
-pub(super) fn split(line: &str) -> impl Iterator<Item = &str> {
-    line.split(',').map(|field| field.trim().trim_matches('"'))
-}
-
 /// Whether a line is a header that names all these columns.
 pub(super) fn has_columns(line: &str, names: &[&str]) -> bool {
-    names
-        .iter()
-        .all(|&name| split(line).any(|column| column == name))
+    let mut reader = LineReader::default();
+    reader
+        .fields(line)
+        .is_ok_and(|header| names.iter().all(|name| header.place_of(name).is_some()))
 }
 
 /// Places of the known columns of a table with a header. Formats gain columns, so columns are found by their names, and
@@ -82,6 +80,7 @@ pub(super) struct Columns<const N: usize> {
     names: [&'static str; N],
     places: [Option<usize>; N],
     n_columns: usize,
+    reader: LineReader,
 }
 
 impl<const N: usize> Columns<N> {
@@ -92,9 +91,12 @@ impl<const N: usize> Columns<N> {
         n_required: usize,
         output: &mut Output<'_>,
     ) -> Result<Self, TextFault> {
+        let mut reader = LineReader::default();
+        let header = reader.fields(header)?;
+        let n_columns = header.len();
         let mut places = [None; N];
         let mut unknown = Vec::new();
-        for (place, column) in split(header).enumerate() {
+        for (place, column) in header.iter().enumerate() {
             match names.iter().position(|&name| name == column) {
                 None => unknown.push(column.chars().take(SHOWN).collect::<String>()),
                 Some(known) if places[known].is_some() => {
@@ -120,20 +122,15 @@ impl<const N: usize> Columns<N> {
         Ok(Self {
             names,
             places,
-            n_columns: split(header).count(),
+            n_columns,
+            reader,
         })
     }
 
     /// The fields of a line in the order of the names; `None` for columns that the header does not have.
-    pub(super) fn fields<'l>(&self, line: &'l str) -> Result<[Option<&'l str>; N], TextFault> {
-        let mut fields = [None; N];
-        let mut n = 0;
-        for field in split(line) {
-            if let Some(known) = self.places.iter().position(|&place| place == Some(n)) {
-                fields[known] = Some(field);
-            }
-            n += 1;
-        }
+    pub(super) fn fields(&mut self, line: &str) -> Result<[Option<&str>; N], TextFault> {
+        let fields = self.reader.fields(line)?;
+        let n = fields.len();
         // A line that was cut as it was written lacks values.
         if n < self.n_columns
             && let Some(lacking) = self.places.iter().position(|&place| place >= Some(n))
@@ -146,7 +143,7 @@ impl<const N: usize> Columns<N> {
                 columns: self.n_columns,
             });
         }
-        Ok(fields)
+        Ok(self.places.map(|place| fields.get(place?)))
     }
 }
 

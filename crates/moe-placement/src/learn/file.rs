@@ -1,12 +1,12 @@
 //! A learn file as a document: read, made from counts, cut, written.
 
+use moe_files::text::strip_byte_order_mark;
 use serde_json::{Map, Value, json};
 
 use super::observations::{
     COUNT_KEYS, LayerObservation, LayerSlots, SPLIT_KEYS, layer_slots, observe,
 };
 use super::{Error, OLD_SCHEMA, SCHEMA};
-use crate::text::without_byte_order_mark;
 
 /// What one layer did, as input to [`LearnFile::from_counts`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,7 +52,7 @@ impl LearnFile {
     /// # Errors
     /// [`Error`]; the whole file is refused at the first fault. JSON nested more than 128 deep is refused too.
     pub fn parse(text: &str) -> Result<LearnFile, Error> {
-        let Value::Object(root) = crate::json::parse(without_byte_order_mark(text))? else {
+        let Value::Object(root) = crate::json::parse(strip_byte_order_mark(text))? else {
             return Err(Error::Schema {
                 found: "missing (the file is not a JSON object)".into(),
             });

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use moe_files::csv::{self, LineReader};
+
 use super::Error;
-use crate::text::without_byte_order_mark;
 
 /// Why a table of sizes is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -18,6 +19,9 @@ pub enum SizesFault {
         /// The line.
         line: String,
     },
+    /// A line that is not CSV.
+    #[error("{0}")]
+    Line(#[from] csv::LineFault),
     /// A line with fewer or more values than columns.
     #[error("{line:?} does not have the {columns} fields of the header")]
     Fields {
@@ -55,46 +59,24 @@ impl ExpertSizes {
     /// [`Error::Sizes`] with the line: no header, fewer values than columns, not unsigned numbers, no bytes, or an expert for
     /// the second time.
     pub fn from_csv(text: &str) -> Result<ExpertSizes, Error> {
-        let mut lines = (1..)
-            .zip(without_byte_order_mark(text).lines().map(str::trim))
-            .filter(|(_, line)| !line.is_empty());
-        let fail = |line, fault| Err(Error::Sizes { line, fault });
+        let mut reader = LineReader::default();
+        let mut lines = csv::lines(text);
         let Some((line, header)) = lines.next() else {
-            return fail(1, SizesFault::Empty);
+            let fault = SizesFault::Empty;
+            return Err(Error::Sizes { line: 1, fault });
         };
-        let columns = fields(header);
-        let place = |name: &str| columns.iter().position(|&column| column == name);
-        let (Some(layer), Some(expert), Some(bytes)) =
-            (place("layer"), place("expert"), place("bytes"))
-        else {
-            let header = header.to_owned();
-            return fail(line, SizesFault::Header { line: header });
-        };
+        let columns = Columns::of(header, &mut reader);
+        let columns = columns.map_err(|fault| Error::Sizes { line, fault })?;
         let mut sizes = ExpertSizes::default();
         for (line, text) in lines {
-            let fields = fields(text);
-            if fields.len() != columns.len() {
-                let (text, columns) = (text.to_owned(), columns.len());
-                return fail(
-                    line,
-                    SizesFault::Fields {
-                        line: text,
-                        columns,
-                    },
-                );
-            }
-            let numbers = (
-                fields[layer].parse(),
-                fields[expert].parse(),
-                fields[bytes].parse::<u64>(),
-            );
-            let (Ok(layer), Ok(expert), Ok(bytes @ 1..)) = numbers else {
-                let text = text.to_owned();
-                return fail(line, SizesFault::Numbers { line: text });
-            };
-            if sizes.bytes.insert((layer, expert), bytes).is_some() {
-                return fail(line, SizesFault::Repeated { layer, expert });
-            }
+            let expert = columns.expert(text, &mut reader);
+            let added = expert.and_then(|(layer, expert, bytes)| {
+                match sizes.bytes.insert((layer, expert), bytes) {
+                    Some(_) => Err(SizesFault::Repeated { layer, expert }),
+                    None => Ok(()),
+                }
+            });
+            added.map_err(|fault| Error::Sizes { line, fault })?;
         }
         Ok(sizes)
     }
@@ -127,11 +109,49 @@ impl ExpertSizes {
     }
 }
 
-/// The fields of a line, without white space and quotes around them.
-fn fields(line: &str) -> Vec<&str> {
-    line.split(',')
-        .map(|field| field.trim().trim_matches('"'))
-        .collect()
+/// Places of the columns.
+struct Columns {
+    layer: usize,
+    expert: usize,
+    bytes: usize,
+    n: usize,
+}
+
+impl Columns {
+    fn of(header: &str, reader: &mut LineReader) -> Result<Columns, SizesFault> {
+        let names = reader.fields(header)?;
+        let place = |column| {
+            let missing = || SizesFault::Header {
+                line: header.to_owned(),
+            };
+            names.place_of(column).ok_or_else(missing)
+        };
+        Ok(Columns {
+            layer: place("layer")?,
+            expert: place("expert")?,
+            bytes: place("bytes")?,
+            n: names.len(),
+        })
+    }
+
+    /// Layer, expert and bytes of a line.
+    fn expert(&self, line: &str, reader: &mut LineReader) -> Result<(u32, u32, u64), SizesFault> {
+        let fields = reader.fields(line)?;
+        if fields.len() != self.n {
+            return Err(SizesFault::Fields {
+                line: line.to_owned(),
+                columns: self.n,
+            });
+        }
+        let number = |place| -> Option<u64> { fields.get(place)?.parse().ok() };
+        let id = |place| -> Option<u32> { number(place)?.try_into().ok() };
+        match (id(self.layer), id(self.expert), number(self.bytes)) {
+            (Some(layer), Some(expert), Some(bytes @ 1..)) => Ok((layer, expert, bytes)),
+            _ => Err(SizesFault::Numbers {
+                line: line.to_owned(),
+            }),
+        }
+    }
 }
 
 /// Of an expert that is there twice, the later size counts; one without bytes is left out. Both as in the runtime.

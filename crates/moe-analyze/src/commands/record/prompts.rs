@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, anyhow, bail};
 use moe_engine::Engine;
-use moe_gguf::text::strip_byte_order_mark;
+use moe_files::text::strip_byte_order_mark;
 use moe_placement::json::non_finite;
 use serde::Deserialize;
 

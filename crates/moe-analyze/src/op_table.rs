@@ -1,0 +1,82 @@
+//! Operation numbers of a trace without a manifest, as the user names them.
+
+use std::path::Path;
+
+use anyhow::bail;
+use moe_files::csv::{self, Fields, LineFault, LineReader};
+use moe_trace::bounded;
+use moe_trace::ops::OpTable;
+
+/// Reads lines `number,name`. The first line may be a header; one that names both columns may have them in any order, and
+/// others, which are ignored.
+///
+/// # Errors
+/// The file and the line are named.
+pub fn read(path: &Path) -> anyhow::Result<OpTable> {
+    let text = bounded::read_text(path)?;
+    let mut reader = LineReader::default();
+    let mut columns = Columns::default();
+    let mut ops = Vec::new();
+    for (n, (line, text)) in csv::lines(&text).enumerate() {
+        let fields = reader.fields(text);
+        match fields.map(|fields| (columns.op(fields), fields)) {
+            Ok((Some(op), _)) => ops.push(op),
+            // A header, which starts with no number.
+            Ok((None, names)) if n == 0 && !starts_with_number(names) => {
+                columns = Columns::of_header(names).unwrap_or_default();
+            }
+            Ok(_) | Err(LineFault::TooManyFields) => bail!(
+                "{}: line {line}: not `number,name` with a number up to 255; write one operation a line, \
+                 and, where there are more columns, a header that names these two",
+                path.display()
+            ),
+            Err(fault) => bail!("{}: line {line}: {fault}", path.display()),
+        }
+    }
+    if ops.is_empty() {
+        bail!(
+            "{}: no operation in it; write lines `number,name`",
+            path.display()
+        );
+    }
+    Ok(ops.into_iter().collect())
+}
+
+fn starts_with_number(fields: Fields<'_>) -> bool {
+    fields
+        .get(0)
+        .is_some_and(|field| field.parse::<u64>().is_ok())
+}
+
+/// Places of the columns.
+struct Columns {
+    number: usize,
+    name: usize,
+    n: usize,
+}
+
+impl Default for Columns {
+    fn default() -> Columns {
+        Columns {
+            number: 0,
+            name: 1,
+            n: 2,
+        }
+    }
+}
+
+impl Columns {
+    fn of_header(names: Fields<'_>) -> Option<Columns> {
+        Some(Columns {
+            number: names.place_of("number")?,
+            name: names.place_of("name")?,
+            n: names.len(),
+        })
+    }
+
+    fn op(&self, fields: Fields<'_>) -> Option<(u8, String)> {
+        let (number, name) = (fields.get(self.number)?, fields.get(self.name)?);
+        let is_op = fields.len() == self.n && !name.is_empty();
+        is_op.then_some((number.parse().ok()?, name.to_owned()))
+    }
+}
