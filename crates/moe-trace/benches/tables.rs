@@ -5,7 +5,6 @@
 mod long_run;
 
 use std::hint::black_box;
-use std::num::NonZero;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use moe_trace::tables::{TableOptions, write_tables};
@@ -27,14 +26,15 @@ fn tables(criterion: &mut Criterion) {
     drop(copy);
     for threads in [1, 2] {
         let out = tempfile::tempdir().expect("a temporary directory");
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
+        let pool = pool.build().expect("threads");
         group.bench_function(format!("Parquet, threads: {threads}"), |b| {
             b.iter(|| {
                 let options = TableOptions {
                     force: true,
-                    threads: NonZero::new(threads),
                     ..TableOptions::default()
                 };
-                write_tables(&run, out.path(), options).expect("tables")
+                pool.install(|| write_tables(&run, out.path(), options).expect("tables"))
             });
         });
     }

@@ -155,9 +155,6 @@ pub enum TableFault {
         "no routing.parquet and no routing/run=ID/*.parquet in it; write them with `moe-analyze parquet`"
     )]
     NoRouting,
-    /// A thread that wrote the table panicked.
-    #[error("a worker panicked; please report this")]
-    WorkerPanicked,
 }
 
 impl TableFault {

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::Context as _;
-use moe_executor::cpu::threads::n_cores;
 use moe_gguf::text::counted;
 use moe_placement::json;
 use moe_synth::model::{Spec, Synth, SynthOptions};
@@ -98,7 +97,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         })?;
     } else {
         large_output::write(ctx, &args.out, args.force, size, |out| {
-            synth.write(out, n_cores()).map(drop)
+            synth.write(out).map(drop)
         })?;
     }
     let seconds = started.elapsed().as_secs_f64();

@@ -50,7 +50,7 @@ pub fn make(dir: &Path, name: &str, spec: &Spec) -> PathBuf {
     let path = dir.join(format!("{name}.gguf"));
     let options = SynthOptions { seed: 7, zipf: 0.5 };
     let synth = Synth::new(spec, options).unwrap();
-    synth.write(File::create(&path).unwrap(), 1).unwrap();
+    synth.write(File::create(&path).unwrap()).unwrap();
     path
 }
 

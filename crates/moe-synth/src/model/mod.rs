@@ -17,10 +17,9 @@ mod tensors;
 mod vocab;
 
 use std::io::{self, Write};
-use std::sync::mpsc;
-use std::thread;
 
 use moe_gguf::{Fault, GgmlType};
+use rayon::prelude::*;
 use thiserror::Error;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -36,6 +35,8 @@ use tensors::Fill;
 
 /// Bytes that a thread makes at a time, or a row where that is more.
 const PIECE: u64 = 1 << 20;
+/// Pieces that are made side by side, for each thread: enough that none waits long for the others.
+const PIECES_A_THREAD: usize = 4;
 
 /// Why a model cannot be made. The text is one line.
 #[derive(Debug, Error)]
@@ -145,36 +146,27 @@ impl Synth {
         self.header.tensors()
     }
 
-    /// Writes the file. `n_threads` threads make the weights, a few MiB ahead of what is written.
+    /// Writes the file. The threads of the current rayon pool make the weights, a few MiB ahead of what is written.
     ///
     /// # Errors
     /// The file cannot be written.
-    pub fn write<W: Write>(&self, out: W, n_threads: usize) -> io::Result<W> {
+    pub fn write<W: Write + Send>(&self, out: W) -> io::Result<W> {
         let mut writer = Writer::new(out, self.header.clone())?;
-        let n_threads = n_threads.max(1);
-        thread::scope(|scope| {
-            // Thread `i` makes every `n_threads`th piece from the `i`th, so pieces come in turn.
-            let threads: Vec<_> = (0..n_threads)
-                .map(|i| {
-                    let (sender, receiver) = mpsc::sync_channel(2);
-                    scope.spawn(move || {
-                        let pieces = self.pieces().skip(i).step_by(n_threads);
-                        // Nobody listens any more once writing has failed.
-                        let _ = pieces
-                            .map(|piece| self.make(&piece))
-                            .try_for_each(|bytes| sender.send(bytes));
-                    });
-                    receiver
-                })
-                .collect();
-            for thread in threads.iter().cycle() {
-                match thread.recv() {
-                    Ok(bytes) => writer.write(&bytes)?,
-                    Err(_) => break, // the pieces have come to their end
-                }
+        let n_pieces = PIECES_A_THREAD * rayon::current_num_threads();
+        let mut pieces = self.pieces();
+        let mut made: Vec<Vec<u8>> = Vec::new();
+        loop {
+            let batch: Vec<Piece> = pieces.by_ref().take(n_pieces).collect();
+            let (next, written) = rayon::join(
+                || batch.par_iter().map(|piece| self.make(piece)).collect(),
+                || made.iter().try_for_each(|bytes| writer.write(bytes)),
+            );
+            written?;
+            if batch.is_empty() {
+                return writer.finish();
             }
-            writer.finish()
-        })
+            made = next;
+        }
     }
 
     /// The data in pieces of whole rows.

@@ -15,8 +15,6 @@ const N_CHUNKS: usize = 16;
 
 /// Some operations in a row.
 pub(crate) struct Chunk<'a> {
-    /// Position among the chunks.
-    pub index: u64,
     /// Number of the first operation.
     pub first_op: u64,
     /// The operations.
@@ -39,7 +37,6 @@ pub(crate) struct Chunks<'a> {
 impl<'a> Chunks<'a> {
     pub(crate) fn new(records: &'a [TensorAccessLog], mul_mat_id: Option<u8>) -> Self {
         let next = Chunk {
-            index: 0,
             first_op: 0,
             operations: Operations::new(&[]),
             n_records: 0,
@@ -59,10 +56,7 @@ impl<'a> Iterator for Chunks<'a> {
 
     fn next(&mut self) -> Option<Chunk<'a>> {
         let Chunk {
-            index,
-            first_op,
-            routing,
-            ..
+            first_op, routing, ..
         } = self.next;
         let mut n_ops = 0;
         let mut n_records = 0;
@@ -82,10 +76,8 @@ impl<'a> Iterator for Chunks<'a> {
         let n_records = n_records as u64;
         self.rest = rest;
         self.next_record += n_records;
-        self.next.index += 1;
         self.next.first_op += n_ops;
         Some(Chunk {
-            index,
             first_op,
             operations,
             n_records,

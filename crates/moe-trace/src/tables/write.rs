@@ -1,14 +1,13 @@
 //! Writing the tables of a run: chunks of the trace become row groups, side by side, and go to the files in order.
 //!
-//! A worker takes the next chunk, encodes it to one row group of every table, waits for its turn and appends them. Memory is
-//! bounded by the chunks being worked on, one a worker, whatever the trace's length.
+//! As many chunks as there are threads are encoded to one row group of every table each, while the row groups of the chunks before
+//! them are written. Memory is bounded by two chunks a thread, whatever the trace's length.
 
-use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use moe_files::NewDirectories;
+use rayon::prelude::*;
 
 use super::accesses::AccessRows;
 use super::chunks::{Chunk, Chunks};
@@ -22,15 +21,12 @@ use crate::accesses::FileAccesses;
 use crate::error::Error;
 use crate::parquet_file::{SCHEMA_KEY, key_value};
 use crate::run::Run;
-use crate::table_fault::TableFault;
 
-/// How to write tables.
+/// How to write tables. They are written on the threads of the rayon pool in which the writing function is called.
 #[derive(Clone, Copy, Default)]
 pub struct TableOptions<'a> {
     /// Replace tables that are there.
     pub force: bool,
-    /// Threads; `None` = as many as the machine has processors.
-    pub threads: Option<NonZero<usize>>,
     /// Set to stop the work; then nothing is written.
     pub interrupted: Option<&'a AtomicBool>,
     /// Told how many records each step forward had.
@@ -149,41 +145,19 @@ fn prepare(
         &mut directories,
     )?;
 
-    let job = Job {
-        context,
-        encoders: [ops_encoders, accesses_encoders, routing_encoders],
-        chunks: Mutex::new(Chunks::new(
-            run.trace.all_records(),
-            run.ops().number("MUL_MAT_ID"),
-        )),
-        output: Mutex::new(Output {
-            tables: [ops, accesses, routing],
-            next: 0,
-            records: 0,
-            failed: None,
-        }),
-        turn: Condvar::new(),
-        progress: options.progress,
-        interrupted: options.interrupted,
+    let encoders = [ops_encoders, accesses_encoders, routing_encoders];
+    let chunks = Chunks::new(run.trace.all_records(), run.ops().number("MUL_MAT_ID"));
+    let mut output = Output {
+        tables: [ops, accesses, routing],
+        records: 0,
+        options,
     };
-    let threads = options
-        .threads
-        .or_else(|| std::thread::available_parallelism().ok())
-        .map_or(1, NonZero::get);
-    std::thread::scope(|scope| {
-        for _ in 1..threads {
-            scope.spawn(|| job.work());
-        }
-        job.work();
-    });
+    write_chunks(
+        chunks,
+        |chunk| encode(chunk, &context, &encoders),
+        &mut output,
+    )?;
 
-    let output = job
-        .output
-        .into_inner()
-        .unwrap_or_else(PoisonError::into_inner);
-    if let Some(error) = output.failed {
-        return Err(error);
-    }
     let [ops, accesses, routing] = output.tables.map(Table::complete);
     let ((ops, n_ops), (accesses, n_accesses), (routing, n_routing)) = (ops?, accesses?, routing?);
     let summary = TableSummary {
@@ -196,116 +170,84 @@ fn prepare(
     Ok((tables, summary))
 }
 
-/// What the workers share.
-struct Job<'a> {
-    context: Context<'a>,
-    encoders: [EncoderFactory; 3],
-    chunks: Mutex<Chunks<'a>>,
-    output: Mutex<Output>,
-    /// Signals that `output.next` or `output.failed` has changed.
-    turn: Condvar,
-    progress: Option<&'a (dyn Fn(u64) + Sync)>,
-    interrupted: Option<&'a AtomicBool>,
+/// A chunk's row group of each table, and its number of records.
+type Encoded = ([RowGroup; 3], u64);
+
+/// Encodes the chunks and appends their row groups in order.
+fn write_chunks<'a>(
+    mut chunks: Chunks<'a>,
+    encode: impl Fn(Chunk<'a>) -> Result<Encoded, Error> + Sync,
+    output: &mut Output<'_>,
+) -> Result<(), Error> {
+    let n_threads = rayon::current_num_threads();
+    let mut encoded = Vec::new();
+    loop {
+        let batch: Vec<Chunk> = chunks.by_ref().take(n_threads).collect();
+        let (next, appended) = rayon::join(
+            || batch.into_par_iter().map(&encode).collect::<Vec<_>>(),
+            || {
+                encoded
+                    .into_iter()
+                    .try_for_each(|chunk| output.append(chunk?))
+            },
+        );
+        appended?;
+        if next.is_empty() {
+            return Ok(());
+        }
+        encoded = next;
+    }
 }
 
-struct Output {
+/// One row group of each table.
+fn encode<'a>(
+    chunk: Chunk<'a>,
+    context: &Context<'a>,
+    [ops, accesses, routing]: &[EncoderFactory; 3],
+) -> Result<Encoded, Error> {
+    let parquet = Error::writing_table(context.trace);
+    let mut ops = ops.encoder(OpRows::default()).map_err(&parquet)?;
+    let mut accesses = accesses.encoder(AccessRows::default()).map_err(&parquet)?;
+    let mut routing = routing
+        .encoder(RoutingRows::new(chunk.routing))
+        .map_err(&parquet)?;
+    for (op_index, operation) in (chunk.first_op..).zip(chunk.operations) {
+        for (record, log) in (operation.first_record()..).zip(operation.records()) {
+            log.check_readable()
+                .map_err(|fault| context.record_error(record, fault))?;
+        }
+        ops.push(op_index, &operation, context)?;
+        accesses.push(op_index, &operation, context)?;
+        routing.push(op_index, &operation, context)?;
+    }
+    let row_groups = [
+        ops.finish().map_err(&parquet)?,
+        accesses.finish().map_err(&parquet)?,
+        routing.finish().map_err(&parquet)?,
+    ];
+    Ok((row_groups, chunk.n_records))
+}
+
+struct Output<'o> {
     tables: [Table; 3],
-    /// The chunk whose turn it is.
-    next: u64,
     records: u64,
-    failed: Option<Error>,
+    options: TableOptions<'o>,
 }
 
-impl<'a> Job<'a> {
-    /// Works on chunks until there are no more, or one has failed.
-    fn work(&self) {
-        let _guard = StopOnPanic(self);
-        loop {
-            let chunk = lock(&self.chunks).next();
-            let Some(chunk) = chunk else { return };
-            let (index, n_records) = (chunk.index, chunk.n_records);
-            let row_groups = self.encode(chunk);
-            let mut output = lock(&self.output);
-            while output.next != index && output.failed.is_none() {
-                output = self
-                    .turn
-                    .wait(output)
-                    .unwrap_or_else(PoisonError::into_inner);
-            }
-            if output.failed.is_some() {
-                return;
-            }
-            let row_groups = match self.interrupted {
-                Some(interrupted) if interrupted.load(Ordering::Relaxed) => {
-                    let path = output.tables[0].path().to_owned();
-                    Err(Error::Interrupted { path })
-                }
-                _ => row_groups,
-            };
-            match row_groups.and_then(|row_groups| output.append(row_groups)) {
-                Ok(()) => {
-                    output.next += 1;
-                    output.records += n_records;
-                }
-                Err(error) => output.failed = Some(error),
-            }
-            drop(output);
-            self.turn.notify_all();
-            if let Some(progress) = self.progress {
-                progress(n_records);
-            }
+impl Output<'_> {
+    fn append(&mut self, (row_groups, n_records): Encoded) -> Result<(), Error> {
+        let interrupted = self.options.interrupted;
+        if interrupted.is_some_and(|flag| flag.load(Ordering::Relaxed)) {
+            let path = self.tables[0].path().to_owned();
+            return Err(Error::Interrupted { path });
         }
-    }
-
-    /// One row group of each table.
-    fn encode(&self, chunk: Chunk<'a>) -> Result<[RowGroup; 3], Error> {
-        let parquet = Error::writing_table(self.context.trace);
-        let [ops, accesses, routing] = &self.encoders;
-        let mut ops = ops.encoder(OpRows::default()).map_err(&parquet)?;
-        let mut accesses = accesses.encoder(AccessRows::default()).map_err(&parquet)?;
-        let mut routing = routing
-            .encoder(RoutingRows::new(chunk.routing))
-            .map_err(&parquet)?;
-        for (op_index, operation) in (chunk.first_op..).zip(chunk.operations) {
-            for (record, log) in (operation.first_record()..).zip(operation.records()) {
-                log.check_readable()
-                    .map_err(|fault| self.context.record_error(record, fault))?;
-            }
-            ops.push(op_index, &operation, &self.context)?;
-            accesses.push(op_index, &operation, &self.context)?;
-            routing.push(op_index, &operation, &self.context)?;
-        }
-        Ok([
-            ops.finish().map_err(&parquet)?,
-            accesses.finish().map_err(&parquet)?,
-            routing.finish().map_err(&parquet)?,
-        ])
-    }
-}
-
-/// Lets the other workers stop where one panics, instead of waiting for its chunk for ever.
-struct StopOnPanic<'j, 'a>(&'j Job<'a>);
-
-impl Drop for StopOnPanic<'_, '_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            let failed = Error::table(self.0.context.trace)(TableFault::WorkerPanicked);
-            lock(&self.0.output).failed = Some(failed);
-            self.0.turn.notify_all();
-        }
-    }
-}
-
-impl Output {
-    fn append(&mut self, row_groups: [RowGroup; 3]) -> Result<(), Error> {
         for (table, row_group) in self.tables.iter_mut().zip(row_groups) {
             table.append(row_group)?;
         }
+        self.records += n_records;
+        if let Some(progress) = self.options.progress {
+            progress(n_records);
+        }
         Ok(())
     }
-}
-
-/// A worker that panicked left nothing half done that another could see.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

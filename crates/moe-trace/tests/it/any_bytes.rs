@@ -17,7 +17,6 @@ use super::common::{expert_layer, gpt_oss, manifest};
 fn options() -> TableOptions<'static> {
     TableOptions {
         force: true,
-        threads: std::num::NonZero::new(2),
         ..Default::default()
     }
 }

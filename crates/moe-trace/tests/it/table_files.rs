@@ -1,7 +1,6 @@
 //! The files of the tables: in parallel, in datasets, refused, with their metadata.
 
 use std::fs::{self, File};
-use std::num::NonZero;
 
 use arrow::array::AsArray;
 use arrow::datatypes::UInt64Type;
@@ -47,11 +46,15 @@ fn many_chunks_on_many_threads_give_what_one_thread_gives() {
             done.fetch_add(n, std::sync::atomic::Ordering::Relaxed);
         };
         let options = TableOptions {
-            threads: NonZero::new(threads),
             progress: Some(&progress),
             ..Default::default()
         };
-        assert_eq!(write_tables(&run, &dir, options).unwrap(), expected);
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
+        let written = pool
+            .build()
+            .unwrap()
+            .install(|| write_tables(&run, &dir, options));
+        assert_eq!(written.unwrap(), expected);
         assert_eq!(done.into_inner(), expected.records);
     }
     for table in ["ops", "accesses", "routing"] {
