@@ -109,7 +109,7 @@ fn caches(criterion: &mut Criterion) {
     let n = batches.n_look_ups() * (budgets.len() * policies.len()) as u64;
     group.throughput(Throughput::Elements(n));
     group.bench_function("all policies at eight budgets", |b| {
-        b.iter(|| simulate(&batches, &budgets, &policies, &options));
+        b.iter(|| simulate(&batches, &budgets, &policies, &options, || ()));
     });
     group.finish();
 }

@@ -8,6 +8,7 @@ use moe_analysis::survey::Survey;
 use moe_foreign::{ForeignError, ImportOptions, Input, import};
 
 use crate::context::Context;
+use crate::progress::Progress;
 use crate::traces;
 
 /// Counts one input, a trace of another tool with what the user tells about it.
@@ -29,13 +30,19 @@ pub fn read_with(
             if let Some(map) = run.map.as_ref().filter(|_| bytes.is_empty()) {
                 *bytes = ExpertBytes::of_map(map);
             }
+            let _progress = Progress::of_run(ctx, &run);
             Hotness::from_run(&run, survey)?
         }
-        Input::Tables(path) => Hotness::from_routing_table(&path, survey)?,
+        Input::Tables(path) => {
+            let _progress = Progress::reading(ctx, &path);
+            Hotness::from_routing_table(&path, survey)?
+        }
         Input::Foreign(trace) => {
             let mut counter = RowCounter::new(path, survey);
+            let progress = Progress::reading(ctx, path);
             let summary = import(trace.importer, &trace.source, options, &mut counter)?;
             let hotness = counter.finish(&summary.facts)?;
+            drop(progress);
             traces::report_import(ctx, path, &summary);
             if bytes.is_empty() {
                 let layers = summary.facts.expert_bytes.into_iter();

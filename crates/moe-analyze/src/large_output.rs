@@ -5,17 +5,17 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::bail;
-use indicatif::ProgressBar;
 use moe_files::{AtomicFile, parent_of};
 
 use crate::context::Context;
 use crate::output::human_bytes;
-use crate::{files, interrupt, progress};
+use crate::progress::Progress;
+use crate::{files, interrupt};
 
 /// A file of which every write moves the bar, and to which writes fail after an interrupt.
 pub struct Meter<'a> {
     file: &'a mut BufWriter<AtomicFile>,
-    bar: ProgressBar,
+    progress: Progress,
     interrupted: &'static AtomicBool,
 }
 
@@ -26,7 +26,7 @@ impl Write for Meter<'_> {
             return Err(io::Error::other("interrupted; nothing was written"));
         }
         let n = self.file.write(bytes)?;
-        self.bar.inc(n as u64);
+        self.progress.inc(n as u64);
         Ok(n)
     }
 
@@ -48,13 +48,11 @@ pub fn write(
     files::write_whole(path, force, |file| {
         let mut meter = Meter {
             file,
-            bar: progress::bar(ctx, size),
+            progress: Progress::bytes(ctx, size),
             interrupted,
         };
         make(&mut meter)?;
-        meter.flush()?;
-        meter.bar.finish_and_clear();
-        Ok(())
+        Ok(meter.flush()?)
     })?;
     interrupt::end_program();
     Ok(())

@@ -14,6 +14,7 @@ use crate::context::Context;
 use crate::inputs::Kind;
 use crate::op_table;
 use crate::option_values::{first_given, whole};
+use crate::progress::Progress;
 
 /// What the user can tell about traces, their model included.
 #[derive(Debug, Default, clap::Args)]
@@ -92,7 +93,10 @@ fn named(run: Run, ops: Option<&OpTable>) -> Run {
 
 /// Tells what is to be said of a run.
 pub fn remark(run: &Run, ctx: &Context) -> anyhow::Result<()> {
-    run.remarks()?.iter().for_each(|remark| ctx.remark(remark));
+    let progress = Progress::of_run(ctx, run);
+    let remarks = run.remarks()?;
+    drop(progress);
+    remarks.iter().for_each(|remark| ctx.remark(remark));
     Ok(())
 }
 
@@ -241,11 +245,21 @@ pub fn read(
     if let Input::Run(run) = input {
         remark(run, ctx)?;
     }
+    let progress = progress(path, input, ctx);
     let summary = input.read(options, sink)?;
+    drop(progress);
     if let Input::Foreign(_) = input {
         report_import(ctx, path, &summary);
     }
     Ok(summary)
+}
+
+/// Shows how far reading a trace has come.
+pub fn progress(path: &Path, input: &Input, ctx: &Context) -> Progress {
+    match input {
+        Input::Run(run) => Progress::of_run(ctx, run),
+        Input::Tables(_) | Input::Foreign(_) => Progress::reading(ctx, path),
+    }
 }
 
 /// Makes sure that what was recorded at `path` can be of the model that the user names, if the run tells its own.

@@ -1,5 +1,7 @@
 //! Records grouped into operations, and an operation's records into tokens.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use zerocopy::little_endian::I32;
 
 use crate::record::{TensorAccessLog, lane};
@@ -9,6 +11,7 @@ use crate::record::{TensorAccessLog, lane};
 pub struct Operations<'a> {
     rest: &'a [TensorAccessLog],
     next_record: u64,
+    position: Option<&'a AtomicU64>,
 }
 
 impl<'a> Operations<'a> {
@@ -22,6 +25,15 @@ impl<'a> Operations<'a> {
         Self {
             rest: records,
             next_record: first_record,
+            position: None,
+        }
+    }
+
+    /// Stores the record that is reached in `position`.
+    pub(crate) fn reporting_to(self, position: &'a AtomicU64) -> Self {
+        Self {
+            position: Some(position),
+            ..self
         }
     }
 }
@@ -42,6 +54,9 @@ impl<'a> Iterator for Operations<'a> {
         self.rest = rest;
         let first_record = self.next_record;
         self.next_record += records.len() as u64;
+        if let Some(position) = self.position {
+            position.store(self.next_record, Ordering::Relaxed);
+        }
         Some(Operation {
             first_record,
             records,

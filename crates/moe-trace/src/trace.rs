@@ -3,7 +3,8 @@
 use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 
 use moe_files::MappedFile;
 use moe_gguf::content::Content;
@@ -35,6 +36,7 @@ pub struct Trace {
     path: PathBuf,
     map: MappedFile,
     records: OnceLock<usize>,
+    position: Arc<AtomicU64>,
 }
 
 impl Trace {
@@ -53,6 +55,7 @@ impl Trace {
             path: path.to_owned(),
             map: MappedFile::new(file, path).map_err(Error::io("map", path))?,
             records: OnceLock::new(),
+            position: Arc::default(),
         })
     }
 
@@ -82,7 +85,12 @@ impl Trace {
 
     /// The operations in order, up to the first zero timestamp.
     pub fn operations(&self) -> Operations<'_> {
-        Operations::new(self.all_records())
+        Operations::new(self.all_records()).reporting_to(&self.position)
+    }
+
+    /// The record that the latest walk over operations has reached, to show progress from another thread.
+    pub fn position(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.position)
     }
 
     /// The operations of some records, whose first must be an operation's first; none where the trace is shorter.
@@ -92,6 +100,7 @@ impl Trace {
             .all_records()
             .get(index(records.start)..index(records.end));
         Operations::starting_at(some.unwrap_or_default(), records.start)
+            .reporting_to(&self.position)
     }
 
     /// Size of the file in bytes.

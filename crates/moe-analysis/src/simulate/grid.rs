@@ -57,7 +57,8 @@ pub fn setting(
     })
 }
 
-/// Simulates all policies at all budgets: a row for each budget and policy, in the order given, budgets outside.
+/// Simulates all policies at all budgets: a row for each budget and policy, in the order given, budgets outside. `on_row` is
+/// called after each, on any thread.
 ///
 /// # Errors
 /// [`Error::TooLong`] or [`Error::Policy`] if a policy cannot be made.
@@ -66,6 +67,7 @@ pub fn simulate(
     budgets: &[u64],
     policies: &[PolicyName],
     options: &SimulateOptions,
+    on_row: impl Fn() + Sync,
 ) -> Result<Vec<Row>, Error> {
     let setting = setting(batches, policies, options)?;
     let lru = PolicyName::Whole(Online::Lru);
@@ -83,6 +85,7 @@ pub fn simulate(
                 replay(batches, policy.as_mut())
             }
         };
+        on_row();
         Ok(Row {
             budget,
             policy,

@@ -40,7 +40,7 @@ fn policies() -> Vec<PolicyName> {
 }
 
 fn hits(batches: &Batches, policy: PolicyName, budget: u64) -> u64 {
-    let rows = simulate(batches, &[budget], &[policy], &options()).unwrap();
+    let rows = simulate(batches, &[budget], &[policy], &options(), || ()).unwrap();
     rows[0].outcome.hits.iter().sum()
 }
 

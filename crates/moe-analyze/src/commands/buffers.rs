@@ -14,6 +14,7 @@ use crate::exit_status::ExitStatus;
 use crate::files::{self, OutputPath};
 use crate::output::{self, Cell, Format, human_bytes, write_rows};
 use crate::plot::{self, Occupancy};
+use crate::progress::Progress;
 
 /// Show which buffers a run had and how much memory they took over time
 ///
@@ -47,7 +48,9 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         files::check_output(out, args.force)?;
     }
     let path = events_path(&args.run)?;
+    let progress = Progress::reading(ctx, &path);
     let events = buffers::read(&path)?;
+    drop(progress);
     if let Some(remark) = buffers::truncation(&path)? {
         ctx.remark(remark);
     }

@@ -73,11 +73,15 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     if let Input::Run(run) = &input {
         traces::remark(run, ctx)?;
     }
+    let progress = traces::progress(path, &input, ctx);
     let export = Export::new(&input, &options)?;
+    drop(progress);
     if let Input::Foreign(_) = input {
         traces::report_import(ctx, path, &export.summary);
     }
+    let progress = traces::progress(path, &input, ctx);
     let (losses, n_removed) = writer.write(&export, out, args.force)?;
+    drop(progress);
     ctx.remark(format_args!("wrote {} ({to})", out.display()));
     if n_removed > 0 {
         let removed = counted(n_removed, "file");

@@ -13,6 +13,7 @@ use crate::exit_status::ExitStatus;
 use crate::files::{self, OutputPath};
 use crate::output;
 use crate::phase_choice::one_phase;
+use crate::progress::Progress;
 use crate::traces::{self, OpsArgs};
 
 /// Write the computation graph of a prompt or of a decode pass, as DOT or as JSON
@@ -109,6 +110,7 @@ fn read(args: &Args, ctx: &Context) -> anyhow::Result<Graph> {
         "the graph is made from the records of {}: of what an operation reads they name four tensors at most",
         run.trace.path().display()
     ));
+    let _progress = Progress::of_run(ctx, &run);
     graph::reconstruct(&run, phase).with_context(|| {
         let pass = match args.phase {
             Phase::Prompt => "prompt",

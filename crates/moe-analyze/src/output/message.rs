@@ -10,6 +10,8 @@ use std::io::{self, Write};
 
 use moe_files::text::{escape_hidden, is_hidden};
 
+use crate::progress;
+
 /// Longest value between double quotes in a message, in characters.
 const MAX_QUOTED: usize = 100;
 /// Longest message, in characters.
@@ -19,7 +21,10 @@ const MAX_CELL: usize = 400;
 
 /// Prints a message as one line on stderr. A closed stderr is ignored: the exit code still reports the outcome.
 pub fn print(message: impl Display) {
-    let _ = writeln!(io::stderr(), "{}", line(&message.to_string()));
+    let line = line(&message.to_string());
+    progress::without_bar(|| {
+        let _ = writeln!(io::stderr(), "{line}");
+    });
 }
 
 /// A message as [`print()`] prints it: on one line, without control characters, its long values shortened.

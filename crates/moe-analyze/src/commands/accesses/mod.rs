@@ -16,6 +16,7 @@ use crate::exit_status::ExitStatus;
 use crate::files::{self, OutputPath};
 use crate::option_values::at_least;
 use crate::output::{self, Format, write_rows};
+use crate::progress::Progress;
 use crate::traces::{self, OpsArgs};
 
 /// Report how a run reads the model's files: in which order, how much, how far apart, how soon again
@@ -80,7 +81,9 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let mut windows = args.windows.clone();
     windows.sort_unstable();
     windows.dedup();
+    let progress = Progress::of_run(ctx, &run);
     let report = report(&run, &windows)?;
+    drop(progress);
     let table = args.table.unwrap_or_default();
     if let (Some(out), Some(format)) = (&args.out, format_out) {
         files::write_whole(out, args.force, |file| {

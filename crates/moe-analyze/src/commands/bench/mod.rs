@@ -25,6 +25,7 @@ use crate::engine::{self, native, native::BANDWIDTH_BYTES};
 use crate::exit_status::ExitStatus;
 use crate::model;
 use crate::output::{self, Cell, Format, write_rows};
+use crate::progress::Progress;
 
 /// Measure tokens per second of prompt processing and of decoding, and the share of the machine's bandwidth
 ///
@@ -194,17 +195,22 @@ impl Bench<'_> {
     fn row(&self, test: Test) -> anyhow::Result<Vec<Cell<'static>>> {
         let chosen: Chosen = Arc::default();
         let mut session = self.session(test, chosen.clone())?;
+        let progress = Progress::items(self.ctx, "runs", 2 + self.args.repetitions as u64);
         // The first run counts, so that the router's choices are waited for; the second is as those that are measured.
         self.time(session.as_mut(), test)?;
+        progress.inc(1);
         session.stop_observing();
         session.begin_sequence(0);
         self.time(session.as_mut(), test)?;
+        progress.inc(1);
         let bytes = self.weight_bytes(test, &chosen.lock().unwrap_or_else(PoisonError::into_inner));
         let mut times = Vec::new();
         for i in 0..self.args.repetitions {
             session.begin_sequence(i as u32);
             times.push(self.time(session.as_mut(), test)?);
+            progress.inc(1);
         }
+        drop(progress);
         let gpu = session.gpu();
         // Where processor and GPU share the work there is no one bandwidth to hold it against.
         let policy = match gpu {

@@ -11,6 +11,7 @@ use crate::context::Context;
 use crate::exit_status::ExitStatus;
 use crate::option_values::{ValueError, number};
 use crate::output::{self, Format, write_rows};
+use crate::progress::Progress;
 use crate::traces::OpsArgs;
 
 /// Tell where two recorded runs differ: routing, operations, bytes
@@ -61,6 +62,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let open = |path| args.ops.open(path, ctx);
     let (a, b) = (open(&args.run_a)?, open(&args.run_b)?);
     args.ops.check(&[&a, &b])?;
+    let progress = Progress::of_run(ctx, &a);
     let report = diff::diff(
         &a,
         &b,
@@ -72,6 +74,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
             weight_tolerance: args.weight_tolerance,
         },
     )?;
+    drop(progress);
     match args.output {
         Format::Table => output::to_stdout(Format::Table, |out| {
             text_report::report(out, &report, [&args.run_a, &args.run_b], args.limit)

@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::context::Context;
 use crate::files;
-use crate::progress;
+use crate::progress::Progress;
 
 /// What reading the data told.
 #[derive(Debug, Serialize)]
@@ -60,9 +60,9 @@ pub fn read(
     let hash = hash
         .or(manifest.map(|manifest| manifest.hash))
         .unwrap_or(Algorithm::Xxh3);
-    let bar = progress::bar(ctx, gguf.tensors().iter().map(|t| t.size_bytes).sum());
-    let tensors = verify::verify(gguf, hash, |n| bar.inc(n))?;
-    bar.finish_and_clear();
+    let progress = Progress::bytes(ctx, gguf.tensors().iter().map(|t| t.size_bytes).sum());
+    let tensors = verify::verify(gguf, hash, |n| progress.inc(n))?;
+    drop(progress);
     let differences =
         manifest.map(|manifest| verify::compare(gguf, hash, &tensors, &manifest.entries));
     Ok(Data {

@@ -4,12 +4,20 @@ use moe_foreign::{Counts, Detected, ForeignError, ImportOptions, Missing, import
 
 use super::findings::Findings;
 use crate::advice;
+use crate::context::Context;
+use crate::progress::Progress;
 
 /// Reads all of it: what cannot be read is no trace.
-pub(super) fn describe(trace: &Detected, findings: &mut Findings) -> anyhow::Result<()> {
+pub(super) fn describe(
+    trace: &Detected,
+    findings: &mut Findings,
+    ctx: &Context,
+) -> anyhow::Result<()> {
     let mut counts = Counts::default();
     let options = ImportOptions::default();
+    let progress = Progress::reading(ctx, trace.source.path());
     let imported = import(trace.importer, &trace.source, &options, &mut counts);
+    drop(progress);
     if let Err(ForeignError::Missing { missing, .. }) = imported {
         findings.fact("kind", trace.importer.description());
         findings.fact("format", trace.importer.name());

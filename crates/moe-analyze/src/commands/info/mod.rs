@@ -33,7 +33,7 @@ pub struct Args {
     output: Format,
 }
 
-pub fn run(args: Args, _: &Context) -> anyhow::Result<ExitStatus> {
+pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let path = &args.path;
     let mut findings = Findings::default();
     match (Kind::of(path), traces::detect(path)?) {
@@ -41,13 +41,13 @@ pub fn run(args: Args, _: &Context) -> anyhow::Result<ExitStatus> {
         (Ok(Kind::Json) | Err(_), Some(trace))
             if trace.importer.contents() != Contents::LearnFile =>
         {
-            foreign::describe(&trace, &mut findings)?;
+            foreign::describe(&trace, &mut findings, ctx)?;
         }
         // Other files may look like records.
         (Ok(Kind::Trace), Some(trace)) if trace.importer.contents() != Contents::Records => {
-            foreign::describe(&trace, &mut findings)?;
+            foreign::describe(&trace, &mut findings, ctx)?;
         }
-        (kind, _) => describe(path, kind?, &mut findings)?,
+        (kind, _) => describe(path, kind?, &mut findings, ctx)?,
     }
     output::to_stdout(args.output, |stdout| findings.write(stdout, args.output))?;
     Ok(if findings.is_sound() {
@@ -57,9 +57,9 @@ pub fn run(args: Args, _: &Context) -> anyhow::Result<ExitStatus> {
     })
 }
 
-fn describe(path: &Path, kind: Kind, findings: &mut Findings) -> anyhow::Result<()> {
+fn describe(path: &Path, kind: Kind, findings: &mut Findings, ctx: &Context) -> anyhow::Result<()> {
     match kind {
-        Kind::Run | Kind::Trace => run::describe(path, findings),
+        Kind::Run | Kind::Trace => run::describe(path, findings, ctx),
         Kind::Gguf => model::describe(path, findings),
         Kind::Parquet => tables::describe_file(path, findings),
         Kind::Tables => tables::describe_directory(path, findings),

@@ -10,9 +10,12 @@ use moe_trace::manifest::{self, Tokens};
 use moe_trace::{Facts, Manifest, Run};
 
 use super::Findings;
+use crate::context::Context;
+use crate::progress::Progress;
 
-pub fn describe(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
+pub fn describe(path: &Path, findings: &mut Findings, ctx: &Context) -> anyhow::Result<()> {
     let run = Run::open(path)?;
+    let _progress = Progress::of_run(ctx, &run);
     let is_directory = path.is_dir();
     findings.fact(
         "kind",

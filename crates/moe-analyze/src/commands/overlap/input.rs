@@ -11,6 +11,7 @@ use moe_trace::transfers::{self, Transfer};
 use moe_trace::{Facts, map_table};
 
 use crate::context::Context;
+use crate::progress::Progress;
 use crate::traces;
 
 /// How to get what is missing.
@@ -51,7 +52,9 @@ impl Input {
                 transfers::FILE_NAME
             );
         }
+        let progress = Progress::reading(ctx, &path);
         let transfers = transfers::read(&path)?;
+        drop(progress);
         if let Some(remark) = transfers::truncation(&path)? {
             ctx.remark(remark);
         }

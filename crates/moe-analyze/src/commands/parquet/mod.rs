@@ -5,7 +5,6 @@ mod foreign;
 use std::path::PathBuf;
 
 use anyhow::bail;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use moe_foreign::{Detected, ImportOptions, Input};
 use moe_gguf::map::OffsetMap;
 use moe_gguf::text::counted;
@@ -19,6 +18,7 @@ use crate::context::Context;
 use crate::exit_status::ExitStatus;
 use crate::files::OutputPath;
 use crate::interrupt;
+use crate::progress::Progress;
 use crate::traces::{self, TraceArgs};
 
 /// Turn a run into Parquet tables: ops, accesses, routing
@@ -163,20 +163,11 @@ fn with_progress<T>(
     options: TableOptions,
     write: impl FnOnce(TableOptions) -> Result<T, moe_trace::Error>,
 ) -> anyhow::Result<T> {
-    let target = if ctx.quiet {
-        ProgressDrawTarget::hidden()
-    } else {
-        ProgressDrawTarget::stderr()
-    };
-    let style =
-        ProgressStyle::with_template("{bar:40} {human_pos} of {human_len} records, {eta} left")?;
-    let bar = ProgressBar::with_draw_target(Some(records), target).with_style(style);
-    let progress = |n_records| bar.inc(n_records);
+    let progress = Progress::items(ctx, "records", records);
     let written = write(TableOptions {
-        progress: Some(&progress),
+        progress: Some(&|n_records| progress.inc(n_records)),
         ..options
     });
-    bar.finish_and_clear();
     Ok(written?)
 }
 

@@ -11,6 +11,7 @@ use moe_synth::relayout::{ExpertOrders, keep_groups, n_experts, n_groups};
 use moe_trace::{NO_LAYER, Run, bounded};
 
 use crate::context::Context;
+use crate::progress::Progress;
 use crate::traces;
 
 /// Reads a learn file, whose experts come hottest first, or lists of experts by layer.
@@ -75,6 +76,7 @@ pub fn by_coactivation(ctx: &Context, trace: &Path, gguf: &Gguf) -> anyhow::Resu
     check_model(ctx, &run, gguf)?;
     let mut layers: BTreeMap<u16, Together> = BTreeMap::new();
     let mut n_pairs = 0usize;
+    let _progress = Progress::of_run(ctx, &run);
     for operation in run.routing() {
         let layer = operation.head().layer_id.get();
         let n = n_experts.get(&layer).filter(|_| layer != NO_LAYER);

@@ -4,7 +4,7 @@ mod report;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use anyhow::{Context as _, bail};
 use moe_engine::Mode;
@@ -30,6 +30,7 @@ use crate::interrupt;
 use crate::model;
 use crate::option_values::{at_least, whole};
 use crate::output::{self, Format, write_rows};
+use crate::progress::Progress;
 use crate::recording;
 use crate::traces::{self, TraceArgs};
 use report::{Bandwidths, COLUMNS, ReplayReport};
@@ -95,26 +96,29 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
 
     let silent = Recorder::new(None);
     let mut replay = Replay::new(&model, &threads, device, silent, args.seed);
-    over_the_trace(
-        &mut replay,
-        &routes,
-        interrupted,
-        &mut ReplayReport::default(),
-    )?;
+    let n_passes = routes.passes().count() as u64;
+    let n_runs = 1 + u64::from(args.repetitions) + u64::from(args.out.is_some());
+    let progress = Progress::items(ctx, "passes", n_passes * n_runs);
+    let over_the_trace = |replay: &mut Replay, report: &mut ReplayReport| -> anyhow::Result<()> {
+        for pass in routes.passes() {
+            if interrupted.load(Ordering::Relaxed) {
+                bail!("interrupted");
+            }
+            report.add(pass.phase, &replay.run(&pass)?);
+            progress.inc(1);
+        }
+        Ok(())
+    };
+    over_the_trace(&mut replay, &mut ReplayReport::default())?;
     let mut report = ReplayReport::default();
     for _ in 0..args.repetitions {
-        over_the_trace(&mut replay, &routes, interrupted, &mut report)?;
+        over_the_trace(&mut replay, &mut report)?;
     }
     let recorded = args.out.as_deref().map_or(Ok(()), |out| {
         // Not before: until then a run that it replaces is as it was.
         let writer = begin_run(&args, out, &gguf, &model, n_threads, replay.device())?;
         replay.record(Recorder::new(Some(writer)).with_mode(Mode::Experts));
-        let ran = over_the_trace(
-            &mut replay,
-            &routes,
-            interrupted,
-            &mut ReplayReport::default(),
-        );
+        let ran = over_the_trace(&mut replay, &mut ReplayReport::default());
         let gpu = replay.device().map(Device::describe);
         match replay.record(Recorder::new(None)).into_writer() {
             Some(writer) => finish_run(writer, ran, gpu, &routes, ctx),
@@ -196,22 +200,6 @@ fn check_layers(model: &Model, routes: &Routes, path: &Path, ctx: &Context) -> a
             "in layer {layer} a token has {} here, {own} in the model",
             counted(k as u64, "expert")
         ));
-    }
-    Ok(())
-}
-
-/// Runs all passes once.
-fn over_the_trace(
-    replay: &mut Replay,
-    routes: &Routes,
-    interrupted: &AtomicBool,
-    report: &mut ReplayReport,
-) -> anyhow::Result<()> {
-    for pass in routes.passes() {
-        if interrupted.load(Ordering::Relaxed) {
-            bail!("interrupted");
-        }
-        report.add(pass.phase, &replay.run(&pass)?);
     }
     Ok(())
 }

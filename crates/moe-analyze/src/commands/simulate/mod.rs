@@ -21,6 +21,7 @@ use crate::files::{self, OutputPath};
 use crate::option_values::{ValueError, number};
 use crate::output::{self, Format};
 use crate::plot::{self, Chart, Legend, Line};
+use crate::progress::Progress;
 use crate::traces::TraceArgs;
 use budget::Budgets;
 use inputs::Inputs;
@@ -163,7 +164,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         };
         let rows = args
             .prefetch
-            .rows(&plan, &how, inputs.predictions.as_ref())?;
+            .rows(&plan, &how, inputs.predictions.as_ref(), ctx)?;
         output::to_stdout(args.output, |stdout| {
             prefetch::print(stdout, args.output, rows)
         })?;
@@ -191,7 +192,10 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     if !simulated.contains(&PolicyName::Belady) {
         simulated.push(PolicyName::Belady);
     }
-    let rows = simulate::simulate(batches, &budgets, &simulated, &options)?;
+    let n_rows = budgets.len() * simulated.len();
+    let progress = Progress::items(ctx, "caches", n_rows as u64);
+    let rows = simulate::simulate(batches, &budgets, &simulated, &options, || progress.inc(1))?;
+    drop(progress);
     if let Some(plot) = &args.plot {
         let wanted = rows.iter().filter(|row| policies.contains(&row.policy));
         draw(&args, plot, &policies, wanted.copied(), ctx)?;

@@ -13,6 +13,7 @@ use super::report::rounded;
 use crate::context::Context;
 use crate::option_values::not_negative;
 use crate::output::{Cell, Format, write_rows};
+use crate::progress::Progress;
 
 /// Which predictors, and what they are asked for.
 #[derive(Debug, clap::Args)]
@@ -131,11 +132,15 @@ impl PrefetchArgs {
         plan: &Plan,
         how: &Prefetch,
         given: Option<&Given>,
+        ctx: &Context,
     ) -> anyhow::Result<Vec<Vec<Cell<'static>>>> {
         let experts = plan.batches.experts();
         let tokens = plan.batches.needs().tokens as f64;
         let n_layer = experts.n_layer();
         let mut rows: Vec<Vec<Cell>> = Vec::new();
+        let n_predictors = 1 + self.predictor.len() + usize::from(given.is_some());
+        let n_rows = plan.budgets.len() * plan.policies.len() * n_predictors;
+        let progress = Progress::items(ctx, "caches", n_rows as u64);
         for &budget in plan.budgets {
             for &policy in plan.policies {
                 let mut predictors: Vec<(String, Box<dyn Predictor>)> =
@@ -152,6 +157,7 @@ impl PrefetchArgs {
                     let mut cache = plan.setting.policy(policy, experts, budget)?;
                     let result = prefetch(plan.batches, cache.as_mut(), predictor.as_mut(), how);
                     rows.push(cells(budget, policy, name, &result, tokens));
+                    progress.inc(1);
                 }
             }
         }
