@@ -24,6 +24,7 @@ mod notebooks;
 mod options;
 mod overlap;
 mod plan;
+mod plots;
 mod record;
 mod relayout;
 mod replay;

@@ -16,7 +16,13 @@ const N_LAYER: u16 = 6;
 const N_PASS: u32 = 5;
 
 /// A layer of four experts whose transfer begins with the window.
-fn layer(phase: u8, token_id: u32, layer_id: u16, start_ns: u64, transfer_ns: u64) -> Transfer {
+pub(crate) fn layer(
+    phase: u8,
+    token_id: u32,
+    layer_id: u16,
+    start_ns: u64,
+    transfer_ns: u64,
+) -> Transfer {
     let span = |start_ns, length| Span {
         start_ns,
         end_ns: start_ns + length,
@@ -39,7 +45,7 @@ fn layer(phase: u8, token_id: u32, layer_id: u16, start_ns: u64, transfer_ns: u6
 
 /// A prompt whose transfers of 200 µs hide in windows of 800 µs, and passes of windows of 100 µs: transfers take 50 µs, those
 /// of the last layer 400 µs.
-fn example() -> Vec<Transfer> {
+pub(crate) fn example() -> Vec<Transfer> {
     let mut clock = 1_800_000_000_000_000_000;
     let mut transfers = Vec::new();
     let mut pass = |phase: u8, token: u32| {
@@ -59,7 +65,7 @@ fn example() -> Vec<Transfer> {
 }
 
 /// A run of the qwen3moe fixture with these transfers.
-fn recorded(dir: &Path, transfers: &[Transfer]) {
+pub(crate) fn recorded(dir: &Path, transfers: &[Transfer]) {
     let gguf = Gguf::open(repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf")).unwrap();
     let manifest = Manifest {
         policy: "post-fetch".into(),

@@ -172,7 +172,7 @@ fn every_picture_is_drawn() {
         ("heat-map", "--sorted", "hottest first"),
         ("heat-map", "--value=bytes", "Bytes read for each expert"),
         ("coverage", "--sorted", "the second half, learned on the first"),
-        ("entropy", "--sorted", "entropy, 1 = even"),
+        ("entropy", "--sorted", "entropy (1 = uniform)"),
     ] {
         for extension in ["svg", "png"] {
             let out = fixture.path(&format!("{picture}.{extension}"));

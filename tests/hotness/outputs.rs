@@ -182,7 +182,9 @@ fn pictures_are_drawn() {
     assert!(png.starts_with(b"\x89PNG\r\n\x1a\n") && png.ends_with(b"IEND\xaeB`\x82"));
     let svg = fs::read_to_string(svg).unwrap();
     assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
-    for text in ["layer", "expert", "How often each expert is chosen", "× even share"] {
+    for text in
+        ["layer", "expert", "How often each expert is chosen", "relative to a uniform share (×)"]
+    {
         assert!(svg.contains(text), "{text}");
     }
     assert!(svg.matches("<rect").count() as u32 > N_LAYER * N_EXPERT);

@@ -13,7 +13,7 @@ use crate::context::Context;
 use crate::exit_status::ExitStatus;
 use crate::files::{self, OutputPath};
 use crate::output::{self, Cell, Format, human_bytes, write_rows};
-use crate::plot::{self, Occupancy};
+use crate::plot;
 use crate::progress::Progress;
 
 /// Show which buffers a run had and how much memory they took over time
@@ -76,7 +76,8 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         })?);
     }
     if let Some(plot) = &args.plot {
-        outputs.push(Occupancy::new(title(&args.run), &timeline).prepare(plot, args.force)?);
+        let figure = plot::occupancy(&title(&args.run), &timeline);
+        outputs.push(figure.prepare(plot, args.force)?);
     }
     files::commit(outputs)?;
     if let Some(out) = &args.out {

@@ -1,20 +1,44 @@
-//! The colour scale: from pale (never) to dark (often), its lightness falling all the way, so that it reads in grey and in print.
+//! Colours: of lines and areas, and the scale of heat maps.
 
-use plotters::style::RGBColor;
+/// Red, green and blue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Colour(pub u8, pub u8, pub u8);
 
-/// Evenly spaced stops of the scale.
-const STOPS: [(u8, u8, u8); 7] = [
-    (252, 250, 236),
-    (252, 222, 156),
-    (250, 178, 106),
-    (235, 122, 82),
-    (196, 66, 92),
-    (122, 30, 108),
-    (38, 12, 66),
+/// Colours of lines, which differ in hue and lightness.
+pub const LINES: [Colour; 8] = [
+    Colour(40, 40, 48),
+    Colour(202, 60, 60),
+    Colour(38, 110, 184),
+    Colour(240, 150, 40),
+    Colour(60, 150, 84),
+    Colour(140, 84, 170),
+    Colour(0, 160, 170),
+    Colour(216, 108, 162),
 ];
 
-/// The colour of a value between 0 and 1; values outside are those of the nearer end.
-pub fn colour(value: f64) -> RGBColor {
+/// What others are compared with.
+pub const REFERENCE: Colour = Colour(150, 150, 158);
+
+/// Colours of areas, which differ in lightness so that they are distinct in grey.
+pub const SLATE: Colour = Colour(166, 178, 196);
+pub const ORANGE: Colour = Colour(250, 178, 106);
+pub const RED: Colour = Colour(196, 66, 92);
+pub const PURPLE: Colour = Colour(74, 16, 92);
+
+/// Evenly spaced stops of the scale, from pale (never) to dark (often): its lightness falls all the way, so that it reads in grey
+/// and in print.
+const STOPS: [Colour; 7] = [
+    Colour(252, 250, 236),
+    Colour(252, 222, 156),
+    Colour(250, 178, 106),
+    Colour(235, 122, 82),
+    Colour(196, 66, 92),
+    Colour(122, 30, 108),
+    Colour(38, 12, 66),
+];
+
+/// The colour of a value between 0 and 1; values outside have that of the nearer end.
+pub fn scale(value: f64) -> Colour {
     let position = value.clamp(0.0, 1.0) * (STOPS.len() - 1) as f64;
     let left = (position as usize).min(STOPS.len() - 2);
     let fraction = position - left as f64;
@@ -22,7 +46,7 @@ pub fn colour(value: f64) -> RGBColor {
     let mix = |from: u8, to: u8| {
         (f64::from(from) + fraction * (f64::from(to) - f64::from(from))).round() as u8
     };
-    RGBColor(mix(from.0, to.0), mix(from.1, to.1), mix(from.2, to.2))
+    Colour(mix(from.0, to.0), mix(from.1, to.1), mix(from.2, to.2))
 }
 
 #[cfg(test)]
@@ -32,11 +56,10 @@ mod tests {
     #[test]
     fn lightness_falls_from_end_to_end() {
         // Luma of ITU-R BT.709 on the encoded values is enough to order them.
-        let luma = |c: RGBColor| {
-            0.2126 * f64::from(c.0) + 0.7152 * f64::from(c.1) + 0.0722 * f64::from(c.2)
-        };
+        let luma =
+            |c: Colour| 0.2126 * f64::from(c.0) + 0.7152 * f64::from(c.1) + 0.0722 * f64::from(c.2);
         let lumas: Vec<f64> = (0..=100)
-            .map(|i| luma(colour(f64::from(i) / 100.0)))
+            .map(|i| luma(scale(f64::from(i) / 100.0)))
             .collect();
         for pair in lumas.windows(2) {
             assert!(pair[0] > pair[1], "{pair:?}");

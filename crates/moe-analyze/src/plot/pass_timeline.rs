@@ -1,269 +1,165 @@
-//! A pass under Post-Fetch over time: what the host, the link and the GPU did, and how much of each layer's transfers hid.
-
-use std::path::Path;
+//! A pass under Post-Fetch over time: what the CPU, the interconnect and the GPU did, and how much of each layer's transfers hid.
 
 use moe_analysis::overlap::{self, OverlapReport};
 use moe_trace::transfers::{Span, Transfer};
-use plotters::prelude::*;
-use plotters::style::text_anchor::{HPos, VPos};
 
-use super::{Canvas, FRAME, Picture, TEXT, nice_step, prepare_picture, tick_step};
-use crate::files;
+use super::{Axis, Colour, Figure, Key, LineStyle, Mark, Panel, Sample, Ticks, colour};
 
-const WIDTH: i32 = 1100;
-const LEFT: i32 = 116;
-const RIGHT: i32 = 28;
-const TOP: i32 = 104;
-const LANE: i32 = 30;
-const LANE_GAP: i32 = 6;
-const LANES: i32 = 3 * LANE + 4 * LANE_GAP;
-/// From the foot of one panel to the head of the next: ticks, their label, the next one's title.
-const GAP: i32 = 78;
-const BARS: i32 = 130;
-const BOTTOM: i32 = 58;
+const WIDTH: u32 = 940;
+const LANES_HEIGHT: u32 = 124;
+const BARS_HEIGHT: u32 = 130;
 /// Layers of the magnified panel; a pass of fewer than twice as many has none.
 const N_MAGNIFIED: usize = 4;
 
-/// What the lanes show and how it looks: the colours differ in lightness, so that they can be told apart in grey.
-const GATE_UP: (&str, RGBColor) = ("gate and up", RGBColor(166, 178, 196));
-const HIDDEN: (&str, RGBColor) = ("transfer under them", RGBColor(250, 178, 106));
-const EXPOSED: (&str, RGBColor) = ("transfer beside them", RGBColor(196, 66, 92));
-const DOWN: (&str, RGBColor) = ("down on the GPU", RGBColor(74, 16, 92));
+/// What the lanes show and how it looks.
+const GATE_UP: (&str, Colour) = ("gate and up on the CPU", colour::SLATE);
+const HIDDEN: (&str, Colour) = ("transfer, hidden under them", colour::ORANGE);
+const EXPOSED: (&str, Colour) = ("transfer, exposed", colour::RED);
+const DOWN: (&str, Colour) = ("down on the GPU", colour::PURPLE);
+const HIDEABLE: LineStyle = LineStyle {
+    colour: Colour(40, 40, 48),
+    width: 3,
+    marker: None,
+};
 
-/// The picture of a pass.
-pub struct PassTimeline {
-    subtitle: String,
-    pass: Vec<Transfer>,
-    /// Layer, hidden and hideable share, of all passes of the phase.
-    shares: Vec<(u16, Option<f64>, Option<f64>)>,
-}
+/// The lanes from below, and the strip of layer numbers above them.
+const LANES: [&str; 3] = ["GPU", "PCIe", "CPU"];
+const GPU: f64 = 0.0;
+const LINK: f64 = 1.0;
+const CPU: f64 = 2.0;
+const LAYER_NUMBERS: f64 = 3.3;
+const TOP: f64 = 3.6;
 
-impl PassTimeline {
-    /// The picture of `pass`, which `title` names, with the layers' shares of `report`.
-    pub fn new(title: String, pass: &[Transfer], report: &OverlapReport) -> PassTimeline {
-        let length = overlap::bounds(pass).map_or(0, Span::ns);
-        let what = pass.first().map_or(String::new(), |first| {
-            format!(
-                ": {} of sequence {} at position {} in {:.3} ms",
-                match first.n_tokens {
-                    1 => "one token".into(),
-                    n => format!("{n} tokens"),
-                },
-                first.sequence_id,
-                first.token_id,
-                length as f64 * 1e-6
-            )
-        });
-        let shares = report
-            .layers
-            .iter()
-            .map(|(&layer, figures)| (layer, figures.hidden_share(), figures.hideable_share()));
-        PassTimeline {
-            subtitle: title + &what,
-            pass: pass.to_vec(),
-            shares: shares.collect(),
-        }
+/// The plot of `pass`, which `name` names, with the layers' shares of `report`.
+pub fn pass_timeline(name: &str, pass: &[Transfer], report: &OverlapReport) -> Figure {
+    let mut panels = vec![lanes("the pass, by layer", pass)];
+    if let Some(layers) = magnified(pass) {
+        panels.push(lanes("some of its layers, magnified", layers));
     }
-
-    /// Draws the picture into a file, PNG or SVG by its extension.
-    pub fn write(&self, path: &Path, force: bool) -> anyhow::Result<()> {
-        files::commit(vec![prepare_picture(self, path, force)?])
-    }
-
-    /// The layers in the middle of the pass, if it has too many to be seen well.
-    fn magnified(&self) -> Option<&[Transfer]> {
-        let first = (self.pass.len() / 2).checked_sub(N_MAGNIFIED / 2)?;
-        let is_long = self.pass.len() >= 2 * N_MAGNIFIED;
-        self.pass
-            .get(first..first + N_MAGNIFIED)
-            .filter(|_| is_long)
-    }
-
-    /// Heads of the panels: the pass, its magnified part, the bars; then the foot of all.
-    fn layout(&self) -> [i32; 4] {
-        let magnified = TOP + LANES + GAP;
-        let bars = match self.magnified() {
-            Some(_) => magnified + LANES + GAP,
-            None => magnified,
-        };
-        [TOP, magnified, bars, bars + BARS + BOTTOM]
-    }
-
-    /// Hidden share of each layer as a bar; what could have hidden as a line above it.
-    fn draw_bars<B: DrawingBackend>(&self, canvas: &Canvas<B>, top: i32) -> anyhow::Result<()> {
-        let foot = top + BARS;
-        let title = "hidden share of each layer's transfers, all passes of the phase, %; the line is what could have hidden";
-        canvas.text(title, (LEFT, top - 10), 13, HPos::Left, VPos::Bottom)?;
-        let y = |share: f64| foot - (share.clamp(0.0, 1.0) * f64::from(BARS)).round() as i32;
-        for percent in [0, 25, 50, 75, 100] {
-            let at = y(f64::from(percent) / 100.0);
-            canvas.grid_line((LEFT, at), (WIDTH - RIGHT, at))?;
-            let label = percent.to_string();
-            canvas.text(&label, (LEFT - 8, at), 12, HPos::Right, VPos::Center)?;
-        }
-        let n = self.shares.len().max(1) as f64;
-        let width = f64::from(WIDTH - LEFT - RIGHT) / n;
-        let x = |place: f64| LEFT + (place * width).round() as i32;
-        let step = tick_step((width as i32).max(1), 24);
-        for (place, &(layer, hidden, hideable)) in (0..).map(f64::from).zip(&self.shares) {
-            let gap = (width * 0.15).min(8.0) / width;
-            let (left, right) = (x(place + gap), x(place + 1.0 - gap));
-            let right = right.max(left + 1);
-            if let Some(hidden) = hidden {
-                canvas.rectangle([(left, y(hidden)), (right, foot)], HIDDEN.1.filled())?;
-            }
-            if let Some(hideable) = hideable {
-                let at = y(hideable);
-                canvas.rectangle([(left, at - 1), (right, at + 1)], DOWN.1.filled())?;
-            }
-            if u32::from(layer).is_multiple_of(step) {
-                let at = (x(place + 0.5), foot + 6);
-                canvas.text(&layer.to_string(), at, 12, HPos::Center, VPos::Top)?;
-            }
-        }
-        let frame = [(LEFT, top), (WIDTH - RIGHT, foot)];
-        canvas.rectangle(frame, FRAME.stroke_width(1))?;
-        let middle = (LEFT + (WIDTH - LEFT - RIGHT) / 2, foot + 28);
-        canvas.text("layer", middle, 14, HPos::Center, VPos::Top)
+    panels.push(bars(report));
+    let areas = [GATE_UP, HIDDEN, EXPOSED, DOWN];
+    let names = areas.map(|(name, colour)| (name.to_owned(), Sample::Area(colour)));
+    let hideable = ("bound of what can hide".to_owned(), Sample::Line(HIDEABLE));
+    Figure {
+        title: "A pass under Post-Fetch".into(),
+        subtitle: format!("{name}{}", describe(pass)),
+        panels,
+        key: Key::Legend(names.into_iter().chain([hideable]).collect()),
     }
 }
 
-impl Picture for PassTimeline {
-    fn size(&self) -> (u32, u32) {
-        let [.., height] = self.layout();
-        (WIDTH as u32, height as u32)
-    }
+fn describe(pass: &[Transfer]) -> String {
+    let length = overlap::bounds(pass).map_or(0, Span::ns);
+    pass.first().map_or(String::new(), |first| {
+        format!(
+            ": {} of sequence {} at position {} in {:.3} ms",
+            match first.n_tokens {
+                1 => "one token".into(),
+                n => format!("{n} tokens"),
+            },
+            first.sequence_id,
+            first.token_id,
+            length as f64 * 1e-6
+        )
+    })
+}
 
-    fn draw<B: DrawingBackend>(&self, canvas: &Canvas<B>) -> anyhow::Result<()> {
-        canvas.text(
-            "A pass under Post-Fetch",
-            (LEFT, 14),
-            20,
-            HPos::Left,
-            VPos::Top,
-        )?;
-        canvas.text(&self.subtitle, (LEFT, 42), 13, HPos::Left, VPos::Top)?;
-        canvas.legend(WIDTH - RIGHT, &[GATE_UP, HIDDEN, EXPOSED, DOWN])?;
-        let [pass, magnified, bars, _] = self.layout();
-        Panel::new(&self.pass, pass).draw(canvas, "the pass, by layer")?;
-        if let Some(runs) = self.magnified() {
-            Panel::new(runs, magnified).draw(canvas, "some of its layers, magnified")?;
-        }
-        self.draw_bars(canvas, bars)
-    }
+/// The layers in the middle of the pass, if it has too many to be seen well.
+fn magnified(pass: &[Transfer]) -> Option<&[Transfer]> {
+    let first = (pass.len() / 2).checked_sub(N_MAGNIFIED / 2)?;
+    let is_long = pass.len() >= 2 * N_MAGNIFIED;
+    pass.get(first..first + N_MAGNIFIED).filter(|_| is_long)
 }
 
 /// The three lanes of some layers of a pass.
-struct Panel<'a> {
-    runs: &'a [Transfer],
-    bounds: Span,
-    top: i32,
+fn lanes(title: &str, layers: &[Transfer]) -> Panel {
+    let bounds = overlap::bounds(layers);
+    let start_ns = bounds.map_or(0, |bounds| bounds.start_ns);
+    let whole_us = bounds.map_or(0, Span::ns).max(1) as f64 * 1e-3;
+    let (unit_us, unit) = if whole_us >= 10_000.0 {
+        (1000.0, "ms")
+    } else {
+        (1.0, "µs")
+    };
+    let time = |ns: u64| ns.saturating_sub(start_ns) as f64 * 1e-3 / unit_us;
+    let end = whole_us / unit_us;
+    let mut marks = Vec::new();
+    for layer in layers {
+        let mut bar = |lane: f64, span: Span, (_, colour): (&str, Colour)| {
+            let (from, to) = (time(span.start_ns), time(span.end_ns));
+            marks.push(Mark::area([(from, lane + 0.1), (to, lane + 0.9)], colour));
+        };
+        let window = layer.window;
+        bar(CPU, window, GATE_UP);
+        if let Some(transfer) = layer.transfer {
+            bar(LINK, transfer, EXPOSED);
+            let hidden = Span {
+                start_ns: transfer.start_ns.max(window.start_ns),
+                end_ns: transfer.end_ns.min(window.end_ns),
+            };
+            if hidden.start_ns < hidden.end_ns {
+                bar(LINK, hidden, HIDDEN);
+            }
+        }
+        if let Some(product) = layer.product {
+            bar(GPU, product, DOWN);
+        }
+    }
+    // Numbers above where the layers' windows start, as far as there is room.
+    let pixel = end / f64::from(WIDTH);
+    let mut free = 0.0;
+    for layer in layers {
+        let text = layer.layer_id.to_string();
+        let (x, half) = (
+            time(layer.window.start_ns),
+            pixel * (4 * text.len() + 4) as f64,
+        );
+        if x >= free && x <= end {
+            free = x + 2.0 * half;
+            marks.push(Mark::Text {
+                at: (x.max(half), LAYER_NUMBERS),
+                text,
+            });
+        }
+    }
+    let names = [GPU, LINK, CPU].map(|lane| lane + 0.5).into_iter();
+    let names = names.zip(LANES.map(str::to_owned)).collect();
+    Panel {
+        title: title.into(),
+        size: (WIDTH, LANES_HEIGHT),
+        x: Axis::numbers(format!("time ({unit})"), 0.0, end),
+        y: Axis {
+            ticks: Ticks::Names(names),
+            ..Axis::numbers("", 0.0, TOP)
+        },
+        marks,
+    }
 }
 
-impl<'a> Panel<'a> {
-    fn new(runs: &'a [Transfer], top: i32) -> Panel<'a> {
-        let bounds = overlap::bounds(runs).unwrap_or(Span {
-            start_ns: 0,
-            end_ns: 0,
-        });
-        Panel { runs, bounds, top }
-    }
-
-    /// Where a fraction of the panel's time lies.
-    fn at(fraction: f64) -> i32 {
-        LEFT + (fraction * f64::from(WIDTH - LEFT - RIGHT)).round() as i32
-    }
-
-    fn x(&self, ns: u64) -> i32 {
-        let since = ns.saturating_sub(self.bounds.start_ns) as f64;
-        Self::at(since / self.bounds.ns().max(1) as f64)
-    }
-
-    fn lane(&self, lane: i32) -> [i32; 2] {
-        let top = self.top + LANE_GAP + lane * (LANE + LANE_GAP);
-        [top, top + LANE]
-    }
-
-    fn draw<B: DrawingBackend>(&self, canvas: &Canvas<B>, title: &str) -> anyhow::Result<()> {
-        canvas.text(title, (LEFT, self.top - 22), 13, HPos::Left, VPos::Bottom)?;
-        for (lane, name) in (0..).zip(["CPU", "link", "GPU"]) {
-            let [top, foot] = self.lane(lane);
-            let at = (LEFT - 10, (top + foot) / 2);
-            canvas.text(name, at, 13, HPos::Right, VPos::Center)?;
+/// Hidden share of each layer as a bar; what could have hidden as a line above it.
+fn bars(report: &OverlapReport) -> Panel {
+    let mut marks = Vec::new();
+    for (place, figures) in report.layers.values().enumerate() {
+        let x = place as f64;
+        let percent = |share: f64| 100.0 * share.clamp(0.0, 1.0);
+        if let Some(hidden) = figures.hidden_share().map(percent) {
+            let corners = [(x - 0.35, 0.0), (x + 0.35, hidden)];
+            marks.push(Mark::area(corners, HIDDEN.1));
         }
-        for run in self.runs {
-            self.draw_run(canvas, run)?;
-        }
-        self.draw_layers(canvas)?;
-        self.draw_time(canvas)?;
-        let frame = [(LEFT, self.top), (WIDTH - RIGHT, self.top + LANES)];
-        canvas.rectangle(frame, TEXT.mix(0.4).stroke_width(1))
-    }
-
-    fn draw_run<B: DrawingBackend>(
-        &self,
-        canvas: &Canvas<B>,
-        run: &Transfer,
-    ) -> anyhow::Result<()> {
-        let bar = |lane: i32, start: u64, end: u64, colour: RGBColor| {
-            let [top, foot] = self.lane(lane);
-            let left = self.x(start);
-            let corners = [(left, top), (self.x(end).max(left + 1), foot)];
-            canvas.rectangle(corners, colour.filled())
-        };
-        let window = run.window;
-        bar(0, window.start_ns, window.end_ns, GATE_UP.1)?;
-        if let Some(transfer) = run.transfer {
-            bar(1, transfer.start_ns, transfer.end_ns, EXPOSED.1)?;
-            let start = transfer.start_ns.max(window.start_ns);
-            let end = transfer.end_ns.min(window.end_ns);
-            if start < end {
-                bar(1, start, end, HIDDEN.1)?;
-            }
-        }
-        match run.product {
-            Some(product) => bar(2, product.start_ns, product.end_ns, DOWN.1),
-            None => Ok(()),
+        if let Some(hideable) = figures.hideable_share().map(percent) {
+            marks.push(Mark::Line {
+                points: vec![(x - 0.35, hideable), (x + 0.35, hideable)],
+                style: HIDEABLE,
+            });
         }
     }
-
-    /// Numbers of the layers above where their windows begin, as there is room for them.
-    fn draw_layers<B: DrawingBackend>(&self, canvas: &Canvas<B>) -> anyhow::Result<()> {
-        let mean = (WIDTH - LEFT - RIGHT) / (self.runs.len() as i32).max(1);
-        let step = tick_step(mean.max(1), 30);
-        // Layers that took less time than others have less room.
-        let mut free = LEFT;
-        for run in self.runs {
-            let x = self.x(run.window.start_ns);
-            if x >= free && u32::from(run.layer_id).is_multiple_of(step) {
-                canvas.line((x, self.top - 4), (x, self.top))?;
-                let label = run.layer_id.to_string();
-                canvas.text(&label, (x, self.top - 6), 11, HPos::Center, VPos::Bottom)?;
-                free = x + 7 + 7 * label.len() as i32;
-            }
-        }
-        Ok(())
-    }
-
-    fn draw_time<B: DrawingBackend>(&self, canvas: &Canvas<B>) -> anyhow::Result<()> {
-        let whole_us = self.bounds.ns().max(1) as f64 * 1e-3;
-        let (whole, unit) = if whole_us >= 10_000.0 {
-            (whole_us * 1e-3, "ms")
-        } else {
-            (whole_us, "µs")
-        };
-        let step = nice_step(whole, 10.0);
-        let decimals = (-step.log10().floor()).max(0.0) as usize;
-        let foot = self.top + LANES;
-        for tick in 0..=(whole / step + 1e-9) as i32 {
-            let value = f64::from(tick) * step;
-            let x = Self::at(value / whole);
-            canvas.line((x, foot), (x, foot + 4))?;
-            let label = format!("{value:.decimals$}");
-            canvas.text(&label, (x, foot + 6), 12, HPos::Center, VPos::Top)?;
-        }
-        let end = (LEFT - 10, foot + 6);
-        canvas.text(unit, end, 12, HPos::Right, VPos::Top)
+    let layers = report.layers.keys().map(|&layer| layer.into());
+    Panel {
+        title: "hidden share of each layer's transfers, all passes of the phase".into(),
+        size: (WIDTH, BARS_HEIGHT),
+        x: Axis::numbered("layer", layers.collect()),
+        y: Axis::numbers("hidden (%)", 0.0, 100.0),
+        marks,
     }
 }
 
@@ -300,7 +196,6 @@ mod tests {
 
     #[test]
     fn passes_of_any_length_have_all_their_bars() {
-        let dir = tempfile::tempdir().unwrap();
         let mut longest = pass(1, 5_000);
         longest[0].window.end_ns = u64::MAX;
         let mut empty = pass(1, 5_000);
@@ -317,46 +212,32 @@ mod tests {
             longest,
             empty,
         ];
-        for (n, pass) in passes.iter().enumerate() {
+        for pass in &passes {
             let report = overlap::report(pass, 1, &Reads::default()).unwrap();
-            let picture = PassTimeline::new("run, pass 0 of 1".into(), pass, &report);
-            assert_eq!(picture.magnified().is_some(), pass.len() >= 2 * N_MAGNIFIED);
-            let [png, svg] = ["png", "svg"].map(|extension| {
-                let path = dir.path().join(format!("{n}.{extension}"));
-                picture.write(&path, false).unwrap();
-                path
-            });
-            assert_eq!(moe_testkit::png_size(&png), picture.size());
-
-            let svg = std::fs::read_to_string(svg).unwrap();
-            let magnified = picture.magnified().unwrap_or_default();
-            let count = |is: fn(&Transfer) -> bool| {
-                // A bar in each panel, and the legend's square.
-                pass.iter().chain(magnified).filter(|run| is(run)).count() + 1
+            let figure = pass_timeline("run, pass 0 of 1", pass, &report);
+            let is_magnified = pass.len() >= 2 * N_MAGNIFIED;
+            assert_eq!(figure.panels.len(), if is_magnified { 3 } else { 2 });
+            let count = |panel: &Panel, wanted: Colour| {
+                let is_it =
+                    |mark: &&Mark| matches!(mark, Mark::Area { colour, .. } if *colour == wanted);
+                panel.marks.iter().filter(is_it).count()
             };
-            let bars = |(_, RGBColor(r, g, b)): (&str, RGBColor)| {
-                svg.matches(&format!("fill=\"#{r:02X}{g:02X}{b:02X}\""))
-                    .count()
-            };
-            assert_eq!(bars(GATE_UP), count(|_| true), "pass {n}");
-            assert_eq!(
-                bars(EXPOSED),
-                count(|run| run.transfer.is_some()),
-                "pass {n}"
-            );
-            for text in [&*picture.subtitle, "CPU", "GPU", "layer"] {
-                assert!(svg.contains(&format!(">\n{text}\n<")), "{text}");
-            }
+            let lanes = &figure.panels[0];
+            let transfers = pass.iter().filter(|run| run.transfer.is_some()).count();
+            assert_eq!(count(lanes, GATE_UP.1), pass.len());
+            assert_eq!(count(lanes, EXPOSED.1), transfers);
+            assert_eq!(count(lanes, DOWN.1), transfers);
         }
     }
 
     #[test]
     fn times_are_where_they_should_be() {
-        let pass = pass(2, 1_800_000_000_000_000_000);
-        let panel = Panel::new(&pass, TOP);
-        assert_eq!(panel.x(panel.bounds.start_ns), LEFT);
-        assert_eq!(panel.x(panel.bounds.end_ns), WIDTH - RIGHT);
-        let middle = panel.bounds.start_ns + panel.bounds.ns() / 2;
-        assert_eq!(panel.x(middle), LEFT + (WIDTH - LEFT - RIGHT) / 2);
+        let panel = lanes("", &pass(2, 1_800_000_000_000_000_000));
+        let Mark::Area { corners, .. } = &panel.marks[0] else {
+            panic!("an area");
+        };
+        // The first window starts 5 µs after the first transfer, and takes 110 µs.
+        assert_eq!(*corners, [(5.0, CPU + 0.1), (115.0, CPU + 0.9)]);
+        assert_eq!(panel.x.label, "time (µs)");
     }
 }

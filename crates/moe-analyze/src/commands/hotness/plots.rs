@@ -12,15 +12,16 @@ use super::args::{Args, PictureChoice};
 use super::input::Counted;
 use super::matrix;
 use super::summary::counted_tokens;
-use crate::plot::{Chart, HeatMap, Legend, Line};
+use crate::plot::{Axis, Chart, Figure, HeatMap, Line};
 
 /// Draws what the user asked for.
 pub fn prepare(args: &Args, counted: &Counted, path: &Path) -> anyhow::Result<AtomicFile> {
-    match args.picture {
-        PictureChoice::HeatMap => heat_map(args, counted)?.prepare(path, args.force),
-        PictureChoice::Coverage => coverage(args, counted)?.prepare(path, args.force),
-        PictureChoice::Entropy => entropy(args, counted).prepare(path, args.force),
-    }
+    let figure = match args.picture {
+        PictureChoice::HeatMap => heat_map(args, counted)?,
+        PictureChoice::Coverage => coverage(args, counted),
+        PictureChoice::Entropy => entropy(args, counted),
+    };
+    figure.prepare(path, args.force)
 }
 
 fn subtitle(args: &Args, counted: &Counted) -> String {
@@ -29,7 +30,7 @@ fn subtitle(args: &Args, counted: &Counted) -> String {
 }
 
 /// Each layer's values relative to an even share.
-fn heat_map(args: &Args, counted: &Counted) -> anyhow::Result<HeatMap> {
+fn heat_map(args: &Args, counted: &Counted) -> anyhow::Result<Figure> {
     if args.by.is_some() {
         bail!("a heat map is of the whole matrix; leave out --by, or write it with --matrix");
     }
@@ -55,7 +56,7 @@ fn heat_map(args: &Args, counted: &Counted) -> anyhow::Result<HeatMap> {
         Value::Bytes => "Bytes read for each expert",
     };
     let order = if args.sorted { ", hottest first" } else { "" };
-    Ok(HeatMap {
+    let map = HeatMap {
         title: format!("{what}{order}"),
         subtitle: subtitle(args, counted),
         x_label: if args.sorted {
@@ -65,7 +66,8 @@ fn heat_map(args: &Args, counted: &Counted) -> anyhow::Result<HeatMap> {
         },
         values: layers.collect(),
         layers: matrix.layers().to_vec(),
-    })
+    };
+    Ok(map.figure())
 }
 
 fn cells(matrix: &Matrix<'_>, value: Value) -> Vec<f64> {
@@ -78,7 +80,7 @@ fn cells(matrix: &Matrix<'_>, value: Value) -> Vec<f64> {
 }
 
 /// Coverage of a static set in every layer, by its size: of all tokens, and learned on the first half and tested on the second.
-fn coverage(args: &Args, counted: &Counted) -> anyhow::Result<Chart> {
+fn coverage(args: &Args, counted: &Counted) -> Figure {
     let hotness = &counted.hotness;
     let n_expert = hotness.n_expert() as usize;
     let layers = hotness.layers(args.phases()).into_iter();
@@ -90,7 +92,7 @@ fn coverage(args: &Args, counted: &Counted) -> anyhow::Result<Chart> {
         shares.map(|(n, share)| (x(n), 100.0 * share)).collect()
     };
     let mut lines = vec![
-        Line::reference("an even router", vec![(0.0, 0.0), (100.0, 100.0)]),
+        Line::reference("a uniform router", vec![(0.0, 0.0), (100.0, 100.0)]),
         Line::new("all tokens, learned on themselves", points(&whole)),
     ];
     if let Some(Curve {
@@ -107,16 +109,14 @@ fn coverage(args: &Args, counted: &Counted) -> anyhow::Result<Chart> {
             points(&out_of_sample),
         ));
     }
-    Ok(Chart {
-        title: "What a set of the hottest experts covers".into(),
+    Chart {
+        title: "Coverage of a set of the hottest experts".into(),
         subtitle: subtitle(args, counted),
-        x_label: "experts of each layer in the set, %",
-        y_label: "choices covered, %",
-        x: (0.0, 100.0),
-        y: (0.0, 100.0),
+        x: Axis::numbers("experts of each layer in the set (%)", 0.0, 100.0),
+        y: Axis::numbers("selections covered (%)", 0.0, 100.0),
         lines,
-        legend: Legend::Below,
-    })
+    }
+    .figure()
 }
 
 /// Share of the choices of all layers that the `n` hottest experts of each cover, for n from 0 to all.
@@ -135,7 +135,7 @@ fn covered(layers: &[Vec<u64>], n_expert: usize) -> Vec<f64> {
 }
 
 /// Normalised entropy and Gini coefficient of each layer.
-fn entropy(args: &Args, counted: &Counted) -> Chart {
+fn entropy(args: &Args, counted: &Counted) -> Figure {
     let layers = counted.hotness.summary(args.phases(), 0);
     let line = |value: fn(&moe_analysis::hotness::LayerSummary) -> f64| -> Vec<(f64, f64)> {
         let points = layers.iter().map(|l| (f64::from(l.layer), value(l)));
@@ -146,16 +146,14 @@ fn entropy(args: &Args, counted: &Counted) -> Chart {
     };
     let (first, last) = (number(layers.first()), number(layers.last()));
     Chart {
-        title: "How evenly each layer chooses".into(),
+        title: "Balance of the experts in each layer".into(),
         subtitle: subtitle(args, counted),
-        x_label: "layer",
-        y_label: "entropy and Gini coefficient",
-        x: (first, last.max(first + 1.0)),
-        y: (0.0, 1.0),
+        x: Axis::integers("layer", first, last),
+        y: Axis::numbers("normalized entropy, Gini coefficient", 0.0, 1.0),
         lines: vec![
-            Line::strong("entropy, 1 = even", line(|l| l.spread.entropy)).with_points(),
-            Line::new("Gini coefficient, 0 = even", line(|l| l.spread.gini)).with_points(),
+            Line::strong("entropy (1 = uniform)", line(|l| l.spread.entropy)),
+            Line::new("Gini coefficient (0 = uniform)", line(|l| l.spread.gini)),
         ],
-        legend: Legend::Below,
     }
+    .figure()
 }

@@ -19,7 +19,7 @@ use crate::files::{self, OutputPath};
 use crate::option_values::positive;
 use crate::output::{self, Format, write_rows};
 use crate::phase_choice::one_phase;
-use crate::plot::{self, PassTimeline};
+use crate::plot::{self, Figure};
 use input::Input;
 
 /// Tell how much of Post-Fetch's transfers hid under gate and up, in each layer, and how much could
@@ -98,7 +98,8 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         })
         .collect();
     if let Some(plot) = &args.plot {
-        picture(&args, &input.transfers, &reports)?.write(plot, args.force)?;
+        let figure = figure(&args, &input.transfers, &reports)?;
+        files::commit(vec![figure.prepare(plot, args.force)?])?;
         ctx.remark(format_args!("drew {}", plot.display()));
     }
     output::to_stdout(args.output, |stdout| match args.output {
@@ -114,11 +115,11 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
 }
 
 /// The pass that is asked for, or a typical one, beside the figures of its phase.
-fn picture(
+fn figure(
     args: &Args,
     transfers: &[Transfer],
     reports: &[(u8, OverlapReport)],
-) -> anyhow::Result<PassTimeline> {
+) -> anyhow::Result<Figure> {
     let passes = overlap::passes(transfers);
     let place = match args.pass {
         Some(place) if place >= passes.len() => bail!(
@@ -136,12 +137,12 @@ fn picture(
         .map(|(_, report)| report)
         .context("no figures of the pass to draw")?;
     let run = args.run.file_name().unwrap_or(args.run.as_os_str());
-    let title = format!(
+    let name = format!(
         "{}, pass {place} of {}",
         run.to_string_lossy(),
         passes.len()
     );
-    Ok(PassTimeline::new(title, pass, report))
+    Ok(plot::pass_timeline(&name, pass, report))
 }
 
 /// Place of the pass of median length among those of generated tokens, or, without any, among all.

@@ -20,7 +20,7 @@ use crate::exit_status::ExitStatus;
 use crate::files::{self, OutputPath};
 use crate::option_values::{ValueError, number};
 use crate::output::{self, Format};
-use crate::plot::{self, Chart, Legend, Line};
+use crate::plot::{self, Axis, Chart, Figure, Line};
 use crate::progress::Progress;
 use crate::traces::TraceArgs;
 use budget::Budgets;
@@ -241,14 +241,14 @@ fn draw(
     ctx: &Context,
 ) -> anyhow::Result<()> {
     let source = args.path.file_name().unwrap_or(args.path.as_os_str());
-    let chart = curves(&source.to_string_lossy(), policies, rows);
-    files::commit(vec![chart.prepare(plot, args.force)?])?;
+    let figure = curves(&source.to_string_lossy(), policies, rows);
+    files::commit(vec![figure.prepare(plot, args.force)?])?;
     ctx.remark(format_args!("drew {}", plot.display()));
     Ok(())
 }
 
 /// Hit rates of generated tokens, or of all where the trace does not tell them.
-fn curves(source: &str, policies: &[PolicyName], rows: impl Iterator<Item = Row>) -> Chart {
+fn curves(source: &str, policies: &[PolicyName], rows: impl Iterator<Item = Row>) -> Figure {
     let rows: Vec<Row> = rows.collect();
     let is_decode = rows
         .iter()
@@ -262,7 +262,7 @@ fn curves(source: &str, policies: &[PolicyName], rows: impl Iterator<Item = Row>
             };
             (row.budget as f64 / MIB as f64, hit_pct)
         });
-        Line::coloured(policy.to_string(), points.collect())
+        Line::new(policy.to_string(), points.collect())
     });
     let look_ups = if is_decode {
         "look-ups of generated tokens"
@@ -271,15 +271,13 @@ fn curves(source: &str, policies: &[PolicyName], rows: impl Iterator<Item = Row>
     };
     let highest = rows.iter().map(|row| row.budget).max().unwrap_or(0);
     Chart {
-        title: "What a cache of experts hits".into(),
+        title: "Hit rate of an expert cache".into(),
         subtitle: format!("{source}: {look_ups}"),
-        x_label: "size of the cache, MiB",
-        y_label: "hits, %",
-        x: (0.0, (highest as f64 / MIB as f64).max(1.0)),
-        y: (0.0, 100.0),
+        x: Axis::integers("cache size (MiB)", 0.0, highest as f64 / MIB as f64),
+        y: Axis::numbers("hit rate (%)", 0.0, 100.0),
         lines: lines.collect(),
-        legend: Legend::Beside,
     }
+    .figure()
 }
 
 /// LRU and its like forget everything below a token's cycle of layers.
