@@ -124,6 +124,12 @@ impl<const N: usize> Columns<N> {
         })
     }
 
+    /// Whether the header names the column.
+    pub(super) fn has(&self, name: &str) -> bool {
+        let mut columns = self.names.iter().zip(&self.places);
+        columns.any(|(&column, place)| column == name && place.is_some())
+    }
+
     /// The fields of a line in the order of the names; `None` for columns that the header does not have.
     pub(super) fn fields<'l>(&self, line: &'l str) -> Result<[Option<&'l str>; N], TextFault> {
         let mut fields = [None; N];
