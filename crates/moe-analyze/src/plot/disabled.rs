@@ -84,7 +84,7 @@ impl Line {
 pub struct Occupancy;
 
 impl Occupancy {
-    pub fn new(_title: String, _timeline: &Timeline) -> Occupancy {
+    pub fn new(_title: String, _timeline: &Timeline, _end_ms: Option<f64>) -> Occupancy {
         Occupancy
     }
 

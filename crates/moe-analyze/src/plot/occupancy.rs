@@ -35,13 +35,16 @@ const BANDS: [(u8, &str, RGBColor); 3] = [
 pub struct Occupancy {
     title: String,
     peak: u64,
+    /// End of the time axis, milliseconds.
+    end_ms: f64,
     /// (milliseconds, bytes of each band) after each event.
     steps: Vec<(f64, [u64; BANDS.len()])>,
 }
 
 impl Occupancy {
-    /// The picture of a run's timeline; `title` names the run.
-    pub fn new(title: String, timeline: &Timeline) -> Occupancy {
+    /// The picture of a run's timeline; `title` names the run. It ends with the run (`end_ms`) or with the last event, whichever is
+    /// later.
+    pub fn new(title: String, timeline: &Timeline, end_ms: Option<f64>) -> Occupancy {
         let mut steps: Vec<(f64, [u64; BANDS.len()])> = Vec::new();
         let mut taken = [0u64; BANDS.len()];
         let band = |usage: u8| BANDS.iter().position(|(of, ..)| *of == usage).unwrap_or(1);
@@ -66,7 +69,13 @@ impl Occupancy {
             }
         }
         let peak = timeline.metadata.peak_occupancy_bytes;
-        Occupancy { title, peak, steps }
+        let last = steps.last().map_or(0.0, |step| step.0);
+        Occupancy {
+            title,
+            peak,
+            end_ms: end_ms.map_or(last, |end_ms| end_ms.max(last)),
+            steps,
+        }
     }
 
     /// Draws the picture for a file, PNG or SVG by its extension, which is in its place once it is committed.
@@ -75,8 +84,7 @@ impl Occupancy {
     }
 
     fn duration(&self) -> f64 {
-        let last = self.steps.last().map_or(0.0, |step| step.0);
-        if last > 0.0 { last } else { 1.0 }
+        if self.end_ms > 0.0 { self.end_ms } else { 1.0 }
     }
 
     /// One panel: the bands from `first_band` on, stacked.
@@ -191,7 +199,31 @@ fn byte_ticks(highest: u64) -> (u64, u64) {
 
 #[cfg(test)]
 mod tests {
+    use moe_trace::buffers::{Buffer, BufferEvent, Change};
+
     use super::*;
+
+    #[test]
+    fn time_axis_ends_with_the_run_or_a_later_event() {
+        let event = BufferEvent {
+            timestamp_ms: 2.0,
+            timestamp_ns: Some(9),
+            change: Change::Alloc(Buffer {
+                buffer_id: 1,
+                buffer_ptr: 0,
+                size: 8,
+                name: String::new(),
+                backend: String::new(),
+                usage: usage::COMPUTE,
+                layer: 0,
+            }),
+        };
+        let (timeline, _) = Timeline::new(&[event]);
+        for (end_ms, expected) in [(Some(7.5), 7.5), (None, 2.0), (Some(1.0), 2.0)] {
+            let occupancy = Occupancy::new("run".into(), &timeline, end_ms);
+            assert_eq!(occupancy.duration(), expected);
+        }
+    }
 
     #[test]
     fn steps_are_round_and_few() {
