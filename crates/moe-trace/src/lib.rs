@@ -25,6 +25,7 @@ mod expert_ranges;
 mod facts;
 mod fault;
 pub mod graph;
+pub mod json;
 mod lines;
 pub mod manifest;
 #[cfg(feature = "parquet")]
@@ -57,7 +58,7 @@ mod writer;
 pub use accesses::{Access, FileAccesses};
 pub use error::Error;
 pub use expert_ranges::{ByteRange, ExpertRanges, ExpertTensor};
-pub use facts::{Contradiction, Facts, ImpossibleModel, MAX_ID};
+pub use facts::{Contradiction, Facts, ImpossibleModel, MAX_ID, ModelError};
 pub use fault::{LineFault, ManifestFault, RecordFault, SourceFault, TransferFault};
 pub use manifest::Manifest;
 pub use operations::{Expert, Operation, Operations, TokenExperts};
