@@ -294,6 +294,22 @@ fn settings_of_the_gpu_are_checked() {
     }
     let auto = |options: &[&str]| refused(&[&["--device", "auto"], options].concat());
     assert!(auto(&["--override-tensor", "exps"]).contains("REGEX=CPU"));
+    let several = |options: &[&str]| refused(&[&["--device", "cuda:0,cuda:0"], options].concat());
+    for (options, expected) in [
+        (["-ot", "exps=CUDA2"], "CUDA2 is not in the list of devices, which has 2 GPUs"),
+        (["--vram-mib", "1,2,3"], "--vram-mib has 3 values for 2 GPUs; give one for all"),
+        (["-ts", "1,2,3"], "--tensor-split has 3 values for 2 GPUs; give at most one"),
+        (["-ts", "0,0"], "--tensor-split leaves no GPU any layer"),
+        (["-ts", "-1"], "give a number of at least 0"),
+    ] {
+        let line = several(&options);
+        assert!(line.contains(expected), "{options:?}: {line}");
+    }
+    let line = refused(&["--device", "gpu"]);
+    assert!(
+        line.contains("'gpu' for '--device <LIST>': give cpu, auto, or up to 16 GPUs"),
+        "{line}"
+    );
     let line = auto(&["--policy", "gpu", "--postfetch-debug", "1"]);
     assert!(line.contains("--postfetch-debug is for --policy post-fetch"), "{line}");
     let post_fetch = |options: &[&str]| auto(&[&["--policy", "post-fetch"], options].concat());

@@ -13,17 +13,35 @@ const MODELS: [&str; 4] =
 
 /// Where the layers, the experts and the matrices are.
 const PLACES: [&[&str]; 9] = [
-    &[],
-    &["-ngl", "0"],
-    &["-ngl", "1"],
-    &["-ngl", "3"],
-    &["--vram-mib", "2"],
-    &["--vram-mib", "6"],
-    &["-ngl", "3", "--n-cpu-moe", "2"],
+    &["--device", "cuda"],
+    &["--device", "cuda", "-ngl", "0"],
+    &["--device", "cuda", "-ngl", "1"],
+    &["--device", "cuda", "-ngl", "3"],
+    &["--device", "cuda", "--vram-mib", "2"],
+    &["--device", "cuda", "--vram-mib", "6"],
+    &["--device", "cuda", "-ngl", "3", "--n-cpu-moe", "2"],
     // The shared expert runs on the CPU next to the experts that the GPU computes.
-    &["-ngl", "0", "--override-tensor", "_exps=CUDA0"],
+    &["--device", "cuda", "-ngl", "0", "--override-tensor", "_exps=CUDA0"],
     // Only some operations of a layer.
-    &["--override-tensor", "attn_k=CPU,attn_output=CPU,ffn_up_exps=CPU,shexp=CPU"],
+    &[
+        "--device",
+        "cuda",
+        "--override-tensor",
+        "attn_k=CPU,attn_output=CPU,ffn_up_exps=CPU,shexp=CPU",
+    ],
+];
+
+/// The same on several GPUs, of which the first may be listed more than once.
+const SEVERAL: [&[&str]; 8] = [
+    &["--device", "cuda:0,cuda:0"],
+    &["--device", "cuda:0,cuda:1"],
+    &["--device", "cuda:1,cuda:0,cuda:1", "-ts", "1,0,2"],
+    &["--device", "cuda:0,cuda:1", "-ngl", "3", "--n-cpu-moe", "2"],
+    &["--device", "cuda:0,cuda:1", "--vram-mib", "1,6"],
+    // The experts of a layer on another GPU than the layer, or on both.
+    &["--device", "cuda:0,cuda:1", "-ts", "1", "-ot", "blk.[13].*_exps=CUDA0,_exps=CUDA1"],
+    &["--device", "cuda:0,cuda:1", "-ot", "ffn_down_exps=CUDA0,_exps=CUDA1,attn_k=CPU"],
+    &["--device", "cuda:0,cuda:1", "-ngl", "0", "-ot", "_exps=CUDA1,attn_q=CUDA0,shexp=CUDA0"],
 ];
 
 const POLICIES: [&[&str]; 7] = [
@@ -50,10 +68,11 @@ const PROMPTS: &str = r#"{"prompt": "The quick brown fox jumps"}
 fn faults(stand_in: &Path, model: &Path, out: &Path, options: &[&str]) -> Vec<String> {
     let prompts = out.with_extension("txt");
     std::fs::write(&prompts, PROMPTS).unwrap();
-    let always = ["--quiet", "record", "--device", "cuda", "-n", "3", "--ignore-eos", "-t", "1"];
+    let always = ["--quiet", "record", "-n", "3", "--ignore-eos", "-t", "1"];
     let files = ["--model", arg(model), "--prompts", arg(&prompts), "--out", arg(out)];
     let args = args![always, files, options];
-    let done = with_gpu(stand_in, "", &args).output().unwrap();
+    let mut command = with_gpu(stand_in, "", &args);
+    let done = command.env("STAND_IN_GPUS", "2").output().unwrap();
     if !done.status.success() {
         let stderr = String::from_utf8_lossy(&done.stderr).into_owned();
         return vec![format!("{}: {stderr}", done.status)];
@@ -62,25 +81,35 @@ fn faults(stand_in: &Path, model: &Path, out: &Path, options: &[&str]) -> Vec<St
     assert!(run.trace.records().len() > 100);
     let faults = moe_trace::check::check(&run);
     let mut wrong: Vec<String> = faults.iter().map(ToString::to_string).collect();
-    let gpu = run.manifest.and_then(|manifest| manifest.gpu);
-    let fallbacks = gpu.and_then(|gpu| gpu.fallbacks).unwrap();
-    // What does not fit under a limit of memory runs on the host.
-    if fallbacks.operations > 0 && !options.contains(&"--vram-mib") {
-        wrong.push(format!("{fallbacks:?}"));
+    for gpu in run.manifest.unwrap().gpus() {
+        let fallbacks = gpu.fallbacks.as_ref().unwrap();
+        // What does not fit under a limit of memory runs on the host.
+        if fallbacks.operations > 0 && !options.contains(&"--vram-mib") {
+            wrong.push(format!("{:?}: {fallbacks:?}", gpu.device));
+        }
     }
     wrong
 }
 
-/// Every policy with every placement; batch sizes and models take turns.
 #[test]
 fn every_policy_and_placement_leaves_a_sound_run() {
+    leave_sound_runs(&PLACES);
+}
+
+#[test]
+fn several_gpus_leave_a_sound_run() {
+    leave_sound_runs(&SEVERAL);
+}
+
+/// Every policy with every placement; batch sizes and models take turns.
+fn leave_sound_runs(places: &[&[&str]]) {
     let Some(stand_in) = stand_in() else { return };
     let dir = tempfile::tempdir().unwrap();
     let mut cases = Vec::new();
-    for place in PLACES {
+    for place in places {
         for policy in POLICIES {
             let (batch, model) = (cases.len() % BATCHES.len(), cases.len() % MODELS.len());
-            let options = [place, policy, &["--batch-size", BATCHES[batch]]].concat();
+            let options = [*place, policy, &["--batch-size", BATCHES[batch]]].concat();
             cases.push((MODELS[model], options));
         }
     }

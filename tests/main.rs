@@ -12,6 +12,8 @@ mod files;
 mod foreign_traces;
 mod gguf_map;
 #[cfg(all(target_os = "linux", feature = "cuda"))]
+mod gpu_list;
+#[cfg(all(target_os = "linux", feature = "cuda"))]
 mod gpu_that_fails;
 #[cfg(all(target_os = "linux", feature = "cuda"))]
 mod gpu_times;

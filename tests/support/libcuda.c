@@ -1,8 +1,9 @@
-/* A stand-in for the CUDA driver: one GPU that computes nothing.
+/* A stand-in for the CUDA driver: GPUs that compute nothing, as many as the environment variable STAND_IN_GPUS says, or one.
 
    Streams, copies, events and waits behave as on a GPU: a kernel takes 20 us behind a start that takes 3 us, copies take 5 us, the
-   host goes on meanwhile, and the GPU's clock runs 20 ppm fast with a resolution of half a microsecond. A kernel that chooses
-   experts chooses the first ones; the others write nothing.
+   host goes on meanwhile, and the GPU's clock runs 20 ppm fast, the second one's 50 ppm slow, with a resolution of half a
+   microsecond. A kernel that chooses experts chooses the first ones; the others write nothing. What is given to a stream is refused
+   while another GPU is the current one.
 
    With the environment variable STAND_IN_FAILS it fails at the step of that name:
 
@@ -19,7 +20,10 @@
 #include <string.h>
 #include <time.h>
 
-enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, DEVICE_UNAVAILABLE = 46, NOT_READY = 600 };
+enum {
+    SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, DEVICE_UNAVAILABLE = 46, INVALID_DEVICE = 101, INVALID_CONTEXT = 201,
+    INVALID_HANDLE = 400, NOT_READY = 600
+};
 /* Nanoseconds. */
 enum { START = 3000, KERNEL = 20000, COPY = 5000, RESOLUTION = 512 };
 enum { CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76, MEMORY_POOLS = 115 };
@@ -39,8 +43,22 @@ static int give(void **out) {
 
 int cuInit(unsigned flags) { return SUCCESS; }
 int cuDriverGetVersion(int *version) { *version = fails_at("old") ? 11080 : 12040; return SUCCESS; }
-int cuDeviceGetCount(int *count) { *count = 1; return SUCCESS; }
-int cuDeviceGet(int *device, int ordinal) { *device = 0; return SUCCESS; }
+
+enum { MOST_GPUS = 4 };
+struct context { double rate; };
+static struct context contexts[MOST_GPUS] = {{1.00002}, {0.99995}, {1.0}, {1.00001}};
+static _Thread_local struct context *current;
+
+static int gpus(void) {
+    const char *n = getenv("STAND_IN_GPUS");
+    return n && *n ? atoi(n) : 1;
+}
+
+int cuDeviceGetCount(int *count) { *count = gpus(); return SUCCESS; }
+int cuDeviceGet(int *device, int ordinal) {
+    *device = ordinal;
+    return ordinal < gpus() && ordinal < MOST_GPUS ? SUCCESS : INVALID_DEVICE;
+}
 int cuDeviceGetName(char *name, int length, int device) {
     strncpy(name, "Stand-in", length);
     return SUCCESS;
@@ -54,16 +72,17 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
     return SUCCESS;
 }
 
-int cuDevicePrimaryCtxRetain(void **context, int device) {
-    return fails_at("open") ? DEVICE_UNAVAILABLE : give(context);
+int cuDevicePrimaryCtxRetain(struct context **context, int device) {
+    *context = &contexts[device];
+    return fails_at("open") ? DEVICE_UNAVAILABLE : SUCCESS;
 }
 int cuDevicePrimaryCtxRelease_v2(int device) { return SUCCESS; }
-int cuCtxGetCurrent(void **context) { return give(context); }
-int cuCtxSetCurrent(void *context) { return SUCCESS; }
+int cuCtxGetCurrent(struct context **context) { *context = current; return SUCCESS; }
+int cuCtxSetCurrent(struct context *context) { current = context; return SUCCESS; }
 
 /* A stream: when all that it was given has ended. An event: when its stream comes to it. Both by the host's clock. */
-struct stream { uint64_t end; };
-struct event { uint64_t at; };
+struct stream { struct context *context; uint64_t end; };
+struct event { struct context *context; uint64_t at; };
 
 static uint64_t last_end;
 
@@ -82,6 +101,7 @@ static int wait_until(uint64_t end) {
 
 /* Gives a stream work. */
 static int work(struct stream *stream, uint64_t ns) {
+    if (stream->context != current) return INVALID_CONTEXT;
     stream->end = later(stream->end, now() + START) + ns;
     last_end = later(last_end, stream->end);
     return SUCCESS;
@@ -100,25 +120,35 @@ int cuCtxSynchronize(void) { return wait_until(last_end); }
 
 int cuStreamCreate(struct stream **stream, unsigned flags) {
     static int streams;
-    return fails_at("stream") && streams++ > 0 ? OUT_OF_MEMORY : create((void **)stream, sizeof **stream);
+    int created = fails_at("stream") && streams++ > 0 ? OUT_OF_MEMORY : create((void **)stream, sizeof **stream);
+    if (created == SUCCESS) (*stream)->context = current;
+    return created;
 }
 int cuStreamDestroy_v2(struct stream *stream) { free(stream); return SUCCESS; }
 int cuStreamSynchronize(struct stream *stream) { return wait_until(stream->end); }
 int cuStreamWaitEvent(struct stream *stream, struct event *event, unsigned flags) {
+    if (stream->context != current) return INVALID_CONTEXT;
     stream->end = later(stream->end, event->at);
     return SUCCESS;
 }
 
-int cuEventCreate(struct event **event, unsigned flags) { return create((void **)event, sizeof **event); }
+int cuEventCreate(struct event **event, unsigned flags) {
+    int created = create((void **)event, sizeof **event);
+    if (created == SUCCESS) (*event)->context = current;
+    return created;
+}
 int cuEventDestroy_v2(struct event *event) { free(event); return SUCCESS; }
 int cuEventRecord(struct event *event, struct stream *stream) {
+    if (event->context != stream->context) return INVALID_HANDLE;
+    if (stream->context != current) return INVALID_CONTEXT;
     event->at = later(stream->end, now() + START);
     return SUCCESS;
 }
 int cuEventQuery(struct event *event) { return now() < event->at ? NOT_READY : SUCCESS; }
 int cuEventSynchronize(struct event *event) { return wait_until(event->at); }
 int cuEventElapsedTime(float *ms, struct event *from, struct event *to) {
-    int64_t ns = (int64_t)((double)(int64_t)(to->at - from->at) * 1.00002);
+    if (from->context != to->context) return INVALID_HANDLE;
+    int64_t ns = (int64_t)((double)(int64_t)(to->at - from->at) * from->context->rate);
     *ms = (float)((double)(ns / RESOLUTION * RESOLUTION) * 1e-6);
     return SUCCESS;
 }
@@ -148,6 +178,11 @@ int cuMemcpyDtoHAsync_v2(void *to, const void *from, size_t bytes, struct stream
 }
 int cuMemcpyDtoDAsync_v2(void *to, const void *from, size_t bytes, struct stream *stream) {
     return copy(to, from, bytes, stream);
+}
+
+int cuMemcpyPeerAsync(void *to, struct context *there, const void *from, struct context *here, size_t bytes,
+                      struct stream *stream) {
+    return there == stream->context && here != there ? copy(to, from, bytes, stream) : INVALID_VALUE;
 }
 
 int cuModuleLoadData(void **module, const void *image) { return give(module); }

@@ -63,11 +63,12 @@ enum Command {
 }
 
 /// llama.cpp's short names: letters behind one dash, which would be an option each.
-const LLAMA_CPP: [(&str, &str); 4] = [
+const LLAMA_CPP: [(&str, &str); 5] = [
     ("-ngl", "--n-gpu-layers"),
     ("-cmoe", "--cpu-moe"),
     ("-ncmoe", "--n-cpu-moe"),
     ("-ot", "--override-tensor"),
+    ("-ts", "--tensor-split"),
 ];
 
 /// The command line with those names written out; what follows `--` is no option.

@@ -40,12 +40,12 @@ pub fn manifest(
     })
 }
 
-/// Stores the GPU of a run. Without one the CPU computes, also with `--device auto`.
-pub fn set_gpu(manifest: &mut Manifest, gpu: Option<manifest::Gpu>) {
-    if gpu.is_none() {
+/// Stores the GPUs of a run. Without one the CPU computes, also with `--device auto`.
+pub fn set_gpus(manifest: &mut Manifest, gpus: Vec<manifest::Gpu>) {
+    if gpus.is_empty() {
         manifest.policy = "cpu".into();
     }
-    manifest.gpu = gpu;
+    manifest.set_gpus(gpus);
 }
 
 /// The command line; bytes that are not UTF-8 are replaced.

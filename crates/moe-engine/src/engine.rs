@@ -49,8 +49,8 @@ pub struct EngineInfo {
     pub mmap: Vec<String>,
 }
 
-/// Starts the run directory once everything else is ready, with the GPU that takes part, if one does.
-pub type Begin<'s> = Box<dyn FnOnce(Option<manifest::Gpu>) -> Result<RunWriter, BoxError> + 's>;
+/// Starts the run directory once everything else is ready, with the GPUs that take part.
+pub type Begin<'s> = Box<dyn FnOnce(Vec<manifest::Gpu>) -> Result<RunWriter, BoxError> + 's>;
 
 /// How a model is to be run.
 pub struct Setup<'s> {
@@ -125,12 +125,12 @@ pub trait Session: Decode {
     /// Drops the observer.
     fn stop_observing(&mut self);
 
-    /// The GPU that takes part, as the manifest describes it; `None` for the CPU alone.
-    fn gpu(&self) -> Option<manifest::Gpu> {
-        None
+    /// The GPUs that take part, as the manifest describes them, in the order of the list of devices.
+    fn gpus(&self) -> Vec<manifest::Gpu> {
+        Vec::new()
     }
 
-    /// Bytes per second that the GPU's memory moves, measured now; `None` without a GPU.
+    /// Bytes per second that the memory of the first GPU moves, measured now; `None` without a GPU.
     fn gpu_bandwidth(&self) -> Option<Result<f64>> {
         None
     }

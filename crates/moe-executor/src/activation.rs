@@ -3,7 +3,8 @@
 use std::fmt;
 
 use crate::cuda::{DeviceBuffer, Gpu, Ptr};
-use crate::mirrored::Mirrored;
+use crate::mirrored::{Mirrored, PerGpu};
+use crate::placement::DeviceId;
 
 /// Name of a graph node as llama.cpp spells it: `attn_norm-3`, `result_norm`, `cache_k_l3`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -77,7 +78,7 @@ impl fmt::Display for NodeName {
     }
 }
 
-/// Rows of f32 that operations fill, on the host or on the GPU; reused from token to token.
+/// Rows of f32 that operations fill, on the host or on a GPU; reused from token to token.
 pub struct Activation {
     /// Identity of the memory, constant through a run.
     pub buffer_id: u64,
@@ -89,10 +90,10 @@ pub struct Activation {
     pub rows: usize,
     /// The values, row after row.
     pub values: Mirrored<f32>,
-    /// One row on the GPU, quantized.
-    twin: Option<DeviceBuffer>,
-    /// Which values it was made of, by [`Mirrored::written`].
-    twin_of: Option<u64>,
+    /// One row on a GPU, quantized.
+    quantized: PerGpu<DeviceBuffer>,
+    /// The GPU that quantized the row last, and which values these were, by [`Mirrored::written`].
+    quantized_on: Option<(usize, u64)>,
 }
 
 impl Activation {
@@ -104,8 +105,8 @@ impl Activation {
             width: 0,
             rows: 0,
             values: Mirrored::default(),
-            twin: None,
-            twin_of: None,
+            quantized: PerGpu::default(),
+            quantized_on: None,
         }
     }
 
@@ -115,36 +116,38 @@ impl Activation {
         self.width = width;
         self.rows = rows;
         self.values.resize(width * rows);
-        self.twin_of = None;
+        self.quantized_on = None;
     }
 
-    /// Room on the GPU for the row of an activation that has one alone, quantized: the kernel that is about to write the row
+    /// Room on a GPU for the row of an activation that has one alone, quantized: the kernel that is about to write the row
     /// there must write this, too. Null where a row cannot be quantized, or there is no memory. It holds until the values are
     /// written again.
     pub(crate) fn fill_quantized(&mut self, gpu: &Gpu) -> Ptr {
         if self.rows != 1 || !self.width.is_multiple_of(32) {
             return Ptr::NULL;
         }
-        self.twin = gpu.quantized_row(self.width, self.twin.take());
-        self.twin_of = Some(self.values.written());
-        self.quantized()
+        let index = gpu.index();
+        let before = self.quantized.set(index, None);
+        self.quantized
+            .set(index, gpu.quantized_row(self.width, before));
+        self.quantized_on = Some((index, self.values.written()));
+        self.quantized(gpu)
     }
 
-    /// The row quantized on the GPU, if the kernel that made it did that; or null.
-    pub(crate) fn quantized(&self) -> Ptr {
-        let is_theirs = self.twin_of == Some(self.values.written());
-        let twin = self.twin.as_ref().filter(|_| is_theirs);
-        twin.map_or(Ptr::NULL, DeviceBuffer::ptr)
+    /// The row quantized on this GPU, if the kernel that made it there did that; or null.
+    pub(crate) fn quantized(&self, gpu: &Gpu) -> Ptr {
+        let is_theirs = self.quantized_on == Some((gpu.index(), self.values.written()));
+        let row = self.quantized.get(gpu.index()).filter(|_| is_theirs);
+        row.map_or(Ptr::NULL, DeviceBuffer::ptr)
     }
 
     /// Takes name, shape and contents of another buffer, whose own are no longer of use.
     pub fn take(&mut self, other: &mut Activation) {
         self.shape(other.name, other.width, other.rows);
-        // The twin stays behind.
-        if other.values.is_on_device_alone() {
-            std::mem::swap(&mut self.values, &mut other.values)
-        } else {
-            self.data_mut().copy_from_slice(other.data())
+        // The quantized row stays with the other.
+        match other.values.home() {
+            DeviceId::Gpu(_) => std::mem::swap(&mut self.values, &mut other.values),
+            DeviceId::Cpu => self.data_mut().copy_from_slice(other.data()),
         }
     }
 

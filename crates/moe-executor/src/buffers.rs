@@ -11,21 +11,30 @@ use moe_trace::buffers::{Buffer, BufferEvent, Change, usage};
 
 use crate::activation::Activation;
 use crate::cuda::DeviceBuffer;
-use crate::mirrored::{Mirrored, Plain};
+use crate::mirrored::{Mirrored, PerGpu, Plain};
+use crate::placement::DeviceId;
 
 /// Ids of the model's files and of the vectors converted from them, above those of the caches.
 pub(crate) const WEIGHT_BUFFERS: u64 = 1 << 24;
 
-/// Set in the id of a buffer's twin on the GPU.
+/// Set in the id of a buffer's twin on a GPU.
 pub(crate) const ON_GPU: u64 = 1 << 23;
 
-/// The id of the side that was written last.
-pub(crate) fn twin_id<T: Plain>(buffer_id: u64, values: &Mirrored<T>) -> u64 {
-    if values.is_on_device_alone() {
-        buffer_id | ON_GPU
-    } else {
-        buffer_id
+/// Lowest bit of the GPU's index in such an id, above the ids of the caches. Below [`ON_GPU`] there is room for
+/// [`MAX_GPUS`](crate::devices::MAX_GPUS).
+const GPU_INDEX: u32 = 19;
+
+/// The id of a buffer's twin on a device.
+fn id_on(device: DeviceId, buffer_id: u64) -> u64 {
+    match device {
+        DeviceId::Cpu => buffer_id,
+        DeviceId::Gpu(index) => buffer_id | ON_GPU | (index as u64) << GPU_INDEX,
     }
+}
+
+/// The id of the buffer that has the values as they were written last.
+pub(crate) fn twin_id<T: Plain>(buffer_id: u64, values: &Mirrored<T>) -> u64 {
+    id_on(values.home(), buffer_id)
 }
 
 /// Vectors of integers that operations read and none writes. ggml has a tensor for each use, `inp_pos` or the rows of the
@@ -66,21 +75,22 @@ impl Inventory {
         self.add(on_host(buffer_id, name, vector));
     }
 
-    /// The room of values on the host, and of their twin on the GPU if there is one.
+    /// The room of values on the host, and of their twins on GPUs.
     pub(crate) fn mirrored<T: Plain>(&mut self, buffer_id: u64, name: &str, values: &Mirrored<T>) {
         let host = on_host(buffer_id, name, values.room_on_host());
-        self.twin(&host, values.room_on_device());
+        self.twins(&host, values.room_on_gpus());
         self.add(host);
     }
 
-    /// The twin on the GPU of a buffer of the host.
-    pub(crate) fn twin(&mut self, host: &Buffer, device: Option<&DeviceBuffer>) {
-        if let Some(device) = device {
+    /// The twins on GPUs of a buffer of the host.
+    pub(crate) fn twins(&mut self, host: &Buffer, twins: &PerGpu<DeviceBuffer>) {
+        for (gpu, twin) in twins.iter() {
+            let device = DeviceId::Gpu(gpu);
             self.add(Buffer {
-                buffer_id: host.buffer_id | ON_GPU,
-                buffer_ptr: device.ptr().0,
-                size: device.size_bytes() as u64,
-                backend: "CUDA0".to_owned(),
+                buffer_id: id_on(device, host.buffer_id),
+                buffer_ptr: twin.ptr().0,
+                size: twin.size_bytes() as u64,
+                backend: device.to_string(),
                 ..host.clone()
             });
         }
@@ -182,6 +192,24 @@ mod tests {
             });
         }
         inventory
+    }
+
+    #[test]
+    fn each_device_has_its_own_ids() {
+        use crate::devices::MAX_GPUS;
+        use crate::kv_cache::KvCache;
+
+        let largest = KvCache::buffer_id(usize::from(NO_LAYER), 1);
+        let mut ids = vec![WEIGHT_BUFFERS];
+        for id in [1, largest] {
+            ids.push(id_on(DeviceId::Cpu, id));
+            ids.extend((0..MAX_GPUS).map(|gpu| id_on(DeviceId::Gpu(gpu), id)));
+        }
+        assert!(ids[1..].iter().all(|&id| id < WEIGHT_BUFFERS));
+        ids.sort_unstable();
+        ids.dedup();
+        assert_eq!(ids.len(), 1 + 2 * (1 + MAX_GPUS));
+        assert_eq!(id_on(DeviceId::Gpu(0), 5), ON_GPU | 5);
     }
 
     /// (id, size), 0 for a buffer given back.

@@ -46,7 +46,7 @@ impl KvCache {
     /// Makes place for `n` positions in all layers. Memory is taken in steps that double, not for every token.
     ///
     /// # Errors
-    /// The GPU has no room for the keys and values that it holds.
+    /// A GPU has no room for the keys and values that it holds.
     pub fn reserve(&mut self, n: usize) -> cuda::Result<()> {
         let n = n.min(self.capacity) * self.width;
         for layer in &mut self.layers {
@@ -79,7 +79,7 @@ impl KvCache {
                     usage: usage::ANY,
                     layer: il as u16,
                 };
-                inventory.twin(&on_host, data.room_on_device());
+                inventory.twins(&on_host, data.room_on_gpus());
                 inventory.add(on_host);
             }
         }

@@ -20,6 +20,7 @@ mod capture;
 pub mod cpu;
 #[cfg_attr(not(feature = "cuda"), path = "cuda/absent.rs")]
 pub mod cuda;
+pub mod devices;
 mod error;
 mod ffn;
 pub mod hparams;
@@ -35,6 +36,7 @@ pub mod session;
 pub mod tokenizer;
 mod weights;
 
+pub use devices::Devices;
 pub use error::{Error, Result, Warning};
 pub use model::Model;
 pub use session::Session;

@@ -1,9 +1,11 @@
-//! Which side a tensor lives on: llama.cpp's rules for layers on the GPU, experts on the CPU and tensors by name.
+//! Devices, and which of them a tensor lives on: llama.cpp's rules for layers on GPUs, experts on the CPU and tensors by name.
 
 use std::collections::HashMap;
+use std::fmt::{self, Display, Formatter};
 use std::str::FromStr;
 
 use fancy_regex::Regex;
+use moe_gguf::text::counted;
 
 use crate::weights::Place;
 
@@ -11,8 +13,10 @@ use crate::weights::Place;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The text is not of the form of a rule.
-    #[error("`{rule}` is not of the form REGEX=CPU or REGEX=CUDA0")]
+    /// The text is not a rule.
+    #[error(
+        "`{rule}` is not of the form REGEX=CPU or REGEX=CUDAn, where n is the number of a GPU: CUDA0 is the first"
+    )]
     Form {
         /// The text.
         rule: String,
@@ -37,25 +41,67 @@ pub enum Error {
         /// Why not: too many steps, or too deep a recursion.
         source: Box<fancy_regex::Error>,
     },
+    /// A rule names a GPU that is not in the list.
+    #[error(
+        "`{pattern}={device}`: {device} is not in the list of devices, which has {}",
+        counted(*.n_gpus, "GPU")
+    )]
+    NoSuchDevice {
+        /// The regular expression.
+        pattern: String,
+        /// The GPU.
+        device: DeviceId,
+        /// GPUs in the list.
+        n_gpus: usize,
+    },
 }
 
-/// Processor and memory of the host, or the GPU.
+/// A device that computes, by its place in a session's list of devices: the CPU, then the GPUs. It is displayed and parsed
+/// as llama.cpp names it: `CPU`, `CUDA0`, `CUDA1`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Side {
-    /// The host.
+pub enum DeviceId {
+    /// The CPU and its memory.
     #[default]
-    Host,
-    /// The GPU.
-    Gpu,
+    Cpu,
+    /// A GPU by its index in the list. The same physical GPU may be listed more than once.
+    Gpu(usize),
 }
 
-/// Tensors whose name matches live on a side, whatever their layer.
+impl Display for DeviceId {
+    fn fmt(&self, f: &mut Formatter) -> fmt::Result {
+        match self {
+            DeviceId::Cpu => f.write_str("CPU"),
+            DeviceId::Gpu(index) => write!(f, "CUDA{index}"),
+        }
+    }
+}
+
+/// A text that does not name a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a device is CPU, CUDA0, CUDA1, ...")]
+pub struct NotADevice;
+
+impl FromStr for DeviceId {
+    type Err = NotADevice;
+
+    fn from_str(name: &str) -> Result<DeviceId, NotADevice> {
+        match name.strip_prefix("CUDA") {
+            Some(index) if index.bytes().all(|byte| byte.is_ascii_digit()) => {
+                index.parse().map(DeviceId::Gpu).map_err(|_| NotADevice)
+            }
+            None if name == "CPU" => Ok(DeviceId::Cpu),
+            _ => Err(NotADevice),
+        }
+    }
+}
+
+/// Tensors whose name matches live on a device, whatever their layer.
 #[derive(Debug, Clone)]
 pub struct Override {
     /// Found anywhere in the name.
     pub pattern: Regex,
     /// Where they live.
-    pub side: Side,
+    pub device: DeviceId,
 }
 
 impl FromStr for Override {
@@ -66,17 +112,13 @@ impl FromStr for Override {
         let form = || Error::Form {
             rule: rule.to_owned(),
         };
-        let (pattern, side) = rule.rsplit_once('=').ok_or_else(form)?;
-        let side = match side {
-            "CPU" => Side::Host,
-            "CUDA0" => Side::Gpu,
-            _ => return Err(form()),
-        };
+        let (pattern, device) = rule.rsplit_once('=').ok_or_else(form)?;
+        let device = device.parse().map_err(|NotADevice| form())?;
         let pattern = Regex::new(pattern).map_err(|source| Error::Pattern {
             pattern: pattern.to_owned(),
             source: Box::new(source),
         })?;
-        Ok(Override { pattern, side })
+        Ok(Override { pattern, device })
     }
 }
 
@@ -85,16 +127,18 @@ impl FromStr for Override {
 pub struct Rules {
     n_layer: usize,
     n_gpu_layers: usize,
+    /// Share of the layers of each GPU; not normalized.
+    split: Vec<f32>,
     overrides: Vec<Override>,
 }
 
-/// Where the tensors of a model live.
-#[derive(Debug, Clone)]
+/// Where the tensors of a model live. By default all are on the CPU.
+#[derive(Debug, Clone, Default)]
 pub struct Placement {
-    n_layer: usize,
-    n_gpu_layers: usize,
+    /// Device of each layer; the last one is the output's.
+    layers: Vec<DeviceId>,
     /// Tensors that a rule matches, by name.
-    overridden: HashMap<String, Side>,
+    overridden: HashMap<String, DeviceId>,
 }
 
 /// Stacks of expert matrices, as llama.cpp's `--cpu-moe` finds them.
@@ -107,13 +151,27 @@ impl Rules {
         Rules {
             n_layer,
             n_gpu_layers,
+            split: vec![1.0],
             overrides,
         }
     }
 
-    /// Adds a rule after the others: the experts of the first `n` layers live on the host; of all layers for `None`.
+    /// Splits the layers on GPUs among as many GPUs as `split` has values, in proportion to these (llama.cpp's
+    /// `--tensor-split`). Values that are all zero stand for equal shares.
     #[must_use]
-    pub fn experts_on_host(mut self, n: Option<usize>) -> Rules {
+    pub fn split(mut self, split: Vec<f32>) -> Rules {
+        let is_equal = split.iter().all(|&share| share == 0.0);
+        self.split = if is_equal {
+            vec![1.0; split.len()]
+        } else {
+            split
+        };
+        self
+    }
+
+    /// Adds a rule after the others: the experts of the first `n` layers live on the CPU; of all layers for `None`.
+    #[must_use]
+    pub fn experts_on_cpu(mut self, n: Option<usize>) -> Rules {
         let patterns = match n {
             None => vec![EXPERTS.to_owned()],
             Some(n) => (0..n).map(|il| format!(r"blk\.{il}{EXPERTS}")).collect(),
@@ -122,7 +180,7 @@ impl Rules {
             .extend(patterns.iter().map(|pattern| Override {
                 pattern:
                     Regex::new(pattern).expect("the pattern is made of constants and a number"),
-                side: Side::Host,
+                device: DeviceId::Cpu,
             }));
         self
     }
@@ -130,11 +188,21 @@ impl Rules {
     /// Applies the rules to the tensors of a model, by their names.
     ///
     /// # Errors
-    /// [`Error::Match`] where a regular expression gives up on a name.
+    /// [`Error::Match`] where a regular expression gives up on a name, [`Error::NoSuchDevice`] for a GPU beyond the split.
     pub fn resolve<'a>(
         &self,
         tensors: impl IntoIterator<Item = &'a str>,
     ) -> Result<Placement, Error> {
+        let n_gpus = self.split.len();
+        for Override { pattern, device } in &self.overrides {
+            if matches!(device, DeviceId::Gpu(index) if *index >= n_gpus) {
+                return Err(Error::NoSuchDevice {
+                    pattern: pattern.as_str().to_owned(),
+                    device: *device,
+                    n_gpus,
+                });
+            }
+        }
         let mut overridden = HashMap::new();
         for tensor in tensors {
             for rule in &self.overrides {
@@ -144,35 +212,54 @@ impl Rules {
                     tensor: tensor.to_owned(),
                     source: Box::new(source),
                 })? {
-                    overridden.insert(tensor.to_owned(), rule.side);
+                    overridden.insert(tensor.to_owned(), rule.device);
                     break;
                 }
             }
         }
         Ok(Placement {
-            n_layer: self.n_layer,
-            n_gpu_layers: self.n_gpu_layers,
+            layers: self.layers(),
             overridden,
         })
+    }
+
+    /// Device of each layer and of the output, computed as in llama.cpp: layer number `i` of the `n` layers on GPUs belongs to
+    /// the first GPU whose cumulative share is above `i / n`.
+    fn layers(&self) -> Vec<DeviceId> {
+        let n_all = self.n_layer + 1;
+        let n = n_all.min(self.n_gpu_layers);
+        let total: f32 = self.split.iter().sum();
+        let gpu = |i: usize| {
+            let at = i as f32 / n as f32;
+            let mut sum = 0.0;
+            let ends = self.split.iter().map(|share| {
+                sum += share;
+                sum / total
+            });
+            let gpu = ends.into_iter().position(|end| end > at);
+            DeviceId::Gpu(gpu.unwrap_or(self.split.len().saturating_sub(1)))
+        };
+        let on_cpu = std::iter::repeat_n(DeviceId::Cpu, n_all - n);
+        on_cpu.chain((0..n).map(gpu)).collect()
     }
 }
 
 impl Placement {
-    /// Where layer `il` is computed; `n_layer` stands for the output.
-    pub fn layer(&self, il: usize) -> Side {
-        if il >= (self.n_layer + 1).saturating_sub(self.n_gpu_layers) {
-            Side::Gpu
-        } else {
-            Side::Host
-        }
+    /// Device that computes layer `il`; the number of layers stands for the output.
+    pub fn layer(&self, il: usize) -> DeviceId {
+        self.layers.get(il).copied().unwrap_or_default()
     }
 
-    /// Where a tensor lives. The embeddings stay with the host, which looks rows up in them.
-    pub fn tensor(&self, place: &Place) -> Side {
-        match self.overridden.get(&place.name) {
-            Some(&side) => side,
-            None => self.layer(place.layer.map_or(self.n_layer, usize::from)),
-        }
+    /// Device of the layer that a tensor belongs to; tensors outside the layers belong to the output.
+    pub fn layer_of(&self, place: &Place) -> DeviceId {
+        let output = self.layers.len().saturating_sub(1);
+        self.layer(place.layer.map_or(output, usize::from))
+    }
+
+    /// Where a tensor lives. The embeddings stay on the CPU, which looks up their rows.
+    pub fn tensor(&self, place: &Place) -> DeviceId {
+        let overridden = self.overridden.get(&place.name);
+        overridden.copied().unwrap_or_else(|| self.layer_of(place))
     }
 }
 
@@ -182,7 +269,7 @@ mod tests {
 
     use super::*;
 
-    fn side(rules: &Rules, name: &str, layer: Option<u16>) -> Side {
+    fn device(rules: &Rules, name: &str, layer: Option<u16>) -> DeviceId {
         rules.resolve([name]).unwrap().tensor(&Place {
             name: name.into(),
             tensor_idx: 0,
@@ -198,43 +285,56 @@ mod tests {
     #[test]
     fn the_output_is_the_last_layer_and_goes_first() {
         let none = Rules::new(4, 0, Vec::new()).resolve([]).unwrap();
-        assert!((0..=4).all(|il| none.layer(il) == Side::Host));
+        assert!((0..=4).all(|il| none.layer(il) == DeviceId::Cpu));
         let one = Rules::new(4, 1, Vec::new());
-        assert_eq!(side(&one, "output.weight", None), Side::Gpu);
-        assert_eq!(side(&one, "blk.3.attn_q.weight", Some(3)), Side::Host);
+        assert_eq!(device(&one, "output.weight", None), DeviceId::Gpu(0));
+        assert_eq!(device(&one, "blk.3.attn_q.weight", Some(3)), DeviceId::Cpu);
         let three = Rules::new(4, 3, Vec::new());
-        assert_eq!(side(&three, "blk.2.attn_q.weight", Some(2)), Side::Gpu);
-        assert_eq!(side(&three, "blk.1.attn_q.weight", Some(1)), Side::Host);
+        assert_eq!(
+            device(&three, "blk.2.attn_q.weight", Some(2)),
+            DeviceId::Gpu(0)
+        );
+        assert_eq!(
+            device(&three, "blk.1.attn_q.weight", Some(1)),
+            DeviceId::Cpu
+        );
         let all = Rules::new(4, 99, Vec::new()).resolve([]).unwrap();
-        assert!((0..=4).all(|il| all.layer(il) == Side::Gpu));
+        assert!((0..=4).all(|il| all.layer(il) == DeviceId::Gpu(0)));
     }
 
     #[test]
     fn the_first_rule_that_matches_decides() {
         let rule = "blk.1.ffn_gate_exps=CUDA0".parse().unwrap();
-        let placement = Rules::new(4, 99, vec![rule]).experts_on_host(None);
+        let placement = Rules::new(4, 99, vec![rule]).experts_on_cpu(None);
         let experts = |il: u16, part: &str| format!("blk.{il}.ffn_{part}_exps.weight");
-        assert_eq!(side(&placement, &experts(0, "gate"), Some(0)), Side::Host);
-        assert_eq!(side(&placement, &experts(1, "gate"), Some(1)), Side::Gpu);
-        assert_eq!(side(&placement, &experts(1, "up"), Some(1)), Side::Host);
         assert_eq!(
-            side(&placement, "blk.0.ffn_gate_inp.weight", Some(0)),
-            Side::Gpu
+            device(&placement, &experts(0, "gate"), Some(0)),
+            DeviceId::Cpu
         );
         assert_eq!(
-            side(&placement, "blk.0.ffn_gate_shexp.weight", Some(0)),
-            Side::Gpu
+            device(&placement, &experts(1, "gate"), Some(1)),
+            DeviceId::Gpu(0)
+        );
+        assert_eq!(
+            device(&placement, &experts(1, "up"), Some(1)),
+            DeviceId::Cpu
+        );
+        assert_eq!(
+            device(&placement, "blk.0.ffn_gate_inp.weight", Some(0)),
+            DeviceId::Gpu(0)
+        );
+        assert_eq!(
+            device(&placement, "blk.0.ffn_gate_shexp.weight", Some(0)),
+            DeviceId::Gpu(0)
         );
     }
 
     #[test]
     fn rejects_rules_that_cannot_be_read() {
         let error = |rule: &str| rule.parse::<Override>().unwrap_err().to_string();
-        for rule in ["exps", "exps=CUDA1", "exps=cpu"] {
-            assert_eq!(
-                error(rule),
-                format!("`{rule}` is not of the form REGEX=CPU or REGEX=CUDA0")
-            );
+        for rule in ["exps", "exps=CUDA", "exps=CUDA+1", "exps=cpu"] {
+            let form = format!("`{rule}` is not of the form REGEX=CPU or REGEX=CUDAn, ");
+            assert!(error(rule).starts_with(&form), "{}", error(rule));
         }
         assert!(error("(=CPU").starts_with("`(` is not a regular expression: "));
     }
@@ -256,18 +356,50 @@ mod tests {
         let rules = |rule: &str| Rules::new(30, 99, vec![rule.parse().unwrap()]);
         let experts = |il: u16| format!("blk.{il}.ffn_down_exps.weight");
         let ahead = rules(r"blk\.(?!(?:0|1)\.).*ffn_.*_exps\.=CPU");
-        assert_eq!(side(&ahead, &experts(1), Some(1)), Side::Gpu);
-        assert_eq!(side(&ahead, &experts(11), Some(11)), Side::Host);
+        assert_eq!(device(&ahead, &experts(1), Some(1)), DeviceId::Gpu(0));
+        assert_eq!(device(&ahead, &experts(11), Some(11)), DeviceId::Cpu);
         let again = rules(r"blk\.(\d)\1\.ffn=CPU");
-        assert_eq!(side(&again, &experts(11), Some(11)), Side::Host);
-        assert_eq!(side(&again, &experts(12), Some(12)), Side::Gpu);
+        assert_eq!(device(&again, &experts(11), Some(11)), DeviceId::Cpu);
+        assert_eq!(device(&again, &experts(12), Some(12)), DeviceId::Gpu(0));
+    }
+
+    #[test]
+    fn layers_are_split_in_proportion() {
+        use DeviceId::{Cpu, Gpu};
+        let layers = |n_gpu_layers, split: &[f32]| {
+            let rules = Rules::new(4, n_gpu_layers, Vec::new()).split(split.to_vec());
+            let placement = rules.resolve([]).unwrap();
+            [0, 1, 2, 3, 4].map(|il| placement.layer(il))
+        };
+        assert_eq!(layers(99, &[1.0]), [Gpu(0); 5]);
+        // As llama.cpp does: 0/5, 1/5 and 2/5 are below 1/2.
+        let halves = [Gpu(0), Gpu(0), Gpu(0), Gpu(1), Gpu(1)];
+        assert_eq!(layers(99, &[1.0, 1.0]), halves);
+        assert_eq!(layers(99, &[0.0, 0.0]), halves);
+        assert_eq!(layers(3, &[1.0, 2.0]), [Cpu, Cpu, Gpu(0), Gpu(1), Gpu(1)]);
+        assert_eq!(layers(2, &[0.0, 3.0]), [Cpu, Cpu, Cpu, Gpu(1), Gpu(1)]);
+        assert_eq!(layers(5, &[1.0, 0.0, 4.0])[..2], [Gpu(0), Gpu(2)]);
+    }
+
+    #[test]
+    fn rules_may_name_any_gpu_of_the_list() {
+        let rules = |rule: &str| Rules::new(2, 0, vec![rule.parse().unwrap()]).split(vec![1.0; 2]);
+        let exps = "blk.0.ffn_up_exps.weight";
+        let second = rules("exps=CUDA1");
+        assert_eq!(device(&second, exps, Some(0)), DeviceId::Gpu(1));
+        let error = rules("exps=CUDA2").resolve([exps]).unwrap_err();
+        let third = DeviceId::Gpu(2);
+        assert!(
+            matches!(error, Error::NoSuchDevice { device, n_gpus: 2, .. } if device == third),
+            "{error}"
+        );
     }
 
     #[test]
     fn experts_of_the_first_layers_stay_with_the_host() {
-        let placement = Rules::new(12, 99, Vec::new()).experts_on_host(Some(2));
+        let placement = Rules::new(12, 99, Vec::new()).experts_on_cpu(Some(2));
         let down = |il: u16| {
-            side(
+            device(
                 &placement,
                 &format!("blk.{il}.ffn_down_exps.weight"),
                 Some(il),
@@ -275,7 +407,13 @@ mod tests {
         };
         assert_eq!(
             [0, 1, 2, 10, 11].map(down),
-            [Side::Host, Side::Host, Side::Gpu, Side::Gpu, Side::Gpu]
+            [
+                DeviceId::Cpu,
+                DeviceId::Cpu,
+                DeviceId::Gpu(0),
+                DeviceId::Gpu(0),
+                DeviceId::Gpu(0)
+            ]
         );
     }
 }

@@ -9,7 +9,7 @@ use crate::activation::NodeName;
 use crate::arch::decoder::State;
 use crate::buffers::{Inventory, Ledger};
 use crate::cpu::threads::Threads;
-use crate::cuda::Device;
+use crate::devices::Devices;
 use crate::error::Result;
 use crate::kv_cache::KvCache;
 use crate::model::Model;
@@ -38,26 +38,26 @@ impl<'a, 'g> Session<'a, 'g> {
         recorder: Recorder,
         n_ctx: usize,
     ) -> Session<'a, 'g> {
-        Session::with_device(model, threads, None, recorder, n_ctx)
+        Session::with_devices(model, threads, Devices::cpu(), recorder, n_ctx)
     }
 
-    /// A session that a GPU takes part in, if there is one.
-    pub fn with_device(
+    /// A session computed by `devices`, of which the CPU uses `threads`.
+    pub fn with_devices(
         model: &'a Model<'g>,
         threads: &'a Threads,
-        device: Option<Device<'a>>,
+        devices: Devices<'a>,
         mut recorder: Recorder,
         n_ctx: usize,
     ) -> Session<'a, 'g> {
         let hp = model.hparams();
-        if device.is_some() {
+        if !devices.gpus().is_empty() {
             recorder.wait_for_gpu();
         }
         Session {
             model,
             ledger: Ledger::new(),
             grown: [0; 3],
-            ops: Ops::new(threads, recorder, device),
+            ops: Ops::new(threads, recorder, devices),
             state: State::default(),
             cache: KvCache::new(hp.n_layer, hp.n_head_kv * hp.head_dim, n_ctx),
             n_past: 0,
@@ -174,9 +174,9 @@ impl<'a, 'g> Session<'a, 'g> {
         }
     }
 
-    /// The GPU, where there is one.
-    pub fn device(&self) -> Option<&Device<'a>> {
-        self.ops.device.as_ref()
+    /// The devices that compute.
+    pub fn devices(&self) -> &Devices<'a> {
+        &self.ops.devices
     }
 
     /// Ends the session; the recorder's writer can then be finished. The second value is the error of the last events of
@@ -237,12 +237,12 @@ impl moe_engine::Session for Session<'_, '_> {
         self.ops.observer = None;
     }
 
-    fn gpu(&self) -> Option<manifest::Gpu> {
-        self.device().map(Device::describe)
+    fn gpus(&self) -> Vec<manifest::Gpu> {
+        self.devices().describe()
     }
 
     fn gpu_bandwidth(&self) -> Option<moe_engine::Result<f64>> {
-        let measured = self.device()?.bandwidth();
+        let measured = self.devices().gpus().first()?.bandwidth();
         Some(measured.map_err(Error::engine))
     }
 

@@ -30,6 +30,8 @@ pub enum Need {
     Data,
     /// A CUDA device.
     Gpu,
+    /// Two CUDA devices.
+    TwoGpus,
     /// A build with llama.cpp.
     LlamaCpp,
     /// A C or C++ compiler.
@@ -41,10 +43,11 @@ pub enum Need {
 }
 
 impl Need {
-    const ALL: [Need; 7] = [
+    const ALL: [Need; 8] = [
         Need::Python,
         Need::Data,
         Need::Gpu,
+        Need::TwoGpus,
         Need::LlamaCpp,
         Need::CCompiler,
         Need::SparseFiles,
@@ -57,6 +60,7 @@ impl Need {
             Need::Python => "python",
             Need::Data => "data",
             Need::Gpu => "gpu",
+            Need::TwoGpus => "two-gpus",
             Need::LlamaCpp => "llama-cpp",
             Need::CCompiler => "cc",
             Need::SparseFiles => "sparse-files",

@@ -95,8 +95,11 @@ pub struct Manifest {
     pub n_threads: u32,
     /// The machine.
     pub host: Host,
-    /// The GPU that took part, if one did.
+    /// The first GPU that took part, if one did.
     pub gpu: Option<Gpu>,
+    /// All GPUs that took part, in the order of the list of devices; empty in runs of versions that knew one GPU only.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub gpus: Vec<Gpu>,
     /// Flags of the model's memory map (`MAP_SHARED`, `MAP_POPULATE`, ...); empty if the model was not mapped.
     pub mmap: Vec<String>,
     /// Start of the run, RFC 3339, UTC.
@@ -214,11 +217,17 @@ pub struct Host {
     pub os: String,
 }
 
-/// The GPU of a run.
+/// A GPU of a run: an entry in its list of devices. A physical GPU that is listed twice has two entries.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Gpu {
-    /// Name of the device.
+    /// Name in the list of devices, as in `buffers.jsonl`: `CUDA0`; absent where it is unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
+    /// Number of the physical GPU, by the driver's count from 0; absent where it is unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ordinal: Option<u64>,
+    /// Name of the product.
     pub name: String,
     /// Its memory in bytes.
     pub memory_bytes: u64,
@@ -298,6 +307,7 @@ impl Default for Manifest {
             n_threads: 0,
             host: Host::default(),
             gpu: None,
+            gpus: Vec::new(),
             mmap: Vec::new(),
             started: String::new(),
             clock: "monotonic".to_owned(),
@@ -308,6 +318,20 @@ impl Default for Manifest {
 }
 
 impl Manifest {
+    /// Stores the GPUs that took part.
+    pub fn set_gpus(&mut self, gpus: Vec<Gpu>) {
+        self.gpu = gpus.first().cloned();
+        self.gpus = gpus;
+    }
+
+    /// The GPUs that took part.
+    pub fn gpus(&self) -> &[Gpu] {
+        match self.gpus.as_slice() {
+            [] => self.gpu.as_slice(),
+            gpus => gpus,
+        }
+    }
+
     /// Reads `path`. Of the keys that the schema requires only `schema` itself must be there; see
     /// [`Manifest::missing_keys`].
     ///

@@ -1,27 +1,17 @@
-//! Options of the GPU: what runs there, and how.
+//! Options of the GPUs: what runs there, and how.
 
 use anyhow::{Context as _, anyhow, bail};
-use moe_executor::Model;
 use moe_executor::cuda::post_fetch::Settings;
-use moe_executor::cuda::{self, Device, Gpu, Policy};
-use moe_executor::placement::{Override, Placement, Rules};
+use moe_executor::cuda::{self, Gpu, GpuSpec, Policy};
+use moe_executor::placement::{Override, Rules};
+use moe_executor::{Devices, Model};
+use moe_gguf::text::counted;
 
+use super::device_list::DeviceList;
 use super::scratchpad;
 use crate::context::Context;
 use crate::env_option::{EnvOption, EnvOptionParser, InvalidVariable};
-use crate::option_values::{ValueError, first_given, whole};
-
-/// Values of `--device`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum Kind {
-    /// The processor alone
-    #[default]
-    Cpu,
-    /// The first NVIDIA GPU, with the processor
-    Cuda,
-    /// A GPU if there is one that works
-    Auto,
-}
+use crate::option_values::{ValueError, first_given, number, whole};
 
 /// Values of `--policy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -42,13 +32,23 @@ fn layers(text: &str) -> Result<usize, std::num::ParseIntError> {
     }
 }
 
-/// Options of the GPU.
+/// A GPU's part of the layers.
+fn share(text: &str) -> Result<f32, ValueError> {
+    number(text, "a number of at least 0", |share: &f32| {
+        *share >= 0.0 && share.is_finite()
+    })
+}
+
+/// Options of the GPUs.
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "GPU")]
 pub struct DeviceArgs {
-    /// What computes
-    #[arg(long, value_enum, default_value_t)]
-    pub device: Kind,
+    /// Devices to run on: cpu, auto, or GPUs such as cuda, cuda:1 or cuda:0,cuda:1
+    ///
+    /// cuda is the first NVIDIA GPU; auto is the same if it works, else the CPU. The CPU always takes part. The GPUs of a list are named
+    /// CUDA0, CUDA1, ... in its order, and share the layers (--tensor-split). A GPU that is listed twice counts as two.
+    #[arg(long, value_name = "LIST", default_value_t)]
+    pub device: DeviceList,
     /// Layers on the GPU, the last ones; the output counts as one more, the very last; -1 = all, the default
     #[arg(long, visible_alias = "ngl", value_name = "N", value_parser = layers)]
     pub n_gpu_layers: Option<usize>,
@@ -63,12 +63,15 @@ pub struct DeviceArgs {
     /// Keep the weights of the experts of the first N layers with the processor
     #[arg(long, value_name = "N", conflicts_with = "cpu_moe")]
     pub n_cpu_moe: Option<usize>,
-    /// Where tensors live whose name matches a regular expression: CPU or CUDA0; the first that matches decides
-    #[arg(long, value_name = "REGEX=CPU|CUDA0", value_delimiter = ',')]
+    /// Where tensors live whose name matches a regular expression: CPU, CUDA0, CUDA1, ...; the first that matches decides
+    #[arg(long, value_name = "REGEX=DEVICE", value_delimiter = ',')]
     pub override_tensor: Vec<String>,
-    /// Use at most so much of the GPU's memory
-    #[arg(long, value_name = "N")]
-    pub vram_mib: Option<u64>,
+    /// Split the layers on GPUs among them in these proportions, such as 3,1 [default: by free memory]
+    #[arg(long, visible_alias = "ts", value_name = "N,...", value_delimiter = ',', value_parser = share)]
+    pub tensor_split: Vec<f32>,
+    /// Limit the memory of each GPU to N MiB; a list has a limit for each
+    #[arg(long, value_name = "N,...", value_delimiter = ',')]
+    pub vram_mib: Vec<u64>,
     /// Rows of a batch from which weights of the processor are copied to the GPU for a product; 0 = never
     #[arg(
         long,
@@ -214,41 +217,35 @@ fn switch(text: &str) -> Result<bool, ValueError> {
 }
 
 impl DeviceArgs {
-    /// The GPU as it is asked for; none for the processor alone, also where `auto` finds no GPU that works.
+    /// The devices as they are asked for; the CPU alone also where `auto` finds no GPU that works.
     ///
     /// # Errors
-    /// The GPU that was asked for does not work, or a setting that cannot be.
-    pub fn open<'g>(&self, model: &Model<'g>, ctx: &Context) -> anyhow::Result<Option<Device<'g>>> {
-        if self.device == Kind::Cpu {
-            return Ok(None);
+    /// A GPU that was asked for does not work, or a setting that cannot be.
+    pub fn open<'g>(&self, model: &Model<'g>, ctx: &Context) -> anyhow::Result<Devices<'g>> {
+        if self.device == DeviceList::Cpu {
+            return Ok(Devices::cpu());
         }
-        let rules = self.rules(model.hparams().n_layer)?;
-        let names = model.gguf().tensors().iter().map(|t| t.name.as_str());
-        let placement = rules.resolve(names).context("--override-tensor")?;
         let settings = self.post_fetch.settings()?;
         let debug = self.post_fetch.postfetch_debug.get()?;
-        let mut device = match self.ready(placement, settings, self.min_batch()?) {
-            Ok(device) => device,
-            Err(error) if self.device == Kind::Auto => {
-                ctx.remark(format_args!("{error}; the processor computes"));
-                return Ok(None);
-            }
-            Err(error) => bail!(with_advice(&error)),
+        let mut devices = match self.ready(model, settings) {
+            Ok(devices) => devices,
+            Err(error) => match error.downcast_ref::<cuda::Error>() {
+                Some(error) if self.device == DeviceList::Auto => {
+                    ctx.remark(format_args!("{error}; the processor computes"));
+                    return Ok(Devices::cpu());
+                }
+                Some(error) => bail!(self.with_advice(error)),
+                None => return Err(error),
+            },
         };
-        if let Some(small) =
-            scratchpad::too_small(model, &settings).filter(|_| device.policy() == Policy::PostFetch)
+        if let Some(small) = scratchpad::too_small(model, &settings)
+            .filter(|_| devices.policy() == Policy::PostFetch)
         {
             ctx.remark(small);
         }
-        let info = device.gpu().info();
-        ctx.remark(format_args!(
-            "{}, {:.1} GiB, policy {}",
-            info.name,
-            info.memory_bytes as f64 / (1u64 << 30) as f64,
-            self.policy_name()
-        ));
+        self.print_gpus(&devices, ctx);
         if self.policy() != Policy::Cpu && self.keeps_experts_with_host() {
-            let registered = device.register(model.gguf());
+            let registered = devices.register(model.gguf());
             if !registered {
                 ctx.remark(
                     "the driver does not read the mapped model by itself: copies go through other memory",
@@ -256,28 +253,97 @@ impl DeviceArgs {
             }
         }
         if debug {
-            let ctx = *ctx;
-            device.observe_transfers(Box::new(move |transfer| {
-                ctx.remark(format_args!("post-fetch: {transfer}"));
-            }));
+            for gpu in devices.gpus_mut() {
+                let ctx = *ctx;
+                gpu.observe_transfers(Box::new(move |transfer| {
+                    ctx.remark(format_args!("post-fetch: {transfer}"));
+                }));
+            }
         }
-        Ok(Some(device))
+        Ok(devices)
     }
 
-    /// The GPU with all that a session needs of it, or what does not work.
-    fn ready<'g>(
-        &self,
-        placement: Placement,
-        settings: Settings,
-        min_batch: Option<usize>,
-    ) -> cuda::Result<Device<'g>> {
-        let gpu = Gpu::open(self.vram_mib.map(|mib| mib.saturating_mul(1 << 20)))?;
+    /// The devices with all that a session needs of them, or what does not work.
+    fn ready<'g>(&self, model: &Model<'g>, settings: Settings) -> anyhow::Result<Devices<'g>> {
+        let rules = self.rules(model.hparams().n_layer)?;
+        let min_batch = self.min_batch()?;
+        let gpus = Gpu::open_all(&self.specs()?)?;
+        let names = model.gguf().tensors().iter().map(|t| t.name.as_str());
+        let rules = rules.split(self.split(&gpus));
+        let placement = rules.resolve(names).context("--override-tensor")?;
         let policy = self.policy();
-        let device = Device::new(gpu, placement, policy, min_batch);
-        match policy {
-            Policy::PostFetch => device.with_post_fetch(settings),
-            Policy::Cpu | Policy::Gpu => Ok(device),
+        let devices = Devices::new(gpus, placement, policy, min_batch);
+        Ok(match policy {
+            Policy::PostFetch => devices.with_post_fetch(settings)?,
+            Policy::Cpu | Policy::Gpu => devices,
+        })
+    }
+
+    /// Prints which GPUs are used.
+    fn print_gpus(&self, devices: &Devices, ctx: &Context) {
+        let gpus = devices.gpus();
+        for gpu in gpus {
+            let info = gpu.gpu().info();
+            let name = match gpus.len() {
+                1 => String::new(),
+                _ => format!("{}, cuda:{}: ", gpu.id(), info.ordinal),
+            };
+            ctx.remark(format_args!(
+                "{name}{}, {:.1} GiB, policy {}",
+                info.name,
+                info.memory_bytes as f64 / (1u64 << 30) as f64,
+                self.policy_name()
+            ));
         }
+    }
+
+    /// The GPUs to open, each with its limit.
+    fn specs(&self) -> anyhow::Result<Vec<GpuSpec>> {
+        let gpus = self.device.gpus();
+        let limits = match self.vram_mib.as_slice() {
+            [] => vec![None; gpus.len()],
+            [all] => vec![Some(*all); gpus.len()],
+            each if each.len() == gpus.len() => each.iter().copied().map(Some).collect(),
+            each => bail!(
+                "--vram-mib has {} for {}; give one for all, or one for each",
+                counted(each.len(), "value"),
+                counted(gpus.len(), "GPU")
+            ),
+        };
+        let spec = |(&ordinal, mib): (&usize, Option<u64>)| GpuSpec {
+            ordinal,
+            limit: mib.map(|mib| mib.saturating_mul(1 << 20)),
+        };
+        Ok(gpus.iter().zip(limits).map(spec).collect())
+    }
+
+    /// Part of the layers of each GPU: as given, where GPUs without a value get none, else by the memory that it may use, as in
+    /// llama.cpp.
+    fn split(&self, gpus: &[Gpu]) -> Vec<f32> {
+        if self.tensor_split.is_empty() {
+            return gpus.iter().map(|gpu| gpu.memory().2 as f32).collect();
+        }
+        let mut split = self.tensor_split.clone();
+        split.resize(gpus.len(), 0.0);
+        split
+    }
+
+    /// Refuses a split that does not fit the list of GPUs.
+    fn check_split(&self) -> anyhow::Result<()> {
+        let (n, n_gpus) = (self.tensor_split.len(), self.device.gpus().len());
+        if n > n_gpus {
+            bail!(
+                "--tensor-split has {} for {}; give at most one for each",
+                counted(n, "value"),
+                counted(n_gpus, "GPU")
+            );
+        }
+        if n > 0 && self.tensor_split.iter().all(|&share| share == 0.0) {
+            bail!(
+                "--tensor-split leaves no GPU any layer; give a value above 0, or --n-gpu-layers 0"
+            );
+        }
+        Ok(())
     }
 
     /// Refuses settings that cannot be, before a model is loaded.
@@ -285,7 +351,7 @@ impl DeviceArgs {
     /// # Errors
     /// Which, and what it must be.
     pub fn check(&self) -> anyhow::Result<()> {
-        if self.device == Kind::Cpu {
+        if self.device == DeviceList::Cpu {
             return match self.for_a_gpu().or(self.post_fetch.given()) {
                 Some(option) => bail!(
                     "{option} is for a GPU; add --device cuda or --device auto, or leave it out"
@@ -298,12 +364,15 @@ impl DeviceArgs {
         {
             bail!("{option} is for --policy post-fetch; add that, or leave it out");
         }
-        self.rules(0)?;
+        self.check_split()?;
+        self.specs()?;
+        let rules = self.rules(0)?.split(vec![1.0; self.device.gpus().len()]);
+        rules.resolve([]).context("--override-tensor")?;
         self.post_fetch.settings()?;
         self.post_fetch.postfetch_debug.get()?;
         self.min_batch()?;
-        match (self.device, Gpu::look()) {
-            (Kind::Cuda, Err(missing)) => Err(anyhow!(with_advice(&missing))),
+        match (&self.device, Gpu::look()) {
+            (DeviceList::Cuda(_), Err(missing)) => Err(anyhow!(self.with_advice(&missing))),
             _ => Ok(()),
         }
     }
@@ -317,15 +386,16 @@ impl DeviceArgs {
             ("--cpu-moe", self.cpu_moe),
             ("--n-cpu-moe", self.n_cpu_moe.is_some()),
             ("--override-tensor", !self.override_tensor.is_empty()),
-            ("--vram-mib", self.vram_mib.is_some()),
+            ("--tensor-split", !self.tensor_split.is_empty()),
+            ("--vram-mib", !self.vram_mib.is_empty()),
             ("--offload-min-batch", self.offload_min_batch.is_given()),
         ])
     }
 
     /// Name of the policy, as a manifest says it.
     pub fn policy_name(&self) -> &'static str {
-        match (self.device, self.policy()) {
-            (Kind::Cpu, _) | (_, Policy::Cpu) => "cpu",
+        match (&self.device, self.policy()) {
+            (DeviceList::Cpu, _) | (_, Policy::Cpu) => "cpu",
             (_, Policy::Gpu) => "gpu",
             (_, Policy::PostFetch) => "post-fetch",
         }
@@ -362,24 +432,24 @@ impl DeviceArgs {
         let n_gpu_layers = self.n_gpu_layers.unwrap_or(usize::MAX);
         let rules = Rules::new(n_layer, n_gpu_layers, overrides);
         Ok(match self.n_cpu_moe {
-            Some(n) => rules.experts_on_host(Some(n.min(n_layer))),
-            None if self.cpu_moe => rules.experts_on_host(None),
+            Some(n) => rules.experts_on_cpu(Some(n.min(n_layer))),
+            None if self.cpu_moe => rules.experts_on_cpu(None),
             None if self.policy() != Policy::Gpu && self.override_tensor.is_empty() => {
-                rules.experts_on_host(None)
+                rules.experts_on_cpu(None)
             }
             None => rules,
         })
     }
-}
 
-/// An error of the GPU that was asked for, and the options that avoid it.
-fn with_advice(error: &cuda::Error) -> String {
-    let options = if error.is_out_of_memory() {
-        "lower --n-gpu-layers, add --cpu-moe, or run with --device cpu"
-    } else {
-        "or run with --device cpu"
-    };
-    format!("--device cuda: {error}; {options}")
+    /// An error of a GPU that was asked for, and the options that avoid it.
+    fn with_advice(&self, error: &cuda::Error) -> String {
+        let options = if error.is_out_of_memory() {
+            "lower --n-gpu-layers, add --cpu-moe, or run with --device cpu"
+        } else {
+            "or run with --device cpu"
+        };
+        format!("--device {}: {error}; {options}", self.device)
+    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! What runs a model: this program's executor, or llama.cpp.
 
 pub mod device;
+mod device_list;
 #[cfg(feature = "llama-cpp")]
 mod llama_cpp;
 pub mod native;
@@ -11,6 +12,7 @@ use moe_gguf::Gguf;
 
 use crate::context::Context;
 use device::DeviceArgs;
+use device_list::DeviceList;
 
 /// Values of `--engine`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -23,7 +25,7 @@ pub enum Kind {
     LlamaCpp,
 }
 
-/// Loads a model into an engine, to be computed by `n_threads` threads and by the GPU that `device` asks for.
+/// Loads a model into an engine, to be computed by `n_threads` threads and by the GPUs that `device` asks for.
 pub fn load<'g>(
     kind: Kind,
     gguf: &'g Gguf,
@@ -31,7 +33,7 @@ pub fn load<'g>(
     device: &DeviceArgs,
     ctx: &Context,
 ) -> anyhow::Result<Box<dyn Engine + 'g>> {
-    if kind != Kind::Native && device.device != device::Kind::Cpu {
+    if kind != Kind::Native && device.device != DeviceList::Cpu {
         anyhow::bail!("--device is for the executor of this program; leave out --engine");
     }
     match kind {

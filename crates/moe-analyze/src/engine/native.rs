@@ -4,9 +4,8 @@ use std::fmt::Display;
 
 use moe_engine::{Engine, EngineInfo, Error, Mode, Setup};
 use moe_executor::cpu::threads::Threads;
-use moe_executor::cuda::Device;
 use moe_executor::recorder::Recorder;
-use moe_executor::{Model, Session};
+use moe_executor::{Devices, Model, Session};
 use moe_gguf::Gguf;
 use moe_gguf::text::counted;
 use moe_trace::manifest;
@@ -96,14 +95,12 @@ impl Engine for Native<'_> {
         &'s self,
         setup: Setup<'s>,
     ) -> moe_engine::Result<Box<dyn moe_engine::Session + 's>> {
-        let device = self.device.open(&self.model, &self.ctx).map_err(boxed)?;
-        let writer = setup
-            .begin
-            .map(|begin| begin(device.as_ref().map(gpu_at_start)));
+        let devices = self.device.open(&self.model, &self.ctx).map_err(boxed)?;
+        let writer = setup.begin.map(|begin| begin(gpus_at_start(&devices)));
         let writer = writer.transpose().map_err(Error::Engine)?;
         let recorder = Recorder::new(writer).with_mode(setup.mode);
         let (model, threads, n_ctx) = (&self.model, &self.threads, setup.n_ctx);
-        let mut session = Session::with_device(model, threads, device, recorder, n_ctx);
+        let mut session = Session::with_devices(model, threads, devices, recorder, n_ctx);
         if let Some(observer) = setup.observer {
             session.observe(observer);
         }
@@ -111,13 +108,13 @@ impl Engine for Native<'_> {
     }
 }
 
-/// The GPU as the manifest tells it while the run goes on: what is counted is known at its end.
-pub fn gpu_at_start(device: &Device) -> manifest::Gpu {
-    manifest::Gpu {
-        peak_bytes: None,
-        fallbacks: None,
-        ..device.describe()
+/// The GPUs as the manifest describes them while the run goes on: what is counted is known at its end.
+pub fn gpus_at_start(devices: &Devices) -> Vec<manifest::Gpu> {
+    let mut gpus = devices.describe();
+    for gpu in &mut gpus {
+        (gpu.peak_bytes, gpu.fallbacks) = (None, None);
     }
+    gpus
 }
 
 /// A bandwidth that was measured. A failure is printed: the GPU may have no room for the copy.
@@ -130,19 +127,26 @@ pub fn gpu_bandwidth<E: Display>(measured: Result<f64, E>, ctx: &Context) -> Opt
     measured.inspect_err(failed).ok()
 }
 
-/// What the GPU could not do and the processor did; none if there was nothing.
-pub fn fallbacks(gpu: &manifest::Gpu) -> Option<String> {
-    let fallbacks = gpu.fallbacks.as_ref()?;
-    let first = fallbacks.first_error.as_ref()?;
-    let advice = match fallbacks.tensors {
-        0 => "",
-        _ => {
-            "; --n-gpu-layers, --n-cpu-moe and --override-tensor say what stays with the processor"
-        }
-    };
-    Some(format!(
-        "the processor did {} in the GPU's place, and {} found no room there; the first reason: {first}{advice}",
-        counted(fallbacks.operations, "operation"),
-        counted(fallbacks.tensors, "tensor")
-    ))
+/// What each GPU could not do and the CPU did; empty if there was nothing.
+pub fn fallbacks(gpus: &[manifest::Gpu]) -> Vec<String> {
+    let all = gpus.iter().filter_map(|gpu| {
+        let fallbacks = gpu.fallbacks.as_ref()?;
+        let first = fallbacks.first_error.as_ref()?;
+        let advice = match fallbacks.tensors {
+            0 => "",
+            _ => {
+                "; --n-gpu-layers, --n-cpu-moe and --override-tensor say what stays with the processor"
+            }
+        };
+        let place = match (&gpu.device, gpus.len()) {
+            (Some(device), 2..) => format!("the place of {device}"),
+            _ => "the GPU's place".to_owned(),
+        };
+        Some(format!(
+            "the processor did {} in {place}, and {} found no room there; the first reason: {first}{advice}",
+            counted(fallbacks.operations, "operation"),
+            counted(fallbacks.tensors, "tensor")
+        ))
+    });
+    all.collect()
 }

@@ -9,9 +9,10 @@ mod handles;
 mod policy;
 
 use std::marker::PhantomData;
+use std::rc::Rc;
 use std::time::Instant;
 
-use moe_gguf::{GgmlType, Gguf};
+use moe_gguf::GgmlType;
 use moe_trace::manifest;
 use zerocopy::{Immutable, IntoBytes};
 
@@ -22,12 +23,12 @@ use crate::hparams::Rope;
 use crate::kv_cache;
 use crate::mirrored::Mirrored;
 use crate::ops::RouterSpec;
-use crate::placement::Placement;
+use crate::placement::{DeviceId, Placement};
 use crate::recorder::Routing;
 use crate::weights::{Linear, Matrix, Vector};
 
 pub(crate) use handles::{Event, Ptr, Wanted};
-pub use policy::{Fallbacks, GpuInfo, Policy};
+pub use policy::{Fallbacks, GpuInfo, GpuSpec, Policy};
 use post_fetch::{Sample, Settings};
 
 /// Post-Fetch, which needs a GPU.
@@ -68,8 +69,12 @@ impl Gpu {
         Err(Error::NotBuilt)
     }
 
-    pub fn open(_: Option<u64>) -> Result<Gpu> {
+    pub fn open_all(_: &[GpuSpec]) -> Result<Vec<Gpu>> {
         Err(Error::NotBuilt)
+    }
+
+    pub fn index(&self) -> usize {
+        match self.0 {}
     }
 
     pub fn info(&self) -> &GpuInfo {
@@ -100,9 +105,27 @@ impl Gpu {
         match self.0 {}
     }
 
+    pub(crate) fn receive(&self, _: &DeviceBuffer, _: &DeviceBuffer, _: usize) -> Result<()> {
+        match self.0 {}
+    }
+
+    pub(crate) fn follow(&self, _: &Gpu) -> Result<()> {
+        match self.0 {}
+    }
+
+    pub(crate) fn register<'m>(&self, _: &'m [u8]) -> Result<Registered<'m>> {
+        match self.0 {}
+    }
+
     pub(crate) fn synchronize(&self) -> Result<()> {
         match self.0 {}
     }
+}
+
+/// Has no value.
+pub struct Registered<'m> {
+    _never: Never,
+    _mapped: PhantomData<&'m [u8]>,
 }
 
 /// Has no value.
@@ -130,35 +153,40 @@ impl DeviceBuffer {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Download;
 
+impl Download {
+    pub fn gpu(&self) -> usize {
+        0
+    }
+}
+
 /// Has no value.
-pub struct Device<'g> {
+pub struct Device {
     never: Never,
-    files: PhantomData<&'g [u8]>,
     pub fallbacks: Fallbacks,
 }
 
-impl<'g> Device<'g> {
-    pub fn new(gpu: Gpu, _: Placement, _: Policy, _: Option<usize>) -> Device<'g> {
+impl Device {
+    pub(crate) fn new(gpu: Gpu, _: Rc<Placement>) -> Device {
         match gpu.0 {}
+    }
+
+    pub fn id(&self) -> DeviceId {
+        match self.never {}
     }
 
     pub fn gpu(&self) -> &Gpu {
         match self.never {}
     }
 
-    pub fn placement(&self) -> &Placement {
+    pub(crate) fn enable_post_fetch(&mut self, _: Settings) -> Result<()> {
         match self.never {}
     }
 
-    pub fn with_post_fetch(self, _: Settings) -> Result<Device<'g>> {
+    pub(crate) fn files_are_registered(&mut self) {
         match self.never {}
     }
 
     pub fn observe_transfers(&mut self, _: post_fetch::Observer) {
-        match self.never {}
-    }
-
-    pub fn min_batch(&self) -> Option<usize> {
         match self.never {}
     }
 
@@ -170,15 +198,7 @@ impl<'g> Device<'g> {
         match self.never {}
     }
 
-    pub fn policy(&self) -> Policy {
-        match self.never {}
-    }
-
-    pub fn register(&mut self, _: &'g Gguf) -> bool {
-        match self.never {}
-    }
-
-    pub fn describe(&self) -> manifest::Gpu {
+    pub(crate) fn describe(&self, _: Option<usize>) -> manifest::Gpu {
         match self.never {}
     }
 
@@ -188,7 +208,7 @@ impl<'g> Device<'g> {
 }
 
 /// Passes, times and transfers.
-impl Device<'_> {
+impl Device {
     pub(crate) fn begin_pass(&mut self) -> Result<()> {
         match self.never {}
     }
@@ -205,11 +225,15 @@ impl Device<'_> {
         match self.never {}
     }
 
+    pub(crate) fn end_events(&mut self, _: Event) -> Result<(Event, Event)> {
+        match self.never {}
+    }
+
     pub(crate) fn time(&self, _: Event) -> Result<Instant> {
         match self.never {}
     }
 
-    pub(crate) fn host_ran(&mut self) {
+    pub(crate) fn others_ran(&mut self) {
         match self.never {}
     }
 
@@ -230,10 +254,6 @@ impl Device<'_> {
     }
 
     pub(crate) fn holds(&mut self, _: &Matrix) -> bool {
-        match self.never {}
-    }
-
-    pub(crate) fn copies_for(&self, _: &Matrix, _: usize) -> bool {
         match self.never {}
     }
 
@@ -259,7 +279,7 @@ impl Device<'_> {
 }
 
 /// Operations.
-impl Device<'_> {
+impl Device {
     pub(crate) fn supports(_: GgmlType) -> bool {
         false
     }

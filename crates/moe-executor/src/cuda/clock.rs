@@ -14,6 +14,8 @@ pub(crate) struct EventClock {
     timeline: Timeline,
     /// The last event on the stream that computes.
     last: Option<Event>,
+    /// The event after the last copy from another GPU that the operation under way waited for.
+    received: Option<Event>,
 }
 
 impl EventClock {
@@ -23,7 +25,7 @@ impl EventClock {
     /// As [`EventClock::record`].
     pub(super) fn restart(&mut self, gpu: &Gpu) -> Result<()> {
         self.timeline.clear();
-        self.last = None;
+        (self.last, self.received) = (None, None);
         self.record(gpu, gpu.stream()).map(|_| ())
     }
 
@@ -67,6 +69,25 @@ impl EventClock {
             self.last = Some(event);
         }
         Ok(())
+    }
+
+    /// An operation starts: what was received before is not its own.
+    pub(super) fn start_operation(&mut self) {
+        self.received = None;
+    }
+
+    /// The stream that computes has been given a copy from another GPU for the operation under way.
+    ///
+    /// # Errors
+    /// As [`Clock::record`].
+    pub(super) fn receive(&mut self, gpu: &Gpu) -> Result<()> {
+        self.received = Some(self.record(gpu, gpu.stream())?);
+        Ok(())
+    }
+
+    /// The event at which the operation under way had all that it reads, if it waited for another GPU.
+    pub(super) fn received(&self) -> Option<Event> {
+        self.received
     }
 
     /// The last event on the stream that computes.

@@ -10,9 +10,17 @@ const PIECE: usize = 1 << 20;
 /// Where the experts of a choice and their weights will lie.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Download {
+    gpu: usize,
     piece: usize,
     at: usize,
     n: usize,
+}
+
+impl Download {
+    /// Index of the GPU that they are copied from.
+    pub fn gpu(&self) -> usize {
+        self.gpu
+    }
 }
 
 /// Pinned memory for the choices of a pass. A piece stays where it is while copies into it are under way.
@@ -48,6 +56,7 @@ impl Downloads {
             self.pieces.push(gpu.pinned((2 * bytes).max(PIECE))?);
         }
         let download = Download {
+            gpu: gpu.index(),
             piece: self.piece,
             at: self.used,
             n,

@@ -17,6 +17,16 @@ pub enum Error {
     /// No GPU on this machine.
     #[error("the CUDA driver finds no GPU: check nvidia-smi and the variable CUDA_VISIBLE_DEVICES")]
     NoDevice,
+    /// No GPU of that number.
+    #[error(
+        "there is no GPU {ordinal}: the CUDA driver finds {count}, counted from 0; check nvidia-smi and the variable CUDA_VISIBLE_DEVICES"
+    )]
+    NoSuchGpu {
+        /// Number asked for.
+        ordinal: usize,
+        /// GPUs of the machine.
+        count: usize,
+    },
     /// There is no room in the GPU's memory, or not under the limit that was set.
     #[error("{wanted} bytes of GPU memory do not fit: {used} of {limit} are in use")]
     OutOfMemory {

@@ -1,23 +1,28 @@
-//! One GPU: its stream, its kernels, its memory.
+//! One GPU of the list: its stream, its kernels, its memory, its clock.
 
+use std::cell::{Ref, RefCell, RefMut};
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result, sys};
 use zerocopy::{Immutable, IntoBytes};
 
+use super::clock::EventClock;
 use super::launch::Kernels;
-use super::memory::Account;
-use super::{DeviceBuffer, Error, GpuInfo, Pinned, Ptr, Registered, Result};
+use super::queue::{Queue, bind};
+use super::{DeviceBuffer, Error, GpuInfo, GpuSpec, Pinned, Ptr, Registered, Result};
 
 /// The first version of CUDA whose driver takes the kernels' PTX (ISA 8.4).
 const OLDEST_DRIVER: i32 = 12040;
 
-/// One GPU.
+/// An entry in the list of GPUs. Entries of the same physical GPU share nothing but its hardware.
 pub struct Gpu {
+    /// Place in the list.
+    index: usize,
     context: Arc<CudaContext>,
-    stream: Arc<CudaStream>,
+    /// The stream that computes.
+    queue: Arc<Queue>,
     kernels: Kernels,
-    account: Arc<Account>,
+    clock: RefCell<EventClock>,
     info: GpuInfo,
 }
 
@@ -38,38 +43,63 @@ impl Gpu {
         }
     }
 
-    /// The first GPU, of whose memory at most `limit` bytes are used.
+    /// Opens GPUs in the order of a list. If a GPU is listed more than once, its entries without a limit get equal shares of its free
+    /// memory.
     ///
     /// # Errors
-    /// There is none, the driver does not open it, or one of both is too old for the kernels.
-    pub fn open(limit: Option<u64>) -> Result<Gpu> {
+    /// There is none, or not that one, the driver does not open it, or one of both is too old for the kernels.
+    pub fn open_all(specs: &[GpuSpec]) -> Result<Vec<Gpu>> {
         Gpu::look()?;
-        let open = |source| Error::driver("opening the GPU", source);
+        let failed = |source| Error::driver("opening the GPU", source);
         let mut driver = 0;
         // SAFETY: writes one number.
         let version = unsafe { sys::cuDriverGetVersion(&mut driver) };
-        version.result().map_err(open)?;
+        version.result().map_err(failed)?;
         if driver < OLDEST_DRIVER {
             return Err(Error::OldDriver { version: driver });
         }
-        let context = CudaContext::new(0).map_err(open)?;
+        let count = CudaContext::device_count().map_err(failed)?.max(0) as usize;
+        let open = |(index, spec): (usize, &GpuSpec)| {
+            let ordinal = spec.ordinal;
+            if ordinal >= count {
+                return Err(Error::NoSuchGpu { ordinal, count });
+            }
+            let entries = specs.iter().filter(|other| other.ordinal == ordinal);
+            Gpu::open(index, spec, entries.count() as u64, driver)
+        };
+        specs.iter().enumerate().map(open).collect()
+    }
+
+    /// Opens one of `entries` entries of a GPU.
+    fn open(index: usize, spec: &GpuSpec, entries: u64, driver: i32) -> Result<Gpu> {
+        let failed = |source| Error::driver("opening the GPU", source);
+        let context = CudaContext::new(spec.ordinal).map_err(failed)?;
         // SAFETY: order between streams is made by events of our own; cudarc's would cost a call for every buffer.
         unsafe { context.disable_event_tracking() };
-        let (free, total) = context.mem_get_info().map_err(open)?;
+        let (free, total) = context.mem_get_info().map_err(failed)?;
         let info = GpuInfo {
-            name: context.name().map_err(open)?,
-            compute_capability: context.compute_capability().map_err(open)?,
+            ordinal: spec.ordinal,
+            name: context.name().map_err(failed)?,
+            compute_capability: context.compute_capability().map_err(failed)?,
             memory_bytes: total as u64,
             free_bytes: free as u64,
             driver,
         };
+        let limit = spec.limit.unwrap_or(free as u64 / entries);
+        let kernels = Kernels::load(&context)?;
         Ok(Gpu {
-            stream: context.new_stream().map_err(open)?,
-            kernels: Kernels::load(&context)?,
-            account: Account::new(limit.unwrap_or(u64::MAX).min(free as u64)),
+            index,
+            queue: Queue::new(&context, limit.min(free as u64), kernels.in_order())?,
+            kernels,
+            clock: RefCell::default(),
             context,
             info,
         })
+    }
+
+    /// Its place in the list.
+    pub fn index(&self) -> usize {
+        self.index
     }
 
     /// What it is.
@@ -84,7 +114,17 @@ impl Gpu {
 
     /// The stream that computes.
     pub(crate) fn stream(&self) -> &Arc<CudaStream> {
-        &self.stream
+        self.queue.stream()
+    }
+
+    /// The events of the pass, to read.
+    pub(super) fn clock(&self) -> Ref<'_, EventClock> {
+        self.clock.borrow()
+    }
+
+    /// The events of the pass, to record one.
+    pub(super) fn clock_mut(&self) -> RefMut<'_, EventClock> {
+        self.clock.borrow_mut()
     }
 
     /// Another stream, which waits for none.
@@ -111,7 +151,7 @@ impl Gpu {
     /// # Errors
     /// There is not enough, or not enough under the limit.
     pub(crate) fn alloc(&self, bytes: usize) -> Result<DeviceBuffer> {
-        DeviceBuffer::new(&self.stream, &self.account, bytes)
+        DeviceBuffer::new(&self.queue, bytes)
     }
 
     /// Memory for a row of `n_in` activations, quantized: `before` if it is large enough. None if there is not enough.
@@ -145,7 +185,7 @@ impl Gpu {
 
     /// Bytes in use, most that were in use at once, and those that may be.
     pub fn memory(&self) -> (u64, u64, u64) {
-        let account = &self.account;
+        let account = self.queue.account();
         (account.used(), account.peak(), account.limit())
     }
 
@@ -159,7 +199,7 @@ impl Gpu {
         values: &T,
     ) -> Result<()> {
         self.kernels.follow_copy();
-        upload_on(&self.stream, to, values.as_bytes())
+        upload_on(self.stream(), to, values.as_bytes())
     }
 
     /// Begins to copy `n` bytes to the place `at` of pinned memory; they are there once the stream has come so far.
@@ -178,7 +218,29 @@ impl Gpu {
     ) -> Result<()> {
         self.kernels.follow_copy();
         // SAFETY: by the caller's promise.
-        unsafe { to.begin_download(&self.stream, from, at, n) }
+        unsafe { to.begin_download(self.stream(), from, at, n) }
+    }
+
+    /// Copies the first `bytes` of another GPU's memory to this one's. The operation under way starts after that by the clock.
+    ///
+    /// # Errors
+    /// The copy cannot be started.
+    pub(crate) fn receive(
+        &self,
+        from: &DeviceBuffer,
+        to: &DeviceBuffer,
+        bytes: usize,
+    ) -> Result<()> {
+        to.copy_from(from, bytes)?;
+        self.clock_mut().receive(self)
+    }
+
+    /// Has what this GPU is given next start after all that `other` was given so far.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub(crate) fn follow(&self, other: &Gpu) -> Result<()> {
+        self.queue.follow(&other.queue)
     }
 
     /// Bytes that its memory moves in a second, read and written, in copies of `bytes`: what the reading of weights is held
@@ -192,12 +254,12 @@ impl Gpu {
         let failed = |source| Error::driver("a copy on the GPU", source);
         let mut best = f32::INFINITY;
         for _ in 0..5 {
-            begin.record(&self.stream).map_err(failed)?;
-            let stream = self.stream.cu_stream();
+            begin.record(self.stream()).map_err(failed)?;
+            let stream = self.stream().cu_stream();
             // SAFETY: both buffers have as many bytes.
             unsafe { result::memcpy_dtod_async(to.ptr().0, from.ptr().0, bytes, stream) }
                 .map_err(failed)?;
-            end.record(&self.stream).map_err(failed)?;
+            end.record(self.stream()).map_err(failed)?;
             best = best.min(begin.elapsed_ms(&end).map_err(failed)?);
         }
         Ok(2.0 * bytes as f64 / f64::from(best) * 1e3)
@@ -208,21 +270,21 @@ impl Gpu {
     /// # Errors
     /// Some of it failed.
     pub(crate) fn synchronize(&self) -> Result<()> {
-        self.account.wait(&self.stream)
+        self.queue.wait()
     }
 
     /// Times that the host has waited for the stream that computes.
     pub fn waits(&self) -> u64 {
-        self.account.waits()
+        self.queue.account().waits()
     }
 }
 
-/// Copies bytes to the GPU on a stream; the GPU's context is bound to this thread, as it is once anything was launched or
-/// recorded. Kernels that are launched behind it on the same stream have to be [told](Kernels::follow_copy).
+/// Copies bytes to the GPU on a stream. Kernels that are launched behind it on the same stream have to be [told](Kernels::follow_copy).
 ///
 /// # Errors
 /// The copy failed.
 pub(super) fn upload_on(stream: &CudaStream, to: Ptr, bytes: &[u8]) -> Result<()> {
+    bind(stream.context())?;
     // SAFETY: the caller has room at `to`; memory that is not pinned is read before the call returns, pinned memory lives as
     // long as the session.
     unsafe { result::memcpy_htod_async(to.0, bytes, stream.cu_stream()) }

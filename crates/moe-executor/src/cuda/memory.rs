@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, result, sys};
 
+use super::queue::{Queue, bind};
 use super::{Error, Ptr, Result};
 
 /// What is allocated and how much may be, and how often the host waited for the results.
@@ -19,23 +20,18 @@ pub(super) struct Account {
 }
 
 impl Account {
-    pub(super) fn new(limit: u64) -> Arc<Account> {
-        Arc::new(Account {
+    pub(super) fn new(limit: u64) -> Account {
+        Account {
             used: AtomicU64::new(0),
             peak: AtomicU64::new(0),
             limit,
             waits: AtomicU64::new(0),
-        })
+        }
     }
 
-    /// Waits for all that was launched on a stream.
-    ///
-    /// # Errors
-    /// Some of it failed.
-    pub(super) fn wait(&self, stream: &CudaStream) -> Result<()> {
+    /// Counts a wait of the host.
+    pub(super) fn waited(&self) {
         self.waits.fetch_add(1, Ordering::Relaxed);
-        let waited = stream.synchronize();
-        waited.map_err(|source| Error::driver("the GPU's work", source))
     }
 
     /// Times that the host waited.
@@ -84,19 +80,16 @@ impl Account {
     }
 }
 
-/// Memory of the GPU. Its contents are copied and written in the order of one stream.
+/// Memory of a GPU. Its contents are copied and written in the order of one stream.
 pub struct DeviceBuffer {
     slice: CudaSlice<u8>,
     ptr: Ptr,
-    account: Arc<Account>,
+    queue: Arc<Queue>,
 }
 
 impl DeviceBuffer {
-    pub(super) fn new(
-        stream: &Arc<CudaStream>,
-        account: &Arc<Account>,
-        bytes: usize,
-    ) -> Result<DeviceBuffer> {
+    pub(super) fn new(queue: &Arc<Queue>, bytes: usize) -> Result<DeviceBuffer> {
+        let (stream, account) = (queue.stream(), queue.account());
         account.take(bytes as u64)?;
         // SAFETY: whoever reads it has written it before; a kernel that reads what none wrote gets any values, as on the host.
         let slice = unsafe { stream.alloc::<u8>(bytes) };
@@ -109,7 +102,7 @@ impl DeviceBuffer {
         Ok(DeviceBuffer {
             slice,
             ptr,
-            account: account.clone(),
+            queue: queue.clone(),
         })
     }
 
@@ -129,30 +122,48 @@ impl DeviceBuffer {
     /// The copy failed, or something before it.
     pub fn download(&self, out: &mut [u8]) -> Result<()> {
         let out_len = out.len().min(self.size_bytes());
-        let stream = self.slice.stream();
+        let stream = self.queue.stream();
+        self.queue.bind()?;
         // SAFETY: as many bytes as both sides have; the wait below ends before `out` can go.
         unsafe { result::memcpy_dtoh_async(&mut out[..out_len], self.ptr.0, stream.cu_stream()) }
             .map_err(|source| Error::driver("a copy from the GPU", source))?;
-        self.account.wait(stream)
+        self.queue.wait()
+    }
+
+    /// Overwrites its first bytes with those of memory on another GPU: after all that GPU was given so far, and before what it is
+    /// given next.
+    ///
+    /// # Errors
+    /// The copy cannot be started.
+    pub(super) fn copy_from(&self, other: &DeviceBuffer, bytes: usize) -> Result<()> {
+        let bytes = bytes.min(self.size_bytes()).min(other.size_bytes());
+        // SAFETY: both have as many bytes.
+        unsafe {
+            self.queue
+                .copy_from(&other.queue, other.ptr, self.ptr, bytes)
+        }
     }
 
     /// A larger buffer with the first `kept` bytes of this one.
     pub(crate) fn grown(&self, bytes: usize, kept: usize) -> Result<DeviceBuffer> {
-        let stream = self.slice.stream().clone();
-        let grown = DeviceBuffer::new(&stream, &self.account, bytes)?;
+        let stream = self.queue.stream();
+        let grown = DeviceBuffer::new(&self.queue, bytes)?;
         let kept = kept.min(self.size_bytes());
         // SAFETY: both have `kept` bytes, and the stream frees this one after the copy.
         unsafe { result::memcpy_dtod_async(grown.ptr.0, self.ptr.0, kept, stream.cu_stream()) }
             .map_err(|source| Error::driver("a copy on the GPU", source))?;
         // Seldom, and no kernel must start before it has ended.
-        self.account.wait(&stream)?;
+        self.queue.wait()?;
         Ok(grown)
     }
 }
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
-        self.account.give_back(self.size_bytes() as u64);
+        self.queue.account().give_back(self.size_bytes() as u64);
+        // The driver takes back memory of the current GPU. An error is that of the next call.
+        let context = self.queue.stream().context();
+        context.record_err(context.bind_to_thread());
     }
 }
 
@@ -165,6 +176,7 @@ pub struct Pinned {
 
 impl Pinned {
     pub(super) fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Pinned> {
+        bind(context)?;
         // SAFETY: the context is current on this thread; the memory is given back once, when this is dropped.
         let address = unsafe { result::malloc_host(bytes.max(1), 0) }
             .map_err(|source| Error::driver("an allocation of pinned memory", source))?;
@@ -221,6 +233,7 @@ impl Pinned {
             at.checked_add(n).is_some_and(|end| end <= self.bytes),
             "pinned memory is too small"
         );
+        bind(stream.context())?;
         // SAFETY: in bounds by the assertion above.
         let to = unsafe { self.address.cast::<u8>().add(at) };
         // SAFETY: `n` bytes of this memory, which the caller leaves to the copy.
@@ -246,11 +259,12 @@ pub struct Registered<'m> {
 }
 
 impl<'m> Registered<'m> {
-    /// Registers `bytes`, which stay mapped for longer than this lives.
+    /// Registers `bytes` for all GPUs; they stay mapped for longer than this lives.
     ///
     /// # Errors
     /// The driver does not register such memory.
     pub(super) fn new(context: &Arc<CudaContext>, bytes: &'m [u8]) -> Result<Registered<'m>> {
+        bind(context)?;
         let address = bytes.as_ptr().cast_mut().cast::<c_void>();
         let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_READ_ONLY;
         // SAFETY: the bytes are borrowed until this is dropped; they are registered for reading alone.

@@ -26,6 +26,7 @@ mod module;
 mod ops;
 mod policy;
 pub mod post_fetch;
+mod queue;
 mod timeline;
 
 #[cfg(test)]
@@ -38,4 +39,4 @@ pub use error::{DriverStatus, Error, Result};
 pub use gpu::Gpu;
 pub(crate) use handles::{Event, Ptr, Wanted};
 pub(crate) use memory::{DeviceBuffer, Pinned, Registered};
-pub use policy::{Fallbacks, GpuInfo, Policy};
+pub use policy::{Fallbacks, GpuInfo, GpuSpec, Policy};

@@ -32,9 +32,20 @@ impl Fallbacks {
     }
 }
 
+/// A GPU to open.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct GpuSpec {
+    /// Number of the physical GPU, by the driver's count from 0.
+    pub ordinal: usize,
+    /// Bytes of its memory that may be used; `None`: all that are free.
+    pub limit: Option<u64>,
+}
+
 /// What a GPU says of itself.
 #[derive(Debug, Clone)]
 pub struct GpuInfo {
+    /// Number of the physical GPU, by the driver's count from 0.
+    pub ordinal: usize,
     /// Its name.
     pub name: String,
     /// Compute capability, major and minor.

@@ -29,8 +29,8 @@ impl Ops<'_> {
         let divisors = factors.map(|f| f.data.as_slice());
         let mut angles = std::mem::take(&mut self.angles);
         let values = angles.of(self.threads, rope, divisors, &self.positions);
-        let on_gpu = self.on(&mut scope, at.side, |device| {
-            device.rope(rope, values, head_dim, x)
+        let on_gpu = self.on(&mut scope, at.device, |gpu| {
+            gpu.rope(rope, values, head_dim, x)
         });
         if !on_gpu {
             self.fetch(&mut x.values);
@@ -55,7 +55,7 @@ impl Ops<'_> {
     /// Stores the rows of `k` and `v` at their positions in the cache of a layer.
     pub fn store_kv(
         &mut self,
-        At { il, side }: At,
+        At { il, device }: At,
         k: &mut Activation,
         v: &mut Activation,
         cache: &mut KvCache,
@@ -69,8 +69,8 @@ impl Ops<'_> {
         for (at, (stem, idxs, rows, cache)) in halves.into_iter().enumerate() {
             let mut scope = self.start();
             let positions = std::mem::take(&mut self.positions);
-            let on_gpu = self.on(&mut scope, side, |device| {
-                device.store_rows(rows, &positions, width, cache)
+            let on_gpu = self.on(&mut scope, device, |gpu| {
+                gpu.store_rows(rows, &positions, width, cache)
             });
             self.positions = positions;
             if !on_gpu {
@@ -95,7 +95,7 @@ impl Ops<'_> {
     /// Attention of the rows of `q` over the cache of a layer. `sinks (n_head)` are scores without a value.
     pub fn attention(
         &mut self,
-        At { il, side }: At,
+        At { il, device }: At,
         shape: &Shape,
         sinks: Option<&Vector>,
         q: &mut Activation,
@@ -108,8 +108,8 @@ impl Ops<'_> {
         dst.shape(name, q.width, q.rows);
         let layer = cache.layer_mut(il);
         let positions = std::mem::take(&mut self.positions);
-        let on_gpu = self.on(&mut scope, side, |device| {
-            device.attention(shape, sinks, &positions, q, layer, dst)
+        let on_gpu = self.on(&mut scope, device, |gpu| {
+            gpu.attention(shape, sinks, &positions, q, layer, dst)
         });
         self.positions = positions;
         if !on_gpu {

@@ -38,9 +38,7 @@ impl Ops<'_> {
     ) {
         let mut scope = self.start();
         dst.shape(name, src.width, rows.len());
-        let on_gpu = self.on(&mut scope, at.side, |device| {
-            device.get_rows(src, rows, dst)
-        });
+        let on_gpu = self.on(&mut scope, at.device, |gpu| gpu.get_rows(src, rows, dst));
         if !on_gpu {
             self.fetch(&mut src.values);
             for (&row, out) in rows.iter().zip(dst.data_mut().chunks_exact_mut(src.width)) {
@@ -65,8 +63,8 @@ impl Ops<'_> {
         let mut scope = self.start();
         let width = weight.n;
         dst.shape(norm, src.width, src.rows);
-        let on_gpu = self.on(&mut scope, at.side, |device| {
-            device.rms_norm(src, weight, eps, dst)
+        let on_gpu = self.on(&mut scope, at.device, |gpu| {
+            gpu.rms_norm(src, weight, eps, dst)
         });
         if !on_gpu {
             self.fetch(&mut src.values);
@@ -119,8 +117,8 @@ impl Ops<'_> {
     ) {
         let mut scope = self.start();
         weight.shape(silu, score.width, score.rows);
-        let on_gpu = self.on(&mut scope, at.side, |device| {
-            device.scale_rows_by_sigmoid(score, x)
+        let on_gpu = self.on(&mut scope, at.device, |gpu| {
+            gpu.scale_rows_by_sigmoid(score, x)
         });
         if !on_gpu {
             self.fetch(&mut score.values);
@@ -164,7 +162,7 @@ impl Ops<'_> {
     ) {
         let mut scope = self.start();
         dst.shape(name, a.width, a.rows);
-        let on_gpu = self.on(&mut scope, at.side, |device| device.add(a, b, dst));
+        let on_gpu = self.on(&mut scope, at.device, |gpu| gpu.add(a, b, dst));
         if !on_gpu {
             self.fetch(&mut a.values);
             self.fetch(&mut b.values);

@@ -9,7 +9,7 @@ use crate::cpu::glu::Glu;
 use crate::cpu::matmul::{self, Entries};
 use crate::cuda::{Device, Policy, Ptr};
 use crate::ops::{Ops, Scope, number, router};
-use crate::placement::Side;
+use crate::placement::DeviceId;
 use crate::recorder::{LaneCounts, Lanes, Routing, Source};
 use crate::weights::{Linear, Matrix, Vector};
 
@@ -20,17 +20,17 @@ pub type Names = [NodeName; 2];
 pub(crate) struct Experts {
     /// Layer.
     pub(super) il: usize,
-    /// Whether the down matrices are copied to the GPU meanwhile.
-    pub(super) fetches: bool,
+    /// The GPU to which the down matrices are copied meanwhile, if they are.
+    pub(super) fetches: Option<DeviceId>,
     /// Where gate and up of one token left their results quantized, for down.
-    hidden: Option<Ptr>,
+    hidden: Option<(DeviceId, Ptr)>,
 }
 
 impl Experts {
     pub(super) fn of(il: usize) -> Experts {
         Experts {
             il,
-            fetches: false,
+            fetches: None,
             hidden: None,
         }
     }
@@ -66,16 +66,16 @@ impl Ops<'_> {
         let (gate, up) = (gate.linear, up.linear);
         gate_out.shape(gate_rows.names[0], gate.weights.n_out, entries);
         up_out.shape(up_rows.names[0], up.weights.n_out, entries);
-        let (side, lane) = self.side_of_experts(&[&gate.weights, &up.weights], routing);
+        let (device, lane) = self.device_of_experts(&[&gate.weights, &up.weights], routing);
         let mut hidden = None;
-        let done = self.on(&mut scope, side, |device| {
-            hidden = device.experts_gate_up([gate, up], glu, x, routing, 0, gate_out)?;
+        let done = self.on(&mut scope, device, |gpu| {
+            hidden = gpu.experts_gate_up([gate, up], glu, x, routing, 0, gate_out)?;
             Ok(())
         });
-        layer.hidden = hidden.filter(|_| done);
+        layer.hidden = hidden.filter(|_| done).map(|quantized| (device, quantized));
         if !done {
             // Down matrices that travel are for the GPU, which then weighs the experts.
-            self.fetch_chosen(x, routing, !layer.fetches);
+            self.fetch_chosen(x, routing, layer.fetches.is_none());
             self.work.fill(routing.ids.host(), gate.weights.n_expert);
         }
         // The slots from here on are the GPU's, those before it the host's.
@@ -100,8 +100,8 @@ impl Ops<'_> {
         if !done {
             glu.apply(self.threads, gate_out.data_mut(), up_out.data());
         }
-        if let Some(slots) = beyond {
-            self.join_halves(gate_out, slots);
+        if let (Some(slots), Some(gpu)) = (beyond, layer.fetches) {
+            self.join_halves(gpu, gate_out, slots);
         }
         self.end_window(layer, start_of_all);
         gate_out.name = activated;
@@ -147,17 +147,17 @@ impl Ops<'_> {
         experts: &mut Activation,
         dst: &mut Activation,
     ) -> Option<Scope> {
-        let quantized = layer.hidden.filter(|_| !layer.fetches)?;
+        let (gpu, quantized) = layer.hidden.filter(|_| layer.fetches.is_none())?;
         let down = projection.linear;
-        if !self.device.as_mut()?.holds(&down.weights) {
+        if self.devices.holder(&down.weights) != Some(gpu) {
             return None;
         }
         let mut scope = self.start_experts();
         experts.shape(projection.names[0], down.weights.n_out, entries);
         dst.shape(NodeName::of("ffn_moe_out", layer.il), down.weights.n_out, 1);
         let mut has_kernel = false;
-        let done = self.on(&mut scope, Side::Gpu, |device| {
-            has_kernel = device.experts_down(down, quantized, routing, experts, dst)?;
+        let done = self.on(&mut scope, gpu, |gpu| {
+            has_kernel = gpu.experts_down(down, quantized, routing, experts, dst)?;
             Ok(())
         });
         (done && has_kernel).then_some(scope)
@@ -175,13 +175,13 @@ impl Ops<'_> {
     ) -> LaneCounts {
         let weights = &projection.linear.weights;
         dst.shape(projection.names[0], weights.n_out, src.rows);
-        if layer.fetches {
-            return self.project_fetched(&projection, src, routing, dst);
+        if let Some(gpu) = layer.fetches {
+            return self.project_fetched(gpu, &projection, src, routing, dst);
         }
         let mut scope = self.start_experts();
-        let (side, lane) = self.side_of_experts(&[weights], routing);
-        let done = self.on(&mut scope, side, |device| {
-            device.mul_mat_id(projection.linear, src, routing, dst)
+        let (device, lane) = self.device_of_experts(&[weights], routing);
+        let done = self.on(&mut scope, device, |gpu| {
+            gpu.mul_mat_id(projection.linear, src, routing, dst)
         });
         if !done {
             self.fetch_chosen(src, routing, true);
@@ -206,11 +206,7 @@ impl Ops<'_> {
         let Linear { weights, bias } = projection.linear;
         let rows_per = routing.ids.len() / src.rows.max(1);
         // Beside the first product of a layer, or behind its launch.
-        let mut errand = || {
-            if let Some(device) = &mut self.device {
-                device.start_transfers();
-            }
-        };
+        let mut errand = || self.devices.start_transfers();
         if scope.is_done() {
             errand();
         } else {
@@ -260,34 +256,40 @@ impl Ops<'_> {
         self.record_experts(scope, number::ADD_ID, name, &sources, (routing, lanes));
     }
 
-    /// Where products with the chosen experts of some stacks are computed, and the lane that says so in records.
-    fn side_of_experts(&mut self, stacks: &[&Matrix], routing: &mut Routing) -> (Side, u8) {
-        let Some(device) = &mut self.device else {
-            return (Side::Host, lane::CPU);
-        };
-        if stacks.iter().all(|stack| device.holds(stack)) {
-            return (Side::Gpu, lane::GPU_RESIDENT);
+    /// The device that computes products with the chosen experts of some stacks, and the lane that says so in records. Stacks on
+    /// different GPUs count as weights of the CPU.
+    fn device_of_experts(&mut self, stacks: &[&Matrix], routing: &mut Routing) -> (DeviceId, u8) {
+        let mut holders = stacks.iter().map(|stack| self.devices.holder(stack));
+        let first = holders.next().flatten();
+        if let Some(gpu) = first
+            && holders.all(|holder| holder == first)
+        {
+            return (gpu, lane::GPU_RESIDENT);
         }
         let tokens = routing.ids.len() / routing.n_expert_used.max(1);
-        let is_copied = device.policy() == Policy::Gpu
-            || stacks.iter().all(|stack| device.copies_for(stack, tokens));
-        if is_copied && stacks.iter().all(|stack| Device::supports(stack.ty)) {
+        let is_copied = self.devices.policy() == Policy::Gpu
+            || stacks
+                .iter()
+                .all(|stack| self.devices.copies_for(stack, tokens));
+        let nearest = stacks
+            .iter()
+            .find_map(|stack| self.devices.nearest_gpu(stack));
+        if let Some(gpu) = first.or(nearest)
+            && is_copied
+            && stacks.iter().all(|stack| Device::supports(stack.ty))
+        {
             self.fetch(&mut routing.ids);
-            return (Side::Gpu, lane::CACHE_MISS);
+            return (gpu, lane::CACHE_MISS);
         }
-        (Side::Host, lane::CPU)
+        (DeviceId::Cpu, lane::CPU)
     }
 
     /// The gated activation of a dense block, into `gate`.
     pub fn glu(&mut self, name: NodeName, glu: Glu, gate: &mut Activation, up: &mut Activation) {
         let mut scope = self.start();
         let before = Source::from(&*gate);
-        let side = if gate.values.is_on_device_alone() {
-            Side::Gpu
-        } else {
-            Side::Host
-        };
-        let done = self.on(&mut scope, side, |device| device.glu(glu, gate, up));
+        let device = gate.values.home();
+        let done = self.on(&mut scope, device, |gpu| gpu.glu(glu, gate, up));
         if !done {
             self.fetch(&mut gate.values);
             self.fetch(&mut up.values);
@@ -311,14 +313,8 @@ impl Ops<'_> {
         let tokens = experts.rows / k;
         let mut scope = self.start();
         dst.shape(NodeName::of("ffn_moe_out", il), width, tokens);
-        let side = if experts.values.is_on_device_alone() {
-            Side::Gpu
-        } else {
-            Side::Host
-        };
-        let done = self.on(&mut scope, side, |device| {
-            device.merge(experts, routing, dst)
-        });
+        let device = experts.values.home();
+        let done = self.on(&mut scope, device, |gpu| gpu.merge(experts, routing, dst));
         if !done {
             self.fetch(&mut experts.values);
             self.fetch(&mut routing.weights);

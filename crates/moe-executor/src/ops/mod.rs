@@ -5,11 +5,11 @@
 //! `ffn_shexp_gate_silu-N` for half of a sigmoid, `attn_out_rows-N` and `l_out_rows-N` where a prompt is cut to the rows that are wanted. The choice of expert groups,
 //! seven nodes there, is two operations here.
 //!
-//! An operation runs on the GPU where its weights live there, or its layer does; the host does it where the GPU cannot.
-//! Values move between the two when they are asked for. One kernel may do what several operations are: the first of them
+//! An operation runs on the GPU where its weights live, or its layer does; the host does it where the GPU cannot.
+//! Values are copied between devices when they are asked for. One kernel may do what several operations are: the first of them
 //! has its time, the others have none.
 //!
-//! Nothing of an operation is kept here while it runs: its start, and whether the GPU has computed it, are in a `Scope`, where its
+//! Nothing of an operation is kept here while it runs: its start, and whether a GPU has computed it, are in a `Scope`, where its
 //! layer is computed in an [`At`], and what the operations of a layer's experts pass on in an [`Experts`](experts::Experts).
 
 mod attention;
@@ -27,8 +27,9 @@ use crate::activation::{Activation, NodeName};
 use crate::cpu::matmul::{self, Quantized, Worklist};
 use crate::cpu::rope::Angles;
 use crate::cpu::threads::Threads;
-use crate::cuda::{self, Device};
-use crate::placement::Side;
+use crate::cuda;
+use crate::devices::Devices;
+use crate::placement::DeviceId;
 use crate::recorder::Recorder;
 use crate::weights::{Linear, Matrix, Vector};
 
@@ -45,15 +46,15 @@ pub(crate) struct Ops<'a> {
     pub recorder: Recorder,
     /// Told of every routing.
     pub observer: Option<Observer<'a>>,
-    /// The GPU, where there is one.
-    pub device: Option<Device<'a>>,
+    /// Devices that compute.
+    pub devices: Devices<'a>,
     /// Position of each row of the current operations.
     pub positions: Vec<u32>,
     /// Position of the pass's first row.
     first_position: u32,
     /// Where a value that is no number showed first in this pass.
     pub not_finite: Option<(NodeName, u32)>,
-    /// What went wrong on the GPU so that values on it are lost.
+    /// What went wrong on a GPU so that values on it are lost.
     pub fault: Option<cuda::Error>,
     quantized: Quantized,
     work: Worklist,
@@ -72,17 +73,17 @@ pub(crate) struct At {
     /// The layer; as many as there are layers stands for the output.
     pub il: usize,
     /// Where operations run that have no weights in a place of their own.
-    pub side: Side,
+    pub device: DeviceId,
 }
 
 impl<'a> Ops<'a> {
-    /// Operations on `threads` and `device`, recorded by `recorder`.
-    pub fn new(threads: &'a Threads, recorder: Recorder, device: Option<Device<'a>>) -> Ops<'a> {
+    /// Operations on `devices`, of which the CPU computes with `threads`, recorded by `recorder`.
+    pub fn new(threads: &'a Threads, recorder: Recorder, devices: Devices<'a>) -> Ops<'a> {
         Ops {
             threads,
             recorder,
             observer: None,
-            device,
+            devices,
             positions: Vec::new(),
             first_position: 0,
             not_finite: None,
@@ -98,15 +99,16 @@ impl<'a> Ops<'a> {
 
     /// Where layer `il` is computed; `n_layer` stands for the output.
     pub fn at(&self, il: usize) -> At {
-        let placement = self.device.as_ref().map(Device::placement);
-        let side = placement.map_or(Side::Host, |placement| placement.layer(il));
-        At { il, side }
+        At {
+            il,
+            device: self.devices.layer(il),
+        }
     }
 
-    /// Notes the first row of `x` that has a value which is not finite. On the GPU nobody looks: such a value goes on
+    /// Notes the first row of `x` that has a value which is not finite. On a GPU nobody looks: such a value goes on
     /// into all that follows, and shows in the logits.
     pub fn check_finite(&mut self, x: &Activation) {
-        if self.not_finite.is_some() || x.values.is_on_device_alone() {
+        if self.not_finite.is_some() || x.values.home() != DeviceId::Cpu {
             return;
         }
         let rows = x.data().chunks_exact(x.width).zip(&self.positions);
@@ -156,7 +158,7 @@ impl<'a> Ops<'a> {
         let mut scope = self.start();
         let weights = product.weights;
         dst.shape(name, weights.n_out, src.rows);
-        let here = self.side_of(weights, src.rows);
+        let here = self.device_of(weights, src.rows);
         let on_gpu = self.on(&mut scope, here, |device| {
             device.mul_mat(weights, product.bias, src, dst)
         });

@@ -10,7 +10,7 @@ use crate::cpu::matmul::{self, Entries};
 use crate::cuda::{Device, Policy};
 use crate::ops::Ops;
 use crate::ops::experts::{Experts, Projection};
-use crate::placement::Side;
+use crate::placement::DeviceId;
 use crate::recorder::{LaneCounts, Lanes, Routing};
 use crate::weights::Linear;
 
@@ -20,24 +20,26 @@ impl Ops<'_> {
         let mut experts = Experts::of(il);
         let tokens = routing.ids.len() / routing.n_expert_used.max(1);
         let stack = &down.weights;
-        let Some(device) = &mut self.device else {
+        let Some(near) = self.devices.nearest_gpu(stack) else {
             return experts;
         };
-        if device.policy() != Policy::PostFetch
+        if self.devices.policy() != Policy::PostFetch
             || !Device::supports(stack.ty)
-            || device.copies_for(stack, tokens)
-            || device.holds(stack)
+            || self.devices.copies_for(stack, tokens)
+            || self.devices.holder(stack).is_some()
         {
             return experts;
         }
         self.fetch(&mut routing.ids);
-        if let Some(device) = &mut self.device {
-            experts.fetches = device.begin_post_fetch(il, stack, routing.ids.host(), tokens);
+        if let Some(gpu) = self.devices.gpu_mut(near)
+            && gpu.begin_post_fetch(il, stack, routing.ids.host(), tokens)
+        {
+            experts.fetches = Some(near);
         }
         experts
     }
 
-    /// Gate and up of the slots of one token beyond those that the host is to compute, begun on the GPU. Gives the first of
+    /// Gate and up of the slots of one token beyond those that the host is to compute, begun on the GPU that down travels to. Gives the first of
     /// them; none if the host computes all.
     pub(super) fn gate_up_beyond(
         &mut self,
@@ -49,15 +51,15 @@ impl Ops<'_> {
         out: &mut Activation,
     ) -> Option<usize> {
         let k = routing.n_expert_used;
-        let device = self.device.as_ref().filter(|_| layer.fetches)?;
-        let limit = device.post_fetch_settings()?.cpu_limit?;
+        let gpu = layer.fetches?;
+        let limit = self.devices.gpu(gpu)?.post_fetch_settings()?.cpu_limit?;
         if routing.ids.len() != k || limit >= k || !Device::supports(gate.weights.ty) {
             return None;
         }
         // The host's part is the operation that is recorded.
         let mut scope = self.start();
-        let done = self.on(&mut scope, Side::Gpu, |device| {
-            let launched = device.experts_gate_up([gate, up], glu, x, routing, limit, out);
+        let done = self.on(&mut scope, gpu, |gpu| {
+            let launched = gpu.experts_gate_up([gate, up], glu, x, routing, limit, out);
             launched.map(|_| ())
         });
         if !done {
@@ -70,10 +72,10 @@ impl Ops<'_> {
     }
 
     /// Puts what the host computed, the first `slots` rows, before what the GPU did.
-    pub(super) fn join_halves(&mut self, rows: &mut Activation, slots: usize) {
+    pub(super) fn join_halves(&mut self, gpu: DeviceId, rows: &mut Activation, slots: usize) {
         let n = slots * rows.width;
-        if let Some(device) = &self.device
-            && let Err(error) = rows.values.join(device.gpu(), n)
+        if let Some(gpu) = self.devices.gpu(gpu)
+            && let Err(error) = rows.values.join(gpu.gpu(), n)
         {
             self.fault.get_or_insert(error);
         }
@@ -81,15 +83,17 @@ impl Ops<'_> {
 
     /// The host ends gate and up of a layer, which it began at `start`.
     pub(super) fn end_window(&mut self, layer: &Experts, start: Instant) {
-        if let (true, Some(device)) = (layer.fetches, &mut self.device) {
-            device.post_fetch_window(start, Instant::now());
+        let gpu = layer.fetches.and_then(|gpu| self.devices.gpu_mut(gpu));
+        if let Some(gpu) = gpu {
+            gpu.post_fetch_window(start, Instant::now());
         }
     }
 
-    /// The product of a layer whose down matrices travel: on the GPU for those that arrived, on the host for the others. Returns
+    /// The product of a layer whose down matrices travel to a GPU: on that for those that arrived, on the host for the others. Returns
     /// where each was computed.
     pub(super) fn project_fetched(
         &mut self,
+        gpu: DeviceId,
         projection: &Projection,
         src: &mut Activation,
         routing: &mut Routing,
@@ -98,11 +102,11 @@ impl Ops<'_> {
         let mut scope = self.start_experts();
         let weights = &projection.linear.weights;
         let mut arrived = Vec::new();
-        let done = self.on(&mut scope, Side::Gpu, |device| {
-            arrived = device.mul_mat_fetched(projection.linear, src, routing, dst)?;
+        let done = self.on(&mut scope, gpu, |gpu| {
+            arrived = gpu.mul_mat_fetched(projection.linear, src, routing, dst)?;
             Ok(())
         });
-        if self.device.as_ref().is_some_and(Device::transfers_failed) {
+        if self.devices.gpu(gpu).is_some_and(Device::transfers_failed) {
             self.recorder.fell_back();
         }
         if !done || !arrived.contains(&true) {
@@ -116,7 +120,7 @@ impl Ops<'_> {
         if arrived.contains(&false) {
             // Slots beyond the host's are the GPU's alone.
             self.fetch(&mut src.values);
-            self.project_missed(projection, src, routing, &arrived, dst);
+            self.project_missed(gpu, projection, src, routing, &arrived, dst);
         }
         let lane = |&arrived: &bool| {
             if arrived {
@@ -134,6 +138,7 @@ impl Ops<'_> {
     /// The rows whose transfer was late, by the host, put between those of the GPU.
     fn project_missed(
         &mut self,
+        gpu: DeviceId,
         projection: &Projection,
         src: &Activation,
         routing: &Routing,
@@ -159,9 +164,9 @@ impl Ops<'_> {
                 row.iter_mut().zip(bias).for_each(|(x, b)| *x += b);
             }
         }
-        if let Some(device) = &mut self.device {
-            device.host_ran();
-            let put = |(at, row): (usize, &[f32])| device.put_row(dst, at, row);
+        self.devices.ran(DeviceId::Cpu);
+        if let Some(gpu) = self.devices.gpu_mut(gpu) {
+            let put = |(at, row): (usize, &[f32])| gpu.put_row(dst, at, row);
             let rows = missed.chunks_exact(n_out).enumerate();
             let mut late = rows.filter(|(at, _)| ids[*at] >= 0);
             if let Err(error) = late.try_for_each(put) {

@@ -1,18 +1,19 @@
 //! The begin and the end of a pass, values that the host waits for, and where a product is computed.
 
 use crate::activation::Activation;
-use crate::cuda::Wanted;
+use crate::cuda::{self, Wanted};
 use crate::error::Result;
 use crate::mirrored::{Mirrored, Plain};
 use crate::ops::Ops;
-use crate::placement::Side;
+use crate::placement::DeviceId;
 use crate::recorder::Routing;
 use crate::weights::Matrix;
 
 impl Ops<'_> {
     /// Fetches values that the host is about to read.
     pub(super) fn fetch<T: Plain>(&mut self, values: &mut Mirrored<T>) {
-        if !values.is_on_device_alone() {
+        let home = values.home();
+        if home == DeviceId::Cpu {
             return;
         }
         if let Err(error) = values.fetch() {
@@ -20,41 +21,54 @@ impl Ops<'_> {
             // What it holds now is not what was computed; the pass ends with the error.
             values.host_mut();
         }
-        self.waited();
+        self.waited(home);
     }
 
     /// Fetches what the host is about to compute experts with, with one wait: rows, the choice, and its weights if the host
     /// weighs the experts, too.
     pub(super) fn fetch_chosen(&mut self, x: &mut Activation, routing: &mut Routing, weighs: bool) {
-        let weights = if weighs {
-            routing.weights.wanted()
-        } else {
-            None
+        let home = match x.values.home() {
+            DeviceId::Cpu => routing.ids.home(),
+            gpu => gpu,
         };
-        let wanted = [x.values.wanted(), routing.ids.wanted(), weights];
-        let mut wanted: Vec<Wanted> = wanted.into_iter().flatten().collect();
-        if let Some(device) = &mut self.device
+        let mut wanted: Vec<Wanted> = Vec::new();
+        wanted.extend(x.values.wanted(home));
+        wanted.extend(routing.ids.wanted(home));
+        if weighs {
+            wanted.extend(routing.weights.wanted(home));
+        }
+        if let Some(gpu) = self.devices.gpu_mut(home)
             && wanted.len() > 1
-            && device.fetch_together(&mut wanted).is_ok()
+            && gpu.fetch_together(&mut wanted).is_ok()
         {
-            x.values.fetched();
-            routing.ids.fetched();
+            x.values.fetched(home);
+            routing.ids.fetched(home);
             if weighs {
-                routing.weights.fetched();
+                routing.weights.fetched(home);
             }
-            self.waited();
+            self.waited(home);
         }
         // What did not come so comes by itself.
         self.fetch(&mut x.values);
         self.fetch(&mut routing.ids);
     }
 
-    /// The host has waited for the GPU.
-    pub(crate) fn waited(&mut self) {
-        if let Some(device) = &mut self.device {
-            device.waited();
-        }
+    /// The host has waited for a GPU.
+    pub(crate) fn waited(&mut self, gpu: DeviceId) {
+        self.devices.waited(gpu);
         self.recorder.host_is_free();
+    }
+
+    /// Waits for all that was launched on GPUs.
+    ///
+    /// # Errors
+    /// Some of it failed.
+    pub(crate) fn wait_for_gpus(&mut self) -> cuda::Result<()> {
+        for index in 0..self.devices.gpus().len() {
+            self.devices.gpus()[index].gpu().synchronize()?;
+            self.waited(DeviceId::Gpu(index));
+        }
+        Ok(())
     }
 
     /// Fetches rows that the session is about to read.
@@ -65,43 +79,34 @@ impl Ops<'_> {
     /// Begins a pass.
     ///
     /// # Errors
-    /// The GPU cannot begin one.
+    /// A GPU cannot begin one.
     pub fn begin_pass(&mut self) -> Result<()> {
         self.first_position = self.positions.first().copied().unwrap_or(0);
-        match &mut self.device {
-            Some(device) => Ok(device.begin_pass()?),
-            None => Ok(()),
-        }
+        Ok(self.devices.begin_pass()?)
     }
 
-    /// Ends a pass: waits for the GPU, and hands on what was recorded.
+    /// Ends a pass: waits for the GPUs, and hands on what was recorded.
     ///
     /// # Errors
-    /// The GPU lost values in this pass, or a record could not be written.
+    /// A GPU lost values in this pass, or a record could not be written.
     pub fn end_pass(&mut self) -> Result<()> {
-        if let Some(device) = &mut self.device {
-            device.end_pass()?;
-        }
+        self.devices.end_pass()?;
         if let Some(fault) = self.fault.take() {
             return Err(fault.into());
         }
-        if let Some(device) = &mut self.device {
-            let samples = device.samples()?;
-            self.recorder.transfers(&samples, self.first_position)?;
-        }
-        self.recorder.end(self.device.as_ref())
+        let samples = self.devices.samples()?;
+        self.recorder.transfers(&samples, self.first_position)?;
+        self.recorder.end(&self.devices)
     }
 
-    /// Where a product of `rows` rows with a matrix is computed: where the matrix lives, and on the GPU from so many rows
-    /// on that copying it there is worth while.
-    pub(super) fn side_of(&mut self, weights: &Matrix, rows: usize) -> Side {
-        let Some(device) = &mut self.device else {
-            return Side::Host;
-        };
-        if device.holds(weights) || device.copies_for(weights, rows) {
-            Side::Gpu
-        } else {
-            Side::Host
+    /// The device that computes a product of `rows` rows with a matrix: the one where the matrix lives, or a GPU from so many
+    /// rows on that copying it there is worth while.
+    pub(super) fn device_of(&mut self, weights: &Matrix, rows: usize) -> DeviceId {
+        if let Some(gpu) = self.devices.holder(weights) {
+            return gpu;
         }
+        let copied = self.devices.copies_for(weights, rows);
+        let gpu = self.devices.nearest_gpu(weights).filter(|_| copied);
+        gpu.unwrap_or(DeviceId::Cpu)
     }
 }

@@ -5,10 +5,10 @@ use std::time::Instant;
 use crate::activation::NodeName;
 use crate::cuda::{self, Device, Event};
 use crate::ops::Ops;
-use crate::placement::Side;
+use crate::placement::DeviceId;
 use crate::recorder::{Lanes, RoutedRows, Routing, Source, When};
 
-/// An operation from its start to its record. [`Ops::on`] runs it on the GPU; otherwise the host computes it. Once it is recorded, it
+/// An operation from its start to its record. [`Ops::on`] runs it on a GPU; otherwise the host computes it. Once it is recorded, it
 /// stands for the next operation: that has already been computed if one kernel does the work of both.
 pub(super) struct Scope {
     /// When it started if the host computes it.
@@ -20,9 +20,9 @@ pub(super) struct Scope {
 enum Ran {
     /// On the host.
     Host,
-    /// On the GPU, between two events if it is recorded.
-    Gpu(Option<(Event, Event)>),
-    /// On the GPU, in the kernel of an operation before it.
+    /// On a GPU, between two events if it is recorded.
+    Gpu(DeviceId, Option<(Event, Event)>),
+    /// On a GPU, in the kernel of an operation before it.
     Within,
 }
 
@@ -34,7 +34,7 @@ impl Scope {
         }
     }
 
-    /// Whether the GPU has computed it.
+    /// Whether a GPU has computed it.
     pub fn is_done(&self) -> bool {
         self.ran != Ran::Host
     }
@@ -56,34 +56,34 @@ impl Ops<'_> {
         Scope::on_host(self.recorder.start_experts())
     }
 
-    /// Runs `launch` if the operation belongs on the GPU. Returns whether it did; if not, the host computes the operation.
+    /// Runs `launch` if the operation belongs on a GPU. Returns whether that did it; if not, the host computes the operation.
     pub(super) fn on(
         &mut self,
         scope: &mut Scope,
-        side: Side,
+        device: DeviceId,
         launch: impl FnOnce(&mut Device) -> cuda::Result<()>,
     ) -> bool {
-        let (Side::Gpu, Some(device)) = (side, &mut self.device) else {
+        let Some(gpu) = self.devices.gpu_mut(device) else {
             return false;
         };
         let timed = self.recorder.is_on();
         let run = || {
-            let from = timed.then(|| device.start_event()).transpose()?;
-            launch(device)?;
-            let to = timed.then(|| device.record_event()).transpose()?;
-            Ok(from.zip(to))
+            let from = timed.then(|| gpu.start_event()).transpose()?;
+            launch(gpu)?;
+            from.map(|from| gpu.end_events(from)).transpose()
         };
         let ran = run();
         // The host goes on while the GPU computes.
         self.recorder.host_is_free();
         match ran {
             Ok(events) => {
-                scope.ran = Ran::Gpu(events);
+                self.devices.ran(device);
+                scope.ran = Ran::Gpu(device, events);
                 true
             }
             Err(error) => {
-                device.fallbacks.ops += 1;
-                device.fallbacks.note(&error);
+                gpu.fallbacks.ops += 1;
+                gpu.fallbacks.note(&error);
                 self.recorder.fell_back();
                 false
             }
@@ -121,15 +121,12 @@ impl Ops<'_> {
     fn when(&mut self, scope: &mut Scope) -> When {
         match scope.ran {
             Ran::Host => {
-                // What the GPU gets next does not start at the end of what it got last.
-                if let Some(device) = &mut self.device {
-                    device.host_ran();
-                }
+                self.devices.ran(DeviceId::Cpu);
                 When::Host(scope.start)
             }
-            Ran::Gpu(events) => {
+            Ran::Gpu(device, events) => {
                 scope.ran = Ran::Within;
-                events.map_or(When::Within, |(from, to)| When::Gpu(from, to))
+                events.map_or(When::Within, |(from, to)| When::Gpu(device, from, to))
             }
             Ran::Within => When::Within,
         }

@@ -9,8 +9,9 @@
 //!
 //! - On the host, when it had all that it reads: the end of the operation before, or the return of the wait for the GPU, or of the
 //!   call that launched the GPU's work before it.
-//! - On the GPU, when its stream came to it: the end of the kernel before, or, if the host ran or waited in between, an event
-//!   recorded before the launch. Events are laid onto the host's clock by [`cuda::timeline`](crate::cuda).
+//! - On a GPU, when its stream came to it: the end of the kernel before, or, if another device ran or the host waited in between, an
+//!   event recorded before the launch, or after the copies from other GPUs that the operation reads. The events of each GPU are laid
+//!   onto the host's clock by [`cuda::timeline`](crate::cuda).
 //! - Several operations in one kernel: the first of them has the kernel's time. The others have no duration and start 1 ns after
 //!   the one before, at most at the kernel's end.
 //! - An operation that failed on the GPU is the host's, and flagged.
@@ -34,9 +35,11 @@ use moe_trace::{RunWriter, TensorAccessLog};
 use crate::activation::NodeName;
 use crate::buffers::Moment;
 use crate::capture::Capture;
+use crate::cuda::Event;
 use crate::cuda::post_fetch::Sample;
-use crate::cuda::{Device, Event};
+use crate::devices::Devices;
 use crate::error::{Error, Result};
+use crate::placement::DeviceId;
 
 pub use routing::{LaneCounts, Lanes, Routing};
 pub use rows::RoutedRows;
@@ -60,8 +63,8 @@ pub struct PassInfo {
 pub enum When {
     /// On the host, from here to now.
     Host(Instant),
-    /// On the GPU, between two events of its stream.
-    Gpu(Event, Event),
+    /// On a GPU, between two events of its stream.
+    Gpu(DeviceId, Event, Event),
     /// In the kernel of the operation before.
     Within,
 }
@@ -235,14 +238,14 @@ impl Recorder {
         Ok(writer.write_transfers(&transfers)?)
     }
 
-    /// Ends a pass: hands what was recorded to the file, if that was not done a moment ago. `device` has come to the end of
-    /// the pass.
+    /// Ends a pass: hands what was recorded to the file, if that was not done a moment ago. All of `devices` have come to the end
+    /// of the pass.
     ///
     /// # Errors
     /// The first write that failed in this pass.
-    pub fn end(&mut self, device: Option<&Device>) -> Result<()> {
-        if let Some(device) = device {
-            self.settle(device)?;
+    pub fn end(&mut self, devices: &Devices) -> Result<()> {
+        if self.waits {
+            self.settle(devices)?;
         }
         if let Some(error) = self.failed.take() {
             return Err(Error::Trace(error));

@@ -14,7 +14,7 @@ pub struct Routing {
     pub weights: Mirrored<f32>,
     /// Experts of a row.
     pub n_expert_used: usize,
-    /// Where both are on their way from the GPU to, for the records.
+    /// Where both are on their way from a GPU to, for the records.
     pub(crate) copy: Option<Download>,
 }
 

@@ -6,8 +6,10 @@ use moe_trace::record::{self, MAX_EXPERTS};
 use moe_trace::{RunWriter, TensorAccessLog};
 
 use super::{Lanes, Recorder, Routing, When};
-use crate::cuda::{self, Device, Download, Event};
+use crate::cuda::{self, Download, Event};
+use crate::devices::Devices;
 use crate::error::{Error, Result};
+use crate::placement::DeviceId;
 
 /// The rows of an expert operation: one record each, more when a row has over 16 experts.
 pub(super) struct Rows<'a> {
@@ -18,7 +20,7 @@ pub(super) struct Rows<'a> {
     pub lanes: Lanes<'a>,
 }
 
-/// An operation of a pass that the GPU takes part in: its time and its experts are known when the pass is over.
+/// An operation of a pass that GPUs take part in: its time and its experts are known when the pass is over.
 pub(super) struct Pending {
     pub record: TensorAccessLog,
     pub when: When,
@@ -105,13 +107,13 @@ impl Rows<'_> {
     }
 }
 
-/// What the GPU knows once a pass has ended.
+/// What the GPUs know once a pass has ended.
 pub(super) trait Finished {
-    /// When an event of the pass was.
+    /// When an event of the pass was on a GPU.
     ///
     /// # Errors
     /// The pass has not ended.
-    fn time(&self, event: Event) -> cuda::Result<Instant>;
+    fn time(&self, gpu: DeviceId, event: Event) -> cuda::Result<Instant>;
 
     /// Experts and weights that were copied in the pass.
     ///
@@ -120,19 +122,19 @@ pub(super) trait Finished {
     fn downloaded(&self, download: &Download) -> cuda::Result<(&[i32], &[f32])>;
 }
 
-impl Finished for Device<'_> {
-    fn time(&self, event: Event) -> cuda::Result<Instant> {
-        Device::time(self, event)
+impl Finished for Devices<'_> {
+    fn time(&self, gpu: DeviceId, event: Event) -> cuda::Result<Instant> {
+        Devices::time(self, gpu, event)
     }
 
     fn downloaded(&self, download: &Download) -> cuda::Result<(&[i32], &[f32])> {
-        Device::downloaded(self, download)
+        Devices::downloaded(self, download)
     }
 }
 
 impl Recorder {
     /// Writes the operations that waited for the end of the pass, in the order of their starts.
-    pub(super) fn settle(&mut self, gpu: &impl Finished) -> Result<()> {
+    pub(super) fn settle(&mut self, gpus: &impl Finished) -> Result<()> {
         let Some(writer) = &mut self.writer else {
             return Ok(());
         };
@@ -142,8 +144,9 @@ impl Recorder {
         for Pending { record, when, .. } in &mut self.pending {
             let span = match *when {
                 When::Host(_) => None,
-                When::Gpu(from, to) => {
-                    let (from, to) = (self.clock.ns(gpu.time(from)?), self.clock.ns(gpu.time(to)?));
+                When::Gpu(gpu, from, to) => {
+                    let [from, to] = [gpus.time(gpu, from)?, gpus.time(gpu, to)?];
+                    let [from, to] = [from, to].map(|at| self.clock.ns(at));
                     Some((from, to.saturating_sub(from)))
                 }
                 When::Within => Some((end_ns.min(start_ns + 1), 0)),
@@ -169,7 +172,7 @@ impl Recorder {
                 Some(rows) => {
                     let (ids, weights) = match &rows.chosen {
                         Chosen::Known(ids, weights) => (ids.as_slice(), weights.as_slice()),
-                        Chosen::OnItsWay(copy) => gpu.downloaded(copy)?,
+                        Chosen::OnItsWay(copy) => gpus.downloaded(copy)?,
                     };
                     let lanes = match rows.lanes.as_slice() {
                         [lane] => Lanes::All(*lane),

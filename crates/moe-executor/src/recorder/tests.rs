@@ -9,6 +9,8 @@ use super::rows::Finished;
 use super::*;
 use crate::cuda::{self, Download};
 
+const GPU: DeviceId = DeviceId::Gpu(0);
+
 /// Events of a pass at the times that a test gives.
 #[derive(Default)]
 struct Events(Vec<Instant>);
@@ -21,7 +23,7 @@ impl Events {
 }
 
 impl Finished for Events {
-    fn time(&self, event: Event) -> cuda::Result<Instant> {
+    fn time(&self, _: DeviceId, event: Event) -> cuda::Result<Instant> {
         Ok(self.0[event.index()])
     }
 
@@ -101,13 +103,13 @@ fn operations_side_by_side_are_in_the_order_of_their_starts() {
     let mut events = Events::default();
     let later = Instant::now() + 500 * US;
     let [from, to] = [later, later + 300 * US].map(|at| events.at(at));
-    op(&mut recorder, "kernel", When::Gpu(from, to));
+    op(&mut recorder, "kernel", When::Gpu(GPU, from, to));
     op(&mut recorder, "fused", When::Within);
     recorder.host_is_free();
     let start = recorder.start();
     op(&mut recorder, "host", When::Host(start));
     let after = [later + 300 * US, later + 310 * US].map(|at| events.at(at));
-    op(&mut recorder, "next", When::Gpu(after[0], after[1]));
+    op(&mut recorder, "next", When::Gpu(GPU, after[0], after[1]));
     recorder.settle(&events).unwrap();
     let written = written(recorder, &dir, origin);
     let names: Vec<&str> = written.iter().map(|(name, ..)| name.as_str()).collect();
@@ -133,11 +135,11 @@ fn fused_operations_do_not_start_after_the_end_of_their_kernel() {
     let mut events = Events::default();
     let [from, to] = [0, 2].map(|ns| events.at(origin + 10 * US + Duration::from_nanos(ns)));
     let end = events.at(origin + 20 * US);
-    op(&mut recorder, "kernel", When::Gpu(from, to));
+    op(&mut recorder, "kernel", When::Gpu(GPU, from, to));
     for name in ["second", "third", "fourth"] {
         op(&mut recorder, name, When::Within);
     }
-    op(&mut recorder, "next", When::Gpu(to, end));
+    op(&mut recorder, "next", When::Gpu(GPU, to, end));
     recorder.settle(&events).unwrap();
     let starts: Vec<i64> = written(recorder, &dir, origin)
         .iter()
@@ -159,7 +161,7 @@ fn operation_after_a_launch_starts_after_it() {
     let [from, to] = [launched, launched + US].map(|at| events.at(at));
     std::thread::sleep(100 * US);
     recorder.host_is_free();
-    op(&mut recorder, "kernel", When::Gpu(from, to));
+    op(&mut recorder, "kernel", When::Gpu(GPU, from, to));
     let start = recorder.start();
     op(&mut recorder, "last", When::Host(start));
     recorder.settle(&events).unwrap();
@@ -175,7 +177,7 @@ fn operations_of_a_pass_that_failed_are_dropped() {
     recorder.wait_for_gpu();
     let mut events = Events::default();
     let at = events.at(Instant::now());
-    op(&mut recorder, "lost", When::Gpu(at, at));
+    op(&mut recorder, "lost", When::Gpu(GPU, at, at));
     begin(&mut recorder);
     let origin = recorder.pass_start;
     op(&mut recorder, "kept", When::Host(origin));

@@ -16,11 +16,12 @@ use moe_gguf::map::OffsetMap;
 use crate::activation::{Activation, NodeName};
 use crate::cpu::threads::Threads;
 use crate::cuda::{self, Device, Event};
+use crate::devices::Devices;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::moe::MoeState;
 use crate::ops::{At, Ops};
-use crate::placement::Side;
+use crate::placement::DeviceId;
 use crate::recorder::{self, LaneCounts, Recorder, Routing};
 
 pub use collect::Collector;
@@ -61,26 +62,26 @@ pub struct Ran {
     pub lanes: LaneCounts,
 }
 
-/// A time that the host took, or an event of the GPU.
+/// A time that the host took, or an event of a GPU.
 #[derive(Clone, Copy)]
 enum Moment {
     Host(Instant),
-    Gpu(Event),
+    Gpu(DeviceId, Event),
 }
 
 impl<'a, 'g> Replay<'a, 'g> {
-    /// The MoE layers of `model` on `threads`, and on `device` if there is one.
+    /// The MoE layers of `model` on `devices`, of which the CPU uses `threads`.
     pub fn new(
         model: &'a Model<'g>,
         threads: &'a Threads,
-        device: Option<Device<'a>>,
+        devices: Devices<'a>,
         recorder: Recorder,
         seed: u64,
     ) -> Replay<'a, 'g> {
         let mut replay = Replay {
             expert_bytes: expert_bytes_by_layer(&OffsetMap::new(model.gguf())),
             model,
-            ops: Ops::new(threads, Recorder::new(None), device),
+            ops: Ops::new(threads, Recorder::new(None), devices),
             state: MoeState::new(64),
             x: Activation::new(2),
             out: Activation::new(3),
@@ -95,15 +96,15 @@ impl<'a, 'g> Replay<'a, 'g> {
 
     /// Records the passes that follow with another recorder; returns the one so far.
     pub fn record(&mut self, mut recorder: Recorder) -> Recorder {
-        if self.ops.device.is_some() {
+        if !self.ops.devices.gpus().is_empty() {
             recorder.wait_for_gpu();
         }
         std::mem::replace(&mut self.ops.recorder, recorder)
     }
 
-    /// The GPU, where there is one.
-    pub fn device(&self) -> Option<&Device<'a>> {
-        self.ops.device.as_ref()
+    /// The devices that compute.
+    pub fn devices(&self) -> &Devices<'a> {
+        &self.ops.devices
     }
 
     /// Runs the layers of a pass that have experts, one after the other.
@@ -135,11 +136,12 @@ impl<'a, 'g> Replay<'a, 'g> {
         for (i, (chosen, moe)) in layers().enumerate() {
             let at = self.ops.at(chosen.layer.into());
             self.draw(at, chosen.positions)?;
-            let from = self.last_moment()?;
+            let clock = self.clock_of(at);
+            let from = self.start(clock)?;
             let (ops, choice) = (&mut self.ops, &mut self.choices[i]);
             let (state, x, out) = (&mut self.state, &mut self.x, &mut self.out);
             let lanes = moe.forward_chosen(ops, at, state, choice, x, out);
-            let span = (from, self.moment()?);
+            let span = (from, self.end(clock)?);
             let expert = self.expert_bytes.get(&chosen.layer).copied().unwrap_or(0);
             let shared = moe.shared_bytes();
             let done = Ran {
@@ -152,10 +154,9 @@ impl<'a, 'g> Replay<'a, 'g> {
             ran.push((done, span));
         }
         self.ops.end_pass()?;
-        let time = |moment| match (moment, &self.ops.device) {
-            (Moment::Gpu(event), Some(device)) => device.time(event),
-            (Moment::Gpu(_), None) => Ok(Instant::now()),
-            (Moment::Host(at), _) => Ok(at),
+        let time = |moment| match moment {
+            Moment::Gpu(gpu, event) => self.ops.devices.time(gpu, event),
+            Moment::Host(at) => Ok(at),
         };
         let timed = ran.into_iter().map(|(ran, (from, to))| {
             let time = time(to)?.saturating_duration_since(time(from)?);
@@ -187,9 +188,9 @@ impl<'a, 'g> Replay<'a, 'g> {
         let choice = &mut self.choices[i];
         choice.choose(chosen.ids, chosen.weights, chosen.k);
         let at = self.ops.at(chosen.layer.into());
-        if let (Some(device), Side::Gpu) = (&self.ops.device, at.side) {
-            choice.ids.device(device.gpu())?;
-            choice.weights.device(device.gpu())?;
+        if let Some(gpu) = self.ops.devices.gpu(at.device) {
+            choice.ids.device(gpu.gpu())?;
+            choice.weights.device(gpu.gpu())?;
         }
         Ok(())
     }
@@ -198,7 +199,7 @@ impl<'a, 'g> Replay<'a, 'g> {
     /// them: one row on the GPU is quantized, too.
     fn draw(&mut self, at: At, positions: &[u32]) -> Result<()> {
         let (x, seed) = (&mut self.x, self.seed);
-        let (before, is_new) = (x.values.is_on_device_alone(), self.drawn != positions);
+        let (before, is_new) = (x.values.home(), self.drawn != positions);
         if is_new {
             self.drawn.clear();
             self.drawn.extend_from_slice(positions);
@@ -210,22 +211,20 @@ impl<'a, 'g> Replay<'a, 'g> {
         x.name = NodeName::of("ffn_norm", at.il);
         self.ops.positions.clear();
         self.ops.positions.extend_from_slice(positions);
-        match (&mut self.ops.device, at.side) {
-            (Some(device), Side::Gpu) => {
-                if !x.values.is_on_device_alone() {
-                    x.values.update_device(device.gpu())?;
+        match self.ops.devices.gpu_mut(at.device) {
+            Some(gpu) => {
+                if x.values.home() != at.device {
+                    x.values.update_device(gpu.gpu())?;
                 }
-                device.quantize_row(x)?;
+                gpu.quantize_row(x)?;
             }
-            (Some(device), Side::Host) => {
+            None => {
                 x.values.fetch()?;
-                // In a session the layer reads what the one before it left on the GPU, and waits for that.
-                device.gpu().synchronize()?;
-                self.ops.waited();
+                // In a session the layer reads what the one before it left on a GPU, and waits for that.
+                self.ops.wait_for_gpus()?;
             }
-            (None, _) => x.values.fetch()?,
         }
-        if is_new || x.values.is_on_device_alone() != before {
+        if is_new || x.values.home() != before {
             self.prepared();
         }
         Ok(())
@@ -233,23 +232,32 @@ impl<'a, 'g> Replay<'a, 'g> {
 
     /// What a layer reads was put in its place, which is no part of its time.
     fn prepared(&mut self) {
-        if let Some(device) = &mut self.ops.device {
-            device.host_ran();
-        }
+        self.ops.devices.ran(DeviceId::Cpu);
         self.ops.recorder.host_is_free();
     }
 
-    /// On the GPU the last moment, if nothing was done since.
-    fn last_moment(&mut self) -> cuda::Result<Moment> {
-        match &mut self.ops.device {
-            Some(device) => device.start_event().map(Moment::Gpu),
+    /// The device whose clock measures a layer: that of the layer, or a GPU that may take part in it.
+    fn clock_of(&self, at: At) -> DeviceId {
+        let first = self.ops.devices.gpus().first();
+        match at.device {
+            DeviceId::Cpu => first.map_or(DeviceId::Cpu, Device::id),
+            gpu => gpu,
+        }
+    }
+
+    /// The start of a layer; on a GPU the last moment, if nothing was done since.
+    fn start(&mut self, clock: DeviceId) -> cuda::Result<Moment> {
+        match self.ops.devices.gpu_mut(clock) {
+            Some(gpu) => Ok(Moment::Gpu(clock, gpu.start_event()?)),
             None => Ok(Moment::Host(Instant::now())),
         }
     }
 
-    fn moment(&mut self) -> cuda::Result<Moment> {
-        match &mut self.ops.device {
-            Some(device) => device.record_event().map(Moment::Gpu),
+    /// The end of a layer, on every GPU.
+    fn end(&mut self, clock: DeviceId) -> cuda::Result<Moment> {
+        self.ops.devices.join(clock)?;
+        match self.ops.devices.gpu_mut(clock) {
+            Some(gpu) => Ok(Moment::Gpu(clock, gpu.record_event()?)),
             None => Ok(Moment::Host(Instant::now())),
         }
     }

@@ -211,7 +211,7 @@ fn routes(layer: u16, tokens: &[(u32, &[u32])]) -> Routes {
 fn output(model: &Model, routes: &Routes, seed: u64) -> Result<(Vec<f32>, Vec<Ran>)> {
     let threads = Threads::new(1)?;
     let recorder = Recorder::new(None).with_mode(Mode::Experts);
-    let mut replay = Replay::new(model, &threads, None, recorder, seed);
+    let mut replay = Replay::new(model, &threads, Devices::cpu(), recorder, seed);
     let mut ran = Vec::new();
     for pass in routes.passes() {
         ran.extend(replay.run(&pass)?);
@@ -229,7 +229,7 @@ fn a_layer_gives_what_it_gives_in_a_session() {
         let hp = model.hparams();
         let (layer, seed, k) = (2, 5, hp.n_expert_used);
 
-        let mut ops = Ops::new(&threads, Recorder::new(None), None);
+        let mut ops = Ops::new(&threads, Recorder::new(None), Devices::cpu());
         ops.positions = vec![0, 1, 2];
         let mut x = Activation::new(2);
         x.shape(NodeName::of("ffn_norm", layer), hp.n_embd, 3);

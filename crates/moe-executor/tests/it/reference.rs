@@ -7,9 +7,8 @@ use std::rc::Rc;
 
 use moe_engine::{Decode, Logits};
 use moe_executor::cpu::threads::Threads;
-use moe_executor::cuda::Device;
 use moe_executor::recorder::Recorder;
-use moe_executor::{Model, Session};
+use moe_executor::{Devices, Model, Session};
 use moe_gguf::Gguf;
 use moe_testkit::fixture;
 use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
@@ -75,15 +74,15 @@ pub struct Row {
     pub logits: Vec<f32>,
 }
 
-/// Makes the GPU that a session is to use.
-pub type Open<'o> = &'o dyn for<'g> Fn(&'g Gguf, &Model<'g>) -> Option<Device<'g>>;
+/// Opens the devices that a session is to use.
+pub type Open<'o> = &'o dyn for<'g> Fn(&'g Gguf, &Model<'g>) -> Devices<'g>;
 
-/// Looks at the GPU when all tokens are through; gives what is wrong.
-pub type Look<'l> = &'l dyn Fn(&Device) -> Option<String>;
+/// Looks at the devices when all tokens are through; returns what is wrong.
+pub type Look<'l> = &'l dyn Fn(&Devices) -> Option<String>;
 
-/// The host alone.
-pub fn host<'g>(_: &'g Gguf, _: &Model<'g>) -> Option<Device<'g>> {
-    None
+/// The CPU alone.
+pub fn host<'g>(_: &'g Gguf, _: &Model<'g>) -> Devices<'g> {
+    Devices::cpu()
 }
 
 /// What came of a reference's tokens.
@@ -92,16 +91,16 @@ pub struct Ran {
     pub logits: Vec<Vec<f32>>,
     /// Every routed row by layer.
     pub routed: Vec<Vec<Row>>,
-    /// What was wrong with the GPU.
+    /// What was wrong with the devices.
     pub wrong: Option<String>,
 }
 
 /// Feeds the reference's tokens.
 pub fn run(model: &Model, reference: &Reference, batch: usize, open: Open, look: Look) -> Ran {
     let threads = Threads::new(2).unwrap();
-    let device = open(model.gguf(), model);
+    let devices = open(model.gguf(), model);
     let recorder = Recorder::new(None);
-    let mut session = Session::with_device(model, &threads, device, recorder, 1024);
+    let mut session = Session::with_devices(model, &threads, devices, recorder, 1024);
     let routed: Rc<RefCell<Vec<Vec<Row>>>> = Rc::new(RefCell::new(
         (0..model.hparams().n_layer).map(|_| Vec::new()).collect(),
     ));
@@ -135,7 +134,7 @@ pub fn run(model: &Model, reference: &Reference, batch: usize, open: Open, look:
                 .to_vec(),
         );
     }
-    let wrong = session.device().and_then(look);
+    let wrong = look(session.devices());
     drop(session);
     let routed = Rc::try_unwrap(routed)
         .ok()

@@ -71,7 +71,9 @@ fn the_manifest_follows_its_schema() {
         json
     };
     let mut full = manifest();
-    full.gpu = Some(moe_trace::manifest::Gpu {
+    let gpu = moe_trace::manifest::Gpu {
+        device: Some("CUDA0".into()),
+        ordinal: Some(0),
         name: "GPU".into(),
         memory_bytes: 1 << 34,
         driver: None,
@@ -89,7 +91,12 @@ fn the_manifest_follows_its_schema() {
             max_transfers: 8,
             ..Default::default()
         }),
-    });
+    };
+    let second = moe_trace::manifest::Gpu {
+        device: Some("CUDA1".into()),
+        ..gpu.clone()
+    };
+    full.set_gpus(vec![gpu, second]);
     full.sampling.seed = Some(3);
     full.sampling
         .parameters
@@ -102,6 +109,8 @@ fn the_manifest_follows_its_schema() {
     assert_eq!(json["ops"]["30"], "MUL_MAT_ID");
     assert_eq!(json["sampling"]["temperature"], 0.8);
     assert_eq!(json["gpu"]["limit_bytes"], 1u64 << 32);
+    assert_eq!(json["gpus"][0], json["gpu"]);
+    assert_eq!(json["gpus"][1]["device"], "CUDA1");
     writer.finish().unwrap();
     assert_eq!(check(&dir)["records"], 0);
 

@@ -15,6 +15,7 @@ use moe_executor::cpu::bandwidth::read_bandwidth;
 use moe_executor::cpu::threads::{Threads, n_cores};
 use moe_gguf::Gguf;
 use moe_gguf::text::counted;
+use moe_trace::manifest::Gpu;
 use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
 
 use self::numbers::Numbers;
@@ -176,6 +177,20 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     Ok(ExitStatus::Done)
 }
 
+/// Names of GPUs, separated by commas.
+fn names(gpus: &[Gpu]) -> String {
+    let names: Vec<&str> = gpus.iter().map(|gpu| gpu.name.as_str()).collect();
+    names.join(", ")
+}
+
+/// Operations that the CPU did in the place of GPUs; `None` without one.
+fn fallbacks(gpus: &[Gpu]) -> Option<u64> {
+    let counts = gpus.iter().filter_map(|gpu| gpu.fallbacks.as_ref());
+    counts
+        .map(|fallbacks| fallbacks.operations)
+        .reduce(|sum, n| sum + n)
+}
+
 /// Experts that each layer chose, each once in a batch.
 type Chosen = Arc<Mutex<BTreeMap<usize, u64>>>;
 
@@ -211,13 +226,14 @@ impl Bench<'_> {
             progress.inc(1);
         }
         drop(progress);
-        let gpu = session.gpu();
+        let gpus = session.gpus();
         // Where processor and GPU share the work there is no one bandwidth to hold it against.
-        let policy = match gpu {
-            Some(_) => self.args.device.policy_name(),
-            None => "cpu",
+        let policy = if gpus.is_empty() {
+            "cpu"
+        } else {
+            self.args.device.policy_name()
         };
-        let bandwidth = match (gpu.is_some(), policy) {
+        let bandwidth = match (!gpus.is_empty(), policy) {
             (false, _) => Some(self.bandwidth),
             (true, "gpu") if !self.args.device.says_where_experts_live() => session
                 .gpu_bandwidth()
@@ -250,14 +266,9 @@ impl Bench<'_> {
             bandwidth.map(|b| round(b / 1e9, 3)).into(),
             bandwidth.map(|b| round(read / b, 4)).into(),
             self.engine_name().into(),
-            gpu.as_ref()
-                .map(|gpu| gpu.name.clone())
-                .unwrap_or_default()
-                .into(),
+            names(&gpus).into(),
             policy.into(),
-            gpu.and_then(|gpu| gpu.fallbacks)
-                .map(|fallbacks| fallbacks.operations)
-                .into(),
+            fallbacks(&gpus).into(),
         ])
     }
 

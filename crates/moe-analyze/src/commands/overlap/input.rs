@@ -23,8 +23,8 @@ pub struct Input {
     pub transfers: Vec<Transfer>,
     /// What gate and up read, and the memory's bandwidth.
     pub reads: Reads,
-    /// The GPU, if the run has a manifest that tells it.
-    pub gpu: Option<Gpu>,
+    /// The GPUs, if the run has a manifest that describes them.
+    pub gpus: Vec<Gpu>,
 }
 
 impl Input {
@@ -88,7 +88,7 @@ impl Input {
         Ok(Input {
             transfers,
             reads,
-            gpu: manifest.and_then(|manifest| manifest.gpu),
+            gpus: manifest.map_or(Vec::new(), |manifest| manifest.gpus().to_vec()),
         })
     }
 }

@@ -103,12 +103,12 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         ctx.remark(format_args!("drew {}", plot.display()));
     }
     output::to_stdout(args.output, |stdout| match args.output {
-        None => summary::print(stdout, &reports, input.gpu.as_ref()),
+        None => summary::print(stdout, &reports, &input.gpus),
         Some(format) => write_rows(
             stdout,
             format,
             &rows::COLUMNS,
-            rows::rows(&reports, input.gpu.as_ref()),
+            rows::rows(&reports, input.gpus.first()),
         ),
     })?;
     Ok(ExitStatus::Done)

@@ -36,7 +36,8 @@ pub const COLUMNS: [&str; 26] = [
     "verdict",
 ];
 
-/// A row a layer, then one without a layer for all of them; prompt before generated tokens. All layers have one scratchpad.
+/// A row a layer, then one without a layer for all of them; prompt before generated tokens. The scratchpad is the first
+/// GPU's.
 pub fn rows(reports: &[(u8, OverlapReport)], gpu: Option<&Gpu>) -> Vec<Vec<Cell<'static>>> {
     let rows = reports.iter().flat_map(|(phase, report)| {
         let layers = report.layers.iter();

@@ -9,19 +9,17 @@ use moe_trace::manifest::Gpu;
 use super::{allowed_bytes, phase_names, scratchpad_share};
 use crate::output::{Cell, Format, human_bytes, write_rows};
 
-pub fn print(
-    out: &mut dyn Write,
-    reports: &[(u8, OverlapReport)],
-    gpu: Option<&Gpu>,
-) -> io::Result<()> {
+pub fn print(out: &mut dyn Write, reports: &[(u8, OverlapReport)], gpus: &[Gpu]) -> io::Result<()> {
     for (phase, report) in reports {
         print_phase(out, phase_names(*phase).0, report)?;
         writeln!(out)?;
     }
-    if let Some(gpu) = gpu {
-        print_gpu(out, gpu)?;
-    }
-    Ok(())
+    let name = |gpu: &Gpu| match (&gpu.device, gpus.len()) {
+        (Some(device), 2..) => format!("{device}, {}", gpu.name),
+        _ => gpu.name.clone(),
+    };
+    gpus.iter()
+        .try_for_each(|gpu| print_gpu(out, &name(gpu), gpu))
 }
 
 fn print_phase(out: &mut dyn Write, phase: &str, report: &OverlapReport) -> io::Result<()> {
@@ -96,27 +94,25 @@ fn print_layers(out: &mut dyn Write, report: &OverlapReport) -> io::Result<()> {
     write_rows(out, Format::Table, &columns, report.layers.iter().map(row))
 }
 
-fn print_gpu(out: &mut dyn Write, gpu: &Gpu) -> io::Result<()> {
+fn print_gpu(out: &mut dyn Write, name: &str, gpu: &Gpu) -> io::Result<()> {
     if let (Some(scratchpad), Some(share)) = (gpu.scratchpad_bytes, scratchpad_share(gpu)) {
         writeln!(
             out,
-            "{}: a scratchpad of {}, {:.2} % of the {} allowed",
-            gpu.name,
+            "{name}: a scratchpad of {}, {:.2} % of the {} allowed",
             human_bytes(scratchpad),
             100.0 * share,
             human_bytes(allowed_bytes(gpu))
         )?;
     }
     if let Some(peak) = gpu.peak_bytes {
-        writeln!(out, "{}: {} in use at most", gpu.name, human_bytes(peak))?;
+        writeln!(out, "{name}: {} in use at most", human_bytes(peak))?;
     }
     if let Some(fallbacks) = &gpu.fallbacks
         && let Some(first) = &fallbacks.first_error
     {
         writeln!(
             out,
-            "{}: the processor did {} in its place, and {} found no room there; the first reason: {first}",
-            gpu.name,
+            "{name}: the processor did {} in its place, and {} found no room there; the first reason: {first}",
             counted(fallbacks.operations, "operation"),
             counted(fallbacks.tensors, "tensor")
         )?;

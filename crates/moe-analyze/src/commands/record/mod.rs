@@ -150,10 +150,10 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         .sum();
 
     let usage = Usage::new(&args.usage, info.n_layer, info.n_expert, args.force)?;
-    let begin = |gpu| -> anyhow::Result<RunWriter> {
+    let begin = |gpus| -> anyhow::Result<RunWriter> {
         let map = OffsetMap::new(&gguf);
         let mut manifest = manifest::manifest(&args, &gguf, &map, info, &prompts, n_threads)?;
-        recording::set_gpu(&mut manifest, gpu);
+        recording::set_gpus(&mut manifest, gpus);
         let options = RunOptions {
             force: args.force,
             max_trace_bytes: args.max_trace_mib.map(|mib| mib.saturating_mul(1 << 20)),
@@ -169,8 +169,8 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     };
     let begin: Option<Begin> = match args.trace {
         TraceMode::Off => None,
-        TraceMode::Experts | TraceMode::All => Some(Box::new(|gpu| {
-            begin(gpu).map_err(anyhow::Error::reallocate_into_boxed_dyn_error_without_backtrace)
+        TraceMode::Experts | TraceMode::All => Some(Box::new(|gpus| {
+            begin(gpus).map_err(anyhow::Error::reallocate_into_boxed_dyn_error_without_backtrace)
         })),
     };
 
@@ -219,14 +219,14 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     }
     progress.finish_and_clear();
 
-    let gpu = session.gpu();
-    if let Some(fallbacks) = gpu.as_ref().and_then(native::fallbacks) {
+    let gpus = session.gpus();
+    for fallbacks in native::fallbacks(&gpus) {
         ctx.remark(fallbacks);
     }
     let (writer, ended) = session.into_writer();
     failed = failed.or(ended.err());
     let out = writer.as_ref().map(|writer| writer.dir().to_owned());
-    let records = writer.map(|writer| finish(writer, &totals, &failed, gpu));
+    let records = writer.map(|writer| finish(writer, &totals, &failed, gpus));
     let usage = usage.map_or(Ok(()), |usage| {
         usage.finish(totals.tokens.prompt + totals.tokens.generated)
     });
@@ -284,10 +284,10 @@ fn finish(
     mut writer: RunWriter,
     totals: &Totals,
     failed: &Option<moe_engine::Error>,
-    gpu: Option<Gpu>,
+    gpus: Vec<Gpu>,
 ) -> Result<u64, moe_trace::Error> {
     let manifest = writer.manifest_mut();
-    recording::set_gpu(manifest, gpu);
+    recording::set_gpus(manifest, gpus);
     manifest.tokens = totals.tokens;
     manifest.sequences.clone_from(&totals.sequences);
     manifest.stopped = match failed {

@@ -8,12 +8,11 @@ use std::sync::atomic::Ordering;
 
 use anyhow::{Context as _, bail};
 use moe_engine::Mode;
-use moe_executor::Model;
 use moe_executor::cpu::bandwidth::read_bandwidth;
 use moe_executor::cpu::threads::{Threads, n_cores};
-use moe_executor::cuda::Device;
 use moe_executor::recorder::Recorder;
 use moe_executor::replay::{Collector, Replay, Routes};
+use moe_executor::{Devices, Model};
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
 use moe_gguf::text::counted;
@@ -88,14 +87,14 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     check_layers(&model, &routes, path, ctx)?;
     let n_threads = args.threads.map_or_else(n_cores, usize::from);
     let threads = Threads::new(n_threads)?;
-    let device = args.device.open(&model, ctx)?;
+    let devices = args.device.open(&model, ctx)?;
     if let Some(out) = &args.out {
         RunWriter::check(out, args.force)?;
     }
     let interrupted = interrupt::flag();
 
     let silent = Recorder::new(None);
-    let mut replay = Replay::new(&model, &threads, device, silent, args.seed);
+    let mut replay = Replay::new(&model, &threads, devices, silent, args.seed);
     let n_passes = routes.passes().count() as u64;
     let n_runs = 1 + u64::from(args.repetitions) + u64::from(args.out.is_some());
     let progress = Progress::items(ctx, "passes", n_passes * n_runs);
@@ -116,24 +115,22 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     }
     let recorded = args.out.as_deref().map_or(Ok(()), |out| {
         // Not before: until then a run that it replaces is as it was.
-        let writer = begin_run(&args, out, &gguf, &model, n_threads, replay.device())?;
+        let writer = begin_run(&args, out, &gguf, &model, n_threads, replay.devices())?;
         replay.record(Recorder::new(Some(writer)).with_mode(Mode::Experts));
         let ran = over_the_trace(&mut replay, &mut ReplayReport::default());
-        let gpu = replay.device().map(Device::describe);
+        let gpus = replay.devices().describe();
         match replay.record(Recorder::new(None)).into_writer() {
-            Some(writer) => finish_run(writer, ran, gpu, &routes, ctx),
+            Some(writer) => finish_run(writer, ran, gpus, &routes, ctx),
             None => ran,
         }
     });
-    let gpu = replay.device().map(Device::describe);
-    if let Some(fallbacks) = gpu.as_ref().and_then(native::fallbacks) {
+    for fallbacks in native::fallbacks(&replay.devices().describe()) {
         ctx.remark(fallbacks);
     }
+    let first_gpu = replay.devices().gpus().first();
     let bandwidths = Bandwidths {
         host: read_bandwidth(&threads, BANDWIDTH_BYTES),
-        gpu: replay
-            .device()
-            .and_then(|device| native::gpu_bandwidth(device.bandwidth(), ctx)),
+        gpu: first_gpu.and_then(|gpu| native::gpu_bandwidth(gpu.bandwidth(), ctx)),
     };
     let rows = report.rows(args.repetitions, &bandwidths);
     output::to_stdout(args.output, |out| {
@@ -210,12 +207,12 @@ fn begin_run(
     gguf: &Gguf,
     model: &Model,
     n_threads: usize,
-    device: Option<&Device>,
+    devices: &Devices,
 ) -> anyhow::Result<RunWriter> {
     let map = OffsetMap::new(gguf);
     let info = native::info(model);
     let mut manifest = recording::manifest(gguf, &map, &info, &args.device, n_threads)?;
-    recording::set_gpu(&mut manifest, device.map(native::gpu_at_start));
+    recording::set_gpus(&mut manifest, native::gpus_at_start(devices));
     manifest.sampling = Sampling {
         method: "none".into(),
         ..Sampling::default()
@@ -231,12 +228,12 @@ fn begin_run(
 fn finish_run(
     mut writer: RunWriter,
     ran: anyhow::Result<()>,
-    gpu: Option<Gpu>,
+    gpus: Vec<Gpu>,
     routes: &Routes,
     ctx: &Context,
 ) -> anyhow::Result<()> {
     let manifest = writer.manifest_mut();
-    recording::set_gpu(manifest, gpu);
+    recording::set_gpus(manifest, gpus);
     match &ran {
         Ok(()) => manifest.tokens = tokens(routes),
         Err(error) => manifest.stopped = Some(error.to_string()),

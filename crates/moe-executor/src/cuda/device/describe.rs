@@ -1,4 +1,4 @@
-//! The GPU as a manifest describes it.
+//! A GPU as a manifest describes it.
 
 use moe_trace::manifest;
 
@@ -6,13 +6,16 @@ use super::Device;
 use crate::cuda::Result;
 use crate::cuda::post_fetch::Settings;
 
-impl Device<'_> {
-    /// The GPU, its memory and what it could not do so far.
-    pub fn describe(&self) -> manifest::Gpu {
+impl Device {
+    /// The GPU, its memory and what it could not do so far. `min_batch` is the number of rows from which weights of the host are
+    /// copied to it for a product.
+    pub(crate) fn describe(&self, min_batch: Option<usize>) -> manifest::Gpu {
         let info = self.gpu().info();
         let (_, peak, limit) = self.gpu().memory();
         let scratchpad = self.scratchpad_bytes() as u64;
         manifest::Gpu {
+            device: Some(self.id().to_string()),
+            ordinal: Some(info.ordinal as u64),
             name: info.name.clone(),
             memory_bytes: info.memory_bytes,
             driver: Some(format!(
@@ -28,7 +31,7 @@ impl Device<'_> {
                 tensors: self.fallbacks.tensors.len() as u64,
                 first_error: self.fallbacks.first.clone(),
             }),
-            offload_min_batch: Some(self.min_batch().unwrap_or(0) as u64),
+            offload_min_batch: Some(min_batch.unwrap_or(0) as u64),
             post_fetch: self.post_fetch_settings().map(settings),
         }
     }

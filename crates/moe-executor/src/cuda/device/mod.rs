@@ -1,70 +1,57 @@
-//! The GPU as a session uses it: what lies there, what is computed there, and when.
+//! A GPU as a session uses it: what lies there, what is computed there, and when.
 
 mod describe;
 mod scratch;
 mod weights;
 
 use std::collections::HashMap;
+use std::rc::Rc;
 use std::time::Instant;
 
 use cudarc::driver::CudaStream;
 
-use super::clock::EventClock;
 use super::download::{Download, Downloads};
 use super::fetch::Staging;
 use super::launch::Kernels;
 use super::post_fetch::{self, Chosen, PostFetch, Sample, Settings};
-use super::{
-    DeviceBuffer, Error, Event, Fallbacks, Gpu, Pinned, Policy, Registered, Result, Wanted,
-};
-use crate::placement::Placement;
+use super::{DeviceBuffer, Error, Event, Fallbacks, Gpu, Pinned, Result, Wanted};
+use crate::placement::{DeviceId, Placement};
 use crate::recorder::Routing;
 use crate::weights::Matrix;
 
 pub use scratch::Scratch;
 use weights::Resident;
 
-/// The GPU as a session uses it. Weights are copied to it when they are first asked for.
-pub struct Device<'g> {
+/// A GPU as a session uses it. Weights are copied to it when they are first asked for.
+pub struct Device {
     gpu: Gpu,
-    placement: Placement,
+    placement: Rc<Placement>,
     /// By index in the GGUF's tensor table; none where there was no room.
     matrices: HashMap<u32, Option<Resident>>,
     vectors: HashMap<u32, DeviceBuffer>,
     scratch: [Option<DeviceBuffer>; Scratch::ALL],
     positions: Vec<u32>,
-    clock: EventClock,
-    /// Whether the host ran an operation, or waited, since the last event on the stream that computes.
-    host_ran: bool,
+    /// Whether another device ran an operation, or the host waited, since the last event on the stream that computes.
+    others_ran: bool,
     /// Whether all that was launched in the last pass has been waited for.
     pass_has_ended: bool,
     downloads: Downloads,
     staging: Staging,
-    /// What becomes of experts that live with the host.
-    policy: Policy,
     /// Transfers beside the host's work, with the policy that has them.
     post_fetch: Option<PostFetch>,
     /// Whether a transfer of the layer that is under way could not be started.
     transfers_failed: bool,
-    /// Stacks whose file could not be registered, copied to memory that the GPU reads by itself.
+    /// Stacks copied to memory that the GPU reads by itself, where it does not read the model's files.
     pinned: HashMap<u32, Option<Pinned>>,
-    /// Rows of a product from which a matrix of the host is copied to the GPU for it.
-    min_batch: Option<usize>,
-    /// Files whose memory the GPU reads by itself.
-    registered: Vec<Registered<'g>>,
+    /// Whether the GPU reads the model's files by itself.
+    reads_files: bool,
     /// What went wrong and was done by the host.
     pub fallbacks: Fallbacks,
 }
 
-impl<'g> Device<'g> {
-    /// A GPU on which the tensors live that `placement` says. For products of `min_batch` rows or more the others are copied
-    /// to it, too (llama.cpp's `GGML_OP_OFFLOAD_MIN_BATCH`, 32 there).
-    pub fn new(
-        gpu: Gpu,
-        placement: Placement,
-        policy: Policy,
-        min_batch: Option<usize>,
-    ) -> Device<'g> {
+impl Device {
+    /// A GPU on which the tensors live that `placement` puts there.
+    pub(crate) fn new(gpu: Gpu, placement: Rc<Placement>) -> Device {
         Device {
             gpu,
             placement,
@@ -72,19 +59,21 @@ impl<'g> Device<'g> {
             vectors: HashMap::new(),
             scratch: [const { None }; Scratch::ALL],
             positions: Vec::new(),
-            clock: EventClock::default(),
-            host_ran: false,
+            others_ran: false,
             pass_has_ended: false,
-            policy,
             post_fetch: None,
             transfers_failed: false,
             pinned: HashMap::new(),
-            min_batch,
+            reads_files: false,
             downloads: Downloads::default(),
             staging: Staging::default(),
-            registered: Vec::new(),
             fallbacks: Fallbacks::default(),
         }
+    }
+
+    /// Its place in the list of devices.
+    pub fn id(&self) -> DeviceId {
+        DeviceId::Gpu(self.gpu.index())
     }
 
     /// The GPU.
@@ -102,19 +91,18 @@ impl<'g> Device<'g> {
         self.gpu.stream()
     }
 
-    /// Where tensors live.
-    pub fn placement(&self) -> &Placement {
-        &self.placement
-    }
-
-    /// Has the down matrices of chosen experts travel while the host computes the others, with [`Policy::PostFetch`].
+    /// Has the down matrices of chosen experts travel to it while the host computes the others.
     ///
     /// # Errors
     /// The driver has no stream left.
-    pub fn with_post_fetch(mut self, settings: Settings) -> Result<Device<'g>> {
-        self.policy = Policy::PostFetch;
+    pub(crate) fn enable_post_fetch(&mut self, settings: Settings) -> Result<()> {
         self.post_fetch = Some(PostFetch::new(&self.gpu, settings)?);
-        Ok(self)
+        Ok(())
+    }
+
+    /// The model's files were registered: the GPU reads them by itself.
+    pub(crate) fn files_are_registered(&mut self) {
+        self.reads_files = true;
     }
 
     /// Has `observer` told of every transfer of Post-Fetch.
@@ -130,16 +118,11 @@ impl<'g> Device<'g> {
     /// The pass has not ended.
     pub(crate) fn samples(&mut self) -> Result<Vec<Sample>> {
         let samples = match &self.post_fetch {
-            Some(post_fetch) => post_fetch.samples(&self.clock),
+            Some(post_fetch) => post_fetch.samples(&self.gpu),
             None => Ok(Vec::new()),
         };
         self.note_transfers();
         samples
-    }
-
-    /// Rows of a product from which a matrix of the host is copied to the GPU for it; none: never.
-    pub fn min_batch(&self) -> Option<usize> {
-        self.min_batch
     }
 
     /// How Post-Fetch works, if that is the policy.
@@ -164,8 +147,7 @@ impl<'g> Device<'g> {
         // What went wrong in the layer before is not this one's.
         self.note_transfers();
         self.transfers_failed = false;
-        let registered = !self.registered.is_empty();
-        let pinned = if registered || self.post_fetch.is_none() {
+        let pinned = if self.reads_files || self.post_fetch.is_none() {
             None
         } else {
             pinned_copy(&self.gpu, &mut self.pinned, stack)
@@ -186,7 +168,7 @@ impl<'g> Device<'g> {
         };
         // SAFETY: a session borrows its model, whose mapped files outlive it; pinned copies are kept, and dropped after
         // `post_fetch`.
-        unsafe { post_fetch.begin(&self.gpu, &mut self.clock, &chosen, bytes_of) };
+        unsafe { post_fetch.begin(&self.gpu, &chosen, bytes_of) };
         self.note_transfers();
         true
     }
@@ -194,7 +176,7 @@ impl<'g> Device<'g> {
     /// Starts the transfers of this layer that have not been started, if there are any.
     pub(crate) fn start_transfers(&mut self) {
         if let Some(post_fetch) = &mut self.post_fetch {
-            post_fetch.start_waiting(&self.gpu, &mut self.clock);
+            post_fetch.start_waiting(&self.gpu);
         }
     }
 
@@ -206,7 +188,7 @@ impl<'g> Device<'g> {
         let Some(post_fetch) = &mut self.post_fetch else {
             return Ok(Vec::new());
         };
-        let places = post_fetch.land(&self.gpu, &mut self.clock, ids);
+        let places = post_fetch.land(&self.gpu, ids);
         self.note_transfers();
         places
     }
@@ -216,7 +198,7 @@ impl<'g> Device<'g> {
     /// # Errors
     /// An event cannot be recorded.
     pub(crate) fn begin_fetched_product(&mut self) -> Result<Event> {
-        self.clock.record(&self.gpu, self.gpu.stream())
+        self.gpu.clock_mut().record(&self.gpu, self.gpu.stream())
     }
 
     /// The product that started at `start` has been launched; the scratchpad may be overwritten after it.
@@ -225,7 +207,7 @@ impl<'g> Device<'g> {
     /// An event cannot be recorded.
     pub(crate) fn end_fetched_product(&mut self, start: Event) -> Result<()> {
         match &mut self.post_fetch {
-            Some(post_fetch) => post_fetch.end_product(&self.gpu, &mut self.clock, start),
+            Some(post_fetch) => post_fetch.end_product(&self.gpu, start),
             None => Ok(()),
         }
     }
@@ -250,11 +232,6 @@ impl<'g> Device<'g> {
             self.fallbacks.ops += 1;
             self.fallbacks.note(&error);
         }
-    }
-
-    /// What becomes of experts that live with the host.
-    pub fn policy(&self) -> Policy {
-        self.policy
     }
 
     /// Copies values to the host, and waits for them once.
@@ -299,8 +276,8 @@ impl<'g> Device<'g> {
         if let Some(post_fetch) = &mut self.post_fetch {
             post_fetch.begin_pass()?;
         }
-        self.host_ran = false;
-        self.clock.restart(&self.gpu)
+        self.others_ran = false;
+        self.gpu.clock_mut().restart(&self.gpu)
     }
 
     /// Ends a pass: waits for all that was launched, and finds the times of its events.
@@ -313,7 +290,7 @@ impl<'g> Device<'g> {
         if let Some(post_fetch) = &self.post_fetch {
             post_fetch.synchronize()?;
         }
-        self.clock.finish()?;
+        self.gpu.clock_mut().finish()?;
         self.pass_has_ended = true;
         Ok(())
     }
@@ -323,32 +300,44 @@ impl<'g> Device<'g> {
     /// # Errors
     /// It cannot be created or recorded.
     pub(crate) fn record_event(&mut self) -> Result<Event> {
-        let event = self.clock.record(&self.gpu, self.gpu.stream())?;
-        self.host_ran = false;
+        let event = self.gpu.clock_mut().record(&self.gpu, self.gpu.stream())?;
+        self.others_ran = false;
         Ok(event)
     }
 
-    /// The event at which the operation that is launched next starts: the end of the one before it on the GPU, or a new event if
-    /// the host ran something in between.
+    /// The event at which the operation that is launched next starts: the end of the one before it on this GPU, or a new event if
+    /// another device ran something in between.
     ///
     /// # Errors
     /// As [`Device::record_event`].
     pub(crate) fn start_event(&mut self) -> Result<Event> {
-        match self.clock.last() {
-            Some(event) if !self.host_ran => Ok(event),
+        self.gpu.clock_mut().start_operation();
+        let last = self.gpu.clock().last();
+        match last {
+            Some(event) if !self.others_ran => Ok(event),
             _ => self.record_event(),
         }
     }
 
-    /// The host ran an operation.
-    pub(crate) fn host_ran(&mut self) {
-        self.host_ran = true;
+    /// The events between which the operation ran that [starts](Device::start_event) at `from` and has been launched. If it read
+    /// what another GPU had, it started when that had been copied.
+    ///
+    /// # Errors
+    /// As [`Device::record_event`].
+    pub(crate) fn end_events(&mut self, from: Event) -> Result<(Event, Event)> {
+        let received = self.gpu.clock().received();
+        Ok((received.unwrap_or(from), self.record_event()?))
+    }
+
+    /// Another device ran an operation: what this GPU gets next does not start at the end of what it got last.
+    pub(crate) fn others_ran(&mut self) {
+        self.others_ran = true;
     }
 
     /// The host waited for the stream that computes.
     pub(crate) fn waited(&mut self) {
-        self.clock.waited();
-        self.host_ran = true;
+        self.gpu.clock_mut().waited();
+        self.others_ran = true;
     }
 
     /// When an event of the pass that ended last was, on the host's clock.
@@ -356,7 +345,7 @@ impl<'g> Device<'g> {
     /// # Errors
     /// The pass has not ended.
     pub(crate) fn time(&self, event: Event) -> Result<Instant> {
-        self.clock.time(event)
+        self.gpu.clock().time(event)
     }
 }
 

@@ -34,7 +34,7 @@ impl Scratch {
     pub(super) const ALL: usize = Scratch::Hidden as usize + 1;
 }
 
-impl Device<'_> {
+impl Device {
     /// Memory for a kernel, at least `bytes`, contents unspecified.
     ///
     /// # Errors

@@ -1,14 +1,13 @@
 //! Weights on the GPU: those that live there, and copies of those that live with the host.
 
 use half::f16;
-use moe_gguf::{GgmlType, Gguf};
+use moe_gguf::GgmlType;
 use zerocopy::IntoBytes;
 
 use super::{Device, Scratch};
 use crate::cpu::quant::dequantize_row;
 use crate::cuda::launch::{Kernels, Weights};
-use crate::cuda::{DeviceBuffer, Error, Ptr, Registered, Result};
-use crate::placement::Side;
+use crate::cuda::{DeviceBuffer, Error, Ptr, Result};
 use crate::recorder::Routing;
 use crate::weights::{Matrix, Vector};
 
@@ -24,21 +23,8 @@ pub(super) struct Resident {
     row_size: usize,
 }
 
-impl<'g> Device<'g> {
-    /// Has the GPU read the model's mapped files by itself. Gives whether the driver allows it; without, copies of weights
-    /// run at a fraction of the link's speed.
-    pub fn register(&mut self, gguf: &'g Gguf) -> bool {
-        if self.registered.is_empty() {
-            let files = gguf.files().iter();
-            let registered: Result<Vec<Registered<'g>>> = files
-                .map(|file| self.gpu.register(file.contents()))
-                .collect();
-            self.registered = registered.unwrap_or_default();
-        }
-        !self.registered.is_empty()
-    }
-
-    /// Whether a matrix lives on the GPU. One that finds no room there is told and stays with the host.
+impl Device {
+    /// Whether a matrix lives on this GPU. One that finds no room there is told and stays with the host.
     pub(crate) fn holds(&mut self, matrix: &Matrix) -> bool {
         self.resident(matrix).is_some()
     }
@@ -60,11 +46,6 @@ impl<'g> Device<'g> {
         let resident = self.matrices[&index].as_ref()?;
         let (ty, row_size) = (resident.ty, resident.row_size);
         Some(weights(matrix, resident.buffer.ptr(), ty, row_size))
-    }
-
-    /// Whether a matrix that lives with the host is copied to the GPU for a product of `rows` rows.
-    pub(crate) fn copies_for(&self, matrix: &Matrix, rows: usize) -> bool {
-        self.min_batch.is_some_and(|min| rows >= min) && Kernels::supports(matrix.ty)
     }
 
     /// The matrix on the GPU: where it lives there, or a copy for one product.
@@ -152,11 +133,12 @@ impl<'g> Device<'g> {
         }
     }
 
-    /// The matrix where it lives on the GPU, if it does.
+    /// The matrix where it lives on this GPU, if it does.
     pub(crate) fn resident(&mut self, matrix: &Matrix) -> Option<Weights> {
-        match self.placement.tensor(&matrix.place) {
-            Side::Gpu => self.matrix(matrix),
-            Side::Host => None,
+        if self.placement.tensor(&matrix.place) == self.id() {
+            self.matrix(matrix)
+        } else {
+            None
         }
     }
 

@@ -105,6 +105,11 @@ impl Kernels {
         })
     }
 
+    /// Set where the next kernel must start after all that its stream was given.
+    pub(super) fn in_order(&self) -> &Arc<AtomicBool> {
+        &self.in_order
+    }
+
     /// Has the next kernel start after all that its stream was given, above all of copies on that stream. Whether a kernel that may
     /// start early waits for a copy before it, no text of the driver's says.
     pub(crate) fn follow_copy(&self) {

@@ -9,7 +9,7 @@ use crate::kv_cache;
 use crate::mirrored::Mirrored;
 use crate::weights::Vector;
 
-impl Device<'_> {
+impl Device {
     /// Rotates every head of every row of `x` by its `angles (rows, n_dims)`, in place.
     pub(crate) fn rope(
         &mut self,

@@ -5,7 +5,7 @@ use crate::cpu::glu::Glu;
 use crate::cuda::{Device, Ptr, Result, Scratch};
 use crate::weights::Vector;
 
-impl Device<'_> {
+impl Device {
     /// The rows `rows` of `src`.
     pub(crate) fn get_rows(
         &mut self,
@@ -43,7 +43,7 @@ impl Device<'_> {
 
     /// Quantizes the one row of `x`, unless the kernel that made it did.
     pub(crate) fn quantize_row(&mut self, x: &mut Activation) -> Result<()> {
-        if x.rows != 1 || x.quantized() != Ptr::NULL {
+        if x.rows != 1 || x.quantized(self.gpu()) != Ptr::NULL {
             return Ok(());
         }
         let row = x.values.device(self.gpu())?;

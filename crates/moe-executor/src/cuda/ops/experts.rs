@@ -7,7 +7,7 @@ use crate::cuda::{Device, Ptr, Result, Scratch};
 use crate::recorder::Routing;
 use crate::weights::{Linear, Matrix};
 
-impl Device<'_> {
+impl Device {
     /// Gate, up and the activation of the two, for the slots of every row from `slot` on, which is 0 if there is more than one
     /// row. Returns where the results of one row lie quantized, too, if they do.
     pub(crate) fn experts_gate_up(
@@ -38,7 +38,7 @@ impl Device<'_> {
             glu,
             x: Rows {
                 x: x.values.device(self.gpu())?,
-                quantized: x.quantized(),
+                quantized: x.quantized(self.gpu()),
             },
             ids: ids.offset(slot * size_of::<i32>()),
             tokens: x.rows,

@@ -16,7 +16,7 @@ use crate::cuda::launch::{Kernels, Rows};
 use crate::cuda::{Device, Result};
 use crate::weights::{Matrix, Vector};
 
-impl Device<'_> {
+impl Device {
     /// Whether there are products for weights of a type.
     pub(crate) fn supports(ty: GgmlType) -> bool {
         Kernels::supports(ty)
@@ -34,7 +34,7 @@ impl Device<'_> {
         let bias = self.optional(bias)?;
         let x = Rows {
             x: src.values.device(self.gpu())?,
-            quantized: src.quantized(),
+            quantized: src.quantized(self.gpu()),
         };
         let scratch = self.quantized(src.rows, w.n_in)?;
         let out = dst.values.fill_device(self.gpu())?;

@@ -6,7 +6,7 @@ use crate::cuda::{Device, Result};
 use crate::ops::RouterSpec;
 use crate::recorder::Routing;
 
-impl Device<'_> {
+impl Device {
     /// Whether the kernel can do what a router does.
     pub(crate) fn supports_router(spec: &RouterSpec, n_expert: usize) -> bool {
         spec.groups.is_none() && n_expert <= MAX_EXPERTS

@@ -19,7 +19,6 @@ use std::time::Instant;
 
 use cudarc::driver::{CudaEvent, CudaStream};
 
-use super::clock::EventClock;
 use super::{DeviceBuffer, Error, Event, Gpu, Ptr, Result};
 
 use flights::Flights;
@@ -143,7 +142,6 @@ impl PostFetch {
     pub unsafe fn begin<'m>(
         &mut self,
         gpu: &Gpu,
-        clock: &mut EventClock,
         chosen: &Chosen,
         bytes_of: impl Fn(i32) -> &'m [u8],
     ) {
@@ -163,7 +161,7 @@ impl PostFetch {
         });
         if self.settings.enable
             && !self.settings.force_cpu
-            && let Err(error) = self.launch(gpu, clock, chosen.expert_bytes, bytes_of)
+            && let Err(error) = self.launch(gpu, chosen.expert_bytes, bytes_of)
         {
             self.flights.stay(0..self.flights.len(), Reason::NotStarted);
             self.error.get_or_insert(error);
@@ -173,7 +171,6 @@ impl PostFetch {
     fn launch<'m>(
         &mut self,
         gpu: &Gpu,
-        clock: &mut EventClock,
         expert_bytes: usize,
         bytes_of: impl Fn(i32) -> &'m [u8],
     ) -> Result<()> {
@@ -187,7 +184,7 @@ impl PostFetch {
             let waits = self.stream.wait(read);
             waits.map_err(|source| Error::driver("a wait between streams", source))?;
         }
-        let departure = clock.record(gpu, &self.stream)?;
+        let departure = gpu.clock_mut().record(gpu, &self.stream)?;
         if let Some(layer) = self.layers.last_mut() {
             layer.departure = Some(departure);
         }
@@ -195,7 +192,7 @@ impl PostFetch {
         for i in 0..fits {
             // Places follow one another: experts may differ in size from layer to layer.
             let to = pad.offset(i * expert_bytes);
-            let arrived = clock.reserve(gpu)?;
+            let arrived = gpu.clock_mut().reserve(gpu)?;
             let bytes = bytes_of(self.flights.plan(i, to, arrived));
             let fails = match self.settings.fault {
                 Some(InjectedFault::Copy) => true,
@@ -209,28 +206,28 @@ impl PostFetch {
         self.waiting = orders;
         if self.settings.dedicated_streams {
             // The link has something to do until the others begin.
-            self.start_next(gpu, clock, 1);
+            self.start_next(gpu, 1);
         } else {
             // In the order of the one stream: what the GPU computes next comes behind them.
             gpu.kernels().follow_copy();
-            self.start_next(gpu, clock, fits);
+            self.start_next(gpu, fits);
         }
         Ok(())
     }
 
     /// Starts the transfers that wait: to be called once other threads are at work on gate and up, since starting eight takes
     /// some 30 µs.
-    pub fn start_waiting(&mut self, gpu: &Gpu, clock: &mut EventClock) {
-        self.start_next(gpu, clock, self.waiting.len());
+    pub fn start_waiting(&mut self, gpu: &Gpu) {
+        self.start_next(gpu, self.waiting.len());
     }
 
     /// Starts the next `n` transfers. Behind one that fails none is started: the host computes it and those that wait.
-    fn start_next(&mut self, gpu: &Gpu, clock: &mut EventClock, n: usize) {
+    fn start_next(&mut self, gpu: &Gpu, n: usize) {
         for _ in 0..n {
             let Some(order) = self.waiting.pop_front() else {
                 return;
             };
-            if let Err(error) = order.start(gpu, &self.stream, clock) {
+            if let Err(error) = order.start(gpu, &self.stream) {
                 self.error.get_or_insert(error);
                 let end = order.flight + 1 + self.waiting.len();
                 self.flights.stay(order.flight..end, Reason::NotStarted);
@@ -256,9 +253,10 @@ impl PostFetch {
     ///
     /// # Errors
     /// A transfer failed: the host computes all.
-    pub fn land(&mut self, gpu: &Gpu, clock: &mut EventClock, ids: &[i32]) -> Result<Vec<u64>> {
-        self.start_waiting(gpu, clock);
+    pub fn land(&mut self, gpu: &Gpu, ids: &[i32]) -> Result<Vec<u64>> {
+        self.start_waiting(gpu);
         let waits = self.settings.block_on_miss;
+        let clock = gpu.clock();
         self.flights.land(|arrived| {
             let arrived = clock.event(arrived);
             if !waits {
@@ -283,8 +281,8 @@ impl PostFetch {
     ///
     /// # Errors
     /// An event cannot be recorded.
-    pub fn end_product(&mut self, gpu: &Gpu, clock: &mut EventClock, from: Event) -> Result<()> {
-        let to = clock.record(gpu, gpu.stream())?;
+    pub fn end_product(&mut self, gpu: &Gpu, from: Event) -> Result<()> {
+        let to = gpu.clock_mut().record(gpu, gpu.stream())?;
         if let Some(layer) = self.layers.last_mut() {
             layer.product = Some((from, to));
         }
@@ -301,7 +299,8 @@ impl PostFetch {
     ///
     /// # Errors
     /// It has not.
-    pub fn samples(&self, clock: &EventClock) -> Result<Vec<Sample>> {
+    pub fn samples(&self, gpu: &Gpu) -> Result<Vec<Sample>> {
+        let clock = gpu.clock();
         let between = |events: Option<(Event, Event)>| {
             let times = events.map(|(from, to)| Ok((clock.time(from)?, clock.time(to)?)));
             times.transpose()

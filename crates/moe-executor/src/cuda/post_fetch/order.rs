@@ -2,7 +2,6 @@
 
 use cudarc::driver::CudaStream;
 
-use crate::cuda::clock::EventClock;
 use crate::cuda::gpu::upload_on;
 use crate::cuda::{Error, Event, Gpu, Ptr, Result};
 
@@ -50,17 +49,13 @@ impl CopyOrder {
     ///
     /// # Errors
     /// The copy or its event cannot be started.
-    pub(super) fn start(
-        &self,
-        gpu: &Gpu,
-        stream: &CudaStream,
-        clock: &mut EventClock,
-    ) -> Result<()> {
+    pub(super) fn start(&self, gpu: &Gpu, stream: &CudaStream) -> Result<()> {
         if self.fails {
             return Err(Error::Injected { what: "a transfer" });
         }
         // SAFETY: the bytes are there, as `new` asks for.
         upload_on(stream, self.to, unsafe { &*self.from })?;
+        let mut clock = gpu.clock_mut();
         clock.record_reserved(self.arrived, gpu, stream)
     }
 }

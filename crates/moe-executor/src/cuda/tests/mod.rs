@@ -2,4 +2,5 @@
 
 mod device;
 mod kernels;
+mod mirrored;
 mod products;

@@ -9,7 +9,7 @@ use crate::buffers::{Input, Inventory, twin_id};
 use crate::cuda::Device;
 use crate::mirrored::{Mirrored, Plain};
 use crate::ops::{Ops, Scope};
-use crate::placement::Side;
+use crate::placement::DeviceId;
 use crate::recorder::{Routing, Source};
 use crate::weights::{Linear, Vector};
 
@@ -170,7 +170,7 @@ impl Ops<'_> {
         from
     }
 
-    /// Does all that follows the scores in one kernel, if they are on the GPU. Returns the scope of the operations that this is.
+    /// Does all that follows the scores in one kernel, if they are on a GPU. Returns the scope of the operations that this is.
     fn choose_on_gpu(
         &mut self,
         spec: &RouterSpec,
@@ -184,17 +184,12 @@ impl Ops<'_> {
         routing.weights.resize(tokens * k);
         let mut scope = self.start();
         let fits = Device::supports_router(spec, n_expert);
-        let side = if fits && scores.values.is_on_device_alone() {
-            Side::Gpu
-        } else {
-            Side::Host
-        };
-        let done = self.on(&mut scope, side, |device| {
-            device.route(spec, scores, routing)
-        });
+        let home = scores.values.home();
+        let device = if fits { home } else { DeviceId::Cpu };
+        let done = self.on(&mut scope, device, |gpu| gpu.route(spec, scores, routing));
         routing.copy = None;
         if done {
-            self.download(routing);
+            self.download(device, routing);
             self.state_shapes(state);
         } else {
             self.fetch(&mut state.scores.values);
@@ -202,14 +197,14 @@ impl Ops<'_> {
         scope
     }
 
-    /// Begins to copy a choice that only the GPU has, if it is to be recorded.
-    fn download(&mut self, routing: &mut Routing) {
-        if let Some(device) = &mut self.device
+    /// Begins to copy a choice that only a GPU has, if it is to be recorded.
+    fn download(&mut self, gpu: DeviceId, routing: &mut Routing) {
+        if let Some(gpu) = self.devices.gpu_mut(gpu)
             && self.recorder.is_on()
-            && let Err(error) = device.begin_download(routing)
+            && let Err(error) = gpu.begin_download(routing)
         {
             // Recording then waits for it.
-            device.fallbacks.note(&error);
+            gpu.fallbacks.note(&error);
             self.routing_to_host(routing);
         }
     }
@@ -221,7 +216,7 @@ impl Ops<'_> {
         state.selection.shape(name, width, rows);
     }
 
-    /// Fetches the choice if only the GPU has it.
+    /// Fetches the choice if only a GPU has it.
     pub(super) fn routing_to_host(&mut self, routing: &mut Routing) {
         self.fetch(&mut routing.ids);
         self.fetch(&mut routing.weights);

@@ -100,15 +100,16 @@ fn uses_started_copies_and_reports_failed_ones() {
     let model = Model::load(&gguf).unwrap();
     let (n_layer, k) = (model.hparams().n_layer, model.hparams().n_expert_used);
     let failing = failing(InjectedFault::LaterCopy);
-    let mut device = failing.open(&gguf, &model).unwrap();
+    let mut devices = failing.open(&gguf, &model);
     let events = Rc::new(RefCell::new(Vec::new()));
     let seen = events.clone();
-    device.observe_transfers(Box::new(move |transfer| seen.borrow_mut().push(transfer)));
+    devices.gpus_mut()[0]
+        .observe_transfers(Box::new(move |transfer| seen.borrow_mut().push(transfer)));
     let (threads, recorder) = (Threads::new(2).unwrap(), Recorder::new(None));
-    let mut session = Session::with_device(&model, &threads, Some(device), recorder, 8);
+    let mut session = Session::with_devices(&model, &threads, devices, recorder, 8);
     session.decode(&[1], PHASE_PROMPT, Logits::Last).unwrap();
 
-    let fallbacks = &session.device().unwrap().fallbacks;
+    let fallbacks = &session.devices().gpus()[0].fallbacks;
     assert_eq!(fallbacks.ops, n_layer as u64, "one error a layer");
     let first = fallbacks.first.as_deref();
     assert_eq!(first, Some("a transfer was made to fail"));

@@ -7,13 +7,14 @@ mod policies;
 mod recorded;
 mod records;
 mod scratchpad;
+mod several;
 mod sound;
 mod waits;
 
-use moe_executor::Model;
 use moe_executor::cuda::post_fetch::Settings;
-use moe_executor::cuda::{Device, Gpu, Policy};
+use moe_executor::cuda::{Gpu, GpuSpec, Policy};
 use moe_executor::placement::Rules;
+use moe_executor::{Devices, Model};
 use moe_gguf::Gguf;
 use moe_testkit::{Need, Report, fixture, skip};
 
@@ -46,9 +47,20 @@ fn has_gpu() -> bool {
     }
 }
 
-/// How a model is put onto the GPU.
+/// A GPU of a list: the number of the physical GPU, and the limit of its memory as a share of what the model's matrices take.
+type Entry = (usize, Option<f64>);
+
+/// The first GPU.
+const ONCE: &[Entry] = &[(0, None)];
+/// The first GPU, listed twice.
+const TWICE: &[Entry] = &[(0, None), (0, None)];
+
+/// How a model is put onto GPUs.
 #[derive(Clone, Copy, Debug)]
 struct Case {
+    gpus: &'static [Entry],
+    /// Shares of the layers of each GPU; empty: equal ones.
+    split: &'static [f32],
     n_gpu_layers: usize,
     /// Layers whose experts live with the host, the first ones.
     n_cpu_moe: usize,
@@ -59,12 +71,12 @@ struct Case {
     post_fetch: Settings,
     /// Size of the scratchpad in down matrices of an expert, those of the layer with the largest.
     scratchpad: Option<f64>,
-    /// Limit of the memory, as a share of what the model's matrices take.
-    share: Option<f64>,
 }
 
 fn case(policy: Policy) -> Case {
     Case {
+        gpus: ONCE,
+        split: &[],
         n_gpu_layers: usize::MAX,
         n_cpu_moe: match policy {
             Policy::Gpu => 0,
@@ -75,26 +87,32 @@ fn case(policy: Policy) -> Case {
         min_batch: Some(32),
         post_fetch: Settings::default(),
         scratchpad: None,
-        share: None,
     }
 }
 
 impl Case {
-    fn open<'g>(&self, gguf: &'g Gguf, model: &Model<'g>) -> Option<Device<'g>> {
-        let limit = self.share.map(|share| limit(gguf, share));
-        let gpu = Gpu::open(limit).unwrap();
+    fn open<'g>(&self, gguf: &'g Gguf, model: &Model<'g>) -> Devices<'g> {
+        let specs = self.gpus.iter().map(|&(ordinal, share)| GpuSpec {
+            ordinal,
+            limit: share.map(|share| limit(gguf, share)),
+        });
+        let gpus = Gpu::open_all(&specs.collect::<Vec<_>>()).unwrap();
         let n_layer = model.hparams().n_layer;
         let overrides = self.overrides.iter().map(|rule| rule.parse().unwrap());
         let rules = Rules::new(n_layer, self.n_gpu_layers, overrides.collect());
-        let rules = rules.experts_on_host(match self.n_cpu_moe {
+        let rules = rules.split(match self.split {
+            [] => vec![1.0; gpus.len()],
+            split => split.to_vec(),
+        });
+        let rules = rules.experts_on_cpu(match self.n_cpu_moe {
             usize::MAX => None,
             n => Some(n),
         });
         let names = gguf.tensors().iter().map(|tensor| tensor.name.as_str());
         let placement = rules.resolve(names).unwrap();
-        let mut device = Device::new(gpu, placement, self.policy, self.min_batch);
+        let mut devices = Devices::new(gpus, placement, self.policy, self.min_batch);
         let some_on_host = self.n_cpu_moe > 0 || !self.overrides.is_empty();
-        if some_on_host && !device.register(gguf) {
+        if some_on_host && !devices.register(gguf) {
             println!("the driver does not register the mapped model");
         }
         let post_fetch = Settings {
@@ -104,10 +122,10 @@ impl Case {
             }),
             ..self.post_fetch
         };
-        Some(match self.policy {
-            Policy::PostFetch => device.with_post_fetch(post_fetch).unwrap(),
-            _ => device,
-        })
+        match self.policy {
+            Policy::PostFetch => devices.with_post_fetch(post_fetch).unwrap(),
+            _ => devices,
+        }
     }
 
     /// Holds models to llama.cpp; all that is outside the bounds is told together.
@@ -115,7 +133,7 @@ impl Case {
         self.holds_and(models, prompts, &|_| None);
     }
 
-    /// The same, and looks at the GPU behind each prompt.
+    /// The same, and looks at the devices after each prompt.
     fn holds_and(&self, models: &[(&str, &Bounds)], prompts: &[&str], look: Look) {
         if !has_gpu() {
             return;

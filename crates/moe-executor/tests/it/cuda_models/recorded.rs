@@ -10,12 +10,13 @@ use moe_engine::{Decode, Logits};
 use moe_executor::cpu::threads::Threads;
 use moe_executor::cuda::Fallbacks;
 use moe_executor::recorder::Recorder;
-use moe_executor::{Model, Session};
+use moe_executor::{Devices, Model, Session};
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
+use moe_trace::buffers::{self, BufferEvent};
 use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
 use moe_trace::transfers::{self, Transfer};
-use moe_trace::{Manifest, RunOptions, RunWriter, TRACE_FILE, TensorAccessLog, Trace};
+use moe_trace::{Manifest, Run, RunOptions, RunWriter, TRACE_FILE, TensorAccessLog, Trace, check};
 
 use super::Case;
 
@@ -33,7 +34,11 @@ pub struct Recorded {
     /// What the observer was told, if there was one.
     pub observed: Choices,
     pub passes: Vec<MeasuredPass>,
+    /// Of all GPUs together.
     pub fallbacks: Fallbacks,
+    pub buffers: Vec<BufferEvent>,
+    /// What is wrong with the run.
+    pub faults: Vec<String>,
 }
 
 /// The prompt's, or that of a token behind it.
@@ -43,7 +48,7 @@ pub struct MeasuredPass {
     pub position: u32,
     /// From before it to behind it.
     pub took: Duration,
-    /// Times that the host waited for the GPU.
+    /// Times that the host waited for a GPU.
     pub waits: u64,
 }
 
@@ -68,9 +73,9 @@ pub fn record(gguf: &Gguf, case: Option<&Case>, observe: bool) -> Recorded {
     let (map, options) = (OffsetMap::new(gguf), RunOptions::default());
     let writer = RunWriter::create(&run, Manifest::default(), &map, options).unwrap();
     let threads = Threads::new(2).unwrap();
-    let device = case.and_then(|case| case.open(gguf, &model));
+    let devices = case.map_or_else(Devices::cpu, |case| case.open(gguf, &model));
     let recorder = Recorder::new(Some(writer));
-    let mut session = Session::with_device(&model, &threads, device, recorder, 1024);
+    let mut session = Session::with_devices(&model, &threads, devices, recorder, 1024);
     let observed = Rc::new(RefCell::new(Choices::new()));
     if observe {
         let seen = observed.clone();
@@ -88,7 +93,10 @@ pub fn record(gguf: &Gguf, case: Option<&Case>, observe: bool) -> Recorded {
     let prompt: Vec<u32> = PROMPT.collect();
     let mut passes = Vec::new();
     let mut pass = |tokens: &[u32], phase| {
-        let waits = |session: &Session| session.device().map_or(0, |d| d.gpu().waits());
+        let waits = |session: &Session| -> u64 {
+            let gpus = session.devices().gpus().iter();
+            gpus.map(|gpu| gpu.gpu().waits()).sum()
+        };
         let (before, position) = (waits(&session), session.n_past() as u32);
         let start = Instant::now();
         session.decode(tokens, phase, Logits::Last).unwrap();
@@ -102,7 +110,12 @@ pub fn record(gguf: &Gguf, case: Option<&Case>, observe: bool) -> Recorded {
     pass(&prompt, PHASE_PROMPT);
     (1..=N_GENERATED).for_each(|token| pass(&[token], PHASE_GENERATE));
 
-    let fallbacks = session.device().map(|device| device.fallbacks.clone());
+    let mut fallbacks = Fallbacks::default();
+    for gpu in session.devices().gpus() {
+        fallbacks.ops += gpu.fallbacks.ops;
+        fallbacks.tensors.extend_from_slice(&gpu.fallbacks.tensors);
+        fallbacks.first = fallbacks.first.or_else(|| gpu.fallbacks.first.clone());
+    }
     let (recorder, ended) = session.into_recorder();
     ended.unwrap();
     recorder.into_writer().unwrap().finish().unwrap();
@@ -111,7 +124,12 @@ pub fn record(gguf: &Gguf, case: Option<&Case>, observe: bool) -> Recorded {
         transfers: transfers_of(&run),
         observed: observed.take(),
         passes,
-        fallbacks: fallbacks.unwrap_or_default(),
+        fallbacks,
+        buffers: buffers::read(&run.join(buffers::FILE_NAME)).unwrap(),
+        faults: check::check(&Run::open(&run).unwrap())
+            .iter()
+            .map(ToString::to_string)
+            .collect(),
     }
 }
 

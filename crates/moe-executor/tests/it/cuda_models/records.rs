@@ -8,11 +8,11 @@ use moe_trace::record::{SOURCE_BUFFER, lane};
 use moe_trace::transfers::Span;
 
 use super::recorded::{MeasuredPass, Recorded, distinct, record, stem};
-use super::{Case, MODELS, case, down_size, has_gpu, open};
+use super::{Case, MODELS, TWICE, case, down_size, has_gpu, open};
 use moe_testkit::Report;
 
-/// Set in the id of a buffer's twin on the GPU.
-const ON_GPU: u64 = 1 << 23;
+/// What is set in the id of a buffer's twin on a GPU: that it is one, and the GPU's index.
+const ON_GPU: u64 = 1 << 23 | 0b1111 << 19;
 /// Nanoseconds by which a time may seem to be after the end of its pass: both are rounded.
 const ROUNDING: u64 = 1_000;
 /// Passes that load kernels: their times are rounded to more than a kernel takes.
@@ -63,8 +63,8 @@ fn facts(record: &TensorAccessLog) -> Facts {
     }
 }
 
-/// Ways to put a model onto the GPU.
-fn cases() -> [Case; 5] {
+/// Ways to put a model onto GPUs.
+fn cases() -> [Case; 7] {
     [
         case(Policy::Gpu),
         case(Policy::Cpu),
@@ -77,6 +77,14 @@ fn cases() -> [Case; 5] {
             ..case(Policy::Cpu)
         },
         case(Policy::PostFetch),
+        Case {
+            gpus: TWICE,
+            ..case(Policy::Gpu)
+        },
+        Case {
+            gpus: TWICE,
+            ..case(Policy::PostFetch)
+        },
     ]
 }
 
@@ -110,8 +118,10 @@ fn gpu_records_equal_cpu_records() {
         let host = record(&gguf, None, false);
         for case in cases() {
             let what = format!(
-                "{name}, {:?}, {} layers' experts with the host",
-                case.policy, case.n_cpu_moe
+                "{name}, {} GPUs, {:?}, {} layers' experts with the host",
+                case.gpus.len(),
+                case.policy,
+                case.n_cpu_moe
             );
             let observed = record(&gguf, Some(&case), true);
             // Without an observer nothing waits for the choices that are recorded.

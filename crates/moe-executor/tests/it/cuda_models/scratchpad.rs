@@ -44,19 +44,19 @@ fn as_many_travel_as_have_room() {
         let largest = sizes.iter().copied().max().unwrap_or(0);
         for experts in [1.5, 0.5] {
             let room = (experts * largest as f64) as usize;
-            let mut device = with_room_for(experts).open(&gguf, &model).unwrap();
+            let mut devices = with_room_for(experts).open(&gguf, &model);
             let ready = Rc::new(RefCell::new(vec![0; n_layer]));
             let seen = ready.clone();
-            device.observe_transfers(Box::new(move |transfer| {
+            devices.gpus_mut()[0].observe_transfers(Box::new(move |transfer| {
                 seen.borrow_mut()[transfer.layer] += usize::from(transfer.state == State::GpuReady);
             }));
             let (threads, recorder) = (Threads::new(2).unwrap(), Recorder::new(None));
-            let mut session = Session::with_device(&model, &threads, Some(device), recorder, 8);
+            let mut session = Session::with_devices(&model, &threads, devices, recorder, 8);
             session.decode(&[1], PHASE_PROMPT, Logits::Last).unwrap();
 
             let fits = |&size: &usize| room.checked_div(size).unwrap_or(0).min(k);
             let want: Vec<usize> = sizes.iter().map(fits).collect();
-            let device = session.device().unwrap();
+            let device = &session.devices().gpus()[0];
             let (ready, took) = (ready.borrow(), device.scratchpad_bytes());
             let text = format!(
                 "{name}, {experts} experts of {largest} bytes: a scratchpad of {took} bytes, layers took {ready:?} of {k} \

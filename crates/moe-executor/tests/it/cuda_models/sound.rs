@@ -13,35 +13,52 @@ use moe_gguf::map::OffsetMap;
 use moe_testkit::Report;
 use moe_trace::{Manifest, Run, RunOptions, RunWriter, check};
 
-use super::{Case, MODELS, case, has_gpu, open};
+use super::{Case, MODELS, TWICE, case, has_gpu, open};
 
 const PROMPTS: [&[u32]; 2] = [&[1, 17, 300, 42, 9, 250, 77], &[5, 6, 7]];
 
-/// Where layers and matrices are: layers on the GPU, layers whose experts are with the host, rules, share of the memory.
-const PLACES: [(usize, usize, &[&str], Option<f64>); 11] = [
-    (usize::MAX, 0, &[], None),
-    (usize::MAX, 1, &[], None),
-    (usize::MAX, usize::MAX, &[], None),
-    (0, usize::MAX, &[], None),
-    (1, 0, &[], None),
-    (3, 0, &[], None),
-    (3, 2, &[], None),
-    (usize::MAX, 0, &[], Some(0.3)),
-    (usize::MAX, usize::MAX, &[], Some(0.6)),
-    // The shared expert runs on the host next to the experts that the GPU computes.
-    (0, 0, &["_exps=CUDA0"], None),
-    (
-        usize::MAX,
-        0,
-        &[
-            "attn_k=CPU",
-            "attn_output=CPU",
-            "ffn_up_exps=CPU",
-            "shexp=CPU",
-        ],
-        None,
-    ),
-];
+/// Where layers and matrices are.
+fn places() -> Vec<Case> {
+    let all = case(Policy::Gpu);
+    let twice = Case { gpus: TWICE, ..all };
+    let n_gpu_layers = |n_gpu_layers, place| Case {
+        n_gpu_layers,
+        ..place
+    };
+    let n_cpu_moe = |n_cpu_moe, place| Case { n_cpu_moe, ..place };
+    let limited = |gpus, place| Case { gpus, ..place };
+    let overrides = |overrides, place| Case { overrides, ..place };
+    vec![
+        all,
+        n_cpu_moe(1, all),
+        n_cpu_moe(usize::MAX, all),
+        n_gpu_layers(0, n_cpu_moe(usize::MAX, all)),
+        n_gpu_layers(1, all),
+        n_gpu_layers(3, all),
+        n_gpu_layers(3, n_cpu_moe(2, all)),
+        limited(&[(0, Some(0.3))], all),
+        limited(&[(0, Some(0.6))], n_cpu_moe(usize::MAX, all)),
+        // The shared expert runs on the host next to the experts that the GPU computes.
+        n_gpu_layers(0, overrides(&["_exps=CUDA0"], all)),
+        overrides(
+            &[
+                "attn_k=CPU",
+                "attn_output=CPU",
+                "ffn_up_exps=CPU",
+                "shexp=CPU",
+            ],
+            all,
+        ),
+        twice,
+        n_cpu_moe(1, twice),
+        n_gpu_layers(3, n_cpu_moe(usize::MAX, twice)),
+        limited(&[(0, Some(0.1)), (0, Some(0.3)), (0, None)], all),
+        // The experts of a layer on the other GPU, or on both.
+        overrides(&["blk.[13].ffn_.*_exps=CUDA0", "_exps=CUDA1"], twice),
+        overrides(&["ffn_down_exps=CUDA0", "_exps=CUDA1", "shexp=CPU"], twice),
+        n_gpu_layers(0, overrides(&["_exps=CUDA1", "attn_q=CUDA0"], twice)),
+    ]
+}
 
 /// Policies with their settings, and rows from which weights are copied for a product.
 fn policies() -> Vec<(Policy, Settings, Option<usize>)> {
@@ -84,9 +101,9 @@ fn faults(gguf: &Gguf, case: &Case, n_batch: usize, mode: Mode) -> Vec<String> {
     let (map, options) = (OffsetMap::new(gguf), RunOptions::default());
     let writer = RunWriter::create(&run, Manifest::default(), &map, options).unwrap();
     let threads = Threads::new(2).unwrap();
-    let device = case.open(gguf, &model);
+    let devices = case.open(gguf, &model);
     let recorder = Recorder::new(Some(writer)).with_mode(mode);
-    let mut session = Session::with_device(&model, &threads, device, recorder, 64);
+    let mut session = Session::with_devices(&model, &threads, devices, recorder, 64);
     let limits = Limits {
         n_predict: 3,
         n_batch,
@@ -116,17 +133,14 @@ fn every_policy_placement_and_batch_size_leaves_a_sound_run() {
     let mut report = Report::default();
     let models: Vec<Gguf> = MODELS.iter().map(|(name, _)| open(name)).collect();
     let mut n_runs = 0;
-    for (n_gpu_layers, n_cpu_moe, overrides, share) in PLACES {
+    for place in places() {
         for (policy, post_fetch, min_batch) in policies() {
             for n_batch in [1, 3, 512] {
                 let placed = Case {
-                    n_gpu_layers,
-                    n_cpu_moe,
-                    overrides,
-                    share,
+                    policy,
                     min_batch,
                     post_fetch,
-                    ..case(policy)
+                    ..place
                 };
                 // Eight models and three batch sizes have no divisor in common.
                 let at = n_runs % models.len();

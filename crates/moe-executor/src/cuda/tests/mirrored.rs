@@ -1,0 +1,95 @@
+//! Values on several entries of one GPU.
+
+use moe_testkit::{Need, skip};
+
+use crate::cuda::{Error, Gpu, GpuSpec};
+use crate::mirrored::Mirrored;
+use crate::placement::DeviceId;
+
+/// The first GPU, listed twice with a limit in bytes each; skips the running test without a GPU.
+#[track_caller]
+fn open_twice(limits: [Option<u64>; 2]) -> Option<[Gpu; 2]> {
+    if let Err(missing) = Gpu::look() {
+        skip(Need::Gpu, missing);
+        return None;
+    }
+    let specs = limits.map(|limit| GpuSpec { ordinal: 0, limit });
+    let gpus = Gpu::open_all(&specs).expect("the GPU opens");
+    Some(gpus.try_into().ok().expect("two were asked for"))
+}
+
+/// Each entry doubles the values in turn, and nothing waits in between.
+#[test]
+fn each_gpu_reads_what_the_other_wrote() {
+    let Some(gpus) = open_twice([None; 2]) else {
+        return;
+    };
+    const N: usize = 1 << 22;
+    const ROUNDS: u32 = 12;
+    let before: Vec<f32> = (0..N).map(|i| (i % 1000) as f32).collect();
+    let mut values = Mirrored::from(before.clone());
+    for round in 0..ROUNDS {
+        let gpu = &gpus[round as usize % 2];
+        let x = values.update_device(gpu).unwrap();
+        gpu.kernels().add(gpu.stream(), x, x, N, x).unwrap();
+        assert_eq!(values.home(), DeviceId::Gpu(gpu.index()));
+    }
+    // Both read the same, and the other one's memory is not written to.
+    let copy = values.device(&gpus[0]).unwrap();
+    let own = values.device(&gpus[1]).unwrap();
+    assert_ne!(copy, own);
+    assert_eq!(values.home(), DeviceId::Gpu(1));
+    values.fetch().unwrap();
+    assert_eq!(values.home(), DeviceId::Cpu);
+    let factor = (1u64 << ROUNDS) as f32;
+    let wrong = before
+        .iter()
+        .zip(values.host())
+        .position(|(x, y)| x * factor != *y);
+    assert_eq!(wrong, None);
+}
+
+#[test]
+fn values_that_grow_stay_where_they_are_fresh() {
+    let Some(gpus) = open_twice([None; 2]) else {
+        return;
+    };
+    let mut values = Mirrored::from(vec![1.0f32, 2.0]);
+    values.device(&gpus[0]).unwrap();
+    values.update_device(&gpus[1]).unwrap();
+    values.grow(1000).unwrap();
+    assert_eq!(values.home(), DeviceId::Gpu(1));
+    // The first GPU's were no longer those that were written last.
+    assert!(values.room_on_gpus().get(0).is_none());
+    values.device(&gpus[0]).unwrap();
+    values.fetch().unwrap();
+    assert_eq!((values.len(), &values.host()[..2]), (1000, &[1.0, 2.0][..]));
+}
+
+#[test]
+fn each_entry_has_its_own_limit() {
+    let Some(gpus) = open_twice([Some(1 << 20), Some(2 << 20)]) else {
+        return;
+    };
+    let [first, second] = &gpus;
+    let bytes = (1 << 20) + 1;
+    let refused = first.alloc(bytes).err().expect("beyond the limit");
+    assert!(
+        matches!(
+            refused,
+            Error::OutOfMemory {
+                limit: 0x10_0000,
+                ..
+            }
+        ),
+        "{refused}"
+    );
+    let taken = second.alloc(bytes).expect("within the limit");
+    let memory = [first, second].map(Gpu::memory);
+    assert_eq!(
+        memory,
+        [(0, 0, 1 << 20), (bytes as u64, bytes as u64, 2 << 20)]
+    );
+    drop(taken);
+    assert_eq!(second.memory().0, 0);
+}
