@@ -159,7 +159,7 @@ impl Rules {
     /// Splits the layers on GPUs among as many GPUs as `split` has values, in proportion to these (llama.cpp's
     /// `--tensor-split`). Values that are all zero stand for equal shares.
     #[must_use]
-    pub fn split(mut self, split: Vec<f32>) -> Rules {
+    pub fn split_layers(mut self, split: Vec<f32>) -> Rules {
         let is_equal = split.iter().all(|&share| share == 0.0);
         self.split = if is_equal {
             vec![1.0; split.len()]
@@ -367,7 +367,7 @@ mod tests {
     fn layers_are_split_in_proportion() {
         use DeviceId::{Cpu, Gpu};
         let layers = |n_gpu_layers, split: &[f32]| {
-            let rules = Rules::new(4, n_gpu_layers, Vec::new()).split(split.to_vec());
+            let rules = Rules::new(4, n_gpu_layers, Vec::new()).split_layers(split.to_vec());
             let placement = rules.resolve([]).unwrap();
             [0, 1, 2, 3, 4].map(|il| placement.layer(il))
         };
@@ -383,7 +383,8 @@ mod tests {
 
     #[test]
     fn rules_may_name_any_gpu_of_the_list() {
-        let rules = |rule: &str| Rules::new(2, 0, vec![rule.parse().unwrap()]).split(vec![1.0; 2]);
+        let rules =
+            |rule: &str| Rules::new(2, 0, vec![rule.parse().unwrap()]).split_layers(vec![1.0; 2]);
         let exps = "blk.0.ffn_up_exps.weight";
         let second = rules("exps=CUDA1");
         assert_eq!(device(&second, exps, Some(0)), DeviceId::Gpu(1));

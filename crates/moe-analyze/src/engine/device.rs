@@ -269,7 +269,7 @@ impl DeviceArgs {
         let min_batch = self.min_batch()?;
         let gpus = Gpu::open_all(&self.specs()?)?;
         let names = model.gguf().tensors().iter().map(|t| t.name.as_str());
-        let rules = rules.split(self.split(&gpus));
+        let rules = rules.split_layers(self.split(&gpus));
         let placement = rules.resolve(names).context("--override-tensor")?;
         let policy = self.policy();
         let devices = Devices::new(gpus, placement, policy, min_batch);
@@ -366,7 +366,9 @@ impl DeviceArgs {
         }
         self.check_split()?;
         self.specs()?;
-        let rules = self.rules(0)?.split(vec![1.0; self.device.gpus().len()]);
+        let rules = self
+            .rules(0)?
+            .split_layers(vec![1.0; self.device.gpus().len()]);
         rules.resolve([]).context("--override-tensor")?;
         self.post_fetch.settings()?;
         self.post_fetch.postfetch_debug.get()?;

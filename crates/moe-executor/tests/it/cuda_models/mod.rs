@@ -100,7 +100,7 @@ impl Case {
         let n_layer = model.hparams().n_layer;
         let overrides = self.overrides.iter().map(|rule| rule.parse().unwrap());
         let rules = Rules::new(n_layer, self.n_gpu_layers, overrides.collect());
-        let rules = rules.split(match self.split {
+        let rules = rules.split_layers(match self.split {
             [] => vec![1.0; gpus.len()],
             split => split.to_vec(),
         });
