@@ -5,9 +5,27 @@ use std::process::Stdio;
 
 use crate::support::{arg, bad_stdouts, closed_pipe, code_with_stdout, fail, repository, run};
 
-const SUBCOMMANDS: [&str; 19] = [
-    "record", "replay", "gguf-map", "relayout", "synth", "parquet", "convert", "hotness", "plan",
-    "simulate", "diff", "accesses", "overlap", "graph", "buffers", "info", "bench", "completions",
+const SUBCOMMANDS: &[&str] = &[
+    "record",
+    "replay",
+    "gguf-map",
+    "relayout",
+    "synth",
+    "parquet",
+    "convert",
+    "hotness",
+    #[cfg(feature = "sql")]
+    "sql",
+    "plan",
+    "simulate",
+    "diff",
+    "accesses",
+    "overlap",
+    "graph",
+    "buffers",
+    "info",
+    "bench",
+    "completions",
     "man",
 ];
 

@@ -32,6 +32,8 @@ mod relayout;
 mod replay;
 mod rewritten;
 mod simulate;
+#[cfg(feature = "sql")]
+mod sql;
 mod support;
 mod synth;
 mod tables;

@@ -10,6 +10,8 @@ pub mod measures;
 pub mod overlap;
 mod quantile;
 pub mod simulate;
+#[cfg(feature = "sql")]
+pub mod sql;
 pub mod stability;
 mod stack;
 pub mod survey;

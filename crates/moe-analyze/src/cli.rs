@@ -11,6 +11,8 @@ use clap::builder::Resettable;
 use clap::error::ErrorKind;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
+#[cfg(feature = "sql")]
+use crate::commands::sql;
 use crate::commands::{
     accesses, bench, buffers, completions, convert, diff, gguf_map, graph, hotness, info, man,
     overlap, parquet, plan, record, relayout, replay, simulate, synth,
@@ -49,6 +51,8 @@ enum Command {
     Parquet(parquet::Args),
     Convert(convert::Args),
     Hotness(hotness::Args),
+    #[cfg(feature = "sql")]
+    Sql(sql::Args),
     Plan(plan::Args),
     Simulate(simulate::Args),
     Diff(diff::Args),
@@ -136,6 +140,8 @@ impl Cli {
             Command::Parquet(args) => parquet::run(args, &ctx),
             Command::Convert(args) => convert::run(args, &ctx),
             Command::Hotness(args) => hotness::run(args, &ctx),
+            #[cfg(feature = "sql")]
+            Command::Sql(args) => sql::run(args, &ctx),
             Command::Plan(args) => plan::run(args, &ctx),
             Command::Simulate(args) => simulate::run(args, &ctx),
             Command::Diff(args) => diff::run(args, &ctx),
@@ -243,6 +249,8 @@ mod tests {
                 "relayout out",
                 "replay out",
                 "simulate plot",
+                #[cfg(feature = "sql")]
+                "sql out",
                 "synth out",
             ]
         );

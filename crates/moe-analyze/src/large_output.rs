@@ -59,7 +59,7 @@ pub fn write(
 }
 
 /// Refuses a file that does not fit where it is to lie. Where the system does not tell, nothing is refused.
-fn check_room(path: &Path, size: u64) -> anyhow::Result<()> {
+pub fn check_room(path: &Path, size: u64) -> anyhow::Result<()> {
     match fs4::available_space(parent_of(path)) {
         Ok(free) if free < size => bail!(
             "{} needs {size} bytes ({}), {free} ({}) are free there; make room or name another place",

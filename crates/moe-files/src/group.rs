@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempPath;
 
-use crate::atomic::{Pending, check_path, create_locked, remove_stale_once, rename_all};
+use crate::atomic::{Pending, check_path, rename_all};
 use crate::check_inputs;
 use crate::error::Error;
-use crate::temporary::{NewDirectories, registry};
+use crate::temporary::NewDirectories;
+use crate::temporary_directory::TemporaryDirectory;
 
 /// Files that are written into a temporary directory inside their own; [`AtomicFiles::commit`] renames all of them.
 /// Dropped before, they are removed.
@@ -19,10 +20,9 @@ use crate::temporary::{NewDirectories, registry};
 #[derive(Debug)]
 pub struct AtomicFiles {
     dir: PathBuf,
+    temporary: TemporaryDirectory,
+    /// Dropped after the temporary directory in them.
     new: NewDirectories,
-    temporary: PathBuf,
-    /// Keeps the temporary directory locked.
-    _lock: File,
     names: Vec<String>,
     /// Files that the commit removes.
     removed: Vec<PathBuf>,
@@ -38,24 +38,11 @@ impl AtomicFiles {
         crate::inputs::check_output(dir)?;
         let mut new = NewDirectories::default();
         new.create(dir)?;
-        remove_stale_once(dir);
-        let mut registry = registry();
-        let (lock, temporary) = create_locked(dir, Path::new("files"), |path| {
-            fs::create_dir(path)?;
-            File::open(path)
-        })
-        .map_err(Error::io("create a file in", dir))?
-        .into_parts();
-        // The path is a directory, which a `TempPath` does not remove.
-        let temporary = temporary
-            .keep()
-            .map_err(|failure| Error::io("create a file in", dir)(failure.error))?;
-        registry.trees.insert(temporary.clone());
+        let temporary = TemporaryDirectory::create(dir, "files")?;
         Ok(Self {
             dir: dir.to_owned(),
-            new,
             temporary,
-            _lock: lock,
+            new,
             names: Vec::new(),
             removed: Vec::new(),
             replace,
@@ -73,8 +60,8 @@ impl AtomicFiles {
             return Err(Error::io("create", &path)(reason));
         }
         check_path(&path, self.replace)?;
-        let file =
-            File::create_new(self.temporary.join(name)).map_err(Error::io("create", &path))?;
+        let file = File::create_new(self.temporary.path().join(name))
+            .map_err(Error::io("create", &path))?;
         self.names.push(name.to_owned());
         Ok(file)
     }
@@ -127,7 +114,7 @@ impl AtomicFiles {
         check_inputs()?;
         let mut files = Vec::with_capacity(self.names.len());
         for name in &self.names {
-            let temporary = self.temporary.join(name);
+            let temporary = self.temporary.path().join(name);
             let path = self.dir.join(name);
             let file = Pending {
                 replace: self.replace,
@@ -146,13 +133,5 @@ impl AtomicFiles {
         rename_all(files, &self.removed)?;
         self.new.keep();
         Ok(())
-    }
-}
-
-impl Drop for AtomicFiles {
-    fn drop(&mut self) {
-        // Empty after a commit.
-        let _ = fs::remove_dir_all(&self.temporary);
-        registry().trees.remove(&self.temporary);
     }
 }

@@ -7,6 +7,7 @@
 //! - [`AtomicFile`] and [`AtomicFiles`] write an output under a temporary name and rename it. A
 //!   file that appeared meanwhile is replaced only on request. [`Transaction`] combines renames and
 //!   removals.
+//! - [`TemporaryDirectory`] holds files that only this process reads.
 //! - [`inputs`] holds the paths that no output of this process may replace.
 //! - [`signals`] removes temporary files when the process is ended by a signal.
 
@@ -21,6 +22,7 @@ mod mapped;
 pub mod signals;
 mod stale;
 mod temporary;
+mod temporary_directory;
 pub mod text;
 mod transaction;
 
@@ -30,6 +32,7 @@ pub use group::AtomicFiles;
 pub use mapped::{MappedFile, truncated_file};
 pub use stale::is_temporary_name;
 pub use temporary::NewDirectories;
+pub use temporary_directory::TemporaryDirectory;
 pub use transaction::{KEPT_FILES, Transaction};
 
 use std::path::Path;

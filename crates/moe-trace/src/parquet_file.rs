@@ -79,6 +79,11 @@ impl TableMetadata {
         })
     }
 
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Rows, as the file claims.
     pub fn n_rows(&self) -> u64 {
         let n_rows = self.footer.metadata().file_metadata().num_rows();
@@ -94,6 +99,33 @@ impl TableMetadata {
     pub fn columns(&self) -> Vec<&str> {
         let fields = self.footer.schema().fields().iter();
         fields.map(|field| field.name().as_str()).collect()
+    }
+
+    /// Rows of a group, as the file claims.
+    pub fn n_group_rows(&self, group: usize) -> u64 {
+        let n_rows = self.footer.metadata().row_group(group).num_rows();
+        u64::try_from(n_rows).unwrap_or(0)
+    }
+
+    /// Names and types of the columns.
+    pub fn schema(&self) -> &SchemaRef {
+        self.footer.schema()
+    }
+
+    /// Reads the rows of a group: the columns of `schema` by name, each cast to its type there.
+    ///
+    /// # Errors
+    /// [`Error::Table`] for a file that is damaged, and for a column that is missing or does not fit its type; [`Error::Io`].
+    pub fn read_group(
+        &self,
+        group: usize,
+        schema: &SchemaRef,
+    ) -> Result<impl Iterator<Item = Result<RecordBatch, Error>>, Error> {
+        let (path, schema) = (self.path.clone(), schema.clone());
+        let mut reader = open_row_groups(&path, &self.footer, &schema, vec![group])?;
+        Ok(std::iter::from_fn(move || {
+            next_batch(&path, &mut reader, &schema).transpose()
+        }))
     }
 
     /// Decodes all rows of all columns; returns how many there are.

@@ -5,12 +5,12 @@
 
 mod bytes;
 mod counting;
-mod frame;
 mod matrix;
 mod number;
 mod origin;
 #[cfg(test)]
 mod properties;
+mod ranked;
 mod readers;
 mod sink;
 mod summary;
@@ -24,6 +24,7 @@ pub use bytes::ExpertBytes;
 pub use matrix::{Matrix, MatrixRow, Value};
 use number::Number;
 use origin::Origin;
+pub use ranked::RankedExpert;
 pub use sink::RowCounter;
 pub use summary::LayerSummary;
 
@@ -115,9 +116,6 @@ pub enum Error {
     /// A table of a matrix could not be written.
     #[error("writing a matrix: {0}")]
     Parquet(#[from] parquet::errors::ParquetError),
-    /// The data frame library refused.
-    #[error("table of hotness: {0}")]
-    Polars(#[from] polars::error::PolarsError),
 }
 
 /// Index of the tokens of which it is unknown whether they are of the prompt, as in many traces of other tools.
@@ -399,19 +397,6 @@ impl Hotness {
             .phases_of(layer, phases)
             .map(|phase| phase.assumed_calls);
         calls.fold(0, u64::saturating_add)
-    }
-
-    /// Count and mass of each expert of a layer (`[n_expert]`) in tokens of unknown phase.
-    fn experts_of_unknown_phase(&self, layer: u32) -> Vec<ExpertTally> {
-        let mut experts = vec![ExpertTally::default(); self.n_expert() as usize];
-        let unknown = self.layers.get(layer as usize);
-        let unknown = unknown
-            .into_iter()
-            .flat_map(|layer| &layer[UNKNOWN_PHASE].experts);
-        for (expert, tally) in experts.iter_mut().zip(unknown) {
-            *expert = *tally;
-        }
-        experts
     }
 
     /// Whether a layer has choices of unknown phase.

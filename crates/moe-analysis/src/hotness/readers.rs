@@ -66,10 +66,22 @@ impl Hotness {
     pub fn from_routing_table(path: &Path, survey: Option<&mut Survey>) -> Result<Hotness, Error> {
         let total = match survey {
             Some(survey) => surveyed(path, survey)?,
-            None => counted(path)?,
+            None => counted(&[path])?,
         };
         total.ok_or_else(|| Error::Empty {
             place: path.display().to_string(),
+        })
+    }
+
+    /// Counts files of `routing` tables: parts of one run where they lie in one directory, else of several runs.
+    ///
+    /// # Errors
+    /// As [`Hotness::from_routing_table`].
+    pub fn from_routing_files(paths: &[&Path]) -> Result<Hotness, Error> {
+        counted(paths)?.ok_or_else(|| Error::Empty {
+            place: paths
+                .first()
+                .map_or(String::new(), |path| path.display().to_string()),
         })
     }
 }
@@ -113,9 +125,13 @@ fn surveyed(path: &Path, survey: &mut Survey) -> Result<Option<Hotness>, Error> 
 }
 
 /// Reads the parts of each file side by side.
-fn counted(path: &Path) -> Result<Option<Hotness>, Error> {
+fn counted(paths: &[&Path]) -> Result<Option<Hotness>, Error> {
     let (mut total, mut last_parent) = (None, None);
-    for file in routing_files(path).map_err(not_routing)? {
+    let mut files = Vec::new();
+    for path in paths {
+        files.extend(routing_files(path).map_err(not_routing)?);
+    }
+    for file in files {
         let origin = Origin::of_table(file.path())?;
         let parts = (0..file.n_parts()).into_par_iter().map(|part| {
             let mut counter = Counter::new(origin.clone(), file.path())?;

@@ -18,4 +18,6 @@ pub mod record;
 pub mod relayout;
 pub mod replay;
 pub mod simulate;
+#[cfg(feature = "sql")]
+pub mod sql;
 pub mod synth;

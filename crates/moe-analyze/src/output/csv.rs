@@ -25,6 +25,7 @@ fn field<'c>(cell: &'c Cell<'_>) -> Cow<'c, [u8]> {
         Cell::Float(value) if value.is_finite() => value.to_string().into_bytes().into(),
         Cell::Null | Cell::Float(_) => Cow::default(),
         Cell::Text(text) => text.as_bytes().into(),
+        Cell::Json(value) => value.to_string().into_bytes().into(),
     }
 }
 

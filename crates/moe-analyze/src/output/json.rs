@@ -62,6 +62,7 @@ impl RowWriter for Json<'_> {
                 // serde_json writes a number that is not finite as null.
                 Cell::Float(value) => serde_json::to_writer(&mut *self.out, value)?,
                 Cell::Text(text) => serde_json::to_writer(&mut *self.out, text)?,
+                Cell::Json(value) => serde_json::to_writer(&mut *self.out, value)?,
             }
         }
         self.out

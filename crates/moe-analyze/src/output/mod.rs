@@ -8,8 +8,9 @@ mod table;
 
 use std::borrow::Cow;
 use std::io::{self, Write};
+use std::path::Path;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 
 /// How rows are printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -37,6 +38,8 @@ pub enum Cell<'a> {
     Float(f64),
     /// Text.
     Text(Cow<'a, str>),
+    /// Any other value: in JSON as it is, elsewhere as JSON text.
+    Json(serde_json::Value),
 }
 
 macro_rules! cell_from {
@@ -76,7 +79,11 @@ impl<'a, T: Into<Cell<'a>>> From<Option<T>> for Cell<'a> {
 
 impl Cell<'_> {
     fn is_number(&self) -> bool {
-        matches!(self, Cell::Int(_) | Cell::Float(_))
+        match self {
+            Cell::Int(_) | Cell::Float(_) => true,
+            Cell::Json(value) => value.is_number(),
+            Cell::Null | Cell::Text(_) => false,
+        }
     }
 
     /// The value as a person reads it in a table, on one line whatever the text holds.
@@ -86,6 +93,7 @@ impl Cell<'_> {
             Cell::Int(value) => value.to_string().into(),
             Cell::Float(value) => format!("{value:.4}").into(),
             Cell::Text(text) => message::cell(text),
+            Cell::Json(value) => message::cell(&value.to_string()).into_owned().into(),
         }
     }
 }
@@ -97,6 +105,26 @@ trait RowWriter {
     fn end(&mut self) -> io::Result<()>;
 }
 
+impl Format {
+    /// The format of a file of rows, by its extension.
+    ///
+    /// # Errors
+    /// There is none with that extension.
+    pub fn of_path(path: &Path) -> anyhow::Result<Format> {
+        let extension = path.extension().and_then(|extension| extension.to_str());
+        Ok(match extension {
+            Some("csv") => Format::Csv,
+            Some("json") => Format::Json,
+            Some("jsonl") => Format::Jsonl,
+            Some("md") => Format::Md,
+            _ => bail!(
+                "{}: no format of rows has that extension; name a .csv, .json, .jsonl or .md file",
+                path.display()
+            ),
+        })
+    }
+}
+
 /// Writes rows in a format. Every row has one cell for each column. Holds one row at a time; a table goes through them
 /// twice.
 pub fn write_rows<'a>(
@@ -105,14 +133,39 @@ pub fn write_rows<'a>(
     columns: &[&str],
     rows: impl IntoIterator<Item = Vec<Cell<'a>>, IntoIter: Clone>,
 ) -> io::Result<()> {
-    let rows = rows.into_iter();
-    let mut writer: Box<dyn RowWriter + '_> = match format {
-        Format::Table => Box::new(table::Table::measured(out, columns, rows.clone())),
-        Format::Csv => Box::new(csv::Csv::new(out)),
-        Format::Json => Box::new(json::Json::array(out)),
-        Format::Jsonl => Box::new(json::Json::lines(out)),
-        Format::Md => Box::new(markdown::Markdown::new(out)),
-    };
+    let mut rows = rows.into_iter();
+    if format == Format::Table {
+        let table = table::Table::measured(out, columns, rows.clone());
+        return write_all(table, columns, rows);
+    }
+    write_streamed(out, format, columns, &mut rows)
+}
+
+/// As [`write_rows`], of rows that are computed once. Of a table, which needs all of them before its first line, they are held in
+/// memory.
+pub fn write_streamed<'a>(
+    out: &mut dyn Write,
+    format: Format,
+    columns: &[&str],
+    rows: &mut dyn Iterator<Item = Vec<Cell<'a>>>,
+) -> io::Result<()> {
+    match format {
+        Format::Table => {
+            let rows: Vec<Vec<Cell>> = rows.collect();
+            write_rows(out, format, columns, rows.iter().cloned())
+        }
+        Format::Csv => write_all(csv::Csv::new(out), columns, rows),
+        Format::Json => write_all(json::Json::array(out), columns, rows),
+        Format::Jsonl => write_all(json::Json::lines(out), columns, rows),
+        Format::Md => write_all(markdown::Markdown::new(out), columns, rows),
+    }
+}
+
+fn write_all<'a>(
+    mut writer: impl RowWriter,
+    columns: &[&str],
+    rows: impl Iterator<Item = Vec<Cell<'a>>>,
+) -> io::Result<()> {
     writer.begin(columns)?;
     for row in rows {
         writer.row(&row)?;

@@ -33,7 +33,7 @@ impl<'a> Table<'a> {
         for row in rows {
             for (column, cell) in columns.iter_mut().zip(&row) {
                 column.width = column.width.max(cell.for_reading().chars().count());
-                column.has_text |= matches!(cell, Cell::Text(_));
+                column.has_text |= !cell.is_number() && *cell != Cell::Null;
             }
         }
         Table { out, columns }

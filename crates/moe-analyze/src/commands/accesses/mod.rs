@@ -3,9 +3,8 @@
 mod rows;
 mod summary;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::bail;
 use moe_analysis::accesses::{AccessReport, report};
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
@@ -70,7 +69,7 @@ enum TableChoice {
 }
 
 pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
-    let format_out = args.out.as_deref().map(format_of).transpose()?;
+    let format_out = args.out.as_deref().map(Format::of_path).transpose()?;
     if let Some(out) = &args.out {
         files::check_output(out, args.force)?;
     }
@@ -113,20 +112,6 @@ fn open(args: &Args, ctx: &Context) -> anyhow::Result<Run> {
         run.map = Some(OffsetMap::new(&gguf));
     }
     Ok(run)
-}
-
-fn format_of(path: &Path) -> anyhow::Result<Format> {
-    let extension = path.extension().and_then(|extension| extension.to_str());
-    Ok(match extension {
-        Some("csv") => Format::Csv,
-        Some("json") => Format::Json,
-        Some("jsonl") => Format::Jsonl,
-        Some("md") => Format::Md,
-        _ => bail!(
-            "{}: no format of rows has that extension; name a .csv, .json, .jsonl or .md file",
-            path.display()
-        ),
-    })
 }
 
 fn print_table(

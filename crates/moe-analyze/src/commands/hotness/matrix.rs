@@ -130,20 +130,15 @@ fn write_cells(
 
 /// Prints the whole matrix, the hottest of a layer first.
 pub fn print_ranked(counted: &Counted, phases: Phases, format: Format) -> anyhow::Result<()> {
-    let ranked = counted.hotness.ranked(phases)?;
+    let ranked = counted.hotness.ranked(phases);
     let columns = ["layer_id", "expert_id", "count", "share", "mass"];
-    let layer_id = ranked.column("layer_id")?.u32()?;
-    let expert_id = ranked.column("expert_id")?.u32()?;
-    let counts = ranked.column("count")?.u64()?;
-    let share = ranked.column("share")?.f64()?;
-    let mass = ranked.column("mass")?.f64()?;
-    let rows = (0..ranked.height()).map(|row| -> Vec<Cell> {
+    let rows = ranked.iter().map(|expert| -> Vec<Cell> {
         vec![
-            layer_id.get(row).into(),
-            expert_id.get(row).into(),
-            counts.get(row).into(),
-            share.get(row).into(),
-            mass.get(row).into(),
+            expert.layer.into(),
+            expert.expert.into(),
+            expert.count.into(),
+            expert.share.into(),
+            expert.mass.into(),
         ]
     });
     output::to_stdout(format, |stdout| write_rows(stdout, format, &columns, rows))

@@ -31,6 +31,7 @@ impl Findings {
             Cell::Int(value) => (*value).into(),
             Cell::Float(value) => (*value).into(),
             Cell::Text(text) => text.clone().into_owned().into(),
+            Cell::Json(value) => value.clone(),
         };
         self.push(name, shown, value);
     }

@@ -157,7 +157,8 @@ fn refuse_existing(args: &Args, run: &Run) -> Result<(), moe_trace::Error> {
     }
 }
 
-fn with_progress<T>(
+/// Runs `write` under a bar over `records`.
+pub fn with_progress<T>(
     ctx: &Context,
     records: u64,
     options: TableOptions,

@@ -1,0 +1,74 @@
+//! Errors and panics of polars as errors of this module.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
+use std::sync::Once;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use polars::prelude::{PolarsError, PolarsResult};
+
+use super::Error;
+
+/// Calls of [`catch`] that have not returned.
+static RUNNING: AtomicUsize = AtomicUsize::new(0);
+
+/// Runs what calls polars. It panics on some queries instead of returning an error; that becomes [`Error::Panicked`].
+///
+/// The message of such a panic, which may come from one of polars' threads, is not printed: the first call wraps the panic
+/// hook of the program. Nothing can be caught where panics abort.
+pub(super) fn catch<T>(run: impl FnOnce() -> PolarsResult<T>) -> Result<T, Error> {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let print = take_hook();
+        set_hook(Box::new(move |panic| {
+            if RUNNING.load(Ordering::Relaxed) == 0 {
+                print(panic);
+            }
+        }));
+    });
+    RUNNING.fetch_add(1, Ordering::Relaxed);
+    let outcome = catch_unwind(AssertUnwindSafe(run));
+    RUNNING.fetch_sub(1, Ordering::Relaxed);
+    match outcome {
+        Ok(result) => result.map_err(Error::from),
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+            Err(Error::Panicked {
+                message: first_paragraph(text.unwrap_or("it panicked")),
+            })
+        }
+    }
+}
+
+impl From<PolarsError> for Error {
+    fn from(error: PolarsError) -> Self {
+        Self::Query {
+            source: first_paragraph(&error.to_string()).into(),
+        }
+    }
+}
+
+/// The first paragraph on one line; what follows it is the plan of the query.
+fn first_paragraph(text: &str) -> String {
+    let lines = text
+        .lines()
+        .map(str::trim)
+        .skip_while(|line| line.is_empty());
+    let paragraph: Vec<&str> = lines.take_while(|line| !line.is_empty()).collect();
+    paragraph.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_becomes_an_error() {
+        let error = catch(|| -> PolarsResult<()> { panic!("no {}\n\nplan", "feature") });
+        let Err(Error::Panicked { message }) = error else {
+            panic!("{error:?}");
+        };
+        assert_eq!(message, "no feature");
+        assert_eq!(RUNNING.load(Ordering::Relaxed), 0);
+    }
+}

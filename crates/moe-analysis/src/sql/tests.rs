@@ -1,0 +1,522 @@
+use std::fs::File;
+use std::sync::atomic::Ordering;
+
+use arrow::array::{
+    ArrayRef, BooleanArray, DictionaryArray, Float32Array, RecordBatch, StringArray, UInt16Array,
+    UInt32Array, UInt64Array,
+};
+use arrow::datatypes::Int32Type;
+use parquet::arrow::ArrowWriter;
+
+use super::*;
+
+const N_ROWS: u64 = 100;
+/// Ten row groups of ten rows.
+const GROUP_ROWS: u64 = 10;
+
+/// The rows `start..end` of the table `t`.
+fn rows(start: u64, end: u64) -> RecordBatch {
+    let ids = || start..end;
+    let phases = ids().map(|id| (id % 4 != 3).then_some(["PROMPT", "GENERATE"][id as usize % 2]));
+    let columns: [(&str, ArrayRef); 7] = [
+        ("id", Arc::new(UInt64Array::from_iter_values(ids()))),
+        (
+            "layer_id",
+            Arc::new(UInt16Array::from_iter_values(
+                ids().map(|id| (id % 3) as u16),
+            )),
+        ),
+        (
+            "expert_id",
+            Arc::new(UInt32Array::from_iter_values(
+                ids().map(|id| (id * 7 % 8) as u32),
+            )),
+        ),
+        (
+            "weight",
+            Arc::new(Float32Array::from_iter(
+                ids().map(|id| (id % 5 != 0).then_some((id % 4) as f32 / 4.0)),
+            )),
+        ),
+        (
+            "phase",
+            Arc::new(DictionaryArray::<Int32Type>::from_iter(phases)),
+        ),
+        (
+            "is_late",
+            Arc::new(BooleanArray::from_iter(ids().map(|id| Some(id % 10 == 9)))),
+        ),
+        (
+            "buffer_id",
+            Arc::new(UInt64Array::from_iter_values(ids().map(|id| u64::MAX - id))),
+        ),
+    ];
+    let columns = columns.map(|(name, column)| (name, column, true));
+    RecordBatch::try_from_iter_with_nullable(columns).unwrap()
+}
+
+fn write(path: &Path, groups: &[RecordBatch]) {
+    let mut writer =
+        ArrowWriter::try_new(File::create(path).unwrap(), groups[0].schema(), None).unwrap();
+    for group in groups {
+        writer.write(group).unwrap();
+        writer.flush().unwrap();
+    }
+    writer.close().unwrap();
+}
+
+/// The tables `t` and `labels`.
+fn database(dir: &Path) -> Database {
+    let starts = (0..N_ROWS).step_by(GROUP_ROWS as usize);
+    let groups: Vec<RecordBatch> = starts
+        .map(|start| rows(start, start + GROUP_ROWS))
+        .collect();
+    write(&dir.join("t.parquet"), &groups);
+    let labels: [(&str, ArrayRef); 2] = [
+        ("expert_id", Arc::new(UInt32Array::from(vec![0, 1, 2, 3]))),
+        (
+            "label",
+            Arc::new(StringArray::from(vec!["even", "odd", "even", "odd"])),
+        ),
+    ];
+    write(
+        &dir.join("labels.parquet"),
+        &[RecordBatch::try_from_iter(labels).unwrap()],
+    );
+    let mut database = Database::default();
+    database.add("t", &dir.join("t.parquet"), None).unwrap();
+    database
+        .add("labels", &dir.join("labels.parquet"), None)
+        .unwrap();
+    database
+}
+
+fn in_steps_of(step_rows: u64) -> QueryOptions {
+    QueryOptions {
+        step_rows,
+        ..QueryOptions::default()
+    }
+}
+
+fn result(database: &Database, sql: &str, options: &QueryOptions) -> Vec<Vec<Value>> {
+    let rows = database
+        .query(sql, options)
+        .unwrap_or_else(|error| panic!("{sql}: {error}"));
+    let rows: Result<_, _> = rows.collect();
+    rows.unwrap_or_else(|error| panic!("{sql}: {error}"))
+}
+
+use Value::{Bool, Float, Int, Null, UInt};
+
+fn text(text: &str) -> Value {
+    Value::Text(text.into())
+}
+
+#[test]
+fn columns_have_the_names_of_the_file_and_values_of_64_bits() {
+    let dir = tempfile::tempdir().unwrap();
+    let database = database(dir.path());
+    let rows = database
+        .query("SELECT * FROM t WHERE id IN (3, 5)", &QueryOptions::default())
+        .unwrap();
+    let columns = [
+        "id",
+        "layer_id",
+        "expert_id",
+        "weight",
+        "phase",
+        "is_late",
+        "buffer_id",
+    ];
+    assert_eq!(rows.columns(), columns);
+    let rows: Vec<_> = rows.map(Result::unwrap).collect();
+    assert_eq!(
+        rows,
+        [
+            [
+                Int(3),
+                Int(0),
+                Int(5),
+                Float(0.75),
+                Null,
+                Bool(false),
+                UInt(u64::MAX - 3)
+            ],
+            [
+                Int(5),
+                Int(2),
+                Int(3),
+                Null,
+                text("GENERATE"),
+                Bool(false),
+                UInt(u64::MAX - 5)
+            ],
+        ]
+    );
+}
+
+#[test]
+fn results_have_every_type() {
+    let dir = tempfile::tempdir().unwrap();
+    let database = database(dir.path());
+    let types = [
+        ("1 - 2", Int(-1)),
+        ("COUNT(*) - 101", Int(-1)),
+        ("MIN(layer_id) - 1", Int(-1)),
+        ("SUM(id)", Int(4950)),
+        ("AVG(id)", Float(49.5)),
+        ("MIN(buffer_id)", UInt(u64::MAX - 99)),
+        ("CAST(0.1 AS REAL)", Float(0.1)),
+        ("MAX(weight) > 0.5", Bool(true)),
+        ("NULL", Null),
+        ("MAX(phase)", text("PROMPT")),
+        ("DATE '2026-11-29'", text("2026-11-29")),
+        ("SUM(weight) / 0", Float(f64::INFINITY)),
+    ];
+    for (expr, value) in types {
+        let sql = format!("SELECT {expr} AS x FROM t");
+        for step_rows in [u64::MAX, GROUP_ROWS] {
+            let rows = result(&database, &sql, &in_steps_of(step_rows));
+            assert_eq!(rows[0], [value.clone()], "{expr}");
+        }
+    }
+    let lists = "SELECT layer_id, ARRAY_AGG(expert_id) FROM t WHERE id < 6 GROUP BY layer_id ORDER BY layer_id";
+    let list = |a, b| Value::List(vec![Int(a), Int(b)]);
+    assert_eq!(
+        result(&database, lists, &QueryOptions::default()),
+        [
+            [Int(0), list(0, 5)],
+            [Int(1), list(7, 4)],
+            [Int(2), list(6, 3)],
+        ]
+    );
+}
+
+/// Queries that are computed in steps, and their results.
+fn stepped() -> Vec<(&'static str, Vec<Vec<Value>>)> {
+    vec![
+        ("SELECT COUNT(*) FROM t", vec![vec![Int(100)]]),
+        (
+            "SELECT COUNT(weight), SUM(weight), AVG(weight), MIN(weight), MAX(id) FROM t",
+            // 80 weights: each of 0, 0.25, 0.5, 0.75 20 times.
+            vec![vec![
+                Int(80),
+                Float(30.0),
+                Float(0.375),
+                Float(0.0),
+                Int(99),
+            ]],
+        ),
+        (
+            "SELECT layer_id, COUNT(*) AS n, SUM(id) AS s FROM t GROUP BY layer_id ORDER BY layer_id",
+            vec![
+                vec![Int(0), Int(34), Int(1683)],
+                vec![Int(1), Int(33), Int(1617)],
+                vec![Int(2), Int(33), Int(1650)],
+            ],
+        ),
+        (
+            "SELECT layer_id AS l FROM t GROUP BY layer_id HAVING COUNT(*) > 33 AND MAX(id) = 99",
+            vec![vec![Int(0)]],
+        ),
+        (
+            "SELECT layer_id * 2 AS d, ROUND(SUM(id) / COUNT(*), 1) AS mean FROM t WHERE id >= 50 GROUP BY layer_id * 2 ORDER BY d DESC LIMIT 1",
+            // 50, 53, …, 98
+            vec![vec![Int(4), Float(74.0)]],
+        ),
+        (
+            "SELECT SUM(is_late), SUM(CASE WHEN is_late THEN id ELSE 0 END) FROM t",
+            vec![vec![Int(10), Int(540)]],
+        ),
+        (
+            "SELECT SUM(id), COUNT(*), AVG(id), MAX(phase) FROM t WHERE id > 1000",
+            vec![vec![Null, Int(0), Null, Null]],
+        ),
+        (
+            "SELECT DISTINCT layer_id, phase FROM t WHERE layer_id < 1 ORDER BY phase",
+            vec![
+                vec![Int(0), text("GENERATE")],
+                vec![Int(0), text("PROMPT")],
+                vec![Int(0), Null],
+            ],
+        ),
+        (
+            "SELECT id FROM t ORDER BY weight DESC NULLS LAST, id DESC LIMIT 2 OFFSET 1",
+            vec![vec![Int(91)], vec![Int(87)]],
+        ),
+        (
+            "SELECT l.label, COUNT(*) AS n FROM t JOIN labels AS l ON t.expert_id = l.expert_id GROUP BY l.label ORDER BY l.label",
+            // id * 7 % 8 is 0 for 13 ids, and 1, 2 and 3 for 12 ids each.
+            vec![vec![text("even"), Int(25)], vec![text("odd"), Int(24)]],
+        ),
+        (
+            "SELECT COUNT(*) AS n FROM labels AS l JOIN t ON t.expert_id = l.expert_id",
+            vec![vec![Int(49)]],
+        ),
+        (
+            "SELECT COUNT(*) AS n, COUNT(l.label) AS labelled FROM t LEFT JOIN labels AS l ON t.expert_id = l.expert_id",
+            vec![vec![Int(100), Int(49)]],
+        ),
+        (
+            "SELECT COUNT(*) FROM t WHERE expert_id IN (SELECT expert_id FROM labels WHERE label = 'odd')",
+            vec![vec![Int(24)]],
+        ),
+        (
+            "WITH c AS (SELECT layer_id, COUNT(*) AS n FROM t GROUP BY layer_id) SELECT SUM(n) FROM c",
+            vec![vec![Int(100)]],
+        ),
+    ]
+}
+
+#[test]
+fn aggregates_of_steps_are_those_of_the_table() {
+    let dir = tempfile::tempdir().unwrap();
+    let database = database(dir.path());
+    for (sql, expected) in stepped() {
+        for step_rows in [u64::MAX, GROUP_ROWS, 2 * GROUP_ROWS + 1] {
+            let rows = result(&database, sql, &in_steps_of(step_rows));
+            assert_eq!(rows, expected, "{sql} in steps of {step_rows} rows");
+        }
+    }
+}
+
+/// After the aggregates are computed, no table is left in the plan.
+#[test]
+fn aggregates_do_not_hold_the_table_in_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let database = database(dir.path());
+    let session = Arc::new(Session::new(&QueryOptions::default()));
+    let left = |sql: &str, step_rows| {
+        let mut context = SQLContext::new();
+        for (name, table) in &database.tables {
+            context.register(name, scan::frame(table, &session).unwrap());
+        }
+        let plan = plan::prepared(&context.execute(sql).unwrap().logical_plan);
+        n_rows_read(&merge::reduced(plan, step_rows).unwrap())
+    };
+    for (sql, _) in stepped() {
+        assert!(left(sql, u64::MAX) >= N_ROWS, "{sql}");
+        assert_eq!(left(sql, GROUP_ROWS), 0, "{sql}");
+    }
+    for sql in [
+        "SELECT COUNT(DISTINCT expert_id) FROM t",
+        "SELECT MEDIAN(id) FROM t",
+        "SELECT id, SUM(id) OVER (PARTITION BY layer_id) AS s FROM t",
+        "SELECT id FROM t ORDER BY id",
+    ] {
+        assert_eq!(left(sql, GROUP_ROWS), N_ROWS, "{sql}");
+    }
+}
+
+/// Rows of the tables in a plan.
+fn n_rows_read(plan: &DslPlan) -> u64 {
+    if let Some(scan) = scan::Scan::of(plan) {
+        return scan.n_rows();
+    }
+    let mut plan = plan.clone();
+    let inputs: u64 = plan::inputs_mut(&mut plan)
+        .into_iter()
+        .map(|input| n_rows_read(input))
+        .sum();
+    let list: u64 = plan::input_list_mut(&mut plan)
+        .iter()
+        .map(n_rows_read)
+        .sum();
+    inputs + list
+}
+
+#[test]
+fn rows_are_computed_as_they_are_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let database = database(dir.path());
+    let options = in_steps_of(GROUP_ROWS);
+    let n_read = &options.n_read;
+    let mut rows = database
+        .query("SELECT id + 1 AS next FROM t WHERE layer_id = 1", &options)
+        .unwrap();
+    assert_eq!(rows.next().unwrap().unwrap(), [Int(2)]);
+    assert_eq!(n_read.swap(0, Ordering::Relaxed), GROUP_ROWS);
+    let ids: Vec<_> = rows.map(Result::unwrap).collect();
+    assert_eq!((ids.len(), &ids[31]), (32, &vec![Int(98)]));
+    assert_eq!(n_read.swap(0, Ordering::Relaxed), N_ROWS - GROUP_ROWS);
+
+    let rows = result(
+        &database,
+        "SELECT id FROM t WHERE id >= 0 LIMIT 3 OFFSET 18",
+        &options,
+    );
+    assert_eq!(rows, [[Int(18)], [Int(19)], [Int(20)]]);
+    assert_eq!(n_read.swap(0, Ordering::Relaxed), 3 * GROUP_ROWS);
+}
+
+#[test]
+fn queries_that_need_all_rows_are_computed_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let database = database(dir.path());
+    let queries = [
+        (
+            "SELECT COUNT(DISTINCT expert_id) FROM t",
+            vec![vec![Int(8)]],
+        ),
+        ("SELECT MEDIAN(id) FROM t", vec![vec![Float(49.5)]]),
+        (
+            "SELECT id, RANK() OVER (PARTITION BY layer_id ORDER BY id) AS r FROM t ORDER BY id DESC LIMIT 1",
+            vec![vec![Int(99), Int(34)]],
+        ),
+        (
+            "SELECT COUNT(*) FROM (SELECT id FROM t UNION ALL SELECT id FROM t) AS u",
+            vec![vec![Int(200)]],
+        ),
+        (
+            "SELECT a.id FROM t AS a JOIN t AS b ON a.id = b.expert_id WHERE b.id = 1",
+            vec![vec![Int(7)]],
+        ),
+    ];
+    for (sql, expected) in queries {
+        for step_rows in [u64::MAX, GROUP_ROWS] {
+            let rows = result(&database, sql, &in_steps_of(step_rows));
+            let rows: Vec<Vec<Value>> = rows
+                .into_iter()
+                .map(|row| row.into_iter().map(signed).collect())
+                .collect();
+            assert_eq!(rows, expected, "{sql} in steps of {step_rows} rows");
+        }
+    }
+}
+
+/// Ranks are unsigned.
+fn signed(value: Value) -> Value {
+    match value {
+        UInt(value) => Int(value as i64),
+        value => value,
+    }
+}
+
+#[test]
+fn tables_of_several_runs_name_the_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut database = Database::default();
+    for (run, start) in [("a", 0), ("b", 10)] {
+        let path = dir.path().join(run);
+        write(&path, &[rows(start, start + 10)]);
+        database.add("t", &path, Some(run)).unwrap();
+    }
+    let sql = "SELECT run, MIN(id) AS first FROM t GROUP BY run ORDER BY run";
+    for step_rows in [u64::MAX, GROUP_ROWS] {
+        let rows = result(&database, sql, &in_steps_of(step_rows));
+        assert_eq!(rows, [[text("a"), Int(0)], [text("b"), Int(10)]]);
+    }
+    let filtered = result(
+        &database,
+        "SELECT run FROM t WHERE run = 'b' LIMIT 1",
+        &QueryOptions::default(),
+    );
+    assert_eq!(filtered, [[text("b")]]);
+    assert_eq!(
+        result(&database, "SELECT run FROM t", &QueryOptions::default()).len(),
+        20
+    );
+    let other = dir.path().join("other");
+    let labels: [(&str, ArrayRef); 1] = [("id", Arc::new(UInt32Array::from(vec![0])))];
+    write(&other, &[RecordBatch::try_from_iter(labels).unwrap()]);
+    let error = database.add("t", &other, Some("c")).unwrap_err();
+    assert!(
+        matches!(&error, Error::Columns { column, .. } if column == "layer_id"),
+        "{error}"
+    );
+}
+
+#[test]
+fn queries_that_are_not_valid_are_errors() {
+    let dir = tempfile::tempdir().unwrap();
+    let database = database(dir.path());
+    let error = |sql: &str| {
+        let rows = database.query(sql, &QueryOptions::default());
+        rows.err().unwrap_or_else(|| panic!("{sql} has a result"))
+    };
+    for (sql, part) in [
+        ("SELECT", "sql parser error"),
+        ("SELECT * FROM t WHERE", "sql parser error"),
+        ("SELECT nothing FROM t", "nothing"),
+        ("SELECT * FROM missing", "missing"),
+        ("SELECT 1; SELECT 2", "one (and only one) statement"),
+        ("SELECT * FROM read_parquet('t.parquet')", "read_parquet"),
+        ("SELECT * FROM read_csv('t.csv')", "read_csv"),
+        ("SELECT * FROM 't.parquet'", "t.parquet"),
+        ("SELECT unknown_function(id) FROM t", "unknown_function"),
+    ] {
+        let error = error(sql);
+        assert!(matches!(error, Error::Query { .. }), "{sql}: {error}");
+        let message = error.to_string();
+        assert!(
+            message.contains(part) && !message.contains('\n'),
+            "{sql}: {message}"
+        );
+    }
+    for sql in [
+        "DROP TABLE t",
+        "CREATE TABLE u AS SELECT * FROM t",
+        "",
+        "-- nothing",
+    ] {
+        assert!(matches!(error(sql), Error::NotAQuery { .. }), "{sql}");
+    }
+    let tables = result(&database, "SHOW TABLES", &QueryOptions::default());
+    assert_eq!(tables, [[text("labels")], [text("t")]]);
+}
+
+#[test]
+fn errors_of_the_reader_keep_their_kind() {
+    let dir = tempfile::tempdir().unwrap();
+    let database = database(dir.path());
+    let path = dir.path().join("t.parquet");
+    let mut bytes = std::fs::read(&path).unwrap();
+    // The first pages.
+    bytes[4..200].fill(0xff);
+    std::fs::write(&path, bytes).unwrap();
+    for step_rows in [u64::MAX, GROUP_ROWS] {
+        let rows = database.query("SELECT id FROM t WHERE id >= 0", &in_steps_of(step_rows));
+        let error = rows
+            .and_then(|rows| rows.collect::<Result<Vec<_>, _>>())
+            .unwrap_err();
+        assert!(
+            matches!(error, Error::Trace(moe_trace::Error::Table { .. })),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn finds_the_first_word_of_a_statement() {
+    let statements = [
+        ("SELECT 1", "SELECT"),
+        (" ((select*from a) union (select 1))", "select"),
+        (
+            "-- a comment\n/* another */ WITH a AS (SELECT 1) FROM a",
+            "WITH",
+        ),
+        ("/* not closed SELECT", ""),
+        ("-- only a comment", ""),
+        ("", ""),
+    ];
+    for (sql, word) in statements {
+        assert_eq!(first_word(sql), word, "{sql}");
+    }
+}
+
+#[test]
+fn refuses_statements_that_change_tables() {
+    for sql in [
+        "CREATE TABLE a AS SELECT 1",
+        "drop table ops",
+        "DELETE FROM ops",
+        "TRUNCATE TABLE ops",
+        "COPY ops TO 'a.csv'",
+        ";",
+    ] {
+        assert!(
+            matches!(table_names(sql), Err(Error::NotAQuery { .. })),
+            "{sql}"
+        );
+    }
+}

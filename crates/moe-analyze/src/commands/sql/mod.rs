@@ -1,0 +1,206 @@
+//! `sql`: queries over the tables of runs, traces and models.
+
+mod inputs;
+mod parquet_files;
+mod temporary;
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use anyhow::anyhow;
+use moe_analysis::sql::{self, Database, Rows, Value};
+
+use crate::context::Context;
+use crate::exit_status::ExitStatus;
+use crate::files::{self, OutputPath};
+use crate::output::{self, Cell, Format, write_streamed};
+use crate::progress::Progress;
+use crate::traces::TraceArgs;
+
+use inputs::QueryInput;
+use temporary::Temporary;
+
+/// Run an SQL query over the tables of runs, traces and models
+///
+/// The tables are ops, accesses, routing, map and hotness; a trace of another tool has routing and hotness, a model has map.
+/// Several inputs are one table, whose column `run` names the run. docs/sql.md lists columns, functions and examples.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Query, for example "SELECT layer_id, AVG(duration_ns) FROM ops GROUP BY layer_id"
+    query: String,
+    /// Run directories, traces, Parquet tables, directories of tables, GGUF models, or traces of other tools
+    #[arg(required = true, value_name = "INPUT")]
+    inputs: Vec<PathBuf>,
+    /// Format on stdout [default: table]
+    #[arg(short, long = "output", value_name = "FORMAT")]
+    output: Option<Format>,
+    /// Write the rows to a file; its extension selects the format: csv, json, jsonl, md
+    #[arg(long, value_name = "FILE")]
+    out: Option<OutputPath>,
+    /// Replace the file of --out if it exists
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    trace: TraceArgs,
+}
+
+pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
+    let format_out = args.out.as_deref().map(Format::of_path).transpose()?;
+    if let Some(out) = &args.out {
+        files::check_output(out, args.force)?;
+    }
+    let named = sql::table_names(&args.query);
+    let inputs = inputs::open(&args.inputs, &args.trace, ctx)?;
+    let named: BTreeSet<String> = match named {
+        Ok(named) => named.into_iter().collect(),
+        Err(error) => {
+            return Err(with_tables(
+                error,
+                &inputs,
+                &BTreeSet::new(),
+                &Database::default(),
+            ));
+        }
+    };
+    let mut temporary = Temporary::new(args.out.as_deref());
+    let database = database(&inputs, &named, &mut temporary, ctx)?;
+    let query = || {
+        let options = sql::QueryOptions::default();
+        let progress = Progress::following(ctx, "rows", database.n_rows(), options.n_read.clone());
+        let rows = database.query(&args.query, &options);
+        let rows = rows.map_err(|error| with_tables(error, &inputs, &named, &database))?;
+        anyhow::Ok((rows, progress))
+    };
+    if let (Some(out), Some(format)) = (&args.out, format_out) {
+        let (rows, _progress) = query()?;
+        files::write_whole(out, args.force, |file| {
+            write(rows, |columns, rows| {
+                Ok(write_streamed(file, format, columns, rows)?)
+            })
+        })?;
+        ctx.remark(format_args!("wrote {}", out.display()));
+    }
+    if args.out.is_none() || args.output.is_some() {
+        let (rows, _progress) = query()?;
+        let format = args.output.unwrap_or(Format::Table);
+        write(rows, |columns, rows| {
+            output::to_stdout(format, |stdout| {
+                write_streamed(stdout, format, columns, rows)
+            })
+        })?;
+    }
+    Ok(ExitStatus::Done)
+}
+
+/// The tables that the query names, as far as the inputs have them.
+fn database(
+    inputs: &[QueryInput],
+    named: &BTreeSet<String>,
+    temporary: &mut Temporary,
+    ctx: &Context,
+) -> anyhow::Result<Database> {
+    let mut database = Database::default();
+    for input in inputs {
+        for file in input.files(named, temporary, ctx)? {
+            let run = (inputs.len() > 1 || file.is_partition).then_some(file.run.as_str());
+            database.add(file.table, &file.path, run)?;
+        }
+    }
+    let has_table = |table: &str| database.tables().any(|(name, _)| name == table);
+    for table in named.iter().filter(|table| has_table(table)) {
+        let lacking = inputs
+            .iter()
+            .filter(|input| !input.tables().contains(&table.as_str()));
+        for input in lacking {
+            ctx.remark(format_args!(
+                "warning: {} has no table {table}; its rows are missing",
+                input.path().display()
+            ));
+        }
+    }
+    Ok(database)
+}
+
+/// The error of a query with the tables that there are, or the columns of those that it names.
+fn with_tables(
+    error: sql::Error,
+    inputs: &[QueryInput],
+    named: &BTreeSet<String>,
+    database: &Database,
+) -> anyhow::Error {
+    if !matches!(error, sql::Error::Query { .. }) {
+        return error.into();
+    }
+    let tables: Vec<(&str, Vec<&str>)> = database.tables().collect();
+    if named
+        .iter()
+        .all(|name| tables.iter().any(|(table, _)| table == name))
+        && !tables.is_empty()
+    {
+        let columns = tables
+            .iter()
+            .map(|(table, columns)| format!("{table} ({})", columns.join(", ")));
+        let columns: Vec<String> = columns.collect();
+        return anyhow!("{error}; tables: {}", columns.join(", "));
+    }
+    let present: BTreeSet<&str> = inputs.iter().flat_map(QueryInput::tables).collect();
+    let present: Vec<&str> = present.into_iter().collect();
+    anyhow!(
+        "{error}; tables of {}: {}",
+        inputs::names(inputs),
+        present.join(", ")
+    )
+}
+
+/// Prints the rows of a result, which ends with the first row that fails.
+fn write(
+    rows: Rows,
+    print: impl FnOnce(&[&str], &mut dyn Iterator<Item = Vec<Cell<'static>>>) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let columns = rows.columns().to_vec();
+    let columns: Vec<&str> = columns.iter().map(String::as_str).collect();
+    let mut failed = None;
+    let mut cells = rows.map_while(|row| match row {
+        Ok(row) => Some(row.into_iter().map(cell).collect()),
+        Err(error) => {
+            failed = Some(error);
+            None
+        }
+    });
+    let printed = print(&columns, &mut cells);
+    match failed {
+        Some(error) => Err(error.into()),
+        None => printed,
+    }
+}
+
+fn cell(value: Value) -> Cell<'static> {
+    match value {
+        Value::Null => Cell::Null,
+        Value::Int(value) => match u64::try_from(value) {
+            Ok(value) => Cell::Int(value),
+            Err(_) => Cell::Json(value.into()),
+        },
+        Value::UInt(value) => Cell::Int(value),
+        Value::Float(value) => Cell::Float(value),
+        Value::Text(text) => Cell::from(text),
+        value => Cell::Json(json(value)),
+    }
+}
+
+fn json(value: Value) -> serde_json::Value {
+    match value {
+        Value::Null => serde_json::Value::Null,
+        Value::Bool(value) => value.into(),
+        Value::Int(value) => value.into(),
+        Value::UInt(value) => value.into(),
+        // A number that is not finite is null.
+        Value::Float(value) => value.into(),
+        Value::Text(text) => text.into(),
+        Value::List(values) => values.into_iter().map(json).collect(),
+        Value::Struct(fields) => {
+            let fields = fields.into_iter().map(|(name, value)| (name, json(value)));
+            serde_json::Value::Object(fields.collect())
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! A directory of files that only this process reads.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use crate::atomic::{create_locked, remove_stale_once};
+use crate::error::Error;
+use crate::temporary::registry;
+
+/// A directory that is removed with its contents when it is dropped, and when a signal ends the process.
+#[derive(Debug)]
+pub struct TemporaryDirectory {
+    path: PathBuf,
+    /// Keeps the directory locked, so that no other process takes it for a stale one.
+    _lock: File,
+}
+
+impl TemporaryDirectory {
+    /// Creates a directory `.NAME.RANDOM.moe-tmp` in `parent`, which must exist. Temporary files and directories that
+    /// killed processes left in `parent` are removed first.
+    ///
+    /// # Errors
+    /// The directory cannot be created.
+    pub fn create(parent: &Path, name: &str) -> Result<Self, Error> {
+        remove_stale_once(parent);
+        let mut registry = registry();
+        let (lock, temporary) = create_locked(parent, Path::new(name), |path| {
+            fs::create_dir(path)?;
+            File::open(path)
+        })
+        .map_err(Error::io("create a file in", parent))?
+        .into_parts();
+        // The path is a directory, which a `TempPath` does not remove.
+        let path = temporary
+            .keep()
+            .map_err(|failure| Error::io("create a file in", parent)(failure.error))?;
+        registry.trees.insert(path.clone());
+        Ok(Self { path, _lock: lock })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for TemporaryDirectory {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.path);
+        registry().trees.remove(&self.path);
+    }
+}

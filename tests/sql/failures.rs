@@ -1,0 +1,82 @@
+//! What cannot be run is refused with exit code 2 and one line that says what there is.
+
+use super::*;
+use crate::support::fail;
+
+#[test]
+fn messages_name_what_there_is() {
+    let (dir, run) = fixture();
+    let message = |query: &str| fail!["--quiet", "sql", query, run];
+    let tables = "accesses, hotness, map, ops, routing";
+    let columns = "routing (token_id, sequence_id, phase, layer_id, slot, expert_id, weight, lane, timestamp_ns)";
+    for (query, parts) in [
+        ("SELECT * FROM operations", ["operations", tables]),
+        ("SELECT layer FROM routing", ["\"layer\"", columns]),
+        ("SELECT layer_id FROM routing WHERE", ["sql parser error", tables]),
+        ("SELEC 1", ["SELEC is not supported", "SELECT"]),
+        ("SELECT no_function(slot) FROM routing", ["no_function", columns]),
+        ("SELECT layer_id + phase FROM routing", ["type", columns]),
+    ] {
+        let message = message(query);
+        for part in parts {
+            assert!(message.contains(part), "{query}: {message}");
+        }
+    }
+    let route = repository("fixtures/foreign/jsonl/with-weights.jsonl");
+    let missing = fail!["--quiet", "sql", "SELECT * FROM ops", route];
+    assert!(missing.contains("with-weights.jsonl: hotness, routing"), "{missing}");
+    let bare = fail!["--quiet", "sql", "SELECT * FROM map", run.join("trace.bin")];
+    assert!(bare.contains("trace.bin: accesses, hotness, ops, routing"), "{bare}");
+    let text = dir.path().join("notes.txt");
+    std::fs::write(&text, "notes").unwrap();
+    assert!(fail!["--quiet", "sql", "SELECT 1", text].contains("in no known format"));
+    let other = dir.path().join("other.parquet");
+    run!["--quiet", "parquet", run, "--out", dir.path().join("tables")];
+    std::fs::copy(dir.path().join("tables/ops.parquet"), &other).unwrap();
+    assert_eq!(rows("SELECT COUNT(*) AS n FROM ops", &[&other]), ["168"]);
+}
+
+#[test]
+fn files_are_neither_read_nor_written_by_queries() {
+    let (dir, run) = fixture();
+    run!["--quiet", "parquet", run, "--out", dir.path().join("tables")];
+    let table = dir.path().join("tables/ops.parquet");
+    let table = table.to_str().unwrap();
+    let csv = dir.path().join("a.csv");
+    let csv = csv.to_str().unwrap();
+    for query in [
+        format!("SELECT * FROM read_parquet('{table}')"),
+        format!("SELECT * FROM read_csv('{csv}')"),
+        format!("SELECT * FROM '{table}'"),
+        format!("SELECT * FROM \"{table}\""),
+        format!("COPY ops TO '{csv}'"),
+        "CREATE TABLE ops AS SELECT 1".into(),
+        "DROP TABLE ops".into(),
+        "DELETE FROM ops".into(),
+        "INSERT INTO ops VALUES (1)".into(),
+        "SELECT 1; DROP TABLE ops".into(),
+    ] {
+        let message = fail!["--quiet", "sql", query, run];
+        assert!(
+            message.contains("not supported") || message.contains("not valid"),
+            "{query}: {message}"
+        );
+    }
+    assert!(!dir.path().join("a.csv").exists());
+}
+
+#[test]
+fn outputs_are_checked() {
+    let (dir, run) = fixture();
+    let out = |name: &str| dir.path().join(name);
+    let message = fail!["--quiet", "sql", "SELECT 1", run, "--out", out("a.xlsx")];
+    assert!(message.contains(".csv, .json, .jsonl or .md"), "{message}");
+    std::fs::write(out("a.csv"), "mine").unwrap();
+    assert!(fail!["--quiet", "sql", "SELECT 1", run, "--out", out("a.csv")].contains("--force"));
+    assert!(
+        fail!["--quiet", "sql", "SELECT 1", run, "--out", run.join("a.csv")]
+            .contains("inside the input")
+    );
+    assert_eq!(std::fs::read_to_string(out("a.csv")).unwrap(), "mine");
+    assert!(fail!["--quiet", "sql", "SELECT 1", run, "--top-k", "4"].contains("--top-k"));
+}
