@@ -35,7 +35,12 @@ impl Embedded {
     /// The PTX for one of [`CAPABILITIES`].
     fn section(&self, capability: u32) -> io::Result<String> {
         let text = decompress(self.ptx)?;
-        let missing = || io::Error::new(io::ErrorKind::InvalidData, format!("no section for sm_{capability}"));
+        let missing = || {
+            io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("no section for sm_{capability}"),
+            )
+        };
         let (_, rest) = text
             .split_once(&format!("\n// sm_{capability}\n"))
             .ok_or_else(missing)?;
