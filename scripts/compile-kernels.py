@@ -4,8 +4,9 @@
     pip install -r .ci/requirements.txt     # NVRTC and zstandard
     scripts/compile-kernels.py [--check] [NAME ...]
 
-NAME is a file of crates/moe-executor/src/cuda/kernels without its .cu; default: all. With --check nothing is written; the
-exit code is 1 when the text of a PTX file is not what its source gives. zstd -dc prints that text.
+NAME is a file of crates/moe-executor/src/cuda/kernels without its .cu; default: all. A PTX file has a section for each
+architecture. With --check nothing is written; the exit code is 1 if a PTX file does not match its source. zstd -dc prints
+the text of a PTX file.
 """
 
 import argparse
@@ -58,9 +59,15 @@ def sources(path, seen=None):
     return seen
 
 
-def compile_kernel(library, path, architecture):
-    """PTX of a source file for one architecture, its first line the hash of all that it was made from."""
+def compile_file(library, path):
+    """The PTX for all architectures: a line with the hash of the sources, then for each architecture a line `// sm_N` and its PTX."""
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in sources(path))).hexdigest()
+    sections = [f"// sm_{architecture}\n{compile_kernel(library, path, architecture)}" for architecture in ARCHITECTURES]
+    return "\n".join([f"// sources: sha256 {digest}", *sections])
+
+
+def compile_kernel(library, path, architecture):
+    """PTX of a source file for one architecture."""
     program = ctypes.c_void_p()
 
     def check(code):
@@ -87,11 +94,11 @@ def compile_kernel(library, path, architecture):
         print(log(), file=sys.stderr)
     ptx = text(library.nvrtcGetPTXSize, library.nvrtcGetPTX)
     library.nvrtcDestroyProgram(ctypes.byref(program))
-    return f"// sources: sha256 {digest}\n{ptx}"
+    return ptx
 
 
 def read_ptx(path):
-    """The text of a PTX file; None where there is no such file, or it is damaged."""
+    """The text of a PTX file; None if it does not exist or is damaged."""
     try:
         return zstandard.ZstdDecompressor().decompress(path.read_bytes()).decode()
     except (FileNotFoundError, UnicodeDecodeError, zstandard.ZstdError):
@@ -112,21 +119,19 @@ def main():
 
     library, stale = nvrtc(), []
     for name in names:
-        source = KERNELS / f"{name}.cu"
+        source, out = KERNELS / f"{name}.cu", PTX / f"{name}.ptx.zst"
         if not source.exists():
             sys.exit(f"{source} does not exist")
-        for architecture in ARCHITECTURES:
-            out = PTX / f"{name}.sm_{architecture}.ptx.zst"
-            ptx = compile_kernel(library, source, architecture)
-            # Another version of zstd may compress the same text to other bytes.
-            if read_ptx(out) == ptx:
-                continue
-            if arguments.check:
-                stale.append(out.name)
-            else:
-                write_ptx(out, ptx)
+        ptx = compile_file(library, source)
+        # Another version of zstd may compress the same text to other bytes.
+        if read_ptx(out) == ptx:
+            continue
+        if arguments.check:
+            stale.append(out.name)
+        else:
+            write_ptx(out, ptx)
     if stale:
-        sys.exit(f"not what their sources give: {', '.join(stale)}; run scripts/compile-kernels.py and commit the result")
+        sys.exit(f"out of date: {', '.join(stale)}; run scripts/compile-kernels.py and commit the result")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 //! The access report on small made-up runs, whose figures were worked out by hand.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use moe_analysis::accesses::{AccessReport, Direction, Error, LayerCoverage, report};
 use moe_gguf::Gguf;
@@ -14,8 +14,7 @@ use zerocopy::IntoBytes;
 
 /// `random-gpt-oss-F16.gguf`: 16 experts a layer.
 fn gguf() -> Gguf {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    Gguf::open(path.join("../../fixtures/random-gpt-oss-F16.gguf")).unwrap()
+    Gguf::open(moe_testkit::fixture("random-gpt-oss-F16.gguf")).unwrap()
 }
 
 fn run_of(dir: &Path, records: &[TensorAccessLog]) -> Run {
@@ -231,11 +230,11 @@ fn bytes_are_those_of_the_experts_chosen_once() {
         Some((21, 6 * sizes.parts + 3 * sizes.q, 6 * sizes.parts))
     );
     assert_eq!((layer(None, 0), report.layers.len()), (None, 4));
-    // Two rows of the prompt's embeddings and one of each generated token, of 64 F16 each.
+    // Two rows of the prompt's embeddings and one of each generated token, of 32 F16 each.
     let lookups = report.lookups;
     assert_eq!(
         (lookups.operations, lookups.rows, lookups.bytes),
-        (4, 5, 5 * 128)
+        (4, 5, 5 * 64)
     );
 }
 

@@ -1,5 +1,5 @@
-//! The embedded kernels: compressed PTX for three architectures, decompressed and then translated by the driver when a kernel of
-//! it is first asked for.
+//! The embedded kernels: compressed PTX for three compute capabilities, decompressed and then translated by the driver when a
+//! kernel of it is first asked for.
 
 use std::collections::HashMap;
 use std::io;
@@ -21,21 +21,39 @@ use super::{DriverStatus, Error, Ptr, Result};
 /// itself for that one, behind what it can do before (`wait_for_previous` in pipeline.cuh).
 const OVERLAP: u32 = 90;
 
-/// Compressed PTX of one source file, by ten times the compute capability that it needs, ascending.
+/// Ten times the compute capabilities that each source file is compiled for, ascending.
+const CAPABILITIES: [u32; 3] = [75, 80, OVERLAP];
+
+/// The compressed PTX of one source file: a section for each of [`CAPABILITIES`]. The sections differ so little that one file takes
+/// half the space of three.
 pub(super) struct Embedded {
     name: &'static str,
-    versions: [(u32, &'static [u8]); 3],
+    ptx: &'static [u8],
 }
 
 impl Embedded {
-    /// The PTX for each architecture, and what its file is called.
-    #[cfg(test)]
-    pub fn texts(&self) -> impl Iterator<Item = (String, String)> {
-        let text = move |(needed, ptx): (u32, &[u8])| {
-            let file = format!("{}.sm_{needed}.ptx.zst", self.name);
-            (file, decompress(ptx).unwrap())
+    /// The PTX for one of [`CAPABILITIES`].
+    fn section(&self, capability: u32) -> io::Result<String> {
+        let text = decompress(self.ptx)?;
+        let missing = || {
+            io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("no section for sm_{capability}"),
+            )
         };
-        self.versions.into_iter().map(text)
+        let (_, rest) = text
+            .split_once(&format!("\n// sm_{capability}\n"))
+            .ok_or_else(missing)?;
+        Ok(rest.split("\n// sm_").next().unwrap_or(rest).to_owned())
+    }
+
+    /// The PTX for each of [`CAPABILITIES`] with a name for messages.
+    #[cfg(test)]
+    pub fn sections(&self) -> impl Iterator<Item = (String, String)> {
+        CAPABILITIES.into_iter().map(|capability| {
+            let name = format!("{} for sm_{capability}", self.name);
+            (name, self.section(capability).unwrap())
+        })
     }
 }
 
@@ -43,14 +61,7 @@ macro_rules! embedded {
     ($name:literal) => {
         Embedded {
             name: $name,
-            versions: [
-                (75, include_bytes!(concat!("ptx/", $name, ".sm_75.ptx.zst"))),
-                (80, include_bytes!(concat!("ptx/", $name, ".sm_80.ptx.zst"))),
-                (
-                    OVERLAP,
-                    include_bytes!(concat!("ptx/", $name, ".sm_90.ptx.zst")),
-                ),
-            ],
+            ptx: include_bytes!(concat!("ptx/", $name, ".ptx.zst")),
         }
     };
 }
@@ -99,9 +110,9 @@ const SHARED_WITHOUT_ASKING: u32 = 48 << 10;
 
 /// The kernels of one source file on one device.
 pub(super) struct Module {
-    name: &'static str,
-    ptx: &'static [u8],
-    overlaps: bool,
+    embedded: &'static Embedded,
+    /// The one of [`CAPABILITIES`] whose PTX runs on the device.
+    capability: u32,
     /// Set where the next kernel must not start early: it follows a copy.
     in_order: Arc<AtomicBool>,
     context: Arc<CudaContext>,
@@ -125,17 +136,14 @@ impl Module {
     /// Nothing is translated yet.
     pub fn new(
         context: &Arc<CudaContext>,
-        embedded: &Embedded,
+        embedded: &'static Embedded,
         in_order: &Arc<AtomicBool>,
     ) -> Result<Module> {
-        let capability = capability(context)?;
-        let fitting = |&&(needed, _): &&(u32, &[u8])| needed <= capability;
-        let version = embedded.versions.iter().rev().find(fitting);
-        let &(needed, ptx) = version.ok_or(Error::Capability { capability })?;
+        let device = capability(context)?;
+        let fitting = CAPABILITIES.into_iter().rfind(|needed| *needed <= device);
         Ok(Module {
-            name: embedded.name,
-            ptx,
-            overlaps: needed >= OVERLAP,
+            embedded,
+            capability: fitting.ok_or(Error::Capability { capability: device })?,
             in_order: in_order.clone(),
             context: context.clone(),
             loaded: Mutex::default(),
@@ -151,7 +159,7 @@ impl Module {
         grid: LaunchConfig,
         args: &[Arg],
     ) -> Result<()> {
-        self.start(stream, kernel, grid, args, self.overlaps)
+        self.start(stream, kernel, grid, args, self.capability >= OVERLAP)
     }
 
     /// As [`Module::launch`], but not before what the stream was given has ended: for blocks that are long at work. Those
@@ -273,13 +281,14 @@ impl Module {
         let module = match &loaded.module {
             Some(module) => module,
             None => {
-                let ptx = decompress(self.ptx).map_err(|source| Error::Decompress {
-                    module: self.name,
+                let ptx = self.embedded.section(self.capability);
+                let ptx = ptx.map_err(|source| Error::Decompress {
+                    module: self.embedded.name,
                     source,
                 })?;
                 let module = self.context.load_module(Ptx::from_src(ptx));
                 loaded.module.insert(module.map_err(|error| Error::Load {
-                    module: self.name,
+                    module: self.embedded.name,
                     status: DriverStatus(error),
                 })?)
             }
@@ -376,17 +385,23 @@ mod tests {
             .into_iter()
             .chain(by_type)
         {
-            for (capability, ptx) in embedded.versions {
-                let text = decompress(ptx).unwrap();
-                let target = format!(".target sm_{capability}");
-                assert!(text.contains(&target), "{}: no {target}", embedded.name);
+            for capability in CAPABILITIES {
+                let text = embedded.section(capability).unwrap();
+                let targets: Vec<&str> = text
+                    .lines()
+                    .filter_map(|line| line.strip_prefix(".target "))
+                    .collect();
+                assert_eq!(targets, [format!("sm_{capability}")], "{}", embedded.name);
             }
         }
     }
 
     #[test]
     fn damaged_kernels_are_an_error() {
-        let (_, ptx) = ROWS.versions[0];
-        assert!(decompress(&ptx[..ptx.len() / 2]).is_err());
+        assert!(decompress(&ROWS.ptx[..ROWS.ptx.len() / 2]).is_err());
+        assert_eq!(
+            ROWS.section(60).unwrap_err().kind(),
+            io::ErrorKind::InvalidData
+        );
     }
 }

@@ -14,6 +14,9 @@ use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
 /// Positions that contexts have.
 pub const N_CTX: usize = 1024;
 
+/// Tokens of a batch.
+const N_BATCH: usize = 512;
+
 /// What a router said of one token.
 pub struct Row {
     /// Chosen experts, best first.
@@ -49,16 +52,29 @@ fn collector(rows: &Rows) -> Observer<'static> {
     })
 }
 
-/// The first `n_prompt` tokens as one batch, the others one by one.
+/// The first `n_prompt` tokens in batches of at most [`N_BATCH`], the others one by one.
 fn feed(session: &mut dyn Decode, tokens: &[u32], n_prompt: usize) -> Vec<Vec<f32>> {
     let (prompt, rest) = tokens.split_at(n_prompt);
-    let after_prompt = session.decode(prompt, PHASE_PROMPT, Logits::Last);
-    let mut logits = vec![after_prompt.unwrap().to_vec()];
+    let mut logits = vec![feed_prompt(session, prompt)];
     for &token in rest {
         let after_token = session.decode(&[token], PHASE_GENERATE, Logits::Last);
         logits.push(after_token.unwrap().to_vec());
     }
     logits
+}
+
+/// Returns the logits after the prompt.
+fn feed_prompt(session: &mut dyn Decode, prompt: &[u32]) -> Vec<f32> {
+    let mut batches = prompt.chunks(N_BATCH).peekable();
+    while let Some(batch) = batches.next() {
+        let is_last = batches.peek().is_none();
+        let wanted = if is_last { Logits::Last } else { Logits::None };
+        let logits = session.decode(batch, PHASE_PROMPT, wanted).unwrap();
+        if is_last {
+            return logits.to_vec();
+        }
+    }
+    panic!("the prompt has no tokens")
 }
 
 /// The executor's answer.
@@ -108,7 +124,7 @@ pub const OTHERS: [Variant; 3] = [
 pub fn params(variant: Variant) -> Params {
     Params {
         n_ctx: N_CTX as u32,
-        n_batch: 512,
+        n_batch: N_BATCH as u32,
         n_threads: 1,
         flash_attention: Some(variant.flash_attention),
         kv_f32: variant.kv_f32,
@@ -123,15 +139,57 @@ pub fn llama_cpp<const N: usize>(
     variants: [Variant; N],
 ) -> [Answer; N] {
     let model = moe_llama_cpp::Model::load(gguf).unwrap();
-    let answer = |variant| {
-        let rows = Rows::default();
-        let recording = Recording::new(gguf, None, Mode::All, Some(collector(&rows)));
-        let session = moe_llama_cpp::Session::new(&model, gguf, params(variant), N_CTX, recording);
-        let logits = feed(&mut session.unwrap(), tokens, n_prompt);
-        Answer {
-            logits,
-            rows: rows.take(),
+    variants.map(|variant| {
+        with_session(&model, gguf, variant, |session| {
+            feed(session, tokens, n_prompt)
+        })
+    })
+}
+
+/// Continues a prompt with the `n` tokens that llama.cpp's plainest arithmetic finds best; returns them and its answer, which
+/// includes the evaluation of the last of them.
+pub fn greedy(
+    model: &moe_llama_cpp::Model,
+    gguf: &Gguf,
+    prompt: &[u32],
+    n: usize,
+) -> (Vec<u32>, Answer) {
+    let mut generated = Vec::new();
+    let answer = with_session(model, gguf, PLAIN, |session| {
+        let mut logits = vec![feed_prompt(session, prompt)];
+        for _ in 0..n {
+            let token = top_k(&logits[logits.len() - 1], 1)[0];
+            generated.push(token);
+            let after_token = session.decode(&[token], PHASE_GENERATE, Logits::Last);
+            logits.push(after_token.unwrap().to_vec());
         }
-    };
-    variants.map(answer)
+        logits
+    });
+    (generated, answer)
+}
+
+/// The ids of the `k` highest logits, highest first.
+pub fn top_k(logits: &[f32], k: usize) -> Vec<u32> {
+    let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
+    ids.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]));
+    ids.truncate(k);
+    ids
+}
+
+fn with_session(
+    model: &moe_llama_cpp::Model,
+    gguf: &Gguf,
+    variant: Variant,
+    feed: impl FnOnce(&mut dyn Decode) -> Vec<Vec<f32>>,
+) -> Answer {
+    let rows = Rows::default();
+    let recording = Recording::new(gguf, None, Mode::All, Some(collector(&rows)));
+    let session = moe_llama_cpp::Session::new(model, gguf, params(variant), N_CTX, recording);
+    let mut session = session.unwrap();
+    let logits = feed(&mut session);
+    drop(session);
+    Answer {
+        logits,
+        rows: rows.take(),
+    }
 }

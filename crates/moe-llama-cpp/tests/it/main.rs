@@ -1,6 +1,7 @@
 //! llama.cpp as the oracle of the executor: the same files, the same tokens, in one process.
 //!
-//! Nothing here is recorded beforehand: models are made, both engines run them, and the results are compared.
+//! Both engines run the same model, and the results are compared. `references` checks llama.cpp against the results recorded in
+//! `fixtures/reference`.
 
 #![allow(clippy::unwrap_used)]
 
@@ -11,5 +12,6 @@ mod headers;
 mod kernels;
 mod models;
 mod records;
+mod references;
 mod tokenizers;
 mod types;

@@ -1,5 +1,6 @@
 //! Small models: made up, or fixtures in other types.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::ptr;
@@ -8,15 +9,15 @@ use llama_cpp_sys_2 as sys;
 use moe_gguf::{GgmlType, Gguf, Value};
 use moe_synth::model::{Spec, Synth, SynthOptions};
 use moe_synth::write;
+pub use moe_testkit::fixture;
 
 /// Tokens of a made-up vocabulary.
 pub const N_VOCAB: u32 = 512;
 
-/// A file of the repository.
-pub fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../../fixtures")
-        .join(name)
+/// Tokens of a model's vocabulary.
+pub fn n_vocab(gguf: &Gguf) -> u32 {
+    let tokens = gguf.metadata().strings("tokenizer.ggml.tokens").unwrap();
+    u32::try_from(tokens.unwrap().len()).unwrap()
 }
 
 /// The header of a published model, with fewer and narrower layers.
@@ -56,7 +57,17 @@ pub fn make(dir: &Path, name: &str, spec: &Spec) -> PathBuf {
 
 /// Writes a fixture with other values of some keys.
 pub fn changed(dir: &Path, model: &str, keys: &[(&str, Value)]) -> PathBuf {
-    let gguf = Gguf::open(fixture(&format!("{model}.gguf"))).unwrap();
+    extended(dir, model, keys, &BTreeMap::new())
+}
+
+/// Writes a fixture with other values of some keys and with F32 vectors as additional tensors.
+pub fn extended(
+    dir: &Path,
+    model: &str,
+    keys: &[(&str, Value)],
+    vectors: &BTreeMap<String, Vec<f32>>,
+) -> PathBuf {
+    let gguf = Gguf::open(fixture(format!("{model}.gguf"))).unwrap();
     let is_changed = |key: &str| keys.iter().any(|(changed, _)| *changed == key);
     let mut header = write::Header::like(&gguf, is_changed).unwrap();
     for (key, value) in keys {
@@ -66,10 +77,17 @@ pub fn changed(dir: &Path, model: &str, keys: &[(&str, Value)]) -> PathBuf {
         let ne = &t.ne[..t.n_dims as usize];
         header.tensor(&t.name, t.ty, ne).unwrap();
     }
+    for (name, values) in vectors {
+        let ne = [values.len() as u64];
+        header.tensor(name, GgmlType::F32, &ne).unwrap();
+    }
     let path = dir.join(format!("{model}-changed.gguf"));
     let mut writer = write::Writer::new(File::create(&path).unwrap(), header).unwrap();
     for t in gguf.tensors() {
         writer.write(gguf.data(t).unwrap()).unwrap();
+    }
+    for value in vectors.values().flatten() {
+        writer.write(&value.to_le_bytes()).unwrap();
     }
     writer.finish().unwrap();
     path

@@ -99,7 +99,7 @@ fn agree(path: &Path, texts: &[String]) {
 fn vocabularies_of_fixtures() {
     let texts = texts();
     for model in ["gpt-oss", "llama", "olmoe", "qwen2moe", "qwen3moe"] {
-        agree(&fixture(&format!("random-{model}-F16.gguf")), &texts);
+        agree(&fixture(format!("random-{model}-F16.gguf")), &texts);
     }
 }
 

@@ -3,7 +3,7 @@
 use moe_gguf::GgmlType;
 
 use crate::compare::{Exact, Spread};
-use crate::models::{N_VOCAB, fixture, in_type, make, small};
+use crate::models::{fixture, in_type, make, small};
 
 fn exactly(like: &str, quants: &[&str]) {
     let dir = tempfile::tempdir().unwrap();
@@ -11,7 +11,7 @@ fn exactly(like: &str, quants: &[&str]) {
     for quant in quants {
         let name = format!("{like}-{quant}");
         let path = make(dir.path(), &name, &small(like, quant));
-        exact.holds(&name, &path, N_VOCAB);
+        exact.holds(&name, &path);
     }
     exact.end();
 }
@@ -23,7 +23,7 @@ fn within_spread(models: &[(&str, &[&str])]) {
         for quant in *quants {
             let name = format!("{like}-{quant}");
             let path = make(dir.path(), &name, &small(like, quant));
-            spread.holds(&name, &path, N_VOCAB);
+            spread.holds(&name, &path);
         }
     }
     spread.end();
@@ -75,14 +75,14 @@ fn fixtures_in_other_types() {
     let dir = tempfile::tempdir().unwrap();
     let (mut exact, mut spread) = (Exact::default(), Spread::default());
     for model in ["random-dots1-F16", "random-qwen2moe-F16"] {
-        let file = fixture(&format!("{model}.gguf"));
+        let file = fixture(format!("{model}.gguf"));
         for ty in [GgmlType::F32, GgmlType::BF16] {
             let path = in_type(dir.path(), &file, ty);
-            exact.holds(&format!("{model}-{}", ty.name()), &path, 2048);
+            exact.holds(&format!("{model}-{}", ty.name()), &path);
         }
         for ty in [GgmlType::Q8_0, GgmlType::Q4_0] {
             let path = in_type(dir.path(), &file, ty);
-            spread.holds(&format!("{model}-{}", ty.name()), &path, 2048);
+            spread.holds(&format!("{model}-{}", ty.name()), &path);
         }
     }
     exact.end();
@@ -93,7 +93,7 @@ fn fixtures_in_other_types() {
 fn trained_models() {
     let mut spread = Spread::default();
     for model in ["tiny-qwen3moe-Q4_K_M", "tiny-gpt-oss-MXFP4"] {
-        spread.holds(model, &fixture(&format!("{model}.gguf")), 4096);
+        spread.holds(model, &fixture(format!("{model}.gguf")));
     }
     spread.end();
 }

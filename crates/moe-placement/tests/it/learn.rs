@@ -76,10 +76,7 @@ fn rewriting_keeps_large_numbers() {
 }
 
 fn schema() -> jsonschema::Validator {
-    let path = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../../schemas/learn.schema.json"
-    );
+    let path = moe_testkit::repository("schemas/learn.schema.json");
     let schema: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     jsonschema::validator_for(&schema).unwrap()
 }

@@ -33,10 +33,7 @@ struct ExpectedLane {
 }
 
 fn cases() -> Vec<Case> {
-    let path = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../../fixtures/hot-cache/plans.json"
-    );
+    let path = moe_testkit::fixture("hot-cache/plans.json");
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 

@@ -36,7 +36,7 @@ pub fn manifest() -> Manifest {
             path: "fixtures/random-gpt-oss-F16.gguf".into(),
             files: vec![ModelFile {
                 name: "random-gpt-oss-F16.gguf".into(),
-                size_bytes: 2_117_600,
+                size_bytes: 642_048,
             }],
             header_xxh3: "0123456789abcdef".into(),
             arch: "gpt-oss".into(),

@@ -80,8 +80,8 @@ impl Kernels {
             Ok::<_, Error>(value.max(1) as usize)
         };
         let in_order = Arc::new(AtomicBool::new(false));
-        let module = |embedded: &Embedded| Module::new(context, embedded, &in_order);
-        let modules = |embedded: &[(GgmlType, Embedded)]| {
+        let module = |embedded: &'static Embedded| Module::new(context, embedded, &in_order);
+        let modules = |embedded: &'static [(GgmlType, Embedded)]| {
             let modules = embedded.iter();
             let modules = modules.map(|(ty, ptx)| Ok((*ty, module(ptx)?)));
             modules.collect::<Result<_>>()

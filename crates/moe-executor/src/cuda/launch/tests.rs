@@ -62,7 +62,7 @@ fn declared_parameters_are_those_of_the_ptx() {
     ];
     let mut n = 0;
     for (modules, kernels) in files {
-        for (file, ptx) in modules.iter().flat_map(|module| module.texts()) {
+        for (file, ptx) in modules.iter().flat_map(|module| module.sections()) {
             let found = signatures(&ptx);
             for kernel in kernels {
                 let params = kernel.params.iter();

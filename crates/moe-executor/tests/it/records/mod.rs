@@ -147,9 +147,9 @@ fn a_slot_of_the_experts_has_the_bytes_of_ggml_s_view() {
         let sums = of_phase.filter(|r| r.dst_name() == "ffn_moe_out-0");
         sums.map(|r| r.source_size(1)).collect()
     };
-    // rows of 64 f32; from the first of 20 tokens' 4 rows to the last token's
-    assert_eq!(sizes(PHASE_PROMPT), [64 * 4 * (19 * 4 + 1)]);
-    assert_eq!(sizes(PHASE_GENERATE), [256, 256, 256]);
+    // rows of 32 f32; from the first of 20 tokens' 4 rows to the last token's
+    assert_eq!(sizes(PHASE_PROMPT), [32 * 4 * (19 * 4 + 1)]);
+    assert_eq!(sizes(PHASE_GENERATE), [128, 128, 128]);
 }
 
 #[test]
