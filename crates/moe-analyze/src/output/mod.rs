@@ -1,10 +1,13 @@
 //! What commands print: rows of named columns, in the format that `-o` names.
 
+mod aligned;
 mod csv;
 mod json;
 mod markdown;
 pub mod message;
 mod table;
+
+pub use table::Table;
 
 use std::borrow::Cow;
 use std::io::{self, Write};
@@ -27,14 +30,17 @@ pub enum Format {
 }
 
 /// One value of a row.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub enum Cell<'a> {
     /// Nothing: empty in text, `null` in JSON.
+    #[default]
     Null,
     /// A number without a fraction.
     Int(u64),
-    /// A number; shown rounded in tables, whole elsewhere.
+    /// A number; tables show four decimal places, other formats all digits.
     Float(f64),
+    /// A number of which tables show the given number of decimal places, other formats all digits.
+    Fixed(f64, usize),
     /// Text.
     Text(Cow<'a, str>),
 }
@@ -49,6 +55,12 @@ macro_rules! cell_from {
     )+};
 }
 cell_from!(u16, u32, u64);
+
+impl From<usize> for Cell<'_> {
+    fn from(value: usize) -> Self {
+        Cell::Int(value as u64)
+    }
+}
 
 impl From<f64> for Cell<'_> {
     fn from(value: f64) -> Self {
@@ -74,9 +86,15 @@ impl<'a, T: Into<Cell<'a>>> From<Option<T>> for Cell<'a> {
     }
 }
 
+/// A number, if there is one, of which tables show `digits` decimal places.
+pub fn fixed(value: impl Into<Option<f64>>, digits: usize) -> Cell<'static> {
+    let value = value.into();
+    value.map_or(Cell::Null, |value| Cell::Fixed(value, digits))
+}
+
 impl Cell<'_> {
     fn is_number(&self) -> bool {
-        matches!(self, Cell::Int(_) | Cell::Float(_))
+        matches!(self, Cell::Int(_) | Cell::Float(_) | Cell::Fixed(..))
     }
 
     /// The value as a person reads it in a table, on one line whatever the text holds.
@@ -85,6 +103,7 @@ impl Cell<'_> {
             Cell::Null => "".into(),
             Cell::Int(value) => value.to_string().into(),
             Cell::Float(value) => format!("{value:.4}").into(),
+            Cell::Fixed(value, digits) => format!("{value:.digits$}").into(),
             Cell::Text(text) => message::cell(text),
         }
     }
@@ -107,7 +126,7 @@ pub fn write_rows<'a>(
 ) -> io::Result<()> {
     let rows = rows.into_iter();
     let mut writer: Box<dyn RowWriter + '_> = match format {
-        Format::Table => Box::new(table::Table::measured(out, columns, rows.clone())),
+        Format::Table => Box::new(aligned::Aligned::measured(out, columns, rows.clone())),
         Format::Csv => Box::new(csv::Csv::new(out)),
         Format::Json => Box::new(json::Json::array(out)),
         Format::Jsonl => Box::new(json::Json::lines(out)),

@@ -10,7 +10,7 @@ use moe_foreign::{npy_header_f64, npy_header_u64};
 use super::args::Args;
 use super::input::Counted;
 use crate::files;
-use crate::output::{self, Cell, Format, write_rows};
+use crate::output::{self, Format, Table};
 
 /// How a file of a matrix is written.
 enum FileFormat {
@@ -110,41 +110,34 @@ fn write_cells(
     matrix: &Matrix<'_>,
     format: Format,
 ) -> std::io::Result<()> {
-    let mut columns = vec!["layer_id", "expert_id", "count", "mass", "bytes"];
+    let mut table = Table::of(matrix.rows());
     if let Some(by) = matrix.group_by() {
-        columns.insert(0, by);
+        table = table.column(by, by, |row| row.group);
     }
-    let rows = matrix.rows().map(|row| -> Vec<Cell> {
-        let group = matrix.group_by().map(|_| row.group.into());
-        let cells = [
-            row.layer.into(),
-            row.expert.into(),
-            row.count.into(),
-            row.mass.into(),
-            row.bytes.into(),
-        ];
-        group.into_iter().chain(cells).collect()
-    });
-    write_rows(out, format, &columns, rows)
+    table
+        .column("layer_id", "layer", |row| row.layer)
+        .column("expert_id", "expert", |row| row.expert)
+        .column("count", "activations", |row| row.count)
+        .column("mass", "router weight", |row| row.mass)
+        .column("bytes", "read (bytes)", |row| row.bytes)
+        .write(out, format)
 }
 
 /// Prints the whole matrix, the hottest of a layer first.
 pub fn print_ranked(counted: &Counted, phases: Phases, format: Format) -> anyhow::Result<()> {
     let ranked = counted.hotness.ranked(phases)?;
-    let columns = ["layer_id", "expert_id", "count", "share", "mass"];
     let layer_id = ranked.column("layer_id")?.u32()?;
     let expert_id = ranked.column("expert_id")?.u32()?;
-    let counts = ranked.column("count")?.u64()?;
+    let count = ranked.column("count")?.u64()?;
     let share = ranked.column("share")?.f64()?;
     let mass = ranked.column("mass")?.f64()?;
-    let rows = (0..ranked.height()).map(|row| -> Vec<Cell> {
-        vec![
-            layer_id.get(row).into(),
-            expert_id.get(row).into(),
-            counts.get(row).into(),
-            share.get(row).into(),
-            mass.get(row).into(),
-        ]
-    });
-    output::to_stdout(format, |stdout| write_rows(stdout, format, &columns, rows))
+    output::to_stdout(format, |stdout| {
+        Table::of(0..ranked.height())
+            .column("layer_id", "layer", |&row| layer_id.get(row))
+            .column("expert_id", "expert", |&row| expert_id.get(row))
+            .column("count", "activations", |&row| count.get(row))
+            .column("share", "share of the layer", |&row| share.get(row))
+            .column("mass", "router weight", |&row| mass.get(row))
+            .write(stdout, format)
+    })
 }

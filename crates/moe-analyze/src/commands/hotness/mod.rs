@@ -103,19 +103,17 @@ type Print<'a> = Box<dyn FnOnce() -> anyhow::Result<()> + 'a>;
 /// Makes what is printed on stdout, before any output is written.
 fn printed<'a>(args: &'a Args, counted: &'a Counted) -> anyhow::Result<Print<'a>> {
     let format = args.output.unwrap_or(Format::Table);
+    let splits = match (args.rows(), args.split) {
+        (Some(TableChoice::Split), _) | (None, Some(_)) => tables::splits(args, counted)?,
+        _ => Vec::new(),
+    };
     Ok(match args.rows() {
         _ if args.usage => Box::new(move || print_usage(counted, args.phases(), args.output)),
-        None => {
-            let split = args
-                .split
-                .map(|_| tables::split(args, counted))
-                .transpose()?;
-            Box::new(move || {
-                output::to_stdout(None, |stdout| {
-                    summary::print(stdout, args, counted, split.as_ref())
-                })
+        None => Box::new(move || {
+            output::to_stdout(None, |stdout| {
+                summary::print(stdout, args, counted, &splits)
             })
-        }
+        }),
         Some(TableChoice::Matrix) if args.by.is_some() => {
             let matrix = matrix::matrix(args, counted)?;
             Box::new(move || matrix::print(&matrix, format))
@@ -123,10 +121,11 @@ fn printed<'a>(args: &'a Args, counted: &'a Counted) -> anyhow::Result<Print<'a>
         Some(TableChoice::Matrix) => {
             Box::new(move || matrix::print_ranked(counted, args.phases(), format))
         }
-        Some(table) => {
-            let table = tables::table(args, counted, table, format)?;
-            Box::new(move || output::to_stdout(format, |stdout| table.write(stdout, format)))
-        }
+        Some(table) => Box::new(move || {
+            output::to_stdout(format, |stdout| {
+                tables::write(stdout, format, table, args, counted, &splits)
+            })
+        }),
     })
 }
 

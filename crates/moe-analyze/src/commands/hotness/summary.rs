@@ -3,14 +3,14 @@
 use std::io::Write;
 
 use moe_analysis::hotness::Hotness;
-use moe_analysis::stability::{self, HOT_PERCENT, Stability, Trust};
+use moe_analysis::stability::{self, HOT_PERCENT, Split, Stability, Trust};
 use moe_analysis::survey::{Survey, TokenPairs};
 use moe_gguf::text::counted;
 
 use super::args::Args;
 use super::input::Counted;
-use super::tables::Table;
-use crate::output::{Format, write_rows};
+use super::tables;
+use crate::output::{Format, Table, fixed};
 use crate::phase_choice::PhaseChoice;
 
 /// Experts that the summary names in each layer.
@@ -21,7 +21,7 @@ pub fn print(
     out: &mut dyn Write,
     args: &Args,
     counted: &Counted,
-    split: Option<&Table>,
+    splits: &[Split],
 ) -> std::io::Result<()> {
     let hotness = &counted.hotness;
     let trust = stability::trust(&counted.survey, hotness.n_expert());
@@ -32,9 +32,9 @@ pub fn print(
     }
     writeln!(out)?;
     print_layers(out, args, hotness)?;
-    if let Some(split) = split {
+    if args.split.is_some() {
         writeln!(out)?;
-        split.write(out, Format::Table)?;
+        tables::split(out, Format::Table, splits)?;
     }
     Ok(())
 }
@@ -113,35 +113,25 @@ fn order_line(survey: &Survey) -> Option<String> {
 }
 
 fn print_layers(out: &mut dyn Write, args: &Args, hotness: &Hotness) -> std::io::Result<()> {
-    let columns = [
-        "layer",
-        "rows",
-        "active",
-        "hottest experts (share %)",
-        "top 10 %",
-        "top 25 %",
-        "entropy",
-        "max/mean",
-    ];
     let width = hotness.n_expert().saturating_sub(1).to_string().len();
-    let layers = hotness.summary(args.phases(), N_TOP).into_iter();
-    let rows = layers.map(|layer| {
-        let top: Vec<String> = layer
-            .top
-            .iter()
-            .map(|&(expert, share)| format!("{expert:>width$} ({:4.1})", 100.0 * share))
-            .collect();
-        let spread = layer.spread;
-        vec![
-            layer.layer.into(),
-            Some(layer.rows).filter(|&rows| rows > 0).into(),
-            (spread.n_active as u64).into(),
-            top.join("  ").into(),
-            format!("{:5.1} %", 100.0 * spread.share_top[2]).into(),
-            format!("{:5.1} %", 100.0 * spread.share_top[3]).into(),
-            format!("{:.3}", spread.entropy).into(),
-            format!("{:5.2}", spread.max_over_mean).into(),
-        ]
-    });
-    write_rows(out, Format::Table, &columns, rows)
+    let percent = |share: f64| fixed(100.0 * share, 1);
+    Table::of(&hotness.summary(args.phases(), N_TOP))
+        .shown("layer", |layer| layer.layer)
+        .shown("tokens", |layer| (layer.rows > 0).then_some(layer.rows))
+        .shown("active", |layer| layer.spread.n_active)
+        .shown("hottest experts (share, %)", move |layer| {
+            let top = layer.top.iter();
+            let top =
+                top.map(|&(expert, share)| format!("{expert:>width$} ({:4.1})", 100.0 * share));
+            top.collect::<Vec<_>>().join("  ")
+        })
+        .shown("top 10 % cover (%)", move |layer| {
+            percent(layer.spread.share_top[2])
+        })
+        .shown("top 25 % cover (%)", move |layer| {
+            percent(layer.spread.share_top[3])
+        })
+        .shown("entropy", |layer| fixed(layer.spread.entropy, 3))
+        .shown("max/mean", |layer| fixed(layer.spread.max_over_mean, 2))
+        .write(out, Format::Table)
 }
