@@ -30,6 +30,7 @@ mod relayout;
 mod replay;
 mod rewritten;
 mod simulate;
+mod stability;
 mod support;
 mod synth;
 mod tables;

@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow};
 use clap::builder::Resettable;
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::commands::{
     accesses, bench, buffers, completions, convert, diff, gguf_map, graph, hotness, info, man,
-    overlap, parquet, plan, record, relayout, replay, simulate, synth,
+    overlap, parquet, plan, record, relayout, replay, simulate, stability, synth,
 };
 use crate::context::Context;
 use crate::exit_status::ExitStatus;
@@ -49,6 +49,7 @@ enum Command {
     Parquet(parquet::Args),
     Convert(convert::Args),
     Hotness(hotness::Args),
+    Stability(stability::Args),
     Plan(plan::Args),
     Simulate(simulate::Args),
     Diff(diff::Args),
@@ -119,7 +120,13 @@ impl Cli {
                     printed => printed.context("writing to stdout").map(|()| None),
                 }
             }
-            Err(error) => Err(anyhow!("{}; see --help", usage_error(&error))),
+            Err(error) => {
+                let advice = match only_command_with(&command, &error) {
+                    Some(other) => format!("`{other}` has this option"),
+                    None => "see --help".into(),
+                };
+                Err(anyhow!("{}; {advice}", usage_error(&error)))
+            }
         }
     }
 
@@ -135,6 +142,7 @@ impl Cli {
             Command::Parquet(args) => parquet::run(args, &ctx),
             Command::Convert(args) => convert::run(args, &ctx),
             Command::Hotness(args) => hotness::run(args, &ctx),
+            Command::Stability(args) => stability::run(args, &ctx),
             Command::Plan(args) => plan::run(args, &ctx),
             Command::Simulate(args) => simulate::run(args, &ctx),
             Command::Diff(args) => diff::run(args, &ctx),
@@ -203,6 +211,24 @@ fn usage_error(error: &clap::Error) -> String {
     number.unwrap_or_else(|| line.to_owned())
 }
 
+/// The only subcommand that has the option which another one does not know.
+fn only_command_with<'c>(command: &'c clap::Command, error: &clap::Error) -> Option<&'c str> {
+    if error.kind() != ErrorKind::UnknownArgument {
+        return None;
+    }
+    let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else {
+        return None;
+    };
+    let long = option.strip_prefix("--")?;
+    let has_option = |command: &&clap::Command| {
+        let mut args = command.get_arguments();
+        args.any(|arg| arg.get_long() == Some(long))
+    };
+    let mut commands = command.get_subcommands().filter(has_option);
+    let first = commands.next()?;
+    commands.next().is_none().then(|| first.get_name())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -242,6 +268,7 @@ mod tests {
                 "relayout out",
                 "replay out",
                 "simulate plot",
+                "stability plot",
                 "synth out",
             ]
         );

@@ -18,4 +18,5 @@ pub mod record;
 pub mod relayout;
 pub mod replay;
 pub mod simulate;
+pub mod stability;
 pub mod synth;

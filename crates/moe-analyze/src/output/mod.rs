@@ -86,6 +86,14 @@ impl<'a, T: Into<Cell<'a>>> From<Option<T>> for Cell<'a> {
     }
 }
 
+/// A value of one part, such as a layer, or of all parts together: then `all` for people, and null for programs.
+pub fn or_all<'a>(part: Option<impl Into<Cell<'a>>>, format: Format) -> Cell<'a> {
+    match (part, format) {
+        (None, Format::Table | Format::Md) => "all".into(),
+        (part, _) => part.into(),
+    }
+}
+
 /// A number, if there is one, of which tables show `digits` decimal places.
 pub fn fixed(value: impl Into<Option<f64>>, digits: usize) -> Cell<'static> {
     let value = value.into();

@@ -8,7 +8,7 @@ use moe_files::AtomicFile;
 use moe_foreign::{npy_header_f64, npy_header_u64};
 
 use super::args::Args;
-use super::input::Counted;
+use crate::counting::inputs::Counted;
 use crate::files;
 use crate::output::{self, Format, Table};
 
@@ -40,22 +40,27 @@ fn format_of(path: &Path) -> anyhow::Result<FileFormat> {
     })
 }
 
-/// The matrix that the user asked for.
-pub fn matrix<'a>(args: &Args, counted: &'a Counted) -> anyhow::Result<Matrix<'a>> {
+/// Refuses values that the inputs do not contain.
+pub fn check_value(args: &Args, counted: &Counted) -> anyhow::Result<()> {
     if args.value() == Value::Bytes && counted.bytes.is_empty() {
         bail!(
             "the bytes of an expert are not told by {}; name the model with --model FILE.gguf",
-            args.source()
+            args.inputs.source()
         );
     }
-    let (hotness, bytes) = (&counted.hotness, &counted.bytes);
-    if args.value() == Value::Mass && !hotness.has_mass() {
+    if args.value() == Value::Mass && !counted.hotness.has_mass() {
         bail!(
             "the router weights of all choices are not told by {}; choose --value count",
-            args.source()
+            args.inputs.source()
         );
     }
-    Ok(match args.group_by() {
+    Ok(())
+}
+
+/// The matrix that the user asked for.
+pub fn matrix<'a>(args: &Args, counted: &'a Counted) -> Matrix<'a> {
+    let (hotness, bytes) = (&counted.hotness, &counted.bytes);
+    match args.group_by() {
         None => Matrix::whole(hotness, args.phases(), bytes),
         Some(by) => Matrix::split(
             hotness,
@@ -64,12 +69,12 @@ pub fn matrix<'a>(args: &Args, counted: &'a Counted) -> anyhow::Result<Matrix<'a
             counted.survey.groups(),
             bytes,
         ),
-    })
+    }
 }
 
 /// Writes the matrix for a file, in the format of its extension.
 pub fn prepare(args: &Args, counted: &Counted, path: &Path) -> anyhow::Result<AtomicFile> {
-    let matrix = matrix(args, counted)?;
+    let matrix = matrix(args, counted);
     files::prepare(path, args.force, |out| match format_of(path)? {
         FileFormat::Rows(format) => Ok(write_cells(out, &matrix, format)?),
         FileFormat::Parquet => Ok(matrix.write_parquet(out)?),
