@@ -1,8 +1,6 @@
 //! `hotness`: counts that are known beforehand, from traces and from tables, and every output.
 
 mod counts;
-mod domains;
-mod hold;
 mod inputs;
 mod matrices;
 mod measures;
@@ -11,15 +9,17 @@ mod several;
 
 use std::path::PathBuf;
 
+use serde_json::Value;
+
 use crate::support::{known_run, run};
 
-struct Fixture {
+pub struct Fixture {
     dir: tempfile::TempDir,
 }
 
 impl Fixture {
     /// The known run in `run`, its tables in `tables`.
-    fn new() -> Fixture {
+    pub fn new() -> Fixture {
         let fixture = Fixture {
             dir: tempfile::tempdir().unwrap(),
         };
@@ -28,7 +28,19 @@ impl Fixture {
         fixture
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
+}
+
+pub fn number(row: &Value, column: &str) -> f64 {
+    row[column]
+        .as_f64()
+        .unwrap_or_else(|| panic!("{column} of {row}"))
+}
+
+#[track_caller]
+pub fn close(row: &Value, column: &str, expected: f64) {
+    let found = number(row, column);
+    assert!((found - expected).abs() < 1e-9, "{column}: {found}, not {expected}");
 }

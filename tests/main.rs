@@ -34,6 +34,7 @@ mod rewritten;
 mod simulate;
 #[cfg(feature = "sql")]
 mod sql;
+mod stability;
 mod support;
 mod synth;
 mod tables;

@@ -37,11 +37,18 @@ fn hotness_plots() {
     for (name, more) in [
         ("heat-map", args![]),
         ("heat-map-sorted", args!["--sorted", "--value", "bytes"]),
-        ("coverage", args!["--picture", "coverage"]),
         ("entropy", args!["--picture", "entropy"]),
     ] {
         expect_plot(name, dir.path(), args!["hotness", run, more]);
     }
+}
+
+#[test]
+fn stability_plot() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    known_run(&run);
+    expect_plot("coverage", dir.path(), args!["stability", run]);
 }
 
 /// Many layers and experts: cells of a few pixels, without gaps.

@@ -1,6 +1,7 @@
 //! Inputs that hold no routing, are damaged, or are something else.
 
 use std::fs;
+use std::path::Path;
 
 use moe_trace::record::PHASE_PROMPT;
 
@@ -183,5 +184,33 @@ fn reports_records_of_a_newer_version() {
     ] {
         let line = fail![command, run];
         assert!(line.contains("ext_version 2 is not known"), "{line}");
+    }
+}
+
+#[test]
+fn an_expert_twice_in_a_token_is_remarked() {
+    let fixture = Fixture::new();
+    let line = |t: u32, experts: [u32; 2]| {
+        format!("{{\"t\":{t},\"layer\":0,\"experts\":{experts:?},\"phase\":\"decode\"}}\n")
+    };
+    let path = fixture.path("twice.jsonl");
+    fs::write(&path, line(0, [1, 1]) + &line(1, [2, 3])).unwrap();
+    let remarks = |path: &Path, more: &[&str]| {
+        let args = args!["hotness", path, more];
+        let assert = moe_analyze().args(args).assert().success();
+        String::from_utf8_lossy(&assert.get_output().stderr).into_owned()
+    };
+    let found = remarks(&path, &[]);
+    assert!(found.contains("left out: 1 expert that a token names again"), "{found}");
+    // A format with a row for each slot hands over what it says.
+    let route = support::repository("fixtures/foreign/bigmoeonedge/small.route.csv");
+    let rows = fs::read_to_string(route).unwrap();
+    let twice = rows.replace("0,0,0,0,1,1,0.25", "0,0,0,0,1,5,0.25");
+    assert_ne!(twice, rows);
+    let path = fixture.path("twice.route.csv");
+    fs::write(&path, twice).unwrap();
+    for more in [&[][..], &["-o", "csv"]] {
+        let found = remarks(&path, more);
+        assert!(found.contains("1 choice of a token names an expert twice"), "{found}");
     }
 }

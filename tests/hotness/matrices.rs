@@ -146,17 +146,14 @@ fn files_are_refused_before_anything_is_read() {
     for (more, expected) in [
         (&["--by", "phase"][..], "--matrix"),
         (&["--by", "phase", "--table", "measures"], "--matrix"),
-        (&["--split", "0.5", "--table", "measures"], "--table split"),
-        (&["--split", "0.5", "--usage"], "--table split"),
-        (&["--picture", "coverage"], "--plot"),
+        (&["--picture", "entropy"], "--plot"),
+        (&["--label", "a"], "--by label"),
         (&["--sorted"], "--plot"),
         (&["--value", "mass"], "--plot"),
     ] {
         let line = fail!["hotness", run, more];
         assert!(line.contains(expected), "{more:?}: {line}");
     }
-    let split = |more: &[&str]| run!["hotness", run, "-o", "csv", more];
-    assert_eq!(split(&["--split", "0.25"]), split(&["--split", "0.25", "--table", "split"]));
     assert!(fail!["hotness", run, "--by", "window"].contains("--window"));
     assert!(fail!["hotness", run, "--window", "3"].contains("--by window"));
     run!["hotness", run, "--matrix", there, "--force"];
@@ -171,7 +168,6 @@ fn every_picture_is_drawn() {
     for (picture, more, text) in [
         ("heat-map", "--sorted", "hottest first"),
         ("heat-map", "--value=bytes", "Bytes read for each expert"),
-        ("coverage", "--sorted", "the second half, learned on the first"),
         ("entropy", "--sorted", "entropy (1 = uniform)"),
     ] {
         for extension in ["svg", "png"] {

@@ -4,25 +4,13 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::Fixture;
-use crate::support::{N_GENERATED, N_LAYER, arg, run};
+use super::{Fixture, close, number};
+use crate::support::{N_GENERATED, N_LAYER, arg, fail, repository, run};
 
 /// The rows of a table as JSON.
-pub fn rows(path: &Path, more: &[&str]) -> Vec<Value> {
+fn rows(path: &Path, more: &[&str]) -> Vec<Value> {
     let args = ["--quiet", "hotness", arg(path), "-o", "json"];
     serde_json::from_str(&run![args, more]).unwrap()
-}
-
-pub fn number(row: &Value, column: &str) -> f64 {
-    row[column]
-        .as_f64()
-        .unwrap_or_else(|| panic!("{column} of {row}"))
-}
-
-#[track_caller]
-pub fn close(row: &Value, column: &str, expected: f64) {
-    let found = number(row, column);
-    assert!((found - expected).abs() < 1e-9, "{column}: {found}, not {expected}");
 }
 
 /// In 16 tokens of a layer expert 3 is chosen 16 times and six others 8 times: shares ¼ and six times ⅛, of 32 experts.
@@ -98,6 +86,20 @@ fn distinct_experts_of_batches() {
     close(layer_0[1], "if_even", 7.5);
     let all = rows.last().unwrap();
     assert_eq!((&all["layer_id"], &all["batch"]), (&Value::Null, &16.into()));
+}
+
+/// Without order there are spreads, but no overlap of consecutive tokens and no batches.
+#[test]
+fn counts_without_order_have_a_spread() {
+    let counts = repository("fixtures/foreign/imatrix/small.gguf");
+    let summary = run!["--quiet", "hotness", counts];
+    assert!(summary.starts_with("how far to trust it cannot be told"), "{summary}");
+    let rows = rows(&counts, &["--table", "measures"]);
+    assert!(rows[0]["gini"].is_f64() && rows[0]["overlap"].is_null());
+    for asked in [["--table", "batches"], ["--by=sequence", "-ocsv"]] {
+        let line = fail!["--quiet", "hotness", counts, asked];
+        assert!(line.contains("order"), "{line}");
+    }
 }
 
 /// Figures that were computed from the same decode traces before (with top-k overridden to 6 and 2).

@@ -8,14 +8,14 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow};
 use clap::builder::Resettable;
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 #[cfg(feature = "sql")]
 use crate::commands::sql;
 use crate::commands::{
     accesses, bench, buffers, completions, convert, diff, gguf_map, graph, hotness, info, man,
-    overlap, parquet, plan, record, relayout, replay, simulate, synth,
+    overlap, parquet, plan, record, relayout, replay, simulate, stability, synth,
 };
 use crate::context::Context;
 use crate::exit_status::ExitStatus;
@@ -53,6 +53,7 @@ enum Command {
     Hotness(hotness::Args),
     #[cfg(feature = "sql")]
     Sql(sql::Args),
+    Stability(stability::Args),
     Plan(plan::Args),
     Simulate(simulate::Args),
     Diff(diff::Args),
@@ -124,7 +125,13 @@ impl Cli {
                     printed => printed.context("writing to stdout").map(|()| None),
                 }
             }
-            Err(error) => Err(anyhow!("{}; see --help", usage_error(&error))),
+            Err(error) => {
+                let advice = match only_command_with(&command, &error) {
+                    Some(other) => format!("`{other}` has this option"),
+                    None => "see --help".into(),
+                };
+                Err(anyhow!("{}; {advice}", usage_error(&error)))
+            }
         }
     }
 
@@ -142,6 +149,7 @@ impl Cli {
             Command::Hotness(args) => hotness::run(args, &ctx),
             #[cfg(feature = "sql")]
             Command::Sql(args) => sql::run(args, &ctx),
+            Command::Stability(args) => stability::run(args, &ctx),
             Command::Plan(args) => plan::run(args, &ctx),
             Command::Simulate(args) => simulate::run(args, &ctx),
             Command::Diff(args) => diff::run(args, &ctx),
@@ -210,6 +218,24 @@ fn usage_error(error: &clap::Error) -> String {
     number.unwrap_or_else(|| line.to_owned())
 }
 
+/// The only subcommand that has the option which another one does not know.
+fn only_command_with<'c>(command: &'c clap::Command, error: &clap::Error) -> Option<&'c str> {
+    if error.kind() != ErrorKind::UnknownArgument {
+        return None;
+    }
+    let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else {
+        return None;
+    };
+    let long = option.strip_prefix("--")?;
+    let has_option = |command: &&clap::Command| {
+        let mut args = command.get_arguments();
+        args.any(|arg| arg.get_long() == Some(long))
+    };
+    let mut commands = command.get_subcommands().filter(has_option);
+    let first = commands.next()?;
+    commands.next().is_none().then(|| first.get_name())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -251,6 +277,7 @@ mod tests {
                 "simulate plot",
                 #[cfg(feature = "sql")]
                 "sql out",
+                "stability plot",
                 "synth out",
             ]
         );

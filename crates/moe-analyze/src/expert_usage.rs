@@ -8,7 +8,7 @@ use std::io::{self, Write};
 
 use serde_json::json;
 
-use crate::output::{Cell, Format, write_rows};
+use crate::output::{Format, Table};
 
 /// How often each expert of a layer was used.
 pub struct LayerUsage {
@@ -55,14 +55,16 @@ pub fn json(layers: &[LayerUsage]) -> String {
 
 /// A row for each expert of each layer that was used, the most used of a layer first.
 pub fn write(out: &mut dyn Write, format: Format, layers: &[LayerUsage]) -> io::Result<()> {
-    let columns = ["layer_id", "expert_id", "activations", "percentage"];
     let rows = layers.iter().flat_map(|LayerUsage { layer, counts }| {
         let rows = ranked(counts).into_iter();
-        rows.map(move |(expert, n, percent)| -> Vec<Cell> {
-            vec![(*layer).into(), expert.into(), n.into(), percent.into()]
-        })
+        rows.map(move |(expert, n, percent)| (*layer, expert, n, percent))
     });
-    write_rows(out, format, &columns, rows)
+    Table::of(rows)
+        .column("layer_id", "layer", |&(layer, ..)| layer)
+        .column("expert_id", "expert", |&(_, expert, ..)| expert)
+        .column("activations", "activations", |&(_, _, n, _)| n)
+        .column("percentage", "activations (%)", |&(.., percent)| percent)
+        .write(out, format)
 }
 
 /// Experts that were used, most used first, with their share of all activations in percent.

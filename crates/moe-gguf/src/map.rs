@@ -113,29 +113,11 @@ impl MapRow {
             .then_some(self.ne[1])
             .filter(|&n| n > 0)
     }
-
-    /// The columns of the map, in the order in which every format writes them.
-    pub const COLUMNS: [&str; 14] = [
-        "file",
-        "tensor",
-        "tensor_idx",
-        "expert_id",
-        "layer_id",
-        "projection",
-        "category",
-        "type",
-        "ne0",
-        "ne1",
-        "ne2",
-        "ne3",
-        "file_offset",
-        "size_bytes",
-    ];
 }
 
 impl Serialize for MapRow {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut row = serializer.serialize_struct("MapRow", Self::COLUMNS.len())?;
+        let mut row = serializer.serialize_struct("MapRow", 14)?;
         row.serialize_field("file", &self.file)?;
         row.serialize_field("tensor", &*self.tensor)?;
         row.serialize_field("tensor_idx", &self.tensor_idx)?;

@@ -343,25 +343,31 @@ impl Hotness {
         Ok(())
     }
 
+    /// Makes sure that tokens of these phases were routed.
+    ///
+    /// # Errors
+    /// [`Error::Empty`] if none was, [`Error::NoPhases`] if only counts without phases are known.
+    pub fn check_routed(&self, phases: Phases) -> Result<(), Error> {
+        if !self.layers(phases).is_empty() {
+            return Ok(());
+        }
+        let layers = self.layers(Phases::All);
+        if layers.iter().any(|&layer| self.has_unknown_phase(layer)) {
+            return Err(Error::NoPhases);
+        }
+        Err(Error::Empty {
+            place: "this phase".into(),
+        })
+    }
+
     /// The learn file of the hot-cache runtime for these phases. Its `n_expert_used` is 1 where the number is not known.
     ///
     /// # Errors
     /// [`Error::Empty`] if nothing was routed in them: the runtime refuses a file without counts.
     pub fn learn_file(&self, phases: Phases) -> Result<LearnFile, Error> {
-        let layers = self.layers(phases);
-        if layers.is_empty() {
-            if self
-                .layers(Phases::All)
-                .iter()
-                .any(|&layer| self.has_unknown_phase(layer))
-            {
-                return Err(Error::NoPhases);
-            }
-            return Err(Error::Empty {
-                place: "this phase".into(),
-            });
-        }
-        let counts: Vec<LayerCounts> = layers
+        self.check_routed(phases)?;
+        let counts: Vec<LayerCounts> = self
+            .layers(phases)
             .into_iter()
             .map(|layer| LayerCounts {
                 layer,

@@ -117,7 +117,10 @@ fn columns_have_the_names_of_the_file_and_values_of_64_bits() {
     let dir = tempfile::tempdir().unwrap();
     let database = database(dir.path());
     let rows = database
-        .query("SELECT * FROM t WHERE id IN (3, 5)", &QueryOptions::default())
+        .query(
+            "SELECT * FROM t WHERE id IN (3, 5)",
+            &QueryOptions::default(),
+        )
         .unwrap();
     let columns = [
         "id",

@@ -12,7 +12,7 @@ use moe_trace::{Manifest, TRACE_FILE, Trace};
 use crate::context::Context;
 use crate::exit_status::ExitStatus;
 use crate::files::{self, OutputPath};
-use crate::output::{self, Cell, Format, human_bytes, write_rows};
+use crate::output::{self, Format, Table, human_bytes};
 use crate::plot;
 use crate::progress::Progress;
 
@@ -156,62 +156,39 @@ fn print_summary(out: &mut dyn Write, timeline: &Timeline) -> std::io::Result<()
         human_bytes(metadata.peak_occupancy_bytes),
         metadata.peak_occupancy_bytes,
     )?;
-    let rows = at_peak.iter().map(|row| -> Vec<Cell> {
-        vec![
-            row.usage.into(),
-            row.n.into(),
-            row.bytes.into(),
-            human_bytes(row.bytes).into(),
-        ]
-    });
-    write_rows(
-        out,
-        Format::Table,
-        &["at the peak", "buffers", "bytes", ""],
-        rows,
-    )?;
+    Table::of(&at_peak)
+        .shown("usage at the peak", |row| row.usage)
+        .shown("buffers", |row| row.n)
+        .shown("size (bytes)", |row| row.bytes)
+        .shown("size", |row| human_bytes(row.bytes))
+        .write(out, Format::Table)?;
     let mut largest: Vec<&TimelineBuffer> = timeline.at_peak();
     largest.sort_by_key(|buffer| std::cmp::Reverse(buffer.size));
-    let rows = largest.into_iter().take(10).map(|buffer| -> Vec<Cell> {
-        vec![
-            buffer.name.as_str().into(),
-            buffer.usage_name.into(),
-            buffer.backend.as_str().into(),
-            buffer.size.into(),
-            human_bytes(buffer.size).into(),
-        ]
-    });
     writeln!(out)?;
-    write_rows(
-        out,
-        Format::Table,
-        &["largest", "usage", "backend", "bytes", ""],
-        rows,
-    )
+    Table::of(largest.into_iter().take(10))
+        .shown("largest buffers", |buffer| buffer.name.as_str())
+        .shown("usage", |buffer| buffer.usage_name)
+        .shown("backend", |buffer| buffer.backend.as_str())
+        .shown("size (bytes)", |buffer| buffer.size)
+        .shown("size", |buffer| human_bytes(buffer.size))
+        .write(out, Format::Table)
 }
 
 fn print_buffers(out: &mut dyn Write, timeline: &Timeline, format: Format) -> std::io::Result<()> {
-    let columns = [
-        "buffer_id",
-        "name",
-        "size",
-        "backend",
-        "usage",
-        "layer_id",
-        "alloc_time_ms",
-        "dealloc_time_ms",
-    ];
-    let rows = timeline.buffers.iter().map(|buffer| -> Vec<Cell> {
-        vec![
-            buffer.id.into(),
-            buffer.name.as_str().into(),
-            buffer.size.into(),
-            buffer.backend.as_str().into(),
-            buffer.usage_name.into(),
-            Some(buffer.layer).filter(|&layer| layer != NO_LAYER).into(),
-            buffer.alloc_time_ms.into(),
-            buffer.dealloc_time_ms.into(),
-        ]
-    });
-    write_rows(out, format, &columns, rows)
+    Table::of(&timeline.buffers)
+        .column("buffer_id", "buffer", |buffer| buffer.id)
+        .column("name", "name", |buffer| buffer.name.as_str())
+        .column("size", "size (bytes)", |buffer| buffer.size)
+        .column("backend", "backend", |buffer| buffer.backend.as_str())
+        .column("usage", "usage", |buffer| buffer.usage_name)
+        .column("layer_id", "layer", |buffer| {
+            Some(buffer.layer).filter(|&layer| layer != NO_LAYER)
+        })
+        .column("alloc_time_ms", "allocated (ms)", |buffer| {
+            buffer.alloc_time_ms
+        })
+        .column("dealloc_time_ms", "freed (ms)", |buffer| {
+            buffer.dealloc_time_ms
+        })
+        .write(out, format)
 }

@@ -14,7 +14,7 @@ use moe_trace::Facts;
 use crate::context::Context;
 use crate::exit_status::ExitStatus;
 use crate::files::{self, OutputPath};
-use crate::output::{self, Cell, Format, write_rows};
+use crate::output::{self, Format, Table};
 use crate::traces::{self, TraceArgs};
 
 /// Write a trace in the format of another tool
@@ -214,32 +214,35 @@ fn is_earlier(exporter: &dyn FilesExporter, path: &Path) -> anyhow::Result<bool>
     Ok(true)
 }
 
+/// A format, as `--list` prints it.
+struct Known {
+    name: &'static str,
+    direction: &'static str,
+    description: &'static str,
+}
+
 fn list(format: Format) -> anyhow::Result<()> {
-    let reads = IMPORTERS.iter().map(|importer| -> Vec<Cell> {
-        let written = Writer::of(importer.name()).is_some();
-        let direction = if written { "both" } else { "read" };
-        vec![
-            importer.name().into(),
-            direction.into(),
-            importer.description().into(),
-        ]
+    let reads = IMPORTERS.iter().map(|importer| Known {
+        name: importer.name(),
+        direction: match Writer::of(importer.name()) {
+            Some(_) => "both",
+            None => "read",
+        },
+        description: importer.description(),
     });
     let is_read = |name: &str| IMPORTERS.iter().any(|importer| importer.name() == name);
     let writes = Writer::all().filter(|writer| !is_read(writer.name()));
-    let writes = writes.map(|writer| -> Vec<Cell> {
-        vec![
-            writer.name().into(),
-            "write".into(),
-            writer.description().into(),
-        ]
+    let writes = writes.map(|writer| Known {
+        name: writer.name(),
+        direction: "write",
+        description: writer.description(),
     });
-    let rows: Vec<Vec<Cell>> = reads.chain(writes).collect();
+    let formats: Vec<Known> = reads.chain(writes).collect();
     output::to_stdout(format, |stdout| {
-        write_rows(
-            stdout,
-            format,
-            &["format", "direction", "description"],
-            rows,
-        )
+        Table::of(&formats)
+            .column("format", "format", |known| known.name)
+            .column("direction", "direction", |known| known.direction)
+            .column("description", "description", |known| known.description)
+            .write(stdout, format)
     })
 }

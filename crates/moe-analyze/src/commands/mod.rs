@@ -20,4 +20,5 @@ pub mod replay;
 pub mod simulate;
 #[cfg(feature = "sql")]
 pub mod sql;
+pub mod stability;
 pub mod synth;

@@ -22,8 +22,10 @@ impl<'a> Csv<'a> {
 fn field<'c>(cell: &'c Cell<'_>) -> Cow<'c, [u8]> {
     match cell {
         Cell::Int(value) => value.to_string().into_bytes().into(),
-        Cell::Float(value) if value.is_finite() => value.to_string().into_bytes().into(),
-        Cell::Null | Cell::Float(_) => Cow::default(),
+        Cell::Float(value) | Cell::Fixed(value, _) if value.is_finite() => {
+            value.to_string().into_bytes().into()
+        }
+        Cell::Null | Cell::Float(_) | Cell::Fixed(..) => Cow::default(),
         Cell::Text(text) => text.as_bytes().into(),
         Cell::Json(value) => value.to_string().into_bytes().into(),
     }

@@ -60,7 +60,9 @@ impl RowWriter for Json<'_> {
                 Cell::Null => self.out.write_all(b"null")?,
                 Cell::Int(value) => write!(self.out, "{value}")?,
                 // serde_json writes a number that is not finite as null.
-                Cell::Float(value) => serde_json::to_writer(&mut *self.out, value)?,
+                Cell::Float(value) | Cell::Fixed(value, _) => {
+                    serde_json::to_writer(&mut *self.out, value)?
+                }
                 Cell::Text(text) => serde_json::to_writer(&mut *self.out, text)?,
                 Cell::Json(value) => serde_json::to_writer(&mut *self.out, value)?,
             }

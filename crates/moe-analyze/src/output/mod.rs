@@ -1,10 +1,13 @@
 //! What commands print: rows of named columns, in the format that `-o` names.
 
+mod aligned;
 mod csv;
 mod json;
 mod markdown;
 pub mod message;
 mod table;
+
+pub use table::Table;
 
 use std::borrow::Cow;
 use std::io::{self, Write};
@@ -28,14 +31,17 @@ pub enum Format {
 }
 
 /// One value of a row.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub enum Cell<'a> {
     /// Nothing: empty in text, `null` in JSON.
+    #[default]
     Null,
     /// A number without a fraction.
     Int(u64),
-    /// A number; shown rounded in tables, whole elsewhere.
+    /// A number; tables show four decimal places, other formats all digits.
     Float(f64),
+    /// A number of which tables show the given number of decimal places, other formats all digits.
+    Fixed(f64, usize),
     /// Text.
     Text(Cow<'a, str>),
     /// Any other value: in JSON as it is, elsewhere as JSON text.
@@ -52,6 +58,12 @@ macro_rules! cell_from {
     )+};
 }
 cell_from!(u16, u32, u64);
+
+impl From<usize> for Cell<'_> {
+    fn from(value: usize) -> Self {
+        Cell::Int(value as u64)
+    }
+}
 
 impl From<f64> for Cell<'_> {
     fn from(value: f64) -> Self {
@@ -77,10 +89,24 @@ impl<'a, T: Into<Cell<'a>>> From<Option<T>> for Cell<'a> {
     }
 }
 
+/// A value of one part, such as a layer, or of all parts together: then `all` for people, and null for programs.
+pub fn or_all<'a>(part: Option<impl Into<Cell<'a>>>, format: Format) -> Cell<'a> {
+    match (part, format) {
+        (None, Format::Table | Format::Md) => "all".into(),
+        (part, _) => part.into(),
+    }
+}
+
+/// A number, if there is one, of which tables show `digits` decimal places.
+pub fn fixed(value: impl Into<Option<f64>>, digits: usize) -> Cell<'static> {
+    let value = value.into();
+    value.map_or(Cell::Null, |value| Cell::Fixed(value, digits))
+}
+
 impl Cell<'_> {
     fn is_number(&self) -> bool {
         match self {
-            Cell::Int(_) | Cell::Float(_) => true,
+            Cell::Int(_) | Cell::Float(_) | Cell::Fixed(..) => true,
             Cell::Json(value) => value.is_number(),
             Cell::Null | Cell::Text(_) => false,
         }
@@ -92,6 +118,7 @@ impl Cell<'_> {
             Cell::Null => "".into(),
             Cell::Int(value) => value.to_string().into(),
             Cell::Float(value) => format!("{value:.4}").into(),
+            Cell::Fixed(value, digits) => format!("{value:.digits$}").into(),
             Cell::Text(text) => message::cell(text),
             Cell::Json(value) => message::cell(&value.to_string()).into_owned().into(),
         }
@@ -135,8 +162,8 @@ pub fn write_rows<'a>(
 ) -> io::Result<()> {
     let mut rows = rows.into_iter();
     if format == Format::Table {
-        let table = table::Table::measured(out, columns, rows.clone());
-        return write_all(table, columns, rows);
+        let aligned = aligned::Aligned::measured(out, columns, rows.clone());
+        return write_all(aligned, columns, rows);
     }
     write_streamed(out, format, columns, &mut rows)
 }

@@ -1,73 +1,111 @@
-//! Aligned columns: numbers to the right, text to the left.
+//! Tables whose columns are declared once: name, header with the unit, value.
 
-use std::borrow::Cow;
 use std::io::{self, Write};
 
-use super::{Cell, RowWriter};
+use super::{Cell, Format, write_rows};
 
-pub struct Table<'a> {
-    out: &'a mut dyn Write,
-    columns: Vec<Column>,
+/// Rows, and the columns in which they are written.
+///
+/// ```ignore
+/// Table::of(&layers)
+///     .column("layer_id", "layer", |layer| layer.number)
+///     .column("stall_us", "stall (µs)", |layer| layer.stall_ns.map(|ns| ns / 1e3))
+///     .write(out, format)
+/// ```
+pub struct Table<'a, I: Iterator> {
+    rows: I,
+    columns: Vec<Column<'a, I::Item>>,
 }
 
-/// What must be known of a column before its first line is written.
-struct Column {
-    /// Characters.
-    width: usize,
-    /// Whether it holds some text; the others are aligned to the right.
-    has_text: bool,
+struct Column<'a, R> {
+    /// In CSV and JSON.
+    name: &'a str,
+    /// In tables for people.
+    header: &'a str,
+    value: Box<dyn Fn(&R) -> Cell<'a> + 'a>,
 }
 
-impl<'a> Table<'a> {
-    /// A table whose columns are as wide as `rows` need.
-    pub fn measured<'c>(
-        out: &'a mut dyn Write,
-        names: &[&str],
-        rows: impl Iterator<Item = Vec<Cell<'c>>>,
+impl<'a, I: Iterator + Clone> Table<'a, I> {
+    /// A table without columns. Its rows are computed while they are written, for aligned columns twice.
+    pub fn of(rows: impl IntoIterator<IntoIter = I, Item = I::Item>) -> Self {
+        Table {
+            rows: rows.into_iter(),
+            columns: Vec::new(),
+        }
+    }
+
+    /// Adds a column: its name in CSV and JSON, its header with the unit in tables for people, and the value of a row.
+    pub fn column<C: Into<Cell<'a>>>(
+        mut self,
+        name: &'a str,
+        header: &'a str,
+        value: impl Fn(&I::Item) -> C + 'a,
     ) -> Self {
-        let column = |name: &&str| Column {
-            width: name.chars().count(),
-            has_text: false,
-        };
-        let mut columns: Vec<Column> = names.iter().map(column).collect();
-        for row in rows {
-            for (column, cell) in columns.iter_mut().zip(&row) {
-                column.width = column.width.max(cell.for_reading().chars().count());
-                column.has_text |= !cell.is_number() && *cell != Cell::Null;
-            }
-        }
-        Table { out, columns }
+        self.columns.push(Column {
+            name,
+            header,
+            value: Box::new(move |row| value(row).into()),
+        });
+        self
     }
 
-    fn line<'t>(&mut self, texts: impl Iterator<Item = Cow<'t, str>>) -> io::Result<()> {
-        let mut line = String::new();
-        for (index, (text, column)) in texts.zip(&self.columns).enumerate() {
-            if index > 0 {
-                line.push_str("  ");
-            }
-            let padding = " ".repeat(column.width.saturating_sub(text.chars().count()));
-            if column.has_text {
-                line.push_str(&text);
-                line.push_str(&padding);
-            } else {
-                line.push_str(&padding);
-                line.push_str(&text);
-            }
-        }
-        writeln!(self.out, "{}", line.trim_end())
+    /// Adds a column to a table that only people read: its header is its name.
+    pub fn shown<C: Into<Cell<'a>>>(
+        self,
+        header: &'a str,
+        value: impl Fn(&I::Item) -> C + 'a,
+    ) -> Self {
+        self.column(header, header, value)
+    }
+
+    /// Writes all rows in a format.
+    pub fn write(self, out: &mut dyn Write, format: Format) -> io::Result<()> {
+        let columns = &self.columns;
+        let names = columns.iter().map(|column| match format {
+            Format::Table | Format::Md => column.header,
+            Format::Csv | Format::Json | Format::Jsonl => column.name,
+        });
+        let names: Vec<&str> = names.collect();
+        let cells = |row| columns.iter().map(|column| (column.value)(&row)).collect();
+        write_rows(out, format, &names, self.rows.map(cells))
     }
 }
 
-impl RowWriter for Table<'_> {
-    fn begin(&mut self, columns: &[&str]) -> io::Result<()> {
-        self.line(columns.iter().map(|&name| name.into()))
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Layer {
+        number: u16,
+        stall_us: Option<f64>,
     }
 
-    fn row(&mut self, cells: &[Cell]) -> io::Result<()> {
-        self.line(cells.iter().map(Cell::for_reading))
+    fn print(format: Format) -> String {
+        let layers = [(0, Some(1.25)), (1, None)];
+        let layers = layers.map(|(number, stall_us)| Layer { number, stall_us });
+        let mut out = Vec::new();
+        Table::of(&layers)
+            .column("layer_id", "layer", |layer| layer.number)
+            .column("stall_us", "stall (µs)", |layer| layer.stall_us)
+            .write(&mut out, format)
+            .unwrap();
+        String::from_utf8(out).unwrap()
     }
 
-    fn end(&mut self) -> io::Result<()> {
-        Ok(())
+    #[test]
+    fn programs_read_names_and_people_read_headers_with_units() {
+        assert_eq!(print(Format::Csv), "layer_id,stall_us\n0,1.25\n1,\n");
+        assert_eq!(
+            print(Format::Jsonl),
+            "{\"layer_id\":0,\"stall_us\":1.25}\n{\"layer_id\":1,\"stall_us\":null}\n"
+        );
+        assert_eq!(
+            print(Format::Table),
+            "layer  stall (µs)\n    0      1.2500\n    1\n"
+        );
+        assert_eq!(
+            print(Format::Md),
+            "| layer | stall (µs) |\n|---:|---:|\n| 0 | 1.2500 |\n| 1 |  |\n"
+        );
     }
 }

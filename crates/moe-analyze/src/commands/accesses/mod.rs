@@ -5,7 +5,7 @@ mod summary;
 
 use std::path::PathBuf;
 
-use moe_analysis::accesses::{AccessReport, report};
+use moe_analysis::accesses::report;
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
 use moe_trace::{Facts, Run};
@@ -14,7 +14,7 @@ use crate::context::Context;
 use crate::exit_status::ExitStatus;
 use crate::files::{self, OutputPath};
 use crate::option_values::at_least;
-use crate::output::{self, Format, write_rows};
+use crate::output::{self, Format};
 use crate::progress::Progress;
 use crate::traces::{self, OpsArgs};
 
@@ -86,7 +86,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     let table = args.table.unwrap_or_default();
     if let (Some(out), Some(format)) = (&args.out, format_out) {
         files::write_whole(out, args.force, |file| {
-            Ok(print_table(file, &report, table, format)?)
+            Ok(rows::write(file, &report, table, format)?)
         })?;
         ctx.remark(format_args!("wrote {}", out.display()));
     }
@@ -96,7 +96,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         }
         (None, _) if args.out.is_some() => {}
         (format, _) => output::to_stdout(format, |stdout| {
-            print_table(stdout, &report, table, format.unwrap_or(Format::Table))
+            rows::write(stdout, &report, table, format.unwrap_or(Format::Table))
         })?,
     }
     Ok(ExitStatus::Done)
@@ -112,22 +112,4 @@ fn open(args: &Args, ctx: &Context) -> anyhow::Result<Run> {
         run.map = Some(OffsetMap::new(&gguf));
     }
     Ok(run)
-}
-
-fn print_table(
-    out: &mut dyn std::io::Write,
-    report: &AccessReport,
-    table: TableChoice,
-    format: Format,
-) -> std::io::Result<()> {
-    let (columns, rows) = match table {
-        TableChoice::Figures => rows::figures(report),
-        TableChoice::Layers => rows::layers(report),
-        TableChoice::Seeks => rows::seeks(report),
-        TableChoice::WorkingSets => rows::working_sets(report),
-        TableChoice::Experts => rows::experts(report),
-        TableChoice::Reuse => rows::reuse(report),
-        TableChoice::Unresolved => rows::unresolved(report),
-    };
-    write_rows(out, format, columns, rows)
 }

@@ -1,20 +1,48 @@
-//! The report as rows of named columns.
+//! The report as rows, a table for each choice of `--table`.
 
-use moe_analysis::accesses::{AccessReport, Direction, Distances, Histogram};
+use std::io::{self, Write};
 
-use crate::output::Cell;
+use moe_analysis::accesses::{
+    AccessReport, Direction, Distances, LayerCoverage, LayerSpan, LayerVolume,
+};
 
-/// Names of the columns, and the rows.
-pub type Rows<'a> = (&'static [&'static str], Vec<Vec<Cell<'a>>>);
+use super::TableChoice;
+use crate::output::{Cell, Format, Table};
 
 /// Names of the phases in rows, by number.
 const PHASES: [&str; 2] = ["PROMPT", "GENERATE"];
 
-/// Every figure that is one number. What a figure means is told where [`AccessReport`] defines it.
-pub fn figures(report: &AccessReport) -> Rows<'_> {
-    let mut rows = Vec::new();
-    let mut add = |figure: &'static str, phase: Option<&'static str>, value: Cell<'static>| {
-        rows.push(vec![figure.into(), phase.into(), value]);
+/// Writes the rows of a table.
+pub fn write(
+    out: &mut dyn Write,
+    report: &AccessReport,
+    table: TableChoice,
+    format: Format,
+) -> io::Result<()> {
+    match table {
+        TableChoice::Figures => figures(report).write(out, format),
+        TableChoice::Layers => layers(report).write(out, format),
+        TableChoice::Seeks => seeks(report).write(out, format),
+        TableChoice::WorkingSets => working_sets(report).write(out, format),
+        TableChoice::Experts => experts(report).write(out, format),
+        TableChoice::Reuse => reuse(report).write(out, format),
+        TableChoice::Unresolved => unresolved(report).write(out, format),
+    }
+}
+
+/// A figure that is one number.
+#[derive(Clone)]
+struct Figure {
+    name: &'static str,
+    phase: Option<&'static str>,
+    value: Cell<'static>,
+}
+
+/// Every figure that is one number. [`AccessReport`] defines what each means.
+fn figures(report: &AccessReport) -> Table<'_, impl Iterator + Clone> {
+    let mut figures = Vec::new();
+    let mut add = |name: &'static str, phase: Option<&'static str>, value: Cell<'static>| {
+        figures.push(Figure { name, phase, value });
     };
     let order = &report.order;
     for (figure, value) in [
@@ -27,32 +55,23 @@ pub fn figures(report: &AccessReport) -> Rows<'_> {
         add(figure, None, value.into());
     }
     for (phase, volume) in PHASES.into_iter().zip(&report.phases) {
+        let pass_bytes = volume.pass_bytes;
         for (figure, value) in [
-            ("passes", volume.passes),
-            ("tokens", volume.tokens),
-            ("accesses", volume.accesses),
-            ("bytes", volume.bytes),
-            ("expert_bytes", volume.expert_bytes),
+            ("passes", volume.passes.into()),
+            ("tokens", volume.tokens.into()),
+            ("accesses", volume.accesses.into()),
+            ("bytes", volume.bytes.into()),
+            ("expert_bytes", volume.expert_bytes.into()),
+            ("bytes_per_token", volume.bytes_per_token().into()),
+            ("min_bytes_of_a_pass", pass_bytes.map(|(min, _)| min).into()),
+            ("max_bytes_of_a_pass", pass_bytes.map(|(_, max)| max).into()),
         ] {
-            add(figure, Some(phase), value.into());
+            add(figure, Some(phase), value);
         }
-        add(
-            "bytes_per_token",
-            Some(phase),
-            volume.bytes_per_token().into(),
-        );
-        add(
-            "min_bytes_of_a_pass",
-            Some(phase),
-            volume.pass_bytes.map(|bytes| bytes.0).into(),
-        );
-        add(
-            "max_bytes_of_a_pass",
-            Some(phase),
-            volume.pass_bytes.map(|bytes| bytes.1).into(),
-        );
     }
     let (lookups, seeks, reuse) = (&report.lookups, &report.seeks, &report.reuse);
+    let coverage = report.coverage.iter();
+    let unresolved = report.unresolved.iter();
     for (figure, value) in [
         ("lookups", lookups.operations),
         ("lookup_rows", lookups.rows),
@@ -64,186 +83,158 @@ pub fn figures(report: &AccessReport) -> Rows<'_> {
         ("seek_distance", seeks.distance),
         (
             "experts",
-            report.coverage.iter().map(|layer| layer.n_expert).sum(),
+            coverage.clone().map(|layer| layer.n_expert).sum(),
         ),
-        (
-            "experts_touched",
-            report.coverage.iter().map(|layer| layer.either).sum(),
-        ),
+        ("experts_touched", coverage.map(|layer| layer.either).sum()),
         ("expert_uses", reuse.uses),
         ("expert_reuses", reuse.reuses),
         ("model_bytes", report.model_bytes),
         (
             "unresolved_accesses",
-            report
-                .unresolved
-                .iter()
-                .map(|source| source.n_accesses)
-                .sum(),
+            unresolved.map(|source| source.n_accesses).sum(),
         ),
     ] {
         add(figure, None, value.into());
     }
-    (&["figure", "phase", "value"], rows)
+    Table::of(figures)
+        .column("figure", "figure", |figure| figure.name)
+        .column("phase", "phase", |figure| figure.phase)
+        .column("value", "value", |figure| figure.value.clone())
 }
 
-/// A row a layer and phase; the layer is null for what belongs to none.
-pub fn layers(report: &AccessReport) -> Rows<'_> {
-    let columns = &[
-        "layer_id",
-        "phase",
-        "accesses",
-        "bytes",
-        "expert_bytes",
-        "bytes_per_token",
-        "n_expert",
-        "experts_touched",
-        "span_mean_ns",
-        "span_min_ns",
-        "span_max_ns",
-    ];
-    let rows = report.layers.iter().map(|volume| {
-        let tokens = report.phases[volume.phase].tokens;
-        let per_token = (tokens > 0).then(|| volume.bytes as f64 / tokens as f64);
+/// What a layer reads in a phase.
+#[derive(Clone, Copy)]
+struct Layer<'a> {
+    volume: &'a LayerVolume,
+    /// Of the phase.
+    tokens: u64,
+    coverage: Option<&'a LayerCoverage>,
+    span: Option<&'a LayerSpan>,
+}
+
+/// A row for each layer and phase; the layer is null for tensors of no layer.
+fn layers(report: &AccessReport) -> Table<'_, impl Iterator + Clone> {
+    let layers = report.layers.iter().map(|volume| {
         let is_it = |layer: u16| Some(layer) == volume.layer;
-        let coverage = report
-            .coverage
-            .iter()
-            .find(|coverage| is_it(coverage.layer));
-        let touched = coverage.map(|coverage| match volume.phase {
-            0 => coverage.prompt,
-            _ => coverage.generate,
-        });
-        let span = report
-            .spans
-            .iter()
-            .find(|span| is_it(span.layer) && span.phase == volume.phase);
-        vec![
-            volume.layer.into(),
-            PHASES[volume.phase].into(),
-            volume.accesses.into(),
-            volume.bytes.into(),
-            volume.expert_bytes.into(),
-            per_token.into(),
-            coverage.map(|coverage| coverage.n_expert).into(),
-            touched.into(),
-            span.and_then(|span| span.spread.mean_ns()).into(),
-            span.map(|span| span.spread.min_ns).into(),
-            span.map(|span| span.spread.max_ns).into(),
-        ]
+        let mut coverage = report.coverage.iter();
+        let mut spans = report.spans.iter();
+        Layer {
+            volume,
+            tokens: report.phases[volume.phase].tokens,
+            coverage: coverage.find(|coverage| is_it(coverage.layer)),
+            span: spans.find(|span| is_it(span.layer) && span.phase == volume.phase),
+        }
     });
-    (columns, rows.collect())
+    Table::of(layers)
+        .column("layer_id", "layer", |layer| layer.volume.layer)
+        .column("phase", "phase", |layer| PHASES[layer.volume.phase])
+        .column("accesses", "accesses", |layer| layer.volume.accesses)
+        .column("bytes", "read (bytes)", |layer| layer.volume.bytes)
+        .column("expert_bytes", "experts (bytes)", |layer| {
+            layer.volume.expert_bytes
+        })
+        .column("bytes_per_token", "bytes/token", |layer| {
+            (layer.tokens > 0).then(|| layer.volume.bytes as f64 / layer.tokens as f64)
+        })
+        .column("n_expert", "experts", |layer| {
+            layer.coverage.map(|coverage| coverage.n_expert)
+        })
+        .column("experts_touched", "experts touched", |layer| {
+            layer.coverage.map(|coverage| match layer.volume.phase {
+                0 => coverage.prompt,
+                _ => coverage.generate,
+            })
+        })
+        .column("span_mean_ns", "first to last access, mean (ns)", |layer| {
+            layer.span.and_then(|span| span.spread.mean_ns())
+        })
+        .column("span_min_ns", "first to last access, min (ns)", |layer| {
+            layer.span.map(|span| span.spread.min_ns)
+        })
+        .column("span_max_ns", "first to last access, max (ns)", |layer| {
+            layer.span.map(|span| span.spread.max_ns)
+        })
 }
 
-pub fn seeks(report: &AccessReport) -> Rows<'_> {
-    let rows = report.seeks.buckets.iter().map(|bucket| {
-        let direction = match bucket.direction {
+fn seeks(report: &AccessReport) -> Table<'_, impl Iterator + Clone> {
+    Table::of(&report.seeks.buckets)
+        .column("direction", "direction", |bucket| match bucket.direction {
             Direction::Forward => "forward",
             Direction::Backward => "backward",
             Direction::OtherFile => "other_file",
-        };
-        vec![
-            direction.into(),
-            bucket.from.into(),
-            bucket.below.into(),
-            bucket.accesses.into(),
-            bucket.bytes.into(),
-        ]
-    });
-    (
-        &["direction", "from", "below", "accesses", "bytes"],
-        rows.collect(),
-    )
+        })
+        .column("from", "from (bytes)", |bucket| bucket.from)
+        .column("below", "below (bytes)", |bucket| bucket.below)
+        .column("accesses", "accesses", |bucket| bucket.accesses)
+        .column("bytes", "read (bytes)", |bucket| bucket.bytes)
 }
 
-pub fn working_sets(report: &AccessReport) -> Rows<'_> {
-    let columns = &[
-        "tokens",
-        "windows",
-        "mean_bytes",
-        "min_bytes",
-        "max_bytes",
-        "share_of_model",
-        "mean_experts",
+fn working_sets(report: &AccessReport) -> Table<'_, impl Iterator + Clone> {
+    let model_bytes = report.model_bytes.max(1) as f64;
+    Table::of(&report.working_sets)
+        .column("tokens", "window (tokens)", |set| set.tokens)
+        .column("windows", "windows", |set| set.windows)
+        .column("mean_bytes", "mean (bytes)", |set| set.mean_bytes())
+        .column("min_bytes", "min (bytes)", |set| {
+            (set.windows > 0).then_some(set.min_bytes)
+        })
+        .column("max_bytes", "max (bytes)", |set| {
+            (set.windows > 0).then_some(set.max_bytes)
+        })
+        .column("share_of_model", "share of the model", move |set| {
+            set.mean_bytes().map(|bytes| bytes / model_bytes)
+        })
+        .column("mean_experts", "experts, mean", |set| set.mean_experts())
+}
+
+fn experts(report: &AccessReport) -> Table<'_, impl Iterator + Clone> {
+    let min = |distances: &Distances| (distances.n > 0).then_some(distances.min);
+    let max = |distances: &Distances| (distances.n > 0).then_some(distances.max);
+    Table::of(&report.reuse.experts)
+        .column("layer_id", "layer", |expert| expert.layer)
+        .column("expert_id", "expert", |expert| expert.expert)
+        .column("size_bytes", "size (bytes)", |expert| expert.size_bytes)
+        .column("uses", "uses", |expert| expert.uses)
+        .column("mean_tokens", "reuse distance, mean (tokens)", |expert| {
+            expert.tokens.mean()
+        })
+        .column("min_tokens", "min (tokens)", move |expert| {
+            min(&expert.tokens)
+        })
+        .column("max_tokens", "max (tokens)", move |expert| {
+            max(&expert.tokens)
+        })
+        .column("mean_bytes", "reuse distance, mean (bytes)", |expert| {
+            expert.bytes.mean()
+        })
+        .column("min_bytes", "min (bytes)", move |expert| min(&expert.bytes))
+        .column("max_bytes", "max (bytes)", move |expert| max(&expert.bytes))
+}
+
+/// Both histograms of reuse distances; `below` is null in the last possible bucket.
+fn reuse(report: &AccessReport) -> Table<'_, impl Iterator + Clone> {
+    let histograms = [
+        ("tokens", &report.reuse.tokens),
+        ("bytes", &report.reuse.bytes),
     ];
-    let rows = report.working_sets.iter().map(|set| {
-        let share = set
-            .mean_bytes()
-            .map(|bytes| bytes / report.model_bytes.max(1) as f64);
-        let of_windows = |value: u64| Some(value).filter(|_| set.windows > 0);
-        vec![
-            set.tokens.into(),
-            set.windows.into(),
-            set.mean_bytes().into(),
-            of_windows(set.min_bytes).into(),
-            of_windows(set.max_bytes).into(),
-            share.into(),
-            set.mean_experts().into(),
-        ]
-    });
-    (columns, rows.collect())
-}
-
-pub fn experts(report: &AccessReport) -> Rows<'_> {
-    let columns = &[
-        "layer_id",
-        "expert_id",
-        "size_bytes",
-        "uses",
-        "mean_tokens",
-        "min_tokens",
-        "max_tokens",
-        "mean_bytes",
-        "min_bytes",
-        "max_bytes",
-    ];
-    let rows = report.reuse.experts.iter().map(|expert| {
-        let distances = |distances: &Distances| -> [Cell<'static>; 3] {
-            let of_some = |value: u64| Some(value).filter(|_| distances.n > 0);
-            [
-                distances.mean().into(),
-                of_some(distances.min).into(),
-                of_some(distances.max).into(),
-            ]
-        };
-        let mut row: Vec<Cell> = vec![
-            expert.layer.into(),
-            expert.expert.into(),
-            expert.size_bytes.into(),
-            expert.uses.into(),
-        ];
-        row.extend(distances(&expert.tokens));
-        row.extend(distances(&expert.bytes));
-        row
-    });
-    (columns, rows.collect())
-}
-
-/// Both histograms; `below` is null in the last bucket of all.
-pub fn reuse(report: &AccessReport) -> Rows<'_> {
-    let of = |distance: &'static str, histogram: &Histogram| -> Vec<Vec<Cell<'static>>> {
+    let buckets = histograms.into_iter().flat_map(|(unit, histogram)| {
         let buckets = histogram.buckets();
-        let row = |(from, below, count): (u64, Option<u64>, u64)| {
-            vec![distance.into(), from.into(), below.into(), count.into()]
-        };
-        buckets.map(row).collect()
-    };
-    let mut rows = of("tokens", &report.reuse.tokens);
-    rows.extend(of("bytes", &report.reuse.bytes));
-    (&["distance", "from", "below", "reuses"], rows)
+        buckets.map(move |(from, below, reuses)| (unit, from, below, reuses))
+    });
+    let buckets: Vec<_> = buckets.collect();
+    Table::of(buckets)
+        .column("distance", "unit of the distance", |&(unit, ..)| unit)
+        .column("from", "from", |&(_, from, ..)| from)
+        .column("below", "below", |&(_, _, below, _)| below)
+        .column("reuses", "reuses", |&(.., reuses)| reuses)
 }
 
-pub fn unresolved(report: &AccessReport) -> Rows<'_> {
-    let rows = report.unresolved.iter().map(|source| {
-        vec![
-            source.name.as_str().into(),
-            source.file_offset.into(),
-            source.size_bytes.into(),
-            source.n_accesses.into(),
-        ]
-    });
-    (
-        &["name", "file_offset", "size_bytes", "accesses"],
-        rows.collect(),
-    )
+fn unresolved(report: &AccessReport) -> Table<'_, impl Iterator + Clone> {
+    Table::of(&report.unresolved)
+        .column("name", "name", |source| source.name.as_str())
+        .column("file_offset", "offset in the file (bytes)", |source| {
+            source.file_offset
+        })
+        .column("size_bytes", "size (bytes)", |source| source.size_bytes)
+        .column("accesses", "accesses", |source| source.n_accesses)
 }

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use moe_analysis::accesses::{AccessReport, Histogram, PhaseVolume};
 use moe_gguf::text::counted;
 
-use crate::output::{Cell, Format, human_bytes, write_rows};
+use crate::output::{Format, Table, fixed, human_bytes};
 
 pub fn print(out: &mut dyn Write, report: &AccessReport) -> io::Result<()> {
     let order = &report.order;
@@ -57,106 +57,81 @@ pub fn print(out: &mut dyn Write, report: &AccessReport) -> io::Result<()> {
 }
 
 fn print_phases(out: &mut dyn Write, phases: &[PhaseVolume; 2]) -> io::Result<()> {
-    let columns = [
-        "phase",
-        "passes",
-        "tokens",
-        "bytes read",
-        "of experts",
-        "a token",
-        "least of a pass",
-        "most",
-    ];
-    let rows = ["prompt", "generated"]
-        .into_iter()
-        .zip(phases)
-        .map(|(name, phase)| -> Vec<Cell> {
-            let per_token = phase
-                .bytes_per_token()
-                .map(|bytes| human_bytes(bytes as u64));
-            vec![
-                name.into(),
-                phase.passes.into(),
-                phase.tokens.into(),
-                human_bytes(phase.bytes).into(),
-                format!("{} %", percent(phase.expert_bytes, phase.bytes)).into(),
-                per_token.into(),
-                phase.pass_bytes.map(|bytes| human_bytes(bytes.0)).into(),
-                phase.pass_bytes.map(|bytes| human_bytes(bytes.1)).into(),
-            ]
-        });
-    write_rows(out, Format::Table, &columns, rows)
+    Table::of(["prompt", "generated"].into_iter().zip(phases))
+        .shown("phase", |&(name, _)| name)
+        .shown("passes", |(_, phase)| phase.passes)
+        .shown("tokens", |(_, phase)| phase.tokens)
+        .shown("read", |(_, phase)| human_bytes(phase.bytes))
+        .shown("of experts (%)", |(_, phase)| {
+            fixed(share(phase.expert_bytes, phase.bytes), 1)
+        })
+        .shown("read/token", |(_, phase)| {
+            let per_token = phase.bytes_per_token();
+            per_token.map(|bytes| human_bytes(bytes as u64))
+        })
+        .shown("min/pass", |(_, phase)| {
+            phase.pass_bytes.map(|(min, _)| human_bytes(min))
+        })
+        .shown("max/pass", |(_, phase)| {
+            phase.pass_bytes.map(|(_, max)| human_bytes(max))
+        })
+        .write(out, Format::Table)
 }
 
 fn print_working_sets(out: &mut dyn Write, report: &AccessReport) -> io::Result<()> {
-    let columns = [
-        "tokens in a window",
-        "windows",
-        "working set",
-        "least",
-        "most",
-        "% of the model",
-        "experts",
-    ];
+    let model_bytes = report.model_bytes.max(1) as f64;
     let sets = report.working_sets.iter().filter(|set| set.windows > 0);
-    let rows = sets.map(|set| -> Vec<Cell> {
-        let mean = set.mean_bytes().unwrap_or(0.0);
-        vec![
-            set.tokens.into(),
-            set.windows.into(),
-            human_bytes(mean as u64).into(),
-            human_bytes(set.min_bytes).into(),
-            human_bytes(set.max_bytes).into(),
-            format!("{:.1}", 100.0 * mean / report.model_bytes.max(1) as f64).into(),
-            format!("{:.1}", set.mean_experts().unwrap_or(0.0)).into(),
-        ]
-    });
-    write_rows(out, Format::Table, &columns, rows)
+    Table::of(sets)
+        .shown("window (tokens)", |set| set.tokens)
+        .shown("windows", |set| set.windows)
+        .shown("working set", |set| {
+            human_bytes(set.mean_bytes().unwrap_or(0.0) as u64)
+        })
+        .shown("min", |set| human_bytes(set.min_bytes))
+        .shown("max", |set| human_bytes(set.max_bytes))
+        .shown("of the model (%)", move |set| {
+            fixed(set.mean_bytes().map(|mean| 100.0 * mean / model_bytes), 1)
+        })
+        .shown("experts", |set| fixed(set.mean_experts(), 1))
+        .write(out, Format::Table)
 }
 
+/// Of generated tokens.
 fn print_layers(out: &mut dyn Write, report: &AccessReport) -> io::Result<()> {
-    let columns = [
-        "layer",
-        "bytes for a generated token",
-        "of experts",
-        "experts touched",
-        "first to last access, µs",
-    ];
     let tokens = report.phases[1].tokens;
-    let rows = report
-        .layers
-        .iter()
-        .filter(|layer| layer.phase == 1)
-        .map(|layer| -> Vec<Cell> {
-            let is_it = |other: u16| Some(other) == layer.layer;
-            let coverage = report
-                .coverage
-                .iter()
-                .find(|coverage| is_it(coverage.layer));
-            let span = report
-                .spans
-                .iter()
-                .find(|span| is_it(span.layer) && span.phase == 1);
-            vec![
-                layer
-                    .layer
-                    .map_or("none".into(), |layer| layer.to_string())
-                    .into(),
-                human_bytes(layer.bytes.checked_div(tokens).unwrap_or(0)).into(),
-                format!("{} %", percent(layer.expert_bytes, layer.bytes)).into(),
-                coverage
-                    .map(|c| format!("{} of {}", c.generate, c.n_expert))
-                    .into(),
-                span.and_then(|span| span.spread.mean_ns())
-                    .map(|ns| format!("{:.1}", ns / 1000.0))
-                    .into(),
-            ]
-        });
-    write_rows(out, Format::Table, &columns, rows)
+    let layers = report.layers.iter().filter(|layer| layer.phase == 1);
+    Table::of(layers)
+        .shown("layer", |layer| match layer.layer {
+            Some(layer) => layer.to_string(),
+            None => "none".into(),
+        })
+        .shown("read/generated token", move |layer| {
+            human_bytes(layer.bytes.checked_div(tokens).unwrap_or(0))
+        })
+        .shown("of experts (%)", |layer| {
+            fixed(share(layer.expert_bytes, layer.bytes), 1)
+        })
+        .shown("experts touched", |layer| {
+            let mut coverage = report.coverage.iter();
+            let coverage = coverage.find(|coverage| Some(coverage.layer) == layer.layer)?;
+            Some(format!("{} of {}", coverage.generate, coverage.n_expert))
+        })
+        .shown("first to last access (µs)", |layer| {
+            let mut spans = report.spans.iter();
+            let span = spans.find(|span| Some(span.layer) == layer.layer && span.phase == 1);
+            let mean_ns = span.and_then(|span| span.spread.mean_ns());
+            fixed(mean_ns.map(|ns| ns / 1000.0), 1)
+        })
+        .write(out, Format::Table)
+}
+
+/// In percent.
+fn share(part: u64, whole: u64) -> f64 {
+    100.0 * part as f64 / whole.max(1) as f64
 }
 
 fn percent(part: u64, whole: u64) -> String {
-    format!("{:.1}", 100.0 * part as f64 / whole.max(1) as f64)
+    format!("{:.1}", share(part, whole))
 }
 
 /// The upper bound of the bucket that contains the quantile `share` (0.5: the median) of the values; `None` without values, or if

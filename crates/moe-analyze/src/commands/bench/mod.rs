@@ -1,6 +1,7 @@
 //! `bench`: speed of prompt processing and decoding, in llama-bench's manner.
 
 mod numbers;
+mod report;
 mod weights;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,17 +16,17 @@ use moe_executor::cpu::bandwidth::read_bandwidth;
 use moe_executor::cpu::threads::{Threads, n_cores};
 use moe_gguf::Gguf;
 use moe_gguf::text::counted;
-use moe_trace::manifest::Gpu;
 use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
 
 use self::numbers::Numbers;
+use self::report::Measured;
 use self::weights::Weights;
 use crate::context::Context;
 use crate::engine::device::DeviceArgs;
 use crate::engine::{self, native, native::BANDWIDTH_BYTES};
 use crate::exit_status::ExitStatus;
 use crate::model;
-use crate::output::{self, Cell, Format, write_rows};
+use crate::output::{self, Format};
 use crate::progress::Progress;
 
 /// Measure tokens per second of prompt processing and of decoding, and the share of the machine's bandwidth
@@ -79,29 +80,6 @@ pub struct Args {
     #[arg(short, long, value_name = "FORMAT", default_value = "table")]
     output: Format,
 }
-
-/// llama-bench's names where it has one.
-const COLUMNS: [&str; 18] = [
-    "model_filename",
-    "model_size",
-    "n_batch",
-    "n_threads",
-    "n_prompt",
-    "n_gen",
-    "avg_ns",
-    "stddev_ns",
-    "avg_ts",
-    "stddev_ts",
-    "weight_bytes_per_token",
-    "gb_per_s",
-    "bandwidth_gb_per_s",
-    "bandwidth_share",
-    "engine",
-    "gpu_info",
-    "policy",
-    // Operations that a GPU could not do, in all runs of the test; none without a GPU.
-    "fallbacks",
-];
 
 /// One test: a prompt or a run of decoded tokens.
 #[derive(Clone, Copy)]
@@ -168,27 +146,11 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
                 test.n_prompt,
                 test.n_gen
             ));
-            rows.push(bench.row(test)?);
+            rows.push(bench.measure(test)?);
         }
     }
-    output::to_stdout(args.output, |out| {
-        write_rows(out, args.output, &COLUMNS, rows)
-    })?;
+    output::to_stdout(args.output, |out| report::print(out, args.output, &rows))?;
     Ok(ExitStatus::Done)
-}
-
-/// Names of GPUs, separated by commas.
-fn names(gpus: &[Gpu]) -> String {
-    let names: Vec<&str> = gpus.iter().map(|gpu| gpu.name.as_str()).collect();
-    names.join(", ")
-}
-
-/// Operations that the CPU did in the place of GPUs; `None` without one.
-fn fallbacks(gpus: &[Gpu]) -> Option<u64> {
-    let counts = gpus.iter().filter_map(|gpu| gpu.fallbacks.as_ref());
-    counts
-        .map(|fallbacks| fallbacks.operations)
-        .reduce(|sum, n| sum + n)
 }
 
 /// Experts that each layer chose, each once in a batch.
@@ -207,7 +169,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    fn row(&self, test: Test) -> anyhow::Result<Vec<Cell<'static>>> {
+    fn measure(&self, test: Test) -> anyhow::Result<Measured> {
         let chosen: Chosen = Arc::default();
         let mut session = self.session(test, chosen.clone())?;
         let progress = Progress::items(self.ctx, "runs", 2 + self.args.repetitions as u64);
@@ -240,36 +202,24 @@ impl Bench<'_> {
                 .and_then(|measured| native::gpu_bandwidth(measured, self.ctx)),
             _ => None,
         };
-        let (avg_ns, stddev_ns) = mean(times.iter().map(|t| t.as_nanos() as f64));
+        let ns = report::mean(times.iter().map(|t| t.as_nanos() as f64));
         let speeds = times
             .iter()
             .map(|t| test.n_tokens() as f64 / t.as_secs_f64());
-        let (avg_ts, stddev_ts) = mean(speeds);
-        let per_token = bytes as f64 / test.n_tokens() as f64;
-        let read = per_token * avg_ts;
-        let round =
-            |value: f64, digits: i32| (value * 10f64.powi(digits)).round() / 10f64.powi(digits);
-        let size: u64 = self.gguf.tensors().iter().map(|t| t.size_bytes).sum();
-        Ok(vec![
-            self.gguf.files()[0].name.clone().into(),
-            size.into(),
-            (self.args.batch_size as u64).into(),
-            (self.n_threads as u64).into(),
-            (test.n_prompt as u64).into(),
-            (test.n_gen as u64).into(),
-            (avg_ns as u64).into(),
-            (stddev_ns as u64).into(),
-            round(avg_ts, 2).into(),
-            round(stddev_ts, 2).into(),
-            (per_token as u64).into(),
-            round(read / 1e9, 3).into(),
-            bandwidth.map(|b| round(b / 1e9, 3)).into(),
-            bandwidth.map(|b| round(read / b, 4)).into(),
-            self.engine_name().into(),
-            names(&gpus).into(),
-            policy.into(),
-            fallbacks(&gpus).into(),
-        ])
+        Ok(Measured {
+            model: self.gguf.files()[0].name.clone(),
+            model_bytes: self.gguf.tensors().iter().map(|t| t.size_bytes).sum(),
+            n_batch: self.args.batch_size,
+            n_threads: self.n_threads,
+            test,
+            ns,
+            tokens_per_s: report::mean(speeds),
+            bytes_per_token: bytes as f64 / test.n_tokens() as f64,
+            bandwidth,
+            engine: self.engine_name(),
+            policy,
+            gpus,
+        })
     }
 
     /// As `--engine` calls it.
@@ -330,21 +280,6 @@ impl Bench<'_> {
     }
 }
 
-/// Mean and sample standard deviation.
-fn mean(values: impl Iterator<Item = f64> + Clone) -> (f64, f64) {
-    let n = values.clone().count() as f64;
-    let mean = values.clone().sum::<f64>() / n;
-    let squares: f64 = values.map(|v| (v - mean).powi(2)).sum();
-    (
-        mean,
-        if n > 1.0 {
-            (squares / (n - 1.0)).sqrt()
-        } else {
-            0.0
-        },
-    )
-}
-
 /// Token ids that look like text to a router: spread over the vocabulary, the same in every run.
 fn tokens(n_vocab: usize, n: usize) -> Vec<u32> {
     let n_vocab = (n_vocab as u64).max(1);
@@ -357,17 +292,4 @@ fn tokens(n_vocab: usize, n: usize) -> Vec<u32> {
             ((state >> 33) % n_vocab) as u32
         })
         .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::mean;
-
-    #[test]
-    fn mean_and_deviation() {
-        let (m, s) = mean([2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0].into_iter());
-        assert_eq!(m, 5.0);
-        assert!((s - 2.138).abs() < 1e-3);
-        assert_eq!(mean([3.0].into_iter()), (3.0, 0.0));
-    }
 }

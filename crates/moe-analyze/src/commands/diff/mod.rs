@@ -10,7 +10,7 @@ use moe_analysis::diff::{self, DiffOptions};
 use crate::context::Context;
 use crate::exit_status::ExitStatus;
 use crate::option_values::{ValueError, number};
-use crate::output::{self, Format, write_rows};
+use crate::output::{self, Format};
 use crate::progress::Progress;
 use crate::traces::OpsArgs;
 
@@ -82,7 +82,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         format => {
             ctx.remark(text_report::verdict(&report));
             let rows = rows::rows(&report, args.limit);
-            output::to_stdout(format, |out| write_rows(out, format, &rows::COLUMNS, rows))?;
+            output::to_stdout(format, |out| rows::table(&rows).write(out, format))?;
         }
     }
     Ok(if report.is_equal() {

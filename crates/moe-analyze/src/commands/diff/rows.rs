@@ -1,32 +1,18 @@
 //! What was found, for a program: one table of all parts.
 
+use std::slice;
+
 use moe_analysis::diff::{
     BytesDiff, DiffReport, LayerBytes, LayerRouting, OperationsDiff, RangeKind, RoutingDiff,
     RowKind,
 };
 
 use super::text_report::{experts, phase};
-use crate::output::Cell;
+use crate::output::{Cell, Table};
 
-/// `part` and `what` tell what a row is; the columns that it has no use for are empty. `value` is of both runs together.
-pub const COLUMNS: [&str; 12] = [
-    "part",
-    "what",
-    "sequence_id",
-    "phase",
-    "token_id",
-    "layer_id",
-    "op",
-    "name",
-    "expert_id",
-    "value",
-    "a",
-    "b",
-];
-
-/// One row, to be filled in.
-#[derive(Clone)]
-struct Row<'a> {
+/// One row. `part` and `what` name it; columns that do not apply to it are empty. `value` is of both runs together.
+#[derive(Default)]
+pub struct Row<'a> {
     part: &'static str,
     what: Cell<'a>,
     sequence_id: Cell<'a>,
@@ -46,16 +32,7 @@ impl<'a> Row<'a> {
         Row {
             part,
             what: what.into(),
-            sequence_id: Cell::Null,
-            phase: Cell::Null,
-            token_id: Cell::Null,
-            layer_id: Cell::Null,
-            op: Cell::Null,
-            name: Cell::Null,
-            expert_id: Cell::Null,
-            value: Cell::Null,
-            a: Cell::Null,
-            b: Cell::Null,
+            ..Row::default()
         }
     }
 
@@ -80,27 +57,27 @@ impl<'a> Row<'a> {
             ..self
         }
     }
+}
 
-    fn cells(self) -> Vec<Cell<'a>> {
-        vec![
-            self.part.into(),
-            self.what,
-            self.sequence_id,
-            self.phase,
-            self.token_id,
-            self.layer_id,
-            self.op,
-            self.name,
-            self.expert_id,
-            self.value,
-            self.a,
-            self.b,
-        ]
-    }
+/// A table of all rows.
+pub fn table<'a>(rows: &'a [Row<'a>]) -> Table<'a, slice::Iter<'a, Row<'a>>> {
+    Table::of(rows)
+        .column("part", "part", |row| row.part)
+        .column("what", "what", |row| row.what.clone())
+        .column("sequence_id", "sequence", |row| row.sequence_id.clone())
+        .column("phase", "phase", |row| row.phase.clone())
+        .column("token_id", "token", |row| row.token_id.clone())
+        .column("layer_id", "layer", |row| row.layer_id.clone())
+        .column("op", "operation", |row| row.op.clone())
+        .column("name", "name", |row| row.name.clone())
+        .column("expert_id", "expert", |row| row.expert_id.clone())
+        .column("value", "value", |row| row.value.clone())
+        .column("a", "A", |row| row.a.clone())
+        .column("b", "B", |row| row.b.clone())
 }
 
 /// All that was found.
-pub fn rows(report: &DiffReport, limit: usize) -> Vec<Vec<Cell<'_>>> {
+pub fn rows(report: &DiffReport, limit: usize) -> Vec<Row<'_>> {
     let mut rows = Vec::new();
     for fact in &report.manifest {
         rows.push(
@@ -116,7 +93,7 @@ pub fn rows(report: &DiffReport, limit: usize) -> Vec<Vec<Cell<'_>>> {
     if let Some(bytes) = &report.bytes {
         push_bytes(&mut rows, bytes);
     }
-    rows.into_iter().map(Row::cells).collect()
+    rows
 }
 
 fn push_routing<'a>(rows: &mut Vec<Row<'a>>, routing: &'a RoutingDiff) {

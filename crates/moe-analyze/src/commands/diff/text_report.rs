@@ -4,14 +4,15 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use moe_analysis::diff::{
-    BytesDiff, DiffReport, LayerBytes, LayerRouting, OperationsDiff, RoutingDiff, RowKind,
+    BytesDiff, DiffReport, LayerBytes, LayerRouting, OperationsDiff, RangeDifference, RoutingDiff,
+    RowDifference, RowKind,
 };
 use moe_gguf::text::counted;
 use moe_trace::Expert;
 use moe_trace::tables::PHASES;
 
 use super::rows::{range_kind, row_kind};
-use crate::output::{Cell, Format, human_bytes, write_rows};
+use crate::output::{Format, Table, fixed, human_bytes};
 
 /// What was found, in one sentence.
 pub fn verdict(report: &DiffReport) -> String {
@@ -118,15 +119,12 @@ pub fn report(
         paths[1].display()
     )?;
     if !report.manifest.is_empty() {
-        let facts = report.manifest.iter();
-        let rows = facts.map(|fact| {
-            vec![
-                fact.name.into(),
-                fact.a.as_deref().into(),
-                fact.b.as_deref().into(),
-            ]
-        });
-        table(out, &["manifest", "A", "B"], rows)?;
+        writeln!(out)?;
+        Table::of(&report.manifest)
+            .shown("manifest", |fact| fact.name)
+            .shown("A", |fact| fact.a.as_deref())
+            .shown("B", |fact| fact.b.as_deref())
+            .write(out, Format::Table)?;
     }
     if let Some(routing) = &report.routing {
         write_routing(out, routing)?;
@@ -140,75 +138,48 @@ pub fn report(
     Ok(())
 }
 
-/// A table behind an empty line.
-fn table<'a>(
-    out: &mut dyn Write,
-    columns: &[&str],
-    rows: impl Iterator<Item = Vec<Cell<'a>>> + Clone,
-) -> io::Result<()> {
-    writeln!(out)?;
-    write_rows(out, Format::Table, columns, rows)
-}
-
 fn write_routing(out: &mut dyn Write, routing: &RoutingDiff) -> io::Result<()> {
-    let total = ("all".to_owned(), routing.total());
+    let total = routing.total();
     let layers = routing.layers.iter();
-    let layers = layers.map(|(layer, counts)| (layer.to_string(), counts.clone()));
-    let rows = layers.chain([total]).map(|(layer, counts)| -> Vec<Cell> {
-        let difference = |value: f64| Cell::from(format!("{value:.1e}"));
-        let mean = counts.mean_weight_difference();
-        let share = counts.share_same_experts();
-        vec![
-            layer.into(),
-            counts.rows[0].into(),
-            counts.rows[1].into(),
-            counts.only[0].into(),
-            counts.only[1].into(),
-            counts.other_experts.into(),
-            counts.other_order.into(),
-            share.map(|share| format!("{:.2} %", 100.0 * share)).into(),
-            mean.map_or(Cell::Null, |_| difference(counts.max_weight_difference)),
-            mean.map_or(Cell::Null, difference),
-        ]
-    });
-    let columns = [
-        "routing of layer",
-        "rows A",
-        "rows B",
-        "only A",
-        "only B",
-        "other experts",
-        "other order",
-        "same experts",
-        "weights: max",
-        "mean difference",
-    ];
-    table(out, &columns, rows)?;
+    let layers = layers.map(|(layer, counts)| (layer.to_string(), counts));
+    writeln!(out)?;
+    Table::of(layers.chain([("all".to_owned(), &total)]))
+        .shown("routing of layer", |(layer, _)| layer.clone())
+        .shown("rows A", |(_, counts)| counts.rows[0])
+        .shown("rows B", |(_, counts)| counts.rows[1])
+        .shown("only A", |(_, counts)| counts.only[0])
+        .shown("only B", |(_, counts)| counts.only[1])
+        .shown("other experts", |(_, counts)| counts.other_experts)
+        .shown("other order", |(_, counts)| counts.other_order)
+        .shown("same experts (%)", |(_, counts)| {
+            fixed(counts.share_same_experts().map(|share| 100.0 * share), 2)
+        })
+        .shown("weight difference, max", |(_, counts)| {
+            counts.mean_weight_difference()?;
+            Some(format!("{:.1e}", counts.max_weight_difference))
+        })
+        .shown("weight difference, mean", |(_, counts)| {
+            let mean = counts.mean_weight_difference();
+            mean.map(|mean| format!("{mean:.1e}"))
+        })
+        .write(out, Format::Table)?;
     if routing.first.is_empty() {
         return Ok(());
     }
-    let rows = routing.first.iter().map(|row| -> Vec<Cell> {
+    let side = |row: &&RowDifference, side: usize| {
         let rounded = row.kind != RowKind::Weights;
-        vec![
-            row_kind(row.kind).into(),
-            row.sequence_id.into(),
-            phase(row.phase).into(),
-            row.token_id.into(),
-            row.layer.into(),
-            experts(&row.experts[0], rounded).into(),
-            experts(&row.experts[1], rounded).into(),
-        ]
-    });
-    let columns = [
-        "first rows",
-        "sequence",
-        "phase",
-        "token",
-        "layer",
-        "A",
-        "B",
-    ];
-    table(out, &columns, rows)
+        experts(&row.experts[side], rounded)
+    };
+    writeln!(out)?;
+    Table::of(&routing.first)
+        .shown("first rows", |row| row_kind(row.kind))
+        .shown("sequence", |row| row.sequence_id)
+        .shown("phase", |row| phase(row.phase))
+        .shown("token", |row| row.token_id)
+        .shown("layer", |row| row.layer)
+        .shown("A", move |row| side(row, 0))
+        .shown("B", move |row| side(row, 1))
+        .write(out, Format::Table)
 }
 
 fn write_operations(
@@ -220,66 +191,45 @@ fn write_operations(
         if only.n == 0 {
             continue;
         }
-        let rows = only.sorted();
-        let rows = rows
-            .iter()
-            .take(limit)
-            .map(|&((op, dst_name), n)| -> Vec<Cell> {
-                vec![op.as_str().into(), dst_name.as_str().into(), n.into()]
-            });
-        table(out, &["operation", "result", place], rows)?;
+        writeln!(out)?;
+        Table::of(only.sorted().into_iter().take(limit))
+            .shown("operation", |((op, _), _)| op.as_str())
+            .shown("result", |((_, dst_name), _)| dst_name.as_str())
+            .shown(place, |&(_, n)| n)
+            .write(out, Format::Table)?;
     }
     if operations.sources.is_empty() {
         return Ok(());
     }
-    let sources = operations.sorted_sources();
-    let rows = sources.iter().take(limit).map(|&(source, n)| -> Vec<Cell> {
-        vec![
-            source.op.as_str().into(),
-            source.dst_name.as_str().into(),
-            source.what.to_string().into(),
-            source.a.as_deref().into(),
-            source.b.as_deref().into(),
-            n.into(),
-        ]
-    });
-    let columns = ["operation", "result", "differs in", "A", "B", "times"];
-    table(out, &columns, rows)
+    writeln!(out)?;
+    Table::of(operations.sorted_sources().into_iter().take(limit))
+        .shown("operation", |(source, _)| source.op.as_str())
+        .shown("result", |(source, _)| source.dst_name.as_str())
+        .shown("differs in", |(source, _)| source.what.to_string())
+        .shown("A", |(source, _)| source.a.as_deref())
+        .shown("B", |(source, _)| source.b.as_deref())
+        .shown("times", |&(_, n)| n)
+        .write(out, Format::Table)
 }
 
 fn write_bytes(out: &mut dyn Write, bytes: &BytesDiff) -> io::Result<()> {
-    let total = ("all".to_owned(), bytes.total());
     let layers = bytes.layers.iter().map(|(layer, counts)| {
         let name = layer.map_or("none".to_owned(), |layer| layer.to_string());
         (name, *counts)
     });
-    let rows = layers.chain([total]).map(|(layer, counts)| -> Vec<Cell> {
-        vec![
-            layer.into(),
-            counts.read[0].into(),
-            counts.read[1].into(),
-            counts.ranges[0].into(),
-            counts.ranges[1].into(),
-            counts.only[0].into(),
-            counts.only[1].into(),
-            counts.other_size.into(),
-            counts.other_place.into(),
-            counts.other_reads.into(),
-        ]
-    });
-    let columns = [
-        "bytes of layer",
-        "read A",
-        "read B",
-        "ranges A",
-        "ranges B",
-        "only A",
-        "only B",
-        "other size",
-        "other place",
-        "other reads",
-    ];
-    table(out, &columns, rows)?;
+    writeln!(out)?;
+    Table::of(layers.chain([("all".to_owned(), bytes.total())]))
+        .shown("bytes of layer", |(layer, _)| layer.clone())
+        .shown("read A (bytes)", |(_, counts)| counts.read[0])
+        .shown("read B (bytes)", |(_, counts)| counts.read[1])
+        .shown("ranges A", |(_, counts)| counts.ranges[0])
+        .shown("ranges B", |(_, counts)| counts.ranges[1])
+        .shown("only A", |(_, counts)| counts.only[0])
+        .shown("only B", |(_, counts)| counts.only[1])
+        .shown("other size", |(_, counts)| counts.other_size)
+        .shown("other place", |(_, counts)| counts.other_place)
+        .shown("other reads", |(_, counts)| counts.other_reads)
+        .write(out, Format::Table)?;
     if !bytes.split_experts {
         writeln!(
             out,
@@ -289,26 +239,21 @@ fn write_bytes(out: &mut dyn Write, bytes: &BytesDiff) -> io::Result<()> {
     if bytes.first.is_empty() {
         return Ok(());
     }
-    let rows = bytes.first.iter().map(|range| -> Vec<Cell> {
-        let [a, b] = range
-            .reads
-            .map(|reads| reads.map(|r| format!("{} at {} × {}", r.size_bytes, r.file_offset, r.n)));
-        vec![
-            range_kind(range.kind).into(),
-            range.tensor.as_str().into(),
-            range.expert_id.into(),
-            a.into(),
-            b.into(),
-        ]
-    });
-    let columns = [
-        "first ranges",
-        "tensor",
-        "expert",
-        "A: bytes, offset, reads",
-        "B",
-    ];
-    table(out, &columns, rows)
+    let side = |range: &&RangeDifference, side: usize| {
+        let reads = range.reads[side].as_ref()?;
+        Some(format!(
+            "{} at {} × {}",
+            reads.size_bytes, reads.file_offset, reads.n
+        ))
+    };
+    writeln!(out)?;
+    Table::of(&bytes.first)
+        .shown("first ranges", |range| range_kind(range.kind))
+        .shown("tensor", |range| range.tensor.as_str())
+        .shown("expert", |range| range.expert_id)
+        .shown("A: bytes at offset × reads", move |range| side(range, 0))
+        .shown("B", move |range| side(range, 1))
+        .write(out, Format::Table)
 }
 
 /// The phase as the tables name it.

@@ -12,7 +12,7 @@ use serde::{Serialize, Serializer};
 
 use super::data::Data;
 use crate::layout::{layers, verdict};
-use crate::output::{Format, human_bytes, write_rows};
+use crate::output::{Format, Table, fixed, human_bytes};
 
 /// Everything that is told of a model beside its map.
 #[derive(Serialize)]
@@ -89,19 +89,18 @@ pub fn summary(survey: &Survey, map: &OffsetMap) -> String {
 
 /// What part of the model each category is.
 fn shares(check: &LayoutReport) -> String {
-    let columns = ["category", "tensors", "bytes", "", "share %"];
-    let rows = check.shares.iter().map(|share| {
-        let percent = 100.0 * share.size_bytes as f64 / check.tensor_bytes.max(1) as f64;
-        vec![
-            share.category.as_str().into(),
-            share.n_tensors.into(),
-            share.size_bytes.into(),
-            human_bytes(share.size_bytes).into(),
-            format!("{percent:5.1}").into(),
-        ]
-    });
+    let total = check.tensor_bytes.max(1) as f64;
     let mut text = Vec::new();
-    write_rows(&mut text, Format::Table, &columns, rows).expect("memory takes every write");
+    Table::of(&check.shares)
+        .shown("category", |share| share.category.as_str())
+        .shown("tensors", |share| share.n_tensors)
+        .shown("size (bytes)", |share| share.size_bytes)
+        .shown("size", |share| human_bytes(share.size_bytes))
+        .shown("of the tensors (%)", |share| {
+            fixed(100.0 * share.size_bytes as f64 / total, 1)
+        })
+        .write(&mut text, Format::Table)
+        .expect("memory takes every write");
     String::from_utf8_lossy(&text).into_owned()
 }
 

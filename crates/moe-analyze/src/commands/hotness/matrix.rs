@@ -8,9 +8,9 @@ use moe_files::AtomicFile;
 use moe_foreign::{npy_header_f64, npy_header_u64};
 
 use super::args::Args;
-use super::input::Counted;
+use crate::counting::inputs::Counted;
 use crate::files;
-use crate::output::{self, Cell, Format, write_rows};
+use crate::output::{self, Format, Table};
 
 /// How a file of a matrix is written.
 enum FileFormat {
@@ -40,22 +40,27 @@ fn format_of(path: &Path) -> anyhow::Result<FileFormat> {
     })
 }
 
-/// The matrix that the user asked for.
-pub fn matrix<'a>(args: &Args, counted: &'a Counted) -> anyhow::Result<Matrix<'a>> {
+/// Refuses values that the inputs do not contain.
+pub fn check_value(args: &Args, counted: &Counted) -> anyhow::Result<()> {
     if args.value() == Value::Bytes && counted.bytes.is_empty() {
         bail!(
             "the bytes of an expert are not told by {}; name the model with --model FILE.gguf",
-            args.source()
+            args.inputs.source()
         );
     }
-    let (hotness, bytes) = (&counted.hotness, &counted.bytes);
-    if args.value() == Value::Mass && !hotness.has_mass() {
+    if args.value() == Value::Mass && !counted.hotness.has_mass() {
         bail!(
             "the router weights of all choices are not told by {}; choose --value count",
-            args.source()
+            args.inputs.source()
         );
     }
-    Ok(match args.group_by() {
+    Ok(())
+}
+
+/// The matrix that the user asked for.
+pub fn matrix<'a>(args: &Args, counted: &'a Counted) -> Matrix<'a> {
+    let (hotness, bytes) = (&counted.hotness, &counted.bytes);
+    match args.group_by() {
         None => Matrix::whole(hotness, args.phases(), bytes),
         Some(by) => Matrix::split(
             hotness,
@@ -64,12 +69,12 @@ pub fn matrix<'a>(args: &Args, counted: &'a Counted) -> anyhow::Result<Matrix<'a
             counted.survey.groups(),
             bytes,
         ),
-    })
+    }
 }
 
 /// Writes the matrix for a file, in the format of its extension.
 pub fn prepare(args: &Args, counted: &Counted, path: &Path) -> anyhow::Result<AtomicFile> {
-    let matrix = matrix(args, counted)?;
+    let matrix = matrix(args, counted);
     files::prepare(path, args.force, |out| match format_of(path)? {
         FileFormat::Rows(format) => Ok(write_cells(out, &matrix, format)?),
         FileFormat::Parquet => Ok(matrix.write_parquet(out)?),
@@ -110,36 +115,29 @@ fn write_cells(
     matrix: &Matrix<'_>,
     format: Format,
 ) -> std::io::Result<()> {
-    let mut columns = vec!["layer_id", "expert_id", "count", "mass", "bytes"];
+    let mut table = Table::of(matrix.rows());
     if let Some(by) = matrix.group_by() {
-        columns.insert(0, by);
+        table = table.column(by, by, |row| row.group);
     }
-    let rows = matrix.rows().map(|row| -> Vec<Cell> {
-        let group = matrix.group_by().map(|_| row.group.into());
-        let cells = [
-            row.layer.into(),
-            row.expert.into(),
-            row.count.into(),
-            row.mass.into(),
-            row.bytes.into(),
-        ];
-        group.into_iter().chain(cells).collect()
-    });
-    write_rows(out, format, &columns, rows)
+    table
+        .column("layer_id", "layer", |row| row.layer)
+        .column("expert_id", "expert", |row| row.expert)
+        .column("count", "activations", |row| row.count)
+        .column("mass", "router weight", |row| row.mass)
+        .column("bytes", "read (bytes)", |row| row.bytes)
+        .write(out, format)
 }
 
 /// Prints the whole matrix, the hottest of a layer first.
 pub fn print_ranked(counted: &Counted, phases: Phases, format: Format) -> anyhow::Result<()> {
     let ranked = counted.hotness.ranked(phases);
-    let columns = ["layer_id", "expert_id", "count", "share", "mass"];
-    let rows = ranked.iter().map(|expert| -> Vec<Cell> {
-        vec![
-            expert.layer.into(),
-            expert.expert.into(),
-            expert.count.into(),
-            expert.share.into(),
-            expert.mass.into(),
-        ]
-    });
-    output::to_stdout(format, |stdout| write_rows(stdout, format, &columns, rows))
+    output::to_stdout(format, |stdout| {
+        Table::of(&ranked)
+            .column("layer_id", "layer", |expert| expert.layer)
+            .column("expert_id", "expert", |expert| expert.expert)
+            .column("count", "activations", |expert| expert.count)
+            .column("share", "share of the layer", |expert| expert.share)
+            .column("mass", "router weight", |expert| expert.mass)
+            .write(stdout, format)
+    })
 }

@@ -1,8 +1,6 @@
-//! `hotness`: which experts are hot and whether that will hold, as a summary, tables, matrices, pictures, and a learn file for
-//! the hot-cache runtime.
+//! `hotness`: which experts are hot, as a summary, tables, matrices, plots, and a learn file for the hot-cache runtime.
 
 mod args;
-mod input;
 mod matrix;
 mod plots;
 mod summary;
@@ -10,10 +8,12 @@ mod tables;
 
 use std::io::Write;
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use moe_analysis::hotness::{Hotness, Phases};
+use moe_analysis::survey;
 
 use crate::context::Context;
+use crate::counting::inputs::Counted;
 use crate::exit_status::ExitStatus;
 use crate::expert_usage::{self, LayerUsage};
 use crate::files;
@@ -21,8 +21,7 @@ use crate::output::{self, Format};
 use crate::plot;
 
 pub use args::Args;
-use args::{Split, TableChoice};
-use input::{Counted, read_all};
+use args::TableChoice;
 
 pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     args.check()?;
@@ -39,24 +38,28 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         files::check_output(out, args.force)?;
     }
 
-    let counted = read_all(&args, ctx)?;
+    let survey = if args.needs_survey() {
+        Some(survey::SurveyOptions {
+            group_by: args.group_by(),
+            ..args.inputs.survey()?
+        })
+    } else {
+        None
+    };
+    let counted = args.inputs.read(survey, ctx)?;
     let hotness = &counted.hotness;
-    if let (2.., unknown @ 1..) = hotness.n_runs() {
-        ctx.remark(format_args!(
-            "{} not tell the model; that all are of one was judged by their numbers of experts alone",
-            if unknown == 1 { "1 input does".into() } else { format!("{unknown} inputs do") }
-        ));
+    if args.table == Some(TableChoice::Batches) && !counted.survey.is_ordered() {
+        bail!(
+            "--table batches needs the order of the tokens, and {} contains only counts; give a trace",
+            args.inputs.source()
+        );
     }
-    let phases = args.phases();
-    let learn = hotness
-        .learn_file(phases)
-        .with_context(|| format!("{} tokens", args.phase.describe()))?;
-    needs_order(&args, &counted)?;
-    let print = printed(&args, &counted)?;
+    matrix::check_value(&args, &counted)?;
     let mut outputs = Vec::new();
     if let Some(out) = &args.out {
+        let learn = hotness.learn_file(args.phases())?.to_json();
         outputs.push(files::prepare(out, args.force, |file| {
-            Ok(file.write_all(learn.to_json().as_bytes())?)
+            Ok(file.write_all(learn.as_bytes())?)
         })?);
     }
     if let Some(path) = &args.matrix {
@@ -76,7 +79,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     if let Some(plot) = &args.plot {
         ctx.remark(format_args!("drew {}", plot.display()));
     }
-    print()?;
+    print(&args, &counted)?;
     Ok(ExitStatus::Done)
 }
 
@@ -97,58 +100,20 @@ fn remark_on_learn_file(hotness: &Hotness, ctx: &Context) {
     }
 }
 
-/// Prints on stdout.
-type Print<'a> = Box<dyn FnOnce() -> anyhow::Result<()> + 'a>;
-
-/// Makes what is printed on stdout, before any output is written.
-fn printed<'a>(args: &'a Args, counted: &'a Counted) -> anyhow::Result<Print<'a>> {
+/// Prints what was asked for on stdout.
+fn print(args: &Args, counted: &Counted) -> anyhow::Result<()> {
     let format = args.output.unwrap_or(Format::Table);
-    Ok(match args.rows() {
-        _ if args.usage => Box::new(move || print_usage(counted, args.phases(), args.output)),
-        None => {
-            let split = args
-                .split
-                .map(|_| tables::split(args, counted))
-                .transpose()?;
-            Box::new(move || {
-                output::to_stdout(None, |stdout| {
-                    summary::print(stdout, args, counted, split.as_ref())
-                })
-            })
-        }
+    match args.rows() {
+        _ if args.usage => print_usage(counted, args.phases(), args.output),
+        None => output::to_stdout(None, |stdout| summary::print(stdout, args, counted)),
         Some(TableChoice::Matrix) if args.by.is_some() => {
-            let matrix = matrix::matrix(args, counted)?;
-            Box::new(move || matrix::print(&matrix, format))
+            matrix::print(&matrix::matrix(args, counted), format)
         }
-        Some(TableChoice::Matrix) => {
-            Box::new(move || matrix::print_ranked(counted, args.phases(), format))
-        }
-        Some(table) => {
-            let table = tables::table(args, counted, table, format)?;
-            Box::new(move || output::to_stdout(format, |stdout| table.write(stdout, format)))
-        }
-    })
-}
-
-/// Refuses what the user asked for where the input has no order to tell it.
-fn needs_order(args: &Args, counted: &Counted) -> anyhow::Result<()> {
-    let asked = match (args.table, &args.split) {
-        (Some(TableChoice::Drift), _) => "--table drift",
-        (Some(TableChoice::Settling), _) => "--table settling",
-        (Some(TableChoice::Batches), _) => "--table batches",
-        (Some(TableChoice::Bootstrap), _) => "--table bootstrap",
-        (_, Some(Split::Time(_))) => "--split by time",
-        (_, Some(Split::BySequence)) => "--split by-sequence",
-        (Some(TableChoice::Split), None) => "--table split",
-        _ => return Ok(()),
-    };
-    if !counted.survey.is_ordered() {
-        bail!(
-            "{asked} needs the order of the tokens, and {} holds counts alone; give a trace",
-            args.source()
-        );
+        Some(TableChoice::Matrix) => matrix::print_ranked(counted, args.phases(), format),
+        Some(table) => output::to_stdout(format, |stdout| {
+            tables::write(stdout, format, table, args, counted)
+        }),
     }
-    Ok(())
 }
 
 fn print_usage(counted: &Counted, phases: Phases, format: Option<Format>) -> anyhow::Result<()> {

@@ -1,97 +1,100 @@
 //! The rows of `--table`. None has more than a few rows for each layer, whatever the length of the trace.
 
-use std::io::Write;
+use std::io::{self, Write};
 
-use moe_analysis::measures::{
-    Spread, distinct_if_independent, distinct_if_uniform, mutual_information, specialisation,
-    total_variation,
-};
-use moe_analysis::stability::{self, split_by_group, split_by_time};
+use moe_analysis::measures::{Spread, distinct_if_independent, distinct_if_uniform};
 use moe_analysis::survey::{Survey, TokenPairs};
-use moe_placement::learn::LayerCounts;
 
-use super::args::{Args, Split, TableChoice};
-use super::input::Counted;
-use crate::output::{Cell, Format, write_rows};
+use super::args::{Args, TableChoice};
+use crate::counting::inputs::Counted;
+use crate::output::{Format, Table, or_all};
 
-type Row = Vec<Cell<'static>>;
-
-/// Columns and rows.
-pub struct Table {
-    columns: Vec<&'static str>,
-    rows: Vec<Row>,
-}
-
-impl Table {
-    pub fn write(&self, out: &mut dyn Write, format: Format) -> std::io::Result<()> {
-        write_rows(out, format, &self.columns, self.rows.iter().cloned())
-    }
-}
-
-/// The table that the user asked for.
-pub fn table(
+/// Writes the rows of a table.
+pub fn write(
+    out: &mut dyn Write,
+    format: Format,
+    table: TableChoice,
     args: &Args,
     counted: &Counted,
-    choice: TableChoice,
-    format: Format,
-) -> anyhow::Result<Table> {
-    Ok(match choice {
-        TableChoice::Matrix | TableChoice::Measures => measures(args, counted, format),
-        TableChoice::Overall => overall(args, counted),
-        TableChoice::Split => split(args, counted)?,
-        TableChoice::Drift => drift(counted, format),
-        TableChoice::Settling => settling(counted),
-        TableChoice::Batches => batches(args, counted, format),
-        TableChoice::Domains => domains(args, counted),
-        TableChoice::Bootstrap => bootstrap(args, counted),
-    })
-}
-
-/// A layer's number; of the whole model `all` for a person, null for a program.
-fn layer_cell(layer: Option<u32>, format: Format) -> Cell<'static> {
-    match (layer, format) {
-        (None, Format::Table | Format::Md) => "all".into(),
-        (layer, _) => layer.into(),
+) -> io::Result<()> {
+    match table {
+        TableChoice::Matrix | TableChoice::Measures => measures(out, format, args, counted),
+        TableChoice::Overall => overall(out, format, args, counted),
+        TableChoice::Batches => batches(out, format, args, counted),
     }
 }
 
-/// Names of the measures of [`figures`].
-const FIGURES: [&str; 14] = [
-    "active",
-    "active_fraction",
-    "top_1",
-    "top_5",
-    "top_10",
-    "top_25",
-    "top_50",
-    "gini",
-    "entropy",
-    "max_over_mean",
-    "effective",
-    "overlap",
-    "repeat_first",
-    "repeat_first_two",
+/// A layer, or all layers together.
+struct Layer {
+    /// `None`: all.
+    layer: Option<u32>,
+    rows: u64,
+    spread: Spread,
+    /// `None`: counts alone are known.
+    order: Option<TokenPairs>,
+}
+
+/// What is measured of a layer: name, header, value.
+type Measure = (&'static str, &'static str, fn(&Layer) -> Option<f64>);
+
+const MEASURES: [Measure; 14] = [
+    ("active", "active", |layer| {
+        Some(layer.spread.n_active as f64)
+    }),
+    ("active_fraction", "active fraction", |layer| {
+        Some(layer.spread.active_fraction())
+    }),
+    ("top_1", "coverage of top 1 %", |layer| {
+        Some(layer.spread.share_top[0])
+    }),
+    ("top_5", "coverage of top 5 %", |layer| {
+        Some(layer.spread.share_top[1])
+    }),
+    ("top_10", "coverage of top 10 %", |layer| {
+        Some(layer.spread.share_top[2])
+    }),
+    ("top_25", "coverage of top 25 %", |layer| {
+        Some(layer.spread.share_top[3])
+    }),
+    ("top_50", "coverage of top 50 %", |layer| {
+        Some(layer.spread.share_top[4])
+    }),
+    ("gini", "Gini", |layer| Some(layer.spread.gini)),
+    ("entropy", "entropy", |layer| Some(layer.spread.entropy)),
+    ("max_over_mean", "max/mean", |layer| {
+        Some(layer.spread.max_over_mean)
+    }),
+    ("effective", "effective experts", |layer| {
+        Some(layer.spread.effective)
+    }),
+    ("overlap", "overlap", |layer| {
+        layer.order.as_ref()?.overlap()
+    }),
+    ("repeat_first", "first repeats", |layer| {
+        layer.order.as_ref()?.repeat_first()
+    }),
+    ("repeat_first_two", "first two repeat", |layer| {
+        layer.order.as_ref()?.repeat_first_two()
+    }),
 ];
 
-/// Spread and order; those of the order are not told by counts.
-fn figures(spread: &Spread, order: Option<&TokenPairs>) -> [Option<f64>; FIGURES.len()] {
-    let [top_1, top_5, top_10, top_25, top_50] = spread.share_top;
-    [
-        Some(spread.n_active as f64),
-        Some(spread.active_fraction()),
-        Some(top_1),
-        Some(top_5),
-        Some(top_10),
-        Some(top_25),
-        Some(top_50),
-        Some(spread.gini),
-        Some(spread.entropy),
-        Some(spread.max_over_mean),
-        Some(spread.effective),
-        order.and_then(TokenPairs::overlap),
-        order.and_then(TokenPairs::repeat_first),
-        order.and_then(TokenPairs::repeat_first_two),
-    ]
+/// Every layer, then all together.
+fn measured(args: &Args, counted: &Counted) -> (Vec<Layer>, Layer) {
+    let (hotness, survey) = (&counted.hotness, &counted.survey);
+    let layers = hotness.summary(args.phases(), 0).into_iter();
+    let layers = layers.map(|layer| Layer {
+        layer: Some(layer.layer),
+        rows: layer.rows,
+        spread: layer.spread,
+        order: survey.order(layer.layer).cloned(),
+    });
+    let all = Layer {
+        layer: None,
+        rows: hotness.tokens(args.phases()),
+        spread: hotness.overall(args.phases()),
+        order: Some(order_of_all(survey)),
+    };
+    (layers.collect(), all)
 }
 
 /// Consecutive tokens of all layers together.
@@ -105,289 +108,112 @@ fn order_of_all(survey: &Survey) -> TokenPairs {
     all
 }
 
-fn measures(args: &Args, counted: &Counted, format: Format) -> Table {
-    let Counted {
-        hotness, survey, ..
-    } = counted;
-    let phases = args.phases();
-    let row = |layer: Option<u32>, rows: u64, spread: &Spread, order: Option<&TokenPairs>| {
-        let mut cells = vec![
-            layer_cell(layer, format),
-            Some(rows).filter(|&rows| rows > 0).into(),
-            spread.choices.into(),
-            (spread.n_active as u64).into(),
-        ];
-        // The number of active experts is there already, whole.
-        let figures = figures(spread, order).into_iter().skip(1);
-        cells.extend(figures.map(Cell::from));
-        cells
-    };
-    let layers = hotness.summary(phases, 0).into_iter();
-    let mut rows: Vec<Row> = layers
-        .map(|l| row(Some(l.layer), l.rows, &l.spread, survey.order(l.layer)))
-        .collect();
-    let all = order_of_all(survey);
-    rows.push(row(
-        None,
-        hotness.tokens(phases),
-        &hotness.overall(phases),
-        Some(&all),
-    ));
-    let columns = ["layer_id", "rows", "choices"].into_iter().chain(FIGURES);
-    Table {
-        columns: columns.collect(),
-        rows,
+fn measures(out: &mut dyn Write, format: Format, args: &Args, counted: &Counted) -> io::Result<()> {
+    let (layers, all) = measured(args, counted);
+    let mut table = Table::of(layers.iter().chain([&all]))
+        .column("layer_id", "layer", move |row| or_all(row.layer, format))
+        .column("rows", "tokens", |row| (row.rows > 0).then_some(row.rows))
+        .column("choices", "activations", |row| row.spread.choices)
+        .column("active", "active", |row| row.spread.n_active);
+    // The number of active experts is an integer here.
+    for (name, header, value) in MEASURES.into_iter().skip(1) {
+        table = table.column(name, header, move |row| value(row));
     }
+    table.write(out, format)
 }
 
-fn overall(args: &Args, counted: &Counted) -> Table {
-    let Counted {
-        hotness, survey, ..
-    } = counted;
-    let whole = figures(&hotness.overall(args.phases()), Some(&order_of_all(survey)));
-    let layers = hotness.summary(args.phases(), 0).into_iter();
-    let layers: Vec<_> = layers
-        .map(|l| (l.layer, figures(&l.spread, survey.order(l.layer))))
-        .collect();
-    let rows = FIGURES.into_iter().zip(whole).enumerate();
-    let rows = rows.map(|(at, (name, whole))| {
-        let known = layers
-            .iter()
-            .filter_map(|(layer, all)| Some((*layer, all[at]?)));
+/// A measure over all layers.
+struct Overall {
+    measure: &'static str,
+    model: Option<f64>,
+    layer_mean: Option<f64>,
+    /// Layer and value.
+    least: Option<(u32, f64)>,
+    most: Option<(u32, f64)>,
+}
+
+impl Overall {
+    fn of((measure, _, value): Measure, layers: &[Layer], all: &Layer) -> Overall {
+        let known = layers.iter();
+        let known = known.filter_map(|layer| Some((layer.layer?, value(layer)?)));
         let known: Vec<(u32, f64)> = known.collect();
         let sum: f64 = known.iter().map(|(_, value)| value).sum();
-        let mean = (!known.is_empty()).then(|| sum / known.len() as f64);
-        // Of equal ones the lower layer.
-        let least = known
-            .iter()
-            .copied()
-            .reduce(|a, b| if b.1 < a.1 { b } else { a });
-        let most = known
-            .iter()
-            .copied()
-            .reduce(|a, b| if b.1 > a.1 { b } else { a });
-        vec![
-            name.into(),
-            whole.into(),
-            mean.into(),
-            least.map(|(_, value)| value).into(),
-            least.map(|(layer, _)| layer).into(),
-            most.map(|(_, value)| value).into(),
-            most.map(|(layer, _)| layer).into(),
-        ]
-    });
-    Table {
-        columns: vec![
-            "measure",
-            "model",
-            "layer_mean",
-            "least",
-            "least_layer",
-            "most",
-            "most_layer",
-        ],
-        rows: rows.collect(),
-    }
-}
-
-/// What was learned on one part, tested on another.
-pub fn split(args: &Args, counted: &Counted) -> anyhow::Result<Table> {
-    let Counted {
-        hotness, survey, ..
-    } = counted;
-    let layers = hotness.layers(args.phases());
-    let n_expert = hotness.n_expert();
-    let splits = match args.split.unwrap_or(Split::Time(0.5)) {
-        Split::Time(fraction) => Vec::from_iter(split_by_time(survey, n_expert, fraction)),
-        Split::BySequence => split_by_group(survey.folds(), &layers, n_expert, "sequence")?,
-        Split::ByLabel => split_by_group(survey.labels(), &layers, n_expert, "label")?,
-    };
-    let rows = splits.iter().flat_map(|split| {
-        split.coverage.iter().map(|coverage| {
-            vec![
-                split.tested.clone().into(),
-                split.rows_learned.into(),
-                split.rows_tested.into(),
-                (coverage.percent as u64).into(),
-                coverage.in_sample.into(),
-                coverage.out_of_sample.into(),
-                coverage.uniform.into(),
-            ]
-        })
-    });
-    Ok(Table {
-        columns: vec![
-            "tested",
-            "rows_learned",
-            "rows_tested",
-            "percent",
-            "in_sample",
-            "out_of_sample",
-            "uniform",
-        ],
-        rows: rows.collect(),
-    })
-}
-
-fn drift(counted: &Counted, format: Format) -> Table {
-    let rows = stability::drift(&counted.survey, counted.hotness.n_expert());
-    let rows = rows.into_iter().map(|row| {
-        vec![
-            layer_cell(row.layer, format),
-            (row.from as u64).into(),
-            (row.to as u64).into(),
-            row.rows.into(),
-            row.total_variation.into(),
-            row.noise.into(),
-            row.jaccard.into(),
-        ]
-    });
-    Table {
-        columns: vec![
-            "layer_id",
-            "from",
-            "to",
-            "rows",
-            "total_variation",
-            "noise",
-            "jaccard",
-        ],
-        rows: rows.collect(),
-    }
-}
-
-fn settling(counted: &Counted) -> Table {
-    let rows = stability::settling(&counted.survey, counted.hotness.n_expert());
-    let rows = rows.into_iter().map(|row| {
-        vec![
-            row.layer.into(),
-            row.rows.into(),
-            row.settled.into(),
-            row.almost_settled.into(),
-        ]
-    });
-    Table {
-        columns: vec!["layer_id", "rows", "settled", "almost_settled"],
-        rows: rows.collect(),
-    }
-}
-
-fn batches(args: &Args, counted: &Counted, format: Format) -> Table {
-    let Counted {
-        hotness, survey, ..
-    } = counted;
-    let layers = survey.layers();
-    let mut rows: Vec<(Option<u32>, u64, [f64; 3])> = Vec::new();
-    for &layer in &layers {
-        let counts = hotness.counts(layer, args.phases());
-        let means = survey.distinct(layer).into_iter().flat_map(|d| d.means());
-        rows.extend(means.map(|(batch, measured)| {
-            let independent = distinct_if_independent(&counts, survey.rows(layer), batch);
-            let even = distinct_if_uniform(hotness.n_expert(), hotness.n_expert_used(), batch);
-            (Some(layer), batch, [measured, independent, even])
-        }));
-    }
-    let mut sizes: Vec<u64> = rows.iter().map(|(_, batch, _)| *batch).collect();
-    sizes.sort_unstable();
-    sizes.dedup();
-    let means = sizes.into_iter().map(|size| {
-        let of_size = rows.iter().filter(|(_, batch, _)| *batch == size);
-        let n = of_size.clone().count() as f64;
-        let mean = |at: usize| of_size.clone().map(|(_, _, all)| all[at]).sum::<f64>() / n;
-        (None, size, [mean(0), mean(1), mean(2)])
-    });
-    let means: Vec<_> = means.collect();
-    let rows = rows.into_iter().chain(means);
-    let rows = rows.map(|(layer, batch, [measured, independent, even])| {
-        vec![
-            layer_cell(layer, format),
-            batch.into(),
-            measured.into(),
-            independent.into(),
-            even.into(),
-        ]
-    });
-    Table {
-        columns: vec!["layer_id", "batch", "distinct", "if_independent", "if_even"],
-        rows: rows.collect(),
-    }
-}
-
-fn domains(args: &Args, counted: &Counted) -> Table {
-    let Counted {
-        hotness, survey, ..
-    } = counted;
-    let groups = survey.labels();
-    let mut rows = Vec::new();
-    for layer in hotness.layers(args.phases()) {
-        let counts: Vec<Vec<u64>> = (0..groups.names().len())
-            .map(|group| groups.counts(group, layer))
-            .collect();
-        let slices: Vec<&[u64]> = counts.iter().map(Vec::as_slice).collect();
-        let information = mutual_information(&slices);
-        for (group, name) in groups.names().iter().enumerate() {
-            let mut others = vec![0u64; hotness.n_expert() as usize];
-            let other_counts = counts.iter().enumerate().filter(|(at, _)| *at != group);
-            for (sum, count) in other_counts.flat_map(|(_, counts)| counts.iter().enumerate()) {
-                if let Some(sum) = others.get_mut(sum) {
-                    *sum = sum.saturating_add(*count);
-                }
-            }
-            let n_rows = match groups.rows(group, layer) {
-                0 => rows_of_counts(&counts[group], hotness.n_expert_used()),
-                rows => rows,
-            };
-            let favourite = specialisation(&counts[group], n_rows);
-            let even = f64::from(hotness.n_expert_used()) / f64::from(hotness.n_expert().max(1));
-            rows.push(vec![
-                layer.into(),
-                name.clone().into(),
-                n_rows.into(),
-                information.into(),
-                total_variation(&counts[group], &others).into(),
-                favourite.map(|f| f.expert as u64).into(),
-                favourite.map(|f| f.share_of_tokens).into(),
-                favourite.map(|f| f.share_of_tokens / even).into(),
-            ]);
+        let values = known.iter().copied();
+        Overall {
+            measure,
+            model: value(all),
+            layer_mean: (!known.is_empty()).then(|| sum / known.len() as f64),
+            // Of equal ones the lower layer.
+            least: values.clone().reduce(|a, b| if b.1 < a.1 { b } else { a }),
+            most: values.reduce(|a, b| if b.1 > a.1 { b } else { a }),
         }
     }
-    Table {
-        columns: vec![
-            "layer_id",
-            "label",
-            "rows",
-            "information_bits",
-            "total_variation",
-            "expert_id",
-            "specialisation",
-            "over_even",
-        ],
-        rows,
+}
+
+fn overall(out: &mut dyn Write, format: Format, args: &Args, counted: &Counted) -> io::Result<()> {
+    let (layers, all) = measured(args, counted);
+    let rows = MEASURES.map(|measure| Overall::of(measure, &layers, &all));
+    Table::of(&rows)
+        .column("measure", "measure", |row| row.measure)
+        .column("model", "model", |row| row.model)
+        .column("layer_mean", "mean of layers", |row| row.layer_mean)
+        .column("least", "min", |row| row.least.map(|(_, value)| value))
+        .column("least_layer", "min, layer", |row| {
+            row.least.map(|(layer, _)| layer)
+        })
+        .column("most", "max", |row| row.most.map(|(_, value)| value))
+        .column("most_layer", "max, layer", |row| {
+            row.most.map(|(layer, _)| layer)
+        })
+        .write(out, format)
+}
+
+/// Distinct experts of a batch: measured, if tokens were independent, and of a uniform router.
+#[derive(Clone, Copy)]
+struct Batch {
+    layer: Option<u32>,
+    n_tokens: u64,
+    distinct: [f64; 3],
+}
+
+fn batches(out: &mut dyn Write, format: Format, args: &Args, counted: &Counted) -> io::Result<()> {
+    let Counted {
+        hotness, survey, ..
+    } = counted;
+    let mut rows: Vec<Batch> = Vec::new();
+    for layer in survey.layers() {
+        let counts = hotness.counts(layer, args.phases());
+        let means = survey.distinct(layer).into_iter().flat_map(|d| d.means());
+        rows.extend(means.map(|(n_tokens, measured)| {
+            let independent = distinct_if_independent(&counts, survey.rows(layer), n_tokens);
+            let uniform =
+                distinct_if_uniform(hotness.n_expert(), hotness.n_expert_used(), n_tokens);
+            Batch {
+                layer: Some(layer),
+                n_tokens,
+                distinct: [measured, independent, uniform],
+            }
+        }));
     }
-}
-
-/// Tokens behind counts, where they are not told.
-fn rows_of_counts(counts: &[u64], n_expert_used: u32) -> u64 {
-    let choices = counts
-        .iter()
-        .fold(0u64, |sum, &count| sum.saturating_add(count));
-    LayerCounts::tokens_of(choices, n_expert_used.max(1))
-}
-
-fn bootstrap(args: &Args, counted: &Counted) -> Table {
-    let n_expert = counted.hotness.n_expert();
-    let n = args.resamples as usize;
-    let intervals = stability::bootstrap(&counted.survey, n_expert, n, args.seed);
-    let rows = intervals.into_iter().map(|interval| {
-        vec![
-            interval.measure.into(),
-            interval.value.into(),
-            interval.low.into(),
-            interval.high.into(),
-        ]
+    let mut sizes: Vec<u64> = rows.iter().map(|row| row.n_tokens).collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    let means = sizes.into_iter().map(|n_tokens| {
+        let of_size = rows.iter().filter(|row| row.n_tokens == n_tokens);
+        let n = of_size.clone().count() as f64;
+        let mean = |at: usize| of_size.clone().map(|row| row.distinct[at]).sum::<f64>() / n;
+        Batch {
+            layer: None,
+            n_tokens,
+            distinct: [mean(0), mean(1), mean(2)],
+        }
     });
-    Table {
-        columns: vec!["measure", "value", "low", "high"],
-        rows: rows.collect(),
-    }
+    let means: Vec<Batch> = means.collect();
+    Table::of(rows.iter().chain(&means))
+        .column("layer_id", "layer", move |row| or_all(row.layer, format))
+        .column("batch", "batch (tokens)", |row| row.n_tokens)
+        .column("distinct", "distinct experts", |row| row.distinct[0])
+        .column("if_independent", "if independent", |row| row.distinct[1])
+        .column("if_even", "uniform router", |row| row.distinct[2])
+        .write(out, format)
 }

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use serde_json::{Map, Value};
 
-use crate::output::{Cell, Format, human_bytes, write_rows};
+use crate::output::{Cell, Format, Table, human_bytes};
 
 /// Facts first, then what is wrong.
 #[derive(Debug, Default)]
@@ -29,7 +29,7 @@ impl Findings {
         let value = match &shown {
             Cell::Null => Value::Null,
             Cell::Int(value) => (*value).into(),
-            Cell::Float(value) => (*value).into(),
+            Cell::Float(value) | Cell::Fixed(value, _) => (*value).into(),
             Cell::Text(text) => text.clone().into_owned().into(),
             Cell::Json(value) => value.clone(),
         };
@@ -86,17 +86,20 @@ impl Findings {
         &self,
         out: &mut dyn Write,
         format: Format,
-        row: impl Fn(&Fact) -> Vec<Cell<'static>> + Clone,
+        row: impl Fn(&Fact) -> Row + Clone,
     ) -> io::Result<()> {
-        let sound = if self.is_sound() { "yes" } else { "no" };
-        let text = |name: &'static str| {
-            move |what: &String| -> Vec<Cell<'static>> { vec![name.into(), what.clone().into()] }
-        };
+        let text = |name: &'static str| move |what: &String| Row::new(name, what.clone());
         let rows = self.facts.iter().map(row);
         let rows = rows.chain(self.notes.iter().map(text("note")));
-        let rows = rows.chain([vec!["sound".into(), sound.into()]]);
+        let rows = rows.chain([Row::new(
+            "sound",
+            if self.is_sound() { "yes" } else { "no" },
+        )]);
         let rows = rows.chain(self.faults.iter().map(text("fault")));
-        write_rows(out, format, &["property", "value"], rows)
+        Table::of(rows)
+            .column("property", "property", |row| row.property.clone())
+            .column("value", "value", |row| row.value.clone())
+            .write(out, format)
     }
 
     fn push(&mut self, name: &str, shown: Cell<'static>, value: Value) {
@@ -108,19 +111,35 @@ impl Findings {
     }
 }
 
+/// A line of the table.
+#[derive(Clone)]
+struct Row {
+    property: String,
+    value: Cell<'static>,
+}
+
+impl Row {
+    fn new(property: &str, value: impl Into<Cell<'static>>) -> Row {
+        Row {
+            property: property.to_owned(),
+            value: value.into(),
+        }
+    }
+}
+
 impl Fact {
     fn key(&self) -> String {
         self.name.replace([' ', '-'], "_").to_lowercase()
     }
 
-    fn for_reading(&self) -> Vec<Cell<'static>> {
+    fn for_reading(&self) -> Row {
         let name = self.name.strip_suffix(" bytes").unwrap_or(&self.name);
-        vec![name.to_owned().into(), self.shown.clone()]
+        Row::new(name, self.shown.clone())
     }
 
     /// Keys and exact numbers; what has parts is a sentence here too.
-    fn for_programs(&self) -> Vec<Cell<'static>> {
+    fn for_programs(&self) -> Row {
         let value = self.value.as_u64().map_or(self.shown.clone(), Cell::Int);
-        vec![self.key().into(), value]
+        Row::new(&self.key(), value)
     }
 }

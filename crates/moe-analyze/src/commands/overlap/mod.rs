@@ -17,7 +17,7 @@ use crate::context::Context;
 use crate::exit_status::ExitStatus;
 use crate::files::{self, OutputPath};
 use crate::option_values::positive;
-use crate::output::{self, Format, write_rows};
+use crate::output::{self, Format};
 use crate::phase_choice::one_phase;
 use crate::plot::{self, Figure};
 use input::Input;
@@ -104,12 +104,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
     }
     output::to_stdout(args.output, |stdout| match args.output {
         None => summary::print(stdout, &reports, &input.gpus),
-        Some(format) => write_rows(
-            stdout,
-            format,
-            &rows::COLUMNS,
-            rows::rows(&reports, input.gpus.first()),
-        ),
+        Some(format) => rows::table(&reports, input.gpus.first()).write(stdout, format),
     })?;
     Ok(ExitStatus::Done)
 }

@@ -1,85 +1,122 @@
-//! The figures as rows of named columns.
+//! The figures as rows.
 
 use moe_analysis::overlap::{Figures, OverlapReport};
 use moe_trace::manifest::Gpu;
 
 use super::{phase_names, scratchpad_share};
-use crate::output::Cell;
+use crate::output::Table;
 
-/// Names of the columns. Times are in microseconds, rates in 10^9 bytes per second.
-pub const COLUMNS: [&str; 26] = [
-    "layer_id",
-    "phase",
-    "runs",
-    "transfers",
-    "window_mean_us",
-    "window_p95_us",
-    "transfer_mean_us",
-    "transfer_p95_us",
-    "overlap_mean_us",
-    "hidden_pct",
-    "hideable_pct",
-    "fitting_pct",
-    "delay_mean_us",
-    "stall_mean_us",
-    "stall_p95_us",
-    "product_mean_us",
-    "experts",
-    "fallback_pct",
-    "bytes",
-    "link_gb_s",
-    "gate_up_gb_s",
-    "memory_pct",
-    "memory_with_transfers_pct",
-    "scratchpad_bytes",
-    "scratchpad_pct",
-    "verdict",
-];
+/// The figures of a layer, or of all layers, in a phase.
+#[derive(Clone, Copy)]
+pub struct Row<'a> {
+    /// `None`: all layers.
+    layer: Option<u16>,
+    phase: u8,
+    figures: &'a Figures,
+    gpu: Option<&'a Gpu>,
+}
 
-/// A row a layer, then one without a layer for all of them; prompt before generated tokens. The scratchpad is the first
-/// GPU's.
-pub fn rows(reports: &[(u8, OverlapReport)], gpu: Option<&Gpu>) -> Vec<Vec<Cell<'static>>> {
-    let rows = reports.iter().flat_map(|(phase, report)| {
+/// A row for each layer, then one without a layer for all of them; prompt before generated tokens. The scratchpad is the
+/// first GPU's.
+pub fn table<'a>(
+    reports: &'a [(u8, OverlapReport)],
+    gpu: Option<&'a Gpu>,
+) -> Table<'a, impl Iterator<Item = Row<'a>> + Clone> {
+    let rows = reports.iter().flat_map(move |(phase, report)| {
         let layers = report.layers.iter();
         let layers = layers.map(|(&layer, figures)| (Some(layer), figures));
         let all = layers.chain([(None, &report.all)]);
-        all.map(|(layer, figures)| row(layer, *phase, figures, gpu))
+        all.map(move |(layer, figures)| Row {
+            layer,
+            phase: *phase,
+            figures,
+            gpu,
+        })
     });
-    rows.collect()
+    Table::of(rows)
+        .column("layer_id", "layer", |row| row.layer)
+        .column("phase", "phase", |row| phase_names(row.phase).1)
+        .column("runs", "runs", |row| row.figures.runs)
+        .column("transfers", "transfers", |row| row.figures.transfer.n)
+        .column("window_mean_us", "window, mean (µs)", |row| {
+            us(row.figures.window.mean_ns())
+        })
+        .column("window_p95_us", "window, p95 (µs)", |row| {
+            us(row.figures.window.p95_ns)
+        })
+        .column("transfer_mean_us", "transfer, mean (µs)", |row| {
+            us(row.figures.transfer.mean_ns())
+        })
+        .column("transfer_p95_us", "transfer, p95 (µs)", |row| {
+            us(row.if_transferred(row.figures.transfer.p95_ns))
+        })
+        .column("overlap_mean_us", "overlap, mean (µs)", |row| {
+            us(row.figures.mean_overlap_ns())
+        })
+        .column("hidden_pct", "hidden (%)", |row| {
+            percent(row.figures.hidden_share())
+        })
+        .column("hideable_pct", "hideable (%)", |row| {
+            percent(row.figures.hideable_share())
+        })
+        .column("fitting_pct", "fitting (%)", |row| {
+            percent(row.figures.fitting_share())
+        })
+        .column("delay_mean_us", "delay, mean (µs)", |row| {
+            us(row.figures.mean_delay_ns())
+        })
+        .column("stall_mean_us", "stall, mean (µs)", |row| {
+            us(row.figures.stall.mean_ns())
+        })
+        .column("stall_p95_us", "stall, p95 (µs)", |row| {
+            us(row.if_transferred(row.figures.stall.p95_ns))
+        })
+        .column("product_mean_us", "down product, mean (µs)", |row| {
+            us(row.figures.product.mean_ns())
+        })
+        .column("experts", "experts", |row| row.figures.n_experts)
+        .column("fallback_pct", "computed on the CPU (%)", |row| {
+            percent(row.figures.fallback_rate())
+        })
+        .column("bytes", "transferred (bytes)", |row| row.figures.bytes)
+        .column("link_gb_s", "PCIe (GB/s)", |row| {
+            gb_s(row.figures.link_bytes_per_s())
+        })
+        .column("gate_up_gb_s", "gate and up (GB/s)", |row| {
+            gb_s(row.figures.gate_up_bytes_per_s())
+        })
+        .column("memory_pct", "memory bandwidth (%)", |row| {
+            percent(row.figures.memory_share())
+        })
+        .column(
+            "memory_with_transfers_pct",
+            "memory bandwidth with transfers (%)",
+            |row| percent(row.figures.memory_share_with_transfers()),
+        )
+        .column("scratchpad_bytes", "scratchpad (bytes)", |row| {
+            row.gpu.and_then(|gpu| gpu.scratchpad_bytes)
+        })
+        .column("scratchpad_pct", "scratchpad (% of GPU memory)", |row| {
+            percent(row.gpu.and_then(scratchpad_share))
+        })
+        .column("verdict", "verdict", |row| row.figures.verdict().word())
 }
 
-fn row(layer: Option<u16>, phase: u8, figures: &Figures, gpu: Option<&Gpu>) -> Vec<Cell<'static>> {
-    let scratchpad = gpu.and_then(|gpu| gpu.scratchpad_bytes);
-    let us = |ns: Option<f64>| ns.map(|ns| ns * 1e-3).into();
-    let percent = |share: Option<f64>| share.map(|share| share * 100.0).into();
-    let gb_s = |rate: Option<f64>| rate.map(|rate| rate * 1e-9).into();
-    let of_transfers = |ns: f64| Some(ns).filter(|_| figures.transfer.n > 0);
-    vec![
-        layer.into(),
-        phase_names(phase).1.into(),
-        figures.runs.into(),
-        figures.transfer.n.into(),
-        us(figures.window.mean_ns()),
-        us(Some(figures.window.p95_ns)),
-        us(figures.transfer.mean_ns()),
-        us(of_transfers(figures.transfer.p95_ns)),
-        us(figures.mean_overlap_ns()),
-        percent(figures.hidden_share()),
-        percent(figures.hideable_share()),
-        percent(figures.fitting_share()),
-        us(figures.mean_delay_ns()),
-        us(figures.stall.mean_ns()),
-        us(of_transfers(figures.stall.p95_ns)),
-        us(figures.product.mean_ns()),
-        figures.n_experts.into(),
-        percent(figures.fallback_rate()),
-        figures.bytes.into(),
-        gb_s(figures.link_bytes_per_s()),
-        gb_s(figures.gate_up_bytes_per_s()),
-        percent(figures.memory_share()),
-        percent(figures.memory_share_with_transfers()),
-        scratchpad.into(),
-        percent(gpu.and_then(scratchpad_share)),
-        figures.verdict().word().into(),
-    ]
+impl Row<'_> {
+    /// The time, if anything was transferred.
+    fn if_transferred(&self, ns: f64) -> Option<f64> {
+        Some(ns).filter(|_| self.figures.transfer.n > 0)
+    }
+}
+
+fn us(ns: impl Into<Option<f64>>) -> Option<f64> {
+    ns.into().map(|ns| ns * 1e-3)
+}
+
+fn percent(share: Option<f64>) -> Option<f64> {
+    share.map(|share| share * 100.0)
+}
+
+fn gb_s(bytes_per_s: Option<f64>) -> Option<f64> {
+    bytes_per_s.map(|rate| rate * 1e-9)
 }

@@ -2,12 +2,12 @@
 
 use std::io::{self, Write};
 
-use moe_analysis::overlap::{Figures, OverlapReport, Times};
+use moe_analysis::overlap::{OverlapReport, Times};
 use moe_gguf::text::counted;
 use moe_trace::manifest::Gpu;
 
 use super::{allowed_bytes, phase_names, scratchpad_share};
-use crate::output::{Cell, Format, human_bytes, write_rows};
+use crate::output::{Format, Table, fixed, human_bytes};
 
 pub fn print(out: &mut dyn Write, reports: &[(u8, OverlapReport)], gpus: &[Gpu]) -> io::Result<()> {
     for (phase, report) in reports {
@@ -59,39 +59,31 @@ fn print_phase(out: &mut dyn Write, phase: &str, report: &OverlapReport) -> io::
 }
 
 fn print_layers(out: &mut dyn Write, report: &OverlapReport) -> io::Result<()> {
-    let columns = [
-        "layer",
-        "gate and up µs",
-        "transfer µs",
-        "hidden %",
-        "could %",
-        "waiting µs",
-        "on the host %",
-        "travelled",
-        " GB/s",
-        "",
-    ];
-    let row = |(layer, figures): (&u16, &Figures)| -> Vec<Cell> {
-        let texts = [
-            layer.to_string(),
-            tenths(figures.window.mean_ns().map(us)),
-            tenths(figures.transfer.mean_ns().map(us)),
-            percent(figures.hidden_share()),
-            percent(figures.hideable_share()),
-            tenths(figures.stall.mean_ns().map(us)),
-            percent(figures.fallback_rate()),
-            human_bytes(figures.bytes),
-            tenths(figures.link_bytes_per_s().map(|rate| rate * 1e-9)),
-        ];
-        let mut cells: Vec<Cell> = texts
-            .iter()
-            .zip(columns)
-            .map(|(text, column)| format!("{text:>width$}", width = column.chars().count()).into())
-            .collect();
-        cells.push(figures.verdict().word().into());
-        cells
-    };
-    write_rows(out, Format::Table, &columns, report.layers.iter().map(row))
+    let mean_us = |times: &Times| fixed(times.mean_ns().map(us), 1);
+    let percent = |share: Option<f64>| fixed(share.map(|share| 100.0 * share), 1);
+    let gb_s = |rate: Option<f64>| fixed(rate.map(|rate| rate * 1e-9), 1);
+    Table::of(&report.layers)
+        .shown("layer", |&(&layer, _)| layer)
+        .shown("gate and up (µs)", move |(_, layer)| {
+            mean_us(&layer.window)
+        })
+        .shown("transfer (µs)", move |(_, layer)| mean_us(&layer.transfer))
+        .shown("hidden (%)", move |(_, layer)| {
+            percent(layer.hidden_share())
+        })
+        .shown("hideable (%)", move |(_, layer)| {
+            percent(layer.hideable_share())
+        })
+        .shown("stall (µs)", move |(_, layer)| mean_us(&layer.stall))
+        .shown("computed on the CPU (%)", move |(_, layer)| {
+            percent(layer.fallback_rate())
+        })
+        .shown("transferred", |(_, layer)| human_bytes(layer.bytes))
+        .shown("PCIe (GB/s)", move |(_, layer)| {
+            gb_s(layer.link_bytes_per_s())
+        })
+        .shown("verdict", |(_, layer)| layer.verdict().word())
+        .write(out, Format::Table)
 }
 
 fn print_gpu(out: &mut dyn Write, name: &str, gpu: &Gpu) -> io::Result<()> {

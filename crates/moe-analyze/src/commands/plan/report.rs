@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::Planned;
 use super::command_line::{HotCache, Stock, caveats, hits_by_layer, hot_cache, share};
-use crate::output::{self, Cell, Format, human_bytes, write_rows};
+use crate::output::{self, Format, Table, fixed, human_bytes};
 
 /// Experts of a layer that the summary names.
 const N_NAMED: usize = 12;
@@ -47,22 +47,16 @@ fn hit_share(planned: &Planned) -> f64 {
 }
 
 fn write_selected(out: &mut dyn Write, format: Format, planned: &Planned) -> io::Result<()> {
-    let columns = ["layer", "expert", "bytes", "score", "lane", "hits"];
-    let rows = planned
-        .plan
-        .selected()
-        .map(|(lane, selected)| -> Vec<Cell> {
-            let Selected { entry, bytes } = *selected;
-            vec![
-                entry.layer.into(),
-                entry.expert.into(),
-                bytes.into(),
-                entry.score.into(),
-                (lane as u64).into(),
-                entry.hits.into(),
-            ]
-        });
-    write_rows(out, format, &columns, rows)
+    let selected = planned.plan.selected();
+    let selected = selected.map(|(lane, selected)| (lane, selected.bytes, &selected.entry));
+    Table::of(selected)
+        .column("layer", "layer", |(.., entry)| entry.layer)
+        .column("expert", "expert", |(.., entry)| entry.expert)
+        .column("bytes", "size (bytes)", |&(_, bytes, _)| bytes)
+        .column("score", "score", |(.., entry)| entry.score)
+        .column("lane", "lane", |&(lane, ..)| lane)
+        .column("hits", "hits", |(.., entry)| entry.hits)
+        .write(out, format)
 }
 
 fn write_explanations(
@@ -70,20 +64,24 @@ fn write_explanations(
     format: Format,
     explanations: &[Explanation],
 ) -> io::Result<()> {
-    let columns = ["layer", "expert", "cached", "hits", "score", "place", "why"];
-    let rows = explanations.iter().map(|explanation| -> Vec<Cell> {
-        let ranked = explanation.ranked;
-        vec![
-            explanation.layer.into(),
-            explanation.expert.into(),
-            if explanation.is_in() { "yes" } else { "no" }.into(),
-            ranked.map(|ranked| ranked.hits).into(),
-            ranked.map(|ranked| ranked.score).into(),
-            ranked.map(|ranked| ranked.place as u64).into(),
-            explanation.to_string().into(),
-        ]
-    });
-    write_rows(out, format, &columns, rows)
+    let ranked = |explanation: &&Explanation| explanation.ranked;
+    Table::of(explanations)
+        .column("layer", "layer", |explanation| explanation.layer)
+        .column("expert", "expert", |explanation| explanation.expert)
+        .column("cached", "cached", |explanation| {
+            if explanation.is_in() { "yes" } else { "no" }
+        })
+        .column("hits", "hits", move |explanation| {
+            Some(ranked(explanation)?.hits)
+        })
+        .column("score", "score", move |explanation| {
+            Some(ranked(explanation)?.score)
+        })
+        .column("place", "place", move |explanation| {
+            Some(ranked(explanation)?.place)
+        })
+        .column("why", "why", |explanation| explanation.to_string())
+        .write(out, format)
 }
 
 /// The experts of a layer in a lane.
@@ -106,30 +104,30 @@ fn write_summary(out: &mut dyn Write, planned: &Planned) -> io::Result<()> {
         row.hits = row.hits.saturating_add(selected.entry.hits);
         row.bytes = row.bytes.saturating_add(selected.bytes);
     }
-    let columns = ["layer", "lane", "experts", "bytes", "hits %", "best first"];
-    let rows = layers.iter().map(|(&(layer, lane), row)| -> Vec<Cell> {
-        let total = hits.get(&layer).copied().unwrap_or(0);
-        let named: Vec<String> = row
-            .experts
-            .iter()
-            .take(N_NAMED)
-            .map(u32::to_string)
-            .collect();
-        let more = if row.experts.len() > N_NAMED {
-            " …"
-        } else {
-            ""
-        };
-        vec![
-            layer.into(),
-            (lane as u64).into(),
-            (row.experts.len() as u64).into(),
-            row.bytes.into(),
-            format!("{:5.1}", 100.0 * share(row.hits, total)).into(),
-            format!("{}{more}", named.join(" ")).into(),
-        ]
-    });
-    write_rows(out, Format::Table, &columns, rows)?;
+    Table::of(&layers)
+        .shown("layer", |&(&(layer, _), _)| layer)
+        .shown("lane", |&(&(_, lane), _)| lane)
+        .shown("experts", |(_, row)| row.experts.len())
+        .shown("size (bytes)", |(_, row)| row.bytes)
+        .shown("expected hit rate (%)", |((layer, _), row)| {
+            let total = hits.get(layer).copied().unwrap_or(0);
+            fixed(100.0 * share(row.hits, total), 1)
+        })
+        .shown("hottest first", |(_, row)| {
+            let named: Vec<String> = row
+                .experts
+                .iter()
+                .take(N_NAMED)
+                .map(u32::to_string)
+                .collect();
+            let more = if row.experts.len() > N_NAMED {
+                " …"
+            } else {
+                ""
+            };
+            format!("{}{more}", named.join(" "))
+        })
+        .write(out, Format::Table)?;
     writeln!(out)?;
     for (number, lane) in planned.plan.lanes.iter().enumerate() {
         writeln!(

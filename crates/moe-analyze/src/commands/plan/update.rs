@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use super::Args;
 use crate::context::Context;
 use crate::json_input;
-use crate::output::{self, Cell, Format, write_rows};
+use crate::output::{self, Format, Table};
 
 /// Plans the update of the cache in `current` by a live report, and prints it.
 pub fn run(
@@ -122,18 +122,16 @@ fn experts_of(file: &LearnFile, ctx: &Context) -> anyhow::Result<Vec<Place>> {
 }
 
 fn write_exchanges(out: &mut dyn Write, format: Option<Format>, update: &Update) -> io::Result<()> {
-    let columns = ["layer", "evict", "add", "evict_score", "add_score", "gain"];
-    let rows = update.exchanges().iter().map(|exchange| -> Vec<Cell> {
-        vec![
-            exchange.layer.into(),
-            exchange.evict.into(),
-            exchange.add.into(),
-            exchange.evict_score.into(),
-            exchange.add_score.into(),
-            exchange.gain().into(),
-        ]
-    });
-    write_rows(out, format.unwrap_or(Format::Table), &columns, rows)?;
+    Table::of(update.exchanges())
+        .column("layer", "layer", |exchange| exchange.layer)
+        .column("evict", "evict", |exchange| exchange.evict)
+        .column("add", "add", |exchange| exchange.add)
+        .column("evict_score", "score, evicted", |exchange| {
+            exchange.evict_score
+        })
+        .column("add_score", "score, added", |exchange| exchange.add_score)
+        .column("gain", "gain", |exchange| exchange.gain())
+        .write(out, format.unwrap_or(Format::Table))?;
     if format.is_none() {
         writeln!(
             out,

@@ -28,11 +28,11 @@ use crate::files::OutputPath;
 use crate::interrupt;
 use crate::model;
 use crate::option_values::{at_least, whole};
-use crate::output::{self, Format, write_rows};
+use crate::output::{self, Format};
 use crate::progress::Progress;
 use crate::recording;
 use crate::traces::{self, TraceArgs};
-use report::{Bandwidths, COLUMNS, ReplayReport};
+use report::{Bandwidths, ReplayReport};
 
 /// Run the MoE layers of a model with the routing of a trace, and measure them
 ///
@@ -132,9 +132,9 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         host: read_bandwidth(&threads, BANDWIDTH_BYTES),
         gpu: first_gpu.and_then(|gpu| native::gpu_bandwidth(gpu.bandwidth(), ctx)),
     };
-    let rows = report.rows(args.repetitions, &bandwidths);
+    let rows = report.rows();
     output::to_stdout(args.output, |out| {
-        write_rows(out, args.output, &COLUMNS, rows)
+        report::table(&rows, args.repetitions, &bandwidths).write(out, args.output)
     })?;
     // The measurement is complete without the recorded run.
     recorded?;

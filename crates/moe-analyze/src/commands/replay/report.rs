@@ -1,34 +1,14 @@
-//! What was measured, as rows of named columns.
+//! What was measured, as rows.
 
 use std::collections::BTreeMap;
+use std::slice;
 use std::time::Duration;
 
 use moe_executor::recorder::LaneCounts;
 use moe_executor::replay::Ran;
 use moe_trace::record::{PHASE_PROMPT, lane};
 
-use crate::output::Cell;
-
-/// Names of the columns; those of the lanes are how many experts were computed where, by the down product.
-pub const COLUMNS: [&str; 17] = [
-    "phase",
-    "layer_id",
-    "batches",
-    "tokens",
-    "us_per_token",
-    "bytes",
-    "gb_per_s",
-    "bandwidth_gb_per_s",
-    "bandwidth_share",
-    "tokens_per_s",
-    lane::NAMES[lane::CPU as usize],
-    lane::NAMES[lane::GPU_RESIDENT as usize],
-    lane::NAMES[lane::HOT_CACHE as usize],
-    lane::NAMES[lane::POST_FETCHED as usize],
-    lane::NAMES[lane::POST_FETCH_MISS as usize],
-    lane::NAMES[lane::CACHE_HIT as usize],
-    lane::NAMES[lane::CACHE_MISS as usize],
-];
+use crate::output::Table;
 
 /// Bytes that memories read in a second.
 pub struct Bandwidths {
@@ -67,9 +47,8 @@ impl ReplayReport {
         }
     }
 
-    /// A row a layer, then one without a layer for all of them; prompt before generated tokens. Counts are those of one of the
-    /// repetitions.
-    pub fn rows(&self, repetitions: u32, bandwidths: &Bandwidths) -> Vec<Vec<Cell<'static>>> {
+    /// A row for each layer, then one without a layer for all of them; prompt before generated tokens.
+    pub fn rows(&self) -> Vec<Row> {
         let mut rows = Vec::new();
         let mut all = BTreeMap::<u8, Sums>::new();
         for (&(phase, _), layer) in &self.layers {
@@ -84,50 +63,85 @@ impl ReplayReport {
         for (phase, all) in all {
             let layers = self.layers.range((phase, 0)..=(phase, u16::MAX));
             let layers = layers.map(|(&(_, layer), sums)| (Some(layer), *sums));
-            let phase = match phase {
-                PHASE_PROMPT => "prompt",
-                _ => "generate",
-            };
-            rows.extend(layers.chain([(None, all)]).map(|(layer, sums)| {
-                let mut row = vec![phase.into(), layer.into()];
-                row.extend(sums.cells(layer.is_none(), repetitions.into(), bandwidths));
-                row
+            rows.extend(layers.chain([(None, all)]).map(|(layer, sums)| Row {
+                phase,
+                layer,
+                sums,
             }));
         }
         rows
     }
 }
 
-impl Sums {
-    /// From `batches` on; tokens a second only for all layers.
-    fn cells(&self, is_all: bool, repetitions: u64, bandwidths: &Bandwidths) -> Vec<Cell<'static>> {
-        let seconds = self.time.as_secs_f64();
-        let rate = |n: u64| Some(n as f64 / seconds).filter(|rate| rate.is_finite());
-        // Where several take part there is no one bandwidth to hold it against.
+/// What was measured of a layer, or of all layers, in a phase.
+pub struct Row {
+    phase: u8,
+    /// `None`: all layers.
+    layer: Option<u16>,
+    sums: Sums,
+}
+
+impl Row {
+    /// `n` in a second of the row's time.
+    fn rate(&self, n: u64) -> Option<f64> {
+        let rate = n as f64 / self.sums.time.as_secs_f64();
+        rate.is_finite().then_some(rate)
+    }
+
+    /// The bandwidth of the memory that holds all experts that were computed; `None` if there are several.
+    fn bandwidth(&self, bandwidths: &Bandwidths) -> Option<f64> {
         let alone = |lane: u8| {
-            let mut others = self.lanes.iter().enumerate();
+            let mut others = self.sums.lanes.iter().enumerate();
             others.all(|(at, &n)| n == 0 || at == usize::from(lane))
         };
-        let bandwidth = match () {
+        match () {
             () if alone(lane::CPU) => Some(bandwidths.host),
             () if alone(lane::GPU_RESIDENT) => bandwidths.gpu,
             () => None,
-        };
-        let read = rate(self.bytes);
-        let mut cells: Vec<Cell> = vec![
-            (self.batches / repetitions).into(),
-            (self.tokens / repetitions).into(),
-            rate(self.tokens).map(|rate| 1e6 / rate).into(),
-            (self.bytes / repetitions).into(),
-            read.map(|read| read / 1e9).into(),
-            bandwidth.map(|bandwidth| bandwidth / 1e9).into(),
-            read.zip(bandwidth).map(|(read, most)| read / most).into(),
-            rate(self.tokens).filter(|_| is_all).into(),
-        ];
-        let lanes = self.lanes.iter().skip(1);
-        cells.extend(lanes.map(|n| Cell::from(n / repetitions)));
-        cells
+        }
     }
+}
+
+/// A table of the rows. Counts are those of one of the `repetitions`; those of the lanes are how many experts were computed where,
+/// by the down product. Tokens per second are of all layers together.
+pub fn table<'a>(
+    rows: &'a [Row],
+    repetitions: u32,
+    bandwidths: &'a Bandwidths,
+) -> Table<'a, slice::Iter<'a, Row>> {
+    let repetitions = u64::from(repetitions);
+    let mut table = Table::of(rows)
+        .column("phase", "phase", |row| match row.phase {
+            PHASE_PROMPT => "prompt",
+            _ => "generate",
+        })
+        .column("layer_id", "layer", |row| row.layer)
+        .column("batches", "batches", move |row| {
+            row.sums.batches / repetitions
+        })
+        .column("tokens", "tokens", move |row| row.sums.tokens / repetitions)
+        .column("us_per_token", "time/token (µs)", |row| {
+            row.rate(row.sums.tokens).map(|rate| 1e6 / rate)
+        })
+        .column("bytes", "read (bytes)", move |row| {
+            row.sums.bytes / repetitions
+        })
+        .column("gb_per_s", "read (GB/s)", |row| {
+            row.rate(row.sums.bytes).map(|read| read / 1e9)
+        })
+        .column("bandwidth_gb_per_s", "memory bandwidth (GB/s)", |row| {
+            row.bandwidth(bandwidths).map(|bandwidth| bandwidth / 1e9)
+        })
+        .column("bandwidth_share", "share of the bandwidth", |row| {
+            Some(row.rate(row.sums.bytes)? / row.bandwidth(bandwidths)?)
+        })
+        .column("tokens_per_s", "tokens/s", |row| {
+            row.rate(row.sums.tokens).filter(|_| row.layer.is_none())
+        });
+    for (lane, name) in lane::NAMES.into_iter().enumerate().skip(1) {
+        table = table.column(name, name, move |row| row.sums.lanes[lane] / repetitions);
+    }
+    table
 }
 
 fn add(to: &mut LaneCounts, counts: &LaneCounts) {

@@ -166,7 +166,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
             .prefetch
             .rows(&plan, &how, inputs.predictions.as_ref(), ctx)?;
         output::to_stdout(args.output, |stdout| {
-            prefetch::print(stdout, args.output, rows)
+            prefetch::print(stdout, args.output, &rows, batches.needs().tokens)
         })?;
         return Ok(ExitStatus::Done);
     }
@@ -200,14 +200,14 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         let wanted = rows.iter().filter(|row| policies.contains(&row.policy));
         draw(&args, plot, &policies, wanted.copied(), ctx)?;
     }
-    let table = report::Table {
+    let results = report::Results {
         needs: batches.needs(),
         rows: &rows,
         policies: &policies,
         machine,
     };
-    table.remark(ctx);
-    output::to_stdout(args.output, |stdout| table.print(stdout, args.output))?;
+    results.remark(ctx);
+    output::to_stdout(args.output, |stdout| results.print(stdout, args.output))?;
     Ok(ExitStatus::Done)
 }
 

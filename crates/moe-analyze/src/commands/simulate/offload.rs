@@ -6,18 +6,7 @@ use moe_analysis::simulate::{BatchTime, MAX_BATCH, Offload};
 
 use super::report::rounded;
 use crate::context::Context;
-use crate::output::{Cell, Format, write_rows};
-
-const COLUMNS: [&str; 8] = [
-    "n_tokens",
-    "distinct_experts",
-    "cpu_ms",
-    "load_ms",
-    "gpu_ms",
-    "offload_ms_min",
-    "offload_ms_max",
-    "faster",
-];
+use crate::output::{Format, Table};
 
 /// The largest batch of the table; llama.cpp's batches hold 512 to 4096 tokens.
 const MAX_ROW: u64 = 4096;
@@ -26,29 +15,33 @@ const MAX_ROW: u64 = 4096;
 pub fn print(offload: &Offload, out: &mut dyn Write, format: Format) -> io::Result<()> {
     let sizes = std::iter::successors(Some(1u64), |n| Some(2 * n));
     let sizes = sizes.take_while(|&n| n <= MAX_ROW);
-    let rows: Vec<Vec<Cell>> = sizes.map(|n| cells(&offload.time(n))).collect();
-    write_rows(out, format, &COLUMNS, rows)
+    let ms = |seconds: f64| rounded(1e3 * seconds, 3);
+    Table::of(sizes.map(|n| offload.time(n)))
+        .column("n_tokens", "batch (tokens)", |time| time.n_tokens)
+        .column("distinct_experts", "distinct experts", |time| {
+            rounded(time.distinct, 1)
+        })
+        .column("cpu_ms", "CPU (ms)", move |time| ms(time.cpu_s))
+        .column("load_ms", "H2D copies (ms)", move |time| ms(time.load_s))
+        .column("gpu_ms", "GPU (ms)", move |time| ms(time.device_s))
+        .column("offload_ms_min", "offload, min (ms)", move |time| {
+            ms(time.offload_min_s())
+        })
+        .column("offload_ms_max", "offload, max (ms)", move |time| {
+            ms(time.offload_max_s())
+        })
+        .column("faster", "faster", faster)
+        .write(out, format)
 }
 
-fn cells(time: &BatchTime) -> Vec<Cell<'static>> {
-    let ms = |seconds: f64| rounded(1e3 * seconds, 3);
-    let faster = if time.offload_max_s() <= time.cpu_s {
+fn faster(time: &BatchTime) -> &'static str {
+    if time.offload_max_s() <= time.cpu_s {
         "gpu"
     } else if time.offload_min_s() <= time.cpu_s {
         "gpu if copies are hidden"
     } else {
         "cpu"
-    };
-    vec![
-        time.n_tokens.into(),
-        rounded(time.distinct, 1).into(),
-        ms(time.cpu_s).into(),
-        ms(time.load_s).into(),
-        ms(time.device_s).into(),
-        ms(time.offload_min_s()).into(),
-        ms(time.offload_max_s()).into(),
-        faster.into(),
-    ]
+    }
 }
 
 /// Tells from which batch on copying is faster, and what llama.cpp should be told.

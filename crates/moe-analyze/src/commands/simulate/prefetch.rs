@@ -12,7 +12,7 @@ use moe_placement::predict::{Given, Predictor, PredictorName};
 use super::report::rounded;
 use crate::context::Context;
 use crate::option_values::not_negative;
-use crate::output::{Cell, Format, write_rows};
+use crate::output::{Format, Table};
 use crate::progress::Progress;
 
 /// Which predictors, and what they are asked for.
@@ -44,22 +44,6 @@ pub struct PrefetchArgs {
     #[arg(long, value_name = "µS", value_parser = not_negative)]
     window_us: Option<f64>,
 }
-
-const COLUMNS: [&str; 13] = [
-    "budget_mib",
-    "policy",
-    "predictor",
-    "hit_pct_decode",
-    "hits",
-    "timely",
-    "late",
-    "missed",
-    "wasted",
-    "precision_pct",
-    "moved_bytes",
-    "stall_ms_token",
-    "tokens_s",
-];
 
 /// What is simulated.
 pub struct Plan<'a> {
@@ -133,11 +117,10 @@ impl PrefetchArgs {
         how: &Prefetch,
         given: Option<&Given>,
         ctx: &Context,
-    ) -> anyhow::Result<Vec<Vec<Cell<'static>>>> {
+    ) -> anyhow::Result<Vec<Row>> {
         let experts = plan.batches.experts();
-        let tokens = plan.batches.needs().tokens as f64;
         let n_layer = experts.n_layer();
-        let mut rows: Vec<Vec<Cell>> = Vec::new();
+        let mut rows = Vec::new();
         let n_predictors = 1 + self.predictor.len() + usize::from(given.is_some());
         let n_rows = plan.budgets.len() * plan.policies.len() * n_predictors;
         let progress = Progress::items(ctx, "caches", n_rows as u64);
@@ -153,10 +136,15 @@ impl PrefetchArgs {
                 if let Some(given) = given {
                     predictors.push(("given".into(), Box::new(given.clone())));
                 }
-                for (name, mut predictor) in predictors {
+                for (predictor, mut predicts) in predictors {
                     let mut cache = plan.setting.policy(policy, experts, budget)?;
-                    let result = prefetch(plan.batches, cache.as_mut(), predictor.as_mut(), how);
-                    rows.push(cells(budget, policy, name, &result, tokens));
+                    let result = prefetch(plan.batches, cache.as_mut(), predicts.as_mut(), how);
+                    rows.push(Row {
+                        budget,
+                        policy,
+                        predictor,
+                        result,
+                    });
                     progress.inc(1);
                 }
             }
@@ -165,39 +153,45 @@ impl PrefetchArgs {
     }
 }
 
-/// Prints them.
-pub fn print(out: &mut dyn Write, format: Format, rows: Vec<Vec<Cell>>) -> io::Result<()> {
-    write_rows(out, format, &COLUMNS, rows)
-}
-
-fn cells(
+/// What a cache and a predictor do together.
+pub struct Row {
     budget: u64,
     policy: PolicyName,
     predictor: String,
-    result: &Prefetched,
-    tokens: f64,
-) -> Vec<Cell<'static>> {
-    let percent =
-        |part: u64, whole: u64| (whole > 0).then(|| rounded(100.0 * part as f64 / whole as f64, 3));
-    let tokens_s = tokens / (result.stall_s + result.work_s);
-    vec![
-        (budget / MIB).into(),
-        policy.to_string().into(),
-        predictor.into(),
-        percent(result.hits, result.look_ups).into(),
-        result.hits.into(),
-        result.timely.into(),
-        result.late.into(),
-        result.missed.into(),
-        result.wasted.into(),
-        percent(result.correct, result.predicted).into(),
-        result.moved_bytes.into(),
-        (tokens > 0.0)
-            .then(|| rounded(1e3 * result.stall_s / tokens, 3))
-            .into(),
-        Some(tokens_s)
-            .filter(|speed| speed.is_finite())
-            .map(|speed| rounded(speed, 3))
-            .into(),
-    ]
+    result: Prefetched,
+}
+
+/// Prints a row for each of them; `tokens` were generated.
+pub fn print(out: &mut dyn Write, format: Format, rows: &[Row], tokens: u64) -> io::Result<()> {
+    let tokens = tokens as f64;
+    Table::of(rows)
+        .column("budget_mib", "budget (MiB)", |row| row.budget / MIB)
+        .column("policy", "policy", |row| row.policy.to_string())
+        .column("predictor", "predictor", |row| row.predictor.as_str())
+        .column("hit_pct_decode", "hit rate, decode (%)", |row| {
+            percent(row.result.hits, row.result.look_ups)
+        })
+        .column("hits", "hits", |row| row.result.hits)
+        .column("timely", "timely", |row| row.result.timely)
+        .column("late", "late", |row| row.result.late)
+        .column("missed", "missed", |row| row.result.missed)
+        .column("wasted", "wasted", |row| row.result.wasted)
+        .column("precision_pct", "precision (%)", |row| {
+            percent(row.result.correct, row.result.predicted)
+        })
+        .column("moved_bytes", "copied (bytes)", |row| {
+            row.result.moved_bytes
+        })
+        .column("stall_ms_token", "stall (ms/token)", move |row| {
+            (tokens > 0.0).then(|| rounded(1e3 * row.result.stall_s / tokens, 3))
+        })
+        .column("tokens_s", "tokens/s", move |row| {
+            let speed = tokens / (row.result.stall_s + row.result.work_s);
+            speed.is_finite().then(|| rounded(speed, 3))
+        })
+        .write(out, format)
+}
+
+fn percent(part: u64, whole: u64) -> Option<f64> {
+    (whole > 0).then(|| rounded(100.0 * part as f64 / whole as f64, 3))
 }

@@ -2,38 +2,17 @@
 
 use std::io::{self, Write};
 
-use moe_analysis::simulate::{Machine, Needs, Row, Speed};
+use moe_analysis::simulate::{Machine, Needs, Row};
 use moe_gguf::text::counted;
 use moe_placement::cache::PolicyName;
 use moe_placement::plan::MIB;
 
 use super::inputs::Inputs;
 use crate::context::Context;
-use crate::output::{Cell, Format, write_rows};
+use crate::output::{Format, Table};
 
-/// The columns; the first five are those of published curves.
-const COLUMNS: [&str; 10] = [
-    "budget_mib",
-    "policy",
-    "hit_pct_cum",
-    "hit_pct_decode",
-    "read_mib",
-    "moved_bytes",
-    "regret_mib",
-    "evictions",
-    "look_ups",
-    "hits",
-];
-
-/// Columns where the machine is told, and where its memory is.
-const SPEED_COLUMNS: [&str; 2] = ["tokens_s_min", "tokens_s_max"];
-const S_MBU_COLUMNS: [&str; 2] = ["s_mbu_pct_min", "s_mbu_pct_max"];
-
-/// Where it is told what the CPU takes: times the speed without a cache, if nothing overlaps in either and if all does.
-const SPEEDUP_COLUMNS: [&str; 2] = ["speedup_serial", "speedup_overlap"];
-
-/// A row for each budget and policy that was asked for.
-pub struct Table<'a> {
+/// Results for each budget and policy.
+pub struct Results<'a> {
     /// What the trace's tokens need.
     pub needs: Needs,
     /// Results; Belady's for each budget are there, asked for or not.
@@ -44,24 +23,84 @@ pub struct Table<'a> {
     pub machine: Option<Machine>,
 }
 
-impl Table<'_> {
-    /// Prints it.
+impl Results<'_> {
+    /// Prints a row for each budget and policy that was asked for. The first five columns are those of published curves.
     pub fn print(&self, out: &mut dyn Write, format: Format) -> io::Result<()> {
-        let mut columns = COLUMNS.to_vec();
-        if let Some(machine) = &self.machine {
-            columns.extend(SPEED_COLUMNS);
-            if machine.memory_bytes_per_s.is_some() {
-                columns.extend(S_MBU_COLUMNS);
-            }
-            if machine.cpu.is_some() {
-                columns.extend(SPEEDUP_COLUMNS);
-            }
+        let table = Table::of(self.wanted())
+            .column("budget_mib", "budget (MiB)", |row| row.budget / MIB)
+            .column("policy", "policy", |row| row.policy.to_string())
+            .column("hit_pct_cum", "hit rate (%)", |row| {
+                rounded(row.outcome.hit_pct_cum(), 3)
+            })
+            .column("hit_pct_decode", "hit rate, decode (%)", |row| {
+                row.outcome.hit_pct_decode().map(|pct| rounded(pct, 3))
+            })
+            .column("read_mib", "read (MiB)", |row| {
+                rounded(mib(row.outcome.total_read_bytes()), 1)
+            })
+            .column("moved_bytes", "copied (bytes)", |row| {
+                row.outcome.moved_bytes()
+            })
+            .column("regret_mib", "regret (MiB)", |row| self.regret_mib(row))
+            .column("evictions", "evictions", |row| row.outcome.evictions)
+            .column("look_ups", "look-ups", |row| {
+                row.outcome.look_ups.iter().sum::<u64>()
+            })
+            .column("hits", "hits", |row| row.outcome.hits.iter().sum::<u64>());
+        match &self.machine {
+            Some(machine) => self.with_speed(machine, table).write(out, format),
+            None => table.write(out, format),
         }
-        let cells: Vec<Vec<Cell>> = self.wanted().map(|row| self.cells(row)).collect();
-        write_rows(out, format, &columns, cells)
     }
 
-    fn wanted(&self) -> impl Iterator<Item = &Row> {
+    /// Adds the bounds of the speed, the share of the memory's bandwidth if that is known, and, if the CPU's times are known, how
+    /// many times the speed without a cache it is: with nothing overlapped in either, and with all overlapped in both.
+    fn with_speed<'a, I: Iterator<Item = &'a Row> + Clone>(
+        &'a self,
+        machine: &'a Machine,
+        table: Table<'a, I>,
+    ) -> Table<'a, I> {
+        let of = move |row: &Row| machine.speed(&self.needs, row);
+        let without = machine.speed_without(&self.needs);
+        let mut table = table
+            .column("tokens_s_min", "tokens/s, min", move |row| {
+                of(row).map(|speed| rounded(speed.tokens_s_min, 3))
+            })
+            .column("tokens_s_max", "tokens/s, max", move |row| {
+                of(row).map(|speed| rounded(speed.tokens_s_max, 3))
+            });
+        if machine.memory_bytes_per_s.is_some() {
+            table = table
+                .column("s_mbu_pct_min", "memory bandwidth, min (%)", move |row| {
+                    let (min, _) = of(row)?.s_mbu_pct?;
+                    Some(rounded(min, 1))
+                })
+                .column("s_mbu_pct_max", "memory bandwidth, max (%)", move |row| {
+                    let (_, max) = of(row)?.s_mbu_pct?;
+                    Some(rounded(max, 1))
+                });
+        }
+        if machine.cpu.is_some() {
+            table = table
+                .column("speedup_serial", "speedup, serial (×)", move |row| {
+                    Some(rounded(of(row)?.tokens_s_min / without?.tokens_s_min, 3))
+                })
+                .column("speedup_overlap", "speedup, overlapped (×)", move |row| {
+                    Some(rounded(of(row)?.tokens_s_max / without?.tokens_s_max, 3))
+                });
+        }
+        table
+    }
+
+    /// MiB copied beyond Belady's policy.
+    fn regret_mib(&self, row: &Row) -> Option<f64> {
+        let mut same = self.rows.iter().filter(|other| other.budget == row.budget);
+        let best = same.find(|other| other.policy == PolicyName::Belady)?;
+        let [copied, least] = [row, best].map(|row| mib(row.outcome.moved_bytes()));
+        Some(rounded(copied - least, 1))
+    }
+
+    fn wanted(&self) -> impl Iterator<Item = &Row> + Clone {
         let rows = self.rows.iter();
         rows.filter(|row| self.policies.contains(&row.policy))
     }
@@ -102,50 +141,10 @@ impl Table<'_> {
             ctx.remark(format_args!("{what} at {mib} MiB: {}", policies.join(", ")));
         }
     }
+}
 
-    fn cells(&self, row: &Row) -> Vec<Cell<'static>> {
-        let outcome = &row.outcome;
-        let mib = |bytes: u64| bytes as f64 / MIB as f64;
-        let mut same = self.rows.iter().filter(|other| other.budget == row.budget);
-        let best = same.find(|other| other.policy == PolicyName::Belady);
-        let regret_mib = best.map(|best| {
-            let moved_mib = mib(outcome.moved_bytes());
-            rounded(moved_mib - mib(best.outcome.moved_bytes()), 1)
-        });
-        let mut cells: Vec<Cell> = vec![
-            (row.budget / MIB).into(),
-            row.policy.to_string().into(),
-            rounded(outcome.hit_pct_cum(), 3).into(),
-            outcome.hit_pct_decode().map(|pct| rounded(pct, 3)).into(),
-            rounded(mib(outcome.total_read_bytes()), 1).into(),
-            outcome.moved_bytes().into(),
-            regret_mib.into(),
-            outcome.evictions.into(),
-            outcome.look_ups.iter().sum::<u64>().into(),
-            outcome.hits.iter().sum::<u64>().into(),
-        ];
-        if let Some(machine) = &self.machine {
-            let speed = machine.speed(&self.needs, row);
-            let bounds = |value: fn(Speed) -> f64| speed.map(|speed| rounded(value(speed), 3));
-            cells.push(bounds(|speed| speed.tokens_s_min).into());
-            cells.push(bounds(|speed| speed.tokens_s_max).into());
-            if machine.memory_bytes_per_s.is_some() {
-                let s_mbu = speed.and_then(|speed| speed.s_mbu_pct);
-                cells.push(s_mbu.map(|(min, _)| rounded(min, 1)).into());
-                cells.push(s_mbu.map(|(_, max)| rounded(max, 1)).into());
-            }
-            if machine.cpu.is_some() {
-                let both = speed.zip(machine.speed_without(&self.needs));
-                let times =
-                    |of: fn(Speed) -> f64| both.map(|(with, without)| of(with) / of(without));
-                let serial = times(|speed| speed.tokens_s_min);
-                let overlap = times(|speed| speed.tokens_s_max);
-                cells.push(serial.map(|times| rounded(times, 3)).into());
-                cells.push(overlap.map(|times| rounded(times, 3)).into());
-            }
-        }
-        cells
-    }
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / MIB as f64
 }
 
 /// The number with so many digits behind the point.
@@ -158,14 +157,14 @@ pub fn rounded(value: f64, digits: usize) -> f64 {
 pub fn remark(inputs: &Inputs, budgets: &[u64], policies: &[PolicyName], ctx: &Context) {
     let batches = &inputs.batches;
     let experts = batches.experts();
-    let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / MIB as f64);
+    let in_mib = |bytes: u64| format!("{:.1} MiB", mib(bytes));
     let total = experts.total_bytes();
     ctx.remark(format_args!(
         "{} of {} in {}; all experts take {}",
         counted(batches.n_look_ups(), "look-up"),
         counted(experts.len() as u64, "expert"),
         counted(experts.n_layer() as u64, "layer"),
-        mib(total)
+        in_mib(total)
     ));
     let list = |budgets: &[u64]| {
         let mib = budgets.iter().map(|budget| (budget / MIB).to_string());
@@ -184,14 +183,14 @@ pub fn remark(inputs: &Inputs, budgets: &[u64], policies: &[PolicyName], ctx: &C
         ctx.remark(format_args!(
             "warning: a token goes through {} of experts, layer by layer; a cache of less ({} MiB) that goes by the last use \
              has forgotten an expert before its layer comes again",
-            mib(cycle),
+            in_mib(cycle),
             list(&short)
         ));
     }
     let whole = which(&|budget| budget >= total);
     if !whole.is_empty() {
         let whole_model = inputs.model_bytes.map(|bytes| {
-            let rest = mib(bytes.saturating_sub(total));
+            let rest = in_mib(bytes.saturating_sub(total));
             format!("; with {rest} of other weights the whole model fits")
         });
         ctx.remark(format_args!(

@@ -7,20 +7,7 @@ use moe_placement::plan::MIB;
 
 use super::report::rounded;
 use crate::option_values::{ValueError, number};
-use crate::output::{Cell, Format, write_rows};
-
-/// As of the whole trace, with half of a 95 % interval beside each hit rate.
-const COLUMNS: [&str; 9] = [
-    "budget_mib",
-    "policy",
-    "hit_pct_cum",
-    "hit_pct_cum_error",
-    "hit_pct_decode",
-    "hit_pct_decode_error",
-    "read_mib",
-    "evictions",
-    "look_ups",
-];
+use crate::output::{Format, Table};
 
 /// A share of the experts: above 0, at most 1.
 pub fn rate(text: &str) -> Result<f64, ValueError> {
@@ -29,23 +16,35 @@ pub fn rate(text: &str) -> Result<f64, ValueError> {
     })
 }
 
-/// Prints a row for each budget.
+/// Prints a row for each budget, as of the complete trace, with half of a 95 % interval next to each hit rate.
 pub fn print(out: &mut dyn Write, format: Format, estimates: &[Estimate]) -> io::Result<()> {
-    let rows = estimates.iter().map(|estimate| -> Vec<Cell> {
-        let outcome = &estimate.outcome;
-        let decode = outcome.hit_pct_decode();
-        let decode_error = decode.map(|_| estimate.error_pct_decode);
-        vec![
-            (estimate.budget / MIB).into(),
-            "lru".into(),
-            rounded(outcome.hit_pct_cum(), 3).into(),
-            rounded(estimate.error_pct_cum, 3).into(),
-            decode.map(|pct| rounded(pct, 3)).into(),
-            decode_error.map(|pct| rounded(pct, 3)).into(),
-            rounded(outcome.total_read_bytes() as f64 / MIB as f64, 1).into(),
-            outcome.evictions.into(),
-            outcome.look_ups.iter().sum::<u64>().into(),
-        ]
-    });
-    write_rows(out, format, &COLUMNS, rows)
+    Table::of(estimates)
+        .column("budget_mib", "budget (MiB)", |estimate| {
+            estimate.budget / MIB
+        })
+        .column("policy", "policy", |_| "lru")
+        .column("hit_pct_cum", "hit rate (%)", |estimate| {
+            rounded(estimate.outcome.hit_pct_cum(), 3)
+        })
+        .column("hit_pct_cum_error", "± (%)", |estimate| {
+            rounded(estimate.error_pct_cum, 3)
+        })
+        .column("hit_pct_decode", "hit rate, decode (%)", |estimate| {
+            let decode = estimate.outcome.hit_pct_decode();
+            decode.map(|pct| rounded(pct, 3))
+        })
+        .column("hit_pct_decode_error", "± (%)", |estimate| {
+            let decode = estimate.outcome.hit_pct_decode();
+            decode.map(|_| rounded(estimate.error_pct_decode, 3))
+        })
+        .column("read_mib", "read (MiB)", |estimate| {
+            rounded(estimate.outcome.total_read_bytes() as f64 / MIB as f64, 1)
+        })
+        .column("evictions", "evictions", |estimate| {
+            estimate.outcome.evictions
+        })
+        .column("look_ups", "look-ups", |estimate| {
+            estimate.outcome.look_ups.iter().sum::<u64>()
+        })
+        .write(out, format)
 }

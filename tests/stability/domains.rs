@@ -2,8 +2,10 @@
 
 use std::fs;
 
-use super::Fixture;
-use super::measures::{close, rows};
+use serde_json::Value;
+
+use super::rows;
+use crate::hotness::{Fixture, close};
 use crate::support::{arg, args, fail, moe_analyze, run};
 
 /// Four tokens of each of two sequences. Sequence 4 has the experts 0 and 1, sequence 9 the experts 0 and 2.
@@ -71,7 +73,9 @@ fn domains_by_sequence() {
         close(row, "over_even", 1.5);
     }
 
-    let matrix = rows(&path, &[&with_labels[..], &["--by", "label"]].concat());
+    // `hotness` splits the matrix by the same labels.
+    let matrix = run!["--quiet", "hotness", path, with_labels, "--by", "label", "-o", "json"];
+    let matrix: Vec<Value> = serde_json::from_str(&matrix).unwrap();
     let count = |label: &str, expert: u32| {
         let mut found = matrix
             .iter()
@@ -105,8 +109,8 @@ fn domains_by_input_even_of_counts() {
     fs::write(&a, header(&[3, 1])).unwrap();
     fs::write(&b, header(&[2, 2])).unwrap();
     let text = run![
-        "--quiet", "hotness", a, b, "--top-k", "1", "--label", "code", "--label", "law", "--table",
-        "domains", "-o", "csv"
+        "--quiet", "stability", a, b, "--top-k", "1", "--label", "code", "--label", "law",
+        "--table", "domains", "-o", "csv"
     ];
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines.len(), 3, "{text}");
@@ -123,7 +127,7 @@ fn labels_of_sequences_that_are_not_there_are_remarked() {
     let labels = fixture.path("labels.csv");
     fs::write(&labels, "4,code\n11,law\n10,law\n").unwrap();
     let remarks = |more: &[&str]| {
-        let args = ["hotness", arg(&path), "--labels", arg(&labels)];
+        let args = ["stability", arg(&path), "--labels", arg(&labels)];
         let assert = moe_analyze().args(args![args, more]).assert();
         String::from_utf8_lossy(&assert.success().get_output().stderr).into_owned()
     };
@@ -145,13 +149,12 @@ fn labels_that_do_not_fit_are_refused() {
     fs::write(&bad, "4,code\n9\n").unwrap();
     for (more, expected) in [
         (&["--label", "a", "--label", "b"][..], "2 --label for 1 inputs"),
-        (&["--by", "label"], "no domain is told"),
-        (&["--split", "by-label"], "no domain is told"),
-        (&["--table", "domains"], "no domain is told"),
-        (&["--labels", arg(&bad)], "line 2: no comma"),
+        (&["--split", "by-label"], "no domains are given"),
+        (&["--table", "domains"], "no domains are given"),
+        (&["--labels", arg(&bad), "--table", "domains"], "line 2: no comma"),
         (&["--label", "a", "--table", "split", "--split", "by-label"], "only one label"),
     ] {
-        let line = fail!["--quiet", "hotness", path, more];
+        let line = fail!["--quiet", "stability", path, more];
         assert!(line.contains(expected), "{line}");
     }
 }

@@ -1,4 +1,6 @@
-//! Whether hotness will hold: made-up traces that do and do not, and what needs order.
+//! `stability`: synthetic traces whose hotness does and does not generalize, and what needs order.
+
+mod domains;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -7,9 +9,13 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::Fixture;
-use super::measures::{close, rows};
-use crate::support::{Arg, N_LAYER, arg, args, fail, moe_analyze, repository, run};
+use crate::hotness::{Fixture, close};
+use crate::support::{N_LAYER, fail, repository, run};
+
+/// The rows of a table as JSON.
+fn rows(path: &Path, more: &[&str]) -> Vec<Value> {
+    serde_json::from_str(&run!["--quiet", "stability", path, "-o", "json", more]).unwrap()
+}
 
 /// Tokens of one layer as JSON lines: sequence and experts. Expert 15 tells that there are 16.
 fn trace(fixture: &Fixture, name: &str, tokens: impl Iterator<Item = (u32, [u32; 2])>) -> PathBuf {
@@ -29,14 +35,14 @@ fn trace(fixture: &Fixture, name: &str, tokens: impl Iterator<Item = (u32, [u32;
     path
 }
 
-fn first_line(args: impl Arg) -> String {
-    let args = args!["--quiet", "hotness", args];
-    run![args].lines().next().unwrap().to_owned()
+fn first_line(command: &str, path: &Path) -> String {
+    let text = run!["--quiet", command, path];
+    text.lines().next().unwrap().to_owned()
 }
 
 /// 60 tokens on the experts 0 to 3, 60 on 12 to 15: what is learned on the first half is of no use for the second.
 #[test]
-fn what_moves_does_not_hold() {
+fn hotness_that_moves_does_not_generalize() {
     let fixture = Fixture::new();
     let tokens = (0..120).map(|t| {
         (
@@ -49,9 +55,10 @@ fn what_moves_does_not_hold() {
         )
     });
     let path = trace(&fixture, "moves.jsonl", tokens);
-    let line = first_line(args![path]);
+    let lines = ["hotness", "stability"].map(|command| first_line(command, &path));
+    assert_eq!(lines[0], lines[1]);
     assert_eq!(
-        line,
+        lines[0],
         "it does not hold: the hottest 25 % of experts of the first 60 tokens cover 0.0 % of the choices of the other 60 \
          (100.0 % of their own, an even router 25.0 %)",
         "all eight end with 30 choices, of which the lower ids stay the set"
@@ -69,7 +76,7 @@ fn what_moves_does_not_hold() {
 }
 
 #[test]
-fn what_stays_holds() {
+fn hotness_that_stays_generalizes() {
     let fixture = Fixture::new();
     let tokens = (0..121).map(|t| {
         (
@@ -82,16 +89,18 @@ fn what_stays_holds() {
         )
     });
     let path = trace(&fixture, "stays.jsonl", tokens);
-    let line = first_line(args![path]);
+    let line = first_line("hotness", &path);
     assert!(line.starts_with("it holds: the hottest 25 % of experts of the first 6"), "{line}");
     assert!(!line.contains("changed"), "{line}");
-    let summary = run!["--quiet", "hotness", path, "--split", "0.5"];
-    assert!(summary.contains("out_of_sample"), "{summary}");
+    let summary = run!["--quiet", "stability", path];
+    let lines: Vec<&str> = summary.lines().collect();
+    assert_eq!((lines[0], lines.len()), (&*line, 4 + 5), "{summary}");
+    assert!(lines[3].contains("coverage out-of-sample"), "{summary}");
 }
 
 /// Three sequences, each with an expert of its own beside 15.
 #[test]
-fn sequences_are_tested_on_each_other() {
+fn splits_by_sequence() {
     let fixture = Fixture::new();
     let path = trace(&fixture, "sequences.jsonl", (0..60).map(|t| (t % 3, [15, t % 3])));
     let rows = rows(&path, &["--table", "split", "--split", "by-sequence"]);
@@ -107,14 +116,14 @@ fn sequences_are_tested_on_each_other() {
     }
     // One sequence has no other.
     let one = trace(&fixture, "one.jsonl", (0..20).map(|t| (0, [15, t % 3])));
-    let args = ["--quiet", "hotness", arg(&one), "--table", "split", "--split", "by-sequence"];
-    assert!(fail![args].contains("only one sequence"));
-    let summary = ["--quiet", "hotness", arg(&one), "--split", "by-sequence"];
-    assert!(fail![summary].contains("only one sequence"));
+    for more in [&["--table", "split"][..], &[]] {
+        let line = fail!["--quiet", "stability", one, "--split", "by-sequence", more];
+        assert!(line.contains("only one sequence"), "{line}");
+    }
 }
 
 #[test]
-fn drift_settling_and_intervals_have_their_rows() {
+fn drift_convergence_and_intervals_have_their_rows() {
     let fixture = Fixture::new();
     let run = fixture.path("run");
     let mut drift = BTreeMap::new();
@@ -150,9 +159,9 @@ fn drift_settling_and_intervals_have_their_rows() {
     close(&drift[&(Some(5), [0, 6])], "total_variation", 0.0);
     assert_eq!(drift.len(), 5 * 8 + 7 + 9);
     // After two tokens all seven experts are there: eight may be hot.
-    let settling = rows(&run, &["--table", "settling"]);
-    assert_eq!(settling.len() as u32, N_LAYER);
-    for row in settling {
+    let convergence = rows(&run, &["--table", "convergence"]);
+    assert_eq!(convergence.len() as u32, N_LAYER);
+    for row in convergence {
         assert_eq!(row["settled"], 2, "{row}");
     }
     let bootstrap = ["--table", "bootstrap", "--resamples", "50", "--seed", "7"];
@@ -164,61 +173,65 @@ fn drift_settling_and_intervals_have_their_rows() {
 }
 
 #[test]
-fn counts_without_order_give_what_they_can() {
+fn counts_without_order_have_only_domains() {
     let counts = repository("fixtures/foreign/imatrix/small.gguf");
-    let line = first_line(args![counts]);
-    assert!(line.starts_with("how far to trust it cannot be told"), "{line}");
-    let rows = rows(&counts, &["--table", "measures"]);
-    assert!(rows[0]["gini"].is_f64() && rows[0]["overlap"].is_null());
     for asked in [
-        ["--table", "drift"],
-        ["--table", "settling"],
-        ["--table", "batches"],
-        ["--table", "bootstrap"],
-        ["--table", "split"],
-        ["--split", "0.5"],
-        ["--split", "by-sequence"],
-        ["--by=sequence", "-ocsv"],
+        &[][..],
+        &["--table", "drift"],
+        &["--table", "convergence"],
+        &["--table", "bootstrap"],
+        &["--table", "split"],
+        &["--split", "0.5"],
+        &["--split", "by-sequence"],
     ] {
-        let args = args!["--quiet", "hotness", counts, asked];
-        let line = fail![args];
+        let line = fail!["--quiet", "stability", counts, asked];
         assert!(line.contains("order"), "{line}");
     }
+    run!["--quiet", "stability", counts, "--label", "all", "--table", "domains"];
 }
 
 #[test]
-fn an_expert_twice_in_a_token_is_remarked() {
-    let fixture = Fixture::new();
-    let path = trace(&fixture, "twice.jsonl", [(0, [1, 1]), (0, [2, 3])].into_iter());
-    let remarks = |path: &Path, more: &[&str]| {
-        let args = args!["hotness", path, more];
-        let assert = moe_analyze().args(args).assert().success();
-        String::from_utf8_lossy(&assert.get_output().stderr).into_owned()
-    };
-    let found = remarks(&path, &[]);
-    assert!(found.contains("left out: 1 expert that a token names again"), "{found}");
-    // A format with a row for each slot hands over what it says.
-    let route = repository("fixtures/foreign/bigmoeonedge/small.route.csv");
-    let rows = fs::read_to_string(route).unwrap();
-    let twice = rows.replace("0,0,0,0,1,1,0.25", "0,0,0,0,1,5,0.25");
-    assert_ne!(twice, rows);
-    let path = fixture.path("twice.route.csv");
-    fs::write(&path, twice).unwrap();
-    for more in [&[][..], &["-o", "csv"]] {
-        let found = remarks(&path, more);
-        assert!(found.contains("1 choice of a token names an expert twice"), "{found}");
-    }
-}
-
-#[test]
-fn impossible_splits_are_refused() {
+fn rejects_impossible_splits() {
     let fixture = Fixture::new();
     let run = fixture.path("run");
     for split in ["0", "1", "1.5", "-0.5", "nan", "by-moon"] {
         let option = format!("--split={split}");
-        let line = fail!["hotness", run, option];
+        let line = fail!["stability", run, option];
         let start = format!("moe-analyze: invalid value '{split}' for '--split <");
         assert!(line.starts_with(&start), "{line}");
         assert!(line.contains("between 0 and 1"), "{line}");
     }
+}
+
+#[test]
+fn rejects_options_without_effect() {
+    let fixture = Fixture::new();
+    let run = fixture.path("run");
+    for (more, expected) in [
+        (&["--split", "0.5", "--table", "drift"][..], "--table split"),
+        (&["--label", "a"], "--split by-label and --table domains"),
+    ] {
+        let line = fail!["stability", run, more];
+        assert!(line.contains(expected), "{more:?}: {line}");
+    }
+    let split = |more: &[&str]| run!["stability", run, "-o", "csv", more];
+    assert_eq!(split(&["--split", "0.25"]), split(&["--split", "0.25", "--table", "split"]));
+}
+
+#[test]
+fn plots_are_not_overwritten() {
+    let fixture = Fixture::new();
+    let run = fixture.path("run");
+    let plot = fixture.path("coverage.svg");
+    run!["stability", run, "--plot", plot];
+    let line = fail!["stability", run, "--plot", plot];
+    assert!(line.contains("--force"), "{line}");
+    assert!(fail!["stability", run, "--plot", fixture.path("coverage.gif")].contains(".png"));
+}
+
+/// Options that moved here from `hotness` are named there.
+#[test]
+fn hotness_names_the_command_of_options_that_it_does_not_have() {
+    let line = fail!["hotness", "run", "--split", "0.5"];
+    assert!(line.contains("'--split'") && line.contains("stability"), "{line}");
 }

@@ -1,4 +1,7 @@
-//! Counts of the experts that one input selects.
+//! Counts of the experts that inputs select.
+
+pub mod inputs;
+pub mod sentences;
 
 use std::path::Path;
 

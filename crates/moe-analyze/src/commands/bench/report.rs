@@ -1,0 +1,119 @@
+//! What was measured, as rows.
+
+use std::io::{self, Write};
+
+use moe_trace::manifest::Gpu;
+
+use super::Test;
+use crate::output::{Format, Table};
+
+/// What a test measured.
+pub struct Measured {
+    /// File name of the model.
+    pub model: String,
+    /// Of its tensors.
+    pub model_bytes: u64,
+    pub n_batch: usize,
+    pub n_threads: usize,
+    pub test: Test,
+    /// Mean and deviation of a run's time, nanoseconds.
+    pub ns: (f64, f64),
+    /// Mean and deviation.
+    pub tokens_per_s: (f64, f64),
+    /// Of weights.
+    pub bytes_per_token: f64,
+    /// Bytes that the memory with the weights reads in a second; `None` if they are in several memories.
+    pub bandwidth: Option<f64>,
+    pub engine: String,
+    pub policy: &'static str,
+    pub gpus: Vec<Gpu>,
+}
+
+impl Measured {
+    /// Bytes of weights read in a second.
+    fn bytes_per_s(&self) -> f64 {
+        self.bytes_per_token * self.tokens_per_s.0
+    }
+
+    /// Names of the GPUs, separated by commas.
+    fn gpu_names(&self) -> String {
+        let names: Vec<&str> = self.gpus.iter().map(|gpu| gpu.name.as_str()).collect();
+        names.join(", ")
+    }
+
+    /// Operations that the CPU did in the place of GPUs, in all runs of the test; `None` without a GPU.
+    fn fallbacks(&self) -> Option<u64> {
+        let counts = self.gpus.iter().filter_map(|gpu| gpu.fallbacks.as_ref());
+        counts
+            .map(|fallbacks| fallbacks.operations)
+            .reduce(|sum, n| sum + n)
+    }
+}
+
+/// Prints a row for each test, with llama-bench's names where it has one.
+pub fn print(out: &mut dyn Write, format: Format, rows: &[Measured]) -> io::Result<()> {
+    let round = |value: f64, digits: i32| (value * 10f64.powi(digits)).round() / 10f64.powi(digits);
+    Table::of(rows)
+        .column("model_filename", "model", |row| row.model.as_str())
+        .column("model_size", "size (bytes)", |row| row.model_bytes)
+        .column("n_batch", "batch (tokens)", |row| row.n_batch)
+        .column("n_threads", "threads", |row| row.n_threads)
+        .column("n_prompt", "prompt (tokens)", |row| row.test.n_prompt)
+        .column("n_gen", "generated (tokens)", |row| row.test.n_gen)
+        .column("avg_ns", "time (ns)", |row| row.ns.0 as u64)
+        .column("stddev_ns", "± (ns)", |row| row.ns.1 as u64)
+        .column("avg_ts", "tokens/s", move |row| {
+            round(row.tokens_per_s.0, 2)
+        })
+        .column("stddev_ts", "± (tokens/s)", move |row| {
+            round(row.tokens_per_s.1, 2)
+        })
+        .column("weight_bytes_per_token", "weights (bytes/token)", |row| {
+            row.bytes_per_token as u64
+        })
+        .column("gb_per_s", "read (GB/s)", move |row| {
+            round(row.bytes_per_s() / 1e9, 3)
+        })
+        .column(
+            "bandwidth_gb_per_s",
+            "memory bandwidth (GB/s)",
+            move |row| row.bandwidth.map(|bandwidth| round(bandwidth / 1e9, 3)),
+        )
+        .column("bandwidth_share", "share of the bandwidth", move |row| {
+            let share = row.bandwidth.map(|bandwidth| row.bytes_per_s() / bandwidth);
+            share.map(|share| round(share, 4))
+        })
+        .column("engine", "engine", |row| row.engine.as_str())
+        .column("gpu_info", "GPU", |row| row.gpu_names())
+        .column("policy", "policy", |row| row.policy)
+        .column("fallbacks", "fallbacks", |row| row.fallbacks())
+        .write(out, format)
+}
+
+/// Mean and sample standard deviation.
+pub fn mean(values: impl Iterator<Item = f64> + Clone) -> (f64, f64) {
+    let n = values.clone().count() as f64;
+    let mean = values.clone().sum::<f64>() / n;
+    let squares: f64 = values.map(|v| (v - mean).powi(2)).sum();
+    (
+        mean,
+        if n > 1.0 {
+            (squares / (n - 1.0)).sqrt()
+        } else {
+            0.0
+        },
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::mean;
+
+    #[test]
+    fn mean_and_deviation() {
+        let (m, s) = mean([2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0].into_iter());
+        assert_eq!(m, 5.0);
+        assert!((s - 2.138).abs() < 1e-3);
+        assert_eq!(mean([3.0].into_iter()), (3.0, 0.0));
+    }
+}

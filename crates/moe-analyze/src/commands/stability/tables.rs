@@ -1,0 +1,186 @@
+//! The rows of `--table`. None has more than a few rows for each layer, whatever the length of the trace.
+
+use std::io::{self, Write};
+
+use moe_analysis::measures::{Specialisation, mutual_information, specialisation, total_variation};
+use moe_analysis::stability::{self, Split};
+use moe_placement::learn::LayerCounts;
+
+use super::args::{Args, TableChoice};
+use crate::counting::inputs::Counted;
+use crate::output::{Format, Table, or_all};
+
+/// Writes the rows that were asked for; `splits` are the rows of [`TableChoice::Split`].
+pub fn write(
+    out: &mut dyn Write,
+    format: Format,
+    args: &Args,
+    counted: &Counted,
+    splits: &[Split],
+) -> io::Result<()> {
+    match args.table() {
+        TableChoice::Split => split(out, format, splits),
+        TableChoice::Drift => drift(out, format, counted),
+        TableChoice::Convergence => convergence(out, format, counted),
+        TableChoice::Bootstrap => bootstrap(out, format, args, counted),
+        TableChoice::Domains => domains(out, format, args, counted),
+    }
+}
+
+/// Writes a row for each held-out split and size of the hot set.
+pub fn split(out: &mut dyn Write, format: Format, splits: &[Split]) -> io::Result<()> {
+    let rows = splits.iter().flat_map(|split| {
+        let coverage = split.coverage.iter();
+        coverage.map(move |coverage| (split, coverage))
+    });
+    Table::of(rows)
+        .column("tested", "held-out split", |(split, _)| {
+            split.tested.as_str()
+        })
+        .column("rows_learned", "training (tokens)", |(split, _)| {
+            split.rows_learned
+        })
+        .column("rows_tested", "held out (tokens)", |(split, _)| {
+            split.rows_tested
+        })
+        .column("percent", "hottest experts (%)", |(_, coverage)| {
+            coverage.percent
+        })
+        .column("in_sample", "coverage in-sample", |(_, coverage)| {
+            coverage.in_sample
+        })
+        .column(
+            "out_of_sample",
+            "coverage out-of-sample",
+            |(_, coverage)| coverage.out_of_sample,
+        )
+        .column("uniform", "uniform router", |(_, coverage)| {
+            coverage.uniform
+        })
+        .write(out, format)
+}
+
+fn drift(out: &mut dyn Write, format: Format, counted: &Counted) -> io::Result<()> {
+    let rows = stability::drift(&counted.survey, counted.hotness.n_expert());
+    Table::of(&rows)
+        .column("layer_id", "layer", move |row| or_all(row.layer, format))
+        .column("from", "from span", |row| row.from)
+        .column("to", "to span", |row| row.to)
+        .column("rows", "tokens", |row| row.rows)
+        .column("total_variation", "total variation", |row| {
+            row.total_variation
+        })
+        .column("noise", "expected by chance", |row| row.noise)
+        .column("jaccard", "Jaccard index of the hot sets", |row| {
+            row.jaccard
+        })
+        .write(out, format)
+}
+
+fn convergence(out: &mut dyn Write, format: Format, counted: &Counted) -> io::Result<()> {
+    let rows = stability::settling(&counted.survey, counted.hotness.n_expert());
+    Table::of(&rows)
+        .column("layer_id", "layer", |row| row.layer)
+        .column("rows", "tokens", |row| row.rows)
+        .column("settled", "converged after (tokens)", |row| row.settled)
+        .column("almost_settled", "almost converged after (tokens)", |row| {
+            row.almost_settled
+        })
+        .write(out, format)
+}
+
+fn bootstrap(
+    out: &mut dyn Write,
+    format: Format,
+    args: &Args,
+    counted: &Counted,
+) -> io::Result<()> {
+    let n_expert = counted.hotness.n_expert();
+    let n = args.resamples as usize;
+    let intervals = stability::bootstrap(&counted.survey, n_expert, n, args.seed);
+    Table::of(&intervals)
+        .column("measure", "measure", |row| row.measure.as_str())
+        .column("value", "value", |row| row.value)
+        .column("low", "95 % interval, low", |row| row.low)
+        .column("high", "high", |row| row.high)
+        .write(out, format)
+}
+
+/// How a layer's experts belong to a domain.
+struct Domain<'a> {
+    layer: u32,
+    label: &'a str,
+    rows: u64,
+    /// Of the layer.
+    information_bits: f64,
+    /// From all other domains.
+    total_variation: Option<f64>,
+    favourite: Option<Specialisation>,
+    /// Share of the tokens that an expert of a uniform router has.
+    uniform: f64,
+}
+
+fn domains(out: &mut dyn Write, format: Format, args: &Args, counted: &Counted) -> io::Result<()> {
+    let Counted {
+        hotness, survey, ..
+    } = counted;
+    let groups = survey.labels();
+    let mut rows = Vec::new();
+    for layer in hotness.layers(args.inputs.phases()) {
+        let counts: Vec<Vec<u64>> = (0..groups.names().len())
+            .map(|group| groups.counts(group, layer))
+            .collect();
+        let slices: Vec<&[u64]> = counts.iter().map(Vec::as_slice).collect();
+        let information_bits = mutual_information(&slices);
+        for (group, label) in groups.names().iter().enumerate() {
+            let mut others = vec![0u64; hotness.n_expert() as usize];
+            let other_counts = counts.iter().enumerate().filter(|(at, _)| *at != group);
+            for (sum, count) in other_counts.flat_map(|(_, counts)| counts.iter().enumerate()) {
+                if let Some(sum) = others.get_mut(sum) {
+                    *sum = sum.saturating_add(*count);
+                }
+            }
+            let n_rows = match groups.rows(group, layer) {
+                0 => rows_of_counts(&counts[group], hotness.n_expert_used()),
+                rows => rows,
+            };
+            rows.push(Domain {
+                layer,
+                label,
+                rows: n_rows,
+                information_bits,
+                total_variation: total_variation(&counts[group], &others),
+                favourite: specialisation(&counts[group], n_rows),
+                uniform: f64::from(hotness.n_expert_used()) / f64::from(hotness.n_expert().max(1)),
+            });
+        }
+    }
+    Table::of(&rows)
+        .column("layer_id", "layer", |row| row.layer)
+        .column("label", "domain", |row| row.label)
+        .column("rows", "tokens", |row| row.rows)
+        .column("information_bits", "mutual information (bits)", |row| {
+            row.information_bits
+        })
+        .column("total_variation", "total variation", |row| {
+            row.total_variation
+        })
+        .column("expert_id", "most used expert", |row| {
+            Some(row.favourite?.expert)
+        })
+        .column("specialisation", "its share of tokens", |row| {
+            Some(row.favourite?.share_of_tokens)
+        })
+        .column("over_even", "times a uniform router's", |row| {
+            Some(row.favourite?.share_of_tokens / row.uniform)
+        })
+        .write(out, format)
+}
+
+/// Tokens behind counts, where they are not told.
+fn rows_of_counts(counts: &[u64], n_expert_used: u32) -> u64 {
+    let choices = counts
+        .iter()
+        .fold(0u64, |sum, &count| sum.saturating_add(count));
+    LayerCounts::tokens_of(choices, n_expert_used.max(1))
+}

@@ -1,0 +1,176 @@
+//! Inputs that are counted together: the options that name them, and reading them.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use moe_analysis::hotness::{ExpertBytes, Hotness, Phases};
+use moe_analysis::survey::{self, Labels, Survey};
+use moe_gguf::map::OffsetMap;
+use moe_gguf::text::counted;
+use moe_trace::bounded;
+
+use super::read_with;
+use crate::context::Context;
+use crate::phase_choice::PhaseChoice;
+use crate::traces::TraceArgs;
+
+/// What is counted: the options that `hotness` and `stability` have in common.
+#[derive(Debug, clap::Args)]
+pub struct InputArgs {
+    /// Runs, traces, directories of tables, or traces of other tools, all of one model
+    #[arg(required = true, value_name = "PATH")]
+    pub paths: Vec<PathBuf>,
+    /// Tokens to count
+    #[arg(long, value_enum, default_value_t = PhaseChoice::All)]
+    pub phase: PhaseChoice,
+    /// Domain of an input; once for each PATH, in their order
+    #[arg(long, value_name = "NAME", conflicts_with = "labels")]
+    pub label: Vec<String>,
+    /// Domains of the sequences of one input: lines `sequence,label`
+    #[arg(long, value_name = "FILE.csv")]
+    pub labels: Option<PathBuf>,
+    #[command(flatten)]
+    pub trace: TraceArgs,
+}
+
+impl InputArgs {
+    pub fn phases(&self) -> Phases {
+        self.phase.phases()
+    }
+
+    /// Names what is read, for messages and plots.
+    pub fn source(&self) -> String {
+        match &self.paths[..] {
+            [path] => path
+                .file_name()
+                .unwrap_or(path.as_os_str())
+                .to_string_lossy()
+                .into_owned(),
+            paths => format!("{} inputs", paths.len()),
+        }
+    }
+
+    /// Refuses labels that do not match the inputs. Labels must be given if and only if they are used, by the options that
+    /// `used_by` names.
+    pub fn check_labels(&self, are_used: bool, used_by: &str) -> anyhow::Result<()> {
+        if !self.label.is_empty() && self.label.len() != self.paths.len() {
+            bail!(
+                "{} --label for {} inputs; give one for each, in their order, or --labels FILE.csv for the sequences of one",
+                self.label.len(),
+                self.paths.len()
+            );
+        }
+        if self.labels.is_some() && self.paths.len() != 1 {
+            bail!("--labels names sequences of one input; for several give --label for each");
+        }
+        match (are_used, self.label.is_empty() && self.labels.is_none()) {
+            (true, true) => {
+                bail!("no domains are given; add --label NAME for each input, or --labels FILE.csv")
+            }
+            (false, false) => bail!("--label and --labels go with {used_by}"),
+            _ => Ok(()),
+        }
+    }
+
+    /// A survey of the tokens of this phase with these labels.
+    ///
+    /// # Errors
+    /// The file of `--labels` cannot be read.
+    pub fn survey(&self) -> anyhow::Result<survey::SurveyOptions> {
+        let labels = match &self.labels {
+            Some(path) => {
+                let text = bounded::read_text(path)?;
+                Labels::parse(&text).with_context(|| path.display().to_string())?
+            }
+            None => Labels::of_inputs(self.label.clone()),
+        };
+        Ok(survey::SurveyOptions {
+            phases: self.phases(),
+            labels,
+            ..survey::SurveyOptions::default()
+        })
+    }
+
+    /// Reads all inputs, once. Without `survey` only sums are counted.
+    ///
+    /// # Errors
+    /// An input cannot be read, it is of another model, or no token of the phase was routed.
+    pub fn read(
+        &self,
+        survey: Option<survey::SurveyOptions>,
+        ctx: &Context,
+    ) -> anyhow::Result<Counted> {
+        let paths: Vec<&Path> = self.paths.iter().map(PathBuf::as_path).collect();
+        self.trace.check(&paths)?;
+        let is_surveyed = survey.is_some();
+        let mut survey = Survey::new(survey.unwrap_or_default());
+        let mut bytes = match self.trace.gguf()? {
+            Some((_, gguf)) => ExpertBytes::of_map(&OffsetMap::new(&gguf)),
+            None => ExpertBytes::default(),
+        };
+        let options = self.trace.options()?;
+        let mut total: Option<Hotness> = None;
+        for path in &self.paths {
+            survey.begin_input();
+            let survey = is_surveyed.then_some(&mut survey);
+            let hotness = read_with(path, &options, survey, &mut bytes, ctx)?;
+            match &mut total {
+                None => total = Some(hotness),
+                Some(total) => total
+                    .merge(&hotness)
+                    .with_context(|| path.display().to_string())?,
+            }
+        }
+        survey.finish()?;
+        let counted = Counted {
+            hotness: total.context("no input; name a run")?,
+            survey,
+            bytes,
+        };
+        self.warn(&counted, ctx);
+        counted
+            .hotness
+            .check_routed(self.phases())
+            .with_context(|| format!("{} tokens", self.phase.describe()))?;
+        Ok(counted)
+    }
+
+    /// Prints what is doubtful about the inputs.
+    fn warn(&self, read: &Counted, ctx: &Context) {
+        let unused = read.survey.unused_labels();
+        if let (Some(labels), Some(first)) = (&self.labels, unused.first()) {
+            ctx.remark(format_args!(
+                "warning: {} labels {} that {} has no token of, the first is {first}",
+                labels.display(),
+                counted(unused.len(), "sequence"),
+                self.source()
+            ));
+        }
+        let hotness = &read.hotness;
+        if hotness.n_repeated() > 0 {
+            ctx.remark(format_args!(
+                "{} an expert twice, which no router does: {} is damaged, or not what it seems",
+                match hotness.n_repeated() {
+                    1 => "1 choice of a token names".into(),
+                    n => format!("{} of tokens name", counted(n, "choice")),
+                },
+                self.source()
+            ));
+        }
+        if let (2.., unknown @ 1..) = hotness.n_runs() {
+            ctx.remark(format_args!(
+                "{} not tell the model; that all are of one was judged by their numbers of experts alone",
+                if unknown == 1 { "1 input does".into() } else { format!("{unknown} inputs do") }
+            ));
+        }
+    }
+}
+
+/// Everything that was read.
+pub struct Counted {
+    pub hotness: Hotness,
+    /// Empty if only sums were counted.
+    pub survey: Survey,
+    /// Empty if no input contains them.
+    pub bytes: ExpertBytes,
+}

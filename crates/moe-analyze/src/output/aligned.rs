@@ -1,0 +1,73 @@
+//! Aligned columns: numbers to the right, text to the left.
+
+use std::borrow::Cow;
+use std::io::{self, Write};
+
+use super::{Cell, RowWriter};
+
+pub struct Aligned<'a> {
+    out: &'a mut dyn Write,
+    columns: Vec<Column>,
+}
+
+/// What must be known of a column before its first line is written.
+struct Column {
+    /// Characters.
+    width: usize,
+    /// Whether it holds some text; the others are aligned to the right.
+    has_text: bool,
+}
+
+impl<'a> Aligned<'a> {
+    /// A table whose columns are as wide as `rows` need.
+    pub fn measured<'c>(
+        out: &'a mut dyn Write,
+        names: &[&str],
+        rows: impl Iterator<Item = Vec<Cell<'c>>>,
+    ) -> Self {
+        let column = |name: &&str| Column {
+            width: name.chars().count(),
+            has_text: false,
+        };
+        let mut columns: Vec<Column> = names.iter().map(column).collect();
+        for row in rows {
+            for (column, cell) in columns.iter_mut().zip(&row) {
+                column.width = column.width.max(cell.for_reading().chars().count());
+                column.has_text |= !cell.is_number() && *cell != Cell::Null;
+            }
+        }
+        Aligned { out, columns }
+    }
+
+    fn line<'t>(&mut self, texts: impl Iterator<Item = Cow<'t, str>>) -> io::Result<()> {
+        let mut line = String::new();
+        for (index, (text, column)) in texts.zip(&self.columns).enumerate() {
+            if index > 0 {
+                line.push_str("  ");
+            }
+            let padding = " ".repeat(column.width.saturating_sub(text.chars().count()));
+            if column.has_text {
+                line.push_str(&text);
+                line.push_str(&padding);
+            } else {
+                line.push_str(&padding);
+                line.push_str(&text);
+            }
+        }
+        writeln!(self.out, "{}", line.trim_end())
+    }
+}
+
+impl RowWriter for Aligned<'_> {
+    fn begin(&mut self, columns: &[&str]) -> io::Result<()> {
+        self.line(columns.iter().map(|&name| name.into()))
+    }
+
+    fn row(&mut self, cells: &[Cell]) -> io::Result<()> {
+        self.line(cells.iter().map(Cell::for_reading))
+    }
+
+    fn end(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
