@@ -32,22 +32,6 @@ KERNEL rms_norm(
     }
 }
 
-// sum = x + y, and its norm as above.
-KERNEL add_rms_norm(const float* x, const float* y, const float* __restrict__ weight, float eps, unsigned width, float* sum, float* out) {
-    follow_previous();
-    const size_t row = size_t(blockIdx.x) * width;
-    float squares = 0.0f;
-#pragma unroll 4
-    for (unsigned i = threadIdx.x; i < width; i += blockDim.x) {
-        const float value = x[row + i] + y[row + i];
-        sum[row + i] = value;
-        squares += value * value;
-    }
-    const float scale = 1.0f / sqrtf(block_sum(squares) / width + eps);
-#pragma unroll 4
-    for (unsigned i = threadIdx.x; i < width; i += blockDim.x) out[row + i] = sum[row + i] * scale * weight[i];
-}
-
 KERNEL add(const float* a, const float* b, size_t n, float* out) {
     follow_previous();
     const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -56,12 +40,6 @@ KERNEL add(const float* a, const float* b, size_t n, float* out) {
 
 // The kernels below: block (row, part of its columns).
 __device__ unsigned column() { return blockIdx.y * blockDim.x + threadIdx.x; }
-
-KERNEL add_bias(float* x, const float* __restrict__ bias, unsigned width) {
-    follow_previous();
-    const unsigned i = column();
-    if (i < width) x[size_t(blockIdx.x) * width + i] += bias[i];
-}
 
 KERNEL scale_rows_by_sigmoid(float* x, const float* score, unsigned width) {
     follow_previous();
