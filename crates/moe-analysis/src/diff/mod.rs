@@ -39,6 +39,21 @@ pub enum Error {
         /// The most ranges that are compared.
         limit: usize,
     },
+    /// The tokens of a run have no sequences, and those of the other have several.
+    #[error(
+        "{}: its records do not contain the sequences of their tokens (plain v4 records), and {} has {n_sequences} sequences: \
+         it is unknown which tokens are the same; compare runs of one sequence",
+        path.display(),
+        other.display()
+    )]
+    UnknownSequences {
+        /// The run without sequences.
+        path: PathBuf,
+        /// The other run.
+        other: PathBuf,
+        /// Sequences of the other run.
+        n_sequences: usize,
+    },
 }
 
 /// What to compare.
@@ -97,7 +112,7 @@ impl DiffReport {
 /// pass at hand, and what was found.
 ///
 /// # Errors
-/// [`Error::TooManyRanges`] for a damaged trace.
+/// [`Error::TooManyRanges`] for a damaged trace, [`Error::UnknownSequences`] for a trace without sequences next to one with several.
 pub fn diff(a: &Run, b: &Run, options: &DiffOptions) -> Result<DiffReport, Error> {
     let runs = [a, b];
     let (limit, tolerance) = (options.limit, options.weight_tolerance);
@@ -106,7 +121,17 @@ pub fn diff(a: &Run, b: &Run, options: &DiffOptions) -> Result<DiffReport, Error
         .then(|| RoutingComparer::new(runs, limit, tolerance));
     let mut operations = options.operations.then(|| OperationsComparer::new(runs));
     let mut bytes = options.bytes.then(|| BytesComparer::new(runs, limit));
-    let [passes_a, passes_b] = runs.map(passes);
+    let mut passes = runs.map(passes);
+    for side in [0, 1] {
+        passes::name_sequence(&mut passes, side).map_err(|n_sequences| {
+            Error::UnknownSequences {
+                path: runs[side].path.clone(),
+                other: runs[1 - side].path.clone(),
+                n_sequences,
+            }
+        })?;
+    }
+    let [passes_a, passes_b] = passes;
     for step in Steps::new(&passes_a, &passes_b) {
         if let Some(routing) = &mut routing {
             routing.step(&step);

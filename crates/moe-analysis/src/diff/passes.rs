@@ -1,5 +1,6 @@
 //! The passes of a trace, and which passes of two traces evaluate the same tokens.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use moe_trace::Run;
@@ -7,7 +8,8 @@ use moe_trace::Run;
 /// Tokens that went through the graph together, or what was recorded of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct DiffPass {
-    pub sequence_id: u32,
+    /// `None` if the records do not contain it.
+    pub sequence_id: Option<u32>,
     pub phase: u8,
     /// Positions in the sequence.
     pub tokens: Range<u64>,
@@ -16,7 +18,7 @@ pub(super) struct DiffPass {
 }
 
 impl DiffPass {
-    fn key(&self) -> (u32, u8, u64) {
+    fn key(&self) -> (Option<u32>, u8, u64) {
         (self.sequence_id, self.phase, self.tokens.start)
     }
 }
@@ -24,15 +26,15 @@ impl DiffPass {
 /// The passes of a run by sequence, phase and position, whatever the order in which they ran.
 ///
 /// An operation belongs to the pass before it if it is of the same sequence and phase and begins at one of its
-/// positions. A plain v4 record tells neither its sequence, taken as 0, nor its batch, taken as one token.
+/// positions. A plain v4 record contains neither its sequence, which stays unknown, nor its batch, taken as one token.
 pub(super) fn passes(run: &Run) -> Vec<DiffPass> {
     let mut passes: Vec<DiffPass> = Vec::new();
     for operation in run.trace.operations() {
         let head = operation.head();
         let (sequence_id, n_tokens) = if head.has_extension() {
-            (head.sequence_id.get(), head.n_tokens.get().max(1))
+            (Some(head.sequence_id.get()), head.n_tokens.get().max(1))
         } else {
-            (0, 1)
+            (None, 1)
         };
         let first = u64::from(head.token_id.get());
         let tokens = first..first + u64::from(n_tokens);
@@ -55,6 +57,28 @@ pub(super) fn passes(run: &Run) -> Vec<DiffPass> {
     }
     passes.sort_by_key(DiffPass::key);
     passes
+}
+
+/// Where a trace contains no sequence at all and the other one exactly one, that is the sequence of both.
+///
+/// # Errors
+/// The number of sequences of the other trace if it has several: it is unknown which tokens are the same.
+pub(super) fn name_sequence(passes: &mut [Vec<DiffPass>; 2], side: usize) -> Result<(), usize> {
+    let [of, other] = [side, 1 - side].map(|side| {
+        let sequences = passes[side].iter().map(|pass| pass.sequence_id);
+        sequences.collect::<BTreeSet<_>>()
+    });
+    if of.iter().any(Option::is_some) || other.iter().all(Option::is_none) {
+        return Ok(());
+    }
+    if other.len() > 1 {
+        return Err(other.len());
+    }
+    let sequence_id = other.first().copied().flatten();
+    for pass in &mut passes[side] {
+        pass.sequence_id = sequence_id;
+    }
+    Ok(())
 }
 
 /// The fewest passes of both traces that together evaluate the same positions; of one trace alone where the other does
@@ -114,7 +138,7 @@ mod tests {
 
     fn pass(sequence_id: u32, phase: u8, tokens: Range<u64>) -> DiffPass {
         DiffPass {
-            sequence_id,
+            sequence_id: Some(sequence_id),
             phase,
             tokens,
             records: 0..0,
@@ -141,6 +165,29 @@ mod tests {
         // Boundaries that meet only at the end.
         let b = [pass(0, 0, 0..6), pass(0, 0, 6..10)];
         assert_eq!(sizes(&a, &b), [[2, 2], [1, 0]]);
+    }
+
+    #[test]
+    fn unknown_sequence_is_the_only_one_of_the_other_trace() {
+        let unknown = || {
+            let pass = |start| DiffPass {
+                sequence_id: None,
+                ..pass(0, 0, start..start + 1)
+            };
+            vec![pass(0), pass(1)]
+        };
+        let mut passes = [unknown(), vec![pass(7, 0, 0..2)]];
+        assert_eq!(name_sequence(&mut passes, 0), Ok(()));
+        assert_eq!(passes[0][1].sequence_id, Some(7));
+        assert_eq!(name_sequence(&mut passes, 1), Ok(()));
+        let mut passes = [vec![pass(0, 0, 0..2), pass(1, 0, 0..2)], unknown()];
+        assert_eq!(name_sequence(&mut passes, 0), Ok(()));
+        assert_eq!(name_sequence(&mut passes, 1), Err(2));
+        let mut passes = [unknown(), unknown()];
+        assert_eq!(name_sequence(&mut passes, 0), Ok(()));
+        assert_eq!(passes, [unknown(), unknown()]);
+        let mut passes = [unknown(), vec![]];
+        assert_eq!(name_sequence(&mut passes, 0), Ok(()));
     }
 
     #[test]

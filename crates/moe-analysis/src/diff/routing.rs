@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
-use moe_trace::{Expert, Operation, Run, TokenExperts};
+use moe_trace::{Expert, Run, TokenExperts};
 
 use super::passes::Step;
 
@@ -59,8 +59,8 @@ impl RowKind {
 pub struct RowDifference {
     /// How.
     pub kind: RowKind,
-    /// Sequence of the token.
-    pub sequence_id: u32,
+    /// Sequence of the token; `None` if neither run contains it.
+    pub sequence_id: Option<u32>,
     /// 0 prompt, 1 generate.
     pub phase: u8,
     /// Position of the token in its sequence.
@@ -135,13 +135,13 @@ pub(super) struct RoutingComparer<'r> {
 /// A token in a layer of one run.
 #[derive(Clone, Copy)]
 struct Row<'r> {
-    sequence_id: u32,
+    sequence_id: Option<u32>,
     token_id: u32,
     experts: TokenExperts<'r>,
 }
 
 impl Row<'_> {
-    fn key(&self) -> (u32, u32) {
+    fn key(&self) -> (Option<u32>, u32) {
         (self.sequence_id, self.token_id)
     }
 }
@@ -158,18 +158,26 @@ impl<'r> RoutingComparer<'r> {
     }
 
     pub fn step(&mut self, step: &Step<'_>) {
-        let mut layers: BTreeMap<u16, [Vec<Operation<'r>>; 2]> = BTreeMap::new();
+        let mut layers: BTreeMap<u16, [Vec<Row<'r>>; 2]> = BTreeMap::new();
         for side in 0..2 {
             for pass in step.passes[side] {
                 for operation in self.runs[side].routing_in(pass.records.clone()) {
                     if let Some(layer) = operation.head().layer() {
-                        layers.entry(layer).or_default()[side].push(operation);
+                        let rows = operation.tokens().map(|experts| Row {
+                            sequence_id: pass.sequence_id,
+                            token_id: experts.token_id(),
+                            experts,
+                        });
+                        layers.entry(layer).or_default()[side].extend(rows);
                     }
                 }
             }
         }
-        for (layer, operations) in layers {
-            self.layer(layer, operations.map(|operations| rows(&operations)));
+        for (layer, mut rows) in layers {
+            for rows in &mut rows {
+                rows.sort_by_key(Row::key);
+            }
+            self.layer(layer, rows);
         }
     }
 
@@ -271,19 +279,6 @@ impl LayerRouting {
             None
         }
     }
-}
-
-/// The tokens of a layer's operations, by sequence and position.
-fn rows<'r>(operations: &[Operation<'r>]) -> Vec<Row<'r>> {
-    let tokens = operations.iter().flat_map(Operation::tokens);
-    let row = |experts: TokenExperts<'r>| Row {
-        sequence_id: experts.sequence_id().unwrap_or(0),
-        token_id: experts.token_id(),
-        experts,
-    };
-    let mut rows: Vec<Row> = tokens.map(row).collect();
-    rows.sort_by_key(Row::key);
-    rows
 }
 
 /// How far two weights are apart; weights that are no numbers are as far as can be, unless they are the same.

@@ -140,7 +140,8 @@ pub struct SurveyOptions {
 struct Token {
     layer: u32,
     phase: usize,
-    sequence: (usize, u32),
+    /// Run, and sequence in it; tokens of no known sequence are of none of the others.
+    sequence: (usize, Option<u32>),
     token_id: u32,
     /// (expert, weight), best first
     experts: Vec<(u32, f64)>,
@@ -169,8 +170,8 @@ pub struct Survey {
     layers: Vec<LayerSurvey>,
     windows: Windows,
     /// (run, sequence) → in the order of their coming
-    sequences: HashMap<(usize, u32), usize>,
-    last_sequence: Option<((usize, u32), usize)>,
+    sequences: HashMap<(usize, Option<u32>), usize>,
+    last_sequence: Option<((usize, Option<u32>), usize)>,
     by_group: Groups,
     by_fold: Groups,
     by_label: Groups,
@@ -209,7 +210,7 @@ impl Survey {
             self.flush();
             self.token.layer = choice.layer;
             self.token.phase = choice.phase;
-            self.token.sequence = (self.n_runs, choice.sequence_id.unwrap_or(0));
+            self.token.sequence = (self.n_runs, choice.sequence_id);
             self.token.token_id = choice.token_id;
             self.token.top_two = [None; 2];
         }
@@ -281,8 +282,7 @@ impl Survey {
             self.note(added, GroupBy::Sequence);
         }
         if !self.options.labels.is_empty() {
-            let sequence = Some(token.sequence.1);
-            let label = self.options.labels.of(self.n_inputs, sequence);
+            let label = self.options.labels.of(self.n_inputs, token.sequence.1);
             let added = self.by_label.add(label, token.layer, &token.experts);
             self.note(added, GroupBy::Label);
         }
@@ -293,17 +293,22 @@ impl Survey {
             GroupBy::Phase => PHASES[token.phase].to_owned(),
             GroupBy::Window(size) => (row / size.max(1)).to_string(),
             GroupBy::Label => return,
-            GroupBy::Sequence if self.n_runs > 1 => {
-                format!("{}/{}", token.sequence.0 - 1, token.sequence.1)
+            GroupBy::Sequence => {
+                let (run, sequence) = token.sequence;
+                let name = sequence.map_or(UNKNOWN.to_owned(), |sequence| sequence.to_string());
+                if self.n_runs > 1 {
+                    format!("{}/{name}", run - 1)
+                } else {
+                    name
+                }
             }
-            GroupBy::Sequence => token.sequence.1.to_string(),
         };
         let added = self.by_group.add(&name, token.layer, &token.experts);
         self.note(added, by);
     }
 
     /// Number of a sequence in the order of their coming.
-    fn ordinal(&mut self, sequence: (usize, u32)) -> usize {
+    fn ordinal(&mut self, sequence: (usize, Option<u32>)) -> usize {
         if let Some((last, ordinal)) = self.last_sequence
             && last == sequence
         {
@@ -409,6 +414,9 @@ impl Survey {
         self.layers.get(layer as usize)
     }
 }
+
+/// Name of the tokens of [`GroupBy::Sequence`] whose sequence is not known.
+const UNKNOWN: &str = "unknown";
 
 /// Names of the phases of [`GroupBy::Phase`], by number.
 const PHASES: [&str; 3] = ["prompt", "generate", "untold"];

@@ -26,7 +26,7 @@ pub struct TokenPairs {
 /// The last token of a sequence.
 #[derive(Debug, Clone, PartialEq)]
 struct Last {
-    sequence: (usize, u32),
+    sequence: (usize, Option<u32>),
     token_id: u32,
     experts: Vec<u32>,
     top_two: [Option<u32>; 2],
@@ -36,7 +36,7 @@ impl TokenPairs {
     /// Takes a token's experts, best first; `top_two` are those of slots 0 and 1, `None` if the trace lacks the slot.
     pub(super) fn add(
         &mut self,
-        sequence: (usize, u32),
+        sequence: (usize, Option<u32>),
         token_id: u32,
         experts: &[(u32, f64)],
         top_two: [Option<u32>; 2],
@@ -128,7 +128,7 @@ mod tests {
         for &(sequence, token, experts) in tokens {
             let top_two = [Some(experts[0]), Some(experts[1])];
             order.add(
-                (1, sequence),
+                (1, Some(sequence)),
                 token,
                 &experts.map(|expert| (expert, 0.0)),
                 top_two,
@@ -165,6 +165,16 @@ mod tests {
         assert_eq!((order.pairs, order.shared, order.same_first), (2, 6, 1));
     }
 
+    /// Position 1 of no known sequence does not follow position 0 of sequence 0.
+    #[test]
+    fn unknown_sequence_is_not_sequence_0() {
+        let mut order = TokenPairs::default();
+        for (sequence, token_id) in [(Some(0), 0), (None, 1), (None, 2)] {
+            order.add((1, sequence), token_id, &[(7, 0.0)], [Some(7), None]);
+        }
+        assert_eq!((order.pairs, order.shared), (1, 1));
+    }
+
     /// Tokens of a rank that lacks the first choice of the second token and the second choice of the fourth.
     #[test]
     fn missing_slots_are_not_first_choices() {
@@ -177,7 +187,7 @@ mod tests {
         ];
         for (token_id, (experts, top_two)) in (0..).zip(tokens) {
             let experts = experts.map(|expert| (expert, 0.0));
-            order.add((1, 0), token_id, &experts, top_two);
+            order.add((1, Some(0)), token_id, &experts, top_two);
         }
         assert_eq!((order.pairs, order.shared), (3, 4));
         assert_eq!((order.known_first, order.same_first), (1, 1));
@@ -194,10 +204,10 @@ mod tests {
     fn memory_is_bounded() {
         let mut order = TokenPairs::default();
         for sequence in 0..1000 {
-            order.add((1, sequence), 0, &[(1, 0.0)], [Some(1), None]);
+            order.add((1, Some(sequence)), 0, &[(1, 0.0)], [Some(1), None]);
         }
         assert_eq!(order.open.len(), MAX_OPEN);
-        order.add((1, 999), 1, &[(1, 0.0)], [Some(1), None]);
+        order.add((1, Some(999)), 1, &[(1, 0.0)], [Some(1), None]);
         assert_eq!(order.pairs, 1);
     }
 }

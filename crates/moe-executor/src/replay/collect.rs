@@ -166,7 +166,7 @@ impl Collector {
     }
 
     fn push(&mut self, group: Group, layer: u16, tokens: &[Token]) {
-        let pass = (group.sequence_id.unwrap_or(0), group.phase);
+        let pass = (group.sequence_id, group.phase);
         if self.routes.begins_pass(pass, layer) {
             let [past, open] = self.n_tokens;
             self.n_tokens = [past + open, 0];

@@ -1,6 +1,6 @@
 //! The routing of a trace, in passes over the layers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Which experts the tokens of a trace go to: passes in the order of the trace, each with its layers upwards.
 #[derive(Debug, Default)]
@@ -23,7 +23,7 @@ pub struct Routes {
 /// A pass, with the end of its layers.
 #[derive(Debug, Clone, Copy)]
 struct PassEnd {
-    sequence_id: u32,
+    sequence_id: Option<u32>,
     phase: u8,
     end: usize,
 }
@@ -39,7 +39,7 @@ struct LayerEnd {
 /// One walk over the layers, for a batch of a prompt or for one token.
 #[derive(Debug, Clone, Copy)]
 pub struct RoutedPass<'r> {
-    /// Request.
+    /// Number of the sequence. Tokens of no known sequence have a number that no sequence of the trace has.
     pub sequence_id: u32,
     /// [`PHASE_PROMPT`](moe_trace::record::PHASE_PROMPT) or [`PHASE_GENERATE`](moe_trace::record::PHASE_GENERATE).
     pub phase: u8,
@@ -68,18 +68,27 @@ impl Routes {
     /// The passes in order.
     pub fn passes(&self) -> impl Iterator<Item = RoutedPass<'_>> {
         let mut begin = 0usize;
+        let unknown = self.unused_sequence();
         self.passes.iter().map(move |pass| {
             let before = begin.checked_sub(1).map(|last| self.layers[last]);
             let layers = &self.layers[begin..pass.end];
             begin = pass.end;
             RoutedPass {
-                sequence_id: pass.sequence_id,
+                sequence_id: pass.sequence_id.unwrap_or(unknown),
                 phase: pass.phase,
                 routes: self,
                 before: before.unwrap_or_default(),
                 layers,
             }
         })
+    }
+
+    /// The lowest number that no sequence has.
+    fn unused_sequence(&self) -> u32 {
+        let known = self.passes.iter().filter_map(|pass| pass.sequence_id);
+        let known: BTreeSet<u32> = known.collect();
+        let free = (0..).zip(&known).find(|&(n, &sequence)| n != sequence);
+        free.map_or(known.len() as u32, |(n, _)| n)
     }
 
     /// Experts of a token in each layer.
@@ -94,7 +103,7 @@ impl Routes {
 
     /// Whether a pass begins with `layer` in a pass of this request and phase: one of these is another than before, or the layers
     /// begin anew.
-    pub(super) fn begins_pass(&self, (sequence_id, phase): (u32, u8), layer: u16) -> bool {
+    pub(super) fn begins_pass(&self, (sequence_id, phase): (Option<u32>, u8), layer: u16) -> bool {
         match (self.passes.last(), self.layers.last()) {
             (Some(pass), Some(last)) => {
                 pass.sequence_id != sequence_id || pass.phase != phase || layer <= last.layer
@@ -106,7 +115,7 @@ impl Routes {
     /// Adds rows `(position, experts, weights)` that a layer routes together.
     pub(super) fn push<'t>(
         &mut self,
-        pass: (u32, u8),
+        pass: (Option<u32>, u8),
         layer: u16,
         rows: impl Iterator<Item = (u32, &'t [i32], &'t [f32])>,
     ) {

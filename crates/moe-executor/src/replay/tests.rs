@@ -94,6 +94,26 @@ fn rows_of_one_time_are_one_batch_whatever_their_request() {
     assert!(!routes.has_even_weights());
 }
 
+/// A prompt of no known sequence between the sequences 0 and 2.
+#[test]
+fn unknown_sequence_is_not_sequence_0() {
+    let mut collector = Collector::new(u64::MAX, 8);
+    for sequence_id in [Some(0), None, Some(2)] {
+        for token in 0..2 {
+            let row = RoutingRow {
+                sequence_id,
+                ..row(0, token, 0, token, Phase::Prompt)
+            };
+            collector.routing(&row).unwrap();
+        }
+    }
+    let routes = collector.finish().unwrap();
+    let sequences: Vec<u32> = routes.passes().map(|pass| pass.sequence_id).collect();
+    assert_eq!(sequences, [0, 1, 2]);
+    let pass = (PHASE_PROMPT, vec![(0, vec![0, 1], vec![0, 1])]);
+    assert_eq!(list(&routes), [pass.clone(), pass.clone(), pass]);
+}
+
 #[test]
 fn whole_passes_are_taken_up_to_the_last_token() {
     let count = |max_tokens| {
@@ -225,7 +245,7 @@ fn a_layer_gives_what_it_gives_in_a_session() {
         let mut routes = Routes::default();
         let rows = ids.chunks(k).zip(weights.chunks(k)).zip(0..);
         let rows = rows.map(|((ids, weights), position)| (position, ids, weights));
-        routes.push((0, PHASE_PROMPT), layer as u16, rows);
+        routes.push((Some(0), PHASE_PROMPT), layer as u16, rows);
         let (replayed, ran) = output(&model, &routes, seed).unwrap();
         assert_eq!(replayed, out.data(), "{name}");
         assert_eq!(ran[0].lanes[usize::from(lane::CPU)], 3 * k as u64);

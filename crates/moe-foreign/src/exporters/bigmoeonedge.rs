@@ -80,6 +80,8 @@ struct Lost {
     lanes: bool,
     sizes: bool,
     sequences: bool,
+    /// Whether other tokens have a known sequence.
+    has_sequences: bool,
 }
 
 impl Lost {
@@ -131,6 +133,11 @@ fn write_row(
         }
     };
     lost.sequences |= row.sequence_id.is_none();
+    lost.has_sequences |= row.sequence_id.is_some();
+    if lost.sequences && lost.has_sequences {
+        let reason = "only some tokens have a sequence, and each row of this format has a turn; convert it to jsonl";
+        return Err(SinkError::Refused(reason.into()));
+    }
     lost.weights |= row.weight.is_none();
     let phase = match row.phase {
         Some(Phase::Generate) => 1,

@@ -145,11 +145,12 @@ fn import_file(
             }
             Some(Err(_)) | None => {
                 let columns = Columns::of(text, COLUMNS, REQUIRED.len(), output);
-                table = Some(columns.map_err(|fault| lines.invalid(fault))?);
+                let columns = columns.map_err(|fault| lines.invalid(fault))?;
+                turns.next_run(columns.has("turn"));
+                table = Some(columns);
                 check_model(output.known(), &facts, source)?;
                 output.facts(&facts)?;
                 facts = Facts::default();
-                turns.next_run();
             }
         }
     }
@@ -163,19 +164,25 @@ struct Turns {
     first: u32,
     /// Sequences so far.
     n: u32,
+    /// Whether the run has a column for them.
+    has_column: bool,
 }
 
 impl Turns {
-    fn next_run(&mut self) {
+    fn next_run(&mut self, has_column: bool) {
         self.first = self.n;
+        self.has_column = has_column;
     }
 
-    /// The sequence of a turn. Without turns a run is one sequence, unknown where it is the first.
+    /// The sequence of a turn. A run without the column is one sequence, unknown where it is the first; a row without a turn
+    /// in the column is of an unknown one.
     fn sequence(&mut self, turn: Option<u32>) -> Option<u32> {
+        if turn.is_none() && self.has_column {
+            return None;
+        }
         let sequence = self.first.saturating_add(turn.unwrap_or(0));
         self.n = self.n.max(sequence.saturating_add(1));
-        turn.or(Some(self.first).filter(|&first| first > 0))?;
-        Some(sequence)
+        (self.has_column || self.first > 0).then_some(sequence)
     }
 }
 

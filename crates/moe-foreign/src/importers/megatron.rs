@@ -19,6 +19,9 @@ use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
 
 use super::jsonl::{Nested, each_line, first_line_has};
 
+/// Ranks are below 2^16.
+const MAX_RANK: u32 = 65_535;
+
 /// Megatron-LM's router trace.
 pub struct Megatron;
 
@@ -110,8 +113,8 @@ impl Importer for Megatron {
         options: &ImportOptions,
         output: &mut Output<'_>,
     ) -> Result<(), ForeignError> {
-        // One entry a rank, 65,536 at most.
-        let mut ranks: BTreeMap<u16, Rank> = BTreeMap::new();
+        // One entry a rank, 65,537 at most.
+        let mut ranks: BTreeMap<Option<u32>, Rank> = BTreeMap::new();
         let (mut left_out, mut n_recomputed) = (0u64, 0u64);
         let mut layers = BTreeSet::new();
         each_line(source, output, |line: &Line, number, output| {
@@ -174,17 +177,14 @@ fn check_stages(
 fn hand_over(
     line: &Line,
     number: u64,
-    ranks: &mut BTreeMap<u16, Rank>,
+    ranks: &mut BTreeMap<Option<u32>, Rank>,
     output: &mut Output<'_>,
 ) -> Result<bool, ForeignError> {
     let at = || At::Line(number);
-    let rank = line.rank.unwrap_or(0);
-    let key = u16::try_from(rank).map_err(|_| {
-        output.invalid(
-            at(),
-            format!("rank {rank} is above 65535; the line is damaged"),
-        )
-    })?;
+    if let Some(rank) = line.rank.filter(|&rank| rank > MAX_RANK) {
+        let reason = format!("rank {rank} is above {MAX_RANK}; the line is damaged");
+        return Err(output.invalid(at(), reason));
+    }
     let is_shape = line.top_indices.len() == line.num_tokens as usize
         && line
             .topk
@@ -193,13 +193,13 @@ fn hand_over(
         let reason = "top_indices is not num_tokens lists of topk ids; the line is damaged";
         return Err(output.invalid(at(), reason));
     }
-    let Some(start) = ranks.entry(key).or_default().first_token(line) else {
+    let Some(start) = ranks.entry(line.rank).or_default().first_token(line) else {
         return Ok(false);
     };
     for (token, experts) in (0..).zip(line.top_indices.iter()) {
         let row = RoutingRow {
             token_id: start.saturating_add(token),
-            sequence_id: Some(rank),
+            sequence_id: line.rank,
             ..RoutingRow::at_layer(line.layer)
         };
         output.token(at, &row, experts.iter().map(|&expert| (expert, None)))?;

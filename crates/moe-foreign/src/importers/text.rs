@@ -127,6 +127,12 @@ impl<const N: usize> Columns<N> {
         })
     }
 
+    /// Whether the header names the column.
+    pub(super) fn has(&self, name: &str) -> bool {
+        let mut columns = self.names.iter().zip(&self.places);
+        columns.any(|(&column, place)| column == name && place.is_some())
+    }
+
     /// The fields of a line in the order of the names; `None` for columns that the header does not have.
     pub(super) fn fields(&mut self, line: &str) -> Result<[Option<&str>; N], TextFault> {
         let fields = self.reader.fields(line)?;

@@ -14,7 +14,7 @@ use moe_analysis::diff::{
 };
 use moe_gguf::Gguf;
 use moe_trace::ops::{GET_ROWS, MUL_MAT};
-use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT, set_name};
+use moe_trace::record::{EXT_NONE, PHASE_GENERATE, PHASE_PROMPT, set_name};
 use moe_trace::{Manifest, NO_LAYER, Run, RunOptions, RunWriter, TensorAccessLog};
 
 /// One pass over layers 0 and 1: the experts of each token by layer. Layer 1 goes over the last tokens, as many as it has

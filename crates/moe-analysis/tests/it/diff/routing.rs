@@ -36,6 +36,33 @@ fn another_order_of_the_same_experts() {
     assert!(report.bytes.unwrap().is_equal());
 }
 
+/// Plain v4 records do not contain a sequence: they are compared with the only one of the other run, whatever its number, and
+/// refused next to several.
+#[test]
+fn unknown_sequences_match_the_only_one_of_the_other_run() {
+    let compare = |n_sequences: u32| {
+        let dir = tempfile::tempdir().unwrap();
+        let mut records = known();
+        for (i, record) in records.iter_mut().enumerate() {
+            record.sequence_id.set(5 + i as u32 % n_sequences);
+        }
+        let b = run_of(&dir.path().join("b"), &records);
+        for record in &mut records {
+            record.ext_version = EXT_NONE;
+        }
+        let a = run_of(&dir.path().join("a"), &records);
+        diff(&a, &b, &DiffOptions::default())
+    };
+    let routing = compare(1).unwrap().routing.unwrap();
+    assert!(routing.is_equal(), "{routing:?}");
+    assert_eq!(routing.total().rows, [8, 8]);
+    let error = compare(2).unwrap_err();
+    assert!(
+        matches!(&error, moe_analysis::diff::Error::UnknownSequences { path, n_sequences: 2, .. } if path.ends_with("a")),
+        "{error}"
+    );
+}
+
 #[test]
 fn another_expert_is_other_bytes_too() {
     let report = changed(&DiffOptions::default(), |records| {

@@ -55,6 +55,29 @@ fn joined_route_traces_have_sequences_of_their_own() {
 }
 
 #[test]
+fn route_trace_rows_without_a_turn_are_not_of_turn_0() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = "turn,step,layer,slot,expert\n0,0,0,0,1\n,0,0,0,2\n";
+    for (n_runs, sequences) in [(1, vec![None, Some(0)]), (2, vec![None, Some(0), Some(1)])] {
+        let (rows, _) = read(&write(dir.path(), "trace", &text.repeat(n_runs)));
+        let found: Vec<_> = tokens(&rows).into_keys().collect();
+        assert_eq!(found, sequences);
+    }
+}
+
+#[test]
+fn megatron_lines_without_a_rank_are_not_of_rank_0() {
+    let dir = tempfile::tempdir().unwrap();
+    let line = |rank: &str, expert: u32| {
+        format!("{{\"step\":0,\"layer\":0,{rank}\"num_tokens\":1,\"top_indices\":[[{expert}]]}}\n")
+    };
+    let text = line("", 1) + &line("\"rank\":0,", 2) + &line("", 3);
+    let (rows, _) = read(&write(dir.path(), "router_trace_rank0.jsonl", &text));
+    let expected = [(None, [0, 1].into()), (Some(0), [0].into())];
+    assert_eq!(tokens(&rows), expected.into());
+}
+
+#[test]
 fn joined_route_traces_of_two_models_are_refused() {
     let of = |n_expert: u32| {
         format!("# route_trace v1\n# n_expert={n_expert}\nstep,layer,slot,expert\n0,0,0,1\n")

@@ -380,6 +380,23 @@ fn what_a_format_must_have_is_not_made_up() {
     let again = read_again(&path, "bigmoeonedge", &ImportOptions::default());
     assert_eq!(again.rows.len(), 2);
     assert!(again.rows.iter().all(|row| row.weight.is_none()));
+
+    // Each row has a turn, so a token without a sequence would become one of turn 0.
+    let sequences = [text, &text.replace('}', ",\"seq\":0}")].concat();
+    fs::write(dir.path().join("input"), sequences).unwrap();
+    let error = export(
+        &input,
+        exporter("bigmoeonedge"),
+        &ImportOptions::default(),
+        &path,
+    )
+    .unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("only some tokens have a sequence"),
+        "{error}"
+    );
 }
 
 #[test]
