@@ -3,8 +3,9 @@
 //! Modes `stat` and `stat_approx`: a dictionary with `logical_count` `[steps, layers, experts]`. Mode `per_pass`: `records`, one a
 //! forward pass, with `global_physical_count` `[layers, physical]`. Mode `per_token`: records with `topk_ids_of_layer`
 //! `[layers, tokens, 8]` too, filled up with -1, and with `positions`. Physical experts are those of
-//! `last_physical_to_logical_map`. ktransformers also takes a tensor of counts alone.
+//! `last_physical_to_logical_map`. A record is of one `rank`. ktransformers also takes a tensor of counts alone.
 
+mod records;
 mod sequences;
 
 use moe_gguf::text::counted;
@@ -22,6 +23,7 @@ use crate::layers::RowUse;
 use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
 
 use super::sglang_json::note_steps;
+use records::{Content, Ranks, Record};
 use sequences::{Mode, Sequences};
 
 /// `ForwardMode` of SGLang.
@@ -104,36 +106,47 @@ fn import_dump(
     import_records(dump, records, map.as_ref(), options, output)
 }
 
-fn import_records(
-    dump: &TorchFile<'_>,
+fn import_records<'d>(
+    dump: &'d TorchFile<'d>,
     records: &[Value],
     map: Option<&PhysicalMap<'_>>,
     options: &ImportOptions,
     output: &mut Output<'_>,
 ) -> Result<(), ForeignError> {
+    let records = records.iter().enumerate();
+    let records = records.map(|(i, &record)| Record::read(dump, i, record, output));
+    let records = records.collect::<Result<Vec<_>, _>>()?;
+    let ranks = records::ranks(&records)
+        .map_err(|(i, fault)| output.invalid(At::Element(format!("records[{i}]")), fault))?;
+    let counted_rank = records.first().map(|record| record.rank);
     let mut sums = CountSums::default();
     let mut n_counted = 0;
     let mut sequences = Sequences::default();
-    for (i, &record) in records.iter().enumerate() {
-        let get = |key| dump.pickle().get(record, key);
-        let at = |key: &str, index: &[usize]| element_of(&format!("records[{i}].{key}"), index);
-        if let Some(experts) = tensor(dump, get("topk_ids_of_layer"), output)? {
-            let pass = ForwardPass::read(dump, record, i);
-            pass.import(&experts, map, &mut sequences, options, output)?;
-        } else if let Some(counts) = tensor(dump, get("global_physical_count"), output)? {
-            if map.is_none() {
-                let reason = "counts of physical experts without last_physical_to_logical_map: it is unknown which experts of the model they are; give the complete dump";
-                return Err(output.invalid(at("global_physical_count", &[]), reason));
+    for record in &records {
+        if matches!(ranks, Ranks::Same(_)) && Some(record.rank) != counted_rank {
+            continue;
+        }
+        match &record.content {
+            Content::Experts(experts) => {
+                let pass = ForwardPass::read(dump, record);
+                pass.import(experts, map, &mut sequences, options, output)?;
             }
-            sums.add(&counts, map).map_err(|(index, reason)| {
-                output.invalid(at("global_physical_count", &index), reason)
-            })?;
-            n_counted += 1;
-        } else {
-            let reason = "no topk_ids_of_layer and no global_physical_count; the dump is not of SGLang's recorder";
-            return Err(output.invalid(At::Element(format!("records[{i}]")), reason));
+            Content::Counts(counts) => {
+                let at = |index: &[usize]| {
+                    let name = format!("records[{}].global_physical_count", record.number);
+                    element_of(&name, index)
+                };
+                if map.is_none() {
+                    let reason = "counts of physical experts without last_physical_to_logical_map: it is unknown which experts of the model they are; give the complete dump";
+                    return Err(output.invalid(at(&[]), reason));
+                }
+                sums.add(counts, map)
+                    .map_err(|(index, reason)| output.invalid(at(&index), reason))?;
+                n_counted += 1;
+            }
         }
     }
+    note_ranks(&ranks, output);
     note_sequences(&sequences, output);
     if n_counted > 0 {
         output.note(format!(
@@ -143,6 +156,18 @@ fn import_records(
         sums.finish(options, output)?;
     }
     Ok(())
+}
+
+fn note_ranks(ranks: &Ranks, output: &mut Output<'_>) {
+    match ranks {
+        Ranks::One => {}
+        Ranks::Same(n) => output.note(format!(
+            "counted once: the records of {n} ranks, which are equal in every pass, as of ranks that share their tokens (tensor parallelism)"
+        )),
+        Ranks::Separate(n) => output.note(format!(
+            "the records of {n} ranks were counted together: they differ, as of ranks with tokens of their own (data parallelism)"
+        )),
+    }
 }
 
 fn note_sequences(sequences: &Sequences, output: &mut Output<'_>) {
@@ -176,6 +201,7 @@ fn tensor<'a>(
 /// A forward pass, mode `per_token`.
 struct ForwardPass<'p> {
     record: usize,
+    rank: Option<i64>,
     mode: Mode,
     /// Of each token in its sequence.
     positions: &'p [Value],
@@ -184,24 +210,24 @@ struct ForwardPass<'p> {
 }
 
 impl<'p> ForwardPass<'p> {
-    fn read(dump: &'p TorchFile<'_>, value: Value, record: usize) -> Self {
-        let get = |key| dump.pickle().get(value, key);
-        let list = |key| get(key).and_then(|list| dump.pickle().list(list));
+    fn read(dump: &'p TorchFile<'_>, record: &Record<'p>) -> Self {
+        let get = |key| dump.pickle().get(record.value, key);
         let length = |value: &Value| match value {
             Value::Int(n) => usize::try_from(*n).ok(),
             _ => None,
         };
-        let lens = list("extend_seq_lens").unwrap_or_default();
+        let lens = get("extend_seq_lens").and_then(|list| dump.pickle().list(list));
         Self {
-            record,
+            record: record.number,
+            rank: record.rank,
             mode: match get("forward_mode") {
                 Some(Value::Int(EXTEND)) => Mode::Extend,
                 Some(Value::Int(DECODE)) => Mode::Decode,
                 Some(Value::Int(MIXED)) => Mode::Mixed,
                 _ => Mode::Other,
             },
-            positions: list("positions").unwrap_or_default(),
-            lens: lens.iter().map_while(length).collect(),
+            positions: record.positions,
+            lens: lens.unwrap_or_default().iter().map_while(length).collect(),
         }
     }
 
@@ -249,7 +275,7 @@ impl<'p> ForwardPass<'p> {
         let sequence_ids = if self.positions.is_empty() {
             vec![None; n_tokens]
         } else {
-            sequences.of_pass(self.mode, &positions, &self.lens)
+            sequences.of_pass(self.rank, self.mode, &positions, &self.lens)
         };
         for (layer, block) in blocks.into_iter().enumerate() {
             let Some(layer_id) = block else {

@@ -43,14 +43,21 @@ struct Part {
 /// Follows the sequences of a dump through its passes.
 #[derive(Debug, Default)]
 pub(super) struct Sequences {
-    /// By the position of their next token; those computed first come first.
-    open: HashMap<u32, Vec<Open>>,
+    /// By rank, each of which has requests of its own.
+    ranks: HashMap<Option<i64>, Rank>,
     n_sequences: u32,
-    n_passes: u64,
     n_ambiguous: u64,
     n_coinciding: u64,
     /// Tokens without a position.
     n_unplaced: usize,
+}
+
+/// The sequences of a rank.
+#[derive(Debug, Default)]
+struct Rank {
+    /// By the position of their next token; those computed first come first.
+    open: HashMap<u32, Vec<Open>>,
+    n_passes: u64,
 }
 
 impl Sequences {
@@ -76,10 +83,11 @@ impl Sequences {
         self.n_coinciding
     }
 
-    /// The sequence of each token of a pass, whose tokens have these `positions`. `lens` are the numbers of tokens of each
+    /// The sequence of each token of a pass of `rank`, whose tokens have these `positions`. `lens` are the numbers of tokens of each
     /// request; without them requests are told apart by their positions.
     pub(super) fn of_pass(
         &mut self,
+        rank: Option<i64>,
         mode: Mode,
         positions: &[u32],
         lens: &[usize],
@@ -89,45 +97,46 @@ impl Sequences {
             self.n_coinciding += (positions.len() - distinct.len()) as u64;
             return vec![None; positions.len()];
         }
-        self.n_passes += 1;
+        let rank = self.ranks.entry(rank).or_default();
+        rank.n_passes += 1;
         let parts = parts(mode, positions, lens);
-        let mut running = self.running(&parts);
+        let (mut running, n_ambiguous) = rank.running(&parts);
+        self.n_ambiguous += n_ambiguous;
         let mut sequence_ids = Vec::with_capacity(positions.len());
         let mut continued = Vec::with_capacity(parts.len());
         for part in parts {
             let open = if part.is_decode {
                 running.get_mut(&part.first).and_then(VecDeque::pop_front)
             } else {
-                self.unfinished_prompt(part.first)
+                rank.unfinished_prompt(part.first)
             };
-            let sequence_id = open.map_or_else(|| self.start(), |open| open.sequence_id);
+            let sequence_id = open.map_or(self.n_sequences, |open| open.sequence_id);
+            self.n_sequences = self.n_sequences.max(sequence_id.saturating_add(1));
             sequence_ids.extend(std::iter::repeat_n(Some(sequence_id), part.n_tokens));
             let open = Open {
                 sequence_id,
-                pass: self.n_passes,
+                pass: rank.n_passes,
                 is_prompt: !part.is_decode,
             };
             continued.push((part.next, open));
         }
         for (next, open) in continued {
-            self.open.entry(next).or_default().push(open);
+            rank.open.entry(next).or_default().push(open);
         }
         sequence_ids
     }
+}
 
-    fn start(&mut self) -> u32 {
-        let sequence_id = self.n_sequences;
-        self.n_sequences = sequence_id.saturating_add(1);
-        sequence_id
-    }
-
-    /// The sequences that the decode tokens of a pass continue, by position. Sequences that ended are forgotten.
-    fn running(&mut self, parts: &[Part]) -> HashMap<u32, VecDeque<Open>> {
+impl Rank {
+    /// The sequences that the decode tokens of a pass continue, by position, and how many tokens may be of another one. Sequences
+    /// that ended are forgotten.
+    fn running(&mut self, parts: &[Part]) -> (HashMap<u32, VecDeque<Open>>, u64) {
         let mut n_wanted: HashMap<u32, usize> = HashMap::new();
         for part in parts.iter().filter(|part| part.is_decode) {
             *n_wanted.entry(part.first).or_default() += 1;
         }
         let mut running = HashMap::new();
+        let mut n_ambiguous = 0;
         for (position, n_wanted) in n_wanted {
             let mut open = self.open.remove(&position).unwrap_or_default();
             let n_ended = open.len().saturating_sub(n_wanted);
@@ -136,7 +145,7 @@ impl Sequences {
                 passes.sort_unstable();
                 let (last_ended, first_running) = (passes[n_ended - 1], passes[n_ended]);
                 if last_ended == first_running {
-                    self.n_ambiguous += n_wanted as u64;
+                    n_ambiguous += n_wanted as u64;
                 }
                 // Of sequences computed in one pass, the first ones go on.
                 let mut n_of_pass = passes[n_ended..]
@@ -151,7 +160,7 @@ impl Sequences {
             }
             running.insert(position, VecDeque::from(open));
         }
-        running
+        (running, n_ambiguous)
     }
 
     /// The last sequence of which a part of the prompt ended in front of `position`.
@@ -205,7 +214,7 @@ mod tests {
     use super::*;
 
     fn ids(sequences: &mut Sequences, mode: Mode, positions: &[u32], lens: &[usize]) -> Vec<u32> {
-        let ids = sequences.of_pass(mode, positions, lens);
+        let ids = sequences.of_pass(None, mode, positions, lens);
         ids.into_iter().map(|id| id.unwrap_or(u32::MAX)).collect()
     }
 
@@ -273,9 +282,26 @@ mod tests {
     }
 
     #[test]
+    fn each_rank_has_sequences_of_its_own() {
+        let mut sequences = Sequences::default();
+        let mut ids = |rank, mode, positions: &[u32]| {
+            let ids = sequences.of_pass(Some(rank), mode, positions, &[]);
+            ids.into_iter().flatten().collect::<Vec<u32>>()
+        };
+        assert_eq!(ids(0, Mode::Extend, &[0, 1]), [0, 0]);
+        assert_eq!(ids(1, Mode::Extend, &[0, 1]), [1, 1]);
+        assert_eq!(ids(1, Mode::Decode, &[2]), [1]);
+        assert_eq!(ids(0, Mode::Decode, &[2]), [0]);
+        assert_eq!(ids(1, Mode::Extend, &[0]), [2]);
+    }
+
+    #[test]
     fn speculative_passes_have_no_sequences() {
         let mut sequences = Sequences::default();
-        assert_eq!(sequences.of_pass(Mode::Other, &[0, 1, 1], &[]), [None; 3]);
+        assert_eq!(
+            sequences.of_pass(None, Mode::Other, &[0, 1, 1], &[]),
+            [None; 3]
+        );
         assert_eq!(sequences.n_coinciding(), 1);
         assert_eq!(sequences.n_sequences(), 0);
     }

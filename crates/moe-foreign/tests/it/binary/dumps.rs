@@ -14,7 +14,10 @@ const DECODE: i64 = 2;
 const IDLE: i64 = 4;
 
 /// A forward pass: its mode, the tokens of each request, and position and experts of each token, the same in all layers.
+#[derive(Clone)]
 struct DumpPass {
+    /// Number of the pass, rank and gatherer.
+    of: Option<(i64, i64, &'static str)>,
     mode: i64,
     lens: Option<Vec<i64>>,
     tokens: Vec<(i64, [i32; 2])>,
@@ -22,6 +25,7 @@ struct DumpPass {
 
 fn pass(mode: i64, lens: Option<&[i64]>, tokens: &[(i64, [i32; 2])]) -> DumpPass {
     DumpPass {
+        of: None,
         mode,
         lens: lens.map(<[i64]>::to_vec),
         tokens: tokens.to_vec(),
@@ -86,7 +90,13 @@ fn dump(passes: &[DumpPass]) -> Vec<u8> {
         let lens = pass.lens.as_ref().map_or(b"N".to_vec(), |lens| {
             list(&lens.iter().map(|&n| int(n)).collect::<Vec<_>>())
         });
-        records.push(dict(&[
+        let mut record = Vec::new();
+        if let Some((id, rank, gatherer)) = pass.of {
+            record.push(("forward_pass_id", int(id)));
+            record.push(("rank", int(rank)));
+            record.push(("gatherer_key", text(gatherer)));
+        }
+        record.extend([
             ("forward_mode", int(pass.mode)),
             ("positions", list(&positions)),
             ("extend_seq_lens", lens),
@@ -94,7 +104,8 @@ fn dump(passes: &[DumpPass]) -> Vec<u8> {
                 "topk_ids_of_layer",
                 tensor(i, [N_LAYER, pass.tokens.len(), 8]),
             ),
-        ]));
+        ]);
+        records.push(dict(&record));
     }
     let root = dict(&[("records", list(&records))]);
     let pickle = [b"\x80\x02", &root[..], b"."].concat();
@@ -194,6 +205,83 @@ fn a_pass_without_tokens_is_skipped() {
     }
     let error = read_dump(&passes[1..2], &model(4, 0, &[0, 1, 2, 3])).unwrap_err();
     assert!(matches!(error, ForeignError::Nothing { .. }), "{error}");
+}
+
+/// A prompt and a decode pass of two ranks with these experts, rank by rank or pass by pass.
+fn of_ranks(experts: [[i32; 2]; 2], is_interleaved: bool) -> Vec<DumpPass> {
+    let mut passes: Vec<DumpPass> = (0..2)
+        .flat_map(|rank| {
+            let experts = experts[rank as usize];
+            [
+                DumpPass {
+                    of: Some((10, rank, "primary")),
+                    ..pass(EXTEND, Some(&[2]), &[(0, experts), (1, experts)])
+                },
+                DumpPass {
+                    of: Some((11, rank, "primary")),
+                    ..pass(DECODE, None, &[(2, experts)])
+                },
+            ]
+        })
+        .collect();
+    if is_interleaved {
+        passes.swap(1, 2);
+    }
+    passes
+}
+
+#[test]
+fn ranks_with_tokens_of_their_own_have_sequences_of_their_own() {
+    for is_interleaved in [false, true] {
+        let passes = of_ranks([[0, 1], [2, 3]], is_interleaved);
+        let (summary, kept) = read_dump(&passes, &options()).unwrap();
+        let mut expected = BTreeSet::new();
+        for position in 0..3 {
+            for (sequence, experts) in [(0, [0, 1]), (1, [2, 3])] {
+                expected.extend(experts.map(|expert| (Some(sequence), position, expert)));
+            }
+        }
+        assert_eq!(tokens(&kept), expected);
+        assert_eq!(kept.rows.len(), 6 * 2 * N_LAYER);
+        assert!(has_note(
+            &summary,
+            "the records of 2 ranks were counted together"
+        ));
+    }
+}
+
+#[test]
+fn ranks_that_share_their_tokens_are_counted_once() {
+    for is_interleaved in [false, true] {
+        let passes = of_ranks([[0, 1], [0, 1]], is_interleaved);
+        let (summary, kept) = read_dump(&passes, &options()).unwrap();
+        assert_eq!(kept.rows.len(), 3 * 2 * N_LAYER);
+        assert!(
+            has_note(&summary, "counted once: the records of 2 ranks"),
+            "{summary:?}"
+        );
+        // With a pass of one rank alone they do not share all.
+        let (summary, kept) = read_dump(&passes[..3], &options()).unwrap();
+        assert_eq!(kept.rows.len(), 5 * 2 * N_LAYER);
+        assert!(has_note(&summary, "counted together"), "{summary:?}");
+    }
+}
+
+#[test]
+fn records_that_do_not_show_their_tokens_are_refused() {
+    let passes = of_ranks([[0, -1], [-1, 1]], false);
+    let error = read_dump(&passes, &options()).unwrap_err().to_string();
+    assert!(
+        error.contains("different experts of the same tokens"),
+        "{error}"
+    );
+    let mut passes = of_ranks([[0, 1], [0, 1]], false);
+    passes[1].of = Some((11, 0, "child_a"));
+    let error = read_dump(&passes, &options()).unwrap_err().to_string();
+    assert!(
+        error.contains("records[1]") && error.contains("gatherers child_a, primary"),
+        "{error}"
+    );
 }
 
 #[test]
