@@ -41,11 +41,19 @@ pub fn interrupt() {
 #[cfg(unix)]
 pub(crate) use unix::are_installed;
 #[cfg(unix)]
-pub use unix::install;
+pub use unix::{fail, install};
 
 #[cfg(not(unix))]
 pub(crate) fn are_installed() -> bool {
     false
+}
+
+/// Removes temporary files, prints `line` on stderr and ends the process with status 2.
+#[cfg(not(unix))]
+pub fn fail(line: &str) -> ! {
+    crate::temporary::registry().remove_all();
+    eprintln!("{line}");
+    std::process::exit(2)
 }
 
 #[cfg(unix)]
@@ -54,7 +62,6 @@ mod unix {
     use std::io::{self, Read, Write};
     use std::mem::{self, MaybeUninit};
     use std::os::fd::{AsRawFd, IntoRawFd};
-    use std::path::Path;
     use std::ptr;
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -65,8 +72,8 @@ mod unix {
     use crate::mapped;
     use crate::temporary::registry;
 
-    /// Exit status after a truncated input.
-    const EXIT_TRUNCATED: c_int = 2;
+    /// Exit status after [`fail`].
+    const EXIT_FAILED: c_int = 2;
     /// Exit status, less its number, of a program that a signal ended, as shells report it.
     const EXIT_SIGNAL: c_int = 128;
     /// Within this time another thread takes a signal that was sent to the process.
@@ -208,7 +215,7 @@ mod unix {
             });
             if signal as c_int == libc::SIGBUS {
                 match mapped::file_at(address) {
-                    Some(file) => exit_truncated(program, &file),
+                    Some(file) => fail(&format!("{program}: {}", super::truncated_message(&file))),
                     None => release(),
                 }
             } else if !super::set_flag() {
@@ -217,11 +224,13 @@ mod unix {
         }
     }
 
-    fn exit_truncated(program: &str, file: &Path) -> ! {
+    /// Removes temporary files, prints `line` on stderr and ends the process with status 2. Any thread may call it, whatever
+    /// other threads do: neither destructors nor exit handlers run.
+    pub fn fail(line: &str) -> ! {
         // Kept locked, so that other threads create no more.
         let mut registry = registry();
         registry.remove_all();
-        let line = format!("{program}: {}\n", super::truncated_message(file));
+        let line = format!("{line}\n");
         // Not through std's stderr, whose lock another thread may hold.
         let stderr = io::stderr().as_raw_fd();
         let mut rest = line.as_bytes();
@@ -235,7 +244,7 @@ mod unix {
             }
         }
         // SAFETY: ends the process; destructors and exit handlers would meet threads that wait in a handler.
-        unsafe { libc::_exit(EXIT_TRUNCATED) }
+        unsafe { libc::_exit(EXIT_FAILED) }
     }
 
     /// Restores the earlier action for SIGBUS.

@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr;
-use std::sync::{Mutex, Once, PoisonError};
+use std::sync::{Mutex, Once, OnceLock, PoisonError};
 
 use llama_cpp_sys_2 as sys;
 
@@ -28,6 +28,29 @@ pub fn start() {
         // SAFETY: called once, before anything else of llama.cpp.
         unsafe { sys::llama_backend_init() };
     });
+}
+
+static END: OnceLock<fn(&str) -> !> = OnceLock::new();
+
+/// Has llama.cpp call `end` where it would abort the process, with the place and the condition that failed:
+/// `qwen3moe.cpp:66: GGML_ASSERT(n_embd_head == n_rot) failed`. A later `end` has no effect. It may be called on any thread,
+/// and must end the process. Without it llama.cpp prints a backtrace and raises SIGABRT.
+pub fn on_abort(end: fn(&str) -> !) {
+    if END.set(end).is_ok() {
+        // SAFETY: `aborted` is a function of the type asked for and never goes away.
+        unsafe { sys::ggml_set_abort_callback(Some(aborted)) };
+    }
+}
+
+extern "C" fn aborted(message: *const c_char) {
+    // SAFETY: llama.cpp passes a string that ends in a NUL and lives through this call.
+    let message = unsafe { text(message) };
+    // The path of the source file is of the machine that compiled it.
+    let (path, rest) = message.split_once(':').unwrap_or(("", &message));
+    let file = path.rsplit(['/', '\\']).next().unwrap_or(path);
+    if let Some(end) = END.get() {
+        end(&format!("{file}:{rest}"));
+    }
 }
 
 /// Empties the log before something is tried.

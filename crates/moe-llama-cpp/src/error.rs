@@ -22,6 +22,20 @@ pub enum Error {
         /// What llama.cpp logged.
         reason: String,
     },
+    /// A value in the header on which llama.cpp would abort the process.
+    #[error(
+        "{path}: `{key}` is {value}: {reason}; the file is damaged, or was converted for another program: convert the model again"
+    )]
+    Header {
+        /// The model's file.
+        path: PathBuf,
+        /// The GGUF key.
+        key: String,
+        /// Its value, or what llama.cpp uses where the key is missing.
+        value: String,
+        /// What llama.cpp needs.
+        reason: String,
+    },
     /// A model that is no decoder alone.
     #[error("{path}: the model has an encoder, and only decoders can be recorded")]
     Encoder {

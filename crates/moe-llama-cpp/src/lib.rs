@@ -13,6 +13,7 @@ mod backend;
 mod context;
 mod error;
 mod graph;
+mod header;
 mod layer;
 mod model;
 mod node;
@@ -20,7 +21,7 @@ mod ops;
 mod recording;
 mod session;
 
-pub use backend::version;
+pub use backend::{on_abort, version};
 pub use context::{Context, Params, Watch};
 pub use error::{Error, Result};
 pub use model::Model;

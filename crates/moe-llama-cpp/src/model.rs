@@ -1,13 +1,14 @@
 //! A model that llama.cpp has loaded, and its vocabulary.
 
 use std::ffi::{CString, c_char};
-use std::path::Path;
 use std::ptr::NonNull;
 
 use llama_cpp_sys_2 as sys;
+use moe_gguf::Gguf;
 
 use crate::backend;
 use crate::error::{Error, Result};
+use crate::header;
 
 /// A model in memory: mapped from its file, but for weights that llama.cpp rearranges for the processor.
 pub struct Model {
@@ -16,11 +17,13 @@ pub struct Model {
 }
 
 impl Model {
-    /// Loads a model onto the CPU. Of a model in several files, `path` is the first.
+    /// Loads the file of `gguf` onto the CPU; of a model in several files, the first.
     ///
     /// # Errors
-    /// llama.cpp cannot read or run the model; one with an encoder.
-    pub fn load(path: &Path) -> Result<Model> {
+    /// llama.cpp cannot read or run the model; one with an encoder; a header on which llama.cpp would abort the process.
+    pub fn load(gguf: &Gguf) -> Result<Model> {
+        header::check(gguf)?;
+        let path = gguf.files()[0].path.as_path();
         backend::start();
         let unusable = || Error::Path {
             path: path.to_owned(),

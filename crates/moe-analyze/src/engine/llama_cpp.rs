@@ -1,9 +1,28 @@
 //! llama.cpp as an engine.
 
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
 use anyhow::{Context, bail};
 use moe_engine::{Engine, EngineInfo, Error, Mode, Setup};
 use moe_gguf::Gguf;
 use moe_llama_cpp::{Model, OpNumbers, Params, Recording, Session};
+
+use crate::output::message;
+
+/// The model of this process, for [`end`].
+static MODEL: OnceLock<PathBuf> = OnceLock::new();
+
+/// Ends the process where llama.cpp would abort it.
+fn end(condition: &str) -> ! {
+    let model = MODEL.get().map_or(Path::new("the model"), PathBuf::as_path);
+    let message = message::line(&format!(
+        "moe-analyze: {}: llama.cpp cannot run this model and stopped at {condition}; check the keys of its header, or run it without \
+         --engine llama.cpp",
+        model.display()
+    ));
+    moe_files::signals::fail(&message)
+}
 
 /// A model in llama.cpp's memory.
 pub struct LlamaCpp<'g> {
@@ -20,7 +39,9 @@ impl<'g> LlamaCpp<'g> {
         if !path.is_file() {
             bail!("llama.cpp reads a model from its file; give one with --model FILE.gguf");
         }
-        let model = Model::load(path)?;
+        let _ = MODEL.set(path.clone());
+        moe_llama_cpp::on_abort(end);
+        let model = Model::load(gguf)?;
         let metadata = gguf.metadata();
         let arch = metadata
             .str("general.architecture")?

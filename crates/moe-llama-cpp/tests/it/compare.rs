@@ -128,7 +128,7 @@ impl Exact {
     /// Holds the executor against llama.cpp on one more model.
     pub fn holds(&mut self, name: &str, path: &Path, n_vocab: u32) {
         let gguf = Gguf::open(path).unwrap();
-        let (ours, _) = distances(path, &gguf, n_vocab);
+        let (ours, _) = distances(&gguf, n_vocab);
         println!("{name:24} ours {ours}");
         assert!(ours.same_experts() >= 0.99, "{name}: {ours}");
         assert!(ours.mean_top5() <= 0.02, "{name}: {ours}");
@@ -156,7 +156,7 @@ impl Spread {
     /// Holds the executor against llama.cpp on one more model.
     pub fn holds(&mut self, name: &str, path: &Path, n_vocab: u32) {
         let gguf = Gguf::open(path).unwrap();
-        let (ours, own) = distances(path, &gguf, n_vocab);
+        let (ours, own) = distances(&gguf, n_vocab);
         println!("{name:24} ours {ours}");
         own.iter().for_each(|own| println!("{name:24} own  {own}"));
         let widest = own.iter().map(Distance::mean_top5).fold(0.0, f64::max);
@@ -182,12 +182,12 @@ impl Spread {
 }
 
 /// From llama.cpp's plainest arithmetic to the executor, and to its other variants.
-fn distances(path: &Path, gguf: &Gguf, n_vocab: u32) -> (Distance, [Distance; 3]) {
+fn distances(gguf: &Gguf, n_vocab: u32) -> (Distance, [Distance; 3]) {
     const N_PROMPT: usize = 96;
     const N_TOKENS: usize = 256;
     let tokens = some_tokens(N_TOKENS, n_vocab, 1);
     let variants = [PLAIN, OTHERS[0], OTHERS[1], OTHERS[2]];
-    let theirs = llama_cpp(path, gguf, &tokens, N_PROMPT, variants);
+    let theirs = llama_cpp(gguf, &tokens, N_PROMPT, variants);
     let [plain, others @ ..] = &theirs;
     let ours = native(gguf, &tokens, N_PROMPT);
     let own = others.each_ref().map(|other| Distance::of(plain, other));

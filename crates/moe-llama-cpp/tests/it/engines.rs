@@ -2,7 +2,6 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::rc::Rc;
 
 use moe_engine::{Decode, Logits, Mode, Observer, Routed};
@@ -118,13 +117,12 @@ pub fn params(variant: Variant) -> Params {
 
 /// llama.cpp's answers in several variants.
 pub fn llama_cpp<const N: usize>(
-    path: &Path,
     gguf: &Gguf,
     tokens: &[u32],
     n_prompt: usize,
     variants: [Variant; N],
 ) -> [Answer; N] {
-    let model = moe_llama_cpp::Model::load(path).unwrap();
+    let model = moe_llama_cpp::Model::load(gguf).unwrap();
     let answer = |variant| {
         let rows = Rows::default();
         let recording = Recording::new(gguf, None, Mode::All, Some(collector(&rows)));

@@ -7,6 +7,7 @@
 mod architectures;
 mod compare;
 mod engines;
+mod headers;
 mod kernels;
 mod models;
 mod records;

@@ -64,7 +64,7 @@ fn both(dir: &Path, path: &Path, n_vocab: u32, mode: Mode) -> [Run; 2] {
     ended.unwrap();
     recorder.into_writer().unwrap().finish().unwrap();
 
-    let model = moe_llama_cpp::Model::load(path).unwrap();
+    let model = moe_llama_cpp::Model::load(&gguf).unwrap();
     let writer_of_theirs = writer(&theirs, &gguf, OpNumbers::new().table().clone());
     let recording = Recording::new(&gguf, Some(writer_of_theirs), mode, None);
     let variant = Variant {

@@ -1,0 +1,162 @@
+//! Values of a model's header on which llama.cpp aborts the process instead of returning an error.
+//!
+//! The rules are the assertions of `llama_model_base::load_hparams` and of the graphs in `src/models/` of the llama.cpp that
+//! `llama-cpp-sys-2` builds. Whatever they miss ends in [`on_abort`](crate::on_abort).
+
+use moe_gguf::{Gguf, PerLayer};
+
+use crate::error::{Error, Result};
+
+/// `LLAMA_MAX_LAYERS`.
+const MAX_LAYERS: u64 = 512;
+/// `LLAMA_MAX_EXPERTS`.
+const MAX_EXPERTS: u64 = 1024;
+/// Names of `LLAMA_ROPE_SCALING_TYPES`.
+const ROPE_SCALING_TYPES: [&str; 4] = ["none", "linear", "yarn", "longrope"];
+
+/// Architectures with experts whose graph asserts `n_embd_head_k == n_embd_head_v` and `n_embd_head == n_rot`.
+const ROTATE_WHOLE_HEADS: [&str; 24] = [
+    "arctic",
+    "cohere2moe",
+    "dbrx",
+    "deepseek",
+    "dots1",
+    "ernie4_5-moe",
+    "exaone-moe",
+    "granite_swa",
+    "granitemoe",
+    "graniteswitch",
+    "grok",
+    "grovemoe",
+    "hunyuan-moe",
+    "hy_v3",
+    "llada-moe",
+    "llama",
+    "llama4",
+    "mellum",
+    "mistral3",
+    "olmoe",
+    "qwen2moe",
+    "qwen3moe",
+    "qwen3vlmoe",
+    "rnd1",
+];
+
+/// Refuses a model on whose header llama.cpp aborts. A key of a type that llama.cpp does not read is left to llama.cpp, which
+/// returns an error.
+///
+/// # Errors
+/// [`Error::Header`].
+pub(crate) fn check(gguf: &Gguf) -> Result<()> {
+    let metadata = gguf.metadata();
+    let Some(arch) = metadata.str("general.architecture").ok().flatten() else {
+        return Ok(());
+    };
+    let header = Header { gguf, arch };
+    let n_block = header.number("block_count");
+    if let Some(n) = n_block {
+        let range = format!("llama.cpp takes 1 to {MAX_LAYERS}");
+        header.refuse("block_count", n, n == 0 || n > MAX_LAYERS, &range)?;
+        let n_nextn = header.number("nextn_predict_layers").unwrap_or(0);
+        let blocks = format!("it must be smaller than the {n} blocks (`block_count`)");
+        header.refuse("nextn_predict_layers", n_nextn, n_nextn >= n, &blocks)?;
+    }
+    header.check_experts()?;
+    let key = header.key("rope.scaling.type");
+    if let Some(name) = metadata.str(&key).ok().flatten() {
+        let is_unknown = !ROPE_SCALING_TYPES.contains(&name);
+        let known = format!("llama.cpp knows {}", ROPE_SCALING_TYPES.join(", "));
+        header.refuse("rope.scaling.type", format!("{name:?}"), is_unknown, &known)?;
+    }
+    header.check_heads()
+}
+
+/// The keys of the model's architecture.
+struct Header<'g> {
+    gguf: &'g Gguf,
+    arch: &'g str,
+}
+
+impl Header<'_> {
+    fn key(&self, suffix: &str) -> String {
+        format!("{}.{suffix}", self.arch)
+    }
+
+    fn values(&self, suffix: &str) -> Option<PerLayer> {
+        let values = self.gguf.metadata().per_layer(&self.key(suffix));
+        values.ok().flatten()
+    }
+
+    fn number(&self, suffix: &str) -> Option<u64> {
+        self.values(suffix)?.uniform()
+    }
+
+    fn refuse(
+        &self,
+        suffix: &str,
+        value: impl ToString,
+        is_refused: bool,
+        reason: &str,
+    ) -> Result<()> {
+        if !is_refused {
+            return Ok(());
+        }
+        Err(Error::Header {
+            path: self.gguf.files()[0].path.clone(),
+            key: self.key(suffix),
+            value: value.to_string(),
+            reason: reason.to_owned(),
+        })
+    }
+
+    fn check_experts(&self) -> Result<()> {
+        const USED: &str = "expert_used_count";
+        const GROUPS: &str = "expert_group_count";
+        const GROUPS_USED: &str = "expert_group_used_count";
+        let n_expert = self.number("expert_count").unwrap_or(0);
+        let n_used = self.values(USED).and_then(|used| used.max()).unwrap_or(0);
+        let n_group = self.number(GROUPS).unwrap_or(0);
+        let n_group_used = self.number(GROUPS_USED).unwrap_or(0);
+        let most = format!("llama.cpp takes up to {MAX_EXPERTS}");
+        self.refuse("expert_count", n_expert, n_expert > MAX_EXPERTS, &most)?;
+        let range = if n_expert > 0 {
+            format!("it must lie in 1..={n_expert} (`expert_count`)")
+        } else {
+            "it must be 0 without experts (`expert_count`)".to_owned()
+        };
+        let is_outside = n_used > n_expert || n_used == 0 && n_expert > 0;
+        self.refuse(USED, n_used, is_outside, &range)?;
+        let groups = format!("it must divide the {n_expert} experts into groups of two or more");
+        let is_uneven = n_group > 1 && !n_expert.is_multiple_of(n_group);
+        let is_outside = n_group > 0 && n_group >= n_expert;
+        self.refuse(GROUPS, n_group, is_uneven || is_outside, &groups)?;
+        let range = format!("it must be at least 1 and below the {n_group} groups");
+        let is_outside = n_group > 1 && (n_group_used == 0 || n_group_used >= n_group);
+        self.refuse(GROUPS_USED, n_group_used, is_outside, &range)
+    }
+
+    fn check_heads(&self) -> Result<()> {
+        const ROTATED: &str = "rope.dimension_count";
+        const VALUES: &str = "attention.value_length";
+        if !ROTATE_WHOLE_HEADS.contains(&self.arch) {
+            return Ok(());
+        }
+        let n_head = self.values("attention.head_count");
+        let n_head = n_head.and_then(|heads| heads.get(0)).unwrap_or(0);
+        let Some(of_model) = self
+            .number("embedding_length")
+            .unwrap_or(0)
+            .checked_div(n_head)
+        else {
+            return Ok(());
+        };
+        let width = |suffix, default| self.number(suffix).unwrap_or(default);
+        let key_length = width("attention.key_length", of_model);
+        let value_length = width(VALUES, of_model);
+        let n_rotated = width(ROTATED, key_length);
+        let reason =
+            format!("llama.cpp needs the width of a head, {key_length}, in this architecture");
+        self.refuse(VALUES, value_length, value_length != key_length, &reason)?;
+        self.refuse(ROTATED, n_rotated, n_rotated != key_length, &reason)
+    }
+}

@@ -1,0 +1,83 @@
+//! Headers on which llama.cpp aborts the process are refused before it sees them.
+
+use moe_gguf::{Gguf, Value};
+use moe_llama_cpp::{Error, Model};
+
+use super::models::changed;
+
+/// Loads a fixture with other values of keys of its architecture.
+fn load(arch: &str, keys: &[(&str, Value)]) -> Result<Model, Error> {
+    let dir = tempfile::tempdir().unwrap();
+    let keys: Vec<(String, Value)> = keys
+        .iter()
+        .map(|(key, value)| (format!("{arch}.{key}"), value.clone()))
+        .collect();
+    let keys: Vec<(&str, Value)> = keys.iter().map(|(key, v)| (&**key, v.clone())).collect();
+    let path = changed(dir.path(), &format!("random-{arch}-F16"), &keys);
+    Model::load(&Gguf::open(path).unwrap())
+}
+
+#[test]
+fn refuses_numbers_that_llama_cpp_asserts() {
+    let groups = |n, used| {
+        vec![
+            ("expert_group_count", Value::U32(n)),
+            ("expert_group_used_count", Value::U32(used)),
+        ]
+    };
+    let one = |key, value| vec![(key, Value::U32(value))];
+    let cases = [
+        (one("block_count", 0), "block_count"),
+        (one("block_count", 513), "block_count"),
+        (one("nextn_predict_layers", 4), "nextn_predict_layers"),
+        (one("nextn_predict_layers", 5), "nextn_predict_layers"),
+        (one("expert_count", 1025), "expert_count"),
+        (one("expert_count", 0), "expert_used_count"),
+        (one("expert_used_count", 0), "expert_used_count"),
+        (one("expert_used_count", 17), "expert_used_count"),
+        (groups(16, 1), "expert_group_count"),
+        (groups(3, 1), "expert_group_count"),
+        (groups(4, 0), "expert_group_used_count"),
+        (groups(4, 4), "expert_group_used_count"),
+        (one("rope.dimension_count", 8), "rope.dimension_count"),
+        (one("attention.value_length", 8), "attention.value_length"),
+    ];
+    for (keys, expected) in cases {
+        let error = load("qwen3moe", &keys).err().unwrap();
+        let expected = format!("qwen3moe.{expected}");
+        assert!(
+            matches!(&error, Error::Header { key, .. } if *key == expected),
+            "{keys:?}: {error}"
+        );
+    }
+}
+
+#[test]
+fn refuses_the_rotation_of_a_part_of_a_head() {
+    for arch in ["dots1", "llama", "olmoe", "qwen2moe", "qwen3moe"] {
+        for n_dims in [8, 17, 1 << 10] {
+            let error = load(arch, &[("rope.dimension_count", Value::U32(n_dims))]).err();
+            let message = error.unwrap().to_string();
+            let expected = format!("`{arch}.rope.dimension_count` is {n_dims}: llama.cpp needs");
+            assert!(message.contains(&expected), "{message}");
+        }
+    }
+}
+
+#[test]
+fn refuses_an_unknown_rope_scaling() {
+    let scaling = |name: &str| [("rope.scaling.type", Value::String(name.into()))];
+    let error = load("gpt-oss", &scaling("dynamic")).err().unwrap();
+    assert!(
+        error.to_string().contains("none, linear, yarn, longrope"),
+        "{error}"
+    );
+    assert!(load("gpt-oss", &scaling("linear")).is_ok());
+}
+
+/// llama.cpp itself refuses a key of another type.
+#[test]
+fn leaves_other_errors_to_llama_cpp() {
+    let error = load("qwen3moe", &[("block_count", Value::F32(4.0))]).err();
+    assert!(matches!(error, Some(Error::Load { .. })), "{error:?}");
+}
