@@ -37,14 +37,45 @@ pub struct Facts {
     pub expert_bytes: BTreeMap<u16, u64>,
 }
 
-/// A number of a model that is higher than that of any model.
+/// Numbers that no model has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{n} {what} are more than any model has ({MAX_ID}); the file is damaged")]
-pub struct ImpossibleModel {
-    /// `layers`, `experts in a layer` or `experts for a token`.
-    pub what: &'static str,
-    /// How many the file says there are.
-    pub n: u32,
+#[non_exhaustive]
+pub enum ImpossibleModel {
+    /// More than [`MAX_ID`] of something.
+    #[error("{n} {what} are more than any model has ({MAX_ID}); the file is damaged")]
+    TooMany {
+        /// `layers`, `experts in a layer` or `experts for a token`.
+        what: &'static str,
+        /// How many the file says there are.
+        n: u32,
+    },
+    /// All blocks are of the MTP head, or more than all.
+    #[error(
+        "{n_nextn} blocks of the MTP head (`nextn_predict_layers`), but only {n_layer} blocks in all (`block_count`); the file is damaged"
+    )]
+    NoHiddenLayer {
+        /// Blocks of the MTP head.
+        n_nextn: u32,
+        /// All blocks.
+        n_layer: u32,
+    },
+}
+
+/// Why a model's file contains no usable [`Facts`].
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ModelError {
+    /// A key of the header has another type than it should.
+    #[error(transparent)]
+    Gguf(#[from] moe_gguf::Error),
+    /// Numbers that no model has.
+    #[error("{path}: {source}; convert the model again")]
+    Impossible {
+        /// The model's file.
+        path: String,
+        /// The numbers.
+        source: ImpossibleModel,
+    },
 }
 
 /// What a trace says of its model, and the model does not have.
@@ -73,8 +104,8 @@ impl Facts {
     /// of experts that differ between layers the largest counts.
     ///
     /// # Errors
-    /// A key of the header has another type than it should.
-    pub fn of_model(path: &str, gguf: &Gguf) -> Result<Facts, moe_gguf::Error> {
+    /// A key of the header has another type than it should, or numbers that no model has.
+    pub fn of_model(path: &str, gguf: &Gguf) -> Result<Facts, ModelError> {
         let metadata = gguf.metadata();
         let arch = metadata.str("general.architecture")?.map(str::to_owned);
         let values = |name: &str| match &arch {
@@ -95,7 +126,7 @@ impl Facts {
             _ => Vec::new(),
         };
         let map = OffsetMap::new(gguf);
-        Ok(Facts {
+        let facts = Facts {
             model: Some(path.to_owned()),
             n_layer: key("block_count", PerLayer::uniform)?,
             n_nextn_layer: key("nextn_predict_layers", PerLayer::uniform)?.unwrap_or(0),
@@ -108,7 +139,14 @@ impl Facts {
                 .collect(),
             expert_bytes: expert_bytes_by_layer(&map),
             arch,
-        })
+        };
+        match facts.impossible() {
+            None => Ok(facts),
+            Some(source) => Err(ModelError::Impossible {
+                path: path.to_owned(),
+                source,
+            }),
+        }
     }
 
     /// What a manifest says of its model.
@@ -156,16 +194,21 @@ impl Facts {
         (n_layer == n_block || Some(n_layer) == self.n_hidden_layer()).then_some(n_block)
     }
 
-    /// Why there is no such model: it would have more layers or experts than any has.
+    /// Why there is no such model: it would have more layers or experts than any has, or no hidden layer.
     pub fn impossible(&self) -> Option<ImpossibleModel> {
         let numbers = [
             ("layers", self.n_layer),
             ("experts in a layer", self.n_expert),
             ("experts for a token", self.max_expert_used()),
         ];
-        let mut numbers = numbers.into_iter();
-        let (what, n) = numbers.find_map(|(what, n)| Some((what, n.filter(|&n| n > MAX_ID)?)))?;
-        Some(ImpossibleModel { what, n })
+        for (what, n) in numbers {
+            if let Some(n) = n.filter(|&n| n > MAX_ID) {
+                return Some(ImpossibleModel::TooMany { what, n });
+            }
+        }
+        let (n_layer, n_nextn) = (self.n_layer?, self.n_nextn_layer);
+        (n_nextn > 0 && n_nextn >= n_layer)
+            .then_some(ImpossibleModel::NoHiddenLayer { n_nextn, n_layer })
     }
 
     /// Why a trace that says `found` cannot be of this model: another architecture, other numbers of layers or experts.

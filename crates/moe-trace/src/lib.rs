@@ -57,7 +57,7 @@ mod writer;
 pub use accesses::{Access, FileAccesses};
 pub use error::Error;
 pub use expert_ranges::{ByteRange, ExpertRanges, ExpertTensor};
-pub use facts::{Contradiction, Facts, ImpossibleModel, MAX_ID};
+pub use facts::{Contradiction, Facts, ImpossibleModel, MAX_ID, ModelError};
 pub use fault::{LineFault, ManifestFault, RecordFault, SourceFault, TransferFault};
 pub use manifest::Manifest;
 pub use operations::{Expert, Operation, Operations, TokenExperts};

@@ -2,7 +2,7 @@
 
 use moe_gguf::Gguf;
 use moe_testkit::gguf::{ARRAY, Raw, U32};
-use moe_trace::Facts;
+use moe_trace::{Facts, ImpossibleModel, ModelError};
 
 /// A model whose layers select these numbers of experts.
 fn model(n_expert_used: &[u32]) -> Facts {
@@ -46,4 +46,44 @@ fn a_list_of_one_number_is_that_number() {
     assert!(facts.n_expert_used_by_block.is_empty());
     assert_eq!(facts.max_expert_used(), Some(2));
     assert_eq!(model(&[0, 0]).max_expert_used(), None);
+}
+
+/// A model with so many blocks, of which so many are of the MTP head.
+fn with_mtp_head(n_block: u32, n_nextn: u32) -> Result<Facts, ModelError> {
+    let raw = Raw::new(0, 3)
+        .kv_string("general.architecture", "glm4moe")
+        .kv_u32("glm4moe.block_count", n_block)
+        .kv_u32("glm4moe.nextn_predict_layers", n_nextn);
+    let gguf = Gguf::from_bytes("model.gguf", raw.bytes).unwrap();
+    Facts::of_model("model.gguf", &gguf)
+}
+
+#[test]
+fn a_model_has_a_layer_besides_its_mtp_head() {
+    assert_eq!(with_mtp_head(5, 4).unwrap().n_hidden_layer(), Some(1));
+    for n_nextn in [5, 6, u32::MAX] {
+        let error = with_mtp_head(5, n_nextn).unwrap_err();
+        let source = ImpossibleModel::NoHiddenLayer {
+            n_nextn,
+            n_layer: 5,
+        };
+        assert!(
+            matches!(&error, ModelError::Impossible { path, source: found } if path == "model.gguf" && *found == source),
+            "{error}"
+        );
+        assert_eq!(
+            error.to_string(),
+            format!(
+                "model.gguf: {n_nextn} blocks of the MTP head (`nextn_predict_layers`), but only 5 blocks in all (`block_count`); \
+                 the file is damaged; convert the model again"
+            )
+        );
+    }
+    let error = with_mtp_head(5000, 1).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("5000 layers are more than any model has"),
+        "{error}"
+    );
 }

@@ -25,7 +25,16 @@ pub fn describe(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
     let n_block = hyper_parameter(metadata, arch, "block_count", "layers", findings);
     const NEXTN: &str = "nextn_predict_layers";
     if metadata.get(&format!("{arch}.{NEXTN}")).is_some() {
-        hyper_parameter(metadata, arch, NEXTN, "nextn layers", findings);
+        let n_nextn = hyper_parameter(metadata, arch, NEXTN, "nextn layers", findings);
+        let numbers = [&n_nextn, &n_block].map(|n| n.as_ref().and_then(PerLayer::uniform));
+        if let [Some(n_nextn @ 1..), Some(n_block)] = numbers
+            && n_nextn >= n_block
+        {
+            findings.note(format!(
+                "{arch}.{NEXTN} is {n_nextn}, and the model has {}: no layer is left besides those of the MTP head",
+                counted(n_block, "block")
+            ));
+        }
     }
     for (key, name) in [
         ("expert_count", "experts in a layer"),
