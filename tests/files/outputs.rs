@@ -2,10 +2,11 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use super::{MODEL, binary, contents, names, run_in, shell, start, stderr_of};
-use crate::support::{arg, args, fail, repository, run};
+use crate::support::{arg, args, fail, moe_analyze, repository, run};
 
 /// The files of one conversion are those of one trace.
 #[test]
@@ -40,6 +41,38 @@ fn force_leaves_no_files_of_an_earlier_conversion() {
     fs::write(tables.join("ops.parquet"), "of another program").unwrap();
     run!["parquet", jsonl, "--out", tables, "--force"];
     assert!(tables.join("ops.parquet").exists());
+}
+
+/// The map of the model of a run stays next to the run's tables. Where the model is unknown, the commit removes it, and says so.
+#[test]
+fn map_of_the_same_model_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let (run, tables, jsonl) = (run_in(dir.path()), at("tables"), at("t.jsonl"));
+    let map = tables.join("gguf-map.parquet");
+    fs::write(&jsonl, "{\"t\":0,\"layer\":1,\"experts\":[5,1]}\n").unwrap();
+    let parquet = |input: &Path| {
+        let parquet = ["parquet", arg(input), "--out", arg(&tables), "--force"];
+        let output = moe_analyze().args(parquet).assert().success();
+        String::from_utf8(output.get_output().stderr.clone()).unwrap()
+    };
+    parquet(&run);
+    for has_map in [true, false] {
+        run!["gguf-map", repository(MODEL), "--out", map, "--force"];
+        let expected = fs::read(&map).unwrap();
+        if !has_map {
+            fs::remove_file(run.join("gguf-map.parquet")).unwrap();
+        }
+        let stderr = parquet(&run);
+        assert_eq!(fs::read(&map).unwrap(), expected, "{stderr}");
+        assert!(!stderr.contains("is removed"), "{stderr}");
+    }
+    run!["gguf-map", repository("fixtures/random-olmoe-F16.gguf"), "--out", map, "--force"];
+    assert!(parquet(&run).contains("gguf-map.parquet is removed"));
+    assert!(!map.exists());
+    run!["gguf-map", repository(MODEL), "--out", map];
+    assert!(parquet(&jsonl).contains("gguf-map.parquet is removed"));
+    assert!(!map.exists());
 }
 
 #[test]

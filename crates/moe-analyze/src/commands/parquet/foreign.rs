@@ -8,7 +8,7 @@ use moe_gguf::map::OffsetMap;
 use moe_trace::tables::{
     PendingTables, RoutingTable, SCHEMA_KEY, TABLES, TableMetadata, table_paths,
 };
-use moe_trace::{CountRow, RoutingRow, Sink, SinkError, TRACE_FILE, map_table};
+use moe_trace::{CountRow, RoutingRow, Run, Sink, SinkError, TRACE_FILE, map_table};
 
 use super::Args;
 use crate::context::Context;
@@ -53,7 +53,7 @@ pub(super) fn write_routing(
             traces::report_import(ctx, &args.run, &summary);
         }
     }
-    let map = prepare_map(args, &mut pending)?;
+    let map = prepare_map(args, None, &mut pending, ctx)?;
     remove_older(args, &mut pending);
     pending.commit()?;
     for place in &places {
@@ -78,15 +78,36 @@ fn remove_older(args: &Args, pending: &mut PendingTables) {
     }
 }
 
-/// Lets the commit remove the map of an earlier model, which readers would join with the new tables. The map in the directory
-/// of a run belongs to the run.
-fn remove_older_map(args: &Args, pending: &mut PendingTables) {
+/// Lets the commit remove a map that is not known to be of the model of the new tables: readers would join it with them. The
+/// map in the directory of a run belongs to the run.
+fn remove_older_map(args: &Args, run: Option<&Run>, pending: &mut PendingTables, ctx: &Context) {
     let Some(out) = args.out.as_ref().filter(|_| args.force) else {
         return;
     };
     let path = out.join(map_table::FILE_NAME);
-    if !out.join(TRACE_FILE).exists() && has_schema(&path, map_table::SCHEMA) {
-        pending.remove(path);
+    if out.join(TRACE_FILE).exists()
+        || !has_schema(&path, map_table::SCHEMA)
+        || run.is_some_and(|run| is_map_of(&path, run))
+    {
+        return;
+    }
+    ctx.remark(format_args!(
+        "{} is removed: it is not known to be the map of the model of these tables; --model writes their map",
+        path.display()
+    ));
+    pending.remove(path);
+}
+
+/// Whether a map is of the model of a run: equal to the map of the run, or of the same files.
+fn is_map_of(path: &Path, run: &Run) -> bool {
+    match (&run.map, &run.manifest) {
+        (Some(map), _) => map_table::read(path).is_ok_and(|older| older == *map),
+        (None, Some(manifest)) => {
+            let files = &manifest.model.files;
+            let identity = map_table::identity(path);
+            !files.is_empty() && identity.is_ok_and(|identity| identity.files == *files)
+        }
+        (None, None) => false,
     }
 }
 
@@ -133,13 +154,15 @@ fn map_path(args: &Args) -> Option<PathBuf> {
 }
 
 /// Writes the map of the model, with which the bytes of every expert can be joined to the tables, and returns its path.
-/// Without a model the commit removes the map of an earlier one.
+/// Without a model the commit removes the map of an earlier one; `run` is the run that the tables are of, if it is one.
 pub(super) fn prepare_map(
     args: &Args,
+    run: Option<&Run>,
     pending: &mut PendingTables,
+    ctx: &Context,
 ) -> anyhow::Result<Option<PathBuf>> {
     let (Some(path), Some((_, gguf))) = (map_path(args), args.trace.gguf()?) else {
-        remove_older_map(args, pending);
+        remove_older_map(args, run, pending, ctx);
         return Ok(None);
     };
     pending.push(prepare_map_table(

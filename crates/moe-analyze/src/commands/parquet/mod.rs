@@ -130,7 +130,7 @@ fn write(args: &Args, run: &Run, ctx: &Context) -> anyhow::Result<ExitStatus> {
         pending.append(tables);
         written.push((summary, format!("{}, run={}", dataset.display(), run.id())));
     }
-    let map = foreign::prepare_map(args, &mut pending)?;
+    let map = foreign::prepare_map(args, Some(run), &mut pending, ctx)?;
     pending.commit()?;
     for (summary, place) in written {
         remark(ctx, &summary, &place);
