@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use moe_files::text::without_byte_order_mark;
+use moe_gguf::content::Content;
 
 use crate::error::Error;
 
@@ -86,11 +87,21 @@ pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
 /// The text of a file of at most [`MAX_DOCUMENT`] bytes, without its byte order mark.
 ///
 /// # Errors
-/// As [`read`]; [`Error::NotText`] for a file that is not UTF-8.
+/// As [`read`]; [`Error::NotText`] for a file that is not UTF-8, [`Error::OtherContent`] if its format is known.
 pub fn read_text(path: &Path) -> Result<String, Error> {
-    String::from_utf8(read(path, MAX_DOCUMENT)?).map_err(|error| Error::NotText {
-        path: path.to_owned(),
-        offset: error.utf8_error().valid_up_to() as u64,
+    String::from_utf8(read(path, MAX_DOCUMENT)?).map_err(|error| {
+        let path = path.to_owned();
+        match Content::of(error.as_bytes()) {
+            Some(content) => Error::OtherContent {
+                path,
+                expected: "a text file",
+                content,
+            },
+            None => Error::NotText {
+                path,
+                offset: error.utf8_error().valid_up_to() as u64,
+            },
+        }
     })
 }
 

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::lines;
-use crate::record::NO_LAYER;
+use crate::record::{NO_LAYER, TensorAccessLog};
 
 /// Name of the file in a run directory.
 pub const FILE_NAME: &str = "buffers.jsonl";
@@ -89,9 +89,13 @@ fn no_layer() -> u16 {
 /// Reads the events of a file. A last line that its recorder did not finish is left out.
 ///
 /// # Errors
-/// [`Error::Line`] for a line that is no event, [`Error::Io`].
+/// [`Error::Line`] for a line that is no event, [`Error::OtherLines`] or [`Error::OtherContent`] for another file, [`Error::Io`].
 pub fn read(path: &Path) -> Result<Vec<BufferEvent>, Error> {
-    lines::read(path, |_| Ok(()))
+    lines::read(
+        path,
+        "the buffers.jsonl of a run: give that file, or its run directory",
+        |_| Ok(()),
+    )
 }
 
 /// A remark about a file whose last event is incomplete, which [`read`] leaves out.
@@ -100,6 +104,20 @@ pub fn read(path: &Path) -> Result<Vec<BufferEvent>, Error> {
 /// The file cannot be read.
 pub fn truncation(path: &Path) -> Result<Option<String>, Error> {
     lines::truncation(path)
+}
+
+/// When the run of these events ended, in milliseconds as [`BufferEvent::timestamp_ms`]; `last` is the last record of its trace.
+/// `None` if the events are not on the trace's clock.
+pub fn end_of_run_ms(events: &[BufferEvent], last: &TensorAccessLog) -> Option<f64> {
+    let on_clock = |event: &BufferEvent| Some((event.timestamp_ms, event.timestamp_ns?));
+    let (ms, ns) = events.iter().find_map(on_clock)?;
+    let duration_ns = if last.has_extension() {
+        last.duration_ns.get()
+    } else {
+        0
+    };
+    let end_ns = last.timestamp_ns.get().saturating_add(duration_ns);
+    Some(ms + (end_ns as f64 - ns as f64) / 1e6)
 }
 
 /// How much memory the buffers of a run take over time.

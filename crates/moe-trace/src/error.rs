@@ -4,11 +4,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use moe_gguf::content::Content;
 use moe_gguf::text::counted;
 #[cfg(feature = "parquet")]
 use parquet::errors::ParquetError;
 
 use crate::fault::{LineFault, ManifestFault, RecordFault};
+use crate::json;
 #[cfg(feature = "parquet")]
 use crate::table_fault::TableFault;
 
@@ -103,7 +105,7 @@ pub enum Error {
         fault: ManifestFault,
     },
     /// A JSON file is not what it should be.
-    #[error("{}: not a {what} that can be read or written: {source}; record the run again", path.display())]
+    #[error("{}: not a {what} that can be read or written: {}; record the run again", path.display(), json::reason_with_place(source))]
     Json {
         /// The file.
         path: PathBuf,
@@ -122,6 +124,29 @@ pub enum Error {
         /// What is wrong.
         #[source]
         fault: LineFault,
+    },
+    /// A file of lines is of another kind: its first line is none of those expected.
+    #[error("{}: line {line}: {fault}; the file is not {expected}", path.display())]
+    OtherLines {
+        /// The file.
+        path: PathBuf,
+        /// What was expected, and what to give: `the buffers.jsonl of a run: give that file`.
+        expected: &'static str,
+        /// Which line, the first is 1.
+        line: u64,
+        /// What is wrong with it.
+        #[source]
+        fault: LineFault,
+    },
+    /// A file is of another format.
+    #[error("{}: it is {content}, not {expected}", path.display())]
+    OtherContent {
+        /// The file.
+        path: PathBuf,
+        /// What was expected, and what to give: `the buffers.jsonl of a run: give that file`.
+        expected: &'static str,
+        /// What it is.
+        content: Content,
     },
     /// A line of a text file is longer than any line of such a file.
     #[error("{}: line {line} is longer than the limit of {limit} bytes; this is not the file expected", path.display())]

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use moe_gguf::text::counted;
 
+use crate::json;
 use crate::manifest::SCHEMA;
 use crate::record::{EXT_V1, MAX_EXPERTS, MAX_SOURCES, lane};
 
@@ -12,7 +13,7 @@ use crate::record::{EXT_V1, MAX_EXPERTS, MAX_SOURCES, lane};
 #[non_exhaustive]
 pub enum ManifestFault {
     /// It is not the JSON expected.
-    #[error("{0}")]
+    #[error("{}", json::reason_with_place(.0))]
     Json(#[source] Arc<serde_json::Error>),
     /// It has no schema: the file is of another program.
     #[error("it has no \"schema\", which is {SCHEMA:?}")]
@@ -36,7 +37,7 @@ impl From<serde_json::Error> for ManifestFault {
 #[non_exhaustive]
 pub enum LineFault {
     /// It is not the JSON expected.
-    #[error("{0}")]
+    #[error("{}", json::reason(.0))]
     Json(#[source] Arc<serde_json::Error>),
     /// It is a transfer that contradicts itself.
     #[error(transparent)]

@@ -25,6 +25,7 @@ mod expert_ranges;
 mod facts;
 mod fault;
 pub mod graph;
+pub mod json;
 mod lines;
 pub mod manifest;
 #[cfg(feature = "parquet")]

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use moe_files::text::without_byte_order_mark;
+use moe_gguf::content::Content;
 use serde::de::DeserializeOwned;
 
 use crate::bounded::{self, Lines, MAX_LINE};
@@ -13,36 +14,81 @@ use crate::fault::LineFault;
 
 /// Bytes of a last line that are looked at; events and transfers have some hundred.
 const MAX_LAST_LINE: u64 = 64 << 10;
+/// Bytes by which another format is recognized.
+const SAMPLE_SIZE: u64 = 64 << 10;
 
-/// Reads the values of a file. Empty lines, and a last line that its recorder did not finish, are left out.
+/// Lines after a first line that is not a value, of which one is a value if the file is damaged and not another one.
+const MAX_LINES_AHEAD: usize = 8;
+
+/// Reads the values of a file, which is `expected`: `the buffers.jsonl of a run`. Empty lines, and a last line that its
+/// recorder did not finish, are left out.
 ///
 /// # Errors
-/// [`Error::Line`] for a line that is no such value or that `check` refuses, [`Error::LineTooLong`], [`Error::Io`].
+/// [`Error::Line`] for a line that is no such value or that `check` refuses, [`Error::OtherLines`] or [`Error::OtherContent`] if the
+/// first lines are no such values, [`Error::LineTooLong`], [`Error::Io`].
 pub(crate) fn read<T: DeserializeOwned>(
     path: &Path,
+    expected: &'static str,
     check: impl Fn(&T) -> Result<(), LineFault>,
 ) -> Result<Vec<T>, Error> {
     let mut lines = Lines::open(path, MAX_LINE)?;
     let mut values = Vec::new();
-    while let Some(line) = lines.next_line()? {
+    loop {
+        let line = match lines.next_line() {
+            Ok(Some(line)) => line,
+            Ok(None) => return Ok(values),
+            Err(error) if values.is_empty() => {
+                return Err(other_content(path, expected)?.unwrap_or(error));
+            }
+            Err(error) => return Err(error),
+        };
         if line.trim_ascii().is_empty() {
             continue;
         }
         let is_complete = line.ends_with(b"\n");
         let value = serde_json::from_slice(line).map_err(|error| LineFault::Json(Arc::new(error)));
-        match value.and_then(|value| check(&value).map(|()| value)) {
-            Ok(value) => values.push(value),
-            Err(_) if !is_complete => break,
-            Err(fault) => {
-                return Err(Error::Line {
-                    path: path.to_owned(),
-                    line: lines.number(),
-                    fault,
-                });
+        let ends_within = matches!(&value, Err(LineFault::Json(error)) if error.is_eof());
+        let may_be_cut = !is_complete && (ends_within || !values.is_empty());
+        let fault = match value.and_then(|value| check(&value).map(|()| value)) {
+            Ok(value) => {
+                values.push(value);
+                continue;
             }
+            Err(_) if may_be_cut => return Ok(values),
+            Err(fault) => fault,
+        };
+        let (path, line) = (path.to_owned(), lines.number());
+        let is_value = |line: &[u8]| serde_json::from_slice::<T>(line).is_ok();
+        let mut next_is_value = || matches!(lines.next_line(), Ok(Some(line)) if is_value(line));
+        let is_damaged = !values.is_empty()
+            || !matches!(fault, LineFault::Json(_))
+            || (0..MAX_LINES_AHEAD).any(|_| next_is_value());
+        if is_damaged {
+            return Err(Error::Line { path, line, fault });
         }
+        return Err(
+            other_content(&path, expected)?.unwrap_or(Error::OtherLines {
+                path,
+                expected,
+                line,
+                fault,
+            }),
+        );
     }
-    Ok(values)
+}
+
+/// The error for a file that is of a known other format.
+fn other_content(path: &Path, expected: &'static str) -> Result<Option<Error>, Error> {
+    let mut sample = Vec::new();
+    bounded::open(path)?
+        .take(SAMPLE_SIZE)
+        .read_to_end(&mut sample)
+        .map_err(Error::io("read", path))?;
+    Ok(Content::of(&sample).map(|content| Error::OtherContent {
+        path: path.to_owned(),
+        expected,
+        content,
+    }))
 }
 
 /// A remark about a file whose last line its recorder did not finish; nothing where the file does not exist.

@@ -6,6 +6,8 @@ use arrow::datatypes::DataType;
 use arrow::error::ArrowError;
 use parquet::errors::ParquetError;
 
+use crate::json;
+
 /// Why a Parquet file cannot be read or written, and what to do.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -90,7 +92,7 @@ pub enum TableFault {
     #[error("{}", one_line(.0))]
     Encode(#[source] Arc<ParquetError>),
     /// A value of the file's metadata is not the JSON expected.
-    #[error("metadata {key}: {source}; write the file again")]
+    #[error("metadata {key}: {}; write the file again", json::reason(source))]
     Metadata {
         /// The key.
         key: &'static str,

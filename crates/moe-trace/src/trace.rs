@@ -77,6 +77,15 @@ impl Trace {
         &all[..n]
     }
 
+    /// The last of [`Trace::records`]. Only a trace that ends in zeros is looked through for it.
+    pub fn last_record(&self) -> Option<&TensorAccessLog> {
+        let last = self.all_records().last()?;
+        if last.timestamp_ns.get() == 0 {
+            return self.records().last();
+        }
+        Some(last)
+    }
+
     /// Keeps how many records there are before the first zero timestamp, for a caller that has walked all operations.
     pub(crate) fn keep_record_count(&self, n: usize) {
         // A count that is known already is the same.

@@ -58,9 +58,11 @@ pub struct Transfer {
 /// Reads the transfers of a file, in its order. A last line that its recorder did not finish is left out.
 ///
 /// # Errors
-/// [`Error::Line`] for a line that is no transfer or contradicts itself, [`Error::Io`].
+/// [`Error::Line`] for a line that is no transfer or contradicts itself, [`Error::OtherLines`] or [`Error::OtherContent`] for another
+/// file, [`Error::Io`].
 pub fn read(path: &Path) -> Result<Vec<Transfer>, Error> {
-    lines::read(path, |transfer: &Transfer| Ok(transfer.check()?))
+    const EXPECTED: &str = "the transfers.jsonl of a run: give that file, or its run directory";
+    lines::read(path, EXPECTED, |transfer: &Transfer| Ok(transfer.check()?))
 }
 
 /// A remark about a file whose last line its recorder did not finish, and which [`read`] leaves out.

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use moe_gguf::text::counted;
-use moe_trace::Manifest;
-use moe_trace::buffers::{self, Timeline, TimelineBuffer};
+use moe_trace::buffers::{self, BufferEvent, Timeline, TimelineBuffer};
 use moe_trace::record::NO_LAYER;
+use moe_trace::{Manifest, TRACE_FILE, Trace};
 
 use crate::context::Context;
 use crate::exit_status::ExitStatus;
@@ -76,7 +76,8 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         })?);
     }
     if let Some(plot) = &args.plot {
-        let figure = plot::occupancy(&title(&args.run), &timeline);
+        let end_ms = end_ms(&args.run, &events)?;
+        let figure = plot::occupancy(&title(&args.run), &timeline, end_ms);
         outputs.push(figure.prepare(plot, args.force)?);
     }
     files::commit(outputs)?;
@@ -108,6 +109,17 @@ fn events_path(path: &Path) -> anyhow::Result<PathBuf> {
         );
     }
     Ok(events)
+}
+
+/// When the run ended, in milliseconds on the clock of its events; `None` without its trace.
+fn end_ms(path: &Path, events: &[BufferEvent]) -> anyhow::Result<Option<f64>> {
+    let trace = path.join(TRACE_FILE);
+    if !trace.is_file() {
+        return Ok(None);
+    }
+    let trace = Trace::open(trace)?;
+    let last = trace.last_record();
+    Ok(last.and_then(|last| buffers::end_of_run_ms(events, last)))
 }
 
 fn title(path: &Path) -> String {

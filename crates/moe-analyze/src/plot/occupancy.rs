@@ -19,10 +19,11 @@ const BANDS: [(u8, &str, Colour); N_BANDS] = [
 type Step = (f64, [u64; N_BANDS]);
 
 /// Memory that the buffers of a run take over time; `run` names the run. Above, all of it; below, without the weights, which
-/// dwarf the rest.
-pub fn occupancy(run: &str, timeline: &Timeline) -> Figure {
+/// dwarf the rest. The time axis ends with the run (`end_ms`) or with the last event, whichever is later.
+pub fn occupancy(run: &str, timeline: &Timeline, end_ms: Option<f64>) -> Figure {
     let steps = steps(timeline);
     let last = steps.last().map_or(0.0, |step| step.0);
+    let last = end_ms.map_or(last, |end_ms| end_ms.max(last));
     let (divisor, unit) = if last >= 10_000.0 {
         (1000.0, "s")
     } else {
@@ -117,7 +118,34 @@ fn byte_unit(bytes: u64) -> (f64, &'static str) {
 
 #[cfg(test)]
 mod tests {
+    use moe_trace::buffers::{Buffer, BufferEvent, Change};
+
     use super::*;
+
+    #[test]
+    fn time_axis_ends_with_the_run_or_a_later_event() {
+        let event = BufferEvent {
+            timestamp_ms: 2.0,
+            timestamp_ns: Some(9),
+            change: Change::Alloc(Buffer {
+                buffer_id: 1,
+                buffer_ptr: 0,
+                size: 8,
+                name: String::new(),
+                backend: String::new(),
+                usage: usage::COMPUTE,
+                layer: 0,
+            }),
+        };
+        let (timeline, _) = Timeline::new(&[event]);
+        for (end_ms, expected) in [(Some(7.5), 7.5), (None, 2.0), (Some(1.0), 2.0)] {
+            let figure = occupancy("run", &timeline, end_ms);
+            for panel in figure.panels {
+                let expected = Axis::numbers("time (ms)", 0.0, expected);
+                assert_eq!(panel.x, expected);
+            }
+        }
+    }
 
     #[test]
     fn the_unit_fits_the_number() {

@@ -2,8 +2,9 @@
 
 use std::fs;
 
-use moe_trace::Error;
 use moe_trace::buffers::{self, BufferEvent, Timeline};
+use moe_trace::record::EXT_V1;
+use moe_trace::{Error, TensorAccessLog};
 use serde_json::{Value, json};
 
 /// Weights of 1000 bytes; a cache of 100 that grows to 300; a result of 50 that goes.
@@ -87,6 +88,53 @@ fn lines_that_are_wrong_are_named_and_a_cut_one_is_left_out() {
             other => panic!("{other:?}"),
         }
     }
+}
+
+/// A file of another kind is named as such, not as a damaged line.
+#[test]
+fn other_files_are_not_damaged_lines() {
+    for text in [
+        "{\n",
+        "{\"a\":1}",
+        "[1,2]\n[3]\n",
+        "layer,expert\n0,1\n",
+        "x",
+    ] {
+        let error = read(text).unwrap_err();
+        assert!(
+            matches!(error, Error::OtherLines { line: 1, .. }),
+            "{text:?}: {error}"
+        );
+    }
+    let error = read("GGUF\u{3}\0\0\0").unwrap_err();
+    assert!(matches!(error, Error::OtherContent { .. }), "{error}");
+    let message = error.to_string();
+    assert!(
+        message.ends_with("it is a GGUF file, not the buffers.jsonl of a run: give that file, or its run directory"),
+        "{message}"
+    );
+    // A first event that its recorder did not finish.
+    assert_eq!(read(&EVENTS[..20]).unwrap(), []);
+}
+
+/// The last operation starts 2 ms after the first event and takes 3 ms.
+#[test]
+fn the_end_of_a_run_is_on_the_clock_of_its_events() {
+    let text = r#"{"timestamp_ms":0.5,"timestamp_ns":7000000,"event":"dealloc","buffer_id":1}"#;
+    let mut last = TensorAccessLog::default();
+    last.timestamp_ns.set(9_000_000);
+    last.duration_ns.set(3_000_000);
+    assert_eq!(
+        buffers::end_of_run_ms(&read(text).unwrap(), &last),
+        Some(2.5)
+    );
+    last.ext_version = EXT_V1;
+    assert_eq!(
+        buffers::end_of_run_ms(&read(text).unwrap(), &last),
+        Some(5.5)
+    );
+    // Events of another program are not on it.
+    assert_eq!(buffers::end_of_run_ms(&read(EVENTS).unwrap(), &last), None);
 }
 
 #[test]

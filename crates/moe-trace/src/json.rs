@@ -1,0 +1,147 @@
+//! What is wrong with a JSON text, in plain words.
+
+use serde_json::error::Category;
+
+/// What is wrong, without the place: a key that is missing or unknown, a value of another type, text that is not JSON.
+pub fn reason(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let place = format!(" at line {} column {}", error.line(), error.column());
+    let text = text.strip_suffix(&place).unwrap_or(&text);
+    match error.classify() {
+        Category::Data => data(text).unwrap_or_else(|| text.to_owned()),
+        Category::Eof => "the text ends within a JSON value".to_owned(),
+        Category::Syntax => format!("it is not JSON: {text}"),
+        Category::Io => text.to_owned(),
+    }
+}
+
+/// As [`reason`], with the line and column.
+pub fn reason_with_place(error: &serde_json::Error) -> String {
+    let (line, column) = (error.line(), error.column());
+    format!("line {line}, column {column}: {}", reason(error))
+}
+
+/// The messages of serde for a value that is JSON, but not the value expected.
+fn data(text: &str) -> Option<String> {
+    if let Some(key) = text.strip_prefix("missing field ") {
+        return Some(format!("the key {key} is missing"));
+    }
+    if let Some(key) = text.strip_prefix("duplicate field ") {
+        return Some(format!("the key {key} appears twice"));
+    }
+    let (found, expected) = text.split_once(", expected ")?;
+    let one_of = expected.strip_prefix("one of ").unwrap_or(expected);
+    if let Some(key) = found.strip_prefix("unknown field ") {
+        return Some(format!("the key {key} is unknown; known are {one_of}"));
+    }
+    if let Some(value) = found.strip_prefix("unknown variant ") {
+        return Some(format!("the value {value} is unknown; known are {one_of}"));
+    }
+    if let Some(n) = found.strip_prefix("invalid length ") {
+        return Some(format!("{n} elements instead of {}", kind(expected)));
+    }
+    let found = found
+        .strip_prefix("invalid type: ")
+        .or_else(|| found.strip_prefix("invalid value: "))?;
+    let found = match found.split_once(' ') {
+        Some(("string", value)) => value,
+        Some(("integer" | "boolean", value)) => value.trim_matches('`'),
+        Some(("floating", value)) => value.trim_start_matches("point ").trim_matches('`'),
+        _ => kind(found),
+    };
+    Some(format!("{found} instead of {}", kind(expected)))
+}
+
+/// What JSON calls a type of Rust or serde.
+fn kind(name: &str) -> &str {
+    match name {
+        "u8" | "u16" | "u32" | "u64" | "usize" => "a non-negative integer in the range of the key",
+        "i8" | "i16" | "i32" | "i64" | "isize" => "an integer in the range of the key",
+        "f32" | "f64" => "a number",
+        "sequence" | "a sequence" => "a list",
+        "map" | "a map" => "an object",
+        "unit value" => "nothing",
+        _ if name.starts_with("struct ") => "an object",
+        _ if name.contains("enum ") => "one of its names",
+        _ => name,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+
+    use super::*;
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    #[allow(dead_code)] // only read by serde
+    struct Example {
+        n: u32,
+        #[serde(default)]
+        x: Option<f64>,
+        #[serde(default)]
+        list: Vec<(u32, u32)>,
+        #[serde(default)]
+        kind: Option<Kind>,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    enum Kind {
+        Moe,
+        Dense,
+    }
+
+    fn reason_of(text: &str) -> String {
+        reason(&serde_json::from_str::<Example>(text).unwrap_err())
+    }
+
+    #[test]
+    fn says_what_is_wrong_in_the_words_of_json() {
+        let integer = "instead of a non-negative integer in the range of the key";
+        for (text, expected) in [
+            ("{}", "the key `n` is missing".to_owned()),
+            ("{\"n\":1,\"n\":2}", "the key `n` appears twice".to_owned()),
+            (
+                "{\"n\":1,\"m\":2}",
+                "the key `m` is unknown; known are `n`, `x`, `list`, `kind`".to_owned(),
+            ),
+            (
+                "{\"n\":1,\"kind\":\"x\"}",
+                "the value `x` is unknown; known are `moe` or `dense`".to_owned(),
+            ),
+            ("{\"n\":\"8\"}", format!("\"8\" {integer}")),
+            ("{\"n\":-1}", format!("-1 {integer}")),
+            ("{\"n\":1.5}", format!("1.5 {integer}")),
+            ("{\"n\":null}", format!("null {integer}")),
+            ("{\"n\":[1]}", format!("a list {integer}")),
+            (
+                "{\"n\":1,\"x\":true}",
+                "true instead of a number".to_owned(),
+            ),
+            (
+                "{\"n\":1,\"list\":{}}",
+                "an object instead of a list".to_owned(),
+            ),
+            ("[]", "0 elements instead of an object".to_owned()),
+            ("5", "5 instead of an object".to_owned()),
+            ("{\"n\":1", "the text ends within a JSON value".to_owned()),
+            ("", "the text ends within a JSON value".to_owned()),
+            ("n=1", "it is not JSON: expected ident".to_owned()),
+            ("GGUF", "it is not JSON: expected value".to_owned()),
+        ] {
+            assert_eq!(reason_of(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn names_the_place() {
+        let error = serde_json::from_str::<Example>("{\n\"n\": true}").unwrap_err();
+        let message = reason_with_place(&error);
+        assert!(
+            message.starts_with("line 2, column 9: true instead of"),
+            "{message}"
+        );
+    }
+}
