@@ -33,3 +33,4 @@ mod simulate;
 mod support;
 mod synth;
 mod tables;
+mod wrong_files;

@@ -15,6 +15,7 @@ mod experts;
 mod files;
 mod inputs;
 mod interrupt;
+mod json_input;
 mod large_output;
 mod layout;
 mod learn_files;

@@ -51,16 +51,32 @@ where
     }
 }
 
-/// Reads an integer that is not less than another.
-pub fn at_least<T>(least: T) -> impl Fn(&str) -> Result<T, ValueError> + Clone
-where
-    T: FromStr + PartialOrd + Display + Clone,
-{
-    move |text| {
-        let number = text.parse().ok().filter(|number| *number >= least);
-        number.ok_or_else(|| ValueError::TooSmall {
+/// A type of integers.
+pub trait Integer: FromStr<Err = ParseIntError> + PartialOrd + Display + Clone {
+    /// The greatest one.
+    const MAX: Self;
+}
+
+macro_rules! integers {
+    ($($type:ty),+) => {$(
+        impl Integer for $type {
+            const MAX: Self = <$type>::MAX;
+        }
+    )+};
+}
+integers!(u32, u64, usize);
+
+/// Reads an integer that is not less than another. The message names the upper end of the range only for a number above it.
+pub fn at_least<T: Integer>(least: T) -> impl Fn(&str) -> Result<T, ValueError> + Clone {
+    move |text| match text.parse() {
+        Ok(number) if number >= least => Ok(number),
+        Err(error) if *error.kind() == IntErrorKind::PosOverflow => Err(ValueError::OutOfRange {
             least: least.to_string(),
-        })
+            most: T::MAX.to_string(),
+        }),
+        _ => Err(ValueError::TooSmall {
+            least: least.to_string(),
+        }),
     }
 }
 

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use moe_placement::json::{non_finite, non_finite_at};
 use moe_trace::bounded;
+use moe_trace::json::reason;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
@@ -82,11 +83,4 @@ fn invalid(
         ),
     };
     ForeignError::invalid(path, At::Line(line), reason)
-}
-
-/// What serde_json says, without its line and column.
-pub(crate) fn reason(error: &serde_json::Error) -> String {
-    let text = error.to_string();
-    let place = format!(" at line {} column {}", error.line(), error.column());
-    text.strip_suffix(&place).unwrap_or(&text).to_owned()
 }

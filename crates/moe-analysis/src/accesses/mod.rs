@@ -51,6 +51,12 @@ pub enum Error {
         /// The run.
         path: PathBuf,
     },
+    /// There is nothing to report on.
+    #[error("{}: the trace has no records; record the run again", path.display())]
+    NoRecords {
+        /// The trace.
+        path: PathBuf,
+    },
     /// Nothing was read from the model's files.
     #[error(
         "{} reads nothing that is in the model's map; is it the map of this model?",
@@ -126,9 +132,14 @@ struct PassTokens {
 /// Reads a run once and reports on its accesses. `windows` are lengths of working sets in tokens.
 ///
 /// # Errors
-/// [`Error::NoMap`], [`Error::Empty`], [`Error::Record`] for a record that cannot be.
+/// [`Error::NoRecords`], [`Error::NoMap`], [`Error::Empty`], [`Error::Record`] for a record that cannot be.
 pub fn report(run: &Run, windows: &[u64]) -> Result<AccessReport, Error> {
     let path = || run.path.clone();
+    if run.trace.operations().next().is_none() {
+        return Err(Error::NoRecords {
+            path: run.trace.path().to_owned(),
+        });
+    }
     let map = run
         .map
         .as_ref()

@@ -444,7 +444,7 @@ fn what_is_not_in_the_map_is_listed_and_counts_nowhere() {
 fn refuses_runs_without_accesses() {
     let tmp = tempfile::tempdir().unwrap();
     let run = run_of(&tmp.path().join("empty"), &[]);
-    assert!(matches!(report(&run, &[]), Err(Error::Empty { .. })));
+    assert!(matches!(report(&run, &[]), Err(Error::NoRecords { .. })));
     let run = run_of(&tmp.path().join("run"), &known());
     let bare = Run::open(run.path.join("trace.bin")).unwrap();
     let error = report(&bare, &[]).unwrap_err();

@@ -6,13 +6,12 @@ use std::time::Instant;
 
 use anyhow::Context as _;
 use moe_gguf::text::counted;
-use moe_placement::json;
 use moe_synth::model::{Spec, Synth, SynthOptions};
-use moe_trace::bounded;
 
 use crate::context::Context;
 use crate::exit_status::ExitStatus;
 use crate::files::{self, OutputPath};
+use crate::json_input;
 use crate::large_output;
 use crate::output::human_bytes;
 
@@ -119,8 +118,7 @@ fn spec(args: &Args) -> anyhow::Result<Spec> {
     let mut spec = match (&args.like, &args.spec) {
         (Some(name), _) => Spec::like(name).with_context(|| format!("no model {name} is known"))?,
         (None, Some(path)) => {
-            let read = || anyhow::Ok(json::parse(&bounded::read_json(path)?)?);
-            read().with_context(|| format!("cannot take a description from {}", path.display()))?
+            json_input::read(path, "`moe-analyze synth --help` describes the keys")?
         }
         (None, None) => anyhow::bail!("give --like or --spec"),
     };

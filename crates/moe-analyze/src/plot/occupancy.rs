@@ -141,8 +141,7 @@ mod tests {
         for (end_ms, expected) in [(Some(7.5), 7.5), (None, 2.0), (Some(1.0), 2.0)] {
             let figure = occupancy("run", &timeline, end_ms);
             for panel in figure.panels {
-                let expected = Axis::numbers("time (ms)", 0.0, expected);
-                assert_eq!(panel.x, expected);
+                assert_eq!(panel.x.range, (0.0, expected));
             }
         }
     }

@@ -5,7 +5,6 @@ use std::path::Path;
 
 use anyhow::{Context as _, bail};
 use moe_gguf::text::counted;
-use moe_placement::json;
 use moe_placement::learn::{ExpertObservation, LearnFile, has_schema};
 use moe_placement::plan::Entry;
 use moe_placement::update::{Cache, Update};
@@ -15,6 +14,7 @@ use serde_json::{Value, json};
 
 use super::Args;
 use crate::context::Context;
+use crate::json_input;
 use crate::output::{self, Cell, Format, write_rows};
 
 /// Plans the update of the cache in `current` by a live report, and prints it.
@@ -78,9 +78,7 @@ impl Current {
         let places: Vec<Place> = if has_schema(&text)? {
             experts_of(&LearnFile::parse(&text)?, ctx)?
         } else {
-            let plan: PlanFile = json::parse(&text)
-                .context("it is neither what `plan -o json` prints nor a learn file")?;
-            plan.selected
+            json_input::parse::<PlanFile>(&text)?.selected
         };
         if places.is_empty() {
             bail!("it names no expert; give the plan that the cache was built from");

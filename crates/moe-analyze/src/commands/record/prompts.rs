@@ -114,14 +114,9 @@ fn lines(text: &str, file: &str) -> anyhow::Result<Vec<Prompt>> {
                     error.column()
                 );
             }
-            let reason = error.to_string();
-            let reason = reason
-                .split(" at line ")
-                .next()
-                .unwrap_or_default()
-                .to_owned();
+            let reason = moe_trace::json::reason(&error);
             anyhow!(
-                "{place}: {reason} in column {}; a line is {FORM}",
+                "{place}, column {}: {reason}; a line is {FORM}",
                 error.column()
             )
         })?;
@@ -189,7 +184,7 @@ mod tests {
             ("", "no sequence"),
             (
                 "{\"prompt\":\"a\"}\n{\"prompt\":1}",
-                "f, line 2: invalid type: integer `1`, expected a string in column 11;",
+                "f, line 2, column 11: 1 instead of a string;",
             ),
             ("{\"prompt\":\"a\",\"tokens\":[1]}", "line 1: give either"),
             ("{}", "line 1: give either"),

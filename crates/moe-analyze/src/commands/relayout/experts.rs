@@ -4,27 +4,30 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::path::Path;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use moe_gguf::Gguf;
-use moe_placement::{json, learn};
+use moe_placement::learn;
 use moe_synth::relayout::{ExpertOrders, keep_groups, n_experts, n_groups};
 use moe_trace::{NO_LAYER, Run, bounded};
 
 use crate::context::Context;
+use crate::json_input;
 use crate::progress::Progress;
 use crate::traces;
 
+/// What the order of experts is read from.
+const FORMS: &str = "give a learn file, which `hotness --out` writes, or a list of experts for each layer, {\"0\": [3, 1, …], …}";
+
 /// Reads a learn file, whose experts come hottest first, or lists of experts by layer.
 pub fn from_file(path: &Path, gguf: &Gguf) -> anyhow::Result<ExpertOrders> {
-    let read = || -> anyhow::Result<ExpertOrders> {
-        let text = bounded::read_json(path)?;
-        if learn::has_schema(&text)? {
-            return by_hotness(&learn::parse_observations(&text)?, gguf);
-        }
-        json::parse(&text)
-            .context("it is neither a learn file nor of the form {\"LAYER\": [expert, …]}")
-    };
-    read().with_context(|| format!("cannot take an order of experts from {}", path.display()))
+    let text = bounded::read_json(path).map_err(|error| anyhow!("{error}; {FORMS}"))?;
+    if matches!(learn::has_schema(&text), Ok(true)) {
+        let orders = learn::parse_observations(&text).map_err(anyhow::Error::from);
+        return orders
+            .and_then(|observations| by_hotness(&observations, gguf))
+            .with_context(|| path.display().to_string());
+    }
+    json_input::parse(&text).map_err(|error| anyhow!("{}: {error}; {FORMS}", path.display()))
 }
 
 /// Each layer's experts by how often they were chosen; those that never were come last.

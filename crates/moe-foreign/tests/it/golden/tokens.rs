@@ -104,7 +104,7 @@ fn jsonl_per_token_and_layer() {
     let text = "{\"t\":0,\"layer\":0,\"experts\":[1]}\n\n{\"t\":1,\"layer\":\n";
     assert_eq!(
         refused("jsonl", text, &options),
-        "trace: line 3: EOF while parsing a value (column 15); the file is damaged, or of another format"
+        "trace: line 3: the text ends within a JSON value (column 15); the file is damaged, or of another format"
     );
     let text = "{\"t\":0,\"layer\":0,\"experts\":[1,2],\"weights\":[0.5]}\n";
     assert_eq!(
