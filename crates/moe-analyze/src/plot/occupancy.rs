@@ -140,7 +140,9 @@ mod tests {
         let (timeline, _) = Timeline::new(&[event]);
         for (end_ms, expected) in [(Some(7.5), 7.5), (None, 2.0), (Some(1.0), 2.0)] {
             let figure = occupancy("run", &timeline, end_ms);
-            assert_eq!(figure.panels[0].x.range, (0.0, expected));
+            for panel in figure.panels {
+                assert_eq!(panel.x.range, (0.0, expected));
+            }
         }
     }
 
