@@ -1,9 +1,12 @@
 //! Files that are read, whatever is odd in how they lie: data that is cut, holes, overlaps, rare types
 //! and the forms of experts. Several come from bug reports against other readers.
 
-use moe_gguf::GgmlType;
+use std::io::ErrorKind;
+use std::path::Path;
+
 use moe_gguf::check::{Refusal, check};
 use moe_gguf::map::{Category, OffsetMap, Projection};
+use moe_gguf::{Error, GgmlType, Gguf};
 use moe_testkit::gguf::{F32, Raw};
 
 use crate::opened::Opened;
@@ -195,19 +198,21 @@ fn experts_are_found_stacked_fused_and_alone() {
 
 #[test]
 fn a_directory_is_no_file() {
-    let error = moe_gguf::Gguf::open(env!("CARGO_MANIFEST_DIR"))
-        .unwrap_err()
-        .to_string();
-    assert!(error.contains("it is a directory"), "{error}");
+    let directory = env!("CARGO_MANIFEST_DIR");
+    let error = Gguf::open(directory).unwrap_err();
+    assert!(
+        matches!(&error, Error::Io { path, source, .. }
+            if path == Path::new(directory) && source.kind() == ErrorKind::InvalidInput),
+        "{error}"
+    );
 }
 
 #[test]
 fn an_absent_file_is_named() {
-    let error = moe_gguf::Gguf::open("no/such.gguf")
-        .unwrap_err()
-        .to_string();
+    let error = Gguf::open("no/such.gguf").unwrap_err();
     assert!(
-        error.starts_with("no/such.gguf: cannot open it: "),
+        matches!(&error, Error::Io { path, source, .. }
+            if path == Path::new("no/such.gguf") && source.kind() == ErrorKind::NotFound),
         "{error}"
     );
 }

@@ -78,7 +78,6 @@ fn header_byte_swapped() {
     .u64(0)
     .u64(0);
     assert_eq!(raw.fault(), Fault::BigEndian);
-    assert!(raw.open().unwrap_err().to_string().contains("big-endian"));
 }
 
 #[test]

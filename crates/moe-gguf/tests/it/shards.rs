@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use moe_gguf::check::check;
 use moe_gguf::map::OffsetMap;
-use moe_gguf::{Error, Gguf, ShardFault};
+use moe_gguf::{Error, Fault, Gguf, ShardFault};
 use moe_testkit::gguf::{F32, I32, Raw, U16};
 use tempfile::TempDir;
 
@@ -236,8 +236,9 @@ fn a_tensor_in_two_shards_is_refused() {
         tensors: &["output.weight"],
         ..SECOND
     });
-    let text = Gguf::open(path(&dir, 1)).unwrap_err().to_string();
-    assert!(text.contains("\"output.weight\" appears twice"), "{text}");
+    let error = Gguf::open(path(&dir, 1)).unwrap_err();
+    let tensor = "output.weight".to_owned();
+    assert_eq!(error.fault(), Some(&Fault::DuplicateTensor { tensor }));
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! Reading the data: hashes, manifests, impossible values.
 
-use moe_gguf::verify::{Algorithm, Difference, compare, manifest, parse_manifest, verify};
+use moe_gguf::verify::{
+    Algorithm, Difference, ManifestProblem, compare, manifest, parse_manifest, verify,
+};
 use moe_gguf::{GgmlType, Gguf, NonFinite};
 use moe_testkit::gguf::Raw;
 
@@ -82,7 +84,6 @@ fn a_manifest_finds_the_tensor_that_changed() {
     assert!(
         matches!(&differences[0], Difference::Changed { tensor, .. } if *tensor == changed.name)
     );
-    assert!(differences[0].to_string().contains("has changed"));
 }
 
 #[test]
@@ -102,8 +103,9 @@ fn reports_a_manifest_of_another_model() {
 fn a_bad_manifest_names_its_line() {
     let error = parse_manifest(&abc(), "xxh3  00  f.gguf:t\nmd5  00  f.gguf:t\n").unwrap_err();
     assert_eq!(error.line, 2);
-    assert!(error.to_string().contains("\"md5\""), "{error}");
-    assert_eq!(parse_manifest(&abc(), "nonsense").unwrap_err().line, 1);
+    assert!(matches!(&error.problem, ManifestProblem::Algorithm(unknown) if unknown.name == "md5"));
+    let error = parse_manifest(&abc(), "nonsense").unwrap_err();
+    assert_eq!((error.line, error.problem), (1, ManifestProblem::Form));
 }
 
 /// As `gguf-hash --all` of llama.cpp writes it.

@@ -5,7 +5,10 @@ use moe_trace::check::{check, foreign_map, survey};
 use moe_trace::ops::{MUL_MAT, MUL_MAT_ID};
 use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
 use moe_trace::tables::{TableOptions, write_tables};
-use moe_trace::{Manifest, Run, RunOptions, RunWriter, TensorAccessLog, map_table};
+use moe_trace::{
+    Error, Manifest, RecordFault, Run, RunOptions, RunWriter, SourceFault, TableFault,
+    TensorAccessLog, map_table,
+};
 
 use super::common::{expert_layer, gpt_oss, manifest, model, read_buffer, record, run_of};
 
@@ -72,14 +75,26 @@ fn a_map_of_another_model_is_refused() {
     let path = run.path.join("gguf-map.parquet");
     map_table::write(&path, &other, &files, true).unwrap();
     let error = Run::open(&run.path).unwrap().remarks().unwrap_err();
-    assert!(error.to_string().contains("another model"), "{error}");
+    assert!(
+        matches!(&error, Error::Table { path: at, fault: TableFault::OtherModel } if *at == path),
+        "{error:?}"
+    );
     // A map that does not tell whose it is shows by the first record that contradicts it.
     map_table::write(&path, &other, &[], true).unwrap();
     let run = Run::open(&run.path).unwrap();
     let error = write_tables(&run, &tmp.path().join("out"), TableOptions::default()).unwrap_err();
+    let Error::Record { fault, .. } = &error else {
+        panic!("{error:?}")
+    };
+    let RecordFault::Source { fault, .. } = fault else {
+        panic!("{fault:?}")
+    };
     assert!(
-        error.to_string().contains("is this the model's map"),
-        "{error}"
+        matches!(
+            fault,
+            SourceFault::OtherTensor { .. } | SourceFault::NoExpert { .. }
+        ),
+        "{fault:?}"
     );
 }
 

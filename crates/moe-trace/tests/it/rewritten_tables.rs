@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use arrow::array::{ArrayRef, Float64Array, Int64Array, RecordBatch, StringArray};
 use moe_trace::record::{PHASE_PROMPT, PHASE_UNKNOWN};
-use moe_trace::{map_table, tables::read_routing};
+use moe_trace::{Error, TableFault, map_table, tables::read_routing};
 use parquet::arrow::ArrowWriter;
 
 fn write(path: &Path, columns: Vec<(&str, ArrayRef)>) {
@@ -93,22 +93,35 @@ fn phases_and_times_may_be_missing() {
 fn a_table_that_is_wrong_says_where() {
     let tmp = tempfile::tempdir().unwrap();
     let path = tmp.path().join("routing.parquet");
-    let wrong: [(&str, Option<ArrayRef>, &str); 5] = [
-        ("layer_id", None, "no column layer_id"),
-        ("layer_id", Some(ints(&[2, 70_000])), "layer_id"),
-        ("expert_id", Some(ints(&[-1, 0])), "expert_id"),
+    type IsExpected = fn(&TableFault) -> bool;
+    let wrong: [(&str, Option<ArrayRef>, IsExpected); 5] = [
+        (
+            "layer_id",
+            None,
+            |fault| matches!(fault, TableFault::NoColumn { column } if column == "layer_id"),
+        ),
+        (
+            "layer_id",
+            Some(ints(&[2, 70_000])),
+            |fault| matches!(fault, TableFault::Range { column, .. } if column == "layer_id"),
+        ),
+        (
+            "expert_id",
+            Some(ints(&[-1, 0])),
+            |fault| matches!(fault, TableFault::Range { column, .. } if column == "expert_id"),
+        ),
         (
             "phase",
             Some(Arc::new(StringArray::from(vec!["PROMPT", "dream"]))),
-            "dream",
+            |fault| matches!(fault, TableFault::Name { name, .. } if name == "dream"),
         ),
         (
             "slot",
             Some(Arc::new(Int64Array::from(vec![Some(0), None]))),
-            "slot: a value is missing",
+            |fault| matches!(fault, TableFault::Null { column } if column == "slot"),
         ),
     ];
-    for (name, column, reason) in wrong {
+    for (name, column, is_expected) in wrong {
         let mut columns = rewritten();
         let i = columns.iter().position(|(n, _)| *n == name).unwrap();
         match column {
@@ -119,11 +132,10 @@ fn a_table_that_is_wrong_says_where() {
         let error = read_routing(tmp.path())
             .unwrap()
             .find_map(Result::err)
-            .unwrap()
-            .to_string();
+            .unwrap();
         assert!(
-            error.contains(reason) && error.contains("routing.parquet") && !error.contains('\n'),
-            "{error}"
+            matches!(&error, Error::Table { path: at, fault } if *at == path && is_expected(fault)),
+            "{error:?}"
         );
     }
     fs::write(&path, "PAR1 but no table").unwrap();
@@ -131,7 +143,15 @@ fn a_table_that_is_wrong_says_where() {
     assert!(map_table::read(&path).is_err());
     let error = read_routing(Path::new(env!("CARGO_MANIFEST_DIR")))
         .err()
-        .unwrap()
-        .to_string();
-    assert!(error.contains("moe-analyze parquet"), "{error}");
+        .unwrap();
+    assert!(
+        matches!(
+            error,
+            Error::Table {
+                fault: TableFault::NoRouting,
+                ..
+            }
+        ),
+        "{error:?}"
+    );
 }
