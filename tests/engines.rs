@@ -39,9 +39,9 @@ fn bench_prints_its_engine_and_accepts_ranges() {
 #[test]
 fn bench_counts_the_bytes_that_a_token_reads() {
     for (arch, expected) in [
-        ("dots1", 444_672 + 2 * 4 * 9_216), // one of its 3 layers is dense
-        ("gpt-oss", 644_672 + 4 * 4 * 12_800), // the experts have biases
-        ("qwen3moe", 641_792 + 4 * 4 * 12_288),
+        ("dots1", 198_016 + 2 * 4 * 4_608), // one of its 3 layers is dense
+        ("gpt-oss", 126_912 + 4 * 4 * 6_528), // the experts have biases
+        ("qwen3moe", 124_544 + 4 * 4 * 6_144),
     ] {
         let model = repository(&format!("fixtures/random-{arch}-F16.gguf"));
         let bench = ["--quiet", "bench", "--model", arg(&model), "-o", "json"];

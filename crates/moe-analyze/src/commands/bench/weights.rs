@@ -61,15 +61,15 @@ mod tests {
 
     use super::*;
 
-    /// A dense layer, then two of which a token selects 4 experts: three matrices of 64 × 24 F16 numbers each.
+    /// A dense layer, then two of which a token selects 4 experts: three matrices of 32 × 24 F16 numbers each.
     #[test]
     fn experts_are_those_of_layers_that_have_some() {
         let gguf = Gguf::open(fixture("random-dots1-F16.gguf")).unwrap();
         let selected = [(1, 4), (2, 4)].into();
         let weights = Weights::of(&gguf).unwrap();
-        assert_eq!(weights.read(1, &BTreeMap::new()), 444_672);
-        assert_eq!(weights.read(1, &selected), 444_672 + 8 * 9_216);
-        assert_eq!(weights.read(3, &selected), 3 * 444_672 + 8 * 9_216);
+        assert_eq!(weights.read(1, &BTreeMap::new()), 198_016);
+        assert_eq!(weights.read(1, &selected), 198_016 + 8 * 4_608);
+        assert_eq!(weights.read(3, &selected), 3 * 198_016 + 8 * 4_608);
     }
 
     /// Biases of experts are read with them, an expert of one layer may be larger than that of another, and the block of the MTP
