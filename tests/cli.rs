@@ -14,6 +14,7 @@ const SUBCOMMANDS: &[&str] = &[
     "parquet",
     "convert",
     "hotness",
+    "stability",
     #[cfg(feature = "sql")]
     "sql",
     "plan",

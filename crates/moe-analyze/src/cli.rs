@@ -51,9 +51,9 @@ enum Command {
     Parquet(parquet::Args),
     Convert(convert::Args),
     Hotness(hotness::Args),
+    Stability(stability::Args),
     #[cfg(feature = "sql")]
     Sql(sql::Args),
-    Stability(stability::Args),
     Plan(plan::Args),
     Simulate(simulate::Args),
     Diff(diff::Args),
@@ -147,9 +147,9 @@ impl Cli {
             Command::Parquet(args) => parquet::run(args, &ctx),
             Command::Convert(args) => convert::run(args, &ctx),
             Command::Hotness(args) => hotness::run(args, &ctx),
+            Command::Stability(args) => stability::run(args, &ctx),
             #[cfg(feature = "sql")]
             Command::Sql(args) => sql::run(args, &ctx),
-            Command::Stability(args) => stability::run(args, &ctx),
             Command::Plan(args) => plan::run(args, &ctx),
             Command::Simulate(args) => simulate::run(args, &ctx),
             Command::Diff(args) => diff::run(args, &ctx),

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Once};
 
 use arrow::array::{
-    Array, ArrayRef, AsArray, DictionaryArray, PrimitiveArray, RecordBatch, StringArray,
+    Array, ArrayRef, AsArray, DictionaryArray, PrimitiveArray, RecordBatch, RecordBatchOptions,
+    StringArray,
 };
 use arrow::compute::cast;
 use arrow::datatypes::{ArrowPrimitiveType, DataType, Field, Int32Type, Schema, SchemaRef};
@@ -307,7 +308,10 @@ fn conform(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch, Table
         .iter()
         .map(|field| conform_column(batch, field))
         .collect::<Result<Vec<_>, _>>()?;
-    RecordBatch::try_new(schema.clone(), columns).map_err(TableFault::damaged)
+    // Also of no columns.
+    let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
+    RecordBatch::try_new_with_options(schema.clone(), columns, &options)
+        .map_err(TableFault::damaged)
 }
 
 fn conform_column(batch: &RecordBatch, field: &Field) -> Result<ArrayRef, TableFault> {

@@ -42,8 +42,14 @@ pub(super) fn catch<T>(run: impl FnOnce() -> PolarsResult<T>) -> Result<T, Error
 
 impl From<PolarsError> for Error {
     fn from(error: PolarsError) -> Self {
+        let mut text = first_paragraph(&error.to_string());
+        if let (PolarsError::Duplicate(_), Some(end)) = (&error, text.find(". ")) {
+            // What follows is advice for another interface.
+            text.truncate(end);
+            text.push_str("; give columns different names with AS");
+        }
         Self::Query {
-            source: first_paragraph(&error.to_string()).into(),
+            source: text.into(),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use polars::prelude::*;
 
-use super::plan::{are_elementwise, input_list_mut, inputs_mut, schema_of, with_input};
+use super::plan::{are_elementwise, has_column, input_list_mut, inputs_mut, schema_of, with_input};
 use super::steps::Stepped;
 
 /// Rows of results that are kept before they are merged.
@@ -44,18 +44,44 @@ fn result_of(plan: &DslPlan, step_rows: u64) -> PolarsResult<Option<DslPlan>> {
             repeated(input, step_rows, |input| with_input(plan, input))
         }
         DslPlan::Slice { input, offset, len } if *offset >= 0 => {
-            let sort @ DslPlan::Sort { input, .. } = &**input else {
+            // Of the rows that are sorted the first ones are enough.
+            let Some((sort, rows)) = sorted(input)? else {
                 return Ok(None);
             };
-            let n_rows = (*offset as IdxSize).saturating_add(*len);
-            let first = repeated(input, step_rows, |input| DslPlan::Slice {
-                input: Arc::new(with_input(sort, input)),
+            let n_rows = IdxSize::try_from(*offset)
+                .unwrap_or(IdxSize::MAX)
+                .saturating_add(*len);
+            let first = repeated(rows, step_rows, |rows| DslPlan::Slice {
+                input: Arc::new(with_input(sort, rows)),
                 offset: 0,
                 len: n_rows,
             })?;
-            Ok(first.map(|first| with_input(plan, first)))
+            Ok(first.map(|first| with_sorted(plan, &first)))
         }
         _ => Ok(None),
+    }
+}
+
+/// The sort under projections, and the rows that it sorts.
+fn sorted(plan: &DslPlan) -> PolarsResult<Option<(&DslPlan, &DslPlan)>> {
+    match plan {
+        DslPlan::Sort { input, .. } => Ok(Some((plan, &**input))),
+        DslPlan::Select { input, expr, .. }
+            if expr.iter().any(has_column) && are_elementwise(expr, schema_of(input)?.as_ref()) =>
+        {
+            sorted(input)
+        }
+        _ => Ok(None),
+    }
+}
+
+/// The plan with other rows under the sort that [`sorted`] finds.
+fn with_sorted(plan: &DslPlan, rows: &DslPlan) -> DslPlan {
+    match plan {
+        DslPlan::Slice { input, .. } | DslPlan::Select { input, .. } => {
+            with_input(plan, with_sorted(input, rows))
+        }
+        _ => with_input(plan, rows.clone()),
     }
 }
 
@@ -270,9 +296,10 @@ impl Parts<'_> {
             .is_ok_and(|field| *field.dtype() == DataType::UInt32);
         self.exprs.push(Part {
             name: name.as_str().into(),
-            expr: match is_small {
-                true => expr.cast(DataType::Int64),
-                false => expr,
+            expr: if is_small {
+                expr.cast(DataType::Int64)
+            } else {
+                expr
             },
             merge,
         });

@@ -267,17 +267,19 @@ impl AnonymousScan for Source {
         let Some(memo) = &self.0.memo else {
             return self.0.read(&args);
         };
-        let mut memo = memo.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = memo.as_ref().filter(|memo| {
-            memo.columns == args.with_columns
+        let lock = || memo.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = lock().as_ref().and_then(|memo| {
+            let is_same = memo.columns == args.with_columns
                 && memo.predicate == args.predicate
-                && memo.n_rows == args.n_rows
+                && memo.n_rows == args.n_rows;
+            is_same.then(|| memo.rows.clone())
         });
-        if let Some(known) = known {
-            return Ok(known.rows.clone());
+        if let Some(rows) = known {
+            return Ok(rows);
         }
+        // Not under the lock, in which another thread could wait that this one needs.
         let rows = self.0.read(&args)?;
-        *memo = Some(Memo {
+        *lock() = Some(Memo {
             columns: args.with_columns,
             predicate: args.predicate,
             n_rows: args.n_rows,

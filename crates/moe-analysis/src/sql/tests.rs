@@ -200,7 +200,7 @@ fn stepped() -> Vec<(&'static str, Vec<Vec<Value>>)> {
     vec![
         ("SELECT COUNT(*) FROM t", vec![vec![Int(100)]]),
         (
-            "SELECT COUNT(weight), SUM(weight), AVG(weight), MIN(weight), MAX(id) FROM t",
+            "SELECT COUNT(weight) AS n, SUM(weight) AS s, AVG(weight) AS a, MIN(weight) AS b, MAX(id) AS c FROM t",
             // 80 weights: each of 0, 0.25, 0.5, 0.75 20 times.
             vec![vec![
                 Int(80),
@@ -228,19 +228,20 @@ fn stepped() -> Vec<(&'static str, Vec<Vec<Value>>)> {
             vec![vec![Int(4), Float(74.0)]],
         ),
         (
-            "SELECT SUM(is_late), SUM(CASE WHEN is_late THEN id ELSE 0 END) FROM t",
+            "SELECT SUM(is_late) AS a, SUM(CASE WHEN is_late THEN id ELSE 0 END) AS b FROM t",
             vec![vec![Int(10), Int(540)]],
         ),
         (
-            "SELECT SUM(id), COUNT(*), AVG(id), MAX(phase) FROM t WHERE id > 1000",
+            "SELECT SUM(id) AS s, COUNT(*) AS n, AVG(id) AS a, MAX(phase) AS p FROM t WHERE id > 1000",
             vec![vec![Null, Int(0), Null, Null]],
         ),
         (
-            "SELECT DISTINCT layer_id, phase FROM t WHERE layer_id < 1 ORDER BY phase",
+            "SELECT DISTINCT layer_id, phase FROM t WHERE layer_id < 1",
+            // In the order of their first rows: 0, 3 and 9.
             vec![
-                vec![Int(0), text("GENERATE")],
                 vec![Int(0), text("PROMPT")],
                 vec![Int(0), Null],
+                vec![Int(0), text("GENERATE")],
             ],
         ),
         (
@@ -447,6 +448,7 @@ fn queries_that_are_not_valid_are_errors() {
         ("SELECT * FROM read_csv('t.csv')", "read_csv"),
         ("SELECT * FROM 't.parquet'", "t.parquet"),
         ("SELECT unknown_function(id) FROM t", "unknown_function"),
+        ("SELECT MIN(id), MAX(id) FROM t", "different names with AS"),
     ] {
         let error = error(sql);
         assert!(matches!(error, Error::Query { .. }), "{sql}: {error}");
