@@ -179,7 +179,7 @@ fn huge_files_are_refused_with_their_limit() {
         (&["plan", run, "--sizes", huge, "--budget-mib", "1"], huge),
         (&["plan", learn, "--model", model, "--budget-mib", "1"], learn),
         (&["plan", run, "--update", json], json),
-        (&["hotness", run, "--labels", huge, "--table", "domains"], huge),
+        (&["stability", run, "--labels", huge, "--table", "domains"], huge),
         (&["hotness", trace, "--ops", huge], huge),
         (&["simulate", run, "--sizes", huge, "--budget-mib", "1"], huge),
         (&["relayout", model, "--permute-experts", json, "--out", out], json),
