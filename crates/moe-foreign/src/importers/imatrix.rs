@@ -146,11 +146,13 @@ fn import_layer(
         if count >= EXACT {
             output.note("counts from 16,777,216 on are rounded: the format keeps 32-bit floats");
         }
+        #[expect(clippy::cast_possible_truncation, reason = "an integer, as checked")]
+        let count = count as u64;
         let row = CountRow {
             layer_id,
             expert_id: output.id(at, "expert", expert as u64)?.into(),
             phase: None,
-            count: count as u64,
+            count,
             mass: None,
         };
         output.count(at, &row)?;

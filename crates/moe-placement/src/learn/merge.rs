@@ -261,9 +261,10 @@ fn add(into: &mut Object, from: &Object, calls: [u64; 2]) {
 }
 
 /// Thousandths of the total that an average over calls stands for.
+#[expect(clippy::cast_possible_truncation, reason = "the cast saturates")]
 fn thousandths(per_call: Option<&Value>, calls: u64) -> u128 {
     let per_call = per_call.and_then(Value::as_f64).unwrap_or(0.0);
-    // A negative time is no time; the cast saturates.
+    // A negative time is no time.
     (per_call * calls as f64 * 1000.0).round() as u128
 }
 
@@ -317,6 +318,7 @@ fn scale_counters(value: &mut Value, factor: f64) {
     }
 }
 
+#[expect(clippy::cast_possible_truncation, reason = "the cast saturates")]
 fn scaled(count: u64, factor: f64) -> u64 {
     (count as f64 * factor).round() as u64
 }

@@ -222,6 +222,7 @@ fn number(layer: &Map<String, Value>, index: usize, key: &'static str) -> Result
 }
 
 /// A number as the runtime reads an unsigned one: a negative one wraps, a fraction is cut off.
+#[expect(clippy::cast_possible_truncation, reason = "as in the runtime")]
 pub(super) fn unsigned(value: &Value) -> u64 {
     value
         .as_u64()

@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::operations::Operation;
 use crate::ops::OpTable;
 use crate::parquet_file::{dictionary, name_type, optional, required};
-use crate::record::{FLAG_CPU_FALLBACK, FLAG_SOURCES_OMITTED, MAX_SOURCES};
+use crate::record::{FLAG_CPU_FALLBACK, FLAG_SOURCES_OMITTED};
 
 static OPS: LazyLock<SchemaRef> = LazyLock::new(|| {
     Arc::new(Schema::new(vec![
@@ -119,8 +119,8 @@ impl<'a> Rows<'a> for OpRows {
             .append_value(self.dst_names.key(head.dst_name_bytes()));
         self.n_tokens
             .append_option(extended.then(|| head.n_tokens.get()));
-        self.num_sources
-            .append_value(head.num_sources.min(MAX_SOURCES as u8));
+        let n_sources = u8::try_from(head.sources().len()).expect("a record has few sources");
+        self.num_sources.append_value(n_sources);
         self.cpu_fallback
             .append_value(head.has_flag(FLAG_CPU_FALLBACK));
         self.sources_omitted

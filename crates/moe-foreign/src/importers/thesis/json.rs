@@ -224,10 +224,15 @@ impl Spool {
         let n_experts = entry.num_experts.unwrap_or(entry.expert_ids.len());
         let n_experts = n_experts.min(entry.expert_ids.len());
         self.n_experts_cut += u64::from(n_experts > MAX_EXPERTS);
-        record.num_experts = n_experts.min(MAX_EXPERTS) as u8;
+        record.num_experts = small(n_experts.min(MAX_EXPERTS));
         let written = self.file.write_all(record.as_bytes());
         written.map_err(EntryFault::Spool)
     }
+}
+
+/// A number of sources or experts as a record has it.
+fn small(n: usize) -> u8 {
+    u8::try_from(n).expect("a record has few sources and experts")
 }
 
 fn record_of(entry: &Entry, ops: &OpTable) -> Result<TensorAccessLog, EntryFault> {
@@ -255,7 +260,7 @@ fn record_of(entry: &Entry, ops: &OpTable) -> Result<TensorAccessLog, EntryFault
                 });
             }
         },
-        num_sources: entry.sources.len().min(MAX_SOURCES) as u8,
+        num_sources: small(entry.sources.len().min(MAX_SOURCES)),
         ..TensorAccessLog::default()
     };
     set_name(&mut record.dst_name, &entry.dst_name);
