@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use moe_trace::Phase;
 use crate::overlap;
 use crate::support::{Arg, args, expect_golden, file_of, known_run, run};
 
@@ -90,7 +91,7 @@ fn overlap_plot() {
     let long = dir.path().join("long");
     let layers = (0..40).map(|layer| {
         overlap::layer(
-            1,
+            Phase::Generate,
             7,
             layer,
             10_000_000 + u64::from(layer) * 500_000,

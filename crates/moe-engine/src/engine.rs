@@ -1,7 +1,7 @@
 //! Engines, and sessions of a model in them.
 
 use moe_trace::ops::OpTable;
-use moe_trace::{RunWriter, manifest};
+use moe_trace::{Phase, RunWriter, manifest};
 
 use crate::{BoxError, Observer, Result};
 
@@ -117,7 +117,7 @@ pub trait Decode {
     ///
     /// # Errors
     /// A token outside the vocabulary, a full context, results that are not finite, or a trace that cannot be written.
-    fn decode(&mut self, tokens: &[u32], phase: u8, logits: Logits) -> Result<&[f32]>;
+    fn decode(&mut self, tokens: &[u32], phase: Phase, logits: Logits) -> Result<&[f32]>;
 }
 
 /// A run of a model.

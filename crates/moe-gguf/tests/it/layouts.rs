@@ -1,9 +1,9 @@
 //! Files that are read, whatever is odd in how they lie: data that is cut, holes, overlaps, rare types
 //! and the forms of experts. Several come from bug reports against other readers.
 
-use moe_gguf::GgmlType;
 use moe_gguf::check::{Refusal, check};
 use moe_gguf::map::{Category, OffsetMap, Projection};
+use moe_gguf::{ExpertId, GgmlType};
 use moe_testkit::gguf::{F32, Raw};
 
 use crate::opened::Opened;
@@ -181,10 +181,10 @@ fn experts_are_found_stacked_fused_and_alone() {
         .map(|r| (r.tensor_idx, r.expert_id, r.size_bytes))
         .collect();
     let stacked = (0..3)
-        .map(|e| (0, Some(e), 64))
-        .chain((0..3).map(|e| (1, Some(e), 128)));
+        .map(|e| (0, Some(ExpertId(e)), 64))
+        .chain((0..3).map(|e| (1, Some(ExpertId(e)), 128)));
     let expected: Vec<_> = stacked
-        .chain([(2, Some(2), 64), (3, Some(7), 64)])
+        .chain([(2, Some(ExpertId(2)), 64), (3, Some(ExpertId(7)), 64)])
         .collect();
     assert_eq!(rows, expected);
     assert!(map.rows.iter().all(|row| row.category == Category::Expert));

@@ -16,7 +16,6 @@ mod table;
 mod write;
 
 pub use crate::parquet_file::{SCHEMA_KEY, TableMetadata};
-pub use crate::record::PHASES;
 
 pub use pending::PendingTables;
 pub use read::{

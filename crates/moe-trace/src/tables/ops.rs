@@ -105,13 +105,14 @@ impl<'a> Rows<'a> for OpRows {
         self.timestamp_ns.append_value(head.timestamp_ns.get());
         self.duration_ns
             .append_option(Some(head.duration_ns.get()).filter(|&ns| extended && ns > 0));
-        let token_id = context.token_id(operation.first_record(), head.token_id.get());
-        self.token_id.append_value(token_id);
+        let token_id = context.token_id(operation.first_record(), head.token());
+        self.token_id.append_value(token_id.0);
         self.sequence_id
             .append_option(extended.then(|| head.sequence_id.get()));
         self.phase
             .append_value(context.phase(head, operation.first_record())?);
-        self.layer_id.append_option(head.layer());
+        self.layer_id
+            .append_option(head.layer().map(|layer| layer.0));
         self.thread_id.append_value(head.thread_id.get());
         let op = self.op_key(head.operation_type, context.ops);
         self.op.append_value(op);

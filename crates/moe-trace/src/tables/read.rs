@@ -10,11 +10,11 @@ use arrow::buffer::ScalarBuffer;
 use arrow::datatypes::{SchemaRef, UInt16Type, UInt32Type};
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ParquetRecordBatchReader};
 
-use super::PHASES;
 use super::routing::{CHOICES, READ_ROUTING};
 use crate::error::Error;
 use crate::parquet_file::{self, coded_names, numbers};
-use crate::record::{PHASE_UNKNOWN, lane};
+use crate::phase::Phase;
+use crate::record::lane;
 use crate::table_fault::TableFault;
 
 /// Reads a `routing` table: a Parquet file, a directory that holds `routing.parquet`, or a dataset with
@@ -114,17 +114,16 @@ fn next(
 pub struct ChoiceBatch {
     file: Arc<Path>,
     batch: RecordBatch,
-    phase: Vec<u8>,
+    phase: Vec<Option<Phase>>,
     timestamp_ns: ScalarBuffer<u64>,
 }
 
 impl ChoiceBatch {
     /// `batch` has the columns.
     fn new(file: &Arc<Path>, batch: RecordBatch) -> Result<Self, Error> {
-        let phase = |name: &str| number(&PHASES, name);
+        let phase = |name: &str| Phase::of_name(name).map(Some);
         Ok(Self {
-            phase: coded_names(&batch, "phase", phase, PHASE_UNKNOWN)
-                .map_err(Error::table(file))?,
+            phase: coded_names(&batch, "phase", phase, None).map_err(Error::table(file))?,
             timestamp_ns: times(numbers(&batch, "timestamp_ns")),
             file: file.clone(),
             batch,
@@ -146,9 +145,8 @@ impl ChoiceBatch {
         &self.file
     }
 
-    /// [`PHASE_PROMPT`](crate::record::PHASE_PROMPT) or [`PHASE_GENERATE`](crate::record::PHASE_GENERATE);
-    /// [`PHASE_UNKNOWN`] where the source of the trace did not tell.
-    pub fn phase(&self) -> &[u8] {
+    /// Phase of the token; `None` where the source of the trace does not contain it.
+    pub fn phase(&self) -> &[Option<Phase>] {
         &self.phase
     }
 
