@@ -136,7 +136,7 @@ impl Columns {
     }
 
     /// Layer, expert and bytes of a line.
-    fn expert(&self, line: &str, reader: &mut LineReader) -> Result<(u32, u32, u64), SizesFault> {
+    fn expert(&self, line: &str, reader: &mut LineReader) -> Result<(LayerId, ExpertId, u64), SizesFault> {
         let fields = reader.fields(line)?;
         if fields.len() != self.n {
             return Err(SizesFault::Fields {
@@ -145,8 +145,9 @@ impl Columns {
             });
         }
         let number = |place| -> Option<u64> { fields.get(place)?.parse().ok() };
-        let id = |place| -> Option<u32> { number(place)?.try_into().ok() };
-        match (id(self.layer), id(self.expert), number(self.bytes)) {
+        let layer = number(self.layer).and_then(|n| LayerId::try_from(n).ok());
+        let expert = number(self.expert).and_then(|n| ExpertId::try_from(n).ok());
+        match (layer, expert, number(self.bytes)) {
             (Some(layer), Some(expert), Some(bytes @ 1..)) => Ok((layer, expert, bytes)),
             _ => Err(SizesFault::Numbers {
                 line: line.to_owned(),

@@ -5,6 +5,7 @@
 
 mod accesses;
 mod chunks;
+mod dataset;
 mod names;
 mod ops;
 mod pending;
@@ -17,6 +18,7 @@ mod write;
 
 pub use crate::parquet_file::{SCHEMA_KEY, TableMetadata};
 
+pub use dataset::dataset_parts;
 pub use pending::PendingTables;
 pub use read::{
     ChoiceBatch, RoutingBatch, RoutingFile, RoutingReader, read_routing, routing_files,

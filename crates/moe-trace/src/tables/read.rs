@@ -1,6 +1,5 @@
 //! Reading `routing` back.
 
-use std::fs;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,6 +9,7 @@ use arrow::buffer::ScalarBuffer;
 use arrow::datatypes::{SchemaRef, UInt16Type, UInt32Type};
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ParquetRecordBatchReader};
 
+use super::dataset::dataset_parts;
 use super::routing::{CHOICES, READ_ROUTING};
 use crate::error::Error;
 use crate::parquet_file::{self, coded_names, numbers};
@@ -242,28 +242,9 @@ fn routing_paths(path: &Path) -> Result<Vec<PathBuf>, Error> {
     if table.is_file() {
         return Ok(vec![table]);
     }
-    let mut files = Vec::new();
-    for partition in entries(&path.join("routing"))? {
-        files.extend(entries(&partition)?);
-    }
-    files.retain(|file| {
-        file.extension()
-            .is_some_and(|extension| extension == "parquet")
-    });
+    let files = dataset_parts(path, "routing")?;
     if files.is_empty() {
         return Err(Error::table(path)(TableFault::NoRouting));
     }
     Ok(files)
-}
-
-/// What is in a directory, sorted by name; nothing, if there is no such directory.
-fn entries(dir: &Path) -> Result<Vec<PathBuf>, Error> {
-    if !dir.is_dir() {
-        return Ok(Vec::new());
-    }
-    let entries: std::io::Result<Vec<_>> =
-        fs::read_dir(dir).and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect());
-    let mut entries = entries.map_err(Error::io("list", dir))?;
-    entries.sort();
-    Ok(entries)
 }
