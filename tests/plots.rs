@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-use moe_trace::Phase;
 use crate::overlap;
 use crate::support::{Arg, args, expect_golden, file_of, known_run, run};
+use moe_trace::Phase;
 
 /// A cache that grows, and results of operations that come and go.
 const BUFFERS: &str = r#"{"timestamp_ms":0.5,"event":"alloc","buffer_id":9,"buffer_ptr":4096,"size":90000000,"name":"model.gguf","backend":"mmap","usage":1,"layer":65535}

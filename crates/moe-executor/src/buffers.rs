@@ -197,6 +197,7 @@ mod tests {
     fn each_device_has_its_own_ids() {
         use crate::devices::MAX_GPUS;
         use crate::kv_cache::KvCache;
+        use moe_trace::NO_LAYER;
 
         let largest = KvCache::buffer_id(usize::from(NO_LAYER), 1);
         let mut ids = vec![WEIGHT_BUFFERS];

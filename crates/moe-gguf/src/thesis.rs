@@ -139,7 +139,9 @@ pub fn write_gguf_dump_csv(out: &mut dyn Write, gguf: &Gguf, map: &OffsetMap) ->
             name(gguf, row),
             row.file_offset.to_string(),
             row.size_bytes.to_string(),
-            row.layer_id.map_or(-1, |layer| i32::from(layer.0)).to_string(),
+            row.layer_id
+                .map_or(-1, |layer| i32::from(layer.0))
+                .to_string(),
             component_type(row),
             shape.len().to_string(),
             dim(0),

@@ -33,7 +33,7 @@ pub struct OverlapReport {
     pub all: Figures,
 }
 
-/// The figures of a phase (`PHASE_PROMPT` or `PHASE_GENERATE` of `moe_trace::record`); `None` if it has no transfers.
+/// The figures of a phase; `None` if it has no transfers.
 pub fn report(transfers: &[Transfer], phase: Phase, reads: &Reads) -> Option<OverlapReport> {
     let mut layers: BTreeMap<LayerId, Collector> = BTreeMap::new();
     let mut all = Collector::default();

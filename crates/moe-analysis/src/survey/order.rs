@@ -173,7 +173,12 @@ mod tests {
     fn unknown_sequence_is_not_sequence_0() {
         let mut order = TokenPairs::default();
         for (sequence, token_id) in [(Some(0), 0), (None, 1), (None, 2)] {
-            order.add((1, sequence), token_id, &[(7, 0.0)], [Some(7), None]);
+            order.add(
+                (1, sequence),
+                TokenId(token_id),
+                &[(ExpertId(7), 0.0)],
+                [Some(ExpertId(7)), None],
+            );
         }
         assert_eq!((order.pairs, order.shared), (1, 1));
     }
@@ -216,7 +221,12 @@ mod tests {
             );
         }
         assert_eq!(order.open.len(), MAX_OPEN);
-        order.add((1, Some(999)), TokenId(1), &[(expert, 0.0)], [Some(expert), None]);
+        order.add(
+            (1, Some(999)),
+            TokenId(1),
+            &[(expert, 0.0)],
+            [Some(expert), None],
+        );
         assert_eq!(order.pairs, 1);
     }
 }

@@ -218,7 +218,7 @@ fn ranking_follows_counts_then_ids() {
     let run = write_run(&dir.path().join("run"), 4, &["gate", "up"], &passes);
     let hotness = count(dir.path(), &run);
     let ranked = hotness.ranked(Phases::All);
-    let places: Vec<_> = ranked.iter().map(|e| (e.layer, e.expert)).collect();
+    let places: Vec<_> = ranked.iter().map(|e| (e.layer.0, e.expert.0)).collect();
     assert_eq!(
         places,
         [

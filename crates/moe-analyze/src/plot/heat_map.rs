@@ -50,7 +50,11 @@ impl HeatMap {
         // Large cells get a gap between them; small ones would drown in it.
         let gap = u32::from(width >= 10 && height >= 10);
         let x = Axis::numbered(self.x_label, (0..n_expert).collect());
-        let y = Axis::numbered("layer", self.layers.iter().map(|layer| layer.0.into()).collect()).reversed();
+        let y = Axis::numbered(
+            "layer",
+            self.layers.iter().map(|layer| layer.0.into()).collect(),
+        )
+        .reversed();
         let mut marks = Vec::new();
         if gap == 0 {
             let corners = [(x.range.0, y.range.0), (x.range.1, y.range.1)];

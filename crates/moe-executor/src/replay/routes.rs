@@ -105,7 +105,11 @@ impl Routes {
 
     /// Whether a pass begins with `layer` in a pass of this request and phase: one of these is another than before, or the layers
     /// begin anew.
-    pub(super) fn begins_pass(&self, (sequence_id, phase): (Option<u32>, Phase), layer: LayerId) -> bool {
+    pub(super) fn begins_pass(
+        &self,
+        (sequence_id, phase): (Option<u32>, Phase),
+        layer: LayerId,
+    ) -> bool {
         match (self.passes.last(), self.layers.last()) {
             (Some(pass), Some(last)) => {
                 pass.sequence_id != sequence_id || pass.phase != phase || layer <= last.layer

@@ -113,7 +113,7 @@ fn unknown_sequence_is_not_sequence_0() {
     let routes = collector.finish().unwrap();
     let sequences: Vec<u32> = routes.passes().map(|pass| pass.sequence_id).collect();
     assert_eq!(sequences, [0, 1, 2]);
-    let pass = (Phase::Prompt, vec![(LayerId(0), vec![0, 1], vec![0, 1])]);
+    let pass = (Phase::Prompt, vec![(0, vec![0, 1], vec![0, 1])]);
     assert_eq!(list(&routes), [pass.clone(), pass.clone(), pass]);
 }
 

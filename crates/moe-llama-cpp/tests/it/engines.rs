@@ -71,7 +71,7 @@ fn feed_prompt(session: &mut dyn Decode, prompt: &[u32]) -> Vec<f32> {
     while let Some(batch) = batches.next() {
         let is_last = batches.peek().is_none();
         let wanted = if is_last { Logits::Last } else { Logits::None };
-        let logits = session.decode(batch, PHASE_PROMPT, wanted).unwrap();
+        let logits = session.decode(batch, Phase::Prompt, wanted).unwrap();
         if is_last {
             return logits.to_vec();
         }
@@ -162,7 +162,7 @@ pub fn greedy(
         for _ in 0..n {
             let token = top_k(&logits[logits.len() - 1], 1)[0];
             generated.push(token);
-            let after_token = session.decode(&[token], PHASE_GENERATE, Logits::Last);
+            let after_token = session.decode(&[token], Phase::Generate, Logits::Last);
             logits.push(after_token.unwrap().to_vec());
         }
         logits

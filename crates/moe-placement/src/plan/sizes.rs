@@ -136,7 +136,11 @@ impl Columns {
     }
 
     /// Layer, expert and bytes of a line.
-    fn expert(&self, line: &str, reader: &mut LineReader) -> Result<(LayerId, ExpertId, u64), SizesFault> {
+    fn expert(
+        &self,
+        line: &str,
+        reader: &mut LineReader,
+    ) -> Result<(LayerId, ExpertId, u64), SizesFault> {
         let fields = reader.fields(line)?;
         if fields.len() != self.n {
             return Err(SizesFault::Fields {

@@ -105,7 +105,7 @@ pub struct Edge {
     pub label: String,
 }
 
-/// Where a run keeps the graph of a phase ([`crate::record::PHASE_PROMPT`] or [`crate::record::PHASE_GENERATE`]).
+/// Where a run keeps the graph of a phase.
 pub fn path(run: &Path, phase: Phase) -> PathBuf {
     run.join(DIRECTORY)
         .join(format!("{}.json", phase.name().to_lowercase()))

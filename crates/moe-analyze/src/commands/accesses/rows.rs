@@ -2,10 +2,10 @@
 
 use std::io::{self, Write};
 
-use moe_trace::{LayerId, Phase};
 use moe_analysis::accesses::{
     AccessReport, Direction, Distances, LayerCoverage, LayerSpan, LayerVolume,
 };
+use moe_trace::{LayerId, Phase};
 
 use super::TableChoice;
 use crate::output::{Cell, Format, Table};

@@ -2,9 +2,9 @@
 
 use std::io::{self, Write};
 
-use moe_trace::LayerId;
 use moe_analysis::measures::{Spread, distinct_if_independent, distinct_if_uniform};
 use moe_analysis::survey::{Survey, TokenPairs};
+use moe_trace::LayerId;
 
 use super::args::{Args, TableChoice};
 use crate::counting::inputs::Counted;

@@ -115,8 +115,8 @@ pub fn table<'a>(
     let repetitions = u64::from(repetitions);
     let mut table = Table::of(rows)
         .column("phase", "phase", |row| match row.phase {
-            PHASE_PROMPT => "prompt",
-            _ => "generate",
+            Phase::Prompt => "prompt",
+            Phase::Generate => "generate",
         })
         .column("layer_id", "layer", |row| row.layer)
         .column("batches", "batches", move |row| {

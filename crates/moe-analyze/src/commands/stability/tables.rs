@@ -2,10 +2,10 @@
 
 use std::io::{self, Write};
 
-use moe_trace::LayerId;
 use moe_analysis::measures::{Specialisation, mutual_information, specialisation, total_variation};
 use moe_analysis::stability::{self, Split};
 use moe_placement::learn::LayerCounts;
+use moe_trace::LayerId;
 
 use super::args::{Args, TableChoice};
 use crate::counting::inputs::Counted;
