@@ -270,9 +270,10 @@ impl Parts<'_> {
             .is_ok_and(|field| *field.dtype() == DataType::UInt32);
         self.exprs.push(Part {
             name: name.as_str().into(),
-            expr: match is_small {
-                true => expr.cast(DataType::Int64),
-                false => expr,
+            expr: if is_small {
+                expr.cast(DataType::Int64)
+            } else {
+                expr
             },
             merge,
         });

@@ -126,9 +126,10 @@ fn join(
         _ => None,
     };
     let n_rows = |side: &Option<(DslPlan, Arc<Scan>)>| side.as_ref().map(|(_, scan)| scan.n_rows());
-    let (side, stepped) = match n_rows(&right) > n_rows(&left) {
-        true => (1, right),
-        false => (0, left),
+    let (side, stepped) = if n_rows(&right) > n_rows(&left) {
+        (1, right)
+    } else {
+        (0, left)
     };
     let Some((input, scan)) = stepped else {
         return Ok(None);
