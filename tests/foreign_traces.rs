@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT, PHASE_UNKNOWN};
+use moe_trace::Phase;
 use moe_trace::tables::read_routing;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::Value;
@@ -104,7 +104,7 @@ fn a_trace_without_phases_and_times_becomes_a_table_without_them() {
         panic!("one batch");
     };
     assert_eq!(batch.len(), 20);
-    assert!(batch.phase().iter().all(|&phase| phase == PHASE_UNKNOWN));
+    assert!(batch.phase().iter().all(|phase| phase.is_none()));
     assert!(batch.timestamp_ns().iter().all(|&time| time == 0));
     assert_eq!(batch.expert_id()[..6], [5, 1, 3, 5, 5, 7]);
     assert_eq!(batch.token_id()[..6], [0, 0, 1, 1, 2, 2]);
@@ -139,7 +139,11 @@ fn a_thesis_trace_gives_all_three_tables() {
         assert_eq!(batch.expert_id(), [5, 1, 2, 6, 1, 5, 6, 0, 0, 3, 6, 4]);
         assert_eq!(
             batch.phase(),
-            [[PHASE_PROMPT; 4], [PHASE_GENERATE; 4], [PHASE_GENERATE; 4]].concat()
+            [[Phase::Prompt; 4], [Phase::Generate; 4], [Phase::Generate; 4]]
+                .concat()
+                .into_iter()
+                .map(Some)
+                .collect::<Vec<_>>()
         );
         let info: Value =
             serde_json::from_str(&run!["info", tables.join("ops.parquet"), "-o", "json"]).unwrap();

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use moe_trace::Run;
 use moe_trace::buffers::{self, Change};
 use moe_trace::record::SOURCE_BUFFER;
+use moe_trace::{LayerId, Run};
 use serde_json::Value;
 
 use crate::support::gpu::{stand_in, with_gpu};
@@ -60,7 +60,11 @@ fn manifest_and_buffers_name_every_device() {
         }
     }
     let caches: Vec<_> = caches.into_iter().collect();
-    assert_eq!(caches, [(0, "CUDA0"), (1, "CUDA0"), (2, "CUDA0"), (3, "CUDA1")]);
+    assert_eq!(
+        caches,
+        [(0, "CUDA0"), (1, "CUDA0"), (2, "CUDA0"), (3, "CUDA1")]
+            .map(|(layer, gpu)| (Some(LayerId(layer)), gpu))
+    );
     for record in run.trace.records() {
         let sources = record.sources().iter();
         for source in sources.filter(|source| source.memory_source == SOURCE_BUFFER) {

@@ -7,7 +7,7 @@ use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
 use moe_trace::manifest::{Fallbacks, Gpu, Manifest};
 use moe_trace::transfers::{Span, Transfer};
-use moe_trace::{RunOptions, RunWriter};
+use moe_trace::{LayerId, Phase, RunOptions, RunWriter, TokenId};
 use serde_json::Value;
 
 use crate::support::{arg, args, fail, known_run, moe_analyze, repository, run};
@@ -17,7 +17,7 @@ const N_PASS: u32 = 5;
 
 /// A layer of four experts whose transfer begins with the window.
 pub(crate) fn layer(
-    phase: u8,
+    phase: Phase,
     token_id: u32,
     layer_id: u16,
     start_ns: u64,
@@ -27,13 +27,17 @@ pub(crate) fn layer(
         start_ns,
         end_ns: start_ns + length,
     };
-    let window_ns = if phase == 0 { 800_000 } else { 100_000 };
+    let window_ns = if phase == Phase::Prompt {
+        800_000
+    } else {
+        100_000
+    };
     Transfer {
         sequence_id: 0,
-        token_id,
+        token_id: TokenId(token_id),
         phase,
-        layer_id,
-        n_tokens: if phase == 0 { 10 } else { 1 },
+        layer_id: LayerId(layer_id),
+        n_tokens: if phase == Phase::Prompt { 10 } else { 1 },
         n_experts: 4,
         n_fetched: 3,
         bytes: 1_000_000,
@@ -48,10 +52,10 @@ pub(crate) fn layer(
 pub(crate) fn example() -> Vec<Transfer> {
     let mut clock = 1_800_000_000_000_000_000;
     let mut transfers = Vec::new();
-    let mut pass = |phase: u8, token: u32| {
+    let mut pass = |phase: Phase, token: u32| {
         for layer_id in 0..N_LAYER {
             let transfer_ns = match (phase, layer_id) {
-                (0, _) => 200_000,
+                (Phase::Prompt, _) => 200_000,
                 (_, 5) => 400_000,
                 _ => 50_000,
             };
@@ -59,8 +63,8 @@ pub(crate) fn example() -> Vec<Transfer> {
             clock += 1_000_000;
         }
     };
-    pass(0, 0);
-    (10..10 + N_PASS).for_each(|token| pass(1, token));
+    pass(Phase::Prompt, 0);
+    (10..10 + N_PASS).for_each(|token| pass(Phase::Generate, token));
     transfers
 }
 

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use crate::overlap;
 use crate::support::{Arg, args, expect_golden, file_of, known_run, run};
+use moe_trace::Phase;
 
 /// A cache that grows, and results of operations that come and go.
 const BUFFERS: &str = r#"{"timestamp_ms":0.5,"event":"alloc","buffer_id":9,"buffer_ptr":4096,"size":90000000,"name":"model.gguf","backend":"mmap","usage":1,"layer":65535}
@@ -90,7 +91,7 @@ fn overlap_plot() {
     let long = dir.path().join("long");
     let layers = (0..40).map(|layer| {
         overlap::layer(
-            1,
+            Phase::Generate,
             7,
             layer,
             10_000_000 + u64::from(layer) * 500_000,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use moe_trace::{Run, TensorAccessLog};
+use moe_trace::{LayerId, Run, TensorAccessLog};
 use serde_json::Value;
 
 use crate::support::{arg, args, fail, file_of, moe_analyze, repository, run, write_gguf};
@@ -91,7 +91,7 @@ fn manifest_counts_the_blocks_of_an_mtp_head_as_layers() {
     let layers = run
         .routing()
         .filter_map(|operation| operation.head().layer());
-    assert_eq!(layers.max(), Some(5));
+    assert_eq!(layers.max(), Some(LayerId(5)));
     let output = run!["info", dir.path().join("run")];
     assert!(output.contains("nextn layers"), "{output}");
     // Servers have a row for each hidden layer.

@@ -63,7 +63,7 @@ fn hot_first_puts_the_hottest_expert_first_and_computes_the_same() {
             .experts
             .iter()
             .max_by_key(|e| (e.cold, std::cmp::Reverse(e.expert)));
-        let hottest = hottest.unwrap().expert as usize;
+        let hottest = hottest.unwrap().expert.index();
         let (old, new) = (Gguf::open(&model).unwrap(), Gguf::open(&out).unwrap());
         let slice = |gguf: &Gguf, expert: usize| {
             let data = gguf

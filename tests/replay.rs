@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use moe_testkit::{Need, skip};
-use moe_trace::Run;
+use moe_trace::{ExpertId, LayerId, Run, TokenId};
 use serde_json::Value;
 
 use crate::support::{
@@ -24,7 +24,7 @@ fn replay(trace: &Path, model: &Path, more: &[&str]) -> Vec<Value> {
 }
 
 /// `(token, sequence, layer)`, experts and weights of each token of each operation, in order.
-type Routing = Vec<((u32, Option<u32>, Option<u16>), Vec<(u32, Option<f32>)>)>;
+type Routing = Vec<((TokenId, Option<u32>, Option<LayerId>), Vec<(ExpertId, Option<f32>)>)>;
 
 fn routing(run: &Path) -> Routing {
     let run = Run::open(run).unwrap();
@@ -63,7 +63,7 @@ fn layers_with_different_numbers_of_experts_are_replayed() {
     let used = moe_gguf::Value::Array(Box::new(used));
     write_gguf(&path, Some(&like), &[(key, used)], &[]);
     let experts = replay_of_a_record(&path).into_iter();
-    let used = experts.map(|((_, _, layer), experts)| (layer.unwrap(), experts.len()));
+    let used = experts.map(|((_, _, layer), experts)| (layer.unwrap().0, experts.len()));
     let used: std::collections::BTreeSet<_> = used.collect();
     assert_eq!(used, [(0, 1), (1, 2), (2, 3), (3, 4), (4, 1), (5, 2)].into());
 }
@@ -196,8 +196,8 @@ fn a_trace_of_another_tool_is_replayed_with_its_own_number_of_experts() {
     let places: Vec<_> = routing(&run)
         .into_iter()
         .map(|((token, _, layer), experts)| {
-            let ids = experts.iter().map(|(id, _)| *id).collect::<Vec<_>>();
-            (layer.unwrap(), token, ids)
+            let ids = experts.iter().map(|(id, _)| id.0).collect::<Vec<_>>();
+            (layer.unwrap().0, token.0, ids)
         })
         .collect();
     let mut expected = Vec::new();

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use moe_engine::Decode;
 use moe_executor::cpu::quant::dequantize_row;
 use moe_gguf::{Gguf, Tensor};
+use moe_trace::Phase;
 use serde_json::json;
 
 use crate::support::{arg, fail, run};
@@ -168,7 +169,9 @@ fn logits_are_finite_and_of_a_sensible_size_however_many_layers() {
         let model = moe_executor::Model::load(&gguf).unwrap();
         let mut session = moe_executor::Session::new(&model, &threads, Recorder::new(None), 64);
         let tokens: Vec<u32> = (0..64).map(|i| 300 + 7 * i).collect();
-        let logits = session.decode(&tokens, 0, Logits::Last).unwrap();
+        let logits = session
+            .decode(&tokens, Phase::Prompt, Logits::Last)
+            .unwrap();
         assert!(logits.iter().all(|logit| logit.is_finite()), "{arch} {quant}");
         let (_, std) = moments(logits);
         assert!((2.0..8.0).contains(&std), "{arch} {quant}: {std}");

@@ -7,8 +7,8 @@ use std::path::Path;
 use arrow::array::{AsArray, RecordBatch};
 use arrow::compute::{cast, concat_batches};
 use arrow::datatypes::{DataType, UInt64Type};
-use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
+use moe_gguf::{ExpertId, Gguf};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
 use crate::support::{
@@ -94,7 +94,7 @@ fn ranges_of_experts_lie_inside_their_entries_of_the_map() {
 fn check_ranges(tables: &Path, model: &Path) {
     let accesses = table(&tables.join("accesses.parquet"));
     let map = OffsetMap::new(&Gguf::open(model).unwrap());
-    let map: BTreeMap<(&str, Option<u32>), (u64, u64)> = map
+    let map: BTreeMap<(&str, Option<ExpertId>), (u64, u64)> = map
         .rows
         .iter()
         .map(|row| ((&*row.tensor, row.expert_id), (row.file_offset, row.size_bytes)))
@@ -109,7 +109,7 @@ fn check_ranges(tables: &Path, model: &Path) {
         let tensor = tensors[row].as_str();
         // The biases of all experts are one entry.
         let entry = map
-            .get(&(tensor, Some(expert as u32)))
+            .get(&(tensor, Some(ExpertId(expert as u32))))
             .or_else(|| map.get(&(tensor, None)));
         let (offset, size) = *entry.unwrap();
         let (begin, end) = (offsets[row].unwrap(), offsets[row].unwrap() + sizes[row].unwrap());

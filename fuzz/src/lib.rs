@@ -9,7 +9,7 @@ use moe_foreign::{
     Collected, Counts, ForeignError, IMPORTERS, ImportOptions, Importer, SAMPLE_SIZE, Source,
     detect,
 };
-use moe_trace::{CountRow, Facts, LayerRow, RoutingRow, Sink, SinkError};
+use moe_trace::{CountRow, Facts, LayerRow, Phase, RoutingRow, Sink, SinkError};
 
 /// The temporary directory of this process. `scripts/fuzz.sh` removes it.
 static DIRECTORY: LazyLock<PathBuf> = LazyLock::new(|| {
@@ -140,7 +140,7 @@ pub fn walk(run: &moe_trace::Run) {
         for token in operation.tokens() {
             n += token.records().len();
             for expert in token.experts() {
-                assert!(expert.expert_id <= i32::MAX as u32);
+                assert!(expert.expert_id.0 <= i32::MAX as u32);
             }
         }
         let head = operation.head();
@@ -155,7 +155,7 @@ pub fn walk(run: &moe_trace::Run) {
         .map(|operation| operation.records().len())
         .sum();
     assert!(in_routing <= n);
-    for phase in 0..2 {
+    for phase in Phase::ALL {
         if let Some(graph) = moe_trace::graph::reconstruct(run, phase) {
             graph
                 .write_dot(&mut std::io::sink())

@@ -120,7 +120,7 @@ fn bytes_are_those_of_the_model() {
         assert_eq!(column("mass").as_primitive::<Float64Type>().value(3), 8.0);
         assert_eq!(batch.num_rows(), sizes.len());
         for (row, (&(layer, expert), size)) in sizes.iter().enumerate() {
-            let cell = (u32::from(layer), expert);
+            let cell = (u32::from(layer.0), expert.0);
             assert_eq!((layer_id.value(row), expert_id.value(row)), cell);
             let known = known.get(&cell).copied().unwrap_or(0);
             assert_eq!(count.value(row), known);

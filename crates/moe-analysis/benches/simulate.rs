@@ -11,7 +11,7 @@ use moe_analysis::simulate::{
     Batches, Collector, LruCurve, SimulateOptions, replay, sampled_lru, setting, simulate,
 };
 use moe_placement::cache::PolicyName;
-use moe_trace::{Phase, RoutingRow, Sink};
+use moe_trace::{ExpertId, LayerId, Phase, RoutingRow, Sink, TokenId};
 
 const N_LAYER: u16 = 48;
 const N_EXPERT: u32 = 128;
@@ -55,18 +55,19 @@ fn made_up(n_token: u32) -> Batches {
             }
             for &expert_id in &chosen {
                 let row = RoutingRow {
-                    token_id,
-                    expert_id,
+                    token_id: TokenId(token_id),
+                    expert_id: ExpertId(expert_id),
                     phase: Some(Phase::Generate),
-                    ..RoutingRow::at_layer(layer_id)
+                    ..RoutingRow::at_layer(LayerId(layer_id))
                 };
                 collector.routing(&row).expect("a row of routing");
             }
             *last = chosen;
         }
     }
-    let layers = 0..u32::from(N_LAYER);
-    let sizes = layers.flat_map(|layer| (0..N_EXPERT).map(move |expert| (layer, expert, BYTES)));
+    let sizes = (0..N_LAYER).flat_map(|layer| {
+        (0..N_EXPERT).map(move |expert| (LayerId(layer), ExpertId(expert), BYTES))
+    });
     collector.finish(&sizes.collect()).expect("batches")
 }
 

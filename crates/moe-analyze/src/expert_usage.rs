@@ -6,6 +6,7 @@
 use std::fmt::Write as _;
 use std::io::{self, Write};
 
+use moe_trace::{ExpertId, LayerId};
 use serde_json::json;
 
 use crate::output::{Format, Table};
@@ -13,7 +14,7 @@ use crate::output::{Format, Table};
 /// How often each expert of a layer was used.
 pub struct LayerUsage {
     /// Block number in the model.
-    pub layer: u32,
+    pub layer: LayerId,
     /// By expert id (`[n_expert]`).
     pub counts: Vec<u64>,
 }
@@ -68,9 +69,12 @@ pub fn write(out: &mut dyn Write, format: Format, layers: &[LayerUsage]) -> io::
 }
 
 /// Experts that were used, most used first, with their share of all activations in percent.
-fn ranked(counts: &[u64]) -> Vec<(u32, u64, f64)> {
+fn ranked(counts: &[u64]) -> Vec<(ExpertId, u64, f64)> {
     let total: u64 = counts.iter().sum();
-    let used = (0u32..).zip(counts.iter().copied()).filter(|&(_, n)| n > 0);
+    let used = (0..)
+        .map(ExpertId)
+        .zip(counts.iter().copied())
+        .filter(|&(_, n)| n > 0);
     let mut ranked: Vec<_> = used
         .map(|(expert, n)| (expert, n, 100.0 * n as f64 / total as f64))
         .collect();
@@ -97,7 +101,10 @@ mod tests {
     #[test]
     fn the_forms_agree() {
         let layers = [(0, vec![0, 3, 1]), (1, vec![2, 0, 2])];
-        let layers = layers.map(|(layer, counts)| LayerUsage { layer, counts });
+        let layers = layers.map(|(layer, counts)| LayerUsage {
+            layer: LayerId(layer),
+            counts,
+        });
         let report = report(&layers, 4, true);
         assert!(report.contains("Total tokens processed: 4"));
         assert!(

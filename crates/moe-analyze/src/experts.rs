@@ -9,7 +9,7 @@ use moe_gguf::experts::{expert_bytes, expert_layer_bytes};
 use moe_gguf::map::OffsetMap;
 use moe_gguf::names::Role;
 use moe_placement::plan::ExpertSizes;
-use moe_trace::{Facts, bounded};
+use moe_trace::{Facts, LayerId, bounded};
 
 use crate::context::Context;
 use crate::output::human_bytes;
@@ -26,8 +26,8 @@ const SEPARATE_EXPERTS: &str = "llama.cpp does not load models in which each exp
 pub fn sizes_of(map: &OffsetMap, n_layer: Option<u32>) -> ExpertSizes {
     let sizes = expert_bytes(map).into_iter();
     sizes
-        .map(|((layer, expert), bytes)| (layer.into(), expert, bytes))
-        .filter(|&(layer, ..)| n_layer.is_none_or(|n_layer| layer < n_layer))
+        .map(|((layer, expert), bytes)| (layer, expert, bytes))
+        .filter(|&(layer, ..)| n_layer.is_none_or(|n_layer| u32::from(layer.0) < n_layer))
         .collect()
 }
 
@@ -36,7 +36,7 @@ pub struct Experts {
     /// Bytes of each, as the runtime counts them.
     pub sizes: ExpertSizes,
     /// Bytes of all of a layer's expert tensors.
-    pub layer_bytes: BTreeMap<u32, u64>,
+    pub layer_bytes: BTreeMap<LayerId, u64>,
     /// Where the model lies, or why llama.cpp cannot load it.
     pub model: Result<PathBuf, &'static str>,
     /// What the model's header says.
@@ -68,17 +68,16 @@ impl Experts {
                 path.display()
             );
         }
-        let layer_bytes: BTreeMap<u32, u64> = expert_layer_bytes(&gguf)
+        let layer_bytes: BTreeMap<LayerId, u64> = expert_layer_bytes(&gguf)
             .into_iter()
-            .map(|(layer, bytes)| (layer.into(), bytes))
-            .filter(|(layer, _)| n_layer.is_none_or(|n_layer| *layer < n_layer))
+            .filter(|(layer, _)| n_layer.is_none_or(|n_layer| u32::from(layer.0) < n_layer))
             .collect();
         let has_separate = gguf
             .tensors()
             .iter()
             .any(|tensor| Role::of(&tensor.name).expert_id.is_some());
         let sum =
-            |layers: &BTreeMap<u32, u64>| layers.values().copied().fold(0, u64::saturating_add);
+            |layers: &BTreeMap<LayerId, u64>| layers.values().copied().fold(0, u64::saturating_add);
         let uncounted = sum(&layer_bytes).saturating_sub(sum(&sizes.layers()));
         if uncounted > 0 {
             ctx.remark(format_args!(

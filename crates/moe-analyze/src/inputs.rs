@@ -2,12 +2,13 @@
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, bail};
 use moe_files::text::without_byte_order_mark;
 use moe_foreign::SAMPLE_SIZE;
 use moe_gguf::content::Content;
+use moe_trace::tables::dataset_parts;
 use moe_trace::{TRACE_FILE, is_trace};
 
 /// What lies at a path.
@@ -102,19 +103,6 @@ impl Kind {
     }
 }
 
-/// The Parquet files of one table in a dataset, `DIR/TABLE/run=ID/*.parquet`.
-pub fn dataset_parts(dataset: &Path, table: &str) -> anyhow::Result<Vec<PathBuf>> {
-    let mut parts = Vec::new();
-    for run in directory_entries(&dataset.join(table))? {
-        parts.extend(directory_entries(&run)?);
-    }
-    parts.retain(|part| {
-        part.extension()
-            .is_some_and(|extension| extension == "parquet")
-    });
-    Ok(parts)
-}
-
 /// Whether there is a regular file. That it cannot be told, for want of permission, is an error.
 fn is_file(path: &Path) -> anyhow::Result<bool> {
     Ok(metadata(path)?.is_some_and(|found| found.is_file()))
@@ -129,19 +117,4 @@ fn metadata(path: &Path) -> anyhow::Result<Option<fs::Metadata>> {
         }
         Err(error) => Err(error).with_context(|| format!("cannot open {}", path.display())),
     }
-}
-
-/// The entries of a directory in order of their names; none where there is no directory.
-fn directory_entries(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    if !metadata(path)?.is_some_and(|found| found.is_dir()) {
-        return Ok(Vec::new());
-    }
-    let entries = fs::read_dir(path).and_then(|entries| {
-        entries
-            .map(|entry| Ok(entry?.path()))
-            .collect::<std::io::Result<Vec<_>>>()
-    });
-    let mut entries = entries.with_context(|| format!("cannot list {}", path.display()))?;
-    entries.sort();
-    Ok(entries)
 }

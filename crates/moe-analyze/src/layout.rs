@@ -3,11 +3,11 @@
 use std::path::Path;
 
 use moe_files::AtomicFile;
-use moe_gguf::Gguf;
 use moe_gguf::check::LayoutReport;
 use moe_gguf::layers::LayerOrder;
 use moe_gguf::map::OffsetMap;
 use moe_gguf::text::counted;
+use moe_gguf::{Gguf, LayerId};
 use moe_trace::manifest::ModelFile;
 use moe_trace::map_table;
 
@@ -40,14 +40,14 @@ pub fn layers(layers: &LayerOrder) -> Option<String> {
 }
 
 /// `0, 1, 10, 11, 12, 2` as `0-1, 10-12, 2`.
-fn runs(order: &[u16]) -> String {
-    let runs = order.chunk_by(|&a, &b| a.checked_add(1) == Some(b));
+fn runs(order: &[LayerId]) -> String {
+    let runs = order.chunk_by(|&a, &b| a.0.checked_add(1) == Some(b.0));
     let n_runs = runs.clone().count();
     let mut texts: Vec<String> = runs
         .take(MAX_RUNS)
         .map(|run| match run {
             [first, .., last] => format!("{first}-{last}"),
-            run => run.iter().map(u16::to_string).collect(),
+            run => run.iter().map(LayerId::to_string).collect(),
         })
         .collect();
     if n_runs > MAX_RUNS {
@@ -115,10 +115,10 @@ mod tests {
 
     #[test]
     fn prints_layers_as_ranges() {
-        assert_eq!(runs(&[3]), "3");
-        assert_eq!(runs(&[0, 1, 10, 11, 12, 2]), "0-1, 10-12, 2");
-        assert_eq!(runs(&[65535, 0]), "65535, 0");
-        let backwards: Vec<u16> = (0..40).rev().collect();
+        assert_eq!(runs(&[LayerId(3)]), "3");
+        assert_eq!(runs(&[0, 1, 10, 11, 12, 2].map(LayerId)), "0-1, 10-12, 2");
+        assert_eq!(runs(&[65535, 0].map(LayerId)), "65535, 0");
+        let backwards: Vec<LayerId> = (0..40).rev().map(LayerId).collect();
         let text = runs(&backwards);
         assert!(
             text.starts_with("39, 38, ") && text.ends_with(", 8, and 8 runs more"),

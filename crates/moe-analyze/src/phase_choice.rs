@@ -18,8 +18,8 @@ impl PhaseChoice {
     pub fn phases(self) -> Phases {
         match self {
             PhaseChoice::All => Phases::All,
-            PhaseChoice::Prompt => Phases::Prompt,
-            PhaseChoice::Generate => Phases::Generate,
+            PhaseChoice::Prompt => Phases::Only(Phase::Prompt),
+            PhaseChoice::Generate => Phases::Only(Phase::Generate),
         }
     }
 

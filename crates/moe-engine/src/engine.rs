@@ -1,7 +1,7 @@
 //! Engines, and sessions of a model in them.
 
 use moe_trace::ops::OpTable;
-use moe_trace::{RunWriter, manifest};
+use moe_trace::{Phase, RunWriter, manifest};
 
 use crate::{BoxError, Observer, Result};
 
@@ -112,12 +112,11 @@ pub trait Decode {
     /// Whether the trace has room for a pass over `n_tokens`.
     fn has_room(&self, n_tokens: usize) -> bool;
 
-    /// Evaluates `tokens` as one batch and returns the logits `(n_vocab)` of the last, if wanted. `phase` is
-    /// [`PHASE_PROMPT`](moe_trace::record::PHASE_PROMPT) or [`PHASE_GENERATE`](moe_trace::record::PHASE_GENERATE).
+    /// Evaluates `tokens`, which are of one phase, as one batch and returns the logits `(n_vocab)` of the last, if wanted.
     ///
     /// # Errors
     /// A token outside the vocabulary, a full context, results that are not finite, or a trace that cannot be written.
-    fn decode(&mut self, tokens: &[u32], phase: u8, logits: Logits) -> Result<&[f32]>;
+    fn decode(&mut self, tokens: &[u32], phase: Phase, logits: Logits) -> Result<&[f32]>;
 }
 
 /// A run of a model.

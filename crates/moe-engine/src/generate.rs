@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
+use moe_trace::Phase;
 
 use crate::{Decode, Error, Logits, Result, Sampler};
 
@@ -94,7 +94,7 @@ pub fn generate(
         } else {
             Logits::None
         };
-        let logits = session.decode(batch, PHASE_PROMPT, wanted)?;
+        let logits = session.decode(batch, Phase::Prompt, wanted)?;
         if wanted == Logits::Last {
             next = Some(sampler.sample(logits));
         }
@@ -110,7 +110,7 @@ pub fn generate(
             return stopped(done, stop);
         }
         on_token(token);
-        let logits = session.decode(&[token], PHASE_GENERATE, Logits::Last)?;
+        let logits = session.decode(&[token], Phase::Generate, Logits::Last)?;
         next = Some(sampler.sample(logits));
         done.n_generated += 1;
         if done.n_generated == limits.n_predict {

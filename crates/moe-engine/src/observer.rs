@@ -1,9 +1,11 @@
 //! The routing of a layer, as an observer of a session sees it.
 
+use moe_trace::LayerId;
+
 /// What the router of one layer selected for the tokens of a batch.
 pub struct Routed<'a> {
     /// Layer.
-    pub layer: usize,
+    pub layer: LayerId,
     /// Position of each token in its sequence.
     pub positions: &'a [u32],
     /// Router scores before any softmax, bias included `(token, n_expert)`. Empty where the engine does not report them.

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use moe_trace::LayerId;
+
 use crate::cuda::{DeviceBuffer, Gpu, Ptr};
 use crate::mirrored::{Mirrored, PerGpu};
 use crate::placement::DeviceId;
@@ -11,7 +13,7 @@ use crate::placement::DeviceId;
 pub struct NodeName {
     stem: &'static str,
     separator: &'static str,
-    layer: Option<u16>,
+    layer: Option<LayerId>,
     suffix: &'static str,
 }
 
@@ -21,7 +23,7 @@ impl NodeName {
         NodeName {
             stem,
             separator: "-",
-            layer: Some(layer as u16),
+            layer: Some(LayerId(layer as u16)),
             suffix: "",
         }
     }
@@ -41,7 +43,7 @@ impl NodeName {
         NodeName {
             stem,
             separator: "",
-            layer: Some(layer as u16),
+            layer: Some(LayerId(layer as u16)),
             suffix: "",
         }
     }
@@ -63,7 +65,7 @@ impl NodeName {
     }
 
     /// The layer, for nodes of a layer.
-    pub fn layer(&self) -> Option<u16> {
+    pub fn layer(&self) -> Option<LayerId> {
         self.layer
     }
 }

@@ -6,7 +6,6 @@
 
 use std::collections::BTreeMap;
 
-use moe_trace::NO_LAYER;
 use moe_trace::buffers::{Buffer, BufferEvent, Change, usage};
 
 use crate::activation::Activation;
@@ -110,7 +109,7 @@ fn on_host<T>(buffer_id: u64, name: &str, vector: &Vec<T>) -> Buffer {
         name: name.to_owned(),
         backend: "CPU".to_owned(),
         usage: usage::COMPUTE,
-        layer: NO_LAYER,
+        layer: None,
     }
 }
 
@@ -188,7 +187,7 @@ mod tests {
                 name: String::new(),
                 backend: String::new(),
                 usage: usage::ANY,
-                layer: NO_LAYER,
+                layer: None,
             });
         }
         inventory
@@ -198,6 +197,7 @@ mod tests {
     fn each_device_has_its_own_ids() {
         use crate::devices::MAX_GPUS;
         use crate::kv_cache::KvCache;
+        use moe_trace::NO_LAYER;
 
         let largest = KvCache::buffer_id(usize::from(NO_LAYER), 1);
         let mut ids = vec![WEIGHT_BUFFERS];

@@ -1,7 +1,7 @@
 //! The graph of a pass, captured while its operations run; once for each phase, so that it costs nothing per token.
 
 use moe_trace::graph::{Graph, GraphBuilder, GraphSource, trimmed};
-use moe_trace::tables::PHASES;
+use moe_trace::{LayerId, Phase, TokenId};
 
 use crate::activation::NodeName;
 use crate::recorder::Source;
@@ -39,9 +39,9 @@ impl Capture {
     }
 
     /// The graph of a pass of `phase`.
-    pub(crate) fn finish(self, phase: u8) -> Graph {
-        let phase = PHASES.get(usize::from(phase)).copied().unwrap_or("OTHER");
-        self.builder.finish(phase, self.position.unwrap_or(0))
+    pub(crate) fn finish(self, phase: Phase) -> Graph {
+        let first = TokenId(self.position.unwrap_or(0));
+        self.builder.finish(phase, first)
     }
 }
 
@@ -53,7 +53,7 @@ struct Described {
     size_bytes: u64,
     shape: Vec<u64>,
     dtype: String,
-    layer: Option<u16>,
+    layer: Option<LayerId>,
 }
 
 impl Described {

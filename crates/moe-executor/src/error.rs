@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use moe_gguf::LayerId;
 use moe_gguf::text::counted;
 
 /// Errors of the executor. Each names the file, key or tensor at fault and what to do.
@@ -123,7 +124,7 @@ pub enum Error {
     )]
     UnevenToken {
         /// Layer.
-        layer: u16,
+        layer: LayerId,
         /// Position of the token in its sequence.
         position: u32,
         /// Its experts.
@@ -138,7 +139,7 @@ pub enum Error {
     )]
     ExpertOutOfRange {
         /// Layer.
-        layer: u16,
+        layer: LayerId,
         /// Position of the token in its sequence.
         position: u32,
         /// The expert.

@@ -1,5 +1,6 @@
 //! Keys and values of the positions so far.
 
+use moe_trace::LayerId;
 use moe_trace::buffers::{Buffer, usage};
 
 use crate::buffers::Inventory;
@@ -77,7 +78,7 @@ impl KvCache {
                     name: format!("cache_{stem}_l{il}"),
                     backend: "CPU".to_owned(),
                     usage: usage::ANY,
-                    layer: il as u16,
+                    layer: Some(LayerId(il as u16)),
                 };
                 inventory.twins(&on_host, data.room_on_gpus());
                 inventory.add(on_host);

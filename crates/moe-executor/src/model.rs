@@ -2,7 +2,6 @@
 
 use moe_engine::Mode;
 use moe_gguf::Gguf;
-use moe_trace::NO_LAYER;
 use moe_trace::buffers::{Buffer, usage};
 
 use crate::arch;
@@ -102,7 +101,7 @@ impl<'g> Model<'g> {
             name: name.to_owned(),
             backend: backend.to_owned(),
             usage: usage::WEIGHTS,
-            layer: NO_LAYER,
+            layer: None,
         };
         inventory.add(weights(0, "vectors as f32", "CPU", 0, self.converted_bytes));
         for (i, file) in (1..).zip(self.gguf.files()) {

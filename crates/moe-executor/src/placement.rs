@@ -7,6 +7,8 @@ use std::str::FromStr;
 use fancy_regex::Regex;
 use moe_gguf::text::counted;
 
+use moe_gguf::LayerId;
+
 use crate::weights::Place;
 
 /// A rule for tensors by name that cannot be used.
@@ -253,7 +255,7 @@ impl Placement {
     /// Device of the layer that a tensor belongs to; tensors outside the layers belong to the output.
     pub fn layer_of(&self, place: &Place) -> DeviceId {
         let output = self.layers.len().saturating_sub(1);
-        self.layer(place.layer.map_or(output, usize::from))
+        self.layer(place.layer.map_or(output, LayerId::index))
     }
 
     /// Where a tensor lives. The embeddings stay on the CPU, which looks up their rows.
@@ -274,7 +276,7 @@ mod tests {
             name: name.into(),
             tensor_idx: 0,
             file: 0,
-            layer,
+            layer: layer.map(LayerId),
             offset: 0,
             size_bytes: 0,
             ne: [1; 4],

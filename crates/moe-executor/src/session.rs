@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use moe_engine::{Decode, Error, Logits, Observer};
-use moe_trace::{RunWriter, manifest};
+use moe_trace::{Phase, RunWriter, manifest};
 
 use crate::activation::NodeName;
 use crate::arch::decoder::State;
@@ -76,7 +76,7 @@ impl<'a, 'g> Session<'a, 'g> {
     }
 
     /// One pass over `tokens`, which fit the vocabulary and the context.
-    fn evaluate(&mut self, tokens: &[u32], phase: u8, logits: Logits) -> Result<()> {
+    fn evaluate(&mut self, tokens: &[u32], phase: Phase, logits: Logits) -> Result<()> {
         let start = Instant::now();
         let (ops, s) = (&mut self.ops, &mut self.state);
         ops.recorder.begin(PassInfo {
@@ -216,7 +216,12 @@ impl Decode for Session<'_, '_> {
         recorder.writer().is_none_or(|w| w.has_room(records))
     }
 
-    fn decode(&mut self, tokens: &[u32], phase: u8, logits: Logits) -> moe_engine::Result<&[f32]> {
+    fn decode(
+        &mut self,
+        tokens: &[u32],
+        phase: Phase,
+        logits: Logits,
+    ) -> moe_engine::Result<&[f32]> {
         self.check(tokens)?;
         self.evaluate(tokens, phase, logits)?;
         if let Some((node, position)) = self.ops.not_finite.take() {

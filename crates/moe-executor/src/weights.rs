@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
 use std::path::PathBuf;
 
-use moe_gguf::{GgmlType, Gguf, Tensor};
+use moe_gguf::{GgmlType, Gguf, LayerId, Tensor};
 
 use crate::cpu::quant::{Kernel, dequantize_row};
 use crate::error::{Error, Result};
@@ -19,7 +19,7 @@ pub struct Place {
     /// Shard, 0 = first file.
     pub file: u16,
     /// Layer of the tensor's name.
-    pub layer: Option<u16>,
+    pub layer: Option<LayerId>,
     /// Absolute offset in the file, bytes.
     pub offset: u64,
     /// Size of the whole tensor, bytes.
@@ -46,7 +46,7 @@ impl Place {
 }
 
 /// The layer in `blk.N.…`.
-fn layer_of(name: &str) -> Option<u16> {
+fn layer_of(name: &str) -> Option<LayerId> {
     name.strip_prefix("blk.")?.split('.').next()?.parse().ok()
 }
 
@@ -154,7 +154,7 @@ impl<'g> Loader<'g> {
 
     /// Refuses a file with more layers than its hyper-parameters say: the rest would be left out silently.
     pub(crate) fn refuse_extra_layers(&self, n_layer: usize) -> Result<()> {
-        let extra = |t: &&Tensor| layer_of(&t.name).is_some_and(|l| usize::from(l) >= n_layer);
+        let extra = |t: &&Tensor| layer_of(&t.name).is_some_and(|l| l.index() >= n_layer);
         match self.gguf.tensors().iter().find(extra) {
             Some(tensor) => Err(Error::ExtraLayer {
                 file: self.file(),

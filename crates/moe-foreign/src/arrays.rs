@@ -1,6 +1,6 @@
 //! What is known from servers as arrays: counts `[layers, experts]` and routing `[tokens, layers, top_k]`.
 
-use moe_trace::{CountRow, Facts, MAX_ID, Phase, RoutingRow};
+use moe_trace::{CountRow, ExpertId, Facts, LayerId, MAX_ID, Phase, RoutingRow, TokenId};
 
 use crate::binary::array::Array;
 use crate::layers::{RowBlocks, RowUse, blocks_of_rows};
@@ -183,7 +183,7 @@ impl CountSums {
             let Some(layer_id) = block else {
                 continue;
             };
-            for ((expert_id, expert), &count) in (0..).zip(0..).zip(experts) {
+            for ((expert_id, expert), &count) in (0..).map(ExpertId).zip(0..).zip(experts) {
                 let row = CountRow {
                     layer_id,
                     expert_id,
@@ -299,7 +299,7 @@ pub(crate) fn tokens(
     let mut experts = Vec::new();
     for token in 0..n_tokens {
         let position = tokens.first.saturating_add(token);
-        let token_id = u32::try_from(position)
+        let token_id = TokenId::try_from(position)
             .map_err(|_| output.invalid(element(&[token]), RoutingError::Position { position }))?;
         let phase = tokens.n_prompt.map(|n_prompt| {
             if position < n_prompt {
@@ -400,7 +400,7 @@ pub(crate) fn row_blocks(
     row_use: impl Fn(usize) -> RowUse,
     at: impl Fn() -> At,
     output: &mut Output<'_>,
-) -> Result<Vec<Option<u16>>, ForeignError> {
+) -> Result<Vec<Option<LayerId>>, ForeignError> {
     let RowBlocks { blocks, is_assumed } = blocks_of_rows(options.model.as_ref(), n_rows, row_use)
         .map_err(|error| output.layers(at(), error))?;
     if is_assumed {

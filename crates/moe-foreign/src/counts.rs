@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-use moe_trace::{CountRow, LayerRow, Phase, RoutingRow, Sink, SinkError, TokenStarts};
+use moe_trace::{
+    CountRow, ExpertId, LayerId, LayerRow, Phase, RoutingRow, Sink, SinkError, TokenStarts,
+};
 
 /// How often one expert was chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -34,29 +36,29 @@ pub struct LayerCounts {
     /// Tokens that it routed; `None` = not told.
     pub rows: Option<u64>,
     /// The experts that were chosen.
-    pub experts: BTreeMap<u32, ExpertCount>,
+    pub experts: BTreeMap<ExpertId, ExpertCount>,
 }
 
 /// Counts of every layer and phase; memory grows with the experts seen, not with the trace.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Counts {
-    layers: BTreeMap<(u16, Option<Phase>), LayerCounts>,
+    layers: BTreeMap<(LayerId, Option<Phase>), LayerCounts>,
     /// Time of the last pass seen, by layer.
-    last_pass: BTreeMap<u16, u64>,
+    last_pass: BTreeMap<LayerId, u64>,
     tokens: TokenStarts,
     n_slot: u32,
 }
 
 impl Counts {
     /// Every layer and phase that was seen, layers ascending.
-    pub fn iter(&self) -> impl Iterator<Item = (u16, Option<Phase>, &LayerCounts)> {
+    pub fn iter(&self) -> impl Iterator<Item = (LayerId, Option<Phase>, &LayerCounts)> {
         self.layers
             .iter()
             .map(|(&(layer, phase), counts)| (layer, phase, counts))
     }
 
     /// The layers that were seen, ascending, their phases summed.
-    pub fn layers(&self) -> BTreeMap<u16, LayerCounts> {
+    pub fn layers(&self) -> BTreeMap<LayerId, LayerCounts> {
         let mut layers = BTreeMap::new();
         for (layer, _, counts) in self.iter() {
             match layers.entry(layer) {
@@ -75,7 +77,7 @@ impl Counts {
             .layers
             .values()
             .filter_map(|layer| layer.experts.last_key_value());
-        highest.map(|(&expert, _)| expert + 1).max().unwrap_or(0)
+        highest.map(|(expert, _)| expert.0 + 1).max().unwrap_or(0)
     }
 
     /// Experts of a token, as far as was seen: the highest slot plus one; 0 without rows.

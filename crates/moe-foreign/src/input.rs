@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use moe_trace::record::{NO_LAYER, RECORD_SIZE, lane};
+use moe_trace::record::{RECORD_SIZE, lane};
 use moe_trace::tables::{EXPERT_BYTES_KEY, MODEL_KEY, TableMetadata, read_routing};
-use moe_trace::{Facts, Phase, RoutingRow, Run, Sink};
+use moe_trace::{ExpertId, Facts, LayerId, RoutingRow, Run, Sink, TokenId};
 
 use crate::error::ForeignError;
 use crate::output::{Output, Summary};
@@ -67,15 +67,14 @@ fn read_run(run: &Run, output: &mut Output<'_>) -> Result<(), ForeignError> {
                 token_id: token.token_id(),
                 sequence_id: token.sequence_id(),
                 phase: Some(
-                    Phase::of(token.head().phase)
+                    token
+                        .head()
+                        .phase()
                         .ok_or_else(|| output.invalid(at(), "its phase is not known"))?,
                 ),
-                layer_id: head.layer().unwrap_or(NO_LAYER),
-                slot: 0,
-                expert_id: 0,
-                weight: None,
-                lane: None,
                 timestamp_ns: Some(head.timestamp_ns.get()),
+                // What belongs to no layer is refused with the number that the record has.
+                ..RoutingRow::at_layer(LayerId(head.layer_id.get()))
             };
             for expert in token.experts() {
                 row.slot = expert.slot;
@@ -111,12 +110,12 @@ fn read_tables(path: &Path, output: &mut Output<'_>) -> Result<(), ForeignError>
         let mut weights = batch.weight().iter();
         for i in 0..batch.len() {
             let row = RoutingRow {
-                token_id: batch.token_id()[i],
+                token_id: TokenId(batch.token_id()[i]),
                 sequence_id: sequence_ids.next().flatten(),
-                phase: Phase::of(batch.phase()[i]),
-                layer_id: batch.layer_id()[i],
+                phase: batch.phase()[i],
+                layer_id: LayerId(batch.layer_id()[i]),
                 slot: batch.slot()[i],
-                expert_id: batch.expert_id()[i],
+                expert_id: ExpertId(batch.expert_id()[i]),
                 weight: weights.next().flatten(),
                 lane: Some(batch.lane()[i]).filter(|&lane| lane != lane::UNKNOWN),
                 timestamp_ns: Some(batch.timestamp_ns()[i]).filter(|&ns| ns != 0),

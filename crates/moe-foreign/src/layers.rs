@@ -5,7 +5,7 @@
 //! hidden layer, where the rows of dense layers are empty, or a row for each layer with experts. Blocks of the MTP head are in
 //! neither.
 
-use moe_trace::{Facts, MAX_ID};
+use moe_trace::{Facts, LayerId, MAX_ID};
 
 /// Why the layers of a trace cannot be mapped to the blocks of the model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -123,7 +123,7 @@ pub(crate) struct Layouts {
     /// Hidden layers: a row for each.
     n_hidden: u32,
     /// Hidden layers with experts, ascending: a row for each. Empty if they are not known.
-    moe: Vec<u16>,
+    moe: Vec<LayerId>,
     n_nextn: u32,
 }
 
@@ -132,14 +132,14 @@ impl Layouts {
     pub(crate) fn of(model: Option<&Facts>) -> Option<Self> {
         let model = model?;
         let n_hidden = model.n_hidden_layer();
-        let is_hidden = |layer: &u16| n_hidden.is_none_or(|n| u32::from(*layer) < n);
+        let is_hidden = |layer: &LayerId| n_hidden.is_none_or(|n| u32::from(layer.0) < n);
         // A trace names the layers with experts by the bytes of an expert alone.
-        let with_experts: Vec<u16> = if model.moe_layers.is_empty() {
+        let with_experts: Vec<LayerId> = if model.moe_layers.is_empty() {
             model.expert_bytes.keys().copied().collect()
         } else {
             model.moe_layers.iter().copied().collect()
         };
-        let moe: Vec<u16> = with_experts.into_iter().filter(is_hidden).collect();
+        let moe: Vec<LayerId> = with_experts.into_iter().filter(is_hidden).collect();
         if n_hidden.is_none() && moe.is_empty() {
             return None;
         }
@@ -170,7 +170,7 @@ impl Layouts {
     }
 
     fn is_dense(&self, row: usize) -> bool {
-        !self.moe.is_empty() && self.moe.iter().all(|&layer| usize::from(layer) != row)
+        !self.moe.is_empty() && self.moe.iter().all(|layer| layer.index() != row)
     }
 
     fn first_dense_in_use(&self, row_use: impl Fn(usize) -> RowUse) -> Option<usize> {
@@ -193,7 +193,7 @@ impl Layouts {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RowBlocks {
     /// Block of each row; `None` for an empty row of a dense layer.
-    pub(crate) blocks: Vec<Option<u16>>,
+    pub(crate) blocks: Vec<Option<LayerId>>,
     /// Whether the numbering is an assumption: without the model, a row for each layer cannot be told from a row for each
     /// layer with experts unless a row is empty.
     pub(crate) is_assumed: bool,
@@ -211,7 +211,7 @@ pub(crate) fn blocks_of_rows(
     if n_rows > MAX_ID as usize {
         return Err(LayerError::TooMany { n_rows });
     }
-    let rows = || (0..n_rows).zip(0u16..);
+    let rows = || (0..n_rows).zip((0..).map(LayerId));
     let Some(layouts) = Layouts::of(model) else {
         let blocks: Vec<_> = rows()
             .map(|(row, block)| Some(block).filter(|_| row_use(row) != RowUse::Empty))
@@ -248,7 +248,7 @@ mod tests {
         Facts {
             n_layer: Some(6),
             n_nextn_layer: 1,
-            moe_layers: [1, 2, 4, 5].into(),
+            moe_layers: [1, 2, 4, 5].map(LayerId).into(),
             ..Facts::default()
         }
     }
@@ -257,7 +257,7 @@ mod tests {
         if is_used { RowUse::Used } else { RowUse::Empty }
     }
 
-    fn blocks(n_rows: usize, empty: &[usize]) -> Result<Vec<Option<u16>>, LayerError> {
+    fn blocks(n_rows: usize, empty: &[usize]) -> Result<Vec<Option<LayerId>>, LayerError> {
         let rows = blocks_of_rows(Some(&model()), n_rows, |row| used(!empty.contains(&row)))?;
         assert!(!rows.is_assumed);
         Ok(rows.blocks)
@@ -265,7 +265,7 @@ mod tests {
 
     #[test]
     fn rows_of_all_hidden_layers_are_blocks_of_the_same_number() {
-        let expected = [None, Some(1), Some(2), None, Some(4)];
+        let expected = [None, Some(1), Some(2), None, Some(4)].map(|block| block.map(LayerId));
         assert_eq!(blocks(5, &[0, 3]).unwrap(), expected);
         // A layer with experts may be empty too.
         assert_eq!(blocks(5, &[0, 1, 3]).unwrap(), expected);
@@ -275,7 +275,10 @@ mod tests {
 
     #[test]
     fn rows_of_layers_with_experts_skip_dense_blocks_and_the_mtp_head() {
-        assert_eq!(blocks(3, &[]).unwrap(), [Some(1), Some(2), Some(4)]);
+        assert_eq!(
+            blocks(3, &[]).unwrap(),
+            [1, 2, 4].map(|block| Some(LayerId(block)))
+        );
     }
 
     #[test]
@@ -302,9 +305,18 @@ mod tests {
             }
         };
         let rows = blocks_of_rows(Some(&model), 5, zero).unwrap();
-        assert_eq!(rows.blocks, [None, Some(1), Some(2), None, Some(4)]);
+        assert_eq!(
+            rows.blocks,
+            [
+                None,
+                Some(LayerId(1)),
+                Some(LayerId(2)),
+                None,
+                Some(LayerId(4))
+            ]
+        );
         let rows = blocks_of_rows(None, 2, |_| RowUse::Zero).unwrap();
-        assert_eq!(rows.blocks, [Some(0), Some(1)]);
+        assert_eq!(rows.blocks, [Some(LayerId(0)), Some(LayerId(1))]);
     }
 
     #[test]
@@ -327,11 +339,14 @@ mod tests {
     fn without_a_model_rows_are_numbered_from_0() {
         for model in [None, Some(Facts::default())] {
             let rows = blocks_of_rows(model.as_ref(), 3, |_| RowUse::Used).unwrap();
-            assert_eq!(rows.blocks, [Some(0), Some(1), Some(2)]);
+            assert_eq!(
+                rows.blocks,
+                [Some(LayerId(0)), Some(LayerId(1)), Some(LayerId(2))]
+            );
             assert!(rows.is_assumed);
             // An empty row is that of a dense layer: then all layers have rows.
             let rows = blocks_of_rows(model.as_ref(), 3, |row| used(row != 0)).unwrap();
-            assert_eq!(rows.blocks, [None, Some(1), Some(2)]);
+            assert_eq!(rows.blocks, [None, Some(LayerId(1)), Some(LayerId(2))]);
             assert!(!rows.is_assumed);
         }
     }
@@ -343,7 +358,10 @@ mod tests {
             ..Facts::default()
         };
         let rows = blocks_of_rows(Some(&model), 3, |_| RowUse::Used).unwrap();
-        assert_eq!(rows.blocks, [Some(0), Some(1), Some(2)]);
+        assert_eq!(
+            rows.blocks,
+            [Some(LayerId(0)), Some(LayerId(1)), Some(LayerId(2))]
+        );
         assert!(blocks_of_rows(Some(&model), 2, |_| RowUse::Used).is_err());
     }
 
@@ -355,7 +373,7 @@ mod tests {
         assert!(!layouts.dense_rows_are_empty(|row| used(row != 0)));
         let all = Facts {
             n_layer: Some(2),
-            moe_layers: [0, 1].into(),
+            moe_layers: [0, 1].map(LayerId).into(),
             ..Facts::default()
         };
         let layouts = Layouts::of(Some(&all)).unwrap();

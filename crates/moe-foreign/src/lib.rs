@@ -29,7 +29,7 @@ mod registry;
 mod source;
 
 use moe_trace::ops::OpTable;
-use moe_trace::{Facts, Run, Sink};
+use moe_trace::{Facts, LayerId, Run, Sink};
 
 pub use binary::npy::{npy_header_f64, npy_header_u64};
 pub use collected::Collected;
@@ -137,7 +137,7 @@ pub struct ImportOptions {
 
 impl ImportOptions {
     /// Experts that a token is routed to in this layer: as the user says, else as the model says.
-    pub fn n_expert_used_in(&self, layer: u16) -> Option<u32> {
+    pub fn n_expert_used_in(&self, layer: LayerId) -> Option<u32> {
         let of_model = || self.model.as_ref()?.n_expert_used_in(layer);
         self.top_k.or_else(of_model).filter(|&k| k > 0)
     }

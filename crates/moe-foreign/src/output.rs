@@ -5,7 +5,9 @@ use std::error::Error as StdError;
 use std::path::{Path, PathBuf};
 
 use moe_gguf::text::counted;
-use moe_trace::{CountRow, Facts, LayerRow, MAX_ID, RoutingRow, Sink, SinkError};
+use moe_trace::{
+    CountRow, ExpertId, Facts, LayerId, LayerRow, MAX_ID, RoutingRow, Sink, SinkError,
+};
 
 use crate::ImportOptions;
 use crate::error::{At, ForeignError, Missing, check_model};
@@ -54,7 +56,7 @@ pub struct Output<'a> {
     /// The highest slot of any row, plus one.
     n_slot: u32,
     /// The first layer in which a token has more experts than the model selects there.
-    above_model: Option<u16>,
+    above_model: Option<LayerId>,
     rows: u64,
     counts: u64,
     notes: Vec<String>,
@@ -75,8 +77,8 @@ struct Repeated {
 
 impl Repeated {
     /// Whether the running token named the expert before.
-    fn is_again(&mut self, expert: u16) -> bool {
-        let expert = usize::from(expert);
+    fn is_again(&mut self, expert: ExpertId) -> bool {
+        let expert = expert.index();
         if self.named.len() <= expert {
             self.named.resize(expert + 1, 0);
         }
@@ -164,7 +166,7 @@ impl<'a> Output<'a> {
 
     /// Hands over a row of routing that was read at `at`.
     pub fn routing(&mut self, at: impl Fn() -> At, row: &RoutingRow) -> Result<(), ForeignError> {
-        self.check_ids(&at, row.layer_id.into(), row.expert_id)?;
+        self.check_ids(&at, row.layer_id, row.expert_id)?;
         self.check_has_experts(&at, row.layer_id)?;
         self.rows += 1;
         let n_slot = u32::from(row.slot) + 1;
@@ -194,15 +196,15 @@ impl<'a> Output<'a> {
             if expert < 0 {
                 continue;
             }
-            let expert = self.id(&at, "expert", expert as u64)?;
+            let expert = self.expert_id(&at, expert as u64)?;
             if self.repeated.is_again(expert) {
                 self.repeated.n += 1;
                 self.repeated.first.get_or_insert_with(|| at().to_string());
                 continue;
             }
             let row = RoutingRow {
-                slot: self.id(&at, "slot", slot as u64)?,
-                expert_id: expert.into(),
+                slot: self.number(&at, "slot", slot as u64)?,
+                expert_id: expert,
                 weight,
                 ..*row
             };
@@ -230,7 +232,7 @@ impl<'a> Output<'a> {
 
     /// Hands over a count that was read at `at`. Zeros are left out.
     pub fn count(&mut self, at: impl Fn() -> At, row: &CountRow) -> Result<(), ForeignError> {
-        self.check_ids(&at, row.layer_id.into(), row.expert_id)?;
+        self.check_ids(&at, row.layer_id, row.expert_id)?;
         if row.count == 0 {
             return Ok(());
         }
@@ -242,7 +244,7 @@ impl<'a> Output<'a> {
 
     /// Hands over totals of a layer, after its counts.
     pub fn layer(&mut self, at: impl Fn() -> At, row: &LayerRow) -> Result<(), ForeignError> {
-        self.check_ids(&at, row.layer_id.into(), 0)?;
+        self.check_ids(&at, row.layer_id, ExpertId(0))?;
         let taken = self.sink.layer(row);
         self.check(taken, at)
     }
@@ -287,8 +289,24 @@ impl<'a> Output<'a> {
         }
     }
 
+    /// The layer of a number that was read at `at`.
+    ///
+    /// # Errors
+    /// [`ForeignError::Id`] for a number that is no model's.
+    pub fn layer_id(&self, at: impl Fn() -> At, id: u64) -> Result<LayerId, ForeignError> {
+        self.number(at, "layer", id).map(LayerId)
+    }
+
+    /// The expert of a number that was read at `at`.
+    ///
+    /// # Errors
+    /// [`ForeignError::Id`] for a number that is no model's.
+    pub fn expert_id(&self, at: impl Fn() -> At, id: u64) -> Result<ExpertId, ForeignError> {
+        self.number(at, "expert", id).map(|id| ExpertId(id.into()))
+    }
+
     /// A layer, expert or slot number of any width, as the 16 bits that hold all real ones.
-    pub fn id(&self, at: impl Fn() -> At, what: &str, id: u64) -> Result<u16, ForeignError> {
+    fn number(&self, at: impl Fn() -> At, what: &str, id: u64) -> Result<u16, ForeignError> {
         match u16::try_from(id) {
             Ok(id) if u32::from(id) < MAX_ID => Ok(id),
             _ => Err(ForeignError::id(&self.file, at(), what, id, MAX_ID)),
@@ -360,10 +378,18 @@ impl<'a> Output<'a> {
         });
     }
 
-    fn check_ids(&self, at: &impl Fn() -> At, layer: u32, expert: u32) -> Result<(), ForeignError> {
+    fn check_ids(
+        &self,
+        at: &impl Fn() -> At,
+        layer: LayerId,
+        expert: ExpertId,
+    ) -> Result<(), ForeignError> {
         let n_layer = self.facts.n_layer.unwrap_or(MAX_ID).min(MAX_ID);
         let n_expert = self.facts.n_expert.unwrap_or(MAX_ID).min(MAX_ID);
-        for (what, id, limit) in [("layer", layer, n_layer), ("expert", expert, n_expert)] {
+        for (what, id, limit) in [
+            ("layer", layer.0.into(), n_layer),
+            ("expert", expert.0, n_expert),
+        ] {
             if id >= limit {
                 return Err(ForeignError::id(&self.file, at(), what, id.into(), limit));
             }
@@ -372,10 +398,10 @@ impl<'a> Output<'a> {
     }
 
     /// Refuses a layer that is dense in the model that the user named.
-    fn check_has_experts(&self, at: &impl Fn() -> At, layer: u16) -> Result<(), ForeignError> {
+    fn check_has_experts(&self, at: &impl Fn() -> At, layer: LayerId) -> Result<(), ForeignError> {
         let moe_layers = self.options.model.as_ref().map(|model| &model.moe_layers);
         if moe_layers.is_some_and(|layers| !layers.is_empty() && !layers.contains(&layer)) {
-            let layer = layer.into();
+            let layer = layer.index();
             return Err(self.layers(at(), LayerError::Dense { layer }));
         }
         Ok(())

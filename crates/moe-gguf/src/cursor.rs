@@ -38,22 +38,21 @@ impl<'a> Cursor<'a> {
 
     /// The next `n` bytes; `what` names them in the error.
     pub(crate) fn take(&mut self, n: u64, what: &'static str) -> Located<&'a [u8]> {
-        let left = self.left();
-        if n > left {
+        let rest = &self.bytes[self.pos..];
+        let taken = usize::try_from(n).ok().and_then(|n| rest.get(..n));
+        let Some(taken) = taken else {
             let fault = if self.limited {
                 Fault::HeaderTooLong { limit: MAX_HEADER }
             } else {
                 Fault::Truncated {
                     what,
                     needed: n,
-                    left,
+                    left: self.left(),
                 }
             };
             return Err((self.pos(), fault));
-        }
-        let end = self.pos + n as usize; // n <= left, so it fits
-        let taken = &self.bytes[self.pos..end];
-        self.pos = end;
+        };
+        self.pos += taken.len();
         Ok(taken)
     }
 

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use moe_ids::{ExpertId, LayerId};
+
 use crate::gguf::Gguf;
 use crate::map::{MapRow, OffsetMap};
 use crate::names::{Category, Projection, Role, is_chunked};
@@ -11,9 +13,9 @@ use crate::names::{Category, Projection, Role, is_chunked};
 /// Counted as llama.cpp's hot-cache fork does, which copies this much for an expert: a layer without down projection has no
 /// experts; where gate and up are one tensor, separate ones do not count; scales of a whole expert and chunk experts
 /// (`_chexps`) do not count either.
-pub fn expert_bytes(map: &OffsetMap) -> BTreeMap<(u16, u32), u64> {
+pub fn expert_bytes(map: &OffsetMap) -> BTreeMap<(LayerId, ExpertId), u64> {
     let parts = ExpertParts::of(map);
-    let mut bytes: BTreeMap<(u16, u32), u64> = BTreeMap::new();
+    let mut bytes: BTreeMap<(LayerId, ExpertId), u64> = BTreeMap::new();
     let mut add = |key, n| {
         let sum = bytes.entry(key).or_default();
         *sum = u64::saturating_add(*sum, n);
@@ -24,7 +26,7 @@ pub fn expert_bytes(map: &OffsetMap) -> BTreeMap<(u16, u32), u64> {
             (Some(expert), _) => add((layer, expert), row.size_bytes),
             (None, Some(n_expert)) => {
                 let experts = parts.experts_of(layer);
-                for key in experts.filter(|&(_, expert)| u64::from(expert) < n_expert) {
+                for key in experts.filter(|&(_, expert)| u64::from(expert.0) < n_expert) {
                     add(key, row.size_bytes / n_expert);
                 }
             }
@@ -36,8 +38,8 @@ pub fn expert_bytes(map: &OffsetMap) -> BTreeMap<(u16, u32), u64> {
 }
 
 /// Bytes of an expert of each layer; a layer whose experts differ in size is left out.
-pub fn expert_bytes_by_layer(map: &OffsetMap) -> BTreeMap<u16, u64> {
-    let mut layers: BTreeMap<u16, Option<u64>> = BTreeMap::new();
+pub fn expert_bytes_by_layer(map: &OffsetMap) -> BTreeMap<LayerId, u64> {
+    let mut layers: BTreeMap<LayerId, Option<u64>> = BTreeMap::new();
     for ((layer, _), bytes) in expert_bytes(map) {
         let size = layers.entry(layer).or_insert(Some(bytes));
         *size = size.filter(|&size| size == bytes);
@@ -52,9 +54,9 @@ pub fn expert_bytes_by_layer(map: &OffsetMap) -> BTreeMap<u16, u64> {
 #[derive(Clone, Debug, Default)]
 pub struct ExpertParts {
     /// Layers whose gate and up are one tensor.
-    fused: BTreeSet<u16>,
+    fused: BTreeSet<LayerId>,
     /// (layer, expert) of all down matrices.
-    with_down: BTreeSet<(u16, u32)>,
+    with_down: BTreeSet<(LayerId, ExpertId)>,
 }
 
 impl ExpertParts {
@@ -98,15 +100,17 @@ impl ExpertParts {
     }
 
     /// (layer, expert) of the experts of a layer.
-    fn experts_of(&self, layer: u16) -> impl Iterator<Item = (u16, u32)> {
-        let experts = self.with_down.range((layer, 0)..=(layer, u32::MAX));
+    fn experts_of(&self, layer: LayerId) -> impl Iterator<Item = (LayerId, ExpertId)> {
+        let experts = self
+            .with_down
+            .range((layer, ExpertId(0))..=(layer, ExpertId(u32::MAX)));
         experts.copied()
     }
 }
 
 /// Bytes of all tensors of a layer's routed experts, scales included: what leaves the GPU when llama.cpp keeps the experts
 /// of the layer on the CPU.
-pub fn expert_layer_bytes(gguf: &Gguf) -> BTreeMap<u16, u64> {
+pub fn expert_layer_bytes(gguf: &Gguf) -> BTreeMap<LayerId, u64> {
     let mut layers = BTreeMap::new();
     for tensor in gguf.tensors() {
         let role = Role::of(&tensor.name);

@@ -1,6 +1,7 @@
 //! How the layers lie in the files: in which order, and what reading them in order of execution
 //! costs.
 
+use moe_ids::LayerId;
 use serde::Serialize;
 
 use crate::gguf::{Gguf, Tensor};
@@ -10,7 +11,7 @@ use crate::names::Role;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LayerOrder {
     /// The layers, by where their first byte lies.
-    pub order: Vec<u16>,
+    pub order: Vec<LayerId>,
     /// Whether `order` is `0, 1, 10, 11, … 2`: sorted as strings, where numbers were meant.
     pub string_sorted: bool,
     /// Where each layer lies, in numerical order.
@@ -26,7 +27,7 @@ pub struct LayerOrder {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LayerExtent {
     /// The layer.
-    pub layer_id: u16,
+    pub layer_id: LayerId,
     /// File of its first byte.
     pub file: u16,
     /// Its first byte.
@@ -46,7 +47,7 @@ impl LayerOrder {
 
 /// Looks at how the layers of a model lie. Reads no data.
 pub fn layer_order(gguf: &Gguf) -> LayerOrder {
-    let mut tensors: Vec<(u16, &Tensor)> = gguf
+    let mut tensors: Vec<(LayerId, &Tensor)> = gguf
         .tensors()
         .iter()
         .filter(|t| t.size_bytes > 0)
@@ -79,8 +80,8 @@ pub fn layer_order(gguf: &Gguf) -> LayerOrder {
 
     let mut by_place: Vec<&LayerExtent> = layers.iter().collect();
     by_place.sort_by_key(|layer| (layer.file, layer.offset));
-    let order: Vec<u16> = by_place.iter().map(|layer| layer.layer_id).collect();
-    let string_sorted = !order.is_sorted() && order.is_sorted_by_key(u16::to_string);
+    let order: Vec<LayerId> = by_place.iter().map(|layer| layer.layer_id).collect();
+    let string_sorted = !order.is_sorted() && order.is_sorted_by_key(LayerId::to_string);
     LayerOrder {
         order,
         string_sorted,

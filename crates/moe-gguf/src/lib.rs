@@ -45,6 +45,7 @@ pub mod verify;
 pub use error::{Error, Fault, ShardFault};
 pub use gguf::{Gguf, GgufFile, Tensor};
 pub use metadata::Metadata;
+pub use moe_ids::{ExpertId, LayerId};
 pub use non_finite::NonFinite;
 pub use per_layer::PerLayer;
 pub use shards::shard_paths;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use moe_ids::{ExpertId, LayerId};
 use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
 
@@ -33,9 +34,9 @@ pub struct MapRow {
     /// Index in the tensor table.
     pub tensor_idx: u32,
     /// The expert, for expert weights. Of chunk experts (`_chexps`), the chunk.
-    pub expert_id: Option<u32>,
+    pub expert_id: Option<ExpertId>,
     /// The layer, for tensors named `blk.N.`.
-    pub layer_id: Option<u16>,
+    pub layer_id: Option<LayerId>,
     /// Which matrix of a feed-forward block.
     pub projection: Option<Projection>,
     /// What it is for.
@@ -96,7 +97,7 @@ fn push_rows(rows: &mut Vec<MapRow>, tensor: &Tensor) {
     // A tensor is rows of equal size, so its experts are too.
     let size_bytes = tensor.size_bytes / n_expert;
     rows.extend((0..).zip(0..n_expert).map(|(expert_id, expert)| MapRow {
-        expert_id: Some(expert_id),
+        expert_id: Some(ExpertId(expert_id)),
         ne: [tensor.ne[0], tensor.ne[1], 1, 1],
         file_offset: tensor.offset + expert * size_bytes,
         size_bytes,

@@ -114,6 +114,7 @@ impl Metadata {
     ///
     /// # Errors
     /// The value is not a floating-point number.
+    #[expect(clippy::cast_possible_truncation, reason = "the nearest f32")]
     pub fn f32(&self, key: &str) -> Result<Option<f32>, Error> {
         self.typed(key, "an f32", |value| Some(value.as_f64()? as f32))
     }
@@ -167,6 +168,7 @@ impl Metadata {
     ///
     /// # Errors
     /// The value is no array of floating-point numbers.
+    #[expect(clippy::cast_possible_truncation, reason = "the nearest f32")]
     pub fn f32s(&self, key: &str) -> Result<Option<Vec<f32>>, Error> {
         self.typed(key, "an array of f32", |value| {
             as_array(value)?

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use moe_ids::{ExpertId, LayerId};
 use serde::Serialize;
 
 /// Which of the matrices of a feed-forward block a tensor belongs to.
@@ -105,13 +106,13 @@ impl fmt::Display for Category {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Role {
     /// The layer, for tensors named `blk.N.`.
-    pub layer_id: Option<u16>,
+    pub layer_id: Option<LayerId>,
     /// Which matrix of a feed-forward block.
     pub projection: Option<Projection>,
     /// What the tensor is for.
     pub category: Category,
     /// The expert of a tensor that holds one expert alone, as older converters wrote them.
-    pub expert_id: Option<u32>,
+    pub expert_id: Option<ExpertId>,
     /// Whether the name is that of weights stacked over the experts.
     pub stacked: bool,
 }
@@ -129,7 +130,7 @@ impl Role {
             && stem.starts_with("ffn_")
             && layer_id.is_some()
         {
-            expert_id = u32::try_from(id).ok();
+            expert_id = ExpertId::try_from(id).ok();
             kind = pieces.next().unwrap_or_default();
         }
 
@@ -163,12 +164,12 @@ impl Role {
 
 /// `blk.12.attn_q.weight` into 12 and `attn_q.weight`. 65535 stands for "no layer" in the trace
 /// format, so it is no layer here either.
-pub fn split_layer(name: &str) -> (Option<u16>, &str) {
+pub fn split_layer(name: &str) -> (Option<LayerId>, &str) {
     let split = name.strip_prefix("blk.").and_then(|rest| {
         let (id, part) = rest.split_once('.')?;
-        let id = u16::try_from(number(id)?)
+        let id = LayerId::try_from(number(id)?)
             .ok()
-            .filter(|&id| id != u16::MAX)?;
+            .filter(|&id| id != LayerId(u16::MAX))?;
         Some((id, part))
     });
     match split {
@@ -398,10 +399,10 @@ mod tests {
         ];
         for (name, layer_id, projection, category, expert_id, stacked) in names {
             let role = Role {
-                layer_id,
+                layer_id: layer_id.map(LayerId),
                 projection,
                 category,
-                expert_id,
+                expert_id: expert_id.map(ExpertId),
                 stacked,
             };
             assert_eq!(Role::of(name), role, "{name}");

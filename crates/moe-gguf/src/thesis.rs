@@ -8,6 +8,7 @@
 use std::io::{self, Write};
 
 use moe_files::csv::RecordWriter;
+use moe_ids::{ExpertId, LayerId};
 use serde::{Serialize, Serializer};
 
 use crate::gguf::Gguf;
@@ -87,12 +88,12 @@ pub struct MemoryMapTensor {
     pub shape: Vec<u64>,
     /// `embedding`, `attention`, `ffn`, `norm`, `output` or `other`.
     pub category: &'static str,
-    pub layer_id: Option<u16>,
+    pub layer_id: Option<LayerId>,
     /// `query`, `key`, `value`, `output`, `gate`, `up`, `down`, `norm` or `other`.
     pub component: &'static str,
     pub component_type: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub expert_id: Option<u32>,
+    pub expert_id: Option<ExpertId>,
 }
 
 /// Makes the `memory-map.json` of a model.
@@ -115,7 +116,7 @@ pub fn memory_map<'a>(gguf: &'a Gguf, map: &'a OffsetMap) -> MemoryMap<'a> {
             .to_owned(),
         total_size_bytes: end.unwrap_or(0),
         metadata: MemoryMapMetadata {
-            n_layers: n_layers.map_or(0, |layer| u32::from(layer) + 1),
+            n_layers: n_layers.map_or(0, |layer| u32::from(layer.0) + 1),
             n_vocab,
             n_embd,
             n_tensors: order.len(),
@@ -138,7 +139,9 @@ pub fn write_gguf_dump_csv(out: &mut dyn Write, gguf: &Gguf, map: &OffsetMap) ->
             name(gguf, row),
             row.file_offset.to_string(),
             row.size_bytes.to_string(),
-            row.layer_id.map_or(-1, i32::from).to_string(),
+            row.layer_id
+                .map_or(-1, |layer| i32::from(layer.0))
+                .to_string(),
             component_type(row),
             shape.len().to_string(),
             dim(0),

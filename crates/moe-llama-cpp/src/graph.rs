@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::time::Instant;
 
-use moe_trace::NO_LAYER;
+use moe_trace::LayerId;
 use moe_trace::buffers::{Buffer, BufferEvent, Change};
 use moe_trace::graph::{GraphBuilder, GraphSource, trimmed};
 use moe_trace::names::{base_name, view_suffix};
@@ -12,8 +12,13 @@ use crate::layer::layer_of;
 use crate::node::Node;
 
 /// Adds a node to a graph. Sources are named by the nodes whose memory they are: a view may have any name.
-pub fn add(builder: &mut GraphBuilder, op: &str, node: Node<'_>, layer: u16, n_tokens: usize) {
-    let layer = (layer != NO_LAYER).then_some(layer);
+pub fn add(
+    builder: &mut GraphBuilder,
+    op: &str,
+    node: Node<'_>,
+    layer: Option<LayerId>,
+    n_tokens: usize,
+) {
     let shape = |node: &Node<'_>| trimmed(&node.ne().map(|n| n as u64));
     let described: Vec<(String, Vec<u64>, Node<'_>)> = node
         .sources()
@@ -84,7 +89,7 @@ impl Buffers {
                     },
                     name: buffer.name,
                     usage: buffer.usage,
-                    layer: NO_LAYER,
+                    layer: None,
                 }),
             });
         }

@@ -1,7 +1,9 @@
 //! The layer that a name of llama.cpp's tells.
 
+use moe_trace::LayerId;
+
 /// The layer of a weight (`blk.3.attn_q.weight`), a result (`Qcur-3`, `Qcur-3 (reshaped)`) or a cache (`cache_k_l3`).
-pub fn layer_of(name: &str) -> Option<u16> {
+pub fn layer_of(name: &str) -> Option<LayerId> {
     if let Some(rest) = name.strip_prefix("blk.") {
         return rest.split('.').next()?.parse().ok();
     }
@@ -44,7 +46,7 @@ mod tests {
             ("a-b", None),
             ("", None),
         ] {
-            assert_eq!(layer_of(name), layer, "{name}");
+            assert_eq!(layer_of(name), layer.map(LayerId), "{name}");
         }
         assert!(is_unnamed("node_35"));
         assert!(ends_layer("l_out-3") && !ends_layer("attn_out-3"));

@@ -8,8 +8,7 @@ use moe_engine::{Mode, Observer, Routed, TraceClock};
 use moe_gguf::Gguf;
 use moe_trace::graph::GraphBuilder;
 use moe_trace::record::{self, MAX_EXPERTS, MAX_SOURCES};
-use moe_trace::tables::PHASES;
-use moe_trace::{NO_LAYER, NO_TENSOR, RunWriter, TensorAccessLog};
+use moe_trace::{LayerId, NO_TENSOR, Phase, RunWriter, TensorAccessLog, TokenId};
 
 use crate::context::Watch;
 use crate::graph::{self, Buffers};
@@ -46,8 +45,8 @@ struct Routing {
 pub struct Batch {
     /// Request.
     pub sequence_id: u32,
-    /// [`record::PHASE_PROMPT`] or [`record::PHASE_GENERATE`].
-    pub phase: u8,
+    /// Phase of the tokens.
+    pub phase: Phase,
     /// Position of the first.
     pub position: usize,
     /// How many they are.
@@ -65,7 +64,7 @@ pub struct Recording<'a> {
     numbers: OpNumbers,
     places: HashMap<String, Place>,
     sequence_id: u32,
-    phase: u8,
+    phase: Phase,
     /// Position of each token of the batch.
     positions: Vec<u32>,
     /// Positions whose logits are wanted: the rows that are left where llama.cpp cuts the batch to them.
@@ -74,15 +73,15 @@ pub struct Recording<'a> {
     cut: bool,
     start: Instant,
     /// Layer of the node before, if it goes on.
-    layer: u16,
-    routers: HashMap<u16, Router>,
+    layer: Option<LayerId>,
+    routers: HashMap<LayerId, Router>,
     /// The last layer that the observer was told of.
-    observed: Option<u16>,
+    observed: Option<LayerId>,
     /// Nodes of this pass that leave one record, and those that leave one a row.
     n_ops: [u64; 2],
     /// The graph of this pass, if it is to be kept: that of the first whole pass of each phase.
     graph: Option<GraphBuilder>,
-    kept: [bool; PHASES.len()],
+    kept: [bool; Phase::ALL.len()],
     buffers: Buffers,
     failed: Option<moe_trace::Error>,
 }
@@ -111,17 +110,17 @@ impl<'a> Recording<'a> {
             numbers: OpNumbers::new(),
             places: tensors.map(|t| (t.name.clone(), place(t))).collect(),
             sequence_id: 0,
-            phase: record::PHASE_PROMPT,
+            phase: Phase::Prompt,
             positions: Vec::new(),
             wanted: Vec::new(),
             cut: false,
             start: Instant::now(),
-            layer: NO_LAYER,
+            layer: None,
             routers: HashMap::new(),
             observed: None,
             n_ops: [0; 2],
             graph: None,
-            kept: [false; PHASES.len()],
+            kept: [false; Phase::ALL.len()],
             buffers: Buffers::new(),
             failed: None,
         }
@@ -138,14 +137,14 @@ impl<'a> Recording<'a> {
         let last = self.positions.last().filter(|_| batch.wanted);
         self.wanted.extend(last);
         self.cut = false;
-        self.layer = NO_LAYER;
+        self.layer = None;
         for router in self.routers.values_mut() {
             router.logits.clear();
             router.weights.clear();
         }
         self.observed = None;
         self.n_ops = [0; 2];
-        let is_new = self.kept.get(usize::from(batch.phase)) == Some(&false);
+        let is_new = !self.kept[usize::from(batch.phase.number())];
         self.graph = (is_new && batch.wanted && self.writer.is_some()).then(GraphBuilder::default);
     }
 
@@ -166,12 +165,10 @@ impl<'a> Recording<'a> {
         if !new_buffers.is_empty() {
             writer.write_buffer_events(&new_buffers)?;
         }
-        let phase = usize::from(self.phase);
-        let kept = self.kept.get_mut(phase).zip(PHASES.get(phase));
-        if let (Some(graph), Some((kept, name))) = (self.graph.take(), kept) {
-            let position = self.positions.first().copied().unwrap_or(0);
-            writer.write_graph(self.phase, &graph.finish(name, position))?;
-            *kept = true;
+        if let Some(graph) = self.graph.take() {
+            let first = TokenId(self.positions.first().copied().unwrap_or(0));
+            writer.write_graph(self.phase, &graph.finish(self.phase, first))?;
+            self.kept[usize::from(self.phase.number())] = true;
         }
         Ok(self.n_ops)
     }
@@ -202,20 +199,19 @@ impl<'a> Recording<'a> {
 
     /// The layer of a node: by its name. A node without one belongs where its weights do, else where the latest of its
     /// sources and the node before it do.
-    fn find_layer(&self, node: Node<'_>) -> u16 {
+    fn find_layer(&self, node: Node<'_>) -> Option<LayerId> {
         let name = node.name();
         if !is_unnamed(name) {
-            return layer_of(name).unwrap_or(NO_LAYER);
+            return layer_of(name);
         }
         let weights = node.sources().filter(Node::is_weight);
         if let Some(layer) = weights.filter_map(|w| layer_of(w.name())).next() {
-            return layer;
+            return Some(layer);
         }
         // What reads the result of a layer is behind it.
         let sources = node.sources().filter(|source| !ends_layer(source.name()));
         let sources = sources.filter_map(|source| layer_of(source.name()));
-        let before = (self.layer != NO_LAYER).then_some(self.layer);
-        sources.chain(before).max().unwrap_or(NO_LAYER)
+        sources.chain(self.layer).max()
     }
 
     /// Keeps what a router's node says.
@@ -239,11 +235,12 @@ impl<'a> Recording<'a> {
     }
 
     /// The experts of a `MUL_MAT_ID` or `ADD_ID`, with the weights that the router gave them.
-    fn routing(&self, node: Node<'_>, layer: u16) -> Option<Routing> {
+    fn routing(&self, node: Node<'_>, layer: Option<LayerId>) -> Option<Routing> {
         let ids = node.source(2)?;
         let n_expert_used = ids.ne()[0];
         let ids = ids.i32s()?;
-        let known = self.routers.get(&layer).map(|router| &router.weights);
+        let router = layer.and_then(|layer| self.routers.get(&layer));
+        let known = router.map(|router| &router.weights);
         let weights = match known {
             Some(weights) if weights.len() == ids.len() => weights.clone(),
             _ => vec![0.0; ids.len()],
@@ -261,7 +258,7 @@ impl<'a> Recording<'a> {
     }
 
     /// Tells the observer of a layer's routing, once in a pass.
-    fn observe(&mut self, layer: u16, routing: &Routing) {
+    fn observe(&mut self, layer: LayerId, routing: &Routing) {
         let Some(mut observer) = self.observer.take() else {
             return;
         };
@@ -269,7 +266,7 @@ impl<'a> Recording<'a> {
             self.observed = Some(layer);
             let logits = self.routers.get(&layer).map(|router| &router.logits);
             observer(&Routed {
-                layer: layer.into(),
+                layer,
                 positions: self.rows(),
                 logits: logits.map_or(&[], Vec::as_slice),
                 ids: &routing.ids,
@@ -281,18 +278,18 @@ impl<'a> Recording<'a> {
     }
 
     /// The record of a node, without experts.
-    fn record_of(&self, node: Node<'_>, layer: u16, duration: u64) -> TensorAccessLog {
+    fn record_of(&self, node: Node<'_>, layer: Option<LayerId>, duration: u64) -> TensorAccessLog {
         let rows = self.rows();
         let mut log = TensorAccessLog {
             ext_version: record::EXT_V1,
             operation_type: self.numbers.number(node.op()),
-            phase: self.phase,
+            phase: self.phase.number(),
             ..TensorAccessLog::default()
         };
         log.timestamp_ns.set(self.clock.ns(self.start));
         log.duration_ns.set(duration);
         log.token_id.set(rows.first().copied().unwrap_or(0));
-        log.layer_id.set(layer);
+        log.layer_id.set(record::layer_number(layer));
         log.sequence_id.set(self.sequence_id);
         log.n_tokens.set(rows.len() as u32);
         record::set_name(&mut log.dst_name, node.name());
@@ -314,7 +311,7 @@ impl<'a> Recording<'a> {
         record::set_name(&mut slot.name, source.name());
         slot.tensor_ptr.set(source.address());
         slot.layer_id
-            .set(layer_of(source.name()).unwrap_or(NO_LAYER));
+            .set(record::layer_number(layer_of(source.name())));
         // A weight is told by its place in the file even where llama.cpp keeps a rearranged copy of it.
         let place = self
             .places
@@ -416,17 +413,13 @@ impl Watch for Recording<'_> {
         }
         self.cut |= is_cut(node);
         let layer = self.find_layer(node);
-        self.layer = if ends_layer(node.name()) {
-            NO_LAYER
-        } else {
-            layer
-        };
+        self.layer = if ends_layer(node.name()) { None } else { layer };
         let routing = if node.is_expert_operation() {
             self.routing(node, layer)
         } else {
             None
         };
-        if let Some(routing) = &routing {
+        if let (Some(layer), Some(routing)) = (layer, &routing) {
             self.observe(layer, routing);
         }
         if self.writer.is_none() {

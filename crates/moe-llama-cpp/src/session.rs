@@ -2,8 +2,8 @@
 
 use moe_engine::{Decode, Error, Logits, Mode};
 use moe_gguf::Gguf;
-use moe_trace::RunWriter;
 use moe_trace::record::MAX_EXPERTS;
+use moe_trace::{Phase, RunWriter};
 
 use crate::context::{Context, Params};
 use crate::error::Result;
@@ -131,7 +131,12 @@ impl Decode for Session<'_> {
         recording.writer().is_none_or(|w| w.has_room(records))
     }
 
-    fn decode(&mut self, tokens: &[u32], phase: u8, logits: Logits) -> moe_engine::Result<&[f32]> {
+    fn decode(
+        &mut self,
+        tokens: &[u32],
+        phase: Phase,
+        logits: Logits,
+    ) -> moe_engine::Result<&[f32]> {
         if self.n_past + tokens.len() > self.n_ctx {
             return Err(Error::ContextFull {
                 tokens: self.n_past + tokens.len(),

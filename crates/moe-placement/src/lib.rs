@@ -6,6 +6,7 @@
 //! last expert.
 //!
 //! ```
+//! use moe_placement::ExpertId;
 //! use moe_placement::learn::parse_observations;
 //! use moe_placement::plan::{ExpertSizes, LayerCurve, Plan, Strategy, Weighting, rank};
 //!
@@ -14,7 +15,7 @@
 //! let sizes = ExpertSizes::from_csv("layer,expert,bytes\n0,12,10\n0,42,10")?;
 //! // The first expert of a layer costs double: the layer has an empty one too.
 //! let plan = Plan::new(&ranking, &sizes, &[29], Strategy::Warm, None)?;
-//! assert_eq!(plan.lanes[0].selected[0].entry.expert, 12);
+//! assert_eq!(plan.lanes[0].selected[0].entry.expert, ExpertId(12));
 //! assert_eq!(plan.used_bytes(), 20);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -30,3 +31,5 @@ pub mod plan;
 pub mod predict;
 pub mod random;
 pub mod update;
+
+pub use moe_ids::{ExpertId, LayerId};

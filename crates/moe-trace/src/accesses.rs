@@ -1,6 +1,7 @@
 //! The ranges of the model's files that operations read.
 
 use moe_gguf::map::OffsetMap;
+use moe_ids::ExpertId;
 
 use crate::correlation::Correlation;
 use crate::expert_ranges::ExpertRanges;
@@ -15,7 +16,7 @@ pub struct Access {
     /// The tensor; `None` if the map does not have it.
     pub tensor_idx: Option<u32>,
     /// The expert; `None` = the whole tensor.
-    pub expert_id: Option<u32>,
+    pub expert_id: Option<ExpertId>,
     /// File, the first one is 0.
     pub file: u16,
     /// First byte.
@@ -48,7 +49,7 @@ impl<'a> FileAccesses<'a> {
     pub fn of_operation(
         &self,
         operation: &Operation<'_>,
-        experts: &mut Vec<u32>,
+        experts: &mut Vec<ExpertId>,
         mut each: impl FnMut(Access),
     ) -> Result<(), RecordFault> {
         experts.clear();
@@ -73,7 +74,7 @@ impl<'a> FileAccesses<'a> {
         &self,
         operation: &Operation<'_>,
         i: usize,
-        experts: &mut Vec<u32>,
+        experts: &mut Vec<ExpertId>,
         mut each: impl FnMut(Access),
     ) -> Result<(), SourceFault> {
         let head = operation.head();

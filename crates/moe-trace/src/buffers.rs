@@ -6,11 +6,12 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
+use moe_ids::LayerId;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::lines;
-use crate::record::{NO_LAYER, TensorAccessLog};
+use crate::record::TensorAccessLog;
 
 /// Name of the file in a run directory.
 pub const FILE_NAME: &str = "buffers.jsonl";
@@ -77,13 +78,32 @@ pub struct Buffer {
     /// One of [`usage`].
     #[serde(default)]
     pub usage: u8,
-    /// Layer, [`NO_LAYER`] for none.
-    #[serde(default = "no_layer")]
-    pub layer: u16,
+    /// Layer.
+    #[serde(default, with = "layer")]
+    pub layer: Option<LayerId>,
 }
 
-fn no_layer() -> u16 {
-    NO_LAYER
+/// A layer as the format has it: a number, [`NO_LAYER`](crate::record::NO_LAYER) for none.
+mod layer {
+    use moe_ids::LayerId;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    use crate::record::{NO_LAYER, layer_number};
+
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+    pub(super) fn serialize<S: Serializer>(
+        layer: &Option<LayerId>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u16(layer_number(*layer))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<LayerId>, D::Error> {
+        let layer = LayerId::deserialize(deserializer)?;
+        Ok(Some(layer).filter(|&layer| layer.0 != NO_LAYER))
+    }
 }
 
 /// Reads the events of a file. A last line that its recorder did not finish is left out.
@@ -158,7 +178,8 @@ pub struct TimelineBuffer {
     pub backend: String,
     pub usage: u8,
     pub usage_name: &'static str,
-    pub layer: u16,
+    #[serde(serialize_with = "layer::serialize")]
+    pub layer: Option<LayerId>,
     pub alloc_time_ms: f64,
     /// `None`: it was never given back.
     pub dealloc_time_ms: Option<f64>,

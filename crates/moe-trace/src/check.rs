@@ -16,9 +16,9 @@ use crate::correlation::Correlation;
 use crate::error::Error;
 use crate::lines;
 use crate::operations::{Operation, TokenExperts};
+use crate::phase::Phase;
 use crate::record::{
-    FLAG_CONTINUATION, MAX_EXPERTS, NAME_SIZE, PHASE_GENERATE, PHASE_PROMPT, SOURCE_BUFFER,
-    TensorAccessLog, lane,
+    FLAG_CONTINUATION, MAX_EXPERTS, NAME_SIZE, SOURCE_BUFFER, TensorAccessLog, lane,
 };
 use crate::run::Run;
 use crate::transfers;
@@ -160,7 +160,7 @@ impl<'a> Rules<'a> {
         if !record.is_version_known() {
             faults.add("ext_version", "have an extension that is not known");
         }
-        if record.phase > PHASE_GENERATE {
+        if record.phase().is_none() {
             faults.add("phase", "are of a phase that does not exist");
         }
         if self.run.ops().name(record.operation_type).is_none() {
@@ -171,7 +171,7 @@ impl<'a> Rules<'a> {
         }
         if record
             .layer()
-            .is_some_and(|layer| u32::from(layer) >= self.n_layer)
+            .is_some_and(|layer| u32::from(layer.0) >= self.n_layer)
         {
             faults.add("layer_id", "are of a layer that the model does not have");
         }
@@ -297,10 +297,10 @@ impl V4Traps {
         let is_full = usize::from(head.num_experts) >= MAX_EXPERTS;
         self.n += 1;
         self.n_full += u64::from(is_full);
-        if head.phase == PHASE_GENERATE && n_ids > 0 {
+        if head.phase() == Some(Phase::Generate) && n_ids > 0 {
             self.ids_of_a_token = self.ids_of_a_token.min(n_ids);
         }
-        if head.phase == PHASE_PROMPT && operation.records().len() == 1 {
+        if head.phase() == Some(Phase::Prompt) && operation.records().len() == 1 {
             if is_full {
                 *self.full_prompts.entry(n_ids).or_default() += 1;
             } else {

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use moe_gguf::ExpertId;
 use moe_gguf::map::{Category, MapRow, OffsetMap};
 
 /// A range of a model's file.
@@ -33,11 +34,11 @@ impl ExpertTensor<'_> {
     }
 
     /// The range of one expert; `None` if the tensor has no such expert.
-    pub fn range(&self, expert_id: u32) -> Option<ByteRange> {
+    pub fn range(&self, expert_id: ExpertId) -> Option<ByteRange> {
         match self {
             Self::Weights(rows) => {
                 let row = rows
-                    .get(expert_id as usize)
+                    .get(expert_id.index())
                     .filter(|row| row.expert_id == Some(expert_id))?;
                 Some(ByteRange {
                     file: row.file,
@@ -49,8 +50,8 @@ impl ExpertTensor<'_> {
                 let size_bytes = row.size_bytes.checked_div(row.ne[1])?;
                 let file_offset = row
                     .file_offset
-                    .checked_add(size_bytes.checked_mul(expert_id.into())?)?;
-                (u64::from(expert_id) < row.ne[1]).then_some(ByteRange {
+                    .checked_add(size_bytes.checked_mul(expert_id.0.into())?)?;
+                (u64::from(expert_id.0) < row.ne[1]).then_some(ByteRange {
                     file: row.file,
                     file_offset,
                     size_bytes,
@@ -87,7 +88,9 @@ fn expert_tensor(rows: &[MapRow]) -> Option<ExpertTensor<'_>> {
     let first = rows.first()?;
     match first.category {
         // A tensor of one expert alone, as older files have them, is its own range.
-        Category::Expert if first.expert_id == Some(0) => Some(ExpertTensor::Weights(rows)),
+        Category::Expert if first.expert_id == Some(ExpertId(0)) => {
+            Some(ExpertTensor::Weights(rows))
+        }
         _ => first.n_stacked_biases().map(|_| ExpertTensor::Bias(first)),
     }
 }

@@ -7,11 +7,9 @@ use std::ops::Range;
 use moe_gguf::experts::{expert_bytes, expert_bytes_by_layer};
 use moe_gguf::map::OffsetMap;
 use moe_gguf::{Gguf, PerLayer};
+use moe_ids::{LayerId, MAX_ID};
 
 use crate::manifest::Model;
-
-/// Layer and expert ids at or above this are no model's: a trace that holds one is damaged.
-pub const MAX_ID: u32 = 4096;
 
 /// What a trace, or a model's file, says about the model.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -32,9 +30,9 @@ pub struct Facts {
     /// Experts that a token is routed to in each block, where blocks differ; empty if they do not, or it is not known.
     pub n_expert_used_by_block: Vec<u32>,
     /// Blocks with experts, those of the MTP head included; empty if they are not known.
-    pub moe_layers: BTreeSet<u16>,
+    pub moe_layers: BTreeSet<LayerId>,
     /// Bytes of one expert (gate, up, down, biases) of a layer. Absent layers are not known.
-    pub expert_bytes: BTreeMap<u16, u64>,
+    pub expert_bytes: BTreeMap<LayerId, u64>,
 }
 
 /// Numbers that no model has.
@@ -165,8 +163,8 @@ impl Facts {
     }
 
     /// Experts that a token is routed to in this block; `None` if there are none, or it is not known.
-    pub fn n_expert_used_in(&self, block: u16) -> Option<u32> {
-        let own = self.n_expert_used_by_block.get(usize::from(block)).copied();
+    pub fn n_expert_used_in(&self, block: LayerId) -> Option<u32> {
+        let own = self.n_expert_used_by_block.get(block.index()).copied();
         own.or(self.n_expert_used).filter(|&n| n > 0)
     }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use moe_gguf::text::counted;
+use moe_ids::ExpertId;
 
 use crate::json;
 use crate::manifest::SCHEMA;
@@ -50,8 +51,6 @@ pub enum LineFault {
 #[allow(missing_docs)] // the fields are those of a transfer
 pub enum TransferFault {
     /// The phase does not exist.
-    #[error("phase {phase} is out of range: 0 is the prompt, 1 generated")]
-    Phase { phase: u8 },
     /// More experts were copied than the router selected.
     #[error("n_fetched {n_fetched} is more than n_experts {n_experts}")]
     Fetched { n_fetched: u32, n_experts: u32 },
@@ -165,7 +164,7 @@ pub enum SourceFault {
     #[error("expert {expert} is not in its tensor, which has {n_expert}; is this the model's map?")]
     NoExpert {
         /// The expert.
-        expert: u32,
+        expert: ExpertId,
         /// Experts of the tensor.
         n_expert: u64,
     },

@@ -10,8 +10,8 @@ use arrow::datatypes::{
     DataType, Int32Type, Schema, SchemaRef, UInt16Type, UInt32Type, UInt64Type,
 };
 use moe_files::AtomicFile;
-use moe_gguf::GgmlType;
 use moe_gguf::map::{Category, MapRow, OffsetMap, Projection};
+use moe_gguf::{ExpertId, GgmlType, LayerId};
 use parquet::arrow::ArrowWriter;
 use parquet::file::metadata::KeyValue;
 
@@ -163,8 +163,12 @@ fn columns(rows: &[MapRow]) -> Vec<ArrayRef> {
         Arc::new(UInt32Array::from_iter_values(
             rows.iter().map(|row| row.tensor_idx),
         )),
-        Arc::new(UInt32Array::from_iter(rows.iter().map(|row| row.expert_id))),
-        Arc::new(UInt16Array::from_iter(rows.iter().map(|row| row.layer_id))),
+        Arc::new(UInt32Array::from_iter(
+            rows.iter().map(|row| row.expert_id.map(|id| id.0)),
+        )),
+        Arc::new(UInt16Array::from_iter(
+            rows.iter().map(|row| row.layer_id.map(|id| id.0)),
+        )),
         names(
             rows.iter()
                 .map(|row| row.projection.map(Projection::as_str)),
@@ -227,8 +231,8 @@ fn read_rows(batch: &RecordBatch, rows: &mut Vec<MapRow>) -> Result<(), TableFau
             file: file[i],
             tensor: tensor[i].clone().ok_or_else(|| missing("tensor"))?,
             tensor_idx: tensor_idx[i],
-            expert_id: expert_id.next().flatten(),
-            layer_id: layer_id.next().flatten(),
+            expert_id: expert_id.next().flatten().map(ExpertId),
+            layer_id: layer_id.next().flatten().map(LayerId),
             projection: projection[i],
             category: category[i].ok_or_else(|| missing("category"))?,
             ty: ty[i].ok_or_else(|| missing("type"))?,

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use moe_ids::{ExpertId, TokenId};
 use zerocopy::little_endian::I32;
 
 use crate::record::{TensorAccessLog, lane};
@@ -122,7 +123,7 @@ pub struct Expert {
     /// Rank in the token's top-k, best 0.
     pub slot: u16,
     /// Expert in the layer.
-    pub expert_id: u32,
+    pub expert_id: ExpertId,
     /// Router weight as applied; `None` in plain v4 records.
     pub weight: Option<f32>,
     /// Where it was computed, [`lane::UNKNOWN`] in plain v4 records.
@@ -141,8 +142,8 @@ impl<'a> TokenExperts<'a> {
     }
 
     /// Position of the token in its sequence.
-    pub fn token_id(&self) -> u32 {
-        self.head().token_id.get()
+    pub fn token_id(&self) -> TokenId {
+        self.head().token()
     }
 
     /// Sequence of the token; `None` in plain v4 records.
@@ -182,7 +183,7 @@ impl<'a> TokenExperts<'a> {
     }
 }
 
-/// An expert id as a number; `None` marks an empty slot.
-pub(crate) fn expert_id(id: &I32) -> Option<u32> {
-    u32::try_from(id.get()).ok()
+/// An expert id; `None` marks an empty slot.
+pub(crate) fn expert_id(id: &I32) -> Option<ExpertId> {
+    ExpertId::try_from(id.get()).ok()
 }

@@ -367,14 +367,14 @@ pub(crate) fn names<'a>(
 ///
 /// # Errors
 /// As of [`parsed_names`].
-pub(crate) fn coded_names(
+pub(crate) fn coded_names<C: Copy>(
     batch: &RecordBatch,
     name: &str,
-    of: impl Fn(&str) -> Option<u8>,
-    null: u8,
-) -> Result<Vec<u8>, TableFault> {
+    of: impl Fn(&str) -> Option<C>,
+    null: C,
+) -> Result<Vec<C>, TableFault> {
     let (keys, strings) = names(batch, name);
-    let codes: Vec<Option<u8>> = strings.iter().map(|string| string.and_then(&of)).collect();
+    let codes: Vec<Option<C>> = strings.iter().map(|string| string.and_then(&of)).collect();
     let mut is_known = true;
     let mut code = |key: i32| match codes.get(usize::try_from(key).unwrap_or(usize::MAX)) {
         Some(&Some(code)) => code,
@@ -383,7 +383,7 @@ pub(crate) fn coded_names(
             null
         }
     };
-    let coded: Vec<u8> = match keys.null_count() {
+    let coded: Vec<C> = match keys.null_count() {
         0 => keys.values().iter().map(|&key| code(key)).collect(),
         _ => keys.iter().map(|key| key.map_or(null, &mut code)).collect(),
     };

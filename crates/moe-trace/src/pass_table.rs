@@ -1,12 +1,14 @@
 //! What a trace of another tool's records has in addition: the positions of its passes.
 
+use moe_ids::TokenId;
+
 /// One pass through the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TablePass {
     /// Its first record.
     pub first_record: u64,
     /// Position of its first token.
-    pub token_id: u32,
+    pub token_id: TokenId,
     /// Whether it is the graph that llama.cpp warms up with, which routes to all experts.
     pub is_warm_up: bool,
 }

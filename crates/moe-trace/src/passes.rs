@@ -1,6 +1,9 @@
 //! The passes of a trace: one walk over the model's graph each, for a batch of a prompt or for one generated token.
 
+use moe_ids::{LayerId, TokenId};
+
 use crate::operations::{Operation, Operations};
+use crate::phase::Phase;
 use crate::record::TensorAccessLog;
 
 /// Tells, operation by operation and in order, where a pass begins.
@@ -12,7 +15,7 @@ use crate::record::TensorAccessLog;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PassStarts<'a> {
     first: Option<&'a TensorAccessLog>,
-    last_layer: Option<u16>,
+    last_layer: Option<LayerId>,
 }
 
 impl<'a> PassStarts<'a> {
@@ -118,12 +121,12 @@ impl<'a> RecordedPass<'a> {
     }
 
     /// Phase of its first operation.
-    pub fn phase(&self) -> u8 {
-        self.head.phase
+    pub fn phase(&self) -> Option<Phase> {
+        self.head.phase()
     }
 
     /// Position of its first token.
-    pub fn token_id(&self) -> u32 {
-        self.head.token_id.get()
+    pub fn token_id(&self) -> TokenId {
+        self.head.token()
     }
 }

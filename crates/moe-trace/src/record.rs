@@ -6,10 +6,12 @@
 use std::borrow::Cow;
 use std::mem::{offset_of, size_of};
 
+use moe_ids::{LayerId, TokenId};
 use zerocopy::little_endian::{F32, I32, U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::fault::RecordFault;
+use crate::phase::Phase;
 
 /// `layer_id` of an operation or source that belongs to no layer.
 pub const NO_LAYER: u16 = u16::MAX;
@@ -20,10 +22,6 @@ pub const NO_TENSOR: u32 = u32::MAX;
 pub const PHASE_PROMPT: u8 = 0;
 /// `phase` of an operation on generated tokens.
 pub const PHASE_GENERATE: u8 = 1;
-/// Stands for a phase that a foreign trace did not tell; never in a record.
-pub const PHASE_UNKNOWN: u8 = u8::MAX;
-/// Names of the phases, by number.
-pub const PHASES: [&str; 2] = ["PROMPT", "GENERATE"];
 
 /// `memory_source` of a tensor in the model's file.
 pub const SOURCE_DISK: u8 = 0;
@@ -206,7 +204,7 @@ impl SourceLog {
     }
 
     /// Layer of the tensor, if it belongs to one.
-    pub fn layer(&self) -> Option<u16> {
+    pub fn layer(&self) -> Option<LayerId> {
         some_layer(self.layer_id)
     }
 
@@ -228,8 +226,18 @@ impl TensorAccessLog {
     }
 
     /// Layer of the operation, if it belongs to one.
-    pub fn layer(&self) -> Option<u16> {
+    pub fn layer(&self) -> Option<LayerId> {
         some_layer(self.layer_id)
+    }
+
+    /// Position of the token in its sequence.
+    pub fn token(&self) -> TokenId {
+        TokenId(self.token_id.get())
+    }
+
+    /// The phase; `None` if there is none with that number.
+    pub fn phase(&self) -> Option<Phase> {
+        Phase::of(self.phase)
     }
 
     /// The sources in use; a count beyond four counts as four.
@@ -255,7 +263,7 @@ impl TensorAccessLog {
             |name: &[u8]| name.len() < NAME_SIZE && !name.iter().any(u8::is_ascii_control);
         self.timestamp_ns.get() != 0
             && self.counts_fit()
-            && self.phase <= PHASE_GENERATE
+            && self.phase().is_some()
             && !self.dst_name_bytes().is_empty()
             && is_name(self.dst_name_bytes())
             && self
@@ -341,9 +349,14 @@ pub fn name_bytes(field: &[u8; NAME_SIZE]) -> &[u8] {
     &field[..end]
 }
 
-fn some_layer(layer_id: U16) -> Option<u16> {
+fn some_layer(layer_id: U16) -> Option<LayerId> {
     let layer = layer_id.get();
-    (layer != NO_LAYER).then_some(layer)
+    (layer != NO_LAYER).then_some(LayerId(layer))
+}
+
+/// The number of a layer in a record and in `buffers.jsonl`: [`NO_LAYER`] for none.
+pub fn layer_number(layer: Option<LayerId>) -> u16 {
+    layer.map_or(NO_LAYER, |layer| layer.0)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use moe_files::{KEPT_FILES, NewDirectories, Transaction, inputs, is_temporary_na
 
 use crate::error::Error;
 use crate::manifest::{self, Manifest};
-use crate::record::{PHASE_GENERATE, PHASE_PROMPT};
+use crate::phase::Phase;
 use crate::run::TRACE_FILE;
 use crate::{buffers, graph, map_table, transfers};
 
@@ -181,7 +181,7 @@ fn optional_files(dir: &Path) -> Vec<PathBuf> {
         // Not the files of another directory.
         return vec![graphs, transfers];
     }
-    let [prompt, generate] = [PHASE_PROMPT, PHASE_GENERATE].map(|phase| graph::path(dir, phase));
+    let [prompt, generate] = Phase::ALL.map(|phase| graph::path(dir, phase));
     vec![prompt, generate, transfers]
 }
 

@@ -1,7 +1,9 @@
 //! The routing of any trace as a stream of rows: which experts the tokens selected, in order, or how often each was selected.
 
+use moe_ids::{ExpertId, LayerId, TokenId};
+
 use crate::facts::Facts;
-use crate::record::{PHASE_GENERATE, PHASE_PROMPT, PHASE_UNKNOWN};
+use crate::phase::Phase;
 use crate::token::TokenKey;
 
 /// Takes the routing of a trace, whatever recorded it. Layer and expert ids are below [`MAX_ID`](crate::MAX_ID), and of the
@@ -43,51 +45,23 @@ impl<E: std::error::Error + Send + Sync + 'static> From<E> for SinkError {
     }
 }
 
-/// Whether a token was read or written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Phase {
-    /// A token of the prompt.
-    Prompt,
-    /// A generated token that was fed back.
-    Generate,
-}
-
-impl Phase {
-    /// The number in records.
-    pub fn number(self) -> u8 {
-        match self {
-            Self::Prompt => PHASE_PROMPT,
-            Self::Generate => PHASE_GENERATE,
-        }
-    }
-
-    /// The phase of a number in records.
-    pub fn of(number: u8) -> Option<Self> {
-        match number {
-            PHASE_PROMPT => Some(Self::Prompt),
-            PHASE_GENERATE => Some(Self::Generate),
-            _ => None,
-        }
-    }
-}
-
 /// One expert of one token in one layer; rows come in the order of the trace, those of a token in the order of their slots.
 ///
 /// The columns of the table `routing`. What the format does not tell is `None`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RoutingRow {
     /// Position of the token in its sequence.
-    pub token_id: u32,
+    pub token_id: TokenId,
     /// Sequence (request, turn) of the token.
     pub sequence_id: Option<u32>,
     /// Prompt or generated.
     pub phase: Option<Phase>,
     /// Layer.
-    pub layer_id: u16,
+    pub layer_id: LayerId,
     /// Rank of the expert in the token's top-k, best 0.
     pub slot: u16,
     /// Expert in the layer.
-    pub expert_id: u32,
+    pub expert_id: ExpertId,
     /// Router weight as applied.
     pub weight: Option<f32>,
     /// Where it was computed, a number of [`lane`](crate::record::lane).
@@ -98,14 +72,14 @@ pub struct RoutingRow {
 
 impl RoutingRow {
     /// Token 0, slot 0, expert 0 of a layer, nothing else told: to be filled in with what a format tells.
-    pub fn at_layer(layer_id: u16) -> Self {
+    pub fn at_layer(layer_id: LayerId) -> Self {
         Self {
-            token_id: 0,
+            token_id: TokenId(0),
             sequence_id: None,
             phase: None,
             layer_id,
             slot: 0,
-            expert_id: 0,
+            expert_id: ExpertId(0),
             weight: None,
             lane: None,
             timestamp_ns: None,
@@ -115,10 +89,10 @@ impl RoutingRow {
     /// The token in its layer.
     pub fn token(&self) -> TokenKey {
         TokenKey {
-            layer_id: self.layer_id.into(),
+            layer_id: self.layer_id,
             sequence_id: self.sequence_id,
             token_id: self.token_id,
-            phase: self.phase.map_or(PHASE_UNKNOWN, Phase::number),
+            phase: self.phase,
             timestamp_ns: self.timestamp_ns.unwrap_or(0),
         }
     }
@@ -128,9 +102,9 @@ impl RoutingRow {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CountRow {
     /// Layer.
-    pub layer_id: u16,
+    pub layer_id: LayerId,
     /// Expert in the layer.
-    pub expert_id: u32,
+    pub expert_id: ExpertId,
     /// The tokens that were counted; `None` = both phases, or not told.
     pub phase: Option<Phase>,
     /// Times it was chosen.
@@ -143,7 +117,7 @@ pub struct CountRow {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerRow {
     /// Layer.
-    pub layer_id: u16,
+    pub layer_id: LayerId,
     /// The tokens that were counted; `None` = both phases, or not told.
     pub phase: Option<Phase>,
     /// Passes in which the layer routed something.

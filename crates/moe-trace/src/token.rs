@@ -3,17 +3,21 @@
 //! A token is identified by its sequence, its position and the layer. The slot does not identify it: a token may have no expert
 //! in slot 0, for example in the dump of one expert-parallel rank, where the experts of the other ranks are missing.
 
+use moe_ids::{LayerId, TokenId};
+
+use crate::phase::Phase;
+
 /// A token in a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenKey {
     /// Layer.
-    pub layer_id: u32,
+    pub layer_id: LayerId,
     /// Sequence; `None` if it is not known.
     pub sequence_id: Option<u32>,
     /// Position in the sequence.
-    pub token_id: u32,
-    /// Phase, a number that is the same for all rows of a token.
-    pub phase: u8,
+    pub token_id: TokenId,
+    /// Phase; `None` if it is not known.
+    pub phase: Option<Phase>,
     /// Start of the operation, nanoseconds; 0 if it is not known.
     pub timestamp_ns: u64,
 }
@@ -61,10 +65,10 @@ mod tests {
 
     fn token(token_id: u32, sequence_id: Option<u32>) -> TokenKey {
         TokenKey {
-            layer_id: 3,
+            layer_id: LayerId(3),
             sequence_id,
-            token_id,
-            phase: 0,
+            token_id: TokenId(token_id),
+            phase: Some(Phase::Prompt),
             timestamp_ns: 0,
         }
     }

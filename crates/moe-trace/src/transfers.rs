@@ -4,12 +4,13 @@
 
 use std::path::Path;
 
+use moe_ids::{LayerId, TokenId};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::fault::TransferFault;
 use crate::lines;
-use crate::record::PHASE_GENERATE;
+use crate::phase::Phase;
 
 /// Name of the file in a run directory.
 pub const FILE_NAME: &str = "transfers.jsonl";
@@ -32,11 +33,11 @@ pub struct Transfer {
     /// Request.
     pub sequence_id: u32,
     /// Position of the pass's first token in its sequence.
-    pub token_id: u32,
+    pub token_id: TokenId,
     /// As in a record: 0 prompt, 1 generated.
-    pub phase: u8,
+    pub phase: Phase,
     /// Layer.
-    pub layer_id: u16,
+    pub layer_id: LayerId,
     /// Rows of the pass.
     pub n_tokens: u32,
     /// Distinct experts that were chosen.
@@ -84,15 +85,11 @@ impl Transfer {
     /// Whether the figures can be true together.
     fn check(&self) -> Result<(), TransferFault> {
         let &Transfer {
-            phase,
             n_experts,
             n_fetched,
             bytes,
             ..
         } = self;
-        if phase > PHASE_GENERATE {
-            return Err(TransferFault::Phase { phase });
-        }
         if n_fetched > n_experts {
             return Err(TransferFault::Fetched {
                 n_fetched,

@@ -14,6 +14,7 @@ use crate::error::Error;
 use crate::graph::{self, Graph};
 use crate::manifest::{self, Manifest};
 use crate::map_table;
+use crate::phase::Phase;
 use crate::record::{RECORD_SIZE, TensorAccessLog};
 use crate::run::TRACE_FILE;
 use crate::run_directory::{self, RunDirectory};
@@ -178,8 +179,8 @@ impl RunWriter {
         &mut self.manifest
     }
 
-    /// Writes the graph of a phase ([`PHASE_PROMPT`](crate::record::PHASE_PROMPT) or [`PHASE_GENERATE`](crate::record::PHASE_GENERATE)) into the run.
-    pub fn write_graph(&mut self, phase: u8, graph: &Graph) -> Result<(), Error> {
+    /// Writes the graph of a phase into the run.
+    pub fn write_graph(&mut self, phase: Phase, graph: &Graph) -> Result<(), Error> {
         let path = graph::path(&self.dir, phase);
         let directory = self.dir.join(graph::DIRECTORY);
         let written = fs::create_dir_all(&directory)

@@ -15,7 +15,9 @@ use moe_trace::ops::{MUL_MAT, MUL_MAT_ID};
 use moe_trace::record::{EXT_V1, SOURCE_BUFFER, SOURCE_DISK, lane, set_name};
 use moe_trace::tables::{TableOptions, write_tables};
 use moe_trace::transfers::{Span, Transfer};
-use moe_trace::{NO_TENSOR, Run, RunOptions, RunWriter, TensorAccessLog, map_table};
+use moe_trace::{
+    LayerId, NO_TENSOR, Phase, Run, RunOptions, RunWriter, TensorAccessLog, TokenId, map_table,
+};
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use parquet::file::properties::WriterProperties;
@@ -204,7 +206,7 @@ fn run(corpus: &Path, scratch: &Path, model: &Path) -> Result<()> {
                 name: "kv".into(),
                 backend: "CPU".into(),
                 usage: usage::COMPUTE,
-                layer: 1,
+                layer: Some(LayerId(1)),
             }),
         },
         BufferEvent {
@@ -217,9 +219,9 @@ fn run(corpus: &Path, scratch: &Path, model: &Path) -> Result<()> {
     let span = |start_ns, end_ns| Span { start_ns, end_ns };
     let transfer = Transfer {
         sequence_id: 0,
-        token_id: 3,
-        phase: 1,
-        layer_id: 1,
+        token_id: TokenId(3),
+        phase: Phase::Generate,
+        layer_id: LayerId(1),
         n_tokens: 1,
         n_experts: 2,
         n_fetched: 2,
@@ -235,7 +237,7 @@ fn run(corpus: &Path, scratch: &Path, model: &Path) -> Result<()> {
         &[1],
         &lines(&[transfer])?,
     )?;
-    let graph = reconstruct(&run, 0).ok_or("the run has a prompt")?;
+    let graph = reconstruct(&run, Phase::Prompt).ok_or("the run has a prompt")?;
     seed(
         corpus,
         "side_files",

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 
 use super::Event;
 use super::units::Units;
+use moe_trace::LayerId;
 
 /// Experts of a layer that were read at least once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LayerCoverage {
     /// Layer.
-    pub layer: u16,
+    pub layer: LayerId,
     /// Experts in it.
     pub n_expert: u64,
     /// Those that a prompt touched.
@@ -34,12 +35,12 @@ impl Coverage {
 
     pub(super) fn access(&mut self, event: &Event) {
         if let Some(touched) = self.touched.get_mut(event.unit) {
-            touched[event.phase] = true;
+            touched[usize::from(event.phase.number())] = true;
         }
     }
 
     pub(super) fn finish(self, units: &Units) -> Vec<LayerCoverage> {
-        let mut layers: BTreeMap<u16, LayerCoverage> = BTreeMap::new();
+        let mut layers: BTreeMap<LayerId, LayerCoverage> = BTreeMap::new();
         for (unit, &[prompt, generate]) in self.touched.iter().enumerate() {
             let (Some(layer), Some(_)) = (units.layer(unit), units.expert(unit)) else {
                 continue;

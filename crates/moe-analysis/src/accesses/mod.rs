@@ -23,7 +23,7 @@ use std::path::PathBuf;
 use moe_gguf::map::OffsetMap;
 use moe_trace::correlation::{Unresolved, unresolved};
 use moe_trace::passes::PassStarts;
-use moe_trace::{FileAccesses, Operation, RecordFault, Run};
+use moe_trace::{ExpertId, FileAccesses, LayerId, Operation, Phase, RecordFault, Run};
 
 use coverage::Coverage;
 pub use coverage::LayerCoverage;
@@ -110,9 +110,8 @@ pub struct AccessReport {
 #[derive(Clone, Copy, Debug)]
 struct Event {
     /// Layer of the tensor.
-    layer: Option<u16>,
-    /// 0 prompt, 1 generated.
-    phase: usize,
+    layer: Option<LayerId>,
+    phase: Phase,
     unit: UnitId,
     is_expert: bool,
     file: u16,
@@ -125,7 +124,7 @@ struct Event {
 /// A pass that has ended.
 #[derive(Clone, Copy, Debug)]
 struct PassTokens {
-    phase: usize,
+    phase: Phase,
     n_tokens: u64,
 }
 
@@ -178,7 +177,7 @@ struct Walk<'a> {
     reuse: ReuseCounter,
     spans: SpanCounter,
     /// Room to work in.
-    experts: Vec<u32>,
+    experts: Vec<ExpertId>,
     events: Vec<Event>,
 }
 
@@ -209,7 +208,7 @@ impl<'a> Walk<'a> {
     fn begin(&mut self, operation: &Operation) {
         self.end_pass();
         self.pass = Some(PassTokens {
-            phase: usize::from(operation.head().phase != 0),
+            phase: operation.head().phase().unwrap_or(Phase::Generate),
             n_tokens: 0,
         });
     }
@@ -285,7 +284,7 @@ impl<'a> Walk<'a> {
         self.coverage.access(event);
         self.spans.access(event);
         self.reuse.access(event);
-        if event.phase == 1 {
+        if event.phase == Phase::Generate {
             for window in &mut self.windows {
                 window.access(event, self.units.size(event.unit));
             }
@@ -298,7 +297,7 @@ impl<'a> Walk<'a> {
         self.volume.end_pass(&pass);
         self.spans.end_pass(&pass);
         self.reuse.end_pass(&pass);
-        if pass.phase == 1 {
+        if pass.phase == Phase::Generate {
             for window in &mut self.windows {
                 window.end_pass(&pass);
             }

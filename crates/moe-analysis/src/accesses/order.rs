@@ -1,5 +1,7 @@
 //! Whether layers are read in order.
 
+use moe_trace::LayerId;
+
 use super::Event;
 
 /// Whether the layers are read one after the other.
@@ -20,7 +22,7 @@ pub struct LayerOrder {
 #[derive(Default)]
 pub(super) struct OrderCounter {
     order: LayerOrder,
-    last: Option<u16>,
+    last: Option<LayerId>,
     went_back: bool,
 }
 
@@ -31,7 +33,7 @@ impl OrderCounter {
             && last != layer
         {
             self.order.steps += 1;
-            self.order.steps_to_next += u64::from(last.checked_add(1) == Some(layer));
+            self.order.steps_to_next += u64::from(last.0.checked_add(1) == Some(layer.0));
             self.order.steps_back += u64::from(layer < last);
             self.went_back |= layer < last;
         }

@@ -1,5 +1,7 @@
 //! How soon an expert is used again.
 
+use moe_trace::{ExpertId, LayerId};
+
 use super::units::{UnitId, Units};
 use super::{Event, PassTokens};
 use crate::stack::LruStack;
@@ -54,9 +56,9 @@ pub struct Reuse {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertReuse {
     /// Layer.
-    pub layer: u16,
+    pub layer: LayerId,
     /// Expert in it.
-    pub expert: u32,
+    pub expert: ExpertId,
     /// Bytes of all its tensors.
     pub size_bytes: u64,
     /// Passes that used it.

@@ -1,15 +1,16 @@
 //! How long a layer is being read.
 
 use super::{Event, PassTokens};
+use moe_trace::{LayerId, Phase};
 
 /// Time between the first and the last access of a layer within a pass: from the start of the first operation that reads
 /// of the layer to the end of the last one (to its start, where the trace tells no durations).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerSpan {
     /// Layer.
-    pub layer: u16,
+    pub layer: LayerId,
     /// 0 prompt, 1 generated.
-    pub phase: usize,
+    pub phase: Phase,
     /// Over the passes that read of the layer.
     pub spread: Spread,
 }
@@ -57,7 +58,7 @@ impl SpanCounter {
     }
 
     pub(super) fn access(&mut self, event: &Event) {
-        let layer = event.layer.map(usize::from);
+        let layer = event.layer.map(LayerId::index);
         let Some(open) = layer.and_then(|layer| self.open.get_mut(layer)) else {
             return;
         };
@@ -69,15 +70,15 @@ impl SpanCounter {
     pub(super) fn end_pass(&mut self, pass: &PassTokens) {
         for (open, spreads) in self.open.iter_mut().zip(&mut self.spreads) {
             if let Some((first, last)) = open.take() {
-                spreads[pass.phase].add(last.saturating_sub(first));
+                spreads[usize::from(pass.phase.number())].add(last.saturating_sub(first));
             }
         }
     }
 
     pub(super) fn finish(self) -> Vec<LayerSpan> {
-        let layers = (0u16..).zip(self.spreads);
+        let layers = (0..).map(LayerId).zip(self.spreads);
         let spans = layers.flat_map(|(layer, phases)| {
-            let phases = phases.into_iter().enumerate();
+            let phases = Phase::ALL.into_iter().zip(phases);
             phases.map(move |(phase, spread)| LayerSpan {
                 layer,
                 phase,

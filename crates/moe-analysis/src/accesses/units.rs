@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use moe_gguf::experts::{ExpertParts, expert_bytes};
 use moe_gguf::map::{MapRow, OffsetMap};
-use moe_trace::Access;
+use moe_trace::{Access, ExpertId, LayerId};
 
 /// Place of a unit in [`Units`].
 pub(super) type UnitId = usize;
@@ -13,18 +13,18 @@ pub(super) type UnitId = usize;
 pub(super) struct Units {
     units: Vec<Unit>,
     tensors: HashMap<u32, Tensor>,
-    by_expert: HashMap<(u16, u32), UnitId>,
+    by_expert: HashMap<(LayerId, ExpertId), UnitId>,
     n_layer: usize,
 }
 
 struct Unit {
-    layer: Option<u16>,
-    expert: Option<u32>,
+    layer: Option<LayerId>,
+    expert: Option<ExpertId>,
     size_bytes: u64,
 }
 
 struct Tensor {
-    layer: Option<u16>,
+    layer: Option<LayerId>,
     parts: Parts,
     /// Bytes of a row.
     row_bytes: Option<u64>,
@@ -37,7 +37,7 @@ enum Parts {
     /// Each expert of the layer has a part.
     Experts,
     /// Slices that the router does not select one by one: a unit each, by number.
-    Slices(HashMap<u32, UnitId>),
+    Slices(HashMap<ExpertId, UnitId>),
 }
 
 impl Units {
@@ -65,7 +65,7 @@ impl Units {
         let Some(first) = rows.first() else { return };
         let layer = first.layer_id;
         if let Some(layer) = layer {
-            self.n_layer = self.n_layer.max(usize::from(layer) + 1);
+            self.n_layer = self.n_layer.max(layer.index() + 1);
         }
         let row_bytes = first.size_bytes.checked_div(first.ne[1]);
         let parts = if expert_parts.contains(first) {
@@ -76,7 +76,7 @@ impl Units {
         } else if rows.len() > 1 {
             let slices = rows.iter().map(|row| {
                 let unit = self.push(layer, None, row.size_bytes);
-                (row.expert_id.unwrap_or(0), unit)
+                (row.expert_id.unwrap_or_default(), unit)
             });
             Parts::Slices(slices.collect())
         } else {
@@ -90,7 +90,12 @@ impl Units {
         self.tensors.insert(first.tensor_idx, tensor);
     }
 
-    fn push(&mut self, layer: Option<u16>, expert: Option<u32>, size_bytes: u64) -> UnitId {
+    fn push(
+        &mut self,
+        layer: Option<LayerId>,
+        expert: Option<ExpertId>,
+        size_bytes: u64,
+    ) -> UnitId {
         self.units.push(Unit {
             layer,
             expert,
@@ -120,11 +125,11 @@ impl Units {
         self.n_layer
     }
 
-    pub(super) fn layer(&self, unit: UnitId) -> Option<u16> {
+    pub(super) fn layer(&self, unit: UnitId) -> Option<LayerId> {
         self.units.get(unit)?.layer
     }
 
-    pub(super) fn expert(&self, unit: UnitId) -> Option<u32> {
+    pub(super) fn expert(&self, unit: UnitId) -> Option<ExpertId> {
         self.units.get(unit)?.expert
     }
 
@@ -150,7 +155,7 @@ mod tests {
 
     use super::*;
 
-    fn access(tensor_idx: u32, expert_id: Option<u32>) -> Access {
+    fn access(tensor_idx: u32, expert_id: Option<ExpertId>) -> Access {
         Access {
             source: 0,
             tensor_idx: Some(tensor_idx),
@@ -175,10 +180,13 @@ mod tests {
         }
         let gguf = Gguf::from_bytes("chunks.gguf", header.encode().unwrap()).unwrap();
         let units = Units::new(&OffsetMap::new(&gguf));
-        let expert = units.of(&access(1, Some(1))).unwrap();
-        assert_eq!(units.of(&access(0, Some(1))), Some(expert));
-        assert_eq!((units.expert(expert), units.size(expert)), (Some(1), 64));
-        let chunk = units.of(&access(2, Some(1))).unwrap();
+        let expert = units.of(&access(1, Some(ExpertId(1)))).unwrap();
+        assert_eq!(units.of(&access(0, Some(ExpertId(1)))), Some(expert));
+        assert_eq!(
+            (units.expert(expert), units.size(expert)),
+            (Some(ExpertId(1)), 64)
+        );
+        let chunk = units.of(&access(2, Some(ExpertId(1)))).unwrap();
         assert_ne!(chunk, expert);
         assert_eq!((units.expert(chunk), units.size(chunk)), (None, 16));
         let total: u64 = gguf.tensors().iter().map(|t| t.size_bytes).sum();

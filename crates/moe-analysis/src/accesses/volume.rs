@@ -1,6 +1,7 @@
 //! How many bytes are read: by pass, token and layer.
 
 use super::{Event, PassTokens};
+use moe_trace::{LayerId, Phase};
 
 /// Bytes read in a phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,9 +31,9 @@ impl PhaseVolume {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerVolume {
     /// Layer; `None` is what belongs to no layer.
-    pub layer: Option<u16>,
+    pub layer: Option<LayerId>,
     /// 0 prompt, 1 generated.
-    pub phase: usize,
+    pub phase: Phase,
     /// Accesses.
     pub accesses: u64,
     /// Bytes of all accesses.
@@ -81,14 +82,14 @@ impl VolumeCounter {
         let bytes = event.size_bytes;
         let expert_bytes = if event.is_expert { bytes } else { 0 };
         self.pass_bytes = self.pass_bytes.saturating_add(bytes);
-        let phase = &mut self.phases[event.phase];
+        let phase = &mut self.phases[usize::from(event.phase.number())];
         phase.accesses += 1;
         phase.bytes = phase.bytes.saturating_add(bytes);
         phase.expert_bytes = phase.expert_bytes.saturating_add(expert_bytes);
         let no_layer = self.layers.len() - 1;
-        let layer = event.layer.map_or(no_layer, usize::from);
+        let layer = event.layer.map_or(no_layer, LayerId::index);
         if let Some(layer) = self.layers.get_mut(layer) {
-            let sums = &mut layer[event.phase];
+            let sums = &mut layer[usize::from(event.phase.number())];
             sums.accesses += 1;
             sums.bytes = sums.bytes.saturating_add(bytes);
             sums.expert_bytes = sums.expert_bytes.saturating_add(expert_bytes);
@@ -103,7 +104,7 @@ impl VolumeCounter {
 
     pub(super) fn end_pass(&mut self, pass: &PassTokens) {
         let bytes = std::mem::take(&mut self.pass_bytes);
-        let phase = &mut self.phases[pass.phase];
+        let phase = &mut self.phases[usize::from(pass.phase.number())];
         phase.passes += 1;
         phase.tokens = phase.tokens.saturating_add(pass.n_tokens);
         let (least, most) = phase.pass_bytes.unwrap_or((bytes, bytes));
@@ -114,11 +115,11 @@ impl VolumeCounter {
         let no_layer = self.layers.len() - 1;
         let layers = self.layers.iter().enumerate().flat_map(|(layer, phases)| {
             let layer = (layer < no_layer)
-                .then(|| u16::try_from(layer).ok())
+                .then(|| LayerId::try_from(layer).ok())
                 .flatten();
-            phases
-                .iter()
-                .enumerate()
+            Phase::ALL
+                .into_iter()
+                .zip(phases)
                 .map(move |(phase, sums)| LayerVolume {
                     layer,
                     phase,

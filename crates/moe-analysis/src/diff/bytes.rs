@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use moe_trace::{ExpertRanges, ExpertTensor};
+use moe_trace::{ExpertId, ExpertRanges, ExpertTensor, LayerId};
 use moe_trace::{Operation, Run, TensorAccessLog};
 
 use super::Error;
@@ -17,7 +17,7 @@ pub struct BytesDiff {
     /// Whether experts are ranges of their own; else a tensor of experts is one range, as a run has no offset map.
     pub split_experts: bool,
     /// By block number; none for tensors that belong to no layer.
-    pub layers: BTreeMap<Option<u16>, LayerBytes>,
+    pub layers: BTreeMap<Option<LayerId>, LayerBytes>,
     /// The first ranges that differ, of each kind.
     pub first: Vec<RangeDifference>,
 }
@@ -66,9 +66,9 @@ pub struct RangeDifference {
     /// The tensor.
     pub tensor: String,
     /// Its layer.
-    pub layer: Option<u16>,
+    pub layer: Option<LayerId>,
     /// The expert, where the range is one's.
-    pub expert_id: Option<u32>,
+    pub expert_id: Option<ExpertId>,
     /// Where it is and how often it was read, `[in A, in B]`.
     pub reads: [Option<RangeReads>; 2],
 }
@@ -128,9 +128,9 @@ impl BytesDiff {
 /// What was read of one tensor.
 #[derive(Default)]
 struct TensorReads {
-    layer: Option<u16>,
+    layer: Option<LayerId>,
     /// By expert, none for the whole tensor: the ranges `[of A, of B]`; each has one, unless a trace is damaged.
-    ranges: BTreeMap<Option<u32>, [Vec<RangeReads>; 2]>,
+    ranges: BTreeMap<Option<ExpertId>, [Vec<RangeReads>; 2]>,
 }
 
 /// Collects step by step.
@@ -198,7 +198,7 @@ impl<'r> BytesComparer<'r> {
                 continue;
             };
             // An expert that the model does not have is a fault of its own, see `info`.
-            let ranges: Vec<(u32, RangeReads)> = experts
+            let ranges: Vec<(ExpertId, RangeReads)> = experts
                 .get_or_insert_with(|| distinct_experts(operation))
                 .iter()
                 .filter_map(|&expert| Some((expert, expert_range(ranges, expert, &whole)?)))
@@ -215,7 +215,7 @@ impl<'r> BytesComparer<'r> {
         side: usize,
         head: &'r TensorAccessLog,
         i: usize,
-        expert: Option<u32>,
+        expert: Option<ExpertId>,
         range: RangeReads,
     ) -> Result<(), Error> {
         let source = &head.sources()[i];
@@ -241,7 +241,7 @@ impl<'r> BytesComparer<'r> {
     pub fn finish(self) -> BytesDiff {
         let mut tensors: Vec<(&[u8], TensorReads)> = self.tensors.into_iter().collect();
         tensors.sort_by_key(|(name, tensor)| (tensor.layer, *name));
-        let mut layers: BTreeMap<Option<u16>, LayerBytes> = BTreeMap::new();
+        let mut layers: BTreeMap<Option<LayerId>, LayerBytes> = BTreeMap::new();
         let mut first: [Vec<RangeDifference>; RangeKind::N] = Default::default();
         for (name, tensor) in tensors {
             let counts = layers.entry(tensor.layer).or_default();
@@ -324,8 +324,8 @@ impl LayerBytes {
 }
 
 /// The range of an expert in a tensor that lies where the record says, laid out as the map says.
-fn expert_range(tensor: &ExpertTensor, expert: u32, whole: &RangeReads) -> Option<RangeReads> {
-    let (first, range) = (tensor.range(0)?, tensor.range(expert)?);
+fn expert_range(tensor: &ExpertTensor, expert: ExpertId, whole: &RangeReads) -> Option<RangeReads> {
+    let (first, range) = (tensor.range(ExpertId(0))?, tensor.range(expert)?);
     let before = range.file_offset.saturating_sub(first.file_offset);
     Some(RangeReads {
         file_offset: whole.file_offset.saturating_add(before),
@@ -335,9 +335,9 @@ fn expert_range(tensor: &ExpertTensor, expert: u32, whole: &RangeReads) -> Optio
 }
 
 /// The experts that an operation read, each once, by number.
-fn distinct_experts(operation: &Operation) -> Vec<u32> {
+fn distinct_experts(operation: &Operation) -> Vec<ExpertId> {
     let tokens = operation.tokens();
-    let mut experts: Vec<u32> = tokens
+    let mut experts: Vec<ExpertId> = tokens
         .flat_map(|token| token.experts())
         .map(|expert| expert.expert_id)
         .collect();

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
 
-use moe_trace::{Operation, Run, SourceLog};
+use moe_trace::{LayerId, Operation, Run, SourceLog};
 
 use super::passes::Step;
 
@@ -301,7 +301,7 @@ fn key<'r>(run: &'r Run, operation: &Operation<'r>) -> Key<'r> {
 }
 
 impl Key<'_> {
-    fn kind(&self, layer: Option<u16>) -> (String, String) {
+    fn kind(&self, layer: Option<LayerId>) -> (String, String) {
         let name = String::from_utf8_lossy(self.dst_name);
         (self.op.to_string(), without_layer(&name, layer))
     }
@@ -323,7 +323,7 @@ fn count<K: Ord>(kinds: &mut BTreeMap<K, u64>, kind: K) {
 }
 
 /// The name with `N` in the place of its layer's number: `Qcur-3` is `Qcur-N` in layer 3. What has no name is `node_N`.
-fn without_layer(name: &str, layer: Option<u16>) -> String {
+fn without_layer(name: &str, layer: Option<LayerId>) -> String {
     if is_unnamed(name.as_bytes()) {
         return "node_N".to_owned();
     }
@@ -344,7 +344,7 @@ fn without_layer(name: &str, layer: Option<u16>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::without_layer;
+    use super::*;
 
     #[test]
     fn layers_are_taken_out_of_names() {
@@ -360,7 +360,7 @@ mod tests {
             ("node_1 (view)", None, "node_N"),
             ("node_x", None, "node_x"),
         ] {
-            assert_eq!(without_layer(name, layer), expected);
+            assert_eq!(without_layer(name, layer.map(LayerId)), expected);
         }
     }
 }

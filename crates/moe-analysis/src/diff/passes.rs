@@ -3,14 +3,14 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use moe_trace::Run;
+use moe_trace::{Phase, Run};
 
 /// Tokens that went through the graph together, or what was recorded of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct DiffPass {
     /// `None` if the records do not contain it.
     pub sequence_id: Option<u32>,
-    pub phase: u8,
+    pub phase: Option<Phase>,
     /// Positions in the sequence.
     pub tokens: Range<u64>,
     /// Records in the trace.
@@ -18,7 +18,7 @@ pub(super) struct DiffPass {
 }
 
 impl DiffPass {
-    fn key(&self) -> (Option<u32>, u8, u64) {
+    fn key(&self) -> (Option<u32>, Option<Phase>, u64) {
         (self.sequence_id, self.phase, self.tokens.start)
     }
 }
@@ -41,7 +41,7 @@ pub(super) fn passes(run: &Run) -> Vec<DiffPass> {
         let end = operation.first_record() + operation.records().len() as u64;
         match passes.last_mut() {
             Some(pass)
-                if (pass.sequence_id, pass.phase) == (sequence_id, head.phase)
+                if (pass.sequence_id, pass.phase) == (sequence_id, head.phase())
                     && pass.tokens.contains(&first) =>
             {
                 pass.tokens.end = pass.tokens.end.max(tokens.end);
@@ -49,7 +49,7 @@ pub(super) fn passes(run: &Run) -> Vec<DiffPass> {
             }
             _ => passes.push(DiffPass {
                 sequence_id,
-                phase: head.phase,
+                phase: head.phase(),
                 tokens,
                 records: operation.first_record()..end,
             }),
@@ -139,7 +139,7 @@ mod tests {
     fn pass(sequence_id: u32, phase: u8, tokens: Range<u64>) -> DiffPass {
         DiffPass {
             sequence_id: Some(sequence_id),
-            phase,
+            phase: Phase::of(phase),
             tokens,
             records: 0..0,
         }

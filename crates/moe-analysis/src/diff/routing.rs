@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
-use moe_trace::{Expert, Run, TokenExperts};
+use moe_trace::{Expert, ExpertId, LayerId, Phase, Run, TokenExperts, TokenId};
 
 use super::passes::Step;
 
@@ -11,7 +11,7 @@ use super::passes::Step;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RoutingDiff {
     /// By block number.
-    pub layers: BTreeMap<u16, LayerRouting>,
+    pub layers: BTreeMap<LayerId, LayerRouting>,
     /// The first rows that differ: other experts first, then rows of one run alone, another order, other weights.
     pub first: Vec<RowDifference>,
 }
@@ -62,11 +62,11 @@ pub struct RowDifference {
     /// Sequence of the token; `None` if neither run contains it.
     pub sequence_id: Option<u32>,
     /// 0 prompt, 1 generate.
-    pub phase: u8,
+    pub phase: Option<Phase>,
     /// Position of the token in its sequence.
-    pub token_id: u32,
+    pub token_id: TokenId,
     /// Block number.
-    pub layer: u16,
+    pub layer: LayerId,
     /// Experts, best first, `[in A, in B]`; empty where the run does not have the row.
     pub experts: [Vec<Expert>; 2],
 }
@@ -127,7 +127,7 @@ pub(super) struct RoutingComparer<'r> {
     runs: [&'r Run; 2],
     limit: usize,
     weight_tolerance: f64,
-    layers: BTreeMap<u16, LayerRouting>,
+    layers: BTreeMap<LayerId, LayerRouting>,
     /// By [`RowKind`], at most `limit` of each.
     first: [Vec<RowDifference>; RowKind::N],
 }
@@ -136,12 +136,12 @@ pub(super) struct RoutingComparer<'r> {
 #[derive(Clone, Copy)]
 struct Row<'r> {
     sequence_id: Option<u32>,
-    token_id: u32,
+    token_id: TokenId,
     experts: TokenExperts<'r>,
 }
 
 impl Row<'_> {
-    fn key(&self) -> (Option<u32>, u32) {
+    fn key(&self) -> (Option<u32>, TokenId) {
         (self.sequence_id, self.token_id)
     }
 }
@@ -158,7 +158,7 @@ impl<'r> RoutingComparer<'r> {
     }
 
     pub fn step(&mut self, step: &Step<'_>) {
-        let mut layers: BTreeMap<u16, [Vec<Row<'r>>; 2]> = BTreeMap::new();
+        let mut layers: BTreeMap<LayerId, [Vec<Row<'r>>; 2]> = BTreeMap::new();
         for side in 0..2 {
             for pass in step.passes[side] {
                 for operation in self.runs[side].routing_in(pass.records.clone()) {
@@ -182,7 +182,7 @@ impl<'r> RoutingComparer<'r> {
     }
 
     /// Pairs the rows of a layer, which are in the order of their keys.
-    fn layer(&mut self, layer: u16, [a, b]: [Vec<Row<'r>>; 2]) {
+    fn layer(&mut self, layer: LayerId, [a, b]: [Vec<Row<'r>>; 2]) {
         let counts = self.layers.entry(layer).or_default();
         counts.rows[0] += a.len() as u64;
         counts.rows[1] += b.len() as u64;
@@ -201,7 +201,7 @@ impl<'r> RoutingComparer<'r> {
     }
 
     /// Compares a row, of which at least one run has something.
-    fn row(&mut self, layer: u16, a: Option<Row<'r>>, b: Option<Row<'r>>) {
+    fn row(&mut self, layer: LayerId, a: Option<Row<'r>>, b: Option<Row<'r>>) {
         let counts = self.layers.entry(layer).or_default();
         let kind = match (&a, &b) {
             (Some(a), Some(b)) => counts.compare(a, b, self.weight_tolerance),
@@ -227,7 +227,7 @@ impl<'r> RoutingComparer<'r> {
             first.push(RowDifference {
                 kind,
                 sequence_id: row.sequence_id,
-                phase: row.experts.head().phase,
+                phase: row.experts.head().phase(),
                 token_id: row.token_id,
                 layer,
                 experts: [experts(a), experts(b)],
@@ -249,7 +249,12 @@ impl LayerRouting {
     /// Counts how a row of both runs differs.
     fn compare(&mut self, a: &Row, b: &Row, weight_tolerance: f64) -> Option<RowKind> {
         let mut experts = [a, b].map(|row| row.experts.experts().collect::<Vec<Expert>>());
-        let ids = |experts: &[Expert]| experts.iter().map(|e| e.expert_id).collect::<Vec<u32>>();
+        let ids = |experts: &[Expert]| {
+            experts
+                .iter()
+                .map(|e| e.expert_id)
+                .collect::<Vec<ExpertId>>()
+        };
         let same_order = ids(&experts[0]) == ids(&experts[1]);
         for experts in &mut experts {
             experts.sort_by_key(|expert| expert.expert_id);

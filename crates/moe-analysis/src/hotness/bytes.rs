@@ -4,29 +4,27 @@ use std::collections::BTreeMap;
 
 use moe_gguf::experts::expert_bytes;
 use moe_gguf::map::OffsetMap;
+use moe_trace::{ExpertId, LayerId};
 
 /// Bytes of an expert's weights and biases in all projections, by (layer, expert).
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ExpertBytes {
-    experts: BTreeMap<(u32, u32), u64>,
+    experts: BTreeMap<(LayerId, ExpertId), u64>,
     /// Layers of which a trace contains one size for all experts.
-    layers: BTreeMap<u32, u64>,
+    layers: BTreeMap<LayerId, u64>,
 }
 
 impl ExpertBytes {
     /// Of a model's map.
     pub fn of_map(map: &OffsetMap) -> ExpertBytes {
-        let experts = expert_bytes(map).into_iter();
         ExpertBytes {
-            experts: experts
-                .map(|((layer, expert), bytes)| ((layer.into(), expert), bytes))
-                .collect(),
+            experts: expert_bytes(map),
             ..ExpertBytes::default()
         }
     }
 
     /// One size for all experts of a layer.
-    pub fn of_layers(layers: impl IntoIterator<Item = (u32, u64)>) -> ExpertBytes {
+    pub fn of_layers(layers: impl IntoIterator<Item = (LayerId, u64)>) -> ExpertBytes {
         ExpertBytes {
             layers: layers.into_iter().collect(),
             ..ExpertBytes::default()
@@ -39,7 +37,7 @@ impl ExpertBytes {
     }
 
     /// Bytes of an expert, if known.
-    pub fn get(&self, layer: u32, expert: u32) -> Option<u64> {
+    pub fn get(&self, layer: LayerId, expert: ExpertId) -> Option<u64> {
         let own = self.experts.get(&(layer, expert));
         own.or_else(|| self.layers.get(&layer)).copied()
     }

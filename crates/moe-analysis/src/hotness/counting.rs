@@ -4,10 +4,10 @@ use std::path::Path;
 
 use moe_placement::learn::LayerCounts;
 use moe_trace::manifest::Model;
-use moe_trace::{Facts, MAX_ID, TokenKey, TokenStarts};
+use moe_trace::{ExpertId, Facts, LayerId, MAX_ID, Phase, TokenId, TokenKey, TokenStarts};
 
 use super::origin::Origin;
-use super::{Error, ExpertTally, Hotness, LayerPhase, Number};
+use super::{ByPhase, Error, ExpertTally, Hotness, LayerPhase, Number};
 use crate::survey::SelectedExpert;
 
 /// What the model says of its experts; without a model, what is seen decides.
@@ -50,8 +50,8 @@ pub(super) struct Counter {
     n_repeated: u64,
     /// Choices that were read as counts.
     n_counted: u64,
-    /// `[n_layer][phase]`
-    layers: Vec<[LayerPhase; 3]>,
+    /// `[n_layer]`
+    layers: Vec<ByPhase<LayerPhase>>,
     /// `[n_layer]`
     progress: Vec<Progress>,
 }
@@ -59,9 +59,9 @@ pub(super) struct Counter {
 /// One layer at work on a batch of tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct LayerPass {
-    pub layer: u32,
+    pub layer: LayerId,
     /// As of [`SelectedExpert::phase`].
-    pub phase: usize,
+    pub phase: Option<Phase>,
     /// As of [`SelectedExpert::timestamp_ns`].
     pub timestamp_ns: u64,
 }
@@ -72,11 +72,11 @@ pub(super) struct Chosen {
     /// Sequence of the token, if it is known.
     pub sequence_id: Option<u32>,
     /// Position of the token in its sequence.
-    pub token_id: u32,
+    pub token_id: TokenId,
     /// Rank in the token's top-k.
     pub slot: u32,
     /// Expert in the layer.
-    pub expert: u32,
+    pub expert: ExpertId,
     /// Router weight as applied, if it is known.
     pub weight: Option<f64>,
 }
@@ -85,7 +85,7 @@ pub(super) struct Chosen {
 #[derive(Debug, Clone, Default)]
 struct Progress {
     /// Timestamp and phase of its first choice.
-    first: Option<(u64, usize)>,
+    first: Option<(u64, Option<Phase>)>,
     /// Timestamp of the last pass seen.
     last_pass: u64,
     starts: TokenStarts,
@@ -164,12 +164,11 @@ impl Counter {
                 place: place(),
             })
         };
-        check("layer", pass.layer, MAX_ID)?;
-        check("phase", pass.phase as u32, 3)?;
+        check("layer", pass.layer.0.into(), MAX_ID)?;
         let n_expert = self.shape.map_or(MAX_ID, |shape| shape.n_expert);
 
-        self.make_room(pass.layer);
-        let layer = pass.layer as usize;
+        self.make_room(pass.layer.index());
+        let layer = pass.layer.index();
         let phase = &mut self.layers[layer][pass.phase];
         let progress = &mut self.progress[layer];
         progress
@@ -181,12 +180,12 @@ impl Counter {
         }
         for chosen in choices {
             let expert = chosen.expert;
-            check("expert", expert, n_expert)?;
+            check("expert", expert.0, n_expert)?;
             let token = TokenKey {
                 layer_id: pass.layer,
                 sequence_id: chosen.sequence_id,
                 token_id: chosen.token_id,
-                phase: pass.phase as u8, // below 3
+                phase: pass.phase,
                 timestamp_ns: pass.timestamp_ns,
             };
             if progress.starts.is_start(token, chosen.slot) {
@@ -194,8 +193,8 @@ impl Counter {
                 progress.token += 1;
             }
             self.n_slot = self.n_slot.max(chosen.slot + 1);
-            self.n_repeated += u64::from(progress.is_repeated(expert as usize));
-            let tally = phase.expert(expert as usize);
+            self.n_repeated += u64::from(progress.is_repeated(expert.index()));
+            let tally = phase.expert(expert.index());
             tally.count += 1;
             tally.mass += chosen.weight.unwrap_or(0.0);
             self.has_mass &= chosen.weight.is_some();
@@ -209,13 +208,13 @@ impl Counter {
         self.has_mass &= later.has_mass;
         self.n_repeated += later.n_repeated;
         if let Some(last) = later.layers.len().checked_sub(1) {
-            self.make_room(last as u32);
+            self.make_room(last);
         }
         for (phase, more) in self
             .layers
             .iter_mut()
-            .flatten()
-            .zip(later.layers.iter().flatten())
+            .flat_map(ByPhase::iter_mut)
+            .zip(later.layers.iter().flat_map(ByPhase::iter))
         {
             phase.add(more);
         }
@@ -239,29 +238,29 @@ impl Counter {
     #[must_use]
     pub fn add_counts(
         &mut self,
-        layer: u32,
-        phase: usize,
-        expert: u32,
+        layer: LayerId,
+        phase: Option<Phase>,
+        expert: ExpertId,
         tally: ExpertTally,
     ) -> Option<()> {
         self.n_counted = self.n_counted.checked_add(tally.count)?;
-        self.make_room(layer);
-        let sum = self.layers[layer as usize][phase].expert(expert as usize);
+        self.make_room(layer.index());
+        let sum = self.layers[layer.index()][phase].expert(expert.index());
         sum.count += tally.count;
         sum.mass += tally.mass;
         Some(())
     }
 
     /// Adds passes and tokens of one layer and phase, whose ids are in range.
-    pub fn add_totals(&mut self, layer: u32, phase: usize, calls: u64, rows: u64) {
-        self.make_room(layer);
-        let sum = &mut self.layers[layer as usize][phase];
+    pub fn add_totals(&mut self, layer: LayerId, phase: Option<Phase>, calls: u64, rows: u64) {
+        self.make_room(layer.index());
+        let sum = &mut self.layers[layer.index()][phase];
         sum.calls = sum.calls.saturating_add(calls);
         sum.rows = sum.rows.saturating_add(rows);
     }
 
-    fn make_room(&mut self, layer: u32) {
-        let n_layer = layer as usize + 1;
+    fn make_room(&mut self, layer: usize) {
+        let n_layer = layer + 1;
         if self.layers.len() < n_layer {
             self.layers.resize(n_layer, Default::default());
             self.progress.resize(n_layer, Progress::default());
@@ -271,9 +270,9 @@ impl Counter {
     /// The sums of a trace of another tool, of which `facts` are known; nothing if nothing was counted. Where tokens are
     /// unknown, they follow from the choices and the number of experts of a token.
     pub fn finish_foreign(mut self, origin: Origin, facts: &Facts) -> Option<Hotness> {
-        for (layer, phases) in (0..).zip(&mut self.layers) {
+        for (layer, phases) in (0..).map(LayerId).zip(&mut self.layers) {
             let used = facts.n_expert_used_in(layer).unwrap_or(0);
-            for phase in phases {
+            for phase in phases.iter_mut() {
                 if phase.rows == 0 {
                     phase.rows = LayerCounts::tokens_of(phase.selections(), used);
                 }
@@ -298,10 +297,10 @@ impl Counter {
         let experts = self
             .layers
             .iter()
-            .flatten()
+            .flat_map(ByPhase::iter)
             .map(|phase| phase.experts.len() as u32);
         let seen = experts.max().filter(|&experts| experts > 0)?;
-        for phase in self.layers.iter_mut().flatten() {
+        for phase in self.layers.iter_mut().flat_map(ByPhase::iter_mut) {
             let selections = phase.selections();
             if phase.calls == 0 && selections > 0 {
                 phase.assumed_calls = LayerCounts::calls_without_passes(phase.rows, selections);

@@ -4,6 +4,7 @@ use std::io::Write;
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, Float64Array, RecordBatch, StringArray, UInt32Array, UInt64Array};
+use moe_trace::{ExpertId, LayerId};
 use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::errors::ParquetError;
@@ -36,9 +37,9 @@ pub struct MatrixRow<'a> {
     /// The part, of a matrix that is split.
     pub group: Option<&'a str>,
     /// Block number.
-    pub layer: u32,
+    pub layer: LayerId,
     /// Expert in the layer.
-    pub expert: u32,
+    pub expert: ExpertId,
     /// Times chosen.
     pub count: u64,
     /// Sum of the router weights with which it was chosen, where they are told.
@@ -51,7 +52,7 @@ pub struct MatrixRow<'a> {
 #[derive(Debug, Clone)]
 pub struct Matrix<'a> {
     parts: Parts<'a>,
-    layers: Vec<u32>,
+    layers: Vec<LayerId>,
     n_expert: u32,
     has_mass: bool,
     bytes: &'a ExpertBytes,
@@ -97,7 +98,7 @@ impl<'a> Matrix<'a> {
     }
 
     /// Block numbers of its layers, ascending.
-    pub fn layers(&self) -> &[u32] {
+    pub fn layers(&self) -> &[LayerId] {
         &self.layers
     }
 
@@ -133,8 +134,8 @@ impl<'a> Matrix<'a> {
                     groups.experts(part, layer),
                 ),
             };
-            (0..self.n_expert).map(move |expert| {
-                let tally = tallies.get(expert as usize).copied().unwrap_or_default();
+            (0..self.n_expert).map(ExpertId).map(move |expert| {
+                let tally = tallies.get(expert.index()).copied().unwrap_or_default();
                 let bytes = self.bytes.get(layer, expert);
                 MatrixRow {
                     group,
@@ -197,8 +198,8 @@ impl<'a> Matrix<'a> {
         let mass: Float64Array = rows.iter().map(|row| row.mass).collect();
         let bytes: UInt64Array = rows.iter().map(|row| row.bytes).collect();
         let mut columns: Vec<(&str, ArrayRef, bool)> = vec![
-            ("layer_id", numbers(|row| row.layer), false),
-            ("expert_id", numbers(|row| row.expert), false),
+            ("layer_id", numbers(|row| row.layer.0.into()), false),
+            ("expert_id", numbers(|row| row.expert.0), false),
             ("count", Arc::new(counts), false),
             ("mass", Arc::new(mass), true),
             ("bytes", Arc::new(bytes), true),

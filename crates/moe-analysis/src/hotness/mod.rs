@@ -8,6 +8,7 @@ mod counting;
 mod matrix;
 mod number;
 mod origin;
+mod phases;
 #[cfg(test)]
 mod properties;
 mod ranked;
@@ -18,12 +19,14 @@ mod summary;
 use std::path::PathBuf;
 
 use moe_placement::learn::{LayerCounts, LearnFile};
-use moe_trace::{Contradiction, Facts, ImpossibleModel};
+use moe_trace::{Contradiction, Facts, ImpossibleModel, LayerId};
 
 pub use bytes::ExpertBytes;
 pub use matrix::{Matrix, MatrixRow, Value};
 use number::Number;
 use origin::Origin;
+pub(crate) use phases::ByPhase;
+pub use phases::Phases;
 pub use ranked::RankedExpert;
 pub use sink::RowCounter;
 pub use summary::LayerSummary;
@@ -118,37 +121,6 @@ pub enum Error {
     Parquet(#[from] parquet::errors::ParquetError),
 }
 
-/// Index of the tokens of which it is unknown whether they are of the prompt, as in many traces of other tools.
-const UNKNOWN_PHASE: usize = 2;
-
-/// Which tokens to count.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Phases {
-    /// Prompt and generated tokens, and those of which it is unknown.
-    #[default]
-    All,
-    /// The prompt's tokens.
-    Prompt,
-    /// Generated tokens that were fed back.
-    Generate,
-}
-
-impl Phases {
-    /// Indices of the phases that are meant: 0 prompt, 1 generate, [`UNKNOWN_PHASE`].
-    fn indices(self) -> &'static [usize] {
-        match self {
-            Phases::All => &[0, 1, UNKNOWN_PHASE],
-            Phases::Prompt => &[0],
-            Phases::Generate => &[1],
-        }
-    }
-
-    /// Whether tokens of this index of a phase are meant.
-    pub(crate) fn has(self, phase: usize) -> bool {
-        self.indices().contains(&phase)
-    }
-}
-
 /// One expert's share of the work.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct ExpertTally {
@@ -177,8 +149,8 @@ pub struct Hotness {
     /// Whether every choice came with a router weight.
     has_mass: bool,
     n_repeated: u64,
-    /// `[n_layer][phase]`
-    layers: Vec<[LayerPhase; 3]>,
+    /// `[n_layer]`
+    layers: Vec<ByPhase<LayerPhase>>,
     /// The runs that were counted.
     origins: Vec<Origin>,
 }
@@ -210,14 +182,14 @@ impl Hotness {
     }
 
     /// Block numbers of the layers that routed something in these phases, ascending.
-    pub fn layers(&self, phases: Phases) -> Vec<u32> {
-        (0..self.layers.len() as u32)
+    pub fn layers(&self, phases: Phases) -> Vec<LayerId> {
+        self.layer_ids()
             .filter(|&layer| self.choices(layer, phases) > 0)
             .collect()
     }
 
     /// Choices of a layer: rows × experts for a token, as far as rows are known.
-    pub fn choices(&self, layer: u32, phases: Phases) -> u64 {
+    pub fn choices(&self, layer: LayerId, phases: Phases) -> u64 {
         let experts = self
             .phases_of(layer, phases)
             .flat_map(|phase| &phase.experts);
@@ -225,13 +197,13 @@ impl Hotness {
     }
 
     /// Tokens routed in a layer; 0 where a trace of counts does not contain them.
-    pub fn rows(&self, layer: u32, phases: Phases) -> u64 {
+    pub fn rows(&self, layer: LayerId, phases: Phases) -> u64 {
         let rows = self.phases_of(layer, phases).map(|phase| phase.rows);
         rows.fold(0, u64::saturating_add)
     }
 
     /// Passes in which a layer routed something; 0 where a trace of another tool does not contain them.
-    pub fn calls(&self, layer: u32, phases: Phases) -> u64 {
+    pub fn calls(&self, layer: LayerId, phases: Phases) -> u64 {
         let calls = self.phases_of(layer, phases).map(|phase| phase.calls);
         calls.fold(0, u64::saturating_add)
     }
@@ -239,14 +211,14 @@ impl Hotness {
     /// Tokens that the counts rest upon: those of the layer that routed most. A last layer may route fewer, as only
     /// positions whose output is wanted go through it.
     pub fn tokens(&self, phases: Phases) -> u64 {
-        (0..self.layers.len() as u32)
+        self.layer_ids()
             .map(|layer| self.rows(layer, phases))
             .max()
             .unwrap_or(0)
     }
 
     /// Count and mass of each expert of a layer (`[n_expert]`).
-    pub fn experts(&self, layer: u32, phases: Phases) -> Vec<ExpertTally> {
+    pub fn experts(&self, layer: LayerId, phases: Phases) -> Vec<ExpertTally> {
         let mut experts = vec![ExpertTally::default(); self.n_expert() as usize];
         for phase in self.phases_of(layer, phases) {
             for (sum, tally) in experts.iter_mut().zip(&phase.experts) {
@@ -302,7 +274,7 @@ impl Hotness {
 
     /// All choices that were counted.
     fn n_choices(&self) -> u64 {
-        let phases = self.layers.iter().flatten();
+        let phases = self.layers.iter().flat_map(ByPhase::iter);
         let experts = phases.flat_map(|phase| &phase.experts);
         experts.map(|tally| tally.count).sum()
     }
@@ -335,8 +307,8 @@ impl Hotness {
         let pairs = self
             .layers
             .iter_mut()
-            .flatten()
-            .zip(other.layers.iter().flatten());
+            .flat_map(ByPhase::iter_mut)
+            .zip(other.layers.iter().flat_map(ByPhase::iter));
         for (phase, more) in pairs {
             phase.add(more);
         }
@@ -394,11 +366,11 @@ impl Hotness {
     /// Whether a part of the inputs does not record passes. [`Hotness::learn_file`] then counts a call for each token, or, where
     /// tokens are not known either, for each selection of an expert.
     pub fn has_assumed_calls(&self) -> bool {
-        let mut phases = self.layers.iter().flatten();
+        let mut phases = self.layers.iter().flat_map(ByPhase::iter);
         phases.any(|phase| phase.assumed_calls > 0)
     }
 
-    fn assumed_calls(&self, layer: u32, phases: Phases) -> u64 {
+    fn assumed_calls(&self, layer: LayerId, phases: Phases) -> u64 {
         let calls = self
             .phases_of(layer, phases)
             .map(|phase| phase.assumed_calls);
@@ -406,17 +378,19 @@ impl Hotness {
     }
 
     /// Whether a layer has choices of unknown phase.
-    fn has_unknown_phase(&self, layer: u32) -> bool {
-        let layer = self.layers.get(layer as usize);
-        layer.is_some_and(|layer| !layer[UNKNOWN_PHASE].experts.is_empty())
+    fn has_unknown_phase(&self, layer: LayerId) -> bool {
+        let layer = self.layers.get(layer.index());
+        layer.is_some_and(|layer| !layer[None].experts.is_empty())
     }
 
-    fn phases_of(&self, layer: u32, phases: Phases) -> impl Iterator<Item = &LayerPhase> {
-        let layer = self.layers.get(layer as usize);
-        phases
-            .indices()
-            .iter()
-            .filter_map(move |&phase| layer.map(|layer| &layer[phase]))
+    /// All layers up to the highest that was seen.
+    fn layer_ids(&self) -> impl Iterator<Item = LayerId> {
+        (0..).map(LayerId).take(self.layers.len())
+    }
+
+    fn phases_of(&self, layer: LayerId, phases: Phases) -> impl Iterator<Item = &LayerPhase> {
+        let layer = self.layers.get(layer.index());
+        layer.into_iter().flat_map(move |layer| layer.of(phases))
     }
 }
 

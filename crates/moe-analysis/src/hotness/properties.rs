@@ -1,5 +1,6 @@
 //! What holds for every trace, whatever it routes.
 
+use moe_trace::{ExpertId, LayerId, Phase, TokenId};
 use proptest::prelude::*;
 
 use super::counting::Counter;
@@ -8,32 +9,37 @@ use super::{Hotness, Phases};
 use crate::measures::{Spread, hottest};
 use crate::survey::{GroupBy, SelectedExpert, Survey, SurveyOptions};
 
-const N_LAYER: u32 = 3;
+const N_LAYER: u16 = 3;
 const N_EXPERT: u32 = 12;
 const K: usize = 3;
 
 /// A token in a layer.
 #[derive(Debug, Clone)]
 struct Token {
-    layer: u32,
-    phase: usize,
+    layer: LayerId,
+    phase: Phase,
     sequence: u32,
-    experts: Vec<u32>,
+    experts: Vec<ExpertId>,
 }
 
 /// Tokens that choose K different experts; the last expert is chosen once, so that every part knows how many there are.
 fn tokens() -> impl Strategy<Value = Vec<Token>> {
-    let ids: Vec<u32> = (0..N_EXPERT).collect();
+    let ids: Vec<ExpertId> = (0..N_EXPERT).map(ExpertId).collect();
     let experts = prop::sample::subsequence(ids, K).prop_shuffle();
-    let token = (0..N_LAYER, 0..2usize, 0..4u32, experts);
+    let token = (
+        0..N_LAYER,
+        prop::sample::select(&Phase::ALL),
+        0..4u32,
+        experts,
+    );
     let token = token.prop_map(|(layer, phase, sequence, experts)| Token {
-        layer,
+        layer: LayerId(layer),
         phase,
         sequence,
         experts,
     });
     prop::collection::vec(token, 1..300).prop_map(|mut tokens| {
-        tokens[0].experts = vec![N_EXPERT - 1, 0, 1];
+        tokens[0].experts = [N_EXPERT - 1, 0, 1].map(ExpertId).into();
         tokens
     })
 }
@@ -48,15 +54,15 @@ fn choices(tokens: &[Token]) -> Vec<SelectedExpert> {
         let experts = (0..).zip(&token.experts);
         experts.map(move |(slot, &expert)| SelectedExpert {
             layer: token.layer,
-            phase: token.phase,
+            phase: Some(token.phase),
             // Passes of up to three tokens.
             timestamp_ns: u64::from(token_id / 3) + 1,
-            token_id,
+            token_id: TokenId(token_id),
             sequence_id: Some(token.sequence),
             slot,
             expert,
             // Sums of eighths are exact, in whatever order.
-            weight: Some(f64::from(1 + expert % 8) / 8.0),
+            weight: Some(f64::from(1 + expert.0 % 8) / 8.0),
         })
     });
     choices.collect()
@@ -82,7 +88,7 @@ fn hotness(tokens: &[Token]) -> Hotness {
     read(tokens, SurveyOptions::default()).0
 }
 
-fn rows_of(tokens: &[Token], layer: u32) -> u64 {
+fn rows_of(tokens: &[Token], layer: LayerId) -> u64 {
     tokens.iter().filter(|token| token.layer == layer).count() as u64
 }
 
@@ -96,7 +102,7 @@ proptest! {
             prop_assert_eq!(hotness.rows(layer, Phases::All), rows);
             prop_assert_eq!(hotness.choices(layer, Phases::All), rows * K as u64);
             prop_assert_eq!(survey.rows(layer), rows);
-            let parts = [Phases::Prompt, Phases::Generate].map(|p| hotness.choices(layer, p));
+            let parts = Phase::ALL.map(|phase| hotness.choices(layer, Phases::Only(phase)));
             prop_assert_eq!(parts.iter().sum::<u64>(), rows * K as u64);
         }
     }

@@ -2,15 +2,17 @@
 
 use std::cmp::Reverse;
 
+use moe_trace::{ExpertId, LayerId};
+
 use super::{Hotness, Phases};
 
 /// One expert of a layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RankedExpert {
     /// Block number in the model.
-    pub layer: u32,
+    pub layer: LayerId,
     /// Expert in the layer.
-    pub expert: u32,
+    pub expert: ExpertId,
     /// Times chosen.
     pub count: u64,
     /// Share of the layer's choices, 0 to 1.
@@ -27,7 +29,7 @@ impl Hotness {
         let layers = self.layers(phases).into_iter();
         let ranked = layers.flat_map(|layer| {
             let choices = self.choices(layer, phases) as f64;
-            let tallies = (0u32..).zip(self.experts(layer, phases));
+            let tallies = (0..).map(ExpertId).zip(self.experts(layer, phases));
             let mut experts: Vec<RankedExpert> = tallies
                 .map(|(expert, tally)| RankedExpert {
                     layer,

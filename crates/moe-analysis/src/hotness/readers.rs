@@ -3,14 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use arrow::array::Array;
-use moe_trace::record::{PHASE_GENERATE, PHASE_UNKNOWN};
 use moe_trace::tables::{ChoiceBatch, read_routing, routing_files};
-use moe_trace::{Error as TraceError, Run};
+use moe_trace::{Error as TraceError, ExpertId, LayerId, Phase, Run, TokenId};
 use rayon::prelude::*;
 
 use super::counting::{Chosen, Counter, LayerPass};
 use super::origin::Origin;
-use super::{Error, Hotness, UNKNOWN_PHASE};
+use super::{Error, Hotness};
 use crate::survey::{SelectedExpert, Survey};
 
 impl Hotness {
@@ -26,11 +25,23 @@ impl Hotness {
         for operation in run.routing() {
             let head = operation.head();
             let Some(layer) = head.layer() else { continue };
+            let place = || {
+                let record = operation.first_record();
+                let path = run.trace.path().display();
+                format!("{path}, the operation at record {record}")
+            };
             for token in operation.tokens() {
+                let head_of_token = token.head();
+                let phase = head_of_token.phase().ok_or_else(|| Error::Id {
+                    what: "phase",
+                    id: head_of_token.phase.into(),
+                    limit: Phase::ALL.len() as u32,
+                    place: place(),
+                })?;
                 for expert in token.experts() {
                     let choice = SelectedExpert {
-                        layer: layer.into(),
-                        phase: phase_index(token.head().phase),
+                        layer,
+                        phase: Some(phase),
                         timestamp_ns: head.timestamp_ns.get(),
                         token_id: token.token_id(),
                         sequence_id: token.sequence_id(),
@@ -38,13 +49,7 @@ impl Hotness {
                         expert: expert.expert_id,
                         weight: expert.weight.map(f64::from),
                     };
-                    counter.add(&choice, || {
-                        let record = operation.first_record();
-                        format!(
-                            "{}, the operation at record {record}",
-                            run.trace.path().display()
-                        )
-                    })?;
+                    counter.add(&choice, place)?;
                     if let Some(survey) = &mut survey {
                         survey.choice(&choice);
                     }
@@ -112,10 +117,10 @@ fn surveyed(path: &Path, survey: &mut Survey) -> Result<Option<Hotness>, Error> 
                 layer: pass.layer,
                 phase: pass.phase,
                 timestamp_ns: pass.timestamp_ns,
-                token_id: token_id[row],
+                token_id: TokenId(token_id[row]),
                 sequence_id: sequence_id.is_valid(row).then(|| sequence_id.value(row)),
                 slot: slot[row].into(),
-                expert: expert[row],
+                expert: ExpertId(expert[row]),
                 weight: weight.is_valid(row).then(|| weight.value(row).into()),
             });
         }
@@ -186,15 +191,6 @@ fn not_routing(error: TraceError) -> Error {
     error.into()
 }
 
-/// The index of a phase; a number that is none is out of range.
-fn phase_index(phase: u8) -> usize {
-    if phase <= PHASE_GENERATE {
-        phase.into()
-    } else {
-        UNKNOWN_PHASE + usize::from(phase)
-    }
-}
-
 /// Counts the rows of a batch, those of a pass at once.
 fn add_batch(counter: &mut Counter, batch: &ChoiceBatch) -> Result<(), Error> {
     let (slot, expert, weight) = (batch.slot(), batch.expert_id(), batch.weight());
@@ -209,9 +205,9 @@ fn add_batch(counter: &mut Counter, batch: &ChoiceBatch) -> Result<(), Error> {
         start = rows.end;
         let chosen = rows.map(|row| Chosen {
             sequence_id: sequence_id.is_valid(row).then(|| sequence_id.value(row)),
-            token_id: token_id[row],
+            token_id: TokenId(token_id[row]),
             slot: slot[row].into(),
-            expert: expert[row],
+            expert: ExpertId(expert[row]),
             weight: weight.is_valid(row).then(|| weight.value(row).into()),
         });
         counter.add_all(pass, chosen, place)?;
@@ -222,7 +218,7 @@ fn add_batch(counter: &mut Counter, batch: &ChoiceBatch) -> Result<(), Error> {
 /// The passes that the rows of a batch are of.
 struct Passes<'a> {
     layer: &'a [u16],
-    phase: &'a [u8],
+    phase: &'a [Option<Phase>],
     timestamp_ns: &'a [u64],
 }
 
@@ -238,11 +234,8 @@ impl Passes<'_> {
     #[inline]
     fn at(&self, row: usize) -> LayerPass {
         LayerPass {
-            layer: self.layer[row].into(),
-            phase: match self.phase[row] {
-                PHASE_UNKNOWN => UNKNOWN_PHASE,
-                phase => phase_index(phase),
-            },
+            layer: LayerId(self.layer[row]),
+            phase: self.phase[row],
             timestamp_ns: self.timestamp_ns[row],
         }
     }

@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use moe_trace::{CountRow, Facts, LayerRow, Phase, RoutingRow, Sink, SinkError};
+use moe_trace::{CountRow, Facts, LayerRow, RoutingRow, Sink, SinkError};
 
 use super::counting::Counter;
 use super::origin::Origin;
-use super::{Error, ExpertTally, Hotness, UNKNOWN_PHASE};
+use super::{Error, ExpertTally, Hotness};
 use crate::survey::{SelectedExpert, Survey};
 
 /// Counts the rows of one trace as they come, whether it tells tokens or counts alone.
@@ -43,15 +43,11 @@ impl<'a> RowCounter<'a> {
     }
 }
 
-fn index(phase: Option<Phase>) -> usize {
-    phase.map_or(UNKNOWN_PHASE, |phase| phase.number().into())
-}
-
 impl Sink for RowCounter<'_> {
     fn routing(&mut self, row: &RoutingRow) -> Result<(), SinkError> {
         let choice = SelectedExpert {
-            layer: row.layer_id.into(),
-            phase: index(row.phase),
+            layer: row.layer_id,
+            phase: row.phase,
             timestamp_ns: row.timestamp_ns.unwrap_or(0),
             token_id: row.token_id,
             sequence_id: row.sequence_id,
@@ -72,7 +68,7 @@ impl Sink for RowCounter<'_> {
             count: row.count,
             mass: row.mass.unwrap_or(0.0),
         };
-        let (layer, phase) = (row.layer_id.into(), index(row.phase));
+        let (layer, phase) = (row.layer_id, row.phase);
         self.counter.has_mass &= row.mass.is_some();
         let counted = self.counter.add_counts(layer, phase, row.expert_id, tally);
         counted.ok_or_else(|| {
@@ -89,13 +85,15 @@ impl Sink for RowCounter<'_> {
     fn layer(&mut self, row: &LayerRow) -> Result<(), SinkError> {
         let (calls, rows) = (row.calls.unwrap_or(0), row.rows.unwrap_or(0));
         self.counter
-            .add_totals(row.layer_id.into(), index(row.phase), calls, rows);
+            .add_totals(row.layer_id, row.phase, calls, rows);
         Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use moe_trace::{ExpertId, LayerId};
+
     use super::super::Phases;
     use super::*;
 
@@ -107,12 +105,12 @@ mod tests {
             let row = RoutingRow {
                 sequence_id,
                 slot,
-                expert_id: slot.into(),
-                ..RoutingRow::at_layer(0)
+                expert_id: ExpertId(slot.into()),
+                ..RoutingRow::at_layer(LayerId(0))
             };
             counter.routing(&row).unwrap();
         }
         let hotness = counter.finish(&Facts::default()).unwrap();
-        assert_eq!(hotness.rows(0, Phases::All), 2);
+        assert_eq!(hotness.rows(LayerId(0), Phases::All), 2);
     }
 }

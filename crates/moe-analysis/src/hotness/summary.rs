@@ -2,16 +2,17 @@
 
 use super::{Hotness, Phases};
 use crate::measures::{Spread, hottest};
+use moe_trace::{ExpertId, LayerId};
 
 /// How one layer spreads its choices.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerSummary {
     /// Block number in the model.
-    pub layer: u32,
+    pub layer: LayerId,
     /// Tokens routed.
     pub rows: u64,
     /// `(expert, share of the layer's choices)`, hottest first.
-    pub top: Vec<(u32, f64)>,
+    pub top: Vec<(ExpertId, f64)>,
     /// How evenly the choices fall.
     pub spread: Spread,
 }
@@ -29,7 +30,9 @@ impl Hotness {
                 LayerSummary {
                     layer,
                     rows: self.rows(layer, phases),
-                    top: top.map(|expert| (expert as u32, share(expert))).collect(),
+                    top: top
+                        .map(|expert| (ExpertId(expert as u32), share(expert)))
+                        .collect(),
                     spread,
                 }
             })
@@ -47,7 +50,7 @@ impl Hotness {
     }
 
     /// Count of each expert of a layer (`[n_expert]`).
-    pub fn counts(&self, layer: u32, phases: Phases) -> Vec<u64> {
+    pub fn counts(&self, layer: LayerId, phases: Phases) -> Vec<u64> {
         let experts = self.experts(layer, phases).into_iter();
         experts.map(|tally| tally.count).collect()
     }

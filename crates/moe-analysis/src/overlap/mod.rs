@@ -13,6 +13,7 @@ mod verdict;
 use std::collections::BTreeMap;
 
 use moe_trace::transfers::Transfer;
+use moe_trace::{LayerId, Phase};
 
 pub use figures::{Figures, Times};
 pub use passes::{bounds, passes, typical};
@@ -27,14 +28,14 @@ pub struct OverlapReport {
     /// Number of passes.
     pub passes: u64,
     /// Of each layer, by its number.
-    pub layers: BTreeMap<u16, Figures>,
+    pub layers: BTreeMap<LayerId, Figures>,
     /// Of all layers together.
     pub all: Figures,
 }
 
-/// The figures of a phase (`PHASE_PROMPT` or `PHASE_GENERATE` of `moe_trace::record`); `None` if it has no transfers.
-pub fn report(transfers: &[Transfer], phase: u8, reads: &Reads) -> Option<OverlapReport> {
-    let mut layers: BTreeMap<u16, Collector> = BTreeMap::new();
+/// The figures of a phase; `None` if it has no transfers.
+pub fn report(transfers: &[Transfer], phase: Phase, reads: &Reads) -> Option<OverlapReport> {
+    let mut layers: BTreeMap<LayerId, Collector> = BTreeMap::new();
     let mut all = Collector::default();
     for transfer in transfers.iter().filter(|transfer| transfer.phase == phase) {
         let gate_up_bytes = reads.of(transfer);

@@ -5,12 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use moe_gguf::experts::ExpertParts;
 use moe_gguf::map::{OffsetMap, Projection};
 use moe_trace::transfers::Transfer;
+use moe_trace::{ExpertId, LayerId};
 
 /// What is known beside the transfers; the default is nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Reads {
     /// Bytes of gate and up of an expert of each layer, see [`gate_up_bytes`].
-    pub gate_up_bytes: BTreeMap<u16, f64>,
+    pub gate_up_bytes: BTreeMap<LayerId, f64>,
     /// Measured bandwidth of the host's memory when it is read.
     pub memory_bytes_per_s: Option<f64>,
 }
@@ -26,9 +27,9 @@ impl Reads {
 
 /// Bytes of gate and up of an expert of each layer, biases included; the mean where experts differ. What is a part of an expert
 /// is defined in [`moe_gguf::experts`].
-pub fn gate_up_bytes(map: &OffsetMap) -> BTreeMap<u16, f64> {
+pub fn gate_up_bytes(map: &OffsetMap) -> BTreeMap<LayerId, f64> {
     let parts = ExpertParts::of(map);
-    let mut layers: BTreeMap<u16, (f64, BTreeSet<u32>)> = BTreeMap::new();
+    let mut layers: BTreeMap<LayerId, (f64, BTreeSet<ExpertId>)> = BTreeMap::new();
     for row in &map.rows {
         let is_gate_up = matches!(
             row.projection,
@@ -41,7 +42,7 @@ pub fn gate_up_bytes(map: &OffsetMap) -> BTreeMap<u16, f64> {
         }
     }
     layers.retain(|_, (_, experts)| !experts.is_empty());
-    let mean = |(layer, (bytes, experts)): (u16, (f64, BTreeSet<u32>))| {
+    let mean = |(layer, (bytes, experts)): (LayerId, (f64, BTreeSet<ExpertId>))| {
         (layer, bytes / experts.len() as f64)
     };
     layers.into_iter().map(mean).collect()

@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use moe_placement::cache::Experts;
 use moe_placement::plan::ExpertSizes;
-use moe_trace::{CountRow, Facts, MAX_ID, Phase, RoutingRow, Sink, SinkError, TokenStarts};
+use moe_trace::{
+    CountRow, ExpertId, Facts, LayerId, MAX_ID, Phase, RoutingRow, Sink, SinkError, TokenStarts,
+};
 
 use super::batches::TraceFacts;
 use super::windows::Windows;
@@ -41,7 +43,7 @@ pub struct Collector {
 /// What the rows of a batch have in common.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Group {
-    Operation(u16, u64),
+    Operation(LayerId, u64),
     /// One token without a time; there is another group for each token.
     Token,
     /// A prompt without times, of a sequence.
@@ -52,11 +54,11 @@ enum Group {
 #[derive(Debug, Default)]
 struct Prompt {
     /// Choices of each layer, in the order in which layers are first met.
-    layers: Vec<(u16, Vec<u32>)>,
+    layers: Vec<(LayerId, Vec<u32>)>,
 }
 
 impl Prompt {
-    fn push(&mut self, layer_id: u16, choice: u32) {
+    fn push(&mut self, layer_id: LayerId, choice: u32) {
         // Rows of a layer come together, or layers ascend: it is the last one or near it.
         let place = self
             .layers
@@ -80,9 +82,9 @@ impl Collector {
         self.n_of_mtp_head
     }
 
-    fn is_of_mtp_head(&self, layer_id: u16) -> bool {
+    fn is_of_mtp_head(&self, layer_id: LayerId) -> bool {
         let blocks = self.facts.mtp_head();
-        blocks.is_some_and(|blocks| blocks.contains(&layer_id.into()))
+        blocks.is_some_and(|blocks| blocks.contains(&layer_id.0.into()))
     }
 
     /// Sizes of all experts by what the trace tells of its layers; none where it does not tell.
@@ -91,7 +93,7 @@ impl Collector {
         let layers = self.facts.expert_bytes.iter();
         layers
             .filter(|&(&layer, _)| !self.is_of_mtp_head(layer))
-            .flat_map(|(&layer, &bytes)| (0..n_expert).map(move |e| (u32::from(layer), e, bytes)))
+            .flat_map(|(&layer, &bytes)| (0..n_expert).map(move |e| (layer, ExpertId(e), bytes)))
             .collect()
     }
 
@@ -103,7 +105,8 @@ impl Collector {
         self.close().map_err(|_| Error::TooLong)?;
         let experts = Experts::new(sizes);
         for choice in &mut self.choices {
-            let (layer, expert) = (*choice >> EXPERT_BITS, *choice & (MAX_ID - 1));
+            let layer = LayerId((*choice >> EXPERT_BITS) as u16); // below MAX_ID, as in every row
+            let expert = ExpertId(*choice & (MAX_ID - 1));
             let key = experts.key(layer, expert);
             *choice = key.ok_or(Error::NoSize { layer, expert })?;
         }
@@ -160,9 +163,9 @@ impl Sink for Collector {
             (None, Some(Phase::Prompt)) => Group::Prompt(row.sequence_id),
             (None, _) => Group::Token,
         };
-        self.n_expert = self.n_expert.max(row.expert_id.saturating_add(1));
+        self.n_expert = self.n_expert.max(row.expert_id.0.saturating_add(1));
         self.n_expert_used = self.n_expert_used.max(u32::from(row.slot) + 1);
-        let choice = u32::from(row.layer_id) << EXPERT_BITS | row.expert_id;
+        let choice = u32::from(row.layer_id.0) << EXPERT_BITS | row.expert_id.0;
         let is_token_start = self.tokens.is_start(row.token(), row.slot.into());
         if self.open != Some(group) || group == Group::Token && is_token_start {
             self.close()?;

@@ -16,6 +16,7 @@ mod windows;
 
 use moe_gguf::text::counted;
 use moe_placement::cache::BuildError;
+use moe_trace::{ExpertId, LayerId};
 
 pub use batches::{Batch, Batches, Needs};
 pub use collect::Collector;
@@ -35,9 +36,9 @@ pub enum Error {
     #[error("the size of expert {expert} of layer {layer} is not known")]
     NoSize {
         /// The layer.
-        layer: u32,
+        layer: LayerId,
         /// The expert.
-        expert: u32,
+        expert: ExpertId,
     },
     /// More look-ups than can be numbered.
     #[error("the trace has more than {} look-ups; cut it into parts", u32::MAX - 1)]

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use moe_placement::cache::Experts;
+use moe_trace::LayerId;
 
 /// Times from a layer's routing to the routing that follows it, for generated tokens.
 ///
@@ -13,14 +14,14 @@ use moe_placement::cache::Experts;
 #[derive(Debug, Clone, Default)]
 pub(super) struct Windows {
     /// Layer and time of the last routing, if it was of a generated token.
-    last: Option<(u16, u64)>,
+    last: Option<(LayerId, u64)>,
     /// Sum and number of the times of each layer.
-    layers: BTreeMap<u16, (u64, u64)>,
+    layers: BTreeMap<LayerId, (u64, u64)>,
 }
 
 impl Windows {
     /// A layer routed at `time_ns`; `None`: not a generated token, or at a time that is not told.
-    pub(super) fn note(&mut self, layer: u16, time_ns: Option<u64>) {
+    pub(super) fn note(&mut self, layer: LayerId, time_ns: Option<u64>) {
         let now = time_ns.map(|time| (layer, time));
         if let (Some((last_layer, last)), Some((_, time))) = (self.last, now)
             && time > last
@@ -40,10 +41,8 @@ impl Windows {
         let others = all.sum::<f64>() / self.layers.len() as f64;
         let window = |index: usize| {
             let (layer, _) = experts.get(experts.keys_of(index).start);
-            let layer_id = u16::try_from(layer).ok();
-            layer_id
-                .and_then(|layer| self.layers.get(&layer))
-                .map_or(others, |&layer| mean(layer))
+            let own = self.layers.get(&layer);
+            own.map_or(others, |&layer| mean(layer))
         };
         (!self.layers.is_empty()).then(|| (0..experts.n_layer()).map(window).collect())
     }

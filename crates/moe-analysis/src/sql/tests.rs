@@ -180,7 +180,7 @@ fn results_have_every_type() {
         let sql = format!("SELECT {expr} AS x FROM t");
         for step_rows in [u64::MAX, GROUP_ROWS] {
             let rows = result(&database, &sql, &in_steps_of(step_rows));
-            assert_eq!(rows[0], [value.clone()], "{expr}");
+            assert_eq!(rows[0], std::slice::from_ref(&value), "{expr}");
         }
     }
     let lists = "SELECT layer_id, ARRAY_AGG(expert_id) FROM t WHERE id < 6 GROUP BY layer_id ORDER BY layer_id";

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use moe_placement::random::SplitMix64;
+use moe_trace::LayerId;
 
 use crate::measures::{Spread, TOP_PERCENT, hottest, n_of_percent};
 use crate::quantile::quantile;
@@ -79,7 +80,7 @@ struct Blocks {
 }
 
 impl Blocks {
-    fn new(survey: &Survey, layer: u32, n_expert: u32) -> Blocks {
+    fn new(survey: &Survey, layer: LayerId, n_expert: u32) -> Blocks {
         let windows = survey.windows();
         let n_expert = n_expert as usize;
         let counts = |span: &Range<usize>| {

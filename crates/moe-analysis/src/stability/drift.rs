@@ -3,6 +3,7 @@
 use crate::measures::{hottest, jaccard, n_of_percent, total_variation, total_variation_of_noise};
 use crate::stability::HOT_PERCENT;
 use crate::survey::Survey;
+use moe_trace::LayerId;
 
 /// Spans of time that drift is told between.
 pub const N_SPANS: usize = 8;
@@ -11,7 +12,7 @@ pub const N_SPANS: usize = 8;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Drift {
     /// Block number; `None` = mean of the layers.
-    pub layer: Option<u32>,
+    pub layer: Option<LayerId>,
     /// The earlier of [`N_SPANS`] spans, from 0.
     pub from: usize,
     /// The later.
@@ -56,7 +57,7 @@ pub fn drift(survey: &Survey, n_expert: u32) -> Vec<Drift> {
     rows
 }
 
-fn drift_of_layer(survey: &Survey, layer: u32, n_expert: usize) -> Vec<Drift> {
+fn drift_of_layer(survey: &Survey, layer: LayerId, n_expert: usize) -> Vec<Drift> {
     let windows = survey.windows();
     let spans = windows.spans(layer, N_SPANS);
     let spans = spans.iter().map(|span| {

@@ -3,6 +3,7 @@
 use crate::measures::{hottest, jaccard, n_of_percent};
 use crate::stability::HOT_PERCENT;
 use crate::survey::Survey;
+use moe_trace::LayerId;
 
 /// The set counts as almost settled while its Jaccard index with the final one is no less.
 const ALMOST: f64 = 0.9;
@@ -11,7 +12,7 @@ const ALMOST: f64 = 0.9;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settling {
     /// Block number.
-    pub layer: u32,
+    pub layer: LayerId,
     /// Tokens that the layer routed.
     pub rows: u64,
     /// Tokens after which the set never changed again, to whole windows. Equal to `rows` if it changed in the last window.
@@ -29,7 +30,7 @@ pub fn settling(survey: &Survey, n_expert: u32) -> Vec<Settling> {
         .collect()
 }
 
-fn of_layer(survey: &Survey, layer: u32, n_expert: u32) -> Settling {
+fn of_layer(survey: &Survey, layer: LayerId, n_expert: u32) -> Settling {
     let windows = survey.windows();
     let n_hot = n_of_percent(n_expert as usize, HOT_PERCENT);
     let mut counts = Vec::new();

@@ -2,6 +2,7 @@
 
 use crate::measures::{TOP_PERCENT, hottest, n_of_percent};
 use crate::survey::{Error, Groups, Survey};
+use moe_trace::LayerId;
 
 /// What static sets of the hottest experts cover.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -122,7 +123,11 @@ pub fn split_by_time(survey: &Survey, n_expert: u32, fraction: f64) -> Option<Sp
 }
 
 /// Counts and rows of the first `fraction` of a layer's tokens and of the rest; nothing of a layer of one window.
-pub(super) fn halves(survey: &Survey, layer: u32, fraction: f64) -> Option<[(Vec<u64>, u64); 2]> {
+pub(super) fn halves(
+    survey: &Survey,
+    layer: LayerId,
+    fraction: f64,
+) -> Option<[(Vec<u64>, u64); 2]> {
     let windows = survey.windows();
     let len = windows.len(layer);
     if len < 2 {
@@ -140,7 +145,7 @@ pub(super) fn halves(survey: &Survey, layer: u32, fraction: f64) -> Option<[(Vec
 /// [`Error::OnePart`] if there are not two groups. `part` names what a group is: `sequence`, `label`.
 pub fn split_by_group(
     groups: &Groups,
-    layers: &[u32],
+    layers: &[LayerId],
     n_expert: u32,
     part: &'static str,
 ) -> Result<Vec<Split>, Error> {

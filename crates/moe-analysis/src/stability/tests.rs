@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::survey::{SelectedExpert, Survey, SurveyOptions};
+use moe_trace::{ExpertId, LayerId, Phase, TokenId};
 
 /// A survey of one layer: the experts of each token, and its sequence.
 fn survey(options: SurveyOptions, tokens: impl IntoIterator<Item = (u32, Vec<u32>)>) -> Survey {
@@ -11,13 +12,13 @@ fn survey(options: SurveyOptions, tokens: impl IntoIterator<Item = (u32, Vec<u32
     for (token, (sequence, experts)) in (0..).zip(tokens) {
         for (slot, expert) in (0..).zip(experts) {
             survey.choice(&SelectedExpert {
-                layer: 0,
-                phase: 1,
+                layer: LayerId(0),
+                phase: Some(Phase::Generate),
                 timestamp_ns: 0,
-                token_id: token,
+                token_id: TokenId(token),
                 sequence_id: Some(sequence),
                 slot,
-                expert,
+                expert: ExpertId(expert),
                 weight: None,
             });
         }
@@ -78,7 +79,10 @@ fn another_half_does_not_hold() {
     let drifts = drift(&survey, 16);
     let between = |from, to| {
         let mut found = drifts.iter().filter(|d| (d.from, d.to) == (from, to));
-        found.find(|d| d.layer == Some(0)).copied().unwrap()
+        found
+            .find(|d| d.layer == Some(LayerId(0)))
+            .copied()
+            .unwrap()
     };
     assert_eq!(between(0, 1).total_variation, 0.0);
     assert_eq!(
@@ -142,7 +146,7 @@ fn reports_short_traces_and_uniform_routers() {
 fn sequences_are_tested_on_the_others() {
     let tokens = (0..30u32).map(|token| (token / 10, vec![7, token / 10]));
     let survey = survey(folds(), tokens);
-    let splits = split_by_group(survey.folds(), &[0], 8, "sequence").unwrap();
+    let splits = split_by_group(survey.folds(), &[LayerId(0)], 8, "sequence").unwrap();
     let names: Vec<&str> = splits.iter().map(|split| split.tested.as_str()).collect();
     assert_eq!(names, ["0", "1", "2", "all"]);
     for split in &splits[..3] {
@@ -157,7 +161,7 @@ fn sequences_are_tested_on_the_others() {
 #[test]
 fn one_sequence_cannot_be_tested_on_others() {
     let survey = survey(folds(), [(3, vec![0]), (3, vec![1])]);
-    let error = split_by_group(survey.folds(), &[0], 8, "sequence").unwrap_err();
+    let error = split_by_group(survey.folds(), &[LayerId(0)], 8, "sequence").unwrap_err();
     assert!(error.to_string().contains("only one sequence"), "{error}");
 }
 

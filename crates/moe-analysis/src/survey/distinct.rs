@@ -1,5 +1,7 @@
 //! How many different experts consecutive tokens of a layer need, for many lengths at once.
 
+use moe_trace::ExpertId;
+
 /// Lengths: 2⁰ to 2¹⁰ tokens.
 const N_LENGTHS: usize = 11;
 /// Tokens in a batch of which distinct experts are counted.
@@ -33,9 +35,9 @@ impl Default for Distinct {
 
 impl Distinct {
     /// Takes the experts of the next row; rows count from 0.
-    pub(super) fn add(&mut self, row: u64, experts: &[(u32, f64)]) {
+    pub(super) fn add(&mut self, row: u64, experts: &[(ExpertId, f64)]) {
         for &(expert, _) in experts {
-            let expert = expert as usize;
+            let expert = expert.index();
             if self.last.len() <= expert {
                 self.last.resize(expert + 1, 0);
             }
@@ -70,9 +72,9 @@ mod tests {
     #[test]
     fn blocks_agree_with_sets() {
         // A walk over 23 experts, two a token.
-        let rows: Vec<[(u32, f64); 2]> = (0..150u32)
+        let rows: Vec<[(ExpertId, f64); 2]> = (0..150u32)
             .map(|row| [row * row % 23, (row * row + 1 + row % 5) % 23])
-            .map(|experts| experts.map(|expert| (expert, 0.0)))
+            .map(|experts| experts.map(|expert| (ExpertId(expert), 0.0)))
             .collect();
         let mut distinct = Distinct::default();
         for (row, experts) in (0..).zip(&rows) {
@@ -94,8 +96,8 @@ mod tests {
     #[test]
     fn an_expert_twice_in_a_token_counts_once() {
         let mut distinct = Distinct::default();
-        distinct.add(0, &[(1, 0.0), (2, 0.0)]);
-        distinct.add(1, &[(3, 0.0), (3, 0.0)]);
+        distinct.add(0, &[1, 2].map(|expert| (ExpertId(expert), 0.0)));
+        distinct.add(1, &[(ExpertId(3), 0.0); 2]);
         assert_eq!(distinct.means().next(), Some((1, 1.5)));
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use crate::hotness::ExpertTally;
+use moe_trace::{ExpertId, LayerId};
 
 /// Tallies held, at most: 256 MiB of them.
 const MAX_CELLS: usize = 1 << 24;
@@ -33,8 +34,8 @@ impl Groups {
     pub(super) fn add(
         &mut self,
         name: &str,
-        layer: u32,
-        experts: &[(u32, f64)],
+        layer: LayerId,
+        experts: &[(ExpertId, f64)],
     ) -> Result<(), usize> {
         self.layer(name, layer)?.rows += 1;
         for &(expert, mass) in experts {
@@ -48,13 +49,13 @@ impl Groups {
     pub(super) fn add_count(
         &mut self,
         name: &str,
-        layer: u32,
-        expert: u32,
+        layer: LayerId,
+        expert: ExpertId,
         tally: ExpertTally,
     ) -> Result<(), usize> {
         let n_cells = self.n_cells;
         let experts = &mut self.layer(name, layer)?.experts;
-        let expert = expert as usize;
+        let expert = expert.index();
         let more = (expert + 1).saturating_sub(experts.len());
         if n_cells + more > MAX_CELLS {
             return Err(self.names.len());
@@ -69,7 +70,7 @@ impl Groups {
         Ok(())
     }
 
-    fn layer(&mut self, name: &str, layer: u32) -> Result<&mut GroupLayer, usize> {
+    fn layer(&mut self, name: &str, layer: LayerId) -> Result<&mut GroupLayer, usize> {
         // Tokens of a group mostly come together.
         if self.names.get(self.last).map(String::as_str) != Some(name) {
             self.last = match self.index.get(name) {
@@ -84,7 +85,7 @@ impl Groups {
             };
         }
         let layers = &mut self.layers[self.last];
-        let layer = layer as usize;
+        let layer = layer.index();
         if layers.len() <= layer {
             layers.resize_with(layer + 1, GroupLayer::default);
         }
@@ -97,22 +98,22 @@ impl Groups {
     }
 
     /// Tokens of a group that a layer routed; 0 where counts alone are told.
-    pub fn rows(&self, group: usize, layer: u32) -> u64 {
+    pub fn rows(&self, group: usize, layer: LayerId) -> u64 {
         self.get(group, layer).map_or(0, |layer| layer.rows)
     }
 
     /// Count and mass of the experts of a layer in a group, up to the highest that was chosen.
-    pub fn experts(&self, group: usize, layer: u32) -> &[ExpertTally] {
+    pub fn experts(&self, group: usize, layer: LayerId) -> &[ExpertTally] {
         self.get(group, layer).map_or(&[], |layer| &layer.experts)
     }
 
     /// Counts of the experts of a layer in a group, up to the highest that was chosen.
-    pub fn counts(&self, group: usize, layer: u32) -> Vec<u64> {
+    pub fn counts(&self, group: usize, layer: LayerId) -> Vec<u64> {
         let experts = self.experts(group, layer).iter();
         experts.map(|tally| tally.count).collect()
     }
 
-    fn get(&self, group: usize, layer: u32) -> Option<&GroupLayer> {
-        self.layers.get(group)?.get(layer as usize)
+    fn get(&self, group: usize, layer: LayerId) -> Option<&GroupLayer> {
+        self.layers.get(group)?.get(layer.index())
     }
 }

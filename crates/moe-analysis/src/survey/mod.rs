@@ -11,7 +11,7 @@ mod windows;
 
 use std::collections::HashMap;
 
-use moe_trace::{TokenKey, TokenStarts};
+use moe_trace::{ExpertId, LayerId, Phase, TokenId, TokenKey, TokenStarts};
 
 use crate::hotness::{ExpertTally, Phases};
 
@@ -67,19 +67,19 @@ pub enum Error {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SelectedExpert {
     /// Block number.
-    pub layer: u32,
-    /// 0 prompt, 1 generate, 2 unknown.
-    pub phase: usize,
+    pub layer: LayerId,
+    /// Phase, if it is known.
+    pub phase: Option<Phase>,
     /// Distinguishes the passes of a layer; 0 = unknown, then they are not counted.
     pub timestamp_ns: u64,
     /// Position of the token in its sequence.
-    pub token_id: u32,
+    pub token_id: TokenId,
     /// Sequence of the token, where it is known.
     pub sequence_id: Option<u32>,
     /// Rank in the token's top-k.
     pub slot: u32,
     /// Expert in the layer.
-    pub expert: u32,
+    pub expert: ExpertId,
     /// Router weight as applied, where it is known.
     pub weight: Option<f64>,
 }
@@ -91,7 +91,7 @@ impl SelectedExpert {
             layer_id: self.layer,
             sequence_id: self.sequence_id,
             token_id: self.token_id,
-            phase: self.phase as u8, // below 3
+            phase: self.phase,
             timestamp_ns: self.timestamp_ns,
         }
     }
@@ -138,15 +138,15 @@ pub struct SurveyOptions {
 /// A token in a layer, while its choices come in.
 #[derive(Debug, Default)]
 struct Token {
-    layer: u32,
-    phase: usize,
+    layer: LayerId,
+    phase: Option<Phase>,
     /// Run, and sequence in it; tokens of no known sequence are of none of the others.
     sequence: (usize, Option<u32>),
-    token_id: u32,
+    token_id: TokenId,
     /// (expert, weight), best first
-    experts: Vec<(u32, f64)>,
+    experts: Vec<(ExpertId, f64)>,
     /// Experts of slots 0 and 1; a trace may lack them, for example the dump of one expert-parallel rank.
-    top_two: [Option<u32>; 2],
+    top_two: [Option<ExpertId>; 2],
 }
 
 /// What is known of a layer from the order of its tokens.
@@ -222,7 +222,13 @@ impl Survey {
     }
 
     /// Takes a count of a trace without order, whose ids are in range.
-    pub(crate) fn count(&mut self, layer: u32, phase: usize, expert: u32, tally: ExpertTally) {
+    pub(crate) fn count(
+        &mut self,
+        layer: LayerId,
+        phase: Option<Phase>,
+        expert: ExpertId,
+        tally: ExpertTally,
+    ) {
         if !self.options.phases.has(phase) {
             return;
         }
@@ -232,7 +238,9 @@ impl Survey {
         self.note(added, GroupBy::Label);
         match self.options.group_by {
             Some(GroupBy::Phase) => {
-                let added = self.by_group.add_count(PHASES[phase], layer, expert, tally);
+                let added = self
+                    .by_group
+                    .add_count(phase_name(phase), layer, expert, tally);
                 self.note(added, GroupBy::Phase);
             }
             Some(GroupBy::Label) | None => {}
@@ -258,7 +266,7 @@ impl Survey {
     }
 
     fn take(&mut self, token: &Token) {
-        let index = token.layer as usize;
+        let index = token.layer.index();
         if self.layers.len() <= index {
             self.layers.resize_with(index + 1, LayerSurvey::default);
         }
@@ -290,7 +298,7 @@ impl Survey {
             return;
         };
         let name = match by {
-            GroupBy::Phase => PHASES[token.phase].to_owned(),
+            GroupBy::Phase => phase_name(token.phase).to_owned(),
             GroupBy::Window(size) => (row / size.max(1)).to_string(),
             GroupBy::Label => return,
             GroupBy::Sequence => {
@@ -366,24 +374,24 @@ impl Survey {
     }
 
     /// Layers that routed something, ascending.
-    pub fn layers(&self) -> Vec<u32> {
-        let layers = (0u32..).zip(&self.layers);
+    pub fn layers(&self) -> Vec<LayerId> {
+        let layers = (0..).map(LayerId).zip(&self.layers);
         let used = layers.filter(|(_, layer)| layer.rows > 0);
         used.map(|(number, _)| number).collect()
     }
 
     /// Tokens that a layer routed.
-    pub fn rows(&self, layer: u32) -> u64 {
+    pub fn rows(&self, layer: LayerId) -> u64 {
         self.layer(layer).map_or(0, |layer| layer.rows)
     }
 
     /// Consecutive tokens of a layer.
-    pub fn order(&self, layer: u32) -> Option<&TokenPairs> {
+    pub fn order(&self, layer: LayerId) -> Option<&TokenPairs> {
         self.layer(layer).map(|layer| &layer.order)
     }
 
     /// Distinct experts of batches of a layer.
-    pub fn distinct(&self, layer: u32) -> Option<&Distinct> {
+    pub fn distinct(&self, layer: LayerId) -> Option<&Distinct> {
         self.layer(layer).map(|layer| &layer.distinct)
     }
 
@@ -410,13 +418,19 @@ impl Survey {
         &self.by_label
     }
 
-    fn layer(&self, layer: u32) -> Option<&LayerSurvey> {
-        self.layers.get(layer as usize)
+    fn layer(&self, layer: LayerId) -> Option<&LayerSurvey> {
+        self.layers.get(layer.index())
     }
 }
 
 /// Name of the tokens of [`GroupBy::Sequence`] whose sequence is not known.
 const UNKNOWN: &str = "unknown";
 
-/// Names of the phases of [`GroupBy::Phase`], by number.
-const PHASES: [&str; 3] = ["prompt", "generate", "untold"];
+/// Name of a part of [`GroupBy::Phase`].
+fn phase_name(phase: Option<Phase>) -> &'static str {
+    match phase {
+        Some(Phase::Prompt) => "prompt",
+        Some(Phase::Generate) => "generate",
+        None => "untold",
+    }
+}

@@ -1,5 +1,7 @@
 //! What consecutive tokens of a sequence have in common, in one layer.
 
+use moe_trace::{ExpertId, TokenId};
+
 /// Sequences whose last token is remembered in a layer, at most: so many requests may be interleaved.
 const MAX_OPEN: usize = 64;
 
@@ -27,9 +29,9 @@ pub struct TokenPairs {
 #[derive(Debug, Clone, PartialEq)]
 struct Last {
     sequence: (usize, Option<u32>),
-    token_id: u32,
-    experts: Vec<u32>,
-    top_two: [Option<u32>; 2],
+    token_id: TokenId,
+    experts: Vec<ExpertId>,
+    top_two: [Option<ExpertId>; 2],
 }
 
 impl TokenPairs {
@@ -37,9 +39,9 @@ impl TokenPairs {
     pub(super) fn add(
         &mut self,
         sequence: (usize, Option<u32>),
-        token_id: u32,
-        experts: &[(u32, f64)],
-        top_two: [Option<u32>; 2],
+        token_id: TokenId,
+        experts: &[(ExpertId, f64)],
+        top_two: [Option<ExpertId>; 2],
     ) {
         let known = self.open.iter().position(|last| last.sequence == sequence);
         let Some(at) = known else {
@@ -55,8 +57,8 @@ impl TokenPairs {
             return;
         };
         let last = &mut self.open[at];
-        if last.token_id.checked_add(1) == Some(token_id) {
-            let is_shared = |&&(expert, _): &&(u32, f64)| last.experts.contains(&expert);
+        if last.token_id.0.checked_add(1) == Some(token_id.0) {
+            let is_shared = |&&(expert, _): &&(ExpertId, f64)| last.experts.contains(&expert);
             self.pairs += 1;
             self.chosen += experts.len() as u64;
             self.shared += experts.iter().filter(is_shared).count() as u64;
@@ -65,11 +67,11 @@ impl TokenPairs {
                 self.same_first += u64::from(first == last_first);
             }
             // Of a token that has one expert, it is the first two choices.
-            let is_known = |top_two: [Option<u32>; 2], n: usize| {
+            let is_known = |top_two: [Option<ExpertId>; 2], n: usize| {
                 top_two[0].is_some() && (top_two[1].is_some() || n == 1)
             };
             if is_known(top_two, experts.len()) && is_known(last.top_two, last.experts.len()) {
-                let is_same = |expert: &u32| last.top_two.contains(&Some(*expert));
+                let is_same = |expert: &ExpertId| last.top_two.contains(&Some(*expert));
                 self.known_first_two += 1;
                 self.same_first_two += u64::from(top_two.iter().flatten().any(is_same));
             }
@@ -126,10 +128,11 @@ mod tests {
     fn order(tokens: &[(u32, u32, [u32; 3])]) -> TokenPairs {
         let mut order = TokenPairs::default();
         for &(sequence, token, experts) in tokens {
+            let experts = experts.map(ExpertId);
             let top_two = [Some(experts[0]), Some(experts[1])];
             order.add(
                 (1, Some(sequence)),
-                token,
+                TokenId(token),
                 &experts.map(|expert| (expert, 0.0)),
                 top_two,
             );
@@ -170,7 +173,12 @@ mod tests {
     fn unknown_sequence_is_not_sequence_0() {
         let mut order = TokenPairs::default();
         for (sequence, token_id) in [(Some(0), 0), (None, 1), (None, 2)] {
-            order.add((1, sequence), token_id, &[(7, 0.0)], [Some(7), None]);
+            order.add(
+                (1, sequence),
+                TokenId(token_id),
+                &[(ExpertId(7), 0.0)],
+                [Some(ExpertId(7)), None],
+            );
         }
         assert_eq!((order.pairs, order.shared), (1, 1));
     }
@@ -185,8 +193,9 @@ mod tests {
             ([1, 3], [Some(1), Some(3)]),
             ([1, 4], [Some(1), None]),
         ];
-        for (token_id, (experts, top_two)) in (0..).zip(tokens) {
-            let experts = experts.map(|expert| (expert, 0.0));
+        for (token_id, (experts, top_two)) in (0..).map(TokenId).zip(tokens) {
+            let experts = experts.map(|expert| (ExpertId(expert), 0.0));
+            let top_two = top_two.map(|expert| expert.map(ExpertId));
             order.add((1, Some(0)), token_id, &experts, top_two);
         }
         assert_eq!((order.pairs, order.shared), (3, 4));
@@ -202,12 +211,22 @@ mod tests {
 
     #[test]
     fn memory_is_bounded() {
-        let mut order = TokenPairs::default();
+        let (mut order, expert) = (TokenPairs::default(), ExpertId(1));
         for sequence in 0..1000 {
-            order.add((1, Some(sequence)), 0, &[(1, 0.0)], [Some(1), None]);
+            order.add(
+                (1, Some(sequence)),
+                TokenId(0),
+                &[(expert, 0.0)],
+                [Some(expert), None],
+            );
         }
         assert_eq!(order.open.len(), MAX_OPEN);
-        order.add((1, Some(999)), 1, &[(1, 0.0)], [Some(1), None]);
+        order.add(
+            (1, Some(999)),
+            TokenId(1),
+            &[(expert, 0.0)],
+            [Some(expert), None],
+        );
         assert_eq!(order.pairs, 1);
     }
 }

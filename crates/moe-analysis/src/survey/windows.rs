@@ -1,5 +1,7 @@
 //! Counts of each layer in windows of its tokens.
 
+use moe_trace::{ExpertId, LayerId};
+
 use std::ops::Range;
 
 /// Windows of a layer, at most: then two and two become one.
@@ -32,7 +34,7 @@ impl Default for Windows {
 
 impl Windows {
     /// Takes the experts of a layer's next row; rows count from 0.
-    pub(super) fn add(&mut self, layer: usize, row: u64, experts: &[(u32, f64)]) {
+    pub(super) fn add(&mut self, layer: usize, row: u64, experts: &[(ExpertId, f64)]) {
         if self.counts.len() <= layer {
             self.counts.resize(layer + 1, Vec::new());
             self.rows.resize(layer + 1, 0);
@@ -48,7 +50,7 @@ impl Windows {
         }
         let counts = &mut windows[window];
         for &(expert, _) in experts {
-            let expert = expert as usize;
+            let expert = expert.index();
             if counts.len() <= expert {
                 self.n_cells += expert + 1 - counts.len();
                 counts.resize(expert + 1, 0);
@@ -81,32 +83,32 @@ impl Windows {
     }
 
     /// Windows of a layer.
-    pub fn len(&self, layer: u32) -> usize {
-        self.counts.get(layer as usize).map_or(0, Vec::len)
+    pub fn len(&self, layer: LayerId) -> usize {
+        self.counts.get(layer.index()).map_or(0, Vec::len)
     }
 
     /// Whether a layer has no window.
-    pub fn is_empty(&self, layer: u32) -> bool {
+    pub fn is_empty(&self, layer: LayerId) -> bool {
         self.len(layer) == 0
     }
 
     /// Rows of a layer in some of its windows.
-    pub fn rows(&self, layer: u32, windows: &Range<usize>) -> u64 {
-        let rows = self.rows.get(layer as usize).copied().unwrap_or(0);
+    pub fn rows(&self, layer: LayerId, windows: &Range<usize>) -> u64 {
+        let rows = self.rows.get(layer.index()).copied().unwrap_or(0);
         let until = |window: usize| (window as u64 * self.size).min(rows);
         until(windows.end).saturating_sub(until(windows.start))
     }
 
     /// Counts of each expert of a layer in some of its windows, up to the highest that was chosen in them.
-    pub fn counts(&self, layer: u32, windows: &Range<usize>) -> Vec<u64> {
+    pub fn counts(&self, layer: LayerId, windows: &Range<usize>) -> Vec<u64> {
         let mut sums = Vec::new();
         self.add_counts(layer, windows, &mut sums);
         sums
     }
 
     /// Adds the counts of each expert of a layer in some of its windows to `sums`.
-    pub(crate) fn add_counts(&self, layer: u32, windows: &Range<usize>, sums: &mut Vec<u64>) {
-        let all = self.counts.get(layer as usize);
+    pub(crate) fn add_counts(&self, layer: LayerId, windows: &Range<usize>, sums: &mut Vec<u64>) {
+        let all = self.counts.get(layer.index());
         let windows = all.and_then(|all| all.get(windows.clone()));
         for counts in windows.into_iter().flatten() {
             if sums.len() < counts.len() {
@@ -119,7 +121,7 @@ impl Windows {
     }
 
     /// A layer's windows in at most `n` spans of about the same length, each one window or more.
-    pub fn spans(&self, layer: u32, n: usize) -> Vec<Range<usize>> {
+    pub fn spans(&self, layer: LayerId, n: usize) -> Vec<Range<usize>> {
         let len = self.len(layer);
         let n = n.min(len).max(1);
         let edge = |span: usize| span * len / n;
@@ -144,7 +146,11 @@ mod tests {
     fn windows(rows: u64) -> Windows {
         let mut windows = Windows::default();
         for row in 0..rows {
-            windows.add(2, row, &[((row % 3) as u32, 0.0), (5, 0.0)]);
+            windows.add(
+                2,
+                row,
+                &[(ExpertId((row % 3) as u32), 0.0), (ExpertId(5), 0.0)],
+            );
         }
         windows
     }
@@ -152,32 +158,38 @@ mod tests {
     #[test]
     fn windows_double_and_lose_nothing() {
         let few = windows(7);
-        assert_eq!((few.size(), few.len(2), few.len(0)), (1, 7, 0));
-        assert_eq!(few.counts(2, &(1..3)), [0, 1, 1, 0, 0, 2]);
-        assert_eq!(few.rows(2, &(1..3)), 2);
+        assert_eq!(
+            (few.size(), few.len(LayerId(2)), few.len(LayerId(0))),
+            (1, 7, 0)
+        );
+        assert_eq!(few.counts(LayerId(2), &(1..3)), [0, 1, 1, 0, 0, 2]);
+        assert_eq!(few.rows(LayerId(2), &(1..3)), 2);
 
         let many = windows(129);
-        assert_eq!((many.size(), many.len(2)), (2, 65));
-        assert_eq!(many.counts(2, &(0..65)), [43, 43, 43, 0, 0, 129]);
-        assert_eq!(many.rows(2, &(64..65)), 1, "the last is half full");
-        assert_eq!(many.rows(2, &(0..65)), 129);
-        assert_eq!(many.counts(2, &(64..65)), [0, 0, 1, 0, 0, 1]);
+        assert_eq!((many.size(), many.len(LayerId(2))), (2, 65));
+        assert_eq!(many.counts(LayerId(2), &(0..65)), [43, 43, 43, 0, 0, 129]);
+        assert_eq!(many.rows(LayerId(2), &(64..65)), 1, "the last is half full");
+        assert_eq!(many.rows(LayerId(2), &(0..65)), 129);
+        assert_eq!(many.counts(LayerId(2), &(64..65)), [0, 0, 1, 0, 0, 1]);
 
         let long = windows(100_000);
-        assert!(long.len(2) <= MAX_WINDOWS);
-        assert_eq!(long.counts(2, &(0..long.len(2)))[5], 100_000);
+        assert!(long.len(LayerId(2)) <= MAX_WINDOWS);
+        assert_eq!(
+            long.counts(LayerId(2), &(0..long.len(LayerId(2))))[5],
+            100_000
+        );
     }
 
     #[test]
     fn spans_cover_every_window_once() {
         let windows = windows(70);
-        let spans = windows.spans(2, 8);
+        let spans = windows.spans(LayerId(2), 8);
         assert_eq!(spans.len(), 8);
         assert_eq!((spans[0].start, spans[7].end), (0, 70));
         assert!(spans.windows(2).all(|pair| pair[0].end == pair[1].start));
         assert!(spans.iter().all(|span| (8..=9).contains(&span.len())));
         assert_eq!(
-            windows.spans(0, 8).len(),
+            windows.spans(LayerId(0), 8).len(),
             1,
             "a layer without windows has one empty span"
         );

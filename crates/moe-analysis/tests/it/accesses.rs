@@ -8,7 +8,9 @@ use moe_gguf::map::OffsetMap;
 use moe_trace::manifest::Manifest;
 use moe_trace::ops::{GET_ROWS, MUL_MAT, MUL_MAT_ID};
 use moe_trace::record::{EXT_V1, PHASE_GENERATE, PHASE_PROMPT, SOURCE_DISK, set_name};
-use moe_trace::{NO_LAYER, NO_TENSOR, Run, RunOptions, RunWriter, TensorAccessLog};
+use moe_trace::{
+    ExpertId, LayerId, NO_LAYER, NO_TENSOR, Phase, Run, RunOptions, RunWriter, TensorAccessLog,
+};
 use proptest::prelude::*;
 use zerocopy::IntoBytes;
 
@@ -209,7 +211,8 @@ fn bytes_are_those_of_the_experts_chosen_once() {
     assert_eq!(generated.bytes_per_token(), Some(of_a_token as f64));
     assert_eq!(prompt.bytes_per_token(), Some(prompt.bytes as f64 / 2.0));
 
-    let layer = |layer, phase| {
+    let layer = |layer: Option<u16>, phase| {
+        let layer = layer.map(LayerId);
         let is_it = |l: &&moe_analysis::accesses::LayerVolume| l.layer == layer && l.phase == phase;
         report
             .layers
@@ -218,18 +221,18 @@ fn bytes_are_those_of_the_experts_chosen_once() {
             .map(|l| (l.accesses, l.bytes, l.expert_bytes))
     };
     assert_eq!(
-        layer(Some(0), 0),
+        layer(Some(0), Phase::Prompt),
         Some((10, 3 * sizes.parts + sizes.q, 3 * sizes.parts))
     );
     assert_eq!(
-        layer(Some(1), 0),
+        layer(Some(1), Phase::Prompt),
         Some((7, 2 * sizes.parts + sizes.q, 2 * sizes.parts))
     );
     assert_eq!(
-        layer(Some(1), 1),
+        layer(Some(1), Phase::Generate),
         Some((21, 6 * sizes.parts + 3 * sizes.q, 6 * sizes.parts))
     );
-    assert_eq!((layer(None, 0), report.layers.len()), (None, 4));
+    assert_eq!((layer(None, Phase::Prompt), report.layers.len()), (None, 4));
     // Two rows of the prompt's embeddings and one of each generated token, of 32 F16 each.
     let lookups = report.lookups;
     assert_eq!(
@@ -320,7 +323,7 @@ fn working_sets_count_what_is_read_twice_once() {
 fn experts_touched_are_counted_by_phase() {
     let coverage = report_on(&known(), &[]).coverage;
     let layer = |layer, prompt, generate, either| LayerCoverage {
-        layer,
+        layer: LayerId(layer),
         n_expert: 16,
         prompt,
         generate,
@@ -343,7 +346,9 @@ fn reuse_distances_count_tokens_and_the_bytes_between() {
     // 5 in the prompt, 4 for each token. Again come: 1 and 5; 3; 0, 1, 5 and 9.
     assert_eq!((reuse.uses, reuse.reuses), (17, 7));
     let expert = |layer, id| {
-        let is_it = |e: &&moe_analysis::accesses::ExpertReuse| (e.layer, e.expert) == (layer, id);
+        let is_it = |e: &&moe_analysis::accesses::ExpertReuse| {
+            (e.layer, e.expert) == (LayerId(layer), ExpertId(id))
+        };
         *reuse.experts.iter().find(is_it).unwrap()
     };
     // Expert 1 of layer 0: prompt (2 tokens), token 2, token 4.
@@ -400,10 +405,10 @@ fn a_layers_span_is_from_its_first_access_to_the_end_of_its_last() {
     assert_eq!(
         found,
         [
-            (0, 0, 1, 34, 34),
-            (0, 1, 3, 34, 34),
-            (1, 0, 1, 34, 34),
-            (1, 1, 3, 34, 34)
+            (LayerId(0), Phase::Prompt, 1, 34, 34),
+            (LayerId(0), Phase::Generate, 3, 34, 34),
+            (LayerId(1), Phase::Prompt, 1, 34, 34),
+            (LayerId(1), Phase::Generate, 3, 34, 34)
         ]
     );
     assert_eq!(spans[1].spread.mean_ns(), Some(34.0));

@@ -7,13 +7,13 @@ use moe_analysis::simulate::{
 };
 use moe_placement::cache::{Access, Changes, Key, Online, PolicyName, Setting};
 use moe_placement::predict::PredictorName;
-use moe_trace::{Phase, RoutingRow, Sink};
+use moe_trace::{ExpertId, LayerId, Phase, RoutingRow, Sink, TokenId};
 use proptest::prelude::*;
 
 use crate::made::{Made, N_EXPERT, N_LAYER, batches_of, traces};
 
-fn batches(made: &[Made], bytes: impl Fn(u32, u32) -> u64) -> Batches {
-    batches_of(made, u32::from(N_LAYER), N_EXPERT, bytes)
+fn batches(made: &[Made], bytes: impl Fn(u16, u32) -> u64) -> Batches {
+    batches_of(made, N_LAYER, N_EXPERT, bytes)
 }
 
 fn options() -> SimulateOptions {
@@ -136,7 +136,7 @@ proptest! {
     #[test]
     fn reported_changes_match_the_cached_experts(made in traces(6), budget in 0u64..70, mixed: bool) {
         let batches = batches(&made, |layer, expert| {
-            if mixed { u64::from(1 + layer * 2 + expert % 2) } else { 3 }
+            if mixed { u64::from(1 + u32::from(layer) * 2 + expert % 2) } else { 3 }
         });
         for policy in policies() {
             check_slots(&batches, policy, budget);
@@ -374,7 +374,7 @@ fn a_prompt_is_a_batch_for_each_layer() {
             .flat_map(|token| {
                 (0..2u16).flat_map(move |layer| {
                     (0..2).map(move |slot| RoutingRow {
-                        token_id: token,
+                        token_id: TokenId(token),
                         sequence_id: Some(0),
                         phase: Some(if token < 4 {
                             Phase::Prompt
@@ -382,8 +382,8 @@ fn a_prompt_is_a_batch_for_each_layer() {
                             Phase::Generate
                         }),
                         slot,
-                        expert_id: (token * 3 + u32::from(slot + layer)) % N_EXPERT,
-                        ..RoutingRow::at_layer(layer)
+                        expert_id: ExpertId((token * 3 + u32::from(slot + layer)) % N_EXPERT),
+                        ..RoutingRow::at_layer(LayerId(layer))
                     })
                 })
             })
@@ -393,7 +393,9 @@ fn a_prompt_is_a_batch_for_each_layer() {
         }
         let mut collector = Collector::new();
         rows.iter().for_each(|row| collector.routing(row).unwrap());
-        let sizes = (0..2).flat_map(|layer| (0..N_EXPERT).map(move |expert| (layer, expert, 1)));
+        let sizes = (0..2).flat_map(|layer| {
+            (0..N_EXPERT).map(move |expert| (LayerId(layer), ExpertId(expert), 1))
+        });
         let batches = collector.finish(&sizes.collect()).unwrap();
         let cut = batches.iter().map(|batch| {
             let choices: Vec<(Key, bool)> = batch.choices().collect();

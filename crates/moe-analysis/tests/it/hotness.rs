@@ -7,7 +7,10 @@ use moe_gguf::map::OffsetMap;
 use moe_trace::manifest::Model;
 use moe_trace::record::{EXT_V1, FLAG_CONTINUATION, MAX_EXPERTS, set_name};
 use moe_trace::tables::{TableOptions, write_tables};
-use moe_trace::{Manifest, Run, RunOptions, RunWriter, TensorAccessLog, ops};
+use moe_trace::{LayerId, Manifest, Phase, Run, RunOptions, RunWriter, TensorAccessLog, ops};
+
+const PROMPT: Phases = Phases::Only(Phase::Prompt);
+const GENERATE: Phases = Phases::Only(Phase::Generate);
 
 /// One pass of a layer: its tokens' experts, each with the weight 1 / (slot + 1).
 struct WrittenPass {
@@ -101,9 +104,9 @@ fn count(dir: &Path, run: &Run) -> Hotness {
     from_run
 }
 
-fn counts(hotness: &Hotness, layer: u32, phases: Phases) -> Vec<u64> {
+fn counts(hotness: &Hotness, layer: u16, phases: Phases) -> Vec<u64> {
     hotness
-        .experts(layer, phases)
+        .experts(LayerId(layer), phases)
         .iter()
         .map(|tally| tally.count)
         .collect()
@@ -121,20 +124,18 @@ fn one_layer_alone_and_phases_apart() {
     let hotness = count(dir.path(), &run);
 
     assert_eq!((hotness.n_expert(), hotness.n_expert_used()), (6, 2));
-    assert_eq!(hotness.layers(Phases::All), [2]);
-    assert_eq!(counts(&hotness, 2, Phases::Prompt), [3, 2, 0, 1, 0, 0]);
-    assert_eq!(counts(&hotness, 2, Phases::Generate), [1, 1, 0, 0, 2, 0]);
+    assert_eq!(hotness.layers(Phases::All), [LayerId(2)]);
+    assert_eq!(counts(&hotness, 2, PROMPT), [3, 2, 0, 1, 0, 0]);
+    assert_eq!(counts(&hotness, 2, GENERATE), [1, 1, 0, 0, 2, 0]);
     assert_eq!(counts(&hotness, 2, Phases::All), [4, 3, 0, 1, 2, 0]);
-    let rows =
-        [Phases::Prompt, Phases::Generate, Phases::All].map(|phases| hotness.rows(2, phases));
+    let rows = [PROMPT, GENERATE, Phases::All].map(|phases| hotness.rows(LayerId(2), phases));
     assert_eq!(rows, [3, 2, 5]);
-    let calls =
-        [Phases::Prompt, Phases::Generate, Phases::All].map(|phases| hotness.calls(2, phases));
+    let calls = [PROMPT, GENERATE, Phases::All].map(|phases| hotness.calls(LayerId(2), phases));
     assert_eq!(calls, [1, 2, 3]);
     // Expert 0: first in three prompt tokens, second in one generated token.
-    assert_eq!(hotness.experts(2, Phases::All)[0].mass, 3.5);
-    assert_eq!(hotness.rows(1, Phases::All), 0);
-    assert_eq!(hotness.rows(99, Phases::All), 0);
+    assert_eq!(hotness.experts(LayerId(2), Phases::All)[0].mass, 3.5);
+    assert_eq!(hotness.rows(LayerId(1), Phases::All), 0);
+    assert_eq!(hotness.rows(LayerId(99), Phases::All), 0);
 }
 
 #[test]
@@ -151,11 +152,14 @@ fn tokens_with_more_than_sixteen_experts_count_once() {
     let hotness = count(dir.path(), &run);
     assert_eq!(hotness.n_expert_used(), 20);
     assert_eq!(
-        (hotness.rows(0, Phases::All), hotness.rows(1, Phases::All)),
+        (
+            hotness.rows(LayerId(0), Phases::All),
+            hotness.rows(LayerId(1), Phases::All)
+        ),
         (2, 1)
     );
     assert_eq!(counts(&hotness, 0, Phases::All).iter().sum::<u64>(), 40);
-    assert_eq!(hotness.experts(0, Phases::All)[39].mass, 2.0);
+    assert_eq!(hotness.experts(LayerId(0), Phases::All)[39].mass, 2.0);
     assert_eq!(hotness.tokens(Phases::All), 2);
 }
 
@@ -187,7 +191,7 @@ fn runs_of_one_model_add_and_others_do_not() {
     sum.merge(&Hotness::from_run(&two, None).unwrap()).unwrap();
     assert_eq!(counts(&sum, 0, Phases::All), [2, 2, 0, 0]);
     assert_eq!(counts(&sum, 1, Phases::All), [1, 0, 1, 0]);
-    assert_eq!(sum.calls(0, Phases::All), 2);
+    assert_eq!(sum.calls(LayerId(0), Phases::All), 2);
     let error = sum
         .merge(&Hotness::from_run(&other, None).unwrap())
         .unwrap_err();
@@ -214,7 +218,7 @@ fn ranking_follows_counts_then_ids() {
     let run = write_run(&dir.path().join("run"), 4, &["gate", "up"], &passes);
     let hotness = count(dir.path(), &run);
     let ranked = hotness.ranked(Phases::All);
-    let places: Vec<_> = ranked.iter().map(|e| (e.layer, e.expert)).collect();
+    let places: Vec<_> = ranked.iter().map(|e| (e.layer.0, e.expert.0)).collect();
     assert_eq!(
         places,
         [
@@ -230,7 +234,7 @@ fn ranking_follows_counts_then_ids() {
     );
     assert_eq!(ranked[0].share, 0.5);
     // In one phase, only the layers that did something in it.
-    assert_eq!(hotness.ranked(Phases::Generate).len(), 4);
+    assert_eq!(hotness.ranked(GENERATE).len(), 4);
 }
 
 #[test]
@@ -305,7 +309,7 @@ fn nothing_routed_and_impossible_ids_are_errors() {
     );
     let hotness = Hotness::from_run(&prompt_only, None).unwrap();
     assert!(matches!(
-        hotness.learn_file(Phases::Generate),
+        hotness.learn_file(GENERATE),
         Err(Error::Empty { .. })
     ));
     hotness.learn_file(Phases::All).unwrap();

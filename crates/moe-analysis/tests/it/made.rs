@@ -2,7 +2,7 @@
 
 use moe_analysis::simulate::{Batches, Collector};
 use moe_placement::plan::ExpertSizes;
-use moe_trace::{Phase, RoutingRow, Sink};
+use moe_trace::{ExpertId, LayerId, Phase, RoutingRow, Sink};
 use proptest::prelude::*;
 
 pub const N_LAYER: u16 = 3;
@@ -14,24 +14,26 @@ pub type Made = (u16, Phase, Vec<u32>);
 /// The batches, with experts of `bytes(layer, expert)`.
 pub fn batches_of(
     made: &[Made],
-    n_layer: u32,
+    n_layer: u16,
     n_expert: u32,
-    bytes: impl Fn(u32, u32) -> u64,
+    bytes: impl Fn(u16, u32) -> u64,
 ) -> Batches {
     let mut collector = Collector::new();
     for ((layer_id, phase, experts), time) in made.iter().zip(1..) {
         for &expert_id in experts {
             let row = RoutingRow {
-                expert_id,
+                expert_id: ExpertId(expert_id),
                 phase: Some(*phase),
                 timestamp_ns: Some(time),
-                ..RoutingRow::at_layer(*layer_id)
+                ..RoutingRow::at_layer(LayerId(*layer_id))
             };
             collector.routing(&row).unwrap();
         }
     }
     let keys = (0..n_layer).flat_map(|layer| (0..n_expert).map(move |expert| (layer, expert)));
-    let sizes: ExpertSizes = keys.map(|(l, e)| (l, e, bytes(l, e))).collect();
+    let sizes: ExpertSizes = keys
+        .map(|(l, e)| (LayerId(l), ExpertId(e), bytes(l, e)))
+        .collect();
     collector.finish(&sizes).unwrap()
 }
 

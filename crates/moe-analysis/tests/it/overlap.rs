@@ -3,9 +3,8 @@
 use moe_analysis::overlap::{self, OverlapReport, OverlapVerdict, Reads};
 use moe_gguf::GgmlType;
 use moe_gguf::map::{Category, MapRow, OffsetMap, Projection};
-
-use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
 use moe_trace::transfers::{Span, Transfer};
+use moe_trace::{ExpertId, LayerId, Phase, TokenId};
 
 /// As the clock has it: more digits than an f64 keeps.
 const CLOCK: u64 = 1_800_000_000_000_000_001;
@@ -29,9 +28,9 @@ fn run(
 ) -> Transfer {
     Transfer {
         sequence_id: 0,
-        token_id,
-        phase: PHASE_GENERATE,
-        layer_id,
+        token_id: TokenId(token_id),
+        phase: Phase::Generate,
+        layer_id: LayerId(layer_id),
         n_tokens: 1,
         n_experts: 4,
         n_fetched,
@@ -86,7 +85,7 @@ fn example() -> Vec<Transfer> {
 }
 
 fn generated(transfers: &[Transfer], reads: &Reads) -> OverlapReport {
-    overlap::report(transfers, PHASE_GENERATE, reads).unwrap()
+    overlap::report(transfers, Phase::Generate, reads).unwrap()
 }
 
 #[track_caller]
@@ -103,8 +102,11 @@ fn assert_close(found: Option<f64>, expected: f64) {
 fn a_layer_with_late_transfers() {
     let report = generated(&example(), &Reads::default());
     assert_eq!(report.passes, 3);
-    assert_eq!(report.layers.keys().copied().collect::<Vec<_>>(), [0, 1]);
-    let layer = &report.layers[&0];
+    assert_eq!(
+        report.layers.keys().copied().collect::<Vec<_>>(),
+        [LayerId(0), LayerId(1)]
+    );
+    let layer = &report.layers[&LayerId(0)];
     assert_eq!((layer.runs, layer.n_experts, layer.n_fetched), (3, 12, 7));
     assert_eq!(layer.bytes, 20_000);
     assert_close(layer.fallback_rate(), 5.0 / 12.0);
@@ -137,7 +139,7 @@ fn a_layer_with_late_transfers() {
 
 #[test]
 fn a_layer_whose_windows_are_too_short() {
-    let layer = &generated(&example(), &Reads::default()).layers[&1];
+    let layer = &generated(&example(), &Reads::default()).layers[&LayerId(1)];
     // Transfers of 400, 400 and 300 ns beside windows of 100 ns: 100, 100 and 0 ns lie there, 100 ns of each could.
     assert_close(layer.hidden_share(), 200.0 / 1100.0);
     assert_close(layer.hideable_share(), 300.0 / 1100.0);
@@ -173,7 +175,7 @@ fn hidden_and_a_full_memory() {
     let transfers = vec![run((0, 0), (4, 8000), (0, 1000), Some((0, 400)), None)];
     let verdict = |gate_up: f64, gb_s: Option<f64>| {
         let reads = Reads {
-            gate_up_bytes: [(0, gate_up)].into(),
+            gate_up_bytes: [(LayerId(0), gate_up)].into(),
             memory_bytes_per_s: gb_s.map(|gb_s| gb_s * 1e9),
         };
         let all = generated(&transfers, &reads).all;
@@ -216,11 +218,11 @@ fn nothing_travelled() {
     assert_close(all.fallback_rate(), 1.0);
     assert_eq!(all.verdict(), OverlapVerdict::Nothing);
     assert_eq!(
-        overlap::report(&transfers, PHASE_PROMPT, &Reads::default()),
+        overlap::report(&transfers, Phase::Prompt, &Reads::default()),
         None
     );
     assert_eq!(
-        overlap::report(&[], PHASE_GENERATE, &Reads::default()),
+        overlap::report(&[], Phase::Generate, &Reads::default()),
         None
     );
 }
@@ -274,8 +276,8 @@ fn gate_and_up_of_a_map() {
         file: 0,
         tensor: "blk.0.ffn_gate_exps.bias".into(),
         tensor_idx: 0,
-        expert_id: expert,
-        layer_id: Some(layer),
+        expert_id: expert.map(ExpertId),
+        layer_id: Some(LayerId(layer)),
         projection: Some(projection),
         category,
         ty: GgmlType::F32,
@@ -303,5 +305,5 @@ fn gate_and_up_of_a_map() {
     ];
     let bytes = overlap::gate_up_bytes(&OffsetMap { rows });
     // (2 × 100 + 2 × 150 + 40) / 2
-    assert_eq!(bytes, [(0, 270.0), (5, 70.0)].into());
+    assert_eq!(bytes, [(LayerId(0), 270.0), (LayerId(5), 70.0)].into());
 }

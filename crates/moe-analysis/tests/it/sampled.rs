@@ -20,7 +20,7 @@ proptest! {
     #[test]
     fn a_sample_of_all_is_lru(made in traces(7), mixed: bool) {
         let batches = batches_of(&made, 3, 8, |layer, expert| {
-            if mixed { u64::from(1 + layer * 2 + expert % 3) } else { 5 }
+            if mixed { u64::from(1 + u32::from(layer) * 2 + expert % 3) } else { 5 }
         });
         let budgets: Vec<u64> = (0..130).rev().step_by(3).collect();
         for estimate in sampled_lru(&batches, &budgets, 1.0, 7).unwrap() {
@@ -30,7 +30,7 @@ proptest! {
     }
 }
 
-const N_LAYER: u32 = 12;
+const N_LAYER: u16 = 12;
 const N_EXPERT: u32 = 64;
 
 /// Tokens of four experts in each layer: some stay from the token before, the others are skewed, in each layer otherwise.
@@ -42,23 +42,23 @@ fn tokens(n_token: usize) -> Batches {
             .wrapping_add(1_442_695_040_888_963_407);
         ((u128::from(state) * u128::from(n)) >> 64) as u32
     };
-    let mut last: Vec<Vec<u32>> = vec![Vec::new(); N_LAYER as usize];
+    let mut last: Vec<Vec<u32>> = vec![Vec::new(); N_LAYER.into()];
     let mut made = Vec::new();
     for _ in 0..n_token {
         for layer in 0..N_LAYER {
-            let before = &mut last[layer as usize];
+            let before = &mut last[usize::from(layer)];
             let mut chosen = Vec::new();
             while chosen.len() < 4 {
                 let expert = match below(4) {
                     0 if !before.is_empty() => before[below(4) as usize],
-                    _ => (below(64).min(below(64)) * 37 + layer * 11) % N_EXPERT,
+                    _ => (below(64).min(below(64)) * 37 + u32::from(layer) * 11) % N_EXPERT,
                 };
                 if !chosen.contains(&expert) {
                     chosen.push(expert);
                 }
             }
             before.clone_from(&chosen);
-            made.push((layer as u16, Phase::Generate, chosen));
+            made.push((layer, Phase::Generate, chosen));
         }
     }
     batches_of(&made, N_LAYER, N_EXPERT, |layer, _| {

@@ -4,28 +4,29 @@ use moe_analysis::simulate::{
     BatchTime, Batches, Collector, ExpertTime, MAX_BATCH, Machine, Offload, Outcome, Row,
 };
 use moe_placement::cache::{Online, PolicyName};
-use moe_trace::{Phase, RoutingRow, Sink};
+use moe_trace::{ExpertId, LayerId, Phase, RoutingRow, Sink, TokenId};
 
 /// A token that a layer routes: time, layer, phase, experts.
 type Routed = (Option<u64>, u16, Phase, [u32; 2]);
 
 /// Of a model with experts of 5 bytes.
-fn batches(routed: &[Routed], n_layer: u32, n_expert: u32) -> Batches {
+fn batches(routed: &[Routed], n_layer: u16, n_expert: u32) -> Batches {
     let mut collector = Collector::new();
     for (&(timestamp_ns, layer_id, phase, experts), token) in routed.iter().zip(0..) {
         for (expert_id, slot) in experts.into_iter().zip(0..) {
             let row = RoutingRow {
-                token_id: token,
+                token_id: TokenId(token),
                 phase: Some(phase),
                 slot,
-                expert_id,
+                expert_id: ExpertId(expert_id),
                 timestamp_ns,
-                ..RoutingRow::at_layer(layer_id)
+                ..RoutingRow::at_layer(LayerId(layer_id))
             };
             collector.routing(&row).unwrap();
         }
     }
-    let keys = (0..n_layer).flat_map(|layer| (0..n_expert).map(move |e| (layer, e, 5)));
+    let keys =
+        (0..n_layer).flat_map(|layer| (0..n_expert).map(move |e| (LayerId(layer), ExpertId(e), 5)));
     collector.finish(&keys.collect()).unwrap()
 }
 

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use anyhow::bail;
 use moe_gguf::text::counted;
 use moe_trace::buffers::{self, BufferEvent, Timeline, TimelineBuffer};
-use moe_trace::record::NO_LAYER;
 use moe_trace::{Manifest, TRACE_FILE, Trace};
 
 use crate::context::Context;
@@ -181,9 +180,7 @@ fn print_buffers(out: &mut dyn Write, timeline: &Timeline, format: Format) -> st
         .column("size", "size (bytes)", |buffer| buffer.size)
         .column("backend", "backend", |buffer| buffer.backend.as_str())
         .column("usage", "usage", |buffer| buffer.usage_name)
-        .column("layer_id", "layer", |buffer| {
-            Some(buffer.layer).filter(|&layer| layer != NO_LAYER)
-        })
+        .column("layer_id", "layer", |buffer| buffer.layer)
         .column("alloc_time_ms", "allocated (ms)", |buffer| {
             buffer.alloc_time_ms
         })

@@ -97,7 +97,7 @@ fn format(args: &Args) -> anyhow::Result<GraphFormat> {
 }
 
 fn read(args: &Args, ctx: &Context) -> anyhow::Result<Graph> {
-    let phase = args.phase.number();
+    let phase = args.phase;
     traces::check_run(&args.run)?;
     Manifest::of_run(&args.run)?;
     let recorded = graph::path(&args.run, phase);

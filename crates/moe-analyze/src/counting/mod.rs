@@ -48,8 +48,7 @@ pub fn read_with(
             drop(progress);
             traces::report_import(ctx, path, &summary);
             if bytes.is_empty() {
-                let layers = summary.facts.expert_bytes.into_iter();
-                *bytes = ExpertBytes::of_layers(layers.map(|(layer, n)| (layer.into(), n)));
+                *bytes = ExpertBytes::of_layers(summary.facts.expert_bytes);
             }
             hotness
         }

@@ -14,6 +14,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use anyhow::{Context, bail};
+use moe_trace::{ExpertId, LayerId, TokenId};
 
 /// How rows are printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -62,6 +63,24 @@ cell_from!(u16, u32, u64);
 impl From<usize> for Cell<'_> {
     fn from(value: usize) -> Self {
         Cell::Int(value as u64)
+    }
+}
+
+impl From<LayerId> for Cell<'_> {
+    fn from(layer: LayerId) -> Self {
+        layer.0.into()
+    }
+}
+
+impl From<ExpertId> for Cell<'_> {
+    fn from(expert: ExpertId) -> Self {
+        expert.0.into()
+    }
+}
+
+impl From<TokenId> for Cell<'_> {
+    fn from(token: TokenId) -> Self {
+        token.0.into()
     }
 }
 

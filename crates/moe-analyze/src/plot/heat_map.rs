@@ -1,5 +1,7 @@
 //! Values of layers × experts as colours.
 
+use moe_trace::LayerId;
+
 use super::{Axis, Figure, Key, Mark, Panel, Ticks, colour};
 
 /// What a heat map shows: a value for each layer and expert, relative to a uniform share.
@@ -9,7 +11,7 @@ pub struct HeatMap {
     /// Second line, smaller.
     pub subtitle: String,
     /// Block numbers of the rows, top to bottom.
-    pub layers: Vec<u32>,
+    pub layers: Vec<LayerId>,
     /// What a column is.
     pub x_label: &'static str,
     /// `[n_layer][n_expert]`; 1 is a uniform share.
@@ -48,7 +50,11 @@ impl HeatMap {
         // Large cells get a gap between them; small ones would drown in it.
         let gap = u32::from(width >= 10 && height >= 10);
         let x = Axis::numbered(self.x_label, (0..n_expert).collect());
-        let y = Axis::numbered("layer", self.layers).reversed();
+        let y = Axis::numbered(
+            "layer",
+            self.layers.iter().map(|layer| layer.0.into()).collect(),
+        )
+        .reversed();
         let mut marks = Vec::new();
         if gap == 0 {
             let corners = [(x.range.0, y.range.0), (x.range.1, y.range.1)];
@@ -153,7 +159,7 @@ mod tests {
             title: String::new(),
             subtitle: String::new(),
             x_label: "expert",
-            layers: (3..3 + n_layer).collect(),
+            layers: (3..).map(LayerId).take(n_layer as usize).collect(),
             values: values.collect(),
         }
     }

@@ -118,6 +118,7 @@ fn byte_unit(bytes: u64) -> (f64, &'static str) {
 
 #[cfg(test)]
 mod tests {
+    use moe_trace::LayerId;
     use moe_trace::buffers::{Buffer, BufferEvent, Change};
 
     use super::*;
@@ -134,7 +135,7 @@ mod tests {
                 name: String::new(),
                 backend: String::new(),
                 usage: usage::COMPUTE,
-                layer: 0,
+                layer: Some(LayerId(0)),
             }),
         };
         let (timeline, _) = Timeline::new(&[event]);

@@ -153,7 +153,7 @@ fn bars(report: &OverlapReport) -> Panel {
             });
         }
     }
-    let layers = report.layers.keys().map(|&layer| layer.into());
+    let layers = report.layers.keys().map(|layer| layer.0.into());
     Panel {
         title: "hidden share of each layer's transfers, all passes of the phase".into(),
         size: (WIDTH, BARS_HEIGHT),
@@ -167,6 +167,7 @@ fn bars(report: &OverlapReport) -> Panel {
 mod tests {
     use super::*;
     use moe_analysis::overlap::Reads;
+    use moe_trace::{LayerId, Phase, TokenId};
 
     fn pass(n_layer: u16, clock: u64) -> Vec<Transfer> {
         let span = |start_ns, length| Span {
@@ -178,9 +179,9 @@ mod tests {
             let length = 60_000 + 9_000 * u64::from(layer_id % 12);
             Transfer {
                 sequence_id: 0,
-                token_id: 12,
-                phase: 1,
-                layer_id,
+                token_id: TokenId(12),
+                phase: Phase::Generate,
+                layer_id: LayerId(layer_id),
                 n_tokens: 1,
                 n_experts: 8,
                 n_fetched: 8,
@@ -213,7 +214,7 @@ mod tests {
             empty,
         ];
         for pass in &passes {
-            let report = overlap::report(pass, 1, &Reads::default()).unwrap();
+            let report = overlap::report(pass, Phase::Generate, &Reads::default()).unwrap();
             let figure = pass_timeline("run, pass 0 of 1", pass, &report);
             let is_magnified = pass.len() >= 2 * N_MAGNIFIED;
             assert_eq!(figure.panels.len(), if is_magnified { 3 } else { 2 });

@@ -28,9 +28,8 @@ use std::time::{Duration, Instant};
 use moe_engine::{Mode, TraceClock};
 use moe_trace::buffers::BufferEvent;
 use moe_trace::record::{self, MAX_SOURCES};
-use moe_trace::tables::PHASES;
 use moe_trace::transfers::{Span, Transfer};
-use moe_trace::{RunWriter, TensorAccessLog};
+use moe_trace::{LayerId, Phase, RunWriter, TensorAccessLog, TokenId};
 
 use crate::activation::NodeName;
 use crate::buffers::Moment;
@@ -52,8 +51,8 @@ use source::template;
 pub struct PassInfo {
     /// Request.
     pub sequence_id: u32,
-    /// [`record::PHASE_PROMPT`] or [`record::PHASE_GENERATE`].
-    pub phase: u8,
+    /// Phase of its tokens.
+    pub phase: Phase,
     /// Whether all operations of the graph run: a batch of a prompt whose logits nobody wants ends before the last.
     pub is_whole: bool,
 }
@@ -104,7 +103,7 @@ pub struct Recorder {
     /// The graph of this pass, if it is the first whole one of its phase.
     capture: Option<Capture>,
     /// Phases whose graph is in the run.
-    captured: [bool; PHASES.len()],
+    captured: [bool; Phase::ALL.len()],
 }
 
 impl Recorder {
@@ -118,7 +117,7 @@ impl Recorder {
             clock,
             pass: PassInfo {
                 sequence_id: 0,
-                phase: record::PHASE_PROMPT,
+                phase: Phase::Prompt,
                 is_whole: false,
             },
             templates: Vec::new(),
@@ -132,7 +131,7 @@ impl Recorder {
             order: Vec::new(),
             fell_back: false,
             capture: None,
-            captured: [false; PHASES.len()],
+            captured: [false; Phase::ALL.len()],
         }
     }
 
@@ -178,7 +177,7 @@ impl Recorder {
             self.last_end = Instant::now();
             self.pass_start = self.last_end;
         }
-        let is_wanted = self.captured.get(usize::from(pass.phase)) == Some(&false);
+        let is_wanted = !self.captured[usize::from(pass.phase.number())];
         self.capture = (is_wanted && pass.is_whole && self.writer.is_some()).then(Capture::default);
     }
 
@@ -223,9 +222,9 @@ impl Recorder {
         };
         let transfer = |sample: &Sample| Transfer {
             sequence_id: self.pass.sequence_id,
-            token_id: position,
+            token_id: TokenId(position),
             phase: self.pass.phase,
-            layer_id: sample.layer as u16,
+            layer_id: LayerId(sample.layer as u16),
             n_tokens: sample.n_tokens as u32,
             n_experts: sample.n_experts as u32,
             n_fetched: sample.n_fetched as u32,
@@ -260,9 +259,7 @@ impl Recorder {
         if let Some(capture) = self.capture.take() {
             let phase = self.pass.phase;
             writer.write_graph(phase, &capture.finish(phase))?;
-            if let Some(captured) = self.captured.get_mut(usize::from(phase)) {
-                *captured = true;
-            }
+            self.captured[usize::from(phase.number())] = true;
         }
         Ok(())
     }
@@ -371,7 +368,7 @@ impl Recorder {
                 .set(end.duration_since(start).as_nanos() as u64);
             self.last_end = end;
         }
-        record.phase = self.pass.phase;
+        record.phase = self.pass.phase.number();
         record.sequence_id.set(self.pass.sequence_id);
         record.n_tokens.set(n_tokens as u32);
         record.flags &= !record::FLAG_CPU_FALLBACK;

@@ -84,9 +84,7 @@ pub(super) fn template(op: u8, dst: NodeName, sources: &[Source]) -> TensorAcces
     let mut record = TensorAccessLog::default();
     record.ext_version = record::EXT_V1;
     record.operation_type = op;
-    record
-        .layer_id
-        .set(dst.layer().unwrap_or(moe_trace::NO_LAYER));
+    record.layer_id.set(record::layer_number(dst.layer()));
     record::set_name(&mut record.dst_name, &dst.to_string());
     record.num_sources = sources.len().min(MAX_SOURCES) as u8;
     if sources.len() > MAX_SOURCES {
@@ -98,7 +96,7 @@ pub(super) fn template(op: u8, dst: NodeName, sources: &[Source]) -> TensorAcces
             Source::Weight(place, address) => {
                 record::set_name(&mut log.name, &place.name);
                 log.tensor_ptr.set(*address);
-                log.layer_id.set(place.layer.unwrap_or(moe_trace::NO_LAYER));
+                log.layer_id.set(record::layer_number(place.layer));
                 log.memory_source = record::SOURCE_DISK;
                 log.offset_or_buffer_id.set(place.offset);
                 log.tensor_idx.set(place.tensor_idx);
@@ -115,8 +113,7 @@ pub(super) fn template(op: u8, dst: NodeName, sources: &[Source]) -> TensorAcces
             } => {
                 record::set_name(&mut log.name, &format!("{name}{suffix}"));
                 log.tensor_ptr.set(*address);
-                log.layer_id
-                    .set(name.layer().unwrap_or(moe_trace::NO_LAYER));
+                log.layer_id.set(record::layer_number(name.layer()));
                 log.memory_source = record::SOURCE_BUFFER;
                 log.offset_or_buffer_id.set(*buffer_id);
                 log.tensor_idx.set(moe_trace::NO_TENSOR);

@@ -2,7 +2,7 @@
 
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
-use moe_trace::{Manifest, Run, RunOptions};
+use moe_trace::{Manifest, Phase, Run, RunOptions};
 use tempfile::TempDir;
 
 use super::rows::Finished;
@@ -47,7 +47,7 @@ fn recorder() -> (Recorder, TempDir) {
 fn begin(recorder: &mut Recorder) {
     recorder.begin(PassInfo {
         sequence_id: 0,
-        phase: record::PHASE_PROMPT,
+        phase: Phase::Prompt,
         is_whole: false,
     });
 }

@@ -3,8 +3,7 @@
 //! Where a trace has times, what has the same layer and time is computed together. Where it has none, a prompt is cut into
 //! batches of positions, in whatever order its rows come, and any other token is on its own.
 
-use moe_trace::record::PHASE_GENERATE;
-use moe_trace::{CountRow, Phase, RoutingRow, Sink, SinkError};
+use moe_trace::{CountRow, LayerId, Phase, RoutingRow, Sink, SinkError, TokenId};
 
 use super::routes::Routes;
 use crate::error::Error;
@@ -24,13 +23,13 @@ pub struct Collector {
     token: Option<Token>,
     open: Option<Group>,
     /// Tokens of the open group, layer by layer.
-    layers: Vec<(u16, Vec<Token>)>,
+    layers: Vec<(LayerId, Vec<Token>)>,
 }
 
 #[derive(Debug)]
 struct Token {
     group: Group,
-    layer: u16,
+    layer: LayerId,
     position: u32,
     last_slot: u16,
     ids: Vec<i32>,
@@ -41,14 +40,14 @@ struct Token {
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Group {
     sequence_id: Option<u32>,
-    phase: u8,
+    phase: Phase,
     rows: Rows,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Rows {
-    Operation(u16, u64),
-    Token(u16, u32),
+    Operation(LayerId, u64),
+    Token(LayerId, TokenId),
     /// A prompt without times.
     Prompt,
 }
@@ -165,7 +164,7 @@ impl Collector {
         }
     }
 
-    fn push(&mut self, group: Group, layer: u16, tokens: &[Token]) {
+    fn push(&mut self, group: Group, layer: LayerId, tokens: &[Token]) {
         let pass = (group.sequence_id, group.phase);
         if self.routes.begins_pass(pass, layer) {
             let [past, open] = self.n_tokens;
@@ -194,12 +193,12 @@ impl Sink for Collector {
         };
         let group = Group {
             sequence_id: row.sequence_id,
-            phase: row.phase.map_or(PHASE_GENERATE, Phase::number),
+            phase: row.phase.unwrap_or(Phase::Generate),
             rows,
         };
         let goes_on = self.token.as_ref().is_some_and(|token| {
             token.group == group
-                && (token.layer, token.position) == (row.layer_id, row.token_id)
+                && (token.layer, token.position) == (row.layer_id, row.token_id.0)
                 && token.last_slot < row.slot
         });
         if !goes_on {
@@ -208,7 +207,7 @@ impl Sink for Collector {
             self.token = Some(Token {
                 group,
                 layer: row.layer_id,
-                position: row.token_id,
+                position: row.token_id.0,
                 last_slot: row.slot,
                 ids: Vec::new(),
                 weights: Vec::new(),
@@ -218,7 +217,7 @@ impl Sink for Collector {
             return Ok(());
         };
         token.last_slot = row.slot;
-        let id = row.expert_id as i32;
+        let id = row.expert_id.0 as i32;
         if token.ids.contains(&id) {
             let reason = format!("expert {id} comes twice for one token");
             return Err(SinkError::Refused(reason.into()));

@@ -10,6 +10,7 @@ mod routes;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use moe_gguf::LayerId;
 use moe_gguf::experts::expert_bytes_by_layer;
 use moe_gguf::map::OffsetMap;
 
@@ -44,14 +45,14 @@ pub struct Replay<'a, 'g> {
     /// Experts that a layer chose.
     seen: Vec<bool>,
     /// Bytes of an expert of each layer.
-    expert_bytes: BTreeMap<u16, u64>,
+    expert_bytes: BTreeMap<LayerId, u64>,
 }
 
 /// A layer that ran.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ran {
     /// Layer.
-    pub layer: u16,
+    pub layer: LayerId,
     /// Rows.
     pub n_tokens: usize,
     /// From when the rows are where the layer reads them to when its output is there; on the GPU by its own clock.
@@ -116,7 +117,7 @@ impl<'a, 'g> Replay<'a, 'g> {
         let model = self.model;
         let layers = || {
             pass.layers()
-                .filter_map(|chosen| Some((chosen, model.decoder.moe(chosen.layer.into())?)))
+                .filter_map(|chosen| Some((chosen, model.decoder.moe(chosen.layer.index())?)))
         };
         layers().try_for_each(|(chosen, _)| self.check(&chosen))?;
         self.ops.recorder.begin(recorder::PassInfo {
@@ -134,7 +135,7 @@ impl<'a, 'g> Replay<'a, 'g> {
         self.prepared();
         let mut ran = Vec::new();
         for (i, (chosen, moe)) in layers().enumerate() {
-            let at = self.ops.at(chosen.layer.into());
+            let at = self.ops.at(chosen.layer.index());
             self.draw(at, chosen.positions)?;
             let clock = self.clock_of(at);
             let from = self.start(clock)?;
@@ -187,7 +188,7 @@ impl<'a, 'g> Replay<'a, 'g> {
         }
         let choice = &mut self.choices[i];
         choice.choose(chosen.ids, chosen.weights, chosen.k);
-        let at = self.ops.at(chosen.layer.into());
+        let at = self.ops.at(chosen.layer.index());
         if let Some(gpu) = self.ops.devices.gpu(at.device) {
             choice.ids.device(gpu.gpu())?;
             choice.weights.device(gpu.gpu())?;

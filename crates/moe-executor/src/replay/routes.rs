@@ -2,11 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use moe_trace::{LayerId, Phase};
+
 /// Which experts the tokens of a trace go to: passes in the order of the trace, each with its layers upwards.
 #[derive(Debug, Default)]
 pub struct Routes {
     /// Experts of a token, by layer.
-    pub(super) k: BTreeMap<u16, usize>,
+    pub(super) k: BTreeMap<LayerId, usize>,
     /// Position of each row.
     positions: Vec<u32>,
     /// `(row, k)`, where each layer has its own `k`.
@@ -24,14 +26,14 @@ pub struct Routes {
 #[derive(Debug, Clone, Copy)]
 struct PassEnd {
     sequence_id: Option<u32>,
-    phase: u8,
+    phase: Phase,
     end: usize,
 }
 
 /// A layer of a pass, with the ends of its rows and of their experts.
 #[derive(Debug, Clone, Copy, Default)]
 struct LayerEnd {
-    layer: u16,
+    layer: LayerId,
     rows: usize,
     ids: usize,
 }
@@ -41,8 +43,8 @@ struct LayerEnd {
 pub struct RoutedPass<'r> {
     /// Number of the sequence. Tokens of no known sequence have a number that no sequence of the trace has.
     pub sequence_id: u32,
-    /// [`PHASE_PROMPT`](moe_trace::record::PHASE_PROMPT) or [`PHASE_GENERATE`](moe_trace::record::PHASE_GENERATE).
-    pub phase: u8,
+    /// Phase of its tokens.
+    pub phase: Phase,
     routes: &'r Routes,
     /// The layer before the first.
     before: LayerEnd,
@@ -53,7 +55,7 @@ pub struct RoutedPass<'r> {
 #[derive(Debug, Clone, Copy)]
 pub struct Chosen<'r> {
     /// Layer.
-    pub layer: u16,
+    pub layer: LayerId,
     /// Experts of a row.
     pub k: usize,
     /// Position of each row in its sequence.
@@ -92,7 +94,7 @@ impl Routes {
     }
 
     /// Experts of a token in each layer.
-    pub fn n_expert_used(&self) -> &BTreeMap<u16, usize> {
+    pub fn n_expert_used(&self) -> &BTreeMap<LayerId, usize> {
         &self.k
     }
 
@@ -103,7 +105,11 @@ impl Routes {
 
     /// Whether a pass begins with `layer` in a pass of this request and phase: one of these is another than before, or the layers
     /// begin anew.
-    pub(super) fn begins_pass(&self, (sequence_id, phase): (Option<u32>, u8), layer: u16) -> bool {
+    pub(super) fn begins_pass(
+        &self,
+        (sequence_id, phase): (Option<u32>, Phase),
+        layer: LayerId,
+    ) -> bool {
         match (self.passes.last(), self.layers.last()) {
             (Some(pass), Some(last)) => {
                 pass.sequence_id != sequence_id || pass.phase != phase || layer <= last.layer
@@ -115,8 +121,8 @@ impl Routes {
     /// Adds rows `(position, experts, weights)` that a layer routes together.
     pub(super) fn push<'t>(
         &mut self,
-        pass: (Option<u32>, u8),
-        layer: u16,
+        pass: (Option<u32>, Phase),
+        layer: LayerId,
         rows: impl Iterator<Item = (u32, &'t [i32], &'t [f32])>,
     ) {
         let begins = self.begins_pass(pass, layer);

@@ -1,25 +1,25 @@
 use moe_engine::Mode;
 use moe_gguf::Gguf;
-use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT, lane};
-use moe_trace::{Phase, RoutingRow, Sink};
+use moe_trace::record::lane;
+use moe_trace::{ExpertId, LayerId, Phase, RoutingRow, Sink, TokenId};
 
 use super::*;
 
 fn row(layer_id: u16, token_id: u32, slot: u16, expert_id: u32, phase: Phase) -> RoutingRow {
     RoutingRow {
-        token_id,
+        token_id: TokenId(token_id),
         slot,
-        expert_id,
+        expert_id: ExpertId(expert_id),
         phase: Some(phase),
-        ..RoutingRow::at_layer(layer_id)
+        ..RoutingRow::at_layer(LayerId(layer_id))
     }
 }
 
 /// Layer, positions and experts of each layer of each pass.
-type PassList = Vec<(u8, Vec<(u16, Vec<u32>, Vec<i32>)>)>;
+type PassList = Vec<(Phase, Vec<(u16, Vec<u32>, Vec<i32>)>)>;
 
 fn list(routes: &Routes) -> PassList {
-    let layer = |c: Chosen| (c.layer, c.positions.to_vec(), c.ids.to_vec());
+    let layer = |c: Chosen| (c.layer.0, c.positions.to_vec(), c.ids.to_vec());
     let passes = routes.passes();
     passes
         .map(|pass| (pass.phase, pass.layers().map(layer).collect()))
@@ -55,9 +55,12 @@ fn a_prompt_without_times_is_cut_by_position_and_tokens_are_alone() {
     let routes = collector.finish().unwrap();
     let one = |layer, token, ids: [i32; 2]| (layer, vec![token], ids.to_vec());
     let expected: PassList = vec![
-        (PHASE_PROMPT, vec![(1, vec![0, 1], vec![0, 1, 5, 6])]),
-        (PHASE_PROMPT, vec![one(1, 2, [10, 11]), one(3, 2, [10, 11])]),
-        (PHASE_GENERATE, vec![one(1, 3, [7, 2]), one(3, 3, [7, 2])]),
+        (Phase::Prompt, vec![(1, vec![0, 1], vec![0, 1, 5, 6])]),
+        (
+            Phase::Prompt,
+            vec![one(1, 2, [10, 11]), one(3, 2, [10, 11])],
+        ),
+        (Phase::Generate, vec![one(1, 3, [7, 2]), one(3, 3, [7, 2])]),
     ];
     assert_eq!(list(&routes), expected);
     assert!(routes.has_even_weights());
@@ -87,8 +90,8 @@ fn rows_of_one_time_are_one_batch_whatever_their_request() {
     let routes = collector.finish().unwrap();
     let both = |layer| (layer, vec![4, 4], vec![0, 1]);
     let expected: PassList = vec![
-        (PHASE_GENERATE, vec![both(0), both(1)]),
-        (PHASE_GENERATE, vec![both(0)]),
+        (Phase::Generate, vec![both(0), both(1)]),
+        (Phase::Generate, vec![both(0)]),
     ];
     assert_eq!(list(&routes), expected);
     assert!(!routes.has_even_weights());
@@ -110,7 +113,7 @@ fn unknown_sequence_is_not_sequence_0() {
     let routes = collector.finish().unwrap();
     let sequences: Vec<u32> = routes.passes().map(|pass| pass.sequence_id).collect();
     assert_eq!(sequences, [0, 1, 2]);
-    let pass = (PHASE_PROMPT, vec![(0, vec![0, 1], vec![0, 1])]);
+    let pass = (Phase::Prompt, vec![(0, vec![0, 1], vec![0, 1])]);
     assert_eq!(list(&routes), [pass.clone(), pass.clone(), pass]);
 }
 
@@ -151,11 +154,14 @@ fn each_layer_has_its_own_number_of_experts() {
         }
     }
     let routes = collector.finish().unwrap();
-    assert_eq!(*routes.n_expert_used(), [(1, 1), (2, 2), (3, 3)].into());
+    assert_eq!(
+        *routes.n_expert_used(),
+        [1, 2, 3].map(|k| (LayerId(k), usize::from(k))).into()
+    );
     let pass = |token| {
         let layers = [(1, vec![5]), (2, vec![5, 6]), (3, vec![5, 6, 7])];
         let layers = layers.map(|(layer, ids)| (layer, vec![token], ids));
-        (PHASE_GENERATE, layers.to_vec())
+        (Phase::Generate, layers.to_vec())
     };
     assert_eq!(list(&routes), [pass(0), pass(1)]);
     let chosen = routes.passes().flat_map(|pass| pass.layers());
@@ -245,7 +251,7 @@ fn a_layer_gives_what_it_gives_in_a_session() {
         let mut routes = Routes::default();
         let rows = ids.chunks(k).zip(weights.chunks(k)).zip(0..);
         let rows = rows.map(|((ids, weights), position)| (position, ids, weights));
-        routes.push((Some(0), PHASE_PROMPT), layer as u16, rows);
+        routes.push((Some(0), Phase::Prompt), LayerId(layer as u16), rows);
         let (replayed, ran) = output(&model, &routes, seed).unwrap();
         assert_eq!(replayed, out.data(), "{name}");
         assert_eq!(ran[0].lanes[usize::from(lane::CPU)], 3 * k as u64);

@@ -10,8 +10,7 @@ use moe_executor::recorder::Recorder;
 use moe_executor::{Model, Session};
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
-use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
-use moe_trace::{Manifest, RunOptions, RunWriter};
+use moe_trace::{Manifest, Phase, RunOptions, RunWriter};
 
 /// Counts calls, of all threads.
 struct Counting;
@@ -48,11 +47,13 @@ fn while_decoding(file: &str, recorder: impl FnOnce(&Gguf) -> Recorder) -> usize
     let threads = Threads::new(1).unwrap();
     let mut session = Session::new(&model, &threads, recorder(&gguf), 256);
     let prompt: Vec<u32> = (1..129).collect();
-    session.decode(&prompt, PHASE_PROMPT, Logits::Last).unwrap();
+    session
+        .decode(&prompt, Phase::Prompt, Logits::Last)
+        .unwrap();
     let mut decode = |n: u32| {
         for token in 1..=n {
             session
-                .decode(&[token], PHASE_GENERATE, Logits::Last)
+                .decode(&[token], Phase::Generate, Logits::Last)
                 .unwrap();
         }
     };

@@ -10,7 +10,7 @@ use moe_executor::recorder::Recorder;
 use moe_executor::{Model, Session, Warning};
 use moe_gguf::{Array, Gguf, Value, ValueType};
 use moe_synth::write;
-use moe_trace::record::PHASE_PROMPT;
+use moe_trace::Phase;
 
 const MODELS: [&str; 6] = ["dots1", "gpt-oss", "llama", "olmoe", "qwen2moe", "qwen3moe"];
 
@@ -72,10 +72,12 @@ fn run(gguf: &Gguf, n: u32) -> (Vec<f32>, Vec<Vec<usize>>) {
     let seen = counts.clone();
     session.observe(Box::new(move |routed| {
         let k = routed.ids.len() / routed.positions.len();
-        seen.borrow_mut()[routed.layer].extend(routed.positions.iter().map(|_| k));
+        seen.borrow_mut()[routed.layer.index()].extend(routed.positions.iter().map(|_| k));
     }));
     let tokens: Vec<u32> = (300..300 + n).collect();
-    let logits = session.decode(&tokens, PHASE_PROMPT, Logits::Last).unwrap();
+    let logits = session
+        .decode(&tokens, Phase::Prompt, Logits::Last)
+        .unwrap();
     let logits = logits.to_vec();
     drop(session);
     (logits, counts.take())

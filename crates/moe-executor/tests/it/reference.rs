@@ -11,7 +11,7 @@ use moe_executor::recorder::Recorder;
 use moe_executor::{Devices, Model, Session};
 use moe_gguf::Gguf;
 use moe_testkit::fixture;
-use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
+use moe_trace::Phase;
 use serde::Deserialize;
 
 #[derive(Deserialize)]
@@ -109,7 +109,7 @@ pub fn run(model: &Model, reference: &Reference, batch: usize, open: Open, look:
         let k = routed.n_expert_used;
         let n_expert = routed.logits.len() / routed.positions.len();
         for (row, &position) in routed.positions.iter().enumerate() {
-            seen.borrow_mut()[routed.layer].push(Row {
+            seen.borrow_mut()[routed.layer.index()].push(Row {
                 position,
                 ids: routed.ids[row * k..][..k].to_vec(),
                 logits: routed.logits[row * n_expert..][..n_expert].to_vec(),
@@ -121,7 +121,7 @@ pub fn run(model: &Model, reference: &Reference, batch: usize, open: Open, look:
     for (i, tokens) in batches.iter().enumerate() {
         let last = i + 1 == batches.len();
         let wanted = if last { Logits::Last } else { Logits::None };
-        let out = session.decode(tokens, PHASE_PROMPT, wanted).unwrap();
+        let out = session.decode(tokens, Phase::Prompt, wanted).unwrap();
         if last {
             logits.push(out.to_vec());
         }
@@ -129,7 +129,7 @@ pub fn run(model: &Model, reference: &Reference, batch: usize, open: Open, look:
     for &token in &reference.generated_tokens {
         logits.push(
             session
-                .decode(&[token], PHASE_GENERATE, Logits::Last)
+                .decode(&[token], Phase::Generate, Logits::Last)
                 .unwrap()
                 .to_vec(),
         );

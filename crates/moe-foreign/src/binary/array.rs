@@ -186,6 +186,10 @@ impl<'a> Array<'a> {
     }
 
     /// The element at `index`, one number a dimension, if it is whole; a float counts as whole where it is.
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "an integer of at most 53 bits"
+    )]
     pub(crate) fn integer(&self, index: &[usize]) -> Option<i64> {
         match self.number(index)? {
             Number::Int(n) => Some(n),

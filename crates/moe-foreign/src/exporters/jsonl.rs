@@ -5,7 +5,7 @@
 
 use std::io::Write;
 
-use moe_trace::{Phase, RoutingRow};
+use moe_trace::{LayerId, Phase, RoutingRow, TokenId};
 use serde::Serialize;
 
 use crate::{Export, ExportError, Exporter};
@@ -20,8 +20,8 @@ pub struct Jsonl;
 
 #[derive(Serialize)]
 struct Line {
-    t: u32,
-    layer: u16,
+    t: TokenId,
+    layer: LayerId,
     experts: Vec<i64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     weights: Option<Vec<Option<f32>>>,
@@ -55,7 +55,7 @@ impl Exporter for Jsonl {
                 has_empty |= n_slots > experts.len();
                 experts.resize(n_slots, EMPTY);
                 weights.resize(n_slots, None);
-                experts.push(row.expert_id.into());
+                experts.push(row.expert_id.0.into());
                 weights.push(weight(row));
             }
             let has_weights = rows.iter().all(|row| weight(row).is_some());

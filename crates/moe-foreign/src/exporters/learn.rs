@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 
 use moe_placement::learn::{LayerCounts, LearnFile};
+use moe_trace::LayerId;
 
 use crate::{Export, ExportError, Exporter};
 
@@ -25,7 +26,7 @@ impl Exporter for Learn {
         let n_expert = export.n_expert();
         let n_expert_used = export.n_expert_used();
         let mut passes_are_known = true;
-        let mut layers: BTreeMap<u16, LayerCounts> = BTreeMap::new();
+        let mut layers: BTreeMap<LayerId, LayerCounts> = BTreeMap::new();
         for (layer, _, counts) in export
             .counts
             .iter()
@@ -41,13 +42,13 @@ impl Exporter for Learn {
             let calls =
                 calls.unwrap_or_else(|| LayerCounts::calls_without_passes(tokens, counts.total()));
             let sum = layers.entry(layer).or_insert_with(|| LayerCounts {
-                layer: layer.into(),
+                layer,
                 calls: 0,
                 experts: vec![0; n_expert as usize],
             });
             sum.calls = sum.calls.saturating_add(calls);
             for (&expert, tally) in &counts.experts {
-                if let Some(count) = sum.experts.get_mut(expert as usize) {
+                if let Some(count) = sum.experts.get_mut(expert.index()) {
                     *count = count.saturating_add(tally.count);
                 }
             }

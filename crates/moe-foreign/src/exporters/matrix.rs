@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 
 use moe_gguf::text::counted;
+use moe_trace::LayerId;
 
 use crate::binary::array::ElementType;
 use crate::binary::npy;
@@ -102,7 +103,7 @@ impl Exporter for NpyCounts {
 struct Matrix {
     n_layer: usize,
     n_expert: usize,
-    layers: BTreeMap<u16, LayerCounts>,
+    layers: BTreeMap<LayerId, LayerCounts>,
     /// What the rows leave out.
     left_out: Vec<String>,
 }
@@ -111,7 +112,7 @@ impl Matrix {
     fn new(export: &Export<'_>) -> Self {
         let (n_layer, left_out) = rows_for_servers(export);
         let mut layers = export.counts.layers();
-        layers.retain(|&layer, _| usize::from(layer) < n_layer);
+        layers.retain(|layer, _| layer.index() < n_layer);
         Self {
             n_layer,
             n_expert: export.n_expert() as usize,
@@ -123,11 +124,11 @@ impl Matrix {
     fn rows(&self) -> impl Iterator<Item = Vec<u64>> {
         (0..self.n_layer).map(|layer| {
             let mut row = vec![0; self.n_expert];
-            let counts = u16::try_from(layer)
+            let counts = LayerId::try_from(layer)
                 .ok()
                 .and_then(|layer| self.layers.get(&layer));
             for (&expert, tally) in counts.iter().flat_map(|counts| &counts.experts) {
-                if let Some(place) = row.get_mut(expert as usize) {
+                if let Some(place) = row.get_mut(expert.index()) {
                     *place = tally.count;
                 }
             }

@@ -7,6 +7,7 @@
 use std::io::{self, Write};
 
 use crate::{ExpertCount, Export, ExportError, FilesExporter, LayerCounts};
+use moe_trace::LayerId;
 
 use super::{is_numbered, losses_of_counts};
 
@@ -53,7 +54,7 @@ impl FilesExporter for MeshLlm {
 }
 
 /// Writes a ranking, the heaviest first; whether the router weights are known.
-fn write_layer(layer: u16, counts: &LayerCounts, out: &mut dyn Write) -> io::Result<bool> {
+fn write_layer(layer: LayerId, counts: &LayerCounts, out: &mut dyn Write) -> io::Result<bool> {
     let has_masses = counts.experts.values().all(|tally| tally.mass.is_some());
     let mass = |tally: &ExpertCount| match tally.mass {
         Some(mass) if has_masses => mass,

@@ -14,6 +14,7 @@ mod tokens;
 use std::collections::BTreeMap;
 
 use moe_gguf::text::counted;
+use moe_trace::LayerId;
 
 use crate::{Export, LayerCounts};
 
@@ -52,11 +53,11 @@ fn note_n_expert(export: &Export<'_>) -> Option<String> {
 fn counts_without_mtp(
     export: &Export<'_>,
     n_more: u32,
-) -> (BTreeMap<u16, LayerCounts>, Option<String>) {
+) -> (BTreeMap<LayerId, LayerCounts>, Option<String>) {
     let mut layers = export.counts.layers();
     let n_seen = layers.len();
     if let Some(n_hidden) = export.facts().n_hidden_layer() {
-        layers.retain(|&layer, _| u32::from(layer) < n_hidden.saturating_add(n_more));
+        layers.retain(|layer, _| u32::from(layer.0) < n_hidden.saturating_add(n_more));
     }
     let n_left_out = n_seen - layers.len();
     let note = (n_left_out > 0).then(|| {
@@ -70,7 +71,7 @@ fn counts_without_mtp(
 /// head are no hidden layers. Where the number of layers is not known, the rows end with the last layer that was used.
 fn rows_for_servers(export: &Export<'_>) -> (usize, Vec<String>) {
     let last = export.counts.iter().map(|(layer, _, _)| layer).max();
-    let n_used = last.map_or(0, |last| usize::from(last) + 1);
+    let n_used = last.map_or(0, |last| last.index() + 1);
     let Some(n_hidden) = export.facts().n_hidden_layer() else {
         let note =
             "the number of layers is not known: the rows end with the last layer that was used";

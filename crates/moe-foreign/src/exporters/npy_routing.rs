@@ -5,7 +5,7 @@
 
 use std::io::Write;
 
-use moe_trace::{RoutingRow, SinkError};
+use moe_trace::{LayerId, RoutingRow, SinkError, TokenId};
 
 use crate::binary::array::ElementType;
 use crate::binary::npy;
@@ -40,7 +40,10 @@ enum RowsFault {
         "token {token_id} is in layer {layer_id} twice, so the trace has several sequences and does not distinguish them; \
          the array holds one"
     )]
-    Twice { token_id: u32, layer_id: u16 },
+    Twice {
+        token_id: TokenId,
+        layer_id: LayerId,
+    },
 }
 
 /// Array of routing.
@@ -102,12 +105,12 @@ impl Extent {
     fn see(&mut self, rows: &[RoutingRow]) -> Result<(), SinkError> {
         for row in rows
             .iter()
-            .filter(|row| usize::from(row.layer_id) < self.n_layer)
+            .filter(|row| row.layer_id.index() < self.n_layer)
         {
             if *self.sequence.get_or_insert(row.sequence_id) != row.sequence_id {
                 return Err(SinkError::Refused(RowsFault::Sequences.into()));
             }
-            self.n_tokens = self.n_tokens.max(row.token_id as usize + 1);
+            self.n_tokens = self.n_tokens.max(row.token_id.index() + 1);
             self.top_k = self.top_k.max(usize::from(row.slot) + 1);
         }
         Ok(())
@@ -139,11 +142,11 @@ struct Array {
 impl Array {
     fn fill(&mut self, rows: &[RoutingRow]) -> Result<(), SinkError> {
         for row in rows {
-            let layer = usize::from(row.layer_id);
+            let layer = row.layer_id.index();
             if layer >= self.n_layer {
                 continue;
             }
-            let token = row.token_id as usize * self.n_layer + layer;
+            let token = row.token_id.index() * self.n_layer + layer;
             let place = token * self.top_k + usize::from(row.slot);
             let Some(place) = self.numbers.get_mut(place) else {
                 return Err(SinkError::Refused(RowsFault::Changed.into()));
@@ -155,7 +158,7 @@ impl Array {
                 };
                 return Err(SinkError::Refused(fault.into()));
             }
-            *place = i16::try_from(row.expert_id).expect("MAX_ID fits in 16 bits");
+            *place = i16::try_from(row.expert_id.0).expect("MAX_ID fits in 16 bits");
         }
         Ok(())
     }

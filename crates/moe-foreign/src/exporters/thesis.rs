@@ -6,9 +6,9 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-use moe_trace::Run;
 use moe_trace::ops::OpTable;
-use moe_trace::record::{PHASE_PROMPT, SourceLog, TensorAccessLog};
+use moe_trace::record::{SourceLog, TensorAccessLog};
+use moe_trace::{LayerId, Phase, Run};
 use serde::{Serialize, Serializer};
 
 use super::is_numbered;
@@ -93,7 +93,7 @@ struct Tokens {
 impl Tokens {
     fn number(&self, record: &TensorAccessLog) -> u32 {
         match self.first_generated {
-            Some(first) if record.phase != PHASE_PROMPT => {
+            Some(first) if record.phase() != Some(Phase::Prompt) => {
                 record.token_id.get().saturating_sub(first)
             }
             _ => 0,
@@ -115,7 +115,7 @@ fn count(run: &Run) -> Result<Tokens, RunFault> {
         if *sequence.get_or_insert(of_record) != of_record {
             return Err(RunFault::Sequences);
         }
-        if head.phase != PHASE_PROMPT {
+        if head.phase() != Some(Phase::Prompt) {
             tokens.first_generated.get_or_insert(head.token_id.get());
         }
         let time = head.timestamp_ns.get();
@@ -173,7 +173,7 @@ struct Entry<'a> {
     timestamp_ns: u64,
     timestamp_relative_ms: f64,
     token_id: u32,
-    layer_id: Option<u16>,
+    layer_id: Option<LayerId>,
     thread_id: u16,
     phase: &'static str,
     operation_type: String,
@@ -202,7 +202,7 @@ impl<'a> Entry<'a> {
             token_id,
             layer_id: record.layer(),
             thread_id: record.thread_id.get(),
-            phase: if record.phase == PHASE_PROMPT {
+            phase: if record.phase() == Some(Phase::Prompt) {
                 "PROMPT"
             } else {
                 "GENERATE"

@@ -19,7 +19,7 @@
 use std::path::Path;
 
 use moe_trace::record::lane;
-use moe_trace::{Facts, Phase, RoutingRow};
+use moe_trace::{Facts, Phase, RoutingRow, TokenId};
 
 use crate::source::{Lines, sample_lines};
 use crate::{At, ForeignError, ImportOptions, Importer, Output, Source, check_model};
@@ -238,7 +238,7 @@ fn read_row(columns: &mut Columns<10>, text: &str) -> Result<Row, TextFault> {
     let is_dropped = dropped.is_some_and(|dropped| dropped > 0);
     let weight: Option<f32> = optional_number("weight", weight)?;
     let row = RoutingRow {
-        token_id: 0,
+        token_id: TokenId(0),
         sequence_id: optional_number("turn", turn)?,
         phase: match phase {
             None => None,
@@ -261,7 +261,8 @@ fn read_row(columns: &mut Columns<10>, text: &str) -> Result<Row, TextFault> {
     if step < 0 {
         return Ok(Row::WithoutPosition);
     }
-    let token_id = u32::try_from(step).map_err(|_| TextFault::Line("step is above 2^32 - 1"))?;
+    let token_id =
+        TokenId::try_from(step).map_err(|_| TextFault::Line("step is above 2^32 - 1"))?;
     Ok(Row::Routed {
         row: RoutingRow { token_id, ..row },
         is_dropped,

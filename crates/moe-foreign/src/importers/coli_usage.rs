@@ -5,7 +5,7 @@
 //! line are ignored. Layer `n_layers` is the multi-token predictor's and is left out, as are further ones of the model's MTP head.
 
 use moe_gguf::text::counted;
-use moe_trace::{CountRow, Facts};
+use moe_trace::{CountRow, ExpertId, Facts};
 
 use crate::source::{Lines, sample_lines};
 use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
@@ -96,8 +96,8 @@ impl Importer for ColiUsage {
                     _ if n_layer.is_some_and(|n| is_mtp(layer, n, n_nextn)) => left_out += 1,
                     _ => {
                         let row = CountRow {
-                            layer_id: output.id(at, "layer", layer as u64)?,
-                            expert_id: to_u32("expert", second, output)?,
+                            layer_id: output.layer_id(at, layer as u64)?,
+                            expert_id: ExpertId(to_u32("expert", second, output)?),
                             phase: None,
                             count: u64::from(to_u32("count", third, output)?),
                             mass: None,

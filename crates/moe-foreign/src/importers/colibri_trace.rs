@@ -2,7 +2,7 @@
 //!
 //! `call` counts the calls of layers, not the passes through the model, and `row` the tokens of a batch.
 
-use moe_trace::RoutingRow;
+use moe_trace::{LayerId, RoutingRow};
 
 use crate::passes::Passes;
 use crate::source::{Lines, sample_lines};
@@ -72,7 +72,7 @@ impl Importer for ColibriTrace {
 struct Parsed {
     call: u64,
     row: u32,
-    layer: u16,
+    layer: LayerId,
     experts: Vec<(i64, f32)>,
 }
 

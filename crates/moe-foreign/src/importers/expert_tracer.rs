@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use moe_trace::CountRow;
+use moe_trace::{CountRow, ExpertId, LayerId};
 use serde::Deserialize;
 
 use crate::{At, ForeignError, ImportOptions, Importer, Output, Source, json};
@@ -22,14 +22,14 @@ struct Document {
 
 #[derive(Deserialize)]
 struct TracerLayer {
-    layer_id: u16,
+    layer_id: LayerId,
     total_tokens: Option<u64>,
     experts: Vec<Expert>,
 }
 
 #[derive(Deserialize)]
 struct Expert {
-    expert_id: u32,
+    expert_id: ExpertId,
     activations: u64,
 }
 

@@ -133,7 +133,7 @@ fn import_layer(
     tensor: &Tensor,
     output: &mut Output<'_>,
 ) -> Result<(), ForeignError> {
-    let layer_id = output.id(|| At::Element(tensor.name.clone()), "layer", layer)?;
+    let layer_id = output.layer_id(|| At::Element(tensor.name.clone()), layer)?;
     let (counts, _) = gguf.data(tensor)?.as_chunks::<4>();
     for (expert, &count) in counts.iter().enumerate() {
         let at = || At::Element(format!("{}[{expert}]", tensor.name));
@@ -146,11 +146,13 @@ fn import_layer(
         if count >= EXACT {
             output.note("counts from 16,777,216 on are rounded: the format keeps 32-bit floats");
         }
+        #[expect(clippy::cast_possible_truncation, reason = "an integer, as checked")]
+        let count = count as u64;
         let row = CountRow {
             layer_id,
-            expert_id: output.id(at, "expert", expert as u64)?.into(),
+            expert_id: output.expert_id(at, expert as u64)?,
             phase: None,
-            count: count as u64,
+            count,
             mass: None,
         };
         output.count(at, &row)?;

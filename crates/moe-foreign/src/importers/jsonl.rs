@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 
 use moe_gguf::text::counted;
-use moe_trace::RoutingRow;
+use moe_trace::{LayerId, RoutingRow, TokenId};
 use serde::de::{Deserialize, DeserializeOwned, Deserializer, SeqAccess, Visitor};
 
 use crate::source::Lines;
@@ -80,7 +80,7 @@ pub(super) fn each_line<'o, L: DeserializeOwned>(
 #[derive(Default)]
 pub(super) struct TokenOrder {
     /// The last token by sequence and layer.
-    last: HashMap<(Option<u32>, u16), u32>,
+    last: HashMap<(Option<u32>, LayerId), TokenId>,
     is_noted: bool,
 }
 

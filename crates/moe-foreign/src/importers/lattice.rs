@@ -1,6 +1,6 @@
 //! lattice's JSONL: `{"layer_idx":0,"token_idx":0,"selected_ids":[9,5],"gate_weights":[0.6,0.4]}`.
 
-use moe_trace::RoutingRow;
+use moe_trace::{LayerId, RoutingRow, TokenId};
 use serde::Deserialize;
 
 use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
@@ -12,8 +12,8 @@ pub struct Lattice;
 
 #[derive(Deserialize)]
 struct Line {
-    layer_idx: u16,
-    token_idx: u32,
+    layer_idx: LayerId,
+    token_idx: TokenId,
     selected_ids: Vec<i64>,
     gate_weights: Option<Vec<Option<f32>>>,
 }

@@ -5,7 +5,7 @@
 
 use moe_files::csv::LineReader;
 use moe_gguf::text::counted;
-use moe_trace::{CountRow, RoutingRow};
+use moe_trace::{CountRow, ExpertId, LayerId, RoutingRow, TokenId};
 
 use crate::passes::Passes;
 use crate::source::{Lines, sample_lines};
@@ -88,7 +88,7 @@ fn has_choice(header: &str, line: &str) -> bool {
 }
 
 /// Layer and expert of a line.
-fn choice(columns: &mut Columns<2>, text: &str) -> Result<(u16, u32), TextFault> {
+fn choice(columns: &mut Columns<2>, text: &str) -> Result<(LayerId, ExpertId), TextFault> {
     let [layer, expert] = columns.fields(text)?;
     Ok((
         required_number("layer", layer)?,
@@ -101,7 +101,7 @@ fn each_choice<'o>(
     mut lines: Lines,
     columns: &mut Columns<2>,
     output: &mut Output<'o>,
-    mut take: impl FnMut(u64, u16, u32, &mut Output<'o>) -> Result<(), ForeignError>,
+    mut take: impl FnMut(u64, LayerId, ExpertId, &mut Output<'o>) -> Result<(), ForeignError>,
 ) -> Result<(), ForeignError> {
     while let Some((line, text)) = lines.next_line()? {
         match choice(columns, text) {
@@ -140,8 +140,8 @@ struct Tokens<'a> {
     /// Experts of a token in the layer.
     top_k: usize,
     passes: Passes,
-    layer_id: u16,
-    experts: Vec<u32>,
+    layer_id: LayerId,
+    experts: Vec<ExpertId>,
     first_line: u64,
 }
 
@@ -151,7 +151,7 @@ impl<'a> Tokens<'a> {
             options,
             top_k,
             passes: Passes::default(),
-            layer_id: 0,
+            layer_id: LayerId(0),
             experts: Vec::new(),
             first_line: 0,
         }
@@ -212,11 +212,11 @@ impl<'a> Tokens<'a> {
         let first = self.passes.layer(self.layer_id, n_tokens);
         for (token, experts) in (0..).zip(self.experts.chunks(self.top_k)) {
             let row = RoutingRow {
-                token_id: first.saturating_add(token),
+                token_id: TokenId(first.0.saturating_add(token)),
                 ..RoutingRow::at_layer(self.layer_id)
             };
             let line = self.first_line;
-            let experts = experts.iter().map(|&expert| (expert.into(), None));
+            let experts = experts.iter().map(|&expert| (expert.0.into(), None));
             output.token(|| At::Line(line), &row, experts)?;
         }
         self.experts.clear();

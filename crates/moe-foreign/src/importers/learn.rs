@@ -77,7 +77,7 @@ fn import_text(text: &str, output: &mut Output<'_>) -> Result<(), ForeignError> 
     })?;
     for layer in &observations {
         let at = || At::Element(format!("layer {}", layer.layer));
-        let layer_id = output.id(at, "layer", layer.layer.into())?;
+        let layer_id = output.layer_id(at, layer.layer.0.into())?;
         for expert in &layer.experts {
             let row = CountRow {
                 layer_id,
@@ -92,7 +92,7 @@ fn import_text(text: &str, output: &mut Output<'_>) -> Result<(), ForeignError> 
     for (i, layer) in totals.layers.iter().enumerate() {
         let at = || At::Element(format!("layers[{i}]"));
         let row = LayerRow {
-            layer_id: output.id(at, "layer", layer.layer)?,
+            layer_id: output.layer_id(at, layer.layer)?,
             phase: None,
             calls: layer.calls,
             rows: None,

@@ -4,7 +4,7 @@
 //! tokens, and k experts for each token. A pass ends where the layer does not go up. A pass that only wants the output of some
 //! tokens, as that of a prompt, routes fewer of them in its last layer.
 
-use moe_trace::{Facts, MAX_ID, RoutingRow};
+use moe_trace::{Facts, MAX_ID, RoutingRow, TokenId};
 
 use crate::binary::mapped::Mapped;
 use crate::passes::Passes;
@@ -87,9 +87,12 @@ fn import_file(bytes: &[u8], output: &mut Output<'_>) -> Result<(), ForeignError
             ));
             break;
         };
-        let layer_id = output.id(at, "layer", entry.layer.into())?;
+        let layer_id = output.layer_id(at, entry.layer.into())?;
         let first = passes.layer(layer_id, entry.n_tokens);
-        for (token_id, experts) in (first..).zip(entry.ids.chunks_exact(4 * entry.k)) {
+        for (token_id, experts) in (first.0..)
+            .map(TokenId)
+            .zip(entry.ids.chunks_exact(4 * entry.k))
+        {
             let row = RoutingRow {
                 token_id,
                 ..RoutingRow::at_layer(layer_id)

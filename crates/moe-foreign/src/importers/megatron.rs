@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use moe_gguf::text::counted;
-use moe_trace::RoutingRow;
+use moe_trace::{LayerId, RoutingRow, TokenId};
 use serde::Deserialize;
 use xxhash_rust::xxh3::Xxh3;
 
@@ -29,7 +29,7 @@ pub struct Megatron;
 struct Line {
     step: u64,
     block: Option<String>,
-    layer: u16,
+    layer: LayerId,
     rank: Option<u32>,
     num_tokens: u32,
     topk: Option<usize>,
@@ -48,7 +48,7 @@ struct Rank {
     /// Position of the first token of the step.
     start: u32,
     /// Tokens of each layer in the step so far.
-    n_tokens: BTreeMap<u16, u32>,
+    n_tokens: BTreeMap<LayerId, u32>,
     /// Hashes of the lines of the step: layer and experts.
     lines: HashSet<u128>,
 }
@@ -80,7 +80,7 @@ impl Rank {
 /// A hash of what a line says about its layer.
 fn hash(line: &Line) -> u128 {
     let mut hash = Xxh3::new();
-    hash.update(&line.layer.to_le_bytes());
+    hash.update(&line.layer.0.to_le_bytes());
     for experts in line.top_indices.iter() {
         hash.update(&experts.len().to_le_bytes());
         for expert in experts {
@@ -198,7 +198,7 @@ fn hand_over(
     };
     for (token, experts) in (0..).zip(line.top_indices.iter()) {
         let row = RoutingRow {
-            token_id: start.saturating_add(token),
+            token_id: TokenId(start.saturating_add(token)),
             sequence_id: line.rank,
             ..RoutingRow::at_layer(line.layer)
         };

@@ -89,7 +89,7 @@ fn import_file(file: &Path, output: &mut Output<'_>) -> Result<(), ForeignError>
             layer_id: layer
                 .parse()
                 .map_err(|_| output.invalid(at(), format!("layer {layer:?} is not a number")))?,
-            expert_id: output.id(at, "expert", expert)?.into(),
+            expert_id: output.expert_id(at, expert)?,
             phase: None,
             count,
             mass: Some(mass).filter(|_| has_masses),

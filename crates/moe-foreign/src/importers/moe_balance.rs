@@ -7,7 +7,7 @@
 use std::collections::{HashMap, HashSet};
 
 use moe_gguf::text::counted;
-use moe_trace::RoutingRow;
+use moe_trace::{LayerId, RoutingRow, TokenId};
 use serde::Deserialize;
 
 use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
@@ -19,7 +19,7 @@ pub struct MoeBalance;
 
 #[derive(Deserialize)]
 struct Line {
-    layer: u16,
+    layer: LayerId,
     batch_id: u32,
     source_file: Option<String>,
     topk_experts: Nested<i64>,
@@ -66,7 +66,7 @@ struct Batches {
     /// Above all sequences that are taken; once there is none above, a lower one.
     next: u32,
     /// Tokens by sequence and layer.
-    n_tokens: HashMap<(u32, u16), u32>,
+    n_tokens: HashMap<(u32, LayerId), u32>,
 }
 
 impl Batches {
@@ -118,7 +118,7 @@ fn hand_over(
         .or_default();
     for experts in line.topk_experts.iter() {
         let row = RoutingRow {
-            token_id: *n_tokens,
+            token_id: TokenId(*n_tokens),
             sequence_id: Some(sequence_id),
             ..RoutingRow::at_layer(line.layer)
         };

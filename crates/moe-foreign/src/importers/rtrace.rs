@@ -4,7 +4,7 @@
 //! (softmax over all experts, 32-bit floats), little-endian. How many experts a token is routed to is not in the file. The
 //! weights that the model applies may be normalised or scaled, so the probabilities are not read as weights.
 
-use moe_trace::{Facts, MAX_ID, RoutingRow};
+use moe_trace::{Facts, MAX_ID, RoutingRow, TokenId};
 
 use crate::binary::mapped::Mapped;
 use crate::{At, ForeignError, ImportOptions, Importer, Missing, Output, Source};
@@ -26,7 +26,7 @@ enum RtraceFault {
     )]
     TopK { top_k: u32, n_expert: u32 },
     #[error("token {token_id} is out of range; the file is damaged")]
-    Token { token_id: u32 },
+    Token { token_id: TokenId },
     #[error(
         "the probability {probability} of expert {expert} is not between 0 and 1; the file is damaged"
     )]
@@ -108,11 +108,11 @@ fn import_file(
         };
         rank(&bytes[8..], &mut ranked).map_err(|fault| output.invalid(at(), fault))?;
         let row = RoutingRow {
-            token_id: word(bytes),
-            ..RoutingRow::at_layer(output.id(at, "layer", word(&bytes[4..]).into())?)
+            token_id: TokenId(word(bytes)),
+            ..RoutingRow::at_layer(output.layer_id(at, word(&bytes[4..]).into())?)
         };
         let RoutingRow { token_id, .. } = row;
-        if i32::try_from(token_id).is_err() {
+        if i32::try_from(token_id.0).is_err() {
             return Err(output.invalid(at(), RtraceFault::Token { token_id }));
         }
         let top_k = options.n_expert_used_in(row.layer_id).unwrap_or(top_k);

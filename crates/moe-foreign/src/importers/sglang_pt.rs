@@ -9,7 +9,7 @@ mod records;
 mod sequences;
 
 use moe_gguf::text::counted;
-use moe_trace::{Phase, RoutingRow};
+use moe_trace::{Phase, RoutingRow, TokenId};
 
 use crate::arrays::{
     CountSums, PhysicalMap, element, element_of, n_used_slots, row_blocks, warn_of_routing,
@@ -289,7 +289,7 @@ impl<'p> ForwardPass<'p> {
                     At::Element(format!("records[{record}].topk_ids_of_layer{index:?}"))
                 };
                 let row = RoutingRow {
-                    token_id,
+                    token_id: TokenId(token_id),
                     sequence_id,
                     phase: self.phase(),
                     ..RoutingRow::at_layer(layer_id)

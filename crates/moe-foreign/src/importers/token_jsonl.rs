@@ -3,7 +3,7 @@
 //! The neutral form of several small tools. `phase` may be missing; `weights` (parallel to `experts`) and `seq` (the sequence)
 //! are read where they are there, and written by this program's own export.
 
-use moe_trace::{Phase, RoutingRow};
+use moe_trace::{LayerId, Phase, RoutingRow, TokenId};
 use serde::Deserialize;
 
 use crate::{At, ForeignError, ImportOptions, Importer, Output, Source};
@@ -15,8 +15,8 @@ pub struct TokenJsonl;
 
 #[derive(Deserialize)]
 struct Line {
-    t: u32,
-    layer: u16,
+    t: TokenId,
+    layer: LayerId,
     experts: Vec<i64>,
     phase: Option<String>,
     weights: Option<Vec<Option<f32>>>,

@@ -1,8 +1,8 @@
 //! Bytes of each expert, by hand.
 
-use moe_gguf::Gguf;
 use moe_gguf::experts::{expert_bytes, expert_bytes_by_layer, expert_layer_bytes};
 use moe_gguf::map::OffsetMap;
+use moe_gguf::{Gguf, LayerId};
 use moe_testkit::gguf::{F32, Raw};
 
 use crate::opened::{Opened, fixture};
@@ -10,7 +10,7 @@ use crate::opened::{Opened, fixture};
 fn sizes(gguf: &Gguf) -> Vec<(u16, u32, u64)> {
     let sizes = expert_bytes(&OffsetMap::new(gguf)).into_iter();
     sizes
-        .map(|((layer, expert), bytes)| (layer, expert, bytes))
+        .map(|((layer, expert), bytes)| (layer.0, expert.0, bytes))
         .collect()
 }
 
@@ -62,12 +62,12 @@ fn fused_projections_and_scales() {
     let bytes = 4 * (40 + 10 + 20);
     assert_eq!(
         expert_bytes_by_layer(&OffsetMap::new(&gguf)),
-        [(3, bytes)].into()
+        [(LayerId(3), bytes)].into()
     );
     assert_eq!(sizes(&gguf), [(3, 0, bytes), (3, 1, bytes)]);
     // Both halves, the scale, the separate gate and the chunk; not the shared expert.
     let all = 2 * bytes + 4 * (2 + 40 + 20);
-    assert_eq!(expert_layer_bytes(&gguf)[&3], all);
+    assert_eq!(expert_layer_bytes(&gguf)[&LayerId(3)], all);
 }
 
 /// Older files have a tensor for each expert, and experts may differ.

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use moe_gguf::check::check;
 use moe_gguf::map::{Category, OffsetMap, Projection};
-use moe_gguf::{Error, GgmlType, Gguf};
+use moe_gguf::{Error, ExpertId, GgmlType, Gguf, LayerId};
 
 use crate::opened::fixture;
 
@@ -100,10 +100,10 @@ fn experts_of_the_quantized_qwen3moe() {
         .collect();
     assert_eq!(experts.len(), 32);
     let last = experts[31];
-    assert_eq!(last.expert_id, Some(31));
+    assert_eq!(last.expert_id, Some(ExpertId(31)));
     assert_eq!(
         (last.layer_id, last.projection),
-        (Some(0), Some(Projection::Down))
+        (Some(LayerId(0)), Some(Projection::Down))
     );
     assert_eq!(
         (last.category, last.ne),
@@ -132,7 +132,7 @@ fn biases_and_routers_of_gpt_oss_are_one_row_each() {
     );
     assert_eq!(
         (bias[0].layer_id, bias[0].projection),
-        (Some(5), Some(Projection::Gate))
+        (Some(LayerId(5)), Some(Projection::Gate))
     );
     let router = of("blk.5.ffn_gate_inp.bias");
     assert_eq!(

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use moe_gguf::check::{Refusal, check};
 use moe_gguf::map::{Category, OffsetMap, Projection};
-use moe_gguf::{Error, GgmlType, Gguf};
+use moe_gguf::{Error, ExpertId, GgmlType, Gguf};
 use moe_testkit::gguf::{F32, Raw};
 
 use crate::opened::Opened;
@@ -184,10 +184,10 @@ fn experts_are_found_stacked_fused_and_alone() {
         .map(|r| (r.tensor_idx, r.expert_id, r.size_bytes))
         .collect();
     let stacked = (0..3)
-        .map(|e| (0, Some(e), 64))
-        .chain((0..3).map(|e| (1, Some(e), 128)));
+        .map(|e| (0, Some(ExpertId(e)), 64))
+        .chain((0..3).map(|e| (1, Some(ExpertId(e)), 128)));
     let expected: Vec<_> = stacked
-        .chain([(2, Some(2), 64), (3, Some(7), 64)])
+        .chain([(2, Some(ExpertId(2)), 64), (3, Some(ExpertId(7)), 64)])
         .collect();
     assert_eq!(rows, expected);
     assert!(map.rows.iter().all(|row| row.category == Category::Expert));

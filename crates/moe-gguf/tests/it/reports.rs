@@ -1,9 +1,9 @@
 //! Layer order, and the exchange forms of the thesis.
 
-use moe_gguf::Gguf;
 use moe_gguf::layers::layer_order;
 use moe_gguf::map::OffsetMap;
 use moe_gguf::thesis::{memory_map, write_gguf_dump_csv};
+use moe_gguf::{ExpertId, Gguf, LayerId};
 use moe_testkit::gguf::{F32, Raw};
 
 use crate::opened::{Opened, fixture};
@@ -35,7 +35,10 @@ fn numeric_order_is_sequential() {
 fn string_order_is_called_out() {
     let report = layer_order(&layers(&[0, 1, 10, 11, 2, 3, 4, 5, 6, 7, 8, 9]));
     assert!(report.string_sorted && !report.is_sequential());
-    assert_eq!(report.order, [0, 1, 10, 11, 2, 3, 4, 5, 6, 7, 8, 9]);
+    assert_eq!(
+        report.order,
+        [0, 1, 10, 11, 2, 3, 4, 5, 6, 7, 8, 9].map(LayerId)
+    );
     // From 1 over 10 and 11 to 2, and from the end of 9 back to the beginning of 10.
     assert_eq!((report.seeks, report.seek_bytes), (2, 2 * 32 + 10 * 32));
 }
@@ -61,7 +64,7 @@ fn a_layer_in_pieces_is_counted() {
     let pieces: Vec<_> = report
         .layers
         .iter()
-        .map(|l| (l.layer_id, l.pieces, l.size_bytes))
+        .map(|l| (l.layer_id.0, l.pieces, l.size_bytes))
         .collect();
     assert_eq!(pieces, [(0, 2, 56), (1, 1, 32)]);
     // Over layer 1, and from 24 bytes into the last tensor back by 56.
@@ -73,7 +76,7 @@ fn fixtures_lie_in_numeric_order() {
     for name in ["tiny-qwen3moe-Q4_K_M.gguf", "tiny-gpt-oss-MXFP4.gguf"] {
         let report = layer_order(&fixture(name));
         assert!(report.is_sequential(), "{name}");
-        assert_eq!(report.order, [0, 1, 2, 3, 4, 5]);
+        assert_eq!(report.order, [0, 1, 2, 3, 4, 5].map(LayerId));
     }
 }
 
@@ -129,7 +132,10 @@ fn memory_map_has_the_form() {
         .find(|t| t.name == "blk.5.ffn_down_exps.weight[31]")
         .unwrap();
     assert_eq!((expert.category, expert.component), ("ffn", "down"));
-    assert_eq!((expert.expert_id, expert.layer_id), (Some(31), Some(5)));
+    assert_eq!(
+        (expert.expert_id, expert.layer_id),
+        (Some(ExpertId(31)), Some(LayerId(5)))
+    );
     assert_eq!(
         (expert.size_bytes, &expert.shape[..]),
         (8704, &[64, 256][..])

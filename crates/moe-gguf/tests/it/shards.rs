@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use moe_gguf::check::check;
 use moe_gguf::map::OffsetMap;
-use moe_gguf::{Error, Fault, Gguf, ShardFault};
+use moe_gguf::{Error, ExpertId, Fault, Gguf, ShardFault};
 use moe_testkit::gguf::{F32, I32, Raw, U16};
 use tempfile::TempDir;
 
@@ -119,7 +119,7 @@ fn any_shard_opens_the_model() {
 
         let rows = OffsetMap::new(&gguf).rows;
         assert_eq!(rows.len(), 1 + 4 + 1);
-        assert_eq!((rows[4].file, rows[4].expert_id), (2, Some(3)));
+        assert_eq!((rows[4].file, rows[4].expert_id), (2, Some(ExpertId(3))));
         assert!(check(&gguf).is_sound() && check(&gguf).llama_cpp_refuses.is_empty());
     }
     let hash = |number| Gguf::open(path(&dir, number)).unwrap().header_xxh3();

@@ -9,7 +9,7 @@ use moe_executor::cpu::threads::Threads;
 use moe_executor::recorder::Recorder;
 use moe_gguf::Gguf;
 use moe_llama_cpp::{Params, Recording};
-use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
+use moe_trace::Phase;
 
 /// Positions that contexts have.
 pub const N_CTX: usize = 1024;
@@ -46,7 +46,9 @@ fn collector(rows: &Rows) -> Observer<'static> {
                 ids: routed.ids[row * k..][..k].to_vec(),
                 logits: routed.logits[row * n_expert..][..n_expert].to_vec(),
             };
-            let before = rows.borrow_mut().insert((routed.layer, position), seen);
+            let before = rows
+                .borrow_mut()
+                .insert((routed.layer.index(), position), seen);
             assert!(before.is_none(), "a token is routed twice in a layer");
         }
     })
@@ -57,7 +59,7 @@ fn feed(session: &mut dyn Decode, tokens: &[u32], n_prompt: usize) -> Vec<Vec<f3
     let (prompt, rest) = tokens.split_at(n_prompt);
     let mut logits = vec![feed_prompt(session, prompt)];
     for &token in rest {
-        let after_token = session.decode(&[token], PHASE_GENERATE, Logits::Last);
+        let after_token = session.decode(&[token], Phase::Generate, Logits::Last);
         logits.push(after_token.unwrap().to_vec());
     }
     logits
@@ -69,7 +71,7 @@ fn feed_prompt(session: &mut dyn Decode, prompt: &[u32]) -> Vec<f32> {
     while let Some(batch) = batches.next() {
         let is_last = batches.peek().is_none();
         let wanted = if is_last { Logits::Last } else { Logits::None };
-        let logits = session.decode(batch, PHASE_PROMPT, wanted).unwrap();
+        let logits = session.decode(batch, Phase::Prompt, wanted).unwrap();
         if is_last {
             return logits.to_vec();
         }
@@ -160,7 +162,7 @@ pub fn greedy(
         for _ in 0..n {
             let token = top_k(&logits[logits.len() - 1], 1)[0];
             generated.push(token);
-            let after_token = session.decode(&[token], PHASE_GENERATE, Logits::Last);
+            let after_token = session.decode(&[token], Phase::Generate, Logits::Last);
             logits.push(after_token.unwrap().to_vec());
         }
         logits

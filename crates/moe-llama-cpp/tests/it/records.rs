@@ -11,8 +11,9 @@ use moe_gguf::map::OffsetMap;
 use moe_llama_cpp::{OpNumbers, Recording};
 use moe_trace::buffers::{self, Change};
 use moe_trace::graph::{self, Graph, LEAF};
-use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
-use moe_trace::{Manifest, Run, RunOptions, RunWriter, TensorAccessLog, check, ops};
+use moe_trace::{
+    LayerId, Manifest, Phase, Run, RunOptions, RunWriter, TensorAccessLog, check, ops,
+};
 
 use crate::compare::some_tokens;
 use crate::engines::{N_CTX, Variant, params};
@@ -25,18 +26,18 @@ fn feed(session: &mut dyn Decode, n_vocab: u32) {
     let mut decode = |tokens: &[u32], phase, logits| {
         session.decode(tokens, phase, logits).map(drop).unwrap();
     };
-    decode(&tokens[..32], PHASE_PROMPT, Logits::None);
-    decode(&tokens[32..40], PHASE_PROMPT, Logits::Last);
+    decode(&tokens[..32], Phase::Prompt, Logits::None);
+    decode(&tokens[32..40], Phase::Prompt, Logits::Last);
     for token in &tokens[40..] {
-        decode(&[*token], PHASE_GENERATE, Logits::Last);
+        decode(&[*token], Phase::Generate, Logits::Last);
     }
     session.begin_sequence(1);
     session
-        .decode(&tokens[..5], PHASE_PROMPT, Logits::Last)
+        .decode(&tokens[..5], Phase::Prompt, Logits::Last)
         .map(drop)
         .unwrap();
     session
-        .decode(&tokens[5..6], PHASE_GENERATE, Logits::Last)
+        .decode(&tokens[5..6], Phase::Generate, Logits::Last)
         .map(drop)
         .unwrap();
 }
@@ -94,7 +95,7 @@ type Weight = (String, u16, u64, u64, u32);
 struct RecordFacts {
     op: String,
     name: String,
-    layer: Option<u16>,
+    layer: Option<LayerId>,
     phase: u8,
     token_id: u32,
     sequence_id: u32,
@@ -196,13 +197,13 @@ fn fixtures_leave_the_same_records() {
 struct Operation {
     op: String,
     name: String,
-    layer: Option<u16>,
+    layer: Option<LayerId>,
     /// Names of what it reads, each with what the edge says of it.
     reads: Vec<(String, String)>,
 }
 
 /// The operations of a run's graph, in order.
-fn operations(run: &Run, phase: u8) -> Vec<Operation> {
+fn operations(run: &Run, phase: Phase) -> Vec<Operation> {
     let graph = Graph::read(&graph::path(&run.path, phase)).unwrap();
     let name = |id: &str| {
         let node = graph.nodes.iter().find(|node| node.id == id).unwrap();
@@ -229,7 +230,7 @@ fn graphs_and_buffers_are_kept() {
     let dir = tempfile::tempdir().unwrap();
     let path = fixture("random-qwen3moe-F16.gguf");
     let [ours, theirs] = both(dir.path(), &path, Mode::All);
-    for phase in [PHASE_PROMPT, PHASE_GENERATE] {
+    for phase in Phase::ALL {
         let [ours, mut theirs] = [&ours, &theirs].map(|run| operations(run, phase));
         assert_eq!(ours.len(), theirs.len());
         // llama.cpp's nodes without a name have one here

@@ -59,6 +59,7 @@ impl Arc {
     }
 
     /// How far a ghost of `hit` moves the border: its bytes, times how much larger the other list of ghosts is.
+    #[expect(clippy::cast_possible_truncation, reason = "the cast saturates")]
     fn step(&self, bytes: u64, hit: Part, other: Part) -> u64 {
         let ratio = self.bytes_of(other) as f64 / self.bytes_of(hit).max(1) as f64;
         (bytes as f64 * ratio.max(1.0)) as u64

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use moe_ids::{ExpertId, LayerId, MAX_ID};
+
 use crate::plan::ExpertSizes;
 
 /// Number of an expert among those of all layers.
@@ -12,20 +14,17 @@ pub type Key = u32;
 pub struct Experts {
     layers: Vec<LayerKeys>,
     /// `[n_keys]`: index in `layers`, expert, bytes.
-    experts: Vec<(u32, u32, u64)>,
+    experts: Vec<(u32, ExpertId, u64)>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct LayerKeys {
     /// Block number in the model.
-    layer: u32,
+    layer: LayerId,
     first: Key,
     /// Key of each expert id, `None` for ids that the model has not.
     keys: Vec<Option<Key>>,
 }
-
-/// Expert ids at or above this are no model's.
-const MAX_EXPERT: u32 = 1 << 16;
 
 impl Experts {
     /// Numbers the experts of which the size is known.
@@ -34,7 +33,7 @@ impl Experts {
             layers: Vec::new(),
             experts: Vec::new(),
         };
-        let possible = sizes.iter().filter(|&(_, expert, _)| expert < MAX_EXPERT);
+        let possible = sizes.iter().filter(|&(_, expert, _)| expert.0 < MAX_ID);
         for ((layer, expert, bytes), key) in possible.zip(0..) {
             if experts.layers.last().is_none_or(|last| last.layer != layer) {
                 experts.layers.push(LayerKeys {
@@ -45,7 +44,7 @@ impl Experts {
             }
             let index = experts.layers.len() - 1;
             let keys = &mut experts.layers[index].keys;
-            keys.resize(expert as usize, None);
+            keys.resize(expert.index(), None);
             keys.push(Some(key));
             let index = u32::try_from(index).expect("layers have distinct numbers of 32 bits");
             experts.experts.push((index, expert, bytes));
@@ -54,16 +53,16 @@ impl Experts {
     }
 
     /// The number of an expert, if the model has it.
-    pub fn key(&self, layer: u32, expert: u32) -> Option<Key> {
+    pub fn key(&self, layer: LayerId, expert: ExpertId) -> Option<Key> {
         let index = self
             .layers
             .binary_search_by_key(&layer, |layer| layer.layer)
             .ok()?;
-        *self.layers[index].keys.get(expert as usize)?
+        *self.layers[index].keys.get(expert.index())?
     }
 
     /// Layer and expert of a key.
-    pub fn get(&self, key: Key) -> (u32, u32) {
+    pub fn get(&self, key: Key) -> (LayerId, ExpertId) {
         let (index, expert, _) = self.experts[key as usize];
         (self.layers[index as usize].layer, expert)
     }

@@ -46,7 +46,7 @@ impl HotCache {
             counts: vec![0; experts.len()],
             n_expert: sizes
                 .iter()
-                .map(|(_, expert, _)| expert + 1)
+                .map(|(_, expert, _)| expert.0 + 1)
                 .max()
                 .unwrap_or(0),
             experts,
@@ -66,7 +66,7 @@ impl HotCache {
                 });
             }
             if let Some(last) = layers.last_mut() {
-                last.experts.resize(expert as usize, 0);
+                last.experts.resize(expert.index(), 0);
                 last.experts.push(count);
             }
         }

@@ -35,6 +35,14 @@ pub enum Error {
         /// Key of the faulty array.
         key: &'static str,
     },
+    /// A layer that no model has.
+    #[error("layers[{index}] of the learn file is of layer {id}, which no model has; correct it")]
+    NoLayer {
+        /// Position in `layers`.
+        index: usize,
+        /// The layer.
+        id: u64,
+    },
     /// An id that the runtime would cut to its lower 32 bits and so take for another layer or expert.
     #[error(
         "`{key}` in layers[{index}] of the learn file holds the id {id}, which does not fit 32 bits; the runtime would take \

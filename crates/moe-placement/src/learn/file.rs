@@ -1,6 +1,7 @@
 //! A learn file as a document: read, made from counts, cut, written.
 
 use moe_files::text::strip_byte_order_mark;
+use moe_ids::{ExpertId, LayerId};
 use serde_json::{Map, Value, json};
 
 use super::observations::{
@@ -12,7 +13,7 @@ use super::{Error, OLD_SCHEMA, SCHEMA};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerCounts {
     /// Block number in the model.
-    pub layer: u32,
+    pub layer: LayerId,
     /// Passes in which the layer routed something: one for a batch, whatever its number of tokens.
     pub calls: u64,
     /// Times each expert was chosen, by expert id (`[n_expert]`).
@@ -137,7 +138,7 @@ impl LearnFile {
 
     /// The file with only the experts of `keep(layer, expert)`; a layer without any is left out. Times and slot totals stay
     /// what they were: they are the layer's, and its weight comes from them.
-    pub fn cut(&self, keep: impl Fn(u32, u32) -> bool) -> LearnFile {
+    pub fn cut(&self, keep: impl Fn(LayerId, ExpertId) -> bool) -> LearnFile {
         let mut cut = self.clone();
         if let Some(Value::Array(layers)) = cut.root.get_mut("layers") {
             layers.retain_mut(|layer| cut_layer(layer, &keep));
@@ -160,7 +161,8 @@ impl LearnFile {
 
 /// A layer of a learn run, with the keys of the runtime's serializer in its order.
 fn learnt_layer(counts: &LayerCounts) -> Value {
-    let experts: Vec<(u32, u64)> = (0u32..)
+    let experts: Vec<(ExpertId, u64)> = (0..)
+        .map(ExpertId)
         .zip(counts.experts.iter().copied())
         .filter(|&(_, count)| count > 0)
         .collect();
@@ -188,9 +190,9 @@ fn learnt_layer(counts: &LayerCounts) -> Value {
 
 /// Drops the experts of a layer that are not kept; returns whether a count is left of those that are read: of hot and cold
 /// experts, and of `experts` where neither has any.
-fn cut_layer(layer: &mut Value, keep: &impl Fn(u32, u32) -> bool) -> bool {
+fn cut_layer(layer: &mut Value, keep: &impl Fn(LayerId, ExpertId) -> bool) -> bool {
     let id = layer.get("layer").and_then(Value::as_u64);
-    let Some(id) = id.and_then(|id| u32::try_from(id).ok()) else {
+    let Some(id) = id.and_then(|id| LayerId::try_from(id).ok()) else {
         return false;
     };
     let is_split = SPLIT_KEYS.iter().any(|key| has_counts(layer, key));
@@ -198,7 +200,7 @@ fn cut_layer(layer: &mut Value, keep: &impl Fn(u32, u32) -> bool) -> bool {
         if let Some(Value::Array(pairs)) = layer.get_mut(key) {
             pairs.retain(|pair| {
                 let expert = pair.get(0).and_then(Value::as_u64);
-                expert.is_some_and(|expert| u32::try_from(expert).is_ok_and(|e| keep(id, e)))
+                expert.is_some_and(|expert| ExpertId::try_from(expert).is_ok_and(|e| keep(id, e)))
             });
         }
     }

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use moe_ids::LayerId;
 use serde_json::{Map, Value, json};
 
 use super::observations::{COUNT_KEYS, layer_id, unsigned};
@@ -147,7 +148,7 @@ impl LearnFile {
     }
 
     /// The layers in which something was counted, each once and in the form of a run that tells hot from cold.
-    fn canonical_layers(&self) -> Result<BTreeMap<u32, Object>, Error> {
+    fn canonical_layers(&self) -> Result<BTreeMap<LayerId, Object>, Error> {
         let mut layers = BTreeMap::new();
         for (index, layer) in self.layers()?.iter().enumerate() {
             let (id, layer) = layer_id(layer, index)?;
@@ -160,7 +161,7 @@ impl LearnFile {
     }
 
     /// Puts layers in place and derives the ratios anew.
-    fn set_layers(&mut self, layers: BTreeMap<u32, Object>) {
+    fn set_layers(&mut self, layers: BTreeMap<LayerId, Object>) {
         let mut total = (0u64, 0u64);
         let layers: Vec<Value> = layers
             .into_values()
@@ -191,7 +192,7 @@ fn set_ratio(object: &mut Object, hot: u64, cold: u64) {
     }
 }
 
-fn add_layer(layers: &mut BTreeMap<u32, Object>, id: u32, layer: Object) {
+fn add_layer(layers: &mut BTreeMap<LayerId, Object>, id: LayerId, layer: Object) {
     match layers.get_mut(&id) {
         None => {
             layers.insert(id, layer);
@@ -261,9 +262,10 @@ fn add(into: &mut Object, from: &Object, calls: [u64; 2]) {
 }
 
 /// Thousandths of the total that an average over calls stands for.
+#[expect(clippy::cast_possible_truncation, reason = "the cast saturates")]
 fn thousandths(per_call: Option<&Value>, calls: u64) -> u128 {
     let per_call = per_call.and_then(Value::as_f64).unwrap_or(0.0);
-    // A negative time is no time; the cast saturates.
+    // A negative time is no time.
     (per_call * calls as f64 * 1000.0).round() as u128
 }
 
@@ -317,6 +319,7 @@ fn scale_counters(value: &mut Value, factor: f64) {
     }
 }
 
+#[expect(clippy::cast_possible_truncation, reason = "the cast saturates")]
 fn scaled(count: u64, factor: f64) -> u64 {
     (count as f64 * factor).round() as u64
 }

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use moe_ids::{ExpertId, LayerId};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
@@ -19,7 +20,7 @@ pub(super) const SPLIT_KEYS: [&str; 2] = ["hot_experts", "cold_experts"];
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerObservation {
     /// Block number in the model.
-    pub layer: u32,
+    pub layer: LayerId,
     /// The counts are split into hot and cold; otherwise they are in `raw`.
     pub has_branch_counts: bool,
     /// Average number of cold expert slots in a pass of the layer.
@@ -42,7 +43,7 @@ pub struct LayerObservation {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ExpertObservation {
     /// Expert id within its layer.
-    pub expert: u32,
+    pub expert: ExpertId,
     /// Count where hot and cold were not told apart.
     pub raw: u64,
     /// Count served by the cache.
@@ -63,7 +64,7 @@ impl ExpertObservation {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayerSlots {
     /// Block number in the model.
-    pub layer: u32,
+    pub layer: LayerId,
     /// Slots served by the cache.
     pub hot: u64,
     /// Slots served by the cold lane.
@@ -109,7 +110,7 @@ pub(super) fn layer_slots(layers: &[Value]) -> Vec<LayerSlots> {
     let slots = layers.iter().filter_map(|layer| {
         let slots = |key| layer.get(key).map_or(0, unsigned);
         Some(LayerSlots {
-            layer: layer.get("layer")?.as_u64()?.try_into().ok()?,
+            layer: LayerId::try_from(layer.get("layer")?.as_u64()?).ok()?,
             hot: slots("hot_slots_total"),
             cold: slots("cold_slots_total"),
         })
@@ -118,12 +119,16 @@ pub(super) fn layer_slots(layers: &[Value]) -> Vec<LayerSlots> {
 }
 
 /// The id and the object of an entry of `layers`.
-pub(super) fn layer_id(layer: &Value, index: usize) -> Result<(u32, &Map<String, Value>), Error> {
+pub(super) fn layer_id(
+    layer: &Value,
+    index: usize,
+) -> Result<(LayerId, &Map<String, Value>), Error> {
     let object = layer.as_object().ok_or(Error::LayerId { index })?;
     let id = object.get("layer").and_then(Value::as_u64);
     let id = id.ok_or(Error::LayerId { index })?;
     let key = "layer";
-    let layer = u32::try_from(id).map_err(|_| Error::WideId { index, key, id })?;
+    let number = u32::try_from(id).map_err(|_| Error::WideId { index, key, id })?;
+    let layer = LayerId::try_from(number).map_err(|_| Error::NoLayer { index, id })?;
     Ok((layer, object))
 }
 
@@ -182,7 +187,7 @@ fn add_counts(
     layer: &Map<String, Value>,
     index: usize,
     key: &'static str,
-    experts: &mut BTreeMap<u32, ExpertObservation>,
+    experts: &mut BTreeMap<ExpertId, ExpertObservation>,
     field: impl Fn(&mut ExpertObservation) -> &mut u64,
 ) -> Result<bool, Error> {
     let pairs = match layer.get(key) {
@@ -202,7 +207,7 @@ fn add_counts(
         if count == 0 {
             continue;
         }
-        let expert = u32::try_from(id).map_err(|_| Error::WideId { index, key, id })?;
+        let expert = ExpertId::try_from(id).map_err(|_| Error::WideId { index, key, id })?;
         let entry = experts.entry(expert).or_insert(ExpertObservation {
             expert,
             ..Default::default()
@@ -222,6 +227,7 @@ fn number(layer: &Map<String, Value>, index: usize, key: &'static str) -> Result
 }
 
 /// A number as the runtime reads an unsigned one: a negative one wraps, a fraction is cut off.
+#[expect(clippy::cast_possible_truncation, reason = "as in the runtime")]
 pub(super) fn unsigned(value: &Value) -> u64 {
     value
         .as_u64()

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use moe_ids::{ExpertId, LayerId};
+
 use super::lanes::{Plan, PlanVerdict};
 use super::ranking::Entry;
 use super::sizes::ExpertSizes;
@@ -10,9 +12,9 @@ use super::sizes::ExpertSizes;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Explanation {
     /// Block number in the model.
-    pub layer: u32,
+    pub layer: LayerId,
     /// Expert id within its layer.
-    pub expert: u32,
+    pub expert: ExpertId,
     /// Its hits and its score; nothing for an expert that the file does not count.
     pub ranked: Option<Ranked>,
     /// What became of it; nothing for one that was not considered.
@@ -38,8 +40,8 @@ impl Explanation {
         plan: &Plan,
         ranking: &[Entry],
         sizes: &ExpertSizes,
-        layer: u32,
-        expert: u32,
+        layer: LayerId,
+        expert: ExpertId,
     ) -> Explanation {
         let is_it = |entry: &Entry| (entry.layer, entry.expert) == (layer, expert);
         let place = ranking.iter().position(is_it);

@@ -58,6 +58,7 @@ impl Extended {
     }
 
     /// `value × 2^exponent` to 64 bits of mantissa, ties to even.
+    #[expect(clippy::cast_possible_truncation, reason = "the high and the low half")]
     fn rounded(value: u128, exponent: i32) -> Extended {
         if value == 0 {
             return Extended {
@@ -68,7 +69,7 @@ impl Extended {
         let zeros = value.leading_zeros();
         let value = value << zeros;
         let exponent = exponent - zeros as i32 + 64;
-        let (mantissa, rest) = ((value >> 64) as u64, (value & u128::from(u64::MAX)) as u64);
+        let (mantissa, rest) = ((value >> 64) as u64, value as u64);
         let half = 1 << 63;
         let up = rest > half || (rest == half && mantissa & 1 == 1);
         match mantissa.checked_add(u64::from(up)) {

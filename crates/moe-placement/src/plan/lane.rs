@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use moe_ids::LayerId;
+
 use super::ranking::Entry;
 
 /// An expert in the cache.
@@ -23,7 +25,7 @@ pub struct Lane {
     /// Its experts, in the order in which they were taken.
     pub selected: Vec<Selected>,
     /// Experts of each layer.
-    per_layer: BTreeMap<u32, u32>,
+    per_layer: BTreeMap<LayerId, u32>,
 }
 
 /// An expert that a lane had no room for.
@@ -46,7 +48,7 @@ impl Lane {
     }
 
     /// Experts of a layer that the lane holds.
-    pub fn n_of_layer(&self, layer: u32) -> u32 {
+    pub fn n_of_layer(&self, layer: LayerId) -> u32 {
         self.per_layer.get(&layer).copied().unwrap_or(0)
     }
 

@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
 
+use moe_ids::LayerId;
+
 use super::fill::shuffled;
 use super::lane::{Lane, NoRoom, Selected};
 use super::ranking::Entry;
@@ -192,7 +194,7 @@ impl Plan {
     }
 
     /// The lanes in which an expert of a layer is tried, one after the other.
-    fn order(&self, layer: u32, strategy: Strategy) -> Vec<usize> {
+    fn order(&self, layer: LayerId, strategy: Strategy) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.lanes.len()).collect();
         if strategy == Strategy::HotEven {
             order.sort_by_key(|&lane| {
@@ -230,14 +232,14 @@ impl Plan {
 
     /// Each lane goes through its layers again and again and takes the best expert of each that fits and is left.
     fn split_evenly(&mut self, queue: &[(Entry, u64)], sizes: &ExpertSizes) {
-        let mut by_layer: BTreeMap<u32, Vec<(Entry, u64)>> = BTreeMap::new();
+        let mut by_layer: BTreeMap<LayerId, Vec<(Entry, u64)>> = BTreeMap::new();
         for &(entry, bytes) in queue {
             by_layer
                 .entry(entry.layer)
                 .or_default()
                 .push((entry, bytes));
         }
-        let layers: Vec<u32> = sizes.layers().into_keys().collect();
+        let layers: Vec<LayerId> = sizes.layers().into_keys().collect();
         for (lane, band) in self.bands(layers.len()).into_iter().enumerate() {
             let mut queues: Vec<_> = layers[band]
                 .iter()

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use moe_ids::LayerId;
+
 /// A layer's experts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LayerExperts {
@@ -15,7 +17,7 @@ pub struct LayerExperts {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct WholeLayers {
     /// Block numbers in the model.
-    pub layers: BTreeSet<u32>,
+    pub layers: BTreeSet<LayerId>,
     /// Bytes of their experts.
     pub bytes: u64,
     /// Choices that fall on them.
@@ -23,7 +25,7 @@ pub struct WholeLayers {
 }
 
 impl WholeLayers {
-    fn take(&mut self, layer: u32, experts: LayerExperts, budget: u64) -> bool {
+    fn take(&mut self, layer: LayerId, experts: LayerExperts, budget: u64) -> bool {
         let bytes = self.bytes.saturating_add(experts.bytes);
         if bytes > budget {
             return false;
@@ -34,7 +36,7 @@ impl WholeLayers {
     }
 
     /// As many layers as fit, counted from the last: llama.cpp's `--n-cpu-moe` keeps the experts of the first ones on the CPU.
-    pub fn last(experts: &BTreeMap<u32, LayerExperts>, budget: u64) -> WholeLayers {
+    pub fn last(experts: &BTreeMap<LayerId, LayerExperts>, budget: u64) -> WholeLayers {
         let mut kept = WholeLayers::default();
         let mut backwards = experts.iter().rev();
         while let Some((&layer, &experts)) = backwards.next()
@@ -44,8 +46,8 @@ impl WholeLayers {
     }
 
     /// The layers with the most choices a byte, as long as they fit; of equal ones the later.
-    pub fn best(experts: &BTreeMap<u32, LayerExperts>, budget: u64) -> WholeLayers {
-        let mut order: Vec<(u32, LayerExperts)> = experts
+    pub fn best(experts: &BTreeMap<LayerId, LayerExperts>, budget: u64) -> WholeLayers {
+        let mut order: Vec<(LayerId, LayerExperts)> = experts
             .iter()
             .rev()
             .map(|(&layer, &experts)| (layer, experts))
@@ -66,8 +68,8 @@ impl WholeLayers {
 mod tests {
     use super::*;
 
-    fn layers(experts: &[(u32, u64, u64)]) -> BTreeMap<u32, LayerExperts> {
-        let layer = |&(layer, bytes, hits)| (layer, LayerExperts { bytes, hits });
+    fn layers(experts: &[(u16, u64, u64)]) -> BTreeMap<LayerId, LayerExperts> {
+        let layer = |&(layer, bytes, hits)| (LayerId(layer), LayerExperts { bytes, hits });
         experts.iter().map(layer).collect()
     }
 
@@ -75,7 +77,7 @@ mod tests {
     fn last_layers_that_fit() {
         let experts = layers(&[(1, 10, 5), (2, 10, 5), (3, 30, 5), (4, 10, 4)]);
         let kept = WholeLayers::last(&experts, 45);
-        assert_eq!(kept.layers, BTreeSet::from([3, 4]));
+        assert_eq!(kept.layers, BTreeSet::from([3, 4].map(LayerId)));
         assert_eq!((kept.bytes, kept.hits), (40, 9));
         assert!(WholeLayers::last(&experts, 9).layers.is_empty());
         assert_eq!(WholeLayers::last(&experts, 60).layers.len(), 4);
@@ -86,12 +88,12 @@ mod tests {
     fn best_layers_by_hits_a_byte() {
         let experts = layers(&[(1, 10, 5), (2, 10, 5), (3, 30, 5), (4, 10, 4)]);
         let kept = WholeLayers::best(&experts, 45);
-        assert_eq!(kept.layers, BTreeSet::from([1, 2, 4]));
+        assert_eq!(kept.layers, BTreeSet::from([1, 2, 4].map(LayerId)));
         assert_eq!((kept.bytes, kept.hits), (30, 14));
         let kept = WholeLayers::best(&experts, 10);
         assert_eq!(
             kept.layers,
-            BTreeSet::from([2]),
+            BTreeSet::from([LayerId(2)]),
             "of equal layers the later"
         );
     }

@@ -2,6 +2,8 @@
 
 use std::cmp::Reverse;
 
+use moe_ids::{ExpertId, LayerId};
+
 use super::extended::Extended;
 use super::weighting::{LayerCurve, Weighting, layer_weights};
 use crate::learn::{ExpertObservation, LayerObservation};
@@ -17,9 +19,9 @@ const RANK_WEIGHT: u64 = 1_000_000;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
     /// Block number in the model.
-    pub layer: u32,
+    pub layer: LayerId,
     /// Expert id within its layer.
-    pub expert: u32,
+    pub expert: ExpertId,
     /// How often it was chosen.
     pub hits: u64,
     /// What the weighting makes of that.
@@ -64,7 +66,7 @@ fn weighted(expert: &ExpertObservation, weight: f64) -> u64 {
 
 /// The experts of a layer by hits; the first is worth `n_places`, the next one place less.
 fn by_place(layer: &LayerObservation, n_places: u64) -> impl Iterator<Item = Entry> {
-    let mut experts: Vec<(u32, u64)> = layer
+    let mut experts: Vec<(ExpertId, u64)> = layer
         .experts
         .iter()
         .map(|expert| (expert.expert, expert.hits()))

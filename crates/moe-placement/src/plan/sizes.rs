@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use moe_files::csv::{self, LineReader};
+use moe_ids::{ExpertId, LayerId};
 
 use super::Error;
 
@@ -40,16 +41,16 @@ pub enum SizesFault {
     #[error("expert {expert} of layer {layer} appears twice")]
     Repeated {
         /// Block number.
-        layer: u32,
+        layer: LayerId,
         /// Expert in the layer.
-        expert: u32,
+        expert: ExpertId,
     },
 }
 
 /// Bytes of each expert of a model, by layer and expert.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ExpertSizes {
-    bytes: BTreeMap<(u32, u32), u64>,
+    bytes: BTreeMap<(LayerId, ExpertId), u64>,
 }
 
 impl ExpertSizes {
@@ -82,12 +83,12 @@ impl ExpertSizes {
     }
 
     /// Bytes of an expert, if the model has it.
-    pub fn get(&self, layer: u32, expert: u32) -> Option<u64> {
+    pub fn get(&self, layer: LayerId, expert: ExpertId) -> Option<u64> {
         self.bytes.get(&(layer, expert)).copied()
     }
 
     /// `(layer, expert, bytes)` in order.
-    pub fn iter(&self) -> impl Iterator<Item = (u32, u32, u64)> {
+    pub fn iter(&self) -> impl Iterator<Item = (LayerId, ExpertId, u64)> {
         self.bytes
             .iter()
             .map(|(&(layer, expert), &bytes)| (layer, expert, bytes))
@@ -99,7 +100,7 @@ impl ExpertSizes {
     }
 
     /// Bytes of all experts of each layer.
-    pub fn layers(&self) -> BTreeMap<u32, u64> {
+    pub fn layers(&self) -> BTreeMap<LayerId, u64> {
         let mut layers = BTreeMap::new();
         for (layer, _, bytes) in self.iter() {
             let total: &mut u64 = layers.entry(layer).or_default();
@@ -135,7 +136,11 @@ impl Columns {
     }
 
     /// Layer, expert and bytes of a line.
-    fn expert(&self, line: &str, reader: &mut LineReader) -> Result<(u32, u32, u64), SizesFault> {
+    fn expert(
+        &self,
+        line: &str,
+        reader: &mut LineReader,
+    ) -> Result<(LayerId, ExpertId, u64), SizesFault> {
         let fields = reader.fields(line)?;
         if fields.len() != self.n {
             return Err(SizesFault::Fields {
@@ -144,8 +149,9 @@ impl Columns {
             });
         }
         let number = |place| -> Option<u64> { fields.get(place)?.parse().ok() };
-        let id = |place| -> Option<u32> { number(place)?.try_into().ok() };
-        match (id(self.layer), id(self.expert), number(self.bytes)) {
+        let layer = number(self.layer).and_then(|n| LayerId::try_from(n).ok());
+        let expert = number(self.expert).and_then(|n| ExpertId::try_from(n).ok());
+        match (layer, expert, number(self.bytes)) {
             (Some(layer), Some(expert), Some(bytes @ 1..)) => Ok((layer, expert, bytes)),
             _ => Err(SizesFault::Numbers {
                 line: line.to_owned(),
@@ -155,8 +161,8 @@ impl Columns {
 }
 
 /// Of an expert that is there twice, the later size counts; one without bytes is left out. Both as in the runtime.
-impl FromIterator<(u32, u32, u64)> for ExpertSizes {
-    fn from_iter<I: IntoIterator<Item = (u32, u32, u64)>>(sizes: I) -> ExpertSizes {
+impl FromIterator<(LayerId, ExpertId, u64)> for ExpertSizes {
+    fn from_iter<I: IntoIterator<Item = (LayerId, ExpertId, u64)>>(sizes: I) -> ExpertSizes {
         let sizes = sizes.into_iter().filter(|&(.., bytes)| bytes > 0);
         ExpertSizes {
             bytes: sizes

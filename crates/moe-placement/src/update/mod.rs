@@ -4,18 +4,20 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
+use moe_ids::{ExpertId, LayerId};
+
 use crate::learn::LayerSlots;
 use crate::plan::Entry;
 
 /// The experts that a running cache holds, by layer.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Cache {
-    layers: BTreeMap<u32, BTreeSet<u32>>,
+    layers: BTreeMap<LayerId, BTreeSet<ExpertId>>,
 }
 
 impl Cache {
     /// The experts of a layer; none where it is not in the cache.
-    pub fn of_layer(&self, layer: u32) -> Option<&BTreeSet<u32>> {
+    pub fn of_layer(&self, layer: LayerId) -> Option<&BTreeSet<ExpertId>> {
         self.layers.get(&layer)
     }
 
@@ -31,8 +33,8 @@ impl Cache {
 }
 
 /// From `(layer, expert)`.
-impl FromIterator<(u32, u32)> for Cache {
-    fn from_iter<I: IntoIterator<Item = (u32, u32)>>(experts: I) -> Cache {
+impl FromIterator<(LayerId, ExpertId)> for Cache {
+    fn from_iter<I: IntoIterator<Item = (LayerId, ExpertId)>>(experts: I) -> Cache {
         let mut cache = Cache::default();
         for (layer, expert) in experts {
             cache.layers.entry(layer).or_default().insert(expert);
@@ -45,11 +47,11 @@ impl FromIterator<(u32, u32)> for Cache {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Exchange {
     /// Block number in the model.
-    pub layer: u32,
+    pub layer: LayerId,
     /// The expert that goes.
-    pub evict: u32,
+    pub evict: ExpertId,
     /// The expert that comes.
-    pub add: u32,
+    pub add: ExpertId,
     /// Score of the one that goes, 0 if it was not chosen.
     pub evict_score: u64,
     /// Score of the one that comes.
@@ -89,7 +91,7 @@ impl Update {
         n_expert: u64,
         rate: f64,
     ) -> Update {
-        let mut scores: BTreeMap<u32, BTreeMap<u32, u64>> = BTreeMap::new();
+        let mut scores: BTreeMap<LayerId, BTreeMap<ExpertId, u64>> = BTreeMap::new();
         for entry in ranking {
             let layer = scores.entry(entry.layer).or_default();
             let score = layer.entry(entry.expert).or_default();
@@ -140,21 +142,21 @@ pub fn max_exchange(rate: f64, hot_experts: usize, n_candidates: usize) -> usize
 /// The layer's cached experts against as many with the highest scores: who is missing, the best first, takes the place of
 /// who is not among them, the worst first.
 fn exchanges(
-    layer: u32,
-    cached: &BTreeSet<u32>,
-    scores: &BTreeMap<u32, u64>,
+    layer: LayerId,
+    cached: &BTreeSet<ExpertId>,
+    scores: &BTreeMap<ExpertId, u64>,
     n_expert: u64,
 ) -> Vec<Exchange> {
-    let mut desired: Vec<(u32, u64)> = scores
+    let mut desired: Vec<(ExpertId, u64)> = scores
         .iter()
         .map(|(&expert, &score)| (expert, score))
-        .filter(|&(expert, score)| u64::from(expert) < n_expert && score > 0)
+        .filter(|&(expert, score)| u64::from(expert.0) < n_expert && score > 0)
         .collect();
     desired.sort_by_key(|&(expert, score)| (Reverse(score), expert));
     desired.truncate(cached.len());
 
-    let is_desired = |expert: u32| desired.iter().any(|&(wanted, _)| wanted == expert);
-    let mut evicted: Vec<(u64, u32)> = cached
+    let is_desired = |expert: ExpertId| desired.iter().any(|&(wanted, _)| wanted == expert);
+    let mut evicted: Vec<(u64, ExpertId)> = cached
         .iter()
         .filter(|&&expert| !is_desired(expert))
         .map(|expert| (scores.get(expert).copied().unwrap_or(0), *expert))

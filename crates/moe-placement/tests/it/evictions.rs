@@ -4,9 +4,10 @@ use std::cmp::Ordering;
 use std::sync::Arc;
 
 use moe_placement::cache::{Changes, Experts, Future, Key, PolicyName, Setting};
+use moe_placement::{ExpertId, LayerId};
 use proptest::prelude::*;
 
-const N_LAYER: u32 = 3;
+const N_LAYER: u16 = 3;
 const N_EXPERT: u32 = 7;
 
 /// What is known of an expert when one must go.
@@ -149,10 +150,13 @@ proptest! {
         n_size in 1u64..5,
     ) {
         let ids = (0..N_LAYER).flat_map(|layer| (0..N_EXPERT).map(move |expert| (layer, expert)));
-        let sizes = ids.map(|(layer, expert)| (layer, expert, 3 + u64::from(layer + expert) % n_size));
+        let sizes = ids.map(|(layer, expert)| {
+            let bytes = 3 + u64::from(u32::from(layer) + expert) % n_size;
+            (LayerId(layer), ExpertId(expert), bytes)
+        });
         let experts = Arc::new(Experts::new(&sizes.collect()));
         let keys = batches.iter().map(|(layer, chosen)| -> Vec<Key> {
-            chosen.iter().map(|&expert| experts.key(*layer, expert).unwrap()).collect()
+            chosen.iter().map(|&expert| experts.key(LayerId(*layer), ExpertId(expert)).unwrap()).collect()
         });
         let batches: Vec<Vec<Key>> = keys.collect();
         let policies: [(&str, GoesFirst); 3] =

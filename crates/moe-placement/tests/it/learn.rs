@@ -3,6 +3,7 @@
 use moe_placement::learn::{
     Error, ExpertObservation, LayerCounts, LearnFile, is_usable, parse_observations,
 };
+use moe_placement::{ExpertId, LayerId};
 use serde_json::{Value, json};
 
 fn example() -> LearnFile {
@@ -12,17 +13,17 @@ fn example() -> LearnFile {
         3,
         [
             LayerCounts {
-                layer: 4,
+                layer: LayerId(4),
                 calls: 3,
                 experts: vec![0, 7, 0, 2, 1],
             },
             LayerCounts {
-                layer: 2,
+                layer: LayerId(2),
                 calls: 0,
                 experts: vec![0; 5],
             },
             LayerCounts {
-                layer: 0,
+                layer: LayerId(0),
                 calls: 4,
                 experts: vec![5, 0, 1, 0, 0],
             },
@@ -49,7 +50,7 @@ fn what_is_written_reads_back() {
     let observations = parse_observations(&example().to_json()).unwrap();
     assert!(is_usable(&observations));
     assert_eq!(
-        observations.iter().map(|o| o.layer).collect::<Vec<_>>(),
+        observations.iter().map(|o| o.layer.0).collect::<Vec<_>>(),
         [0, 4]
     );
     let last = &observations[1];
@@ -58,7 +59,7 @@ fn what_is_written_reads_back() {
     assert_eq!(
         last.experts[0],
         ExpertObservation {
-            expert: 1,
+            expert: ExpertId(1),
             raw: 0,
             hot: 0,
             cold: 7
@@ -159,12 +160,12 @@ fn branch_counts_and_derived_waits() {
         panic!("{observations:?}")
     };
 
-    assert_eq!(first.layer, 1);
+    assert_eq!(first.layer, LayerId(1));
     assert!(first.has_branch_counts);
     let split: Vec<_> = first
         .experts
         .iter()
-        .map(|e| (e.expert, e.hot, e.cold, e.raw))
+        .map(|e| (e.expert.0, e.hot, e.cold, e.raw))
         .collect();
     assert_eq!(split, [(1, 14, 0, 0), (2, 0, 6, 0), (3, 2, 5, 0)]);
     assert_eq!(first.cold_slots_per_call, 3.0);
@@ -174,7 +175,7 @@ fn branch_counts_and_derived_waits() {
     assert_eq!(
         second.experts,
         [ExpertObservation {
-            expert: 4,
+            expert: ExpertId(4),
             raw: 9,
             hot: 0,
             cold: 0
@@ -199,12 +200,12 @@ fn counts_saturate_repeated_layers_stay_and_empty_ones_go() {
     let observations = parse_observations(&text).unwrap();
     let seen: Vec<_> = observations
         .iter()
-        .map(|o| (o.layer, o.experts[0].expert, o.experts[0].raw))
+        .map(|o| (o.layer.0, o.experts[0].expert.0, o.experts[0].raw))
         .collect();
     assert_eq!(seen, [(0, 1, u64::MAX), (0, 1, 2), (3, 1, 1)]);
 }
 
-/// The runtime would take expert 2^32 + 1 for expert 1. The only input that it accepts and we do not.
+/// The runtime would take expert 2^32 + 1 for expert 1.
 #[test]
 fn an_id_that_would_be_cut_is_refused() {
     let wide = u64::from(u32::MAX) + 2;
@@ -223,6 +224,23 @@ fn an_id_that_would_be_cut_is_refused() {
             "{error}"
         );
     }
+}
+
+/// The ids of layers have 16 bits.
+#[test]
+fn layers_that_no_model_has_are_refused() {
+    let layers = json!([{"layer": 0, "experts": [[0, 1]]}, {"layer": 65536, "experts": [[1, 1]]}]);
+    let error = parse_observations(&with_layers(layers)).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            Error::NoLayer {
+                index: 1,
+                id: 65536
+            }
+        ),
+        "{error}"
+    );
 }
 
 /// As the runtime's JSON library: a byte order mark is passed over, the last of repeated keys counts, `calls` may be any
@@ -246,7 +264,7 @@ fn unknown_keys_are_kept() {
     );
     let file = LearnFile::parse(text).unwrap();
     assert_eq!(file.to_json(), text);
-    let cut = file.cut(|layer, expert| (layer, expert) == (3, 9));
+    let cut = file.cut(|layer, expert| (layer, expert) == (LayerId(3), ExpertId(9)));
     assert_eq!(
         cut.to_json(),
         concat!(
@@ -267,7 +285,7 @@ fn slots_of_a_live_report() {
     let slots: Vec<_> = report(json!(true))
         .unwrap()
         .iter()
-        .map(|slots| (slots.layer, slots.hot, slots.cold))
+        .map(|slots| (slots.layer.0, slots.hot, slots.cold))
         .collect();
     assert_eq!(slots, [(1, 3, 5), (2, 0, 0)]);
     assert!(report(json!(false)).is_none());
@@ -392,8 +410,13 @@ fn a_cut_does_not_bring_back_counts_that_were_not_read() {
         {"layer": 3, "calls": 1, "experts": [[1, 50]], "hot_experts": [[0, 3]], "cold_experts": []},
         {"layer": 4, "calls": 1, "experts": [[1, 7]], "hot_experts": [], "cold_experts": []}
     ]}"#;
-    let cut = LearnFile::parse(text).unwrap().cut(|_, expert| expert == 1);
+    let cut = LearnFile::parse(text)
+        .unwrap()
+        .cut(|_, expert| expert == ExpertId(1));
     let layers = cut.observations().unwrap();
-    let left: Vec<(u32, u64)> = layers.iter().map(|l| (l.layer, l.experts[0].raw)).collect();
+    let left: Vec<(u16, u64)> = layers
+        .iter()
+        .map(|l| (l.layer.0, l.experts[0].raw))
+        .collect();
     assert_eq!(left, [(4, 7)]);
 }

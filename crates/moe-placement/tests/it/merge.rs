@@ -64,7 +64,7 @@ fn raw_counts_are_kept_beside_split_ones() {
     let counts: Vec<_> = observed
         .experts
         .iter()
-        .map(|e| (e.expert, e.hot, e.cold))
+        .map(|e| (e.expert.0, e.hot, e.cold))
         .collect();
     assert_eq!(counts, [(4, 2, 5), (6, 0, 1)]);
     assert_eq!(

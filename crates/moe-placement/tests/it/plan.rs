@@ -5,6 +5,7 @@ use moe_placement::plan::{
     Entry, Error, ExpertSizes, Explanation, LayerCurve, Plan, PlanVerdict, Strategy, Weighting,
     rank,
 };
+use moe_placement::{ExpertId, LayerId};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -14,7 +15,7 @@ struct Case {
     learn: Value,
     weighting: String,
     layer_curve: f64,
-    sizes: Vec<(u32, u32, u64)>,
+    sizes: Vec<(LayerId, ExpertId, u64)>,
     lane_budgets: Vec<u64>,
     strategy: String,
     expected: Expected,
@@ -22,13 +23,13 @@ struct Case {
 
 #[derive(Deserialize)]
 struct Expected {
-    ranking: Vec<(u32, u32, u64)>,
+    ranking: Vec<(u16, u32, u64)>,
     lanes: Vec<ExpectedLane>,
 }
 
 #[derive(Debug, Deserialize, PartialEq)]
 struct ExpectedLane {
-    selected: Vec<(u32, u32)>,
+    selected: Vec<(u16, u32)>,
     used_bytes: u64,
 }
 
@@ -63,10 +64,10 @@ impl Case {
     }
 }
 
-fn pairs(entries: impl IntoIterator<Item = Entry>) -> Vec<(u32, u32)> {
+fn pairs(entries: impl IntoIterator<Item = Entry>) -> Vec<(u16, u32)> {
     entries
         .into_iter()
-        .map(|entry| (entry.layer, entry.expert))
+        .map(|entry| (entry.layer.0, entry.expert.0))
         .collect()
 }
 
@@ -78,7 +79,7 @@ fn the_runtimes_forty_cases() {
         let ranking: Vec<_> = case
             .ranking()
             .iter()
-            .map(|entry| (entry.layer, entry.expert, entry.score))
+            .map(|entry| (entry.layer.0, entry.expert.0, entry.score))
             .collect();
         assert_eq!(ranking, case.expected.ranking, "ranking of case {number}");
         let lanes: Vec<ExpectedLane> = case
@@ -107,7 +108,7 @@ fn a_cut_file_gives_the_plan_again() {
         let mut chosen = pairs(plan.selected().map(|(_, selected)| selected.entry));
         chosen.sort_unstable();
         let learn = LearnFile::parse(&case.learn.to_string()).unwrap();
-        let cut = learn.cut(|layer, expert| chosen.contains(&(layer, expert)));
+        let cut = learn.cut(|layer, expert| chosen.contains(&(layer.0, expert.0)));
         let again = Case {
             learn: serde_json::from_str(&cut.to_json()).unwrap(),
             ..serde_json::from_value(json!({
@@ -122,7 +123,7 @@ fn a_cut_file_gives_the_plan_again() {
     }
 }
 
-fn ranked(layers: Value, weighting: Weighting, curve: f64) -> Vec<(u32, u32, u64)> {
+fn ranked(layers: Value, weighting: Weighting, curve: f64) -> Vec<(u16, u32, u64)> {
     let text = json!({"schema": "llama.cpp.moe_layer_opt_perf.v1", "layers": layers}).to_string();
     let ranking = rank(
         &parse_observations(&text).unwrap(),
@@ -131,7 +132,7 @@ fn ranked(layers: Value, weighting: Weighting, curve: f64) -> Vec<(u32, u32, u64
     );
     ranking
         .iter()
-        .map(|entry| (entry.layer, entry.expert, entry.score))
+        .map(|entry| (entry.layer.0, entry.expert.0, entry.score))
         .collect()
 }
 
@@ -253,24 +254,31 @@ fn names_and_aliases() {
 }
 
 /// A ranking in the order of the experts given.
-fn ranking(experts: &[(u32, u32)]) -> Vec<Entry> {
+fn ranking(experts: &[(u16, u32)]) -> Vec<Entry> {
     let scores = (1..=experts.len() as u64).rev();
     let entry = |(&(layer, expert), score)| Entry {
-        layer,
-        expert,
+        layer: LayerId(layer),
+        expert: ExpertId(expert),
         hits: score,
         score,
     };
     experts.iter().zip(scores).map(entry).collect()
 }
 
-fn even_sizes(n_layer: u32, n_expert: u32, bytes: u64) -> ExpertSizes {
-    let layers =
-        (0..n_layer).flat_map(|layer| (0..n_expert).map(move |expert| (layer, expert, bytes)));
-    layers.collect()
+fn sizes(experts: impl IntoIterator<Item = (u16, u32, u64)>) -> ExpertSizes {
+    let experts = experts.into_iter();
+    experts
+        .map(|(layer, expert, bytes)| (LayerId(layer), ExpertId(expert), bytes))
+        .collect()
 }
 
-fn chosen(plan: &Plan) -> Vec<Vec<(u32, u32)>> {
+fn even_sizes(n_layer: u16, n_expert: u32, bytes: u64) -> ExpertSizes {
+    let layers =
+        (0..n_layer).flat_map(|layer| (0..n_expert).map(move |expert| (layer, expert, bytes)));
+    sizes(layers)
+}
+
+fn chosen(plan: &Plan) -> Vec<Vec<(u16, u32)>> {
     let lane = |lane: &moe_placement::plan::Lane| pairs(lane.selected.iter().map(|s| s.entry));
     plan.lanes.iter().map(lane).collect()
 }
@@ -386,19 +394,18 @@ fn room_is_filled_only_when_asked_for() {
         split.lanes[0]
             .selected
             .iter()
-            .all(|selected| selected.entry.layer < 2)
+            .all(|selected| selected.entry.layer < LayerId(2))
     );
     assert_eq!(split.used_bytes(), 400);
 }
 
 #[test]
 fn explanations() {
-    let sizes: ExpertSizes = [(0, 0, 10), (0, 1, 10), (1, 0, 30), (0, 2, 10)]
-        .into_iter()
-        .collect();
+    let sizes = sizes([(0, 0, 10), (0, 1, 10), (1, 0, 30), (0, 2, 10)]);
     let ranking = ranking(&[(0, 0), (1, 0), (9, 9), (0, 1)]);
     let plan = Plan::new(&ranking, &sizes, &[70], Strategy::Warm, None).unwrap();
-    let explain = |layer, expert| Explanation::new(&plan, &ranking, &sizes, layer, expert);
+    let explain =
+        |layer, expert| Explanation::new(&plan, &ranking, &sizes, LayerId(layer), ExpertId(expert));
     assert_eq!(
         explain(0, 0).to_string(),
         "expert 0 of layer 0 is in: place 1 of 4 with score 4 for 4 hits; it takes 10 bytes of lane 0, and as many for the \
@@ -440,7 +447,9 @@ fn explanations() {
 #[test]
 fn sizes_from_csv() {
     let sizes = ExpertSizes::from_csv("layer,expert,bytes\r\n0,1,5\r\n\n3, 2 ,7\n").unwrap();
-    assert_eq!(sizes.iter().collect::<Vec<_>>(), [(0, 1, 5), (3, 2, 7)]);
+    let numbers = |(layer, expert, bytes): (LayerId, ExpertId, u64)| (layer.0, expert.0, bytes);
+    let found: Vec<_> = sizes.iter().map(numbers).collect();
+    assert_eq!(found, [(0, 1, 5), (3, 2, 7)]);
     let faults = [
         ("", 1),
         ("layer,expert\n", 1),

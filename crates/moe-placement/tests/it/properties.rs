@@ -5,6 +5,7 @@ use moe_placement::plan::{
     Entry, ExpertSizes, LayerCurve, Plan, PlanVerdict, Strategy as LaneStrategy, Weighting, rank,
 };
 use moe_placement::update::{Cache, Update};
+use moe_placement::{ExpertId, LayerId};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -83,7 +84,7 @@ proptest! {
         file in learn_file(),
         weighting in 0usize..5,
         curve in -0.5f64..1.5,
-        sizes in prop::collection::vec((0u32..5, 0u32..8, 0u64..40), 0..30),
+        sizes in prop::collection::vec(((0u16..5).prop_map(LayerId), (0u32..8).prop_map(ExpertId), 0u64..40), 0..30),
         budgets in prop::collection::vec(0u64..200, 1..4),
         strategy in 0usize..3,
         fill in prop::option::of(any::<u64>()),
@@ -126,7 +127,7 @@ proptest! {
         let sizes: ExpertSizes = sizes
             .iter()
             .enumerate()
-            .map(|(i, &bytes)| (i as u32 / 8, i as u32 % 8, bytes))
+            .map(|(i, &bytes)| (LayerId(i as u16 / 8), ExpertId(i as u32 % 8), bytes))
             .collect();
         let plan = |budget| Plan::new(&ranking, &sizes, &[budget], LaneStrategy::Warm, None).unwrap();
         let before = plan(budget);
@@ -141,7 +142,10 @@ proptest! {
     #[test]
     fn updates_keep_the_shape_of_the_cache(
         file in learn_file(),
-        cached in prop::collection::btree_set((0u32..5, 0u32..8), 0..20),
+        cached in prop::collection::btree_set(
+            ((0u16..5).prop_map(LayerId), (0u32..8).prop_map(ExpertId)),
+            0..20,
+        ),
         rate in -0.5f64..1.5,
     ) {
         let ranking = rank(&file.observations().unwrap(), Weighting::Time, LayerCurve::DEFAULT);
@@ -182,7 +186,7 @@ proptest! {
             if sum.merge(&parsed).is_ok() {
                 parse_observations(&sum.to_json()).unwrap();
             }
-            parsed.cut(|layer, expert| (layer + expert) % 2 == 0).observations().unwrap();
+            parsed.cut(|layer, expert| (u32::from(layer.0) + expert.0) % 2 == 0).observations().unwrap();
         }
         let _ = ExpertSizes::from_csv(&text);
     }

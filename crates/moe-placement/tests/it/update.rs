@@ -3,6 +3,7 @@
 use moe_placement::learn::LayerSlots;
 use moe_placement::plan::Entry;
 use moe_placement::update::{Cache, Exchange, Update, max_exchange};
+use moe_placement::{ExpertId, LayerId};
 
 #[test]
 fn published_limits() {
@@ -14,18 +15,25 @@ fn published_limits() {
     assert_eq!(max_exchange(f64::NAN, 10, 8), 0);
 }
 
-fn entries(scores: &[(u32, u32, u64)]) -> Vec<Entry> {
+fn cache(experts: impl IntoIterator<Item = (u16, u32)>) -> Cache {
+    let experts = experts.into_iter();
+    experts
+        .map(|(layer, expert)| (LayerId(layer), ExpertId(expert)))
+        .collect()
+}
+
+fn entries(scores: &[(u16, u32, u64)]) -> Vec<Entry> {
     let entry = |&(layer, expert, score)| Entry {
-        layer,
-        expert,
+        layer: LayerId(layer),
+        expert: ExpertId(expert),
         hits: score,
         score,
     };
     scores.iter().map(entry).collect()
 }
 
-fn tuples(exchanges: &[Exchange]) -> Vec<(u32, u32, u32, u64)> {
-    let tuple = |e: &Exchange| (e.layer, e.evict, e.add, e.gain());
+fn tuples(exchanges: &[Exchange]) -> Vec<(u16, u32, u32, u64)> {
+    let tuple = |e: &Exchange| (e.layer.0, e.evict.0, e.add.0, e.gain());
     exchanges.iter().map(tuple).collect()
 }
 
@@ -34,9 +42,7 @@ fn tuples(exchanges: &[Exchange]) -> Vec<(u32, u32, u32, u64)> {
 /// chosen there; layer 3 is not in the cache.
 #[test]
 fn exchanges_by_hand() {
-    let cache: Cache = [(0, 0), (0, 1), (0, 2), (1, 4), (2, 6)]
-        .into_iter()
-        .collect();
+    let cache = cache([(0, 0), (0, 1), (0, 2), (1, 4), (2, 6)]);
     let scores = entries(&[
         (0, 0, 20),
         (0, 8, 4),
@@ -50,12 +56,12 @@ fn exchanges_by_hand() {
     ]);
     let slots = [
         LayerSlots {
-            layer: 0,
+            layer: LayerId(0),
             hot: 23,
             cold: 17,
         },
         LayerSlots {
-            layer: 3,
+            layer: LayerId(3),
             hot: 0,
             cold: 60,
         },
@@ -82,7 +88,7 @@ fn exchanges_by_hand() {
 /// An expert beyond the model's is never wanted, whatever its score.
 #[test]
 fn ids_beyond_the_model_are_left_out() {
-    let cache: Cache = [(0, 0)].into_iter().collect();
+    let cache = cache([(0, 0)]);
     let scores = entries(&[(0, 99, 50), (0, 0, 1)]);
     assert!(
         Update::new(&cache, &scores, &[], 64, 1.0)

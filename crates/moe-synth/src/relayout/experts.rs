@@ -5,18 +5,18 @@ use std::collections::BTreeMap;
 use moe_gguf::map::n_stacked;
 use moe_gguf::names::{Category, Role, is_chunked, split_layer};
 use moe_gguf::text::counted;
-use moe_gguf::{GgmlType, Gguf, Tensor};
+use moe_gguf::{ExpertId, GgmlType, Gguf, LayerId, Tensor};
 
 use super::Error;
 
 /// For each layer whose experts move, the present number of the expert that comes to each place:
 /// `[3, 0, 1, 2]` puts expert 3 first. Layers that are not there stay as they are.
-pub type ExpertOrders = BTreeMap<u16, Vec<u32>>;
+pub type ExpertOrders = BTreeMap<LayerId, Vec<ExpertId>>;
 
 /// Experts of each layer that has any, counted by their weights.
 ///
 /// A count never exceeds what the header has room for, whatever the names and shapes in it say.
-pub fn n_experts(gguf: &Gguf) -> BTreeMap<u16, u32> {
+pub fn n_experts(gguf: &Gguf) -> BTreeMap<LayerId, u32> {
     let mut counts = BTreeMap::new();
     let n_tensors = gguf.tensors().len() as u64;
     for tensor in gguf.tensors() {
@@ -25,7 +25,7 @@ pub fn n_experts(gguf: &Gguf) -> BTreeMap<u16, u32> {
             continue;
         };
         let n = match role.expert_id {
-            Some(expert) => Some(u64::from(expert) + 1).filter(|&n| n <= n_tensors),
+            Some(expert) => Some(u64::from(expert.0) + 1).filter(|&n| n <= n_tensors),
             None if is_chunked(&tensor.name) => None,
             None => n_stacked(tensor),
         };
@@ -54,7 +54,7 @@ pub(super) fn check(gguf: &Gguf, orders: &ExpertOrders) -> Result<(), Error> {
         }
         let mut seen = vec![false; order.len()];
         for &expert in order {
-            match seen.get_mut(expert as usize) {
+            match seen.get_mut(expert.index()) {
                 Some(seen) if !*seen => *seen = true,
                 Some(_) => return Err(problem(format!("it names expert {expert} twice"))),
                 None => {
@@ -66,7 +66,7 @@ pub(super) fn check(gguf: &Gguf, orders: &ExpertOrders) -> Result<(), Error> {
         }
         if n_group > 1 && n_expert.is_multiple_of(n_group) {
             let size = n_expert / n_group;
-            let whole = |group: &[u32]| group.iter().all(|e| e / size == group[0] / size);
+            let whole = |group: &[ExpertId]| group.iter().all(|e| e.0 / size == group[0].0 / size);
             if !order.chunks(size as usize).all(whole) {
                 return Err(Error::Groups { layer, n_group });
             }
@@ -105,20 +105,20 @@ pub fn n_groups(gguf: &Gguf) -> Result<u32, Error> {
 }
 
 /// The same order with groups kept whole: groups in the order of their first experts.
-pub fn keep_groups(order: &[u32], n_group: u32) -> Vec<u32> {
+pub fn keep_groups(order: &[ExpertId], n_group: u32) -> Vec<ExpertId> {
     let size = (order.len() as u32)
         .checked_div(n_group)
         .unwrap_or(0)
         .max(1);
     let mut groups: Vec<u32> = Vec::new();
-    for group in order.iter().map(|expert| expert / size) {
+    for group in order.iter().map(|expert| expert.0 / size) {
         if !groups.contains(&group) {
             groups.push(group);
         }
     }
     groups
         .iter()
-        .flat_map(|group| order.iter().copied().filter(move |e| e / size == *group))
+        .flat_map(|group| order.iter().copied().filter(move |e| e.0 / size == *group))
         .collect()
 }
 
@@ -128,7 +128,7 @@ pub(super) enum Share {
     /// It stays as it is.
     None,
     /// It belongs to one expert alone, whose number is in its name.
-    One(u32),
+    One(ExpertId),
     /// It is so many slices of equal size, of which the first `n_expert` are the experts'.
     Slices(u32),
 }
@@ -241,10 +241,10 @@ fn interleaves_rows(ty: GgmlType) -> bool {
 }
 
 /// The place that each expert comes to.
-pub(super) fn places(order: &[u32]) -> Vec<u32> {
-    let mut places = vec![0; order.len()];
-    for (place, &expert) in (0u32..).zip(order) {
-        if let Some(slot) = places.get_mut(expert as usize) {
+pub(super) fn places(order: &[ExpertId]) -> Vec<ExpertId> {
+    let mut places = vec![ExpertId(0); order.len()];
+    for (place, &expert) in (0..).map(ExpertId).zip(order) {
+        if let Some(slot) = places.get_mut(expert.index()) {
             *slot = place;
         }
     }
@@ -258,14 +258,19 @@ mod tests {
     #[test]
     fn groups_stay_whole() {
         // Groups of two; the hottest expert, 5, brings its group first.
-        assert_eq!(keep_groups(&[5, 0, 4, 2, 1, 3], 3), [5, 4, 0, 1, 2, 3]);
-        assert_eq!(keep_groups(&[2, 0, 1], 1), [2, 0, 1]);
-        assert_eq!(keep_groups(&[], 4), [0; 0]);
+        let ids = |ids: &[u32]| ids.iter().copied().map(ExpertId).collect::<Vec<_>>();
+        let kept = |order: &[u32], n_group| keep_groups(&ids(order), n_group);
+        assert_eq!(kept(&[5, 0, 4, 2, 1, 3], 3), ids(&[5, 4, 0, 1, 2, 3]));
+        assert_eq!(kept(&[2, 0, 1], 1), ids(&[2, 0, 1]));
+        assert_eq!(kept(&[], 4), []);
     }
 
     #[test]
     fn places_invert_an_order() {
-        assert_eq!(places(&[3, 0, 1, 2]), [1, 2, 3, 0]);
+        assert_eq!(
+            places(&[3, 0, 1, 2].map(ExpertId)),
+            [1, 2, 3, 0].map(ExpertId)
+        );
     }
 
     #[test]

@@ -15,7 +15,7 @@ use std::io::{self, Write};
 
 use moe_gguf::check::check;
 use moe_gguf::names::Role;
-use moe_gguf::{Fault, Gguf, Tensor};
+use moe_gguf::{ExpertId, Fault, Gguf, LayerId, Tensor};
 use thiserror::Error;
 
 use crate::write::{Header, Writer};
@@ -44,7 +44,7 @@ pub enum Error {
     )]
     NoExperts {
         /// The layer.
-        layer: u16,
+        layer: LayerId,
     },
     /// Tensors claim the same bytes, which a new file would give to each of them.
     #[error(
@@ -60,7 +60,7 @@ pub enum Error {
     #[error("the order of the experts of layer {layer} is of no use: {problem}")]
     NotAnOrder {
         /// The layer.
-        layer: u16,
+        layer: LayerId,
         /// What is wrong with it.
         problem: String,
     },
@@ -70,7 +70,7 @@ pub enum Error {
     )]
     Groups {
         /// The layer.
-        layer: u16,
+        layer: LayerId,
         /// Groups that the model has.
         n_group: u32,
     },
@@ -89,7 +89,7 @@ pub enum Error {
     )]
     NoRouter {
         /// The layer.
-        layer: u16,
+        layer: LayerId,
     },
     /// A tensor whose experts cannot be told apart.
     #[error(
@@ -109,8 +109,8 @@ struct Placed {
     /// Index of the tensor in the model as it is.
     source: u32,
     name: String,
-    /// The experts whose slices it is made of; `None` where it stays as it is.
-    experts: Option<Vec<u32>>,
+    /// The slices that it is made of; `None` where it stays as it is.
+    slices: Option<Vec<u32>>,
     /// Whether an expert of it changes its number.
     is_permuted: bool,
 }
@@ -251,7 +251,7 @@ impl Layout {
             let row_size = (was.len() / n_rows as usize).max(1);
             let mut rows = now.chunks_exact(row_size).enumerate();
             let wrong = rows.find(|&(place, row)| {
-                let expert = order.get(place).map_or(place, |&expert| expert as usize);
+                let expert = order.get(place).map_or(place, |expert| expert.index());
                 was.chunks_exact(row_size).nth(expert) != Some(row)
             });
             if let Some((place, _)) = wrong {
@@ -272,12 +272,12 @@ impl Placed {
         gguf: &'g Gguf,
     ) -> Result<impl Iterator<Item = &'g [u8]>, moe_gguf::Error> {
         let data = gguf.data(&gguf.tensors()[self.source as usize])?;
-        let experts = self.experts.as_deref();
-        let size = experts.map_or(data.len(), |experts| data.len() / experts.len().max(1));
-        let whole = experts.is_none().then_some(data);
-        let slices = experts.unwrap_or_default().iter().map(move |&expert| {
+        let slices = self.slices.as_deref();
+        let size = slices.map_or(data.len(), |slices| data.len() / slices.len().max(1));
+        let whole = slices.is_none().then_some(data);
+        let slices = slices.unwrap_or_default().iter().map(move |&slice| {
             // `experts::check` and `experts::share` have checked that every number is below the number of slices.
-            let start = expert as usize * size;
+            let start = slice as usize * size;
             data.get(start..start + size).unwrap_or_default()
         });
         Ok(whole.into_iter().chain(slices))
@@ -295,7 +295,7 @@ fn place(tensor: &Tensor, experts: &ExpertOrders) -> Result<Placed, Error> {
     let mut placed = Placed {
         source: tensor.index,
         name: tensor.name.clone(),
-        experts: None,
+        slices: None,
         is_permuted: false,
     };
     let order = role.layer_id.and_then(|layer| experts.get(&layer));
@@ -307,13 +307,13 @@ fn place(tensor: &Tensor, experts: &ExpertOrders) -> Result<Placed, Error> {
         Share::None => {}
         Share::Slices(n) => {
             // What is behind the experts stays.
-            let slices = order.iter().copied().chain(n_expert..n);
-            placed.experts = Some(slices.collect());
+            let slices = order.iter().map(|expert| expert.0).chain(n_expert..n);
+            placed.slices = Some(slices.collect());
             placed.is_permuted = !order.is_sorted();
         }
         Share::One(expert) => {
             let places = experts::places(order);
-            if let Some(place) = places.get(expert as usize) {
+            if let Some(place) = places.get(expert.index()) {
                 placed.name = renamed(&tensor.name, expert, *place);
                 placed.is_permuted = *place != expert;
             }
@@ -323,7 +323,7 @@ fn place(tensor: &Tensor, experts: &ExpertOrders) -> Result<Placed, Error> {
 }
 
 /// `blk.0.ffn_up.5.weight` with another expert's number. The layer comes before it and may be equal.
-fn renamed(name: &str, expert: u32, place: u32) -> String {
+fn renamed(name: &str, expert: ExpertId, place: ExpertId) -> String {
     let (old, new) = (format!(".{expert}."), format!(".{place}."));
     match name.rfind(&old) {
         Some(at) => format!("{}{new}{}", &name[..at], &name[at + old.len()..]),
@@ -333,16 +333,16 @@ fn renamed(name: &str, expert: u32, place: u32) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::renamed;
+    use super::*;
 
     #[test]
     fn the_number_of_the_expert_changes_not_that_of_the_layer() {
         assert_eq!(
-            renamed("blk.5.ffn_up.5.weight", 5, 7),
+            renamed("blk.5.ffn_up.5.weight", ExpertId(5), ExpertId(7)),
             "blk.5.ffn_up.7.weight"
         );
         assert_eq!(
-            renamed("blk.5.ffn_up_exps.12.bias", 12, 0),
+            renamed("blk.5.ffn_up_exps.12.bias", ExpertId(12), ExpertId(0)),
             "blk.5.ffn_up_exps.0.bias"
         );
     }

@@ -30,7 +30,7 @@ pub(super) fn key(order: TensorOrder, name: &str, tied: bool) -> Key {
     let role = Role::of(name);
     let (layer, part) = split_layer(name);
     let stem = part.split('.').next().unwrap_or_default();
-    let expert = role.expert_id.unwrap_or(0);
+    let expert = role.expert_id.map_or(0, |expert| expert.0);
     let kind = u8::from(!part.ends_with("weight"));
     let step = match (layer, stem) {
         (Some(_), _) => step(stem, role.category),
@@ -50,7 +50,14 @@ pub(super) fn key(order: TensorOrder, name: &str, tied: bool) -> Key {
             _ => (1, 0),
         },
     };
-    (section, heat, layer.unwrap_or(0), step, expert, kind)
+    (
+        section,
+        heat,
+        layer.map_or(0, |layer| layer.0),
+        step,
+        expert,
+        kind,
+    )
 }
 
 /// Tensors of a layer in the order in which llama.cpp's graphs use them.

@@ -1,16 +1,20 @@
 //! Models laid out anew: nothing changes but places.
 
-use std::collections::BTreeMap;
-
 use moe_gguf::check::check;
 use moe_gguf::layers::layer_order;
-use moe_gguf::{GgmlType, Gguf, Value};
+use moe_gguf::{ExpertId, GgmlType, Gguf, LayerId, Value};
 use moe_synth::relayout::{Error, ExpertOrders, Layout, TensorOrder, n_experts};
 use moe_synth::write::{Header, Writer};
 use moe_testkit::gguf::{F32, Raw};
 
 fn fixture(name: &str) -> Gguf {
     Gguf::open(moe_testkit::fixture(name)).unwrap()
+}
+
+/// An order for the experts of one layer.
+fn order_of(layer: u16, order: &[u32]) -> ExpertOrders {
+    let order = order.iter().copied().map(ExpertId).collect();
+    ExpertOrders::from([(LayerId(layer), order)])
 }
 
 /// Lays a model out anew and makes sure of everything that holds of every layout.
@@ -86,14 +90,10 @@ fn numeric_lays_the_layers_in_order() {
 #[test]
 fn everything_of_an_expert_moves_with_it() {
     let gguf = fixture("tiny-gpt-oss-MXFP4.gguf");
-    let n_expert = n_experts(&gguf)[&3];
+    let n_expert = n_experts(&gguf)[&LayerId(3)];
     assert_eq!(n_expert, 32);
     let order: Vec<u32> = (0..n_expert).map(|i| (i * 5 + 3) % n_expert).collect();
-    let new = relayout(
-        &gguf,
-        TensorOrder::File,
-        &BTreeMap::from([(3, order.clone())]),
-    );
+    let new = relayout(&gguf, TensorOrder::File, &order_of(3, &order));
 
     let mut moved = Vec::new();
     for tensor in gguf.tensors() {
@@ -141,7 +141,7 @@ fn scales_and_selection_biases_move_too_and_shared_experts_do_not() {
     let new = relayout(
         &model(&[], &tensors),
         TensorOrder::File,
-        &BTreeMap::from([(0, vec![2, 0, 1])]),
+        &order_of(0, &[2, 0, 1]),
     );
     assert_eq!(f32s(&new, tensors[0].0), [4.0, 5.0, 0.0, 1.0, 2.0, 3.0]);
     assert_eq!(f32s(&new, tensors[1].0), [1002.0, 1000.0, 1001.0]);
@@ -188,7 +188,7 @@ fn longcat() -> Gguf {
 fn router_with_more_rows_than_experts_moves_with_them() {
     let gguf = longcat();
     let order: Vec<u32> = (0..8).rev().collect();
-    let orders = BTreeMap::from([(0, order.clone())]);
+    let orders = order_of(0, &order);
     let new = relayout(&gguf, TensorOrder::File, &orders);
     for (name, n_slice) in [
         ("blk.0.ffn_gate_inp.weight", 12),
@@ -212,7 +212,7 @@ fn router_with_more_rows_than_experts_moves_with_them() {
 #[test]
 fn verification_compares_router_rows_with_experts() {
     let gguf = longcat();
-    let orders = BTreeMap::from([(0, (0..8).rev().collect())]);
+    let orders = order_of(0, &[7, 6, 5, 4, 3, 2, 1, 0]);
     let layout = Layout::new(&gguf, TensorOrder::File, &orders).unwrap();
     let good = layout.write(&gguf, Vec::new()).unwrap();
     let open = |bytes: &[u8]| Gguf::from_bytes("new.gguf", bytes.to_vec()).unwrap();
@@ -245,11 +245,7 @@ fn tensors_of_other_meaning_stay_where_sizes_coincide() {
         ("blk.0.ffn_gate_inp_shexp.weight", &[3]),
     ];
     let gguf = model(&[], &tensors);
-    let new = relayout(
-        &gguf,
-        TensorOrder::File,
-        &BTreeMap::from([(0, vec![2, 0, 1])]),
-    );
+    let new = relayout(&gguf, TensorOrder::File, &order_of(0, &[2, 0, 1]));
     let moved: Vec<&str> = tensors
         .iter()
         .map(|(name, _)| *name)
@@ -271,7 +267,7 @@ fn layers_whose_router_cannot_follow_are_refused() {
     let experts: (&str, &[u64]) = ("blk.0.ffn_up_exps.weight", &[2, 1, 3]);
     let router: (&str, &[u64]) = ("blk.0.ffn_gate_inp.weight", &[2, 3]);
     let refused = |tensors: &[(&str, &[u64])], expected: &str| {
-        let orders = BTreeMap::from([(0, vec![2, 0, 1])]);
+        let orders = order_of(0, &[2, 0, 1]);
         let error = Layout::new(&model(&[], tensors), TensorOrder::File, &orders).unwrap_err();
         assert!(error.to_string().contains(expected), "{error}");
     };
@@ -304,7 +300,7 @@ fn experts_in_tensors_of_their_own_are_renamed() {
     ];
     let gguf = model(&[], &tensors);
     let n_permuted = |order: &[u32]| {
-        let orders = BTreeMap::from([(1, order.to_vec())]);
+        let orders = order_of(1, order);
         let layout = Layout::new(&gguf, TensorOrder::HotFirst, &orders).unwrap();
         layout.n_permuted()
     };
@@ -312,11 +308,7 @@ fn experts_in_tensors_of_their_own_are_renamed() {
     assert_eq!(n_permuted(&[1, 2, 0]), 1 + 3);
     assert_eq!(n_permuted(&[0, 2, 1]), 1 + 2);
     assert_eq!(n_permuted(&[0, 1, 2]), 0);
-    let new = relayout(
-        &gguf,
-        TensorOrder::HotFirst,
-        &BTreeMap::from([(1, vec![1, 2, 0])]),
-    );
+    let new = relayout(&gguf, TensorOrder::HotFirst, &order_of(1, &[1, 2, 0]));
     let names: Vec<&str> = new.tensors().iter().map(|t| t.name.as_str()).collect();
     assert_eq!(names, tensors.map(|t| t.0));
     assert_eq!(f32s(&new, "blk.1.ffn_up.0.weight"), [2000.0, 2001.0]);
@@ -392,7 +384,7 @@ fn a_changed_byte_is_found() {
 
 /// The error of laying out a model of the given tensors with an order for layer 0.
 fn refusal(keys: &[(&str, Value)], tensors: &[(&str, &[u64])], order: &[u32]) -> Error {
-    let orders = BTreeMap::from([(0, order.to_vec())]);
+    let orders = order_of(0, order);
     Layout::new(&model(keys, tensors), TensorOrder::File, &orders).unwrap_err()
 }
 
@@ -402,7 +394,13 @@ fn orders_that_do_not_fit_are_refused() {
     let not_an_order = |order: &[u32], part: &str| {
         let error = refusal(&[], &[experts], order);
         assert!(
-            matches!(error, Error::NotAnOrder { layer: 0, .. }),
+            matches!(
+                error,
+                Error::NotAnOrder {
+                    layer: LayerId(0),
+                    ..
+                }
+            ),
             "{error}"
         );
         assert!(error.to_string().contains(part), "{error}");
@@ -415,7 +413,10 @@ fn orders_that_do_not_fit_are_refused() {
         &[("blk.1.ffn_up_exps.weight", &[2, 1, 4])],
         &[0, 1, 2, 3],
     );
-    assert!(matches!(error, Error::NoExperts { layer: 0 }), "{error}");
+    assert!(
+        matches!(error, Error::NoExperts { layer: LayerId(0) }),
+        "{error}"
+    );
 
     let grouped = [
         ("general.architecture", Value::String("deepseek2".into())),
@@ -426,14 +427,14 @@ fn orders_that_do_not_fit_are_refused() {
         matches!(
             error,
             Error::Groups {
-                layer: 0,
+                layer: LayerId(0),
                 n_group: 2
             }
         ),
         "{error}"
     );
     let router: (&str, &[u64]) = ("blk.0.ffn_gate_inp.weight", &[2, 4]);
-    let whole = BTreeMap::from([(0, vec![3, 2, 0, 1])]);
+    let whole = order_of(0, &[3, 2, 0, 1]);
     let gguf = model(&grouped, &[experts, router]);
     assert!(Layout::new(&gguf, TensorOrder::File, &whole).is_ok());
     // Groups of which some have experts without weights cannot be told apart.

@@ -2,8 +2,11 @@
 
 use std::collections::HashMap;
 
+use moe_ids::{LayerId, TokenId};
+
 use super::{Category, Edge, Graph, LEAF, Metadata, Node, SCHEMA, UNKNOWN_TYPE};
 use crate::names::{base_name, view_suffix};
+use crate::phase::Phase;
 
 /// Views to which ggml graphs give names of their own, with the node that each is a view of.
 const RENAMED_VIEWS: [(&str, &str); 2] = [
@@ -27,7 +30,7 @@ pub struct GraphSource<'a> {
     /// Type of the elements, empty if it is not known.
     pub dtype: &'a str,
     /// Layer.
-    pub layer: Option<u16>,
+    pub layer: Option<LayerId>,
 }
 
 /// Builds a graph, operation by operation.
@@ -59,7 +62,7 @@ impl GraphBuilder {
         &mut self,
         operation: &str,
         dst: &str,
-        layer: Option<u16>,
+        layer: Option<LayerId>,
         n_tokens: u32,
         sources: &[GraphSource],
     ) {
@@ -87,8 +90,8 @@ impl GraphBuilder {
         }
     }
 
-    /// The graph of a pass whose first token is at position `token_id`. `phase` is a name of [`crate::record::PHASES`].
-    pub fn finish(self, phase: &str, token_id: u32) -> Graph {
+    /// The graph of a pass whose first token is at position `token_id`.
+    pub fn finish(self, phase: Phase, token_id: TokenId) -> Graph {
         let n_operations = self.operations.len();
         let index = |place| match place {
             Place::Operation(i) => i,
@@ -108,12 +111,12 @@ impl GraphBuilder {
         let highest = nodes.iter().filter_map(|node| node.layer_id).max();
         Graph {
             schema: Some(SCHEMA.to_owned()),
-            phase: Some(phase.to_owned()),
+            phase: Some(phase.name().to_owned()),
             token_id,
             metadata: Metadata {
                 total_nodes: nodes.len() as u64,
                 total_edges: edges.len() as u64,
-                layers: highest.map_or(0, |layer| u32::from(layer) + 1),
+                layers: highest.map_or(0, |layer| u32::from(layer.0) + 1),
                 timestamp_generated: None,
                 n_tokens: Some(self.n_tokens),
             },
@@ -159,7 +162,7 @@ fn id(index: usize) -> String {
     format!("node_{index}")
 }
 
-fn node(operation: &str, label: &str, layer: Option<u16>, category: Category) -> Node {
+fn node(operation: &str, label: &str, layer: Option<LayerId>, category: Category) -> Node {
     Node {
         id: String::new(),
         address: "0x0".to_owned(),

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use moe_files::text::is_hidden;
+use moe_ids::LayerId;
 
 use super::{Category, Graph, LEAF, Node};
 
@@ -17,7 +18,7 @@ impl Graph {
         writeln!(out, "  newrank = true;\n  rankdir = TB;")?;
         writeln!(out, "  node [fontname = \"Helvetica\", fontsize = 10];")?;
         // Nodes of no layer come first.
-        let mut layers: BTreeMap<Option<u16>, Vec<usize>> = BTreeMap::new();
+        let mut layers: BTreeMap<Option<LayerId>, Vec<usize>> = BTreeMap::new();
         for (i, node) in self.nodes.iter().enumerate() {
             layers.entry(node.layer_id).or_default().push(i);
         }

@@ -13,11 +13,12 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use moe_files::AtomicFile;
+use moe_ids::{LayerId, TokenId};
 use serde::{Deserialize, Serialize};
 
 use crate::bounded;
 use crate::error::Error;
-use crate::record::PHASES;
+use crate::phase::Phase;
 
 pub use build::{GraphBuilder, GraphSource};
 pub use category::Category;
@@ -44,7 +45,7 @@ pub struct Graph {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<String>,
     /// Position of the pass's first token in its sequence.
-    pub token_id: u32,
+    pub token_id: TokenId,
     /// Counts.
     pub metadata: Metadata,
     /// Operations in order of execution, then the tensors that none of them writes.
@@ -85,7 +86,7 @@ pub struct Node {
     /// Type of the elements in small letters (`f32`, `q4_k`), [`UNKNOWN_TYPE`] where it is not known.
     pub dtype: String,
     /// Layer.
-    pub layer_id: Option<u16>,
+    pub layer_id: Option<LayerId>,
     /// What it is for.
     pub category: Category,
     /// Bytes, where they are known.
@@ -104,11 +105,10 @@ pub struct Edge {
     pub label: String,
 }
 
-/// Where a run keeps the graph of a phase ([`crate::record::PHASE_PROMPT`] or [`crate::record::PHASE_GENERATE`]).
-pub fn path(run: &Path, phase: u8) -> PathBuf {
-    let name = PHASES.get(usize::from(phase)).copied().unwrap_or("OTHER");
+/// Where a run keeps the graph of a phase.
+pub fn path(run: &Path, phase: Phase) -> PathBuf {
     run.join(DIRECTORY)
-        .join(format!("{}.json", name.to_lowercase()))
+        .join(format!("{}.json", phase.name().to_lowercase()))
 }
 
 impl Graph {

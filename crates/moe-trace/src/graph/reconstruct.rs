@@ -7,15 +7,15 @@ use moe_gguf::map::{MapRow, OffsetMap};
 use super::{Graph, GraphBuilder, GraphSource};
 use crate::operations::Operation;
 use crate::passes::Passes;
-use crate::record::PHASES;
+use crate::phase::Phase;
 use crate::run::Run;
 
 /// The graph of the first pass of a phase among those with the most operations; `None` if the trace has no such pass.
 ///
 /// A record names four sources at most, and in traces of the experts alone what the others computed is not there: what is
 /// read and was never written is a leaf. Shapes and types are those of the model's map; of results they are not known.
-pub fn reconstruct(run: &Run, phase: u8) -> Option<Graph> {
-    let passes = || Passes::new(run.trace.operations()).filter(|pass| pass.phase() == phase);
+pub fn reconstruct(run: &Run, phase: Phase) -> Option<Graph> {
+    let passes = || Passes::new(run.trace.operations()).filter(|pass| pass.phase() == Some(phase));
     // The first of the longest: `max_by_key` alone would give the last.
     let longest = passes().map(|pass| pass.n_operations()).max()?;
     let pass = passes().find(|pass| pass.n_operations() == longest)?;
@@ -24,7 +24,6 @@ pub fn reconstruct(run: &Run, phase: u8) -> Option<Graph> {
     for operation in pass.operations() {
         add(&mut builder, run, &weights, &operation);
     }
-    let phase = PHASES.get(usize::from(phase)).copied().unwrap_or("OTHER");
     Some(builder.finish(phase, pass.token_id()))
 }
 

@@ -8,6 +8,7 @@ use arrow::array::{
 };
 use arrow::datatypes::{DataType, Schema, SchemaRef};
 use arrow::error::ArrowError;
+use moe_ids::ExpertId;
 
 use super::MEMORY_SOURCES;
 use super::names::NameTable;
@@ -48,7 +49,7 @@ pub(crate) struct AccessRows {
     buffer_id: UInt64Builder,
     names: NameTable,
     /// Distinct experts of the operation at hand.
-    experts: Vec<u32>,
+    experts: Vec<ExpertId>,
 }
 
 /// What a source has in common over its rows.
@@ -152,7 +153,7 @@ impl AccessRows {
         &mut self,
         source: &Source,
         file: Option<u16>,
-        expert_id: Option<u32>,
+        expert_id: Option<ExpertId>,
         file_offset: Option<u64>,
         size_bytes: u64,
         buffer_id: Option<u64>,
@@ -161,7 +162,7 @@ impl AccessRows {
         self.source.append_value(source.index);
         self.file.append_option(file);
         self.tensor.append_value(source.tensor);
-        self.expert_id.append_option(expert_id);
+        self.expert_id.append_option(expert_id.map(|id| id.0));
         self.memory_source.append_value(source.memory_source.into());
         self.file_offset.append_option(file_offset);
         self.size_bytes.append_value(size_bytes);

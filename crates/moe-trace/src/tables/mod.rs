@@ -5,6 +5,7 @@
 
 mod accesses;
 mod chunks;
+mod dataset;
 mod names;
 mod ops;
 mod pending;
@@ -16,8 +17,8 @@ mod table;
 mod write;
 
 pub use crate::parquet_file::{SCHEMA_KEY, TableMetadata};
-pub use crate::record::PHASES;
 
+pub use dataset::dataset_parts;
 pub use pending::PendingTables;
 pub use read::{
     ChoiceBatch, RoutingBatch, RoutingFile, RoutingReader, read_routing, routing_files,

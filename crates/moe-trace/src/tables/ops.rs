@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::operations::Operation;
 use crate::ops::OpTable;
 use crate::parquet_file::{dictionary, name_type, optional, required};
-use crate::record::{FLAG_CPU_FALLBACK, FLAG_SOURCES_OMITTED, MAX_SOURCES};
+use crate::record::{FLAG_CPU_FALLBACK, FLAG_SOURCES_OMITTED};
 
 static OPS: LazyLock<SchemaRef> = LazyLock::new(|| {
     Arc::new(Schema::new(vec![
@@ -105,13 +105,14 @@ impl<'a> Rows<'a> for OpRows {
         self.timestamp_ns.append_value(head.timestamp_ns.get());
         self.duration_ns
             .append_option(Some(head.duration_ns.get()).filter(|&ns| extended && ns > 0));
-        let token_id = context.token_id(operation.first_record(), head.token_id.get());
-        self.token_id.append_value(token_id);
+        let token_id = context.token_id(operation.first_record(), head.token());
+        self.token_id.append_value(token_id.0);
         self.sequence_id
             .append_option(extended.then(|| head.sequence_id.get()));
         self.phase
             .append_value(context.phase(head, operation.first_record())?);
-        self.layer_id.append_option(head.layer());
+        self.layer_id
+            .append_option(head.layer().map(|layer| layer.0));
         self.thread_id.append_value(head.thread_id.get());
         let op = self.op_key(head.operation_type, context.ops);
         self.op.append_value(op);
@@ -119,8 +120,8 @@ impl<'a> Rows<'a> for OpRows {
             .append_value(self.dst_names.key(head.dst_name_bytes()));
         self.n_tokens
             .append_option(extended.then(|| head.n_tokens.get()));
-        self.num_sources
-            .append_value(head.num_sources.min(MAX_SOURCES as u8));
+        let n_sources = u8::try_from(head.sources().len()).expect("a record has few sources");
+        self.num_sources.append_value(n_sources);
         self.cpu_fallback
             .append_value(head.has_flag(FLAG_CPU_FALLBACK));
         self.sources_omitted

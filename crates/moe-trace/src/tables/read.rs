@@ -1,6 +1,5 @@
 //! Reading `routing` back.
 
-use std::fs;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,11 +9,12 @@ use arrow::buffer::ScalarBuffer;
 use arrow::datatypes::{SchemaRef, UInt16Type, UInt32Type};
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ParquetRecordBatchReader};
 
-use super::PHASES;
+use super::dataset::dataset_parts;
 use super::routing::{CHOICES, READ_ROUTING};
 use crate::error::Error;
 use crate::parquet_file::{self, coded_names, numbers};
-use crate::record::{PHASE_UNKNOWN, lane};
+use crate::phase::Phase;
+use crate::record::lane;
 use crate::table_fault::TableFault;
 
 /// Reads a `routing` table: a Parquet file, a directory that holds `routing.parquet`, or a dataset with
@@ -114,17 +114,16 @@ fn next(
 pub struct ChoiceBatch {
     file: Arc<Path>,
     batch: RecordBatch,
-    phase: Vec<u8>,
+    phase: Vec<Option<Phase>>,
     timestamp_ns: ScalarBuffer<u64>,
 }
 
 impl ChoiceBatch {
     /// `batch` has the columns.
     fn new(file: &Arc<Path>, batch: RecordBatch) -> Result<Self, Error> {
-        let phase = |name: &str| number(&PHASES, name);
+        let phase = |name: &str| Phase::of_name(name).map(Some);
         Ok(Self {
-            phase: coded_names(&batch, "phase", phase, PHASE_UNKNOWN)
-                .map_err(Error::table(file))?,
+            phase: coded_names(&batch, "phase", phase, None).map_err(Error::table(file))?,
             timestamp_ns: times(numbers(&batch, "timestamp_ns")),
             file: file.clone(),
             batch,
@@ -146,9 +145,8 @@ impl ChoiceBatch {
         &self.file
     }
 
-    /// [`PHASE_PROMPT`](crate::record::PHASE_PROMPT) or [`PHASE_GENERATE`](crate::record::PHASE_GENERATE);
-    /// [`PHASE_UNKNOWN`] where the source of the trace did not tell.
-    pub fn phase(&self) -> &[u8] {
+    /// Phase of the token; `None` where the source of the trace does not contain it.
+    pub fn phase(&self) -> &[Option<Phase>] {
         &self.phase
     }
 
@@ -244,28 +242,9 @@ fn routing_paths(path: &Path) -> Result<Vec<PathBuf>, Error> {
     if table.is_file() {
         return Ok(vec![table]);
     }
-    let mut files = Vec::new();
-    for partition in entries(&path.join("routing"))? {
-        files.extend(entries(&partition)?);
-    }
-    files.retain(|file| {
-        file.extension()
-            .is_some_and(|extension| extension == "parquet")
-    });
+    let files = dataset_parts(path, "routing")?;
     if files.is_empty() {
         return Err(Error::table(path)(TableFault::NoRouting));
     }
     Ok(files)
-}
-
-/// What is in a directory, sorted by name; nothing, if there is no such directory.
-fn entries(dir: &Path) -> Result<Vec<PathBuf>, Error> {
-    if !dir.is_dir() {
-        return Ok(Vec::new());
-    }
-    let entries: std::io::Result<Vec<_>> =
-        fs::read_dir(dir).and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect());
-    let mut entries = entries.map_err(Error::io("list", dir))?;
-    entries.sort();
-    Ok(entries)
 }

@@ -144,12 +144,12 @@ impl<'a> Rows<'a> for RoutingRows<'a> {
                 }
                 columns
                     .token_id
-                    .append_value(context.token_id(record, token.token_id()));
+                    .append_value(context.token_id(record, token.token_id()).0);
                 columns.sequence_id.append_option(token.sequence_id());
                 columns.phase.append_value(phase);
-                columns.layer_id.append_value(layer);
+                columns.layer_id.append_value(layer.0);
                 columns.slot.append_value(expert.slot);
-                columns.expert_id.append_value(expert.expert_id);
+                columns.expert_id.append_value(expert.expert_id.0);
                 columns.weight.append_option(expert.weight);
                 columns
                     .lane

@@ -119,14 +119,14 @@ impl RoutingTable {
 impl Sink for RoutingTable {
     fn routing(&mut self, row: &RoutingRow) -> Result<(), SinkError> {
         let columns = &mut self.columns;
-        columns.token_id.append_value(row.token_id);
+        columns.token_id.append_value(row.token_id.0);
         columns.sequence_id.append_option(row.sequence_id);
         columns
             .phase
             .append_option(row.phase.map(|phase| phase.number().into()));
-        columns.layer_id.append_value(row.layer_id);
+        columns.layer_id.append_value(row.layer_id.0);
         columns.slot.append_value(row.slot);
-        columns.expert_id.append_value(row.expert_id);
+        columns.expert_id.append_value(row.expert_id.0);
         columns.weight.append_option(row.weight);
         columns.lane.append_option(row.lane.map(i32::from));
         columns.timestamp_ns.append_option(row.timestamp_ns);

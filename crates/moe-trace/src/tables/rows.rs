@@ -6,14 +6,15 @@ use std::sync::{Arc, LazyLock};
 use arrow::array::{RecordBatch, StringArray};
 use arrow::datatypes::SchemaRef;
 use arrow::error::ArrowError;
+use moe_ids::TokenId;
 
-use super::PHASES;
 use crate::accesses::FileAccesses;
 use crate::error::Error;
 use crate::fault::RecordFault;
 use crate::operations::Operation;
 use crate::ops::OpTable;
 use crate::pass_table::PassTable;
+use crate::phase::Phase;
 use crate::record::TensorAccessLog;
 
 /// What rows are made with.
@@ -27,7 +28,7 @@ pub(crate) struct Context<'a> {
 
 impl Context<'_> {
     /// Position of the first token of a record's pass; as the record tells, where that is a position.
-    pub(crate) fn token_id(&self, record: u64, recorded: u32) -> u32 {
+    pub(crate) fn token_id(&self, record: u64, recorded: TokenId) -> TokenId {
         let pass = self.passes.and_then(|passes| passes.at(record));
         pass.map_or(recorded, |pass| pass.token_id)
     }
@@ -44,11 +45,14 @@ impl Context<'_> {
 
     /// The key of a record's phase in [`PHASE_NAMES`].
     pub(crate) fn phase(&self, record: &TensorAccessLog, index: u64) -> Result<i32, Error> {
-        if usize::from(record.phase) < PHASES.len() {
-            return Ok(record.phase.into());
-        }
-        let phase = record.phase;
-        Err(self.record_error(index, RecordFault::Phase { phase }))
+        let unknown = || {
+            let phase = record.phase;
+            self.record_error(index, RecordFault::Phase { phase })
+        };
+        record
+            .phase()
+            .map(|phase| phase.number().into())
+            .ok_or_else(unknown)
     }
 }
 
@@ -73,7 +77,8 @@ pub(crate) trait Rows<'a> {
 }
 
 /// The strings of a `phase` column.
-pub(super) static PHASE_NAMES: LazyLock<Arc<StringArray>> = LazyLock::new(|| strings(&PHASES));
+pub(super) static PHASE_NAMES: LazyLock<Arc<StringArray>> =
+    LazyLock::new(|| strings(&Phase::ALL.map(Phase::name)));
 
 /// The strings of a column whose keys are numbers of the record.
 pub(crate) fn strings(names: &[&str]) -> Arc<StringArray> {

@@ -8,7 +8,7 @@ use moe_trace::graph;
 use moe_trace::passes::Passes;
 use moe_trace::record::NAME_SIZE;
 use moe_trace::tables::{TableOptions, write_tables};
-use moe_trace::{Error, Run, RunOptions, RunWriter, Trace, map_table};
+use moe_trace::{Error, ExpertId, Phase, Run, RunOptions, RunWriter, Trace, map_table};
 use proptest::prelude::*;
 use zerocopy::IntoBytes;
 
@@ -28,7 +28,7 @@ fn walk(trace: &Trace) -> usize {
         for token in operation.tokens() {
             n += token.records().len();
             for expert in token.experts() {
-                assert!(expert.expert_id <= i32::MAX as u32);
+                assert!(expert.expert_id <= ExpertId(i32::MAX as u32));
             }
         }
         let head = operation.head();
@@ -43,7 +43,7 @@ fn walk(trace: &Trace) -> usize {
 
 /// A graph's edges are between its nodes, and what does not resolve was looked at.
 fn make_graphs(run: &Run) {
-    for phase in 0..2 {
+    for phase in Phase::ALL {
         if let Some(graph) = graph::reconstruct(run, phase) {
             let ids: HashSet<&str> = graph.nodes.iter().map(|node| node.id.as_str()).collect();
             let ends = graph

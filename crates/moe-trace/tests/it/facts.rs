@@ -2,7 +2,7 @@
 
 use moe_gguf::Gguf;
 use moe_testkit::gguf::{ARRAY, Raw, U32};
-use moe_trace::{Facts, ImpossibleModel, ModelError};
+use moe_trace::{Facts, ImpossibleModel, LayerId, ModelError};
 
 /// A model whose layers select these numbers of experts.
 fn model(n_expert_used: &[u32]) -> Facts {
@@ -22,7 +22,7 @@ fn model(n_expert_used: &[u32]) -> Facts {
 fn layers_may_select_different_numbers_of_experts() {
     let facts = model(&[1, 2, 0, 4]);
     assert_eq!(facts.n_expert_used, None);
-    let of_block = |block| facts.n_expert_used_in(block);
+    let of_block = |block| facts.n_expert_used_in(LayerId(block));
     let expected = [Some(1), Some(2), None, Some(4), None];
     assert_eq!([0, 1, 2, 3, 4].map(of_block), expected);
     assert_eq!(facts.max_expert_used(), Some(4));
@@ -33,7 +33,7 @@ fn layers_may_select_different_numbers_of_experts() {
     };
     of_trace.fill_from(&facts);
     assert_eq!(of_trace.max_expert_used(), Some(3));
-    assert_eq!(of_trace.n_expert_used_in(3), Some(3));
+    assert_eq!(of_trace.n_expert_used_in(LayerId(3)), Some(3));
     let mut unknown = Facts::default();
     unknown.fill_from(&facts);
     assert_eq!(unknown.max_expert_used(), Some(4));

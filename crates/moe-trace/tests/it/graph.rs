@@ -4,7 +4,7 @@ use moe_trace::graph::{self, Graph, GraphBuilder, GraphSource};
 use moe_trace::ops::{ADD_ID, GET_ROWS, MUL_MAT};
 use moe_trace::passes::Passes;
 use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
-use moe_trace::{Error, TensorAccessLog};
+use moe_trace::{Error, LayerId, Phase, TensorAccessLog, TokenId};
 
 use super::common::{expert_layer, gpt_oss, read_buffer, read_tensor, record, run_of};
 
@@ -66,10 +66,10 @@ fn records_give_the_graph_of_their_pass() {
         .collect();
     assert_eq!(n, [10, 10, 10]);
 
-    let graph = graph::reconstruct(&run, PHASE_GENERATE).unwrap();
+    let graph = graph::reconstruct(&run, Phase::Generate).unwrap();
     assert_eq!(
         (graph.token_id, graph.phase.as_deref()),
-        (1, Some("GENERATE"))
+        (TokenId(1), Some("GENERATE"))
     );
     assert_eq!(graph.metadata.layers, 2);
     let operations: Vec<&str> = graph.nodes[..10]
@@ -112,14 +112,17 @@ fn records_give_the_graph_of_their_pass() {
         (node("embd").dtype.as_str(), node("embd").layer_id),
         ("unknown", None)
     );
-    assert_eq!(graph::reconstruct(&run, PHASE_PROMPT).unwrap().token_id, 0);
+    assert_eq!(
+        graph::reconstruct(&run, Phase::Prompt).unwrap().token_id,
+        TokenId(0)
+    );
 }
 
 #[test]
 fn a_trace_without_a_phase_has_no_graph_of_it() {
     let tmp = tempfile::tempdir().unwrap();
     let run = run_of(tmp.path(), &pass(1, 0, PHASE_PROMPT));
-    assert_eq!(graph::reconstruct(&run, PHASE_GENERATE), None);
+    assert_eq!(graph::reconstruct(&run, Phase::Generate), None);
 }
 
 #[test]
@@ -129,24 +132,30 @@ fn a_name_means_the_result_written_last() {
         name,
         ..Default::default()
     };
-    builder.operation("MUL_MAT", "Kcur-0", Some(0), 3, &[source("x")]);
-    builder.operation("ADD_ID", "Kcur-0", Some(0), 3, &[source("Kcur-0")]);
+    builder.operation("MUL_MAT", "Kcur-0", Some(LayerId(0)), 3, &[source("x")]);
+    builder.operation("ADD_ID", "Kcur-0", Some(LayerId(0)), 3, &[source("Kcur-0")]);
     builder.operation(
         "SET_ROWS",
         "cache_k_l0 (view)",
-        Some(0),
+        Some(LayerId(0)),
         3,
         &[source("Kcur-0 (view)"), source("cache_k_l0")],
     );
     builder.operation(
         "ARGSORT",
         "ffn_moe_argsort-0",
-        Some(0),
+        Some(LayerId(0)),
         3,
         &[source("cache_k_l0 (view)")],
     );
-    builder.operation("GET_ROWS", "y", Some(0), 3, &[source("ffn_moe_topk-0")]);
-    let graph = builder.finish("PROMPT", 7);
+    builder.operation(
+        "GET_ROWS",
+        "y",
+        Some(LayerId(0)),
+        3,
+        &[source("ffn_moe_topk-0")],
+    );
+    let graph = builder.finish(Phase::Prompt, TokenId(7));
     let ids: Vec<_> = graph
         .edges
         .iter()
@@ -189,7 +198,7 @@ fn passes_begin_where_the_layers_begin_anew() {
         records.push(bias);
         let run = run_of(&tmp.path().join(layers.to_string()), &records);
         let passes = Passes::new(run.trace.operations());
-        let passes: Vec<_> = passes.map(|p| (p.token_id(), p.n_operations())).collect();
+        let passes: Vec<_> = passes.map(|p| (p.token_id().0, p.n_operations())).collect();
         let n = usize::from(layers) * 3;
         assert_eq!(passes, [(0, n), (1, n), (2, n), (3, n + 1)]);
     }
@@ -199,7 +208,7 @@ fn passes_begin_where_the_layers_begin_anew() {
 fn dot_and_json_follow_their_forms() {
     let tmp = tempfile::tempdir().unwrap();
     let run = run_of(tmp.path(), &pass(1, 0, PHASE_PROMPT));
-    let mut graph = graph::reconstruct(&run, PHASE_PROMPT).unwrap();
+    let mut graph = graph::reconstruct(&run, Phase::Prompt).unwrap();
     let schema = std::fs::read_to_string(concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/../../schemas/graph.schema.json"

@@ -5,8 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, Float64Array, Int64Array, RecordBatch, StringArray};
-use moe_trace::record::{PHASE_PROMPT, PHASE_UNKNOWN};
-use moe_trace::{Error, TableFault, map_table, tables::read_routing};
+use moe_trace::{Error, Phase, TableFault, map_table, tables::read_routing};
 use parquet::arrow::ArrowWriter;
 
 fn write(path: &Path, columns: Vec<(&str, ArrayRef)>) {
@@ -63,7 +62,13 @@ fn a_rewritten_routing_table_is_read() {
         ),
         (&[31, 7][..], &[5, 5][..], &[2, 2][..], &[0, 1][..])
     );
-    assert_eq!((batch.phase(), batch.lane()), (&[1, 0][..], &[3, 0][..]));
+    assert_eq!(
+        (batch.phase(), batch.lane()),
+        (
+            &[Some(Phase::Generate), Some(Phase::Prompt)][..],
+            &[3, 0][..]
+        )
+    );
     assert_eq!(
         batch.weight().iter().collect::<Vec<_>>(),
         [Some(0.75), None]
@@ -85,7 +90,7 @@ fn phases_and_times_may_be_missing() {
     }
     write(&path, columns);
     let batch = read_routing(&path).unwrap().next().unwrap().unwrap();
-    assert_eq!(batch.phase(), [PHASE_PROMPT, PHASE_UNKNOWN]);
+    assert_eq!(batch.phase(), [Some(Phase::Prompt), None]);
     assert_eq!(batch.timestamp_ns(), [0, 9]);
 }
 

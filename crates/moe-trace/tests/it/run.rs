@@ -6,8 +6,9 @@ use std::io::ErrorKind;
 use moe_trace::buffers::{self, BufferEvent, Change};
 use moe_trace::graph::{self, Graph, GraphBuilder};
 use moe_trace::ops::{MUL_MAT, MUL_MAT_ID};
-use moe_trace::record::PHASE_PROMPT;
-use moe_trace::{Error, Manifest, ManifestFault, Run, RunOptions, RunWriter, Trace};
+use moe_trace::{
+    Error, Manifest, ManifestFault, Phase, Run, RunOptions, RunWriter, TokenId, Trace,
+};
 use zerocopy::IntoBytes;
 
 use super::common::{expert_operation, gpt_oss, manifest, record};
@@ -457,8 +458,8 @@ fn follows_no_link_that_was_planted_in_a_run() {
         ..Default::default()
     };
     let mut writer = RunWriter::create(&dir, manifest(), &map, force).unwrap();
-    let graph = GraphBuilder::new().finish("PROMPT", 0);
-    writer.write_graph(PHASE_PROMPT, &graph).unwrap();
+    let graph = GraphBuilder::new().finish(Phase::Prompt, TokenId(0));
+    writer.write_graph(Phase::Prompt, &graph).unwrap();
     writer.write_transfers(&[]).unwrap();
     writer.finish().unwrap();
     for name in names {
@@ -468,7 +469,7 @@ fn follows_no_link_that_was_planted_in_a_run() {
             "{name}"
         );
     }
-    assert!(Graph::read(&graph::path(&dir, PHASE_PROMPT)).is_ok());
+    assert!(Graph::read(&graph::path(&dir, Phase::Prompt)).is_ok());
     assert!(!dir.join("graph").is_symlink());
 }
 
@@ -504,8 +505,8 @@ fn a_run_that_replaces_another_leaves_none_of_its_graphs_and_buffers() {
         ..Default::default()
     };
     let mut writer = RunWriter::create(tmp.path(), manifest(), &map, options).unwrap();
-    let graph = GraphBuilder::new().finish("PROMPT", 0);
-    writer.write_graph(PHASE_PROMPT, &graph).unwrap();
+    let graph = GraphBuilder::new().finish(Phase::Prompt, TokenId(0));
+    writer.write_graph(Phase::Prompt, &graph).unwrap();
     let event = BufferEvent {
         timestamp_ms: 0.5,
         timestamp_ns: Some(500_000),
@@ -518,7 +519,7 @@ fn a_run_that_replaces_another_leaves_none_of_its_graphs_and_buffers() {
         .write_buffer_events(std::slice::from_ref(&event))
         .unwrap();
     writer.finish().unwrap();
-    let written = graph::path(tmp.path(), PHASE_PROMPT);
+    let written = graph::path(tmp.path(), Phase::Prompt);
     assert_eq!(Graph::read(&written).unwrap(), graph);
     let events = || buffers::read(&tmp.path().join(buffers::FILE_NAME)).unwrap();
     assert_eq!(events(), [event.clone(), event]);
@@ -588,8 +589,8 @@ fn an_error_after_the_first_rename_restores_the_old_run() {
     let mut writer =
         RunWriter::create(tmp.path(), manifest(), &map, RunOptions::default()).unwrap();
     *writer.next_record().unwrap() = record(1, MUL_MAT, "a");
-    let graph = GraphBuilder::new().finish("PROMPT", 0);
-    writer.write_graph(PHASE_PROMPT, &graph).unwrap();
+    let graph = GraphBuilder::new().finish(Phase::Prompt, TokenId(0));
+    writer.write_graph(Phase::Prompt, &graph).unwrap();
     let event = BufferEvent {
         timestamp_ms: 0.5,
         timestamp_ns: Some(500_000),
@@ -622,7 +623,7 @@ fn an_error_after_the_first_rename_restores_the_old_run() {
 
     fs::remove_dir(tmp.path().join("transfers.jsonl")).unwrap();
     RunWriter::create(tmp.path(), manifest(), &map, options).unwrap();
-    assert!(!graph::path(tmp.path(), PHASE_PROMPT).exists());
+    assert!(!graph::path(tmp.path(), Phase::Prompt).exists());
     assert_eq!(fs::read_dir(tmp.path().join("graph")).unwrap().count(), 0);
 }
 
@@ -726,17 +727,20 @@ fn operations_group_records_and_tokens_join_continuations() {
     assert_eq!(
         tokens
             .iter()
-            .map(|token| token.token_id())
+            .map(|token| token.token_id().0)
             .collect::<Vec<_>>(),
         [100, 101]
     );
     let first: Vec<_> = tokens[0]
         .experts()
-        .map(|e| (i32::from(e.slot), e.expert_id as i32))
+        .map(|e| (i32::from(e.slot), e.expert_id.0 as i32))
         .collect();
     assert_eq!(first, (0..20).zip(ids).collect::<Vec<_>>());
     assert_eq!(tokens[0].experts().last().unwrap().weight, Some(0.05));
-    let second: Vec<_> = tokens[1].experts().map(|e| (e.slot, e.expert_id)).collect();
+    let second: Vec<_> = tokens[1]
+        .experts()
+        .map(|e| (e.slot, e.expert_id.0))
+        .collect();
     assert_eq!(second, [(0, 5), (2, 4)], "a negative id is an empty slot");
 }
 

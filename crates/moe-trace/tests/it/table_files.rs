@@ -262,7 +262,7 @@ fn a_record_that_makes_no_sense_is_named_and_leaves_no_table() {
             matches!(
                 of_source(fault),
                 Some(SourceFault::NoExpert {
-                    expert: 16,
+                    expert: moe_trace::ExpertId(16),
                     n_expert: 16
                 })
             )

@@ -7,7 +7,7 @@ use arrow::datatypes::Float32Type;
 use moe_trace::ops::{ADD_ID, GET_ROWS, MUL_MAT, MUL_MAT_ID};
 use moe_trace::record::{EXT_NONE, FLAG_CPU_FALLBACK, PHASE_GENERATE};
 use moe_trace::tables::{TableOptions, TableSummary, read_routing, write_tables};
-use moe_trace::{NO_TENSOR, Run};
+use moe_trace::{ExpertId, NO_TENSOR, Phase, Run};
 use zerocopy::IntoBytes;
 
 use super::common::*;
@@ -123,7 +123,9 @@ fn accesses_have_each_expert_of_an_operation_once_with_its_own_bytes() {
     let expert = |id| {
         map.rows
             .iter()
-            .find(|row| &*row.tensor == "blk.1.ffn_gate_exps.weight" && row.expert_id == Some(id))
+            .find(|row| {
+                &*row.tensor == "blk.1.ffn_gate_exps.weight" && row.expert_id == Some(ExpertId(id))
+            })
             .unwrap()
     };
     for (row, id) in [(0, 1), (1, 3), (2, 15)] {
@@ -205,7 +207,12 @@ fn routing_has_each_choice_once() {
         .collect();
     assert_eq!(batches.len(), 1);
     assert_eq!(batches[0].expert_id(), [3, 1, 1, 2, 0, 9, 9, 8, 7, 6, 5, 4]);
-    assert_eq!(batches[0].phase(), [0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1]);
+    let phases = [
+        [Some(Phase::Prompt); 8].as_slice(),
+        &[Some(Phase::Generate); 4],
+    ]
+    .concat();
+    assert_eq!(batches[0].phase(), phases);
     assert_eq!(batches[0].lane()[7..10], [1, 1, 0]);
     assert_eq!(batches[0].sequence_id().value(11), 3);
     let run = Run::open(tmp.path().join("run")).unwrap();

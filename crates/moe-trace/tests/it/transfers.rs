@@ -3,7 +3,7 @@
 use std::fs;
 
 use moe_trace::transfers::{self, FILE_NAME, Span, Transfer};
-use moe_trace::{Error, LineFault, RunOptions, RunWriter, TransferFault};
+use moe_trace::{Error, LayerId, LineFault, Phase, RunOptions, RunWriter, TokenId, TransferFault};
 use serde_json::json;
 
 use super::common::{gpt_oss, manifest};
@@ -16,9 +16,9 @@ fn span(start_ns: u64, end_ns: u64) -> Span {
 fn examples() -> [Transfer; 2] {
     let fetched = Transfer {
         sequence_id: 1,
-        token_id: 17,
-        phase: 1,
-        layer_id: 3,
+        token_id: TokenId(17),
+        phase: Phase::Generate,
+        layer_id: LayerId(3),
         n_tokens: 1,
         n_experts: 4,
         n_fetched: 4,
@@ -28,7 +28,7 @@ fn examples() -> [Transfer; 2] {
         product: Some(span(1_510, 1_530)),
     };
     let on_host = Transfer {
-        layer_id: 4,
+        layer_id: LayerId(4),
         n_fetched: 0,
         bytes: 0,
         transfer: None,
@@ -153,13 +153,6 @@ fn wrong_lines_are_named_and_a_cut_one_is_left_out() {
         ),
         (
             Transfer {
-                phase: 2,
-                ..fetched.clone()
-            },
-            TransferFault::Phase { phase: 2 },
-        ),
-        (
-            Transfer {
                 window: span(9, 8),
                 ..fetched.clone()
             },
@@ -229,6 +222,10 @@ fn wrong_lines_are_named_and_a_cut_one_is_left_out() {
             other => panic!("{other:?}"),
         }
     }
+    let other_phase = good.replace("\"phase\":1", "\"phase\":2");
+    assert_ne!(other_phase, good);
+    let error = read(&other_phase).unwrap_err().to_string();
+    assert!(error.contains("phase 2 is out of range"), "{error}");
     let cut = &good[..good.find("layer_id").unwrap()];
     assert!(matches!(
         read(&format!("{cut}\n{good}")),

@@ -15,7 +15,7 @@ use moe_analysis::diff::{
 use moe_gguf::Gguf;
 use moe_trace::ops::{GET_ROWS, MUL_MAT};
 use moe_trace::record::{EXT_NONE, PHASE_GENERATE, PHASE_PROMPT, set_name};
-use moe_trace::{Manifest, NO_LAYER, Run, RunOptions, RunWriter, TensorAccessLog};
+use moe_trace::{LayerId, Manifest, NO_LAYER, Run, RunOptions, RunWriter, TensorAccessLog};
 
 /// One pass over layers 0 and 1: the experts of each token by layer. Layer 1 goes over the last tokens, as many as it has
 /// experts for.
@@ -88,9 +88,9 @@ fn of_token(
     token: u32,
     layer: u16,
 ) -> impl Iterator<Item = &mut TensorAccessLog> {
-    records
-        .iter_mut()
-        .filter(move |r| r.num_experts > 0 && r.token_id.get() == token && r.layer() == Some(layer))
+    records.iter_mut().filter(move |r| {
+        r.num_experts > 0 && r.token_id.get() == token && r.layer() == Some(LayerId(layer))
+    })
 }
 
 fn named<'r>(records: &'r mut [TensorAccessLog], name: &str) -> Vec<&'r mut TensorAccessLog> {
@@ -114,8 +114,8 @@ fn a_run_equals_itself() {
     assert_eq!(report.manifest, []);
     let routing = report.routing.unwrap();
     // Layer 0 routes three prompt and two generated tokens, layer 1 one and two; four experts each.
-    assert_eq!(routing.layers[&0].rows, [5, 5]);
-    assert_eq!(routing.layers[&1].rows, [3, 3]);
+    assert_eq!(routing.layers[&LayerId(0)].rows, [5, 5]);
+    assert_eq!(routing.layers[&LayerId(1)].rows, [3, 3]);
     assert_eq!(routing.total().weight_differences, (0.0, 32));
     assert_eq!(routing.total().share_same_experts(), Some(1.0));
     // Each of three passes: embeddings, two layers of gate, up and down, output.
@@ -123,7 +123,7 @@ fn a_run_equals_itself() {
     let bytes = report.bytes.unwrap();
     assert!(bytes.split_experts);
     // The experts 0 to 11 of layer 0 and 0 to 7 of layer 1, of three tensors; embeddings and output.
-    let ranges = |layer: Option<u16>| bytes.layers[&layer].ranges;
+    let ranges = |layer: Option<u16>| bytes.layers[&layer.map(LayerId)].ranges;
     assert_eq!(ranges(Some(0)), [36, 36]);
     assert_eq!(ranges(Some(1)), [24, 24]);
     assert_eq!(ranges(None), [2, 2]);
@@ -138,5 +138,5 @@ fn bytes_read_are_those_of_the_experts_chosen() {
         .map(|projection| expert_bytes(&format!("blk.1.ffn_{projection}_exps.weight")))
         .sum();
     // Layer 1: three passes of one token with four experts.
-    assert_eq!(bytes.layers[&Some(1)].read, [12 * size, 12 * size]);
+    assert_eq!(bytes.layers[&Some(LayerId(1))].read, [12 * size, 12 * size]);
 }

@@ -153,10 +153,10 @@ fn another_place_and_another_size() {
     let bytes = report.bytes.unwrap();
     // Twelve experts of one of the three tensors lie elsewhere.
     assert_eq!(
-        bytes.layers[&Some(0)],
+        bytes.layers[&Some(LayerId(0))],
         LayerBytes {
             other_place: 12,
-            ..clean(&bytes.layers[&Some(0)])
+            ..clean(&bytes.layers[&Some(LayerId(0))])
         }
     );
     let output = bytes.layers[&None];

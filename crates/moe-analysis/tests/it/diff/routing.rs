@@ -1,5 +1,7 @@
 //! Experts and weights that differ.
 
+use moe_trace::{ExpertId, Phase, TokenId};
+
 use super::*;
 
 #[test]
@@ -10,7 +12,7 @@ fn another_order_of_the_same_experts() {
         }
     });
     let routing = report.routing.unwrap();
-    let layer = &routing.layers[&0];
+    let layer = &routing.layers[&LayerId(0)];
     assert_eq!(
         (layer.other_order, layer.other_experts, layer.other_weights),
         (1, 0, 0)
@@ -18,12 +20,12 @@ fn another_order_of_the_same_experts() {
     // The weights, 1 and 1/2, did not move with the ids 4 and 5: two of 20 are apart by 1/2.
     assert_eq!(layer.max_weight_difference, 0.5);
     assert_eq!(layer.mean_weight_difference(), Some(0.05));
-    assert!(routing.layers[&1].is_equal());
+    assert!(routing.layers[&LayerId(1)].is_equal());
     let row = &routing.first[..];
     assert_eq!(row.len(), 1);
     assert_eq!(
         (row[0].kind, row[0].token_id, row[0].layer),
-        (RowKind::Order, 1, 0)
+        (RowKind::Order, TokenId(1), LayerId(0))
     );
     let ids = |side: usize| {
         row[0].experts[side]
@@ -31,7 +33,13 @@ fn another_order_of_the_same_experts() {
             .map(|e| e.expert_id)
             .collect::<Vec<_>>()
     };
-    assert_eq!((ids(0), ids(1)), (vec![4, 5, 6, 7], vec![5, 4, 6, 7]));
+    assert_eq!(
+        (ids(0), ids(1)),
+        (
+            [4, 5, 6, 7].map(ExpertId).into(),
+            [5, 4, 6, 7].map(ExpertId).into()
+        )
+    );
     assert!(report.operations.unwrap().is_equal());
     assert!(report.bytes.unwrap().is_equal());
 }
@@ -71,13 +79,16 @@ fn another_expert_is_other_bytes_too() {
         }
     });
     let routing = report.routing.unwrap();
-    assert_eq!(routing.layers[&1].other_experts, 1);
-    assert_eq!(routing.layers[&1].share_same_experts(), Some(2.0 / 3.0));
+    assert_eq!(routing.layers[&LayerId(1)].other_experts, 1);
+    assert_eq!(
+        routing.layers[&LayerId(1)].share_same_experts(),
+        Some(2.0 / 3.0)
+    );
     assert_eq!(routing.total().share_same_experts(), Some(7.0 / 8.0));
     assert_eq!(routing.first[0].kind, RowKind::Experts);
-    assert_eq!(routing.first[0].phase, PHASE_GENERATE);
+    assert_eq!(routing.first[0].phase, Some(Phase::Generate));
     let bytes = report.bytes.unwrap();
-    let layer = bytes.layers[&Some(1)];
+    let layer = bytes.layers[&Some(LayerId(1))];
     // Three tensors: expert 9 was read by B alone, expert 3 twice by A and once by B.
     assert_eq!((layer.only, layer.other_reads), ([0, 3], 3));
     let found = bytes
@@ -85,7 +96,10 @@ fn another_expert_is_other_bytes_too() {
         .iter()
         .find(|r| r.kind == RangeKind::OnlyB)
         .unwrap();
-    assert_eq!((found.expert_id, found.layer), (Some(9), Some(1)));
+    assert_eq!(
+        (found.expert_id, found.layer),
+        (Some(ExpertId(9)), Some(LayerId(1)))
+    );
     let (gguf, _) = gpt_oss();
     let tensor = gguf.tensor(&found.tensor).unwrap();
     let reads = found.reads[1].unwrap();
@@ -99,7 +113,7 @@ fn another_expert_is_other_bytes_too() {
         .iter()
         .find(|r| r.kind == RangeKind::Reads)
         .unwrap();
-    assert_eq!(other.expert_id, Some(3));
+    assert_eq!(other.expert_id, Some(ExpertId(3)));
     assert_eq!(other.reads.map(|reads| reads.unwrap().n), [2, 1]);
 }
 
@@ -111,9 +125,9 @@ fn weights_are_compared_up_to_a_tolerance() {
         }
     };
     let routing = changed(&DiffOptions::default(), change).routing.unwrap();
-    assert_eq!(routing.layers[&0].other_weights, 1);
+    assert_eq!(routing.layers[&LayerId(0)].other_weights, 1);
     assert_eq!(routing.first[0].kind, RowKind::Weights);
-    assert!((routing.layers[&0].max_weight_difference - 0.25).abs() < 1e-6);
+    assert!((routing.layers[&LayerId(0)].max_weight_difference - 0.25).abs() < 1e-6);
     let options = DiffOptions {
         weight_tolerance: 0.26,
         ..DiffOptions::default()
@@ -124,5 +138,8 @@ fn weights_are_compared_up_to_a_tolerance() {
         of_token(records, 3, 0).for_each(|record| record.expert_weights[2].set(f32::NAN));
     };
     let routing = changed(&options, nan).routing.unwrap();
-    assert_eq!(routing.layers[&0].max_weight_difference, f64::INFINITY);
+    assert_eq!(
+        routing.layers[&LayerId(0)].max_weight_difference,
+        f64::INFINITY
+    );
 }

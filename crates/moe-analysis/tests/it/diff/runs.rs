@@ -126,7 +126,7 @@ fn bare_traces_name_whole_tensors() {
     );
     let bytes = report.bytes.unwrap();
     assert!(!bytes.split_experts);
-    assert_eq!(bytes.layers[&Some(1)].ranges, [3, 3]);
+    assert_eq!(bytes.layers[&Some(LayerId(1))].ranges, [3, 3]);
 }
 
 #[test]

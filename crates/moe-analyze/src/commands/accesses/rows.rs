@@ -5,12 +5,10 @@ use std::io::{self, Write};
 use moe_analysis::accesses::{
     AccessReport, Direction, Distances, LayerCoverage, LayerSpan, LayerVolume,
 };
+use moe_trace::{LayerId, Phase};
 
 use super::TableChoice;
 use crate::output::{Cell, Format, Table};
-
-/// Names of the phases in rows, by number.
-const PHASES: [&str; 2] = ["PROMPT", "GENERATE"];
 
 /// Writes the rows of a table.
 pub fn write(
@@ -54,7 +52,7 @@ fn figures(report: &AccessReport) -> Table<'_, impl Iterator + Clone> {
     ] {
         add(figure, None, value.into());
     }
-    for (phase, volume) in PHASES.into_iter().zip(&report.phases) {
+    for (phase, volume) in Phase::ALL.map(Phase::name).into_iter().zip(&report.phases) {
         let pass_bytes = volume.pass_bytes;
         for (figure, value) in [
             ("passes", volume.passes.into()),
@@ -115,19 +113,19 @@ struct Layer<'a> {
 /// A row for each layer and phase; the layer is null for tensors of no layer.
 fn layers(report: &AccessReport) -> Table<'_, impl Iterator + Clone> {
     let layers = report.layers.iter().map(|volume| {
-        let is_it = |layer: u16| Some(layer) == volume.layer;
+        let is_it = |layer: LayerId| Some(layer) == volume.layer;
         let mut coverage = report.coverage.iter();
         let mut spans = report.spans.iter();
         Layer {
             volume,
-            tokens: report.phases[volume.phase].tokens,
+            tokens: report.phases[usize::from(volume.phase.number())].tokens,
             coverage: coverage.find(|coverage| is_it(coverage.layer)),
             span: spans.find(|span| is_it(span.layer) && span.phase == volume.phase),
         }
     });
     Table::of(layers)
         .column("layer_id", "layer", |layer| layer.volume.layer)
-        .column("phase", "phase", |layer| PHASES[layer.volume.phase])
+        .column("phase", "phase", |layer| layer.volume.phase.name())
         .column("accesses", "accesses", |layer| layer.volume.accesses)
         .column("bytes", "read (bytes)", |layer| layer.volume.bytes)
         .column("expert_bytes", "experts (bytes)", |layer| {
@@ -141,8 +139,8 @@ fn layers(report: &AccessReport) -> Table<'_, impl Iterator + Clone> {
         })
         .column("experts_touched", "experts touched", |layer| {
             layer.coverage.map(|coverage| match layer.volume.phase {
-                0 => coverage.prompt,
-                _ => coverage.generate,
+                Phase::Prompt => coverage.prompt,
+                Phase::Generate => coverage.generate,
             })
         })
         .column("span_mean_ns", "first to last access, mean (ns)", |layer| {

@@ -4,6 +4,7 @@ use std::io::{self, Write};
 
 use moe_analysis::accesses::{AccessReport, Histogram, PhaseVolume};
 use moe_gguf::text::counted;
+use moe_trace::Phase;
 
 use crate::output::{Format, Table, fixed, human_bytes};
 
@@ -99,7 +100,10 @@ fn print_working_sets(out: &mut dyn Write, report: &AccessReport) -> io::Result<
 /// Of generated tokens.
 fn print_layers(out: &mut dyn Write, report: &AccessReport) -> io::Result<()> {
     let tokens = report.phases[1].tokens;
-    let layers = report.layers.iter().filter(|layer| layer.phase == 1);
+    let layers = report
+        .layers
+        .iter()
+        .filter(|layer| layer.phase == Phase::Generate);
     Table::of(layers)
         .shown("layer", |layer| match layer.layer {
             Some(layer) => layer.to_string(),
@@ -118,7 +122,8 @@ fn print_layers(out: &mut dyn Write, report: &AccessReport) -> io::Result<()> {
         })
         .shown("first to last access (µs)", |layer| {
             let mut spans = report.spans.iter();
-            let span = spans.find(|span| Some(span.layer) == layer.layer && span.phase == 1);
+            let span =
+                spans.find(|span| Some(span.layer) == layer.layer && span.phase == Phase::Generate);
             let mean_ns = span.and_then(|span| span.spread.mean_ns());
             fixed(mean_ns.map(|ns| ns / 1000.0), 1)
         })

@@ -16,7 +16,7 @@ use moe_executor::cpu::bandwidth::read_bandwidth;
 use moe_executor::cpu::threads::{Threads, n_cores};
 use moe_gguf::Gguf;
 use moe_gguf::text::counted;
-use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
+use moe_trace::{LayerId, Phase};
 
 use self::numbers::Numbers;
 use self::report::Measured;
@@ -154,7 +154,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
 }
 
 /// Experts that each layer chose, each once in a batch.
-type Chosen = Arc<Mutex<BTreeMap<usize, u64>>>;
+type Chosen = Arc<Mutex<BTreeMap<LayerId, u64>>>;
 
 /// What tests have in common.
 struct Bench<'a> {
@@ -259,18 +259,18 @@ impl Bench<'_> {
                 } else {
                     Logits::None
                 };
-                session.decode(batch, PHASE_PROMPT, wanted)?;
+                session.decode(batch, Phase::Prompt, wanted)?;
             }
         } else {
             for token in tokens {
-                session.decode(&[token], PHASE_GENERATE, Logits::Last)?;
+                session.decode(&[token], Phase::Generate, Logits::Last)?;
             }
         }
         Ok(start.elapsed())
     }
 
     /// Bytes of weights that a test touches, of the experts those `chosen` ones that its batches chose.
-    fn weight_bytes(&self, test: Test, chosen: &BTreeMap<usize, u64>) -> u64 {
+    fn weight_bytes(&self, test: Test, chosen: &BTreeMap<LayerId, u64>) -> u64 {
         let passes = if test.n_prompt > 0 {
             test.n_prompt.div_ceil(self.args.batch_size)
         } else {

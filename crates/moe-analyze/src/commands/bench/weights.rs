@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use moe_gguf::Gguf;
 use moe_gguf::experts::{ExpertParts, expert_bytes};
 use moe_gguf::map::{Category, OffsetMap};
-use moe_trace::Facts;
+use moe_trace::{Facts, LayerId};
 
 /// What a pass reads of a model.
 pub struct Weights {
     /// Bytes of what every pass reads: all tensors but the embeddings, the experts and the MTP head.
     dense: u64,
     /// Bytes of an expert of each layer; the mean where experts differ.
-    expert: BTreeMap<usize, f64>,
+    expert: BTreeMap<LayerId, f64>,
 }
 
 impl Weights {
@@ -20,8 +20,8 @@ impl Weights {
         let map = OffsetMap::new(gguf);
         let parts = ExpertParts::of(&map);
         let n_hidden = Facts::of_model("", gguf)?.n_hidden_layer();
-        let is_read = |layer: Option<u16>| {
-            layer.is_none_or(|layer| n_hidden.is_none_or(|n| u32::from(layer) < n))
+        let is_read = |layer: Option<LayerId>| {
+            layer.is_none_or(|layer| n_hidden.is_none_or(|n| u32::from(layer.0) < n))
         };
         let has_output = gguf.tensor("output.weight").is_some();
         let dense = map.rows.iter().filter(|row| match row.category {
@@ -31,13 +31,13 @@ impl Weights {
             _ => is_read(row.layer_id) && !parts.contains(row),
         });
         let dense = dense.map(|row| row.size_bytes).sum();
-        let mut layers: BTreeMap<usize, (u64, u64)> = BTreeMap::new();
+        let mut layers: BTreeMap<LayerId, (u64, u64)> = BTreeMap::new();
         for ((layer, _), bytes) in expert_bytes(&map) {
-            let (sum, n) = layers.entry(layer.into()).or_default();
+            let (sum, n) = layers.entry(layer).or_default();
             *sum += bytes;
             *n += 1;
         }
-        let mean = |(layer, (sum, n)): (usize, (u64, u64))| (layer, sum as f64 / n as f64);
+        let mean = |(layer, (sum, n)): (LayerId, (u64, u64))| (layer, sum as f64 / n as f64);
         Ok(Weights {
             dense,
             expert: layers.into_iter().map(mean).collect(),
@@ -45,7 +45,7 @@ impl Weights {
     }
 
     /// Bytes that `n_passes` read, in which each layer selected so many experts, each once in a pass.
-    pub fn read(&self, n_passes: u64, selected: &BTreeMap<usize, u64>) -> u64 {
+    pub fn read(&self, n_passes: u64, selected: &BTreeMap<LayerId, u64>) -> u64 {
         let experts = selected.iter().filter_map(|(layer, &n)| {
             let bytes = self.expert.get(layer)?;
             Some(bytes * n as f64)
@@ -65,7 +65,7 @@ mod tests {
     #[test]
     fn experts_are_those_of_layers_that_have_some() {
         let gguf = Gguf::open(fixture("random-dots1-F16.gguf")).unwrap();
-        let selected = [(1, 4), (2, 4)].into();
+        let selected = [(LayerId(1), 4), (LayerId(2), 4)].into();
         let weights = Weights::of(&gguf).unwrap();
         assert_eq!(weights.read(1, &BTreeMap::new()), 198_016);
         assert_eq!(weights.read(1, &selected), 198_016 + 8 * 4_608);
@@ -104,7 +104,7 @@ mod tests {
         let dense = embedding + 2 * router;
         assert_eq!(weights.read(1, &BTreeMap::new()), dense);
         let expert = |n_ff: u64| (4 * n_ff + n_ff + 4 * n_ff) * 4;
-        let selected = [(0, 2), (1, 1)].into();
+        let selected = [(LayerId(0), 2), (LayerId(1), 1)].into();
         assert_eq!(
             weights.read(1, &selected),
             dense + 2 * expert(8) + expert(16)

@@ -6,6 +6,7 @@ use moe_analysis::diff::{
     BytesDiff, DiffReport, LayerBytes, LayerRouting, OperationsDiff, RangeKind, RoutingDiff,
     RowKind,
 };
+use moe_trace::LayerId;
 
 use super::text_report::{experts, phase};
 use crate::output::{Cell, Table};
@@ -36,7 +37,7 @@ impl<'a> Row<'a> {
         }
     }
 
-    fn layer(self, layer: Option<u16>) -> Row<'a> {
+    fn layer(self, layer: Option<LayerId>) -> Row<'a> {
         Row {
             layer_id: layer.into(),
             ..self
@@ -116,7 +117,7 @@ fn push_routing<'a>(rows: &mut Vec<Row<'a>>, routing: &'a RoutingDiff) {
 fn push_routing_counts(
     rows: &mut Vec<Row<'_>>,
     part: &'static str,
-    layer: Option<u16>,
+    layer: Option<LayerId>,
     counts: &LayerRouting,
 ) {
     let row = |what| Row::new(part, what).layer(layer);
@@ -187,7 +188,7 @@ fn push_bytes<'a>(rows: &mut Vec<Row<'a>>, bytes: &'a BytesDiff) {
 fn push_byte_counts(
     rows: &mut Vec<Row<'_>>,
     part: &'static str,
-    layer: Option<u16>,
+    layer: Option<LayerId>,
     counts: &LayerBytes,
 ) {
     let row = |what| Row::new(part, what).layer(layer);

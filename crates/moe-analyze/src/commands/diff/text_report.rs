@@ -9,7 +9,7 @@ use moe_analysis::diff::{
 };
 use moe_gguf::text::counted;
 use moe_trace::Expert;
-use moe_trace::tables::PHASES;
+use moe_trace::Phase;
 
 use super::rows::{range_kind, row_kind};
 use crate::output::{Format, Table, fixed, human_bytes};
@@ -257,9 +257,8 @@ fn write_bytes(out: &mut dyn Write, bytes: &BytesDiff) -> io::Result<()> {
 }
 
 /// The phase as the tables name it.
-pub fn phase(phase: u8) -> String {
-    let name = PHASES.get(usize::from(phase));
-    name.map_or_else(|| phase.to_string(), |name| name.to_lowercase())
+pub fn phase(phase: Option<Phase>) -> String {
+    phase.map_or_else(|| "unknown".to_owned(), |phase| phase.name().to_lowercase())
 }
 
 /// Experts with their weights, best first.

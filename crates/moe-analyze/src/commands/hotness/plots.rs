@@ -75,11 +75,11 @@ fn cells(matrix: &Matrix<'_>, value: Value) -> Vec<f64> {
 fn entropy(args: &Args, counted: &Counted) -> Figure {
     let layers = counted.hotness.summary(args.phases(), 0);
     let line = |value: fn(&moe_analysis::hotness::LayerSummary) -> f64| -> Vec<(f64, f64)> {
-        let points = layers.iter().map(|l| (f64::from(l.layer), value(l)));
+        let points = layers.iter().map(|l| (f64::from(l.layer.0), value(l)));
         points.collect()
     };
     let number = |layer: Option<&moe_analysis::hotness::LayerSummary>| {
-        layer.map_or(0.0, |layer| f64::from(layer.layer))
+        layer.map_or(0.0, |layer| f64::from(layer.layer.0))
     };
     let (first, last) = (number(layers.first()), number(layers.last()));
     Chart {

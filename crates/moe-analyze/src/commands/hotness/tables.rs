@@ -4,6 +4,7 @@ use std::io::{self, Write};
 
 use moe_analysis::measures::{Spread, distinct_if_independent, distinct_if_uniform};
 use moe_analysis::survey::{Survey, TokenPairs};
+use moe_trace::LayerId;
 
 use super::args::{Args, TableChoice};
 use crate::counting::inputs::Counted;
@@ -27,7 +28,7 @@ pub fn write(
 /// A layer, or all layers together.
 struct Layer {
     /// `None`: all.
-    layer: Option<u32>,
+    layer: Option<LayerId>,
     rows: u64,
     spread: Spread,
     /// `None`: counts alone are known.
@@ -128,15 +129,15 @@ struct Overall {
     model: Option<f64>,
     layer_mean: Option<f64>,
     /// Layer and value.
-    least: Option<(u32, f64)>,
-    most: Option<(u32, f64)>,
+    least: Option<(LayerId, f64)>,
+    most: Option<(LayerId, f64)>,
 }
 
 impl Overall {
     fn of((measure, _, value): Measure, layers: &[Layer], all: &Layer) -> Overall {
         let known = layers.iter();
         let known = known.filter_map(|layer| Some((layer.layer?, value(layer)?)));
-        let known: Vec<(u32, f64)> = known.collect();
+        let known: Vec<(LayerId, f64)> = known.collect();
         let sum: f64 = known.iter().map(|(_, value)| value).sum();
         let values = known.iter().copied();
         Overall {
@@ -171,7 +172,7 @@ fn overall(out: &mut dyn Write, format: Format, args: &Args, counted: &Counted) 
 /// Distinct experts of a batch: measured, if tokens were independent, and of a uniform router.
 #[derive(Clone, Copy)]
 struct Batch {
-    layer: Option<u32>,
+    layer: Option<LayerId>,
     n_tokens: u64,
     distinct: [f64; 3],
 }

@@ -3,11 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use moe_gguf::text::counted;
-use moe_trace::tables::{FORMAT_KEY, RUN_ID_KEY, SCHEMA_KEY, TABLES, TableMetadata};
+use moe_trace::tables::{FORMAT_KEY, RUN_ID_KEY, SCHEMA_KEY, TABLES, TableMetadata, dataset_parts};
 use serde_json::json;
 
 use super::Findings;
-use crate::inputs::dataset_parts;
 
 pub fn describe_file(path: &Path, findings: &mut Findings) -> anyhow::Result<()> {
     let metadata = TableMetadata::read(path)?;

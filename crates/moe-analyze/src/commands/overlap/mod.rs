@@ -10,7 +10,6 @@ use anyhow::{Context as _, bail};
 use moe_analysis::overlap::{self, OverlapReport};
 use moe_trace::Phase;
 use moe_trace::manifest::Gpu;
-use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
 use moe_trace::transfers::Transfer;
 
 use crate::context::Context;
@@ -56,10 +55,10 @@ pub struct Args {
 }
 
 /// What a phase is called where its passes are counted, and in rows.
-fn phase_names(phase: u8) -> (&'static str, &'static str) {
+fn phase_names(phase: Phase) -> (&'static str, &'static str) {
     match phase {
-        PHASE_PROMPT => ("prompt", "PROMPT"),
-        _ => ("generated", "GENERATE"),
+        Phase::Prompt => ("prompt", phase.name()),
+        Phase::Generate => ("generated", phase.name()),
     }
 }
 
@@ -80,7 +79,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
         files::check_output(plot, args.force)?;
     }
     let mut input = Input::read(&args.run, args.model.as_deref(), args.memory_gb_s, ctx)?;
-    if let Some(phase) = args.phase.map(Phase::number) {
+    if let Some(phase) = args.phase {
         input.transfers.retain(|transfer| transfer.phase == phase);
         if input.transfers.is_empty() {
             let (name, _) = phase_names(phase);
@@ -90,7 +89,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
             );
         }
     }
-    let reports: Vec<(u8, OverlapReport)> = [PHASE_PROMPT, PHASE_GENERATE]
+    let reports: Vec<(Phase, OverlapReport)> = Phase::ALL
         .into_iter()
         .filter_map(|phase| {
             let report = overlap::report(&input.transfers, phase, &input.reads);
@@ -113,7 +112,7 @@ pub fn run(args: Args, ctx: &Context) -> anyhow::Result<ExitStatus> {
 fn figure(
     args: &Args,
     transfers: &[Transfer],
-    reports: &[(u8, OverlapReport)],
+    reports: &[(Phase, OverlapReport)],
 ) -> anyhow::Result<Figure> {
     let passes = overlap::passes(transfers);
     let place = match args.pass {
@@ -144,7 +143,7 @@ fn figure(
 fn typical(passes: &[&[Transfer]]) -> Option<usize> {
     let is_generated = |&place: &usize| {
         let first = passes[place].first();
-        first.is_some_and(|run| run.phase == PHASE_GENERATE)
+        first.is_some_and(|run| run.phase == Phase::Generate)
     };
     let mut places: Vec<usize> = (0..passes.len()).filter(is_generated).collect();
     if places.is_empty() {

@@ -2,6 +2,7 @@
 
 use moe_analysis::overlap::{Figures, OverlapReport};
 use moe_trace::manifest::Gpu;
+use moe_trace::{LayerId, Phase};
 
 use super::{phase_names, scratchpad_share};
 use crate::output::Table;
@@ -10,8 +11,8 @@ use crate::output::Table;
 #[derive(Clone, Copy)]
 pub struct Row<'a> {
     /// `None`: all layers.
-    layer: Option<u16>,
-    phase: u8,
+    layer: Option<LayerId>,
+    phase: Phase,
     figures: &'a Figures,
     gpu: Option<&'a Gpu>,
 }
@@ -19,7 +20,7 @@ pub struct Row<'a> {
 /// A row for each layer, then one without a layer for all of them; prompt before generated tokens. The scratchpad is the
 /// first GPU's.
 pub fn table<'a>(
-    reports: &'a [(u8, OverlapReport)],
+    reports: &'a [(Phase, OverlapReport)],
     gpu: Option<&'a Gpu>,
 ) -> Table<'a, impl Iterator<Item = Row<'a>> + Clone> {
     let rows = reports.iter().flat_map(move |(phase, report)| {

@@ -4,12 +4,17 @@ use std::io::{self, Write};
 
 use moe_analysis::overlap::{OverlapReport, Times};
 use moe_gguf::text::counted;
+use moe_trace::Phase;
 use moe_trace::manifest::Gpu;
 
 use super::{allowed_bytes, phase_names, scratchpad_share};
 use crate::output::{Format, Table, fixed, human_bytes};
 
-pub fn print(out: &mut dyn Write, reports: &[(u8, OverlapReport)], gpus: &[Gpu]) -> io::Result<()> {
+pub fn print(
+    out: &mut dyn Write,
+    reports: &[(Phase, OverlapReport)],
+    gpus: &[Gpu],
+) -> io::Result<()> {
     for (phase, report) in reports {
         print_phase(out, phase_names(*phase).0, report)?;
         writeln!(out)?;

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use moe_files::text::is_hidden;
+use moe_placement::LayerId;
 use moe_placement::plan::{Entry, Lane, LayerExperts, MIB, Strategy, WholeLayers};
 
 use super::{Args, Planned};
@@ -132,7 +133,7 @@ pub struct Stock {
     /// The command, or why there is none.
     pub command: Result<String, &'static str>,
     /// The layers whose experts are on the GPU.
-    pub layers: BTreeSet<u32>,
+    pub layers: BTreeSet<LayerId>,
     /// Bytes of these.
     pub bytes: u64,
     /// Share of the choices that fell on them.
@@ -144,7 +145,7 @@ impl Stock {
     pub fn new(planned: &Planned) -> Stock {
         let hits = hits_by_layer(&planned.ranking);
         let bytes = &planned.experts.layer_bytes;
-        let experts: BTreeMap<u32, LayerExperts> = bytes
+        let experts: BTreeMap<LayerId, LayerExperts> = bytes
             .iter()
             .map(|(&layer, &bytes)| {
                 let hits = hits.get(&layer).copied().unwrap_or(0);
@@ -157,7 +158,7 @@ impl Stock {
             WholeLayers::last(&experts, budget),
             WholeLayers::best(&experts, budget),
         );
-        let on_cpu = |kept: &WholeLayers| -> Vec<u32> {
+        let on_cpu = |kept: &WholeLayers| -> Vec<LayerId> {
             bytes
                 .keys()
                 .copied()
@@ -165,7 +166,7 @@ impl Stock {
                 .collect()
         };
         let (kept, option) = if best.hits > last.hits {
-            let layers: Vec<String> = on_cpu(&best).iter().map(u32::to_string).collect();
+            let layers: Vec<String> = on_cpu(&best).iter().map(LayerId::to_string).collect();
             let pattern = format!(
                 r"blk\.({})\.ffn_(up|down|gate|gate_up)_(ch|)exps=CPU",
                 layers.join("|")
@@ -173,7 +174,7 @@ impl Stock {
             (best, Some(format!("--override-tensor '{pattern}'")))
         } else {
             // Blocks are counted, those without experts too.
-            let n = on_cpu(&last).last().map(|&layer| u64::from(layer) + 1);
+            let n = on_cpu(&last).last().map(|layer| u64::from(layer.0) + 1);
             let option = match n {
                 None => None,
                 Some(_) if last.layers.is_empty() => Some("--cpu-moe".into()),
@@ -203,7 +204,7 @@ impl Stock {
 }
 
 /// Choices that the ranking counts in each layer.
-pub fn hits_by_layer(ranking: &[Entry]) -> BTreeMap<u32, u64> {
+pub fn hits_by_layer(ranking: &[Entry]) -> BTreeMap<LayerId, u64> {
     let mut hits = BTreeMap::new();
     for entry in ranking {
         let sum: &mut u64 = hits.entry(entry.layer).or_default();

@@ -13,7 +13,7 @@ use moe_placement::learn::{LearnFile, is_usable};
 use moe_placement::plan::{
     Entry, Explanation, LayerCurve, Plan, PlanVerdict, Strategy, Weighting, rank,
 };
-use moe_trace::Facts;
+use moe_trace::{ExpertId, Facts, LayerId};
 
 use crate::context::Context;
 use crate::exit_status::ExitStatus;
@@ -75,7 +75,7 @@ pub struct Args {
     fill_random: Option<u64>,
     /// Say why an expert is in the cache or not; may be repeated
     #[arg(long, value_name = "LAYER:EXPERT", value_parser = layer_expert)]
-    explain: Vec<(u32, u32)>,
+    explain: Vec<(LayerId, ExpertId)>,
     /// Plan an update of a running cache, given what it holds: a plan (-o json), a learn file cut to one, or a live report
     #[arg(long, value_name = "CURRENT.json", conflicts_with_all = ["explain", "fill_random", "out"])]
     update: Option<PathBuf>,
@@ -97,7 +97,7 @@ fn half_life(text: &str) -> Result<f64, ValueError> {
     number(text, "a number of files above 0", |&value| value > 0.0)
 }
 
-fn layer_expert(text: &str) -> Result<(u32, u32), ValueError> {
+fn layer_expert(text: &str) -> Result<(LayerId, ExpertId), ValueError> {
     let parts = text.split_once(':');
     let parsed =
         parts.and_then(|(layer, expert)| Some((layer.parse().ok()?, expert.parse().ok()?)));
@@ -211,7 +211,7 @@ fn leave_out_mtp_head(ranking: &mut Vec<Entry>, model: Option<&Facts>, ctx: &Con
         return;
     };
     let n = ranking.len();
-    ranking.retain(|entry| !mtp_head.contains(&entry.layer));
+    ranking.retain(|entry| !mtp_head.contains(&entry.layer.0.into()));
     let left_out = (n - ranking.len()) as u64;
     if left_out > 0 {
         ctx.remark(format_args!(
@@ -258,7 +258,7 @@ fn write_cut(
 ) -> anyhow::Result<()> {
     use std::io::Write as _;
 
-    let chosen: std::collections::BTreeSet<(u32, u32)> = plan
+    let chosen: std::collections::BTreeSet<(LayerId, ExpertId)> = plan
         .selected()
         .map(|(_, selected)| (selected.entry.layer, selected.entry.expert))
         .collect();

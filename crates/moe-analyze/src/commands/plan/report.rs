@@ -5,6 +5,7 @@ use std::io::{self, Write};
 
 use moe_gguf::text::counted;
 use moe_placement::plan::{Explanation, PlanVerdict, Ranked, Selected};
+use moe_placement::{ExpertId, LayerId};
 use serde_json::{Value, json};
 
 use super::Planned;
@@ -87,14 +88,14 @@ fn write_explanations(
 /// The experts of a layer in a lane.
 #[derive(Default)]
 struct LayerRow {
-    experts: Vec<u32>,
+    experts: Vec<ExpertId>,
     hits: u64,
     bytes: u64,
 }
 
 fn write_summary(out: &mut dyn Write, planned: &Planned) -> io::Result<()> {
     let hits = hits_by_layer(&planned.ranking);
-    let mut layers: BTreeMap<(u32, usize), LayerRow> = BTreeMap::new();
+    let mut layers: BTreeMap<(LayerId, usize), LayerRow> = BTreeMap::new();
     for (lane, selected) in planned.plan.selected() {
         let row = layers.entry((selected.entry.layer, lane)).or_default();
         if row.experts.is_empty() {
@@ -118,7 +119,7 @@ fn write_summary(out: &mut dyn Write, planned: &Planned) -> io::Result<()> {
                 .experts
                 .iter()
                 .take(N_NAMED)
-                .map(u32::to_string)
+                .map(ExpertId::to_string)
                 .collect();
             let more = if row.experts.len() > N_NAMED {
                 " …"

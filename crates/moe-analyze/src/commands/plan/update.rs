@@ -8,7 +8,7 @@ use moe_gguf::text::counted;
 use moe_placement::learn::{ExpertObservation, LearnFile, has_schema};
 use moe_placement::plan::Entry;
 use moe_placement::update::{Cache, Update};
-use moe_trace::bounded;
+use moe_trace::{ExpertId, LayerId, bounded};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -66,8 +66,8 @@ struct PlanFile {
 
 #[derive(Deserialize)]
 struct Place {
-    layer: u32,
-    expert: u32,
+    layer: LayerId,
+    expert: ExpertId,
     #[serde(default)]
     lane: usize,
 }
@@ -113,7 +113,7 @@ fn experts_of(file: &LearnFile, ctx: &Context) -> anyhow::Result<Vec<Place>> {
         );
     }
     let cached = experts.filter(|(_, expert)| !is_report || expert.hot > 0);
-    let place = |(layer, expert): (u32, &ExpertObservation)| Place {
+    let place = |(layer, expert): (LayerId, &ExpertObservation)| Place {
         layer,
         expert: expert.expert,
         lane: 0,
@@ -148,7 +148,7 @@ fn write_exchanges(out: &mut dyn Write, format: Option<Format>, update: &Update)
 
 /// The names of the runtime's own answer, and the exchanges.
 fn to_json(update: &Update, rate: f64) -> Value {
-    let layers: std::collections::BTreeSet<u32> = update
+    let layers: std::collections::BTreeSet<LayerId> = update
         .exchanges()
         .iter()
         .map(|exchange| exchange.layer)

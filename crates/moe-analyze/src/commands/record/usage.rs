@@ -10,6 +10,7 @@ use std::rc::Rc;
 
 use anyhow::bail;
 use moe_engine::{Observer, Routed};
+use moe_trace::LayerId;
 
 use crate::expert_usage::{self, LayerUsage, report};
 use crate::files::{self, OutputPath};
@@ -97,7 +98,7 @@ impl Usage {
         Box::new(move |routed: &Routed| {
             let mut counts = counts.borrow_mut();
             for &expert in routed.ids {
-                let layer = counts.get_mut(routed.layer);
+                let layer = counts.get_mut(routed.layer.index());
                 if let Some(count) = layer.and_then(|layer| layer.get_mut(expert as usize)) {
                     *count += 1;
                 }
@@ -111,7 +112,8 @@ impl Usage {
     /// Tells the counts: to stderr, to the file.
     pub fn finish(&self, n_tokens: u64) -> anyhow::Result<()> {
         let counts = self.counts.borrow();
-        let layers: Vec<LayerUsage> = (0u32..)
+        let layers: Vec<LayerUsage> = (0..)
+            .map(LayerId)
             .zip(counts.iter().cloned())
             .map(|(layer, counts)| LayerUsage { layer, counts })
             .collect();
@@ -142,7 +144,7 @@ fn extension(path: &Path) -> Option<&str> {
 }
 
 /// Stacked tensors hold all experts: the expert's number stands behind the tensor's name.
-fn print_names(layer: usize, expert: i32) {
+fn print_names(layer: LayerId, expert: i32) {
     for projection in ["gate", "up", "down"] {
         message::print(format_args!(
             "[EXPERT-TRACE] Layer {layer}, Expert {expert}: blk.{layer}.ffn_{projection}_exps.weight[{expert}]"

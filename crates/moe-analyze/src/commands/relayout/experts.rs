@@ -5,10 +5,10 @@ use std::collections::btree_map::Entry;
 use std::path::Path;
 
 use anyhow::{Context as _, anyhow, bail};
-use moe_gguf::Gguf;
+use moe_gguf::{ExpertId, Gguf, LayerId};
 use moe_placement::learn;
 use moe_synth::relayout::{ExpertOrders, keep_groups, n_experts, n_groups};
-use moe_trace::{NO_LAYER, Run, bounded};
+use moe_trace::{Run, bounded};
 
 use crate::context::Context;
 use crate::json_input;
@@ -33,22 +33,23 @@ pub fn from_file(path: &Path, gguf: &Gguf) -> anyhow::Result<ExpertOrders> {
 /// Each layer's experts by how often they were chosen; those that never were come last.
 fn by_hotness(layers: &[learn::LayerObservation], gguf: &Gguf) -> anyhow::Result<ExpertOrders> {
     let n_experts = n_experts(gguf);
-    let mut counts: BTreeMap<u16, Vec<u64>> = BTreeMap::new();
+    let mut counts: BTreeMap<LayerId, Vec<u64>> = BTreeMap::new();
     for observed in layers {
-        let (layer, counts) = layer_counts(&mut counts, &n_experts, observed.layer)?;
+        let layer = observed.layer;
+        let counts = layer_counts(&mut counts, &n_experts, layer)?;
         for expert in &observed.experts {
             let count = expert
                 .raw
                 .saturating_add(expert.hot)
                 .saturating_add(expert.cold);
-            let slot = counts.get_mut(expert.expert as usize);
+            let slot = counts.get_mut(expert.expert.index());
             let slot = slot.with_context(|| unknown_expert(layer, expert.expert))?;
             *slot = slot.saturating_add(count);
         }
     }
     let hottest_first = |counts: &Vec<u64>| {
-        let mut order: Vec<u32> = (0..counts.len() as u32).collect();
-        order.sort_by_key(|&expert| std::cmp::Reverse(counts[expert as usize]));
+        let mut order: Vec<ExpertId> = (0..).map(ExpertId).take(counts.len()).collect();
+        order.sort_by_key(|expert| std::cmp::Reverse(counts[expert.index()]));
         order
     };
     grouped(
@@ -77,14 +78,17 @@ pub fn by_coactivation(ctx: &Context, trace: &Path, gguf: &Gguf) -> anyhow::Resu
     traces::check_run(trace)?;
     let run = Run::open(trace)?;
     check_model(ctx, &run, gguf)?;
-    let mut layers: BTreeMap<u16, Together> = BTreeMap::new();
+    let mut layers: BTreeMap<LayerId, Together> = BTreeMap::new();
     let mut n_pairs = 0usize;
     let _progress = Progress::of_run(ctx, &run);
     for operation in run.routing() {
-        let layer = operation.head().layer_id.get();
-        let n = n_experts.get(&layer).filter(|_| layer != NO_LAYER);
-        let n =
-            *n.with_context(|| format!("{}: {}", trace.display(), unknown_layer(layer)))? as usize;
+        let head = operation.head();
+        let known = head
+            .layer()
+            .and_then(|layer| Some((layer, *n_experts.get(&layer)?)));
+        let (layer, n) = known
+            .with_context(|| format!("{}: {}", trace.display(), unknown_layer(head.layer_id)))?;
+        let n = n as usize;
         let together = match layers.entry(layer) {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(entry) => {
@@ -101,13 +105,9 @@ pub fn by_coactivation(ctx: &Context, trace: &Path, gguf: &Gguf) -> anyhow::Resu
             }
         };
         for token in operation.tokens() {
-            let chosen: Vec<usize> = token.experts().map(|e| e.expert_id as usize).collect();
+            let chosen: Vec<usize> = token.experts().map(|e| e.expert_id.index()).collect();
             if let Some(&expert) = chosen.iter().find(|&&expert| expert >= n) {
-                bail!(
-                    "{}: {}",
-                    trace.display(),
-                    unknown_expert(layer, expert as u32)
-                );
+                bail!("{}: {}", trace.display(), unknown_expert(layer, expert));
             }
             for &a in &chosen {
                 together.counts[a] += 1;
@@ -152,12 +152,12 @@ fn check_model(ctx: &Context, run: &Run, gguf: &Gguf) -> anyhow::Result<()> {
 }
 
 impl Together {
-    fn chain(&self) -> Vec<u32> {
+    fn chain(&self) -> Vec<ExpertId> {
         let n = self.counts.len();
         let mut left: Vec<usize> = (0..n).collect();
-        let mut chain: Vec<u32> = Vec::with_capacity(n);
+        let mut chain: Vec<ExpertId> = Vec::with_capacity(n);
         while !left.is_empty() {
-            let last = chain.last().map(|&last| last as usize);
+            let last = chain.last().map(|last| last.index());
             let with_last = |expert: usize| last.map_or(0, |last| self.pairs[last * n + expert]);
             // Of equals the hotter one, then the lower number.
             let next = left.iter().enumerate().max_by_key(|&(_, &expert)| {
@@ -168,7 +168,7 @@ impl Together {
                 )
             });
             let next = next.map_or(0, |(at, _)| at);
-            chain.push(left.remove(next) as u32);
+            chain.push(ExpertId(left.remove(next) as u32));
         }
         chain
     }
@@ -177,7 +177,7 @@ impl Together {
 /// The orders, with groups kept whole where the model's router chooses groups first.
 fn grouped(
     gguf: &Gguf,
-    orders: impl Iterator<Item = (u16, Vec<u32>)>,
+    orders: impl Iterator<Item = (LayerId, Vec<ExpertId>)>,
 ) -> anyhow::Result<ExpertOrders> {
     let n_group = n_groups(gguf)?;
     Ok(orders
@@ -187,15 +187,14 @@ fn grouped(
 
 /// The counts of a layer that the model must have.
 fn layer_counts<'a>(
-    counts: &'a mut BTreeMap<u16, Vec<u64>>,
-    n_experts: &BTreeMap<u16, u32>,
-    layer: u32,
-) -> anyhow::Result<(u16, &'a mut Vec<u64>)> {
-    let known = u16::try_from(layer)
-        .ok()
-        .and_then(|id| Some((id, *n_experts.get(&id)?)));
-    let (id, n) = known.with_context(|| unknown_layer(layer))?;
-    Ok((id, counts.entry(id).or_insert_with(|| vec![0; n as usize])))
+    counts: &'a mut BTreeMap<LayerId, Vec<u64>>,
+    n_experts: &BTreeMap<LayerId, u32>,
+    layer: LayerId,
+) -> anyhow::Result<&'a mut Vec<u64>> {
+    let n = n_experts
+        .get(&layer)
+        .with_context(|| unknown_layer(layer))?;
+    Ok(counts.entry(layer).or_insert_with(|| vec![0; *n as usize]))
 }
 
 fn unknown_layer(layer: impl std::fmt::Display) -> String {
@@ -204,7 +203,7 @@ fn unknown_layer(layer: impl std::fmt::Display) -> String {
     )
 }
 
-fn unknown_expert(layer: u16, expert: u32) -> String {
+fn unknown_expert(layer: LayerId, expert: impl std::fmt::Display) -> String {
     format!(
         "it tells of expert {expert} of layer {layer}, which the model does not have; is it of another model?"
     )
@@ -224,6 +223,6 @@ mod tests {
             together.pairs[a * 4 + b] = n;
             together.pairs[b * 4 + a] = n;
         }
-        assert_eq!(together.chain(), [1, 2, 0, 3]);
+        assert_eq!(together.chain(), [1, 2, 0, 3].map(ExpertId));
     }
 }

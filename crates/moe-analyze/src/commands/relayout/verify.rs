@@ -10,7 +10,7 @@ use moe_gguf::Gguf;
 use moe_gguf::check::check;
 use moe_gguf::text::counted;
 use moe_synth::relayout::Layout;
-use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
+use moe_trace::Phase;
 
 use crate::context::Context;
 use crate::exit_status::ExitStatus;
@@ -142,7 +142,11 @@ fn run(
     let threads = Threads::new(n_cores())?;
     let n_ctx = prompt.len() + N_PREDICT;
     let mut session = Session::new(model, &threads, Recorder::new(None), n_ctx);
-    let mut logits = vec![session.decode(prompt, PHASE_PROMPT, Logits::Last)?.to_vec()];
+    let mut logits = vec![
+        session
+            .decode(prompt, Phase::Prompt, Logits::Last)?
+            .to_vec(),
+    ];
     let mut tokens = Vec::new();
     for i in 0..N_PREDICT {
         let token = match continuation {
@@ -152,7 +156,7 @@ fn run(
         tokens.push(token);
         logits.push(
             session
-                .decode(&[token], PHASE_GENERATE, Logits::Last)?
+                .decode(&[token], Phase::Generate, Logits::Last)?
                 .to_vec(),
         );
     }

@@ -17,8 +17,7 @@ use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
 use moe_gguf::text::counted;
 use moe_trace::manifest::{Gpu, Sampling, Tokens};
-use moe_trace::record::PHASE_PROMPT;
-use moe_trace::{RunOptions, RunWriter};
+use moe_trace::{LayerId, RunOptions, RunWriter};
 
 use crate::context::Context;
 use crate::engine::device::DeviceArgs;
@@ -161,7 +160,7 @@ fn check_layers(model: &Model, routes: &Routes, path: &Path, ctx: &Context) -> a
     let passes = routes.passes();
     let in_trace: BTreeSet<usize> = passes
         .flat_map(|pass| pass.layers())
-        .map(|chosen| chosen.layer.into())
+        .map(|chosen| chosen.layer.index())
         .collect();
     let hp = model.hparams();
     let with_experts = (0..hp.n_layer).filter(|&layer| model.has_experts(layer));
@@ -189,7 +188,7 @@ fn check_layers(model: &Model, routes: &Routes, path: &Path, ctx: &Context) -> a
         ));
     }
     let mut used = routes.n_expert_used().iter().filter_map(|(&layer, &k)| {
-        let own = hp.n_expert_used_by_layer.get(usize::from(layer))?;
+        let own = hp.n_expert_used_by_layer.get(layer.index())?;
         Some((layer, k, *own))
     });
     if let Some((layer, k, own)) = used.find(|&(_, k, own)| own > 0 && k != own) {
@@ -253,10 +252,10 @@ fn finish_run(
 
 /// Tokens of the layer that routes most, in each phase.
 fn tokens(routes: &Routes) -> Tokens {
-    let mut layers = std::collections::BTreeMap::<u16, [u64; 2]>::new();
+    let mut layers = std::collections::BTreeMap::<LayerId, [u64; 2]>::new();
     for pass in routes.passes() {
         for chosen in pass.layers() {
-            let phase = usize::from(pass.phase != PHASE_PROMPT);
+            let phase = usize::from(pass.phase.number());
             layers.entry(chosen.layer).or_default()[phase] += chosen.positions.len() as u64;
         }
     }

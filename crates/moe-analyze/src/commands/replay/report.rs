@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use moe_executor::recorder::LaneCounts;
 use moe_executor::replay::Ran;
-use moe_trace::record::{PHASE_PROMPT, lane};
+use moe_trace::record::lane;
+use moe_trace::{LayerId, Phase};
 
 use crate::output::Table;
 
@@ -22,7 +23,7 @@ pub struct Bandwidths {
 #[derive(Debug, Default)]
 pub struct ReplayReport {
     /// By phase and layer.
-    layers: BTreeMap<(u8, u16), Sums>,
+    layers: BTreeMap<(Phase, LayerId), Sums>,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
@@ -36,7 +37,7 @@ struct Sums {
 
 impl ReplayReport {
     /// Adds the layers of a pass.
-    pub fn add(&mut self, phase: u8, ran: &[Ran]) {
+    pub fn add(&mut self, phase: Phase, ran: &[Ran]) {
         for ran in ran {
             let sums = self.layers.entry((phase, ran.layer)).or_default();
             sums.batches += 1;
@@ -50,7 +51,7 @@ impl ReplayReport {
     /// A row for each layer, then one without a layer for all of them; prompt before generated tokens.
     pub fn rows(&self) -> Vec<Row> {
         let mut rows = Vec::new();
-        let mut all = BTreeMap::<u8, Sums>::new();
+        let mut all = BTreeMap::<Phase, Sums>::new();
         for (&(phase, _), layer) in &self.layers {
             let all = all.entry(phase).or_default();
             // The last layer may have fewer tokens than the prompt.
@@ -61,7 +62,9 @@ impl ReplayReport {
             add(&mut all.lanes, &layer.lanes);
         }
         for (phase, all) in all {
-            let layers = self.layers.range((phase, 0)..=(phase, u16::MAX));
+            let layers = self
+                .layers
+                .range((phase, LayerId(0))..=(phase, LayerId(u16::MAX)));
             let layers = layers.map(|(&(_, layer), sums)| (Some(layer), *sums));
             rows.extend(layers.chain([(None, all)]).map(|(layer, sums)| Row {
                 phase,
@@ -75,9 +78,9 @@ impl ReplayReport {
 
 /// What was measured of a layer, or of all layers, in a phase.
 pub struct Row {
-    phase: u8,
+    phase: Phase,
     /// `None`: all layers.
-    layer: Option<u16>,
+    layer: Option<LayerId>,
     sums: Sums,
 }
 
@@ -112,8 +115,8 @@ pub fn table<'a>(
     let repetitions = u64::from(repetitions);
     let mut table = Table::of(rows)
         .column("phase", "phase", |row| match row.phase {
-            PHASE_PROMPT => "prompt",
-            _ => "generate",
+            Phase::Prompt => "prompt",
+            Phase::Generate => "generate",
         })
         .column("layer_id", "layer", |row| row.layer)
         .column("batches", "batches", move |row| {

@@ -11,7 +11,7 @@ use moe_gguf::text::counted;
 use moe_placement::learn::LayerObservation;
 use moe_placement::plan::ExpertSizes;
 use moe_placement::predict::Given;
-use moe_trace::Facts;
+use moe_trace::{Facts, LayerId};
 
 use crate::context::Context;
 use crate::experts::{self, Experts};
@@ -93,8 +93,9 @@ impl Inputs {
 
 /// Bytes of the tensors of a model with `n_layer` hidden layers; the blocks after them are the MTP head.
 fn bytes_without_mtp_head(map: &OffsetMap, n_layer: Option<u32>) -> u64 {
-    let is_read =
-        |layer: Option<u16>| layer.is_none_or(|layer| n_layer.is_none_or(|n| u32::from(layer) < n));
+    let is_read = |layer: Option<LayerId>| {
+        layer.is_none_or(|layer| n_layer.is_none_or(|n| u32::from(layer.0) < n))
+    };
     let rows = map.rows.iter().filter(|row| is_read(row.layer_id));
     rows.map(|row| row.size_bytes).sum()
 }
@@ -109,7 +110,7 @@ fn read_learn_file(
     let mut observations = learn_files::read_learn_file(path, options, ctx)?.observations()?;
     let model = options.model.as_ref();
     if let Some(mtp_head) = model.and_then(Facts::mtp_head) {
-        observations.retain(|layer| !mtp_head.contains(&layer.layer));
+        observations.retain(|layer| !mtp_head.contains(&layer.layer.0.into()));
     }
     for layer in &observations {
         let mut experts = layer.experts.iter().map(|expert| expert.expert);

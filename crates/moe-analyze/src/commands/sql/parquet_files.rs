@@ -4,9 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use moe_trace::map_table;
-use moe_trace::tables::{RUN_ID_KEY, SCHEMA_KEY, TABLES, TableMetadata};
-
-use crate::inputs::dataset_parts;
+use moe_trace::tables::{RUN_ID_KEY, SCHEMA_KEY, TABLES, TableMetadata, dataset_parts};
 
 use super::inputs::QUERY_TABLES;
 

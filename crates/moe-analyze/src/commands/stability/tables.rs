@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use moe_analysis::measures::{Specialisation, mutual_information, specialisation, total_variation};
 use moe_analysis::stability::{self, Split};
 use moe_placement::learn::LayerCounts;
+use moe_trace::LayerId;
 
 use super::args::{Args, TableChoice};
 use crate::counting::inputs::Counted;
@@ -108,7 +109,7 @@ fn bootstrap(
 
 /// How a layer's experts belong to a domain.
 struct Domain<'a> {
-    layer: u32,
+    layer: LayerId,
     label: &'a str,
     rows: u64,
     /// Of the layer.

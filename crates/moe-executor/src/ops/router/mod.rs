@@ -3,6 +3,7 @@
 mod steps;
 
 use moe_engine::Routed;
+use moe_trace::LayerId;
 
 use crate::activation::{Activation, NodeName};
 use crate::buffers::{Input, Inventory, twin_id};
@@ -158,7 +159,7 @@ impl Ops<'_> {
             self.fetch(&mut state.scores.values);
             self.routing_to_host(routing);
             observer(&Routed {
-                layer: il,
+                layer: LayerId(il as u16),
                 positions: &self.positions,
                 logits: state.scores.data(),
                 ids: routing.ids.host(),

@@ -9,7 +9,8 @@ use moe_executor::cuda::Policy;
 use moe_executor::cuda::post_fetch::{InjectedFault, Settings, State};
 use moe_executor::recorder::Recorder;
 use moe_executor::{Model, Session};
-use moe_trace::record::{FLAG_CPU_FALLBACK, PHASE_PROMPT, lane};
+use moe_trace::Phase;
+use moe_trace::record::{FLAG_CPU_FALLBACK, lane};
 
 use super::recorded::{distinct, record, stem};
 use super::{Case, case, has_gpu, open};
@@ -107,7 +108,7 @@ fn uses_started_copies_and_reports_failed_ones() {
         .observe_transfers(Box::new(move |transfer| seen.borrow_mut().push(transfer)));
     let (threads, recorder) = (Threads::new(2).unwrap(), Recorder::new(None));
     let mut session = Session::with_devices(&model, &threads, devices, recorder, 8);
-    session.decode(&[1], PHASE_PROMPT, Logits::Last).unwrap();
+    session.decode(&[1], Phase::Prompt, Logits::Last).unwrap();
 
     let fallbacks = &session.devices().gpus()[0].fallbacks;
     assert_eq!(fallbacks.ops, n_layer as u64, "one error a layer");

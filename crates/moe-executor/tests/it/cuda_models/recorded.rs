@@ -13,8 +13,8 @@ use moe_executor::recorder::Recorder;
 use moe_executor::{Devices, Model, Session};
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
+use moe_trace::Phase;
 use moe_trace::buffers::{self, BufferEvent};
-use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
 use moe_trace::transfers::{self, Transfer};
 use moe_trace::{Manifest, Run, RunOptions, RunWriter, TRACE_FILE, TensorAccessLog, Trace, check};
 
@@ -43,7 +43,7 @@ pub struct Recorded {
 
 /// The prompt's, or that of a token behind it.
 pub struct MeasuredPass {
-    pub phase: u8,
+    pub phase: Phase,
     /// Of the first row.
     pub position: u32,
     /// From before it to behind it.
@@ -60,7 +60,7 @@ impl MeasuredPass {
     ) -> impl Iterator<Item = &'r TensorAccessLog> {
         let (phase, position) = (self.phase, self.position);
         records.iter().filter(move |r| {
-            r.phase == phase && (phase == PHASE_PROMPT || r.token_id.get() == position)
+            r.phase() == Some(phase) && (phase == Phase::Prompt || r.token_id.get() == position)
         })
     }
 }
@@ -85,7 +85,7 @@ pub fn record(gguf: &Gguf, case: Option<&Case>, observe: bool) -> Recorded {
             let rows = rows.zip(routed.weights.chunks_exact(k));
             for (&position, (ids, weights)) in routed.positions.iter().zip(rows) {
                 let choice = (ids.to_vec(), weights.to_vec());
-                let at = (routed.layer as u16, position);
+                let at = (routed.layer.0, position);
                 seen.borrow_mut().insert(at, choice);
             }
         }));
@@ -107,8 +107,8 @@ pub fn record(gguf: &Gguf, case: Option<&Case>, observe: bool) -> Recorded {
             waits: waits(&session) - before,
         });
     };
-    pass(&prompt, PHASE_PROMPT);
-    (1..=N_GENERATED).for_each(|token| pass(&[token], PHASE_GENERATE));
+    pass(&prompt, Phase::Prompt);
+    (1..=N_GENERATED).for_each(|token| pass(&[token], Phase::Generate));
 
     let mut fallbacks = Fallbacks::default();
     for gpu in session.devices().gpus() {
@@ -152,8 +152,8 @@ pub fn stem(record: &TensorAccessLog) -> String {
 /// Of the experts that a layer chose in a pass, each once, in the order of the rows.
 pub fn distinct(observed: &Choices, layer: u16, pass: &MeasuredPass) -> Vec<i32> {
     let rows = match pass.phase {
-        PHASE_PROMPT => 0..PROMPT.len() as u32,
-        _ => pass.position..pass.position + 1,
+        Phase::Prompt => 0..PROMPT.len() as u32,
+        Phase::Generate => pass.position..pass.position + 1,
     };
     let mut distinct = Vec::new();
     for (ids, _) in rows.filter_map(|position| observed.get(&(layer, position))) {

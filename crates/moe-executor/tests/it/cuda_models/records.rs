@@ -3,9 +3,9 @@
 use moe_executor::Model;
 use moe_executor::cuda::Policy;
 use moe_gguf::Gguf;
-use moe_trace::TensorAccessLog;
 use moe_trace::record::{SOURCE_BUFFER, lane};
 use moe_trace::transfers::Span;
+use moe_trace::{LayerId, TensorAccessLog, TokenId};
 
 use super::recorded::{MeasuredPass, Recorded, distinct, record, stem};
 use super::{Case, MODELS, TWICE, case, down_size, has_gpu, open};
@@ -282,8 +282,8 @@ fn transfers(
                 let bytes = n_fetched * down_size(gguf, &model, layer.into());
                 want.push((
                     pass.phase,
-                    pass.position,
-                    layer,
+                    TokenId(pass.position),
+                    LayerId(layer),
                     n_experts,
                     n_fetched,
                     bytes,
@@ -317,7 +317,7 @@ fn transfers(
             .next()
             .map(|r| r.timestamp_ns.get());
         let is_of_pass = |t: &&moe_trace::transfers::Transfer| {
-            (t.phase, t.token_id) == (pass.phase, pass.position)
+            (t.phase, t.token_id.0) == (pass.phase, pass.position)
         };
         for transfer in recorded.transfers.iter().filter(is_of_pass) {
             let (Some(begin), Some(copies), Some(product)) =

@@ -9,7 +9,7 @@ use moe_executor::cuda::Policy;
 use moe_executor::cuda::post_fetch::State;
 use moe_executor::recorder::Recorder;
 use moe_executor::{Model, Session};
-use moe_trace::record::PHASE_PROMPT;
+use moe_trace::Phase;
 
 use super::{Case, MODELS, case, down_size, has_gpu, open};
 use moe_testkit::Report;
@@ -52,7 +52,7 @@ fn as_many_travel_as_have_room() {
             }));
             let (threads, recorder) = (Threads::new(2).unwrap(), Recorder::new(None));
             let mut session = Session::with_devices(&model, &threads, devices, recorder, 8);
-            session.decode(&[1], PHASE_PROMPT, Logits::Last).unwrap();
+            session.decode(&[1], Phase::Prompt, Logits::Last).unwrap();
 
             let fits = |&size: &usize| room.checked_div(size).unwrap_or(0).min(k);
             let want: Vec<usize> = sizes.iter().map(fits).collect();

@@ -18,7 +18,7 @@ use moe_trace::correlation::Correlation;
 use moe_trace::graph::{self, Graph};
 use moe_trace::names::base_name;
 use moe_trace::record::{PHASE_GENERATE, PHASE_PROMPT};
-use moe_trace::{Manifest, RunOptions, RunWriter, TensorAccessLog, Trace};
+use moe_trace::{Manifest, Phase, RunOptions, RunWriter, TensorAccessLog, Trace};
 
 struct Recorded {
     records: Vec<TensorAccessLog>,
@@ -56,8 +56,7 @@ fn record_mode(
     ended.unwrap();
     recorder.into_writer().unwrap().finish().unwrap();
     Recorded {
-        graphs: [PHASE_PROMPT, PHASE_GENERATE]
-            .map(|phase| Graph::read(&graph::path(&run, phase)).unwrap()),
+        graphs: Phase::ALL.map(|phase| Graph::read(&graph::path(&run, phase)).unwrap()),
         buffers: buffers::read(&run.join(buffers::FILE_NAME)).unwrap(),
         records: Trace::open(run.join("trace.bin"))
             .unwrap()

@@ -5,7 +5,7 @@ use moe_executor::cpu::threads::Threads;
 use moe_executor::recorder::Recorder;
 use moe_executor::{Model, Session};
 use moe_gguf::Gguf;
-use moe_trace::record::PHASE_PROMPT;
+use moe_trace::Phase;
 
 use moe_testkit::fixture;
 
@@ -31,7 +31,7 @@ fn results_that_are_not_finite_end_the_run() {
         let threads = Threads::new(1).unwrap();
         let mut session = Session::new(&model, &threads, Recorder::new(None), 64);
         let error = session
-            .decode(&[300, 301], PHASE_PROMPT, Logits::Last)
+            .decode(&[300, 301], Phase::Prompt, Logits::Last)
             .unwrap_err();
         assert!(
             error

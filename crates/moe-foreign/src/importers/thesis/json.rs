@@ -8,12 +8,12 @@ use std::fs::File;
 use std::io::{self, BufWriter, Read, Seek, Write};
 use std::path::Path;
 
-use moe_trace::Trace;
 use moe_trace::ops::OpTable;
 use moe_trace::record::{
-    MAX_EXPERTS, MAX_SOURCES, NO_LAYER, NO_TENSOR, PHASE_GENERATE, PHASE_PROMPT, SOURCE_BUFFER,
-    SOURCE_DISK, TensorAccessLog, set_name,
+    MAX_EXPERTS, MAX_SOURCES, NO_TENSOR, SOURCE_BUFFER, SOURCE_DISK, TensorAccessLog, layer_number,
+    set_name,
 };
+use moe_trace::{LayerId, Phase, Trace};
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use zerocopy::IntoBytes;
@@ -123,7 +123,7 @@ struct Spool {
 struct Entry {
     timestamp_ns: u64,
     token_id: u32,
-    layer_id: Option<u16>,
+    layer_id: Option<LayerId>,
     #[serde(default)]
     thread_id: u16,
     phase: String,
@@ -142,7 +142,7 @@ struct EntrySource {
     #[serde(default)]
     tensor_ptr: String,
     size_bytes: u64,
-    layer_id: Option<u16>,
+    layer_id: Option<LayerId>,
     memory_source: String,
     disk_offset: Option<u64>,
     buffer_id: Option<u64>,
@@ -224,10 +224,15 @@ impl Spool {
         let n_experts = entry.num_experts.unwrap_or(entry.expert_ids.len());
         let n_experts = n_experts.min(entry.expert_ids.len());
         self.n_experts_cut += u64::from(n_experts > MAX_EXPERTS);
-        record.num_experts = n_experts.min(MAX_EXPERTS) as u8;
+        record.num_experts = small(n_experts.min(MAX_EXPERTS));
         let written = self.file.write_all(record.as_bytes());
         written.map_err(EntryFault::Spool)
     }
+}
+
+/// A number of sources or experts as a record has it.
+fn small(n: usize) -> u8 {
+    u8::try_from(n).expect("a record has few sources and experts")
 }
 
 fn record_of(entry: &Entry, ops: &OpTable) -> Result<TensorAccessLog, EntryFault> {
@@ -241,21 +246,17 @@ fn record_of(entry: &Entry, ops: &OpTable) -> Result<TensorAccessLog, EntryFault
     let mut record = TensorAccessLog {
         timestamp_ns: U64::new(entry.timestamp_ns),
         token_id: U32::new(entry.token_id),
-        layer_id: U16::new(entry.layer_id.unwrap_or(NO_LAYER)),
+        layer_id: U16::new(layer_number(entry.layer_id)),
         thread_id: U16::new(entry.thread_id),
         operation_type: number.ok_or_else(|| EntryFault::Operation {
             operation: shown(op),
         })?,
-        phase: match entry.phase.as_str() {
-            "PROMPT" => PHASE_PROMPT,
-            "GENERATE" => PHASE_GENERATE,
-            phase => {
-                return Err(EntryFault::Phase {
-                    phase: shown(phase),
-                });
-            }
-        },
-        num_sources: entry.sources.len().min(MAX_SOURCES) as u8,
+        phase: Phase::of_name(&entry.phase)
+            .ok_or_else(|| EntryFault::Phase {
+                phase: shown(&entry.phase),
+            })?
+            .number(),
+        num_sources: small(entry.sources.len().min(MAX_SOURCES)),
         ..TensorAccessLog::default()
     };
     set_name(&mut record.dst_name, &entry.dst_name);
@@ -266,7 +267,7 @@ fn record_of(entry: &Entry, ops: &OpTable) -> Result<TensorAccessLog, EntryFault
         to.tensor_ptr = U64::new(u64::from_str_radix(pointer, 16).unwrap_or(0));
         // The thesis's sizes have 32 bits; larger ones are another writer's, and wrap as its would.
         to.size_bytes = U32::new((source.size_bytes & 0xFFFF_FFFF) as u32);
-        to.layer_id = U16::new(source.layer_id.unwrap_or(NO_LAYER));
+        to.layer_id = U16::new(layer_number(source.layer_id));
         let (memory, place) = match source.memory_source.as_str() {
             "DISK" => (SOURCE_DISK, source.disk_offset),
             "BUFFER" => (SOURCE_BUFFER, source.buffer_id),

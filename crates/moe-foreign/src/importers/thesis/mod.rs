@@ -7,10 +7,8 @@ mod json;
 mod passes;
 
 use moe_gguf::text::counted;
-use moe_trace::record::{
-    EXT_NONE, MAX_EXPERTS, NAME_SIZE, PHASE_GENERATE, RECORD_SIZE, TensorAccessLog,
-};
-use moe_trace::{PassTable, Phase, RoutingRow, Run, Trace, is_trace};
+use moe_trace::record::{EXT_NONE, MAX_EXPERTS, NAME_SIZE, RECORD_SIZE, TensorAccessLog};
+use moe_trace::{PassTable, RoutingRow, Run, Trace, is_trace};
 use zerocopy::FromBytes;
 
 use crate::{At, Contents, ForeignError, ImportOptions, Importer, Output, Records, Source};
@@ -84,7 +82,7 @@ impl Importer for Thesis {
 fn is_plain(record: &TensorAccessLog) -> bool {
     record.ext_version == EXT_NONE
         && record.counts_fit()
-        && record.phase <= PHASE_GENERATE
+        && record.phase().is_some()
         && record.reserved == [0; 44]
         && record.dst_name_bytes().len() < NAME_SIZE
         && !record.dst_name_bytes().iter().any(u8::is_ascii_control)
@@ -114,13 +112,13 @@ fn import_records(
         let head = operation.head();
         head.check_readable()
             .map_err(|fault| output.invalid(at(), fault))?;
-        let (Some(layer), Some(phase)) = (head.layer(), Phase::of(head.phase)) else {
+        let (Some(layer), Some(phase)) = (head.layer(), head.phase()) else {
             let reason =
                 "its experts are of no layer, or its phase is not known; the trace is damaged";
             return Err(output.invalid(at(), reason));
         };
         let row = RoutingRow {
-            token_id: pass.map_or_else(|| head.token_id.get(), |pass| pass.token_id),
+            token_id: pass.map_or_else(|| head.token(), |pass| pass.token_id),
             phase: Some(phase),
             timestamp_ns: Some(head.timestamp_ns.get()),
             ..RoutingRow::at_layer(layer)

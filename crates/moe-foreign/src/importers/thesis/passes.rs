@@ -5,8 +5,8 @@
 
 use moe_gguf::text::counted;
 use moe_trace::ops::OpTable;
-use moe_trace::record::{MAX_EXPERTS, PHASE_GENERATE, TensorAccessLog};
-use moe_trace::{Operation, PassTable, TablePass, Trace};
+use moe_trace::record::{MAX_EXPERTS, TensorAccessLog};
+use moe_trace::{Operation, PassTable, Phase, TablePass, TokenId, Trace};
 
 use crate::ImportOptions;
 
@@ -43,7 +43,7 @@ pub(super) fn table(
         if before.is_none_or(|before| is_next_pass(first, before, head)) {
             seen.push(Seen {
                 first_record: operation.first_record(),
-                is_generated: head.phase == PHASE_GENERATE,
+                is_generated: head.phase() == Some(Phase::Generate),
                 ..Seen::default()
             });
         }
@@ -78,7 +78,7 @@ fn compare(seen: &[Seen], options: &ImportOptions) -> (PassTable, Vec<String>) {
         let is_warm_up = is_warm_up(pass);
         passes.push(TablePass {
             first_record: pass.first_record,
-            token_id,
+            token_id: TokenId(token_id),
             is_warm_up,
         });
         if is_warm_up {

@@ -142,8 +142,8 @@ fn read_dump(
 
 /// `(sequence, position, expert)` of layer 0.
 fn tokens(kept: &Kept) -> BTreeSet<(Option<u32>, u32, u32)> {
-    let rows = kept.rows.iter().filter(|row| row.layer_id == 0);
-    rows.map(|row| (row.sequence_id, row.token_id, row.expert_id))
+    let rows = kept.rows.iter().filter(|row| row.layer_id.0 == 0);
+    rows.map(|row| (row.sequence_id, row.token_id.0, row.expert_id.0))
         .collect()
 }
 

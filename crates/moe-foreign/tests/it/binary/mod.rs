@@ -5,7 +5,7 @@ use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use moe_foreign::{ForeignError, ImportOptions, LayerError, Missing, Summary};
-use moe_trace::{CountRow, Facts, Phase, RoutingRow, Sink, SinkError};
+use moe_trace::{CountRow, ExpertId, Facts, LayerId, Phase, RoutingRow, Sink, SinkError};
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/foreign")
@@ -82,14 +82,15 @@ fn as_csv(kept: &Kept) -> String {
             None => "",
         };
         let sequence = number(row.sequence_id);
-        let (token, layer, slot, expert) = (row.token_id, row.layer_id, row.slot, row.expert_id);
+        let (token, layer, slot, expert) =
+            (row.token_id.0, row.layer_id.0, row.slot, row.expert_id.0);
         text += &format!("{token},{sequence},{phase},{layer},{slot},{expert}\n");
     }
     if !kept.counts.is_empty() {
         text.push_str("layer_id,expert_id,count\n");
     }
     for row in &kept.counts {
-        text += &format!("{},{},{}\n", row.layer_id, row.expert_id, row.count);
+        text += &format!("{},{},{}\n", row.layer_id.0, row.expert_id.0, row.count);
     }
     text
 }
@@ -195,7 +196,7 @@ fn model(n_block: u32, n_nextn: u32, moe: &[u16]) -> ImportOptions {
             n_layer: Some(n_block),
             n_nextn_layer: n_nextn,
             n_expert_used: Some(2),
-            moe_layers: moe.iter().copied().collect(),
+            moe_layers: moe.iter().copied().map(LayerId).collect(),
             ..Facts::default()
         }),
         ..ImportOptions::default()
@@ -248,7 +249,7 @@ fn a_response_needs_not_both_counts() {
         let text = whole.replace(missing, "");
         assert!(text.len() < whole.len());
         let (summary, kept) = read_text_of(&text, &options).unwrap();
-        let place = |row: &RoutingRow| (row.token_id, row.layer_id, row.slot, row.expert_id);
+        let place = |row: &RoutingRow| (row.token_id.0, row.layer_id.0, row.slot, row.expert_id.0);
         let places = |kept: &Kept| kept.rows.iter().map(place).collect::<Vec<_>>();
         assert_eq!(places(&kept), places(&expected));
         assert!(has_note(&summary, "is not recorded"), "{summary:?}");
@@ -277,7 +278,7 @@ fn an_expert_that_a_token_names_again_is_left_out() {
     let rows: Vec<_> = kept
         .rows
         .iter()
-        .map(|r| (r.token_id, r.slot, r.expert_id))
+        .map(|r| (r.token_id.0, r.slot, r.expert_id.0))
         .collect();
     let expected = [
         (0, 0, 3),
@@ -306,7 +307,10 @@ fn what_servers_fill_is_no_routing() {
     let text = r#"{"choices": [{"routed_experts": [[[0, 0], [3, -1]]]}]}"#;
     let (summary, kept) = read_text(text).unwrap();
     assert_eq!(kept.rows.len(), 1);
-    assert_eq!((kept.rows[0].layer_id, kept.rows[0].expert_id), (1, 3));
+    assert_eq!(
+        (kept.rows[0].layer_id, kept.rows[0].expert_id),
+        (LayerId(1), ExpertId(3))
+    );
     assert!(summary.notes.iter().any(|note| note.contains("every slot")));
 }
 
@@ -363,7 +367,7 @@ fn rows_of_layers_with_experts_are_mapped_to_their_blocks() {
         &model(4, 0, &[2, 3]),
     )
     .unwrap();
-    let layers: Vec<u16> = kept.rows.iter().map(|row| row.layer_id).collect();
+    let layers: Vec<u16> = kept.rows.iter().map(|row| row.layer_id.0).collect();
     assert_eq!(layers[..6], [2, 2, 3, 3, 2, 2]);
 }
 

@@ -51,8 +51,8 @@ pub(super) fn layer_error(outcome: Result<(Summary, Kept), ForeignError>) -> Lay
 }
 
 fn layers(kept: &Kept) -> BTreeSet<u16> {
-    let rows = kept.rows.iter().map(|row| row.layer_id);
-    rows.chain(kept.counts.iter().map(|row| row.layer_id))
+    let rows = kept.rows.iter().map(|row| row.layer_id.0);
+    rows.chain(kept.counts.iter().map(|row| row.layer_id.0))
         .collect()
 }
 
@@ -60,10 +60,10 @@ fn layers(kept: &Kept) -> BTreeSet<u16> {
 pub(super) fn counts(kept: &Kept) -> BTreeMap<(u16, u32), u64> {
     let mut counts = BTreeMap::new();
     for row in &kept.rows {
-        *counts.entry((row.layer_id, row.expert_id)).or_insert(0) += 1;
+        *counts.entry((row.layer_id.0, row.expert_id.0)).or_insert(0) += 1;
     }
     for row in &kept.counts {
-        *counts.entry((row.layer_id, row.expert_id)).or_insert(0) += row.count;
+        *counts.entry((row.layer_id.0, row.expert_id.0)).or_insert(0) += row.count;
     }
     counts
 }
@@ -235,12 +235,12 @@ fn base64_of(n_tokens: usize) -> String {
 }
 
 fn assert_tokens(kept: &Kept, tokens: std::ops::Range<u32>) {
-    let found: BTreeSet<u32> = kept.rows.iter().map(|row| row.token_id).collect();
+    let found: BTreeSet<u32> = kept.rows.iter().map(|row| row.token_id.0).collect();
     assert_eq!(found, tokens.clone().collect());
     assert_eq!(kept.rows.len(), tokens.len() * 4 * 2);
     for row in &kept.rows {
-        assert_eq!(row.expert_id, u32::from(2 * row.layer_id + row.slot));
-        let phase = if row.token_id < 16 {
+        assert_eq!(row.expert_id.0, u32::from(2 * row.layer_id.0 + row.slot));
+        let phase = if row.token_id.0 < 16 {
             Phase::Prompt
         } else {
             Phase::Generate
@@ -296,7 +296,7 @@ fn empty_rows_of_dense_layers_decide_between_layouts() {
             r#"{{"meta_info": {{"prompt_tokens": 10, "completion_tokens": 3, "routed_experts": "{routed}"}}}}"#
         )
     };
-    let first = |kept: &Kept| kept.rows.iter().map(|row| row.token_id).min();
+    let first = |kept: &Kept| kept.rows.iter().map(|row| row.token_id.0).min();
     // 72 numbers: 12 tokens of three layers, or 9 of four.
     let (_, kept) = read_text_of(&response(&[1, 5, 2, 6, 3, 7], 12), &glm()).unwrap();
     assert_eq!((counts(&kept), first(&kept)), (glm_counts(12), Some(0)));
@@ -354,7 +354,7 @@ fn every_choice_of_an_extension_is_a_sequence() {
         tokens
             .entry(row.sequence_id)
             .or_default()
-            .insert(row.token_id);
+            .insert(row.token_id.0);
     }
     let expected = [(Some(0), (0..18).collect()), (Some(1), (0..21).collect())];
     assert_eq!(tokens, expected.into());
@@ -375,7 +375,7 @@ fn prompts_of_one_response_are_counted_apart() {
         .rows
         .iter()
         .filter(|row| row.phase == Some(Phase::Generate))
-        .map(|row| (row.sequence_id, row.token_id))
+        .map(|row| (row.sequence_id, row.token_id.0))
         .collect();
     let expected = [(Some(0), 3), (Some(0), 4), (Some(1), 4), (Some(1), 5)];
     assert_eq!(generated, expected.into());

@@ -159,15 +159,20 @@ fn a_layer_has_its_own_number_of_experts_of_a_token() {
         bytes.extend((0..8u8).flat_map(|i| (0.5 / f32::from(i + 1)).to_le_bytes()));
     }
     let (_, kept) = read_bytes(&bytes, &differing()).unwrap();
-    let of_layer = |layer: u16| kept.rows.iter().filter(|row| row.layer_id == layer).count();
+    let of_layer = |layer: u16| {
+        kept.rows
+            .iter()
+            .filter(|row| row.layer_id.0 == layer)
+            .count()
+    };
     assert_eq!([0, 1, 2, 3].map(of_layer), [1, 2, 2, 4]);
 
     let text = "layer,expert\n0,5\n0,6\n1,1\n1,2\n1,3\n1,4\n2,0\n2,1\n2,2\n2,3\n3,0\n3,1\n3,2\n3,3\n3,4\n3,5\n3,6\n3,7\n";
     let (summary, kept) = read_text_of(text, &differing()).unwrap();
     assert!(summary.missing.is_empty(), "{summary:?}");
     for row in &kept.rows {
-        let expected = [1, 2, 2, 4][usize::from(row.layer_id)];
-        assert!(row.slot < expected && row.token_id < 2, "{row:?}");
+        let expected = [1, 2, 2, 4][usize::from(row.layer_id.0)];
+        assert!(row.slot < expected && row.token_id.0 < 2, "{row:?}");
     }
     assert_eq!(kept.rows.len(), 2 * (1 + 2 + 2 + 4));
 }

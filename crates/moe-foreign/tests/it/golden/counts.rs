@@ -9,8 +9,8 @@ fn assert_counts(name: &str) -> Summary {
         let mut counts: Vec<(u32, u64)> = rows
             .counts
             .iter()
-            .filter(|row| row.layer_id == layer)
-            .map(|row| (row.expert_id, row.count))
+            .filter(|row| row.layer_id.0 == layer)
+            .map(|row| (row.expert_id.0, row.count))
             .collect();
         counts.sort_unstable();
         assert_eq!(counts, expected, "{name}, layer {layer}");
@@ -55,14 +55,14 @@ fn mesh_llm() {
     let (rows, summary) = import("mesh-llm", &ImportOptions::default());
     assert_eq!((summary.rows, summary.counts), (0, 9));
     // Expert 5 of layer 0 is first twice and second twice, expert 6 of layer 1 as well and once more first.
-    let five = rows.counts.iter().find(|row| row.layer_id == 0);
+    let five = rows.counts.iter().find(|row| row.layer_id.0 == 0);
     assert_eq!(
-        five.map(|row| (row.expert_id, row.count, row.mass)),
+        five.map(|row| (row.expert_id.0, row.count, row.mass)),
         Some((5, 4, Some(2.0)))
     );
-    let six = rows.counts.iter().find(|row| row.layer_id == 1);
+    let six = rows.counts.iter().find(|row| row.layer_id.0 == 1);
     assert_eq!(
-        six.map(|row| (row.expert_id, row.count, row.mass)),
+        six.map(|row| (row.expert_id.0, row.count, row.mass)),
         Some((6, 5, Some(2.625)))
     );
 }

@@ -20,9 +20,12 @@ fn dropped_rows_are_routed_but_neither_hit_nor_miss() {
     let (rows, summary) = read(&fixture("foreign/bigmoeonedge/dropped.route.csv"));
     assert_eq!(summary.format, "bigmoeonedge");
     assert_eq!(rows.routing.len(), 24);
-    assert_eq!(summary.facts.expert_bytes, [(0, 1000), (1, 1200)].into());
+    assert_eq!(
+        summary.facts.expert_bytes,
+        [(LayerId(0), 1000), (LayerId(1), 1200)].into()
+    );
     let lanes = |step: u32| -> Vec<Option<u8>> {
-        let rows = rows.routing.iter().filter(|row| row.token_id == step);
+        let rows = rows.routing.iter().filter(|row| row.token_id.0 == step);
         rows.map(|row| row.lane).collect()
     };
     let hit = Some(lane::CACHE_HIT);
@@ -63,10 +66,10 @@ fn route_csv_is_read_by_column_names() {
     // Only what a row cannot be without is required.
     let (found, _) = read_text("bigmoeonedge", "step,layer,slot,expert\n7,2,1,5\n");
     let row = RoutingRow {
-        token_id: 7,
+        token_id: TokenId(7),
         slot: 1,
-        expert_id: 5,
-        ..RoutingRow::at_layer(2)
+        expert_id: ExpertId(5),
+        ..RoutingRow::at_layer(LayerId(2))
     };
     assert_eq!(found.routing, [row]);
 }
@@ -81,7 +84,7 @@ fn rows_without_a_position_are_left_out_and_counted() {
     let places: Vec<_> = rows
         .routing
         .iter()
-        .map(|row| (row.token_id, row.expert_id, row.lane))
+        .map(|row| (row.token_id.0, row.expert_id.0, row.lane))
         .collect();
     // Residency 2 is a hit on a prefetched expert.
     assert_eq!(places, [(4, 7, Some(lane::CACHE_HIT))]);
@@ -130,20 +133,20 @@ fn rankings_and_counts_with_more_values_are_read() {
     );
     let row = rows.counts[0];
     assert_eq!(
-        (row.layer_id, row.expert_id, row.count, row.mass),
+        (row.layer_id.0, row.expert_id.0, row.count, row.mass),
         (2, 5, 40, Some(2.5))
     );
     assert_eq!(notes[0], "ignored unknown column: rank");
 
     let (rows, notes) = read_text("ds4-hotlist", "# ds4 expert hotlist v1\n1 5 40 0.5 9 x\n");
-    assert_eq!((rows.counts[0].expert_id, rows.counts[0].count), (5, 40));
+    assert_eq!((rows.counts[0].expert_id.0, rows.counts[0].count), (5, 40));
     assert!(
         notes.iter().any(|note| note.contains("after the fourth")),
         "{notes:?}"
     );
 
     let (rows, notes) = read_text("coli-usage", "-1 2 8 1\n0 5 40 1700000000\n");
-    assert_eq!((rows.counts[0].expert_id, rows.counts[0].count), (5, 40));
+    assert_eq!((rows.counts[0].expert_id.0, rows.counts[0].count), (5, 40));
     assert!(
         notes.iter().any(|note| note.contains("after the third")),
         "{notes:?}"

@@ -14,7 +14,7 @@ fn tokens(rows: &Collected) -> Vec<(u16, u32)> {
     let mut tokens: Vec<_> = rows
         .routing
         .iter()
-        .map(|row| (row.layer_id, row.token_id))
+        .map(|row| (row.layer_id.0, row.token_id.0))
         .collect();
     tokens.dedup();
     tokens
@@ -107,7 +107,7 @@ fn schedules_of_a_pipeline_give_the_same_tokens() {
                 .routing
                 .iter()
                 .filter(|row| row.sequence_id == Some(rank))
-                .map(|row| (row.layer_id, row.token_id, row.expert_id))
+                .map(|row| (row.layer_id.0, row.token_id.0, row.expert_id.0))
                 .collect();
             found.sort_unstable();
             assert_eq!(found, expected(), "rank {rank}, {lines:?}");
@@ -147,7 +147,14 @@ fn lines_of_one_batch_continue_its_tokens() {
     let places: Vec<_> = rows
         .routing
         .iter()
-        .map(|row| (row.layer_id, row.sequence_id, row.token_id, row.expert_id))
+        .map(|row| {
+            (
+                row.layer_id.0,
+                row.sequence_id,
+                row.token_id.0,
+                row.expert_id.0,
+            )
+        })
         .collect();
     let (a, b) = (Some(3), Some(4));
     assert_eq!(

@@ -18,7 +18,7 @@ use moe_foreign::{
     Input, Missing, Source, Summary,
 };
 use moe_trace::record::lane;
-use moe_trace::{Error, Facts, Phase, RoutingRow, Sink};
+use moe_trace::{Error, ExpertId, Facts, LayerId, Phase, RoutingRow, Sink, TokenId};
 
 /// `[layer][token]`: the experts of the story, best first.
 const EXPERTS: [[[u32; 2]; 5]; 2] = [
@@ -42,7 +42,7 @@ fn story(of: impl Fn(usize, usize) -> RoutingRow) -> Vec<RoutingRow> {
                     let row = of(layer, token);
                     rows.push(RoutingRow {
                         slot: slot as u16,
-                        expert_id,
+                        expert_id: ExpertId(expert_id),
                         weight: row.weight.map(|_| WEIGHTS[layer][slot]),
                         ..row
                     });
@@ -55,8 +55,8 @@ fn story(of: impl Fn(usize, usize) -> RoutingRow) -> Vec<RoutingRow> {
 
 fn plain(layer: usize, token: usize) -> RoutingRow {
     RoutingRow {
-        token_id: token as u32,
-        ..RoutingRow::at_layer(layer as u16)
+        token_id: TokenId(token as u32),
+        ..RoutingRow::at_layer(LayerId(layer as u16))
     }
 }
 
@@ -142,7 +142,7 @@ fn the_model_of_the_user_is_held_against_the_trace() {
         model: Some(Facts {
             n_expert: Some(8),
             n_expert_used: Some(4),
-            expert_bytes: [(0, 7), (9, 9)].into(),
+            expert_bytes: [(LayerId(0), 7), (LayerId(9), 9)].into(),
             ..Facts::default()
         }),
         ..ImportOptions::default()
@@ -151,7 +151,7 @@ fn the_model_of_the_user_is_held_against_the_trace() {
     assert_eq!(summary.facts.n_expert_used, Some(2));
     assert_eq!(
         summary.facts.expert_bytes,
-        [(0, 1000), (1, 1200), (9, 9)].into()
+        [(LayerId(0), 1000), (LayerId(1), 1200), (LayerId(9), 9)].into()
     );
 }
 
@@ -162,15 +162,15 @@ fn counts_of_rows_know_tokens_and_router_mass() {
     let source = Source::file(&fixture("bigmoeonedge/small.route.csv"));
     moe_foreign::import(importer("bigmoeonedge"), &source, &options, &mut counts).unwrap();
     let prompt = counts.iter().next().unwrap();
-    assert_eq!((prompt.0, prompt.1), (0, Some(Phase::Prompt)));
+    assert_eq!((prompt.0, prompt.1), (LayerId(0), Some(Phase::Prompt)));
     assert_eq!(prompt.2.rows, Some(3));
     // Passes are not told without times.
     assert_eq!(prompt.2.calls, None);
-    let layer = &counts.layers()[&0];
+    let layer = &counts.layers()[&LayerId(0)];
     assert_eq!(layer.rows, Some(5));
     // Expert 5 of layer 0: slots 0, 1, 0, 1 of tokens 0 to 3.
-    assert_eq!(layer.experts[&5].mass, Some(2.0));
-    assert_eq!(layer.experts[&5].count, 4);
+    assert_eq!(layer.experts[&ExpertId(5)].mass, Some(2.0));
+    assert_eq!(layer.experts[&ExpertId(5)].count, 4);
 }
 
 #[test]

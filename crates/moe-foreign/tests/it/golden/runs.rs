@@ -18,7 +18,7 @@ fn tokens(rows: &Collected) -> BTreeMap<Option<u32>, BTreeSet<u32>> {
     let mut tokens: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
     for row in &rows.routing {
         let of_sequence = tokens.entry(row.sequence_id).or_default();
-        of_sequence.insert(row.token_id);
+        of_sequence.insert(row.token_id.0);
     }
     tokens
 }
@@ -51,7 +51,7 @@ fn joined_route_traces_have_sequences_of_their_own() {
         (Some(4), one()),
     ];
     assert_eq!(tokens(&rows), expected.into());
-    assert_eq!(rows.routing[1].expert_id, 2);
+    assert_eq!(rows.routing[1].expert_id.0, 2);
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn batches_of_two_sources_are_different_sequences() {
     let mut experts: BTreeMap<_, Vec<(u32, u32)>> = BTreeMap::new();
     for row in &rows.routing {
         let of_sequence = experts.entry(row.sequence_id.unwrap()).or_default();
-        of_sequence.push((row.token_id, row.expert_id));
+        of_sequence.push((row.token_id.0, row.expert_id.0));
     }
     let mut found: Vec<_> = experts.into_values().collect();
     found.sort();
@@ -145,7 +145,7 @@ fn stages_of_a_pipeline_are_not_taken_for_the_model() {
         let options = ImportOptions {
             model: Some(Facts {
                 n_layer: Some(n_moe.into()),
-                moe_layers: (0..n_moe).collect(),
+                moe_layers: (0..n_moe).map(LayerId).collect(),
                 ..Facts::default()
             }),
             ..ImportOptions::default()

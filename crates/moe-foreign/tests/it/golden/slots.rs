@@ -76,7 +76,7 @@ fn padded_slots_do_not_raise_the_experts_per_token() {
     let places: Vec<_> = rows
         .routing
         .iter()
-        .map(|row| (row.token_id, row.slot, row.expert_id))
+        .map(|row| (row.token_id.0, row.slot, row.expert_id.0))
         .collect();
     assert_eq!(places, [(0, 0, 3), (1, 1, 5), (2, 0, 2), (2, 1, 7)]);
 }

@@ -16,7 +16,7 @@ fn thesis_story() -> Vec<(u32, u16, u16, u32)> {
 }
 
 fn short(rows: &Collected) -> Vec<(u32, u16, u16, u32)> {
-    let short = |row: &RoutingRow| (row.token_id, row.layer_id, row.slot, row.expert_id);
+    let short = |row: &RoutingRow| (row.token_id.0, row.layer_id.0, row.slot, row.expert_id.0);
     rows.routing.iter().map(short).collect()
 }
 

@@ -28,7 +28,7 @@ fn bigmoeonedge() {
             n_layer: Some(2),
             n_expert: Some(8),
             n_expert_used: Some(2),
-            expert_bytes: [(0, 1000), (1, 1200)].into(),
+            expert_bytes: [(LayerId(0), 1000), (LayerId(1), 1200)].into(),
             ..Facts::default()
         }
     );
@@ -79,7 +79,7 @@ fn published_bigmoeonedge_traces() {
         assert_eq!(of(|row| row.lane == Some(lane::CACHE_HIT)), n_hits);
         assert_eq!(summary.facts.n_expert, Some(128));
         assert_eq!(summary.facts.n_expert_used, Some(n_expert_used));
-        assert_eq!(summary.facts.expert_bytes[&0], bytes);
+        assert_eq!(summary.facts.expert_bytes[&LayerId(0)], bytes);
         assert_eq!(
             summary.facts.expert_bytes.len() as u32,
             summary.facts.n_layer.unwrap()
@@ -129,7 +129,7 @@ fn empty_slots_and_unknown_phases() {
     let slots: Vec<(u16, u32)> = rows
         .routing
         .iter()
-        .map(|row| (row.slot, row.expert_id))
+        .map(|row| (row.slot, row.expert_id.0))
         .collect();
     assert_eq!(slots, [(0, 3), (2, 2)]);
     assert_eq!(rows.routing[0].phase, None);
@@ -151,7 +151,7 @@ fn moe_balance() {
         sequence_id: Some(12),
         ..weighted(layer, token)
     });
-    expected.sort_by_key(|row| (row.layer_id, row.token_id));
+    expected.sort_by_key(|row| (row.layer_id.0, row.token_id.0));
     assert_eq!(routing("moe-balance/small.jsonl"), expected);
 }
 
@@ -226,8 +226,8 @@ fn assert_counts_of_choices() -> Summary {
     let summary =
         moe_foreign::import(importer("layer-expert"), &source, &options, &mut counts).unwrap();
     for (layer, expected) in COUNTS.iter().enumerate() {
-        let layer = &counts.layers()[&(layer as u16)];
-        let found: Vec<(u32, u64)> = layer.experts.iter().map(|(&e, t)| (e, t.count)).collect();
+        let layer = &counts.layers()[&LayerId(layer as u16)];
+        let found: Vec<(u32, u64)> = layer.experts.iter().map(|(e, t)| (e.0, t.count)).collect();
         assert_eq!(found, *expected);
         assert_eq!(layer.total(), 10);
     }

@@ -124,7 +124,7 @@ fn totals(kept: &Kept, with_masses: bool) -> Vec<(u16, u32, u64, Option<f64>)> {
     for (layer, counts) in counts.layers() {
         for (expert, tally) in counts.experts {
             let mass = tally.mass.filter(|_| with_masses);
-            totals.push((layer, expert, tally.count, mass));
+            totals.push((layer.0, expert.0, tally.count, mass));
         }
     }
     totals
@@ -156,7 +156,7 @@ fn formats_of_tokens() {
         expected.iter_mut().for_each(forget);
         let mut again = read_again(&path, name, &options).rows;
         // It also goes through them token by token.
-        let order = |row: &RoutingRow| (row.token_id, row.layer_id, row.slot);
+        let order = |row: &RoutingRow| (row.token_id.0, row.layer_id.0, row.slot);
         expected.sort_by_key(order);
         again.sort_by_key(order);
         assert_eq!(again, expected, "{name}");

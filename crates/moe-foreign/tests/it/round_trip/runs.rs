@@ -79,15 +79,15 @@ fn the_thesis_json_of_a_run() {
     // Of the prompt's two tokens the first comes back, of the passes after it all.
     let short = |row: &RoutingRow| {
         (
-            row.token_id,
+            row.token_id.0,
             row.phase,
-            row.layer_id,
+            row.layer_id.0,
             row.slot,
-            row.expert_id,
+            row.expert_id.0,
         )
     };
     let mut expected = read(&input, &ImportOptions::default()).rows;
-    expected.retain(|row| row.token_id != 1);
+    expected.retain(|row| row.token_id.0 != 1);
     let again = read_again(&out, "thesis-json", &ImportOptions::default());
     let (expected, again): (Vec<_>, Vec<_>) = (
         expected.iter().map(short).collect(),

@@ -1,6 +1,7 @@
 //! Slots without an expert, blocks of the MTP head, and numbers that neither the trace nor the model has.
 
 use super::*;
+use moe_trace::LayerId;
 
 fn exported(input: &Input, name: &str, options: &ImportOptions) -> (String, Vec<String>) {
     let mut bytes = Vec::new();
@@ -32,7 +33,7 @@ fn with_mtp() -> ImportOptions {
             n_nextn_layer: 2,
             n_expert: Some(8),
             n_expert_used: Some(1),
-            moe_layers: (0..6).collect(),
+            moe_layers: (0..6).map(LayerId).collect(),
             ..Facts::default()
         }),
         ..ImportOptions::default()
