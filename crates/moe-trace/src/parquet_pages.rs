@@ -135,8 +135,8 @@ impl<'a> Column<'a> {
         while at < self.end {
             let header = match self.header(file, at) {
                 Some(header) => header,
-                // After its last value a column may be padded.
-                None if seen >= n_values && n_values > 0 => break,
+                // After its last value a column may be padded with zeros.
+                None if seen >= n_values && n_values > 0 && is_zero(file, at) => break,
                 None => return Err(self.no_header(at)),
             };
             let [compressed, uncompressed] = [header.compressed, header.uncompressed];
@@ -186,6 +186,15 @@ impl<'a> Column<'a> {
             offset,
         }
     }
+}
+
+/// Whether there is a zero at a byte of the file.
+fn is_zero(file: &mut File, at: u64) -> bool {
+    let mut byte = [1];
+    let read = file
+        .seek(SeekFrom::Start(at))
+        .and_then(|_| file.read_exact(&mut byte));
+    read.is_ok() && byte == [0]
 }
 
 /// What is needed of a page's header.
@@ -253,9 +262,6 @@ impl Thrift<'_> {
     const I64: u8 = 6;
     const DOUBLE: u8 = 7;
     const BINARY: u8 = 8;
-    const LIST: u8 = 9;
-    const SET: u8 = 10;
-    const MAP: u8 = 11;
     const STRUCT: u8 = 12;
 
     fn byte(&mut self) -> Option<u8> {
@@ -297,6 +303,8 @@ impl Thrift<'_> {
         Some(Some(ty))
     }
 
+    /// Skips a value. A page header has no lists, sets or maps; the Parquet library skips as many elements as they claim, even
+    /// where the file has ended.
     fn skip(&mut self, ty: u8, depth: u32) -> Option<()> {
         if depth > MAX_DEPTH {
             return None;
@@ -312,26 +320,6 @@ impl Thrift<'_> {
                 let n = self.varint()?;
                 self.advance(n)?;
             }
-            Self::LIST | Self::SET => {
-                let byte = self.byte()?;
-                let n = match byte >> 4 {
-                    15 => self.varint()?,
-                    n => n.into(),
-                };
-                for _ in 0..n {
-                    self.skip_element(byte & 0xf, depth)?;
-                }
-            }
-            Self::MAP => {
-                let n = self.varint()?;
-                if n > 0 {
-                    let types = self.byte()?;
-                    for _ in 0..n {
-                        self.skip_element(types >> 4, depth)?;
-                        self.skip_element(types & 0xf, depth)?;
-                    }
-                }
-            }
             Self::STRUCT => {
                 let mut id = 0;
                 while let Some(ty) = self.field(&mut id)? {
@@ -341,14 +329,6 @@ impl Thrift<'_> {
             _ => return None,
         }
         Some(())
-    }
-
-    /// Of a list, a truth value is a byte; of a structure it is in the field's type.
-    fn skip_element(&mut self, ty: u8, depth: u32) -> Option<()> {
-        match ty {
-            Self::TRUE | Self::FALSE => self.advance(1),
-            ty => self.skip(ty, depth + 1),
-        }
     }
 
     fn advance(&mut self, n: u64) -> Option<()> {

@@ -203,6 +203,17 @@ fn pages_have_a_limit() {
     }
 }
 
+/// A page header of this file claims a list of 10^9 elements behind the end of the file. The Parquet library skips each of them.
+#[test]
+fn lists_in_a_page_header_are_refused() {
+    let path = moe_testkit::fixture("reliability/page-header-list-routing.parquet");
+    let metadata = TableMetadata::read(&path).unwrap();
+    let Err(Error::Table { fault, .. }) = metadata.decode_rows() else {
+        panic!("the table is refused");
+    };
+    assert!(matches!(fault, TableFault::PageHeader { .. }), "{fault:?}");
+}
+
 /// The Parquet library panics on this file: the type of a page does not fit its place.
 #[test]
 fn a_panic_of_the_decoder_is_an_error() {
