@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::bail;
+use anyhow::{anyhow, bail};
 use moe_files::csv::{self, Fields, LineFault, LineReader};
 use moe_trace::bounded;
 use moe_trace::ops::OpTable;
@@ -23,7 +23,10 @@ pub fn read(path: &Path) -> anyhow::Result<OpTable> {
             Ok((Some(op), _)) => ops.push(op),
             // A header, which starts with no number.
             Ok((None, names)) if n == 0 && !starts_with_number(names) => {
-                columns = Columns::of_header(names).unwrap_or_default();
+                let named = Columns::of_header(names);
+                let named =
+                    named.map_err(|fault| anyhow!("{}: line {line}: {fault}", path.display()))?;
+                columns = named.unwrap_or_default();
             }
             Ok(_) | Err(LineFault::TooManyFields) => bail!(
                 "{}: line {line}: not `number,name` with a number up to 255; write one operation a line, \
@@ -66,12 +69,14 @@ impl Default for Columns {
 }
 
 impl Columns {
-    fn of_header(names: Fields<'_>) -> Option<Columns> {
-        Some(Columns {
-            number: names.place_of("number")?,
-            name: names.place_of("name")?,
-            n: names.len(),
-        })
+    /// The columns of a header that names both.
+    fn of_header(names: Fields<'_>) -> Result<Option<Columns>, LineFault> {
+        let places = (names.place_of("number")?, names.place_of("name")?);
+        let (Some(number), Some(name)) = places else {
+            return Ok(None);
+        };
+        let n = names.len();
+        Ok(Some(Columns { number, name, n }))
     }
 
     fn op(&self, fields: Fields<'_>) -> Option<(u8, String)> {

@@ -20,6 +20,9 @@ pub enum LineFault {
     /// More fields than [`MAX_FIELDS`].
     #[error("more than {MAX_FIELDS} fields")]
     TooManyFields,
+    /// A header with two columns of the name that is read.
+    #[error("the header names a column twice: it is unknown which of them to read")]
+    RepeatedColumn,
 }
 
 /// The lines of a text that are not blank, without white space around them and without a byte order mark, with their numbers
@@ -126,9 +129,17 @@ impl<'a> Fields<'a> {
         (0..self.len()).filter_map(move |place| self.get(place))
     }
 
-    /// The place of a column, where the line is a header.
-    pub fn place_of(&self, column: &str) -> Option<usize> {
-        self.iter().position(|name| name == column)
+    /// The place of a column, where the line is a header; `None` if there is no such column.
+    ///
+    /// # Errors
+    /// [`LineFault::RepeatedColumn`].
+    pub fn place_of(&self, column: &str) -> Result<Option<usize>, LineFault> {
+        let mut places = self.iter().enumerate().filter(|&(_, name)| name == column);
+        let place = places.next().map(|(place, _)| place);
+        if places.next().is_some() {
+            return Err(LineFault::RepeatedColumn);
+        }
+        Ok(place)
     }
 }
 
@@ -221,9 +232,18 @@ mod tests {
     fn lines_do_not_depend_on_the_ones_before() {
         let mut reader = LineReader::default();
         assert!(reader.fields("a,\"b").is_err());
-        assert_eq!(reader.fields("id,x").unwrap().place_of("x"), Some(1));
+        assert_eq!(reader.fields("id,x").unwrap().place_of("x"), Ok(Some(1)));
         assert!(reader.fields(&",".repeat(2 * MAX_FIELDS)).is_err());
         assert_eq!(reader.fields("1,2").unwrap().get(0), Some("1"));
+    }
+
+    #[test]
+    fn a_column_has_one_place() {
+        let mut reader = LineReader::default();
+        let header = reader.fields("x, id ,\"x\",y").unwrap();
+        assert_eq!(header.place_of("id"), Ok(Some(1)));
+        assert_eq!(header.place_of("z"), Ok(None));
+        assert_eq!(header.place_of("x"), Err(LineFault::RepeatedColumn));
     }
 
     #[test]

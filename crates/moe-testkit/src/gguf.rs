@@ -6,6 +6,7 @@ pub const U32: u32 = 4;
 pub const I32: u32 = 5;
 pub const STRING: u32 = 8;
 pub const ARRAY: u32 = 9;
+pub const U64: u32 = 10;
 
 /// Tensor types as the file numbers them.
 pub const F32: u32 = 0;

@@ -47,15 +47,25 @@ pub enum ImpossibleModel {
         /// How many the file says there are.
         n: u32,
     },
-    /// All blocks are of the MTP head, or more than all.
+    /// There is no block besides those of the MTP head.
     #[error(
-        "{n_nextn} blocks of the MTP head (`nextn_predict_layers`), but only {n_layer} blocks in all (`block_count`); the file is damaged"
+        "no layers: {n_layer} blocks (`block_count`), of which {n_nextn} are of the MTP head (`nextn_predict_layers`); the file is damaged"
     )]
     NoHiddenLayer {
         /// Blocks of the MTP head.
         n_nextn: u32,
         /// All blocks.
         n_layer: u32,
+    },
+    /// A token is routed to more experts than there are.
+    #[error(
+        "{n_used} experts for a token (`expert_used_count`), but only {n_expert} in a layer (`expert_count`); the file is damaged"
+    )]
+    TooFewExperts {
+        /// Experts for a token.
+        n_used: u32,
+        /// Experts in a layer.
+        n_expert: u32,
     },
 }
 
@@ -112,14 +122,18 @@ impl Facts {
         };
         let key = |name: &str, one: fn(&PerLayer) -> Option<u64>| {
             let number = values(name)?.as_ref().and_then(one);
-            Ok::<_, moe_gguf::Error>(number.and_then(|n| u32::try_from(n).ok()))
+            // No model has a number that is cut off here.
+            let number = number.map(|n| u32::try_from(n).unwrap_or(u32::MAX));
+            Ok::<_, moe_gguf::Error>(number)
         };
         let used = values("expert_used_count")?;
         let n_expert_used = used.as_ref().and_then(PerLayer::uniform_nonzero);
         let n_expert_used_by_block = match used {
             Some(PerLayer::Each(numbers)) if n_expert_used.is_none() => {
                 let numbers = numbers.into_iter();
-                numbers.map(|n| u32::try_from(n).unwrap_or(0)).collect()
+                numbers
+                    .map(|n| u32::try_from(n).unwrap_or(u32::MAX))
+                    .collect()
             }
             _ => Vec::new(),
         };
@@ -129,7 +143,7 @@ impl Facts {
             n_layer: key("block_count", PerLayer::uniform)?,
             n_nextn_layer: key("nextn_predict_layers", PerLayer::uniform)?.unwrap_or(0),
             n_expert: key("expert_count", PerLayer::max)?.filter(|&n| n > 0),
-            n_expert_used: n_expert_used.and_then(|n| u32::try_from(n).ok()),
+            n_expert_used: n_expert_used.map(|n| u32::try_from(n).unwrap_or(u32::MAX)),
             n_expert_used_by_block,
             moe_layers: expert_bytes(&map)
                 .into_keys()
@@ -138,7 +152,8 @@ impl Facts {
             expert_bytes: expert_bytes_by_layer(&map),
             arch,
         };
-        match facts.impossible() {
+        let fault = facts.impossible().or_else(|| facts.too_few_experts());
+        match fault {
             None => Ok(facts),
             Some(source) => Err(ModelError::Impossible {
                 path: path.to_owned(),
@@ -205,8 +220,13 @@ impl Facts {
             }
         }
         let (n_layer, n_nextn) = (self.n_layer?, self.n_nextn_layer);
-        (n_nextn > 0 && n_nextn >= n_layer)
-            .then_some(ImpossibleModel::NoHiddenLayer { n_nextn, n_layer })
+        (n_nextn >= n_layer).then_some(ImpossibleModel::NoHiddenLayer { n_nextn, n_layer })
+    }
+
+    /// Why the header of a model contradicts itself: a token would be routed to more experts than there are.
+    fn too_few_experts(&self) -> Option<ImpossibleModel> {
+        let (n_used, n_expert) = (self.max_expert_used()?, self.n_expert?);
+        (n_used > n_expert).then_some(ImpossibleModel::TooFewExperts { n_used, n_expert })
     }
 
     /// Why a trace that says `found` cannot be of this model: another architecture, other numbers of layers or experts.

@@ -7,12 +7,25 @@ pub fn reason(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let place = format!(" at line {} column {}", error.line(), error.column());
     let text = text.strip_suffix(&place).unwrap_or(&text);
-    match error.classify() {
+    shortened(match error.classify() {
         Category::Data => data(text).unwrap_or_else(|| text.to_owned()),
         Category::Eof => "the text ends within a JSON value".to_owned(),
         Category::Syntax => format!("it is not JSON: {text}"),
         Category::Io => text.to_owned(),
+    })
+}
+
+/// A text without its middle if it is long: messages quote strings of the file, which may have any length.
+fn shortened(text: String) -> String {
+    const N_FIRST: usize = 200;
+    const N_LAST: usize = 100;
+    let n = text.chars().count();
+    if n <= N_FIRST + N_LAST {
+        return text;
     }
+    let first: String = text.chars().take(N_FIRST).collect();
+    let last: String = text.chars().skip(n - N_LAST).collect();
+    format!("{first}…{last}")
 }
 
 /// As [`reason`], with the line and column.
@@ -95,6 +108,15 @@ mod tests {
 
     fn reason_of(text: &str) -> String {
         reason(&serde_json::from_str::<Example>(text).unwrap_err())
+    }
+
+    #[test]
+    fn quotes_only_the_ends_of_a_long_string() {
+        let reason = reason_of(&format!("{{\"n\":\"a{}z\"}}", "é".repeat(5000)));
+        assert_eq!(reason.chars().count(), 301);
+        assert!(reason.starts_with("\"aéé"), "{reason}");
+        let end = "z\" instead of a non-negative integer in the range of the key";
+        assert!(reason.ends_with(end), "{reason}");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What all Parquet files of this crate share: compression, metadata, dictionaries, and reading with the types expected.
 
 use std::cell::Cell;
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
@@ -9,7 +10,7 @@ use std::sync::{Arc, Once};
 
 use arrow::array::{
     Array, ArrayRef, AsArray, DictionaryArray, PrimitiveArray, RecordBatch, RecordBatchOptions,
-    StringArray,
+    StringArray, new_null_array,
 };
 use arrow::compute::cast;
 use arrow::datatypes::{ArrowPrimitiveType, DataType, Field, Int32Type, Schema, SchemaRef};
@@ -299,6 +300,15 @@ fn open_columns(
     decoder(|| builder.build()).map_err(Error::table(path))
 }
 
+/// Marks a field of a schema for [`conform`]: a table may lack the column, whose values are then null.
+const MAY_BE_ABSENT: &str = "may_be_absent";
+
+/// The field of a column that a table may lack.
+pub(crate) fn may_be_absent(field: &Field) -> Field {
+    let metadata = HashMap::from([(MAY_BE_ABSENT.to_owned(), String::new())]);
+    field.clone().with_nullable(true).with_metadata(metadata)
+}
+
 /// Brings a batch to `schema`: columns by name, each cast to its type.
 ///
 /// Other programs rewrite tables with other integer types and plain strings; what does not fit the type is an error.
@@ -316,9 +326,18 @@ fn conform(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch, Table
 
 fn conform_column(batch: &RecordBatch, field: &Field) -> Result<ArrayRef, TableFault> {
     let name = || field.name().clone();
-    let column = batch
-        .column_by_name(field.name())
-        .ok_or_else(|| TableFault::NoColumn { column: name() })?;
+    let fields = batch.schema_ref().fields().iter();
+    let mut columns = fields
+        .zip(batch.columns())
+        .filter(|(of, _)| of.name() == field.name());
+    let column = match (columns.next(), columns.next()) {
+        (Some((_, column)), None) => column,
+        (Some(_), Some(_)) => return Err(TableFault::RepeatedColumn { column: name() }),
+        (None, _) if field.metadata().contains_key(MAY_BE_ABSENT) => {
+            return Ok(new_null_array(field.data_type(), batch.num_rows()));
+        }
+        (None, _) => return Err(TableFault::NoColumn { column: name() }),
+    };
     let column = if column.data_type() == field.data_type() {
         column.clone()
     } else {

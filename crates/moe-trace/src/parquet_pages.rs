@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 
 use parquet::arrow::ProjectionMask;
-use parquet::basic::Type;
+use parquet::basic::{Compression, Type};
 use parquet::file::metadata::{ColumnChunkMetaData, ParquetMetaData};
 
 use crate::table_fault::TableFault;
@@ -35,7 +35,7 @@ const UNBOUNDED: [(i64, &str); 2] = [(6, "DELTA_LENGTH_BYTE_ARRAY"), (7, "DELTA_
 /// Checks the pages of the columns in `mask`; returns how many rows a batch may have so that its strings fit in memory.
 ///
 /// # Errors
-/// [`TableFault::Pages`], [`TableFault::PageHeader`], [`TableFault::Encoding`], [`TableFault::Nested`].
+/// [`TableFault::Codec`], [`TableFault::Pages`], [`TableFault::PageHeader`], [`TableFault::Encoding`], [`TableFault::Nested`].
 pub(crate) fn check(
     file: &mut File,
     metadata: &ParquetMetaData,
@@ -48,6 +48,7 @@ pub(crate) fn check(
         let mut strings = 0u64;
         let columns = metadata.row_group(row_group).columns().iter().enumerate();
         for (_, column) in columns.filter(|&(leaf, _)| mask.leaf_included(leaf)) {
+            check_compression(column)?;
             let largest = Column::new(column)?.largest_pages(file)?;
             pages = pages.saturating_add(largest.dictionary + largest.data);
             if pages > MAX_PAGES {
@@ -61,6 +62,19 @@ pub(crate) fn check(
         rows = rows.min(MAX_BATCH_STRINGS / strings.max(1));
     }
     Ok(usize::try_from(rows.max(1)).unwrap_or(usize::MAX))
+}
+
+/// Refuses what the Parquet library was built without.
+fn check_compression(column: &ColumnChunkMetaData) -> Result<(), TableFault> {
+    match column.compression() {
+        Compression::UNCOMPRESSED | Compression::SNAPPY | Compression::ZSTD(_) => Ok(()),
+        other => {
+            let codec = format!("{other:?}");
+            let codec = codec.split('(').next().unwrap_or_default().to_lowercase();
+            let column = name(column);
+            Err(TableFault::Codec { column, codec })
+        }
+    }
 }
 
 fn is_string(column: &ColumnChunkMetaData) -> bool {

@@ -52,6 +52,24 @@ pub enum TableFault {
         /// The encoding.
         encoding: &'static str,
     },
+    /// A column that is compressed in a way that is not read.
+    #[error(
+        "column {column}: compression {codec} is not read; write the table with zstd, snappy or no compression"
+    )]
+    Codec {
+        /// The column.
+        column: String,
+        /// The compression.
+        codec: String,
+    },
+    /// Two columns of one name.
+    #[error(
+        "column {column} appears twice: it is unknown which of them to read; write the table again"
+    )]
+    RepeatedColumn {
+        /// The column.
+        column: String,
+    },
     /// A column of lists or structures, where values are expected.
     #[error(
         "column {column}: lists and structures are not read; this is not the table that is wanted"

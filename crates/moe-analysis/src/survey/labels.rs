@@ -83,7 +83,8 @@ impl Labels {
             let fail = |fault| Error::Labels { line, fault };
             let fields = reader.fields(text).map_err(|fault| fail(fault.into()))?;
             if n == 0
-                && let Some(named) = Columns::of_header(fields)
+                && let Some(named) =
+                    Columns::of_header(fields).map_err(|fault| fail(fault.into()))?
             {
                 columns = named;
                 continue;
@@ -153,15 +154,20 @@ impl Default for Columns {
 impl Columns {
     /// The columns that a header names; `None` if the line is not a header. Without a column `label`, the labels are in the
     /// column after that of the sequences.
-    fn of_header(fields: Fields<'_>) -> Option<Columns> {
-        let sequence = fields
-            .iter()
-            .position(|name| name.starts_with("sequence"))?;
-        Some(Columns {
+    ///
+    /// # Errors
+    /// The header names a column twice.
+    fn of_header(fields: Fields<'_>) -> Result<Option<Columns>, csv::LineFault> {
+        let name = fields.iter().find(|name| name.starts_with("sequence"));
+        let place = name.map(|name| fields.place_of(name)).transpose()?;
+        let Some(sequence) = place.flatten() else {
+            return Ok(None);
+        };
+        Ok(Some(Columns {
             sequence,
-            label: fields.place_of("label").unwrap_or(sequence + 1),
+            label: fields.place_of("label")?.unwrap_or(sequence + 1),
             n: fields.len(),
-        })
+        }))
     }
 
     /// Sequence and label of a line.
@@ -221,6 +227,14 @@ mod tests {
             ("0,\"a", "line 1: a quoted field has no end"),
             ("0,a\n0,b", "line 2: sequence 0 was \"a\""),
             ("sequence,label\n", "line 1: the file has no label"),
+            (
+                "sequence,label,label\n0,a,b",
+                "line 1: the header names a column twice",
+            ),
+            (
+                "sequence,sequence,label\n0,1,a",
+                "line 1: the header names a column twice",
+            ),
         ] {
             let error = Labels::parse(csv).unwrap_err().to_string();
             assert!(error.starts_with(expected), "{error}");

@@ -152,7 +152,7 @@ impl Matrix {
         let n_idle = self.n_layer - self.layers.len();
         if n_idle > 0 {
             losses.push(format!(
-                "{} of zeros stand for layers without experts",
+                "layers without experts: {} of zeros",
                 counted(n_idle, "row")
             ));
         }

@@ -69,9 +69,10 @@ pub(super) fn are_integers<'a>(words: impl IntoIterator<Item = &'a str>) -> bool
 /// Whether a line is a header that names all these columns.
 pub(super) fn has_columns(line: &str, names: &[&str]) -> bool {
     let mut reader = LineReader::default();
-    reader
-        .fields(line)
-        .is_ok_and(|header| names.iter().all(|name| header.place_of(name).is_some()))
+    reader.fields(line).is_ok_and(|header| {
+        let is_named = |name: &&str| header.iter().any(|column| column == *name);
+        names.iter().all(is_named)
+    })
 }
 
 /// Places of the known columns of a table with a header. Formats gain columns, so columns are found by their names, and

@@ -13,7 +13,7 @@ use super::rows::{Context, PHASE_NAMES, Rows, strings};
 use crate::error::Error;
 use crate::fault::RecordFault;
 use crate::operations::Operation;
-use crate::parquet_file::{dictionary, name_type, optional, required};
+use crate::parquet_file::{dictionary, may_be_absent, name_type, optional, required};
 use crate::record::lane;
 use crate::routing::FirstOfLayer;
 
@@ -32,14 +32,15 @@ pub(crate) static ROUTING: LazyLock<SchemaRef> = LazyLock::new(|| {
     ]))
 });
 
-/// The same columns as a reader takes them: a foreign trace may tell neither phases nor times.
+/// The same columns as a reader takes them: what a trace of another tool does not contain is null, or has no column.
 pub(crate) static READ_ROUTING: LazyLock<SchemaRef> = LazyLock::new(|| {
+    let is_known = |name: &str| !["phase", "timestamp_ns"].contains(&name);
     let fields = ROUTING.fields().iter().map(|field| {
-        let is_required = !["phase", "timestamp_ns"].contains(&field.name().as_str());
-        field
-            .as_ref()
-            .clone()
-            .with_nullable(field.is_nullable() || !is_required)
+        if is_known(field.name()) && !field.is_nullable() {
+            field.as_ref().clone()
+        } else {
+            may_be_absent(field)
+        }
     });
     Arc::new(Schema::new(fields.collect::<Vec<_>>()))
 });

@@ -1,7 +1,7 @@
 //! What a model's file says.
 
 use moe_gguf::Gguf;
-use moe_testkit::gguf::{ARRAY, Raw, U32};
+use moe_testkit::gguf::{ARRAY, Raw, U32, U64};
 use moe_trace::{Facts, ImpossibleModel, LayerId, ModelError};
 
 /// A model whose layers select these numbers of experts.
@@ -74,11 +74,13 @@ fn a_model_has_a_layer_besides_its_mtp_head() {
         assert_eq!(
             error.to_string(),
             format!(
-                "model.gguf: {n_nextn} blocks of the MTP head (`nextn_predict_layers`), but only 5 blocks in all (`block_count`); \
+                "model.gguf: no layers: 5 blocks (`block_count`), of which {n_nextn} are of the MTP head (`nextn_predict_layers`); \
                  the file is damaged; convert the model again"
             )
         );
     }
+    let error = with_mtp_head(0, 0).unwrap_err();
+    assert!(error.to_string().contains("no layers: 0 blocks"), "{error}");
     let error = with_mtp_head(5000, 1).unwrap_err();
     assert!(
         error
@@ -86,4 +88,37 @@ fn a_model_has_a_layer_besides_its_mtp_head() {
             .contains("5000 layers are more than any model has"),
         "{error}"
     );
+}
+
+#[test]
+fn a_header_that_contradicts_itself_is_refused() {
+    let error = |key: &str, value: u64| {
+        let raw = Raw::new(0, 3)
+            .kv_string("general.architecture", "qwen3moe")
+            .kv_u32("qwen3moe.expert_count", 8)
+            .string(&format!("qwen3moe.{key}"))
+            .u32(U64)
+            .u64(value);
+        let gguf = Gguf::from_bytes("model.gguf", raw.bytes).unwrap();
+        Facts::of_model("model.gguf", &gguf).unwrap_err()
+    };
+    let message = error("expert_used_count", 9).to_string();
+    assert!(
+        message.contains("9 experts for a token (`expert_used_count`), but only 8 in a layer"),
+        "{message}"
+    );
+    // A number of more than 32 bits is not a missing key.
+    for key in ["expert_used_count", "block_count"] {
+        let error = error(key, 1 << 40);
+        assert!(
+            matches!(
+                error,
+                ModelError::Impossible {
+                    source: ImpossibleModel::TooMany { .. },
+                    ..
+                }
+            ),
+            "{key}: {error}"
+        );
+    }
 }

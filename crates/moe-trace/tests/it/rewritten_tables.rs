@@ -4,8 +4,9 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::sync::Arc;
 
-use arrow::array::{ArrayRef, Float64Array, Int64Array, RecordBatch, StringArray};
-use moe_trace::{Error, Phase, TableFault, map_table, tables::read_routing};
+use arrow::array::{Array, ArrayRef, Float64Array, Int64Array, RecordBatch, StringArray};
+use moe_trace::tables::{read_routing, routing_files};
+use moe_trace::{Error, Phase, TableFault, map_table};
 use parquet::arrow::ArrowWriter;
 
 fn write(path: &Path, columns: Vec<(&str, ArrayRef)>) {
@@ -94,6 +95,54 @@ fn phases_and_times_may_be_missing() {
     assert_eq!(batch.timestamp_ns(), [0, 9]);
 }
 
+/// What a table does not contain at all is unknown, too.
+#[test]
+fn columns_of_unknown_values_may_be_missing() {
+    let tmp = tempfile::tempdir().unwrap();
+    let path = tmp.path().join("routing.parquet");
+    let mut columns = rewritten();
+    let unknown = ["sequence_id", "phase", "weight", "lane", "timestamp_ns"];
+    columns.retain(|(name, _)| !unknown.contains(name));
+    write(&path, columns);
+    let batch = read_routing(&path).unwrap().next().unwrap().unwrap();
+    assert_eq!(batch.expert_id(), [31, 7]);
+    assert_eq!(batch.phase(), [None, None]);
+    assert_eq!(
+        (batch.timestamp_ns(), batch.lane()),
+        (&[0, 0][..], &[0, 0][..])
+    );
+    assert_eq!(batch.sequence_id().null_count(), 2);
+    assert_eq!(batch.weight().null_count(), 2);
+    let files = routing_files(&path).unwrap();
+    let choices = files[0].choices(0).unwrap();
+    let choices: Vec<_> = choices.map(Result::unwrap).collect();
+    assert_eq!(choices[0].sequence_id().null_count(), 2);
+}
+
+#[test]
+fn other_compressions_are_named() {
+    let tmp = tempfile::tempdir().unwrap();
+    let path = tmp.path().join("routing.parquet");
+    let batch = RecordBatch::try_from_iter(rewritten()).unwrap();
+    let mut writer = ArrowWriter::try_new(Vec::new(), batch.schema(), None).unwrap();
+    writer.write(&batch).unwrap();
+    // The footer, in Thrift's compact protocol: `ColumnMetaData` has the codec (field 4) behind the path (field 3).
+    let mut bytes = writer.into_inner().unwrap();
+    let path_of = b"\x19\x18\x08layer_id\x15\x00";
+    let at = bytes
+        .windows(path_of.len())
+        .position(|bytes| bytes == path_of);
+    let gzip = 2;
+    bytes[at.unwrap() + path_of.len() - 1] = 2 * gzip;
+    fs::write(&path, bytes).unwrap();
+    let error = read_routing(&path).unwrap().next().unwrap().unwrap_err();
+    let message = error.to_string();
+    assert!(
+        message.ends_with("column layer_id: compression gzip is not read; write the table with zstd, snappy or no compression"),
+        "{message}"
+    );
+}
+
 #[test]
 fn a_table_that_is_wrong_says_where() {
     let tmp = tempfile::tempdir().unwrap();
@@ -143,6 +192,14 @@ fn a_table_that_is_wrong_says_where() {
             "{error:?}"
         );
     }
+    let mut twice = rewritten();
+    twice.push(("slot", ints(&[1, 2])));
+    write(&path, twice);
+    let error = read_routing(&path).unwrap().next().unwrap().unwrap_err();
+    assert!(
+        error.to_string().contains("column slot appears twice"),
+        "{error}"
+    );
     fs::write(&path, "PAR1 but no table").unwrap();
     assert!(read_routing(&path).unwrap().next().unwrap().is_err());
     assert!(map_table::read(&path).is_err());
