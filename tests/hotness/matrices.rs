@@ -8,10 +8,11 @@ use moe_gguf::Gguf;
 use moe_gguf::experts::expert_bytes;
 use moe_gguf::map::OffsetMap;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use serde_json::Value;
 
 use super::Fixture;
 use crate::support::{
-    ALL, N_EXPERT, N_GENERATED, N_LAYER, N_PROMPT, args, fail, known_counts, repository, run,
+    ALL, N_EXPERT, N_GENERATED, N_LAYER, N_PROMPT, arg, args, fail, known_counts, repository, run,
 };
 
 /// The bytes behind the header of a `.npy` file of 64-bit numbers, and its header.
@@ -93,6 +94,40 @@ fn parts_are_phases_sequences_and_windows() {
     let (header, numbers) = npy(&fs::read(&array).unwrap());
     assert!(header.contains("'shape': (2, 6, 32)"), "{header}");
     assert_eq!(u64::from_le_bytes(numbers[3]), u64::from(N_PROMPT));
+}
+
+/// A token without a sequence is not of sequence 0: it has a part of its own, no label, and does not follow its tokens.
+#[test]
+fn unknown_sequence_is_not_sequence_0() {
+    let fixture = Fixture::new();
+    let (path, labels) = (fixture.path("mixed.jsonl"), fixture.path("labels.csv"));
+    let lines = [
+        "{\"t\":0,\"layer\":0,\"experts\":[1,2],\"seq\":0}\n",
+        "{\"t\":1,\"layer\":0,\"experts\":[1,2]}\n",
+        "{\"t\":0,\"layer\":0,\"experts\":[1,3],\"seq\":7}\n",
+    ];
+    fs::write(&path, lines.concat()).unwrap();
+    fs::write(&labels, "0,code\n7,law\n").unwrap();
+    let count = |rows: &[Value], part: [&str; 2], expert: u32| {
+        let mut found = rows
+            .iter()
+            .filter(|row| row[part[0]] == part[1] && row["expert_id"] == expert);
+        found.next().unwrap()["count"].as_u64().unwrap()
+    };
+    let rows = |more: &[&str]| -> Vec<Value> {
+        let text = run!["--quiet", "hotness", path, "-o", "json", more];
+        serde_json::from_str(&text).unwrap()
+    };
+    let parts = rows(&["--by", "sequence"]);
+    for (sequence, expected) in [("0", [1, 1, 0]), ("unknown", [1, 1, 0]), ("7", [1, 0, 1])] {
+        let found = [1, 2, 3].map(|expert| count(&parts, ["sequence", sequence], expert));
+        assert_eq!(found, expected, "sequence {sequence}");
+    }
+    let parts = rows(&["--by", "label", "--labels", arg(&labels)]);
+    for (label, expected) in [("code", [1, 1, 0]), ("(none)", [1, 1, 0]), ("law", [1, 0, 1])] {
+        let found = [1, 2, 3].map(|expert| count(&parts, ["label", label], expert));
+        assert_eq!(found, expected, "label {label}");
+    }
 }
 
 /// Bytes of the run's map and of the model's file are the same: of every expert, times its choices.

@@ -19,36 +19,6 @@ fn trace(fixture: &Fixture) -> std::path::PathBuf {
     path
 }
 
-/// A token without a sequence is not of sequence 0: it has a part of its own, no label, and does not follow its tokens.
-#[test]
-fn unknown_sequence_is_not_sequence_0() {
-    let fixture = Fixture::new();
-    let (path, labels) = (fixture.path("mixed.jsonl"), fixture.path("labels.csv"));
-    let lines = [
-        "{\"t\":0,\"layer\":0,\"experts\":[1,2],\"seq\":0}\n",
-        "{\"t\":1,\"layer\":0,\"experts\":[1,2]}\n",
-        "{\"t\":0,\"layer\":0,\"experts\":[1,3],\"seq\":7}\n",
-    ];
-    fs::write(&path, lines.concat()).unwrap();
-    fs::write(&labels, "0,code\n7,law\n").unwrap();
-    let count = |rows: &[serde_json::Value], part: [&str; 2], expert: u32| {
-        let mut found = rows
-            .iter()
-            .filter(|row| row[part[0]] == part[1] && row["expert_id"] == expert);
-        found.next().unwrap()["count"].as_u64().unwrap()
-    };
-    let parts = rows(&path, &["--by", "sequence"]);
-    for (sequence, expected) in [("0", [1, 1, 0]), ("unknown", [1, 1, 0]), ("7", [1, 0, 1])] {
-        let found = [1, 2, 3].map(|expert| count(&parts, ["sequence", sequence], expert));
-        assert_eq!(found, expected, "sequence {sequence}");
-    }
-    let parts = rows(&path, &["--by", "label", "--labels", arg(&labels)]);
-    for (label, expected) in [("code", [1, 1, 0]), ("(none)", [1, 1, 0]), ("law", [1, 0, 1])] {
-        let found = [1, 2, 3].map(|expert| count(&parts, ["label", label], expert));
-        assert_eq!(found, expected, "label {label}");
-    }
-}
-
 #[test]
 fn domains_by_sequence() {
     let fixture = Fixture::new();
