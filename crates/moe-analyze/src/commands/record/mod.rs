@@ -56,7 +56,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE.jsonl")]
     prompts: Option<PathBuf>,
     /// Tokens to generate, for each sequence
-    #[arg(short, long, value_name = "N", default_value_t = 64)]
+    #[arg(short, long, value_name = "N", default_value_t = 64, value_parser = at_least(0u32))]
     n_predict: u32,
     /// Run directory to write [default: runs/TIME]
     #[arg(long, value_name = "DIR")]

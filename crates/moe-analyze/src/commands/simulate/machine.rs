@@ -3,7 +3,7 @@
 use moe_analysis::simulate::{ExpertTime, Machine};
 use moe_placement::plan::MIB;
 
-use crate::option_values::{not_negative, positive};
+use crate::option_values::{at_least, not_negative, positive};
 
 /// Numbers for tokens per second; measured ones make honest bounds.
 #[derive(Debug, clap::Args)]
@@ -26,7 +26,8 @@ pub struct MachineArgs {
         long,
         value_name = "MIB",
         requires = "memory_gb_s",
-        default_value_t = 0
+        default_value_t = 0,
+        value_parser = at_least(0u32)
     )]
     dense_mib: u32,
     /// What else a token takes
