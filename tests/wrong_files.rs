@@ -101,7 +101,7 @@ fn an_empty_trace_is_called_empty() {
     let dir = tempfile::tempdir().unwrap();
     known_run(dir.path());
     fs::write(dir.path().join("trace.bin"), "").unwrap();
-    let message = fail!["accesses", dir.path()];
+    let message = fail!["--quiet", "accesses", dir.path()];
     assert!(
         message.contains("trace.bin: the trace has no records; record the run again"),
         "{message}"

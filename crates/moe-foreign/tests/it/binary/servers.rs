@@ -96,11 +96,11 @@ fn limits_what_a_response_holds() {
         ),
         (
             format!(r#"{{"id":[{{"a":0}}],"choices":[{routed}]}}"#),
-            "expected an id, which is text or a number",
+            "instead of an id, which is text or a number",
         ),
         (
             format!(r#"{{"choices":[{routed}],"meta_info":{{"id":{{}}}}}}"#),
-            "expected an id, which is text or a number",
+            "instead of an id, which is text or a number",
         ),
     ] {
         let error = read_bytes(text.as_bytes(), &options()).unwrap_err();
