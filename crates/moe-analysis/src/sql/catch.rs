@@ -43,7 +43,9 @@ pub(super) fn catch<T>(run: impl FnOnce() -> PolarsResult<T>) -> Result<T, Error
 impl From<PolarsError> for Error {
     fn from(error: PolarsError) -> Self {
         let mut text = first_paragraph(&error.to_string());
-        if let (PolarsError::Duplicate(_), Some(end)) = (&error, text.find(". ")) {
+        if text.starts_with("duplicate: ")
+            && let Some(end) = text.find(". ")
+        {
             // What follows is advice for another interface.
             text.truncate(end);
             text.push_str("; give columns different names with AS");

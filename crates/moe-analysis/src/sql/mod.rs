@@ -130,7 +130,7 @@ impl Database {
     /// A table of more than [`QueryOptions::step_rows`] rows is read in steps, so that it may be larger than memory, where the
     /// query selects, filters or computes row by row, or aggregates such rows with COUNT, SUM, AVG, MIN or MAX (with or without
     /// GROUP BY), removes duplicates (DISTINCT), or sorts with a LIMIT. In a join one table is read in steps, the other one
-    /// is held in memory. For everything else (COUNT(DISTINCT …), MEDIAN, window functions, sorting all rows) the columns
+    /// is held in memory. For everything else (COUNT(DISTINCT …), MEDIAN, window functions, IN (SELECT …), sorting all rows) the columns
     /// and rows that the query needs are held in memory. So are groups.
     ///
     /// # Errors

@@ -111,7 +111,7 @@ fn value(of: &AnyValue<'_>) -> PolarsResult<Value> {
         &AnyValue::Boolean(value) => Value::Bool(value),
         AnyValue::String(text) => Value::Text((*text).to_owned()),
         AnyValue::StringOwned(text) => Value::Text(text.to_string()),
-        &AnyValue::UInt32(value) => Value::UInt(value.into()),
+        &AnyValue::UInt32(value) => Value::Int(value.into()),
         &AnyValue::UInt64(value) => Value::UInt(value),
         &AnyValue::Int32(value) => Value::Int(value.into()),
         &AnyValue::Int64(value) => Value::Int(value),
