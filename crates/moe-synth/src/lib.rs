@@ -4,11 +4,11 @@
 //! model. Both write through [`write::Writer`], which streams a header and then the tensors' data.
 //!
 //! ```
-//! use moe_synth::model::{Options, Spec, Synth};
+//! use moe_synth::model::{Spec, Synth, SynthOptions};
 //!
 //! let mut spec = Spec::like("olmoe-1b-7b").unwrap();
 //! spec.n_layer = 1;
-//! let synth = Synth::new(&spec, Options::default())?;
+//! let synth = Synth::new(&spec, SynthOptions::default())?;
 //! assert_eq!(synth.tensors().len(), 12 + 3);
 //! # Ok::<(), moe_synth::model::Error>(())
 //! ```
