@@ -99,7 +99,7 @@ fn usage_errors_are_one_line_and_exit_2() {
         ),
         (
             &["replay", "x", "--seed", "18446744073709551616"],
-            "invalid value '18446744073709551616' for '--seed <N>': give an integer from 0 to 18446744073709551615;",
+            "invalid value '18446744073709551616' for '--seed <N>': the number is too large;",
         ),
     ] {
         let line = fail![args];

@@ -46,6 +46,7 @@ pub enum Cell<'a> {
     /// Text.
     Text(Cow<'a, str>),
     /// Any other value: in JSON as it is, elsewhere as JSON text.
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))] // only queries have such values
     Json(serde_json::Value),
 }
 
