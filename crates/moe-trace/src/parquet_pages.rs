@@ -236,6 +236,7 @@ impl Header {
                 (1, Thrift::I32) => page_type = Some(thrift.integer()?),
                 (2, Thrift::I32) => uncompressed = Some(thrift.integer()?),
                 (3, Thrift::I32) => compressed = Some(thrift.integer()?),
+                (4, Thrift::I32) | (6, Thrift::STRUCT) => thrift.skip(ty, 0)?,
                 // The headers of data, of a dictionary, and of data in version 2.
                 (5 | 7 | 8, Thrift::STRUCT) => {
                     let encoding_id = if id == 8 { 4 } else { 2 };
@@ -246,10 +247,13 @@ impl Header {
                             (n, Thrift::I32) if n == encoding_id => {
                                 header.encoding = Some(thrift.integer()?);
                             }
+                            _ if !is_type_of_field(id, inner, ty) => return None,
                             _ => thrift.skip(ty, 0)?,
                         }
                     }
                 }
+                // The Parquet library reads a field that it knows by its number, whatever its type.
+                (1..=8, _) => return None,
                 _ => thrift.skip(ty, 0)?,
             }
         }
@@ -258,6 +262,16 @@ impl Header {
         header.compressed = u64::try_from(compressed?).ok()?;
         header.size = thrift.at as u64;
         Some(header)
+    }
+}
+
+/// Whether a field of the header of data (5), of a dictionary (7) or of data in version 2 (8) has its type in `parquet.thrift`.
+fn is_type_of_field(header: i64, field: i64, ty: u8) -> bool {
+    match (header, field) {
+        (5, 1..=4) | (7, 1..=2) | (8, 1..=6) => ty == Thrift::I32,
+        (7, 3) | (8, 7) => ty == Thrift::TRUE || ty == Thrift::FALSE,
+        (5, 5) | (8, 8) => ty == Thrift::STRUCT,
+        _ => true,
     }
 }
 
