@@ -292,7 +292,7 @@ impl<'a> Output<'a> {
     /// The layer of a number that was read at `at`.
     ///
     /// # Errors
-    /// [`ForeignError::Id`] for a number that is no model's.
+    /// [`ForeignError::Invalid`] for a number of [`MAX_ID`] or more.
     pub fn layer_id(&self, at: impl Fn() -> At, id: u64) -> Result<LayerId, ForeignError> {
         self.number(at, "layer", id).map(LayerId)
     }
@@ -300,7 +300,7 @@ impl<'a> Output<'a> {
     /// The expert of a number that was read at `at`.
     ///
     /// # Errors
-    /// [`ForeignError::Id`] for a number that is no model's.
+    /// [`ForeignError::Invalid`] for a number of [`MAX_ID`] or more.
     pub fn expert_id(&self, at: impl Fn() -> At, id: u64) -> Result<ExpertId, ForeignError> {
         self.number(at, "expert", id).map(|id| ExpertId(id.into()))
     }
