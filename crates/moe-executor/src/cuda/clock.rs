@@ -50,7 +50,7 @@ impl EventClock {
         Ok(self.timeline.reserve())
     }
 
-    /// Records a [reserved](Clock::reserve) event on `stream`.
+    /// Records a [reserved](EventClock::reserve) event on `stream`.
     ///
     /// # Errors
     /// It cannot be recorded.
@@ -79,7 +79,7 @@ impl EventClock {
     /// The stream that computes has been given a copy from another GPU for the operation under way.
     ///
     /// # Errors
-    /// As [`Clock::record`].
+    /// As [`EventClock::record`].
     pub(super) fn receive(&mut self, gpu: &Gpu) -> Result<()> {
         self.received = Some(self.record(gpu, gpu.stream())?);
         Ok(())
