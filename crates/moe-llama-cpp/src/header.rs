@@ -42,6 +42,9 @@ const ROTATE_WHOLE_HEADS: [&str; 24] = [
     "rnd1",
 ];
 
+/// Architectures whose layers select the numbers of experts of `expert_used_count`.
+const PER_LAYER_EXPERTS: [&str; 2] = ["nemotron_h", "nemotron_h_moe"];
+
 /// Refuses a model on whose header llama.cpp aborts. A key of a type that llama.cpp does not read is left to llama.cpp, which
 /// returns an error.
 ///
@@ -61,7 +64,21 @@ pub(crate) fn check(gguf: &Gguf) -> Result<()> {
         let blocks = format!("it must be smaller than the {n} blocks (`block_count`)");
         header.refuse("nextn_predict_layers", n_nextn, n_nextn >= n, &blocks)?;
     }
+    for suffix in [
+        "attention.layer_norm_rms_epsilon",
+        "attention.layer_norm_epsilon",
+    ] {
+        let epsilon = metadata.f32(&header.key(suffix)).ok().flatten();
+        let is_refused = epsilon.is_some_and(|epsilon| epsilon.is_nan() || epsilon < 0.0);
+        header.refuse(
+            suffix,
+            epsilon.unwrap_or(0.0),
+            is_refused,
+            "it must be at least 0",
+        )?;
+    }
     header.check_experts()?;
+    header.check_used()?;
     let key = header.key("rope.scaling.type");
     if let Some(name) = metadata.str(&key).ok().flatten() {
         let is_unknown = !ROPE_SCALING_TYPES.contains(&name);
@@ -133,6 +150,32 @@ impl Header<'_> {
         let range = format!("it must be at least 1 and below the {n_group} groups");
         let is_outside = n_group > 1 && (n_group_used == 0 || n_group_used >= n_group);
         self.refuse(GROUPS_USED, n_group_used, is_outside, &range)
+    }
+
+    /// Most graphs select as many experts in every layer as in the first one, and then read as many as the layer has.
+    fn check_used(&self) -> Result<()> {
+        const KEY: &str = "expert_used_count";
+        if PER_LAYER_EXPERTS.contains(&self.arch) {
+            return Ok(());
+        }
+        let Some(PerLayer::Each(used)) = self.values(KEY) else {
+            return Ok(());
+        };
+        let has_experts = |layer: usize| {
+            let name = format!("blk.{layer}.ffn_down_exps.weight");
+            self.gguf.tensor(&name).is_some()
+        };
+        let first = used.first().copied().unwrap_or(0);
+        let others = used.iter().enumerate().filter(|&(_, &n)| n != first);
+        let mut others = others.filter(|&(layer, _)| has_experts(layer));
+        let reason =
+            "in this architecture llama.cpp selects as many experts in every layer as in layer 0";
+        self.refuse(
+            KEY,
+            PerLayer::Each(used.clone()),
+            others.next().is_some(),
+            reason,
+        )
     }
 
     fn check_heads(&self) -> Result<()> {

@@ -10,6 +10,9 @@ pub fn reason(error: &serde_json::Error) -> String {
     shortened(match error.classify() {
         Category::Data => data(text).unwrap_or_else(|| text.to_owned()),
         Category::Eof => "the text ends within a JSON value".to_owned(),
+        Category::Syntax if text.contains("expected key to be a number") => {
+            "a key is not a number".to_owned()
+        }
         Category::Syntax => format!("it is not JSON: {text}"),
         Category::Io => text.to_owned(),
     })

@@ -12,6 +12,7 @@ pub use table::Table;
 use std::borrow::Cow;
 use std::io::{self, Write};
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use moe_trace::{ExpertId, LayerId, TokenId};
@@ -270,6 +271,9 @@ pub fn human_bytes(bytes: u64) -> String {
 pub fn one_line(error: &anyhow::Error) -> String {
     let mut line = String::new();
     for cause in error.chain() {
+        if !line.is_empty() && is_json(cause) {
+            continue;
+        }
         let text = cause
             .to_string()
             .split_whitespace()
@@ -284,9 +288,24 @@ pub fn one_line(error: &anyhow::Error) -> String {
     line
 }
 
+/// Whether a cause is an error of serde_json, which the error before it has put into plain words.
+fn is_json(cause: &(dyn std::error::Error + 'static)) -> bool {
+    cause.is::<serde_json::Error>() || cause.is::<Arc<serde_json::Error>>()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn does_not_print_serde_json_after_plain_words() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("buffers.jsonl");
+        std::fs::write(&path, "x\n").unwrap();
+        let error = moe_trace::buffers::read(&path).unwrap_err();
+        let expected = error.to_string();
+        assert_eq!(one_line(&error.into()), expected);
+    }
 
     #[test]
     fn prints_each_cause_once() {

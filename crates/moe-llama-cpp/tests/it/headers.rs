@@ -1,6 +1,6 @@
 //! Headers on which llama.cpp aborts the process are refused before it sees them.
 
-use moe_gguf::{Gguf, Value};
+use moe_gguf::{Array, Gguf, Value, ValueType};
 use moe_llama_cpp::{Error, Model};
 
 use super::models::changed;
@@ -15,6 +15,11 @@ fn load(arch: &str, keys: &[(&str, Value)]) -> Result<Model, Error> {
     let keys: Vec<(&str, Value)> = keys.iter().map(|(key, v)| (&**key, v.clone())).collect();
     let path = changed(dir.path(), &format!("random-{arch}-F16"), &keys);
     Model::load(&Gguf::open(path).unwrap())
+}
+
+fn array(values: &[u32]) -> Value {
+    let values = values.iter().map(|&value| Value::U32(value));
+    Value::Array(Box::new(Array::new(ValueType::U32, values).unwrap()))
 }
 
 #[test]
@@ -49,6 +54,31 @@ fn refuses_numbers_that_llama_cpp_asserts() {
             matches!(&error, Error::Header { key, .. } if *key == expected),
             "{keys:?}: {error}"
         );
+    }
+}
+
+/// On these llama.cpp divides by zero, or reads beyond the selected experts.
+#[test]
+fn refuses_other_numbers_of_experts_than_in_the_first_layer() {
+    let list = |values: [u32; 4]| [("expert_used_count", array(&values))];
+    for arch in ["gpt-oss", "qwen3moe"] {
+        assert!(load(arch, &list([4, 4, 4, 4])).is_ok());
+        for values in [[4, 5, 4, 4], [4, 3, 4, 4], [0, 4, 4, 4]] {
+            let error = load(arch, &list(values)).err().unwrap();
+            assert!(
+                matches!(&error, Error::Header { key, .. } if key.ends_with("expert_used_count")),
+                "{arch} {values:?}: {error}"
+            );
+        }
+    }
+}
+
+#[test]
+fn refuses_a_negative_epsilon() {
+    for epsilon in [-1.0, f32::NAN] {
+        let key = ("attention.layer_norm_rms_epsilon", Value::F32(epsilon));
+        let error = load("olmoe", &[key]).err().unwrap();
+        assert!(matches!(error, Error::Header { .. }), "{error}");
     }
 }
 
