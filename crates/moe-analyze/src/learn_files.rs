@@ -108,7 +108,7 @@ pub fn is_learn_file(path: &Path) -> anyhow::Result<bool> {
             .is_none_or(|trace| trace.importer.contents() == Contents::LearnFile))
 }
 
-/// Refuses what the user tells about traces and applies to none of the inputs.
+/// Refuses options that describe a trace where none of the inputs is one that they apply to.
 ///
 /// # Errors
 /// An option is named that all of them tell themselves, or have not.

@@ -14,7 +14,7 @@ use crate::context::Context;
 use crate::progress::Progress;
 use crate::traces;
 
-/// Counts one input, a trace of another tool with what the user tells about it.
+/// Counts one input; the options that describe a trace apply to a trace of another tool.
 pub fn read(path: &Path, options: &ImportOptions, ctx: &Context) -> anyhow::Result<Hotness> {
     read_with(path, options, None, &mut ExpertBytes::default(), ctx)
 }

@@ -63,7 +63,7 @@ pub fn verdict(report: &DiffReport) -> String {
     }
 }
 
-/// Tells what numbers are not zero.
+/// The numbers that are not zero, each with its name.
 fn list<const N: usize>(counts: [(u64, &str); N]) -> String {
     let counts = counts.iter().filter(|(n, _)| *n > 0);
     let texts: Vec<String> = counts.map(|(n, what)| format!("{n} {what}")).collect();

@@ -178,7 +178,7 @@ impl QueryInput {
             .collect()
     }
 
-    /// Whether it tells the layout of its model without `--model`.
+    /// Whether it contains the layout of its model, so that `--model` is not needed.
     fn has_map(&self) -> bool {
         match &self.source {
             Source::Run(run) => run.path.join(map_table::FILE_NAME).is_file(),

@@ -178,7 +178,7 @@ fn domains(out: &mut dyn Write, format: Format, args: &Args, counted: &Counted) 
         .write(out, format)
 }
 
-/// Tokens behind counts, where they are not told.
+/// Number of tokens, computed from the counts of a trace that does not record it.
 fn rows_of_counts(counts: &[u64], n_expert_used: u32) -> u64 {
     let choices = counts
         .iter()
