@@ -13,30 +13,31 @@ use crate::temporary::{Registry, registry};
 use crate::transaction::Transaction;
 use crate::{check_inputs, inputs, parent_of, stale};
 
-/// Bytes of an output's name that its temporary name repeats; a name has 255 at most.
+/// Maximum number of bytes of an output's name in its temporary name; file systems limit a name to 255 bytes.
 const MAX_NAME: usize = 200;
-/// How often another process may take a new temporary file for a stale one.
+/// Maximum number of temporary files to create for one output. Another process may remove a new one as stale.
 const MAX_ATTEMPTS: usize = 16;
 
-/// A file under a temporary name in the directory of its path. [`AtomicFile::commit`] renames it. Dropped before, it is
-/// removed, and the path is as it was.
+/// An output file under a temporary name in the directory of its path.
 ///
-/// The temporary name is random and created exclusively, so that no link is followed and no file is overwritten.
+/// [`AtomicFile::commit`] renames it to its path. If it is dropped without a commit, the temporary file is removed and the
+/// path is unchanged. The temporary name is random and created exclusively: no link is followed and no file is overwritten.
 #[derive(Debug)]
 pub struct AtomicFile {
     file: File,
     pending: Pending,
-    /// Whether all of it is on the disk.
+    /// Whether the contents are synced to the disk.
     is_synced: bool,
 }
 
 impl AtomicFile {
-    /// Creates the temporary file for `path`, whose directory must exist. Temporary files that killed processes left in
-    /// that directory are removed first.
+    /// Creates the temporary file for `path`, whose directory must exist.
+    ///
+    /// Removes temporary files that killed processes left in that directory.
     ///
     /// # Errors
-    /// [`Error::Exists`] where `path` exists, unless `replace`; [`Error::IsInput`] and [`Error::InsideInput`] for a path
-    /// that [`inputs`] protects; [`Error::Io`].
+    /// [`Error::Exists`] if `path` exists and `replace` is false; [`Error::IsInput`] or [`Error::InsideInput`] if
+    /// [`inputs`] protects `path`; [`Error::Io`].
     pub fn create(path: &Path, replace: bool) -> Result<Self, Error> {
         check_path(path, replace)?;
         let dir = parent_of(path);
@@ -71,17 +72,17 @@ impl AtomicFile {
         &self.file
     }
 
-    /// A second handle of the open file, which stays valid after [`AtomicFile::commit`].
+    /// Returns a second handle of the open file, which stays valid after [`AtomicFile::commit`].
     ///
     /// # Errors
-    /// The system has no file descriptor left.
+    /// The system has no free file descriptor.
     pub fn try_clone(&self) -> Result<File, Error> {
         self.file
             .try_clone()
             .map_err(Error::io("open", self.path()))
     }
 
-    /// Brings the contents to the disk before the file is renamed. Nothing is to be written in between.
+    /// Syncs the contents to the disk before the file is renamed. Do not write to the file after this call.
     ///
     /// # Errors
     /// The disk is full or fails.
@@ -105,19 +106,19 @@ impl AtomicFile {
         (self.file, self.pending)
     }
 
-    /// Renames the file to its path. A file that is replaced stays until the new contents are on the disk.
+    /// Renames the file to its path. An existing file is replaced only after the new contents are on the disk.
     ///
     /// # Errors
-    /// [`Error::Exists`] where `path` appeared meanwhile and may not be replaced; [`Error::Truncated`], see
-    /// [`check_inputs`]; [`Error::Io`]. The path is as it was.
+    /// [`Error::Exists`] if a file was created at `path` meanwhile and may not be replaced; [`Error::Truncated`], see
+    /// [`check_inputs`]; [`Error::Io`]. After an error the path is unchanged.
     pub fn commit(self) -> Result<(), Error> {
         commit_all(vec![self])
     }
 
-    /// As [`AtomicFile::commit`], also after an input was truncated: for a file that does not depend on it.
+    /// Like [`AtomicFile::commit`], but ignores truncated inputs. For a file that does not depend on the inputs.
     ///
     /// # Errors
-    /// As [`AtomicFile::commit`].
+    /// The errors of [`AtomicFile::commit`], except [`Error::Truncated`].
     pub fn commit_unchecked(self) -> Result<(), Error> {
         let mut transaction = Transaction::default();
         transaction.rename(self)?;
@@ -144,40 +145,41 @@ impl Seek for AtomicFile {
 /// Renames several files to their paths, in order.
 ///
 /// # Errors
-/// As [`AtomicFile::commit`]. Then all paths are as they were, see [`Transaction`].
+/// The errors of [`AtomicFile::commit`]. After an error all paths are unchanged, see [`Transaction`].
 pub fn commit_all(files: Vec<AtomicFile>) -> Result<(), Error> {
     commit_and_remove(files, &[])
 }
 
-/// As [`commit_all`], and removes files of an earlier output, where they exist.
+/// Like [`commit_all`], and removes those paths of `removed` that exist: files of an earlier output.
 ///
 /// # Errors
-/// As [`AtomicFile::commit`] and [`Transaction::remove`]. Then all paths are as they were, see [`Transaction`].
+/// The errors of [`AtomicFile::commit`] and [`Transaction::remove`]. After an error all paths are unchanged, see
+/// [`Transaction`].
 pub fn commit_and_remove(files: Vec<AtomicFile>, removed: &[PathBuf]) -> Result<(), Error> {
     check_inputs()?;
     let mut pending = Vec::with_capacity(files.len());
     let mut open = Vec::with_capacity(files.len());
     for mut file in files {
         file.sync_if_it_replaces()?;
-        let (file, one) = file.into_parts();
-        // Open, so that the temporary file stays locked until it is renamed.
+        let (file, unrenamed) = file.into_parts();
+        // An open file keeps its lock until it is renamed.
         open.push(file);
-        pending.push(one);
+        pending.push(unrenamed);
     }
     rename_all(pending, removed)
 }
 
-/// A complete file under its temporary name.
+/// A complete file that still has its temporary name.
 #[derive(Debug)]
 pub(crate) struct Pending {
-    /// `None` once it is renamed.
+    /// `None` after the file is renamed.
     pub(crate) temporary: Option<TempPath>,
     pub(crate) path: PathBuf,
     pub(crate) replace: bool,
 }
 
 impl Pending {
-    /// Whether a file lies at the path, which may be replaced.
+    /// Whether the rename replaces an existing file.
     pub(crate) fn replaces(&self) -> bool {
         self.replace && self.path.symlink_metadata().is_ok()
     }
@@ -210,10 +212,10 @@ impl Drop for Pending {
     }
 }
 
-/// Renames all files and removes the paths `removed`, or changes nothing.
+/// Renames all files and removes the paths in `removed`, or changes nothing.
 pub(crate) fn rename_all(mut files: Vec<Pending>, removed: &[PathBuf]) -> Result<(), Error> {
     let mut transaction = Transaction::default();
-    // No signal removes temporary files in between.
+    // Held to the end: the thread that handles signals removes temporary files under this lock.
     let mut registry = registry();
     let changed = files
         .iter_mut()
@@ -230,7 +232,7 @@ pub(crate) fn rename_all(mut files: Vec<Pending>, removed: &[PathBuf]) -> Result
     transaction.finish()
 }
 
-/// Refuses an output that exists or that is protected.
+/// Rejects an output that exists, unless `replace`, or that [`inputs`] protects.
 pub(crate) fn check_path(path: &Path, replace: bool) -> Result<(), Error> {
     inputs::check_output(path)?;
     if !replace && path.symlink_metadata().is_ok() {
@@ -241,7 +243,7 @@ pub(crate) fn check_path(path: &Path, replace: bool) -> Result<(), Error> {
     Ok(())
 }
 
-/// Calls `make` with the names of temporary files for `path`.
+/// Calls `make` with a builder of temporary names for `path`.
 fn temporary_names<T>(path: &Path, make: impl FnOnce(&tempfile::Builder<'_, '_>) -> T) -> T {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let is_boundary = |&end: &usize| name.is_char_boundary(end);
@@ -258,7 +260,7 @@ fn temporary_names<T>(path: &Path, make: impl FnOnce(&tempfile::Builder<'_, '_>)
     make(&builder)
 }
 
-/// Creates a temporary file or directory for `path` in `dir` with `create` and locks it.
+/// Creates a temporary file or directory for `path` in `dir` by `create`, and locks it.
 pub(crate) fn create_locked(
     dir: &Path,
     path: &Path,
@@ -272,12 +274,12 @@ pub(crate) fn create_locked(
             }
         }
         Err(io::Error::other(
-            "its temporary file was removed by another process",
+            "another process removed its temporary file",
         ))
     })
 }
 
-/// Removes stale temporary files of a directory at the first output that this process writes there.
+/// Removes stale temporary files of a directory, once in the life of the process.
 pub(crate) fn remove_stale_once(dir: &Path) {
     static SEEN: LazyLock<Mutex<HashSet<PathBuf>>> = LazyLock::new(Mutex::default);
     let dir = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());

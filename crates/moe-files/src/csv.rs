@@ -1,45 +1,46 @@
-//! Comma-separated values: lines are read and records are written, quoted as RFC 4180 defines it.
+//! Reading and writing of comma-separated values with the quoting of RFC 4180.
 //!
-//! A record that is read ends with its line. A quote without an end therefore costs one line and not the rest of the file, a
-//! record takes no more memory than its line, and line numbers are those of an editor.
+//! A record ends at the end of its line; quoted line feeds are not read. An unclosed quote therefore makes one line invalid,
+//! not the rest of the file. A record needs no more memory than its line, and line numbers are those of an editor.
 
 use std::io::{self, Write};
 
 use crate::text::strip_byte_order_mark;
 
-/// Most fields that a line may have.
+/// Maximum number of fields of a line.
 pub const MAX_FIELDS: usize = 1024;
 
-/// Why a line is not a record.
+/// Why a line is not a valid record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LineFault {
-    /// A quote that is not closed.
-    #[error("a quoted field has no end")]
+    /// A quoted field has no closing quote.
+    #[error("a quoted field has no closing quote")]
     OpenQuote,
-    /// More fields than [`MAX_FIELDS`].
+    /// The line has more than [`MAX_FIELDS`] fields.
     #[error("more than {MAX_FIELDS} fields")]
     TooManyFields,
-    /// A header with two columns of the name that is read.
-    #[error("the header names a column twice: it is unknown which of them to read")]
+    /// Two columns of the header have the requested name.
+    #[error("two columns of the header have the same name, so the column to read is ambiguous")]
     RepeatedColumn,
 }
 
-/// The lines of a text that are not blank, without white space around them and without a byte order mark, with their numbers
-/// from 1.
+/// Returns the non-blank lines of a text with their numbers, which start at 1. A byte order mark, and white space around
+/// lines, is removed.
 pub fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let lines = strip_byte_order_mark(text).lines().map(str::trim);
     (1..).zip(lines).filter(|(_, line)| !line.is_empty())
 }
 
-/// Splits lines into fields, one line at a time in the same memory.
+/// Splits lines into fields, one line at a time. The buffers are reused.
 #[derive(Debug)]
 pub struct LineReader {
     reader: csv_core::Reader,
-    /// The line and its line feed.
+    /// The line with a line feed.
     line: Vec<u8>,
-    /// The fields, one after the other, and where each ends.
+    /// The unquoted fields without separators.
     text: Vec<u8>,
+    /// For each field, the offset of its end in `text`.
     ends: Vec<usize>,
 }
 
@@ -57,7 +58,7 @@ impl Default for LineReader {
 }
 
 impl LineReader {
-    /// Splits one line. A blank line has no fields; white space around fields, and around their quotes, is removed.
+    /// Splits one line. A blank line has no fields. White space around fields, and around their quotes, is removed.
     ///
     /// # Errors
     /// [`LineFault`].
@@ -70,7 +71,7 @@ impl LineReader {
             return Ok(Fields::default());
         }
         self.line.push(b'\n');
-        // Never full: the fields are shorter than the line with its line feed.
+        // Large enough: the fields together are shorter than the line with its line feed.
         self.text.resize(self.line.len(), 0);
         let (mut rest, mut end) = (&*self.line, 0);
         loop {
@@ -81,7 +82,7 @@ impl LineReader {
             let (result, n_read, n_text) = self.reader.read_field(rest, &mut self.text[end..]);
             rest = &rest[n_read..];
             end += n_text;
-            // In an open quote, the line feed belongs to the field.
+            // After an unclosed quote, the line feed is part of the field, so the field does not end.
             let csv_core::ReadFieldResult::Field { record_end } = result else {
                 return Err(LineFault::OpenQuote);
             };
@@ -117,40 +118,42 @@ impl<'a> Fields<'a> {
         self.ends.is_empty()
     }
 
-    /// A field by its place from 0, without white space around it.
-    pub fn get(&self, place: usize) -> Option<&'a str> {
-        let end = *self.ends.get(place)?;
-        let start = place.checked_sub(1).map_or(0, |before| self.ends[before]);
+    /// Returns the field at `index`, which starts at 0, without white space around it.
+    pub fn get(&self, index: usize) -> Option<&'a str> {
+        let end = *self.ends.get(index)?;
+        let start = index
+            .checked_sub(1)
+            .map_or(0, |previous| self.ends[previous]);
         self.text.get(start..end).map(str::trim)
     }
 
-    /// The fields in their order.
+    /// Iterates over the fields in their order.
     pub fn iter(self) -> impl Iterator<Item = &'a str> {
-        (0..self.len()).filter_map(move |place| self.get(place))
+        (0..self.len()).filter_map(move |index| self.get(index))
     }
 
-    /// The place of a column, where the line is a header; `None` if there is no such column.
+    /// Returns the index of a column of a header, or `None` if there is no such column.
     ///
     /// # Errors
     /// [`LineFault::RepeatedColumn`].
     pub fn place_of(&self, column: &str) -> Result<Option<usize>, LineFault> {
-        let mut places = self.iter().enumerate().filter(|&(_, name)| name == column);
-        let place = places.next().map(|(place, _)| place);
-        if places.next().is_some() {
+        let mut found = self.iter().enumerate().filter(|&(_, name)| name == column);
+        let index = found.next().map(|(index, _)| index);
+        if found.next().is_some() {
             return Err(LineFault::RepeatedColumn);
         }
-        Ok(place)
+        Ok(index)
     }
 }
 
-/// Writes records, each ended by a line feed. Fields are quoted where they must be.
+/// Writes records that end with a line feed. Fields are quoted only if necessary.
 #[derive(Debug)]
 pub struct RecordWriter<W: Write> {
     csv: csv::Writer<W>,
 }
 
 impl<W: Write> RecordWriter<W> {
-    /// Writes to `out`, in blocks.
+    /// Returns a buffered writer to `out`.
     pub fn new(out: W) -> Self {
         RecordWriter {
             csv: csv::Writer::from_writer(out),
@@ -160,7 +163,7 @@ impl<W: Write> RecordWriter<W> {
     /// Writes a record. All records of a file have the same number of fields.
     ///
     /// # Errors
-    /// `out` cannot be written; a record has another number of fields than the first.
+    /// `out` cannot be written; the number of fields differs from that of the first record.
     pub fn record<T: AsRef<[u8]>>(
         &mut self,
         fields: impl IntoIterator<Item = T>,
@@ -168,7 +171,7 @@ impl<W: Write> RecordWriter<W> {
         self.csv.write_record(fields).map_err(io_error)
     }
 
-    /// Writes what is still held. Call it after the last record: an error after that is not reported.
+    /// Writes buffered records to `out`. Call it after the last record: dropping the writer ignores errors.
     ///
     /// # Errors
     /// `out` cannot be written.
@@ -177,7 +180,7 @@ impl<W: Write> RecordWriter<W> {
     }
 }
 
-/// The error of the output itself: its kind says whether a reader has gone away.
+/// Returns the I/O error of the output itself, so that callers can recognize a closed pipe by its kind.
 fn io_error(error: csv::Error) -> io::Error {
     if !error.is_io_error() {
         return io::Error::other(error);
@@ -200,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn quotes_are_those_of_rfc_4180() {
+    fn splits_fields_quoted_as_in_rfc_4180() {
         for (line, expected) in [
             ("a,b", vec!["a", "b"]),
             (" a , b\r", vec!["a", "b"]),
@@ -217,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn rejects_open_quotes_and_lines_of_many_fields() {
+    fn rejects_unclosed_quotes_and_too_many_fields() {
         assert_eq!(split("a,\"b"), Err(LineFault::OpenQuote));
         assert_eq!(split("a,\"b\"\""), Err(LineFault::OpenQuote));
         let commas = |n| ",".repeat(n);
@@ -227,9 +230,8 @@ mod tests {
         }
     }
 
-    /// A line after a faulty one is read as if it were the first.
     #[test]
-    fn lines_do_not_depend_on_the_ones_before() {
+    fn reads_valid_lines_after_an_invalid_line() {
         let mut reader = LineReader::default();
         assert!(reader.fields("a,\"b").is_err());
         assert_eq!(reader.fields("id,x").unwrap().place_of("x"), Ok(Some(1)));
@@ -238,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_column_has_one_place() {
+    fn rejects_repeated_columns_only_when_they_are_requested() {
         let mut reader = LineReader::default();
         let header = reader.fields("x, id ,\"x\",y").unwrap();
         assert_eq!(header.place_of("id"), Ok(Some(1)));
@@ -247,13 +249,13 @@ mod tests {
     }
 
     #[test]
-    fn blank_lines_are_counted_and_skipped() {
+    fn counts_and_skips_blank_lines() {
         let found: Vec<_> = lines("\u{feff}a\r\n \r\n\r\n b\n").collect();
         assert_eq!(found, [(1, "a"), (4, "b")]);
     }
 
     #[test]
-    fn fields_are_quoted_where_they_must_be() {
+    fn quotes_only_fields_that_need_it() {
         let mut text = Vec::new();
         let mut writer = RecordWriter::new(&mut text);
         writer.record(["plain", "a,b", "", "\"", "c\nd"]).unwrap();
@@ -277,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_pipe_stays_one() {
+    fn preserves_the_error_kind_of_a_closed_pipe() {
         let mut writer = RecordWriter::new(Closed);
         let long = "a".repeat(1 << 20);
         let error = writer.record([&long]).unwrap_err();

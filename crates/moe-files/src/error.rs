@@ -26,21 +26,21 @@ pub enum Error {
         /// The output.
         path: PathBuf,
     },
-    /// The output is one of the inputs, perhaps through a link.
-    #[error("{} is an input; name another output", path.display())]
+    /// The output is one of the inputs, possibly through a link.
+    #[error("{} is an input; choose another output", path.display())]
     IsInput {
         /// The output.
         path: PathBuf,
     },
     /// The output lies inside an input directory that must not change.
-    #[error("{} lies inside the input {}; name another output", path.display(), directory.display())]
+    #[error("{} is inside the input {}; choose another output", path.display(), directory.display())]
     InsideInput {
         /// The output.
         path: PathBuf,
         /// The input directory.
         directory: PathBuf,
     },
-    /// An input was truncated while it was read, so that outputs made of it are wrong.
+    /// An input was truncated while it was mapped. Outputs computed from it are wrong.
     #[error("{}", truncated_message(path))]
     Truncated {
         /// The input.
@@ -49,7 +49,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// For `map_err` on a file operation.
+    /// Returns a function for `map_err` that adds the operation and the path to an I/O error.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io {
             action,

@@ -1,4 +1,4 @@
-//! Output files of one directory that appear together.
+//! Output files of one directory that all appear or none.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -13,27 +13,27 @@ use crate::error::Error;
 use crate::temporary::NewDirectories;
 use crate::temporary_directory::TemporaryDirectory;
 
-/// Files that are written into a temporary directory inside their own; [`AtomicFiles::commit`] renames all of them.
-/// Dropped before, they are removed.
+/// Output files of one directory, written into a temporary directory inside it.
 ///
-/// Unlike [`AtomicFile`](crate::AtomicFile)s, finished files take no file descriptor, so there may be many.
+/// [`AtomicFiles::commit`] renames all of them. If the group is dropped without a commit, the files are removed. Unlike
+/// [`AtomicFile`](crate::AtomicFile)s, finished files need no file descriptor, so their number is not limited.
 #[derive(Debug)]
 pub struct AtomicFiles {
     dir: PathBuf,
     temporary: TemporaryDirectory,
-    /// Dropped after the temporary directory in them.
+    /// Declared after `temporary`, so that it is dropped later: only empty directories can be removed.
     new: NewDirectories,
     names: Vec<String>,
-    /// Files that the commit removes.
+    /// Existing files that the commit removes.
     removed: Vec<PathBuf>,
     replace: bool,
 }
 
 impl AtomicFiles {
-    /// Makes `dir`, its missing parents, and the temporary directory in it.
+    /// Creates `dir`, its missing parents, and the temporary directory in it.
     ///
     /// # Errors
-    /// A directory cannot be made, or [`inputs`](crate::inputs) protects `dir`.
+    /// A directory cannot be created; [`inputs`](crate::inputs) protects `dir`.
     pub fn create(dir: &Path, replace: bool) -> Result<Self, Error> {
         crate::inputs::check_output(dir)?;
         let mut new = NewDirectories::default();
@@ -49,10 +49,10 @@ impl AtomicFiles {
         })
     }
 
-    /// Creates the file `name`, a name without directories.
+    /// Creates the file `name`, which must not contain a directory.
     ///
     /// # Errors
-    /// [`Error::Exists`] where it exists and may not be replaced, or was created before; [`Error::Io`].
+    /// [`Error::Exists`] if the file exists and may not be replaced; [`Error::Io`] also if this group has a file `name`.
     pub fn file(&mut self, name: &str) -> Result<File, Error> {
         let path = self.dir.join(name);
         if Path::new(name).file_name().is_none_or(|file| file != name) {
@@ -66,12 +66,13 @@ impl AtomicFiles {
         Ok(file)
     }
 
-    /// Where files may be replaced, lets the commit also remove files of an earlier output that none of the new files
-    /// replaces, and returns their number. `is_output` receives the path of every other file in the directory. To be
-    /// called after the last [`AtomicFiles::file`].
+    /// Schedules files of an earlier output that no new file replaces for removal by the commit. Returns their number.
+    ///
+    /// `is_output` decides for every other file of the directory, by its path. Returns 0 if files may not be replaced. Call
+    /// this after the last [`AtomicFiles::file`].
     ///
     /// # Errors
-    /// The directory cannot be listed; [`inputs`](crate::inputs) protects one of these files; errors of `is_output`.
+    /// The directory cannot be listed; [`inputs`](crate::inputs) protects a file to remove; errors of `is_output`.
     pub fn remove_others<E: From<Error>>(
         &mut self,
         is_output: impl Fn(&Path) -> Result<bool, E>,
@@ -96,20 +97,20 @@ impl AtomicFiles {
         Ok(self.removed.len())
     }
 
-    /// Number of files so far.
+    /// Number of files created so far.
     pub fn len(&self) -> usize {
         self.names.len()
     }
 
-    /// Whether there is no file so far.
+    /// Whether no file was created so far.
     pub fn is_empty(&self) -> bool {
         self.names.is_empty()
     }
 
-    /// Renames the files into their directory, and removes what [`AtomicFiles::remove_others`] found.
+    /// Renames the files into their directory, and removes the files that [`AtomicFiles::remove_others`] scheduled.
     ///
     /// # Errors
-    /// As [`commit_all`](crate::commit_all).
+    /// The errors of [`commit_all`](crate::commit_all).
     pub fn commit(mut self) -> Result<(), Error> {
         check_inputs()?;
         let mut files = Vec::with_capacity(self.names.len());

@@ -1,7 +1,7 @@
-//! Inputs of this process, which none of its outputs may replace.
+//! The inputs of this process. No output may replace them.
 //!
-//! A program names its inputs with [`protect`] and [`protect_directory`] before it writes. Files are compared by device
-//! and inode, so that hard links and symbolic links are recognized; on systems without these, by their resolved paths.
+//! A program registers its inputs with [`protect`] and [`protect_directory`] before it writes. On Unix, files are compared
+//! by device and inode, so that hard links and symbolic links are recognized; on other systems, by resolved path.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::{self, Metadata};
@@ -11,13 +11,13 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use crate::error::Error;
 use crate::parent_of;
 
-/// Levels of directories in which files of an input directory are found: a dataset has `TABLE/run=ID/FILE`.
+/// Maximum depth at which files of an input directory are registered. The files of a dataset are `TABLE/run=ID/FILE`.
 const MAX_DEPTH: usize = 3;
 
 #[derive(Debug, Default)]
 struct Inputs {
     files: HashMap<Identity, PathBuf>,
-    /// Resolved paths in which nothing is written, each with the path that the user gave.
+    /// Directories without new files: the resolved path, and the path as registered.
     closed: Vec<(PathBuf, PathBuf)>,
 }
 
@@ -27,7 +27,7 @@ fn inputs() -> MutexGuard<'static, Inputs> {
     INPUTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What is the same for two paths to one file.
+/// Identifies a file: equal for all paths to the same file.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Identity(#[cfg(unix)] (u64, u64), #[cfg(not(unix))] PathBuf);
 
@@ -44,12 +44,12 @@ impl Identity {
     }
 }
 
-/// Protects a file, or the files that a directory has now. A path that does not exist is ignored.
+/// Protects a file, or the files that a directory contains now. A path that does not exist is ignored.
 pub fn protect(path: &Path) {
     protect_files(&mut inputs(), path);
 }
 
-/// Protects a directory: its files, and against new files inside it.
+/// Protects the files of a directory, and rejects new files inside it.
 pub fn protect_directory(path: &Path) {
     let mut inputs = inputs();
     protect_files(&mut inputs, path);
@@ -59,7 +59,7 @@ pub fn protect_directory(path: &Path) {
 }
 
 fn protect_files(inputs: &mut Inputs, path: &Path) {
-    // Links are followed, each directory is listed once, and a directory near the root before one that is deeper.
+    // Breadth-first: a directory that is reachable by several paths is listed once, at its smallest depth. Links are followed.
     let mut seen = HashSet::new();
     let mut waiting = VecDeque::from([(path.to_owned(), MAX_DEPTH)]);
     while let Some((path, depth)) = waiting.pop_front() {
@@ -72,14 +72,14 @@ fn protect_files(inputs: &mut Inputs, path: &Path) {
         if found.is_file() {
             inputs.files.insert(identity, path);
         } else if found.is_dir() && depth > 0 && seen.insert(identity) {
-            // A directory that cannot be listed has no files that this process reads.
+            // A directory that cannot be listed is ignored: this process cannot read its files either.
             let entries = fs::read_dir(&path).into_iter().flatten().flatten();
             waiting.extend(entries.map(|entry| (entry.path(), depth - 1)));
         }
     }
 }
 
-/// Refuses to write the file or directory `path` where that would replace an input or add to a protected directory.
+/// Rejects an output file or directory `path` that would replace an input or be inside a protected directory.
 ///
 /// # Errors
 /// [`Error::IsInput`], [`Error::InsideInput`].
@@ -92,13 +92,13 @@ pub fn check_output(path: &Path) -> Result<(), Error> {
             path: path.to_owned(),
         });
     }
-    let place = resolved(path);
+    let output = resolved(path);
     match inputs
         .closed
         .iter()
-        .find(|(closed, _)| place.starts_with(closed))
+        .find(|(closed, _)| output.starts_with(closed))
     {
-        Some((closed, _)) if place == *closed => Err(Error::IsInput {
+        Some((closed, _)) if output == *closed => Err(Error::IsInput {
             path: path.to_owned(),
         }),
         Some((_, directory)) => Err(Error::InsideInput {
@@ -109,7 +109,9 @@ pub fn check_output(path: &Path) -> Result<(), Error> {
     }
 }
 
-/// The path without links, as far as it exists: two outputs with one resolved path are one file.
+/// Returns the absolute path without symbolic links. Components that do not exist are kept as they are.
+///
+/// Two outputs with equal resolved paths are the same file.
 pub fn resolved(path: &Path) -> PathBuf {
     if let Ok(resolved) = path.canonicalize() {
         return resolved;

@@ -1,15 +1,14 @@
-//! Input files that are mapped, output files that appear complete or not at all, and the signals
-//! that interrupt both.
+//! File handling of command-line programs: memory-mapped inputs, atomic outputs, and signals.
 //!
-//! - [`MappedFile`] maps an input. The process knows which addresses belong to which file, so that
-//!   [`signals::install`] can name a file that another program truncates.
-//! - [`csv`] reads and writes comma-separated values.
-//! - [`AtomicFile`] and [`AtomicFiles`] write an output under a temporary name and rename it. A
-//!   file that appeared meanwhile is replaced only on request. [`Transaction`] combines renames and
+//! - [`AtomicFile`] and [`AtomicFiles`] write outputs under temporary names and rename them, so that a file is complete or
+//!   does not exist. A file that was created meanwhile is replaced only on request. [`Transaction`] combines renames and
 //!   removals.
-//! - [`TemporaryDirectory`] holds files that only this process reads.
-//! - [`inputs`] holds the paths that no output of this process may replace.
-//! - [`signals`] removes temporary files when the process is ended by a signal.
+//! - [`MappedFile`] maps an input. The process records the addresses of each mapped file, so that [`signals::install`] can
+//!   report which file another program truncated.
+//! - [`csv`] reads and writes comma-separated values.
+//! - [`TemporaryDirectory`] is for files that only this process reads.
+//! - [`inputs`] contains the paths that no output of this process may replace.
+//! - [`signals`] removes temporary files before a signal ends the process.
 
 #![warn(missing_docs)]
 
@@ -37,7 +36,7 @@ pub use transaction::{KEPT_FILES, Transaction};
 
 use std::path::Path;
 
-/// The directory that `path` lies in; `.` for a bare file name.
+/// Returns the directory of `path`; `.` for a bare file name.
 pub fn parent_of(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -45,13 +44,13 @@ pub fn parent_of(path: &Path) -> &Path {
     }
 }
 
-/// Refuses to complete an output after an input was truncated while it was mapped.
+/// Checks that no input was truncated while it was mapped. Outputs must not be completed otherwise.
 ///
-/// Only in a program with [`signals::install`]: to a program that goes on after such an error, a file that was truncated
-/// earlier says nothing about later outputs.
+/// Without [`signals::install`] nothing is checked: a long-running program continues after such an error, and its later
+/// outputs do not depend on the truncated file.
 ///
 /// # Errors
-/// [`Error::Truncated`].
+/// [`Error::Truncated`] with the path of the input.
 pub fn check_inputs() -> Result<(), Error> {
     match truncated_file().filter(|_| signals::are_installed()) {
         Some(path) => Err(Error::Truncated { path }),

@@ -1,4 +1,4 @@
-//! Input files mapped into memory.
+//! Memory-mapped input files.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -9,10 +9,10 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use memmap2::Mmap;
 
-/// The bytes of a file, mapped for reading; nothing is read before it is used.
+/// The bytes of a file, mapped read-only. The system reads a page at its first access.
 ///
-/// Another program that truncates the file makes the next access to the missing bytes raise SIGBUS, which ends the
-/// process. After [`signals::install`](crate::signals::install) it ends with a message that names the file.
+/// If another program truncates the file, an access to the missing bytes raises SIGBUS, which ends the process. After
+/// [`signals::install`](crate::signals::install) the process ends with a message that names the file.
 #[derive(Debug)]
 pub struct MappedFile {
     /// `None` for an empty file, which cannot be mapped.
@@ -20,7 +20,7 @@ pub struct MappedFile {
 }
 
 impl MappedFile {
-    /// Maps an open file; `path` is its name in messages.
+    /// Maps an open file. `path` is its name in error messages.
     ///
     /// # Errors
     /// The file cannot be mapped.
@@ -29,8 +29,8 @@ impl MappedFile {
         if metadata.len() == 0 {
             return Ok(Self { map: None });
         }
-        // SAFETY: the mapping is read-only and only used as bytes, and any byte is valid. Another process that writes to
-        // the file changes bytes that callers have read, as for every mapped file; truncation raises SIGBUS, see above.
+        // SAFETY: the mapping is read-only and used as bytes, for which every value is valid. As with every mapped file, another
+        // process that writes to the file changes bytes under the caller; truncation raises SIGBUS, see above.
         let map = unsafe { Mmap::map(file)? };
         let range = Range {
             #[cfg(unix)]
@@ -64,9 +64,9 @@ impl Drop for MappedFile {
     }
 }
 
-/// A mapped file, by its first address.
+/// A mapped file. The key in [`RANGES`] is its first address.
 struct Range {
-    /// Address after the last byte.
+    /// Address of the byte after the last.
     #[cfg(unix)]
     end: usize,
     path: PathBuf,
@@ -81,7 +81,7 @@ fn ranges() -> MutexGuard<'static, BTreeMap<usize, Range>> {
     RANGES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The mapped file that an address belongs to, whose missing bytes raised SIGBUS.
+/// Returns the truncated file whose mapping contains `address`, where SIGBUS was raised.
 #[cfg(unix)]
 pub(crate) fn file_at(address: usize) -> Option<PathBuf> {
     let ranges = ranges();
@@ -92,13 +92,15 @@ pub(crate) fn file_at(address: usize) -> Option<PathBuf> {
     }
 }
 
-/// The file of a mapping that other code of this process made, such as a C library, if `address` is past the file's end.
+/// Like [`file_at`] for mappings by other code of this process, such as a C library.
+///
+/// Returns the file only if `address` is after the current end of the file.
 #[cfg(target_os = "linux")]
 fn truncated_mapping(address: usize) -> Option<PathBuf> {
     use std::os::unix::fs::MetadataExt;
     let maps = fs::read("/proc/self/maps").ok()?;
     let maps = String::from_utf8_lossy(&maps);
-    // START-END PERMISSIONS OFFSET DEVICE INODE PATH, numbers in hexadecimal but for the inode.
+    // START-END PERMISSIONS OFFSET DEVICE INODE PATH. The inode is decimal, other numbers are hexadecimal.
     let of_line = |line: &str| {
         let path = Path::new(&line[line.find('/')?..]);
         let fields: Vec<&str> = line.split_ascii_whitespace().take(5).collect();
@@ -121,16 +123,17 @@ fn truncated_mapping(_: usize) -> Option<PathBuf> {
     None
 }
 
-/// A file that had become smaller when its mapping ended.
+/// The first file that was found truncated when its mapping was dropped.
 static TRUNCATED: Mutex<Option<PathBuf>> = Mutex::new(None);
 
 fn truncated() -> MutexGuard<'static, Option<PathBuf>> {
     TRUNCATED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A file that has become smaller while it was mapped, if there is one.
+/// Returns a file that became smaller while it was mapped, if there is one.
 ///
-/// Within its last page a truncated file reads as zeros, without a signal; system calls fail with "bad address".
+/// SIGBUS does not report every truncation: bytes between the new end and the end of its page read as zeros, and system
+/// calls with missing bytes fail with "bad address".
 pub fn truncated_file() -> Option<PathBuf> {
     if let Some(path) = &*truncated() {
         return Some(path.clone());
@@ -142,7 +145,7 @@ pub fn truncated_file() -> Option<PathBuf> {
 
 impl Range {
     fn is_truncated(&self) -> bool {
-        // A file that was renamed or removed keeps its contents.
+        // The mapping of a renamed or removed file stays valid.
         let Ok(found) = fs::metadata(&self.path) else {
             return false;
         };

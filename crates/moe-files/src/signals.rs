@@ -1,7 +1,7 @@
-//! Signals that end a program: its temporary files are removed first, and a truncated input is named.
+//! Handlers of signals that end a program. They remove its temporary files first, and report a truncated input.
 //!
-//! Handlers only write to a pipe. A thread reads it and does the work, so that no lock is taken and nothing is allocated
-//! in a handler.
+//! Handlers only write to a pipe. A thread reads the pipe and does the work, so that no handler takes a lock or allocates
+//! memory.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,26 +11,26 @@ use crate::text::escape_hidden;
 static WANTED: AtomicBool = AtomicBool::new(false);
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// A flag that the first interrupt sets from now on, instead of ending the program; the second one ends it.
+/// Returns a flag that the first interrupt sets from now on, instead of ending the program. The second interrupt ends it.
 pub fn interrupted() -> &'static AtomicBool {
     WANTED.store(true, Ordering::SeqCst);
     &INTERRUPTED
 }
 
-/// Interrupts end the program again, from now on.
+/// Makes interrupts end the program again, after a call of [`interrupted`].
 pub fn end_on_interrupt() {
     WANTED.store(false, Ordering::SeqCst);
 }
 
-/// Whether an interrupt has only to set the flag.
+/// Sets the flag if [`interrupted`] requests it. Returns false if the interrupt must end the program.
 fn set_flag() -> bool {
     WANTED.load(Ordering::SeqCst) && !INTERRUPTED.swap(true, Ordering::SeqCst)
 }
 
-/// What an interrupt does on systems without [`install`]: sets the flag, or removes temporary files and ends the process.
+/// Handles an interrupt on systems without `install`: sets the flag, or removes temporary files and ends the process.
 #[cfg(not(unix))]
 pub fn interrupt() {
-    /// Exit status of a program that Ctrl-C ended.
+    /// Exit status of a program that Ctrl-C ends.
     const EXIT_INTERRUPTED: i32 = 130;
     if !set_flag() {
         crate::temporary::registry().remove_all();
@@ -74,37 +74,38 @@ mod unix {
 
     /// Exit status after [`fail`].
     const EXIT_FAILED: c_int = 2;
-    /// Exit status, less its number, of a program that a signal ended, as shells report it.
+    /// Added to the number of a signal, the exit status that shells report for a program which the signal ended.
     const EXIT_SIGNAL: c_int = 128;
-    /// Within this time another thread takes a signal that was sent to the process.
+    /// Time to wait until another thread receives a signal that was sent to the process.
     const DELIVERY: Duration = Duration::from_millis(100);
-    /// Stack of the thread.
+    /// Stack of the signal thread, in bytes.
     const STACK_SIZE: usize = 256 << 10;
-    /// A message of a handler: the signal, and an address for SIGBUS. Pipes take so few bytes at once or not at all.
+    /// Bytes of a message from a handler: signal number, and the address for SIGBUS. Writes of this size to a pipe are atomic.
     const MESSAGE_SIZE: usize = 2 * size_of::<usize>();
 
     /// Write end of the pipe.
     static PIPE: AtomicI32 = AtomicI32::new(-1);
-    /// Whether SIGBUS goes to its earlier handler.
+    /// Whether the previous action for SIGBUS is restored.
     static RELEASED: AtomicBool = AtomicBool::new(false);
     /// The action for SIGBUS before [`install`].
     static EARLIER: OnceLock<libc::sigaction> = OnceLock::new();
 
     type Handler = extern "C" fn(c_int, *mut siginfo_t, *mut c_void);
 
-    /// Installs the handlers of a program, once, at its start. A library never calls this.
+    /// Installs the handlers of a program, once, at its start. Libraries must not call this.
     ///
-    /// - SIGINT, SIGTERM and SIGHUP, each where it was not ignored: temporary files are removed, and the program ends by the
-    ///   signal. See [`interrupted`](super::interrupted) for long work that ends by itself.
-    /// - SIGBUS of a [`MappedFile`](crate::MappedFile), on Linux of any mapped file that was truncated: temporary files are removed, one line on stderr that starts
-    ///   with `program` names the file, and the exit status is 2. Any other SIGBUS goes to the earlier handler.
-    /// - SIGXFSZ is ignored, so that a file over the limit is a write error.
+    /// - SIGINT, SIGTERM and SIGHUP, unless ignored: the handler removes temporary files and ends the program by the same
+    ///   signal. For a task that stops by itself, see [`interrupted`](super::interrupted).
+    /// - SIGBUS of a truncated [`MappedFile`](crate::MappedFile) (on Linux, of any truncated mapped file): the handler removes
+    ///   temporary files, prints one line `PROGRAM: FILE: ...` on stderr, and ends the program with status 2. Any other SIGBUS
+    ///   is passed to the previous handler.
+    /// - SIGXFSZ is ignored, so that exceeding the file size limit is a write error.
     ///
     /// # Errors
-    /// The system has no pipe or thread left.
+    /// The system cannot create a pipe or a thread.
     pub fn install(program: &'static str) -> io::Result<()> {
         let (reader, writer) = io::pipe()?;
-        // From here on the pipe stays open until the process ends.
+        // The pipe stays open until the process ends.
         let reader = File::from(std::os::fd::OwnedFd::from(reader));
         std::thread::Builder::new()
             .name("signals".into())
@@ -112,14 +113,14 @@ mod unix {
             .spawn(move || serve(reader, program))?;
         PIPE.store(writer.into_raw_fd(), Ordering::SeqCst);
         for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
-            // `nohup` ignores SIGHUP, a shell without job control SIGINT of a job in the background.
+            // `nohup` ignores SIGHUP. A shell without job control ignores SIGINT for background jobs.
             if action(signal)?.sa_sigaction != libc::SIG_IGN {
                 set_action(signal, on_interrupt)?;
             }
         }
         let _ = EARLIER.set(action(libc::SIGBUS)?);
         set_action(libc::SIGBUS, on_bus_error)?;
-        // SAFETY: ignoring a signal has no handler whose safety matters.
+        // SAFETY: ignoring a signal runs no handler.
         unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
         Ok(())
     }
@@ -133,9 +134,9 @@ mod unix {
         // SAFETY: zeros are a valid `sigaction`: no flags, an empty mask, the default action.
         let mut action: libc::sigaction = unsafe { mem::zeroed() };
         action.sa_sigaction = handler as usize;
-        // On the alternative stack where a thread has one, as std's handler of stack overflows needs it.
+        // SA_ONSTACK: a stack overflow reaches std's handler through this one, and needs the alternative stack.
         action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART | libc::SA_ONSTACK;
-        // SAFETY: the action is valid, and the handlers below call async-signal-safe functions only.
+        // SAFETY: the action is valid, and the handlers below call only async-signal-safe functions.
         match unsafe { libc::sigaction(signal, &raw const action, ptr::null_mut()) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
@@ -153,7 +154,7 @@ mod unix {
         }
     }
 
-    /// Sends a message to the thread. Async-signal-safe; keeps `errno`.
+    /// Sends a message to the signal thread. Async-signal-safe; preserves `errno`.
     fn send(signal: c_int, address: usize) {
         let mut message = [0; MESSAGE_SIZE];
         let (head, tail) = message.split_at_mut(size_of::<usize>());
@@ -172,7 +173,7 @@ mod unix {
         }
     }
 
-    /// Where this thread's `errno` is.
+    /// Returns the address of this thread's `errno`.
     fn errno() -> *mut c_int {
         // SAFETY: these functions have no preconditions.
         unsafe {
@@ -194,23 +195,24 @@ mod unix {
         let (address, code) = unsafe { ((*info).si_addr() as usize, (*info).si_code) };
         send(signal, address);
         while !RELEASED.load(Ordering::SeqCst) {
-            // SAFETY: `poll` is async-signal-safe; without descriptors it waits for a millisecond.
+            // SAFETY: `poll` is async-signal-safe; without descriptors it waits for the timeout of 1 ms.
             unsafe { libc::poll(ptr::null_mut(), 0, 1) };
         }
-        // A fault is raised again by its instruction, now for the earlier handler; a signal that was sent is not.
+        // After a fault, the instruction runs again and raises it for the previous handler. A signal sent by `kill` (code <= 0)
+        // must be raised here.
         if code <= 0 {
             // SAFETY: `raise` is async-signal-safe.
             unsafe { libc::raise(signal) };
         }
     }
 
-    /// Works on the messages of the handlers.
+    /// Processes the messages of the handlers, on the signal thread.
     fn serve(mut pipe: File, program: &str) {
         let mut message = [0; MESSAGE_SIZE];
         while pipe.read_exact(&mut message).is_ok() {
-            let [signal, address] = [0, 1].map(|at| {
+            let [signal, address] = [0, 1].map(|i| {
                 let mut bytes = [0; size_of::<usize>()];
-                bytes.copy_from_slice(&message[at * size_of::<usize>()..][..size_of::<usize>()]);
+                bytes.copy_from_slice(&message[i * size_of::<usize>()..][..size_of::<usize>()]);
                 usize::from_ne_bytes(bytes)
             });
             if signal as c_int == libc::SIGBUS {
@@ -224,14 +226,15 @@ mod unix {
         }
     }
 
-    /// Removes temporary files, prints `line` on stderr and ends the process with status 2. Any thread may call it, whatever
-    /// other threads do: neither destructors nor exit handlers run.
+    /// Removes temporary files, prints `line` on stderr and ends the process with status 2.
+    ///
+    /// Any thread may call it at any time: neither destructors nor exit handlers run.
     pub fn fail(line: &str) -> ! {
-        // Kept locked, so that other threads create no more.
+        // Locked until the process ends, so that other threads create no temporary files.
         let mut registry = registry();
         registry.remove_all();
         let line = format!("{line}\n");
-        // Not through std's stderr, whose lock another thread may hold.
+        // Not through std's stderr: another thread may hold its lock.
         let stderr = io::stderr().as_raw_fd();
         let mut rest = line.as_bytes();
         while !rest.is_empty() {
@@ -243,11 +246,11 @@ mod unix {
                 Err(_) => break,
             }
         }
-        // SAFETY: ends the process; destructors and exit handlers would meet threads that wait in a handler.
+        // SAFETY: `_exit` has no preconditions. Destructors and exit handlers could deadlock with threads that wait in a handler.
         unsafe { libc::_exit(EXIT_FAILED) }
     }
 
-    /// Restores the earlier action for SIGBUS.
+    /// Restores the previous action for SIGBUS.
     fn release() {
         if let Some(earlier) = EARLIER.get() {
             // SAFETY: the action was returned by the system.
@@ -261,19 +264,20 @@ mod unix {
         let mut registry = registry();
         registry.remove_all();
         let _ = io::stderr().flush();
-        // SAFETY: the default action of the signal ends the process; sent to it as a whole, any thread may take it.
+        // SAFETY: both functions have no preconditions. The signal is sent to the process, so that any thread may receive it; its
+        // default action ends the process.
         unsafe {
             libc::signal(signal, libc::SIG_DFL);
             libc::kill(libc::getpid(), signal);
         }
         std::thread::sleep(DELIVERY);
-        // The first process of a container ignores a signal without a handler.
-        // SAFETY: ends the process; exit handlers would meet threads that wait for the registry.
+        // Reached in the init process of a container, for which the kernel discards signals without a handler.
+        // SAFETY: `_exit` has no preconditions. Exit handlers could deadlock with threads that wait for the registry.
         unsafe { libc::_exit(EXIT_SIGNAL + signal) }
     }
 }
 
-/// The message about a mapped file that became smaller, without the program's name.
+/// Returns the error message for a mapped file that was truncated, without the name of the program.
 pub fn truncated_message(file: &Path) -> String {
     let mut name = String::new();
     escape_hidden(&file.to_string_lossy(), &mut name);

@@ -1,18 +1,18 @@
-//! Temporary names, and temporary files of processes that were killed.
+//! Names of temporary files, and removal of stale temporary files.
 //!
-//! A temporary file is `.NAME.RANDOM.moe-tmp`. Its writer holds an exclusive lock on it, which the
-//! system drops when the process ends. A file of that name without a lock is therefore stale.
+//! A temporary file has the name `.NAME.RANDOM.moe-tmp`. Its writer holds an exclusive lock on it, which the system releases
+//! when the process ends. A file with such a name and without a lock is therefore stale.
 
 use std::ffi::OsStr;
 use std::fs;
 use std::path::Path;
 
-/// End of every temporary name.
+/// Suffix of every temporary name.
 pub(crate) const SUFFIX: &str = ".moe-tmp";
-/// Random characters of a temporary name.
+/// Number of random characters in a temporary name.
 pub(crate) const N_RANDOM: usize = 12;
 
-/// Whether `name` is a temporary name of this crate, for the output `output` if given.
+/// Whether `name` is a temporary name of this crate; with `output`, whether it belongs to that output.
 pub fn is_temporary_name(name: &OsStr, output: Option<&str>) -> bool {
     let Some(stem) = name.to_str().and_then(|name| name.strip_suffix(SUFFIX)) else {
         return false;
@@ -27,12 +27,12 @@ pub fn is_temporary_name(name: &OsStr, output: Option<&str>) -> bool {
 
 /// Removes the temporary files and directories in `dir` whose writers have ended.
 ///
-/// Only what this crate's names and a free lock identify is removed; links are left alone, and so is everything on
-/// systems without such locks.
+/// Removes only files with a name of this crate whose lock is free. Does not remove links. Does nothing on systems other than
+/// Unix.
 #[cfg(unix)]
 pub(crate) fn remove(dir: &Path) {
     let Ok(entries) = fs::read_dir(dir) else {
-        return; // creating a file there reports why
+        return; // Creating the output reports the reason.
     };
     for entry in entries.flatten() {
         if is_temporary_name(&entry.file_name(), None) {
@@ -48,7 +48,7 @@ pub(crate) fn remove(_: &Path) {}
 fn remove_unlocked(path: &Path) {
     use std::os::unix::fs::OpenOptionsExt;
     let mut options = fs::OpenOptions::new();
-    // A link is not followed, and a pipe is not waited for.
+    // O_NOFOLLOW: links are not followed. O_NONBLOCK: opening a pipe does not wait for a writer.
     options
         .read(true)
         .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
@@ -57,7 +57,7 @@ fn remove_unlocked(path: &Path) {
     if !(found.is_file() || found.is_dir()) || file.try_lock().is_err() {
         return;
     }
-    // A failure leaves a file that is in nobody's way.
+    // An error is ignored: a stale file does no harm.
     let _ = if found.is_dir() {
         fs::remove_dir_all(path)
     } else {
@@ -65,13 +65,13 @@ fn remove_unlocked(path: &Path) {
     };
 }
 
-/// Locks a temporary file or directory of this process; false where [`remove`] of another process was faster.
+/// Locks a new temporary file or directory. Returns false if [`remove`] of another process has locked or removed it.
 #[cfg(unix)]
 pub(crate) fn lock(file: &fs::File) -> std::io::Result<bool> {
     use std::os::unix::fs::MetadataExt;
     match file.try_lock() {
         Err(fs::TryLockError::WouldBlock) => return Ok(false),
-        // File systems without locks: the file is never taken for a stale one either.
+        // On a file system without locks, `try_lock` also fails in `remove_unlocked`, so the file is never removed as stale.
         Err(fs::TryLockError::Error(_)) | Ok(()) => {}
     }
     Ok(file.metadata()?.nlink() > 0)
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn recognizes_its_own_names_only() {
+    fn recognizes_only_temporary_names_of_this_crate() {
         let is_ours = |name: &str| is_temporary_name(OsStr::new(name), None);
         assert!(is_ours(".trace.bin.abcDEF012345.moe-tmp"));
         for other in [

@@ -1,5 +1,4 @@
-//! What a process that is ended by a signal has to remove: its temporary files, and directories
-//! that it made for them.
+//! Temporary files and directories of this process, which are removed when a signal ends it.
 
 use std::collections::HashSet;
 use std::fs;
@@ -8,25 +7,25 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::error::Error;
 
-/// Temporary files and new directories of this process.
+/// The temporary files and new directories of this process.
 #[derive(Debug, Default)]
 pub(crate) struct Registry {
     pub(crate) files: HashSet<PathBuf>,
-    /// Directories of temporary files, removed with their contents.
+    /// Temporary directories, removed with their contents.
     pub(crate) trees: HashSet<PathBuf>,
-    /// Directories made for outputs, parents first; removed where they are empty.
+    /// Directories created for outputs, parents first. They are removed if they are empty.
     directories: Vec<PathBuf>,
 }
 
 static REGISTRY: LazyLock<Mutex<Registry>> = LazyLock::new(Mutex::default);
 
-/// The registry. Hold it while a temporary file is created or renamed, so that no signal comes in between.
+/// Locks the registry. Hold the lock while a temporary file is created or renamed: the signal thread needs it to remove files.
 pub(crate) fn registry() -> MutexGuard<'static, Registry> {
     REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Registry {
-    /// Removes everything; failures are ignored, since the process ends.
+    /// Removes all files and directories. Errors are ignored, because the process ends.
     pub(crate) fn remove_all(&mut self) {
         for file in self.files.drain() {
             let _ = fs::remove_file(file);
@@ -40,18 +39,18 @@ impl Registry {
     }
 }
 
-/// Directories that were made for outputs. Dropped before [`NewDirectories::keep`], it removes those that are empty.
+/// Directories that were created for outputs. Dropping the value without [`NewDirectories::keep`] removes the empty ones.
 #[derive(Debug, Default)]
 pub struct NewDirectories {
     /// Parents first.
-    made: Vec<PathBuf>,
+    created: Vec<PathBuf>,
 }
 
 impl NewDirectories {
-    /// Makes `dir` and its missing parents.
+    /// Creates `dir` and its missing parents.
     ///
     /// # Errors
-    /// A directory cannot be made.
+    /// A directory cannot be created.
     pub fn create(&mut self, dir: &Path) -> Result<(), Error> {
         let mut registry = registry();
         let missing = dir
@@ -62,9 +61,9 @@ impl NewDirectories {
             match fs::create_dir(dir) {
                 Ok(()) => {
                     registry.directories.push(dir.clone());
-                    self.made.push(dir.clone());
+                    self.created.push(dir.clone());
                 }
-                // Another process made it meanwhile: it is not ours to remove.
+                // Another process created it meanwhile, so it must not be removed here.
                 Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(Error::io("create", dir)(error)),
             }
@@ -75,15 +74,17 @@ impl NewDirectories {
     /// Keeps the directories.
     pub fn keep(&mut self) {
         let mut registry = registry();
-        registry.directories.retain(|dir| !self.made.contains(dir));
-        self.made.clear();
+        registry
+            .directories
+            .retain(|dir| !self.created.contains(dir));
+        self.created.clear();
     }
 }
 
 impl Drop for NewDirectories {
     fn drop(&mut self) {
-        for dir in self.made.iter().rev() {
-            // Fails where the directory is not empty.
+        for dir in self.created.iter().rev() {
+            // Fails if the directory is not empty.
             let _ = fs::remove_dir(dir);
         }
         self.keep();

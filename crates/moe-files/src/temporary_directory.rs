@@ -1,4 +1,4 @@
-//! A directory of files that only this process reads.
+//! A temporary directory.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -7,17 +7,18 @@ use crate::atomic::{create_locked, remove_stale_once};
 use crate::error::Error;
 use crate::temporary::registry;
 
-/// A directory that is removed with its contents when it is dropped, and when a signal ends the process.
+/// A directory that is removed with its contents when the value is dropped or a signal ends the process.
 #[derive(Debug)]
 pub struct TemporaryDirectory {
     path: PathBuf,
-    /// Keeps the directory locked, so that no other process takes it for a stale one.
+    /// Keeps the directory locked, so that no other process removes it as stale.
     _lock: File,
 }
 
 impl TemporaryDirectory {
-    /// Creates a directory `.NAME.RANDOM.moe-tmp` in `parent`, which must exist. Temporary files and directories that
-    /// killed processes left in `parent` are removed first.
+    /// Creates a directory `.NAME.RANDOM.moe-tmp` in `parent`, which must exist.
+    ///
+    /// Removes temporary files and directories that killed processes left in `parent`.
     ///
     /// # Errors
     /// The directory cannot be created.
@@ -30,7 +31,7 @@ impl TemporaryDirectory {
         })
         .map_err(Error::io("create a file in", parent))?
         .into_parts();
-        // The path is a directory, which a `TempPath` does not remove.
+        // A `TempPath` removes files only.
         let path = temporary
             .keep()
             .map_err(|failure| Error::io("create a file in", parent)(failure.error))?;
@@ -38,7 +39,7 @@ impl TemporaryDirectory {
         Ok(Self { path, _lock: lock })
     }
 
-    /// Where it is.
+    /// The path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }

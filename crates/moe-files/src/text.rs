@@ -1,7 +1,8 @@
-//! Text: the byte order mark of files, and what is shown on a terminal.
+//! Byte order marks of text files, and characters that a terminal does not show.
 
-/// Whether a terminal obeys the character instead of showing it: control characters (C0, DEL, C1), and the characters of
-/// Unicode that reorder text, separate lines or show nothing.
+/// Whether a terminal interprets the character instead of showing it.
+///
+/// These are control characters (C0, DEL, C1), and Unicode characters that reorder text, separate lines or are invisible.
 pub fn is_hidden(c: char) -> bool {
     c.is_control()
         || matches!(c,
@@ -9,7 +10,7 @@ pub fn is_hidden(c: char) -> bool {
             | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
 }
 
-/// Adds the text to `escaped`, its hidden characters as `\u{1b}`.
+/// Appends `text` to `escaped`. Hidden characters are written like `\u{1b}`.
 pub fn escape_hidden(text: &str, escaped: &mut String) {
     for c in text.chars() {
         if is_hidden(c) {
@@ -20,15 +21,15 @@ pub fn escape_hidden(text: &str, escaped: &mut String) {
     }
 }
 
-/// What some programs write in front of a text in UTF-8. It is not part of the text.
+/// The byte order mark in UTF-8, which some programs write at the start of a text file. It is not part of the text.
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
-/// A text in UTF-8 without the byte order mark at its start. Every text file that this workspace reads may have one.
+/// Returns a text in UTF-8 without the byte order mark at its start, if it has one.
 pub fn without_byte_order_mark(text: &[u8]) -> &[u8] {
     text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text)
 }
 
-/// As [`without_byte_order_mark`], of a string.
+/// Like [`without_byte_order_mark`], for a string.
 pub fn strip_byte_order_mark(text: &str) -> &str {
     let n_mark = text.len() - without_byte_order_mark(text.as_bytes()).len();
     &text[n_mark..]
@@ -39,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_byte_order_mark_is_removed() {
+    fn removes_exactly_one_byte_order_mark() {
         let text = |text: &'static str| without_byte_order_mark(text.as_bytes());
         assert_eq!(text("\u{feff}a"), b"a");
         assert_eq!(text("\u{feff}\u{feff}a"), "\u{feff}a".as_bytes());

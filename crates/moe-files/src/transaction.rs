@@ -1,4 +1,4 @@
-//! Renames and removals of which all happen, or none.
+//! Renames and removals that are undone together on an error.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -10,17 +10,17 @@ use crate::error::Error;
 use crate::parent_of;
 use crate::temporary::{Registry, registry};
 
-/// Output name in the temporary name of the directory in which a [`Transaction`] keeps what it replaces or removes.
+/// Output name in the temporary name of the directory in which a [`Transaction`] keeps replaced and removed files.
 pub const KEPT_FILES: &str = "old";
 
 /// Renames and removals that are undone unless [`Transaction::finish`] succeeds.
 ///
-/// What is replaced or removed keeps a second, temporary name until then. On a file system without hard links a file
-/// that was replaced cannot be restored. A process that is killed undoes nothing.
+/// Until then, replaced and removed files have a second, temporary name: a hard link. On a file system without hard links
+/// they cannot be restored. A process that is killed undoes nothing.
 #[derive(Debug, Default)]
 pub struct Transaction {
     changes: Vec<Change>,
-    /// Second names, by the directory of the files.
+    /// Second names of files, by the directory of the files.
     kept: BTreeMap<PathBuf, KeptFiles>,
     /// Directories in which a file was replaced or removed since the last sync.
     unsynced: BTreeSet<PathBuf>,
@@ -32,18 +32,18 @@ struct Change {
     old: Old,
 }
 
-/// What was at a path.
+/// What existed at a path before a change.
 #[derive(Debug)]
 enum Old {
     Nothing,
     /// The file, under a temporary name.
     Kept(PathBuf),
-    /// A file that could not be kept.
+    /// A file that could not be linked and cannot be restored.
     Lost,
 }
 
-/// A temporary directory of second names. Its lock shows other processes that it is not stale, and takes one file
-/// descriptor for any number of files.
+/// A temporary directory of second names. It is locked, so that other processes do not remove it as stale. One lock for the
+/// directory needs one file descriptor for any number of files.
 #[derive(Debug)]
 struct KeptFiles {
     dir: PathBuf,
@@ -58,7 +58,7 @@ impl KeptFiles {
             File::open(path)
         })?
         .into_parts();
-        // The path is a directory, which a `TempPath` does not remove.
+        // A `TempPath` removes files only.
         let dir = dir.keep().map_err(|failure| failure.error)?;
         registry.trees.insert(dir.clone());
         Ok(Self {
@@ -77,26 +77,26 @@ impl KeptFiles {
 }
 
 impl Transaction {
-    /// Renames a file to its path. A file that is replaced stays until the new contents are on the disk.
+    /// Renames a file to its path. An existing file is replaced only after the new contents are on the disk.
     ///
     /// # Errors
-    /// As [`AtomicFile::commit`].
+    /// The errors of [`AtomicFile::commit`], except [`Error::Truncated`].
     pub fn rename(&mut self, mut file: AtomicFile) -> Result<(), Error> {
         file.sync_if_it_replaces()?;
-        // Open, so that the temporary file stays locked until it is renamed.
+        // An open file keeps its lock until it is renamed.
         let (_open, mut pending) = file.into_parts();
         self.rename_pending(&mut pending, &mut registry())
     }
 
-    /// Removes a file, if it exists.
+    /// Removes a file if it exists.
     ///
     /// # Errors
-    /// It cannot be removed, or [`inputs`](crate::inputs) protects it.
+    /// The file cannot be removed; [`inputs`](crate::inputs) protects it.
     pub fn remove(&mut self, path: &Path) -> Result<(), Error> {
         self.remove_locked(path, &mut registry())
     }
 
-    /// Brings the changes so far to the disk.
+    /// Syncs the changes so far to the disk.
     ///
     /// # Errors
     /// A directory cannot be synced.
@@ -108,10 +108,10 @@ impl Transaction {
         Ok(())
     }
 
-    /// Keeps the changes.
+    /// Syncs the changes and makes them permanent.
     ///
     /// # Errors
-    /// As [`Transaction::sync`]; then the changes are undone.
+    /// The errors of [`Transaction::sync`]. After an error the changes are undone.
     pub fn finish(mut self) -> Result<(), Error> {
         self.sync()?;
         self.changes.clear();
@@ -159,7 +159,7 @@ impl Transaction {
         }
     }
 
-    /// Gives a file a second, temporary name.
+    /// Links a file to a second, temporary name.
     fn keep(&mut self, path: &Path, registry: &mut Registry) -> Old {
         self.link(path, registry).map_or(Old::Lost, Old::Kept)
     }
@@ -184,7 +184,7 @@ impl Transaction {
         }
     }
 
-    /// Undoes all changes, the last one first, as far as the system lets it.
+    /// Undoes all changes in reverse order. Errors are ignored.
     pub(crate) fn undo(&mut self, registry: &mut Registry) {
         for Change { path, old } in self.changes.drain(..).rev() {
             match old {
@@ -203,18 +203,18 @@ impl Transaction {
 
 impl Drop for Transaction {
     fn drop(&mut self) {
-        // `finish` and `undo` leave nothing; the caller of `undo` may hold the registry.
+        // Nothing is left after `finish` and `undo`. Locking the registry then could deadlock: the caller of `undo` holds it.
         if !self.changes.is_empty() || !self.kept.is_empty() {
             self.undo(&mut registry());
         }
     }
 }
 
-/// Brings the renames in a directory to the disk.
+/// Syncs the renames and removals in a directory to the disk.
 #[cfg(unix)]
 fn sync_directory(dir: &Path) -> Result<(), Error> {
     match File::open(dir).and_then(|dir| dir.sync_all()) {
-        // Some file systems cannot sync a directory, and some directories cannot be read.
+        // Some file systems cannot sync directories, and directories without read permission cannot be opened.
         Err(error)
             if !matches!(
                 error.kind(),

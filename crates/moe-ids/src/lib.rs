@@ -1,7 +1,7 @@
-//! Identifiers of layers, experts and tokens. Model files, placements and traces share them, so they have a crate of their own.
+//! Identifiers of layers, experts and tokens, shared by the crates for models, placements and traces.
 //!
-//! An identifier is a number without a sentinel: what belongs to no layer has no `LayerId`, that is `None`. Readers convert the
-//! sentinels of file formats (-1, 65,535) once.
+//! An identifier has no sentinel value: the layer of a tensor without a layer is `None`. Readers convert the sentinels of file
+//! formats (-1, 65,535) at the boundary.
 //!
 //! ```
 //! use moe_ids::{ExpertId, LayerId};
@@ -22,7 +22,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Layer and expert ids at or above this do not exist in any model: a file that contains one is damaged.
+/// Exclusive upper limit of layer and expert ids. A file with an id at or above this limit is damaged.
 pub const MAX_ID: u32 = 4096;
 
 macro_rules! id {
@@ -33,7 +33,7 @@ macro_rules! id {
         pub struct $name(pub $number);
 
         impl $name {
-            /// The id as an index of a list with an element for each id.
+            /// Returns the id as an index into a list with one element per id.
             pub const fn index(self) -> usize {
                 self.0 as usize
             }
@@ -64,16 +64,16 @@ macro_rules! id {
 }
 
 id! {
-    /// A layer: the block number of its tensors in a GGUF file (`blk.N.`), which counts dense layers and the MTP head, too.
+    /// A layer: the block number of its tensors in a GGUF file (`blk.N.`). Dense layers and the MTP head are counted, too.
     LayerId(u16) from u32, u64, usize, i32, i64
 }
 
 id! {
-    /// An expert of a layer, in the order of the router's outputs.
+    /// An expert of a layer: the index of its router output.
     ExpertId(u32) from u64, usize, i32, i64
 }
 
 id! {
-    /// A token: its position in its sequence.
+    /// A token: its position in its sequence, which starts at 0.
     TokenId(u32) from u64, usize, i32, i64
 }

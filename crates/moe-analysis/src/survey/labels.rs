@@ -224,16 +224,16 @@ mod tests {
             ("0,a\nx,b", "line 2: \"x\" is not"),
             ("0,a\n1, ", "line 2: the label is missing"),
             ("0,a,b", "line 1: 3 fields instead of 2"),
-            ("0,\"a", "line 1: a quoted field has no end"),
+            ("0,\"a", "line 1: a quoted field has no closing quote"),
             ("0,a\n0,b", "line 2: sequence 0 was \"a\""),
             ("sequence,label\n", "line 1: the file has no label"),
             (
                 "sequence,label,label\n0,a,b",
-                "line 1: the header names a column twice",
+                "line 1: two columns of the header have the same name",
             ),
             (
                 "sequence,sequence,label\n0,1,a",
-                "line 1: the header names a column twice",
+                "line 1: two columns of the header have the same name",
             ),
         ] {
             let error = Labels::parse(csv).unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! Outputs appear complete or not at all, and replace nothing that they may not replace.
+//! Atomic files and groups of them.
 
 use std::fs;
 use std::io::Write;
@@ -78,7 +78,7 @@ fn exactly_one_of_two_writers_wins() {
 }
 
 #[test]
-fn all_files_appear_or_none() {
+fn commits_all_files_or_none() {
     let dir = tempfile::tempdir().unwrap();
     let [a, b] = ["a", "b"].map(|name| dir.path().join(name));
     let files = vec![written(&a, false, "1"), written(&b, false, "2")];
@@ -105,12 +105,12 @@ fn all_files_appear_or_none() {
 
     let gone = dir.path().join("gone");
     drop(AtomicFiles::create(&gone, false).unwrap());
-    assert!(!gone.exists(), "a new directory is removed again");
+    assert!(!gone.exists());
 }
 
 #[cfg(unix)]
 #[test]
-fn removes_stale_temporary_files_only() {
+fn removes_only_stale_temporary_files() {
     use std::os::unix::fs::symlink;
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
@@ -135,7 +135,7 @@ fn removes_stale_temporary_files_only() {
 
 #[cfg(unix)]
 #[test]
-fn has_the_permissions_of_an_ordinary_file() {
+fn creates_files_with_default_permissions() {
     use std::os::unix::fs::PermissionsExt;
     let dir = tempfile::tempdir().unwrap();
     let [plain, atomic] = ["plain", "atomic"].map(|name| dir.path().join(name));

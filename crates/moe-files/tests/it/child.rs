@@ -1,4 +1,4 @@
-//! Runs ignored tests of this binary in processes of their own: signals and known inputs belong to a whole process.
+//! Runs ignored tests of this binary in separate processes, because signal handlers and registered inputs are global.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::process::{Child, Command, Output, Stdio};
 
 const DIR_VARIABLE: &str = "MOE_FILES_TEST_DIR";
 
-/// A process that runs the ignored test with this path, and whose work is in `dir`.
+/// Starts a process that runs the ignored test `test` with the working files in `dir`.
 pub fn start(test: &str, dir: &Path) -> Child {
     start_in(
         &mut Command::new(std::env::current_exe().unwrap()),
@@ -15,7 +15,7 @@ pub fn start(test: &str, dir: &Path) -> Child {
     )
 }
 
-/// The same with a command that runs this binary.
+/// Like [`start`], with a command that runs this binary.
 pub fn start_in(command: &mut Command, test: &str, dir: &Path) -> Child {
     command
         .args(["--exact", test, "--ignored", "--nocapture"])
@@ -26,7 +26,7 @@ pub fn start_in(command: &mut Command, test: &str, dir: &Path) -> Child {
         .unwrap()
 }
 
-/// The same from a shell, which runs `preparation` before it.
+/// Returns a shell command that runs `preparation`, then the ignored test like [`start`].
 pub fn shell(preparation: &str, test: &str, dir: &Path) -> Command {
     let script = format!("{preparation}; exec \"$0\" --exact {test} --ignored --nocapture");
     let mut command = Command::new("sh");
@@ -37,7 +37,7 @@ pub fn shell(preparation: &str, test: &str, dir: &Path) -> Command {
     command
 }
 
-/// Fails unless the process ran its test, and the test passed.
+/// Fails unless the process ran its test and the test passed.
 pub fn assert_passed(output: &Output) {
     let [stdout, stderr] =
         [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
@@ -45,7 +45,7 @@ pub fn assert_passed(output: &Output) {
     assert!(passed, "{:?}\n{stdout}\n{stderr}", output.status);
 }
 
-/// In such a process: the directory of its work.
+/// In a process of [`start`]: the directory of its working files.
 pub fn dir() -> PathBuf {
     std::env::var_os(DIR_VARIABLE)
         .expect("run by another test")

@@ -1,5 +1,7 @@
-//! No output replaces an input. In a process of its own: inputs are known to the whole process, and a file system may give a
-//! removed input's inode to a file of another test.
+//! No output replaces an input.
+//!
+//! The test runs in a separate process: registered inputs are global, and a file system may reuse the inode of a removed input
+//! for a file of another test.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -9,14 +11,14 @@ use moe_files::{AtomicFile, AtomicFiles, Error, inputs};
 use crate::child::{assert_passed, dir, start};
 
 #[test]
-fn an_input_is_never_replaced() {
+fn rejects_outputs_that_replace_inputs() {
     let dir = tempfile::tempdir().unwrap();
     let child = start("inputs::write_over_inputs", dir.path());
     assert_passed(&child.wait_with_output().unwrap());
 }
 
 #[test]
-#[ignore = "part of an_input_is_never_replaced"]
+#[ignore = "part of rejects_outputs_that_replace_inputs"]
 fn write_over_inputs() {
     let at = |name: &str| dir().join(name);
     fs::write(at("model"), "input").unwrap();
@@ -28,7 +30,7 @@ fn write_over_inputs() {
     fs::create_dir(at("tables")).unwrap();
     fs::write(at("tables/routing"), "input").unwrap();
     symlink(at("run"), at("link-to-run")).unwrap();
-    // Links from a directory to itself, which would be followed without end.
+    // Links from a directory to itself, which must not be followed forever.
     for link in 0..8 {
         symlink(".", at("tables").join(format!("again-{link}"))).unwrap();
     }

@@ -1,4 +1,4 @@
-//! Signals: temporary files are removed, and a truncated input is named.
+//! Signal handlers: removal of temporary files, and reports of truncated inputs.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -19,18 +19,18 @@ fn signal_when_ready(mut child: Child, signal: &str) -> Output {
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     assert!(
         lines.any(|line| line.unwrap().contains("ready")),
-        "it never was ready"
+        "the process ended before it printed `ready`"
     );
     let kill = Command::new("kill")
         .args([signal, &child.id().to_string()])
         .status();
     assert!(kill.unwrap().success());
-    // The pipe stays open until the process has ended.
+    // The pipe is closed when the process ends.
     lines.for_each(drop);
     child.wait_with_output().unwrap()
 }
 
-/// Whether this process ignores a signal, as its children do then.
+/// Whether this process, and therefore its children, ignore a signal.
 fn is_ignored(signal: libc::c_int) -> bool {
     let mut action = std::mem::MaybeUninit::uninit();
     // SAFETY: without a new action the call only writes the current one to a valid pointer, if it succeeds.
@@ -66,7 +66,7 @@ fn mapped() -> (File, MappedFile) {
 }
 
 #[test]
-fn names_a_mapped_file_that_is_truncated_and_removes_temporary_files() {
+fn reports_a_truncated_mapped_file_and_removes_temporary_files() {
     let dir = tempfile::tempdir().unwrap();
     let output = start("signals::truncate_and_read", dir.path())
         .wait_with_output()
@@ -78,11 +78,11 @@ fn names_a_mapped_file_that_is_truncated_and_removes_temporary_files() {
         stderr,
         format!("program: {}\n", signals::truncated_message(&input))
     );
-    assert_eq!(n_entries(dir.path()), 1, "only the input is left");
+    assert_eq!(n_entries(dir.path()), 1, "only the input remains");
 }
 
 #[test]
-#[ignore = "part of names_a_mapped_file_that_is_truncated_and_removes_temporary_files"]
+#[ignore = "part of reports_a_truncated_mapped_file_and_removes_temporary_files"]
 fn truncate_and_read() {
     signals::install("program").unwrap();
     let (file, map) = mapped();
@@ -97,10 +97,10 @@ fn truncate_and_read() {
     });
 }
 
-/// A mapping of a C library, such as a model that llama.cpp runs.
+/// For example a model that llama.cpp has mapped.
 #[cfg(target_os = "linux")]
 #[test]
-fn names_a_truncated_file_that_other_code_mapped() {
+fn reports_a_truncated_file_that_other_code_mapped() {
     let dir = tempfile::tempdir().unwrap();
     let output = start("signals::read_a_mapping_of_other_code", dir.path())
         .wait_with_output()
@@ -114,20 +114,20 @@ fn names_a_truncated_file_that_other_code_mapped() {
 }
 
 #[test]
-#[ignore = "part of names_a_truncated_file_that_other_code_mapped"]
+#[ignore = "part of reports_a_truncated_file_that_other_code_mapped"]
 fn read_a_mapping_of_other_code() {
     signals::install("program").unwrap();
     let path = dir().join("a model");
     fs::write(&path, vec![1; SIZE as usize]).unwrap();
     let file = File::options().write(true).read(true).open(&path).unwrap();
-    // SAFETY: the mapping is read-only; the read below is meant to fail.
+    // SAFETY: the mapping is read-only. The read below must raise SIGBUS.
     let map = unsafe { memmap2::Mmap::map(&file) }.unwrap();
     file.set_len(1).unwrap();
     println!("{}", map[SIZE as usize - 1]);
 }
 
 #[test]
-fn a_bus_error_elsewhere_ends_the_process_by_its_signal() {
+fn other_bus_errors_end_the_process_by_sigbus() {
     let dir = tempfile::tempdir().unwrap();
     let output = start("signals::read_past_another_mapping", dir.path())
         .wait_with_output()
@@ -136,20 +136,20 @@ fn a_bus_error_elsewhere_ends_the_process_by_its_signal() {
 }
 
 #[test]
-#[ignore = "part of a_bus_error_elsewhere_ends_the_process_by_its_signal"]
+#[ignore = "part of other_bus_errors_end_the_process_by_sigbus"]
 fn read_past_another_mapping() {
     signals::install("program").unwrap();
     let _ours = mapped();
     let file = tempfile::tempfile().unwrap();
     file.set_len(SIZE).unwrap();
-    // SAFETY: the mapping is read-only; the read below is meant to fail.
+    // SAFETY: the mapping is read-only. The read below must raise SIGBUS.
     let map = unsafe { memmap2::Mmap::map(&file) }.unwrap();
     file.set_len(0).unwrap();
     println!("{}", map[0]);
 }
 
 #[test]
-fn temporary_files_are_removed_on_int_term_and_hup() {
+fn removes_temporary_files_on_int_term_and_hup() {
     for (signal, number) in [
         ("-INT", libc::SIGINT),
         ("-TERM", libc::SIGTERM),
@@ -166,7 +166,7 @@ fn temporary_files_are_removed_on_int_term_and_hup() {
 }
 
 #[test]
-#[ignore = "part of temporary_files_are_removed_on_int_term_and_hup"]
+#[ignore = "part of removes_temporary_files_on_int_term_and_hup"]
 fn write_and_wait() {
     signals::install("program").unwrap();
     let mut file = AtomicFile::create(&dir().join("one"), false).unwrap();
@@ -178,10 +178,10 @@ fn write_and_wait() {
     wait_forever();
 }
 
-/// The first process of a container ignores signals that have no handler.
+/// For the init process of a container, the kernel discards signals without a handler.
 #[cfg(target_os = "linux")]
 #[test]
-fn the_first_process_of_a_container_ends_on_term() {
+fn init_process_of_a_container_ends_on_term() {
     let in_container = |program: &std::ffi::OsStr| {
         let mut command = Command::new("unshare");
         command.args(["--user", "--map-root-user", "--pid", "--fork"]);
@@ -190,7 +190,7 @@ fn the_first_process_of_a_container_ends_on_term() {
     };
     let possible = in_container("true".as_ref()).output();
     if !possible.is_ok_and(|output| output.status.success()) {
-        // Past the capture of the test harness.
+        // `writeln!` is not captured by the test harness, unlike `eprintln!`.
         let _ = writeln!(std::io::stderr(), "skipped: namespaces are not available");
         return;
     }
@@ -207,14 +207,14 @@ fn the_first_process_of_a_container_ends_on_term() {
     std::thread::spawn(move || ended.send(child.wait().unwrap()));
     let Ok(status) = end.recv_timeout(Duration::from_secs(20)) else {
         let _ = Command::new("kill").args(["-KILL", first.trim()]).status();
-        panic!("the process still runs");
+        panic!("the process is still running");
     };
     assert_eq!(status.code(), Some(128 + libc::SIGTERM));
     assert_eq!(n_entries(dir.path()), 0);
 }
 
 #[test]
-fn an_interrupt_sets_the_flag_where_it_is_wanted() {
+fn interrupt_sets_the_flag_after_it_was_requested() {
     let dir = tempfile::tempdir().unwrap();
     let output = signal_when_ready(start("signals::wait_for_the_flag", dir.path()), "-TERM");
     assert!(
@@ -225,7 +225,7 @@ fn an_interrupt_sets_the_flag_where_it_is_wanted() {
 }
 
 #[test]
-#[ignore = "part of an_interrupt_sets_the_flag_where_it_is_wanted"]
+#[ignore = "part of interrupt_sets_the_flag_after_it_was_requested"]
 fn wait_for_the_flag() {
     signals::install("program").unwrap();
     let interrupted = signals::interrupted();
@@ -236,7 +236,7 @@ fn wait_for_the_flag() {
 }
 
 #[test]
-fn signals_that_were_ignored_stay_ignored() {
+fn ignored_signals_stay_ignored() {
     let dir = tempfile::tempdir().unwrap();
     let ignore = "trap '' HUP INT TERM";
     let mut child = shell(ignore, "signals::survive_ignored_signals", dir.path());
@@ -244,7 +244,7 @@ fn signals_that_were_ignored_stay_ignored() {
 }
 
 #[test]
-#[ignore = "part of signals_that_were_ignored_stay_ignored"]
+#[ignore = "part of ignored_signals_stay_ignored"]
 fn survive_ignored_signals() {
     signals::install("program").unwrap();
     for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGTERM] {
@@ -255,16 +255,16 @@ fn survive_ignored_signals() {
 }
 
 #[test]
-fn the_name_of_a_truncated_file_cannot_control_a_terminal() {
+fn escapes_control_characters_in_the_name_of_a_truncated_file() {
     let message = signals::truncated_message(Path::new("a\u{1b}[1m\n\u{202e}\u{200b}ä"));
     assert!(
-        message.starts_with(r"a\u{1b}[1m\u{a}\u{202e}\u{200b}ä: the file was truncated"),
+        message.starts_with(r"a\u{1b}[1m\u{a}\u{202e}\u{200b}ä: "),
         "{message}"
     );
 }
 
 #[test]
-fn a_file_over_the_size_limit_is_an_error() {
+fn exceeding_the_file_size_limit_is_a_write_error() {
     let dir = tempfile::tempdir().unwrap();
     let limit = "ulimit -f 8 || exit 9";
     let mut child = shell(limit, "signals::write_too_much", dir.path());
@@ -273,7 +273,7 @@ fn a_file_over_the_size_limit_is_an_error() {
 }
 
 #[test]
-#[ignore = "part of a_file_over_the_size_limit_is_an_error"]
+#[ignore = "part of exceeding_the_file_size_limit_is_a_write_error"]
 fn write_too_much() {
     signals::install("program").unwrap();
     let mut file = AtomicFile::create(&dir().join("large"), false).unwrap();
@@ -282,14 +282,14 @@ fn write_too_much() {
 }
 
 #[test]
-fn reports_a_truncation_that_raised_no_signal() {
+fn reports_a_truncation_without_a_signal() {
     let dir = tempfile::tempdir().unwrap();
     let child = start("signals::truncate_within_the_last_page", dir.path());
     assert_passed(&child.wait_with_output().unwrap());
 }
 
 #[test]
-#[ignore = "part of reports_a_truncation_that_raised_no_signal"]
+#[ignore = "part of reports_a_truncation_without_a_signal"]
 fn truncate_within_the_last_page() {
     let (file, map) = mapped();
     let output = |name: &str| AtomicFile::create(&dir().join(name), false).unwrap();
@@ -301,7 +301,7 @@ fn truncate_within_the_last_page() {
     drop(map);
     assert_eq!(moe_files::truncated_file(), Some(dir().join("input")));
 
-    // Outputs are not completed any more, in a program that ends on such an error.
+    // Only a program with signal handlers ends after a truncation and must not complete its outputs.
     output("of-a-library").commit().unwrap();
     signals::install("program").unwrap();
     let error = output("file").commit().unwrap_err();

@@ -1,4 +1,4 @@
-//! Renames and removals of which all happen, or none.
+//! Transactions of renames and removals.
 
 use std::fs;
 use std::io::Write;
@@ -39,7 +39,7 @@ fn change(dir: &Path) -> Transaction {
 }
 
 #[test]
-fn a_transaction_that_is_not_finished_is_undone() {
+fn undoes_an_unfinished_transaction() {
     let dir = tempfile::tempdir().unwrap();
     for name in ["a", "b"] {
         fs::write(dir.path().join(name), "old").unwrap();
@@ -53,7 +53,7 @@ fn a_transaction_that_is_not_finished_is_undone() {
 }
 
 #[test]
-fn files_that_replace_others_are_all_renamed_or_none() {
+fn failed_rename_undoes_replacements() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     fs::write(at("a"), "old").unwrap();
@@ -83,7 +83,7 @@ fn failed_removal_undoes_renames_and_removals() {
 }
 
 #[test]
-fn a_group_removes_the_rest_of_an_earlier_one_where_it_may_replace() {
+fn group_removes_other_files_of_an_earlier_output_only_if_it_may_replace() {
     for replace in [false, true] {
         let dir = tempfile::tempdir().unwrap();
         for name in ["part-1", "part-2", "notes"] {
@@ -113,10 +113,10 @@ fn a_group_removes_the_rest_of_an_earlier_one_where_it_may_replace() {
     }
 }
 
-/// Another process takes a temporary file without a lock for a stale one.
+/// Without a lock, another process would remove the directory as stale.
 #[cfg(unix)]
 #[test]
-fn what_a_transaction_keeps_is_locked() {
+fn locks_the_directory_of_kept_files() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a");
     fs::write(&path, "old").unwrap();
