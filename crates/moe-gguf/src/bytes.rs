@@ -1,5 +1,4 @@
-//! Bytes that are cheap to clone and to share: of a file, mapped or embedded in the binary, or of
-//! an array value that was made in memory.
+//! Shared bytes of a mapped file, of a static, or of the heap. Cloning is cheap.
 
 use std::fs::{self, File};
 use std::io;
@@ -16,9 +15,9 @@ pub(crate) enum Bytes {
 }
 
 impl Bytes {
-    /// Maps a whole file for reading.
+    /// Maps a complete file for reading.
     pub(crate) fn map(path: &Path) -> io::Result<Bytes> {
-        // Looked at before it is opened: opening a pipe would wait for a writer.
+        // Checked before the file is opened: opening a pipe waits for a writer.
         let metadata = fs::metadata(path)?;
         if !metadata.is_file() {
             let kind = if metadata.is_dir() {
@@ -42,7 +41,7 @@ impl Bytes {
         }
     }
 
-    /// The bytes `offset .. offset + size`, or `None` where the file does not hold all of them.
+    /// Returns the bytes `offset .. offset + size`, or `None` if they are not all inside the file.
     pub(crate) fn range(&self, offset: u64, size: u64) -> Option<&[u8]> {
         let start = usize::try_from(offset).ok()?;
         let end = usize::try_from(offset.checked_add(size)?).ok()?;

@@ -1,4 +1,4 @@
-//! Whether the map fits the files: overlaps, gaps, bytes past the end.
+//! Checks the layout of tensors in the files of a model: overlaps, gaps, and data past the end of a file.
 
 use serde::Serialize;
 
@@ -8,43 +8,43 @@ use crate::names::Role;
 use crate::text::counted;
 use crate::types::GgmlType;
 
-/// What [`check`] found. Tensors are named by their index in the table.
+/// The result of [`check`]. Tensors are identified by their index in the tensor table.
 ///
-/// For every file, header + padding + tensors - overlaps + gaps + trailing - missing is its size.
+/// For every file, header + padding + tensors - overlaps + gaps + trailing - missing bytes is the size of the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct LayoutReport {
-    /// Pairs of tensors that claim the same bytes.
+    /// Pairs of tensors that share bytes.
     pub overlaps: Vec<Overlap>,
-    /// Bytes of a data section, beyond alignment padding, that belong to no tensor.
+    /// Bytes of a data section, except alignment padding, that belong to no tensor.
     pub gaps: Vec<Gap>,
-    /// Tensors whose data the file does not wholly hold.
+    /// Tensors whose data is not completely inside the file.
     pub past_end: Vec<PastEnd>,
-    /// Why llama.cpp will refuse the model, if it will: of each reason, the first tensor in a file.
+    /// Reasons why llama.cpp does not load the model: per file and reason, the first tensor.
     pub llama_cpp_refuses: Vec<Refusal>,
-    /// Bytes of alignment padding, that after the headers included.
+    /// Bytes of alignment padding, including the padding after the headers.
     pub padding_bytes: u64,
-    /// Bytes after the last tensor and its padding; no fault.
+    /// Bytes after the last tensor and its padding. They are not an error.
     pub trailing_bytes: u64,
     /// Bytes of the headers.
     pub header_bytes: u64,
-    /// Bytes that the tensors claim.
+    /// Sum of the tensor sizes in bytes.
     pub tensor_bytes: u64,
-    /// Bytes of each category, those with none left out.
+    /// Tensors and bytes of each category. Categories without tensors are omitted.
     pub shares: Vec<Share>,
 }
 
-/// Two tensors that claim the same bytes.
+/// Two tensors that share bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Overlap {
     /// Index of the file.
     pub file: u16,
-    /// The tensor that begins first, or reaches farthest.
+    /// The preceding tensor with the largest end offset.
     pub first: u32,
-    /// The tensor that begins inside it.
+    /// The tensor that starts inside it.
     pub second: u32,
-    /// First byte claimed twice.
+    /// Offset of the first shared byte in the file.
     pub offset: u64,
-    /// Bytes claimed twice.
+    /// Number of shared bytes.
     pub size_bytes: u64,
 }
 
@@ -53,43 +53,43 @@ pub struct Overlap {
 pub struct Gap {
     /// Index of the file.
     pub file: u16,
-    /// The tensor before it; none at the start of the data section.
+    /// The tensor before the gap; `None` at the start of the data section.
     pub after: Option<u32>,
-    /// The tensor behind it.
+    /// The tensor after the gap.
     pub before: u32,
-    /// First byte.
+    /// Offset of the first byte in the file.
     pub offset: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub size_bytes: u64,
 }
 
-/// A tensor that its file does not wholly hold.
+/// A tensor that is not completely inside its file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PastEnd {
     /// Index of the file.
     pub file: u16,
     /// The tensor.
     pub tensor: u32,
-    /// Bytes that are missing.
+    /// Number of missing bytes.
     pub missing_bytes: u64,
 }
 
-/// What llama.cpp does not load, though the file can be read.
+/// A reason why llama.cpp does not load a file that this crate can read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "reason", rename_all = "snake_case")]
 pub enum Refusal {
-    /// llama.cpp demands that a tensor begins where the one before it in the table ends, padded.
+    /// A tensor does not start at the padded end of the preceding tensor in the table.
     Misplaced {
         /// Index of the file.
         file: u16,
         /// The first such tensor.
         tensor: u32,
-        /// Where it lies, relative to the data section as in the file.
+        /// Its offset, relative to the data section.
         offset: u64,
-        /// Where llama.cpp demands it.
+        /// The offset that llama.cpp requires.
         expected: u64,
     },
-    /// A type that only ik_llama.cpp knows.
+    /// A tensor has a type that only ik_llama.cpp supports.
     IkType {
         /// Index of the file.
         file: u16,
@@ -100,26 +100,26 @@ pub enum Refusal {
     },
 }
 
-/// Bytes of one category.
+/// Tensors and bytes of one category.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Share {
     /// The category.
     pub category: Category,
-    /// Its tensors.
+    /// Number of its tensors.
     pub n_tensors: u32,
-    /// Their bytes.
+    /// Sum of their sizes in bytes.
     pub size_bytes: u64,
 }
 
 impl LayoutReport {
-    /// Whether nothing was found: no overlap, no gap, nothing past an end.
+    /// Whether the files have no overlap, no gap, and no tensor past the end.
     pub fn is_sound(&self) -> bool {
         self.overlaps.is_empty() && self.gaps.is_empty() && self.past_end.is_empty()
     }
 }
 
 impl Overlap {
-    /// One line for people.
+    /// Describes the overlap in one line.
     pub fn describe(&self, gguf: &Gguf) -> String {
         let (first, second) = (name(gguf, self.first), name(gguf, self.second));
         format!(
@@ -131,7 +131,7 @@ impl Overlap {
 }
 
 impl Gap {
-    /// One line for people.
+    /// Describes the gap in one line.
     pub fn describe(&self, gguf: &Gguf) -> String {
         let after = self
             .after
@@ -151,18 +151,18 @@ impl Gap {
 }
 
 impl PastEnd {
-    /// One line for people.
+    /// Describes the tensor in one line.
     pub fn describe(&self, gguf: &Gguf) -> String {
         let tensor = name(gguf, self.tensor);
         format!(
-            "{tensor} lacks {}: the file ends before it does",
+            "{tensor} extends {} past the end of the file",
             counted(self.missing_bytes, "byte")
         ) + &in_file(gguf, self.file)
     }
 }
 
 impl Refusal {
-    /// One line for people.
+    /// Describes the reason in one line.
     pub fn describe(&self, gguf: &Gguf) -> String {
         match self {
             Refusal::Misplaced {
@@ -173,13 +173,13 @@ impl Refusal {
             } => {
                 let tensor = name(gguf, *tensor);
                 format!(
-                    "llama.cpp will refuse the file: {tensor} has offset {offset}, where the tensors before it in the table end at {expected}"
+                    "llama.cpp rejects the file: {tensor} has offset {offset} in the data section, but the preceding tensor in the table ends at {expected}"
                 ) + &in_file(gguf, *file)
             }
             Refusal::IkType { file, tensor, ty } => {
                 let tensor = name(gguf, *tensor);
                 format!(
-                    "llama.cpp will refuse the file: {tensor} is of type {ty}, which only ik_llama.cpp knows"
+                    "llama.cpp rejects the file: {tensor} has type {ty}, which only ik_llama.cpp supports"
                 ) + &in_file(gguf, *file)
             }
         }
@@ -192,7 +192,7 @@ fn name(gguf: &Gguf, tensor: u32) -> String {
         .map_or_else(|| format!("tensor {tensor}"), |t| format!("{:?}", t.name))
 }
 
-/// Where a model has several files, which one is meant.
+/// Returns ` (in FILE)` if the model has several files, otherwise an empty string.
 fn in_file(gguf: &Gguf, file: u16) -> String {
     match gguf.files() {
         [_, _, ..] => gguf
@@ -203,7 +203,7 @@ fn in_file(gguf: &Gguf, file: u16) -> String {
     }
 }
 
-/// Checks every file of a model against its tensor table. Reads no data.
+/// Checks the tensor table of every file of a model. Does not read tensor data.
 pub fn check(gguf: &Gguf) -> LayoutReport {
     let mut report = LayoutReport {
         shares: shares(gguf.tensors()),
@@ -227,10 +227,10 @@ fn check_file(report: &mut LayoutReport, index: u16, file: &GgufFile, mut tensor
         .llama_cpp_refuses
         .extend(refusals.into_iter().flatten());
 
-    tensors.retain(|t| t.size_bytes > 0); // nothing lies nowhere
+    tensors.retain(|t| t.size_bytes > 0); // An empty tensor may have any offset.
     tensors.sort_by_key(|t| (t.offset, t.index));
 
-    // The tensor that reaches farthest so far, and how far.
+    // The tensor with the largest end offset so far, and that offset.
     let mut last: Option<&Tensor> = None;
     let mut end = file.header_size;
     for tensor in tensors {

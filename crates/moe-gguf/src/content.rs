@@ -1,29 +1,29 @@
-//! Recognizes by its first bytes what a file is: GGUF, or a common format that is mistaken for a model or a trace.
+//! Recognizes the format of a file by its first bytes: GGUF, or a common format that users confuse with a model or a trace.
 
 use std::fmt;
 
-/// What the first bytes of a file say it is.
+/// The format of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Content {
-    /// A GGUF file, of either byte order.
+    /// A GGUF file in either byte order.
     Gguf,
-    /// A GGUF file with other bytes in front of it.
+    /// A GGUF file that does not start at the first byte.
     DisplacedGguf {
         /// Offset of its magic number.
         offset: usize,
     },
-    /// A model of llama.cpp's formats before GGUF.
+    /// A model in a llama.cpp format older than GGUF.
     Ggml,
-    /// llama.cpp's importance matrix in the `.dat` format.
+    /// An importance matrix of llama.cpp in the `.dat` format.
     ImatrixDat,
     /// A Parquet file.
     Parquet,
-    /// A ZIP archive; files of `torch.save` and `.npz` are such archives.
+    /// A ZIP archive. Files of `torch.save` and `.npz` files are ZIP archives.
     Zip,
-    /// A file that has to be unpacked or decompressed: its name.
+    /// An archive or compressed file: the name of its format.
     Archive(&'static str),
-    /// Another file that holds neither a model nor a trace: its name, and what to do.
+    /// Another file that is neither a model nor a trace: its description, and what to do, or an empty string.
     Other(&'static str, &'static str),
     /// Text in UTF-16.
     Utf16,
@@ -70,7 +70,7 @@ const MAGICS: [(&[u8], Content); 24] = [
 ];
 
 impl Content {
-    /// Recognizes a file by its first bytes; 64 KiB are enough. `None` if they belong to none of these formats.
+    /// Recognizes a file by its first bytes; 64 KiB are enough. Returns `None` for any other format.
     pub fn of(sample: &[u8]) -> Option<Content> {
         let magic = MAGICS
             .iter()
@@ -83,13 +83,11 @@ impl Content {
             .or_else(|| displaced_gguf(sample).map(|offset| Content::DisplacedGguf { offset }))
     }
 
-    /// What to do about the file where a GGUF model or a trace is needed; empty if its name says it.
+    /// Returns what to do with the file if a GGUF model or a trace is required, or an empty string.
     pub fn advice(self) -> &'static str {
         match self {
             Content::Gguf | Content::Parquet => "",
-            Content::DisplacedGguf { .. } => {
-                "remove the bytes in front, or download the file again"
-            }
+            Content::DisplacedGguf { .. } => "remove these bytes, or download the file again",
             Content::Ggml => "convert the model to GGUF",
             Content::ImatrixDat => {
                 "it has no counts per expert: compute the importance matrix in the GGUF format"
@@ -108,12 +106,9 @@ impl fmt::Display for Content {
         match self {
             Content::Gguf => f.write_str("a GGUF file"),
             Content::DisplacedGguf { offset } => {
-                write!(
-                    f,
-                    "a GGUF file with {offset} bytes in front of its magic number"
-                )
+                write!(f, "a GGUF file with {offset} bytes before its magic number")
             }
-            Content::Ggml => f.write_str("a model in a format from before GGUF"),
+            Content::Ggml => f.write_str("a model in a format older than GGUF"),
             Content::ImatrixDat => f.write_str("an importance matrix in the .dat format"),
             Content::Parquet => f.write_str("a Parquet file"),
             Content::Zip => f.write_str("a ZIP archive"),
@@ -124,7 +119,7 @@ impl fmt::Display for Content {
     }
 }
 
-/// Whether the first 512 bytes are a header of tar, of any variant: the sum of the bytes is in the header.
+/// Whether the first 512 bytes are a tar header of any variant. The header contains the sum of its bytes.
 fn is_tar(sample: &[u8]) -> bool {
     let Some(header) = sample.first_chunk::<512>() else {
         return false;
@@ -140,7 +135,7 @@ fn is_tar(sample: &[u8]) -> bool {
     claimed == Some(sum) && header[0] != 0
 }
 
-/// Whether the bytes are the length of a JSON header and its start.
+/// Whether the bytes are the length of a JSON header (u64) and the start of the JSON.
 fn is_safetensors(sample: &[u8]) -> bool {
     let length = sample
         .first_chunk()
@@ -148,7 +143,7 @@ fn is_safetensors(sample: &[u8]) -> bool {
     length.is_some_and(|length| (2..1 << 40).contains(&length)) && sample[8..].starts_with(b"{\"")
 }
 
-/// Whether the bytes are a number of entries, and the first one: the length of a tensor's name, the name.
+/// Whether the bytes are a number of entries (i32), the length of the first tensor name (i32), and that name.
 fn is_imatrix_dat(sample: &[u8]) -> bool {
     let number = |at: usize| {
         let bytes = sample.get(at..)?.first_chunk()?;
@@ -163,7 +158,7 @@ fn is_imatrix_dat(sample: &[u8]) -> bool {
     })
 }
 
-/// Where a GGUF file starts that does not start at 0: its magic number and a version from 1 to 9, of either byte order.
+/// Returns the offset of a GGUF header: the magic number and a version from 1 to 9 in either byte order.
 fn displaced_gguf(sample: &[u8]) -> Option<usize> {
     let starts = sample.windows(8).enumerate();
     let mut starts = starts.filter(|(_, bytes)| bytes.starts_with(b"GGUF"));
@@ -177,7 +172,7 @@ fn displaced_gguf(sample: &[u8]) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// The header of a file `trace.bin` of 1024 bytes, as GNU tar, POSIX tar or Unix V7 wrote it.
+    /// Returns the tar header of a file `trace.bin` with 1024 bytes. `magic` distinguishes POSIX, GNU and V7 tar.
     fn tar_header(magic: &[u8]) -> Vec<u8> {
         let mut header = vec![0; 512];
         header[..9].copy_from_slice(b"trace.bin");
@@ -191,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn tar_of_every_variant_is_recognized() {
+    fn recognizes_all_variants_of_tar() {
         for magic in [&b"ustar\x0000"[..], b"ustar  \0", b""] {
             let mut bytes = tar_header(magic);
             assert_eq!(Content::of(&bytes), Some(Content::Archive("tar")));
@@ -201,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn formats_are_recognized_by_their_first_bytes() {
+    fn recognizes_formats_by_their_first_bytes() {
         let name = |bytes: &[u8]| Content::of(bytes).map(|content| content.to_string());
         let cases: [(&[u8], &str); 10] = [
             (b"GGUF\x03\0\0\0", "a GGUF file"),
@@ -218,7 +213,7 @@ mod tests {
             ),
             (
                 b"junkjunkGGUF\x03\0\0\0",
-                "a GGUF file with 8 bytes in front of its magic number",
+                "a GGUF file with 8 bytes before its magic number",
             ),
         ];
         for (bytes, expected) in cases {

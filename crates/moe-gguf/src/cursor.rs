@@ -1,19 +1,20 @@
-//! A bounded reader over a header: every read is checked against the end of the file.
+//! A bounds-checked reader of a header.
 
 use crate::error::Fault;
 
-/// Headers of today have 10 to 30 MB. The limit keeps a sparse file of a terabyte from being walked
-/// as one endless array of empty strings, and every count below 32 bits.
+/// Maximum size of a header in bytes. Headers of current models have 10 to 30 MB.
+///
+/// Without the limit, a sparse file of a terabyte could contain one huge array of empty strings. Offsets fit in 32 bits.
 pub(crate) const MAX_HEADER: u64 = 1 << 30;
 
-/// A fault and the byte at which it was found; the file's name is added by the caller.
+/// A result whose error is a fault and its byte offset. The caller adds the name of the file.
 pub(crate) type Located<T> = Result<T, (u64, Fault)>;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Cursor<'a> {
     bytes: &'a [u8],
     pos: usize,
-    /// Whether the file goes on behind `bytes`.
+    /// Whether the file continues after `bytes`.
     limited: bool,
 }
 
@@ -36,7 +37,7 @@ impl<'a> Cursor<'a> {
         (self.bytes.len() - self.pos) as u64
     }
 
-    /// The next `n` bytes; `what` names them in the error.
+    /// Returns the next `n` bytes. `what` names them in the error.
     pub(crate) fn take(&mut self, n: u64, what: &'static str) -> Located<&'a [u8]> {
         let rest = &self.bytes[self.pos..];
         let taken = usize::try_from(n).ok().and_then(|n| rest.get(..n));
@@ -78,14 +79,14 @@ impl<'a> Cursor<'a> {
         self.array(what).map(u64::from_le_bytes)
     }
 
-    /// A GGUF string: 64-bit length, then that many bytes.
+    /// Reads a GGUF string: a 64-bit length, and the bytes.
     pub(crate) fn string(&mut self, what: &'static str) -> Located<&'a [u8]> {
         let len = self.u64(what)?;
         self.take(len, what)
     }
 
-    /// A count of things of at least `min_size` bytes each, refused where the file could not hold
-    /// them: nothing is ever allocated for a count that this has not passed.
+    /// Reads a 64-bit count of items with at least `min_size` bytes each. Rejects a count that does not fit the rest of the file,
+    /// so that no memory is allocated for it.
     pub(crate) fn count(&mut self, min_size: u64, what: &'static str) -> Located<u64> {
         let at = self.pos();
         let count = self.u64(what)?;
@@ -94,7 +95,7 @@ impl<'a> Cursor<'a> {
         Ok(count)
     }
 
-    /// Whether `count` things of at least `min_size` bytes can follow.
+    /// Checks that the rest of the file can contain `count` items with at least `min_size` bytes each.
     pub(crate) fn fits(&self, count: u64, min_size: u64, what: &'static str) -> Result<(), Fault> {
         let left = self.left();
         if count > left / min_size {

@@ -1,4 +1,4 @@
-//! What can go wrong with a GGUF file, and the one line that says so.
+//! Errors of GGUF files.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,70 +9,70 @@ use crate::content::Content;
 use crate::types::{GgmlType, TypeError};
 use crate::value::ValueType;
 
-/// An error of this crate. Its text is one line: which file, what, where in it, and what to do.
+/// An error of this crate. Its message is one line: the file, what is wrong, where, and what to do.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The operating system refused.
+    /// A file operation failed.
     #[error("{}: cannot {action}: {source}", path.display())]
     Io {
         /// The file.
         path: PathBuf,
-        /// What was being done to it.
+        /// The operation, for the message.
         action: &'static str,
-        /// The system's answer.
+        /// The error of the system.
         source: io::Error,
     },
-    /// The header breaks a rule of the format.
-    #[error("{}: {fault} (at byte {offset}){}", path.display(), fault.mend())]
+    /// A header violates a rule of the format.
+    #[error("{}: {fault} (at byte {offset}){}", path.display(), fault.advice())]
     Header {
         /// The file.
         path: PathBuf,
-        /// Where in the file the fault lies.
+        /// Offset of the fault in the file.
         offset: u64,
-        /// The rule that is broken.
+        /// The violated rule.
         fault: Box<Fault>,
     },
-    /// A key-value is there, but is of another type than the one asked for.
-    #[error("{}: metadata key {key:?} is {found}, but {wanted} is needed; convert the model again, or set the key right", path.display())]
+    /// The value of a key has a different type than the caller requires.
+    #[error("{}: metadata key {key:?} is {found}, but must be {wanted}; convert the model again, or correct the key", path.display())]
     WrongType {
         /// The file.
         path: PathBuf,
         /// The key.
         key: String,
-        /// What the file holds.
+        /// Description of the value in the file.
         found: String,
-        /// What was asked for.
+        /// Description of the required type.
         wanted: &'static str,
     },
-    /// A model in several files is not whole, or not one model.
+    /// The shards of a model are incomplete or do not belong together.
     #[error("{}: {fault}", path.display())]
     Shard {
-        /// The shard that is at fault, or that is missing.
+        /// The shard with the fault, or the missing shard.
         path: PathBuf,
         /// What is wrong with it.
         fault: ShardFault,
     },
-    /// The headers, each in order, do not make one model.
-    #[error("{}: {fault}{}", path.display(), fault.mend())]
+    /// The headers are valid on their own, but not together.
+    #[error("{}: {fault}{}", path.display(), fault.advice())]
     Model {
-        /// The file, or the first of them.
+        /// The first file of the model.
         path: PathBuf,
-        /// The rule that is broken.
+        /// The violated rule.
         fault: Box<Fault>,
     },
-    /// The data of a tensor is not wholly inside its file.
-    #[error("{}: tensor {tensor:?} lies at bytes {offset} to {end}, but the file ends at {file_size}: it is cut, fetch it again", path.display())]
+    /// The data of a tensor is not completely inside its file.
+    #[error("{}: the file is truncated: tensor {tensor:?} has bytes {offset} to {end}, but the file has {file_size} bytes; download it again", path.display())]
     Cut {
         /// The file.
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// First byte of its data.
+        /// Offset of its first byte.
         offset: u64,
-        /// One past its last byte.
+        /// Offset of the byte after its last.
         end: u64,
-        /// Bytes that the file has.
+        /// Size of the file in bytes.
         file_size: u64,
     },
 }
@@ -87,7 +87,7 @@ impl Error {
         }
     }
 
-    /// The broken rule, where the error is one of the header.
+    /// Returns the violated rule, if the error is one of a header.
     pub fn fault(&self) -> Option<&Fault> {
         match self {
             Error::Header { fault, .. } | Error::Model { fault, .. } => Some(fault),
@@ -99,25 +99,25 @@ impl Error {
 /// What is wrong with a model in several files.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
-#[allow(missing_docs)] // the fields are what the messages print
+#[allow(missing_docs)] // The messages describe the variants and their fields.
 pub enum ShardFault {
     #[error(
-        "this shard of the model ({number} of {count}) is missing: fetch it, beside the others"
+        "shard {number} of {count} is missing; download it to the directory of the other shards"
     )]
     Missing { number: u64, count: u64 },
     #[error(
-        "it is shard {number} of {count}, but is not named …-{number:05}-of-{count:05}.gguf, so the others cannot be found: give all shards such names again"
+        "the file is shard {number} of {count}, but its name does not end with -{number:05}-of-{count:05}.gguf, so the other shards cannot be found; restore the names of all shards"
     )]
     Unnamed { number: u64, count: u64 },
     #[error(
-        "its split.no says shard {found}, its name says {number}: it is a copy of another shard, or was renamed: fetch it again"
+        "the file is shard {found} according to split.no, but shard {number} according to its name; it was copied or renamed: download it again"
     )]
     Repeated { number: u64, found: u64 },
     #[error(
-        "it is one of {count} shards, at most {limit} are allowed: if it is no faulty file, merge shards"
+        "the model has {count} shards, but at most {limit} are supported; download the file again, or merge shards"
     )]
     TooMany { count: u64, limit: u64 },
-    #[error("it is not of the same model as {}: {key} is {found} here and {expected} there: keep each model's shards apart", first.display())]
+    #[error("the file is a shard of a different model than {}: {key} is {found}, not {expected}; use a separate directory for each model", first.display())]
     Foreign {
         first: PathBuf,
         key: &'static str,
@@ -125,47 +125,47 @@ pub enum ShardFault {
         expected: String,
     },
     #[error(
-        "the shards have {found} tensors, but split.tensors.count promises {expected}: one of them is of another model: fetch the shards again"
+        "the shards have {found} tensors, but split.tensors.count is {expected}; a shard belongs to another model: download the shards again"
     )]
     TensorCount { found: u64, expected: u64 },
 }
 
-/// A rule of the GGUF format that a header breaks.
+/// A rule of the GGUF format that a header violates.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
-#[allow(missing_docs)] // the fields are what the messages print
+#[allow(missing_docs)] // The messages describe the variants and their fields.
 pub enum Fault {
-    #[error("not a GGUF file: it begins with {}, not with \"GGUF\"", found.escape_ascii())]
+    #[error("not a GGUF file: it starts with {}, not with \"GGUF\"", found.escape_ascii())]
     BadMagic { found: Vec<u8> },
-    #[error("it is {content}, not a GGUF model{}", after_semicolon(content.advice()))]
+    #[error("the file is {content}, not a GGUF model{}", after_semicolon(content.advice()))]
     OtherContent { content: Content },
     #[error(
-        "a big-endian (byte-swapped) GGUF file, which is not supported: convert it to little-endian with llama.cpp's gguf_convert_endian.py"
+        "big-endian GGUF files are not supported; convert the file to little-endian with llama.cpp's gguf_convert_endian.py"
     )]
     BigEndian,
-    #[error("GGUF version 1 is no longer supported: convert the model again")]
+    #[error("GGUF version 1 is not supported; convert the model again")]
     Version1,
     #[error("GGUF version {version} is not supported (2 and 3 are)")]
     BadVersion { version: u32 },
-    #[error("the header is cut: {what} needs {needed} bytes, {left} are left")]
+    #[error("the header is truncated: {what} needs {needed} bytes, but only {left} are left")]
     Truncated {
         what: &'static str,
         needed: u64,
         left: u64,
     },
-    #[error("the header goes on beyond {limit} bytes, more than any model's")]
+    #[error("the header is longer than {limit} bytes, which no model needs")]
     HeaderTooLong { limit: u64 },
-    #[error("the header promises {count} {what}, more than the {left} bytes left can hold")]
+    #[error("the header declares {count} {what}, more than the remaining {left} bytes can contain")]
     TooMany {
         what: &'static str,
         count: u64,
         left: u64,
     },
-    #[error("the header has {count} tensors, at most {limit} are allowed")]
+    #[error("the header has {count} tensors, but at most {limit} are supported")]
     TooManyTensors { count: u64, limit: u64 },
-    #[error("the header has {count} key-values, at most {limit} are allowed")]
+    #[error("the header has {count} key-values, but at most {limit} are supported")]
     TooManyKeyValues { count: u64, limit: u64 },
-    #[error("metadata key {key:?} has {count} strings, at most {limit} are allowed")]
+    #[error("metadata key {key:?} has {count} strings, but at most {limit} are supported")]
     TooManyStrings { key: String, count: u64, limit: u64 },
     #[error("{what} is not valid UTF-8")]
     NotUtf8 { what: &'static str },
@@ -173,44 +173,44 @@ pub enum Fault {
     EmptyKey,
     #[error("metadata key {key:?} appears twice")]
     DuplicateKey { key: String },
-    #[error("metadata key {key:?} has value type {id}, which does not exist (0 to 12 do)")]
+    #[error("metadata key {key:?} has value type {id}, which is out of range (0..=12)")]
     BadValueType { key: String, id: u32 },
-    #[error("metadata key {key:?} is an array of arrays, which ggml refuses")]
+    #[error("metadata key {key:?} is an array of arrays, which ggml rejects")]
     NestedArray { key: String },
     #[error("general.alignment is {found}, but must be a u32")]
     AlignmentType { found: ValueType },
     #[error("general.alignment is {value}, but must be a power of two")]
     BadAlignment { value: u32 },
-    #[error("a tensor's name has {len} bytes, ggml allows at most 63")]
+    #[error("a tensor name has {len} bytes, but ggml allows at most 63")]
     TensorNameTooLong { len: u64 },
     #[error("tensor {tensor:?} appears twice")]
     DuplicateTensor { tensor: String },
-    #[error("tensor {tensor:?} has {n_dims} dimensions, at most 4 are allowed")]
+    #[error("tensor {tensor:?} has {n_dims} dimensions, but at most 4 are allowed")]
     BadDimensions { tensor: String, n_dims: u32 },
-    #[error("tensor {tensor:?} has {ne} as its dimension {dim}, which is negative to ggml")]
+    #[error("tensor {tensor:?} has ne[{dim}] = {ne}, which does not fit a signed 64-bit integer")]
     BadShape { tensor: String, dim: u32, ne: u64 },
-    #[error("tensor {tensor:?} of shape {ne:?} has more elements than 63 bits count")]
+    #[error("tensor {tensor:?} of shape {ne:?} has 2^63 or more elements")]
     TooManyElements { tensor: String, ne: [u64; 4] },
     #[error("tensor {tensor:?}: {source}")]
     BadType { tensor: String, source: TypeError },
-    #[error("tensor {tensor:?} has rows of {ne0} elements, which is not a whole number of {ty} blocks of {}", ty.block_size())]
+    #[error("tensor {tensor:?} has rows of {ne0} elements, which is not a multiple of the {ty} block size {}", ty.block_size())]
     RowNotBlocks {
         tensor: String,
         ty: GgmlType,
         ne0: u64,
     },
-    #[error("tensor {tensor:?} of shape {ne:?} and type {ty} has more bytes than 63 bits count")]
+    #[error("tensor {tensor:?} of shape {ne:?} and type {ty} has 2^63 or more bytes")]
     TooManyBytes {
         tensor: String,
         ty: GgmlType,
         ne: [u64; 4],
     },
-    #[error("tensor {tensor:?} would end beyond what 63 bits address (offset {offset})")]
+    #[error("tensor {tensor:?} at offset {offset} would end at byte 2^63 or later")]
     OffsetOverflow { tensor: String, offset: u64 },
-    #[error("the tensors' sizes, padded, add up to more than 63 bits count")]
+    #[error("the sum of the padded tensor sizes is 2^63 bytes or more")]
     TotalOverflow,
     #[error(
-        "the 3-D expert tensors up to {tensor:?} claim {claimed} experts, at most {limit} are allowed in a model: if it is no faulty file, keep the experts of fewer layers in one"
+        "the stacked expert tensors up to {tensor:?} have {claimed} expert slices, but at most {limit} are supported in a model"
     )]
     TooManyExperts {
         tensor: String,
@@ -220,24 +220,26 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// What to do about a header that breaks the rule, behind a semicolon; nothing where the rule's own text tells it.
-    fn mend(&self) -> &'static str {
+    /// Returns what to do about the fault, after a semicolon. Empty if the message of the fault contains it.
+    fn advice(&self) -> &'static str {
         match self {
             Fault::BigEndian
             | Fault::OtherContent { .. }
             | Fault::Version1
-            | Fault::BadType { .. }
-            | Fault::TooManyExperts { .. } => "",
-            Fault::BadMagic { .. } => "; give a model as a GGUF file",
-            Fault::BadVersion { .. } => "; convert the model again, or use a newer moe-analyze",
+            | Fault::BadType { .. } => "",
+            Fault::BadMagic { .. } => "; choose a model in the GGUF format",
+            Fault::BadVersion { .. } => {
+                "; convert the model again, or use a newer version of this software"
+            }
             Fault::Truncated { .. }
             | Fault::HeaderTooLong { .. }
             | Fault::TooMany { .. }
             | Fault::TooManyTensors { .. }
             | Fault::TooManyKeyValues { .. }
             | Fault::TooManyStrings { .. }
-            | Fault::NotUtf8 { .. } => "; the file is damaged, fetch it again",
-            _ => "; fetch the file again, and if that is no better convert the model again",
+            | Fault::TooManyExperts { .. }
+            | Fault::NotUtf8 { .. } => "; the file is damaged, download it again",
+            _ => "; download the file again; if that does not help, convert the model again",
         }
     }
 }

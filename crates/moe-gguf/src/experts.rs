@@ -1,4 +1,4 @@
-//! How many bytes each routed expert takes.
+//! Sizes of routed experts in bytes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,11 +8,12 @@ use crate::gguf::Gguf;
 use crate::map::{MapRow, OffsetMap};
 use crate::names::{Category, Projection, Role, is_chunked};
 
-/// Bytes of each routed expert by (layer, expert): its weights and biases in all projections, each in its tensor's own type.
+/// Returns the bytes of each routed expert by (layer, expert): the weights and biases of all its projections, as stored.
 ///
-/// Counted as llama.cpp's hot-cache fork does, which copies this much for an expert: a layer without down projection has no
-/// experts; where gate and up are one tensor, separate ones do not count; scales of a whole expert and chunk experts
-/// (`_chexps`) do not count either.
+/// This is the size of an expert in the [hot expert cache](https://github.com/adrianhoehne/llama.cpp), a fork of llama.cpp:
+/// - A layer without down projections has no experts.
+/// - If a layer has fused gate-up tensors, its separate gate and up tensors do not count.
+/// - Scales of an expert (`.scale`) and chunk experts (`_chexps`) do not count.
 pub fn expert_bytes(map: &OffsetMap) -> BTreeMap<(LayerId, ExpertId), u64> {
     let parts = ExpertParts::of(map);
     let mut bytes: BTreeMap<(LayerId, ExpertId), u64> = BTreeMap::new();
@@ -37,7 +38,7 @@ pub fn expert_bytes(map: &OffsetMap) -> BTreeMap<(LayerId, ExpertId), u64> {
     bytes
 }
 
-/// Bytes of an expert of each layer; a layer whose experts differ in size is left out.
+/// Returns the bytes of an expert by layer. Layers whose experts differ in size are omitted.
 pub fn expert_bytes_by_layer(map: &OffsetMap) -> BTreeMap<LayerId, u64> {
     let mut layers: BTreeMap<LayerId, Option<u64>> = BTreeMap::new();
     for ((layer, _), bytes) in expert_bytes(map) {
@@ -50,17 +51,17 @@ pub fn expert_bytes_by_layer(map: &OffsetMap) -> BTreeMap<LayerId, u64> {
         .collect()
 }
 
-/// Which rows of a map are parts of routed experts, as [`expert_bytes`] counts them.
+/// Decides which rows of a map belong to routed experts, by the rules of [`expert_bytes`].
 #[derive(Clone, Debug, Default)]
 pub struct ExpertParts {
-    /// Layers whose gate and up are one tensor.
+    /// Layers with a fused gate-up tensor.
     fused: BTreeSet<LayerId>,
-    /// (layer, expert) of all down matrices.
+    /// (layer, expert) of all down projections.
     with_down: BTreeSet<(LayerId, ExpertId)>,
 }
 
 impl ExpertParts {
-    /// The parts of a map.
+    /// Returns the rules for the layers of a map.
     pub fn of(map: &OffsetMap) -> ExpertParts {
         let mut parts = ExpertParts::default();
         let weights = map.rows.iter();
@@ -82,7 +83,7 @@ impl ExpertParts {
         parts
     }
 
-    /// Whether a row is a part of an expert, or holds one of each expert of its layer.
+    /// Whether a row is part of one expert, or contains the stacked biases of all experts of its layer.
     pub fn contains(&self, row: &MapRow) -> bool {
         let (Some(layer), Some(projection)) = (row.layer_id, row.projection) else {
             return false;
@@ -99,7 +100,7 @@ impl ExpertParts {
             && self.experts_of(layer).next().is_some()
     }
 
-    /// (layer, expert) of the experts of a layer.
+    /// Returns the (layer, expert) pairs of a layer.
     fn experts_of(&self, layer: LayerId) -> impl Iterator<Item = (LayerId, ExpertId)> {
         let experts = self
             .with_down
@@ -108,8 +109,9 @@ impl ExpertParts {
     }
 }
 
-/// Bytes of all tensors of a layer's routed experts, scales included: what leaves the GPU when llama.cpp keeps the experts
-/// of the layer on the CPU.
+/// Returns the bytes of all tensors of the routed experts by layer, including scales.
+///
+/// llama.cpp needs this much less GPU memory if it keeps the experts of the layer on the CPU (`--cpu-moe`, `--n-cpu-moe`).
 pub fn expert_layer_bytes(gguf: &Gguf) -> BTreeMap<LayerId, u64> {
     let mut layers = BTreeMap::new();
     for tensor in gguf.tensors() {
@@ -117,7 +119,7 @@ pub fn expert_layer_bytes(gguf: &Gguf) -> BTreeMap<LayerId, u64> {
         if let Some(layer) = role.layer_id
             && matches!(role.category, Category::Expert | Category::ExpertBias)
         {
-            // Sizes add up in 63 bits over all tensors.
+            // Cannot overflow: the sum of all tensor sizes is below 2^63.
             *layers.entry(layer).or_insert(0) += tensor.size_bytes;
         }
     }

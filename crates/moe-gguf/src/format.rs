@@ -1,4 +1,4 @@
-//! Rules of the format that readers and writers share.
+//! Constants and functions of the GGUF format for readers and writers.
 
 use crate::error::Fault;
 use crate::types::GgmlType;
@@ -6,19 +6,19 @@ use crate::types::GgmlType;
 /// Alignment of a file without `general.alignment`.
 pub const DEFAULT_ALIGNMENT: u32 = 32;
 
-/// Dimensions that a tensor may have.
+/// Maximum number of dimensions of a tensor.
 pub const MAX_DIMS: u32 = 4;
 
-/// Bytes of the longest tensor name: ggml keeps it in 64 bytes with its terminating zero.
+/// Maximum length of a tensor name in bytes: ggml stores it in 64 bytes with a terminating zero (`GGML_MAX_NAME`).
 pub const MAX_NAME: u64 = 63;
 
-/// ggml counts elements and bytes in 63 bits.
+/// Maximum number of elements or bytes: ggml counts both in signed 64-bit integers.
 pub const MAX_I64: u64 = i64::MAX as u64;
 
-/// Bytes of a tensor: bytes of a row, times its rows. `tensor` is its name, for the error.
+/// Returns the size of a tensor in bytes: the row size times the number of rows. `tensor` is its name, for errors.
 ///
 /// # Errors
-/// A row is not a whole number of blocks, or the elements or bytes do not fit 63 bits.
+/// A row is not a multiple of the block size; the number of elements or bytes is 2^63 or more.
 pub fn tensor_size(tensor: &str, ty: GgmlType, ne: [u64; 4]) -> Result<u64, Fault> {
     let tensor = || tensor.to_owned();
     let elements = ne.iter().try_fold(1, |product, &n| below_i64(product, n));
@@ -52,7 +52,7 @@ fn below_i64(a: u64, b: u64) -> Option<u64> {
     a.checked_mul(b).filter(|&product| product <= MAX_I64)
 }
 
-/// Appends a GGUF string: 64-bit length, then the bytes.
+/// Appends a GGUF string: a 64-bit length, and the bytes.
 pub fn write_string(text: &str, out: &mut Vec<u8>) {
     out.extend((text.len() as u64).to_le_bytes());
     out.extend(text.as_bytes());

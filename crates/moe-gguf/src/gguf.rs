@@ -1,4 +1,4 @@
-//! A model: all its files, mapped, and what their headers say.
+//! A GGUF model: its mapped files, metadata and tensor table.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,38 +16,38 @@ use crate::types::GgmlType;
 /// A tensor of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tensor {
-    /// Name, `blk.3.ffn_gate_exps.weight`.
+    /// Name, for example `blk.3.ffn_gate_exps.weight`.
     pub name: String,
-    /// Index in the model's tensor table; shards are counted on.
+    /// Index in the tensor table of the model. The indices of a shard continue those of the preceding shard.
     pub index: u32,
     /// Index of its file in [`Gguf::files`].
     pub file: u16,
     /// Type of its elements.
     pub ty: GgmlType,
-    /// Dimensions that the file lists, 0 to 4.
+    /// Number of dimensions in the file, 0 to 4.
     pub n_dims: u32,
-    /// Elements in each dimension, innermost first; 1 beyond `n_dims`.
+    /// Number of elements in each dimension, innermost first; 1 for dimensions that the file does not list.
     pub ne: [u64; 4],
-    /// First byte of its data, counted from the start of its file.
+    /// Offset of its data from the start of its file, in bytes.
     pub offset: u64,
-    /// Bytes of its data.
+    /// Size of its data in bytes.
     pub size_bytes: u64,
 }
 
 /// One file of a model.
 #[derive(Clone, Debug)]
 pub struct GgufFile {
-    /// Path as it was opened; for an embedded model, its name.
+    /// Path at which the file was opened; for a model in memory, its name.
     pub path: PathBuf,
-    /// Last part of the path.
+    /// File name without directories.
     pub name: String,
-    /// Bytes that the file has.
+    /// Size of the file in bytes.
     pub size_bytes: u64,
-    /// Bytes of its header: one past the last byte of the tensor table.
+    /// Size of its header in bytes, which ends with the tensor table.
     pub header_size: u64,
-    /// First byte of its data section: the header's size, padded.
+    /// Offset of its data section in bytes: the header size, padded to the alignment.
     pub data_offset: u64,
-    /// `general.alignment`, 32 where the file has none.
+    /// Alignment in bytes: `general.alignment`, or 32 if the key is missing.
     pub alignment: u64,
     pub(crate) bytes: Bytes,
 }
@@ -59,7 +59,7 @@ impl GgufFile {
     }
 }
 
-/// A model: all its files memory mapped, their headers parsed once.
+/// A model: its memory-mapped files, and their parsed headers.
 #[derive(Debug)]
 pub struct Gguf {
     version: u32,
@@ -71,33 +71,33 @@ pub struct Gguf {
 }
 
 impl Gguf {
-    /// Opens the model at `path`; of a model in several files, any of them.
+    /// Opens the model at `path`. For a model in several files, `path` may be any of them.
     ///
-    /// A file whose data is cut opens all the same: its map is what tells how much is missing.
+    /// A file with truncated data can be opened; [`check`](crate::check::check) reports the missing bytes.
+    ///
+    /// The files are memory-mapped. If another process truncates a file, an access to its missing bytes raises SIGBUS.
     ///
     /// # Errors
-    /// A file cannot be read, its header breaks a rule of the format, or a shard is missing,
-    /// repeated or of another model.
+    /// A file cannot be read; its header violates a rule of the format; a shard is missing, repeated or belongs to another
+    /// model.
     pub fn open(path: impl AsRef<Path>) -> Result<Gguf, Error> {
         let (first, others) = shards::gather(Part::open(path.as_ref())?)?;
         Self::from_parts(first, others)
     }
 
-    /// Opens a model that is embedded in the binary; `name` stands for its path. It must be whole in
-    /// one file.
+    /// Opens a model that is embedded in the binary. `name` is used as its path. The model must be a single file.
     ///
     /// # Errors
-    /// The header breaks a rule of the format.
+    /// The header violates a rule of the format.
     pub fn from_static(name: &str, bytes: &'static [u8]) -> Result<Gguf, Error> {
         let part = Part::parse(Path::new(name), Bytes::Static(bytes))?;
         Self::from_parts(part, Vec::new())
     }
 
-    /// Opens a model that is held in memory; `name` stands for its path. It must be whole in one
-    /// file.
+    /// Opens a model in memory. `name` is used as its path. The model must be a single file.
     ///
     /// # Errors
-    /// The header breaks a rule of the format.
+    /// The header violates a rule of the format.
     pub fn from_bytes(name: &str, bytes: impl Into<Arc<[u8]>>) -> Result<Gguf, Error> {
         let part = Part::parse(Path::new(name), Bytes::Owned(bytes.into()))?;
         Self::from_parts(part, Vec::new())
@@ -141,12 +141,12 @@ impl Gguf {
         &self.metadata
     }
 
-    /// The tensors in the order of the table; a tensor's place here is its `tensor_idx`.
+    /// The tensors in the order of the tensor table. The index in this slice is the `tensor_idx` of tables.
     pub fn tensors(&self) -> &[Tensor] {
         &self.tensors
     }
 
-    /// The tensor of that name.
+    /// Returns the tensor with this name.
     pub fn tensor(&self, name: &str) -> Option<&Tensor> {
         let tensor = |i: u32| &self.tensors[i as usize];
         let found = self
@@ -156,13 +156,13 @@ impl Gguf {
         Some(tensor(self.by_name[found]))
     }
 
-    /// The data of a tensor, borrowed from the mapped file.
+    /// Returns the data of a tensor, borrowed from the mapped file.
     ///
     /// # Errors
-    /// The file ends before the data does.
+    /// [`Error::Cut`] if the data is not completely inside the file.
     pub fn data(&self, tensor: &Tensor) -> Result<&[u8], Error> {
         if tensor.size_bytes == 0 {
-            return Ok(&[]); // nothing lies nowhere, beyond the end of the file too
+            return Ok(&[]); // An empty tensor may have an offset past the end of the file.
         }
         let file = self.files.get(usize::from(tensor.file));
         file.and_then(|file| file.bytes.range(tensor.offset, tensor.size_bytes))
@@ -175,13 +175,12 @@ impl Gguf {
             })
     }
 
-    /// The files of the model, in the order of their split numbers.
+    /// The files of the model, in the order of `split.no`.
     pub fn files(&self) -> &[GgufFile] {
         &self.files
     }
 
-    /// XXH3 (64 bits) of the headers of all files, one after the other: names a model without
-    /// reading its data.
+    /// Returns the 64-bit XXH3 hash of the concatenated headers of all files. It identifies a model without reading its data.
     pub fn header_xxh3(&self) -> u64 {
         let mut hash = Xxh3::new();
         for file in &self.files {
@@ -191,8 +190,7 @@ impl Gguf {
     }
 }
 
-/// Refuses a model whose map would be out of all proportion to its headers, or whose sizes do not
-/// add up in 63 bits over all its files.
+/// Rejects a model whose offset map would be much larger than its headers, or whose tensor sizes add up to 2^63 or more.
 fn limit(tensors: &[Tensor]) -> Result<(), Fault> {
     let mut claimed: u64 = 0;
     for tensor in tensors {
@@ -215,7 +213,7 @@ fn limit(tensors: &[Tensor]) -> Result<(), Fault> {
     }
 }
 
-/// Indices of the tensors, sorted by name; a name that appears twice is refused.
+/// Returns the indices of the tensors sorted by name. Rejects duplicate names.
 fn sort_by_name(tensors: &[Tensor]) -> Result<Vec<u32>, Fault> {
     let name = |i: u32| tensors[i as usize].name.as_str();
     let mut by_name: Vec<u32> = (0..).take(tensors.len()).collect();

@@ -1,4 +1,4 @@
-//! Parses the header of one file, by the rules of ggml's own reader.
+//! Parser of the header of one file. It enforces the rules of ggml's reader (`gguf.cpp`).
 
 use std::path::Path;
 
@@ -12,32 +12,31 @@ use crate::metadata::{Entry, Metadata};
 use crate::types::GgmlType;
 use crate::value::{Value, ValueType};
 
-/// Key length, one byte of key, value type, one byte of value.
+/// Minimum size of a key-value in bytes: key length, one byte of key, value type, one byte of value.
 const MIN_KEY_VALUE: u64 = 8 + 1 + 4 + 1;
-/// Name length, number of dimensions, type, offset.
+/// Minimum size of a tensor in the table, in bytes: name length, number of dimensions, type, offset.
 const MIN_TENSOR: u64 = 8 + 4 + 4 + 8;
-/// Five times what the largest model of today has with one tensor an expert. What a tensor takes in
-/// memory is more than eight times the least that it takes in a header.
+/// Maximum number of tensors: five times that of the largest current model with one tensor per expert. Without the limit, a
+/// small header could need much memory: a tensor takes up to eight times its bytes in the header.
 const MAX_TENSORS: u64 = 1 << 18;
-/// A thousand times what a model has. In memory a key-value takes more than eight times the least that it takes in a
-/// header.
+/// Maximum number of key-values: a thousand times that of current models. The reason is the same as for `MAX_TENSORS`.
 const MAX_KEY_VALUES: u64 = 1 << 16;
-/// A count is believed as the elements come, not in advance.
+/// Maximum number of elements to allocate memory for in advance, because a count may be wrong.
 const FIRST_CAPACITY: u64 = 4096;
-/// Bytes by which a file that is not GGUF is recognized.
+/// Number of bytes by which the format of a file other than GGUF is recognized.
 const SAMPLE_SIZE: usize = 64 * 1024;
 
-/// What one file's header says.
+/// The header of one file.
 #[derive(Debug)]
 pub(crate) struct Header {
     pub(crate) version: u32,
     pub(crate) metadata: Metadata,
-    /// Their `offset` is absolute; `index` and `file` are those of a model in one file.
+    /// Offsets are from the start of the file; `index` and `file` are those of a model in one file.
     pub(crate) tensors: Vec<Tensor>,
     pub(crate) alignment: u64,
-    /// One past the last byte of the tensor table.
+    /// Offset of the byte after the tensor table.
     pub(crate) size: u64,
-    /// First byte of the data section.
+    /// Offset of the data section.
     pub(crate) data_offset: u64,
 }
 
@@ -102,7 +101,7 @@ fn read_version(bytes: &[u8], cursor: &mut Cursor<'_>) -> Located<u32> {
     let fault = match cursor.u32("the version")? {
         version @ (2 | 3) => return Ok(version),
         1 => Fault::Version1,
-        // A byte-swapped small number has its low half empty.
+        // In a byte-swapped small number, the low 16 bits are zero.
         version if version != 0 && version & 0xFFFF == 0 => Fault::BigEndian,
         version => Fault::BadVersion { version },
     };
@@ -165,7 +164,7 @@ fn read_tensors(cursor: &mut Cursor<'_>, n_tensors: u64) -> Located<Vec<Tensor>>
     Ok(tensors)
 }
 
-/// Reads an entry of the tensor table; its offset is still relative to the data section.
+/// Reads an entry of the tensor table. Its offset is relative to the data section, as in the file.
 fn read_tensor(cursor: &mut Cursor<'_>, index: u32) -> Located<Tensor> {
     let at = cursor.pos();
     let here = |fault| (at, fault);
@@ -222,7 +221,7 @@ fn read_tensor(cursor: &mut Cursor<'_>, index: u32) -> Located<Tensor> {
     })
 }
 
-/// Turns the offsets into absolute ones, and refuses sizes that do not add up in 63 bits.
+/// Converts the offsets to offsets in the file. Rejects offsets and padded sizes that overflow 63 bits.
 fn place_tensors(tensors: &mut [Tensor], data_offset: u64, alignment: u64) -> Result<(), Fault> {
     let mut total: u64 = data_offset;
     for tensor in tensors {

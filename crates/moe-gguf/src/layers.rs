@@ -1,5 +1,4 @@
-//! How the layers lie in the files: in which order, and what reading them in order of execution
-//! costs.
+//! The order of layers in the files, and the seeks of a reader that reads them in order of execution.
 
 use moe_ids::LayerId;
 use serde::Serialize;
@@ -7,45 +6,45 @@ use serde::Serialize;
 use crate::gguf::{Gguf, Tensor};
 use crate::names::Role;
 
-/// How the layers of a model lie in its files.
+/// The order of the layers of a model in its files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LayerOrder {
-    /// The layers, by where their first byte lies.
+    /// The layers, ordered by the offset of their first byte.
     pub order: Vec<LayerId>,
-    /// Whether `order` is `0, 1, 10, 11, … 2`: sorted as strings, where numbers were meant.
+    /// Whether `order` is not numerical, but sorted by strings: `0, 1, 10, 11, … 2`.
     pub string_sorted: bool,
-    /// Where each layer lies, in numerical order.
+    /// The extent of each layer, in numerical order.
     pub layers: Vec<LayerExtent>,
-    /// Jumps of a reader that takes the layers in numerical order, each layer's tensors in the order
-    /// in which they lie. Padding is no jump.
+    /// Number of seeks of a reader that reads the layers in numerical order, and the tensors of a layer in file order.
+    /// Skipping padding is not a seek.
     pub seeks: u64,
-    /// Bytes jumped over, forward and backward; jumps to another file count none.
+    /// Total seek distance in bytes, forward and backward. A seek to another file has distance 0.
     pub seek_bytes: u64,
 }
 
-/// Where a layer lies.
+/// The location of a layer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LayerExtent {
     /// The layer.
     pub layer_id: LayerId,
-    /// File of its first byte.
+    /// Index of the file of its first byte.
     pub file: u16,
-    /// Its first byte.
+    /// Offset of its first byte in that file.
     pub offset: u64,
-    /// Bytes of its tensors.
+    /// Sum of the sizes of its tensors in bytes.
     pub size_bytes: u64,
-    /// Pieces in which it lies: 1 if nothing lies between its tensors.
+    /// Number of contiguous pieces: 1 if only padding is between its tensors.
     pub pieces: u32,
 }
 
 impl LayerOrder {
-    /// Whether the layers lie in the order in which they are executed, each in one piece.
+    /// Whether the layers are stored in order of execution, each in one piece.
     pub fn is_sequential(&self) -> bool {
         self.order.is_sorted() && self.layers.iter().all(|layer| layer.pieces == 1)
     }
 }
 
-/// Looks at how the layers of a model lie. Reads no data.
+/// Returns the order of the layers of a model in its files. Does not read tensor data.
 pub fn layer_order(gguf: &Gguf) -> LayerOrder {
     let mut tensors: Vec<(LayerId, &Tensor)> = gguf
         .tensors()
@@ -59,14 +58,14 @@ pub fn layer_order(gguf: &Gguf) -> LayerOrder {
     let (mut seeks, mut seek_bytes) = (0, 0_u64);
     let mut last: Option<&Tensor> = None;
     for &(layer_id, tensor) in &tensors {
-        let jump = last.and_then(|last| jump(gguf, last, tensor));
-        seeks += u64::from(jump.is_some());
-        seek_bytes = jump.unwrap_or(0).saturating_add(seek_bytes);
+        let seek = last.and_then(|last| seek_distance(gguf, last, tensor));
+        seeks += u64::from(seek.is_some());
+        seek_bytes = seek.unwrap_or(0).saturating_add(seek_bytes);
         last = Some(tensor);
         match layers.last_mut().filter(|layer| layer.layer_id == layer_id) {
             Some(layer) => {
                 layer.size_bytes += tensor.size_bytes;
-                layer.pieces += u32::from(jump.is_some());
+                layer.pieces += u32::from(seek.is_some());
             }
             None => layers.push(LayerExtent {
                 layer_id,
@@ -78,9 +77,9 @@ pub fn layer_order(gguf: &Gguf) -> LayerOrder {
         }
     }
 
-    let mut by_place: Vec<&LayerExtent> = layers.iter().collect();
-    by_place.sort_by_key(|layer| (layer.file, layer.offset));
-    let order: Vec<LayerId> = by_place.iter().map(|layer| layer.layer_id).collect();
+    let mut by_offset: Vec<&LayerExtent> = layers.iter().collect();
+    by_offset.sort_by_key(|layer| (layer.file, layer.offset));
+    let order: Vec<LayerId> = by_offset.iter().map(|layer| layer.layer_id).collect();
     let string_sorted = !order.is_sorted() && order.is_sorted_by_key(LayerId::to_string);
     LayerOrder {
         order,
@@ -91,9 +90,8 @@ pub fn layer_order(gguf: &Gguf) -> LayerOrder {
     }
 }
 
-/// Bytes between the end of a tensor and the beginning of the one read next; `None` where only
-/// padding lies between them.
-fn jump(gguf: &Gguf, from: &Tensor, to: &Tensor) -> Option<u64> {
+/// Returns the bytes between the end of `from` and the start of `to`, or `None` if only padding is between them.
+fn seek_distance(gguf: &Gguf, from: &Tensor, to: &Tensor) -> Option<u64> {
     if from.file != to.file {
         return Some(0);
     }

@@ -1,8 +1,7 @@
-//! GGUF files: header, key-values, tensor types, shards, expert slices, offset map and its checks.
+//! Reader of GGUF files: header, key-values, tensor types, shards, expert slices, offset map and layout checks.
 //!
-//! A model is opened with [`Gguf::open`]: every file of it is memory mapped and its header parsed
-//! once. [`map::OffsetMap`] says which bytes of which file belong to which tensor and expert,
-//! [`check::check`] says whether those bytes fit the file.
+//! [`Gguf::open`] maps the files of a model into memory and parses their headers. [`map::OffsetMap`] lists which bytes of
+//! which file belong to which tensor and expert. [`check::check`] reports overlaps, gaps and truncated data.
 //!
 //! ```no_run
 //! let gguf = moe_gguf::Gguf::open("model.gguf")?;
@@ -12,9 +11,8 @@
 //! # Ok::<(), moe_gguf::Error>(())
 //! ```
 //!
-//! Nothing that a file says is trusted: a header that breaks a rule of ggml's own reader is an
-//! [`Error`] naming the file, the byte and the rule, and no input panics. Tensor data is never
-//! read here unless it is asked for, so the cost of opening grows with the header alone.
+//! Input is not trusted: a header that violates a rule of ggml's reader is an [`Error`] with the file, the byte offset and the
+//! rule. No input causes a panic. Opening a model reads its headers only, not tensor data.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::cast_possible_truncation))]

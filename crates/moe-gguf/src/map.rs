@@ -1,4 +1,4 @@
-//! The offset map: which bytes of which file are which tensor and expert.
+//! The offset map: the bytes of each tensor and expert.
 
 use std::sync::Arc;
 
@@ -12,47 +12,46 @@ use crate::types::GgmlType;
 
 pub use crate::names::{Category, Projection};
 
-/// The most rows that splitting 3-D tensors may give: a header of a few bytes can claim any number
-/// of experts, and a file with a hole can seem to hold them. The largest models of today have about
-/// 70,000 (expert, projection) pairs; 96 layers of 3 × 1024 experts have 294,912.
+/// Maximum number of expert slices of a model. A header of a few bytes can declare any number of experts, and a sparse file
+/// can seem to contain them. The largest current models have about 70,000 slices; 96 layers with 3 × 1024 have 294,912.
 pub const MAX_EXPERT_ROWS: u64 = 5 << 16;
 
-/// All rows of a model, in the order of its tensor table. The rows of a tensor tile it exactly.
+/// The offset map of a model. Its rows are in the order of the tensor table; the rows of a tensor cover it exactly.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OffsetMap {
-    /// One row an expert for stacked expert weights, one a tensor for everything else.
+    /// One row per expert for stacked expert weights, one row per tensor for all other tensors.
     pub rows: Vec<MapRow>,
 }
 
-/// A range of a file that belongs to one tensor, or to one expert of it.
+/// A byte range of a file: a tensor, or one expert of a stacked tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MapRow {
     /// Index of the file in [`Gguf::files`].
     pub file: u16,
-    /// The tensor's own name.
+    /// Name of the tensor.
     pub tensor: Arc<str>,
-    /// Index in the tensor table.
+    /// Index of the tensor in the tensor table.
     pub tensor_idx: u32,
-    /// The expert, for expert weights. Of chunk experts (`_chexps`), the chunk.
+    /// The expert, for expert weights; for chunk experts (`_chexps`), the chunk.
     pub expert_id: Option<ExpertId>,
-    /// The layer, for tensors named `blk.N.`.
+    /// The layer, for tensors named `blk.N.…`.
     pub layer_id: Option<LayerId>,
-    /// Which matrix of a feed-forward block.
+    /// The matrix of a feed-forward block.
     pub projection: Option<Projection>,
-    /// What it is for.
+    /// The purpose of the tensor.
     pub category: Category,
     /// Type of the elements.
     pub ty: GgmlType,
-    /// Elements in each dimension of this row: an expert of a stacked tensor has `ne[2]` 1.
+    /// Number of elements of the row in each dimension: `ne[2]` is 1 for an expert of a stacked tensor.
     pub ne: [u64; 4],
-    /// First byte, counted from the start of the file.
+    /// Offset from the start of the file, in bytes.
     pub file_offset: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub size_bytes: u64,
 }
 
 impl OffsetMap {
-    /// Makes the map of a model.
+    /// Returns the map of a model.
     pub fn new(gguf: &Gguf) -> OffsetMap {
         let n_rows = gguf
             .tensors()
@@ -67,8 +66,9 @@ impl OffsetMap {
     }
 }
 
-/// Number of experts stacked in a tensor: its third dimension, if its name is one of expert weights.
-/// Of none, the tensor is one row.
+/// Returns the number of experts in a stacked tensor (`ne[2]`), or `None` if the tensor is one row of the map.
+///
+/// A tensor is stacked if it has the name of stacked expert weights and three dimensions.
 pub fn n_stacked(tensor: &Tensor) -> Option<u64> {
     let [_, _, n_expert, rest] = tensor.ne;
     (tensor.n_dims >= 3 && rest == 1 && n_expert > 0 && Role::of(&tensor.name).stacked)
@@ -94,7 +94,7 @@ fn push_rows(rows: &mut Vec<MapRow>, tensor: &Tensor) {
         rows.push(whole);
         return;
     };
-    // A tensor is rows of equal size, so its experts are too.
+    // Exact: all rows of a tensor, and therefore all experts, have the same size.
     let size_bytes = tensor.size_bytes / n_expert;
     rows.extend((0..).zip(0..n_expert).map(|(expert_id, expert)| MapRow {
         expert_id: Some(ExpertId(expert_id)),
@@ -106,8 +106,9 @@ fn push_rows(rows: &mut Vec<MapRow>, tensor: &Tensor) {
 }
 
 impl MapRow {
-    /// Experts whose biases the row holds, one after the other: stacked biases (`ffn_*_exps.bias`) are one row of the map
-    /// with `ne = [n, n_expert]`. `None` for everything else; the name decides, not the shape.
+    /// Returns the number of experts if the row contains stacked biases, otherwise `None`.
+    ///
+    /// Stacked biases (`ffn_*_exps.bias`) are one row of the map with `ne = [n, n_expert]`. The name decides, not the shape.
     pub fn n_stacked_biases(&self) -> Option<u64> {
         let is_bias = self.category == Category::ExpertBias && self.tensor.ends_with(".bias");
         (is_bias && self.expert_id.is_none())

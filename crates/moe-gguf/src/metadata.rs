@@ -1,4 +1,4 @@
-//! The key-values of a model, with typed look-ups.
+//! The key-values of a model.
 
 use std::path::{Path, PathBuf};
 
@@ -8,8 +8,10 @@ use crate::error::{Error, Fault};
 use crate::per_layer::PerLayer;
 use crate::value::{Array, Value};
 
-/// The key-values of a model, in the order of the file. Of a model in several files they are the
-/// first one's: the others hold their own `split.*` keys only.
+/// The key-values of a model, in the order of the file. For a model in several files, those of the first file: other shards
+/// contain only `split.*` keys.
+///
+/// The typed methods return `Ok(None)` for a missing key, and [`Error::WrongType`] for a value of another type.
 #[derive(Clone, Debug)]
 pub struct Metadata {
     path: PathBuf,
@@ -17,7 +19,7 @@ pub struct Metadata {
     entries: Vec<Entry>,
     /// Indices into `entries`, sorted by key.
     by_key: Vec<u32>,
-    /// One past the last byte of the last value.
+    /// Offset of the byte after the last value.
     end: u64,
 }
 
@@ -25,12 +27,12 @@ pub struct Metadata {
 pub(crate) struct Entry {
     pub(crate) key: Box<str>,
     pub(crate) value: Value,
-    /// Where the value's type stands in the file; the value follows.
+    /// Offset of the value type in the file. The value follows it.
     pub(crate) type_offset: u32,
 }
 
 impl Metadata {
-    /// Takes the entries of a file, which end at `end`; refuses a key that appears twice.
+    /// Returns the metadata with these entries, which end at offset `end`. Rejects duplicate keys.
     pub(crate) fn new(
         path: &Path,
         bytes: &Bytes,
@@ -69,13 +71,12 @@ impl Metadata {
         self.entries.iter().map(|entry| (&*entry.key, &entry.value))
     }
 
-    /// Keys, and their values' types and values as they lie in the file: what a copy needs to be
-    /// byte-exact.
+    /// Iterates over the keys and the bytes of value type and value in the file, for an exact copy.
     pub fn iter_raw(&self) -> impl Iterator<Item = (&str, &[u8])> {
         self.entries.iter().enumerate().map(|(i, entry)| {
             let start = u64::from(entry.type_offset);
             let end = match self.entries.get(i + 1) {
-                // Between two values lie the length of the next key and the key.
+                // Between two values are the length of the next key (8 bytes) and the key.
                 Some(next) => u64::from(next.type_offset) - next.key.len() as u64 - 8,
                 None => self.end,
             };
@@ -94,18 +95,18 @@ impl Metadata {
         self.entries.is_empty()
     }
 
-    /// The value of `key` as `u32`, whatever integer type the file chose.
+    /// The value of `key` as `u32`. The file may use any integer type.
     ///
     /// # Errors
-    /// The value is no integer, or does not fit. An absent key is `Ok(None)`, here and below.
+    /// The value is not an integer or does not fit.
     pub fn u32(&self, key: &str) -> Result<Option<u32>, Error> {
         self.typed(key, "a u32", |value| u32::try_from(value.as_i128()?).ok())
     }
 
-    /// The value of `key` as `u64`, whatever integer type the file chose.
+    /// The value of `key` as `u64`. The file may use any integer type.
     ///
     /// # Errors
-    /// The value is no integer, or is negative.
+    /// The value is not an integer or is negative.
     pub fn u64(&self, key: &str) -> Result<Option<u64>, Error> {
         self.typed(key, "a u64", |value| u64::try_from(value.as_i128()?).ok())
     }
@@ -122,7 +123,7 @@ impl Metadata {
     /// The value of `key` as a boolean.
     ///
     /// # Errors
-    /// The value is no boolean.
+    /// The value is not a boolean.
     pub fn bool(&self, key: &str) -> Result<Option<bool>, Error> {
         self.typed(key, "a bool", |value| match value {
             Value::Bool(v) => Some(*v),
@@ -133,7 +134,7 @@ impl Metadata {
     /// The value of `key` as a string.
     ///
     /// # Errors
-    /// The value is no string.
+    /// The value is not a string.
     pub fn str(&self, key: &str) -> Result<Option<&str>, Error> {
         self.typed(key, "a string", |value| match value {
             Value::String(v) => Some(v.as_str()),
@@ -141,20 +142,20 @@ impl Metadata {
         })
     }
 
-    /// The value of `key` as an array of strings, decoded on the first call.
+    /// The value of `key` as an array of strings, which are decoded on the first call.
     ///
     /// # Errors
-    /// The value is no array of strings.
+    /// The value is not an array of strings.
     pub fn strings(&self, key: &str) -> Result<Option<&[String]>, Error> {
         self.typed(key, "an array of strings", |value| {
             as_array(value)?.strings()
         })
     }
 
-    /// The value of `key` as an array of integers, whatever integer type the file chose.
+    /// The value of `key` as an array of integers. The file may use any integer type.
     ///
     /// # Errors
-    /// The value is no array of integers, or one of them does not fit an `i64`.
+    /// The value is not an array of integers, or one of them does not fit an `i64`.
     pub fn i64s(&self, key: &str) -> Result<Option<Vec<i64>>, Error> {
         self.typed(key, "an array of integers", |value| {
             as_array(value)?
@@ -167,7 +168,7 @@ impl Metadata {
     /// The value of `key` as an array of `f32`.
     ///
     /// # Errors
-    /// The value is no array of floating-point numbers.
+    /// The value is not an array of floating-point numbers.
     #[expect(clippy::cast_possible_truncation, reason = "the nearest f32")]
     pub fn f32s(&self, key: &str) -> Result<Option<Vec<f32>>, Error> {
         self.typed(key, "an array of f32", |value| {
@@ -178,11 +179,10 @@ impl Metadata {
         })
     }
 
-    /// The value of `key` as one number, or as one number per layer, whatever integer type the file chose.
+    /// The value of `key` as one number for all layers, or as one number per layer. The file may use any integer type.
     ///
     /// # Errors
-    /// The value is neither an integer nor a list of integers, or one of them is negative, or the list is longer than a
-    /// model can have layers.
+    /// The value is neither an integer nor an array of integers; a number is negative; the array has more than 65,535 elements.
     pub fn per_layer(&self, key: &str) -> Result<Option<PerLayer>, Error> {
         let read = |value| PerLayer::from_value(value).map(Some);
         self.get(key)
@@ -191,7 +191,7 @@ impl Metadata {
                 path: self.path.clone(),
                 key: key.to_owned(),
                 found,
-                wanted: "a non-negative integer, or a list with one for each layer,",
+                wanted: "a non-negative integer or a list with one per layer",
             })
     }
 

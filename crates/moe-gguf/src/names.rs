@@ -1,11 +1,11 @@
-//! What a tensor is, told by its name as llama.cpp's converters write it.
+//! The role of a tensor, derived from its name in the convention of llama.cpp's converters.
 
 use std::fmt;
 
 use moe_ids::{ExpertId, LayerId};
 use serde::Serialize;
 
-/// Which of the matrices of a feed-forward block a tensor belongs to.
+/// A matrix of a feed-forward block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Projection {
@@ -19,32 +19,32 @@ pub enum Projection {
     GateUp,
 }
 
-/// What a tensor is for.
+/// The purpose of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Category {
-    /// Weights of routed experts, stacked or one tensor an expert.
+    /// Weights of routed experts, stacked or with one tensor per expert.
     Expert,
     /// Biases and scales of routed experts.
     ExpertBias,
-    /// Weights of the expert that every token visits, and its gate.
+    /// Weights of the shared expert, and its gate.
     SharedExpert,
-    /// The router's weights and biases.
+    /// Weights and biases of the router.
     Router,
-    /// All that mixes tokens: attention, linear attention and state-space layers.
+    /// Attention, linear attention and state-space layers.
     Attention,
-    /// Normalisation weights.
+    /// Normalization weights.
     Norm,
     /// Embeddings of tokens, positions and token types.
     Embedding,
-    /// The output matrix.
+    /// The output matrix (LM head).
     Output,
-    /// Dense feed-forward blocks, rope factors and whatever else.
+    /// Dense feed-forward blocks, RoPE factors and all other tensors.
     Other,
 }
 
 impl Projection {
-    /// The name used in tables.
+    /// The name in tables.
     pub const fn as_str(self) -> &'static str {
         match self {
             Projection::Gate => "gate",
@@ -56,7 +56,7 @@ impl Projection {
 }
 
 impl Category {
-    /// Every category, in the order in which reports list them.
+    /// All categories, in the order of reports.
     pub const ALL: [Category; 9] = [
         Category::Expert,
         Category::ExpertBias,
@@ -69,12 +69,12 @@ impl Category {
         Category::Other,
     ];
 
-    /// What a tensor of that name is for.
+    /// Returns the category of the tensor with this name.
     pub fn of(tensor: &str) -> Category {
         Role::of(tensor).category
     }
 
-    /// The name used in tables.
+    /// The name in tables.
     pub const fn as_str(self) -> &'static str {
         match self {
             Category::Expert => "expert",
@@ -102,23 +102,23 @@ impl fmt::Display for Category {
     }
 }
 
-/// What the name of a tensor says about it.
+/// The role of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Role {
-    /// The layer, for tensors named `blk.N.`.
+    /// The layer, for tensors named `blk.N.…`.
     pub layer_id: Option<LayerId>,
-    /// Which matrix of a feed-forward block.
+    /// The matrix of a feed-forward block.
     pub projection: Option<Projection>,
-    /// What the tensor is for.
+    /// The purpose of the tensor.
     pub category: Category,
-    /// The expert of a tensor that holds one expert alone, as older converters wrote them.
+    /// The expert of a tensor with a single expert, as written by older converters.
     pub expert_id: Option<ExpertId>,
-    /// Whether the name is that of weights stacked over the experts.
+    /// Whether the name is that of weights stacked over experts.
     pub stacked: bool,
 }
 
 impl Role {
-    /// The role of the tensor with this name.
+    /// Returns the role of the tensor with this name.
     pub fn of(name: &str) -> Role {
         let (layer_id, part) = split_layer(name);
         // `ffn_gate_exps.weight`, `ffn_gate.7.weight`, `ffn_gate_exps.7.weight`: stem, expert, kind.
@@ -162,8 +162,9 @@ impl Role {
     }
 }
 
-/// `blk.12.attn_q.weight` into 12 and `attn_q.weight`. 65535 stands for "no layer" in the trace
-/// format, so it is no layer here either.
+/// Splits `blk.12.attn_q.weight` into layer 12 and `attn_q.weight`.
+///
+/// 65,535 is not accepted as a layer, because it means "no layer" in traces.
 pub fn split_layer(name: &str) -> (Option<LayerId>, &str) {
     let split = name.strip_prefix("blk.").and_then(|rest| {
         let (id, part) = rest.split_once('.')?;
@@ -178,12 +179,12 @@ pub fn split_layer(name: &str) -> (Option<LayerId>, &str) {
     }
 }
 
-/// Whether the tensor holds chunk experts, which the router does not choose one by one.
+/// Whether the tensor contains chunk experts, which the router does not select individually.
 pub fn is_chunked(name: &str) -> bool {
     name.contains("_chexps")
 }
 
-/// A decimal number, digits only.
+/// Parses a decimal number that consists of digits only.
 fn number(text: &str) -> Option<u64> {
     let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     if digits { text.parse().ok() } else { None }
@@ -237,8 +238,8 @@ mod tests {
     use Projection::*;
 
     #[test]
-    fn names_of_llama_cpp() {
-        // name, layer, projection, category, expert of its own, stacked
+    fn recognizes_names_of_llama_cpp() {
+        // name, layer, projection, category, expert, stacked
         let names = [
             (
                 "blk.0.ffn_gate_exps.weight",

@@ -1,4 +1,4 @@
-//! Values that no model has: not-a-number and infinite elements and block scales.
+//! NaN and infinite elements and block scales.
 
 use serde::Serialize;
 
@@ -8,27 +8,26 @@ use crate::types::GgmlType;
 /// Values of a tensor that are not finite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct NonFinite {
-    /// How many elements, or block scales, are not finite.
+    /// Number of elements or block scales that are not finite.
     pub count: u64,
-    /// Where the first of them lies, from the start of the file.
+    /// Offset of the first of them from the start of the file, in bytes.
     pub first_offset: u64,
 }
 
-/// How a number that must be finite is stored.
+/// The encoding of a number that must be finite.
 #[derive(Clone, Copy)]
 enum Float {
     F16,
     Bf16,
     F32,
     F64,
-    /// MXFP4's scale, an exponent alone, and the elements behind it: 255 is not-a-number, and 253 and 254 make infinite
-    /// what they scale from 4 or 2 on.
+    /// An MXFP4 block: the E8M0 scale, and its elements. Scale 255 is NaN; 253 and 254 make large elements infinite.
     Mxfp4,
-    /// IQ1_M's scale: an F16 in the top four bits of each of four 16-bit words.
+    /// The scale of IQ1_M: an F16 in the top four bits of each of four 16-bit words.
     Iq1m,
 }
 
-/// Looks for impossible values in the data of a tensor; `None` where its type is not looked into.
+/// Searches the data of a tensor for values that are not finite. The outer `None` means that the type cannot be checked.
 pub(crate) fn non_finite(tensor: &Tensor, data: &[u8]) -> Option<Option<NonFinite>> {
     let (row_floats, block_floats) = floats(tensor.ty)?;
     let block = usize::try_from(tensor.ty.type_size()).ok()?;
@@ -36,13 +35,13 @@ pub(crate) fn non_finite(tensor: &Tensor, data: &[u8]) -> Option<Option<NonFinit
     let row = usize::try_from(tensor.ty.row_size(tensor.ne[0])?).ok()?;
 
     let mut found: Option<NonFinite> = None;
-    let mut look = |bytes: &[u8], at: usize, floats: &[(usize, Float)]| {
+    let mut check = |bytes: &[u8], start: usize, floats: &[(usize, Float)]| {
         for &(offset, float) in floats {
             if !bytes
                 .get(offset..)
                 .is_none_or(|bytes| is_finite(bytes, float))
             {
-                let first_offset = tensor.offset + (at + offset) as u64;
+                let first_offset = tensor.offset + (start + offset) as u64;
                 found
                     .get_or_insert(NonFinite {
                         count: 0,
@@ -53,27 +52,27 @@ pub(crate) fn non_finite(tensor: &Tensor, data: &[u8]) -> Option<Option<NonFinit
         }
     };
     for (i, row_bytes) in data.chunks_exact(row.max(1)).enumerate() {
-        look(row_bytes, i * row, row_floats);
+        check(row_bytes, i * row, row_floats);
         let Some(blocks) = row_bytes.get(row_meta..) else {
             continue;
         };
         for (j, bytes) in blocks.chunks_exact(block).enumerate() {
-            look(bytes, i * row + row_meta + j * block, block_floats);
+            check(bytes, i * row + row_meta + j * block, block_floats);
         }
     }
     Some(found)
 }
 
-/// Offset in a row, or in a block, and form of a number.
+/// Numbers by their byte offset in a row or block, with their encoding.
 type Floats = &'static [(usize, Float)];
 
-/// The numbers of each row and of each block of a type that must be finite. `None` for the
-/// interleaved types of ik_llama.cpp, whose rows share their blocks.
+/// Returns the numbers of each row, and of each block, that must be finite. `None` for the interleaved types of ik_llama.cpp,
+/// where several rows share a block.
 fn floats(ty: GgmlType) -> Option<(Floats, Floats)> {
     use Float::*;
     use GgmlType as T;
     Some(match ty {
-        // Every scale of NVFP4 is a number: ggml takes the one that is none for zero.
+        // Every scale of NVFP4 (UE4M3) is finite: ggml reads the NaN encoding as 0.
         T::I8 | T::I16 | T::I32 | T::I64 | T::NVFP4 => (&[], &[]),
         T::F64 => (&[], &[(0, F64)]),
         T::F32 | T::Q8_K => (&[], &[(0, F32)]),
@@ -98,7 +97,7 @@ fn floats(ty: GgmlType) -> Option<(Floats, Floats)> {
 }
 
 fn is_finite(bytes: &[u8], float: Float) -> bool {
-    // A number cut off by the end of its block would be a fault of the table above.
+    // The default is unreachable unless an offset in the table above is wrong.
     let u16_at = |i: usize| {
         bytes
             .get(i..i + 2)
@@ -109,7 +108,7 @@ fn is_finite(bytes: &[u8], float: Float) -> bool {
         Float::Bf16 => u16_at(0) & 0x7F80 != 0x7F80,
         Float::F32 => u16_at(2) & 0x7F80 != 0x7F80,
         Float::F64 => u16_at(6) & 0x7FF0 != 0x7FF0,
-        // The scale is 2^(e - 127); E2M1 codes 4 and 6 are the elements 2 and 4, the top bit of four is the sign.
+        // The scale is 2^(e - 127). Of the E2M1 elements, codes 4 and 6 are 2.0 and 4.0; the top bit of the code is the sign.
         Float::Mxfp4 => match bytes.split_first() {
             Some((255, _)) => false,
             Some((254, elements)) => codes_are_below(elements, 4),
@@ -123,7 +122,7 @@ fn is_finite(bytes: &[u8], float: Float) -> bool {
     }
 }
 
-/// Whether the magnitudes in an MXFP4 block, two a byte, are all below a code.
+/// Whether all elements of an MXFP4 block, two per byte, have a code below `code`, without sign.
 fn codes_are_below(elements: &[u8], code: u8) -> bool {
     let elements = elements.iter().take(16);
     elements

@@ -1,25 +1,25 @@
-//! Hyper-parameters that a file stores as one number, or as a list with one number per layer.
+//! Hyperparameters that a file stores as one number, or as an array with one number per layer.
 
 use std::fmt;
 
 use crate::value::Value;
 
-/// Layers that a list may be for: layer 65,535 stands for "no layer" in traces.
+/// Maximum number of layers: 65,535 means "no layer" in traces.
 const MAX_LAYERS: u64 = 65_535;
 
-/// A hyper-parameter that a file stores as one number for all layers, or as a list with one number per layer.
+/// A hyperparameter that a file stores as one number for all layers, or as an array with one number per layer.
 ///
 /// llama.cpp reads such keys with `get_key_or_arr` (feed-forward width, head counts, selected experts, …).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PerLayer {
     /// One value for all layers.
     Same(u64),
-    /// One value for each layer, in order. The list may be empty, or longer or shorter than the model.
+    /// One value for each layer, in order. The list may be empty, or longer or shorter than the number of layers.
     Each(Vec<u64>),
 }
 
 impl PerLayer {
-    /// All values: one, or those of the list.
+    /// All values: the single value, or the list.
     pub fn values(&self) -> &[u64] {
         match self {
             PerLayer::Same(value) => std::slice::from_ref(value),
@@ -27,7 +27,7 @@ impl PerLayer {
         }
     }
 
-    /// The value of a layer; `None` past the end of the list.
+    /// The value of a layer, or `None` past the end of the list.
     pub fn get(&self, layer: usize) -> Option<u64> {
         match self {
             PerLayer::Same(value) => Some(*value),
@@ -35,26 +35,27 @@ impl PerLayer {
         }
     }
 
-    /// The value that all layers share; `None` if they differ, or if the list is empty.
+    /// The common value of all layers, or `None` if the values differ or the list is empty.
     pub fn uniform(&self) -> Option<u64> {
         let (first, rest) = self.values().split_first()?;
         rest.iter().all(|value| value == first).then_some(*first)
     }
 
-    /// The value that all layers with a non-zero value share: 2 for `[0, 2, 0, 2]`, where two layers have no experts.
-    /// `None` if the others differ, or if there are none.
+    /// The common value of all layers with a non-zero value: 2 for `[0, 2, 0, 2]`, where two layers have no experts.
+    ///
+    /// `None` if the non-zero values differ, or if all values are 0.
     pub fn uniform_nonzero(&self) -> Option<u64> {
         let mut values = self.values().iter().filter(|&&value| value > 0);
         let first = values.next()?;
         values.all(|value| value == first).then_some(*first)
     }
 
-    /// The largest value; `None` if the list is empty.
+    /// The largest value, or `None` if the list is empty.
     pub fn max(&self) -> Option<u64> {
         self.values().iter().max().copied()
     }
 
-    /// Reads a value of the key-value section; the error says what the value is instead.
+    /// Converts a value of the key-value section. The error describes a value of another type.
     pub(crate) fn from_value(value: &Value) -> Result<PerLayer, String> {
         let number = |value: &Value| u64::try_from(value.as_i128()?).ok();
         let Value::Array(array) = value else {
@@ -78,7 +79,7 @@ impl PerLayer {
 }
 
 impl fmt::Display for PerLayer {
-    /// `2`, or `[0, 2, 0, 2]`. Long lists are shortened.
+    /// Writes `2` or `[0, 2, 0, 2]`. Lists of more than 128 values are shortened.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 128;
         let values = match self {
@@ -105,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn uniform_list_is_its_value() {
+    fn uniform_requires_equal_values() {
         assert_eq!(PerLayer::Same(2).uniform(), Some(2));
         assert_eq!(each(&[2, 2, 2]).uniform(), Some(2));
         assert_eq!(each(&[2, 4]).uniform(), None);
@@ -114,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_without_experts_do_not_count_as_different() {
+    fn uniform_nonzero_ignores_layers_without_experts() {
         assert_eq!(each(&[0, 2, 0, 2]).uniform_nonzero(), Some(2));
         assert_eq!(each(&[0, 2, 4]).uniform_nonzero(), None);
         assert_eq!(each(&[0, 0]).uniform_nonzero(), None);
@@ -122,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_found_by_layer() {
+    fn returns_the_value_of_a_layer() {
         assert_eq!(PerLayer::Same(7).get(1000), Some(7));
         assert_eq!(each(&[1, 2]).get(1), Some(2));
         assert_eq!(each(&[1, 2]).get(2), None);
@@ -130,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn shows_the_list() {
+    fn displays_lists_shortened() {
         assert_eq!(each(&[0, 2]).to_string(), "[0, 2]");
         assert_eq!(each(&[]).to_string(), "[]");
         let long = each(&[1; 200]).to_string();

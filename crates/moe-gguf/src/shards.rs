@@ -1,5 +1,7 @@
-//! A model in several files, as llama.cpp's `gguf-split` writes them: `NAME-00001-of-00003.gguf`,
-//! each a GGUF file of its own, bound together by three keys.
+//! Models in several files (shards), as written by llama.cpp's `gguf-split`.
+//!
+//! Each shard `NAME-00001-of-00003.gguf` is a GGUF file. The keys `split.no`, `split.count` and `split.tensors.count` connect
+//! them.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -10,10 +12,10 @@ use crate::gguf::{GgufFile, Tensor};
 use crate::header::Header;
 use crate::metadata::Metadata;
 
-/// `split.count` has 16 bits.
+/// Maximum number of shards: `split.count` has 16 bits.
 const MAX_SHARDS: u64 = 65_535;
 
-/// A file of a model and what its header says. The tensors are numbered as if it were alone.
+/// A file of a model with its parsed header. The tensor indices start at 0.
 #[derive(Debug)]
 pub(crate) struct Part {
     pub(crate) version: u32,
@@ -24,7 +26,7 @@ pub(crate) struct Part {
 
 impl Part {
     pub(crate) fn open(path: &Path) -> Result<Part, Error> {
-        let bytes = Bytes::map(path).map_err(Error::io(path, "open it"))?;
+        let bytes = Bytes::map(path).map_err(Error::io(path, "open the file"))?;
         Part::parse(path, bytes)
     }
 
@@ -56,13 +58,13 @@ impl Part {
     }
 }
 
-/// What a file says about its place in a model.
+/// The `split.*` keys of a file.
 struct Split {
-    /// Place among the shards, from 0 (`split.no`).
+    /// Index of the shard, which starts at 0 (`split.no`).
     index: u64,
     /// Number of shards (`split.count`); 1 for a model in one file.
     count: u64,
-    /// Tensors of all shards together (`split.tensors.count`).
+    /// Number of tensors of all shards together (`split.tensors.count`).
     n_tensors: Option<u64>,
 }
 
@@ -76,7 +78,7 @@ impl Split {
     }
 }
 
-/// All parts of the model that `part` belongs to: the first, and the others in their order.
+/// Opens all shards of the model of `part`. Returns the first shard, and the others in their order.
 pub(crate) fn gather(part: Part) -> Result<(Part, Vec<Part>), Error> {
     let split = Split::of(&part.metadata)?;
     let count = split.count;
@@ -89,7 +91,7 @@ pub(crate) fn gather(part: Part) -> Result<(Part, Vec<Part>), Error> {
             limit: MAX_SHARDS,
         }));
     }
-    // Shards are numbered from 0 in the file and from 1 in its name.
+    // Shard numbers start at 0 in `split.no`, and at 1 in file names.
     let path = part.file.path.clone();
     let Some((prefix, own)) = split_name(&path, count) else {
         let number = split.index.saturating_add(1);
@@ -143,7 +145,7 @@ fn open_shard(path: &Path, number: u64, count: u64) -> Result<Part, Error> {
     }
 }
 
-/// Whether a shard is the one that its name says, and of the same model as the one opened first.
+/// Checks that the `split.*` keys of a shard match its file name, and those of the shard that was opened first.
 fn compare(part: &Part, number: u64, expected: &Split, first: &Path) -> Result<(), Error> {
     let split = Split::of(&part.metadata)?;
     let foreign = |key, found: String, expected: String| {
@@ -178,7 +180,7 @@ fn compare(part: &Part, number: u64, expected: &Split, first: &Path) -> Result<(
     }
 }
 
-/// Whether what a shard says of its model, if it does, is what the first one says.
+/// Checks that the model keys of a shard, if it has any, are equal to those of the first shard.
 fn compare_models(part: &Part, first: &Part) -> Result<(), Error> {
     for key in ["general.architecture", "general.name"] {
         let (found, expected) = (part.metadata.str(key)?, first.metadata.str(key)?);
@@ -196,9 +198,9 @@ fn compare_models(part: &Part, first: &Part) -> Result<(), Error> {
     Ok(())
 }
 
-/// The paths of all files of the model that `path` names a file of, by its name alone.
+/// Returns the paths of all shards of the model to which the shard `path` belongs.
 ///
-/// Empty where the name is not that of a shard.
+/// Uses the file name only. The result is empty if the name is not that of a shard.
 pub fn shard_paths(path: &Path) -> Vec<PathBuf> {
     let count = path.file_name().and_then(OsStr::to_str).and_then(|name| {
         let (_, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
@@ -227,7 +229,7 @@ fn split_name(path: &Path, count: u64) -> Option<(String, u64)> {
         .strip_suffix(&format!("-of-{count:05}.gguf"))?;
     let (prefix, number) = name.rsplit_once('-')?;
     let number: u64 = number.parse().ok()?;
-    let whole = (1..=count).contains(&number)
+    let is_shard = (1..=count).contains(&number)
         && path.file_name()?.to_str()? == shard_name(prefix, number, count);
-    whole.then(|| (prefix.to_owned(), number))
+    is_shard.then(|| (prefix.to_owned(), number))
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-/// A number of things in words: `1 layer`, `2 layers`, `2 passes`.
+/// Returns a number with a noun in singular or plural: `1 layer`, `2 layers`, `2 passes`.
 pub fn counted<N: PartialEq + From<u8> + Display>(n: N, thing: &str) -> String {
     let plural = if n == N::from(1) {
         ""
@@ -19,7 +19,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_agree_with_their_nouns() {
+    fn appends_plural_endings() {
         assert_eq!(
             [0, 1, 2u64].map(|n| counted(n, "gap")),
             ["0 gaps", "1 gap", "2 gaps"]

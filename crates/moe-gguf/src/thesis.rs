@@ -1,9 +1,8 @@
-//! The forms in which the tensor tracer of Keri's thesis exchanges a map: the CSV of its
-//! `gguf-dump` and the `memory-map.json` made of it.
+//! The offset map in the formats of the tensor tracer of E. Keri's BSc thesis: the CSV of `gguf-dump`, and `memory-map.json`.
 //!
-//! The tracer's own CSV has wrong sizes for several types and knows one alignment only; here the
-//! form is kept and the numbers are right. Neither form names a file, so a model in several files
-//! has offsets that repeat.
+//! The tracer is at <https://github.com/ErsjanKeri/BSC>. Its `gguf-dump` computes wrong sizes for several types and ignores
+//! `general.alignment`; here the format is the same and the values are correct. Both formats have no column for the file, so
+//! offsets of a model in several files are ambiguous.
 
 use std::io::{self, Write};
 
@@ -28,31 +27,32 @@ const CSV_COLUMNS: [&str; 10] = [
     "dim3",
 ];
 
-/// `memory-map.json`.
+/// The contents of `memory-map.json`.
 #[derive(Clone, Debug, Serialize)]
-#[allow(missing_docs)] // the keys are the form's
+#[allow(missing_docs)] // The fields are the keys of the format.
 pub struct MemoryMap<'a> {
     /// Name of the first file, without its extension.
     pub model_name: String,
-    /// Where the last tensor ends.
+    /// Offset of the byte after the last tensor.
     pub total_size_bytes: u64,
     pub metadata: MemoryMapMetadata,
-    /// In the order of their offsets.
+    /// The entries, ordered by offset.
     pub tensors: MemoryMapTensors<'a>,
 }
 
-/// The list of tensors in `memory-map.json`: made one at a time, since a header of a few bytes can
-/// claim many experts.
+/// The list of tensors in `memory-map.json`.
+///
+/// Entries are created one at a time, because a header of a few bytes can declare many experts.
 #[derive(Clone, Debug)]
 pub struct MemoryMapTensors<'a> {
     gguf: &'a Gguf,
     map: &'a OffsetMap,
-    /// Indices of the map's rows, by their offsets.
+    /// Indices of the rows of the map, ordered by offset.
     order: Vec<u32>,
 }
 
 impl MemoryMapTensors<'_> {
-    /// The entries, in the order of their offsets.
+    /// Iterates over the entries, ordered by offset.
     pub fn iter(&self) -> impl Iterator<Item = MemoryMapTensor> {
         let rows = self.order.iter().map(|&i| &self.map.rows[i as usize]);
         rows.map(|row| entry(self.gguf, row))
@@ -65,22 +65,22 @@ impl Serialize for MemoryMapTensors<'_> {
     }
 }
 
-/// `metadata` in `memory-map.json`.
+/// The key `metadata` of `memory-map.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[allow(missing_docs)]
 pub struct MemoryMapMetadata {
     pub n_layers: u32,
     pub n_vocab: u64,
     pub n_embd: u64,
-    /// Entries of the list: an expert of a stacked tensor counts as one.
+    /// Number of entries of the list. Each expert of a stacked tensor is an entry.
     pub n_tensors: usize,
 }
 
-/// A tensor, or an expert of a stacked one, in `memory-map.json`.
+/// A tensor, or one expert of a stacked tensor, in `memory-map.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[allow(missing_docs)]
 pub struct MemoryMapTensor {
-    /// The tensor's name; of an expert of a stacked one, `name[3]`.
+    /// Name of the tensor; `NAME[3]` for expert 3 of a stacked tensor.
     pub name: String,
     pub offset_start: u64,
     pub offset_end: u64,
@@ -96,7 +96,7 @@ pub struct MemoryMapTensor {
     pub expert_id: Option<ExpertId>,
 }
 
-/// Makes the `memory-map.json` of a model.
+/// Returns the `memory-map.json` of a model.
 pub fn memory_map<'a>(gguf: &'a Gguf, map: &'a OffsetMap) -> MemoryMap<'a> {
     let rows = &map.rows;
     let mut order: Vec<u32> = (0..).take(rows.len()).collect();
@@ -168,7 +168,7 @@ fn entry(gguf: &Gguf, row: &MapRow) -> MemoryMapTensor {
     }
 }
 
-/// Whether a row is an expert of a stacked tensor, rather than a tensor.
+/// Whether a row is one expert of a stacked tensor.
 fn is_slice(gguf: &Gguf, row: &MapRow) -> bool {
     let tensor = gguf.tensors().get(row.tensor_idx as usize);
     row.expert_id.is_some() && tensor.is_some_and(|tensor| tensor.n_dims >= 3)
@@ -181,7 +181,7 @@ fn name(gguf: &Gguf, row: &MapRow) -> String {
     }
 }
 
-/// Dimensions as the file lists them; an expert of a stacked tensor has two.
+/// Returns the dimensions listed in the file; two for an expert of a stacked tensor.
 fn shape(gguf: &Gguf, row: &MapRow) -> Vec<u64> {
     let tensor = gguf.tensors().get(row.tensor_idx as usize);
     let n_dims = if is_slice(gguf, row) {
@@ -192,7 +192,7 @@ fn shape(gguf: &Gguf, row: &MapRow) -> Vec<u64> {
     row.ne.iter().copied().take(n_dims as usize).collect()
 }
 
-/// Whether the tensor is one of attention's `attn_{part}`, its norms excluded.
+/// Whether the tensor is an attention tensor `attn_{part}`, except norms.
 fn is_attention(row: &MapRow, part: &str) -> bool {
     row.category == Category::Attention && row.tensor.contains(&format!(".attn_{part}."))
 }

@@ -1,39 +1,39 @@
-//! Tensor types: the one table of ids, names, block sizes and bytes a block.
+//! Tensor types: ids, names, block sizes in elements and bytes.
 
 use std::fmt;
 
 use serde::{Serialize, Serializer};
 use thiserror::Error;
 
-/// Why a tensor type id of a file cannot be used.
+/// Why the size of a tensor type is not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum TypeError {
-    /// ggml had this type once and dropped it.
+    /// ggml has removed this type.
     #[error(
-        "type {id} is {name}, which ggml has removed: convert the model again with a current llama.cpp"
+        "type {id} is {name}, which ggml has removed; convert the model again with a current llama.cpp"
     )]
     Removed {
         /// Id as in the file.
         id: u32,
-        /// The name that the id had.
+        /// Its former name.
         name: &'static str,
     },
-    /// ggml dropped this type, but ik_llama.cpp stores one under the same id.
+    /// ggml has removed this type, but ik_llama.cpp uses the id for a type of its own.
     #[error(
-        "type {id} is {name}, which ggml has removed; ik_llama.cpp stores {ik} under it, whose size this program does not know: requantize the model"
+        "type {id} is {name} in ggml, which has removed it, and {ik} in ik_llama.cpp, whose size is not known; requantize the model"
     )]
     RemovedButIk {
         /// Id as in the file.
         id: u32,
-        /// The name that the id had in ggml.
+        /// Its former name in ggml.
         name: &'static str,
-        /// What ik_llama.cpp means by it.
+        /// Its name in ik_llama.cpp.
         ik: &'static str,
     },
-    /// A type of ik_llama.cpp that has a name here, but no size.
+    /// A type of ik_llama.cpp whose size is not known.
     #[error(
-        "type {id} is ik_llama.cpp's {name}, which is not meant for files and whose size this program does not know: requantize the model"
+        "type {id} is {name} of ik_llama.cpp, which is not intended for files and whose size is not known; requantize the model"
     )]
     Unsized {
         /// Id as in the file.
@@ -41,9 +41,9 @@ pub enum TypeError {
         /// Its name.
         name: &'static str,
     },
-    /// No such type is known.
+    /// The id is unknown.
     #[error(
-        "type {id} is not known (ggml's are 0 to 42, ik_llama.cpp's 97 to 399): its size cannot be told; the file is damaged or newer than this program"
+        "type {id} is unknown (types of ggml are 0..=42, of ik_llama.cpp 97..=399); download the file again, or use a newer version of this software"
     )]
     Unknown {
         /// Id as in the file.
@@ -51,47 +51,44 @@ pub enum TypeError {
     },
 }
 
-/// Defines the enum, its look-ups and, for every row, an assertion that the bytes of a block are
-/// the sum of the block's fields.
+/// Defines `GgmlType`, its methods, and assertions that the bytes of a block are the sum of its fields.
 macro_rules! ggml_types {
     ($($name:ident = $id:literal, $block:literal / $bytes:literal = $($field:literal)*
         $(, row $row_meta:literal)?;)*) => {
-        /// A tensor type of ggml, or of ik_llama.cpp. The discriminant is the id that a GGUF file
-        /// stores.
+        /// A tensor type of ggml or ik_llama.cpp. The discriminant is the id in GGUF files.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[non_exhaustive]
-        #[allow(non_camel_case_types)] // the names are ggml's
+        #[allow(non_camel_case_types)] // The names of ggml.
         #[repr(u32)]
         pub enum GgmlType {
             $(#[doc = concat!("`", stringify!($name), "`: ", stringify!($bytes), " bytes for ",
-                stringify!($block), " elements", $("; every row begins with ", stringify!($row_meta),
-                " bytes of its own",)? ".")]
+                stringify!($block), " elements", $("; every row starts with ", stringify!($row_meta),
+                " bytes of row metadata",)? ".")]
             $name = $id,)*
         }
 
         $(const _: () = assert!($bytes == 0 $(+ $field)*);)*
 
         impl GgmlType {
-            /// Every type that has a size, in the order of their ids.
+            /// All types, ordered by id.
             pub const ALL: &[GgmlType] = &[$(GgmlType::$name),*];
 
-            /// The name as ggml spells it, `Q4_K`.
+            /// The name in ggml, for example `Q4_K`.
             pub const fn name(self) -> &'static str {
                 match self { $(GgmlType::$name => stringify!($name),)* }
             }
 
-            /// Elements in a block.
+            /// Number of elements of a block.
             pub const fn block_size(self) -> u64 {
                 match self { $(GgmlType::$name => $block,)* }
             }
 
-            /// Bytes of a block.
+            /// Size of a block in bytes.
             pub const fn type_size(self) -> u64 {
                 match self { $(GgmlType::$name => $bytes,)* }
             }
 
-            /// Bytes that a row has besides its blocks: the row's scale, in some types of
-            /// ik_llama.cpp.
+            /// Size in bytes of the metadata before the blocks of a row: its scale, in some types of ik_llama.cpp.
             pub const fn row_meta_size(self) -> u64 {
                 match self { $(GgmlType::$name => 0 $(+ $row_meta)?,)* }
             }
@@ -103,7 +100,7 @@ macro_rules! ggml_types {
     };
 }
 
-// Name = id, elements / bytes of a block = bytes of its fields, in the order of ggml's structs.
+// NAME = ID, ELEMENTS / BYTES of a block = bytes of its fields in the order of ggml's structs, row BYTES of row metadata.
 ggml_types! {
     F32     =  0,   1 /   4 = 4;
     F16     =  1,   1 /   2 = 2;
@@ -141,7 +138,7 @@ ggml_types! {
     Q1_0    = 41, 128 /  18 = 2 16;
     Q2_0    = 42,  64 /  18 = 2 16;
 
-    // ik_llama.cpp's. Interleaved rows (_R4, _R8, _R16) take the space of plain ones.
+    // Types of ik_llama.cpp. Most interleaved types (_R4, _R8, _R16) have the size of the type without the suffix.
     Q6_0       = 133,  32 /  26 = 2 8 16;
     IQ1_BN     = 134,  64 /  13 = 12 1, row 2;
     IQ2_BN     = 135,  64 /  16 = 16, row 4;
@@ -191,11 +188,10 @@ ggml_types! {
     Q8_K_R8    = 399, 256 / 258 = 2 256;
 }
 
-/// ik_llama.cpp numbers its own types from here; ggml has come to 42.
+/// Smallest id of ik_llama.cpp's own types. The largest id of ggml is 42.
 const FIRST_IK: u32 = 97;
 
-/// Ids that ggml gave to a type once and refuses now: id, name, and the type that ik_llama.cpp
-/// stores under it today.
+/// Types that ggml has removed: id, former name, and the name of the type with this id in ik_llama.cpp.
 const REMOVED: &[(u32, &str, Option<&str>)] = &[
     (4, "Q4_2", None),
     (5, "Q4_3", None),
@@ -207,8 +203,7 @@ const REMOVED: &[(u32, &str, Option<&str>)] = &[
     (38, "IQ4_NL_8_8", None),
 ];
 
-/// Types of ik_llama.cpp whose bytes a row this program does not know for certain: most exist only
-/// while a product is computed, the last two are gone.
+/// Types of ik_llama.cpp with an unknown row size. Most are used only for activations; the last two are removed.
 const IK_UNSIZED: &[(u32, &str)] = &[
     (97, "Q8_0_X4"),
     (98, "Q8_1_X4"),
@@ -224,11 +219,10 @@ const IK_UNSIZED: &[(u32, &str)] = &[
 ];
 
 impl GgmlType {
-    /// The type that a file means by `id`.
+    /// Returns the type with this id in GGUF files.
     ///
     /// # Errors
-    /// The id is unknown, or belongs to a type that ggml removed. There is no fall-back: a guessed
-    /// size would put every later tensor in the wrong place.
+    /// The id is unknown, or the type was removed from ggml. There is no fallback: a guessed size would be wrong.
     pub fn from_id(id: u32) -> Result<GgmlType, TypeError> {
         if let Some(ty) = Self::known(id) {
             return Ok(ty);
@@ -245,18 +239,20 @@ impl GgmlType {
         }
     }
 
-    /// Whether the type is one of ik_llama.cpp's own, which llama.cpp refuses.
+    /// Whether the type belongs to ik_llama.cpp. llama.cpp does not load it.
     pub const fn is_ik(self) -> bool {
         self.id() >= FIRST_IK
     }
 
-    /// The id that a GGUF file stores.
+    /// The id in GGUF files.
     pub const fn id(self) -> u32 {
         self as u32
     }
 
-    /// Bytes of a row of `ne0` elements; `None` where that is not a whole number of blocks, or does
-    /// not fit 64 bits. ggml sizes a tensor by rows, never by its count of elements.
+    /// Returns the size in bytes of a row of `ne0` elements (`ggml_row_size`).
+    ///
+    /// `None` if `ne0` is not a multiple of the block size, or if the size does not fit 64 bits. The size of a tensor is a multiple
+    /// of its row size; it cannot be computed from the number of elements, because rows may have metadata.
     pub const fn row_size(self, ne0: u64) -> Option<u64> {
         if !ne0.is_multiple_of(self.block_size()) {
             return None;

@@ -8,7 +8,7 @@ use crate::cursor::{Cursor, Located};
 use crate::error::Fault;
 use crate::format::write_string;
 
-/// The type of a value, numbered as in the file.
+/// The type of a value. The discriminant is the id in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 #[repr(u32)]
@@ -45,17 +45,17 @@ impl ValueType {
         ValueType::F64,
     ];
 
-    /// The type with this number, `None` where there is none.
+    /// Returns the type with this id.
     pub fn from_id(id: u32) -> Option<ValueType> {
         Self::ALL.get(usize::try_from(id).ok()?).copied()
     }
 
-    /// The number that the file stores.
+    /// The id in the file.
     pub const fn id(self) -> u32 {
         self as u32
     }
 
-    /// The name as gguf-dump prints it, in lower case.
+    /// The name in lower case, for example `u32`.
     pub const fn name(self) -> &'static str {
         match self {
             ValueType::U8 => "u8",
@@ -74,7 +74,7 @@ impl ValueType {
         }
     }
 
-    /// Bytes of one value in the file; the least there can be for strings and arrays.
+    /// Size of a value in the file, in bytes; the minimum size for strings and arrays.
     const fn min_size(self) -> u64 {
         match self {
             ValueType::U8 | ValueType::I8 | ValueType::Bool => 1,
@@ -104,7 +104,7 @@ pub enum Value {
     I32(i32),
     F32(f32),
     Bool(bool),
-    /// Bytes that are not UTF-8 are replaced by U+FFFD.
+    /// Invalid UTF-8 is replaced by U+FFFD.
     String(String),
     Array(Box<Array>),
     U64(u64),
@@ -113,7 +113,7 @@ pub enum Value {
 }
 
 impl Value {
-    /// The value's type.
+    /// The type of the value.
     pub fn value_type(&self) -> ValueType {
         match self {
             Value::U8(_) => ValueType::U8,
@@ -132,7 +132,7 @@ impl Value {
         }
     }
 
-    /// Any integer type, widened.
+    /// The value of any integer type; `None` for other types.
     pub fn as_i128(&self) -> Option<i128> {
         match *self {
             Value::U8(v) => Some(v.into()),
@@ -147,7 +147,7 @@ impl Value {
         }
     }
 
-    /// Any floating-point type, widened.
+    /// The value of any floating-point type; `None` for other types.
     pub fn as_f64(&self) -> Option<f64> {
         match *self {
             Value::F32(v) => Some(v.into()),
@@ -156,7 +156,7 @@ impl Value {
         }
     }
 
-    /// What the value is, for messages: `a u32`, `an array of 48 u32`.
+    /// Describes the value for error messages: `of type u32 (7)`, `an array of 48 u32`.
     pub(crate) fn describe(&self) -> String {
         match self {
             Value::Array(array) => format!("an array of {} {}", array.len(), array.element_type()),
@@ -164,7 +164,7 @@ impl Value {
         }
     }
 
-    /// Appends the value as it lies in a file, its type not included.
+    /// Appends the value in the encoding of GGUF, without its type.
     pub fn write(&self, out: &mut Vec<u8>) {
         match self {
             Value::U8(v) => out.push(*v),
@@ -187,7 +187,7 @@ impl Value {
         }
     }
 
-    /// Reads a value of type `ty` at the cursor, which reads from the start of `bytes`.
+    /// Reads a value of type `ty`. Positions of the cursor are offsets in `bytes`. `key` is for errors.
     pub(crate) fn read(
         cursor: &mut Cursor<'_>,
         bytes: &Bytes,
@@ -203,7 +203,7 @@ impl Value {
             ValueType::U32 => Value::U32(cursor.u32(WHAT)?),
             ValueType::I32 => Value::I32(cursor.u32(WHAT)? as i32),
             ValueType::F32 => Value::F32(f32::from_bits(cursor.u32(WHAT)?)),
-            ValueType::Bool => Value::Bool(cursor.u8(WHAT)? != 0), // as ggml, which reads an int8
+            ValueType::Bool => Value::Bool(cursor.u8(WHAT)? != 0), // Like ggml, which reads an int8.
             ValueType::String => Value::String(lossy(cursor.string(WHAT)?)),
             ValueType::Array => Value::Array(Box::new(Array::read(cursor, bytes, key)?)),
             ValueType::U64 => Value::U64(cursor.u64(WHAT)?),
@@ -233,12 +233,11 @@ impl fmt::Display for Value {
     }
 }
 
-/// Strings of an array, at most: twenty times the tokens or merges of the largest vocabulary of today. An empty string
-/// takes three times as much memory as in the file.
+/// Maximum number of strings of an array: twenty times the tokens or merges of the largest current vocabulary. An empty
+/// string takes three times as many bytes in memory as in the file.
 const MAX_STRINGS: u64 = 1 << 22;
 
-/// An array value. Its elements stay in the mapped header until they are asked for: a vocabulary of
-/// 200,000 strings costs nothing to a reader that only wants offsets.
+/// An array value. Its elements are decoded on demand, so that a reader of offsets does not pay for a vocabulary.
 #[derive(Clone, Debug)]
 pub struct Array {
     element_type: ValueType,
@@ -250,7 +249,7 @@ pub struct Array {
 }
 
 impl Array {
-    /// An array made in memory; `None` unless every element is of that type, and none an array.
+    /// Returns an array with these elements, or `None` if an element has another type or is an array.
     pub fn new(
         element_type: ValueType,
         elements: impl IntoIterator<Item = Value>,
@@ -309,7 +308,7 @@ impl Array {
                 cursor.string("a string of an array")?;
             }
         } else {
-            // `count` saw to it that the product fits the file.
+            // Cannot overflow: `count` has checked that the product fits the file.
             cursor.take(len * element_type.min_size(), WHAT)?;
         }
         let size = cursor.pos() - start;
@@ -323,7 +322,7 @@ impl Array {
         })
     }
 
-    /// Type of the elements; never an array.
+    /// Type of the elements, never [`ValueType::Array`].
     pub fn element_type(&self) -> ValueType {
         self.element_type
     }
@@ -338,19 +337,19 @@ impl Array {
         self.len == 0
     }
 
-    /// The elements as they lie in the file.
+    /// The encoded elements.
     pub fn raw(&self) -> &[u8] {
         self.bytes.range(self.start, self.size).unwrap_or_default()
     }
 
-    /// The elements, one after the other.
+    /// Iterates over the decoded elements.
     pub fn iter(&self) -> impl Iterator<Item = Value> + '_ {
         let mut cursor = Cursor::new(self.raw());
         (0..self.len)
             .map_while(move |_| Value::read(&mut cursor, &self.bytes, self.element_type, "").ok())
     }
 
-    /// The elements of an array of strings, decoded on the first call; `None` for other arrays.
+    /// The elements of an array of strings, which are decoded on the first call. `None` for other arrays.
     pub fn strings(&self) -> Option<&[String]> {
         if self.element_type != ValueType::String {
             return None;

@@ -1,7 +1,6 @@
-//! Reads the data: a hash of every tensor, a manifest of them, and values that no model has.
+//! Checks of tensor data: hashes, manifests of hashes, and values that are not finite.
 //!
-//! Data is read through the mapping, a tensor at a time and a piece at a time, so a model may be
-//! larger than the memory.
+//! Data is read through the memory mapping in chunks, so a model may be larger than the memory.
 
 use std::fmt::{self, Write as _};
 use std::str::FromStr;
@@ -16,21 +15,21 @@ use crate::error::Error;
 use crate::gguf::{Gguf, GgufFile};
 use crate::non_finite::{NonFinite, non_finite};
 
-/// Bytes read between two reports of progress.
-const PIECE: usize = 16 << 20;
+/// Bytes read between two calls of `progress`.
+const CHUNK_SIZE: usize = 16 << 20;
 
-/// Which hash.
+/// A hash algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Algorithm {
-    /// XXH3, 64 bits: fast, against accidents.
+    /// XXH3 with 64 bits: fast; detects accidental changes.
     Xxh3,
-    /// SHA-256: slow, against malice too.
+    /// SHA-256: slow; also detects intentional changes.
     Sha256,
 }
 
 impl Algorithm {
-    /// The name used in manifests.
+    /// The name in manifests.
     pub const fn as_str(self) -> &'static str {
         match self {
             Algorithm::Xxh3 => "xxh3",
@@ -45,9 +44,9 @@ impl fmt::Display for Algorithm {
     }
 }
 
-/// The name of a hash that is not supported.
+/// A hash algorithm that is not supported.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{name:?} is not a supported hash; xxh3 and sha256 are")]
+#[error("hash {name:?} is not supported; use xxh3 or sha256")]
 pub struct UnknownAlgorithm {
     /// The name.
     pub name: String,
@@ -67,24 +66,23 @@ impl FromStr for Algorithm {
     }
 }
 
-/// What reading a tensor told.
+/// The result of [`verify`] for a tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Verified {
     /// Index of the tensor.
     pub tensor: u32,
     /// Hash of its data, in lower-case hexadecimal digits.
     pub hash: String,
-    /// Values that no model has; `None` where there are none.
+    /// Values that are not finite, if there are any.
     pub impossible: Option<NonFinite>,
-    /// Whether its type is one whose values were looked at.
+    /// Whether the values of its type can be checked.
     pub values_checked: bool,
 }
 
-/// Reads all tensors in the order of the table. `progress` is called with the bytes read since the
-/// last call.
+/// Reads and checks all tensors in the order of the table. Calls `progress` with the bytes read since the last call.
 ///
 /// # Errors
-/// The data of a tensor is cut.
+/// [`Error::Cut`] if the data of a tensor is not completely inside its file.
 pub fn verify(
     gguf: &Gguf,
     algorithm: Algorithm,
@@ -107,12 +105,12 @@ pub fn verify(
 
 fn hash(algorithm: Algorithm, data: &[u8], progress: &mut impl FnMut(u64)) -> String {
     let (mut xxh3, mut sha256) = (Xxh3::new(), Sha256::new());
-    for piece in data.chunks(PIECE) {
+    for chunk in data.chunks(CHUNK_SIZE) {
         match algorithm {
-            Algorithm::Xxh3 => xxh3.update(piece),
-            Algorithm::Sha256 => sha256.update(piece),
+            Algorithm::Xxh3 => xxh3.update(chunk),
+            Algorithm::Sha256 => sha256.update(chunk),
         }
-        progress(piece.len() as u64);
+        progress(chunk.len() as u64);
     }
     match algorithm {
         Algorithm::Xxh3 => format!("{:016x}", xxh3.digest()),
@@ -120,14 +118,13 @@ fn hash(algorithm: Algorithm, data: &[u8], progress: &mut impl FnMut(u64)) -> St
             .finalize()
             .iter()
             .fold(String::new(), |mut text, byte| {
-                let _ = write!(text, "{byte:02x}"); // memory takes every write
+                let _ = write!(text, "{byte:02x}"); // Writing to a string cannot fail.
                 text
             }),
     }
 }
 
-/// The manifest of a model, in the form of llama.cpp's `gguf-hash`: a line `HASH-NAME  HASH
-/// FILE:TENSOR` for every tensor.
+/// Returns the manifest of a model in the format of llama.cpp's `gguf-hash`: a line `ALGORITHM  HASH  FILE:TENSOR` per tensor.
 pub fn manifest(gguf: &Gguf, algorithm: Algorithm, verified: &[Verified]) -> String {
     let mut text = String::new();
     for entry in verified {
@@ -145,19 +142,19 @@ pub fn manifest(gguf: &Gguf, algorithm: Algorithm, verified: &[Verified]) -> Str
 /// A line of a manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ManifestEntry {
-    /// Which hash.
+    /// The hash algorithm.
     pub algorithm: Algorithm,
     /// The hash, in lower-case hexadecimal digits.
     pub hash: String,
-    /// The tensor's name.
+    /// The name of the tensor.
     pub tensor: String,
 }
 
-/// What makes a line of a manifest unusable.
+/// An invalid line of a manifest.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("line {line} of the manifest: {problem}")]
 pub struct ManifestError {
-    /// The line, from 1.
+    /// The line number, which starts at 1.
     pub line: usize,
     /// What is wrong with it.
     #[source]
@@ -168,21 +165,21 @@ pub struct ManifestError {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ManifestProblem {
-    /// It has another form.
-    #[error("not of the form HASH-NAME  HASH  FILE:TENSOR")]
-    Form,
-    /// Its hash is not supported.
+    /// The line has another format.
+    #[error("the line is not ALGORITHM  HASH  FILE:TENSOR")]
+    Format,
+    /// Its hash algorithm is not supported.
     #[error(transparent)]
     Algorithm(#[from] UnknownAlgorithm),
 }
 
-/// Reads a manifest. The files' names in it may differ from those of the model that it is to be
-/// checked against; the tensors' names count. Empty lines and those beginning with `#` are skipped,
-/// and so is what `gguf-hash` writes beside the hashes of tensors that are known here: its other
-/// hashes, and those of a whole file.
+/// Parses a manifest.
+///
+/// File names may differ from those of the model; tensors are identified by tensor name. Skips empty lines, lines that start
+/// with `#`, and lines of `gguf-hash` with other algorithms (xxh64, sha1, uuid) or for complete files.
 ///
 /// # Errors
-/// A line has another form, or names a hash that nobody knows.
+/// A line has another format or an unknown hash algorithm.
 pub fn parse_manifest(gguf: &Gguf, text: &str) -> Result<Vec<ManifestEntry>, ManifestError> {
     let mut entries = Vec::new();
     for (i, line) in strip_byte_order_mark(text).lines().enumerate() {
@@ -198,25 +195,25 @@ pub fn parse_manifest(gguf: &Gguf, text: &str) -> Result<Vec<ManifestEntry>, Man
     Ok(entries)
 }
 
-/// The entry on a line; none on a line of `gguf-hash` that is of no use here.
+/// Parses a line. Returns `None` for lines of `gguf-hash` that are skipped.
 fn parse_line(files: &[GgufFile], line: &str) -> Result<Option<ManifestEntry>, ManifestProblem> {
-    let form = || ManifestProblem::Form;
-    let (algorithm, rest) = line.split_once(char::is_whitespace).ok_or_else(form)?;
-    let (hash, place) = rest
+    let invalid = || ManifestProblem::Format;
+    let (algorithm, rest) = line.split_once(char::is_whitespace).ok_or_else(invalid)?;
+    let (hash, target) = rest
         .trim_start()
         .split_once(char::is_whitespace)
-        .ok_or_else(form)?;
-    let place = place.trim_start();
-    if place.ends_with(".gguf") || ["xxh64", "sha1", "uuid"].contains(&algorithm) {
+        .ok_or_else(invalid)?;
+    let target = target.trim_start();
+    if target.ends_with(".gguf") || ["xxh64", "sha1", "uuid"].contains(&algorithm) {
         return Ok(None);
     }
-    // Names may hold colons, so the model's own files are tried first.
+    // Names may contain colons, so the names of the model's files are tried first.
     let own = files
         .iter()
-        .find_map(|file| place.strip_prefix(&file.name)?.strip_prefix(':'));
+        .find_map(|file| target.strip_prefix(&file.name)?.strip_prefix(':'));
     let tensor = own
-        .or_else(|| Some(place.rsplit_once(':')?.1))
-        .ok_or_else(form)?;
+        .or_else(|| Some(target.rsplit_once(':')?.1))
+        .ok_or_else(invalid)?;
     Ok(Some(ManifestEntry {
         algorithm: algorithm.parse()?,
         hash: hash.to_ascii_lowercase(),
@@ -228,7 +225,7 @@ fn parse_line(files: &[GgufFile], line: &str) -> Result<Option<ManifestEntry>, M
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "difference", rename_all = "snake_case")]
 pub enum Difference {
-    /// The tensor's data is another.
+    /// The hash of the tensor's data differs.
     Changed {
         /// The tensor.
         tensor: String,
@@ -237,12 +234,12 @@ pub enum Difference {
         /// Hash of the data.
         found: String,
     },
-    /// The manifest has the tensor, the model has not.
+    /// The tensor is in the manifest, but not in the model.
     Missing {
         /// The tensor.
         tensor: String,
     },
-    /// The model has the tensor, the manifest has not.
+    /// The tensor is in the model, but not in the manifest.
     Unlisted {
         /// The tensor.
         tensor: String,
@@ -259,7 +256,7 @@ impl fmt::Display for Difference {
             } => {
                 write!(
                     f,
-                    "{tensor:?} has changed: its hash is {found}, the manifest says {expected}"
+                    "{tensor:?} has changed: its hash is {found}, in the manifest {expected}"
                 )
             }
             Difference::Missing { tensor } => {
@@ -272,8 +269,7 @@ impl fmt::Display for Difference {
     }
 }
 
-/// Compares what was read, with `algorithm`, with the entries of a manifest made with it. Entries of
-/// another algorithm are left out of account.
+/// Compares the results of [`verify`] with the entries of a manifest. Entries of another algorithm are ignored.
 pub fn compare(
     gguf: &Gguf,
     algorithm: Algorithm,

@@ -1,4 +1,4 @@
-//! Bytes of each expert, by hand.
+//! Sizes of experts, compared with sizes computed by hand.
 
 use moe_gguf::experts::{expert_bytes, expert_bytes_by_layer, expert_layer_bytes};
 use moe_gguf::map::OffsetMap;
@@ -14,9 +14,10 @@ fn sizes(gguf: &Gguf) -> Vec<(u16, u32, u64)> {
         .collect()
 }
 
-/// MXFP4 has 17 bytes for 32 elements. Gate and up are 64 rows of 256, down is 256 rows of 64; F32 biases of 64, 64 and 256.
+/// MXFP4 has 17 bytes per 32 elements. Gate and up have 64 rows of 256, down has 256 rows of 64; the F32 biases have 64, 64
+/// and 256 elements.
 #[test]
-fn biases_count() {
+fn expert_bytes_include_biases() {
     let weights = 3 * 64 * 256 / 32 * 17;
     let biases = (64 + 64 + 256) * 4;
     let gguf = fixture("tiny-gpt-oss-MXFP4.gguf");
@@ -32,9 +33,9 @@ fn biases_count() {
     );
 }
 
-/// Gate and up in Q4_K (144 bytes for 256); down in Q5_0 (22 for 32), in two layers in Q8_0 (34 for 32).
+/// Gate and up are Q4_K (144 bytes per 256 elements). Down is Q5_0 (22 per 32), in two layers Q8_0 (34 per 32).
 #[test]
-fn types_are_mixed() {
+fn expert_bytes_of_mixed_types() {
     let (gate_up, elements) = (2 * 64 * 144, 64 * 256);
     let gguf = fixture("tiny-qwen3moe-Q4_K_M.gguf");
     for (layer, _, bytes) in sizes(&gguf) {
@@ -44,9 +45,9 @@ fn types_are_mixed() {
     assert_eq!(sizes(&gguf).len(), 6 * 32);
 }
 
-/// A fused gate and up, whose bias counts and whose separate twin does not; a scale and chunk experts, which do not count.
+/// The bias of a fused gate-up tensor counts. A separate gate tensor of the same layer, scales and chunk experts do not.
 #[test]
-fn fused_projections_and_scales() {
+fn expert_bytes_of_fused_projections_exclude_scales_and_chunk_experts() {
     let gguf = Raw::new(8, 0)
         .tensor("blk.3.ffn_gate_up_exps.weight", &[4, 10, 2], F32, 0)
         .tensor("blk.3.ffn_gate_up_exps.bias", &[10, 2], F32, 0)
@@ -55,7 +56,7 @@ fn fused_projections_and_scales() {
         .tensor("blk.3.ffn_gate_exps.weight", &[4, 5, 2], F32, 0)
         .tensor("blk.3.ffn_down_chexps.weight", &[5, 4, 1], F32, 0)
         .tensor("blk.3.ffn_down_shexp.weight", &[5, 4], F32, 0)
-        // A layer without down projection is none of experts.
+        // A layer without a down projection has no experts.
         .tensor("blk.4.ffn_up_exps.weight", &[4, 5, 2], F32, 0)
         .open()
         .unwrap();
@@ -65,14 +66,14 @@ fn fused_projections_and_scales() {
         [(LayerId(3), bytes)].into()
     );
     assert_eq!(sizes(&gguf), [(3, 0, bytes), (3, 1, bytes)]);
-    // Both halves, the scale, the separate gate and the chunk; not the shared expert.
+    // Both experts, the scale, the separate gate and the chunk; not the shared expert.
     let all = 2 * bytes + 4 * (2 + 40 + 20);
     assert_eq!(expert_layer_bytes(&gguf)[&LayerId(3)], all);
 }
 
-/// Older files have a tensor for each expert, and experts may differ.
+/// Older files have one tensor per expert, and the sizes of experts may differ.
 #[test]
-fn experts_in_tensors_of_their_own() {
+fn expert_bytes_of_unstacked_experts() {
     let gguf = Raw::new(4, 0)
         .tensor("blk.0.ffn_up.0.weight", &[4, 5], F32, 0)
         .tensor("blk.0.ffn_down.0.weight", &[5, 4], F32, 0)
@@ -81,6 +82,6 @@ fn experts_in_tensors_of_their_own() {
         .open()
         .unwrap();
     assert_eq!(sizes(&gguf), [(0, 0, 160), (0, 7, 192)]);
-    // Experts that differ have no common size.
+    // Layers whose experts differ in size are omitted.
     assert!(expert_bytes_by_layer(&OffsetMap::new(&gguf)).is_empty());
 }

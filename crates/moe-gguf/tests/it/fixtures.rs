@@ -1,4 +1,4 @@
-//! The models in `fixtures/`: sizes known from llama.cpp, map and checks.
+//! Header, offset map and layout checks of the models in `fixtures/`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,9 +16,9 @@ const FIXTURES: [&str; 4] = [
     "tiny-qwen3moe-Q4_K_M.gguf",
 ];
 
-/// Tensors, key-values and start of the data, as `gguf` from PyPI tells them.
+/// Number of tensors, number of key-values and data offset, as read by the Python package `gguf`.
 #[test]
-fn headers_are_what_gguf_py_reads() {
+fn headers_agree_with_gguf_py() {
     let expected = [
         (79, 29, 31_744),
         (51, 28, 30_112),
@@ -46,7 +46,7 @@ fn headers_are_what_gguf_py_reads() {
 }
 
 #[test]
-fn files_are_sound_and_add_up() {
+fn fixtures_are_sound_and_sizes_add_up() {
     for name in FIXTURES {
         let gguf = fixture(name);
         let report = check(&gguf);
@@ -63,7 +63,7 @@ fn files_are_sound_and_add_up() {
 }
 
 #[test]
-fn rows_tile_each_tensor() {
+fn rows_cover_each_tensor_exactly() {
     for name in FIXTURES {
         let gguf = fixture(name);
         let mut next: BTreeMap<u32, u64> =
@@ -85,7 +85,7 @@ fn rows_tile_each_tensor() {
 }
 
 #[test]
-fn experts_of_the_quantized_qwen3moe() {
+fn maps_experts_of_quantized_qwen3moe() {
     let gguf = fixture("tiny-qwen3moe-Q4_K_M.gguf");
     let down = gguf.tensor("blk.0.ffn_down_exps.weight").unwrap();
     assert_eq!((down.ty, down.ne), (GgmlType::Q5_0, [64, 256, 32, 1]));
@@ -116,7 +116,7 @@ fn experts_of_the_quantized_qwen3moe() {
 }
 
 #[test]
-fn biases_and_routers_of_gpt_oss_are_one_row_each() {
+fn maps_biases_and_routers_of_gpt_oss_as_one_row_each() {
     let map = OffsetMap::new(&fixture("tiny-gpt-oss-MXFP4.gguf"));
     let of = |name: &str| {
         map.rows
@@ -154,7 +154,7 @@ fn biases_and_routers_of_gpt_oss_are_one_row_each() {
 }
 
 #[test]
-fn metadata_is_typed() {
+fn metadata_methods_check_types() {
     let gguf = fixture("tiny-qwen3moe-Q4_K_M.gguf");
     let metadata = gguf.metadata();
     assert_eq!(
@@ -188,18 +188,21 @@ fn metadata_is_typed() {
 }
 
 #[test]
-fn data_is_borrowed_and_a_cut_file_still_opens() {
-    let whole = std::fs::read(moe_testkit::fixture("random-qwen3moe-F16.gguf")).unwrap();
-    let cut: &'static [u8] = whole[..whole.len() - 100_000].to_vec().leak();
-    let gguf = Gguf::from_static("cut.gguf", cut).unwrap();
+fn opens_files_with_truncated_data() {
+    let complete = std::fs::read(moe_testkit::fixture("random-qwen3moe-F16.gguf")).unwrap();
+    let truncated: &'static [u8] = complete[..complete.len() - 100_000].to_vec().leak();
+    let gguf = Gguf::from_static("truncated.gguf", truncated).unwrap();
     let first = gguf.tensor("token_embd.weight").unwrap();
-    assert_eq!(gguf.data(first).unwrap(), &whole[30_112..30_112 + 65_536]);
+    assert_eq!(
+        gguf.data(first).unwrap(),
+        &complete[30_112..30_112 + 65_536]
+    );
 
     let last = gguf.tensors().last().unwrap();
     let error = gguf.data(last).unwrap_err();
     assert!(
         matches!(&error, Error::Cut { path, tensor, file_size, .. }
-            if path == Path::new("cut.gguf") && *tensor == last.name && *file_size == cut.len() as u64),
+            if path == Path::new("truncated.gguf") && *tensor == last.name && *file_size == truncated.len() as u64),
         "{error}"
     );
     let report = check(&gguf);
@@ -211,10 +214,10 @@ fn data_is_borrowed_and_a_cut_file_still_opens() {
 }
 
 #[test]
-fn header_hash_ignores_the_data() {
-    let whole = std::fs::read(moe_testkit::fixture("random-qwen3moe-F16.gguf")).unwrap();
+fn header_hash_does_not_depend_on_data() {
+    let complete = std::fs::read(moe_testkit::fixture("random-qwen3moe-F16.gguf")).unwrap();
     let original = fixture("random-qwen3moe-F16.gguf").header_xxh3();
-    let mut data = whole.clone();
+    let mut data = complete.clone();
     *data.last_mut().unwrap() ^= 1;
     assert_eq!(
         Gguf::from_static("data", data.leak())
@@ -222,8 +225,8 @@ fn header_hash_ignores_the_data() {
             .header_xxh3(),
         original
     );
-    let mut header = whole;
-    header[30_112 - 64] ^= 1; // an offset, dimension or letter of the last tensors
+    let mut header = complete;
+    header[30_112 - 64] ^= 1; // A byte in the table entries of the last tensors.
     if let Ok(gguf) = Gguf::from_static("header", header.leak()) {
         assert_ne!(gguf.header_xxh3(), original);
     }

@@ -1,4 +1,4 @@
-//! Hostile headers: what opening a file and mapping it allocates stays in proportion to the header.
+//! Opening a file with a hostile header and mapping it allocates memory in proportion to the header.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -9,29 +9,29 @@ use moe_gguf::map::OffsetMap;
 use moe_gguf::{Fault, Gguf};
 use moe_testkit::gguf::{ARRAY, F32, Raw, STRING};
 
-/// Counts what a thread allocates, and the most that it ever had: other tests run at the same time.
+/// An allocator that counts current and peak bytes by thread, because other tests run at the same time.
 struct Counting;
 
 thread_local! {
-    /// Negative in a thread that frees what another one allocated.
+    /// Negative in a thread that frees memory of another thread.
     static NOW: Cell<isize> = const { Cell::new(0) };
     static PEAK: Cell<isize> = const { Cell::new(0) };
 }
 
-// SAFETY: every call is passed on to the system's allocator as it came.
+// SAFETY: every call is forwarded to the system allocator with the same arguments.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // A chunk of the system's allocator has 16 bytes of its own at most.
+        // 16 bytes: upper bound of the overhead per allocation of the system allocator.
         let now = NOW.get() + (layout.size() + 16) as isize;
         NOW.set(now);
         PEAK.set(PEAK.get().max(now));
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller upholds the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         NOW.set(NOW.get() - (layout.size() + 16) as isize);
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller upholds the contract of `dealloc`.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -39,7 +39,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// The most memory that opening the file, mapping and checking it takes.
+/// Returns the peak memory in bytes of opening, mapping and checking a file.
 fn peak(raw: Raw) -> (usize, Option<Fault>) {
     let bytes: &'static [u8] = raw.bytes.leak();
     let before = NOW.get();
@@ -59,7 +59,8 @@ fn peak(raw: Raw) -> (usize, Option<Fault>) {
 
 const MIB: usize = 1 << 20;
 
-/// The promise of the command line is 64 MiB + 8 × the header; half of the constant is left to it.
+/// The documented limit of the program is 64 MiB + 8 × the header. Half of the constant is reserved for the rest of the
+/// program.
 fn assert_bounded(what: &str, raw: Raw) {
     let header = raw.bytes.len();
     let (peak, fault) = peak(raw);
@@ -71,7 +72,7 @@ fn assert_bounded(what: &str, raw: Raw) {
     );
 }
 
-/// A name of three to four bytes, different for every number.
+/// Returns a unique name of four bytes.
 fn short_name(i: u64) -> String {
     (0..4)
         .map(|digit| char::from(b'!' + (i / 85_u64.pow(digit) % 85) as u8))
@@ -79,7 +80,7 @@ fn short_name(i: u64) -> String {
 }
 
 #[test]
-fn memory_stays_in_proportion_to_the_header() {
+fn memory_is_proportional_to_the_header() {
     const N: u64 = 1_000_000;
     let keys = (0..N).fold(Raw::new(0, N), |raw, i| {
         raw.string(&short_name(i)).raw(&[0, 0, 0, 0, 1])
@@ -106,7 +107,7 @@ fn memory_stays_in_proportion_to_the_header() {
     let tensors = (0..n).fold(Raw::new(n, 0), |raw, i| {
         raw.tensor(&short_name(i), &[], F32, 0)
     });
-    assert_bounded("as many tensors as are allowed", tensors);
+    assert_bounded("the maximum number of tensors", tensors);
 
     let n = 5 << 8;
     let experts = (0..n).fold(Raw::new(n, 0), |raw, i| {
@@ -117,7 +118,7 @@ fn memory_stays_in_proportion_to_the_header() {
             0,
         )
     });
-    assert_bounded("as many experts as are allowed", experts);
+    assert_bounded("the maximum number of experts", experts);
 
     for (n_tensors, n_kv) in [
         (0, 8 * N / 14),
@@ -127,9 +128,6 @@ fn memory_stays_in_proportion_to_the_header() {
     ] {
         let (peak, fault) = peak(Raw::new(n_tensors, n_kv).raw(&vec![0; 8 * N as usize]));
         assert!(fault.is_some());
-        assert!(
-            peak <= MIB,
-            "counts that the file does not keep: {peak} bytes"
-        );
+        assert!(peak <= MIB, "counts larger than the file: {peak} bytes");
     }
 }

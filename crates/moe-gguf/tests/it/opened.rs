@@ -1,13 +1,13 @@
-//! Opens fixtures, and files that were built byte by byte.
+//! Helpers that open fixtures and hand-built files.
 
 use moe_gguf::{Error, Fault, Gguf};
 use moe_testkit::gguf::Raw;
 
-/// What the reader makes of a file that was built by hand.
+/// Opens a hand-built file.
 pub trait Opened {
     fn open(&self) -> Result<Gguf, Error>;
 
-    /// The rule that opening the file says is broken.
+    /// Returns the fault that opening the file reports. Panics if there is none.
     fn fault(&self) -> Fault;
 }
 
@@ -17,7 +17,7 @@ impl Opened for Raw {
     }
 
     fn fault(&self) -> Fault {
-        let error = self.open().expect_err("the file must be refused");
+        let error = self.open().expect_err("opening the file must fail");
         let text = error.to_string();
         assert!(
             text.starts_with("test.gguf: ") && !text.contains('\n'),
@@ -26,7 +26,7 @@ impl Opened for Raw {
         error
             .fault()
             .cloned()
-            .unwrap_or_else(|| panic!("no fault of the header: {error}"))
+            .unwrap_or_else(|| panic!("not a fault of a header: {error}"))
     }
 }
 

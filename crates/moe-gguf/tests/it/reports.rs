@@ -1,4 +1,4 @@
-//! Layer order, and the exchange forms of the thesis.
+//! Layer order, and the formats of the thesis's tensor tracer.
 
 use moe_gguf::layers::layer_order;
 use moe_gguf::map::OffsetMap;
@@ -8,7 +8,7 @@ use moe_testkit::gguf::{F32, Raw};
 
 use crate::opened::{Opened, fixture};
 
-/// A model of one tensor of 32 bytes a layer, in the order given.
+/// Returns a model with one tensor of 32 bytes per layer, in this order.
 fn layers(order: &[u16]) -> Gguf {
     let raw = order
         .iter()
@@ -32,27 +32,27 @@ fn numeric_order_is_sequential() {
 }
 
 #[test]
-fn string_order_is_called_out() {
+fn recognizes_layers_sorted_as_strings() {
     let report = layer_order(&layers(&[0, 1, 10, 11, 2, 3, 4, 5, 6, 7, 8, 9]));
     assert!(report.string_sorted && !report.is_sequential());
     assert_eq!(
         report.order,
         [0, 1, 10, 11, 2, 3, 4, 5, 6, 7, 8, 9].map(LayerId)
     );
-    // From 1 over 10 and 11 to 2, and from the end of 9 back to the beginning of 10.
+    // A seek from layer 1 to 2, over 10 and 11, and a seek from the end of 9 back to the start of 10.
     assert_eq!((report.seeks, report.seek_bytes), (2, 2 * 32 + 10 * 32));
 }
 
 #[test]
-fn another_order_is_no_string_order() {
+fn other_orders_are_not_string_sorted() {
     let report = layer_order(&layers(&[0, 2, 1]));
     assert!(!report.string_sorted && !report.is_sequential());
-    // 0 over 2 to 1, then back over 1 and 2.
+    // A seek from layer 0 to 1, over 2, and a seek back over 1 and 2.
     assert_eq!((report.seeks, report.seek_bytes), (2, 32 + 64));
 }
 
 #[test]
-fn a_layer_in_pieces_is_counted() {
+fn counts_pieces_of_split_layers() {
     let gguf = Raw::new(3, 0)
         .tensor("blk.0.attn_q.weight", &[8], F32, 0)
         .tensor("blk.1.attn_q.weight", &[8], F32, 32)
@@ -67,12 +67,12 @@ fn a_layer_in_pieces_is_counted() {
         .map(|l| (l.layer_id.0, l.pieces, l.size_bytes))
         .collect();
     assert_eq!(pieces, [(0, 2, 56), (1, 1, 32)]);
-    // Over layer 1, and from 24 bytes into the last tensor back by 56.
+    // A seek over layer 1 (32 bytes), and a seek from the end of the last tensor (byte 88) back to byte 32.
     assert_eq!((report.seeks, report.seek_bytes), (2, 32 + 56));
 }
 
 #[test]
-fn fixtures_lie_in_numeric_order() {
+fn fixtures_are_in_numeric_order() {
     for name in ["tiny-qwen3moe-Q4_K_M.gguf", "tiny-gpt-oss-MXFP4.gguf"] {
         let report = layer_order(&fixture(name));
         assert!(report.is_sequential(), "{name}");
@@ -81,7 +81,7 @@ fn fixtures_lie_in_numeric_order() {
 }
 
 #[test]
-fn gguf_dump_csv_has_the_form() {
+fn writes_gguf_dump_csv() {
     let gguf = fixture("tiny-gpt-oss-MXFP4.gguf");
     let mut csv = Vec::new();
     write_gguf_dump_csv(&mut csv, &gguf, &OffsetMap::new(&gguf)).unwrap();
@@ -104,7 +104,7 @@ fn gguf_dump_csv_has_the_form() {
 }
 
 #[test]
-fn memory_map_has_the_form() {
+fn writes_memory_map() {
     let gguf = fixture("tiny-gpt-oss-MXFP4.gguf");
     let rows = OffsetMap::new(&gguf);
     let map = memory_map(&gguf, &rows);
@@ -151,7 +151,7 @@ fn memory_map_has_the_form() {
 }
 
 #[test]
-fn names_with_commas_are_quoted() {
+fn gguf_dump_csv_quotes_names_with_commas() {
     let gguf = Raw::new(1, 0)
         .tensor("a,\"b", &[8], F32, 0)
         .data(32, 32)

@@ -1,4 +1,4 @@
-//! Models in several files: any shard opens all; what is missing, repeated or foreign is named.
+//! Models in several files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use moe_gguf::{Error, ExpertId, Fault, Gguf, ShardFault};
 use moe_testkit::gguf::{F32, I32, Raw, U16};
 use tempfile::TempDir;
 
-/// What a shard holds and says.
+/// The contents of a shard.
 struct Shard<'a> {
     no: u16,
     count: u16,
@@ -46,7 +46,7 @@ const FIRST: Shard = Shard {
     count: 3,
     n_tensors: 3,
     tensors: &[],
-    // As gguf-split does: only the first shard has the model's keys.
+    // As written by gguf-split: only the first shard has the keys of the model.
     keys: &[
         ("general.architecture", "qwen3moe"),
         ("general.name", "Mine"),
@@ -71,12 +71,12 @@ fn path(dir: &TempDir, number: u32) -> PathBuf {
     dir.path().join(format!("model-{number:05}-of-00003.gguf"))
 }
 
-/// A model in three files, the first without tensors.
+/// Writes a model of three files, of which the first has no tensors.
 fn model() -> TempDir {
     model_with(SECOND)
 }
 
-/// The model with another second shard.
+/// Writes the model with another second shard.
 fn model_with(second: Shard) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     for (number, shard) in [(1, FIRST), (2, second), (3, THIRD)] {
@@ -88,12 +88,12 @@ fn model_with(second: Shard) -> TempDir {
 fn fault(path: &Path) -> (PathBuf, ShardFault) {
     match Gguf::open(path).unwrap_err() {
         Error::Shard { path, fault } => (path, fault),
-        other => panic!("not an error of shards: {other}"),
+        other => panic!("not a fault of a shard: {other}"),
     }
 }
 
 #[test]
-fn any_shard_opens_the_model() {
+fn opens_the_model_by_any_shard() {
     let dir = model();
     for number in 1..=3 {
         let gguf = Gguf::open(path(&dir, number)).unwrap();
@@ -127,7 +127,7 @@ fn any_shard_opens_the_model() {
 }
 
 #[test]
-fn a_missing_shard_is_named() {
+fn reports_a_missing_shard() {
     let dir = model();
     fs::remove_file(path(&dir, 2)).unwrap();
     let expected = ShardFault::Missing {
@@ -138,7 +138,7 @@ fn a_missing_shard_is_named() {
 }
 
 #[test]
-fn a_repeated_shard_is_named() {
+fn reports_a_repeated_shard() {
     let dir = model();
     fs::copy(path(&dir, 2), path(&dir, 3)).unwrap();
     let expected = ShardFault::Repeated {
@@ -149,7 +149,7 @@ fn a_repeated_shard_is_named() {
 }
 
 #[test]
-fn a_shard_of_another_split_is_named() {
+fn reports_a_shard_of_another_split() {
     let dir = model_with(Shard {
         n_tensors: 7,
         ..SECOND
@@ -169,7 +169,7 @@ fn a_shard_of_another_split_is_named() {
 }
 
 #[test]
-fn a_shard_that_says_it_is_of_another_model_is_named() {
+fn reports_a_shard_with_keys_of_another_model() {
     for (key, found, own) in [
         ("general.architecture", "llama", "qwen3moe"),
         ("general.name", "Another", "Mine"),
@@ -188,8 +188,8 @@ fn a_shard_that_says_it_is_of_another_model_is_named() {
             };
             assert_eq!(fault(&path(&dir, number)), (path(&dir, 2), expected));
         }
-        // What agrees with the first, or is told by this one alone, is no contradiction.
-        let keys = [(key, own), ("general.author", "somebody")];
+        // Equal keys, and keys that the first shard does not have, are accepted.
+        let keys = [(key, own), ("general.author", "A. Author")];
         let dir = model_with(Shard {
             keys: &keys,
             ..SECOND
@@ -199,7 +199,7 @@ fn a_shard_that_says_it_is_of_another_model_is_named() {
 }
 
 #[test]
-fn a_file_without_split_keys_is_foreign() {
+fn reports_a_file_without_split_keys() {
     let dir = model();
     fs::write(path(&dir, 2), Raw::new(0, 0).data(32, 0).bytes).unwrap();
     let (at, fault) = fault(&path(&dir, 1));
@@ -216,7 +216,7 @@ fn a_file_without_split_keys_is_foreign() {
     );
 }
 
-/// llama.cpp#27349: the shards' tensors do not add up.
+/// llama.cpp#27349: the shards have fewer tensors than `split.tensors.count`.
 #[test]
 fn reports_a_wrong_number_of_tensors() {
     let dir = model_with(Shard {
@@ -231,7 +231,7 @@ fn reports_a_wrong_number_of_tensors() {
 }
 
 #[test]
-fn a_tensor_in_two_shards_is_refused() {
+fn rejects_a_tensor_in_two_shards() {
     let dir = model_with(Shard {
         tensors: &["output.weight"],
         ..SECOND
@@ -242,7 +242,7 @@ fn a_tensor_in_two_shards_is_refused() {
 }
 
 #[test]
-fn a_renamed_shard_says_so() {
+fn reports_a_renamed_shard() {
     let dir = model();
     let renamed = dir.path().join("renamed.gguf");
     fs::rename(path(&dir, 2), &renamed).unwrap();

@@ -1,8 +1,8 @@
-//! The type table, against numbers taken from the projects' own sources, not from ours.
+//! The table of tensor types, compared with sizes from the sources of ggml and ik_llama.cpp.
 
 use moe_gguf::{GgmlType, TypeError};
 
-/// Id, name, elements and bytes of a block, for every id of ggml.h that is in use.
+/// Id, name, block size in elements and block size in bytes of all types in ggml.h.
 const GGML: [(u32, &str, u64, u64); 35] = [
     (0, "F32", 1, 4),
     (1, "F16", 1, 2),
@@ -42,7 +42,7 @@ const GGML: [(u32, &str, u64, u64); 35] = [
 ];
 
 #[test]
-fn every_id_of_ggml_is_known_or_removed() {
+fn knows_all_types_of_ggml() {
     for (id, name, block_size, type_size) in GGML {
         let ty = GgmlType::from_id(id).unwrap();
         assert_eq!((ty.id(), ty.name()), (id, name));
@@ -66,10 +66,10 @@ fn every_id_of_ggml_is_known_or_removed() {
     assert_eq!(GgmlType::from_id(43), Err(TypeError::Unknown { id: 43 }));
 }
 
-/// Bytes of a row of 4096 (IQ1_BN and IQ2_BN: 64) elements, its own metadata included: bits a
-/// weight as ik_llama.cpp tells them, times the row, plus the metadata of its pull request 61.
+/// Bytes of a row of 4096 elements (IQ1_BN and IQ2_BN: 64), computed from the bits per weight in the documentation of
+/// ik_llama.cpp and the row metadata of its pull request 61.
 #[test]
-fn ik_rows_include_their_metadata() {
+fn row_sizes_of_ik_llama_cpp_types_include_metadata() {
     let rows = [
         (133, "Q6_0", 4096, 4096 / 32 * 26),
         (134, "IQ1_BN", 64, 13 + 2),
@@ -98,18 +98,17 @@ fn ik_rows_include_their_metadata() {
     }
 }
 
-/// An interleaved type stores what its plain one stores, so their sizes agree.
 #[test]
-fn ik_interleaved_types_are_as_large_as_plain_ones() {
+fn interleaved_types_have_the_size_of_their_base_type() {
     let plain = |name: &str| GgmlType::ALL.iter().find(|ty| ty.name() == name);
     let mut compared = 0;
     for ty in GgmlType::ALL {
         let Some((base, _)) = ty.name().rsplit_once("_R") else {
             continue;
         };
-        // The IQ1 and Q8_K ones have layouts of their own.
-        let own = ["IQ1_S", "IQ1_M", "Q8_K", "Q8_KV"].contains(&base);
-        if let Some(base) = plain(base).filter(|_| !own) {
+        // These interleaved types have a different block layout.
+        let differs = ["IQ1_S", "IQ1_M", "Q8_K", "Q8_KV"].contains(&base);
+        if let Some(base) = plain(base).filter(|_| !differs) {
             assert_eq!(ty.row_size(2048), base.row_size(2048), "{ty}");
             compared += 1;
         }
@@ -118,7 +117,7 @@ fn ik_interleaved_types_are_as_large_as_plain_ones() {
 }
 
 #[test]
-fn ik_types_without_a_certain_size_are_refused_by_name() {
+fn rejects_ik_llama_cpp_types_of_unknown_size() {
     let name = "Q8_K16";
     assert_eq!(
         GgmlType::from_id(147),
@@ -136,7 +135,7 @@ fn ik_types_without_a_certain_size_are_refused_by_name() {
 }
 
 #[test]
-fn rows_are_whole_blocks() {
+fn row_size_requires_complete_blocks() {
     assert_eq!(GgmlType::Q4_K.row_size(512), Some(288));
     assert_eq!(GgmlType::Q4_K.row_size(511), None);
     assert_eq!(GgmlType::F64.row_size(u64::MAX), None);

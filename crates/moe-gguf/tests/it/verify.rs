@@ -1,9 +1,9 @@
-//! Reading the data: hashes, manifests, impossible values.
+//! Hashes, manifests, and values that are not finite.
 
 use moe_gguf::verify::{
     Algorithm, Difference, ManifestProblem, compare, manifest, parse_manifest, verify,
 };
-use moe_gguf::{GgmlType, Gguf, NonFinite};
+use moe_gguf::{Error, GgmlType, Gguf, NonFinite};
 use moe_testkit::gguf::Raw;
 
 use crate::opened::{Opened, fixture, open};
@@ -18,9 +18,9 @@ fn abc() -> Gguf {
 }
 
 #[test]
-fn hashes_are_the_published_ones() {
+fn hashes_match_published_test_vectors() {
     let hash = |algorithm| verify(&abc(), algorithm, |_| ()).unwrap()[0].hash.clone();
-    // FIPS 180-4's example, and xxHash's own value for "abc".
+    // The example of FIPS 180-4, and the value of the xxHash reference implementation for "abc".
     assert_eq!(
         hash(Algorithm::Sha256),
         "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
@@ -29,7 +29,7 @@ fn hashes_are_the_published_ones() {
 }
 
 #[test]
-fn progress_counts_every_byte() {
+fn progress_reports_every_byte() {
     let gguf = fixture("tiny-gpt-oss-MXFP4.gguf");
     let mut read = 0;
     verify(&gguf, Algorithm::Xxh3, |n| read += n).unwrap();
@@ -40,7 +40,7 @@ fn progress_counts_every_byte() {
 }
 
 #[test]
-fn fixtures_have_no_impossible_values() {
+fn fixtures_have_only_finite_values() {
     for name in [
         "random-gpt-oss-F16.gguf",
         "random-qwen3moe-F16.gguf",
@@ -58,7 +58,7 @@ fn fixtures_have_no_impossible_values() {
 }
 
 #[test]
-fn a_manifest_finds_the_tensor_that_changed() {
+fn comparison_with_a_manifest_reports_the_changed_tensor() {
     let path = moe_testkit::fixture("random-qwen3moe-F16.gguf");
     let gguf = Gguf::open(&path).unwrap();
     let verified = verify(&gguf, Algorithm::Xxh3, |_| ()).unwrap();
@@ -69,7 +69,7 @@ fn a_manifest_finds_the_tensor_that_changed() {
         "{text}"
     );
 
-    let entries = parse_manifest(&gguf, &format!("# made by a test\n\n{text}")).unwrap();
+    let entries = parse_manifest(&gguf, &format!("# a comment\n\n{text}")).unwrap();
     assert_eq!(compare(&gguf, Algorithm::Xxh3, &verified, &entries), []);
 
     let mut bytes = std::fs::read(&path).unwrap();
@@ -77,7 +77,7 @@ fn a_manifest_finds_the_tensor_that_changed() {
     bytes[changed.offset as usize + 77] ^= 4;
     let broken = open(&bytes).unwrap();
     let verified = verify(&broken, Algorithm::Xxh3, |_| ()).unwrap();
-    // The file has another name now; the tensors' names count.
+    // The file has another name than in the manifest; tensors are identified by tensor name.
     let entries = parse_manifest(&broken, &text).unwrap();
     let differences = compare(&broken, Algorithm::Xxh3, &verified, &entries);
     assert_eq!(differences.len(), 1);
@@ -100,17 +100,17 @@ fn reports_a_manifest_of_another_model() {
 }
 
 #[test]
-fn a_bad_manifest_names_its_line() {
+fn reports_the_line_of_an_invalid_manifest() {
     let error = parse_manifest(&abc(), "xxh3  00  f.gguf:t\nmd5  00  f.gguf:t\n").unwrap_err();
     assert_eq!(error.line, 2);
     assert!(matches!(&error.problem, ManifestProblem::Algorithm(unknown) if unknown.name == "md5"));
     let error = parse_manifest(&abc(), "nonsense").unwrap_err();
-    assert_eq!((error.line, error.problem), (1, ManifestProblem::Form));
+    assert_eq!((error.line, error.problem), (1, ManifestProblem::Format));
 }
 
-/// As `gguf-hash --all` of llama.cpp writes it.
+/// The output of llama.cpp's `gguf-hash --all`.
 #[test]
-fn a_manifest_of_gguf_hash_is_read() {
+fn reads_manifests_of_gguf_hash() {
     let text = "\
 xxh64     44bc2cf5ad770999  models/m.gguf:t
 sha1      a9993e364706816aba3e25717850c26c9cd0d89d  models/m.gguf:t
@@ -127,17 +127,19 @@ uuid      00000000-0000-5000-8000-000000000000  models/m.gguf
 }
 
 #[test]
-fn cut_data_is_an_error() {
+fn rejects_truncated_data() {
     let gguf = Raw::new(1, 0)
         .tensor("t", &[3], 24, 0)
         .data(32, 2)
         .open()
         .unwrap();
-    assert!(verify(&gguf, Algorithm::Xxh3, |_| ()).is_err());
+    let error = verify(&gguf, Algorithm::Xxh3, |_| ()).unwrap_err();
+    assert!(matches!(error, Error::Cut { .. }), "{error}");
 }
 
-/// Two rows of two blocks of a type, all zero but for `bytes` at `offset` in the last block.
-fn spoiled(ty: GgmlType, offset: usize, bytes: &[u8]) -> (Gguf, u64) {
+/// Returns a tensor of two rows of two blocks, zero except for `bytes` at `offset` in the last block, and the offset of these
+/// bytes in the file.
+fn with_bytes(ty: GgmlType, offset: usize, bytes: &[u8]) -> (Gguf, u64) {
     let ne = [2 * ty.block_size(), 2];
     let size = 2 * ty.row_size(ne[0]).unwrap() as usize;
     let at = size - ty.type_size() as usize + offset;
@@ -149,9 +151,9 @@ fn spoiled(ty: GgmlType, offset: usize, bytes: &[u8]) -> (Gguf, u64) {
     (gguf, first_offset)
 }
 
-/// The place of each scale, from ggml's structs: a NaN written there is found, and there alone.
+/// The offsets of scales are those of ggml's structs.
 #[test]
-fn not_a_number_scales_are_found_in_place() {
+fn finds_scales_that_are_not_finite() {
     use GgmlType::*;
     const F16_NAN: &[u8] = &[0x00, 0x7E];
     const F16_INF: &[u8] = &[0x00, 0xFC];
@@ -185,7 +187,7 @@ fn not_a_number_scales_are_found_in_place() {
         (IQ4_K, 0, F16_NAN),
     ];
     for (ty, offset, bytes) in scales {
-        let (gguf, first_offset) = spoiled(ty, offset, bytes);
+        let (gguf, first_offset) = with_bytes(ty, offset, bytes);
         let verified = verify(&gguf, Algorithm::Xxh3, |_| ()).unwrap();
         assert_eq!(
             verified[0].impossible,
@@ -198,11 +200,11 @@ fn not_a_number_scales_are_found_in_place() {
     }
 }
 
-/// A scale of 2^127 or 2^126 is a number; what it multiplies is none from 2^128 on.
+/// The scales 2^127 and 2^126 are finite, but their products from 2^128 on are not.
 #[test]
-fn mxfp4_scales_that_make_elements_infinite() {
+fn finds_mxfp4_scales_that_make_elements_infinite() {
     let count = |block: &[u8]| {
-        let (gguf, _) = spoiled(GgmlType::MXFP4, 0, block);
+        let (gguf, _) = with_bytes(GgmlType::MXFP4, 0, block);
         let verified = verify(&gguf, Algorithm::Xxh3, |_| ()).unwrap();
         verified[0].impossible.map(|found| found.count)
     };
@@ -215,9 +217,9 @@ fn mxfp4_scales_that_make_elements_infinite() {
 }
 
 #[test]
-fn iq1_m_has_its_scale_in_pieces() {
-    // 0x7E00, a nibble in the top of each of four words; the last has the highest.
-    let (gguf, _) = spoiled(GgmlType::IQ1_M, 48, &[0, 0, 0, 0, 0, 0xE0, 0, 0x70]);
+fn assembles_the_scale_of_iq1_m() {
+    // 0x7E00 (NaN): a nibble in the top four bits of each of four words, lowest first.
+    let (gguf, _) = with_bytes(GgmlType::IQ1_M, 48, &[0, 0, 0, 0, 0, 0xE0, 0, 0x70]);
     assert_eq!(
         verify(&gguf, Algorithm::Xxh3, |_| ()).unwrap()[0]
             .impossible
@@ -225,7 +227,7 @@ fn iq1_m_has_its_scale_in_pieces() {
             .count,
         1
     );
-    let (gguf, _) = spoiled(
+    let (gguf, _) = with_bytes(
         GgmlType::IQ1_M,
         48,
         &[0xFF, 0x0F, 0xFF, 0x0F, 0xFF, 0x0F, 0xFF, 0x0F],
@@ -237,9 +239,9 @@ fn iq1_m_has_its_scale_in_pieces() {
 }
 
 #[test]
-fn every_type_of_ggml_is_looked_into() {
+fn checks_values_of_all_types_of_ggml() {
     for &ty in GgmlType::ALL.iter().filter(|ty| !ty.is_ik()) {
-        let (gguf, _) = spoiled(ty, 0, &[]);
+        let (gguf, _) = with_bytes(ty, 0, &[]);
         let verified = verify(&gguf, Algorithm::Xxh3, |_| ()).unwrap();
         assert!(
             verified[0].values_checked && verified[0].impossible.is_none(),

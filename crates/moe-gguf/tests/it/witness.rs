@@ -1,4 +1,4 @@
-//! `gguf` from PyPI as an independent witness: the same offsets and sizes, for every type it knows.
+//! Offsets and sizes compared with those of the Python package `gguf`, for all types that it supports.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::process::Command;
 use moe_gguf::{GgmlType, Gguf};
 use moe_testkit::gguf::Raw;
 
-/// What the package reads in the files; `None` without a Python that has the package.
+/// Returns the offsets and sizes that the package reads, or `None` without a Python that has the package.
 #[track_caller]
 fn witness(paths: &[PathBuf]) -> Option<String> {
     let python = moe_testkit::python("gguf")?;
@@ -40,7 +40,7 @@ fn assert_agrees(paths: &[PathBuf]) {
     }
 }
 
-/// A file with three tensors of a type, between them one that needs padding.
+/// Writes a file with three tensors of a type, and one F32 tensor that needs padding.
 fn write(path: &Path, ty: GgmlType, alignment: u32) {
     let block = ty.block_size();
     let tensors: [(&str, GgmlType, &[u64]); 4] = [
@@ -62,7 +62,7 @@ fn write(path: &Path, ty: GgmlType, alignment: u32) {
 }
 
 #[test]
-fn fixtures_agree() {
+fn agrees_with_gguf_py_on_fixtures() {
     let entries = fs::read_dir(moe_testkit::fixture(""))
         .unwrap()
         .map(|entry| entry.unwrap().path());
@@ -74,9 +74,9 @@ fn fixtures_agree() {
 }
 
 #[test]
-fn every_type_it_knows_agrees() {
+fn agrees_with_gguf_py_on_all_types() {
     let dir = tempfile::tempdir().unwrap();
-    // It takes Q8_1 for 40 bytes a block, though ggml's are 36. Q2_0 is newer than it.
+    // The package has 40 bytes for a block of Q8_1, ggml has 36. It does not support Q2_0.
     let wrong_or_unknown = [GgmlType::Q8_1, GgmlType::Q2_0];
     let mut paths = Vec::new();
     for &ty in GgmlType::ALL {
@@ -93,15 +93,15 @@ fn every_type_it_knows_agrees() {
     assert_agrees(&paths);
 }
 
-/// Where the package is known to be wrong; should it be mended, this test says so.
+/// A known error of the package. If this test fails, the error is fixed, and Q8_1 can be compared above.
 #[test]
-fn its_q8_1_has_40_bytes() {
+fn gguf_py_has_a_wrong_size_of_q8_1() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("Q8_1.gguf");
     write(&path, GgmlType::Q8_1, 32);
     let gguf = Gguf::open(&path).unwrap();
     assert_eq!(gguf.tensor("vector").unwrap().size_bytes, 3 * 36);
-    // Its larger tensors would reach beyond the end, so that it may refuse the file altogether.
+    // Additional bytes at the end: the package rejects a file that ends before the larger tensors do.
     fs::write(&path, [fs::read(&path).unwrap(), vec![0; 256]].concat()).unwrap();
     if let Some(theirs) = witness(&[path]) {
         assert!(
