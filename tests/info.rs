@@ -188,7 +188,7 @@ fn models() {
     let cut = dir.path().join("cut.gguf");
     let whole = fs::read(repository("fixtures/tiny-qwen3moe-Q4_K_M.gguf")).unwrap();
     fs::write(&cut, &whole[..whole.len() - 64]).unwrap();
-    unsound(&cut, " lacks ");
+    unsound(&cut, " past the end of the file");
     fs::write(&cut, &whole[..1000]).unwrap();
     assert!(fail!["info", cut].contains("cut"));
 }

@@ -52,7 +52,7 @@ fn cut_data_is_found() {
         .assert()
         .code(1);
     let out = String::from_utf8_lossy(&assert.get_output().stdout).into_owned();
-    assert!(out.contains("past end: ") && out.contains(" lacks "), "{out}");
+    assert!(out.contains("past end: ") && out.contains(" past the end of the file"), "{out}");
     assert!(out.lines().last().unwrap().starts_with("FAULTY"), "{out}");
 }
 
@@ -143,7 +143,7 @@ fn reports_what_llama_cpp_refuses() {
     let (code, out, _) = output_of(args!["gguf-map", path, "--check-overlaps"]);
     assert_eq!(code, 0, "{out}");
     let note = out.lines().find(|line| line.starts_with("note: ")).unwrap();
-    for part in ["llama.cpp will refuse", "\"a\"", "offset 32", " 0"] {
+    for part in ["llama.cpp rejects", "\"a\"", "offset 32", " 0"] {
         assert!(note.contains(part), "{part}: {note}");
     }
 
