@@ -1,7 +1,7 @@
-//! Writes GGUF files: synthetic models, and models with their tensors and experts in another order.
+//! Writer of GGUF files: synthetic models, and models with their tensors and experts in another order.
 //!
-//! [`model::Synth`] plans a model of a known architecture with random weights, [`relayout::Layout`] a new order for an existing
-//! model. Both write through [`write::Writer`], which streams a header and then the tensors' data.
+//! [`model::Synth`] plans a model of a known architecture with random weights. [`relayout::Layout`] plans a new order of an
+//! existing model. Both write with [`write::Writer`], which streams a header and the data of tensors.
 //!
 //! ```
 //! use moe_synth::model::{Spec, Synth, SynthOptions};

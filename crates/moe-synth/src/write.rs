@@ -1,36 +1,36 @@
-//! Writes GGUF files: a header first, then the tensors' data, streamed in the order of the table.
+//! Writer of GGUF files: a header, then the data of tensors, streamed in the order of the table.
 //!
-//! The tensors lie one behind the other, padded, as llama.cpp demands.
+//! Each tensor starts at the padded end of the preceding tensor, as llama.cpp requires.
 
 use std::io::{self, Write};
 
 use moe_gguf::format::{DEFAULT_ALIGNMENT, MAX_DIMS, MAX_I64, MAX_NAME, tensor_size, write_string};
 use moe_gguf::{Fault, GgmlType, Gguf, Value};
 
-/// The header of a file to be written.
+/// The header of a new file.
 #[derive(Clone, Debug)]
 pub struct Header {
     version: u32,
     alignment: u64,
     keys: Vec<String>,
-    /// Keys, types and values as they will lie in the file.
+    /// Encoded keys, types and values.
     key_values: Vec<u8>,
     tensors: Vec<TensorInfo>,
     data_size: u64,
 }
 
-/// A tensor of a file to be written.
+/// A tensor of a new file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {
     /// Name.
     pub name: String,
     /// Type of its elements.
     pub ty: GgmlType,
-    /// Elements in each dimension, innermost first; up to four.
+    /// Number of elements in each dimension, innermost first; at most four dimensions.
     pub ne: Vec<u64>,
-    /// First byte, relative to the data section.
+    /// Offset in the data section, in bytes.
     pub offset: u64,
-    /// Bytes, without padding.
+    /// Size in bytes, without padding.
     pub size_bytes: u64,
 }
 
@@ -41,7 +41,7 @@ impl Default for Header {
 }
 
 impl Header {
-    /// A header of version 3 with nothing in it.
+    /// Returns a header of version 3 without key-values and tensors.
     pub fn new() -> Header {
         Header {
             version: 3,
@@ -53,11 +53,12 @@ impl Header {
         }
     }
 
-    /// A header with the version and all key-values of a model, byte for byte, except those that
-    /// `skip` names; no tensors.
+    /// Returns a header with the version and the exact key-values of a model, except keys for which `skip` returns true.
+    ///
+    /// The header has no tensors.
     ///
     /// # Errors
-    /// None that a model which could be opened gives.
+    /// A key-value is invalid, which is impossible for a model that was opened.
     pub fn like(gguf: &Gguf, skip: impl Fn(&str) -> bool) -> Result<Header, Fault> {
         let mut header = Header {
             version: gguf.version(),
@@ -65,19 +66,19 @@ impl Header {
         };
         let values = gguf.metadata().iter().zip(gguf.metadata().iter_raw());
         for ((key, value), (_, raw)) in values.filter(|((key, _), _)| !skip(key)) {
-            header.note_key(key, value)?;
+            header.check_key(key, value)?;
             write_string(key, &mut header.key_values);
             header.key_values.extend(raw);
         }
         Ok(header)
     }
 
-    /// Adds a key-value. `general.alignment` comes before the tensors that it aligns.
+    /// Adds a key-value. `general.alignment` must be added before the tensors.
     ///
     /// # Errors
-    /// The key is empty or already there, or the value is an alignment that none can be.
+    /// The key is empty or exists; the value is an invalid alignment.
     pub fn set(&mut self, key: &str, value: &Value) -> Result<(), Fault> {
-        self.note_key(key, value)?;
+        self.check_key(key, value)?;
         write_string(key, &mut self.key_values);
         self.key_values
             .extend(value.value_type().id().to_le_bytes());
@@ -85,7 +86,8 @@ impl Header {
         Ok(())
     }
 
-    fn note_key(&mut self, key: &str, value: &Value) -> Result<(), Fault> {
+    /// Checks a key-value and registers its key. Sets the alignment if the key is `general.alignment`.
+    fn check_key(&mut self, key: &str, value: &Value) -> Result<(), Fault> {
         if key.is_empty() {
             return Err(Fault::EmptyKey);
         }
@@ -111,10 +113,10 @@ impl Header {
         Ok(())
     }
 
-    /// Adds a tensor of up to four dimensions behind those that are there.
+    /// Appends a tensor of at most four dimensions.
     ///
     /// # Errors
-    /// Whatever ggml would refuse in it.
+    /// The tensor violates a rule of ggml's reader.
     pub fn tensor(&mut self, name: &str, ty: GgmlType, ne: &[u64]) -> Result<(), Fault> {
         if name.len() as u64 > MAX_NAME {
             return Err(Fault::TensorNameTooLong {
@@ -150,17 +152,17 @@ impl Header {
         Ok(())
     }
 
-    /// The tensors, in the order of the table and of the data.
+    /// The tensors, in the order of the table and the data.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.tensors
     }
 
-    /// Bytes of the data section, all padding included.
+    /// Size of the data section in bytes, including padding.
     pub fn data_size(&self) -> u64 {
         self.data_size
     }
 
-    /// The header's bytes, padded: the data section begins behind them.
+    /// Returns the encoded header with padding. The data section starts after it.
     ///
     /// # Errors
     /// Two tensors have the same name.
@@ -194,22 +196,23 @@ impl Header {
     }
 }
 
-/// Writes a file: the header at once, then the data of each tensor in the order of the table.
+/// Writes a file: the header on creation, then the data of each tensor in the order of the table.
 #[derive(Debug)]
 pub struct Writer<W> {
     out: W,
     tensors: std::vec::IntoIter<TensorInfo>,
     alignment: u64,
-    /// Bytes that the current tensor still wants, and its padding.
+    /// Bytes that are missing of the current tensor.
     left: u64,
+    /// Bytes of padding after the current tensor.
     padding: u64,
 }
 
 impl<W: Write> Writer<W> {
-    /// Writes the header.
+    /// Writes the header to `out`.
     ///
     /// # Errors
-    /// The header is not valid ([`io::ErrorKind::InvalidInput`]), or cannot be written.
+    /// The header is invalid ([`io::ErrorKind::InvalidInput`]) or cannot be written.
     pub fn new(mut out: W, header: Header) -> io::Result<Writer<W>> {
         out.write_all(&header.encode().map_err(invalid)?)?;
         let mut writer = Writer {
@@ -223,15 +226,14 @@ impl<W: Write> Writer<W> {
         Ok(writer)
     }
 
-    /// Writes the next bytes of data. A call may hold a part of a tensor, or several; padding is
-    /// added between them.
+    /// Writes the next bytes of data. `data` may be a part of a tensor, or several tensors; padding is inserted.
     ///
     /// # Errors
-    /// There is no tensor left for the bytes, or they cannot be written.
+    /// The tensors of the header have fewer bytes; the data cannot be written.
     pub fn write(&mut self, mut data: &[u8]) -> io::Result<()> {
         while !data.is_empty() {
             if self.left == 0 {
-                return Err(invalid("more data than the header's tensors have"));
+                return Err(invalid("more data than the tensors of the header have"));
             }
             let n = usize::try_from(self.left).map_or(data.len(), |left| left.min(data.len()));
             let (now, later) = data.split_at(n);
@@ -245,19 +247,19 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
-    /// Ends the file.
+    /// Flushes the output after the last tensor and returns it.
     ///
     /// # Errors
-    /// Data of a tensor is missing, or the file cannot be written.
+    /// Data of a tensor is missing; the file cannot be written.
     pub fn finish(mut self) -> io::Result<W> {
         if self.left > 0 {
-            return Err(invalid("less data than the header's tensors have"));
+            return Err(invalid("less data than the tensors of the header have"));
         }
         self.out.flush()?;
         Ok(self.out)
     }
 
-    /// Pads the current tensor and goes to the next that has bytes.
+    /// Pads the current tensor and advances to the next tensor that is not empty.
     fn next_tensor(&mut self) -> io::Result<()> {
         io::copy(
             &mut io::Read::take(io::repeat(0), self.padding),

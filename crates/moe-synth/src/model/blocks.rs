@@ -1,8 +1,8 @@
-//! Random blocks of every type that a model's weights may have, at a wanted scale.
+//! Random blocks of all types of weights, with a given standard deviation.
 //!
-//! Any bits are valid codes in these formats; only a block's scales must be finite. So a block is
-//! random bytes with scales written over them, at random negative, so that codes which are not
-//! symmetric about zero (`-8..=7`) give no mean.
+//! All bit patterns of codes are valid in these formats; only the scales of a block must be finite. A block is therefore
+//! random bytes with overwritten scales. The sign of a scale is random, so that the mean is 0 although codes are not symmetric
+//! (`-8..=7`).
 //!
 //! A block can be *lifted*: its codes are made positive, so that its elements have a known mean.
 
@@ -11,24 +11,24 @@ use moe_gguf::GgmlType;
 
 use super::random::{SplitMix64, fill};
 
-/// Of each row of a lifted matrix every eighth block is lifted, from the first.
+/// In each row of a lifted matrix, the first block and every eighth block after it are lifted.
 pub(super) const LIFT_EVERY: usize = 8;
 
-/// Where a block's scales lie.
+/// The scales of a block, with their byte offsets.
 #[derive(Clone, Copy)]
 enum Scale {
-    /// There are none: elements are numbers of their own.
+    /// No scales: elements are plain numbers.
     Values,
-    /// An F16.
+    /// An F16 scale.
     F16 { at: usize },
-    /// An F16, and another for minima, which is that multiple of it.
+    /// An F16 scale, and an F16 minimum, which is `min` times the scale.
     F16Min {
         at: usize,
         min_at: usize,
         min: f32,
         sub: SubScales,
     },
-    /// One byte, a power of two (E8M0).
+    /// One E8M0 byte: a power of two.
     E8m0,
     /// Four unsigned E4M3 bytes.
     Ue4m3,
@@ -36,24 +36,24 @@ enum Scale {
     Iq1m { at: usize },
 }
 
-/// How sub-blocks have scales and minima of their own. Minima are made equal to scales, so that each
-/// sub-block has mean 0: else whole runs of weights would have the same sign.
+/// The encoding of scales and minima of sub-blocks. Minima are set equal to scales, so that each sub-block has mean 0.
+/// Otherwise all weights of a sub-block could have the same sign.
 #[derive(Clone, Copy)]
 enum SubScales {
-    /// They have none.
+    /// No scales of sub-blocks.
     None,
-    /// A byte a sub-block: 16 of them, scale below, minimum above.
+    /// 16 bytes, one per sub-block: the scale in the low bits, the minimum in the high bits.
     Nibbles,
-    /// 8 scales and 8 minima of 6 bits in 12 bytes, from byte 4.
+    /// 8 scales and 8 minima of 6 bits in 12 bytes, which start at byte 4.
     SixBits,
 }
 
-/// How codes are made positive, and what mean and standard deviation they then have at scale 1.
+/// How to make codes positive, and the mean and standard deviation of the result at scale 1.
 #[derive(Clone, Copy)]
 struct Lift {
-    /// Bytes from, to, and the bits set in them.
+    /// (start, end, mask): bits to set in these bytes.
     set: &'static [(usize, usize, u8)],
-    /// Bytes from, to, and the bits that are kept in them.
+    /// (start, end, mask): bits to keep in these bytes.
     keep: &'static [(usize, usize, u8)],
     mean: f32,
     std: f32,
@@ -66,7 +66,7 @@ struct Recipe {
     lift: Option<Lift>,
 }
 
-/// A lift that needs no change of codes: the minimum is left out.
+/// Returns a lift that sets the minimum to 0 and does not change codes.
 const fn no_min(mean: f32, std: f32) -> Option<Lift> {
     lift(&[], &[], mean, std)
 }
@@ -85,11 +85,9 @@ const fn lift(
     })
 }
 
-/// The recipe of a type; `None` for types that are not made here (integers, F64, types of activations
-/// and of ik_llama.cpp).
+/// Returns the recipe of a type, or `None` for unsupported types (integers, F64, types of activations and of ik_llama.cpp).
 ///
-/// The moments follow from evenly distributed codes and sub-scales; those of the codebook types are
-/// measured.
+/// The moments are computed for uniformly distributed codes and sub-scales; those of codebook types (IQ) are measured.
 fn recipe(ty: GgmlType) -> Option<Recipe> {
     use GgmlType as T;
     let f16 = |at| Scale::F16 { at };
@@ -161,13 +159,13 @@ fn recipe(ty: GgmlType) -> Option<Recipe> {
     Some(Recipe { scale, rms, lift })
 }
 
-/// Whether weights of the type can be made.
-pub(super) fn is_made(ty: GgmlType) -> bool {
+/// Whether weights of the type can be generated.
+pub(super) fn is_supported(ty: GgmlType) -> bool {
     recipe(ty).is_some()
 }
 
-/// Mean and standard deviation of a lifted block, where the others have standard deviation 1; `None`
-/// if blocks of the type cannot be lifted.
+/// Returns the mean and standard deviation of a lifted block if other blocks have standard deviation 1. `None` if blocks of
+/// the type cannot be lifted.
 pub(super) fn lifted_moments(ty: GgmlType) -> Option<(f64, f64)> {
     let recipe = recipe(ty)?;
     let lift = recipe.lift?;
@@ -175,8 +173,7 @@ pub(super) fn lifted_moments(ty: GgmlType) -> Option<(f64, f64)> {
     Some((relative(lift.mean), relative(lift.std)))
 }
 
-/// A scale in 8 bits: `low`, or, with probability `p_high` of 256, the code above it, so that the mean
-/// of the squares is the wanted one.
+/// A random 8-bit scale: the code `low + 1` with probability `p_high / 256`, otherwise `low`. The expected square is exact.
 #[derive(Clone, Copy, Default)]
 struct ByteScale {
     low: u8,
@@ -184,12 +181,12 @@ struct ByteScale {
 }
 
 impl ByteScale {
-    /// `value` of a code must grow with the code up to `highest`.
-    fn new(wanted: f64, highest: u8, value: impl Fn(u8) -> f64) -> ByteScale {
-        let low = (0..highest).rev().find(|&code| value(code) <= wanted);
+    /// Approximates `target`. `value` must increase with the code up to `highest`.
+    fn new(target: f64, highest: u8, value: impl Fn(u8) -> f64) -> ByteScale {
+        let low = (0..highest).rev().find(|&code| value(code) <= target);
         let low = low.unwrap_or(0);
         let (a, b) = (value(low), value(low + 1));
-        let p = (wanted * wanted - a * a) / (b * b - a * a);
+        let p = (target * target - a * a) / (b * b - a * a);
         ByteScale {
             low,
             p_high: (256.0 * p.clamp(0.0, 1.0)) as u16,
@@ -213,24 +210,25 @@ fn ue4m3(code: u8) -> f64 {
     }
 }
 
-/// Makes random blocks of one type and scale.
+/// Generates random blocks of one type and scale.
 pub(super) struct Blocks {
     ty: GgmlType,
     scale: Scale,
     lift: Option<Lift>,
-    /// Scale and minimum, as F16 bits.
+    /// Scale as F16 bits.
     d: u16,
+    /// Minimum as F16 bits.
     min: u16,
     byte: ByteScale,
-    /// Bits of the values that elements of their own take, and of those of lifted ones.
+    /// For types without blocks: bits of the possible values of plain elements, and of lifted elements.
     values: [Vec<u32>; 2],
 }
 
-/// Values that elements without blocks take: as many as 12 random bits name.
+/// Number of possible values of elements without blocks. 12 random bits select one.
 const N_VALUES: usize = 1 << 12;
 
 impl Blocks {
-    /// Blocks whose elements have standard deviation `std`; `None` for types that are not made.
+    /// Returns a generator of elements with standard deviation `std`, or `None` for unsupported types.
     pub(super) fn new(ty: GgmlType, std: f64) -> Option<Blocks> {
         let recipe = recipe(ty)?;
         let d = std / f64::from(recipe.rms);
@@ -261,7 +259,7 @@ impl Blocks {
         })
     }
 
-    /// Fills a row. `lifted`: every eighth block is lifted.
+    /// Fills a row. With `lifted`, every eighth block is lifted.
     pub(super) fn fill_row(&self, random: &mut SplitMix64, lifted: bool, row: &mut [u8]) {
         fill(random, row);
         let size = self.ty.type_size() as usize;
@@ -276,7 +274,7 @@ impl Blocks {
         }
     }
 
-    /// Turns random bytes into elements of `SIZE` bytes that are numbers of their own.
+    /// Replaces random bytes by plain elements of `SIZE` bytes.
     fn put_values<const SIZE: usize>(&self, lifted: bool, row: &mut [u8]) {
         let [plain, with_mean] = &self.values;
         for (i, element) in row.as_chunks_mut::<SIZE>().0.iter_mut().enumerate() {
@@ -290,7 +288,7 @@ impl Blocks {
         }
     }
 
-    /// Turns random bytes into a block.
+    /// Converts random bytes to a valid block.
     #[inline]
     fn finish(&self, random: &mut SplitMix64, lifted: bool, block: &mut [u8]) {
         if lifted && let Some(lift) = self.lift {
@@ -343,12 +341,11 @@ impl Blocks {
     }
 }
 
-/// The bits of [`N_VALUES`] evenly spaced values of a type without blocks, of that mean and standard
-/// deviation.
+/// Returns the bits of [`N_VALUES`] equidistant values with this mean and standard deviation, for a type without blocks.
 fn values(ty: GgmlType, mean: f64, std: f64) -> Vec<u32> {
     let value = |i: usize| {
-        let even = ((2 * i + 1) as f64 / N_VALUES as f64 - 1.0) * 3f64.sqrt();
-        let value = mean + std * even;
+        let uniform = ((2 * i + 1) as f64 / N_VALUES as f64 - 1.0) * 3f64.sqrt();
+        let value = mean + std * uniform;
         match ty {
             GgmlType::F16 => f16::from_f64(value).to_bits().into(),
             GgmlType::BF16 => bf16::from_f64(value).to_bits().into(),

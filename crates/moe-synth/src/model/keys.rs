@@ -1,7 +1,7 @@
 //! The key-values of each architecture.
 //!
-//! The keys are those that llama.cpp reads (`src/llama-arch.cpp` and the models' own files in its source
-//! tree), in the order in which its converter writes them.
+//! The keys are those that llama.cpp reads (`src/llama-arch.cpp` and `src/models/*.cpp` in its source tree), in the order of
+//! its converter.
 
 use moe_gguf::{Array, Fault, Value, ValueType};
 
@@ -11,7 +11,7 @@ use super::quant::Quant;
 use super::spec::{Arch, Spec, VocabModel};
 use super::vocab::Vocab;
 
-/// A header with all key-values of a model.
+/// Returns a header with all key-values of a model.
 pub(super) fn header(spec: &Spec, quant: &Quant, vocab: Vocab) -> Result<Header, Fault> {
     let mut header = Header::new();
     general(&mut header, spec)?;
@@ -41,7 +41,7 @@ fn general(header: &mut Header, spec: &Spec) -> Result<(), Fault> {
 fn hyper_parameters(header: &mut Header, spec: &Spec, quant: &Quant) -> Result<(), Fault> {
     let arch = spec.arch.name();
     let mut set = |key: &str, value: Value| header.set(&format!("{arch}.{key}"), &value);
-    let n = |n: u64| Value::U32(n as u32); // `Spec::check` keeps all widths below 2^24
+    let n = |n: u64| Value::U32(n as u32); // `Spec::check` limits all values to 30 bits.
 
     set("block_count", n(spec.n_layer.into()))?;
     set("context_length", n(spec.context_length.into()))?;
@@ -110,7 +110,7 @@ fn tokenizer(header: &mut Header, spec: &Spec, vocab: Vocab) -> Result<(), Fault
     let tokens = vocab.tokens.into_iter().map(Value::String);
     set("ggml.tokens", array(ValueType::String, tokens))?;
     if !is_bpe {
-        // The earlier a word, the sooner it is put together.
+        // SentencePiece merges the pair with the highest score first: earlier tokens have higher scores.
         let scores = (0..n_tokens).map(|i| Value::F32(-(i as f32)));
         set("ggml.scores", array(ValueType::F32, scores))?;
     }
@@ -140,9 +140,9 @@ fn text(text: &str) -> Value {
     Value::String(text.to_owned())
 }
 
-/// An array whose elements are all of that type.
+/// Returns an array. All elements must have the type `ty`.
 fn array(ty: ValueType, elements: impl IntoIterator<Item = Value>) -> Value {
     Value::Array(Box::new(
-        Array::new(ty, elements).expect("all elements are of one type"),
+        Array::new(ty, elements).expect("all elements have the same type"),
     ))
 }

@@ -1,10 +1,9 @@
-//! Writes a model with the true shapes and header of a known architecture, and made-up contents.
+//! Synthetic models: the header and tensor shapes of a known architecture, with random weights.
 //!
-//! Such a file is what tools for large models can be tried on: its offsets, types and sizes are those
-//! of the real one, it runs, and its routers choose experts with a frequency that is known beforehand.
-//! Written sparse, a file of any size takes no more room than its header.
+//! Synthetic models are for tests of tools with large models. Offsets, types and sizes are those of the published model, the
+//! model can run, and its routers select experts with known frequencies. A sparse file needs only the disk space of its header.
 //!
-//! The same description and seed give the same file, whatever the number of threads.
+//! The same description and seed produce the same file for any number of threads.
 
 mod blocks;
 mod keys;
@@ -33,50 +32,50 @@ use random::SplitMix64;
 use router::Router;
 use tensors::Fill;
 
-/// Bytes that a thread makes at a time, or a row where that is more.
-const PIECE: u64 = 1 << 20;
-/// Pieces that are made side by side, for each thread: enough that none waits long for the others.
-const PIECES_A_THREAD: usize = 4;
+/// Bytes that a thread generates at a time; at least one row.
+const CHUNK_SIZE: u64 = 1 << 20;
+/// Chunks per thread in a batch. Several chunks per thread balance the load.
+const CHUNKS_PER_THREAD: usize = 4;
 
-/// Why a model cannot be made. The text is one line.
+/// Why a model cannot be generated. The message is one line.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A number of the description makes no model.
-    #[error("`{key}` of the description is of no use: {problem}")]
+    /// A value of the description is invalid.
+    #[error("`{key}` is invalid: {problem}")]
     Spec {
         /// The key.
         key: &'static str,
-        /// What is wrong with it.
+        /// What is wrong with the value.
         problem: String,
     },
-    /// No type and no mix has that name.
-    #[error("`{name}` is no type that weights are made of; these are: {}", known.join(", "))]
+    /// The name of the weight type is unknown.
+    #[error("weight type `{name}` is not supported; supported types: {}", known.join(", "))]
     Quant {
         /// The name.
         name: String,
-        /// All names.
+        /// All supported names.
         known: Vec<&'static str>,
     },
-    /// The file's header would break a rule.
-    #[error("the header would be faulty: {0}")]
+    /// The header would violate a rule of the format.
+    #[error("the header would be invalid: {0}")]
     Header(#[from] Fault),
 }
 
-/// What is random in a model, and how.
+/// Parameters of the random contents of a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SynthOptions {
-    /// Seed of everything random.
+    /// Random seed.
     pub seed: u64,
-    /// Exponent of the law by which experts are chosen: the one of rank `r` in its layer is for a share
-    /// of the tokens that is proportional to `1 / r^zipf`, up to 0.98. 0 chooses all alike.
+    /// Exponent of the routing distribution (Zipf's law). The fraction of tokens that select the expert of rank `r` in its layer
+    /// is proportional to `1 / r^zipf`, at most 0.98. 0 is a uniform router.
     pub zipf: f64,
 }
 
-/// A model to be written.
+/// A planned model.
 pub struct Synth {
     header: Header,
-    /// What each tensor of the header is filled with.
+    /// The contents of each tensor of the header.
     fills: Vec<Fill>,
     options: SynthOptions,
     n_expert: usize,
@@ -87,11 +86,11 @@ impl Synth {
     /// Plans the file of a model.
     ///
     /// # Errors
-    /// The description makes no model.
+    /// The description is invalid.
     pub fn new(spec: &Spec, options: SynthOptions) -> Result<Synth, Error> {
         spec.check()?;
         if !(options.zipf >= 0.0 && options.zipf.is_finite()) {
-            let problem = format!("it is {}, but must be 0 or more", options.zipf);
+            let problem = format!("{} is out of range (0 or more)", options.zipf);
             return Err(Error::Spec {
                 key: "zipf",
                 problem,
@@ -104,14 +103,14 @@ impl Synth {
         let mut header = keys::header(spec, &quant, vocab::vocab(&spec.vocab)?)?;
         let mut fills = Vec::new();
         let mut embedding = GgmlType::F32;
-        for made in tensors::tensors(spec) {
-            let ne0 = made.ne.first().copied().unwrap_or(1);
-            let ty = quant.ty(made.usage, ne0, made.layer, spec.n_layer);
-            if made.usage == Use::Embedding {
+        for tensor in tensors::tensors(spec) {
+            let ne0 = tensor.ne.first().copied().unwrap_or(1);
+            let ty = quant.ty(tensor.usage, ne0, tensor.layer, spec.n_layer);
+            if tensor.usage == Use::Embedding {
                 embedding = ty;
             }
-            header.tensor(&made.name, ty, &made.ne)?;
-            fills.push(made.fill);
+            header.tensor(&tensor.name, ty, &tensor.ne)?;
+            fills.push(tensor.fill);
         }
         let (n_embd, n_expert) = (spec.n_embd as usize, spec.n_expert as usize);
         let n_expert_used = spec.n_expert_used as usize;
@@ -124,18 +123,18 @@ impl Synth {
         })
     }
 
-    /// The header's bytes, which are all of a sparse file that is not a hole.
+    /// Returns the encoded header: the only part of a sparse file that is not a hole.
     ///
     /// # Errors
-    /// None that a description which could be planned gives.
+    /// The header is invalid, which is impossible for a planned model.
     pub fn header_bytes(&self) -> Result<Vec<u8>, Error> {
         Ok(self.header.encode()?)
     }
 
-    /// Bytes of the file.
+    /// Size of the file in bytes.
     ///
     /// # Errors
-    /// As [`Synth::header_bytes`].
+    /// The errors of [`Synth::header_bytes`].
     pub fn file_size(&self) -> Result<u64, Error> {
         let header = self.header.encode()?.len() as u64;
         Ok(header.saturating_add(self.header.data_size()))
@@ -146,38 +145,38 @@ impl Synth {
         self.header.tensors()
     }
 
-    /// Writes the file. The threads of the current rayon pool make the weights, a few MiB ahead of what is written.
+    /// Writes the file. The threads of the current rayon pool generate the weights, a few MiB ahead of the output.
     ///
     /// # Errors
     /// The file cannot be written.
     pub fn write<W: Write + Send>(&self, out: W) -> io::Result<W> {
         let mut writer = Writer::new(out, self.header.clone())?;
-        let n_pieces = PIECES_A_THREAD * rayon::current_num_threads();
-        let mut pieces = self.pieces();
-        let mut made: Vec<Vec<u8>> = Vec::new();
+        let n_chunks = CHUNKS_PER_THREAD * rayon::current_num_threads();
+        let mut chunks = self.chunks();
+        let mut generated: Vec<Vec<u8>> = Vec::new();
         loop {
-            let batch: Vec<Piece> = pieces.by_ref().take(n_pieces).collect();
+            let batch: Vec<Chunk> = chunks.by_ref().take(n_chunks).collect();
             let (next, written) = rayon::join(
-                || batch.par_iter().map(|piece| self.make(piece)).collect(),
-                || made.iter().try_for_each(|bytes| writer.write(bytes)),
+                || batch.par_iter().map(|chunk| self.generate(chunk)).collect(),
+                || generated.iter().try_for_each(|bytes| writer.write(bytes)),
             );
             written?;
             if batch.is_empty() {
                 return writer.finish();
             }
-            made = next;
+            generated = next;
         }
     }
 
-    /// The data in pieces of whole rows.
-    fn pieces(&self) -> impl Iterator<Item = Piece<'_>> {
+    /// Splits the data into chunks of complete rows.
+    fn chunks(&self) -> impl Iterator<Item = Chunk<'_>> {
         let tensors = self.tensors().iter().zip(&self.fills);
         tensors.flat_map(|(tensor, &fill)| {
             let ne0 = tensor.ne.first().copied().unwrap_or(1);
             let row_size = tensor.ty.row_size(ne0).unwrap_or(0).max(1);
             let n_rows = tensor.size_bytes / row_size;
-            let rows = (PIECE / row_size).max(1);
-            (0..n_rows.div_ceil(rows)).map(move |i| Piece {
+            let rows = (CHUNK_SIZE / row_size).max(1);
+            (0..n_rows.div_ceil(rows)).map(move |i| Chunk {
                 tensor,
                 fill,
                 row_size: row_size as usize,
@@ -187,29 +186,29 @@ impl Synth {
         })
     }
 
-    /// The bytes of a piece.
-    fn make(&self, piece: &Piece) -> Vec<u8> {
-        let Piece {
+    /// Generates the bytes of a chunk.
+    fn generate(&self, chunk: &Chunk) -> Vec<u8> {
+        let Chunk {
             tensor,
             row_size,
             n_rows,
             ..
-        } = *piece;
+        } = *chunk;
         let seed = xxh3_64_with_seed(tensor.name.as_bytes(), self.options.seed);
         let mut random =
-            SplitMix64::new(seed ^ xxh3_64_with_seed(&piece.first_row.to_le_bytes(), seed));
-        let (std, lifted) = match piece.fill {
+            SplitMix64::new(seed ^ xxh3_64_with_seed(&chunk.first_row.to_le_bytes(), seed));
+        let (std, lifted) = match chunk.fill {
             Fill::Constant(value) => {
                 return value
                     .to_le_bytes()
                     .repeat(row_size / size_of::<f32>() * n_rows);
             }
-            Fill::Router(layer) => return self.router_rows(piece, layer, &mut random),
+            Fill::Router(layer) => return self.router_rows(chunk, layer, &mut random),
             Fill::Noise(std) => (std, false),
             Fill::Embedding => (1.0, true),
         };
         let mut bytes = vec![0; row_size * n_rows];
-        // `Quant` gives no type that cannot be made.
+        // Always `Some`: `Quant` returns supported types only.
         if let Some(blocks) = Blocks::new(tensor.ty, std) {
             for row in bytes.chunks_exact_mut(row_size) {
                 blocks.fill_row(&mut random, lifted, row);
@@ -218,20 +217,20 @@ impl Synth {
         bytes
     }
 
-    fn router_rows(&self, piece: &Piece, layer: u32, random: &mut SplitMix64) -> Vec<u8> {
+    fn router_rows(&self, chunk: &Chunk, layer: u32, random: &mut SplitMix64) -> Vec<u8> {
         let mut shuffle = SplitMix64::new(self.options.seed ^ u64::from(layer) << 32);
         let ranks = router::ranks(&mut shuffle, self.n_expert);
-        let mut bytes = Vec::with_capacity(piece.row_size * piece.n_rows);
-        let first = piece.first_row as usize;
-        for rank in ranks.iter().skip(first).take(piece.n_rows) {
+        let mut bytes = Vec::with_capacity(chunk.row_size * chunk.n_rows);
+        let first = chunk.first_row as usize;
+        for rank in ranks.iter().skip(first).take(chunk.n_rows) {
             self.router.row(random, *rank, &mut bytes);
         }
         bytes
     }
 }
 
-/// Some rows of a tensor.
-struct Piece<'a> {
+/// Consecutive rows of a tensor.
+struct Chunk<'a> {
     tensor: &'a TensorInfo,
     fill: Fill,
     row_size: usize,

@@ -1,15 +1,14 @@
 //! Descriptions of published models.
 //!
-//! Shapes are those of the models' published configurations; which keys and tensors follow from
-//! them is told in `keys` and `tensors`. Numbers of tokens and merges, ids of special tokens and
-//! names of pre-tokenizers are those that llama.cpp prints when it loads the published GGUF files.
-//! How many bytes the texts of a vocabulary have is known of gpt-oss alone: the headers of its files
-//! end at a published offset. Elsewhere the made-up texts are as long as they come.
+//! Shapes are from the published configurations (`config.json`). The modules `keys` and `tensors` derive key-values and tensors
+//! from them. Numbers of tokens and merges, ids of special tokens and names of pre-tokenizers are those that llama.cpp prints
+//! for the published GGUF files. The total size of vocabulary texts is known only for gpt-oss, whose data offset is published;
+//! for other models it differs from the published files.
 
 use super::spec::{Arch, LinearAttention, Spec, VocabModel, VocabSpec, Yarn};
 
 impl Spec {
-    /// The models that [`Spec::like`] knows.
+    /// The names that [`Spec::like`] accepts.
     pub const PRESETS: [&str; 6] = [
         "gpt-oss-20b",
         "gpt-oss-120b",
@@ -19,7 +18,7 @@ impl Spec {
         "olmoe-1b-7b",
     ];
 
-    /// The description of a published model, by its name in [`Spec::PRESETS`].
+    /// Returns the description of the published model with this name in [`Spec::PRESETS`].
     pub fn like(name: &str) -> Option<Spec> {
         Some(match name {
             "gpt-oss-20b" => gpt_oss("Gpt-Oss-20B", "20B", 24, 32),
@@ -33,8 +32,7 @@ impl Spec {
     }
 }
 
-/// What the published models have in common with nothing: to be overwritten, but for what is left out
-/// on purpose.
+/// Returns a description with defaults. Fields with the value 0 must be overwritten.
 fn base(arch: Arch, name: &str, size_label: &str, vocab: VocabSpec) -> Spec {
     Spec {
         arch,
@@ -62,8 +60,8 @@ fn base(arch: Arch, name: &str, size_label: &str, vocab: VocabSpec) -> Spec {
     }
 }
 
-/// The figures of openai/gpt-oss `config.json`. The published file with F16 beside the MXFP4 experts
-/// has 37 keys, 459 tensors, and its data at byte 13,008,832.
+/// gpt-oss, from `config.json` of openai/gpt-oss-20b and openai/gpt-oss-120b. The published 20B file with MXFP4 experts and F16
+/// otherwise has 37 keys, 459 tensors and data offset 13,008,832.
 fn gpt_oss(name: &str, size_label: &str, n_layer: u32, n_expert: u64) -> Spec {
     let vocab = VocabSpec {
         n_tokens: 201_088,
@@ -97,7 +95,7 @@ fn gpt_oss(name: &str, size_label: &str, n_layer: u32, n_expert: u64) -> Spec {
     }
 }
 
-/// The vocabulary of Qwen2, 2.5 and 3: 151,643 words, 26 control tokens, the rest unused.
+/// The vocabulary of Qwen2, 2.5 and 3: 151,643 words and 26 control tokens; the rest is unused.
 fn qwen_vocab() -> VocabSpec {
     VocabSpec {
         n_tokens: 151_936,

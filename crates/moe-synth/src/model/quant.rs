@@ -1,19 +1,19 @@
-//! Which type each weight has.
+//! The type of each weight.
 
 use moe_gguf::GgmlType;
 
-use super::blocks::{is_made, lifted_moments};
+use super::blocks::{is_supported, lifted_moments};
 
-/// What a weight is used for, as far as its type depends on it.
+/// The purpose of a weight, as far as its type depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Use {
-    /// Norms, biases, routers and other small tensors: F32 in every file.
+    /// Norms, biases, routers and other small tensors, which are always F32.
     Small,
-    /// Embeddings of tokens.
+    /// Token embeddings.
     Embedding,
     /// The output matrix.
     Output,
-    /// Values of attention.
+    /// Value projections of attention.
     AttnV,
     /// Down projections of experts.
     ExpertDown,
@@ -23,20 +23,19 @@ pub(super) enum Use {
     Matrix,
 }
 
-/// The types of a model's weights, as llama.cpp's quantizer mixes them (`llama-quant.cpp`).
+/// The types of the weights of a model, mixed like in llama.cpp's quantizer (`llama-quant.cpp`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Quant {
     expert: GgmlType,
     other: GgmlType,
-    /// Whether some layers get more bits in attention's values and down projections, and the output
-    /// gets more everywhere: the `_M` of a mix.
+    /// Whether the mix is `_M`: more bits for the output, and in some layers for value and down projections.
     medium: bool,
-    /// llama.cpp's number of the mix (`general.file_type`).
+    /// The value of `general.file_type` (`llama_ftype` in `llama.h`).
     pub(super) file_type: u32,
 }
 
 impl Quant {
-    /// A type's name or a mix's; `None` if there is none such.
+    /// Parses the name of a type or mix. Returns `None` if it is not supported.
     pub(super) fn parse(name: &str) -> Option<Quant> {
         use GgmlType as T;
         let quant = |expert, other, medium, file_type| Quant {
@@ -49,7 +48,7 @@ impl Quant {
             "Q4_K_M" => quant(T::Q4_K, T::Q4_K, true, 15),
             "Q5_K_M" => quant(T::Q5_K, T::Q5_K, true, 17),
             "MXFP4_MOE" => quant(T::MXFP4, T::Q8_0, false, 38),
-            // The published files with these experts have F16 elsewhere, and say that they are F16.
+            // Published files with MXFP4 experts have F16 for other weights and in `general.file_type`.
             "MXFP4" => quant(T::MXFP4, T::F16, false, 1),
             "NVFP4" => quant(T::NVFP4, T::F16, false, 39),
             _ => {
@@ -59,7 +58,7 @@ impl Quant {
         })
     }
 
-    /// Every name that [`Quant::parse`] knows.
+    /// Returns all names that [`Quant::parse`] accepts.
     pub(super) fn names() -> Vec<&'static str> {
         let types = GgmlType::ALL.iter().map(|ty| ty.name());
         let mixes = ["Q4_K_M", "Q5_K_M", "MXFP4_MOE"];
@@ -69,9 +68,9 @@ impl Quant {
             .collect()
     }
 
-    /// The type of a weight with rows of `ne0` elements in `layer` of `n_layer`.
+    /// Returns the type of a weight with rows of `ne0` elements in layer `layer` of `n_layer`.
     pub(super) fn ty(&self, usage: Use, ne0: u64, layer: u32, n_layer: u32) -> GgmlType {
-        let wanted = match usage {
+        let preferred = match usage {
             Use::Small => return GgmlType::F32,
             Use::Expert | Use::ExpertDown | Use::AttnV if self.more_bits(usage, layer, n_layer) => {
                 GgmlType::Q6_K
@@ -80,30 +79,30 @@ impl Quant {
             Use::Expert | Use::ExpertDown => self.expert,
             _ => self.other,
         };
-        let fitting = fitting(wanted, ne0);
-        // Routers need embeddings that can hold a common part; llama.cpp, too, gives them more bits
-        // than the smallest types have.
-        if usage == Use::Embedding && lifted_moments(fitting).is_none() {
-            return self::fitting(GgmlType::Q8_0, ne0);
+        let ty = fitting(preferred, ne0);
+        // Routers need embeddings with a common part. llama.cpp, too, does not use the smallest types for embeddings.
+        if usage == Use::Embedding && lifted_moments(ty).is_none() {
+            return fitting(GgmlType::Q8_0, ne0);
         }
-        fitting
+        ty
     }
 
+    /// `use_more_bits` of `llama-quant.cpp`.
     fn more_bits(&self, usage: Use, layer: u32, n_layer: u32) -> bool {
         let eighth = n_layer / 8;
-        let chosen =
+        let is_selected =
             layer < eighth || layer >= 7 * n_layer / 8 || (layer.wrapping_sub(eighth)) % 3 == 2;
-        self.medium && usage != Use::Expert && chosen
+        self.medium && usage != Use::Expert && is_selected
     }
 }
 
-/// The type that llama.cpp takes where a row is no whole number of the wanted type's blocks.
-fn fitting(wanted: GgmlType, ne0: u64) -> GgmlType {
+/// Returns the type itself, or llama.cpp's fallback type if a row is not a multiple of its block size.
+fn fitting(preferred: GgmlType, ne0: u64) -> GgmlType {
     use GgmlType as T;
-    if wanted.row_size(ne0).is_some() {
-        return wanted;
+    if preferred.row_size(ne0).is_some() {
+        return preferred;
     }
-    let smaller = match wanted {
+    let smaller = match preferred {
         T::Q4_K => T::Q5_0,
         T::Q5_K => T::Q5_1,
         T::Q6_K => T::Q8_0,
@@ -117,10 +116,10 @@ fn fitting(wanted: GgmlType, ne0: u64) -> GgmlType {
     }
 }
 
-/// llama.cpp's number for a file of one type (`llama_ftype` in `llama.h`).
+/// Returns the `general.file_type` of a file with one type (`llama_ftype` in `llama.h`).
 fn file_type(ty: GgmlType) -> Option<u32> {
     use GgmlType as T;
-    if !is_made(ty) {
+    if !is_supported(ty) {
         return None;
     }
     Some(match ty {
@@ -159,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mix_gives_more_bits_where_llama_cpp_does() {
+    fn mix_has_more_bits_in_the_same_layers_as_llama_cpp() {
         let mix = Quant::parse("Q4_K_M").unwrap();
         let down = |layer| mix.ty(Use::ExpertDown, 768, layer, 48);
         assert_eq!(down(0), GgmlType::Q6_K);
@@ -172,8 +171,8 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_do_not_fit_get_another_type() {
-        // 2880 is no multiple of 256, 40 none of 32.
+    fn falls_back_to_types_with_smaller_blocks() {
+        // 2880 is not a multiple of 256, 40 is not a multiple of 32.
         let ty = |name: &str, ne0| Quant::parse(name).unwrap().ty(Use::Expert, ne0, 0, 1);
         assert_eq!(ty("Q4_K", 2880), GgmlType::Q5_0);
         assert_eq!(ty("IQ2_XXS", 2880), GgmlType::IQ4_NL);
@@ -182,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn embeddings_can_always_be_lifted() {
+    fn types_of_embeddings_can_be_lifted() {
         for name in Quant::names() {
             let ty = Quant::parse(name).unwrap().ty(Use::Embedding, 2048, 0, 1);
             assert!(lifted_moments(ty).is_some(), "{name}");

@@ -1,18 +1,20 @@
-//! Random bytes and numbers for weights: fast, and the same for the same seed everywhere and in every version.
+//! Random bytes and numbers for weights. The sequence of a seed is the same on all machines and in all versions.
 
-/// SplitMix64, the same as in `moe_placement::random`: the output function is a bijection of a counter, so every seed is good.
-/// Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014); Sebastiano Vigna's constants, <https://prng.di.unimi.it/splitmix64.c>.
+/// The random number generator SplitMix64. All seeds are valid, because its output is a bijection of a counter.
+///
+/// Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014), with the constants of Sebastiano Vigna,
+/// <https://prng.di.unimi.it/splitmix64.c>. `moe_placement::random` has the same generator.
 #[derive(Debug, Clone)]
 pub(super) struct SplitMix64(u64);
 
 impl SplitMix64 {
-    /// The sequence of `seed`.
+    /// Starts the sequence of `seed`.
     #[inline]
     pub(super) fn new(seed: u64) -> SplitMix64 {
         SplitMix64(seed)
     }
 
-    /// The next 64 bits.
+    /// Returns the next 64 bits.
     #[inline]
     pub(super) fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
@@ -21,7 +23,7 @@ impl SplitMix64 {
         z ^ (z >> 31)
     }
 
-    /// Uniform in [0, 1): the 53 bits that an f64 holds exactly.
+    /// Returns a uniform number in [0, 1) with 53 random bits, the precision of f64.
     #[inline]
     pub(super) fn unit(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
@@ -37,8 +39,8 @@ pub(super) fn fill(random: &mut SplitMix64, bytes: &mut [u8]) {
     rest.copy_from_slice(&last[..rest.len()]);
 }
 
-/// A number of mean 0 and standard deviation 1, evenly distributed.
-pub(super) fn even(random: &mut SplitMix64) -> f64 {
+/// Returns a uniformly distributed number with mean 0 and standard deviation 1.
+pub(super) fn uniform(random: &mut SplitMix64) -> f64 {
     (2.0 * random.unit() - 1.0) * 3f64.sqrt()
 }
 
@@ -46,9 +48,8 @@ pub(super) fn even(random: &mut SplitMix64) -> f64 {
 mod tests {
     use super::SplitMix64;
 
-    /// The first outputs that are published for this seed.
     #[test]
-    fn sequence_is_the_published_one() {
+    fn sequence_matches_published_test_vector() {
         let mut random = SplitMix64::new(1_234_567);
         let first: Vec<u64> = (0..5).map(|_| random.next_u64()).collect();
         assert_eq!(
@@ -63,9 +64,9 @@ mod tests {
         );
     }
 
-    /// 6457827717110365317 is 0.35007954 of 2^64.
+    /// The first output is 6457827717110365317 = 0.35007954 · 2^64.
     #[test]
-    fn unit_scales_the_bits() {
+    fn unit_scales_the_output_to_one() {
         let mut random = SplitMix64::new(1_234_567);
         assert_eq!((random.unit() * 1e6).floor(), 350_079.0);
     }

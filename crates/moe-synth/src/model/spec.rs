@@ -1,24 +1,24 @@
-//! The short description of a model.
+//! The description of a synthetic model.
 
 use moe_gguf::map::MAX_EXPERT_ROWS;
 use serde::Deserialize;
 
 use super::Error;
 
-/// An architecture whose keys and tensors are known here, by llama.cpp's name.
+/// A supported architecture, by its name in llama.cpp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[non_exhaustive]
 pub enum Arch {
-    /// OpenAI's gpt-oss.
+    /// gpt-oss of OpenAI.
     #[serde(rename = "gpt-oss")]
     GptOss,
-    /// Qwen3's mixtures of experts.
+    /// Mixture-of-experts models of Qwen3.
     #[serde(rename = "qwen3moe")]
     Qwen3Moe,
-    /// Qwen3-Next: three layers of linear attention to one of full attention, and a shared expert.
+    /// Qwen3-Next: three layers with linear attention per layer with full attention, and a shared expert.
     #[serde(rename = "qwen3next")]
     Qwen3Next,
-    /// Mixtral, which llama.cpp counts among the Llamas.
+    /// Mixtral, which has the architecture `llama` in llama.cpp.
     #[serde(rename = "llama")]
     Llama,
     /// OLMoE.
@@ -27,7 +27,7 @@ pub enum Arch {
 }
 
 impl Arch {
-    /// The name in `general.architecture`, and before the keys.
+    /// The name in `general.architecture` and in the prefix of keys.
     pub const fn name(self) -> &'static str {
         match self {
             Arch::GptOss => "gpt-oss",
@@ -39,66 +39,65 @@ impl Arch {
     }
 }
 
-/// A model in a few numbers. As JSON, keys with a default may be left out, and no others may be
-/// there.
+/// The description of a model. In JSON, keys with a default are optional, and unknown keys are an error.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Spec {
     /// Architecture.
     pub arch: Arch,
-    /// `general.name`; the architecture's by default.
+    /// `general.name`. Default: the name of the architecture.
     #[serde(default)]
     pub name: Option<String>,
-    /// `general.size_label`, such as 20B; empty by default.
+    /// `general.size_label`, for example `20B`. Default: empty.
     #[serde(default)]
     pub size_label: String,
-    /// Layers.
+    /// Number of layers.
     pub n_layer: u32,
     /// Width of the residual stream.
     pub n_embd: u64,
-    /// Query heads.
+    /// Number of query heads.
     pub n_head: u64,
-    /// Key and value heads; as many as query heads by default.
+    /// Number of key and value heads. Default: `n_head`.
     #[serde(default)]
     pub n_head_kv: Option<u64>,
-    /// Width of a head; `n_embd / n_head` by default.
+    /// Width of a head. Default: `n_embd / n_head`.
     #[serde(default)]
     pub head_dim: Option<u64>,
-    /// Experts of a layer.
+    /// Number of experts per layer.
     pub n_expert: u64,
-    /// Experts that a token uses.
+    /// Number of experts per token.
     pub n_expert_used: u64,
     /// Hidden width of an expert.
     pub n_ff_exp: u64,
-    /// Hidden width of dense blocks, which is only told; that of an expert by default.
+    /// Hidden width of dense blocks. Only a key of the header: the model has no dense blocks. Default: `n_ff_exp`.
     #[serde(default)]
     pub n_ff: Option<u64>,
-    /// Hidden width of the shared expert (qwen3next); that of an expert by default.
+    /// Hidden width of the shared expert (qwen3next). Default: `n_ff_exp`.
     #[serde(default)]
     pub n_ff_shexp: Option<u64>,
-    /// Context length of the training; 4096 by default.
+    /// Context length of the training, in tokens. Default: 4096.
     #[serde(default = "default_context")]
     pub context_length: u32,
-    /// Base of the rotary embedding's frequencies; 10000 by default.
+    /// Base frequency of RoPE. Default: 10000.
     #[serde(default = "default_freq_base")]
     pub rope_freq_base: f32,
-    /// Dimensions of a head that are rotated; all by default.
+    /// Number of dimensions of a head that RoPE rotates. Default: `head_dim`.
     #[serde(default)]
     pub rope_dims: Option<u32>,
-    /// YaRN scaling of the rotary embedding; none by default.
+    /// YaRN scaling of RoPE. Default: no scaling.
     #[serde(default)]
     pub yarn: Option<Yarn>,
-    /// Epsilon of the RMS norms; 1e-6 by default.
+    /// Epsilon of the RMS norms. Default: 1e-6.
     #[serde(default = "default_rms_eps")]
     pub rms_eps: f32,
-    /// Width of the sliding window (gpt-oss); 128 by default.
+    /// Size of the sliding window in tokens (gpt-oss). Default: 128.
     #[serde(default = "default_window")]
     pub sliding_window: u32,
-    /// Linear attention; needed for qwen3next.
+    /// Linear attention. Required for qwen3next, not allowed for other architectures.
     #[serde(default)]
     pub linear_attention: Option<LinearAttention>,
-    /// Types of the weights: a type's name, `Q4_K`, or a mix of llama.cpp's, `Q4_K_M`, `Q5_K_M`,
-    /// `MXFP4_MOE`. `MXFP4` and `NVFP4` are those of experts, with F16 elsewhere. F16 by default.
+    /// Type of the weights, for example `Q4_K`, or a mix of llama.cpp: `Q4_K_M`, `Q5_K_M`, `MXFP4_MOE`. `MXFP4` and `NVFP4` are
+    /// the type of experts; other weights are F16. Default: `F16`.
     #[serde(default = "default_quant")]
     pub quant: String,
     /// Vocabulary.
@@ -109,13 +108,13 @@ pub struct Spec {
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Yarn {
-    /// How much longer the context is made.
+    /// Scaling factor of the context length.
     pub factor: f32,
-    /// Context length before.
+    /// Context length without scaling, in tokens.
     pub original_context_length: u32,
 }
 
-/// Gated delta-net layers, in llama.cpp's terms for state space models.
+/// Gated DeltaNet layers. The fields have the names of llama.cpp's keys for state-space models.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LinearAttention {
@@ -123,47 +122,47 @@ pub struct LinearAttention {
     pub conv_kernel: u64,
     /// Width of a head.
     pub state_size: u64,
-    /// Key heads.
+    /// Number of key heads.
     pub group_count: u64,
-    /// Value heads.
+    /// Number of value heads.
     pub time_step_rank: u64,
-    /// Every how many layers one has full attention.
+    /// Interval of layers with full attention: every N-th layer.
     pub full_attention_interval: u32,
 }
 
-/// A vocabulary of made-up words.
+/// A vocabulary of synthetic words.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VocabSpec {
-    /// Tokens in all.
+    /// Total number of tokens.
     pub n_tokens: u32,
-    /// `gpt2` (byte-level BPE) or `llama` (SentencePiece); `gpt2` by default.
+    /// `gpt2` (byte-level BPE) or `llama` (SentencePiece). Default: `gpt2`.
     #[serde(default)]
     pub model: VocabModel,
-    /// Rule that cuts text into words (`tokenizer.ggml.pre`); `gpt-2` by default.
+    /// Name of the pre-tokenizer (`tokenizer.ggml.pre`). Default: `gpt-2`.
     #[serde(default = "default_pre")]
     pub pre: String,
-    /// Merges of byte-level BPE; by default one for each word.
+    /// Number of merges of byte-level BPE. Default: one per word.
     #[serde(default)]
     pub n_merges: Option<u32>,
-    /// Control tokens, which are the last ones; 1 by default. Not for `llama`, which has three.
+    /// Number of control tokens at the end of the vocabulary. Default: 1. Ignored for `llama`, which has three at the start.
     #[serde(default = "default_special")]
     pub n_special: u32,
-    /// Bytes that the texts of all tokens and merges have together; by default as they come.
+    /// Total size of the texts of all tokens and merges, in bytes. Default: the smallest possible size.
     #[serde(default)]
     pub text_bytes: Option<u64>,
-    /// Token that begins a text; none by default.
+    /// Id of the token at the start of a text (BOS). Default: no such token.
     #[serde(default)]
     pub bos: Option<u32>,
-    /// Token that ends a text; the first control token by default.
+    /// Id of the token at the end of a text (EOS). Default: the first control token.
     #[serde(default)]
     pub eos: Option<u32>,
-    /// Padding token; none by default.
+    /// Id of the padding token. Default: no such token.
     #[serde(default)]
     pub pad: Option<u32>,
 }
 
-/// How a vocabulary works.
+/// The algorithm of a tokenizer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum VocabModel {
@@ -202,14 +201,14 @@ fn default_special() -> u32 {
     1
 }
 
-/// The largest width of anything. Products of two widths, and a few such products, fit 64 bits.
+/// Maximum of all widths. Sums of a few products of two widths fit 64 bits.
 const MAX_WIDTH: u64 = 1 << 24;
 
-/// The largest number of tokens.
+/// Maximum number of tokens of a vocabulary.
 const MAX_TOKENS: u32 = 1 << 20;
 
 impl Spec {
-    /// Key and value heads.
+    /// Number of key and value heads.
     pub fn n_head_kv(&self) -> u64 {
         self.n_head_kv.unwrap_or(self.n_head)
     }
@@ -237,7 +236,10 @@ impl Spec {
         })
     }
 
-    /// Refuses what makes no model.
+    /// Checks the description.
+    ///
+    /// # Errors
+    /// [`Error::Spec`] with the first invalid key.
     pub(super) fn check(&self) -> Result<(), Error> {
         let bad = |key, problem: String| Err(Error::Spec { key, problem });
         let widths = [
@@ -254,19 +256,19 @@ impl Spec {
             ("context_length", self.context_length.into()),
         ];
         for (key, width) in widths {
-            let most = match key {
+            let limit = match key {
                 "n_layer" => 1 << 12,
                 "n_expert" => 1 << 14,
                 "context_length" => 1 << 30,
                 _ => MAX_WIDTH,
             };
-            if width == 0 || width > most {
-                return bad(key, format!("it is {width}, but must lie in 1..={most}"));
+            if width == 0 || width > limit {
+                return bad(key, format!("{width} is out of range (1..={limit})"));
             }
         }
         if self.n_expert_used > self.n_expert {
             let problem = format!(
-                "it is {}, but there are {}",
+                "{} is greater than n_expert ({})",
                 self.n_expert_used, self.n_expert
             );
             return bad("n_expert_used", problem);
@@ -274,39 +276,39 @@ impl Spec {
         if !self.n_head.is_multiple_of(self.n_head_kv()) {
             return bad(
                 "n_head_kv",
-                format!("it does not divide the {} heads", self.n_head),
+                format!("n_head ({}) is not a multiple of it", self.n_head),
             );
         }
         let heads = self.n_head * self.head_dim();
         if heads > MAX_WIDTH {
             return bad(
                 "head_dim",
-                format!("the heads are {heads} wide, at most {MAX_WIDTH}"),
+                format!("n_head * head_dim is {heads}, but at most {MAX_WIDTH} is supported"),
             );
         }
-        // Rotary position encoding turns elements in pairs.
+        // RoPE rotates pairs of elements.
         if !self.head_dim().is_multiple_of(2) {
-            let problem = format!("it is {}, but must be even", self.head_dim());
+            let problem = format!("{} is not even", self.head_dim());
             return bad("head_dim", problem);
         }
         if let Some(dims) = self.rope_dims.map(u64::from) {
-            let most = self.head_dim();
-            if dims == 0 || dims > most || !dims.is_multiple_of(2) {
+            let limit = self.head_dim();
+            if dims == 0 || dims > limit || !dims.is_multiple_of(2) {
                 let problem =
-                    format!("it is {dims}, but must be even and lie in 2..={most} (head_dim)");
+                    format!("{dims} is not an even number in the range 2..={limit} (head_dim)");
                 return bad("rope_dims", problem);
             }
         }
         if self.arch == Arch::Olmoe && heads != self.n_embd {
             return bad(
                 "head_dim",
-                format!("the heads are {heads} wide, olmoe wants n_embd"),
+                format!("n_head * head_dim is {heads}, but must be n_embd for olmoe"),
             );
         }
         if (self.arch == Arch::Qwen3Next) != self.linear_attention.is_some() {
             return bad(
                 "linear_attention",
-                "qwen3next must have it, the others not".to_owned(),
+                "it is required for qwen3next, and not allowed for other architectures".to_owned(),
             );
         }
         if let Some(linear) = self.linear_attention {
@@ -322,22 +324,22 @@ impl Spec {
             let heads = group_count.max(time_step_rank);
             let fit = widths.into_iter().all(fits) && fits(state_size * heads);
             if !fit || full_attention_interval == 0 {
-                let problem = format!("its widths must lie in 1..={MAX_WIDTH}");
+                let problem = format!("a width is out of range (1..={MAX_WIDTH})");
                 return bad("linear_attention", problem);
             }
             if self.n_layer < full_attention_interval {
                 let problem = format!(
-                    "it is {}, but must be {full_attention_interval} (full_attention_interval) or more: no layer would have full attention",
+                    "{} is less than full_attention_interval ({full_attention_interval}), so no layer would have full attention",
                     self.n_layer
                 );
                 return bad("n_layer", problem);
             }
         }
-        // The most that a model may have for all its tools: three stacked matrices a layer.
+        // Each layer has three stacked tensors. `Gguf::open` rejects a model above the limit.
         let n_rows = 3 * u64::from(self.n_layer) * self.n_expert;
         if n_rows > MAX_EXPERT_ROWS {
             let problem = format!(
-                "{} layers of 3 × {} experts are {n_rows}, at most {MAX_EXPERT_ROWS} can be read: take fewer experts or layers",
+                "{} layers with 3 × {} expert slices have {n_rows}, but at most {MAX_EXPERT_ROWS} are supported; use fewer experts or layers",
                 self.n_layer, self.n_expert
             );
             return bad("n_expert", problem);
@@ -347,7 +349,7 @@ impl Spec {
 }
 
 impl VocabSpec {
-    /// Control tokens: the last ones, or SentencePiece's three first.
+    /// Number of control tokens: the last tokens, or the first three of SentencePiece.
     pub(super) fn n_special(&self) -> u32 {
         match self.model {
             VocabModel::Gpt2 => self.n_special,
@@ -357,13 +359,13 @@ impl VocabSpec {
 
     fn check(&self) -> Result<(), Error> {
         let bad = |key, problem: String| Err(Error::Spec { key, problem });
-        // The 256 bytes have a token each.
-        let least = self.n_special().saturating_add(256);
-        if self.n_tokens < least || self.n_tokens > MAX_TOKENS {
+        // Each of the 256 bytes has a token.
+        let min = self.n_special().saturating_add(256);
+        if self.n_tokens < min || self.n_tokens > MAX_TOKENS {
             let n = self.n_tokens;
             return bad(
                 "vocab.n_tokens",
-                format!("it is {n}, but must lie in {least}..={MAX_TOKENS}"),
+                format!("{n} is out of range ({min}..={MAX_TOKENS})"),
             );
         }
         let ids = [
@@ -373,10 +375,7 @@ impl VocabSpec {
         ];
         for (key, id) in ids {
             if let Some(id) = id.filter(|&id| id >= self.n_tokens) {
-                return bad(
-                    key,
-                    format!("it is {id}, but there are {} tokens", self.n_tokens),
-                );
+                return bad(key, format!("{id} is out of range (0..{})", self.n_tokens));
             }
         }
         Ok(())

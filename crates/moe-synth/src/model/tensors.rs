@@ -1,28 +1,27 @@
-//! The tensors of each architecture: names, shapes, and what their weights are.
+//! The tensors of each architecture: names, shapes and contents.
 //!
-//! Names and shapes are those that llama.cpp asks for when it loads a model (`src/models/openai-moe.cpp`,
-//! `qwen3moe.cpp`, `qwen3next.cpp`, `llama.cpp`, `olmoe.cpp` in its source tree), in the order in which a
-//! pass uses them.
+//! Names and shapes are those that llama.cpp requires when it loads a model (`src/models/openai-moe.cpp`, `qwen3moe.cpp`,
+//! `qwen3next.cpp`, `llama.cpp` and `olmoe.cpp` in its source tree), in the order of use in a forward pass.
 
 use super::quant::Use;
 use super::spec::{Arch, Spec};
 
-/// What a tensor's weights are.
+/// The contents of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Fill {
-    /// All the same.
+    /// A constant.
     Constant(f32),
-    /// Random, with this standard deviation.
+    /// Random values with this standard deviation.
     Noise(f64),
-    /// Random with standard deviation 1, with a part that all tokens share.
+    /// Random values with standard deviation 1, and a part that is common to all tokens.
     Embedding,
-    /// The router of a layer.
+    /// The router of this layer.
     Router(u32),
 }
 
-/// A tensor to be made.
+/// A tensor to generate.
 #[derive(Clone, Debug)]
-pub(super) struct Made {
+pub(super) struct PlannedTensor {
     pub(super) name: String,
     pub(super) usage: Use,
     pub(super) fill: Fill,
@@ -36,16 +35,16 @@ const SMALL: f64 = 0.01;
 /// Standard deviation of the logits.
 const LOGITS: f64 = 4.0;
 
-/// Variance that all layers together add to that of the embeddings, which is 1. It is small, so that
-/// what the router sees is, in every layer, mostly the token.
+/// Variance that all layers together add to the residual stream. The embeddings have variance 1, so that the input of the
+/// router is dominated by the embedding of the token in every layer.
 const ADDED_VARIANCE: f64 = 0.1;
 
-/// The tensors of a model.
-pub(super) fn tensors(spec: &Spec) -> Vec<Made> {
+/// Returns the tensors of a model.
+pub(super) fn tensors(spec: &Spec) -> Vec<PlannedTensor> {
     let mut list = List {
-        made: Vec::new(),
+        tensors: Vec::new(),
         layer: None,
-        // Attention and experts of each layer add to the residual stream.
+        // Attention and experts of each layer are added to the residual stream.
         residual: (ADDED_VARIANCE / (2.0 * f64::from(spec.n_layer))).sqrt(),
     };
     let (n_embd, n_vocab) = (spec.n_embd, u64::from(spec.vocab.n_tokens));
@@ -73,14 +72,14 @@ pub(super) fn tensors(spec: &Spec) -> Vec<Made> {
     list.layer = None;
     list.norm("output_norm", n_embd);
     list.matrix("output", Use::Output, LOGITS, n_embd, n_vocab);
-    list.made
+    list.tensors
 }
 
 fn attention(list: &mut List, spec: &Spec) {
     let (n_embd, d) = (spec.n_embd, spec.head_dim());
     let (n_q, n_kv) = (spec.n_head * d, spec.n_head_kv() * d);
     let biases = spec.arch == Arch::GptOss;
-    // Each query of qwen3next has a gate of its own width beside it.
+    // In qwen3next, attn_q contains a gate of the same width next to each query.
     let gates = if spec.arch == Arch::Qwen3Next { 2 } else { 1 };
     let mut projection = |name: &str, usage, gain, n_in, n_out| {
         list.matrix(name, usage, gain, n_in, n_out);
@@ -139,7 +138,7 @@ fn linear_attention(list: &mut List, spec: &Spec) {
         &[linear.conv_kernel, conv],
     );
     list.bias("ssm_dt", &[linear.time_step_rank]);
-    // Decay is exp(a · …), so a is negative.
+    // The decay is exp(a · …), so a must be negative.
     list.add(
         "ssm_a",
         Use::Small,
@@ -199,12 +198,12 @@ fn experts(list: &mut List, spec: &Spec, layer: u32) {
     }
 }
 
-/// Tensors as they are added.
+/// A list of tensors under construction.
 struct List {
-    made: Vec<Made>,
-    /// The layer of the tensors that are added next.
+    tensors: Vec<PlannedTensor>,
+    /// The layer of the next tensors.
     layer: Option<u32>,
-    /// Standard deviation that an addition to the residual stream shall have.
+    /// Standard deviation of each addition to the residual stream.
     residual: f64,
 }
 
@@ -214,7 +213,7 @@ impl List {
             Some(layer) => format!("blk.{layer}.{name}"),
             None => name.to_owned(),
         };
-        self.made.push(Made {
+        self.tensors.push(PlannedTensor {
             name,
             usage,
             fill,
@@ -236,7 +235,7 @@ impl List {
         self.add(&format!("{name}.bias"), Use::Small, Fill::Noise(SMALL), ne);
     }
 
-    /// A matrix that turns inputs of standard deviation 1 into outputs of standard deviation `gain`.
+    /// Adds a matrix whose outputs have standard deviation `gain` if its inputs have standard deviation 1.
     fn matrix(&mut self, name: &str, usage: Use, gain: f64, n_in: u64, n_out: u64) {
         let noise = Fill::Noise(gain / (n_in as f64).sqrt());
         self.add(&format!("{name}.weight"), usage, noise, &[n_in, n_out]);

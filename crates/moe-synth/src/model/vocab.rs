@@ -1,8 +1,8 @@
-//! Vocabularies of made-up words.
+//! Vocabularies of synthetic words.
 //!
-//! Words are one to three syllables, alone and with a space before them, so that the parts into which
-//! a word can be cut are words too: each gives a merge, as in a real vocabulary. Syllables can be
-//! made longer, letter by letter, until all texts together have a wanted size.
+//! Words have one to three syllables, with and without a preceding space. The parts of a word at each syllable boundary are
+//! also words, so that each boundary is a valid merge. Letters can be added to syllables until all texts together have a given
+//! size.
 
 use super::Error;
 use super::spec::{VocabModel, VocabSpec};
@@ -10,10 +10,10 @@ use super::spec::{VocabModel, VocabSpec};
 /// The texts of a vocabulary.
 pub(super) struct Vocab {
     pub(super) tokens: Vec<String>,
-    /// GGUF's type of each token.
+    /// `tokenizer.ggml.token_type` of each token.
     pub(super) types: Vec<i32>,
     pub(super) merges: Vec<String>,
-    /// The first control token.
+    /// Id of the first control token.
     pub(super) first_special: u32,
 }
 
@@ -24,7 +24,7 @@ const BYTE: i32 = 6;
 
 const N_BYTES: usize = 256;
 
-/// Makes a vocabulary.
+/// Generates a vocabulary.
 pub(super) fn vocab(spec: &VocabSpec) -> Result<Vocab, Error> {
     match spec.model {
         VocabModel::Gpt2 => byte_level(spec),
@@ -32,7 +32,7 @@ pub(super) fn vocab(spec: &VocabSpec) -> Result<Vocab, Error> {
     }
 }
 
-/// Control tokens, 256 bytes, then words.
+/// Generates a SentencePiece vocabulary: control tokens, 256 bytes, words.
 fn sentence_piece(spec: &VocabSpec) -> Vocab {
     let mut tokens = ["<unk>", "<s>", "</s>"].map(str::to_owned).to_vec();
     let mut types = vec![UNKNOWN, CONTROL, CONTROL];
@@ -49,7 +49,7 @@ fn sentence_piece(spec: &VocabSpec) -> Vocab {
     }
 }
 
-/// 256 bytes, words, then control tokens.
+/// Generates a byte-level BPE vocabulary: 256 bytes, words, control tokens.
 fn byte_level(spec: &VocabSpec) -> Result<Vocab, Error> {
     let n_special = spec.n_special() as usize;
     let n_words = (spec.n_tokens as usize).saturating_sub(N_BYTES + n_special);
@@ -58,7 +58,7 @@ fn byte_level(spec: &VocabSpec) -> Result<Vocab, Error> {
     let bytes: Vec<String> = byte_alphabet().map(String::from).collect();
     let fixed = text_size(&bytes) + text_size(&names);
 
-    let make = |n_letters: usize| -> Result<(Words, Vec<String>, u64), Error> {
+    let generate = |n_letters: usize| -> Result<(Words, Vec<String>, u64), Error> {
         let words = Words::new(n_words, n_letters, "Ġ");
         let merges = words.merges(n_merges)?;
         let size = fixed + text_size(&words.texts) + text_size(&merges);
@@ -66,37 +66,37 @@ fn byte_level(spec: &VocabSpec) -> Result<Vocab, Error> {
     };
     let (words, merges, names) = match spec.text_bytes {
         None => {
-            let (words, merges, _) = make(0)?;
+            let (words, merges, _) = generate(0)?;
             (words, merges, names)
         }
-        Some(wanted) => {
-            let unfit = |problem: String| Error::Spec {
+        Some(target) => {
+            let invalid = |problem: String| Error::Spec {
                 key: "vocab.text_bytes",
                 problem,
             };
-            if wanted > MAX_TEXT_BYTES {
-                return Err(unfit(format!(
-                    "it is {wanted}, at most {MAX_TEXT_BYTES} are made"
+            if target > MAX_TEXT_BYTES {
+                return Err(invalid(format!(
+                    "{target} is out of range (at most {MAX_TEXT_BYTES})"
                 )));
             }
             let (mut low, mut high) = (0, MAX_LETTERS);
             while high - low > 1 {
                 let middle = (low + high) / 2;
-                if make(middle).is_ok_and(|(_, _, size)| size <= wanted) {
+                if generate(middle).is_ok_and(|(_, _, size)| size <= target) {
                     low = middle;
                 } else {
                     high = middle;
                 }
             }
-            let (words, merges, size) = make(low)?;
-            let rest = wanted.checked_sub(size).ok_or_else(|| {
-                unfit(format!(
-                    "it is {wanted}, the shortest texts have {size} bytes; give as many or more"
+            let (words, merges, size) = generate(low)?;
+            let rest = target.checked_sub(size).ok_or_else(|| {
+                invalid(format!(
+                    "{target} is less than the size of the shortest texts ({size})"
                 ))
             })?;
             let names = lengthened(names, rest as usize).ok_or_else(|| {
-                unfit(format!(
-                    "it is {wanted}, {rest} more than words are made of, and there is no control token to lengthen; raise n_special"
+                invalid(format!(
+                    "{target} is {rest} more than the size of the words, and only control tokens other than EOS can be lengthened; increase n_special"
                 ))
             })?;
             (words, merges, names)
@@ -117,7 +117,7 @@ fn byte_level(spec: &VocabSpec) -> Result<Vocab, Error> {
     })
 }
 
-/// The text by which runtimes know the token that ends a text.
+/// Text of the EOS token, by which runtimes recognize it.
 const EOS: &str = "<|endoftext|>";
 
 fn special_names(spec: &VocabSpec, n_special: usize) -> Vec<String> {
@@ -132,13 +132,12 @@ fn special_names(spec: &VocabSpec, n_special: usize) -> Vec<String> {
     (first..spec.n_tokens).map(name).collect()
 }
 
-/// The same names, with `bytes` more letters among those that have no meaning; `None` if there are no
-/// such.
+/// Adds `bytes` letters to the names, distributed over all names except EOS. `None` if there are no others.
 fn lengthened(mut names: Vec<String>, bytes: usize) -> Option<Vec<String>> {
-    let mut meaningless: Vec<&mut String> = names.iter_mut().filter(|name| *name != EOS).collect();
-    let n = meaningless.len();
+    let mut others: Vec<&mut String> = names.iter_mut().filter(|name| *name != EOS).collect();
+    let n = others.len();
     let (each, rest) = (bytes.checked_div(n)?, bytes % n);
-    for (i, name) in meaningless.iter_mut().enumerate() {
+    for (i, name) in others.iter_mut().enumerate() {
         let letters = "a".repeat(each + usize::from(i < rest));
         **name = name.replace("|>", &format!("{letters}|>"));
     }
@@ -149,32 +148,33 @@ fn text_size(texts: &[String]) -> u64 {
     texts.iter().map(|text| text.len() as u64).sum()
 }
 
-/// The characters that stand for bytes in byte-level BPE, in the order of GPT-2's vocabulary:
-/// printable bytes stand for themselves and come first, the others are moved beyond U+0100.
+/// Returns the characters that represent bytes in byte-level BPE, in the order of GPT-2's vocabulary.
+///
+/// Printable bytes represent themselves and are first. The other bytes are mapped to U+0100 and above.
 fn byte_alphabet() -> impl Iterator<Item = char> {
     let printable = || ('!'..='~').chain('¡'..='¬').chain('®'..='ÿ');
     let n_others = N_BYTES - printable().count();
     printable().chain((0x100u32..).filter_map(char::from_u32).take(n_others))
 }
 
-/// The most bytes of texts that are made: dozens of times those of the largest vocabularies of today.
+/// Maximum total size of texts in bytes: dozens of times that of the largest current vocabularies.
 const MAX_TEXT_BYTES: u64 = 1 << 28;
 
-/// The most letters that are added to syllables.
+/// Maximum number of letters added to syllables.
 const MAX_LETTERS: usize = 1 << 9;
 
 const CONSONANTS: &[u8] = b"ktspnmlrdbgfvhjzwcyx";
 const VOWELS: &[u8] = b"aeiou";
 
-/// Different syllables, and so the cube root of the most words.
+/// Number of different syllables.
 const MAX_SYLLABLES: usize = CONSONANTS.len() * VOWELS.len();
 
-/// What a word is made of.
+/// The composition of a word.
 #[derive(Clone, Copy)]
 enum Parts {
-    /// The beginning of a syllable.
+    /// The start of a syllable.
     Start,
-    /// A number of syllables, with a space before them or not.
+    /// The first `n` of `syllables`, with or without a preceding space.
     Word {
         spaced: bool,
         syllables: [u8; 3],
@@ -190,7 +190,7 @@ struct Words {
 }
 
 impl Words {
-    /// `n` words, with `n_letters` letters added to syllables in turn.
+    /// Generates `n` words. `n_letters` letters are distributed over the syllables.
     fn new(n: usize, n_letters: usize, space: &'static str) -> Words {
         let enough = |s: &usize| 2 * (s + s * s + s * s * s) >= n;
         let n_syllables = (1..MAX_SYLLABLES).find(enough).unwrap_or(MAX_SYLLABLES);
@@ -211,7 +211,7 @@ impl Words {
     }
 
     fn collect(&mut self, n: usize) {
-        // Beginnings of syllables, which are put together letter by letter.
+        // Starts of syllables, which are merged letter by letter.
         for syllable in self.syllables.clone() {
             for end in 2..syllable.len() {
                 self.push(n, syllable[..end].to_owned(), Parts::Start);
@@ -221,7 +221,7 @@ impl Words {
         for length in 1..=3 {
             for i in 0..count.pow(length as u32) {
                 for spaced in [false, true] {
-                    // The digits of `i` to the base of the number of syllables.
+                    // The digits of `i` in the base `count` select the syllables.
                     let digits = [i % count, i / count % count, i / count / count % count];
                     let syllables = digits.map(|digit| digit as u8);
                     let word = Parts::Word {
@@ -253,8 +253,7 @@ impl Words {
         [space].into_iter().chain(syllables).collect()
     }
 
-    /// `n` merges: one for each word, by which it is put together from left to right, then others
-    /// that give the same words.
+    /// Generates `n` merges: first one per word, which joins its last syllable, then other merges with the same results.
     fn merges(&self, n: usize) -> Result<Vec<String>, Error> {
         let mut merges: Vec<String> = Vec::with_capacity(n);
         for pass in 0..3 {
@@ -262,23 +261,23 @@ impl Words {
                 if merges.len() == n {
                     return Ok(merges);
                 }
-                if let Some(cut) = self.cut(text, *parts, pass) {
-                    merges.push(format!("{} {}", &text[..cut], &text[cut..]));
+                if let Some(split) = self.split(text, *parts, pass) {
+                    merges.push(format!("{} {}", &text[..split], &text[split..]));
                 }
             }
         }
         if merges.len() < n {
-            let most = merges.len();
+            let max = merges.len();
             return Err(Error::Spec {
                 key: "vocab.n_merges",
-                problem: format!("it is {n}, but so many tokens have {most} merges at most"),
+                problem: format!("{n} is out of range (at most {max} for this number of tokens)"),
             });
         }
         Ok(merges)
     }
 
-    /// Where a word is cut into two by its `pass`th merge, if it has that many.
-    fn cut(&self, text: &str, parts: Parts, pass: usize) -> Option<usize> {
+    /// Returns the byte at which merge `pass` of a word splits it, or `None` if the word has fewer merges.
+    fn split(&self, text: &str, parts: Parts, pass: usize) -> Option<usize> {
         let (spaced, syllables) = match parts {
             Parts::Start => return (pass == 0).then(|| text.len() - 1),
             Parts::Word {
@@ -287,21 +286,21 @@ impl Words {
                 n,
             } => (spaced, syllables.into_iter().take(n)),
         };
-        let mut cuts = Vec::with_capacity(3);
+        let mut splits = Vec::with_capacity(3);
         let mut end = if spaced { self.space.len() } else { 0 };
         for syllable in syllables {
-            cuts.extend((end > 0).then_some(end));
+            splits.extend((end > 0).then_some(end));
             end += self.syllables[usize::from(syllable)].len();
         }
-        // A syllable alone is put together from what comes before its last letter.
-        if cuts.is_empty() {
-            cuts.push(text.len() - 1);
+        // A single syllable without a space is split before its last letter.
+        if splits.is_empty() {
+            splits.push(text.len() - 1);
         }
-        cuts.into_iter().rev().nth(pass)
+        splits.into_iter().rev().nth(pass)
     }
 }
 
-/// A consonant, a vowel, and `added` letters.
+/// Returns a syllable: a consonant, a vowel, and `added` letters.
 fn syllable(i: usize, added: usize) -> String {
     let consonant = CONSONANTS[i / VOWELS.len() % CONSONANTS.len()];
     let start = [consonant, VOWELS[i % VOWELS.len()]].map(char::from);
@@ -331,7 +330,7 @@ mod tests {
         }
     }
 
-    /// What every vocabulary must be.
+    /// Checks properties of all vocabularies: unique tokens and merges, and merges of tokens.
     fn check(vocab: &Vocab, n_tokens: usize, n_merges: usize) {
         assert_eq!(
             (vocab.tokens.len(), vocab.types.len()),
@@ -339,9 +338,9 @@ mod tests {
         );
         assert_eq!(vocab.merges.len(), n_merges);
         let tokens: HashSet<&str> = vocab.tokens.iter().map(String::as_str).collect();
-        assert_eq!(tokens.len(), n_tokens, "all tokens differ");
+        assert_eq!(tokens.len(), n_tokens, "tokens are not unique");
         let merges: HashSet<&str> = vocab.merges.iter().map(String::as_str).collect();
-        assert_eq!(merges.len(), n_merges, "all merges differ");
+        assert_eq!(merges.len(), n_merges, "merges are not unique");
         for merge in merges {
             let (left, right) = merge.split_once(' ').unwrap();
             let all = [left, right, &format!("{left}{right}")].map(|text| tokens.contains(text));
@@ -350,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_and_merges_belong_together() {
+    fn merges_consist_of_tokens() {
         check(&vocab(&spec(4096, None, None)).unwrap(), 4096, 3830);
         check(&vocab(&spec(4096, Some(8000), None)).unwrap(), 4096, 8000);
         check(&vocab(&spec(266, None, None)).unwrap(), 266, 0);
@@ -358,18 +357,16 @@ mod tests {
     }
 
     #[test]
-    fn texts_have_the_wanted_size() {
-        for wanted in [100_000, 123_457, 200_000] {
-            let vocab = vocab(&spec(4096, Some(8000), Some(wanted))).unwrap();
+    fn texts_have_the_given_size() {
+        for target in [100_000, 123_457, 200_000] {
+            let vocab = vocab(&spec(4096, Some(8000), Some(target))).unwrap();
             check(&vocab, 4096, 8000);
-            assert_eq!(text_size(&vocab.tokens) + text_size(&vocab.merges), wanted);
+            assert_eq!(text_size(&vocab.tokens) + text_size(&vocab.merges), target);
         }
-        assert!(vocab(&spec(4096, None, Some(5000))).is_err());
-        assert!(vocab(&spec(4096, Some(100_000), None)).is_err());
     }
 
     #[test]
-    fn the_byte_alphabet_is_gpt_2s() {
+    fn byte_alphabet_is_that_of_gpt_2() {
         let alphabet: Vec<char> = byte_alphabet().collect();
         assert_eq!(alphabet.len(), 256);
         assert_eq!((alphabet[0], alphabet[93], alphabet[94]), ('!', '~', '¡'));
@@ -378,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sentence_piece_vocabulary() {
+    fn generates_sentence_piece_vocabularies() {
         let spec = VocabSpec {
             model: VocabModel::Llama,
             ..spec(32_000, None, None)
@@ -387,17 +384,24 @@ mod tests {
         assert_eq!(vocab.tokens.len(), 32_000);
         assert_eq!(vocab.tokens[..4], ["<unk>", "<s>", "</s>", "<0x00>"]);
         assert_eq!(vocab.types[..4], [UNKNOWN, CONTROL, CONTROL, BYTE]);
-        let different: HashSet<&String> = vocab.tokens.iter().collect();
-        assert_eq!(different.len(), 32_000);
+        let unique: HashSet<&String> = vocab.tokens.iter().collect();
+        assert_eq!(unique.len(), 32_000);
     }
 
     #[test]
-    fn refuses_impossible_text_sizes() {
-        let error_of = |spec: &VocabSpec| vocab(spec).err().unwrap().to_string();
-        assert!(error_of(&spec(1000, None, Some(100))).contains("the shortest texts have"));
-        assert!(error_of(&spec(1000, None, Some(1 << 60))).contains("at most 268435456 are made"));
-        let mut alone = spec(1000, None, Some(1 << 24));
-        alone.n_special = 1; // the token that ends a text
-        assert!(error_of(&alone).contains("raise n_special"));
+    fn rejects_impossible_sizes_of_texts_and_merges() {
+        let invalid_key = |spec: &VocabSpec| match vocab(spec) {
+            Err(Error::Spec { key, .. }) => key,
+            other => panic!("{:?}", other.err()),
+        };
+        for too_small_or_large in [100, 1 << 60] {
+            let spec = spec(1000, None, Some(too_small_or_large));
+            assert_eq!(invalid_key(&spec), "vocab.text_bytes");
+        }
+        let mut only_eos = spec(1000, None, Some(1 << 24));
+        only_eos.n_special = 1;
+        assert_eq!(invalid_key(&only_eos), "vocab.text_bytes");
+        let too_many_merges = spec(4096, Some(100_000), None);
+        assert_eq!(invalid_key(&too_many_merges), "vocab.n_merges");
     }
 }
