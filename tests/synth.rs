@@ -251,7 +251,7 @@ fn what_makes_no_model_is_refused() {
         assert!(!out.exists());
     };
     let spec = small("qwen3moe").to_string();
-    refused(&spec, &["--quant", "Q9_X"], "`Q9_X` is no type");
+    refused(&spec, &["--quant", "Q9_X"], "weight type `Q9_X` is not supported");
     refused(&spec, &["--quant", "Q8_K"], "MXFP4");
     refused(&spec, &["--layers", "0"], "n_layer");
     refused(&spec, &["--zipf", "-1"], "zipf");
@@ -265,20 +265,20 @@ fn what_makes_no_model_is_refused() {
     refused(
         &head("\"head_dim\":63"),
         &[],
-        "`head_dim` of the description is of no use: it is 63, but must be even",
+        "`head_dim` is invalid: 63 is not even",
     );
     for dims in [0, 31, 66] {
         let with = head(&format!("\"head_dim\":64,\"rope_dims\":{dims}"));
-        let part = format!("it is {dims}, but must be even and lie in 2..=64 (head_dim)");
+        let part = format!("{dims} is not an even number in the range 2..=64 (head_dim)");
         refused(&with, &[], &part);
     }
     // 3 × 1024 × 107 experts are more than any model may have that is read.
     let many = spec.replace("\"n_expert\":32", "\"n_expert\":1024");
-    refused(&many, &["--layers", "107"], "are 328704, at most 327680 can be read");
+    refused(&many, &["--layers", "107"], "have 328704, but at most 327680 are supported");
     fs::write(&file, &spec).unwrap();
     let next = ["synth", "--like", "qwen3-next-80b", "--layers", "3", "--out", arg(&out)];
     let line = fail![next];
-    assert!(line.contains("it is 3, but must be 4 (full_attention_interval) or more"), "{line}");
+    assert!(line.contains("3 is less than full_attention_interval (4)"), "{line}");
     // 36 PiB: nobody has room for it.
     let huge = spec.replace("\"n_embd\":512", "\"n_embd\":1048576");
     let huge = huge.replace("\"n_ff_exp\":256", "\"n_ff_exp\":1048576");

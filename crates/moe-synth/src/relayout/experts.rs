@@ -1,21 +1,21 @@
-//! Which expert comes to which place, and which parts of a tensor move with it.
+//! The order of experts, and the parts of each tensor that move with them.
 
 use std::collections::BTreeMap;
 
 use moe_gguf::map::n_stacked;
 use moe_gguf::names::{Category, Role, is_chunked, split_layer};
-use moe_gguf::text::counted;
 use moe_gguf::{ExpertId, GgmlType, Gguf, LayerId, Tensor};
 
-use super::Error;
+use super::error::{Error, ImmovableReason, OrderFault};
 
-/// For each layer whose experts move, the present number of the expert that comes to each place:
-/// `[3, 0, 1, 2]` puts expert 3 first. Layers that are not there stay as they are.
+/// For each layer to permute, the old ids of its experts in the new order: `[3, 0, 1, 2]` moves expert 3 to the first position.
+///
+/// Layers without an entry are unchanged.
 pub type ExpertOrders = BTreeMap<LayerId, Vec<ExpertId>>;
 
-/// Experts of each layer that has any, counted by their weights.
+/// Returns the number of experts of each layer with experts, counted by their weights.
 ///
-/// A count never exceeds what the header has room for, whatever the names and shapes in it say.
+/// Names and shapes are not trusted: a count from names of single experts is at most the number of tensors.
 pub fn n_experts(gguf: &Gguf) -> BTreeMap<LayerId, u32> {
     let mut counts = BTreeMap::new();
     let n_tensors = gguf.tensors().len() as u64;
@@ -37,59 +37,54 @@ pub fn n_experts(gguf: &Gguf) -> BTreeMap<LayerId, u32> {
     counts
 }
 
-/// Checks that every order names each expert of its layer once, and keeps groups whole where the
-/// router chooses groups first (`expert_group_count`).
+/// Checks that each order is a permutation of the experts of its layer, and preserves groups if the router selects groups
+/// first (`expert_group_count`).
 pub(super) fn check(gguf: &Gguf, orders: &ExpertOrders) -> Result<(), Error> {
     let (counts, n_group) = (n_experts(gguf), n_groups(gguf)?);
     for (&layer, order) in orders {
         let Some(&n_expert) = counts.get(&layer) else {
             return Err(Error::NoExperts { layer });
         };
-        let problem = |problem: String| Error::NotAnOrder { layer, problem };
+        let invalid = |fault| Error::InvalidOrder { layer, fault };
         if order.len() as u64 != u64::from(n_expert) {
-            return Err(problem(format!(
-                "it names {}, the layer has {n_expert}",
-                counted(order.len(), "expert")
-            )));
+            let found = order.len();
+            return Err(invalid(OrderFault::Length { found, n_expert }));
         }
         let mut seen = vec![false; order.len()];
         for &expert in order {
             match seen.get_mut(expert.index()) {
                 Some(seen) if !*seen => *seen = true,
-                Some(_) => return Err(problem(format!("it names expert {expert} twice"))),
-                None => {
-                    return Err(problem(format!(
-                        "it names expert {expert}, the layer has {n_expert}"
-                    )));
-                }
+                Some(_) => return Err(invalid(OrderFault::Repeated { expert })),
+                None => return Err(invalid(OrderFault::OutOfRange { expert, n_expert })),
             }
         }
         if n_group > 1 && n_expert.is_multiple_of(n_group) {
             let size = n_expert / n_group;
-            let whole = |group: &[ExpertId]| group.iter().all(|e| e.0 / size == group[0].0 / size);
-            if !order.chunks(size as usize).all(whole) {
+            let is_group =
+                |chunk: &[ExpertId]| chunk.iter().all(|e| e.0 / size == chunk[0].0 / size);
+            if !order.chunks(size as usize).all(is_group) {
                 return Err(Error::Groups { layer, n_group });
             }
         }
         if order.is_sorted() {
-            continue; // nothing moves
+            continue; // No expert moves.
         }
         let router = format!("blk.{layer}.ffn_gate_inp.weight");
         let router = gguf.tensor(&router).ok_or(Error::NoRouter { layer })?;
         if n_group > 1 && router.ne[1] != u64::from(n_expert) {
             return Err(Error::Immovable {
                 tensor: router.name.clone(),
-                problem: "the router selects among groups, and has more rows than experts",
+                reason: ImmovableReason::GroupedRouter,
             });
         }
     }
     Ok(())
 }
 
-/// Groups of experts among which the router selects first (`expert_group_count`); 1 where it does not.
+/// Returns the number of expert groups from which the router selects first (`expert_group_count`), or 1 without groups.
 ///
 /// # Errors
-/// The model's keys are of another type than they should be, or the number of groups differs between layers.
+/// A key of the model has another type; the number of groups differs between layers.
 pub fn n_groups(gguf: &Gguf) -> Result<u32, Error> {
     let arch = gguf.metadata().str("general.architecture")?.unwrap_or("");
     let key = format!("{arch}.expert_group_count");
@@ -104,7 +99,7 @@ pub fn n_groups(gguf: &Gguf) -> Result<u32, Error> {
     Ok(n_group.max(1))
 }
 
-/// The same order with groups kept whole: groups in the order of their first experts.
+/// Returns the order with the experts of each group next to each other. Groups are ordered by their first expert.
 pub fn keep_groups(order: &[ExpertId], n_group: u32) -> Vec<ExpertId> {
     let size = (order.len() as u32)
         .checked_div(n_group)
@@ -122,31 +117,31 @@ pub fn keep_groups(order: &[ExpertId], n_group: u32) -> Vec<ExpertId> {
         .collect()
 }
 
-/// What a move of its layer's experts means for a tensor.
+/// The parts of a tensor that belong to experts of its layer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Share {
-    /// It stays as it is.
+    /// No part belongs to an expert.
     None,
-    /// It belongs to one expert alone, whose number is in its name.
+    /// The tensor belongs to one expert, whose id is in its name.
     One(ExpertId),
-    /// It is so many slices of equal size, of which the first `n_expert` are the experts'.
+    /// The tensor has this number of slices of equal size. The first `n_expert` belong to experts.
     Slices(u32),
 }
 
-/// In which dimension a tensor of a layer with experts has one entry for each expert.
+/// The dimension of a tensor in which each expert has an entry.
 ///
-/// The name decides, as llama.cpp's converters write it: `ffn_gate_inp.scale` of gemma4 scales the router's input and
-/// belongs to no expert, even in a model that is as wide as it has experts.
+/// The name decides, by the convention of llama.cpp's converters, and not the shape: `ffn_gate_inp.scale` of gemma4 scales the
+/// input of the router, also in a model with `n_embd == n_expert`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ExpertDim {
-    /// Nothing in it belongs to an expert.
+    /// No entry belongs to an expert.
     None,
-    /// Exactly one entry for each expert.
+    /// This dimension has exactly one entry for each expert.
     Experts(usize),
-    /// One entry for each output of the router: the experts first, then experts without weights (LongCat-Flash).
+    /// This dimension has one entry for each output of the router: experts first, then experts without weights (LongCat-Flash).
     Router(usize),
-    /// It cannot move; why not.
-    Immovable(&'static str),
+    /// The tensor cannot be permuted.
+    Immovable(ImmovableReason),
 }
 
 fn expert_dim(tensor: &Tensor, role: &Role) -> ExpertDim {
@@ -154,7 +149,7 @@ fn expert_dim(tensor: &Tensor, role: &Role) -> ExpertDim {
     let (stem, kind) = part.split_once('.').unwrap_or((part, ""));
     match (role.category, stem, kind) {
         (Category::Expert | Category::ExpertBias, ..) if is_chunked(&tensor.name) => {
-            ExpertDim::Immovable("it holds chunks that belong to several experts each")
+            ExpertDim::Immovable(ImmovableReason::ChunkExperts)
         }
         (Category::Expert, ..) => ExpertDim::Experts(2),
         (Category::ExpertBias, _, "bias") => ExpertDim::Experts(1),
@@ -164,9 +159,9 @@ fn expert_dim(tensor: &Tensor, role: &Role) -> ExpertDim {
         (Category::Router, "ffn_gate_inp", "scale" | "input_scale") => ExpertDim::None,
         (Category::Router, "exp_probs_b" | "exp_probs_b_vl", _) => ExpertDim::Router(0),
         (Category::Router, "ffn_gate_tid2eid", _) => {
-            ExpertDim::Immovable("it holds the numbers of experts")
+            ExpertDim::Immovable(ImmovableReason::ExpertIds)
         }
-        // Arctic: of the input that all experts share.
+        // Arctic: a norm of the common input of all experts.
         (_, "ffn_norm_exps", "weight") => ExpertDim::None,
         (Category::ExpertBias | Category::Router, ..) => UNKNOWN,
         _ if is_named_after_experts(stem, kind) => UNKNOWN,
@@ -174,10 +169,9 @@ fn expert_dim(tensor: &Tensor, role: &Role) -> ExpertDim {
     }
 }
 
-const UNKNOWN: ExpertDim =
-    ExpertDim::Immovable("its name is not known, so that it may belong to experts or not");
+const UNKNOWN: ExpertDim = ExpertDim::Immovable(ImmovableReason::UnknownName);
 
-/// Whether the name of a tensor that is not known mentions experts or their selection, or numbers what it is of.
+/// Whether an unknown name contains a word for experts or routers, or a number.
 fn is_named_after_experts(stem: &str, kind: &str) -> bool {
     const WORDS: [&str; 7] = [
         "exp", "exps", "chexps", "expert", "experts", "moe", "router",
@@ -186,47 +180,45 @@ fn is_named_after_experts(stem: &str, kind: &str) -> bool {
     stem.split('_').any(|word| WORDS.contains(&word)) || stem.starts_with("ffn_") && is_numbered()
 }
 
-/// Most outputs of a router.
+/// Maximum number of outputs of a router.
 const MAX_OUTPUTS: u64 = 1 << 16;
 
-/// What a move of the `n_expert` experts of its layer means for a tensor.
+/// Returns the parts of a tensor that belong to the `n_expert` experts of its layer.
 pub(super) fn share(tensor: &Tensor, role: &Role, n_expert: u32) -> Result<Share, Error> {
     if let Some(expert) = role.expert_id {
         return Ok(Share::One(expert));
     }
-    let immovable = |problem| {
+    let immovable = |reason| {
         Err(Error::Immovable {
             tensor: tensor.name.clone(),
-            problem,
+            reason,
         })
     };
     let (dim, is_router) = match expert_dim(tensor, role) {
         ExpertDim::None => return Ok(Share::None),
-        ExpertDim::Immovable(problem) => return immovable(problem),
+        ExpertDim::Immovable(reason) => return immovable(reason),
         ExpertDim::Experts(dim) => (dim, false),
         ExpertDim::Router(dim) => (dim, true),
     };
     let n = tensor.ne[dim];
     if tensor.ne[dim + 1..].iter().any(|&n| n != 1) {
-        return immovable("it has more dimensions than such tensors have");
+        return immovable(ImmovableReason::Dimensions);
     }
     if n != u64::from(n_expert) && !is_router {
-        return immovable("it does not have one slice for each expert of its layer");
+        return immovable(ImmovableReason::SliceCount);
     }
     if n < u64::from(n_expert) || n > MAX_OUTPUTS {
-        return immovable(
-            "it has fewer rows than its layer has experts, or more than a router has",
-        );
+        return immovable(ImmovableReason::RouterRows);
     }
     match dim {
-        0 if tensor.ty.block_size() > 1 => immovable("its blocks span several experts"),
-        1 if interleaves_rows(tensor.ty) => immovable("its type interleaves the rows of experts"),
-        // At most MAX_OUTPUTS, or the number of experts.
+        0 if tensor.ty.block_size() > 1 => immovable(ImmovableReason::SharedBlocks),
+        1 if interleaves_rows(tensor.ty) => immovable(ImmovableReason::InterleavedRows),
+        // The cast is exact: `n` is at most MAX_OUTPUTS or equal to `n_expert`.
         _ => Ok(Share::Slices(n as u32)),
     }
 }
 
-/// Rows of a tensor that selects experts, one for each of them and maybe more; `None` for other tensors.
+/// Returns the number of rows of a router or of its biases, or `None` for other tensors.
 pub(super) fn router_rows(tensor: &Tensor) -> Option<u64> {
     match expert_dim(tensor, &Role::of(&tensor.name)) {
         ExpertDim::Router(dim) => Some(tensor.ne[dim]),
@@ -234,21 +226,21 @@ pub(super) fn router_rows(tensor: &Tensor) -> Option<u64> {
     }
 }
 
-/// Whether the type is one of ik_llama.cpp's that store several rows in common blocks.
+/// Whether blocks of the type contain several rows: the interleaved types of ik_llama.cpp.
 fn interleaves_rows(ty: GgmlType) -> bool {
     let rows = ty.name().rsplit_once("_R").map(|(_, rows)| rows);
     rows.is_some_and(|rows| rows.parse::<u32>().is_ok())
 }
 
-/// The place that each expert comes to.
-pub(super) fn places(order: &[ExpertId]) -> Vec<ExpertId> {
-    let mut places = vec![ExpertId(0); order.len()];
-    for (place, &expert) in (0..).map(ExpertId).zip(order) {
-        if let Some(slot) = places.get_mut(expert.index()) {
-            *slot = place;
+/// Returns the new id of each expert: the inverse permutation.
+pub(super) fn new_ids(order: &[ExpertId]) -> Vec<ExpertId> {
+    let mut new_ids = vec![ExpertId(0); order.len()];
+    for (new_id, &expert) in (0..).map(ExpertId).zip(order) {
+        if let Some(id) = new_ids.get_mut(expert.index()) {
+            *id = new_id;
         }
     }
-    places
+    new_ids
 }
 
 #[cfg(test)]
@@ -256,8 +248,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn groups_stay_whole() {
-        // Groups of two; the hottest expert, 5, brings its group first.
+    fn keep_groups_orders_groups_by_their_first_expert() {
+        // Groups of two. Expert 5 is first, so its group is first.
         let ids = |ids: &[u32]| ids.iter().copied().map(ExpertId).collect::<Vec<_>>();
         let kept = |order: &[u32], n_group| keep_groups(&ids(order), n_group);
         assert_eq!(kept(&[5, 0, 4, 2, 1, 3], 3), ids(&[5, 4, 0, 1, 2, 3]));
@@ -266,15 +258,15 @@ mod tests {
     }
 
     #[test]
-    fn places_invert_an_order() {
+    fn new_ids_invert_an_order() {
         assert_eq!(
-            places(&[3, 0, 1, 2].map(ExpertId)),
+            new_ids(&[3, 0, 1, 2].map(ExpertId)),
             [1, 2, 3, 0].map(ExpertId)
         );
     }
 
     #[test]
-    fn only_row_groups_interleave() {
+    fn recognizes_types_with_interleaved_rows() {
         assert!(interleaves_rows(GgmlType::IQ4_KS_R4) && interleaves_rows(GgmlType::BF16_R16));
         assert!(!interleaves_rows(GgmlType::Q4_K) && !interleaves_rows(GgmlType::F32));
     }

@@ -1,13 +1,13 @@
-//! Writes a model anew with its tensors, and the experts inside them, in another order.
+//! Rewrites a model with its tensors, and the experts inside them, in another order.
 //!
-//! Every key-value and every tensor stays byte for byte what it was. Where experts move, all that
-//! belongs to an expert moves with it: its slice of the stacked weights, biases and scales, and its
-//! row of the router and of the router's biases. The model then computes the same, but for the order
-//! in which a softmax over all experts is summed, and for the choice between experts whose scores
-//! are exactly equal.
+//! Key-values and tensor data are copied exactly. If experts are permuted, all parts of an expert move with it: its slices of
+//! stacked weights, biases and scales, and its rows of the router and the router's biases. The new model computes the same
+//! function, with two exceptions: a softmax over all experts is summed in another order, and ties between equal scores may be
+//! resolved differently.
 //!
-//! A model in several files becomes one: its `split.*` keys, which would be untrue, are left out.
+//! A model in several files becomes a single file without `split.*` keys.
 
+mod error;
 mod experts;
 mod order;
 
@@ -15,107 +15,32 @@ use std::io::{self, Write};
 
 use moe_gguf::check::check;
 use moe_gguf::names::Role;
-use moe_gguf::{ExpertId, Fault, Gguf, LayerId, Tensor};
-use thiserror::Error;
+use moe_gguf::{ExpertId, Gguf, Tensor};
 
 use crate::write::{Header, Writer};
 
+pub use error::{Error, ImmovableReason, OrderFault};
 pub use experts::{ExpertOrders, keep_groups, n_experts, n_groups};
 pub use order::TensorOrder;
 
 use experts::Share;
 
-/// Bytes written at a time, so that a writer that reports progress can do so.
-const PIECE: usize = 4 << 20;
+/// Bytes written at a time, so that a writer can report progress.
+const CHUNK_SIZE: usize = 4 << 20;
 
-/// Why a model cannot be laid out so. The text is one line.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum Error {
-    /// The model cannot be read.
-    #[error(transparent)]
-    Gguf(#[from] moe_gguf::Error),
-    /// The new file's header would break a rule.
-    #[error("the new header would be faulty: {0}")]
-    Header(#[from] Fault),
-    /// An order for experts of a layer that has none.
-    #[error(
-        "there is an order for the experts of layer {layer}, but the model has none there: is it of another model?"
-    )]
-    NoExperts {
-        /// The layer.
-        layer: LayerId,
-    },
-    /// Tensors claim the same bytes, which a new file would give to each of them.
-    #[error(
-        "the model is faulty: {overlap} (overlaps in all: {count}), which a new file would hide; fetch the model again"
-    )]
-    Overlap {
-        /// The first overlap.
-        overlap: String,
-        /// Overlaps that the model has.
-        count: usize,
-    },
-    /// An order that is none.
-    #[error("the order of the experts of layer {layer} is of no use: {problem}")]
-    NotAnOrder {
-        /// The layer.
-        layer: LayerId,
-        /// What is wrong with it.
-        problem: String,
-    },
-    /// The router chooses groups of experts first, and the order tears them apart.
-    #[error(
-        "the router chooses among {n_group} groups of experts first, and the order for layer {layer} tears groups apart: keep each group's experts together"
-    )]
-    Groups {
-        /// The layer.
-        layer: LayerId,
-        /// Groups that the model has.
-        n_group: u32,
-    },
-    /// The number of groups is not one number.
-    #[error("metadata key {key:?} is {values}, but one number for all layers is needed")]
-    GroupCount {
-        /// The key.
-        key: String,
-        /// Its values.
-        values: String,
-    },
-    /// A layer whose router is not known by its name.
-    #[error(
-        "the experts of layer {layer} cannot change places: the model has no tensor blk.{layer}.ffn_gate_inp.weight whose rows could \
-         move with them; leave out the layer"
-    )]
-    NoRouter {
-        /// The layer.
-        layer: LayerId,
-    },
-    /// A tensor whose experts cannot be told apart.
-    #[error(
-        "the experts of tensor {tensor:?} cannot change places: {problem}; leave out its layer"
-    )]
-    Immovable {
-        /// The tensor.
-        tensor: String,
-        /// Why not.
-        problem: &'static str,
-    },
-}
-
-/// A tensor in its new place.
+/// A tensor of the new file.
 #[derive(Clone, Debug)]
 struct Placed {
-    /// Index of the tensor in the model as it is.
+    /// Index of the tensor in the old model.
     source: u32,
     name: String,
-    /// The slices that it is made of; `None` where it stays as it is.
+    /// Indices of the old slices in the new order; `None` if the data is unchanged.
     slices: Option<Vec<u32>>,
-    /// Whether an expert of it changes its number.
+    /// Whether the id of an expert in the tensor changes.
     is_permuted: bool,
 }
 
-/// How a model will lie in its new file.
+/// The plan of the new file.
 #[derive(Clone, Debug)]
 pub struct Layout {
     tensors: Vec<Placed>,
@@ -124,11 +49,11 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Plans the new file. The table comes in the order of the data, as llama.cpp demands.
+    /// Plans the new file. The tensor table has the order of the data, as llama.cpp requires.
     ///
     /// # Errors
-    /// An order of experts does not fit the model, or moves what cannot be moved, or the model's data
-    /// is cut or claimed twice.
+    /// An order of experts does not match the model or moves a tensor that cannot be permuted; the data of the model is
+    /// truncated; tensors overlap.
     pub fn new(gguf: &Gguf, order: TensorOrder, experts: &ExpertOrders) -> Result<Layout, Error> {
         experts::check(gguf, experts)?;
         for tensor in gguf.tensors() {
@@ -163,38 +88,39 @@ impl Layout {
         })
     }
 
-    /// Bytes of the new file.
+    /// Size of the new file in bytes.
     pub fn file_size(&self) -> u64 {
         let header = self.header.encode().map_or(0, |bytes| bytes.len() as u64);
         header.saturating_add(self.header.data_size())
     }
 
-    /// Tensors whose experts change places.
+    /// Number of tensors whose experts change their id.
     pub fn n_permuted(&self) -> usize {
         self.tensors.iter().filter(|t| t.is_permuted).count()
     }
 
-    /// Writes the new file. Data is copied from the mapped model a piece at a time.
+    /// Writes the new file. Copies the data of the mapped model in chunks of 4 MiB.
     ///
     /// # Errors
-    /// The model's data is cut, or the file cannot be written.
+    /// The data of the model is truncated; the file cannot be written.
     pub fn write<W: Write>(&self, gguf: &Gguf, out: W) -> io::Result<W> {
         let mut writer = Writer::new(out, self.header.clone())?;
         for placed in &self.tensors {
             for slice in placed.slices(gguf).map_err(io::Error::other)? {
-                for piece in slice.chunks(PIECE) {
-                    writer.write(piece)?;
+                for chunk in slice.chunks(CHUNK_SIZE) {
+                    writer.write(chunk)?;
                 }
             }
         }
         writer.finish()
     }
 
-    /// What in `new`, which was written after this plan, is not as the model `gguf` has it; empty
-    /// where all is well. Reads both files whole.
+    /// Compares the written file `new` with this plan of the model `gguf`. Returns one line per difference.
+    ///
+    /// Reads all data of both files.
     ///
     /// # Errors
-    /// The data of a tensor is cut.
+    /// The data of a tensor is truncated.
     pub fn differences(&self, gguf: &Gguf, new: &Gguf) -> Result<Vec<String>, moe_gguf::Error> {
         let mut found = Vec::new();
         let keys = gguf.metadata().iter_raw();
@@ -203,8 +129,8 @@ impl Layout {
             found.push("the key-values differ".to_owned());
         }
         if new.tensors().len() != self.tensors.len() {
-            let (is, was) = (new.tensors().len(), self.tensors.len());
-            found.push(format!("there are {is} tensors, not {was}"));
+            let (n, expected) = (new.tensors().len(), self.tensors.len());
+            found.push(format!("the file has {n} tensors instead of {expected}"));
         }
         for placed in &self.tensors {
             let source = &gguf.tensors()[placed.source as usize];
@@ -233,10 +159,10 @@ impl Layout {
 }
 
 impl Layout {
-    /// Rows of routers in `new` that do not select the experts that they selected in `gguf`.
+    /// Returns one line for each router of `new` with a row that does not select the same expert as in `gguf`.
     ///
-    /// Looks at the data alone, not at what was planned: in each layer, the row of a place must be the old row of the expert
-    /// that is there now, and the rows behind the experts must be the old ones.
+    /// Does not use the planned slices, only the orders: row `i` must be the old row of the expert at position `i`, and rows
+    /// after those of the experts must be unchanged.
     fn router_differences(&self, gguf: &Gguf, new: &Gguf) -> Result<Vec<String>, moe_gguf::Error> {
         let mut found = Vec::new();
         for old in gguf.tensors() {
@@ -247,16 +173,16 @@ impl Layout {
             else {
                 continue;
             };
-            let (was, now) = (gguf.data(old)?, new.data(tensor)?);
-            let row_size = (was.len() / n_rows as usize).max(1);
-            let mut rows = now.chunks_exact(row_size).enumerate();
-            let wrong = rows.find(|&(place, row)| {
-                let expert = order.get(place).map_or(place, |expert| expert.index());
-                was.chunks_exact(row_size).nth(expert) != Some(row)
+            let (old_data, new_data) = (gguf.data(old)?, new.data(tensor)?);
+            let row_size = (old_data.len() / n_rows as usize).max(1);
+            let mut rows = new_data.chunks_exact(row_size).enumerate();
+            let wrong = rows.find(|&(i, row)| {
+                let expert = order.get(i).map_or(i, |expert| expert.index());
+                old_data.chunks_exact(row_size).nth(expert) != Some(row)
             });
-            if let Some((place, _)) = wrong {
+            if let Some((row, _)) = wrong {
                 found.push(format!(
-                    "row {place} of {:?} is not that of the expert that is there",
+                    "row {row} of {:?} does not select the expert at position {row}",
                     old.name
                 ));
             }
@@ -266,7 +192,7 @@ impl Layout {
 }
 
 impl Placed {
-    /// The slices of the model's data that the tensor is made of, in order.
+    /// Returns the slices of the old data, in the order of the new tensor.
     fn slices<'g>(
         &'g self,
         gguf: &'g Gguf,
@@ -274,22 +200,22 @@ impl Placed {
         let data = gguf.data(&gguf.tensors()[self.source as usize])?;
         let slices = self.slices.as_deref();
         let size = slices.map_or(data.len(), |slices| data.len() / slices.len().max(1));
-        let whole = slices.is_none().then_some(data);
+        let unchanged = slices.is_none().then_some(data);
         let slices = slices.unwrap_or_default().iter().map(move |&slice| {
-            // `experts::check` and `experts::share` have checked that every number is below the number of slices.
+            // In range: `experts::check` and `experts::share` have checked all indices.
             let start = slice as usize * size;
             data.get(start..start + size).unwrap_or_default()
         });
-        Ok(whole.into_iter().chain(slices))
+        Ok(unchanged.into_iter().chain(slices))
     }
 }
 
-/// Whether a key would be untrue of the new file.
+/// Whether a key is not copied, because it would be wrong in the new file.
 fn is_dropped(gguf: &Gguf, key: &str) -> bool {
     gguf.files().len() > 1 && key.starts_with("split.")
 }
 
-/// What becomes of a tensor.
+/// Plans the new name and slices of a tensor.
 fn place(tensor: &Tensor, experts: &ExpertOrders) -> Result<Placed, Error> {
     let role = Role::of(&tensor.name);
     let mut placed = Placed {
@@ -306,27 +232,27 @@ fn place(tensor: &Tensor, experts: &ExpertOrders) -> Result<Placed, Error> {
     match experts::share(tensor, &role, n_expert)? {
         Share::None => {}
         Share::Slices(n) => {
-            // What is behind the experts stays.
+            // Slices after those of the experts stay in place.
             let slices = order.iter().map(|expert| expert.0).chain(n_expert..n);
             placed.slices = Some(slices.collect());
             placed.is_permuted = !order.is_sorted();
         }
         Share::One(expert) => {
-            let places = experts::places(order);
-            if let Some(place) = places.get(expert.index()) {
-                placed.name = renamed(&tensor.name, expert, *place);
-                placed.is_permuted = *place != expert;
+            let new_ids = experts::new_ids(order);
+            if let Some(&new_id) = new_ids.get(expert.index()) {
+                placed.name = renamed(&tensor.name, expert, new_id);
+                placed.is_permuted = new_id != expert;
             }
         }
     }
     Ok(placed)
 }
 
-/// `blk.0.ffn_up.5.weight` with another expert's number. The layer comes before it and may be equal.
-fn renamed(name: &str, expert: ExpertId, place: ExpertId) -> String {
-    let (old, new) = (format!(".{expert}."), format!(".{place}."));
+/// Replaces the expert in `blk.5.ffn_up.5.weight`: the last of two numbers, which may be equal.
+fn renamed(name: &str, expert: ExpertId, new_id: ExpertId) -> String {
+    let (old, new) = (format!(".{expert}."), format!(".{new_id}."));
     match name.rfind(&old) {
-        Some(at) => format!("{}{new}{}", &name[..at], &name[at + old.len()..]),
+        Some(start) => format!("{}{new}{}", &name[..start], &name[start + old.len()..]),
         None => name.to_owned(),
     }
 }
@@ -336,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_number_of_the_expert_changes_not_that_of_the_layer() {
+    fn renames_the_expert_and_not_the_layer() {
         assert_eq!(
             renamed("blk.5.ffn_up.5.weight", ExpertId(5), ExpertId(7)),
             "blk.5.ffn_up.7.weight"

@@ -1,31 +1,32 @@
-//! In which order tensors lie.
+//! The order of tensors in a file.
 
 use moe_gguf::names::{Category, Role, split_layer};
 
-/// In which order tensors lie.
+/// The order of tensors in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TensorOrder {
-    /// As they do: shard behind shard, in the order of the table.
+    /// The old order: shard after shard, in the order of the tensor table.
     File,
-    /// As they are read: embeddings, layers by number, each in order of execution, output.
+    /// The order of use: embeddings, layers by number with tensors in order of execution, output.
     ///
-    /// A pass over the model is then one sequential read.
+    /// A forward pass then reads the model sequentially.
     Numeric,
-    /// What every token reads, then what only some do.
+    /// Tensors that every token reads first, then tensors that only some tokens read.
     ///
-    /// First attention, norms, routers, shared experts and dense blocks of all layers, and the
-    /// output: one range that a runtime can lock or read ahead as a whole. Then the routed experts
-    /// of each layer; with experts sorted, each tensor begins with its hottest (of tensors that hold
-    /// one expert alone, the hottest of all layers come first). The embeddings, of which a token
-    /// reads one row, are last, unless they are the output matrix too.
+    /// 1. Attention, norms, routers, shared experts and dense blocks of all layers, and the output: one range that a runtime can
+    ///    lock or read ahead at once.
+    /// 2. The routed experts of each layer. If experts are sorted by hotness, each stacked tensor starts with the hottest. Of
+    ///    tensors with a single expert, the hottest of all layers are first.
+    /// 3. The embeddings, of which a token reads one row, unless they are also the output matrix.
     HotFirst,
 }
 
-/// Where a tensor comes: section, place by heat, layer, step in the layer, expert, kind.
+/// Sort key of a tensor: section, hotness rank, layer, step in the layer, expert, kind (0 for weights, else 1).
 pub(super) type Key = (u8, u32, u16, u16, u32, u8);
 
-/// The key that a tensor of that name sorts by; tensors with equal keys keep their order.
-/// `tied`: the model has no output matrix but its embeddings.
+/// Returns the sort key of the tensor with this name. Tensors with equal keys keep their order.
+///
+/// `tied`: the embeddings are also the output matrix.
 pub(super) fn key(order: TensorOrder, name: &str, tied: bool) -> Key {
     let role = Role::of(name);
     let (layer, part) = split_layer(name);
@@ -35,7 +36,7 @@ pub(super) fn key(order: TensorOrder, name: &str, tied: bool) -> Key {
     let step = match (layer, stem) {
         (Some(_), _) => step(stem, role.category),
         (None, "token_embd") => 0,
-        (None, "output") => 2, // behind its norm
+        (None, "output") => 2, // After `output_norm`.
         (None, _) => 1,
     };
     let (section, heat) = match (order, layer) {
@@ -60,7 +61,7 @@ pub(super) fn key(order: TensorOrder, name: &str, tied: bool) -> Key {
     )
 }
 
-/// Tensors of a layer in the order in which llama.cpp's graphs use them.
+/// Tensors of a layer in the order of use in llama.cpp's graphs.
 const STEPS: [&str; 63] = [
     "attn_norm",
     "attn_norm_2",
@@ -130,13 +131,13 @@ const STEPS: [&str; 63] = [
     "post_ffw_norm_1",
 ];
 
-/// Stands for tensors of attention that are not listed.
+/// Placeholder for attention tensors that are not listed.
 const OTHER_ATTENTION: &str = "";
 
 fn step(stem: &str, category: Category) -> u16 {
-    let place = |stem: &str| STEPS.iter().position(|step| *step == stem);
-    let found = place(stem).or_else(|| match category {
-        Category::Attention => place(OTHER_ATTENTION),
+    let index = |stem: &str| STEPS.iter().position(|step| *step == stem);
+    let found = index(stem).or_else(|| match category {
+        Category::Attention => index(OTHER_ATTENTION),
         _ => None,
     });
     found.unwrap_or(STEPS.len()) as u16
@@ -170,7 +171,7 @@ mod tests {
     ];
 
     #[test]
-    fn numeric_is_the_order_of_execution() {
+    fn numeric_order_is_the_order_of_execution() {
         assert_eq!(
             sorted(TensorOrder::Numeric, false, &NAMES),
             [
@@ -193,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn hot_first_puts_what_every_token_reads_before_the_experts() {
+    fn hot_first_order_has_routed_experts_after_dense_tensors() {
         let order = sorted(TensorOrder::HotFirst, false, &NAMES);
         assert_eq!(
             order[8..],
@@ -212,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn experts_in_tensors_of_their_own() {
+    fn sorts_tensors_with_a_single_expert() {
         let names = [
             "blk.1.ffn_up.1.weight",
             "blk.0.ffn_up.1.weight",

@@ -1,4 +1,4 @@
-//! gpt-oss-20b in its true shapes, without its data: the numbers that are known of it.
+//! gpt-oss-20b with its published shapes in a sparse file, compared with published sizes.
 
 use std::fs::File;
 use std::io::Write;
@@ -18,7 +18,7 @@ const N_VOCAB: u64 = 201_088;
 const N_Q: u64 = 4096;
 const N_KV: u64 = 512;
 
-/// The header of the file with F16 beside the MXFP4 experts.
+/// Returns the header of the file with MXFP4 experts and F16 otherwise.
 fn header() -> Header {
     use GgmlType::{F16, F32, MXFP4};
     let mut header = Header::new();
@@ -62,7 +62,7 @@ fn header() -> Header {
 }
 
 #[test]
-fn sizes_and_rows_are_the_known_ones() {
+fn sizes_and_rows_match_published_values() {
     let header = header();
     let mut file = tempfile::NamedTempFile::new().unwrap();
     let bytes = header.encode().unwrap();
@@ -91,6 +91,6 @@ fn sizes_and_rows_are_the_known_ones() {
     let report = check(&gguf);
     assert!(report.is_sound() && report.llama_cpp_refuses.is_empty());
     assert_eq!(report.tensor_bytes, 13_779_630_336);
-    // Every size is a multiple of the alignment, so all padding is that of the header.
+    // All tensor sizes are multiples of the alignment, so only the header is padded.
     assert!(report.padding_bytes < 32);
 }

@@ -1,4 +1,4 @@
-//! Made-up models with the shapes and headers of real ones.
+//! Synthetic models.
 
 use std::io::Write;
 
@@ -9,7 +9,7 @@ use moe_gguf::{GgmlType, Gguf};
 use moe_synth::model::{Error, Spec, Synth, SynthOptions};
 use moe_testkit::{Need, skip};
 
-/// A model's header and a hole, in a file; `None` where the file system has no sparse files.
+/// Writes a sparse file with the header of a model. `None` if the file system has no sparse files.
 #[track_caller]
 fn sparse(spec: &Spec) -> Option<(tempfile::NamedTempFile, Gguf)> {
     let synth = Synth::new(spec, SynthOptions::default()).unwrap();
@@ -29,7 +29,7 @@ fn n_parameters(gguf: &Gguf) -> u64 {
     gguf.tensors().iter().map(count).sum()
 }
 
-/// Name, tensors and parameters, as llama.cpp prints them for the published files.
+/// Name, number of tensors and number of parameters, as printed by llama.cpp for the published files.
 const KNOWN: [(&str, usize, u64); 6] = [
     ("gpt-oss-20b", 459, 20_914_757_184),
     ("gpt-oss-120b", 687, 116_829_156_672),
@@ -40,7 +40,7 @@ const KNOWN: [(&str, usize, u64); 6] = [
 ];
 
 #[test]
-fn every_known_model_has_its_tensors_and_parameters() {
+fn presets_have_published_numbers_of_tensors_and_parameters() {
     assert_eq!(KNOWN.map(|known| known.0), Spec::PRESETS);
     for (name, n_tensors, parameters) in KNOWN {
         let spec = Spec::like(name).unwrap();
@@ -80,7 +80,7 @@ fn every_known_model_has_its_tensors_and_parameters() {
 }
 
 #[test]
-fn gpt_oss_20b_has_the_known_numbers() {
+fn gpt_oss_20b_has_published_sizes() {
     let Some((_file, gguf)) = sparse(&Spec::like("gpt-oss-20b").unwrap()) else {
         return;
     };
@@ -116,16 +116,15 @@ fn gpt_oss_20b_has_the_known_numbers() {
 }
 
 #[test]
-fn fewer_layers_leave_everything_else() {
+fn number_of_layers_can_be_reduced() {
     let mut spec = Spec::like("qwen3-30b-a3b").unwrap();
     spec.n_layer = 2;
     let synth = Synth::new(&spec, SynthOptions::default()).unwrap();
     assert_eq!(synth.tensors().len(), 2 * 12 + 3);
 }
 
-/// As many experts as the map of a model may have can be read again.
 #[test]
-fn a_thousand_experts_in_a_hundred_layers() {
+fn rejects_more_experts_than_an_offset_map_may_have() {
     let mut spec = small("Q4_0");
     (spec.n_layer, spec.n_expert) = (96, 1024);
     let Some((_file, gguf)) = sparse(&spec) else {
@@ -135,7 +134,17 @@ fn a_thousand_experts_in_a_hundred_layers() {
     let is_expert = |row: &&moe_gguf::map::MapRow| row.category == Category::Expert;
     assert_eq!(rows.iter().filter(is_expert).count(), 294_912);
     spec.n_layer = 107;
-    assert!(Synth::new(&spec, SynthOptions::default()).is_err());
+    let error = Synth::new(&spec, SynthOptions::default()).err().unwrap();
+    assert!(
+        matches!(
+            error,
+            Error::Spec {
+                key: "n_expert",
+                ..
+            }
+        ),
+        "{error}"
+    );
 }
 
 fn small(quant: &str) -> Spec {
@@ -149,7 +158,7 @@ fn small(quant: &str) -> Spec {
 }
 
 #[test]
-fn weights_of_every_type_are_possible_values() {
+fn weights_of_all_types_are_finite() {
     for ty in GgmlType::ALL.iter().map(|ty| ty.name()) {
         let synth = match Synth::new(&small(ty), SynthOptions { seed: 3, zipf: 1.0 }) {
             Ok(synth) => synth,
@@ -175,9 +184,9 @@ fn weights_of_every_type_are_possible_values() {
 }
 
 #[test]
-fn the_number_of_threads_makes_no_difference() {
+fn output_does_not_depend_on_the_number_of_threads() {
     let mut spec = small("Q4_K_M");
-    spec.n_ff_exp = 1024; // several pieces a tensor
+    spec.n_ff_exp = 1024; // Several chunks per tensor.
     let synth = Synth::new(&spec, SynthOptions { seed: 1, zipf: 0.7 }).unwrap();
     let [one, three] = [1, 3].map(|n_threads| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(n_threads);
@@ -190,7 +199,7 @@ fn the_number_of_threads_makes_no_difference() {
 }
 
 #[test]
-fn a_full_disk_ends_the_writing() {
+fn reports_a_full_disk() {
     struct Full(u64);
     impl Write for Full {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {

@@ -1,4 +1,4 @@
-//! Random files: what is written is read back, what is broken is told, nothing panics.
+//! Properties of random files: round trips, correct reports, no panics.
 
 use moe_gguf::check::{Refusal, check};
 use moe_gguf::layers::layer_order;
@@ -61,7 +61,7 @@ fn name() -> impl Strategy<Value = String> {
 }
 
 prop_compose! {
-    /// A valid header, and bytes of data to fill it.
+    /// Generates a valid header, and its data.
     fn file()(
         alignment in proptest::option::of(0_u32..13),
         values in btree_map("[a-z.]{1,12}", value(), 0..6),
@@ -97,10 +97,10 @@ fn write(header: &Header, data: &[u8]) -> Vec<u8> {
     writer.finish().unwrap()
 }
 
-/// Everything that can be asked of a model, for its panics.
+/// Calls all functions that read a model, to detect panics.
 fn use_all(gguf: &Gguf) {
     let map = OffsetMap::new(gguf);
-    let claimed: u128 = gguf
+    let total: u128 = gguf
         .tensors()
         .iter()
         .map(|t| u128::from(t.size_bytes))
@@ -110,7 +110,7 @@ fn use_all(gguf: &Gguf) {
             .iter()
             .map(|r| u128::from(r.size_bytes))
             .sum::<u128>(),
-        claimed
+        total
     );
     let report = check(gguf);
     report.overlaps.iter().for_each(|f| drop(f.describe(gguf)));
@@ -140,23 +140,23 @@ fn use_all(gguf: &Gguf) {
     );
 }
 
-/// What `check` must find, found the slow way: byte by byte.
-fn assert_report_is_true(gguf: &Gguf) {
+/// Compares the report of `check` with a count of tensors for each byte.
+fn assert_report_is_correct(gguf: &Gguf) {
     let file = &gguf.files()[0];
     let full = || gguf.tensors().iter().filter(|t| t.size_bytes > 0);
     let end = full().map(|t| t.offset + t.size_bytes).max().unwrap_or(0);
-    let mut claims = vec![0_u32; end.max(file.size_bytes) as usize];
+    let mut n_tensors = vec![0_u32; end.max(file.size_bytes) as usize];
     for tensor in full() {
         let range = tensor.offset as usize..(tensor.offset + tensor.size_bytes) as usize;
-        claims[range].iter_mut().for_each(|n| *n += 1);
+        n_tensors[range].iter_mut().for_each(|n| *n += 1);
     }
     let report = check(gguf);
-    let twice = claims.iter().any(|&n| n > 1);
-    assert_eq!(twice, !report.overlaps.is_empty());
-    let missing = claims.iter().skip(file.size_bytes as usize).any(|&n| n > 0);
-    assert_eq!(missing, !report.past_end.is_empty());
+    let has_overlap = n_tensors.iter().any(|&n| n > 1);
+    assert_eq!(has_overlap, !report.overlaps.is_empty());
+    let mut past_end = n_tensors.iter().skip(file.size_bytes as usize);
+    assert_eq!(past_end.any(|&n| n > 0), !report.past_end.is_empty());
 
-    // Every byte of the file is accounted for once.
+    // Every byte of the file is counted once.
     let sum = |sizes: Vec<u64>| sizes.iter().sum::<u64>();
     let overlaps = sum(report.overlaps.iter().map(|o| o.size_bytes).collect());
     let gaps = sum(report.gaps.iter().map(|g| g.size_bytes).collect());
@@ -165,18 +165,18 @@ fn assert_report_is_true(gguf: &Gguf) {
         + report.tensor_bytes
         + gaps
         + report.trailing_bytes;
-    assert_eq!(within - overlaps, claims.len() as u64);
+    assert_eq!(within - overlaps, n_tensors.len() as u64);
 
-    // And the bytes of each gap belong to no tensor.
+    // The bytes of a gap belong to no tensor.
     for gap in &report.gaps {
         let range = gap.offset as usize..(gap.offset + gap.size_bytes) as usize;
-        assert!(claims[range].iter().all(|&n| n == 0));
+        assert!(n_tensors[range].iter().all(|&n| n == 0));
     }
 }
 
 proptest! {
     #[test]
-    fn a_written_file_is_read_back((header, data) in file()) {
+    fn reads_back_written_files((header, data) in file()) {
         let bytes = write(&header, &data);
         let gguf = open(&bytes).unwrap();
         prop_assert_eq!(gguf.tensors().len(), header.tensors().len());
@@ -196,11 +196,11 @@ proptest! {
         prop_assert!(!report.llama_cpp_refuses.iter().any(misplaced));
         prop_assert_eq!(report.trailing_bytes, 0);
         use_all(&gguf);
-        assert_report_is_true(&gguf);
+        assert_report_is_correct(&gguf);
     }
 
     #[test]
-    fn a_copied_header_is_byte_exact((header, data) in file()) {
+    fn copied_headers_are_exact((header, data) in file()) {
         let bytes = write(&header, &data);
         let gguf = open(&bytes).unwrap();
         let mut copy = Header::like(&gguf, |_| false).unwrap();
@@ -211,7 +211,7 @@ proptest! {
     }
 
     #[test]
-    fn rows_tile_their_tensor((header, data) in file()) {
+    fn rows_cover_their_tensor_exactly((header, data) in file()) {
         let gguf = open(&write(&header, &data)).unwrap();
         let map = OffsetMap::new(&gguf);
         for tensor in gguf.tensors() {
@@ -225,18 +225,18 @@ proptest! {
     }
 
     #[test]
-    fn broken_bytes_never_panic(
+    fn damaged_files_do_not_panic(
         (header, data) in file(),
         edits in vec((any::<Index>(), any::<u8>()), 0..8),
-        cut in proptest::option::of(any::<Index>()),
+        end in proptest::option::of(any::<Index>()),
     ) {
         let mut bytes = write(&header, &data);
         let n = header.encode().unwrap().len();
-        for (at, byte) in edits {
-            bytes[at.index(n)] = byte;
+        for (index, byte) in edits {
+            bytes[index.index(n)] = byte;
         }
-        if let Some(cut) = cut {
-            bytes.truncate(cut.index(bytes.len()));
+        if let Some(end) = end {
+            bytes.truncate(end.index(bytes.len()));
         }
         if let Ok(gguf) = open(&bytes) {
             use_all(&gguf);
@@ -244,7 +244,7 @@ proptest! {
     }
 
     #[test]
-    fn reports_holes_and_overlaps_correctly(
+    fn reports_gaps_and_overlaps_correctly(
         tensors in vec((0_u64..40, 0_u64..12), 0..6),
         size in 0_usize..300,
         bits in 0_u32..6,
@@ -255,6 +255,6 @@ proptest! {
         }
         let gguf = open(&raw.data(1 << bits, size).bytes).unwrap();
         use_all(&gguf);
-        assert_report_is_true(&gguf);
+        assert_report_is_correct(&gguf);
     }
 }

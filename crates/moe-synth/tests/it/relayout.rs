@@ -1,9 +1,11 @@
-//! Models laid out anew: nothing changes but places.
+//! Models with their tensors and experts in another order.
 
 use moe_gguf::check::check;
 use moe_gguf::layers::layer_order;
 use moe_gguf::{ExpertId, GgmlType, Gguf, LayerId, Value};
-use moe_synth::relayout::{Error, ExpertOrders, Layout, TensorOrder, n_experts};
+use moe_synth::relayout::{
+    Error, ExpertOrders, ImmovableReason, Layout, OrderFault, TensorOrder, n_experts,
+};
 use moe_synth::write::{Header, Writer};
 use moe_testkit::gguf::{F32, Raw};
 
@@ -11,13 +13,13 @@ fn fixture(name: &str) -> Gguf {
     Gguf::open(moe_testkit::fixture(name)).unwrap()
 }
 
-/// An order for the experts of one layer.
+/// Returns an order for the experts of one layer.
 fn order_of(layer: u16, order: &[u32]) -> ExpertOrders {
     let order = order.iter().copied().map(ExpertId).collect();
     ExpertOrders::from([(LayerId(layer), order)])
 }
 
-/// Lays a model out anew and makes sure of everything that holds of every layout.
+/// Writes a model in another order and checks properties of all layouts.
 fn relayout(gguf: &Gguf, order: TensorOrder, experts: &ExpertOrders) -> Gguf {
     let layout = Layout::new(gguf, order, experts).unwrap();
     let bytes = layout.write(gguf, Vec::new()).unwrap();
@@ -33,7 +35,7 @@ fn data<'g>(gguf: &'g Gguf, name: &str) -> &'g [u8] {
     gguf.data(gguf.tensor(name).unwrap()).unwrap()
 }
 
-/// A model of small F32 tensors; element `i` of tensor `t` is `1000 t + i`.
+/// Returns a model of small F32 tensors. Element `i` of tensor `t` is `1000 t + i`.
 fn model(keys: &[(&str, Value)], tensors: &[(&str, &[u64])]) -> Gguf {
     let mut header = Header::new();
     for (key, value) in keys {
@@ -59,7 +61,7 @@ fn f32s(gguf: &Gguf, name: &str) -> Vec<f32> {
 }
 
 #[test]
-fn as_it_is_gives_the_same_file() {
+fn file_order_reproduces_the_file() {
     for name in ["tiny-qwen3moe-Q4_K_M.gguf", "tiny-gpt-oss-MXFP4.gguf"] {
         let gguf = fixture(name);
         let new = relayout(&gguf, TensorOrder::File, &ExpertOrders::new());
@@ -71,7 +73,7 @@ fn as_it_is_gives_the_same_file() {
 }
 
 #[test]
-fn numeric_lays_the_layers_in_order() {
+fn numeric_order_makes_layers_sequential() {
     let names = [
         "blk.10.ffn_norm.weight",
         "blk.1.ffn_norm.weight",
@@ -88,7 +90,7 @@ fn numeric_lays_the_layers_in_order() {
 }
 
 #[test]
-fn everything_of_an_expert_moves_with_it() {
+fn all_parts_of_an_expert_move_with_it() {
     let gguf = fixture("tiny-gpt-oss-MXFP4.gguf");
     let n_expert = n_experts(&gguf)[&LayerId(3)];
     assert_eq!(n_expert, 32);
@@ -129,7 +131,7 @@ fn everything_of_an_expert_moves_with_it() {
 }
 
 #[test]
-fn scales_and_selection_biases_move_too_and_shared_experts_do_not() {
+fn scales_and_selection_biases_move_but_shared_experts_do_not() {
     let tensors: [(&str, &[u64]); 6] = [
         ("blk.0.ffn_up_exps.weight", &[2, 1, 3]),
         ("blk.0.ffn_up_exps.scale", &[3]),
@@ -154,7 +156,7 @@ fn scales_and_selection_biases_move_too_and_shared_experts_do_not() {
     assert_eq!(f32s(&new, tensors[5].0)[..2], [5000.0, 5001.0]);
 }
 
-/// Like LongCat-Flash: in each layer 8 experts with weights, and 4 outputs of the router that select no weights.
+/// Returns a model like LongCat-Flash: each layer has 8 experts with weights, and 4 router outputs for experts without weights.
 fn longcat() -> Gguf {
     let keys = [
         (
@@ -185,7 +187,7 @@ fn longcat() -> Gguf {
 }
 
 #[test]
-fn router_with_more_rows_than_experts_moves_with_them() {
+fn permutes_only_the_expert_rows_of_a_larger_router() {
     let gguf = longcat();
     let order: Vec<u32> = (0..8).rev().collect();
     let orders = order_of(0, &order);
@@ -219,27 +221,27 @@ fn verification_compares_router_rows_with_experts() {
     assert_eq!(layout.differences(&gguf, &open(&good)).unwrap(), [""; 0]);
     for tensor in ["blk.0.ffn_gate_inp.weight", "blk.0.exp_probs_b.bias"] {
         let mut bad = good.clone();
-        // The router as it was: what a permutation of the experts alone would leave.
-        let at = open(&good).tensor(tensor).unwrap().offset as usize;
+        // The old router, as if only the experts had been permuted.
+        let start = open(&good).tensor(tensor).unwrap().offset as usize;
         let old = data(&gguf, tensor);
-        bad[at..at + old.len()].copy_from_slice(old);
+        bad[start..start + old.len()].copy_from_slice(old);
         let found = layout.differences(&gguf, &open(&bad)).unwrap();
-        let expected = format!("row 0 of \"{tensor}\" is not that of the expert that is there");
-        assert!(found.contains(&expected), "{found:?}");
+        let row = format!("row 0 of \"{tensor}\"");
+        assert!(found.iter().any(|line| line.starts_with(&row)), "{found:?}");
     }
 }
 
-/// As wide as it has experts: the name says which tensors belong to experts, not the size.
+/// All widths are equal to the number of experts. Names decide which tensors belong to experts, not shapes.
 #[test]
-fn tensors_of_other_meaning_stay_where_sizes_coincide() {
+fn permutes_tensors_by_name_and_not_by_shape() {
     let tensors: [(&str, &[u64]); 10] = [
         ("blk.0.ffn_gate_inp.weight", &[3, 3]),
-        ("blk.0.ffn_gate_inp.scale", &[3]), // gemma4: of the router's input
+        ("blk.0.ffn_gate_inp.scale", &[3]), // gemma4: scale of the router's input.
         ("blk.0.ffn_up_exps.weight", &[3, 3, 3]),
         ("blk.0.ffn_up_exps.bias", &[3, 3]),
         ("blk.0.ffn_down_exps.input_scale", &[3]),
         ("blk.0.ffn_norm.weight", &[3]),
-        ("blk.0.ffn_norm_exps.weight", &[3]), // arctic: of the experts' common input
+        ("blk.0.ffn_norm_exps.weight", &[3]), // Arctic: norm of the common input of all experts.
         ("blk.0.ffn_latent_up.weight", &[3, 3]),
         ("blk.0.ffn_routed_up.weight", &[3, 3]),
         ("blk.0.ffn_gate_inp_shexp.weight", &[3]),
@@ -263,35 +265,45 @@ fn tensors_of_other_meaning_stay_where_sizes_coincide() {
 }
 
 #[test]
-fn layers_whose_router_cannot_follow_are_refused() {
+fn rejects_layers_with_tensors_that_cannot_be_permuted() {
     let experts: (&str, &[u64]) = ("blk.0.ffn_up_exps.weight", &[2, 1, 3]);
     let router: (&str, &[u64]) = ("blk.0.ffn_gate_inp.weight", &[2, 3]);
-    let refused = |tensors: &[(&str, &[u64])], expected: &str| {
-        let orders = order_of(0, &[2, 0, 1]);
-        let error = Layout::new(&model(&[], tensors), TensorOrder::File, &orders).unwrap_err();
-        assert!(error.to_string().contains(expected), "{error}");
+    let error = rejection(&[], &[experts], &[2, 0, 1]);
+    assert!(
+        matches!(error, Error::NoRouter { layer: LayerId(0) }),
+        "{error}"
+    );
+    let reason_of = |tensors: &[(&str, &[u64])]| match rejection(&[], tensors, &[2, 0, 1]) {
+        Error::Immovable { reason, .. } => reason,
+        other => panic!("{other}"),
     };
-    refused(&[experts], "no tensor blk.0.ffn_gate_inp.weight");
     let narrow: (&str, &[u64]) = ("blk.0.ffn_gate_inp.weight", &[2, 2]);
-    refused(&[experts, narrow], "fewer rows than its layer has experts");
+    assert_eq!(reason_of(&[experts, narrow]), ImmovableReason::RouterRows);
     for (name, expected) in [
-        ("blk.0.ffn_gate_tid2eid.weight", "the numbers of experts"),
-        ("blk.0.ffn_gate_inp_new.weight", "its name is not known"),
-        ("blk.0.ffn_up_exps.zero_point", "its name is not known"),
-        ("blk.0.ffn_foo_exps.weight", "its name is not known"),
-        ("blk.0.ffn_foo.1.weight", "its name is not known"),
-        ("blk.0.exp_foo.weight", "its name is not known"),
-        ("blk.0.ffn_router.weight", "its name is not known"),
-        ("blk.0.moe_scale", "its name is not known"),
+        ("blk.0.ffn_gate_tid2eid.weight", ImmovableReason::ExpertIds),
+        (
+            "blk.0.ffn_gate_inp_new.weight",
+            ImmovableReason::UnknownName,
+        ),
+        ("blk.0.ffn_up_exps.zero_point", ImmovableReason::UnknownName),
+        ("blk.0.ffn_foo_exps.weight", ImmovableReason::UnknownName),
+        ("blk.0.ffn_foo.1.weight", ImmovableReason::UnknownName),
+        ("blk.0.exp_foo.weight", ImmovableReason::UnknownName),
+        ("blk.0.ffn_router.weight", ImmovableReason::UnknownName),
+        ("blk.0.moe_scale", ImmovableReason::UnknownName),
     ] {
-        refused(&[experts, router, (name, &[3])], expected);
+        let tensors = [experts, router, (name, &[3][..])];
+        assert_eq!(reason_of(&tensors), expected, "{name}");
     }
     let bias: (&str, &[u64]) = ("blk.0.ffn_up_exps.bias", &[2, 2]);
-    refused(&[experts, router, bias], "one slice for each expert");
+    assert_eq!(
+        reason_of(&[experts, router, bias]),
+        ImmovableReason::SliceCount
+    );
 }
 
 #[test]
-fn experts_in_tensors_of_their_own_are_renamed() {
+fn renames_tensors_with_a_single_expert() {
     let tensors: [(&str, &[u64]); 4] = [
         ("blk.1.ffn_gate_inp.weight", &[1, 3]),
         ("blk.1.ffn_up.0.weight", &[2]),
@@ -304,7 +316,7 @@ fn experts_in_tensors_of_their_own_are_renamed() {
         let layout = Layout::new(&gguf, TensorOrder::HotFirst, &orders).unwrap();
         layout.n_permuted()
     };
-    // The router, and the tensors that get another name.
+    // The router and the renamed tensors.
     assert_eq!(n_permuted(&[1, 2, 0]), 1 + 3);
     assert_eq!(n_permuted(&[0, 2, 1]), 1 + 2);
     assert_eq!(n_permuted(&[0, 1, 2]), 0);
@@ -317,26 +329,20 @@ fn experts_in_tensors_of_their_own_are_renamed() {
     assert_eq!(f32s(&new, tensors[0].0), [1.0, 2.0, 0.0]);
 }
 
-/// Written anew, each tensor would have bytes of its own, and the file would look sound.
+/// In the new file, each tensor would have separate bytes, and the damage would be hidden.
 #[test]
-fn overlapping_tensors_are_refused() {
+fn rejects_overlapping_tensors() {
     let raw = Raw::new(2, 0)
         .tensor("a", &[8], F32, 0)
         .tensor("b", &[8], F32, 0)
         .data(32, 64);
     let gguf = Gguf::from_bytes("overlap.gguf", raw.bytes).unwrap();
     let error = Layout::new(&gguf, TensorOrder::File, &ExpertOrders::new()).unwrap_err();
-    let Error::Overlap { overlap, count: 1 } = error else {
-        panic!("{error}");
-    };
-    assert!(
-        overlap.starts_with("\"b\" overlaps \"a\" by 32 bytes"),
-        "{overlap}"
-    );
+    assert!(matches!(error, Error::Overlap { count: 1, .. }), "{error}");
 }
 
 #[test]
-fn shards_become_one_file_without_the_keys_of_shards() {
+fn merges_shards_and_drops_split_keys() {
     let dir = tempfile::tempdir().unwrap();
     for (no, tensor) in ["blk.1.attn_q.weight", "blk.0.attn_q.weight"]
         .iter()
@@ -366,7 +372,7 @@ fn shards_become_one_file_without_the_keys_of_shards() {
 }
 
 #[test]
-fn a_changed_byte_is_found() {
+fn verification_finds_a_changed_byte() {
     let gguf = fixture("random-qwen3moe-F16.gguf");
     let layout = Layout::new(&gguf, TensorOrder::Numeric, &ExpertOrders::new()).unwrap();
     let mut bytes = layout.write(&gguf, Vec::new()).unwrap();
@@ -382,33 +388,40 @@ fn a_changed_byte_is_found() {
     assert_eq!(found, [format!("the data of tensor {name:?} differs")]);
 }
 
-/// The error of laying out a model of the given tensors with an order for layer 0.
-fn refusal(keys: &[(&str, Value)], tensors: &[(&str, &[u64])], order: &[u32]) -> Error {
+/// Returns the error of a layout with an order for layer 0.
+fn rejection(keys: &[(&str, Value)], tensors: &[(&str, &[u64])], order: &[u32]) -> Error {
     let orders = order_of(0, order);
     Layout::new(&model(keys, tensors), TensorOrder::File, &orders).unwrap_err()
 }
 
 #[test]
-fn orders_that_do_not_fit_are_refused() {
+fn rejects_orders_that_do_not_match_the_model() {
     let experts: (&str, &[u64]) = ("blk.0.ffn_up_exps.weight", &[2, 1, 4]);
-    let not_an_order = |order: &[u32], part: &str| {
-        let error = refusal(&[], &[experts], order);
-        assert!(
-            matches!(
-                error,
-                Error::NotAnOrder {
-                    layer: LayerId(0),
-                    ..
-                }
-            ),
-            "{error}"
-        );
-        assert!(error.to_string().contains(part), "{error}");
-    };
-    not_an_order(&[0, 1, 2], "names 3 experts, the layer has 4");
-    not_an_order(&[0, 1, 2, 2], "names expert 2 twice");
-    not_an_order(&[0, 1, 2, 4], "names expert 4");
-    let error = refusal(
+    let n_expert = 4;
+    for (order, expected) in [
+        (&[0, 1, 2][..], OrderFault::Length { found: 3, n_expert }),
+        (
+            &[0, 1, 2, 2],
+            OrderFault::Repeated {
+                expert: ExpertId(2),
+            },
+        ),
+        (
+            &[0, 1, 2, 4],
+            OrderFault::OutOfRange {
+                expert: ExpertId(4),
+                n_expert,
+            },
+        ),
+    ] {
+        match rejection(&[], &[experts], order) {
+            Error::InvalidOrder { layer, fault } => {
+                assert_eq!((layer, fault), (LayerId(0), expected));
+            }
+            other => panic!("{other}"),
+        }
+    }
+    let error = rejection(
         &[],
         &[("blk.1.ffn_up_exps.weight", &[2, 1, 4])],
         &[0, 1, 2, 3],
@@ -422,7 +435,7 @@ fn orders_that_do_not_fit_are_refused() {
         ("general.architecture", Value::String("deepseek2".into())),
         ("deepseek2.expert_group_count", Value::U32(2)),
     ];
-    let error = refusal(&grouped, &[experts], &[0, 2, 1, 3]);
+    let error = rejection(&grouped, &[experts], &[0, 2, 1, 3]);
     assert!(
         matches!(
             error,
@@ -434,20 +447,24 @@ fn orders_that_do_not_fit_are_refused() {
         "{error}"
     );
     let router: (&str, &[u64]) = ("blk.0.ffn_gate_inp.weight", &[2, 4]);
-    let whole = order_of(0, &[3, 2, 0, 1]);
+    let preserves_groups = order_of(0, &[3, 2, 0, 1]);
     let gguf = model(&grouped, &[experts, router]);
-    assert!(Layout::new(&gguf, TensorOrder::File, &whole).is_ok());
-    // Groups of which some have experts without weights cannot be told apart.
+    assert!(Layout::new(&gguf, TensorOrder::File, &preserves_groups).is_ok());
+    // The groups of experts without weights are unknown.
     let wide: (&str, &[u64]) = ("blk.0.ffn_gate_inp.weight", &[2, 6]);
-    let error = refusal(&grouped, &[experts, wide], &[3, 2, 0, 1]);
-    assert!(matches!(error, Error::Immovable { .. }), "{error}");
+    let error = rejection(&grouped, &[experts, wide], &[3, 2, 0, 1]);
+    let reason = ImmovableReason::GroupedRouter;
+    assert!(
+        matches!(error, Error::Immovable { reason: found, .. } if found == reason),
+        "{error}"
+    );
 
     for (name, ne) in [
         ("blk.0.ffn_up_chexps.weight", &[2, 1, 2][..]),
         ("blk.0.ffn_gate_tid2eid.weight", &[2, 9]),
         ("blk.0.ffn_up_exps.bias", &[2, 3]),
     ] {
-        let error = refusal(&[], &[experts, router, (name, ne)], &[3, 2, 1, 0]);
+        let error = rejection(&[], &[experts, router, (name, ne)], &[3, 2, 1, 0]);
         assert!(
             matches!(&error, Error::Immovable { tensor, .. } if tensor == name),
             "{error}"
