@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Checks the claim that `simulate` reproduces the hit rates that BigMoeOnEdge published, to the last printed digit.
+# Checks that `simulate` reproduces the hit rates published by BigMoeOnEdge, to the last printed digit.
 # Usage: scripts/check-published-curves.sh DATA_DIR
-# DATA_DIR has pairs of NAME.route.csv (the trace) and NAME-curve.csv (budget_mib, policy, hit_pct_cum, hit_pct_decode, read_mib).
-# `random` is left out: it depends on a seed. MOE_ANALYZE names a binary that is already built.
-# Exit code: 0 all points are equal, 1 some are not, 2 not done.
+# DATA_DIR contains pairs of NAME.route.csv (the trace) and NAME-curve.csv (budget_mib, policy, hit_pct_cum, hit_pct_decode,
+# read_mib). The policy `random` is omitted: it depends on a seed. MOE_ANALYZE is the path of the program if it is already built.
+# Exit code: 0 all points are equal, 1 some points differ, 2 the check could not run.
 set -euo pipefail
 [ $# = 1 ] || { echo "usage: $0 DATA_DIR" >&2; exit 2; }
 data=$(realpath "$1")
@@ -14,7 +14,7 @@ else
   moe=(cargo run --quiet --package moe-analyze --)
 fi
 
-# Values of a column of the deterministic rows, joined by commas.
+# Prints the values of a column of the deterministic rows, separated by commas.
 column() {
   awk -F, -v column="$1" 'NR > 1 && $2 != "random" { print $column }' "$2" | sort -u | paste -sd,
 }
@@ -25,11 +25,11 @@ for curve in "$data"/*-curve.csv; do
   name=$(basename "$curve" -curve.csv)
   simulated=$("${moe[@]}" --quiet simulate "$data/$name.route.csv" --budget-mib "$(column 1 "$curve")" \
     --policy "$(column 2 "$curve")" -o csv) || exit 2
-  # Numbers are compared as numbers: 0.000 and 0 are equal.
+  # The comparison is numeric: 0.000 and 0 are equal.
   counts=$(awk -F, '
     FNR == 1 {
       if ($1 FS $2 FS $3 FS $4 FS $5 != "budget_mib,policy,hit_pct_cum,hit_pct_decode,read_mib") {
-        print FILENAME ": line 1: other columns than expected" > "/dev/stderr"
+        print FILENAME ": line 1: the columns are not budget_mib,policy,hit_pct_cum,hit_pct_decode,read_mib" > "/dev/stderr"
         exit 2
       }
       next

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Compiles the CUDA kernels to the compressed PTX files that the program embeds. Needs no GPU and no toolkit:
+"""Compiles the CUDA kernels to the compressed PTX files that the program embeds. Needs neither a GPU nor the CUDA toolkit:
 
     pip install -r .ci/requirements.txt     # NVRTC and zstandard
     scripts/compile-kernels.py [--check] [NAME ...]
 
-NAME is a file of crates/moe-executor/src/cuda/kernels without its .cu; default: all. A PTX file has a section for each
-architecture. With --check nothing is written; the exit code is 1 if a PTX file does not match its source. zstd -dc prints
-the text of a PTX file.
+NAME is a file in crates/moe-executor/src/cuda/kernels without .cu (default: all files). A PTX file has a section for each
+architecture. --check writes nothing; the exit code is 1 if a PTX file does not match its source. `zstd -dc FILE` prints a
+PTX file.
 """
 
 import argparse
@@ -20,37 +20,38 @@ from pathlib import Path
 try:
     import zstandard
 except ModuleNotFoundError:
-    sys.exit("no zstandard: install the Python package zstandard (.ci/requirements.txt)")
+    sys.exit("the Python package zstandard is missing: pip install -r .ci/requirements.txt")
 
 CUDA = Path(__file__).resolve().parent.parent / "crates/moe-executor/src/cuda"
 KERNELS, PTX = CUDA / "kernels", CUDA / "ptx"
-# A driver translates PTX for its own device when the architecture is not above it. From 8.0 on there are integer matrix products
-# and copies into shared memory beside computing, from 9.0 on kernels that start before the one before them has ended.
+# The driver compiles PTX for any device whose compute capability is at least the architecture. 8.0 adds integer matrix
+# instructions and asynchronous copies to shared memory, 9.0 programmatic dependent launch.
 ARCHITECTURES = [75, 80, 90]
 OPTIONS = ["--std=c++17"]
-# A driver refuses PTX of a newer instruction set than its own: 12.4 writes 8.4.
+# A driver rejects PTX of a newer ISA version than its own. NVRTC 12.4 writes PTX ISA 8.4.
 NVRTC = (12, 4)
 COMPRESSION_LEVEL = 19
 
 
 def nvrtc():
-    """The library of the Python package `nvidia-cuda-nvrtc-cu12`."""
+    """Loads NVRTC from the Python package `nvidia-cuda-nvrtc-cu12`."""
     try:
         package = importlib.util.find_spec("nvidia.cuda_nvrtc")
     except ModuleNotFoundError:
         package = None
     if package is None:
-        sys.exit("no NVRTC: install the Python package nvidia-cuda-nvrtc-cu12 (.ci/requirements.txt)")
+        sys.exit("the Python package nvidia-cuda-nvrtc-cu12 is missing: pip install -r .ci/requirements.txt")
     library = ctypes.CDLL(str(Path(package.submodule_search_locations[0]) / "lib/libnvrtc.so.12"))
     major, minor = ctypes.c_int(), ctypes.c_int()
     library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
     if (major.value, minor.value) != NVRTC:
-        sys.exit(f"NVRTC {major.value}.{minor.value} found, {NVRTC[0]}.{NVRTC[1]} wanted: see .ci/requirements.txt")
+        found, required = f"{major.value}.{minor.value}", f"{NVRTC[0]}.{NVRTC[1]}"
+        sys.exit(f"NVRTC is version {found}, but {required} is required: pip install -r .ci/requirements.txt")
     return library
 
 
 def sources(path, seen=None):
-    """The file and those that it includes, in the order in which they are first included."""
+    """Returns the file and its includes, recursively, in the order of their first inclusion."""
     seen = [] if seen is None else seen
     if path not in seen:
         seen.append(path)
@@ -60,14 +61,14 @@ def sources(path, seen=None):
 
 
 def compile_file(library, path):
-    """The PTX for all architectures: a line with the hash of the sources, then for each architecture a line `// sm_N` and its PTX."""
+    """Returns the PTX for all architectures: a line with the hash of the sources; per architecture, a line `// sm_N` and its PTX."""
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in sources(path))).hexdigest()
     sections = [f"// sm_{architecture}\n{compile_kernel(library, path, architecture)}" for architecture in ARCHITECTURES]
     return "\n".join([f"// sources: sha256 {digest}", *sections])
 
 
 def compile_kernel(library, path, architecture):
-    """PTX of a source file for one architecture."""
+    """Returns the PTX of a source file for one architecture."""
     program = ctypes.c_void_p()
 
     def check(code):
@@ -98,7 +99,7 @@ def compile_kernel(library, path, architecture):
 
 
 def read_ptx(path):
-    """The text of a PTX file; None if it does not exist or is damaged."""
+    """Returns the decompressed PTX file, or None if it does not exist or is damaged."""
     try:
         return zstandard.ZstdDecompressor().decompress(path.read_bytes()).decode()
     except (FileNotFoundError, UnicodeDecodeError, zstandard.ZstdError):
@@ -112,7 +113,7 @@ def write_ptx(path, ptx):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="compare, write nothing")
+    parser.add_argument("--check", action="store_true", help="compare and write nothing")
     parser.add_argument("names", nargs="*", metavar="NAME")
     arguments = parser.parse_args()
     names = arguments.names or sorted(path.stem for path in KERNELS.glob("*.cu"))
@@ -123,7 +124,7 @@ def main():
         if not source.exists():
             sys.exit(f"{source} does not exist")
         ptx = compile_file(library, source)
-        # Another version of zstd may compress the same text to other bytes.
+        # Compares the text: another version of zstd may produce other bytes.
         if read_ptx(out) == ptx:
             continue
         if arguments.check:

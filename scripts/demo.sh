@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# The main job on a model of the repository: record a run, check the model's offset map, make tables, learn hotness, plan a cache.
-# Usage: scripts/demo.sh [OUT]      results go to OUT (default: runs/demo in the repository)
-# MOE_ANALYZE names a binary that is built already.
+# The complete workflow with a model of the repository: records a run, checks an offset map, writes tables, measures hotness, plans
+# a cache.
+# Usage: scripts/demo.sh [OUT]      OUT is the output directory (default: runs/demo in the repository)
+# MOE_ANALYZE is the path of the program if it is already built.
 set -euo pipefail
 out=$(realpath -m "${1:-$(dirname "$0")/../runs/demo}")
 cd "$(dirname "$0")/.."
@@ -10,7 +11,7 @@ if [ -n "${MOE_ANALYZE:-}" ]; then
   moe=("$MOE_ANALYZE")
 else
   moe=(cargo run --quiet --package moe-analyze --)
-  echo "building (the first time takes some minutes) ..." >&2
+  echo "building (the first build takes several minutes) ..." >&2
 fi
 
 step() {

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Fuzzes the readers of untrusted files: scripts/fuzz.sh [TARGET|all [SECONDS]]
 #
-# A target runs for at least SECONDS of CPU time (default 600), and until half of SECONDS passes without new coverage; at most
-# six times SECONDS. FUZZ_JOBS targets run at a time (default 1), each as FUZZ_WORKERS processes (default 1) with one corpus.
-# Afterwards docs/measurements/fuzz.txt has the results of all targets that were run on this machine. The corpus is kept in the
-# cache. FUZZ_BIN names a directory of targets that are already built.
-# Exit code 1: an input crashed a target; its path is printed.
+# A target runs for at least SECONDS of CPU time (default 600), and continues until SECONDS / 2 pass without new coverage, at most
+# for 6 * SECONDS. FUZZ_JOBS targets run in parallel (default 1), each as FUZZ_WORKERS processes (default 1) with a common corpus.
+# Writes the results of all targets that were run on this machine to docs/measurements/fuzz.txt. Keeps the corpus in the cache.
+# FUZZ_BIN is the directory of the targets if they are already built.
+# Exit code 1: an input crashed a target. Its path is printed.
 # Needs the AddressSanitizer runtime of the Rust toolchain, a C++ compiler and Linux.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -25,7 +25,7 @@ done
 
 bin=${FUZZ_BIN:-$work/target/release}
 if [ -z "${FUZZ_BIN:-}" ]; then
-  # The versions of the other workspace.
+  # The same versions of dependencies as in the main workspace.
   cp Cargo.lock fuzz/Cargo.lock
   CARGO_TARGET_DIR=$work/target CARGO_INCREMENTAL=0 RUSTC_WRAPPER=$PWD/fuzz/rustc.sh \
     cargo build --release --manifest-path fuzz/Cargo.toml
@@ -37,21 +37,21 @@ export TMPDIR ASAN_OPTIONS=detect_leaks=0
 trap 'kill $(jobs -p) 2>/dev/null || true; rm -rf "$TMPDIR"' EXIT
 "$bin/seeds" fixtures "$TMPDIR/seeds"
 
-# CPU seconds of a process: user and system. Fails if it has ended.
+# Prints the CPU seconds of a process, user and system. Fails if the process has ended.
 cpu_seconds() {
   local stat
   stat=$(cat "/proc/$1/stat" 2>/dev/null) || return 1
-  # Fields count from behind the name, which may contain spaces.
+  # Skips the name, which may contain spaces.
   set -- ${stat##*) }
   [ "$1" != Z ] || return 1
   echo $(((${12} + ${13}) / $(getconf CLK_TCK)))
 }
 
-last_of() { # KEY LOG: the last value of KEY in the end of a log
+last_of() { # KEY LOG: prints the last value of KEY in a log
   tail -c 20000 "$2" | grep -o "$1: *[0-9]*" | tail -1 | grep -o '[0-9]*$' || echo 0
 }
 
-cpu_seconds_of_all() { # PID...: fails if one of them has ended
+cpu_seconds_of_all() { # PID...: fails if a process has ended
   local pid sum=0 cpu
   for pid; do
     cpu=$(cpu_seconds "$pid") || return 1
@@ -96,9 +96,9 @@ fuzz() {
   if [[ $result == CRASH* ]]; then
     :
   elif [ "$cpu" -lt "$seconds" ]; then
-    result="no crash, stopped before $seconds s"
+    result="no crash, ended before $seconds s"
   elif [ $((cpu - changed)) -lt "$quiet" ]; then
-    result="no crash, new coverage until the end"
+    result="no crash, coverage still growing"
   fi
   printf '%-14s %12s %8s %12s %8s %8s  %s\n' "$target" "$executions" "$cpu" "$((cpu - changed))" "$cov" \
     "$(ls "$work/corpus/$target" | wc -l)" "$result" | tee "$work/results/$target"
@@ -113,8 +113,8 @@ wait
 
 {
   echo "# scripts/fuzz.sh, $(rustc --version), AddressSanitizer; the code under test has debug assertions and overflow checks."
-  echo "# Times are CPU seconds. A target stops after $seconds s, once $quiet s have passed without new coverage, at the latest"
-  echo "# after $((6 * seconds)) s. Edges: those of the control flow of this repository's crates that were reached."
+  echo "# Times are CPU seconds. A target stops after $seconds s if $quiet s have passed without new coverage, and at most after"
+  echo "# $((6 * seconds)) s. Edges: covered control-flow edges in the crates of this repository."
   printf '%-14s %12s %8s %12s %8s %8s  %s\n' target executions time "without new" edges inputs result
   for target in $targets; do
     cat "$work/results/$target" 2>/dev/null || printf '%-14s %12s\n' "$target" "not run"

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# Checks before a release that are too slow for .ci/run, or need a toolchain that it does not have:
-#   miri          threads, disjoint slices and the unsafe code of the kernels' portable paths
+# Checks before a release that are too slow for .ci/run or need other toolchains:
+#   miri          unit tests of threads and disjoint slices under Miri
 #   asan          tests of the crates with unsafe code under AddressSanitizer
 #   fuzz          scripts/fuzz.sh, an hour and more
 #   cross         cargo check for Linux on aarch64, Windows and macOS
 #   advisories    cargo deny check advisories
 #   curves        scripts/check-published-curves.sh, with the data in MOE_DATA (default ../shared/data)
 # Usage: scripts/release-check.sh [PART...]
-# Every part installs what it needs. A part that cannot get it is reported as "not run" with the reason. The results of all parts go to
-# docs/measurements/release-check.txt, those of fuzzing to fuzz.txt next to it. Exit code: 0 nothing failed, 1 a part failed.
+# Each part installs its tools. If that is impossible, the part is reported as "not run" with the reason. Results are written to
+# docs/measurements/release-check.txt, results of fuzzing to fuzz.txt in the same directory. Exit code: 0 no part failed, 1 a part
+# failed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -22,7 +23,7 @@ cross_targets='aarch64-unknown-linux-gnu aarch64-linux-gnu
 x86_64-pc-windows-gnu x86_64-windows-gnu
 aarch64-apple-darwin aarch64-macos'
 
-# Ends the part as not run. The reason is an argument, or the last line of a command's output.
+# Ends a part as "not run" with a reason.
 not_run() {
   echo "not run: $1" >&3
   exit 0
@@ -45,7 +46,7 @@ miri() {
 asan() {
   ls "$(rustc --print target-libdir)"/librustc*_rt.asan.a >/dev/null 2>&1 ||
     not_run "the Rust toolchain has no AddressSanitizer runtime"
-  # RUSTC_BOOTSTRAP makes -Z flags available in a stable compiler.
+  # RUSTC_BOOTSTRAP allows -Z flags in a stable compiler.
   RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0 CARGO_TARGET_DIR=$cache/asan \
     cargo test --target "$host" --package moe-executor --package moe-foreign --package moe-gguf --package moe-synth --package moe-trace --lib --tests
 }
@@ -56,7 +57,7 @@ fuzz() {
   scripts/fuzz.sh all
 }
 
-# The C code of dependencies is compiled by zig's clang, which PyPI has.
+# C code of dependencies is compiled by the clang in the PyPI package ziglang.
 cross() {
   local log target zig_target zig=$cache/tools/ziglang/ziglang/zig bin=$cache/tools/cross failed=0
   log=$(mktemp)
@@ -69,11 +70,11 @@ cross() {
       echo "$target not run: $(last_line "$log")" >&3
       continue
     fi
-    # Omits the option with Rust's name of the target, which zig does not know.
+    # Removes --target with the Rust name of the target, which zig does not accept.
     printf '#!/bin/bash\nfor arg; do shift; [[ $arg == --target=* ]] || set -- "$@" "$arg"; done\nexec "%s" cc -target %s "$@"\n' \
       "$zig" "$zig_target" >"$bin/$target"
     chmod +x "$bin/ar" "$bin/$target"
-    # The default members, without moe-llama-cpp. SDKROOT: without it, dependencies call Apple's xcrun.
+    # Checks the default members, without moe-llama-cpp. Without SDKROOT, dependencies call Apple's xcrun.
     if env "CC_${target//-/_}=$bin/$target" "AR_${target//-/_}=$bin/ar" SDKROOT="$bin" CARGO_TARGET_DIR="$cache/cross" \
       cargo check --locked --target "$target"; then
       echo "$target passed" >&3
@@ -96,7 +97,7 @@ advisories() {
 
 curves() {
   local data=${MOE_DATA:-../shared/data}/bigmoeonedge
-  [ -d "$data" ] || not_run "no published curves; name the directory of the data in MOE_DATA"
+  [ -d "$data" ] || not_run "$data does not exist; set MOE_DATA to the directory of the data"
   scripts/check-published-curves.sh "$data"
 }
 
@@ -125,7 +126,7 @@ for part in "${selected[@]}"; do
     sed -e "s|$cache|CACHE|g" -e "s|$PWD|.|g" -e "s|$HOME|~|g" | tee "$results/$part.txt"
 done
 
-# The line of a part that did not run now stays.
+# Parts that were not selected keep their line.
 report=docs/measurements/release-check.txt
 {
   echo "# scripts/release-check.sh, $(rustc --version), $host: part, commit, time, result"

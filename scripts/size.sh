@@ -3,8 +3,8 @@
 #
 #   scripts/size.sh [tree] [dependencies] [release] [dist] > docs/measurements/size.txt
 #
-# Default: all parts. `release` and `dist` build the program from an empty target directory and take tens of minutes.
-# FEATURES is a list of feature sets, separated by spaces; default: the default features, and the same without `sql`.
+# Default: all parts. `release` and `dist` build the program in an empty target directory, which takes tens of minutes.
+# FEATURES is a list of feature sets, separated by spaces. Default: the default features with and without `sql`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -27,7 +27,7 @@ dependencies() {
   for features in ${FEATURES:-$default $without_sql}; do
     echo "$features: $(tree_of "$features" --prefix none | sort -u | wc -l) packages"
   done
-  echo "in two versions:"
+  echo "several versions:"
   tree_of "$default" --duplicates --depth 0 | grep . | sed 's/^/  /'
 }
 
@@ -35,7 +35,7 @@ tree_of() {
   cargo tree --package moe-analyze --edges normal --target x86_64-unknown-linux-gnu --no-default-features --features "$@"
 }
 
-# Builds with a profile from an empty directory; prints the CPU time of all processes, and the size of the program.
+# Builds the program with a profile in an empty target directory. Prints the CPU time of all processes, and the program size.
 build() {
   local profile=$1 features times
   for features in ${FEATURES:-$default $without_sql}; do
@@ -61,7 +61,7 @@ for part in ${*:-tree dependencies release dist}; do
   case $part in
     tree) tree ;;
     dependencies) dependencies ;;
-    release | dist) printf '\n== %s\n' "profile $part, from an empty target directory"; build "$part" ;;
+    release | dist) printf '\n== %s\n' "profile $part, empty target directory"; build "$part" ;;
     *) echo "$0: unknown part $part (tree, dependencies, release, dist)" >&2; exit 2 ;;
   esac
 done

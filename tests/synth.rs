@@ -262,11 +262,7 @@ fn what_makes_no_model_is_refused() {
     refused(&spec.replace("\"n_expert_used\":4", "\"n_expert_used\":40"), &[], "n_expert_used");
     refused(&spec.replace("qwen3moe", "qwen3next"), &[], "linear_attention");
     let head = |dim: &str| spec.replace("\"head_dim\":64", dim);
-    refused(
-        &head("\"head_dim\":63"),
-        &[],
-        "`head_dim` is invalid: 63 is not even",
-    );
+    refused(&head("\"head_dim\":63"), &[], "`head_dim` is invalid: 63 is not even");
     for dims in [0, 31, 66] {
         let with = head(&format!("\"head_dim\":64,\"rope_dims\":{dims}"));
         let part = format!("{dims} is not an even number in the range 2..=64 (head_dim)");

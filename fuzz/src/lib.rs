@@ -1,4 +1,4 @@
-//! What the fuzz targets share: a file for bytes that a reader takes by path, the importers, and the layout of inputs.
+//! Shared code of the fuzz targets: files for readers that need a path, importers, and the layout of inputs.
 
 use std::fmt::Display;
 use std::fs;
@@ -25,13 +25,13 @@ pub fn file(name: &str, bytes: &[u8]) -> PathBuf {
     path
 }
 
-/// An error is one line, short enough to read.
+/// Checks that an error message is one line of reasonable length.
 pub fn check_error(error: &impl Display) {
     let text = error.to_string();
     assert!(!text.contains('\n') && text.len() < 4096, "{text:?}");
 }
 
-/// The importers of one of the two targets, by name.
+/// Returns the importers of binary files or of text files, sorted by name.
 pub fn importers(binary: bool) -> Vec<&'static dyn Importer> {
     let mut importers = IMPORTERS.to_vec();
     importers.retain(|importer| importer.is_binary() == binary);
@@ -39,10 +39,10 @@ pub fn importers(binary: bool) -> Vec<&'static dyn Importer> {
     importers
 }
 
-/// The first byte of an input that is recognized by its content.
+/// Selector of an input whose importer is detected from its content.
 pub const DETECT: u8 = 255;
 
-/// Imports `input`: a byte that selects the importer (or [`DETECT`]), a byte that selects the options, the file.
+/// Imports `input`: a byte that selects the importer (or [`DETECT`]), a byte that selects the options, and the file.
 pub fn import(importers: &[&'static dyn Importer], input: &[u8]) {
     let Some((&[selector, options], bytes)) = input.split_first_chunk() else {
         return;
@@ -85,7 +85,7 @@ pub fn import(importers: &[&'static dyn Importer], input: &[u8]) {
     }
 }
 
-/// What a user may say of a trace: nothing, how many experts a token has, or the model.
+/// Returns one of three sets of options: defaults, the number of experts per token, or the model.
 fn options_of(selector: u8) -> ImportOptions {
     match selector % 3 {
         0 => ImportOptions::default(),
@@ -105,7 +105,7 @@ fn options_of(selector: u8) -> ImportOptions {
     }
 }
 
-/// Keeps the rows, and counts them as the commands do.
+/// Collects the rows, and counts them like the commands of the program.
 #[derive(Default)]
 struct Both {
     rows: Collected,
@@ -159,7 +159,7 @@ pub fn walk(run: &moe_trace::Run) {
         if let Some(graph) = moe_trace::graph::reconstruct(run, phase) {
             graph
                 .write_dot(&mut std::io::sink())
-                .expect("a sink takes everything");
+                .expect("writing to a sink cannot fail");
         }
     }
     moe_trace::correlation::unresolved(run);

@@ -1,4 +1,4 @@
-//! Any bytes, read as a model: header, map, checks, reports and data.
+//! Models: header, offset map, checks, reports and data.
 
 #![no_main]
 
@@ -31,7 +31,7 @@ fuzz_target!(|bytes: &[u8]| {
     }
 
     let map = OffsetMap::new(&gguf);
-    // A few bytes can claim many experts, which are all alike: most of the time would go into them.
+    // A few bytes can declare many experts. All are processed in the same way, and would take most of the time.
     if map.rows.len() > 1 << 10 {
         return;
     }
@@ -68,7 +68,7 @@ fuzz_target!(|bytes: &[u8]| {
     write_gguf_dump_csv(&mut std::io::sink(), &gguf, &map).unwrap();
 
     assert!(report.past_end.is_empty() == gguf.tensors().iter().all(|t| gguf.data(t).is_ok()));
-    // Many tensors may claim the same bytes.
+    // Overlapping tensors can have much more data than the file.
     if report.tensor_bytes <= 1 << 20
         && let Ok(verified) = verify(&gguf, Algorithm::Xxh3, |_| ())
     {
@@ -78,7 +78,7 @@ fuzz_target!(|bytes: &[u8]| {
         }
     }
 
-    // The header is written as it was read, unless its tensors lie elsewhere.
+    // The writer reproduces the header, unless the offsets of tensors are unusual.
     let mut copy = Header::like(&gguf, |_| false).unwrap();
     for tensor in gguf.tensors() {
         copy.tensor(

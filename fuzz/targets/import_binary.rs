@@ -1,4 +1,4 @@
-//! Importers of binary files: see `moe_fuzz::import` for the layout of an input.
+//! Importers of binary files. `moe_fuzz::import` describes the layout of inputs.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Importers of text: see `moe_fuzz::import` for the layout of an input.
+//! Importers of text files. `moe_fuzz::import` describes the layout of inputs.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Learn files of the hot-cache runtime, alone and merged.
+//! Learn files of the hot expert cache: parsed, written, truncated and merged.
 
 #![no_main]
 
@@ -23,7 +23,7 @@ fuzz_target!(|bytes: &[u8]| {
     learned.layer_slots();
     learned.n_expert();
     let json = learned.to_json();
-    let again = LearnFile::parse(&json).expect("a learn file that was written is read");
+    let again = LearnFile::parse(&json).expect("a written learn file is valid");
     assert_eq!(json, again.to_json());
     learned
         .cut(|layer, expert| (u32::from(layer.0) + expert.0) % 2 == 0)

@@ -1,4 +1,4 @@
-//! Parquet readers: a byte that selects the table, the file.
+//! Parquet tables: a byte that selects the reader, and the file.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! A run directory: the manifest's size as two bytes, the manifest, the trace. Without a manifest it is a bare trace.
+//! Run directories: the size of the manifest (u16), the manifest, and the trace. Size 0 is a trace without a manifest.
 
 #![no_main]
 
@@ -24,8 +24,8 @@ fuzz_target!(|input: &[u8]| {
                     let copy = path.with_file_name("copy.json");
                     manifest
                         .write(&copy)
-                        .expect("a manifest that was read is written");
-                    let again = Manifest::read(&copy).expect("a manifest that was written is read");
+                        .expect("a valid manifest can be written");
+                    let again = Manifest::read(&copy).expect("a written manifest is valid");
                     assert_eq!(manifest, again);
                     Manifest::missing_keys(&path).expect("the manifest is readable");
                 }

@@ -1,4 +1,4 @@
-//! JSON files of a run: a byte that selects `buffers.jsonl`, `transfers.jsonl` or a graph, the file.
+//! JSON files of a run: a byte that selects `buffers.jsonl`, `transfers.jsonl` or a graph, and the file.
 
 #![no_main]
 
@@ -33,7 +33,7 @@ fuzz_target!(|input: &[u8]| {
         _ => match Graph::read(&file("graph.json", bytes)) {
             Ok(graph) => graph
                 .write_dot(&mut std::io::sink())
-                .expect("a sink takes everything"),
+                .expect("writing to a sink cannot fail"),
             Err(error) => check_error(&error),
         },
     }

@@ -1,6 +1,6 @@
-//! Builds GGUF files byte by byte, right or wrong. Knows nothing of the crates that read and write them.
+//! Builder of valid and invalid GGUF files. It does not use the crates that read and write GGUF files.
 
-/// Value types as the file numbers them.
+/// Ids of value types.
 pub const U16: u32 = 2;
 pub const U32: u32 = 4;
 pub const I32: u32 = 5;
@@ -8,17 +8,17 @@ pub const STRING: u32 = 8;
 pub const ARRAY: u32 = 9;
 pub const U64: u32 = 10;
 
-/// Tensor types as the file numbers them.
+/// Id of the tensor type F32.
 pub const F32: u32 = 0;
 
-/// A file under construction. What the methods write is what the caller says, valid or not.
+/// A file under construction. The methods append their arguments without checks.
 #[derive(Clone)]
 pub struct Raw {
     pub bytes: Vec<u8>,
 }
 
 impl Raw {
-    /// Magic, version 3 and the two counts.
+    /// Starts a file with the magic number, version 3 and the two counts.
     pub fn new(n_tensors: u64, n_kv: u64) -> Raw {
         Raw {
             bytes: b"GGUF".to_vec(),
@@ -47,16 +47,17 @@ impl Raw {
         self.u64(text.len() as u64).raw(text.as_bytes())
     }
 
-    /// A key with a 32-bit value.
+    /// Appends a key with a 32-bit value.
     pub fn kv_u32(self, key: &str, value: u32) -> Raw {
         self.string(key).u32(U32).u32(value)
     }
 
-    /// A key with a string.
+    /// Appends a key with a string.
     pub fn kv_string(self, key: &str, value: &str) -> Raw {
         self.string(key).u32(STRING).string(value)
     }
 
+    /// Appends an entry of the tensor table.
     pub fn tensor(self, name: &str, ne: &[u64], ty: u32, offset: u64) -> Raw {
         let raw = self.string(name).u32(ne.len() as u32);
         ne.iter()
@@ -65,7 +66,7 @@ impl Raw {
             .u64(offset)
     }
 
-    /// Padding to `alignment`, then `n` bytes of data.
+    /// Appends padding to `alignment`, and `n` zeros as data.
     pub fn data(mut self, alignment: usize, n: usize) -> Raw {
         let start = self.bytes.len().next_multiple_of(alignment);
         self.bytes.resize(start + n, 0);

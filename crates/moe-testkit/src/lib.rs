@@ -1,11 +1,11 @@
-//! Paths, skips and hand-built GGUF files shared by the tests of this workspace. Not published; used as a dev-dependency only.
+//! Helpers for the tests of this workspace: paths, skipped tests, and hand-built GGUF files. Not published.
 //!
 //! | variable | meaning | default |
 //! |---|---|---|
-//! | `MOE_FIXTURES` | directory of the fixtures, for test binaries that were copied to another machine | `fixtures` of the repository |
-//! | `MOE_DATA` | directory of data that is not in the repository | `../shared/data`, relative to the repository |
-//! | `MOE_PYTHON` | Python interpreter | `.venv/bin/python` of the repository, then `python3` |
-//! | `MOE_REQUIRE` | comma-separated list of [`Need`]s; a test that lacks one of them fails instead of being skipped | empty |
+//! | `MOE_FIXTURES` | directory of the fixtures, for test binaries on another machine | `fixtures` of the repository |
+//! | `MOE_DATA` | directory of data outside the repository | `../shared/data`, relative to the repository |
+//! | `MOE_PYTHON` | Python interpreter | `.venv/bin/python` of the repository, or `python3` |
+//! | `MOE_REQUIRE` | comma-separated list of [`Need`]s; a test that needs one of them fails instead of being skipped | empty |
 
 #![forbid(unsafe_code)]
 
@@ -21,7 +21,7 @@ use std::process::Command;
 
 pub use report::Report;
 
-/// Something that a test needs and that a machine may not have.
+/// A requirement of a test that a machine may not satisfy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// A Python interpreter with the packages that the test imports.
@@ -38,7 +38,7 @@ pub enum Need {
     CCompiler,
     /// A file system that stores sparse files of several GiB.
     SparseFiles,
-    /// A machine without a CUDA device: what is tested happens only there.
+    /// A machine without a CUDA device, for tests of the behavior without one.
     NoGpu,
 }
 
@@ -75,7 +75,9 @@ impl Display for Need {
     }
 }
 
-/// Reports on one line of stderr, past the capture of the test harness, that the running test cannot run. The caller returns after it.
+/// Reports in one line on stderr that the current test is skipped. The test harness does not capture the line.
+///
+/// The caller must return after this call.
 ///
 /// # Panics
 ///
@@ -87,13 +89,13 @@ pub fn skip(need: Need, reason: impl Display) {
     if let Some(failure) = failure(need, &required) {
         panic!("{line}: {failure}");
     }
-    // `eprintln!` would be captured, and a skipped test would look like one that ran.
+    // The test harness captures `eprintln!`, but not `writeln!`.
     let _ = writeln!(std::io::stderr(), "skipped: {line}");
 }
 
 fn line(need: Need, reason: &str, location: &Location<'_>) -> String {
     let thread = std::thread::current();
-    // The harness names the thread of a test after it, except with `--test-threads=1`.
+    // The harness gives the thread the name of the test, except with `--test-threads=1`.
     let test = match thread.name() {
         None | Some("main") => "a test",
         Some(name) => name,
@@ -103,7 +105,7 @@ fn line(need: Need, reason: &str, location: &Location<'_>) -> String {
     format!("{test} ({file}:{line}) needs {need}: {reason}")
 }
 
-/// Why a test without `need` fails under this `MOE_REQUIRE`.
+/// Returns why a test that lacks `need` fails with `required` as `MOE_REQUIRE`, or `None` if it is skipped.
 fn failure(need: Need, required: &str) -> Option<String> {
     let mut names = required
         .split(',')
@@ -123,14 +125,14 @@ fn failure(need: Need, required: &str) -> Option<String> {
         .then(|| format!("MOE_REQUIRE contains {need}"))
 }
 
-/// A path of the repository.
+/// Returns a path in the repository.
 pub fn repository(path: impl AsRef<Path>) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../..")
         .join(path)
 }
 
-/// A path under `fixtures`, or under the directory that `MOE_FIXTURES` names.
+/// Returns a path in `fixtures`, or in the directory of `MOE_FIXTURES`.
 pub fn fixture(path: impl AsRef<Path>) -> PathBuf {
     match env::var_os("MOE_FIXTURES") {
         Some(fixtures) => PathBuf::from(fixtures).join(path),
@@ -138,11 +140,11 @@ pub fn fixture(path: impl AsRef<Path>) -> PathBuf {
     }
 }
 
-/// A path under the directory of external data; skips the running test if it does not exist.
+/// Returns a path in the directory of external data. Skips the current test if it does not exist.
 ///
 /// # Panics
 ///
-/// As [`skip`].
+/// See [`skip`].
 #[track_caller]
 pub fn data(path: impl AsRef<Path>) -> Option<PathBuf> {
     let directory = match env::var_os("MOE_DATA") {
@@ -153,16 +155,16 @@ pub fn data(path: impl AsRef<Path>) -> Option<PathBuf> {
     if path.exists() {
         return Some(path);
     }
-    let reason = "does not exist; name the directory of the data in MOE_DATA";
+    let reason = "does not exist; set MOE_DATA to the directory of the data";
     skip(Need::Data, format_args!("{} {reason}", path.display()));
     None
 }
 
-/// A Python interpreter that can import `modules` (comma-separated); skips the running test if there is none.
+/// Returns a Python interpreter that can import `modules` (comma-separated). Skips the current test if there is none.
 ///
 /// # Panics
 ///
-/// As [`skip`].
+/// See [`skip`].
 #[track_caller]
 pub fn python(modules: &str) -> Option<PathBuf> {
     let local = repository(".venv/bin/python");
@@ -176,12 +178,13 @@ pub fn python(modules: &str) -> Option<PathBuf> {
         Ok(output) if output.status.success() => return Some(python),
         Ok(output) => {
             let stderr = String::from_utf8_lossy(&output.stderr);
-            stderr.lines().last().unwrap_or("it failed").to_owned()
+            let last = stderr.lines().last();
+            last.unwrap_or("the import failed").to_owned()
         }
         Err(error) => format!("cannot be run: {error}"),
     };
     let advice = "install notebooks/requirements.txt and tests/requirements.txt into .venv, \
-                  or name a Python that has them in MOE_PYTHON";
+                  or set MOE_PYTHON to a Python interpreter with these packages";
     skip(
         Need::Python,
         format_args!("{}: {reason}; {advice}", python.display()),
@@ -189,11 +192,11 @@ pub fn python(modules: &str) -> Option<PathBuf> {
     None
 }
 
-/// Whether `program` (a C or C++ compiler) can be run; skips the running test if not.
+/// Whether `program` (a C or C++ compiler) can be run. Skips the current test if not.
 ///
 /// # Panics
 ///
-/// As [`skip`].
+/// See [`skip`].
 #[track_caller]
 pub fn has_compiler(program: &str) -> bool {
     match Command::new(program).arg("--version").output() {
@@ -210,11 +213,11 @@ pub fn has_compiler(program: &str) -> bool {
     false
 }
 
-/// Width and height of a PNG file in pixels.
+/// Returns the width and height of a PNG file in pixels.
 ///
 /// # Panics
 ///
-/// If the file is not a complete PNG: signature, chunks with their checksums, end.
+/// If the file is not a complete PNG: signature, chunks with valid checksums, and end chunk.
 pub fn png_size(path: &Path) -> (u32, u32) {
     let shown = path.display();
     let bytes = std::fs::read(path).unwrap_or_else(|error| panic!("{shown}: {error}"));
@@ -243,7 +246,7 @@ pub fn png_size(path: &Path) -> (u32, u32) {
     size.unwrap_or_else(|| panic!("{shown}: no header"))
 }
 
-/// The CRC-32 of PNG (ISO 3309).
+/// Returns the CRC-32 of PNG (ISO 3309).
 fn crc32(bytes: &[u8]) -> u32 {
     let crc = bytes.iter().fold(u32::MAX, |crc, &byte| {
         (0..8).fold(crc ^ u32::from(byte), |crc, _| {
@@ -258,13 +261,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn png_checksum_has_its_check_value() {
+    fn png_checksum_matches_test_vectors() {
         assert_eq!(crc32(b"123456789"), 0xcbf4_3926);
         assert_eq!(crc32(b"IEND"), 0xae42_6082);
     }
 
     #[test]
-    fn fails_for_required_and_for_unknown_names_only() {
+    fn fails_only_for_required_and_unknown_names() {
         assert_eq!(failure(Need::Gpu, ""), None);
         assert_eq!(failure(Need::Gpu, "python, data,"), None);
         let required = failure(Need::Gpu, "python, gpu").unwrap();
@@ -278,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn every_need_has_its_own_name() {
+    fn names_of_needs_are_unique() {
         for (i, need) in Need::ALL.iter().enumerate() {
             let same = |other: &Need| other.name() == need.name();
             assert_eq!(Need::ALL.iter().position(same), Some(i));
@@ -286,12 +289,9 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_of_several_lines_is_one_line() {
+    fn joins_the_lines_of_a_reason() {
         let line = line(Need::Data, "a\n  b", Location::caller());
-        assert!(
-            line.contains("a_reason_of_several_lines_is_one_line ("),
-            "{line}"
-        );
+        assert!(line.contains("joins_the_lines_of_a_reason ("), "{line}");
         assert!(line.ends_with(") needs data: a; b"), "{line}");
     }
 }

@@ -1,13 +1,13 @@
-//! A report of all cases of a test.
+//! A report of the cases of a test.
 
-/// What came of the cases of a test: a line for each, and all failures at the end.
+/// Prints a line for each case of a test, and collects the failures.
 #[derive(Default)]
 pub struct Report {
     failures: Vec<String>,
 }
 
 impl Report {
-    /// Compares values: each may be off by `tolerance · (1 + |wanted|)`; what is no number must be none in both.
+    /// Compares values. `|got - want| / (1 + |want|)` must be at most `tolerance` for each value; NaN must be NaN in both.
     pub fn compare(
         &mut self,
         case: &str,
@@ -26,7 +26,7 @@ impl Report {
             (got, want) if got.is_nan() && want.is_nan() || got == want => 0.0,
             (got, want) => ((got - want) / (1.0 + want.abs())).abs(),
         };
-        // A NaN on one side only is the worst error.
+        // A NaN in only one of the values is an infinite error.
         let errors = got.iter().zip(want).map(error);
         let errors: Vec<f64> = errors
             .map(|e| if e.is_nan() { f64::INFINITY } else { e })
@@ -34,29 +34,29 @@ impl Report {
         let worst = errors.iter().copied().fold(0.0, f64::max);
         let wrong = errors.iter().filter(|e| **e > tolerance).count();
         match errors.iter().position(|e| *e > tolerance) {
-            None => println!("{case}: {} values, worst error {worst:.2e}", got.len()),
-            Some(at) => self.fail(format!(
-                "{case}: {wrong} of {} values wrong, worst error {worst:.2e} (tolerance {tolerance:.0e}), the first at {at}: \
+            None => println!("{case}: {} values, largest error {worst:.2e}", got.len()),
+            Some(i) => self.fail(format!(
+                "{case}: {wrong} of {} values wrong, largest error {worst:.2e} (tolerance {tolerance:.0e}), first at index {i}: \
                  {}, not {}",
                 got.len(),
-                got[at],
-                want[at]
+                got[i],
+                want[i]
             )),
         }
     }
 
-    /// A failure of a case.
+    /// Adds a failure of a case.
     pub fn fail(&mut self, failure: String) {
         println!("FAILED {failure}");
         self.failures.push(failure);
     }
 
-    /// Failures so far.
+    /// Number of failures so far.
     pub fn n_failures(&self) -> usize {
         self.failures.len()
     }
 
-    /// Fails the test if a case failed.
+    /// Panics if a case failed.
     pub fn finish(self) {
         let failures = self.failures;
         let list = failures.join("\n  ");

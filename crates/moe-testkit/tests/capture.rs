@@ -1,4 +1,4 @@
-//! A skip as the test harness shows it: this binary runs itself with one ignored test.
+//! The output of skipped tests under the test harness. The tests run this binary again with one ignored test.
 
 #![allow(clippy::unwrap_used)]
 
@@ -30,7 +30,7 @@ fn run(test: &str, require: &str) -> Output {
 }
 
 #[test]
-fn a_skip_is_printed_past_the_capture() {
+fn skips_are_not_captured() {
     let output = run("needs_a_gpu", "python,data");
     let (stdout, stderr) = text(&output);
     assert!(output.status.success(), "{stdout}{stderr}");
@@ -47,7 +47,7 @@ fn a_skip_is_printed_past_the_capture() {
 }
 
 #[test]
-fn a_required_skip_is_a_failure() {
+fn missing_requirements_are_failures() {
     let output = run("needs_a_gpu", "gpu");
     let (stdout, stderr) = text(&output);
     assert!(!output.status.success(), "{stdout}{stderr}");
@@ -58,7 +58,7 @@ fn a_required_skip_is_a_failure() {
 }
 
 #[test]
-fn absent_data_names_the_path_and_the_caller() {
+fn reports_path_and_caller_of_missing_data() {
     let output = run("needs_data", "");
     let (stdout, stderr) = text(&output);
     assert!(output.status.success(), "{stdout}{stderr}");

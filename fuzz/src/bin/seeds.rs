@@ -1,4 +1,4 @@
-//! Writes the first inputs of every fuzz target: `seeds FIXTURES CORPUS`. Inputs are `CORPUS/TARGET/NAME`.
+//! Writes the initial inputs of all fuzz targets: `seeds FIXTURES CORPUS`. Inputs are `CORPUS/TARGET/NAME`.
 
 use std::error::Error;
 use std::fs::{self, File};
@@ -52,7 +52,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Adds an input: `prefix`, which selects what reads it, and `bytes`.
+/// Adds an input: `prefix`, which selects its reader, and `bytes`.
 fn seed(corpus: &Path, target: &str, name: &str, prefix: &[u8], bytes: &[u8]) -> Result<()> {
     let directory = corpus.join(target);
     fs::create_dir_all(&directory)?;
@@ -69,7 +69,7 @@ fn name_of(path: &Path) -> String {
         .into_owned()
 }
 
-/// Small models: merged experts, one tensor an expert, tensors before and after them, several types.
+/// Writes small models with stacked experts or one tensor per expert, and several types.
 fn models(directory: &Path) -> Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for (ty, per_expert) in [
@@ -129,7 +129,7 @@ fn models(directory: &Path) -> Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// The fixtures of foreign formats, for the importers that recognize them.
+/// Adds the fixtures of foreign formats, for all importers that recognize them.
 fn foreign(fixtures: &Path, corpus: &Path) -> Result<()> {
     for entry in fs::read_dir(fixtures)? {
         let directory = entry?.path();
@@ -143,7 +143,7 @@ fn foreign(fixtures: &Path, corpus: &Path) -> Result<()> {
                 continue;
             }
             let mut bytes = fs::read(&path)?;
-            // Large files keep their first records or lines.
+            // Large files are truncated to their first records or lines.
             bytes.truncate(16 * 1024);
             let name = format!("{name}-{}", name_of(&path));
             for (target, binary) in [("import_text", false), ("import_binary", true)] {
@@ -161,7 +161,7 @@ fn foreign(fixtures: &Path, corpus: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A run of a model: its files, tables and side files.
+/// Adds the files of a run: manifest and trace, tables, buffer events, transfers, and a graph.
 fn run(corpus: &Path, scratch: &Path, model: &Path) -> Result<()> {
     let gguf = Gguf::open(model)?;
     let map = OffsetMap::new(&gguf);
@@ -257,7 +257,7 @@ fn lines<T: serde::Serialize>(values: &[T]) -> Result<Vec<u8>> {
     Ok(lines)
 }
 
-/// Adds a table as it was written, and without compression, where a changed byte changes a value.
+/// Adds a table with and without compression. Without compression, a changed byte changes a value.
 fn table(corpus: &Path, path: &Path, selectors: &[u8]) -> Result<()> {
     let plain = path.with_extension("plain.parquet");
     let reader = ParquetRecordBatchReaderBuilder::try_new(File::open(path)?)?;
@@ -312,7 +312,7 @@ fn manifest(model: &Path) -> Result<Manifest> {
     })
 }
 
-/// A prompt of two tokens and one generated token in every layer.
+/// Returns the records of a prompt of two tokens and one generated token, in all layers.
 fn records(gguf: &Gguf) -> Vec<TensorAccessLog> {
     let mut records = Vec::new();
     let mut timestamp_ns = 1000;
