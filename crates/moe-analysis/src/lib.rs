@@ -15,3 +15,7 @@ pub mod sql;
 pub mod stability;
 mod stack;
 pub mod survey;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}

@@ -33,7 +33,7 @@ pub fn open(path: Option<&Path>) -> anyhow::Result<Gguf> {
 
 #[cfg(feature = "embedded-model")]
 fn embedded() -> anyhow::Result<Gguf> {
-    static BYTES: &[u8] = include_bytes!("../../../fixtures/tiny-qwen3moe-Q4_K_M.gguf");
+    static BYTES: &[u8] = include_bytes!("../data/tiny-qwen3moe-Q4_K_M.gguf");
     Ok(Gguf::from_static(EMBEDDED, BYTES)?)
 }
 

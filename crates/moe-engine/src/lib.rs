@@ -25,3 +25,7 @@ pub use error::{BoxError, Error, Result};
 pub use generate::{Generated, Limits, Stop, generate, max_records};
 pub use observer::{Observer, Routed};
 pub use sampler::{Sampler, SamplerParams};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}

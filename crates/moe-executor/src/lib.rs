@@ -40,3 +40,7 @@ pub use devices::Devices;
 pub use error::{Error, Result, Warning};
 pub use model::Model;
 pub use session::Session;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}

@@ -57,3 +57,7 @@ pub fn check_inputs() -> Result<(), Error> {
         None => Ok(()),
     }
 }
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}

@@ -174,3 +174,7 @@ pub fn import(
     importer.import(source, options, &mut output)?;
     output.finish()
 }
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}

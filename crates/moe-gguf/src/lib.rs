@@ -49,3 +49,7 @@ pub use per_layer::PerLayer;
 pub use shards::shard_paths;
 pub use types::{GgmlType, TypeError};
 pub use value::{Array, Value, ValueType};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}

@@ -77,3 +77,7 @@ id! {
     /// A token: its position in its sequence, which starts at 0.
     TokenId(u32) from u64, usize, i32, i64
 }
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}

@@ -29,3 +29,7 @@ pub use node::Node;
 pub use ops::OpNumbers;
 pub use recording::{Batch, Recording};
 pub use session::Session;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}

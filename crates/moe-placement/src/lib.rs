@@ -33,3 +33,7 @@ pub mod random;
 pub mod update;
 
 pub use moe_ids::{ExpertId, LayerId};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}

@@ -19,3 +19,7 @@
 pub mod model;
 pub mod relayout;
 pub mod write;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}

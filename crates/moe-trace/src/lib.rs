@@ -76,3 +76,7 @@ pub use token::{TokenKey, TokenStarts};
 pub use trace::{Trace, is_trace};
 #[cfg(feature = "parquet")]
 pub use writer::{RunOptions, RunWriter};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}
