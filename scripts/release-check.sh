@@ -5,6 +5,8 @@
 #   fuzz          scripts/fuzz.sh, an hour and more
 #   cross         cargo check for Linux on aarch64, Windows and macOS
 #   advisories    cargo deny check advisories
+#   packages      compiles all packages, and installs the program from them and from the repository
+#   api           compares the public API of moe-gguf and moe-placement with docs/api; MOE_BLESS=1 renews these files
 #   curves        scripts/check-published-curves.sh, with the data in MOE_DATA (default ../shared/data)
 # Usage: scripts/release-check.sh [PART...]
 # Each part installs its tools. If that is impossible, the part is reported as "not run" with the reason. Results are written to
@@ -18,7 +20,7 @@ host=$(rustc -vV | sed -n 's/^host: //p')
 results=$cache/release-check
 mkdir -p "$results"
 export CARGO_TERM_COLOR=never CARGO_INCREMENTAL=0
-parts=(miri asan fuzz cross advisories curves)
+parts=(miri asan fuzz cross advisories packages api curves)
 cross_targets='aarch64-unknown-linux-gnu aarch64-linux-gnu
 x86_64-pc-windows-gnu x86_64-windows-gnu
 aarch64-apple-darwin aarch64-macos'
@@ -93,6 +95,44 @@ advisories() {
     not_run "cargo-deny cannot be installed: $(last_line "$log")"
   "$deny" fetch db >"$log" 2>&1 || not_run "the advisory database cannot be fetched: $(last_line "$log")"
   "$deny" check advisories
+}
+
+# The packages are not published yet, so Cargo is directed to their extracted files.
+packages() {
+  local work target=$cache/packages package name patches=()
+  work=$(mktemp -d)
+  git clone --quiet . "$work/clone" || return 1
+  rm -rf "$target/package"
+  (cd "$work/clone" && CARGO_TARGET_DIR=$target cargo package --workspace --exclude moe-testkit) || return 1
+  for package in "$target"/package/*.crate; do
+    tar -xzf "$package" -C "$work" || return 1
+    package=$work/$(basename "$package" .crate)
+    name=$(sed -n 's/^name = "\(.*\)"$/\1/p' "$package/Cargo.toml" | head -1)
+    patches+=(--config "patch.crates-io.$name.path='$package'")
+  done
+  CARGO_TARGET_DIR=$target cargo install --debug --root "$work/packaged" --path "$work"/moe-analyze-* "${patches[@]}" || return 1
+  CARGO_TARGET_DIR=$target cargo install --debug --locked --root "$work/installed" --path crates/moe-analyze || return 1
+  # The built-in model is in the package.
+  "$work/packaged/bin/moe-analyze" record --n-predict 8 --out "$work/run" &&
+    "$work/installed/bin/moe-analyze" info "$work/run" && rm -rf "$work"
+}
+
+api() {
+  local log tool=$cache/tools/bin/cargo-public-api version=0.52.0 crate failed=0
+  log=$(mktemp)
+  if ! "$tool" --version 2>/dev/null | grep -q " $version$"; then
+    cargo install --quiet --debug --locked --force --root "$cache/tools" "cargo-public-api@$version" >"$log" 2>&1 ||
+      not_run "cargo-public-api cannot be installed: $(last_line "$log")"
+  fi
+  for crate in moe-gguf moe-placement; do
+    # RUSTC_BOOTSTRAP allows the JSON output of rustdoc in a stable compiler.
+    RUSTC_BOOTSTRAP=1 CARGO_TARGET_DIR=$cache/api cargo rustdoc --package "$crate" --lib -- -Zunstable-options --output-format json ||
+      return 1
+    "$tool" -sss --rustdoc-json "$cache/api/doc/${crate//-/_}.json" >"$log" || return 1
+    [ -z "${MOE_BLESS:-}" ] || cp "$log" "docs/api/$crate.txt"
+    diff -u "docs/api/$crate.txt" "$log" || failed=1
+  done
+  return $failed
 }
 
 curves() {

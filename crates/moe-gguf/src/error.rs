@@ -63,7 +63,7 @@ pub enum Error {
     },
     /// The data of a tensor is not completely inside its file.
     #[error("{}: the file is truncated: tensor {tensor:?} has bytes {offset} to {end}, but the file has {file_size} bytes; download it again", path.display())]
-    Cut {
+    Truncated {
         /// The file.
         path: PathBuf,
         /// The tensor.

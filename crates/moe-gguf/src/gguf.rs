@@ -159,14 +159,14 @@ impl Gguf {
     /// Returns the data of a tensor, borrowed from the mapped file.
     ///
     /// # Errors
-    /// [`Error::Cut`] if the data is not completely inside the file.
+    /// [`Error::Truncated`] if the data is not completely inside the file.
     pub fn data(&self, tensor: &Tensor) -> Result<&[u8], Error> {
         if tensor.size_bytes == 0 {
             return Ok(&[]); // An empty tensor may have an offset past the end of the file.
         }
         let file = self.files.get(usize::from(tensor.file));
         file.and_then(|file| file.bytes.range(tensor.offset, tensor.size_bytes))
-            .ok_or_else(|| Error::Cut {
+            .ok_or_else(|| Error::Truncated {
                 path: file.map(|file| file.path.clone()).unwrap_or_default(),
                 tensor: tensor.name.clone(),
                 offset: tensor.offset,

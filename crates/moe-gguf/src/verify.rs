@@ -82,7 +82,7 @@ pub struct Verified {
 /// Reads and checks all tensors in the order of the table. Calls `progress` with the bytes read since the last call.
 ///
 /// # Errors
-/// [`Error::Cut`] if the data of a tensor is not completely inside its file.
+/// [`Error::Truncated`] if the data of a tensor is not completely inside its file.
 pub fn verify(
     gguf: &Gguf,
     algorithm: Algorithm,

@@ -201,7 +201,7 @@ fn opens_files_with_truncated_data() {
     let last = gguf.tensors().last().unwrap();
     let error = gguf.data(last).unwrap_err();
     assert!(
-        matches!(&error, Error::Cut { path, tensor, file_size, .. }
+        matches!(&error, Error::Truncated { path, tensor, file_size, .. }
             if path == Path::new("truncated.gguf") && *tensor == last.name && *file_size == truncated.len() as u64),
         "{error}"
     );

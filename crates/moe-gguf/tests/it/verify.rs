@@ -134,7 +134,7 @@ fn rejects_truncated_data() {
         .open()
         .unwrap();
     let error = verify(&gguf, Algorithm::Xxh3, |_| ()).unwrap_err();
-    assert!(matches!(error, Error::Cut { .. }), "{error}");
+    assert!(matches!(error, Error::Truncated { .. }), "{error}");
 }
 
 /// Returns a tensor of two rows of two blocks, zero except for `bytes` at `offset` in the last block, and the offset of these
