@@ -4,6 +4,7 @@
 
 mod experts;
 mod fixtures;
+mod gguf_py;
 mod layouts;
 mod malformed_header;
 mod malformed_tensors;
@@ -13,4 +14,3 @@ mod reports;
 mod shards;
 mod types;
 mod verify;
-mod witness;

@@ -9,9 +9,9 @@ use moe_testkit::gguf::Raw;
 
 /// Returns the offsets and sizes that the package reads, or `None` without a Python that has the package.
 #[track_caller]
-fn witness(paths: &[PathBuf]) -> Option<String> {
+fn read_with_gguf_py(paths: &[PathBuf]) -> Option<String> {
     let python = moe_testkit::python("gguf")?;
-    let script = moe_testkit::repository("crates/moe-gguf/tests/it/witness.py");
+    let script = moe_testkit::repository("crates/moe-gguf/tests/it/gguf_py.py");
     let output = Command::new(python)
         .arg(script)
         .args(paths)
@@ -35,7 +35,7 @@ fn ours(paths: &[PathBuf]) -> String {
 
 #[track_caller]
 fn assert_agrees(paths: &[PathBuf]) {
-    if let Some(theirs) = witness(paths) {
+    if let Some(theirs) = read_with_gguf_py(paths) {
         assert_eq!(ours(paths), theirs);
     }
 }
@@ -50,7 +50,7 @@ fn write(path: &Path, ty: GgmlType, alignment: u32) {
         ("blk.0.ffn_up_exps.weight", ty, &[block, 2, 5]),
     ];
     let mut raw = Raw::new(tensors.len() as u64, 2)
-        .kv_string("general.architecture", "witness")
+        .kv_string("general.architecture", "test")
         .kv_u32("general.alignment", alignment);
     let mut size = 0;
     for (name, ty, ne) in tensors {
@@ -103,7 +103,7 @@ fn gguf_py_has_a_wrong_size_of_q8_1() {
     assert_eq!(gguf.tensor("vector").unwrap().size_bytes, 3 * 36);
     // Additional bytes at the end: the package rejects a file that ends before the larger tensors do.
     fs::write(&path, [fs::read(&path).unwrap(), vec![0; 256]].concat()).unwrap();
-    if let Some(theirs) = witness(&[path]) {
+    if let Some(theirs) = read_with_gguf_py(&[path]) {
         assert!(
             theirs.contains(&format!("vector {} {}\n", gguf.tensors()[0].offset, 3 * 40)),
             "{theirs}"
