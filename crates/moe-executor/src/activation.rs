@@ -19,11 +19,11 @@ pub struct NodeName {
 
 impl NodeName {
     /// A node of a layer, `stem-layer`.
-    pub fn of(stem: &'static str, layer: usize) -> NodeName {
+    pub fn of(stem: &'static str, layer: LayerId) -> NodeName {
         NodeName {
             stem,
             separator: "-",
-            layer: Some(LayerId(layer as u16)),
+            layer: Some(layer),
             suffix: "",
         }
     }
@@ -39,11 +39,11 @@ impl NodeName {
     }
 
     /// A cache of a layer, `stemlayer` without a separator.
-    pub fn cache(stem: &'static str, layer: usize) -> NodeName {
+    pub fn cache(stem: &'static str, layer: LayerId) -> NodeName {
         NodeName {
             stem,
             separator: "",
-            layer: Some(LayerId(layer as u16)),
+            layer: Some(layer),
             suffix: "",
         }
     }

@@ -1,6 +1,8 @@
 //! The attention of a layer: norm, projections, RoPE, heads, output. [`AttentionSpec`] describes the differences between
 //! architectures.
 
+use moe_gguf::LayerId;
+
 use crate::activation::{Activation, NodeName};
 use crate::buffers::Inventory;
 use crate::cpu::attention::Shape;
@@ -8,6 +10,7 @@ use crate::error::Result;
 use crate::hparams::{HParams, Rope};
 use crate::kv_cache::KvCache;
 use crate::ops::{At, Ops};
+use crate::placement::DeviceId;
 use crate::weights::{Linear, Loader, Vector};
 
 /// Elements over which the RMS norm of queries and keys is computed.
@@ -55,7 +58,7 @@ impl AttentionSpec {
 
 /// Weights of the attention of one layer.
 pub struct AttentionLayer<'g> {
-    il: usize,
+    il: LayerId,
     eps: f32,
     shape: Shape,
     /// Whether keys are computed before values: llama.cpp's graph does so in architectures with a sliding window.
@@ -133,7 +136,7 @@ impl<'g> AttentionLayer<'g> {
     pub(crate) fn load(
         loader: &Loader<'g>,
         hp: &HParams,
-        il: usize,
+        il: LayerId,
         spec: &AttentionSpec,
     ) -> Result<AttentionLayer<'g>> {
         let (n_embd, d) = (hp.n_embd, hp.head_dim);
@@ -151,7 +154,10 @@ impl<'g> AttentionLayer<'g> {
                 norm: norm.transpose()?,
             })
         };
-        let window = hp.window.as_ref().filter(|window| window.layers[il]);
+        let window = hp
+            .window
+            .as_ref()
+            .filter(|window| window.layers[il.index()]);
         let rope_factors = (spec.rope_factors && loader.has(ROPE_FACTORS))
             .then(|| loader.vector(ROPE_FACTORS, hp.rope.n_dims / 2));
         Ok(AttentionLayer {
@@ -193,17 +199,18 @@ impl<'g> AttentionLayer<'g> {
         let il = self.il;
         let name = |stem| NodeName::of(stem, il);
         let norm = ["norm", "attn_norm"].map(name);
-        ops.rms_norm(at, norm, x, &self.norm, self.eps, &mut s.normed);
+        let device = at.device;
+        ops.rms_norm(device, norm, x, &self.norm, self.eps, &mut s.normed);
         let queries = ["Qcur", "Qcur_normed"].map(name);
         let keys = ["Kcur", "Kcur_normed"].map(name);
         let values = ["Vcur"; 2].map(name);
         let normed = (&mut s.normed, &mut s.projected);
-        self.rotated(ops, at, queries, &self.q, normed, &mut s.q);
+        self.rotated(ops, device, queries, &self.q, normed, &mut s.q);
         if !self.keys_first {
             ops.linear(values, &self.v, &mut s.normed, &mut s.v);
         }
         let normed = (&mut s.normed, &mut s.projected);
-        self.rotated(ops, at, keys, &self.k, normed, &mut s.k);
+        self.rotated(ops, device, keys, &self.k, normed, &mut s.k);
         if self.keys_first {
             ops.linear(values, &self.v, &mut s.normed, &mut s.v);
         }
@@ -227,7 +234,7 @@ impl<'g> AttentionLayer<'g> {
     fn rotated(
         &self,
         ops: &mut Ops,
-        at: At,
+        device: DeviceId,
         [name, normed]: [NodeName; 2],
         weights: &Rotated,
         (src, scratch): (&mut Activation, &mut Activation),
@@ -237,7 +244,7 @@ impl<'g> AttentionLayer<'g> {
             Some(norm) => {
                 ops.linear([name; 2], &weights.linear, src, scratch);
                 let names = [NodeName::of("norm", self.il), normed];
-                ops.rms_norm(at, names, scratch, norm, self.eps, dst);
+                ops.rms_norm(device, names, scratch, norm, self.eps, dst);
                 if self.qk_norm == Some(QkNorm::Row) {
                     dst.name = normed.reshaped(); // llama.cpp reshapes to heads after this norm
                 }
@@ -245,7 +252,7 @@ impl<'g> AttentionLayer<'g> {
             None => ops.linear([name; 2], &weights.linear, src, dst),
         }
         let (factors, d) = (self.rope_factors.as_ref(), self.shape.head_dim);
-        ops.rope(at, name, &self.rope, factors, d, dst);
+        ops.rope(device, name, &self.rope, factors, d, dst);
     }
 }
 

@@ -197,9 +197,9 @@ mod tests {
     fn buffer_ids_differ_between_devices() {
         use crate::devices::MAX_GPUS;
         use crate::kv_cache::KvCache;
-        use moe_trace::NO_LAYER;
+        use moe_trace::LayerId;
 
-        let largest = KvCache::buffer_id(usize::from(NO_LAYER), 1);
+        let largest = KvCache::buffer_id(LayerId(u16::MAX), 1);
         let mut ids = vec![WEIGHT_BUFFERS];
         for id in [1, largest] {
             ids.push(id_on(DeviceId::Cpu, id));

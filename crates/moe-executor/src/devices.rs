@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::time::Instant;
 
-use moe_gguf::Gguf;
+use moe_gguf::{Gguf, LayerId};
 use moe_trace::manifest;
 
 use crate::cuda::post_fetch::{Sample, Settings};
@@ -125,9 +125,14 @@ impl<'g> Devices<'g> {
         }
     }
 
-    /// The device that computes layer `il`; the number of layers stands for the output.
-    pub(crate) fn layer(&self, il: usize) -> DeviceId {
-        self.placement.layer(il)
+    /// The device that computes a layer.
+    pub(crate) fn layer(&self, layer: LayerId) -> DeviceId {
+        self.placement.layer(layer)
+    }
+
+    /// The device that computes the output.
+    pub(crate) fn output(&self) -> DeviceId {
+        self.placement.output()
     }
 
     /// The GPU that holds a matrix; `None` if the matrix is on the CPU or the GPU has no memory for it.

@@ -1,5 +1,7 @@
 //! A gated feed-forward block for all tokens: the shared expert of a MoE layer, or the FFN of a dense layer.
 
+use moe_gguf::LayerId;
+
 use crate::activation::{Activation, NodeName};
 use crate::buffers::Inventory;
 use crate::error::Result;
@@ -8,7 +10,7 @@ use crate::weights::{Loader, Matrix};
 
 /// Weights of one block.
 pub struct Ffn<'g> {
-    il: usize,
+    il: LayerId,
     /// `(n_embd, n_ff)`
     gate: Matrix<'g>,
     /// `(n_embd, n_ff)`
@@ -48,7 +50,7 @@ impl<'g> Ffn<'g> {
     /// Loads the tensors `blk.IL.ffn_{gate,up,down}SUFFIX.weight`; `suffix` is `_shexp` for a shared expert.
     pub(crate) fn load(
         loader: &Loader<'g>,
-        il: usize,
+        il: LayerId,
         suffix: &str,
         n_embd: usize,
         n_ff: usize,

@@ -69,7 +69,7 @@ impl KvCache {
 
     /// Adds its buffers to an inventory, under their names in the trace.
     pub(crate) fn buffers(&self, inventory: &mut Inventory) {
-        for (il, layer) in self.layers.iter().enumerate() {
+        for (il, layer) in (0..).map(LayerId).zip(&self.layers) {
             for (half, (stem, data)) in [("k", &layer.k), ("v", &layer.v)].into_iter().enumerate() {
                 let on_host = Buffer {
                     buffer_id: KvCache::buffer_id(il, half),
@@ -78,7 +78,7 @@ impl KvCache {
                     name: format!("cache_{stem}_l{il}"),
                     backend: "CPU".to_owned(),
                     usage: usage::ANY,
-                    layer: Some(LayerId(il as u16)),
+                    layer: Some(il),
                 };
                 inventory.gpu_copies(&on_host, data.room_on_gpus());
                 inventory.add(on_host);
@@ -87,13 +87,13 @@ impl KvCache {
     }
 
     /// Buffer id of a layer's keys (`half` 0) or values (`half` 1), above the ids of the activations.
-    pub(crate) fn buffer_id(il: usize, half: usize) -> u64 {
+    pub(crate) fn buffer_id(il: LayerId, half: usize) -> u64 {
         const FIRST: u64 = 1 << 16;
-        FIRST + (il * 2 + half) as u64
+        FIRST + (il.index() * 2 + half) as u64
     }
 
     /// The cache of one layer, mutable.
-    pub fn layer_mut(&mut self, il: usize) -> &mut KvLayer {
-        &mut self.layers[il]
+    pub fn layer_mut(&mut self, il: LayerId) -> &mut KvLayer {
+        &mut self.layers[il.index()]
     }
 }

@@ -1,7 +1,7 @@
 //! A model ready to run: hyper-parameters, weights, vocabulary.
 
 use moe_engine::Mode;
-use moe_gguf::Gguf;
+use moe_gguf::{Gguf, LayerId};
 use moe_trace::buffers::{Buffer, usage};
 
 use crate::arch;
@@ -82,9 +82,9 @@ impl<'g> Model<'g> {
         &self.warnings
     }
 
-    /// Whether layer `il` is a MoE layer.
-    pub fn has_experts(&self, il: usize) -> bool {
-        self.decoder.moe(il).is_some()
+    /// Whether a layer is a MoE layer.
+    pub fn has_experts(&self, layer: LayerId) -> bool {
+        self.decoder.moe(layer).is_some()
     }
 
     /// Vocabulary.

@@ -1,12 +1,15 @@
 //! The MoE layer: router, selected experts, their weighted sum, shared expert. [`MoeSpec`] describes the differences
 //! between architectures.
 
+use moe_gguf::LayerId;
+
 use crate::activation::{Activation, NodeName};
 use crate::buffers::Inventory;
 use crate::error::Result;
 use crate::ffn::{FFN_OPS, Ffn, FfnState};
 use crate::hparams::HParams;
-use crate::ops::{At, Gating, Glu, Groups, Ops, Projection, RouterSpec, RouterState};
+use crate::ops::{Gating, Glu, Groups, Ops, Projection, RouterSpec, RouterState};
+use crate::placement::DeviceId;
 use crate::recorder::{LaneCounts, Routing};
 use crate::weights::{Linear, Loader, Matrix, Vector};
 
@@ -83,7 +86,7 @@ impl MoeSpec {
 
 /// Weights of one MoE layer.
 pub struct MoeLayer<'g> {
-    il: usize,
+    il: LayerId,
     spec: MoeSpec,
     groups: Option<Groups>,
     n_expert_used: usize,
@@ -177,10 +180,10 @@ impl<'g> MoeLayer<'g> {
     pub(crate) fn load(
         loader: &Loader<'g>,
         hp: &HParams,
-        il: usize,
+        il: LayerId,
         spec: &MoeSpec,
     ) -> Result<MoeLayer<'g>> {
-        let (n_embd, n_ff, n_expert) = (hp.n_embd, hp.n_ff_exp_by_layer[il], hp.n_expert);
+        let (n_embd, n_ff, n_expert) = (hp.n_embd, hp.n_ff_exp_by_layer[il.index()], hp.n_expert);
         let linear = |part: &str, ne| loader.linear(&format!("blk.{il}.{part}"), ne, spec.biases);
         let selection_bias = spec
             .selection_bias
@@ -201,7 +204,7 @@ impl<'g> MoeLayer<'g> {
             il,
             spec: *spec,
             groups: hp.expert_groups,
-            n_expert_used: hp.n_expert_used_by_layer[il],
+            n_expert_used: hp.n_expert_used_by_layer[il.index()],
             router: linear("ffn_gate_inp", [n_embd, n_expert, 1])?,
             selection_bias: selection_bias.transpose()?,
             gate: linear("ffn_gate_exps", [n_embd, n_ff, n_expert])?,
@@ -215,7 +218,7 @@ impl<'g> MoeLayer<'g> {
     pub fn forward(
         &self,
         ops: &mut Ops,
-        at: At,
+        device: DeviceId,
         s: &mut MoeState,
         x: &mut Activation,
         out: &mut Activation,
@@ -230,7 +233,7 @@ impl<'g> MoeLayer<'g> {
             n_expert_used: self.n_expert_used,
         };
         let weights_name = ops.route(self.il, &router, x, &mut s.router, &mut s.routing);
-        self.experts(ops, at, s, weights_name, x, out);
+        self.experts(ops, device, s, weights_name, x, out);
     }
 
     /// Like [`MoeLayer::forward`], with the routing decisions of `routing` instead of the router's. Returns the number of
@@ -238,7 +241,7 @@ impl<'g> MoeLayer<'g> {
     pub(crate) fn forward_routed(
         &self,
         ops: &mut Ops,
-        at: At,
+        device: DeviceId,
         s: &mut MoeState,
         routing: &mut Routing,
         x: &mut Activation,
@@ -246,7 +249,7 @@ impl<'g> MoeLayer<'g> {
     ) -> LaneCounts {
         let weights_name = NodeName::of("ffn_moe_weights", self.il);
         std::mem::swap(&mut s.routing, routing);
-        let lanes = self.experts(ops, at, s, weights_name, x, out);
+        let lanes = self.experts(ops, device, s, weights_name, x, out);
         std::mem::swap(&mut s.routing, routing);
         lanes
     }
@@ -263,7 +266,7 @@ impl<'g> MoeLayer<'g> {
     fn experts(
         &self,
         ops: &mut Ops,
-        at: At,
+        device: DeviceId,
         s: &mut MoeState,
         weights_name: NodeName,
         x: &mut Activation,
@@ -305,9 +308,9 @@ impl<'g> MoeLayer<'g> {
             let (score, weight) = (&mut s.shared.score, &mut s.shared.weight);
             ops.mul_mat(name("ffn_shexp_gate_inp"), gate, x, score);
             let names = ["ffn_shexp_gate_silu", "ffn_shexp_gate", "ffn_shexp_out"];
-            ops.scale_by_sigmoid(at, names.map(name), score, weight, own);
+            ops.scale_by_sigmoid(device, names.map(name), score, weight, own);
         }
-        ops.add(at, name("ffn_out"), routed, own, out);
+        ops.add(device, name("ffn_out"), routed, own, out);
         lanes
     }
 }

@@ -135,8 +135,10 @@ pub struct Rules {
 /// The device of each tensor of a model. By default all tensors are on the CPU.
 #[derive(Debug, Clone, Default)]
 pub struct Placement {
-    /// Device of each layer, then of the output.
+    /// Device of each layer.
     layers: Vec<DeviceId>,
+    /// Device of the output.
+    output: DeviceId,
     /// Device of each tensor that an [`Override`] matches, by the tensor's name.
     overridden: HashMap<String, DeviceId>,
 }
@@ -217,15 +219,18 @@ impl Rules {
                 }
             }
         }
+        let mut layers = self.layers_and_output();
+        let output = layers.pop().unwrap_or_default();
         Ok(Placement {
-            layers: self.layers(),
+            layers,
+            output,
             overridden,
         })
     }
 
-    /// Device of each layer and of the output, computed like in llama.cpp: the `i`-th of `n` GPU layers is on the first GPU
+    /// Device of each layer, then of the output, computed like in llama.cpp: the `i`-th of `n` GPU layers is on the first GPU
     /// whose cumulative share is greater than `i / n`.
-    fn layers(&self) -> Vec<DeviceId> {
+    fn layers_and_output(&self) -> Vec<DeviceId> {
         let n_all = self.n_layer + 1;
         let n = n_all.min(self.n_gpu_layers);
         let total: f32 = self.split.iter().sum();
@@ -245,15 +250,19 @@ impl Rules {
 }
 
 impl Placement {
-    /// The device that computes layer `il`; the number of layers stands for the output.
-    pub fn layer(&self, il: usize) -> DeviceId {
-        self.layers.get(il).copied().unwrap_or_default()
+    /// The device that computes a layer; the CPU for layers beyond the last.
+    pub fn layer(&self, layer: LayerId) -> DeviceId {
+        self.layers.get(layer.index()).copied().unwrap_or_default()
+    }
+
+    /// The device that computes the output.
+    pub fn output(&self) -> DeviceId {
+        self.output
     }
 
     /// The device of the layer that a tensor belongs to. Tensors outside the layers belong to the output.
     pub fn layer_of(&self, place: &Place) -> DeviceId {
-        let output = self.layers.len().saturating_sub(1);
-        self.layer(place.layer.map_or(output, LayerId::index))
+        place.layer.map_or(self.output, |layer| self.layer(layer))
     }
 
     /// The device of a tensor. The token embeddings are read on the CPU, whatever their device is here.
@@ -282,10 +291,16 @@ mod tests {
         })
     }
 
+    /// Devices of four layers and the output.
+    fn devices(placement: &Placement) -> [DeviceId; 5] {
+        let [a, b, c, d] = [0, 1, 2, 3].map(|layer| placement.layer(LayerId(layer)));
+        [a, b, c, d, placement.output()]
+    }
+
     #[test]
     fn output_counts_as_the_last_layer() {
         let none = Rules::new(4, 0, Vec::new()).resolve([]).unwrap();
-        assert!((0..=4).all(|il| none.layer(il) == DeviceId::Cpu));
+        assert_eq!(devices(&none), [DeviceId::Cpu; 5]);
         let one = Rules::new(4, 1, Vec::new());
         assert_eq!(device(&one, "output.weight", None), DeviceId::Gpu(0));
         assert_eq!(device(&one, "blk.3.attn_q.weight", Some(3)), DeviceId::Cpu);
@@ -299,7 +314,7 @@ mod tests {
             DeviceId::Cpu
         );
         let all = Rules::new(4, 99, Vec::new()).resolve([]).unwrap();
-        assert!((0..=4).all(|il| all.layer(il) == DeviceId::Gpu(0)));
+        assert_eq!(devices(&all), [DeviceId::Gpu(0); 5]);
     }
 
     #[test]
@@ -371,7 +386,7 @@ mod tests {
         let layers = |n_gpu_layers, split: &[f32]| {
             let rules = Rules::new(4, n_gpu_layers, Vec::new()).split_layers(split.to_vec());
             let placement = rules.resolve([]).unwrap();
-            [0, 1, 2, 3, 4].map(|il| placement.layer(il))
+            devices(&placement)
         };
         assert_eq!(layers(99, &[1.0]), [Gpu(0); 5]);
         // Like llama.cpp: 0/5, 1/5 and 2/5 are less than 1/2.

@@ -114,10 +114,10 @@ impl<'a, 'g> Session<'a, 'g> {
     /// Final norm and output product for the rows whose logits are wanted.
     fn head(&mut self) {
         let (ops, s, model) = (&mut self.ops, &mut self.state, self.model);
-        let at = ops.at(model.hparams().n_layer);
+        let device = ops.output_device();
         let names = ["norm", "result_norm"].map(NodeName::global);
         ops.rms_norm(
-            at,
+            device,
             names,
             &mut s.x,
             &model.output_norm,

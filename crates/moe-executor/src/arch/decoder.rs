@@ -1,6 +1,8 @@
 //! The decoder of all supported architectures: layers of attention and a MoE or dense block, each with pre-normalization
 //! (RMS norm) and a residual connection.
 
+use moe_gguf::LayerId;
+
 use crate::activation::{Activation, NodeName};
 use crate::attention::{AttentionLayer, AttentionSpec, AttentionState};
 use crate::buffers::{Input, Inventory};
@@ -9,7 +11,8 @@ use crate::ffn::{FFN_OPS, Ffn, FfnState};
 use crate::hparams::HParams;
 use crate::kv_cache::KvCache;
 use crate::moe::{MoeLayer, MoeSpec, MoeState};
-use crate::ops::{At, Ops};
+use crate::ops::Ops;
+use crate::placement::DeviceId;
 use crate::weights::{Loader, Vector};
 
 /// The layers of an architecture.
@@ -69,9 +72,9 @@ enum Block<'g> {
 
 impl<'g> Decoder<'g> {
     pub(crate) fn load(loader: &Loader<'g>, hp: HParams, spec: DecoderSpec) -> Result<Decoder<'g>> {
-        let layer = |il| -> Result<DecoderLayer<'g>> {
-            let block = if il < spec.n_dense {
-                let n_ff = hp.n_ff_by_layer[il];
+        let layer = |il: LayerId| -> Result<DecoderLayer<'g>> {
+            let block = if il.index() < spec.n_dense {
+                let n_ff = hp.n_ff_by_layer[il.index()];
                 Block::Dense(Box::new(Ffn::load(loader, il, "", hp.n_embd, n_ff)?))
             } else {
                 Block::Moe(Box::new(MoeLayer::load(loader, &hp, il, &spec.moe)?))
@@ -83,7 +86,7 @@ impl<'g> Decoder<'g> {
                 block,
             })
         };
-        let layers = (0..hp.n_layer).map(layer).collect::<Result<_>>()?;
+        let layers = hp.layers().map(layer).collect::<Result<_>>()?;
         Ok(Decoder { hp, spec, layers })
     }
 
@@ -93,8 +96,8 @@ impl<'g> Decoder<'g> {
     }
 
     /// The MoE block of a layer; `None` for dense layers and layers beyond the last.
-    pub(crate) fn moe(&self, il: usize) -> Option<&MoeLayer<'g>> {
-        match &self.layers.get(il)?.block {
+    pub(crate) fn moe(&self, layer: LayerId) -> Option<&MoeLayer<'g>> {
+        match &self.layers.get(layer.index())?.block {
             Block::Moe(moe) => Some(moe),
             Block::Dense(_) => None,
         }
@@ -102,10 +105,11 @@ impl<'g> Decoder<'g> {
 
     /// Runs all layers on the residual stream `s.x`. Afterwards `s.x` contains only the rows whose logits are wanted.
     pub fn forward(&self, ops: &mut Ops, s: &mut State, cache: &mut KvCache) {
-        for (il, layer) in self.layers.iter().enumerate() {
-            let last = il + 1 == self.layers.len();
+        for (il, layer) in self.hp.layers().zip(&self.layers) {
+            let last = il.index() + 1 == self.layers.len();
             let name = |stem| NodeName::of(stem, il);
             let at = ops.at(il);
+            let device = at.device;
             let (state, out) = (&mut s.attention, &mut s.block);
             layer
                 .attention
@@ -119,17 +123,18 @@ impl<'g> Decoder<'g> {
                     wanted,
                     ..
                 } = s;
-                keep_rows(ops, at, name("attn_out_rows"), block, wanted, kept);
-                keep_rows(ops, at, name("l_out_rows"), x, wanted, kept);
+                keep_rows(ops, device, name("attn_out_rows"), block, wanted, kept);
+                keep_rows(ops, device, name("l_out_rows"), x, wanted, kept);
                 if wanted.is_empty() {
                     return;
                 }
             }
-            ops.add(at, name("ffn_inp"), &mut s.block, &mut s.x, &mut s.ffn_inp);
+            let (block, x) = (&mut s.block, &mut s.x);
+            ops.add(device, name("ffn_inp"), block, x, &mut s.ffn_inp);
             let names = ["norm", self.spec.ffn_norm.1].map(name);
             let eps = self.hp.rms_eps;
             ops.rms_norm(
-                at,
+                device,
                 names,
                 &mut s.ffn_inp,
                 &layer.ffn_norm,
@@ -142,15 +147,16 @@ impl<'g> Decoder<'g> {
                     ffn.forward(ops, &mut s.dense, name("ffn_out"), &mut s.normed, out);
                 }
                 Block::Moe(moe) => {
-                    moe.forward(ops, at, &mut s.moe, &mut s.normed, &mut s.block);
+                    moe.forward(ops, device, &mut s.moe, &mut s.normed, &mut s.block);
                 }
             }
-            ops.add(at, name("l_out"), &mut s.block, &mut s.ffn_inp, &mut s.x);
+            let (block, ffn_inp) = (&mut s.block, &mut s.ffn_inp);
+            ops.add(device, name("l_out"), block, ffn_inp, &mut s.x);
         }
         if self.spec.output_rows == OutputRows::AfterLastLayer && !s.wanted.is_empty() {
             s.keep_positions(ops);
-            let (at, name) = (ops.at(self.layers.len()), NodeName::global("l_out_rows"));
-            keep_rows(ops, at, name, &mut s.x, &s.wanted, &mut s.kept);
+            let (device, name) = (ops.output_device(), NodeName::global("l_out_rows"));
+            keep_rows(ops, device, name, &mut s.x, &s.wanted, &mut s.kept);
         }
     }
 
@@ -176,13 +182,13 @@ impl<'g> Decoder<'g> {
 /// Removes all rows of `x` except the wanted ones.
 fn keep_rows(
     ops: &mut Ops,
-    at: At,
+    device: DeviceId,
     name: NodeName,
     x: &mut Activation,
     wanted: &[u32],
     kept: &mut Activation,
 ) {
-    ops.get_rows(at, name, x, wanted, kept);
+    ops.get_rows(device, name, x, wanted, kept);
     x.take(kept);
 }
 

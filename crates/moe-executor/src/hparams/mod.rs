@@ -3,6 +3,8 @@
 mod keys;
 mod known;
 
+use moe_gguf::LayerId;
+
 use crate::error::{Error, Result};
 use crate::ops::Groups;
 
@@ -108,6 +110,11 @@ impl Layout {
 }
 
 impl HParams {
+    /// The layers in order.
+    pub fn layers(&self) -> impl Iterator<Item = LayerId> + use<> {
+        (0..).map(LayerId).take(self.n_layer)
+    }
+
     /// Reads the keys that all architectures have.
     ///
     /// Head counts must be the same in all layers. Numbers of selected experts and feed-forward widths may be lists with

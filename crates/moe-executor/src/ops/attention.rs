@@ -1,5 +1,7 @@
 //! RoPE, the store of keys and values into the cache, and attention.
 
+use moe_trace::LayerId;
+
 use crate::activation::{Activation, NodeName};
 use crate::buffers::Input;
 use crate::cpu::attention::{self, Inputs, Shape};
@@ -9,6 +11,7 @@ use crate::kv_cache::KvCache;
 use crate::mirrored::Mirrored;
 use crate::ops::elementwise::input;
 use crate::ops::{At, Ops, number};
+use crate::placement::DeviceId;
 use crate::recorder::Source;
 use crate::weights::Vector;
 
@@ -16,7 +19,7 @@ impl Ops<'_> {
     /// Applies RoPE to each head of each row, in place. `factors (n_dims / 2)` divide the frequencies.
     pub fn rope(
         &mut self,
-        at: At,
+        device: DeviceId,
         name: NodeName,
         rope: &Rope,
         factors: Option<&Vector>,
@@ -29,7 +32,7 @@ impl Ops<'_> {
         let divisors = factors.map(|f| f.data.as_slice());
         let mut angles = std::mem::take(&mut self.angles);
         let values = angles.of(self.threads, rope, divisors, &self.positions);
-        let on_gpu = self.on(&mut scope, at.device, |gpu| {
+        let on_gpu = self.on(&mut scope, device, |gpu| {
             gpu.rope(rope, values, head_dim, x)
         });
         if !on_gpu {
@@ -182,7 +185,7 @@ const MASK_BUFFER: u64 = (1 << 16) - 4;
 fn cached<'a>(
     name: NodeName,
     suffix: &'static str,
-    il: usize,
+    il: LayerId,
     half: usize,
     data: &Mirrored<f32>,
     [width, rows]: [usize; 2],

@@ -3,7 +3,8 @@
 use crate::activation::{Activation, NodeName};
 use crate::buffers::Input;
 use crate::cpu::quant::dequantize_row;
-use crate::ops::{At, Ops, Scope, number};
+use crate::ops::{Ops, Scope, number};
+use crate::placement::DeviceId;
 use crate::recorder::Source;
 use crate::weights::{Matrix, Vector};
 
@@ -30,7 +31,7 @@ impl Ops<'_> {
     /// Copies the rows `rows` of `src` to `dst`. The caller selects the positions for later operations accordingly.
     pub fn get_rows(
         &mut self,
-        at: At,
+        device: DeviceId,
         name: NodeName,
         src: &mut Activation,
         rows: &[u32],
@@ -38,7 +39,7 @@ impl Ops<'_> {
     ) {
         let mut scope = self.start();
         dst.shape(name, src.width, rows.len());
-        let on_gpu = self.on(&mut scope, at.device, |gpu| gpu.get_rows(src, rows, dst));
+        let on_gpu = self.on(&mut scope, device, |gpu| gpu.get_rows(src, rows, dst));
         if !on_gpu {
             self.fetch(&mut src.values);
             for (&row, out) in rows.iter().zip(dst.data_mut().chunks_exact_mut(src.width)) {
@@ -53,7 +54,7 @@ impl Ops<'_> {
     /// Normalization", 2019). The multiplication is an operation of its own.
     pub fn rms_norm(
         &mut self,
-        at: At,
+        device: DeviceId,
         [norm, name]: [NodeName; 2],
         src: &mut Activation,
         weight: &Vector,
@@ -63,7 +64,7 @@ impl Ops<'_> {
         let mut scope = self.start();
         let width = weight.n;
         dst.shape(norm, src.width, src.rows);
-        let on_gpu = self.on(&mut scope, at.device, |gpu| {
+        let on_gpu = self.on(&mut scope, device, |gpu| {
             gpu.rms_norm(src, weight, eps, dst)
         });
         if !on_gpu {
@@ -109,7 +110,7 @@ impl Ops<'_> {
     /// `silu(score) / score`.
     pub fn scale_by_sigmoid(
         &mut self,
-        at: At,
+        device: DeviceId,
         [silu, sigmoid, name]: [NodeName; 3],
         score: &mut Activation,
         weight: &mut Activation,
@@ -117,7 +118,7 @@ impl Ops<'_> {
     ) {
         let mut scope = self.start();
         weight.shape(silu, score.width, score.rows);
-        let on_gpu = self.on(&mut scope, at.device, |gpu| {
+        let on_gpu = self.on(&mut scope, device, |gpu| {
             gpu.scale_rows_by_sigmoid(score, x)
         });
         if !on_gpu {
@@ -154,7 +155,7 @@ impl Ops<'_> {
     /// `dst = a + b`.
     pub fn add(
         &mut self,
-        at: At,
+        device: DeviceId,
         name: NodeName,
         a: &mut Activation,
         b: &mut Activation,
@@ -162,7 +163,7 @@ impl Ops<'_> {
     ) {
         let mut scope = self.start();
         dst.shape(name, a.width, a.rows);
-        let on_gpu = self.on(&mut scope, at.device, |gpu| gpu.add(a, b, dst));
+        let on_gpu = self.on(&mut scope, device, |gpu| gpu.add(a, b, dst));
         if !on_gpu {
             self.fetch(&mut a.values);
             self.fetch(&mut b.values);

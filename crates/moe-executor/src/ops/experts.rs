@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use moe_trace::LayerId;
 use moe_trace::record::lane;
 
 use crate::activation::{Activation, NodeName};
@@ -19,7 +20,7 @@ pub type Names = [NodeName; 2];
 /// State that the expert operations of a layer pass to each other within a forward pass.
 pub(crate) struct Experts {
     /// Layer.
-    pub(super) il: usize,
+    pub(super) il: LayerId,
     /// With Post-Fetch, the GPU that the down matrices are copied to.
     pub(super) fetches: Option<DeviceId>,
     /// GPU and address of the quantized result of gate and up, if a kernel for one token wrote it.
@@ -27,7 +28,7 @@ pub(crate) struct Experts {
 }
 
 impl Experts {
-    pub(super) fn of(il: usize) -> Experts {
+    pub(super) fn of(il: LayerId) -> Experts {
         Experts {
             il,
             fetches: None,
@@ -40,7 +41,7 @@ impl Experts {
 #[derive(Clone, Copy)]
 pub struct Projection<'a, 'g> {
     /// Layer.
-    pub il: usize,
+    pub il: LayerId,
     /// Names of its nodes.
     pub names: Names,
     /// Its weights.
@@ -306,7 +307,7 @@ impl Ops<'_> {
     /// `dst[t] = Σ weight[t, slot] · experts[t, slot]`.
     fn merge_experts(
         &mut self,
-        il: usize,
+        il: LayerId,
         weights_name: NodeName,
         routing: &mut Routing,
         experts: &mut Activation,
@@ -329,7 +330,7 @@ impl Ops<'_> {
     fn merge_rows(
         &mut self,
         mut scope: Scope,
-        il: usize,
+        il: LayerId,
         weights_name: NodeName,
         routing: &Routing,
         experts: &mut Activation,

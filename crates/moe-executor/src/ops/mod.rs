@@ -29,6 +29,7 @@ mod run;
 mod scope;
 
 use moe_engine::Observer;
+use moe_trace::LayerId;
 
 use crate::activation::{Activation, NodeName};
 use crate::cpu::matmul::{self, Quantized, Worklist};
@@ -77,8 +78,8 @@ pub(crate) struct Ops<'a> {
 /// A layer and its device.
 #[derive(Clone, Copy)]
 pub(crate) struct At {
-    /// The layer; the number of layers stands for the output.
-    pub il: usize,
+    /// The layer.
+    pub il: LayerId,
     /// Device of the operations without weights.
     pub device: DeviceId,
 }
@@ -104,12 +105,17 @@ impl<'a> Ops<'a> {
         }
     }
 
-    /// Layer `il` with its device; `n_layer` stands for the output.
-    pub fn at(&self, il: usize) -> At {
+    /// A layer with its device.
+    pub fn at(&self, il: LayerId) -> At {
         At {
             il,
             device: self.devices.layer(il),
         }
+    }
+
+    /// The device of the output: the final norm and the selection of rows after the last layer.
+    pub fn output_device(&self) -> DeviceId {
+        self.devices.output()
     }
 
     /// Notes the first row of `x` with a value that is not finite. Values on a GPU are not checked: such a value propagates

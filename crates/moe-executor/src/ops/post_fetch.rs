@@ -3,6 +3,7 @@
 
 use std::time::Instant;
 
+use moe_trace::LayerId;
 use moe_trace::record::lane;
 
 use crate::activation::Activation;
@@ -18,7 +19,7 @@ use crate::weights::Linear;
 impl Ops<'_> {
     /// Starts the expert operations of a layer. With [`Policy::PostFetch`] it queues the H2D copies of the down matrices of
     /// the selected experts.
-    pub fn begin_experts(&mut self, il: usize, down: &Linear, routing: &mut Routing) -> Experts {
+    pub fn begin_experts(&mut self, il: LayerId, down: &Linear, routing: &mut Routing) -> Experts {
         let mut experts = Experts::of(il);
         let tokens = routing.ids.len() / routing.n_expert_used.max(1);
         let stack = &down.weights;
@@ -34,7 +35,7 @@ impl Ops<'_> {
         }
         self.fetch(&mut routing.ids);
         if let Some(gpu) = self.devices.gpu_mut(near)
-            && gpu.begin_post_fetch(il, stack, routing.ids.host(), tokens)
+            && gpu.begin_post_fetch(il.index(), stack, routing.ids.host(), tokens)
         {
             experts.fetches = Some(near);
         }

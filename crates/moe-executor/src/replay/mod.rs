@@ -118,7 +118,7 @@ impl<'a, 'g> Replay<'a, 'g> {
         let model = self.model;
         let layers = || {
             pass.layers()
-                .filter_map(|routed| Some((routed, model.decoder.moe(routed.layer.index())?)))
+                .filter_map(|routed| Some((routed, model.decoder.moe(routed.layer)?)))
         };
         layers().try_for_each(|(routed, _)| self.check(&routed))?;
         self.ops.recorder.begin(recorder::PassInfo {
@@ -136,13 +136,13 @@ impl<'a, 'g> Replay<'a, 'g> {
         self.inputs_are_ready();
         let mut ran = Vec::new();
         for (i, (routed, moe)) in layers().enumerate() {
-            let at = self.ops.at(routed.layer.index());
+            let at = self.ops.at(routed.layer);
             self.draw(at, routed.positions)?;
             let clock = self.clock_of(at);
             let from = self.start(clock)?;
             let (ops, routing) = (&mut self.ops, &mut self.routings[i]);
             let (state, x, out) = (&mut self.state, &mut self.x, &mut self.out);
-            let lanes = moe.forward_routed(ops, at, state, routing, x, out);
+            let lanes = moe.forward_routed(ops, at.device, state, routing, x, out);
             let span = (from, self.end(clock)?);
             let expert = self.expert_bytes.get(&routed.layer).copied().unwrap_or(0);
             let shared = moe.shared_bytes();
@@ -190,7 +190,7 @@ impl<'a, 'g> Replay<'a, 'g> {
         }
         let routing = &mut self.routings[i];
         routing.set(routed.ids, routed.weights, routed.k);
-        let at = self.ops.at(routed.layer.index());
+        let at = self.ops.at(routed.layer);
         if let Some(gpu) = self.ops.devices.gpu(at.device) {
             routing.ids.device(gpu.gpu())?;
             routing.weights.device(gpu.gpu())?;

@@ -241,7 +241,7 @@ fn replayed_layer_yields_the_output_of_a_session() {
         let model = Model::load(&gguf).unwrap();
         let threads = Threads::new(1).unwrap();
         let hp = model.hparams();
-        let (layer, seed, k) = (2, 5, hp.n_expert_used);
+        let (layer, seed, k) = (LayerId(2), 5, hp.n_expert_used);
 
         let mut ops = Ops::new(&threads, Recorder::new(None), Devices::cpu());
         ops.positions = vec![0, 1, 2];
@@ -253,13 +253,13 @@ fn replayed_layer_yields_the_output_of_a_session() {
         let (mut state, mut out) = (MoeState::new(64), Activation::new(3));
         let moe = model.decoder.moe(layer).unwrap();
         let at = ops.at(layer);
-        moe.forward(&mut ops, at, &mut state, &mut x, &mut out);
+        moe.forward(&mut ops, at.device, &mut state, &mut x, &mut out);
         let (ids, weights) = (state.routing().ids.host(), state.routing().weights.host());
 
         let mut routes = Routes::default();
         let rows = ids.chunks(k).zip(weights.chunks(k)).zip(0..);
         let rows = rows.map(|((ids, weights), position)| (position, ids, weights));
-        routes.push((Some(0), Phase::Prompt), LayerId(layer as u16), rows);
+        routes.push((Some(0), Phase::Prompt), layer, rows);
         let (replayed, ran) = output(&model, &routes, seed).unwrap();
         assert_eq!(replayed, out.data(), "{name}");
         assert_eq!(ran[0].lanes[usize::from(lane::CPU)], 3 * k as u64);

@@ -108,7 +108,7 @@ impl Ops<'_> {
     /// Selects experts for each row of `src (token, n_embd)`. Returns the name of the node with the expert weights.
     pub fn route(
         &mut self,
-        il: usize,
+        il: LayerId,
         spec: &RouterSpec,
         src: &mut Activation,
         state: &mut RouterState,
@@ -164,7 +164,7 @@ impl Ops<'_> {
             self.fetch(&mut state.scores.values);
             self.routing_to_host(routing);
             observer(&Routed {
-                layer: LayerId(il as u16),
+                layer: il,
                 positions: &self.positions,
                 logits: state.scores.data(),
                 ids: routing.ids.host(),
@@ -238,7 +238,7 @@ const WEIGHTS_BUFFER: u64 = (1 << 16) - 2;
 const SUMS_BUFFER: u64 = (1 << 16) - 1;
 
 /// The ids of the selected experts as a source.
-pub(super) fn ids<'a>(il: usize, routing: &Routing) -> Source<'a> {
+pub(super) fn ids<'a>(il: LayerId, routing: &Routing) -> Source<'a> {
     let name = NodeName::of("ffn_moe_topk", il);
     per_expert(name, IDS_BUFFER, &routing.ids, routing.n_expert_used, "i32")
 }

@@ -1,5 +1,7 @@
 //! The operations of a router. The CPU computes each of them unless one kernel has computed all; each is recorded.
 
+use moe_trace::LayerId;
+
 use super::{GROUPS_BUFFER, Gating, Groups, RouterState, SUMS_BUFFER, ids, small, weights};
 use crate::activation::{Activation, NodeName};
 use crate::ops::{Ops, Scope, number};
@@ -63,7 +65,7 @@ impl Ops<'_> {
     pub(super) fn keep_best_groups(
         &mut self,
         scope: &mut Scope,
-        il: usize,
+        il: LayerId,
         groups: Groups,
         selection: &mut Activation,
     ) {
@@ -100,7 +102,7 @@ impl Ops<'_> {
     pub(super) fn select(
         &mut self,
         scope: &mut Scope,
-        il: usize,
+        il: LayerId,
         selection: &Activation,
         k: usize,
         routing: &mut Routing,
@@ -121,7 +123,7 @@ impl Ops<'_> {
     pub(super) fn expert_weights(
         &mut self,
         scope: &mut Scope,
-        il: usize,
+        il: LayerId,
         probs: &Activation,
         routing: &mut Routing,
     ) -> NodeName {
@@ -143,7 +145,7 @@ impl Ops<'_> {
     pub(super) fn soft_max_weights(
         &mut self,
         scope: &mut Scope,
-        il: usize,
+        il: LayerId,
         from: NodeName,
         routing: &mut Routing,
     ) -> NodeName {
@@ -162,7 +164,7 @@ impl Ops<'_> {
     pub(super) fn normalize_weights(
         &mut self,
         scope: &mut Scope,
-        il: usize,
+        il: LayerId,
         from: NodeName,
         routing: &mut Routing,
     ) -> NodeName {
@@ -205,7 +207,7 @@ impl Ops<'_> {
     pub(super) fn scale_weights(
         &mut self,
         scope: &mut Scope,
-        il: usize,
+        il: LayerId,
         from: NodeName,
         scale: f32,
         routing: &mut Routing,
