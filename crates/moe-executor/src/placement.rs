@@ -29,7 +29,7 @@ pub enum Error {
         /// Error of the parser.
         source: Box<fancy_regex::Error>,
     },
-    /// The matcher gave up on the name of a tensor.
+    /// The matcher exceeded its limits on the name of a tensor.
     #[error(
         "`{pattern}` cannot be matched with tensor `{tensor}`: {source}; simplify the expression"
     )]
@@ -190,7 +190,7 @@ impl Rules {
     /// Applies the rules to the tensors of a model, given by name.
     ///
     /// # Errors
-    /// [`Error::Match`] if the matcher gives up on a name, [`Error::NoSuchDevice`] if a rule names a GPU beyond the split.
+    /// [`Error::Match`] if the matcher exceeds its limits on a name, [`Error::NoSuchDevice`] if a rule names a GPU beyond the split.
     pub fn resolve<'a>(
         &self,
         tensors: impl IntoIterator<Item = &'a str>,
@@ -357,9 +357,9 @@ mod tests {
         assert!(matches!(error("(=CPU"), Error::Pattern { pattern, .. } if pattern == "("));
     }
 
-    /// The backtracking matcher gives up on this pattern. Treating that as "no match" would place the tensor elsewhere.
+    /// The backtracking matcher exceeds its limit on this pattern. Treating that as "no match" would place the tensor elsewhere.
     #[test]
-    fn reports_a_match_that_gives_up() {
+    fn reports_a_match_that_exceeds_the_limits() {
         let rule = r"(a|b|ab)*(?=c)=CPU".parse().unwrap();
         let name = "ab".repeat(32);
         let error = Rules::new(4, 99, vec![rule]).resolve([&*name]).unwrap_err();

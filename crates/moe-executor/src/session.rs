@@ -27,7 +27,7 @@ pub struct Session<'a, 'g> {
     ledger: Ledger,
     /// Maxima so far: tokens of a pass, tokens of a pass with logits, and positions reserved in the cache. The sizes of
     /// all buffers depend on these three numbers only.
-    grown: [u64; 3],
+    maxima: [u64; 3],
 }
 
 impl<'a, 'g> Session<'a, 'g> {
@@ -56,7 +56,7 @@ impl<'a, 'g> Session<'a, 'g> {
         Session {
             model,
             ledger: Ledger::new(),
-            grown: [0; 3],
+            maxima: [0; 3],
             ops: Ops::new(threads, recorder, devices),
             state: State::default(),
             cache: KvCache::new(hp.n_layer, hp.n_head_kv * hp.head_dim, n_ctx),
@@ -136,11 +136,11 @@ impl<'a, 'g> Session<'a, 'g> {
         let n_tokens = n_tokens as u64;
         let with_logits = if logits == Logits::None { 0 } else { n_tokens };
         let now = [n_tokens, with_logits, self.cache.reserved() as u64];
-        let pairs = || now.iter().zip(&self.grown);
+        let pairs = || now.iter().zip(&self.maxima);
         if pairs().all(|(now, before)| now <= before) {
             return Ok(());
         }
-        for (before, now) in self.grown.iter_mut().zip(now) {
+        for (before, now) in self.maxima.iter_mut().zip(now) {
             *before = now.max(*before);
         }
         let mut inventory = Inventory::default();

@@ -285,7 +285,7 @@ impl Rope {
                 return Err(keys.bad(
                     "rope.scaling.type",
                     other,
-                    "the supported values are none, linear and yarn",
+                    "the supported values are `none`, `linear` and `yarn`",
                 ));
             }
         };

@@ -201,7 +201,7 @@ fn rejects_unsupported_values() {
     for arch in MODELS {
         let scaling = Value::String("longrope".into());
         let (_, reason) = rejected(arch, "rope.scaling.type", scaling);
-        assert!(reason.contains("none, linear and yarn"), "{reason}");
+        assert!(reason.contains("`linear` and `yarn`"), "{reason}");
         rejected(arch, "rope.scaling.factor", Value::F32(-2.0));
         rejected(arch, "rope.freq_base", Value::F32(f32::NAN));
         rejected(arch, "attention.value_length", Value::U32(8));
