@@ -11,7 +11,7 @@ use crate::recorder::Source;
 pub(crate) struct Capture {
     builder: GraphBuilder,
     /// Position of the pass's first token.
-    position: Option<u32>,
+    position: Option<TokenId>,
 }
 
 impl Capture {
@@ -21,7 +21,7 @@ impl Capture {
         op: u8,
         dst: NodeName,
         sources: &[Source],
-        position: u32,
+        position: TokenId,
         n_tokens: usize,
     ) {
         self.position.get_or_insert(position);
@@ -40,8 +40,8 @@ impl Capture {
 
     /// The graph of a pass of `phase`.
     pub(crate) fn finish(self, phase: Phase) -> Graph {
-        let first = TokenId(self.position.unwrap_or(0));
-        self.builder.finish(phase, first)
+        self.builder
+            .finish(phase, self.position.unwrap_or_default())
     }
 }
 

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use moe_gguf::LayerId;
 use moe_gguf::text::counted;
+use moe_trace::{ExpertId, LayerId, TokenId};
 
 /// Errors of the executor. Each message names the file and the key or tensor at fault.
 #[derive(Debug, thiserror::Error)]
@@ -53,7 +53,7 @@ pub enum Error {
         supported: String,
     },
     /// A hyper-parameter is missing.
-    #[error("{file}: key `{key}` is missing; the file is not a complete {arch} model")]
+    #[error("{file}: required key `{key}` of a {arch} model is missing; convert the model again")]
     MissingKey {
         /// Model file.
         file: PathBuf,
@@ -75,7 +75,9 @@ pub enum Error {
         reason: String,
     },
     /// A tensor is missing.
-    #[error("{file}: tensor `{tensor}` is missing; the file is not a complete {arch} model")]
+    #[error(
+        "{file}: required tensor `{tensor}` of a {arch} model is missing; download or convert the model again"
+    )]
     MissingTensor {
         /// Model file.
         file: PathBuf,
@@ -99,7 +101,7 @@ pub enum Error {
     },
     /// The shape of a tensor does not match the hyper-parameters.
     #[error(
-        "{file}: tensor `{tensor}` has shape {found:?}, but the hyper-parameters require {expected:?}"
+        "{file}: tensor `{tensor}` has shape {found:?}, but the hyper-parameters require {expected:?}; convert the model again"
     )]
     Shape {
         /// Model file.
@@ -131,7 +133,7 @@ pub enum Error {
         /// Layer.
         layer: LayerId,
         /// Position of the token in its sequence.
-        position: u32,
+        position: TokenId,
         /// Number of its experts.
         found: usize,
         /// Number of experts of the first token in the layer.
@@ -146,9 +148,9 @@ pub enum Error {
         /// Layer.
         layer: LayerId,
         /// Position of the token in its sequence.
-        position: u32,
+        position: TokenId,
         /// The expert.
-        expert: i32,
+        expert: ExpertId,
         /// Experts per layer of the model.
         n_expert: usize,
     },

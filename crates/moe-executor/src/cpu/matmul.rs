@@ -2,6 +2,8 @@
 
 use std::cell::RefCell;
 
+use moe_gguf::ExpertId;
+
 use crate::cpu::disjoint::Disjoint;
 use crate::cpu::quant::{Product, Scratch};
 use crate::cpu::threads::Threads;
@@ -97,7 +99,7 @@ fn products<'a>(
 #[derive(Default)]
 pub struct Worklist {
     /// Experts with at least one entry, ascending.
-    pub active: Vec<u32>,
+    pub active: Vec<ExpertId>,
     /// Start of the entries of each active expert, then the total number of entries.
     starts: Vec<usize>,
     /// `token * n_expert_used + slot` of each entry, grouped by expert.
@@ -106,22 +108,37 @@ pub struct Worklist {
 }
 
 impl Worklist {
-    /// Groups `ids (token, slot)` by expert. Negative ids are skipped: another device computes them.
+    /// Groups `ids (token, slot)` by expert.
     pub fn fill(&mut self, ids: &[i32], n_expert: usize) {
+        self.fill_where(ids, n_expert, |_| true);
+    }
+
+    /// Groups those `ids (token, slot)` by expert for which `is_included` returns true for the index of the entry. Another
+    /// device computes the other entries.
+    pub fn fill_where(
+        &mut self,
+        ids: &[i32],
+        n_expert: usize,
+        is_included: impl Fn(usize) -> bool,
+    ) {
         self.counts.clear();
         self.counts.resize(n_expert + 1, 0);
-        let ids = || (0u32..).zip(ids).filter(|(_, id)| **id >= 0);
+        let entries = (0u32..).zip(ids);
+        let ids = || {
+            let entries = entries.clone();
+            entries.filter(|(entry, _)| is_included(*entry as usize))
+        };
         for (_, &id) in ids() {
             self.counts[id as usize + 1] += 1;
         }
         self.active.clear();
         self.starts.clear();
         let mut total = 0;
-        for expert in 0..n_expert {
-            let count = self.counts[expert + 1];
-            self.counts[expert] = total;
+        for expert in (0..).map(ExpertId).take(n_expert) {
+            let count = self.counts[expert.index() + 1];
+            self.counts[expert.index()] = total;
             if count > 0 {
-                self.active.push(expert as u32);
+                self.active.push(expert);
                 self.starts.push(total);
             }
             total += count;
@@ -178,7 +195,7 @@ pub fn mul_mat_id(
             let (i, p) = (at / panels, at % panels);
             let end = panels.min(p + range.end - at);
             let first = p * panel;
-            let block = weights.rows(work.active[i] as usize, first..n_out.min(end * panel));
+            let block = weights.rows(work.active[i].index(), first..n_out.min(end * panel));
             let entries = work.entries(i);
             let act = |e: usize| scratch.row(entries[e] as usize / x.rows_per);
             products(
@@ -206,12 +223,12 @@ mod tests {
         let mut work = Worklist::default();
         // Three tokens with two experts each.
         work.fill(&[5, 1, 1, 0, 5, 1], 8);
-        assert_eq!(work.active, [0, 1, 5]);
+        assert_eq!(work.active, [0, 1, 5].map(ExpertId));
         assert_eq!(work.entries(0), [3]);
         assert_eq!(work.entries(1), [1, 2, 5]);
         assert_eq!(work.entries(2), [0, 4]);
-        work.fill(&[5, -1, 1, -1], 8);
-        assert_eq!(work.active, [1, 5]);
+        work.fill_where(&[5, 3, 1, 3], 8, |entry| entry % 2 == 0);
+        assert_eq!(work.active, [1, 5].map(ExpertId));
         assert_eq!((work.entries(0), work.entries(1)), (&[2][..], &[0][..]));
         work.fill(&[], 8);
         assert!(work.active.is_empty());

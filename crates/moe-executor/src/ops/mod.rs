@@ -29,7 +29,7 @@ mod run;
 mod scope;
 
 use moe_engine::Observer;
-use moe_trace::LayerId;
+use moe_trace::{LayerId, TokenId};
 
 use crate::activation::{Activation, NodeName};
 use crate::cpu::matmul::{self, Quantized, Worklist};
@@ -59,7 +59,7 @@ pub(crate) struct Ops<'a> {
     /// Position of each token of the current operations, in its sequence.
     pub positions: Vec<u32>,
     /// Position of the first token of the pass.
-    first_position: u32,
+    first_position: TokenId,
     /// Node and position of the first value in this pass that is not finite.
     pub not_finite: Option<(NodeName, u32)>,
     /// A GPU error after which values on the GPU are lost.
@@ -93,7 +93,7 @@ impl<'a> Ops<'a> {
             observer: None,
             devices,
             positions: Vec::new(),
-            first_position: 0,
+            first_position: TokenId::default(),
             not_finite: None,
             fault: None,
             quantized: Quantized::default(),

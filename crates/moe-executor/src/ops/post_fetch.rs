@@ -59,7 +59,7 @@ impl Ops<'_> {
         if routing.ids.len() != k || limit >= k || !Device::supports(gate.weights.ty) {
             return None;
         }
-        // The record is that of the CPU's part.
+        // This launch is not recorded: the record of the operation has the time of the CPU's part.
         let mut scope = self.start();
         let done = self.on(&mut scope, gpu, |gpu| {
             let launched = gpu.experts_gate_up([gate, up], glu, x, routing, limit, out);
@@ -68,9 +68,8 @@ impl Ops<'_> {
         if !done {
             return None;
         }
-        let mut ids = routing.ids.host().to_vec();
-        ids[limit..].fill(-1);
-        self.work.fill(&ids, gate.weights.n_expert);
+        let (ids, n_expert) = (routing.ids.host(), gate.weights.n_expert);
+        self.work.fill_where(ids, n_expert, |slot| slot < limit);
         Some(limit)
     }
 
@@ -138,7 +137,7 @@ impl Ops<'_> {
         lanes.count(routing.ids.len())
     }
 
-    /// Computes the rows whose copy was not complete on the CPU, and copies them into `dst` on the GPU.
+    /// Computes the down products of the experts whose copy is not complete, on the CPU, and copies them into `dst` on the GPU.
     fn project_missed(
         &mut self,
         gpu: DeviceId,
@@ -149,9 +148,9 @@ impl Ops<'_> {
         dst: &mut Activation,
     ) {
         let Linear { weights, bias } = projection.linear;
-        let missed = |(&id, &arrived): (&i32, &bool)| if arrived { -1 } else { id };
-        let ids: Vec<i32> = routing.ids.host().iter().zip(arrived).map(missed).collect();
-        self.work.fill(&ids, weights.n_expert);
+        let ids = routing.ids.host();
+        let is_missed = |entry: usize| !arrived[entry];
+        self.work.fill_where(ids, weights.n_expert, is_missed);
         let n_out = weights.n_out;
         let mut missed = vec![0.0; ids.len() * n_out];
         let x = Entries {
@@ -161,8 +160,9 @@ impl Ops<'_> {
         };
         let out = &mut missed;
         matmul::mul_mat_id(self.threads, weights, x, out, &mut self.quantized, || ());
-        for (row, &id) in missed.chunks_exact_mut(n_out).zip(&ids) {
-            if let (Some(bias), 0..) = (bias, id) {
+        if let Some(bias) = bias {
+            let rows = missed.chunks_exact_mut(n_out).zip(ids).enumerate();
+            for (_, (row, &id)) in rows.filter(|(entry, _)| is_missed(*entry)) {
                 let bias = &bias.data[id as usize * n_out..][..n_out];
                 row.iter_mut().zip(bias).for_each(|(x, b)| *x += b);
             }
@@ -171,7 +171,7 @@ impl Ops<'_> {
         if let Some(gpu) = self.devices.gpu_mut(gpu) {
             let put = |(at, row): (usize, &[f32])| gpu.put_row(dst, at, row);
             let rows = missed.chunks_exact(n_out).enumerate();
-            let mut missed = rows.filter(|(at, _)| ids[*at] >= 0);
+            let mut missed = rows.filter(|(entry, _)| is_missed(*entry));
             if let Err(error) = missed.try_for_each(put) {
                 self.fault.get_or_insert(error);
             }

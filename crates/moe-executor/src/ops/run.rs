@@ -1,5 +1,7 @@
 //! Start and end of a forward pass, D2H copies that the CPU waits for, and the device of a product.
 
+use moe_trace::TokenId;
+
 use crate::activation::Activation;
 use crate::cuda::{self, Wanted};
 use crate::error::Result;
@@ -86,7 +88,7 @@ impl Ops<'_> {
     /// # Errors
     /// A GPU reports an error.
     pub fn begin_pass(&mut self) -> Result<()> {
-        self.first_position = self.positions.first().copied().unwrap_or(0);
+        self.first_position = TokenId(self.positions.first().copied().unwrap_or(0));
         Ok(self.devices.begin_pass()?)
     }
 

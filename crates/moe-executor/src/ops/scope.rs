@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use moe_trace::TokenId;
+
 use crate::activation::NodeName;
 use crate::cuda::{self, Device, Event};
 use crate::ops::Ops;
@@ -93,7 +95,7 @@ impl Ops<'_> {
 
     /// Records an operation; `dst` is the name of its result.
     pub(super) fn record(&mut self, scope: &mut Scope, op: u8, dst: NodeName, sources: &[Source]) {
-        let first = self.positions.first().copied().unwrap_or(0);
+        let first = TokenId(self.positions.first().copied().unwrap_or(0));
         let when = self.when(scope);
         self.recorder
             .op(when, op, dst, sources, first, self.positions.len());

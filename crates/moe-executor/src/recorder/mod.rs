@@ -213,7 +213,7 @@ impl Recorder {
     ///
     /// # Errors
     /// The file cannot be written.
-    pub(crate) fn transfers(&mut self, samples: &[Sample], position: u32) -> Result<()> {
+    pub(crate) fn transfers(&mut self, samples: &[Sample], position: TokenId) -> Result<()> {
         let (Some(writer), false) = (&mut self.writer, samples.is_empty()) else {
             return Ok(());
         };
@@ -224,7 +224,7 @@ impl Recorder {
         };
         let transfer = |sample: &Sample| Transfer {
             sequence_id: self.pass.sequence_id,
-            token_id: TokenId(position),
+            token_id: position,
             phase: self.pass.phase,
             layer_id: LayerId(sample.layer as u16),
             n_tokens: sample.n_tokens as u32,
@@ -298,13 +298,13 @@ impl Recorder {
         op: u8,
         dst: NodeName,
         sources: &[Source],
-        position: u32,
+        position: TokenId,
         n_tokens: usize,
     ) {
         if self.mode == Mode::All
             && let Some(record) = self.prepare(when, op, dst, sources, n_tokens)
         {
-            record.token_id.set(position);
+            record.token_id.set(position.0);
             self.write(when, None);
         }
         // If this operation is not recorded, its fallback is not recorded either.
@@ -331,7 +331,7 @@ impl Recorder {
             self.write(when, Some(routed));
         }
         if let Some(capture) = &mut self.capture {
-            let first = positions.first().copied().unwrap_or(0);
+            let first = TokenId(positions.first().copied().unwrap_or(0));
             capture.operation(op, dst, sources, first, positions.len());
         }
     }

@@ -1,5 +1,6 @@
 //! The routing decisions of a layer, and the lanes that compute the selected experts.
 
+use moe_trace::ExpertId;
 use moe_trace::record::lane;
 
 use crate::cuda::Download;
@@ -20,11 +21,11 @@ pub struct Routing {
 }
 
 impl Routing {
-    /// Replaces the decisions; reuses the memory.
-    pub(crate) fn set(&mut self, ids: &[i32], weights: &[f32], n_expert_used: usize) {
+    /// Replaces the decisions; reuses the memory. `ids` are experts of the model.
+    pub(crate) fn set(&mut self, ids: &[ExpertId], weights: &[f32], n_expert_used: usize) {
         let own = self.ids.host_mut();
         own.clear();
-        own.extend_from_slice(ids);
+        own.extend(ids.iter().map(|id| id.0 as i32));
         let own = self.weights.host_mut();
         own.clear();
         own.extend_from_slice(weights);

@@ -53,7 +53,7 @@ fn begin(recorder: &mut Recorder) {
 }
 
 fn op(recorder: &mut Recorder, name: &'static str, when: When) {
-    recorder.op(when, 0, NodeName::global(name), &[], 0, 1);
+    recorder.op(when, 0, NodeName::global(name), &[], TokenId(0), 1);
 }
 
 /// Name, start and duration of each record, in ns from `origin`. Timestamps must not decrease.

@@ -3,11 +3,12 @@
 use std::f64::consts::TAU;
 
 use moe_engine::random::SplitMix64;
+use moe_trace::TokenId;
 
 /// Fills a row with normally distributed values of mean 0 and variance 1, like the output of an RMS norm. The values depend
 /// on `seed` and the token's `position` only (Box and Muller, "A note on the generation of random normal deviates", 1958).
-pub(super) fn fill(row: &mut [f32], seed: u64, position: u32) {
-    let of_position = SplitMix64::new(seed).next_u64() ^ u64::from(position);
+pub(super) fn fill(row: &mut [f32], seed: u64, position: TokenId) {
+    let of_position = SplitMix64::new(seed).next_u64() ^ u64::from(position.0);
     let mut random = SplitMix64::new(SplitMix64::new(of_position).next_u64());
     for pair in row.chunks_mut(2) {
         let radius = (-2.0 * (1.0 - random.unit()).ln()).sqrt();
@@ -20,11 +21,11 @@ pub(super) fn fill(row: &mut [f32], seed: u64, position: u32) {
 
 #[cfg(test)]
 mod tests {
-    use super::fill;
+    use super::{TokenId, fill};
 
     fn row(seed: u64, position: u32) -> Vec<f32> {
         let mut row = vec![0.0; 10_001];
-        fill(&mut row, seed, position);
+        fill(&mut row, seed, TokenId(position));
         row
     }
 

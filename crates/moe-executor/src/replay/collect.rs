@@ -4,7 +4,7 @@
 //! divided into batches of consecutive positions, whatever the order of its rows, and each decoded token is a batch of its
 //! own.
 
-use moe_trace::{CountRow, LayerId, Phase, RoutingRow, Sink, SinkError, TokenId};
+use moe_trace::{CountRow, ExpertId, LayerId, Phase, RoutingRow, Sink, SinkError, TokenId};
 
 use super::routes::Routes;
 use crate::error::Error;
@@ -33,9 +33,9 @@ pub struct Collector {
 struct Token {
     group: Group,
     layer: LayerId,
-    position: u32,
+    position: TokenId,
     last_slot: u16,
-    ids: Vec<i32>,
+    ids: Vec<ExpertId>,
     weights: Vec<f32>,
 }
 
@@ -150,10 +150,11 @@ impl Collector {
                 .iter()
                 .flat_map(|(_, t)| t.iter().map(|t| t.position))
         };
-        let first = positions().min().unwrap_or(0);
+        let first = positions().min().unwrap_or_default();
         let n_batch = self.n_batch;
-        let batch = |token: &Token| (token.position - first) / n_batch;
-        let mut batches: Vec<u32> = positions().map(|at| (at - first) / n_batch).collect();
+        let batch_of = |position: TokenId| (position.0 - first.0) / n_batch;
+        let batch = |token: &Token| batch_of(token.position);
+        let mut batches: Vec<u32> = positions().map(batch_of).collect();
         batches.sort_unstable();
         batches.dedup();
         for (_, tokens) in &mut layers {
@@ -205,7 +206,7 @@ impl Sink for Collector {
         };
         let is_same_token = self.token.as_ref().is_some_and(|token| {
             token.group == group
-                && (token.layer, token.position) == (row.layer_id, row.token_id.0)
+                && (token.layer, token.position) == (row.layer_id, row.token_id)
                 && token.last_slot < row.slot
         });
         if !is_same_token {
@@ -214,7 +215,7 @@ impl Sink for Collector {
             self.token = Some(Token {
                 group,
                 layer: row.layer_id,
-                position: row.token_id.0,
+                position: row.token_id,
                 last_slot: row.slot,
                 ids: Vec::new(),
                 weights: Vec::new(),
@@ -224,7 +225,7 @@ impl Sink for Collector {
             return Ok(());
         };
         token.last_slot = row.slot;
-        let id = row.expert_id.0 as i32;
+        let id = row.expert_id;
         if token.ids.contains(&id) {
             let reason = format!(
                 "expert {id} occurs twice for the token at position {} in layer {}",

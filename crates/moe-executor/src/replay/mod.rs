@@ -11,9 +11,9 @@ mod routes;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use moe_gguf::LayerId;
 use moe_gguf::experts::expert_bytes_by_layer;
 use moe_gguf::map::OffsetMap;
+use moe_trace::{ExpertId, LayerId, TokenId};
 
 use crate::activation::{Activation, NodeName};
 use crate::cpu::threads::Threads;
@@ -42,7 +42,7 @@ pub struct Replay<'a, 'g> {
     routings: Vec<Routing>,
     seed: u64,
     /// Positions whose activations `x` contains.
-    drawn: Vec<u32>,
+    drawn: Vec<TokenId>,
     /// By expert, whether a layer selected it: scratch of `n_distinct`.
     seen: Vec<bool>,
     /// Bytes of one expert, by layer.
@@ -128,7 +128,7 @@ impl<'a, 'g> Replay<'a, 'g> {
         });
         self.ops.positions.clear();
         let first = layers().flat_map(|(routed, _)| routed.positions).next();
-        self.ops.positions.extend(first);
+        self.ops.positions.extend(first.map(|position| position.0));
         self.ops.begin_pass()?;
         for (i, (routed, _)) in layers().enumerate() {
             self.place_routing(i, &routed)?;
@@ -170,8 +170,7 @@ impl<'a, 'g> Replay<'a, 'g> {
     /// Checks that the model has all experts of a layer.
     fn check(&self, routed: &RoutedLayer) -> Result<()> {
         let n_expert = self.model.hparams().n_expert;
-        let is_known = |&id: &i32| usize::try_from(id).is_ok_and(|id| id < n_expert);
-        match routed.ids.iter().position(|id| !is_known(id)) {
+        match routed.ids.iter().position(|id| id.index() >= n_expert) {
             None => Ok(()),
             Some(at) => Err(Error::ExpertOutOfRange {
                 layer: routed.layer,
@@ -200,7 +199,7 @@ impl<'a, 'g> Replay<'a, 'g> {
 
     /// Draws the activations of `positions`, unless `x` contains them, and puts them on the layer's device in the state that
     /// the norm of a session leaves: a single row on a GPU is quantized, too.
-    fn draw(&mut self, at: At, positions: &[u32]) -> Result<()> {
+    fn draw(&mut self, at: At, positions: &[TokenId]) -> Result<()> {
         let (x, seed) = (&mut self.x, self.seed);
         let (before, is_new) = (x.values.home(), self.drawn != positions);
         if is_new {
@@ -213,7 +212,8 @@ impl<'a, 'g> Replay<'a, 'g> {
         }
         x.name = NodeName::of("ffn_norm", at.il);
         self.ops.positions.clear();
-        self.ops.positions.extend_from_slice(positions);
+        let numbers = positions.iter().map(|position| position.0);
+        self.ops.positions.extend(numbers);
         match self.ops.devices.gpu_mut(at.device) {
             Some(gpu) => {
                 if x.values.home() != at.device {
@@ -266,10 +266,10 @@ impl<'a, 'g> Replay<'a, 'g> {
     }
 
     /// Number of distinct experts in `ids`.
-    fn n_distinct(&mut self, ids: &[i32]) -> u64 {
+    fn n_distinct(&mut self, ids: &[ExpertId]) -> u64 {
         self.seen.clear();
         self.seen.resize(self.model.hparams().n_expert, false);
-        let is_new = |&&id: &&i32| !std::mem::replace(&mut self.seen[id as usize], true);
+        let is_new = |id: &&ExpertId| !std::mem::replace(&mut self.seen[id.index()], true);
         ids.iter().filter(is_new).count() as u64
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use moe_trace::{LayerId, Phase};
+use moe_trace::{ExpertId, LayerId, Phase, TokenId};
 
 /// The routing decisions of a trace: passes in the order of the trace, each with ascending layers.
 #[derive(Debug, Default)]
@@ -10,9 +10,9 @@ pub struct Routes {
     /// Experts per token, by layer.
     pub(super) k: BTreeMap<LayerId, usize>,
     /// Position of each routed token.
-    positions: Vec<u32>,
+    positions: Vec<TokenId>,
     /// `(token, k)`, where `k` depends on the layer.
-    ids: Vec<i32>,
+    ids: Vec<ExpertId>,
     /// `(token, k)`
     weights: Vec<f32>,
     /// Layers of all passes.
@@ -59,9 +59,9 @@ pub struct RoutedLayer<'r> {
     /// Experts per token.
     pub k: usize,
     /// Position of each token in its sequence.
-    pub positions: &'r [u32],
+    pub positions: &'r [TokenId],
     /// Selected experts `(token, k)`, best first.
-    pub ids: &'r [i32],
+    pub ids: &'r [ExpertId],
     /// Their weights `(token, k)`.
     pub weights: &'r [f32],
 }
@@ -123,7 +123,7 @@ impl Routes {
         &mut self,
         pass: (Option<u32>, Phase),
         layer: LayerId,
-        rows: impl Iterator<Item = (u32, &'t [i32], &'t [f32])>,
+        rows: impl Iterator<Item = (TokenId, &'t [ExpertId], &'t [f32])>,
     ) {
         let starts = self.starts_pass(pass, layer);
         for (position, ids, weights) in rows {

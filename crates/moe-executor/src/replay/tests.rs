@@ -16,10 +16,13 @@ fn row(layer_id: u16, token_id: u32, slot: u16, expert_id: u32, phase: Phase) ->
 }
 
 /// Phase of each pass; layer, positions and experts of each of its layers.
-type PassList = Vec<(Phase, Vec<(u16, Vec<u32>, Vec<i32>)>)>;
+type PassList = Vec<(Phase, Vec<(u16, Vec<u32>, Vec<u32>)>)>;
 
 fn list(routes: &Routes) -> PassList {
-    let layer = |l: RoutedLayer| (l.layer.0, l.positions.to_vec(), l.ids.to_vec());
+    let layer = |l: RoutedLayer| {
+        let positions = l.positions.iter().map(|position| position.0).collect();
+        (l.layer.0, positions, l.ids.iter().map(|id| id.0).collect())
+    };
     let passes = routes.passes();
     passes
         .map(|pass| (pass.phase, pass.layers().map(layer).collect()))
@@ -53,7 +56,7 @@ fn batches_a_prompt_without_timestamps_by_position() {
         }
     }
     let routes = collector.finish().unwrap();
-    let one = |layer, token, ids: [i32; 2]| (layer, vec![token], ids.to_vec());
+    let one = |layer, token, ids: [u32; 2]| (layer, vec![token], ids.to_vec());
     let expected: PassList = vec![
         (Phase::Prompt, vec![(1, vec![0, 1], vec![0, 1, 5, 6])]),
         (
@@ -182,7 +185,7 @@ fn rejects_tokens_with_missing_or_repeated_experts() {
             error,
             Error::UnevenToken {
                 layer: LayerId(0),
-                position: 1,
+                position: TokenId(1),
                 found: 1,
                 expected: 2
             }
@@ -248,7 +251,7 @@ fn replayed_layer_yields_the_output_of_a_session() {
         let mut x = Activation::new(2);
         x.shape(NodeName::of("ffn_norm", layer), hp.n_embd, 3);
         for (row, position) in x.data_mut().chunks_mut(hp.n_embd).zip(0..) {
-            activations::fill(row, seed, position);
+            activations::fill(row, seed, TokenId(position));
         }
         let (mut state, mut out) = (MoeState::new(64), Activation::new(3));
         let moe = model.decoder.moe(layer).unwrap();
@@ -257,8 +260,9 @@ fn replayed_layer_yields_the_output_of_a_session() {
         let (ids, weights) = (state.routing().ids.host(), state.routing().weights.host());
 
         let mut routes = Routes::default();
+        let ids: Vec<ExpertId> = ids.iter().map(|&id| id.try_into().unwrap()).collect();
         let rows = ids.chunks(k).zip(weights.chunks(k)).zip(0..);
-        let rows = rows.map(|((ids, weights), position)| (position, ids, weights));
+        let rows = rows.map(|((ids, weights), position)| (TokenId(position), ids, weights));
         routes.push((Some(0), Phase::Prompt), layer, rows);
         let (replayed, ran) = output(&model, &routes, seed).unwrap();
         assert_eq!(replayed, out.data(), "{name}");
@@ -282,8 +286,8 @@ fn counts_the_bytes_of_distinct_experts() {
         matches!(
             error,
             Error::ExpertOutOfRange {
-                position: 7,
-                expert: 32,
+                position: TokenId(7),
+                expert: ExpertId(32),
                 n_expert: 32,
                 ..
             }
