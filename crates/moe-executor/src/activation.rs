@@ -1,4 +1,4 @@
-//! Buffers that operations read and write, and the names that they carry in a trace.
+//! Activations: the f32 buffers that operations read and write, and the names of graph nodes.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use crate::cuda::{DeviceBuffer, Gpu, Ptr};
 use crate::mirrored::{Mirrored, PerGpu};
 use crate::placement::DeviceId;
 
-/// Name of a graph node as llama.cpp spells it: `attn_norm-3`, `result_norm`, `cache_k_l3`.
+/// Name of a graph node in llama.cpp's spelling: `attn_norm-3`, `result_norm`, `cache_k_l3`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NodeName {
     stem: &'static str,
@@ -19,11 +19,11 @@ pub struct NodeName {
 
 impl NodeName {
     /// A node of a layer, `stem-layer`.
-    pub fn of(stem: &'static str, layer: usize) -> NodeName {
+    pub fn of(stem: &'static str, layer: LayerId) -> NodeName {
         NodeName {
             stem,
             separator: "-",
-            layer: Some(LayerId(layer as u16)),
+            layer: Some(layer),
             suffix: "",
         }
     }
@@ -38,17 +38,17 @@ impl NodeName {
         }
     }
 
-    /// A cache of a layer: the number follows the stem directly.
-    pub fn cache(stem: &'static str, layer: usize) -> NodeName {
+    /// A cache of a layer, `stemlayer` without a separator.
+    pub fn cache(stem: &'static str, layer: LayerId) -> NodeName {
         NodeName {
             stem,
             separator: "",
-            layer: Some(LayerId(layer as u16)),
+            layer: Some(layer),
             suffix: "",
         }
     }
 
-    /// The node seen through a view: `cache_k_l3 (view)`.
+    /// The name of a view of the node: `cache_k_l3 (view)`.
     pub fn view(self) -> NodeName {
         NodeName {
             suffix: " (view)",
@@ -56,7 +56,7 @@ impl NodeName {
         }
     }
 
-    /// The node in another shape: `ffn_moe_weights-3 (reshaped)`.
+    /// The name of the node after a reshape: `ffn_moe_weights-3 (reshaped)`.
     pub fn reshaped(self) -> NodeName {
         NodeName {
             suffix: " (reshaped)",
@@ -64,7 +64,7 @@ impl NodeName {
         }
     }
 
-    /// The layer, for nodes of a layer.
+    /// The layer; `None` for a node outside the layers.
     pub fn layer(&self) -> Option<LayerId> {
         self.layer
     }
@@ -80,21 +80,21 @@ impl fmt::Display for NodeName {
     }
 }
 
-/// Rows of f32 that operations fill, on the host or on a GPU; reused from token to token.
+/// A buffer `(rows, width)` of f32 on the CPU or on a GPU, reused from pass to pass.
 pub struct Activation {
-    /// Identity of the memory, constant through a run.
+    /// Id of the buffer in the trace, constant during a run.
     pub buffer_id: u64,
     /// Name of the node that wrote it last.
     pub name: NodeName,
     /// Elements of a row.
     pub width: usize,
-    /// Rows.
+    /// Number of rows.
     pub rows: usize,
     /// The values, row after row.
     pub values: Mirrored<f32>,
-    /// One row on a GPU, quantized.
+    /// On each GPU, the quantized values of an activation with one row.
     quantized: PerGpu<DeviceBuffer>,
-    /// The GPU that quantized the row last, and which values these were, by [`Mirrored::written`].
+    /// The GPU that quantized the row last, and [`Mirrored::written`] of the values at that time.
     quantized_on: Option<(usize, u64)>,
 }
 
@@ -112,7 +112,7 @@ impl Activation {
         }
     }
 
-    /// Makes it `rows` rows of `width`, contents unspecified. Allocates only to grow beyond any earlier size.
+    /// Sets name and shape; the contents are unspecified. Allocates only beyond the largest size so far.
     pub fn shape(&mut self, name: NodeName, width: usize, rows: usize) {
         self.name = name;
         self.width = width;
@@ -121,9 +121,9 @@ impl Activation {
         self.quantized_on = None;
     }
 
-    /// Room on a GPU for the row of an activation that has one alone, quantized: the kernel that is about to write the row
-    /// there must write this, too. Null where a row cannot be quantized, or there is no memory. It holds until the values are
-    /// written again.
+    /// Address of memory on a GPU for the quantized values of an activation with one row. The kernel that writes the row
+    /// must write these values, too; they are valid until the values are written again. Null if the activation has several
+    /// rows or an incomplete block, or if the GPU has no memory.
     pub(crate) fn fill_quantized(&mut self, gpu: &Gpu) -> Ptr {
         if self.rows != 1 || !self.width.is_multiple_of(32) {
             return Ptr::NULL;
@@ -136,44 +136,44 @@ impl Activation {
         self.quantized(gpu)
     }
 
-    /// The row quantized on this GPU, if the kernel that made it there did that; or null.
+    /// Address of the quantized row on this GPU; null if the kernel that wrote the values there did not quantize them.
     pub(crate) fn quantized(&self, gpu: &Gpu) -> Ptr {
-        let is_theirs = self.quantized_on == Some((gpu.index(), self.values.written()));
-        let row = self.quantized.get(gpu.index()).filter(|_| is_theirs);
+        let is_valid = self.quantized_on == Some((gpu.index(), self.values.written()));
+        let row = self.quantized.get(gpu.index()).filter(|_| is_valid);
         row.map_or(Ptr::NULL, DeviceBuffer::ptr)
     }
 
-    /// Takes name, shape and contents of another buffer, whose own are no longer of use.
+    /// Takes name, shape and values of `other`, whose values are unspecified afterwards.
     pub fn take(&mut self, other: &mut Activation) {
         self.shape(other.name, other.width, other.rows);
-        // The quantized row stays with the other.
+        // The quantized row is not taken.
         match other.values.home() {
             DeviceId::Gpu(_) => std::mem::swap(&mut self.values, &mut other.values),
             DeviceId::Cpu => self.data_mut().copy_from_slice(other.data()),
         }
     }
 
-    /// All rows on the host, row after row.
+    /// The values in CPU memory, row after row.
     pub fn data(&self) -> &[f32] {
         self.values.host()
     }
 
-    /// All rows on the host, to write.
+    /// The values in CPU memory, mutable.
     pub fn data_mut(&mut self) -> &mut [f32] {
         self.values.host_mut()
     }
 
-    /// One row on the host.
+    /// One row in CPU memory.
     pub fn row(&self, i: usize) -> &[f32] {
         &self.data()[i * self.width..(i + 1) * self.width]
     }
 
-    /// Bytes in use.
+    /// Bytes of the values.
     pub fn size_bytes(&self) -> u64 {
         (self.values.len() * size_of::<f32>()) as u64
     }
 
-    /// Address, for the trace.
+    /// Address of the newest values, for the trace.
     pub fn address(&self) -> u64 {
         self.values.address()
     }

@@ -1,4 +1,7 @@
-//! The attention of a layer: norm, projections, rotation, heads, output. What differs between architectures is data.
+//! The attention of a layer: norm, projections, RoPE, heads, output. [`AttentionSpec`] describes the differences between
+//! architectures.
+
+use moe_gguf::LayerId;
 
 use crate::activation::{Activation, NodeName};
 use crate::buffers::Inventory;
@@ -7,34 +10,35 @@ use crate::error::Result;
 use crate::hparams::{HParams, Rope};
 use crate::kv_cache::KvCache;
 use crate::ops::{At, Ops};
+use crate::placement::DeviceId;
 use crate::weights::{Linear, Loader, Vector};
 
-/// What queries and keys are normed over.
+/// Elements over which the RMS norm of queries and keys is computed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum QkNorm {
-    /// Each head by itself.
+    /// The elements of one head.
     Head,
-    /// All heads of a token together.
+    /// The elements of all heads of a token.
     Row,
 }
 
-/// How the attention of an architecture works.
+/// The attention of an architecture.
 #[derive(Clone, Copy)]
 pub struct AttentionSpec {
     /// Whether queries, keys and values have biases.
     pub qkv_bias: bool,
     /// Whether the output has a bias.
     pub output_bias: bool,
-    /// Norm of queries and keys.
+    /// RMS norm of queries and keys.
     pub qk_norm: Option<QkNorm>,
-    /// Whether each head has a score without a value.
+    /// Whether each head has an attention sink: a score in the softmax without a value.
     pub sinks: bool,
-    /// Whether a file may bring divisors of the rotation's frequencies.
+    /// Whether a file may contain `rope_freqs.weight`, divisors of the RoPE frequencies.
     pub rope_factors: bool,
 }
 
 impl AttentionSpec {
-    /// Grouped-query attention with nothing added.
+    /// Grouped-query attention without biases, norms of queries and keys, sinks, or frequency divisors.
     pub const PLAIN: AttentionSpec = AttentionSpec {
         qkv_bias: false,
         output_bias: false,
@@ -43,7 +47,7 @@ impl AttentionSpec {
         rope_factors: false,
     };
 
-    /// Operations of one layer; each leaves one record a pass.
+    /// Operations of one layer. Each writes one record per pass.
     pub fn ops(&self) -> usize {
         let bias = usize::from(self.qkv_bias);
         let qk = 2 + bias + 2 * usize::from(self.qk_norm.is_some());
@@ -52,12 +56,12 @@ impl AttentionSpec {
     }
 }
 
-/// Weights of one attention.
+/// Weights of the attention of one layer.
 pub struct AttentionLayer<'g> {
-    il: usize,
+    il: LayerId,
     eps: f32,
     shape: Shape,
-    /// llama.cpp's graph computes keys before values where some layers see a window, after them elsewhere.
+    /// Whether keys are computed before values: llama.cpp's graph does so in architectures with a sliding window.
     keys_first: bool,
     rope: Rope,
     /// `(n_dims / 2)`
@@ -77,7 +81,7 @@ pub struct AttentionLayer<'g> {
     output: Linear<'g>,
 }
 
-/// Weights of what is normed and rotated, queries or keys. `n` is `n_head` or `n_head_kv`.
+/// Weights of the queries or the keys, which are normed and rotated. `n` is `n_head` or `n_head_kv`.
 struct Rotated<'g> {
     /// `(n_embd, n * head_dim)`
     linear: Linear<'g>,
@@ -85,7 +89,7 @@ struct Rotated<'g> {
     norm: Option<Vector>,
 }
 
-/// Buffers of an attention, shared by all layers.
+/// Buffers of the attention, shared by all layers.
 pub struct AttentionState {
     /// Normed input `(token, n_embd)`.
     normed: Activation,
@@ -95,7 +99,7 @@ pub struct AttentionState {
     k: Activation,
     /// Values `(token, n_head_kv * head_dim)`.
     v: Activation,
-    /// Queries or keys before their norm.
+    /// Queries or keys before their norm, same shapes.
     projected: Activation,
     /// Output of the heads `(token, n_head * head_dim)`.
     heads: Activation,
@@ -117,7 +121,7 @@ impl AttentionState {
 }
 
 impl AttentionState {
-    /// Its buffers.
+    /// Adds its buffers to an inventory.
     pub(crate) fn buffers(&self, inventory: &mut Inventory) {
         inventory.activation("attention input", &self.normed);
         inventory.activation("queries", &self.q);
@@ -132,7 +136,7 @@ impl<'g> AttentionLayer<'g> {
     pub(crate) fn load(
         loader: &Loader<'g>,
         hp: &HParams,
-        il: usize,
+        il: LayerId,
         spec: &AttentionSpec,
     ) -> Result<AttentionLayer<'g>> {
         let (n_embd, d) = (hp.n_embd, hp.head_dim);
@@ -150,7 +154,10 @@ impl<'g> AttentionLayer<'g> {
                 norm: norm.transpose()?,
             })
         };
-        let window = hp.window.as_ref().filter(|window| window.layers[il]);
+        let window = hp
+            .window
+            .as_ref()
+            .filter(|window| window.layers[il.index()]);
         let rope_factors = (spec.rope_factors && loader.has(ROPE_FACTORS))
             .then(|| loader.vector(ROPE_FACTORS, hp.rope.n_dims / 2));
         Ok(AttentionLayer {
@@ -179,7 +186,7 @@ impl<'g> AttentionLayer<'g> {
         })
     }
 
-    /// `out = attention(norm(x))` for every row of `x (token, n_embd)`, whose keys and values are added to the cache.
+    /// `out = attention(norm(x))` for each row of `x (token, n_embd)`. Stores keys and values in the cache.
     pub fn forward(
         &self,
         ops: &mut Ops,
@@ -192,17 +199,18 @@ impl<'g> AttentionLayer<'g> {
         let il = self.il;
         let name = |stem| NodeName::of(stem, il);
         let norm = ["norm", "attn_norm"].map(name);
-        ops.rms_norm(at, norm, x, &self.norm, self.eps, &mut s.normed);
+        let device = at.device;
+        ops.rms_norm(device, norm, x, &self.norm, self.eps, &mut s.normed);
         let queries = ["Qcur", "Qcur_normed"].map(name);
         let keys = ["Kcur", "Kcur_normed"].map(name);
         let values = ["Vcur"; 2].map(name);
         let normed = (&mut s.normed, &mut s.projected);
-        self.rotated(ops, at, queries, &self.q, normed, &mut s.q);
+        self.rotated(ops, device, queries, &self.q, normed, &mut s.q);
         if !self.keys_first {
             ops.linear(values, &self.v, &mut s.normed, &mut s.v);
         }
         let normed = (&mut s.normed, &mut s.projected);
-        self.rotated(ops, at, keys, &self.k, normed, &mut s.k);
+        self.rotated(ops, device, keys, &self.k, normed, &mut s.k);
         if self.keys_first {
             ops.linear(values, &self.v, &mut s.normed, &mut s.v);
         }
@@ -222,11 +230,11 @@ impl<'g> AttentionLayer<'g> {
         ops.linear(names.map(name), &self.output, &mut s.heads, out);
     }
 
-    /// Queries or keys: product, norm if there is one, rotation.
+    /// Computes queries or keys: product, norm if the architecture has one, RoPE.
     fn rotated(
         &self,
         ops: &mut Ops,
-        at: At,
+        device: DeviceId,
         [name, normed]: [NodeName; 2],
         weights: &Rotated,
         (src, scratch): (&mut Activation, &mut Activation),
@@ -236,15 +244,15 @@ impl<'g> AttentionLayer<'g> {
             Some(norm) => {
                 ops.linear([name; 2], &weights.linear, src, scratch);
                 let names = [NodeName::of("norm", self.il), normed];
-                ops.rms_norm(at, names, scratch, norm, self.eps, dst);
+                ops.rms_norm(device, names, scratch, norm, self.eps, dst);
                 if self.qk_norm == Some(QkNorm::Row) {
-                    dst.name = normed.reshaped(); // into heads, which the others are in already
+                    dst.name = normed.reshaped(); // llama.cpp reshapes to heads after this norm
                 }
             }
             None => ops.linear([name; 2], &weights.linear, src, dst),
         }
         let (factors, d) = (self.rope_factors.as_ref(), self.shape.head_dim);
-        ops.rope(at, name, &self.rope, factors, d, dst);
+        ops.rope(device, name, &self.rope, factors, d, dst);
     }
 }
 

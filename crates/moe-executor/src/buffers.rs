@@ -1,8 +1,8 @@
-//! The buffers of a session as they come and go, told when a pass needed more than any before it.
+//! Allocation events of a session's buffers, recorded when a pass needs more memory than all passes before it.
 //!
-//! A buffer is told by its id, which is that of the trace's sources. Told are the model's files, the vectors that were
-//! converted to f32, the caches, the activations, the inputs, and what the router and the products need beside them. Not
-//! told are the scratch of each thread (a few rows) and what the program needs beside the session.
+//! The id of a buffer is the id in the sources of trace records. The events cover the model files, the vectors converted
+//! to f32, the caches, the activations, the inputs, and the buffers of router and products. They do not cover the scratch
+//! memory of each thread (a few rows) and memory outside the session.
 
 use std::collections::BTreeMap;
 
@@ -13,17 +13,17 @@ use crate::cuda::DeviceBuffer;
 use crate::mirrored::{Mirrored, PerGpu, Plain};
 use crate::placement::DeviceId;
 
-/// Ids of the model's files and of the vectors converted from them, above those of the caches.
+/// First buffer id of the weights (the f32 vectors, then the model files), above the ids of the caches.
 pub(crate) const WEIGHT_BUFFERS: u64 = 1 << 24;
 
-/// Set in the id of a buffer's twin on a GPU.
+/// Bit that is set in the id of a buffer's copy on a GPU.
 pub(crate) const ON_GPU: u64 = 1 << 23;
 
-/// Lowest bit of the GPU's index in such an id, above the ids of the caches. Below [`ON_GPU`] there is room for
+/// Lowest bit of the GPU's index in the id of a copy, above the ids of the caches. The bits below [`ON_GPU`] are enough for
 /// [`MAX_GPUS`](crate::devices::MAX_GPUS).
 const GPU_INDEX: u32 = 19;
 
-/// The id of a buffer's twin on a device.
+/// The id of a buffer's copy on a device.
 fn id_on(device: DeviceId, buffer_id: u64) -> u64 {
     match device {
         DeviceId::Cpu => buffer_id,
@@ -31,77 +31,77 @@ fn id_on(device: DeviceId, buffer_id: u64) -> u64 {
     }
 }
 
-/// The id of the buffer that has the values as they were written last.
-pub(crate) fn twin_id<T: Plain>(buffer_id: u64, values: &Mirrored<T>) -> u64 {
+/// The id of the copy on the device that is the home of the values.
+pub(crate) fn id_at_home<T: Plain>(buffer_id: u64, values: &Mirrored<T>) -> u64 {
     id_on(values.home(), buffer_id)
 }
 
-/// Vectors of integers that operations read and none writes. ggml has a tensor for each use, `inp_pos` or the rows of the
-/// cache, say; those that are one vector here are one buffer.
+/// Vectors of integers that are inputs of the graph. ggml has a tensor for each use, for example `inp_pos` and
+/// `attn_inp_k_idxs`; uses that share a vector here have the same buffer id.
 #[derive(Clone, Copy)]
 pub(crate) enum Input {
-    /// Ids of the batch's tokens.
+    /// Token ids of the batch.
     Tokens,
-    /// Their positions.
+    /// Positions of the tokens.
     Positions,
-    /// Rows whose output is wanted.
+    /// Rows whose logits are wanted.
     Wanted,
 }
 
 impl Input {
-    /// Behind those of the activations.
+    /// Buffer id, above the ids of the activations.
     pub(crate) fn buffer_id(self) -> u64 {
         (1 << 12) + self as u64
     }
 }
 
-/// What lies where at the moment, collected from everybody who has buffers.
+/// Addresses and sizes of all buffers at one time.
 #[derive(Default)]
 pub(crate) struct Inventory {
     buffers: Vec<Buffer>,
 }
 
 impl Inventory {
-    /// A buffer of a file or a cache. One without bytes is none.
+    /// Adds a buffer, unless its size is 0.
     pub(crate) fn add(&mut self, buffer: Buffer) {
         if buffer.size > 0 {
             self.buffers.push(buffer);
         }
     }
 
-    /// The room of a vector that results of operations are put in.
+    /// Adds the memory of a vector.
     pub(crate) fn vector<T>(&mut self, buffer_id: u64, name: &str, vector: &Vec<T>) {
-        self.add(on_host(buffer_id, name, vector));
+        self.add(on_cpu(buffer_id, name, vector));
     }
 
-    /// The room of values on the host, and of their twins on GPUs.
+    /// Adds the memory of values on the CPU and on GPUs.
     pub(crate) fn mirrored<T: Plain>(&mut self, buffer_id: u64, name: &str, values: &Mirrored<T>) {
-        let host = on_host(buffer_id, name, values.room_on_host());
-        self.twins(&host, values.room_on_gpus());
-        self.add(host);
+        let on_cpu = on_cpu(buffer_id, name, values.cpu_memory());
+        self.gpu_copies(&on_cpu, values.room_on_gpus());
+        self.add(on_cpu);
     }
 
-    /// The twins on GPUs of a buffer of the host.
-    pub(crate) fn twins(&mut self, host: &Buffer, twins: &PerGpu<DeviceBuffer>) {
-        for (gpu, twin) in twins.iter() {
+    /// Adds the copies on GPUs of a buffer on the CPU.
+    pub(crate) fn gpu_copies(&mut self, on_cpu: &Buffer, copies: &PerGpu<DeviceBuffer>) {
+        for (gpu, copy) in copies.iter() {
             let device = DeviceId::Gpu(gpu);
             self.add(Buffer {
-                buffer_id: id_on(device, host.buffer_id),
-                buffer_ptr: twin.ptr().0,
-                size: twin.size_bytes() as u64,
+                buffer_id: id_on(device, on_cpu.buffer_id),
+                buffer_ptr: copy.ptr().0,
+                size: copy.size_bytes() as u64,
                 backend: device.to_string(),
-                ..host.clone()
+                ..on_cpu.clone()
             });
         }
     }
 
-    /// The room of an activation.
+    /// Adds the memory of an activation.
     pub(crate) fn activation(&mut self, name: &str, activation: &Activation) {
         self.mirrored(activation.buffer_id, name, &activation.values);
     }
 }
 
-fn on_host<T>(buffer_id: u64, name: &str, vector: &Vec<T>) -> Buffer {
+fn on_cpu<T>(buffer_id: u64, name: &str, vector: &Vec<T>) -> Buffer {
     Buffer {
         buffer_id,
         buffer_ptr: vector.as_ptr() as u64,
@@ -113,9 +113,9 @@ fn on_host<T>(buffer_id: u64, name: &str, vector: &Vec<T>) -> Buffer {
     }
 }
 
-/// What was told of buffers so far.
+/// The buffers whose allocation has been recorded.
 pub(crate) struct Ledger {
-    /// By id: address and size.
+    /// Address and size by id.
     known: BTreeMap<u64, (u64, u64)>,
 }
 
@@ -126,8 +126,8 @@ impl Ledger {
         }
     }
 
-    /// What is new in `inventory`; `at` is the start of the pass in which it became so.
-    pub(crate) fn changes(&mut self, inventory: Inventory, at: Moment) -> Vec<BufferEvent> {
+    /// Events for the buffers of `inventory` that are new or have changed; `at` is the start of the pass that changed them.
+    pub(crate) fn changes(&mut self, inventory: Inventory, at: Timestamp) -> Vec<BufferEvent> {
         let mut events = Vec::new();
         for buffer in inventory.buffers {
             let place = (buffer.buffer_ptr, buffer.size);
@@ -144,8 +144,8 @@ impl Ledger {
         events
     }
 
-    /// All that was told and does not outlive the session is given back.
-    pub(crate) fn end(&mut self, at: Moment) -> Vec<BufferEvent> {
+    /// Deallocation events for all buffers except the weights, which outlive the session.
+    pub(crate) fn end(&mut self, at: Timestamp) -> Vec<BufferEvent> {
         let known = std::mem::take(&mut self.known).into_keys();
         known
             .filter(|&id| id < WEIGHT_BUFFERS)
@@ -154,16 +154,16 @@ impl Ledger {
     }
 }
 
-/// A moment on the clock of the trace.
+/// A time on the clock of the trace.
 #[derive(Clone, Copy)]
-pub(crate) struct Moment {
-    /// Nanoseconds since the clock was made.
+pub(crate) struct Timestamp {
+    /// Nanoseconds since the start of the clock.
     pub since_start_ns: u64,
-    /// As records have it.
+    /// `timestamp_ns` of records.
     pub timestamp_ns: u64,
 }
 
-impl Moment {
+impl Timestamp {
     fn event(self, change: Change) -> BufferEvent {
         BufferEvent {
             timestamp_ms: self.since_start_ns as f64 / 1e6,
@@ -194,12 +194,12 @@ mod tests {
     }
 
     #[test]
-    fn each_device_has_its_own_ids() {
+    fn buffer_ids_differ_between_devices() {
         use crate::devices::MAX_GPUS;
         use crate::kv_cache::KvCache;
-        use moe_trace::NO_LAYER;
+        use moe_trace::LayerId;
 
-        let largest = KvCache::buffer_id(usize::from(NO_LAYER), 1);
+        let largest = KvCache::buffer_id(LayerId(u16::MAX), 1);
         let mut ids = vec![WEIGHT_BUFFERS];
         for id in [1, largest] {
             ids.push(id_on(DeviceId::Cpu, id));
@@ -212,7 +212,7 @@ mod tests {
         assert_eq!(id_on(DeviceId::Gpu(0), 5), ON_GPU | 5);
     }
 
-    /// (id, size), 0 for a buffer given back.
+    /// (id, size); size 0 for a deallocation.
     fn known(events: &[BufferEvent]) -> Vec<(u64, u64)> {
         let known = events.iter().map(|event| match &event.change {
             Change::Alloc(buffer) => (buffer.buffer_id, buffer.size),
@@ -224,7 +224,7 @@ mod tests {
     #[test]
     fn reports_unchanged_buffers_once_and_grown_ones_again() {
         let mut ledger = Ledger::new();
-        let now = Moment {
+        let now = Timestamp {
             since_start_ns: 1_500_000,
             timestamp_ns: 7,
         };

@@ -1,4 +1,4 @@
-//! The graph of a pass, captured while its operations run; once for each phase, so that it costs nothing per token.
+//! Captures the graph of a forward pass while its operations run: once for each phase, so it costs nothing per token.
 
 use moe_trace::graph::{Graph, GraphBuilder, GraphSource, trimmed};
 use moe_trace::{LayerId, Phase, TokenId};
@@ -6,22 +6,22 @@ use moe_trace::{LayerId, Phase, TokenId};
 use crate::activation::NodeName;
 use crate::recorder::Source;
 
-/// A graph that grows with the operations of a pass.
+/// The graph of the operations of the current pass so far.
 #[derive(Default)]
 pub(crate) struct Capture {
     builder: GraphBuilder,
     /// Position of the pass's first token.
-    position: Option<u32>,
+    position: Option<TokenId>,
 }
 
 impl Capture {
-    /// Adds an operation on `n_tokens` rows, the first at `position`.
+    /// Adds an operation on `n_tokens` tokens, the first at `position`.
     pub(crate) fn operation(
         &mut self,
         op: u8,
         dst: NodeName,
         sources: &[Source],
-        position: u32,
+        position: TokenId,
         n_tokens: usize,
     ) {
         self.position.get_or_insert(position);
@@ -33,19 +33,19 @@ impl Capture {
             .operation(op, &name, layer, n_tokens as u32, &sources);
     }
 
-    /// Tells of the result of the last operation, which none reads.
+    /// Adds the result of the last operation, which no operation reads.
     pub(crate) fn result(&mut self, result: &Source) {
         self.builder.result(&Described::of(result).as_source());
     }
 
     /// The graph of a pass of `phase`.
     pub(crate) fn finish(self, phase: Phase) -> Graph {
-        let first = TokenId(self.position.unwrap_or(0));
-        self.builder.finish(phase, first)
+        self.builder
+            .finish(phase, self.position.unwrap_or_default())
     }
 }
 
-/// A source with its name spelled out.
+/// A source with its name as text.
 struct Described {
     name: String,
     is_weight: bool,

@@ -1,9 +1,9 @@
-//! The devices of a session: the CPU, and GPUs in the order of a list.
+//! The devices of a session: the CPU and a list of GPUs.
 
 use std::rc::Rc;
 use std::time::Instant;
 
-use moe_gguf::Gguf;
+use moe_gguf::{Gguf, LayerId};
 use moe_trace::manifest;
 
 use crate::cuda::post_fetch::{Sample, Settings};
@@ -11,31 +11,31 @@ use crate::cuda::{Device, Download, Event, Gpu, Policy, Registered, Result};
 use crate::placement::{DeviceId, Placement};
 use crate::weights::Matrix;
 
-/// GPUs that a list may have.
+/// Maximum number of GPUs in a list.
 pub const MAX_GPUS: usize = 16;
 
-/// The devices of a session: the CPU, which always takes part, and the GPUs of a list. Each GPU has its own stream, memory
-/// limit, weights, scratch and clock, also if the same physical GPU is listed more than once.
+/// The devices of a session: the CPU and a list of GPUs, which may be empty. Each GPU of the list has its own stream,
+/// memory limit, weights, scratch memory and clock, even if the same physical GPU is listed more than once.
 #[derive(Default)]
 pub struct Devices<'g> {
     gpus: Vec<Device>,
     placement: Rc<Placement>,
-    /// What becomes of experts that live with the CPU.
+    /// How experts in CPU memory are computed.
     policy: Policy,
-    /// Rows of a product from which a matrix of the CPU is copied to a GPU for it.
+    /// Minimum number of rows of a product for which a matrix in CPU memory is copied to a GPU.
     min_batch: Option<usize>,
-    /// Files whose memory the GPUs read by themselves.
+    /// Model files whose mapped memory is registered with the driver, so that GPUs read it by DMA.
     registered: Vec<Registered<'g>>,
 }
 
 impl<'g> Devices<'g> {
-    /// The CPU alone.
+    /// The CPU without GPUs.
     pub fn cpu() -> Devices<'g> {
         Devices::default()
     }
 
-    /// The CPU, and GPUs on which the tensors live that `placement` puts there. For products of `min_batch` rows or more the
-    /// others are copied to a GPU, too (llama.cpp's `GGML_OP_OFFLOAD_MIN_BATCH`, 32 there).
+    /// The CPU and `gpus`, with the tensors where `placement` puts them. For products of at least `min_batch` rows,
+    /// matrices in CPU memory are copied to a GPU (llama.cpp's `GGML_OP_OFFLOAD_MIN_BATCH`, 32 by default there).
     pub fn new(
         gpus: Vec<Gpu>,
         placement: Placement,
@@ -55,10 +55,11 @@ impl<'g> Devices<'g> {
         }
     }
 
-    /// Has the down matrices of chosen experts travel while the CPU computes the others, with [`Policy::PostFetch`].
+    /// Selects [`Policy::PostFetch`]: the down matrices of the selected experts are copied to a GPU while the CPU computes
+    /// gate and up.
     ///
     /// # Errors
-    /// The driver has no stream left.
+    /// The driver cannot create a stream.
     pub fn with_post_fetch(mut self, settings: Settings) -> Result<Devices<'g>> {
         self.policy = Policy::PostFetch;
         for gpu in &mut self.gpus {
@@ -67,8 +68,8 @@ impl<'g> Devices<'g> {
         Ok(self)
     }
 
-    /// Has the GPUs read the model's mapped files by themselves. Returns whether the driver allows it; without, copies of weights
-    /// run at a fraction of the speed of PCIe.
+    /// Registers the mapped model files with the driver, so that GPUs read them by DMA. Returns whether the driver
+    /// supports it. Without it, H2D copies of weights reach a fraction of the PCIe bandwidth.
     pub fn register(&mut self, gguf: &'g Gguf) -> bool {
         let Some(gpu) = self.gpus.first() else {
             return false;
@@ -92,17 +93,17 @@ impl<'g> Devices<'g> {
         &self.gpus
     }
 
-    /// The GPUs, to configure.
+    /// The GPUs, mutable.
     pub fn gpus_mut(&mut self) -> &mut [Device] {
         &mut self.gpus
     }
 
-    /// What becomes of experts that live with the CPU.
+    /// How experts in CPU memory are computed.
     pub fn policy(&self) -> Policy {
         self.policy
     }
 
-    /// The GPUs as the manifest describes them.
+    /// Descriptions of the GPUs for the manifest.
     pub fn describe(&self) -> Vec<manifest::Gpu> {
         let gpus = self.gpus.iter();
         gpus.map(|gpu| gpu.describe(self.min_batch)).collect()
@@ -116,7 +117,7 @@ impl<'g> Devices<'g> {
         }
     }
 
-    /// As [`Devices::gpu`].
+    /// Like [`Devices::gpu`], mutable.
     pub(crate) fn gpu_mut(&mut self, device: DeviceId) -> Option<&mut Device> {
         match device {
             DeviceId::Cpu => None,
@@ -124,39 +125,45 @@ impl<'g> Devices<'g> {
         }
     }
 
-    /// The device that computes layer `il`; the number of layers stands for the output.
-    pub(crate) fn layer(&self, il: usize) -> DeviceId {
-        self.placement.layer(il)
+    /// The device that computes a layer.
+    pub(crate) fn layer(&self, layer: LayerId) -> DeviceId {
+        self.placement.layer(layer)
     }
 
-    /// The GPU on which a matrix lives, if one has room for it.
+    /// The device that computes the output.
+    pub(crate) fn output(&self) -> DeviceId {
+        self.placement.output()
+    }
+
+    /// The GPU that holds a matrix; `None` if the matrix is on the CPU or the GPU has no memory for it.
     pub(crate) fn holder(&mut self, matrix: &Matrix) -> Option<DeviceId> {
         let device = self.placement.tensor(&matrix.place);
         let holds = self.gpu_mut(device)?.holds(matrix);
         holds.then_some(device)
     }
 
-    /// The GPU to which a matrix of the CPU is copied for a product: that of its layer, or the first one.
+    /// The GPU to which a matrix in CPU memory is copied for a product: the GPU of its layer, or the first.
     pub(crate) fn nearest_gpu(&self, matrix: &Matrix) -> Option<DeviceId> {
         let layer = self.placement.layer_of(&matrix.place);
         let near = self.gpu(layer).or(self.gpus.first())?;
         Some(near.id())
     }
 
-    /// Whether a matrix of the CPU is copied to a GPU for a product of `rows` rows.
+    /// Whether a matrix in CPU memory is copied to a GPU for a product of `rows` rows.
     pub(crate) fn copies_for(&self, matrix: &Matrix, rows: usize) -> bool {
         self.min_batch.is_some_and(|min| rows >= min)
             && !self.gpus.is_empty()
             && Device::supports(matrix.ty)
     }
 
-    /// `device` ran an operation: what another GPU gets next does not start at the end of what it got last.
+    /// Notes that `device` ran an operation. The next operation of another GPU then does not start at the end of that
+    /// GPU's previous operation, and needs an event of its own for its start.
     pub(crate) fn ran(&mut self, device: DeviceId) {
         let others = self.gpus.iter_mut().filter(|gpu| gpu.id() != device);
         others.for_each(Device::others_ran);
     }
 
-    /// The CPU has waited for a GPU.
+    /// Notes that the CPU has waited for a GPU.
     pub(crate) fn waited(&mut self, device: DeviceId) {
         if let Some(gpu) = self.gpu_mut(device) {
             gpu.waited();
@@ -164,10 +171,10 @@ impl<'g> Devices<'g> {
         self.ran(device);
     }
 
-    /// Has what a GPU is given next start after all that the others were given so far.
+    /// Orders later work of a GPU after all work launched on the other GPUs so far.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver reports an error.
     pub(crate) fn join(&mut self, gpu: DeviceId) -> Result<()> {
         let Some(gpu) = self.gpu(gpu) else {
             return Ok(());
@@ -178,29 +185,29 @@ impl<'g> Devices<'g> {
             .try_for_each(|other| gpu.gpu().follow(other))
     }
 
-    /// Starts the transfers of Post-Fetch that have not been started.
+    /// Starts the Post-Fetch transfers that are queued.
     pub(crate) fn start_transfers(&mut self) {
         self.gpus.iter_mut().for_each(Device::start_transfers);
     }
 
-    /// Begins a pass; nothing is under way on the streams that compute.
+    /// Starts a forward pass. The compute streams must be idle.
     ///
     /// # Errors
-    /// A GPU's.
+    /// A GPU reports an error.
     pub(crate) fn begin_pass(&mut self) -> Result<()> {
         self.gpus.iter_mut().try_for_each(Device::begin_pass)
     }
 
-    /// Ends a pass: waits for all that was launched.
+    /// Ends a forward pass: waits for all launched work.
     ///
     /// # Errors
-    /// The first GPU's that failed; the others have been waited for, too.
+    /// The error of the first GPU that failed, after all GPUs have finished.
     pub(crate) fn end_pass(&mut self) -> Result<()> {
         let ended: Vec<Result<()>> = self.gpus.iter_mut().map(Device::end_pass).collect();
         ended.into_iter().collect()
     }
 
-    /// When an event of the pass that ended last was on a GPU, on the host's clock.
+    /// The time of a GPU event of the last pass, on the CPU's clock.
     ///
     /// # Errors
     /// The pass has not ended.
@@ -211,7 +218,7 @@ impl<'g> Devices<'g> {
         }
     }
 
-    /// Experts and weights that were copied from a GPU in the pass that has ended.
+    /// Ids and weights of selected experts that were copied from a GPU in the last pass.
     ///
     /// # Errors
     /// The pass has not ended.
@@ -222,7 +229,7 @@ impl<'g> Devices<'g> {
         }
     }
 
-    /// What the layers of this pass transferred, in their order, once the pass is over.
+    /// The Post-Fetch transfers of the last pass, ordered by the start of their window.
     ///
     /// # Errors
     /// The pass has not ended.
@@ -238,7 +245,7 @@ impl<'g> Devices<'g> {
 
 impl Drop for Devices<'_> {
     fn drop(&mut self) {
-        // Before the files are unregistered, copies from them must have ended on every GPU.
+        // Copies from the files must have ended on all GPUs before the files are unregistered.
         for gpu in &self.gpus {
             let _ = gpu.gpu().synchronize();
         }

@@ -1,11 +1,11 @@
-//! What can go wrong while a model is loaded or run.
+//! Errors and warnings of loading and running a model.
 
 use std::path::PathBuf;
 
-use moe_gguf::LayerId;
 use moe_gguf::text::counted;
+use moe_trace::{ExpertId, LayerId, TokenId};
 
-/// Errors of the executor. Each names the file, key or tensor at fault and what to do.
+/// Errors of the executor. Each message names the file and the key or tensor at fault.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -20,15 +20,16 @@ pub enum Error {
     Vocabulary {
         /// Model file.
         file: PathBuf,
-        /// What is wrong with it.
+        /// The fault.
         source: Box<crate::tokenizer::Error>,
     },
-    /// A text cannot be turned into tokens.
+    /// A text cannot be tokenized.
     #[error(transparent)]
     Tokenizer(#[from] crate::tokenizer::Error),
-    /// A tensor of a layer that the hyper-parameters do not have.
+    /// A tensor belongs to a layer beyond the number of layers in the hyper-parameters.
     #[error(
-        "{file}: tensor `{tensor}` belongs to no layer: the model has {n_layer} (`block_count`)"
+        "{file}: tensor `{tensor}` is of a layer beyond the last: `block_count` without MTP blocks is {n_layer}; convert \
+         the model again"
     )]
     ExtraLayer {
         /// Model file.
@@ -38,18 +39,21 @@ pub enum Error {
         /// Layers of the model.
         n_layer: usize,
     },
-    /// No executor for this architecture.
-    #[error("{file}: architecture `{arch}` is not supported; this executor runs {supported}")]
+    /// The architecture is not supported.
+    #[error(
+        "{file}: architecture `{arch}` is not supported by the native executor (supported: {supported}); run the model \
+         with llama.cpp"
+    )]
     Architecture {
         /// Model file.
         file: PathBuf,
         /// Value of `general.architecture`.
         arch: String,
-        /// The architectures that can be run.
+        /// The supported architectures.
         supported: String,
     },
     /// A hyper-parameter is missing.
-    #[error("{file}: key `{key}` is missing; the file is not a complete {arch} model")]
+    #[error("{file}: required key `{key}` of a {arch} model is missing; convert the model again")]
     MissingKey {
         /// Model file.
         file: PathBuf,
@@ -58,7 +62,7 @@ pub enum Error {
         /// Architecture that needs it.
         arch: String,
     },
-    /// A hyper-parameter has a value that cannot be run.
+    /// The value of a hyper-parameter is not supported.
     #[error("{file}: key `{key}` is {value}: {reason}")]
     BadKey {
         /// Model file.
@@ -67,11 +71,13 @@ pub enum Error {
         key: String,
         /// Its value.
         value: String,
-        /// What is wrong with it.
+        /// Why the value is not supported.
         reason: String,
     },
     /// A tensor is missing.
-    #[error("{file}: tensor `{tensor}` is missing; the file is not a complete {arch} model")]
+    #[error(
+        "{file}: required tensor `{tensor}` of a {arch} model is missing; download or convert the model again"
+    )]
     MissingTensor {
         /// Model file.
         file: PathBuf,
@@ -80,9 +86,10 @@ pub enum Error {
         /// Architecture that needs it.
         arch: String,
     },
-    /// A tensor that the executor would leave out.
+    /// A tensor that the executor does not use. Ignoring it would change the results.
     #[error(
-        "{file}: tensor `{tensor}` is not known in {arch} models, and without it the model would be another; record it with llama.cpp, or convert it again"
+        "{file}: tensor `{tensor}` is unknown in {arch} models and must not be ignored; run the model with llama.cpp, or \
+         convert it again"
     )]
     UnknownTensor {
         /// Model file.
@@ -92,9 +99,9 @@ pub enum Error {
         /// Architecture that has no such tensor.
         arch: String,
     },
-    /// A tensor has another shape than the hyper-parameters ask for.
+    /// The shape of a tensor does not match the hyper-parameters.
     #[error(
-        "{file}: tensor `{tensor}` has shape {found:?}, the hyper-parameters ask for {expected:?}"
+        "{file}: tensor `{tensor}` has shape {found:?}, but the hyper-parameters require {expected:?}; convert the model again"
     )]
     Shape {
         /// Model file.
@@ -103,59 +110,59 @@ pub enum Error {
         tensor: String,
         /// Shape in the file, `ne` order.
         found: Vec<u64>,
-        /// Shape wanted, `ne` order.
+        /// Required shape, `ne` order.
         expected: Vec<u64>,
     },
-    /// No kernel for the type of a tensor.
+    /// The type of a tensor has no kernel.
     #[error("{file}: tensor `{tensor}`: {source}")]
     Kernel {
         /// Model file.
         file: PathBuf,
         /// Tensor name.
         tensor: String,
-        /// The type at fault, and those that work.
+        /// The type, and the types that have a kernel.
         source: crate::cpu::quant::Error,
     },
-    /// A token of a trace has another number of experts than those before it.
+    /// The tokens of a layer have different numbers of experts.
     #[error(
-        "the token at position {position} has {} in layer {layer}, the tokens before it have {expected}; every token of a layer must \
-         have as many to be replayed",
+        "the token at position {position} has {} in layer {layer}, but the tokens before it have {expected}; a replay needs \
+         the same number for all tokens of a layer",
         counted(*.found, "expert")
     )]
     UnevenToken {
         /// Layer.
         layer: LayerId,
         /// Position of the token in its sequence.
-        position: u32,
-        /// Its experts.
+        position: TokenId,
+        /// Number of its experts.
         found: usize,
-        /// Experts of the first token in the layer.
+        /// Number of experts of the first token in the layer.
         expected: usize,
     },
-    /// An expert that the model does not have.
+    /// A trace contains an expert that the model does not have.
     #[error(
-        "expert {expert} of the token at position {position} in layer {layer}: the model has {n_expert}; the trace is of another \
-         model"
+        "expert {expert} of the token at position {position} in layer {layer} is out of range (0..{n_expert}); the trace is of \
+         another model"
     )]
     ExpertOutOfRange {
         /// Layer.
         layer: LayerId,
         /// Position of the token in its sequence.
-        position: u32,
+        position: TokenId,
         /// The expert.
-        expert: i32,
-        /// Experts of a layer.
+        expert: ExpertId,
+        /// Experts per layer of the model.
         n_expert: usize,
     },
-    /// The GPU failed where the host cannot take over.
+    /// A GPU failed, and the CPU cannot take over because values on the GPU are lost.
     #[error(transparent)]
     Cuda(#[from] crate::cuda::Error),
-    /// The thread pool could not be started.
+    /// The threads of the pool cannot be started.
     #[error("cannot start {}: {source}", counted(*.threads, "thread"))]
     Threads {
-        /// Threads asked for.
+        /// Requested threads.
         threads: usize,
-        /// The system's reason.
+        /// Error of the operating system.
         source: std::io::Error,
     },
 }
@@ -169,7 +176,7 @@ impl From<Error> for moe_engine::Error {
     }
 }
 
-/// Something in a model's file that does not keep it from being run.
+/// A problem of a model file that does not prevent running it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Warning {
@@ -181,7 +188,7 @@ pub enum Warning {
         /// Architecture.
         arch: String,
     },
-    /// The vocabulary has a fault that llama.cpp warns of, too.
+    /// The vocabulary has a fault that llama.cpp accepts with a warning, too.
     #[error(transparent)]
     Vocabulary(#[from] crate::tokenizer::Warning),
 }

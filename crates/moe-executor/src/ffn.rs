@@ -1,4 +1,6 @@
-//! A gated feed-forward block that every token passes: a shared expert, or the block of a layer without experts.
+//! A gated feed-forward block for all tokens: the shared expert of a MoE layer, or the FFN of a dense layer.
+
+use moe_gguf::LayerId;
 
 use crate::activation::{Activation, NodeName};
 use crate::buffers::Inventory;
@@ -8,7 +10,7 @@ use crate::weights::{Loader, Matrix};
 
 /// Weights of one block.
 pub struct Ffn<'g> {
-    il: usize,
+    il: LayerId,
     /// `(n_embd, n_ff)`
     gate: Matrix<'g>,
     /// `(n_embd, n_ff)`
@@ -17,10 +19,10 @@ pub struct Ffn<'g> {
     down: Matrix<'g>,
 }
 
-/// Operations of a block; each leaves one record a pass.
+/// Operations of a block. Each writes one record per pass.
 pub const FFN_OPS: usize = 4;
 
-/// Buffers of a block, `(token, n_ff)`; shared by all layers.
+/// Buffers of a block `(token, n_ff)`, shared by all layers.
 pub struct FfnState {
     gate: Activation,
     up: Activation,
@@ -37,7 +39,7 @@ impl FfnState {
 }
 
 impl FfnState {
-    /// Its buffers.
+    /// Adds its buffers to an inventory.
     pub(crate) fn buffers(&self, inventory: &mut Inventory) {
         inventory.activation("dense gate", &self.gate);
         inventory.activation("dense up", &self.up);
@@ -45,10 +47,10 @@ impl FfnState {
 }
 
 impl<'g> Ffn<'g> {
-    /// `suffix` is what the tensors' names end with: `_shexp` for a shared expert.
+    /// Loads the tensors `blk.IL.ffn_{gate,up,down}SUFFIX.weight`; `suffix` is `_shexp` for a shared expert.
     pub(crate) fn load(
         loader: &Loader<'g>,
-        il: usize,
+        il: LayerId,
         suffix: &str,
         n_embd: usize,
         n_ff: usize,

@@ -1,4 +1,4 @@
-//! Keys and values of the positions so far.
+//! The key-value cache.
 
 use moe_trace::LayerId;
 use moe_trace::buffers::{Buffer, usage};
@@ -7,19 +7,19 @@ use crate::buffers::Inventory;
 use crate::cuda;
 use crate::mirrored::Mirrored;
 
-/// Key-value cache of one sequence, f32. Grows up to its capacity.
+/// Key-value cache of one sequence in f32. Its memory grows up to its capacity.
 pub struct KvCache {
     layers: Vec<KvLayer>,
     width: usize,
     capacity: usize,
 }
 
-/// Rows of one layer, `(position, n_head_kv * head_dim)`.
+/// Cache of one layer.
 #[derive(Default)]
 pub struct KvLayer {
-    /// Keys.
+    /// Keys `(position, n_head_kv * head_dim)`.
     pub k: Mirrored<f32>,
-    /// Values.
+    /// Values `(position, n_head_kv * head_dim)`.
     pub v: Mirrored<f32>,
 }
 
@@ -34,7 +34,7 @@ impl KvCache {
         }
     }
 
-    /// Positions that fit.
+    /// Maximum number of positions.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
@@ -44,10 +44,10 @@ impl KvCache {
         self.width
     }
 
-    /// Makes place for `n` positions in all layers. Memory is taken in steps that double, not for every token.
+    /// Reserves memory for `n` positions in all layers. The size doubles at each step, so decoded tokens rarely allocate.
     ///
     /// # Errors
-    /// A GPU has no room for the keys and values that it holds.
+    /// Keys or values cannot be moved from a GPU that has no memory for the larger size.
     pub fn reserve(&mut self, n: usize) -> cuda::Result<()> {
         let n = n.min(self.capacity) * self.width;
         for layer in &mut self.layers {
@@ -61,39 +61,39 @@ impl KvCache {
         Ok(())
     }
 
-    /// Positions that there is memory for, in every layer alike.
+    /// Positions with reserved memory, the same in all layers.
     pub(crate) fn reserved(&self) -> usize {
         let elements = self.layers.first().map_or(0, |layer| layer.k.len());
         elements / self.width.max(1)
     }
 
-    /// Its buffers, under the names of the trace.
+    /// Adds its buffers to an inventory, under their names in the trace.
     pub(crate) fn buffers(&self, inventory: &mut Inventory) {
-        for (il, layer) in self.layers.iter().enumerate() {
+        for (il, layer) in (0..).map(LayerId).zip(&self.layers) {
             for (half, (stem, data)) in [("k", &layer.k), ("v", &layer.v)].into_iter().enumerate() {
                 let on_host = Buffer {
                     buffer_id: KvCache::buffer_id(il, half),
-                    buffer_ptr: data.room_on_host().as_ptr() as u64,
-                    size: (data.room_on_host().capacity() * size_of::<f32>()) as u64,
+                    buffer_ptr: data.cpu_memory().as_ptr() as u64,
+                    size: (data.cpu_memory().capacity() * size_of::<f32>()) as u64,
                     name: format!("cache_{stem}_l{il}"),
                     backend: "CPU".to_owned(),
                     usage: usage::ANY,
-                    layer: Some(LayerId(il as u16)),
+                    layer: Some(il),
                 };
-                inventory.twins(&on_host, data.room_on_gpus());
+                inventory.gpu_copies(&on_host, data.room_on_gpus());
                 inventory.add(on_host);
             }
         }
     }
 
-    /// Identity of a layer's keys (`half` 0) or values (1), above those of the activations.
-    pub(crate) fn buffer_id(il: usize, half: usize) -> u64 {
+    /// Buffer id of a layer's keys (`half` 0) or values (`half` 1), above the ids of the activations.
+    pub(crate) fn buffer_id(il: LayerId, half: usize) -> u64 {
         const FIRST: u64 = 1 << 16;
-        FIRST + (il * 2 + half) as u64
+        FIRST + (il.index() * 2 + half) as u64
     }
 
-    /// One layer, to write.
-    pub fn layer_mut(&mut self, il: usize) -> &mut KvLayer {
-        &mut self.layers[il]
+    /// The cache of one layer, mutable.
+    pub fn layer_mut(&mut self, il: LayerId) -> &mut KvLayer {
+        &mut self.layers[il.index()]
     }
 }

@@ -1,15 +1,15 @@
 //! An instrumented executor of mixture-of-experts models in GGUF files.
 //!
 //! ```text
-//! Model (GGUF) ──► Session: tokens in, logits out ──► Recorder: one record an operation
-//!                    arch/* (data) ─► attention, moe ─► ops/* (what a trace names) ─► cpu/* (how it is computed)
+//! Model (GGUF) ──► Session: tokens in, logits out ──► Recorder: one record per operation
+//!                    arch/* (data) ─► attention, moe ─► ops/* (nodes of the graph) ─► cpu/*, cuda/* (kernels)
 //! ```
 //!
-//! Without the feature `cuda` there is no GPU: nothing of CUDA is compiled, and opening one is an error.
+//! Without the feature `cuda`, no CUDA code is compiled, and opening a GPU returns an error.
 #![warn(missing_docs, clippy::undocumented_unsafe_blocks)]
 #![cfg_attr(
     not(feature = "cuda"),
-    allow(dead_code, reason = "what only the GPU's code calls")
+    allow(dead_code, reason = "items that only the CUDA code calls")
 )]
 
 mod activation;

@@ -1,16 +1,16 @@
-//! Values that the host, GPUs or both hold. They are copied when a device asks for them, and not before.
+//! Values with copies on the CPU and on GPUs. A device gets the values when it first needs them.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::cuda::{DeviceBuffer, Gpu, Ptr, Result, Wanted};
 use crate::placement::DeviceId;
 
-/// What can be moved as plain bytes.
+/// Types that can be copied as plain bytes.
 pub trait Plain: FromBytes + IntoBytes + Immutable + Copy + Default {}
 
 impl<T: FromBytes + IntoBytes + Immutable + Copy + Default> Plain for T {}
 
-/// One value for each GPU that has one, by the GPU's index.
+/// An optional value per GPU, by the GPU's index.
 pub(crate) struct PerGpu<T>(Vec<Option<T>>);
 
 impl<T> Default for PerGpu<T> {
@@ -25,7 +25,7 @@ impl<T> PerGpu<T> {
         self.0.get(gpu)?.as_ref()
     }
 
-    /// Gives a GPU a value, or takes its value away. Returns the one before.
+    /// Sets or removes the value of a GPU. Returns the previous value.
     pub fn set(&mut self, gpu: usize, value: Option<T>) -> Option<T> {
         if self.0.len() <= gpu {
             self.0.resize_with(gpu + 1, || None);
@@ -33,19 +33,19 @@ impl<T> PerGpu<T> {
         std::mem::replace(&mut self.0[gpu], value)
     }
 
-    /// All values with the index of their GPU.
+    /// All values with the indices of their GPUs.
     pub fn iter(&self) -> impl Iterator<Item = (usize, &T)> {
         let values = self.0.iter().enumerate();
         values.filter_map(|(gpu, value)| Some((gpu, value.as_ref()?)))
     }
 }
 
-/// Devices that hold the values as they were written last.
+/// The set of devices whose copy has the newest values: bit 0 is the CPU, bit `1 + i` is GPU `i`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Fresh(u32);
 
 impl Fresh {
-    /// One device. As many GPUs as [`MAX_GPUS`](crate::devices::MAX_GPUS) have a bit.
+    /// The set of one device. There are enough bits for [`MAX_GPUS`](crate::devices::MAX_GPUS).
     fn only(device: DeviceId) -> Fresh {
         Fresh(match device {
             DeviceId::Cpu => 1,
@@ -66,14 +66,14 @@ impl Fresh {
     }
 }
 
-/// A vector on the host with a twin on each GPU that asked for it.
+/// A vector in CPU memory with a copy on each GPU that needed it.
 pub struct Mirrored<T> {
     host: Vec<T>,
-    twins: PerGpu<DeviceBuffer>,
+    gpu_copies: PerGpu<DeviceBuffer>,
     fresh: Fresh,
     /// The device that wrote the values last.
     writer: DeviceId,
-    /// How often somebody was given the values to write.
+    /// Number of writes, on any device.
     written: u64,
 }
 
@@ -87,7 +87,7 @@ impl<T> From<Vec<T>> for Mirrored<T> {
     fn from(host: Vec<T>) -> Mirrored<T> {
         Mirrored {
             host,
-            twins: PerGpu::default(),
+            gpu_copies: PerGpu::default(),
             fresh: Fresh::only(DeviceId::Cpu),
             writer: DeviceId::Cpu,
             written: 0,
@@ -96,33 +96,33 @@ impl<T> From<Vec<T>> for Mirrored<T> {
 }
 
 impl<T: Plain> Mirrored<T> {
-    /// Makes it `n` values, contents unspecified. Allocates only to grow beyond any earlier size.
+    /// Sets the number of values to `n`; their contents are unspecified. Allocates only beyond the largest size so far.
     pub(crate) fn resize(&mut self, n: usize) {
         self.host.resize(n, T::default());
     }
 
-    /// Makes it at least `n` values and keeps those that are there. Where a GPU has no room for more they come back to the
-    /// host.
+    /// Grows to at least `n` values and keeps the existing ones. If a GPU has no memory for the larger size, the values
+    /// are copied back to the CPU.
     ///
     /// # Errors
-    /// The GPU failed, now or in what was launched before.
+    /// The copy, or an operation launched before it, failed.
     pub(crate) fn grow(&mut self, n: usize) -> Result<()> {
         let old = self.host.len();
         if n <= old {
             return Ok(());
         }
-        for gpu in 0..self.twins.0.len() {
+        for gpu in 0..self.gpu_copies.0.len() {
             let is_fresh = self.fresh.has(DeviceId::Gpu(gpu));
-            let twin = self.twins.get(gpu).filter(|_| is_fresh);
-            let grown = twin.and_then(|twin| {
-                let grown = twin.grown(n * size_of::<T>(), old * size_of::<T>());
+            let copy = self.gpu_copies.get(gpu).filter(|_| is_fresh);
+            let grown = copy.and_then(|copy| {
+                let grown = copy.grown(n * size_of::<T>(), old * size_of::<T>());
                 grown.ok()
             });
             if is_fresh && grown.is_none() {
                 self.fetch()?;
                 self.fresh.remove(DeviceId::Gpu(gpu));
             }
-            self.twins.set(gpu, grown);
+            self.gpu_copies.set(gpu, grown);
         }
         self.host.resize(n, T::default());
         Ok(())
@@ -133,13 +133,13 @@ impl<T: Plain> Mirrored<T> {
         self.host.len()
     }
 
-    /// Whether there are none.
+    /// Whether the number of values is 0.
     pub fn is_empty(&self) -> bool {
         self.host.is_empty()
     }
 
-    /// Where the values are: on the host if it has them, else on the GPU that wrote them, from which the host must fetch
-    /// them before it reads them.
+    /// The CPU if it has the newest values, else the GPU that wrote them. In the second case the CPU must fetch the values
+    /// before it reads them.
     pub(crate) fn home(&self) -> DeviceId {
         if self.fresh.has(DeviceId::Cpu) {
             DeviceId::Cpu
@@ -148,36 +148,36 @@ impl<T: Plain> Mirrored<T> {
         }
     }
 
-    /// The memory on the GPU from which the host must fetch the values, if it must.
+    /// The GPU buffer that the CPU must fetch the values from; `None` if the CPU has them.
     fn remote(&self) -> Option<&DeviceBuffer> {
         match self.home() {
-            DeviceId::Gpu(gpu) => self.twins.get(gpu),
+            DeviceId::Gpu(gpu) => self.gpu_copies.get(gpu),
             DeviceId::Cpu => None,
         }
     }
 
-    /// Fetches the values if only GPUs hold them, and waits for them.
+    /// Copies the values to the CPU if only GPUs have them, and waits for the copy.
     ///
     /// # Errors
-    /// The GPU failed, now or in what was launched before.
+    /// The copy, or an operation launched before it, failed.
     pub(crate) fn fetch(&mut self) -> Result<()> {
         if let DeviceId::Gpu(gpu) = self.home()
-            && let Some(twin) = self.twins.get(gpu)
+            && let Some(copy) = self.gpu_copies.get(gpu)
         {
-            twin.download(self.host.as_mut_bytes())?;
+            copy.download(self.host.as_mut_bytes())?;
             self.fresh.add(DeviceId::Cpu);
         }
         Ok(())
     }
 
-    /// The copy that would bring the values from `device` to the host, if that is their home and a GPU. Whoever makes it says so
-    /// by [`Mirrored::fetched`].
+    /// The D2H copy that the CPU needs, if the home of the values is `device` and `device` is a GPU. The caller makes the
+    /// copy and then calls [`Mirrored::fetched`].
     pub(crate) fn wanted(&mut self, device: DeviceId) -> Option<Wanted<'_>> {
         if self.home() != device {
             return None;
         }
-        let twin = self.remote()?;
-        let (from, size) = (twin.ptr(), twin.size_bytes());
+        let copy = self.remote()?;
+        let (from, size) = (copy.ptr(), copy.size_bytes());
         let bytes = self.host.as_mut_bytes();
         let n = bytes.len().min(size);
         Some(Wanted {
@@ -186,36 +186,36 @@ impl<T: Plain> Mirrored<T> {
         })
     }
 
-    /// The values that were [wanted](Mirrored::wanted) from `device` are on the host.
+    /// Notes that the copy of [`Mirrored::wanted`] from `device` is complete.
     pub(crate) fn fetched(&mut self, device: DeviceId) {
         if self.home() == device {
             self.fresh.add(DeviceId::Cpu);
         }
     }
 
-    /// The values on the host. They must be there: see `Mirrored::fetch`.
+    /// The values in CPU memory. They must be there: see `Mirrored::fetch`.
     pub fn host(&self) -> &[T] {
         debug_assert!(self.home() == DeviceId::Cpu, "the values are on a GPU");
         &self.host
     }
 
-    /// The values on the host, to write; those of GPUs are no longer read.
+    /// The values in CPU memory, mutable. Copies on GPUs become stale.
     pub(crate) fn host_mut(&mut self) -> &mut Vec<T> {
         self.write(DeviceId::Cpu);
         &mut self.host
     }
 
-    /// The values on a GPU. They are copied from the host if that has them, else from the GPU that wrote them.
+    /// Address of the values on a GPU. They are copied from the CPU if it has them, else from the GPU that wrote them.
     ///
     /// # Errors
-    /// It has no room for them, or a copy failed.
+    /// The GPU has no memory for them, or a copy failed.
     pub(crate) fn device(&mut self, gpu: &Gpu) -> Result<Ptr> {
-        let ptr = self.room(gpu)?;
+        let ptr = self.reserve(gpu)?;
         let device = DeviceId::Gpu(gpu.index());
         if !self.fresh.has(device) {
-            match (self.remote(), self.twins.get(gpu.index())) {
-                (Some(remote), Some(twin)) => {
-                    gpu.receive(remote, twin, size_of_val(&*self.host))?
+            match (self.remote(), self.gpu_copies.get(gpu.index())) {
+                (Some(remote), Some(copy)) => {
+                    gpu.receive(remote, copy, size_of_val(&*self.host))?
                 }
                 _ => gpu.upload(ptr, self.host.as_bytes())?,
             }
@@ -224,38 +224,39 @@ impl<T: Plain> Mirrored<T> {
         Ok(ptr)
     }
 
-    /// Memory on a GPU whose values are all about to be written there.
+    /// Address of memory on a GPU for an operation that writes all values there.
     ///
     /// # Errors
-    /// It has no room for them.
+    /// The GPU has no memory for them.
     pub(crate) fn fill_device(&mut self, gpu: &Gpu) -> Result<Ptr> {
-        let ptr = self.room(gpu)?;
+        let ptr = self.reserve(gpu)?;
         self.write(DeviceId::Gpu(gpu.index()));
         Ok(ptr)
     }
 
-    /// The values on a GPU, some of which are about to be written there.
+    /// Address of the values on a GPU for an operation that writes some of them there.
     ///
     /// # Errors
-    /// As [`Mirrored::device`].
+    /// Like [`Mirrored::device`].
     pub(crate) fn update_device(&mut self, gpu: &Gpu) -> Result<Ptr> {
         let ptr = self.device(gpu)?;
         self.write(DeviceId::Gpu(gpu.index()));
         Ok(ptr)
     }
 
-    /// Puts the first `n` values of the host before those that a GPU has behind them.
+    /// Copies the first `n` values from the CPU to a GPU, whose values from index `n` on stay. The GPU then has the newest
+    /// values.
     ///
     /// # Errors
-    /// As [`Mirrored::device`].
+    /// Like [`Mirrored::device`].
     pub(crate) fn join(&mut self, gpu: &Gpu, n: usize) -> Result<()> {
-        let ptr = self.room(gpu)?;
+        let ptr = self.reserve(gpu)?;
         gpu.upload(ptr, &self.host[..n])?;
         self.write(DeviceId::Gpu(gpu.index()));
         Ok(())
     }
 
-    /// A number that is another one after every writing, on any device.
+    /// Number of writes so far, on any device: it changes whenever the values may have changed.
     pub(crate) fn written(&self) -> u64 {
         self.written
     }
@@ -265,39 +266,40 @@ impl<T: Plain> Mirrored<T> {
         self.written += 1;
     }
 
-    /// The memory on the host, for the inventory of buffers.
-    pub(crate) fn room_on_host(&self) -> &Vec<T> {
+    /// The memory on the CPU, for the inventory of buffers. The values in it may be stale.
+    pub(crate) fn cpu_memory(&self) -> &Vec<T> {
         &self.host
     }
 
-    /// The memory on each GPU, for the inventory of buffers.
+    /// The memory on each GPU, for the inventory of buffers. The values in it may be stale.
     pub(crate) fn room_on_gpus(&self) -> &PerGpu<DeviceBuffer> {
-        &self.twins
+        &self.gpu_copies
     }
 
-    /// Address of the values as they were written last.
+    /// Address of the newest values.
     pub(crate) fn address(&self) -> u64 {
-        let remote = self.remote().map(|twin| twin.ptr().0);
+        let remote = self.remote().map(|copy| copy.ptr().0);
         remote.unwrap_or(self.host.as_ptr() as u64)
     }
 
-    fn room(&mut self, gpu: &Gpu) -> Result<Ptr> {
+    /// Address of memory on a GPU that is large enough for all values; allocates it if necessary.
+    fn reserve(&mut self, gpu: &Gpu) -> Result<Ptr> {
         let bytes = (self.host.len() * size_of::<T>()).max(1);
         let index = gpu.index();
-        if let Some(twin) = self.twins.get(index)
-            && twin.size_bytes() >= bytes
+        if let Some(copy) = self.gpu_copies.get(index)
+            && copy.size_bytes() >= bytes
         {
-            return Ok(twin.ptr());
+            return Ok(copy.ptr());
         }
         if self.home() == DeviceId::Gpu(index) {
             self.fetch()?;
         }
-        self.twins.set(index, None);
+        self.gpu_copies.set(index, None);
         self.fresh.remove(DeviceId::Gpu(index));
-        // Room to grow, so that a longer batch does not come back at once.
-        let twin = gpu.alloc(bytes.next_power_of_two())?;
-        let ptr = twin.ptr();
-        self.twins.set(index, Some(twin));
+        // A power of two, so that slightly longer batches do not allocate again.
+        let copy = gpu.alloc(bytes.next_power_of_two())?;
+        let ptr = copy.ptr();
+        self.gpu_copies.set(index, Some(copy));
         Ok(ptr)
     }
 }
@@ -307,7 +309,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fresh_devices_are_counted_apart() {
+    fn fresh_set_distinguishes_devices() {
         let [cpu, first, second] = [DeviceId::Cpu, DeviceId::Gpu(0), DeviceId::Gpu(1)];
         let mut fresh = Fresh::only(second);
         fresh.add(cpu);

@@ -1,7 +1,7 @@
 //! A model ready to run: hyper-parameters, weights, vocabulary.
 
 use moe_engine::Mode;
-use moe_gguf::Gguf;
+use moe_gguf::{Gguf, LayerId};
 use moe_trace::buffers::{Buffer, usage};
 
 use crate::arch;
@@ -20,7 +20,7 @@ pub struct Model<'g> {
     pub(crate) tok_embd: Matrix<'g>,
     /// `(n_embd)`
     pub(crate) output_norm: Vector,
-    /// `(n_embd, n_vocab)`; a model without one uses its embeddings.
+    /// `(n_embd, n_vocab)`; the token embeddings in a model without `output.weight` (tied embeddings).
     pub(crate) output: Matrix<'g>,
     pub(crate) decoder: Decoder<'g>,
     /// Bytes of the vectors that were converted to f32.
@@ -29,11 +29,11 @@ pub struct Model<'g> {
 }
 
 impl<'g> Model<'g> {
-    /// Loads the model of a file whose data is whole.
+    /// Loads the model of a GGUF file with complete tensor data.
     ///
     /// # Errors
-    /// An architecture, tensor type or vocabulary that cannot be run, a missing key or tensor, a shape that does not
-    /// fit the hyper-parameters, or data that is cut off.
+    /// The architecture, a tensor type or the vocabulary is not supported, a key or tensor is missing, a tensor shape
+    /// does not match the hyper-parameters, or the tensor data is truncated.
     pub fn load(gguf: &'g Gguf) -> Result<Model<'g>> {
         let keys = Keys::new(gguf)?;
         let loader = Loader::new(gguf, keys.arch());
@@ -77,14 +77,14 @@ impl<'g> Model<'g> {
         self.decoder.hparams()
     }
 
-    /// What a user should know about the file although it can be run.
+    /// Problems of the file that do not prevent running it.
     pub fn warnings(&self) -> &[Warning] {
         &self.warnings
     }
 
-    /// Whether layer `il` has experts.
-    pub fn has_experts(&self, il: usize) -> bool {
-        self.decoder.moe(il).is_some()
+    /// Whether a layer is a MoE layer.
+    pub fn has_experts(&self, layer: LayerId) -> bool {
+        self.decoder.moe(layer).is_some()
     }
 
     /// Vocabulary.
@@ -92,7 +92,7 @@ impl<'g> Model<'g> {
         &self.tokenizer
     }
 
-    /// The weights: each file of the model as it is mapped, and the vectors that were converted to f32.
+    /// Adds the buffers of the weights: each memory-mapped model file, and the vectors converted to f32.
     pub(crate) fn buffers(&self, inventory: &mut Inventory) {
         let weights = |i: u64, name: &str, backend: &str, address, size| Buffer {
             buffer_id: WEIGHT_BUFFERS + i,
@@ -110,9 +110,9 @@ impl<'g> Model<'g> {
         }
     }
 
-    /// Records that a pass over `n_tokens` leaves at most.
+    /// Upper bound of the number of records that a forward pass over `n_tokens` tokens writes.
     pub fn records_per_pass(&self, n_tokens: usize, mode: Mode) -> u64 {
-        // embeddings, two for the final norm, the output product
+        // The embedding lookup, two operations of the final norm, and the output product.
         const OUTSIDE_LAYERS: usize = 4;
         let (pass, token) = self.decoder.ops();
         let n_expert_used = self.hparams().n_expert_used;

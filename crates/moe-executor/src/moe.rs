@@ -1,53 +1,57 @@
-//! The MoE layer: router, worklist, experts, merge, shared expert. What differs between architectures is data.
+//! The MoE layer: router, selected experts, their weighted sum, shared expert. [`MoeSpec`] describes the differences
+//! between architectures.
+
+use moe_gguf::LayerId;
 
 use crate::activation::{Activation, NodeName};
 use crate::buffers::Inventory;
 use crate::error::Result;
 use crate::ffn::{FFN_OPS, Ffn, FfnState};
 use crate::hparams::HParams;
-use crate::ops::{At, Gating, Glu, Groups, Ops, Projection, RouterSpec, RouterState};
+use crate::ops::{Gating, Glu, Groups, Ops, Projection, RouterSpec, RouterState};
+use crate::placement::DeviceId;
 use crate::recorder::{LaneCounts, Routing};
 use crate::weights::{Linear, Loader, Matrix, Vector};
 
-/// How a MoE layer of an architecture works.
+/// The MoE layers of an architecture.
 #[derive(Clone, Copy)]
 pub struct MoeSpec {
-    /// How router scores become probabilities.
+    /// Function from router scores to probabilities.
     pub gating: Gating,
-    /// Whether a bias is added to the probabilities for the choice of experts.
+    /// Whether a bias is added to the probabilities before the top-k selection.
     pub selection_bias: bool,
-    /// Whether the weights of the chosen experts are made to sum to one.
+    /// Whether the weights of the selected experts are normalized to a sum of 1.
     pub norm_weights: bool,
-    /// Factor on the weights.
+    /// Factor on the expert weights.
     pub weights_scale: f32,
     /// Activation of an expert.
     pub glu: Glu,
     /// Whether router and experts have biases.
     pub biases: bool,
-    /// An expert that every token passes.
+    /// The expert that processes all tokens, if the architecture has one.
     pub shared: Option<SharedExpert>,
 }
 
-/// An expert that every token passes.
+/// An expert that processes all tokens.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SharedExpert {
     /// Hidden width.
     pub width: SharedWidth,
-    /// Whether its output is weighed by the sigmoid of a score of its own.
+    /// Whether its output is multiplied by the sigmoid of a score from `ffn_gate_inp_shexp`.
     pub gated: bool,
 }
 
 /// Hidden width of a shared expert.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SharedWidth {
-    /// The same in all layers.
+    /// The same number of elements in all layers.
     Own(usize),
-    /// This many times the width of one of the layer's routed experts.
+    /// A multiple of the width of the layer's routed experts.
     Experts(usize),
 }
 
 impl MoeSpec {
-    /// Softmax over all experts, whose probabilities are the weights; nothing added.
+    /// Softmax over all experts whose probabilities are the expert weights; SwiGLU; no biases, no shared expert.
     pub const PLAIN: MoeSpec = MoeSpec {
         gating: Gating::Softmax,
         selection_bias: false,
@@ -58,12 +62,12 @@ impl MoeSpec {
         shared: None,
     };
 
-    /// Operations of one layer with `n_expert_used` selected experts that leave one record a pass, and those that leave one
-    /// for every token.
+    /// For a layer with `n_expert_used` selected experts: the number of operations that write one record per pass, and
+    /// the number of operations that write one record per token.
     pub fn ops(&self, hp: &HParams, n_expert_used: usize) -> (usize, usize) {
         let router = 1
             + usize::from(self.biases)
-            + 1 // softmax or sigmoid, of all or of the chosen
+            + 1 // softmax or sigmoid
             + usize::from(self.selection_bias)
             + 2 * usize::from(hp.expert_groups.is_some())
             + 2 // argsort, weights
@@ -82,7 +86,7 @@ impl MoeSpec {
 
 /// Weights of one MoE layer.
 pub struct MoeLayer<'g> {
-    il: usize,
+    il: LayerId,
     spec: MoeSpec,
     groups: Option<Groups>,
     n_expert_used: usize,
@@ -121,10 +125,11 @@ pub struct MoeState {
 struct SharedState {
     /// Score of each token `(token, 1)`.
     score: Activation,
-    /// Its sigmoid.
+    /// Sigmoid of the score `(token, 1)`.
     weight: Activation,
-    /// Output of the chosen experts, and of the shared one `(token, n_embd)`.
-    chosen: Activation,
+    /// Weighted sum of the selected experts `(token, n_embd)`.
+    routed: Activation,
+    /// Output of the shared expert `(token, n_embd)`.
     out: Activation,
 }
 
@@ -141,7 +146,7 @@ impl MoeState {
             shared: SharedState {
                 score: buffer(8),
                 weight: buffer(9),
-                chosen: buffer(10),
+                routed: buffer(10),
                 out: buffer(11),
             },
             routing: Routing::default(),
@@ -150,13 +155,13 @@ impl MoeState {
 }
 
 impl MoeState {
-    /// The choice of the layer that ran last.
+    /// The routing decisions of the layer that ran last.
     #[cfg(test)]
     pub(crate) fn routing(&self) -> &Routing {
         &self.routing
     }
 
-    /// Its buffers.
+    /// Adds its buffers to an inventory.
     pub(crate) fn buffers(&self, inventory: &mut Inventory) {
         self.router.buffers(inventory);
         self.routing.buffers(inventory);
@@ -166,7 +171,7 @@ impl MoeState {
         inventory.activation("expert down", &self.down);
         inventory.activation("shared expert score", &self.shared.score);
         inventory.activation("shared expert weight", &self.shared.weight);
-        inventory.activation("chosen experts together", &self.shared.chosen);
+        inventory.activation("sum of the selected experts", &self.shared.routed);
         inventory.activation("shared expert", &self.shared.out);
     }
 }
@@ -175,10 +180,10 @@ impl<'g> MoeLayer<'g> {
     pub(crate) fn load(
         loader: &Loader<'g>,
         hp: &HParams,
-        il: usize,
+        il: LayerId,
         spec: &MoeSpec,
     ) -> Result<MoeLayer<'g>> {
-        let (n_embd, n_ff, n_expert) = (hp.n_embd, hp.n_ff_exp_by_layer[il], hp.n_expert);
+        let (n_embd, n_ff, n_expert) = (hp.n_embd, hp.n_ff_exp_by_layer[il.index()], hp.n_expert);
         let linear = |part: &str, ne| loader.linear(&format!("blk.{il}.{part}"), ne, spec.biases);
         let selection_bias = spec
             .selection_bias
@@ -199,7 +204,7 @@ impl<'g> MoeLayer<'g> {
             il,
             spec: *spec,
             groups: hp.expert_groups,
-            n_expert_used: hp.n_expert_used_by_layer[il],
+            n_expert_used: hp.n_expert_used_by_layer[il.index()],
             router: linear("ffn_gate_inp", [n_embd, n_expert, 1])?,
             selection_bias: selection_bias.transpose()?,
             gate: linear("ffn_gate_exps", [n_embd, n_ff, n_expert])?,
@@ -209,11 +214,11 @@ impl<'g> MoeLayer<'g> {
         })
     }
 
-    /// `out = Σ weight · expert(x) + shared expert(x)` over the chosen experts, for every row of `x (token, n_embd)`.
+    /// `out = Σ weight · expert(x) + shared expert(x)` over the selected experts, for each row of `x (token, n_embd)`.
     pub fn forward(
         &self,
         ops: &mut Ops,
-        at: At,
+        device: DeviceId,
         s: &mut MoeState,
         x: &mut Activation,
         out: &mut Activation,
@@ -228,28 +233,28 @@ impl<'g> MoeLayer<'g> {
             n_expert_used: self.n_expert_used,
         };
         let weights_name = ops.route(self.il, &router, x, &mut s.router, &mut s.routing);
-        self.experts(ops, at, s, weights_name, x, out);
+        self.experts(ops, device, s, weights_name, x, out);
     }
 
-    /// As [`MoeLayer::forward`], with a choice that is given in the place of the router's. Returns where the down products of the
-    /// experts were computed.
-    pub(crate) fn forward_chosen(
+    /// Like [`MoeLayer::forward`], with the routing decisions of `routing` instead of the router's. Returns the number of
+    /// down products per lane.
+    pub(crate) fn forward_routed(
         &self,
         ops: &mut Ops,
-        at: At,
+        device: DeviceId,
         s: &mut MoeState,
-        chosen: &mut Routing,
+        routing: &mut Routing,
         x: &mut Activation,
         out: &mut Activation,
     ) -> LaneCounts {
         let weights_name = NodeName::of("ffn_moe_weights", self.il);
-        std::mem::swap(&mut s.routing, chosen);
-        let lanes = self.experts(ops, at, s, weights_name, x, out);
-        std::mem::swap(&mut s.routing, chosen);
+        std::mem::swap(&mut s.routing, routing);
+        let lanes = self.experts(ops, device, s, weights_name, x, out);
+        std::mem::swap(&mut s.routing, routing);
         lanes
     }
 
-    /// Bytes of the shared expert.
+    /// Bytes of the shared expert's weights; 0 without one.
     pub(crate) fn shared_bytes(&self) -> u64 {
         self.shared.as_ref().map_or(0, |shared| {
             let gate = shared.gate.as_ref().map_or(0, |g| g.place.size_bytes);
@@ -257,11 +262,11 @@ impl<'g> MoeLayer<'g> {
         })
     }
 
-    /// What follows the router.
+    /// The operations after the router.
     fn experts(
         &self,
         ops: &mut Ops,
-        at: At,
+        device: DeviceId,
         s: &mut MoeState,
         weights_name: NodeName,
         x: &mut Activation,
@@ -286,16 +291,16 @@ impl<'g> MoeLayer<'g> {
         let mut layer = ops.begin_experts(il, &self.down, routing);
         let buffers = [&mut s.gate, &mut s.up];
         ops.gate_up(&mut layer, [gate, up], glu, x, routing, buffers);
-        let chosen = match &self.shared {
-            Some(_) => &mut s.shared.chosen,
+        let routed = match &self.shared {
+            Some(_) => &mut s.shared.routed,
             None => &mut *out,
         };
         let (hidden, experts) = (&mut s.gate, &mut s.down);
-        let lanes = ops.down_and_merge(layer, down, weights_name, hidden, routing, experts, chosen);
+        let lanes = ops.down_and_merge(layer, down, weights_name, hidden, routing, experts, routed);
         let Some(shared) = &self.shared else {
             return lanes;
         };
-        let (chosen, own) = (&mut s.shared.chosen, &mut s.shared.out);
+        let (routed, own) = (&mut s.shared.routed, &mut s.shared.out);
         shared
             .ffn
             .forward(ops, &mut s.ffn, name("ffn_shexp"), x, own);
@@ -303,9 +308,9 @@ impl<'g> MoeLayer<'g> {
             let (score, weight) = (&mut s.shared.score, &mut s.shared.weight);
             ops.mul_mat(name("ffn_shexp_gate_inp"), gate, x, score);
             let names = ["ffn_shexp_gate_silu", "ffn_shexp_gate", "ffn_shexp_out"];
-            ops.scale_by_sigmoid(at, names.map(name), score, weight, own);
+            ops.scale_by_sigmoid(device, names.map(name), score, weight, own);
         }
-        ops.add(at, name("ffn_out"), chosen, own, out);
+        ops.add(device, name("ffn_out"), routed, own, out);
         lanes
     }
 }

@@ -1,4 +1,4 @@
-//! Devices, and which of them a tensor lives on: llama.cpp's rules for layers on GPUs, experts on the CPU and tensors by name.
+//! Placement of tensors on devices with llama.cpp's rules: the last layers on GPUs, experts on the CPU, tensors by name.
 
 use std::collections::HashMap;
 use std::fmt::{self, Display, Formatter};
@@ -11,27 +11,25 @@ use moe_gguf::LayerId;
 
 use crate::weights::Place;
 
-/// A rule for tensors by name that cannot be used.
+/// Errors of rules that place tensors by name.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The text is not a rule.
-    #[error(
-        "`{rule}` is not of the form REGEX=CPU or REGEX=CUDAn, where n is the number of a GPU: CUDA0 is the first"
-    )]
-    Form {
+    #[error("`{rule}` is not a rule REGEX=CPU or REGEX=CUDAn, where CUDA0 is the first GPU")]
+    Syntax {
         /// The text.
         rule: String,
     },
-    /// The regular expression has a fault.
-    #[error("`{pattern}` is not a regular expression: {source}")]
+    /// The regular expression is invalid.
+    #[error("`{pattern}` is not a valid regular expression: {source}")]
     Pattern {
         /// The regular expression.
         pattern: String,
-        /// Its fault.
+        /// Error of the parser.
         source: Box<fancy_regex::Error>,
     },
-    /// Whether a tensor matches cannot be found out.
+    /// The matcher exceeded its limits on the name of a tensor.
     #[error(
         "`{pattern}` cannot be matched with tensor `{tensor}`: {source}; simplify the expression"
     )]
@@ -40,10 +38,10 @@ pub enum Error {
         pattern: String,
         /// The tensor's name.
         tensor: String,
-        /// Why not: too many steps, or too deep a recursion.
+        /// Too many steps, or too deep a recursion.
         source: Box<fancy_regex::Error>,
     },
-    /// A rule names a GPU that is not in the list.
+    /// A rule names a GPU that is not in the list of devices.
     #[error(
         "`{pattern}={device}`: {device} is not in the list of devices, which has {}",
         counted(*.n_gpus, "GPU")
@@ -53,19 +51,19 @@ pub enum Error {
         pattern: String,
         /// The GPU.
         device: DeviceId,
-        /// GPUs in the list.
+        /// Number of GPUs in the list.
         n_gpus: usize,
     },
 }
 
-/// A device that computes, by its place in a session's list of devices: the CPU, then the GPUs. It is displayed and parsed
-/// as llama.cpp names it: `CPU`, `CUDA0`, `CUDA1`.
+/// A device by its index in a session's list: the CPU, then the GPUs. Its text is llama.cpp's name: `CPU`, `CUDA0`,
+/// `CUDA1`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum DeviceId {
     /// The CPU and its memory.
     #[default]
     Cpu,
-    /// A GPU by its index in the list. The same physical GPU may be listed more than once.
+    /// A GPU by its index among the GPUs of the list. The same physical GPU may be listed more than once.
     Gpu(usize),
 }
 
@@ -78,9 +76,9 @@ impl Display for DeviceId {
     }
 }
 
-/// A text that does not name a device.
+/// The error of a text that is not the name of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a device is CPU, CUDA0, CUDA1, ...")]
+#[error("the name of a device is CPU, CUDA0, CUDA1, ...")]
 pub struct NotADevice;
 
 impl FromStr for DeviceId {
@@ -97,25 +95,25 @@ impl FromStr for DeviceId {
     }
 }
 
-/// Tensors whose name matches live on a device, whatever their layer.
+/// A rule that places the tensors whose names match on a device (llama.cpp's `--override-tensor`).
 #[derive(Debug, Clone)]
 pub struct Override {
-    /// Found anywhere in the name.
+    /// Matches if it is found anywhere in the name of a tensor.
     pub pattern: Regex,
-    /// Where they live.
+    /// Device of the tensors that match.
     pub device: DeviceId,
 }
 
 impl FromStr for Override {
     type Err = Error;
 
-    /// Reads `REGEX=CPU` or `REGEX=CUDA0`.
+    /// Parses `REGEX=CPU` or `REGEX=CUDA0`.
     fn from_str(rule: &str) -> Result<Override, Error> {
-        let form = || Error::Form {
+        let syntax = || Error::Syntax {
             rule: rule.to_owned(),
         };
-        let (pattern, device) = rule.rsplit_once('=').ok_or_else(form)?;
-        let device = device.parse().map_err(|NotADevice| form())?;
+        let (pattern, device) = rule.rsplit_once('=').ok_or_else(syntax)?;
+        let device = device.parse().map_err(|NotADevice| syntax())?;
         let pattern = Regex::new(pattern).map_err(|source| Error::Pattern {
             pattern: pattern.to_owned(),
             source: Box::new(source),
@@ -124,31 +122,33 @@ impl FromStr for Override {
     }
 }
 
-/// Rules of where the tensors of a model live.
+/// Rules for the placement of a model's tensors.
 #[derive(Debug, Clone)]
 pub struct Rules {
     n_layer: usize,
     n_gpu_layers: usize,
-    /// Share of the layers of each GPU; not normalized.
+    /// Relative share of the layers per GPU; not normalized.
     split: Vec<f32>,
     overrides: Vec<Override>,
 }
 
-/// Where the tensors of a model live. By default all are on the CPU.
+/// The device of each tensor of a model. By default all tensors are on the CPU.
 #[derive(Debug, Clone, Default)]
 pub struct Placement {
-    /// Device of each layer; the last one is the output's.
+    /// Device of each layer.
     layers: Vec<DeviceId>,
-    /// Tensors that a rule matches, by name.
+    /// Device of the output.
+    output: DeviceId,
+    /// Device of each tensor that an [`Override`] matches, by the tensor's name.
     overridden: HashMap<String, DeviceId>,
 }
 
-/// Stacks of expert matrices, as llama.cpp's `--cpu-moe` finds them.
+/// Matches the tensors of routed experts: the pattern of llama.cpp's `--cpu-moe`.
 const EXPERTS: &str = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps";
 
 impl Rules {
-    /// The last `n_gpu_layers` of `n_layer` layers on the GPU, of which the output counts as one, the very last. Of
-    /// `overrides` the first that matches decides.
+    /// Places the last `n_gpu_layers` of `n_layer + 1` layers on the GPU. The additional layer is the output, which is
+    /// the last. The first of the `overrides` that matches a tensor takes precedence over its layer.
     pub fn new(n_layer: usize, n_gpu_layers: usize, overrides: Vec<Override>) -> Rules {
         Rules {
             n_layer,
@@ -158,8 +158,8 @@ impl Rules {
         }
     }
 
-    /// Splits the layers on GPUs among as many GPUs as `split` has values, in proportion to these (llama.cpp's
-    /// `--tensor-split`). Values that are all zero stand for equal shares.
+    /// Splits the GPU layers in proportion to `split`, which has one value per GPU (llama.cpp's `--tensor-split`). If all
+    /// values are 0, the shares are equal.
     #[must_use]
     pub fn split_layers(mut self, split: Vec<f32>) -> Rules {
         let is_equal = split.iter().all(|&share| share == 0.0);
@@ -171,7 +171,7 @@ impl Rules {
         self
     }
 
-    /// Adds a rule after the others: the experts of the first `n` layers live on the CPU; of all layers for `None`.
+    /// Adds a rule after the others: the experts of the first `n` layers are on the CPU. `None` means all layers.
     #[must_use]
     pub fn experts_on_cpu(mut self, n: Option<usize>) -> Rules {
         let patterns = match n {
@@ -187,10 +187,10 @@ impl Rules {
         self
     }
 
-    /// Applies the rules to the tensors of a model, by their names.
+    /// Applies the rules to the tensors of a model, given by name.
     ///
     /// # Errors
-    /// [`Error::Match`] where a regular expression gives up on a name, [`Error::NoSuchDevice`] for a GPU beyond the split.
+    /// [`Error::Match`] if the matcher exceeds its limits on a name, [`Error::NoSuchDevice`] if a rule names a GPU beyond the split.
     pub fn resolve<'a>(
         &self,
         tensors: impl IntoIterator<Item = &'a str>,
@@ -219,15 +219,18 @@ impl Rules {
                 }
             }
         }
+        let mut layers = self.layers_and_output();
+        let output = layers.pop().unwrap_or_default();
         Ok(Placement {
-            layers: self.layers(),
+            layers,
+            output,
             overridden,
         })
     }
 
-    /// Device of each layer and of the output, computed as in llama.cpp: layer number `i` of the `n` layers on GPUs belongs to
-    /// the first GPU whose cumulative share is above `i / n`.
-    fn layers(&self) -> Vec<DeviceId> {
+    /// Device of each layer, then of the output, computed like in llama.cpp: the `i`-th of `n` GPU layers is on the first GPU
+    /// whose cumulative share is greater than `i / n`.
+    fn layers_and_output(&self) -> Vec<DeviceId> {
         let n_all = self.n_layer + 1;
         let n = n_all.min(self.n_gpu_layers);
         let total: f32 = self.split.iter().sum();
@@ -247,18 +250,22 @@ impl Rules {
 }
 
 impl Placement {
-    /// Device that computes layer `il`; the number of layers stands for the output.
-    pub fn layer(&self, il: usize) -> DeviceId {
-        self.layers.get(il).copied().unwrap_or_default()
+    /// The device that computes a layer; the CPU for layers beyond the last.
+    pub fn layer(&self, layer: LayerId) -> DeviceId {
+        self.layers.get(layer.index()).copied().unwrap_or_default()
     }
 
-    /// Device of the layer that a tensor belongs to; tensors outside the layers belong to the output.
+    /// The device that computes the output.
+    pub fn output(&self) -> DeviceId {
+        self.output
+    }
+
+    /// The device of the layer that a tensor belongs to. Tensors outside the layers belong to the output.
     pub fn layer_of(&self, place: &Place) -> DeviceId {
-        let output = self.layers.len().saturating_sub(1);
-        self.layer(place.layer.map_or(output, LayerId::index))
+        place.layer.map_or(self.output, |layer| self.layer(layer))
     }
 
-    /// Where a tensor lives. The embeddings stay on the CPU, which looks up their rows.
+    /// The device of a tensor. The token embeddings are read on the CPU, whatever their device is here.
     pub fn tensor(&self, place: &Place) -> DeviceId {
         let overridden = self.overridden.get(&place.name);
         overridden.copied().unwrap_or_else(|| self.layer_of(place))
@@ -284,10 +291,16 @@ mod tests {
         })
     }
 
+    /// Devices of four layers and the output.
+    fn devices(placement: &Placement) -> [DeviceId; 5] {
+        let [a, b, c, d] = [0, 1, 2, 3].map(|layer| placement.layer(LayerId(layer)));
+        [a, b, c, d, placement.output()]
+    }
+
     #[test]
-    fn the_output_is_the_last_layer_and_goes_first() {
+    fn output_counts_as_the_last_layer() {
         let none = Rules::new(4, 0, Vec::new()).resolve([]).unwrap();
-        assert!((0..=4).all(|il| none.layer(il) == DeviceId::Cpu));
+        assert_eq!(devices(&none), [DeviceId::Cpu; 5]);
         let one = Rules::new(4, 1, Vec::new());
         assert_eq!(device(&one, "output.weight", None), DeviceId::Gpu(0));
         assert_eq!(device(&one, "blk.3.attn_q.weight", Some(3)), DeviceId::Cpu);
@@ -301,11 +314,11 @@ mod tests {
             DeviceId::Cpu
         );
         let all = Rules::new(4, 99, Vec::new()).resolve([]).unwrap();
-        assert!((0..=4).all(|il| all.layer(il) == DeviceId::Gpu(0)));
+        assert_eq!(devices(&all), [DeviceId::Gpu(0); 5]);
     }
 
     #[test]
-    fn the_first_rule_that_matches_decides() {
+    fn first_matching_override_takes_precedence() {
         let rule = "blk.1.ffn_gate_exps=CUDA0".parse().unwrap();
         let placement = Rules::new(4, 99, vec![rule]).experts_on_cpu(None);
         let experts = |il: u16, part: &str| format!("blk.{il}.ffn_{part}_exps.weight");
@@ -332,29 +345,31 @@ mod tests {
     }
 
     #[test]
-    fn rejects_rules_that_cannot_be_read() {
-        let error = |rule: &str| rule.parse::<Override>().unwrap_err().to_string();
+    fn rejects_malformed_overrides() {
+        let error = |rule: &str| rule.parse::<Override>().unwrap_err();
         for rule in ["exps", "exps=CUDA", "exps=CUDA+1", "exps=cpu"] {
-            let form = format!("`{rule}` is not of the form REGEX=CPU or REGEX=CUDAn, ");
-            assert!(error(rule).starts_with(&form), "{}", error(rule));
+            let error = error(rule);
+            assert!(
+                matches!(&error, Error::Syntax { rule: text } if text == rule),
+                "{error}"
+            );
         }
-        assert!(error("(=CPU").starts_with("`(` is not a regular expression: "));
+        assert!(matches!(error("(=CPU"), Error::Pattern { pattern, .. } if pattern == "("));
     }
 
-    /// A backtracking matcher gives up on this; that is no "does not match", which would put the tensor elsewhere.
+    /// The backtracking matcher exceeds its limit on this pattern. Treating that as "no match" would place the tensor elsewhere.
     #[test]
-    fn a_match_that_gives_up_is_an_error() {
+    fn reports_a_match_that_exceeds_the_limits() {
         let rule = r"(a|b|ab)*(?=c)=CPU".parse().unwrap();
         let name = "ab".repeat(32);
         let error = Rules::new(4, 99, vec![rule]).resolve([&*name]).unwrap_err();
-        let text = error.to_string();
-        assert!(matches!(error, Error::Match { .. }), "{text}");
-        assert!(text.contains(&name) && !text.contains('\n'), "{text}");
+        assert!(!error.to_string().contains('\n'), "{error}");
+        assert!(matches!(error, Error::Match { tensor, .. } if tensor == name));
     }
 
-    /// What users of llama.cpp write, which matches with std::regex.
+    /// llama.cpp matches with `std::regex`, which supports both.
     #[test]
-    fn patterns_with_lookahead_and_back_references_work() {
+    fn supports_lookahead_and_back_references() {
         let rules = |rule: &str| Rules::new(30, 99, vec![rule.parse().unwrap()]);
         let experts = |il: u16| format!("blk.{il}.ffn_down_exps.weight");
         let ahead = rules(r"blk\.(?!(?:0|1)\.).*ffn_.*_exps\.=CPU");
@@ -366,15 +381,15 @@ mod tests {
     }
 
     #[test]
-    fn layers_are_split_in_proportion() {
+    fn splits_layers_in_proportion() {
         use DeviceId::{Cpu, Gpu};
         let layers = |n_gpu_layers, split: &[f32]| {
             let rules = Rules::new(4, n_gpu_layers, Vec::new()).split_layers(split.to_vec());
             let placement = rules.resolve([]).unwrap();
-            [0, 1, 2, 3, 4].map(|il| placement.layer(il))
+            devices(&placement)
         };
         assert_eq!(layers(99, &[1.0]), [Gpu(0); 5]);
-        // As llama.cpp does: 0/5, 1/5 and 2/5 are below 1/2.
+        // Like llama.cpp: 0/5, 1/5 and 2/5 are less than 1/2.
         let halves = [Gpu(0), Gpu(0), Gpu(0), Gpu(1), Gpu(1)];
         assert_eq!(layers(99, &[1.0, 1.0]), halves);
         assert_eq!(layers(99, &[0.0, 0.0]), halves);
@@ -384,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_may_name_any_gpu_of_the_list() {
+    fn overrides_may_name_any_gpu_of_the_list() {
         let rules =
             |rule: &str| Rules::new(2, 0, vec![rule.parse().unwrap()]).split_layers(vec![1.0; 2]);
         let exps = "blk.0.ffn_up_exps.weight";
@@ -399,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn experts_of_the_first_layers_stay_with_the_host() {
+    fn places_experts_of_the_first_layers_on_the_cpu() {
         let placement = Rules::new(12, 99, Vec::new()).experts_on_cpu(Some(2));
         let down = |il: u16| {
             device(

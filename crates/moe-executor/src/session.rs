@@ -1,4 +1,4 @@
-//! One run of a model: tokens in, logits out, every operation recorded.
+//! A session: tokens in, logits out, every operation recorded.
 
 use std::time::Instant;
 
@@ -16,7 +16,7 @@ use crate::model::Model;
 use crate::ops::Ops;
 use crate::recorder::{PassInfo, Recorder};
 
-/// State of a run. Sequences follow one another; each begins with an empty cache.
+/// Evaluates sequences with one model, one after another. Each sequence starts with an empty key-value cache.
 pub struct Session<'a, 'g> {
     model: &'a Model<'g>,
     ops: Ops<'a>,
@@ -25,13 +25,13 @@ pub struct Session<'a, 'g> {
     n_past: usize,
     sequence_id: u32,
     ledger: Ledger,
-    /// Most tokens of a pass so far, with and without logits; and positions in the
-    /// cache. Buffers grow with these alone.
-    grown: [u64; 3],
+    /// Maxima so far: tokens of a pass, tokens of a pass with logits, and positions reserved in the cache. The sizes of
+    /// all buffers depend on these three numbers only.
+    maxima: [u64; 3],
 }
 
 impl<'a, 'g> Session<'a, 'g> {
-    /// A session with a context of `n_ctx` positions, computed by the host alone.
+    /// A session with a context of `n_ctx` positions that computes on the CPU.
     pub fn new(
         model: &'a Model<'g>,
         threads: &'a Threads,
@@ -41,7 +41,7 @@ impl<'a, 'g> Session<'a, 'g> {
         Session::with_devices(model, threads, Devices::cpu(), recorder, n_ctx)
     }
 
-    /// A session computed by `devices`, of which the CPU uses `threads`.
+    /// A session with a context of `n_ctx` positions that computes on `devices`. The CPU uses `threads`.
     pub fn with_devices(
         model: &'a Model<'g>,
         threads: &'a Threads,
@@ -56,7 +56,7 @@ impl<'a, 'g> Session<'a, 'g> {
         Session {
             model,
             ledger: Ledger::new(),
-            grown: [0; 3],
+            maxima: [0; 3],
             ops: Ops::new(threads, recorder, devices),
             state: State::default(),
             cache: KvCache::new(hp.n_layer, hp.n_head_kv * hp.head_dim, n_ctx),
@@ -70,19 +70,19 @@ impl<'a, 'g> Session<'a, 'g> {
         self.model
     }
 
-    /// Has `observer` told of every routing.
+    /// Calls `observer` with the routing decisions of each MoE layer.
     pub fn observe(&mut self, observer: Observer<'a>) {
         self.ops.observer = Some(observer);
     }
 
-    /// One pass over `tokens`, which fit the vocabulary and the context.
+    /// Runs a forward pass over `tokens`, which are within the vocabulary and the context.
     fn evaluate(&mut self, tokens: &[u32], phase: Phase, logits: Logits) -> Result<()> {
         let start = Instant::now();
         let (ops, s) = (&mut self.ops, &mut self.state);
         ops.recorder.begin(PassInfo {
             sequence_id: self.sequence_id,
             phase,
-            is_whole: logits != Logits::None,
+            is_complete: logits != Logits::None,
         });
         ops.positions.clear();
         ops.positions
@@ -111,13 +111,13 @@ impl<'a, 'g> Session<'a, 'g> {
         self.record_buffers(tokens.len(), logits, start)
     }
 
-    /// Final norm and output product on the wanted rows.
+    /// Final norm and output product for the rows whose logits are wanted.
     fn head(&mut self) {
         let (ops, s, model) = (&mut self.ops, &mut self.state, self.model);
-        let at = ops.at(model.hparams().n_layer);
+        let device = ops.output_device();
         let names = ["norm", "result_norm"].map(NodeName::global);
         ops.rms_norm(
-            at,
+            device,
             names,
             &mut s.x,
             &model.output_norm,
@@ -131,16 +131,16 @@ impl<'a, 'g> Session<'a, 'g> {
         ops.check_finite(&s.logits);
     }
 
-    /// Tells the run of buffers that the pass made or grew.
+    /// Records events for the buffers that the pass created or enlarged.
     fn record_buffers(&mut self, n_tokens: usize, logits: Logits, start: Instant) -> Result<()> {
         let n_tokens = n_tokens as u64;
         let with_logits = if logits == Logits::None { 0 } else { n_tokens };
         let now = [n_tokens, with_logits, self.cache.reserved() as u64];
-        let pairs = || now.iter().zip(&self.grown);
+        let pairs = || now.iter().zip(&self.maxima);
         if pairs().all(|(now, before)| now <= before) {
             return Ok(());
         }
-        for (before, now) in self.grown.iter_mut().zip(now) {
+        for (before, now) in self.maxima.iter_mut().zip(now) {
             *before = now.max(*before);
         }
         let mut inventory = Inventory::default();
@@ -150,7 +150,7 @@ impl<'a, 'g> Session<'a, 'g> {
         self.ops.buffers(&mut inventory);
         let events = self
             .ledger
-            .changes(inventory, self.ops.recorder.moment(start));
+            .changes(inventory, self.ops.recorder.timestamp(start));
         self.ops.recorder.buffers(&events)
     }
 
@@ -174,15 +174,15 @@ impl<'a, 'g> Session<'a, 'g> {
         }
     }
 
-    /// The devices that compute.
+    /// The devices of the session.
     pub fn devices(&self) -> &Devices<'a> {
         &self.ops.devices
     }
 
-    /// Ends the session; the recorder's writer can then be finished. The second value is the error of the last events of
-    /// buffers, if they could not be written: the run is complete without them.
+    /// Ends the session and returns its recorder, whose writer can then be finished. The second value is an error if the
+    /// last buffer events could not be written. The run is complete without them.
     pub fn into_recorder(mut self) -> (Recorder, Result<()>) {
-        let now = self.ops.recorder.moment(Instant::now());
+        let now = self.ops.recorder.timestamp(Instant::now());
         let written = self.ops.recorder.buffers(&self.ledger.end(now));
         (self.ops.recorder, written)
     }

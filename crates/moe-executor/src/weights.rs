@@ -1,4 +1,4 @@
-//! Weights of a model: borrowed quantized matrices, and vectors converted to f32 once.
+//! Weights of a model: quantized matrices borrowed from the mapped file, and vectors converted to f32.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
@@ -9,7 +9,7 @@ use moe_gguf::{GgmlType, Gguf, LayerId, Tensor};
 use crate::cpu::quant::{Kernel, dequantize_row};
 use crate::error::{Error, Result};
 
-/// Where a weight lies in the model's file; what a trace record says of it.
+/// The location of a tensor in the model's files, as trace records contain it.
 #[derive(Debug, Clone)]
 pub struct Place {
     /// Tensor name.
@@ -18,15 +18,15 @@ pub struct Place {
     pub tensor_idx: u32,
     /// Shard, 0 = first file.
     pub file: u16,
-    /// Layer of the tensor's name.
+    /// Layer in the tensor's name.
     pub layer: Option<LayerId>,
     /// Absolute offset in the file, bytes.
     pub offset: u64,
-    /// Size of the whole tensor, bytes.
+    /// Size of the complete tensor, bytes.
     pub size_bytes: u64,
-    /// Elements in each dimension of the whole tensor.
+    /// Elements in each dimension of the complete tensor.
     pub ne: [u64; 4],
-    /// Type of its elements in the file.
+    /// Element type in the file.
     pub ty: GgmlType,
 }
 
@@ -45,18 +45,18 @@ impl Place {
     }
 }
 
-/// The layer in `blk.N.…`.
+/// The layer `N` of a name `blk.N.…`.
 fn layer_of(name: &str) -> Option<LayerId> {
     name.strip_prefix("blk.")?.split('.').next()?.parse().ok()
 }
 
-/// A matrix, or a stack of one matrix an expert, in the file's own quantization. `ne = [n_in, n_out, n_expert]`.
+/// A matrix, or a stack with one matrix per expert, in the quantization of the file. `ne = [n_in, n_out, n_expert]`.
 pub struct Matrix<'g> {
-    /// Its place in the file.
+    /// Location in the file.
     pub place: Place,
     /// Type of its blocks.
     pub ty: GgmlType,
-    /// Inner products for its type.
+    /// Matrix products for its type.
     pub kernel: Kernel,
     /// Length of a row, elements.
     pub n_in: usize,
@@ -70,13 +70,13 @@ pub struct Matrix<'g> {
 }
 
 impl<'g> Matrix<'g> {
-    /// The rows `rows` of matrix `expert`, row after row.
+    /// The bytes of rows `rows` of matrix `expert`.
     pub fn rows(&self, expert: usize, rows: std::ops::Range<usize>) -> &'g [u8] {
         let first = expert * self.n_out;
         &self.data[(first + rows.start) * self.row_size..(first + rows.end) * self.row_size]
     }
 
-    /// All rows of all matrices.
+    /// The bytes of all matrices.
     pub fn all(&self) -> &'g [u8] {
         self.data
     }
@@ -87,9 +87,9 @@ impl<'g> Matrix<'g> {
     }
 }
 
-/// A vector, or one vector an expert, in f32. `(n, n_expert)`.
+/// A vector, or a stack with one vector per expert, in f32 `(n_expert, n)`.
 pub struct Vector {
-    /// Its place in the file.
+    /// Location in the file.
     pub place: Place,
     /// Values.
     pub data: Vec<f32>,
@@ -97,19 +97,19 @@ pub struct Vector {
     pub n: usize,
 }
 
-/// A matrix, or one an expert, with a bias on its output where the architecture has one.
+/// A linear layer, or one per expert: a matrix, and the bias of its output if the architecture has one.
 pub struct Linear<'g> {
-    /// `(n_in, n_out, n_expert)`
+    /// `ne = [n_in, n_out, n_expert]`
     pub weights: Matrix<'g>,
-    /// `(n_out, n_expert)`
+    /// `ne = [n_out, n_expert]`
     pub bias: Option<Vector>,
 }
 
-/// Looks tensors up and checks their shapes.
+/// Finds the tensors of a model and checks their shapes.
 pub(crate) struct Loader<'g> {
     pub gguf: &'g Gguf,
     pub arch: String,
-    /// Indices of the tensors that were asked for.
+    /// Indices of the tensors that were requested.
     used: RefCell<HashSet<u32>>,
     /// Bytes of the vectors that were converted to f32.
     converted_bytes: Cell<u64>,
@@ -129,7 +129,7 @@ impl<'g> Loader<'g> {
         self.gguf.files()[0].path.clone()
     }
 
-    /// Every tensor must have been asked for: one that is left out makes another model of it.
+    /// Checks that every tensor of the file was requested. Ignoring a tensor would change the results.
     pub(crate) fn check_all_used(&self) -> Result<()> {
         let used = self.used.borrow();
         let unused = |t: &&Tensor| !used.contains(&t.index);
@@ -143,7 +143,7 @@ impl<'g> Loader<'g> {
         }
     }
 
-    /// Bytes of the vectors that were converted to f32 so far.
+    /// Bytes of the f32 vectors so far.
     pub(crate) fn converted_bytes(&self) -> u64 {
         self.converted_bytes.get()
     }
@@ -152,7 +152,7 @@ impl<'g> Loader<'g> {
         self.gguf.tensor(name).is_some()
     }
 
-    /// Refuses a file with more layers than its hyper-parameters say: the rest would be left out silently.
+    /// Checks that no tensor belongs to a layer at or beyond `n_layer`: such layers would be ignored silently.
     pub(crate) fn refuse_extra_layers(&self, n_layer: usize) -> Result<()> {
         let extra = |t: &&Tensor| layer_of(&t.name).is_some_and(|l| l.index() >= n_layer);
         match self.gguf.tensors().iter().find(extra) {
@@ -224,7 +224,7 @@ impl<'g> Loader<'g> {
         })
     }
 
-    /// The matrices `part.weight` of `ne = [n_in, n_out, n_expert]`, with `part.bias` if there is to be one.
+    /// The matrices `part.weight` of `ne = [n_in, n_out, n_expert]`, with `part.bias` if `bias`.
     pub(crate) fn linear(
         &self,
         part: &str,
@@ -243,7 +243,7 @@ impl<'g> Loader<'g> {
         self.vectors(name, n, 1)
     }
 
-    /// One vector an expert, `ne = [n, n_expert]`, converted to f32.
+    /// One vector per expert, `ne = [n, n_expert]`, converted to f32.
     pub(crate) fn vectors(&self, name: &str, n: usize, n_expert: usize) -> Result<Vector> {
         let tensor = self.tensor(name, &[n, n_expert])?;
         let bytes = self.gguf.data(tensor)?;

@@ -1,5 +1,7 @@
-//! The decoder that all architectures here are: layers of attention and experts, each on a normed copy of the residual
-//! stream.
+//! The decoder of all supported architectures: layers of attention and a MoE or dense block, each with pre-normalization
+//! (RMS norm) and a residual connection.
+
+use moe_gguf::LayerId;
 
 use crate::activation::{Activation, NodeName};
 use crate::attention::{AttentionLayer, AttentionSpec, AttentionState};
@@ -9,45 +11,47 @@ use crate::ffn::{FFN_OPS, Ffn, FfnState};
 use crate::hparams::HParams;
 use crate::kv_cache::KvCache;
 use crate::moe::{MoeLayer, MoeSpec, MoeState};
-use crate::ops::{At, Ops};
+use crate::ops::Ops;
+use crate::placement::DeviceId;
 use crate::weights::{Loader, Vector};
 
-/// How the layers of an architecture work.
+/// The layers of an architecture.
 #[derive(Clone, Copy)]
 pub struct DecoderSpec {
     /// Attention.
     pub attention: AttentionSpec,
-    /// Norm before the experts: its tensor and its node.
+    /// Norm before the MoE or dense block: the name of its tensor and of its node.
     pub ffn_norm: (&'static str, &'static str),
-    /// First layers, which have one block for all tokens instead of experts.
+    /// Number of dense layers, which come first.
     pub n_dense: usize,
-    /// Experts.
+    /// MoE layers.
     pub moe: MoeSpec,
-    /// Where a prompt is cut to the rows whose logits are wanted.
-    pub cut: Cut,
+    /// Where the output rows are selected.
+    pub output_rows: OutputRows,
 }
 
-/// Where llama.cpp cuts a prompt to the rows whose logits are wanted.
+/// Where llama.cpp's graph selects the rows of a prompt whose logits are wanted (`inp_out_ids`). Later operations compute
+/// these rows only.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Cut {
+pub enum OutputRows {
     /// In the last layer, between attention and experts.
     InLastLayer,
-    /// Behind the last layer.
-    BehindLastLayer,
+    /// After the last layer.
+    AfterLastLayer,
 }
 
 impl DecoderSpec {
-    /// Plain attention, plain experts.
+    /// [`AttentionSpec::PLAIN`] and [`MoeSpec::PLAIN`] in all layers.
     pub const PLAIN: DecoderSpec = DecoderSpec {
         attention: AttentionSpec::PLAIN,
         ffn_norm: ("ffn_norm", "ffn_norm"),
         n_dense: 0,
         moe: MoeSpec::PLAIN,
-        cut: Cut::InLastLayer,
+        output_rows: OutputRows::InLastLayer,
     };
 }
 
-/// Layers of a model with their weights loaded.
+/// The layers of a model with their weights.
 pub struct Decoder<'g> {
     hp: HParams,
     spec: DecoderSpec,
@@ -68,9 +72,9 @@ enum Block<'g> {
 
 impl<'g> Decoder<'g> {
     pub(crate) fn load(loader: &Loader<'g>, hp: HParams, spec: DecoderSpec) -> Result<Decoder<'g>> {
-        let layer = |il| -> Result<DecoderLayer<'g>> {
-            let block = if il < spec.n_dense {
-                let n_ff = hp.n_ff_by_layer[il];
+        let layer = |il: LayerId| -> Result<DecoderLayer<'g>> {
+            let block = if il.index() < spec.n_dense {
+                let n_ff = hp.n_ff_by_layer[il.index()];
                 Block::Dense(Box::new(Ffn::load(loader, il, "", hp.n_embd, n_ff)?))
             } else {
                 Block::Moe(Box::new(MoeLayer::load(loader, &hp, il, &spec.moe)?))
@@ -82,7 +86,7 @@ impl<'g> Decoder<'g> {
                 block,
             })
         };
-        let layers = (0..hp.n_layer).map(layer).collect::<Result<_>>()?;
+        let layers = hp.layers().map(layer).collect::<Result<_>>()?;
         Ok(Decoder { hp, spec, layers })
     }
 
@@ -91,25 +95,26 @@ impl<'g> Decoder<'g> {
         &self.hp
     }
 
-    /// The experts of a layer; none for one without experts, and beyond the last.
-    pub(crate) fn moe(&self, il: usize) -> Option<&MoeLayer<'g>> {
-        match &self.layers.get(il)?.block {
+    /// The MoE block of a layer; `None` for dense layers and layers beyond the last.
+    pub(crate) fn moe(&self, layer: LayerId) -> Option<&MoeLayer<'g>> {
+        match &self.layers.get(layer.index())?.block {
             Block::Moe(moe) => Some(moe),
             Block::Dense(_) => None,
         }
     }
 
-    /// Runs all layers on the residual stream `s.x`, which comes out with the rows whose logits are wanted.
+    /// Runs all layers on the residual stream `s.x`. Afterwards `s.x` contains only the rows whose logits are wanted.
     pub fn forward(&self, ops: &mut Ops, s: &mut State, cache: &mut KvCache) {
-        for (il, layer) in self.layers.iter().enumerate() {
-            let last = il + 1 == self.layers.len();
+        for (il, layer) in self.hp.layers().zip(&self.layers) {
+            let last = il.index() + 1 == self.layers.len();
             let name = |stem| NodeName::of(stem, il);
             let at = ops.at(il);
+            let device = at.device;
             let (state, out) = (&mut s.attention, &mut s.block);
             layer
                 .attention
                 .forward(ops, at, state, &mut s.x, cache, out);
-            if last && self.spec.cut == Cut::InLastLayer {
+            if last && self.spec.output_rows == OutputRows::InLastLayer {
                 s.keep_positions(ops);
                 let State {
                     block,
@@ -118,17 +123,18 @@ impl<'g> Decoder<'g> {
                     wanted,
                     ..
                 } = s;
-                cut(ops, at, name("attn_out_rows"), block, wanted, kept);
-                cut(ops, at, name("l_out_rows"), x, wanted, kept);
+                keep_rows(ops, device, name("attn_out_rows"), block, wanted, kept);
+                keep_rows(ops, device, name("l_out_rows"), x, wanted, kept);
                 if wanted.is_empty() {
                     return;
                 }
             }
-            ops.add(at, name("ffn_inp"), &mut s.block, &mut s.x, &mut s.ffn_inp);
+            let (block, x) = (&mut s.block, &mut s.x);
+            ops.add(device, name("ffn_inp"), block, x, &mut s.ffn_inp);
             let names = ["norm", self.spec.ffn_norm.1].map(name);
             let eps = self.hp.rms_eps;
             ops.rms_norm(
-                at,
+                device,
                 names,
                 &mut s.ffn_inp,
                 &layer.ffn_norm,
@@ -141,25 +147,26 @@ impl<'g> Decoder<'g> {
                     ffn.forward(ops, &mut s.dense, name("ffn_out"), &mut s.normed, out);
                 }
                 Block::Moe(moe) => {
-                    moe.forward(ops, at, &mut s.moe, &mut s.normed, &mut s.block);
+                    moe.forward(ops, device, &mut s.moe, &mut s.normed, &mut s.block);
                 }
             }
-            ops.add(at, name("l_out"), &mut s.block, &mut s.ffn_inp, &mut s.x);
+            let (block, ffn_inp) = (&mut s.block, &mut s.ffn_inp);
+            ops.add(device, name("l_out"), block, ffn_inp, &mut s.x);
         }
-        if self.spec.cut == Cut::BehindLastLayer && !s.wanted.is_empty() {
+        if self.spec.output_rows == OutputRows::AfterLastLayer && !s.wanted.is_empty() {
             s.keep_positions(ops);
-            let (at, name) = (ops.at(self.layers.len()), NodeName::global("l_out_rows"));
-            cut(ops, at, name, &mut s.x, &s.wanted, &mut s.kept);
+            let (device, name) = (ops.output_device(), NodeName::global("l_out_rows"));
+            keep_rows(ops, device, name, &mut s.x, &s.wanted, &mut s.kept);
         }
     }
 
-    /// Operations of a pass that leave one record, and those that leave one for every token.
+    /// The number of operations that write one record per pass, and the number of those that write one per token.
     pub fn ops(&self) -> (usize, usize) {
-        // the two sums, and the norm before the experts
+        // Two residual additions, and two operations of the norm before the experts.
         const OWN: usize = 4;
-        // of `block` and `x`, or of `x` alone
-        const CUTS: usize = 2;
-        let (mut pass, mut token) = (CUTS, 0);
+        // Of `block` and `x`, or of `x` only.
+        const OUTPUT_ROWS: usize = 2;
+        let (mut pass, mut token) = (OUTPUT_ROWS, 0);
         for (layer, &n_expert_used) in self.layers.iter().zip(&self.hp.n_expert_used_by_layer) {
             let (block_pass, block_token) = match &layer.block {
                 Block::Dense(_) => (FFN_OPS, 0),
@@ -172,16 +179,16 @@ impl<'g> Decoder<'g> {
     }
 }
 
-/// Cuts `x` to the wanted rows.
-fn cut(
+/// Removes all rows of `x` except the wanted ones.
+fn keep_rows(
     ops: &mut Ops,
-    at: At,
+    device: DeviceId,
     name: NodeName,
     x: &mut Activation,
     wanted: &[u32],
     kept: &mut Activation,
 ) {
-    ops.get_rows(at, name, x, wanted, kept);
+    ops.get_rows(device, name, x, wanted, kept);
     x.take(kept);
 }
 
@@ -191,23 +198,23 @@ pub struct State {
     pub x: Activation,
     /// Normed input of the experts or of the output `(token, n_embd)`.
     pub normed: Activation,
-    /// Output of attention, later of the experts `(token, n_embd)`.
+    /// Output of the attention, then of the MoE or dense block `(token, n_embd)`.
     pub block: Activation,
     /// Residual stream between attention and experts `(token, n_embd)`.
     pub ffn_inp: Activation,
-    /// Scratch for rows that are kept.
+    /// Scratch for the selection of rows.
     pub kept: Activation,
     /// Logits `(wanted, n_vocab)`.
     pub logits: Activation,
-    /// Buffers of attention.
+    /// Buffers of the attention.
     pub attention: AttentionState,
-    /// Buffers of layers without experts.
+    /// Buffers of the dense layers.
     pub dense: FfnState,
-    /// Buffers of the experts.
+    /// Buffers of the MoE layers.
     pub moe: MoeState,
-    /// Ids of the batch's tokens.
+    /// Token ids of the batch.
     pub tokens: Vec<u32>,
-    /// Rows whose logits are wanted.
+    /// Rows whose logits are wanted, ascending.
     pub wanted: Vec<u32>,
 }
 
@@ -230,7 +237,7 @@ impl Default for State {
 }
 
 impl State {
-    /// Its buffers.
+    /// Adds its buffers to an inventory.
     pub(crate) fn buffers(&self, inventory: &mut Inventory) {
         inventory.activation("residual stream", &self.x);
         inventory.activation("block input", &self.normed);
@@ -245,9 +252,9 @@ impl State {
         self.moe.buffers(inventory);
     }
 
-    /// Keeps the positions of the wanted rows, for the operations that follow.
+    /// Removes all positions except those of the wanted rows, for the operations that follow.
     fn keep_positions(&self, ops: &mut Ops) {
-        // Rows are ascending, so that each is read before its place is written.
+        // Rows ascend, so each position is read before its place is overwritten.
         for (at, &row) in self.wanted.iter().enumerate() {
             ops.positions[at] = ops.positions[row as usize];
         }

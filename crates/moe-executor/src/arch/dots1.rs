@@ -1,5 +1,10 @@
-//! `dots1`: queries and keys normed head by head, dense layers first, a router of sigmoids with a bias on the choice, and
-//! a shared expert.
+//! `dots1` (dots.llm1, rednote-hilab).
+//!
+//! - RMS norm of queries and keys per head.
+//! - The first `leading_dense_block_count` layers are dense.
+//! - The router uses the function of `expert_gating_func` (sigmoid in the published model), and adds `exp_probs_b` before
+//!   the top-k selection.
+//! - A shared expert without a gate, `expert_shared_count` times as wide as a routed expert.
 
 use crate::arch::decoder::{Decoder, DecoderSpec};
 use crate::attention::{AttentionSpec, QkNorm};
@@ -20,7 +25,7 @@ pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> 
         n_dense,
     };
     let hp = HParams::read(keys, layout)?;
-    // In each layer a multiple of the width of its experts.
+    // The width of the shared expert is `n_shared` times the width of a routed expert of the layer.
     let widest = hp.n_ff_exp_by_layer.iter().max().copied().unwrap_or(0);
     let n_shared = keys.count("expert_shared_count", MAX_WIDTH / widest.max(1))?;
     let shared = SharedExpert {

@@ -1,7 +1,11 @@
-//! `gpt-oss`: attention with sinks, a sliding window in every other layer, biases everywhere, softmax over the scores of
-//! the chosen experts, clamped SwiGLU.
+//! `gpt-oss` (OpenAI).
+//!
+//! - Attention sinks, and a sliding window in every second layer.
+//! - Biases in all projections, the router and the experts.
+//! - The expert weights are the softmax over the scores of the selected experts.
+//! - SwiGLU with clamped inputs ([`Glu::SwigluOai`]).
 
-use crate::arch::decoder::{Cut, Decoder, DecoderSpec};
+use crate::arch::decoder::{Decoder, DecoderSpec, OutputRows};
 use crate::attention::AttentionSpec;
 use crate::error::Result;
 use crate::hparams::{ExpertWidth, HParams, Keys, Layout};
@@ -23,7 +27,7 @@ const SPEC: DecoderSpec = DecoderSpec {
         biases: true,
         ..MoeSpec::PLAIN
     },
-    cut: Cut::BehindLastLayer,
+    output_rows: OutputRows::AfterLastLayer,
     ..DecoderSpec::PLAIN
 };
 

@@ -1,5 +1,8 @@
-//! `llama` with experts (Mixtral): the plainest attention, rotated in neighbouring pairs; softmax router with normalised
-//! weights.
+//! `llama` with experts (Mixtral).
+//!
+//! - RoPE of adjacent pairs ([`RopeLayout::Neighbours`]), with the divisors of `rope_freqs.weight` if the file has them.
+//! - Softmax router; the weights of the selected experts are normalized to a sum of 1.
+//! - The experts have the width of `feed_forward_length`.
 
 use crate::arch::decoder::{Decoder, DecoderSpec};
 use crate::attention::AttentionSpec;

@@ -1,4 +1,4 @@
-//! Model architectures: one file each, declaring hyper-parameters, tensors and the layer as data of one decoder.
+//! Model architectures. Each has a file that declares its hyper-parameters, tensors and layers as data for one decoder.
 
 pub mod decoder;
 mod dots1;
@@ -16,7 +16,7 @@ use decoder::Decoder;
 
 type Load = for<'g> fn(&Loader<'g>, &Keys) -> Result<Decoder<'g>>;
 
-/// Every architecture by its name in `general.architecture`.
+/// All architectures, by the value of `general.architecture`.
 const ARCHITECTURES: &[(&str, Load)] = &[
     ("dots1", dots1::load),
     ("gpt-oss", gpt_oss::load),
@@ -26,7 +26,7 @@ const ARCHITECTURES: &[(&str, Load)] = &[
     ("qwen3moe", qwen3moe::load),
 ];
 
-/// Names of the architectures that can be run.
+/// Names of the supported architectures.
 pub fn supported() -> impl Iterator<Item = &'static str> {
     ARCHITECTURES.iter().map(|(name, _)| *name)
 }

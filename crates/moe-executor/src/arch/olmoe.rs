@@ -1,4 +1,8 @@
-//! `olmoe`: queries and keys normed over all heads together, softmax router whose probabilities are the weights.
+//! `olmoe` (OLMoE, AI2).
+//!
+//! - RMS norm of queries and keys over all heads of a token.
+//! - Softmax router; its probabilities are the expert weights, without normalization.
+//! - The experts have the width of `feed_forward_length`.
 
 use crate::arch::decoder::{Decoder, DecoderSpec};
 use crate::attention::{AttentionSpec, QkNorm};

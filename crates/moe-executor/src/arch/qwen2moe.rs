@@ -1,5 +1,8 @@
-//! `qwen2moe`: biases on queries, keys and values; softmax router whose probabilities are the weights; a shared expert
-//! with a gate of its own.
+//! `qwen2moe` (Qwen1.5-MoE, Qwen2-MoE).
+//!
+//! - Biases of queries, keys and values.
+//! - Softmax router; its probabilities are the expert weights, without normalization.
+//! - A shared expert whose output is multiplied by the sigmoid of a score (`ffn_gate_inp_shexp`).
 
 use crate::arch::decoder::{Decoder, DecoderSpec};
 use crate::attention::AttentionSpec;
@@ -14,7 +17,7 @@ const ATTENTION: AttentionSpec = AttentionSpec {
 };
 
 pub(crate) fn load<'g>(loader: &Loader<'g>, keys: &Keys) -> Result<Decoder<'g>> {
-    // Without a width of its own, or with 0, the shared expert is as wide as a dense block.
+    // If the key is missing or 0, the width of the shared expert is `feed_forward_length`.
     let n_ff_shexp = if keys.is_set("expert_shared_feed_forward_length")? {
         keys.count("expert_shared_feed_forward_length", MAX_WIDTH)?
     } else {

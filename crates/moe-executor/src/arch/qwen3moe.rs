@@ -1,4 +1,7 @@
-//! `qwen3moe`: queries and keys normed head by head, softmax router with normalised weights.
+//! `qwen3moe` (Qwen3-MoE).
+//!
+//! - RMS norm of queries and keys per head.
+//! - Softmax router; the weights of the selected experts are normalized to a sum of 1.
 
 use crate::arch::decoder::{Decoder, DecoderSpec};
 use crate::attention::{AttentionSpec, QkNorm};

@@ -1,12 +1,12 @@
-//! How fast this machine reads memory: what decoding can reach at most.
+//! Measurement of the memory read bandwidth, which limits the speed of decoding.
 
 use std::hint::black_box;
 use std::time::Instant;
 
 use crate::cpu::threads::Threads;
 
-/// Read bandwidth of `threads` in bytes per second: the best of five passes over a buffer of `bytes`, which should be
-/// several times the last cache.
+/// Memory read bandwidth of `threads` in bytes per second: the maximum of five passes over a buffer of `bytes`, which should
+/// be several times as large as the last-level cache.
 pub fn read_bandwidth(threads: &Threads, bytes: usize) -> f64 {
     let buffer = vec![1u64; (bytes / size_of::<u64>()).max(1)];
     let pass = || {
@@ -20,7 +20,7 @@ pub fn read_bandwidth(threads: &Threads, bytes: usize) -> f64 {
     size_of_val(buffer.as_slice()) as f64 / best
 }
 
-/// A sum in lanes that do not wait for each other.
+/// The wrapping sum, in 32 independent partial sums.
 fn sum(values: &[u64]) -> u64 {
     let mut lanes = [0u64; 32];
     let chunks = values.chunks_exact(32);
@@ -38,14 +38,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_value_is_read() {
+    fn reads_all_values() {
         for n in [0, 1, 31, 32, 33, 1000] {
             assert_eq!(sum(&vec![3; n]), 3 * n as u64);
         }
     }
 
     #[test]
-    fn a_bandwidth_is_a_positive_number() {
+    fn bandwidth_is_positive() {
         let bandwidth = read_bandwidth(&Threads::new(2).unwrap(), 1 << 20);
         assert!(bandwidth.is_finite() && bandwidth > 0.0);
     }

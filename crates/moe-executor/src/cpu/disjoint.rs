@@ -1,16 +1,16 @@
-//! One slice written by several threads.
+//! A slice that several threads write in disjoint ranges.
 
 use std::ops::Range;
 
-/// A slice that several threads write at places that do not overlap.
+/// A mutable slice that several threads write in disjoint ranges.
 pub(crate) struct Disjoint<'a, T> {
     ptr: *mut T,
     len: usize,
     _slice: std::marker::PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: the pointer comes from an exclusive borrow that lives as long as `Disjoint`; `slice` leaves it
-// to the caller that no two threads touch the same element.
+// SAFETY: the pointer comes from an exclusive borrow that lives as long as `Disjoint`. The only access is `slice`, whose
+// callers guarantee that no two threads use the same element at the same time.
 unsafe impl<T: Send> Sync for Disjoint<'_, T> {}
 
 impl<'a, T> Disjoint<'a, T> {
@@ -29,7 +29,7 @@ impl<'a, T> Disjoint<'a, T> {
     #[allow(clippy::mut_from_ref)]
     pub(crate) unsafe fn slice(&self, range: Range<usize>) -> &mut [T] {
         assert!(range.start <= range.end && range.end <= self.len);
-        // SAFETY: in bounds by the assertion, exclusive by the caller's promise.
+        // SAFETY: the range is in bounds by the assertion, and exclusive by the contract of this function.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.add(range.start), range.len()) }
     }
 }

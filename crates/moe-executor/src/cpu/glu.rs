@@ -1,29 +1,29 @@
-//! Gated activations of a feed-forward block.
+//! Gated activations of feed-forward blocks.
 
 use crate::cpu::simd::{self, Kernel, Simd, exp};
 use crate::cpu::threads::Threads;
 
-/// What is done to a pair of gate and up.
+/// A gated activation: a function of a value of gate and a value of up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Glu {
     /// `silu(gate) · up`.
     Swiglu,
-    /// gpt-oss: gate and up clamped to ±7, `gate · sigmoid(1.702 gate) · (up + 1)`.
+    /// gpt-oss: `gate · sigmoid(1.702 gate) · (up + 1)` with `gate` clamped to at most 7 and `up` to -7..=7.
     SwigluOai,
 }
 
-/// Values of one call to the vectors' code.
+/// Values per call of the vectorized code.
 const CHUNK: usize = 1024;
 
 impl Glu {
-    /// Replaces every value of `gate` by the activation of it and its value of `up`.
+    /// `gate[i] = glu(gate[i], up[i])`.
     pub fn apply(self, threads: &Threads, gate: &mut [f32], up: &[f32]) {
-        let whole = gate.len() / CHUNK * CHUNK;
-        let (chunks, rest) = gate.split_at_mut(whole);
+        let n_chunked = gate.len() / CHUNK * CHUNK;
+        let (chunks, rest) = gate.split_at_mut(n_chunked);
         threads.rows(chunks, CHUNK, |i, gate| {
             self.pairs(gate, &up[i * CHUNK..][..CHUNK])
         });
-        self.pairs(rest, &up[whole..]);
+        self.pairs(rest, &up[n_chunked..]);
     }
 
     fn pairs(self, gate: &mut [f32], up: &[f32]) {
@@ -44,22 +44,26 @@ impl Kernel for Pairs<'_> {
         let mut gate = self.gate.chunks_exact_mut(S::LANES);
         let mut up = self.up.chunks_exact(S::LANES);
         for (gate, up) in gate.by_ref().zip(up.by_ref()) {
-            // SAFETY: both have `LANES` values; the instructions by the caller's promise.
+            // SAFETY: both chunks have `LANES` values; the CPU has the instructions by the contract of `run`.
             unsafe {
                 let value = vector::<S>(self.glu, S::load(gate.as_ptr()), S::load(up.as_ptr()));
                 S::store(gate.as_mut_ptr(), value);
             }
         }
         for (gate, up) in gate.into_remainder().iter_mut().zip(up.remainder()) {
-            // SAFETY: the instructions by the caller's promise.
+            // SAFETY: the CPU has the instructions by the contract of `run`.
             *gate = unsafe { first::<S>(vector::<S>(self.glu, S::splat(*gate), S::splat(*up))) };
         }
     }
 }
 
+/// The activation of each lane.
+///
+/// # Safety
+/// The CPU has the instructions of `S`.
 #[inline(always)]
 unsafe fn vector<S: Simd>(glu: Glu, gate: S::Vector, up: S::Vector) -> S::Vector {
-    // SAFETY: by the caller's promise.
+    // SAFETY: by the contract of this function.
     unsafe {
         match glu {
             Glu::Swiglu => S::mul(silu::<S>(gate, 1.0), up),
@@ -73,9 +77,12 @@ unsafe fn vector<S: Simd>(glu: Glu, gate: S::Vector, up: S::Vector) -> S::Vector
 }
 
 /// `x · sigmoid(alpha x)`
+///
+/// # Safety
+/// The CPU has the instructions of `S`.
 #[inline(always)]
 unsafe fn silu<S: Simd>(x: S::Vector, alpha: f32) -> S::Vector {
-    // SAFETY: by the caller's promise.
+    // SAFETY: by the contract of this function.
     unsafe {
         let e = exp::<S>(S::mul(x, S::splat(-alpha)));
         S::div(x, S::add(S::splat(1.0), e))
@@ -83,10 +90,13 @@ unsafe fn silu<S: Simd>(x: S::Vector, alpha: f32) -> S::Vector {
 }
 
 /// The first lane.
+///
+/// # Safety
+/// The CPU has the instructions of `S`.
 #[inline(always)]
 unsafe fn first<S: Simd>(x: S::Vector) -> f32 {
     let mut lanes = [0.0; 16];
-    // SAFETY: no vector has more lanes.
+    // SAFETY: no `Simd` has more than 16 lanes.
     unsafe { S::store(lanes.as_mut_ptr(), x) };
     lanes[0]
 }
@@ -97,7 +107,7 @@ mod tests {
     use crate::cpu::quant::Isa;
 
     #[test]
-    fn activations_follow_their_formulas() {
+    fn agrees_with_the_formulas_in_f64() {
         let gate: Vec<f32> = (0..2100).map(|i| (i as f32 - 1000.0) * 0.02).collect();
         let up: Vec<f32> = (0..2100)
             .map(|i| ((i * 37) % 200) as f32 * 0.1 - 10.0)
@@ -140,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn no_number_stays_none() {
+    fn propagates_nan() {
         for glu in [Glu::Swiglu, Glu::SwigluOai] {
             let mut gate = [f32::NAN, 1.0];
             glu.apply(&Threads::new(1).unwrap(), &mut gate, &[1.0, f32::NAN]);

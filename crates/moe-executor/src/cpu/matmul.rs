@@ -1,13 +1,16 @@
-//! Matrix products of quantized weights and activations.
+//! Matrix products of quantized weights with activations: `mul_mat` and `mul_mat_id` of ggml.
 
 use std::cell::RefCell;
+
+use moe_gguf::ExpertId;
 
 use crate::cpu::disjoint::Disjoint;
 use crate::cpu::quant::{Product, Scratch};
 use crate::cpu::threads::Threads;
 use crate::weights::Matrix;
 
-/// Activations of one product in the form that the weights' inner product reads; reused between products.
+/// Activations of one product, converted to the type that ggml multiplies with the type of the weights. The memory is reused
+/// between products.
 #[derive(Default)]
 pub struct Quantized {
     bytes: Vec<u8>,
@@ -15,6 +18,7 @@ pub struct Quantized {
 }
 
 impl Quantized {
+    /// Converts `rows (row, n_in)`.
     fn fill(&mut self, threads: &Threads, weights: &Matrix, rows: &[f32]) {
         let n_in = weights.n_in;
         let activation = weights.kernel.activation();
@@ -36,7 +40,7 @@ impl Quantized {
     }
 }
 
-/// `out[t] = weights · rows[t]` for every row; `rows (t, n_in)`, `out (t, n_out)`.
+/// `out[t] = weights · rows[t]` for each token `t`; `rows (token, n_in)`, `out (token, n_out)`.
 pub fn mul_mat(
     threads: &Threads,
     weights: &Matrix,
@@ -57,19 +61,20 @@ pub fn mul_mat(
         let act = |t| scratch.row(t);
         products(weights, block, n_rows, &act, &mut |t, row, values| {
             let at = t * n_out + range.start + row;
-            // SAFETY: ranges of output rows do not overlap between threads.
+            // SAFETY: `split` passes disjoint ranges of panels, and a panel is a range of output elements of its own in each
+            // token.
             unsafe { out.slice(at..at + values.len()) }.copy_from_slice(values);
         });
     });
 }
 
-/// Rows of weights that a thread takes at least: for many tokens, those that a kernel decodes together.
+/// Minimum number of weight rows per chunk. For several tokens it is the number of rows that a GEMM kernel decodes together.
 fn panel(n_tokens: usize) -> usize {
     if n_tokens > 1 { 32 } else { 4 }
 }
 
-/// Products of a block of rows with the activations `act(0..n)`; `put(i, r, values)` takes those of activation `i` with
-/// row `r` of the block and the rows after it.
+/// Products of a block of weight rows with the activations `act(0..n)`. `put(i, r, values)` receives the products of
+/// activation `i` with row `r` of the block and the rows after it.
 fn products<'a>(
     weights: &Matrix<'a>,
     block: &'a [u8],
@@ -90,12 +95,12 @@ fn products<'a>(
     PANELS.with_borrow_mut(|panels| weights.kernel.gemm(&product, panels, put));
 }
 
-/// Which rows each expert computes: a counting sort of the router's choice.
+/// The entries of each expert: a counting sort of the selected experts.
 #[derive(Default)]
 pub struct Worklist {
-    /// Experts with work, ascending.
-    pub active: Vec<u32>,
-    /// Start of each active expert's entries; one more than `active`.
+    /// Experts with at least one entry, ascending.
+    pub active: Vec<ExpertId>,
+    /// Start of the entries of each active expert, then the total number of entries.
     starts: Vec<usize>,
     /// `token * n_expert_used + slot` of each entry, grouped by expert.
     entries: Vec<u32>,
@@ -103,22 +108,37 @@ pub struct Worklist {
 }
 
 impl Worklist {
-    /// Groups `ids (token, slot)` by expert; an entry below zero is somebody else's work.
+    /// Groups `ids (token, slot)` by expert.
     pub fn fill(&mut self, ids: &[i32], n_expert: usize) {
+        self.fill_where(ids, n_expert, |_| true);
+    }
+
+    /// Groups those `ids (token, slot)` by expert for which `is_included` returns true for the index of the entry. Another
+    /// device computes the other entries.
+    pub fn fill_where(
+        &mut self,
+        ids: &[i32],
+        n_expert: usize,
+        is_included: impl Fn(usize) -> bool,
+    ) {
         self.counts.clear();
         self.counts.resize(n_expert + 1, 0);
-        let ids = || (0u32..).zip(ids).filter(|(_, id)| **id >= 0);
+        let entries = (0u32..).zip(ids);
+        let ids = || {
+            let entries = entries.clone();
+            entries.filter(|(entry, _)| is_included(*entry as usize))
+        };
         for (_, &id) in ids() {
             self.counts[id as usize + 1] += 1;
         }
         self.active.clear();
         self.starts.clear();
         let mut total = 0;
-        for expert in 0..n_expert {
-            let count = self.counts[expert + 1];
-            self.counts[expert] = total;
+        for expert in (0..).map(ExpertId).take(n_expert) {
+            let count = self.counts[expert.index() + 1];
+            self.counts[expert.index()] = total;
             if count > 0 {
-                self.active.push(expert as u32);
+                self.active.push(expert);
                 self.starts.push(total);
             }
             total += count;
@@ -137,29 +157,29 @@ impl Worklist {
     }
 }
 
-/// What the chosen experts multiply: an entry is `token * n_expert_used + slot` and reads row `entry / rows_per`.
+/// Activations of the selected experts. Entry `token * n_expert_used + slot` reads row `entry / rows_per`.
 #[derive(Clone, Copy)]
 pub struct Entries<'a> {
     /// Activations `(row, n_in)`.
     pub rows: &'a [f32],
-    /// Entries that read the same row.
+    /// Entries per row: `n_expert_used` if the experts of a token read the same row, else 1.
     pub rows_per: usize,
-    /// Which expert computes which entries.
+    /// The entries of each expert.
     pub work: &'a Worklist,
 }
 
-/// Products of the chosen experts: `out[entry] = weights[expert of entry] · row of entry`; `out (entries, n_out)`. The calling
-/// thread does `errand` beside it: see [`Threads::split_beside`].
+/// Products of the selected experts: `out[entry] = weights[expert of entry] · row of entry`; `out (entry, n_out)`. The calling
+/// thread calls `callback` meanwhile: see [`Threads::split_with_callback`].
 ///
-/// The rows of all experts with work are one range that the threads share, so that a hot expert does not hold a
-/// layer up.
+/// The threads share one range with the weight rows of all active experts. So the number of tokens of a single expert does
+/// not limit the parallelism.
 pub fn mul_mat_id(
     threads: &Threads,
     weights: &Matrix,
     x: Entries,
     out: &mut [f32],
     scratch: &mut Quantized,
-    errand: impl FnOnce(),
+    callback: impl FnOnce(),
 ) {
     let n_out = weights.n_out;
     let work = x.work;
@@ -169,13 +189,13 @@ pub fn mul_mat_id(
     let panel = panel(work.entries.len() / work.active.len().max(1));
     let panels = n_out.div_ceil(panel);
     let bytes = work.entries.len() * n_out * weights.row_size;
-    threads.split_beside(work.active.len() * panels, bytes, errand, |range| {
+    threads.split_with_callback(work.active.len() * panels, bytes, callback, |range| {
         let mut at = range.start;
         while at < range.end {
             let (i, p) = (at / panels, at % panels);
             let end = panels.min(p + range.end - at);
             let first = p * panel;
-            let block = weights.rows(work.active[i] as usize, first..n_out.min(end * panel));
+            let block = weights.rows(work.active[i].index(), first..n_out.min(end * panel));
             let entries = work.entries(i);
             let act = |e: usize| scratch.row(entries[e] as usize / x.rows_per);
             products(
@@ -185,7 +205,7 @@ pub fn mul_mat_id(
                 &act,
                 &mut |e, row, values| {
                     let at = entries[e] as usize * n_out + first + row;
-                    // SAFETY: an entry belongs to one expert, and ranges of its output rows do not overlap.
+                    // SAFETY: an entry belongs to one expert, and threads have disjoint ranges of (expert, panel).
                     unsafe { out.slice(at..at + values.len()) }.copy_from_slice(values);
                 },
             );
@@ -201,14 +221,14 @@ mod tests {
     #[test]
     fn worklist_groups_entries_by_expert_in_order() {
         let mut work = Worklist::default();
-        // three tokens, two experts each
+        // Three tokens with two experts each.
         work.fill(&[5, 1, 1, 0, 5, 1], 8);
-        assert_eq!(work.active, [0, 1, 5]);
+        assert_eq!(work.active, [0, 1, 5].map(ExpertId));
         assert_eq!(work.entries(0), [3]);
         assert_eq!(work.entries(1), [1, 2, 5]);
         assert_eq!(work.entries(2), [0, 4]);
-        work.fill(&[5, -1, 1, -1], 8);
-        assert_eq!(work.active, [1, 5]);
+        work.fill_where(&[5, 3, 1, 3], 8, |entry| entry % 2 == 0);
+        assert_eq!(work.active, [1, 5].map(ExpertId));
         assert_eq!((work.entries(0), work.entries(1)), (&[2][..], &[0][..]));
         work.fill(&[], 8);
         assert!(work.active.is_empty());

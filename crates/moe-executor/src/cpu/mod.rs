@@ -1,4 +1,4 @@
-//! Arithmetic on the CPU: quantized blocks, matrix products, attention, threads.
+//! CPU kernels: quantized matrix products, attention, RoPE, gated activations; the thread pool.
 
 pub(crate) mod attention;
 pub mod bandwidth;

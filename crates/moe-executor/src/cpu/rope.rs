@@ -1,10 +1,11 @@
-//! Rotary position embedding.
+//! Rotary position embedding (Su et al., "RoFormer", 2021) with YaRN.
 
 use crate::cpu::threads::Threads;
 use crate::hparams::{Rope, RopeLayout};
 use crate::mirrored::Mirrored;
 
-/// Angles of the positions of a batch: queries and keys of all layers turn alike, so they are worked out once.
+/// Cosines and sines of the positions of a batch. They are the same for queries and keys of all layers, so they are computed
+/// once per pass.
 #[derive(Default)]
 pub struct Angles {
     rope: Option<Rope>,
@@ -13,8 +14,8 @@ pub struct Angles {
 }
 
 impl Angles {
-    /// Those of [`angles`] for each position `(position, n_dims)`. `divisors` belong to `rope`: another model has other
-    /// `Angles`.
+    /// The values of [`angles`] for each position `(position, n_dims)`. They are cached by `rope` and `positions`; `divisors`
+    /// must always be the same for the same `rope`.
     pub fn of(
         &mut self,
         threads: &Threads,
@@ -35,11 +36,11 @@ impl Angles {
     }
 }
 
-/// Angles of one position, interleaved `(cos, sin)` for each pair; `n_dims` values. `divisors (n_dims / 2)` divide the
-/// frequencies of a model that brings them.
+/// Cosine and sine of each pair at one position, interleaved: `n_dims` values `(cos, sin)`. `divisors (n_dims / 2)` divide the
+/// frequencies.
 ///
-/// YaRN as in "YaRN: Efficient Context Window Extension of Large Language Models" (Peng et al., 2023), section 3:
-/// dimensions that turn fast keep their frequency, slow ones are interpolated, and the magnitude grows by
+/// YaRN is that of Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models" (2023), section 3: pairs
+/// with high frequencies keep them, low frequencies are interpolated, and the vectors are multiplied by
 /// `1 + 0.1 ln(factor)`.
 pub fn angles(rope: &Rope, divisors: Option<&[f32]>, position: usize, out: &mut [f32]) {
     let n_dims = rope.n_dims;
@@ -72,7 +73,7 @@ pub fn angles(rope: &Rope, divisors: Option<&[f32]>, position: usize, out: &mut 
     }
 }
 
-/// Rotates one head in place by the angles of its position.
+/// Rotates one head in place by the values of [`angles`].
 pub fn rotate(layout: RopeLayout, head: &mut [f32], angles: &[f32]) {
     let turn = |a: &mut f32, b: &mut f32, angle: &[f32]| {
         (*a, *b) = (*a * angle[0] - *b * angle[1], *a * angle[1] + *b * angle[0]);
@@ -122,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn angles_follow_rope_and_positions() {
+    fn recomputes_angles_for_other_parameters_or_positions() {
         let threads = Threads::new(1).unwrap();
         let mut kept = Angles::default();
         let other = Rope {
@@ -145,18 +146,18 @@ mod tests {
     }
 
     #[test]
-    fn first_pair_turns_by_one_radian_a_position() {
+    fn first_pair_rotates_by_one_radian_per_position() {
         let mut cache = [0.0; 4];
         angles(&plain(4), None, 1, &mut cache);
         let mut head = [1.0, 0.0, 0.0, 0.0];
         rotate(RopeLayout::Halves, &mut head, &cache);
         assert!((head[0] - 1f32.cos()).abs() < 1e-6 && (head[2] - 1f32.sin()).abs() < 1e-6);
-        // the second pair turns by freq_base^(-2/4) = 0.01
+        // The second pair rotates by freq_base^(-2/4) = 0.01.
         assert!((cache[3] - 0.01f32.sin()).abs() < 1e-6);
     }
 
     #[test]
-    fn neighbours_turn_as_halves_do() {
+    fn both_layouts_rotate_by_the_same_angles() {
         let mut cache = [0.0; 6];
         angles(&plain(6), Some(&[1.0, 2.0, 4.0]), 3, &mut cache);
         let mut halves = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
@@ -166,14 +167,14 @@ mod tests {
         for i in 0..3 {
             assert_eq!(neighbours[2 * i..2 * i + 2], [halves[i], halves[i + 3]]);
         }
-        // the second pair of three turns by freq_base^(-2/6), here half of that
+        // The second of three pairs rotates by freq_base^(-2/6) per position, here divided by 2.
         let slow = 3.0 * 10_000f32.powf(-1.0 / 3.0) / 2.0;
         assert!((cache[2] - slow.cos()).abs() < 1e-6 && (cache[3] - slow.sin()).abs() < 1e-6);
     }
 
     #[test]
-    fn yarn_keeps_fast_dimensions_and_interpolates_slow_ones() {
-        // gpt-oss: 64 dimensions, base 150000, factor 32, original context 4096
+    fn yarn_keeps_high_frequencies_and_interpolates_low_ones() {
+        // gpt-oss: 64 dimensions, base 150,000, factor 32, original context 4096.
         let rope = Rope {
             n_dims: 64,
             layout: RopeLayout::Halves,

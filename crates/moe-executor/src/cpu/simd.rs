@@ -1,18 +1,18 @@
-//! Vectors of f32 for arithmetic that is not bound to a quantization: written once, compiled for each instruction set.
+//! f32 vectors for kernels that do not depend on a quantization format: written once, compiled for each instruction set.
 //!
-//! The methods are inlined into a function that has the instructions: [`dispatch`] makes such functions.
+//! [`dispatch`] calls a function with the target features of the instruction set, into which the kernel is inlined.
 
 use crate::cpu::quant::Isa;
 
-/// One vector of an instruction set.
+/// f32 vectors of an instruction set.
 ///
 /// # Safety
-/// Every method may be called only where the processor has the instructions; those with pointers read or write `LANES`
-/// values there.
+/// Implementations use only the instructions that they are named after. Callers of the methods guarantee that the CPU has
+/// these instructions, and that pointers are valid for `LANES` values (without alignment).
 pub(crate) unsafe trait Simd {
-    /// The register.
+    /// A vector register.
     type Vector: Copy;
-    /// Its f32 values.
+    /// f32 values per vector.
     const LANES: usize;
 
     unsafe fn splat(x: f32) -> Self::Vector;
@@ -23,35 +23,35 @@ pub(crate) unsafe trait Simd {
     unsafe fn div(a: Self::Vector, b: Self::Vector) -> Self::Vector;
     /// `a * b + c`
     unsafe fn mul_add(a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector;
-    /// The smaller, and `b` if one is no number.
+    /// The minimum; `b` if one of the values is NaN.
     unsafe fn min(a: Self::Vector, b: Self::Vector) -> Self::Vector;
-    /// The larger, and `b` if one is no number.
+    /// The maximum; `b` if one of the values is NaN.
     unsafe fn max(a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    /// The nearest integer, ties to even.
     unsafe fn round(x: Self::Vector) -> Self::Vector;
-    /// `x * 2^n` for whole `n` between -126 and 127.
+    /// `x * 2^n` for integers `n` from -126 to 127.
     unsafe fn times_power_of_two(x: Self::Vector, n: Self::Vector) -> Self::Vector;
     /// Sum of the lanes.
     unsafe fn sum(x: Self::Vector) -> f32;
 }
 
-/// Work that is compiled for every instruction set.
+/// A kernel that is compiled for each instruction set.
 pub(crate) trait Kernel {
-    /// The work.
+    /// Runs the kernel. Implementations are `#[inline(always)]`, so that they are compiled with the instructions of `S`.
     ///
     /// # Safety
-    /// The processor has the instructions of `S`. Implementations are `#[inline(always)]`, so that they are compiled
-    /// with those instructions.
+    /// The CPU has the instructions of `S`.
     unsafe fn run<S: Simd>(self);
 }
 
-/// Runs `kernel` with the widest vectors that this processor has.
+/// Runs `kernel` with the widest vectors of this CPU.
 pub(crate) fn dispatch<K: Kernel>(kernel: K) {
     dispatch_with(Isa::best(), kernel);
 }
 
-/// Runs `kernel` with the vectors of `isa`, which this processor must have.
+/// Runs `kernel` with the vectors of `isa`, which must be one of [`Isa::available`].
 pub(crate) fn dispatch_with<K: Kernel>(isa: Isa, kernel: K) {
-    // SAFETY: `isa` is one that the processor has.
+    // SAFETY: all callers pass a value of `Isa::available` or `Isa::best`, so the CPU has the instructions.
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]
@@ -63,12 +63,14 @@ pub(crate) fn dispatch_with<K: Kernel>(isa: Isa, kernel: K) {
     }
 }
 
-/// `e^x` of every lane, within 2 units in the last place between -87 and 88, and clamped beyond: the usual reduction to
-/// `2^n · e^r` with `|r| <= ln(2) / 2` (Cody and Waite, "Software Manual for the Elementary Functions", 1980), and the Taylor
-/// polynomial of degree 7.
+/// `e^x` of each lane. The error is at most 2 units in the last place for `x` from -87 to 88; other `x` are clamped to this
+/// range.
+///
+/// The method is the reduction to `2^n · e^r` with `|r| <= ln(2) / 2` (Cody and Waite, "Software Manual for the Elementary
+/// Functions", 1980), and the Taylor polynomial of degree 7.
 ///
 /// # Safety
-/// As for every method of [`Simd`].
+/// The CPU has the instructions of `S`.
 #[inline(always)]
 pub(crate) unsafe fn exp<S: Simd>(x: S::Vector) -> S::Vector {
     const LN2_HIGH: f32 = 0.693_359_4;
@@ -82,9 +84,9 @@ pub(crate) unsafe fn exp<S: Simd>(x: S::Vector) -> S::Vector {
         1.0,
         1.0,
     ];
-    // SAFETY: by the caller's promise.
+    // SAFETY: by the contract of this function.
     unsafe {
-        // In this order a value that is no number stays one.
+        // `x` is the second operand of both, so NaN stays NaN.
         let x = S::min(S::splat(88.0), S::max(S::splat(-87.0), x));
         let n = S::round(S::mul(x, S::splat(std::f32::consts::LOG2_E)));
         let r = S::mul_add(n, S::splat(-LN2_HIGH), x);
@@ -97,7 +99,7 @@ pub(crate) unsafe fn exp<S: Simd>(x: S::Vector) -> S::Vector {
     }
 }
 
-/// Any processor: eight values that the compiler may keep in its registers.
+/// Vectors without instructions of a particular CPU: arrays of eight values, which the compiler may keep in registers.
 pub(crate) struct Portable;
 
 const PORTABLE: usize = 8;
@@ -107,7 +109,7 @@ fn each(f: impl Fn(usize) -> f32) -> [f32; PORTABLE] {
     std::array::from_fn(f)
 }
 
-// SAFETY: no instructions beyond the target's.
+// SAFETY: uses only the baseline instructions of the target.
 unsafe impl Simd for Portable {
     type Vector = [f32; PORTABLE];
     const LANES: usize = PORTABLE;
@@ -118,12 +120,12 @@ unsafe impl Simd for Portable {
     }
     #[inline(always)]
     unsafe fn load(at: *const f32) -> Self::Vector {
-        // SAFETY: by the caller's promise.
+        // SAFETY: the caller guarantees `LANES` values at `at`; the access is unaligned.
         unsafe { at.cast::<Self::Vector>().read_unaligned() }
     }
     #[inline(always)]
     unsafe fn store(at: *mut f32, x: Self::Vector) {
-        // SAFETY: by the caller's promise.
+        // SAFETY: the caller guarantees `LANES` values at `at`; the access is unaligned.
         unsafe { at.cast::<Self::Vector>().write_unaligned(x) }
     }
     #[inline(always)]
@@ -172,22 +174,22 @@ mod x86 {
 
     #[target_feature(enable = "avx2,fma,f16c")]
     pub(super) fn avx2<K: Kernel>(kernel: K) {
-        // SAFETY: this function has the instructions.
+        // SAFETY: this function can only be called if the CPU has its target features, which are those of `S`.
         unsafe { kernel.run::<Avx2>() }
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,fma")]
     pub(super) fn avx512<K: Kernel>(kernel: K) {
-        // SAFETY: this function has the instructions.
+        // SAFETY: this function can only be called if the CPU has its target features, which are those of `S`.
         unsafe { kernel.run::<Avx512>() }
     }
 
-    /// Methods of a [`Simd`] that are one intrinsic, or few.
+    /// Methods of [`Simd`] that consist of a few intrinsics.
     macro_rules! methods {
         ($(fn $name:ident($($arg:ident: $ty:ty),*) -> $out:ty = $body:expr;)*) => {$(
             #[inline(always)]
             unsafe fn $name($($arg: $ty),*) -> $out {
-                // SAFETY: the processor has the instructions, and pointers show to `LANES` values: `Simd` asks it of the caller.
+                // SAFETY: by the contract of `Simd`, the CPU has the instructions and pointers are valid for `LANES` values.
                 unsafe { $body }
             }
         )*};
@@ -195,7 +197,7 @@ mod x86 {
 
     struct Avx2;
 
-    // SAFETY: all methods need AVX2 and FMA alone.
+    // SAFETY: uses only AVX2 and FMA, which `avx2` enables.
     unsafe impl Simd for Avx2 {
         type Vector = __m256;
         const LANES: usize = 8;
@@ -225,7 +227,7 @@ mod x86 {
 
     struct Avx512;
 
-    // SAFETY: all methods need AVX-512 F alone.
+    // SAFETY: uses only AVX-512 F, which `avx512` enables.
     unsafe impl Simd for Avx512 {
         type Vector = __m512;
         const LANES: usize = 16;
@@ -258,7 +260,7 @@ mod tests {
         unsafe fn run<S: Simd>(self) {
             let chunks = self.0.chunks_exact(S::LANES);
             for (x, out) in chunks.zip(self.1.chunks_exact_mut(S::LANES)) {
-                // SAFETY: both have `LANES` values.
+                // SAFETY: both chunks have `LANES` values; the CPU has the instructions by the contract of `run`.
                 unsafe { S::store(out.as_mut_ptr(), exp::<S>(S::load(x.as_ptr()))) };
             }
         }
@@ -284,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn exp_keeps_what_is_no_number() {
+    fn exp_propagates_nan() {
         for isa in Isa::available() {
             let mut out = vec![0.0; 16];
             dispatch_with(isa, Exp(&[f32::NAN; 16], &mut out));
@@ -293,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn exp_is_clamped_where_f32_ends() {
+    fn exp_clamps_to_the_range_of_f32() {
         for isa in Isa::available() {
             let x = [f32::NEG_INFINITY, -1e9, 1e9, 0.0, -88.0, 89.0, 1.0, -1.0].repeat(2);
             let mut out = vec![0.0; 16];

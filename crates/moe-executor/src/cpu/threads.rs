@@ -1,8 +1,8 @@
-//! Work spread over threads that wait awake.
+//! A pool of threads that spin between jobs.
 //!
-//! A decoded token runs some hundred small products one after the other; waking a sleeping thread for each would cost as
-//! much as the product. So the workers spin for a while before they sleep. The caller works too, and never waits for a
-//! worker that has not begun: a chunk belongs to whoever claims it.
+//! A decoded token runs some hundred small products in sequence. Waking a sleeping thread for each would take as long as the
+//! product, so workers spin for a while before they sleep. The calling thread computes chunks, too, and threads claim chunks
+//! one by one, so that the caller never waits for a worker that has not started.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
@@ -12,14 +12,14 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 
-/// Below this many bytes of weights or activations a second thread costs more than it brings.
+/// Jobs on fewer bytes of weights or activations run on the calling thread only: synchronization would take longer.
 const MIN_BYTES: usize = 32 * 1024;
 
-/// Chunks of a job for each thread: a thread that is slow or late leaves chunks to the others.
+/// Chunks of a job per thread, so that fast threads compute more chunks than slow ones.
 const CHUNKS_PER_THREAD: usize = 4;
 
-/// How long a worker waits awake for the next job.
-const AWAKE: Duration = Duration::from_micros(300);
+/// How long a worker spins before it sleeps.
+const SPIN_TIME: Duration = Duration::from_micros(300);
 
 /// A pool of threads.
 pub struct Threads {
@@ -27,20 +27,22 @@ pub struct Threads {
     workers: Vec<JoinHandle<()>>,
 }
 
-/// One piece of work, on the caller's stack.
+/// A job. It is on the stack of the calling thread.
 struct Job<'a> {
     work: &'a (dyn Fn(Range<usize>) + Sync),
+    /// Items of the job.
     n: usize,
+    /// Items per chunk.
     chunk: usize,
-    /// Chunks that are done.
+    /// Completed chunks.
     done: AtomicUsize,
     panicked: AtomicBool,
 }
 
 struct Shared {
-    /// Number of the job in the upper half, chunks left to claim in the lower.
+    /// Number of the job in the upper 32 bits, chunks that are not claimed in the lower 32 bits.
     state: AtomicU64,
-    /// The job that `state` speaks of. Valid while one of its chunks is claimed and not done.
+    /// The job of `state`. The pointer is valid while a chunk of the job is claimed and not completed.
     job: AtomicPtr<Job<'static>>,
     /// Whether a job runs.
     busy: AtomicBool,
@@ -50,18 +52,19 @@ struct Shared {
     wake: Condvar,
 }
 
+/// Mask of the chunks in [`Shared::state`].
 const CHUNKS: u64 = u32::MAX as u64;
 
-/// Threads that this program may run at once: one a core, unless the system allows fewer.
+/// Number of threads that this process can run in parallel: one per logical core, unless the operating system limits it.
 pub fn n_cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 impl Threads {
-    /// A pool of `n` threads, the caller's own counted; 0 counts as 1.
+    /// A pool of `n` threads including the calling thread; 0 is treated as 1.
     ///
     /// # Errors
-    /// When the system does not give the threads.
+    /// The operating system cannot start the threads.
     pub fn new(n: usize) -> Result<Threads> {
         let shared = Arc::new(Shared {
             state: AtomicU64::new(0),
@@ -86,35 +89,35 @@ impl Threads {
         Ok(threads)
     }
 
-    /// Number of threads.
+    /// Number of threads, including the calling thread.
     pub fn n(&self) -> usize {
         self.workers.len() + 1
     }
 
-    /// Runs `work` on ranges that together cover `0..n` once. `bytes` is the memory that the whole work touches.
+    /// Runs `work` on disjoint ranges that cover `0..n`. `bytes` is the memory that the complete work reads and writes.
     ///
     /// # Panics
-    /// If `work` does.
+    /// If `work` panics.
     pub fn split(&self, n: usize, bytes: usize, work: impl Fn(Range<usize>) + Sync) {
-        self.split_beside(n, bytes, || (), work);
+        self.split_with_callback(n, bytes, || (), work);
     }
 
-    /// As [`Threads::split`]; this thread does `errand` first, while the others work already. Where there are no others, or the
-    /// work is small, it comes before the work.
+    /// Like [`Threads::split`], and calls `callback` once on the calling thread while the workers compute. Without workers, or
+    /// if the job is small, it calls `callback` before `work`.
     ///
     /// # Panics
-    /// If `work` or `errand` does.
-    pub fn split_beside(
+    /// If `work` or `callback` panics, after all work is done.
+    pub fn split_with_callback(
         &self,
         n: usize,
         bytes: usize,
-        errand: impl FnOnce(),
+        callback: impl FnOnce(),
         work: impl Fn(Range<usize>) + Sync,
     ) {
         let is_small = self.workers.is_empty() || bytes < MIN_BYTES || n < 2;
-        // A job within a job, or beside one, has this thread alone.
+        // A job that starts while another job runs uses the calling thread only.
         if is_small || self.shared.busy.swap(true, Ordering::Acquire) {
-            errand();
+            callback();
             return work(0..n);
         }
         let chunks = (self.n() * CHUNKS_PER_THREAD).min(bytes.div_ceil(MIN_BYTES / 4));
@@ -126,7 +129,7 @@ impl Threads {
             done: AtomicUsize::new(0),
             panicked: AtomicBool::new(false),
         };
-        let outcome = self.shared.run(&job, errand);
+        let outcome = self.shared.run(&job, callback);
         self.shared.busy.store(false, Ordering::Release);
         if let Err(panic) = outcome {
             std::panic::resume_unwind(panic);
@@ -137,7 +140,7 @@ impl Threads {
         );
     }
 
-    /// Calls `work` on each row of `input` and the matching row of `output`.
+    /// Calls `work` on each row of `input` and the corresponding row of `output`.
     pub(crate) fn zip_rows<T: Sync, U: Send>(
         &self,
         input: &[T],
@@ -148,7 +151,7 @@ impl Threads {
     ) {
         let output = super::disjoint::Disjoint::new(output);
         self.split(input.len() / in_width, size_of_val(input), |rows| {
-            // SAFETY: ranges of rows do not overlap between threads.
+            // SAFETY: `split` passes disjoint ranges of rows, and a row is a range of elements of its own.
             let output = unsafe { output.slice(rows.start * out_width..rows.end * out_width) };
             let input = input[rows.start * in_width..rows.end * in_width].chunks_exact(in_width);
             input
@@ -157,7 +160,7 @@ impl Threads {
         });
     }
 
-    /// Calls `work` on each row of `data` and its number.
+    /// Calls `work` on the index of each row of `data` and the row.
     pub(crate) fn rows<T: Send>(
         &self,
         data: &mut [T],
@@ -168,7 +171,7 @@ impl Threads {
         let n = data.len() / width;
         let data = super::disjoint::Disjoint::new(data);
         self.split(n, bytes, |rows| {
-            // SAFETY: ranges of rows do not overlap between threads.
+            // SAFETY: `split` passes disjoint ranges of rows, and a row is a range of elements of its own.
             let part = unsafe { data.slice(rows.start * width..rows.end * width) };
             let part = part.chunks_exact_mut(width);
             rows.zip(part).for_each(|(i, row)| work(i, row));
@@ -181,33 +184,33 @@ impl Drop for Threads {
         self.shared.stop.store(true, Ordering::Release);
         self.shared.wake_all();
         for worker in self.workers.drain(..) {
-            // A worker that panicked has told its job so.
+            // A panic in a worker was reported to its job.
             let _ = worker.join();
         }
     }
 }
 
 impl Shared {
-    /// Publishes a job, does the errand, works on the job, and returns when all of it is done; an error if the errand
-    /// panicked.
-    fn run(&self, job: &Job, errand: impl FnOnce()) -> std::thread::Result<()> {
+    /// Publishes a job, calls `callback`, computes chunks, and returns when all chunks are complete. Returns an error if the
+    /// callback panicked.
+    fn run(&self, job: &Job, callback: impl FnOnce()) -> std::thread::Result<()> {
         let chunks = job.n.div_ceil(job.chunk);
         self.job
             .store(std::ptr::from_ref(job).cast_mut().cast(), Ordering::Relaxed);
         let number = (self.state.load(Ordering::Relaxed) >> 32).wrapping_add(1);
-        // SeqCst here and at the sleeper's count: either this thread sees the sleeper, or it sees the job.
+        // `SeqCst` here and for the count of sleepers: either this thread sees the sleeper, or the sleeper sees the job.
         self.state
             .store(number << 32 | chunks as u64, Ordering::SeqCst);
         if self.sleepers.load(Ordering::SeqCst) > 0 {
             self.wake_all();
         }
-        // The job is on this thread's stack, which must not unwind before all is done.
-        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(errand));
+        // The job is on the stack of this thread, which must not unwind before all chunks are complete.
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(callback));
         while self.claim() {}
         let mut spins = 0u32;
         while job.done.load(Ordering::Acquire) < chunks {
             spins += 1;
-            // The chunk's owner may be waiting for this core.
+            // The thread that computes the chunk may be waiting for this core.
             if spins.is_multiple_of(1 << 12) {
                 std::thread::yield_now();
             }
@@ -216,7 +219,7 @@ impl Shared {
         outcome
     }
 
-    /// Runs one chunk of the current job; false if none is left.
+    /// Claims and runs one chunk of the current job. Returns false if all chunks are claimed.
     fn claim(&self) -> bool {
         let state = self.state.load(Ordering::Acquire);
         let left = state & CHUNKS;
@@ -224,15 +227,15 @@ impl Shared {
             return false;
         }
         let job = self.job.load(Ordering::Relaxed);
-        // Success says that `state` is still that of the job loaded above: the next job is published only when every
-        // chunk of this one is claimed and done, and its number differs.
+        // If the exchange succeeds, `state` still belongs to the job loaded above: the next job, which has another number, is
+        // published only after all chunks of this job are claimed and complete.
         let claimed =
             self.state
                 .compare_exchange(state, state - 1, Ordering::AcqRel, Ordering::Relaxed);
         if claimed.is_err() {
             return true;
         }
-        // SAFETY: the chunk is claimed and not done, so the caller of `run` still waits and its job is alive.
+        // SAFETY: the chunk is claimed and not complete, so `run` has not returned and its job is alive.
         let job = unsafe { &*job };
         let first = (left as usize - 1) * job.chunk;
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -245,7 +248,7 @@ impl Shared {
         true
     }
 
-    /// Life of a worker.
+    /// The loop of a worker thread.
     fn work(&self) {
         let mut idle_since = Instant::now();
         let mut spins = 0u32;
@@ -259,8 +262,8 @@ impl Shared {
             }
             spins = spins.wrapping_add(1);
             std::hint::spin_loop();
-            // Looking at the clock costs more than a turn.
-            if spins.is_multiple_of(64) && idle_since.elapsed() > AWAKE {
+            // Reading the clock takes longer than an iteration.
+            if spins.is_multiple_of(64) && idle_since.elapsed() > SPIN_TIME {
                 self.sleep();
                 spins = 0;
             }
@@ -281,7 +284,7 @@ impl Shared {
     }
 
     fn wake_all(&self) {
-        // Taking the lock makes sure that no worker is between its last look and its sleep.
+        // With the lock, no worker is between its last check of `state` and its wait.
         drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner));
         self.wake.notify_all();
     }
@@ -303,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn every_index_is_visited_once() {
+    fn visits_each_index_once() {
         for threads in [1, 2, 5] {
             let pool = Threads::new(threads).unwrap();
             assert_eq!(pool.n(), threads);
@@ -324,18 +327,18 @@ mod tests {
     }
 
     #[test]
-    fn jobs_follow_each_other_closely_and_after_a_pause() {
+    fn runs_jobs_back_to_back_and_after_workers_sleep() {
         let pool = Threads::new(3).unwrap();
         for round in 0..300 {
             assert_eq!(visits(&pool, 50 + round, 1 << 20), vec![1; 50 + round]);
             if round % 100 == 0 {
-                std::thread::sleep(AWAKE * 4);
+                std::thread::sleep(SPIN_TIME * 4);
             }
         }
     }
 
     #[test]
-    fn a_job_within_a_job_runs() {
+    fn runs_nested_jobs() {
         let pool = Threads::new(2).unwrap();
         let sum = AtomicU32::new(0);
         pool.split(4, 1 << 20, |outer| {
@@ -347,42 +350,45 @@ mod tests {
     }
 
     #[test]
-    fn an_errand_is_done_once_whatever_the_work() {
+    fn calls_the_callback_once_for_any_amount_of_work() {
         for threads in [1, 3] {
             let pool = Threads::new(threads).unwrap();
             for (n, bytes) in [(0, 0), (5, 8), (100, 1 << 20)] {
-                let (mut errands, rows) = (0, AtomicU32::new(0));
-                pool.split_beside(
+                let (mut calls, rows) = (0, AtomicU32::new(0));
+                pool.split_with_callback(
                     n,
                     bytes,
-                    || errands += 1,
+                    || calls += 1,
                     |range| {
                         rows.fetch_add(range.len() as u32, Ordering::Relaxed);
                     },
                 );
-                assert_eq!((errands, rows.into_inner()), (1, n as u32));
+                assert_eq!((calls, rows.into_inner()), (1, n as u32));
             }
         }
     }
 
     #[test]
-    fn the_others_work_while_the_caller_is_on_its_errand() {
+    fn workers_compute_during_the_callback() {
         let pool = Threads::new(2).unwrap();
-        let begun = AtomicBool::new(false);
-        let errand = || {
+        let started = AtomicBool::new(false);
+        let callback = || {
             let since = Instant::now();
-            while !begun.load(Ordering::Acquire) {
-                assert!(since.elapsed() < Duration::from_secs(60), "nobody works");
+            while !started.load(Ordering::Acquire) {
+                assert!(
+                    since.elapsed() < Duration::from_secs(60),
+                    "no worker started"
+                );
                 std::thread::yield_now();
             }
         };
-        pool.split_beside(100, 1 << 20, errand, |_| {
-            begun.store(true, Ordering::Release)
+        pool.split_with_callback(100, 1 << 20, callback, |_| {
+            started.store(true, Ordering::Release)
         });
     }
 
     #[test]
-    fn two_callers_share_a_pool() {
+    fn serves_two_callers_at_the_same_time() {
         let pool = Threads::new(3).unwrap();
         std::thread::scope(|scope| {
             for _ in 0..2 {
@@ -396,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_reaches_the_caller_and_leaves_the_pool_usable() {
+    fn propagates_a_panic_and_stays_usable() {
         let pool = Threads::new(2).unwrap();
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             pool.split(100, 1 << 20, |range| {
@@ -408,12 +414,12 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_of_an_errand_comes_when_the_work_is_done() {
+    fn propagates_a_panic_of_the_callback_after_the_work() {
         let pool = Threads::new(2).unwrap();
         let rows = AtomicU32::new(0);
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            let errand = || panic!("expected");
-            pool.split_beside(100, 1 << 20, errand, |range| {
+            let callback = || panic!("expected");
+            pool.split_with_callback(100, 1 << 20, callback, |range| {
                 rows.fetch_add(range.len() as u32, Ordering::Relaxed);
             });
         }));

@@ -1,4 +1,4 @@
-//! Reads the `<arch>.*` keys of a GGUF file, with errors that name the file, the key and its value.
+//! Typed access to the `<arch>.*` keys of a GGUF file. Errors name the file, the key and its value.
 
 use std::ops::Range;
 
@@ -7,20 +7,22 @@ use moe_gguf::{Gguf, PerLayer, Value, ValueType};
 use crate::error::{Error, Result};
 use crate::ops::Gating;
 
-/// Largest width of a vector inside the model.
+/// Maximum width of a vector inside a model, elements.
 pub(crate) const MAX_WIDTH: usize = 1 << 20;
 
 /// The keys of one architecture.
 pub(crate) struct Keys<'g> {
     pub(super) gguf: &'g Gguf,
     arch: String,
-    /// `block_count`: the length of every list with one value per layer, the blocks of an MTP head included.
+    /// `block_count`, including the blocks of an MTP head: the length of lists with one value per layer.
     n_block: usize,
 }
 
 impl<'g> Keys<'g> {
+    /// The keys of the file's architecture.
+    ///
     /// # Errors
-    /// There is no architecture, or no usable number of blocks.
+    /// `general.architecture` is missing, or `block_count` is not an unsigned integer.
     pub(crate) fn new(gguf: &'g Gguf) -> Result<Self> {
         let arch = gguf
             .metadata()
@@ -66,7 +68,7 @@ impl<'g> Keys<'g> {
         }
     }
 
-    /// One number for all layers, or a list with one number per block.
+    /// The value of a key that is one number for all layers or a list with one number per block.
     fn values(&self, suffix: &str) -> Result<Option<PerLayer>> {
         let values = self.gguf.metadata().per_layer(&self.key(suffix))?;
         let checked = values.map(|values| self.checked(suffix, values));
@@ -78,7 +80,7 @@ impl<'g> Keys<'g> {
             && list.len() != self.n_block
         {
             let reason = format!(
-                "a list must have one value for each of the {} blocks (`block_count`), this one has {}",
+                "a list must have one value for each of the {} blocks (`block_count`), but it has {}",
                 self.n_block,
                 list.len()
             );
@@ -87,7 +89,7 @@ impl<'g> Keys<'g> {
         Ok(values)
     }
 
-    /// A number that is the same in all layers.
+    /// A number that must be the same in all layers; `None` if the key is missing.
     pub(crate) fn opt_usize(&self, suffix: &str) -> Result<Option<usize>> {
         let Some(values) = self.values(suffix)? else {
             return Ok(None);
@@ -97,7 +99,7 @@ impl<'g> Keys<'g> {
             None => Err(self.bad(
                 suffix,
                 values,
-                "it differs between layers, and the executor computes with one value for all",
+                "different values per layer are not supported for this key",
             )),
         }
     }
@@ -106,10 +108,10 @@ impl<'g> Keys<'g> {
         self.opt_usize(suffix)?.ok_or_else(|| self.missing(suffix))
     }
 
-    /// The value of each layer of `used`, `0` for the others; `None` if the key is missing.
+    /// The values of the layers `used`, and 0 for the layers before them; `None` if the key is missing.
     ///
     /// # Errors
-    /// A value of a layer of `used` is not in `1..=max`.
+    /// The value of a layer in `used` is not in `1..=max`.
     pub(crate) fn opt_counts(
         &self,
         suffix: &str,
@@ -123,7 +125,7 @@ impl<'g> Keys<'g> {
         for layer in used {
             let value = values.get(layer).map_or(0, to_usize);
             if value == 0 || value > max {
-                let reason = format!("it is {value} in layer {layer}, and must lie in 1..={max}");
+                let reason = format!("{value} in layer {layer} is out of range (1..={max})");
                 return Err(match values {
                     PerLayer::Same(_) => self.out_of_range(suffix, value, max),
                     PerLayer::Each(_) => self.bad(suffix, values, &reason),
@@ -134,10 +136,10 @@ impl<'g> Keys<'g> {
         Ok(Some(counts))
     }
 
-    /// The value of each layer of `used`, `0` for the others.
+    /// The values of the layers `used`, and 0 for the layers before them.
     ///
     /// # Errors
-    /// The key is missing, or a value of a layer of `used` is not in `1..=max`.
+    /// The key is missing, or the value of a layer in `used` is not in `1..=max`.
     pub(crate) fn counts(
         &self,
         suffix: &str,
@@ -148,13 +150,13 @@ impl<'g> Keys<'g> {
         counts.ok_or_else(|| self.missing(suffix))
     }
 
-    /// Whether the key is there with a value other than zero, or with a list.
+    /// Whether the key exists and its value, or a value of its list, is not 0.
     pub(crate) fn is_set(&self, suffix: &str) -> Result<bool> {
         let values = self.values(suffix)?;
         Ok(values.is_some_and(|values| values.max() != Some(0)))
     }
 
-    /// A count that must lie in `1..=max`: a hostile header must not make the executor allocate without bound.
+    /// A count in `1..=max`. The limit bounds the memory that a hostile header can make the executor allocate.
     pub(crate) fn count(&self, suffix: &str, max: usize) -> Result<usize> {
         let value = self.usize(suffix)?;
         self.bounded(suffix, value, max)
@@ -175,12 +177,14 @@ impl<'g> Keys<'g> {
     }
 
     fn out_of_range(&self, suffix: &str, value: usize, max: usize) -> Error {
-        self.bad(suffix, value, &format!("it must lie in 1..={max}"))
+        self.bad(suffix, value, &format!("it is out of range (1..={max})"))
     }
 
-    /// Which layers see only a window (`attention.sliding_window_pattern`): a list of flags, or a period `n` of which the
-    /// last layer sees everything (0: none does). The period is 2 where the key is missing. As in llama.cpp, layers that a list
-    /// is too short for see everything.
+    /// By layer, whether its attention is limited to a window (`attention.sliding_window_pattern`).
+    ///
+    /// The value is a list of flags or a period: the last layer of each period is not windowed, and a period of 0 means
+    /// that all layers are windowed. Like in llama.cpp, the default is a period of 2, and layers beyond the end of a list
+    /// are not windowed.
     pub(crate) fn window_layers(&self, n_layer: usize) -> Result<Vec<bool>> {
         const KEY: &str = "attention.sliding_window_pattern";
         let metadata = self.gguf.metadata();
@@ -202,7 +206,7 @@ impl<'g> Keys<'g> {
         Ok((0..n_layer).map(is_windowed).collect())
     }
 
-    /// How the router's scores become probabilities.
+    /// The gating function of the router (`expert_gating_func`).
     pub(crate) fn gating(&self) -> Result<Gating> {
         const KEY: &str = "expert_gating_func";
         match self.usize(KEY)? {
@@ -212,12 +216,12 @@ impl<'g> Keys<'g> {
             other => Err(self.bad(
                 KEY,
                 other,
-                "supported are 1 (softmax), 2 (sigmoid) and 3 (softmax of the selected experts)",
+                "the supported values are 1 (softmax), 2 (sigmoid) and 3 (softmax over the selected experts)",
             )),
         }
     }
 
-    /// Factor on the weights of the selected experts; zero means that there is none.
+    /// Factor on the weights of the selected experts (`expert_weights_scale`); 0 in the file means 1.
     pub(crate) fn weights_scale(&self) -> Result<f32> {
         let scale = self.f32_or("expert_weights_scale", 1.0)?;
         Ok(if scale == 0.0 { 1.0 } else { scale })

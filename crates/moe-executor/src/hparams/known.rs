@@ -1,26 +1,26 @@
-//! What the executor does with each `<arch>.*` key that llama.cpp knows.
+//! How the executor handles each `<arch>.*` key that llama.cpp knows.
 //!
 //! The list is that of `LLM_KV_NAMES` in llama.cpp's `src/llama-arch.cpp` (llama-cpp-sys-2 0.1.161). llama.cpp reads some keys
-//! for every architecture (`llama_model_base::load_hparams`) and others in `load_arch_hparams` of an architecture; a key that
-//! it does not read for an architecture has no effect there, and none here.
+//! for every architecture (`llama_model_base::load_hparams`) and others in `load_arch_hparams` of an architecture. A key that
+//! llama.cpp does not read for an architecture has no effect in llama.cpp and in the executor.
 
 use moe_gguf::Value;
 
 use super::Keys;
 use crate::error::{Result, Warning};
 
-/// What becomes of a key.
+/// How a key is handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Use {
-    /// Read for all architectures.
+    /// It is read for all architectures.
     Read,
-    /// Read for these architectures; llama.cpp ignores it for the others that the executor runs.
+    /// It is read for these architectures. llama.cpp ignores it for the other supported architectures.
     ReadFor(&'static [&'static str]),
-    /// llama.cpp computes something else if it is not this; the executor refuses other values.
+    /// The only supported value. Another value changes the results in llama.cpp, so it is an error.
     Must(bool),
-    /// It does not change what a text model computes: names, embeddings as output, classifiers.
+    /// It does not change the results of a text model: names, embedding output, classifiers.
     Harmless,
-    /// llama.cpp reads it only for architectures that the executor does not run.
+    /// llama.cpp reads it only for architectures that the executor does not support.
     Ignored,
 }
 
@@ -29,7 +29,7 @@ use Use::{Harmless, Ignored, Must, Read, ReadFor};
 const DOTS1: Use = ReadFor(&["dots1"]);
 const GPT_OSS: Use = ReadFor(&["gpt-oss"]);
 
-/// Every key, without its architecture.
+/// All keys, without the prefix of the architecture.
 pub(super) const KEYS: &[(&str, Use)] = &[
     ("vocab_size", Harmless),
     ("context_length", Read),
@@ -211,20 +211,21 @@ pub(super) const KEYS: &[(&str, Use)] = &[
     ("dense_3_feat_out", Harmless),
 ];
 
-/// Refuses keys whose value makes llama.cpp compute something that the executor does not.
+/// Returns an error if a key selects a computation that the executor does not support.
 pub(super) fn refuse_unsupported(keys: &Keys) -> Result<()> {
     for &(suffix, role) in KEYS {
         if let Must(supported) = role
             && keys.bool_or(suffix, supported)? != supported
         {
-            let reason = format!("the executor computes only with {supported}");
+            let reason = format!("the only supported value is {supported}");
             return Err(keys.bad(suffix, !supported, &reason));
         }
     }
     Ok(())
 }
 
-/// The keys of the architecture that have no effect, here as in llama.cpp, although their values look as if they should.
+/// Warnings for keys of the architecture that have no effect, in the executor like in llama.cpp, although they have values
+/// that select something.
 pub(crate) fn ignored(keys: &Keys) -> Vec<Warning> {
     let prefix = keys.key("");
     let mut warnings = Vec::new();
@@ -248,7 +249,7 @@ pub(crate) fn ignored(keys: &Keys) -> Vec<Warning> {
     warnings
 }
 
-/// Whether a value says "not used": false, 0, a factor of 1, or llama.cpp's default.
+/// Whether a value selects nothing: false, 0, a factor of 1, or llama.cpp's default.
 fn is_neutral(suffix: &str, value: &Value) -> bool {
     let number = value.as_f64().or(value.as_i128().map(|v| v as f64));
     match (suffix, value, number) {
@@ -266,7 +267,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_key_of_llama_cpp_is_listed_once() {
+    fn lists_each_key_of_llama_cpp_once() {
         let names: HashSet<&str> = KEYS.iter().map(|(name, _)| *name).collect();
         assert_eq!(names.len(), KEYS.len());
         // `grep -c '"%s\.' src/llama-arch.cpp` of the version named above, within `LLM_KV_NAMES`.
@@ -276,7 +277,7 @@ mod tests {
     const N_KEYS: usize = 175;
 
     #[test]
-    fn only_architectures_that_exist_are_named() {
+    fn names_supported_architectures_only() {
         let supported: Vec<&str> = crate::arch::supported().collect();
         for (name, role) in KEYS {
             if let ReadFor(archs) = role {

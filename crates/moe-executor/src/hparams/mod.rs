@@ -1,7 +1,9 @@
-//! Hyper-parameters that all architectures share, read from the `<arch>.*` keys of a GGUF file.
+//! Hyper-parameters of all architectures, read from the `<arch>.*` keys of a GGUF file.
 
 mod keys;
 mod known;
+
+use moe_gguf::LayerId;
 
 use crate::error::{Error, Result};
 use crate::ops::Groups;
@@ -14,55 +16,55 @@ pub(crate) use known::ignored;
 pub struct HParams {
     /// Architecture name (`general.architecture`).
     pub arch: String,
-    /// Layers: `block_count` less the blocks of an MTP head (`nextn_predict_layers`).
+    /// Number of layers: `block_count` minus the blocks of an MTP head (`nextn_predict_layers`).
     pub n_layer: usize,
-    /// Context length of the training.
+    /// Context length in training, tokens.
     pub n_ctx_train: usize,
     /// Width of the residual stream.
     pub n_embd: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub n_head: usize,
-    /// Key and value heads.
+    /// Number of key and value heads.
     pub n_head_kv: usize,
     /// Width of one head.
     pub head_dim: usize,
-    /// Experts of a layer.
+    /// Experts per MoE layer.
     pub n_expert: usize,
-    /// Experts that each token uses (top-k), in the layer with the most.
+    /// Selected experts per token (top-k): the maximum over the layers.
     pub n_expert_used: usize,
-    /// Experts that each token uses in each layer; 0 in a layer without experts.
+    /// Selected experts per token, by layer; 0 in a dense layer.
     pub n_expert_used_by_layer: Vec<usize>,
-    /// Hidden width of one expert in each layer; 0 in a layer without experts.
+    /// Hidden width of one expert, by layer; 0 in a dense layer.
     pub n_ff_exp_by_layer: Vec<usize>,
-    /// Hidden width of the block of each layer without experts; 0 in a layer with experts.
+    /// Hidden width of the dense block, by layer; 0 in a MoE layer.
     pub n_ff_by_layer: Vec<usize>,
-    /// Groups that experts are chosen from.
+    /// Expert groups, if experts are selected from the best groups only.
     pub expert_groups: Option<Groups>,
     /// Tokens in the vocabulary.
     pub n_vocab: usize,
     /// Epsilon of the RMS norms.
     pub rms_eps: f32,
-    /// Rotary embedding.
+    /// Rotary position embedding.
     pub rope: Rope,
-    /// Sliding attention window, where the architecture has one.
+    /// Sliding attention window, if the architecture has one.
     pub window: Option<Window>,
 }
 
-/// Which elements of a head are turned together.
+/// Which two elements of a head RoPE rotates together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RopeLayout {
-    /// Element `i` and `i + n_dims / 2` (GPT-NeoX).
+    /// Elements `i` and `i + n_dims / 2` (ggml's `GGML_ROPE_TYPE_NEOX`).
     Halves,
-    /// Element `2 i` and `2 i + 1` (llama).
+    /// Elements `2 i` and `2 i + 1` (ggml's `GGML_ROPE_TYPE_NORMAL`).
     Neighbours,
 }
 
-/// Parameters of the rotary position embedding, YaRN included.
+/// Parameters of the rotary position embedding, including YaRN.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rope {
     /// Rotated dimensions of a head.
     pub n_dims: usize,
-    /// Which elements are turned together; it follows from the architecture, not from a key.
+    /// Which elements are rotated together. It depends on the architecture, not on a key.
     pub layout: RopeLayout,
     /// Base of the frequencies.
     pub freq_base: f32,
@@ -70,11 +72,11 @@ pub struct Rope {
     pub freq_scale: f32,
     /// 1 with YaRN, 0 without.
     pub ext_factor: f32,
-    /// Factor on the rotated vectors, beside YaRN's own.
+    /// Factor on the rotated vectors, in addition to the factor of YaRN.
     pub attn_factor: f32,
     /// Context length before scaling.
     pub n_ctx_orig: usize,
-    /// YaRN's fast and slow rotation bounds. llama.cpp reads no key for them in these architectures.
+    /// YaRN's `beta_fast` and `beta_slow`. llama.cpp reads no key for them in these architectures.
     pub beta: (f32, f32),
 }
 
@@ -83,22 +85,22 @@ pub struct Rope {
 pub(crate) enum ExpertWidth {
     /// In `expert_feed_forward_length`.
     Own,
-    /// In `feed_forward_length`, as if the layer had no experts.
+    /// In `feed_forward_length`, like the width of a dense layer.
     Dense,
-    /// In `expert_feed_forward_length`, or `feed_forward_length / expert_used_count` where that is missing or 0.
+    /// In `expert_feed_forward_length`; `feed_forward_length / expert_used_count` if that key is missing or 0.
     OwnOrShare,
 }
 
-/// What an architecture reads besides the keys that all have.
+/// How an architecture stores the shapes of its blocks.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Layout {
     pub expert_width: ExpertWidth,
-    /// First layers without experts.
+    /// Number of dense layers, which come first.
     pub n_dense: usize,
 }
 
 impl Layout {
-    /// Experts in all layers.
+    /// All layers are MoE layers.
     pub(crate) const fn all_moe(expert_width: ExpertWidth) -> Layout {
         Layout {
             expert_width,
@@ -108,13 +110,18 @@ impl Layout {
 }
 
 impl HParams {
+    /// The layers in order.
+    pub fn layers(&self) -> impl Iterator<Item = LayerId> + use<> {
+        (0..).map(LayerId).take(self.n_layer)
+    }
+
     /// Reads the keys that all architectures have.
     ///
-    /// Head counts must be the same in all layers; numbers of selected experts and feed-forward widths may be lists with
+    /// Head counts must be the same in all layers. Numbers of selected experts and feed-forward widths may be lists with
     /// one value per layer.
     ///
     /// # Errors
-    /// A key is missing, or has a value that the executor does not compute with.
+    /// A key is missing, or its value is not supported.
     pub(crate) fn read(keys: &Keys, layout: Layout) -> Result<HParams> {
         known::refuse_unsupported(keys)?;
         let gguf = keys.gguf;
@@ -124,7 +131,7 @@ impl HParams {
         let head_dim = keys.count_or("attention.key_length", n_embd / n_head, 1 << 14)?;
         let value_length = keys.count_or("attention.value_length", head_dim, 1 << 14)?;
         if value_length != head_dim {
-            let reason = format!("it must be equal to the key length, {head_dim}");
+            let reason = format!("it must equal the key length, {head_dim}");
             return Err(keys.bad("attention.value_length", value_length, &reason));
         }
         let n_head_kv = keys.count_or("attention.head_count_kv", n_head, n_head)?;
@@ -132,7 +139,7 @@ impl HParams {
             return Err(keys.bad(
                 "attention.head_count_kv",
                 n_head_kv,
-                "the query heads must be a multiple of it",
+                "`attention.head_count` must be a multiple of it",
             ));
         }
         let n_expert = keys.count("expert_count", 1 << 14)?;
@@ -154,7 +161,9 @@ impl HParams {
             }
         };
         if let Some(layer) = (n_dense..n_layer).find(|&layer| n_ff_exp[layer] == 0) {
-            let reason = format!("it leaves no width for the experts of layer {layer}");
+            let reason = format!(
+                "`feed_forward_length` divided by it is 0, which is the width of the experts of layer {layer}"
+            );
             return Err(keys.bad("expert_used_count", n_used[layer], &reason));
         }
         let mut n_ff = match n_dense {
@@ -192,10 +201,10 @@ impl HParams {
         })
     }
 
-    /// Reads the keys of an architecture in which some layers see only a window.
+    /// Reads the keys of an architecture with sliding-window layers.
     ///
     /// # Errors
-    /// A key is missing, or the layers with a window have heads of another width.
+    /// A key is missing, or the width of a head differs between windowed and other layers.
     pub(crate) fn read_window(&mut self, keys: &Keys) -> Result<()> {
         for (suffix, width) in [
             ("attention.key_length_swa", self.head_dim),
@@ -205,7 +214,7 @@ impl HParams {
             let own = keys.opt_usize(suffix)?.unwrap_or(width);
             if own != width {
                 let reason = format!(
-                    "the executor computes with the same width as in the other layers, {width}"
+                    "a width other than that of the other layers ({width}) is not supported"
                 );
                 return Err(keys.bad(suffix, own, &reason));
             }
@@ -222,11 +231,11 @@ impl HParams {
 /// A sliding attention window.
 #[derive(Debug, Clone)]
 pub struct Window {
-    /// Positions that a layer sees, the token's own included.
+    /// Positions that a token attends to, including its own.
     pub n_positions: usize,
-    /// Which layers see only the window.
+    /// By layer, whether its attention is limited to the window.
     pub layers: Vec<bool>,
-    /// Rotary embedding of these layers.
+    /// Rotary position embedding of these layers.
     pub rope: Rope,
 }
 
@@ -236,7 +245,7 @@ fn read_n_layer(keys: &Keys) -> Result<usize> {
     match n_block.checked_sub(n_nextn) {
         Some(n_layer @ 1..) => Ok(n_layer),
         _ => {
-            let reason = format!("it must be smaller than the {n_block} blocks (`block_count`)");
+            let reason = format!("it must be less than `block_count`, {n_block}");
             Err(keys.bad("nextn_predict_layers", n_nextn, &reason))
         }
     }
@@ -248,7 +257,7 @@ fn read_groups(keys: &Keys, n_expert: usize) -> Result<Option<Groups>> {
         return Ok(None);
     }
     if n >= n_expert || !n_expert.is_multiple_of(n) {
-        let reason = format!("it must divide the {n_expert} experts into groups of two or more");
+        let reason = format!("it must divide the {n_expert} experts into groups of at least 2");
         return Err(keys.bad("expert_group_count", n, &reason));
     }
     let n_used = keys.count("expert_group_used_count", n - 1)?;
@@ -260,7 +269,8 @@ impl Rope {
         const N_DIMS: &str = "rope.dimension_count";
         let n_dims = keys.count_or(N_DIMS, head_dim, MAX_WIDTH)?;
         if n_dims != head_dim {
-            let reason = format!("it must be the width of a head, {head_dim}, as in llama.cpp");
+            let reason =
+                format!("it must equal the width of a head, {head_dim}, like in llama.cpp");
             return Err(keys.bad(N_DIMS, n_dims, &reason));
         }
         if n_dims % 2 != 0 {
@@ -275,7 +285,7 @@ impl Rope {
                 return Err(keys.bad(
                     "rope.scaling.type",
                     other,
-                    "supported are none, linear and yarn",
+                    "the supported values are `none`, `linear` and `yarn`",
                 ));
             }
         };
@@ -295,7 +305,7 @@ impl Rope {
         })
     }
 
-    /// 1 / context scaling factor of the training. Older files store the factor in `rope.scale_linear`; 0 means none.
+    /// 1 / context scaling factor. Older files store the factor in `rope.scale_linear`. A factor of 0 means no scaling.
     fn train_scale(keys: &Keys) -> Result<f32> {
         const KEY: &str = "rope.scaling.factor";
         const OLD_KEY: &str = "rope.scale_linear";
@@ -310,8 +320,8 @@ impl Rope {
         }
     }
 
-    /// The rotation of the layers that see a window: llama.cpp scales them by the factor of the training, whatever
-    /// `rope.scaling.type` says.
+    /// The rotary embedding of windowed layers. llama.cpp applies the context scaling factor there for every
+    /// `rope.scaling.type`.
     pub(crate) fn windowed(self, keys: &Keys) -> Result<Rope> {
         Ok(Rope {
             freq_base: keys.f32_or("rope.freq_base_swa", self.freq_base)?,

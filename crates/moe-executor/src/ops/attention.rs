@@ -1,4 +1,6 @@
-//! Rotary embedding, the store into the cache, and attention.
+//! RoPE, the store of keys and values into the cache, and attention.
+
+use moe_trace::LayerId;
 
 use crate::activation::{Activation, NodeName};
 use crate::buffers::Input;
@@ -9,14 +11,15 @@ use crate::kv_cache::KvCache;
 use crate::mirrored::Mirrored;
 use crate::ops::elementwise::input;
 use crate::ops::{At, Ops, number};
+use crate::placement::DeviceId;
 use crate::recorder::Source;
 use crate::weights::Vector;
 
 impl Ops<'_> {
-    /// Rotates every head of every row by its position, in place. `factors (n_dims / 2)` divide the frequencies.
+    /// Applies RoPE to each head of each row, in place. `factors (n_dims / 2)` divide the frequencies.
     pub fn rope(
         &mut self,
-        at: At,
+        device: DeviceId,
         name: NodeName,
         rope: &Rope,
         factors: Option<&Vector>,
@@ -29,7 +32,7 @@ impl Ops<'_> {
         let divisors = factors.map(|f| f.data.as_slice());
         let mut angles = std::mem::take(&mut self.angles);
         let values = angles.of(self.threads, rope, divisors, &self.positions);
-        let on_gpu = self.on(&mut scope, at.device, |gpu| {
+        let on_gpu = self.on(&mut scope, device, |gpu| {
             gpu.rope(rope, values, head_dim, x)
         });
         if !on_gpu {
@@ -52,7 +55,7 @@ impl Ops<'_> {
         self.record(&mut scope, number::ROPE, name, sources);
     }
 
-    /// Stores the rows of `k` and `v` at their positions in the cache of a layer.
+    /// Stores `k` and `v (token, n_head_kv * head_dim)` at their positions in the cache of a layer.
     pub fn store_kv(
         &mut self,
         At { il, device }: At,
@@ -92,7 +95,7 @@ impl Ops<'_> {
         }
     }
 
-    /// Attention of the rows of `q` over the cache of a layer. `sinks (n_head)` are scores without a value.
+    /// Attention of `q (token, n_head * head_dim)` over the cache of a layer. `sinks (n_head)` are scores without a value.
     pub fn attention(
         &mut self,
         At { il, device }: At,
@@ -136,7 +139,7 @@ impl Ops<'_> {
             _ => 0,
         };
         let view = " (view) (permuted)";
-        // ggml's fourth source is the mask; here the rule of the mask is computed, and nothing is read.
+        // The fourth source in ggml is the mask. The executor computes the mask from the positions and reads no memory.
         let mask = Source::Buffer {
             name: NodeName::global("attn_inp_kq_mask"),
             suffix: "",
@@ -175,13 +178,14 @@ impl Ops<'_> {
     }
 }
 
-/// The mask that is no memory.
+/// Buffer id of the mask, which has no memory.
 const MASK_BUFFER: u64 = (1 << 16) - 4;
 
+/// The first `rows` rows of a layer's keys (`half` 0) or values (`half` 1) as a source.
 fn cached<'a>(
     name: NodeName,
     suffix: &'static str,
-    il: usize,
+    il: LayerId,
     half: usize,
     data: &Mirrored<f32>,
     [width, rows]: [usize; 2],

@@ -1,14 +1,15 @@
-//! Operations that work row by row: norms, sums, look-ups.
+//! Row-wise operations: norms, sums, row lookups.
 
 use crate::activation::{Activation, NodeName};
 use crate::buffers::Input;
 use crate::cpu::quant::dequantize_row;
-use crate::ops::{At, Ops, Scope, number};
+use crate::ops::{Ops, Scope, number};
+use crate::placement::DeviceId;
 use crate::recorder::Source;
 use crate::weights::{Matrix, Vector};
 
 impl Ops<'_> {
-    /// Rows of the embedding matrix, on the host. `inp_tokens` is the buffer of the token ids.
+    /// Looks up the embeddings of `tokens`, on the CPU; `dst (token, n_embd)`.
     pub fn get_embeddings(
         &mut self,
         name: NodeName,
@@ -21,16 +22,16 @@ impl Ops<'_> {
         self.threads.rows(dst.data_mut(), weights.n_in, |i, out| {
             let token = tokens[i] as usize;
             dequantize_row(weights.ty, weights.rows(0, token..token + 1), out)
-                .expect("the matrix has a kernel, so its type can be read");
+                .expect("the loader accepts only types with a kernel");
         });
         let ids = input(Input::Tokens, "inp_tokens", tokens);
         self.record(&mut scope, number::GET_ROWS, name, &[weights.into(), ids]);
     }
 
-    /// The rows `rows` of `src`; the positions of the operations that follow are cut alike by the caller.
+    /// Copies the rows `rows` of `src` to `dst`. The caller selects the positions for later operations accordingly.
     pub fn get_rows(
         &mut self,
-        at: At,
+        device: DeviceId,
         name: NodeName,
         src: &mut Activation,
         rows: &[u32],
@@ -38,7 +39,7 @@ impl Ops<'_> {
     ) {
         let mut scope = self.start();
         dst.shape(name, src.width, rows.len());
-        let on_gpu = self.on(&mut scope, at.device, |gpu| gpu.get_rows(src, rows, dst));
+        let on_gpu = self.on(&mut scope, device, |gpu| gpu.get_rows(src, rows, dst));
         if !on_gpu {
             self.fetch(&mut src.values);
             for (&row, out) in rows.iter().zip(dst.data_mut().chunks_exact_mut(src.width)) {
@@ -49,11 +50,11 @@ impl Ops<'_> {
         self.record(&mut scope, number::GET_ROWS, name, &sources);
     }
 
-    /// `x / sqrt(mean(x²) + eps)` over every `width` elements ("Root Mean Square Layer Normalization", Zhang and
-    /// Sennrich, 2019), then times `weight` as an operation of its own.
+    /// `x / sqrt(mean(x²) + eps) * weight` for each group of `weight.n` elements (Zhang and Sennrich, "Root Mean Square Layer
+    /// Normalization", 2019). The multiplication is an operation of its own.
     pub fn rms_norm(
         &mut self,
-        at: At,
+        device: DeviceId,
         [norm, name]: [NodeName; 2],
         src: &mut Activation,
         weight: &Vector,
@@ -63,7 +64,7 @@ impl Ops<'_> {
         let mut scope = self.start();
         let width = weight.n;
         dst.shape(norm, src.width, src.rows);
-        let on_gpu = self.on(&mut scope, at.device, |gpu| {
+        let on_gpu = self.on(&mut scope, device, |gpu| {
             gpu.rms_norm(src, weight, eps, dst)
         });
         if !on_gpu {
@@ -87,7 +88,7 @@ impl Ops<'_> {
         self.record(&mut scope, number::MUL, name, &[normed, weight.into()]);
     }
 
-    /// Adds `bias` to every row, in place; a product on the GPU has added it already.
+    /// Adds `bias` to each row, in place. If a GPU computed the product, it has added the bias already.
     pub(super) fn bias(
         &mut self,
         mut scope: Scope,
@@ -105,11 +106,11 @@ impl Ops<'_> {
         self.record(&mut scope, number::ADD, name, &[before, bias.into()]);
     }
 
-    /// Multiplies every row of `x` by the sigmoid of its own `score (row, 1)`, in place. The sigmoid is made the way
-    /// llama.cpp's graph does it: `silu(x) / x`.
+    /// Multiplies each row of `x` by the sigmoid of its `score (row, 1)`, in place. Like in llama.cpp's graph, the sigmoid is
+    /// `silu(score) / score`.
     pub fn scale_by_sigmoid(
         &mut self,
-        at: At,
+        device: DeviceId,
         [silu, sigmoid, name]: [NodeName; 3],
         score: &mut Activation,
         weight: &mut Activation,
@@ -117,7 +118,7 @@ impl Ops<'_> {
     ) {
         let mut scope = self.start();
         weight.shape(silu, score.width, score.rows);
-        let on_gpu = self.on(&mut scope, at.device, |gpu| {
+        let on_gpu = self.on(&mut scope, device, |gpu| {
             gpu.scale_rows_by_sigmoid(score, x)
         });
         if !on_gpu {
@@ -154,7 +155,7 @@ impl Ops<'_> {
     /// `dst = a + b`.
     pub fn add(
         &mut self,
-        at: At,
+        device: DeviceId,
         name: NodeName,
         a: &mut Activation,
         b: &mut Activation,
@@ -162,7 +163,7 @@ impl Ops<'_> {
     ) {
         let mut scope = self.start();
         dst.shape(name, a.width, a.rows);
-        let on_gpu = self.on(&mut scope, at.device, |gpu| gpu.add(a, b, dst));
+        let on_gpu = self.on(&mut scope, device, |gpu| gpu.add(a, b, dst));
         if !on_gpu {
             self.fetch(&mut a.values);
             self.fetch(&mut b.values);
@@ -175,7 +176,7 @@ impl Ops<'_> {
     }
 }
 
-/// In lanes that do not wait for each other.
+/// The sum of the squares, in 16 independent partial sums.
 fn sum_of_squares(x: &[f32]) -> f64 {
     let (chunks, rest) = x.as_chunks::<16>();
     let mut lanes = [0.0f64; 16];
@@ -188,7 +189,7 @@ fn sum_of_squares(x: &[f32]) -> f64 {
     lanes.into_iter().chain(rest).sum()
 }
 
-/// Integers of an input under the name of ggml's tensor.
+/// An input vector as a source; `stem` is the name of ggml's tensor.
 pub(super) fn input<'a>(input: Input, stem: &'static str, values: &[u32]) -> Source<'a> {
     Source::Buffer {
         name: NodeName::global(stem),

@@ -1,7 +1,8 @@
-//! Operations of the chosen experts.
+//! Operations of the selected experts.
 
 use std::time::Instant;
 
+use moe_trace::LayerId;
 use moe_trace::record::lane;
 
 use crate::activation::{Activation, NodeName};
@@ -13,21 +14,21 @@ use crate::placement::DeviceId;
 use crate::recorder::{LaneCounts, Lanes, Routing, Source};
 use crate::weights::{Linear, Matrix, Vector};
 
-/// Names of a projection's product and of what its bias is added to.
+/// Names of two nodes: the product of a projection, and the sum of product and bias.
 pub type Names = [NodeName; 2];
 
-/// The experts of a layer in one pass, from the router to the sum of their results: what an operation leaves for those after it.
+/// State that the expert operations of a layer pass to each other within a forward pass.
 pub(crate) struct Experts {
     /// Layer.
-    pub(super) il: usize,
-    /// The GPU to which the down matrices are copied meanwhile, if they are.
+    pub(super) il: LayerId,
+    /// With Post-Fetch, the GPU that the down matrices are copied to.
     pub(super) fetches: Option<DeviceId>,
-    /// Where gate and up of one token left their results quantized, for down.
+    /// GPU and address of the quantized result of gate and up, if a kernel for one token wrote it.
     hidden: Option<(DeviceId, Ptr)>,
 }
 
 impl Experts {
-    pub(super) fn of(il: usize) -> Experts {
+    pub(super) fn of(il: LayerId) -> Experts {
         Experts {
             il,
             fetches: None,
@@ -36,11 +37,11 @@ impl Experts {
     }
 }
 
-/// A projection of the experts: product and bias.
+/// A projection of the experts: gate, up or down.
 #[derive(Clone, Copy)]
 pub struct Projection<'a, 'g> {
-    /// Its layer.
-    pub il: usize,
+    /// Layer.
+    pub il: LayerId,
     /// Names of its nodes.
     pub names: Names,
     /// Its weights.
@@ -48,8 +49,9 @@ pub struct Projection<'a, 'g> {
 }
 
 impl Ops<'_> {
-    /// Both products of every row with each of its experts, and the gated activation of the two, into `gate (token, slot,
-    /// n_ff)`. `x` has one row a token.
+    /// `gate = glu(W_gate · x, W_up · x)` for each token and each of its selected experts.
+    ///
+    /// `x (token, n_embd)`, `gate` and `up (token, slot, n_ff)`.
     pub fn gate_up(
         &mut self,
         layer: &mut Experts,
@@ -60,7 +62,7 @@ impl Ops<'_> {
         [gate_out, up_out]: [&mut Activation; 2],
     ) {
         let mut scope = self.start_experts();
-        let start_of_all = Instant::now();
+        let window_start = Instant::now();
         let entries = routing.ids.len();
         let (gate_rows, up_rows) = (gate, up);
         let (gate, up) = (gate.linear, up.linear);
@@ -74,23 +76,23 @@ impl Ops<'_> {
         });
         layer.hidden = hidden.filter(|_| done).map(|quantized| (device, quantized));
         if !done {
-            // Down matrices that travel are for the GPU, which then weighs the experts.
-            self.fetch_chosen(x, routing, layer.fetches.is_none());
+            // With Post-Fetch the GPU computes the weighted sum.
+            self.fetch_expert_inputs(x, routing, layer.fetches.is_none());
             self.work.fill(routing.ids.host(), gate.weights.n_expert);
         }
-        // The slots from here on are the GPU's, those before it the host's.
-        let beyond = if done {
+        // The CPU computes the slots before this one, the GPU this slot and those after it.
+        let first_on_gpu = if done {
             None
         } else {
-            self.gate_up_beyond(layer, [gate, up], glu, x, routing, gate_out)
+            self.gate_up_on_gpu(layer, [gate, up], glu, x, routing, gate_out)
         };
         let lane = if done { lane } else { lane::CPU };
-        let mut split = vec![lane; if beyond.is_some() { entries } else { 0 }];
+        let mut split = vec![lane; if first_on_gpu.is_some() { entries } else { 0 }];
         split
             .iter_mut()
-            .skip(beyond.unwrap_or(0))
+            .skip(first_on_gpu.unwrap_or(0))
             .for_each(|lane| *lane = lane::POST_FETCHED);
-        let lanes = match beyond {
+        let lanes = match first_on_gpu {
             Some(_) => Lanes::Each(&split),
             None => Lanes::All(lane),
         };
@@ -100,19 +102,21 @@ impl Ops<'_> {
         if !done {
             glu.apply(self.threads, gate_out.data_mut(), up_out.data());
         }
-        if let (Some(slots), Some(gpu)) = (beyond, layer.fetches) {
-            self.join_halves(gpu, gate_out, slots);
+        if let (Some(slots), Some(gpu)) = (first_on_gpu, layer.fetches) {
+            self.join_rows(gpu, gate_out, slots);
         }
-        self.end_window(layer, start_of_all);
+        self.end_window(layer, window_start);
         gate_out.name = activated;
         let sources = [before, (&*up_out).into()];
         self.record(&mut scope, number::GLU, activated, &sources);
     }
 
-    /// Product of every row of `src (token, slot, n_in)` with its expert, into `experts (token, slot, n_out)`, and the experts
-    /// of every token, weighed and added up, into `dst`; `weights_name` is the node that the weights come from. For one token
-    /// on the GPU a kernel does all that, and leaves `experts` as they were. Returns where the products were computed.
-    #[allow(clippy::too_many_arguments)] // a layer, its matrices, what is read, what is written
+    /// The down products and their weighted sum.
+    ///
+    /// `src (token, slot, n_in)`, products `experts (token, slot, n_out)`, sums `dst (token, n_out)`. `weights_name` is the
+    /// node of the expert weights. For one token on a GPU, one kernel may compute both and not write `experts`. Returns the
+    /// number of products per lane.
+    #[allow(clippy::too_many_arguments)] // the layer, its matrices, inputs and outputs
     pub fn down_and_merge(
         &mut self,
         layer: Experts,
@@ -136,8 +140,8 @@ impl Ops<'_> {
         lanes.count(routing.ids.len())
     }
 
-    /// The weighted sum of one token's experts on the GPU, where its gate and up left their results quantized and down lives
-    /// there. Returns its scope, if the GPU did it.
+    /// The down products of one token and their weighted sum in one kernel, if the quantized result of gate and up and the
+    /// down matrices are on the same GPU. Returns the scope of these operations if the GPU computes them.
     fn down_of_token(
         &mut self,
         layer: &Experts,
@@ -163,8 +167,8 @@ impl Ops<'_> {
         (done && has_kernel).then_some(scope)
     }
 
-    /// Product of every row of `src (token, slot, n_in)` with its expert, into `dst (token, slot, n_out)`. Returns where it was
-    /// computed.
+    /// The products of `src (token, slot, n_in)` with the matrices of the selected experts, into `dst (token, slot, n_out)`.
+    /// Returns the number of products per lane.
     fn project(
         &mut self,
         layer: Experts,
@@ -184,7 +188,7 @@ impl Ops<'_> {
             gpu.mul_mat_id(projection.linear, src, routing, dst)
         });
         if !done {
-            self.fetch_chosen(src, routing, true);
+            self.fetch_expert_inputs(src, routing, true);
             self.work.fill(routing.ids.host(), weights.n_expert);
         }
         let lanes = Lanes::All(if done { lane } else { lane::CPU });
@@ -192,8 +196,8 @@ impl Ops<'_> {
         lanes.count(routing.ids.len())
     }
 
-    /// Product and bias of one projection on the host, unless the GPU has computed them, and their records. `src` has one row a token (read
-    /// through ` (reshaped)`), or one for each token and slot.
+    /// Computes product and bias of a projection on the CPU, unless a GPU has computed them, and records both. `src` has one
+    /// row per token, which the record names ` (reshaped)`, or one row per token and slot.
     pub(super) fn project_rows(
         &mut self,
         scope: &mut Scope,
@@ -205,10 +209,10 @@ impl Ops<'_> {
         let product = projection.names[0];
         let Linear { weights, bias } = projection.linear;
         let rows_per = routing.ids.len() / src.rows.max(1);
-        // Beside the first product of a layer, or behind its launch.
-        let mut errand = || self.devices.start_transfers();
+        // The transfers start during the first product of a layer, or after its launch.
+        let mut start_transfers = || self.devices.start_transfers();
         if scope.is_done() {
-            errand();
+            start_transfers();
         } else {
             let x = Entries {
                 rows: src.data(),
@@ -216,7 +220,7 @@ impl Ops<'_> {
                 work: &self.work,
             };
             let (out, quantized) = (dst.data_mut(), &mut self.quantized);
-            matmul::mul_mat_id(self.threads, weights, x, out, quantized, errand);
+            matmul::mul_mat_id(self.threads, weights, x, out, quantized, start_transfers);
         }
         dst.name = product;
         let suffix = if rows_per > 1 { " (reshaped)" } else { "" };
@@ -232,7 +236,7 @@ impl Ops<'_> {
         }
     }
 
-    /// Adds each expert's own bias, in place.
+    /// Adds the bias of each row's expert, in place.
     fn add_id(
         &mut self,
         scope: &mut Scope,
@@ -256,8 +260,8 @@ impl Ops<'_> {
         self.record_experts(scope, number::ADD_ID, name, &sources, (routing, lanes));
     }
 
-    /// The device that computes products with the chosen experts of some stacks, and the lane that says so in records. Stacks on
-    /// different GPUs count as weights of the CPU.
+    /// The device that computes products with the selected experts of `stacks`, and its lane in records. Stacks on different
+    /// GPUs are treated like stacks in CPU memory.
     fn device_of_experts(&mut self, stacks: &[&Matrix], routing: &mut Routing) -> (DeviceId, u8) {
         let mut holders = stacks.iter().map(|stack| self.devices.holder(stack));
         let first = holders.next().flatten();
@@ -284,7 +288,7 @@ impl Ops<'_> {
         (DeviceId::Cpu, lane::CPU)
     }
 
-    /// The gated activation of a dense block, into `gate`.
+    /// `gate = glu(gate, up)` of a dense block or a shared expert.
     pub fn glu(&mut self, name: NodeName, glu: Glu, gate: &mut Activation, up: &mut Activation) {
         let mut scope = self.start();
         let before = Source::from(&*gate);
@@ -300,10 +304,10 @@ impl Ops<'_> {
         self.record(&mut scope, number::GLU, name, &sources);
     }
 
-    /// Weighs the experts of every token and adds them up.
+    /// `dst[t] = Σ weight[t, slot] · experts[t, slot]`.
     fn merge_experts(
         &mut self,
-        il: usize,
+        il: LayerId,
         weights_name: NodeName,
         routing: &mut Routing,
         experts: &mut Activation,
@@ -322,11 +326,11 @@ impl Ops<'_> {
         self.merge_rows(scope, il, weights_name, routing, experts, dst);
     }
 
-    /// The weighted sum on the host, unless the GPU has computed it, and its records.
+    /// Computes the weighted sum on the CPU, unless a GPU has computed it, and records its operations.
     fn merge_rows(
         &mut self,
         mut scope: Scope,
-        il: usize,
+        il: LayerId,
         weights_name: NodeName,
         routing: &Routing,
         experts: &mut Activation,
@@ -346,7 +350,7 @@ impl Ops<'_> {
         let sources = [before, router::weights(weights_name, routing)];
         self.record(&mut scope, number::MUL, experts.name, &sources);
 
-        // The first two slots are one addition; a single slot is llama.cpp's plain copy.
+        // Like in llama.cpp's graph, the first addition adds two slots, and a single slot is copied.
         for slot in 1..k.max(2) {
             let summed = Source::from(&*dst);
             if !done {

@@ -1,16 +1,23 @@
-//! The operations of a graph: each computes, and leaves a record under the name that llama.cpp gives the node.
+//! The operations of a graph. Each computes its result and writes a record with the node's name in llama.cpp.
 //!
-//! Where llama.cpp leaves a node unnamed (`node_57`) the record has a name of its own: `attn_out-N` for the attention's
-//! output product, `kqv_out-N` for the fused attention itself, `ffn_moe_sum-N` for the partial sums of the experts,
-//! `ffn_shexp_gate_silu-N` for half of a sigmoid, `attn_out_rows-N` and `l_out_rows-N` where a prompt is cut to the rows that are wanted. The choice of expert groups,
-//! seven nodes there, is two operations here.
+//! Nodes without a name in llama.cpp (`node_57`) have a name here:
 //!
-//! An operation runs on the GPU where its weights live, or its layer does; the host does it where the GPU cannot.
-//! Values are copied between devices when they are asked for. One kernel may do what several operations are: the first of them
-//! has its time, the others have none.
+//! | name | node |
+//! |---|---|
+//! | `kqv_out-N` | fused attention |
+//! | `attn_out-N` | output product of the attention |
+//! | `ffn_moe_sum-N` | partial sum of the experts |
+//! | `ffn_shexp_gate_silu-N` | first operation of a sigmoid, which llama.cpp's graph computes as `silu(x) / x` |
+//! | `attn_out_rows-N`, `l_out_rows-N` | selection of the rows whose logits are wanted |
 //!
-//! Nothing of an operation is kept here while it runs: its start, and whether a GPU has computed it, are in a `Scope`, where its
-//! layer is computed in an [`At`], and what the operations of a layer's experts pass on in an [`Experts`](experts::Experts).
+//! The selection of expert groups is seven nodes in llama.cpp and two operations here.
+//!
+//! An operation runs on the GPU of its weights or of its layer. The CPU computes it if the GPU cannot. Values are copied
+//! between devices when an operation needs them. If one kernel computes several operations, the record of the first
+//! contains its time, and the duration of the others is 0.
+//!
+//! [`Ops`] keeps no state of a running operation. Its start and its device are in a `Scope`, the device of its layer is in
+//! an [`At`], and what the expert operations of a layer pass to each other is in an [`Experts`](experts::Experts).
 
 mod attention;
 mod elementwise;
@@ -22,6 +29,7 @@ mod run;
 mod scope;
 
 use moe_engine::Observer;
+use moe_trace::{LayerId, TokenId};
 
 use crate::activation::{Activation, NodeName};
 use crate::cpu::matmul::{self, Quantized, Worklist};
@@ -40,44 +48,44 @@ use scope::Scope;
 
 /// Runs operations and records them.
 pub(crate) struct Ops<'a> {
-    /// Threads that compute.
+    /// Threads of the CPU.
     pub threads: &'a Threads,
-    /// Where records go.
+    /// Writes the records.
     pub recorder: Recorder,
-    /// Told of every routing.
+    /// Called with the routing decisions of each MoE layer.
     pub observer: Option<Observer<'a>>,
-    /// Devices that compute.
+    /// Devices of the session.
     pub devices: Devices<'a>,
-    /// Position of each row of the current operations.
+    /// Position of each token of the current operations, in its sequence.
     pub positions: Vec<u32>,
-    /// Position of the pass's first row.
-    first_position: u32,
-    /// Where a value that is no number showed first in this pass.
+    /// Position of the first token of the pass.
+    first_position: TokenId,
+    /// Node and position of the first value in this pass that is not finite.
     pub not_finite: Option<(NodeName, u32)>,
-    /// What went wrong on a GPU so that values on it are lost.
+    /// A GPU error after which values on the GPU are lost.
     pub fault: Option<cuda::Error>,
     quantized: Quantized,
     work: Worklist,
     angles: Angles,
-    /// Experts of a row while the best are found.
+    /// Scratch of a top-k selection: indices of the candidates.
     order: Vec<u32>,
-    /// Groups that the rows choose from.
+    /// Selected expert groups `(token, n_used)`.
     groups: Vec<u32>,
-    /// Sums of the chosen weights.
+    /// Sum of the weights of the selected experts `(token)`.
     sums: Vec<f32>,
 }
 
-/// A layer, and where it is computed.
+/// A layer and its device.
 #[derive(Clone, Copy)]
 pub(crate) struct At {
-    /// The layer; as many as there are layers stands for the output.
-    pub il: usize,
-    /// Where operations run that have no weights in a place of their own.
+    /// The layer.
+    pub il: LayerId,
+    /// Device of the operations without weights.
     pub device: DeviceId,
 }
 
 impl<'a> Ops<'a> {
-    /// Operations on `devices`, of which the CPU computes with `threads`, recorded by `recorder`.
+    /// Operations on `devices`, recorded by `recorder`. The CPU uses `threads`.
     pub fn new(threads: &'a Threads, recorder: Recorder, devices: Devices<'a>) -> Ops<'a> {
         Ops {
             threads,
@@ -85,7 +93,7 @@ impl<'a> Ops<'a> {
             observer: None,
             devices,
             positions: Vec::new(),
-            first_position: 0,
+            first_position: TokenId::default(),
             not_finite: None,
             fault: None,
             quantized: Quantized::default(),
@@ -97,16 +105,21 @@ impl<'a> Ops<'a> {
         }
     }
 
-    /// Where layer `il` is computed; `n_layer` stands for the output.
-    pub fn at(&self, il: usize) -> At {
+    /// A layer with its device.
+    pub fn at(&self, il: LayerId) -> At {
         At {
             il,
             device: self.devices.layer(il),
         }
     }
 
-    /// Notes the first row of `x` that has a value which is not finite. On a GPU nobody looks: such a value goes on
-    /// into all that follows, and shows in the logits.
+    /// The device of the output: the final norm and the selection of rows after the last layer.
+    pub fn output_device(&self) -> DeviceId {
+        self.devices.output()
+    }
+
+    /// Notes the first row of `x` with a value that is not finite. Values on a GPU are not checked: such a value propagates
+    /// to the logits, which are checked.
     pub fn check_finite(&mut self, x: &Activation) {
         if self.not_finite.is_some() || x.values.home() != DeviceId::Cpu {
             return;
@@ -118,7 +131,7 @@ impl<'a> Ops<'a> {
         self.not_finite = bad.map(|(_, &position)| (x.name, position));
     }
 
-    /// `dst = weights · src` for every row.
+    /// `dst = weights · src` for each row of `src (row, n_in)`, `dst (row, n_out)`.
     pub fn mul_mat(
         &mut self,
         name: NodeName,
@@ -133,7 +146,7 @@ impl<'a> Ops<'a> {
         self.product([name; 2], &linear, src, dst);
     }
 
-    /// The product of a matrix, then its bias if it has one, each under its own name.
+    /// `dst = weights · src + bias` for each row. Product and bias are two operations with their own names.
     pub fn linear(
         &mut self,
         names: [NodeName; 2],
@@ -180,7 +193,7 @@ impl<'a> Ops<'a> {
     }
 }
 
-/// A matrix and the bias of its result.
+/// A matrix and an optional bias.
 struct Product<'a, 'g> {
     weights: &'a Matrix<'g>,
     bias: Option<&'a Vector>,

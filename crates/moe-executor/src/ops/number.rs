@@ -1,4 +1,4 @@
-//! Numbers of the operations that this executor runs, in the table that its traces carry (`moe_trace::ops`).
+//! Numbers of the executor's operations: indices in the table of ggml operations that traces contain (`moe_trace::ops`).
 
 pub use moe_trace::ops::{ADD_ID, GET_ROWS, MUL_MAT, MUL_MAT_ID};
 
@@ -35,7 +35,7 @@ numbers! {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn numbers_are_those_of_the_trace_table() {
+    fn numbers_agree_with_the_trace_table() {
         for (name, number) in super::ALL {
             assert_eq!(moe_trace::ops::name(*number), Some(*name));
         }

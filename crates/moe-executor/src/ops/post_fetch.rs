@@ -1,7 +1,9 @@
-//! Post-Fetch in a MoE layer: transfers begin behind the router, and the down product takes what has arrived.
+//! Post-Fetch in a MoE layer: H2D copies of down matrices start after the router, overlap with gate and up on the CPU, and
+//! the GPU computes the down products of the experts whose copy is complete.
 
 use std::time::Instant;
 
+use moe_trace::LayerId;
 use moe_trace::record::lane;
 
 use crate::activation::Activation;
@@ -15,8 +17,9 @@ use crate::recorder::{LaneCounts, Lanes, Routing};
 use crate::weights::Linear;
 
 impl Ops<'_> {
-    /// The experts of a layer that were chosen. Begins to copy their down matrices to the GPU, if that is the policy.
-    pub fn begin_experts(&mut self, il: usize, down: &Linear, routing: &mut Routing) -> Experts {
+    /// Starts the expert operations of a layer. With [`Policy::PostFetch`] it queues the H2D copies of the down matrices of
+    /// the selected experts.
+    pub fn begin_experts(&mut self, il: LayerId, down: &Linear, routing: &mut Routing) -> Experts {
         let mut experts = Experts::of(il);
         let tokens = routing.ids.len() / routing.n_expert_used.max(1);
         let stack = &down.weights;
@@ -32,16 +35,16 @@ impl Ops<'_> {
         }
         self.fetch(&mut routing.ids);
         if let Some(gpu) = self.devices.gpu_mut(near)
-            && gpu.begin_post_fetch(il, stack, routing.ids.host(), tokens)
+            && gpu.begin_post_fetch(il.index(), stack, routing.ids.host(), tokens)
         {
             experts.fetches = Some(near);
         }
         experts
     }
 
-    /// Gate and up of the slots of one token beyond those that the host is to compute, begun on the GPU that down travels to. Gives the first of
-    /// them; none if the host computes all.
-    pub(super) fn gate_up_beyond(
+    /// Launches gate and up of one token's slots from the configured CPU limit on, on the GPU that the down matrices are
+    /// copied to. Returns the first of these slots; `None` if the CPU computes all slots.
+    pub(super) fn gate_up_on_gpu(
         &mut self,
         layer: &Experts,
         [gate, up]: [&Linear; 2],
@@ -56,7 +59,7 @@ impl Ops<'_> {
         if routing.ids.len() != k || limit >= k || !Device::supports(gate.weights.ty) {
             return None;
         }
-        // The host's part is the operation that is recorded.
+        // This launch is not recorded: the record of the operation has the time of the CPU's part.
         let mut scope = self.start();
         let done = self.on(&mut scope, gpu, |gpu| {
             let launched = gpu.experts_gate_up([gate, up], glu, x, routing, limit, out);
@@ -65,14 +68,13 @@ impl Ops<'_> {
         if !done {
             return None;
         }
-        let mut ids = routing.ids.host().to_vec();
-        ids[limit..].fill(-1);
-        self.work.fill(&ids, gate.weights.n_expert);
+        let (ids, n_expert) = (routing.ids.host(), gate.weights.n_expert);
+        self.work.fill_where(ids, n_expert, |slot| slot < limit);
         Some(limit)
     }
 
-    /// Puts what the host computed, the first `slots` rows, before what the GPU did.
-    pub(super) fn join_halves(&mut self, gpu: DeviceId, rows: &mut Activation, slots: usize) {
+    /// Copies the first `slots` rows, which the CPU computed, to the GPU, which computed the other rows.
+    pub(super) fn join_rows(&mut self, gpu: DeviceId, rows: &mut Activation, slots: usize) {
         let n = slots * rows.width;
         if let Some(gpu) = self.devices.gpu(gpu)
             && let Err(error) = rows.values.join(gpu.gpu(), n)
@@ -81,7 +83,7 @@ impl Ops<'_> {
         }
     }
 
-    /// The host ends gate and up of a layer, which it began at `start`.
+    /// Records the window of a layer's transfers: the CPU computed gate and up from `start` to now.
     pub(super) fn end_window(&mut self, layer: &Experts, start: Instant) {
         let gpu = layer.fetches.and_then(|gpu| self.devices.gpu_mut(gpu));
         if let Some(gpu) = gpu {
@@ -89,8 +91,8 @@ impl Ops<'_> {
         }
     }
 
-    /// The product of a layer whose down matrices travel to a GPU: on that for those that arrived, on the host for the others. Returns
-    /// where each was computed.
+    /// The down product with Post-Fetch: on the GPU for experts whose copy is complete, on the CPU for the others. Returns
+    /// the number of products per lane.
     pub(super) fn project_fetched(
         &mut self,
         gpu: DeviceId,
@@ -110,7 +112,7 @@ impl Ops<'_> {
             self.recorder.fell_back();
         }
         if !done || !arrived.contains(&true) {
-            let mut scope = scope.left_to_host();
+            let mut scope = scope.left_to_cpu();
             self.fetch(&mut src.values);
             self.work.fill(routing.ids.host(), weights.n_expert);
             let lanes = Lanes::All(lane::POST_FETCH_MISS);
@@ -118,7 +120,7 @@ impl Ops<'_> {
             return lanes.count(routing.ids.len());
         }
         if arrived.contains(&false) {
-            // Slots beyond the host's are the GPU's alone.
+            // Gate and up of the slots from the CPU limit on are on the GPU only.
             self.fetch(&mut src.values);
             self.project_missed(gpu, projection, src, routing, &arrived, dst);
         }
@@ -135,7 +137,7 @@ impl Ops<'_> {
         lanes.count(routing.ids.len())
     }
 
-    /// The rows whose transfer was late, by the host, put between those of the GPU.
+    /// Computes the down products of the experts whose copy is not complete, on the CPU, and copies them into `dst` on the GPU.
     fn project_missed(
         &mut self,
         gpu: DeviceId,
@@ -146,9 +148,9 @@ impl Ops<'_> {
         dst: &mut Activation,
     ) {
         let Linear { weights, bias } = projection.linear;
-        let late = |(&id, &arrived): (&i32, &bool)| if arrived { -1 } else { id };
-        let ids: Vec<i32> = routing.ids.host().iter().zip(arrived).map(late).collect();
-        self.work.fill(&ids, weights.n_expert);
+        let ids = routing.ids.host();
+        let is_missed = |entry: usize| !arrived[entry];
+        self.work.fill_where(ids, weights.n_expert, is_missed);
         let n_out = weights.n_out;
         let mut missed = vec![0.0; ids.len() * n_out];
         let x = Entries {
@@ -158,8 +160,9 @@ impl Ops<'_> {
         };
         let out = &mut missed;
         matmul::mul_mat_id(self.threads, weights, x, out, &mut self.quantized, || ());
-        for (row, &id) in missed.chunks_exact_mut(n_out).zip(&ids) {
-            if let (Some(bias), 0..) = (bias, id) {
+        if let Some(bias) = bias {
+            let rows = missed.chunks_exact_mut(n_out).zip(ids).enumerate();
+            for (_, (row, &id)) in rows.filter(|(entry, _)| is_missed(*entry)) {
                 let bias = &bias.data[id as usize * n_out..][..n_out];
                 row.iter_mut().zip(bias).for_each(|(x, b)| *x += b);
             }
@@ -168,8 +171,8 @@ impl Ops<'_> {
         if let Some(gpu) = self.devices.gpu_mut(gpu) {
             let put = |(at, row): (usize, &[f32])| gpu.put_row(dst, at, row);
             let rows = missed.chunks_exact(n_out).enumerate();
-            let mut late = rows.filter(|(at, _)| ids[*at] >= 0);
-            if let Err(error) = late.try_for_each(put) {
+            let mut missed = rows.filter(|(entry, _)| is_missed(*entry));
+            if let Err(error) = missed.try_for_each(put) {
                 self.fault.get_or_insert(error);
             }
         }

@@ -1,4 +1,6 @@
-//! The begin and the end of a pass, values that the host waits for, and where a product is computed.
+//! Start and end of a forward pass, D2H copies that the CPU waits for, and the device of a product.
+
+use moe_trace::TokenId;
 
 use crate::activation::Activation;
 use crate::cuda::{self, Wanted};
@@ -10,7 +12,7 @@ use crate::recorder::Routing;
 use crate::weights::Matrix;
 
 impl Ops<'_> {
-    /// Fetches values that the host is about to read.
+    /// Copies values to the CPU before it reads them.
     pub(super) fn fetch<T: Plain>(&mut self, values: &mut Mirrored<T>) {
         let home = values.home();
         if home == DeviceId::Cpu {
@@ -18,15 +20,20 @@ impl Ops<'_> {
         }
         if let Err(error) = values.fetch() {
             self.fault.get_or_insert(error);
-            // What it holds now is not what was computed; the pass ends with the error.
+            // The values in CPU memory are stale; the pass ends with the error.
             values.host_mut();
         }
         self.waited(home);
     }
 
-    /// Fetches what the host is about to compute experts with, with one wait: rows, the choice, and its weights if the host
-    /// weighs the experts, too.
-    pub(super) fn fetch_chosen(&mut self, x: &mut Activation, routing: &mut Routing, weighs: bool) {
+    /// Copies the inputs of expert operations to the CPU, with one wait: activations and expert ids, and the expert weights
+    /// if the CPU also computes the weighted sum (`with_weights`).
+    pub(super) fn fetch_expert_inputs(
+        &mut self,
+        x: &mut Activation,
+        routing: &mut Routing,
+        with_weights: bool,
+    ) {
         let home = match x.values.home() {
             DeviceId::Cpu => routing.ids.home(),
             gpu => gpu,
@@ -34,7 +41,7 @@ impl Ops<'_> {
         let mut wanted: Vec<Wanted> = Vec::new();
         wanted.extend(x.values.wanted(home));
         wanted.extend(routing.ids.wanted(home));
-        if weighs {
+        if with_weights {
             wanted.extend(routing.weights.wanted(home));
         }
         if let Some(gpu) = self.devices.gpu_mut(home)
@@ -43,26 +50,26 @@ impl Ops<'_> {
         {
             x.values.fetched(home);
             routing.ids.fetched(home);
-            if weighs {
+            if with_weights {
                 routing.weights.fetched(home);
             }
             self.waited(home);
         }
-        // What did not come so comes by itself.
+        // Fetch individually what the batched copy did not cover.
         self.fetch(&mut x.values);
         self.fetch(&mut routing.ids);
     }
 
-    /// The host has waited for a GPU.
+    /// Notes that the CPU has waited for a GPU.
     pub(crate) fn waited(&mut self, gpu: DeviceId) {
         self.devices.waited(gpu);
         self.recorder.host_is_free();
     }
 
-    /// Waits for all that was launched on GPUs.
+    /// Waits for all work launched on GPUs.
     ///
     /// # Errors
-    /// Some of it failed.
+    /// Some of the work failed.
     pub(crate) fn wait_for_gpus(&mut self) -> cuda::Result<()> {
         for index in 0..self.devices.gpus().len() {
             self.devices.gpus()[index].gpu().synchronize()?;
@@ -71,24 +78,24 @@ impl Ops<'_> {
         Ok(())
     }
 
-    /// Fetches rows that the session is about to read.
+    /// Copies activations to the CPU before the session reads them.
     pub fn fetch_rows(&mut self, x: &mut Activation) {
         self.fetch(&mut x.values);
     }
 
-    /// Begins a pass.
+    /// Starts a forward pass.
     ///
     /// # Errors
-    /// A GPU cannot begin one.
+    /// A GPU reports an error.
     pub fn begin_pass(&mut self) -> Result<()> {
-        self.first_position = self.positions.first().copied().unwrap_or(0);
+        self.first_position = TokenId(self.positions.first().copied().unwrap_or(0));
         Ok(self.devices.begin_pass()?)
     }
 
-    /// Ends a pass: waits for the GPUs, and hands on what was recorded.
+    /// Ends a forward pass: waits for the GPUs and writes the records.
     ///
     /// # Errors
-    /// A GPU lost values in this pass, or a record could not be written.
+    /// Values on a GPU were lost in this pass, or a record cannot be written.
     pub fn end_pass(&mut self) -> Result<()> {
         self.devices.end_pass()?;
         if let Some(fault) = self.fault.take() {
@@ -99,8 +106,8 @@ impl Ops<'_> {
         self.recorder.end(&self.devices)
     }
 
-    /// The device that computes a product of `rows` rows with a matrix: the one where the matrix lives, or a GPU from so many
-    /// rows on that copying it there is worth while.
+    /// The device that computes a product of `rows` rows with a matrix: the GPU that holds it, a GPU that gets a copy of it
+    /// if `rows` reaches the offload threshold, or the CPU.
     pub(super) fn device_of(&mut self, weights: &Matrix, rows: usize) -> DeviceId {
         if let Some(gpu) = self.devices.holder(weights) {
             return gpu;

@@ -1,6 +1,8 @@
-//! An operation from its start to its record: where it runs, and when it ran.
+//! The start, device and time of an operation, from its start to its record.
 
 use std::time::Instant;
+
+use moe_trace::TokenId;
 
 use crate::activation::NodeName;
 use crate::cuda::{self, Device, Event};
@@ -8,55 +10,56 @@ use crate::ops::Ops;
 use crate::placement::DeviceId;
 use crate::recorder::{Lanes, RoutedRows, Routing, Source, When};
 
-/// An operation from its start to its record. [`Ops::on`] runs it on a GPU; otherwise the host computes it. Once it is recorded, it
-/// stands for the next operation: that has already been computed if one kernel does the work of both.
+/// An operation from its start to its record. If [`Ops::on`] does not run it on a GPU, the CPU computes it. After its record
+/// the scope is that of the next operation, which is done already if the same kernel computed both.
 pub(super) struct Scope {
-    /// When it started if the host computes it.
+    /// Start of the operation if the CPU computes it.
     start: Instant,
-    ran: Ran,
+    ran: Executor,
 }
 
+/// Where an operation ran.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Ran {
-    /// On the host.
-    Host,
+enum Executor {
+    /// On the CPU.
+    Cpu,
     /// On a GPU, between two events if it is recorded.
     Gpu(DeviceId, Option<(Event, Event)>),
-    /// On a GPU, in the kernel of an operation before it.
-    Within,
+    /// On a GPU, in the kernel of an earlier operation.
+    Fused,
 }
 
 impl Scope {
-    fn on_host(start: Instant) -> Scope {
+    fn on_cpu(start: Instant) -> Scope {
         Scope {
             start,
-            ran: Ran::Host,
+            ran: Executor::Cpu,
         }
     }
 
-    /// Whether a GPU has computed it.
+    /// Whether a GPU has computed the operation.
     pub fn is_done(&self) -> bool {
-        self.ran != Ran::Host
+        self.ran != Executor::Cpu
     }
 
-    /// The same operation computed by the host: the GPU had nothing to do for it.
-    pub fn left_to_host(self) -> Scope {
-        Scope::on_host(self.start)
+    /// The same operation computed on the CPU, because the GPU had no part of it to compute.
+    pub fn left_to_cpu(self) -> Scope {
+        Scope::on_cpu(self.start)
     }
 }
 
 impl Ops<'_> {
     /// Starts an operation.
     pub(super) fn start(&self) -> Scope {
-        Scope::on_host(self.recorder.start())
+        Scope::on_cpu(self.recorder.start())
     }
 
     /// Starts an expert operation.
     pub(super) fn start_experts(&self) -> Scope {
-        Scope::on_host(self.recorder.start_experts())
+        Scope::on_cpu(self.recorder.start_experts())
     }
 
-    /// Runs `launch` if the operation belongs on a GPU. Returns whether that did it; if not, the host computes the operation.
+    /// Runs `launch` if `device` is a GPU. Returns whether the GPU computes the operation; if not, the CPU must.
     pub(super) fn on(
         &mut self,
         scope: &mut Scope,
@@ -73,12 +76,12 @@ impl Ops<'_> {
             from.map(|from| gpu.end_events(from)).transpose()
         };
         let ran = run();
-        // The host goes on while the GPU computes.
+        // The CPU continues while the GPU computes.
         self.recorder.host_is_free();
         match ran {
             Ok(events) => {
                 self.devices.ran(device);
-                scope.ran = Ran::Gpu(device, events);
+                scope.ran = Executor::Gpu(device, events);
                 true
             }
             Err(error) => {
@@ -90,16 +93,16 @@ impl Ops<'_> {
         }
     }
 
-    /// Records an operation under the name of its result.
+    /// Records an operation; `dst` is the name of its result.
     pub(super) fn record(&mut self, scope: &mut Scope, op: u8, dst: NodeName, sources: &[Source]) {
-        let first = self.positions.first().copied().unwrap_or(0);
+        let first = TokenId(self.positions.first().copied().unwrap_or(0));
         let when = self.when(scope);
         self.recorder
             .op(when, op, dst, sources, first, self.positions.len());
         scope.start = self.recorder.start();
     }
 
-    /// Records an expert operation: where each expert of `routing` was computed is in `lanes`.
+    /// Records an expert operation; `lanes` contains where each expert of `routing` was computed.
     pub(super) fn record_experts(
         &mut self,
         scope: &mut Scope,
@@ -109,26 +112,26 @@ impl Ops<'_> {
         (routing, lanes): (&Routing, Lanes),
     ) {
         let when = self.when(scope);
-        let choice = RoutedRows {
+        let routed = RoutedRows {
             positions: &self.positions,
             routing,
             lanes,
         };
-        self.recorder.experts(when, op, dst, sources, &choice);
+        self.recorder.experts(when, op, dst, sources, &routed);
         scope.start = self.recorder.start_experts();
     }
 
     fn when(&mut self, scope: &mut Scope) -> When {
         match scope.ran {
-            Ran::Host => {
+            Executor::Cpu => {
                 self.devices.ran(DeviceId::Cpu);
-                When::Host(scope.start)
+                When::Cpu(scope.start)
             }
-            Ran::Gpu(device, events) => {
-                scope.ran = Ran::Within;
-                events.map_or(When::Within, |(from, to)| When::Gpu(device, from, to))
+            Executor::Gpu(device, events) => {
+                scope.ran = Executor::Fused;
+                events.map_or(When::Fused, |(from, to)| When::Gpu(device, from, to))
             }
-            Ran::Within => When::Within,
+            Executor::Fused => When::Fused,
         }
     }
 }

@@ -1,23 +1,23 @@
 //! Writes a [`TensorAccessLog`] for every operation that the executor runs.
 //!
-//! The hot path copies a ready record and patches what changes from token to token. The ready records are made in the
-//! first pass and found again by their place in the pass: the operations of a pass come in the same order every time.
+//! The hot path copies a record template and patches the fields that change between passes. The templates are made in the
+//! first pass and found by their index in the pass, because the operations of a pass always have the same order.
 //!
 //! # Times
 //!
-//! All times are on one clock, [`TraceClock`]. `timestamp_ns` is when the operation started to compute:
+//! All times are on one clock, [`TraceClock`]. `timestamp_ns` is the start of the computation:
 //!
-//! - On the host, when it had all that it reads: the end of the operation before, or the return of the wait for the GPU, or of the
-//!   call that launched the GPU's work before it.
-//! - On a GPU, when its stream came to it: the end of the kernel before, or, if another device ran or the host waited in between, an
-//!   event recorded before the launch, or after the copies from other GPUs that the operation reads. The events of each GPU are laid
-//!   onto the host's clock by [`cuda::timeline`](crate::cuda).
-//! - Several operations in one kernel: the first of them has the kernel's time. The others have no duration and start 1 ns after
-//!   the one before, at most at the kernel's end.
-//! - An operation that failed on the GPU is the host's, and flagged.
+//! - On the CPU: when all inputs are available. This is the end of the previous operation, the end of a wait for a GPU, or
+//!   the end of the call that launched earlier work on a GPU.
+//! - On a GPU: when its stream reaches the operation. This is the end of the previous kernel. If another device ran or the
+//!   CPU waited in between, it is an event recorded before the launch, or after the copies from other GPUs that the operation
+//!   reads. [`cuda::timeline`](crate::cuda) converts the events of each GPU to the CPU's clock.
+//! - Several operations in one kernel: the first has the kernel's time. The others have a duration of 0 and start 1 ns after
+//!   the previous one, but not after the end of the kernel.
+//! - An operation that failed on a GPU has the time of its computation on the CPU and a flag.
 //!
-//! The records of a pass are written in the order of their starts. This is the order of the graph, except for operations of the
-//! host that ran next to the GPU's because neither reads what the other writes. So timestamps never decrease within a run.
+//! The records of a pass are written in the order of their starts. This is the order of the graph, except for CPU operations
+//! that ran concurrently with independent GPU operations. Timestamps never decrease within a run.
 
 mod routing;
 mod rows;
@@ -32,7 +32,7 @@ use moe_trace::transfers::{Span, Transfer};
 use moe_trace::{LayerId, Phase, RunWriter, TensorAccessLog, TokenId};
 
 use crate::activation::NodeName;
-use crate::buffers::Moment;
+use crate::buffers::Timestamp;
 use crate::capture::Capture;
 use crate::cuda::Event;
 use crate::cuda::post_fetch::Sample;
@@ -42,43 +42,44 @@ use crate::placement::DeviceId;
 
 pub use routing::{LaneCounts, Lanes, Routing};
 pub use rows::RoutedRows;
-use rows::{Pending, Rows, one};
+use rows::{Pending, Rows, write_one};
 pub use source::Source;
 use source::template;
 
-/// The pass that operations belong to.
+/// The forward pass that operations belong to.
 #[derive(Clone, Copy)]
 pub struct PassInfo {
-    /// Request.
+    /// Sequence (request).
     pub sequence_id: u32,
     /// Phase of its tokens.
     pub phase: Phase,
-    /// Whether all operations of the graph run: a batch of a prompt whose logits nobody wants ends before the last.
-    pub is_whole: bool,
+    /// Whether all operations of the graph run. A batch of a prompt without logits ends before the last operations.
+    pub is_complete: bool,
 }
 
 /// When an operation ran.
 #[derive(Clone, Copy)]
 pub enum When {
-    /// On the host, from here to now.
-    Host(Instant),
+    /// On the CPU, from this time to now.
+    Cpu(Instant),
     /// On a GPU, between two events of its stream.
     Gpu(DeviceId, Event, Event),
-    /// In the kernel of the operation before.
-    Within,
+    /// In the kernel of the previous operation.
+    Fused,
 }
 
-/// How long records may wait to be handed to the file: less is lost to a kill, more wakes the writing thread less often.
+/// Maximum time before records are passed to the writing thread. A shorter time loses fewer records if the process is killed, a
+/// longer time wakes the thread less often.
 const FLUSH_EVERY: Duration = Duration::from_millis(20);
 
-/// A record made ready, and what it was made for.
+/// The record of an operation with all fields that are constant, and the operation it belongs to.
 struct Template {
     op: u8,
     dst: NodeName,
     record: TensorAccessLog,
 }
 
-/// Writes records; without a writer it does nothing.
+/// Writes the records of a run. Without a writer it does nothing.
 pub struct Recorder {
     writer: Option<RunWriter>,
     mode: Mode,
@@ -88,26 +89,26 @@ pub struct Recorder {
     next: usize,
     /// Start of the pass.
     pass_start: Instant,
-    /// When the host's next operation can start: the end of its last recorded one, or later.
+    /// Earliest start of the CPU's next operation: the end of its last recorded operation, or later.
     last_end: Instant,
-    /// When records were last handed to the file.
+    /// Time of the last flush.
     flushed: Instant,
     failed: Option<moe_trace::Error>,
-    /// Whether operations wait for the end of their pass.
+    /// Whether records are written at the end of their pass, when the times of GPU operations are known.
     waits: bool,
     pending: Vec<Pending>,
-    /// Index of each pending operation, in the order of their starts.
+    /// Indices of the pending operations, in the order of their starts.
     order: Vec<usize>,
-    /// Whether the GPU failed at the operation that comes next.
+    /// Whether the next operation failed on a GPU and is computed on the CPU.
     fell_back: bool,
-    /// The graph of this pass, if it is the first whole one of its phase.
+    /// The graph of this pass, if it is the first complete pass of its phase.
     capture: Option<Capture>,
-    /// Phases whose graph is in the run.
+    /// Whether the run directory contains the graph of each phase.
     captured: [bool; Phase::ALL.len()],
 }
 
 impl Recorder {
-    /// A recorder into a run directory, or one that records nothing.
+    /// A recorder that writes to a run directory, or records nothing without a writer.
     pub fn new(writer: Option<RunWriter>) -> Recorder {
         let clock = TraceClock::new();
         let origin = clock.origin();
@@ -118,7 +119,7 @@ impl Recorder {
             pass: PassInfo {
                 sequence_id: 0,
                 phase: Phase::Prompt,
-                is_whole: false,
+                is_complete: false,
             },
             templates: Vec::new(),
             next: 0,
@@ -135,12 +136,12 @@ impl Recorder {
         }
     }
 
-    /// Has only some operations recorded.
+    /// Selects the operations to record.
     pub fn with_mode(self, mode: Mode) -> Recorder {
         Recorder { mode, ..self }
     }
 
-    /// Has operations wait for the end of their pass, for one that the GPU takes part in.
+    /// Writes records at the end of their pass, for sessions with GPUs.
     pub(crate) fn wait_for_gpu(&mut self) {
         self.waits = true;
     }
@@ -150,14 +151,14 @@ impl Recorder {
         self.writer.is_some()
     }
 
-    /// The host waited for the GPU, or launched work on it: its next operation starts now.
+    /// Notes that the CPU waited for a GPU or launched work on it: its next operation starts now.
     pub(crate) fn host_is_free(&mut self) {
         if self.is_on() {
             self.last_end = Instant::now();
         }
     }
 
-    /// The GPU failed at the operation that comes next, which the host does.
+    /// Notes that the next operation failed on a GPU and is computed on the CPU.
     pub(crate) fn fell_back(&mut self) {
         self.fell_back = true;
     }
@@ -167,39 +168,40 @@ impl Recorder {
         self.mode
     }
 
-    /// Begins a pass over the graph.
+    /// Starts a forward pass.
     pub fn begin(&mut self, pass: PassInfo) {
         self.pass = pass;
         self.next = 0;
-        // Those of a pass that failed.
+        // Records of a pass that failed.
         self.pending.clear();
         if self.writer.is_some() {
             self.last_end = Instant::now();
             self.pass_start = self.last_end;
         }
         let is_wanted = !self.captured[usize::from(pass.phase.number())];
-        self.capture = (is_wanted && pass.is_whole && self.writer.is_some()).then(Capture::default);
+        self.capture =
+            (is_wanted && pass.is_complete && self.writer.is_some()).then(Capture::default);
     }
 
-    /// Tells of the last result of a pass, which no operation reads.
+    /// Adds the last result of a pass, which no operation reads, to the graph.
     pub fn result(&mut self, result: Source) {
         if let Some(capture) = &mut self.capture {
             capture.result(&result);
         }
     }
 
-    /// `at` on the clock of the records.
-    pub(crate) fn moment(&self, at: Instant) -> Moment {
-        Moment {
+    /// Converts a time to the clock of the records.
+    pub(crate) fn timestamp(&self, at: Instant) -> Timestamp {
+        Timestamp {
             since_start_ns: self.clock.since_origin_ns(at),
             timestamp_ns: self.clock.ns(at),
         }
     }
 
-    /// Tells the run of buffers that came or went.
+    /// Writes buffer events to the run directory.
     ///
     /// # Errors
-    /// They cannot be written.
+    /// The file cannot be written.
     pub(crate) fn buffers(&mut self, events: &[BufferEvent]) -> Result<()> {
         match &mut self.writer {
             Some(writer) => Ok(writer.write_buffer_events(events)?),
@@ -207,11 +209,11 @@ impl Recorder {
         }
     }
 
-    /// Tells the run what Post-Fetch did in a pass whose first row is at `position`.
+    /// Writes the Post-Fetch transfers of a pass to the run directory. `position` is that of the first token of the pass.
     ///
     /// # Errors
-    /// It cannot be written.
-    pub(crate) fn transfers(&mut self, samples: &[Sample], position: u32) -> Result<()> {
+    /// The file cannot be written.
+    pub(crate) fn transfers(&mut self, samples: &[Sample], position: TokenId) -> Result<()> {
         let (Some(writer), false) = (&mut self.writer, samples.is_empty()) else {
             return Ok(());
         };
@@ -222,7 +224,7 @@ impl Recorder {
         };
         let transfer = |sample: &Sample| Transfer {
             sequence_id: self.pass.sequence_id,
-            token_id: TokenId(position),
+            token_id: position,
             phase: self.pass.phase,
             layer_id: LayerId(sample.layer as u16),
             n_tokens: sample.n_tokens as u32,
@@ -237,14 +239,14 @@ impl Recorder {
         Ok(writer.write_transfers(&transfers)?)
     }
 
-    /// Ends a pass: hands what was recorded to the file, if that was not done a moment ago. All of `devices` have come to the end
-    /// of the pass.
+    /// Ends a forward pass, which must be complete on all `devices`: writes pending records, and flushes if the last flush
+    /// was more than [`FLUSH_EVERY`] ago.
     ///
     /// # Errors
-    /// The first write that failed in this pass.
+    /// The first write error of this pass.
     pub fn end(&mut self, devices: &Devices) -> Result<()> {
         if self.waits {
-            self.settle(devices)?;
+            self.write_pending(devices)?;
         }
         if let Some(error) = self.failed.take() {
             return Err(Error::Trace(error));
@@ -264,23 +266,24 @@ impl Recorder {
         Ok(())
     }
 
-    /// The writer, when the run is over.
+    /// The writer, for finishing the run.
     pub fn into_writer(self) -> Option<RunWriter> {
         self.writer
     }
 
-    /// The writer while the run goes on.
+    /// The writer.
     pub fn writer(&self) -> Option<&RunWriter> {
         self.writer.as_ref()
     }
 
-    /// Time before an operation of the host; pass it to [`Recorder::op`]. Operations follow one another, so it is the end of the one
-    /// before: the clock is looked at once for an operation.
+    /// Start time of an operation on the CPU, for [`When::Cpu`]. It is the end of the previous operation, so that the clock is
+    /// read once per operation.
     pub fn start(&self) -> Instant {
         self.last_end
     }
 
-    /// Time before an expert operation; pass it to [`Recorder::experts`].
+    /// Start time of an expert operation on the CPU, for [`When::Cpu`]. In [`Mode::Experts`] the previous operations are not
+    /// recorded, so the clock is read here.
     pub fn start_experts(&self) -> Instant {
         match (&self.writer, self.mode) {
             (Some(_), Mode::Experts) => Instant::now(),
@@ -288,52 +291,52 @@ impl Recorder {
         }
     }
 
-    /// Records an operation on rows whose first is at `position`.
+    /// Records an operation on `n_tokens` tokens, the first at `position`.
     pub fn op(
         &mut self,
         when: When,
         op: u8,
         dst: NodeName,
         sources: &[Source],
-        position: u32,
+        position: TokenId,
         n_tokens: usize,
     ) {
         if self.mode == Mode::All
             && let Some(record) = self.prepare(when, op, dst, sources, n_tokens)
         {
-            record.token_id.set(position);
+            record.token_id.set(position.0);
             self.write(when, None);
         }
-        // What failed here is told here or, where this leaves no record, nowhere.
+        // If this operation is not recorded, its fallback is not recorded either.
         self.fell_back = false;
         if let Some(capture) = &mut self.capture {
             capture.operation(op, dst, sources, position, n_tokens);
         }
     }
 
-    /// Records an expert operation: one record a row, more when the row has over 16 experts.
+    /// Records an expert operation: one record per token, or several if the token has more than 16 experts.
     pub fn experts(
         &mut self,
         when: When,
         op: u8,
         dst: NodeName,
         sources: &[Source],
-        choice: &RoutedRows,
+        routed: &RoutedRows,
     ) {
-        let positions = choice.positions;
+        let positions = routed.positions;
         if self
             .prepare(when, op, dst, sources, positions.len())
             .is_some()
         {
-            self.write(when, Some(choice));
+            self.write(when, Some(routed));
         }
         if let Some(capture) = &mut self.capture {
-            let first = positions.first().copied().unwrap_or(0);
+            let first = TokenId(positions.first().copied().unwrap_or(0));
             capture.operation(op, dst, sources, first, positions.len());
         }
     }
 
-    /// The ready record of the operation with what changes from pass to pass, if it is to be written.
+    /// The record of the operation with the fields of this pass; `None` if nothing is recorded.
     fn prepare(
         &mut self,
         when: When,
@@ -358,9 +361,9 @@ impl Recorder {
             });
         }
         let record = &mut self.templates[self.next].record;
-        if let When::Host(start) = when {
+        if let When::Cpu(start) = when {
             let end = Instant::now();
-            // One that waited for the GPU began when it had what it reads.
+            // An operation that waited for a GPU started at the end of the wait.
             let start = start.max(self.last_end);
             record.timestamp_ns.set(self.clock.ns(start));
             record
@@ -391,34 +394,34 @@ impl Recorder {
         Some(record)
     }
 
-    /// Writes the record that was prepared, or one for each row of a choice.
-    fn write(&mut self, when: When, choice: Option<&RoutedRows>) {
+    /// Writes the prepared record, or one record per token of `routed`.
+    fn write(&mut self, when: When, routed: Option<&RoutedRows>) {
         let record = &self.templates[self.next].record;
         self.next += 1;
         if self.waits {
             self.pending.push(Pending {
                 record: *record,
                 when,
-                rows: choice.map(RoutedRows::keep),
+                rows: routed.map(RoutedRows::keep),
             });
             return;
         }
         let Some(writer) = &mut self.writer else {
             return;
         };
-        let written = match choice {
-            None => one(writer, record),
-            Some(choice) => {
+        let written = match routed {
+            None => write_one(writer, record),
+            Some(routed) => {
                 let rows = Rows {
-                    positions: choice.positions,
-                    ids: choice.routing.ids.host(),
-                    weights: choice.routing.weights.host(),
-                    k: choice.routing.n_expert_used,
-                    lanes: choice.lanes,
+                    positions: routed.positions,
+                    ids: routed.routing.ids.host(),
+                    weights: routed.routing.weights.host(),
+                    k: routed.routing.n_expert_used,
+                    lanes: routed.lanes,
                 };
                 let written = rows.write(writer, record);
                 if rows.positions.len() > 1 {
-                    // The records of one row take no time worth a look at the clock, those of a batch do.
+                    // Writing the records of a batch takes measurable time, which is not part of the next operation.
                     self.last_end = Instant::now();
                 }
                 written

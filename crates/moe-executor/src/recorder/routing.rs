@@ -1,29 +1,31 @@
-//! The router's choice, as operations and records see it.
+//! The routing decisions of a layer, and the lanes that compute the selected experts.
 
+use moe_trace::ExpertId;
 use moe_trace::record::lane;
 
 use crate::cuda::Download;
 use crate::mirrored::Mirrored;
 
-/// The router's choice for some rows.
+/// The routing decisions of one layer for the tokens of a pass.
 #[derive(Default)]
 pub struct Routing {
-    /// Chosen experts `(row, n_expert_used)`, best first.
+    /// Selected experts `(token, n_expert_used)`, best first. They are the input of kernels and have the type of ggml's
+    /// tensor.
     pub ids: Mirrored<i32>,
-    /// Weight of each as applied `(row, n_expert_used)`.
+    /// Weight of each selected expert as applied `(token, n_expert_used)`.
     pub weights: Mirrored<f32>,
-    /// Experts of a row.
+    /// Selected experts per token.
     pub n_expert_used: usize,
-    /// Where both are on their way from a GPU to, for the records.
+    /// The D2H copy of ids and weights for the records, if they are on a GPU.
     pub(crate) copy: Option<Download>,
 }
 
 impl Routing {
-    /// Makes it another choice, in the memory that it has.
-    pub(crate) fn choose(&mut self, ids: &[i32], weights: &[f32], n_expert_used: usize) {
+    /// Replaces the decisions; reuses the memory. `ids` are experts of the model.
+    pub(crate) fn set(&mut self, ids: &[ExpertId], weights: &[f32], n_expert_used: usize) {
         let own = self.ids.host_mut();
         own.clear();
-        own.extend_from_slice(ids);
+        own.extend(ids.iter().map(|id| id.0 as i32));
         let own = self.weights.host_mut();
         own.clear();
         own.extend_from_slice(weights);
@@ -32,20 +34,20 @@ impl Routing {
     }
 }
 
-/// How many experts were computed where, by the numbers of [`moe_trace::record::lane`].
+/// Number of expert computations per lane, indexed by the numbers of [`moe_trace::record::lane`].
 pub type LaneCounts = [u64; lane::NAMES.len()];
 
-/// Where each expert of an operation was computed, by the numbers of [`moe_trace::record::lane`].
+/// Lane of each expert of an operation: a number of [`moe_trace::record::lane`].
 #[derive(Clone, Copy)]
 pub enum Lanes<'a> {
-    /// All alike.
+    /// The same lane for all.
     All(u8),
-    /// One by one `(row, n_expert_used)`.
+    /// A lane for each `(token, n_expert_used)`.
     Each(&'a [u8]),
 }
 
 impl Lanes<'_> {
-    /// How many of `n` experts were computed where.
+    /// Number of experts per lane, of `n` in total.
     pub(crate) fn count(&self, n: usize) -> LaneCounts {
         let mut counts = LaneCounts::default();
         let mut add = |lane: u8, n: u64| counts[usize::from(lane)] += n;
@@ -56,6 +58,7 @@ impl Lanes<'_> {
         counts
     }
 
+    /// Lane of element `slot` of `(token, n_expert_used)`.
     pub(super) fn of(&self, slot: usize) -> u8 {
         match self {
             Lanes::All(lane) => *lane,

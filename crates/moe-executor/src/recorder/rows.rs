@@ -1,4 +1,5 @@
-//! Records of an operation: one, or one for each row of a choice; at once, or at the end of the pass.
+//! Writes the records of an operation, immediately or at the end of the pass: one record, or for expert operations one per
+//! token.
 
 use std::time::Instant;
 
@@ -11,57 +12,68 @@ use crate::devices::Devices;
 use crate::error::{Error, Result};
 use crate::placement::DeviceId;
 
-/// The rows of an expert operation: one record each, more when a row has over 16 experts.
+/// The tokens of an expert operation. Each has one record, or several if it has more than 16 experts.
 pub(super) struct Rows<'a> {
+    /// Position of each token.
     pub positions: &'a [u32],
+    /// Selected experts `(token, k)`.
     pub ids: &'a [i32],
+    /// Their weights `(token, k)`.
     pub weights: &'a [f32],
+    /// Selected experts per token.
     pub k: usize,
+    /// Their lanes `(token, k)`.
     pub lanes: Lanes<'a>,
 }
 
-/// An operation of a pass that GPUs take part in: its time and its experts are known when the pass is over.
+/// An operation of a session with GPUs, whose time and experts are known at the end of the pass.
 pub(super) struct Pending {
     pub record: TensorAccessLog,
     pub when: When,
+    /// The tokens of an expert operation.
     pub rows: Option<PendingRows>,
 }
 
-/// The rows of a pending expert operation.
+/// The tokens of a pending expert operation.
 pub(super) struct PendingRows {
     positions: Vec<u32>,
     k: usize,
-    chosen: Chosen,
-    /// One for all, or one for each.
+    experts: PendingExperts,
+    /// One lane for all, or one for each.
     lanes: Vec<u8>,
 }
 
-enum Chosen {
-    Known(Vec<i32>, Vec<f32>),
-    OnItsWay(Download),
+/// Ids and weights of selected experts.
+enum PendingExperts {
+    OnCpu(Vec<i32>, Vec<f32>),
+    /// In a D2H copy, which ends with the pass.
+    InFlight(Download),
 }
 
-/// The experts of an operation's rows.
+/// The experts of an operation's tokens.
 pub struct RoutedRows<'a> {
-    /// Position of each row.
+    /// Position of each token.
     pub positions: &'a [u32],
-    /// Experts of each row.
+    /// Selected experts of each token.
     pub routing: &'a Routing,
-    /// Where each was computed.
+    /// Lanes of the experts.
     pub lanes: Lanes<'a>,
 }
 
 impl RoutedRows<'_> {
+    /// A copy for the end of the pass.
     pub(super) fn keep(&self) -> PendingRows {
         let routing = self.routing;
-        let chosen = match routing.copy {
-            Some(copy) => Chosen::OnItsWay(copy),
-            None => Chosen::Known(routing.ids.host().to_vec(), routing.weights.host().to_vec()),
+        let experts = match routing.copy {
+            Some(copy) => PendingExperts::InFlight(copy),
+            None => {
+                PendingExperts::OnCpu(routing.ids.host().to_vec(), routing.weights.host().to_vec())
+            }
         };
         PendingRows {
             positions: self.positions.to_vec(),
             k: routing.n_expert_used,
-            chosen,
+            experts,
             lanes: match self.lanes {
                 Lanes::All(lane) => vec![lane],
                 Lanes::Each(lanes) => lanes.to_vec(),
@@ -70,7 +82,8 @@ impl RoutedRows<'_> {
     }
 }
 
-pub(super) fn one(
+/// Writes one record.
+pub(super) fn write_one(
     writer: &mut RunWriter,
     record: &TensorAccessLog,
 ) -> Result<(), moe_trace::Error> {
@@ -79,6 +92,7 @@ pub(super) fn one(
 }
 
 impl Rows<'_> {
+    /// Writes the records of all tokens; `record` has the fields that they share.
     pub(super) fn write(
         &self,
         writer: &mut RunWriter,
@@ -107,15 +121,15 @@ impl Rows<'_> {
     }
 }
 
-/// What the GPUs know once a pass has ended.
+/// Results of a completed pass on GPUs. Tests implement it without a GPU.
 pub(super) trait Finished {
-    /// When an event of the pass was on a GPU.
+    /// The time of a GPU event of the pass, on the CPU's clock.
     ///
     /// # Errors
     /// The pass has not ended.
     fn time(&self, gpu: DeviceId, event: Event) -> cuda::Result<Instant>;
 
-    /// Experts and weights that were copied in the pass.
+    /// Ids and weights of selected experts that were copied from a GPU in the pass.
     ///
     /// # Errors
     /// The pass has not ended.
@@ -133,46 +147,46 @@ impl Finished for Devices<'_> {
 }
 
 impl Recorder {
-    /// Writes the operations that waited for the end of the pass, in the order of their starts.
-    pub(super) fn settle(&mut self, gpus: &impl Finished) -> Result<()> {
+    /// Writes the pending operations of a completed pass, in the order of their starts.
+    pub(super) fn write_pending(&mut self, gpus: &impl Finished) -> Result<()> {
         let Some(writer) = &mut self.writer else {
             return Ok(());
         };
-        // Start of the operation before, and end of its kernel.
+        // Start of the previous operation, and end of its kernel.
         let mut start_ns = self.clock.ns(self.pass_start);
         let mut end_ns = start_ns;
         for Pending { record, when, .. } in &mut self.pending {
             let span = match *when {
-                When::Host(_) => None,
+                When::Cpu(_) => None,
                 When::Gpu(gpu, from, to) => {
                     let [from, to] = [gpus.time(gpu, from)?, gpus.time(gpu, to)?];
                     let [from, to] = [from, to].map(|at| self.clock.ns(at));
                     Some((from, to.saturating_sub(from)))
                 }
-                When::Within => Some((end_ns.min(start_ns + 1), 0)),
+                When::Fused => Some((end_ns.min(start_ns + 1), 0)),
             };
             if let Some((start, duration)) = span {
                 record.timestamp_ns.set(start);
                 record.duration_ns.set(duration);
             }
             start_ns = record.timestamp_ns.get();
-            if !matches!(when, When::Within) {
+            if !matches!(when, When::Fused) {
                 end_ns = start_ns + record.duration_ns.get();
             }
         }
         let start = |&at: &usize| self.pending[at].record.timestamp_ns.get();
         self.order.clear();
         self.order.extend(0..self.pending.len());
-        // Stable: operations with one start keep the order of the graph.
+        // The sort is stable: operations with the same start keep the order of the graph.
         self.order.sort_by_key(start);
         for &at in &self.order {
             let Pending { record, rows, .. } = &self.pending[at];
             let written = match rows {
-                None => one(writer, record),
+                None => write_one(writer, record),
                 Some(rows) => {
-                    let (ids, weights) = match &rows.chosen {
-                        Chosen::Known(ids, weights) => (ids.as_slice(), weights.as_slice()),
-                        Chosen::OnItsWay(copy) => gpus.downloaded(copy)?,
+                    let (ids, weights) = match &rows.experts {
+                        PendingExperts::OnCpu(ids, weights) => (ids.as_slice(), weights.as_slice()),
+                        PendingExperts::InFlight(copy) => gpus.downloaded(copy)?,
                     };
                     let lanes = match rows.lanes.as_slice() {
                         [lane] => Lanes::All(*lane),

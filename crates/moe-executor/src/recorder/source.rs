@@ -1,32 +1,32 @@
-//! What operations read, and the record that is made ready from it.
+//! Sources of operations, and record templates.
 
 use moe_trace::TensorAccessLog;
 use moe_trace::record::{self, MAX_SOURCES};
 
 use crate::activation::{Activation, NodeName};
-use crate::buffers::twin_id;
+use crate::buffers::id_at_home;
 use crate::weights::{Matrix, Place, Vector};
 
-/// What an operation reads.
+/// A tensor that an operation reads.
 #[derive(Clone, Copy)]
 pub enum Source<'a> {
-    /// A tensor of the model's file.
+    /// A tensor of the model file, and the address of its values.
     Weight(&'a Place, u64),
-    /// Memory that the executor owns.
+    /// A buffer of the executor.
     Buffer {
         /// Name of the node that wrote it.
         name: NodeName,
-        /// What llama.cpp appends when the node is read through a view, such as ` (reshaped)`.
+        /// Suffix that llama.cpp appends to the name of a view, for example ` (reshaped)`.
         suffix: &'static str,
-        /// Identity of the memory.
+        /// Id of the buffer.
         buffer_id: u64,
         /// Address of the first byte.
         address: u64,
         /// Bytes read.
         size_bytes: u64,
-        /// Elements of a row, and rows.
+        /// Elements per row, number of rows.
         ne: [u64; 2],
-        /// Type of the elements.
+        /// Element type.
         dtype: &'static str,
     },
 }
@@ -50,12 +50,12 @@ impl From<&Activation> for Source<'_> {
 }
 
 impl Source<'_> {
-    /// A buffer read through a view that llama.cpp names with a suffix.
+    /// A view of an activation; `suffix` is the suffix of its name in llama.cpp.
     pub fn view(activation: &Activation, suffix: &'static str) -> Self {
         Source::Buffer {
             name: activation.name,
             suffix,
-            buffer_id: twin_id(activation.buffer_id, &activation.values),
+            buffer_id: id_at_home(activation.buffer_id, &activation.values),
             address: activation.address(),
             size_bytes: activation.size_bytes(),
             ne: [activation.width as u64, activation.rows as u64],
@@ -63,14 +63,15 @@ impl Source<'_> {
         }
     }
 
-    /// One of `n_expert_used` rows of every token, a view. As ggml counts, it takes the bytes from its first row to its last.
+    /// A view of one of the `n_expert_used` rows of each token. Like in ggml, its size is the number of bytes from the start
+    /// of its first row to the end of its last.
     pub fn slots(experts: &Activation, n_expert_used: usize) -> Self {
         let tokens = experts.rows / n_expert_used;
         let rows = (tokens.saturating_sub(1) * n_expert_used + 1).min(experts.rows);
         Source::Buffer {
             name: experts.name,
             suffix: " (view)",
-            buffer_id: twin_id(experts.buffer_id, &experts.values),
+            buffer_id: id_at_home(experts.buffer_id, &experts.values),
             address: experts.address(),
             size_bytes: (rows * experts.width * size_of::<f32>()) as u64,
             ne: [experts.width as u64, tokens as u64],
@@ -79,7 +80,7 @@ impl Source<'_> {
     }
 }
 
-/// The record of an operation, with all that stays alike from pass to pass.
+/// The record of an operation with the fields that are constant during a run.
 pub(super) fn template(op: u8, dst: NodeName, sources: &[Source]) -> TensorAccessLog {
     let mut record = TensorAccessLog::default();
     record.ext_version = record::EXT_V1;

@@ -1,4 +1,4 @@
-//! Times and order of records, with a GPU whose events are given.
+//! Times and order of records, with a simulated GPU whose event times are given.
 
 use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
@@ -11,7 +11,7 @@ use crate::cuda::{self, Download};
 
 const GPU: DeviceId = DeviceId::Gpu(0);
 
-/// Events of a pass at the times that a test gives.
+/// Events of a pass at times that a test sets.
 #[derive(Default)]
 struct Events(Vec<Instant>);
 
@@ -32,7 +32,7 @@ impl Finished for Events {
     }
 }
 
-/// A recorder in a pass, and where it writes.
+/// A recorder in a pass, and the directory of its run.
 fn recorder() -> (Recorder, TempDir) {
     let dir = tempfile::tempdir().unwrap();
     let gguf = Gguf::open(moe_testkit::fixture("random-llama-F16.gguf")).unwrap();
@@ -48,22 +48,22 @@ fn begin(recorder: &mut Recorder) {
     recorder.begin(PassInfo {
         sequence_id: 0,
         phase: Phase::Prompt,
-        is_whole: false,
+        is_complete: false,
     });
 }
 
 fn op(recorder: &mut Recorder, name: &'static str, when: When) {
-    recorder.op(when, 0, NodeName::global(name), &[], 0, 1);
+    recorder.op(when, 0, NodeName::global(name), &[], TokenId(0), 1);
 }
 
-/// Name, start and duration of each record, ns from `origin`; the run must be sound.
+/// Name, start and duration of each record, in ns from `origin`. Timestamps must not decrease.
 fn written(recorder: Recorder, dir: &TempDir, origin: Instant) -> Vec<(String, i64, u64)> {
     let origin = recorder.clock.ns(origin) as i64;
     recorder.into_writer().unwrap().finish().unwrap();
     let run = Run::open(dir.path().join("run")).unwrap();
     let faults = moe_trace::check::check(&run);
-    let of_time = faults.iter().find(|fault| fault.field == "timestamp_ns");
-    assert_eq!(of_time, None);
+    let timestamp_fault = faults.iter().find(|fault| fault.field == "timestamp_ns");
+    assert_eq!(timestamp_fault, None);
     let records = run.trace.records().iter();
     let read = records.map(|record| {
         let start = record.timestamp_ns.get() as i64 - origin;
@@ -76,15 +76,15 @@ fn written(recorder: Recorder, dir: &TempDir, origin: Instant) -> Vec<(String, i
 const US: Duration = Duration::from_micros(1);
 
 #[test]
-fn wait_for_the_gpu_is_not_part_of_the_operation_that_waited() {
+fn excludes_the_wait_for_a_gpu_from_the_duration() {
     const WAIT: Duration = Duration::from_millis(5);
     let (mut recorder, dir) = recorder();
     let start = recorder.start();
     std::thread::sleep(WAIT);
     let end_of_wait = Instant::now();
     recorder.host_is_free();
-    op(&mut recorder, "x", When::Host(start));
-    // However long this thread was stopped meanwhile, the operation took no longer than this.
+    op(&mut recorder, "x", When::Cpu(start));
+    // An upper bound of the duration, even if this thread was descheduled in between.
     let rest = end_of_wait.elapsed().as_nanos() as u64;
     let written = written(recorder, &dir, start);
     let [(_, begin, duration)] = written.as_slice() else {
@@ -94,9 +94,9 @@ fn wait_for_the_gpu_is_not_part_of_the_operation_that_waited() {
     assert!(*duration <= rest, "{duration} > {rest}");
 }
 
-/// A kernel that the GPU gets to only after the host has gone on with an operation that does not read its result.
+/// The GPU starts a kernel after the CPU has computed a later operation, which does not read the kernel's result.
 #[test]
-fn operations_side_by_side_are_in_the_order_of_their_starts() {
+fn sorts_concurrent_operations_by_start() {
     let (mut recorder, dir) = recorder();
     recorder.wait_for_gpu();
     let origin = recorder.pass_start;
@@ -104,16 +104,16 @@ fn operations_side_by_side_are_in_the_order_of_their_starts() {
     let later = Instant::now() + 500 * US;
     let [from, to] = [later, later + 300 * US].map(|at| events.at(at));
     op(&mut recorder, "kernel", When::Gpu(GPU, from, to));
-    op(&mut recorder, "fused", When::Within);
+    op(&mut recorder, "fused", When::Fused);
     recorder.host_is_free();
     let start = recorder.start();
-    op(&mut recorder, "host", When::Host(start));
+    op(&mut recorder, "cpu", When::Cpu(start));
     let after = [later + 300 * US, later + 310 * US].map(|at| events.at(at));
     op(&mut recorder, "next", When::Gpu(GPU, after[0], after[1]));
-    recorder.settle(&events).unwrap();
+    recorder.write_pending(&events).unwrap();
     let written = written(recorder, &dir, origin);
     let names: Vec<&str> = written.iter().map(|(name, ..)| name.as_str()).collect();
-    assert_eq!(names, ["host", "kernel", "fused", "next"]);
+    assert_eq!(names, ["cpu", "kernel", "fused", "next"]);
     let kernel = (later - origin).as_nanos() as i64;
     let gpu: Vec<(i64, u64)> = written[1..].iter().map(|w| (w.1, w.2)).collect();
     assert_eq!(
@@ -126,7 +126,7 @@ fn operations_side_by_side_are_in_the_order_of_their_starts() {
     );
 }
 
-/// The driver's times have a resolution of half a microsecond: a kernel may seem to take none.
+/// CUDA events have a resolution of half a microsecond, so the measured duration of a kernel may be 0.
 #[test]
 fn fused_operations_do_not_start_after_the_end_of_their_kernel() {
     let (mut recorder, dir) = recorder();
@@ -137,10 +137,10 @@ fn fused_operations_do_not_start_after_the_end_of_their_kernel() {
     let end = events.at(origin + 20 * US);
     op(&mut recorder, "kernel", When::Gpu(GPU, from, to));
     for name in ["second", "third", "fourth"] {
-        op(&mut recorder, name, When::Within);
+        op(&mut recorder, name, When::Fused);
     }
     op(&mut recorder, "next", When::Gpu(GPU, to, end));
-    recorder.settle(&events).unwrap();
+    recorder.write_pending(&events).unwrap();
     let starts: Vec<i64> = written(recorder, &dir, origin)
         .iter()
         .map(|(_, start, _)| *start)
@@ -149,13 +149,13 @@ fn fused_operations_do_not_start_after_the_end_of_their_kernel() {
 }
 
 #[test]
-fn operation_after_a_launch_starts_after_it() {
+fn cpu_operation_after_a_launch_starts_after_the_launch() {
     let (mut recorder, dir) = recorder();
     recorder.wait_for_gpu();
     let origin = recorder.pass_start;
     let start = recorder.start();
-    op(&mut recorder, "first", When::Host(start));
-    // The host launches for a while, and the GPU starts at once.
+    op(&mut recorder, "first", When::Cpu(start));
+    // The launch takes 100 µs on the CPU; the GPU starts immediately.
     let mut events = Events::default();
     let launched = Instant::now();
     let [from, to] = [launched, launched + US].map(|at| events.at(at));
@@ -163,8 +163,8 @@ fn operation_after_a_launch_starts_after_it() {
     recorder.host_is_free();
     op(&mut recorder, "kernel", When::Gpu(GPU, from, to));
     let start = recorder.start();
-    op(&mut recorder, "last", When::Host(start));
-    recorder.settle(&events).unwrap();
+    op(&mut recorder, "last", When::Cpu(start));
+    recorder.write_pending(&events).unwrap();
     let written = written(recorder, &dir, origin);
     let names: Vec<&str> = written.iter().map(|(name, ..)| name.as_str()).collect();
     assert_eq!(names, ["first", "kernel", "last"]);
@@ -172,7 +172,7 @@ fn operation_after_a_launch_starts_after_it() {
 }
 
 #[test]
-fn operations_of_a_pass_that_failed_are_dropped() {
+fn drops_operations_of_a_failed_pass() {
     let (mut recorder, dir) = recorder();
     recorder.wait_for_gpu();
     let mut events = Events::default();
@@ -180,8 +180,8 @@ fn operations_of_a_pass_that_failed_are_dropped() {
     op(&mut recorder, "lost", When::Gpu(GPU, at, at));
     begin(&mut recorder);
     let origin = recorder.pass_start;
-    op(&mut recorder, "kept", When::Host(origin));
-    recorder.settle(&events).unwrap();
+    op(&mut recorder, "kept", When::Cpu(origin));
+    recorder.write_pending(&events).unwrap();
     let written = written(recorder, &dir, origin);
     assert_eq!(written.len(), 1);
     assert_eq!(written[0].0, "kept");

@@ -1,70 +1,76 @@
-//! Rows of a trace, put into passes.
+//! Groups the routing rows of a trace into forward passes.
 //!
-//! Where a trace has times, what has the same layer and time is computed together. Where it has none, a prompt is cut into
-//! batches of positions, in whatever order its rows come, and any other token is on its own.
+//! In a trace with timestamps, rows with the same layer and timestamp are computed together. Without timestamps, a prompt is
+//! divided into batches of consecutive positions, whatever the order of its rows, and each decoded token is a batch of its
+//! own.
 
-use moe_trace::{CountRow, LayerId, Phase, RoutingRow, Sink, SinkError, TokenId};
+use moe_trace::{CountRow, ExpertId, LayerId, Phase, RoutingRow, Sink, SinkError, TokenId};
 
 use super::routes::Routes;
 use crate::error::Error;
 
-/// Takes rows of routing and refuses counts.
+/// A [`Sink`] that groups routing rows into forward passes. It rejects counts.
 #[derive(Debug)]
 pub struct Collector {
     routes: Routes,
-    /// Positions of a batch, for prompts without times.
+    /// Positions per batch, for prompts without timestamps.
     n_batch: u32,
-    /// Tokens after whose pass no more is taken.
+    /// Number of tokens after which no further pass is started.
     max_tokens: u64,
-    /// Tokens of the passes that are over, and of the pass that is not.
+    /// Tokens of the completed passes, and of the current pass.
     n_tokens: [u64; 2],
     is_full: bool,
-    /// The token whose experts come.
+    /// The token and layer of the last row.
     token: Option<Token>,
+    /// The group of the last completed token.
     open: Option<Group>,
-    /// Tokens of the open group, layer by layer.
+    /// Tokens of the open group by layer.
     layers: Vec<(LayerId, Vec<Token>)>,
 }
 
+/// The experts of a token in one layer.
 #[derive(Debug)]
 struct Token {
     group: Group,
     layer: LayerId,
-    position: u32,
+    position: TokenId,
     last_slot: u16,
-    ids: Vec<i32>,
+    ids: Vec<ExpertId>,
     weights: Vec<f32>,
 }
 
-/// What rows have in common that are computed together, and the request and the phase that a record tells.
+/// The key of rows that are computed together, with the sequence and phase of their records.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Group {
     sequence_id: Option<u32>,
     phase: Phase,
-    rows: Rows,
+    unit: Unit,
 }
 
+/// A unit of computation.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Rows {
+enum Unit {
+    /// An operation of a layer, by its timestamp.
     Operation(LayerId, u64),
+    /// A token in a layer.
     Token(LayerId, TokenId),
-    /// A prompt without times.
+    /// A prompt without timestamps.
     Prompt,
 }
 
 impl Group {
-    /// Whether rows of `other` are computed together with these. One operation may serve several requests.
-    fn goes_on(&self, other: &Group) -> bool {
-        match self.rows {
-            Rows::Operation(..) => self.rows == other.rows,
-            Rows::Token(..) | Rows::Prompt => self == other,
+    /// Whether rows of `other` are computed together with rows of this group. One operation may serve several sequences.
+    fn includes(&self, other: &Group) -> bool {
+        match self.unit {
+            Unit::Operation(..) => self.unit == other.unit,
+            Unit::Token(..) | Unit::Prompt => self == other,
         }
     }
 }
 
 impl Collector {
-    /// Takes the passes of the first `max_tokens` tokens, up to the end of the pass that the last one is in. Where a prompt tells
-    /// no batches they have `n_batch` positions.
+    /// A collector that stops at the end of the pass with the `max_tokens`-th token. Prompts without timestamps are divided
+    /// into batches of `n_batch` positions.
     pub fn new(max_tokens: u64, n_batch: u32) -> Collector {
         Collector {
             routes: Routes::default(),
@@ -78,12 +84,12 @@ impl Collector {
         }
     }
 
-    /// All that was collected.
+    /// The collected passes.
     ///
     /// # Errors
     /// [`Error::UnevenToken`] for the last token.
     pub fn finish(mut self) -> Result<Routes, Error> {
-        // The token that came last when all was taken is not whole.
+        // If the collector stopped, the last token may be incomplete.
         if !self.is_full {
             self.end_token()?;
             self.close();
@@ -91,13 +97,13 @@ impl Collector {
         Ok(self.routes)
     }
 
-    /// Puts the token into its group.
+    /// Completes the current token and adds it to its group.
     fn end_token(&mut self) -> Result<(), Error> {
         let Some(mut token) = self.token.take() else {
             return Ok(());
         };
         let found = token.ids.len();
-        // Layers may differ, the tokens of a layer may not.
+        // The number of experts may differ between layers, but not between the tokens of a layer.
         let expected = *self.routes.k.entry(token.layer).or_insert(found);
         if found != expected {
             return Err(Error::UnevenToken {
@@ -109,14 +115,14 @@ impl Collector {
         }
         if token.weights.len() < found {
             token.weights = vec![1.0 / found as f32; found];
-            self.routes.has_even_weights = true;
+            self.routes.has_uniform_weights = true;
         }
-        let goes_on = self.open.is_some_and(|open| open.goes_on(&token.group));
-        if !goes_on {
+        let is_in_group = self.open.is_some_and(|open| open.includes(&token.group));
+        if !is_in_group {
             self.close();
             self.open = Some(token.group);
         }
-        // Rows of a layer come together, or layers ascend: it is the last one or near it.
+        // Search from the end: traces are ordered by layer or by token, so the layer is the last one or near it.
         let mut layers = self.layers.iter_mut().rev();
         match layers.find(|(layer, _)| *layer == token.layer) {
             Some((_, tokens)) => tokens.push(token),
@@ -125,29 +131,30 @@ impl Collector {
         Ok(())
     }
 
-    /// Ends the open group.
+    /// Closes the open group: adds its batches to the passes.
     fn close(&mut self) {
         let Some(group) = self.open.take() else {
             return;
         };
         let mut layers = std::mem::take(&mut self.layers);
-        if group.rows != Rows::Prompt {
+        if group.unit != Unit::Prompt {
             for (layer, tokens) in &layers {
                 self.push(group, *layer, tokens);
             }
             return;
         }
-        // The rows of a batch: positions from the first of the prompt on.
+        // Batches count positions from the first position of the prompt.
         layers.sort_by_key(|(layer, _)| *layer);
         let positions = || {
             layers
                 .iter()
                 .flat_map(|(_, t)| t.iter().map(|t| t.position))
         };
-        let first = positions().min().unwrap_or(0);
+        let first = positions().min().unwrap_or_default();
         let n_batch = self.n_batch;
-        let batch = |token: &Token| (token.position - first) / n_batch;
-        let mut batches: Vec<u32> = positions().map(|at| (at - first) / n_batch).collect();
+        let batch_of = |position: TokenId| (position.0 - first.0) / n_batch;
+        let batch = |token: &Token| batch_of(token.position);
+        let mut batches: Vec<u32> = positions().map(batch_of).collect();
         batches.sort_unstable();
         batches.dedup();
         for (_, tokens) in &mut layers {
@@ -164,9 +171,10 @@ impl Collector {
         }
     }
 
+    /// Adds tokens that a layer computes together.
     fn push(&mut self, group: Group, layer: LayerId, tokens: &[Token]) {
         let pass = (group.sequence_id, group.phase);
-        if self.routes.begins_pass(pass, layer) {
+        if self.routes.starts_pass(pass, layer) {
             let [past, open] = self.n_tokens;
             self.n_tokens = [past + open, 0];
             self.is_full |= past + open >= self.max_tokens;
@@ -186,28 +194,28 @@ impl Sink for Collector {
         if self.is_full {
             return Ok(());
         }
-        let rows = match (row.timestamp_ns, row.phase) {
-            (Some(time), _) => Rows::Operation(row.layer_id, time),
-            (None, Some(Phase::Prompt)) => Rows::Prompt,
-            (None, _) => Rows::Token(row.layer_id, row.token_id),
+        let unit = match (row.timestamp_ns, row.phase) {
+            (Some(time), _) => Unit::Operation(row.layer_id, time),
+            (None, Some(Phase::Prompt)) => Unit::Prompt,
+            (None, _) => Unit::Token(row.layer_id, row.token_id),
         };
         let group = Group {
             sequence_id: row.sequence_id,
             phase: row.phase.unwrap_or(Phase::Generate),
-            rows,
+            unit,
         };
-        let goes_on = self.token.as_ref().is_some_and(|token| {
+        let is_same_token = self.token.as_ref().is_some_and(|token| {
             token.group == group
-                && (token.layer, token.position) == (row.layer_id, row.token_id.0)
+                && (token.layer, token.position) == (row.layer_id, row.token_id)
                 && token.last_slot < row.slot
         });
-        if !goes_on {
+        if !is_same_token {
             self.end_token()
                 .map_err(|error| SinkError::Refused(error.into()))?;
             self.token = Some(Token {
                 group,
                 layer: row.layer_id,
-                position: row.token_id.0,
+                position: row.token_id,
                 last_slot: row.slot,
                 ids: Vec::new(),
                 weights: Vec::new(),
@@ -217,9 +225,12 @@ impl Sink for Collector {
             return Ok(());
         };
         token.last_slot = row.slot;
-        let id = row.expert_id.0 as i32;
+        let id = row.expert_id;
         if token.ids.contains(&id) {
-            let reason = format!("expert {id} comes twice for one token");
+            let reason = format!(
+                "expert {id} occurs twice for the token at position {} in layer {}",
+                row.token_id, row.layer_id
+            );
             return Err(SinkError::Refused(reason.into()));
         }
         token.ids.push(id);

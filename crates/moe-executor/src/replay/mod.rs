@@ -1,7 +1,8 @@
-//! The MoE layers alone, with the routing of a trace: what follows the router is what a session runs.
+//! Replays the routing decisions of a trace through the MoE layers of a model. The operations after the router are those of
+//! a session.
 //!
-//! Activations are random and seeded; all layers of a pass get the same rows, so that nothing is copied between them. What they
-//! hold changes no time.
+//! Activations are random with a seed. All layers of a pass get the same activations, so that nothing is copied between
+//! layers. The values do not influence the times.
 
 mod activations;
 mod collect;
@@ -10,9 +11,9 @@ mod routes;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use moe_gguf::LayerId;
 use moe_gguf::experts::expert_bytes_by_layer;
 use moe_gguf::map::OffsetMap;
+use moe_trace::{ExpertId, LayerId, TokenId};
 
 use crate::activation::{Activation, NodeName};
 use crate::cpu::threads::Threads;
@@ -26,7 +27,7 @@ use crate::placement::DeviceId;
 use crate::recorder::{self, LaneCounts, Recorder, Routing};
 
 pub use collect::Collector;
-pub use routes::{Chosen, RoutedPass, Routes};
+pub use routes::{RoutedLayer, RoutedPass, Routes};
 
 /// Runs the MoE layers of a model.
 pub struct Replay<'a, 'g> {
@@ -35,43 +36,43 @@ pub struct Replay<'a, 'g> {
     state: MoeState,
     /// Input of the experts `(token, n_embd)`.
     x: Activation,
-    /// What the last layer gave `(token, n_embd)`.
+    /// Output of the last layer `(token, n_embd)`.
     out: Activation,
-    /// The choices of a pass's layers.
-    choices: Vec<Routing>,
+    /// The routing decisions of each layer of the pass.
+    routings: Vec<Routing>,
     seed: u64,
-    /// Positions that the input was drawn for.
-    drawn: Vec<u32>,
-    /// Experts that a layer chose.
+    /// Positions whose activations `x` contains.
+    drawn: Vec<TokenId>,
+    /// By expert, whether a layer selected it: scratch of `n_distinct`.
     seen: Vec<bool>,
-    /// Bytes of an expert of each layer.
+    /// Bytes of one expert, by layer.
     expert_bytes: BTreeMap<LayerId, u64>,
 }
 
-/// A layer that ran.
+/// Time and weight bytes of a layer in one pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ran {
     /// Layer.
     pub layer: LayerId,
-    /// Rows.
+    /// Tokens of the pass in this layer.
     pub n_tokens: usize,
-    /// From when the rows are where the layer reads them to when its output is there; on the GPU by its own clock.
+    /// Time from the activations being available to the output being available, on the GPU's clock if there is a GPU.
     pub time: Duration,
-    /// Bytes of the distinct experts that were chosen, and of the shared one.
+    /// Weight bytes of the distinct selected experts and of the shared expert.
     pub bytes: u64,
-    /// Where the down product of each row's experts was computed.
+    /// Number of down products per lane.
     pub lanes: LaneCounts,
 }
 
-/// A time that the host took, or an event of a GPU.
+/// A time read from the CPU's clock, or an event of a GPU.
 #[derive(Clone, Copy)]
-enum Moment {
-    Host(Instant),
+enum TimePoint {
+    Cpu(Instant),
     Gpu(DeviceId, Event),
 }
 
 impl<'a, 'g> Replay<'a, 'g> {
-    /// The MoE layers of `model` on `devices`, of which the CPU uses `threads`.
+    /// A replay through the MoE layers of `model` on `devices`. The CPU uses `threads`.
     pub fn new(
         model: &'a Model<'g>,
         threads: &'a Threads,
@@ -86,7 +87,7 @@ impl<'a, 'g> Replay<'a, 'g> {
             state: MoeState::new(64),
             x: Activation::new(2),
             out: Activation::new(3),
-            choices: Vec::new(),
+            routings: Vec::new(),
             seed,
             drawn: Vec::new(),
             seen: Vec::new(),
@@ -95,7 +96,7 @@ impl<'a, 'g> Replay<'a, 'g> {
         replay
     }
 
-    /// Records the passes that follow with another recorder; returns the one so far.
+    /// Replaces the recorder for the following passes. Returns the previous recorder.
     pub fn record(&mut self, mut recorder: Recorder) -> Recorder {
         if !self.ops.devices.gpus().is_empty() {
             recorder.wait_for_gpu();
@@ -103,61 +104,61 @@ impl<'a, 'g> Replay<'a, 'g> {
         std::mem::replace(&mut self.ops.recorder, recorder)
     }
 
-    /// The devices that compute.
+    /// The devices of the replay.
     pub fn devices(&self) -> &Devices<'a> {
         &self.ops.devices
     }
 
-    /// Runs the layers of a pass that have experts, one after the other.
+    /// Runs the MoE layers of a pass in order. Layers of the pass that are dense in the model are skipped.
     ///
     /// # Errors
-    /// An expert that the model does not have, a GPU that failed where the host cannot take over, or a record that cannot be
-    /// written.
+    /// [`Error::ExpertOutOfRange`] if the model does not have an expert of the pass, [`Error::Cuda`] if a GPU failed and its
+    /// values are lost, [`Error::Trace`] if a record cannot be written.
     pub fn run(&mut self, pass: &RoutedPass) -> Result<Vec<Ran>> {
         let model = self.model;
         let layers = || {
             pass.layers()
-                .filter_map(|chosen| Some((chosen, model.decoder.moe(chosen.layer.index())?)))
+                .filter_map(|routed| Some((routed, model.decoder.moe(routed.layer)?)))
         };
-        layers().try_for_each(|(chosen, _)| self.check(&chosen))?;
+        layers().try_for_each(|(routed, _)| self.check(&routed))?;
         self.ops.recorder.begin(recorder::PassInfo {
             sequence_id: pass.sequence_id,
             phase: pass.phase,
-            is_whole: false,
+            is_complete: false,
         });
         self.ops.positions.clear();
-        let first = layers().flat_map(|(chosen, _)| chosen.positions).next();
-        self.ops.positions.extend(first);
+        let first = layers().flat_map(|(routed, _)| routed.positions).next();
+        self.ops.positions.extend(first.map(|position| position.0));
         self.ops.begin_pass()?;
-        for (i, (chosen, _)) in layers().enumerate() {
-            self.choose(i, &chosen)?;
+        for (i, (routed, _)) in layers().enumerate() {
+            self.place_routing(i, &routed)?;
         }
-        self.prepared();
+        self.inputs_are_ready();
         let mut ran = Vec::new();
-        for (i, (chosen, moe)) in layers().enumerate() {
-            let at = self.ops.at(chosen.layer.index());
-            self.draw(at, chosen.positions)?;
+        for (i, (routed, moe)) in layers().enumerate() {
+            let at = self.ops.at(routed.layer);
+            self.draw(at, routed.positions)?;
             let clock = self.clock_of(at);
             let from = self.start(clock)?;
-            let (ops, choice) = (&mut self.ops, &mut self.choices[i]);
+            let (ops, routing) = (&mut self.ops, &mut self.routings[i]);
             let (state, x, out) = (&mut self.state, &mut self.x, &mut self.out);
-            let lanes = moe.forward_chosen(ops, at, state, choice, x, out);
+            let lanes = moe.forward_routed(ops, at.device, state, routing, x, out);
             let span = (from, self.end(clock)?);
-            let expert = self.expert_bytes.get(&chosen.layer).copied().unwrap_or(0);
+            let expert = self.expert_bytes.get(&routed.layer).copied().unwrap_or(0);
             let shared = moe.shared_bytes();
             let done = Ran {
-                layer: chosen.layer,
-                n_tokens: chosen.positions.len(),
+                layer: routed.layer,
+                n_tokens: routed.positions.len(),
                 time: Duration::ZERO,
-                bytes: expert * self.n_distinct(chosen.ids) + shared,
+                bytes: expert * self.n_distinct(routed.ids) + shared,
                 lanes,
             };
             ran.push((done, span));
         }
         self.ops.end_pass()?;
-        let time = |moment| match moment {
-            Moment::Gpu(gpu, event) => self.ops.devices.time(gpu, event),
-            Moment::Host(at) => Ok(at),
+        let time = |point| match point {
+            TimePoint::Gpu(gpu, event) => self.ops.devices.time(gpu, event),
+            TimePoint::Cpu(at) => Ok(at),
         };
         let timed = ran.into_iter().map(|(ran, (from, to))| {
             let time = time(to)?.saturating_duration_since(time(from)?);
@@ -166,39 +167,39 @@ impl<'a, 'g> Replay<'a, 'g> {
         timed.collect()
     }
 
-    fn check(&self, chosen: &Chosen) -> Result<()> {
+    /// Checks that the model has all experts of a layer.
+    fn check(&self, routed: &RoutedLayer) -> Result<()> {
         let n_expert = self.model.hparams().n_expert;
-        let is_known = |&id: &i32| usize::try_from(id).is_ok_and(|id| id < n_expert);
-        match chosen.ids.iter().position(|id| !is_known(id)) {
+        match routed.ids.iter().position(|id| id.index() >= n_expert) {
             None => Ok(()),
             Some(at) => Err(Error::ExpertOutOfRange {
-                layer: chosen.layer,
-                position: chosen.positions[at / chosen.k],
-                expert: chosen.ids[at],
+                layer: routed.layer,
+                position: routed.positions[at / routed.k],
+                expert: routed.ids[at],
                 n_expert,
             }),
         }
     }
 
-    /// Puts the choice of the pass's layer number `i` where a session's router would leave it: behind one on the GPU nobody
-    /// waits for it.
-    fn choose(&mut self, i: usize, chosen: &Chosen) -> Result<()> {
-        if self.choices.len() <= i {
-            self.choices.resize_with(i + 1, Routing::default);
+    /// Puts the routing decisions of the `i`-th layer of the pass on the device where the router of a session leaves them, so
+    /// that no layer waits for a copy.
+    fn place_routing(&mut self, i: usize, routed: &RoutedLayer) -> Result<()> {
+        if self.routings.len() <= i {
+            self.routings.resize_with(i + 1, Routing::default);
         }
-        let choice = &mut self.choices[i];
-        choice.choose(chosen.ids, chosen.weights, chosen.k);
-        let at = self.ops.at(chosen.layer.index());
+        let routing = &mut self.routings[i];
+        routing.set(routed.ids, routed.weights, routed.k);
+        let at = self.ops.at(routed.layer);
         if let Some(gpu) = self.ops.devices.gpu(at.device) {
-            choice.ids.device(gpu.gpu())?;
-            choice.weights.device(gpu.gpu())?;
+            routing.ids.device(gpu.gpu())?;
+            routing.weights.device(gpu.gpu())?;
         }
         Ok(())
     }
 
-    /// Draws the rows at `positions`, if they are not there, and puts them where a session would have them, as its norm leaves
-    /// them: one row on the GPU is quantized, too.
-    fn draw(&mut self, at: At, positions: &[u32]) -> Result<()> {
+    /// Draws the activations of `positions`, unless `x` contains them, and puts them on the layer's device in the state that
+    /// the norm of a session leaves: a single row on a GPU is quantized, too.
+    fn draw(&mut self, at: At, positions: &[TokenId]) -> Result<()> {
         let (x, seed) = (&mut self.x, self.seed);
         let (before, is_new) = (x.values.home(), self.drawn != positions);
         if is_new {
@@ -211,7 +212,8 @@ impl<'a, 'g> Replay<'a, 'g> {
         }
         x.name = NodeName::of("ffn_norm", at.il);
         self.ops.positions.clear();
-        self.ops.positions.extend_from_slice(positions);
+        let numbers = positions.iter().map(|position| position.0);
+        self.ops.positions.extend(numbers);
         match self.ops.devices.gpu_mut(at.device) {
             Some(gpu) => {
                 if x.values.home() != at.device {
@@ -221,23 +223,23 @@ impl<'a, 'g> Replay<'a, 'g> {
             }
             None => {
                 x.values.fetch()?;
-                // In a session the layer reads what the one before it left on a GPU, and waits for that.
+                // In a session the layer waits for its input from the previous layer, which may be on a GPU.
                 self.ops.wait_for_gpus()?;
             }
         }
         if is_new || x.values.home() != before {
-            self.prepared();
+            self.inputs_are_ready();
         }
         Ok(())
     }
 
-    /// What a layer reads was put in its place, which is no part of its time.
-    fn prepared(&mut self) {
+    /// Excludes the preparation of inputs from the time of the next operation.
+    fn inputs_are_ready(&mut self) {
         self.ops.devices.ran(DeviceId::Cpu);
         self.ops.recorder.host_is_free();
     }
 
-    /// The device whose clock measures a layer: that of the layer, or a GPU that may take part in it.
+    /// The device whose clock measures a layer: the device of the layer, or the first GPU, which may compute a part of it.
     fn clock_of(&self, at: At) -> DeviceId {
         let first = self.ops.devices.gpus().first();
         match at.device {
@@ -246,27 +248,28 @@ impl<'a, 'g> Replay<'a, 'g> {
         }
     }
 
-    /// The start of a layer; on a GPU the last moment, if nothing was done since.
-    fn start(&mut self, clock: DeviceId) -> cuda::Result<Moment> {
+    /// The start of a layer. On a GPU it is the last recorded event if no other work ran since.
+    fn start(&mut self, clock: DeviceId) -> cuda::Result<TimePoint> {
         match self.ops.devices.gpu_mut(clock) {
-            Some(gpu) => Ok(Moment::Gpu(clock, gpu.start_event()?)),
-            None => Ok(Moment::Host(Instant::now())),
+            Some(gpu) => Ok(TimePoint::Gpu(clock, gpu.start_event()?)),
+            None => Ok(TimePoint::Cpu(Instant::now())),
         }
     }
 
-    /// The end of a layer, on every GPU.
-    fn end(&mut self, clock: DeviceId) -> cuda::Result<Moment> {
+    /// The end of a layer on all devices.
+    fn end(&mut self, clock: DeviceId) -> cuda::Result<TimePoint> {
         self.ops.devices.join(clock)?;
         match self.ops.devices.gpu_mut(clock) {
-            Some(gpu) => Ok(Moment::Gpu(clock, gpu.record_event()?)),
-            None => Ok(Moment::Host(Instant::now())),
+            Some(gpu) => Ok(TimePoint::Gpu(clock, gpu.record_event()?)),
+            None => Ok(TimePoint::Cpu(Instant::now())),
         }
     }
 
-    fn n_distinct(&mut self, ids: &[i32]) -> u64 {
+    /// Number of distinct experts in `ids`.
+    fn n_distinct(&mut self, ids: &[ExpertId]) -> u64 {
         self.seen.clear();
         self.seen.resize(self.model.hparams().n_expert, false);
-        let is_new = |&&id: &&i32| !std::mem::replace(&mut self.seen[id as usize], true);
+        let is_new = |id: &&ExpertId| !std::mem::replace(&mut self.seen[id.index()], true);
         ids.iter().filter(is_new).count() as u64
     }
 }

@@ -1,28 +1,28 @@
-//! The routing of a trace, in passes over the layers.
+//! The routing decisions of a trace as forward passes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use moe_trace::{LayerId, Phase};
+use moe_trace::{ExpertId, LayerId, Phase, TokenId};
 
-/// Which experts the tokens of a trace go to: passes in the order of the trace, each with its layers upwards.
+/// The routing decisions of a trace: passes in the order of the trace, each with ascending layers.
 #[derive(Debug, Default)]
 pub struct Routes {
-    /// Experts of a token, by layer.
+    /// Experts per token, by layer.
     pub(super) k: BTreeMap<LayerId, usize>,
-    /// Position of each row.
-    positions: Vec<u32>,
-    /// `(row, k)`, where each layer has its own `k`.
-    ids: Vec<i32>,
-    /// `(row, k)`
+    /// Position of each routed token.
+    positions: Vec<TokenId>,
+    /// `(token, k)`, where `k` depends on the layer.
+    ids: Vec<ExpertId>,
+    /// `(token, k)`
     weights: Vec<f32>,
     /// Layers of all passes.
     layers: Vec<LayerEnd>,
     passes: Vec<PassEnd>,
-    /// Whether the trace lacked weights, so that all experts of a token weigh the same.
-    pub(super) has_even_weights: bool,
+    /// Whether expert weights are missing in the trace, so that all experts of a token have the same weight.
+    pub(super) has_uniform_weights: bool,
 }
 
-/// A pass, with the end of its layers.
+/// A pass; its layers are those before index `end` and after the previous pass.
 #[derive(Debug, Clone, Copy)]
 struct PassEnd {
     sequence_id: Option<u32>,
@@ -30,51 +30,51 @@ struct PassEnd {
     end: usize,
 }
 
-/// A layer of a pass, with the ends of its rows and of their experts.
+/// A layer of a pass; its tokens and ids are those before the end indices and after the previous layer.
 #[derive(Debug, Clone, Copy, Default)]
 struct LayerEnd {
     layer: LayerId,
-    rows: usize,
+    tokens: usize,
     ids: usize,
 }
 
-/// One walk over the layers, for a batch of a prompt or for one token.
+/// A forward pass of a batch of a prompt, or of decoded tokens.
 #[derive(Debug, Clone, Copy)]
 pub struct RoutedPass<'r> {
-    /// Number of the sequence. Tokens of no known sequence have a number that no sequence of the trace has.
+    /// Sequence. Tokens of an unknown sequence get a number that no sequence of the trace has.
     pub sequence_id: u32,
     /// Phase of its tokens.
     pub phase: Phase,
     routes: &'r Routes,
-    /// The layer before the first.
+    /// The last layer of the previous pass.
     before: LayerEnd,
     layers: &'r [LayerEnd],
 }
 
-/// What one layer routes in a pass.
+/// The routing decisions of one layer in a pass.
 #[derive(Debug, Clone, Copy)]
-pub struct Chosen<'r> {
+pub struct RoutedLayer<'r> {
     /// Layer.
     pub layer: LayerId,
-    /// Experts of a row.
+    /// Experts per token.
     pub k: usize,
-    /// Position of each row in its sequence.
-    pub positions: &'r [u32],
-    /// Experts `(row, k)`, best first.
-    pub ids: &'r [i32],
-    /// Their weights `(row, k)`.
+    /// Position of each token in its sequence.
+    pub positions: &'r [TokenId],
+    /// Selected experts `(token, k)`, best first.
+    pub ids: &'r [ExpertId],
+    /// Their weights `(token, k)`.
     pub weights: &'r [f32],
 }
 
 impl Routes {
     /// The passes in order.
     pub fn passes(&self) -> impl Iterator<Item = RoutedPass<'_>> {
-        let mut begin = 0usize;
+        let mut start = 0usize;
         let unknown = self.unused_sequence();
         self.passes.iter().map(move |pass| {
-            let before = begin.checked_sub(1).map(|last| self.layers[last]);
-            let layers = &self.layers[begin..pass.end];
-            begin = pass.end;
+            let before = start.checked_sub(1).map(|last| self.layers[last]);
+            let layers = &self.layers[start..pass.end];
+            start = pass.end;
             RoutedPass {
                 sequence_id: pass.sequence_id.unwrap_or(unknown),
                 phase: pass.phase,
@@ -85,7 +85,7 @@ impl Routes {
         })
     }
 
-    /// The lowest number that no sequence has.
+    /// The lowest number that no sequence of the trace has.
     fn unused_sequence(&self) -> u32 {
         let known = self.passes.iter().filter_map(|pass| pass.sequence_id);
         let known: BTreeSet<u32> = known.collect();
@@ -93,19 +93,19 @@ impl Routes {
         free.map_or(known.len() as u32, |(n, _)| n)
     }
 
-    /// Experts of a token in each layer.
+    /// Experts per token, by layer.
     pub fn n_expert_used(&self) -> &BTreeMap<LayerId, usize> {
         &self.k
     }
 
-    /// Whether the trace lacked weights, so that all experts of a token weigh the same.
+    /// Whether expert weights are missing in the trace, so that all experts of a token have the same weight.
     pub fn has_even_weights(&self) -> bool {
-        self.has_even_weights
+        self.has_uniform_weights
     }
 
-    /// Whether a pass begins with `layer` in a pass of this request and phase: one of these is another than before, or the layers
-    /// begin anew.
-    pub(super) fn begins_pass(
+    /// Whether `layer` of this sequence and phase starts a new pass: the sequence or the phase differs from the last pass, or
+    /// the layer is not above its last layer.
+    pub(super) fn starts_pass(
         &self,
         (sequence_id, phase): (Option<u32>, Phase),
         layer: LayerId,
@@ -118,20 +118,20 @@ impl Routes {
         }
     }
 
-    /// Adds rows `(position, experts, weights)` that a layer routes together.
+    /// Adds tokens `(position, experts, weights)` that a layer computes together.
     pub(super) fn push<'t>(
         &mut self,
         pass: (Option<u32>, Phase),
         layer: LayerId,
-        rows: impl Iterator<Item = (u32, &'t [i32], &'t [f32])>,
+        rows: impl Iterator<Item = (TokenId, &'t [ExpertId], &'t [f32])>,
     ) {
-        let begins = self.begins_pass(pass, layer);
+        let starts = self.starts_pass(pass, layer);
         for (position, ids, weights) in rows {
             self.positions.push(position);
             self.ids.extend_from_slice(ids);
             self.weights.extend_from_slice(weights);
         }
-        if begins {
+        if starts {
             self.passes.push(PassEnd {
                 sequence_id: pass.0,
                 phase: pass.1,
@@ -140,7 +140,7 @@ impl Routes {
         }
         self.layers.push(LayerEnd {
             layer,
-            rows: self.positions.len(),
+            tokens: self.positions.len(),
             ids: self.ids.len(),
         });
         if let Some(pass) = self.passes.last_mut() {
@@ -150,16 +150,16 @@ impl Routes {
 }
 
 impl<'r> RoutedPass<'r> {
-    /// Its layers.
-    pub fn layers(&self) -> impl Iterator<Item = Chosen<'r>> + use<'r> {
+    /// Its layers in ascending order.
+    pub fn layers(&self) -> impl Iterator<Item = RoutedLayer<'r>> + use<'r> {
         let (routes, mut from) = (self.routes, self.before);
         self.layers.iter().map(move |&to| {
-            let (rows, ids) = (from.rows..to.rows, from.ids..to.ids);
+            let (tokens, ids) = (from.tokens..to.tokens, from.ids..to.ids);
             from = to;
-            Chosen {
+            RoutedLayer {
                 layer: to.layer,
-                k: ids.len() / rows.len().max(1),
-                positions: &routes.positions[rows],
+                k: ids.len() / tokens.len().max(1),
+                positions: &routes.positions[tokens],
                 ids: &routes.ids[ids.clone()],
                 weights: &routes.weights[ids],
             }

@@ -15,11 +15,14 @@ fn row(layer_id: u16, token_id: u32, slot: u16, expert_id: u32, phase: Phase) ->
     }
 }
 
-/// Layer, positions and experts of each layer of each pass.
-type PassList = Vec<(Phase, Vec<(u16, Vec<u32>, Vec<i32>)>)>;
+/// Phase of each pass; layer, positions and experts of each of its layers.
+type PassList = Vec<(Phase, Vec<(u16, Vec<u32>, Vec<u32>)>)>;
 
 fn list(routes: &Routes) -> PassList {
-    let layer = |c: Chosen| (c.layer.0, c.positions.to_vec(), c.ids.to_vec());
+    let layer = |l: RoutedLayer| {
+        let positions = l.positions.iter().map(|position| position.0).collect();
+        (l.layer.0, positions, l.ids.iter().map(|id| id.0).collect())
+    };
     let passes = routes.passes();
     passes
         .map(|pass| (pass.phase, pass.layers().map(layer).collect()))
@@ -27,9 +30,9 @@ fn list(routes: &Routes) -> PassList {
 }
 
 #[test]
-fn a_prompt_without_times_is_cut_by_position_and_tokens_are_alone() {
+fn batches_a_prompt_without_timestamps_by_position() {
     let mut collector = Collector::new(u64::MAX, 2);
-    // Token by token; layer 3 has the last token of the prompt alone.
+    // The rows are ordered by token. Layer 3 computes only the last token of the prompt.
     for token in 0..3 {
         for layer in [1, 3] {
             if layer == 1 || token == 2 {
@@ -53,7 +56,7 @@ fn a_prompt_without_times_is_cut_by_position_and_tokens_are_alone() {
         }
     }
     let routes = collector.finish().unwrap();
-    let one = |layer, token, ids: [i32; 2]| (layer, vec![token], ids.to_vec());
+    let one = |layer, token, ids: [u32; 2]| (layer, vec![token], ids.to_vec());
     let expected: PassList = vec![
         (Phase::Prompt, vec![(1, vec![0, 1], vec![0, 1, 5, 6])]),
         (
@@ -67,14 +70,14 @@ fn a_prompt_without_times_is_cut_by_position_and_tokens_are_alone() {
     let weights: Vec<f32> = routes
         .passes()
         .flat_map(|p| p.layers())
-        .flat_map(|c| c.weights)
+        .flat_map(|l| l.weights)
         .copied()
         .collect();
     assert!(weights.iter().all(|&w| w == 0.5));
 }
 
 #[test]
-fn rows_of_one_time_are_one_batch_whatever_their_request() {
+fn batches_rows_with_the_same_timestamp_across_sequences() {
     let mut collector = Collector::new(u64::MAX, 1);
     for (time, layer) in [(10, 0), (20, 1), (30, 0)] {
         for sequence in 0..2 {
@@ -97,9 +100,9 @@ fn rows_of_one_time_are_one_batch_whatever_their_request() {
     assert!(!routes.has_even_weights());
 }
 
-/// A prompt of no known sequence between the sequences 0 and 2.
+/// A prompt of an unknown sequence between the sequences 0 and 2.
 #[test]
-fn unknown_sequence_is_not_sequence_0() {
+fn unknown_sequence_gets_an_unused_number() {
     let mut collector = Collector::new(u64::MAX, 8);
     for sequence_id in [Some(0), None, Some(2)] {
         for token in 0..2 {
@@ -118,7 +121,7 @@ fn unknown_sequence_is_not_sequence_0() {
 }
 
 #[test]
-fn whole_passes_are_taken_up_to_the_last_token() {
+fn stops_at_the_end_of_the_pass_with_the_last_token() {
     let count = |max_tokens| {
         let mut collector = Collector::new(max_tokens, 512);
         for token in 0..5 {
@@ -132,7 +135,7 @@ fn whole_passes_are_taken_up_to_the_last_token() {
             }
         }
         let routes = collector.finish().unwrap();
-        let rows = |pass: RoutedPass| pass.layers().map(|c| c.positions.len()).collect::<Vec<_>>();
+        let rows = |pass: RoutedPass| pass.layers().map(|l| l.positions.len()).collect::<Vec<_>>();
         routes.passes().map(rows).collect::<Vec<_>>()
     };
     assert_eq!(count(1), [[3, 3]]);
@@ -141,9 +144,9 @@ fn whole_passes_are_taken_up_to_the_last_token() {
     assert_eq!(count(99), [[3, 3], [1, 1], [1, 1]]);
 }
 
-/// As in models whose `expert_used_count` is a list.
+/// In models with a list as `expert_used_count`, layers have different numbers of experts.
 #[test]
-fn each_layer_has_its_own_number_of_experts() {
+fn layers_may_have_different_numbers_of_experts() {
     let mut collector = Collector::new(9, 9);
     for token in 0..2 {
         for layer in 1..4 {
@@ -164,21 +167,29 @@ fn each_layer_has_its_own_number_of_experts() {
         (Phase::Generate, layers.to_vec())
     };
     assert_eq!(list(&routes), [pass(0), pass(1)]);
-    let chosen = routes.passes().flat_map(|pass| pass.layers());
-    let chosen: Vec<_> = chosen.map(|c| (c.k, c.weights.len())).collect();
-    assert_eq!(chosen, [(1, 1), (2, 2), (3, 3), (1, 1), (2, 2), (3, 3)]);
+    let layers = routes.passes().flat_map(|pass| pass.layers());
+    let sizes: Vec<_> = layers.map(|l| (l.k, l.weights.len())).collect();
+    assert_eq!(sizes, [(1, 1), (2, 2), (3, 3), (1, 1), (2, 2), (3, 3)]);
 }
 
 #[test]
-fn tokens_with_fewer_experts_or_one_twice_are_refused() {
+fn rejects_tokens_with_missing_or_repeated_experts() {
     let mut collector = Collector::new(9, 9);
     for (token, slot) in [(0, 0), (0, 1), (1, 0)] {
         let row = row(0, token, slot, slot.into(), Phase::Generate);
         collector.routing(&row).unwrap();
     }
-    let error = collector.finish().unwrap_err().to_string();
+    let error = collector.finish().unwrap_err();
     assert!(
-        error.contains("position 1 has 1 expert in layer 0"),
+        matches!(
+            error,
+            Error::UnevenToken {
+                layer: LayerId(0),
+                position: TokenId(1),
+                found: 1,
+                expected: 2
+            }
+        ),
         "{error}"
     );
     let mut collector = Collector::new(9, 9);
@@ -196,7 +207,7 @@ fn fixture(name: &str) -> Gguf {
     Gguf::open(moe_testkit::fixture(name)).unwrap()
 }
 
-/// Tokens that a layer routes together, each with its experts.
+/// Tokens that a layer computes together, each with its experts.
 fn routes(layer: u16, tokens: &[(u32, &[u32])]) -> Routes {
     let mut collector = Collector::new(u64::MAX, 1);
     for (token, experts) in tokens {
@@ -213,7 +224,7 @@ fn routes(layer: u16, tokens: &[(u32, &[u32])]) -> Routes {
     collector.finish().unwrap()
 }
 
-/// What a layer gives for its routes, and what was told of it.
+/// The output of the last layer of `routes`, and the results of all layers.
 fn output(model: &Model, routes: &Routes, seed: u64) -> Result<(Vec<f32>, Vec<Ran>)> {
     let threads = Threads::new(1)?;
     let recorder = Recorder::new(None).with_mode(Mode::Experts);
@@ -225,33 +236,34 @@ fn output(model: &Model, routes: &Routes, seed: u64) -> Result<(Vec<f32>, Vec<Ra
     Ok((replay.out.data().to_vec(), ran))
 }
 
-/// Fed the router's own choice, a replayed layer gives what the layer gives.
+/// A replay of the router's own decisions yields the output of the layer with its router.
 #[test]
-fn a_layer_gives_what_it_gives_in_a_session() {
+fn replayed_layer_yields_the_output_of_a_session() {
     for name in ["tiny-gpt-oss-MXFP4.gguf", "random-qwen2moe-F16.gguf"] {
         let gguf = fixture(name);
         let model = Model::load(&gguf).unwrap();
         let threads = Threads::new(1).unwrap();
         let hp = model.hparams();
-        let (layer, seed, k) = (2, 5, hp.n_expert_used);
+        let (layer, seed, k) = (LayerId(2), 5, hp.n_expert_used);
 
         let mut ops = Ops::new(&threads, Recorder::new(None), Devices::cpu());
         ops.positions = vec![0, 1, 2];
         let mut x = Activation::new(2);
         x.shape(NodeName::of("ffn_norm", layer), hp.n_embd, 3);
         for (row, position) in x.data_mut().chunks_mut(hp.n_embd).zip(0..) {
-            activations::fill(row, seed, position);
+            activations::fill(row, seed, TokenId(position));
         }
         let (mut state, mut out) = (MoeState::new(64), Activation::new(3));
         let moe = model.decoder.moe(layer).unwrap();
         let at = ops.at(layer);
-        moe.forward(&mut ops, at, &mut state, &mut x, &mut out);
+        moe.forward(&mut ops, at.device, &mut state, &mut x, &mut out);
         let (ids, weights) = (state.routing().ids.host(), state.routing().weights.host());
 
         let mut routes = Routes::default();
+        let ids: Vec<ExpertId> = ids.iter().map(|&id| id.try_into().unwrap()).collect();
         let rows = ids.chunks(k).zip(weights.chunks(k)).zip(0..);
-        let rows = rows.map(|((ids, weights), position)| (position, ids, weights));
-        routes.push((Some(0), Phase::Prompt), LayerId(layer as u16), rows);
+        let rows = rows.map(|((ids, weights), position)| (TokenId(position), ids, weights));
+        routes.push((Some(0), Phase::Prompt), layer, rows);
         let (replayed, ran) = output(&model, &routes, seed).unwrap();
         assert_eq!(replayed, out.data(), "{name}");
         assert_eq!(ran[0].lanes[usize::from(lane::CPU)], 3 * k as u64);
@@ -260,20 +272,26 @@ fn a_layer_gives_what_it_gives_in_a_session() {
 }
 
 #[test]
-fn bytes_are_those_of_distinct_experts() {
+fn counts_the_bytes_of_distinct_experts() {
     let gguf = fixture("tiny-qwen3moe-Q4_K_M.gguf");
     let model = Model::load(&gguf).unwrap();
     // Gate and up of 64 × 256 in Q4_K (9216 bytes each), down in Q8_0 (17408).
     let (_, ran) = output(&model, &routes(2, &[(0, &[1, 2, 3]), (1, &[3, 2, 9])]), 0).unwrap();
     assert_eq!((ran[0].n_tokens, ran[0].bytes), (2, 4 * 35_840));
-    // More experts than the model's own number, or fewer, are no error.
+    // The number of experts per token may differ from that of the model.
     let (_, ran) = output(&model, &routes(2, &[(0, &[1, 2, 3, 4, 5, 6])]), 0).unwrap();
     assert_eq!(ran[0].bytes, 6 * 35_840);
     let error = output(&model, &routes(2, &[(7, &[1, 32])]), 0).unwrap_err();
     assert!(
-        error
-            .to_string()
-            .contains("expert 32 of the token at position 7"),
+        matches!(
+            error,
+            Error::ExpertOutOfRange {
+                position: TokenId(7),
+                expert: ExpertId(32),
+                n_expert: 32,
+                ..
+            }
+        ),
         "{error}"
     );
 }

@@ -1,7 +1,7 @@
-//! Byte-level BPE the way llama.cpp encodes: words by the pre-tokenizer, bytes as characters, neighbours merged by rank.
+//! Byte-level BPE with llama.cpp's algorithm: split the text into words, map bytes to characters, merge neighbors by rank.
 //!
-//! A merge needs no token: what it makes may be a step to a longer token. Text that is no token in the end is spelled in
-//! single ASCII characters; characters without a token are left out.
+//! The result of a merge need not be a token, because it may be a step to a longer token. A part that is not a token after all
+//! merges is encoded as single ASCII characters; characters without a token are skipped.
 
 use std::collections::HashMap;
 
@@ -9,23 +9,23 @@ use super::merge::merge;
 use super::pre_tokenizer::PreTokenizer;
 use super::{Error, Vocabulary, Warning, byte_level};
 
-/// The pre-tokenizer of files that name none.
+/// The pre-tokenizer if the file does not name one.
 const DEFAULT_PRE: &str = "default";
 
-/// Number of a text that is a token or that merges make or take. Tokens have their own ids, other texts follow.
+/// Number of a text that is a token or occurs in a merge. Tokens have their ids, other texts the numbers from `n_vocab` on.
 type TextId = u32;
 
-/// Encodes text that holds no special tokens.
+/// Encodes text without special tokens.
 pub(super) struct Bpe {
     pre: PreTokenizer,
     texts: HashMap<String, TextId>,
     n_vocab: u32,
-    /// Rank of each pair of neighbours, and what they make.
+    /// Rank and result of each pair.
     merges: HashMap<(TextId, TextId), (u32, TextId)>,
 }
 
 impl Bpe {
-    /// `ids` are the tokens by text. Merges that cannot be used are added to `warnings`.
+    /// An encoder; `ids` are the token ids by text. Adds a warning for merges that are not of tokens.
     pub(super) fn new(
         vocabulary: &Vocabulary,
         ids: &HashMap<&str, u32>,
@@ -49,7 +49,7 @@ impl Bpe {
             if [pair.0, pair.1, made].iter().any(|&id| id >= bpe.n_vocab) {
                 unusable.add(rank, line);
             }
-            // Of a pair that occurs twice the first counts.
+            // The first occurrence of a pair determines its rank.
             bpe.merges.entry(pair).or_insert((rank, made));
         }
         warnings.extend(unusable.warning());
@@ -60,13 +60,13 @@ impl Bpe {
         if let Some(&id) = self.texts.get(text) {
             return id;
         }
-        // Every text is in the file, whose size bounds their number.
+        // All texts are in the file, so its size bounds their number.
         let id = self.texts.len() as TextId;
         self.texts.insert(text.to_owned(), id);
         id
     }
 
-    /// Whether texts start with BOS where the file does not say.
+    /// Whether texts start with BOS by default.
     pub(super) fn adds_bos(&self) -> bool {
         self.pre.add_bos
     }
@@ -84,7 +84,7 @@ impl Bpe {
             for part in self.merge(&spelled) {
                 match self.token(part) {
                     Some(id) => ids.push(id),
-                    // llama.cpp looks up single bytes of the spelled text: what is not ASCII is left out.
+                    // llama.cpp looks up single bytes of the mapped text, so characters outside ASCII are skipped.
                     None => ids.extend(part.chars().filter(char::is_ascii).filter_map(|char| {
                         let mut bytes = [0; 4];
                         self.token(char.encode_utf8(&mut bytes))
@@ -95,12 +95,13 @@ impl Bpe {
         Ok(())
     }
 
+    /// The token with a text.
     fn token(&self, text: &str) -> Option<u32> {
         let id = self.texts.get(text).copied();
         id.filter(|&id| id < self.n_vocab)
     }
 
-    /// The parts of a word that merging leaves, in order.
+    /// The parts of a word after all merges, in order.
     fn merge<'t>(&self, word: &'t str) -> Vec<&'t str> {
         let text_id = |char: &str| self.texts.get(char).copied();
         merge(word, text_id, |left, right, _| {
@@ -110,7 +111,7 @@ impl Bpe {
     }
 }
 
-/// The two texts of a merge: the first space that is not the first character separates them.
+/// The two texts of a merge. The separator is the first space after the first character.
 fn split(line: &str) -> Option<(&str, &str)> {
     let second = line.char_indices().nth(1)?.0;
     let at = second + line[second..].find(' ')?;
@@ -118,7 +119,7 @@ fn split(line: &str) -> Option<(&str, &str)> {
     (!right.is_empty()).then_some((left, right))
 }
 
-/// Merges that are not two tokens that make a third.
+/// Merges that are not two tokens whose concatenation is a token.
 #[derive(Default)]
 struct Unusable {
     count: usize,

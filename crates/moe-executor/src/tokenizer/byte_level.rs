@@ -1,7 +1,7 @@
-//! GPT-2's alphabet: each byte as one printable character, so that merges are pairs of strings.
+//! GPT-2's byte alphabet: each byte is a printable character, so that merges are pairs of strings.
 
-/// The character of a byte. Printable Latin-1 stands for itself, the other 68 bytes are the
-/// characters from U+0100 on, in order.
+/// The character of a byte. Printable Latin-1 characters represent themselves; the other 68 bytes are the characters from
+/// U+0100 on, in order.
 pub(super) fn char_of(byte: u8) -> char {
     let code = match byte {
         0x00..=0x20 => 0x100 + u32::from(byte),
@@ -12,7 +12,7 @@ pub(super) fn char_of(byte: u8) -> char {
     char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER)
 }
 
-/// The byte of a character, `None` for characters outside the alphabet.
+/// The byte of a character; `None` for characters outside the alphabet.
 pub(super) fn byte_of(c: char) -> Option<u8> {
     let byte = match u32::from(c) {
         code @ 0x100..=0x120 => code - 0x100,
@@ -24,8 +24,7 @@ pub(super) fn byte_of(c: char) -> Option<u8> {
     u8::try_from(byte).ok()
 }
 
-/// The bytes that the text of a token stands for. A character outside the alphabet stands for
-/// itself.
+/// The bytes of a token in decoded text. Characters outside the alphabet represent themselves in UTF-8.
 pub(super) fn decode(text: &str) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(text.len());
     for c in text.chars() {
@@ -42,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_byte_has_its_own_character() {
+    fn maps_each_byte_to_a_distinct_character() {
         for byte in 0..=255 {
             assert_eq!(byte_of(char_of(byte)), Some(byte));
         }
@@ -56,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_characters_decode_to_themselves() {
+    fn decodes_characters_outside_the_alphabet_to_themselves() {
         assert_eq!(decode("Ġa▁"), " a▁".as_bytes());
     }
 }

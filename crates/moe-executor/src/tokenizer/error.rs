@@ -1,38 +1,42 @@
-//! What can be wrong with a vocabulary.
+//! Errors and warnings of the tokenizer.
 
-/// Errors of the tokenizer. Each names the GGUF key, or the entry of it, that is at fault.
+/// Errors of the tokenizer. Messages about the vocabulary name the GGUF key and the entry.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A key of the metadata is of another type than it should be.
+    /// A metadata key has the wrong type.
     #[error(transparent)]
     Metadata(#[from] moe_gguf::Error),
-    /// A key that is needed is missing.
-    #[error("metadata key `{key}` is missing, {reason}; convert the model again")]
+    /// A required key is missing.
+    #[error("metadata key `{key}` is missing: {reason}; convert the model again")]
     MissingKey {
         /// The GGUF key.
         key: &'static str,
-        /// Why it is needed.
+        /// Why it is required.
         reason: &'static str,
     },
-    /// The vocabulary is not of a kind that is supported.
+    /// The kind of vocabulary is not supported.
     #[error(
-        "tokenizer.ggml.model is `{found}`, supported are `gpt2` (byte-level BPE) and `llama` (SentencePiece)"
+        "tokenizer.ggml.model `{found}` is not supported; the supported values are `gpt2` (byte-level BPE) and `llama` \
+         (SentencePiece)"
     )]
     Model {
         /// The value in the file.
         found: String,
     },
-    /// How text is cut into words is not known for this vocabulary.
-    #[error("tokenizer.ggml.pre is `{found}`, supported are {supported}")]
+    /// The pre-tokenizer is not supported.
+    #[error("tokenizer.ggml.pre `{found}` is not supported; the supported values are {supported}")]
     PreTokenizer {
         /// The value in the file.
         found: String,
-        /// The values that are supported.
+        /// The supported values.
         supported: String,
     },
-    /// Two ids have the same text.
-    #[error("tokenizer.ggml.tokens: ids {first} and {second} are both `{}`", text.escape_debug())]
+    /// Two tokens have the same text.
+    #[error(
+        "tokenizer.ggml.tokens: tokens {first} and {second} have the same text, `{}`; convert the model again",
+        text.escape_debug()
+    )]
     DuplicateToken {
         /// The lower id.
         first: u32,
@@ -41,7 +45,7 @@ pub enum Error {
         /// Their text.
         text: String,
     },
-    /// The list of token types does not belong to the list of tokens.
+    /// The list of token types is shorter than the list of tokens.
     #[error(
         "tokenizer.ggml.token_type has {types} entries for {tokens} tokens; convert the model again"
     )]
@@ -51,7 +55,7 @@ pub enum Error {
         /// Length of the list of tokens.
         tokens: usize,
     },
-    /// The list of scores does not belong to the list of tokens.
+    /// The list of scores is shorter than the list of tokens.
     #[error(
         "tokenizer.ggml.scores has {scores} entries for {tokens} tokens; convert the model again"
     )]
@@ -61,30 +65,33 @@ pub enum Error {
         /// Length of the list of tokens.
         tokens: usize,
     },
-    /// A score that cannot be compared with the others.
-    #[error("tokenizer.ggml.scores: entry {id} is not a number")]
+    /// A score is NaN.
+    #[error("tokenizer.ggml.scores: entry {id} is NaN; convert the model again")]
     Score {
         /// The token.
         id: usize,
     },
-    /// A byte of a text is in no token.
+    /// A byte of a text has no token.
     #[error(
-        "the text has a byte 0x{byte:02X} that no token of the vocabulary stands for; leave its character out"
+        "the text contains the byte 0x{byte:02X}, which has no token in the vocabulary; remove its character"
     )]
     NoByteToken {
         /// The byte.
         byte: u8,
     },
-    /// A token marked as a single byte is not spelled as one.
-    #[error("tokenizer.ggml.tokens: id {id} is a byte token, but `{}` is not of the form <0x2A>", text.escape_debug())]
+    /// The text of a byte token is not a byte.
+    #[error(
+        "tokenizer.ggml.tokens: token {id} is a byte token, but its text `{}` is not <0x00> to <0xFF>; convert the model again",
+        text.escape_debug()
+    )]
     ByteToken {
         /// The token.
         id: u32,
         /// Its text.
         text: String,
     },
-    /// The text cannot be cut into words.
-    #[error("the text cannot be cut into words: {0}; shorten its longest run of whitespace")]
+    /// The text cannot be split into words.
+    #[error("the text cannot be split into words: {0}; shorten its longest run of whitespace")]
     Split(#[source] Box<fancy_regex::Error>),
 }
 
@@ -94,7 +101,7 @@ impl Error {
     }
 }
 
-/// Something in a vocabulary that llama.cpp loads with a warning, too.
+/// A problem of a vocabulary. llama.cpp accepts it with a warning, too.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Warning {
@@ -113,21 +120,21 @@ pub enum Warning {
         id: i128,
         /// Number of tokens.
         n_vocab: usize,
-        /// The id used instead.
+        /// The id that is used instead.
         used: Option<u32>,
     },
-    /// Merges that are not two tokens that make a third.
+    /// Entries of the list of merges that are not two tokens whose concatenation is a token.
     #[error(
-        "tokenizer.ggml.merges: {} not two tokens that make a third, the first is entry {index}, `{}`",
+        "tokenizer.ggml.merges: {} not two tokens whose concatenation is a token; the first is entry {index}, `{}`",
         if *count == 1 { "1 entry is".to_owned() } else { format!("{count} entries are") },
         merge.escape_debug()
     )]
     Merges {
-        /// How many.
+        /// Number of these entries.
         count: usize,
-        /// Position of the first in the list.
+        /// Index of the first in the list.
         index: u32,
-        /// The first entry.
+        /// Text of the first.
         merge: String,
     },
 }

@@ -1,10 +1,10 @@
-//! The merge loop of all vocabularies: a text starts as characters, and neighbours are merged, the pair with the lowest rank
-//! first.
+//! The merge loop of all vocabularies: it starts with single characters and merges the neighboring pair with the lowest rank
+//! until no pair can be merged.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// A part of the text, first a character; empty once it was merged into the part before it.
+/// A part of the text, initially a character. It is empty after it was merged into the part before it.
 #[derive(Clone, Copy)]
 struct Symbol<V> {
     value: V,
@@ -14,21 +14,21 @@ struct Symbol<V> {
     after: Option<usize>,
 }
 
-/// Two neighbours that can be merged. The least is merged first: by rank, of equal ones the leftmost.
+/// A mergeable pair of neighbors. The order of merges is that of the fields: lowest rank, then leftmost.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Pair<V> {
     rank: u32,
     left: usize,
     right: usize,
-    /// Bytes of both, to find out whether they still are what they were.
+    /// Bytes of both when the pair was queued: another size means that one of the parts has changed.
     size: usize,
     made: V,
 }
 
-/// The parts of `text` that merging leaves, in order.
+/// The parts of `text` after all merges, in order.
 ///
-/// `value` is what a vocabulary knows of a character. `merge` takes the values of two neighbours and the text of both, and
-/// returns their rank and the value of what they make; `None` if they are not merged.
+/// `value` returns the value of a character, which the vocabulary defines. `merge` receives the values of two neighbors and
+/// their concatenated text, and returns the rank and value of the result; `None` if they cannot be merged.
 pub(super) fn merge<V: Copy + Ord>(
     text: &str,
     value: impl Fn(&str) -> V,
@@ -67,7 +67,7 @@ pub(super) fn merge<V: Copy + Ord>(
     while let Some(Reverse(best)) = pairs.pop() {
         let (left, right) = (best.left, best.right);
         let (l, r) = (symbols[left], symbols[right]);
-        // One of the two has been merged since.
+        // One of the two has been merged since the pair was queued.
         if l.is_empty() || r.is_empty() || r.end - l.start != best.size {
             continue;
         }
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn lowest_rank_is_merged_first_and_of_equal_ones_the_leftmost() {
+    fn merges_lowest_rank_then_leftmost() {
         assert_eq!(merged("abc", &[("ab", 1), ("bc", 0)]), ["a", "bc"]);
         assert_eq!(merged("abc", &[("ab", 0), ("bc", 0)]), ["ab", "c"]);
         assert_eq!(merged("aaaaa", &[("aa", 0), ("aaaa", 1)]), ["aaaa", "a"]);

@@ -1,10 +1,10 @@
-//! Text to tokens and back, by the vocabulary in the model's own file.
+//! Tokenization and detokenization with the vocabulary of the model file.
 //!
-//! The same ids as llama.cpp, by its order:
+//! The steps are those of llama.cpp, and the ids are the same:
 //!
 //! ```text
-//! text ─► special tokens cut out ─┬─► words (pre-tokenizer) ─► bytes as characters ─► merges by rank  ─► ids   (gpt2)
-//!                                 └─► spaces as ▁, one before the text ─► merges by score ─► bytes   ─► ids   (llama)
+//! text ─► split at special tokens ─┬─► words (pre-tokenizer) ─► bytes as characters ─► merges by rank ─► ids   (gpt2)
+//!                                  └─► ▁ for spaces and before the text ─► merges by score ─► bytes   ─► ids   (llama)
 //! ```
 
 mod bpe;
@@ -26,34 +26,37 @@ use bpe::Bpe;
 use special::{Fragment, Kind};
 use spm::Spm;
 
-/// Encodes and decodes with one vocabulary.
+/// A tokenizer: encodes and decodes with one vocabulary.
 pub struct Tokenizer {
     encoder: Encoder,
-    /// Texts that are tokens before a text is cut into words; longest first, as llama.cpp
-    /// searches for them.
+    /// Special tokens, longest text first: the order in which llama.cpp searches for them.
     specials: Vec<Special>,
-    /// What each token adds to the output.
+    /// The bytes of each token in decoded text.
     pieces: Vec<Box<[u8]>>,
+    /// Tokens that end generation.
     ends: HashSet<u32>,
     bos: Option<u32>,
     eos: Option<u32>,
+    /// The BOS token if encoding adds it.
     add_bos: Option<u32>,
+    /// The EOS token if encoding adds it.
     add_eos: Option<u32>,
-    /// Whether a space was put before texts, which decoding takes off again.
+    /// Whether encoding adds a space before texts, which decoding removes.
     add_space_prefix: bool,
     warnings: Vec<Warning>,
 }
 
-/// What turns text between special tokens into ids.
+/// Encodes text between special tokens.
 enum Encoder {
     Bpe(Box<Bpe>),
     Spm(Box<Spm>),
 }
 
+/// A token that is searched for before the text is split into words.
 struct Special {
     id: u32,
     text: String,
-    /// In every text, not only on demand.
+    /// Whether it is recognized without `parse_special`, too.
     always: bool,
 }
 
@@ -61,8 +64,7 @@ impl Tokenizer {
     /// The tokenizer of a model.
     ///
     /// # Errors
-    /// The file has no vocabulary of a known kind, or a faulty one, or one whose pre-tokenizer is
-    /// not known.
+    /// The vocabulary or its pre-tokenizer is not supported, or the vocabulary is invalid.
     pub fn from_gguf(metadata: &moe_gguf::Metadata) -> Result<Tokenizer, Error> {
         Tokenizer::new(Vocabulary::from_metadata(metadata)?)
     }
@@ -70,11 +72,11 @@ impl Tokenizer {
     /// The tokenizer of a vocabulary.
     ///
     /// # Errors
-    /// The vocabulary is faulty, or its pre-tokenizer is not known.
+    /// The vocabulary is invalid, or its pre-tokenizer is not supported.
     pub fn new(mut vocabulary: Vocabulary) -> Result<Tokenizer, Error> {
         for (id, text) in vocabulary.tokens.iter_mut().enumerate() {
             if text.is_empty() {
-                *text = format!("[EMPTY_{id}]"); // as llama.cpp, so that texts stay different
+                *text = format!("[EMPTY_{id}]"); // like llama.cpp, so that all texts are distinct
             }
         }
         check_types(&mut vocabulary)?;
@@ -123,12 +125,12 @@ impl Tokenizer {
         let add_bos = added(
             vocabulary.add_bos.unwrap_or(adds_bos),
             Role::Bos,
-            "but texts are to start with the BOS token",
+            "texts start with a BOS token",
         )?;
         let add_eos = added(
             vocabulary.add_eos.unwrap_or(false),
             Role::Eos,
-            "but texts are to end with the EOS token",
+            "`add_eos_token` is true",
         )?;
 
         Ok(Tokenizer {
@@ -145,19 +147,18 @@ impl Tokenizer {
         })
     }
 
-    /// What is wrong with the vocabulary and does not keep it from being used.
+    /// Problems of the vocabulary that do not prevent using it.
     pub fn warnings(&self) -> &[Warning] {
         &self.warnings
     }
 
-    /// The ids of `text`.
+    /// The token ids of `text`.
     ///
-    /// `add_special` puts BOS before and EOS after it where the model was trained so.
-    /// `parse_special` takes the text of a control token (`<|im_start|>`) for the token; without
-    /// it, it is text like any other.
+    /// With `add_special`, BOS and EOS are added if the vocabulary requests them. With `parse_special`, the text of a control
+    /// token (`<|im_start|>`) becomes that token; otherwise it is encoded like other text.
     ///
     /// # Errors
-    /// The text has a run of about a million whitespace characters, or a byte that has no token.
+    /// The text contains about a million consecutive whitespace characters, or a byte without a token.
     pub fn encode(
         &self,
         text: &str,
@@ -186,8 +187,8 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// The text of `ids`, special tokens included, without the space that encoding puts before a
-    /// text. Bytes that are not UTF-8 become U+FFFD, and ids outside the vocabulary add nothing.
+    /// The text of `ids`, including special tokens, without the space that encoding adds before a text. Invalid UTF-8 becomes
+    /// U+FFFD, and ids outside the vocabulary are skipped.
     pub fn decode(&self, ids: &[u32]) -> String {
         let mut bytes: Vec<u8> = ids.iter().flat_map(|&id| self.piece(id)).copied().collect();
         let first = ids.first().map_or(&[][..], |&id| self.piece(id));
@@ -197,28 +198,27 @@ impl Tokenizer {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// The bytes that a token adds to the output: not always whole characters. Nothing for an id
-    /// outside the vocabulary.
+    /// The bytes of a token in decoded text, which may be incomplete UTF-8. Empty for ids outside the vocabulary.
     pub fn piece(&self, id: u32) -> &[u8] {
         self.pieces.get(id as usize).map_or(&[], |piece| piece)
     }
 
-    /// Number of tokens; ids are below it.
+    /// Number of tokens.
     pub fn n_vocab(&self) -> usize {
         self.pieces.len()
     }
 
-    /// The token that begins a text.
+    /// The token at the start of a text (BOS).
     pub fn bos(&self) -> Option<u32> {
         self.bos
     }
 
-    /// The token that ends a text.
+    /// The token at the end of a text (EOS).
     pub fn eos(&self) -> Option<u32> {
         self.eos
     }
 
-    /// Whether generation stops at this token (EOS, and the ends of turns and messages).
+    /// Whether the token ends generation: EOS and the ends of turns and messages.
     pub fn is_eog(&self, id: u32) -> bool {
         self.ends.contains(&id)
     }
@@ -238,7 +238,7 @@ fn ids_by_text(tokens: &[String]) -> Result<HashMap<&str, u32>, Error> {
     Ok(ids)
 }
 
-/// A list of types may be longer than that of the tokens, as in llama.cpp.
+/// Checks the number of token types. Like in llama.cpp, the list may be longer than the list of tokens.
 fn check_types(vocabulary: &mut Vocabulary) -> Result<(), Error> {
     let (types, tokens) = (vocabulary.token_types.len(), vocabulary.tokens.len());
     if types != 0 && types < tokens {
@@ -248,7 +248,7 @@ fn check_types(vocabulary: &mut Vocabulary) -> Result<(), Error> {
     Ok(())
 }
 
-/// What a token adds to the output.
+/// The bytes of a token in decoded text.
 fn piece(model: Model, id: u32, text: &str, kind: Kind) -> Result<Box<[u8]>, Error> {
     let bytes = match kind {
         Kind::Normal => match model {

@@ -1,21 +1,22 @@
-//! Cutting text into the words that merges stay within: the meaning of `tokenizer.ggml.pre`.
+//! Pre-tokenizers (`tokenizer.ggml.pre`): they split a text into words, and merges do not cross words.
 //!
-//! The expressions are llama.cpp's, which differ from the models' own in places (gpt-4o's upper
-//! and lower case are ASCII's only). Its character classes are those of Unicode 15.1; newer
-//! characters are unassigned to it, so the classes here are limited to that version too.
+//! The regular expressions are those of llama.cpp, which differ from the original ones in places: for example, the upper and
+//! lower case of gpt-4o cover ASCII only. llama.cpp's character classes are those of Unicode 15.1, so the classes here are
+//! limited to that version.
 
 use fancy_regex::Regex;
 
 use super::Error;
 
-/// What one value of `tokenizer.ggml.pre` stands for.
+/// The definition of a pre-tokenizer.
 struct Rule {
+    /// Values of `tokenizer.ggml.pre`.
     names: &'static [&'static str],
-    /// Each cuts the words that the one before it left; what lies between matches is a word too.
+    /// Each expression splits the words of the previous one. Matches and the text between them are words.
     regexes: &'static [&'static str],
-    /// A word that is a token is not taken apart.
+    /// Whether a word that is a token becomes this token without merges.
     ignore_merges: bool,
-    /// Whether texts start with BOS where the file does not say.
+    /// The default of `add_bos_token`.
     add_bos: bool,
 }
 
@@ -145,7 +146,7 @@ const RULES: [Rule; 12] = [
     },
 ];
 
-/// The rule of one vocabulary, ready for use.
+/// The compiled pre-tokenizer of a vocabulary.
 pub(super) struct PreTokenizer {
     regexes: Vec<Regex>,
     pub(super) ignore_merges: bool,
@@ -153,7 +154,7 @@ pub(super) struct PreTokenizer {
 }
 
 impl PreTokenizer {
-    /// The rule called `name` in `tokenizer.ggml.pre`.
+    /// The pre-tokenizer `name` of `tokenizer.ggml.pre`.
     pub(super) fn new(name: &str) -> Result<PreTokenizer, Error> {
         let rule = RULES
             .iter()
@@ -173,13 +174,13 @@ impl PreTokenizer {
         })
     }
 
-    /// The words of `text`, in order and without gaps.
+    /// The words of `text`, in order. Their concatenation is `text`.
     pub(super) fn split<'t>(&self, text: &'t str) -> Result<Vec<&'t str>, Error> {
         let mut words = vec![text];
         for regex in &self.regexes {
             let mut parts = Vec::with_capacity(words.len());
             for word in words {
-                cut(regex, word, &mut parts)?;
+                split_word(regex, word, &mut parts)?;
             }
             words = parts;
         }
@@ -187,11 +188,11 @@ impl PreTokenizer {
     }
 }
 
-/// Appends the matches in `word`, and what lies between them.
+/// Appends the matches in `word` and the text between them.
 ///
 /// # Errors
-/// The regex runs out of steps or stack before the end of the word.
-fn cut<'t>(regex: &Regex, word: &'t str, parts: &mut Vec<&'t str>) -> Result<(), Error> {
+/// The matcher exceeds its limit of steps or stack.
+fn split_word<'t>(regex: &Regex, word: &'t str, parts: &mut Vec<&'t str>) -> Result<(), Error> {
     let mut done = 0;
     for found in regex.find_iter(word) {
         let found = found.map_err(Error::split)?;
@@ -228,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn every_rule_compiles_and_loses_nothing() {
+    fn all_rules_compile_and_keep_the_text() {
         let text = "It's 12345 kilo\u{301}s,\r\n\n  of\tÄÖ中文 'LL ٣٤ \u{1C89}\u{85}x//\n ";
         for rule in &RULES {
             for name in rule.names {
@@ -240,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn qwen2_cuts_single_digits_and_contractions() {
+    fn qwen2_splits_digits_and_contractions() {
         assert_eq!(
             words("qwen2", "We'LL  see 42\n\n end "),
             ["We", "'LL", " ", " see", " ", "4", "2", "\n\n", " end", " "]
@@ -248,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn gpt_4o_cuts_case_changes_of_ascii_only() {
+    fn gpt_4o_splits_at_case_changes_of_ascii_only() {
         assert_eq!(
             words("gpt-4o", "HTTPServer'S äÄa 1234 a//\nb"),
             ["HTTPServer'S", " äÄa", " ", "123", "4", " a", "//\n", "b"]
@@ -258,14 +259,14 @@ mod tests {
 
     #[test]
     fn characters_newer_than_unicode_15_1_are_not_letters() {
-        // U+1C89, a letter since Unicode 16; U+10D0 has always been one.
+        // U+1C89 is a letter since Unicode 16. U+10D0 is a letter in Unicode 15.1, too.
         assert_eq!(words("qwen2", "a\u{1C89}b"), ["a", "\u{1C89}b"]);
         assert_eq!(words("qwen2", "a\u{1C89}\u{1C89}b").len(), 3);
         assert_eq!(words("qwen2", "a\u{10D0}b").len(), 1);
     }
 
     #[test]
-    fn too_long_a_run_of_whitespace_is_an_error() {
+    fn rejects_too_long_a_run_of_whitespace() {
         let rule = PreTokenizer::new("qwen2").unwrap();
         let run = |n| " ".repeat(n) + "a";
         assert_eq!(rule.split(&run(900_000)).unwrap().len(), 2);
@@ -274,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_llama_cpps() {
+    fn words_agree_with_llama_cpp() {
         let file = moe_testkit::fixture("reference/pre-tokenizers.json");
         let cases: serde_json::Value =
             serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
@@ -296,11 +297,11 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_rule_names_the_known_ones() {
-        let error = PreTokenizer::new("made-up").err().unwrap().to_string();
-        assert!(error.contains("`made-up`"), "{error}");
+    fn rejects_an_unknown_name() {
+        let error = PreTokenizer::new("unknown").err().unwrap();
         assert!(
-            error.contains("qwen2") && error.contains("gpt-4o"),
+            matches!(&error, Error::PreTokenizer { found, supported }
+                if found == "unknown" && supported.contains("qwen2") && supported.contains("gpt-4o")),
             "{error}"
         );
     }

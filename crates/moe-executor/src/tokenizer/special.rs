@@ -1,25 +1,24 @@
-//! Tokens that are not pieces of ordinary text: what they mean, and finding them in a text.
+//! Special tokens: their roles, and splitting a text at them.
 //!
-//! Files often mark such tokens wrongly, so llama.cpp goes by well-known texts as well. The same
-//! rules are here, because whether a `<|fim_prefix|>` in a prompt is one token or six depends on
-//! them.
+//! Many files mark special tokens incorrectly, so llama.cpp also recognizes well-known texts. The rules here are the same,
+//! because they determine whether `<|fim_prefix|>` in a prompt is one token or six.
 
 use std::collections::{HashMap, HashSet};
 
-/// What a vocabulary can name a token for.
+/// The role of a special token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// Begins a text.
+    /// Start of a text.
     Bos,
-    /// Ends a text.
+    /// End of a text.
     Eos,
-    /// Ends a turn.
+    /// End of a turn.
     Eot,
-    /// Ends a message.
+    /// End of a message.
     Eom,
-    /// Fill in the middle: what comes before the gap.
+    /// Fill in the middle: the text before the gap.
     FimPrefix,
-    /// Fill in the middle: what comes after the gap.
+    /// Fill in the middle: the text after the gap.
     FimSuffix,
     /// Fill in the middle: the gap.
     FimMiddle,
@@ -45,7 +44,7 @@ impl Role {
         Role::FimFile,
     ];
 
-    /// The GGUF keys that hold the id; where there are two, the later one wins.
+    /// The GGUF keys of the id. If a file has both of two keys, the second takes precedence.
     pub(super) fn keys(self) -> &'static [&'static str] {
         match self {
             Role::Bos => &["tokenizer.ggml.bos_token_id"],
@@ -70,8 +69,8 @@ impl Role {
         }
     }
 
-    /// Texts by which the token is found where the file does not name it. The ends of turns and
-    /// messages are not here: [`END_TEXTS`] holds them all.
+    /// Texts that identify the token if the file does not define the role. The ends of turns and messages are in
+    /// [`END_TEXTS`] instead.
     fn texts(self) -> &'static [&'static str] {
         match self {
             Role::Bos | Role::Eos | Role::Eot | Role::Eom => &[],
@@ -117,7 +116,7 @@ impl Role {
         }
     }
 
-    /// Whether generation stops at the token.
+    /// Whether the token ends generation.
     fn ends_generation(self) -> bool {
         matches!(
             self,
@@ -126,7 +125,7 @@ impl Role {
     }
 }
 
-/// Tokens at which generation stops, in whichever vocabulary they are.
+/// Texts of tokens that end generation in every vocabulary.
 const END_TEXTS: [&str; 22] = [
     "<|eot_id|>",
     "<|im_end|>",
@@ -152,26 +151,26 @@ const END_TEXTS: [&str; 22] = [
     "[e~[",
 ];
 
-/// Tokens of the harmony format that are part of the text, whatever the file calls them.
+/// Texts of tokens of the harmony format, which are user-defined for any type in the file.
 const HARMONY_TEXTS: [&str; 4] = ["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"];
 
-/// How a token takes part in encoding and decoding.
+/// How a token is handled in encoding and decoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// A piece of text in the byte alphabet.
+    /// A piece of text.
     Normal,
-    /// Control or unknown: found in a text only on demand.
+    /// Control or unknown: recognized in a text only with `parse_special`.
     Special,
-    /// Found in every text before it is cut into words.
+    /// Always recognized in a text, before it is split into words.
     UserDefined,
-    /// One byte, spelled `<0x2A>`.
+    /// One byte with a text like `<0x2A>`.
     Byte,
-    /// Stands for nothing.
+    /// Decodes to nothing.
     Unused,
 }
 
 impl Kind {
-    /// From GGUF's number.
+    /// The kind of GGUF's token type.
     fn from_type(number: i64) -> Kind {
         match number {
             1 => Kind::Normal,
@@ -183,9 +182,9 @@ impl Kind {
     }
 }
 
-/// The kinds of all tokens, and those at which generation stops.
+/// The kinds of all tokens, and the tokens that end generation.
 ///
-/// `types` are GGUF's, empty or one a token; `id_of` finds a token by its text.
+/// `types` are GGUF's token types, one per token or empty. `id_of` returns the token with a text.
 pub(super) fn classify(
     n_vocab: usize,
     types: &[i64],
@@ -218,7 +217,7 @@ pub(super) fn classify(
     for id in HARMONY_TEXTS.iter().filter_map(|text| id_of(text)) {
         set_kind(id, Kind::UserDefined);
     }
-    // In the harmony format (and solar-open's) `<|end|>` only ends a message.
+    // In the formats of harmony and solar-open, `<|end|>` ends a message but not generation.
     let stops = |text| id_of(text).is_some_and(|id| ends.contains(&id));
     let harmony = stops("<|return|>") && (stops("<|call|>") || stops("<|calls|>"));
     let solar = stops("<|flush|>") && (stops("<|call|>") || stops("<|calls|>"));
@@ -236,7 +235,7 @@ pub(super) enum Fragment<'t> {
     Text(&'t str),
 }
 
-/// Cuts `text` at the tokens of `specials`, each searched for in the whole text before the next.
+/// Splits `text` at the tokens of `specials`. Each token is searched for in the complete text before the next.
 pub(super) fn partition<'t, 's>(
     text: &'t str,
     specials: impl Iterator<Item = (u32, &'s str)>,
@@ -244,24 +243,24 @@ pub(super) fn partition<'t, 's>(
     let mut fragments = Vec::new();
     fragments.extend((!text.is_empty()).then_some(Fragment::Text(text)));
     for (id, special) in specials.filter(|(_, special)| text.contains(special)) {
-        let mut cut = Vec::with_capacity(fragments.len() + 2);
+        let mut parts = Vec::with_capacity(fragments.len() + 2);
         for fragment in fragments {
             let Fragment::Text(mut rest) = fragment else {
-                cut.push(fragment);
+                parts.push(fragment);
                 continue;
             };
             while let Some((before, after)) = rest.split_once(special) {
                 if !before.is_empty() {
-                    cut.push(Fragment::Text(before));
+                    parts.push(Fragment::Text(before));
                 }
-                cut.push(Fragment::Token(id));
+                parts.push(Fragment::Token(id));
                 rest = after;
             }
             if !rest.is_empty() {
-                cut.push(Fragment::Text(rest));
+                parts.push(Fragment::Text(rest));
             }
         }
-        fragments = cut;
+        fragments = parts;
     }
     fragments
 }

@@ -1,30 +1,30 @@
-//! The SentencePiece vocabularies of the llama family, the way llama.cpp encodes with them: characters are merged into
-//! tokens, the pair whose token has the highest score first; what is no token in the end is spelled in bytes.
+//! SentencePiece vocabularies of the llama family, with llama.cpp's algorithm: neighboring parts are merged into tokens, the
+//! pair whose token has the highest score first. Parts that are not tokens are encoded as byte tokens.
 
 use std::collections::HashMap;
 
 use super::merge::merge;
 use super::{Error, Vocabulary};
 
-/// Stands for a space in the texts of tokens.
+/// The character for a space in token texts.
 const SPACE: &str = "\u{2581}";
 
-/// Encodes text that holds no special tokens.
+/// Encodes text without special tokens.
 pub(super) struct Spm {
     ids: HashMap<String, u32>,
-    /// Rank of each token: the higher its score, the lower.
+    /// Rank of each token: lower for higher scores.
     ranks: Vec<u32>,
     /// The token of each byte.
     bytes: [Option<u32>; 256],
-    /// Whether a space is put before a text.
+    /// Whether a space is added before a text.
     add_space_prefix: bool,
 }
 
 impl Spm {
-    /// `ids` are the tokens by text.
+    /// An encoder; `ids` are the token ids by text.
     pub(super) fn new(vocabulary: &Vocabulary, ids: &HashMap<&str, u32>) -> Result<Spm, Error> {
         let n_vocab = vocabulary.tokens.len();
-        // Minus zero becomes zero, as it is equal to it.
+        // `x + 0.0` turns -0.0 into 0.0, so that both have the same rank.
         let mut scores: Vec<f32> = vocabulary.scores.iter().map(|score| score + 0.0).collect();
         if let Some(id) = scores.iter().position(|score| score.is_nan()) {
             return Err(Error::Score { id });
@@ -53,7 +53,7 @@ impl Spm {
         })
     }
 
-    /// Appends the ids of `text`; `first` where nothing but a special token is before it.
+    /// Appends the ids of `text`; `first` if it is at the start of the input or after a special token.
     pub(super) fn encode(&self, text: &str, first: bool, ids: &mut Vec<u32>) -> Result<(), Error> {
         let prefix = if first && self.add_space_prefix {
             SPACE
@@ -75,7 +75,7 @@ impl Spm {
         Ok(())
     }
 
-    /// The parts of `text` that merging leaves, in order.
+    /// The parts of `text` after all merges, in order.
     fn merge<'t>(&self, text: &'t str) -> Vec<&'t str> {
         merge(
             text,
@@ -88,10 +88,10 @@ impl Spm {
     }
 }
 
-/// A number that is the lower the higher the score is, by the order of `f32::total_cmp`.
+/// A number that decreases as the score increases in the order of `f32::total_cmp`.
 fn rank(score: f32) -> u32 {
     let bits = score.to_bits();
-    // Of negative numbers the bits ascend as the number falls.
+    // The bits of negative numbers increase as the number decreases.
     if score.is_sign_negative() {
         bits
     } else {
@@ -99,7 +99,7 @@ fn rank(score: f32) -> u32 {
     }
 }
 
-/// The bytes that the text of a token stands for.
+/// The bytes of a token in decoded text.
 pub(super) fn decode(text: &str) -> Vec<u8> {
     text.replace(SPACE, " ").into_bytes()
 }
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranks_have_the_reverse_order_of_scores() {
+    fn ranks_decrease_with_the_score() {
         let scores = [
             f32::INFINITY,
             3.5,

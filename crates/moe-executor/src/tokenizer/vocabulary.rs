@@ -17,47 +17,45 @@ const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
 const ADD_EOS: &str = "tokenizer.ggml.add_eos_token";
 const ADD_SPACE_PREFIX: &str = "tokenizer.ggml.add_space_prefix";
 
-/// How a vocabulary is used: what `tokenizer.ggml.model` names.
+/// The kind of a vocabulary (`tokenizer.ggml.model`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Model {
     /// `gpt2`: byte-level BPE.
     #[default]
     Bpe,
-    /// `llama`: SentencePiece pieces with scores, and bytes for what they do not cover.
+    /// `llama`: SentencePiece pieces with scores, and byte tokens for other text.
     Spm,
 }
 
 /// A vocabulary as stored in a file; [`Tokenizer::new`](super::Tokenizer::new) checks it.
 #[derive(Clone, Debug, Default)]
 pub struct Vocabulary {
-    /// How it is used.
+    /// The kind.
     pub model: Model,
-    /// Text of each token, for [`Model::Bpe`] in GPT-2's byte alphabet; the index is the id.
+    /// Text of each token by id, for [`Model::Bpe`] in GPT-2's byte alphabet.
     pub tokens: Vec<String>,
-    /// Pairs of tokens, separated by a space, in the order in which they are merged
-    /// ([`Model::Bpe`]).
+    /// Pairs of tokens separated by a space, in the order of their ranks ([`Model::Bpe`]).
     pub merges: Vec<String>,
-    /// Score of each token ([`Model::Spm`]); empty where the file tells none: all alike.
+    /// Score of each token ([`Model::Spm`]). If empty, all scores are equal.
     pub scores: Vec<f32>,
-    /// GGUF's type of each token (1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused,
-    /// 6 byte); empty where the file tells none: all normal.
+    /// GGUF type of each token (1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte). If empty, all tokens are
+    /// normal.
     pub token_types: Vec<i64>,
-    /// Name of the rule that cuts text into words.
+    /// Name of the pre-tokenizer.
     pub pre: Option<String>,
-    /// Tokens that the file gives a meaning.
+    /// Tokens with a role in the file's metadata.
     pub roles: HashMap<Role, u32>,
-    /// Whether texts start with the BOS token; `None` leaves it to `pre`, or means that they do
-    /// ([`Model::Spm`]).
+    /// Whether texts start with the BOS token. The default depends on `pre`; it is true for [`Model::Spm`].
     pub add_bos: Option<bool>,
-    /// Whether texts end with the EOS token.
+    /// Whether texts end with the EOS token. The default is false.
     pub add_eos: Option<bool>,
-    /// Whether a space is put before a text; `None` means that it is for [`Model::Spm`] only.
+    /// Whether a space is added before a text. The default is true for [`Model::Spm`], else false.
     pub add_space_prefix: Option<bool>,
-    /// What is wrong with the file's keys and does not keep the vocabulary from being used.
+    /// Problems of the file's keys that do not prevent using the vocabulary.
     pub warnings: Vec<Warning>,
 }
 
-/// Keys with ids of tokens that only other kinds of vocabularies use.
+/// Keys with token ids that only other kinds of vocabularies use.
 const UNUSED_IDS: [&str; 4] = [
     "tokenizer.ggml.unknown_token_id",
     "tokenizer.ggml.seperator_token_id",
@@ -65,21 +63,21 @@ const UNUSED_IDS: [&str; 4] = [
     "tokenizer.ggml.mask_token_id",
 ];
 
-/// Rules of `tokenizer.ggml.pre` whose vocabularies have no BOS token unless the file names one.
+/// Whether vocabularies with this pre-tokenizer have no default BOS token.
 fn has_no_bos(pre: &str) -> bool {
     matches!(pre, "glm4" | "glm5" | "chatglm-bpe")
 }
 
-/// The id of a special token, in whichever integer type; it may be outside the vocabulary.
+/// The id of a special token, of any integer type; it may be outside the vocabulary.
 fn special_id(metadata: &Metadata, key: &'static str) -> Result<Option<i128>, Error> {
     match metadata.get(key).map(Value::as_i128) {
         Some(Some(id)) => Ok(Some(id)),
-        // The error of the typed look-up names file and key.
+        // The error of the typed lookup names file and key.
         _ => Ok(metadata.u32(key)?.map(i128::from)),
     }
 }
 
-/// Scores may be integers.
+/// The scores, which may be integers; empty if the key is missing.
 fn scores(metadata: &Metadata) -> Result<Vec<f32>, Error> {
     let is_integer = |value: &Value| match value {
         Value::Array(list) => list.element_type() == ValueType::I32,
@@ -96,7 +94,7 @@ impl Vocabulary {
     /// Reads the `tokenizer.ggml.*` keys.
     ///
     /// # Errors
-    /// The vocabulary is of an unknown kind, or a key is missing or of a wrong type.
+    /// The kind of vocabulary is not supported, a key is missing, or a key has the wrong type.
     pub fn from_metadata(metadata: &Metadata) -> Result<Vocabulary, Error> {
         let missing = |key, reason| Error::MissingKey { key, reason };
         let model = match metadata.str(MODEL)? {
@@ -107,18 +105,18 @@ impl Vocabulary {
                     found: other.to_owned(),
                 });
             }
-            None => return Err(missing(MODEL, "it tells the kind of the vocabulary")),
+            None => return Err(missing(MODEL, "it names the kind of vocabulary")),
         };
         let tokens = metadata.strings(TOKENS)?;
         let merges = metadata.strings(MERGES)?;
         let merges = match model {
-            Model::Bpe => merges.ok_or_else(|| missing(MERGES, "byte-level BPE needs it"))?,
+            Model::Bpe => merges.ok_or_else(|| missing(MERGES, "byte-level BPE requires it"))?,
             Model::Spm => &[],
         };
         let mut vocabulary = Vocabulary {
             model,
             tokens: tokens
-                .ok_or_else(|| missing(TOKENS, "it holds the vocabulary"))?
+                .ok_or_else(|| missing(TOKENS, "it contains the vocabulary"))?
                 .to_vec(),
             merges: merges.to_vec(),
             scores: scores(metadata)?,
@@ -142,8 +140,8 @@ impl Vocabulary {
         Ok(vocabulary)
     }
 
-    /// Gives a token its meaning (none for `role` `None`). An id outside the vocabulary is ignored with a warning, as in
-    /// llama.cpp.
+    /// Sets the role of a token, or with `role` `None` only checks the id. Like in llama.cpp, an id outside the vocabulary is
+    /// ignored with a warning.
     fn set_role(&mut self, key: &'static str, role: Option<Role>, id: i128) {
         let n_vocab = self.tokens.len();
         let valid = u32::try_from(id).ok();
@@ -168,7 +166,7 @@ impl Vocabulary {
         }
     }
 
-    /// Takes away the meanings of ids outside the vocabulary, with a warning.
+    /// Removes roles whose id is outside the vocabulary, with a warning.
     pub(super) fn check_roles(&mut self) {
         let mut roles: Vec<(Role, u32)> = std::mem::take(&mut self.roles).into_iter().collect();
         roles.sort_unstable_by_key(|&(role, _)| role as u8);
@@ -177,7 +175,7 @@ impl Vocabulary {
         }
     }
 
-    /// The id that llama.cpp takes where the file names none.
+    /// The id that llama.cpp uses if the file does not define the role.
     fn default_id(&self, role: Role) -> Option<u32> {
         let id = match (self.model, role) {
             (Model::Spm, Role::Bos) => 1,
@@ -189,7 +187,7 @@ impl Vocabulary {
         Some(id).filter(|&id| (id as usize) < self.tokens.len())
     }
 
-    /// Gives tokens the meaning that they have in llama.cpp where the file names none.
+    /// Adds llama.cpp's defaults for roles that the file does not define.
     pub(super) fn add_default_roles(&mut self) {
         for role in [Role::Bos, Role::Eos] {
             if let Some(id) = self.default_id(role) {
@@ -198,7 +196,7 @@ impl Vocabulary {
         }
     }
 
-    /// Whether a space is put before a text.
+    /// Whether a space is added before a text.
     pub(super) fn adds_space_prefix(&self) -> bool {
         self.add_space_prefix.unwrap_or(self.model == Model::Spm)
     }

@@ -1,4 +1,4 @@
-//! Tokens that are decoded after the first few take no memory; recorded, no more than the writer's blocks.
+//! Decoding allocates no memory after the first tokens; with a recorder, at most the writer's blocks.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::process::Command;
@@ -12,21 +12,21 @@ use moe_gguf::Gguf;
 use moe_gguf::map::OffsetMap;
 use moe_trace::{Manifest, Phase, RunOptions, RunWriter};
 
-/// Counts calls, of all threads.
+/// Counts the allocations of all threads.
 struct Counting;
 
 static CALLS: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call is passed on to the system's allocator as it came.
+// SAFETY: all calls are forwarded unchanged to the system allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         CALLS.fetch_add(1, Relaxed);
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the contract of this function is that of the forwarded call.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the contract of this function is that of the forwarded call.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -34,16 +34,16 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Tokens that are watched.
+/// Tokens whose allocations are counted.
 const TOKENS: u32 = 100;
-/// Blocks of records that a writer has at most, however long the run: moe-trace's `blocks.rs`.
+/// Maximum number of record blocks of a writer (`blocks.rs` in moe-trace).
 const MAX_BLOCKS: usize = 32;
 
-/// Allocations while tokens are decoded, between the first few and the next step of the cache.
+/// Allocations while [`TOKENS`] tokens are decoded, after the first 20 and before the cache grows again.
 fn while_decoding(file: &str, recorder: impl FnOnce(&Gguf) -> Recorder) -> usize {
     let gguf = Gguf::open(moe_testkit::fixture(file)).unwrap();
     let model = Model::load(&gguf).unwrap();
-    // One, since a second takes its own buffers whenever it first finds work.
+    // A second thread would allocate its buffers when it first gets work, which may be late.
     let threads = Threads::new(1).unwrap();
     let mut session = Session::new(&model, &threads, recorder(&gguf), 256);
     let prompt: Vec<u32> = (1..129).collect();
@@ -63,7 +63,7 @@ fn while_decoding(file: &str, recorder: impl FnOnce(&Gguf) -> Recorder) -> usize
     CALLS.load(Relaxed) - before
 }
 
-/// The count is of the whole process, in which other tests allocate, too: so it is taken in another one.
+/// The counter is global and other tests allocate, too, so the test runs in a process of its own.
 #[test]
 fn decoding_allocates_nothing_after_the_first_tokens() {
     let output = Command::new(std::env::current_exe().unwrap())
@@ -77,7 +77,7 @@ fn decoding_allocates_nothing_after_the_first_tokens() {
 }
 
 #[test]
-#[ignore = "run by the test above"]
+#[ignore = "decoding_allocates_nothing_after_the_first_tokens runs it in a process of its own"]
 fn alone() {
     for file in [
         "random-llama-F16.gguf",

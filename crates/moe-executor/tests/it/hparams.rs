@@ -1,13 +1,12 @@
-//! Hyper-parameters: lists with one value per layer, keys that are refused, keys without effect.
+//! Hyper-parameters: lists with one value per layer, unsupported values, keys without effect.
 
 use std::cell::RefCell;
-use std::path::PathBuf;
 use std::rc::Rc;
 
 use moe_engine::{Decode, Logits};
 use moe_executor::cpu::threads::Threads;
 use moe_executor::recorder::Recorder;
-use moe_executor::{Model, Session, Warning};
+use moe_executor::{Error, Model, Session, Warning};
 use moe_gguf::{Array, Gguf, Value, ValueType};
 use moe_synth::write;
 use moe_trace::Phase;
@@ -15,11 +14,10 @@ use moe_trace::Phase;
 const MODELS: [&str; 6] = ["dots1", "gpt-oss", "llama", "olmoe", "qwen2moe", "qwen3moe"];
 
 fn fixture(arch: &str) -> Gguf {
-    let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures");
-    Gguf::open(fixtures.join(format!("random-{arch}-F16.gguf"))).unwrap()
+    Gguf::open(moe_testkit::fixture(format!("random-{arch}-F16.gguf"))).unwrap()
 }
 
-/// A fixture with keys of its architecture set to other values.
+/// A fixture with some keys of its architecture replaced or added.
 fn with_keys(arch: &str, keys: &[(&str, Value)]) -> Gguf {
     let gguf = fixture(arch);
     let keys: Vec<(String, &Value)> = keys
@@ -52,17 +50,24 @@ fn flags(values: &[bool]) -> Value {
     Value::Array(Box::new(Array::new(ValueType::Bool, values).unwrap()))
 }
 
-fn refusal(arch: &str, suffix: &str, value: Value) -> String {
+/// Asserts that a value of a key is an error about this key. Returns the value and the reason of [`Error::BadKey`], or two
+/// empty strings if the value has the wrong type.
+fn rejected(arch: &str, suffix: &str, value: Value) -> (String, String) {
     let gguf = with_keys(arch, &[(suffix, value)]);
     let error = Model::load(&gguf).err();
-    let error = error.unwrap_or_else(|| panic!("{arch}.{suffix} is not refused"));
-    let text = error.to_string();
-    assert!(text.contains(&format!("{arch}.{suffix}")), "{text}");
-    assert!(!text.contains('\n'), "{text}");
-    text
+    let error = error.unwrap_or_else(|| panic!("{arch}.{suffix} is not rejected"));
+    assert!(!error.to_string().contains('\n'), "{error}");
+    let name = format!("{arch}.{suffix}");
+    match error {
+        Error::BadKey {
+            key, value, reason, ..
+        } if key == name => (value, reason),
+        Error::Gguf(moe_gguf::Error::WrongType { key, .. }) if key == name => Default::default(),
+        error => panic!("{name}: {error}"),
+    }
 }
 
-/// Logits after a prompt of `n` tokens, and the experts of each layer for each token that it computes.
+/// The logits after a prompt of `n` tokens, and by layer the number of selected experts of each token.
 fn run(gguf: &Gguf, n: u32) -> (Vec<f32>, Vec<Vec<usize>>) {
     let model = Model::load(gguf).unwrap();
     let threads = Threads::new(1).unwrap();
@@ -83,7 +88,7 @@ fn run(gguf: &Gguf, n: u32) -> (Vec<f32>, Vec<Vec<usize>>) {
     (logits, counts.take())
 }
 
-/// The keys that llama.cpp reads with `get_key_or_arr` for the architectures here.
+/// Keys that llama.cpp reads with `get_key_or_arr` for these architectures.
 const PER_LAYER: [&str; 5] = [
     "attention.head_count",
     "attention.head_count_kv",
@@ -93,7 +98,7 @@ const PER_LAYER: [&str; 5] = [
 ];
 
 #[test]
-fn uniform_lists_are_their_value() {
+fn uniform_list_is_equivalent_to_its_value() {
     for arch in MODELS {
         let gguf = fixture(arch);
         let (logits, counts) = run(&gguf, 3);
@@ -117,62 +122,58 @@ fn uniform_lists_are_their_value() {
 }
 
 #[test]
-fn each_layer_selects_as_many_experts_as_its_entry_says() {
+fn layers_select_their_own_number_of_experts() {
     let gguf = with_keys("qwen3moe", &[("expert_used_count", list(&[1, 4, 2, 16]))]);
     let model = Model::load(&gguf).unwrap();
     assert_eq!(model.hparams().n_expert_used, 16);
     assert_eq!(model.hparams().n_expert_used_by_layer, [1, 4, 2, 16]);
     let (logits, counts) = run(&gguf, 3);
-    // The last layer computes the last token alone.
+    // The last layer computes only the last token.
     assert_eq!(counts, [vec![1; 3], vec![4; 3], vec![2; 3], vec![16]]);
     assert!(logits != run(&fixture("qwen3moe"), 3).0);
-    // The entry of a layer without experts counts for nothing.
+    // Entries of dense layers are ignored.
     let dense = with_keys("dots1", &[("expert_used_count", list(&[0, 4, 4]))]);
     assert!(run(&dense, 3) == run(&fixture("dots1"), 3));
 }
 
 #[test]
-fn widths_of_each_layer_are_those_of_its_tensors() {
+fn checks_widths_per_layer() {
     let dense = with_keys("dots1", &[("feed_forward_length", list(&[96, 0, 7]))]);
     assert!(run(&dense, 2) == run(&fixture("dots1"), 2));
     let gguf = with_keys(
         "gpt-oss",
         &[("expert_feed_forward_length", list(&[32, 32, 64, 32]))],
     );
-    let error = Model::load(&gguf).err().unwrap().to_string();
-    assert!(error.contains("blk.2.ffn_gate_exps.weight"), "{error}");
+    let error = Model::load(&gguf).err().unwrap();
+    assert!(
+        matches!(&error, Error::Shape { tensor, .. } if tensor == "blk.2.ffn_gate_exps.weight"),
+        "{error}"
+    );
 }
 
 #[test]
-fn lists_that_do_not_fit_are_refused() {
+fn rejects_invalid_lists() {
     for arch in MODELS {
-        let text = refusal(arch, "expert_used_count", list(&[]));
-        assert!(text.contains("this one has 0"), "{text}");
-        let text = refusal(arch, "expert_used_count", list(&[2; 9]));
-        assert!(text.contains("[2, 2, 2, 2, 2, 2, 2, 2, 2]"), "{text}");
-        let text = refusal(arch, "expert_used_count", Value::String("2".into()));
-        assert!(text.contains("of type string"), "{text}");
-        refusal(arch, "expert_used_count", Value::I32(-2));
-        refusal(arch, "expert_used_count", Value::U32(0));
+        let (_, reason) = rejected(arch, "expert_used_count", list(&[]));
+        assert!(reason.contains("has 0"), "{reason}");
+        let (value, _) = rejected(arch, "expert_used_count", list(&[2; 9]));
+        assert_eq!(value, "[2, 2, 2, 2, 2, 2, 2, 2, 2]");
+        rejected(arch, "expert_used_count", Value::String("2".into()));
+        rejected(arch, "expert_used_count", Value::I32(-2));
+        rejected(arch, "expert_used_count", Value::U32(0));
     }
-    let text = refusal("llama", "expert_used_count", list(&[2, -1, 2]));
-    assert!(text.contains("-1 at index 1"), "{text}");
-    let text = refusal("llama", "expert_used_count", list(&[2, 0, 2]));
-    assert!(
-        text.contains("[2, 0, 2]") && text.contains("in layer 1"),
-        "{text}"
-    );
-    let text = refusal("llama", "expert_used_count", list(&[2, 9, 2]));
-    assert!(
-        text.contains("it is 9 in layer 1, and must lie in 1..=8"),
-        "{text}"
-    );
-    for key in ["attention.head_count", "attention.head_count_kv"] {
-        let text = refusal("llama", key, list(&[2, 2, 4]));
+    rejected("llama", "expert_used_count", list(&[2, -1, 2]));
+    for (values, wrong) in [([2, 0, 2], "0 in layer 1"), ([2, 9, 2], "9 in layer 1")] {
+        let (value, reason) = rejected("llama", "expert_used_count", list(&values));
+        assert_eq!(value, format!("{values:?}"));
         assert!(
-            text.contains("[2, 2, 4]") && text.contains("differs between layers"),
-            "{text}"
+            reason.contains(wrong) && reason.contains("1..=8"),
+            "{reason}"
         );
+    }
+    for key in ["attention.head_count", "attention.head_count_kv"] {
+        let (value, _) = rejected("llama", key, list(&[2, 2, 4]));
+        assert_eq!(value, "[2, 2, 4]");
     }
     for key in [
         "block_count",
@@ -180,33 +181,33 @@ fn lists_that_do_not_fit_are_refused() {
         "expert_count",
         "context_length",
     ] {
-        refusal("llama", key, list(&[1, 2, 3]));
+        rejected("llama", key, list(&[1, 2, 3]));
     }
 }
 
-/// The key of the reports: attention that is not causal computes something else.
 #[test]
-fn attention_that_is_not_causal_is_refused() {
+fn rejects_attention_that_is_not_causal() {
     for arch in MODELS {
-        let text = refusal(arch, "attention.causal", Value::Bool(false));
-        assert!(text.contains("is false"), "{text}");
+        let (value, _) = rejected(arch, "attention.causal", Value::Bool(false));
+        assert_eq!(value, "false");
         let causal = with_keys(arch, &[("attention.causal", Value::Bool(true))]);
         assert!(run(&causal, 2) == run(&fixture(arch), 2), "{arch}");
-        refusal(arch, "attention.causal", Value::U32(0));
+        rejected(arch, "attention.causal", Value::U32(0));
     }
 }
 
 #[test]
-fn values_that_the_executor_does_not_compute_with_are_refused() {
+fn rejects_unsupported_values() {
     for arch in MODELS {
-        let text = refusal(arch, "rope.scaling.type", Value::String("longrope".into()));
-        assert!(text.contains("none, linear and yarn"), "{text}");
-        refusal(arch, "rope.scaling.factor", Value::F32(-2.0));
-        refusal(arch, "rope.freq_base", Value::F32(f32::NAN));
-        refusal(arch, "attention.value_length", Value::U32(8));
-        // llama.cpp refuses to load the model, or stops when it builds the graph.
+        let scaling = Value::String("longrope".into());
+        let (_, reason) = rejected(arch, "rope.scaling.type", scaling);
+        assert!(reason.contains("`linear` and `yarn`"), "{reason}");
+        rejected(arch, "rope.scaling.factor", Value::F32(-2.0));
+        rejected(arch, "rope.freq_base", Value::F32(f32::NAN));
+        rejected(arch, "attention.value_length", Value::U32(8));
+        // llama.cpp refuses to load these models, or fails when it builds the graph.
         for n_dims in [8, 17, 1 << 10] {
-            refusal(arch, "rope.dimension_count", Value::U32(n_dims));
+            rejected(arch, "rope.dimension_count", Value::U32(n_dims));
         }
     }
     for (key, value) in [
@@ -215,19 +216,22 @@ fn values_that_the_executor_does_not_compute_with_are_refused() {
         ("rope.dimension_count_swa", 8),
         ("attention.sliding_window", 0),
     ] {
-        refusal("gpt-oss", key, Value::U32(value));
+        rejected("gpt-oss", key, Value::U32(value));
     }
-    refusal("dots1", "expert_gating_func", Value::U32(4));
-    refusal("qwen3moe", "nextn_predict_layers", Value::U32(4));
+    rejected("dots1", "expert_gating_func", Value::U32(4));
+    rejected("qwen3moe", "nextn_predict_layers", Value::U32(4));
 }
 
-/// With an MTP block the layers are those before it, and tensors of the block are not left out silently.
+/// Blocks of an MTP head are not layers, but their tensors are not ignored silently.
 #[test]
-fn blocks_of_an_mtp_head_are_no_layers() {
+fn excludes_blocks_of_an_mtp_head_from_the_layers() {
     let gguf = with_keys("qwen3moe", &[("nextn_predict_layers", Value::U32(1))]);
-    let error = Model::load(&gguf).err().unwrap().to_string();
-    assert!(error.contains("blk.3."), "{error}");
-    let whole = with_keys(
+    let error = Model::load(&gguf).err().unwrap();
+    assert!(
+        matches!(&error, Error::ExtraLayer { tensor, n_layer: 3, .. } if tensor.starts_with("blk.3.")),
+        "{error}"
+    );
+    let without_tensors = with_keys(
         "qwen3moe",
         &[
             ("nextn_predict_layers", Value::U32(1)),
@@ -235,13 +239,13 @@ fn blocks_of_an_mtp_head_are_no_layers() {
             ("expert_used_count", list(&[4, 4, 4, 4, 1])),
         ],
     );
-    assert!(run(&whole, 3) == run(&fixture("qwen3moe"), 3));
+    assert!(run(&without_tensors, 3) == run(&fixture("qwen3moe"), 3));
 }
 
 #[test]
-fn layers_with_a_window_are_those_that_the_pattern_names() {
+fn sliding_window_pattern_selects_the_windowed_layers() {
     const KEY: &str = "attention.sliding_window_pattern";
-    // A prompt longer than the window of 128.
+    // The prompt is longer than the window of 128 positions.
     let logits = |value: Option<Value>| {
         let keys: Vec<(&str, Value)> = value.into_iter().map(|value| (KEY, value)).collect();
         run(&with_keys("gpt-oss", &keys), 200).0
@@ -255,15 +259,15 @@ fn layers_with_a_window_are_those_that_the_pattern_names() {
     assert!(logits(Some(flags(&[false; 4]))) == none);
     assert!(logits(Some(Value::U32(3))) == logits(Some(flags(&[true, true, false, true]))));
     assert!(logits(Some(Value::U32(0))) == logits(Some(flags(&[true; 4]))));
-    // Of a list that is too long the rest is ignored, and layers that a list lacks see everything.
+    // Additional entries of a list are ignored, and layers beyond its end are not windowed.
     assert!(logits(Some(flags(&[true, false, true, false, true]))) == every_other);
     assert!(logits(Some(flags(&[true, false, true]))) == every_other);
     assert!(logits(Some(list(&[]))) == none);
 }
 
-/// Keys that llama.cpp reads for other architectures only change nothing here, either, and are reported.
+/// Keys that llama.cpp reads only for other architectures have no effect.
 #[test]
-fn keys_without_effect_are_reported() {
+fn warns_about_keys_without_effect() {
     for (arch, key, value) in [
         ("qwen3moe", "attention.sliding_window", Value::U32(16)),
         ("qwen3moe", "expert_gating_func", Value::U32(2)),

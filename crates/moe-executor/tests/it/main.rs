@@ -1,4 +1,4 @@
-//! Tests of the public interface, in one binary.
+//! Integration tests of the executor.
 
 #![allow(clippy::unwrap_used)]
 

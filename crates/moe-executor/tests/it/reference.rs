@@ -1,4 +1,4 @@
-//! What llama.cpp did with the fixtures, and how far this executor is from it when it is fed the same tokens.
+//! Reference results of llama.cpp for the fixtures, and the distance of the executor's results for the same tokens.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,25 +21,25 @@ pub struct Reference {
     pub generated_tokens: Vec<u32>,
     pub text: String,
     pub top5_logits_per_generated_position: Vec<Vec<(u32, f32)>>,
-    /// layer with experts, row, slot
+    /// Selected experts `(MoE layer, token, slot)`.
     pub expert_ids_by_layer: Vec<Vec<Vec<i32>>>,
-    /// Keys that llama.cpp was told to read instead of the file's.
+    /// Metadata keys that were overridden in llama.cpp.
     #[serde(default)]
     pub overrides: BTreeMap<String, serde_json::Value>,
-    /// F32 vectors that the file had in addition.
+    /// F32 vectors that were added to the file.
     #[serde(default)]
     pub tensors: BTreeMap<String, Vec<f32>>,
 }
 
-/// How far a model may stray from llama.cpp.
+/// Maximum distance of a model from llama.cpp.
 pub struct Bounds {
-    /// Share of the positions at which the best token may be another.
+    /// Fraction of the positions with another best token.
     other_top1: f64,
     /// Mean difference of the five best logits.
     mean_difference: f64,
-    /// Share of the rows that may have another set of experts.
+    /// Fraction of the routed tokens with another set of experts.
     other_experts: f64,
-    /// How far experts that were swapped may lie apart in what they are chosen by.
+    /// Difference of the selection scores of swapped experts.
     near_tie: f32,
 }
 
@@ -49,15 +49,16 @@ pub const F16: Bounds = Bounds {
     other_experts: 0.01,
     near_tie: 0.05,
 };
-/// 1.25 times the largest distance of llama.cpp from itself, `fixtures/README.md`: best token the same at 63 to 65 of 65
-/// positions, logits 0.06 to 0.10 apart, 97.1 to 98.8 % of the rows with the same experts. It tells nothing of ties.
+/// 1.25 times the maximum distance between builds of llama.cpp (`fixtures/README.md`): the same best token at 63 to 65 of 65
+/// positions, mean difference of logits 0.06 to 0.10, the same experts for 97.1 to 98.8 % of the routed tokens. The bound on
+/// ties is not measured.
 pub const QWEN3MOE: Bounds = Bounds {
     other_top1: 1.25 * 2.0 / 65.0,
     mean_difference: 1.25 * 0.10,
     other_experts: 1.25 * 0.029,
     near_tie: 0.5,
 };
-/// The same of 62 to 65 of 65 positions, 0.04 to 0.06, 97.5 to 98.5 %.
+/// Like [`QWEN3MOE`], with 62 to 65 of 65 positions, 0.04 to 0.06, 97.5 to 98.5 %.
 pub const GPT_OSS: Bounds = Bounds {
     other_top1: 1.25 * 3.0 / 65.0,
     mean_difference: 1.25 * 0.06,
@@ -67,36 +68,36 @@ pub const GPT_OSS: Bounds = Bounds {
 
 pub const PROMPTS: [&str; 4] = ["kernel", "python", "dictionary", "long"];
 
-/// One row that a layer routed.
+/// A routed token.
 pub struct Row {
     pub position: u32,
     pub ids: Vec<i32>,
     pub logits: Vec<f32>,
 }
 
-/// Opens the devices that a session is to use.
+/// Opens the devices of a session.
 pub type Open<'o> = &'o dyn for<'g> Fn(&'g Gguf, &Model<'g>) -> Devices<'g>;
 
-/// Looks at the devices when all tokens are through; returns what is wrong.
+/// Checks the devices after all tokens; returns a description of a fault.
 pub type Look<'l> = &'l dyn Fn(&Devices) -> Option<String>;
 
-/// The CPU alone.
+/// The CPU without GPUs.
 pub fn host<'g>(_: &'g Gguf, _: &Model<'g>) -> Devices<'g> {
     Devices::cpu()
 }
 
-/// What came of a reference's tokens.
-pub struct Ran {
+/// The results of a run with the tokens of a reference.
+pub struct ModelRun {
     /// The logits before each generated token.
     pub logits: Vec<Vec<f32>>,
-    /// Every routed row by layer.
+    /// Routed tokens by layer.
     pub routed: Vec<Vec<Row>>,
-    /// What was wrong with the devices.
+    /// Fault of the devices.
     pub wrong: Option<String>,
 }
 
-/// Feeds the reference's tokens.
-pub fn run(model: &Model, reference: &Reference, batch: usize, open: Open, look: Look) -> Ran {
+/// Evaluates the tokens of a reference, the prompt in batches of `batch` tokens.
+pub fn run(model: &Model, reference: &Reference, batch: usize, open: Open, look: Look) -> ModelRun {
     let threads = Threads::new(2).unwrap();
     let devices = open(model.gguf(), model);
     let recorder = Recorder::new(None);
@@ -140,7 +141,7 @@ pub fn run(model: &Model, reference: &Reference, batch: usize, open: Open, look:
         .ok()
         .expect("the session is gone")
         .into_inner();
-    Ran {
+    ModelRun {
         logits,
         routed,
         wrong,
@@ -160,23 +161,25 @@ pub fn reference(name: &str) -> Reference {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
-/// How far this executor is from llama.cpp.
+/// The distance of the executor's results from llama.cpp's.
 #[derive(Clone, Copy, Default)]
 pub struct Distance {
-    /// Positions with logits, and those at which the best token is the same.
+    /// Positions with logits.
     positions: usize,
+    /// Positions with the same best token.
     same_top1: usize,
     /// Sum of the differences of the five best logits.
     difference: f64,
-    /// Rows that were routed, and those with the same set of experts.
+    /// Routed tokens.
     rows: usize,
+    /// Routed tokens with the same set of experts.
     same_experts: usize,
-    /// How far experts that were swapped lie apart in what they are chosen by.
+    /// Maximum difference of the selection scores of swapped experts.
     widest_tie: f32,
 }
 
 impl Distance {
-    /// Both together: a near tie that falls the other way carries on through the text that follows it.
+    /// The distance over both.
     pub fn and(self, other: Distance) -> Distance {
         Distance {
             positions: self.positions + other.positions,
@@ -192,7 +195,7 @@ impl Distance {
         self.difference / (5 * self.positions).max(1) as f64
     }
 
-    /// Whether it lies within the bounds.
+    /// Whether the distance is within the bounds.
     pub fn is_within(&self, bounds: &Bounds) -> bool {
         let other_top1 = self.positions - self.same_top1;
         let other_experts = self.rows - self.same_experts;
@@ -202,7 +205,7 @@ impl Distance {
             && self.has_near_ties(bounds)
     }
 
-    /// Whether all experts that were swapped lie close together.
+    /// Whether all swapped experts have similar selection scores.
     pub fn has_near_ties(&self, bounds: &Bounds) -> bool {
         self.widest_tie < bounds.near_tie
     }
@@ -222,18 +225,18 @@ impl fmt::Display for Distance {
     }
 }
 
-/// The distance over one prompt and what followed it.
+/// The distance over one prompt and its generated tokens.
 pub struct OfPrompt {
     pub all: Distance,
-    /// Before the first token for which a layer chose other experts. What comes behind it has read its keys and values.
+    /// The distance before the first token for which a layer selects other experts. Later tokens depend on its keys and values.
     pub before_other_experts: Distance,
-    /// That token's position; none if all chose the same.
+    /// The position of that token; `None` if all experts are the same.
     pub other_experts_at: Option<u32>,
-    /// What was wrong with the GPU.
+    /// Fault of the devices.
     pub wrong: Option<String>,
 }
 
-/// Runs a model over `reference/STEM.PROMPT.json`; gives the distance for each prompt.
+/// Runs a model over `reference/FILE.PROMPT.json`. Returns the distance for each prompt.
 pub fn distances(
     gguf: &Gguf,
     file: &str,
@@ -265,21 +268,21 @@ pub fn distances(
     distances
 }
 
-fn compare(gguf: &Gguf, reference: &Reference, ran: &Ran, what: &str) -> OfPrompt {
+fn compare(gguf: &Gguf, reference: &Reference, ran: &ModelRun, what: &str) -> OfPrompt {
     let routed = (0..).zip(&ran.routed).filter(|(_, rows)| !rows.is_empty());
     let routed: Vec<(usize, &Vec<Row>)> = routed.collect();
     assert_eq!(reference.expert_ids_by_layer.len(), routed.len(), "{what}");
-    // position, and how far apart the experts are that were swapped
+    // Position, and the difference of the selection scores of swapped experts.
     let mut rows: Vec<(u32, Option<f32>)> = Vec::new();
     for (theirs, (il, ours)) in reference.expert_ids_by_layer.iter().zip(routed) {
-        // equal row counts also say that the prompt is cut in the last layer where llama.cpp cuts it
+        // Equal counts also show that the output rows are selected where llama.cpp selects them.
         assert_eq!(theirs.len(), ours.len(), "{what}: rows routed in a layer");
         let bias = selection_bias(gguf, il);
         let row =
             |(theirs, ours): (&Vec<i32>, &Row)| (ours.position, tie(theirs, ours, bias.as_deref()));
         rows.extend(theirs.iter().zip(ours).map(row));
     }
-    // The last token of the prompt gives the first logits.
+    // The first logits are those of the last token of the prompt.
     let first = reference.prompt_tokens.len() as u32 - 1;
     let top5 = reference.top5_logits_per_generated_position.iter();
     let logits: Vec<_> = (first..).zip(top5.zip(&ran.logits)).collect();
@@ -308,23 +311,23 @@ fn compare(gguf: &Gguf, reference: &Reference, ran: &Ran, what: &str) -> OfPromp
     }
 }
 
-/// How far the experts that were swapped lie apart in what they are chosen by; none if the sets are the same.
+/// The difference of the selection scores of swapped experts; `None` if the sets are the same.
 fn tie(theirs: &[i32], ours: &Row, bias: Option<&[f32]>) -> Option<f32> {
     let a: BTreeSet<i32> = theirs.iter().copied().collect();
     let b: BTreeSet<i32> = ours.ids.iter().copied().collect();
-    let chosen_by = |&expert: &i32| {
+    let score = |&expert: &i32| {
         let logit = ours.logits[expert as usize];
         bias.map_or(logit, |bias| {
             1.0 / (1.0 + (-logit).exp()) + bias[expert as usize]
         })
     };
-    let lost = a.difference(&b).map(chosen_by);
-    let won = b.difference(&a).map(chosen_by);
+    let lost = a.difference(&b).map(score);
+    let won = b.difference(&a).map(score);
     let apart = won.fold(f32::NEG_INFINITY, f32::max) - lost.fold(f32::INFINITY, f32::min);
     (a != b).then_some(apart)
 }
 
-/// What a layer adds to its probabilities for the choice, if it does.
+/// The bias that a layer adds to its probabilities before the selection, if it has one.
 fn selection_bias(gguf: &Gguf, il: usize) -> Option<Vec<f32>> {
     let tensor = gguf.tensor(&format!("blk.{il}.exp_probs_b.bias"))?;
     let (values, rest) = gguf.data(tensor).unwrap().as_chunks();

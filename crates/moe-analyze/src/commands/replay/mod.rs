@@ -158,21 +158,21 @@ fn read(args: &Args, ctx: &Context) -> anyhow::Result<Routes> {
 /// Tells which layers are not replayed.
 fn check_layers(model: &Model, routes: &Routes, path: &Path, ctx: &Context) -> anyhow::Result<()> {
     let passes = routes.passes();
-    let in_trace: BTreeSet<usize> = passes
+    let in_trace: BTreeSet<LayerId> = passes
         .flat_map(|pass| pass.layers())
-        .map(|chosen| chosen.layer.index())
+        .map(|chosen| chosen.layer)
         .collect();
     let hp = model.hparams();
-    let with_experts = (0..hp.n_layer).filter(|&layer| model.has_experts(layer));
-    let with_experts: BTreeSet<usize> = with_experts.collect();
+    let with_experts = hp.layers().filter(|&layer| model.has_experts(layer));
+    let with_experts: BTreeSet<LayerId> = with_experts.collect();
     if with_experts.is_disjoint(&in_trace) {
         bail!(
             "no layer of the trace has experts in {}; give the model that it was traced with",
             path.display()
         );
     }
-    let list = |layers: &mut dyn Iterator<Item = &usize>| {
-        let layers: Vec<String> = layers.map(usize::to_string).collect();
+    let list = |layers: &mut dyn Iterator<Item = &LayerId>| {
+        let layers: Vec<String> = layers.map(LayerId::to_string).collect();
         layers.join(", ")
     };
     let dense = list(&mut in_trace.difference(&with_experts));

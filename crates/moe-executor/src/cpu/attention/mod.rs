@@ -1,4 +1,4 @@
-//! Causal attention over the key-value cache, one pass with a running softmax.
+//! Causal attention over the key-value cache in f32, in one pass over the keys with an online softmax.
 
 mod tile;
 
@@ -10,15 +10,15 @@ use crate::cpu::simd;
 use crate::cpu::threads::Threads;
 use tile::Tile;
 
-/// What every head of a layer shares.
+/// Parameters of the attention of a layer.
 pub struct Shape {
     /// Query heads.
     pub n_head: usize,
-    /// Key and value heads; `n_head` is a multiple.
+    /// Key and value heads; `n_head` is a multiple of it.
     pub n_head_kv: usize,
     /// Width of a head.
     pub head_dim: usize,
-    /// Positions that a token sees, itself included; `None` = all before it.
+    /// Positions that a token attends to, including its own; `None` means all up to its own.
     pub window: Option<usize>,
     /// Factor on the scores.
     pub scale: f32,
@@ -32,26 +32,26 @@ impl Shape {
     }
 }
 
-/// What attention reads.
+/// Inputs of the attention.
 pub struct Inputs<'a> {
-    /// Queries `(t, n_head, head_dim)`.
+    /// Queries `(token, n_head, head_dim)`.
     pub q: &'a [f32],
     /// Keys `(position, n_head_kv, head_dim)`.
     pub k: &'a [f32],
     /// Values `(position, n_head_kv, head_dim)`.
     pub v: &'a [f32],
-    /// Place of each query in the cache `(t)`.
+    /// Position of each query in the cache `(token)`.
     pub positions: &'a [u32],
-    /// Extra scores that take part in the softmax and carry no value `(n_head)` (gpt-oss).
+    /// Attention sinks (gpt-oss): additional scores in the softmax without a value `(n_head)`.
     pub sinks: Option<&'a [f32]>,
 }
 
-/// Rows of queries that are handled together: tokens times the heads that share keys and values.
+/// Maximum query rows of a tile: tokens times the heads that share keys and values.
 const ROWS: usize = 128;
-/// Tokens among them at most, so that little is computed beyond what the last of them sees.
+/// Maximum tokens of a tile. The limit bounds the masked scores that are computed for the early tokens of a tile.
 const TOKENS: usize = 64;
 
-/// `out[t] = softmax(scale · q[t] · kᵀ) · v` for each head; `out (t, n_head, head_dim)`.
+/// `out[t] = softmax(scale · q[t] · kᵀ) · v` for each head; `out (token, n_head, head_dim)`.
 pub fn attention(threads: &Threads, shape: &Shape, inputs: &Inputs, out: &mut [f32]) {
     attention_with(Isa::best(), threads, shape, inputs, out);
 }
@@ -59,7 +59,7 @@ pub fn attention(threads: &Threads, shape: &Shape, inputs: &Inputs, out: &mut [f
 fn attention_with(isa: Isa, threads: &Threads, shape: &Shape, inputs: &Inputs, out: &mut [f32]) {
     let n_tokens = inputs.positions.len();
     let per_kv = shape.n_head / shape.n_head_kv;
-    // Few tokens leave few pieces for the threads: the heads that share keys are then shared out as well.
+    // With few tokens there are few tiles, so the query heads of a key head are divided between tiles, too.
     let tokens = (ROWS / per_kv).clamp(1, TOKENS).min(n_tokens.max(1));
     let blocks = n_tokens.div_ceil(tokens);
     let wanted = (2 * threads.n()).div_ceil((blocks * shape.n_head_kv).max(1));
@@ -95,7 +95,7 @@ fn attention_with(isa: Isa, threads: &Threads, shape: &Shape, inputs: &Inputs, o
 mod tests {
     use super::*;
 
-    /// The definition, in f64.
+    /// The definition of attention, in f64.
     fn reference(
         shape: &Shape,
         q: &[f32],
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn agrees_with_the_definition() {
+    fn agrees_with_the_definition_in_f64() {
         let noise = |n: usize, seed: u32| -> Vec<f32> {
             let mut state = seed;
             (0..n)
@@ -153,7 +153,7 @@ mod tests {
         };
         let threads = Threads::new(2).unwrap();
         let sinks: Vec<f32> = (0..8).map(|i| [0.5, -1.0, 3.0, 0.0][i % 4]).collect();
-        // heads, key heads, width, window, sinks, tokens, positions before
+        // n_head, n_head_kv, head_dim, window, sinks, tokens, earlier positions
         let cases = [
             (4, 2, 20, None, false, 20, 150),
             (4, 2, 20, Some(128), true, 20, 150),

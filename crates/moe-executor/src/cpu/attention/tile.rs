@@ -1,7 +1,7 @@
-//! Attention of some tokens, for heads that share their keys and values.
+//! Attention of a block of tokens for query heads with the same keys and values.
 //!
-//! The running softmax is that of "FlashAttention" (Dao et al., 2022), algorithm 1: scores of a block of positions, then
-//! the sum so far rescaled to the new maximum. No memory beyond the block is needed.
+//! The online softmax is that of Dao et al., "FlashAttention" (2022), algorithm 1: compute the scores of a block of positions,
+//! rescale the sums to the new maximum, and add the block. It needs memory for one block of scores.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -10,20 +10,21 @@ use super::{Inputs, Shape};
 use crate::cpu::disjoint::Disjoint;
 use crate::cpu::simd::{Kernel, Simd, exp};
 
-/// Positions handled between two rescalings.
+/// Positions per block.
 const BLOCK: usize = 64;
-/// Rows of queries and vectors of columns in one step of a product: they and their operands fill the registers.
+/// Rows of a register tile of [`Product`]. Its sums and operands fill the vector registers.
 const STEP_ROWS: usize = 6;
+/// Vectors per row of a register tile.
 const STEP_VECTORS: usize = 2;
-/// With fewer rows of queries, bringing the keys into columns costs more than it saves.
+/// Minimum query rows for which the keys are transposed. With fewer rows the transposition takes longer than it saves.
 const MIN_ROWS: usize = 12;
 
-/// One piece of work.
+/// The work of one thread: some tokens and some query heads of one key head.
 pub struct Tile<'a> {
     pub shape: &'a Shape,
     pub inputs: &'a Inputs<'a>,
     pub kv_head: usize,
-    /// Query heads, all of them of `kv_head`.
+    /// Query heads that use `kv_head`.
     pub heads: Range<usize>,
     pub tokens: Range<usize>,
     pub out: &'a Disjoint<'a, f32>,
@@ -34,7 +35,7 @@ pub struct Tile<'a> {
 struct Scratch {
     /// Queries, scaled `(row, head_dim)`.
     q: Vec<f32>,
-    /// Keys of a block in columns `(head_dim, BLOCK)`.
+    /// Transposed keys of a block `(head_dim, BLOCK)`.
     keys: Vec<f32>,
     /// Scores, then weights `(row, BLOCK)`.
     scores: Vec<f32>,
@@ -52,7 +53,7 @@ impl Kernel for Tile<'_> {
         thread_local! {
             static SCRATCH: RefCell<Scratch> = RefCell::default();
         }
-        // Taken out and put back: in a closure the code would be compiled without the instructions.
+        // Not `with_borrow_mut`: a closure would be compiled without the instructions of `S`.
         let mut scratch = SCRATCH.take();
         self.start(&mut scratch);
         let positions = &self.inputs.positions[self.tokens.clone()];
@@ -62,7 +63,7 @@ impl Kernel for Tile<'_> {
         let (first, end) = (first.unwrap_or(0), end.unwrap_or(0));
         for start in (first..end).step_by(BLOCK) {
             let block = start..end.min(start + BLOCK);
-            // SAFETY: by the caller's promise.
+            // SAFETY: by the contract of `run`.
             unsafe {
                 self.score::<S>(block.clone(), &mut scratch);
                 self.weigh::<S>(block.clone(), &mut scratch);
@@ -75,15 +76,17 @@ impl Kernel for Tile<'_> {
 }
 
 impl Tile<'_> {
+    /// Elements of a position in the cache.
     fn width(&self) -> usize {
         self.shape.n_head_kv * self.shape.head_dim
     }
 
-    /// The part of a cache that this tile's heads see, from a position on.
+    /// The cache of `kv_head` from a position on, with stride `width`.
     fn cached<'c>(&self, cache: &'c [f32], position: usize) -> &'c [f32] {
         &cache[position * self.width() + self.kv_head * self.shape.head_dim..]
     }
 
+    /// Initializes the buffers.
     fn start(&self, s: &mut Scratch) {
         let (d, heads) = (self.shape.head_dim, self.heads.len());
         let rows = self.tokens.len() * heads;
@@ -101,7 +104,7 @@ impl Tile<'_> {
         s.total.clear();
         for _ in self.tokens.clone() {
             for head in self.heads.clone() {
-                // A sink takes part with its score and has no value.
+                // A sink has a score and no value: it initializes maximum and total.
                 let sink = self.inputs.sinks.map(|sinks| sinks[head]);
                 s.max.push(sink.unwrap_or(f32::NEG_INFINITY));
                 s.total.push(if sink.is_some() { 1.0 } else { 0.0 });
@@ -109,7 +112,10 @@ impl Tile<'_> {
         }
     }
 
-    /// Scores of a block of positions.
+    /// Computes the scores of a block of positions.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`.
     #[inline(always)]
     unsafe fn score<S: Simd>(&self, block: Range<usize>, s: &mut Scratch) {
         let (d, width) = (self.shape.head_dim, self.width());
@@ -119,7 +125,7 @@ impl Tile<'_> {
         if rows < MIN_ROWS {
             for i in 0..block.len() {
                 for (q, scores) in s.q.chunks_exact(d).zip(s.scores.chunks_exact_mut(BLOCK)) {
-                    // SAFETY: both rows have `d` values.
+                    // SAFETY: both rows have `d` values; the instructions by the contract of this function.
                     scores[i] = unsafe { dot::<S>(q, row_of(i)) };
                 }
             }
@@ -139,11 +145,14 @@ impl Tile<'_> {
             stride_b: BLOCK,
             columns: BLOCK,
         };
-        // SAFETY: by the caller's promise.
+        // SAFETY: by the contract of this function.
         unsafe { product.add_to::<S>(&mut s.scores) }
     }
 
-    /// Turns the scores of a block into weights, 0 where a token sees nothing, and rescales what was summed so far.
+    /// Replaces the scores of a block by softmax weights, 0 for masked positions, and rescales the sums so far.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`.
     #[inline(always)]
     unsafe fn weigh<S: Simd>(&self, block: Range<usize>, s: &mut Scratch) {
         let (d, heads) = (self.shape.head_dim, self.heads.len());
@@ -158,7 +167,7 @@ impl Tile<'_> {
             }
             scores[..first].fill(f32::NEG_INFINITY);
             scores[end..].fill(f32::NEG_INFINITY);
-            // SAFETY: by the caller's promise; `BLOCK` is a multiple of all lanes.
+            // SAFETY: `scores` has `BLOCK` values, a multiple of `LANES`; the instructions by the contract of this function.
             unsafe {
                 let max = largest(scores).max(s.max[row]);
                 let shrink = (s.max[row] - max).exp();
@@ -182,7 +191,10 @@ impl Tile<'_> {
         }
     }
 
-    /// Adds the values of a block, weighted.
+    /// Adds the weighted values of a block to the sums.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`.
     #[inline(always)]
     unsafe fn add_values<S: Simd>(&self, block: Range<usize>, s: &mut Scratch) {
         let product = Product {
@@ -193,17 +205,18 @@ impl Tile<'_> {
             stride_b: self.width(),
             columns: self.shape.head_dim,
         };
-        // SAFETY: by the caller's promise.
+        // SAFETY: by the contract of this function.
         unsafe { product.add_to::<S>(&mut s.sums) }
     }
 
+    /// Divides the sums by the totals and writes the output.
     fn finish(&self, s: &Scratch) {
         let (d, heads) = (self.shape.head_dim, self.heads.len());
         let rows = s.sums.chunks_exact(d).zip(&s.total).enumerate();
         for (row, (sums, total)) in rows {
             let (t, head) = (row / heads, row % heads);
             let at = ((self.tokens.start + t) * self.shape.n_head + self.heads.start + head) * d;
-            // SAFETY: a token's head belongs to one tile.
+            // SAFETY: each (token, head) belongs to one tile, and a tile runs on one thread.
             let out = unsafe { self.out.slice(at..at + d) };
             let inverse = 1.0 / total;
             out.iter_mut().zip(sums).for_each(|(o, x)| *o = x * inverse);
@@ -211,7 +224,8 @@ impl Tile<'_> {
     }
 }
 
-/// The largest of some numbers, or one that is no number.
+/// The maximum of the values, whose number is a multiple of 16. It is unspecified if a value is NaN: the weights of the row are
+/// NaN then for any maximum.
 fn largest(values: &[f32]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; 16];
     for chunk in values.chunks_exact(16) {
@@ -224,12 +238,14 @@ fn largest(values: &[f32]) -> f32 {
         .fold(f32::NEG_INFINITY, |a, &b| if a > b { a } else { b })
 }
 
+/// The inner product.
+///
 /// # Safety
-/// As for [`Simd`]; the rows are of the same length.
+/// The CPU has the instructions of `S`, and the slices have the same length.
 #[inline(always)]
 unsafe fn dot<S: Simd>(a: &[f32], b: &[f32]) -> f32 {
     let vectors = a.len() / S::LANES;
-    // SAFETY: `vectors` whole vectors lie in both.
+    // SAFETY: both slices have at least `vectors * LANES` values; the instructions by the contract of this function.
     let sum = unsafe {
         let mut sum = [S::splat(0.0); 2];
         for i in 0..vectors {
@@ -243,7 +259,7 @@ unsafe fn dot<S: Simd>(a: &[f32], b: &[f32]) -> f32 {
     sum + rest.map(|(x, y)| x * y).sum::<f32>()
 }
 
-/// A product of small matrices of f32.
+/// A product of small f32 matrices.
 struct Product<'a> {
     /// `(row, depth)`
     a: &'a [f32],
@@ -256,10 +272,10 @@ struct Product<'a> {
 }
 
 impl Product<'_> {
-    /// `c += a · b`, for every row of `c (row, columns)`.
+    /// `c += a · b` for all rows of `c (row, columns)`.
     ///
     /// # Safety
-    /// As for [`Simd`].
+    /// The CPU has the instructions of `S`.
     #[inline(always)]
     unsafe fn add_to<S: Simd>(&self, c: &mut [f32]) {
         let rows = c.len() / self.columns;
@@ -282,11 +298,14 @@ impl Product<'_> {
         }
     }
 
-    /// `R` rows from `row` on.
+    /// Adds `R` rows from `row` on.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`, and the rows exist in `a` and `c`.
     #[inline(always)]
     unsafe fn rows<S: Simd, const R: usize>(&self, row: usize, c: &mut [f32]) {
         let mut column = 0;
-        // SAFETY: by the caller's promise, and columns stay within the rows.
+        // SAFETY: by the contract of this function; each step ends at or before `columns`.
         unsafe {
             while column + STEP_VECTORS * S::LANES <= self.columns {
                 self.step::<S, R, STEP_VECTORS>(row, column, c);
@@ -306,7 +325,10 @@ impl Product<'_> {
         }
     }
 
-    /// `R` rows by `V` vectors.
+    /// Adds a tile of `R` rows by `V` vectors.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`; the rows exist in `a` and `c`, and the columns in `b` and `c`.
     #[inline(always)]
     unsafe fn step<S: Simd, const R: usize, const V: usize>(
         &self,
@@ -314,7 +336,7 @@ impl Product<'_> {
         column: usize,
         c: &mut [f32],
     ) {
-        // SAFETY: by the caller's promise.
+        // SAFETY: all offsets are within the rows and columns of the contract of this function.
         unsafe {
             let c = c.as_mut_ptr().add(row * self.columns + column);
             let a = self.a.as_ptr().add(row * self.stride_a);

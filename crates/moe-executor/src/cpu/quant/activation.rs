@@ -1,31 +1,31 @@
-//! Rows of activations in the form that weights are multiplied with.
+//! Conversion of activations to the types that weights are multiplied with.
 //!
-//! The numbers are ggml's, its x86 path's rounding included. The layout is not: a row keeps its codes together and its
-//! scales together behind them, so that a kernel reads whole vectors of either.
+//! The values are those of ggml, with the rounding of its x86 code. The memory layout differs: a row has all codes first, then
+//! all scales, so that kernels load complete vectors of each.
 
 use zerocopy::byteorder::little_endian::{F32, I16};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use super::format::{Format, QK_K};
 
-/// What a row of activations is converted to before a product.
+/// The type that activations are converted to before a product.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ActivationType {
-    /// As it is.
+    /// `f32`, not converted.
     F32,
-    /// Rounded to half precision; kept as `f32`.
+    /// Rounded to half precision, stored as `f32`.
     F16,
-    /// Rounded to bfloat16; kept as `f32`.
+    /// Rounded to bfloat16, stored as `f32`.
     Bf16,
-    /// 8 bits, a half-precision scale for 32 elements.
+    /// 8-bit codes with a half-precision scale per 32 elements.
     Q8_0,
-    /// As Q8_0, with the scaled sum of each 32 elements rounded to half precision, for formats with minima.
+    /// Like Q8_0, with `scale * sum of codes` per 32 elements, rounded to half precision, for formats with minima.
     Q8_1,
-    /// 8 bits, an `f32` scale for 256 elements.
+    /// 8-bit codes with an `f32` scale per 256 elements.
     Q8K,
 }
 
-/// Rows start at multiples of this many bytes from the first.
+/// The size of a row is a multiple of this, bytes.
 const ROW_ALIGN: usize = 64;
 
 impl ActivationType {
@@ -51,28 +51,28 @@ impl ActivationType {
     /// Converts a row.
     ///
     /// # Panics
-    /// If `out` is not [`ActivationType::row_size`] long, or the row is not a whole number of blocks.
+    /// If the length of `out` is not [`ActivationType::row_size`], or the row is not a multiple of the block size.
     pub fn quantize(self, row: &[f32], out: &mut [u8]) {
         let n = row.len();
         assert_eq!(
             out.len(),
             self.row_size(n),
-            "length of a row of {n} {self:?} activations"
+            "bytes of a row of {n} {self:?} activations"
         );
         assert_eq!(
             n % self.block(),
             0,
-            "{n} activations are not whole blocks of {self:?}"
+            "{n} activations are not a multiple of the block size of {self:?}"
         );
         #[cfg(target_arch = "x86_64")]
         if super::x86::has_avx2() {
-            // SAFETY: the processor has the instructions.
+            // SAFETY: `has_avx2` has detected the target features of the function.
             return unsafe { super::x86::avx2::quantize(self, row, out) };
         }
         self.convert(row, out);
     }
 
-    /// As [`ActivationType::quantize`], on any processor.
+    /// Like [`ActivationType::quantize`], with portable code.
     pub fn convert(self, row: &[f32], out: &mut [u8]) {
         match self {
             ActivationType::F32 => round_each(row, out, |value| value),
@@ -84,20 +84,20 @@ impl ActivationType {
     }
 }
 
-/// The parts of a row of Q8_0, Q8_1 or Q8_K.
+/// The sections of a row of Q8_0, Q8_1 or Q8_K, in the order of the memory layout.
 #[derive(Clone, Copy)]
 pub struct Q8Row<'a> {
     /// The codes, -127 to 127.
     pub q: &'a [i8],
-    /// A scale for each [`ActivationType::block`].
+    /// The scale of each [`ActivationType::block`].
     pub scale: &'a [F32],
     /// The sum of the codes of each 16 elements.
     pub sum: &'a [I16],
-    /// Q8_1 alone: scale times sum of each 32 elements.
+    /// Scale times sum of each 32 elements; Q8_1 only.
     pub scaled_sum: &'a [F32],
 }
 
-/// A [`Q8Row`] to write.
+/// A mutable [`Q8Row`].
 pub struct Q8RowMut<'a> {
     pub q: &'a mut [i8],
     pub scale: &'a mut [F32],
@@ -106,7 +106,7 @@ pub struct Q8RowMut<'a> {
 }
 
 impl<'a> Q8Row<'a> {
-    /// No elements.
+    /// A row without elements.
     pub const EMPTY: Q8Row<'static> = Q8Row {
         q: &[],
         scale: &[],
@@ -138,7 +138,7 @@ impl<'a> Q8Row<'a> {
 }
 
 impl Q8Row<'_> {
-    /// The part of the row from element `first` on, which begins a block.
+    /// The part of the row from element `first` on, which must be the first of a block.
     pub fn starting_at(&self, first: usize) -> Self {
         let block = self.q.len() / self.scale.len();
         let scaled_sum = if self.scaled_sum.is_empty() {
@@ -155,13 +155,13 @@ impl Q8Row<'_> {
     }
 }
 
-/// Elements that share a scale in the activations of a format.
+/// Elements per scale in the activations of a format.
 #[inline(always)]
 pub const fn act_block<F: Format>() -> usize {
     F::ACTIVATION.block()
 }
 
-/// Scale times sum of the activations of each group.
+/// `scale * sum of codes` of the activations of each group of a format.
 #[inline(always)]
 pub fn sum_groups<F: Format>(row: &Q8Row, out: &mut [f32]) {
     if F::ACTIVATION == ActivationType::Q8_1 {
@@ -190,13 +190,14 @@ impl<'a> Q8RowMut<'a> {
             0
         });
         Q8RowMut {
-            q: whole_mut(q),
-            scale: whole_mut(scale),
-            sum: whole_mut(sum),
-            scaled_sum: whole_mut(scaled_sum),
+            q: elements_mut(q),
+            scale: elements_mut(scale),
+            sum: elements_mut(sum),
+            scaled_sum: elements_mut(scaled_sum),
         }
     }
 
+    /// Computes the sums of codes.
     fn fill_sums(&mut self) {
         for (sum, codes) in self.sum.iter_mut().zip(self.q.chunks_exact(16)) {
             sum.set(codes.iter().map(|&q| i16::from(q)).sum());
@@ -204,7 +205,7 @@ impl<'a> Q8RowMut<'a> {
     }
 }
 
-/// The elements of a row of F32, F16 or BF16.
+/// The elements of a row of F32, F16 or BF16 activations.
 #[inline(always)]
 pub fn floats(n: usize, row: &[u8]) -> &[F32] {
     prefix(row, n).0
@@ -215,15 +216,14 @@ fn prefix<T: FromBytes + Immutable + KnownLayout + Unaligned>(
     bytes: &[u8],
     n: usize,
 ) -> (&[T], &[u8]) {
-    <[T]>::ref_from_prefix_with_elems(bytes, n)
-        .expect("an activation row was made for fewer elements")
+    <[T]>::ref_from_prefix_with_elems(bytes, n).expect("the row has at least `n` elements")
 }
 
-/// Bytes as whole numbers of elements.
-pub fn whole_mut<T: FromBytes + zerocopy::IntoBytes + KnownLayout + Unaligned>(
+/// The elements in a section of bytes.
+pub fn elements_mut<T: FromBytes + zerocopy::IntoBytes + KnownLayout + Unaligned>(
     bytes: &mut [u8],
 ) -> &mut [T] {
-    <[T]>::mut_from_bytes(bytes).expect("sections are whole numbers of elements")
+    <[T]>::mut_from_bytes(bytes).expect("the size of a section is a multiple of its element size")
 }
 
 fn round_each(row: &[f32], out: &mut [u8], round: impl Fn(f32) -> f32) {
@@ -245,15 +245,15 @@ fn round_to_bf16(value: f32) -> f32 {
     f32::from_bits((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff_0000)
 }
 
-/// Adding this to a number of small magnitude rounds it to the nearest integer, ties to even, and leaves that integer
-/// in the low bits.
+/// Adding this constant (1.5 · 2^23) to a number below 2^22 rounds it to the nearest integer, ties to even, and puts that
+/// integer in the low bits.
 const ROUND: f32 = 12_582_912.0;
 
 fn round_to_i8(value: f32) -> i8 {
     (value + ROUND).to_bits() as i8
 }
 
-/// The bits of the largest magnitude; those of a NaN are larger than all others.
+/// The bits of the largest magnitude. The bits of a NaN are larger than those of numbers.
 fn max_magnitude(values: &[f32]) -> u32 {
     values.iter().fold(0, |max, v| max.max(magnitude(*v)))
 }
@@ -280,7 +280,7 @@ fn quantize_q8_0(ty: ActivationType, row: &[f32], out: &mut [u8]) {
     out.fill_sums();
 }
 
-/// The element of largest magnitude becomes -127, whatever its sign: scales may be negative.
+/// Q8_K. The first element with the largest magnitude gets the code -127 for either sign, so the scale may be negative.
 fn quantize_q8_k(row: &[f32], out: &mut [u8]) {
     let mut out = Q8RowMut::new(ActivationType::Q8K, row.len(), out);
     let (blocks, _) = row.as_chunks::<QK_K>();

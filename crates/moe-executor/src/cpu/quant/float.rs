@@ -1,4 +1,4 @@
-//! Rows without blocks: F32, F16, BF16.
+//! Floating-point formats without blocks: F32, F16, BF16.
 
 use zerocopy::byteorder::little_endian::{F32, U16};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
@@ -6,9 +6,9 @@ use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 use super::ActivationType;
 use super::format::{F16, bf16_to_f32};
 
-/// A floating-point element as it lies in a file.
+/// A floating-point element with the memory layout of GGUF files.
 pub trait FloatFormat: FromBytes + Immutable + KnownLayout + Unaligned + Copy {
-    /// What ggml rounds activations to before it multiplies.
+    /// The type that ggml rounds activations to before the product.
     const ACTIVATION: ActivationType;
 
     /// The value, exactly.
@@ -17,11 +17,11 @@ pub trait FloatFormat: FromBytes + Immutable + KnownLayout + Unaligned + Copy {
     /// The elements of a row.
     #[inline(always)]
     fn elements(row: &[u8]) -> &[Self] {
-        <[Self]>::ref_from_bytes(row).expect("a row is a whole number of elements")
+        <[Self]>::ref_from_bytes(row).expect("the size of a row is a multiple of the element size")
     }
 }
 
-/// The upper half of an `f32`.
+/// A bfloat16 number: the upper half of an `f32`.
 #[derive(Clone, Copy, FromBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(transparent)]
 pub struct Bf16(U16);

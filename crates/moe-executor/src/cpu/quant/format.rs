@@ -1,30 +1,30 @@
-//! What a block format has to tell: its layout and how its codes become numbers.
+//! The traits of block formats: memory layout, codes and scales; conversion of half-precision numbers.
 
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use super::ActivationType;
 
-/// Elements of the longest block: a super-block of the K and IQ formats.
+/// Elements of the longest block: a super-block of the K and IQ formats, `QK_K` in ggml.
 pub const QK_K: usize = 256;
 
-/// One block of a quantized row, laid out byte for byte as in a GGUF file.
+/// A block of a quantized row with the memory layout of GGUF files.
 ///
-/// Every format here is, inside a group of [`Format::GROUP`] elements, an affine map of small integers:
-/// `weight = scale * q - min`. That is all a product needs to know.
+/// In all formats, the weights of a group of [`Format::GROUP`] elements are an affine function of small integer codes:
+/// `weight = scale * q - min`. Products use only the codes, scales and minima.
 pub trait Format: FromBytes + Immutable + KnownLayout + Unaligned + Sized {
     /// Elements in a block.
     const BLOCK: usize;
     /// Elements that share a scale: 16 or 32.
     const GROUP: usize;
-    /// What ggml multiplies the blocks with.
+    /// The type of activations that ggml multiplies the blocks with.
     const ACTIVATION: ActivationType;
-    /// Whether groups have a minimum. If so, `q` is never negative.
+    /// Whether groups have a minimum. Then `q` is not negative.
     const MIN: bool = false;
 
     /// Decodes the integer codes.
     fn decode_codes(&self, q: &mut [i8; QK_K]);
 
-    /// Decodes the scale of each group, and its minimum if [`Format::MIN`].
+    /// Decodes the scale of each group, and its minimum if [`Format::MIN`] is true.
     fn decode_scales(&self, scale: &mut [f32; QK_K / 16], min: &mut [f32; QK_K / 16]);
 
     /// Decodes the block.
@@ -35,9 +35,9 @@ pub trait Format: FromBytes + Immutable + KnownLayout + Unaligned + Sized {
     }
 }
 
-/// A super-block whose codes come in groups of eight that do not depend on one another.
+/// A super-block that encodes its elements in 32 independent groups of eight.
 pub trait Codebook {
-    /// Group `i` of 32.
+    /// The codes of elements `8 * i` to `8 * i + 7`.
     fn group(&self, i: usize) -> [i8; 8];
 }
 
@@ -50,18 +50,18 @@ pub fn decode_groups(block: &impl Codebook, q: &mut [i8; QK_K]) {
     }
 }
 
-/// A decoded block; formats with shorter blocks use the front of each array.
+/// A decoded block. Formats with shorter blocks use the start of each array.
 pub struct Unpacked {
     /// The integer codes, in the order of the row's elements.
     pub q: [i8; QK_K],
     /// The scale of each group.
     pub scale: [f32; QK_K / 16],
-    /// What is subtracted in each group; zero unless the format has minima.
+    /// The minimum of each group, which is subtracted; 0 for formats without minima.
     pub min: [f32; QK_K / 16],
 }
 
 impl Unpacked {
-    /// All zero.
+    /// A block of zeros.
     pub const fn new() -> Unpacked {
         Unpacked {
             q: [0; QK_K],
@@ -71,7 +71,7 @@ impl Unpacked {
     }
 }
 
-/// An IEEE half-precision number as it lies in a block.
+/// An IEEE 754 half-precision number in a block, little-endian without alignment.
 #[derive(Clone, Copy, FromBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(transparent)]
 pub struct F16([u8; 2]);
@@ -90,12 +90,12 @@ impl F16 {
     }
 }
 
-/// Widens half-precision bits without a branch, so that loops over it become vector code.
+/// Converts half-precision bits to f32 without branches, so that the compiler can vectorize loops.
 #[inline(always)]
 pub fn f16_to_f32(bits: u16) -> f32 {
     let bits = u32::from(bits);
     let sign = (bits & 0x8000) << 16;
-    // The exponent's bias differs by 112; a multiplication corrects it for subnormal numbers too.
+    // The exponent biases differ by 112. The multiplication corrects this for subnormal numbers, too.
     let magnitude = f32::from_bits((bits & 0x7fff) << 13) * f32::from_bits((127 + 112) << 23);
     let not_finite = if bits & 0x7c00 == 0x7c00 {
         0x7f80_0000
@@ -105,7 +105,7 @@ pub fn f16_to_f32(bits: u16) -> f32 {
     f32::from_bits(magnitude.to_bits() | not_finite | sign)
 }
 
-/// Widens a bfloat16, whose bits are the upper half of an `f32`'s.
+/// Converts bfloat16 bits, which are the upper half of the bits of an `f32`.
 #[inline(always)]
 pub fn bf16_to_f32(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)

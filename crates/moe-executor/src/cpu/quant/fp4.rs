@@ -1,6 +1,6 @@
-//! Blocks of 4-bit floating-point numbers (E2M1) with a power-of-two or an 8-bit floating-point scale: MXFP4, NVFP4.
+//! Blocks of 4-bit floating-point numbers (E2M1) with 8-bit floating-point scales: MXFP4, NVFP4.
 //!
-//! The numbers 0, 0.5, 1, 1.5, 2, 3, 4, 6 are held doubled, as integers, and the scales halved.
+//! The values 0, 0.5, 1, 1.5, 2, 3, 4, 6 are doubled, so that the codes are integers, and the scales are halved.
 
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
@@ -8,10 +8,10 @@ use super::ActivationType;
 use super::format::{Format, QK_K};
 use super::legacy::nibbles;
 
-/// Twice the value of each E2M1 code.
+/// Twice the value of each E2M1 code; the highest bit of the code is the sign.
 pub const E2M1_DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
-/// OCP microscaling: 32 elements with one E8M0 scale.
+/// 32 elements with one E8M0 (power of two) scale ("OCP Microscaling Formats (MX) Specification", 2023).
 #[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Mxfp4 {
@@ -19,7 +19,7 @@ pub struct Mxfp4 {
     pub qs: [u8; 16],
 }
 
-/// 64 elements, each 16 of them with an unsigned E4M3 scale.
+/// 64 elements in groups of 16 with an unsigned E4M3 scale per group (NVIDIA).
 #[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Nvfp4 {
@@ -32,8 +32,8 @@ const _: () = {
     assert!(size_of::<Nvfp4>() == 36);
 };
 
-/// Half of each E8M0 number `2^(e - 127)`. The two smallest are subnormal; 255 (a NaN in the standard) is taken as a
-/// number, as ggml does.
+/// Half of each E8M0 number `2^(e - 127)`. The two smallest are subnormal. Like in ggml, 255 is a number (NaN in the
+/// standard).
 pub static E8M0_HALVED: [f32; 256] = {
     let mut table = [0.0; 256];
     let mut e = 0;
@@ -48,7 +48,7 @@ pub static E8M0_HALVED: [f32; 256] = {
     table
 };
 
-/// Half of each unsigned E4M3 number; 0x7f (a NaN in the standard) is zero, and the top bit is ignored, as in ggml.
+/// Half of each unsigned E4M3 number. Like in ggml, 0x7f (NaN in the standard) is 0, and the highest bit is ignored.
 pub static UE4M3_HALVED: [f32; 256] = {
     let mut table = [0.0; 256];
     let mut bits = 0u32;
@@ -88,7 +88,7 @@ impl Format for Nvfp4 {
 
     #[inline(always)]
     fn decode_codes(&self, q: &mut [i8; QK_K]) {
-        // Each eight bytes hold the low halves of eight elements and the high halves of the next eight.
+        // The low halves of each eight bytes belong to the first eight elements of a group, the high halves to the others.
         let (groups, _) = self.qs.as_chunks::<8>();
         for (q, bytes) in q.chunks_exact_mut(16).zip(groups) {
             for j in 0..8 {

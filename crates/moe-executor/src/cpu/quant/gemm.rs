@@ -1,7 +1,7 @@
-//! Products of a matrix with many rows of activations.
+//! Products of a matrix with several rows of activations (GEMM).
 //!
-//! Rows of weights are decoded once into a panel, a few rows wide, that all activations pass through. A panel is cut
-//! along the rows' length so that it stays in the cache.
+//! A few rows of weights are decoded into a panel once and multiplied with all activations. A panel contains a section of the
+//! rows' elements, so that it fits in the cache.
 
 /// A product of rows of weights with `n_tokens` rows of activations.
 #[derive(Clone, Copy)]
@@ -14,43 +14,43 @@ pub struct Product<'a> {
     pub n: usize,
     /// Rows of activations.
     pub n_tokens: usize,
-    /// Finds converted activations by number.
+    /// Returns the converted activations of a token by index.
     pub act: &'a (dyn Fn(usize) -> &'a [u8] + 'a),
 }
 
 impl Product<'_> {
-    /// Rows of weights; 0 where a row has no bytes.
+    /// Number of rows of weights; 0 if a row has no bytes.
     pub fn n_rows(&self) -> usize {
         self.rows.len().checked_div(self.row_size).unwrap_or(0)
     }
 }
 
-/// Takes results: the number of the token, the first row, and the products of that and following rows.
+/// Receives results: index of the token, index of the first row, products of this row and the following rows.
 pub type Put<'a> = dyn FnMut(usize, usize, &[f32]) + 'a;
 
-/// Memory for panels, kept from product to product; one for each thread.
+/// Memory of a thread for panels, reused between products. The layouts depend on the instruction set.
 #[derive(Default)]
 pub struct Scratch {
-    /// Decoded weights, widened or interleaved as an instruction set likes them.
+    /// Decoded weights of the panel.
     pub(super) weights: Vec<Line>,
-    /// What the integer sums of each group start at.
+    /// Initial value of the integer sums, by group.
     pub(super) start: Vec<Line>,
-    /// Scales of each group.
+    /// Scales, by group.
     pub(super) scale: Vec<Line>,
-    /// Minima of each group.
+    /// Minima, by group.
     pub(super) min: Vec<Line>,
     /// A few rows of activations.
     pub(super) act: Vec<Line>,
-    /// Sums of the panel's rows for all tokens.
+    /// Sums `(token, row of the panel)`.
     pub(super) sums: Vec<Line>,
 }
 
-/// A cache line, so that vectors do not straddle two.
+/// A cache line. Its alignment is that of the largest vector.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub struct Line(pub [u8; 64]);
 
-/// Makes `lines` hold at least `bytes` bytes and returns their address.
+/// Grows `lines` to at least `bytes` bytes and returns their address.
 pub(super) fn reserve<T>(lines: &mut Vec<Line>, bytes: usize) -> *mut T {
     let n = bytes.div_ceil(64);
     if lines.len() < n {

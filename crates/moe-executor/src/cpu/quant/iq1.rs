@@ -1,6 +1,6 @@
-//! Super-blocks whose groups of eight are entries of a ternary codebook, shifted by an eighth up or down: IQ1_S, IQ1_M.
+//! Super-blocks whose groups of eight are entries of a ternary codebook plus or minus 1/8: IQ1_S, IQ1_M.
 //!
-//! The codes here are eight times as large, so that the shift is a whole number, and the scales an eighth.
+//! The codes here are multiplied by 8, so that they are integers, and the scales are divided by 8.
 
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
@@ -8,8 +8,10 @@ use super::ActivationType;
 use super::format::{Codebook, F16, Format, QK_K, decode_groups, f16_to_f32};
 use super::iq_grids;
 
-/// Entries of 11 bits. Each 32 elements have in `qh` four times three upper bits, a scale of 3 bits, and whether the shift
-/// is down.
+/// IQ1_S: a group of eight elements has an 11-bit index of the codebook, with the low 8 bits in `qs`.
+///
+/// A word of `qh` belongs to 32 elements: the upper 3 bits of four indices, a 3-bit scale, and in the highest bit the sign of
+/// the shift (1 means -1/8).
 #[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Iq1S {
@@ -18,8 +20,11 @@ pub struct Iq1S {
     pub qh: [[u8; 2]; 8],
 }
 
-/// Entries of 11 bits; `qh` has for each its three upper bits and whether the shift is down. Each 16 elements have a scale
-/// of 3 bits; the upper four bits of the words of scales are together the half-precision scale of the super-block.
+/// IQ1_M: a group of eight elements has an 11-bit index of the codebook, with the low 8 bits in `qs`.
+///
+/// Four bits of `qh` belong to a group: the upper 3 bits of the index and the sign of the shift (1 means -1/8). A word of
+/// `scales` has the 3-bit scales of four times 16 elements. The highest four bits of the four words are the half-precision
+/// scale of the super-block.
 #[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Iq1M {
@@ -33,7 +38,7 @@ const _: () = {
     assert!(size_of::<Iq1M>() == 56);
 };
 
-/// Eight times an entry, shifted by an eighth.
+/// Eight times (an entry of the codebook plus or minus 1/8).
 #[inline(always)]
 fn shifted(entry: usize, down: bool) -> [i8; 8] {
     let entry = u64::from_ne_bytes(iq_grids::IQ1[entry].map(|v| v as u8));
@@ -42,7 +47,7 @@ fn shifted(entry: usize, down: bool) -> [i8; 8] {
     } else {
         0x0101_0101_0101_0101
     };
-    // Addition in all bytes at once: the top bits are added without a carry.
+    // Adds eight bytes at once: the highest bit of each byte is added without carry.
     let top = 0x8080_8080_8080_8080;
     let sum = ((entry & !top) + (shift & !top)) ^ ((entry ^ shift) & top);
     sum.to_ne_bytes().map(|v| v as i8)

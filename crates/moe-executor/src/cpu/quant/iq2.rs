@@ -1,4 +1,4 @@
-//! Super-blocks whose groups of eight are entries of a codebook with signs: IQ2_XXS, IQ2_XS, IQ2_S.
+//! Super-blocks whose groups of eight are entries of a codebook of magnitudes with separate signs: IQ2_XXS, IQ2_XS, IQ2_S.
 
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
@@ -6,7 +6,8 @@ use super::ActivationType;
 use super::format::{Codebook, F16, Format, QK_K, decode_groups};
 use super::iq_grids;
 
-/// Each 32 elements have eight bytes: four entries, then four times seven signs and a scale of 4 bits.
+/// IQ2_XXS: 32 elements have eight bytes of `qs`: four 8-bit indices of the codebook, then a word with four times seven sign
+/// bits and a 4-bit scale.
 #[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Iq2Xxs {
@@ -14,7 +15,8 @@ pub struct Iq2Xxs {
     pub qs: [u8; 64],
 }
 
-/// Each eight elements have two bytes: an entry of 9 bits and seven signs. 4-bit scales for each 16.
+/// IQ2_XS: eight elements have a word of `qs`: a 9-bit index of the codebook and seven sign bits. 16 elements have a 4-bit
+/// scale.
 #[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Iq2Xs {
@@ -23,7 +25,8 @@ pub struct Iq2Xs {
     pub scales: [u8; 8],
 }
 
-/// Entries of 10 bits, of which two are in `qh`, and eight signs for each eight elements. 4-bit scales for each 16.
+/// IQ2_S: eight elements have a 10-bit index of the codebook, with the upper two bits in `qh`, and eight sign bits. 16 elements
+/// have a 4-bit scale.
 #[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Iq2S {
@@ -40,7 +43,7 @@ const _: () = {
     assert!(size_of::<Iq2S>() == 82);
 };
 
-/// All ones in the bytes whose bit of the index is set.
+/// For each byte of signs, a mask with 0xff in byte `j` if bit `j` is set.
 static MASKS: [u64; 256] = {
     let mut masks = [0; 256];
     let mut bits = 0;
@@ -55,7 +58,7 @@ static MASKS: [u64; 256] = {
     masks
 };
 
-/// Eight signs of which seven are stored: the number of negative ones is even.
+/// Eight sign bits by the seven that are stored: the number of set bits is even.
 static EVEN_SIGNS: [u8; 128] = {
     let mut signs = [0; 128];
     let mut seven = 0;
@@ -66,23 +69,23 @@ static EVEN_SIGNS: [u8; 128] = {
     signs
 };
 
-/// The magnitudes with a minus where a bit of `signs` is set. None of them may be zero.
+/// The magnitudes, negated where a bit of `signs` is set. No magnitude may be 0.
 #[inline(always)]
 pub fn with_signs(magnitudes: [i8; 8], signs: u8) -> [i8; 8] {
     let mask = MASKS[usize::from(signs)];
     let magnitudes = u64::from_ne_bytes(magnitudes.map(|m| m as u8));
-    // Two's complement in all bytes at once; no carry leaves a byte, because none is zero.
+    // The two's complement of eight bytes at once. No byte has a carry, because no magnitude is 0.
     let negated = (magnitudes ^ mask).wrapping_add(mask & 0x0101_0101_0101_0101);
     negated.to_ne_bytes().map(|v| v as i8)
 }
 
-/// As [`with_signs`], with the lowest seven bits as signs and the eighth such that an even number is negative.
+/// Like [`with_signs`], with the low seven bits of `seven` as signs; the eighth makes the number of negative elements even.
 #[inline(always)]
 pub fn with_even_signs(magnitudes: [i8; 8], seven: u32) -> [i8; 8] {
     with_signs(magnitudes, EVEN_SIGNS[(seven & 127) as usize])
 }
 
-/// Scales of 4 bits for each 16 elements: `d * (2 * s + 1) / 8`.
+/// Scales of 16 elements from 4-bit numbers `s`: `d * (2 * s + 1) / 8`.
 #[inline(always)]
 fn nibble_scales(d: F16, scales: &[u8; 8], out: &mut [f32; QK_K / 16]) {
     let d = d.to_f32() / 8.0;
@@ -92,7 +95,7 @@ fn nibble_scales(d: F16, scales: &[u8; 8], out: &mut [f32; QK_K / 16]) {
     }
 }
 
-/// The two words of 32 elements of IQ2_XXS.
+/// The two words of elements `32 * i` to `32 * i + 31` of IQ2_XXS: four indices, and signs with the scale.
 #[inline(always)]
 fn words(qs: &[u8; 64], i: usize) -> ([u8; 4], u32) {
     let (words, _) = qs.as_chunks::<4>();

@@ -1,4 +1,4 @@
-//! Super-blocks whose groups of four are entries of a codebook with signs: IQ3_XXS, IQ3_S.
+//! Super-blocks whose groups of four are entries of a codebook of magnitudes with separate signs: IQ3_XXS, IQ3_S.
 
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
@@ -7,7 +7,8 @@ use super::format::{Codebook, F16, Format, QK_K, decode_groups};
 use super::iq_grids;
 use super::iq2::{with_even_signs, with_signs};
 
-/// Entries of 8 bits; each 32 elements have a word of four times seven signs and a scale of 4 bits.
+/// IQ3_XXS: four elements have an 8-bit index of the codebook. 32 elements have a word with four times seven sign bits and a
+/// 4-bit scale.
 #[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Iq3Xxs {
@@ -16,7 +17,8 @@ pub struct Iq3Xxs {
     pub signs_and_scales: [[u8; 4]; 8],
 }
 
-/// Entries of 9 bits, of which one is in `qh`, and eight signs for each eight elements. 4-bit scales for each 32.
+/// IQ3_S: four elements have a 9-bit index of the codebook, with the highest bit in `qh`. Eight elements have eight sign bits,
+/// 32 elements a 4-bit scale.
 #[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Iq3S {
@@ -32,7 +34,7 @@ const _: () = {
     assert!(size_of::<Iq3S>() == 110);
 };
 
-/// Two entries of four.
+/// The concatenation of two entries.
 #[inline(always)]
 fn join(first: [i8; 4], second: [i8; 4]) -> [i8; 8] {
     let [a, b, c, d] = first;

@@ -1,4 +1,4 @@
-//! 4-bit codes that pick from a table of unevenly spaced values: IQ4_NL, IQ4_XS.
+//! 4-bit indices of a table of non-uniform values: IQ4_NL, IQ4_XS.
 
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
@@ -6,12 +6,12 @@ use super::ActivationType;
 use super::format::{F16, Format, QK_K};
 use super::legacy::nibbles;
 
-/// What the codes stand for.
+/// The value of each index: `kvalues_iq4nl` in ggml.
 pub const IQ4_VALUES: [i8; 16] = [
     -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
 ];
 
-/// 32 elements with one scale.
+/// IQ4_NL: 32 elements with one scale, stored like in Q4_0.
 #[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Iq4Nl {
@@ -19,7 +19,7 @@ pub struct Iq4Nl {
     pub qs: [u8; 16],
 }
 
-/// 256 elements; each 32 have a scale of 6 bits, of which the upper two are in `scales_h`.
+/// IQ4_XS: 256 elements; 32 elements have a 6-bit scale with an offset of 32, with the upper two bits in `scales_h`.
 #[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Iq4Xs {
@@ -35,7 +35,7 @@ const _: () = {
 };
 
 impl Iq4Xs {
-    /// The integer scales of the groups.
+    /// The integer scales of the groups, -32 to 31.
     #[inline(always)]
     pub fn integer_scales(&self) -> [i8; 8] {
         let high = u16::from_le_bytes(self.scales_h);

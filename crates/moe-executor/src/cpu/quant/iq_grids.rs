@@ -1,6 +1,7 @@
-//! Codebooks of the IQ formats: ggml's tables, each entry's digits packed into 16 bits, the first element lowest.
+//! Codebooks of the IQ formats: the tables of ggml's `ggml-common.h`. An entry is packed into 16 bits with its first element in
+//! the lowest bits.
 
-/// Expands entries of `N` digits of `bits` bits, each of which picks one of `values`.
+/// Unpacks entries of `N` indices of `bits` bits into `values`.
 const fn expand<const ENTRIES: usize, const N: usize>(
     packed: [u16; ENTRIES],
     bits: u32,
@@ -23,17 +24,17 @@ const fn expand<const ENTRIES: usize, const N: usize>(
 /// Magnitudes of the 2-bit formats.
 const IQ2_VALUES: [i8; 8] = [8, 25, 43, 0, 0, 0, 0, 0];
 
-/// Groups of eight of IQ2_XXS.
+/// Codebook of IQ2_XXS, groups of eight.
 pub static IQ2_XXS: [[i8; 8]; 256] = expand(IQ2_XXS_PACKED, 2, IQ2_VALUES);
-/// Groups of eight of IQ2_XS.
+/// Codebook of IQ2_XS, groups of eight.
 pub static IQ2_XS: [[i8; 8]; 512] = expand(IQ2_XS_PACKED, 2, IQ2_VALUES);
-/// Groups of eight of IQ2_S.
+/// Codebook of IQ2_S, groups of eight.
 pub static IQ2_S: [[i8; 8]; 1024] = expand(IQ2_S_PACKED, 2, IQ2_VALUES);
-/// Groups of four of IQ3_XXS.
+/// Codebook of IQ3_XXS, groups of four.
 pub static IQ3_XXS: [[i8; 4]; 256] = expand(IQ3_XXS_PACKED, 3, [4, 12, 20, 28, 36, 44, 52, 62]);
-/// Groups of four of IQ3_S.
+/// Codebook of IQ3_S, groups of four.
 pub static IQ3_S: [[i8; 4]; 512] = expand(IQ3_S_PACKED, 3, [1, 3, 5, 7, 9, 11, 13, 15]);
-/// Groups of eight of IQ1_S and IQ1_M, times eight.
+/// Codebook of IQ1_S and IQ1_M, groups of eight, multiplied by 8.
 pub static IQ1: [[i8; 8]; 2048] = expand(IQ1_PACKED, 2, [-8, 0, 8, 0, 0, 0, 0, 0]);
 
 #[rustfmt::skip]

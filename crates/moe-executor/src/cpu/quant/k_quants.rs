@@ -1,11 +1,14 @@
-//! Super-blocks of 256 elements whose groups have small integer scales of their own: Q2_K to Q6_K.
+//! Super-blocks of 256 elements with integer scales per group: Q2_K, Q3_K, Q4_K, Q5_K, Q6_K.
+//!
+//! The weight of an element is `d * scale * q - dmin * min`, with the integer scale and minimum of its group.
 
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use super::ActivationType;
 use super::format::{F16, Format, QK_K};
 
-/// 2 bits; each 16 elements have a scale (low half of a byte) and a minimum (high half), 4 bits each.
+/// 2-bit codes in groups of 16. A byte of `scales` has the 4-bit scale of a group in its low half and the 4-bit minimum in its
+/// high half.
 #[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Q2K {
@@ -15,7 +18,7 @@ pub struct Q2K {
     pub dmin: F16,
 }
 
-/// 3 bits, the third in `hmask`; each 16 elements have a scale of 6 bits.
+/// 3-bit codes minus 4 in groups of 16, with the highest bit in `hmask`. The scales have 6 bits and an offset of 32.
 #[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Q3K {
@@ -25,7 +28,7 @@ pub struct Q3K {
     pub d: F16,
 }
 
-/// 4 bits; each 32 elements have a scale and a minimum of 6 bits each.
+/// 4-bit codes in groups of 32, with a 6-bit scale and a 6-bit minimum per group.
 #[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Q4K {
@@ -35,7 +38,7 @@ pub struct Q4K {
     pub qs: [u8; 128],
 }
 
-/// 5 bits, the fifth in `qh`; scales and minima as in Q4_K.
+/// 5-bit codes in groups of 32, with the highest bit in `qh`. Scales and minima are stored like in Q4_K.
 #[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Q5K {
@@ -46,7 +49,7 @@ pub struct Q5K {
     pub qs: [u8; 128],
 }
 
-/// 6 bits, the upper two in `qh`; each 16 elements have a scale of 8 bits with a sign.
+/// 6-bit codes minus 32 in groups of 16, with the upper two bits in `qh`. The scales have 8 bits with a sign.
 #[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Q6K {
@@ -64,9 +67,11 @@ const _: () = {
     assert!(size_of::<Q6K>() == 210);
 };
 
-/// The eight scales and the eight minima of Q4_K and Q5_K. Bytes 0..4 hold the first four scales and bytes 4..8 the
-/// first four minima in their low six bits; bytes 8..12 hold the low halves of the last four (scale, minimum), whose
-/// upper two bits are the upper two of the bytes before.
+/// The eight 6-bit scales and the eight 6-bit minima of Q4_K and Q5_K.
+///
+/// The low six bits of bytes 0..4 are the first four scales, those of bytes 4..8 the first four minima. For the last four,
+/// byte `8 + i` has the low four bits of the scale (low half) and of the minimum (high half), and the upper two bits are the
+/// upper two bits of bytes `i` and `4 + i`.
 #[inline(always)]
 pub fn scales_and_mins(packed: &[u8; 12]) -> ([u8; 8], [u8; 8]) {
     let word = |at: usize| {
@@ -83,8 +88,10 @@ pub fn scales_and_mins(packed: &[u8; 12]) -> ([u8; 8], [u8; 8]) {
     (scales.to_le_bytes(), mins.to_le_bytes())
 }
 
-/// The sixteen scales of Q3_K, still with their offset of 32. Bytes 0..8 hold the low halves (the last eight in the upper
-/// four bits), bytes 8..12 the upper two bits of four scales each.
+/// The sixteen 6-bit scales of Q3_K, including their offset of 32.
+///
+/// Bytes 0..8 have the low four bits of the first eight scales in their low halves, and those of the last eight scales in their
+/// high halves. Byte `8 + j % 4` has the upper two bits of scale `j` at bit `2 * (j / 4)`.
 #[inline(always)]
 pub fn q3_k_scales(packed: &[u8; 12]) -> [u8; 16] {
     std::array::from_fn(|j| {
@@ -101,7 +108,7 @@ fn fill_32(q: &mut [i8; QK_K], first: usize, code: impl Fn(usize) -> u8) {
     q[first..][..32].copy_from_slice(&codes);
 }
 
-/// Scales and minima of Q4_K and Q5_K as floating-point numbers.
+/// The scales and minima of Q4_K and Q5_K, multiplied by `d` and `dmin`.
 #[inline(always)]
 fn float_scales_and_mins(d: F16, dmin: F16, packed: &[u8; 12], scale: &mut [f32], min: &mut [f32]) {
     let (d, dmin) = (d.to_f32(), dmin.to_f32());
@@ -120,7 +127,7 @@ impl Format for Q2K {
 
     #[inline(always)]
     fn decode_codes(&self, q: &mut [i8; QK_K]) {
-        // Each half of the super-block has 32 bytes, which hold four times 32 elements.
+        // Each half of the super-block has 32 bytes: bits `2 * i` and `2 * i + 1` of byte `j` belong to element `32 * i + j`.
         let (halves, _) = self.qs.as_chunks::<32>();
         for i in 0..8 {
             let (bytes, shift) = (&halves[i / 4], i % 4 * 2);
@@ -145,7 +152,7 @@ impl Format for Q3K {
 
     #[inline(always)]
     fn decode_codes(&self, q: &mut [i8; QK_K]) {
-        // The low bits lie as in Q2_K; bit `i` of `hmask` belongs to the `i`th 32 elements.
+        // The low two bits are stored like in Q2_K. Bit `i` of `hmask[j]` belongs to element `32 * i + j`.
         let (halves, _) = self.qs.as_chunks::<32>();
         for i in 0..8 {
             let (bytes, shift) = (&halves[i / 4], i % 4 * 2);
@@ -216,8 +223,8 @@ impl Format for Q6K {
 
     #[inline(always)]
     fn decode_codes(&self, q: &mut [i8; QK_K]) {
-        // Each half of the super-block: the low halves of 64 bytes are its first 64 elements, the high halves the rest;
-        // each 32 elements have two bits of the same 32 bytes.
+        // In each half of the super-block, the low halves of 64 bytes of `ql` belong to the first 64 elements, the high halves
+        // to the other 64. Bits `2 * p` and `2 * p + 1` of 32 bytes of `qh` belong to elements `32 * p` to `32 * p + 31`.
         let (low, _) = self.ql.as_chunks::<32>();
         let (high, _) = self.qh.as_chunks::<32>();
         for i in 0..8 {

@@ -1,13 +1,13 @@
 //! Blocks of 32 elements with one scale: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0.
 //!
-//! The 4-bit parts hold element `j` in the low half of byte `j` and element `j + 16` in its high half.
+//! The low 4 bits of byte `j` of `qs` belong to element `j`, its high 4 bits to element `j + 16`.
 
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use super::ActivationType;
 use super::format::{F16, Format, QK_K};
 
-/// `d * (q - 8)`, q of 4 bits.
+/// `weight = d * (q - 8)` with 4-bit `q`.
 #[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Q4_0 {
@@ -15,7 +15,7 @@ pub struct Q4_0 {
     pub qs: [u8; 16],
 }
 
-/// `d * q + m`, q of 4 bits.
+/// `weight = d * q + m` with 4-bit `q`.
 #[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Q4_1 {
@@ -24,7 +24,7 @@ pub struct Q4_1 {
     pub qs: [u8; 16],
 }
 
-/// `d * (q - 16)`, q of 5 bits; bit `j` of `qh` is the fifth of element `j`.
+/// `weight = d * (q - 16)` with 5-bit `q`. Bit `j` of `qh` is the highest bit of element `j`.
 #[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Q5_0 {
@@ -33,7 +33,7 @@ pub struct Q5_0 {
     pub qs: [u8; 16],
 }
 
-/// `d * q + m`, q of 5 bits.
+/// `weight = d * q + m` with 5-bit `q`, stored like in [`Q5_0`].
 #[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Q5_1 {
@@ -43,7 +43,7 @@ pub struct Q5_1 {
     pub qs: [u8; 16],
 }
 
-/// `d * q`, q of 8 bits with a sign.
+/// `weight = d * q` with signed 8-bit `q`.
 #[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Q8_0 {
@@ -59,7 +59,7 @@ const _: () = {
     assert!(size_of::<Q8_0>() == 34);
 };
 
-/// Spreads 16 bytes of two 4-bit codes each over 32 elements.
+/// Unpacks the two 4-bit codes of each of 16 bytes to 32 elements.
 #[inline(always)]
 pub fn nibbles(qs: &[u8; 16]) -> [i8; 32] {
     let mut q = [0; 32];
@@ -70,7 +70,7 @@ pub fn nibbles(qs: &[u8; 16]) -> [i8; 32] {
     q
 }
 
-/// As [`nibbles`], with bit `j` of `qh` as the fifth of element `j`.
+/// Like [`nibbles`], with bit `j` of `qh` as the highest bit of element `j`.
 #[inline(always)]
 fn five_bits(qs: &[u8; 16], qh: [u8; 4]) -> [i8; 32] {
     let mut q = nibbles(qs);

@@ -1,13 +1,14 @@
-//! Inner products on the block formats of GGUF files, as ggml does them.
+//! Inner products on the quantization formats of GGUF files, with the arithmetic of ggml.
 //!
-//! Weights stay as they are in the file. Activations are converted once for each product to the type that ggml
-//! multiplies the weights' type with ([`ActivationType`]); products within a group of elements that share a scale are
-//! exact, in integers. [`Kernel`] picks the code for a type and for this processor.
+//! Weights are not converted. Activations are converted once per product to the type that ggml multiplies with the type of
+//! the weights ([`ActivationType`]). Products within a group of elements with a common scale are exact, in integers.
+//! [`Kernel`] selects the code for a type and for this CPU.
 //!
-//! A format is a struct with the layout of its block and one method that decodes it (`format::Format`). Decoding rows
-//! and products for any machine follow from that; where it pays, a format has vector code of its own in `x86`.
+//! A format is a struct with the memory layout of its block and methods that decode it (`format::Format`); the layouts are
+//! those of ggml's `ggml-common.h`. Portable code for rows and products is derived from these methods. `x86` has vector code
+//! for each format.
 
-/// `Some` of an expression in which `$format` is the `format::Format` of a type with blocks, `None` for other types.
+/// `Some` of an expression in which `$format` is the `format::Format` of a block type, `None` for other types.
 macro_rules! with_format {
     ($ty:expr, $format:ident => $body:expr) => {
         with_format!(@match $ty, $format => $body;
@@ -63,48 +64,50 @@ pub use gemm::{Product, Put, Scratch};
 #[derive(Debug, thiserror::Error, PartialEq)]
 #[non_exhaustive]
 pub enum Error {
-    /// There is no kernel for the type.
-    #[error("no kernel for type {ty}; there are kernels for {}", supported())]
+    /// The type has no kernel.
+    #[error("type {ty} is not supported; the supported types are {}", supported())]
     Unsupported {
-        /// The type asked for.
+        /// The type.
         ty: GgmlType,
     },
-    /// A row is no whole number of blocks.
-    #[error("a row of {n} elements is not a whole number of {ty} blocks of {}", ty.block_size())]
+    /// The number of elements of a row is not a multiple of the block size.
+    #[error("a row of {n} {ty} elements is not a multiple of the block size, {}", ty.block_size())]
     PartialBlock {
         /// Type of the row.
         ty: GgmlType,
-        /// Its elements.
+        /// Elements of the row.
         n: usize,
     },
-    /// A row has another length than its elements need.
-    #[error("a row of {n} {ty} elements takes {expected} bytes, not {found}")]
+    /// The size of a row does not match its number of elements.
+    #[error("a row of {n} {ty} elements has {expected} bytes, but {found} bytes were passed")]
     RowSize {
         /// Type of the row.
         ty: GgmlType,
-        /// Its elements.
+        /// Elements of the row.
         n: usize,
-        /// Bytes that they take.
+        /// Bytes of `n` elements.
         expected: u64,
-        /// Bytes given.
+        /// Bytes passed.
         found: usize,
     },
 }
 
-/// Rows, bytes of a row, elements of a row, activations, results. The functions trust the caller on the lengths no
-/// further than memory safety allows; those for x86 need the processor features of their [`Isa`].
+/// Matrix-vector product: rows, bytes per row, elements per row, activations, results.
+///
+/// Callers guarantee that the lengths match, as [`Kernel::gemv`] asserts, and that the CPU has the instructions of the
+/// function's [`Isa`].
 type Gemv = unsafe fn(&[u8], usize, usize, &[u8], &mut [f32]);
 
-/// A product with many rows of activations. The same holds as for [`Gemv`].
+/// Product with several rows of activations. The safety conditions are those of [`Gemv`].
 type Gemm = unsafe fn(&Product, &mut Scratch, &mut Put);
 
-/// With fewer rows of activations, decoding the weights once does not pay.
+/// Minimum rows of activations for [`Gemm`]. With fewer rows, decoding the weights into a panel takes longer than it saves.
 const MIN_TOKENS: usize = 4;
 
-/// The instructions that a kernel uses.
+/// The instruction set of a kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Isa {
-    /// Those that every processor of the target has.
+    /// Baseline instructions of the target.
     Portable,
     /// x86 with AVX2, FMA and F16C.
     Avx2,
@@ -113,13 +116,13 @@ pub enum Isa {
 }
 
 impl Isa {
-    /// The instruction sets that this processor has, the widest last.
+    /// The instruction sets of this CPU, the widest last.
     pub fn available() -> Vec<Isa> {
         let all = [Isa::Portable, Isa::Avx2, Isa::Avx512];
         all.into_iter().filter(|isa| isa.is_available()).collect()
     }
 
-    /// The widest instruction set of this processor.
+    /// The widest instruction set of this CPU.
     pub fn best() -> Isa {
         static BEST: OnceLock<Isa> = OnceLock::new();
         *BEST.get_or_init(|| Isa::available().pop().unwrap_or(Isa::Portable))
@@ -138,7 +141,7 @@ impl Isa {
     }
 }
 
-/// Products of rows of one type with activations.
+/// The kernel of a tensor type: products with activations, and decoding.
 #[derive(Clone, Copy)]
 pub struct Kernel {
     activation: ActivationType,
@@ -149,20 +152,20 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// The fastest kernel for a type on this processor.
+    /// The fastest kernel for a type on this CPU.
     ///
     /// # Errors
-    /// [`Error::Unsupported`], which lists the types that have one.
+    /// [`Error::Unsupported`] if the type has no kernel.
     pub fn for_type(ty: GgmlType) -> Result<Kernel, Error> {
         Kernel::for_isa(ty, Isa::best()).ok_or(Error::Unsupported { ty })
     }
 
-    /// The kernel for a type that uses one of the [`Isa::available`] instruction sets.
+    /// The kernel for a type with an instruction set of [`Isa::available`]; `None` if the type has no kernel.
     ///
     /// # Panics
-    /// If this processor does not have it.
+    /// If this CPU does not have the instruction set.
     pub fn for_isa(ty: GgmlType, isa: Isa) -> Option<Kernel> {
-        assert!(isa.is_available(), "this processor has no {isa:?}");
+        assert!(isa.is_available(), "this CPU does not have {isa:?}");
         let kernel = match ty {
             GgmlType::F32 => Some(Kernel::float::<F32>(ty)),
             GgmlType::F16 => Some(Kernel::float::<F16>(ty)),
@@ -200,21 +203,21 @@ impl Kernel {
         }
     }
 
-    /// The type that activations have to be converted to.
+    /// The type that activations must be converted to.
     pub fn activation(&self) -> ActivationType {
         self.activation
     }
 
-    /// The type of the rows.
+    /// The type of the weights.
     pub fn ty(&self) -> GgmlType {
         self.ty
     }
 
-    /// `out[r] = row r · act`: the products of `out.len()` rows of `n` elements, `row_size` bytes each, with one row of
-    /// converted activations.
+    /// `out[r] = row r · act`: the products of `out.len()` rows of `n` elements and `row_size` bytes with one row of converted
+    /// activations.
     ///
     /// # Panics
-    /// If the lengths do not fit together.
+    /// If the lengths do not match.
     pub fn gemv(&self, rows: &[u8], row_size: usize, n: usize, act: &[u8], out: &mut [f32]) {
         let expected = self.ty.row_size(n as u64);
         assert_eq!(
@@ -238,15 +241,15 @@ impl Kernel {
             out.fill(0.0);
             return;
         }
-        // SAFETY: `for_isa` has asserted that the processor has what the function needs, and the lengths fit.
+        // SAFETY: `for_isa` has asserted that the CPU has the instructions, and the lengths match by the assertions above.
         unsafe { (self.gemv)(rows, row_size, n, act, out) }
     }
 
-    /// A product with many rows of activations. Results are handed to `put(t, r, products)`: those of token `t` with
-    /// row `r` and the rows after it, each once, in no promised order.
+    /// The product with several rows of activations. `put(t, r, products)` receives the products of token `t` with row `r`
+    /// and the rows after it, each product once, in an unspecified order.
     ///
     /// # Panics
-    /// If the lengths do not fit together.
+    /// If the lengths do not match.
     pub fn gemm(&self, product: &Product, scratch: &mut Scratch, put: &mut Put) {
         let Product {
             rows,
@@ -259,7 +262,7 @@ impl Kernel {
         self.check_rows(rows, row_size, n, n_rows);
         match self.gemm {
             Some(gemm) if n_tokens >= MIN_TOKENS && n > 0 && n_rows > 0 => {
-                // SAFETY: as in `gemv`; the function checks the activations' length as it reads them.
+                // SAFETY: like in `gemv`; `Q8Row::new` and `floats` check the length of the activations.
                 unsafe { gemm(product, scratch, put) }
             }
             _ => {
@@ -291,7 +294,7 @@ impl Kernel {
 /// Decodes a row of `out.len()` elements.
 ///
 /// # Errors
-/// If the type has no kernel, or the lengths do not fit together.
+/// The type has no kernel, or the lengths do not match.
 pub fn dequantize_row(ty: GgmlType, row: &[u8], out: &mut [f32]) -> Result<(), Error> {
     let n = out.len();
     let kernel = Kernel::for_isa(ty, Isa::Portable).ok_or(Error::Unsupported { ty })?;
@@ -308,7 +311,7 @@ pub fn dequantize_row(ty: GgmlType, row: &[u8], out: &mut [f32]) -> Result<(), E
     Ok(())
 }
 
-/// The names of the types that have a kernel.
+/// The names of the types with a kernel.
 fn supported() -> String {
     let has_kernel = |ty: &&GgmlType| Kernel::for_isa(**ty, Isa::Portable).is_some();
     let names: Vec<_> = GgmlType::ALL

@@ -1,6 +1,6 @@
-//! Products and decoding for every format without vector instructions of a particular machine.
+//! Portable products and decoding for all formats.
 //!
-//! Everything is `inline(always)`: the x86 modules compile the same code again for wider vectors.
+//! The functions are `inline(always)`, so that the x86 modules compile them with their own target features.
 
 use zerocopy::FromBytes;
 
@@ -12,10 +12,10 @@ use super::format::{Format, Unpacked};
 /// The blocks of a row.
 #[inline(always)]
 pub fn blocks<F: Format>(row: &[u8]) -> &[F] {
-    <[F]>::ref_from_bytes(row).expect("a row is a whole number of blocks")
+    <[F]>::ref_from_bytes(row).expect("the size of a row is a multiple of the block size")
 }
 
-/// `out[r] = row r · act`.
+/// `out[r] = row r · act` for rows of `n` elements and `row_size` bytes.
 #[inline(always)]
 pub fn gemv<F: Format>(rows: &[u8], row_size: usize, n: usize, act: &[u8], out: &mut [f32]) {
     let act = Q8Row::new(F::ACTIVATION, n, act);
@@ -24,7 +24,7 @@ pub fn gemv<F: Format>(rows: &[u8], row_size: usize, n: usize, act: &[u8], out: 
     }
 }
 
-/// Inner product of a row and activations; exact, in integers, within a group.
+/// The inner product of a row with activations. Sums within a group are exact, in integers.
 #[inline(always)]
 pub fn dot<F: Format>(row: &[F], act: &Q8Row) -> f32 {
     let mut weights = Unpacked::new();
@@ -46,6 +46,7 @@ pub fn dot<F: Format>(row: &[F], act: &Q8Row) -> f32 {
     total
 }
 
+/// The scale of the activations at element `at`.
 #[inline(always)]
 fn scale<F: Format>(act: &Q8Row, at: usize) -> f32 {
     match F::ACTIVATION {
@@ -54,7 +55,7 @@ fn scale<F: Format>(act: &Q8Row, at: usize) -> f32 {
     }
 }
 
-/// Scale times sum of the activations of the group that starts at `at`.
+/// `scale * sum of codes` of the activations of the group that starts at element `at`.
 #[inline(always)]
 fn scaled_sum<F: Format>(act: &Q8Row, at: usize) -> f32 {
     match F::ACTIVATION {
@@ -69,7 +70,7 @@ fn scaled_sum<F: Format>(act: &Q8Row, at: usize) -> f32 {
     }
 }
 
-/// The elements of a row as ggml computes them, `scale * q - min`.
+/// Decodes a row with the arithmetic of ggml: `scale * q - min`.
 #[inline(always)]
 pub fn dequantize<F: Format>(row: &[u8], out: &mut [f32]) {
     let mut weights = Unpacked::new();
@@ -89,7 +90,7 @@ pub fn dequantize<F: Format>(row: &[u8], out: &mut [f32]) {
     }
 }
 
-/// As [`gemv`], for floating-point rows. Sixteen partial sums keep the additions independent.
+/// [`gemv`] for floating-point rows. Sixteen partial sums make the additions independent.
 #[inline(always)]
 pub fn gemv_float<F: FloatFormat>(
     rows: &[u8],
@@ -118,7 +119,7 @@ pub fn gemv_float<F: FloatFormat>(
     }
 }
 
-/// Widens a floating-point row.
+/// Converts a floating-point row to f32.
 #[inline(always)]
 pub fn dequantize_float<F: FloatFormat>(row: &[u8], out: &mut [f32]) {
     for (weight, out) in F::elements(row).iter().zip(out) {

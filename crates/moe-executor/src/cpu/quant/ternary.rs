@@ -1,12 +1,13 @@
-//! Super-blocks of -1, 0 and 1 with one scale: TQ1_0, TQ2_0.
+//! Super-blocks of the values -1, 0 and 1 with one scale: TQ1_0, TQ2_0.
 
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use super::ActivationType;
 use super::format::{F16, Format, QK_K};
 
-/// Five digits in a byte, as a fraction: the byte is the five-digit number in base 3 times 256 / 243, rounded up. The last
-/// 16 elements have four digits in a byte.
+/// TQ1_0: a byte of `qs` has five base-3 digits, a byte of `qh` four.
+///
+/// The byte is a fixed-point fraction: the five-digit number times 256 / 243, rounded up.
 #[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Tq1_0 {
@@ -15,7 +16,7 @@ pub struct Tq1_0 {
     pub d: F16,
 }
 
-/// Four digits of two bits in a byte.
+/// TQ2_0: a byte has four 2-bit codes.
 #[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Tq2_0 {
@@ -28,13 +29,13 @@ const _: () = {
     assert!(size_of::<Tq2_0>() == 66);
 };
 
-/// Digit `n` of each byte becomes the `n`th run of elements, for `digits` digits.
+/// Unpacks `digits` base-3 digits of each byte: digit `n` of byte `j` is element `n * BYTES + j`.
 #[inline(always)]
 fn base_3<const BYTES: usize>(q: &mut [i8], bytes: &[u8; BYTES], digits: usize) {
     let mut fractions = *bytes;
     for run in q.chunks_exact_mut(BYTES).take(digits) {
         for (q, fraction) in run.iter_mut().zip(&mut fractions) {
-            // Three times the fraction: the whole part is the digit, the rest the fraction of the digits behind it.
+            // The integer part of three times the fraction is the digit; its fractional part contains the digits after it.
             let thrice = u16::from(*fraction) * 3;
             *q = (thrice >> 8) as i8 - 1;
             *fraction = thrice as u8;

@@ -1,4 +1,4 @@
-//! The router of a MoE layer: scores, choice of the best experts, and their weights.
+//! The router of a MoE layer: scores, top-k selection of experts, and expert weights.
 
 mod steps;
 
@@ -6,7 +6,7 @@ use moe_engine::Routed;
 use moe_trace::LayerId;
 
 use crate::activation::{Activation, NodeName};
-use crate::buffers::{Input, Inventory, twin_id};
+use crate::buffers::{Input, Inventory, id_at_home};
 use crate::cuda::Device;
 use crate::mirrored::{Mirrored, Plain};
 use crate::ops::{Ops, Scope};
@@ -14,45 +14,46 @@ use crate::placement::DeviceId;
 use crate::recorder::{Routing, Source};
 use crate::weights::{Linear, Vector};
 
-/// How scores become probabilities.
+/// Function from router scores to probabilities.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Gating {
     /// Softmax over all experts.
     Softmax,
-    /// Every expert by itself.
+    /// Sigmoid of each score.
     Sigmoid,
-    /// Softmax over the scores of the chosen experts alone (gpt-oss).
+    /// Softmax over the scores of the selected experts only (gpt-oss).
     SoftmaxOfChosen,
 }
 
-/// Experts are chosen from the best groups only ("DeepSeek-V3 Technical Report", 2024, section 2.1.2).
+/// Group-limited selection: experts are selected from the best groups only ("DeepSeek-V3 Technical Report", 2024, section
+/// 2.1.2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Groups {
-    /// Groups of the same size, two experts or more.
+    /// Number of groups. All have the same size of at least two experts.
     pub n: usize,
-    /// Groups that a token uses, those whose two best experts have the highest sum.
+    /// Groups per token: those with the highest sum of their two best experts.
     pub n_used: usize,
 }
 
 /// The router of one layer.
 pub struct RouterSpec<'a, 'g> {
-    /// Scores `(n_embd, n_expert)`.
+    /// Weights of the scores `(n_embd, n_expert)`.
     pub scores: &'a Linear<'g>,
-    /// How scores become probabilities.
+    /// Function from scores to probabilities.
     pub gating: Gating,
-    /// Added to the probabilities for the choice, not for the weights `(n_expert)`.
+    /// Added to the probabilities before the top-k selection, not to the expert weights `(n_expert)`.
     pub selection_bias: Option<&'a Vector>,
-    /// Groups that experts are chosen from.
+    /// Expert groups, if the selection is group-limited.
     pub groups: Option<Groups>,
-    /// Whether the weights of the chosen are made to sum to one.
+    /// Whether the weights of the selected experts are normalized to a sum of 1.
     pub norm_weights: bool,
-    /// Factor on the weights.
+    /// Factor on the expert weights.
     pub weights_scale: f32,
-    /// Experts that a token uses.
+    /// Selected experts per token (top-k).
     pub n_expert_used: usize,
 }
 
-/// Buffers of a router, each `(row, n_expert)`.
+/// Buffers of a router, each `(token, n_expert)`.
 pub struct RouterState {
     scores: Activation,
     probs: Activation,
@@ -71,7 +72,7 @@ impl RouterState {
 }
 
 impl RouterState {
-    /// Its buffers.
+    /// Adds its buffers to an inventory.
     pub(crate) fn buffers(&self, inventory: &mut Inventory) {
         inventory.activation("router scores", &self.scores);
         inventory.activation("router probabilities", &self.probs);
@@ -80,15 +81,19 @@ impl RouterState {
 }
 
 impl Routing {
-    /// Its buffers.
+    /// Adds its buffers to an inventory.
     pub(crate) fn buffers(&self, inventory: &mut Inventory) {
-        inventory.mirrored(IDS_BUFFER, "chosen experts", &self.ids);
-        inventory.mirrored(WEIGHTS_BUFFER, "weights of the chosen", &self.weights);
+        inventory.mirrored(IDS_BUFFER, "selected experts", &self.ids);
+        inventory.mirrored(
+            WEIGHTS_BUFFER,
+            "weights of the selected experts",
+            &self.weights,
+        );
     }
 }
 
 impl Ops<'_> {
-    /// Buffers that operations use beside those of their results.
+    /// Adds the buffers of operations, other than those of their results, to an inventory.
     pub(crate) fn buffers(&self, inventory: &mut Inventory) {
         inventory.vector(Input::Positions.buffer_id(), "positions", &self.positions);
         inventory.vector(GROUPS_BUFFER, "expert groups", &self.groups);
@@ -100,35 +105,35 @@ impl Ops<'_> {
         );
     }
 
-    /// Chooses experts for every row of `src`. Gives the name of the node that the weights come from.
+    /// Selects experts for each row of `src (token, n_embd)`. Returns the name of the node with the expert weights.
     pub fn route(
         &mut self,
-        il: usize,
+        il: LayerId,
         spec: &RouterSpec,
         src: &mut Activation,
         state: &mut RouterState,
         routing: &mut Routing,
     ) -> NodeName {
         let name = |stem| NodeName::of(stem, il);
-        let of_chosen = spec.gating == Gating::SoftmaxOfChosen;
-        let biased = if of_chosen {
-            "ffn_moe_probs" // llama.cpp's name for scores that are taken as they are
+        let softmax_last = spec.gating == Gating::SoftmaxOfChosen;
+        let biased = if softmax_last {
+            "ffn_moe_probs" // the name in llama.cpp if the selection uses the scores
         } else {
             "ffn_moe_logits_biased"
         };
         let names = ["ffn_moe_logits", biased].map(name);
         self.linear(names, spec.scores, src, &mut state.scores);
-        let scope = &mut self.choose_on_gpu(spec, state, routing);
+        let scope = &mut self.select_on_gpu(spec, state, routing);
         self.check_finite(&state.scores);
-        if !of_chosen {
+        if !softmax_last {
             self.gate(scope, name("ffn_moe_probs"), spec.gating, state);
         }
-        let probs = if of_chosen {
+        let probs = if softmax_last {
             &state.scores
         } else {
             &state.probs
         };
-        let mut chosen_by = probs;
+        let mut selected_by = probs;
         if spec.selection_bias.is_some() || spec.groups.is_some() {
             let selection = &mut state.selection;
             selection.shape(probs.name, probs.width, probs.rows);
@@ -142,15 +147,15 @@ impl Ops<'_> {
             if let Some(groups) = spec.groups {
                 self.keep_best_groups(scope, il, groups, selection);
             }
-            chosen_by = selection;
+            selected_by = selection;
         }
-        self.choose(scope, il, chosen_by, spec.n_expert_used, routing);
-        let mut from = self.weigh(scope, il, probs, routing);
-        if of_chosen {
-            from = self.soft_max_chosen(scope, il, from, routing);
+        self.select(scope, il, selected_by, spec.n_expert_used, routing);
+        let mut from = self.expert_weights(scope, il, probs, routing);
+        if softmax_last {
+            from = self.soft_max_weights(scope, il, from, routing);
         }
         if spec.norm_weights {
-            from = self.normalise(scope, il, from, routing);
+            from = self.normalize_weights(scope, il, from, routing);
         }
         if spec.weights_scale != 1.0 {
             from = self.scale_weights(scope, il, from, spec.weights_scale, routing);
@@ -159,7 +164,7 @@ impl Ops<'_> {
             self.fetch(&mut state.scores.values);
             self.routing_to_host(routing);
             observer(&Routed {
-                layer: LayerId(il as u16),
+                layer: il,
                 positions: &self.positions,
                 logits: state.scores.data(),
                 ids: routing.ids.host(),
@@ -171,8 +176,9 @@ impl Ops<'_> {
         from
     }
 
-    /// Does all that follows the scores in one kernel, if they are on a GPU. Returns the scope of the operations that this is.
-    fn choose_on_gpu(
+    /// Computes all operations after the scores in one kernel, if the scores are on a GPU and the kernel supports the router.
+    /// Returns the scope of these operations.
+    fn select_on_gpu(
         &mut self,
         spec: &RouterSpec,
         state: &mut RouterState,
@@ -198,53 +204,53 @@ impl Ops<'_> {
         scope
     }
 
-    /// Begins to copy a choice that only a GPU has, if it is to be recorded.
+    /// Starts the D2H copy of routing decisions that only a GPU has, if they are recorded.
     fn download(&mut self, gpu: DeviceId, routing: &mut Routing) {
         if let Some(gpu) = self.devices.gpu_mut(gpu)
             && self.recorder.is_on()
             && let Err(error) = gpu.begin_download(routing)
         {
-            // Recording then waits for it.
+            // Without the asynchronous copy, fetch and wait.
             gpu.fallbacks.note(&error);
             self.routing_to_host(routing);
         }
     }
 
-    /// Names and shapes that a kernel for the whole router leaves out.
+    /// Sets the names and shapes of buffers that the kernel of the complete router does not write.
     fn state_shapes(&self, state: &mut RouterState) {
         let (name, width, rows) = (state.scores.name, state.scores.width, state.scores.rows);
         state.probs.shape(name, width, rows);
         state.selection.shape(name, width, rows);
     }
 
-    /// Fetches the choice if only a GPU has it.
+    /// Copies the routing decisions to the CPU if only a GPU has them.
     pub(super) fn routing_to_host(&mut self, routing: &mut Routing) {
         self.fetch(&mut routing.ids);
         self.fetch(&mut routing.weights);
     }
 }
 
-/// Ids of the router's own small buffers, between those of the activations and the caches.
+/// Ids of the router's buffers, between the ids of the activations and the caches.
 const GROUPS_BUFFER: u64 = (1 << 16) - 5;
 const QUANTIZED_BUFFER: u64 = (1 << 16) - 6;
 const IDS_BUFFER: u64 = (1 << 16) - 3;
 const WEIGHTS_BUFFER: u64 = (1 << 16) - 2;
 const SUMS_BUFFER: u64 = (1 << 16) - 1;
 
-/// The chosen ids as a source.
-pub(super) fn ids<'a>(il: usize, routing: &Routing) -> Source<'a> {
+/// The ids of the selected experts as a source.
+pub(super) fn ids<'a>(il: LayerId, routing: &Routing) -> Source<'a> {
     let name = NodeName::of("ffn_moe_topk", il);
-    chosen(name, IDS_BUFFER, &routing.ids, routing.n_expert_used, "i32")
+    per_expert(name, IDS_BUFFER, &routing.ids, routing.n_expert_used, "i32")
 }
 
-/// The weights of the chosen as a source.
+/// The weights of the selected experts as a source.
 pub(super) fn weights<'a>(name: NodeName, routing: &Routing) -> Source<'a> {
     let k = routing.n_expert_used;
-    chosen(name, WEIGHTS_BUFFER, &routing.weights, k, "f32")
+    per_expert(name, WEIGHTS_BUFFER, &routing.weights, k, "f32")
 }
 
-/// Rows of `k` elements.
-fn chosen<'a, T: Plain>(
+/// Values `(token, k)` as a source.
+fn per_expert<'a, T: Plain>(
     name: NodeName,
     buffer_id: u64,
     values: &Mirrored<T>,
@@ -254,7 +260,7 @@ fn chosen<'a, T: Plain>(
     Source::Buffer {
         name,
         suffix: "",
-        buffer_id: twin_id(buffer_id, values),
+        buffer_id: id_at_home(buffer_id, values),
         address: values.address(),
         size_bytes: (values.len() * size_of::<T>()) as u64,
         ne: [k as u64, (values.len() / k.max(1)) as u64],
@@ -262,7 +268,7 @@ fn chosen<'a, T: Plain>(
     }
 }
 
-/// Rows of `width` elements.
+/// Values `(row, width)` in CPU memory as a source.
 fn small<'a, T>(
     name: NodeName,
     buffer_id: u64,

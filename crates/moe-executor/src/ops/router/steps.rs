@@ -1,4 +1,6 @@
-//! The steps of a router: the host computes them, unless a kernel for all of them has, and each is recorded.
+//! The operations of a router. The CPU computes each of them unless one kernel has computed all; each is recorded.
+
+use moe_trace::LayerId;
 
 use super::{GROUPS_BUFFER, Gating, Groups, RouterState, SUMS_BUFFER, ids, small, weights};
 use crate::activation::{Activation, NodeName};
@@ -6,11 +8,11 @@ use crate::ops::{Ops, Scope, number};
 use crate::recorder::{Routing, Source};
 use crate::weights::Vector;
 
-/// Smallest sum that the weights are divided by, as in llama.cpp: the smallest normal number of F16.
+/// Lower bound of the sum that expert weights are divided by, like in llama.cpp: the smallest normal number of F16.
 const MIN_WEIGHT_SUM: f32 = 6.103_515_6e-5;
 
 impl Ops<'_> {
-    /// Probabilities of all experts.
+    /// Computes the probabilities of all experts from the scores.
     pub(super) fn gate(
         &mut self,
         scope: &mut Scope,
@@ -41,7 +43,7 @@ impl Ops<'_> {
         self.record(scope, op, name, &[scores.into()]);
     }
 
-    /// Adds the bias of the choice to a copy of the probabilities.
+    /// Adds the selection bias to a copy of the probabilities.
     pub(super) fn bias_selection(
         &mut self,
         scope: &mut Scope,
@@ -59,11 +61,11 @@ impl Ops<'_> {
         self.record(scope, number::ADD, name, &[probs.into(), bias.into()]);
     }
 
-    /// Sets all experts but those of the best groups to minus infinity.
+    /// Sets the probabilities of experts outside the best groups to minus infinity.
     pub(super) fn keep_best_groups(
         &mut self,
         scope: &mut Scope,
-        il: usize,
+        il: LayerId,
         groups: Groups,
         selection: &mut Activation,
     ) {
@@ -96,11 +98,11 @@ impl Ops<'_> {
         self.record(scope, number::SET_ROWS, selection.name, &[before, kept]);
     }
 
-    /// The `k` best of every row, best first.
-    pub(super) fn choose(
+    /// Selects the `k` best experts of each token, best first.
+    pub(super) fn select(
         &mut self,
         scope: &mut Scope,
-        il: usize,
+        il: LayerId,
         selection: &Activation,
         k: usize,
         routing: &mut Routing,
@@ -117,11 +119,11 @@ impl Ops<'_> {
         self.record(scope, number::ARGSORT, name, &[selection.into()]);
     }
 
-    /// The probabilities of the chosen become their first weights.
-    pub(super) fn weigh(
+    /// Copies the probabilities of the selected experts to their weights.
+    pub(super) fn expert_weights(
         &mut self,
         scope: &mut Scope,
-        il: usize,
+        il: LayerId,
         probs: &Activation,
         routing: &mut Routing,
     ) -> NodeName {
@@ -139,11 +141,11 @@ impl Ops<'_> {
         name
     }
 
-    /// Softmax over the weights of every row.
-    pub(super) fn soft_max_chosen(
+    /// Softmax over the expert weights of each token.
+    pub(super) fn soft_max_weights(
         &mut self,
         scope: &mut Scope,
-        il: usize,
+        il: LayerId,
         from: NodeName,
         routing: &mut Routing,
     ) -> NodeName {
@@ -158,11 +160,11 @@ impl Ops<'_> {
         name
     }
 
-    /// Divides the weights of every row by their sum.
-    pub(super) fn normalise(
+    /// Divides the expert weights of each token by their sum.
+    pub(super) fn normalize_weights(
         &mut self,
         scope: &mut Scope,
-        il: usize,
+        il: LayerId,
         from: NodeName,
         routing: &mut Routing,
     ) -> NodeName {
@@ -177,7 +179,7 @@ impl Ops<'_> {
 
         self.sums.clear();
         if scope.is_done() {
-            // Records tell the size of what the kernel kept to itself.
+            // Records contain the size of the sums, which the kernel does not write.
             self.sums.resize(routing.weights.len() / k, 0.0);
         } else {
             let rows = routing.weights.host().chunks_exact(k);
@@ -201,11 +203,11 @@ impl Ops<'_> {
         norm.reshaped()
     }
 
-    /// Multiplies all weights by the factor of the model.
+    /// Multiplies all expert weights by `scale`.
     pub(super) fn scale_weights(
         &mut self,
         scope: &mut Scope,
-        il: usize,
+        il: LayerId,
         from: NodeName,
         scale: f32,
         routing: &mut Routing,
@@ -220,7 +222,8 @@ impl Ops<'_> {
     }
 }
 
-/// The `k` best of `row` at the beginning of `order`, best first, ties to the lower index.
+/// Puts the indices of the `k` largest values of `row` at the start of `order`, largest first, ties by lower index. The
+/// other elements of `order` are unspecified.
 fn best(row: &[f32], k: usize, order: &mut Vec<u32>) {
     order.clear();
     order.extend(0..row.len() as u32);
@@ -247,7 +250,7 @@ mod tests {
     use super::soft_max;
 
     #[test]
-    fn soft_max_sums_to_one_and_survives_large_scores() {
+    fn soft_max_sums_to_one_with_large_scores() {
         let mut row = [1000.0, 1000.0 + 2f32.ln(), -1000.0];
         soft_max(&mut row);
         assert!(

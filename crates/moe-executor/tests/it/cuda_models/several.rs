@@ -10,12 +10,12 @@ use moe_trace::record::SOURCE_BUFFER;
 
 use super::recorded::record;
 use super::{Case, Entry, MODELS, ONCE, TWICE, case, has_gpu, open};
-use crate::reference::{Ran, reference, run};
+use crate::reference::{ModelRun, reference, run};
 
 const THRICE: &[Entry] = &[(0, None), (0, None), (0, None)];
 
 /// Logits and routing, bit by bit.
-fn bits(ran: &Ran) -> Vec<u32> {
+fn bits(ran: &ModelRun) -> Vec<u32> {
     let routed = ran.routed.iter().flatten();
     let routed = routed.flat_map(|row| {
         let ids = row.ids.iter().map(|&id| id as u32);

@@ -1,4 +1,4 @@
-//! Buffers: their identity, and their events in `buffers.jsonl`.
+//! Buffer ids in records, and the events of `buffers.jsonl`.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use moe_testkit::fixture;
 use super::{LIMITS, record};
 
 #[test]
-fn a_buffer_keeps_its_identity() {
+fn buffer_ids_have_constant_addresses_while_decoding() {
     let prompt: Vec<u32> = (300..320).collect();
     for arch in ["dots1", "gpt-oss", "olmoe", "qwen2moe"] {
         let file = format!("random-{arch}-F16.gguf");
@@ -36,7 +36,7 @@ fn a_buffer_keeps_its_identity() {
 }
 
 #[test]
-fn every_buffer_that_is_read_has_an_event() {
+fn all_buffers_that_are_read_have_events() {
     let prompt: Vec<u32> = (300..320).collect();
     for arch in ["dots1", "gpt-oss", "qwen2moe", "qwen3moe"] {
         let file = format!("random-{arch}-F16.gguf");
@@ -52,7 +52,7 @@ fn every_buffer_that_is_read_has_an_event() {
             let sources = record.sources().iter().enumerate();
             for (i, source) in sources.filter(|(_, s)| s.memory_source == SOURCE_BUFFER) {
                 let id = source.offset_or_buffer_id.get();
-                // The mask is no memory: nothing is read of it.
+                // The mask is computed from the positions and has no memory.
                 let allocated = sizes.get(&id).copied().unwrap_or(0);
                 let read = record.source_size(i);
                 assert!(
@@ -67,7 +67,7 @@ fn every_buffer_that_is_read_has_an_event() {
                 );
             }
         }
-        // An event has the time of the pass in which its buffer was first used, which is before the first record that reads it.
+        // The time of an event is the start of the pass that first used its buffer, before the first record that reads it.
         let first = recorded.records[0].timestamp_ns.get();
         assert!(
             recorded.buffers[0]
@@ -76,7 +76,7 @@ fn every_buffer_that_is_read_has_an_event() {
         );
         let (timeline, n_strange) = Timeline::new(&recorded.buffers);
         assert_eq!(n_strange, 0);
-        // At the end the weights alone are left: the file, and its vectors as f32.
+        // Only the weights are not deallocated: the file, and its vectors as f32.
         let left: Vec<_> = timeline
             .buffers
             .iter()
@@ -85,7 +85,7 @@ fn every_buffer_that_is_read_has_an_event() {
         assert!(left.iter().all(|b| b.usage_name == "WEIGHTS"), "{left:?}");
         let size = std::fs::metadata(fixture(&file)).unwrap().len();
         assert!(left.iter().any(|b| b.name == file && b.size == size));
-        // Four layers of keys and values, 24 positions at least.
+        // Keys and values of at least three layers.
         let caches = timeline
             .buffers
             .iter()
@@ -95,7 +95,7 @@ fn every_buffer_that_is_read_has_an_event() {
 }
 
 #[test]
-fn buffers_have_events_when_they_grow_and_not_for_every_token() {
+fn records_buffer_events_only_when_buffers_grow() {
     let prompt: Vec<u32> = (300..320).collect();
     let limits = Limits {
         n_predict: 100,
@@ -109,7 +109,7 @@ fn buffers_have_events_when_they_grow_and_not_for_every_token() {
     );
     let mut times: Vec<f64> = recorded.buffers.iter().map(|e| e.timestamp_ms).collect();
     times.dedup();
-    // The prompt's 20 positions, then 40, 80 and 160 in the cache, and the end.
+    // The cache has the 20 positions of the prompt, then 40, 80 and 160; the last events are those of the end.
     assert_eq!(times.len(), 5, "{times:?}");
     assert!(times.is_sorted());
 }

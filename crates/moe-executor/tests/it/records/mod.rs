@@ -1,4 +1,4 @@
-//! What a run leaves in its trace: the operations of llama.cpp's graph under its names, and as many as announced.
+//! Records of a run: the operations of llama.cpp's graph with its names, and their number.
 
 mod buffer_events;
 mod nodes;
@@ -22,10 +22,11 @@ use moe_trace::{Manifest, Phase, RunOptions, RunWriter, TensorAccessLog, Trace};
 
 struct Recorded {
     records: Vec<TensorAccessLog>,
-    /// Of the prompt and of a generated token.
+    /// Graphs of a prompt and of a decoded token.
     graphs: [Graph; 2],
     buffers: Vec<BufferEvent>,
-    announced: u64,
+    /// Upper bound of the number of records, computed before the run.
+    max_records: u64,
     generated: Generated,
 }
 
@@ -62,7 +63,7 @@ fn record_mode(
             .unwrap()
             .records()
             .to_vec(),
-        announced: max_records(
+        max_records: max_records(
             |n_tokens| model.records_per_pass(n_tokens, mode),
             prompt.len(),
             1024,
@@ -79,15 +80,15 @@ const LIMITS: Limits = Limits {
 };
 
 #[test]
-fn as_many_records_as_announced() {
+fn number_of_records_is_close_to_its_bound() {
     let prompt: Vec<u32> = (300..320).collect();
     let recorded = |file: &str| {
         let recorded = record(file, &prompt, LIMITS, RunOptions::default());
-        recorded.announced - recorded.records.len() as u64
+        recorded.max_records - recorded.records.len() as u64
     };
-    // gpt-oss routes every token in every layer: the bound is met but for a second cut in each pass
+    // gpt-oss routes all tokens in all layers, and selects the output rows with one operation per pass instead of two.
     assert_eq!(recorded("random-gpt-oss-F16.gguf"), 4);
-    // elsewhere the last layer of a prompt routes one row of twenty
+    // In the other architectures the last layer routes one of the 20 tokens of the prompt.
     for arch in ["dots1", "llama", "olmoe", "qwen2moe", "qwen3moe"] {
         assert_eq!(
             recorded(&format!("random-{arch}-F16.gguf")),
@@ -98,7 +99,7 @@ fn as_many_records_as_announced() {
 }
 
 #[test]
-fn every_token_of_a_batch_has_its_experts() {
+fn records_the_experts_of_each_token() {
     let prompt: Vec<u32> = (300..320).collect();
     let recorded = record(
         "random-qwen3moe-F16.gguf",
@@ -137,7 +138,7 @@ fn every_token_of_a_batch_has_its_experts() {
 }
 
 #[test]
-fn a_slot_of_the_experts_has_the_bytes_of_ggml_s_view() {
+fn size_of_an_expert_slot_is_that_of_the_view_in_ggml() {
     let prompt: Vec<u32> = (300..320).collect();
     let file = "random-qwen3moe-F16.gguf";
     let recorded = record(file, &prompt, LIMITS, RunOptions::default());
@@ -146,13 +147,13 @@ fn a_slot_of_the_experts_has_the_bytes_of_ggml_s_view() {
         let sums = of_phase.filter(|r| r.dst_name() == "ffn_moe_out-0");
         sums.map(|r| r.source_size(1)).collect()
     };
-    // rows of 32 f32; from the first of 20 tokens' 4 rows to the last token's
+    // Rows of 32 f32, 4 per token; the view extends from the row of the first token to the row of the last of 20 tokens.
     assert_eq!(sizes(PHASE_PROMPT), [32 * 4 * (19 * 4 + 1)]);
     assert_eq!(sizes(PHASE_GENERATE), [128, 128, 128]);
 }
 
 #[test]
-fn every_access_to_the_file_is_an_entry_of_its_map() {
+fn resolves_all_file_accesses_in_the_offset_map() {
     let prompt: Vec<u32> = (300..320).collect();
     for arch in ["dots1", "gpt-oss", "llama", "olmoe", "qwen2moe", "qwen3moe"] {
         let file = format!("random-{arch}-F16.gguf");
@@ -170,7 +171,7 @@ fn every_access_to_the_file_is_an_entry_of_its_map() {
                     "{arch}: {}",
                     source.name()
                 );
-                // By the name alone it is the same tensor.
+                // The name alone identifies the same tensor.
                 let named = gguf
                     .tensor(base_name(&source.name()))
                     .map(|tensor| tensor.index);
@@ -178,7 +179,7 @@ fn every_access_to_the_file_is_an_entry_of_its_map() {
                 read.extend(tensor);
             }
         }
-        // All of the model is read, but for what a record has no place for.
+        // All tensors are read except fifth sources, for which a record has no field.
         let unread = gguf
             .tensors()
             .iter()
@@ -192,7 +193,7 @@ fn every_access_to_the_file_is_an_entry_of_its_map() {
 }
 
 #[test]
-fn a_full_trace_ends_between_passes() {
+fn stops_between_passes_at_the_maximum_trace_size() {
     let prompt: Vec<u32> = (300..320).collect();
     let options = RunOptions {
         max_trace_bytes: Some(600 << 10),
@@ -205,13 +206,13 @@ fn a_full_trace_ends_between_passes() {
 }
 
 #[test]
-fn experts_alone_leave_the_same_routing() {
+fn mode_experts_records_the_same_routing() {
     let prompt: Vec<u32> = (300..320).collect();
     let routing = |mode| -> Vec<(String, u32, Vec<i32>)> {
         let file = "random-gpt-oss-F16.gguf";
         let recorded = record_mode(file, &prompt, LIMITS, RunOptions::default(), mode);
         if mode == Mode::Experts {
-            assert_eq!(recorded.announced, recorded.records.len() as u64);
+            assert_eq!(recorded.max_records, recorded.records.len() as u64);
         }
         let experts = recorded.records.iter().filter(|r| r.num_experts > 0);
         experts
@@ -222,14 +223,14 @@ fn experts_alone_leave_the_same_routing() {
             .collect()
     };
     let experts = routing(Mode::Experts);
-    // four layers, six expert operations, twenty prompt and three generated tokens
+    // Four layers, six expert operations, 20 tokens of the prompt and 3 decoded tokens.
     assert_eq!(experts.len(), 4 * 6 * 23);
     assert_eq!(experts, routing(Mode::All));
 }
 
-/// Attention and router are between the experts of two layers, and leave no records.
+/// Attention and router run between the experts of two layers and have no records in this mode.
 #[test]
-fn experts_alone_do_not_take_the_time_of_operations_between_them() {
+fn mode_experts_excludes_the_time_of_other_operations() {
     let prompt: Vec<u32> = (300..320).collect();
     let file = "random-gpt-oss-F16.gguf";
     let recorded = record_mode(file, &prompt, LIMITS, RunOptions::default(), Mode::Experts);
@@ -243,7 +244,7 @@ fn experts_alone_do_not_take_the_time_of_operations_between_them() {
             gates += 1;
             assert!(
                 start > end,
-                "{} starts at {start}, the end of the one before",
+                "{} starts at {start}, the end of the previous record",
                 pair[1].dst_name()
             );
         }

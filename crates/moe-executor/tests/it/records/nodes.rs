@@ -1,4 +1,4 @@
-//! Operations and graphs are those of llama.cpp, under its names.
+//! Recorded operations and graphs compared with the nodes of llama.cpp.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,10 @@ use moe_testkit::fixture;
 
 use super::{LIMITS, record};
 
-/// Nodes that llama.cpp computes for a prompt with flash attention: operation, name, names of the sources.
+/// Nodes of llama.cpp's graph for a prompt with flash attention, by architecture: operation, name, names of the sources.
 type Nodes = BTreeMap<String, Vec<(String, String, Vec<String>)>>;
 
-/// Where llama.cpp has no name, the record has one of its own.
+/// Whether the names agree. Nodes without a name in llama.cpp have any name here.
 fn same_name(theirs: &str, ours: &str) -> bool {
     theirs.starts_with("node_") || theirs == ours
 }
@@ -29,7 +29,7 @@ fn follows_llama_cpp(file: &str, arch: &str) {
         assert_eq!(graph.metadata.n_tokens, Some(n_tokens));
     }
 
-    // one record an operation: the first of every group with the same start
+    // One record per operation: the first of each group with the same start.
     let mut operations: Vec<&TensorAccessLog> = Vec::new();
     for record in recorded.records.iter().filter(|r| r.phase == PHASE_PROMPT) {
         let same = |last: &&TensorAccessLog| {
@@ -68,8 +68,8 @@ fn follows_llama_cpp(file: &str, arch: &str) {
     }
 }
 
-/// The graph that the recorder wrote, against the nodes of llama.cpp: operations in order, and for each the names of all
-/// that it reads, the fifth source included.
+/// Compares a recorded graph with the nodes of llama.cpp: operations in order, and the names of all their sources, including
+/// the fifth.
 fn graph_follows_llama_cpp(nodes: &[(String, String, Vec<String>)], graph: &Graph) {
     let (operations, leaves) = graph.nodes.split_at(nodes.len());
     assert!(leaves.iter().all(|node| node.operation == "CONST"));
@@ -88,7 +88,7 @@ fn graph_follows_llama_cpp(nodes: &[(String, String, Vec<String>)], graph: &Grap
             assert!(edge.label.starts_with(&format!("src {n}")), "{name}");
             let source = place(&edge.source);
             let ours = &graph.nodes[source];
-            // The chosen experts are a view of their sorting, under a name of its own.
+            // In llama.cpp the selected experts are a view of the result of the argsort, with its own name.
             let renamed = theirs.replace("_topk-", "_argsort-");
             let read = base_name(&renamed);
             assert!(
@@ -97,7 +97,7 @@ fn graph_follows_llama_cpp(nodes: &[(String, String, Vec<String>)], graph: &Grap
             );
             assert!(
                 source < i || ours.operation == "CONST",
-                "{name} reads what comes later"
+                "{name} reads a later node"
             );
         }
     }

@@ -1,6 +1,6 @@
-//! Models and results that no trace is made of.
+//! Models and results that are rejected.
 
-use moe_engine::{Decode, Logits};
+use moe_engine::{Decode, Error, Logits};
 use moe_executor::cpu::threads::Threads;
 use moe_executor::recorder::Recorder;
 use moe_executor::{Model, Session};
@@ -9,7 +9,7 @@ use moe_trace::Phase;
 
 use moe_testkit::fixture;
 
-/// The bytes of a fixture with one F32 of a tensor replaced.
+/// A fixture with the first f32 of a tensor replaced.
 fn damaged(file: &str, tensor: &str, value: f32) -> Gguf {
     let path = fixture(file);
     let mut bytes = std::fs::read(&path).unwrap();
@@ -19,7 +19,7 @@ fn damaged(file: &str, tensor: &str, value: f32) -> Gguf {
 }
 
 #[test]
-fn results_that_are_not_finite_end_the_run() {
+fn rejects_results_that_are_not_finite() {
     let file = "random-qwen3moe-F16.gguf";
     for (tensor, value, node) in [
         ("blk.2.ffn_norm.weight", f32::NAN, "ffn_moe_logits-2"),
@@ -34,16 +34,14 @@ fn results_that_are_not_finite_end_the_run() {
             .decode(&[300, 301], Phase::Prompt, Logits::Last)
             .unwrap_err();
         assert!(
-            error
-                .to_string()
-                .starts_with(&format!("{node} at position")),
+            matches!(&error, Error::NotFinite { node: found, .. } if found == node),
             "{error}"
         );
     }
 }
 
 #[test]
-fn a_layer_that_the_header_does_not_count_is_refused() {
+fn rejects_tensors_of_layers_beyond_the_block_count() {
     let path = fixture("random-qwen3moe-F16.gguf");
     let mut bytes = std::fs::read(&path).unwrap();
     let key = b"qwen3moe.block_count";
@@ -51,9 +49,9 @@ fn a_layer_that_the_header_does_not_count_is_refused() {
     assert_eq!(bytes[at..at + 4], 4u32.to_le_bytes());
     bytes[at] = 3;
     let gguf = Gguf::from_bytes("short", bytes).unwrap();
-    let error = Model::load(&gguf).err().unwrap().to_string();
+    let error = Model::load(&gguf).err().unwrap();
     assert!(
-        error.contains("blk.3.") && error.contains("the model has 3"),
+        matches!(&error, moe_executor::Error::ExtraLayer { tensor, n_layer: 3, .. } if tensor.starts_with("blk.3.")),
         "{error}"
     );
 }

@@ -7,7 +7,7 @@ use crate::cpu::quant::activation::{Q8Row, floats};
 #[test]
 fn q8_0_rounds_to_even_and_keeps_a_half_precision_scale() {
     let mut row = vec![0.0; 64];
-    // 127 / 254 = 0.5 for each unit: 1, 3 and 5 lie half way.
+    // The scale is 127 / 254 = 0.5, so the quotients of 1, 3 and 5 are ties.
     row[..6].copy_from_slice(&[254.0, 1.0, 3.0, 5.0, -1.0, -254.0]);
     row[32] = 0.1;
     let bytes = convert(ActivationType::Q8_1, &row);
@@ -25,7 +25,7 @@ fn q8_0_rounds_to_even_and_keeps_a_half_precision_scale() {
 }
 
 #[test]
-fn q8_k_makes_the_largest_magnitude_minus_127() {
+fn q8_k_maps_the_largest_magnitude_to_minus_127() {
     let mut row = vec![0.0; 512];
     row[3] = 254.0;
     row[4] = -254.0;
@@ -40,7 +40,7 @@ fn q8_k_makes_the_largest_magnitude_minus_127() {
 }
 
 #[test]
-fn activations_are_the_same_bytes_on_every_processor() {
+fn all_instruction_sets_yield_the_same_bytes() {
     let mut random = Random(4);
     for n in [256, 512, 1280] {
         for row in activation_rows(n, &mut random) {
@@ -64,7 +64,7 @@ fn activations_are_the_same_bytes_on_every_processor() {
 }
 
 #[test]
-fn what_is_not_a_number_stays_visible() {
+fn nan_propagates_to_the_scale() {
     let mut row = vec![1.0; 256];
     row[100] = f32::NAN;
     for ty in [
@@ -83,7 +83,7 @@ fn what_is_not_a_number_stays_visible() {
 }
 
 #[test]
-fn floats_are_rounded_to_the_type_of_the_weights() {
+fn rounds_activations_to_the_type_of_the_weights() {
     let row = [1.0 / 3.0, -65504.0, 1e-7, 1e6];
     let bits = |ty| {
         floats(4, &convert(ty, &row))

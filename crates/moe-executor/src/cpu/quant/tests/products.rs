@@ -1,4 +1,4 @@
-//! Products against a reference in `f64` and against ggml's.
+//! Products compared with a reference in `f64` and with ggml.
 
 use moe_gguf::GgmlType;
 
@@ -8,7 +8,7 @@ use crate::cpu::quant::format::{Format, Unpacked};
 use crate::cpu::quant::portable::blocks;
 use crate::cpu::quant::{ActivationType, Isa, Kernel, Product, Scratch, dequantize_row};
 
-/// `n_rows` rows of blocks picked from the golden row, without those whose products overflow.
+/// `n_rows` rows of random blocks of the golden row, without blocks whose products overflow.
 fn rows_of_blocks(ty: GgmlType, n_rows: usize, n: usize, random: &mut Random) -> Vec<u8> {
     let (bytes, values) = golden(ty);
     let (block, size) = (ty.block_size() as usize, ty.type_size() as usize);
@@ -36,7 +36,7 @@ fn float_rows(ty: GgmlType, n_rows: usize, n: usize, random: &mut Random) -> Vec
     rows
 }
 
-/// The product of a row and activations in `f64`, and the sum of the magnitudes of what is summed.
+/// The product of a row and activations in `f64`, and the sum of the magnitudes of the terms.
 fn reference<F: Format>(row: &[u8], n: usize, act: &[u8]) -> (f64, f64) {
     let act = Q8Row::new(F::ACTIVATION, n, act);
     let act_block = n / act.scale.len();
@@ -70,7 +70,7 @@ fn reference<F: Format>(row: &[u8], n: usize, act: &[u8]) -> (f64, f64) {
     (total, magnitude)
 }
 
-/// As [`reference`], for rows without blocks.
+/// Like [`reference`], for rows without blocks.
 fn float_reference(row: &[f32], act: &[u8]) -> (f64, f64) {
     let values = floats(row.len(), act).iter().map(|v| f64::from(v.get()));
     let products = row.iter().zip(values).map(|(&w, a)| f64::from(w) * a);
@@ -79,7 +79,7 @@ fn float_reference(row: &[f32], act: &[u8]) -> (f64, f64) {
     })
 }
 
-/// Sums of `terms` numbers in `f32` err by at most about `terms * 2^-24` times the sum of their magnitudes.
+/// The error of a sum of `terms` numbers in `f32` is at most about `terms * 2^-24` times the sum of their magnitudes.
 fn assert_close(
     found: f32,
     (expected, magnitude): (f64, f64),
@@ -91,11 +91,11 @@ fn assert_close(
     let error = (f64::from(found) - expected).abs();
     assert!(
         error <= tolerance,
-        "{what}: {found} instead of {expected}, {error:e} off, allowed {tolerance:e}"
+        "{what}: {found}, expected {expected}; error {error:e}, tolerance {tolerance:e}"
     );
 }
 
-/// Calls `check` for each instruction set with its products of the rows with several activations.
+/// Calls `check` with the products of each row with several activations, for each instruction set.
 fn for_each_product(
     ty: GgmlType,
     n: usize,
@@ -125,7 +125,7 @@ fn for_each_product(
 }
 
 #[test]
-fn products_of_quantized_rows() {
+fn products_of_quantized_rows_agree_with_f64() {
     let mut random = Random(1);
     for ty in quantized_types() {
         let block = ty.block_size() as usize;
@@ -154,9 +154,9 @@ fn products_of_quantized_rows() {
     }
 }
 
-/// `fixtures/quants/vec_dot.cpp` wrote the products of slices of the golden rows with these activations.
+/// `fixtures/quants/vec_dot.cpp` computed the products of slices of the golden rows with these activations.
 #[test]
-fn products_are_ggmls() {
+fn products_agree_with_ggml() {
     let table = std::fs::read_to_string(moe_testkit::fixture("quants/vec_dot.csv")).unwrap();
     let n = 256;
     let mut compared = 0;
@@ -196,7 +196,7 @@ fn products_are_ggmls() {
 }
 
 #[test]
-fn products_of_float_rows() {
+fn products_of_float_rows_agree_with_f64() {
     let mut random = Random(2);
     for ty in FLOATS {
         for n in [1, 15, 16, 31, 64, 100, 255, 1024] {
@@ -219,7 +219,7 @@ fn products_of_float_rows() {
 }
 
 #[test]
-fn products_with_many_tokens_are_those_with_each() {
+fn products_with_several_tokens_agree_with_f64() {
     let mut random = Random(3);
     for ty in GgmlType::ALL
         .iter()

@@ -1,6 +1,8 @@
 //! Kernels with x86 vector instructions.
+//!
+//! The functions have `#[target_feature]` attributes; [`super::Kernel::for_isa`] selects only those that the CPU supports.
 
-// Loops over lanes and parts index several arrays at once.
+// Loops over lanes index several arrays at once.
 #![allow(clippy::needless_range_loop)]
 
 pub mod avx2;
@@ -15,7 +17,7 @@ use super::float::Bf16;
 use super::format::F16;
 use super::{Gemm, Gemv, Isa};
 
-/// The product for a type with the vector instructions of `isa`.
+/// The matrix-vector product for a type and instruction set; `None` for portable code.
 pub fn gemv(ty: T, isa: Isa) -> Option<Gemv> {
     match (isa, ty) {
         (Isa::Portable, _) => None,
@@ -30,7 +32,7 @@ pub fn gemv(ty: T, isa: Isa) -> Option<Gemv> {
     }
 }
 
-/// The product with many rows of activations for a type with the vector instructions of `isa`.
+/// The product with several rows of activations for a type and instruction set; `None` for portable code.
 pub fn gemm(ty: T, isa: Isa) -> Option<Gemm> {
     match (isa, ty) {
         (Isa::Portable, _) => None,
@@ -46,25 +48,25 @@ pub fn gemm(ty: T, isa: Isa) -> Option<Gemm> {
     }
 }
 
-/// Asks for the memory of `n` elements or blocks `distance` bytes behind `at`, where the rows taken next are. Four rows at
-/// a time are four short streams, whose starts the processor does not foresee.
+/// Prefetches `n` elements or blocks at `at + distance` bytes, which belong to the next tile of rows. A tile of four rows is
+/// four short streams, and the hardware prefetcher does not predict the starts of the next streams.
 #[inline(always)]
 fn prefetch<T>(at: *const T, n: usize, distance: usize) {
     for line in (0..n * size_of::<T>()).step_by(64) {
         let line = at.cast::<i8>().wrapping_add(distance + line);
-        // SAFETY: a prefetch gives the program no access; the address may be anything.
+        // SAFETY: a prefetch does not access memory in the sense of the language, so any address is allowed.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(line) };
     }
 }
 
-/// Whether [`super::Isa::Avx2`] kernels run on this processor.
+/// Whether this CPU has the instructions of [`super::Isa::Avx2`].
 pub fn has_avx2() -> bool {
     is_x86_feature_detected!("avx2")
         && is_x86_feature_detected!("fma")
         && is_x86_feature_detected!("f16c")
 }
 
-/// Whether [`super::Isa::Avx512`] kernels run on this processor.
+/// Whether this CPU has the instructions of [`super::Isa::Avx512`].
 pub fn has_avx512() -> bool {
     has_avx2()
         && is_x86_feature_detected!("avx512f")

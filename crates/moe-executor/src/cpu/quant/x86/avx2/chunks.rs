@@ -1,6 +1,6 @@
-//! Formats with an activation scale for 32 elements.
+//! Formats whose activations have a scale per 32 elements (Q8_0, Q8_1).
 //!
-//! AVX2 multiplies unsigned by signed bytes: the sign of a code moves to the activation.
+//! AVX2 multiplies unsigned with signed bytes, so the sign of a code is moved to the activation.
 
 use std::arch::x86_64::*;
 
@@ -11,15 +11,18 @@ use crate::cpu::quant::fp4::{E2M1_DOUBLED, E8M0_HALVED, Mxfp4, Nvfp4, UE4M3_HALV
 use crate::cpu::quant::iq4::{IQ4_VALUES, Iq4Nl};
 use crate::cpu::quant::legacy::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 
-/// 32 elements in their order.
+/// A block of 32 elements.
+///
+/// # Safety
+/// All methods require that the CPU has the instructions of [`Steps`].
 trait Chunk: Format {
-    /// The codes, `q` of [`Format`].
+    /// The codes in the order of the elements: [`Format::decode_codes`].
     unsafe fn codes(&self) -> __m256i;
 
     /// The scale.
     unsafe fn scale(&self) -> f32;
 
-    /// The negative minimum.
+    /// The negated minimum.
     #[target_feature(enable = "avx2,fma,f16c")]
     #[inline]
     unsafe fn minimum(&self) -> f32 {
@@ -32,14 +35,18 @@ trait Chunk: Format {
 pub struct Activations {
     codes: __m256i,
     scale: f32,
-    /// Scale times sum, for formats with minima.
+    /// Scale times sum of the codes, for formats with minima.
     scaled_sum: f32,
 }
 
+/// Loads activations `32 * chunk` to `32 * chunk + 31`.
+///
+/// # Safety
+/// The CPU has the instructions of [`Steps`], and `act` has these activations, with scaled sums if `with_sum`.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 unsafe fn load(act: &Q8Row, chunk: usize, with_sum: bool) -> Activations {
-    // SAFETY: the activations have 32 codes and a scale for each chunk, and a sum if asked for.
+    // SAFETY: by the contract of this function, `act` has 32 codes, a scale and, if `with_sum`, a sum for the chunk.
     unsafe {
         Activations {
             codes: _mm256_loadu_si256(act.q.as_ptr().add(chunk * 32).cast()),
@@ -53,7 +60,7 @@ unsafe fn load(act: &Q8Row, chunk: usize, with_sum: bool) -> Activations {
     }
 }
 
-/// Products of signed bytes, summed by fours.
+/// Sums of four neighboring products of signed bytes, 32 bits each.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 pub fn products(codes: __m256i, act: __m256i) -> __m256i {
@@ -67,14 +74,14 @@ impl<F: Chunk> Steps for F {
     #[target_feature(enable = "avx2,fma,f16c")]
     #[inline]
     unsafe fn load<'a>(act: &Q8Row<'a>, block: usize) -> Activations {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the contract of this function.
         unsafe { load(act, block, F::MIN) }
     }
 
     #[target_feature(enable = "avx2,fma,f16c")]
     #[inline]
     unsafe fn step(block: &F, act: &Activations, acc: __m256) -> __m256 {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the contract of this function.
         unsafe {
             let sums = _mm256_cvtepi32_ps(products(block.codes(), act.codes));
             let acc = _mm256_fmadd_ps(sums, _mm256_set1_ps(block.scale() * act.scale), acc);
@@ -92,12 +99,12 @@ impl<F: Chunk> Steps for F {
     #[target_feature(enable = "avx2,fma,f16c")]
     #[inline]
     unsafe fn decode(&self, q: &mut [i8; QK_K]) {
-        // SAFETY: the caller's promise; there is room for 32 codes.
+        // SAFETY: by the contract of this function; `q` has at least 32 bytes.
         unsafe { _mm256_storeu_si256(q.as_mut_ptr().cast(), self.codes()) }
     }
 }
 
-/// 4-bit codes: the low halves of sixteen bytes, then the high halves.
+/// The 4-bit codes of sixteen bytes: the low halves, then the high halves.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 pub fn nibbles(bytes: &[u8; 16]) -> __m256i {
@@ -106,7 +113,7 @@ pub fn nibbles(bytes: &[u8; 16]) -> __m256i {
     _mm256_and_si256(both, _mm256_set1_epi8(15))
 }
 
-/// All ones in the bytes whose bit of `qh` is set.
+/// Sets byte `j` to 0xff if bit `j` of `qh` is set, else to 0.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 fn spread_bits(qh: [u8; 4]) -> __m256i {
@@ -121,7 +128,7 @@ fn spread_bits(qh: [u8; 4]) -> __m256i {
     _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit_of_each), bit_of_each)
 }
 
-/// Looks 4-bit codes up in a table.
+/// Looks up 4-bit codes in a table.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 pub fn look_up(table: &[i8; 16], codes: __m256i) -> __m256i {
@@ -158,7 +165,7 @@ macro_rules! chunk {
 chunk!(Q4_0, |b| codes _mm256_sub_epi8(nibbles(&b.qs), _mm256_set1_epi8(8)), scale widen(b.d));
 chunk!(Q4_1, |b| codes nibbles(&b.qs), scale widen(b.d), minimum widen(b.m));
 chunk!(Q5_0, |b| codes {
-    // Without the fifth bit, 16 is taken off: the upper half of the byte becomes ones.
+    // `q - 16` for codes below 16: the upper half of the byte becomes ones.
     let missing = _mm256_andnot_si256(spread_bits(b.qh), _mm256_set1_epi8(0xf0_u8 as i8));
     _mm256_or_si256(nibbles(&b.qs), missing)
 }, scale widen(b.d));
@@ -171,14 +178,14 @@ chunk!(Mxfp4, |b| codes look_up(&E2M1_DOUBLED, nibbles(&b.qs)), scale E8M0_HALVE
 
 chunk!(Iq4Nl, |b| codes look_up(&IQ4_VALUES, nibbles(&b.qs)), scale widen(b.d));
 
-/// A block of 64 is two chunks.
+/// A block of 64 elements is two chunks.
 impl Steps for Nvfp4 {
     type Activations<'a> = [Activations; 2];
 
     #[target_feature(enable = "avx2,fma,f16c")]
     #[inline]
     unsafe fn load<'a>(act: &Q8Row<'a>, block: usize) -> [Activations; 2] {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the contract of this function.
         unsafe { [load(act, block * 2, false), load(act, block * 2 + 1, false)] }
     }
 
@@ -210,11 +217,11 @@ impl Steps for Nvfp4 {
     }
 }
 
-/// The codes of half a block of NVFP4.
+/// The codes of elements `32 * chunk` to `32 * chunk + 31` of a block.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 fn nvfp4_codes(block: &Nvfp4, chunk: usize) -> __m256i {
-    // Each eight bytes hold the low halves of eight elements and the high halves of the next eight.
+    // The low halves of each eight bytes belong to the first eight elements of a group, the high halves to the others.
     let low = load_16(&block.qs.as_chunks().0[chunk]);
     let high = _mm_srli_epi16::<4>(low);
     let both = _mm256_set_m128i(_mm_unpackhi_epi64(low, high), _mm_unpacklo_epi64(low, high));

@@ -1,4 +1,4 @@
-//! Super-blocks that are decoded before they are multiplied: ternary ones and those with codebooks.
+//! Super-blocks whose codes are decoded before the product: TQ1_0, IQ4_XS and the formats with codebooks.
 
 use std::arch::x86_64::*;
 
@@ -12,9 +12,12 @@ use crate::cpu::quant::iq3::{Iq3S, Iq3Xxs};
 use crate::cpu::quant::iq4::{IQ4_VALUES, Iq4Xs};
 use crate::cpu::quant::ternary::Tq1_0;
 
-/// A super-block as eight vectors of codes in their order.
+/// A super-block as eight vectors of codes.
 trait Decoded: Format {
-    /// The codes, `q` of [`Format`].
+    /// The codes in the order of the elements: [`Format::decode_codes`].
+    ///
+    /// # Safety
+    /// The CPU has the instructions of [`Steps`].
     unsafe fn vectors(&self) -> [__m256i; 8];
 }
 
@@ -25,12 +28,13 @@ pub struct Activations<'a> {
     scale: f32,
 }
 
+/// [`Steps::step`].
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 unsafe fn step<F: Decoded>(block: &F, act: &Activations, mut acc: __m256) -> __m256 {
     let (mut scales, mut mins) = ([0.0; QK_K / 16], [0.0; QK_K / 16]);
     block.decode_scales(&mut scales, &mut mins);
-    // SAFETY: the caller's promise.
+    // SAFETY: by the contract of this function.
     let vectors = unsafe { block.vectors() };
     for i in 0..8 {
         let sums = _mm256_cvtepi32_ps(products(vectors[i], load_32(&act.codes[i])));
@@ -44,11 +48,12 @@ unsafe fn step<F: Decoded>(block: &F, act: &Activations, mut acc: __m256) -> __m
     acc
 }
 
+/// [`Steps::decode`].
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 unsafe fn decode<F: Decoded>(block: &F, q: &mut [i8; QK_K]) {
     let (parts, _) = q.as_chunks_mut::<32>();
-    // SAFETY: the caller's promise; each part has 32 bytes.
+    // SAFETY: by the contract of this function; each part has 32 bytes.
     unsafe {
         for (part, vector) in parts.iter_mut().zip(block.vectors()) {
             _mm256_storeu_si256(part.as_mut_ptr().cast(), vector);
@@ -69,7 +74,7 @@ impl Decoded for Iq4Xs {
     }
 }
 
-/// Formats whose codes no vector instructions help to decode.
+/// Formats whose codes are decoded by scalar code.
 macro_rules! decoded_without_vectors {
     ($($format:ty),*) => {
         $(impl Decoded for $format {
@@ -99,7 +104,7 @@ macro_rules! steps {
             #[target_feature(enable = "avx2,fma,f16c")]
             #[inline]
             unsafe fn load<'a>(act: &Q8Row<'a>, block: usize) -> Activations<'a> {
-                // SAFETY: the activations have 256 codes and a scale for each block.
+                // SAFETY: by the contract of this function, `act` has 256 codes and a scale for the block.
                 unsafe {
                     Activations {
                         codes: &*act.q.as_ptr().add(block * QK_K).cast(),
@@ -111,14 +116,14 @@ macro_rules! steps {
             #[target_feature(enable = "avx2,fma,f16c")]
             #[inline]
             unsafe fn step(block: &Self, act: &Activations, acc: __m256) -> __m256 {
-                // SAFETY: the caller's promise.
+                // SAFETY: by the contract of this function.
                 unsafe { step(block, act, acc) }
             }
 
             #[target_feature(enable = "avx2,fma,f16c")]
             #[inline]
             unsafe fn decode(&self, q: &mut [i8; QK_K]) {
-                // SAFETY: the caller's promise.
+                // SAFETY: by the contract of this function.
                 unsafe { decode(self, q) }
             }
         })*

@@ -1,4 +1,4 @@
-//! Rows of floating-point numbers.
+//! Matrix-vector products of floating-point weights.
 
 use std::arch::x86_64::*;
 
@@ -10,12 +10,12 @@ use crate::cpu::quant::float::{Bf16, FloatFormat};
 use crate::cpu::quant::format::F16;
 use crate::cpu::quant::x86::prefetch;
 
-/// A floating-point format that is widened eight elements at a time.
+/// A floating-point format with a vectorized conversion of eight elements to f32.
 pub trait Widen: FloatFormat {
-    /// The eight elements at `at`.
+    /// Converts the eight elements at `at`.
     ///
     /// # Safety
-    /// The processor has AVX2 and F16C, and the elements can be read.
+    /// The CPU has AVX2 and F16C, and the elements can be read.
     unsafe fn widen(at: *const Self) -> __m256;
 }
 
@@ -23,7 +23,7 @@ impl Widen for F32 {
     #[target_feature(enable = "avx2,fma,f16c")]
     #[inline]
     unsafe fn widen(at: *const F32) -> __m256 {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the contract of this function.
         unsafe { _mm256_loadu_ps(at.cast()) }
     }
 }
@@ -32,7 +32,7 @@ impl Widen for F16 {
     #[target_feature(enable = "avx2,fma,f16c")]
     #[inline]
     unsafe fn widen(at: *const F16) -> __m256 {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the contract of this function.
         unsafe { _mm256_cvtph_ps(_mm_loadu_si128(at.cast())) }
     }
 }
@@ -41,13 +41,13 @@ impl Widen for Bf16 {
     #[target_feature(enable = "avx2,fma,f16c")]
     #[inline]
     unsafe fn widen(at: *const Bf16) -> __m256 {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the contract of this function.
         let upper = unsafe { _mm256_cvtepu16_epi32(_mm_loadu_si128(at.cast())) };
         _mm256_castsi256_ps(_mm256_slli_epi32::<16>(upper))
     }
 }
 
-/// `out[r] = row r · act`.
+/// `out[r] = row r · act` for rows of `n` elements and `row_size` bytes.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub fn gemv_float<F: Widen>(rows: &[u8], row_size: usize, n: usize, act: &[u8], out: &mut [f32]) {
     let act = floats(n, act);
@@ -61,6 +61,7 @@ pub fn gemv_float<F: Widen>(rows: &[u8], row_size: usize, n: usize, act: &[u8], 
     }
 }
 
+/// The inner products of `R` rows with the activations.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 fn dot<F: Widen, const R: usize>(rows: &[u8], row_size: usize, act: &[F32]) -> [f32; R] {
@@ -69,15 +70,16 @@ fn dot<F: Widen, const R: usize>(rows: &[u8], row_size: usize, act: &[F32]) -> [
         row[r] = F::elements(&rows[r * row_size..][..row_size]);
         assert_eq!(row[r].len(), act.len());
     }
-    // Two partial sums a row hide the latency of the additions.
+    // Two partial sums per row hide the latency of additions.
     let mut acc = [[_mm256_setzero_ps(); 2]; R];
-    let whole = act.len() / 16 * 16;
-    for at in (0..whole).step_by(16) {
+    let vectorized = act.len() / 16 * 16;
+    for at in (0..vectorized).step_by(16) {
         for r in 0..R {
             prefetch(row[r].as_ptr().wrapping_add(at), 16, R * row_size);
         }
         for part in 0..2 {
-            // SAFETY: elements `at..at + 16` exist in each row and in the activations.
+            // SAFETY: elements `at..at + 16` exist in each row and in the activations, by the assertion above; the CPU has the
+            // target features of this function.
             unsafe {
                 let values = F32::widen(act.as_ptr().add(at + part * 8));
                 for r in 0..R {
@@ -90,7 +92,7 @@ fn dot<F: Widen, const R: usize>(rows: &[u8], row_size: usize, act: &[F32]) -> [
     let mut out = [0.0; R];
     for r in 0..R {
         out[r] = sum_lanes(_mm256_add_ps(acc[r][0], acc[r][1]));
-        for (weight, value) in row[r][whole..].iter().zip(&act[whole..]) {
+        for (weight, value) in row[r][vectorized..].iter().zip(&act[vectorized..]) {
             out[r] += weight.to_f32() * value.get();
         }
     }

@@ -1,7 +1,7 @@
-//! Products of quantized matrices.
+//! Products of quantized weights with several rows of activations.
 //!
-//! A panel holds 16 rows in the lanes of two vectors: two elements of each row in 16 bits, then the next two. Activations
-//! are broadcast, two at a time, to all rows.
+//! A panel has 16 rows, one per lane of two vectors. A lane has two elements of 16 bits; the next two elements are in the next
+//! two vectors. Activations are broadcast to all lanes, two at a time.
 
 use std::arch::x86_64::*;
 
@@ -12,14 +12,14 @@ use crate::cpu::quant::format::{Format, QK_K};
 use crate::cpu::quant::gemm::{Product, Put, Scratch, reserve};
 use crate::cpu::quant::portable::blocks;
 
-/// Rows of a panel.
+/// Rows per panel.
 const ROWS: usize = 16;
-/// Elements of a row that a panel holds at most; a multiple of every block.
+/// Maximum elements of a row in a panel; a multiple of every block.
 const DEPTH: usize = 1024;
-/// Rows of activations that pass through a panel together.
+/// Rows of activations that are multiplied with a panel at a time.
 const TOKENS: usize = 4;
 
-/// The panel's parts; the vectors for one group of elements follow one another.
+/// Addresses of the parts of a panel. The vectors of a group of elements are contiguous.
 struct Panel {
     /// `[group][GROUP / 2][2]`, each 8 rows of 2 elements.
     weights: *mut __m256i,
@@ -29,7 +29,7 @@ struct Panel {
     min: *mut __m256,
 }
 
-/// `put(t, r, [row r · act(t), ..])` for all.
+/// Computes all products `row r · act(t)` and passes them to `put(t, r, products)`.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub fn gemm<F: Steps>(product: &Product, scratch: &mut Scratch, put: &mut Put) {
     let panel = Panel {
@@ -44,8 +44,8 @@ pub fn gemm<F: Steps>(product: &Product, scratch: &mut Scratch, put: &mut Put) {
         let n_rows = ROWS.min(product.n_rows() - first_row);
         for start in (0..product.n).step_by(DEPTH) {
             let depth = DEPTH.min(product.n - start);
-            // SAFETY: the panel has room for `DEPTH` elements of `ROWS` rows, `act` for `TOKENS` rows of `DEPTH`, and
-            // `sums` for all tokens.
+            // SAFETY: the panel is allocated for `DEPTH` elements of `ROWS` rows, `act` for `TOKENS` rows of `DEPTH` elements,
+            // and `sums` for all tokens.
             unsafe {
                 for half in 0..2 {
                     pack::<F>(product, first_row + half * 8, start, depth, half, &panel);
@@ -62,7 +62,7 @@ pub fn gemm<F: Steps>(product: &Product, scratch: &mut Scratch, put: &mut Put) {
             }
         }
         for token in 0..n_tokens {
-            // SAFETY: `sums` has `ROWS` floats for each token, written above.
+            // SAFETY: `sums` has `ROWS` floats per token, which were written above.
             put(token, first_row, unsafe {
                 std::slice::from_raw_parts(sums.add(token * 2).cast(), n_rows)
             });
@@ -70,8 +70,11 @@ pub fn gemm<F: Steps>(product: &Product, scratch: &mut Scratch, put: &mut Put) {
     }
 }
 
-/// Decodes elements `start..start + depth` of eight rows into one half of the panel. Rows beyond the last are copies of
-/// it; their sums are not used.
+/// Decodes elements `start..start + depth` of eight rows into one half of the panel. Rows beyond the last are copies of the
+/// last; their sums are not used.
+///
+/// # Safety
+/// The CPU has the instructions of this module, and the panel is allocated for `depth` elements.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn pack<F: Steps>(
     product: &Product,
@@ -92,12 +95,12 @@ unsafe fn pack<F: Steps>(
     }
     for b in 0..depth / F::BLOCK {
         for r in 0..8 {
-            // SAFETY: this function has the instructions.
+            // SAFETY: the target features of this function are those of `Steps`.
             unsafe { row[r][b].decode(&mut q[r]) };
             row[r][b].decode_scales(&mut scales, &mut mins);
             for i in 0..F::BLOCK / F::GROUP {
                 let at = (b * (F::BLOCK / F::GROUP) + i) * 2 + half;
-                // SAFETY: the panel has room for `depth` elements.
+                // SAFETY: the panel is allocated for `depth` elements, by the contract of this function.
                 unsafe {
                     panel.scale.add(at).cast::<f32>().add(r).write(scales[i]);
                     panel.min.add(at).cast::<f32>().add(r).write(mins[i]);
@@ -107,21 +110,24 @@ unsafe fn pack<F: Steps>(
         for first in (0..F::BLOCK).step_by(16) {
             let mut v = [_mm256_setzero_si256(); 8];
             for r in 0..8 {
-                // SAFETY: the slice has sixteen bytes.
+                // SAFETY: the slice has 16 bytes.
                 v[r] = unsafe {
                     _mm256_cvtepi8_epi16(_mm_loadu_si128(q[r][first..][..16].as_ptr().cast()))
                 };
             }
             for (i, vector) in transpose(v).into_iter().enumerate() {
                 let at = (b * F::BLOCK + first) / 2 + i;
-                // SAFETY: the panel has room for `depth` elements.
+                // SAFETY: the panel is allocated for `depth` elements, by the contract of this function.
                 unsafe { panel.weights.add(at * 2 + half).write(vector) }
             }
         }
     }
 }
 
-/// Adds (or, at the start of a row, sets) the products of the panel and `T` tokens to `sums[t][2]`.
+/// Adds the products of the panel and `T` tokens to `sums[t][2]`; overwrites the sums at the start of a row.
+///
+/// # Safety
+/// The CPU has the instructions of this module. The panel has the elements `start..start + depth` and `sums` has `T` tokens.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn tile<F: Format, const T: usize>(
     product: &Product,
@@ -136,7 +142,7 @@ unsafe fn tile<F: Format, const T: usize>(
     let mut scaled_sums = [[0.0f32; DEPTH / 16]; T];
     for t in 0..T {
         rows[t] = Q8Row::new(F::ACTIVATION, product.n, (product.act)(token + t)).starting_at(start);
-        // SAFETY: `act` has room for `T` rows.
+        // SAFETY: `act` is allocated for `TOKENS >= T` rows of `DEPTH >= depth` elements.
         let target = unsafe { std::slice::from_raw_parts_mut(act.add(t * DEPTH), depth) };
         for (target, &source) in target.iter_mut().zip(rows[t].q) {
             *target = i16::from(source);
@@ -145,7 +151,7 @@ unsafe fn tile<F: Format, const T: usize>(
             sum_groups::<F>(&rows[t], &mut scaled_sums[t][..depth / F::GROUP]);
         }
     }
-    // SAFETY: the panel and the activations have `depth` elements, `sums` has room for `T` tokens.
+    // SAFETY: the panel and the activations have `depth` elements, and `sums` has `T` tokens, by the contract of this function.
     unsafe {
         let mut acc = [[_mm256_setzero_ps(); 2]; T];
         if start > 0 {

@@ -1,7 +1,7 @@
-//! Products of floating-point matrices.
+//! Products of floating-point weights with several rows of activations.
 //!
-//! A panel holds 16 rows in the lanes of two vectors: one element of each row, then the next. Activations are broadcast to
-//! all rows.
+//! A panel has 16 rows, one per lane of two vectors; the next element of the rows is in the next two vectors. Activations are
+//! broadcast to all lanes.
 
 use std::arch::x86_64::*;
 
@@ -10,14 +10,14 @@ use super::transpose::transpose;
 use crate::cpu::quant::activation::floats;
 use crate::cpu::quant::gemm::{Product, Put, Scratch, reserve};
 
-/// Rows of a panel.
+/// Rows per panel.
 const ROWS: usize = 16;
-/// Elements of a row that a panel holds at most.
+/// Maximum elements of a row in a panel.
 const DEPTH: usize = 512;
-/// Rows of activations that pass through a panel together.
+/// Rows of activations that are multiplied with a panel at a time.
 const TOKENS: usize = 6;
 
-/// `put(t, r, [row r · act(t), ..])` for all.
+/// Computes all products `row r · act(t)` and passes them to `put(t, r, products)`.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub fn gemm_float<F: Widen>(product: &Product, scratch: &mut Scratch, put: &mut Put) {
     let panel: *mut __m256 = reserve(&mut scratch.weights, DEPTH * ROWS * 4);
@@ -27,7 +27,7 @@ pub fn gemm_float<F: Widen>(product: &Product, scratch: &mut Scratch, put: &mut 
         let n_rows = ROWS.min(product.n_rows() - first_row);
         for start in (0..product.n).step_by(DEPTH) {
             let n = DEPTH.min(product.n - start);
-            // SAFETY: the panel has room for `DEPTH` elements of `ROWS` rows, `sums` for all tokens.
+            // SAFETY: the panel is allocated for `DEPTH` elements of `ROWS` rows, and `sums` for all tokens.
             unsafe {
                 for half in 0..2 {
                     pack::<F>(product, first_row + half * 8, start, n, panel.add(half));
@@ -46,7 +46,7 @@ pub fn gemm_float<F: Widen>(product: &Product, scratch: &mut Scratch, put: &mut 
             }
         }
         for token in 0..n_tokens {
-            // SAFETY: `sums` has `ROWS` floats for each token, written above.
+            // SAFETY: `sums` has `ROWS` floats per token, which were written above.
             put(token, first_row, unsafe {
                 std::slice::from_raw_parts(sums.add(token * 2).cast(), n_rows)
             });
@@ -54,8 +54,11 @@ pub fn gemm_float<F: Widen>(product: &Product, scratch: &mut Scratch, put: &mut 
     }
 }
 
-/// Widens `n` elements of eight rows from element `start` on into one half of the panel. Rows beyond the last are copies of
-/// it; their sums are not used.
+/// Converts `n` elements of eight rows from element `start` on to f32, into one half of the panel. Rows beyond the last are
+/// copies of the last; their sums are not used.
+///
+/// # Safety
+/// The CPU has the instructions of this module, and the panel is allocated for `n` elements.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn pack<F: Widen>(
     product: &Product,
@@ -70,15 +73,15 @@ unsafe fn pack<F: Widen>(
         let at = (first_row + r).min(last) * product.row_size;
         row[r] = &F::elements(&product.rows[at..][..product.row_size])[start..][..n];
     }
-    let whole = n / 8 * 8;
-    for first in (0..whole).step_by(8) {
+    let vectorized = n / 8 * 8;
+    for first in (0..vectorized).step_by(8) {
         let mut v = [_mm256_setzero_si256(); 8];
         for r in 0..8 {
-            // SAFETY: eight elements are left in each row.
+            // SAFETY: each row has eight elements from `first` on.
             v[r] = unsafe { _mm256_castps_si256(F::widen(row[r].as_ptr().add(first))) };
         }
         for (i, vector) in transpose(v).into_iter().enumerate() {
-            // SAFETY: the panel has room for `n` elements.
+            // SAFETY: the panel is allocated for `n` elements, by the contract of this function.
             unsafe {
                 panel
                     .add((first + i) * 2)
@@ -86,9 +89,9 @@ unsafe fn pack<F: Widen>(
             }
         }
     }
-    for i in whole..n {
+    for i in vectorized..n {
         for r in 0..8 {
-            // SAFETY: the panel has room for `n` elements.
+            // SAFETY: the panel is allocated for `n` elements, by the contract of this function.
             unsafe {
                 panel
                     .add(i * 2)
@@ -100,7 +103,10 @@ unsafe fn pack<F: Widen>(
     }
 }
 
-/// Adds (or, at the start of a row, sets) the products of the panel and `T` tokens to `sums[t][2]`.
+/// Adds the products of the panel and `T` tokens to `sums[t][2]`; overwrites the sums at the start of a row.
+///
+/// # Safety
+/// The CPU has the instructions of this module. The panel has `n` elements and `sums` has `T` tokens.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn tile<const T: usize>(
     product: &Product,
@@ -116,7 +122,7 @@ unsafe fn tile<const T: usize>(
             .as_ptr()
             .cast();
     }
-    // SAFETY: the panel and the activations have `n` elements, `sums` has room for `T` tokens.
+    // SAFETY: the panel and the activations have `n` elements, and `sums` has `T` tokens, by the contract of this function.
     unsafe {
         let mut acc = [[_mm256_setzero_ps(); 2]; T];
         if start > 0 {

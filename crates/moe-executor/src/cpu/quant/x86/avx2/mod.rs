@@ -1,6 +1,6 @@
 //! Kernels for AVX2 with FMA and F16C.
 //!
-//! Rows are taken four at a time: they share the loads of the activations, and their sums do not wait for one another.
+//! Four rows of weights are multiplied at a time: they share the loads of activations, and their sums are independent.
 
 mod chunks;
 mod decoded;
@@ -23,31 +23,31 @@ use crate::cpu::quant::format::{F16, Format, QK_K};
 use crate::cpu::quant::portable;
 use crate::cpu::quant::x86::prefetch;
 
-/// A format whose product is taken in steps of a few vectors.
+/// A format with a vectorized product of one block.
 pub trait Steps: Format {
     /// The activations of a block.
     type Activations<'a>: Copy;
 
-    /// Finds the activations of a block.
+    /// Loads the activations of a block.
     ///
     /// # Safety
-    /// The processor has the instructions of this module, and `act` has all elements of block `block`.
+    /// The CPU has the instructions of this module, and `act` has all elements of block `block`.
     unsafe fn load<'a>(act: &Q8Row<'a>, block: usize) -> Self::Activations<'a>;
 
     /// Adds the products of a block to the partial sums `acc`.
     ///
     /// # Safety
-    /// The processor has the instructions of this module, and `act` is from [`Steps::load`].
+    /// The CPU has the instructions of this module, and `act` is a result of [`Steps::load`].
     unsafe fn step(block: &Self, act: &Self::Activations<'_>, acc: __m256) -> __m256;
 
-    /// Decodes the codes, `q` of [`Format`].
+    /// Decodes the codes: [`Format::decode_codes`].
     ///
     /// # Safety
-    /// The processor has the instructions of this module.
+    /// The CPU has the instructions of this module.
     unsafe fn decode(&self, q: &mut [i8; QK_K]);
 }
 
-/// `out[r] = row r · act`.
+/// `out[r] = row r · act` for rows of `n` elements and `row_size` bytes.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub fn gemv<F: Steps>(rows: &[u8], row_size: usize, n: usize, act: &[u8], out: &mut [f32]) {
     let act = Q8Row::new(F::ACTIVATION, n, act);
@@ -61,6 +61,7 @@ pub fn gemv<F: Steps>(rows: &[u8], row_size: usize, n: usize, act: &[u8], out: &
     }
 }
 
+/// The inner products of `R` rows with the activations.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 fn dot<F: Steps, const R: usize>(rows: &[u8], row_size: usize, n: usize, act: &Q8Row) -> [f32; R] {
@@ -71,7 +72,8 @@ fn dot<F: Steps, const R: usize>(rows: &[u8], row_size: usize, n: usize, act: &Q
     }
     let mut acc = [_mm256_setzero_ps(); R];
     for block in 0..n_blocks {
-        // SAFETY: the activations have `n_blocks` whole blocks.
+        // SAFETY: the target features of this function are those of the module, and the activations have `n` elements, which
+        // are at least `n_blocks` blocks.
         unsafe {
             let values = F::load(act, block);
             for r in 0..R {
@@ -96,7 +98,7 @@ fn sum_lanes(v: __m256) -> f32 {
     _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
 }
 
-/// Widens a half-precision number.
+/// Converts a half-precision number to f32.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 fn widen(d: F16) -> f32 {

@@ -1,19 +1,19 @@
-//! Activations converted with 256-bit vectors, to the same bytes as without.
+//! Conversion of activations with 256-bit vectors. The results are the same bytes as those of the portable code.
 
 use std::arch::x86_64::*;
 
 use zerocopy::byteorder::little_endian::F32;
 
 use crate::cpu::quant::ActivationType;
-use crate::cpu::quant::activation::{Q8RowMut, whole_mut};
+use crate::cpu::quant::activation::{Q8RowMut, elements_mut};
 use crate::cpu::quant::format::QK_K;
 
-/// [`ActivationType::quantize`] for the types whose conversion is more than a copy.
+/// [`ActivationType::quantize`].
 #[target_feature(enable = "avx2,fma,f16c")]
 pub fn quantize(ty: ActivationType, row: &[f32], out: &mut [u8]) {
     match ty {
         ActivationType::F32 | ActivationType::Bf16 => ty.convert(row, out),
-        ActivationType::F16 => round_to_f16(row, whole_mut(&mut out[..4 * row.len()])),
+        ActivationType::F16 => round_to_f16(row, elements_mut(&mut out[..4 * row.len()])),
         ActivationType::Q8_0 | ActivationType::Q8_1 => quantize_q8_0(ty, row, out),
         ActivationType::Q8K => quantize_q8_k(row, out),
     }
@@ -33,6 +33,7 @@ fn round_to_f16(row: &[f32], out: &mut [F32]) {
     }
 }
 
+/// Rounds to half precision.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 fn half_precision(value: f32) -> f32 {
@@ -44,11 +45,11 @@ fn half_precision(value: f32) -> f32 {
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 fn load(values: &[f32; 8]) -> __m256 {
-    // SAFETY: there are eight floats.
+    // SAFETY: the array has eight floats.
     unsafe { _mm256_loadu_ps(values.as_ptr()) }
 }
 
-/// The larger magnitudes as bits. Those of a NaN are larger than all others.
+/// The bits of the larger magnitude in each lane. The bits of a NaN are larger than those of numbers.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 fn max_magnitudes(max: __m256i, values: &[f32; 8]) -> __m256i {
@@ -73,7 +74,7 @@ fn max_lane(v: __m256i) -> i32 {
     _mm_cvtsi128_si32(v)
 }
 
-/// Rounds 32 values times `inverse` to integers; writes these and returns the sums of each sixteen.
+/// Writes `codes[i] = round(values[i] * inverse)`. Returns the sum of each sixteen codes.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 fn round_32(values: &[f32; 32], inverse: f32, codes: &mut [i8; 32]) -> [i16; 2] {
@@ -82,12 +83,12 @@ fn round_32(values: &[f32; 32], inverse: f32, codes: &mut [i8; 32]) -> [i16; 2] 
         |i: usize| _mm256_cvtps_epi32(_mm256_mul_ps(load(&parts[i]), _mm256_set1_ps(inverse)));
     let low = _mm256_packs_epi32(round(0), round(1));
     let high = _mm256_packs_epi32(round(2), round(3));
-    // Packing has interleaved the halves of the vectors.
+    // Packing interleaves the 128-bit halves of the vectors.
     let order = _mm256_set_epi32(7, 3, 6, 2, 5, 1, 4, 0);
     let packed = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order);
-    // SAFETY: there are 32 codes.
+    // SAFETY: the array has 32 bytes.
     unsafe { _mm256_storeu_si256(codes.as_mut_ptr().cast(), packed) };
-    // Sums of eight codes, each offset by 128.
+    // Sums of eight codes plus 128 each.
     let sums = _mm256_sad_epu8(
         _mm256_xor_si256(packed, _mm256_set1_epi8(-128)),
         _mm256_setzero_si256(),
@@ -142,7 +143,7 @@ fn quantize_q8_k(row: &[f32], out: &mut [u8]) {
     }
 }
 
-/// The first of the values of largest magnitude.
+/// The first value with the largest magnitude.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 fn first_peak(values: &[f32; QK_K]) -> f32 {

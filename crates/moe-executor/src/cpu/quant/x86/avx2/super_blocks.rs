@@ -1,7 +1,8 @@
-//! Super-blocks of 256 elements, 32 at a time in their order.
+//! Super-blocks with integer scales per group: K-quants and TQ2_0, 32 elements at a time.
 //!
-//! Products of neighbouring elements are added in 16 bits, which their ranges fit, and multiplied by the group's integer
-//! scale into 32 bits; a super-block is one exact integer sum before it meets a floating-point scale.
+//! Products of two neighboring elements are added in 16 bits, which their range does not exceed, and multiplied by the integer
+//! scale of the group into 32 bits. The sum over a super-block is an exact integer, which is then multiplied by the
+//! floating-point scales.
 
 use std::arch::x86_64::*;
 
@@ -12,8 +13,11 @@ use crate::cpu::quant::k_quants::{Q2K, Q3K, Q4K, Q5K, Q6K, q3_k_scales, scales_a
 use crate::cpu::quant::ternary::Tq2_0;
 
 /// A super-block as eight vectors of codes.
+///
+/// # Safety
+/// All unsafe methods require that the CPU has the instructions of [`Steps`].
 trait SuperBlock: Format {
-    /// What is added to `q` of [`Format`], for formats without minima.
+    /// Added to the codes of [`Format::decode_codes`] to make them unsigned; 0 for formats with minima.
     const OFFSET: i16 = 0;
 
     /// The codes of elements `32 * i` to `32 * i + 31`, plus the offset.
@@ -22,10 +26,10 @@ trait SuperBlock: Format {
     /// The integer scales of the groups, 16 bits each.
     unsafe fn integer_scales(&self) -> __m256i;
 
-    /// What the integer scales are multiplied with.
+    /// The factor of the integer scales.
     fn d(&self) -> F16;
 
-    /// For formats with minima, the integer minimum of each sixteen elements, and what it is multiplied with.
+    /// For formats with minima, the integer minimum of each sixteen elements, 16 bits each, and their factor.
     #[target_feature(enable = "avx2,fma,f16c")]
     #[inline]
     unsafe fn minima(&self) -> (__m256i, F16) {
@@ -37,15 +41,16 @@ trait SuperBlock: Format {
 #[derive(Clone, Copy)]
 pub struct Activations<'a> {
     codes: &'a [[i8; 32]; 8],
-    /// The sum of each sixteen codes, 16 bits.
+    /// The sum of each sixteen codes, 16 bits each.
     sums: __m256i,
     scale: f32,
 }
 
+/// [`Steps::load`].
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 unsafe fn load<'a>(act: &Q8Row<'a>, block: usize) -> Activations<'a> {
-    // SAFETY: the activations have 256 codes, 16 sums and a scale for each block.
+    // SAFETY: by the contract of `Steps::load`, `act` has 256 codes, 16 sums and a scale for the block.
     unsafe {
         Activations {
             codes: &*act.q.as_ptr().add(block * QK_K).cast(),
@@ -55,10 +60,11 @@ unsafe fn load<'a>(act: &Q8Row<'a>, block: usize) -> Activations<'a> {
     }
 }
 
+/// [`Steps::step`].
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 unsafe fn step<F: SuperBlock>(block: &F, act: &Activations, acc: __m256) -> __m256 {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the contract of this function.
     unsafe {
         let scales = block.integer_scales();
         let mut sum = _mm256_setzero_si256();
@@ -83,12 +89,13 @@ unsafe fn step<F: SuperBlock>(block: &F, act: &Activations, acc: __m256) -> __m2
     }
 }
 
+/// [`Steps::decode`].
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 unsafe fn decode<F: SuperBlock>(block: &F, q: &mut [i8; QK_K]) {
     let (parts, _) = q.as_chunks_mut::<32>();
     for (i, part) in parts.iter_mut().enumerate() {
-        // SAFETY: the caller's promise; the part has 32 bytes.
+        // SAFETY: by the contract of this function; the part has 32 bytes.
         unsafe {
             let vector = _mm256_sub_epi8(block.vector(i), _mm256_set1_epi8(F::OFFSET as i8));
             _mm256_storeu_si256(part.as_mut_ptr().cast(), vector);
@@ -96,7 +103,7 @@ unsafe fn decode<F: SuperBlock>(block: &F, q: &mut [i8; QK_K]) {
     }
 }
 
-/// The scales of elements `32 * i` to `32 * i + 31`, two elements a lane.
+/// The scales of elements `32 * i` to `32 * i + 31`; a lane of 16 bits belongs to two elements.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 fn scales_of<F: Format>(scales: __m256i, i: usize) -> __m256i {
@@ -117,14 +124,14 @@ fn add_scaled(acc: __m256, sum: __m256i, scale: f32) -> __m256 {
     _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_set1_ps(scale), acc)
 }
 
-/// Eight unsigned bytes as 16 bits.
+/// Zero-extends eight bytes to 16 bits.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 fn widen_8(bytes: [u8; 8]) -> __m128i {
     _mm_cvtepu8_epi16(_mm_cvtsi64_si128(i64::from_le_bytes(bytes)))
 }
 
-/// Eight unsigned bytes as 16 bits, each twice.
+/// Zero-extends eight bytes to 16 bits, each twice.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 fn widen_8_twice(bytes: [u8; 8]) -> __m256i {
@@ -135,7 +142,8 @@ fn widen_8_twice(bytes: [u8; 8]) -> __m256i {
     )
 }
 
-/// Bits `first` and up of each byte, as many as `mask` has. `first` is known when this is compiled.
+/// `(byte >> first) & mask` of each byte; `mask` must exclude bits that cross from the neighboring byte. `first` is a constant
+/// after inlining.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 fn bits(v: __m256i, first: usize, mask: i8) -> __m256i {
@@ -145,7 +153,7 @@ fn bits(v: __m256i, first: usize, mask: i8) -> __m256i {
     )
 }
 
-/// `value` in the bytes of which a bit is set.
+/// Sets each byte to `value` if `bit` of it is set, else to 0.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 fn where_bit(v: __m256i, bit: usize, value: i8) -> __m256i {
@@ -165,21 +173,21 @@ macro_rules! super_block {
             #[target_feature(enable = "avx2,fma,f16c")]
             #[inline]
             unsafe fn load<'a>(act: &Q8Row<'a>, block: usize) -> Activations<'a> {
-                // SAFETY: the caller's promise.
+                // SAFETY: by the contract of this function.
                 unsafe { load(act, block) }
             }
 
             #[target_feature(enable = "avx2,fma,f16c")]
             #[inline]
             unsafe fn step(block: &Self, act: &Activations, acc: __m256) -> __m256 {
-                // SAFETY: the caller's promise.
+                // SAFETY: by the contract of this function.
                 unsafe { step(block, act, acc) }
             }
 
             #[target_feature(enable = "avx2,fma,f16c")]
             #[inline]
             unsafe fn decode(&self, q: &mut [i8; QK_K]) {
-                // SAFETY: the caller's promise.
+                // SAFETY: by the contract of this function.
                 unsafe { decode(self, q) }
             }
         }
@@ -253,7 +261,7 @@ super_block!(Q5K, |block|
 
 super_block!(Q6K, offset 32, |block|
     vector(i) {
-        // Two 32 bytes have the low halves of four times 32 elements; the upper bits of all four are in the same bytes.
+        // 64 bytes of `ql` have the low four bits of 128 elements, 32 bytes of `qh` their upper two bits.
         let low = bits(load_32(&block.ql.as_chunks().0[i / 4 * 2 + i % 2]), i % 4 / 2 * 4, 15);
         let high = bits(load_32(&block.qh.as_chunks().0[i / 4]), i % 4 * 2, 3);
         _mm256_or_si256(low, _mm256_slli_epi16::<4>(high))
@@ -261,7 +269,7 @@ super_block!(Q6K, offset 32, |block|
     scales _mm256_cvtepi8_epi16(load_16(&block.scales))
 );
 
-// One scale for all, and three codes.
+// One scale for the super-block; the codes are -1, 0 and 1.
 super_block!(Tq2_0, offset 1, |block|
     vector(i) bits(load_32(&block.qs.as_chunks().0[i / 4]), i % 4 * 2, 3),
     scales {

@@ -1,13 +1,13 @@
-//! Rows into lanes.
+//! Transposition of a square of 32-bit elements.
 
 use std::arch::x86_64::*;
 
-/// Transposes a square of 32-bit elements: lane `i` of vector `r` becomes lane `r` of vector `i`.
+/// Transposes 8 × 8 elements: lane `i` of vector `r` becomes lane `r` of vector `i`.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 pub fn transpose(mut v: [__m256i; 8]) -> [__m256i; 8] {
     let mut w = v;
-    // Single elements between rows 1 apart, then pairs between rows 2 apart, within each 128 bits.
+    // Within each 128 bits, interleave elements of neighboring rows, then pairs of elements of rows 2 apart.
     for r in (0..8).step_by(2) {
         w[r] = _mm256_unpacklo_epi32(v[r], v[r + 1]);
         w[r + 1] = _mm256_unpackhi_epi32(v[r], v[r + 1]);

@@ -1,7 +1,7 @@
-//! Formats with an activation scale for 32 elements, in steps of 64.
+//! Formats whose activations have a scale per 32 elements (Q8_0, Q8_1), in steps of 64 elements.
 //!
-//! VNNI multiplies unsigned by signed bytes. Codes are made unsigned by an offset, and the offset's share is taken off
-//! again by starting the sum at minus offset times the activations.
+//! VNNI multiplies unsigned with signed bytes. An offset makes the codes unsigned, and the sum starts at minus the offset
+//! times the activations to compensate.
 
 use std::arch::x86_64::*;
 
@@ -12,18 +12,22 @@ use crate::cpu::quant::fp4::{E2M1_DOUBLED, E8M0_HALVED, Mxfp4, Nvfp4, UE4M3_HALV
 use crate::cpu::quant::iq4::{IQ4_VALUES, Iq4Nl};
 use crate::cpu::quant::legacy::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 
-/// 64 elements in their order.
+/// 64 elements: one or two blocks.
+///
+/// # Safety
+/// All methods require that the CPU has the instructions of [`Steps`], and that the blocks of 64 elements can be read from
+/// `blocks` on.
 trait Chunk: Format {
-    /// What is added to `q` of [`Format`].
+    /// Added to the codes of [`Format::decode_codes`].
     const OFFSET: u8;
 
-    /// The codes plus [`Chunk::OFFSET`].
+    /// The codes plus [`Chunk::OFFSET`], in the order of the elements.
     unsafe fn codes(blocks: *const Self) -> __m512i;
 
     /// The scale of each four elements.
     unsafe fn scales(blocks: *const Self) -> __m512;
 
-    /// As in [`Steps::decode_scales_of_16`].
+    /// Writes the scales like [`Steps::decode_scales_of_16`].
     unsafe fn write_scales_of_16(blocks: [&Self; 16], scale: *mut __m512);
 
     /// The minima of sixteen blocks.
@@ -33,7 +37,7 @@ trait Chunk: Format {
         _mm512_setzero_ps()
     }
 
-    /// In the first lane of each block of 32 its negative minimum, zero elsewhere.
+    /// The negated minimum of each block of 32 elements in its first lane, 0 in the other lanes.
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
     #[inline]
     unsafe fn minima(_blocks: *const Self) -> __m512 {
@@ -45,11 +49,11 @@ trait Chunk: Format {
 #[derive(Clone, Copy)]
 pub struct Activations {
     codes: __m512i,
-    /// Minus offset times the codes, summed by fours.
+    /// Minus the offset times the sum of each four codes.
     start: __m512i,
-    /// The scale of each four.
+    /// The scale of each four activations.
     scales: __m512,
-    /// Scale times sum, the same in all lanes of a block of 32.
+    /// Scale times sum of the codes, the same in all lanes of a block of 32.
     scaled_sums: __m512,
 }
 
@@ -60,7 +64,7 @@ impl<F: Chunk> Steps for F {
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
     #[inline]
     unsafe fn load<'a>(act: &Q8Row<'a>, step: usize) -> Activations {
-        // SAFETY: the activations have 64 codes and two scales for each step.
+        // SAFETY: by the contract of this function, `act` has 64 codes, two scales and, with minima, two sums for the step.
         unsafe {
             let codes = _mm512_loadu_si512(act.q.as_ptr().add(step * 64).cast());
             let zero = _mm512_setzero_si512();
@@ -89,7 +93,7 @@ impl<F: Chunk> Steps for F {
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
     #[inline]
     unsafe fn step(blocks: *const F, act: &Activations, acc: __m512) -> __m512 {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the contract of this function.
         unsafe {
             let sums = _mm512_dpbusd_epi32(act.start, F::codes(blocks), act.codes);
             let scales = _mm512_mul_ps(F::scales(blocks), act.scales);
@@ -105,7 +109,7 @@ impl<F: Chunk> Steps for F {
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
     #[inline]
     unsafe fn decode(blocks: *const F, q: *mut i8) {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the contract of this function.
         unsafe {
             let codes = _mm512_sub_epi8(F::codes(blocks), _mm512_set1_epi8(F::OFFSET as i8));
             _mm512_storeu_si512(q.cast(), codes);
@@ -115,7 +119,7 @@ impl<F: Chunk> Steps for F {
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
     #[inline]
     unsafe fn decode_scales_of_16(blocks: [&F; 16], scale: *mut __m512, min: *mut __m512) {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the contract of this function.
         unsafe {
             F::write_scales_of_16(blocks, scale);
             if F::MIN {
@@ -125,11 +129,14 @@ impl<F: Chunk> Steps for F {
     }
 }
 
-/// Two floats, each in half of the lanes.
+/// Two floats, each broadcast to half of the lanes.
+///
+/// # Safety
+/// Two floats can be read at `at`.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 #[inline]
 unsafe fn two_floats(at: *const f32) -> __m512 {
-    // SAFETY: the caller passes the address of two floats.
+    // SAFETY: two floats can be read, by the contract of this function.
     let both = unsafe { _mm512_castsi512_ps(_mm512_castsi128_si512(_mm_loadl_epi64(at.cast()))) };
     _mm512_permutexvar_ps(
         _mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0),
@@ -137,7 +144,7 @@ unsafe fn two_floats(at: *const f32) -> __m512 {
     )
 }
 
-/// Two half-precision numbers, each in half of the lanes.
+/// Two half-precision numbers, each broadcast to half of the lanes.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 #[inline]
 fn two_halves(first: F16, second: F16) -> __m512 {
@@ -162,11 +169,14 @@ fn two_halves_apart(first: F16, second: F16) -> __m512 {
     _mm512_cvtph_ps(_mm256_mask_set1_epi16(first, 0x0100, second.bits() as i16))
 }
 
-/// The 4-bit codes of two blocks: low halves of the first, its high halves, low halves of the second, its high halves.
+/// The 4-bit codes of two blocks: the low halves of the first, its high halves, the low halves of the second, its high halves.
+///
+/// # Safety
+/// Both blocks can be read.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 #[inline]
 unsafe fn nibbles(first: *const [u8; 16], second: *const [u8; 16]) -> __m512i {
-    // SAFETY: the caller passes addresses of readable blocks.
+    // SAFETY: both blocks can be read, by the contract of this function.
     let both = unsafe {
         let first = _mm512_broadcast_i32x4(_mm_loadu_si128(first.cast()));
         _mm512_mask_broadcast_i32x4(first, 0xff00, _mm_loadu_si128(second.cast()))
@@ -175,7 +185,7 @@ unsafe fn nibbles(first: *const [u8; 16], second: *const [u8; 16]) -> __m512i {
     _mm512_and_si512(_mm512_srlv_epi64(both, shift), _mm512_set1_epi8(15))
 }
 
-/// Adds 16 to the codes whose bit of `qh` is set.
+/// Adds 16 to the codes whose bit of `first` or `second` (the `qh` of two blocks) is set.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 #[inline]
 fn add_fifth_bits(codes: __m512i, first: [u8; 4], second: [u8; 4]) -> __m512i {
@@ -183,7 +193,7 @@ fn add_fifth_bits(codes: __m512i, first: [u8; 4], second: [u8; 4]) -> __m512i {
     _mm512_mask_add_epi8(codes, bits, codes, _mm512_set1_epi8(16))
 }
 
-/// Looks 4-bit codes up in a table, plus `offset`.
+/// Looks up 4-bit codes in a table and adds `offset`.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 #[inline]
 pub fn look_up(table: &'static [i8; 16], offset: u8, codes: __m512i) -> __m512i {
@@ -193,7 +203,7 @@ pub fn look_up(table: &'static [i8; 16], offset: u8, codes: __m512i) -> __m512i 
     _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), codes)
 }
 
-/// Two blocks of 32 whose scale is a half-precision `d`, and perhaps an `m`.
+/// Implements [`Chunk`] for blocks of 32 elements with a half-precision scale `d` and optionally a minimum.
 macro_rules! chunk_of_two {
     ($format:ty, offset $offset:expr, |$first:ident, $second:ident| $codes:expr $(, minima $m:ident)?) => {
         impl Chunk for $format {
@@ -202,7 +212,7 @@ macro_rules! chunk_of_two {
             #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
             #[inline]
             unsafe fn codes(blocks: *const Self) -> __m512i {
-                // SAFETY: two blocks follow.
+                // SAFETY: two blocks can be read, by the contract of this function.
                 unsafe {
                     let ($first, $second) = (&*blocks, &*blocks.add(1));
                     $codes
@@ -212,28 +222,28 @@ macro_rules! chunk_of_two {
             #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
             #[inline]
             unsafe fn scales(blocks: *const Self) -> __m512 {
-                // SAFETY: two blocks follow.
+                // SAFETY: two blocks can be read, by the contract of this function.
                 unsafe { two_halves((*blocks).d, (*blocks.add(1)).d) }
             }
 
             #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
             #[inline]
             unsafe fn write_scales_of_16(blocks: [&Self; 16], scale: *mut __m512) {
-                // SAFETY: the caller's promise.
+                // SAFETY: by the contract of this function.
                 unsafe { scale.write(sixteen_halves(blocks.map(|block| block.d))) }
             }
 
             $(#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
             #[inline]
             unsafe fn minima(blocks: *const Self) -> __m512 {
-                // SAFETY: two blocks follow.
+                // SAFETY: two blocks can be read, by the contract of this function.
                 unsafe { two_halves_apart((*blocks).$m, (*blocks.add(1)).$m) }
             }
 
             #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
             #[inline]
             unsafe fn minima_of_16(blocks: [&Self; 16]) -> __m512 {
-                // The sign bits are turned: `m` is added, minima are taken off.
+                // Negated: `m` is added, minima are subtracted.
                 _mm512_xor_ps(sixteen_halves(blocks.map(|block| block.$m)), _mm512_set1_ps(-0.0))
             })?
         }
@@ -259,7 +269,7 @@ impl Chunk for Mxfp4 {
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
     #[inline]
     unsafe fn codes(blocks: *const Mxfp4) -> __m512i {
-        // SAFETY: two blocks follow.
+        // SAFETY: two blocks can be read, by the contract of this function.
         unsafe {
             look_up(
                 &E2M1_DOUBLED,
@@ -272,7 +282,7 @@ impl Chunk for Mxfp4 {
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
     #[inline]
     unsafe fn scales(blocks: *const Mxfp4) -> __m512 {
-        // SAFETY: two blocks follow.
+        // SAFETY: two blocks can be read, by the contract of this function.
         let (first, second) = unsafe { ((*blocks).e, (*blocks.add(1)).e) };
         let (first, second) = (
             E8M0_HALVED[usize::from(first)],
@@ -284,7 +294,7 @@ impl Chunk for Mxfp4 {
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
     #[inline]
     unsafe fn write_scales_of_16(blocks: [&Mxfp4; 16], scale: *mut __m512) {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the contract of this function.
         unsafe {
             scale
                 .cast::<[f32; 16]>()
@@ -299,9 +309,9 @@ impl Chunk for Nvfp4 {
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
     #[inline]
     unsafe fn codes(block: *const Nvfp4) -> __m512i {
-        // SAFETY: a block follows.
+        // SAFETY: a block can be read, by the contract of this function.
         let bytes = unsafe { _mm256_loadu_si256((&raw const (*block).qs).cast()) };
-        // Each eight bytes hold the low halves of eight elements and the high halves of the next eight.
+        // The low halves of each eight bytes belong to the first eight elements of a group, the high halves to the others.
         let twice = _mm512_set_epi64(3, 3, 2, 2, 1, 1, 0, 0);
         let twice = _mm512_permutexvar_epi64(twice, _mm512_castsi256_si512(bytes));
         let nibbles = _mm512_srlv_epi64(twice, _mm512_set_epi64(4, 0, 4, 0, 4, 0, 4, 0));
@@ -315,7 +325,7 @@ impl Chunk for Nvfp4 {
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
     #[inline]
     unsafe fn scales(block: *const Nvfp4) -> __m512 {
-        // SAFETY: a block follows.
+        // SAFETY: a block can be read, by the contract of this function.
         let d = unsafe { (*block).d };
         let [a, b, c, d] = d.map(|d| UE4M3_HALVED[usize::from(d)]);
         _mm512_set_ps(d, d, d, d, c, c, c, c, b, b, b, b, a, a, a, a)
@@ -326,7 +336,7 @@ impl Chunk for Nvfp4 {
     unsafe fn write_scales_of_16(blocks: [&Nvfp4; 16], scale: *mut __m512) {
         for group in 0..4 {
             let scales = blocks.map(|block| UE4M3_HALVED[usize::from(block.d[group])]);
-            // SAFETY: the caller's promise.
+            // SAFETY: by the contract of this function.
             unsafe { scale.add(group * 2).cast::<[f32; 16]>().write(scales) }
         }
     }

@@ -1,4 +1,4 @@
-//! Super-blocks that are decoded before they are multiplied: ternary ones and those with codebooks.
+//! Super-blocks whose codes are decoded before the product: TQ1_0, IQ4_XS and the formats with codebooks.
 
 use std::arch::x86_64::*;
 
@@ -12,18 +12,21 @@ use crate::cpu::quant::iq3::{Iq3S, Iq3Xxs};
 use crate::cpu::quant::iq4::{IQ4_VALUES, Iq4Xs};
 use crate::cpu::quant::ternary::Tq1_0;
 
-/// A super-block as four vectors of codes in their order.
+/// A super-block as four vectors of codes.
+///
+/// # Safety
+/// All methods require that the CPU has the instructions of [`Steps`].
 trait Decoded: Format {
-    /// The codes, `q` of [`Format`].
+    /// The codes in the order of the elements: [`Format::decode_codes`].
     unsafe fn vectors(&self) -> [__m512i; 4];
 
-    /// The scale of each group; eight lanes are not used if a group has 32 elements.
+    /// The scales of the groups. With groups of 32 elements, only the first eight lanes are used.
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
     #[inline]
     unsafe fn scales(&self) -> __m512 {
         let (mut scales, mut mins) = ([0.0; QK_K / 16], [0.0; QK_K / 16]);
         self.decode_scales(&mut scales, &mut mins);
-        // SAFETY: there are sixteen floats.
+        // SAFETY: the array has sixteen floats.
         unsafe { _mm512_loadu_ps(scales.as_ptr()) }
     }
 }
@@ -32,16 +35,17 @@ trait Decoded: Format {
 #[derive(Clone, Copy)]
 pub struct Activations {
     codes: [__m512i; 4],
-    /// Minus 128 times the codes, summed by fours: the weights' codes are offset by 128 to make them unsigned.
+    /// Minus 128 times the sum of each four codes, because 128 is added to the codes of the weights to make them unsigned.
     starts: [__m512i; 4],
     scale: f32,
 }
 
+/// [`Steps::load`].
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 #[inline]
 unsafe fn load(act: &Q8Row, step: usize) -> Activations {
     let zero = _mm512_setzero_si512();
-    // SAFETY: the activations have 256 codes and a scale for each step.
+    // SAFETY: by the contract of `Steps::load`, `act` has 256 codes and a scale for the step.
     unsafe {
         let mut codes = [zero; 4];
         let mut starts = [zero; 4];
@@ -58,16 +62,17 @@ unsafe fn load(act: &Q8Row, step: usize) -> Activations {
     }
 }
 
+/// [`Steps::step`].
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 #[inline]
 unsafe fn step<F: Decoded>(block: &F, act: &Activations, mut acc: __m512) -> __m512 {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the contract of this function.
     let (vectors, scales) = unsafe { (block.vectors(), block.scales()) };
     let scales = _mm512_mul_ps(scales, _mm512_set1_ps(act.scale));
     for i in 0..4 {
         let codes = _mm512_xor_si512(vectors[i], _mm512_set1_epi8(-128));
         let sums = _mm512_dpbusd_epi32(act.starts[i], codes, act.codes[i]);
-        // A lane has the sum of four products, so that a group is four or eight lanes.
+        // A lane is the sum of four products, so a group has four or eight lanes.
         let first = (i * 64 / F::GROUP) as i32;
         let group = match F::GROUP {
             16 => _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0),
@@ -80,10 +85,11 @@ unsafe fn step<F: Decoded>(block: &F, act: &Activations, mut acc: __m512) -> __m
     acc
 }
 
+/// [`Steps::decode`].
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 #[inline]
 unsafe fn decode<F: Decoded>(block: &F, q: *mut i8) {
-    // SAFETY: the caller has room for 256 codes.
+    // SAFETY: 256 bytes can be written to `q`, by the contract of `Steps::decode`.
     unsafe {
         for (i, vector) in block.vectors().into_iter().enumerate() {
             _mm512_storeu_si512(q.add(i * 64).cast(), vector);
@@ -91,17 +97,18 @@ unsafe fn decode<F: Decoded>(block: &F, q: *mut i8) {
     }
 }
 
+/// [`Steps::decode_scales_of_16`].
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 #[inline]
 unsafe fn decode_scales_of_16<F: Decoded>(blocks: [&F; 16], scale: *mut __m512) {
     let mut scales = [_mm512_setzero_si512(); 16];
     for (scales, block) in scales.iter_mut().zip(blocks) {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the contract of this function.
         *scales = _mm512_castps_si512(unsafe { block.scales() });
     }
     let scales = transpose(scales);
     for i in 0..QK_K / F::GROUP {
-        // SAFETY: the caller has room for all groups.
+        // SAFETY: `scale` can be written for all groups, by the contract of `Steps::decode_scales_of_16`.
         unsafe { scale.add(i * 2).write(_mm512_castsi512_ps(scales[i])) }
     }
 }
@@ -116,7 +123,7 @@ impl Decoded for Iq4Xs {
             let mut vectors = [table; 4];
             for (i, vector) in vectors.iter_mut().enumerate() {
                 let bytes = _mm256_loadu_si256(self.qs.as_ptr().add(i * 32).cast());
-                // Each sixteen bytes hold the low halves of sixteen elements and the high halves of the next sixteen.
+                // The low halves of each sixteen bytes belong to 16 elements, the high halves to the next 16.
                 let twice = _mm512_set_epi64(3, 2, 3, 2, 1, 0, 1, 0);
                 let twice = _mm512_permutexvar_epi64(twice, _mm512_castsi256_si512(bytes));
                 let nibbles = _mm512_srlv_epi64(twice, _mm512_set_epi64(4, 4, 0, 0, 4, 4, 0, 0));
@@ -135,7 +142,7 @@ impl Decoded for Iq4Xs {
 }
 
 impl Iq4Xs {
-    /// The scales of the groups in eight lanes.
+    /// The scales of the eight groups.
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
     #[inline]
     fn eight_scales(&self) -> __m256 {
@@ -151,8 +158,8 @@ impl Iq4Xs {
     }
 }
 
-/// Formats whose codes are put together from groups. Storing the groups and loading whole vectors from there would have
-/// the loads wait for the stores.
+/// Formats with codebooks. The vectors are assembled from groups in registers: storing groups and loading vectors from there
+/// would stall on store forwarding.
 macro_rules! codebooks {
     ($($format:ty),*) => {
         $(impl Decoded for $format {
@@ -173,7 +180,7 @@ macro_rules! codebooks {
 
 codebooks!(Iq1S, Iq1M, Iq2Xxs, Iq2Xs, Iq2S, Iq3Xxs, Iq3S);
 
-/// Formats whose codes no vector instructions help to decode.
+/// Formats whose codes are decoded by scalar code.
 macro_rules! decoded_without_vectors {
     ($($format:ty),*) => {
         $(impl Decoded for $format {
@@ -205,28 +212,28 @@ macro_rules! steps {
             #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
             #[inline]
             unsafe fn load<'a>(act: &Q8Row<'a>, step: usize) -> Activations {
-                // SAFETY: the caller's promise.
+                // SAFETY: by the contract of this function.
                 unsafe { load(act, step) }
             }
 
             #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
             #[inline]
             unsafe fn step(block: *const Self, act: &Activations, acc: __m512) -> __m512 {
-                // SAFETY: the caller's promise.
+                // SAFETY: by the contract of this function.
                 unsafe { step(&*block, act, acc) }
             }
 
             #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
             #[inline]
             unsafe fn decode(block: *const Self, q: *mut i8) {
-                // SAFETY: the caller's promise.
+                // SAFETY: by the contract of this function.
                 unsafe { decode(&*block, q) }
             }
 
             #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
             #[inline]
             unsafe fn decode_scales_of_16(blocks: [&Self; 16], scale: *mut __m512, _min: *mut __m512) {
-                // SAFETY: the caller's promise.
+                // SAFETY: by the contract of this function.
                 unsafe { decode_scales_of_16(blocks, scale) }
             }
         })*

@@ -1,4 +1,4 @@
-//! Rows of floating-point numbers.
+//! Matrix-vector products of floating-point weights.
 
 use std::arch::x86_64::*;
 
@@ -9,12 +9,12 @@ use crate::cpu::quant::float::{Bf16, FloatFormat};
 use crate::cpu::quant::format::F16;
 use crate::cpu::quant::x86::prefetch;
 
-/// A floating-point format that is widened sixteen elements at a time.
+/// A floating-point format with a vectorized conversion of sixteen elements to f32.
 pub trait Widen: FloatFormat {
-    /// The elements at `at` that `mask` selects, zero elsewhere.
+    /// Converts the elements at `at` that `mask` selects; the other lanes are 0.
     ///
     /// # Safety
-    /// The processor has AVX-512 F, BW and VL, and the selected elements can be read.
+    /// The CPU has AVX-512 F, BW and VL, and the selected elements can be read.
     unsafe fn widen(at: *const Self, mask: __mmask16) -> __m512;
 }
 
@@ -22,7 +22,7 @@ impl Widen for F32 {
     #[target_feature(enable = "avx512bw,avx512vl")]
     #[inline]
     unsafe fn widen(at: *const F32, mask: __mmask16) -> __m512 {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the contract of this function.
         unsafe { _mm512_maskz_loadu_ps(mask, at.cast()) }
     }
 }
@@ -31,7 +31,7 @@ impl Widen for F16 {
     #[target_feature(enable = "avx512bw,avx512vl")]
     #[inline]
     unsafe fn widen(at: *const F16, mask: __mmask16) -> __m512 {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the contract of this function.
         unsafe { _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, at.cast())) }
     }
 }
@@ -40,13 +40,13 @@ impl Widen for Bf16 {
     #[target_feature(enable = "avx512bw,avx512vl")]
     #[inline]
     unsafe fn widen(at: *const Bf16, mask: __mmask16) -> __m512 {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the contract of this function.
         let upper = unsafe { _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, at.cast())) };
         _mm512_castsi512_ps(_mm512_slli_epi32::<16>(upper))
     }
 }
 
-/// `out[r] = row r · act`.
+/// `out[r] = row r · act` for rows of `n` elements and `row_size` bytes.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub fn gemv_float<F: Widen>(rows: &[u8], row_size: usize, n: usize, act: &[u8], out: &mut [f32]) {
     let act = floats(n, act);
@@ -60,6 +60,7 @@ pub fn gemv_float<F: Widen>(rows: &[u8], row_size: usize, n: usize, act: &[u8], 
     }
 }
 
+/// The inner products of `R` rows with the activations.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 #[inline]
 fn dot<F: Widen, const R: usize>(rows: &[u8], row_size: usize, act: &[F32]) -> [f32; R] {
@@ -68,15 +69,16 @@ fn dot<F: Widen, const R: usize>(rows: &[u8], row_size: usize, act: &[F32]) -> [
         row[r] = F::elements(&rows[r * row_size..][..row_size]);
         assert_eq!(row[r].len(), act.len());
     }
-    // Two partial sums a row hide the latency of the additions.
+    // Two partial sums per row hide the latency of additions.
     let mut acc = [[_mm512_setzero_ps(); 2]; R];
-    let whole = act.len() / 32 * 32;
-    for at in (0..whole).step_by(32) {
+    let unmasked = act.len() / 32 * 32;
+    for at in (0..unmasked).step_by(32) {
         for r in 0..R {
             prefetch(row[r].as_ptr().wrapping_add(at), 32, R * row_size);
         }
         for part in 0..2 {
-            // SAFETY: elements `at..at + 32` exist in each row and in the activations.
+            // SAFETY: elements `at..at + 32` exist in each row and in the activations, by the assertion above; the CPU has the
+            // target features of this function.
             unsafe {
                 let values = F32::widen(act.as_ptr().add(at + part * 16), !0);
                 for r in 0..R {
@@ -86,9 +88,9 @@ fn dot<F: Widen, const R: usize>(rows: &[u8], row_size: usize, act: &[F32]) -> [
             }
         }
     }
-    for at in (whole..act.len()).step_by(16) {
+    for at in (unmasked..act.len()).step_by(16) {
         let mask = !0u16 >> (16 - (act.len() - at).min(16));
-        // SAFETY: the mask selects no element beyond the end.
+        // SAFETY: the mask selects only elements before the end.
         unsafe {
             let values = F32::widen(act.as_ptr().add(at), mask);
             for r in 0..R {

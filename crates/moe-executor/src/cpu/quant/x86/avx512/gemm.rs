@@ -1,8 +1,8 @@
-//! Products of quantized matrices.
+//! Products of quantized weights with several rows of activations.
 //!
-//! A panel holds 32 rows in the lanes of two vectors: four elements of each row, then the next four. Activations are
-//! broadcast, four at a time, to all rows. VNNI wants one side unsigned, so activations are offset by 128, and the sums
-//! start at minus 128 times the weights.
+//! A panel has 32 rows, one per lane of two vectors. A lane has four elements; the next four elements are in the next two
+//! vectors. Activations are broadcast to all lanes, four at a time. VNNI multiplies unsigned with signed bytes, so 128 is added
+//! to the activations, and the sums start at minus 128 times the weights to compensate.
 
 use std::arch::x86_64::*;
 
@@ -13,14 +13,14 @@ use crate::cpu::quant::format::{Format, QK_K};
 use crate::cpu::quant::gemm::{Product, Put, Scratch, reserve};
 use crate::cpu::quant::portable::blocks;
 
-/// Rows of a panel.
+/// Rows per panel.
 const ROWS: usize = 32;
-/// Elements of a row that a panel holds at most; a multiple of every block.
+/// Maximum elements of a row in a panel; a multiple of every block.
 const DEPTH: usize = 2048;
-/// Rows of activations that pass through a panel together.
+/// Rows of activations that are multiplied with a panel at a time.
 const TOKENS: usize = 6;
 
-/// The panel's parts; the vectors for one group of elements follow one another.
+/// Addresses of the parts of a panel. The vectors of a group of elements are contiguous.
 struct Panel {
     /// `[group][GROUP / 4][2]`, each 16 rows of 4 elements.
     weights: *mut __m512i,
@@ -32,7 +32,7 @@ struct Panel {
     min: *mut __m512,
 }
 
-/// `put(t, r, [row r · act(t), ..])` for all.
+/// Computes all products `row r · act(t)` and passes them to `put(t, r, products)`.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub fn gemm<F: Steps>(product: &Product, scratch: &mut Scratch, put: &mut Put) {
     let n_groups = product.n.min(DEPTH) / F::GROUP;
@@ -49,8 +49,8 @@ pub fn gemm<F: Steps>(product: &Product, scratch: &mut Scratch, put: &mut Put) {
         let n_rows = ROWS.min(product.n_rows() - first_row);
         for start in (0..product.n).step_by(DEPTH) {
             let depth = DEPTH.min(product.n - start);
-            // SAFETY: the panel has room for `DEPTH` elements of `ROWS` rows, `act` for `TOKENS` rows of `DEPTH`, and
-            // `sums` for all tokens.
+            // SAFETY: the panel is allocated for `depth` elements of `ROWS` rows, `act` for `TOKENS` rows of `DEPTH` elements,
+            // and `sums` for all tokens.
             unsafe {
                 for half in 0..2 {
                     pack::<F>(product, first_row + half * 16, start, depth, half, &panel);
@@ -69,7 +69,7 @@ pub fn gemm<F: Steps>(product: &Product, scratch: &mut Scratch, put: &mut Put) {
             }
         }
         for token in 0..n_tokens {
-            // SAFETY: `sums` has `ROWS` floats for each token, written above.
+            // SAFETY: `sums` has `ROWS` floats per token, which were written above.
             put(token, first_row, unsafe {
                 std::slice::from_raw_parts(sums.add(token * 2).cast(), n_rows)
             });
@@ -77,8 +77,11 @@ pub fn gemm<F: Steps>(product: &Product, scratch: &mut Scratch, put: &mut Put) {
     }
 }
 
-/// Decodes elements `start..start + depth` of sixteen rows into one half of the panel. Rows beyond the last are copies
-/// of it; their sums are not used.
+/// Decodes elements `start..start + depth` of sixteen rows into one half of the panel. Rows beyond the last are copies of the
+/// last; their sums are not used.
+///
+/// # Safety
+/// The CPU has the instructions of this module, and the panel is allocated for `depth` elements.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn pack<F: Steps>(
     product: &Product,
@@ -96,9 +99,10 @@ unsafe fn pack<F: Steps>(
             [..depth / F::BLOCK];
     }
     let mut q = [[0i8; QK_K]; 16];
-    let whole = depth / F::STEP * F::STEP;
-    for element in (0..whole).step_by(F::STEP) {
-        // SAFETY: the rows have `depth` elements, of which a whole step is left; the panel has room for them.
+    let in_steps = depth / F::STEP * F::STEP;
+    for element in (0..in_steps).step_by(F::STEP) {
+        // SAFETY: the rows have a complete step from `element` on, a row of `q` has at least `F::STEP` bytes, and the panel is
+        // allocated for `depth` elements.
         unsafe {
             for r in 0..16 {
                 F::decode(row[r].as_ptr().add(element / F::BLOCK), q[r].as_mut_ptr());
@@ -106,12 +110,12 @@ unsafe fn pack<F: Steps>(
             pack_codes::<F>(&q, element, F::STEP, half, panel);
         }
     }
-    if whole < depth {
+    if in_steps < depth {
         for r in 0..16 {
-            row[r][whole / F::BLOCK].decode_codes(&mut q[r]);
+            row[r][in_steps / F::BLOCK].decode_codes(&mut q[r]);
         }
-        // SAFETY: the panel has room for `depth` elements.
-        unsafe { pack_codes::<F>(&q, whole, F::BLOCK, half, panel) }
+        // SAFETY: the panel is allocated for `depth` elements.
+        unsafe { pack_codes::<F>(&q, in_steps, F::BLOCK, half, panel) }
     }
     for b in 0..depth / F::BLOCK {
         let mut block = [&row[0][b]; 16];
@@ -119,12 +123,15 @@ unsafe fn pack<F: Steps>(
             block[r] = &row[r][b];
         }
         let at = b * (F::BLOCK / F::GROUP) * 2 + half;
-        // SAFETY: the panel has room for `depth` elements.
+        // SAFETY: the panel is allocated for the groups of `depth` elements.
         unsafe { F::decode_scales_of_16(block, panel.scale.add(at), panel.min.add(at)) }
     }
 }
 
-/// Puts `n` decoded elements of sixteen rows, the first of which is number `element`, into the panel.
+/// Writes `n` decoded elements of sixteen rows to the panel, from element `element` on.
+///
+/// # Safety
+/// The CPU has the instructions of this module, and the panel is allocated for `element + n` elements.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 #[inline]
 unsafe fn pack_codes<F: Format>(
@@ -143,7 +150,7 @@ unsafe fn pack_codes<F: Format>(
             let group = (element + at) / F::GROUP + part;
             let zero = _mm512_setzero_si512();
             let mut sum = zero;
-            // SAFETY: the caller has room for the elements.
+            // SAFETY: the panel is allocated for the elements, by the contract of this function.
             unsafe {
                 for (i, &vector) in vectors.iter().enumerate() {
                     panel
@@ -161,7 +168,7 @@ unsafe fn pack_codes<F: Format>(
     }
 }
 
-/// Loads 64 codes of sixteen rows.
+/// Loads 64 codes of sixteen rows from element `at` on.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 #[inline]
 fn load_64(q: &[[i8; QK_K]; 16], at: usize) -> [__m512i; 16] {
@@ -173,7 +180,10 @@ fn load_64(q: &[[i8; QK_K]; 16], at: usize) -> [__m512i; 16] {
     v
 }
 
-/// Adds (or, at the start of a row, sets) the products of the panel and `T` tokens to `sums[t][2]`.
+/// Adds the products of the panel and `T` tokens to `sums[t][2]`; overwrites the sums at the start of a row.
+///
+/// # Safety
+/// The CPU has the instructions of this module. The panel has the elements `start..start + depth` and `sums` has `T` tokens.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn tile<F: Format, const T: usize>(
     product: &Product,
@@ -185,11 +195,11 @@ unsafe fn tile<F: Format, const T: usize>(
     sums: *mut __m512,
 ) {
     let mut rows = [Q8Row::EMPTY; T];
-    // Scale times sum of the activations of each group.
+    // Scale times sum of the codes of the activations of each group.
     let mut scaled_sums = [[0.0f32; DEPTH / 16]; T];
     for t in 0..T {
         rows[t] = Q8Row::new(F::ACTIVATION, product.n, (product.act)(token + t)).starting_at(start);
-        // SAFETY: `codes` has room for `T` rows.
+        // SAFETY: `codes` is allocated for `TOKENS >= T` rows of `DEPTH >= depth` bytes.
         let target = unsafe { std::slice::from_raw_parts_mut(codes.add(t * DEPTH), depth) };
         for (target, source) in target.iter_mut().zip(rows[t].q) {
             *target = (*source as u8) ^ 0x80;
@@ -199,7 +209,7 @@ unsafe fn tile<F: Format, const T: usize>(
         }
     }
     let mut acc = [[_mm512_setzero_ps(); 2]; T];
-    // SAFETY: the panel and the activations have `depth` elements, `sums` has room for `T` tokens.
+    // SAFETY: the panel and the activations have `depth` elements, and `sums` has `T` tokens, by the contract of this function.
     unsafe {
         if start > 0 {
             for t in 0..T {

@@ -1,7 +1,7 @@
-//! Products of floating-point matrices.
+//! Products of floating-point weights with several rows of activations.
 //!
-//! A panel holds 32 rows in the lanes of two vectors: one element of each row, or for bfloat16 two, then the next.
-//! Activations are broadcast to all rows.
+//! A panel has 32 rows, one per lane of two vectors. A lane has one element, or two bfloat16 elements; the next elements are in
+//! the next two vectors. Activations are broadcast to all lanes.
 
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
@@ -14,40 +14,40 @@ use crate::cpu::quant::activation::floats;
 use crate::cpu::quant::float::{Bf16, FloatFormat};
 use crate::cpu::quant::gemm::{Product, Put, Scratch, reserve};
 
-/// Rows of a panel.
+/// Rows per panel.
 const ROWS: usize = 32;
-/// Lanes of a row that a panel holds at most.
+/// Maximum lanes of a row in a panel.
 const DEPTH: usize = 512;
-/// Rows of activations that pass through a panel together.
+/// Rows of activations that are multiplied with a panel at a time.
 const TOKENS: usize = 6;
 
-/// What a lane of 32 bits holds of a row, and how lanes are multiplied.
+/// The contents of a 32-bit lane and the product of lanes.
 pub trait Lane {
-    /// The elements of the rows.
+    /// The element type of the weights.
     type Element: FloatFormat;
-    /// Elements in a lane.
+    /// Elements per lane.
     const ELEMENTS: usize;
 
-    /// Sixteen lanes, of which the first `n` elements exist; zero beyond.
+    /// Loads sixteen lanes from `n` elements; the elements beyond are 0.
     ///
     /// # Safety
-    /// The processor has the instructions, and `n` elements can be read.
+    /// The CPU has the instructions of this type, and `n` elements can be read.
     unsafe fn load(at: *const Self::Element, n: usize) -> __m512i;
 
-    /// The lanes of a row of activations; `room` holds as many.
+    /// The lanes of a row of activations: the row itself, or a conversion in `buffer`.
     ///
     /// # Safety
-    /// The processor has the instructions, and `room` can be written.
-    unsafe fn activations(row: &[F32], room: *mut u32) -> *const u32;
+    /// The CPU has the instructions of this type, and `buffer` can be written for all lanes of the row.
+    unsafe fn activations(row: &[F32], buffer: *mut u32) -> *const u32;
 
-    /// `acc + weights * act`, summed within a lane.
+    /// `acc + weights * act`, where the products of a lane are added.
     ///
     /// # Safety
-    /// The processor has the instructions.
+    /// The CPU has the instructions of this type.
     unsafe fn multiply_add(acc: __m512, weights: __m512i, act: __m512i) -> __m512;
 }
 
-/// One widened element.
+/// One element per lane, converted to f32.
 pub struct Single<F>(PhantomData<F>);
 
 impl<F: Widen> Lane for Single<F> {
@@ -62,7 +62,7 @@ impl<F: Widen> Lane for Single<F> {
     }
 
     #[inline(always)]
-    unsafe fn activations(row: &[F32], _room: *mut u32) -> *const u32 {
+    unsafe fn activations(row: &[F32], _buffer: *mut u32) -> *const u32 {
         row.as_ptr().cast()
     }
 
@@ -73,7 +73,7 @@ impl<F: Widen> Lane for Single<F> {
     }
 }
 
-/// Two bfloat16 elements, for processors that multiply them directly.
+/// Two bfloat16 elements per lane, for CPUs with AVX512-BF16.
 pub struct Pair;
 
 impl Lane for Pair {
@@ -87,26 +87,26 @@ impl Lane for Pair {
         unsafe { _mm512_maskz_loadu_epi16(!0u32 >> (32 - n.min(32)), at.cast()) }
     }
 
-    /// The activations are bfloat16 numbers already: their lower halves are zero.
+    /// Takes the upper halves: the activations are rounded to bfloat16, so their lower halves are 0.
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
     #[inline]
-    unsafe fn activations(row: &[F32], room: *mut u32) -> *const u32 {
+    unsafe fn activations(row: &[F32], buffer: *mut u32) -> *const u32 {
         for first in (0..row.len()).step_by(16) {
             let mask = !0u16 >> (16 - (row.len() - first).min(16));
-            // SAFETY: the mask selects elements that exist; zeros fill up the last lane.
+            // SAFETY: the masks select elements that exist; with an odd number, the second half of the last lane is written, too.
             unsafe {
                 let values = _mm512_castps_si512(F32::widen(row.as_ptr().add(first), mask));
                 let halves = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(values));
-                _mm256_mask_storeu_epi16(room.cast::<i16>().add(first), mask | mask << 1, halves);
+                _mm256_mask_storeu_epi16(buffer.cast::<i16>().add(first), mask | mask << 1, halves);
             }
         }
-        room
+        buffer
     }
 
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16")]
     #[inline]
     unsafe fn multiply_add(acc: __m512, weights: __m512i, act: __m512i) -> __m512 {
-        // SAFETY: both types are 512 bits without invalid values.
+        // SAFETY: both types have 512 bits, and all bit patterns are valid.
         let (weights, act) = unsafe {
             (
                 std::mem::transmute::<__m512i, __m512bh>(weights),
@@ -117,21 +117,24 @@ impl Lane for Pair {
     }
 }
 
-/// `put(t, r, [row r · act(t), ..])` for all.
+/// Computes all products `row r · act(t)` and passes them to `put(t, r, products)`.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub fn gemm_float<F: Widen>(product: &Product, scratch: &mut Scratch, put: &mut Put) {
-    // SAFETY: this function has the instructions that `Single` needs.
+    // SAFETY: the target features of this function are those of `Single`.
     unsafe { gemm::<Single<F>>(product, scratch, put) }
 }
 
-/// As [`gemm_float`].
+/// [`gemm_float`] for bfloat16 on CPUs with AVX512-BF16.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16")]
 pub fn gemm_bf16(product: &Product, scratch: &mut Scratch, put: &mut Put) {
-    // SAFETY: this function has the instructions that `Pair` needs.
+    // SAFETY: the target features of this function are those of `Pair`.
     unsafe { gemm::<Pair>(product, scratch, put) }
 }
 
-/// Inlined, like all below, into functions that have the instructions of `L`.
+/// The product with the lanes `L`. This function and those below are inlined into a function with the target features of `L`.
+///
+/// # Safety
+/// The CPU has the instructions of `L`.
 #[inline(always)]
 unsafe fn gemm<L: Lane>(product: &Product, scratch: &mut Scratch, put: &mut Put) {
     let panel: *mut __m512i = reserve(&mut scratch.weights, DEPTH * ROWS * 4);
@@ -142,7 +145,7 @@ unsafe fn gemm<L: Lane>(product: &Product, scratch: &mut Scratch, put: &mut Put)
         let n_rows = ROWS.min(product.n_rows() - first_row);
         for start in (0..product.n).step_by(DEPTH * L::ELEMENTS) {
             let n = (DEPTH * L::ELEMENTS).min(product.n - start);
-            // SAFETY: the panel has room for `DEPTH` lanes of `ROWS` rows, `act` for `TOKENS` rows of `DEPTH` lanes, and
+            // SAFETY: the panel is allocated for `DEPTH` lanes of `ROWS` rows, `act` for `TOKENS` rows of `DEPTH` lanes, and
             // `sums` for all tokens.
             unsafe {
                 for half in 0..2 {
@@ -162,7 +165,7 @@ unsafe fn gemm<L: Lane>(product: &Product, scratch: &mut Scratch, put: &mut Put)
             }
         }
         for token in 0..n_tokens {
-            // SAFETY: `sums` has `ROWS` floats for each token, written above.
+            // SAFETY: `sums` has `ROWS` floats per token, which were written above.
             put(token, first_row, unsafe {
                 std::slice::from_raw_parts(sums.add(token * 2).cast(), n_rows)
             });
@@ -170,8 +173,11 @@ unsafe fn gemm<L: Lane>(product: &Product, scratch: &mut Scratch, put: &mut Put)
     }
 }
 
-/// Brings `n` elements of sixteen rows from element `start` on into one half of the panel. Rows beyond the last are
-/// copies of it; their sums are not used.
+/// Loads `n` elements of sixteen rows from element `start` on into one half of the panel. Rows beyond the last are copies of the
+/// last; their sums are not used.
+///
+/// # Safety
+/// The CPU has the instructions of `L`, and the panel is allocated for `n` elements.
 #[inline(always)]
 unsafe fn pack<L: Lane>(
     product: &Product,
@@ -187,8 +193,7 @@ unsafe fn pack<L: Lane>(
         row[r] = &L::Element::elements(&product.rows[at..][..product.row_size])[start..][..n];
     }
     for first in (0..n).step_by(16 * L::ELEMENTS) {
-        // SAFETY: at least `n - first` elements are left in each row, and the panel has room for a multiple of sixteen
-        // lanes.
+        // SAFETY: each row has `n - first` elements from `first` on, and the panel is allocated for a multiple of sixteen lanes.
         unsafe {
             let mut v = [_mm512_setzero_si512(); 16];
             for r in 0..16 {
@@ -201,7 +206,10 @@ unsafe fn pack<L: Lane>(
     }
 }
 
-/// Adds (or, at the start of a row, sets) the products of the panel and `T` tokens to `sums[t][2]`.
+/// Adds the products of the panel and `T` tokens to `sums[t][2]`; overwrites the sums at the start of a row.
+///
+/// # Safety
+/// The CPU has the instructions of this module. The panel has `n` elements and `sums` has `T` tokens.
 #[inline(always)]
 unsafe fn tile<L: Lane, const T: usize>(
     product: &Product,
@@ -216,10 +224,10 @@ unsafe fn tile<L: Lane, const T: usize>(
     let mut rows = [std::ptr::null(); T];
     for t in 0..T {
         let row = &floats(product.n, (product.act)(token + t))[start..][..n];
-        // SAFETY: `act` has room for `T` rows.
+        // SAFETY: `act` is allocated for `TOKENS >= T` rows of `DEPTH` lanes.
         rows[t] = unsafe { L::activations(row, act.add(t * DEPTH)) };
     }
-    // SAFETY: the panel and the activations have `lanes` lanes, `sums` has room for `T` tokens.
+    // SAFETY: the panel and the activations have `lanes` lanes, and `sums` has `T` tokens, by the contract of this function.
     unsafe {
         let mut acc = [[_mm512_setzero_ps(); 2]; T];
         if start > 0 {

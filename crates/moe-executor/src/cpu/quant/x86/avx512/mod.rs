@@ -1,6 +1,6 @@
 //! Kernels for AVX-512 F, BW, DQ, VL and VNNI.
 //!
-//! Rows are taken four at a time: they share the loads of the activations, and their sums do not wait for one another.
+//! Four rows of weights are multiplied at a time: they share the loads of activations, and their sums are independent.
 
 mod chunks;
 mod decoded;
@@ -21,7 +21,7 @@ use crate::cpu::quant::format::Format;
 use crate::cpu::quant::portable;
 use crate::cpu::quant::x86::prefetch;
 
-/// A format whose product is taken in steps of a few vectors.
+/// A format with a vectorized product of one step, which is one or several blocks.
 pub trait Steps: Format {
     /// Elements of a step, a multiple of [`Format::BLOCK`].
     const STEP: usize;
@@ -31,30 +31,31 @@ pub trait Steps: Format {
     /// Loads the activations of a step.
     ///
     /// # Safety
-    /// The processor has the instructions of this module, and `act` has all elements of step `step`.
+    /// The CPU has the instructions of this module, and `act` has all elements of step `step`.
     unsafe fn load<'a>(act: &Q8Row<'a>, step: usize) -> Self::Activations<'a>;
 
     /// Adds the products of a step to the partial sums `acc`.
     ///
     /// # Safety
-    /// The processor has the instructions of this module, and the blocks of a whole step follow `blocks`.
+    /// The CPU has the instructions of this module, and the blocks of a complete step can be read from `blocks` on.
     unsafe fn step(blocks: *const Self, act: &Self::Activations<'_>, acc: __m512) -> __m512;
 
-    /// Writes the codes of a step, `q` of [`Format`].
+    /// Writes the codes of a step: [`Format::decode_codes`].
     ///
     /// # Safety
-    /// The processor has the instructions of this module, the blocks of a whole step follow `blocks`, and `q` has room.
+    /// The CPU has the instructions of this module, the blocks of a complete step can be read from `blocks` on, and
+    /// [`Steps::STEP`] bytes can be written to `q`.
     unsafe fn decode(blocks: *const Self, q: *mut i8);
 
-    /// Writes the scales and, if [`Format::MIN`], the minima of one block of sixteen rows: those of group `i` of row `r`
-    /// to lane `r` of `scale[2 * i]` and `min[2 * i]`.
+    /// Writes the scales and, if [`Format::MIN`] is true, the minima of one block of sixteen rows. Group `i` of row `r` is
+    /// lane `r` of `scale[2 * i]` and `min[2 * i]`.
     ///
     /// # Safety
-    /// The processor has the instructions of this module, and `scale` and `min` have room.
+    /// The CPU has the instructions of this module, and `scale` and `min` can be written for all groups of a block.
     unsafe fn decode_scales_of_16(blocks: [&Self; 16], scale: *mut __m512, min: *mut __m512);
 }
 
-/// `out[r] = row r · act`.
+/// `out[r] = row r · act` for rows of `n` elements and `row_size` bytes.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub fn gemv<F: Steps>(rows: &[u8], row_size: usize, n: usize, act: &[u8], out: &mut [f32]) {
     let act = Q8Row::new(F::ACTIVATION, n, act);
@@ -68,6 +69,7 @@ pub fn gemv<F: Steps>(rows: &[u8], row_size: usize, n: usize, act: &[u8], out: &
     }
 }
 
+/// The inner products of `R` rows with the activations.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 #[inline]
 fn dot<F: Steps, const R: usize>(rows: &[u8], row_size: usize, act: &Q8Row) -> [f32; R] {
@@ -79,7 +81,8 @@ fn dot<F: Steps, const R: usize>(rows: &[u8], row_size: usize, act: &Q8Row) -> [
     let n_steps = row[0].len() / blocks_per_step;
     let mut acc = [_mm512_setzero_ps(); R];
     for step in 0..n_steps {
-        // SAFETY: all rows and the activations have `n_steps` whole steps.
+        // SAFETY: the target features of this function are those of the module, and all rows and the activations have
+        // `n_steps` complete steps.
         unsafe {
             let values = F::load(act, step);
             for r in 0..R {

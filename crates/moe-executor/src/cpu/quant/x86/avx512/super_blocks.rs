@@ -1,7 +1,8 @@
-//! Super-blocks of 256 elements.
+//! Super-blocks with integer scales per group: K-quants and TQ2_0.
 //!
-//! Products of neighbouring elements are added in 16 bits, which their ranges fit, and multiplied by the group's integer
-//! scale into 32 bits; a super-block is one exact integer sum before it meets a floating-point scale.
+//! Products of two neighboring elements are added in 16 bits, which their range does not exceed, and multiplied by the integer
+//! scale of the group into 32 bits. The sum over a super-block is an exact integer, which is then multiplied by the
+//! floating-point scales.
 
 use std::arch::x86_64::*;
 
@@ -13,10 +14,13 @@ use crate::cpu::quant::k_quants::{Q2K, Q3K, Q4K, Q5K, Q6K, q3_k_scales, scales_a
 use crate::cpu::quant::ternary::Tq2_0;
 
 /// A super-block as four vectors of codes.
+///
+/// # Safety
+/// All unsafe methods require that the CPU has the instructions of [`Steps`].
 trait SuperBlock: Format {
-    /// Where the two halves of each vector begin in the super-block.
+    /// The first element of each half of each vector.
     const ORDER: [[usize; 2]; 4];
-    /// What is added to `q` of [`Format`], for formats without minima.
+    /// Added to the codes of [`Format::decode_codes`] to make them unsigned; 0 for formats with minima.
     const OFFSET: i16 = 0;
 
     /// The codes of vector `i`, plus the offset.
@@ -25,10 +29,10 @@ trait SuperBlock: Format {
     /// The integer scales of the groups, 16 bits each.
     unsafe fn integer_scales(&self) -> __m256i;
 
-    /// What the integer scales are multiplied with.
+    /// The factor of the integer scales.
     fn d(&self) -> F16;
 
-    /// For formats with minima, the integer minimum of each sixteen elements, and what it is multiplied with.
+    /// For formats with minima, the integer minimum of each sixteen elements, 16 bits each, and their factor.
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
     #[inline]
     unsafe fn minima(&self) -> (__m256i, F16) {
@@ -36,26 +40,28 @@ trait SuperBlock: Format {
     }
 }
 
-/// In the order of the elements.
+/// The order of the elements.
 const IN_ORDER: [[usize; 2]; 4] = [[0, 32], [64, 96], [128, 160], [192, 224]];
-/// Each half vector skips 32 elements, which are the high halves of the same bytes.
+/// The low halves of 64 bytes, then their high halves: 32 bytes have 32 elements in their low halves and the next 32 in their
+/// high halves.
 const BY_NIBBLE: [[usize; 2]; 4] = [[0, 64], [32, 96], [128, 192], [160, 224]];
-/// The same 32 elements of both halves of a super-block.
+/// The corresponding 32 elements of both halves of the super-block.
 const BY_HALF: [[usize; 2]; 4] = [[0, 128], [32, 160], [64, 192], [96, 224]];
 
 /// The activations of a super-block.
 #[derive(Clone, Copy)]
 pub struct Activations {
     codes: [__m512i; 4],
-    /// The sum of each sixteen codes, 16 bits.
+    /// The sum of each sixteen codes, 16 bits each.
     sums: __m256i,
     scale: f32,
 }
 
+/// [`Steps::load`].
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 #[inline]
 unsafe fn load<F: SuperBlock>(act: &Q8Row, step: usize) -> Activations {
-    // SAFETY: the activations have 256 codes, 16 sums and a scale for each step.
+    // SAFETY: by the contract of `Steps::load`, `act` has 256 codes, 16 sums and a scale for the step.
     unsafe {
         let first = act.q.as_ptr().add(step * QK_K);
         let mut codes = [_mm512_setzero_si512(); 4];
@@ -73,10 +79,11 @@ unsafe fn load<F: SuperBlock>(act: &Q8Row, step: usize) -> Activations {
     }
 }
 
+/// [`Steps::step`].
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 #[inline]
 unsafe fn step<F: SuperBlock>(block: *const F, act: &Activations, acc: __m512) -> __m512 {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the contract of this function.
     unsafe {
         let block = &*block;
         let scales = block.integer_scales();
@@ -105,10 +112,11 @@ unsafe fn step<F: SuperBlock>(block: *const F, act: &Activations, acc: __m512) -
     }
 }
 
+/// [`Steps::decode`].
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 #[inline]
 unsafe fn decode<F: SuperBlock>(block: *const F, q: *mut i8) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the contract of this function.
     unsafe {
         for i in 0..4 {
             let vector = _mm512_sub_epi8((*block).vector(i), _mm512_set1_epi8(F::OFFSET as i8));
@@ -119,6 +127,7 @@ unsafe fn decode<F: SuperBlock>(block: *const F, q: *mut i8) {
     }
 }
 
+/// [`Steps::decode_scales_of_16`].
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 #[inline]
 unsafe fn decode_scales_of_16<F: SuperBlock>(
@@ -126,7 +135,7 @@ unsafe fn decode_scales_of_16<F: SuperBlock>(
     scale: *mut __m512,
     min: *mut __m512,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the contract of this function.
     unsafe {
         let mut scales = [_mm512_setzero_si512(); 16];
         for (scales, block) in scales.iter_mut().zip(blocks) {
@@ -161,20 +170,20 @@ fn times(integers: __m256i, d: F16) -> __m512 {
     )
 }
 
-/// The number of each lane's group, in vectors of 16 bits whose halves begin at two elements.
+/// The index of the group of each 16-bit lane, for a vector whose halves start at elements `low` and `high`.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 #[inline]
 fn groups<F: Format>([low, high]: [usize; 2]) -> __m512i {
     let first = |start: usize| _mm256_set1_epi16((start / F::GROUP) as i16);
     let groups = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(first(low)), first(high));
     match F::GROUP {
-        // Sixteen products of two elements are one group, or two.
+        // Sixteen lanes of two elements are one group of 32 or two groups of 16.
         32 => groups,
         _ => _mm512_sub_epi16(groups, _mm512_set_epi64(!0, !0, 0, 0, !0, !0, 0, 0)),
     }
 }
 
-/// A half-precision number times `factor`, in all lanes.
+/// A half-precision number times `factor`, broadcast to all lanes.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 #[inline]
 fn scale(d: F16, factor: f32) -> __m512 {
@@ -182,7 +191,7 @@ fn scale(d: F16, factor: f32) -> __m512 {
     _mm512_set1_ps(d * factor)
 }
 
-/// Eight unsigned bytes as 16 bits.
+/// Zero-extends eight bytes to 16 bits.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 #[inline]
 fn widen_8(bytes: [u8; 8]) -> __m256i {
@@ -191,7 +200,7 @@ fn widen_8(bytes: [u8; 8]) -> __m256i {
     ))))
 }
 
-/// Eight unsigned bytes as 16 bits, each twice.
+/// Zero-extends eight bytes to 16 bits, each twice.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 #[inline]
 fn widen_8_twice(bytes: [u8; 8]) -> __m256i {
@@ -224,7 +233,8 @@ fn load_64(bytes: &[u8; 64]) -> __m512i {
     unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) }
 }
 
-/// Bits `first` and up of each byte, as many as `mask` has. `first` is known when this is compiled.
+/// `(byte >> first) & mask` of each byte; `mask` must exclude bits that cross from the neighboring byte. `first` is a constant
+/// after inlining.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 #[inline]
 fn bits(v: __m512i, first: usize, mask: i8) -> __m512i {
@@ -234,7 +244,8 @@ fn bits(v: __m512i, first: usize, mask: i8) -> __m512i {
     )
 }
 
-/// Adds `value` to the codes of which a bit is set: bit `low` of the bytes in the lower half, `high` in the upper half.
+/// Adds `value` to each code whose byte of `bytes` has a bit set: bit `low` in the lower half of the vector, bit `high` in the
+/// upper half.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 #[inline]
 fn add_where(codes: __m512i, bytes: __m512i, low: usize, high: usize, value: i8) -> __m512i {
@@ -261,28 +272,28 @@ macro_rules! super_block {
             #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
             #[inline]
             unsafe fn load<'a>(act: &Q8Row<'a>, step: usize) -> Activations {
-                // SAFETY: the caller's promise.
+                // SAFETY: by the contract of this function.
                 unsafe { load::<Self>(act, step) }
             }
 
             #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
             #[inline]
             unsafe fn step(block: *const Self, act: &Activations, acc: __m512) -> __m512 {
-                // SAFETY: the caller's promise.
+                // SAFETY: by the contract of this function.
                 unsafe { step(block, act, acc) }
             }
 
             #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
             #[inline]
             unsafe fn decode(block: *const Self, q: *mut i8) {
-                // SAFETY: the caller's promise.
+                // SAFETY: by the contract of this function.
                 unsafe { decode(block, q) }
             }
 
             #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
             #[inline]
             unsafe fn decode_scales_of_16(blocks: [&Self; 16], scale: *mut __m512, min: *mut __m512) {
-                // SAFETY: the caller's promise.
+                // SAFETY: by the contract of this function.
                 unsafe { decode_scales_of_16(blocks, scale, min) }
             }
         }
@@ -346,7 +357,7 @@ super_block!(Q4K, BY_NIBBLE, |block|
 super_block!(Q5K, BY_NIBBLE, |block|
     vector(i) {
         let low = bits(load_64(&block.qs.as_chunks().0[i / 2]), i % 2 * 4, 15);
-        // The fifth bit of a group has the group's number.
+        // The fifth bits of a group are the bits of `qh` with the index of the group.
         let group = i / 2 * 4 + i % 2;
         add_where(low, load_32_twice(&block.qh), group, group + 2, 16)
     },
@@ -357,7 +368,7 @@ super_block!(Q5K, BY_NIBBLE, |block|
 super_block!(Q6K, IN_ORDER, offset 32, |block|
     vector(i) {
         let low = bits(load_64(&block.ql.as_chunks().0[i / 2]), i % 2 * 4, 15);
-        // Four pairs of bits belong to 32 elements each; this vector has the lower two or the upper two.
+        // Each byte of `qh` has two bits of four elements; this vector uses two adjacent pairs of bits.
         let high = bits(load_32_twice(&block.qh.as_chunks().0[i / 2]), i % 2 * 4, 15);
         let in_place = _mm512_sllv_epi64(high, _mm512_set_epi64(2, 2, 2, 2, 4, 4, 4, 4));
         _mm512_or_si512(low, _mm512_and_si512(in_place, _mm512_set1_epi8(0x30)))
@@ -365,7 +376,7 @@ super_block!(Q6K, IN_ORDER, offset 32, |block|
     scales _mm256_cvtepi8_epi16(load_16(&block.scales))
 );
 
-// One scale for all, and three codes.
+// One scale for the super-block; the codes are -1, 0 and 1.
 super_block!(Tq2_0, BY_HALF, offset 1, |block|
     vector(i) bits(load_64(&block.qs), 2 * i, 3),
     scales {
