@@ -6,7 +6,8 @@
 //!   lines the output is not compared.
 //! - A line `...` stands for any number of lines, `[..]` in a line for any text.
 //! - After `console numbers`, numbers and spaces are not compared: they depend on the machine.
-//! - After `console gpu`, `data`, `install`, `llama-cpp` or `model` the block is not run ([`MARKS`]). [`lists_commands_that_are_not_run`] prints it.
+//! - `console gpu`, `data`, `install`, `llama-cpp` and `model` name something that the commands need ([`MARKS`]). Without it the block is not run, and
+//!   [`lists_commands_that_are_not_run`] prints it.
 //!
 //! A page has a temporary directory of its own with links to the directories of the repository that the commands read. `MOE_BLESS=1` renews output that
 //! differs; `MOE_BLESS=all` renews numbers, too.
@@ -15,19 +16,22 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
 use std::io::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::support::{moe_analyze, repository, run};
 
-/// Marks of blocks that are not run, and the reason.
+/// Marks of blocks, and what the commands need. Blocks with the first three are never run.
 const MARKS: [(&str, &str); 5] = [
-    ("gpu", "needs an NVIDIA GPU"),
-    ("data", "needs a trace that is not in the repository"),
+    ("gpu", "needs an NVIDIA GPU and a model"),
     ("install", "compiles the program, or runs the tests"),
-    ("llama-cpp", "needs a build with the feature `llama-cpp`"),
     ("model", "needs a model that is not in the repository"),
+    ("data", "needs data that is not in the repository (MOE_DATA)"),
+    ("llama-cpp", "needs a build with the feature llama-cpp"),
 ];
+
+/// A trace in `MOE_DATA` that blocks with the mark `data` read, by its file name.
+const TRACE: &str = "bigmoeonedge/qwen.route.csv";
 
 /// Directories of the repository that commands may read.
 const LINKED: [&str; 4] = ["docs", "fixtures", "schemas", "scripts"];
@@ -86,9 +90,24 @@ impl Block {
 
     /// The reason not to run the block.
     fn not_run(&self) -> Option<&'static str> {
-        let mark = MARKS.iter().find(|(mark, _)| self.has_mark(mark));
+        let is_missing = |mark: &str| match mark {
+            "data" => trace().is_none(),
+            "llama-cpp" => !cfg!(feature = "llama-cpp"),
+            _ => true,
+        };
+        let mut marks = MARKS.iter().filter(|(mark, _)| self.has_mark(mark));
+        let mark = marks.find(|(mark, _)| is_missing(mark));
         mark.map(|(_, reason)| *reason)
     }
+}
+
+/// The path of [`TRACE`], if it exists.
+fn trace() -> Option<PathBuf> {
+    let data = std::env::var_os("MOE_DATA").map(PathBuf::from);
+    let path = data
+        .unwrap_or_else(|| repository("../shared/data"))
+        .join(TRACE);
+    path.is_file().then_some(path)
 }
 
 /// A command with the output that the page shows.
@@ -162,6 +181,10 @@ fn check_page(page: &str) {
     for name in LINKED {
         let target = fs::canonicalize(repository(name)).unwrap();
         std::os::unix::fs::symlink(target, dir.path().join(name)).unwrap();
+    }
+    if let Some(trace) = trace() {
+        let link = dir.path().join(trace.file_name().unwrap());
+        std::os::unix::fs::symlink(fs::canonicalize(trace).unwrap(), link).unwrap();
     }
     let (texts, mut blocks) = parse(page);
     let mut differences = String::new();
