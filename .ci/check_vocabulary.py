@@ -29,7 +29,7 @@ RULES = [
     (r"(?:is|are|was|as|be) (?-i:none)\b(?! of)|is no number|no number from",
      "is missing, is unset, does not exist, is not a number", "where there is none"),
     (r"nobody|somebody", "nothing, no reader, a user, ...", "nobody reads it"),
-    (r"begins?|began|beginning with", "start, starts, started", "the run begins"),
+    (r"(?-i:[Bb]egins?)|began|beginning with", "start, starts, started", "the run begins"),
     (r"mend(?:ed|s|ing)?", "fix", "mended"),
     (r"pictures?", "plot, chart, figure, screenshot", "draws a picture"),
     (r"remark(?:s|ed)?", "warning, note", "with a remark"),
