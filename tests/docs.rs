@@ -376,9 +376,8 @@ fn options_on_pages_exist() {
 /// Long options in a text.
 fn options(text: &str) -> impl Iterator<Item = &str> {
     let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '-'));
-    let words = words.map(|word| word.trim_end_matches('-'));
     words.filter(|word| {
-        word.len() > 3 && word.starts_with("--") && word.as_bytes()[2].is_ascii_lowercase()
+        word.starts_with("--") && !word.ends_with('-') && word.as_bytes()[2].is_ascii_lowercase()
     })
 }
 
@@ -390,7 +389,9 @@ fn readme_lists_every_subcommand() {
     let (_, commands) = help.split_once("Commands:\n").unwrap();
     let names = commands
         .lines()
-        .map_while(|line| line.strip_prefix("  ")?.split_whitespace().next());
+        .map_while(|line| line.strip_prefix("  "))
+        .filter(|line| !line.starts_with(' '))
+        .filter_map(|line| line.split_whitespace().next());
     for name in names.filter(|name| *name != "help") {
         assert!(readme.contains(&format!("`{name}`")), "README.md does not list {name}");
     }
