@@ -10,7 +10,7 @@
 //!   [`lists_commands_that_are_not_run`] prints it.
 //!
 //! A page has a temporary directory of its own with links to the directories of the repository that the commands read. `MOE_BLESS=1` renews output that
-//! differs; `MOE_BLESS=all` renews numbers, too.
+//! differs, and the plots that the commands draw; `MOE_BLESS=all` renews numbers, too.
 
 mod align;
 
@@ -217,8 +217,19 @@ fn check_page(page: &str) {
     }
     if bless == "1" || bless == "all" {
         fs::write(repository(page), join(&texts, &blocks)).unwrap();
+        copy_plots(&texts, dir.path());
     } else {
         assert!(differences.is_empty(), "MOE_BLESS=1 renews the output shown\n\n{differences}");
+    }
+}
+
+/// Copies the plots that the page links and that its commands have drawn to `docs/plots`.
+fn copy_plots(texts: &[String], dir: &Path) {
+    for link in texts.iter().flat_map(|text| text.split("plots/").skip(1)) {
+        let name = link.split(')').next().unwrap();
+        if name.ends_with(".png") && dir.join(name).exists() {
+            fs::copy(dir.join(name), repository("docs/plots").join(name)).unwrap();
+        }
     }
 }
 
