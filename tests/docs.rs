@@ -264,9 +264,8 @@ fn execute(page: &str, step: &Step, dir: &Path) -> Vec<String> {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let place = format!("{page}:{}: {}", step.line, step.script());
     assert!(output.status.success(), "{place}: {}\n{text}", output.status);
-    text.lines()
-        .map(|line| line.trim_end().to_owned())
-        .collect()
+    let lines = text.trim_end().lines();
+    lines.map(|line| line.trim_end().to_owned()).collect()
 }
 
 /// Prints every command that is not run, past the capture of the test harness.
