@@ -1,4 +1,4 @@
-"""Checks what the main job wrote, reading the trace and the model with code of its own (standard library only)."""
+"""Checks the output of the main job with an independent reader of the trace and the model (standard library only)."""
 
 import csv
 import json
@@ -33,7 +33,7 @@ for at in range(0, len(trace), 1024):
         counts[layer].update(ids)
         rows[layer] += 1
 
-# the prompt's nine tokens are routed in every layer but the last, where one row is left of them
+# The nine prompt tokens are routed in every layer except the last one, which computes only one of them.
 assert [rows[layer] for layer in range(N_LAYER)] == [73] * 5 + [65], rows
 
 learn = json.loads((out / "learn.json").read_text())
@@ -45,7 +45,7 @@ for layer in learn["layers"]:
     assert layer["cold_experts"] == layer["experts"] and layer["hot_experts"] == []
     assert sum(n for _, n in layer["experts"]) == rows[layer["layer"]] * K == layer["cold_slots_total"]
 
-# the map's rows tile the data of the other model: none overlaps, and what lies between is padding to 32
+# The rows of the offset map cover the data of the other model: no overlaps, and only padding to 32 bytes in between.
 with (out / "gpt-oss-map.csv").open() as file:
     places = sorted((int(row["file_offset"]), int(row["size_bytes"])) for row in csv.DictReader(file))
 assert len(places) == 117 + 18 * 31, len(places)

@@ -5,6 +5,8 @@
 mod accesses;
 mod cli;
 mod diff;
+#[cfg(all(unix, feature = "plot", feature = "sql"))]
+mod docs;
 mod engines;
 mod exports;
 #[cfg(unix)]

@@ -1,5 +1,4 @@
-"""Makes a long run of a short one: repeat_run.py RUN OUT MIB. The trace is repeated until it has so many MiB; time and positions
-go on from one to the next."""
+"""Makes a long run from a short one: repeat_run.py RUN OUT MIB. Repeats the trace up to MIB MiB, with increasing times and positions."""
 
 import shutil
 import struct
