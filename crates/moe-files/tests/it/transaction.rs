@@ -62,7 +62,8 @@ fn failed_rename_undoes_replacements() {
     fs::create_dir(at("c")).unwrap();
     let before =
         [("a", "old"), ("c", "a directory")].map(|(name, text)| (name.into(), text.into()));
-    commit_all(files.into()).unwrap_err();
+    let error = commit_all(files.into()).unwrap_err();
+    assert!(matches!(error, Error::Io { .. }), "{error}");
     assert_eq!(contents(dir.path()), before);
 }
 
@@ -75,7 +76,9 @@ fn failed_removal_undoes_renames_and_removals() {
     }
     fs::create_dir(at("c")).unwrap();
     let before = contents(dir.path());
-    commit_and_remove(vec![written(&at("a"), "new")], &[at("b"), at("c")]).unwrap_err();
+    let removed = [at("b"), at("c")];
+    let error = commit_and_remove(vec![written(&at("a"), "new")], &removed).unwrap_err();
+    assert!(matches!(error, Error::Io { .. }), "{error}");
     assert_eq!(contents(dir.path()), before);
     commit_and_remove(vec![written(&at("a"), "new")], &[at("b"), at("d")]).unwrap();
     let after = [("a", "new"), ("c", "a directory")].map(|(name, text)| (name.into(), text.into()));

@@ -20,7 +20,8 @@ fn reports_data_past_the_end_of_the_file() {
         .data(32, 31)
         .open()
         .unwrap();
-    assert!(gguf.data(&gguf.tensors()[0]).is_err());
+    let error = gguf.data(&gguf.tensors()[0]).unwrap_err();
+    assert!(matches!(error, Error::Truncated { .. }), "{error}");
     let report = check(&gguf);
     assert_eq!(
         (report.past_end.len(), report.past_end[0].missing_bytes),
