@@ -1,8 +1,8 @@
-//! Which entry of the model's map an access to the model's file is.
+//! Matches accesses to the model's files with tensors of the offset map.
 //!
-//! A source is found by its index in the tensor table, as this crate's recorders write it; else by its name, without what
-//! ggml appends for views; else by its place in the file. In the first two cases its bytes must be the tensor's: a name that
-//! fits and a place that does not are two models.
+//! A source is found by its index in the tensor table, which this crate's recorders write; otherwise by its name, without
+//! the suffix that ggml appends for views; otherwise by its file offset. In the first two cases its bytes must lie in the
+//! tensor: a matching name with another offset means that trace and map belong to different models.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -12,19 +12,19 @@ use crate::names::base_name;
 use crate::record::{NO_TENSOR, TensorAccessLog};
 use crate::run::Run;
 
-/// Sources that are listed; a damaged trace could name as many as it has records.
+/// Maximum number of listed sources. A damaged trace could contain a new name in each record.
 const MAX_LISTED: usize = 10_000;
 
-/// The tensors of a map, to be found by index, name and place. Empty: no model is known.
+/// Index of the tensors of a map by tensor index, name and file offset. Empty if the model is unknown.
 #[derive(Debug, Default)]
 pub struct Correlation<'a> {
     tensors: HashMap<u32, Extent>,
     by_name: HashMap<&'a str, u32>,
-    /// Tensors by file and first byte.
+    /// (file, offset of the first byte, tensor index), sorted.
     by_place: Vec<(u16, u64, u32)>,
 }
 
-/// Where a tensor is.
+/// A byte range in a file.
 #[derive(Clone, Copy, Debug)]
 struct Extent {
     file: u16,
@@ -40,7 +40,7 @@ impl Extent {
 }
 
 impl<'a> Correlation<'a> {
-    /// The tensors of `map`.
+    /// Indexes the tensors of `map`.
     pub fn new(map: &'a OffsetMap) -> Self {
         let mut tensors: HashMap<u32, Extent> = HashMap::new();
         let mut by_name = HashMap::new();
@@ -67,7 +67,7 @@ impl<'a> Correlation<'a> {
         }
     }
 
-    /// The index of the tensor that source `i` of a record reads; `None` for a buffer, and for what the map does not have.
+    /// The index of the tensor that source `i` of a record reads; `None` for a buffer, or if the map does not contain it.
     pub fn resolve(&self, record: &TensorAccessLog, i: usize) -> Option<u32> {
         let source = record.sources().get(i).filter(|source| source.is_disk())?;
         let range = range(record, i);
@@ -81,7 +81,7 @@ impl<'a> Correlation<'a> {
         }
         let name = source.name();
         if let Some(&index) = self.by_name.get(base_name(&name)) {
-            // The header is at the beginning of a file, so nothing is read from there: the recorder did not know the place.
+            // The header is at the start of a file, so offset 0 means that the recorder did not know the offset.
             let is_known = range.begin > 0;
             let holds = self
                 .tensors
@@ -97,8 +97,7 @@ impl<'a> Correlation<'a> {
         (tensor.holds(&range) && range.begin < range.end).then_some(index)
     }
 
-    /// Whether source `i` of a record reads what it says, as far as a record of this crate's says it: the index of a
-    /// tensor that is at that place.
+    /// Whether source `i` of a record lies in the tensor whose index the record contains. True for records of other recorders.
     pub(crate) fn holds(&self, record: &TensorAccessLog, i: usize) -> bool {
         let Some(source) = record.sources().get(i) else {
             return true;
@@ -109,7 +108,7 @@ impl<'a> Correlation<'a> {
         }
         let tensor = self.tensors.get(&index);
         tensor.is_some_and(|tensor| tensor.holds(&range(record, i)))
-            // The indices of other recorders count in tables of their own.
+            // Other recorders have their own tensor tables, so their indices differ.
             || !record.has_extension()
     }
 }
@@ -128,21 +127,21 @@ fn range(record: &TensorAccessLog, i: usize) -> Extent {
     }
 }
 
-/// A source of the model's file that is no entry of the map.
+/// A source in a file of the model that the map does not contain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unresolved {
-    /// Its name.
+    /// Name of the source.
     pub name: String,
-    /// Where its first access begins.
+    /// File offset of the first access, in bytes.
     pub file_offset: u64,
-    /// Bytes of its first access.
+    /// Size of the first access, in bytes.
     pub size_bytes: u64,
-    /// Operations that read it.
+    /// Number of operations that read it.
     pub n_accesses: u64,
 }
 
-/// The sources of a run that are in the model's file by their own word and not in its map, by name; and the operations'
-/// accesses to the file that were looked at. Nothing is looked at where there is no map.
+/// The sources of a run whose memory source is a file of the model, but which the map does not contain, sorted by name; and
+/// the number of accesses that were checked. Both are empty without a map.
 pub fn unresolved(run: &Run) -> (Vec<Unresolved>, u64) {
     let Some(map) = &run.map else {
         return (Vec::new(), 0);
@@ -179,7 +178,7 @@ pub fn unresolved(run: &Run) -> (Vec<Unresolved>, u64) {
 }
 
 impl Run {
-    /// What the run reads from the model's file that its map does not have, in one line; `None` if all of it is there.
+    /// A warning that lists the accesses to the model's files that the map does not contain; `None` if it contains all.
     pub fn unresolved_remark(&self) -> Option<String> {
         const N_NAMED: usize = 4;
         let (unresolved, n_accesses) = unresolved(self);
@@ -197,7 +196,7 @@ impl Run {
             more => format!(" and {more} more"),
         };
         Some(format!(
-            "{n} of {n_accesses} accesses to the model's file are not in its map: {}{more}; is it the map of this model?",
+            "the offset map does not contain {n} of {n_accesses} accesses to the model's files: {}{more}; check that the map belongs to this model",
             names.join(", ")
         ))
     }

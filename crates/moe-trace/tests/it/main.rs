@@ -1,4 +1,4 @@
-//! Run directories, their records and their tables, as other programs see them.
+//! Tests of run directories, records and tables through the public API.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,7 +12,9 @@ mod facts;
 mod full_disk;
 mod graph;
 mod layout;
+mod manifest;
 mod read_tables;
+mod replace_run;
 mod rewritten_tables;
 mod run;
 mod table_files;
