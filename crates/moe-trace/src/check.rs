@@ -32,7 +32,7 @@ pub struct RuleViolation {
     /// Field of the record, or several, separated by commas.
     pub field: &'static str,
     /// What is wrong, as a predicate of "records": `are of a phase that does not exist`.
-    pub says: &'static str,
+    pub message: &'static str,
     /// Number of records that violate the rule.
     pub n_records: u64,
     /// Index of the first of them.
@@ -44,7 +44,7 @@ impl fmt::Display for RuleViolation {
         write!(
             f,
             "records {}: {} ({}; the first is record {})",
-            self.says, self.n_records, self.field, self.first_record
+            self.message, self.n_records, self.field, self.first_record
         )
     }
 }
@@ -116,12 +116,12 @@ struct Faults {
 }
 
 impl Faults {
-    fn add(&mut self, field: &'static str, says: &'static str) {
-        match self.found.iter_mut().find(|fault| fault.says == says) {
+    fn add(&mut self, field: &'static str, message: &'static str) {
+        match self.found.iter_mut().find(|fault| fault.message == message) {
             Some(fault) => fault.n_records += 1,
             None => self.found.push(RuleViolation {
                 field,
-                says,
+                message,
                 n_records: 1,
                 first_record: self.record,
             }),

@@ -99,7 +99,7 @@ pub struct Contradiction {
 
 impl fmt::Display for Contradiction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the trace has {}, the model", self.trace)?;
+        write!(f, "it has {}, but the model", self.trace)?;
         if let Some(model) = &self.model {
             write!(f, " {model}")?;
         }

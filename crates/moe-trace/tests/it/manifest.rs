@@ -2,7 +2,6 @@
 
 use std::fs;
 
-use moe_trace::ops::MUL_MAT_ID;
 use moe_trace::{Error, Manifest, ManifestFault, RunOptions, RunWriter};
 
 use super::common::{gpt_oss, manifest};

@@ -253,7 +253,7 @@ fn does_not_catch_panics_of_other_code() {
 #[test]
 #[ignore = "part of does_not_catch_panics_of_other_code"]
 fn panic_after_the_decoder() {
-    a_panic_of_the_decoder_is_an_error();
+    converts_a_decoder_panic_to_an_error();
     let tmp = tempfile::tempdir().unwrap();
     let path = tmp.path().join("routing.parquet");
     write(&path, routing(3, "PROMPT"), compressed());
