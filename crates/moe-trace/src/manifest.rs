@@ -274,7 +274,7 @@ pub struct Fallbacks {
 pub struct PostFetch {
     /// Whether Post-Fetch was enabled.
     pub enable: bool,
-    /// Whether the CPU computed all experts although their weights were copied.
+    /// Whether all experts were computed on the CPU, without transfers.
     pub force_cpu: bool,
     /// Whether computation waited for transfers that were not complete in time.
     pub block_on_miss: bool,
