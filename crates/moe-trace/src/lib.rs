@@ -4,6 +4,22 @@
 //! A recorder writes a run with [`RunWriter`]. All other code opens it with [`Run`] and iterates over
 //! [`Trace::operations`], or writes tables with [`tables`].
 //!
+//! ```no_run
+//! # fn main() -> Result<(), moe_trace::Error> {
+//! let run = moe_trace::Run::open("runs/demo")?;
+//! for operation in run.routing() {
+//!     for token in operation.tokens() {
+//!         let experts = token.experts().map(|expert| expert.expert_id.0);
+//!         println!("{:?} {:?} {:?}", token.head().layer(), token.token_id(), experts.collect::<Vec<_>>());
+//!     }
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The directory `examples` of the crate has programs that read a trace without Arrow and Parquet (`read_trace`), and that write
+//! a run directory (`write_run`).
+//!
 //! # Features
 //!
 //! `parquet` (default): tables, offset maps, and writing runs, which contain an offset map. Without it, this crate does not

@@ -7,6 +7,7 @@ mod buffers;
 mod check;
 mod common;
 mod correlation;
+mod examples;
 mod facts;
 #[cfg(unix)]
 mod full_disk;
