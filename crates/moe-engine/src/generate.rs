@@ -56,14 +56,14 @@ pub fn generate(
     interrupted: &AtomicBool,
     mut on_token: impl FnMut(u32),
 ) -> Result<Generated> {
-    let room = session.n_ctx() - session.n_past();
+    let n_free = session.n_ctx() - session.n_past();
     if prompt.is_empty() {
         return Err(Error::EmptyPrompt);
     }
-    if prompt.len() > room {
+    if prompt.len() > n_free {
         return Err(Error::ContextFull {
             tokens: prompt.len(),
-            context: room,
+            context: n_free,
             trained: session.n_ctx_train(),
         });
     }
@@ -76,8 +76,12 @@ pub fn generate(
         if interrupted.load(Ordering::Relaxed) {
             return Err(Stop::Interrupted);
         }
-        let room = session.has_room(n_tokens);
-        if room { Ok(()) } else { Err(Stop::TraceFull) }
+        let has_room = session.has_room(n_tokens);
+        if has_room {
+            Ok(())
+        } else {
+            Err(Stop::TraceFull)
+        }
     };
     let stopped = |done: Generated, stop| Ok(Generated { stop, ..done });
 

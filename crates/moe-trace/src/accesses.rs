@@ -88,7 +88,7 @@ impl<'a> FileAccesses<'a> {
                 offset: location,
             });
         }
-        if !self.correlation.holds(head, i) {
+        if !self.correlation.is_consistent(head, i) {
             return Err(SourceFault::OtherTensor {
                 size_bytes,
                 offset: location,

@@ -188,7 +188,7 @@ impl<'a> Rules<'a> {
         if sources.iter().any(|s| s.memory_source > SOURCE_BUFFER) {
             faults.add("sources.memory_source", "have an unknown memory source");
         }
-        if !(0..sources.len()).all(|i| self.tensors.holds(record, i)) {
+        if !(0..sources.len()).all(|i| self.tensors.is_consistent(record, i)) {
             faults.add(
                 "sources.offset_or_buffer_id",
                 "read bytes outside the named tensor",
@@ -359,11 +359,11 @@ pub fn truncated_files(run: &Run) -> Vec<String> {
         return Vec::new();
     }
     let paths = [buffers::FILE_NAME, transfers::FILE_NAME].map(|name| run.path.join(name));
-    let remark = |path: &PathBuf| {
-        let remark = lines::truncation(path);
-        remark.unwrap_or_else(|error| Some(error.to_string()))
+    let warning = |path: &PathBuf| {
+        let warning = lines::truncation(path);
+        warning.unwrap_or_else(|error| Some(error.to_string()))
     };
-    paths.iter().filter_map(remark).collect()
+    paths.iter().filter_map(warning).collect()
 }
 
 impl Run {

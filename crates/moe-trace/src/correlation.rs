@@ -28,14 +28,14 @@ pub struct Correlation<'a> {
 #[derive(Clone, Copy, Debug)]
 struct Extent {
     file: u16,
-    begin: u64,
+    start: u64,
     /// One past the last byte.
     end: u64,
 }
 
 impl Extent {
-    fn holds(&self, range: &Extent) -> bool {
-        self.file == range.file && self.begin <= range.begin && range.end <= self.end
+    fn contains(&self, range: &Extent) -> bool {
+        self.file == range.file && self.start <= range.start && range.end <= self.end
     }
 }
 
@@ -48,16 +48,16 @@ impl<'a> Correlation<'a> {
             let end = row.file_offset.saturating_add(row.size_bytes);
             let extent = tensors.entry(row.tensor_idx).or_insert(Extent {
                 file: row.file,
-                begin: row.file_offset,
+                start: row.file_offset,
                 end,
             });
-            extent.begin = extent.begin.min(row.file_offset);
+            extent.start = extent.start.min(row.file_offset);
             extent.end = extent.end.max(end);
             by_name.insert(&*row.tensor, row.tensor_idx);
         }
         let places = tensors
             .iter()
-            .map(|(&index, extent)| (extent.file, extent.begin, index));
+            .map(|(&index, extent)| (extent.file, extent.start, index));
         let mut by_place: Vec<_> = places.collect();
         by_place.sort_unstable();
         Self {
@@ -75,30 +75,30 @@ impl<'a> Correlation<'a> {
         if self
             .tensors
             .get(&index)
-            .is_some_and(|tensor| tensor.holds(&range))
+            .is_some_and(|tensor| tensor.contains(&range))
         {
             return Some(index);
         }
         let name = source.name();
         if let Some(&index) = self.by_name.get(base_name(&name)) {
             // The header is at the start of a file, so offset 0 means that the recorder did not know the offset.
-            let is_known = range.begin > 0;
-            let holds = self
+            let is_known = range.start > 0;
+            let is_inside = self
                 .tensors
                 .get(&index)
-                .is_some_and(|tensor| tensor.holds(&range));
-            return (holds || !is_known).then_some(index);
+                .is_some_and(|tensor| tensor.contains(&range));
+            return (is_inside || !is_known).then_some(index);
         }
         let after = self
             .by_place
-            .partition_point(|&(file, begin, _)| (file, begin) <= (range.file, range.begin));
+            .partition_point(|&(file, start, _)| (file, start) <= (range.file, range.start));
         let &(_, _, index) = self.by_place.get(after.checked_sub(1)?)?;
         let tensor = self.tensors.get(&index)?;
-        (tensor.holds(&range) && range.begin < range.end).then_some(index)
+        (tensor.contains(&range) && range.start < range.end).then_some(index)
     }
 
     /// Whether source `i` of a record lies in the tensor whose index the record contains. True for records of other recorders.
-    pub(crate) fn holds(&self, record: &TensorAccessLog, i: usize) -> bool {
+    pub(crate) fn is_consistent(&self, record: &TensorAccessLog, i: usize) -> bool {
         let Some(source) = record.sources().get(i) else {
             return true;
         };
@@ -107,14 +107,14 @@ impl<'a> Correlation<'a> {
             return true;
         }
         let tensor = self.tensors.get(&index);
-        tensor.is_some_and(|tensor| tensor.holds(&range(record, i)))
+        tensor.is_some_and(|tensor| tensor.contains(&range(record, i)))
             // Other recorders have their own tensor tables, so their indices differ.
             || !record.has_extension()
     }
 }
 
 fn range(record: &TensorAccessLog, i: usize) -> Extent {
-    let begin = record.sources[i].offset_or_buffer_id.get();
+    let start = record.sources[i].offset_or_buffer_id.get();
     let file = if record.has_extension() {
         record.source_file[i].get()
     } else {
@@ -122,8 +122,8 @@ fn range(record: &TensorAccessLog, i: usize) -> Extent {
     };
     Extent {
         file,
-        begin,
-        end: begin.saturating_add(record.source_size(i)),
+        start,
+        end: start.saturating_add(record.source_size(i)),
     }
 }
 

@@ -24,26 +24,26 @@ impl<'a> PassStarts<'a> {
     }
 
     /// Whether `operation`, which follows the operation of the previous call, is the first of a pass.
-    pub fn begins(&mut self, operation: &Operation<'a>) -> bool {
+    pub fn is_start(&mut self, operation: &Operation<'a>) -> bool {
         let head = operation.head();
         let layer = head.layer();
-        let begins = match self.first {
+        let is_start = match self.first {
             None => true,
             Some(first) => {
                 let is_back = layer.is_some() && layer < self.last_layer;
-                is_back || is_again(first, head)
+                is_back || is_repetition(first, head)
             }
         };
-        if begins {
+        if is_start {
             self.first = Some(head);
             self.last_layer = None;
         }
         self.last_layer = layer.or(self.last_layer);
-        begins
+        is_start
     }
 }
 
-fn is_again(first: &TensorAccessLog, head: &TensorAccessLog) -> bool {
+fn is_repetition(first: &TensorAccessLog, head: &TensorAccessLog) -> bool {
     let of = |record: &TensorAccessLog| {
         let sequence = record.has_extension().then(|| record.sequence_id.get());
         (record.token_id.get(), sequence, record.phase)
@@ -84,15 +84,15 @@ impl<'a> Iterator for Passes<'a> {
     fn next(&mut self) -> Option<RecordedPass<'a>> {
         let operations = self.rest.clone();
         let first = self.rest.next()?;
-        // For later passes, `begins` was called for the first operation at the end of the previous pass.
+        // For later passes, `is_start` was called for the first operation at the end of the previous pass.
         if self.starts.first.is_none() {
-            self.starts.begins(&first);
+            self.starts.is_start(&first);
         }
         let mut n_operations = 1;
         loop {
             let here = self.rest.clone();
             match self.rest.next() {
-                Some(operation) if !self.starts.begins(&operation) => n_operations += 1,
+                Some(operation) if !self.starts.is_start(&operation) => n_operations += 1,
                 Some(_) => {
                     self.rest = here;
                     break;

@@ -60,8 +60,8 @@ impl Category {
 
     /// Category of an operation's result with this name.
     pub fn of_node(name: &str) -> Category {
-        let begins = PREFIXES.iter().find(|(begin, _)| name.starts_with(begin));
-        match begins {
+        let found = PREFIXES.iter().find(|(prefix, _)| name.starts_with(prefix));
+        match found {
             Some((_, category)) => *category,
             None if name.contains("norm") => Category::Norm,
             None => Category::Other,

@@ -10,7 +10,7 @@ use arrow::datatypes::{SchemaRef, UInt16Type, UInt32Type};
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ParquetRecordBatchReader};
 
 use super::dataset::dataset_parts;
-use super::routing::{CHOICES, READ_ROUTING};
+use super::routing::{COUNTING, READ_ROUTING};
 use crate::error::Error;
 use crate::parquet_file::{self, coded_names, numbers};
 use crate::phase::Phase;
@@ -65,9 +65,9 @@ impl RoutingFile {
         part: usize,
     ) -> Result<impl Iterator<Item = Result<ChoiceBatch, Error>>, Error> {
         let path = self.path.clone();
-        let mut reader = parquet_file::open_row_groups(&path, &self.footer, &CHOICES, vec![part])?;
+        let mut reader = parquet_file::open_row_groups(&path, &self.footer, &COUNTING, vec![part])?;
         Ok(std::iter::from_fn(move || {
-            let batch = next(&path, &mut reader, &CHOICES)?;
+            let batch = next(&path, &mut reader, &COUNTING)?;
             Some(batch.and_then(|batch| ChoiceBatch::new(&path, batch)))
         }))
     }
@@ -118,7 +118,7 @@ pub struct ChoiceBatch {
 }
 
 impl ChoiceBatch {
-    /// `batch` must have the columns of [`CHOICES`].
+    /// `batch` must have the columns of [`COUNTING`].
     fn new(file: &Arc<Path>, batch: RecordBatch) -> Result<Self, Error> {
         let phase = |name: &str| Phase::of_name(name).map(Some);
         Ok(Self {

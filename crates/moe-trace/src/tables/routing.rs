@@ -46,7 +46,7 @@ pub(crate) static READ_ROUTING: LazyLock<SchemaRef> = LazyLock::new(|| {
 });
 
 /// The columns that counting needs, for reading.
-pub(crate) static CHOICES: LazyLock<SchemaRef> = LazyLock::new(|| {
+pub(crate) static COUNTING: LazyLock<SchemaRef> = LazyLock::new(|| {
     let fields = READ_ROUTING.fields().iter();
     let needed = fields.filter(|field| field.name() != "lane");
     Arc::new(Schema::new(needed.cloned().collect::<Vec<_>>()))

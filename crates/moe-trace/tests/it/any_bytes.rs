@@ -142,9 +142,9 @@ fn reads_or_refuses_map_with_any_byte_changed() {
     let tmp = tempfile::tempdir().unwrap();
     let path = tmp.path().join("map.parquet");
     map_table::write(&path, &map, &[], false).unwrap();
-    let whole = fs::read(&path).unwrap();
-    for at in 0..whole.len() {
-        let mut bytes = whole.clone();
+    let original = fs::read(&path).unwrap();
+    for at in 0..original.len() {
+        let mut bytes = original.clone();
         bytes[at] = 125;
         fs::write(&path, &bytes).unwrap();
         if let Err(error) = map_table::read(&path) {

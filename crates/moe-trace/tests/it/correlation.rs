@@ -108,12 +108,12 @@ fn lists_unresolved_accesses_and_keeps_them_in_tables() {
         n_accesses: 2,
     };
     assert_eq!(unresolved(&run), (vec![expected], 4));
-    let remark = run.unresolved_remark().unwrap();
+    let warning = run.unresolved_remark().unwrap();
     assert!(
-        remark.starts_with(
+        warning.starts_with(
             "the offset map does not contain 2 of 4 accesses to the model's files: lora.weight;"
         ),
-        "{remark}"
+        "{warning}"
     );
 
     write_tables(&run, tmp.path(), TableOptions::default()).unwrap();

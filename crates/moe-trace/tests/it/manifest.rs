@@ -39,7 +39,7 @@ fn manifest_conforms_to_its_schema() {
         fallbacks: Some(moe_trace::manifest::Fallbacks {
             operations: 3,
             tensors: 1,
-            first_error: Some("no room".into()),
+            first_error: Some("out of memory".into()),
         }),
         offload_min_batch: Some(32),
         post_fetch: Some(moe_trace::manifest::PostFetch {

@@ -158,7 +158,7 @@ fn reads_complete_records_of_a_truncated_trace() {
     let path = tmp.path().join("trace.bin");
     let records: Vec<_> = (1..=5).map(|i| record(i, MUL_MAT, "a")).collect();
     let bytes = records.as_bytes();
-    for (len, whole, cut) in [
+    for (len, n_records, n_truncated) in [
         (5120, 5, 0),
         (5119, 4, 1023),
         (4096, 4, 0),
@@ -167,8 +167,11 @@ fn reads_complete_records_of_a_truncated_trace() {
     ] {
         fs::write(&path, &bytes[..len]).unwrap();
         let trace = Trace::open(&path).unwrap();
-        assert_eq!((trace.records().len(), trace.cut_bytes()), (whole, cut));
-        assert_eq!(trace.operations().count(), whole);
+        assert_eq!(
+            (trace.records().len(), trace.cut_bytes()),
+            (n_records, n_truncated)
+        );
+        assert_eq!(trace.operations().count(), n_records);
     }
     // A preallocated file ends with zeros; records after the zeros are ignored.
     let mut padded = bytes[..2048].to_vec();
