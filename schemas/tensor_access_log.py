@@ -4,7 +4,7 @@
     records = load("runs/demo/trace.bin")
     records["token_id"], records["expert_ids"][0, : records["num_experts"][0]]
 
-The layout is that of tensor_access_log.h beside this file.
+The layout is that of tensor_access_log.h in this directory.
 """
 
 import os
@@ -73,7 +73,7 @@ assert RECORD.itemsize == 1024
 
 
 def load(path):
-    """The records of a trace.bin, mapped read-only, up to the first zero timestamp or the last whole record."""
+    """Maps the records of a trace.bin read-only, up to the first timestamp 0 or the last complete record."""
     n = os.path.getsize(path) // RECORD.itemsize
     if n == 0:
         return np.empty(0, RECORD)
@@ -83,6 +83,6 @@ def load(path):
 
 
 def source_sizes(records):
-    """Sizes of the sources in bytes, shape (n, 4): the v4 field wraps at 4 GiB, the extension has the high half."""
+    """Sizes of the sources in bytes, shape (n, 4). The v4 field has the low 32 bits, the extension the high 32 bits."""
     high = np.where(records["ext_version"][:, None] >= 1, records["size_bytes_high"], 0)
     return high.astype(np.uint64) << np.uint64(32) | records["sources"]["size_bytes"]

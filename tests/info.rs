@@ -225,7 +225,7 @@ fn runs_and_traces() {
     with(expert_record + 12, &6u16.to_le_bytes());
     unsound(&run, "a layer that the model does not have");
     with(expert_record, &1u64.to_le_bytes());
-    unsound(&run, "begin before");
+    unsound(&run, "start before");
     with(expert_record + 17, &[2]);
     unsound(&run, "phase");
     with(expert_record + 16, &[200]);
@@ -233,7 +233,7 @@ fn runs_and_traces() {
     with(expert_record + 856, &[17]);
     unsound(&run, "more sources or experts");
     with(expert_record + 152 + 144, &7u64.to_le_bytes());
-    unsound(&run, "not the named tensor's");
+    unsound(&run, "outside the named tensor");
 
     with(expert_record + 956, &[99]);
     unsound(&run, "expert_lane");

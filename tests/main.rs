@@ -33,6 +33,7 @@ mod record;
 mod relayout;
 mod replay;
 mod rewritten;
+mod schemas;
 mod simulate;
 #[cfg(feature = "sql")]
 mod sql;

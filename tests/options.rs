@@ -94,7 +94,7 @@ fn the_model_that_is_named_is_held_against_the_run() {
         let args = args!["--quiet", command, path, "--model", other];
         let line = fail![args];
         let expected =
-            format!(": it says architecture qwen3moe, the model {} has gpt-oss", arg(&other));
+            format!(": it has architecture qwen3moe, but the model {} has gpt-oss", arg(&other));
         assert!(line.contains(&expected) && line.contains(arg(path)), "{line}");
     }
 }

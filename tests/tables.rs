@@ -180,11 +180,11 @@ fn a_run_that_is_not_whole_is_remarked() {
     fs::remove_file(run.join("gguf-map.parquet")).unwrap();
     let parquet = ["parquet", arg(&run), "--out", arg(&out)];
     for (args, expected) in
-        [(&parquet[..], "accesses name whole tensors"), (&["hotness", arg(&run)][..], "promises")]
+        [(&parquet[..], "accesses name whole tensors"), (&["hotness", arg(&run)][..], "states")]
     {
         let output = moe_analyze().args(args).assert().success();
         let remarks = String::from_utf8(output.get_output().stderr.clone()).unwrap();
-        assert!(remarks.contains("a cut record of 1000 bytes"), "{remarks}");
+        assert!(remarks.contains("truncated to 1000 bytes"), "{remarks}");
         assert!(remarks.contains(expected), "{remarks}");
     }
 }
@@ -202,7 +202,7 @@ fn a_panic_of_the_decoder_is_one_line_and_exit_2() {
     ] {
         let line = fail![args];
         assert!(
-            line.contains("its pages contradict each other") && line.contains(arg(&damaged)),
+            line.contains("its pages are inconsistent") && line.contains(arg(&damaged)),
             "{line}"
         );
     }

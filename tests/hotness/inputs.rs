@@ -108,7 +108,7 @@ fn impossible_numbers_of_layers_and_experts_are_named() {
         let fault = facts.lines().last().unwrap();
         assert!(
             fault.contains(&format!("manifest.json: {n} "))
-                && fault.ends_with("are more than any model has (4096); the file is damaged"),
+                && fault.ends_with("is more than the limit of 4096; the file is damaged"),
             "{facts}"
         );
     }

@@ -155,7 +155,7 @@ fn prints_errors_in_one_line() {
         (with(arg(&off)), "record a longer run"),
         (with(model), "--model"),
         (with(arg(&none)), "none.json"),
-        (args![with(learn), other], "other.json: it says 8 experts in a layer, the model "),
+        (args![with(learn), other], "other.json: it has 8 experts in a layer, but the model "),
         (args!["plan", learn, other, "--sizes", good, "--budget-mib", "1"], "n_expert"),
         (args![with(learn), "--weighting", "smooth_pressure"], "smooth-pressure"),
         (args![with(learn), "--strategy", "even"], "even-split"),

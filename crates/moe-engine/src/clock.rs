@@ -2,7 +2,7 @@
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-/// Monotonic time in nanoseconds, counted from the Unix time at which the clock was made.
+/// A monotonic clock in nanoseconds, which starts at the Unix time of its creation.
 pub struct TraceClock {
     origin: Instant,
     origin_ns: u64,
@@ -14,19 +14,19 @@ impl TraceClock {
         let unix = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
-        // A timestamp of zero would end the trace.
+        // A timestamp of 0 would end the trace.
         TraceClock {
             origin: Instant::now(),
             origin_ns: (unix.as_nanos() as u64).max(1),
         }
     }
 
-    /// When the clock was made.
+    /// The instant at which the clock was created.
     pub fn origin(&self) -> Instant {
         self.origin
     }
 
-    /// The time of an instant.
+    /// The time of an instant on this clock, in nanoseconds.
     pub fn ns(&self, at: Instant) -> u64 {
         self.origin_ns + self.since_origin_ns(at)
     }

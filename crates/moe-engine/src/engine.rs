@@ -1,79 +1,79 @@
-//! Engines, and sessions of a model in them.
+//! Traits and types of engines and their sessions.
 
 use moe_trace::ops::OpTable;
 use moe_trace::{Phase, RunWriter, manifest};
 
 use crate::{BoxError, Observer, Result};
 
-/// Which operations leave records.
+/// Which operations are recorded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Mode {
-    /// All of them.
+    /// All operations.
     #[default]
     All,
-    /// The expert operations alone (`MUL_MAT_ID`, `ADD_ID`).
+    /// Expert operations only (`MUL_MAT_ID`, `ADD_ID`).
     Experts,
 }
 
-/// Which tokens of a batch get logits.
+/// The tokens of a batch for which logits are computed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Logits {
-    /// None: an earlier batch of a prompt.
+    /// None, for all batches of a prompt except the last.
     None,
-    /// The last token's.
+    /// The last token.
     Last,
 }
 
-/// What an engine reports of itself and of the model that it has loaded.
+/// Properties of an engine and of its loaded model.
 #[derive(Default)]
 pub struct EngineInfo {
     /// Name of the engine.
     pub name: String,
-    /// Its version.
+    /// Version of the engine.
     pub version: String,
     /// `general.architecture`.
     pub arch: String,
-    /// Layers that it computes: the blocks without those of an MTP head.
+    /// Number of layers that are computed: the blocks without those of an MTP head.
     pub n_layer: usize,
     /// Experts in a layer.
     pub n_expert: usize,
-    /// Experts that a token is routed to.
+    /// Selected experts for a token.
     pub n_expert_used: usize,
-    /// Tokens of the vocabulary.
+    /// Number of tokens in the vocabulary.
     pub n_vocab: usize,
-    /// Context length of the training.
+    /// Context length of the model's training.
     pub n_ctx_train: usize,
-    /// Operation numbers of its records.
+    /// Operation numbers in its records.
     pub ops: OpTable,
-    /// Flags with which it maps a model's file.
+    /// Flags of the memory mapping of the model's files.
     pub mmap: Vec<String>,
 }
 
-/// Starts the run directory once everything else is ready, with the GPUs that take part.
+/// Callback that creates the run directory after everything else has succeeded. It receives the GPUs that the run uses.
 pub type Begin<'s> = Box<dyn FnOnce(Vec<manifest::Gpu>) -> Result<RunWriter, BoxError> + 's>;
 
-/// How a model is to be run.
+/// Settings of a session.
 pub struct Setup<'s> {
-    /// Starts the run that records go to; `None` records nothing.
+    /// Creates the run directory; `None` to record nothing.
     pub begin: Option<Begin<'s>>,
-    /// Which operations leave records.
+    /// Which operations are recorded.
     pub mode: Mode,
-    /// Called after every router.
+    /// Called after the router of each layer.
     pub observer: Option<Observer<'s>>,
-    /// Positions that a sequence may have.
+    /// Context length: maximum number of positions of a sequence.
     pub n_ctx: usize,
-    /// Positions that the longest sequence will have: no memory is needed for more.
+    /// Number of positions of the longest sequence that will be evaluated. The KV cache needs no memory for more.
     pub n_positions: usize,
-    /// Tokens of a batch at most.
+    /// Maximum number of tokens of a batch.
     pub n_batch: usize,
 }
 
 /// A loaded model.
 pub trait Engine {
-    /// Name, version and properties of the model.
+    /// Properties of the engine and the model.
     fn info(&self) -> &EngineInfo;
 
-    /// Tokens of a text, with those that the vocabulary puts around it.
+    /// The tokens of a text, including the special tokens that the vocabulary adds.
     ///
     /// # Errors
     /// The text cannot be tokenized.
@@ -82,58 +82,58 @@ pub trait Engine {
     /// The bytes of a token.
     fn piece(&self, token: u32) -> Vec<u8>;
 
-    /// Records that a pass over `n_tokens` leaves at most.
+    /// Maximum number of records of a pass over `n_tokens` tokens.
     fn records_per_pass(&self, n_tokens: usize, mode: Mode) -> u64;
 
     /// Starts a session.
     ///
     /// # Errors
-    /// The device cannot be used, or the run cannot be started.
+    /// The device cannot be used, or the run directory cannot be created.
     fn session<'s>(&'s self, setup: Setup<'s>) -> Result<Box<dyn Session + 's>>;
 }
 
-/// Evaluates tokens. Sequences follow one another, each starts with an empty cache.
+/// Evaluates tokens. Sequences are evaluated one after another; each starts with an empty KV cache.
 pub trait Decode {
     /// Starts a new sequence.
     fn begin_sequence(&mut self, sequence_id: u32);
 
-    /// Positions evaluated so far in this sequence.
+    /// Number of positions evaluated so far in this sequence.
     fn n_past(&self) -> usize;
 
-    /// Positions that a sequence may have.
+    /// Context length: maximum number of positions of a sequence.
     fn n_ctx(&self) -> usize;
 
     /// Context length of the model's training.
     fn n_ctx_train(&self) -> usize;
 
-    /// Whether a token ends a text.
+    /// Whether a token is an end-of-generation token.
     fn is_eog(&self, token: u32) -> bool;
 
-    /// Whether the trace has room for a pass over `n_tokens`.
+    /// Whether the trace limit allows another pass over `n_tokens` tokens.
     fn has_room(&self, n_tokens: usize) -> bool;
 
-    /// Evaluates `tokens`, which are of one phase, as one batch and returns the logits `(n_vocab)` of the last, if wanted.
+    /// Evaluates `tokens` of one phase as one batch. Returns the logits `(n_vocab)` of the last token if requested.
     ///
     /// # Errors
-    /// A token outside the vocabulary, a full context, results that are not finite, or a trace that cannot be written.
+    /// A token is outside the vocabulary, the context is full, results are not finite, or the trace cannot be written.
     fn decode(&mut self, tokens: &[u32], phase: Phase, logits: Logits) -> Result<&[f32]>;
 }
 
-/// A run of a model.
+/// A session: evaluates tokens and records them.
 pub trait Session: Decode {
     /// Drops the observer.
     fn stop_observing(&mut self);
 
-    /// The GPUs that take part, as the manifest describes them, in the order of the list of devices.
+    /// The GPUs that the session uses, for the manifest, in the order of the device list.
     fn gpus(&self) -> Vec<manifest::Gpu> {
         Vec::new()
     }
 
-    /// Bytes per second that the memory of the first GPU moves, measured now; `None` without a GPU.
+    /// Measures the memory bandwidth of the first GPU in bytes per second; `None` without a GPU.
     fn gpu_bandwidth(&self) -> Option<Result<f64>> {
         None
     }
 
-    /// Ends the run; the writer can then be finished. The second value is what could not be written at the end.
+    /// Ends the session and returns the writer, whose `finish` completes the run, and the result of the last writes.
     fn into_writer(self: Box<Self>) -> (Option<RunWriter>, Result<()>);
 }

@@ -1,38 +1,38 @@
-//! What can go wrong while a session runs.
+//! Errors of sessions.
 
-/// An error of a concrete engine, or of the callback that starts a run.
+/// An error of a concrete engine, or of the callback that creates the run directory.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Errors that all engines have in common, and those of one engine.
+/// Errors of all engines, and errors of a concrete engine.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The trace cannot be written.
     #[error(transparent)]
     Trace(#[from] moe_trace::Error),
-    /// The model computes something that is no number.
+    /// A result of the model is not finite.
     #[error(
         "{node} at position {position} has values that are not finite; the weights or hyper-parameters of the model are damaged"
     )]
     NotFinite {
-        /// Graph node where it showed.
+        /// The first graph node with such a value.
         node: String,
         /// Position in the sequence.
         position: u32,
     },
-    /// There is no token to start from.
+    /// There is no first token.
     #[error(
-        "the prompt is empty, and the model's vocabulary puts no token before it; give a prompt"
+        "the prompt is empty, and the model's vocabulary has no BOS token to start with; give a prompt"
     )]
     EmptyPrompt,
     /// The prompt does not fit the context.
     #[error(
-        "the prompt has {tokens} tokens, the context has room for {context} (the model was trained with {trained}); shorten the prompt"
+        "the prompt has {tokens} tokens, but the context length is {context} (the model was trained with {trained}); shorten the prompt"
     )]
     ContextFull {
-        /// Tokens asked for.
+        /// Tokens of the prompt.
         tokens: usize,
-        /// Tokens that fit.
+        /// Context length.
         context: usize,
         /// Context length of the model's training.
         trained: usize,
@@ -49,7 +49,7 @@ pub enum Error {
         /// Size of the vocabulary.
         n_vocab: usize,
     },
-    /// The engine failed for a reason of its own.
+    /// An error of a concrete engine.
     #[error(transparent)]
     Engine(BoxError),
 }

@@ -1,4 +1,4 @@
-//! A whole sequence: the prompt in batches, then one token after another.
+//! Generation of a complete sequence: the prompt in batches, then one token at a time.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -6,14 +6,14 @@ use moe_trace::Phase;
 
 use crate::{Decode, Error, Logits, Result, Sampler};
 
-/// How far to go.
+/// Limits of a generation.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Tokens to generate at most.
+    /// Maximum number of generated tokens.
     pub n_predict: usize,
-    /// Prompt tokens evaluated at once (llama.cpp's `ubatch`).
+    /// Maximum number of prompt tokens in a pass (llama.cpp's `n_ubatch`).
     pub n_batch: usize,
-    /// Go on after a token that ends the text.
+    /// Continue after an end-of-generation token.
     pub ignore_eos: bool,
 }
 
@@ -22,33 +22,32 @@ pub struct Limits {
 pub enum Stop {
     /// `n_predict` tokens were generated.
     Length,
-    /// The model ended the text.
+    /// The model generated an end-of-generation token.
     EndOfGeneration,
     /// The context is full.
     ContextFull,
     /// The trace has reached its limit.
     TraceFull,
-    /// The user asked to stop.
+    /// The user interrupted the generation.
     Interrupted,
 }
 
-/// What was evaluated.
+/// Result of a generation.
 #[derive(Clone, Copy, Debug)]
 pub struct Generated {
-    /// Prompt tokens.
+    /// Number of prompt tokens.
     pub n_prompt: usize,
-    /// Generated tokens.
+    /// Number of generated tokens.
     pub n_generated: usize,
-    /// Why it ended.
+    /// Why the generation ended.
     pub stop: Stop,
 }
 
-/// Evaluates `prompt` and generates from it. Every generated token is evaluated too, the last included, so that a trace
-/// holds the routing of all of them. `on_token` is told of each generated token; `interrupted` is looked at between
-/// passes.
+/// Evaluates `prompt` and generates tokens after it. All generated tokens are evaluated, including the last, so that the trace
+/// contains their routing. `on_token` is called with each generated token; `interrupted` is checked between passes.
 ///
 /// # Errors
-/// A prompt that does not fit the context, a token outside the vocabulary, or a trace that cannot be written.
+/// The prompt exceeds the context, a token is outside the vocabulary, or the trace cannot be written.
 pub fn generate(
     session: &mut dyn Decode,
     sampler: &mut Sampler,
@@ -57,14 +56,14 @@ pub fn generate(
     interrupted: &AtomicBool,
     mut on_token: impl FnMut(u32),
 ) -> Result<Generated> {
-    let room = session.n_ctx() - session.n_past();
+    let n_free = session.n_ctx() - session.n_past();
     if prompt.is_empty() {
         return Err(Error::EmptyPrompt);
     }
-    if prompt.len() > room {
+    if prompt.len() > n_free {
         return Err(Error::ContextFull {
             tokens: prompt.len(),
-            context: room,
+            context: n_free,
             trained: session.n_ctx_train(),
         });
     }
@@ -77,8 +76,12 @@ pub fn generate(
         if interrupted.load(Ordering::Relaxed) {
             return Err(Stop::Interrupted);
         }
-        let room = session.has_room(n_tokens);
-        if room { Ok(()) } else { Err(Stop::TraceFull) }
+        let has_room = session.has_room(n_tokens);
+        if has_room {
+            Ok(())
+        } else {
+            Err(Stop::TraceFull)
+        }
     };
     let stopped = |done: Generated, stop| Ok(Generated { stop, ..done });
 
@@ -120,8 +123,8 @@ pub fn generate(
     Ok(done)
 }
 
-/// Records that [`generate`] leaves at most for a prompt of `n_prompt` tokens, where a pass over some tokens leaves at most
-/// `records_per_pass`.
+/// Maximum number of records of [`generate`] for a prompt of `n_prompt` tokens. `records_per_pass` returns the maximum for a
+/// pass over a number of tokens.
 pub fn max_records(
     records_per_pass: impl Fn(usize) -> u64,
     n_prompt: usize,

@@ -1,4 +1,4 @@
-//! What every engine implements, and what drives one.
+//! Traits that an engine implements, and the code that drives it: sampling, generation, the clock of a trace.
 //!
 //! ```text
 //! Engine ──► Session: Decode (tokens in, logits out) ──► RunWriter
@@ -7,7 +7,7 @@
 //!    └ implemented by the executor and by llama.cpp
 //! ```
 //!
-//! The crate depends on no concrete engine.
+//! The crate does not depend on a concrete engine.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 

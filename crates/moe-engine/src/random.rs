@@ -1,7 +1,8 @@
-//! A generator whose numbers depend on the seed alone: the same as in `moe_placement::random`.
+//! A pseudorandom generator whose output depends on the seed only; the same generator as in `moe_placement::random`.
 
-/// SplitMix64: the output function is a bijection of a counter, so every seed is good. Steele, Lea and Flood, "Fast splittable
-/// pseudorandom number generators" (2014); Sebastiano Vigna's constants, <https://prng.di.unimi.it/splitmix64.c>.
+/// SplitMix64. Its output function is a bijection of a counter, so all seeds are equally good. Source: Steele, Lea and Flood, "Fast
+/// splittable pseudorandom number generators" (2014), with the constants of Sebastiano Vigna,
+/// <https://prng.di.unimi.it/splitmix64.c>.
 #[derive(Debug, Clone)]
 pub struct SplitMix64(u64);
 
@@ -21,7 +22,7 @@ impl SplitMix64 {
         z ^ (z >> 31)
     }
 
-    /// Uniform in [0, 1): the 53 bits that an f64 holds exactly.
+    /// A uniform number in [0, 1) with 53 random bits, the precision of an f64.
     #[inline]
     pub fn unit(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
@@ -32,9 +33,9 @@ impl SplitMix64 {
 mod tests {
     use super::SplitMix64;
 
-    /// The first outputs that are published for this seed.
+    /// The published first outputs for this seed.
     #[test]
-    fn sequence_is_the_published_one() {
+    fn returns_the_published_sequence() {
         let mut random = SplitMix64::new(1_234_567);
         let first: Vec<u64> = (0..5).map(|_| random.next_u64()).collect();
         assert_eq!(
@@ -51,7 +52,7 @@ mod tests {
 
     /// 6457827717110365317 is 0.35007954 of 2^64.
     #[test]
-    fn unit_scales_the_bits() {
+    fn unit_scales_the_upper_bits() {
         let mut random = SplitMix64::new(1_234_567);
         assert_eq!((random.unit() * 1e6).floor(), 350_079.0);
     }

@@ -1,26 +1,26 @@
-//! Choosing the next token from a row of logits.
+//! Sampling of the next token from logits.
 //!
-//! The filters run in llama.cpp's default order: top-k, top-p, min-p, temperature, then a draw.
-//! Their results agree with llama.cpp's; the random sequence is our own (SplitMix64), so that the
-//! same seed gives the same tokens here on every machine, but not the tokens that llama.cpp draws.
+//! The filters run in llama.cpp's default order: top-k, top-p, min-p, temperature; then a random draw.
+//! The filters keep the same candidates as llama.cpp. The random generator differs (SplitMix64): a
+//! seed yields the same tokens on every machine, but not the same tokens as in llama.cpp.
 
 use std::cmp::Ordering;
 
 use crate::random::SplitMix64;
 
-/// How to choose. The default is greedy.
+/// Sampling parameters. The default is greedy sampling.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SamplerParams {
-    /// Divides the logits before the draw; 0 (or less) takes the highest logit: greedy.
+    /// Divisor of the logits before the draw. 0 or less: greedy, the highest logit.
     pub temperature: f32,
-    /// Only the `top_k` highest logits stay; 0 keeps all.
+    /// Keep the `top_k` highest logits only; 0 keeps all.
     pub top_k: usize,
-    /// Only the fewest tokens stay whose probabilities (before the temperature) add up to `top_p`;
-    /// 1 keeps all.
+    /// Keep the smallest set of most probable tokens whose probabilities (before the temperature) sum
+    /// to at least `top_p`; 1 keeps all.
     pub top_p: f32,
-    /// Only tokens stay that are at least `min_p` times as probable as the best; 0 keeps all.
+    /// Keep tokens that are at least `min_p` times as probable as the best; 0 keeps all.
     pub min_p: f32,
-    /// Start of the random sequence.
+    /// Random seed.
     pub seed: u64,
 }
 
@@ -36,7 +36,7 @@ impl Default for SamplerParams {
     }
 }
 
-/// Chooses one token a call. The buffer of candidates is kept between calls.
+/// Samples a token with each call. The buffer of candidates is reused.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     params: SamplerParams,
@@ -51,7 +51,7 @@ struct Candidate {
 }
 
 impl Candidate {
-    /// Highest logit first, then lowest id. No logit is NaN.
+    /// Orders by descending logit, then ascending id. No logit is NaN.
     fn order(&self, other: &Candidate) -> Ordering {
         other
             .logit
@@ -70,8 +70,8 @@ impl Sampler {
         }
     }
 
-    /// The id of the chosen token; `logits` has one value a token of the vocabulary. NaN is never
-    /// chosen, and a row without any number gives 0.
+    /// Returns the id of the sampled token. `logits` has one value for each token of the vocabulary.
+    /// NaN is never selected. If all values are NaN, the result is 0.
     pub fn sample(&mut self, logits: &[f32]) -> u32 {
         if self.params.temperature > 0.0 {
             self.draw(logits)
@@ -134,11 +134,11 @@ impl Sampler {
                 return candidate.id;
             }
         }
-        candidates[0].id // rounding used up the last candidate
+        candidates[0].id // reached only through rounding errors
     }
 }
 
-/// The lowest id of the highest logit; 0 where every logit is NaN.
+/// The lowest id of the highest logit; 0 if all logits are NaN.
 fn greedy(logits: &[f32]) -> u32 {
     let mut best = 0;
     let mut highest = None;
@@ -150,7 +150,7 @@ fn greedy(logits: &[f32]) -> u32 {
     best
 }
 
-/// Softmax's numerator at `temperature`. A logit equal to the best weighs 1 even at infinity.
+/// The numerator of the softmax at `temperature`. It is 1 for a logit equal to `best`, also if both are infinite.
 fn weight(logit: f32, best: f32, temperature: f32) -> f64 {
     if logit == best {
         1.0
@@ -173,7 +173,7 @@ mod tests {
         }
     }
 
-    /// Share of each of `n` tokens in many draws.
+    /// The relative frequency of each token in many draws.
     fn shares(params: SamplerParams, logits: &[f32]) -> Vec<f64> {
         const DRAWS: usize = 200_000;
         let mut sampler = Sampler::new(params);
@@ -187,13 +187,13 @@ mod tests {
     fn assert_close(found: &[f64], expected: &[f64]) {
         assert_eq!(found.len(), expected.len());
         for (f, e) in found.iter().zip(expected) {
-            // Over four standard deviations of a share in 200,000 draws.
+            // More than four standard deviations of a frequency in 200,000 draws.
             assert!((f - e).abs() < 0.005, "{found:?} is not {expected:?}");
         }
     }
 
     #[test]
-    fn greedy_takes_the_highest_logit_and_the_lowest_id_of_a_tie() {
+    fn greedy_selects_highest_logit_and_lowest_id_of_a_tie() {
         let mut sampler = Sampler::new(SamplerParams::default());
         assert_eq!(sampler.sample(&LOGITS), 1);
         assert_eq!(sampler.sample(&[-3.0, -2.0, -2.5]), 1);
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_logits_do_not_panic() {
+    fn accepts_infinite_and_nan_logits() {
         let nan = f32::NAN;
         let inf = f32::INFINITY;
         for temperature in [0.0, 1.0, f32::NAN, -1.0] {
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_gives_the_same_tokens_again() {
+    fn equal_seeds_yield_equal_tokens() {
         let draw = |seed| {
             let mut sampler = Sampler::new(params(1.0, seed));
             (0..64).map(|_| sampler.sample(&LOGITS)).collect::<Vec<_>>()
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn the_buffer_is_kept() {
+    fn reuses_the_buffer() {
         let mut sampler = Sampler::new(params(1.0, 3));
         sampler.sample(&LOGITS);
         let buffer = sampler.candidates.as_ptr();
@@ -241,7 +241,7 @@ mod tests {
 
     #[test]
     fn draws_follow_the_softmax_at_the_temperature() {
-        // Logits ln 1, ln 2, ln 4, ln 1: eighths; at temperature 0.5 the weights are squared.
+        // Probabilities 1/8, 2/8, 4/8, 1/8. At temperature 0.5 the weights are squared.
         let logits = [1.0f32, 2.0, 4.0, 1.0].map(f32::ln);
         assert_close(&shares(params(1.0, 5), &logits), &[0.125, 0.25, 0.5, 0.125]);
         assert_close(
@@ -269,13 +269,13 @@ mod tests {
     }
 
     #[test]
-    fn top_p_keeps_the_fewest_that_reach_it_before_the_temperature() {
+    fn top_p_keeps_the_smallest_set_before_the_temperature() {
         let logits = [1.0f32, 2.0, 4.0, 1.0].map(f32::ln); // eighths: 1 2 4 1
         let top_p = |top_p| SamplerParams {
             top_p,
             ..params(100.0, 5)
         };
-        // A high temperature makes what stays (nearly) equally likely.
+        // A high temperature makes all kept tokens nearly equally likely.
         let t = 0.01f64;
         let (a, b) = (2f64.powf(t), 4f64.powf(t));
         assert_close(

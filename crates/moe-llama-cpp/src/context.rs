@@ -1,4 +1,4 @@
-//! Evaluating tokens, with a look at every node of the graph.
+//! Evaluating tokens, with a callback for every node of the graph.
 
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
@@ -10,32 +10,32 @@ use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::node::Node;
 
-/// How to evaluate.
+/// Parameters of a context.
 #[derive(Clone, Copy, Debug)]
 pub struct Params {
-    /// Positions that a sequence may have.
+    /// Context length: maximum number of positions of a sequence.
     pub n_ctx: u32,
-    /// Tokens of a batch at most; llama.cpp's `ubatch` too, so that a batch is one pass over the graph.
+    /// Maximum number of tokens of a batch. It is also llama.cpp's `n_ubatch`, so that a batch is one pass.
     pub n_batch: u32,
-    /// Threads that compute.
+    /// Number of compute threads.
     pub n_threads: u32,
-    /// Flash attention; llama.cpp decides by default.
+    /// Whether to use flash attention; `None` leaves the decision to llama.cpp.
     pub flash_attention: Option<bool>,
-    /// Keys and values in F32 rather than llama.cpp's default, F16.
+    /// KV cache in F32 instead of llama.cpp's default F16.
     pub kv_f32: bool,
 }
 
-/// Is shown the nodes of every graph.
+/// Callbacks for the nodes of every graph.
 pub trait Watch {
-    /// A node is about to be computed; says whether it is to be computed by itself, and shown again then. Nodes that are
-    /// not wanted are computed together with the next that is.
+    /// Called before a node is computed. If it returns true, the node is computed separately, and `after` is called. Other nodes
+    /// are computed together with the next such node.
     fn before(&mut self, node: Node<'_>) -> bool;
 
-    /// A node that was wanted has been computed.
+    /// Called after a node was computed for which `before` returned true.
     fn after(&mut self, node: Node<'_>);
 }
 
-/// Looks at nothing.
+/// Ignores all nodes.
 impl Watch for () {
     fn before(&mut self, _: Node<'_>) -> bool {
         false
@@ -44,23 +44,23 @@ impl Watch for () {
     fn after(&mut self, _: Node<'_>) {}
 }
 
-/// A cache, and the buffers of a graph.
+/// A KV cache and the buffers of a graph.
 pub struct Context<'m, W> {
     model: &'m Model,
     raw: NonNull<sys::llama_context>,
-    /// Made by `Box::into_raw`: llama.cpp keeps the pointer.
+    /// From `Box::into_raw`, because llama.cpp stores the pointer.
     watch: NonNull<W>,
     n_batch: usize,
     has_logits: bool,
 }
 
 impl<'m, W: Watch> Context<'m, W> {
-    /// A context with an empty cache. No graph is evaluated to warm it up.
+    /// Creates a context with an empty cache, without a warm-up pass.
     ///
     /// # Errors
-    /// There is not enough memory, or the model cannot be run so.
+    /// There is not enough memory, or the model does not support the parameters.
     pub fn new(model: &'m Model, params: Params, watch: W) -> Result<Context<'m, W>> {
-        // SAFETY: a function without conditions.
+        // SAFETY: the function has no preconditions.
         let mut raw_params = unsafe { sys::llama_context_default_params() };
         raw_params.n_ctx = params.n_ctx;
         raw_params.n_batch = params.n_batch;
@@ -77,17 +77,17 @@ impl<'m, W: Watch> Context<'m, W> {
             raw_params.type_k = sys::GGML_TYPE_F32;
             raw_params.type_v = sys::GGML_TYPE_F32;
         }
-        // As llama.cpp's own programs: a cache of sliding attention is as long as its window.
+        // Like llama.cpp's programs: the cache of sliding-window attention has the length of the window.
         raw_params.swa_full = false;
         let watch = NonNull::from(Box::leak(Box::new(watch)));
-        // llama.cpp installs this again with every graph that it builds.
+        // llama.cpp sets this callback again for each graph that it builds.
         raw_params.cb_eval = Some(show::<W>);
         raw_params.cb_eval_user_data = watch.as_ptr().cast();
         backend::forget_log();
-        // SAFETY: the model lives through `'m`; the callback and its data as long as the context, see `drop`.
+        // SAFETY: the model lives for `'m`; the callback and its data live as long as the context, see `drop`.
         let raw = unsafe { sys::llama_init_from_model(model.raw.as_ptr(), raw_params) };
         let Some(raw) = NonNull::new(raw) else {
-            // SAFETY: leaked above; no context has the pointer.
+            // SAFETY: the box was leaked above, and no context has the pointer.
             drop(unsafe { Box::from_raw(watch.as_ptr()) });
             return Err(Error::Context {
                 n_ctx: params.n_ctx,
@@ -108,13 +108,13 @@ impl<'m, W: Watch> Context<'m, W> {
         self.model
     }
 
-    /// What looks at the nodes.
+    /// The callbacks for nodes.
     pub fn watch(&self) -> &W {
-        // SAFETY: leaked by `new`; llama.cpp uses it only within `decode`, which borrows the context mutably.
+        // SAFETY: leaked by `new`; llama.cpp uses it only during `decode`, which borrows the context mutably.
         unsafe { self.watch.as_ref() }
     }
 
-    /// As [`Context::watch`], to change it.
+    /// The callbacks for nodes, mutable.
     pub fn watch_mut(&mut self) -> &mut W {
         // SAFETY: as in `watch`.
         unsafe { self.watch.as_mut() }
@@ -122,15 +122,15 @@ impl<'m, W: Watch> Context<'m, W> {
 
     /// Empties the cache.
     pub fn clear(&mut self) {
-        // SAFETY: the context and its memory live.
+        // SAFETY: the context and its memory are valid.
         unsafe { sys::llama_memory_clear(sys::llama_get_memory(self.raw.as_ptr()), false) };
     }
 
-    /// Evaluates a batch whose first token is at `position`, the cache holding those before. `wanted` asks for the
-    /// [`Context::logits`] of the last token.
+    /// Evaluates a batch whose first token is at `position`; the cache must contain the preceding tokens. With `wanted`, computes
+    /// the [`Context::logits`] of the last token.
     ///
     /// # Errors
-    /// A batch of no tokens or too many, a token outside the vocabulary, a full cache.
+    /// The batch has no tokens or too many, a token is outside the vocabulary, or the cache is full.
     pub fn decode(&mut self, tokens: &[u32], position: usize, wanted: bool) -> Result<()> {
         let n_vocab = self.model.n_vocab();
         if tokens.is_empty() || tokens.len() > self.n_batch {
@@ -153,14 +153,14 @@ impl<'m, W: Watch> Context<'m, W> {
             token: ids.as_mut_ptr(),
             embd: ptr::null_mut(),
             pos: positions.as_mut_ptr(),
-            // null: all tokens are of sequence 0
+            // null: all tokens belong to sequence 0
             n_seq_id: ptr::null_mut(),
             seq_id: ptr::null_mut(),
             logits: outputs.as_mut_ptr(),
         };
         self.has_logits = false;
         backend::forget_log();
-        // SAFETY: the arrays of the batch have `n_tokens` elements and live through the call.
+        // SAFETY: the arrays of the batch have `n_tokens` elements and live during the call.
         let code = unsafe { sys::llama_decode(self.raw.as_ptr(), batch) };
         if code != 0 {
             return Err(Error::Decode {
@@ -174,15 +174,15 @@ impl<'m, W: Watch> Context<'m, W> {
         Ok(())
     }
 
-    /// Logits `(n_vocab)` of the last token of the batch before; empty if they were not wanted.
+    /// Logits `(n_vocab)` of the last token of the previous batch; empty if they were not requested.
     pub fn logits(&self) -> &[f32] {
         if !self.has_logits {
             return &[];
         }
-        // SAFETY: the last token has logits, which live until the next batch.
+        // SAFETY: the last token has logits, which are valid until the next batch.
         let logits = unsafe { sys::llama_get_logits_ith(self.raw.as_ptr(), -1) };
         match NonNull::new(logits) {
-            // SAFETY: a row of logits has a value for each token of the vocabulary.
+            // SAFETY: the logits of a token have `n_vocab` values.
             Some(logits) => unsafe {
                 std::slice::from_raw_parts(logits.as_ptr(), self.model.n_vocab())
             },
@@ -193,22 +193,22 @@ impl<'m, W: Watch> Context<'m, W> {
 
 impl<W> Drop for Context<'_, W> {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, freed once.
+        // SAFETY: created by `new`, freed once.
         unsafe { sys::llama_free(self.raw.as_ptr()) };
-        // SAFETY: leaked by `new`; the context that had the pointer is gone.
+        // SAFETY: leaked by `new`; the context that had the pointer was freed.
         drop(unsafe { Box::from_raw(self.watch.as_ptr()) });
     }
 }
 
-/// llama.cpp's callback: asks before a node, tells after it. Its answer after a node is whether to go on.
+/// The callback of llama.cpp, called before (`ask`) and after a node. The result after a node is whether to continue.
 unsafe extern "C" fn show<W: Watch>(
     node: *mut sys::ggml_tensor,
     before: bool,
     watch: *mut c_void,
 ) -> bool {
-    // SAFETY: the pointer is the context's `watch`, to which nobody else has a reference during `decode`.
+    // SAFETY: the pointer is the context's `watch`, and no other reference to it exists during `decode`.
     let watch = unsafe { &mut *watch.cast::<W>() };
-    // SAFETY: the node and its sources live through the call.
+    // SAFETY: the node and its sources live during the call.
     match unsafe { Node::new(node) } {
         Some(node) if before => watch.before(node),
         Some(node) => {

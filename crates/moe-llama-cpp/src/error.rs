@@ -1,14 +1,14 @@
-//! What can go wrong in llama.cpp.
+//! Errors of llama.cpp.
 
 use std::path::PathBuf;
 
 use moe_gguf::text::counted;
 
-/// Errors of llama.cpp. Each is one line.
+/// Errors of llama.cpp. Each message is one line.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A path that cannot be handed over.
+    /// A path that llama.cpp cannot open.
     #[error("{path}: llama.cpp opens paths in UTF-8 without NUL bytes; rename the file")]
     Path {
         /// The path.
@@ -19,10 +19,10 @@ pub enum Error {
     Load {
         /// The model's file.
         path: PathBuf,
-        /// What llama.cpp logged.
+        /// The errors that llama.cpp logged.
         reason: String,
     },
-    /// A value in the header on which llama.cpp would abort the process.
+    /// A header value that would make llama.cpp abort the process.
     #[error(
         "{path}: `{key}` is {value}: {reason}; the file is damaged, or was converted for another program: convert the model again"
     )]
@@ -31,40 +31,40 @@ pub enum Error {
         path: PathBuf,
         /// The GGUF key.
         key: String,
-        /// Its value, or what llama.cpp uses where the key is missing.
+        /// Its value, or llama.cpp's default if the key is missing.
         value: String,
-        /// What llama.cpp needs.
+        /// The requirement of llama.cpp.
         reason: String,
     },
-    /// A model that is no decoder alone.
-    #[error("{path}: the model has an encoder, and only decoders can be recorded")]
+    /// A model with an encoder.
+    #[error("{path}: the model has an encoder, but only decoder models can be recorded")]
     Encoder {
         /// The model's file.
         path: PathBuf,
     },
-    /// There is no memory for the context, or the model cannot be run with it.
-    #[error("llama.cpp cannot make a context of {n_ctx} positions: {reason}")]
+    /// There is not enough memory for the context, or the model does not support its parameters.
+    #[error("llama.cpp cannot create a context of {n_ctx} positions: {reason}")]
     Context {
-        /// Positions asked for.
+        /// Requested number of positions.
         n_ctx: u32,
-        /// What llama.cpp logged.
+        /// The errors that llama.cpp logged.
         reason: String,
     },
-    /// A text that cannot be cut into tokens.
-    #[error("llama.cpp cannot cut a text of {bytes} bytes into tokens")]
+    /// A text that cannot be tokenized.
+    #[error("llama.cpp cannot tokenize a text of {bytes} bytes")]
     Tokenize {
-        /// Its length.
+        /// Length of the text in bytes.
         bytes: usize,
     },
-    /// More tokens at once than the context was made for.
-    #[error("{n_tokens} tokens in a batch, the context was made for {n_batch}")]
+    /// More tokens in a batch than the context allows.
+    #[error("the batch has {n_tokens} tokens, but the context was created for at most {n_batch}")]
     Batch {
-        /// Tokens.
+        /// Tokens of the batch.
         n_tokens: usize,
-        /// Tokens that fit.
+        /// Maximum number of tokens of a batch.
         n_batch: usize,
     },
-    /// A token that the model does not have.
+    /// A token id outside the vocabulary.
     #[error("token id {token} is outside the vocabulary of {n_vocab} tokens")]
     Token {
         /// The id.
@@ -80,11 +80,11 @@ pub enum Error {
     Decode {
         /// Tokens of the batch.
         n_tokens: usize,
-        /// Position of the first.
+        /// Position of the first token.
         position: usize,
-        /// What `llama_decode` returned.
+        /// Return value of `llama_decode`.
         code: i32,
-        /// What llama.cpp logged.
+        /// The errors that llama.cpp logged.
         reason: String,
     },
 }

@@ -1,4 +1,4 @@
-//! The graph of a pass, and the buffers that its nodes are in, as a run keeps them.
+//! The graph of a pass and the buffers of its nodes, in the formats of a run directory.
 
 use std::collections::HashSet;
 use std::time::Instant;
@@ -11,7 +11,7 @@ use moe_trace::names::{base_name, view_suffix};
 use crate::layer::layer_of;
 use crate::node::Node;
 
-/// Adds a node to a graph. Sources are named by the nodes whose memory they are: a view may have any name.
+/// Adds a node to a graph. A source has the name of the node whose memory it uses, because a view may have any name.
 pub fn add(
     builder: &mut GraphBuilder,
     op: &str,
@@ -52,7 +52,7 @@ pub fn add(
     });
 }
 
-/// The buffers that were seen, each to be told once: llama.cpp makes them with the model and the context.
+/// Collects the buffers of nodes and reports each once. llama.cpp allocates them with the model and the context.
 pub struct Buffers {
     origin: Instant,
     seen: HashSet<u64>,
@@ -60,7 +60,7 @@ pub struct Buffers {
 }
 
 impl Buffers {
-    /// None yet.
+    /// Starts without buffers.
     pub fn new() -> Buffers {
         Buffers {
             origin: Instant::now(),
@@ -69,7 +69,7 @@ impl Buffers {
         }
     }
 
-    /// Looks at the buffer of a node.
+    /// Adds the buffer of a node, if it is new.
     pub fn see(&mut self, node: Node<'_>) {
         let Some(buffer) = node.buffer() else {
             return;
@@ -95,7 +95,7 @@ impl Buffers {
         }
     }
 
-    /// Those that were not told yet.
+    /// The `alloc` events of buffers that were added since the last call.
     pub fn take_new(&mut self) -> Vec<BufferEvent> {
         std::mem::take(&mut self.new)
     }

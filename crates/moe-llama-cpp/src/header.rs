@@ -1,7 +1,7 @@
-//! Values of a model's header on which llama.cpp aborts the process instead of returning an error.
+//! Checks of header values for which llama.cpp aborts the process instead of returning an error.
 //!
-//! The rules are the assertions of `llama_model_base::load_hparams` and of the graphs in `src/models/` of the llama.cpp that
-//! `llama-cpp-sys-2` builds. Whatever they miss ends in [`on_abort`](crate::on_abort).
+//! The rules are the assertions of `llama_model_base::load_hparams` and of the graphs in `src/models/` of the llama.cpp version
+//! that `llama-cpp-sys-2` builds. All other assertions call the callback of [`on_abort`](crate::on_abort).
 
 use moe_gguf::{Gguf, PerLayer};
 
@@ -14,7 +14,7 @@ const MAX_EXPERTS: u64 = 1024;
 /// Names of `LLAMA_ROPE_SCALING_TYPES`.
 const ROPE_SCALING_TYPES: [&str; 4] = ["none", "linear", "yarn", "longrope"];
 
-/// Architectures with experts whose graph asserts `n_embd_head_k == n_embd_head_v` and `n_embd_head == n_rot`.
+/// MoE architectures whose graph asserts `n_embd_head_k == n_embd_head_v` and `n_embd_head == n_rot`.
 const ROTATE_WHOLE_HEADS: [&str; 24] = [
     "arctic",
     "cohere2moe",
@@ -42,11 +42,10 @@ const ROTATE_WHOLE_HEADS: [&str; 24] = [
     "rnd1",
 ];
 
-/// Architectures whose layers select the numbers of experts of `expert_used_count`.
+/// Architectures for which llama.cpp supports a list of `expert_used_count` with different values.
 const PER_LAYER_EXPERTS: [&str; 2] = ["nemotron_h", "nemotron_h_moe"];
 
-/// Refuses a model on whose header llama.cpp aborts. A key of a type that llama.cpp does not read is left to llama.cpp, which
-/// returns an error.
+/// Checks the header of a model. Keys of a wrong type are not checked, because llama.cpp returns an error for them.
 ///
 /// # Errors
 /// [`Error::Header`].
@@ -58,7 +57,7 @@ pub(crate) fn check(gguf: &Gguf) -> Result<()> {
     let header = Header { gguf, arch };
     let n_block = header.number("block_count");
     if let Some(n) = n_block {
-        let range = format!("llama.cpp takes 1 to {MAX_LAYERS}");
+        let range = format!("llama.cpp supports 1 to {MAX_LAYERS}");
         header.refuse("block_count", n, n == 0 || n > MAX_LAYERS, &range)?;
         let n_nextn = header.number("nextn_predict_layers").unwrap_or(0);
         let blocks = format!("it must be smaller than the {n} blocks (`block_count`)");
@@ -82,7 +81,7 @@ pub(crate) fn check(gguf: &Gguf) -> Result<()> {
     let key = header.key("rope.scaling.type");
     if let Some(name) = metadata.str(&key).ok().flatten() {
         let is_unknown = !ROPE_SCALING_TYPES.contains(&name);
-        let known = format!("llama.cpp knows {}", ROPE_SCALING_TYPES.join(", "));
+        let known = format!("llama.cpp supports {}", ROPE_SCALING_TYPES.join(", "));
         header.refuse("rope.scaling.type", format!("{name:?}"), is_unknown, &known)?;
     }
     header.check_heads()
@@ -134,12 +133,12 @@ impl Header<'_> {
         let n_used = self.values(USED).and_then(|used| used.max()).unwrap_or(0);
         let n_group = self.number(GROUPS).unwrap_or(0);
         let n_group_used = self.number(GROUPS_USED).unwrap_or(0);
-        let most = format!("llama.cpp takes up to {MAX_EXPERTS}");
+        let most = format!("llama.cpp supports up to {MAX_EXPERTS}");
         self.refuse("expert_count", n_expert, n_expert > MAX_EXPERTS, &most)?;
         let range = if n_expert > 0 {
-            format!("it must lie in 1..={n_expert} (`expert_count`)")
+            format!("it must be in 1..={n_expert} (`expert_count`)")
         } else {
-            "it must be 0 without experts (`expert_count`)".to_owned()
+            "it must be 0 if `expert_count` is 0".to_owned()
         };
         let is_outside = n_used > n_expert || n_used == 0 && n_expert > 0;
         self.refuse(USED, n_used, is_outside, &range)?;
@@ -147,12 +146,12 @@ impl Header<'_> {
         let is_uneven = n_group > 1 && !n_expert.is_multiple_of(n_group);
         let is_outside = n_group > 0 && n_group >= n_expert;
         self.refuse(GROUPS, n_group, is_uneven || is_outside, &groups)?;
-        let range = format!("it must be at least 1 and below the {n_group} groups");
+        let range = format!("it must be at least 1 and smaller than the {n_group} groups");
         let is_outside = n_group > 1 && (n_group_used == 0 || n_group_used >= n_group);
         self.refuse(GROUPS_USED, n_group_used, is_outside, &range)
     }
 
-    /// Most graphs select as many experts in every layer as in the first one, and then read as many as the layer has.
+    /// Most graphs select as many experts in every layer as in layer 0, but then read the number of each layer.
     fn check_used(&self) -> Result<()> {
         const KEY: &str = "expert_used_count";
         if PER_LAYER_EXPERTS.contains(&self.arch) {
@@ -169,7 +168,7 @@ impl Header<'_> {
         let others = used.iter().enumerate().filter(|&(_, &n)| n != first);
         let mut others = others.filter(|&(layer, _)| has_experts(layer));
         let reason =
-            "in this architecture llama.cpp selects as many experts in every layer as in layer 0";
+            "for this architecture, llama.cpp selects as many experts in every layer as in layer 0";
         self.refuse(
             KEY,
             PerLayer::Each(used.clone()),
@@ -197,8 +196,7 @@ impl Header<'_> {
         let key_length = width("attention.key_length", of_model);
         let value_length = width(VALUES, of_model);
         let n_rotated = width(ROTATED, key_length);
-        let reason =
-            format!("llama.cpp needs the width of a head, {key_length}, in this architecture");
+        let reason = format!("for this architecture, llama.cpp needs the head size {key_length}");
         self.refuse(VALUES, value_length, value_length != key_length, &reason)?;
         self.refuse(ROTATED, n_rotated, n_rotated != key_length, &reason)
     }

@@ -1,4 +1,4 @@
-//! The layer that a name of llama.cpp's tells.
+//! Layers of llama.cpp's nodes and tensors, from their names.
 
 use moe_trace::LayerId;
 
@@ -14,7 +14,7 @@ pub fn layer_of(name: &str) -> Option<LayerId> {
     name.rsplit_once('-')?.1.parse().ok()
 }
 
-/// Whether llama.cpp has given the node no name of its own.
+/// Whether the name is an automatic one (`node_35`).
 pub fn is_unnamed(name: &str) -> bool {
     name.strip_prefix("node_")
         .is_some_and(|number| number.parse::<u32>().is_ok())

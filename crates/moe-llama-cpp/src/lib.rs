@@ -1,7 +1,7 @@
-//! llama.cpp in process: runs a GGUF model, shows every node of its graph, and records them.
+//! llama.cpp in process: runs a GGUF model, calls back for every node of its graph, and records the nodes.
 //!
 //! ```text
-//! Model ──► Context::decode ──► llama.cpp ──► a Node before and after it is computed
+//! Model ──► Context::decode ──► llama.cpp ──► Watch: a Node before and after it is computed
 //! Session (Decode) ─┘                            └► Recording ──► RunWriter
 //! ```
 //!

@@ -1,4 +1,4 @@
-//! A node of a graph while it is computed.
+//! Nodes of a graph during its computation.
 
 use std::ffi::CStr;
 
@@ -6,35 +6,35 @@ use llama_cpp_sys_2 as sys;
 
 use crate::backend;
 
-/// A piece of memory that llama.cpp has made.
+/// A buffer that llama.cpp has allocated.
 pub(crate) struct Buffer {
-    /// Address of its first byte.
+    /// Address of the first byte.
     pub address: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub size_bytes: u64,
-    /// llama.cpp's name for its kind.
+    /// Name of the buffer type.
     pub name: String,
-    /// ggml's number of its usage.
+    /// Usage, a value of `ggml_backend_buffer_usage`.
     pub usage: u8,
 }
 
-/// A tensor of a graph: a result, or what a result is made of.
+/// A tensor of a graph: a result or a source.
 #[derive(Clone, Copy)]
 pub struct Node<'a>(&'a sys::ggml_tensor);
 
 impl<'a> Node<'a> {
-    /// A node of a graph that is being computed.
+    /// Wraps a tensor; `None` for null.
     ///
     /// # Safety
-    /// `raw` is null or a tensor of ggml's that lives through `'a`, its sources and their memory too.
+    /// `raw` is null, or a ggml tensor that lives for `'a` like its sources and their memory.
     pub(crate) unsafe fn new(raw: *const sys::ggml_tensor) -> Option<Node<'a>> {
-        // SAFETY: as the caller promises.
+        // SAFETY: guaranteed by the caller.
         unsafe { raw.as_ref() }.map(Node)
     }
 
-    /// Its name, less bytes that are not UTF-8.
+    /// The name, up to the first byte that is not UTF-8.
     pub fn name(&self) -> &'a str {
-        // SAFETY: an array of bytes is seen as bytes.
+        // SAFETY: reads an array of `c_char` as bytes.
         let bytes: &'a [u8] =
             unsafe { std::slice::from_raw_parts(self.0.name.as_ptr().cast(), self.0.name.len()) };
         let name = CStr::from_bytes_until_nul(bytes).map_or(bytes, CStr::to_bytes);
@@ -44,34 +44,34 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// llama.cpp's number of its operation.
+    /// The operation, a number of llama.cpp.
     pub fn op(&self) -> sys::ggml_op {
         self.0.op
     }
 
-    /// Elements in each dimension.
+    /// Elements in each dimension (`ne`).
     pub fn ne(&self) -> [usize; 4] {
         self.0.ne.map(|n| usize::try_from(n).unwrap_or(0))
     }
 
-    /// Name of the type of its elements.
+    /// Name of the element type.
     pub fn type_name(&self) -> &'static str {
         // SAFETY: the name of a type is a constant, or null.
         let name = unsafe { sys::ggml_type_name(self.0.type_) };
         if name.is_null() {
             return "";
         }
-        // SAFETY: a constant that ends in a NUL.
+        // SAFETY: a NUL-terminated constant.
         unsafe { CStr::from_ptr(name) }.to_str().unwrap_or_default()
     }
 
-    /// The buffer that its memory is in.
+    /// The buffer that contains its data.
     pub(crate) fn buffer(&self) -> Option<Buffer> {
         let buffer = self.storage().0.0.buffer;
         if buffer.is_null() {
             return None;
         }
-        // SAFETY: a buffer of a tensor lives as long as the tensor; its name is a constant.
+        // SAFETY: the buffer of a tensor lives as long as the tensor; its name is a constant.
         unsafe {
             Some(Buffer {
                 address: sys::ggml_backend_buffer_get_base(buffer) as u64,
@@ -82,18 +82,18 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// Bytes that its elements span.
+    /// Size of its data in bytes, including gaps of strides.
     pub fn size_bytes(&self) -> u64 {
-        // SAFETY: reads the tensor's own fields.
+        // SAFETY: reads only fields of the tensor.
         (unsafe { sys::ggml_nbytes(self.0) }) as u64
     }
 
-    /// Address of its first byte.
+    /// Address of its data.
     pub fn address(&self) -> u64 {
         self.0.data as u64
     }
 
-    /// Whether it computes something: it is no view, and not there only to keep the shape of the graph.
+    /// Whether it computes something: ggml marks it for computation, and it is not a view or `GGML_OP_NONE`.
     pub fn is_operation(&self) -> bool {
         const VIEWS: [sys::ggml_op; 5] = [
             sys::GGML_OP_NONE,
@@ -110,7 +110,7 @@ impl<'a> Node<'a> {
         self.is_operation() && !self.0.ne.contains(&0)
     }
 
-    /// Whether it leaves a record for each row that is routed.
+    /// Whether it is an expert operation, which has a record for each routed token.
     pub fn is_expert_operation(&self) -> bool {
         [sys::GGML_OP_MUL_MAT_ID, sys::GGML_OP_ADD_ID].contains(&self.0.op)
     }
@@ -127,31 +127,30 @@ impl<'a> Node<'a> {
         (0..self.0.src.len()).filter_map(move |i| node.source(i))
     }
 
-    /// The tensor whose memory it has, and where in it: another one if it is a view.
+    /// The tensor whose memory it uses (another tensor for a view) and the offset in it in bytes.
     pub fn storage(&self) -> (Node<'a>, u64) {
-        // SAFETY: what a node is a view of lives as long as the node.
+        // SAFETY: the source of a view lives as long as the view.
         match unsafe { Node::new(self.0.view_src) } {
             Some(viewed) => (viewed, self.0.view_offs as u64),
             None => (*self, 0),
         }
     }
 
-    /// Whether its memory is that of the model's weights.
+    /// Whether its data is in a buffer of model weights.
     pub fn is_weight(&self) -> bool {
         let buffer = self.storage().0.0.buffer;
-        // SAFETY: a buffer of a tensor lives as long as the tensor.
+        // SAFETY: the buffer of a tensor lives as long as the tensor.
         !buffer.is_null()
             && unsafe { sys::ggml_backend_buffer_get_usage(buffer) }
                 == sys::GGML_BACKEND_BUFFER_USAGE_WEIGHTS
     }
 
-    /// Its elements in order, the first dimension fastest, read with their strides. `None` where it has no F32 in memory
-    /// that the processor reads.
+    /// Its elements in order, first dimension fastest. `None` if it is not F32, or not in host memory.
     pub fn f32s(&self) -> Option<Vec<f32>> {
         self.elements(sys::GGML_TYPE_F32)
     }
 
-    /// As [`Node::f32s`], of I32.
+    /// Like [`Node::f32s`], for I32.
     pub fn i32s(&self) -> Option<Vec<i32>> {
         self.elements(sys::GGML_TYPE_I32)
     }
@@ -167,7 +166,7 @@ impl<'a> Node<'a> {
                 for i1 in 0..ne[1] {
                     for i0 in 0..ne[0] {
                         let at = i0 * nb[0] + i1 * nb[1] + i2 * nb[2] + i3 * nb[3];
-                        // SAFETY: `T` is the tensor's type and the element lies in it, by its own strides.
+                        // SAFETY: `T` is the element type of the tensor, and the strides keep the address inside it.
                         let element = unsafe {
                             self.0
                                 .data
@@ -186,7 +185,7 @@ impl<'a> Node<'a> {
 
     fn in_host_memory(&self) -> bool {
         let buffer = self.storage().0.0.buffer;
-        // SAFETY: a buffer of a tensor lives as long as the tensor.
+        // SAFETY: the buffer of a tensor lives as long as the tensor.
         !buffer.is_null() && unsafe { sys::ggml_backend_buffer_is_host(buffer) }
     }
 }

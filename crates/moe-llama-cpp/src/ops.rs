@@ -1,4 +1,4 @@
-//! llama.cpp's operation numbers in the table of a run.
+//! Mapping of llama.cpp's operation numbers to those of a run.
 
 use std::collections::BTreeMap;
 
@@ -7,16 +7,16 @@ use moe_trace::ops::{OpTable, default_table};
 
 use crate::backend;
 
-/// From llama.cpp's number of an operation to that of the run's table.
+/// Maps operation numbers of llama.cpp to numbers in the run's table.
 ///
-/// The same name has the same number as in runs of the executor; names that its table does not have come behind its last.
+/// A name has the same number as in runs of the executor. Names that are not in its table get the following numbers.
 pub struct OpNumbers {
     numbers: Vec<u8>,
     table: OpTable,
 }
 
 impl OpNumbers {
-    /// The numbers of the llama.cpp that this program has.
+    /// The mapping for the linked llama.cpp.
     pub fn new() -> OpNumbers {
         let known = default_table();
         let mut names: BTreeMap<u8, String> =
@@ -26,10 +26,10 @@ impl OpNumbers {
             .map_or(0, |(&last, _)| u16::from(last) + 1);
         let numbers = (0..sys::GGML_OP_COUNT)
             .map(|op| {
-                // SAFETY: the number is one of an operation, the name a constant.
+                // SAFETY: the number is that of an operation; the name is a constant.
                 let name = unsafe { backend::text(sys::ggml_op_name(op)) };
                 known.number(&name).unwrap_or_else(|| {
-                    // There are about a hundred operations; the last number would stand for all beyond it.
+                    // There are about a hundred operations. Any above 255 would share that number.
                     let number = u8::try_from(next).unwrap_or(u8::MAX);
                     next += 1;
                     names.insert(number, name);
@@ -53,7 +53,7 @@ impl OpNumbers {
         self.table.name(self.number(op)).unwrap_or_default()
     }
 
-    /// Numbers and names, for the manifest.
+    /// The table of numbers and names, for the manifest.
     pub fn table(&self) -> &OpTable {
         &self.table
     }

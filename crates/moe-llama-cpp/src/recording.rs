@@ -1,4 +1,4 @@
-//! Turns the nodes of llama.cpp's graphs into records.
+//! Writes records for the nodes of llama.cpp's graphs.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -16,7 +16,7 @@ use crate::layer::{ends_layer, is_unnamed, layer_of};
 use crate::node::Node;
 use crate::ops::OpNumbers;
 
-/// Where a tensor lies in the model's files.
+/// Location of a tensor in the model's files.
 struct Place {
     tensor_idx: u32,
     file: u16,
@@ -24,38 +24,38 @@ struct Place {
     size_bytes: u64,
 }
 
-/// What a layer's router said in this pass, row by row.
+/// Results of a layer's router in this pass, token by token.
 #[derive(Default)]
 struct Router {
     logits: Vec<f32>,
     weights: Vec<f32>,
 }
 
-/// The experts of a node's rows.
+/// The selected experts of a node's tokens.
 struct Routing {
-    /// Selected experts `(row, n_expert_used)`.
+    /// Selected experts `(token, n_expert_used)`.
     ids: Vec<i32>,
-    /// Weight of each `(row, n_expert_used)`.
+    /// Their weights `(token, n_expert_used)`.
     weights: Vec<f32>,
     n_expert_used: usize,
 }
 
-/// Tokens that are evaluated in one pass.
+/// The tokens of a pass.
 #[derive(Clone, Copy, Debug)]
 pub struct Batch {
-    /// Request.
+    /// Sequence (request).
     pub sequence_id: u32,
     /// Phase of the tokens.
     pub phase: Phase,
-    /// Position of the first.
+    /// Position of the first token.
     pub position: usize,
-    /// How many they are.
+    /// Number of tokens.
     pub n_tokens: usize,
-    /// Whether the logits of the last are wanted; those of the others are not.
+    /// Whether the logits of the last token are requested. Those of the others never are.
     pub wanted: bool,
 }
 
-/// Watches a context: writes a record for every node that is computed, and tells an observer of the routing.
+/// Writes a record for every computed node of a context, and calls an observer with the routing.
 pub struct Recording<'a> {
     writer: Option<RunWriter>,
     mode: Mode,
@@ -67,19 +67,19 @@ pub struct Recording<'a> {
     phase: Phase,
     /// Position of each token of the batch.
     positions: Vec<u32>,
-    /// Positions whose logits are wanted: the rows that are left where llama.cpp cuts the batch to them.
+    /// Positions with requested logits. In the last layer, llama.cpp reduces the batch to these tokens.
     wanted: Vec<u32>,
-    /// Whether the nodes now are on the wanted rows alone.
-    cut: bool,
+    /// Whether the batch has been reduced to these tokens.
+    is_reduced: bool,
     start: Instant,
-    /// Layer of the node before, if it goes on.
+    /// Layer of the preceding node; `None` after the end of a layer.
     layer: Option<LayerId>,
     routers: HashMap<LayerId, Router>,
-    /// The last layer that the observer was told of.
+    /// The last layer for which the observer was called.
     observed: Option<LayerId>,
-    /// Nodes of this pass that leave one record, and those that leave one a row.
+    /// Number of nodes of this pass with one record, and of nodes with a record for each token.
     n_ops: [u64; 2],
-    /// The graph of this pass, if it is to be kept: that of the first whole pass of each phase.
+    /// The graph of this pass, if it will be stored: that of the first complete pass of each phase.
     graph: Option<GraphBuilder>,
     kept: [bool; Phase::ALL.len()],
     buffers: Buffers,
@@ -87,8 +87,8 @@ pub struct Recording<'a> {
 }
 
 impl<'a> Recording<'a> {
-    /// Records into a run directory, if there is one, and tells `observer` of every routing. Sources are looked up by
-    /// their names among the tensors of `gguf`.
+    /// Records to a run directory, if given, and calls `observer` with the routing of each layer. Sources are matched by name with
+    /// the tensors of `gguf`.
     pub fn new(
         gguf: &Gguf,
         writer: Option<RunWriter>,
@@ -113,7 +113,7 @@ impl<'a> Recording<'a> {
             phase: Phase::Prompt,
             positions: Vec::new(),
             wanted: Vec::new(),
-            cut: false,
+            is_reduced: false,
             start: Instant::now(),
             layer: None,
             routers: HashMap::new(),
@@ -126,7 +126,7 @@ impl<'a> Recording<'a> {
         }
     }
 
-    /// Begins a pass over a batch.
+    /// Starts a pass over a batch.
     pub fn begin(&mut self, batch: Batch) {
         self.sequence_id = batch.sequence_id;
         self.phase = batch.phase;
@@ -136,7 +136,7 @@ impl<'a> Recording<'a> {
         self.wanted.clear();
         let last = self.positions.last().filter(|_| batch.wanted);
         self.wanted.extend(last);
-        self.cut = false;
+        self.is_reduced = false;
         self.layer = None;
         for router in self.routers.values_mut() {
             router.logits.clear();
@@ -148,8 +148,8 @@ impl<'a> Recording<'a> {
         self.graph = (is_new && batch.wanted && self.writer.is_some()).then(GraphBuilder::default);
     }
 
-    /// Ends a pass: hands what was recorded to the file. Gives how many of its nodes leave one record, and how many one a
-    /// row.
+    /// Ends a pass and flushes its records. Returns the number of nodes with one record, and of nodes with a record for each
+    /// token.
     ///
     /// # Errors
     /// The first write that failed in this pass.
@@ -173,32 +173,32 @@ impl<'a> Recording<'a> {
         Ok(self.n_ops)
     }
 
-    /// The writer while the run goes on.
+    /// The writer during the run.
     pub fn writer(&self) -> Option<&RunWriter> {
         self.writer.as_ref()
     }
 
-    /// Takes the writer when the run is over.
+    /// Takes the writer at the end of the run.
     pub fn take_writer(&mut self) -> Option<RunWriter> {
         self.writer.take()
     }
 
-    /// Which operations leave records.
+    /// Which operations are recorded.
     pub fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// Positions of the rows that a node is computed on.
+    /// Positions of the tokens that a node computes.
     fn rows(&self) -> &[u32] {
-        if self.cut {
+        if self.is_reduced {
             &self.wanted
         } else {
             &self.positions
         }
     }
 
-    /// The layer of a node: by its name. A node without one belongs where its weights do, else where the latest of its
-    /// sources and the node before it do.
+    /// The layer of a node, from its name. Otherwise it is the layer of its weights, or else the highest layer of its sources and
+    /// the preceding node.
     fn find_layer(&self, node: Node<'_>) -> Option<LayerId> {
         let name = node.name();
         if !is_unnamed(name) {
@@ -208,17 +208,17 @@ impl<'a> Recording<'a> {
         if let Some(layer) = weights.filter_map(|w| layer_of(w.name())).next() {
             return Some(layer);
         }
-        // What reads the result of a layer is behind it.
+        // A node that reads the result of a layer is not part of that layer.
         let sources = node.sources().filter(|source| !ends_layer(source.name()));
         let sources = sources.filter_map(|source| layer_of(source.name()));
         sources.chain(self.layer).max()
     }
 
-    /// Keeps what a router's node says.
+    /// Stores the result of a router's node.
     fn look_at_router(&mut self, node: Node<'_>) {
         let name = node.name();
         let is_logits = name.starts_with("ffn_moe_logits")
-            // scores that are taken as they are have llama.cpp's name for probabilities
+            // Without softmax or sigmoid, llama.cpp names the biased logits like probabilities.
             || name.starts_with("ffn_moe_probs-") && node.op() == sys::GGML_OP_ADD;
         if !is_logits && !is_weights(name) {
             return;
@@ -234,7 +234,7 @@ impl<'a> Recording<'a> {
         }
     }
 
-    /// The experts of a `MUL_MAT_ID` or `ADD_ID`, with the weights that the router gave them.
+    /// The selected experts of a `MUL_MAT_ID` or `ADD_ID` with their router weights.
     fn routing(&self, node: Node<'_>, layer: Option<LayerId>) -> Option<Routing> {
         let ids = node.source(2)?;
         let n_expert_used = ids.ne()[0];
@@ -252,12 +252,12 @@ impl<'a> Recording<'a> {
         })
     }
 
-    /// Tells the observer of nothing more.
+    /// Drops the observer.
     pub fn stop_observing(&mut self) {
         self.observer = None;
     }
 
-    /// Tells the observer of a layer's routing, once in a pass.
+    /// Calls the observer with a layer's routing, once in a pass.
     fn observe(&mut self, layer: LayerId, routing: &Routing) {
         let Some(mut observer) = self.observer.take() else {
             return;
@@ -277,7 +277,7 @@ impl<'a> Recording<'a> {
         self.observer = Some(observer);
     }
 
-    /// The record of a node, without experts.
+    /// The record of a node without experts.
     fn record_of(&self, node: Node<'_>, layer: Option<LayerId>, duration: u64) -> TensorAccessLog {
         let rows = self.rows();
         let mut log = TensorAccessLog {
@@ -312,7 +312,7 @@ impl<'a> Recording<'a> {
         slot.tensor_ptr.set(source.address());
         slot.layer_id
             .set(record::layer_number(layer_of(source.name())));
-        // A weight is told by its place in the file even where llama.cpp keeps a rearranged copy of it.
+        // A weight is recorded with its place in the file, also if llama.cpp uses a repacked copy.
         let place = self
             .places
             .get(storage.name())
@@ -336,12 +336,12 @@ impl<'a> Recording<'a> {
         log.set_source_size(at, size_bytes);
     }
 
-    /// Writes the record of a node: of an expert operation one a row, more where the row has over 16 experts.
+    /// Writes the record of a node. An expert operation has one for each token, and more for tokens with more than 16 experts.
     fn write(&mut self, log: &TensorAccessLog, routing: Option<&Routing>) {
         let Some(writer) = self.writer.as_mut().filter(|_| self.failed.is_none()) else {
             return;
         };
-        let rows = if self.cut {
+        let rows = if self.is_reduced {
             &self.wanted
         } else {
             &self.positions
@@ -382,13 +382,13 @@ impl<'a> Recording<'a> {
     }
 }
 
-/// Nodes with the weights of the chosen experts; the last of a layer are those that are applied.
+/// Whether a node contains weights of the selected experts. The last of these nodes in a layer has the applied weights.
 fn is_weights(name: &str) -> bool {
     name.starts_with("ffn_moe_weights") && !name.starts_with("ffn_moe_weights_sum")
 }
 
-/// A cut of the batch to the rows whose logits are wanted.
-fn is_cut(node: Node<'_>) -> bool {
+/// Whether a node reduces the batch to the tokens with requested logits.
+fn reduces_batch(node: Node<'_>) -> bool {
     node.op() == sys::GGML_OP_GET_ROWS && node.source(1).is_some_and(|ids| ids.name() == "out_ids")
 }
 
@@ -401,7 +401,7 @@ impl Watch for Recording<'_> {
             self.n_ops[usize::from(node.is_expert_operation())] += 1;
         }
         self.start = Instant::now();
-        // softmax weights get their name as they are reshaped
+        // Softmax weights are named when they are reshaped, which is not a computed node.
         node.is_computed() || is_weights(node.name())
     }
 
@@ -411,7 +411,7 @@ impl Watch for Recording<'_> {
         if !node.is_computed() {
             return;
         }
-        self.cut |= is_cut(node);
+        self.is_reduced |= reduces_batch(node);
         let layer = self.find_layer(node);
         self.layer = if ends_layer(node.name()) { None } else { layer };
         let routing = if node.is_expert_operation() {

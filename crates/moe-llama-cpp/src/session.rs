@@ -1,4 +1,4 @@
-//! A run of a model in llama.cpp, driven like any other engine's.
+//! The session of llama.cpp.
 
 use moe_engine::{Decode, Error, Logits, Mode};
 use moe_gguf::Gguf;
@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::model::Model;
 use crate::recording::{Batch, Recording};
 
-/// State of a run. Sequences follow one another; each begins with an empty cache.
+/// A session of a model in llama.cpp. Sequences are evaluated one after another; each starts with an empty KV cache.
 pub struct Session<'a> {
     context: Context<'a, Recording<'a>>,
     bound: Bound,
@@ -20,10 +20,10 @@ pub struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    /// A session whose sequences may have `n_ctx` positions; the cache has as many as `params` say.
+    /// Creates a session with the context length `n_ctx`. The size of the KV cache is that of `params`.
     ///
     /// # Errors
-    /// As [`Context::new`].
+    /// Those of [`Context::new`].
     pub fn new(
         model: &'a Model,
         gguf: &Gguf,
@@ -40,32 +40,33 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// Records that a pass over `n_tokens` leaves at most, as far as can be told before the first.
+    /// Estimated maximum number of records of a pass over `n_tokens` tokens, before the first pass.
     pub fn records_per_pass(gguf: &Gguf, n_tokens: usize, mode: Mode) -> u64 {
         Bound::of(gguf).records(n_tokens, mode)
     }
 }
 
-/// How many records a pass may leave.
+/// Upper bound of the number of records of a pass.
 struct Bound {
-    /// Nodes that leave one record, and nodes that leave one a row: those of the longest pass so far, or a guess before it.
+    /// Number of nodes with one record, and of nodes with a record for each token: the maximum over the passes so far, or an
+    /// estimate before the first.
     ops: [u64; 2],
-    /// Whether a pass has been seen.
+    /// Whether a pass was evaluated.
     known: bool,
-    /// Records of a row.
+    /// Records of a token in an expert operation.
     per_row: u64,
 }
 
 impl Bound {
-    /// Before the first pass: the graphs of the known architectures have two to three nodes a tensor, and as many again
-    /// for the sum over a token's experts as it has experts.
+    /// The estimate before the first pass. Graphs of the known architectures have two to three nodes for each tensor, and in each
+    /// layer `n_expert_used` nodes for the sum over a token's experts.
     fn of(gguf: &Gguf) -> Bound {
         const NODES_PER_TENSOR: u64 = 4;
         let experts = gguf.tensors().iter().filter(|t| t.name.contains("_exps."));
         let arch = gguf.metadata().str("general.architecture").ok().flatten();
         let number = |key: &str| {
             let key = format!("{}.{key}", arch.unwrap_or_default());
-            // llama.cpp has loaded the model, so that a value of another type is not one that it reads.
+            // llama.cpp has loaded the model, so it does not read a value of another type.
             let values = gguf.metadata().per_layer(&key).ok().flatten();
             let number = values.and_then(|values| values.max());
             number.unwrap_or(0).min(1 << 16)
@@ -82,7 +83,7 @@ impl Bound {
         }
     }
 
-    /// Takes what a pass had for what the next will have.
+    /// Updates the bound with the numbers of a pass.
     fn learn(&mut self, ops: [u64; 2]) {
         if !std::mem::replace(&mut self.known, true) {
             self.ops = [0; 2];

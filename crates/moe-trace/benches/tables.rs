@@ -1,4 +1,4 @@
-//! Bytes of trace turned into Parquet tables in a second, on one thread and on two, beside a copy of the same bytes in memory.
+//! Throughput of writing Parquet tables in bytes of trace per second, on one and two threads, compared with a memory copy.
 //!
 //!   scripts/demo.sh && cargo bench --package moe-trace
 

@@ -1,4 +1,4 @@
-//! The ranges of the model's files that operations read.
+//! The byte ranges of the model's files that operations read.
 
 use moe_gguf::map::OffsetMap;
 use moe_ids::ExpertId;
@@ -8,24 +8,24 @@ use crate::expert_ranges::ExpertRanges;
 use crate::fault::{RecordFault, SourceFault};
 use crate::operations::{Operation, expert_id};
 
-/// A range of a file that an operation read; of an expert tensor, each distinct expert of the operation once.
+/// A byte range of a file that an operation read. For an expert tensor, each distinct expert of the operation is one range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// Place among the operation's sources.
+    /// Index among the operation's sources.
     pub source: u8,
-    /// The tensor; `None` if the map does not have it.
+    /// Index of the tensor in the map; `None` if the map does not contain it.
     pub tensor_idx: Option<u32>,
-    /// The expert; `None` = the whole tensor.
+    /// The expert; `None` if the range is the entire tensor.
     pub expert_id: Option<ExpertId>,
-    /// File, the first one is 0.
+    /// Index of the file (GGUF shard), from 0.
     pub file: u16,
-    /// First byte.
+    /// Offset of the first byte in the file.
     pub file_offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub size_bytes: u64,
 }
 
-/// Tells the ranges that operations read, by the model's map.
+/// Finds the byte ranges that operations read, with the model's offset map.
 #[derive(Default)]
 pub struct FileAccesses<'a> {
     correlation: Correlation<'a>,
@@ -33,7 +33,7 @@ pub struct FileAccesses<'a> {
 }
 
 impl<'a> FileAccesses<'a> {
-    /// By the map of a run; without one an expert tensor is a range as a whole.
+    /// Uses the offset map of a run. Without a map, an expert tensor is one range.
     pub fn new(map: Option<&'a OffsetMap>) -> Self {
         map.map_or_else(Self::default, |map| Self {
             correlation: Correlation::new(map),
@@ -41,11 +41,11 @@ impl<'a> FileAccesses<'a> {
         })
     }
 
-    /// Hands the ranges of an operation to `each`: sources in order, experts by ascending id. `experts` is room to work in.
+    /// Calls `each` for every range of an operation: sources in order, experts by ascending id. `experts` is a scratch buffer.
     ///
     /// # Errors
-    /// [`RecordFault::Source`]: a range beyond 64 bits; a record that says of itself that it is of this model and reads
-    /// bytes that are not its tensor's, or an expert that the tensor does not have.
+    /// [`RecordFault::Source`]: a range ends beyond 64 bits; the bytes are not those of the tensor that the record names; or the
+    /// tensor does not have the expert.
     pub fn of_operation(
         &self,
         operation: &Operation<'_>,
@@ -65,11 +65,11 @@ impl<'a> FileAccesses<'a> {
         Ok(())
     }
 
-    /// As [`FileAccesses::of_operation`], of source `i`, which must be one of the model's file. `experts` must be empty
+    /// Like [`FileAccesses::of_operation`], for source `i` alone, which must be in a file of the model. `experts` must be empty
     /// before the first source of an operation.
     ///
     /// # Errors
-    /// As [`FileAccesses::of_operation`].
+    /// Those of [`FileAccesses::of_operation`].
     pub(crate) fn of_source(
         &self,
         operation: &Operation<'_>,
@@ -88,7 +88,7 @@ impl<'a> FileAccesses<'a> {
                 offset: location,
             });
         }
-        if !self.correlation.holds(head, i) {
+        if !self.correlation.is_consistent(head, i) {
             return Err(SourceFault::OtherTensor {
                 size_bytes,
                 offset: location,

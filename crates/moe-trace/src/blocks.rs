@@ -1,8 +1,8 @@
-//! Records go to the file in blocks, through a thread of their own.
+//! Writes records to the file in blocks, on a separate thread.
 //!
-//! The recording thread fills the block in its hand; full blocks travel to the writing thread over a bounded channel and
-//! come back empty. A record costs no lock, no allocation and no system call; memory is bounded by the number of blocks;
-//! if the disk cannot keep up, the recording thread waits for an empty block.
+//! The recording thread fills a block and sends it to the writing thread over a bounded channel. The writing thread sends
+//! it back empty. A record costs no lock, no allocation and no system call, and the number of blocks bounds the memory.
+//! If the disk cannot keep up, the recording thread waits for an empty block.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -14,9 +14,9 @@ use zerocopy::IntoBytes;
 
 use crate::record::{RECORD_SIZE, TensorAccessLog};
 
-/// Records in a block: small enough that a block written and handed over is still in the second-level cache.
+/// Records in a block. 256 KiB fit into the L2 cache, so that the writing thread finds a new block there.
 const BLOCK_RECORDS: usize = 256;
-/// Blocks that can exist, 8 MiB together. Fewer do, as long as the writing thread keeps up.
+/// Maximum number of blocks, 8 MiB in total. Fewer are allocated as long as the writing thread keeps up.
 const MAX_BLOCKS: usize = 32;
 
 struct Block {
@@ -36,12 +36,12 @@ impl Block {
 /// A write that failed.
 #[derive(Clone, Debug)]
 pub(crate) struct WriteFailure {
-    /// Bytes that were written before it.
+    /// Bytes that were written before the failure.
     pub offset: u64,
     pub source: Arc<io::Error>,
 }
 
-/// Writes records to a file from a thread of its own.
+/// Writes records to a file on a separate thread.
 pub(crate) struct BlockWriter {
     block: Block,
     blocks: usize,
@@ -62,7 +62,7 @@ impl BlockWriter {
                 let failure = failure.clone();
                 move || {
                     if let Err(error) = write_blocks(file, &filled_receiver, &empty_sender) {
-                        // Set before the receiver is dropped, so that whoever finds the channel closed finds the reason.
+                        // Set before the receiver is dropped: when `send` fails, the reason is already there.
                         let _ = failure.set(error);
                     }
                 }
@@ -77,8 +77,8 @@ impl BlockWriter {
         })
     }
 
-    /// The next slot, with stale contents but for a zero timestamp, and whether it is a new one: a slot that was handed out
-    /// and got no timestamp is handed out again.
+    /// The next slot, and whether it is new. Its timestamp is 0; its other fields have stale values. A slot that was returned
+    /// before and got no timestamp is returned again.
     #[inline]
     pub(crate) fn next(&mut self) -> Result<(&mut TensorAccessLog, bool), WriteFailure> {
         let pending = self.pending();
@@ -93,7 +93,7 @@ impl BlockWriter {
         Ok((slot, !pending))
     }
 
-    /// Whether the last slot handed out has no timestamp yet.
+    /// Whether the last slot that `next` returned has no timestamp yet.
     #[inline]
     pub(crate) fn pending(&self) -> bool {
         self.block
@@ -102,7 +102,7 @@ impl BlockWriter {
             .is_some_and(|last| self.block.records[last].timestamp_ns.get() == 0)
     }
 
-    /// Hands the records so far to the writing thread, without waiting for them to be written.
+    /// Sends all records so far to the writing thread, without waiting until they are written.
     pub(crate) fn flush(&mut self) -> Result<(), WriteFailure> {
         if self.pending() {
             self.block.len -= 1;
@@ -114,7 +114,7 @@ impl BlockWriter {
         }
     }
 
-    /// Waits until everything is written; calling it again does nothing more.
+    /// Waits until everything is written. Further calls have no effect.
     pub(crate) fn close(&mut self) -> Result<(), WriteFailure> {
         let flushed = self.flush();
         self.filled = None;
@@ -167,7 +167,7 @@ fn write_blocks(
     while let Ok(mut block) = filled.recv() {
         let bytes = block.records[..block.len].as_bytes();
         write_counted(&mut file, bytes, &mut offset).map_err(|source| {
-            // A cut last record would be skipped by every reader; without it the file is whole as it is.
+            // Remove the truncated last record, so that the file contains complete records only.
             let _ = file.set_len(offset - offset % RECORD_SIZE as u64);
             WriteFailure {
                 offset,
@@ -175,13 +175,13 @@ fn write_blocks(
             }
         })?;
         block.len = 0;
-        // The recording thread may be gone already; what it handed over is still written.
+        // The recording thread may have ended already; the blocks that it sent are still written.
         let _ = empty.send(block);
     }
     Ok(())
 }
 
-/// As `write_all`, but `offset` tells how far it got.
+/// Like `write_all`, but adds the bytes written to `offset`, also on failure.
 fn write_counted(file: &mut File, mut bytes: &[u8], offset: &mut u64) -> io::Result<()> {
     while !bytes.is_empty() {
         match file.write(bytes) {

@@ -1,5 +1,4 @@
-//! Files that anybody may have written, read with a limit: what a file claims or holds never decides alone how much memory
-//! a reader takes.
+//! Reading untrusted files with limits: the contents of a file alone never determine how much memory a reader uses.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, ErrorKind, Read};
@@ -10,25 +9,25 @@ use moe_gguf::content::Content;
 
 use crate::error::Error;
 
-/// Longest line of a file that a recorder writes, in bytes; most have less than a thousand.
+/// Maximum length of a line in the files of a recorder, in bytes. Most lines have less than a thousand.
 pub const MAX_LINE: u64 = 1 << 20;
-/// Largest document that is read at once, in bytes: a manifest, a learn file, a table in CSV.
+/// Maximum size of a document that is read into memory, in bytes: a manifest, a learn file, a CSV table.
 pub const MAX_DOCUMENT: u64 = 32 << 20;
-/// Most memory that a JSON document may take as a tree of values, in bytes. A tree takes up to eighty times its text; the
-/// counts of 128 layers with 1024 experts take less than half of this.
+/// Maximum memory of a JSON document as a tree of values, in bytes. A tree takes up to 80 times the size of its text. The
+/// counts of 128 layers with 1024 experts take less than half of this limit.
 pub const MAX_TREE: u64 = 512 << 20;
 
-/// Memory of serde_json's tree for each comma, bracket, brace and string, in bytes: slots of lists and maps that grow by
-/// doubling, and the first allocation of each.
+/// Memory of serde_json's tree for each comma, bracket, brace and string, in bytes. It covers the slots of lists and maps,
+/// whose capacity doubles, and the first allocation of each.
 const TREE_COMMA: u64 = 208;
 const TREE_LIST: u64 = 304;
 const TREE_MAP: u64 = 480;
 const TREE_STRING: u64 = 32;
 
-/// Opens a regular file. Opening anything else could wait for another process without end.
+/// Opens a regular file. Other files are refused, because opening a FIFO could block forever.
 ///
 /// # Errors
-/// [`Error::Io`], also for what is not a regular file.
+/// [`Error::Io`], also if the file is not regular.
 pub fn open(path: &Path) -> Result<File, Error> {
     let metadata = std::fs::metadata(path).map_err(Error::io("open", path))?;
     if !metadata.is_file() {
@@ -47,7 +46,7 @@ fn size(file: &File, path: &Path) -> Result<u64, Error> {
     Ok(metadata.map_err(Error::io("read the size of", path))?.len())
 }
 
-/// Refuses a file of `size` bytes when it was opened whose end was reached after `n_read`.
+/// Returns [`Error::Truncated`] if the file had `size` bytes when it was opened and ended after `n_read` bytes.
 fn check_size(n_read: u64, size: u64, path: &Path) -> Result<(), Error> {
     if n_read < size {
         let path = path.to_owned();
@@ -59,7 +58,7 @@ fn check_size(n_read: u64, size: u64, path: &Path) -> Result<(), Error> {
 /// The bytes of a file, without its byte order mark.
 ///
 /// # Errors
-/// [`Error::TooLarge`] for more than `limit` bytes, of which none are kept; [`Error::Truncated`], [`Error::Io`].
+/// [`Error::TooLarge`] for more than `limit` bytes; [`Error::Truncated`], [`Error::Io`].
 pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
     let too_large = || Error::TooLarge {
         path: path.to_owned(),
@@ -87,7 +86,7 @@ pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
 /// The text of a file of at most [`MAX_DOCUMENT`] bytes, without its byte order mark.
 ///
 /// # Errors
-/// As [`read`]; [`Error::NotText`] for a file that is not UTF-8, [`Error::OtherContent`] if its format is known.
+/// Those of [`read`]; [`Error::NotText`] for a file that is not UTF-8, [`Error::OtherContent`] if its format is known.
 pub fn read_text(path: &Path) -> Result<String, Error> {
     String::from_utf8(read(path, MAX_DOCUMENT)?).map_err(|error| {
         let path = path.to_owned();
@@ -105,10 +104,10 @@ pub fn read_text(path: &Path) -> Result<String, Error> {
     })
 }
 
-/// The text of a JSON document that is read into a tree of values, or a structure that keeps unknown keys as one.
+/// The text of a JSON document that will be parsed into a tree of values, or into a structure that keeps unknown keys as one.
 ///
 /// # Errors
-/// As [`read_text`]; [`Error::TreeTooLarge`] for a tree of more than [`MAX_TREE`] bytes, before it is made.
+/// Those of [`read_text`]; [`Error::TreeTooLarge`] if the tree would take more than [`MAX_TREE`] bytes.
 pub fn read_json(path: &Path) -> Result<String, Error> {
     let text = read_text(path)?;
     if tree_bytes(&text) > MAX_TREE {
@@ -120,7 +119,7 @@ pub fn read_json(path: &Path) -> Result<String, Error> {
     Ok(text)
 }
 
-/// Memory that a JSON text takes as a tree of values, at most. Text that is not JSON has some result too.
+/// Upper bound of the memory of a JSON text as a tree of values, in bytes. Text that is not JSON also has a result.
 fn tree_bytes(text: &str) -> u64 {
     let mut bytes = text.len() as u64;
     let (mut is_in_string, mut is_escaped) = (false, false);
@@ -144,7 +143,7 @@ fn tree_bytes(text: &str) -> u64 {
     bytes
 }
 
-/// The lines of a file, one at a time in one buffer.
+/// Reads the lines of a file one at a time into one buffer.
 #[derive(Debug)]
 pub struct Lines {
     path: PathBuf,
@@ -152,13 +151,14 @@ pub struct Lines {
     limit: u64,
     buffer: Vec<u8>,
     line: u64,
-    /// Bytes of the file when it was opened, and those read so far.
+    /// Size of the file when it was opened, in bytes.
     size: u64,
+    /// Bytes read so far.
     n_read: u64,
 }
 
 impl Lines {
-    /// Opens a file, after its byte order mark if it has one. `limit` is the length of its longest line in bytes.
+    /// Opens a file and skips its byte order mark, if any. `limit` is the maximum length of a line in bytes.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -180,7 +180,7 @@ impl Lines {
         })
     }
 
-    /// The next line with its end, which the last line of a file may lack; `None` at the end of the file.
+    /// The next line with its line ending, which may be missing in the last line; `None` at the end of the file.
     ///
     /// # Errors
     /// [`Error::LineTooLong`], [`Error::Truncated`], [`Error::Io`].
@@ -212,7 +212,7 @@ impl Lines {
         &self.buffer
     }
 
-    /// Its number; the first line is 1.
+    /// The number of the line that was read last, from 1.
     pub fn number(&self) -> u64 {
         self.line
     }
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_truncated_while_it_is_read_is_refused() {
+    fn refuses_file_truncated_while_reading() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("lines");
         let text = format!("\u{feff}{}", "0123456789abcde\n".repeat(100_000));
@@ -265,7 +265,7 @@ mod tests {
         };
         assert!(matches!(end, Err(Error::Truncated(_))), "{end:?}");
         assert!(lines.number() > 60_000);
-        // What was truncated earlier is read.
+        // A file that was truncated before it was opened is read.
         let mut lines = Lines::open(&path, 100).unwrap();
         while lines.next_line().unwrap().is_some() {}
         // A file may grow.
@@ -276,10 +276,10 @@ mod tests {
     }
 
     #[test]
-    fn endless_line_takes_no_more_than_the_limit() {
+    fn limits_memory_of_an_endless_line() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("zeros");
-        // A sparse file: 5 GB that take no room.
+        // A sparse file: 5 GiB that take no space on the disk.
         File::create(&path).unwrap().set_len(5 << 30).unwrap();
         let mut lines = Lines::open(&path, MAX_LINE).unwrap();
         assert!(matches!(lines.next_line(), Err(Error::LineTooLong { .. })));
@@ -335,11 +335,10 @@ mod tests {
         );
     }
 
-    /// What the estimate is for: no value takes more than it says.
     #[test]
-    fn sizes_of_values_are_within_the_estimate() {
+    fn estimate_covers_sizes_of_serde_json_values() {
         let value = size_of::<serde_json::Value>() as u64;
-        // Lists start with four values; maps with up to four of a hash, a key and a value, and an index.
+        // The first allocation of a list has 4 values, that of a map up to 4 entries (hash, key, value) and an index.
         assert!(4 * value <= TREE_LIST, "{value}");
         assert!(4 * (8 + 24 + value) + 48 <= TREE_MAP, "{value}");
         assert!(2 * (8 + 24 + value) <= TREE_COMMA, "{value}");

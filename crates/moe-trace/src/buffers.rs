@@ -1,7 +1,7 @@
-//! `buffers.jsonl`: the buffers of a run as they come and go, and how much memory they take over time.
+//! `buffers.jsonl`: allocations and deallocations of a run's buffers, and their memory over time.
 //!
-//! A line is an event, in the form of `buffer_stats.jsonl` of Keri's thesis (`schemas/buffers.schema.json`); the timeline
-//! is its `buffer-timeline.json`.
+//! Each line is an event in the format of `buffer_stats.jsonl` of [E. Keri's BSc thesis](https://github.com/ErsjanKeri/BSC)
+//! (`schemas/buffers.schema.json`). The timeline has the format of its `buffer-timeline.json`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -16,30 +16,30 @@ use crate::record::TensorAccessLog;
 /// Name of the file in a run directory.
 pub const FILE_NAME: &str = "buffers.jsonl";
 
-/// What a buffer is used for, as ggml counts it.
+/// What a buffer is used for: values of `ggml_backend_buffer_usage`.
 pub mod usage {
-    /// Anything, the key-value cache among it.
+    /// Any use, for example the KV cache.
     pub const ANY: u8 = 0;
     /// The model's weights.
     pub const WEIGHTS: u8 = 1;
     /// Results of operations.
     pub const COMPUTE: u8 = 2;
 
-    /// Names by number.
+    /// Names, indexed by the value.
     pub const NAMES: [&str; 3] = ["ANY", "WEIGHTS", "COMPUTE"];
 
-    /// Name of a number.
+    /// The name of a value.
     pub fn name(usage: u8) -> &'static str {
         NAMES.get(usize::from(usage)).copied().unwrap_or("UNKNOWN")
     }
 }
 
-/// A buffer was made, or given back.
+/// The allocation or deallocation of a buffer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BufferEvent {
     /// Milliseconds since the recorder started.
     pub timestamp_ms: f64,
-    /// The same moment on the clock of the trace's records; recorders of the thesis do not tell.
+    /// The same time on the clock of the trace's records, in nanoseconds. The thesis's recorders do not write it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timestamp_ns: Option<u64>,
     /// What happened.
@@ -47,15 +47,15 @@ pub struct BufferEvent {
     pub change: Change,
 }
 
-/// What happened to a buffer.
+/// What happened to a buffer: the key `event`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
 pub enum Change {
-    /// It was made. A buffer that grows is given back and made anew under its id.
+    /// The buffer was allocated. A buffer that grows is deallocated and allocated again with the same id.
     Alloc(Buffer),
-    /// It was given back.
+    /// The buffer was deallocated.
     Dealloc {
-        /// Its id.
+        /// Id of the buffer.
         buffer_id: u64,
     },
 }
@@ -63,16 +63,16 @@ pub enum Change {
 /// A buffer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Buffer {
-    /// Identity, the one that the trace's sources name.
+    /// Id of the buffer; sources in the trace refer to it.
     pub buffer_id: u64,
-    /// Address of its first byte.
+    /// Address of the first byte.
     pub buffer_ptr: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
     /// Name.
     #[serde(default)]
     pub name: String,
-    /// Where it lies: `CPU`, `CUDA0`, `mmap`.
+    /// Backend that owns the memory: `CPU`, `CUDA0`, `mmap`.
     #[serde(default)]
     pub backend: String,
     /// One of [`usage`].
@@ -83,14 +83,17 @@ pub struct Buffer {
     pub layer: Option<LayerId>,
 }
 
-/// A layer as the format has it: a number, [`NO_LAYER`](crate::record::NO_LAYER) for none.
+/// A layer in this format: its number, or [`NO_LAYER`](crate::record::NO_LAYER) for a buffer of no layer.
 mod layer {
     use moe_ids::LayerId;
     use serde::{Deserialize, Deserializer, Serializer};
 
     use crate::record::{NO_LAYER, layer_number};
 
-    #[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+    #[expect(
+        clippy::trivially_copy_pass_by_ref,
+        reason = "serde passes a reference"
+    )]
     pub(super) fn serialize<S: Serializer>(
         layer: &Option<LayerId>,
         serializer: S,
@@ -106,10 +109,11 @@ mod layer {
     }
 }
 
-/// Reads the events of a file. A last line that its recorder did not finish is left out.
+/// Reads the events of a file. An incomplete last line is omitted.
 ///
 /// # Errors
-/// [`Error::Line`] for a line that is no event, [`Error::OtherLines`] or [`Error::OtherContent`] for another file, [`Error::Io`].
+/// [`Error::Line`] for a line that is not an event, [`Error::OtherLines`] or [`Error::OtherContent`] for a file of another
+/// format, [`Error::Io`].
 pub fn read(path: &Path) -> Result<Vec<BufferEvent>, Error> {
     lines::read(
         path,
@@ -118,7 +122,7 @@ pub fn read(path: &Path) -> Result<Vec<BufferEvent>, Error> {
     )
 }
 
-/// A remark about a file whose last event is incomplete, which [`read`] leaves out.
+/// A warning if the last event of the file is incomplete, which [`read`] omits.
 ///
 /// # Errors
 /// The file cannot be read.
@@ -126,8 +130,8 @@ pub fn truncation(path: &Path) -> Result<Option<String>, Error> {
     lines::truncation(path)
 }
 
-/// When the run of these events ended, in milliseconds as [`BufferEvent::timestamp_ms`]; `last` is the last record of its trace.
-/// `None` if the events are not on the trace's clock.
+/// The end of the run, in milliseconds like [`BufferEvent::timestamp_ms`]. `last` is the last record of its trace.
+/// `None` if the events have no time on the trace's clock.
 pub fn end_of_run_ms(events: &[BufferEvent], last: &TensorAccessLog) -> Option<f64> {
     let on_clock = |event: &BufferEvent| Some((event.timestamp_ms, event.timestamp_ns?));
     let (ms, ns) = events.iter().find_map(on_clock)?;
@@ -145,9 +149,9 @@ pub fn end_of_run_ms(events: &[BufferEvent], last: &TensorAccessLog) -> Option<f
 pub struct Timeline {
     /// Counts.
     pub metadata: TimelineMetadata,
-    /// Every buffer that was made, in order of time; one that grew is there once for each size.
+    /// All allocations, ordered by time. A buffer that grew appears once for each size.
     pub buffers: Vec<TimelineBuffer>,
-    /// What was taken after each event.
+    /// Memory in use after each event.
     pub timeline: Vec<TimelineEvent>,
 }
 
@@ -158,19 +162,19 @@ pub struct TimelineMetadata {
     pub total_events: u64,
     /// Length of `buffers`.
     pub total_buffers: u64,
-    /// The most bytes taken at a time.
+    /// Maximum of the memory in use, in bytes.
     pub peak_occupancy_bytes: u64,
-    /// The same in MiB, to two decimals.
+    /// The same in MiB, rounded to two decimals.
     pub peak_occupancy_mb: f64,
-    /// From the first event to the last.
+    /// Milliseconds from the first event to the last.
     pub duration_ms: f64,
-    /// Buffers by the name of their usage.
+    /// Number of buffers for each name of [`usage`].
     pub usage_breakdown: BTreeMap<&'static str, u64>,
 }
 
 /// A buffer of a timeline.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[allow(missing_docs)] // the keys are the form's
+#[allow(missing_docs)] // keys of `buffer-timeline.json`
 pub struct TimelineBuffer {
     pub id: u64,
     pub name: String,
@@ -181,11 +185,11 @@ pub struct TimelineBuffer {
     #[serde(serialize_with = "layer::serialize")]
     pub layer: Option<LayerId>,
     pub alloc_time_ms: f64,
-    /// `None`: it was never given back.
+    /// `None` if it was never deallocated.
     pub dealloc_time_ms: Option<f64>,
 }
 
-/// What was taken after an event.
+/// Memory in use after an event.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[allow(missing_docs)]
 pub struct TimelineEvent {
@@ -194,13 +198,13 @@ pub struct TimelineEvent {
     pub buffer_id: u64,
     pub buffer_name: String,
     pub size: u64,
-    /// Bytes of all buffers that are there.
+    /// Size of all allocated buffers, in bytes.
     pub cumulative_size: u64,
     pub num_active_buffers: u64,
 }
 
 impl Timeline {
-    /// The buffers that are there when most memory is taken, for the first time.
+    /// The buffers that are allocated when the memory in use reaches its maximum for the first time.
     pub fn at_peak(&self) -> Vec<&TimelineBuffer> {
         let peak = self.metadata.peak_occupancy_bytes;
         let mut made = self.buffers.iter();
@@ -208,7 +212,7 @@ impl Timeline {
         for event in &self.timeline {
             active.remove(&event.buffer_id);
             if event.event == "alloc" {
-                // Buffers are in the order of the events that made them.
+                // `buffers` has the order of the `alloc` events.
                 active.extend(made.next().map(|buffer| (event.buffer_id, buffer)));
             }
             if event.cumulative_size == peak {
@@ -218,12 +222,12 @@ impl Timeline {
         active.into_values().collect()
     }
 
-    /// The timeline of events in order of time. Also gives how many of them give back a buffer that is not there; those
-    /// are left out. A buffer made twice under one id without being given back between replaces the first.
+    /// The timeline of `events`, which must be ordered by time, and the number of deallocations of unknown buffers, which are
+    /// omitted. A second allocation with the id of an allocated buffer replaces the first.
     pub fn new(events: &[BufferEvent]) -> (Timeline, u64) {
         let mut buffers: Vec<TimelineBuffer> = Vec::new();
         let mut timeline = Vec::new();
-        // id → place in `buffers`
+        // id → index in `buffers`
         let mut active: HashMap<u64, usize> = HashMap::new();
         let (mut taken, mut peak, mut n_strange) = (0u64, 0u64, 0u64);
         for event in events {

@@ -1,4 +1,4 @@
-//! Whether a run makes sense: its records each by itself and against the model, and its files among each other.
+//! Consistency checks of a run: of each record, of records and model, and of the run's files.
 
 #[cfg(feature = "parquet")]
 mod tables;
@@ -26,16 +26,16 @@ use crate::transfers;
 #[cfg(feature = "parquet")]
 pub use tables::{foreign_map, stale_tables};
 
-/// A rule that records break.
+/// A rule that records violate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleViolation {
-    /// Field of the record.
+    /// Field of the record, or several, separated by commas.
     pub field: &'static str,
-    /// What is wrong with it.
-    pub says: &'static str,
-    /// Records that break the rule.
+    /// What is wrong, as a predicate of "records": `are of a phase that does not exist`.
+    pub message: &'static str,
+    /// Number of records that violate the rule.
     pub n_records: u64,
-    /// The first of them.
+    /// Index of the first of them.
     pub first_record: u64,
 }
 
@@ -44,25 +44,26 @@ impl fmt::Display for RuleViolation {
         write!(
             f,
             "records {}: {} ({}; the first is record {})",
-            self.says, self.n_records, self.field, self.first_record
+            self.message, self.n_records, self.field, self.first_record
         )
     }
 }
 
-/// What one walk over the records of a run finds.
+/// Results of one pass over the records of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Survey {
-    /// The rules that some record breaks, in the order of the first such record.
+    /// The rules that records violate, ordered by the first such record.
     pub faults: Vec<RuleViolation>,
-    /// Patterns of plain v4 records whose counts mislead: warm-up graphs, and prompts with their first token alone.
+    /// Warnings about records without extension whose expert counts mislead: warm-up graphs, and prompts for which only the
+    /// experts of the first token were recorded.
     pub traps: Vec<String>,
-    /// Records.
+    /// Number of records.
     pub n_records: u64,
-    /// Records with an extension.
+    /// Number of records with an extension.
     pub n_extended: u64,
 }
 
-/// Reads every record once: a trace may be larger than the memory.
+/// Reads every record once, because a trace may be larger than memory.
 pub fn survey(run: &Run) -> Survey {
     let rules = Rules::of(run);
     let mut faults = Faults::default();
@@ -76,7 +77,7 @@ pub fn survey(run: &Run) -> Survey {
             n_extended += u64::from(record.has_extension());
             faults.record = index;
             if record.timestamp_ns.get() < last_timestamp {
-                faults.add("timestamp_ns", "begin before the record in front of them");
+                faults.add("timestamp_ns", "start before the preceding record");
             }
             last_timestamp = record.timestamp_ns.get();
             rules.check_record(record, &mut faults);
@@ -96,12 +97,12 @@ pub fn survey(run: &Run) -> Survey {
     }
 }
 
-/// The rules that some record breaks; see [`Survey::faults`].
+/// The rules that records violate; see [`Survey::faults`].
 pub fn check(run: &Run) -> Vec<RuleViolation> {
     survey(run).faults
 }
 
-/// Spares the trace another walk for its number of records.
+/// Stores the number of records, so that the trace is not read again for it.
 fn keep_record_count(run: &Run, n_records: u64) {
     let n = usize::try_from(n_records).unwrap_or(usize::MAX);
     run.trace.keep_record_count(n);
@@ -110,17 +111,17 @@ fn keep_record_count(run: &Run, n_records: u64) {
 #[derive(Default)]
 struct Faults {
     found: Vec<RuleViolation>,
-    /// The record being looked at.
+    /// Index of the record that is being checked.
     record: u64,
 }
 
 impl Faults {
-    fn add(&mut self, field: &'static str, says: &'static str) {
-        match self.found.iter_mut().find(|fault| fault.says == says) {
+    fn add(&mut self, field: &'static str, message: &'static str) {
+        match self.found.iter_mut().find(|fault| fault.message == message) {
             Some(fault) => fault.n_records += 1,
             None => self.found.push(RuleViolation {
                 field,
-                says,
+                message,
                 n_records: 1,
                 first_record: self.record,
             }),
@@ -128,7 +129,7 @@ impl Faults {
     }
 }
 
-/// What the run says of its model; without a manifest or a map everything is possible.
+/// Limits from the run's manifest and map. Without them, any value is accepted.
 struct Rules<'a> {
     run: &'a Run,
     n_layer: u32,
@@ -154,43 +155,43 @@ impl<'a> Rules<'a> {
         if !record.counts_fit() {
             faults.add(
                 "num_sources, num_experts",
-                "count more sources or experts than a record holds",
+                "have more sources or experts than a record can contain",
             );
         }
         if !record.is_version_known() {
-            faults.add("ext_version", "have an extension that is not known");
+            faults.add("ext_version", "have an unknown extension");
         }
         if record.phase().is_none() {
-            faults.add("phase", "are of a phase that does not exist");
+            faults.add("phase", "have an unknown phase");
         }
         if self.run.ops().name(record.operation_type).is_none() {
             faults.add(
                 "operation_type",
-                "are of an operation that the run does not name",
+                "have an operation that is not in the run's table of operations",
             );
         }
         if record
             .layer()
             .is_some_and(|layer| u32::from(layer.0) >= self.n_layer)
         {
-            faults.add("layer_id", "are of a layer that the model does not have");
+            faults.add("layer_id", "name a layer that the model does not have");
         }
         let sources = record.sources();
         if record.dst_name_bytes().len() == NAME_SIZE
             || sources.iter().any(|s| s.name_bytes().len() == NAME_SIZE)
         {
-            faults.add("dst_name, sources.name", "have a name without its NUL");
-        }
-        if sources.iter().any(|s| s.memory_source > SOURCE_BUFFER) {
             faults.add(
-                "sources.memory_source",
-                "read from a memory source that does not exist",
+                "dst_name, sources.name",
+                "have a name without a terminating NUL",
             );
         }
-        if !(0..sources.len()).all(|i| self.tensors.holds(record, i)) {
+        if sources.iter().any(|s| s.memory_source > SOURCE_BUFFER) {
+            faults.add("sources.memory_source", "have an unknown memory source");
+        }
+        if !(0..sources.len()).all(|i| self.tensors.is_consistent(record, i)) {
             faults.add(
                 "sources.offset_or_buffer_id",
-                "read bytes that are not the named tensor's",
+                "read bytes outside the named tensor",
             );
         }
     }
@@ -202,7 +203,7 @@ impl<'a> Rules<'a> {
         }
         if head.num_experts == 0 {
             if self.expert_operations.contains(&Some(head.operation_type)) {
-                faults.add("num_experts", "are of an expert operation without experts");
+                faults.add("num_experts", "are expert operations without experts");
             }
             return;
         }
@@ -218,13 +219,13 @@ impl<'a> Rules<'a> {
         distinct.sort_unstable();
         distinct.dedup();
         if distinct.len() < n {
-            faults.add("expert_ids", "name an expert of the token twice");
+            faults.add("expert_ids", "name an expert twice for one token");
         }
         if !head.has_extension() {
             return;
         }
         if head.has_flag(FLAG_CONTINUATION) {
-            faults.add("flags", "go on with a token that no record begins");
+            faults.add("flags", "are continuation records without a first record");
         }
         let mut slot_base = head.expert_slot_base;
         for record in token.records() {
@@ -233,18 +234,18 @@ impl<'a> Rules<'a> {
                 .iter()
                 .any(|w| !w.get().is_finite())
             {
-                faults.add("expert_weights", "have a weight that is no number");
+                faults.add("expert_weights", "have a weight that is not a number");
             }
             if record.expert_lane[..n]
                 .iter()
                 .any(|&lane| usize::from(lane) >= lane::NAMES.len())
             {
-                faults.add("expert_lane", "name a lane that does not exist");
+                faults.add("expert_lane", "have an unknown lane");
             }
             if slot_base != record.expert_slot_base || head.expert_slot_base != 0 {
                 faults.add(
                     "expert_slot_base",
-                    "count slots from elsewhere than the token's experts so far",
+                    "do not continue the slots of the token's preceding record",
                 );
             }
             slot_base = slot_base.wrapping_add(record.num_experts);
@@ -252,20 +253,20 @@ impl<'a> Rules<'a> {
     }
 }
 
-/// [`Survey::traps`] of operations as they come.
+/// Collects [`Survey::traps`] from operations in the order of the trace.
 struct V4Traps {
     mul_mat_id: Option<u8>,
-    /// Experts of a token, where the manifest has it.
+    /// Experts selected for a token (`n_expert_used`), if the manifest contains it.
     n_expert_used: Option<u32>,
-    /// Expert operations.
+    /// Number of expert operations.
     n: u64,
-    /// Of them, those with as many experts as a record holds.
+    /// Number of them with as many experts as a record can contain.
     n_full: u64,
-    /// Least ids of a generated token.
+    /// Minimum number of expert ids of a generated token.
     ids_of_a_token: u64,
-    /// Operations on a prompt of one record whose experts are fewer than its ids.
+    /// Operations of a prompt with one record that has fewer distinct experts than expert ids.
     n_prompt: u64,
-    /// Full operations on a prompt of one record, by number of ids: only the last record tells what a token has.
+    /// Full operations of a prompt with one record, by number of ids. The number of ids of a token is known only at the end.
     full_prompts: BTreeMap<u64, u64>,
 }
 
@@ -318,14 +319,14 @@ impl V4Traps {
         );
         if n > 0 && self.n_full == n && too_many {
             traps.push(format!(
-                "all expert operations ({n}) name 16 experts, more than a token is routed to: this looks like a warm-up graph, which goes to every expert, not like routing"
+                "all {n} expert operations name 16 experts, more than the router selects for a token: this looks like a warm-up graph, which uses every expert, not like routing"
             ));
         }
         let above = (Bound::Excluded(ids_of_a_token), Bound::Unbounded);
         let n_prompt = self.n_prompt + self.full_prompts.range(above).map(|(_, n)| n).sum::<u64>();
         if n_prompt > 0 {
             traps.push(format!(
-                "prompt tokens are counted too low: {} of prompts with the experts of their batch's first token alone",
+                "prompt tokens are undercounted: {} of prompts contain only the experts of the first token of the batch",
                 counted(n_prompt, "expert operation")
             ));
         }
@@ -333,7 +334,7 @@ impl V4Traps {
     }
 }
 
-/// What is known about a run whose manifest has no number of records.
+/// The state of a run whose manifest has no number of records.
 pub fn unfinished_state(run: &Run) -> &'static str {
     match is_locked(&run.path) {
         Some(true) => "is still being recorded",
@@ -342,7 +343,7 @@ pub fn unfinished_state(run: &Run) -> &'static str {
     }
 }
 
-/// Whether a recorder is writing the directory now; `None` where that cannot be known.
+/// Whether a recorder is writing the directory; `None` if the file system cannot report it.
 fn is_locked(dir: &Path) -> Option<bool> {
     let file = File::open(dir).ok()?;
     match file.try_lock_shared() {
@@ -352,30 +353,30 @@ fn is_locked(dir: &Path) -> Option<bool> {
     }
 }
 
-/// Remarks about files of events or transfers that cannot be read, or whose last line is incomplete.
+/// Warnings about `buffers.jsonl` and `transfers.jsonl` that cannot be read, or whose last line is incomplete.
 pub fn truncated_files(run: &Run) -> Vec<String> {
     if run.manifest.is_none() {
         return Vec::new();
     }
     let paths = [buffers::FILE_NAME, transfers::FILE_NAME].map(|name| run.path.join(name));
-    let remark = |path: &PathBuf| {
-        let remark = lines::truncation(path);
-        remark.unwrap_or_else(|error| Some(error.to_string()))
+    let warning = |path: &PathBuf| {
+        let warning = lines::truncation(path);
+        warning.unwrap_or_else(|error| Some(error.to_string()))
     };
-    paths.iter().filter_map(remark).collect()
+    paths.iter().filter_map(warning).collect()
 }
 
 impl Run {
-    /// What to know before counting on the run: that it is not whole, and patterns of its records that mislead.
+    /// Warnings about the run: that it is incomplete, and patterns of its records that mislead.
     ///
-    /// Errors: the map is another model's; a record counts more sources or experts than it holds, or has an extension
-    /// that is not known.
+    /// # Errors
+    /// The map belongs to another model; a record has more sources or experts than it can contain, or an unknown extension.
     pub fn remarks(&self) -> Result<Vec<String>, Error> {
         #[cfg(feature = "parquet")]
         if let Some(error) = foreign_map(self)? {
             return Err(error);
         }
-        // One walk for everything: a trace may be larger than the memory.
+        // One pass for all checks, because a trace may be larger than memory.
         let mut traps = V4Traps::new(self);
         let mut n_records = 0u64;
         for operation in self.trace.operations() {
@@ -392,13 +393,13 @@ impl Run {
         let cut = self.trace.cut_bytes();
         if cut > 0 {
             remarks.push(format!(
-                "{trace} ends in a cut record of {}; the whole ones before it, {n_records}, are used",
+                "{trace}: the last record is truncated to {}; the {n_records} complete records before it are used",
                 counted(cut, "byte")
             ));
         }
         match self.manifest.as_ref().map(|manifest| manifest.records) {
             Some(Some(promised)) if promised != n_records => remarks.push(format!(
-                "manifest.json promises {}, {trace} holds {n_records}; these are used",
+                "manifest.json states {}, but {trace} contains {n_records}; these are used",
                 counted(promised, "record")
             )),
             Some(None) => remarks.push(format!(

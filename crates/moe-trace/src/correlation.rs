@@ -1,8 +1,8 @@
-//! Which entry of the model's map an access to the model's file is.
+//! Matches accesses to the model's files with tensors of the offset map.
 //!
-//! A source is found by its index in the tensor table, as this crate's recorders write it; else by its name, without what
-//! ggml appends for views; else by its place in the file. In the first two cases its bytes must be the tensor's: a name that
-//! fits and a place that does not are two models.
+//! A source is found by its index in the tensor table, which this crate's recorders write; otherwise by its name, without
+//! the suffix that ggml appends for views; otherwise by its file offset. In the first two cases its bytes must lie in the
+//! tensor: a matching name with another offset means that trace and map belong to different models.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -12,35 +12,35 @@ use crate::names::base_name;
 use crate::record::{NO_TENSOR, TensorAccessLog};
 use crate::run::Run;
 
-/// Sources that are listed; a damaged trace could name as many as it has records.
+/// Maximum number of listed sources. A damaged trace could contain a new name in each record.
 const MAX_LISTED: usize = 10_000;
 
-/// The tensors of a map, to be found by index, name and place. Empty: no model is known.
+/// Index of the tensors of a map by tensor index, name and file offset. Empty if the model is unknown.
 #[derive(Debug, Default)]
 pub struct Correlation<'a> {
     tensors: HashMap<u32, Extent>,
     by_name: HashMap<&'a str, u32>,
-    /// Tensors by file and first byte.
+    /// (file, offset of the first byte, tensor index), sorted.
     by_place: Vec<(u16, u64, u32)>,
 }
 
-/// Where a tensor is.
+/// A byte range in a file.
 #[derive(Clone, Copy, Debug)]
 struct Extent {
     file: u16,
-    begin: u64,
+    start: u64,
     /// One past the last byte.
     end: u64,
 }
 
 impl Extent {
-    fn holds(&self, range: &Extent) -> bool {
-        self.file == range.file && self.begin <= range.begin && range.end <= self.end
+    fn contains(&self, range: &Extent) -> bool {
+        self.file == range.file && self.start <= range.start && range.end <= self.end
     }
 }
 
 impl<'a> Correlation<'a> {
-    /// The tensors of `map`.
+    /// Indexes the tensors of `map`.
     pub fn new(map: &'a OffsetMap) -> Self {
         let mut tensors: HashMap<u32, Extent> = HashMap::new();
         let mut by_name = HashMap::new();
@@ -48,16 +48,16 @@ impl<'a> Correlation<'a> {
             let end = row.file_offset.saturating_add(row.size_bytes);
             let extent = tensors.entry(row.tensor_idx).or_insert(Extent {
                 file: row.file,
-                begin: row.file_offset,
+                start: row.file_offset,
                 end,
             });
-            extent.begin = extent.begin.min(row.file_offset);
+            extent.start = extent.start.min(row.file_offset);
             extent.end = extent.end.max(end);
             by_name.insert(&*row.tensor, row.tensor_idx);
         }
         let places = tensors
             .iter()
-            .map(|(&index, extent)| (extent.file, extent.begin, index));
+            .map(|(&index, extent)| (extent.file, extent.start, index));
         let mut by_place: Vec<_> = places.collect();
         by_place.sort_unstable();
         Self {
@@ -67,7 +67,7 @@ impl<'a> Correlation<'a> {
         }
     }
 
-    /// The index of the tensor that source `i` of a record reads; `None` for a buffer, and for what the map does not have.
+    /// The index of the tensor that source `i` of a record reads; `None` for a buffer, or if the map does not contain it.
     pub fn resolve(&self, record: &TensorAccessLog, i: usize) -> Option<u32> {
         let source = record.sources().get(i).filter(|source| source.is_disk())?;
         let range = range(record, i);
@@ -75,31 +75,30 @@ impl<'a> Correlation<'a> {
         if self
             .tensors
             .get(&index)
-            .is_some_and(|tensor| tensor.holds(&range))
+            .is_some_and(|tensor| tensor.contains(&range))
         {
             return Some(index);
         }
         let name = source.name();
         if let Some(&index) = self.by_name.get(base_name(&name)) {
-            // The header is at the beginning of a file, so nothing is read from there: the recorder did not know the place.
-            let is_known = range.begin > 0;
-            let holds = self
+            // The header is at the start of a file, so offset 0 means that the recorder did not know the offset.
+            let is_known = range.start > 0;
+            let is_inside = self
                 .tensors
                 .get(&index)
-                .is_some_and(|tensor| tensor.holds(&range));
-            return (holds || !is_known).then_some(index);
+                .is_some_and(|tensor| tensor.contains(&range));
+            return (is_inside || !is_known).then_some(index);
         }
         let after = self
             .by_place
-            .partition_point(|&(file, begin, _)| (file, begin) <= (range.file, range.begin));
+            .partition_point(|&(file, start, _)| (file, start) <= (range.file, range.start));
         let &(_, _, index) = self.by_place.get(after.checked_sub(1)?)?;
         let tensor = self.tensors.get(&index)?;
-        (tensor.holds(&range) && range.begin < range.end).then_some(index)
+        (tensor.contains(&range) && range.start < range.end).then_some(index)
     }
 
-    /// Whether source `i` of a record reads what it says, as far as a record of this crate's says it: the index of a
-    /// tensor that is at that place.
-    pub(crate) fn holds(&self, record: &TensorAccessLog, i: usize) -> bool {
+    /// Whether source `i` of a record lies in the tensor whose index the record contains. True for records of other recorders.
+    pub(crate) fn is_consistent(&self, record: &TensorAccessLog, i: usize) -> bool {
         let Some(source) = record.sources().get(i) else {
             return true;
         };
@@ -108,14 +107,14 @@ impl<'a> Correlation<'a> {
             return true;
         }
         let tensor = self.tensors.get(&index);
-        tensor.is_some_and(|tensor| tensor.holds(&range(record, i)))
-            // The indices of other recorders count in tables of their own.
+        tensor.is_some_and(|tensor| tensor.contains(&range(record, i)))
+            // Other recorders have their own tensor tables, so their indices differ.
             || !record.has_extension()
     }
 }
 
 fn range(record: &TensorAccessLog, i: usize) -> Extent {
-    let begin = record.sources[i].offset_or_buffer_id.get();
+    let start = record.sources[i].offset_or_buffer_id.get();
     let file = if record.has_extension() {
         record.source_file[i].get()
     } else {
@@ -123,26 +122,26 @@ fn range(record: &TensorAccessLog, i: usize) -> Extent {
     };
     Extent {
         file,
-        begin,
-        end: begin.saturating_add(record.source_size(i)),
+        start,
+        end: start.saturating_add(record.source_size(i)),
     }
 }
 
-/// A source of the model's file that is no entry of the map.
+/// A source in a file of the model that the map does not contain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unresolved {
-    /// Its name.
+    /// Name of the source.
     pub name: String,
-    /// Where its first access begins.
+    /// File offset of the first access, in bytes.
     pub file_offset: u64,
-    /// Bytes of its first access.
+    /// Size of the first access, in bytes.
     pub size_bytes: u64,
-    /// Operations that read it.
+    /// Number of operations that read it.
     pub n_accesses: u64,
 }
 
-/// The sources of a run that are in the model's file by their own word and not in its map, by name; and the operations'
-/// accesses to the file that were looked at. Nothing is looked at where there is no map.
+/// The sources of a run whose memory source is a file of the model, but which the map does not contain, sorted by name; and
+/// the number of accesses that were checked. Both are empty without a map.
 pub fn unresolved(run: &Run) -> (Vec<Unresolved>, u64) {
     let Some(map) = &run.map else {
         return (Vec::new(), 0);
@@ -179,7 +178,7 @@ pub fn unresolved(run: &Run) -> (Vec<Unresolved>, u64) {
 }
 
 impl Run {
-    /// What the run reads from the model's file that its map does not have, in one line; `None` if all of it is there.
+    /// A warning that lists the accesses to the model's files that the map does not contain; `None` if it contains all.
     pub fn unresolved_remark(&self) -> Option<String> {
         const N_NAMED: usize = 4;
         let (unresolved, n_accesses) = unresolved(self);
@@ -197,7 +196,7 @@ impl Run {
             more => format!(" and {more} more"),
         };
         Some(format!(
-            "{n} of {n_accesses} accesses to the model's file are not in its map: {}{more}; is it the map of this model?",
+            "the offset map does not contain {n} of {n_accesses} accesses to the model's files: {}{more}; check that the map belongs to this model",
             names.join(", ")
         ))
     }

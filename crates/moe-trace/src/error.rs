@@ -1,4 +1,4 @@
-//! What can go wrong with traces, run directories and tables.
+//! The error type for traces, run directories and tables.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,42 +14,42 @@ use crate::json;
 #[cfg(feature = "parquet")]
 use crate::table_fault::TableFault;
 
-/// Errors of this crate; each says on one line what is wrong, where, and what to do.
+/// Errors of this crate. Each message is one line: where, what is wrong, and what to do.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A file operation failed.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// What was tried.
+        /// The failed operation, as an infinitive: `open`.
         action: &'static str,
-        /// On which file.
+        /// The file.
         path: PathBuf,
-        /// Why it failed.
+        /// The cause.
         source: Arc<io::Error>,
     },
-    /// A file could not be written to its end.
-    #[error("cannot write {}: {source}; make room or choose another place", path.display())]
+    /// A file could not be written completely.
+    #[error("cannot write {}: {source}; free disk space or choose another directory", path.display())]
     Write {
         /// The file.
         path: PathBuf,
-        /// Why it failed.
+        /// The cause.
         source: Arc<io::Error>,
     },
-    /// The trace could not be written further.
+    /// A write to the trace failed.
     #[error(
-        "cannot write {} at byte {offset}: {source}; the {} before it are kept and readable; make room, or limit the size of the trace",
+        "cannot write {} at byte {offset}: {source}; the {} before it are complete and readable; free disk space, or limit the size of the trace",
         path.display(),
         counted(*records, "record")
     )]
     WriteTrace {
         /// The trace.
         path: PathBuf,
-        /// Where the write failed.
+        /// File offset at which the write failed.
         offset: u64,
-        /// Whole records in the file.
+        /// Number of complete records in the file.
         records: u64,
-        /// Why it failed.
+        /// The cause.
         source: Arc<io::Error>,
     },
     /// The trace has reached [`RunOptions::max_trace_bytes`](crate::RunOptions::max_trace_bytes).
@@ -57,31 +57,31 @@ pub enum Error {
     TraceFull {
         /// The trace.
         path: PathBuf,
-        /// The limit.
+        /// The limit in bytes.
         max_bytes: u64,
     },
-    /// An output exists and may not be replaced.
+    /// An output exists, and the caller does not allow its replacement.
     #[error("{} exists", path.display())]
     Exists {
         /// The output.
         path: PathBuf,
     },
     /// Another recorder is writing the run directory.
-    #[error("{} is in use by another recorder; wait until it has ended, or choose another directory", path.display())]
+    #[error("{} is in use by another recorder; wait until it ends, or choose another directory", path.display())]
     InUse {
         /// The directory.
         path: PathBuf,
     },
-    /// The directory is not a run, which is all that a recorder replaces.
+    /// The path exists and is not a run directory. A recorder replaces run directories only.
     #[error("{} exists and is not a run directory: {reason}; choose another directory", path.display())]
     NotReplaceable {
         /// The directory or file.
         path: PathBuf,
-        /// What a run directory has and it lacks.
+        /// What is missing or different.
         reason: &'static str,
     },
-    /// A run was being replaced when its recorder was killed.
-    #[error("{} was being replaced when its recorder was killed: trace.bin is the earlier run's unless it is empty; open trace.bin alone, or record the run again", path.display())]
+    /// The recorder was killed while it replaced the run.
+    #[error("{}: the recorder was killed while it replaced this run: trace.bin, unless empty, belongs to the earlier run; open trace.bin alone, or record the run again", path.display())]
     Replacing {
         /// The directory.
         path: PathBuf,
@@ -89,14 +89,14 @@ pub enum Error {
     /// An output could not be written.
     #[error(transparent)]
     Output(moe_files::Error),
-    /// A directory holds no trace.
+    /// A directory contains no trace.
     #[error("{} is not a run directory: it has no trace.bin; give the directory that `record` wrote, or a trace.bin", path.display())]
     NotARun {
         /// The directory.
         path: PathBuf,
     },
-    /// `manifest.json` is not one.
-    #[error("{}: not a manifest that can be read: {fault}; record the run again, or give its trace.bin alone", path.display())]
+    /// `manifest.json` is not a manifest.
+    #[error("{}: not a readable manifest: {fault}; record the run again, or give its trace.bin alone", path.display())]
     Manifest {
         /// The manifest.
         path: PathBuf,
@@ -104,77 +104,77 @@ pub enum Error {
         #[source]
         fault: ManifestFault,
     },
-    /// A JSON file is not what it should be.
-    #[error("{}: not a {what} that can be read or written: {}; record the run again", path.display(), json::reason_with_place(source))]
+    /// A JSON file does not have the expected contents.
+    #[error("{}: not a valid {what}: {}; record the run again", path.display(), json::reason_with_place(source))]
     Json {
         /// The file.
         path: PathBuf,
-        /// What it should be.
+        /// The expected contents, as a noun: `graph`.
         what: &'static str,
         /// What is wrong.
         source: Arc<serde_json::Error>,
     },
-    /// A line of a text file makes no sense.
+    /// A line of a text file is invalid.
     #[error("{}: line {line}: {fault}; fix or remove the line", path.display())]
     Line {
         /// The file.
         path: PathBuf,
-        /// Which line, the first is 1.
+        /// Number of the line, from 1.
         line: u64,
         /// What is wrong.
         #[source]
         fault: LineFault,
     },
-    /// A file of lines is of another kind: its first line is none of those expected.
+    /// The first line of a text file shows that the file has another format.
     #[error("{}: line {line}: {fault}; the file is not {expected}", path.display())]
     OtherLines {
         /// The file.
         path: PathBuf,
-        /// What was expected, and what to give: `the buffers.jsonl of a run: give that file`.
+        /// The expected file, and what to give: `the buffers.jsonl of a run: give that file`.
         expected: &'static str,
-        /// Which line, the first is 1.
+        /// Number of the line, from 1.
         line: u64,
         /// What is wrong with it.
         #[source]
         fault: LineFault,
     },
-    /// A file is of another format.
+    /// A file has another format.
     #[error("{}: it is {content}, not {expected}", path.display())]
     OtherContent {
         /// The file.
         path: PathBuf,
-        /// What was expected, and what to give: `the buffers.jsonl of a run: give that file`.
+        /// The expected file, and what to give: `the buffers.jsonl of a run: give that file`.
         expected: &'static str,
-        /// What it is.
+        /// The format of the file.
         content: Content,
     },
-    /// A line of a text file is longer than any line of such a file.
-    #[error("{}: line {line} is longer than the limit of {limit} bytes; this is not the file expected", path.display())]
+    /// A line of a text file is longer than the limit.
+    #[error("{}: line {line} is longer than the limit of {limit} bytes; this is not the expected file", path.display())]
     LineTooLong {
         /// The file.
         path: PathBuf,
-        /// Which line, the first is 1.
+        /// Number of the line, from 1.
         line: u64,
-        /// Bytes that are read at most.
+        /// The limit in bytes.
         limit: u64,
     },
-    /// A file is larger than any file of its kind.
-    #[error("{}: the file is larger than the limit of {limit} bytes; this is not the file expected", path.display())]
+    /// A file is larger than the limit.
+    #[error("{}: the file is larger than the limit of {limit} bytes; this is not the expected file", path.display())]
     TooLarge {
         /// The file.
         path: PathBuf,
-        /// Bytes that are read at most.
+        /// The limit in bytes.
         limit: u64,
     },
-    /// A file became smaller while it was read.
+    /// A file was truncated while it was read.
     #[error(transparent)]
     Truncated(moe_files::Error),
-    /// A JSON document would take more memory than any of its kind.
-    #[error("{}: its values would exceed the limit of {limit} bytes of memory; this is not the file expected", path.display())]
+    /// A JSON document would take more memory than the limit.
+    #[error("{}: the JSON values would take more memory than the limit of {limit} bytes; this is not the expected file", path.display())]
     TreeTooLarge {
         /// The file.
         path: PathBuf,
-        /// Bytes that its values may take.
+        /// The limit in bytes.
         limit: u64,
     },
     /// A text file is not UTF-8.
@@ -182,16 +182,16 @@ pub enum Error {
     NotText {
         /// The file.
         path: PathBuf,
-        /// The first byte that is not.
+        /// File offset of the first invalid byte.
         offset: u64,
     },
-    /// The user stopped the work.
+    /// The user interrupted the operation.
     #[error("interrupted; {} was not written", path.display())]
     Interrupted {
-        /// What was to be written.
+        /// The file that was not written.
         path: PathBuf,
     },
-    /// A record makes no sense.
+    /// A record is invalid.
     #[error("{}: record {record} at byte {}: {fault}", path.display(), record * 1024)]
     Record {
         /// The trace.
@@ -224,7 +224,7 @@ impl Error {
         }
     }
 
-    /// A record that makes no sense.
+    /// An invalid record.
     pub(crate) fn record(trace: &Path, record: u64, fault: RecordFault) -> Self {
         Self::Record {
             path: trace.to_owned(),
@@ -233,7 +233,7 @@ impl Error {
         }
     }
 
-    /// For `map_err` on JSON that is read or written; `what` it is.
+    /// For `map_err` on JSON that is read or written. `what` is the expected contents.
     pub(crate) fn json(what: &'static str, path: &Path) -> impl FnOnce(serde_json::Error) -> Self {
         move |source| Self::Json {
             path: path.to_owned(),
@@ -258,7 +258,7 @@ impl Error {
         }
     }
 
-    /// For `map_err` on writing a Parquet file: a failure of the disk is [`Error::Write`].
+    /// For `map_err` on writing a Parquet file. An I/O error becomes [`Error::Write`].
     #[cfg(feature = "parquet")]
     pub(crate) fn writing_table<E: Into<ParquetError>>(path: &Path) -> impl Fn(E) -> Self {
         move |source| match source.into() {

@@ -1,26 +1,26 @@
-//! Where an expert's bytes are, by the offset map.
+//! The byte ranges of experts, from the offset map.
 
 use std::collections::HashMap;
 
 use moe_gguf::ExpertId;
 use moe_gguf::map::{Category, MapRow, OffsetMap};
 
-/// A range of a model's file.
+/// A byte range in a file of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ByteRange {
-    /// Shard of the model.
+    /// Index of the file (GGUF shard), from 0.
     pub file: u16,
-    /// First byte in it.
+    /// Offset of the first byte in the file.
     pub file_offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub size_bytes: u64,
 }
 
-/// One tensor whose bytes belong to experts.
+/// A tensor whose bytes belong to experts.
 pub enum ExpertTensor<'a> {
-    /// Stacked weights: one row of the map an expert.
+    /// Stacked weights: the map has one row for each expert.
     Weights(&'a [MapRow]),
-    /// Biases `[n, n_expert]`: one row of the map, in which each expert has a row of equal size.
+    /// Biases of shape `[n, n_expert]`: one row of the map, in which each expert has an equal part.
     Bias(&'a MapRow),
 }
 
@@ -33,7 +33,7 @@ impl ExpertTensor<'_> {
         }
     }
 
-    /// The range of one expert; `None` if the tensor has no such expert.
+    /// The byte range of one expert; `None` if the tensor does not have it.
     pub fn range(&self, expert_id: ExpertId) -> Option<ByteRange> {
         match self {
             Self::Weights(rows) => {
@@ -68,7 +68,7 @@ pub struct ExpertRanges<'a> {
 }
 
 impl<'a> ExpertRanges<'a> {
-    /// Finds them in the map.
+    /// Finds these tensors in the map.
     pub fn new(map: &'a OffsetMap) -> Self {
         let tensors = map
             .rows
@@ -78,7 +78,7 @@ impl<'a> ExpertRanges<'a> {
         Self { tensors }
     }
 
-    /// The tensor, if its bytes belong to experts.
+    /// The tensor with this index; `None` if its bytes do not belong to experts.
     pub fn get(&self, tensor_idx: u32) -> Option<&ExpertTensor<'a>> {
         self.tensors.get(&tensor_idx)
     }
@@ -87,7 +87,7 @@ impl<'a> ExpertRanges<'a> {
 fn expert_tensor(rows: &[MapRow]) -> Option<ExpertTensor<'_>> {
     let first = rows.first()?;
     match first.category {
-        // A tensor of one expert alone, as older files have them, is its own range.
+        // Older files have one tensor for each expert; such a tensor is not stacked.
         Category::Expert if first.expert_id == Some(ExpertId(0)) => {
             Some(ExpertTensor::Weights(rows))
         }

@@ -1,4 +1,4 @@
-//! What a trace, a manifest or a model's file says about a model, and whether they can be of the same one.
+//! The parameters of a model as a trace, a manifest or a GGUF file states them, and whether they can be of the same model.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -11,45 +11,45 @@ use moe_ids::{LayerId, MAX_ID};
 
 use crate::manifest::Model;
 
-/// What a trace, or a model's file, says about the model.
+/// The parameters of a model, as far as a trace or a GGUF file contains them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Facts {
     /// Path or name of the model.
     pub model: Option<String>,
     /// `general.architecture`.
     pub arch: Option<String>,
-    /// Number of layers: the blocks of a GGUF file (`block_count`), those of the MTP head included.
+    /// Number of layers (`block_count` of a GGUF file), including those of the MTP head.
     pub n_layer: Option<u32>,
-    /// Blocks of the multi-token prediction (MTP) head, the last of `n_layer` (`nextn_predict_layers`); 0 if there are none, or
-    /// it is not known.
+    /// Blocks of the multi-token prediction (MTP) head (`nextn_predict_layers`), the last of `n_layer`; 0 if the model has none
+    /// or the number is unknown.
     pub n_nextn_layer: u32,
-    /// Experts in a layer.
+    /// Experts in a layer (`expert_count`).
     pub n_expert: Option<u32>,
-    /// Experts that a token is routed to, if that is one number for all blocks with experts.
+    /// Selected experts for a token (`expert_used_count`), if it is the same in all blocks with experts.
     pub n_expert_used: Option<u32>,
-    /// Experts that a token is routed to in each block, where blocks differ; empty if they do not, or it is not known.
+    /// Selected experts for a token in each block, if blocks differ; otherwise, or if unknown, empty.
     pub n_expert_used_by_block: Vec<u32>,
-    /// Blocks with experts, those of the MTP head included; empty if they are not known.
+    /// Blocks with experts, including those of the MTP head; empty if unknown.
     pub moe_layers: BTreeSet<LayerId>,
-    /// Bytes of one expert (gate, up, down, biases) of a layer. Absent layers are not known.
+    /// Bytes of one expert (gate, up, down, biases) of a layer. Layers with an unknown size are missing.
     pub expert_bytes: BTreeMap<LayerId, u64>,
 }
 
-/// Numbers that no model has.
+/// Values that no model has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImpossibleModel {
-    /// More than [`MAX_ID`] of something.
-    #[error("{n} {what} are more than any model has ({MAX_ID}); the file is damaged")]
+    /// A number above [`MAX_ID`].
+    #[error("{n} {what} is more than the limit of {MAX_ID}; the file is damaged")]
     TooMany {
         /// `layers`, `experts in a layer` or `experts for a token`.
         what: &'static str,
-        /// How many the file says there are.
+        /// The number in the file.
         n: u32,
     },
-    /// There is no block besides those of the MTP head.
+    /// All blocks belong to the MTP head.
     #[error(
-        "no layers: {n_layer} blocks (`block_count`), of which {n_nextn} are of the MTP head (`nextn_predict_layers`); the file is damaged"
+        "no hidden layers: {n_layer} blocks (`block_count`), of which {n_nextn} belong to the MTP head (`nextn_predict_layers`); the file is damaged"
     )]
     NoHiddenLayer {
         /// Blocks of the MTP head.
@@ -57,49 +57,49 @@ pub enum ImpossibleModel {
         /// All blocks.
         n_layer: u32,
     },
-    /// A token is routed to more experts than there are.
+    /// More experts are selected for a token than a layer has.
     #[error(
         "{n_used} experts for a token (`expert_used_count`), but only {n_expert} in a layer (`expert_count`); the file is damaged"
     )]
     TooFewExperts {
-        /// Experts for a token.
+        /// Selected experts for a token.
         n_used: u32,
         /// Experts in a layer.
         n_expert: u32,
     },
 }
 
-/// Why a model's file contains no usable [`Facts`].
+/// Why a GGUF file contains no usable [`Facts`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
-    /// A key of the header has another type than it should.
+    /// A key of the header has the wrong type.
     #[error(transparent)]
     Gguf(#[from] moe_gguf::Error),
-    /// Numbers that no model has.
+    /// Values that no model has.
     #[error("{path}: {source}; convert the model again")]
     Impossible {
         /// The model's file.
         path: String,
-        /// The numbers.
+        /// The values.
         source: ImpossibleModel,
     },
 }
 
-/// What a trace says of its model, and the model does not have.
+/// A parameter that differs between a trace and a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Contradiction {
-    /// What the trace says: `48 layers`.
+    /// The trace's parameter: `48 layers`.
     pub trace: String,
-    /// Path or name of the model, where it is known.
+    /// Path or name of the model, if known.
     pub model: Option<String>,
-    /// What it has instead: `6`.
+    /// The model's value: `6`.
     pub has: String,
 }
 
 impl fmt::Display for Contradiction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "it says {}, the model", self.trace)?;
+        write!(f, "it has {}, but the model", self.trace)?;
         if let Some(model) = &self.model {
             write!(f, " {model}")?;
         }
@@ -108,11 +108,11 @@ impl fmt::Display for Contradiction {
 }
 
 impl Facts {
-    /// What `gguf`, opened from `path`, says. A layer whose experts differ in size has no size of an expert; of numbers
-    /// of experts that differ between layers the largest counts.
+    /// The parameters of `gguf`, which was opened from `path`. `expert_bytes` omits layers whose experts differ in size.
+    /// `n_expert` is the maximum over the layers.
     ///
     /// # Errors
-    /// A key of the header has another type than it should, or numbers that no model has.
+    /// A key of the header has the wrong type, or a value that no model has.
     pub fn of_model(path: &str, gguf: &Gguf) -> Result<Facts, ModelError> {
         let metadata = gguf.metadata();
         let arch = metadata.str("general.architecture")?.map(str::to_owned);
@@ -122,7 +122,7 @@ impl Facts {
         };
         let key = |name: &str, one: fn(&PerLayer) -> Option<u64>| {
             let number = values(name)?.as_ref().and_then(one);
-            // No model has a number that is cut off here.
+            // Saturation is harmless: no model has a number above u32::MAX.
             let number = number.map(|n| u32::try_from(n).unwrap_or(u32::MAX));
             Ok::<_, moe_gguf::Error>(number)
         };
@@ -162,7 +162,7 @@ impl Facts {
         }
     }
 
-    /// What a manifest says of its model.
+    /// The parameters in a manifest.
     pub fn of_manifest(model: &Model) -> Facts {
         let text = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
         let number = |number: u32| Some(number).filter(|&number| number > 0);
@@ -177,37 +177,36 @@ impl Facts {
         }
     }
 
-    /// Experts that a token is routed to in this block; `None` if there are none, or it is not known.
+    /// Selected experts for a token in this block; `None` if the block has no experts or the number is unknown.
     pub fn n_expert_used_in(&self, block: LayerId) -> Option<u32> {
         let own = self.n_expert_used_by_block.get(block.index()).copied();
         own.or(self.n_expert_used).filter(|&n| n > 0)
     }
 
-    /// The most experts that a token is routed to in any block; `None` if it is not known.
+    /// The maximum of the selected experts for a token over all blocks; `None` if unknown.
     pub fn max_expert_used(&self) -> Option<u32> {
         let most = self.n_expert_used_by_block.iter().max().copied();
         self.n_expert_used.or(most).filter(|&n| n > 0)
     }
 
-    /// Hidden layers, which is what servers and training frameworks call the number of layers: the blocks without those of the
-    /// MTP head.
+    /// Number of hidden layers: the blocks without those of the MTP head. Servers and training frameworks count layers this way.
     pub fn n_hidden_layer(&self) -> Option<u32> {
         Some(self.n_layer?.saturating_sub(self.n_nextn_layer))
     }
 
-    /// The blocks of the MTP head, which follow the hidden layers; empty if there are none, `None` if the number of layers is
-    /// not known.
+    /// The blocks of the MTP head, which follow the hidden layers. Empty if the model has none; `None` if the number of layers
+    /// is unknown.
     pub fn mtp_head(&self) -> Option<Range<u32>> {
         Some(self.n_hidden_layer()?..self.n_layer?)
     }
 
-    /// The blocks of this model for a trace that counts `n_layer` layers: a trace may count the MTP head's or not.
+    /// The number of blocks to compare with a trace of `n_layer` layers, because a trace may count the MTP head or not.
     pub fn blocks_for(&self, n_layer: u32) -> Option<u32> {
         let n_block = self.n_layer?;
         (n_layer == n_block || Some(n_layer) == self.n_hidden_layer()).then_some(n_block)
     }
 
-    /// Why there is no such model: it would have more layers or experts than any has, or no hidden layer.
+    /// The reason why no model has these parameters: too many layers or experts, or no hidden layer.
     pub fn impossible(&self) -> Option<ImpossibleModel> {
         let numbers = [
             ("layers", self.n_layer),
@@ -223,14 +222,14 @@ impl Facts {
         (n_nextn >= n_layer).then_some(ImpossibleModel::NoHiddenLayer { n_nextn, n_layer })
     }
 
-    /// Why the header of a model contradicts itself: a token would be routed to more experts than there are.
+    /// The error if more experts are selected for a token than a layer has.
     fn too_few_experts(&self) -> Option<ImpossibleModel> {
         let (n_used, n_expert) = (self.max_expert_used()?, self.n_expert?);
         (n_used > n_expert).then_some(ImpossibleModel::TooFewExperts { n_used, n_expert })
     }
 
-    /// Why a trace that says `found` cannot be of this model: another architecture, other numbers of layers or experts.
-    /// Quantizations of one model do not contradict each other, and a run may route a token to fewer experts.
+    /// Why a trace with the parameters `found` cannot be of this model: its architecture or its number of layers or experts
+    /// differs. Other quantizations of the same model are accepted, and so is a run that selects fewer experts for a token.
     pub fn contradiction(&self, found: &Facts) -> Option<Contradiction> {
         let number = |what, trace: Option<u32>, model: Option<u32>| {
             Some((format!("{} {what}", trace?), model?.to_string())).filter(|_| trace != model)
@@ -252,7 +251,7 @@ impl Facts {
         })
     }
 
-    /// Adds what `other` knows beyond this.
+    /// Sets the unknown parameters to those of `other`.
     pub fn fill_from(&mut self, other: &Facts) {
         fill(&mut self.model, &other.model);
         fill(&mut self.arch, &other.arch);

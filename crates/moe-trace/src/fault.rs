@@ -1,4 +1,4 @@
-//! What is wrong at a place that an [`Error`](crate::Error) names: a line, a record.
+//! Causes of an [`Error`](crate::Error) that names a line, a record or a manifest.
 
 use std::sync::Arc;
 
@@ -9,18 +9,18 @@ use crate::json;
 use crate::manifest::SCHEMA;
 use crate::record::{EXT_V1, MAX_EXPERTS, MAX_SOURCES, lane};
 
-/// Why a manifest is refused.
+/// Why a manifest is invalid.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ManifestFault {
-    /// It is not the JSON expected.
+    /// It is not JSON, or the JSON has other keys or types.
     #[error("{}", json::reason_with_place(.0))]
     Json(#[source] Arc<serde_json::Error>),
-    /// It has no schema: the file is of another program.
-    #[error("it has no \"schema\", which is {SCHEMA:?}")]
+    /// It has no schema: another program wrote the file.
+    #[error("the key \"schema\" is missing; it must be {SCHEMA:?}")]
     NoSchema,
-    /// Its schema is another one.
-    #[error("its schema is {found:?}, this version reads {SCHEMA:?}")]
+    /// Its schema is unknown.
+    #[error("schema is {found:?}, but this version reads {SCHEMA:?}")]
     Schema {
         /// The value of `schema`.
         found: String,
@@ -33,43 +33,43 @@ impl From<serde_json::Error> for ManifestFault {
     }
 }
 
-/// Why a line of JSON is refused.
+/// Why a line of JSON is invalid.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LineFault {
-    /// It is not the JSON expected.
+    /// It is not JSON, or the JSON has other keys or types.
     #[error("{}", json::reason(.0))]
     Json(#[source] Arc<serde_json::Error>),
-    /// It is a transfer that contradicts itself.
+    /// It is an inconsistent transfer.
     #[error(transparent)]
     Transfer(#[from] TransferFault),
 }
 
-/// Why a line of `transfers.jsonl` contradicts itself.
+/// Why a line of `transfers.jsonl` is inconsistent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-#[allow(missing_docs)] // the fields are those of a transfer
+#[allow(missing_docs)] // the fields are those of `Transfer`
 pub enum TransferFault {
-    /// The phase does not exist.
+    /// The phase is unknown.
     /// More experts were copied than the router selected.
     #[error("n_fetched {n_fetched} is more than n_experts {n_experts}")]
     Fetched { n_fetched: u32, n_experts: u32 },
     /// No expert was selected.
     #[error("n_experts is 0, but the router of a layer selects at least one expert")]
     NoExperts,
-    /// More bytes than a layer has.
-    #[error("bytes {bytes} is more than any layer has ({limit})")]
+    /// More bytes than the limit for a layer.
+    #[error("bytes is {bytes}, above the limit of {limit} for a layer")]
     Bytes { bytes: u64, limit: u64 },
-    /// A time of a transfer without its bytes.
-    #[error("bytes is 0, but there is a transfer")]
+    /// The times of a transfer are set, but it has no bytes.
+    #[error("bytes is 0, but the times of a transfer are set")]
     EmptyTransfer,
-    /// Bytes without the time of their transfer.
-    #[error("bytes is {bytes}, but there is no transfer")]
+    /// Bytes were copied, but the times of the transfer are missing.
+    #[error("bytes is {bytes}, but the times of the transfer are missing")]
     NoTransfer { bytes: u64 },
-    /// The GPU computed experts whose bytes were not copied.
-    #[error("n_fetched is {n_fetched}, but bytes is 0: what the GPU computed was copied to it")]
+    /// The GPU computed experts, but no bytes were copied.
+    #[error("n_fetched is {n_fetched}, but bytes is 0: fetched experts have bytes")]
     FetchedNothing { n_fetched: u32 },
-    /// A span of time ends before it starts.
+    /// A time span ends before it starts.
     #[error("{span} ends at {end_ns}, before its start at {start_ns}")]
     Span {
         /// `transfer`, `window` or `product`.
@@ -79,21 +79,21 @@ pub enum TransferFault {
     },
 }
 
-/// Why a record makes no sense, and what to do.
+/// Why a record is invalid, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecordFault {
-    /// Its extension is of a later version.
+    /// Its extension has an unknown version.
     #[error(
-        "ext_version {found} is not known, this version reads up to {EXT_V1}; read it with a newer moe-analyze"
+        "unknown ext_version {found}: this version reads up to {EXT_V1}; use a newer moe-analyze"
     )]
     Version {
         /// `ext_version`.
         found: u8,
     },
-    /// It counts more sources or experts than a record holds.
+    /// It has more sources or experts than a record can contain.
     #[error(
-        "it counts {} and {}, a record holds {MAX_SOURCES} and {MAX_EXPERTS}; the trace is damaged",
+        "it has {} and {}, but a record contains at most {MAX_SOURCES} and {MAX_EXPERTS}; the trace is damaged",
         counted(*sources, "source"), counted(*experts, "expert")
     )]
     Counts {
@@ -102,25 +102,25 @@ pub enum RecordFault {
         /// `num_experts`.
         experts: u8,
     },
-    /// Its phase does not exist.
+    /// Its phase is unknown.
     #[error("phase {phase} is neither 0 (prompt) nor 1 (generate)")]
     Phase {
         /// `phase`.
         phase: u8,
     },
-    /// It selects experts outside of a layer.
-    #[error("experts were selected, but in no layer")]
+    /// It has selected experts, but no layer.
+    #[error("it has selected experts, but no layer")]
     NoLayer,
-    /// One of its experts was computed on a lane that does not exist.
-    #[error("lane {lane} is not known; the last one is {}", lane::NAMES.len() - 1)]
+    /// The lane of one of its experts is unknown.
+    #[error("lane {lane} is out of range (0..={})", lane::NAMES.len() - 1)]
     Lane {
         /// `expert_lane`.
         lane: u8,
     },
-    /// One of its sources cannot be.
+    /// One of its sources is invalid.
     #[error("source {source_index}: {fault}")]
     Source {
-        /// Place among the record's sources.
+        /// Index among the record's sources.
         source_index: usize,
         /// What is wrong with it.
         #[source]
@@ -128,44 +128,46 @@ pub enum RecordFault {
     },
 }
 
-/// Why a source of a record makes no sense.
+/// Why a source of a record is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SourceFault {
-    /// Its memory does not exist.
+    /// Its memory source is unknown.
     #[error("memory source {memory_source} is neither 0 (disk) nor 1 (buffer)")]
     MemorySource {
         /// `memory_source`.
         memory_source: u8,
     },
-    /// Its last byte cannot be counted.
-    #[error("{size_bytes} bytes at {offset} end beyond 64 bits")]
+    /// Its end exceeds 64 bits.
+    #[error("{size_bytes} bytes at offset {offset} end beyond 64 bits")]
     Overflow {
-        /// Bytes that were read.
+        /// Number of bytes.
         size_bytes: u64,
-        /// The first of them.
+        /// Offset of the first byte.
         offset: u64,
     },
-    /// The range is not inside the tensor that the source names.
+    /// The bytes are not in the tensor that the source names.
     #[error(
-        "{size_bytes} bytes at {offset} are not those of {name:?} (tensor {tensor_idx}) in gguf-map.parquet; is this the model's map?"
+        "{size_bytes} bytes at offset {offset} are not in tensor {tensor_idx} ({name:?}) of gguf-map.parquet; check that the map belongs to this model"
     )]
     OtherTensor {
-        /// Bytes that were read.
+        /// Number of bytes.
         size_bytes: u64,
-        /// The first of them.
+        /// Offset of the first byte.
         offset: u64,
         /// The tensor's name.
         name: String,
         /// Its index in the map.
         tensor_idx: u32,
     },
-    /// An expert that its tensor does not have.
-    #[error("expert {expert} is not in its tensor, which has {n_expert}; is this the model's map?")]
+    /// The tensor does not have the expert.
+    #[error(
+        "expert {expert} is not in its tensor of {n_expert} experts; check that the map belongs to this model"
+    )]
     NoExpert {
         /// The expert.
         expert: ExpertId,
-        /// Experts of the tensor.
+        /// Number of experts of the tensor.
         n_expert: u64,
     },
 }

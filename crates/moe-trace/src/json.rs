@@ -1,8 +1,8 @@
-//! What is wrong with a JSON text, in plain words.
+//! Descriptions of JSON errors without the terms of serde and Rust.
 
 use serde_json::error::Category;
 
-/// What is wrong, without the place: a key that is missing or unknown, a value of another type, text that is not JSON.
+/// Describes the error without its position: a missing or unknown key, a value of the wrong type, or invalid JSON.
 pub fn reason(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let place = format!(" at line {} column {}", error.line(), error.column());
@@ -18,7 +18,7 @@ pub fn reason(error: &serde_json::Error) -> String {
     })
 }
 
-/// A text without its middle if it is long: messages quote strings of the file, which may have any length.
+/// Shortens the middle of a long text, because messages of serde quote strings of the file, which may have any length.
 fn shortened(text: String) -> String {
     const N_FIRST: usize = 200;
     const N_LAST: usize = 100;
@@ -31,13 +31,13 @@ fn shortened(text: String) -> String {
     format!("{first}…{last}")
 }
 
-/// As [`reason`], with the line and column.
+/// Like [`reason`], with line and column.
 pub fn reason_with_place(error: &serde_json::Error) -> String {
     let (line, column) = (error.line(), error.column());
     format!("line {line}, column {column}: {}", reason(error))
 }
 
-/// The messages of serde for a value that is JSON, but not the value expected.
+/// Translates serde's messages for valid JSON with other keys or types than expected.
 fn data(text: &str) -> Option<String> {
     if let Some(key) = text.strip_prefix("missing field ") {
         return Some(format!("the key {key} is missing"));
@@ -68,7 +68,7 @@ fn data(text: &str) -> Option<String> {
     Some(format!("{found} instead of {}", kind(expected)))
 }
 
-/// What JSON calls a type of Rust or serde.
+/// The JSON term for a type of Rust or serde.
 fn kind(name: &str) -> &str {
     match name {
         "u8" | "u16" | "u32" | "u64" | "usize" => "a non-negative integer in the range of the key",
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn says_what_is_wrong_in_the_words_of_json() {
+    fn describes_errors_in_json_terms() {
         let integer = "instead of a non-negative integer in the range of the key";
         for (text, expected) in [
             ("{}", "the key `n` is missing".to_owned()),
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn names_the_place() {
+    fn states_line_and_column() {
         let error = serde_json::from_str::<Example>("{\n\"n\": true}").unwrap_err();
         let message = reason_with_place(&error);
         assert!(

@@ -1,13 +1,29 @@
-//! The 1024-byte record, the run directory, writing and reading it, Parquet tables, and the stream of rows that the routing of
-//! any trace is.
+//! Traces of mixture-of-experts models: the 1024-byte record, reading and writing run directories, Parquet tables, and a stream
+//! of routing rows ([`Sink`]) for traces of any format.
 //!
-//! A recorder writes a run through [`RunWriter`]; everything else opens it with [`Run`] and walks
-//! [`Trace::operations`], or turns it into tables with [`tables`].
+//! A recorder writes a run with [`RunWriter`]. All other code opens it with [`Run`] and iterates over
+//! [`Trace::operations`], or writes tables with [`tables`].
+//!
+//! ```no_run
+//! # fn main() -> Result<(), moe_trace::Error> {
+//! let run = moe_trace::Run::open("runs/demo")?;
+//! for operation in run.routing() {
+//!     for token in operation.tokens() {
+//!         let experts = token.experts().map(|expert| expert.expert_id.0);
+//!         println!("{:?} {:?} {:?}", token.head().layer(), token.token_id(), experts.collect::<Vec<_>>());
+//!     }
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The directory `examples` of the crate has programs that read a trace without Arrow and Parquet (`read_trace`), and that write
+//! a run directory (`write_run`).
 //!
 //! # Features
 //!
-//! `parquet`, on by default: tables, the offset map of a run, and writing runs, which have such a map. Without it this crate depends
-//! neither on Arrow nor on Parquet; it reads runs without their map, and bare traces.
+//! `parquet` (default): tables, offset maps, and writing runs, which contain an offset map. Without it, this crate does not
+//! depend on Arrow and Parquet. It then reads runs without their map, and `trace.bin` files alone.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::cast_possible_truncation))]

@@ -1,4 +1,4 @@
-//! Files of a run that hold one JSON value a line and grow while it is recorded.
+//! JSON Lines files of a run, which grow while the run is recorded.
 
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
@@ -12,20 +12,21 @@ use crate::bounded::{self, Lines, MAX_LINE};
 use crate::error::Error;
 use crate::fault::LineFault;
 
-/// Bytes of a last line that are looked at; events and transfers have some hundred.
+/// Maximum length of a last line that is checked, in bytes. Events and transfers have a few hundred.
 const MAX_LAST_LINE: u64 = 64 << 10;
-/// Bytes by which another format is recognized.
+/// Bytes that are read to recognize the format of a file.
 const SAMPLE_SIZE: u64 = 64 << 10;
 
-/// Lines after a first line that is not a value, of which one is a value if the file is damaged and not another one.
+/// Number of lines that are checked after an invalid first line. If one of them is valid, the file is damaged; otherwise it
+/// has another format.
 const MAX_LINES_AHEAD: usize = 8;
 
-/// Reads the values of a file, which is `expected`: `the buffers.jsonl of a run`. Empty lines, and a last line that its
-/// recorder did not finish, are left out.
+/// Reads the values of a file. `expected` describes the file in errors: `the buffers.jsonl of a run`. Empty lines and an
+/// incomplete last line are omitted.
 ///
 /// # Errors
-/// [`Error::Line`] for a line that is no such value or that `check` refuses, [`Error::OtherLines`] or [`Error::OtherContent`] if the
-/// first lines are no such values, [`Error::LineTooLong`], [`Error::Io`].
+/// [`Error::Line`] for a line that is not such a value or that `check` rejects; [`Error::OtherLines`] or
+/// [`Error::OtherContent`] if none of the first lines is valid; [`Error::LineTooLong`], [`Error::Io`].
 pub(crate) fn read<T: DeserializeOwned>(
     path: &Path,
     expected: &'static str,
@@ -77,7 +78,7 @@ pub(crate) fn read<T: DeserializeOwned>(
     }
 }
 
-/// The error for a file that is of a known other format.
+/// The error if the file has another format that is known.
 fn other_content(path: &Path, expected: &'static str) -> Result<Option<Error>, Error> {
     let mut sample = Vec::new();
     bounded::open(path)?
@@ -91,7 +92,7 @@ fn other_content(path: &Path, expected: &'static str) -> Result<Option<Error>, E
     }))
 }
 
-/// A remark about a file whose last line its recorder did not finish; nothing where the file does not exist.
+/// A warning if the last line of the file is incomplete; `None` if the file does not exist.
 ///
 /// # Errors
 /// The file cannot be read, or is not a regular file.
@@ -112,7 +113,7 @@ pub(crate) fn truncation(path: &Path) -> Result<Option<String>, Error> {
         .rsplit(|&byte| byte == b'\n')
         .next()
         .unwrap_or_default();
-    // Other programs end a file without a newline.
+    // A last line without a newline may be complete: other programs omit the newline.
     let json = without_byte_order_mark(last);
     let is_complete = last.trim_ascii().is_empty()
         || serde_json::from_slice::<serde::de::IgnoredAny>(json).is_ok();

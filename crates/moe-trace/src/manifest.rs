@@ -1,4 +1,4 @@
-//! `manifest.json`: what was run, on what, and how to read the trace next to it.
+//! `manifest.json`: model, command, machine and settings of a run, and the layout of its trace.
 
 use std::io::Write;
 use std::path::Path;
@@ -22,7 +22,7 @@ pub const SCHEMA: &str = "moe-analyze.run.v1";
 /// Value of `record_format` for traces of this crate.
 pub const RECORD_FORMAT: &str = "TensorAccessLog-1024-v4-ext1";
 
-/// Keys that the schema requires, as JSON pointers.
+/// Required keys of the schema, as JSON pointers.
 const REQUIRED: [&str; 28] = [
     "/schema",
     "/run_id",
@@ -54,15 +54,15 @@ const REQUIRED: [&str; 28] = [
     "/clock",
 ];
 
-/// What a run directory says about itself; `schemas/run.schema.json` is its JSON Schema.
+/// The manifest of a run directory. Its JSON Schema is `schemas/run.schema.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Manifest {
     /// [`SCHEMA`].
     pub schema: String,
-    /// Names the run in datasets: `<started, compact>-<8 hexadecimal digits>`; see [`Manifest::new_run_id`].
+    /// Id of the run, for example in datasets: `<compact start time>-<8 hexadecimal digits>`; see [`Manifest::new_run_id`].
     pub run_id: String,
-    /// Program that recorded.
+    /// The recording program.
     pub engine: Engine,
     /// The command line, program first.
     pub command: Vec<String>,
@@ -70,46 +70,45 @@ pub struct Manifest {
     pub model: Model,
     /// Layout of `trace.bin`, [`RECORD_FORMAT`].
     pub record_format: String,
-    /// Records in `trace.bin`; absent while recording and after a recorder that was killed.
+    /// Number of records in `trace.bin`; missing while recording and if the recorder was killed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub records: Option<u64>,
-    /// Why the recording ended before its time (interrupted, trace limit, full disk); absent if it did not.
+    /// Why the recording ended early (interrupted, trace limit, full disk); missing if it did not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stopped: Option<String>,
-    /// Whether this run was about to replace an earlier run, whose trace is still there or was replaced by an empty one;
-    /// absent if not.
+    /// Set while this run replaces an earlier one: `trace.bin` is that of the earlier run, or empty. Otherwise missing.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub replacing: bool,
-    /// Operation numbers of the trace.
+    /// Names of the trace's operation numbers.
     pub ops: OpTable,
-    /// How many tokens ran.
+    /// Token counts.
     pub tokens: Tokens,
-    /// The sequences in order, each with why it ended; empty while recording, and where it is unknown.
+    /// The sequences in order, each with the reason for its end. Empty while recording, or if unknown.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub sequences: Vec<Sequence>,
-    /// How tokens were chosen.
+    /// How tokens were sampled.
     pub sampling: Sampling,
-    /// Placement policy: `cpu`, `gpu`, `post-fetch`, ...
+    /// Placement policy of the experts: `cpu`, `gpu`, `post-fetch`, ...
     pub policy: String,
-    /// Threads that computed.
+    /// Number of compute threads.
     pub n_threads: u32,
     /// The machine.
     pub host: Host,
-    /// The first GPU that took part, if one did.
+    /// The first GPU that the run used, if any.
     pub gpu: Option<Gpu>,
-    /// All GPUs that took part, in the order of the list of devices; empty in runs of versions that knew one GPU only.
+    /// All GPUs that the run used, in the order of the device list. Empty in runs of versions that supported one GPU only.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gpus: Vec<Gpu>,
-    /// Flags of the model's memory map (`MAP_SHARED`, `MAP_POPULATE`, ...); empty if the model was not mapped.
+    /// Flags of the model's memory mapping (`MAP_SHARED`, `MAP_POPULATE`, ...); empty if the model was not mapped.
     pub mmap: Vec<String>,
-    /// Start of the run, RFC 3339, UTC.
+    /// Start of the run, RFC 3339 in UTC.
     pub started: String,
     /// Clock of `timestamp_ns`.
     pub clock: String,
-    /// Text of the prompts, only if the user asked to keep it.
+    /// Text of the prompts, if the user requested that it is stored.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompts: Option<Vec<String>>,
-    /// Keys that this version does not know, kept as they are.
+    /// Unknown keys, unchanged.
     #[serde(flatten)]
     pub extra: Map<String, Value>,
 }
@@ -120,7 +119,7 @@ pub struct Manifest {
 pub struct Engine {
     /// Name of the program.
     pub name: String,
-    /// Its version.
+    /// Version of the program.
     pub version: String,
 }
 
@@ -132,27 +131,27 @@ fn is_zero(n: &u32) -> bool {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Model {
-    /// Path as given, or the name of an embedded model.
+    /// Path on the command line, or the name of an embedded model.
     pub path: String,
-    /// Its files, first shard first; `source_file` and the tables' `file` count in this list.
+    /// Files of the model, first shard first. `source_file` of records and `file` of tables are indices into this list.
     pub files: Vec<ModelFile>,
-    /// XXH3-64 of the header's bytes, 16 hexadecimal digits.
+    /// XXH3-64 hash of the GGUF header, 16 hexadecimal digits.
     pub header_xxh3: String,
-    /// XXH3-64 of the whole model, only if the user asked for it.
+    /// XXH3-64 hash of the complete model, if the user requested it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub xxh3: Option<String>,
     /// `general.architecture`.
     pub arch: String,
-    /// Number of layers: `block_count`, the blocks of the multi-token prediction (MTP) head included.
+    /// Number of layers (`block_count`), including the blocks of the multi-token prediction (MTP) head.
     pub n_layer: u32,
-    /// Blocks of the MTP head among them (`nextn_predict_layers`), the last ones.
+    /// Number of blocks of the MTP head (`nextn_predict_layers`); they are the last layers.
     #[serde(skip_serializing_if = "is_zero")]
     pub n_nextn_layer: u32,
-    /// Experts in a layer.
+    /// Experts in a layer (`expert_count`).
     pub n_expert: u32,
-    /// Experts that a token is routed to.
+    /// Selected experts for a token (`expert_used_count`).
     pub n_expert_used: u32,
-    /// Types of the expert weights (`Q4_K`, ...), each once.
+    /// Distinct types of the expert weights (`Q4_K`, ...).
     pub expert_types: Vec<String>,
 }
 
@@ -170,11 +169,11 @@ pub struct ModelFile {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Tokens {
-    /// Prompt tokens, all sequences together.
+    /// Prompt tokens of all sequences.
     pub prompt: u64,
-    /// Generated tokens, all sequences together.
+    /// Generated tokens of all sequences.
     pub generated: u64,
-    /// Sequences (requests).
+    /// Number of sequences (requests).
     pub sequences: u64,
 }
 
@@ -186,18 +185,18 @@ pub struct Sequence {
     pub prompt: u64,
     /// Generated tokens.
     pub generated: u64,
-    /// Why it ended: `eos` (the model ended the text), `limit` (all tokens were generated), `context` (it was full),
-    /// `trace` (it was full) or `interrupted`.
+    /// Why it ended: `eos` (end-of-generation token), `limit` (all requested tokens were generated), `context` (context full),
+    /// `trace` (trace limit reached) or `interrupted`.
     pub stopped: String,
 }
 
-/// How tokens were chosen.
+/// How tokens were sampled.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Sampling {
-    /// `greedy` or `random`; `none` where routing was replayed.
+    /// `greedy` or `random`; `none` for a replay, which samples no tokens.
     pub method: String,
-    /// Seed of the random choice.
+    /// Random seed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seed: Option<u64>,
     /// Further parameters (`temperature`, `top_k`, `top_p`, ...).
@@ -209,81 +208,83 @@ pub struct Sampling {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Host {
-    /// Model name of the processor.
+    /// Model name of the CPU.
     pub cpu: String,
-    /// Memory in bytes.
+    /// Size of the main memory in bytes.
     pub ram_bytes: u64,
     /// Operating system.
     pub os: String,
 }
 
-/// A GPU of a run: an entry in its list of devices. A physical GPU that is listed twice has two entries.
+/// A GPU in the device list of a run. A physical GPU that is listed twice has two entries.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Gpu {
-    /// Name in the list of devices, as in `buffers.jsonl`: `CUDA0`; absent where it is unknown.
+    /// Name in the device list, as in `buffers.jsonl`: `CUDA0`; missing if unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// Number of the physical GPU, by the driver's count from 0; absent where it is unknown.
+    /// The driver's index of the physical GPU, from 0; missing if unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ordinal: Option<u64>,
-    /// Name of the product.
+    /// Product name.
     pub name: String,
-    /// Its memory in bytes.
+    /// Size of its memory in bytes.
     pub memory_bytes: u64,
-    /// Version of its driver.
+    /// Driver version.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub driver: Option<String>,
-    /// Bytes of its memory that the run was allowed; absent if all.
+    /// Memory limit of the run in bytes; missing if unlimited.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit_bytes: Option<u64>,
-    /// The most bytes that the run had in use.
+    /// Peak memory use of the run in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peak_bytes: Option<u64>,
-    /// Bytes of Post-Fetch's scratchpad; absent under other policies.
+    /// Size of Post-Fetch's scratchpad in bytes; missing for other policies.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scratchpad_bytes: Option<u64>,
-    /// What the processor did in its place; absent where nobody counted.
+    /// Work that fell back to the CPU; missing if it was not counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fallbacks: Option<Fallbacks>,
-    /// Rows of a batch from which weights of the processor were copied to it for a product, 0 = never; absent where it is unknown.
+    /// Minimum batch size in tokens for copying weights from CPU memory to the GPU for a matrix multiplication, as in ggml's
+    /// `op_offload`. 0: never copied. Missing if unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub offload_min_batch: Option<u64>,
-    /// How Post-Fetch worked; absent under other policies.
+    /// Settings of Post-Fetch; missing for other policies.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub post_fetch: Option<PostFetch>,
 }
 
-/// What a GPU could not do, so that the processor did it.
+/// Work of a GPU that fell back to the CPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Fallbacks {
-    /// Operations that failed, and layers whose transfers did not all begin.
+    /// Number of failed operations, plus layers in which some transfers did not start.
     pub operations: u64,
-    /// Tensors that found no room in its memory.
+    /// Number of tensors that did not fit into its memory.
     pub tensors: u64,
-    /// The first error; absent if there was none.
+    /// The first error, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first_error: Option<String>,
 }
 
-/// The settings of Post-Fetch as they were in force, by the names of its variables (`LLAMA_POSTFETCH_…`).
+/// The effective settings of [Post-Fetch](https://github.com/ernestuz-b/llama-prefetch.cpp), named like its environment
+/// variables (`LLAMA_POSTFETCH_…`).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PostFetch {
-    /// Whether anything was to travel.
+    /// Whether Post-Fetch was enabled.
     pub enable: bool,
-    /// Whether the processor computed all the same.
+    /// Whether all experts were computed on the CPU, without transfers.
     pub force_cpu: bool,
-    /// Whether late transfers were waited for.
+    /// Whether computation waited for transfers that were not complete in time.
     pub block_on_miss: bool,
-    /// Transfers of a layer at most.
+    /// Maximum number of transfers for a layer.
     pub max_transfers: u64,
-    /// Room for the transfers of a layer, MiB; 0 = what they need.
+    /// Size of the scratchpad for the transfers of a layer, in MiB; 0: as large as needed.
     pub scratchpad_mb: u64,
-    /// Whether transfers had a stream of their own.
+    /// Whether transfers used a separate stream.
     pub use_dedicated_streams: bool,
-    /// Experts of a token whose gate and up the processor computed; 0 = all.
+    /// Number of experts for a token whose gate and up projections the CPU computed; 0: all.
     pub cpu_limit: u64,
 }
 
@@ -318,13 +319,13 @@ impl Default for Manifest {
 }
 
 impl Manifest {
-    /// Stores the GPUs that took part.
+    /// Stores the GPUs that the run used.
     pub fn set_gpus(&mut self, gpus: Vec<Gpu>) {
         self.gpu = gpus.first().cloned();
         self.gpus = gpus;
     }
 
-    /// The GPUs that took part.
+    /// The GPUs that the run used.
     pub fn gpus(&self) -> &[Gpu] {
         match self.gpus.as_slice() {
             [] => self.gpu.as_slice(),
@@ -332,18 +333,17 @@ impl Manifest {
         }
     }
 
-    /// Reads `path`. Of the keys that the schema requires only `schema` itself must be there; see
-    /// [`Manifest::missing_keys`].
+    /// Reads `path`. Only the key `schema` is required; [`Manifest::missing_keys`] lists the other missing keys.
     ///
     /// # Errors
-    /// [`Error::Manifest`] for another file than a manifest, and for a schema that this version does not know.
+    /// [`Error::Manifest`] for a file that is not a manifest, or whose schema is unknown.
     pub fn read(path: &Path) -> Result<Self, Error> {
         let text = bounded::read_json(path)?;
         Self::parse(&text).map_err(Error::manifest(path))
     }
 
     fn parse(text: &str) -> Result<Self, ManifestFault> {
-        /// What tells a manifest from other JSON.
+        /// The key that distinguishes a manifest from other JSON.
         #[derive(Deserialize)]
         #[serde(expecting = "a JSON object")]
         struct Head {
@@ -362,10 +362,10 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// The manifest of a run directory; `None` where it has none.
+    /// The manifest of a run directory; `None` if it has none.
     ///
     /// # Errors
-    /// As [`Manifest::read`]; [`Error::Replacing`] for a run that was being replaced when its recorder was killed.
+    /// Those of [`Manifest::read`]; [`Error::Replacing`] if the recorder was killed while it replaced the run.
     pub fn of_run(dir: &Path) -> Result<Option<Self>, Error> {
         let path = dir.join(FILE_NAME);
         if !path.exists() {
@@ -380,7 +380,7 @@ impl Manifest {
         Ok(Some(manifest))
     }
 
-    /// Keys that the schema requires and `path` lacks, as JSON pointers; [`Manifest::read`] does without them.
+    /// Required keys of the schema that are missing in `path`, as JSON pointers. [`Manifest::read`] does not need them.
     pub fn missing_keys(path: &Path) -> Result<Vec<&'static str>, Error> {
         let text = bounded::read_json(path)?;
         let json: Value =
@@ -391,12 +391,12 @@ impl Manifest {
         Ok(missing.collect())
     }
 
-    /// Writes `path`, complete or not at all; a manifest that is there is replaced.
+    /// Writes `path` completely or not at all. An existing manifest is replaced.
     pub fn write(&self, path: &Path) -> Result<(), Error> {
         Ok(self.write_pending(path)?.commit_unchecked()?)
     }
 
-    /// Writes the manifest for `path`, which is as before until the file is committed.
+    /// Writes the manifest to a temporary file. `path` does not change until the file is committed.
     pub(crate) fn write_pending(&self, path: &Path) -> Result<AtomicFile, Error> {
         let mut json =
             serde_json::to_vec_pretty(self).map_err(|error| Error::manifest(path)(error.into()))?;
@@ -406,15 +406,15 @@ impl Manifest {
         Ok(file)
     }
 
-    /// The run id as part of a path: what is no letter, digit, `.`, `_` or `-` becomes `_`.
+    /// The run id as a file name: other characters than ASCII letters, digits, `.`, `_` and `-` become `_`.
     pub(crate) fn safe_run_id(&self) -> String {
         let safe = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
         let chars = self.run_id.chars();
         chars.map(|c| if safe(c) { c } else { '_' }).collect()
     }
 
-    /// A run id that is unique in practice and safe as a file name: `started` without punctuation, then eight
-    /// hexadecimal digits of a hash of the manifest, the process and the time.
+    /// A run id that is unique in practice and a valid file name: `started` without punctuation, then eight hexadecimal digits
+    /// of a hash over the manifest, the process id and the time.
     pub fn new_run_id(&self) -> String {
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)

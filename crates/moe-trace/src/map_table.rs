@@ -1,4 +1,4 @@
-//! `gguf-map.parquet`: the offset map of a model, one row a tensor or an expert of it.
+//! `gguf-map.parquet`: the offset map of a model, with one row for each tensor, or for each expert of a stacked tensor.
 
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
@@ -23,16 +23,16 @@ use crate::tables::{MODEL_KEY, RUN_ID_KEY, TableMetadata};
 
 /// Name of the file in a run directory.
 pub const FILE_NAME: &str = "gguf-map.parquet";
-/// Schema and version in the file's metadata.
+/// Value of [`SCHEMA_KEY`] in the file's metadata.
 pub const SCHEMA: &str = "moe-analyze.gguf-map.v1";
-/// Metadata key of the model's files, a JSON array of `{name, size_bytes}` in which `file` counts.
+/// Metadata key of the model's files, a JSON array of `{name, size_bytes}`. The column `file` is an index into it.
 pub const FILES_KEY: &str = "moe-analyze.files";
 
-/// Rows of a map that is read, at most: seven times what the largest model of today has.
+/// Maximum number of rows of a map that is read, seven times as many as the largest current model has.
 const MAX_ROWS: usize = 1 << 20;
-/// Longest name of a tensor in a map that is read, in bytes; a GGUF file has 63.
+/// Maximum length of a tensor name in a map that is read, in bytes. The limit of GGUF files is 63.
 const MAX_NAME: usize = 255;
-/// Rows that are held as columns at a time: a header of a few bytes can claim many experts.
+/// Rows that are converted to columns at a time. It bounds the memory, because a small header can claim many experts.
 const BATCH_ROWS: usize = 1 << 14;
 
 const PROJECTIONS: [Projection; 4] = [
@@ -61,21 +61,21 @@ static COLUMNS: LazyLock<SchemaRef> = LazyLock::new(|| {
     ]))
 });
 
-/// What a map's metadata tells of the model that it is of.
+/// The model of a map, from the map's metadata.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Identity {
-    /// The model's files; empty if the metadata does not tell.
+    /// The model's files; empty if unknown.
     pub files: Vec<ModelFile>,
-    /// The model, if the map was written beside a run.
+    /// The model, if the map belongs to a run.
     pub model: Option<Model>,
 }
 
-/// Writes the map of a model whose files are `files`. Refuses a `path` that exists, unless `force`.
+/// Writes the map of a model with these `files`. An existing `path` is an error unless `force` is set.
 pub fn write(path: &Path, map: &OffsetMap, files: &[ModelFile], force: bool) -> Result<(), Error> {
     Ok(prepare(path, map, files, force)?.commit()?)
 }
 
-/// As [`write()`], but `path` is as before until the file is committed.
+/// Like [`write()`], but `path` does not change until the returned file is committed.
 pub fn prepare(
     path: &Path,
     map: &OffsetMap,
@@ -85,7 +85,7 @@ pub fn prepare(
     write_pending(path, map, files_metadata(path, files)?, force)
 }
 
-/// Writes the map of a run for `path`, which is as before until the file is committed; its metadata names run and model.
+/// Writes the map of a run, with run and model in its metadata. `path` does not change until the file is committed.
 pub(crate) fn write_for_run(
     path: &Path,
     map: &OffsetMap,
@@ -113,7 +113,7 @@ fn write_pending(
     force: bool,
 ) -> Result<AtomicFile, Error> {
     let file = AtomicFile::create(path, force)?;
-    // Of a second handle: the writer's own way to give a file back hides why the last write failed.
+    // A second handle, because `ArrowWriter::into_inner` hides why the last write failed.
     let mut writer = ArrowWriter::try_new(
         file.try_clone()?,
         COLUMNS.clone(),
@@ -129,7 +129,7 @@ fn write_pending(
     Ok(file)
 }
 
-/// Which model a map is of, as far as its metadata tells.
+/// The model of a map, as far as the map's metadata contains it.
 pub fn identity(path: &Path) -> Result<Identity, Error> {
     let metadata = TableMetadata::read(path)?;
     Ok(Identity {

@@ -1,17 +1,17 @@
-//! Correlation by name: what ggml appends to the name of a tensor that is looked at through a view.
+//! Base names of tensors: removes the suffixes that ggml appends to the names of views and copies.
 //!
-//! A view, a reshape or a copy of `Kcur-3` is a tensor of its own, named after the first: `Kcur-3 (view)`,
-//! `Kcur-3 (view) (permuted)`, `cache_k_l3 (view) (copy of Kcur-3 (view))`. Where a graph is split over devices, the copy
-//! of an input is `CUDA0#Kcur-3#0`. The bytes, and what they mean, are those of the tensor named first.
+//! A view, a reshape or a copy of `Kcur-3` is a separate tensor in ggml, whose name starts with the base name: `Kcur-3 (view)`,
+//! `Kcur-3 (view) (permuted)`, `cache_k_l3 (view) (copy of Kcur-3 (view))`. If a graph is split over devices, the copy of an
+//! input is `CUDA0#Kcur-3#0`. Its data is that of the base tensor.
 
-/// What ggml puts in parentheses behind a name.
+/// Suffixes that ggml appends to a name in parentheses.
 const SUFFIXES: [&str; 6] = ["view", "reshaped", "permuted", "transposed", "cont", "copy"];
-/// What begins the parentheses of a copy that names its source.
+/// Start of the suffix of a copy that names its source.
 const COPY_OF: &str = "copy of ";
-/// Bytes at which ggml cuts a name, its NUL excluded (`GGML_MAX_NAME` is 64).
+/// Maximum length of a name in ggml without its NUL, in bytes (`GGML_MAX_NAME` is 64). Longer names are truncated.
 const MAX_NAME: usize = 63;
 
-/// The name of the tensor that `name` is a view, a reshape or a copy of; `name` itself if it is none.
+/// The name of the tensor that `name` is a view, a reshape or a copy of; otherwise `name` itself.
 pub fn base_name(name: &str) -> &str {
     let mut name = cut_suffix(name).unwrap_or(name);
     while let Some(shorter) = without_suffix(name).or_else(|| without_device(name)) {
@@ -20,7 +20,7 @@ pub fn base_name(name: &str) -> &str {
     name
 }
 
-/// What stands behind the base name: ` (view) (permuted)`, empty for a tensor itself.
+/// The part after the base name: ` (view) (permuted)`; empty for the base tensor.
 pub fn view_suffix(name: &str) -> &str {
     name.strip_prefix(base_name(name)).unwrap_or_default()
 }
@@ -50,7 +50,7 @@ fn without_device(name: &str) -> Option<&str> {
     is_number.then_some(inner)
 }
 
-/// A name as long as ggml lets it be may end within its last suffix: `… (permu`.
+/// Removes a truncated last suffix from a name of maximum length: `… (permu`.
 fn cut_suffix(name: &str) -> Option<&str> {
     if name.len() < MAX_NAME || name.ends_with(')') {
         return None;
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn suffixes_go_and_names_stay() {
+    fn removes_suffixes_of_ggml_only() {
         for (name, base) in [
             ("Kcur-3", "Kcur-3"),
             ("Kcur-3 (view)", "Kcur-3"),
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_ggml_cut_loses_what_is_left_of_its_suffix() {
+    fn removes_truncated_suffix() {
         let long = "x".repeat(56);
         for rest in [" (permu", " (copy "] {
             let name = format!("{long}{rest}");
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn the_suffix_is_what_the_base_lacks() {
+    fn returns_the_suffix_after_the_base_name() {
         assert_eq!(
             view_suffix("Kcur-3 (view) (permuted)"),
             " (view) (permuted)"

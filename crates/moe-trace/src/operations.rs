@@ -1,4 +1,4 @@
-//! Records grouped into operations, and an operation's records into tokens.
+//! Groups records into operations, and the records of an operation into tokens.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -16,12 +16,12 @@ pub struct Operations<'a> {
 }
 
 impl<'a> Operations<'a> {
-    /// Groups `records`; a zero timestamp ends them.
+    /// Groups `records`. A record with timestamp 0 ends the iteration.
     pub fn new(records: &'a [TensorAccessLog]) -> Self {
         Self::starting_at(records, 0)
     }
 
-    /// As [`Operations::new`], where `records` begin at record `first_record` of the trace.
+    /// Like [`Operations::new`], for `records` that start at record `first_record` of the trace.
     pub(crate) fn starting_at(records: &'a [TensorAccessLog], first_record: u64) -> Self {
         Self {
             rest: records,
@@ -30,7 +30,7 @@ impl<'a> Operations<'a> {
         }
     }
 
-    /// Stores the record that is reached in `position`.
+    /// Stores the index of the current record in `position`.
     pub(crate) fn reporting_to(self, position: &'a AtomicU64) -> Self {
         Self {
             position: Some(position),
@@ -65,14 +65,14 @@ impl<'a> Iterator for Operations<'a> {
     }
 }
 
-/// Records of one operation agree in timestamp, operation and result.
+/// Whether two records belong to one operation: their timestamp, operation number and result are equal.
 fn same_operation(a: &TensorAccessLog, b: &TensorAccessLog) -> bool {
     a.timestamp_ns == b.timestamp_ns
         && a.operation_type == b.operation_type
         && a.dst_name_bytes() == b.dst_name_bytes()
 }
 
-/// One operation: one record, or, for an expert operation, one and more for each token of its batch.
+/// An operation: one record, or, for an expert operation, at least one record for each token of the batch.
 #[derive(Clone, Copy, Debug)]
 pub struct Operation<'a> {
     first_record: u64,
@@ -80,22 +80,22 @@ pub struct Operation<'a> {
 }
 
 impl<'a> Operation<'a> {
-    /// Its records; never empty.
+    /// The records; never empty.
     pub fn records(&self) -> &'a [TensorAccessLog] {
         self.records
     }
 
-    /// Its first record, which has what all share: operation, result, layer, sources, times.
+    /// The first record. Operation, result, layer, sources and times are equal in all records.
     pub fn head(&self) -> &'a TensorAccessLog {
         &self.records[0]
     }
 
-    /// Index of its first record in the trace.
+    /// Index of the first record in the trace.
     pub fn first_record(&self) -> u64 {
         self.first_record
     }
 
-    /// The tokens of the batch, continuation records joined to the record that they continue.
+    /// The tokens of the batch. Continuation records belong to the token of the preceding record.
     pub fn tokens(&self) -> impl Iterator<Item = TokenExperts<'a>> + use<'a> {
         let mut rest = self.records;
         std::iter::from_fn(move || {
@@ -117,26 +117,26 @@ pub struct TokenExperts<'a> {
     records: &'a [TensorAccessLog],
 }
 
-/// One expert that a token was routed to.
+/// An expert that the router selected for a token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Expert {
-    /// Rank in the token's top-k, best 0.
+    /// Rank in the token's top-k; 0 is the best.
     pub slot: u16,
-    /// Expert in the layer.
+    /// Id of the expert in its layer.
     pub expert_id: ExpertId,
-    /// Router weight as applied; `None` in plain v4 records.
+    /// Router weight as applied; `None` in records without extension.
     pub weight: Option<f32>,
-    /// Where it was computed, [`lane::UNKNOWN`] in plain v4 records.
+    /// Where it was computed; [`lane::UNKNOWN`] in records without extension.
     pub lane: u8,
 }
 
 impl<'a> TokenExperts<'a> {
-    /// The token's first record.
+    /// The first record of the token.
     pub fn head(&self) -> &'a TensorAccessLog {
         &self.records[0]
     }
 
-    /// Its records: one, or more where it has more than 16 experts.
+    /// The records: one, or several for more than 16 experts.
     pub fn records(&self) -> &'a [TensorAccessLog] {
         self.records
     }
@@ -146,14 +146,14 @@ impl<'a> TokenExperts<'a> {
         self.head().token()
     }
 
-    /// Sequence of the token; `None` in plain v4 records.
+    /// Sequence of the token; `None` in records without extension.
     pub fn sequence_id(&self) -> Option<u32> {
         self.head()
             .has_extension()
             .then(|| self.head().sequence_id.get())
     }
 
-    /// Its experts, best first. Negative ids, which mark an empty slot, are left out.
+    /// The selected experts, best first. Negative ids (empty slots) are omitted.
     pub fn experts(&self) -> impl Iterator<Item = Expert> + use<'a> {
         self.records.iter().flat_map(|record| {
             let extended = record.has_extension();
@@ -183,7 +183,7 @@ impl<'a> TokenExperts<'a> {
     }
 }
 
-/// An expert id; `None` marks an empty slot.
+/// An expert id; `None` for an empty slot.
 pub(crate) fn expert_id(id: &I32) -> Option<ExpertId> {
     ExpertId::try_from(id.get()).ok()
 }

@@ -1,7 +1,7 @@
 //! Operation numbers and names.
 //!
-//! ggml's numbers move between llama.cpp versions, so a run carries its own table in its manifest. This crate's runs use
-//! the 95 numbers of the llama.cpp that the published traces come from.
+//! ggml's numbers change between llama.cpp versions, so a manifest contains the table of its run. Runs of this crate use
+//! the 95 numbers of the llama.cpp version that recorded the published traces.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -25,7 +25,7 @@ static DEFAULT: LazyLock<OpTable> = LazyLock::new(|| OpTable {
         .collect(),
 });
 
-/// Number → name, as the manifest's `ops` holds it.
+/// Names of operations by number: `ops` in the manifest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct OpTable {
@@ -33,12 +33,12 @@ pub struct OpTable {
 }
 
 impl OpTable {
-    /// Name of an operation number.
+    /// The name of an operation number.
     pub fn name(&self, number: u8) -> Option<&str> {
         self.names.get(&number).map(String::as_str)
     }
 
-    /// Number of an operation name.
+    /// The number of an operation name.
     pub fn number(&self, name: &str) -> Option<u8> {
         self.names
             .iter()
@@ -46,7 +46,7 @@ impl OpTable {
             .map(|(number, _)| *number)
     }
 
-    /// Numbers and names, by number.
+    /// Pairs of number and name, in the order of the numbers.
     pub fn iter(&self) -> impl Iterator<Item = (u8, &str)> {
         self.names
             .iter()
@@ -68,17 +68,17 @@ impl FromIterator<(u8, String)> for OpTable {
     }
 }
 
-/// The table of this crate's own runs.
+/// The table of runs that this crate writes.
 pub fn default_table() -> &'static OpTable {
     &DEFAULT
 }
 
-/// Name of a number in the default table.
+/// The name of a number in the default table.
 pub fn name(number: u8) -> Option<&'static str> {
     DEFAULT.name(number)
 }
 
-/// Number of a name in the default table.
+/// The number of a name in the default table.
 pub fn number(name: &str) -> Option<u8> {
     DEFAULT.number(name)
 }
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_is_whole() {
+    fn default_table_has_all_numbers() {
         let numbers: Vec<u8> = default_table().iter().map(|(number, _)| number).collect();
         assert_eq!(numbers, (0..95).collect::<Vec<u8>>());
         for (constant, expected) in [

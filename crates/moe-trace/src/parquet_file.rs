@@ -1,4 +1,4 @@
-//! What all Parquet files of this crate share: compression, metadata, dictionaries, and reading with the types expected.
+//! Common parts of all Parquet files of this crate: compression, metadata, dictionaries, and reading with expected types.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -32,17 +32,17 @@ use crate::error::Error;
 use crate::parquet_pages;
 use crate::table_fault::TableFault;
 
-/// Longest footer that is read, in bytes. What it says takes up to 150 times as much memory.
+/// Maximum size of a footer that is read, in bytes. Decoded, it takes up to 150 times as much memory.
 const MAX_FOOTER: u64 = 16 << 20;
-/// Rows that a reader is handed at once.
+/// Rows of a batch when reading.
 const READ_ROWS: usize = 16 * 1024;
 
-/// Metadata key of a table's schema and its version.
+/// Metadata key of a table's schema name with version.
 pub const SCHEMA_KEY: &str = "moe-analyze.schema";
 
-/// Properties of every table: zstd, and who wrote what.
+/// Writer properties of all tables: zstd compression, `created_by` and metadata.
 ///
-/// Columns of `ascending` hold values that grow from row to row, or rarely repeat: no dictionary helps them, differences do.
+/// Values in the columns `ascending` increase from row to row or rarely repeat, so they are delta-encoded without a dictionary.
 pub(crate) fn properties(metadata: Vec<KeyValue>, ascending: &[&str]) -> WriterProperties {
     let mut builder = WriterProperties::builder()
         .set_compression(Compression::ZSTD(ZstdLevel::default()))
@@ -57,12 +57,12 @@ pub(crate) fn properties(metadata: Vec<KeyValue>, ascending: &[&str]) -> WriterP
     builder.build()
 }
 
-/// A key with its value.
+/// A metadata entry.
 pub(crate) fn key_value(key: &str, value: impl Into<String>) -> KeyValue {
     KeyValue::new(key.to_owned(), value.into())
 }
 
-/// What a file says about itself: texts by key.
+/// The footer of a Parquet file: schema, row counts, and text values by key.
 #[derive(Clone, Debug)]
 pub struct TableMetadata {
     path: PathBuf,
@@ -70,10 +70,10 @@ pub struct TableMetadata {
 }
 
 impl TableMetadata {
-    /// Reads the end of a Parquet file.
+    /// Reads the footer of a Parquet file.
     ///
     /// # Errors
-    /// [`Error::Table`] for a file that is damaged, or not a Parquet file; [`Error::Io`].
+    /// [`Error::Table`] for a file that is damaged or not a Parquet file; [`Error::Io`].
     pub fn read(path: &Path) -> Result<Self, Error> {
         Ok(Self {
             path: path.to_owned(),
@@ -86,13 +86,13 @@ impl TableMetadata {
         &self.path
     }
 
-    /// Rows, as the file claims.
+    /// Number of rows according to the footer.
     pub fn n_rows(&self) -> u64 {
         let n_rows = self.footer.metadata().file_metadata().num_rows();
         u64::try_from(n_rows).unwrap_or(0)
     }
 
-    /// Groups of rows.
+    /// Number of row groups.
     pub fn n_row_groups(&self) -> usize {
         self.footer.metadata().num_row_groups()
     }
@@ -103,7 +103,7 @@ impl TableMetadata {
         fields.map(|field| field.name().as_str()).collect()
     }
 
-    /// Rows of a group, as the file claims.
+    /// Number of rows of a row group according to the footer.
     pub fn n_group_rows(&self, group: usize) -> u64 {
         let n_rows = self.footer.metadata().row_group(group).num_rows();
         u64::try_from(n_rows).unwrap_or(0)
@@ -114,10 +114,10 @@ impl TableMetadata {
         self.footer.schema()
     }
 
-    /// Reads the rows of a group: the columns of `schema` by name, each cast to its type there.
+    /// Reads the rows of a row group: the columns of `schema` by name, each cast to the type in `schema`.
     ///
     /// # Errors
-    /// [`Error::Table`] for a file that is damaged, and for a column that is missing or does not fit its type; [`Error::Io`].
+    /// [`Error::Table`] for a damaged file, a missing column or a value that does not fit its type; [`Error::Io`].
     pub fn read_group(
         &self,
         group: usize,
@@ -130,10 +130,10 @@ impl TableMetadata {
         }))
     }
 
-    /// Decodes all rows of all columns; returns how many there are.
+    /// Decodes all rows of all columns and returns their number.
     ///
     /// # Errors
-    /// [`Error::Table`] for a file that is damaged, or of which a column cannot be decoded within limits.
+    /// [`Error::Table`] for a damaged file, or if a column cannot be decoded within the limits.
     pub fn decode_rows(&self) -> Result<u64, Error> {
         let row_groups = (0..self.n_row_groups()).collect();
         let mask = ProjectionMask::all();
@@ -146,17 +146,17 @@ impl TableMetadata {
         Ok(n_rows)
     }
 
-    /// The value of a key.
+    /// The metadata value of a key.
     pub fn value(&self, key: &str) -> Option<&str> {
         let entries = self.footer.metadata().file_metadata().key_value_metadata();
         let entry = entries.into_iter().flatten().find(|entry| entry.key == key);
         entry.and_then(|entry| entry.value.as_deref())
     }
 
-    /// The value of a key, read as JSON.
+    /// The metadata value of a key, parsed as JSON.
     ///
     /// # Errors
-    /// [`TableFault::Metadata`] for a value that is not the JSON expected.
+    /// [`TableFault::Metadata`] for a value that is not the expected JSON.
     pub fn json<T: DeserializeOwned>(&self, key: &'static str) -> Result<Option<T>, Error> {
         let value = self.value(key).map(serde_json::from_str).transpose();
         value.map_err(|source| {
@@ -166,31 +166,31 @@ impl TableMetadata {
     }
 }
 
-/// The type of a column of names: a dictionary with signed keys, which every reader of Parquet takes.
+/// The type of a column of names: a dictionary with signed keys, which all Parquet readers support.
 pub(crate) fn name_type() -> DataType {
     DataType::Dictionary(Box::new(DataType::Int32), Box::new(DataType::Utf8))
 }
 
-/// A column that is never null.
+/// A column that is not nullable.
 pub(crate) fn required(name: &str, data_type: DataType) -> Field {
     Field::new(name, data_type, false)
 }
 
-/// A column that may be null.
+/// A nullable column.
 pub(crate) fn optional(name: &str, data_type: DataType) -> Field {
     Field::new(name, data_type, true)
 }
 
 thread_local! {
-    /// Whether this thread is inside of the Parquet decoder.
+    /// Whether this thread is executing the Parquet decoder.
     static IS_DECODING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `decode`, which calls the Parquet decoder and nothing else. The decoder panics on some damaged files
-/// (apache/arrow-rs#2855, apache/arrow-rs#7806); that becomes [`TableFault::DecoderPanicked`].
+/// Runs `decode`, which must only call the Parquet decoder. The decoder panics on some damaged files
+/// (apache/arrow-rs#2855, apache/arrow-rs#7806); such a panic becomes [`TableFault::DecoderPanicked`].
 ///
-/// The message of such a panic is not printed: the first call wraps the panic hook of the program. A panic of other code
-/// is as before. Nothing can be caught where panics abort.
+/// The first call wraps the program's panic hook, so that the message of such a panic is not printed. Other panics are
+/// not affected. With `panic = "abort"` nothing is caught.
 fn decoder<T, E: Into<ParquetError>>(
     decode: impl FnOnce() -> Result<T, E>,
 ) -> Result<T, TableFault> {
@@ -212,7 +212,7 @@ fn decoder<T, E: Into<ParquetError>>(
     }
 }
 
-/// What the footer of a file says.
+/// Reads and decodes the footer of a file.
 pub(crate) fn footer(path: &Path) -> Result<ArrowReaderMetadata, Error> {
     let mut file = bounded::open(path)?;
     let bytes = footer_bytes(&mut file).map_err(Error::io("read", path))?;
@@ -224,7 +224,7 @@ pub(crate) fn footer(path: &Path) -> Result<ArrowReaderMetadata, Error> {
         .map_err(Error::table(path))
 }
 
-/// Bytes of a file's footer, as its last eight bytes say; 0 where these are not the end of a Parquet file.
+/// Size of a file's footer in bytes, from its last eight bytes; 0 if these are not the end of a Parquet file.
 fn footer_bytes(file: &mut File) -> std::io::Result<u64> {
     let size = file.metadata()?.len();
     let Some(start) = size.checked_sub(8) else {
@@ -235,7 +235,7 @@ fn footer_bytes(file: &mut File) -> std::io::Result<u64> {
     file.read_exact(&mut end)?;
     let [a, b, c, d, magic @ ..] = end;
     let is_parquet = &magic == b"PAR1";
-    // A footer that is longer than its file is an error of the decoder's.
+    // The decoder reports a footer that is longer than its file.
     Ok(if is_parquet {
         u64::from(u32::from_le_bytes([a, b, c, d])).min(size)
     } else {
@@ -243,7 +243,7 @@ fn footer_bytes(file: &mut File) -> std::io::Result<u64> {
     })
 }
 
-/// The next batch of a table that [`open`] opened, brought to `schema`.
+/// The next batch of a table that [`open`] opened, converted to `schema`.
 pub(crate) fn next_batch(
     path: &Path,
     reader: &mut ParquetRecordBatchReader,
@@ -256,14 +256,14 @@ pub(crate) fn next_batch(
         .map_err(Error::table(path))
 }
 
-/// Opens a table for reading `schema`'s columns, whichever others it has.
+/// Opens a table for reading the columns of `schema`. Other columns are ignored.
 pub(crate) fn open(path: &Path, schema: &Schema) -> Result<ParquetRecordBatchReader, Error> {
     let footer = footer(path)?;
     let row_groups = (0..footer.metadata().num_row_groups()).collect();
     open_row_groups(path, &footer, schema, row_groups)
 }
 
-/// Opens some row groups of a table whose footer was read, for `schema`'s columns.
+/// Opens some row groups of a table for reading the columns of `schema`.
 pub(crate) fn open_row_groups(
     path: &Path,
     footer: &ArrowReaderMetadata,
@@ -275,14 +275,14 @@ pub(crate) fn open_row_groups(
     open_columns(path, footer, mask, row_groups)
 }
 
-/// Opens some columns of some row groups, once their pages are known to fit in memory.
+/// Opens some columns of some row groups, after checking that their pages fit in memory.
 fn open_columns(
     path: &Path,
     footer: &ArrowReaderMetadata,
     mask: ProjectionMask,
     row_groups: Vec<usize>,
 ) -> Result<ParquetRecordBatchReader, Error> {
-    // A file of its own: readers side by side would move each other's position.
+    // A separate file handle: concurrent readers of one handle would move each other's position.
     let mut file = bounded::open(path)?;
     let metadata = footer.metadata();
     let most_rows = parquet_pages::check(&mut file, metadata, &mask, &row_groups)
@@ -295,30 +295,30 @@ fn open_columns(
     let builder = ParquetRecordBatchReaderBuilder::new_with_metadata(file, footer.clone())
         .with_projection(mask)
         .with_row_groups(row_groups)
-        // Room for a batch is made for each column of each row group.
+        // The decoder allocates a batch for each column of each row group.
         .with_batch_size(rows.clamp(1, most_rows));
     decoder(|| builder.build()).map_err(Error::table(path))
 }
 
-/// Marks a field of a schema for [`conform`]: a table may lack the column, whose values are then null.
+/// Marks a field of a schema for [`conform`]: the column may be missing in a table; its values are then null.
 const MAY_BE_ABSENT: &str = "may_be_absent";
 
-/// The field of a column that a table may lack.
+/// The field of a column that may be missing in a table.
 pub(crate) fn may_be_absent(field: &Field) -> Field {
     let metadata = HashMap::from([(MAY_BE_ABSENT.to_owned(), String::new())]);
     field.clone().with_nullable(true).with_metadata(metadata)
 }
 
-/// Brings a batch to `schema`: columns by name, each cast to its type.
+/// Converts a batch to `schema`: columns by name, each cast to its type.
 ///
-/// Other programs rewrite tables with other integer types and plain strings; what does not fit the type is an error.
+/// Other programs rewrite tables with other integer types and plain strings. A value that does not fit the type is an error.
 fn conform(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch, TableFault> {
     let columns = schema
         .fields()
         .iter()
         .map(|field| conform_column(batch, field))
         .collect::<Result<Vec<_>, _>>()?;
-    // Also of no columns.
+    // The row count is needed for a schema without columns.
     let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
     RecordBatch::try_new_with_options(schema.clone(), columns, &options)
         .map_err(TableFault::damaged)
@@ -359,7 +359,7 @@ fn conform_column(batch: &RecordBatch, field: &Field) -> Result<ArrayRef, TableF
     Ok(column)
 }
 
-/// A column of numbers in a batch that [`conform`] made.
+/// A column of numbers in a batch that [`conform`] returned.
 pub(crate) fn numbers<'a, T: ArrowPrimitiveType>(
     batch: &'a RecordBatch,
     name: &str,
@@ -370,7 +370,7 @@ pub(crate) fn numbers<'a, T: ArrowPrimitiveType>(
         .expect("a conforming batch has the column")
 }
 
-/// A column of names in a batch that [`conform`] made: its keys, and their strings.
+/// A column of names in a batch that [`conform`] returned: its keys and the strings of the dictionary.
 pub(crate) fn names<'a>(
     batch: &'a RecordBatch,
     name: &str,
@@ -382,10 +382,10 @@ pub(crate) fn names<'a>(
     (column.keys(), column.values().as_string())
 }
 
-/// The values of a column of names, `null` for null.
+/// The values of a column of names. A null becomes the value `null`.
 ///
 /// # Errors
-/// As of [`parsed_names`].
+/// Those of [`parsed_names`].
 pub(crate) fn coded_names<C: Copy>(
     batch: &RecordBatch,
     name: &str,
@@ -409,7 +409,7 @@ pub(crate) fn coded_names<C: Copy>(
     if is_known {
         return Ok(coded);
     }
-    // It says what is wrong.
+    // Returns the error with the cause.
     let parsed = parsed_names(batch, name, of)?;
     Ok(parsed
         .into_iter()
@@ -417,7 +417,7 @@ pub(crate) fn coded_names<C: Copy>(
         .collect())
 }
 
-/// The values of a column of names, each key looked up once: `of` turns a string into a value or says what is wrong.
+/// The values of a column of names. `of` converts each string of the dictionary once; `None` from it is an error.
 pub(crate) fn parsed_names<V: Clone>(
     batch: &RecordBatch,
     name: &str,
@@ -443,7 +443,7 @@ pub(crate) fn parsed_names<V: Clone>(
         .collect()
 }
 
-/// A dictionary column from keys and the strings that they count in.
+/// A dictionary column from keys and strings.
 pub(crate) fn dictionary(keys: PrimitiveArray<Int32Type>, strings: &Arc<StringArray>) -> ArrayRef {
     Arc::new(DictionaryArray::new(keys, strings.clone()))
 }
@@ -453,14 +453,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_panic_inside_the_decoder_becomes_a_fault() {
+    fn converts_only_decoder_panics_to_faults() {
         let panicking = || -> Result<(), ParquetError> { panic!("of the decoder") };
         assert!(matches!(
             decoder(panicking),
             Err(TableFault::DecoderPanicked)
         ));
         assert!(!IS_DECODING.get());
-        // What is done with a decoded value is outside.
+        // Code that uses a decoded value is outside the decoder.
         let ours = catch_unwind(|| decoder(|| Ok::<_, ParquetError>(0)).map(|n| 1 / n));
         assert!(ours.is_err());
     }

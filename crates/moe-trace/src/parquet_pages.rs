@@ -1,8 +1,8 @@
-//! The sizes that the pages of a Parquet file claim, checked before the decoder allocates them.
+//! Checks the page sizes of a Parquet file before the decoder allocates memory for them.
 //!
-//! The Parquet library allocates what a page header claims, up to 2 GiB a page (apache/arrow-rs#10734), and the footer's
-//! sizes need not agree with the pages. So the headers are read here first, in the compact protocol of Thrift; the page
-//! itself is skipped.
+//! The Parquet library allocates the size in a page header, up to 2 GiB for a page (apache/arrow-rs#10734), and the sizes in
+//! the footer may differ from those of the pages. Therefore this module first reads all page headers (Thrift compact
+//! protocol) and skips the data.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -13,26 +13,27 @@ use parquet::file::metadata::{ColumnChunkMetaData, ParquetMetaData};
 
 use crate::table_fault::TableFault;
 
-/// Largest page of numbers, in bytes after decompression; writers make pages of about 1 MiB.
+/// Maximum size of a page of numbers, in bytes after decompression. Usual pages have about 1 MiB.
 const MAX_PAGE: u64 = 256 << 20;
-/// Largest page of strings.
+/// Maximum size of a page of strings, in bytes after decompression.
 const MAX_STRING_PAGE: u64 = 64 << 20;
-/// Largest pages of all columns that are read at the same time: a dictionary and a page of data each.
+/// Maximum total size of the largest pages of all columns that are read together (a dictionary page and a data page for each
+/// column), in bytes.
 const MAX_PAGES: u64 = 1 << 30;
-/// Bytes of strings in a batch, at most.
+/// Maximum size of the strings of a batch, in bytes.
 const MAX_BATCH_STRINGS: u64 = 256 << 20;
-/// Longest page header; minima and maxima of the page are part of it.
+/// Maximum size of a page header, in bytes. It contains the minimum and maximum of the page.
 const MAX_HEADER: u64 = 1 << 20;
-/// Bytes that hold most headers.
+/// Size that is sufficient for most headers, in bytes.
 const USUAL_HEADER: u64 = 256;
-/// Structures inside of one another in a header; two are needed.
+/// Maximum nesting depth of structures in a header. Valid headers have 2.
 const MAX_DEPTH: u32 = 8;
 
-/// Encodings of strings that share their prefixes, or claim the number of their lengths: a page of them can claim any
-/// amount of memory. By number in `parquet.thrift`.
+/// Encodings of strings with shared prefixes or a claimed number of lengths, for which a page can claim any amount of
+/// memory; with their numbers in `parquet.thrift`.
 const UNBOUNDED: [(i64, &str); 2] = [(6, "DELTA_LENGTH_BYTE_ARRAY"), (7, "DELTA_BYTE_ARRAY")];
 
-/// Checks the pages of the columns in `mask`; returns how many rows a batch may have so that its strings fit in memory.
+/// Checks the pages of the columns in `mask`. Returns the maximum number of rows of a batch whose strings fit in memory.
 ///
 /// # Errors
 /// [`TableFault::Codec`], [`TableFault::Pages`], [`TableFault::PageHeader`], [`TableFault::Encoding`], [`TableFault::Nested`].
@@ -55,7 +56,7 @@ pub(crate) fn check(
                 return Err(too_large(column, pages, MAX_PAGES));
             }
             if is_string(column) {
-                // Each row of a batch may repeat the longest string, which is not longer than its page.
+                // All rows of a batch may have the longest string, which is at most as long as its page.
                 strings = strings.saturating_add(largest.dictionary.max(largest.data));
             }
         }
@@ -64,7 +65,7 @@ pub(crate) fn check(
     Ok(usize::try_from(rows.max(1)).unwrap_or(usize::MAX))
 }
 
-/// Refuses what the Parquet library was built without.
+/// Returns an error for a compression that the Parquet library was built without.
 fn check_compression(column: &ColumnChunkMetaData) -> Result<(), TableFault> {
     match column.compression() {
         Compression::UNCOMPRESSED | Compression::SNAPPY | Compression::ZSTD(_) => Ok(()),
@@ -96,14 +97,14 @@ fn too_large(column: &ColumnChunkMetaData, bytes: u64, limit: u64) -> TableFault
     }
 }
 
-/// Bytes of a column's largest pages, decompressed.
+/// Sizes of a column's largest dictionary and data pages, in bytes after decompression.
 #[derive(Default)]
 struct Largest {
     dictionary: u64,
     data: u64,
 }
 
-/// A column of a row group, and where its pages are.
+/// A column of a row group and the byte range of its pages.
 struct Column<'a> {
     metadata: &'a ColumnChunkMetaData,
     start: u64,
@@ -149,7 +150,7 @@ impl<'a> Column<'a> {
         while at < self.end {
             let header = match self.header(file, at) {
                 Some(header) => header,
-                // After its last value a column may be padded with zeros.
+                // A column may be padded with zeros after its last value.
                 None if seen >= n_values && n_values > 0 && is_zero(file, at) => break,
                 None => return Err(self.no_header(at)),
             };
@@ -179,7 +180,7 @@ impl<'a> Column<'a> {
         Ok(largest)
     }
 
-    /// The header at a byte of the file; `None` if there is none.
+    /// The page header at a file offset; `None` if there is none.
     fn header(&self, file: &mut File, at: u64) -> Option<Header> {
         let mut bytes = Vec::new();
         for size in [USUAL_HEADER, MAX_HEADER] {
@@ -202,7 +203,7 @@ impl<'a> Column<'a> {
     }
 }
 
-/// Whether there is a zero at a byte of the file.
+/// Whether the byte at a file offset is zero.
 fn is_zero(file: &mut File, at: u64) -> bool {
     let mut byte = [1];
     let read = file
@@ -211,10 +212,10 @@ fn is_zero(file: &mut File, at: u64) -> bool {
     read.is_ok() && byte == [0]
 }
 
-/// What is needed of a page's header.
+/// The needed fields of a page header.
 #[derive(Debug, Default, PartialEq)]
 struct Header {
-    /// Bytes of the header.
+    /// Size of the header in bytes.
     size: u64,
     is_dictionary: bool,
     uncompressed: u64,
@@ -237,7 +238,7 @@ impl Header {
                 (2, Thrift::I32) => uncompressed = Some(thrift.integer()?),
                 (3, Thrift::I32) => compressed = Some(thrift.integer()?),
                 (4, Thrift::I32) | (6, Thrift::STRUCT) => thrift.skip(ty, 0)?,
-                // The headers of data, of a dictionary, and of data in version 2.
+                // The headers of a data page, a dictionary page, and a data page of version 2.
                 (5 | 7 | 8, Thrift::STRUCT) => {
                     let encoding_id = if id == 8 { 4 } else { 2 };
                     let mut inner = 0;
@@ -252,7 +253,7 @@ impl Header {
                         }
                     }
                 }
-                // The Parquet library reads a field that it knows by its number, whatever its type.
+                // The Parquet library identifies a known field by its number and does not check its type.
                 (1..=8, _) => return None,
                 _ => thrift.skip(ty, 0)?,
             }
@@ -265,7 +266,8 @@ impl Header {
     }
 }
 
-/// Whether a field of the header of data (5), of a dictionary (7) or of data in version 2 (8) has its type in `parquet.thrift`.
+/// Whether a field of the header of a data page (5), a dictionary page (7) or a data page of version 2 (8) has the type in
+/// `parquet.thrift`.
 fn is_type_of_field(header: i64, field: i64, ty: u8) -> bool {
     match (header, field) {
         (5, 1..=4) | (7, 1..=2) | (8, 1..=6) => ty == Thrift::I32,
@@ -275,7 +277,7 @@ fn is_type_of_field(header: i64, field: i64, ty: u8) -> bool {
     }
 }
 
-/// A structure in the compact protocol of Thrift. `None` from its methods: the bytes end, or are not of the protocol.
+/// A reader of the Thrift compact protocol. Its methods return `None` if the bytes end or are invalid.
 struct Thrift<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -298,7 +300,7 @@ impl Thrift<'_> {
         Some(byte)
     }
 
-    /// A number of seven bits a byte, lowest first.
+    /// An unsigned LEB128 integer.
     fn varint(&mut self) -> Option<u64> {
         let mut number = 0;
         for shift in (0..64).step_by(7) {
@@ -311,13 +313,14 @@ impl Thrift<'_> {
         None
     }
 
-    /// A signed number, its sign in the lowest bit.
+    /// A zigzag-encoded signed integer.
     fn integer(&mut self) -> Option<i64> {
         let number = self.varint()?;
         Some((number >> 1) as i64 ^ -((number & 1) as i64))
     }
 
-    /// The type of the next field, whose number is put in the place of the field's before; `Some(None)` at the end.
+    /// The type of the next field; `Some(None)` at the end of the structure. `id` changes from the number of the previous field
+    /// to that of this field.
     fn field(&mut self, id: &mut i64) -> Option<Option<u8>> {
         let byte = self.byte()?;
         let (delta, ty) = (byte >> 4, byte & 0xf);
@@ -331,8 +334,8 @@ impl Thrift<'_> {
         Some(Some(ty))
     }
 
-    /// Skips a value. A page header has no lists, sets or maps; the Parquet library skips as many elements as they claim, even
-    /// where the file has ended.
+    /// Skips a value. Lists, sets and maps are invalid: page headers have none, and the Parquet library would skip as many
+    /// elements as they claim, even after the end of the file.
     fn skip(&mut self, ty: u8, depth: u32) -> Option<()> {
         if depth > MAX_DEPTH {
             return None;
@@ -376,9 +379,9 @@ mod tests {
 
     use super::*;
 
-    /// Rows of a batch may all repeat the longest string of a page.
+    /// All rows of a batch may have the longest string of a page.
     #[test]
-    fn long_strings_make_batches_small() {
+    fn limits_batches_of_long_strings() {
         for (bytes, rows) in [(1 << 20, 255), (100 << 20, 0)] {
             let strings: ArrayRef = Arc::new(StringArray::from(vec!["x".repeat(bytes)]));
             let batch = RecordBatch::try_from_iter([("name", strings)]).unwrap();

@@ -1,15 +1,15 @@
-//! What a trace of another tool's records has in addition: the positions of its passes.
+//! Token positions of passes, for traces of other tools whose records do not contain them.
 
 use moe_ids::TokenId;
 
-/// One pass through the model.
+/// A forward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TablePass {
-    /// Its first record.
+    /// Index of its first record.
     pub first_record: u64,
     /// Position of its first token.
     pub token_id: TokenId,
-    /// Whether it is the graph that llama.cpp warms up with, which routes to all experts.
+    /// Whether it is the warm-up pass of llama.cpp, which uses all experts.
     pub is_warm_up: bool,
 }
 
@@ -20,12 +20,12 @@ pub struct PassTable {
 }
 
 impl PassTable {
-    /// A table of passes in order, first records ascending.
+    /// A table of `passes`, which must be sorted by `first_record`.
     pub fn new(passes: Vec<TablePass>) -> Self {
         Self { passes }
     }
 
-    /// The pass that a record is of; `None` if nothing is known of passes.
+    /// The pass that contains a record; `None` if passes are unknown.
     pub fn at(&self, record: u64) -> Option<&TablePass> {
         let next = self
             .passes

@@ -1,4 +1,4 @@
-//! The passes of a trace: one walk over the model's graph each, for a batch of a prompt or for one generated token.
+//! The forward passes of a trace: each is one execution of the model's graph, for a ubatch of the prompt or a generated token.
 
 use moe_ids::{LayerId, TokenId};
 
@@ -6,12 +6,11 @@ use crate::operations::{Operation, Operations};
 use crate::phase::Phase;
 use crate::record::TensorAccessLog;
 
-/// Tells, operation by operation and in order, where a pass begins.
+/// Finds the first operation of each pass. It takes all operations in order.
 ///
-/// A pass goes through the layers in order, so a lower layer than before is the next pass. What comes before the first
-/// layer (the embeddings) belongs to no layer, as does what comes behind the last: there a pass begins when its first
-/// operation comes again. In a layer a name can come twice (`norm-3`), so that an operation of a layer counts as coming
-/// again for another token only.
+/// A pass computes the layers in ascending order, so a lower layer than before starts a new pass. Operations before the first
+/// layer (embeddings) and after the last have no layer. Among these, a pass starts when its first operation is repeated.
+/// A name can occur twice in a layer (`norm-3`), so an operation of a layer is a repetition only for another token.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PassStarts<'a> {
     first: Option<&'a TensorAccessLog>,
@@ -19,32 +18,32 @@ pub struct PassStarts<'a> {
 }
 
 impl<'a> PassStarts<'a> {
-    /// Before the first operation.
+    /// The state before the first operation.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Whether a pass begins with `operation`, the one that follows those asked about before.
-    pub fn begins(&mut self, operation: &Operation<'a>) -> bool {
+    /// Whether `operation`, which follows the operation of the previous call, is the first of a pass.
+    pub fn is_start(&mut self, operation: &Operation<'a>) -> bool {
         let head = operation.head();
         let layer = head.layer();
-        let begins = match self.first {
+        let is_start = match self.first {
             None => true,
             Some(first) => {
                 let is_back = layer.is_some() && layer < self.last_layer;
-                is_back || is_again(first, head)
+                is_back || is_repetition(first, head)
             }
         };
-        if begins {
+        if is_start {
             self.first = Some(head);
             self.last_layer = None;
         }
         self.last_layer = layer.or(self.last_layer);
-        begins
+        is_start
     }
 }
 
-fn is_again(first: &TensorAccessLog, head: &TensorAccessLog) -> bool {
+fn is_repetition(first: &TensorAccessLog, head: &TensorAccessLog) -> bool {
     let of = |record: &TensorAccessLog| {
         let sequence = record.has_extension().then(|| record.sequence_id.get());
         (record.token_id.get(), sequence, record.phase)
@@ -61,7 +60,7 @@ pub struct Passes<'a> {
     starts: PassStarts<'a>,
 }
 
-/// One pass.
+/// A pass.
 #[derive(Clone, Debug)]
 pub struct RecordedPass<'a> {
     head: &'a TensorAccessLog,
@@ -85,15 +84,15 @@ impl<'a> Iterator for Passes<'a> {
     fn next(&mut self) -> Option<RecordedPass<'a>> {
         let operations = self.rest.clone();
         let first = self.rest.next()?;
-        // For the first operation of a pass this was asked when the pass before it ended.
+        // For later passes, `is_start` was called for the first operation at the end of the previous pass.
         if self.starts.first.is_none() {
-            self.starts.begins(&first);
+            self.starts.is_start(&first);
         }
         let mut n_operations = 1;
         loop {
             let here = self.rest.clone();
             match self.rest.next() {
-                Some(operation) if !self.starts.begins(&operation) => n_operations += 1,
+                Some(operation) if !self.starts.is_start(&operation) => n_operations += 1,
                 Some(_) => {
                     self.rest = here;
                     break;
@@ -110,12 +109,12 @@ impl<'a> Iterator for Passes<'a> {
 }
 
 impl<'a> RecordedPass<'a> {
-    /// Its operations.
+    /// The operations.
     pub fn operations(&self) -> impl Iterator<Item = Operation<'a>> + use<'a> {
         self.operations.clone().take(self.n_operations)
     }
 
-    /// How many there are.
+    /// The number of operations.
     pub fn n_operations(&self) -> usize {
         self.n_operations
     }

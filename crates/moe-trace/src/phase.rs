@@ -1,26 +1,26 @@
-//! Whether a token was read or generated.
+//! The phases: prompt and generation.
 
 use serde::{Deserialize, Serialize};
 
 use crate::record::{PHASE_GENERATE, PHASE_PROMPT};
 
-/// Whether a token was read or generated. A phase that is not known is `None`.
+/// The phase of a token. An unknown phase is `None` of `Option<Phase>`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(into = "u8", try_from = "u8")]
 pub enum Phase {
     /// A token of the prompt.
     Prompt,
-    /// A generated token that was fed back.
+    /// A generated token, evaluated to predict the next one.
     Generate,
 }
 
-/// A number that stands for no phase.
+/// A number that is not a phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("phase {0} is out of range: 0 is the prompt, 1 generated")]
+#[error("phase {0} is out of range (0 is prompt, 1 is generate)")]
 pub struct UnknownPhase(pub u8);
 
 impl Phase {
-    /// Both phases, by their numbers.
+    /// Both phases, in the order of their numbers.
     pub const ALL: [Self; 2] = [Self::Prompt, Self::Generate];
 
     /// The number in records.
@@ -31,7 +31,7 @@ impl Phase {
         }
     }
 
-    /// The phase of a number in records.
+    /// The phase with this number in records.
     pub const fn of(number: u8) -> Option<Self> {
         match number {
             PHASE_PROMPT => Some(Self::Prompt),
@@ -48,7 +48,7 @@ impl Phase {
         }
     }
 
-    /// The phase of a name in tables.
+    /// The phase with this name in tables.
     pub fn of_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|phase| phase.name() == name)
     }

@@ -1,7 +1,7 @@
-//! The 1024-byte record, one for each operation (expert operations: one for each token of the batch).
+//! The 1024-byte record. Each operation has one record; expert operations have one for each token of the batch.
 //!
-//! Offsets 0 to 856 are the published v4 layout; the bytes behind it, padding to readers of v4, carry an extension.
-//! Everything is little-endian and packed, so a mapped file is a slice of records on any machine.
+//! Bytes 0 to 856 have the published layout v4. The following bytes, which are padding in v4, contain an extension.
+//! All fields are little-endian and packed, so a mapped file is a slice of records on any machine.
 
 use std::borrow::Cow;
 use std::mem::{offset_of, size_of};
@@ -15,7 +15,7 @@ use crate::phase::Phase;
 
 /// `layer_id` of an operation or source that belongs to no layer.
 pub const NO_LAYER: u16 = u16::MAX;
-/// `tensor_idx` of a source that is no tensor of the model's file.
+/// `tensor_idx` of a source that is not a tensor of the model's files.
 pub const NO_TENSOR: u32 = u32::MAX;
 
 /// `phase` of an operation on the prompt.
@@ -23,52 +23,52 @@ pub const PHASE_PROMPT: u8 = 0;
 /// `phase` of an operation on generated tokens.
 pub const PHASE_GENERATE: u8 = 1;
 
-/// `memory_source` of a tensor in the model's file.
+/// `memory_source` of a tensor in the model's files.
 pub const SOURCE_DISK: u8 = 0;
-/// `memory_source` of a buffer made while running.
+/// `memory_source` of a buffer that was allocated at run time.
 pub const SOURCE_BUFFER: u8 = 1;
 
-/// `ext_version` of a record whose extension fields mean nothing.
+/// `ext_version` of a record without extension; its extension fields are undefined.
 pub const EXT_NONE: u8 = 0;
 /// `ext_version` of the extension described here.
 pub const EXT_V1: u8 = 1;
 
-/// Flag: the record goes on with the experts of the token in the record before it (more than 16 experts).
+/// Flag: the record contains further experts of the token in the preceding record (more than 16 experts).
 pub const FLAG_CONTINUATION: u8 = 1 << 0;
-/// Flag: the operation was meant for the GPU and ran on the CPU.
+/// Flag: the operation was assigned to the GPU and fell back to the CPU.
 pub const FLAG_CPU_FALLBACK: u8 = 1 << 1;
-/// Flag: the operation has more than four sources; the first four in ggml's order stayed.
+/// Flag: the operation has more than four sources; the record contains the first four in ggml's order.
 pub const FLAG_SOURCES_OMITTED: u8 = 1 << 2;
 
-/// Sources that a record can hold.
+/// Maximum number of sources of a record.
 pub const MAX_SOURCES: usize = 4;
-/// Experts that a record can hold; a token with more goes on in a continuation record.
+/// Maximum number of experts of a record. Further experts of a token are in continuation records.
 pub const MAX_EXPERTS: usize = 16;
-/// Bytes of a name, its closing NUL included.
+/// Size of a name field in bytes, including the terminating NUL.
 pub const NAME_SIZE: usize = 128;
-/// Bytes of a record.
+/// Size of a record in bytes.
 pub const RECORD_SIZE: usize = 1024;
 
 /// Where an expert was computed (`expert_lane`).
 pub mod lane {
-    /// Not known.
+    /// Unknown.
     pub const UNKNOWN: u8 = 0;
     /// On the CPU.
     pub const CPU: u8 = 1;
-    /// On the GPU, where its weights always are.
+    /// On the GPU, with weights that are always in GPU memory.
     pub const GPU_RESIDENT: u8 = 2;
-    /// On the GPU, from the hot cache.
+    /// On the GPU, with weights in the hot cache.
     pub const HOT_CACHE: u8 = 3;
-    /// On the GPU, with weights copied after the router chose it.
+    /// On the GPU, with weights copied after the router selected the expert (Post-Fetch).
     pub const POST_FETCHED: u8 = 4;
-    /// On the CPU, because the copy was not there in time.
+    /// On the CPU, because the copy of the weights was not complete in time.
     pub const POST_FETCH_MISS: u8 = 5;
-    /// On the GPU: the dynamic cache held it.
+    /// On the GPU: hit in the dynamic cache.
     pub const CACHE_HIT: u8 = 6;
-    /// The dynamic cache did not hold it.
+    /// Miss in the dynamic cache.
     pub const CACHE_MISS: u8 = 7;
 
-    /// Names of the lanes in tables, by number.
+    /// Names of the lanes in tables, indexed by number.
     pub const NAMES: [&str; 8] = [
         "unknown",
         "cpu",
@@ -81,13 +81,13 @@ pub mod lane {
     ];
 }
 
-/// One tensor that an operation read: 160 bytes.
+/// A tensor that an operation read: 160 bytes.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct SourceLog {
-    /// Name, closed by a NUL.
+    /// Name, terminated by a NUL.
     pub name: [u8; NAME_SIZE],
-    /// Address of the data while recording.
+    /// Address of the data during the recording.
     pub tensor_ptr: U64,
     /// Low 32 bits of the size in bytes; see [`TensorAccessLog::source_size`].
     pub size_bytes: U32,
@@ -97,7 +97,7 @@ pub struct SourceLog {
     pub memory_source: u8,
     /// Zero.
     pub pad: u8,
-    /// Offset in the model's file (DISK) or the buffer's id (BUFFER).
+    /// Offset in the model's file in bytes (DISK) or id of the buffer (BUFFER).
     pub offset_or_buffer_id: U64,
     /// Index in the GGUF's tensor table, or [`NO_TENSOR`].
     pub tensor_idx: U32,
@@ -105,19 +105,19 @@ pub struct SourceLog {
     pub pad2: [u8; 4],
 }
 
-/// One operation, or one token of an expert operation: 1024 bytes.
+/// An operation, or a token of an expert operation: 1024 bytes.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct TensorAccessLog {
-    /// Monotonic start of the operation; equal in all its records. Zero ends the file.
+    /// Start of the operation on a monotonic clock, nanoseconds; equal in all its records. 0 ends the trace.
     pub timestamp_ns: U64,
-    /// Position of the token in its sequence; the first one of a batch.
+    /// Position of the token in its sequence; for other than expert operations, of the first token of the batch.
     pub token_id: U32,
     /// Layer, or [`NO_LAYER`].
     pub layer_id: U16,
-    /// Thread that logged.
+    /// Id of the thread that wrote the record.
     pub thread_id: U16,
-    /// Number of the operation; the manifest's `ops` names it.
+    /// Number of the ggml operation; the manifest's `ops` contains the names.
     pub operation_type: u8,
     /// [`PHASE_PROMPT`] or [`PHASE_GENERATE`].
     pub phase: u8,
@@ -125,21 +125,21 @@ pub struct TensorAccessLog {
     pub num_sources: u8,
     /// Zero.
     pub pad: [u8; 5],
-    /// Name of the result, closed by a NUL.
+    /// Name of the result, terminated by a NUL.
     pub dst_name: [u8; NAME_SIZE],
-    /// What the operation read, in ggml's order.
+    /// The sources of the operation, in ggml's order.
     pub sources: [SourceLog; MAX_SOURCES],
-    /// Experts that the router chose for the token, best first.
+    /// Ids of the experts that the router selected for the token, best first.
     pub expert_ids: [I32; MAX_EXPERTS],
     /// Entries of `expert_ids` in use.
     pub num_experts: u8,
-    /// [`EXT_NONE`]: everything below means nothing. [`EXT_V1`]: as described.
+    /// [`EXT_NONE`]: the following fields are undefined. [`EXT_V1`]: they have the documented meaning.
     pub ext_version: u8,
     /// [`FLAG_CONTINUATION`], [`FLAG_CPU_FALLBACK`], [`FLAG_SOURCES_OMITTED`].
     pub flags: u8,
     /// Rank of `expert_ids[0]` in the token's top-k.
     pub expert_slot_base: u8,
-    /// Duration of the operation; 0 = unknown.
+    /// Duration of the operation, nanoseconds; 0 if unknown.
     pub duration_ns: U64,
     /// Tokens in the operation's batch.
     pub n_tokens: U32,
@@ -149,9 +149,9 @@ pub struct TensorAccessLog {
     pub size_bytes_high: [U32; MAX_SOURCES],
     /// Router weight as applied, parallel to `expert_ids`.
     pub expert_weights: [F32; MAX_EXPERTS],
-    /// [`lane`], parallel to `expert_ids`.
+    /// Where each expert was computed, a [`lane`], parallel to `expert_ids`.
     pub expert_lane: [u8; MAX_EXPERTS],
-    /// Shard of each source; 0 is the first file.
+    /// Index of the file (GGUF shard) of each source, from 0.
     pub source_file: [U16; MAX_SOURCES],
     /// Zero.
     pub reserved: [u8; 44],
@@ -193,7 +193,7 @@ impl Default for SourceLog {
 }
 
 impl SourceLog {
-    /// The name's bytes, up to its NUL.
+    /// The bytes of the name up to its NUL.
     pub fn name_bytes(&self) -> &[u8] {
         name_bytes(&self.name)
     }
@@ -208,14 +208,14 @@ impl SourceLog {
         some_layer(self.layer_id)
     }
 
-    /// Whether the bytes come from the model's file.
+    /// Whether the source is a tensor in the model's files.
     pub fn is_disk(&self) -> bool {
         self.memory_source == SOURCE_DISK
     }
 }
 
 impl TensorAccessLog {
-    /// The result's name, up to its NUL.
+    /// The bytes of the result's name up to its NUL.
     pub fn dst_name_bytes(&self) -> &[u8] {
         name_bytes(&self.dst_name)
     }
@@ -235,30 +235,30 @@ impl TensorAccessLog {
         TokenId(self.token_id.get())
     }
 
-    /// The phase; `None` if there is none with that number.
+    /// The phase; `None` if its number is unknown.
     pub fn phase(&self) -> Option<Phase> {
         Phase::of(self.phase)
     }
 
-    /// The sources in use; a count beyond four counts as four.
+    /// The sources in use. A count above 4 is treated as 4.
     pub fn sources(&self) -> &[SourceLog] {
         &self.sources[..usize::from(self.num_sources).min(MAX_SOURCES)]
     }
 
-    /// The expert ids in use; a count beyond sixteen counts as sixteen.
+    /// The expert ids in use. A count above 16 is treated as 16.
     pub fn expert_ids(&self) -> &[I32] {
         &self.expert_ids[..usize::from(self.num_experts).min(MAX_EXPERTS)]
     }
 
-    /// Whether the counts of sources and experts are not beyond what a record holds.
+    /// Whether the counts of sources and experts are within the limits of a record.
     pub fn counts_fit(&self) -> bool {
         usize::from(self.num_sources) <= MAX_SOURCES && usize::from(self.num_experts) <= MAX_EXPERTS
     }
 
-    /// Whether the bytes can be a record: a time, a phase and a memory source that exist, the name of a result, and names without
-    /// control characters. The version of the extension may be unknown.
+    /// Whether the bytes can be a record: they have a timestamp, a known phase, known memory sources, the name of a result, and
+    /// no control characters in names. The version of the extension may be unknown.
     pub(crate) fn is_plausible(&self) -> bool {
-        // A name may be cut within a character, so it need not be UTF-8.
+        // A name may be truncated within a character, so it is not always UTF-8.
         let is_name =
             |name: &[u8]| name.len() < NAME_SIZE && !name.iter().any(u8::is_ascii_control);
         self.timestamp_ns.get() != 0
@@ -272,12 +272,12 @@ impl TensorAccessLog {
                 .all(|source| source.memory_source <= SOURCE_BUFFER && is_name(source.name_bytes()))
     }
 
-    /// Whether this version knows what the extension's bytes mean.
+    /// Whether this crate supports the version of the extension.
     pub fn is_version_known(&self) -> bool {
         self.ext_version <= EXT_V1
     }
 
-    /// Whether the record can be read.
+    /// Checks that this crate can read the record.
     ///
     /// # Errors
     /// [`RecordFault::Version`], [`RecordFault::Counts`].
@@ -296,24 +296,24 @@ impl TensorAccessLog {
         Ok(())
     }
 
-    /// Whether the extension fields mean anything.
+    /// Whether the record has an extension.
     pub fn has_extension(&self) -> bool {
         self.ext_version >= EXT_V1
     }
 
-    /// Whether the record goes on with the experts of the token in the record before it.
+    /// Whether the record contains further experts of the token in the preceding record.
     pub fn is_continuation(&self) -> bool {
         self.has_flag(FLAG_CONTINUATION)
     }
 
-    /// Whether `flag` is set; a plain v4 record has none.
+    /// Whether `flag` is set. Records without extension have no flags.
     pub fn has_flag(&self, flag: u8) -> bool {
         self.has_extension() && self.flags & flag != 0
     }
 
-    /// Size of source `i` in bytes, its high half from the extension.
+    /// Size of source `i` in bytes. The high 32 bits come from the extension and are 0 without it.
     ///
-    /// A plain v4 record has the low 32 bits alone. `i` beyond the fourth source gives 0.
+    /// Returns 0 if `i` is not below [`MAX_SOURCES`].
     pub fn source_size(&self, i: usize) -> u64 {
         let (Some(source), Some(high)) = (self.sources.get(i), self.size_bytes_high.get(i)) else {
             return 0;
@@ -333,7 +333,7 @@ impl TensorAccessLog {
     }
 }
 
-/// Writes `name` into a name field: cut at 127 bytes (between characters), zeros behind it.
+/// Writes `name` into a name field, truncated to 127 bytes at a character boundary and padded with zeros.
 pub fn set_name(field: &mut [u8; NAME_SIZE], name: &str) {
     let mut n = name.len().min(NAME_SIZE - 1);
     while !name.is_char_boundary(n) {
@@ -354,7 +354,7 @@ fn some_layer(layer_id: U16) -> Option<LayerId> {
     (layer != NO_LAYER).then_some(LayerId(layer))
 }
 
-/// The number of a layer in a record and in `buffers.jsonl`: [`NO_LAYER`] for none.
+/// The number of a layer in records and in `buffers.jsonl`; [`NO_LAYER`] for `None`.
 pub fn layer_number(layer: Option<LayerId>) -> u16 {
     layer.map_or(NO_LAYER, |layer| layer.0)
 }
@@ -364,7 +364,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_above_4_gib_keep_their_high_half() {
+    fn stores_sizes_above_4_gib() {
         let mut record = TensorAccessLog {
             ext_version: EXT_V1,
             ..Default::default()
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_cut_between_characters() {
+    fn truncates_names_at_character_boundaries() {
         let mut field = [0xff; NAME_SIZE];
         set_name(&mut field, &format!("{}é", "a".repeat(126)));
         assert_eq!(name_bytes(&field), "a".repeat(126).as_bytes());
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_beyond_the_arrays_are_clamped() {
+    fn clamps_counts_to_array_lengths() {
         let record = TensorAccessLog {
             num_sources: 255,
             num_experts: 255,

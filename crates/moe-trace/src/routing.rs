@@ -1,22 +1,21 @@
-//! Which expert operations tell the routing: one of a layer in a pass.
+//! Selects one expert operation for each layer of a pass, so that each routing decision is counted once.
 //!
-//! Gate, up and down of a layer are operations of their own (gate and up may be one, and a model without a gate has two),
-//! all with the same experts: counting each would multiply the counts. So the first `MUL_MAT_ID` of a layer in a pass is
-//! taken and the others are not, whatever their names.
+//! Gate, up and down of a layer are separate operations with the same experts (gate and up may be fused, and a model without
+//! a gate has two). Only the first `MUL_MAT_ID` of a layer in a pass is used, independent of its name.
 
 use crate::operations::{Operation, Operations};
 use crate::record::TensorAccessLog;
 
-/// Tells, operation by operation and in order, which ones to take.
+/// Finds the first expert operation of each layer in each pass. It takes all operations in order.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FirstOfLayer<'a> {
     mul_mat_id: Option<u8>,
-    /// The operation last taken.
+    /// The last selected operation.
     taken: Option<&'a TensorAccessLog>,
 }
 
 impl<'a> FirstOfLayer<'a> {
-    /// `mul_mat_id` is the number of `MUL_MAT_ID` in the trace; without one there is no routing.
+    /// `mul_mat_id` is the number of `MUL_MAT_ID` in the trace; with `None`, no operation is selected.
     pub(crate) fn new(mul_mat_id: Option<u8>) -> Self {
         Self {
             mul_mat_id,
@@ -24,10 +23,10 @@ impl<'a> FirstOfLayer<'a> {
         }
     }
 
-    /// Whether to take `operation`, the one that follows those asked about before.
+    /// Whether to use `operation`, which follows the operation of the previous call.
     ///
-    /// A pass goes through the layers in order, so another layer is the next one of the pass or the first one of the next
-    /// pass. Where only one layer has experts, the next pass begins when the result that was taken is computed again.
+    /// A pass computes the layers in order, so a change of the layer means the next layer or the next pass. If only one layer has
+    /// experts, the next pass starts when the result of the selected operation is computed again.
     #[inline]
     pub(crate) fn takes(&mut self, operation: &Operation<'a>) -> bool {
         let head = operation.head();
@@ -44,7 +43,7 @@ impl<'a> FirstOfLayer<'a> {
     }
 }
 
-/// The operations of a trace that tell its routing; see [`crate::Run::routing`].
+/// Iterator over the operations that contain the routing; see [`crate::Run::routing`].
 #[derive(Clone, Debug)]
 pub struct RoutingOperations<'a> {
     operations: Operations<'a>,

@@ -1,4 +1,4 @@
-//! Opening what a path argument names: a run directory or a bare trace.
+//! Opening a run directory or a bare trace.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -18,20 +18,20 @@ use crate::trace::Trace;
 /// Name of the trace in a run directory.
 pub const TRACE_FILE: &str = "trace.bin";
 
-/// A run directory, or a trace without one.
+/// A run directory, or a bare `trace.bin`.
 #[derive(Debug)]
 pub struct Run {
     /// The path that was opened.
     pub path: PathBuf,
-    /// The manifest; a bare trace has none.
+    /// The manifest; `None` for a bare trace.
     pub manifest: Option<Manifest>,
     /// The records.
     pub trace: Trace,
-    /// The model's offset map; a bare trace has none. Without the feature `parquet` it is not read.
+    /// The model's offset map; `None` for a bare trace, and without the feature `parquet`.
     pub map: Option<OffsetMap>,
-    /// Operation numbers of a trace without manifest, where they are not the default.
+    /// Operation numbers of a trace without manifest, if they differ from the default.
     bare_ops: Option<OpTable>,
-    /// Positions of the tokens, where the records of another tool do not tell them.
+    /// Positions of the tokens, if the records do not contain them (traces of other tools).
     passes: Option<PassTable>,
 }
 
@@ -76,7 +76,7 @@ impl Run {
         }
     }
 
-    /// Names the operation numbers of a trace that has no manifest to tell them.
+    /// Sets the operation numbers of a trace without manifest.
     #[must_use]
     pub fn with_ops(mut self, ops: OpTable) -> Self {
         self.bare_ops = Some(ops);
@@ -103,21 +103,21 @@ impl Run {
             .unwrap_or(ops::default_table())
     }
 
-    /// The operations that tell the routing: one of every layer in every pass, not three for gate, up and down.
+    /// The operations that contain the routing: one for each layer of each pass, instead of three for gate, up and down.
     ///
-    /// [`Operation::tokens`](crate::Operation::tokens) gives their tokens with the experts chosen.
+    /// [`Operation::tokens`](crate::Operation::tokens) returns their tokens with the selected experts.
     pub fn routing(&self) -> RoutingOperations<'_> {
         RoutingOperations::new(self.trace.operations(), self.ops().number("MUL_MAT_ID"))
     }
 
-    /// As [`Run::routing`], of one pass: the operations at `records`, see [`Trace::operations_in`].
+    /// Like [`Run::routing`], for the operations in `records` only; see [`Trace::operations_in`].
     pub fn routing_in(&self, records: Range<u64>) -> RoutingOperations<'_> {
         let operations = self.trace.operations_in(records);
         RoutingOperations::new(operations, self.ops().number("MUL_MAT_ID"))
     }
 
-    /// Names the run in datasets: the manifest's `run_id` (what is no letter, digit, `.`, `_` or `-` becomes `_`: the id
-    /// is part of a path), or, without one, `trace-` and a hash of the trace's size and its first MiB.
+    /// The id of the run in datasets: the manifest's `run_id`, in which other characters than ASCII letters, digits, `.`, `_`
+    /// and `-` become `_`. Without a `run_id`: `trace-` and a hash over the trace's size and its first MiB.
     pub fn id(&self) -> String {
         if let Some(manifest) = &self.manifest
             && !manifest.run_id.is_empty()

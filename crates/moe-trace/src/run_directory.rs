@@ -1,4 +1,4 @@
-//! Which directories a recorder may write a run into.
+//! Checks and locks the directory into which a recorder writes a run.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, TryLockError};
@@ -14,7 +14,7 @@ use crate::phase::Phase;
 use crate::run::TRACE_FILE;
 use crate::{buffers, graph, map_table, transfers};
 
-/// Files that every run has from its creation on.
+/// Files that a run has from its creation on.
 const RUN_FILES: [&str; 4] = [
     TRACE_FILE,
     buffers::FILE_NAME,
@@ -22,21 +22,21 @@ const RUN_FILES: [&str; 4] = [
     manifest::FILE_NAME,
 ];
 
-/// How often the lock of a directory is tried, and the time between.
+/// Number of attempts to lock a directory.
 const LOCK_ATTEMPTS: usize = 5;
 const LOCK_WAIT: Duration = Duration::from_millis(10);
 
 /// A directory for a new run.
 pub(crate) struct RunDirectory {
-    /// Keeps other recorders out as long as it is open.
+    /// The lock against other recorders, held as long as the file is open.
     pub(crate) lock: Option<File>,
-    /// Whether it has a run, to be replaced.
+    /// Whether it contains a run, which will be replaced.
     pub(crate) has_run: bool,
 }
 
-/// What a directory holds.
+/// The contents of a directory.
 enum Contents {
-    /// Nothing, or what an interrupted creation of a run left.
+    /// Nothing, or files of an interrupted creation of a run.
     Empty,
     /// A run.
     Run,
@@ -44,7 +44,7 @@ enum Contents {
     Other(&'static str),
 }
 
-/// Makes `dir` where it does not exist and locks it. It is empty, or has a run and may be replaced.
+/// Locks `dir`, which is created if it does not exist. It is empty, or contains a run that may be replaced.
 pub(crate) fn take(
     dir: &Path,
     force: bool,
@@ -52,14 +52,14 @@ pub(crate) fn take(
 ) -> Result<RunDirectory, Error> {
     check_place(dir)?;
     new.create(dir)?;
-    // Another recorder that has the lock may not have written yet: the directory is its own now.
+    // If another recorder has the lock, the new directory belongs to it, although it may still be empty.
     let lock = lock(dir).inspect_err(|_| new.keep())?;
     let has_run = has_run(dir, force)?;
     remove_temporary_files(dir)?;
     Ok(RunDirectory { lock, has_run })
 }
 
-/// Refuses what [`take`] would refuse now, and changes nothing.
+/// Returns the error that [`take`] would return, without changing anything.
 pub(crate) fn check(dir: &Path, force: bool) -> Result<(), Error> {
     check_place(dir)?;
     if dir.is_dir() {
@@ -84,7 +84,7 @@ fn not_replaceable(dir: &Path, reason: &'static str) -> Error {
     }
 }
 
-/// Whether a directory has a run, which may be replaced; refuses any other contents, and inputs among its files.
+/// Whether a directory contains a run that may be replaced. Other contents, and files that are inputs, are errors.
 fn has_run(dir: &Path, force: bool) -> Result<bool, Error> {
     match contents(dir)? {
         Contents::Empty => Ok(false),
@@ -101,7 +101,7 @@ fn has_run(dir: &Path, force: bool) -> Result<bool, Error> {
     }
 }
 
-/// Looks at the files of a directory, which no other recorder is writing.
+/// Determines the contents of a directory that no other recorder is writing.
 fn contents(dir: &Path) -> Result<Contents, Error> {
     let entries = fs::read_dir(dir)
         .and_then(|entries| entries.collect::<io::Result<Vec<_>>>())
@@ -126,10 +126,10 @@ fn contents(dir: &Path) -> Result<Contents, Error> {
     })
 }
 
-/// Whether a directory without a manifest is empty, or has nothing but what an interrupted creation of a run left.
+/// Whether a directory without a manifest is empty, or contains only files of an interrupted creation of a run.
 ///
-/// A new run gets its manifest last: before that, the manifest's temporary file is there, and the trace and the buffers
-/// are empty. A map has contents, so that it is only taken for the run's next to a readable temporary manifest.
+/// The manifest of a new run is renamed last. Before that, its temporary file exists, and trace and buffers are empty. The
+/// map is not empty, so it counts as part of a run only if there is a readable temporary manifest.
 fn is_unfinished(dir: &Path, names: &[OsString]) -> bool {
     let manifests = || {
         let names = names.iter();
@@ -149,12 +149,12 @@ fn is_unfinished(dir: &Path, names: &[OsString]) -> bool {
     names.is_empty() || manifests().next().is_some() && names.iter().all(is_own)
 }
 
-/// Whether a name is one under which a recorder writes `file` of a run before it is complete.
+/// Whether `name` is a temporary name for the incomplete `file` of a run.
 fn is_temporary(name: &OsStr, file: &str) -> bool {
     is_temporary_name(name, Some(file)) || numbered_file(name) == Some(file)
 }
 
-/// The file of a run whose name is `.FILE.PROCESS.tmp`, as version 0.1.0 named temporary files.
+/// `FILE` of a name `.FILE.PROCESS.tmp`, the temporary names of version 0.1.0.
 fn numbered_file(name: &OsStr) -> Option<&str> {
     let stem = name.to_str()?.strip_suffix(".tmp")?;
     let (file, process) = stem.strip_prefix('.')?.rsplit_once('.')?;
@@ -162,7 +162,7 @@ fn numbered_file(name: &OsStr) -> Option<&str> {
     (is_number && RUN_FILES.contains(&file)).then_some(file)
 }
 
-/// Removes temporary files of recorders that were killed; those of [`moe_files`] go when the next file is created.
+/// Removes temporary files of killed recorders. [`moe_files`] removes its own when it creates the next file.
 fn remove_temporary_files(dir: &Path) -> Result<(), Error> {
     for entry in fs::read_dir(dir).map_err(Error::io("list", dir))? {
         let entry = entry.map_err(Error::io("list", dir))?;
@@ -173,19 +173,19 @@ fn remove_temporary_files(dir: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// The files of an earlier run that not every run has.
+/// The optional files of an earlier run.
 fn optional_files(dir: &Path) -> Vec<PathBuf> {
     let graphs = dir.join(graph::DIRECTORY);
     let transfers = dir.join(transfers::FILE_NAME);
     if graphs.is_symlink() {
-        // Not the files of another directory.
+        // A symlink: files in another directory are not removed.
         return vec![graphs, transfers];
     }
     let [prompt, generate] = Phase::ALL.map(|phase| graph::path(dir, phase));
     vec![prompt, generate, transfers]
 }
 
-/// Removes the files of an earlier run that not every run has.
+/// Removes the optional files of an earlier run.
 pub(crate) fn remove_optional_files(
     dir: &Path,
     transaction: &mut Transaction,
@@ -213,8 +213,8 @@ fn remove(path: &Path) -> Result<(), Error> {
 
 /// Locks a directory against other recorders until the file is closed.
 ///
-/// `None` where a directory cannot be opened or locked (other systems than Unix, some network file systems): nothing
-/// keeps two recorders apart there.
+/// `None` if a directory cannot be opened or locked (systems other than Unix, some network file systems). Two recorders are
+/// not detected there.
 fn lock(dir: &Path) -> Result<Option<File>, Error> {
     let Ok(file) = File::open(dir) else {
         return Ok(None);
@@ -222,7 +222,7 @@ fn lock(dir: &Path) -> Result<Option<File>, Error> {
     for _ in 0..LOCK_ATTEMPTS {
         match file.try_lock() {
             Ok(()) => return Ok(Some(file)),
-            // A reader has the lock for a moment, see `check::unfinished_state`.
+            // A reader may hold the lock briefly, see `check::unfinished_state`.
             Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_WAIT),
             Err(TryLockError::Error(_)) => return Ok(None),
         }

@@ -1,4 +1,4 @@
-//! The routing of any trace as a stream of rows: which experts the tokens selected, in order, or how often each was selected.
+//! The routing of a trace of any format as a stream of rows: the selected experts of each token in order, or counts.
 
 use moe_ids::{ExpertId, LayerId, TokenId};
 
@@ -6,34 +6,34 @@ use crate::facts::Facts;
 use crate::phase::Phase;
 use crate::token::TokenKey;
 
-/// Takes the routing of a trace, whatever recorded it. Layer and expert ids are below [`MAX_ID`](crate::MAX_ID), and of the
-/// model if it is known.
+/// Receives the routing of a trace of any format. Layer and expert ids are below [`MAX_ID`](crate::MAX_ID), and below the
+/// numbers of the model if these are known.
 pub trait Sink {
-    /// What is known about the model before the first row; not called where a format tells nothing there.
+    /// Receives the parameters of the model before the first row; not called if the format does not contain them.
     fn facts(&mut self, facts: &Facts) -> Result<(), SinkError> {
         let _ = facts;
         Ok(())
     }
 
-    /// One row of routing.
+    /// Receives a row of routing.
     fn routing(&mut self, row: &RoutingRow) -> Result<(), SinkError>;
 
-    /// One count.
+    /// Receives a count.
     fn count(&mut self, row: &CountRow) -> Result<(), SinkError>;
 
-    /// Totals of a layer, where counts are told.
+    /// Receives the totals of a layer, for formats with counts.
     fn layer(&mut self, row: &LayerRow) -> Result<(), SinkError> {
         let _ = row;
         Ok(())
     }
 }
 
-/// Why a sink takes no more.
+/// Why a sink stops.
 #[derive(Debug)]
 pub enum SinkError {
-    /// The row makes no sense; the place where it was read is added.
+    /// The row is invalid. The caller adds where it was read.
     Refused(Box<dyn std::error::Error + Send + Sync>),
-    /// Counts have no order, and the sink needs one.
+    /// The sink needs rows in order, but the format contains counts.
     NeedsOrder,
     /// Something else failed.
     Failed(Box<dyn std::error::Error + Send + Sync>),
@@ -45,33 +45,33 @@ impl<E: std::error::Error + Send + Sync + 'static> From<E> for SinkError {
     }
 }
 
-/// One expert of one token in one layer; rows come in the order of the trace, those of a token in the order of their slots.
+/// An expert of a token in a layer. Rows have the order of the trace; those of a token are ordered by slot.
 ///
-/// The columns of the table `routing`. What the format does not tell is `None`.
+/// The fields are the columns of the table `routing`. Values that the format does not contain are `None`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RoutingRow {
     /// Position of the token in its sequence.
     pub token_id: TokenId,
     /// Sequence (request, turn) of the token.
     pub sequence_id: Option<u32>,
-    /// Prompt or generated.
+    /// Phase of the token.
     pub phase: Option<Phase>,
     /// Layer.
     pub layer_id: LayerId,
-    /// Rank of the expert in the token's top-k, best 0.
+    /// Rank of the expert in the token's top-k; 0 is the best.
     pub slot: u16,
-    /// Expert in the layer.
+    /// Id of the expert in its layer.
     pub expert_id: ExpertId,
     /// Router weight as applied.
     pub weight: Option<f32>,
     /// Where it was computed, a number of [`lane`](crate::record::lane).
     pub lane: Option<u8>,
-    /// Start of the operation; equal for all tokens of a batch in a layer, never 0.
+    /// Start of the operation, nanoseconds; equal for all tokens of a batch in a layer, never 0.
     pub timestamp_ns: Option<u64>,
 }
 
 impl RoutingRow {
-    /// Token 0, slot 0, expert 0 of a layer, nothing else told: to be filled in with what a format tells.
+    /// A row with token 0, slot 0 and expert 0 of a layer, and `None` in all other fields, for importers to complete.
     pub fn at_layer(layer_id: LayerId) -> Self {
         Self {
             token_id: TokenId(0),
@@ -98,30 +98,30 @@ impl RoutingRow {
     }
 }
 
-/// How often an expert was chosen.
+/// How often an expert was selected.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CountRow {
     /// Layer.
     pub layer_id: LayerId,
-    /// Expert in the layer.
+    /// Id of the expert in its layer.
     pub expert_id: ExpertId,
-    /// The tokens that were counted; `None` = both phases, or not told.
+    /// Phase of the counted tokens; `None` for both phases, or if unknown.
     pub phase: Option<Phase>,
-    /// Times it was chosen.
+    /// Number of selections.
     pub count: u64,
-    /// Sum of the router weights with which it was chosen.
+    /// Sum of the router weights over these selections.
     pub mass: Option<f64>,
 }
 
-/// What a format of counts says of a whole layer.
+/// Totals of a layer in a format with counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerRow {
     /// Layer.
     pub layer_id: LayerId,
-    /// The tokens that were counted; `None` = both phases, or not told.
+    /// Phase of the counted tokens; `None` for both phases, or if unknown.
     pub phase: Option<Phase>,
-    /// Passes in which the layer routed something.
+    /// Number of passes in which the layer routed tokens.
     pub calls: Option<u64>,
-    /// Tokens that it routed.
+    /// Number of routed tokens.
     pub rows: Option<u64>,
 }

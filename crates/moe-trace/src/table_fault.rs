@@ -1,4 +1,4 @@
-//! What is wrong with a Parquet file.
+//! Causes of an [`Error`](crate::Error) about a Parquet file.
 
 use std::sync::Arc;
 
@@ -16,9 +16,7 @@ pub enum TableFault {
     #[error("the file is damaged: {}; write it again or get a new copy", one_line(.0))]
     Damaged(#[source] Arc<ParquetError>),
     /// The Parquet library panicked while it decoded the file.
-    #[error(
-        "the file is damaged: its pages contradict each other; write it again or get a new copy"
-    )]
+    #[error("the file is damaged: its pages are inconsistent; write it again or get a new copy")]
     DecoderPanicked,
     /// A page whose header cannot be read.
     #[error(
@@ -27,24 +25,24 @@ pub enum TableFault {
     PageHeader {
         /// The column.
         column: String,
-        /// Where the header should be.
+        /// File offset at which the header is expected.
         offset: u64,
     },
-    /// A page, or pages that are needed at the same time, take too much memory.
+    /// A page, or pages that are needed together, take too much memory.
     #[error(
         "column {column}: pages of {bytes} bytes, decompressed, are larger than the limit of {limit}; write the table with smaller pages"
     )]
     Pages {
         /// The column.
         column: String,
-        /// Bytes that the pages claim.
+        /// Size of the pages according to their headers, in bytes.
         bytes: u64,
-        /// Bytes that are read at most.
+        /// The limit in bytes.
         limit: u64,
     },
     /// A column of strings in an encoding whose memory cannot be bounded.
     #[error(
-        "column {column}: pages in the encoding {encoding} are not read; write the table with dictionaries or plain strings"
+        "column {column}: the encoding {encoding} is not supported; write the table with dictionaries or plain strings"
     )]
     Encoding {
         /// The column.
@@ -52,9 +50,9 @@ pub enum TableFault {
         /// The encoding.
         encoding: &'static str,
     },
-    /// A column that is compressed in a way that is not read.
+    /// A column with an unsupported compression.
     #[error(
-        "column {column}: compression {codec} is not read; write the table with zstd, snappy or no compression"
+        "column {column}: the compression {codec} is not supported; write the table with zstd, snappy or no compression"
     )]
     Codec {
         /// The column.
@@ -62,68 +60,66 @@ pub enum TableFault {
         /// The compression.
         codec: String,
     },
-    /// Two columns of one name.
-    #[error(
-        "column {column} appears twice: it is unknown which of them to read; write the table again"
-    )]
+    /// Two columns with the same name.
+    #[error("column {column} appears twice; write the table again with unique column names")]
     RepeatedColumn {
         /// The column.
         column: String,
     },
-    /// A column of lists or structures, where values are expected.
+    /// A column of lists or structures instead of plain values.
     #[error(
-        "column {column}: lists and structures are not read; this is not the table that is wanted"
+        "column {column}: lists and structures are not supported; this is not the expected table"
     )]
     Nested {
         /// The column.
         column: String,
     },
-    /// A footer that takes too much memory.
+    /// A footer above the size limit.
     #[error(
-        "the footer claims {bytes} bytes, more than the limit of {limit}; write the table with fewer row groups"
+        "the footer has {bytes} bytes, more than the limit of {limit}; write the table with fewer row groups"
     )]
     Footer {
-        /// Bytes of the footer.
+        /// Size of the footer in bytes.
         bytes: u64,
-        /// Bytes that are read at most.
+        /// The limit in bytes.
         limit: u64,
     },
-    /// A name that is longer than any name of its kind.
+    /// A name that is longer than the limit.
     #[error(
-        "column {column}: a name of {bytes} bytes is longer than the limit of {limit}; this is not the table that is wanted"
+        "column {column}: a name of {bytes} bytes is longer than the limit of {limit}; this is not the expected table"
     )]
     LongName {
         /// The column.
         column: String,
-        /// Bytes of the name.
+        /// Length of the name in bytes.
         bytes: usize,
-        /// Longest name that is read.
+        /// The limit in bytes.
         limit: usize,
     },
-    /// More rows than a table of this kind has.
-    #[error("more than {limit} rows, which no table of this kind has; write it again")]
+    /// More rows than the limit for this kind of table.
+    #[error("the table has more rows than the limit of {limit}; this is not the expected table")]
     Rows {
-        /// Rows that are read at most.
+        /// The limit in rows.
         limit: usize,
     },
     /// The Parquet library cannot write the file.
     #[error("{}", one_line(.0))]
     Encode(#[source] Arc<ParquetError>),
-    /// A value of the file's metadata is not the JSON expected.
+    /// A value of the file's metadata is not the expected JSON.
     #[error("metadata {key}: {}; write the file again", json::reason(source))]
     Metadata {
         /// The key.
         key: &'static str,
-        /// What is wrong with its value.
+        /// The error in its value.
         source: Arc<serde_json::Error>,
     },
     /// A column is missing.
-    #[error("no column {column}; this is not the table that is wanted")]
+    #[error("column {column} is missing; this is not the expected table")]
     NoColumn {
         /// The column.
         column: String,
     },
-    /// A column of a type that cannot be converted.
+    /// A column whose type cannot be converted.
     #[error("column {column}: {source}; write the table again")]
     Type {
         /// The column.
@@ -139,52 +135,52 @@ pub enum TableFault {
         /// The type.
         data_type: DataType,
     },
-    /// A null where there must be a value.
+    /// A null in a column that is not nullable.
     #[error("column {column}: a value is missing; write the table again")]
     Null {
         /// The column.
         column: String,
     },
-    /// A name that is none of those that the column may hold.
-    #[error("column {column}: {name:?} is not known; write the table again")]
+    /// An unknown name in a column with a fixed set of names.
+    #[error("column {column}: the value {name:?} is unknown; write the table again")]
     Name {
         /// The column.
         column: String,
         /// The name.
         name: String,
     },
-    /// A dictionary without one of the keys that are used.
+    /// A dictionary key that is outside the dictionary.
     #[error("column {column}: a key is outside its dictionary; write the table again")]
     Key {
         /// The column.
         column: String,
     },
-    /// A range of bytes whose end cannot be counted.
+    /// A byte range whose end exceeds 64 bits.
     #[error("row {row}: its range ends beyond 64 bits; write the table again")]
     Overflow {
         /// The row.
         row: usize,
     },
-    /// The map of another model than the run's.
+    /// The map belongs to another model than the run.
     #[error(
-        "it is the map of another model than the run's; write the right one with `moe-analyze gguf-map`"
+        "the map belongs to another model than the run; write the right one with `moe-analyze gguf-map`"
     )]
     OtherModel,
-    /// A directory without a table of routing.
+    /// A directory without a `routing` table.
     #[error(
-        "no routing.parquet and no routing/run=ID/*.parquet in it; write them with `moe-analyze parquet`"
+        "the directory contains neither routing.parquet nor routing/run=ID/*.parquet; write them with `moe-analyze parquet`"
     )]
     NoRouting,
 }
 
 impl TableFault {
-    /// A failure of the decoder.
+    /// The fault for an error of the decoder.
     pub(crate) fn damaged(error: impl Into<ParquetError>) -> Self {
         Self::Damaged(Arc::new(error.into()))
     }
 }
 
-/// The Parquet library breaks lines in the messages of some errors.
+/// The error message on one line: some messages of the Parquet library contain line breaks.
 fn one_line(error: &ParquetError) -> String {
     let text = error.to_string();
     text.split_whitespace().collect::<Vec<_>>().join(" ")

@@ -12,13 +12,13 @@ use crate::phase::Phase;
 pub struct TokenKey {
     /// Layer.
     pub layer_id: LayerId,
-    /// Sequence; `None` if it is not known.
+    /// Sequence; `None` if unknown.
     pub sequence_id: Option<u32>,
     /// Position in the sequence.
     pub token_id: TokenId,
-    /// Phase; `None` if it is not known.
+    /// Phase; `None` if unknown.
     pub phase: Option<Phase>,
-    /// Start of the operation, nanoseconds; 0 if it is not known.
+    /// Start of the operation, nanoseconds; 0 if unknown.
     pub timestamp_ns: u64,
 }
 
@@ -42,7 +42,7 @@ impl TokenStarts {
         !before.is_some_and(|before| continues(before, row))
     }
 
-    /// Takes all rows that `later` took; returns whether its first row belongs to the last token of this one.
+    /// Appends the rows of `later`. Returns whether its first row belongs to the last token of `self`.
     pub fn append(&mut self, later: TokenStarts) -> bool {
         let is_cut = match (self.last, later.first) {
             (Some(before), Some(row)) => continues(before, row),
@@ -54,7 +54,7 @@ impl TokenStarts {
     }
 }
 
-/// Whether the row belongs to the token of the row before it.
+/// Whether a row belongs to the same token as the preceding row.
 fn continues((token, slot): (TokenKey, u32), next: (TokenKey, u32)) -> bool {
     token == next.0 && slot < next.1
 }

@@ -1,4 +1,4 @@
-//! Reading `trace.bin`, mapped.
+//! Reading a memory-mapped `trace.bin`.
 
 use std::fs::File;
 use std::ops::Range;
@@ -15,8 +15,8 @@ use crate::error::Error;
 use crate::operations::Operations;
 use crate::record::{RECORD_SIZE, TensorAccessLog};
 
-/// Whether a file that starts with `sample` is a trace: its first record can be one, and so can three quarters of those that
-/// are not unused space of zeros. Damaged records may be among them.
+/// Whether a file that starts with `sample` is a trace: its first record is plausible, and so are at least three quarters of
+/// the records that are not all zeros. The other records may be damaged.
 pub fn is_trace(sample: &[u8]) -> bool {
     if Content::of(sample).is_some() {
         return false;
@@ -30,7 +30,7 @@ pub fn is_trace(sample: &[u8]) -> bool {
     records.first().is_some_and(is_plausible) && 4 * n_plausible >= 3 * used.count()
 }
 
-/// A mapped trace; its records are borrowed from the file.
+/// A memory-mapped trace. Its records are borrowed from the mapping.
 #[derive(Debug)]
 pub struct Trace {
     path: PathBuf,
@@ -40,13 +40,13 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Maps `path`, a regular file. Any file can be a trace: what it says is checked where it is used.
+    /// Maps `path`, which must be a regular file. The contents are not checked here, but where they are used.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         Self::of_file(path, &bounded::open(path)?)
     }
 
-    /// Maps an open file, which messages name `path`.
+    /// Maps an open file. `path` is its name in error messages.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -64,9 +64,9 @@ impl Trace {
         &self.path
     }
 
-    /// The records before the first one whose timestamp is zero.
+    /// The records before the first one with timestamp 0.
     ///
-    /// The first call looks at every timestamp; [`Trace::operations`] does without.
+    /// The first call reads every timestamp; [`Trace::operations`] does not.
     pub fn records(&self) -> &[TensorAccessLog] {
         let all = self.all_records();
         let n = *self.records.get_or_init(|| {
@@ -77,7 +77,7 @@ impl Trace {
         &all[..n]
     }
 
-    /// The last of [`Trace::records`]. Only a trace that ends in zeros is looked through for it.
+    /// The last of [`Trace::records`]. The timestamps are read only if the file ends with zeros.
     pub fn last_record(&self) -> Option<&TensorAccessLog> {
         let last = self.all_records().last()?;
         if last.timestamp_ns.get() == 0 {
@@ -86,23 +86,23 @@ impl Trace {
         Some(last)
     }
 
-    /// Keeps how many records there are before the first zero timestamp, for a caller that has walked all operations.
+    /// Stores the number of records before the first timestamp 0, which the caller knows after reading all operations.
     pub(crate) fn keep_record_count(&self, n: usize) {
-        // A count that is known already is the same.
+        // A stored number is the same.
         let _ = self.records.set(n);
     }
 
-    /// The operations in order, up to the first zero timestamp.
+    /// The operations in order, up to the first timestamp 0.
     pub fn operations(&self) -> Operations<'_> {
         Operations::new(self.all_records()).reporting_to(&self.position)
     }
 
-    /// The record that the latest walk over operations has reached, to show progress from another thread.
+    /// The index of the current record of the newest iterator over operations. Another thread can show it as progress.
     pub fn position(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.position)
     }
 
-    /// The operations of some records, whose first must be an operation's first; none where the trace is shorter.
+    /// The operations in `records`, whose first must be the first record of an operation. Empty if the trace is shorter.
     pub fn operations_in(&self, records: Range<u64>) -> Operations<'_> {
         let index = |record| usize::try_from(record).unwrap_or(usize::MAX);
         let some = self
@@ -117,17 +117,17 @@ impl Trace {
         self.bytes().len() as u64
     }
 
-    /// Bytes of a record that was cut at the end of the file; 0 if none was.
+    /// Bytes of a truncated record at the end of the file; 0 if there is none.
     pub fn cut_bytes(&self) -> u64 {
         self.size_bytes() % RECORD_SIZE as u64
     }
 
-    /// The file's bytes.
+    /// The bytes of the file.
     pub fn bytes(&self) -> &[u8] {
         &self.map
     }
 
-    /// All whole records of the file, a tail of zeros included.
+    /// All complete records of the file, including zeros at its end.
     pub(crate) fn all_records(&self) -> &[TensorAccessLog] {
         let n = self.bytes().len() / RECORD_SIZE;
         match <[TensorAccessLog]>::ref_from_prefix_with_elems(self.bytes(), n) {

@@ -1,6 +1,6 @@
-//! `transfers.jsonl`: what Post-Fetch did in each layer of each pass, a line each (`schemas/transfers.schema.json`).
+//! `transfers.jsonl`: the H2D copies of Post-Fetch, one line for each layer of a pass (`schemas/transfers.schema.json`).
 //!
-//! All times are on the clock of the trace's records, nanoseconds.
+//! All times are nanoseconds on the clock of the trace's records.
 
 use std::path::Path;
 
@@ -15,58 +15,58 @@ use crate::phase::Phase;
 /// Name of the file in a run directory.
 pub const FILE_NAME: &str = "transfers.jsonl";
 
-/// More bytes than any layer has: 256 TiB.
-const MOST_BYTES: u64 = 1 << 48;
+/// Maximum number of bytes of a layer: 256 TiB.
+const MAX_LAYER_BYTES: u64 = 1 << 48;
 
-/// From when to when.
+/// A time span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Span {
-    /// Begin.
+    /// Start.
     pub start_ns: u64,
-    /// End, not before the begin.
+    /// End, not before the start.
     pub end_ns: u64,
 }
 
-/// One layer of one pass: the down matrices of the chosen experts travel to the GPU while the host computes gate and up.
+/// A layer of a pass: the down matrices of the selected experts are copied to the GPU while the CPU computes gate and up.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Transfer {
-    /// Request.
+    /// Sequence (request).
     pub sequence_id: u32,
     /// Position of the pass's first token in its sequence.
     pub token_id: TokenId,
-    /// As in a record: 0 prompt, 1 generated.
+    /// Phase; in JSON 0 (prompt) or 1 (generate), as in records.
     pub phase: Phase,
     /// Layer.
     pub layer_id: LayerId,
-    /// Rows of the pass.
+    /// Tokens of the pass.
     pub n_tokens: u32,
-    /// Distinct experts that were chosen.
+    /// Number of distinct selected experts.
     pub n_experts: u32,
-    /// Of them, those whose down product the GPU computed; the host computed the others.
+    /// Number of these whose down projection the GPU computed; the CPU computed the others.
     pub n_fetched: u32,
-    /// Bytes that travelled.
+    /// Number of copied bytes.
     pub bytes: u64,
-    /// Begin of the first transfer and end of the last; absent if none began.
+    /// Start of the first copy and end of the last; missing if no copy started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transfer: Option<Span>,
-    /// Gate and up on the host: the window that transfers can hide in.
+    /// Gate and up on the CPU: the window in which copies can be hidden.
     pub window: Span,
-    /// The down product on the GPU; absent if it computed none.
+    /// The down projection on the GPU; missing if the GPU computed none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub product: Option<Span>,
 }
 
-/// Reads the transfers of a file, in its order. A last line that its recorder did not finish is left out.
+/// Reads the transfers of a file in order. An incomplete last line is omitted.
 ///
 /// # Errors
-/// [`Error::Line`] for a line that is no transfer or contradicts itself, [`Error::OtherLines`] or [`Error::OtherContent`] for another
-/// file, [`Error::Io`].
+/// [`Error::Line`] for a line that is not a transfer or is inconsistent, [`Error::OtherLines`] or [`Error::OtherContent`] for a
+/// file of another format, [`Error::Io`].
 pub fn read(path: &Path) -> Result<Vec<Transfer>, Error> {
     const EXPECTED: &str = "the transfers.jsonl of a run: give that file, or its run directory";
     lines::read(path, EXPECTED, |transfer: &Transfer| Ok(transfer.check()?))
 }
 
-/// A remark about a file whose last line its recorder did not finish, and which [`read`] leaves out.
+/// A warning if the last line of the file is incomplete, which [`read`] omits.
 ///
 /// # Errors
 /// [`Error::Io`].
@@ -75,14 +75,14 @@ pub fn truncation(path: &Path) -> Result<Option<String>, Error> {
 }
 
 impl Span {
-    /// How long it takes, nanoseconds.
+    /// Duration in nanoseconds.
     pub fn ns(self) -> u64 {
         self.end_ns.saturating_sub(self.start_ns)
     }
 }
 
 impl Transfer {
-    /// Whether the figures can be true together.
+    /// Returns an error if the values are inconsistent.
     fn check(&self) -> Result<(), TransferFault> {
         let &Transfer {
             n_experts,
@@ -99,10 +99,10 @@ impl Transfer {
         if n_experts == 0 {
             return Err(TransferFault::NoExperts);
         }
-        if bytes > MOST_BYTES {
+        if bytes > MAX_LAYER_BYTES {
             return Err(TransferFault::Bytes {
                 bytes,
-                limit: MOST_BYTES,
+                limit: MAX_LAYER_BYTES,
             });
         }
         match self.transfer {

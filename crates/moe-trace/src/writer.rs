@@ -20,25 +20,25 @@ use crate::run::TRACE_FILE;
 use crate::run_directory::{self, RunDirectory};
 use crate::transfers::{self, Transfer};
 
-/// Bytes that are kept free for the manifest at the end of a run, when the disk may be full.
+/// Bytes that are reserved for the manifest at the end of a run, because the disk may be full then.
 const RESERVED_BYTES: usize = 64 << 10;
 
-/// How to write a run.
+/// Options for writing a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RunOptions {
-    /// Replace a run directory that exists.
+    /// Replace an existing run directory.
     pub force: bool,
-    /// Most bytes of `trace.bin`; `None` = unlimited.
+    /// Maximum size of `trace.bin` in bytes; `None` for no limit.
     pub max_trace_bytes: Option<u64>,
 }
 
-/// Writes a run directory, which is valid at every moment.
+/// Writes a run directory, which is valid at any time.
 ///
-/// [`next_record`](Self::next_record) hands out the slot of the next record in a block; a thread of the writer's own brings
-/// blocks to the file. [`flush`](Self::flush) at the end of every token or pass bounds what a killed recorder loses.
-/// Dropping the writer keeps what was recorded; [`finish`](Self::finish) also tells the manifest how much that is.
+/// [`next_record`](Self::next_record) returns the slot of the next record in a block. A separate thread writes blocks to the
+/// file. Call [`flush`](Self::flush) after every token or pass to limit what is lost if the process is killed.
+/// Dropping the writer keeps all records; [`finish`](Self::finish) also stores their number in the manifest.
 ///
-/// A failed write shows at one of the next calls as [`Error::WriteTrace`], at the latest in `finish`.
+/// One of the following calls, at the latest `finish`, returns a failed write as [`Error::WriteTrace`].
 pub struct RunWriter {
     dir: PathBuf,
     manifest: Manifest,
@@ -46,23 +46,22 @@ pub struct RunWriter {
     max_records: u64,
     blocks: BlockWriter,
     buffers: File,
-    /// `transfers.jsonl`, from the first transfer on.
+    /// `transfers.jsonl`; `None` before the first transfer.
     transfers: Option<File>,
-    /// The first write to another file than the trace that failed.
+    /// The first failed write to a file other than the trace.
     failed: Option<Error>,
-    /// An unnamed file, whose room the manifest takes when the disk is full.
+    /// An unnamed file that reserves disk space for the manifest.
     reserved: Option<File>,
-    /// Keeps other recorders out as long as it is open.
+    /// The lock against other recorders, held as long as the file is open.
     _lock: Option<File>,
 }
 
 impl RunWriter {
     /// Creates `dir` with `manifest.json`, `gguf-map.parquet`, and empty `trace.bin` and `buffers.jsonl`.
     ///
-    /// Sets a run id where the manifest has none. A directory that exists must be empty, or, with `options.force`, a run:
-    /// a manifest with the schema of this crate, and a trace. Then the files of the old run are replaced once all of the
-    /// new one are complete, `manifest.json` first and `trace.bin` after all others; other files stay. What an
-    /// interrupted creation left counts as empty.
+    /// Sets a run id if the manifest has none. An existing directory must be empty or, with `options.force`, a run: it has a
+    /// manifest with this crate's schema and a trace. The files of an old run are replaced after all new files are complete,
+    /// `manifest.json` first and `trace.bin` last. Other files are kept. Files of an interrupted creation are ignored.
     ///
     /// # Errors
     /// [`Error::InUse`] while another writer records into `dir`; [`Error::Exists`], [`Error::NotReplaceable`].
@@ -89,7 +88,7 @@ impl RunWriter {
         let blocks =
             BlockWriter::new(trace_file).map_err(Error::io("start a writer for", &trace))?;
         let reserved = reserve(dir).map_err(Error::writing(&manifest_path))?;
-        // All that needs room has succeeded. After an error the old run is as it was.
+        // Everything that needs disk space has succeeded. After an error so far, the old run is unchanged.
         let mut transaction = Transaction::default();
         if has_run {
             for file in [
@@ -100,7 +99,7 @@ impl RunWriter {
             ] {
                 file.sync()?;
             }
-            // Between the new manifest and the new trace, the old trace must not pass for the new run's.
+            // Until the new trace replaces the old one, the manifest must not claim the old trace.
             manifest.replacing = true;
             transaction.rename(manifest.write_pending(&manifest_path)?)?;
             transaction.sync()?;
@@ -131,20 +130,21 @@ impl RunWriter {
         })
     }
 
-    /// Refuses a directory that [`create`](Self::create) would refuse now, before long work; changes nothing.
+    /// Returns the error that [`create`](Self::create) would return now, without changing anything. Call it before long work.
     ///
     /// # Errors
-    /// As [`create`](Self::create).
+    /// Those of [`create`](Self::create).
     pub fn check(dir: &Path, force: bool) -> Result<(), Error> {
         run_directory::check(dir, force)
     }
 
-    /// The next record's slot.
+    /// The slot of the next record.
     ///
-    /// It has the contents of some earlier record, but for a zero timestamp: overwrite all of it. A slot that is left without
-    /// a timestamp is no record, the next call hands it out again.
+    /// Its timestamp is 0; all other fields have values of an earlier record and must be overwritten. A slot whose timestamp
+    /// stays 0 is not a record, and the next call returns it again.
     ///
-    /// Errors: [`Error::TraceFull`] at the limit (nothing is lost; `finish` as usual), [`Error::WriteTrace`].
+    /// # Errors
+    /// [`Error::TraceFull`] at the limit (no record is lost; call `finish` as usual), [`Error::WriteTrace`].
     #[inline]
     pub fn next_record(&mut self) -> Result<&mut TensorAccessLog, Error> {
         if self.records >= self.max_records && !self.blocks.pending() {
@@ -159,12 +159,12 @@ impl RunWriter {
         }
     }
 
-    /// Whether `n_records` more fit under the limit: ask before a pass, so that the trace ends with a whole one.
+    /// Whether the limit allows `n_records` more. Check it before a pass, so that the trace ends with a complete pass.
     pub fn has_room(&self, n_records: u64) -> bool {
         n_records <= self.max_records.saturating_sub(self.records())
     }
 
-    /// Records so far.
+    /// Number of records so far.
     pub fn records(&self) -> u64 {
         self.records - u64::from(self.blocks.pending())
     }
@@ -174,7 +174,7 @@ impl RunWriter {
         &self.dir
     }
 
-    /// The manifest, to complete before [`finish`](Self::finish) (token counts, `stopped`).
+    /// The manifest. Complete it before [`finish`](Self::finish) (token counts, `stopped`).
     pub fn manifest_mut(&mut self) -> &mut Manifest {
         &mut self.manifest
     }
@@ -189,14 +189,14 @@ impl RunWriter {
         self.note(written)
     }
 
-    /// Adds events to `buffers.jsonl`, at once.
+    /// Appends events to `buffers.jsonl` immediately.
     pub fn write_buffer_events(&mut self, events: &[BufferEvent]) -> Result<(), Error> {
         let path = self.dir.join(buffers::FILE_NAME);
         let written = append_lines(&mut self.buffers, &path, "buffer event", events);
         self.note(written)
     }
 
-    /// Adds what Post-Fetch did to `transfers.jsonl`, at once. The first call makes the file, also with nothing to add.
+    /// Appends transfers of Post-Fetch to `transfers.jsonl` immediately. The first call creates the file, even without transfers.
     pub fn write_transfers(&mut self, transfers: &[Transfer]) -> Result<(), Error> {
         let path = self.dir.join(transfers::FILE_NAME);
         let written = match self.transfers.take() {
@@ -210,7 +210,7 @@ impl RunWriter {
         self.note(written)
     }
 
-    /// Keeps the first failure for [`RunWriter::finish`].
+    /// Stores the first failure for [`RunWriter::finish`].
     fn note(&mut self, written: Result<(), Error>) -> Result<(), Error> {
         if let Err(error) = &written {
             self.failed.get_or_insert_with(|| error.clone());
@@ -218,7 +218,7 @@ impl RunWriter {
         written
     }
 
-    /// Hands the records so far to the writing thread, without waiting for it.
+    /// Sends all records so far to the writing thread, without waiting until they are written.
     pub fn flush(&mut self) -> Result<(), Error> {
         self.records -= u64::from(self.blocks.pending());
         self.blocks
@@ -226,11 +226,11 @@ impl RunWriter {
             .map_err(|failure| write_error(&self.dir, failure))
     }
 
-    /// Waits for the last record to be written and writes the manifest with `records`; returns their number.
+    /// Waits until the last record is written, then writes the manifest with `records`. Returns the number of records.
     ///
     /// # Errors
-    /// The first write of the run that failed, of the trace or of another file, also where it was returned before. Then
-    /// `stopped` of the manifest is the failure, and `records` is what was kept.
+    /// The first failed write to the trace or another file, even if an earlier call returned it. `stopped` of the manifest is
+    /// then that error, and `records` the number of complete records.
     pub fn finish(mut self) -> Result<u64, Error> {
         self.records = self.records();
         if let (Err(truncated), None) = (moe_files::check_inputs(), &self.manifest.stopped) {
@@ -250,7 +250,7 @@ impl RunWriter {
         }
     }
 
-    /// Tells the manifest about a failed write, as far as the disk lets it.
+    /// Stores a failed write in the manifest, if the disk allows it.
     fn note_failure(&mut self, failure: WriteFailure) -> Error {
         let error = write_error(&self.dir, failure);
         if let Error::WriteTrace {
@@ -258,15 +258,14 @@ impl RunWriter {
         } = &error
         {
             self.manifest.records = Some(*records);
-            self.manifest.stopped =
-                Some(format!("the trace could not be written further: {source}"));
-            // The failed write of the trace is what the caller has to know.
+            self.manifest.stopped = Some(format!("a write to the trace failed: {source}"));
+            // Return the failed write to the trace, also if the manifest cannot be written.
             let _ = self.write_manifest();
         }
         error
     }
 
-    /// Writes the manifest, where the disk is full into the room that was kept for it.
+    /// Writes the manifest. If the disk is full, the reserved space is released for it.
     fn write_manifest(&mut self) -> Result<(), Error> {
         let path = self.dir.join(manifest::FILE_NAME);
         let written = self.manifest.write(&path);
@@ -291,7 +290,7 @@ impl RunWriter {
 
 impl Drop for RunWriter {
     fn drop(&mut self) {
-        // After `finish` there is nothing left to write.
+        // After `finish`, `close` has no effect.
         if let Err(failure) = self.blocks.close() {
             self.note_failure(failure);
         }
@@ -308,9 +307,9 @@ fn write_error(dir: &Path, failure: WriteFailure) -> Error {
     }
 }
 
-/// Takes room in `dir` for the manifest at the end of the run.
+/// Reserves disk space in `dir` for the manifest at the end of the run.
 fn reserve(dir: &Path) -> std::io::Result<Option<File>> {
-    // Not every file system has unnamed files; without one, a full disk leaves the manifest as it is.
+    // Some file systems have no unnamed files. Then the manifest cannot be updated on a full disk.
     let Ok(mut file) = tempfile::tempfile_in(dir) else {
         return Ok(None);
     };
@@ -318,7 +317,7 @@ fn reserve(dir: &Path) -> std::io::Result<Option<File>> {
     Ok(Some(file))
 }
 
-/// Adds values to a file, one a line, at once; `what` one of them is.
+/// Appends values to a file, one JSON line each. `what` describes a value in errors.
 fn append_lines<T: Serialize>(
     file: &mut File,
     path: &Path,

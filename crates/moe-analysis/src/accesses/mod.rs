@@ -151,7 +151,7 @@ pub fn report(run: &Run, windows: &[u64]) -> Result<AccessReport, Error> {
             record: operation.first_record(),
             fault,
         };
-        if starts.begins(&operation) {
+        if starts.is_start(&operation) {
             walk.begin(&operation);
         }
         walk.operation(&operation).map_err(error)?;

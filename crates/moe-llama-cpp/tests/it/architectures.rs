@@ -1,4 +1,4 @@
-//! Every architecture in F16: fixtures, and small models with the header of a published one.
+//! Executor and llama.cpp agree for all architectures in F16: fixtures, and small models with headers of published ones.
 
 use moe_gguf::Value;
 
@@ -6,17 +6,17 @@ use crate::compare::Exact;
 use crate::models::{changed, fixture, make, small};
 
 #[test]
-fn fixtures() {
+fn agree_on_fixtures() {
     let mut exact = Exact::default();
     for arch in ["dots1", "gpt-oss", "llama", "olmoe", "qwen2moe", "qwen3moe"] {
         let name = format!("random-{arch}-F16");
-        exact.holds(&name, &fixture(format!("{name}.gguf")));
+        exact.compare(&name, &fixture(format!("{name}.gguf")));
     }
-    exact.end();
+    exact.check_all();
 }
 
 #[test]
-fn headers_of_published_models() {
+fn agree_on_headers_of_published_models() {
     let dir = tempfile::tempdir().unwrap();
     let mut exact = Exact::default();
     for like in [
@@ -26,20 +26,20 @@ fn headers_of_published_models() {
         "qwen3-30b-a3b",
     ] {
         let spec = small(like, "F16");
-        // gpt-oss comes with its YaRN scaling
+        // gpt-oss has YaRN scaling in its header.
         assert_eq!(spec.yarn.is_some(), like.starts_with("gpt-oss"));
         let path = make(dir.path(), like, &spec);
-        exact.holds(like, &path);
+        exact.compare(like, &path);
     }
-    exact.end();
+    exact.check_all();
 }
 
 /// Keys of a header with their values.
 type Keys = Vec<(String, Value)>;
 
-/// What a header can ask for and no fixture does.
+/// Header keys that change the computation and that no fixture has.
 #[test]
-fn keys_that_change_a_model() {
+fn agree_on_optional_header_keys() {
     let dir = tempfile::tempdir().unwrap();
     let (text, n, x) = (
         |text: &str| Value::String(text.into()),
@@ -106,7 +106,7 @@ fn keys_that_change_a_model() {
             .map(|(key, v)| (key.as_str(), v.clone()))
             .collect();
         let path = changed(dir.path(), &format!("random-{arch}-F16"), &keys);
-        exact.holds(&format!("{arch} {change}"), &path);
+        exact.compare(&format!("{arch} {change}"), &path);
     }
-    exact.end();
+    exact.check_all();
 }

@@ -1,4 +1,4 @@
-//! How far two answers lie apart, and how far they may.
+//! Distances between the results of two engines, and their limits.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -9,22 +9,22 @@ use moe_gguf::Gguf;
 use crate::engines::{Answer, OTHERS, PLAIN, llama_cpp, native};
 use crate::models::n_vocab;
 
-/// From one answer to another.
+/// The distance between two results.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Distance {
     n_positions: usize,
     other_top1: usize,
-    /// The widest gap between the best logit of `a` and its logit of what is best in `b`.
+    /// Maximum over the positions of the best logit of `a` minus `a`'s logit of the token that is best in `b`.
     widest_top1: f32,
     sum_top5: f64,
     n_rows: usize,
     other_experts: usize,
-    /// The widest gap between the scores of two experts of which each answer chose another.
+    /// Maximum difference of router logits between an expert that only `a` selected and one that only `b` selected.
     pub widest_tie: f32,
 }
 
 impl Distance {
-    /// `b` as seen from `a`.
+    /// The distance of `b` from `a`.
     pub fn of(a: &Answer, b: &Answer) -> Distance {
         let mut distance = Distance::default();
         assert_eq!(a.logits.len(), b.logits.len());
@@ -41,7 +41,7 @@ impl Distance {
             }
         }
         let routed = |answer: &Answer| answer.rows.keys().copied().collect::<Vec<_>>();
-        assert_eq!(routed(a), routed(b), "other tokens are routed");
+        assert_eq!(routed(a), routed(b), "the routed tokens differ");
         for (a, b) in a.rows.values().zip(b.rows.values()) {
             let set = |ids: &[i32]| ids.iter().copied().collect::<BTreeSet<i32>>();
             let (chosen_a, chosen_b) = (set(&a.ids), set(&b.ids));
@@ -64,22 +64,22 @@ impl Distance {
         distance
     }
 
-    /// Mean difference of the five best logits.
+    /// Mean absolute difference of the five highest logits.
     pub fn mean_top5(&self) -> f64 {
         self.sum_top5 / self.n_positions.max(1) as f64
     }
 
-    /// Share of the positions with the same best token.
+    /// Fraction of positions with the same best token.
     pub fn same_top1(&self) -> f64 {
         1.0 - self.other_top1 as f64 / self.n_positions.max(1) as f64
     }
 
-    /// Share of the rows with the same set of experts.
+    /// Fraction of routed tokens with the same set of experts.
     pub fn same_experts(&self) -> f64 {
         1.0 - self.other_experts as f64 / self.n_rows.max(1) as f64
     }
 
-    /// Both distances in one.
+    /// The combination of two distances.
     pub fn and(self, other: Distance) -> Distance {
         Distance {
             n_positions: self.n_positions + other.n_positions,
@@ -106,7 +106,7 @@ impl fmt::Display for Distance {
     }
 }
 
-/// Tokens that look like text to a model, the same in every run.
+/// Pseudorandom tokens, the same in every run.
 pub fn some_tokens(n: usize, n_vocab: u32, seed: u64) -> Vec<u32> {
     let mut state = seed;
     let next = |_| {
@@ -118,16 +118,17 @@ pub fn some_tokens(n: usize, n_vocab: u32, seed: u64) -> Vec<u32> {
     (0..n).map(next).collect()
 }
 
-/// Models in F32, F16 and BF16 that are held together. Random weights leave many tokens nearly as good as the best, and
-/// one model has few positions: the share of equal best tokens is that of all models, and each that differs is a near tie.
+/// Comparison for models in F32, F16 and BF16. With random weights, many tokens are nearly as good as the best, and a model has
+/// few positions. Therefore the fraction of equal best tokens is checked over all models, and each difference must be a near
+/// tie.
 #[derive(Default)]
 pub struct Exact {
     ours: Distance,
 }
 
 impl Exact {
-    /// Holds the executor against llama.cpp on one more model.
-    pub fn holds(&mut self, name: &str, path: &Path) {
+    /// Compares executor and llama.cpp for another model.
+    pub fn compare(&mut self, name: &str, path: &Path) {
         let gguf = Gguf::open(path).unwrap();
         let (ours, _) = distances(&gguf);
         println!("{name:24} ours {ours}");
@@ -138,15 +139,15 @@ impl Exact {
         self.ours = self.ours.and(ours);
     }
 
-    /// Holds all models together.
-    pub fn end(self) {
+    /// Checks the limits for all models.
+    pub fn check_all(self) {
         assert!(self.ours.same_top1() >= 0.99, "{}", self.ours);
     }
 }
 
-/// Quantized models that are held together: the executor may be no further from llama.cpp than 1.25 times as far as
-/// llama.cpp is from itself. Differences of logits are compared model by model; of best tokens and of sets of experts
-/// there are so few that only those of all models together tell something.
+/// Comparison for quantized models: the distance between executor and llama.cpp may be at most 1.25 times the distance between
+/// variants of llama.cpp. Differences of logits are checked for each model. Different best tokens and sets of experts are rare,
+/// so their numbers are checked over all models.
 #[derive(Default)]
 pub struct Spread {
     ours: Distance,
@@ -154,8 +155,8 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Holds the executor against llama.cpp on one more model.
-    pub fn holds(&mut self, name: &str, path: &Path) {
+    /// Compares executor and llama.cpp for another model.
+    pub fn compare(&mut self, name: &str, path: &Path) {
         let gguf = Gguf::open(path).unwrap();
         let (ours, own) = distances(&gguf);
         println!("{name:24} ours {ours}");
@@ -169,9 +170,9 @@ impl Spread {
         }
     }
 
-    /// Holds all models together.
-    pub fn end(self) {
-        // Rows are counted whole: with three of llama.cpp's own, 1.25 times as many are four.
+    /// Checks the limits for all models.
+    pub fn check_all(self) {
+        // Counts are integers, so the limit is rounded up: 1.25 × 3 becomes 4.
         let within = |others: fn(&Distance) -> usize| {
             let own = self.own.iter().map(others).max().unwrap_or(0);
             others(&self.ours) <= (5 * own).div_ceil(4)
@@ -182,7 +183,7 @@ impl Spread {
     }
 }
 
-/// From llama.cpp's plainest arithmetic to the executor, and to its other variants.
+/// Distances from llama.cpp's plain variant to the executor and to the other variants of llama.cpp.
 fn distances(gguf: &Gguf) -> (Distance, [Distance; 3]) {
     const N_PROMPT: usize = 96;
     const N_TOKENS: usize = 256;

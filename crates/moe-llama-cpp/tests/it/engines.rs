@@ -1,4 +1,4 @@
-//! Both engines, fed the same tokens.
+//! Runs both engines with the same tokens.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -11,26 +11,26 @@ use moe_gguf::Gguf;
 use moe_llama_cpp::{Params, Recording};
 use moe_trace::Phase;
 
-/// Positions that contexts have.
+/// Context length.
 pub const N_CTX: usize = 1024;
 
-/// Tokens of a batch.
+/// Maximum number of tokens of a batch.
 const N_BATCH: usize = 512;
 
-/// What a router said of one token.
+/// The result of a router for a token.
 pub struct Row {
-    /// Chosen experts, best first.
+    /// Selected experts, best first.
     pub ids: Vec<i32>,
-    /// Scores of all experts.
+    /// Router logits of all experts.
     pub logits: Vec<f32>,
 }
 
-/// What an engine answered.
+/// The results of an engine.
 #[derive(Default)]
 pub struct Answer {
-    /// After the prompt, and after each token behind it.
+    /// Logits after the prompt, and after each following token.
     pub logits: Vec<Vec<f32>>,
-    /// By layer and position.
+    /// Results of the routers, by layer and position.
     pub rows: BTreeMap<(usize, u32), Row>,
 }
 
@@ -54,7 +54,7 @@ fn collector(rows: &Rows) -> Observer<'static> {
     })
 }
 
-/// The first `n_prompt` tokens in batches of at most [`N_BATCH`], the others one by one.
+/// Evaluates the first `n_prompt` tokens in batches of at most [`N_BATCH`], the others one at a time.
 fn feed(session: &mut dyn Decode, tokens: &[u32], n_prompt: usize) -> Vec<Vec<f32>> {
     let (prompt, rest) = tokens.split_at(n_prompt);
     let mut logits = vec![feed_prompt(session, prompt)];
@@ -65,7 +65,7 @@ fn feed(session: &mut dyn Decode, tokens: &[u32], n_prompt: usize) -> Vec<Vec<f3
     logits
 }
 
-/// Returns the logits after the prompt.
+/// Evaluates a prompt and returns the logits after it.
 fn feed_prompt(session: &mut dyn Decode, prompt: &[u32]) -> Vec<f32> {
     let mut batches = prompt.chunks(N_BATCH).peekable();
     while let Some(batch) = batches.next() {
@@ -79,7 +79,7 @@ fn feed_prompt(session: &mut dyn Decode, prompt: &[u32]) -> Vec<f32> {
     panic!("the prompt has no tokens")
 }
 
-/// The executor's answer.
+/// The results of the executor.
 pub fn native(gguf: &Gguf, tokens: &[u32], n_prompt: usize) -> Answer {
     let model = moe_executor::Model::load(gguf).unwrap();
     let threads = Threads::new(1).unwrap();
@@ -93,20 +93,20 @@ pub fn native(gguf: &Gguf, tokens: &[u32], n_prompt: usize) -> Answer {
     }
 }
 
-/// One of the ways in which llama.cpp computes the same thing.
+/// A variant of llama.cpp's computation.
 #[derive(Clone, Copy, Debug)]
 pub struct Variant {
     pub flash_attention: bool,
     pub kv_f32: bool,
 }
 
-/// The plainest arithmetic: the one that the executor is held against.
+/// The plain variant, with which the executor is compared.
 pub const PLAIN: Variant = Variant {
     flash_attention: false,
     kv_f32: true,
 };
 
-/// The others, which tell how far llama.cpp is from itself.
+/// The other variants, whose distances from [`PLAIN`] are the scale for the executor's distance.
 pub const OTHERS: [Variant; 3] = [
     Variant {
         flash_attention: false,
@@ -122,7 +122,7 @@ pub const OTHERS: [Variant; 3] = [
     },
 ];
 
-/// How llama.cpp is run: on one thread, as its results depend on their number.
+/// Parameters of llama.cpp, with one thread because its results depend on the number of threads.
 pub fn params(variant: Variant) -> Params {
     Params {
         n_ctx: N_CTX as u32,
@@ -133,7 +133,7 @@ pub fn params(variant: Variant) -> Params {
     }
 }
 
-/// llama.cpp's answers in several variants.
+/// The results of llama.cpp in several variants.
 pub fn llama_cpp<const N: usize>(
     gguf: &Gguf,
     tokens: &[u32],
@@ -148,8 +148,8 @@ pub fn llama_cpp<const N: usize>(
     })
 }
 
-/// Continues a prompt with the `n` tokens that llama.cpp's plainest arithmetic finds best; returns them and its answer, which
-/// includes the evaluation of the last of them.
+/// Continues a prompt greedily with `n` tokens, using llama.cpp's plain variant. Returns the tokens and the results, including
+/// those of the last token.
 pub fn greedy(
     model: &moe_llama_cpp::Model,
     gguf: &Gguf,

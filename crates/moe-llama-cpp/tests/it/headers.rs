@@ -1,11 +1,11 @@
-//! Headers on which llama.cpp aborts the process are refused before it sees them.
+//! Headers for which llama.cpp would abort the process are refused before it reads them.
 
 use moe_gguf::{Array, Gguf, Value, ValueType};
 use moe_llama_cpp::{Error, Model};
 
 use super::models::changed;
 
-/// Loads a fixture with other values of keys of its architecture.
+/// Loads a fixture with changed header values of its architecture.
 fn load(arch: &str, keys: &[(&str, Value)]) -> Result<Model, Error> {
     let dir = tempfile::tempdir().unwrap();
     let keys: Vec<(String, Value)> = keys
@@ -57,7 +57,7 @@ fn refuses_numbers_that_llama_cpp_asserts() {
     }
 }
 
-/// On these llama.cpp divides by zero, or reads beyond the selected experts.
+/// For these, llama.cpp divides by zero or reads beyond the selected experts.
 #[test]
 fn refuses_other_numbers_of_experts_than_in_the_first_layer() {
     let list = |values: [u32; 4]| [("expert_used_count", array(&values))];
@@ -83,12 +83,14 @@ fn refuses_a_negative_epsilon() {
 }
 
 #[test]
-fn refuses_the_rotation_of_a_part_of_a_head() {
+fn refuses_partial_rotation_of_heads() {
     for arch in ["dots1", "llama", "olmoe", "qwen2moe", "qwen3moe"] {
         for n_dims in [8, 17, 1 << 10] {
             let error = load(arch, &[("rope.dimension_count", Value::U32(n_dims))]).err();
             let message = error.unwrap().to_string();
-            let expected = format!("`{arch}.rope.dimension_count` is {n_dims}: llama.cpp needs");
+            let expected = format!(
+                "`{arch}.rope.dimension_count` is {n_dims}: for this architecture, llama.cpp needs"
+            );
             assert!(message.contains(&expected), "{message}");
         }
     }
@@ -105,7 +107,7 @@ fn refuses_an_unknown_rope_scaling() {
     assert!(load("gpt-oss", &scaling("linear")).is_ok());
 }
 
-/// llama.cpp itself refuses a key of another type.
+/// llama.cpp itself returns an error for a key of the wrong type.
 #[test]
 fn leaves_other_errors_to_llama_cpp() {
     let error = load("qwen3moe", &[("block_count", Value::F32(4.0))]).err();

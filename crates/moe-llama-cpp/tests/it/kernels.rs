@@ -1,4 +1,4 @@
-//! Products of rows, by our kernels and by ggml's, for every type.
+//! Dot products and decoded rows of the executor's kernels and of ggml agree for all types.
 
 use llama_cpp_sys_2 as sys;
 use moe_executor::cpu::quant::{Isa, Kernel, dequantize_row};
@@ -40,7 +40,7 @@ const TYPES: [GgmlType; 26] = [
 const N: usize = 1024;
 const N_ROWS: usize = 24;
 
-/// Values from -1 to 1, the same in every run, some of them larger.
+/// Pseudorandom values from -1 to 1, some of them larger, the same in every run.
 fn values(n: usize, seed: u64) -> Vec<f32> {
     let tokens = crate::compare::some_tokens(n, 1 << 16, seed);
     let value = |(i, token): (usize, u32)| {
@@ -50,10 +50,10 @@ fn values(n: usize, seed: u64) -> Vec<f32> {
     tokens.into_iter().enumerate().map(value).collect()
 }
 
-/// ggml's decoding of a row.
+/// A row decoded by ggml.
 fn ggml_values(ty: GgmlType, row: &[u8]) -> Vec<f32> {
     let mut out = vec![0.0; N];
-    // SAFETY: the traits of a type are a constant.
+    // SAFETY: the traits of a type are constants.
     match unsafe { (*sys::ggml_get_type_traits(ty.id())).to_float } {
         // SAFETY: a row of `N` elements is decoded into `N` values.
         Some(to_float) => unsafe {
@@ -64,11 +64,11 @@ fn ggml_values(ty: GgmlType, row: &[u8]) -> Vec<f32> {
     out
 }
 
-/// ggml's product of a row with activations that it quantizes.
+/// ggml's dot product of a row with activations, which it quantizes.
 fn ggml_product(ty: GgmlType, row: &[u8], x: &[f32]) -> f32 {
     let mut product = 0.0;
-    // SAFETY: the traits of types are constants; the buffer has room for `N` activations of the type that the product
-    // takes, and both rows have `N` elements.
+    // SAFETY: the traits of types are constants; the buffer is large enough for `N` activations of the type that the dot
+    // product takes, and both rows have `N` elements.
     unsafe {
         let traits = &*sys::ggml_get_type_traits_cpu(ty.id());
         let mut act = vec![0u8; sys::ggml_row_size(traits.vec_dot_type, N as i64)];
@@ -91,8 +91,8 @@ fn ggml_product(ty: GgmlType, row: &[u8], x: &[f32]) -> f32 {
 }
 
 #[test]
-fn rows_decode_alike() {
-    // SAFETY: a function without conditions.
+fn decoded_rows_agree() {
+    // SAFETY: the function has no preconditions.
     unsafe { sys::ggml_cpu_init() };
     for ty in TYPES {
         let rows = quantize(ty, &values(N_ROWS * N, 3), N);
@@ -109,8 +109,8 @@ fn rows_decode_alike() {
 }
 
 #[test]
-fn products_are_alike() {
-    // SAFETY: a function without conditions.
+fn dot_products_agree() {
+    // SAFETY: the function has no preconditions.
     unsafe { sys::ggml_cpu_init() };
     let x = values(N, 5);
     for ty in TYPES {
@@ -127,7 +127,7 @@ fn products_are_alike() {
             let mut ours = vec![0.0; N_ROWS];
             kernel.gemv(&rows, row_size, N, &act, &mut ours);
             for ((a, b), row) in ours.iter().zip(&theirs).zip(rows.chunks_exact(row_size)) {
-                // Only the order of the sums may differ: of those over groups of 16 elements or more, each of which rounds.
+                // Only the order of summation may differ. Each partial sum, over at least 16 elements, is rounded.
                 let rounding = (N / 16) as f32 * f32::EPSILON / 2.0;
                 let terms = ggml_values(ty, row);
                 let size: f32 = terms.iter().zip(&x).map(|(w, x)| (w * x).abs()).sum();

@@ -1,4 +1,4 @@
-//! llama.cpp as the oracle of the executor: the same files, the same tokens, in one process.
+//! Tests that compare the executor with llama.cpp: the same files and tokens, in one process.
 //!
 //! Both engines run the same model, and the results are compared. `references` checks llama.cpp against the results recorded in
 //! `fixtures/reference`.

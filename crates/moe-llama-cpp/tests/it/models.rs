@@ -1,4 +1,4 @@
-//! Small models: made up, or fixtures in other types.
+//! Small models: synthetic ones, and fixtures converted to other types.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -11,16 +11,16 @@ use moe_synth::model::{Spec, Synth, SynthOptions};
 use moe_synth::write;
 pub use moe_testkit::fixture;
 
-/// Tokens of a made-up vocabulary.
+/// Size of a synthetic vocabulary.
 pub const N_VOCAB: u32 = 512;
 
-/// Tokens of a model's vocabulary.
+/// Size of a model's vocabulary.
 pub fn n_vocab(gguf: &Gguf) -> u32 {
     let tokens = gguf.metadata().strings("tokenizer.ggml.tokens").unwrap();
     u32::try_from(tokens.unwrap().len()).unwrap()
 }
 
-/// The header of a published model, with fewer and narrower layers.
+/// The header of a published model with fewer and narrower layers.
 pub fn small(like: &str, quant: &str) -> Spec {
     let mut spec = Spec::like(like).unwrap();
     spec.n_layer = 4;
@@ -46,7 +46,7 @@ pub fn small(like: &str, quant: &str) -> Spec {
     spec
 }
 
-/// Writes a made-up model.
+/// Writes a synthetic model.
 pub fn make(dir: &Path, name: &str, spec: &Spec) -> PathBuf {
     let path = dir.join(format!("{name}.gguf"));
     let options = SynthOptions { seed: 7, zipf: 0.5 };
@@ -55,12 +55,12 @@ pub fn make(dir: &Path, name: &str, spec: &Spec) -> PathBuf {
     path
 }
 
-/// Writes a fixture with other values of some keys.
+/// Writes a fixture with changed values of some keys.
 pub fn changed(dir: &Path, model: &str, keys: &[(&str, Value)]) -> PathBuf {
     extended(dir, model, keys, &BTreeMap::new())
 }
 
-/// Writes a fixture with other values of some keys and with F32 vectors as additional tensors.
+/// Writes a fixture with changed values of some keys and additional F32 vectors.
 pub fn extended(
     dir: &Path,
     model: &str,
@@ -93,8 +93,8 @@ pub fn extended(
     path
 }
 
-/// Writes a model in F16 with its weights in another type, by ggml's own quantizer; rows that are no whole number of
-/// blocks stay as they are.
+/// Writes an F16 model with its weights converted to another type by ggml's quantizer. Tensors whose rows are not an integer
+/// number of blocks are not converted.
 pub fn in_type(dir: &Path, model: &Path, ty: GgmlType) -> PathBuf {
     let gguf = Gguf::open(model).unwrap();
     let mut header = write::Header::like(&gguf, |_| false).unwrap();
@@ -126,19 +126,19 @@ pub fn in_type(dir: &Path, model: &Path, ty: GgmlType) -> PathBuf {
     path
 }
 
-/// Rows of `n` values in another type, by ggml's quantizer, which takes all of them for equally important.
+/// Quantizes rows of `n` values with ggml's quantizer, with equal importance for all values.
 pub fn quantize(ty: GgmlType, values: &[f32], n: usize) -> Vec<u8> {
     let n_rows = values.len() / n;
     let mut bytes = vec![0u8; n_rows * ty.row_size(n as u64).unwrap() as usize];
     let importance = vec![1.0f32; n];
-    // SAFETY: a function without conditions.
+    // SAFETY: the function has no preconditions.
     let wanted = unsafe { sys::ggml_quantize_requires_imatrix(ty.id()) };
     let importance = if wanted {
         importance.as_ptr()
     } else {
         ptr::null()
     };
-    // SAFETY: `values` are `n_rows` rows of `n`, `bytes` has room for as many of the type, `importance` has `n` values.
+    // SAFETY: `values` has `n_rows` rows of `n`, `bytes` is large enough for them, and `importance` has `n` values.
     let written = unsafe {
         sys::ggml_quantize_chunk(
             ty.id(),

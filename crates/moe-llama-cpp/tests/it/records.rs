@@ -1,4 +1,4 @@
-//! The same run recorded by both engines: what it routes, and what it reads of the file.
+//! Runs recorded by both engines have the same routing and the same accesses to the model's files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -19,7 +19,7 @@ use crate::compare::some_tokens;
 use crate::engines::{N_CTX, Variant, params};
 use crate::models::{fixture, make, n_vocab, small};
 
-/// Two sequences: a prompt in two batches and three tokens more, and a short one.
+/// Evaluates two sequences: a prompt in two batches with three further tokens, and a short one.
 fn feed(session: &mut dyn Decode, n_vocab: u32) {
     let tokens = some_tokens(43, n_vocab, 11);
     session.begin_sequence(0);
@@ -50,7 +50,7 @@ fn writer(dir: &Path, gguf: &Gguf, ops: ops::OpTable) -> RunWriter {
     RunWriter::create(dir, manifest, &OffsetMap::new(gguf), RunOptions::default()).unwrap()
 }
 
-/// The runs of both engines, ours first.
+/// The runs of both engines, the executor's first.
 fn both(dir: &Path, path: &Path, mode: Mode) -> [Run; 2] {
     let gguf = Gguf::open(path).unwrap();
     let n_vocab = n_vocab(&gguf);
@@ -90,7 +90,7 @@ fn both(dir: &Path, path: &Path, mode: Mode) -> [Run; 2] {
 /// A weight that was read: name, file, offset, size, index.
 type Weight = (String, u16, u64, u64, u32);
 
-/// What a record says that both engines must agree on.
+/// The values of a record that must be equal for both engines.
 #[derive(Debug, PartialEq)]
 struct RecordFacts {
     op: String,
@@ -139,15 +139,15 @@ fn facts_of(run: &Run, record: &TensorAccessLog) -> RecordFacts {
     }
 }
 
-/// Experts of a record with their weights, by expert: near ties may change places.
+/// Experts of a record with their weights, sorted by expert because near ties may have another order.
 fn experts(record: &TensorAccessLog) -> BTreeMap<i32, f32> {
     let ids = record.expert_ids().iter().map(|id| id.get());
     ids.zip(record.expert_weights.iter().map(|w| w.get()))
         .collect()
 }
 
-/// Compares record by record; llama.cpp's nodes without a name have one here. Of the tokens, 99 % have the same experts,
-/// with the same weights. Gives the number of records.
+/// Compares the runs record by record and returns the number of records. Names are not compared where llama.cpp's node is
+/// unnamed. At least 99 % of the tokens have the same experts with the same weights.
 fn agree([ours, theirs]: &[Run; 2]) -> usize {
     let (a, b) = (ours.trace.records(), theirs.trace.records());
     let (mut n_same, mut n_tokens) = (0, 0);
@@ -184,7 +184,7 @@ fn agree([ours, theirs]: &[Run; 2]) -> usize {
 }
 
 #[test]
-fn fixtures_leave_the_same_records() {
+fn records_of_fixtures_agree() {
     for arch in ["dots1", "gpt-oss", "llama", "olmoe", "qwen2moe", "qwen3moe"] {
         let dir = tempfile::tempdir().unwrap();
         let path = fixture(format!("random-{arch}-F16.gguf"));
@@ -192,13 +192,13 @@ fn fixtures_leave_the_same_records() {
     }
 }
 
-/// A node of a graph that computes.
+/// An operation of a graph.
 #[derive(Debug, PartialEq)]
 struct Operation {
     op: String,
     name: String,
     layer: Option<LayerId>,
-    /// Names of what it reads, each with what the edge says of it.
+    /// Names of its sources, each with the label of the edge.
     reads: Vec<(String, String)>,
 }
 
@@ -226,14 +226,14 @@ fn operations(run: &Run, phase: Phase) -> Vec<Operation> {
 }
 
 #[test]
-fn graphs_and_buffers_are_kept() {
+fn graphs_agree_and_buffers_are_recorded() {
     let dir = tempfile::tempdir().unwrap();
     let path = fixture("random-qwen3moe-F16.gguf");
     let [ours, theirs] = both(dir.path(), &path, Mode::All);
     for phase in Phase::ALL {
         let [ours, mut theirs] = [&ours, &theirs].map(|run| operations(run, phase));
         assert_eq!(ours.len(), theirs.len());
-        // llama.cpp's nodes without a name have one here
+        // Nodes that llama.cpp does not name have a name in the executor.
         let named = theirs.iter().zip(&ours);
         let named = named.filter(|(theirs, _)| theirs.name.starts_with("node_"));
         let names: BTreeMap<String, String> = named
@@ -257,7 +257,7 @@ fn graphs_and_buffers_are_kept() {
                 assert!(buffer.size > 0 && !buffer.name.is_empty());
                 buffer.buffer_id
             }
-            Change::Dealloc { .. } => panic!("llama.cpp keeps its buffers"),
+            Change::Dealloc { .. } => panic!("llama.cpp does not deallocate buffers"),
         })
         .collect();
     for record in theirs.trace.records() {
@@ -268,17 +268,17 @@ fn graphs_and_buffers_are_kept() {
 }
 
 #[test]
-fn expert_operations_alone() {
+fn expert_operations_agree() {
     let dir = tempfile::tempdir().unwrap();
     let path = fixture("random-gpt-oss-F16.gguf");
-    // four layers, six expert operations, 49 tokens
+    // 4 layers, 6 expert operations, 49 tokens
     let runs = both(dir.path(), &path, Mode::Experts);
     assert_eq!(agree(&runs), 4 * 6 * 49);
 }
 
-/// Weights that llama.cpp rearranges for the processor are told by their places in the file all the same.
+/// Weights that llama.cpp repacks for the CPU are recorded with their places in the file.
 #[test]
-fn rearranged_weights_keep_their_places() {
+fn repacked_weights_keep_their_file_offsets() {
     let dir = tempfile::tempdir().unwrap();
     let path = make(dir.path(), "model", &small("qwen3-30b-a3b", "Q4_K"));
     let [ours, theirs] = both(dir.path(), &path, Mode::All);
@@ -294,9 +294,9 @@ fn rearranged_weights_keep_their_places() {
     assert_eq!(weights(&ours), weights(&theirs));
 }
 
-/// More experts than a record holds go on in the next.
+/// Further experts than a record can contain are in continuation records.
 #[test]
-fn tokens_of_more_than_16_experts() {
+fn records_of_more_than_16_experts_agree() {
     let dir = tempfile::tempdir().unwrap();
     let mut spec = small("qwen3-30b-a3b", "F16");
     (spec.n_expert, spec.n_expert_used) = (32, 20);
@@ -314,7 +314,7 @@ fn tokens_of_more_than_16_experts() {
             assert_eq!(ids.len(), usize::from(base));
             ids.extend(record.expert_ids().iter().map(|id| id.get()));
         }
-        // near ties may change places
+        // Near ties may have another order.
         seen.values_mut().for_each(|ids| ids.sort_unstable());
         seen
     };

@@ -1,5 +1,5 @@
-//! The results of llama.cpp in `fixtures/reference` are those of this llama.cpp. With `MOE_BLESS=1` the files are written instead,
-//! and the distance of llama.cpp from itself is printed:
+//! The linked llama.cpp reproduces the results in `fixtures/reference`. With `MOE_BLESS=1`, the files are written instead, and
+//! the distances between variants of llama.cpp are printed:
 //!
 //! `MOE_BLESS=1 cargo test -p moe-llama-cpp --features llama-cpp --test it references::random -- --nocapture`
 
@@ -21,10 +21,10 @@ const N_GENERATED: usize = 64;
 struct Reference {
     engine: String,
     model: String,
-    /// Keys that have another value than in the model's file.
+    /// Header keys with another value than in the model's file.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     overrides: BTreeMap<String, serde_json::Value>,
-    /// F32 vectors that the model's file does not have.
+    /// Additional F32 vectors.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     tensors: BTreeMap<String, Vec<f32>>,
     prompt: String,
@@ -33,12 +33,12 @@ struct Reference {
     text: String,
     /// The five highest logits before each generated token.
     top5_logits_per_generated_position: Vec<Vec<(u32, f32)>>,
-    /// Layer with experts, token, slot.
+    /// Expert ids by MoE layer, token and slot.
     expert_ids_by_layer: Vec<Vec<Vec<i32>>>,
 }
 
 impl Reference {
-    /// Replaces the results by those of a greedy generation.
+    /// Replaces the results with those of a greedy generation.
     fn renew(&mut self, gguf: &Gguf) {
         let model = Model::load(gguf).unwrap();
         self.prompt_tokens = model.tokenize(&self.prompt, true, true).unwrap();
@@ -48,7 +48,7 @@ impl Reference {
             .flat_map(|&token| model.piece(token))
             .collect();
         let text = String::from_utf8_lossy(&bytes);
-        // The first word of a SentencePiece text has a space that is not in the text.
+        // SentencePiece adds a space before the first word.
         let is_sentencepiece =
             gguf.metadata().str("tokenizer.ggml.model").unwrap() == Some("llama");
         self.text = match text.strip_prefix(' ') {
@@ -64,7 +64,7 @@ impl Reference {
         self.expert_ids_by_layer = experts(&answer).into_values().collect();
     }
 
-    /// Prints how far llama.cpp is from itself with flash attention or with an F16 cache.
+    /// Prints the distances of llama.cpp with flash attention and with an F16 KV cache from the plain variant.
     fn print_spread(&self, name: &str, gguf: &Gguf) {
         let tokens = [&*self.prompt_tokens, &self.generated_tokens].concat();
         let variants = [PLAIN, OTHERS[0], OTHERS[1], OTHERS[2]];
@@ -74,7 +74,7 @@ impl Reference {
         }
     }
 
-    /// Asserts that llama.cpp computes the same when it is fed the same tokens.
+    /// Asserts that llama.cpp computes the same results for the same tokens.
     fn check(&self, name: &str, gguf: &Gguf, bounds: &Bounds) {
         let model = Model::load(gguf).unwrap();
         let prompt_tokens = model.tokenize(&self.prompt, true, true).unwrap();
@@ -127,13 +127,13 @@ fn experts(answer: &Answer) -> BTreeMap<usize, Vec<Vec<i32>>> {
     layers
 }
 
-/// How far apart the results of two processors may be.
+/// Maximum distance between the results on two CPUs.
 struct Bounds {
-    /// Positions with another best token.
+    /// Number of positions with another best token.
     other_top1: usize,
     /// Mean difference of the five highest logits.
     difference: f64,
-    /// Share of the routed tokens with another set of experts.
+    /// Fraction of routed tokens with another set of experts.
     other_experts: f64,
 }
 
@@ -142,7 +142,7 @@ const F16: Bounds = Bounds {
     difference: 0.02,
     other_experts: 0.01,
 };
-/// The largest distances of llama.cpp from itself (`fixtures/README.md`).
+/// Maximum distances between variants of llama.cpp (`fixtures/README.md`).
 const QUANTIZED: Bounds = Bounds {
     other_top1: 3,
     difference: 0.10,
@@ -197,11 +197,11 @@ fn gguf_value(value: &serde_json::Value) -> Value {
 }
 
 #[test]
-fn random_models() {
+fn random_models_reproduce_references() {
     assert_eq!(check_or_bless("random-", &F16), 32);
 }
 
 #[test]
-fn trained_models() {
+fn trained_models_reproduce_references() {
     assert_eq!(check_or_bless("tiny-", &QUANTIZED), 8);
 }

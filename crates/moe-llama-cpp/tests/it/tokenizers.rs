@@ -1,4 +1,4 @@
-//! Texts cut into tokens by both, for every way to cut them.
+//! Both tokenizers return the same tokens for all vocabularies and pre-tokenizers.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -10,7 +10,7 @@ use moe_llama_cpp::Model;
 use crate::compare::some_tokens;
 use crate::models::{changed, fixture, make, small};
 
-/// Texts with something to stumble over, and some made of such pieces.
+/// Texts with difficult parts, and random concatenations of such parts.
 fn texts() -> Vec<String> {
     let cases = std::fs::read(fixture("reference/tokenization.json")).unwrap();
     let cases: serde_json::Value = serde_json::from_slice(&cases).unwrap();
@@ -96,7 +96,7 @@ fn agree(path: &Path, texts: &[String]) {
 }
 
 #[test]
-fn vocabularies_of_fixtures() {
+fn agree_on_vocabularies_of_fixtures() {
     let texts = texts();
     for model in ["gpt-oss", "llama", "olmoe", "qwen2moe", "qwen3moe"] {
         agree(&fixture(format!("random-{model}-F16.gguf")), &texts);
@@ -104,7 +104,7 @@ fn vocabularies_of_fixtures() {
 }
 
 #[test]
-fn every_pre_tokenizer() {
+fn agree_on_all_pre_tokenizers() {
     let (dir, texts) = (tempfile::tempdir().unwrap(), texts());
     let rules = std::fs::read(fixture("reference/pre-tokenizers.json")).unwrap();
     let rules: serde_json::Value = serde_json::from_slice(&rules).unwrap();
@@ -116,7 +116,7 @@ fn every_pre_tokenizer() {
 }
 
 #[test]
-fn sentence_pieces_without_a_space_before() {
+fn agree_on_sentencepiece_without_space_prefix() {
     let dir = tempfile::tempdir().unwrap();
     let key = ("tokenizer.ggml.add_space_prefix", Value::Bool(false));
     let path = changed(dir.path(), "random-llama-F16", &[key]);
@@ -124,7 +124,7 @@ fn sentence_pieces_without_a_space_before() {
 }
 
 #[test]
-fn made_up_vocabularies() {
+fn agree_on_synthetic_vocabularies() {
     let (dir, texts) = (tempfile::tempdir().unwrap(), texts());
     for like in [
         "gpt-oss-20b",

@@ -1,4 +1,4 @@
-//! A long run for benches: a recorded one, repeated.
+//! A long run for benchmarks: a repeated recording.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -8,11 +8,12 @@ use moe_trace::{Run, TensorAccessLog};
 use tempfile::TempDir;
 use zerocopy::IntoBytes;
 
-/// A run directory whose trace is that of the run in `MOE_ANALYZE_RUN` (default: `runs/demo/run`, which `scripts/demo.sh`
-/// makes), over and over until it has `MOE_ANALYZE_MIB` MiB (default: 1024). Time and positions go on from one to the next.
+/// A run directory whose trace repeats that of the run in `MOE_ANALYZE_RUN` (default: `runs/demo/run`, which
+/// `scripts/demo.sh` writes) until it has `MOE_ANALYZE_MIB` MiB (default: 1024). Timestamps and positions continue to
+/// increase.
 ///
 /// # Panics
-/// When there is no such run, or no room for this one.
+/// If there is no such run, or not enough disk space.
 pub fn long_run() -> (TempDir, Run) {
     let from = std::env::var_os("MOE_ANALYZE_RUN").map(PathBuf::from);
     let from = from
@@ -41,10 +42,10 @@ pub fn long_run() -> (TempDir, Run) {
             let token = record.token_id.get() + time as u32 * tokens;
             record.token_id.set(token);
             file.write_all(record.as_bytes())
-                .expect("room for the trace");
+                .expect("disk space for the trace");
         }
     }
-    file.into_inner().expect("room for the trace");
+    file.into_inner().expect("disk space for the trace");
     let run = Run::open(dir.path()).expect("the repeated run");
     (dir, run)
 }

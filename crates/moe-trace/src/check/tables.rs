@@ -1,4 +1,4 @@
-//! Whether the Parquet files of a run are its own.
+//! Checks that the Parquet files of a run belong to it.
 
 use crate::error::Error;
 use crate::manifest::ModelFile;
@@ -7,7 +7,7 @@ use crate::run::Run;
 use crate::table_fault::TableFault;
 use crate::tables::{RUN_ID_KEY, TABLES, TableMetadata};
 
-/// Why the map of the run is another model's; `None` if nothing says so.
+/// The error if the run's offset map belongs to another model; `None` if nothing contradicts it.
 pub fn foreign_map(run: &Run) -> Result<Option<Error>, Error> {
     let (Some(manifest), Some(_)) = (&run.manifest, &run.map) else {
         return Ok(None);
@@ -30,7 +30,7 @@ pub fn foreign_map(run: &Run) -> Result<Option<Error>, Error> {
     Ok(is_foreign.then(|| Error::table(&path)(TableFault::OtherModel)))
 }
 
-/// Tables in the run's directory that are of another run, such as the one that this run replaced, or cannot be read.
+/// Warnings about tables in the run directory that belong to another run (for example a replaced one) or cannot be read.
 pub fn stale_tables(run: &Run) -> Vec<String> {
     let id = run.id();
     let directories = [run.path.clone(), run.path.join("tables")];
@@ -43,7 +43,7 @@ pub fn stale_tables(run: &Run) -> Vec<String> {
             Ok(metadata) => {
                 let other = metadata.value(RUN_ID_KEY).filter(|&other| other != id)?;
                 Some(format!(
-                    "{} is of run {other}, not of this one; write it again with `moe-analyze parquet`",
+                    "{} belongs to run {other}, not to this one; write it again with `moe-analyze parquet`",
                     file.display()
                 ))
             }

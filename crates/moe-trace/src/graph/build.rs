@@ -1,4 +1,4 @@
-//! Building a graph from operations in order of execution, by the names of what they read.
+//! Building a graph from operations in order of execution. Edges follow from the names of the sources.
 
 use std::collections::HashMap;
 
@@ -8,43 +8,43 @@ use super::{Category, Edge, Graph, LEAF, Metadata, Node, SCHEMA, UNKNOWN_TYPE};
 use crate::names::{base_name, view_suffix};
 use crate::phase::Phase;
 
-/// Views to which ggml graphs give names of their own, with the node that each is a view of.
+/// Prefixes of views that have their own names in ggml graphs, and of the nodes that they are views of.
 const RENAMED_VIEWS: [(&str, &str); 2] = [
     ("ffn_moe_topk-", "ffn_moe_argsort-"),
     ("kqv_out-", "__fattn__-"),
 ];
 
-/// What an operation reads.
+/// A source of an operation.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct GraphSource<'a> {
-    /// Name, with what ggml appends to a view.
+    /// Name, including the suffix that ggml appends to a view.
     pub name: &'a str,
     /// Whether it is a tensor of the model.
     pub is_weight: bool,
-    /// Address of the data, 0 if it is not known.
+    /// Address of the data; 0 if unknown.
     pub address: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub size_bytes: u64,
-    /// Elements in each dimension, empty if they are not known.
+    /// Elements in each dimension (`ne`), fastest first; empty if unknown.
     pub shape: &'a [u64],
-    /// Type of the elements, empty if it is not known.
+    /// Type of the elements; empty if unknown.
     pub dtype: &'a str,
     /// Layer.
     pub layer: Option<LayerId>,
 }
 
-/// Builds a graph, operation by operation.
+/// Builds a graph one operation at a time.
 #[derive(Debug, Default)]
 pub struct GraphBuilder {
     operations: Vec<Node>,
     leaves: Vec<Node>,
     edges: Vec<(Place, usize, String)>,
-    /// The node that a name means at the moment: a result may be written anew under its name.
+    /// The newest node of each name: several results may have the same name.
     named: HashMap<String, Place>,
     n_tokens: u32,
 }
 
-/// Where a node is; leaves come behind the operations, of which there are not yet all.
+/// Position of a node. Leaves follow all operations, whose number is not known until the end.
 #[derive(Clone, Copy, Debug)]
 enum Place {
     Operation(usize),
@@ -79,7 +79,7 @@ impl GraphBuilder {
         self.n_tokens = self.n_tokens.max(n_tokens);
     }
 
-    /// Tells of the result of the last operation what its readers tell of the others.
+    /// Sets type, shape, address and size of the last operation's result. Other results have those that their readers state.
     pub fn result(&mut self, result: &GraphSource) {
         if let Some(node) = self
             .operations
@@ -125,7 +125,7 @@ impl GraphBuilder {
         }
     }
 
-    /// The node that a source names, which learns from it what its own operation did not tell.
+    /// The node that a source names. Its unknown properties are set to those of the source.
     fn place_of(&mut self, source: &GraphSource) -> Place {
         let name = base_name(source.name);
         let known = self.named.get(name).or_else(|| {

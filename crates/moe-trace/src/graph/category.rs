@@ -1,31 +1,31 @@
-//! What a node is for, in the words of the thesis's viewers.
+//! Categories of nodes, with the names that the viewers of the thesis use.
 
 use std::fmt;
 
 use moe_gguf::map;
 use serde::{Deserialize, Serialize};
 
-/// What a node is for.
+/// The category of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Category {
     /// Token ids, positions, embeddings.
     Input,
-    /// Queries, keys, values, the cache, the heads and their output.
+    /// Queries, keys, values, KV cache, attention heads and their output.
     Attention,
     /// Router and experts, dense feed-forward blocks.
     Ffn,
     /// Norms.
     Norm,
-    /// The output product.
+    /// The output projection (logits).
     Output,
-    /// The residual stream, and what is not known.
+    /// The residual stream, and unknown nodes.
     #[serde(other)]
     Other,
 }
 
-/// How the names of nodes begin; the first that fits decides, so that `ffn_moe_weights_norm` is no norm.
-const BEGINNINGS: [(&str, Category); 17] = [
+/// Prefixes of node names. The first match counts, so that `ffn_moe_weights_norm` is not a norm.
+const PREFIXES: [(&str, Category); 17] = [
     ("inp_", Category::Input),
     ("attn_inp_", Category::Input),
     ("embd", Category::Input),
@@ -58,17 +58,17 @@ impl Category {
         }
     }
 
-    /// Of the result of an operation, by its name.
+    /// Category of an operation's result with this name.
     pub fn of_node(name: &str) -> Category {
-        let begins = BEGINNINGS.iter().find(|(begin, _)| name.starts_with(begin));
-        match begins {
+        let found = PREFIXES.iter().find(|(prefix, _)| name.starts_with(prefix));
+        match found {
             Some((_, category)) => *category,
             None if name.contains("norm") => Category::Norm,
             None => Category::Other,
         }
     }
 
-    /// Of a tensor of the model.
+    /// Category of a tensor of the model with this name.
     pub fn of_weight(name: &str) -> Category {
         match map::Category::of(name) {
             map::Category::Embedding => Category::Input,

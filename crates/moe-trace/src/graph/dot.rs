@@ -1,4 +1,4 @@
-//! Graphviz's DOT, with labels as ggml's own dump has them: `name (type)|place [shape]|operation`.
+//! Graphviz DOT output, with labels like those of `ggml_graph_dump_dot`: `name (type)|place [shape]|operation`.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -9,7 +9,7 @@ use moe_ids::LayerId;
 use super::{Category, Graph, LEAF, Node};
 
 impl Graph {
-    /// Writes the graph as DOT, the nodes of a layer in a cluster.
+    /// Writes the graph as DOT. The nodes of a layer are a cluster.
     ///
     /// # Errors
     /// `out` cannot be written.
@@ -17,7 +17,7 @@ impl Graph {
         writeln!(out, "digraph G {{")?;
         writeln!(out, "  newrank = true;\n  rankdir = TB;")?;
         writeln!(out, "  node [fontname = \"Helvetica\", fontsize = 10];")?;
-        // Nodes of no layer come first.
+        // `None` sorts first: nodes without a layer are written before the clusters.
         let mut layers: BTreeMap<Option<LayerId>, Vec<usize>> = BTreeMap::new();
         for (i, node) in self.nodes.iter().enumerate() {
             layers.entry(node.layer_id).or_default().push(i);
@@ -77,14 +77,14 @@ fn colour(category: Category) -> &'static str {
     }
 }
 
-/// Text inside quotation marks, on one line and harmless in a terminal.
+/// Escapes text for a quoted string; control characters become spaces.
 fn quoted(text: &str) -> String {
     text.replace(is_hidden, " ")
         .replace('\\', "\\\\")
         .replace('"', "\\\"")
 }
 
-/// Text inside a field of a record-shaped label, where some characters divide fields.
+/// Escapes text for a field of a record-shaped label, in which some characters separate fields.
 fn field(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in quoted(text).chars() {

@@ -1,8 +1,8 @@
-//! The computation graph of a pass: which operation reads the result of which other, and which tensors of the model.
+//! The computation graph of a forward pass: operations, and the results and model tensors that each of them reads.
 //!
-//! The JSON is the one that the tools of Keri's thesis exchange (`{token_id, metadata, nodes, edges}`), with a few keys
-//! more; `schemas/graph.schema.json` describes it. A recorder writes the graph of the first whole pass of each phase into
-//! the run; for every other trace [`reconstruct`] makes it from the records.
+//! The JSON format is that of the tools of [E. Keri's BSc thesis](https://github.com/ErsjanKeri/BSC)
+//! (`{token_id, metadata, nodes, edges}`) with additional keys; `schemas/graph.schema.json` describes it. A recorder writes
+//! the graph of the first complete pass of each phase. For other traces, [`reconstruct`] builds a graph from the records.
 
 mod build;
 mod category;
@@ -24,33 +24,33 @@ pub use build::{GraphBuilder, GraphSource};
 pub use category::Category;
 pub use reconstruct::reconstruct;
 
-/// Directory of a run that holds its graphs.
+/// Directory of the graphs in a run directory.
 pub const DIRECTORY: &str = "graph";
 /// Value of `schema`.
 pub const SCHEMA: &str = "moe-analyze.graph.v1";
-/// `operation` of a node that no operation of the graph writes: a tensor of the model, an input, a cache.
+/// `operation` of a node that no operation of the graph writes: a tensor of the model, an input, the KV cache.
 pub const LEAF: &str = "CONST";
-/// Largest file of a graph that is read, in bytes.
+/// Maximum size of a graph file that is read, in bytes.
 const MAX_BYTES: u64 = 256 << 20;
-/// `dtype` of a node whose type is not known.
+/// `dtype` of a node of unknown type.
 pub const UNKNOWN_TYPE: &str = "unknown";
 
 /// The graph of one pass.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Graph {
-    /// [`SCHEMA`]; files of other programs have none.
+    /// [`SCHEMA`]; missing in files of other programs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schema: Option<String>,
-    /// `PROMPT` or `GENERATE`; files of other programs do not tell.
+    /// `PROMPT` or `GENERATE`; missing in files of other programs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<String>,
     /// Position of the pass's first token in its sequence.
     pub token_id: TokenId,
     /// Counts.
     pub metadata: Metadata,
-    /// Operations in order of execution, then the tensors that none of them writes.
+    /// Operations in order of execution, then leaves (tensors that no operation writes).
     pub nodes: Vec<Node>,
-    /// Which node reads which.
+    /// The edges, from the node that is read to the node that reads it.
     pub edges: Vec<Edge>,
 }
 
@@ -61,11 +61,11 @@ pub struct Metadata {
     pub total_nodes: u64,
     /// Length of `edges`.
     pub total_edges: u64,
-    /// Highest layer of a node, and one.
+    /// Highest layer of a node, plus 1.
     pub layers: u32,
-    /// When the graph was made; not told.
+    /// Always null. The key exists for compatibility with the thesis's tools.
     pub timestamp_generated: Option<String>,
-    /// Tokens of the pass; files of other programs do not tell.
+    /// Number of tokens of the pass; missing in files of other programs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub n_tokens: Option<u32>,
 }
@@ -73,39 +73,39 @@ pub struct Metadata {
 /// A tensor: the result of an operation, or a leaf.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Node {
-    /// `node_N`, `N` the place in `nodes`.
+    /// `node_N`, where `N` is the index in `nodes`.
     pub id: String,
-    /// Address of the data in hexadecimal, `0x0` where it is not known.
+    /// Address of the data in hexadecimal; `0x0` if unknown.
     pub address: String,
-    /// Name of the tensor; of results, several nodes may have one name.
+    /// Name of the tensor. Several results may have the same name.
     pub label: String,
     /// Name of the ggml operation, [`LEAF`] for a leaf.
     pub operation: String,
-    /// Elements in each dimension, fastest first; empty where it is not known.
+    /// Elements in each dimension (`ne`), fastest first; empty if unknown.
     pub shape: Vec<u64>,
-    /// Type of the elements in small letters (`f32`, `q4_k`), [`UNKNOWN_TYPE`] where it is not known.
+    /// Type of the elements in lower case (`f32`, `q4_k`); [`UNKNOWN_TYPE`] if unknown.
     pub dtype: String,
     /// Layer.
     pub layer_id: Option<LayerId>,
-    /// What it is for.
+    /// Category.
     pub category: Category,
-    /// Bytes, where they are known.
+    /// Size in bytes, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_bytes: Option<u64>,
 }
 
-/// `target` reads `source`.
+/// An edge: the node `target` reads the node `source`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Edge {
     /// `id` of the node that is read.
     pub source: String,
     /// `id` of the node that reads.
     pub target: String,
-    /// `src N`, `N` the place among the reader's sources; then what ggml appends for a view, as ` (view) (permuted)`.
+    /// `src N`, where `N` is the index among the reader's sources, and the suffix that ggml appends for a view: ` (view)`.
     pub label: String,
 }
 
-/// Where a run keeps the graph of a phase.
+/// Path of the graph of a phase in a run directory.
 pub fn path(run: &Path, phase: Phase) -> PathBuf {
     run.join(DIRECTORY)
         .join(format!("{}.json", phase.name().to_lowercase()))
@@ -121,7 +121,7 @@ impl Graph {
         serde_json::from_slice(&bytes).map_err(Error::json("graph", path))
     }
 
-    /// Writes `path`, complete or not at all; a graph that is there is replaced.
+    /// Writes `path` completely or not at all. An existing file is replaced.
     ///
     /// # Errors
     /// [`Error::Json`], [`Error::Write`].
@@ -134,7 +134,7 @@ impl Graph {
     }
 }
 
-/// Dimensions without those of one element at their end; one is left.
+/// `ne` without trailing dimensions of one element, except the first.
 pub fn trimmed(ne: &[u64]) -> Vec<u64> {
     let n = ne.iter().rposition(|&n| n != 1).map_or(1, |last| last + 1);
     ne.iter().copied().take(n).collect()

@@ -1,4 +1,4 @@
-//! The graph of a pass, from its records alone.
+//! Reconstruction of the graph of a pass from its records.
 
 use std::collections::HashMap;
 
@@ -10,13 +10,13 @@ use crate::passes::Passes;
 use crate::phase::Phase;
 use crate::run::Run;
 
-/// The graph of the first pass of a phase among those with the most operations; `None` if the trace has no such pass.
+/// The graph of the pass of a phase with the most operations, the first of them if several; `None` if there is no such pass.
 ///
-/// A record names four sources at most, and in traces of the experts alone what the others computed is not there: what is
-/// read and was never written is a leaf. Shapes and types are those of the model's map; of results they are not known.
+/// A source that no record writes is a leaf: a record names at most four sources, and a trace may contain expert operations
+/// only. Shapes and types come from the model's map; those of results are unknown.
 pub fn reconstruct(run: &Run, phase: Phase) -> Option<Graph> {
     let passes = || Passes::new(run.trace.operations()).filter(|pass| pass.phase() == Some(phase));
-    // The first of the longest: `max_by_key` alone would give the last.
+    // `max_by_key` returns the last maximum, but the first is needed.
     let longest = passes().map(|pass| pass.n_operations()).max()?;
     let pass = passes().find(|pass| pass.n_operations() == longest)?;
     let weights = run.map.as_ref().map(Weights::new).unwrap_or_default();
@@ -87,7 +87,7 @@ impl<'a> Weights<'a> {
     }
 }
 
-/// Shape of a whole tensor, dimensions of one element at its end left out.
+/// Shape of an entire tensor, without trailing dimensions of one element.
 fn shape(rows: &[MapRow], first: &MapRow) -> Vec<u64> {
     let mut ne = first.ne;
     if rows.len() > 1 {

@@ -1,4 +1,4 @@
-//! `accesses`: a row is a range of bytes that an operation read, each (operation, expert) once.
+//! The table `accesses`: each row is a byte range that an operation read, once for each (operation, source, expert).
 
 use std::sync::{Arc, LazyLock};
 
@@ -35,7 +35,7 @@ static ACCESSES: LazyLock<SchemaRef> = LazyLock::new(|| {
 
 static MEMORY_SOURCE_NAMES: LazyLock<Arc<StringArray>> = LazyLock::new(|| strings(&MEMORY_SOURCES));
 
-/// Rows of `accesses`.
+/// Builds rows of `accesses`.
 #[derive(Default)]
 pub(crate) struct AccessRows {
     op_index: UInt64Builder,
@@ -48,11 +48,11 @@ pub(crate) struct AccessRows {
     size_bytes: UInt64Builder,
     buffer_id: UInt64Builder,
     names: NameTable,
-    /// Distinct experts of the operation at hand.
+    /// Distinct experts of the current operation.
     experts: Vec<ExpertId>,
 }
 
-/// What a source has in common over its rows.
+/// The values that all rows of a source have in common.
 struct Source {
     op_index: u64,
     index: u8,

@@ -1,5 +1,5 @@
-//! The trace cut into chunks of whole operations, each with what is known before it, so that chunks can be worked on side
-//! by side.
+//! Splits a trace into chunks of complete operations. Each chunk contains the state before it, so that threads can process
+//! chunks in parallel.
 
 use std::ops::RangeInclusive;
 
@@ -7,28 +7,28 @@ use crate::operations::Operations;
 use crate::record::TensorAccessLog;
 use crate::routing::FirstOfLayer;
 
-/// Records of a chunk: a row group of few rows is read slowly, as each of its columns has a fixed cost, and one of many takes
-/// memory.
+/// Records of a chunk. A chunk becomes a row group: small ones are slow to read, because each column has a fixed cost, and
+/// large ones need memory.
 const CHUNK_RECORDS: RangeInclusive<usize> = 64 * 1024..=256 * 1024;
-/// Chunks of a trace that has records enough, at least: there should be work for many threads.
+/// Minimum number of chunks of a large trace, so that many threads have work.
 const N_CHUNKS: usize = 16;
 
-/// Some operations in a row.
+/// Consecutive operations.
 pub(crate) struct Chunk<'a> {
-    /// Number of the first operation.
+    /// Index of the first operation.
     pub first_op: u64,
     /// The operations.
     pub operations: Operations<'a>,
-    /// Records in them.
+    /// Number of records in them.
     pub n_records: u64,
-    /// What the operations before it say about the routing.
+    /// The state of the routing selection after all operations before the chunk.
     pub routing: FirstOfLayer<'a>,
 }
 
-/// Cuts chunks off.
+/// Iterator over the chunks of a trace.
 pub(crate) struct Chunks<'a> {
     rest: &'a [TensorAccessLog],
-    /// Records of a chunk, at least: its last operation is whole.
+    /// Minimum number of records of a chunk. Chunks are larger by the rest of their last operation.
     size: usize,
     next: Chunk<'a>,
     next_record: u64,

@@ -1,4 +1,4 @@
-//! The files of a table: one in a directory of tables, several in a dataset.
+//! The files of a table in a dataset.
 
 use std::fs;
 use std::io::ErrorKind;

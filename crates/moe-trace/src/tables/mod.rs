@@ -1,7 +1,7 @@
-//! Tables of a run: `ops`, `accesses` and `routing`, as Parquet.
+//! The Parquet tables of a run: `ops`, `accesses` and `routing`.
 //!
-//! `schemas/parquet.md` describes the columns. [`write_tables`] puts them into a directory, [`add_to_dataset`] into a
-//! Hive-partitioned dataset, [`read_routing`] reads routing back, [`routing_files`] in parts side by side.
+//! `schemas/parquet.md` describes the columns. [`write_tables`] writes a directory of tables, [`add_to_dataset`] adds them to a
+//! Hive-partitioned dataset. [`read_routing`] reads `routing`; [`routing_files`] allows to read parts of it in parallel.
 
 mod accesses;
 mod chunks;
@@ -29,18 +29,18 @@ pub use write::{
     table_paths, write_tables,
 };
 
-/// Names of the tables, of their files and of a dataset's directories.
+/// Names of the tables, their files, and the directories of a dataset.
 pub const TABLES: [&str; 3] = ["ops", "accesses", "routing"];
 
-/// Metadata key of the run's id.
+/// Metadata key of the run id.
 pub const RUN_ID_KEY: &str = "moe-analyze.run_id";
-/// Metadata key of the model, the manifest's `model` as JSON.
+/// Metadata key of the model: `model` of the manifest, as JSON.
 pub const MODEL_KEY: &str = "moe-analyze.model";
 
-/// Metadata key of the format that a foreign trace had.
+/// Metadata key of the original format of a foreign trace.
 pub const FORMAT_KEY: &str = "moe-analyze.format";
-/// Metadata key of the bytes of one expert of each layer, a JSON object by layer, where a foreign trace or its model told.
+/// Metadata key of the expert size in bytes: a JSON object by layer. Missing if neither foreign trace nor model contain it.
 pub const EXPERT_BYTES_KEY: &str = "moe-analyze.expert_bytes";
 
-/// Names of the memory sources, by number.
+/// Names of the memory sources, indexed by number.
 pub const MEMORY_SOURCES: [&str; 2] = ["DISK", "BUFFER"];

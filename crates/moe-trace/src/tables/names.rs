@@ -1,4 +1,4 @@
-//! Names as dictionary keys.
+//! Dictionary keys of names.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use arrow::array::StringArray;
 
-/// Gives every name a key, in the order of their first use.
+/// Assigns a key to each name, in the order of first use.
 #[derive(Default)]
 pub(crate) struct NameTable {
     keys: HashMap<Box<[u8]>, i32, BuildHasherDefault<NameHasher>>,
@@ -29,14 +29,14 @@ impl NameTable {
         key
     }
 
-    /// The names, by key.
+    /// The names, indexed by key.
     pub(crate) fn strings(&mut self) -> &Arc<StringArray> {
         self.array
             .get_or_insert_with(|| Arc::new(StringArray::from_iter_values(&self.strings)))
     }
 }
 
-/// Multiplies eight bytes at a time; names come from a model's graph, a few hundred of them.
+/// A multiplicative hash of eight bytes at a time. It is sufficient for the few hundred names of a model's graph.
 #[derive(Default)]
 struct NameHasher(u64);
 
@@ -62,7 +62,7 @@ impl Hasher for NameHasher {
     }
 
     fn finish(&self) -> u64 {
-        // The table's buckets are chosen by the low bits, which a multiplication mixes least.
+        // The low bits select the bucket, and a multiplication mixes these least.
         self.0 ^ self.0 >> 32
     }
 }
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_count_in_the_order_of_first_use() {
+    fn assigns_keys_in_order_of_first_use() {
         let mut table = NameTable::default();
         let names: [&[u8]; 6] = [b"norm-0", b"norm-1", b"norm-0", b"bad \xff", b"", b"norm-1"];
         assert_eq!(names.map(|name| table.key(name)), [0, 1, 0, 2, 3, 1]);

@@ -1,4 +1,4 @@
-//! `ops`: a row is an operation.
+//! The table `ops`: each row is an operation.
 
 use std::sync::{Arc, LazyLock};
 
@@ -36,7 +36,7 @@ static OPS: LazyLock<SchemaRef> = LazyLock::new(|| {
     ]))
 });
 
-/// Rows of `ops`.
+/// Builds rows of `ops`.
 pub(crate) struct OpRows {
     op_index: UInt64Builder,
     timestamp_ns: UInt64Builder,
@@ -54,7 +54,7 @@ pub(crate) struct OpRows {
     sources_omitted: BooleanBuilder,
     op_names: NameTable,
     dst_names: NameTable,
-    /// Keys of operation numbers in `op_names`.
+    /// Keys in `op_names`, indexed by operation number.
     op_keys: [Option<i32>; 256],
 }
 
@@ -151,7 +151,7 @@ impl<'a> Rows<'a> for OpRows {
 }
 
 impl OpRows {
-    /// A number without a name becomes `op_N`.
+    /// The key of an operation number; a number without a name becomes `op_N`.
     fn op_key(&mut self, number: u8, ops: &OpTable) -> i32 {
         let key = &mut self.op_keys[usize::from(number)];
         *key.get_or_insert_with(|| match ops.name(number) {

@@ -1,4 +1,4 @@
-//! Tables that are complete and not yet in their places.
+//! Complete tables under temporary names.
 
 use std::path::PathBuf;
 
@@ -6,14 +6,13 @@ use moe_files::{AtomicFile, NewDirectories, commit_and_remove};
 
 use crate::error::Error;
 
-/// Complete files under temporary names; [`PendingTables::commit`] puts all of them in their places. Dropped before, they are
-/// removed.
+/// Complete files under temporary names. [`PendingTables::commit`] renames all of them; dropping removes them.
 #[derive(Debug, Default)]
 pub struct PendingTables {
     files: Vec<AtomicFile>,
-    /// Dropped after the files in them.
+    /// Dropped after the files, which are inside.
     directories: Vec<NewDirectories>,
-    /// Files of an earlier output, which the commit removes.
+    /// Files of an earlier output that `commit` removes.
     removed: Vec<PathBuf>,
 }
 
@@ -33,20 +32,20 @@ impl PendingTables {
         self.removed.append(&mut other.removed);
     }
 
-    /// Adds a file, such as the map of the model.
+    /// Adds a file, for example the offset map.
     pub fn push(&mut self, file: AtomicFile) {
         self.files.push(file);
     }
 
-    /// Lets the commit also remove a file of an earlier output.
+    /// Adds a file of an earlier output that `commit` removes.
     pub fn remove(&mut self, path: PathBuf) {
         self.removed.push(path);
     }
 
-    /// Puts the files in their places, and removes those of an earlier output.
+    /// Renames the files to their final names, and removes those of an earlier output.
     ///
     /// # Errors
-    /// As [`commit_and_remove`].
+    /// Those of [`commit_and_remove`].
     pub fn commit(mut self) -> Result<(), Error> {
         commit_and_remove(std::mem::take(&mut self.files), &self.removed)?;
         self.directories.iter_mut().for_each(NewDirectories::keep);

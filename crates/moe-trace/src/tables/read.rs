@@ -1,4 +1,4 @@
-//! Reading `routing` back.
+//! Reading the table `routing`.
 
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
@@ -10,17 +10,16 @@ use arrow::datatypes::{SchemaRef, UInt16Type, UInt32Type};
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ParquetRecordBatchReader};
 
 use super::dataset::dataset_parts;
-use super::routing::{CHOICES, READ_ROUTING};
+use super::routing::{COUNTING, READ_ROUTING};
 use crate::error::Error;
 use crate::parquet_file::{self, coded_names, numbers};
 use crate::phase::Phase;
 use crate::record::lane;
 use crate::table_fault::TableFault;
 
-/// Reads a `routing` table: a Parquet file, a directory that holds `routing.parquet`, or a dataset with
-/// `routing/run=ID/*.parquet`.
+/// Reads a `routing` table: a Parquet file, a directory with `routing.parquet`, or a dataset with `routing/run=ID/*.parquet`.
 ///
-/// Tables that other programs wrote or rewrote are read too, as long as they have the columns.
+/// Tables of other programs are also accepted if they have the columns.
 pub fn read_routing(path: impl AsRef<Path>) -> Result<RoutingReader, Error> {
     let mut files = routing_paths(path.as_ref())?;
     files.reverse();
@@ -30,7 +29,7 @@ pub fn read_routing(path: impl AsRef<Path>) -> Result<RoutingReader, Error> {
     })
 }
 
-/// The files of a `routing` table, as [`read_routing`] finds them, to be read in parts.
+/// The files that [`read_routing`] would read, for reading in parts.
 pub fn routing_files(path: impl AsRef<Path>) -> Result<Vec<RoutingFile>, Error> {
     let paths = routing_paths(path.as_ref())?.into_iter();
     let files = paths.map(|path| {
@@ -42,7 +41,7 @@ pub fn routing_files(path: impl AsRef<Path>) -> Result<Vec<RoutingFile>, Error> 
     files.collect()
 }
 
-/// A file of a `routing` table. Its parts, which are its row groups, can be read side by side.
+/// A file of a `routing` table. Its parts (row groups) can be read in parallel.
 #[derive(Clone, Debug)]
 pub struct RoutingFile {
     path: Arc<Path>,
@@ -50,25 +49,25 @@ pub struct RoutingFile {
 }
 
 impl RoutingFile {
-    /// Where it is.
+    /// The path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// How many parts it has.
+    /// The number of parts.
     pub fn n_parts(&self) -> usize {
         self.footer.metadata().num_row_groups()
     }
 
-    /// The rows of a part, below [`RoutingFile::n_parts`], as far as counting needs them.
+    /// Reads the rows of a part (index below [`RoutingFile::n_parts`]), with the columns that counting needs.
     pub fn choices(
         &self,
         part: usize,
     ) -> Result<impl Iterator<Item = Result<ChoiceBatch, Error>>, Error> {
         let path = self.path.clone();
-        let mut reader = parquet_file::open_row_groups(&path, &self.footer, &CHOICES, vec![part])?;
+        let mut reader = parquet_file::open_row_groups(&path, &self.footer, &COUNTING, vec![part])?;
         Ok(std::iter::from_fn(move || {
-            let batch = next(&path, &mut reader, &CHOICES)?;
+            let batch = next(&path, &mut reader, &COUNTING)?;
             Some(batch.and_then(|batch| ChoiceBatch::new(&path, batch)))
         }))
     }
@@ -76,7 +75,7 @@ impl RoutingFile {
 
 /// The batches of a `routing` table, in the order of files and rows.
 pub struct RoutingReader {
-    /// Files to come, last one first.
+    /// Files that are not read yet, in reverse order.
     files: Vec<PathBuf>,
     current: Option<(Arc<Path>, ParquetRecordBatchReader)>,
 }
@@ -109,7 +108,7 @@ fn next(
     parquet_file::next_batch(file, reader, schema).transpose()
 }
 
-/// Some rows of `routing`, as far as counting needs them; its columns all have [`ChoiceBatch::len`] values.
+/// Rows of `routing` with the columns that counting needs. Each column has [`ChoiceBatch::len`] values.
 #[derive(Clone, Debug)]
 pub struct ChoiceBatch {
     file: Arc<Path>,
@@ -119,7 +118,7 @@ pub struct ChoiceBatch {
 }
 
 impl ChoiceBatch {
-    /// `batch` has the columns.
+    /// `batch` must have the columns of [`COUNTING`].
     fn new(file: &Arc<Path>, batch: RecordBatch) -> Result<Self, Error> {
         let phase = |name: &str| Phase::of_name(name).map(Some);
         Ok(Self {
@@ -130,7 +129,7 @@ impl ChoiceBatch {
         })
     }
 
-    /// Rows.
+    /// Number of rows.
     pub fn len(&self) -> usize {
         self.batch.num_rows()
     }
@@ -140,12 +139,12 @@ impl ChoiceBatch {
         self.len() == 0
     }
 
-    /// The file that the rows come from: one run, where a dataset has several.
+    /// The file of the rows. In a dataset, a file belongs to one run.
     pub fn file(&self) -> &Path {
         &self.file
     }
 
-    /// Phase of the token; `None` where the source of the trace does not contain it.
+    /// Phase of the token; `None` if the original trace does not contain it.
     pub fn phase(&self) -> &[Option<Phase>] {
         &self.phase
     }
@@ -155,7 +154,7 @@ impl ChoiceBatch {
         numbers::<UInt32Type>(&self.batch, "token_id").values()
     }
 
-    /// Sequence of the token; null where the source of the trace did not tell.
+    /// Sequence of the token; null if the original trace does not contain it.
     pub fn sequence_id(&self) -> &UInt32Array {
         numbers(&self.batch, "sequence_id")
     }
@@ -165,28 +164,28 @@ impl ChoiceBatch {
         numbers::<UInt16Type>(&self.batch, "layer_id").values()
     }
 
-    /// Rank of the expert in the token's top-k, best 0.
+    /// Rank of the expert in the token's top-k; 0 is the best.
     pub fn slot(&self) -> &[u16] {
         numbers::<UInt16Type>(&self.batch, "slot").values()
     }
 
-    /// Expert in the layer.
+    /// Id of the expert in its layer.
     pub fn expert_id(&self) -> &[u32] {
         numbers::<UInt32Type>(&self.batch, "expert_id").values()
     }
 
-    /// Router weight as applied; null where the source of the trace did not tell.
+    /// Router weight as applied; null if the original trace does not contain it.
     pub fn weight(&self) -> &Float32Array {
         numbers(&self.batch, "weight")
     }
 
-    /// Start of the operation; equal for all tokens of a batch in a layer. 0 where the source of the trace did not tell.
+    /// Start of the operation, nanoseconds; equal for all tokens of a batch in a layer. 0 if the original trace does not contain it.
     pub fn timestamp_ns(&self) -> &[u64] {
         &self.timestamp_ns
     }
 }
 
-/// Some rows of `routing` with all columns: those of [`ChoiceBatch`], and the lane.
+/// Rows of `routing` with all columns: those of [`ChoiceBatch`] and the lane.
 #[derive(Clone, Debug)]
 pub struct RoutingBatch {
     choices: ChoiceBatch,
@@ -202,7 +201,7 @@ impl Deref for RoutingBatch {
 }
 
 impl RoutingBatch {
-    /// `batch` has the schema of the table.
+    /// `batch` must have all columns of the table.
     fn new(file: &Arc<Path>, batch: RecordBatch) -> Result<Self, Error> {
         let lane = |name: &str| number(&lane::NAMES, name);
         Ok(Self {
@@ -211,13 +210,13 @@ impl RoutingBatch {
         })
     }
 
-    /// Where the expert was computed, a number of [`lane`]; [`lane::UNKNOWN`] where the trace does not tell.
+    /// Where the expert was computed, a [`lane`]; [`lane::UNKNOWN`] if the original trace does not contain it.
     pub fn lane(&self) -> &[u8] {
         &self.lane
     }
 }
 
-/// The times of a column, 0 for null.
+/// The values of a column of times; null becomes 0.
 fn times(column: &UInt64Array) -> ScalarBuffer<u64> {
     if column.null_count() == 0 {
         return column.values().clone();
@@ -225,7 +224,7 @@ fn times(column: &UInt64Array) -> ScalarBuffer<u64> {
     column.iter().map(Option::unwrap_or_default).collect()
 }
 
-/// Position of `name` among `names`.
+/// Index of `name` in `names`.
 fn number(names: &[&str], name: &str) -> Option<u8> {
     names
         .iter()
@@ -233,7 +232,7 @@ fn number(names: &[&str], name: &str) -> Option<u8> {
         .and_then(|i| u8::try_from(i).ok())
 }
 
-/// The files of a `routing` table, sorted by name; there is one at least.
+/// The files of a `routing` table, sorted by name; at least one.
 fn routing_paths(path: &Path) -> Result<Vec<PathBuf>, Error> {
     if !path.is_dir() {
         return Ok(vec![path.to_owned()]);

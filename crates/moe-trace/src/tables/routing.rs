@@ -1,4 +1,4 @@
-//! `routing`: a row is one expert of one token in one layer, once.
+//! The table `routing`: each row is an expert of a token in a layer.
 
 use std::sync::{Arc, LazyLock};
 
@@ -32,7 +32,7 @@ pub(crate) static ROUTING: LazyLock<SchemaRef> = LazyLock::new(|| {
     ]))
 });
 
-/// The same columns as a reader takes them: what a trace of another tool does not contain is null, or has no column.
+/// The same columns for reading. Columns that a trace of another tool does not contain are null or missing.
 pub(crate) static READ_ROUTING: LazyLock<SchemaRef> = LazyLock::new(|| {
     let is_known = |name: &str| !["phase", "timestamp_ns"].contains(&name);
     let fields = ROUTING.fields().iter().map(|field| {
@@ -45,8 +45,8 @@ pub(crate) static READ_ROUTING: LazyLock<SchemaRef> = LazyLock::new(|| {
     Arc::new(Schema::new(fields.collect::<Vec<_>>()))
 });
 
-/// The columns that counting needs, as a reader takes them.
-pub(crate) static CHOICES: LazyLock<SchemaRef> = LazyLock::new(|| {
+/// The columns that counting needs, for reading.
+pub(crate) static COUNTING: LazyLock<SchemaRef> = LazyLock::new(|| {
     let fields = READ_ROUTING.fields().iter();
     let needed = fields.filter(|field| field.name() != "lane");
     Arc::new(Schema::new(needed.cloned().collect::<Vec<_>>()))
@@ -54,7 +54,7 @@ pub(crate) static CHOICES: LazyLock<SchemaRef> = LazyLock::new(|| {
 
 static LANE_NAMES: LazyLock<Arc<StringArray>> = LazyLock::new(|| strings(&lane::NAMES));
 
-/// The columns while they are filled, each with as many entries.
+/// Builders of the columns, all of equal length.
 #[derive(Default)]
 pub(crate) struct Columns {
     pub(crate) token_id: UInt32Builder,
@@ -69,12 +69,12 @@ pub(crate) struct Columns {
 }
 
 impl Columns {
-    /// Rows.
+    /// Number of rows.
     pub(crate) fn len(&self) -> usize {
         self.expert_id.len()
     }
 
-    /// The rows, under a schema with these columns; none are left.
+    /// Removes the rows and returns them as a batch. `schema` must have these columns.
     pub(crate) fn take(&mut self, schema: &SchemaRef) -> Result<RecordBatch, ArrowError> {
         let columns: Vec<ArrayRef> = vec![
             Arc::new(self.token_id.finish()),
@@ -91,14 +91,14 @@ impl Columns {
     }
 }
 
-/// Rows of `routing`.
+/// Builds rows of `routing`.
 pub(crate) struct RoutingRows<'a> {
     first_of_layer: FirstOfLayer<'a>,
     columns: Columns,
 }
 
 impl<'a> RoutingRows<'a> {
-    /// No rows; `first_of_layer` knows the operations before the first one to come.
+    /// Starts without rows. `first_of_layer` is the state after all operations before the first one.
     pub(crate) fn new(first_of_layer: FirstOfLayer<'a>) -> Self {
         Self {
             first_of_layer,

@@ -1,4 +1,4 @@
-//! The table `routing`, written from a stream of rows.
+//! Writing the table `routing` from a stream of rows.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -17,27 +17,27 @@ use crate::manifest::Model;
 use crate::parquet_file::{SCHEMA_KEY, key_value, properties};
 use crate::sink::{CountRow, RoutingRow, Sink, SinkError};
 
-/// Rows that are held as columns at a time.
+/// Rows of a batch.
 const BATCH_ROWS: usize = 8 * 1024;
-/// Rows of a row group, which the writer holds encoded.
+/// Rows of a row group, which the writer keeps encoded in memory.
 const GROUP_ROWS: usize = 512 * 1024;
 
-/// Writes rows to a Parquet table under a temporary name; memory does not grow with them.
+/// Writes rows to a Parquet table under a temporary name, in bounded memory.
 pub struct RoutingTable {
-    /// Of a second handle: the writer's own way to give a file back hides why the last write failed.
+    /// Writes to a second handle, because `ArrowWriter::into_inner` hides why the last write failed.
     writer: ArrowWriter<File>,
     file: AtomicFile,
-    /// Dropped after the file in them.
+    /// Dropped after the file, which is inside.
     directories: NewDirectories,
     columns: Columns,
     n_rows: u64,
 }
 
 impl RoutingTable {
-    /// Creates the table's file, its directory if need be. `run_id` names the trace in datasets.
+    /// Creates the table's file and, if necessary, its directory. `run_id` is the id of the trace in datasets.
     ///
     /// # Errors
-    /// [`Error::Exists`] unless `force`; the file cannot be created.
+    /// [`Error::Exists`] unless `force` is set; the file cannot be created.
     pub fn create(path: &Path, run_id: &str, force: bool) -> Result<Self, Error> {
         let mut directories = NewDirectories::default();
         if let Some(dir) = path.parent() {
@@ -63,8 +63,8 @@ impl RoutingTable {
         })
     }
 
-    /// Completes the table, with the name of the format that was read and what is known about the model; returns it with its
-    /// number of rows.
+    /// Completes the table and returns it with its number of rows. `format` is the name of the original format, `facts` are the
+    /// known parameters of the model.
     ///
     /// # Errors
     /// The file cannot be written.

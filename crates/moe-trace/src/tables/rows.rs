@@ -1,4 +1,4 @@
-//! What the three tables have in common: operations become rows, rows become batches.
+//! Common parts of the three tables: converting operations to rows, and rows to batches.
 
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
@@ -17,23 +17,23 @@ use crate::pass_table::PassTable;
 use crate::phase::Phase;
 use crate::record::TensorAccessLog;
 
-/// What rows are made with.
+/// The run from which rows are made.
 pub(crate) struct Context<'a> {
     pub trace: &'a Path,
     pub ops: &'a OpTable,
     pub accesses: FileAccesses<'a>,
-    /// Positions of the tokens, where the records do not tell them.
+    /// Positions of the tokens, if the records do not contain them.
     pub passes: Option<&'a PassTable>,
 }
 
 impl Context<'_> {
-    /// Position of the first token of a record's pass; as the record tells, where that is a position.
+    /// Position of the first token of the record's pass, from the pass table; `recorded` without such a table.
     pub(crate) fn token_id(&self, record: u64, recorded: TokenId) -> TokenId {
         let pass = self.passes.and_then(|passes| passes.at(record));
         pass.map_or(recorded, |pass| pass.token_id)
     }
 
-    /// Whether the record is of a pass that warms up, whose experts no router chose.
+    /// Whether the record belongs to a warm-up pass, whose experts the router did not select.
     pub(crate) fn is_warm_up(&self, record: u64) -> bool {
         let pass = self.passes.and_then(|passes| passes.at(record));
         pass.is_some_and(|pass| pass.is_warm_up)
@@ -56,31 +56,31 @@ impl Context<'_> {
     }
 }
 
-/// Rows of one table, collected into batches.
+/// Builds rows of a table, in batches.
 pub(crate) trait Rows<'a> {
-    /// Columns whose values grow from row to row, or rarely repeat: a dictionary does not help them, differences do.
+    /// Columns whose values increase from row to row or rarely repeat: delta-encoded, without a dictionary.
     const ASCENDING: &'static [&'static str];
 
     /// Columns of the table.
     fn schema() -> &'static SchemaRef;
-    /// Rows collected.
+    /// Number of rows so far.
     fn len(&self) -> usize;
-    /// Adds the rows of one operation.
+    /// Adds the rows of an operation.
     fn push(
         &mut self,
         op_index: u64,
         operation: &Operation<'a>,
         context: &Context<'_>,
     ) -> Result<(), Error>;
-    /// The rows collected, as a batch.
+    /// Removes all rows and returns them as a batch.
     fn take(&mut self) -> Result<RecordBatch, ArrowError>;
 }
 
-/// The strings of a `phase` column.
+/// The dictionary of a `phase` column.
 pub(super) static PHASE_NAMES: LazyLock<Arc<StringArray>> =
     LazyLock::new(|| strings(&Phase::ALL.map(Phase::name)));
 
-/// The strings of a column whose keys are numbers of the record.
+/// The dictionary of a column whose keys are numbers in records.
 pub(crate) fn strings(names: &[&str]) -> Arc<StringArray> {
     Arc::new(StringArray::from_iter_values(names))
 }

@@ -1,4 +1,4 @@
-//! One table as a Parquet file: row groups are encoded anywhere and appended in order.
+//! A table as a Parquet file. Row groups are encoded on any thread and appended in order.
 
 use std::fs::File;
 use std::path::Path;
@@ -19,22 +19,22 @@ use crate::error::Error;
 use crate::operations::Operation;
 use crate::parquet_file::properties;
 
-/// Rows that are handed to the encoders at once.
+/// Rows of a batch for the encoders.
 const BATCH_ROWS: usize = 8 * 1024;
 
-/// A table being written under a temporary name.
+/// A table that is being written under a temporary name.
 pub(crate) struct Table {
-    /// Of a second handle: the writer's own way to give a file back hides why the last write failed.
+    /// Writes to a second handle, because `SerializedFileWriter::into_inner` hides why the last write failed.
     writer: SerializedFileWriter<File>,
     file: AtomicFile,
     rows: u64,
 }
 
-/// Makes encoders of a table's row groups, on any thread.
+/// Creates encoders for a table's row groups, on any thread.
 #[derive(Clone)]
 pub(crate) struct EncoderFactory(Arc<ArrowRowGroupWriterFactory>);
 
-/// Encodes one row group.
+/// Encodes a row group.
 pub(crate) struct Encoder<R> {
     rows: R,
     n_rows: u64,
@@ -48,7 +48,7 @@ pub(crate) struct RowGroup {
 }
 
 impl Table {
-    /// Creates the table's file, its directory if need be.
+    /// Creates the table's file and, if necessary, its directory.
     pub(crate) fn create<'a, R: Rows<'a>>(
         path: &Path,
         metadata: Vec<KeyValue>,
@@ -72,12 +72,12 @@ impl Table {
         Ok((table, EncoderFactory(Arc::new(factory))))
     }
 
-    /// Where the table will be.
+    /// The final path.
     pub(crate) fn path(&self) -> &Path {
         self.file.path()
     }
 
-    /// Appends a row group. Empty ones are left out.
+    /// Appends a row group. Empty ones are omitted.
     pub(crate) fn append(&mut self, row_group: RowGroup) -> Result<(), Error> {
         if row_group.n_rows == 0 {
             return Ok(());
@@ -96,7 +96,7 @@ impl Table {
         Ok(())
     }
 
-    /// Completes the file, still under its temporary name; returns its number of rows.
+    /// Completes the file, which keeps its temporary name. Returns its number of rows.
     pub(crate) fn complete(mut self) -> Result<(AtomicFile, u64), Error> {
         let written = self.writer.finish();
         written.map_err(Error::writing_table(self.path()))?;
@@ -107,7 +107,7 @@ impl Table {
 impl EncoderFactory {
     /// An encoder for the row group of `rows`.
     pub(crate) fn encoder<R>(&self, rows: R) -> Result<Encoder<R>, ParquetError> {
-        // The index matters to encryption alone.
+        // The index is used for encryption only.
         Ok(Encoder {
             rows,
             n_rows: 0,
@@ -152,7 +152,7 @@ impl<'a, R: Rows<'a>> Encoder<R> {
         }
         let batch = self.rows.take()?;
         self.n_rows += batch.num_rows() as u64;
-        // No column is nested, so each has one leaf.
+        // No column is nested, so each has one leaf column.
         let fields = R::schema().fields().iter().zip(batch.columns());
         for ((field, array), column) in fields.zip(&mut self.columns) {
             for leaf in compute_leaves(field, array)? {

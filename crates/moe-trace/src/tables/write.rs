@@ -1,7 +1,7 @@
-//! Writing the tables of a run: chunks of the trace become row groups, side by side, and go to the files in order.
+//! Writing the tables of a run. Chunks of the trace are encoded to row groups in parallel and appended in order.
 //!
-//! As many chunks as there are threads are encoded to one row group of every table each, while the row groups of the chunks before
-//! them are written. Memory is bounded by two chunks a thread, whatever the trace's length.
+//! As many chunks as there are threads are encoded to one row group of each table, while the row groups of the previous
+//! chunks are written. Memory is bounded by two chunks for each thread, independent of the length of the trace.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,18 +22,18 @@ use crate::error::Error;
 use crate::parquet_file::{SCHEMA_KEY, key_value};
 use crate::run::Run;
 
-/// How to write tables. They are written on the threads of the rayon pool in which the writing function is called.
+/// Options for writing tables. The work runs on the rayon pool of the calling thread.
 #[derive(Clone, Copy, Default)]
 pub struct TableOptions<'a> {
-    /// Replace tables that are there.
+    /// Replace existing tables.
     pub force: bool,
-    /// Set to stop the work; then nothing is written.
+    /// Set it to `true` to stop the work; then no file changes.
     pub interrupted: Option<&'a AtomicBool>,
-    /// Told how many records each step forward had.
+    /// Called with the number of records that each step completed.
     pub progress: Option<&'a (dyn Fn(u64) + Sync)>,
 }
 
-/// What was written.
+/// Numbers of records read and rows written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TableSummary {
     /// Records read.
@@ -46,9 +46,9 @@ pub struct TableSummary {
     pub routing: u64,
 }
 
-/// Writes `ops.parquet`, `accesses.parquet` and `routing.parquet` into `dir`, which is created if need be.
+/// Writes `ops.parquet`, `accesses.parquet` and `routing.parquet` to `dir`, which is created if necessary.
 ///
-/// After an error none of them has changed.
+/// After an error, none of them has changed.
 pub fn write_tables(
     run: &Run,
     dir: &Path,
@@ -57,7 +57,7 @@ pub fn write_tables(
     write(prepare_tables(run, dir, options)?)
 }
 
-/// As [`write_tables`], but the directory's tables are as before until those that are returned are committed.
+/// Like [`write_tables`], but existing tables do not change until the returned tables are committed.
 pub fn prepare_tables(
     run: &Run,
     dir: &Path,
@@ -66,9 +66,9 @@ pub fn prepare_tables(
     prepare(run, table_paths(dir), options)
 }
 
-/// Adds a run to a dataset: `DIR/ops/run=ID/part-0.parquet` and so on, where `ID` is [`Run::id`].
+/// Adds a run to a dataset: `DIR/ops/run=ID/part-0.parquet` etc., where `ID` is [`Run::id`].
 ///
-/// After an error the dataset has not changed.
+/// After an error, the dataset has not changed.
 pub fn add_to_dataset(
     run: &Run,
     dir: &Path,
@@ -77,7 +77,7 @@ pub fn add_to_dataset(
     write(prepare_for_dataset(run, dir, options)?)
 }
 
-/// As [`add_to_dataset`], but the dataset is as before until the tables that are returned are committed.
+/// Like [`add_to_dataset`], but the dataset does not change until the returned tables are committed.
 pub fn prepare_for_dataset(
     run: &Run,
     dir: &Path,
@@ -91,18 +91,18 @@ fn write((tables, summary): (PendingTables, TableSummary)) -> Result<TableSummar
     Ok(summary)
 }
 
-/// Where [`write_tables`] puts the tables, in the order of [`TABLES`].
+/// Paths of the tables that [`write_tables`] writes, in the order of [`TABLES`].
 pub fn table_paths(dir: &Path) -> [PathBuf; 3] {
     TABLES.map(|table| dir.join(format!("{table}.parquet")))
 }
 
-/// Where [`add_to_dataset`] puts the tables, in the order of [`TABLES`].
+/// Paths of the tables that [`add_to_dataset`] writes, in the order of [`TABLES`].
 pub fn dataset_paths(run: &Run, dir: &Path) -> [PathBuf; 3] {
     let partition = format!("run={}", run.id());
     TABLES.map(|table| dir.join(table).join(&partition).join("part-0.parquet"))
 }
 
-/// `paths` are those of [`TABLES`].
+/// Writes the tables to temporary files for `paths`, in the order of [`TABLES`].
 fn prepare(
     run: &Run,
     paths: [PathBuf; 3],
@@ -170,7 +170,7 @@ fn prepare(
     Ok((tables, summary))
 }
 
-/// A chunk's row group of each table, and its number of records.
+/// The row groups of a chunk, one for each table, and its number of records.
 type Encoded = ([RowGroup; 3], u64);
 
 /// Encodes the chunks and appends their row groups in order.
@@ -199,7 +199,7 @@ fn write_chunks<'a>(
     }
 }
 
-/// One row group of each table.
+/// Encodes a chunk to a row group of each table.
 fn encode<'a>(
     chunk: Chunk<'a>,
     context: &Context<'a>,

@@ -1,4 +1,4 @@
-//! Whatever bytes a trace has, reading it gives records, tables or an error, never a panic.
+//! Reading a trace with any bytes returns records, tables or an error, and never panics.
 
 use std::collections::HashSet;
 use std::fs;
@@ -21,7 +21,7 @@ fn options() -> TableOptions<'static> {
     }
 }
 
-/// Calls everything that reads records.
+/// Calls all functions that read records.
 fn walk(trace: &Trace) -> usize {
     let mut n = 0;
     for operation in trace.operations() {
@@ -41,7 +41,7 @@ fn walk(trace: &Trace) -> usize {
     n
 }
 
-/// A graph's edges are between its nodes, and what does not resolve was looked at.
+/// Builds graphs and checks that edges connect nodes of the graph; counts unresolved accesses.
 fn make_graphs(run: &Run) {
     for phase in Phase::ALL {
         if let Some(graph) = graph::reconstruct(run, phase) {
@@ -71,7 +71,7 @@ fn make_graphs(run: &Run) {
     assert_eq!(n, run.trace.operations().count());
 }
 
-/// Tables either appear, or an error names a record.
+/// Writes tables, or gets an error that names a record.
 fn make_tables(run: &Run, dir: &std::path::Path) {
     match write_tables(run, dir, options()) {
         Ok(summary) => assert_eq!(summary.records, run.trace.records().len() as u64),
@@ -95,7 +95,7 @@ proptest! {
         make_graphs(&run);
     }
 
-    /// A good run with some of its bytes changed and its end cut.
+    /// A valid run with some bytes changed and its end truncated.
     #[test]
     fn changed_bytes(changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..40), cut in 0..3000usize) {
         let (gguf, map) = gpt_oss();
@@ -116,7 +116,7 @@ proptest! {
         make_graphs(&run);
     }
 
-    /// A map with some of its bytes changed is read or refused.
+    /// A map with some bytes changed is read or refused.
     #[test]
     fn changed_map(changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8)) {
         let (_, map) = gpt_oss();
@@ -135,16 +135,16 @@ proptest! {
     }
 }
 
-/// The decoder of Parquet panics on some of these files.
+/// The Parquet decoder panics on some of these files.
 #[test]
-fn map_with_any_byte_changed() {
+fn reads_or_refuses_map_with_any_byte_changed() {
     let (_, map) = gpt_oss();
     let tmp = tempfile::tempdir().unwrap();
     let path = tmp.path().join("map.parquet");
     map_table::write(&path, &map, &[], false).unwrap();
-    let whole = fs::read(&path).unwrap();
-    for at in 0..whole.len() {
-        let mut bytes = whole.clone();
+    let original = fs::read(&path).unwrap();
+    for at in 0..original.len() {
+        let mut bytes = original.clone();
         bytes[at] = 125;
         fs::write(&path, &bytes).unwrap();
         if let Err(error) = map_table::read(&path) {

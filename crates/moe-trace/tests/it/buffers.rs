@@ -1,4 +1,4 @@
-//! Buffer events and the timeline made of them.
+//! Buffer events and the timeline of buffers.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use moe_trace::record::EXT_V1;
 use moe_trace::{Error, TensorAccessLog};
 use serde_json::{Value, json};
 
-/// Weights of 1000 bytes; a cache of 100 that grows to 300; a result of 50 that goes.
+/// Weights of 1000 bytes; a cache of 100 bytes that grows to 300; a result of 50 bytes that is deallocated.
 const EVENTS: &str = r#"{"timestamp_ms":0.5,"event":"alloc","buffer_id":9,"buffer_ptr":4096,"size":1000,"name":"model.gguf","backend":"mmap","usage":1,"layer":65535}
 {"timestamp_ms":0.5,"event":"alloc","buffer_id":1,"buffer_ptr":8192,"size":100,"name":"cache_k_l0","backend":"CPU","usage":0,"layer":0}
 {"timestamp_ms":1.0,"event":"alloc","buffer_id":2,"buffer_ptr":1,"size":50,"name":"logits","backend":"CPU","usage":2,"layer":65535}
@@ -26,7 +26,7 @@ fn read(text: &str) -> Result<Vec<BufferEvent>, Error> {
 }
 
 #[test]
-fn the_timeline_adds_up() {
+fn timeline_sums_allocated_buffers() {
     let events = read(EVENTS).unwrap();
     let (timeline, n_strange) = Timeline::new(&events);
     assert_eq!(n_strange, 1);
@@ -66,14 +66,14 @@ fn the_timeline_adds_up() {
 }
 
 #[test]
-fn no_events_have_an_empty_timeline() {
+fn timeline_without_events_is_empty() {
     let (timeline, n_strange) = Timeline::new(&read("").unwrap());
     assert_eq!((timeline.metadata.peak_occupancy_bytes, n_strange), (0, 0));
     assert!(timeline.at_peak().is_empty());
 }
 
 #[test]
-fn lines_that_are_wrong_are_named_and_a_cut_one_is_left_out() {
+fn reports_invalid_lines_and_omits_a_truncated_one() {
     assert_eq!(read(&EVENTS[..EVENTS.len() - 20]).unwrap().len(), 6);
     for (wrong, line) in [
         (
@@ -90,9 +90,9 @@ fn lines_that_are_wrong_are_named_and_a_cut_one_is_left_out() {
     }
 }
 
-/// A file of another kind is named as such, not as a damaged line.
+/// The error for a file of another format does not claim a damaged line.
 #[test]
-fn other_files_are_not_damaged_lines() {
+fn recognizes_files_of_other_formats() {
     for text in [
         "{\n",
         "{\"a\":1}",
@@ -113,13 +113,13 @@ fn other_files_are_not_damaged_lines() {
         message.ends_with("it is a GGUF file, not the buffers.jsonl of a run: give that file, or its run directory"),
         "{message}"
     );
-    // A first event that its recorder did not finish.
+    // An incomplete first event.
     assert_eq!(read(&EVENTS[..20]).unwrap(), []);
 }
 
 /// The last operation starts 2 ms after the first event and takes 3 ms.
 #[test]
-fn the_end_of_a_run_is_on_the_clock_of_its_events() {
+fn end_of_run_is_on_the_clock_of_the_events() {
     let text = r#"{"timestamp_ms":0.5,"timestamp_ns":7000000,"event":"dealloc","buffer_id":1}"#;
     let mut last = TensorAccessLog::default();
     last.timestamp_ns.set(9_000_000);
@@ -133,12 +133,12 @@ fn the_end_of_a_run_is_on_the_clock_of_its_events() {
         buffers::end_of_run_ms(&read(text).unwrap(), &last),
         Some(5.5)
     );
-    // Events of another program are not on it.
+    // Events of other programs have no time on the trace's clock.
     assert_eq!(buffers::end_of_run_ms(&read(EVENTS).unwrap(), &last), None);
 }
 
 #[test]
-fn unknown_keys_and_a_byte_order_mark_change_nothing() {
+fn ignores_unknown_keys_and_byte_order_mark() {
     let expected = read(EVENTS).unwrap();
     let more = EVENTS.replace("\"event\":", "\"later\":{\"buffer_id\":5},\"event\":");
     assert_eq!(read(&more).unwrap(), expected);
@@ -146,7 +146,7 @@ fn unknown_keys_and_a_byte_order_mark_change_nothing() {
 }
 
 #[test]
-fn a_single_line_with_a_byte_order_mark_is_complete() {
+fn reads_single_line_with_byte_order_mark() {
     let tmp = tempfile::tempdir().unwrap();
     let path = tmp.path().join("buffers.jsonl");
     let line = EVENTS.lines().next().unwrap();

@@ -1,4 +1,4 @@
-//! Faults of records, each found and named, and remarks on runs that are not what they seem.
+//! Rules that records violate, and warnings about incomplete or misleading runs.
 
 use moe_gguf::map::OffsetMap;
 use moe_trace::check::{check, foreign_map, survey};
@@ -20,7 +20,7 @@ fn good() -> Vec<TensorAccessLog> {
 }
 
 #[test]
-fn every_fault_is_named_once() {
+fn reports_each_violated_rule_once() {
     type Change = fn(&mut TensorAccessLog);
     let changes: [(&str, Change); 11] = [
         ("expert_lane", |r| r.expert_lane[1] = 99),
@@ -50,7 +50,7 @@ fn every_fault_is_named_once() {
 }
 
 #[test]
-fn a_manifest_lacks_what_its_schema_requires() {
+fn lists_missing_keys_of_a_manifest() {
     let tmp = tempfile::tempdir().unwrap();
     let path = tmp.path().join("manifest.json");
     manifest().write(&path).unwrap();
@@ -62,7 +62,7 @@ fn a_manifest_lacks_what_its_schema_requires() {
 }
 
 #[test]
-fn a_map_of_another_model_is_refused() {
+fn refuses_map_of_another_model() {
     let tmp = tempfile::tempdir().unwrap();
     let run = run_of(&tmp.path().join("run"), &good());
     assert!(foreign_map(&run).unwrap().is_none());
@@ -79,7 +79,7 @@ fn a_map_of_another_model_is_refused() {
         matches!(&error, Error::Table { path: at, fault: TableFault::OtherModel } if *at == path),
         "{error:?}"
     );
-    // A map that does not tell whose it is shows by the first record that contradicts it.
+    // A map without model metadata is detected by the first record that contradicts it.
     map_table::write(&path, &other, &[], true).unwrap();
     let run = Run::open(&run.path).unwrap();
     let error = write_tables(&run, &tmp.path().join("out"), TableOptions::default()).unwrap_err();
@@ -99,7 +99,7 @@ fn a_map_of_another_model_is_refused() {
 }
 
 #[test]
-fn what_is_not_whole_is_remarked() {
+fn warns_about_incomplete_runs_and_foreign_tables() {
     let tmp = tempfile::tempdir().unwrap();
     let run = run_of(&tmp.path().join("run"), &good());
     let trace = run.path.join("trace.bin");
@@ -108,10 +108,10 @@ fn what_is_not_whole_is_remarked() {
     let remarks = Run::open(&run.path).unwrap().remarks().unwrap();
     assert_eq!(remarks.len(), 2, "{remarks:?}");
     assert!(
-        remarks[0].contains("a cut record of 1000 bytes"),
+        remarks[0].contains("truncated to 1000 bytes"),
         "{remarks:?}"
     );
-    assert!(remarks[1].contains("promises 7 records") && remarks[1].contains("holds 6"));
+    assert!(remarks[1].contains("states 7 records") && remarks[1].contains("contains 6"));
 
     let (_, map) = gpt_oss();
     let dir = tmp.path().join("killed");
@@ -122,12 +122,12 @@ fn what_is_not_whole_is_remarked() {
     assert_eq!(
         remarks.len(),
         4,
-        "three tables are of the other run: {remarks:?}"
+        "three tables belong to the other run: {remarks:?}"
     );
 }
 
 #[test]
-fn survey_finds_faults_traps_and_counts_in_one_walk() {
+fn survey_finds_violations_traps_and_counts() {
     let tmp = tempfile::tempdir().unwrap();
     let run = run_of(&tmp.path().join("good"), &good());
     let found = survey(&run);
@@ -135,8 +135,8 @@ fn survey_finds_faults_traps_and_counts_in_one_walk() {
     assert_eq!((found.n_records, found.n_extended), (7, 7));
     assert_eq!(run.trace.records().len(), 7);
 
-    // A plain v4 record among them whose timestamp is before that of the record before it; what follows a zero timestamp
-    // does not count.
+    // A record without extension whose timestamp is before that of the preceding record. Records after a timestamp of 0 do
+    // not count.
     let path = tmp.path().join("trace.bin");
     let mut records = vec![
         v4(3, PHASE_PROMPT, 16, 32),
@@ -155,7 +155,7 @@ fn survey_finds_faults_traps_and_counts_in_one_walk() {
     assert_eq!(run.trace.records().len(), 3);
 }
 
-/// A plain v4 record of an expert operation: `n_experts` named, `n_ids` in the tensor of ids.
+/// A record without extension of an expert operation with `n_experts` experts and `n_ids` ids in the tensor of ids.
 fn v4(timestamp_ns: u64, phase: u8, n_experts: u8, n_ids: u64) -> TensorAccessLog {
     let mut record = record(timestamp_ns, MUL_MAT_ID, "ffn_moe_gate-0");
     record.layer_id.set(0);
@@ -172,7 +172,7 @@ fn v4(timestamp_ns: u64, phase: u8, n_experts: u8, n_ids: u64) -> TensorAccessLo
 }
 
 #[test]
-fn reports_the_traps_of_plain_v4() {
+fn warns_about_misleading_records_without_extension() {
     let tmp = tempfile::tempdir().unwrap();
     let path = tmp.path().join("trace.bin");
     let traps = |records: &[TensorAccessLog]| {
@@ -184,13 +184,13 @@ fn reports_the_traps_of_plain_v4() {
     let batch = traps(&[v4(1, PHASE_PROMPT, 4, 24), v4(2, PHASE_GENERATE, 4, 4)]);
     assert_eq!(batch.len(), 1, "{batch:?}");
     assert!(
-        batch[0].contains("counted too low: 1 expert operation of prompts"),
+        batch[0].contains("undercounted: 1 expert operation of prompts"),
         "{batch:?}"
     );
     let warm_up = traps(&[v4(1, PHASE_PROMPT, 16, 32), v4(2, PHASE_GENERATE, 16, 32)]);
     assert_eq!(warm_up.len(), 1, "{warm_up:?}");
     assert!(
-        warm_up[0].starts_with("all expert operations (2) name 16"),
+        warm_up[0].starts_with("all 2 expert operations name 16"),
         "{warm_up:?}"
     );
 }

@@ -1,5 +1,5 @@
 //! Records and models that several tests use.
-#![allow(dead_code)] // each test takes what it needs
+#![allow(dead_code)] // no test uses all of them
 
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ pub fn model(name: &str) -> Gguf {
     Gguf::open(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// The map of `random-gpt-oss-F16.gguf`: 4 layers, 16 experts, top-4, expert biases.
+/// `random-gpt-oss-F16.gguf` and its map: 4 layers, 16 experts, top-4, expert biases.
 pub fn gpt_oss() -> (Gguf, OffsetMap) {
     let gguf = model("random-gpt-oss-F16.gguf");
     let map = OffsetMap::new(&gguf);
@@ -62,7 +62,7 @@ pub fn manifest() -> Manifest {
     }
 }
 
-/// Records as a run of `random-gpt-oss-F16.gguf`.
+/// Writes `records` as a run of `random-gpt-oss-F16.gguf`.
 pub fn run_of(dir: &Path, records: &[TensorAccessLog]) -> Run {
     let (_, map) = gpt_oss();
     let mut writer = RunWriter::create(dir, manifest(), &map, RunOptions::default()).unwrap();
@@ -73,7 +73,7 @@ pub fn run_of(dir: &Path, records: &[TensorAccessLog]) -> Run {
     Run::open(dir).unwrap()
 }
 
-/// A record of one token, in no layer, without sources.
+/// A record of one token without layer and sources.
 pub fn record(timestamp_ns: u64, op: u8, dst_name: &str) -> TensorAccessLog {
     let mut record = TensorAccessLog {
         operation_type: op,
@@ -115,9 +115,9 @@ pub fn read_buffer(record: &mut TensorAccessLog, name: &str, id: u64, size_bytes
     record.num_sources += 1;
 }
 
-/// The records of one expert operation: for each token of the batch its experts, best first.
+/// The records of an expert operation: for each token of the batch its experts, best first.
 ///
-/// Weights are 1/1, 1/2, 1/3 ... by rank, lanes are CPU, tokens count from `first_token`.
+/// Weights are 1/1, 1/2, 1/3 ... by rank, lanes are CPU, token positions start at `first_token`.
 pub fn expert_operation(
     head: &TensorAccessLog,
     layer: u16,
@@ -145,7 +145,7 @@ pub fn expert_operation(
     records
 }
 
-/// The expert products of one layer: gate, up and down, with the same experts.
+/// The expert operations of a layer: gate, up and down, with the same experts.
 pub fn expert_layer(
     gguf: &Gguf,
     timestamp_ns: u64,

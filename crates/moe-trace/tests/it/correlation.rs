@@ -1,4 +1,4 @@
-//! Which entry of the map an access is: by index, by name, by place, or none.
+//! Matching accesses with tensors of the map by index, by name and by file offset.
 
 use moe_trace::correlation::{Correlation, Unresolved, unresolved};
 use moe_trace::ops::MUL_MAT;
@@ -9,7 +9,7 @@ use moe_trace::{NO_TENSOR, TensorAccessLog};
 use super::common::{expert_layer, gpt_oss, read_buffer, read_tensor, record, run_of};
 use super::read_tables::{ints, names, read};
 
-/// A plain v4 record, as other tools write them, that reads a tensor under some name.
+/// A record without extension, like those of other tools, that reads `tensor` under the name `name`.
 fn foreign(tensor: &str, name: &str) -> TensorAccessLog {
     let (gguf, _) = gpt_oss();
     let mut record = record(1, MUL_MAT, "x");
@@ -23,7 +23,7 @@ fn foreign(tensor: &str, name: &str) -> TensorAccessLog {
 const UP: &str = "blk.1.ffn_up_exps.weight";
 
 #[test]
-fn names_resolve_whatever_ggml_appends() {
+fn resolves_names_with_suffixes_of_ggml() {
     let (gguf, map) = gpt_oss();
     let correlation = Correlation::new(&map);
     let index = gguf.tensor(UP).unwrap().index;
@@ -38,17 +38,17 @@ fn names_resolve_whatever_ggml_appends() {
         let record = foreign(UP, &format!("{UP}{suffix}"));
         assert_eq!(correlation.resolve(&record, 0), Some(index), "{suffix}");
     }
-    // Another tool's own index is no reason to doubt the name.
+    // The tensor indices of other tools differ and are ignored.
     let mut record = foreign(UP, UP);
     record.sources[0].tensor_idx.set(0);
     assert_eq!(correlation.resolve(&record, 0), Some(index));
-    // A place that was not known.
+    // An unknown file offset.
     record.sources[0].offset_or_buffer_id.set(0);
     assert_eq!(correlation.resolve(&record, 0), Some(index));
 }
 
 #[test]
-fn a_name_that_is_no_tensors_is_found_by_its_place() {
+fn resolves_unknown_names_by_file_offset() {
     let (gguf, map) = gpt_oss();
     let correlation = Correlation::new(&map);
     let index = gguf.tensor(UP).unwrap().index;
@@ -58,20 +58,24 @@ fn a_name_that_is_no_tensors_is_found_by_its_place() {
     part.sources[0].offset_or_buffer_id.set(offset + 64);
     part.set_source_size(0, 128);
     assert_eq!(correlation.resolve(&part, 0), Some(index));
-    // Beyond the tensor's end: it is in none.
+    // The range exceeds the end of the tensor.
     part.set_source_size(0, gguf.tensor(UP).unwrap().size_bytes);
     assert_eq!(correlation.resolve(&part, 0), None);
 }
 
 #[test]
-fn a_name_whose_place_is_elsewhere_is_of_another_model() {
+fn does_not_resolve_a_name_with_the_offset_of_another_tensor() {
     let (_, map) = gpt_oss();
     let correlation = Correlation::new(&map);
     let record = foreign("blk.0.ffn_up_exps.weight", UP);
     assert_eq!(correlation.resolve(&record, 0), None);
     let mut buffer = record;
     read_buffer(&mut buffer, UP, 7, 64);
-    assert_eq!(correlation.resolve(&buffer, 1), None, "a buffer is no file");
+    assert_eq!(
+        correlation.resolve(&buffer, 1),
+        None,
+        "a buffer is not a file"
+    );
     assert_eq!(
         correlation.resolve(&buffer, 2),
         None,
@@ -80,7 +84,7 @@ fn a_name_whose_place_is_elsewhere_is_of_another_model() {
 }
 
 #[test]
-fn what_does_not_resolve_is_listed_and_stays_in_the_tables() {
+fn lists_unresolved_accesses_and_keeps_them_in_tables() {
     let tmp = tempfile::tempdir().unwrap();
     let (gguf, _) = gpt_oss();
     let mut records = vec![foreign(UP, &format!("{UP} (view)"))];
@@ -88,7 +92,7 @@ fn what_does_not_resolve_is_listed_and_stays_in_the_tables() {
     elsewhere.sources[0].offset_or_buffer_id.set(1 << 40);
     elsewhere.set_source_size(0, 77);
     records.extend([elsewhere, elsewhere]);
-    // The experts of an operation of another tool, by the name of its tensor.
+    // An expert operation of another tool, found by the name of its tensor.
     let mut experts = expert_layer(&gguf, 10, 1, 0, &[&[5, 2, 9, 3]])[1];
     experts.ext_version = EXT_NONE;
     experts.sources[0].tensor_idx.set(NO_TENSOR);
@@ -104,10 +108,12 @@ fn what_does_not_resolve_is_listed_and_stays_in_the_tables() {
         n_accesses: 2,
     };
     assert_eq!(unresolved(&run), (vec![expected], 4));
-    let remark = run.unresolved_remark().unwrap();
+    let warning = run.unresolved_remark().unwrap();
     assert!(
-        remark.starts_with("2 of 4 accesses to the model's file are not in its map: lora.weight;"),
-        "{remark}"
+        warning.starts_with(
+            "the offset map does not contain 2 of 4 accesses to the model's files: lora.weight;"
+        ),
+        "{warning}"
     );
 
     write_tables(&run, tmp.path(), TableOptions::default()).unwrap();
@@ -129,7 +135,7 @@ fn what_does_not_resolve_is_listed_and_stays_in_the_tables() {
 }
 
 #[test]
-fn without_a_map_nothing_is_looked_at() {
+fn lists_nothing_without_a_map() {
     let tmp = tempfile::tempdir().unwrap();
     let run = run_of(tmp.path(), &[foreign(UP, "anything")]);
     std::fs::remove_file(tmp.path().join("gguf-map.parquet")).unwrap();

@@ -1,10 +1,10 @@
-//! What a model's file says.
+//! Parameters of a model from its GGUF file.
 
 use moe_gguf::Gguf;
 use moe_testkit::gguf::{ARRAY, Raw, U32, U64};
 use moe_trace::{Facts, ImpossibleModel, LayerId, ModelError};
 
-/// A model whose layers select these numbers of experts.
+/// A model whose layers select these numbers of experts for a token.
 fn model(n_expert_used: &[u32]) -> Facts {
     let list = Raw::new(0, 3)
         .kv_string("general.architecture", "qwen3moe")
@@ -19,14 +19,14 @@ fn model(n_expert_used: &[u32]) -> Facts {
 }
 
 #[test]
-fn layers_may_select_different_numbers_of_experts() {
+fn reads_a_number_of_selected_experts_for_each_layer() {
     let facts = model(&[1, 2, 0, 4]);
     assert_eq!(facts.n_expert_used, None);
     let of_block = |block| facts.n_expert_used_in(LayerId(block));
     let expected = [Some(1), Some(2), None, Some(4), None];
     assert_eq!([0, 1, 2, 3, 4].map(of_block), expected);
     assert_eq!(facts.max_expert_used(), Some(4));
-    // What a trace says of itself goes before what the model says.
+    // The trace's values take precedence over those of the model.
     let mut of_trace = Facts {
         n_expert_used: Some(3),
         ..Facts::default()
@@ -40,7 +40,7 @@ fn layers_may_select_different_numbers_of_experts() {
 }
 
 #[test]
-fn a_list_of_one_number_is_that_number() {
+fn reads_a_list_of_equal_numbers_as_one_number() {
     let facts = model(&[0, 2, 2]);
     assert_eq!(facts.n_expert_used, Some(2));
     assert!(facts.n_expert_used_by_block.is_empty());
@@ -48,7 +48,7 @@ fn a_list_of_one_number_is_that_number() {
     assert_eq!(model(&[0, 0]).max_expert_used(), None);
 }
 
-/// A model with so many blocks, of which so many are of the MTP head.
+/// A model with `n_block` blocks, of which `n_nextn` belong to the MTP head.
 fn with_mtp_head(n_block: u32, n_nextn: u32) -> Result<Facts, ModelError> {
     let raw = Raw::new(0, 3)
         .kv_string("general.architecture", "glm4moe")
@@ -59,7 +59,7 @@ fn with_mtp_head(n_block: u32, n_nextn: u32) -> Result<Facts, ModelError> {
 }
 
 #[test]
-fn a_model_has_a_layer_besides_its_mtp_head() {
+fn refuses_model_without_hidden_layers() {
     assert_eq!(with_mtp_head(5, 4).unwrap().n_hidden_layer(), Some(1));
     for n_nextn in [5, 6, u32::MAX] {
         let error = with_mtp_head(5, n_nextn).unwrap_err();
@@ -74,24 +74,27 @@ fn a_model_has_a_layer_besides_its_mtp_head() {
         assert_eq!(
             error.to_string(),
             format!(
-                "model.gguf: no layers: 5 blocks (`block_count`), of which {n_nextn} are of the MTP head (`nextn_predict_layers`); \
+                "model.gguf: no hidden layers: 5 blocks (`block_count`), of which {n_nextn} belong to the MTP head (`nextn_predict_layers`); \
                  the file is damaged; convert the model again"
             )
         );
     }
     let error = with_mtp_head(0, 0).unwrap_err();
-    assert!(error.to_string().contains("no layers: 0 blocks"), "{error}");
+    assert!(
+        error.to_string().contains("no hidden layers: 0 blocks"),
+        "{error}"
+    );
     let error = with_mtp_head(5000, 1).unwrap_err();
     assert!(
         error
             .to_string()
-            .contains("5000 layers are more than any model has"),
+            .contains("5000 layers is more than the limit"),
         "{error}"
     );
 }
 
 #[test]
-fn a_header_that_contradicts_itself_is_refused() {
+fn refuses_more_selected_experts_than_experts() {
     let error = |key: &str, value: u64| {
         let raw = Raw::new(0, 3)
             .kv_string("general.architecture", "qwen3moe")
@@ -107,7 +110,7 @@ fn a_header_that_contradicts_itself_is_refused() {
         message.contains("9 experts for a token (`expert_used_count`), but only 8 in a layer"),
         "{message}"
     );
-    // A number of more than 32 bits is not a missing key.
+    // A number that exceeds 32 bits does not count as a missing key.
     for key in ["expert_used_count", "block_count"] {
         let error = error(key, 1 << 40);
         assert!(

@@ -1,4 +1,4 @@
-//! A disk that is full while recording: one clear error, and the records before it stay.
+//! Recording to a full disk: one clear error, and all records before it are kept.
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -11,9 +11,9 @@ use super::common::{gpt_oss, manifest, record, run_of};
 
 const DIR_VARIABLE: &str = "MOE_TRACE_TEST_DIR";
 
-/// Runs `test` of this module in a process whose files may have `half_kib` times 512 bytes, the unit of `ulimit -f`.
+/// Runs `test` of this module in a process with a file size limit of `half_kib` × 512 bytes (the unit of `ulimit -f`).
 fn with_small_files(test: &str, dir: &Path, half_kib: u32) {
-    // Without the trap, the signal of the limit would end the process before the write fails.
+    // Without the trap, SIGXFSZ would end the process before the write fails.
     let script = format!(
         "trap '' XFSZ; ulimit -f {half_kib} || exit 9; exec \"$0\" --exact full_disk::{test} --ignored --nocapture"
     );
@@ -45,13 +45,13 @@ fn fill(writer: &mut RunWriter) -> Error {
             Ok(slot) => *slot = record(i, MUL_MAT, "a"),
             Err(error) => return error,
         }
-        assert!(i < 1_000_000, "the failure never showed");
+        assert!(i < 1_000_000, "no call returned the failure");
     }
     unreachable!()
 }
 
 #[test]
-fn a_failed_write_shows_and_keeps_what_is_whole() {
+fn reports_failed_write_and_keeps_complete_records() {
     let tmp = tempfile::tempdir().unwrap();
     let dir = tmp.path().join("run");
     with_small_files("record_until_full_and_finish", &dir, 2000);
@@ -63,11 +63,16 @@ fn a_failed_write_shows_and_keeps_what_is_whole() {
     );
     let manifest = run.manifest.unwrap();
     assert_eq!(manifest.records, Some(1000));
-    assert!(manifest.stopped.unwrap().contains("could not be written"));
+    assert!(
+        manifest
+            .stopped
+            .unwrap()
+            .contains("a write to the trace failed")
+    );
 }
 
 #[test]
-#[ignore = "part of a_failed_write_shows_and_keeps_what_is_whole"]
+#[ignore = "part of reports_failed_write_and_keeps_complete_records"]
 fn record_until_full_and_finish() {
     let (_, map) = gpt_oss();
     let mut writer = RunWriter::create(&dir(), manifest(), &map, RunOptions::default()).unwrap();
@@ -83,7 +88,7 @@ fn record_until_full_and_finish() {
     let message = error.to_string();
     for part in [
         "trace.bin at byte 1024000",
-        "the 1000 records before it are kept",
+        "the 1000 records before it are complete",
     ] {
         assert!(message.contains(part), "{message}");
     }
@@ -97,7 +102,7 @@ fn record_until_full_and_finish() {
 }
 
 #[test]
-fn a_cut_last_record_is_removed_and_a_dropped_writer_says_why_it_stopped() {
+fn removes_truncated_last_record_and_stores_the_error_when_dropped() {
     let tmp = tempfile::tempdir().unwrap();
     let dir = tmp.path().join("run");
     with_small_files("record_until_full_and_drop", &dir, 201);
@@ -106,16 +111,16 @@ fn a_cut_last_record_is_removed_and_a_dropped_writer_says_why_it_stopped() {
     assert!(run.manifest.unwrap().stopped.is_some());
 }
 
-/// The last bytes of a table are written when it is completed.
+/// The failing write is the last one, when the table is completed.
 #[test]
-fn a_failed_write_of_a_table_names_the_file() {
+fn names_the_table_whose_write_failed() {
     let tmp = tempfile::tempdir().unwrap();
     run_of(&tmp.path().join("run"), &[record(1, MUL_MAT, "a")]);
     with_small_files("write_tables_until_full", tmp.path(), 1);
 }
 
 #[test]
-#[ignore = "part of a_failed_write_of_a_table_names_the_file"]
+#[ignore = "part of names_the_table_whose_write_failed"]
 fn write_tables_until_full() {
     let dir = dir();
     let map = OffsetMap { rows: Vec::new() };
@@ -142,7 +147,7 @@ fn write_tables_until_full() {
 }
 
 #[test]
-#[ignore = "part of a_cut_last_record_is_removed_and_a_dropped_writer_says_why_it_stopped"]
+#[ignore = "part of removes_truncated_last_record_and_stores_the_error_when_dropped"]
 fn record_until_full_and_drop() {
     let (_, map) = gpt_oss();
     let mut writer = RunWriter::create(&dir(), manifest(), &map, RunOptions::default()).unwrap();

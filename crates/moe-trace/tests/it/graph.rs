@@ -1,4 +1,4 @@
-//! Graphs of passes: made from records, and written as DOT and JSON.
+//! Graphs of passes: reconstructed from records, and written as DOT and JSON.
 
 use moe_trace::graph::{self, Graph, GraphBuilder, GraphSource};
 use moe_trace::ops::{ADD_ID, GET_ROWS, MUL_MAT};
@@ -8,7 +8,7 @@ use moe_trace::{Error, LayerId, Phase, TensorAccessLog, TokenId};
 
 use super::common::{expert_layer, gpt_oss, read_buffer, read_tensor, record, run_of};
 
-/// The edges as (what is read, what reads it, label).
+/// The edges as (source, target, label).
 fn edges(graph: &Graph) -> Vec<(&str, &str, &str)> {
     let label = |id: &str| {
         let place: usize = id.strip_prefix("node_").unwrap().parse().unwrap();
@@ -20,7 +20,7 @@ fn edges(graph: &Graph) -> Vec<(&str, &str, &str)> {
         .collect()
 }
 
-/// A pass over one token: embedding, a product in layer 0, the experts of layers 0 and 1, the output.
+/// A pass over one token: embedding, a matrix multiplication and the experts in layers 0 and 1, the output.
 fn pass(clock: u64, token: u32, phase: u8) -> Vec<TensorAccessLog> {
     let (gguf, _) = gpt_oss();
     let mut records = Vec::new();
@@ -55,7 +55,7 @@ fn pass(clock: u64, token: u32, phase: u8) -> Vec<TensorAccessLog> {
 }
 
 #[test]
-fn records_give_the_graph_of_their_pass() {
+fn reconstructs_graph_of_a_pass_from_records() {
     let tmp = tempfile::tempdir().unwrap();
     let mut records = pass(1, 0, PHASE_PROMPT);
     records.extend(pass(1000, 1, PHASE_GENERATE));
@@ -96,7 +96,7 @@ fn records_give_the_graph_of_their_pass() {
     ] {
         assert!(edges.contains(&edge), "{edge:?}");
     }
-    // What is read twice is one node.
+    // A tensor that is read twice is one node.
     let n_nodes = 10 + 2 + 2 * (1 + 3 + 2) + 1;
     assert_eq!(graph.nodes.len(), n_nodes);
     let node = |label: &str| graph.nodes.iter().find(|n| n.label == label).unwrap();
@@ -119,14 +119,14 @@ fn records_give_the_graph_of_their_pass() {
 }
 
 #[test]
-fn a_trace_without_a_phase_has_no_graph_of_it() {
+fn returns_no_graph_of_a_missing_phase() {
     let tmp = tempfile::tempdir().unwrap();
     let run = run_of(tmp.path(), &pass(1, 0, PHASE_PROMPT));
     assert_eq!(graph::reconstruct(&run, Phase::Generate), None);
 }
 
 #[test]
-fn a_name_means_the_result_written_last() {
+fn resolves_a_name_to_its_newest_result() {
     let mut builder = GraphBuilder::new();
     let source = |name| GraphSource {
         name,
@@ -180,10 +180,10 @@ fn a_name_means_the_result_written_last() {
 }
 
 #[test]
-fn passes_begin_where_the_layers_begin_anew() {
+fn starts_a_pass_where_layers_restart() {
     let tmp = tempfile::tempdir().unwrap();
     let (gguf, _) = gpt_oss();
-    // The experts alone, of a single layer, then of three.
+    // Expert operations only, of one layer, then of three layers.
     for layers in [1, 3] {
         let mut records = Vec::new();
         for token in 0..4u32 {
@@ -205,7 +205,7 @@ fn passes_begin_where_the_layers_begin_anew() {
 }
 
 #[test]
-fn dot_and_json_follow_their_forms() {
+fn writes_valid_dot_and_json() {
     let tmp = tempfile::tempdir().unwrap();
     let run = run_of(tmp.path(), &pass(1, 0, PHASE_PROMPT));
     let mut graph = graph::reconstruct(&run, Phase::Prompt).unwrap();
@@ -241,7 +241,7 @@ fn dot_and_json_follow_their_forms() {
 }
 
 #[test]
-fn a_graph_of_the_thesis_is_read_and_nonsense_is_refused() {
+fn reads_a_graph_of_the_thesis_and_refuses_invalid_json() {
     let tmp = tempfile::tempdir().unwrap();
     let path = tmp.path().join("token-00000.json");
     let node = r#"{"id":"node_0","address":"0x59","label":"inp_embd","operation":"get_rows(x)","shape":[2880,2],"dtype":"f32","layer_id":null,"category":"input","node_type":"embedding"}"#;

@@ -1,4 +1,4 @@
-//! The C header and the NumPy dtype describe the record that this crate writes.
+//! The C header and the NumPy dtype match the record that this crate writes.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -16,7 +16,7 @@ fn schemas() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../schemas")
 }
 
-/// Runs a program that succeeds and returns its stdout.
+/// Runs a program that must succeed and returns its stdout.
 fn run(program: impl AsRef<OsStr>, args: &[&str]) -> String {
     let program = program.as_ref();
     let output = Command::new(program).args(args).output().unwrap();
@@ -28,7 +28,7 @@ fn run(program: impl AsRef<OsStr>, args: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Compiles a program that includes the header, runs it on a trace and returns what it prints.
+/// Compiles a program that includes the header, runs it on a trace and checks its output.
 fn read_with_c(compiler: &str, standard: &str, extension: &str) {
     if !has_compiler(compiler) {
         return;
@@ -90,17 +90,17 @@ fn sample() -> moe_trace::TensorAccessLog {
 }
 
 #[test]
-fn the_header_compiles_as_c11() {
+fn header_compiles_as_c11() {
     read_with_c("cc", "c11", "c");
 }
 
 #[test]
-fn the_header_compiles_as_cpp17() {
+fn header_compiles_as_cpp17() {
     read_with_c("c++", "c++17", "cpp");
 }
 
 #[test]
-fn the_numpy_dtype_reads_the_record() {
+fn numpy_dtype_reads_the_record() {
     let Some(python) = python("numpy") else {
         return;
     };
@@ -138,7 +138,7 @@ print(r["timestamp_ns"], r["token_id"], r["layer_id"], r["operation_type"], r["n
 }
 
 #[test]
-fn the_lanes_have_the_same_names_in_python() {
+fn python_has_the_same_lane_names() {
     let python = fs::read_to_string(schemas().join("tensor_access_log.py")).unwrap();
     let names = moe_trace::record::lane::NAMES
         .map(|name| format!("    \"{name}\",\n"))

@@ -1,4 +1,4 @@
-//! Run directories, their records and their tables, as other programs see them.
+//! Tests of run directories, records and tables through the public API.
 
 #![allow(clippy::unwrap_used)]
 
@@ -7,12 +7,15 @@ mod buffers;
 mod check;
 mod common;
 mod correlation;
+mod examples;
 mod facts;
 #[cfg(unix)]
 mod full_disk;
 mod graph;
 mod layout;
+mod manifest;
 mod read_tables;
+mod replace_run;
 mod rewritten_tables;
 mod run;
 mod table_files;

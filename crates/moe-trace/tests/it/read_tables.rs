@@ -1,4 +1,4 @@
-//! Tables of runs, read back.
+//! Helpers that write the tables of a run and read their columns.
 
 use std::fs::File;
 use std::path::Path;
@@ -12,7 +12,7 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
 use super::common::run_of;
 
-/// The tables of a run.
+/// Writes the tables of a run with these records.
 pub fn tables_of(records: &[TensorAccessLog]) -> (tempfile::TempDir, TableSummary) {
     let tmp = tempfile::tempdir().unwrap();
     let run = run_of(&tmp.path().join("run"), records);
@@ -27,14 +27,14 @@ pub fn read(path: &Path) -> RecordBatch {
     concat_batches(&schema, &batches).unwrap()
 }
 
-/// A column of whole numbers, -1 for null.
+/// A column of integers; null is -1.
 pub fn ints(batch: &RecordBatch, name: &str) -> Vec<i64> {
     let column = cast(batch.column_by_name(name).unwrap(), &DataType::Int64).unwrap();
     let column = column.as_primitive::<Int64Type>();
     column.iter().map(|value| value.unwrap_or(-1)).collect()
 }
 
-/// A column of names, `-` for null.
+/// A column of names; null is `-`.
 pub fn names(batch: &RecordBatch, name: &str) -> Vec<String> {
     let column = batch.column_by_name(name).unwrap();
     assert!(

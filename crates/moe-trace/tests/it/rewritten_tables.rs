@@ -1,4 +1,4 @@
-//! Tables that other programs rewrote, or that are not what they should be.
+//! Tables that other programs rewrote, and invalid tables.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -21,7 +21,7 @@ fn ints(values: &[i64]) -> ArrayRef {
     Arc::new(Int64Array::from(values.to_vec()))
 }
 
-/// Plain strings, 64-bit numbers, another order of columns and one more.
+/// A `routing` table with plain strings, 64-bit integers, another order of columns and an additional column.
 fn rewritten() -> Vec<(&'static str, ArrayRef)> {
     vec![
         ("expert_id", ints(&[31, 7])),
@@ -47,7 +47,7 @@ fn rewritten() -> Vec<(&'static str, ArrayRef)> {
 }
 
 #[test]
-fn a_rewritten_routing_table_is_read() {
+fn reads_a_rewritten_routing_table() {
     let tmp = tempfile::tempdir().unwrap();
     let path = tmp.path().join("any-name.parquet");
     write(&path, rewritten());
@@ -76,9 +76,9 @@ fn a_rewritten_routing_table_is_read() {
     );
 }
 
-/// Traces of other tools may tell neither phases nor times.
+/// Traces of other tools may contain neither phases nor times.
 #[test]
-fn phases_and_times_may_be_missing() {
+fn accepts_null_phases_and_times() {
     let tmp = tempfile::tempdir().unwrap();
     let path = tmp.path().join("routing.parquet");
     let mut columns = rewritten();
@@ -95,9 +95,8 @@ fn phases_and_times_may_be_missing() {
     assert_eq!(batch.timestamp_ns(), [0, 9]);
 }
 
-/// What a table does not contain at all is unknown, too.
 #[test]
-fn columns_of_unknown_values_may_be_missing() {
+fn treats_missing_columns_as_null() {
     let tmp = tempfile::tempdir().unwrap();
     let path = tmp.path().join("routing.parquet");
     let mut columns = rewritten();
@@ -120,13 +119,13 @@ fn columns_of_unknown_values_may_be_missing() {
 }
 
 #[test]
-fn other_compressions_are_named() {
+fn reports_unsupported_compression() {
     let tmp = tempfile::tempdir().unwrap();
     let path = tmp.path().join("routing.parquet");
     let batch = RecordBatch::try_from_iter(rewritten()).unwrap();
     let mut writer = ArrowWriter::try_new(Vec::new(), batch.schema(), None).unwrap();
     writer.write(&batch).unwrap();
-    // The footer, in Thrift's compact protocol: `ColumnMetaData` has the codec (field 4) behind the path (field 3).
+    // The footer, in the Thrift compact protocol: `ColumnMetaData` has the codec (field 4) after the path (field 3).
     let mut bytes = writer.into_inner().unwrap();
     let path_of = b"\x19\x18\x08layer_id\x15\x00";
     let at = bytes
@@ -138,13 +137,13 @@ fn other_compressions_are_named() {
     let error = read_routing(&path).unwrap().next().unwrap().unwrap_err();
     let message = error.to_string();
     assert!(
-        message.ends_with("column layer_id: compression gzip is not read; write the table with zstd, snappy or no compression"),
+        message.ends_with("column layer_id: the compression gzip is not supported; write the table with zstd, snappy or no compression"),
         "{message}"
     );
 }
 
 #[test]
-fn a_table_that_is_wrong_says_where() {
+fn reports_the_column_of_an_invalid_table() {
     let tmp = tempfile::tempdir().unwrap();
     let path = tmp.path().join("routing.parquet");
     type IsExpected = fn(&TableFault) -> bool;

@@ -1,4 +1,4 @@
-//! The files of the tables: in parallel, in datasets, refused, with their metadata.
+//! Table files: written in parallel, in datasets, refused, and their metadata.
 
 use std::fs::{self, File};
 
@@ -13,12 +13,12 @@ use super::common::*;
 use super::read_tables::{ints, read, tables_of};
 
 #[test]
-fn many_chunks_on_many_threads_give_what_one_thread_gives() {
+fn writes_equal_files_with_any_number_of_threads() {
     let (gguf, _) = gpt_oss();
     let tmp = tempfile::tempdir().unwrap();
     let mut records = Vec::new();
     let mut timestamp = 1;
-    // A prompt whose operations cross the chunks' boundaries, then single tokens: some 200,000 records.
+    // A prompt whose operations cross the boundaries of chunks, then single tokens: about 200,000 records.
     let experts: Vec<[i32; 4]> = (0..5000)
         .map(|i| [i % 16, (i + 1) % 16, (i + 5) % 16, (i + 11) % 16])
         .collect();
@@ -115,7 +115,7 @@ fn files_contain_their_schema_and_run() {
 }
 
 #[test]
-fn tables_that_exist_stay_unless_forced() {
+fn replaces_existing_tables_only_with_force() {
     let tmp = tempfile::tempdir().unwrap();
     let run = run_of(&tmp.path().join("run"), &[record(1, MUL_MAT, "a")]);
     let dir = tmp.path().join("tables");
@@ -145,7 +145,7 @@ fn tables_that_exist_stay_unless_forced() {
 }
 
 #[test]
-fn a_dataset_has_a_partition_a_run() {
+fn dataset_has_a_partition_for_each_run() {
     let tmp = tempfile::tempdir().unwrap();
     let (gguf, _) = gpt_oss();
     let dataset = tmp.path().join("dataset");
@@ -187,7 +187,7 @@ fn a_dataset_has_a_partition_a_run() {
 }
 
 #[test]
-fn a_run_id_is_no_path() {
+fn replaces_path_separators_in_run_ids() {
     let tmp = tempfile::tempdir().unwrap();
     let (_, map) = gpt_oss();
     let manifest = moe_trace::Manifest {
@@ -209,7 +209,7 @@ fn a_run_id_is_no_path() {
 }
 
 #[test]
-fn an_empty_trace_gives_empty_tables() {
+fn writes_empty_tables_for_an_empty_trace() {
     let (tmp, summary) = tables_of(&[]);
     assert_eq!(summary, TableSummary::default());
     let ops = read(&tmp.path().join("ops.parquet"));
@@ -232,7 +232,7 @@ fn of_source(fault: &RecordFault) -> Option<&SourceFault> {
 }
 
 #[test]
-fn a_record_that_makes_no_sense_is_named_and_leaves_no_table() {
+fn names_an_invalid_record_and_writes_no_table() {
     let (gguf, _) = gpt_oss();
     let good = record(1, MUL_MAT, "a");
     let mut phase = good;
@@ -314,12 +314,12 @@ fn a_record_that_makes_no_sense_is_named_and_leaves_no_table() {
             matches!(&error, Error::Record { record: 1, fault, .. } if is_expected(fault)),
             "{error:?}"
         );
-        assert!(!dir.exists(), "what was made for the tables goes with them");
+        assert!(!dir.exists(), "the new directory is removed");
     }
 }
 
 #[test]
-fn an_interrupted_writer_leaves_nothing() {
+fn interrupted_writer_leaves_no_files() {
     let tmp = tempfile::tempdir().unwrap();
     let run = run_of(&tmp.path().join("run"), &[record(1, MUL_MAT, "a")]);
     let interrupted = std::sync::atomic::AtomicBool::new(true);

@@ -1,4 +1,4 @@
-//! Tables that are damaged, or claim more memory than they need.
+//! Damaged tables, and tables that claim too much memory.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -36,7 +36,7 @@ fn compressed() -> WriterProperties {
         .build()
 }
 
-/// A table of routing of `n` rows whose phase is `phase`.
+/// A `routing` table of `n` rows with the phase `phase`.
 fn routing(n: usize, phase: &str) -> Vec<(&'static str, ArrayRef)> {
     let u32s = || Arc::new(UInt32Array::from(vec![0; n])) as ArrayRef;
     let u16s = || Arc::new(UInt16Array::from(vec![0; n])) as ArrayRef;
@@ -66,7 +66,7 @@ fn fault(path: &Path) -> TableFault {
 }
 
 #[test]
-fn encodings_without_a_bound_are_refused() {
+fn refuses_encodings_without_a_memory_bound() {
     let tmp = tempfile::tempdir().unwrap();
     let path = tmp.path().join("routing.parquet");
     for encoding in [
@@ -99,7 +99,7 @@ fn encodings_without_a_bound_are_refused() {
 }
 
 #[test]
-fn lists_are_refused_before_they_are_decoded() {
+fn refuses_lists_before_decoding() {
     let tmp = tempfile::tempdir().unwrap();
     let path = tmp.path().join("routing.parquet");
     let mut columns = routing(2, "PROMPT");
@@ -114,7 +114,7 @@ fn lists_are_refused_before_they_are_decoded() {
     assert!(metadata.decode_rows().is_err());
 }
 
-/// A map as its reader takes it, `n` rows of one tensor.
+/// An offset map with `n` rows of one tensor.
 fn map(n: usize, tensor: &str) -> Vec<(&'static str, ArrayRef)> {
     let u16s = || Arc::new(UInt16Array::from(vec![0; n])) as ArrayRef;
     let u32s = || Arc::new(UInt32Array::from(vec![0; n])) as ArrayRef;
@@ -142,7 +142,7 @@ fn map(n: usize, tensor: &str) -> Vec<(&'static str, ArrayRef)> {
 }
 
 #[test]
-fn maps_have_a_limit_of_rows_and_names() {
+fn limits_rows_and_names_of_maps() {
     let tmp = tempfile::tempdir().unwrap();
     let path = tmp.path().join("gguf-map.parquet");
     let fault = || match map_table::read(&path) {
@@ -164,7 +164,7 @@ fn maps_have_a_limit_of_rows_and_names() {
 }
 
 #[test]
-fn columns_of_later_versions_are_ignored() {
+fn ignores_unknown_columns() {
     /// Columns of other types, one of them nested, before, between and after the known ones.
     fn with_more(mut columns: Vec<(&'static str, ArrayRef)>) -> Vec<(&'static str, ArrayRef)> {
         let n = columns[0].1.len();
@@ -192,7 +192,7 @@ fn columns_of_later_versions_are_ignored() {
 }
 
 #[test]
-fn pages_have_a_limit() {
+fn limits_the_size_of_pages() {
     let bomb = moe_testkit::fixture("reliability/parquet-string-bomb-gguf-map.parquet");
     match map_table::read(&bomb) {
         Err(Error::Table {
@@ -203,9 +203,9 @@ fn pages_have_a_limit() {
     }
 }
 
-/// A page header of this file claims a list of 10^9 elements behind the end of the file. The Parquet library skips each of them.
+/// A page header of this file claims a list of 10^9 elements at the end of the file. The Parquet library would skip each of them.
 #[test]
-fn lists_in_a_page_header_are_refused() {
+fn refuses_lists_in_a_page_header() {
     let path = moe_testkit::fixture("reliability/page-header-list-routing.parquet");
     let metadata = TableMetadata::read(&path).unwrap();
     let Err(Error::Table { fault, .. }) = metadata.decode_rows() else {
@@ -214,9 +214,9 @@ fn lists_in_a_page_header_are_refused() {
     assert!(matches!(fault, TableFault::PageHeader { .. }), "{fault:?}");
 }
 
-/// The Parquet library panics on this file: the type of a page does not fit its place.
+/// The Parquet library panics on this file, which has a page of an unexpected type.
 #[test]
-fn a_panic_of_the_decoder_is_an_error() {
+fn converts_a_decoder_panic_to_an_error() {
     let path = moe_testkit::fixture("reliability/decoder-panic-routing.parquet");
     assert!(matches!(fault(&path), TableFault::DecoderPanicked));
     let metadata = TableMetadata::read(&path).unwrap();
@@ -229,9 +229,9 @@ fn a_panic_of_the_decoder_is_an_error() {
     ));
 }
 
-/// The hook that hides panics of the decoder leaves all others alone: they are printed, and they unwind.
+/// The panic hook hides panics of the decoder only. Other panics are printed and unwind.
 #[test]
-fn a_panic_of_other_code_is_not_caught() {
+fn does_not_catch_panics_of_other_code() {
     let output = Command::new(std::env::current_exe().unwrap())
         .args([
             "--exact",
@@ -251,9 +251,9 @@ fn a_panic_of_other_code_is_not_caught() {
 }
 
 #[test]
-#[ignore = "part of a_panic_of_other_code_is_not_caught"]
+#[ignore = "part of does_not_catch_panics_of_other_code"]
 fn panic_after_the_decoder() {
-    a_panic_of_the_decoder_is_an_error();
+    converts_a_decoder_panic_to_an_error();
     let tmp = tempfile::tempdir().unwrap();
     let path = tmp.path().join("routing.parquet");
     write(&path, routing(3, "PROMPT"), compressed());
@@ -262,9 +262,9 @@ fn panic_after_the_decoder() {
     }
 }
 
-/// Any byte of the pages or the footer may be wrong: the table is read, or refused.
+/// A table with one byte of the pages or the footer changed is read or refused.
 #[test]
-fn damaged_tables_are_refused_without_a_panic() {
+fn never_panics_on_damaged_tables() {
     let tmp = tempfile::tempdir().unwrap();
     let path = tmp.path().join("routing.parquet");
     write(&path, routing(3, "PROMPT"), compressed());

@@ -1,4 +1,4 @@
-//! The rows of the tables: each column has its right values.
+//! The values of all columns of the tables.
 
 use std::fs;
 
@@ -14,7 +14,7 @@ use super::common::*;
 use super::read_tables::{ints, names, read, tables_of};
 
 #[test]
-fn ops_have_one_row_an_operation() {
+fn ops_has_one_row_for_each_operation() {
     let (gguf, _) = gpt_oss();
     let mut embedding = record(100, GET_ROWS, "inp_embd");
     read_tensor(&mut embedding, &gguf, "token_embd.weight");
@@ -41,7 +41,7 @@ fn ops_have_one_row_an_operation() {
     assert_eq!(
         ints(&ops, "duration_ns"),
         [500, 500, 500, 500, -1, -1],
-        "0 and plain v4 are unknown"
+        "null for 0 and for records without extension"
     );
     assert_eq!(ints(&ops, "token_id"), [0, 0, 0, 0, 2, 0]);
     assert_eq!(ints(&ops, "sequence_id"), [0, 0, 0, 0, 8, -1]);
@@ -77,7 +77,7 @@ fn ops_have_one_row_an_operation() {
 }
 
 #[test]
-fn accesses_have_each_expert_of_an_operation_once_with_its_own_bytes() {
+fn accesses_has_each_expert_of_an_operation_once() {
     let (gguf, map) = gpt_oss();
     let mut records = expert_layer(&gguf, 200, 1, 0, &[&[3, 1], &[1, 15]]);
     records.truncate(2); // gate alone
@@ -87,7 +87,7 @@ fn accesses_have_each_expert_of_an_operation_once_with_its_own_bytes() {
     records.extend(expert_operation(&bias, 1, 0, &[&[3, 1], &[1, 15]]));
     let mut dense = record(220, MUL_MAT, "attn-1");
     read_tensor(&mut dense, &gguf, "blk.1.attn_q.weight");
-    // Larger than any tensor of the map: of a file that it does not know.
+    // The range is larger than any tensor, so the map does not resolve it.
     dense.sources[0].tensor_idx.set(NO_TENSOR);
     dense.source_file[0].set(2);
     dense.set_source_size(0, 5 << 32);
@@ -134,7 +134,7 @@ fn accesses_have_each_expert_of_an_operation_once_with_its_own_bytes() {
             (expert(id).file_offset, expert(id).size_bytes)
         );
     }
-    // Of a bias [n_ff, n_expert], F32, an expert has one row.
+    // An expert has one row of a bias [n_ff, n_expert] of type F32.
     let bias = gguf.tensor("blk.1.ffn_gate_exps.bias").unwrap();
     let row_size = bias.ne[0] * 4;
     assert_eq!(bias.size_bytes, row_size * 16);
@@ -149,12 +149,12 @@ fn accesses_have_each_expert_of_an_operation_once_with_its_own_bytes() {
     assert_eq!(
         (offset[9] as u64, size[9]),
         (dense.offset, 5 << 32),
-        "what the record says, above 4 GiB too"
+        "the record's size, also above 4 GiB"
     );
 }
 
 #[test]
-fn routing_has_each_choice_once() {
+fn routing_has_each_selected_expert_once() {
     let (gguf, _) = gpt_oss();
     let mut records = Vec::new();
     records.extend(expert_layer(&gguf, 100, 0, 0, &[&[3, 1], &[1, 2]]));
@@ -200,7 +200,7 @@ fn routing_has_each_choice_once() {
         .as_primitive::<Float32Type>();
     assert_eq!(weight.values()[..4], [1.0, 0.5, 1.0, 0.5]);
 
-    // The reader gives the same, and so does the run itself.
+    // The reader and the run return the same values.
     let batches: Vec<_> = read_routing(tmp.path())
         .unwrap()
         .map(Result::unwrap)
@@ -232,7 +232,7 @@ fn routing_has_each_choice_once() {
 }
 
 #[test]
-fn more_than_sixteen_experts_are_one_token() {
+fn joins_more_than_sixteen_experts_of_a_token() {
     let (gguf, _) = gpt_oss();
     let ids: Vec<i32> = (0..16).rev().chain(0..4).collect();
     let records = expert_layer(&gguf, 100, 0, 0, &[&ids, &ids]);
@@ -252,7 +252,7 @@ fn more_than_sixteen_experts_are_one_token() {
 }
 
 #[test]
-fn whatever_the_projections_are_called_a_layer_counts_once_in_a_pass() {
+fn counts_a_layer_once_in_a_pass_for_any_projection_names() {
     let head = |timestamp, name: &str| record(timestamp, MUL_MAT_ID, name);
     let op = |timestamp, name: &str, layer, experts: &[i32]| {
         expert_operation(&head(timestamp, name), layer, 0, &[experts])[0]
@@ -282,7 +282,7 @@ fn whatever_the_projections_are_called_a_layer_counts_once_in_a_pass() {
 }
 
 #[test]
-fn a_bare_trace_keeps_whole_tensors() {
+fn accesses_of_a_bare_trace_are_entire_tensors() {
     let tmp = tempfile::tempdir().unwrap();
     let (gguf, _) = gpt_oss();
     let trace = tmp.path().join("trace.bin");
@@ -302,7 +302,7 @@ fn a_bare_trace_keeps_whole_tensors() {
         assert_eq!(
             routing.column_by_name(column).unwrap().logical_null_count(),
             2,
-            "{column} is not told by plain v4"
+            "{column} is missing in records without extension"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! `transfers.jsonl`: what a recorder writes is read back, follows its schema, and damage is reported.
+//! `transfers.jsonl`: it is written and read, conforms to its schema, and damage is reported.
 
 use std::fs;
 
@@ -12,7 +12,7 @@ fn span(start_ns: u64, end_ns: u64) -> Span {
     Span { start_ns, end_ns }
 }
 
-/// A layer whose four experts travelled, and one where nothing did.
+/// A layer whose four experts were copied, and one without copies.
 fn examples() -> [Transfer; 2] {
     let fetched = Transfer {
         sequence_id: 1,
@@ -51,7 +51,7 @@ fn lines(transfers: &[Transfer]) -> String {
 }
 
 #[test]
-fn creates_the_file_with_the_first_sample() {
+fn creates_the_file_with_the_first_transfer() {
     let tmp = tempfile::tempdir().unwrap();
     let (_, map) = gpt_oss();
     let dir = tmp.path().join("run");
@@ -62,7 +62,7 @@ fn creates_the_file_with_the_first_sample() {
     writer
         .write_transfers(std::slice::from_ref(&first))
         .unwrap();
-    // What is written is there at once, for a recorder may be killed.
+    // Lines are written immediately, because a recorder may be killed.
     assert_eq!(
         transfers::read(&path).unwrap(),
         std::slice::from_ref(&first)
@@ -78,7 +78,7 @@ fn creates_the_file_with_the_first_sample() {
         ..RunOptions::default()
     };
     let writer = RunWriter::create(&dir, manifest(), &map, options).unwrap();
-    assert!(!path.exists(), "the file of the run that was replaced");
+    assert!(!path.exists(), "the file of the replaced run still exists");
     writer.finish().unwrap();
 }
 
@@ -111,7 +111,7 @@ fn lines_follow_their_schema() {
 }
 
 #[test]
-fn unknown_keys_and_a_byte_order_mark_change_nothing() {
+fn ignores_unknown_keys_and_byte_order_mark() {
     let text = lines(&examples());
     let more = text
         .replace("{\"sequence_id\"", "{\"later\":[1,{}],\"sequence_id\"")
@@ -122,7 +122,7 @@ fn unknown_keys_and_a_byte_order_mark_change_nothing() {
 }
 
 #[test]
-fn wrong_lines_are_named_and_a_cut_one_is_left_out() {
+fn reports_invalid_lines_and_omits_a_truncated_one() {
     let good = lines(&examples());
     assert_eq!(read(&good).unwrap(), examples());
     assert_eq!(read(&good[..good.len() - 9]).unwrap(), examples()[..1]);
@@ -134,7 +134,7 @@ fn wrong_lines_are_named_and_a_cut_one_is_left_out() {
         ..fetched.clone()
     };
     let read_back = read(&lines(std::slice::from_ref(&late)));
-    assert_eq!(read_back.unwrap(), [late], "all of them were late");
+    assert_eq!(read_back.unwrap(), [late], "all copies were missed");
     let ends_early = |span| TransferFault::Span {
         span,
         start_ns: 9,

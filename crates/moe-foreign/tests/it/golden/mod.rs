@@ -135,7 +135,7 @@ fn the_model_of_the_user_is_held_against_the_trace() {
     let error =
         moe_foreign::import(importer("bigmoeonedge"), &source, &options, &mut rows).unwrap_err();
     assert!(matches!(error, ForeignError::OtherModel { .. }), "{error}");
-    let expected = "it says 8 experts in a layer, the model has 64";
+    let expected = "it has 8 experts in a layer, but the model has 64";
     assert!(error.to_string().contains(expected), "{error}");
     // It fills in what the trace does not tell, and goes before nothing that it does.
     let options = ImportOptions {

@@ -84,7 +84,7 @@ fn joined_route_traces_of_two_models_are_refused() {
     };
     let error = refused("bigmoeonedge", of(8) + &of(16), &ImportOptions::default());
     assert!(
-        error.contains("it says 16 experts in a layer, the model has 8"),
+        error.contains("it has 16 experts in a layer, but the model has 8"),
         "{error}"
     );
 }
