@@ -112,7 +112,7 @@ fn rejects_a_dump_of_another_model() {
     let error = fail!["--quiet", "hotness", trace, "--model", model];
     assert!(
         error.contains(
-            "the array has 4 layers, but the model has 5 hidden layers (without the 1 of the MTP head)"
+            "has 4 layers, but the model has 5 hidden layers, 5 of them with experts, and 1 layer in the MTP head"
         ),
         "{error}"
     );

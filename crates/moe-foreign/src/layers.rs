@@ -4,6 +4,7 @@
 //! follow the hidden layers: `block_count` includes `nextn_predict_layers`. A server writes one of two layouts: one row per
 //! hidden layer, where the rows of dense layers are empty, or one row per MoE layer. Neither has rows for blocks of the MTP head.
 
+use moe_gguf::text::counted;
 use moe_trace::{Facts, LayerId, MAX_ID};
 
 /// Why the layers of a trace cannot be mapped to the blocks of the model.
@@ -12,9 +13,9 @@ use moe_trace::{Facts, LayerId, MAX_ID};
 pub enum LayerError {
     /// The number of rows fits neither layout.
     #[error(
-        "the array has {n_rows} layers, but the model has {n_hidden} hidden layers{}, of which {n_moe} have experts; the trace is of \
+        "the array has {n_rows} layers, but the model has {n_hidden} hidden layers, {n_moe} of them with experts{}; the trace is of \
          another model",
-        without_mtp(*n_nextn)
+        and_mtp(*n_nextn)
     )]
     Rows {
         /// Rows of the array.
@@ -65,9 +66,9 @@ pub enum LayerError {
     },
 }
 
-fn without_mtp(n_nextn: u32) -> String {
+fn and_mtp(n_nextn: u32) -> String {
     if n_nextn > 0 {
-        format!(" (without the {n_nextn} of the MTP head)")
+        format!(", and {} in the MTP head", counted(n_nextn, "layer"))
     } else {
         String::new()
     }
