@@ -126,7 +126,7 @@ fn error_of(name: &str, text: impl AsRef<[u8]>, options: &ImportOptions) -> Fore
 #[track_caller]
 fn assert_line_error(error: &ForeignError, line: u64, is_cause: impl Fn(&LineError) -> bool) {
     assert_eq!(error.at(), Some(&At::Line(line)), "{error}");
-    assert!(error.cause().is_some_and(is_cause), "{error}");
+    assert!(error.cause::<LineError>().is_some_and(is_cause), "{error}");
 }
 
 #[test]
