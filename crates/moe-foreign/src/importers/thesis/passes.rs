@@ -59,7 +59,8 @@ pub(super) fn table(
             } else if op == mul_mat_id && pass.n_experts == 0 {
                 pass.read_expert_operation(&operation);
             } else if op != mul_mat_id && head.num_experts > 0 {
-                other_op = op;
+                // The first one: ADD_ID follows with the same expert ids.
+                other_op = other_op.or(op);
             }
         }
     }
