@@ -477,7 +477,11 @@ fn rejects_physical_counts_without_a_map() {
     let error = read(&path, &ImportOptions::default()).unwrap_err();
     let at = At::Element("records[0].global_physical_count[]".into());
     assert_eq!(error.at(), Some(&at), "{error}");
-    assert_eq!(error.cause(), Some(&CountError::NoMap), "{error}");
+    assert_eq!(
+        error.cause::<CountError>(),
+        Some(&CountError::NoMap),
+        "{error}"
+    );
 }
 
 mod dumps;

@@ -106,7 +106,11 @@ fn warns_of_counts_that_may_be_routing() {
     let token = "[[0, 1], [2, 3], [4, 5], [6, 7]]";
     let lists = format!("[{}]", [token; 6].join(", "));
     let error = read_text_of(&lists, &options()).unwrap_err();
-    assert_eq!(error.cause(), Some(&CountError::Ambiguous), "{error}");
+    assert_eq!(
+        error.cause::<CountError>(),
+        Some(&CountError::Ambiguous),
+        "{error}"
+    );
     let floats = npy(
         "<f4",
         &[6, 4, 2],

@@ -213,7 +213,7 @@ fn does_not_recognize_tables_of_experts_as_traces() {
 
 /// The number of [`JsonError::NonFinite`].
 fn non_finite(error: &ForeignError) -> Option<&str> {
-    match error.cause()? {
+    match error.cause::<JsonError>()? {
         JsonError::NonFinite { value, .. } => Some(value),
         _ => None,
     }

@@ -90,11 +90,17 @@ fn locations_of_errors_do_not_count_a_byte_order_mark() {
     let good = "{\"t\":0,\"layer\":0,\"experts\":[1]}\n";
     let first = error_of("jsonl", [MARK, line.as_bytes()].concat(), &options);
     assert_eq!(first.at(), Some(&At::Line(1)), "{first}");
-    assert!(first.cause::<JsonError>().is_some_and(is_at_column_6), "{first}");
+    assert!(
+        first.cause::<JsonError>().is_some_and(is_at_column_6),
+        "{first}"
+    );
     let text = [MARK, good.as_bytes(), line.as_bytes()].concat();
     let second = error_of("jsonl", text, &options);
     assert_eq!(second.at(), Some(&At::Line(2)), "{second}");
-    assert!(second.cause::<JsonError>().is_some_and(is_at_column_6), "{second}");
+    assert!(
+        second.cause::<JsonError>().is_some_and(is_at_column_6),
+        "{second}"
+    );
     // Only one mark is removed.
     let twice = error_of("jsonl", [MARK, MARK, good.as_bytes()].concat(), &options);
     assert_eq!(twice.at(), Some(&At::Line(1)), "{twice}");

@@ -107,7 +107,10 @@ fn reads_jsonl_with_and_without_weights() {
     let error = error_of("jsonl", text, &options);
     assert_eq!(error.at(), Some(&At::Line(3)), "{error}");
     let is_expected = |cause: &JsonError| matches!(cause, JsonError::Invalid { column: 15, .. });
-    assert!(error.cause::<JsonError>().is_some_and(is_expected), "{error}");
+    assert!(
+        error.cause::<JsonError>().is_some_and(is_expected),
+        "{error}"
+    );
     let text = "{\"t\":0,\"layer\":0,\"experts\":[1,2],\"weights\":[0.5]}\n";
     let error = error_of("jsonl", text, &options);
     assert_line_error(&error, 1, |cause| {
